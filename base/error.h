@@ -1,0 +1,79 @@
+#pragma once
+// The library's exceptions and the macros that throw them.
+//
+// A user's fault is an exception whose text names the place, the value and what is allowed, with the
+// remedy where there is one. Every such check must depend only on what all ranks share (configuration,
+// shapes, placements), so that it throws on every rank or on none and nobody waits for a rank that left.
+// A fault of the library itself is an AssertionError. The library never ends the process.
+//
+//   TESSERA_CHECK(ValueError, dim < ndim, "Shard(dim={}): a tensor of {} dims has dims 0 to {}", ...);
+//   TESSERA_ASSERT(sizes.size() == strides.size(), "{} sizes, {} strides", ...);
+
+#include <fmt/format.h>
+
+#include <stdexcept>
+#include <string>
+
+namespace tessera {
+
+/// Base of every exception that the library throws on purpose.
+class Error : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+};
+
+/// An argument has a value that is not allowed.
+class ValueError : public Error {
+ public:
+  using Error::Error;
+};
+
+/// A name (mesh axis, module, parameter) that does not exist.
+class KeyError : public Error {
+ public:
+  using Error::Error;
+};
+
+/// A combination that the library refuses because it has no right answer for it.
+class NotImplementedError : public Error {
+ public:
+  using Error::Error;
+};
+
+/// A call at the wrong time: before set-up, twice, or in the wrong order.
+class StateError : public Error {
+ public:
+  using Error::Error;
+};
+
+/// A collective failed: a peer left, a time-out passed, or ranks called different collectives.
+class CommError : public Error {
+ public:
+  using Error::Error;
+};
+
+/// An invariant of the library does not hold: please report it.
+class AssertionError : public Error {
+ public:
+  using Error::Error;
+};
+
+namespace detail {
+[[noreturn]] void assertion_failed(const char* condition, const char* file, int line, const std::string& message);
+}  // namespace detail
+
+}  // namespace tessera
+
+#define TESSERA_CHECK(ErrorType, condition, ...)       \
+  do {                                                 \
+    if (!(condition)) [[unlikely]] {                   \
+      throw ::tessera::ErrorType(::fmt::format(__VA_ARGS__)); \
+    }                                                  \
+  } while (false)
+
+#define TESSERA_ASSERT(condition, ...)                                                               \
+  do {                                                                                               \
+    if (!(condition)) [[unlikely]] {                                                                 \
+      ::tessera::detail::assertion_failed(#condition, __FILE__, __LINE__, ::fmt::format(__VA_ARGS__)); \
+    }                                                                                                \
+  } while (false)

@@ -4,4 +4,6 @@ TESSERA_COPTS = [
     "-Wall",
     "-Wextra",
     "-Werror",
+    # g++ 12 warns of padding bytes that a c10::SmallVector copies along with its elements.
+    "-Wno-maybe-uninitialized",
 ]

@@ -1,97 +1,73 @@
-"""libtorch as an external repository: the pinned wheel from the Python package index, or LIBTORCH=<dir>.
+"""libtorch as an external repository: the pinned wheels of requirements.txt, or LIBTORCH=<dir>.
 
-The wheel is installed once per version into ~/.cache/tessera (XDG_CACHE_HOME is honoured) and linked
-from there, so that a second clone downloads nothing. Only the CUDA runtime stubs that libtorch_cpu.so
-names are installed beside it: CPU use needs no full CUDA download.
+The wheels are installed once per machine into ~/.cache/tessera (XDG_CACHE_HOME is honoured) and linked from there,
+so that a second clone downloads nothing. LIBTORCH is the torch/ directory of an installed wheel or an unpacked
+libtorch zip, version 2.11 to 2.15.
 """
 
-_BUILD = """
-package(default_visibility = ["//visibility:public"])
+_OLDEST = (2, 11)
+_NEWEST = (2, 15)
 
-cc_library(
-    name = "torch",
-    srcs = glob(
-        [
-            "site/torch/lib/libtorch_cpu.so",
-            "site/torch/lib/libc10.so",
-            "site/torch/lib/libgomp*.so*",
-            "site/nvidia/cu*/lib/libcudart.so.*",
-            "site/nvidia/cu*/lib/libcupti.so.*",
-            "site/nvidia/cuda_runtime/lib/libcudart.so.*",
-            "site/nvidia/cuda_cupti/lib/libcupti.so.*",
-        ],
-        exclude = ["site/nvidia/**/libcupti.so.*.*.*"],
-    ),
-    hdrs = glob([
-        "site/torch/include/**/*.h",
-        "site/torch/include/**/*.hpp",
-    ]),
-    defines = [
-        "USE_DISTRIBUTED",
-        "USE_C10D_GLOO",
-        "FMT_HEADER_ONLY",
-    ],
-    includes = [
-        "site/torch/include",
-        "site/torch/include/torch/csrc/api/include",
-    ],
-)
+def _version(ctx, header):
+    """(major, minor) as libtorch's version.h gives it."""
+    numbers = {}
+    for line in ctx.read(header).split("\n"):
+        words = line.split(" ")
+        if len(words) == 3 and words[0] == "#define":
+            numbers[words[1]] = words[2]
+    return (int(numbers["TORCH_VERSION_MAJOR"]), int(numbers["TORCH_VERSION_MINOR"]))
 
-# Real text that every set-up has: the default data of examples/train_gpt.
-filegroup(
-    name = "sources",
-    srcs = glob(["site/torch/include/ATen/*.h"]),
-)
-"""
+def _link_existing(ctx, given):
+    if not given.startswith("/"):
+        fail("LIBTORCH={}: give an absolute path".format(given))
+    home = ctx.path(given).realpath
+    header = home.get_child("include").get_child("torch").get_child("headeronly").get_child("version.h")
+    if not header.exists:
+        fail(("LIBTORCH={}: it has no include/torch/headeronly/version.h; give the torch/ directory of a pip " +
+              "install or an unpacked libtorch zip, version 2.11 to 2.15").format(given))
+    version = _version(ctx, header)
+    if version < _OLDEST:
+        fail("LIBTORCH={}: libtorch {}.{} is older than 2.11".format(given, version[0], version[1]))
+    if version > _NEWEST:
+        # buildifier: disable=print
+        print("LIBTORCH={}: libtorch {}.{} is newer than 2.15, the newest that was tested".format(given, version[0], version[1]))
+    ctx.symlink(home, "site/torch")
+    nvidia = home.dirname.get_child("nvidia")
+    if nvidia.exists:
+        ctx.symlink(nvidia, "site/nvidia")
 
-def _run(ctx, command, what):
-    result = ctx.execute(command, timeout = 3600)
-    if result.return_code:
-        fail("{}: {}\n{}".format(what, " ".join(command), result.stderr))
+def _pinned_versions(requirements):
+    return [line.split("==")[1].split(" ")[0] for line in requirements.split("\n") if "==" in line]
 
-def _cache_dir(ctx):
+def _install_pinned(ctx):
     env = ctx.os.environ
-    base = env.get("XDG_CACHE_HOME", "") or (env.get("HOME", "") and env["HOME"] + "/.cache")
-    return base + "/tessera" if base else ""
-
-def _install(ctx, target):
-    wheels = ["torch==" + ctx.attr.version] + ctx.attr.runtime
-    ctx.report_progress("installing libtorch {} (about 600 MB, once per machine)".format(ctx.attr.version))
-    _run(
-        ctx,
-        ["python3", "-m", "pip", "install", "--quiet", "--no-deps", "--disable-pip-version-check", "--target", target] + wheels,
-        "pip could not install libtorch; set LIBTORCH=<directory of an installed libtorch> to use another one",
-    )
+    cache = env.get("XDG_CACHE_HOME", "") or (env["HOME"] + "/.cache" if env.get("HOME", "") else "")
+    versions = "-".join(_pinned_versions(ctx.read(ctx.attr.requirements)))
+    machine = ctx.execute(["uname", "-m"]).stdout.strip()
+    name = "libtorch-" + versions + ("" if machine == "x86_64" else "-" + machine)
+    site = "{}/tessera/{}".format(cache, name) if cache else str(ctx.path("pinned/" + name))
+    if not ctx.path(site).exists:
+        ctx.report_progress("installing libtorch (a download of 550 MB, once per machine)")
+        result = ctx.execute([ctx.path(ctx.attr._install), ctx.path(ctx.attr.requirements), site], timeout = 3600, quiet = False)
+        if result.return_code:
+            fail("could not install libtorch's wheels (set LIBTORCH=<dir> to use an installed libtorch):\n" + result.stderr)
+    ctx.symlink(site, "site")
 
 def _impl(ctx):
-    home = ctx.os.environ.get("LIBTORCH", "")
-    cache = _cache_dir(ctx)
-    if home:
-        if not ctx.path(home + "/include/torch").exists:
-            fail("LIBTORCH={} is not a libtorch directory: it has no include/torch".format(home))
-        ctx.symlink(home, "site/torch")
-        nvidia = ctx.path(home).dirname.get_child("nvidia")
-        if nvidia.exists:
-            ctx.symlink(nvidia, "site/nvidia")
-    elif not cache:
-        _install(ctx, "site")
+    given = ctx.os.environ.get("LIBTORCH", "")
+    if given:
+        _link_existing(ctx, given)
     else:
-        site = "{}/libtorch-{}".format(cache, "-".join([ctx.attr.version] + [r.split("==")[1] for r in ctx.attr.runtime]))
-        if not ctx.path(site).exists:
-            # Two clones may install at once: each into a folder of its own, the first rename wins.
-            staging = "{}.{}".format(site, ctx.execute(["mktemp", "-u", "XXXXXXXX"]).stdout.strip())
-            _install(ctx, staging)
-            ctx.execute(["mv", "-T", staging, site])
-            ctx.execute(["rm", "-rf", staging])
-        ctx.symlink(site, "site")
+        _install_pinned(ctx)
     ctx.file("WORKSPACE", "")
-    ctx.file("BUILD.bazel", _BUILD)
+    ctx.symlink(ctx.attr._build_file, "BUILD.bazel")
 
 libtorch_repository = repository_rule(
     implementation = _impl,
     attrs = {
-        "version": attr.string(mandatory = True),
-        "runtime": attr.string_list(),
+        "requirements": attr.label(mandatory = True, allow_single_file = True, doc = "the pinned wheels, with hashes"),
+        "_build_file": attr.label(default = "//third_party/libtorch:libtorch.BUILD"),
+        "_install": attr.label(default = "//third_party/libtorch:install.sh"),
     },
     environ = ["LIBTORCH", "XDG_CACHE_HOME", "HOME"],
 )

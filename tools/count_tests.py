@@ -1,0 +1,44 @@
+"""Counts what passed and failed in a CI run: count_tests.py EVENTS_JSON EXIT_STATUS...
+
+EVENTS_JSON is the file of `bazel test --build_event_json_file`; the first EXIT_STATUS is that command's, each other one
+is a check of its own. Prints what failed, then "N passed, N failed"; exits with 1 unless all passed. A test target
+without a result (not built, skipped by a failure) has failed; so has a test command that fails or runs no test.
+"""
+
+import json
+import sys
+
+
+def test_results(events_file):
+    """{label: passed} of all test targets that the build knew."""
+    results = {}
+    with open(events_file, encoding="utf-8") as events:
+        for event in map(json.loads, events):
+            identity = event["id"]
+            if "targetConfigured" in identity and "testSize" in event.get("configured", {}):
+                results.setdefault(identity["targetConfigured"]["label"], False)
+            elif "testSummary" in identity:
+                results[identity["testSummary"]["label"]] = event["testSummary"]["overallStatus"] == "PASSED"
+    return results
+
+
+def main(events_file, test_status, *other_statuses):
+    try:
+        results = test_results(events_file)
+    except FileNotFoundError:
+        results = {}
+    failed = [label for label, passed in sorted(results.items()) if not passed]
+    if not results:
+        failed.append("no test ran")
+    if int(test_status) != 0 and not failed:
+        failed.append("a target that is no test did not build: the test command's exit status is " + test_status)
+    failed += [f"check {i}: exit status {s}" for i, s in enumerate(other_statuses, 1) if int(s) != 0]
+    passed = sum(results.values()) + sum(int(s) == 0 for s in other_statuses)
+    for what in failed:
+        print("FAILED:", what)
+    print(f"{passed} passed, {len(failed)} failed")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))

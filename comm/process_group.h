@@ -1,2 +1,93 @@
 #pragma once
 // Process groups: who takes part in a collective, and over which backend.
+//
+//   init_process_group();                                    // rank and world size from torchrun, mpirun, srun, or one
+//   rank ProcessGroupPtr pair = new_group({0, 1}, "pair");        // called by ranks 0 and 1 only all_reduce(tensor,
+//   ReduceOp::Sum, default_group());      // comm/collectives.h destroy_process_group();
+//
+// A group is a c10d::ProcessGroup with one c10d::Backend for its device, so that c10d's facilities apply to it. This
+// header only declares the type: a file that stores a ProcessGroupPtr by value also includes
+// <torch/csrc/distributed/c10d/ProcessGroup.hpp>, one that takes it by const reference need not (that header costs 10
+// s).
+
+#include <c10/util/intrusive_ptr.h>
+
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+namespace c10d {
+class ProcessGroup;
+class Store;
+}  // namespace c10d
+
+namespace tessera {
+
+class ThreadWorld;
+
+using ProcessGroupPtr = c10::intrusive_ptr<c10d::ProcessGroup>;
+
+/// A c10d::Store or none; lets the options below stay free of c10d's headers.
+class StoreHandle {
+ public:
+  StoreHandle() = default;
+  StoreHandle(c10::intrusive_ptr<c10d::Store> store);  // NOLINT: a store may be given as it is
+  const c10::intrusive_ptr<c10d::Store>* get() const { return store_.get(); }
+
+ private:
+  std::shared_ptr<c10::intrusive_ptr<c10d::Store>> store_;
+};
+
+struct ProcessGroupOptions {
+  /// "gloo" (ranks as processes, CPU), "threads" (ranks as threads of this process), "fake" (any world size, no data
+  /// moves). "": gloo for several ranks; one rank needs none and opens no socket.
+  std::string backend = {};
+  /// Both given, or both -1: from the environment (comm/rank_environment.h).
+  int rank = -1;
+  int world_size = -1;
+  /// How long a collective waits for its peers, and set-up for the other ranks.
+  std::chrono::milliseconds timeout = std::chrono::minutes(10);
+  /// Where rank 0 listens; "" and 0: MASTER_ADDR and MASTER_PORT. Not used where `store` is given.
+  std::string master_addr = {};
+  int master_port = 0;
+  /// How ranks find each other; none: a TCPStore at the master's address.
+  StoreHandle store = {};
+  /// What ranks as threads share (comm/thread_backend.h); only for "threads" with more than one rank.
+  std::shared_ptr<ThreadWorld> thread_world = {};
+};
+
+/// Sets up the default group of the calling thread's rank context. Every rank calls it.
+/// Throws ValueError (unknown backend, ranks that make no sense), NotImplementedError (a backend that this build
+/// lacks), StateError (set up already), CommError (the other ranks cannot be reached; names address and port).
+void init_process_group(ProcessGroupOptions options = {});
+
+/// Ends the default group. Groups made from it must not be used afterwards. Throws StateError if there is none.
+void destroy_process_group();
+
+bool is_initialized();
+
+/// Throws StateError if there is none. The reference is valid until destroy_process_group().
+const ProcessGroupPtr& default_group();
+
+/// This rank and the number of ranks in the default group.
+int get_rank();
+int get_world_size();
+
+/// This rank's place in `group` and the number of its ranks.
+int get_rank(const ProcessGroupPtr& group);
+int get_world_size(const ProcessGroupPtr& group);
+
+/// The name in messages, e.g. "default" or "tp".
+const std::string& group_name(const ProcessGroupPtr& group);
+
+/// The ranks of `group` in the default group, in the order of the group.
+std::vector<int64_t> group_ranks(const ProcessGroupPtr& group);
+
+/// A group of `ranks` (of the default group, in this order). Called by its members, and by nobody else; members create
+/// groups of the same ranks in the same order. The same name may be used again. A group of one rank needs no peer.
+/// Throws ValueError (no ranks, a rank twice, out of range, or the caller not among them).
+ProcessGroupPtr new_group(const std::vector<int64_t>& ranks, const std::string& name = "group");
+
+}  // namespace tessera

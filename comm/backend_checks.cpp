@@ -1,0 +1,71 @@
+#include "comm/backend_checks.h"
+
+#include <fmt/ranges.h>
+
+#include <numeric>
+
+#include "base/error.h"
+
+namespace tessera {
+
+ReduceOp reduce_op_from_c10d(const c10d::ReduceOp& op) {
+  switch (op.op_) {
+    case c10d::ReduceOp::SUM:
+      return ReduceOp::Sum;
+    case c10d::ReduceOp::AVG:
+      return ReduceOp::Avg;
+    case c10d::ReduceOp::PRODUCT:
+      return ReduceOp::Product;
+    case c10d::ReduceOp::MIN:
+      return ReduceOp::Min;
+    case c10d::ReduceOp::MAX:
+      return ReduceOp::Max;
+    default:
+      throw NotImplementedError(fmt::format("c10d reduction number {}: only SUM, AVG, PRODUCT, MIN and MAX are there",
+                                            static_cast<int>(op.op_)));
+  }
+}
+
+c10d::ReduceOp::RedOpType reduce_op_to_c10d(ReduceOp op) {
+  constexpr c10d::ReduceOp::RedOpType types[] = {c10d::ReduceOp::SUM, c10d::ReduceOp::AVG, c10d::ReduceOp::MIN,
+                                                 c10d::ReduceOp::MAX, c10d::ReduceOp::PRODUCT};
+  return types[static_cast<size_t>(op)];
+}
+
+void check_cpu_tensor(std::string_view place, const at::Tensor& tensor) {
+  TESSERA_CHECK(ValueError, tensor.defined(), "{}: the tensor is undefined", place);
+  TESSERA_CHECK(ValueError, tensor.layout() == c10::kStrided && tensor.is_contiguous(),
+                "{}: a tensor of sizes [{}] is not dense and contiguous; pass tensor.contiguous()", place,
+                fmt::join(tensor.sizes(), ", "));
+  TESSERA_CHECK(ValueError, tensor.device().is_cpu(), "{}: a tensor on {}; this group's backend is for cpu tensors",
+                place, tensor.device().str());
+}
+
+const at::Tensor& only_tensor(std::string_view place, const std::vector<at::Tensor>& tensors) {
+  TESSERA_CHECK(ValueError, tensors.size() == 1, "{}: {} tensors; exactly one is allowed", place, tensors.size());
+  return tensors[0];
+}
+
+std::vector<int64_t> element_splits(std::string_view place, const at::Tensor& tensor,
+                                    const std::vector<int64_t>& row_splits, int group_size) {
+  const int64_t rows = tensor.dim() == 0 ? 1 : tensor.size(0);
+  if (row_splits.empty()) {
+    TESSERA_CHECK(ValueError, rows % group_size == 0, "{}: {} rows cannot be cut into {} equal parts; pass splits",
+                  place, rows, group_size);
+    return std::vector<int64_t>(group_size, tensor.numel() / group_size);
+  }
+  const bool negative = std::any_of(row_splits.begin(), row_splits.end(), [](int64_t rows) { return rows < 0; });
+  TESSERA_CHECK(ValueError, row_splits.size() == static_cast<size_t>(group_size) && !negative,
+                "{}: splits [{}]; one number of rows, 0 or more, for each of {} ranks is needed", place,
+                fmt::join(row_splits, ", "), group_size);
+  const int64_t total = std::accumulate(row_splits.begin(), row_splits.end(), int64_t{0});
+  TESSERA_CHECK(ValueError, total == rows, "{}: splits [{}] add up to {}, but the tensor has {} rows", place,
+                fmt::join(row_splits, ", "), total, rows);
+  std::vector<int64_t> elements = row_splits;
+  for (int64_t& count : elements) {
+    count *= rows == 0 ? 0 : tensor.numel() / rows;
+  }
+  return elements;
+}
+
+}  // namespace tessera

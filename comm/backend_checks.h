@@ -1,0 +1,29 @@
+#pragma once
+// Checks and conversions that the backends for CPU tensors share.
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <string_view>
+#include <torch/csrc/distributed/c10d/Types.hpp>
+#include <vector>
+
+#include "comm/reduce_op.h"
+
+namespace tessera {
+
+/// The reduction that a c10d one asks for. Throws NotImplementedError for those without a counterpart (bitwise ones).
+ReduceOp reduce_op_from_c10d(const c10d::ReduceOp& op);
+c10d::ReduceOp::RedOpType reduce_op_to_c10d(ReduceOp op);
+
+/// Throws ValueError unless `tensor` is dense, contiguous and on the CPU.
+void check_cpu_tensor(std::string_view place, const at::Tensor& tensor);
+
+/// The only tensor of c10d's list of one. Throws ValueError for another number.
+const at::Tensor& only_tensor(std::string_view place, const std::vector<at::Tensor>& tensors);
+
+/// Elements for each rank, from rows along dim 0 (none: equal parts). Throws ValueError if they do not add up.
+std::vector<int64_t> element_splits(std::string_view place, const at::Tensor& tensor,
+                                    const std::vector<int64_t>& row_splits, int group_size);
+
+}  // namespace tessera

@@ -1,0 +1,205 @@
+#include "comm/collectives.h"
+
+#include <ATen/ops/cat.h>
+#include <ATen/ops/empty.h>
+#include <fmt/ranges.h>
+
+#include <cstring>
+#include <numeric>
+#include <torch/csrc/distributed/c10d/Backend.hpp>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+
+#include "base/error.h"
+#include "comm/backend_checks.h"
+#include "comm/local_reduce.h"
+#include "comm/rank_state.h"
+
+namespace tessera {
+
+namespace {
+
+using BackendPtr = c10::intrusive_ptr<c10d::Backend>;
+
+void check_tensor(Collective kind, const char* role, const at::Tensor& tensor) {
+  TESSERA_CHECK(ValueError, tensor.defined(), "{}: the {} is undefined", name(kind), role);
+  TESSERA_CHECK(ValueError, tensor.layout() == c10::kStrided && tensor.is_contiguous(),
+                "{}: the {} of sizes [{}] is not dense and contiguous; pass tensor.contiguous()", name(kind), role,
+                fmt::join(tensor.sizes(), ", "));
+}
+
+void check_pair(Collective kind, const at::Tensor& output, const at::Tensor& input) {
+  check_tensor(kind, "output", output);
+  check_tensor(kind, "input", input);
+  TESSERA_CHECK(ValueError, output.scalar_type() == input.scalar_type(),
+                "{}: input {} and output {}; one dtype is needed", name(kind), c10::toString(input.scalar_type()),
+                c10::toString(output.scalar_type()));
+  TESSERA_CHECK(ValueError, output.device() == input.device(), "{}: input on {} and output on {}; one device is needed",
+                name(kind), input.device().str(), output.device().str());
+}
+
+void check_rank(Collective kind, const char* role, int rank, int64_t group_size) {
+  TESSERA_CHECK(ValueError, rank >= 0 && rank < group_size, "{}: {} {}; the group has ranks 0 to {}", name(kind), role,
+                rank, group_size - 1);
+}
+
+void check_reduction(Collective kind, const at::Tensor& tensor, ReduceOp op) {
+  check_reducible(name(kind), tensor.scalar_type(), op);
+}
+
+BackendPtr backend_of(Collective kind, c10::DeviceType device, const ProcessGroupPtr& group) {
+  TESSERA_CHECK(ValueError, group, "{}: the process group is undefined", name(kind));
+  TESSERA_CHECK(ValueError, group->hasBackendForDeviceType(device),
+                "{}: group '{}' has no backend for tensors on {}; move the tensor to the group's device", name(kind),
+                group_name(group), c10::DeviceTypeName(device, /*lower_case=*/true));
+  return group->getBackend(device);
+}
+
+// The whole of a collective in a group of one rank.
+void copy_own(const at::Tensor& output, const at::Tensor& input) {
+  if (output.unsafeGetTensorImpl()->data() == input.unsafeGetTensorImpl()->data()) {
+    return;
+  }
+  at::AutoDispatchBelowADInplaceOrView guard;
+  output.view(-1).copy_(input.view(-1), /*non_blocking=*/true);
+}
+
+int64_t bytes(const at::Tensor& tensor) {
+  return tensor.numel() * static_cast<int64_t>(tensor.element_size());
+}
+
+}  // namespace
+
+Pending::Pending() noexcept = default;
+Pending::Pending(c10::intrusive_ptr<c10d::Work> work) noexcept : work_(std::move(work)) {}
+Pending::Pending(Pending&&) noexcept = default;
+Pending& Pending::operator=(Pending&&) noexcept = default;
+Pending::~Pending() = default;
+
+void Pending::wait() {
+  if (work_) {
+    const c10::intrusive_ptr<c10d::Work> work = std::move(work_);
+    work->wait();
+  }
+}
+
+Pending all_gather_async(const at::Tensor& output, const at::Tensor& input, const ProcessGroupPtr& group) {
+  constexpr Collective kind = Collective::AllGather;
+  check_pair(kind, output, input);
+  const BackendPtr backend = backend_of(kind, input.device().type(), group);
+  const int64_t size = backend->getSize();
+  TESSERA_CHECK(ValueError, output.numel() == size * input.numel(),
+                "all_gather: input has {} elements and output {}; {} ranks make {}", input.numel(), output.numel(),
+                size, size * input.numel());
+  if (size == 1) {
+    copy_own(output, input);
+    return Pending();
+  }
+  detail::count_collective(kind, (size - 1) * bytes(input));
+  at::Tensor to = output, from = input;
+  return Pending(backend->_allgather_base(to, from));
+}
+
+Pending reduce_scatter_async(const at::Tensor& output, const at::Tensor& input, ReduceOp op,
+                             const ProcessGroupPtr& group) {
+  constexpr Collective kind = Collective::ReduceScatter;
+  check_pair(kind, output, input);
+  check_reduction(kind, input, op);
+  const BackendPtr backend = backend_of(kind, input.device().type(), group);
+  const int64_t size = backend->getSize();
+  TESSERA_CHECK(ValueError, input.numel() == size * output.numel(),
+                "reduce_scatter: input has {} elements and output {}; {} ranks need {}", input.numel(), output.numel(),
+                size, size * output.numel());
+  if (size == 1) {
+    copy_own(output, input);
+    return Pending();
+  }
+  detail::count_collective(kind, (size - 1) * bytes(output));
+  at::Tensor to = output, from = input;
+  c10d::ReduceScatterOptions options;
+  options.reduceOp = reduce_op_to_c10d(op);
+  return Pending(backend->_reduce_scatter_base(to, from, options));
+}
+
+Pending all_reduce_async(const at::Tensor& tensor, ReduceOp op, const ProcessGroupPtr& group) {
+  constexpr Collective kind = Collective::AllReduce;
+  check_tensor(kind, "tensor", tensor);
+  check_reduction(kind, tensor, op);
+  const BackendPtr backend = backend_of(kind, tensor.device().type(), group);
+  const int64_t size = backend->getSize();
+  if (size == 1) {
+    return Pending();
+  }
+  detail::count_collective(kind, 2 * (size - 1) * bytes(tensor) / size);
+  std::vector<at::Tensor> tensors = {tensor};
+  c10d::AllreduceOptions options;
+  options.reduceOp = reduce_op_to_c10d(op);
+  return Pending(backend->allreduce(tensors, options));
+}
+
+Pending broadcast_async(const at::Tensor& tensor, int source, const ProcessGroupPtr& group) {
+  constexpr Collective kind = Collective::Broadcast;
+  check_tensor(kind, "tensor", tensor);
+  const BackendPtr backend = backend_of(kind, tensor.device().type(), group);
+  const int64_t size = backend->getSize();
+  check_rank(kind, "source", source, size);
+  if (size == 1) {
+    return Pending();
+  }
+  detail::count_collective(kind, backend->getRank() == source ? (size - 1) * bytes(tensor) : 0);
+  std::vector<at::Tensor> tensors = {tensor};
+  c10d::BroadcastOptions options;
+  options.rootRank = source;
+  return Pending(backend->broadcast(tensors, options));
+}
+
+Pending all_to_all_async(const at::Tensor& output, const at::Tensor& input, std::vector<int64_t> output_splits,
+                         std::vector<int64_t> input_splits, const ProcessGroupPtr& group) {
+  constexpr Collective kind = Collective::AllToAll;
+  check_pair(kind, output, input);
+  const BackendPtr backend = backend_of(kind, input.device().type(), group);
+  const int size = backend->getSize(), rank = backend->getRank();
+  const auto sends = element_splits("all_to_all input", input, input_splits, size);
+  const auto receives = element_splits("all_to_all output", output, output_splits, size);
+  TESSERA_CHECK(ValueError, sends[rank] == receives[rank],
+                "all_to_all: rank {} sends {} elements to itself, but expects {}", rank, sends[rank], receives[rank]);
+  if (size == 1) {
+    copy_own(output, input);
+    return Pending();
+  }
+  detail::count_collective(kind, bytes(input) - sends[rank] * static_cast<int64_t>(input.element_size()));
+  at::Tensor to = output, from = input;
+  return Pending(backend->alltoall_base(to, from, output_splits, input_splits));
+}
+
+void all_gather(const at::Tensor& output, const at::Tensor& input, const ProcessGroupPtr& group) {
+  all_gather_async(output, input, group).wait();
+}
+
+void reduce_scatter(const at::Tensor& output, const at::Tensor& input, ReduceOp op, const ProcessGroupPtr& group) {
+  reduce_scatter_async(output, input, op, group).wait();
+}
+
+void all_reduce(const at::Tensor& tensor, ReduceOp op, const ProcessGroupPtr& group) {
+  all_reduce_async(tensor, op, group).wait();
+}
+
+void broadcast(const at::Tensor& tensor, int source, const ProcessGroupPtr& group) {
+  broadcast_async(tensor, source, group).wait();
+}
+
+void all_to_all(const at::Tensor& output, const at::Tensor& input, std::vector<int64_t> output_splits,
+                std::vector<int64_t> input_splits, const ProcessGroupPtr& group) {
+  all_to_all_async(output, input, std::move(output_splits), std::move(input_splits), group).wait();
+}
+
+void barrier(const ProcessGroupPtr& group) {
+  TESSERA_CHECK(ValueError, group, "barrier: the process group is undefined");
+  const BackendPtr backend = group->getDefaultBackend();
+  if (backend->getSize() == 1) {
+    return;
+  }
+  detail::count_collective(Collective::Barrier, 0);
+  backend->barrier()->wait();
+}
+
+}  // namespace tessera

@@ -1,0 +1,91 @@
+#pragma once
+// Collectives over a process group: the only place of the library that calls a c10d backend.
+//
+// With 2 ranks that hold x = [0, 1] (rank 0) and x = [10, 20] (rank 1):
+//   all_gather(out, x, group)                    out = [0, 1, 10, 20] on both
+//   reduce_scatter(out, x, ReduceOp::Sum, group) out = [10] on rank 0, [21] on rank 1
+//   all_reduce(x, ReduceOp::Sum, group)          x = [10, 21] on both
+//   broadcast(x, 0, group)                       x = [0, 1] on both
+//
+// Tensors are dense and contiguous, of one dtype and on one device; sizes are compared by number of elements, so that
+// flat buffers serve as well as shaped ones. Every rank of the group calls the same collectives in the same order.
+// Reductions are in the order of the ranks and bit-identical on all of them (comm/reduce_op.h). No autograd, and a
+// written tensor's version counter does not change. A group of one rank copies and touches no backend.
+//
+// The plain form waits; the _async form returns a Pending, until whose wait() neither tensor may be written nor the
+// output read. Waits may come in any order. On CUDA wait() makes the current stream wait, not the host.
+//
+// Throws ValueError for tensors that do not fit (before anything is sent), CommError naming the group and the
+// collective when a peer left, called something else, or did not arrive in time.
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <utility>
+#include <vector>
+
+#include "comm/comm_stats.h"
+#include "comm/process_group.h"
+#include "comm/reduce_op.h"
+
+namespace c10d {
+class Work;
+}
+
+namespace tessera {
+
+/// A collective in flight: a movable value. One that is dropped without wait() leaves the output unspecified.
+/// Thread safety: for one thread at a time.
+class [[nodiscard]] Pending {
+ public:
+  Pending() noexcept;  // nothing to wait for
+  explicit Pending(c10::intrusive_ptr<c10d::Work> work) noexcept;
+  Pending(Pending&&) noexcept;
+  Pending& operator=(Pending&&) noexcept;
+  ~Pending();
+
+  /// Returns when the output may be used; a second call returns at once. Throws CommError.
+  void wait();
+  /// Whether wait() was called or there is nothing to wait for.
+  bool waited() const { return !work_; }
+
+ private:
+  c10::intrusive_ptr<c10d::Work> work_;
+};
+
+/// output = the inputs of all ranks, one after the other; output.numel() = group size x input.numel().
+void all_gather(const at::Tensor& output, const at::Tensor& input, const ProcessGroupPtr& group);
+Pending all_gather_async(const at::Tensor& output, const at::Tensor& input, const ProcessGroupPtr& group);
+
+/// output on rank i = the i-th of group-size equal parts of the reduced inputs; input.numel() = group size x
+/// output.numel(). Neither may overlap the other, save that output may be this rank's own part of input.
+void reduce_scatter(const at::Tensor& output, const at::Tensor& input, ReduceOp op, const ProcessGroupPtr& group);
+Pending reduce_scatter_async(const at::Tensor& output, const at::Tensor& input, ReduceOp op,
+                             const ProcessGroupPtr& group);
+
+/// tensor = the reduction of all ranks' tensors, in place.
+void all_reduce(const at::Tensor& tensor, ReduceOp op, const ProcessGroupPtr& group);
+Pending all_reduce_async(const at::Tensor& tensor, ReduceOp op, const ProcessGroupPtr& group);
+
+/// tensor = the tensor of rank `source` of the group, in place.
+void broadcast(const at::Tensor& tensor, int source, const ProcessGroupPtr& group);
+Pending broadcast_async(const at::Tensor& tensor, int source, const ProcessGroupPtr& group);
+
+/// Cuts input along dim 0 into input_splits[i] rows for rank i; output = the rows from rank 0, 1, ..., with
+/// output_splits[i] rows from rank i. Empty splits mean equal parts. Rows have the same shape on all ranks.
+void all_to_all(const at::Tensor& output, const at::Tensor& input, std::vector<int64_t> output_splits,
+                std::vector<int64_t> input_splits, const ProcessGroupPtr& group);
+Pending all_to_all_async(const at::Tensor& output, const at::Tensor& input, std::vector<int64_t> output_splits,
+                         std::vector<int64_t> input_splits, const ProcessGroupPtr& group);
+
+/// output on rank i = inputs[i] of rank `source`; parts may differ in size. `inputs` is only read on the source.
+void scatter(const at::Tensor& output, const std::vector<at::Tensor>& inputs, int source, const ProcessGroupPtr& group);
+
+/// outputs[i] on rank `destination` = the input of rank i; parts may differ in size. `outputs` is only used there.
+void gather(const std::vector<at::Tensor>& outputs, const at::Tensor& input, int destination,
+            const ProcessGroupPtr& group);
+
+/// Returns when every rank of the group has called it.
+void barrier(const ProcessGroupPtr& group);
+
+}  // namespace tessera

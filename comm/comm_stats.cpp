@@ -1,0 +1,46 @@
+#include "comm/comm_stats.h"
+
+#include "comm/rank_state.h"
+
+namespace tessera {
+
+std::string_view name(Collective collective) {
+  constexpr std::string_view names[kCollectiveCount] = {"all_gather", "reduce_scatter", "all_reduce", "broadcast",
+                                                        "all_to_all", "scatter",        "gather",     "barrier"};
+  return names[static_cast<size_t>(collective)];
+}
+
+int64_t CommStats::calls() const {
+  int64_t total = 0;
+  for (const Entry& entry : entries) {
+    total += entry.calls;
+  }
+  return total;
+}
+
+int64_t CommStats::bytes_sent() const {
+  int64_t total = 0;
+  for (const Entry& entry : entries) {
+    total += entry.bytes_sent;
+  }
+  return total;
+}
+
+CommStats comm_stats() {
+  CommStats stats;
+  const auto& counters = detail::rank_state().counters;
+  for (size_t kind = 0; kind < counters.size(); ++kind) {
+    stats.entries[kind] = {counters[kind].calls.load(std::memory_order_relaxed),
+                           counters[kind].bytes_sent.load(std::memory_order_relaxed)};
+  }
+  return stats;
+}
+
+void reset_comm_stats() {
+  for (auto& counter : detail::rank_state().counters) {
+    counter.calls.store(0, std::memory_order_relaxed);
+    counter.bytes_sent.store(0, std::memory_order_relaxed);
+  }
+}
+
+}  // namespace tessera

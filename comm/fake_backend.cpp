@@ -1,0 +1,88 @@
+#include "comm/fake_backend.h"
+
+#include <ATen/core/LegacyTypeDispatch.h>
+
+#include <algorithm>
+#include <cstring>
+#include <numeric>
+
+#include "base/error.h"
+#include "comm/backend_checks.h"
+
+namespace tessera {
+
+namespace {
+
+// Elements [from_begin, +count) of one contiguous tensor to [to_begin, +count) of another; no version counter changes.
+void copy_part(const at::Tensor& to, int64_t to_begin, const at::Tensor& from, int64_t from_begin, int64_t count) {
+  if (!to.device().is_cpu()) {
+    at::AutoDispatchBelowADInplaceOrView guard;
+    to.view(-1).narrow(0, to_begin, count).copy_(from.view(-1).narrow(0, from_begin, count));
+    return;
+  }
+  const size_t item = to.element_size();
+  char* target = static_cast<char*>(to.unsafeGetTensorImpl()->mutable_data()) + to_begin * item;
+  const char* source = static_cast<const char*>(from.unsafeGetTensorImpl()->data()) + from_begin * item;
+  if (count != 0 && target != source) {
+    std::memmove(target, source, count * item);
+  }
+}
+
+}  // namespace
+
+FakeBackend::FakeBackend(GroupInfo info)
+    : GroupBackend(std::move(info)), completed_(c10::make_intrusive<CompletedWork>()) {}
+
+c10::intrusive_ptr<c10d::Work> FakeBackend::_allgather_base(at::Tensor& output, at::Tensor& input,
+                                                            const c10d::AllgatherOptions&) {
+  const int64_t count = input.numel();
+  TESSERA_CHECK(ValueError, output.numel() == getSize() * count, "all_gather: {} elements of {} ranks into {}", count,
+                getSize(), output.numel());
+  for (int64_t rank = 0; rank < getSize(); ++rank) {
+    copy_part(output, rank * count, input, 0, count);
+  }
+  return completed_;
+}
+
+c10::intrusive_ptr<c10d::Work> FakeBackend::_reduce_scatter_base(at::Tensor& output, at::Tensor& input,
+                                                                 const c10d::ReduceScatterOptions&) {
+  const int64_t count = output.numel();
+  TESSERA_CHECK(ValueError, input.numel() == getSize() * count,
+                "reduce_scatter: {} elements into {} for each of {} ranks", input.numel(), count, getSize());
+  copy_part(output, 0, input, getRank() * count, count);
+  return completed_;
+}
+
+c10::intrusive_ptr<c10d::Work> FakeBackend::allreduce(std::vector<at::Tensor>&, const c10d::AllreduceOptions&) {
+  return completed_;
+}
+
+c10::intrusive_ptr<c10d::Work> FakeBackend::broadcast(std::vector<at::Tensor>&, const c10d::BroadcastOptions&) {
+  return completed_;
+}
+
+c10::intrusive_ptr<c10d::Work> FakeBackend::alltoall_base(at::Tensor& output, at::Tensor& input,
+                                                          std::vector<int64_t>& output_splits,
+                                                          std::vector<int64_t>& input_splits,
+                                                          const c10d::AllToAllOptions&) {
+  const auto receives = element_splits("all_to_all output", output, output_splits, getSize());
+  const auto sends = element_splits("all_to_all input", input, input_splits, getSize());
+  TESSERA_CHECK(ValueError, sends[getRank()] == receives[getRank()],
+                "all_to_all: rank {} sends {} elements to itself, but expects {}", getRank(), sends[getRank()],
+                receives[getRank()]);
+  {
+    at::AutoDispatchBelowADInplaceOrView guard;
+    output.zero_();
+  }
+  const auto before = [&](const std::vector<int64_t>& splits) {
+    return std::accumulate(splits.begin(), splits.begin() + getRank(), int64_t{0});
+  };
+  copy_part(output, before(receives), input, before(sends), sends[getRank()]);
+  return completed_;
+}
+
+c10::intrusive_ptr<c10d::Work> FakeBackend::barrier(const c10d::BarrierOptions&) {
+  return completed_;
+}
+
+}  // namespace tessera

@@ -1,0 +1,38 @@
+#pragma once
+// The "fake" backend: any number of ranks, of which this process is one; no peer exists and no data moves.
+// For planning memory at a scale that is not at hand, and for measuring host time without a network.
+
+#include <vector>
+
+#include "comm/group_backend.h"
+
+namespace tessera {
+
+/// Every collective is complete at once. An output is made from this rank's own data: all_gather puts the own input
+/// into every rank's slot, reduce_scatter returns the own part of the input, all_to_all the own part and zeros,
+/// all_reduce and broadcast leave the tensor as it is. For tensors on any device; those not on the CPU are written by
+/// tensor operations. Thread safety: any number of threads.
+class FakeBackend final : public GroupBackend {
+ public:
+  explicit FakeBackend(GroupInfo info);
+
+  const std::string getBackendName() const override { return "fake"; }
+
+  c10::intrusive_ptr<c10d::Work> _allgather_base(at::Tensor& output, at::Tensor& input,
+                                                 const c10d::AllgatherOptions& options = {}) override;
+  c10::intrusive_ptr<c10d::Work> _reduce_scatter_base(at::Tensor& output, at::Tensor& input,
+                                                      const c10d::ReduceScatterOptions& options = {}) override;
+  c10::intrusive_ptr<c10d::Work> allreduce(std::vector<at::Tensor>& tensors,
+                                           const c10d::AllreduceOptions& options = {}) override;
+  c10::intrusive_ptr<c10d::Work> broadcast(std::vector<at::Tensor>& tensors,
+                                           const c10d::BroadcastOptions& options = {}) override;
+  c10::intrusive_ptr<c10d::Work> alltoall_base(at::Tensor& output, at::Tensor& input,
+                                               std::vector<int64_t>& output_splits, std::vector<int64_t>& input_splits,
+                                               const c10d::AllToAllOptions& options = {}) override;
+  c10::intrusive_ptr<c10d::Work> barrier(const c10d::BarrierOptions& options = {}) override;
+
+ private:
+  const c10::intrusive_ptr<c10d::Work> completed_;
+};
+
+}  // namespace tessera

@@ -1,0 +1,272 @@
+#include "comm/gloo_backend.h"
+
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/ops/empty.h>
+
+#include <cstdlib>
+#include <functional>
+#include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
+#include <utility>
+
+#include "base/error.h"
+#include "comm/backend_checks.h"
+#include "comm/local_reduce.h"
+
+namespace tessera {
+
+namespace {
+
+using c10d::ProcessGroupGloo;
+using WorkPtr = c10::intrusive_ptr<c10d::Work>;
+
+// Up to here an all_reduce sends whole tensors to everybody: one round of messages in place of two.
+constexpr int64_t kOneRoundBytes = 64 * 1024;
+constexpr uint32_t kTagMask = 0x7fffffff;
+
+CommError comm_error(const std::string& collective, const GroupInfo& info, const std::exception& failure) {
+  return CommError(fmt::format("{} on {}: a peer left, called something else, or did not arrive within {} ms: {}",
+                               collective, describe(info), info.timeout.count(), failure.what()));
+}
+
+/// Messages in flight and what is to be done once they are here; turns gloo's errors into a CommError.
+class GlooWork final : public c10d::Work {
+ public:
+  GlooWork(std::string collective, std::shared_ptr<const GroupInfo> info, std::vector<WorkPtr> transfers,
+           std::function<void()> finish = {})
+      : collective_(std::move(collective)),
+        info_(std::move(info)),
+        transfers_(std::move(transfers)),
+        finish_(std::move(finish)) {}
+
+  bool wait(std::chrono::milliseconds timeout = kNoTimeout) override {
+    try {
+      for (const WorkPtr& transfer : transfers_) {
+        transfer->wait(timeout);
+      }
+    } catch (const std::exception& failure) {
+      throw comm_error(collective_, *info_, failure);
+    }
+    transfers_.clear();
+    if (const std::function<void()> finish = std::exchange(finish_, nullptr)) {
+      finish();
+    }
+    return true;
+  }
+  bool isCompleted() override { return transfers_.empty() && !finish_; }
+  bool isSuccess() const override { return transfers_.empty() && !finish_; }
+
+ private:
+  const std::string collective_;
+  const std::shared_ptr<const GroupInfo> info_;
+  std::vector<WorkPtr> transfers_;
+  std::function<void()> finish_;
+};
+
+// Elements [begin, begin + count) of a contiguous tensor, as a flat tensor.
+at::Tensor part_of(const at::Tensor& tensor, int64_t begin, int64_t count) {
+  return tensor.view(-1).narrow(0, begin, count);
+}
+
+void* data(const at::Tensor& tensor) {
+  return tensor.unsafeGetTensorImpl()->mutable_data();
+}
+
+void copy_data(const at::Tensor& to, const at::Tensor& from) {
+  if (to.numel() != 0 && data(to) != data(from)) {
+    std::memcpy(data(to), data(from), to.numel() * to.element_size());
+  }
+}
+
+/// Collectives as messages between each pair of ranks: gloo's device thread receives straight into the outputs, which
+/// saves the worker thread and the staging copies of gloo's own collectives. Each launch has its own message tag.
+class GlooBackend final : public GroupBackend {
+ public:
+  GlooBackend(GroupInfo info, c10::intrusive_ptr<ProcessGroupGloo> gloo)
+      : GroupBackend(std::move(info)), gloo_(std::move(gloo)) {}
+
+  const std::string getBackendName() const override { return "gloo"; }
+
+  WorkPtr _allgather_base(at::Tensor& output, at::Tensor& input, const c10d::AllgatherOptions&) override {
+    check_cpu_tensor("all_gather output", output);
+    check_cpu_tensor("all_gather input", input);
+    const int64_t count = input.numel();
+    TESSERA_CHECK(ValueError, output.numel() == getSize() * count, "all_gather: {} elements of {} ranks into {}", count,
+                  getSize(), output.numel());
+    at::AutoDispatchBelowADInplaceOrView guard;
+    std::vector<at::Tensor> sent(getSize(), input), received;
+    for (int64_t rank = 0; rank < getSize(); ++rank) {
+      received.push_back(part_of(output, rank * count, count));
+    }
+    copy_data(received[getRank()], input);
+    return exchange("all_gather", std::move(sent), std::move(received));
+  }
+
+  WorkPtr _reduce_scatter_base(at::Tensor& output, at::Tensor& input,
+                               const c10d::ReduceScatterOptions& options) override {
+    check_cpu_tensor("reduce_scatter output", output);
+    check_cpu_tensor("reduce_scatter input", input);
+    const ReduceOp op = reduce_op_from_c10d(options.reduceOp);
+    check_reducible("reduce_scatter", input.scalar_type(), op);
+    const int64_t count = output.numel();
+    TESSERA_CHECK(ValueError, input.numel() == getSize() * count,
+                  "reduce_scatter: {} elements into {} for each of {} ranks", input.numel(), count, getSize());
+    at::AutoDispatchBelowADInplaceOrView guard;
+    std::vector<at::Tensor> sent;
+    for (int64_t rank = 0; rank < getSize(); ++rank) {
+      sent.push_back(part_of(input, rank * count, count));
+    }
+    at::Tensor own = sent[getRank()];
+    return reduce_received(fmt::format("reduce_scatter({})", op), std::move(sent), own, output, op);
+  }
+
+  WorkPtr allreduce(std::vector<at::Tensor>& tensors, const c10d::AllreduceOptions& options) override {
+    const at::Tensor& tensor = only_tensor("all_reduce", tensors);
+    check_cpu_tensor("all_reduce", tensor);
+    const ReduceOp op = reduce_op_from_c10d(options.reduceOp);
+    check_reducible("all_reduce", tensor.scalar_type(), op);
+    at::AutoDispatchBelowADInplaceOrView guard;
+    const std::string what = fmt::format("all_reduce({})", op);
+    if (getSize() > 2 && tensor.numel() * static_cast<int64_t>(tensor.element_size()) > kOneRoundBytes) {
+      return all_reduce_in_two_rounds(what, tensor, op);
+    }
+    std::vector<at::Tensor> sent(getSize(), tensor);
+    return reduce_received(what, std::move(sent), tensor, tensor, op);
+  }
+
+  WorkPtr broadcast(std::vector<at::Tensor>& tensors, const c10d::BroadcastOptions& options) override {
+    const at::Tensor& tensor = only_tensor("broadcast", tensors);
+    check_cpu_tensor("broadcast", tensor);
+    if (tensor.numel() == 0) {
+      return make_work("broadcast", {});
+    }
+    at::AutoDispatchBelowADInplaceOrView guard;
+    std::vector<at::Tensor> bytes = {tensor.view(-1).view(at::kByte)};
+    return launch("broadcast", [&] { return gloo_->broadcast(bytes, options); });
+  }
+
+  WorkPtr alltoall_base(at::Tensor& output, at::Tensor& input, std::vector<int64_t>& output_splits,
+                        std::vector<int64_t>& input_splits, const c10d::AllToAllOptions&) override {
+    check_cpu_tensor("all_to_all output", output);
+    check_cpu_tensor("all_to_all input", input);
+    const auto sends = element_splits("all_to_all input", input, input_splits, getSize());
+    const auto receives = element_splits("all_to_all output", output, output_splits, getSize());
+    at::AutoDispatchBelowADInplaceOrView guard;
+    std::vector<at::Tensor> sent, received;
+    int64_t sent_begin = 0, received_begin = 0;
+    for (int rank = 0; rank < getSize(); ++rank) {
+      sent.push_back(part_of(input, sent_begin, sends[rank]));
+      received.push_back(part_of(output, received_begin, receives[rank]));
+      sent_begin += sends[rank];
+      received_begin += receives[rank];
+    }
+    copy_data(received[getRank()], sent[getRank()]);
+    return exchange("all_to_all", std::move(sent), std::move(received));
+  }
+
+  WorkPtr barrier(const c10d::BarrierOptions& options) override {
+    return launch("barrier", [&] { return gloo_->barrier(options); });
+  }
+
+ private:
+  WorkPtr make_work(std::string what, std::vector<WorkPtr> transfers, std::function<void()> finish = {}) {
+    return c10::make_intrusive<GlooWork>(std::move(what), shared_info(), std::move(transfers), std::move(finish));
+  }
+
+  template <typename Launch>
+  WorkPtr launch(const std::string& what, Launch&& start) {
+    try {
+      return make_work(what, {start()});
+    } catch (const std::exception& failure) {
+      throw comm_error(what, info(), failure);
+    }
+  }
+
+  // Sends sent[r] to rank r and receives received[r] from it; this rank's own entries and empty ones are skipped.
+  WorkPtr exchange(std::string what, std::vector<at::Tensor> sent, std::vector<at::Tensor> received,
+                   std::function<void()> finish = {}) {
+    const int tag = static_cast<int>(launches_++ & kTagMask);
+    std::vector<WorkPtr> transfers;
+    try {
+      for (int step = 1; step < getSize(); ++step) {
+        const int from = (getRank() - step + getSize()) % getSize();
+        if (received[from].numel() != 0) {
+          std::vector<at::Tensor> one = {received[from]};
+          transfers.push_back(gloo_->recv(one, from, tag));
+        }
+      }
+      for (int step = 1; step < getSize(); ++step) {
+        const int to = (getRank() + step) % getSize();
+        if (sent[to].numel() != 0) {
+          std::vector<at::Tensor> one = {sent[to]};
+          transfers.push_back(gloo_->send(one, to, tag));
+        }
+      }
+    } catch (const std::exception& failure) {
+      throw comm_error(what, info(), failure);
+    }
+    return make_work(std::move(what), std::move(transfers), std::move(finish));
+  }
+
+  // Sends sent[r] to rank r; output = the reduction of `own` and of what the others send, in the order of the ranks.
+  WorkPtr reduce_received(std::string what, std::vector<at::Tensor> sent, const at::Tensor& own,
+                          const at::Tensor& output, ReduceOp op) {
+    std::vector<at::Tensor> received;
+    for (int rank = 0; rank < getSize(); ++rank) {
+      received.push_back(rank == getRank() ? own : at::empty({own.numel()}, own.options().requires_grad(false)));
+    }
+    auto finish = [received, output, op] {
+      std::vector<const void*> inputs;
+      for (const at::Tensor& tensor : received) {
+        inputs.push_back(data(tensor));
+      }
+      reduce_in_order(data(output), inputs, output.numel(), output.scalar_type(), op);
+    };
+    return exchange(std::move(what), std::move(sent), std::move(received), std::move(finish));
+  }
+
+  // A reduce_scatter of parts and an all_gather of them. Complete on return: a second round in wait() would hang where
+  // ranks wait in different orders.
+  WorkPtr all_reduce_in_two_rounds(const std::string& what, const at::Tensor& tensor, ReduceOp op) {
+    const int64_t size = getSize(), numel = tensor.numel(), part = (numel + size - 1) / size;
+    std::vector<at::Tensor> parts;
+    for (int64_t rank = 0; rank < size; ++rank) {
+      const int64_t begin = std::min(rank * part, numel);
+      parts.push_back(part_of(tensor, begin, std::min(part, numel - begin)));
+    }
+    const at::Tensor own = parts[getRank()];
+    reduce_received(what, parts, own, own, op)->wait();
+    exchange(what, std::vector<at::Tensor>(size, own), parts)->wait();
+    return make_work(what, {});
+  }
+
+  const c10::intrusive_ptr<ProcessGroupGloo> gloo_;
+  uint32_t launches_ = 0;
+};
+
+bool is_loopback(const std::string& address) {
+  return address == "localhost" || address == "::1" || address.starts_with("127.");
+}
+
+std::shared_ptr<gloo::transport::Device> make_device(const std::string& master_addr) {
+  if (const char* interface = std::getenv("GLOO_SOCKET_IFNAME")) {
+    return ProcessGroupGloo::createDeviceForInterface(interface);
+  }
+  return is_loopback(master_addr) ? ProcessGroupGloo::createDeviceForHostname(master_addr)
+                                  : ProcessGroupGloo::createDefaultDevice();
+}
+
+}  // namespace
+
+c10::intrusive_ptr<GroupBackend> make_gloo_backend(GlooOptions options) {
+  auto gloo_options = ProcessGroupGloo::Options::create(options.info.timeout);
+  try {
+    gloo_options->devices.push_back(make_device(options.master_addr));
+    auto gloo = c10::make_intrusive<ProcessGroupGloo>(options.store, options.info.rank, options.info.size(),
+                                                      std::move(gloo_options));
+    return c10::make_intrusive<GlooBackend>(std::move(options.info), std::move(gloo));
+  } catch (const std::exception& failure) {
+    throw comm_error("connecting the ranks", options.info, failure);
+  }
+}
+
+}  // namespace tessera

@@ -1,0 +1,27 @@
+#pragma once
+// The "gloo" backend: ranks are processes that talk over TCP. CPU only.
+
+#include <string>
+#include <torch/csrc/distributed/c10d/Store.hpp>
+
+#include "comm/group_backend.h"
+
+namespace tessera {
+
+struct GlooOptions {
+  GroupInfo info = {};
+  /// For this group alone (a PrefixStore of the default group's).
+  c10::intrusive_ptr<c10d::Store> store = {};
+  /// Where the ranks met: a loopback address keeps all traffic on the loopback interface. "": the host's own name.
+  std::string master_addr = {};
+};
+
+/// Connects to all members of the group; every member calls it. Throws CommError.
+///
+/// Sums are not gloo's own: every reduction is in the order of the ranks with the arithmetic of comm/local_reduce.h, so
+/// that results are the same bits on all ranks and as with the "threads" backend. reduce_scatter is an all-to-all and a
+/// local reduction in wait(); all_reduce gathers all tensors where they are small or the ranks are two, and otherwise
+/// is a reduce_scatter and an all_gather that are complete when the launch returns. Every dtype moves as bytes.
+c10::intrusive_ptr<GroupBackend> make_gloo_backend(GlooOptions options);
+
+}  // namespace tessera

@@ -1,0 +1,54 @@
+#include "comm/group_backend.h"
+
+#include <ATen/ops/empty.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include "base/error.h"
+#include "comm/backend_checks.h"
+
+namespace tessera {
+
+namespace {
+
+class ListGatherWork final : public c10d::Work {
+ public:
+  ListGatherWork(c10::intrusive_ptr<c10d::Work> gather, at::Tensor flat, std::vector<at::Tensor> outputs)
+      : gather_(std::move(gather)), flat_(std::move(flat)), outputs_(std::move(outputs)) {}
+
+  bool wait(std::chrono::milliseconds timeout = kNoTimeout) override {
+    gather_->wait(timeout);
+    for (size_t rank = 0; rank < outputs_.size(); ++rank) {
+      outputs_[rank].copy_(flat_[static_cast<int64_t>(rank)].view(outputs_[rank].sizes()));
+    }
+    return true;
+  }
+
+ private:
+  const c10::intrusive_ptr<c10d::Work> gather_;
+  const at::Tensor flat_;
+  const std::vector<at::Tensor> outputs_;
+};
+
+}  // namespace
+
+std::string describe(const GroupInfo& info) {
+  return fmt::format("group '{}' (rank {} of ranks [{}])", info.name, info.rank, fmt::join(info.ranks, ", "));
+}
+
+c10::intrusive_ptr<c10d::Work> GroupBackend::allgather(std::vector<std::vector<at::Tensor>>& outputs,
+                                                       std::vector<at::Tensor>& inputs,
+                                                       const c10d::AllgatherOptions& options) {
+  at::Tensor input = only_tensor("allgather", inputs);
+  TESSERA_CHECK(ValueError, outputs.size() == 1 && outputs[0].size() == static_cast<size_t>(getSize()),
+                "allgather: one list of {} outputs is needed", getSize());
+  for (const at::Tensor& output : outputs[0]) {
+    TESSERA_CHECK(ValueError, output.numel() == input.numel() && output.scalar_type() == input.scalar_type(),
+                  "allgather: outputs must have the input's size {} and dtype", input.numel());
+  }
+  at::Tensor flat = at::empty({getSize(), input.numel()}, input.options());
+  auto gather = _allgather_base(flat, input, options);
+  return c10::make_intrusive<ListGatherWork>(std::move(gather), std::move(flat), outputs[0]);
+}
+
+}  // namespace tessera

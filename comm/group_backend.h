@@ -1,0 +1,57 @@
+#pragma once
+// What every backend of this library knows about its group, beside c10d's rank and size.
+
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <torch/csrc/distributed/c10d/Backend.hpp>
+#include <vector>
+
+namespace tessera {
+
+/// Who is in a group. `rank` is this rank's place in `ranks`, which are ranks of the default group.
+struct GroupInfo {
+  std::string name = {};
+  std::vector<int64_t> ranks = {};
+  int rank = 0;
+  std::chrono::milliseconds timeout{0};
+
+  int size() const { return static_cast<int>(ranks.size()); }
+};
+
+/// "group 'tp' (rank 1 of ranks [2, 3])", for messages.
+std::string describe(const GroupInfo& info);
+
+class GroupBackend : public c10d::Backend {
+ public:
+  explicit GroupBackend(GroupInfo info)
+      : Backend(info.rank, info.size()), info_(std::make_shared<const GroupInfo>(std::move(info))) {}
+  ~GroupBackend() override = default;
+
+  const GroupInfo& info() const { return *info_; }
+
+  /// The list form: one flat gather, then a copy to each tensor of the list in wait().
+  c10::intrusive_ptr<c10d::Work> allgather(std::vector<std::vector<at::Tensor>>& outputs,
+                                           std::vector<at::Tensor>& inputs,
+                                           const c10d::AllgatherOptions& options = {}) override;
+
+ protected:
+  /// For works, which may outlive the backend.
+  const std::shared_ptr<const GroupInfo>& shared_info() const { return info_; }
+
+ private:
+  const std::shared_ptr<const GroupInfo> info_;
+};
+
+/// A work that was complete when it was launched, without state: a backend hands the same one out again and again.
+class CompletedWork : public c10d::Work {
+ public:
+  using Work::Work;
+  bool isCompleted() override { return true; }
+  bool isSuccess() const override { return true; }
+  bool wait(std::chrono::milliseconds = kNoTimeout) override { return true; }
+  void synchronize() override {}
+};
+
+}  // namespace tessera

@@ -1,0 +1,60 @@
+#pragma once
+// Which rank the calling thread acts as.
+//
+// A process that is one rank has one context, which all of its threads share. Where ranks are threads of one process,
+// each of them enters a context of its own, and the default group, the names of groups and the counters that belong
+// to the rank are found through it. A thread that works for a rank (a loader, an autograd thread of a device) adopts
+// the rank's context:
+//
+//   RankContext context = RankContext::current();               // in the rank's thread
+//   std::thread helper([context] {
+//     RankContextGuard guard(context);                          // the helper now acts as that rank
+//     barrier(default_group());
+//   });
+
+#include <cstdint>
+#include <memory>
+
+namespace tessera {
+
+namespace detail {
+struct RankState;
+}
+
+/// A handle to a rank's state: a cheap value, copies mean the same rank. Thread safety: a handle may be passed to any
+/// thread; set-up (init_process_group, new_group, destroy_process_group) is for one thread of a rank at a time.
+class RankContext {
+ public:
+  /// A context of its own, without a process group yet.
+  static RankContext create();
+  /// The context that the calling thread acts in: the one that it entered last, else the process's.
+  static RankContext current();
+
+  bool operator==(const RankContext&) const = default;
+
+ private:
+  friend class RankContextGuard;
+  explicit RankContext(std::shared_ptr<detail::RankState> state) : state_(std::move(state)) {}
+
+  std::shared_ptr<detail::RankState> state_;
+};
+
+/// Makes the calling thread act in `context` until the guard's end; guards nest.
+class RankContextGuard {
+ public:
+  explicit RankContextGuard(const RankContext& context);
+  ~RankContextGuard();
+  RankContextGuard(const RankContextGuard&) = delete;
+  RankContextGuard& operator=(const RankContextGuard&) = delete;
+
+ private:
+  std::shared_ptr<detail::RankState> entered_;
+  detail::RankState* previous_;
+};
+
+/// A number for (context, init_process_group call) that is never used twice in a process; 0 until the first group is
+/// set up. A cache that outlives a rank must have it in its key, since ranks of one process may hold equal meshes over
+/// different groups. In a process that is one rank it is the count of init_process_group calls, the same on all ranks.
+uint64_t rank_context_id();
+
+}  // namespace tessera

@@ -1,0 +1,47 @@
+#pragma once
+// Which rank this process is, read from the variables that launchers set.
+//
+//   launcher   rank                     ranks                   on this host
+//   torchrun   RANK                     WORLD_SIZE              LOCAL_RANK
+//   mpirun     OMPI_COMM_WORLD_RANK     OMPI_COMM_WORLD_SIZE    OMPI_COMM_WORLD_LOCAL_RANK
+//   mpiexec    PMI_RANK                 PMI_SIZE                MPI_LOCALRANKID
+//   srun       SLURM_PROCID             SLURM_NTASKS            SLURM_LOCALID
+//
+// The first line of which any variable of the first two columns is set counts; none: one rank, which needs no network.
+// Ranks meet at MASTER_ADDR:MASTER_PORT. Without them: under srun the step's first host and a port made from the job
+// id; under mpirun and mpiexec 127.0.0.1 if all ranks are on this host, and port 29500.
+
+#include <functional>
+#include <optional>
+#include <string>
+
+namespace tessera {
+
+struct RankEnvironment {
+  int rank = 0;
+  int world_size = 1;
+  /// The rank's number on its host; -1 where the launcher does not tell.
+  int local_rank = 0;
+  /// "" and 0 for a single rank without MASTER_ADDR.
+  std::string master_addr;
+  int master_port = 0;
+
+  bool operator==(const RankEnvironment&) const = default;
+};
+
+using EnvironmentLookup = std::function<std::optional<std::string>(const std::string& name)>;
+
+/// Throws ValueError that names variable and value: not a number, a rank outside the ranks, one of a pair missing, no
+/// way to know where the ranks meet.
+RankEnvironment parse_rank_environment(const EnvironmentLookup& lookup);
+
+/// The process's own environment.
+RankEnvironment rank_environment();
+
+/// Only MASTER_ADDR and MASTER_PORT (each may be absent: "" and 0). Throws ValueError for a port that is none.
+void parse_master(const EnvironmentLookup& lookup, std::string& master_addr, int& master_port);
+
+/// "node[03-07,12],login" -> "node03"; a list of hosts as SLURM writes it.
+std::string first_host(const std::string& host_list);
+
+}  // namespace tessera

@@ -1,0 +1,44 @@
+#pragma once
+// What a rank context holds; internal to comm.
+
+#include <array>
+#include <atomic>
+#include <map>
+#include <memory>
+#include <string>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+
+#include "comm/comm_stats.h"
+#include "comm/process_group.h"
+#include "comm/rank_context.h"
+
+namespace tessera::detail {
+
+struct RankState : std::enable_shared_from_this<RankState> {
+  struct Counter {
+    std::atomic<int64_t> calls{0};
+    std::atomic<int64_t> bytes_sent{0};
+  };
+
+  explicit RankState(uint64_t number) : number(number) {}
+
+  const uint64_t number;  // 0: the process's own
+  uint32_t init_count = 0;
+  ProcessGroupPtr default_group;
+  /// As resolved by init_process_group: backend chosen, ranks known, store or thread world set.
+  ProcessGroupOptions options;
+  /// How often a (name, ranks) was used by new_group.
+  std::map<std::string, int> group_counts;
+  std::array<Counter, kCollectiveCount> counters;
+};
+
+/// The state that the calling thread acts in.
+RankState& rank_state();
+
+inline void count_collective(Collective kind, int64_t bytes_sent) {
+  RankState::Counter& counter = rank_state().counters[static_cast<size_t>(kind)];
+  counter.calls.fetch_add(1, std::memory_order_relaxed);
+  counter.bytes_sent.fetch_add(bytes_sent, std::memory_order_relaxed);
+}
+
+}  // namespace tessera::detail

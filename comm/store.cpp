@@ -1,0 +1,71 @@
+#include "comm/store.h"
+
+#include <atomic>
+#include <cstdlib>
+#include <map>
+#include <mutex>
+#include <optional>
+#include <torch/csrc/distributed/c10d/HashStore.hpp>
+#include <torch/csrc/distributed/c10d/TCPStore.hpp>
+
+#include "base/error.h"
+#include "comm/listen_socket.h"
+
+namespace tessera {
+
+namespace {
+
+// Only the first store of a process can take the socket over: it is closed with that store.
+std::optional<int> take_listen_socket() {
+  static std::atomic<bool> taken{false};
+  const char* text = std::getenv(kListenSocketVariable);
+  if (text == nullptr || taken.exchange(true)) {
+    return std::nullopt;
+  }
+  return std::atoi(text);
+}
+
+std::string first_line(std::string text) {
+  return text.substr(0, text.find('\n'));
+}
+
+c10::intrusive_ptr<c10d::Store> connect(const StoreOptions& options) {
+  c10d::TCPStoreOptions tcp;
+  tcp.port = static_cast<uint16_t>(options.port);
+  tcp.isServer = options.rank == 0;
+  tcp.numWorkers = options.world_size;
+  tcp.timeout = options.timeout;
+  if (tcp.isServer) {
+    tcp.masterListenFd = take_listen_socket();
+  }
+  try {
+    return c10::make_intrusive<c10d::TCPStore>(options.address, tcp);
+  } catch (const std::exception& failure) {
+    throw CommError(fmt::format(
+        "init_process_group: rank {} of {} could not {} at {}:{} within {} ms ({}); check MASTER_ADDR and MASTER_PORT "
+        "and that every rank was started",
+        options.rank, options.world_size, tcp.isServer ? "gather the other ranks" : "reach rank 0", options.address,
+        options.port, options.timeout.count(), first_line(failure.what())));
+  }
+}
+
+}  // namespace
+
+c10::intrusive_ptr<c10d::Store> connect_store(const StoreOptions& options) {
+  static std::mutex mutex;
+  static auto* stores = new std::map<std::string, c10::intrusive_ptr<c10d::Store>>();  // outlives every group
+  const std::string key =
+      fmt::format("{}:{} {} of {}", options.address, options.port, options.rank, options.world_size);
+  std::lock_guard lock(mutex);
+  c10::intrusive_ptr<c10d::Store>& store = (*stores)[key];
+  if (!store) {
+    store = connect(options);
+  }
+  return store;
+}
+
+c10::intrusive_ptr<c10d::Store> local_store() {
+  return c10::make_intrusive<c10d::HashStore>();
+}
+
+}  // namespace tessera

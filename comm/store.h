@@ -1,0 +1,26 @@
+#pragma once
+// The key-value store through which ranks that are processes find each other.
+
+#include <chrono>
+#include <string>
+#include <torch/csrc/distributed/c10d/Store.hpp>
+
+namespace tessera {
+
+struct StoreOptions {
+  std::string address = {};
+  int port = 0;
+  int rank = 0;
+  int world_size = 1;
+  std::chrono::milliseconds timeout{0};
+};
+
+/// A TCPStore that rank 0 serves; returns when all ranks are connected. It lives to the end of the process, and the
+/// same options give the same store: a rank that sets a group up anew must not meet a server that is about to close. So
+/// keys need a prefix for each use. Throws CommError that names address and port. Thread safety: any number of threads.
+c10::intrusive_ptr<c10d::Store> connect_store(const StoreOptions& options);
+
+/// A store inside this process, for a single rank.
+c10::intrusive_ptr<c10d::Store> local_store();
+
+}  // namespace tessera

@@ -1,0 +1,149 @@
+#include "comm/thread_world.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "base/error.h"
+
+namespace tessera {
+
+ThreadGroup::ThreadGroup(std::shared_ptr<ThreadWorld> world, std::vector<int64_t> ranks)
+    : world_(std::move(world)), ranks_(std::move(ranks)), calls_made_(ranks_.size(), 0) {}
+
+ThreadGroup::MeetingPtr ThreadGroup::post(const GroupInfo& info, ThreadCall call) {
+  MeetingPtr meeting;
+  {
+    std::lock_guard lock(world_->mutex_);
+    TESSERA_CHECK(CommError, world_->failure_.empty(), "{} on {}: {}", describe(call), describe(info),
+                  world_->failure_);
+    const size_t place = calls_made_[info.rank]++ - first_open_;
+    if (place == open_.size()) {
+      open_.push_back(std::make_shared<Meeting>());
+      open_.back()->calls.resize(ranks_.size());
+      open_.back()->arrived.resize(ranks_.size());
+      open_.back()->missing = static_cast<int>(ranks_.size());
+    }
+    meeting = open_[place];
+    meeting->calls[info.rank] = std::move(call);
+    meeting->arrived[info.rank] = true;
+    if (--meeting->missing != 0) {
+      return meeting;
+    }
+    TESSERA_ASSERT(place == 0, "meeting {} is complete before the first", place);
+    open_.pop_front();
+    ++first_open_;
+  }
+  finish(*meeting);
+  return meeting;
+}
+
+// Runs outside the lock: all ranks have arrived, so nobody else touches the calls until `done` is set.
+void ThreadGroup::finish(Meeting& meeting) {
+  std::string error = find_mismatch(meeting.calls);
+  if (error.empty()) {
+    try {
+      execute(meeting.calls);
+    } catch (const std::exception& failure) {
+      error = failure.what();
+    }
+  }
+  std::lock_guard lock(world_->mutex_);
+  meeting.error = std::move(error);
+  meeting.done = true;
+  changed_.notify_all();
+}
+
+void ThreadGroup::wait(const GroupInfo& info, const MeetingPtr& meeting) {
+  const auto deadline = std::chrono::steady_clock::now() + info.timeout;
+  std::string reason;
+  {
+    std::unique_lock lock(world_->mutex_);
+    const auto has_left = [&](int64_t rank) { return world_->left_[rank]; };
+    const auto over = [&] {
+      return meeting->done || !world_->failure_.empty() || std::ranges::any_of(missing_ranks(*meeting), has_left);
+    };
+    const bool in_time = changed_.wait_until(lock, deadline, over);
+    if (meeting->done) {
+      reason = meeting->error;
+    } else if (!world_->failure_.empty()) {
+      reason = world_->failure_;
+    } else if (in_time) {
+      std::vector<int64_t> gone = missing_ranks(*meeting);
+      std::erase_if(gone, std::not_fn(has_left));
+      reason = fmt::format("rank(s) [{}] have ended without calling it", fmt::join(gone, ", "));
+    } else {
+      reason = fmt::format("rank(s) [{}] did not arrive within {} ms", fmt::join(missing_ranks(*meeting), ", "),
+                           info.timeout.count());
+    }
+    if (reason.empty()) {
+      return;
+    }
+    reason = fmt::format("{} on {}: {}", describe(meeting->calls[info.rank]), describe(info), reason);
+    if (in_time) {
+      throw CommError(reason);
+    }
+  }
+  world_->abort(info.ranks[info.rank], reason);
+  throw CommError(reason);
+}
+
+std::vector<int64_t> ThreadGroup::missing_ranks(const Meeting& meeting) const {
+  std::vector<int64_t> missing;
+  for (size_t i = 0; i < ranks_.size(); ++i) {
+    if (!meeting.arrived[i]) {
+      missing.push_back(ranks_[i]);
+    }
+  }
+  return missing;
+}
+
+ThreadWorld::ThreadWorld(int size) {
+  TESSERA_CHECK(ValueError, size >= 1, "ThreadWorld: {} ranks; at least one is needed", size);
+  left_.resize(size, false);
+}
+
+void ThreadWorld::leave(int64_t rank) {
+  std::lock_guard lock(mutex_);
+  left_.at(rank) = true;
+  notify_all_groups();
+}
+
+void ThreadWorld::abort(int64_t rank, const std::string& reason) {
+  std::lock_guard lock(mutex_);
+  left_.at(rank) = true;
+  if (failure_.empty()) {
+    failure_ = fmt::format("rank {} failed: {}", rank, reason);
+  }
+  notify_all_groups();
+}
+
+void ThreadWorld::notify_all_groups() {
+  for (const std::weak_ptr<ThreadGroup>& group : groups_) {
+    if (const auto alive = group.lock()) {
+      alive->changed_.notify_all();
+    }
+  }
+}
+
+std::shared_ptr<ThreadGroup> ThreadWorld::join(const std::string& key, const std::vector<int64_t>& ranks) {
+  std::lock_guard lock(mutex_);
+  Joining& joining = joining_[key];
+  std::shared_ptr<ThreadGroup> group = joining.group.lock();
+  if (!group) {
+    group = std::make_shared<ThreadGroup>(shared_from_this(), ranks);
+    joining.group = group;
+    std::erase_if(groups_, [](const auto& other) { return other.expired(); });
+    groups_.push_back(group);
+  }
+  TESSERA_CHECK(CommError, group->ranks_ == ranks, "group '{}': rank sets [{}] and [{}] have the same name", key,
+                fmt::join(group->ranks_, ", "), fmt::join(ranks, ", "));
+  if (++joining.joined == ranks.size()) {
+    joining_.erase(key);
+  }
+  return group;
+}
+
+}  // namespace tessera

@@ -1,0 +1,96 @@
+#pragma once
+// What ranks that are threads of one process share: where they meet, and how they learn that one of them is gone.
+//
+//   auto world = std::make_shared<ThreadWorld>(4);
+//   // in the thread of rank r, in a rank context of its own:
+//   init_process_group({.backend = "threads", .rank = r, .world_size = 4, .thread_world = world});
+//   ...
+//   world->leave(r);               // or world->abort(r, "what went wrong")
+//
+// testing/run_ranks.h does this for tests.
+
+#include <chrono>
+#include <condition_variable>
+#include <deque>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "comm/group_backend.h"
+#include "comm/thread_call.h"
+
+namespace tessera {
+
+class ThreadWorld;
+
+/// The meeting place of one group. Each rank's k-th call meets the others' k-th call; calls do not wait, so that
+/// several may be in flight. Thread safety: each rank from one thread at a time.
+class ThreadGroup {
+ public:
+  /// One collective; done when all ranks have called and it is carried out.
+  struct Meeting {
+    std::vector<ThreadCall> calls;
+    std::vector<bool> arrived;
+    int missing = 0;
+    bool done = false;
+    std::string error;
+  };
+  using MeetingPtr = std::shared_ptr<Meeting>;
+
+  ThreadGroup(std::shared_ptr<ThreadWorld> world, std::vector<int64_t> ranks);
+
+  /// Brings a rank's call; the rank that completes the meeting carries it out. Throws CommError if a rank has failed.
+  MeetingPtr post(const GroupInfo& info, ThreadCall call);
+  /// Returns when the call is carried out. Throws CommError: ranks called different collectives, a missing rank has
+  /// left or failed, or time is up, which fails this rank for all others as well.
+  void wait(const GroupInfo& info, const MeetingPtr& meeting);
+
+ private:
+  friend class ThreadWorld;
+
+  std::vector<int64_t> missing_ranks(const Meeting& meeting) const;
+  void finish(Meeting& meeting);
+
+  const std::shared_ptr<ThreadWorld> world_;
+  const std::vector<int64_t> ranks_;
+  std::condition_variable changed_;
+  std::deque<MeetingPtr> open_;
+  uint64_t first_open_ = 0;
+  std::vector<uint64_t> calls_made_;
+};
+
+/// Thread safety: all calls may come from any thread.
+class ThreadWorld : public std::enable_shared_from_this<ThreadWorld> {
+ public:
+  explicit ThreadWorld(int size);
+
+  int size() const { return static_cast<int>(left_.size()); }
+
+  /// The rank takes part no more; ranks that wait for it fail, the others go on.
+  void leave(int64_t rank);
+  /// The rank failed: every rank that waits, or calls a collective from now on, fails. The first failure is kept.
+  void abort(int64_t rank, const std::string& reason);
+
+  /// The meeting place named `key`; each of `ranks` asks for it once.
+  std::shared_ptr<ThreadGroup> join(const std::string& key, const std::vector<int64_t>& ranks);
+
+ private:
+  friend class ThreadGroup;
+
+  struct Joining {
+    std::weak_ptr<ThreadGroup> group;
+    size_t joined = 0;
+  };
+
+  void notify_all_groups();
+
+  std::mutex mutex_;  // guards all state of the world and of its groups
+  std::vector<bool> left_;
+  std::string failure_;
+  std::map<std::string, Joining> joining_;
+  std::vector<std::weak_ptr<ThreadGroup>> groups_;
+};
+
+}  // namespace tessera

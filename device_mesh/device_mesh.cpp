@@ -1,0 +1,195 @@
+#include "device_mesh/device_mesh.h"
+
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "base/error.h"
+#include "comm/rank_context.h"
+#include "device_mesh/axis_names.h"
+#include "device_mesh/mesh_state.h"
+
+namespace tessera {
+
+namespace {
+
+using detail::MeshState;
+
+const MeshState& checked(const std::shared_ptr<const MeshState>& state) {
+  TESSERA_CHECK(StateError, state, "the DeviceMesh is empty; make one by init_device_mesh");
+  return *state;
+}
+
+size_t checked_index(const MeshState& state, int64_t axis) {
+  const int64_t ndim = state.layout.ndim();
+  TESSERA_CHECK(ValueError, axis >= -ndim && axis < ndim, "DeviceMesh: axis {}; a mesh of {} axes has axes 0 to {}",
+                axis, ndim, ndim - 1);
+  return axis < 0 ? axis + ndim : axis;
+}
+
+void check_shape(const std::vector<int64_t>& shape, int world_size) {
+  TESSERA_CHECK(ValueError, !shape.empty(), "init_device_mesh: the shape has no axes; give at least one size");
+  int64_t ranks = 1;
+  for (const int64_t size : shape) {
+    TESSERA_CHECK(ValueError, size >= 1 && size < (int64_t{1} << 31),
+                  "init_device_mesh: shape [{}]; every size must be at least 1", fmt::join(shape, ", "));
+    ranks = std::min(ranks * size, int64_t{1} << 31);
+  }
+  TESSERA_CHECK(
+      ValueError, ranks == world_size,
+      "init_device_mesh: shape [{}] needs {} ranks, but the world has {}; choose sizes whose product is {}, or "
+      "start {} ranks",
+      fmt::join(shape, ", "), ranks, world_size, world_size, ranks);
+}
+
+}  // namespace
+
+DeviceMesh init_device_mesh(c10::DeviceType device_type, std::vector<int64_t> shape,
+                            std::vector<std::string> axis_names) {
+  if (!is_initialized()) {
+    init_process_group();
+  }
+  check_shape(shape, get_world_size());
+  std::vector<std::string> names = checked_axis_names(std::move(axis_names), std::ssize(shape));
+  TESSERA_CHECK(ValueError, default_group()->hasBackendForDeviceType(device_type),
+                "init_device_mesh: device type {}; the default group's backend \"{}\" is not for it",
+                c10::DeviceTypeName(device_type, /*lower_case=*/true), default_group()->getBackendName());
+  MeshLayout layout = MeshLayout::row_major(shape);
+  std::vector<ProcessGroupPtr> groups;
+  for (int64_t axis = 0; axis < layout.ndim(); ++axis) {
+    groups.push_back(detail::group_along(layout.axis(axis), names[axis]));
+  }
+  return DeviceMesh(detail::finish_state({.root = std::make_shared<detail::MeshRoot>(),
+                                          .device_type = device_type,
+                                          .layout = std::move(layout),
+                                          .axis_names = std::move(names),
+                                          .groups = std::move(groups),
+                                          .context_id = rank_context_id(),
+                                          .shape = {},
+                                          .coordinate = {},
+                                          .ranks = {},
+                                          .local_rank = 0,
+                                          .hash = 0}));
+}
+
+c10::DeviceType DeviceMesh::device_type() const {
+  return checked(state_).device_type;
+}
+
+int64_t DeviceMesh::ndim() const {
+  return checked(state_).layout.ndim();
+}
+
+const std::vector<int64_t>& DeviceMesh::shape() const {
+  return checked(state_).shape;
+}
+
+const std::vector<std::string>& DeviceMesh::axis_names() const {
+  return checked(state_).axis_names;
+}
+
+int64_t DeviceMesh::axis_index(std::string_view axis_name) const {
+  const MeshState& state = checked(state_);
+  const auto found = std::ranges::find(state.axis_names, axis_name);
+  if (found == state.axis_names.end()) {
+    throw_unknown_axis(detail::print(state), axis_name, state.axis_names);
+  }
+  return found - state.axis_names.begin();
+}
+
+int64_t DeviceMesh::size() const {
+  return std::ssize(checked(state_).ranks);
+}
+
+int64_t DeviceMesh::size(int64_t axis) const {
+  const MeshState& state = checked(state_);
+  return state.shape[checked_index(state, axis)];
+}
+
+int64_t DeviceMesh::size(std::string_view axis_name) const {
+  return size(axis_index(axis_name));
+}
+
+const std::vector<int64_t>& DeviceMesh::coordinate() const {
+  return checked(state_).coordinate;
+}
+
+int64_t DeviceMesh::local_rank(int64_t axis) const {
+  const MeshState& state = checked(state_);
+  return state.coordinate[checked_index(state, axis)];
+}
+
+int64_t DeviceMesh::local_rank(std::string_view axis_name) const {
+  return local_rank(axis_index(axis_name));
+}
+
+int64_t DeviceMesh::local_rank() const {
+  return checked(state_).local_rank;
+}
+
+const std::vector<int64_t>& DeviceMesh::ranks() const {
+  return checked(state_).ranks;
+}
+
+const ProcessGroupPtr& DeviceMesh::group(int64_t axis) const {
+  const MeshState& state = checked(state_);
+  return state.groups[checked_index(state, axis)];
+}
+
+const ProcessGroupPtr& DeviceMesh::group(std::string_view axis_name) const {
+  return group(axis_index(axis_name));
+}
+
+const ProcessGroupPtr& DeviceMesh::group() const {
+  const MeshState& state = checked(state_);
+  TESSERA_CHECK(ValueError, state.groups.size() == 1,
+                "{}.group() is for meshes of one axis; name an axis, or join them first: mesh.flatten().group()",
+                detail::print(state));
+  return state.groups[0];
+}
+
+DeviceMesh DeviceMesh::operator[](std::string_view axis_name) const {
+  return (*this)[std::vector<std::string>{std::string(axis_name)}];
+}
+
+DeviceMesh DeviceMesh::operator[](std::initializer_list<const char*> axis_names) const {
+  return (*this)[std::vector<std::string>(axis_names.begin(), axis_names.end())];
+}
+
+DeviceMesh DeviceMesh::operator[](const std::vector<std::string>& axis_names) const {
+  const MeshState& state = checked(state_);
+  return axis_names == state.axis_names ? *this
+                                        : DeviceMesh(detail::sub_mesh(state, detail::find_axes(state, axis_names)));
+}
+
+DeviceMesh DeviceMesh::flatten(const std::vector<std::string>& axis_names, std::string name) const {
+  const MeshState& state = checked(state_);
+  const auto axes = detail::find_axes(state, axis_names.empty() ? state.axis_names : axis_names);
+  return DeviceMesh(detail::sub_mesh(state, {detail::flatten_axes(state, axes, std::move(name))}));
+}
+
+bool DeviceMesh::operator==(const DeviceMesh& other) const {
+  if (state_ == other.state_) {
+    return true;
+  }
+  return state_ && other.state_ && state_->hash == other.state_->hash &&
+         state_->context_id == other.state_->context_id && state_->device_type == other.state_->device_type &&
+         state_->ranks == other.state_->ranks && state_->shape == other.state_->shape &&
+         state_->axis_names == other.state_->axis_names;
+}
+
+std::string DeviceMesh::to_string() const {
+  return state_ ? detail::print(*state_) : "DeviceMesh(empty)";
+}
+
+uint64_t DeviceMesh::hash() const {
+  return state_ ? state_->hash : 0;
+}
+
+}  // namespace tessera
+
+fmt::format_context::iterator fmt::formatter<tessera::DeviceMesh>::format(const tessera::DeviceMesh& mesh,
+                                                                          fmt::format_context& context) const {
+  return fmt::formatter<std::string_view>::format(mesh.to_string(), context);
+}

@@ -1,0 +1,151 @@
+#include "device_mesh/mesh_state.h"
+
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "base/error.h"
+#include "base/hash.h"
+#include "device_mesh/axis_names.h"
+
+namespace tessera::detail {
+
+namespace {
+
+uint64_t hash_text(std::string_view text) {
+  uint64_t hash = 0xcbf29ce484222325ULL;
+  for (const char c : text) {
+    hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001b3ULL;
+  }
+  return hash;
+}
+
+uint64_t hash_of(const MeshState& state) {
+  uint64_t hash = hash_combine(static_cast<uint64_t>(state.device_type), state.context_id);
+  for (size_t axis = 0; axis < state.shape.size(); ++axis) {
+    hash = hash_combine(hash_combine(hash, state.shape[axis]), hash_text(state.axis_names[axis]));
+  }
+  for (const int64_t rank : state.ranks) {
+    hash = hash_combine(hash, rank);
+  }
+  return hash;
+}
+
+// Whether an axis lies within a mesh: fixing the mesh's coordinates fixes it.
+bool contains(const MeshState& state, const AxisLayout& axis) {
+  const std::vector<int64_t> along = MeshLayout({axis}).ranks_through(get_rank());
+  return std::ranges::all_of(along,
+                             [&](int64_t rank) { return std::ranges::find(state.ranks, rank) != state.ranks.end(); });
+}
+
+NamedAxis find_axis(const MeshState& state, std::string_view name) {
+  const auto own = std::ranges::find(state.axis_names, name);
+  if (own != state.axis_names.end()) {
+    const size_t index = own - state.axis_names.begin();
+    return {*own, state.layout.axis(index), state.groups[index]};
+  }
+  std::vector<std::string> known = state.axis_names;
+  std::lock_guard lock(state.root->mutex);
+  for (const auto& [flattened, axis] : state.root->flattened) {
+    if (contains(state, axis.layout)) {
+      if (flattened == name) {
+        return {flattened, axis.layout, axis.group};
+      }
+      known.push_back(flattened);
+    }
+  }
+  throw_unknown_axis(print(state), name, known);
+}
+
+}  // namespace
+
+std::shared_ptr<const MeshState> finish_state(MeshState state) {
+  const int64_t rank = get_rank();
+  state.shape = state.layout.shape();
+  state.coordinate = state.layout.coordinate(rank);
+  state.ranks = state.layout.ranks_through(rank);
+  state.local_rank = std::find(state.ranks.begin(), state.ranks.end(), rank) - state.ranks.begin();
+  state.hash = hash_of(state);
+  return std::make_shared<const MeshState>(std::move(state));
+}
+
+ProcessGroupPtr group_along(const AxisLayout& axis, const std::string& name) {
+  const std::vector<int64_t> ranks = MeshLayout({axis}).ranks_through(get_rank());
+  return ranks == group_ranks(default_group()) ? default_group() : new_group(ranks, name);
+}
+
+std::string print(const MeshState& state) {
+  std::vector<std::string> axes;
+  for (size_t axis = 0; axis < state.axis_names.size(); ++axis) {
+    axes.push_back(fmt::format("{}: {}", state.axis_names[axis], state.shape[axis]));
+  }
+  return fmt::format("DeviceMesh({}, {{{}}})", c10::DeviceTypeName(state.device_type, /*lower_case=*/true),
+                     fmt::join(axes, ", "));
+}
+
+std::vector<NamedAxis> find_axes(const MeshState& state, const std::vector<std::string>& names) {
+  TESSERA_CHECK(ValueError, !names.empty(), "{}: no axis names; give at least one", print(state));
+  std::vector<NamedAxis> axes;
+  for (const std::string& name : names) {
+    axes.push_back(find_axis(state, name));
+    for (size_t i = 0; i + 1 < axes.size(); ++i) {
+      TESSERA_CHECK(ValueError, axes[i].name != name && !axes_overlap(axes[i].layout, axes.back().layout),
+                    "{}: axes \"{}\" and \"{}\" share ranks' coordinates; each axis may be used once", print(state),
+                    axes[i].name, name);
+    }
+  }
+  return axes;
+}
+
+std::shared_ptr<const MeshState> sub_mesh(const MeshState& parent, const std::vector<NamedAxis>& axes) {
+  std::vector<AxisLayout> layouts;
+  std::vector<std::string> names;
+  std::vector<ProcessGroupPtr> groups;
+  for (const NamedAxis& axis : axes) {
+    layouts.push_back(axis.layout);
+    names.push_back(axis.name);
+    groups.push_back(axis.group);
+  }
+  return finish_state({.root = parent.root,
+                       .device_type = parent.device_type,
+                       .layout = MeshLayout(std::move(layouts)),
+                       .axis_names = std::move(names),
+                       .groups = std::move(groups),
+                       .context_id = parent.context_id,
+                       .shape = {},
+                       .coordinate = {},
+                       .ranks = {},
+                       .local_rank = 0,
+                       .hash = 0});
+}
+
+NamedAxis flatten_axes(const MeshState& state, const std::vector<NamedAxis>& axes, std::string name) {
+  std::vector<AxisLayout> layouts;
+  std::vector<std::string> names;
+  for (const NamedAxis& axis : axes) {
+    layouts.push_back(axis.layout);
+    names.push_back(axis.name);
+  }
+  if (name.empty()) {
+    name = fmt::format("{}", fmt::join(names, "_"));
+  }
+  NamedAxis joined = {name, join_axes(layouts), {}};
+  const auto own = std::ranges::find(state.axis_names, name);
+  std::lock_guard lock(state.root->mutex);
+  const auto known = state.root->flattened.find(name);
+  if (own != state.axis_names.end() || known != state.root->flattened.end()) {
+    const size_t index = own - state.axis_names.begin();
+    const bool is_own = own != state.axis_names.end();
+    TESSERA_CHECK(ValueError, (is_own ? state.layout.axis(index) : known->second.layout) == joined.layout,
+                  "{}.flatten([{}], \"{}\"): the name is another axis already; choose a new one", print(state),
+                  fmt::join(names, ", "), name);
+    joined.group = is_own ? state.groups[index] : known->second.group;
+  } else {
+    joined.group = axes.size() == 1 ? axes[0].group : group_along(joined.layout, name);
+    state.root->flattened.emplace(name, MeshRoot::FlattenedAxis{joined.layout, joined.group});
+  }
+  return joined;
+}
+
+}  // namespace tessera::detail

@@ -1,0 +1,69 @@
+#pragma once
+// What a DeviceMesh points to, and how sub-meshes are found; internal to this package.
+
+#include <c10/core/DeviceType.h>
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <string_view>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+#include <vector>
+
+#include "comm/process_group.h"
+#include "device_mesh/mesh_layout.h"
+
+namespace tessera::detail {
+
+/// What a mesh and its sub-meshes share: the axes that were made by flatten.
+struct MeshRoot {
+  struct FlattenedAxis {
+    AxisLayout layout;
+    ProcessGroupPtr group;
+  };
+
+  std::mutex mutex;
+  std::map<std::string, FlattenedAxis, std::less<>> flattened;
+};
+
+struct MeshState {
+  std::shared_ptr<MeshRoot> root;
+  c10::DeviceType device_type;
+  MeshLayout layout;
+  std::vector<std::string> axis_names;
+  std::vector<ProcessGroupPtr> groups;
+  uint64_t context_id;
+  // Derived from the above and this rank.
+  std::vector<int64_t> shape;
+  std::vector<int64_t> coordinate;
+  std::vector<int64_t> ranks;
+  int64_t local_rank;
+  uint64_t hash;
+};
+
+/// An axis of a mesh by name, its own or one made by flatten.
+struct NamedAxis {
+  std::string name;
+  AxisLayout layout;
+  ProcessGroupPtr group;
+};
+
+/// Fills in what follows from the rest and from this rank.
+std::shared_ptr<const MeshState> finish_state(MeshState state);
+
+/// The group of this rank's neighbours along the axis; the default group where they are all ranks in order.
+ProcessGroupPtr group_along(const AxisLayout& axis, const std::string& name);
+
+std::string print(const MeshState& state);
+
+/// Throws KeyError for a name that is unknown, ValueError for none or for axes that overlap.
+std::vector<NamedAxis> find_axes(const MeshState& state, const std::vector<std::string>& names);
+
+std::shared_ptr<const MeshState> sub_mesh(const MeshState& parent, const std::vector<NamedAxis>& axes);
+
+/// `axes` as one axis, which is registered with the mesh's root as `name` ("": the joined names).
+NamedAxis flatten_axes(const MeshState& state, const std::vector<NamedAxis>& axes, std::string name);
+
+}  // namespace tessera::detail

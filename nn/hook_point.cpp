@@ -1,0 +1,143 @@
+#include "nn/hook_point.h"
+
+#include <c10/util/Exception.h>
+#include <c10/util/Type.h>
+
+#include <algorithm>
+#include <ranges>
+
+#include "base/error.h"
+
+namespace tessera {
+
+void detail::HookTable::remove(uint64_t id) {
+  for (auto& list : lists) {
+    if (list == nullptr) continue;
+    const auto found = std::ranges::find(*list, id, &HookRecord::id);
+    if (found == list->end()) continue;
+    (*found)->active = false;
+    auto rest = std::make_shared<HookList>(*list);
+    rest->erase(rest->begin() + (found - list->begin()));
+    list = std::move(rest);
+    --hooks;
+    return;
+  }
+}
+
+void HookHandle::remove() {
+  if (const auto table = table_.lock()) table->remove(id_);
+  table_.reset();
+}
+
+detail::HookTable& HookPoint::table() {
+  if (table_ == nullptr) table_ = std::make_shared<detail::HookTable>();
+  return *table_;
+}
+
+HookHandle HookPoint::add(detail::HookKind kind, ForwardHook hook, HookOrder order) {
+  auto& hooks = table();
+  auto& list = hooks.lists[static_cast<int>(kind)];
+  auto longer = list == nullptr ? std::make_shared<detail::HookList>() : std::make_shared<detail::HookList>(*list);
+  auto record = std::make_shared<detail::HookRecord>();
+  record->id = hooks.next_id++;
+  record->run = std::move(hook);
+  const HookHandle handle(table_, record->id);
+  longer->insert(order == HookOrder::Prepend ? longer->begin() : longer->end(), std::move(record));
+  list = std::move(longer);
+  ++hooks.hooks;
+  return handle;
+}
+
+HookHandle HookPoint::register_forward_pre_hook(ForwardHook hook, HookOrder order) {
+  TESSERA_CHECK(ValueError, hook != nullptr, "register_forward_pre_hook: the hook is empty");
+  return add(detail::HookKind::Pre, std::move(hook), order);
+}
+
+HookHandle HookPoint::register_forward_hook(ForwardHook hook, HookOrder order) {
+  TESSERA_CHECK(ValueError, hook != nullptr, "register_forward_hook: the hook is empty");
+  return add(detail::HookKind::Post, std::move(hook), order);
+}
+
+HookHandle HookPoint::register_exception_hook(ExceptionHook hook, HookOrder order) {
+  TESSERA_CHECK(ValueError, hook != nullptr, "register_exception_hook: the hook is empty");
+  auto adapted = [hook = std::move(hook)](HookPoint& point, TensorRefs) { hook(point); };
+  return add(detail::HookKind::Exception, std::move(adapted), order);
+}
+
+void HookPoint::attach(std::type_index type, std::shared_ptr<void> state) {
+  TESSERA_CHECK(ValueError, state != nullptr, "attach: null state of type {} for {}", c10::demangle(type.name()),
+                type_name());
+  TESSERA_CHECK(StateError, find(type) == nullptr, "attach: {} has an attached {} already; detach it first",
+                type_name(), c10::demangle(type.name()));
+  table().attachments.emplace_back(type, std::move(state));
+}
+
+std::shared_ptr<void> HookPoint::find(std::type_index type) const noexcept {
+  if (table_ == nullptr) return nullptr;
+  for (const auto& [attached_type, state] : table_->attachments) {
+    if (attached_type == type) return state;
+  }
+  return nullptr;
+}
+
+std::shared_ptr<void> HookPoint::detach(std::type_index type) noexcept {
+  auto state = find(type);
+  if (state != nullptr) std::erase_if(table_->attachments, [&](const auto& slot) { return slot.first == type; });
+  return state;
+}
+
+void HookPoint::check_cloneable() const {
+  TESSERA_CHECK(NotImplementedError, !has_hooks() && !has_attachments(),
+                "clone: {} has hooks or state attached (fully_shard and parallelize_module attach both), which belong "
+                "to this module alone; clone the model before it is sharded",
+                type_name());
+}
+
+HookedCall::HookedCall(HookPoint& point) : point_(point) {
+  if (point.table_ == nullptr) return;
+  std::ranges::copy(point.table_->lists, lists_);
+}
+
+void HookedCall::run(detail::HookKind kind, TensorRefs tensors) {
+  const auto& list = lists_[static_cast<int>(kind)];
+  if (list == nullptr) return;
+  for (const auto& hook : *list) {
+    if (hook->active) hook->run(point_, tensors);
+  }
+}
+
+void HookedCall::failed() noexcept {
+  const auto& list = lists_[static_cast<int>(detail::HookKind::Exception)];
+  if (list == nullptr) return;
+  for (const auto& hook : *list | std::views::reverse) {
+    if (!hook->active) continue;
+    try {
+      hook->run(point_, {});
+    } catch (const std::exception& error) {
+      TORCH_WARN("an exception hook of ", point_.type_name(), " threw: ", error.what());
+    } catch (...) {
+      TORCH_WARN("an exception hook of ", point_.type_name(), " threw");
+    }
+  }
+}
+
+HookPoint* find_hook_point(torch::nn::Module& module) noexcept {
+  return dynamic_cast<HookPoint*>(&module);
+}
+
+const HookPoint* find_hook_point(const torch::nn::Module& module) noexcept {
+  return dynamic_cast<const HookPoint*>(&module);
+}
+
+HookPoint& hook_point(torch::nn::Module& module, std::string_view caller) {
+  HookPoint* const point = find_hook_point(module);
+  TESSERA_CHECK(
+      StateError, point != nullptr,
+      "{}: modules of type {} have no hook point, so nothing can run before and after their forward. "
+      "Declare the type's holder with TESSERA_MODULE(Name) in place of TORCH_MODULE(Name), use tessera::nn::* "
+      "in place of torch::nn::*, or wrap the module with tessera::hooked(module)",
+      caller, c10::demangle(typeid(module).name()));
+  return *point;
+}
+
+}  // namespace tessera

@@ -1,0 +1,19 @@
+#pragma once
+// torch::nn's linear layers with a hook point. Same constructors, members and results.
+
+#include <torch/nn/modules/linear.h>
+
+#include "nn/hooked.h"
+
+namespace tessera::nn {
+
+using torch::nn::BilinearOptions;
+using torch::nn::FlattenOptions;
+using torch::nn::LinearOptions;
+
+TESSERA_MODULE_IMPL(Bilinear, torch::nn::BilinearImpl);
+TESSERA_MODULE_IMPL(Flatten, torch::nn::FlattenImpl);
+TESSERA_MODULE_IMPL(Identity, torch::nn::IdentityImpl);
+TESSERA_MODULE_IMPL(Linear, torch::nn::LinearImpl);
+
+}  // namespace tessera::nn

@@ -1,0 +1,26 @@
+#pragma once
+// Every layer of tessera::nn: drop-ins for torch::nn with a hook point, plus RMSNorm and a Sequential that nests.
+// Losses, pooling with indices and containers without parameters need no hooks: use torch::nn's.
+
+#include <torch/nn/modules/container/moduledict.h>
+#include <torch/nn/modules/container/modulelist.h>
+
+#include "nn/activation.h"
+#include "nn/conv.h"
+#include "nn/dropout.h"
+#include "nn/embedding.h"
+#include "nn/linear.h"
+#include "nn/normalization.h"
+#include "nn/pooling.h"
+#include "nn/recurrent.h"
+#include "nn/rms_norm.h"
+#include "nn/sequential.h"
+#include "nn/transformer.h"
+
+namespace tessera::nn {
+
+// No forward of their own, so there is nothing to hook: shard their elements.
+using torch::nn::ModuleDict;
+using torch::nn::ModuleList;
+
+}  // namespace tessera::nn

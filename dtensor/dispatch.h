@@ -1,0 +1,21 @@
+#pragma once
+// Where every op on a DTensor arrives, below autograd: unwrap → propagate (cached) → redistribute → run the
+// op on the local tensors → wrap.
+//
+// One boxed fallback for the dispatch key PrivateUse1, as __torch_dispatch__ is in Python, plus the same
+// kernel for the ops whose CompositeExplicit kernel would bypass a fallback. Registered when the library is
+// loaded. Nothing here is called by name; the functions below are for tests and tools.
+
+#include <cstddef>
+
+namespace tessera {
+
+struct DispatchStats {
+  size_t cache_hits = 0;
+  size_t cache_misses = 0;
+};
+
+/// Of the calling thread, since it started: each thread has its own cache (meshes differ between ranks).
+DispatchStats dispatch_stats();
+
+}  // namespace tessera

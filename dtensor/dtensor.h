@@ -1,0 +1,63 @@
+#pragma once
+// DTensor: a tensor that lies on a device mesh. It is an at::Tensor (there is no other type) with global
+// sizes; stock autograd, optimizers and modules work on it, and each op runs on the local tensors after the
+// operands were brought into placements that make its result right.
+//
+//   auto mesh = init_device_mesh(at::kCPU, {2}, {"dp"});
+//   auto x = distribute_tensor(at::randn({5, 3}), mesh, {Shard(0)});   // ranks hold 3 and 2 rows
+//   auto y = x.matmul(w).relu();                                      // a DTensor, Shard(0)
+//   full_tensor(y.sum()).item<float>();                               // the same on every rank
+//
+// Every rank of the mesh must call the same ops in the same order. An op that the library has no rule for
+// throws NotImplementedError with the op's name, the placements and the remedy; mixing DTensors with plain
+// tensors (other than scalars) throws ValueError. sizes(), dim(), dtype() are those of the global tensor;
+// data_ptr() throws.
+//
+// Thread safety: as at::Tensor. Names and meaning follow torch/distributed/tensor/_api.py.
+
+#include <optional>
+
+#include "device_mesh/device_mesh.h"
+#include "dtensor/placement.h"
+#include "dtensor/redistribute.h"
+
+namespace tessera {
+
+/// False for an undefined tensor.
+bool is_dtensor(const at::Tensor& tensor);
+
+/// Throw ValueError if `tensor` is not a DTensor. The references live as long as the tensor.
+const Placements& placements(const at::Tensor& tensor);
+const DeviceMesh& device_mesh(const at::Tensor& tensor);
+const SpecPtr& dtensor_spec(const at::Tensor& tensor);
+
+/// Cuts or copies `tensor` over `mesh`. The data are those of the mesh's first rank; the others' are
+/// overwritten, so every rank must pass a tensor of the same sizes and dtype. `tensor` must be a leaf (or
+/// need no gradient); the result is a new leaf that needs a gradient if `tensor` does. All ranks must call.
+/// Throws ValueError for placements that do not fit, Partial placements, or a DTensor.
+at::Tensor distribute_tensor(const at::Tensor& tensor, const DeviceMesh& mesh, Placements placements);
+
+struct FromLocalOptions {
+  /// Global sizes; needed where shards are uneven, since the local sizes alone cannot tell them. Default:
+  /// the local sizes with each sharded dim multiplied by its axes.
+  std::optional<std::vector<int64_t>> shape = std::nullopt;
+  /// Compares all ranks' local sizes with `shape` and Replicate copies with the first rank's: a mismatch
+  /// throws ValueError on every rank. Costs collectives.
+  bool run_check = false;
+  /// Placements of the gradient that reaches `local`. Default: those of the tensor, Replicate for Partial.
+  std::optional<Placements> grad_placements = std::nullopt;
+};
+
+/// Each rank's local tensor becomes its part of a DTensor. No communication (unless run_check), no copy:
+/// they share memory. Differentiable: the gradient of the DTensor reaches `local`.
+at::Tensor from_local(const at::Tensor& local, const DeviceMesh& mesh, Placements placements,
+                      FromLocalOptions options = {});
+
+/// The local tensor, sharing memory. Differentiable; `grad_placements` say what the local gradients form
+/// together (default: the tensor's placements, Replicate for Partial).
+at::Tensor to_local(const at::Tensor& tensor, std::optional<Placements> grad_placements = std::nullopt);
+
+/// The whole tensor as a plain one on every rank: redistribute to Replicate, then to_local.
+at::Tensor full_tensor(const at::Tensor& tensor);
+
+}  // namespace tessera

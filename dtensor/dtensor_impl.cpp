@@ -1,0 +1,43 @@
+#include "dtensor/dtensor_impl.h"
+
+#include <fmt/ranges.h>
+
+#include "base/error.h"
+
+namespace tessera {
+
+namespace {
+
+/// Adds nothing to TensorImpl but access to its key set, so copies made by shallow_copy_and_detach are alike.
+class DTensorImpl : public c10::TensorImpl {
+ public:
+  DTensorImpl(c10::Storage&& storage, caffe2::TypeMeta dtype, c10::DeviceType device)
+      : c10::TensorImpl(std::move(storage), c10::DispatchKeySet(c10::DispatchKey::PrivateUse1), dtype) {
+    // Autocast follows the backend bit; a DTensor is cast as its real device is.
+    key_set_ =
+        key_set_.remove(c10::DispatchKey::AutocastPrivateUse1)
+            .add(device == c10::DeviceType::CUDA ? c10::DispatchKey::AutocastCUDA : c10::DispatchKey::AutocastCPU);
+  }
+};
+
+c10::Storage storage_without_data(c10::Device device) {
+  c10::Storage storage(c10::Storage::use_byte_size_t(), 0, c10::DataPtr(nullptr, device), nullptr, false);
+  storage.unsafeGetStorageImpl()->release_data_and_set_meta_custom_data_ptr_error_msg_(
+      "a DTensor has no data pointer of its own; take to_local() or full_tensor() first");
+  return storage;
+}
+
+}  // namespace
+
+at::Tensor wrap_local(at::Tensor local, SpecPtr spec, std::shared_ptr<const ParameterOrigin> origin) {
+  TESSERA_ASSERT(local.sizes() == spec->local_sizes() && local.scalar_type() == spec->dtype(),
+                 "a local tensor {} for the spec {} whose local sizes are [{}]", to_string(TensorMeta::of(local)),
+                 spec->to_string(), fmt::join(spec->local_sizes(), ", "));
+  const auto device = local.device();
+  auto impl = c10::make_intrusive<DTensorImpl>(storage_without_data(device), local.dtype(), device.type());
+  impl->set_sizes_and_strides(spec->sizes(), spec->strides());
+  impl->set_backend_meta(c10::make_intrusive<DTensorMeta>(std::move(local), std::move(spec), std::move(origin)));
+  return at::Tensor(c10::intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>::reclaim(impl.release()));
+}
+
+}  // namespace tessera

@@ -1,0 +1,81 @@
+#pragma once
+// DTensorSpec: everything about a DTensor but its data. Immutable and shared between tensors, so that
+// comparing two specs is mostly comparing two pointers, and sharding propagation can be cached by hash.
+//
+// Thread safety: immutable after construction; may be shared between threads.
+
+#include <ATen/core/Tensor.h>
+#include <c10/util/intrusive_ptr.h>
+
+#include <string>
+#include <vector>
+
+#include "device_mesh/device_mesh.h"
+#include "dtensor/placement.h"
+#include "dtensor/shard_math.h"
+
+namespace tessera {
+
+using DimVector = c10::SmallVector<int64_t, 6>;
+
+/// Sizes, strides (both of the whole, global tensor, in elements) and dtype.
+struct TensorMeta {
+  DimVector sizes;
+  DimVector strides;
+  at::ScalarType dtype = at::ScalarType::Float;
+
+  static TensorMeta of(const at::Tensor& tensor);
+  /// Row-major.
+  static TensorMeta contiguous(at::IntArrayRef sizes, at::ScalarType dtype);
+  bool is_contiguous() const;
+  bool operator==(const TensorMeta&) const = default;
+};
+
+class DTensorSpec;
+using SpecPtr = c10::intrusive_ptr<DTensorSpec>;
+
+class DTensorSpec : public c10::intrusive_ptr_target {
+ public:
+  /// `placements` must be normalized(). Throws ValueError for an empty mesh.
+  static SpecPtr make(DeviceMesh mesh, Placements placements, TensorMeta meta);
+  /// The same mesh and tensor under other (normalized) placements, and row-major if `contiguous`.
+  SpecPtr with_placements(Placements placements, bool contiguous = false) const;
+
+  const DeviceMesh& mesh() const { return mesh_; }
+  const Placements& placements() const { return placements_; }
+  const TensorMeta& meta() const { return meta_; }
+  at::IntArrayRef sizes() const { return meta_.sizes; }
+  at::IntArrayRef strides() const { return meta_.strides; }
+  at::ScalarType dtype() const { return meta_.dtype; }
+  int64_t ndim() const { return static_cast<int64_t>(meta_.sizes.size()); }
+  /// Sizes of this rank's local tensor.
+  at::IntArrayRef local_sizes() const { return local_sizes_; }
+  MeshPosition position() const;
+
+  bool is_replicated() const;
+  bool has_partial() const;
+
+  uint64_t hash() const { return hash_; }
+  bool operator==(const DTensorSpec& other) const;
+
+  /// "float32[5, 3] (Shard(0)) on DeviceMesh(cpu, {dp: 2})"
+  std::string to_string() const;
+
+  DTensorSpec(DeviceMesh mesh, Placements placements, TensorMeta meta);
+
+ private:
+  DeviceMesh mesh_;
+  Placements placements_;
+  TensorMeta meta_;
+  DimVector local_sizes_;
+  uint64_t hash_ = 0;
+};
+
+inline bool same_spec(const SpecPtr& a, const SpecPtr& b) {
+  return a == b || (a && b && a->hash() == b->hash() && *a == *b);
+}
+
+/// "float32[5, 3]"
+std::string to_string(const TensorMeta& meta);
+
+}  // namespace tessera

@@ -1,0 +1,104 @@
+// Scaled dot-product attention as the CPU's fused kernel computes it: batch items and heads are independent.
+
+#include <ATen/ops/zeros.h>
+
+#include "base/error.h"
+#include "dtensor/ops/rule_helpers.h"
+
+namespace tessera {
+
+namespace {
+
+/// [batch, heads, length, ...] as the kernel allocates it: heads inside length.
+TensorMeta heads_inside_length(at::IntArrayRef sizes, at::ScalarType dtype) {
+  DimVector allocated(sizes.begin(), sizes.end());
+  std::swap(allocated[1], allocated[2]);
+  auto meta = TensorMeta::contiguous(allocated, dtype);
+  std::swap(meta.sizes[1], meta.sizes[2]);
+  std::swap(meta.strides[1], meta.strides[2]);
+  return meta;
+}
+
+/// Batch and heads, where every operand has them in full; a mask may lack them or have them at size 1.
+Strategies item_strategies(const OpCall& call, size_t mask_arg) {
+  Strategies strategies;
+  const auto& query = call.operands[0].meta;
+  for (int64_t dim = 0; dim < 2; ++dim) {
+    DimVector operands;
+    bool fits = true;
+    for (const auto& operand : call.operands) {
+      const int64_t own = operand.arg == mask_arg ? dim + operand.ndim() - 4 : dim;
+      const bool cut =
+          own >= 0 && operand.meta.sizes[static_cast<size_t>(own)] == query.sizes[static_cast<size_t>(dim)];
+      fits = fits && (cut || operand.arg == mask_arg);
+      operands.push_back(cut ? own : kNone);
+    }
+    if (fits) {
+      strategies.push_back(sharded(call, operands, DimVector(call.outputs.size(), dim)));
+    }
+  }
+  return strategies;
+}
+
+// (query, key, value, dropout_p, is_causal, attn_mask, scale) → output, logsumexp
+
+Strategies attention_strategies(const OpCall& call) {
+  TESSERA_CHECK(
+      NotImplementedError, call.args[3].toDouble() == 0,
+      "scaled_dot_product_attention: dropout_p {} on DTensors: shards would draw random numbers of their own; "
+      "use dropout_p 0",
+      call.args[3].toDouble());
+  return item_strategies(call, 5);
+}
+
+std::vector<TensorMeta> attention_metas(const OpCall& call) {
+  const auto& query = call.operands[0].meta;
+  auto sizes = query.sizes;
+  sizes.back() = call.operands[2].meta.sizes.back();
+  const auto wide = query.dtype == at::kHalf || query.dtype == at::kBFloat16 ? at::kFloat : query.dtype;
+  return {heads_inside_length(sizes, query.dtype), heads_inside_length(at::IntArrayRef(sizes).slice(0, 3), wide)};
+}
+
+// (grad, query, key, value, output, logsumexp, dropout_p, is_causal, attn_mask, scale) → gradients of the three
+
+Strategies attention_backward_strategies(const OpCall& call) {
+  auto strategies = item_strategies(call, 8);
+  keep_linear(strategies, call, 0);
+  return strategies;
+}
+
+std::vector<TensorMeta> attention_backward_metas(const OpCall& call) {
+  std::vector<TensorMeta> metas;
+  for (const size_t operand : {1, 2, 3}) {
+    metas.push_back(heads_inside_length(call.operands[operand].meta.sizes, call.operands[operand].meta.dtype));
+  }
+  return metas;
+}
+
+/// The kernels divide by the number of items: without items there is nothing to do.
+void local_attention(const c10::OperatorHandle& op, torch::jit::Stack* stack, const OpPlan& plan) {
+  const auto first = local_argument(op, stack, 0).toTensor();
+  if (first.numel() > 0) {
+    op.callBoxed(stack);
+    return;
+  }
+  std::vector<c10::IValue> results;
+  for (const auto& spec : plan.outputs) {
+    results.emplace_back(at::zeros(spec->local_sizes(), first.options().dtype(spec->dtype())));
+  }
+  set_results(op, stack, std::move(results));
+}
+
+const RegisterOpRules rules([] {
+  register_op_rule(
+      {"aten::_scaled_dot_product_flash_attention_for_cpu"},
+      {.strategies = attention_strategies, .local_call = local_attention, .output_metas = attention_metas});
+  register_op_rule({"aten::_scaled_dot_product_flash_attention_for_cpu_backward"},
+                   {.strategies = attention_backward_strategies,
+                    .local_call = local_attention,
+                    .output_metas = attention_backward_metas});
+});
+
+}  // namespace
+
+}  // namespace tessera

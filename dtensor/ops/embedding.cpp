@@ -1,0 +1,83 @@
+// Embedding tables: cut by rows of the batch, by columns of the table, or by rows of the table.
+
+#include <ATen/ops/embedding.h>
+#include <ATen/ops/where.h>
+#include <ATen/ops/zeros.h>
+
+#include "dtensor/ops/rule_helpers.h"
+
+namespace tessera {
+
+namespace {
+
+/// embedding(weight [V, C], indices): a table cut by rows gives each index's row on one rank and zeros on the
+/// others, a pending sum.
+Strategies embedding_strategies(const OpCall& call) {
+  Strategies strategies;
+  const int64_t index_dims = call.operands[1].ndim();
+  for (int64_t dim = 0; dim < index_dims; ++dim) {
+    strategies.push_back(sharded(call, {kNone, dim}, {dim}));
+  }
+  strategies.push_back(sharded(call, {1, kNone}, {index_dims}));
+  strategies.push_back(sharded(call, {0, kNone}, {kNone}, Partial()));
+  return strategies;
+}
+
+std::vector<TensorMeta> embedding_metas(const OpCall& call) {
+  auto sizes = call.operands[1].meta.sizes;
+  sizes.push_back(call.operands[0].meta.sizes.back());
+  return {TensorMeta::contiguous(sizes, call.operands[0].meta.dtype)};
+}
+
+/// Looks up the indices whose row is here. Indices outside the whole table stay outside, so that the kernel
+/// refuses them as it does for a plain tensor.
+void local_embedding(const c10::OperatorHandle& op, torch::jit::Stack* stack, const OpPlan& plan) {
+  if (!plan.outputs[0]->has_partial()) {
+    op.callBoxed(stack);
+    return;
+  }
+  const auto& table = plan.operands[0];
+  const auto range = range_of(table, 0);
+  auto weight = local_argument(op, stack, 0).toTensor();
+  const auto indices = local_argument(op, stack, 1).toTensor();
+  if (range.length == 0) {
+    weight = at::zeros({1, weight.size(1)}, weight.options());
+  }
+  const auto valid = indices.ge(0).logical_and_(indices.lt(table->sizes()[0]));
+  const auto here = indices.ge(range.offset).logical_and_(indices.lt(range.offset + range.length));
+  const auto elsewhere = valid.logical_and_(here.logical_not());
+  auto rows = at::embedding(weight, indices.sub(range.offset).masked_fill_(elsewhere, 0));
+  set_results(op, stack, {rows.masked_fill_(elsewhere.unsqueeze(-1), 0)});
+}
+
+/// embedding_dense_backward(grad, indices, num_weights, padding_idx, scale_grad_by_freq): scaling needs the
+/// counts of all indices, so then the batch is not cut.
+Strategies embedding_backward_strategies(const OpCall& call) {
+  Strategies strategies;
+  const int64_t index_dims = call.operands[1].ndim();
+  if (!call.args[4].toBool()) {
+    for (int64_t dim = 0; dim < index_dims; ++dim) {
+      strategies.push_back(sharded(call, {dim, dim}, {kNone}, Partial()));
+    }
+  }
+  strategies.push_back(sharded(call, {index_dims, kNone}, {1}));
+  keep_linear(strategies, call, 0);
+  return strategies;
+}
+
+std::vector<TensorMeta> embedding_backward_metas(const OpCall& call) {
+  const auto& grad = call.operands[0].meta;
+  return {TensorMeta::contiguous({call.args[2].toInt(), grad.sizes.back()}, grad.dtype)};
+}
+
+const RegisterOpRules rules([] {
+  register_op_rule(
+      {"aten::embedding"},
+      {.strategies = embedding_strategies, .local_call = local_embedding, .output_metas = embedding_metas});
+  register_op_rule({"aten::embedding_dense_backward"},
+                   {.strategies = embedding_backward_strategies, .output_metas = embedding_backward_metas});
+});
+
+}  // namespace
+
+}  // namespace tessera

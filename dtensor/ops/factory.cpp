@@ -1,0 +1,51 @@
+// New tensors that take dtype and device, and perhaps sizes, from another one.
+
+#include <algorithm>
+#include <numeric>
+
+#include "dtensor/ops/rule_helpers.h"
+
+namespace tessera {
+
+namespace {
+
+/// The operand never moves: its values do not matter. A result of its sizes is laid out as it is, any other is
+/// replicated. `any_term`: the content may serve as the term of a pending sum (zeros, or undefined).
+template <bool any_term>
+Strategies factory_strategies(const OpCall& call) {
+  const auto& operand = call.operands[0];
+  const Placement current = operand.spec->placements()[call.axis];
+  const bool alike = call.outputs[0].sizes == operand.meta.sizes && (current.is_shard() || any_term);
+  return {{.operands = {current}, .outputs = {alike ? current : Placement(Replicate())}}};
+}
+
+/// Local strides in the order of the global ones, without gaps.
+void local_empty_strided(const c10::OperatorHandle& op, torch::jit::Stack* stack, const OpPlan& plan) {
+  const auto sizes = plan.outputs[0]->local_sizes();
+  const auto global = plan.outputs[0]->strides();
+  std::vector<size_t> order(sizes.size());
+  std::iota(order.begin(), order.end(), size_t{0});
+  std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) { return global[a] < global[b]; });
+  DimVector strides(sizes.size());
+  int64_t stride = 1;
+  for (const size_t dim : order) {
+    strides[dim] = stride;
+    stride *= std::max<int64_t>(sizes[dim], 1);
+  }
+  local_argument(op, stack, 1) = c10::IValue(sizes);
+  local_argument(op, stack, 2) = c10::IValue(at::IntArrayRef(strides));
+  op.callBoxed(stack);
+}
+
+const RegisterOpRules rules([] {
+  register_op_rule({"aten::new_zeros", "aten::new_empty"},
+                   {.strategies = factory_strategies<true>, .local_call = with_local_sizes(1)});
+  register_op_rule({"aten::new_ones", "aten::new_full"},
+                   {.strategies = factory_strategies<false>, .local_call = with_local_sizes(1)});
+  register_op_rule({"aten::new_empty_strided"},
+                   {.strategies = factory_strategies<true>, .local_call = local_empty_strided});
+});
+
+}  // namespace
+
+}  // namespace tessera

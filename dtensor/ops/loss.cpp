@@ -1,0 +1,100 @@
+// Losses that compare two tensors element by element and then reduce. A mean divides by the number of all
+// elements, not of the local ones.
+
+#include <ATen/ExpandUtils.h>
+
+#include "dtensor/ops/pointwise.h"
+#include "dtensor/ops/rule_helpers.h"
+
+namespace tessera {
+
+namespace {
+
+constexpr int64_t kNoReduction = 0;
+constexpr int64_t kMean = 1;
+constexpr int64_t kSum = 2;
+
+size_t reduction_argument(const c10::OperatorHandle& op) {
+  return static_cast<size_t>(op.schema().argumentIndexWithName("reduction").value());
+}
+
+int64_t reduction_of(const OpCall& call) {
+  return call.args[reduction_argument(call.op)].toInt();
+}
+
+/// What is computed before the reduction: operands `first` (input) and `first + 1` (target), broadcast.
+template <size_t first>
+TensorMeta elements(const OpCall& call) {
+  const auto& input = call.operands[first].meta;
+  const auto& target = call.operands[first + 1].meta;
+  return TensorMeta::contiguous(broadcast_sizes(input, target), c10::promoteTypes(input.dtype, target.dtype));
+}
+
+template <size_t first>
+int64_t count_elements(const OpPlan& plan) {
+  const auto sizes_of = [&](size_t i) { return plan.operands[i] ? plan.operands[i]->sizes() : at::IntArrayRef(); };
+  return c10::multiply_integers(at::infer_size_dimvector(sizes_of(first), sizes_of(first + 1)));
+}
+
+std::vector<TensorMeta> loss_metas(const OpCall& call) {
+  auto meta = elements<0>(call);
+  return {reduction_of(call) == kNoReduction ? meta : TensorMeta::contiguous({}, meta.dtype)};
+}
+
+Strategies loss_strategies(const OpCall& call) {
+  auto strategies = pointwise_strategies(call, elements<0>(call));
+  if (reduction_of(call) != kNoReduction) {
+    for (auto& strategy : strategies) {
+      strategy.outputs[0] = Partial();
+    }
+  }
+  return strategies;
+}
+
+void local_loss(const c10::OperatorHandle& op, torch::jit::Stack* stack, const OpPlan& plan) {
+  auto& reduction = local_argument(op, stack, reduction_argument(op));
+  const bool mean = reduction.toInt() == kMean && plan.outputs[0]->has_partial();
+  if (mean) {
+    reduction = c10::IValue(kSum);
+  }
+  op.callBoxed(stack);
+  if (mean) {
+    stack->back() = stack->back().toTensor().div(count_elements<0>(plan));
+  }
+}
+
+std::vector<TensorMeta> loss_backward_metas(const OpCall& call) {
+  return {elements<1>(call)};
+}
+
+Strategies loss_backward_strategies(const OpCall& call) {
+  auto strategies = pointwise_strategies(call, call.outputs[0]);
+  keep_linear(strategies, call, 0);
+  return strategies;
+}
+
+void local_loss_backward(const c10::OperatorHandle& op, torch::jit::Stack* stack, const OpPlan& plan) {
+  auto& reduction = local_argument(op, stack, reduction_argument(op));
+  const bool mean = reduction.toInt() == kMean && !plan.outputs[0]->is_replicated();
+  if (mean) {
+    reduction = c10::IValue(kSum);
+  }
+  op.callBoxed(stack);
+  if (mean) {
+    stack->back() = stack->back().toTensor().div(count_elements<1>(plan));
+  }
+}
+
+const RegisterOpRules rules([] {
+  register_op_rule({"aten::mse_loss", "aten::smooth_l1_loss", "aten::huber_loss", "aten::binary_cross_entropy",
+                    "aten::binary_cross_entropy_with_logits", "aten::soft_margin_loss"},
+                   {.strategies = loss_strategies, .local_call = local_loss, .output_metas = loss_metas});
+  register_op_rule(
+      {"aten::mse_loss_backward", "aten::smooth_l1_loss_backward", "aten::huber_loss_backward",
+       "aten::binary_cross_entropy_backward", "aten::soft_margin_loss_backward"},
+      {.strategies = loss_backward_strategies, .local_call = local_loss_backward, .output_metas = loss_backward_metas});
+});
+
+}  // namespace
+
+}  // namespace tessera

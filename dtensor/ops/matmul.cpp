@@ -1,0 +1,119 @@
+// Matrix products, written by the names of their dims: mm is "mk,kn->mn".
+
+#include <string_view>
+
+#include "dtensor/ops/rule_helpers.h"
+
+namespace tessera {
+
+namespace {
+
+constexpr std::string_view kLetters = "bmnk";
+
+int64_t index_of(std::string_view dims, char letter) {
+  const auto found = dims.find(letter);
+  return found == std::string_view::npos ? kNone : static_cast<int64_t>(found);
+}
+
+/// "mk,kn->mn" as its three parts.
+struct Product {
+  std::string_view a, b, out;
+
+  static Product parse(std::string_view text) {
+    const auto comma = text.find(',');
+    const auto arrow = text.find("->");
+    return {text.substr(0, comma), text.substr(comma + 1, arrow - comma - 1), text.substr(arrow + 2)};
+  }
+};
+
+/// The dim of a summand that broadcasts to `out` which lies at `out`'s dim `dim`; kNone if it has size 1 there.
+int64_t summand_dim(const TensorMeta& summand, const TensorMeta& out, int64_t dim) {
+  const int64_t own = dim - static_cast<int64_t>(out.sizes.size() - summand.sizes.size());
+  const bool has_it = own >= 0 && summand.sizes[static_cast<size_t>(own)] == out.sizes[static_cast<size_t>(dim)];
+  return has_it ? own : kNone;
+}
+
+/// Strategies of a product of operands `first` and `first + 1`; operand 0 is a summand if first == 1.
+Strategies product_strategies(const OpCall& call, const Product& product, size_t first) {
+  Strategies strategies;
+  for (const char letter : kLetters) {
+    const int64_t a = index_of(product.a, letter);
+    const int64_t b = index_of(product.b, letter);
+    const int64_t out = index_of(product.out, letter);
+    if (a == kNone && b == kNone) {
+      continue;
+    }
+    DimVector operands;
+    if (first == 1) {
+      operands.push_back(out == kNone ? kNone : summand_dim(call.operands[0].meta, call.outputs[0], out));
+    }
+    operands.append({a, b});
+    strategies.push_back(sharded(call, operands, {out}, Partial()));
+    if (out == kNone && first == 1) {
+      strategies.push_back(strategies.back());
+      strategies.back().operands[0] = Partial();
+    }
+  }
+  for (const size_t factor : {first, first + 1}) {
+    keep_linear(strategies, call, factor);
+    const auto placement = pending(call, factor);
+    if (first == 1 && placement && pending(call, 0) == placement) {
+      keep_linear(strategies, call, factor);
+      strategies.back().operands[0] = *placement;
+    }
+  }
+  return strategies;
+}
+
+/// A summand that is replicated where the product is a pending sum must be added by one of the ranks only.
+bool adds_summand(const OpPlan& plan) {
+  const auto& out = *plan.outputs[0];
+  const auto& summand = plan.operands[0];
+  for (size_t axis = 0; axis < out.placements().size(); ++axis) {
+    const bool counted_by_all =
+        out.placements()[axis] == Partial() && (!summand || summand->placements()[axis].is_replicate());
+    if (counted_by_all && out.mesh().coordinate()[axis] != 0) {
+      return false;
+    }
+  }
+  return true;
+}
+
+/// addmm(self, a, b, *, beta, alpha) and its kin: beta 0 leaves the summand out.
+void local_sum(const c10::OperatorHandle& op, torch::jit::Stack* stack, const OpPlan& plan) {
+  if (!adds_summand(plan)) {
+    local_argument(op, stack, 3) = c10::IValue(0);
+  }
+  op.callBoxed(stack);
+}
+
+void register_products(const std::vector<std::string>& ops, const char* text, OutputMetas metas = nullptr) {
+  register_op_rule(ops, {.strategies = [product = Product::parse(text)](
+                                           const OpCall& call) { return product_strategies(call, product, 0); },
+                         .output_metas = std::move(metas)});
+}
+
+void register_sums(const std::vector<std::string>& ops, const char* text) {
+  register_op_rule(ops, {.strategies = [product = Product::parse(text)](
+                                           const OpCall& call) { return product_strategies(call, product, 1); },
+                         .local_call = local_sum});
+}
+
+std::vector<TensorMeta> scalar_like_first(const OpCall& call) {
+  return {TensorMeta::contiguous({}, call.operands[0].meta.dtype)};
+}
+
+const RegisterOpRules rules([] {
+  register_products({"aten::mm"}, "mk,kn->mn");
+  register_products({"aten::bmm"}, "bmk,bkn->bmn");
+  register_products({"aten::mv"}, "mk,k->m");
+  register_products({"aten::dot", "aten::vdot"}, "k,k->", scalar_like_first);
+  register_sums({"aten::addmm", "aten::addmm_"}, "mk,kn->mn");
+  register_sums({"aten::baddbmm", "aten::baddbmm_"}, "bmk,bkn->bmn");
+  register_sums({"aten::addmv", "aten::addmv_"}, "mk,k->m");
+  register_sums({"aten::addr", "aten::addr_"}, "m,n->mn");
+});
+
+}  // namespace
+
+}  // namespace tessera

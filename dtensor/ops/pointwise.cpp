@@ -1,0 +1,144 @@
+#include "dtensor/ops/pointwise.h"
+
+#include "dtensor/ops/op_names.h"
+#include "dtensor/ops/rule_helpers.h"
+#include "dtensor/propagate.h"
+
+namespace tessera {
+
+namespace {
+
+/// The placement of an operand when dim `dim` of an output of `out` sizes is sharded.
+Placement operand_placement(const TensorMeta& operand, const TensorMeta& out, int64_t dim) {
+  const int64_t own = dim - static_cast<int64_t>(out.sizes.size() - operand.sizes.size());
+  if (own < 0 || operand.sizes[static_cast<size_t>(own)] != out.sizes[static_cast<size_t>(dim)]) {
+    return Replicate();
+  }
+  return Shard(own);
+}
+
+/// self.add_(other), where self is a pending sum that cannot move: a replicated other is added by one rank.
+Strategies add_in_place_strategies(const OpCall& call) {
+  auto strategies = linear_strategies(call, {{0, 1}});
+  keep_linear(strategies, call, 0);
+  return strategies;
+}
+
+void local_add_in_place(const c10::OperatorHandle& op, torch::jit::Stack* stack, const OpPlan& plan) {
+  const auto& self = plan.operands[0];
+  const auto& other = plan.operands[1];
+  for (size_t axis = 0; axis < self->placements().size(); ++axis) {
+    const bool replicated = !other || other->placements()[axis].is_replicate();
+    if (self->placements()[axis] == Partial() && replicated && self->mesh().coordinate()[axis] != 0) {
+      set_results(op, stack, {local_argument(op, stack, 0)});
+      return;
+    }
+  }
+  op.callBoxed(stack);
+}
+
+void register_linear(const std::vector<std::string>& ops, std::vector<std::vector<size_t>> linear_operands) {
+  register_op_rule(
+      ops, {.strategies = [linear_operands](const OpCall& call) { return linear_strategies(call, linear_operands); }});
+}
+
+// One element in, one element out: Shard on any dim, nothing else.
+constexpr const char* kPointwise = R"(
+    _prelu_kernel abs abs_ acos acos_ acosh acosh_ add.Scalar add_.Scalar addcdiv addcdiv_ addcmul addcmul_ asin
+    asin_ asinh asinh_ atan atan2 atan2_ atan_ atanh atanh_ bitwise_and.Scalar bitwise_and.Tensor
+    bitwise_and_.Scalar bitwise_and_.Tensor bitwise_not bitwise_not_ bitwise_or.Scalar bitwise_or.Tensor
+    bitwise_or_.Scalar bitwise_or_.Tensor bitwise_xor.Scalar bitwise_xor.Tensor bitwise_xor_.Scalar
+    bitwise_xor_.Tensor ceil ceil_ clamp clamp.Tensor clamp_ clamp_.Tensor clamp_max clamp_max.Tensor clamp_max_
+    clamp_max_.Tensor clamp_min clamp_min.Tensor clamp_min_ clamp_min_.Tensor copysign.Scalar copysign.Tensor
+    copysign_.Scalar copysign_.Tensor cos cos_ cosh cosh_ deg2rad deg2rad_ digamma digamma_ div.Scalar_mode
+    div.Tensor_mode div_.Scalar_mode div_.Tensor_mode elu elu_ eq.Scalar eq.Tensor eq_.Scalar eq_.Tensor erf erf_
+    erfc erfc_ erfinv erfinv_ exp exp2 exp2_ exp_ expm1 expm1_ fill.Scalar fill.Tensor fill_.Scalar fill_.Tensor
+    floor floor_ floor_divide floor_divide.Scalar floor_divide_.Scalar floor_divide_.Tensor fmax fmin fmod.Scalar
+    fmod.Tensor fmod_.Scalar fmod_.Tensor frac frac_ ge.Scalar ge.Tensor ge_.Scalar ge_.Tensor gelu gelu_
+    gelu_backward gt.Scalar gt.Tensor gt_.Scalar gt_.Tensor hardsigmoid hardsigmoid_ hardsigmoid_backward hardswish
+    hardswish_ hardswish_backward hardtanh hardtanh_ hardtanh_backward heaviside hypot isinf isnan isneginf isposinf
+    le.Scalar le.Tensor le_.Scalar le_.Tensor leaky_relu leaky_relu_ leaky_relu_backward lerp.Scalar lerp.Tensor
+    lerp_.Scalar lerp_.Tensor lgamma lgamma_ log log10 log10_ log1p log1p_ log2 log2_ log_ logaddexp logaddexp2
+    logical_and logical_and_ logical_not logical_not_ logical_or logical_or_ logical_xor logical_xor_ logit logit_
+    logit_backward lt.Scalar lt.Tensor lt_.Scalar lt_.Tensor masked_fill.Scalar masked_fill.Tensor
+    masked_fill_.Scalar masked_fill_.Tensor maximum minimum mish mish_ mish_backward nan_to_num nan_to_num_
+    native_dropout_backward ne.Scalar ne.Tensor ne_.Scalar ne_.Tensor pow.Scalar pow.Tensor_Scalar pow.Tensor_Tensor
+    pow_.Scalar pow_.Tensor reciprocal reciprocal_ relu relu_ remainder.Scalar remainder.Scalar_Tensor
+    remainder.Tensor remainder_.Scalar remainder_.Tensor round round.decimals round_ round_.decimals rsqrt rsqrt_
+    rsub.Scalar sgn sgn_ sigmoid sigmoid_ sigmoid_backward sign sign_ signbit silu silu_ silu_backward sin sin_ sinc
+    sinc_ sinh sinh_ softplus softplus_backward sqrt sqrt_ sub.Scalar sub_.Scalar tan tan_ tanh tanh_ tanh_backward
+    threshold threshold_ threshold_backward trunc trunc_ where.self xlogy.Tensor xlogy_.Tensor)";
+
+const RegisterOpRules rules([] {
+  const auto strategies = [](const OpCall& call) { return pointwise_strategies(call); };
+  register_op_rule(aten_ops(kPointwise), {.strategies = strategies, .output_metas = pointwise_metas});
+  register_linear(
+      {"aten::neg", "aten::neg_", "aten::clone", "aten::alias", "aten::detach", "aten::detach_", "aten::_to_copy",
+       "aten::lift_fresh", "aten::mul.Scalar", "aten::mul_.Scalar", "aten::div.Scalar", "aten::div_.Scalar"},
+      {{0}});
+  register_linear({"aten::add.Tensor", "aten::sub.Tensor", "aten::rsub.Tensor", "aten::copy_", "aten::copy"}, {{0, 1}});
+  register_op_rule(
+      {"aten::add_.Tensor", "aten::sub_.Tensor"},
+      {.strategies = add_in_place_strategies, .local_call = local_add_in_place, .output_metas = pointwise_metas});
+  register_linear({"aten::mul.Tensor", "aten::mul_.Tensor"}, {{0}, {1}});
+  register_linear({"aten::div.Tensor", "aten::div_.Tensor"}, {{0}});
+  // Whatever the operand held, the result is known everywhere; zeros, or nothing, are the terms of a zero sum.
+  const OpRule constant{.strategies = [](const OpCall& call) {
+    auto strategies = pointwise_strategies(call);
+    keep_pending(strategies, call);
+    return strategies;
+  }};
+  register_op_rule({"aten::zeros_like", "aten::zero_", "aten::zero", "aten::empty_like"}, constant);
+  register_op_rule({"aten::ones_like", "aten::full_like"}, {.strategies = strategies});
+});
+
+}  // namespace
+
+Strategies pointwise_strategies(const OpCall& call) {
+  return pointwise_strategies(call, call.outputs.at(0));
+}
+
+std::vector<TensorMeta> pointwise_metas(const OpCall& call) {
+  try {
+    return infer_output_metas(call);
+  } catch (const c10::NotImplementedError&) {
+    // No kernel for meta tensors: the sizes are plain, and one element tells the dtype.
+  }
+  TensorMeta meta = call.operands[0].meta;
+  for (const auto& operand : call.operands) {
+    meta.sizes = broadcast_sizes(meta, operand.meta);
+  }
+  return {TensorMeta::contiguous(meta.sizes, infer_output_dtype(call))};
+}
+
+Strategies pointwise_strategies(const OpCall& call, const TensorMeta& elements) {
+  Strategies strategies;
+  for (int64_t dim = 0; dim < std::ssize(elements.sizes); ++dim) {
+    AxisStrategy strategy;
+    for (const auto& operand : call.operands) {
+      strategy.operands.push_back(operand_placement(operand.meta, elements, dim));
+    }
+    strategy.outputs.assign(call.outputs.size(), Shard(dim));
+    strategies.push_back(std::move(strategy));
+  }
+  return strategies;
+}
+
+Strategies linear_strategies(const OpCall& call, const std::vector<std::vector<size_t>>& linear_operands) {
+  auto strategies = pointwise_strategies(call);
+  for (const auto& set : linear_operands) {
+    const size_t before = strategies.size();
+    keep_linear(strategies, call, set[0]);
+    if (strategies.size() == before) {
+      continue;
+    }
+    for (const size_t operand : set) {
+      if (operand < call.operands.size()) {
+        strategies.back().operands[operand] = strategies.back().operands[set[0]];
+      }
+    }
+  }
+  return strategies;
+}
+
+}  // namespace tessera

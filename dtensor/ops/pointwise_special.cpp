@@ -1,0 +1,36 @@
+// The rarer element-by-element functions.
+
+#include "dtensor/ops/pointwise.h"
+
+#include "dtensor/ops/op_names.h"
+
+namespace tessera {
+
+namespace {
+
+constexpr const char* kPointwise = R"(
+    _conj_physical conj_physical_ bitwise_left_shift.Tensor bitwise_left_shift_.Tensor
+    bitwise_left_shift.Tensor_Scalar bitwise_right_shift.Tensor bitwise_right_shift_.Tensor
+    bitwise_right_shift.Tensor_Scalar celu celu_ elu_backward gcd gcd_ hardshrink hardshrink_backward heaviside_
+    hypot_ i0 i0_ igamma igamma_ igammac igammac_ isin.Tensor_Scalar lcm lcm_ ldexp.Tensor ldexp_ maximum.out
+    minimum.out nextafter nextafter_ polygamma polygamma_ mvlgamma mvlgamma_ softshrink softshrink_backward
+    special_airy_ai special_bessel_j0 special_bessel_j1 special_bessel_y0 special_bessel_y1
+    special_chebyshev_polynomial_t special_chebyshev_polynomial_u special_chebyshev_polynomial_v
+    special_chebyshev_polynomial_w special_entr special_erfcx special_hermite_polynomial_h
+    special_hermite_polynomial_he special_i0e special_i1 special_i1e special_laguerre_polynomial_l
+    special_legendre_polynomial_p special_log_ndtr special_modified_bessel_i0 special_modified_bessel_i1
+    special_modified_bessel_k0 special_modified_bessel_k1 special_ndtri special_scaled_modified_bessel_k0
+    special_scaled_modified_bessel_k1 special_shifted_chebyshev_polynomial_t special_shifted_chebyshev_polynomial_u
+    special_shifted_chebyshev_polynomial_v special_shifted_chebyshev_polynomial_w special_spherical_bessel_j0
+    special_xlog1py special_zeta special_zeta.other_scalar special_zeta.self_scalar xlogy.Scalar_Self
+    xlogy.Scalar_Other special_xlog1py.other_scalar special_xlog1py.self_scalar rad2deg rad2deg_
+    bitwise_and.Scalar_Tensor)";
+
+const RegisterOpRules rules([] {
+  register_op_rule(aten_ops(kPointwise), {.strategies = [](const OpCall& call) { return pointwise_strategies(call); },
+                                          .output_metas = pointwise_metas});
+});
+
+}  // namespace
+
+}  // namespace tessera

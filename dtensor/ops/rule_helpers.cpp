@@ -1,0 +1,133 @@
+#include "dtensor/ops/rule_helpers.h"
+
+#include <ATen/ExpandUtils.h>
+#include <c10/core/WrapDimMinimal.h>
+
+#include <algorithm>
+
+#include "base/error.h"
+
+namespace tessera {
+
+AxisStrategy sharded(const OpCall& call, at::IntArrayRef operand_dims, at::IntArrayRef output_dims,
+                     const Placement& reduced) {
+  TESSERA_ASSERT(operand_dims.size() == call.operands.size() && output_dims.size() == call.outputs.size(),
+                 "{} → {} dims for {} → {} tensors", operand_dims.size(), output_dims.size(), call.operands.size(),
+                 call.outputs.size());
+  AxisStrategy strategy;
+  for (const int64_t dim : operand_dims) {
+    strategy.operands.push_back(dim == kNone ? Placement(Replicate()) : Placement(Shard(dim)));
+  }
+  for (const int64_t dim : output_dims) {
+    strategy.outputs.push_back(dim == kNone ? reduced : Placement(Shard(dim)));
+  }
+  return strategy;
+}
+
+int64_t wrap_dim(int64_t dim, int64_t ndim) {
+  return c10::maybe_wrap_dim(dim, ndim);
+}
+
+DimVector dims_argument(const c10::IValue& value, int64_t ndim) {
+  DimVector dims;
+  if (value.isInt()) {
+    dims.push_back(wrap_dim(value.toInt(), ndim));
+  } else if (value.isIntList()) {
+    for (const int64_t dim : value.toIntList()) {
+      dims.push_back(wrap_dim(dim, ndim));
+    }
+  }
+  if (dims.empty()) {
+    for (int64_t dim = 0; dim < ndim; ++dim) {
+      dims.push_back(dim);
+    }
+  }
+  return dims;
+}
+
+bool contains(at::IntArrayRef dims, int64_t dim) {
+  return std::find(dims.begin(), dims.end(), dim) != dims.end();
+}
+
+int64_t numel(const TensorMeta& meta) {
+  return c10::multiply_integers(meta.sizes.begin(), meta.sizes.end());
+}
+
+Strategies along_dims(const OpCall& call, at::IntArrayRef touched) {
+  Strategies strategies;
+  const auto& first = call.operands.at(0).meta;
+  for (int64_t dim = 0; dim < static_cast<int64_t>(first.sizes.size()); ++dim) {
+    const auto fits = [&](const TensorMeta& meta) {
+      return meta.sizes.size() == first.sizes.size() &&
+             meta.sizes[static_cast<size_t>(dim)] == first.sizes[static_cast<size_t>(dim)];
+    };
+    const bool all_fit =
+        std::all_of(call.operands.begin(), call.operands.end(), [&](const Operand& o) { return fits(o.meta); }) &&
+        std::all_of(call.outputs.begin(), call.outputs.end(), fits);
+    if (all_fit && !contains(touched, dim)) {
+      strategies.push_back(sharded(call, DimVector(call.operands.size(), dim), DimVector(call.outputs.size(), dim)));
+    }
+  }
+  return strategies;
+}
+
+std::optional<Placement> pending(const OpCall& call, size_t operand) {
+  const auto& spec = call.operands.at(operand).spec;
+  if (!spec || !spec->placements()[call.axis].is_partial()) {
+    return std::nullopt;
+  }
+  return spec->placements()[call.axis];
+}
+
+void keep_pending(Strategies& strategies, const OpCall& call) {
+  if (const auto placement = pending(call, 0)) {
+    strategies.push_back({.operands = PlacementVector(call.operands.size(), *placement),
+                          .outputs = PlacementVector(call.outputs.size(), *placement)});
+  }
+}
+
+void keep_linear(Strategies& strategies, const OpCall& call, size_t operand) {
+  const auto placement = pending(call, operand);
+  if (!placement || (*placement != Partial() && *placement != Partial(ReduceOp::Avg))) {
+    return;
+  }
+  const auto distributes = [](at::ScalarType dtype) { return c10::isFloatingType(dtype) || c10::isComplexType(dtype); };
+  const bool exact = distributes(call.operands[operand].meta.dtype) &&
+                     std::all_of(call.outputs.begin(), call.outputs.end(),
+                                 [&](const TensorMeta& meta) { return distributes(meta.dtype); });
+  if (exact) {
+    AxisStrategy strategy{.operands = PlacementVector(call.operands.size(), Replicate()),
+                          .outputs = PlacementVector(call.outputs.size(), *placement)};
+    strategy.operands[operand] = *placement;
+    strategies.push_back(std::move(strategy));
+  }
+}
+
+c10::IValue& local_argument(const c10::OperatorHandle& op, torch::jit::Stack* stack, size_t index) {
+  return (*stack)[stack->size() - op.schema().arguments().size() + index];
+}
+
+void set_results(const c10::OperatorHandle& op, torch::jit::Stack* stack, std::vector<c10::IValue> results) {
+  torch::jit::drop(*stack, op.schema().arguments().size());
+  for (auto& result : results) {
+    stack->push_back(std::move(result));
+  }
+}
+
+DimRange range_of(const SpecPtr& spec, int64_t dim) {
+  return local_range(spec->sizes()[static_cast<size_t>(dim)], dim, spec->placements(), spec->position());
+}
+
+OutputMetas like_operand(size_t operand, size_t num_outputs) {
+  return [=](const OpCall& call) {
+    const auto& meta = call.operands.at(operand).meta;
+    return std::vector<TensorMeta>(num_outputs, TensorMeta::contiguous(meta.sizes, meta.dtype));
+  };
+}
+
+DimVector broadcast_sizes(const TensorMeta& a, const TensorMeta& b) {
+  const auto sizes = at::infer_size_dimvector(a.sizes, b.sizes);
+  return DimVector(sizes.begin(), sizes.end());
+}
+
+}  // namespace tessera

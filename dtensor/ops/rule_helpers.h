@@ -1,0 +1,61 @@
+#pragma once
+// The vocabulary in which the op families are written.
+//
+// Most strategies say: along one dim of the computation, operand i has it as its dim operand_dims[i] and output j
+// as output_dims[j]; whoever lacks it (kNone) is replicated. bmm(a[b, m, k], b[b, k, n]) → [b, m, n]:
+//
+//     b: sharded(call, {0, 0}, {0})        m: sharded(call, {1, kNone}, {1})
+//     k: sharded(call, {2, 1}, {kNone}, Partial())
+
+#include <optional>
+
+#include "dtensor/sharding_rule.h"
+
+namespace tessera {
+
+constexpr int64_t kNone = -1;
+
+/// The strategy in which one dim is sharded; tensors that lack it are Replicate, outputs that lack it `reduced`.
+AxisStrategy sharded(const OpCall& call, at::IntArrayRef operand_dims, at::IntArrayRef output_dims,
+                     const Placement& reduced = Replicate());
+
+/// `dim` counted from the front. A tensor of no dims counts as one of one dim, as in ATen.
+int64_t wrap_dim(int64_t dim, int64_t ndim);
+
+/// An int, a list of ints, or None (all dims) as wrapped dims; an empty list means all dims too.
+DimVector dims_argument(const c10::IValue& value, int64_t ndim);
+
+bool contains(at::IntArrayRef dims, int64_t dim);
+
+int64_t numel(const TensorMeta& meta);
+
+/// For ops that work along some dims and leave every other dim as it is: operands and outputs of one number of
+/// dims, where each dim outside `touched` that all tensors have at one size may be sharded.
+Strategies along_dims(const OpCall& call, at::IntArrayRef touched);
+
+/// The placement of an operand along call.axis if it is a pending reduction, else nullopt.
+std::optional<Placement> pending(const OpCall& call, size_t operand);
+
+/// For ops of one tensor that only move elements (or drop, repeat, or set them to zero): any pending reduction
+/// stays pending.
+void keep_pending(Strategies& strategies, const OpCall& call);
+
+/// For ops that are linear in `operand` alone: if it is a pending sum or average, then so may be all outputs.
+void keep_linear(Strategies& strategies, const OpCall& call, size_t operand);
+
+/// Argument `index` of a local call.
+c10::IValue& local_argument(const c10::OperatorHandle& op, torch::jit::Stack* stack, size_t index);
+
+/// Replaces the arguments of a local call by its results.
+void set_results(const c10::OperatorHandle& op, torch::jit::Stack* stack, std::vector<c10::IValue> results);
+
+/// The rank's range of a dim of a sharded operand or output.
+DimRange range_of(const SpecPtr& spec, int64_t dim);
+
+/// Output metas of ops without a meta kernel whose outputs are all like operand `operand`.
+OutputMetas like_operand(size_t operand, size_t num_outputs = 1);
+
+/// The shape of two broadcast tensors.
+DimVector broadcast_sizes(const TensorMeta& a, const TensorMeta& b);
+
+}  // namespace tessera

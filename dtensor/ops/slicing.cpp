@@ -1,0 +1,178 @@
+// Ops that take, place, repeat or reorder whole rows along some dims and leave the other dims alone.
+
+#include <algorithm>
+
+#include "dtensor/ops/rule_helpers.h"
+
+namespace tessera {
+
+namespace {
+
+/// Ops of one tensor that work along the dim of argument `arg`.
+template <size_t arg>
+Strategies along_dim_argument(const OpCall& call) {
+  auto strategies = along_dims(call, {wrap_dim(call.args[arg].toInt(), call.operands[0].ndim())});
+  keep_pending(strategies, call);
+  return strategies;
+}
+
+/// slice.Tensor may keep shards of its own dim if it takes all of it.
+Strategies slice_strategies(const OpCall& call) {
+  const int64_t dim = wrap_dim(call.args[1].toInt(), call.operands[0].ndim());
+  const bool whole = call.outputs[0].sizes == call.operands[0].meta.sizes && call.args[4].toInt() == 1;
+  auto strategies = along_dims(call, whole ? DimVector{} : DimVector{dim});
+  keep_pending(strategies, call);
+  return strategies;
+}
+
+/// slice_backward(grad, sizes, dim, start, end, step): the other dims have one size in grad and result.
+Strategies slice_backward_strategies(const OpCall& call) {
+  auto strategies = along_dims(call, {wrap_dim(call.args[2].toInt(), call.operands[0].ndim())});
+  keep_pending(strategies, call);
+  return strategies;
+}
+
+Strategies select_backward_strategies(const OpCall& call) {
+  Strategies strategies;
+  const int64_t added = wrap_dim(call.args[2].toInt(), static_cast<int64_t>(call.outputs[0].sizes.size()));
+  for (int64_t dim = 0; dim < call.operands[0].ndim(); ++dim) {
+    strategies.push_back(sharded(call, {dim}, {dim + (dim >= added ? 1 : 0)}));
+  }
+  keep_pending(strategies, call);
+  return strategies;
+}
+
+Strategies flip_strategies(const OpCall& call) {
+  DimVector touched;
+  for (const int64_t dim : call.args[1].toIntList()) {
+    touched.push_back(wrap_dim(dim, call.operands[0].ndim()));
+  }
+  auto strategies = along_dims(call, touched);
+  keep_pending(strategies, call);
+  return strategies;
+}
+
+/// roll without dims rolls the flattened tensor: then every dim is touched.
+Strategies roll_strategies(const OpCall& call) {
+  auto strategies = along_dims(call, dims_argument(call.args[2], call.operands[0].ndim()));
+  keep_pending(strategies, call);
+  return strategies;
+}
+
+/// repeat(self, repeats): repeats may have more dims than self, in front.
+Strategies repeat_strategies(const OpCall& call) {
+  Strategies strategies;
+  const auto repeats = call.args[1].toIntVector();
+  const auto added = static_cast<int64_t>(repeats.size()) - call.operands[0].ndim();
+  for (int64_t dim = 0; dim < call.operands[0].ndim(); ++dim) {
+    if (repeats[static_cast<size_t>(dim + added)] == 1) {
+      strategies.push_back(sharded(call, {dim}, {dim + added}));
+    }
+  }
+  keep_pending(strategies, call);
+  return strategies;
+}
+
+/// constant_pad_nd(self, pad, value): pad lists (before, after) from the last dim to the first.
+Strategies pad_strategies(const OpCall& call) {
+  DimVector touched;
+  const auto pad = call.args[1].toIntVector();
+  for (size_t i = 0; i + 1 < pad.size(); i += 2) {
+    if (pad[i] != 0 || pad[i + 1] != 0) {
+      touched.push_back(call.operands[0].ndim() - 1 - static_cast<int64_t>(i / 2));
+    }
+  }
+  auto strategies = along_dims(call, touched);
+  if (call.args[2].toScalar().equal(0)) {
+    keep_pending(strategies, call);
+  }
+  return strategies;
+}
+
+/// tril and triu work within the last two dims.
+Strategies triangle_strategies(const OpCall& call) {
+  const int64_t ndim = call.operands[0].ndim();
+  auto strategies = along_dims(call, {ndim - 2, ndim - 1});
+  keep_pending(strategies, call);
+  return strategies;
+}
+
+/// diagonal(self, offset, dim1, dim2): both dims go, the diagonal comes last.
+Strategies diagonal_strategies(const OpCall& call) {
+  Strategies strategies;
+  const int64_t ndim = call.operands[0].ndim();
+  const int64_t a = wrap_dim(call.args[2].toInt(), ndim);
+  const int64_t b = wrap_dim(call.args[3].toInt(), ndim);
+  for (int64_t dim = 0; dim < ndim; ++dim) {
+    if (dim != a && dim != b) {
+      strategies.push_back(sharded(call, {dim}, {dim - (dim > a ? 1 : 0) - (dim > b ? 1 : 0)}));
+    }
+  }
+  keep_pending(strategies, call);
+  return strategies;
+}
+
+/// cat(tensors, dim). A tensor of sizes [0] is skipped by cat whatever the others' dims are.
+Strategies cat_strategies(const OpCall& call) {
+  Strategies strategies;
+  const auto ndim = static_cast<int64_t>(call.outputs[0].sizes.size());
+  const int64_t along = wrap_dim(call.args[1].toInt(), ndim);
+  for (int64_t dim = 0; dim < ndim; ++dim) {
+    if (dim == along) {
+      continue;
+    }
+    DimVector operand_dims;
+    for (const auto& operand : call.operands) {
+      operand_dims.push_back(operand.ndim() == ndim ? dim : kNone);
+    }
+    strategies.push_back(sharded(call, operand_dims, {dim}));
+  }
+  return strategies;
+}
+
+Strategies stack_strategies(const OpCall& call) {
+  Strategies strategies;
+  const auto ndim = static_cast<int64_t>(call.outputs[0].sizes.size());
+  const int64_t added = wrap_dim(call.args[1].toInt(), ndim);
+  for (int64_t dim = 0; dim + 1 < ndim; ++dim) {
+    strategies.push_back(sharded(call, DimVector(call.operands.size(), dim), {dim + (dim >= added ? 1 : 0)}));
+  }
+  return strategies;
+}
+
+/// Joining tensors: a reduction stays pending if it is pending in all of them and no dtype changes.
+template <Strategies (*shards)(const OpCall&)>
+Strategies join_strategies(const OpCall& call) {
+  auto strategies = shards(call);
+  const bool one_dtype = std::all_of(call.operands.begin(), call.operands.end(), [&](const Operand& operand) {
+    return operand.meta.dtype == call.outputs[0].dtype;
+  });
+  if (one_dtype) {
+    keep_pending(strategies, call);
+  }
+  return strategies;
+}
+
+const RegisterOpRules rules([] {
+  register_op_rule({"aten::slice.Tensor", "aten::slice_copy.Tensor"}, {.strategies = slice_strategies});
+  register_op_rule({"aten::narrow_copy"}, {.strategies = along_dim_argument<1>});
+  register_op_rule({"aten::split.Tensor", "aten::split_with_sizes", "aten::unsafe_split.Tensor",
+                    "aten::unsafe_split_with_sizes", "aten::split_copy.Tensor", "aten::split_with_sizes_copy"},
+                   {.strategies = along_dim_argument<2>});
+  register_op_rule({"aten::slice_backward"},
+                   {.strategies = slice_backward_strategies, .local_call = with_local_sizes(1)});
+  register_op_rule({"aten::select_backward"},
+                   {.strategies = select_backward_strategies, .local_call = with_local_sizes(1)});
+  register_op_rule({"aten::flip"}, {.strategies = flip_strategies, .output_metas = like_operand(0)});
+  register_op_rule({"aten::roll"}, {.strategies = roll_strategies, .output_metas = like_operand(0)});
+  register_op_rule({"aten::repeat"}, {.strategies = repeat_strategies});
+  register_op_rule({"aten::constant_pad_nd"}, {.strategies = pad_strategies});
+  register_op_rule({"aten::tril", "aten::triu", "aten::tril_", "aten::triu_"}, {.strategies = triangle_strategies});
+  register_op_rule({"aten::diagonal", "aten::diagonal_copy"}, {.strategies = diagonal_strategies});
+  register_op_rule({"aten::cat"}, {.strategies = join_strategies<cat_strategies>});
+  register_op_rule({"aten::stack"}, {.strategies = join_strategies<stack_strategies>});
+});
+
+}  // namespace
+
+}  // namespace tessera

@@ -1,0 +1,46 @@
+#include "dtensor/shard_math.h"
+
+#include <algorithm>
+
+namespace tessera {
+
+DimRange chunk_range(int64_t size, int64_t num_chunks, int64_t index) {
+  const int64_t length = chunk_length(size, num_chunks);
+  const int64_t begin = std::min(index * length, size);
+  return {.offset = begin, .length = std::min(begin + length, size) - begin};
+}
+
+DimRange local_range(int64_t size, int64_t dim, const Placements& placements, const MeshPosition& position) {
+  DimRange range{.offset = 0, .length = size};
+  for (size_t axis = 0; axis < placements.size(); ++axis) {
+    if (placements[axis].is_shard(dim)) {
+      const auto piece = chunk_range(range.length, position.axis_sizes[axis], position.coordinate[axis]);
+      range = {.offset = range.offset + piece.offset, .length = piece.length};
+    }
+  }
+  return range;
+}
+
+c10::SmallVector<int64_t, 6> local_sizes(at::IntArrayRef sizes, const Placements& placements,
+                                         const MeshPosition& position) {
+  c10::SmallVector<int64_t, 6> result(sizes.begin(), sizes.end());
+  for (size_t axis = 0; axis < placements.size(); ++axis) {
+    if (placements[axis].is_shard()) {
+      auto& length = result[static_cast<size_t>(placements[axis].dim())];
+      length = chunk_range(length, position.axis_sizes[axis], position.coordinate[axis]).length;
+    }
+  }
+  return result;
+}
+
+c10::SmallVector<int64_t, 6> contiguous_strides(at::IntArrayRef sizes) {
+  c10::SmallVector<int64_t, 6> strides(sizes.size());
+  int64_t stride = 1;
+  for (size_t i = sizes.size(); i-- > 0;) {
+    strides[i] = stride;
+    stride *= std::max<int64_t>(sizes[i], 1);
+  }
+  return strides;
+}
+
+}  // namespace tessera

@@ -1,0 +1,48 @@
+#pragma once
+// How a dim is cut over ranks: integers only.
+//
+// The cut is torch.chunk's: with c = ceil(size / n), rank r holds [min(r*c, size), min((r+1)*c, size)).
+// Example, size 5 over 4 ranks: c = 2, so the ranks hold 2, 2, 1 and 0 rows. Every rank can compute every
+// other rank's piece, which is what makes uneven and empty shards free of communication about sizes.
+
+#include <ATen/ArrayRef.h>
+
+#include <cstdint>
+
+#include "dtensor/placement.h"
+
+namespace tessera {
+
+/// A half-open range [offset, offset + length) of a dim.
+struct DimRange {
+  int64_t offset = 0;
+  int64_t length = 0;
+  bool operator==(const DimRange&) const = default;
+};
+
+/// ceil(size / num_chunks): the length of every chunk but the last non-empty one.
+inline int64_t chunk_length(int64_t size, int64_t num_chunks) {
+  return (size + num_chunks - 1) / num_chunks;
+}
+
+/// The piece of [0, size) that belongs to `index` of `num_chunks`.
+DimRange chunk_range(int64_t size, int64_t num_chunks, int64_t index);
+
+/// The mesh as far as shards are concerned: the size of each axis and this rank's place on it.
+struct MeshPosition {
+  at::IntArrayRef axis_sizes;
+  at::IntArrayRef coordinate;
+};
+
+/// The part of `dim` (of global size `size`) that the rank at `position` holds: each axis that shards it
+/// cuts what the axes before it left.
+DimRange local_range(int64_t size, int64_t dim, const Placements& placements, const MeshPosition& position);
+
+/// Global sizes → the sizes of the local tensor at `position`.
+c10::SmallVector<int64_t, 6> local_sizes(at::IntArrayRef sizes, const Placements& placements,
+                                         const MeshPosition& position);
+
+/// Row-major strides, as a contiguous tensor of `sizes` has them.
+c10::SmallVector<int64_t, 6> contiguous_strides(at::IntArrayRef sizes);
+
+}  // namespace tessera

@@ -1,0 +1,116 @@
+#pragma once
+// Sharding rules: what an op may do with sharded operands, said once per op, for one mesh axis at a time.
+//
+// A rule lists strategies. A strategy gives the placement that each operand must have along ONE mesh axis
+// and the placement that each output then has along it. Axes are independent, so the same list serves a mesh
+// of any number of axes; propagate.h picks the cheapest strategy for each. "Everything replicated" is always
+// allowed and need not be listed.
+//
+// Example, mm(a[m, k], b[k, n]):      operands                outputs
+//     rows of a                     {Shard(0), Replicate()}  {Shard(0)}
+//     columns of b                  {Replicate(), Shard(1)}  {Shard(1)}
+//     the contracted dim            {Shard(1), Shard(0)}     {Partial()}
+//
+// A new family of ops is one file in dtensor/ops that registers its rules from a static object. Rules are
+// pure functions of sizes and scalars: same inputs, same strategies, on every rank.
+// Source of the idea: torch/distributed/tensor/_ops (single_mesh_dim_strategies), Shardy's factor rules.
+
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/ivalue.h>
+#include <ATen/core/stack.h>
+
+#include <functional>
+#include <initializer_list>
+#include <string_view>
+#include <vector>
+
+#include "dtensor/dtensor_spec.h"
+
+namespace tessera {
+
+/// One tensor operand of a call. List arguments are opened: cat({a, b}) has two operands.
+struct Operand {
+  size_t arg = 0;        // index of the schema argument that holds it
+  SpecPtr spec;          // null for a plain tensor of no dims, which counts as replicated
+  TensorMeta meta;       // global
+  bool written = false;  // the op writes it (in-place, out=): its placements must not change
+
+  int64_t ndim() const { return static_cast<int64_t>(meta.sizes.size()); }
+};
+
+/// A call as rules see it. Scalars may be read from `args`; tensors there carry no data.
+struct OpCall {
+  const c10::OperatorHandle& op;
+  at::ArrayRef<c10::IValue> args;
+  std::vector<Operand> operands;
+  std::vector<TensorMeta> outputs;  // global metas of all defined output tensors, lists opened
+  size_t axis = 0;                  // the mesh axis under consideration
+  int64_t axis_size = 1;            // its number of ranks
+
+  /// The operand held by schema argument `arg`, or -1 (undefined, None, not a tensor). First of a list.
+  int64_t operand_of_arg(size_t arg) const;
+};
+
+using PlacementVector = c10::SmallVector<Placement, 4>;
+
+struct AxisStrategy {
+  PlacementVector operands;
+  PlacementVector outputs;
+};
+
+using Strategies = std::vector<AxisStrategy>;
+
+struct OpPlan;
+
+/// Runs the op on local tensors: arguments on `stack` (already local) → results on `stack`. Rules whose op
+/// must not see the same scalars locally (sizes of a view, the divisor of a mean) supply one.
+using LocalCall = std::function<void(const c10::OperatorHandle& op, torch::jit::Stack* stack, const OpPlan& plan)>;
+
+/// The global metas of an op's outputs, where running the op on meta tensors cannot tell.
+using OutputMetas = std::function<std::vector<TensorMeta>(const OpCall&)>;
+
+struct OpRule {
+  std::function<Strategies(const OpCall&)> strategies;
+  LocalCall local_call = nullptr;      // null: the op itself
+  OutputMetas output_metas = nullptr;  // null: the op on meta tensors
+  /// Where it is true the op runs on whole tensors, on every rank the same, and its results' own metas are
+  /// taken: for outputs whose sizes depend on data. Null: never.
+  std::function<bool(const OpCall&)> whole_only = nullptr;
+};
+
+/// The propagated call: which specs the operands must have and the outputs get.
+struct OpPlan {
+  std::vector<SpecPtr> operands;   // null: plain scalar tensor
+  std::vector<char> redistribute;  // by operand: its placements differ from the plan's
+  std::vector<SpecPtr> outputs;    // empty if outputs_from_results
+  const OpRule* rule = nullptr;
+  bool outputs_from_results = false;  // each result becomes a replicated DTensor of its own sizes
+};
+
+/// Registers `rule` for ops such as "aten::add.Tensor". Call from a static initialiser only. A second rule
+/// for the same op is an AssertionError.
+void register_op_rule(std::initializer_list<std::string_view> ops, const OpRule& rule);
+void register_op_rule(const std::vector<std::string>& ops, const OpRule& rule);
+
+/// Registers ops that have no strategy but "everything replicated", such as matrix decompositions.
+void register_whole_ops(const std::vector<std::string>& ops);
+
+/// Null if the op has none.
+const OpRule* find_op_rule(const c10::OperatorName& name);
+
+/// Names of all ops that have a rule, sorted.
+std::vector<std::string> ops_with_rules();
+
+/// A LocalCall for ops with a sizes argument at index `arg` (view, expand, new_zeros): gives it the local
+/// sizes of output 0.
+LocalCall with_local_sizes(size_t arg);
+
+/// Static object that registers: `static const RegisterOpRules rules([] { register_op_rule(...); });`
+struct RegisterOpRules {
+  template <class F>
+  explicit RegisterOpRules(F&& f) {
+    f();
+  }
+};
+
+}  // namespace tessera

@@ -1,0 +1,241 @@
+#include "dtensor/dtensor.h"
+
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/arange.h>
+#include <ATen/ops/fft_fft.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/ones.h>
+#include <ATen/ops/zeros.h>
+
+#include "testing/expect.h"
+#include "testing/run_ranks.h"
+#include "testing/tensor_matchers.h"
+#include "third_party/catch2/catch.h"
+
+using namespace tessera;
+
+namespace {
+
+at::Tensor ramp(std::vector<int64_t> sizes) {
+  return at::arange(c10::multiply_integers(sizes), at::kFloat).reshape(sizes);
+}
+
+}  // namespace
+
+TEST_CASE("a DTensor has the global sizes and the real device, and no data of its own", "[dtensor]") {
+  run_ranks(2, [](int rank) {
+    const auto mesh = init_device_mesh(at::kCPU, {2}, {"dp"});
+    const auto x = distribute_tensor(ramp({5, 3}), mesh, {Shard(0)});
+    TESSERA_EXPECT(is_dtensor(x));
+    TESSERA_EXPECT(!is_dtensor(ramp({2})));
+    TESSERA_EXPECT(!is_dtensor(at::Tensor()));
+    expect_equal(x.sizes().vec(), std::vector<int64_t>{5, 3});
+    expect_equal(x.strides().vec(), std::vector<int64_t>{3, 1});
+    TESSERA_EXPECT(x.device().is_cpu());
+    TESSERA_EXPECT(x.scalar_type() == at::kFloat);
+    expect_equal(to_string(placements(x)), "(Shard(0))");
+    TESSERA_EXPECT(device_mesh(x) == mesh);
+    expect_bit_equal(to_local(x), rank == 0 ? ramp({5, 3}).narrow(0, 0, 3) : ramp({5, 3}).narrow(0, 3, 2));
+    expect_throws<std::exception>([&] { x.data_ptr(); }, "a DTensor has no data pointer of its own");
+    expect_equal(dtensor_spec(x)->to_string(), "Float[5, 3] (Shard(0)) on DeviceMesh(cpu, {dp: 2})");
+  });
+}
+
+TEST_CASE("distribute_tensor takes the first rank's data and makes a leaf", "[dtensor]") {
+  run_ranks(3, [](int rank) {
+    const auto mesh = init_device_mesh(at::kCPU, {3});
+    auto mine = at::full({4, 2}, static_cast<double>(rank), at::kFloat);
+    mine.set_requires_grad(true);
+    for (const auto& placement : std::vector<Placement>{Replicate(), Shard(0), Shard(1), Shard(-1)}) {
+      const auto x = distribute_tensor(mine, mesh, {placement});
+      TESSERA_EXPECT(x.is_leaf() && x.requires_grad());
+      expect_bit_equal(full_tensor(x.detach()), at::zeros({4, 2}));
+    }
+    expect_equal(mine[0][0].item<float>(), static_cast<float>(rank));
+  });
+}
+
+TEST_CASE("distribute_tensor refuses what it cannot cut", "[dtensor]") {
+  run_ranks(2, [](int) {
+    const auto mesh = init_device_mesh(at::kCPU, {2});
+    const auto x = distribute_tensor(ramp({4}), mesh, {Shard(0)});
+    expect_throws<ValueError>([&] { distribute_tensor(x, mesh, {Shard(0)}); }, "a DTensor already");
+    expect_throws<ValueError>([&] { distribute_tensor(at::Tensor(), mesh, {Shard(0)}); }, "undefined");
+    expect_throws<ValueError>([&] { distribute_tensor(ramp({4}), mesh, {Shard(1)}); }, "distribute_tensor: Shard(1)");
+    expect_throws<ValueError>([&] { distribute_tensor(ramp({4}), mesh, {}); }, "0 placements");
+    expect_throws<ValueError>([&] { distribute_tensor(ramp({4}), mesh, {Partial()}); }, "Partial(Sum)");
+    auto leaf = ramp({4}).set_requires_grad(true);
+    expect_throws<ValueError>([&] { distribute_tensor(leaf * 2, mesh, {Shard(0)}); }, "detach()");
+  });
+}
+
+TEST_CASE("from_local and to_local share memory and pass gradients", "[dtensor]") {
+  run_ranks(2, [](int rank) {
+    const auto mesh = init_device_mesh(at::kCPU, {2});
+    auto local = at::full({2, 3}, rank + 1., at::kFloat);
+    const auto x = from_local(local, mesh, {Shard(0)});
+    expect_equal(x.sizes().vec(), std::vector<int64_t>{4, 3});
+    TESSERA_EXPECT(to_local(x).data_ptr() == local.data_ptr());
+
+    local.set_requires_grad(true);
+    const auto y = from_local(local, mesh, {Shard(0)});
+    (full_tensor(y) * full_tensor(y)).sum().backward();
+    expect_bit_equal(local.grad(), at::full({2, 3}, 2. * (rank + 1), at::kFloat));
+  });
+}
+
+TEST_CASE("from_local of uneven shards needs the shape", "[dtensor]") {
+  run_ranks(2, [](int rank) {
+    const auto mesh = init_device_mesh(at::kCPU, {2});
+    const auto full = ramp({5, 3});
+    const auto local = rank == 0 ? full.narrow(0, 0, 3) : full.narrow(0, 3, 2);
+    const auto x = from_local(local, mesh, {Shard(0)}, {.shape = std::vector<int64_t>{5, 3}, .run_check = true});
+    expect_bit_equal(full_tensor(x), full);
+    expect_throws<ValueError>([&] { from_local(local, mesh, {Shard(0)}, {.run_check = true}); }, "options.shape");
+    expect_throws<ValueError>(
+        [&] {
+          from_local(local, mesh, {Shard(0)}, {.shape = std::vector<int64_t>{7, 3}, .run_check = true});
+        },
+        "options.shape");
+    expect_throws<ValueError>([&] { from_local(local, mesh, {Shard(0)}, {.shape = std::vector<int64_t>{5}}); },
+                              "from_local: shape [5] for a local tensor of 2 dims");
+  });
+}
+
+TEST_CASE("from_local with run_check finds copies that differ on one rank", "[dtensor]") {
+  run_ranks(3, [](int rank) {
+    const auto mesh = init_device_mesh(at::kCPU, {3});
+    const auto same = ramp({2, 2});
+    expect_bit_equal(full_tensor(from_local(same, mesh, {Replicate()}, {.run_check = true})), same);
+    const auto other = rank == 2 ? same + 1 : same;
+    expect_throws<ValueError>([&] { from_local(other, mesh, {Replicate()}, {.run_check = true}); },
+                              "hold different values");
+    const auto longer = rank == 1 ? ramp({3, 2}) : same;
+    expect_throws<ValueError>([&] { from_local(longer, mesh, {Replicate()}, {.run_check = true}); }, "options.shape");
+  });
+}
+
+TEST_CASE("from_local refuses DTensors, norms to be and placements that do not fit", "[dtensor]") {
+  run_ranks(2, [](int) {
+    const auto mesh = init_device_mesh(at::kCPU, {2});
+    const auto x = from_local(ramp({2}), mesh, {Shard(0)});
+    expect_throws<ValueError>([&] { from_local(x, mesh, {Shard(0)}); }, "a DTensor already");
+    expect_throws<ValueError>([&] { from_local(ramp({2}), mesh, {Shard(0), Shard(0)}); }, "2 placements");
+    expect_throws<ValueError>([&] { from_local(ramp({2}), mesh, {Shard(1)}); }, "dim must be in [-1, 0]");
+    expect_throws<ValueError>([&] { from_local(ramp({}), mesh, {Shard(0)}); }, "use Replicate() for a scalar");
+    expect_throws<ValueError>([&] { from_local(ramp({2}), mesh, {NormPartial(2)}); }, "NormPartial(2)");
+    expect_throws<ValueError>([&] { to_local(ramp({2})); }, "is not a DTensor; make one with distribute_tensor");
+    expect_throws<ValueError>([&] { placements(at::Tensor()); }, "an undefined tensor is not a DTensor");
+  });
+}
+
+TEST_CASE("to_local's gradient lies as grad_placements say", "[dtensor]") {
+  run_ranks(2, [](int rank) {
+    const auto mesh = init_device_mesh(at::kCPU, {2});
+    auto x = distribute_tensor(ramp({4}), mesh, {Replicate()});
+    x.set_requires_grad(true);
+    // Each rank uses the copy in its own way: the gradient is the sum of both.
+    (to_local(x, Placements{Partial()}) * (rank + 1)).sum().backward();
+    expect_bit_equal(full_tensor(x.grad()), at::full({4}, 3., at::kFloat));
+  });
+}
+
+TEST_CASE("a Partial tensor's gradient reaches every term", "[dtensor]") {
+  run_ranks(2, [](int rank) {
+    const auto mesh = init_device_mesh(at::kCPU, {2});
+    auto term = at::full({3}, rank + 1., at::kFloat);
+    term.set_requires_grad(true);
+    full_tensor(from_local(term, mesh, {Partial()})).square().sum().backward();
+    expect_bit_equal(term.grad(), at::full({3}, 6., at::kFloat));
+  });
+}
+
+TEST_CASE("DTensors do not mix with plain tensors, except scalars", "[dtensor]") {
+  run_ranks(2, [](int) {
+    const auto mesh = init_device_mesh(at::kCPU, {2}, {"dp"});
+    const auto x = distribute_tensor(ramp({4}), mesh, {Shard(0)});
+    expect_throws<ValueError>([&] { x + ramp({4}); },
+                              "aten::add.Tensor: DTensors and plain tensors are mixed: Float[4] (Shard(0)) on "
+                              "DeviceMesh(cpu, {dp: 2}), plain Float[4] tensor. Make the plain ones DTensors with "
+                              "distribute_tensor(t, mesh, {Replicate()})");
+    expect_throws<ValueError>([&] { ramp({4}).add_(x); }, "mixed");
+    expect_throws<ValueError>([&] { x.equal(ramp({4})); }, "aten::equal: one of the tensors is a plain tensor");
+    expect_bit_equal(full_tensor(x * 2 + at::full({}, 1., at::kFloat)), ramp({4}) * 2 + 1);
+    TESSERA_EXPECT(x.equal(distribute_tensor(ramp({4}), mesh, {Replicate()})));
+  });
+}
+
+TEST_CASE("operands on different meshes are refused", "[dtensor]") {
+  run_ranks(2, [](int) {
+    const auto a = distribute_tensor(ramp({4}), init_device_mesh(at::kCPU, {2}, {"a"}), {Shard(0)});
+    const auto b = distribute_tensor(ramp({4}), init_device_mesh(at::kCPU, {2}, {"b"}), {Shard(0)});
+    expect_throws<ValueError>([&] { a + b; }, "operands lie on different meshes");
+  });
+}
+
+TEST_CASE("ops without a rule say so, with the remedy", "[dtensor]") {
+  run_ranks(2, [](int) {
+    const auto mesh = init_device_mesh(at::kCPU, {2}, {"dp"});
+    auto x = distribute_tensor(ramp({4}), mesh, {Shard(0)});
+    expect_throws<NotImplementedError>(
+        [&] { x.uniform_(); },
+        "aten::uniform_ has no sharding rule, so it cannot run on Float[4] (Shard(0)) on "
+        "DeviceMesh(cpu, {dp: 2}). Take to_local() or full_tensor()");
+    expect_throws<NotImplementedError>([&] { at::fft_fft(x); }, "has no sharding rule");
+    expect_throws<NotImplementedError>([&] { x.bernoulli(); }, "has no sharding rule");
+    expect_throws<NotImplementedError>([&] { x.as_strided({2}, {1}); }, "aten::as_strided has no sharding rule");
+    expect_throws<NotImplementedError>([&] { x.unsqueeze_(0); }, "has no sharding rule");
+  });
+}
+
+TEST_CASE("an in-place op never moves what it writes", "[dtensor]") {
+  run_ranks(2, [](int) {
+    const auto mesh = init_device_mesh(at::kCPU, {2});
+    auto rows = distribute_tensor(ramp({4, 4}), mesh, {Shard(0)});
+    const auto columns = distribute_tensor(ramp({4, 4}), mesh, {Shard(1)});
+    const auto local = to_local(rows);
+    rows.add_(columns);
+    expect_equal(to_string(placements(rows)), "(Shard(0))");
+    expect_bit_equal(full_tensor(rows), ramp({4, 4}) * 2);
+    TESSERA_EXPECT(to_local(rows).data_ptr() == local.data_ptr());
+
+    auto terms = from_local(ramp({4}), mesh, {Partial()});
+    expect_throws<NotImplementedError>([&] { terms.exp_(); },
+                                       "aten::exp_: no right way to run it on Float[4] (Partial(Sum)) (written): the "
+                                       "written tensor would have to change its placements. Use the out-of-place op");
+    terms.add_(1);
+    expect_bit_equal(full_tensor(terms), ramp({4}) * 2 + 1);
+    terms.mul_(3);
+    expect_bit_equal(full_tensor(terms), ramp({4}) * 6 + 3);
+  });
+}
+
+TEST_CASE("set_data turns a tensor from plain to DTensor and back", "[dtensor]") {
+  run_ranks(2, [](int) {
+    const auto mesh = init_device_mesh(at::kCPU, {2});
+    auto parameter = ramp({4, 2}).set_requires_grad(true);
+    const auto* impl = parameter.unsafeGetTensorImpl();
+    parameter.set_data(distribute_tensor(ramp({4, 2}), mesh, {Shard(0)}));
+    TESSERA_EXPECT(is_dtensor(parameter) && parameter.requires_grad() && parameter.is_leaf());
+    parameter.square().sum().backward();
+    TESSERA_EXPECT(is_dtensor(parameter.grad()));
+    expect_bit_equal(full_tensor(parameter.grad()), ramp({4, 2}) * 2);
+
+    parameter.mutable_grad() = at::Tensor();
+    parameter.set_data(ramp({4, 2}) + 1);
+    TESSERA_EXPECT(!is_dtensor(parameter));
+    TESSERA_EXPECT(parameter.unsafeGetTensorImpl() == impl);
+    parameter.square().sum().backward();
+    expect_bit_equal(parameter.grad(), (ramp({4, 2}) + 1) * 2);
+  });
+}
+
+TEST_CASE("item gives every rank the reduced value", "[dtensor]") {
+  run_ranks(3, [](int) {
+    const auto mesh = init_device_mesh(at::kCPU, {3});
+    const auto x = distribute_tensor(ramp({7}), mesh, {Shard(0)});
+    expect_equal(x.sum().item<float>(), 21.f);
+    expect_equal(x.max().item<float>(), 6.f);
+    expect_equal(x.mean().item<float>(), 3.f);
+  });
+}

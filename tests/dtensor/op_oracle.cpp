@@ -1,0 +1,214 @@
+#include "tests/dtensor/op_oracle.h"
+
+#include <ATen/ops/rand.h>
+#include <ATen/ops/randint.h>
+#include <ATen/ops/randn.h>
+#include <fmt/ranges.h>
+
+#include <optional>
+
+#include "dtensor/dtensor.h"
+#include "testing/expect.h"
+#include "testing/run_ranks.h"
+#include "testing/tensor_matchers.h"
+
+namespace tessera {
+
+namespace {
+
+constexpr size_t kMaxCombinations = 120;
+
+bool differentiable(const Input& input) {
+  return input.kind != Input::Kind::Index && input.kind != Input::Kind::Mask;
+}
+
+at::Tensor draw(const Input& input, at::Generator& generator) {
+  const auto floats = at::TensorOptions().dtype(at::kDouble);
+  switch (input.kind) {
+    case Input::Kind::Normal:
+      return at::randn(input.sizes, generator, floats);
+    case Input::Kind::Positive:
+      return at::rand(input.sizes, generator, floats).add_(0.5);
+    case Input::Kind::Probability:
+      return at::rand(input.sizes, generator, floats).mul_(0.8).add_(0.1);
+    case Input::Kind::Index:
+      return at::randint(input.limit, input.sizes, generator, at::TensorOptions().dtype(at::kLong));
+    case Input::Kind::Mask:
+      return at::randint(2, input.sizes, generator, at::TensorOptions().dtype(at::kBool));
+  }
+  TESSERA_ASSERT(false, "input kind {}", static_cast<int>(input.kind));
+}
+
+/// Values and gradients of all floating results' squares, summed; an undefined gradient stays undefined.
+struct Outcome {
+  Tensors results;
+  Tensors gradients;
+};
+
+Outcome run(const OpCase& test, const Tensors& inputs) {
+  Tensors leaves;
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    leaves.push_back(inputs[i].detach());
+    leaves.back().set_requires_grad(test.gradients && differentiable(test.inputs[i]));
+  }
+  Outcome outcome;
+  outcome.results = test.call(leaves);
+  at::Tensor loss;
+  for (const auto& result : outcome.results) {
+    if (result.defined() && result.requires_grad()) {
+      const auto term = result.square().sum();
+      loss = loss.defined() ? loss + term : term;
+    }
+  }
+  if (loss.defined()) {
+    loss.backward();
+  }
+  for (const auto& leaf : leaves) {
+    outcome.gradients.push_back(leaf.grad());
+  }
+  return outcome;
+}
+
+std::vector<Placement> choices(const Input& input) {
+  std::vector<Placement> result{Replicate()};
+  for (size_t dim = 0; dim < input.sizes.size(); ++dim) {
+    result.push_back(Shard(static_cast<int64_t>(dim)));
+  }
+  if (differentiable(input)) {
+    result.push_back(Partial());
+  }
+  return result;
+}
+
+/// Placements of all inputs, one list an input.
+using Combination = std::vector<Placements>;
+
+/// Every combination of one placement an input and axis, or an even sample of kMaxCombinations.
+std::vector<Combination> combinations(const OpCase& test, size_t mesh_ndim) {
+  size_t count = 1;
+  for (const auto& input : test.inputs) {
+    for (size_t axis = 0; axis < mesh_ndim; ++axis) {
+      count *= choices(input).size();
+    }
+  }
+  const size_t taken = std::min(count, kMaxCombinations);
+  std::vector<Combination> result;
+  for (size_t k = 0; k < taken; ++k) {
+    size_t number = k * count / taken;
+    Combination combination;
+    for (const auto& input : test.inputs) {
+      const auto options = choices(input);
+      Placements placements;
+      for (size_t axis = 0; axis < mesh_ndim; ++axis) {
+        placements.push_back(options[number % options.size()]);
+        number /= options.size();
+      }
+      combination.push_back(std::move(placements));
+    }
+    result.push_back(std::move(combination));
+  }
+  return result;
+}
+
+/// Along each Partial axis the first rank holds value - (n - 1) * other and the rest hold `other`.
+at::Tensor place(const at::Tensor& value, const DeviceMesh& mesh, const Placements& placements) {
+  Placements cut = placements;
+  at::Tensor term = value;
+  for (size_t axis = 0; axis < placements.size(); ++axis) {
+    if (!placements[axis].is_partial()) {
+      continue;
+    }
+    cut[axis] = Replicate();
+    const auto other = value.cos().mul_(0.25 * static_cast<double>(axis + 1));
+    term = mesh.coordinate()[axis] == 0 ? term - other * (mesh.shape()[axis] - 1) : other;
+  }
+  const auto replicated = from_local(term.clone(), mesh, Placements(placements.size(), Replicate()));
+  const auto local = to_local(redistribute(replicated, cut));
+  return from_local(local, mesh, placements, {.shape = value.sizes().vec()});
+}
+
+std::string describe(const OpCase& test, const Combination& combination, const std::vector<int64_t>& mesh) {
+  std::string text = fmt::format("{} on a mesh [{}], seed {}:", test.name, fmt::join(mesh, ", "), test.seed);
+  for (size_t i = 0; i < combination.size(); ++i) {
+    text += fmt::format(" [{}] {}", fmt::join(test.inputs[i].sizes, ", "), to_string(combination[i]));
+  }
+  return text;
+}
+
+void compare(const at::Tensor& actual, const at::Tensor& expected, const std::string& what) {
+  TESSERA_CHECK(ExpectationError, actual.defined() == expected.defined(), "{} is {}defined", what,
+                actual.defined() ? "" : "un");
+  if (!expected.defined()) {
+    return;
+  }
+  TESSERA_CHECK(ExpectationError, is_dtensor(actual), "{} is a plain tensor", what);
+  TESSERA_CHECK(ExpectationError, actual.sizes() == expected.sizes() && actual.dtype() == expected.dtype(),
+                "{} is {}, expected {}", what, to_string(TensorMeta::of(actual)), to_string(TensorMeta::of(expected)));
+  const auto difference = describe_difference(full_tensor(actual), expected, {.rtol = 1e-8, .atol = 1e-9});
+  TESSERA_CHECK(ExpectationError, difference.empty(), "{}: {}", what, difference);
+}
+
+void check_combination(const OpCase& test, const Tensors& inputs, const Outcome& expected, const DeviceMesh& mesh,
+                       const Combination& combination) {
+  Tensors placed;
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    placed.push_back(place(inputs[i], mesh, combination[i]));
+  }
+  Outcome actual;
+  try {
+    actual = run(test, placed);
+  } catch (const NotImplementedError&) {
+    if (test.in_place) {
+      return;
+    }
+    throw;
+  }
+  TESSERA_CHECK(ExpectationError, actual.results.size() == expected.results.size(), "{} results, expected {}",
+                actual.results.size(), expected.results.size());
+  for (size_t i = 0; i < expected.results.size(); ++i) {
+    compare(actual.results[i].detach(), expected.results[i].detach(), fmt::format("result {}", i));
+  }
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    compare(actual.gradients[i], expected.gradients[i], fmt::format("gradient {}", i));
+  }
+}
+
+}  // namespace
+
+void check_op(const OpCase& test) {
+  auto generator = make_generator(test.seed);
+  Tensors inputs;
+  for (const auto& input : test.inputs) {
+    inputs.push_back(draw(input, generator));
+  }
+  const auto expected = run(test, inputs);
+  for (const auto& shape : std::vector<std::vector<int64_t>>{{1}, {2}, {3}, {4}, {2, 2}}) {
+    const auto list = combinations(test, shape.size());
+    run_ranks(static_cast<int>(c10::multiply_integers(shape)), [&](int) {
+      const auto mesh = init_device_mesh(at::kCPU, shape);
+      for (const auto& combination : list) {
+        try {
+          check_combination(test, inputs, expected, mesh, combination);
+        } catch (const CommError&) {
+          throw;
+        } catch (const std::exception& failure) {
+          throw ExpectationError(describe(test, combination, shape) + "\n  " + failure.what());
+        }
+      }
+    });
+  }
+}
+
+void check_ops(const std::vector<OpCase>& tests) {
+  std::string failures;
+  for (const auto& test : tests) {
+    try {
+      check_op(test);
+    } catch (const std::exception& failure) {
+      failures += fmt::format("\n{}", failure.what());
+    }
+  }
+  TESSERA_CHECK(ExpectationError, failures.empty(), "{}", failures);
+}
+
+}  // namespace tessera

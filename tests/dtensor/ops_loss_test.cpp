@@ -1,0 +1,98 @@
+#include <ATen/core/Reduction.h>
+#include <ATen/ops/binary_cross_entropy.h>
+#include <ATen/ops/binary_cross_entropy_with_logits.h>
+#include <ATen/ops/cross_entropy_loss.h>
+#include <ATen/ops/huber_loss.h>
+#include <ATen/ops/kl_div.h>
+#include <ATen/ops/l1_loss.h>
+#include <ATen/ops/mse_loss.h>
+#include <ATen/ops/nll_loss.h>
+#include <ATen/ops/nll_loss2d.h>
+#include <ATen/ops/ones.h>
+#include <ATen/ops/smooth_l1_loss.h>
+#include <ATen/ops/soft_margin_loss.h>
+#include <ATen/ops/zeros.h>
+
+#include "dtensor/dtensor.h"
+#include "testing/expect.h"
+#include "testing/run_ranks.h"
+#include "tests/dtensor/op_oracle.h"
+#include "third_party/catch2/catch.h"
+
+using namespace tessera;
+
+namespace {
+
+using Loss = std::function<at::Tensor(const Tensors&, int64_t reduction)>;
+
+/// The loss under every reduction.
+void append(std::vector<OpCase>& cases, const char* name, const std::vector<Input>& inputs, const Loss& loss) {
+  for (const int64_t reduction : {at::Reduction::None, at::Reduction::Mean, at::Reduction::Sum}) {
+    cases.push_back({.name = std::string(name) + ", reduction " + std::to_string(reduction),
+                     .inputs = inputs,
+                     .call = [=](const Tensors& x) -> Tensors { return {loss(x, reduction)}; }});
+  }
+}
+
+}  // namespace
+
+TEST_CASE("losses of two tensors", "[dtensor][ops]") {
+  std::vector<OpCase> cases;
+  for (const auto& sizes : std::vector<std::vector<int64_t>>{{5, 3}, {2, 1}}) {
+    append(cases, "mse_loss", {{sizes}, {sizes}}, [](auto& x, auto r) { return at::mse_loss(x[0], x[1], r); });
+    append(cases, "l1_loss", {{sizes}, {sizes}}, [](auto& x, auto r) { return at::l1_loss(x[0], x[1], r); });
+    append(cases, "smooth_l1_loss", {{sizes}, {sizes}},
+           [](auto& x, auto r) { return at::smooth_l1_loss(x[0], x[1], r, 0.5); });
+    append(cases, "huber_loss", {{sizes}, {sizes}}, [](auto& x, auto r) { return at::huber_loss(x[0], x[1], r, 0.7); });
+    append(cases, "soft_margin_loss", {{sizes}, {sizes}},
+           [](auto& x, auto r) { return at::soft_margin_loss(x[0], x[1].sign(), r); });
+    append(cases, "binary_cross_entropy", {probability(sizes), probability(sizes)},
+           [](auto& x, auto r) { return at::binary_cross_entropy(x[0], x[1].detach(), {}, r); });
+    append(cases, "binary_cross_entropy_with_logits", {{sizes}, probability(sizes)},
+           [](auto& x, auto r) { return at::binary_cross_entropy_with_logits(x[0], x[1], {}, {}, r); });
+    append(cases, "kl_div", {{sizes}, probability(sizes)}, [](auto& x, auto r) { return at::kl_div(x[0], x[1], r); });
+  }
+  append(cases, "mse_loss, broadcast", {{{5, 3}}, {{3}}}, [](auto& x, auto r) { return at::mse_loss(x[0], x[1], r); });
+  append(cases, "weighted binary_cross_entropy", {probability({5, 3}), probability({5, 3}), positive({3})},
+         [](auto& x, auto r) { return at::binary_cross_entropy(x[0], x[1].detach(), x[2].detach(), r); });
+  append(cases, "binary_cross_entropy_with_logits, pos_weight", {{{5, 3}}, probability({5, 3}), positive({3})},
+         [](auto& x, auto r) { return at::binary_cross_entropy_with_logits(x[0], x[1], {}, x[2].detach(), r); });
+  CHECK_NOTHROW(check_ops(cases));
+}
+
+TEST_CASE("negative log-likelihood", "[dtensor][ops]") {
+  std::vector<OpCase> cases;
+  append(cases, "nll_loss", {{{5, 3}}, index({5}, 3)}, [](auto& x, auto r) { return at::nll_loss(x[0], x[1], {}, r); });
+  append(cases, "nll_loss of few items", {{{2, 3}}, index({2}, 3)},
+         [](auto& x, auto r) { return at::nll_loss(x[0], x[1], {}, r); });
+  append(cases, "nll_loss, ignored targets", {{{7, 3}}, index({7}, 3)},
+         [](auto& x, auto r) { return at::nll_loss(x[0], x[1], {}, r, 1); });
+  append(cases, "nll_loss, weighted", {{{5, 3}}, index({5}, 3), positive({3})},
+         [](auto& x, auto r) { return at::nll_loss(x[0], x[1], x[2].detach(), r, 0); });
+  append(cases, "nll_loss of one item", {{{3}}, index({}, 3)},
+         [](auto& x, auto r) { return at::nll_loss(x[0], x[1], {}, r); });
+  append(cases, "nll_loss2d", {{{3, 4, 2, 5}}, index({3, 2, 5}, 4)},
+         [](auto& x, auto r) { return at::nll_loss2d(x[0], x[1], {}, r, 2); });
+  append(cases, "nll_loss2d, weighted", {{{3, 4, 2, 1}}, index({3, 2, 1}, 4), positive({4})},
+         [](auto& x, auto r) { return at::nll_loss2d(x[0], x[1], x[2].detach(), r); });
+  append(cases, "cross_entropy", {{{5, 3}}, index({5}, 3)},
+         [](auto& x, auto r) { return at::cross_entropy_loss(x[0], x[1], {}, r); });
+  append(cases, "cross_entropy, smoothed and weighted", {{{5, 3}}, index({5}, 3), positive({3})},
+         [](auto& x, auto r) { return at::cross_entropy_loss(x[0], x[1], x[2].detach(), r, -100, 0.1); });
+  append(cases, "cross_entropy of probabilities", {{{5, 3}}, probability({5, 3})},
+         [](auto& x, auto r) { return at::cross_entropy_loss(x[0], x[1], {}, r); });
+  CHECK_NOTHROW(check_ops(cases));
+}
+
+TEST_CASE("a mean over uneven shards counts all elements once", "[dtensor][ops]") {
+  run_ranks(2, [](int) {
+    const auto mesh = init_device_mesh(at::kCPU, {2});
+    auto x = distribute_tensor(at::ones({3}), mesh, {Shard(0)});
+    x.set_requires_grad(true);
+    const auto target = distribute_tensor(at::zeros({3}), mesh, {Shard(0)});
+    const auto loss = at::mse_loss(x, target);
+    loss.backward();
+    expect_equal(full_tensor(loss.detach()).item<float>(), 1.f);
+    expect_equal(full_tensor(x.grad())[2].item<float>(), 2.f / 3);
+  });
+}

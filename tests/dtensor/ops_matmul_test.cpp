@@ -1,0 +1,111 @@
+#include <ATen/ops/addbmm.h>
+#include <ATen/ops/addmm.h>
+#include <ATen/ops/addmv.h>
+#include <ATen/ops/addr.h>
+#include <ATen/ops/baddbmm.h>
+#include <ATen/ops/bmm.h>
+#include <ATen/ops/dot.h>
+#include <ATen/ops/einsum.h>
+#include <ATen/ops/linear.h>
+#include <ATen/ops/matmul.h>
+#include <ATen/ops/mm.h>
+#include <ATen/ops/mv.h>
+#include <ATen/ops/ones.h>
+
+#include "comm/comm_stats.h"
+#include "dtensor/dtensor.h"
+#include "testing/expect.h"
+#include "testing/run_ranks.h"
+#include "tests/dtensor/op_oracle.h"
+#include "third_party/catch2/catch.h"
+
+using namespace tessera;
+
+TEST_CASE("matrix products", "[dtensor][ops]") {
+  CHECK_NOTHROW(check_ops({
+      {.name = "mm",
+       .inputs = {{{5, 3}}, {{3, 2}}},
+       .call = [](const Tensors& x) -> Tensors { return {x[0].mm(x[1])}; }},
+      {.name = "mm over nothing",
+       .inputs = {{{5, 0}}, {{0, 2}}},
+       .call = [](const Tensors& x) -> Tensors { return {x[0].mm(x[1])}; }},
+      {.name = "bmm",
+       .inputs = {{{3, 5, 2}}, {{3, 2, 4}}},
+       .call = [](const Tensors& x) -> Tensors { return {at::bmm(x[0], x[1])}; }},
+      {.name = "mv",
+       .inputs = {{{5, 3}}, {{3}}},
+       .call = [](const Tensors& x) -> Tensors { return {at::mv(x[0], x[1])}; }},
+      {.name = "dot",
+       .inputs = {{{5}}, {{5}}},
+       .call = [](const Tensors& x) -> Tensors { return {at::dot(x[0], x[1])}; }},
+      {.name = "matmul, batched",
+       .inputs = {{{2, 5, 3}}, {{3, 4}}},
+       .call = [](const Tensors& x) -> Tensors { return {at::matmul(x[0], x[1])}; }},
+      {.name = "matmul, broadcast batches",
+       .inputs = {{{2, 1, 3, 2}}, {{3, 2, 4}}},
+       .call = [](const Tensors& x) -> Tensors { return {at::matmul(x[0], x[1])}; }},
+      {.name = "einsum",
+       .inputs = {{{2, 3, 4}}, {{2, 5, 4}}},
+       .call = [](const Tensors& x) -> Tensors {
+         return {at::einsum("bij,bkj->bik", {x[0], x[1]})};
+       }},
+      {.name = "linear without bias",
+       .inputs = {{{2, 3, 4}}, {{5, 4}}},
+       .call = [](const Tensors& x) -> Tensors { return {at::linear(x[0], x[1])}; }},
+  }));
+}
+
+TEST_CASE("products with a summand", "[dtensor][ops]") {
+  CHECK_NOTHROW(check_ops({
+      {.name = "addmm",
+       .inputs = {{{5, 2}}, {{5, 3}}, {{3, 2}}},
+       .call = [](const Tensors& x) -> Tensors { return {at::addmm(x[0], x[1], x[2], 0.5, 2)}; }},
+      {.name = "addmm of a row",
+       .inputs = {{{2}}, {{5, 3}}, {{3, 2}}},
+       .call = [](const Tensors& x) -> Tensors { return {at::addmm(x[0], x[1], x[2])}; }},
+      {.name = "addmm_",
+       .inputs = {{{5, 2}}, {{5, 3}}, {{3, 2}}},
+       .call = [](const Tensors& x) -> Tensors {
+         auto sum = x[0].clone();
+         return {sum.addmm_(x[1], x[2])};
+       },
+       .in_place = true},
+      {.name = "baddbmm",
+       .inputs = {{{5, 4}}, {{3, 5, 2}}, {{3, 2, 4}}},
+       .call = [](const Tensors& x) -> Tensors { return {at::baddbmm(x[0], x[1], x[2], 2, 0.5)}; }},
+      {.name = "addmv",
+       .inputs = {{{5}}, {{5, 3}}, {{3}}},
+       .call = [](const Tensors& x) -> Tensors { return {at::addmv(x[0], x[1], x[2])}; }},
+      {.name = "addr",
+       .inputs = {{{5, 3}}, {{5}}, {{3}}},
+       .call = [](const Tensors& x) -> Tensors { return {at::addr(x[0], x[1], x[2])}; }},
+      {.name = "addbmm",
+       .inputs = {{{5, 4}}, {{3, 5, 2}}, {{3, 2, 4}}},
+       .call = [](const Tensors& x) -> Tensors { return {at::addbmm(x[0], x[1], x[2])}; }},
+      {.name = "linear",
+       .inputs = {{{4, 3}}, {{5, 3}}, {{5}}},
+       .call = [](const Tensors& x) -> Tensors { return {at::linear(x[0], x[1], x[2])}; }},
+      {.name = "linear of three dims",
+       .inputs = {{{2, 4, 3}}, {{5, 3}}, {{5}}},
+       .call = [](const Tensors& x) -> Tensors { return {at::linear(x[0], x[1], x[2])}; }},
+  }));
+}
+
+TEST_CASE("a column-wise and a row-wise linear cost one reduction", "[dtensor][ops]") {
+  run_ranks(2, [](int) {
+    const auto mesh = init_device_mesh(at::kCPU, {2});
+    const auto x = from_local(at::ones({6, 4}), mesh, {Replicate()});
+    const auto up = distribute_tensor(at::ones({8, 4}), mesh, {Shard(0)});
+    const auto up_bias = distribute_tensor(at::ones({8}), mesh, {Shard(0)});
+    const auto down = distribute_tensor(at::ones({4, 8}), mesh, {Shard(1)});
+    const auto down_bias = from_local(at::ones({4}), mesh, {Replicate()});
+    reset_comm_stats();
+    const auto hidden = at::linear(x, up, up_bias);
+    expect_equal(to_string(placements(hidden)), "(Shard(1))");
+    const auto y = at::linear(hidden, down, down_bias);
+    expect_equal(to_string(placements(y)), "(Partial(Sum))");
+    expect_equal(comm_stats().calls(), 0);
+    expect_equal(full_tensor(y).eq(5 * 8 + 1).all().item<bool>(), true);
+    expect_equal(comm_stats().calls(), 1);
+  });
+}

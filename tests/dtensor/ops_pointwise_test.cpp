@@ -1,0 +1,162 @@
+#include <ATen/ops/addcmul.h>
+#include <ATen/ops/elu.h>
+#include <ATen/ops/empty_like.h>
+#include <ATen/ops/floor_divide.h>
+#include <ATen/ops/full_like.h>
+#include <ATen/ops/gelu.h>
+#include <ATen/ops/hardswish.h>
+#include <ATen/ops/hardtanh.h>
+#include <ATen/ops/isnan.h>
+#include <ATen/ops/leaky_relu.h>
+#include <ATen/ops/lerp.h>
+#include <ATen/ops/maximum.h>
+#include <ATen/ops/mish.h>
+#include <ATen/ops/prelu.h>
+#include <ATen/ops/rsub.h>
+#include <ATen/ops/silu.h>
+#include <ATen/ops/softplus.h>
+#include <ATen/ops/where.h>
+
+#include "tests/dtensor/op_oracle.h"
+#include "third_party/catch2/catch.h"
+
+using namespace tessera;
+
+namespace {
+
+std::vector<OpCase> unary_cases() {
+  const std::vector<std::pair<const char*, std::function<at::Tensor(const at::Tensor&)>>> functions = {
+      {"exp", [](const at::Tensor& x) { return x.exp(); }},
+      {"log of positive", [](const at::Tensor& x) { return x.square().add(1).log(); }},
+      {"relu", [](const at::Tensor& x) { return x.relu(); }},
+      {"gelu", [](const at::Tensor& x) { return at::gelu(x); }},
+      {"gelu tanh", [](const at::Tensor& x) { return at::gelu(x, "tanh"); }},
+      {"silu", [](const at::Tensor& x) { return at::silu(x); }},
+      {"sigmoid", [](const at::Tensor& x) { return x.sigmoid(); }},
+      {"tanh", [](const at::Tensor& x) { return x.tanh(); }},
+      {"softplus", [](const at::Tensor& x) { return at::softplus(x); }},
+      {"elu", [](const at::Tensor& x) { return at::elu(x); }},
+      {"mish", [](const at::Tensor& x) { return at::mish(x); }},
+      {"leaky_relu", [](const at::Tensor& x) { return at::leaky_relu(x, 0.1); }},
+      {"hardswish", [](const at::Tensor& x) { return at::hardswish(x); }},
+      {"hardtanh", [](const at::Tensor& x) { return at::hardtanh(x, -0.5, 0.5); }},
+      {"clamp", [](const at::Tensor& x) { return x.clamp(-0.5, 0.5); }},
+      {"pow", [](const at::Tensor& x) { return x.pow(3); }},
+      {"rsqrt", [](const at::Tensor& x) { return (x * x + 1).rsqrt(); }},
+      {"neg, scalars", [](const at::Tensor& x) { return 2 - (-x) / 3 * 2 + 1; }},
+      {"to float and back", [](const at::Tensor& x) { return x.to(at::kDouble).to(at::kFloat).to(at::kDouble); }},
+      {"clone, alias", [](const at::Tensor& x) { return x.clone().view_as(x).contiguous(); }},
+      {"isnan", [](const at::Tensor& x) { return at::isnan(x); }},
+      {"comparison", [](const at::Tensor& x) { return x.gt(0).logical_and(x.lt(1)); }},
+      {"constants", [](const at::Tensor& x) { return at::full_like(x, 3) + x.new_ones({1}) + x.mul(0); }},
+  };
+  std::vector<OpCase> cases;
+  for (const auto& sizes : std::vector<std::vector<int64_t>>{{5, 3}, {1, 2}, {}}) {
+    for (const auto& [name, function] : functions) {
+      cases.push_back({.name = name, .inputs = {{sizes}}, .call = [function = function](const Tensors& x) -> Tensors {
+                         return {function(x[0])};
+                       }});
+    }
+  }
+  return cases;
+}
+
+std::vector<OpCase> binary_cases() {
+  const std::vector<std::pair<const char*, std::function<at::Tensor(const at::Tensor&, const at::Tensor&)>>> functions =
+      {
+          {"add", [](const at::Tensor& a, const at::Tensor& b) { return a.add(b, 2); }},
+          {"sub", [](const at::Tensor& a, const at::Tensor& b) { return a - b; }},
+          {"rsub", [](const at::Tensor& a, const at::Tensor& b) { return at::rsub(a, b); }},
+          {"mul", [](const at::Tensor& a, const at::Tensor& b) { return a * b; }},
+          {"div", [](const at::Tensor& a, const at::Tensor& b) { return a / (b * b + 1); }},
+          {"maximum", [](const at::Tensor& a, const at::Tensor& b) { return at::maximum(a, b); }},
+          {"where", [](const at::Tensor& a, const at::Tensor& b) { return at::where(a.gt(b), a, b * 2); }},
+          {"lerp", [](const at::Tensor& a, const at::Tensor& b) { return at::lerp(a, b, 0.3); }},
+          {"atan2", [](const at::Tensor& a, const at::Tensor& b) { return a.atan2(b); }},
+          {"floor_divide", [](const at::Tensor& a, const at::Tensor& b) { return at::floor_divide(a, b.abs() + 1); }},
+      };
+  const std::vector<std::pair<std::vector<int64_t>, std::vector<int64_t>>> sizes = {
+      {{5, 3}, {5, 3}}, {{5, 3}, {3}}, {{5, 1}, {1, 3}}, {{2, 1, 3}, {4, 1}}, {{5, 3}, {}}};
+  std::vector<OpCase> cases;
+  for (const auto& [left, right] : sizes) {
+    for (const auto& [name, function] : functions) {
+      cases.push_back({.name = name,
+                       .inputs = {{left}, {right}},
+                       .call = [function = function](const Tensors& x) -> Tensors { return {function(x[0], x[1])}; }});
+    }
+  }
+  return cases;
+}
+
+std::vector<OpCase> in_place_cases() {
+  const std::vector<std::pair<const char*, std::function<void(at::Tensor&, const at::Tensor&)>>> functions = {
+      {"add_", [](at::Tensor& a, const at::Tensor& b) { a.add_(b, 2); }},
+      {"sub_", [](at::Tensor& a, const at::Tensor& b) { a.sub_(b); }},
+      {"mul_", [](at::Tensor& a, const at::Tensor& b) { a.mul_(b); }},
+      {"div_", [](at::Tensor& a, const at::Tensor& b) { a.div_(b * b + 1); }},
+      {"addcmul_", [](at::Tensor& a, const at::Tensor& b) { a.addcmul_(b, b, 0.5); }},
+      {"addcdiv_", [](at::Tensor& a, const at::Tensor& b) { a.addcdiv_(b, b * b + 1, 0.5); }},
+      {"lerp_", [](at::Tensor& a, const at::Tensor& b) { a.lerp_(b.expand_as(a), 0.25); }},
+      {"copy_", [](at::Tensor& a, const at::Tensor& b) { a.copy_(b); }},
+      {"masked_fill_", [](at::Tensor& a, const at::Tensor& b) { a.masked_fill_(b.gt(0), 7); }},
+      {"add_ of a number", [](at::Tensor& a, const at::Tensor&) { a.add_(0.5).mul_(2); }},
+      {"zero_", [](at::Tensor& a, const at::Tensor&) { a.zero_(); }},
+      {"clamp_", [](at::Tensor& a, const at::Tensor&) { a.clamp_(-1, 1); }},
+      {"relu_", [](at::Tensor& a, const at::Tensor&) { a.relu_(); }},
+  };
+  std::vector<OpCase> cases;
+  for (const auto& [left, right] : std::vector<std::pair<std::vector<int64_t>, std::vector<int64_t>>>{
+           {{5, 3}, {5, 3}}, {{5, 3}, {3}}, {{1, 3}, {1}}}) {
+    for (const auto& [name, function] : functions) {
+      cases.push_back({.name = name,
+                       .inputs = {{left}, {right}},
+                       .call = [function = function](const Tensors& x) -> Tensors {
+                         auto written = x[0].clone();
+                         function(written, x[1]);
+                         return {written};
+                       },
+                       .in_place = true});
+    }
+  }
+  return cases;
+}
+
+}  // namespace
+
+TEST_CASE("functions of one tensor", "[dtensor][ops]") {
+  CHECK_NOTHROW(check_ops(unary_cases()));
+}
+
+TEST_CASE("functions of two tensors, broadcast", "[dtensor][ops]") {
+  CHECK_NOTHROW(check_ops(binary_cases()));
+}
+
+TEST_CASE("in-place functions", "[dtensor][ops]") {
+  CHECK_NOTHROW(check_ops(in_place_cases()));
+}
+
+TEST_CASE("functions of three tensors", "[dtensor][ops]") {
+  CHECK_NOTHROW(check_ops({
+      {.name = "addcmul",
+       .inputs = {{{5, 3}}, {{3}}, {{5, 1}}},
+       .call = [](const Tensors& x) -> Tensors { return {at::addcmul(x[0], x[1], x[2], 0.5)}; }},
+      {.name = "where with a mask",
+       .inputs = {mask({5, 3}), {{5, 3}}, {{1, 3}}},
+       .call = [](const Tensors& x) -> Tensors { return {at::where(x[0], x[1], x[2])}; }},
+      {.name = "masked_fill",
+       .inputs = {{{5, 3}}, mask({5, 1})},
+       .call = [](const Tensors& x) -> Tensors { return {x[0].masked_fill(x[1], -2)}; }},
+      {.name = "maximum.out",
+       .inputs = {{{5, 3}}, {{5, 3}}},
+       .call = [](const Tensors& x) -> Tensors {
+         auto out = at::empty_like(x[0]);
+         at::maximum_out(out, x[0], x[1]);
+         return {out};
+       },
+       .in_place = true,
+       .gradients = false},
+      {.name = "prelu",
+       .inputs = {{{2, 3, 4}}, {{3}}},
+       .call = [](const Tensors& x) -> Tensors { return {at::prelu(x[0], x[1])}; }},
+  }));
+}

@@ -1,0 +1,179 @@
+#include <ATen/ops/amax.h>
+#include <ATen/ops/amin.h>
+#include <ATen/ops/count_nonzero.h>
+#include <ATen/ops/linalg_vector_norm.h>
+#include <ATen/ops/logsumexp.h>
+#include <ATen/ops/nansum.h>
+#include <ATen/ops/ones.h>
+#include <ATen/ops/stack.h>
+#include <ATen/ops/std.h>
+#include <ATen/ops/topk.h>
+#include <ATen/ops/var.h>
+#include <ATen/ops/var_mean.h>
+
+#include <limits>
+
+#include "comm/comm_stats.h"
+#include "dtensor/dtensor.h"
+#include "testing/expect.h"
+#include "testing/run_ranks.h"
+#include "tests/dtensor/op_oracle.h"
+#include "third_party/catch2/catch.h"
+
+using namespace tessera;
+
+namespace {
+
+using Function = std::function<at::Tensor(const at::Tensor&)>;
+using Functions = std::vector<std::pair<const char*, Function>>;
+
+constexpr double kInf = std::numeric_limits<double>::infinity();
+
+std::vector<OpCase> over(std::vector<std::vector<int64_t>> sizes, const Functions& functions) {
+  std::vector<OpCase> cases;
+  for (const auto& size : sizes) {
+    for (const auto& [name, function] : functions) {
+      cases.push_back({.name = name, .inputs = {{size}}, .call = [function = function](const Tensors& x) -> Tensors {
+                         return {function(x[0])};
+                       }});
+    }
+  }
+  return cases;
+}
+
+}  // namespace
+
+TEST_CASE("sums and means", "[dtensor][ops]") {
+  CHECK_NOTHROW(check_ops(over(
+      {{5, 3}, {2, 1}},
+      {
+          {"sum", [](const at::Tensor& x) { return x.sum(); }},
+          {"sum over rows", [](const at::Tensor& x) { return x.sum(0); }},
+          {"sum, keepdim", [](const at::Tensor& x) { return x.sum({-1}, true); }},
+          {"sum over both",
+           [](const at::Tensor& x) {
+             return x.sum(at::IntArrayRef{0, 1});
+           }},
+          {"sum_to_size",
+           [](const at::Tensor& x) {
+             return x.sum_to_size({1, x.size(1)});
+           }},
+          {"mean", [](const at::Tensor& x) { return x.mean(); }},
+          {"mean over rows", [](const at::Tensor& x) { return x.mean(0); }},
+          {"mean, keepdim", [](const at::Tensor& x) { return x.mean({1}, true); }},
+          {"prod", [](const at::Tensor& x) { return x.prod(); }},
+          {"prod over rows", [](const at::Tensor& x) { return x.prod(0); }},
+          {"nansum", [](const at::Tensor& x) { return at::nansum(x, at::IntArrayRef{0}); }},
+          {"cumsum", [](const at::Tensor& x) { return x.cumsum(0); }},
+          {"cumprod", [](const at::Tensor& x) { return x.cumprod(1); }},
+          {"count_nonzero", [](const at::Tensor& x) { return at::count_nonzero(x.gt(0)); }},
+          {"sum of booleans", [](const at::Tensor& x) { return x.gt(0).sum(1); }},
+          {"mean in float32", [](const at::Tensor& x) { return x.mean(0, false, at::kFloat).to(at::kDouble).mul(0); }},
+      })));
+}
+
+TEST_CASE("sums of no elements", "[dtensor][ops]") {
+  CHECK_NOTHROW(check_ops(over({{0, 3}}, {
+                                             {"sum", [](const at::Tensor& x) { return x.sum(); }},
+                                             {"sum over nothing", [](const at::Tensor& x) { return x.sum(0); }},
+                                             {"prod over nothing", [](const at::Tensor& x) { return x.prod(0); }},
+                                             {"any over nothing", [](const at::Tensor& x) { return x.gt(0).any(0); }},
+                                         })));
+}
+
+TEST_CASE("largest and smallest", "[dtensor][ops]") {
+  CHECK_NOTHROW(check_ops(
+      over({{5, 3}, {2, 1}},
+           {
+               {"max", [](const at::Tensor& x) { return x.max(); }},
+               {"min", [](const at::Tensor& x) { return x.min(); }},
+               {"amax over rows", [](const at::Tensor& x) { return at::amax(x, {0}); }},
+               {"amax, keepdim",
+                [](const at::Tensor& x) {
+                  return at::amax(x, {0, 1}, true);
+                }},
+               {"amin", [](const at::Tensor& x) { return at::amin(x, {1}); }},
+               {"max.dim", [](const at::Tensor& x) { return std::get<0>(x.max(0)); }},
+               {"max.dim's indices", [](const at::Tensor& x) { return std::get<1>(x.max(1)); }},
+               {"min.dim", [](const at::Tensor& x) { return std::get<0>(x.min(1, true)); }},
+               {"argmax", [](const at::Tensor& x) { return x.argmax(); }},
+               {"argmax over rows", [](const at::Tensor& x) { return x.argmax(0); }},
+               {"argmin, keepdim", [](const at::Tensor& x) { return x.argmin(1, true); }},
+               {"amax of integers", [](const at::Tensor& x) { return at::amax(x.mul(10).to(at::kInt), {0}); }},
+               {"amin of bytes", [](const at::Tensor& x) { return at::amin(x.abs().mul(10).to(at::kByte), {0}); }},
+               {"any", [](const at::Tensor& x) { return x.gt(1).any(); }},
+               {"any over rows", [](const at::Tensor& x) { return x.gt(1).any(0); }},
+               {"all", [](const at::Tensor& x) { return x.gt(-1).all(); }},
+               {"all over columns", [](const at::Tensor& x) { return x.gt(-1).all(1, true); }},
+               {"topk", [](const at::Tensor& x) { return std::get<0>(at::topk(x, 2, 0)); }},
+               {"sort", [](const at::Tensor& x) { return std::get<0>(x.sort(0)); }},
+               {"argsort", [](const at::Tensor& x) { return x.argsort(1, true); }},
+               {"median", [](const at::Tensor& x) { return std::get<0>(x.median(0)); }},
+           })));
+}
+
+TEST_CASE("norms", "[dtensor][ops]") {
+  CHECK_NOTHROW(check_ops(over(
+      {{5, 3}, {2, 1}}, {
+                            {"norm", [](const at::Tensor& x) { return x.norm(); }},
+                            {"norm 3", [](const at::Tensor& x) { return x.norm(3); }},
+                            {"norm 1", [](const at::Tensor& x) { return x.norm(1); }},
+                            {"norm 0", [](const at::Tensor& x) { return x.norm(0); }},
+                            {"norm inf", [](const at::Tensor& x) { return x.norm(kInf); }},
+                            {"norm -inf", [](const at::Tensor& x) { return x.norm(-kInf); }},
+                            {"norm -1", [](const at::Tensor& x) { return x.norm(-1); }},
+                            {"norm over rows", [](const at::Tensor& x) { return x.norm(2, {0}, true); }},
+                            {"vector_norm", [](const at::Tensor& x) { return at::linalg_vector_norm(x); }},
+                            {"vector_norm over columns",
+                             [](const at::Tensor& x) { return at::linalg_vector_norm(x, 1.5, at::IntArrayRef{1}); }},
+                            {"norm of stacked norms",
+                             [](const at::Tensor& x) {
+                               return at::stack({x.norm(), x.mul(2).norm()}).norm();
+                             }},
+                        })));
+}
+
+TEST_CASE("statistics over whole dims", "[dtensor][ops]") {
+  CHECK_NOTHROW(check_ops(
+      over({{5, 3}, {4, 2}},
+           {
+               {"var", [](const at::Tensor& x) { return x.var(); }},
+               {"var over rows", [](const at::Tensor& x) { return at::var(x, at::IntArrayRef{0}, 0); }},
+               {"std over columns", [](const at::Tensor& x) { return at::std(x, at::IntArrayRef{1}, 1, true); }},
+               {"var_mean", [](const at::Tensor& x) { return std::get<1>(at::var_mean(x, at::IntArrayRef{0}, 1)); }},
+               {"logsumexp", [](const at::Tensor& x) { return at::logsumexp(x, {0}); }},
+               {"logsumexp over both",
+                [](const at::Tensor& x) {
+                  return at::logsumexp(x, {0, 1}, true);
+                }},
+           })));
+}
+
+TEST_CASE("what reductions leave pending", "[dtensor][ops]") {
+  const std::vector<std::pair<Function, Placement>> cases = {
+      {[](const at::Tensor& x) { return x.sum(0); }, Partial()},
+      {[](const at::Tensor& x) { return x.mean(); }, Partial()},
+      {[](const at::Tensor& x) { return x.sum(1); }, Shard(0)},
+      {[](const at::Tensor& x) { return x.amax({0}); }, Partial(ReduceOp::Max)},
+      {[](const at::Tensor& x) {
+         return x.amin({0, 1});
+       },
+       Partial(ReduceOp::Min)},
+      {[](const at::Tensor& x) { return x.prod(); }, Partial(ReduceOp::Product)},
+      {[](const at::Tensor& x) { return x.norm(); }, NormPartial(2)},
+      {[](const at::Tensor& x) { return x.norm(1); }, Partial()},
+      {[](const at::Tensor& x) { return x.norm(kInf); }, Partial(ReduceOp::Max)},
+      {[](const at::Tensor& x) {
+         return at::stack({x.norm(), x.norm()});
+       },
+       NormPartial(2)},
+      {[](const at::Tensor& x) { return x.argmax(0); }, Replicate()},
+  };
+  run_ranks(2, [&](int) {
+    const auto mesh = init_device_mesh(at::kCPU, {2});
+    const auto x = distribute_tensor(at::ones({5, 3}), mesh, {Shard(0)});
+    for (const auto& [function, expected] : cases) {
+      expect_equal(to_string(placements(function(x))), to_string(Placements{expected}));
+    }
+  });
+}

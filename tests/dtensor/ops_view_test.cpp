@@ -1,0 +1,207 @@
+#include <ATen/ops/cat.h>
+#include <ATen/ops/constant_pad_nd.h>
+#include <ATen/ops/diagonal.h>
+#include <ATen/ops/movedim.h>
+#include <ATen/ops/ones.h>
+#include <ATen/ops/roll.h>
+#include <ATen/ops/stack.h>
+
+#include "comm/comm_stats.h"
+#include "dtensor/dtensor.h"
+#include "testing/expect.h"
+#include "testing/run_ranks.h"
+#include "tests/dtensor/op_oracle.h"
+#include "third_party/catch2/catch.h"
+
+using namespace tessera;
+
+namespace {
+
+using Function = std::function<at::Tensor(const at::Tensor&)>;
+
+OpCase one(const char* name, std::vector<int64_t> sizes, Function function) {
+  return {.name = name,
+          .inputs = {{std::move(sizes)}},
+          .call = [function = std::move(function)](const Tensors& x) -> Tensors { return {function(x[0])}; }};
+}
+
+OpCase view(std::vector<int64_t> from, std::vector<int64_t> to) {
+  return one("view", std::move(from), [to = std::move(to)](const at::Tensor& x) { return x.view(to); });
+}
+
+}  // namespace
+
+TEST_CASE("views that split and merge dims", "[dtensor][ops]") {
+  CHECK_NOTHROW(check_ops({
+      view({6, 4}, {24}),
+      view({5, 3}, {15}),
+      view({24}, {4, 6}),
+      view({24}, {4, -1}),
+      view({6, 4}, {2, 3, 4}),
+      view({6, 4}, {3, 8}),
+      view({4, 3, 2}, {12, 2}),
+      view({4, 3, 2}, {4, 6}),
+      view({4, 1, 3}, {4, 3}),
+      view({5, 3}, {1, 5, 1, 3}),
+      view({1, 5}, {5, 1}),
+      view({1}, {}),
+      view({}, {1, 1}),
+      view({0, 3}, {3, 0}),
+      view({2, 8, 6}, {2, 8, 3, 2}),
+      view({12, 2}, {4, 3, 2}),
+      one("reshape of a transposed tensor", {4, 6},
+          [](const at::Tensor& x) {
+            return x.t().reshape({4, 6});
+          }),
+      one("flatten", {4, 3, 5}, [](const at::Tensor& x) { return x.flatten(0, 1); }),
+      one("unflatten", {4, 12},
+          [](const at::Tensor& x) {
+            return x.unflatten(1, {4, 3});
+          }),
+  }));
+}
+
+TEST_CASE("views that reorder, add and drop dims", "[dtensor][ops]") {
+  CHECK_NOTHROW(check_ops({
+      one("t", {5, 3}, [](const at::Tensor& x) { return x.t(); }),
+      one("t of one dim", {5}, [](const at::Tensor& x) { return x.t(); }),
+      one("transpose", {2, 5, 3}, [](const at::Tensor& x) { return x.transpose(0, -1); }),
+      one("permute", {2, 5, 3},
+          [](const at::Tensor& x) {
+            return x.permute({2, 0, -2});
+          }),
+      one("movedim", {2, 5, 3}, [](const at::Tensor& x) { return at::movedim(x, 0, 2); }),
+      one("unsqueeze", {5, 3}, [](const at::Tensor& x) { return x.unsqueeze(1); }),
+      one("unsqueeze last", {5, 3}, [](const at::Tensor& x) { return x.unsqueeze(-1); }),
+      one("squeeze", {1, 5, 1, 2}, [](const at::Tensor& x) { return x.squeeze(); }),
+      one("squeeze.dim", {1, 5, 1}, [](const at::Tensor& x) { return x.squeeze(-1); }),
+      one("squeeze.dim of a longer dim", {2, 5}, [](const at::Tensor& x) { return x.squeeze(0); }),
+      one("squeeze.dims", {1, 5, 1, 3},
+          [](const at::Tensor& x) {
+            return x.squeeze(at::IntArrayRef{0, 1, 2});
+          }),
+      one("expand", {5, 1},
+          [](const at::Tensor& x) {
+            return x.expand({5, 4});
+          }),
+      one("expand adds dims", {5, 1, 3},
+          [](const at::Tensor& x) {
+            return x.expand({2, 5, 2, -1});
+          }),
+      one("expand 1 to 1", {1, 3},
+          [](const at::Tensor& x) {
+            return x.expand({1, 3});
+          }),
+      one("expand to nothing", {1, 3},
+          [](const at::Tensor& x) {
+            return x.expand({0, 3});
+          }),
+      one("select", {5, 3}, [](const at::Tensor& x) { return x.select(0, 1); }),
+      one("select from the end", {5, 3, 2}, [](const at::Tensor& x) { return x.select(1, -1); }),
+      one("diagonal", {4, 5, 3}, [](const at::Tensor& x) { return at::diagonal(x, 1, 0, 2).clone(); }),
+  }));
+}
+
+TEST_CASE("slices, splits, pads and rolls", "[dtensor][ops]") {
+  CHECK_NOTHROW(check_ops({
+      one("slice", {7, 3}, [](const at::Tensor& x) { return x.slice(0, 1, 5, 2); }),
+      one("slice of everything", {7, 3}, [](const at::Tensor& x) { return x.slice(0, 0, 100); }),
+      one("slice to the end", {7, 3}, [](const at::Tensor& x) { return x.slice(1, -2); }),
+      one("narrow to nothing", {7, 3}, [](const at::Tensor& x) { return x.narrow(0, 2, 0); }),
+      one("flip", {5, 3}, [](const at::Tensor& x) { return x.flip({0}); }),
+      one("roll", {5, 3}, [](const at::Tensor& x) { return at::roll(x, {2}, {1}); }),
+      one("roll of all", {5, 3}, [](const at::Tensor& x) { return at::roll(x, {2}); }),
+      one("repeat", {5, 3},
+          [](const at::Tensor& x) {
+            return x.repeat({2, 1, 2});
+          }),
+      one("tril", {2, 5, 3}, [](const at::Tensor& x) { return x.tril(-1); }),
+      one("triu", {5, 3}, [](const at::Tensor& x) { return x.triu(); }),
+      one("pad", {5, 3},
+          [](const at::Tensor& x) {
+            return at::constant_pad_nd(x, {1, 2});
+          }),
+      one("pad with a value", {5, 3},
+          [](const at::Tensor& x) {
+            return at::constant_pad_nd(x, {0, 0, 1, 0}, 4);
+          }),
+      {.name = "split", .inputs = {{{5, 4}}}, .call = [](const Tensors& x) -> Tensors { return x[0].split(2, 1); }},
+      {.name = "split with a rest",
+       .inputs = {{{5, 4}}},
+       .call = [](const Tensors& x) -> Tensors { return x[0].split(2, 0); }},
+      {.name = "split_with_sizes",
+       .inputs = {{{5, 4}}},
+       .call = [](const Tensors& x) -> Tensors {
+         return x[0].split_with_sizes({1, 3}, -1);
+       }},
+      {.name = "chunk", .inputs = {{{5, 6}}}, .call = [](const Tensors& x) -> Tensors { return x[0].chunk(3, 1); }},
+      {.name = "unbind", .inputs = {{{5, 3}}}, .call = [](const Tensors& x) -> Tensors { return x[0].unbind(1); }},
+  }));
+}
+
+TEST_CASE("cat and stack", "[dtensor][ops]") {
+  CHECK_NOTHROW(check_ops({
+      {.name = "cat",
+       .inputs = {{{5, 3}}, {{2, 3}}},
+       .call = [](const Tensors& x) -> Tensors {
+         return {at::cat({x[0], x[1]}, 0)};
+       }},
+      {.name = "cat along the last dim",
+       .inputs = {{{5, 3}}, {{5, 1}}, {{5, 2}}},
+       .call = [](const Tensors& x) -> Tensors {
+         return {at::cat({x[0], x[1], x[2]}, -1)};
+       }},
+      {.name = "cat with an empty tensor",
+       .inputs = {{{0}}, {{5, 3}}},
+       .call = [](const Tensors& x) -> Tensors {
+         return {at::cat({x[0], x[1]}, 1)};
+       }},
+      {.name = "stack",
+       .inputs = {{{5, 3}}, {{5, 3}}},
+       .call = [](const Tensors& x) -> Tensors {
+         return {at::stack({x[0], x[1]}, 1)};
+       }},
+      {.name = "stack of scalars",
+       .inputs = {{{}}, {{}}},
+       .call = [](const Tensors& x) -> Tensors {
+         return {at::stack({x[0], x[1]})};
+       }},
+  }));
+}
+
+TEST_CASE("views keep shards where whole rows stay together", "[dtensor][ops]") {
+  struct Case {
+    std::vector<int64_t> from;
+    Placement placement;
+    std::vector<int64_t> to;
+    Placement expected;
+  };
+  const std::vector<Case> cases = {
+      {{4, 6}, Shard(0), {24}, Shard(0)},          {{5, 6}, Shard(0), {30}, Replicate()},
+      {{24}, Shard(0), {4, 6}, Shard(0)},          {{6, 6}, Shard(1), {6, 2, 3}, Shard(1)},
+      {{6, 6}, Shard(1), {6, 3, 2}, Replicate()},  {{5, 6}, Shard(0), {5, 2, 3}, Shard(0)},
+      {{4, 3, 2}, Shard(1), {12, 2}, Replicate()}, {{4, 3, 2}, Shard(2), {12, 2}, Shard(1)},
+      {{1, 5, 3}, Shard(1), {5, 3}, Shard(0)},     {{4, 6}, Partial(), {24}, Partial()},
+  };
+  run_ranks(2, [&](int) {
+    const auto mesh = init_device_mesh(at::kCPU, {2});
+    for (const auto& test : cases) {
+      const auto local = at::ones(test.from);
+      const auto x = redistribute(from_local(local, mesh, {Replicate()}), {test.placement});
+      reset_comm_stats();
+      const auto y = x.view(test.to);
+      expect_equal(to_string(placements(y)), to_string(Placements{test.expected}));
+      expect_equal(comm_stats().calls(), test.expected.is_replicate() ? 1 : 0);
+    }
+  });
+}
+
+TEST_CASE("a view shares memory with its shard", "[dtensor][ops]") {
+  run_ranks(2, [](int) {
+    const auto mesh = init_device_mesh(at::kCPU, {2});
+    auto x = distribute_tensor(at::ones({4, 6}), mesh, {Shard(0)});
+    x.view({2, 12}).mul_(3);
+    x.t().add_(1);
+    expect_equal(full_tensor(x).eq(4).all().item<bool>(), true);
+  });
+}

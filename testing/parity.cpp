@@ -1,0 +1,80 @@
+#include "testing/parity.h"
+
+#include <ATen/core/grad_mode.h>
+
+#include "dtensor/dtensor.h"
+#include "testing/expect.h"
+
+namespace tessera {
+
+namespace {
+
+[[noreturn]] void fail(const std::string& text) {
+  throw ExpectationError("check_sharded_parity: " + text);
+}
+
+std::string without_prefixes(std::string name, const std::vector<std::string>& prefixes) {
+  for (const auto& prefix : prefixes) {
+    for (auto at = name.find(prefix); !prefix.empty() && at != std::string::npos; at = name.find(prefix)) {
+      name.erase(at, prefix.size());
+    }
+  }
+  return name;
+}
+
+/// The part of the plain tensor `whole` that this rank holds of a tensor placed as `spec`.
+at::Tensor own_part(const at::Tensor& whole, const DTensorSpec& spec) {
+  const auto replicated = DTensorSpec::make(spec.mesh(), Placements(spec.placements().size(), Replicate()),
+                                            TensorMeta::contiguous(whole.sizes(), whole.scalar_type()));
+  return redistribute_local(whole, *replicated, spec.placements());
+}
+
+void compare(const std::string& what, const at::Tensor& whole, const at::Tensor& sharded, Tolerance tolerance) {
+  if (!is_dtensor(sharded)) {
+    fail(what + " is not a DTensor");
+  }
+  if (whole.sizes() != sharded.sizes()) {
+    fail(fmt::format("{} is {}, expected {}", what, dtensor_spec(sharded)->to_string(),
+                     to_string(TensorMeta::of(whole))));
+  }
+  const auto expected = own_part(whole, *dtensor_spec(sharded));
+  const auto text = describe_difference(to_local(sharded.detach()), expected, tolerance);
+  if (!text.empty()) {
+    fail(fmt::format("the local tensor of {}, {}: {}", what, dtensor_spec(sharded)->to_string(), text));
+  }
+}
+
+void compare_gradients(const std::string& name, const at::Tensor& reference, const at::Tensor& sharded,
+                       Tolerance tolerance) {
+  if (reference.grad().defined() != sharded.grad().defined()) {
+    fail(fmt::format("the gradient of '{}' is {}defined, expected {}defined", name,
+                     sharded.grad().defined() ? "" : "un", reference.grad().defined() ? "" : "un"));
+  }
+  if (reference.grad().defined()) {
+    compare("the gradient of '" + name + "'", reference.grad(), sharded.grad(), tolerance);
+  }
+}
+
+}  // namespace
+
+void check_sharded_parity(const torch::nn::Module& reference, const torch::nn::Module& sharded,
+                          const ParityOptions& options) {
+  const at::NoGradGuard no_grad;
+  const auto expected = reference.named_parameters();
+  const auto actual = sharded.named_parameters();
+  if (expected.size() != actual.size()) {
+    fail(fmt::format("{} parameters, expected {}", actual.size(), expected.size()));
+  }
+  for (size_t i = 0; i < expected.size(); ++i) {
+    const auto name = without_prefixes(actual[i].key(), options.prefixes_to_ignore);
+    if (name != expected[i].key()) {
+      fail(fmt::format("parameter {} is named '{}', expected '{}'", i, name, expected[i].key()));
+    }
+    compare("parameter '" + name + "'", expected[i].value(), actual[i].value(), options.tolerance);
+    if (options.gradients) {
+      compare_gradients(name, expected[i].value(), actual[i].value(), options.tolerance);
+    }
+  }
+}
+
+}  // namespace tessera

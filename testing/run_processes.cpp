@@ -1,0 +1,135 @@
+#include "testing/run_processes.h"
+
+#include <cstdio>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <iostream>
+#include <map>
+#include <sstream>
+
+#include "base/error.h"
+#include "comm/local_launcher.h"
+#include "comm/process_group.h"
+#include "third_party/catch2/catch.h"
+
+namespace tessera {
+
+namespace {
+
+/// Set in a rank: which call of the test case is its own.
+constexpr const char* kCallVariable = "TESSERA_TEST_CALL";
+constexpr const char* kEndMark = "[rank ended well]\n";
+
+// Catch2 gives some characters of a test's name on the command line a meaning.
+std::string escaped(const std::string& test_name) {
+  std::string result;
+  for (const char c : test_name) {
+    if (c == '\\' || c == ',' || c == '[' || c == '"' || c == '*') {
+      result += '\\';
+    }
+    result += c;
+  }
+  return result;
+}
+
+// How many calls this test case has made before, over all of its sections.
+int count_call(const std::string& test_name) {
+  static std::map<std::string, int> counts;
+  return counts[test_name]++;
+}
+
+[[noreturn]] void end_rank(int exit_code) {
+  std::cout.flush();
+  std::fflush(nullptr);
+  std::_Exit(exit_code);
+}
+
+[[noreturn]] void be_rank(const std::function<void(int rank)>& body, const RunProcessesOptions& options) {
+  try {
+    init_process_group({.backend = "gloo", .timeout = options.timeout});
+    body(get_rank());
+    destroy_process_group();
+  } catch (const std::exception& failure) {
+    std::fprintf(stderr, "%s\n", failure.what());
+    end_rank(1);
+  }
+  std::fputs(kEndMark, stderr);
+  end_rank(0);
+}
+
+/// A folder for the ranks' output files, removed at the end.
+class OutputFolder {
+ public:
+  OutputFolder() : path_((std::filesystem::temp_directory_path() / "tessera_ranks_XXXXXX").string()) {
+    TESSERA_CHECK(Error, mkdtemp(path_.data()) != nullptr, "run_processes: no temporary folder {}", path_);
+  }
+  ~OutputFolder() {
+    std::error_code ignored;
+    std::filesystem::remove_all(path_, ignored);
+  }
+  OutputFolder(const OutputFolder&) = delete;
+  OutputFolder& operator=(const OutputFolder&) = delete;
+
+  std::vector<std::string> files(int count) const {
+    std::vector<std::string> result;
+    for (int rank = 0; rank < count; ++rank) {
+      result.push_back(fmt::format("{}/rank{}", path_, rank));
+    }
+    return result;
+  }
+
+ private:
+  std::string path_;
+};
+
+std::string read(const std::string& path) {
+  std::ostringstream text;
+  text << std::ifstream(path).rdbuf();
+  return text.str();
+}
+
+}  // namespace
+
+ProcessesResult try_run_processes(int world_size, const std::function<void(int rank)>& body,
+                                  RunProcessesOptions options) {
+  const std::string test_name = Catch::getResultCapture().getCurrentTestName();
+  const int call = count_call(test_name);
+  if (const char* own_call = std::getenv(kCallVariable)) {
+    if (call == std::atoi(own_call)) {
+      be_rank(body, options);
+    }
+    return {};
+  }
+  const OutputFolder folder;
+  const std::vector<std::string> files = folder.files(world_size);
+  const std::string program = std::filesystem::read_symlink("/proc/self/exe").string();
+  const LaunchResult launch = launch_ranks({.nproc = world_size,
+                                            .argv = {program, escaped(test_name)},
+                                            .environment = {{kCallVariable, std::to_string(call)}},
+                                            .output_files = files});
+  ProcessesResult result = {.exit_code = launch.exit_code, .message = launch.message};
+  for (const std::string& file : files) {
+    result.outputs.push_back(read(file));
+    const bool ended_well = result.outputs.back().find(kEndMark) != std::string::npos;
+    if (result.exit_code == 0 && !ended_well) {
+      result.exit_code = 1;
+      result.message = fmt::format("rank {} never came to the call of run_processes", result.outputs.size() - 1);
+    }
+  }
+  return result;
+}
+
+void run_processes(int world_size, const std::function<void(int rank)>& body, RunProcessesOptions options) {
+  const ProcessesResult result = try_run_processes(world_size, body, options);
+  if (result.exit_code == 0) {
+    return;
+  }
+  std::string text = result.message;
+  for (size_t rank = 0; rank < result.outputs.size(); ++rank) {
+    text += fmt::format("\n--- rank {}\n{}", rank, result.outputs[rank]);
+  }
+  throw Error(text);
+}
+
+}  // namespace tessera

@@ -1,0 +1,250 @@
+#include "comm/collectives.h"
+
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/arange.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/randn.h>
+#include <ATen/ops/tensor.h>
+#include <ATen/ops/zeros.h>
+
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+
+#include "base/error.h"
+#include "testing/expect.h"
+#include "testing/run_ranks.h"
+#include "third_party/catch2/catch.h"
+
+namespace tessera {
+namespace {
+
+at::Tensor floats(std::vector<float> values) {
+  return at::tensor(values);
+}
+
+void expect_tensor(const at::Tensor& actual, const at::Tensor& expected,
+                   const std::source_location& where = std::source_location::current()) {
+  if (!actual.equal(expected)) {
+    detail::expectation_failed("tensors differ", where);
+  }
+}
+
+TEST_CASE("all_gather puts the inputs one after the other") {
+  run_ranks(3, [](int rank) {
+    const at::Tensor input = floats({10.f * rank, 10.f * rank + 1});
+    at::Tensor output = at::zeros({6});
+    all_gather(output, input, default_group());
+    expect_tensor(output, floats({0, 1, 10, 11, 20, 21}));
+    at::Tensor in_place = at::zeros({3, 2});
+    in_place[rank].fill_(rank);
+    all_gather(in_place, in_place[rank], default_group());
+    expect_tensor(in_place, floats({0, 0, 1, 1, 2, 2}).view({3, 2}));
+  });
+}
+
+TEST_CASE("reduce_scatter gives each rank its part of the sum") {
+  run_ranks(3, [](int rank) {
+    const at::Tensor input = at::arange(6, at::kFloat) + 100 * rank;
+    at::Tensor output = at::zeros({2});
+    reduce_scatter(output, input, ReduceOp::Sum, default_group());
+    expect_tensor(output, floats({300.f + 6 * rank, 303.f + 6 * rank}));
+    reduce_scatter(output, input, ReduceOp::Avg, default_group());
+    expect_tensor(output, floats({100.f + 2 * rank, 101.f + 2 * rank}));
+    reduce_scatter(output, input, ReduceOp::Max, default_group());
+    expect_tensor(output, floats({200.f + 2 * rank, 201.f + 2 * rank}));
+    at::Tensor shared = input.clone();
+    reduce_scatter(shared.narrow(0, 2 * rank, 2), shared, ReduceOp::Min, default_group());
+    expect_tensor(shared.narrow(0, 2 * rank, 2), floats({2.f * rank, 2.f * rank + 1}));
+  });
+}
+
+TEST_CASE("all_reduce is the sum in the order of the ranks, on every rank") {
+  for (const int world_size : {1, 2, 3, 4}) {
+    run_ranks(world_size, [&](int rank) {
+      at::Tensor expected = at::randn({5000}, make_generator(0));
+      for (int other = 1; other < world_size; ++other) {
+        expected = expected + at::randn({5000}, make_generator(other));
+      }
+      at::Tensor tensor = at::randn({5000}, make_generator(rank));
+      all_reduce(tensor, ReduceOp::Sum, default_group());
+      expect_tensor(tensor, expected);
+    });
+  }
+}
+
+TEST_CASE("broadcast, scatter and gather with rank 1 as the root") {
+  run_ranks(3, [](int rank) {
+    const ProcessGroupPtr& group = default_group();
+    at::Tensor tensor = at::full({2, 2}, rank, at::kLong);
+    broadcast(tensor, 1, group);
+    expect_tensor(tensor, at::full({2, 2}, 1, at::kLong));
+
+    std::vector<at::Tensor> parts;
+    for (int to = 0; rank == 1 && to < 3; ++to) {
+      parts.push_back(at::full({to}, 7 + to, at::kInt));
+    }
+    at::Tensor part = at::zeros({rank}, at::kInt);
+    scatter(part, parts, 1, group);
+    expect_tensor(part, at::full({rank}, 7 + rank, at::kInt));
+
+    std::vector<at::Tensor> gathered;
+    for (int from = 0; rank == 1 && from < 3; ++from) {
+      gathered.push_back(at::zeros({from, 2}, at::kInt));
+    }
+    gather(gathered, at::full({rank, 2}, 3 + rank, at::kInt), 1, group);
+    for (int from = 0; rank == 1 && from < 3; ++from) {
+      expect_tensor(gathered[from], at::full({from, 2}, 3 + from, at::kInt));
+    }
+  });
+}
+
+TEST_CASE("all_to_all with parts of different sizes, also empty ones") {
+  run_ranks(3, [](int rank) {
+    // Rank r sends r + to rows to rank `to`; each row holds (r, to).
+    std::vector<at::Tensor> sent, expected;
+    std::vector<int64_t> sends, receives;
+    for (int other = 0; other < 3; ++other) {
+      sends.push_back(rank + other);
+      receives.push_back(rank + other);
+      sent.push_back(floats({float(rank), float(other)}).expand({rank + other, 2}));
+      expected.push_back(floats({float(other), float(rank)}).expand({rank + other, 2}));
+    }
+    at::Tensor output = at::zeros({3 * rank + 3, 2});
+    all_to_all(output, at::cat(sent), receives, sends, default_group());
+    expect_tensor(output, at::cat(expected));
+    at::Tensor equal = at::zeros({3});
+    all_to_all(equal, at::arange(3, at::kFloat) + 10 * rank, {}, {}, default_group());
+    expect_tensor(equal, floats({0.f + rank, 10.f + rank, 20.f + rank}));
+  });
+}
+
+TEST_CASE("several collectives may be in flight and be waited for in any order") {
+  run_ranks(3, [](int rank) {
+    at::Tensor a = at::full({4}, 1.f + rank), b = at::full({4}, 10.f + rank), c = at::zeros({12});
+    Pending first = all_reduce_async(a, ReduceOp::Sum, default_group());
+    Pending second = all_reduce_async(b, ReduceOp::Max, default_group());
+    Pending third = all_gather_async(c, at::full({4}, float(rank)), default_group());
+    std::vector<Pending*> order = {&first, &second, &third};
+    for (int i = 0; i < 3; ++i) {
+      order[(i + rank) % 3]->wait();
+    }
+    TESSERA_EXPECT(first.waited());
+    first.wait();
+    expect_tensor(a, at::full({4}, 6.f));
+    expect_tensor(b, at::full({4}, 12.f));
+    expect_tensor(c, at::cat({at::full({4}, 0.f), at::full({4}, 1.f), at::full({4}, 2.f)}));
+  });
+}
+
+TEST_CASE("every dtype moves, empty tensors too") {
+  run_ranks(2, [](int rank) {
+    for (const at::ScalarType dtype : {at::kBool, at::kByte, at::kShort, at::kInt, at::kLong, at::kHalf, at::kBFloat16,
+                                       at::kFloat, at::kDouble, at::kComplexDouble, at::kFloat8_e4m3fn}) {
+      at::Tensor output = at::zeros({2}).to(dtype);
+      all_gather(output, at::full({1}, rank).to(dtype), default_group());
+      expect_tensor(output.to(at::kDouble), at::arange(2, at::kDouble));
+    }
+    at::Tensor empty = at::empty({0});
+    all_gather(empty, empty, default_group());
+    all_reduce(empty, ReduceOp::Sum, default_group());
+  });
+}
+
+TEST_CASE("one rank: outputs are copies and nothing is counted") {
+  run_ranks(1, [](int) {
+    const ProcessGroupPtr& group = default_group();
+    reset_comm_stats();
+    at::Tensor input = floats({1, 2}), output = at::zeros({2});
+    all_gather(output, input, group);
+    expect_tensor(output, input);
+    output.zero_();
+    reduce_scatter(output, input, ReduceOp::Avg, group);
+    expect_tensor(output, input);
+    output.zero_();
+    all_to_all(output, input, {}, {}, group);
+    expect_tensor(output, input);
+    output.zero_();
+    scatter(output, {input}, 0, group);
+    expect_tensor(output, input);
+    output.zero_();
+    gather({output}, input, 0, group);
+    expect_tensor(output, input);
+    broadcast(output, 0, group);
+    all_reduce(output, ReduceOp::Product, group);
+    barrier(group);
+    expect_tensor(output, input);
+    expect_equal(comm_stats().calls(), 0);
+  });
+}
+
+TEST_CASE("tensors that do not fit are refused before anything is sent") {
+  run_ranks(2, [](int) {
+    const ProcessGroupPtr& group = default_group();
+    const at::Tensor two = at::zeros({2}), four = at::zeros({4});
+    expect_throws<ValueError>([&] { all_gather(two, two, group); },
+                              "input has 2 elements and output 2; 2 ranks make 4");
+    expect_throws<ValueError>([&] { reduce_scatter(four, two, ReduceOp::Sum, group); }, "reduce_scatter: input has 2");
+    expect_throws<ValueError>([&] { all_gather(four, two.to(at::kInt), group); }, "input Int and output Float");
+    expect_throws<ValueError>([&] { all_reduce(at::zeros({2, 3}).t(), ReduceOp::Sum, group); }, "[3, 2] is not dense");
+    expect_throws<ValueError>([&] { all_reduce(at::Tensor(), ReduceOp::Sum, group); }, "the tensor is undefined");
+    expect_throws<ValueError>([&] { all_reduce(two.to(at::kInt), ReduceOp::Avg, group); }, "Avg on dtype Int");
+    expect_throws<ValueError>([&] { broadcast(two, 2, group); }, "source 2; the group has ranks 0 to 1");
+    expect_throws<ValueError>([&] { all_to_all(two, two, {1, 1}, {1}, group); }, "splits [1]; one number of rows");
+    expect_throws<ValueError>([&] { all_to_all(two, two, {1, 1}, {2, 1}, group); }, "add up to 3");
+    expect_throws<ValueError>([&] { all_to_all(two, two, {1, 1}, {3, -1}, group); }, "splits [3, -1]");
+    expect_throws<ValueError>([&] { all_reduce(two, ReduceOp::Sum, ProcessGroupPtr()); }, "undefined");
+    expect_throws<ValueError>([&] { all_reduce(at::empty({2}, at::kMeta), ReduceOp::Sum, group); }, "meta");
+    barrier(group);
+  });
+}
+
+TEST_CASE("collectives leave version counters alone and work on leaves that need gradients") {
+  run_ranks(2, [](int) {
+    at::Tensor leaf = at::zeros({2}).requires_grad_(true);
+    const int64_t version = leaf._version();
+    all_reduce(leaf, ReduceOp::Sum, default_group());
+    all_gather(leaf, leaf.detach()[0], default_group());
+    expect_equal(leaf._version(), version);
+  });
+}
+
+TEST_CASE("counters: calls and bytes that a rank must send") {
+  run_ranks(4, [](int rank) {
+    const ProcessGroupPtr& group = default_group();
+    reset_comm_stats();
+    at::Tensor full = at::zeros({8}), part = at::zeros({2});
+    all_gather(full, part, group);
+    reduce_scatter(part, full, ReduceOp::Sum, group);
+    all_reduce(full, ReduceOp::Sum, group);
+    broadcast(full, 2, group);
+    all_to_all(full, full.clone(), {}, {}, group);
+    barrier(group);
+    const CommStats stats = comm_stats();
+    expect_equal(stats[Collective::AllGather].bytes_sent, 3 * 8);
+    expect_equal(stats[Collective::ReduceScatter].bytes_sent, 3 * 8);
+    expect_equal(stats[Collective::AllReduce].bytes_sent, 2 * 3 * 32 / 4);
+    expect_equal(stats[Collective::Broadcast].bytes_sent, rank == 2 ? 3 * 32 : 0);
+    expect_equal(stats[Collective::AllToAll].bytes_sent, 24);
+    expect_equal(stats[Collective::Barrier].calls, 1);
+    expect_equal(stats.calls(), 6);
+    expect_equal(stats.bytes_sent(), 24 + 24 + 48 + 24 + (rank == 2 ? 96 : 0));
+    reset_comm_stats();
+    expect_equal(comm_stats().calls(), 0);
+  });
+}
+
+TEST_CASE("c10d's own calls reach the backend") {
+  run_ranks(2, [](int rank) {
+    std::vector<at::Tensor> tensors = {at::full({2}, 1.f + rank)};
+    default_group()->allreduce(tensors)->wait();
+    expect_tensor(tensors[0], at::full({2}, 3.f));
+    std::vector<std::vector<at::Tensor>> lists = {{at::zeros({2}), at::zeros({2})}};
+    std::vector<at::Tensor> inputs = {at::full({2}, 5.f + rank)};
+    default_group()->allgather(lists, inputs)->wait();
+    expect_tensor(lists[0][1], at::full({2}, 6.f));
+  });
+}
+
+}  // namespace
+}  // namespace tessera

@@ -1,0 +1,137 @@
+#include "comm/local_launcher.h"
+
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <sstream>
+#include <thread>
+
+#include "base/error.h"
+#include "third_party/catch2/catch.h"
+
+namespace tessera {
+namespace {
+
+using Catch::Matchers::ContainsSubstring;
+using Clock = std::chrono::steady_clock;
+
+LaunchResult launch(int nproc, const std::string& script, std::vector<std::string> output_files = {}) {
+  return launch_ranks({.nproc = nproc, .argv = {"/bin/sh", "-c", script}, .output_files = std::move(output_files)});
+}
+
+struct Folder {
+  Folder() : path((std::filesystem::temp_directory_path() / "launcher_XXXXXX").string()) {
+    REQUIRE(mkdtemp(path.data()) != nullptr);
+  }
+  ~Folder() { std::filesystem::remove_all(path); }
+  std::string read(const std::string& name) const {
+    std::ostringstream text;
+    text << std::ifstream(path + "/" + name).rdbuf();
+    return text.str();
+  }
+
+  std::string path;
+};
+
+TEST_CASE("ranks find their numbers and the master's address in the environment") {
+  const Folder folder;
+  unsetenv("OMP_NUM_THREADS");
+  const LaunchResult result = launch(
+      2, "echo $RANK $WORLD_SIZE $LOCAL_RANK $LOCAL_WORLD_SIZE $MASTER_ADDR ${MASTER_PORT:+port} $OMP_NUM_THREADS",
+      {folder.path + "/0", folder.path + "/1"});
+  CHECK(result.exit_code == 0);
+  CHECK(result.message.empty());
+  const std::string threads = std::to_string(std::max(1u, std::thread::hardware_concurrency() / 2));
+  CHECK(folder.read("0") == "0 2 0 2 127.0.0.1 port " + threads + "\n");
+  CHECK(folder.read("1") == "1 2 1 2 127.0.0.1 port " + threads + "\n");
+}
+
+TEST_CASE("a rank that exits with 3 ends the others and is named") {
+  const auto start = Clock::now();
+  const LaunchResult result = launch(3, "if [ $RANK = 1 ]; then exit 3; fi; exec sleep 60");
+  CHECK(result.exit_code == 3);
+  CHECK_THAT(result.message, ContainsSubstring("rank 1 (pid ") &&
+                                 ContainsSubstring("ended with exit code 3; stopping the other 2 rank(s)"));
+  CHECK(Clock::now() - start < std::chrono::seconds(5));
+}
+
+TEST_CASE("a rank that is killed ends the others, also those that ignore SIGTERM, within 5 s") {
+  const auto start = Clock::now();
+  const LaunchResult result =
+      launch(3, "trap '' TERM; if [ $RANK = 0 ]; then sleep 0.3; kill -9 $$; fi; while :; do sleep 0.1; done");
+  CHECK(result.exit_code == 128 + SIGKILL);
+  CHECK_THAT(result.message, ContainsSubstring("rank 0 (pid ") && ContainsSubstring("was killed by signal 9"));
+  CHECK(Clock::now() - start < std::chrono::seconds(5));
+}
+
+TEST_CASE("SIGTERM to the launcher goes to the ranks") {
+  const Folder folder;
+  const pid_t launcher = fork();
+  REQUIRE(launcher >= 0);
+  if (launcher == 0) {
+    const std::string script = "trap 'echo term > " + folder.path + "/$RANK; exit 0' TERM; touch " + folder.path +
+                               "/ready$RANK; while :; do sleep 0.05; done";
+    _exit(launch(2, script).exit_code);
+  }
+  const auto ready = [&] {
+    return std::filesystem::exists(folder.path + "/ready0") && std::filesystem::exists(folder.path + "/ready1");
+  };
+  for (int i = 0; i < 200 && !ready(); ++i) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));
+  }
+  kill(launcher, SIGTERM);
+  int status = 0;
+  waitpid(launcher, &status, 0);
+  CHECK(WEXITSTATUS(status) == 128 + SIGTERM);
+  CHECK(folder.read("0") == "term\n");
+  CHECK(folder.read("1") == "term\n");
+}
+
+TEST_CASE("ranks end with a launcher that is killed") {
+  const Folder folder;
+  const pid_t launcher = fork();
+  REQUIRE(launcher >= 0);
+  if (launcher == 0) {
+    _exit(launch(2, "echo $$ > " + folder.path + "/pid$RANK.new; mv " + folder.path + "/pid$RANK.new " + folder.path +
+                        "/pid$RANK; exec sleep 60")
+              .exit_code);
+  }
+  const auto started = [&] { return !folder.read("pid0").empty() && !folder.read("pid1").empty(); };
+  for (int i = 0; i < 200 && !started(); ++i) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));
+  }
+  REQUIRE(started());
+  kill(launcher, SIGKILL);
+  waitpid(launcher, nullptr, 0);
+  // An orphan that nobody reaps stays as a zombie: that counts as ended.
+  const auto runs = [&](const std::string& file) {
+    std::ifstream status("/proc/" + std::to_string(std::stoi(folder.read(file))) + "/status");
+    for (std::string line; std::getline(status, line);) {
+      if (line.starts_with("State:")) {
+        return line.find('Z') == std::string::npos;
+      }
+    }
+    return false;
+  };
+  for (int i = 0; i < 100 && (runs("pid0") || runs("pid1")); ++i) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));
+  }
+  CHECK_FALSE(runs("pid0"));
+  CHECK_FALSE(runs("pid1"));
+}
+
+TEST_CASE("what cannot be started") {
+  CHECK_THROWS_AS(launch_ranks({.nproc = 0}), ValueError);
+  CHECK_THROWS_AS(launch(2, "true", {"one file"}), ValueError);
+  CHECK(launch_ranks({.nproc = 1, .argv = {"/no/such/program"}}).exit_code == 127);
+  CHECK(launch_local({.nproc = 2, .argv = {"/bin/true"}}) == 0);
+  CHECK_FALSE(launched_as_rank());
+}
+
+}  // namespace
+}  // namespace tessera

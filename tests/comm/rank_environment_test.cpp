@@ -1,0 +1,98 @@
+#include "comm/rank_environment.h"
+
+#include <map>
+
+#include "base/error.h"
+#include "third_party/catch2/catch.h"
+
+namespace tessera {
+namespace {
+
+using Catch::Matchers::ContainsSubstring;
+
+RankEnvironment parse(const std::map<std::string, std::string>& variables) {
+  return parse_rank_environment([&](const std::string& name) -> std::optional<std::string> {
+    const auto found = variables.find(name);
+    return found == variables.end() ? std::nullopt : std::optional(found->second);
+  });
+}
+
+TEST_CASE("no launcher: one rank, no network") {
+  CHECK(parse({}) == RankEnvironment{0, 1, 0, "", 0});
+  CHECK(parse({{"MASTER_ADDR", "somewhere"}, {"MASTER_PORT", "77"}}) == RankEnvironment{0, 1, 0, "", 0});
+}
+
+TEST_CASE("torchrun") {
+  CHECK(parse({{"RANK", "3"},
+               {"WORLD_SIZE", "4"},
+               {"LOCAL_RANK", "1"},
+               {"MASTER_ADDR", "node1"},
+               {"MASTER_PORT", "1234"}}) == RankEnvironment{3, 4, 1, "node1", 1234});
+  CHECK(parse({{"RANK", "0"}, {"WORLD_SIZE", "1"}}) == RankEnvironment{0, 1, 0, "", 0});
+}
+
+TEST_CASE("mpirun: all ranks on this host meet on the loopback interface") {
+  CHECK(parse({{"OMPI_COMM_WORLD_RANK", "1"},
+               {"OMPI_COMM_WORLD_SIZE", "2"},
+               {"OMPI_COMM_WORLD_LOCAL_RANK", "1"},
+               {"OMPI_COMM_WORLD_LOCAL_SIZE", "2"}}) == RankEnvironment{1, 2, 1, "127.0.0.1", 29500});
+  CHECK_THROWS_WITH(
+      parse({{"OMPI_COMM_WORLD_RANK", "1"}, {"OMPI_COMM_WORLD_SIZE", "4"}, {"OMPI_COMM_WORLD_LOCAL_SIZE", "2"}}),
+      ContainsSubstring("MASTER_ADDR is not set"));
+}
+
+TEST_CASE("mpiexec") {
+  CHECK(parse({{"PMI_RANK", "1"}, {"PMI_SIZE", "2"}, {"MASTER_ADDR", "a"}, {"MASTER_PORT", "5"}}) ==
+        RankEnvironment{1, 2, -1, "a", 5});
+}
+
+TEST_CASE("srun: the first host of the step, a port of the job's own") {
+  const RankEnvironment environment = parse({{"SLURM_PROCID", "5"},
+                                             {"SLURM_NTASKS", "8"},
+                                             {"SLURM_LOCALID", "1"},
+                                             {"SLURM_JOB_ID", "12345"},
+                                             {"SLURM_STEP_NODELIST", "gpu[03-04,09],login"}});
+  CHECK(environment == RankEnvironment{5, 8, 1, "gpu03", 20000 + (12345 * 17) % 10000});
+  CHECK(parse({{"SLURM_PROCID", "0"}, {"SLURM_NTASKS", "2"}, {"SLURM_LAUNCH_NODE_IPADDR", "10.0.0.7"}}).master_addr ==
+        "10.0.0.7");
+  CHECK(parse({{"SLURM_PROCID", "0"}, {"SLURM_NTASKS", "2"}, {"SLURM_NODELIST", "x"}, {"MASTER_ADDR", "y"}})
+            .master_addr == "y");
+}
+
+TEST_CASE("the first host of a list as SLURM writes it") {
+  CHECK(first_host("node1") == "node1");
+  CHECK(first_host("node1,node2") == "node1");
+  CHECK(first_host("a,b[1-2]") == "a");
+  CHECK(first_host("node[7]") == "node7");
+  CHECK(first_host("node[007-012,15],other") == "node007");
+  CHECK(first_host("") == "");
+}
+
+TEST_CASE("a mistake names the variable and its value") {
+  const auto with = [](std::map<std::string, std::string> changes) {
+    std::map<std::string, std::string> variables = {
+        {"RANK", "0"}, {"WORLD_SIZE", "2"}, {"MASTER_ADDR", "a"}, {"MASTER_PORT", "1"}};
+    for (const auto& [name, value] : changes) {
+      variables[name] = value;
+    }
+    std::erase_if(variables, [](const auto& entry) { return entry.second == "unset"; });
+    return [variables] { parse(variables); };
+  };
+  CHECK_NOTHROW(with({})());
+  CHECK_THROWS_AS(with({{"RANK", "one"}})(), ValueError);
+  CHECK_THROWS_WITH(with({{"RANK", "one"}})(), ContainsSubstring("RANK=\"one\" is not a number"));
+  CHECK_THROWS_WITH(with({{"RANK", "1x"}})(), ContainsSubstring("RANK=\"1x\""));
+  CHECK_THROWS_WITH(with({{"RANK", "-1"}})(), ContainsSubstring("RANK=\"-1\""));
+  CHECK_THROWS_WITH(with({{"RANK", ""}})(), ContainsSubstring("RANK=\"\""));
+  CHECK_THROWS_WITH(with({{"RANK", "2"}})(), ContainsSubstring("RANK=2 and WORLD_SIZE=2: ranks are 0 to 1"));
+  CHECK_THROWS_WITH(with({{"RANK", "unset"}})(), ContainsSubstring("WORLD_SIZE is set, but RANK is not"));
+  CHECK_THROWS_WITH(with({{"WORLD_SIZE", "unset"}})(), ContainsSubstring("RANK is set, but WORLD_SIZE is not"));
+  CHECK_THROWS_WITH(with({{"WORLD_SIZE", "0"}})(), ContainsSubstring("WORLD_SIZE=0"));
+  CHECK_THROWS_WITH(with({{"LOCAL_RANK", "1"}})(), ContainsSubstring("LOCAL_RANK=1 and RANK=0"));
+  CHECK_THROWS_WITH(with({{"MASTER_PORT", "70000"}})(), ContainsSubstring("MASTER_PORT=70000"));
+  CHECK_THROWS_WITH(with({{"MASTER_PORT", "unset"}})(), ContainsSubstring("MASTER_PORT is not set"));
+  CHECK_THROWS_WITH(with({{"MASTER_ADDR", "unset"}})(), ContainsSubstring("MASTER_ADDR is not set, but WORLD_SIZE=2"));
+}
+
+}  // namespace
+}  // namespace tessera

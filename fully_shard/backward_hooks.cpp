@@ -1,0 +1,95 @@
+#include "fully_shard/backward_hooks.h"
+
+#include <torch/csrc/autograd/engine.h>
+#include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/graph_task.h>
+#include <torch/csrc/autograd/variable.h>
+
+#include <memory>
+#include <type_traits>
+#include <vector>
+
+namespace tessera {
+
+namespace {
+
+using torch::autograd::variable_list;
+
+struct BackwardNode : torch::autograd::Node {
+  explicit BackwardNode(torch::autograd::edge_list&& next) : Node(std::move(next)) {}
+
+  variable_list apply(variable_list&& grads) override {
+    if (callback) {
+      callback();
+    }
+    return std::move(grads);
+  }
+  void release_variables() override {}
+  std::string name() const override { return "TesseraUnitBoundary"; }
+
+  std::function<void()> callback;
+};
+
+// Nodes are owned by std::shared_ptr up to some libtorch before 2.15, by c10::intrusive_ptr since.
+using NodePtr = decltype(torch::autograd::Edge::function);
+
+template <class NodeType, class Ptr>
+Ptr make_node(torch::autograd::edge_list&& edges, std::function<void()> callback) {
+  if constexpr (std::is_same_v<Ptr, std::shared_ptr<torch::autograd::Node>>) {
+    auto node = std::make_shared<NodeType>(std::move(edges));
+    node->callback = std::move(callback);
+    return node;
+  } else {
+    auto node = c10::make_intrusive<NodeType>(std::move(edges));
+    node->callback = std::move(callback);
+    return node;
+  }
+}
+
+struct PostAccumulateGrad : torch::autograd::PostAccumulateGradHook {
+  explicit PostAccumulateGrad(std::function<void()> callback) : callback(std::move(callback)) {}
+  void operator()(const torch::autograd::Variable& /*param*/) override { callback(); }
+
+  std::function<void()> callback;
+};
+
+}  // namespace
+
+bool insert_backward_node(std::span<at::Tensor* const> tensors, std::function<void()> callback) {
+  if (!at::GradMode::is_enabled()) {
+    return false;
+  }
+  std::vector<at::Tensor*> differentiable;
+  for (auto* tensor : tensors) {
+    if (tensor->requires_grad()) {
+      differentiable.push_back(tensor);
+    }
+  }
+  if (differentiable.empty()) {
+    return false;
+  }
+  torch::autograd::edge_list edges;
+  for (const auto* tensor : differentiable) {
+    edges.push_back(torch::autograd::impl::gradient_edge(*tensor));
+  }
+  const auto node = make_node<BackwardNode, NodePtr>(std::move(edges), std::move(callback));
+  for (auto* tensor : differentiable) {
+    auto alias = tensor->detach();
+    const uint32_t output = node->add_input_metadata(alias);
+    torch::autograd::impl::set_gradient_edge(alias, {node, output});
+    *tensor = std::move(alias);
+  }
+  return true;
+}
+
+void set_post_accumulate_grad_hook(const at::Tensor& param, std::function<void()> callback) {
+  torch::autograd::impl::set_post_acc_grad_hooks(param, std::make_unique<PostAccumulateGrad>(std::move(callback)));
+}
+
+void at_end_of_backward(std::function<void()> callback) {
+  torch::autograd::Engine::get_default_engine().queue_callback(std::move(callback));
+}
+
+int64_t current_backward() { return torch::autograd::get_current_graph_task_id(); }
+
+}  // namespace tessera

@@ -1,0 +1,63 @@
+#pragma once
+// Models whose dims do not divide by 2, 3 or 4, and the one-process oracle that sharded training must equal.
+
+#include <torch/nn/module.h>
+
+#include <vector>
+
+#include "fully_shard/fully_shard.h"
+#include "nn/embedding.h"
+#include "nn/hooked.h"
+#include "nn/linear.h"
+#include "nn/normalization.h"
+
+namespace tessera::testing {
+
+/// x + W2 tanh(W1 x), with hidden size `hidden`.
+struct BlockImpl : torch::nn::Module {
+  BlockImpl(int64_t dim, int64_t hidden);
+  at::Tensor forward(at::Tensor x);
+
+  tessera::nn::Linear up{nullptr}, down{nullptr};
+};
+TESSERA_MODULE(Block);
+
+/// Linear → blocks → LayerNorm → Linear. The outer layers belong to the root's unit.
+struct TowerImpl : torch::nn::Module {
+  explicit TowerImpl(int64_t dim = 17, int64_t hidden = 13, int64_t num_blocks = 3);
+  at::Tensor forward(at::Tensor x);
+
+  tessera::nn::Linear in{nullptr}, out{nullptr};
+  std::vector<Block> blocks;
+  tessera::nn::LayerNorm norm{nullptr};
+};
+TESSERA_MODULE(Tower);
+
+/// Gives every parameter of `module` the values that depend only on `seed`, its place and its sizes. Models of
+/// ranks that are threads become equal so (the default generator is shared between threads).
+void fill_parameters(torch::nn::Module& module, uint64_t seed);
+
+/// A [rows, dim] input that depends only on its arguments.
+at::Tensor make_batch(uint64_t seed, int64_t rows, int64_t dim);
+
+/// Mean over the elements of out^2 with fixed weights: a loss that does not die.
+at::Tensor weighted_loss(const at::Tensor& out);
+
+/// Each block a unit, then the root.
+void shard_tower(Tower& tower, const FullyShardOptions& options = {});
+
+/// Gradients of the average over ranks, added up in the order of the ranks, as the collectives do: run the
+/// loss of each rank's batch through `run_rank(rank)` (which calls backward), then divide by world size.
+template <class RunRank>
+void accumulate_reference(torch::nn::Module& reference, int world_size, RunRank&& run_rank) {
+  for (int rank = 0; rank < world_size; ++rank) {
+    run_rank(rank);
+  }
+  for (auto& param : reference.parameters()) {
+    if (param.grad().defined()) {
+      param.mutable_grad().div_(world_size);
+    }
+  }
+}
+
+}  // namespace tessera::testing

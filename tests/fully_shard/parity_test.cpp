@@ -6,56 +6,11 @@
 #include "testing/parity.h"
 #include "testing/run_ranks.h"
 #include "tests/fully_shard/small_models.h"
+#include "tests/fully_shard/train_and_compare.h"
 #include "third_party/catch2/catch.h"
 
 using namespace tessera;
 using namespace tessera::testing;
-
-namespace {
-
-constexpr int kSteps = 10;
-
-enum class OptimizerBuilt { BeforeSharding, AfterSharding };
-
-/// Trains both models for kSteps on the same batches; every comparison is bit for bit, because the reference
-/// adds the ranks' gradients in the order of the ranks, as the reduce-scatter does.
-void train_and_compare(int rank, int world_size, OptimizerBuilt built, FullyShardOptions options) {
-  Tower reference, sharded;
-  fill_parameters(*reference, 1);
-  fill_parameters(*sharded, 1);
-  std::optional<torch::optim::Adam> optimizer;
-  if (built == OptimizerBuilt::BeforeSharding) {
-    optimizer.emplace(sharded->parameters(), torch::optim::AdamOptions(1e-2));
-  }
-  shard_tower(sharded, options);
-  if (built == OptimizerBuilt::AfterSharding) {
-    optimizer.emplace(sharded->parameters(), torch::optim::AdamOptions(1e-2));
-  }
-  torch::optim::Adam reference_optimizer(reference->parameters(), torch::optim::AdamOptions(1e-2));
-
-  for (int step = 0; step < kSteps; ++step) {
-    const auto batch = [&](int r) { return make_batch(100 + step * world_size + r, 3, 5); };
-    optimizer->zero_grad();
-    reference_optimizer.zero_grad();
-    at::Tensor reference_loss;
-    accumulate_reference(*reference, world_size, [&](int r) {
-      auto loss = weighted_loss(reference(batch(r)));
-      reference_loss = r == rank ? loss.detach() : reference_loss;
-      loss.backward();
-    });
-    auto loss = weighted_loss(sharded(batch(rank)));
-    loss.backward();
-
-    expect_bit_equal(loss.detach(), reference_loss);
-    TESSERA_EXPECT(loss.item<float>() != 0);
-    check_sharded_parity(reference, sharded, {.tolerance = {.rtol = 0, .atol = 0}});
-    optimizer->step();
-    reference_optimizer.step();
-    check_sharded_parity(reference, sharded, {.tolerance = {.rtol = 0, .atol = 0}});
-  }
-}
-
-}  // namespace
 
 TEST_CASE("fully_shard equals one process bit for bit over 10 Adam steps") {
   const int world_size = GENERATE(1, 2, 3, 4);

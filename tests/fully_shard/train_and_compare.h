@@ -1,0 +1,17 @@
+#pragma once
+// The central oracle: sharded training against one process, bit for bit.
+
+#include "fully_shard/fully_shard.h"
+
+namespace tessera::testing {
+
+inline constexpr int kSteps = 10;
+
+enum class OptimizerBuilt { BeforeSharding, AfterSharding };
+
+/// Trains a sharded and a plain tower for kSteps of Adam on the same batches and compares losses, gradients and
+/// parameters after every backward and step. Bit for bit, because the reference adds the ranks' gradients in the
+/// order of the ranks, as the reduce-scatter does. Collective; throws ExpectationError.
+void train_and_compare(int rank, int world_size, OptimizerBuilt built, const FullyShardOptions& options);
+
+}  // namespace tessera::testing

@@ -1,7 +1,6 @@
 // Embedding tables: cut by rows of the batch, by columns of the table, or by rows of the table.
 
 #include <ATen/ops/embedding.h>
-#include <ATen/ops/where.h>
 #include <ATen/ops/zeros.h>
 
 #include "dtensor/ops/rule_helpers.h"
@@ -29,8 +28,8 @@ std::vector<TensorMeta> embedding_metas(const OpCall& call) {
   return {TensorMeta::contiguous(sizes, call.operands[0].meta.dtype)};
 }
 
-/// Looks up the indices whose row is here. Indices outside the whole table stay outside, so that the kernel
-/// refuses them as it does for a plain tensor.
+/// Looks up the indices whose row is here. Indices outside the whole table become -1, so that the kernel refuses
+/// them as it does for a plain tensor, on every rank.
 void local_embedding(const c10::OperatorHandle& op, torch::jit::Stack* stack, const OpPlan& plan) {
   if (!plan.outputs[0]->has_partial()) {
     op.callBoxed(stack);
@@ -43,10 +42,9 @@ void local_embedding(const c10::OperatorHandle& op, torch::jit::Stack* stack, co
   if (range.length == 0) {
     weight = at::zeros({1, weight.size(1)}, weight.options());
   }
-  const auto valid = indices.ge(0).logical_and_(indices.lt(table->sizes()[0]));
-  const auto here = indices.ge(range.offset).logical_and_(indices.lt(range.offset + range.length));
-  const auto elsewhere = valid.logical_and_(here.logical_not());
-  auto rows = at::embedding(weight, indices.sub(range.offset).masked_fill_(elsewhere, 0));
+  const auto invalid = indices.lt(0).logical_or_(indices.ge(table->sizes()[0]));
+  const auto elsewhere = indices.lt(range.offset).logical_or_(indices.ge(range.offset + range.length));
+  auto rows = at::embedding(weight, indices.sub(range.offset).masked_fill_(elsewhere, 0).masked_fill_(invalid, -1));
   set_results(op, stack, {rows.masked_fill_(elsewhere.unsqueeze(-1), 0)});
 }
 

@@ -30,10 +30,15 @@ TensorMeta elements(const OpCall& call) {
   return TensorMeta::contiguous(broadcast_sizes(input, target), c10::promoteTypes(input.dtype, target.dtype));
 }
 
-template <size_t first>
-int64_t count_elements(const OpPlan& plan) {
-  const auto sizes_of = [&](size_t i) { return plan.operands[i] ? plan.operands[i]->sizes() : at::IntArrayRef(); };
-  return c10::multiply_integers(at::infer_size_dimvector(sizes_of(first), sizes_of(first + 1)));
+int64_t count(const OpPlan& plan, std::initializer_list<size_t> broadcast_operands) {
+  DimVector sizes;
+  for (const size_t operand : broadcast_operands) {
+    if (plan.operands[operand]) {
+      const auto wider = at::infer_size_dimvector(sizes, plan.operands[operand]->sizes());
+      sizes.assign(wider.begin(), wider.end());
+    }
+  }
+  return c10::multiply_integers(sizes);
 }
 
 std::vector<TensorMeta> loss_metas(const OpCall& call) {
@@ -59,7 +64,7 @@ void local_loss(const c10::OperatorHandle& op, torch::jit::Stack* stack, const O
   }
   op.callBoxed(stack);
   if (mean) {
-    stack->back() = stack->back().toTensor().div(count_elements<0>(plan));
+    stack->back() = stack->back().toTensor().div(count(plan, {0, 1}));
   }
 }
 
@@ -73,6 +78,7 @@ Strategies loss_backward_strategies(const OpCall& call) {
   return strategies;
 }
 
+/// ATen divides by the number of elements of `self`, also where it was broadcast to the target.
 void local_loss_backward(const c10::OperatorHandle& op, torch::jit::Stack* stack, const OpPlan& plan) {
   auto& reduction = local_argument(op, stack, reduction_argument(op));
   const bool mean = reduction.toInt() == kMean && !plan.outputs[0]->is_replicated();
@@ -81,7 +87,7 @@ void local_loss_backward(const c10::OperatorHandle& op, torch::jit::Stack* stack
   }
   op.callBoxed(stack);
   if (mean) {
-    stack->back() = stack->back().toTensor().div(count_elements<1>(plan));
+    stack->back() = stack->back().toTensor().div(count(plan, {1}));
   }
 }
 

@@ -26,7 +26,7 @@ Strategies add_in_place_strategies(const OpCall& call) {
 
 void local_add_in_place(const c10::OperatorHandle& op, torch::jit::Stack* stack, const OpPlan& plan) {
   const auto& self = plan.operands[0];
-  const auto& other = plan.operands[1];
+  const SpecPtr other = plan.operands.size() > 1 ? plan.operands[1] : nullptr;
   for (size_t axis = 0; axis < self->placements().size(); ++axis) {
     const bool replicated = !other || other->placements()[axis].is_replicate();
     if (self->placements()[axis] == Partial() && replicated && self->mesh().coordinate()[axis] != 0) {
@@ -38,36 +38,69 @@ void local_add_in_place(const c10::OperatorHandle& op, torch::jit::Stack* stack,
 }
 
 void register_linear(const std::vector<std::string>& ops, std::vector<std::vector<size_t>> linear_operands) {
-  register_op_rule(
-      ops, {.strategies = [linear_operands](const OpCall& call) { return linear_strategies(call, linear_operands); }});
+  const auto strategies = [linear_operands](const OpCall& call) { return linear_strategies(call, linear_operands); };
+  register_op_rule(ops, {.strategies = strategies, .output_metas = pointwise_metas});
 }
 
-// One element in, one element out: Shard on any dim, nothing else.
+/// Filling with zeros is linear.
+Strategies masked_fill_strategies(const OpCall& call) {
+  auto strategies = pointwise_strategies(call);
+  if (call.args[2].isScalar() && call.args[2].toScalar().equal(0)) {
+    keep_linear(strategies, call, 0);
+  }
+  return strategies;
+}
+
+/// fill_ forgets what was pending: of a pending sum the first rank holds the value and the others zeros.
+Strategies fill_in_place_strategies(const OpCall& call) {
+  auto strategies = pointwise_strategies(call);
+  const auto placement = pending(call, 0);
+  if (placement && !placement->is_norm_partial() && !placement->is_partial(ReduceOp::Product)) {
+    AxisStrategy strategy{.operands = PlacementVector(call.operands.size(), Replicate()), .outputs = {*placement}};
+    strategy.operands[0] = *placement;
+    strategies.push_back(std::move(strategy));
+  }
+  return strategies;
+}
+
+void local_fill_in_place(const c10::OperatorHandle& op, torch::jit::Stack* stack, const OpPlan& plan) {
+  const auto& self = plan.operands[0];
+  bool first = true;
+  for (size_t axis = 0; axis < self->placements().size(); ++axis) {
+    first = first && (self->placements()[axis] != Partial() || self->mesh().coordinate()[axis] == 0);
+  }
+  if (first) {
+    op.callBoxed(stack);
+  } else {
+    set_results(op, stack, {local_argument(op, stack, 0).toTensor().zero_()});
+  }
+}
+
 constexpr const char* kPointwise = R"(
-    _prelu_kernel abs abs_ acos acos_ acosh acosh_ add.Scalar add_.Scalar addcdiv addcdiv_ addcmul addcmul_ asin
-    asin_ asinh asinh_ atan atan2 atan2_ atan_ atanh atanh_ bitwise_and.Scalar bitwise_and.Tensor
-    bitwise_and_.Scalar bitwise_and_.Tensor bitwise_not bitwise_not_ bitwise_or.Scalar bitwise_or.Tensor
-    bitwise_or_.Scalar bitwise_or_.Tensor bitwise_xor.Scalar bitwise_xor.Tensor bitwise_xor_.Scalar
-    bitwise_xor_.Tensor ceil ceil_ clamp clamp.Tensor clamp_ clamp_.Tensor clamp_max clamp_max.Tensor clamp_max_
-    clamp_max_.Tensor clamp_min clamp_min.Tensor clamp_min_ clamp_min_.Tensor copysign.Scalar copysign.Tensor
-    copysign_.Scalar copysign_.Tensor cos cos_ cosh cosh_ deg2rad deg2rad_ digamma digamma_ div.Scalar_mode
-    div.Tensor_mode div_.Scalar_mode div_.Tensor_mode elu elu_ eq.Scalar eq.Tensor eq_.Scalar eq_.Tensor erf erf_
-    erfc erfc_ erfinv erfinv_ exp exp2 exp2_ exp_ expm1 expm1_ fill.Scalar fill.Tensor fill_.Scalar fill_.Tensor
-    floor floor_ floor_divide floor_divide.Scalar floor_divide_.Scalar floor_divide_.Tensor fmax fmin fmod.Scalar
-    fmod.Tensor fmod_.Scalar fmod_.Tensor frac frac_ ge.Scalar ge.Tensor ge_.Scalar ge_.Tensor gelu gelu_
-    gelu_backward gt.Scalar gt.Tensor gt_.Scalar gt_.Tensor hardsigmoid hardsigmoid_ hardsigmoid_backward hardswish
-    hardswish_ hardswish_backward hardtanh hardtanh_ hardtanh_backward heaviside hypot isinf isnan isneginf isposinf
-    le.Scalar le.Tensor le_.Scalar le_.Tensor leaky_relu leaky_relu_ leaky_relu_backward lerp.Scalar lerp.Tensor
-    lerp_.Scalar lerp_.Tensor lgamma lgamma_ log log10 log10_ log1p log1p_ log2 log2_ log_ logaddexp logaddexp2
-    logical_and logical_and_ logical_not logical_not_ logical_or logical_or_ logical_xor logical_xor_ logit logit_
-    logit_backward lt.Scalar lt.Tensor lt_.Scalar lt_.Tensor masked_fill.Scalar masked_fill.Tensor
-    masked_fill_.Scalar masked_fill_.Tensor maximum minimum mish mish_ mish_backward nan_to_num nan_to_num_
-    native_dropout_backward ne.Scalar ne.Tensor ne_.Scalar ne_.Tensor pow.Scalar pow.Tensor_Scalar pow.Tensor_Tensor
-    pow_.Scalar pow_.Tensor reciprocal reciprocal_ relu relu_ remainder.Scalar remainder.Scalar_Tensor
-    remainder.Tensor remainder_.Scalar remainder_.Tensor round round.decimals round_ round_.decimals rsqrt rsqrt_
-    rsub.Scalar sgn sgn_ sigmoid sigmoid_ sigmoid_backward sign sign_ signbit silu silu_ silu_backward sin sin_ sinc
-    sinc_ sinh sinh_ softplus softplus_backward sqrt sqrt_ sub.Scalar sub_.Scalar tan tan_ tanh tanh_ tanh_backward
-    threshold threshold_ threshold_backward trunc trunc_ where.self xlogy.Tensor xlogy_.Tensor)";
+    _prelu_kernel abs abs_ acos acos_ acosh acosh_ add.Scalar addcdiv addcdiv_ addcmul addcmul_ asin asin_ asinh
+    asinh_ atan atan2 atan2_ atan_ atanh atanh_ bitwise_and.Scalar bitwise_and.Tensor bitwise_and_.Scalar
+    bitwise_and_.Tensor bitwise_not bitwise_not_ bitwise_or.Scalar bitwise_or.Tensor bitwise_or_.Scalar
+    bitwise_or_.Tensor bitwise_xor.Scalar bitwise_xor.Tensor bitwise_xor_.Scalar bitwise_xor_.Tensor ceil ceil_
+    clamp clamp.Tensor clamp_ clamp_.Tensor clamp_max clamp_max.Tensor clamp_max_ clamp_max_.Tensor clamp_min
+    clamp_min.Tensor clamp_min_ clamp_min_.Tensor copysign.Scalar copysign.Tensor copysign_.Scalar copysign_.Tensor
+    cos cos_ cosh cosh_ deg2rad deg2rad_ digamma digamma_ div.Scalar_mode div.Tensor_mode div_.Scalar_mode
+    div_.Tensor_mode elu elu_ eq.Scalar eq.Tensor eq_.Scalar eq_.Tensor erf erf_ erfc erfc_ erfinv erfinv_ exp exp2
+    exp2_ exp_ expm1 expm1_ fill.Scalar fill.Tensor floor floor_ floor_divide floor_divide.Scalar
+    floor_divide_.Scalar floor_divide_.Tensor fmax fmin fmod.Scalar fmod.Tensor fmod_.Scalar fmod_.Tensor frac frac_
+    ge.Scalar ge.Tensor ge_.Scalar ge_.Tensor gelu gelu_ gelu_backward gt.Scalar gt.Tensor gt_.Scalar gt_.Tensor
+    hardsigmoid hardsigmoid_ hardsigmoid_backward hardswish hardswish_ hardswish_backward hardtanh hardtanh_
+    hardtanh_backward heaviside hypot isinf isnan isneginf isposinf le.Scalar le.Tensor le_.Scalar le_.Tensor
+    leaky_relu leaky_relu_ leaky_relu_backward lerp.Scalar lerp.Tensor lerp_.Scalar lerp_.Tensor lgamma lgamma_ log
+    log10 log10_ log1p log1p_ log2 log2_ log_ logaddexp logaddexp2 logical_and logical_and_ logical_not logical_not_
+    logical_or logical_or_ logical_xor logical_xor_ logit logit_ logit_backward lt.Scalar lt.Tensor lt_.Scalar
+    lt_.Tensor masked_fill.Tensor masked_fill_.Tensor maximum minimum mish mish_ mish_backward nan_to_num
+    nan_to_num_ native_dropout_backward ne.Scalar ne.Tensor ne_.Scalar ne_.Tensor pow.Scalar pow.Tensor_Scalar
+    pow.Tensor_Tensor pow_.Scalar pow_.Tensor reciprocal reciprocal_ relu relu_ remainder.Scalar
+    remainder.Scalar_Tensor remainder.Tensor remainder_.Scalar remainder_.Tensor round round.decimals round_
+    round_.decimals rsqrt rsqrt_ rsub.Scalar sgn sgn_ sigmoid sigmoid_ sigmoid_backward sign sign_ signbit silu
+    silu_ silu_backward sin sin_ sinc sinc_ sinh sinh_ softplus softplus_backward sqrt sqrt_ sub.Scalar tan tan_
+    tanh tanh_ tanh_backward threshold threshold_ threshold_backward trunc trunc_ where.self xlogy.Tensor
+    xlogy_.Tensor)";
 
 const RegisterOpRules rules([] {
   const auto strategies = [](const OpCall& call) { return pointwise_strategies(call); };
@@ -77,8 +110,12 @@ const RegisterOpRules rules([] {
        "aten::lift_fresh", "aten::mul.Scalar", "aten::mul_.Scalar", "aten::div.Scalar", "aten::div_.Scalar"},
       {{0}});
   register_linear({"aten::add.Tensor", "aten::sub.Tensor", "aten::rsub.Tensor", "aten::copy_", "aten::copy"}, {{0, 1}});
+  register_op_rule({"aten::fill_.Scalar", "aten::fill_.Tensor"},
+                   {.strategies = fill_in_place_strategies, .local_call = local_fill_in_place});
+  register_op_rule({"aten::masked_fill.Scalar", "aten::masked_fill_.Scalar"},
+                   {.strategies = masked_fill_strategies, .output_metas = pointwise_metas});
   register_op_rule(
-      {"aten::add_.Tensor", "aten::sub_.Tensor"},
+      {"aten::add_.Tensor", "aten::sub_.Tensor", "aten::add_.Scalar", "aten::sub_.Scalar"},
       {.strategies = add_in_place_strategies, .local_call = local_add_in_place, .output_metas = pointwise_metas});
   register_linear({"aten::mul.Tensor", "aten::mul_.Tensor"}, {{0}, {1}});
   register_linear({"aten::div.Tensor", "aten::div_.Tensor"}, {{0}});

@@ -47,9 +47,12 @@ Reduction reduction_of(const OpCall& call) {
   return reduction_of(call.op, call.args, call.operands[0].ndim());
 }
 
-/// Dims that stay are sharded; a reduced dim makes the outputs `pending`, if given.
-Strategies reduce_strategies(const OpCall& call, const std::optional<Placement>& reduced) {
+/// Dims that stay are sharded; a reduced dim makes the outputs `reduced`, if given. An operand that is pending
+/// already is reduced in one go instead of being cut and left pending once more: clip_grad_norm_'s stacked norms
+/// cost one all-reduce in all, though their total is read twice.
+Strategies reduce_strategies(const OpCall& call, std::optional<Placement> reduced) {
   Strategies strategies;
+  reduced = pending(call, 0) ? std::nullopt : reduced;
   const auto reduction = reduction_of(call);
   for (int64_t dim = 0; dim < call.operands[0].ndim(); ++dim) {
     const int64_t to = reduction.output_dim(dim);
@@ -149,8 +152,6 @@ std::optional<Placement> pending_norm(double p) {
   return p > 0 ? std::optional<Placement>(NormPartial(p)) : std::nullopt;
 }
 
-/// A norm of pending norms is not left pending: total_norm of clip_grad_norm_ is read twice, and reducing the
-/// stacked norms once is cheaper than reducing the total at each use.
 Strategies norm_strategies(const OpCall& call) {
   const double p = call.args.size() > 1 && !call.args[1].isNone() ? call.args[1].toScalar().toDouble() : 2;
   const bool real = c10::isFloatingType(call.operands[0].meta.dtype);
@@ -166,6 +167,20 @@ void local_norm(const c10::OperatorHandle& op, torch::jit::Stack* stack, const O
     return;
   }
   op.callBoxed(stack);
+}
+
+/// Statistics of an empty shard's rows: nothing, and no warning about too few elements.
+void local_statistics(const c10::OperatorHandle& op, torch::jit::Stack* stack, const OpPlan& plan) {
+  const auto local = local_argument(op, stack, 0).toTensor();
+  if (local.numel() > 0 || plan.operands[0]->is_replicated()) {
+    op.callBoxed(stack);
+    return;
+  }
+  std::vector<c10::IValue> results;
+  for (const auto& spec : plan.outputs) {
+    results.emplace_back(at::full(spec->local_sizes(), 0, local.options().dtype(spec->dtype())));
+  }
+  set_results(op, stack, std::move(results));
 }
 
 /// Output metas of reductions without a meta kernel. `dtype` maps the operand's dtype to the output's.
@@ -239,10 +254,13 @@ const RegisterOpRules rules([] {
   register_op_rule({"aten::norm.Scalar", "aten::norm.ScalarOpt_dim", "aten::norm.ScalarOpt_dim_dtype",
                     "aten::norm.ScalarOpt_dtype", "aten::linalg_vector_norm"},
                    {.strategies = norm_strategies, .local_call = local_norm});
-  register_op_rule({"aten::var.correction", "aten::std.correction"},
-                   {.strategies = kept_dims_strategies, .output_metas = reduced_metas(same_dtype)});
+  register_op_rule(
+      {"aten::var.correction", "aten::std.correction"},
+      {.strategies = kept_dims_strategies, .local_call = local_statistics, .output_metas = reduced_metas(same_dtype)});
   register_op_rule({"aten::var_mean.correction", "aten::std_mean.correction"},
-                   {.strategies = kept_dims_strategies, .output_metas = reduced_metas(same_dtype, 2)});
+                   {.strategies = kept_dims_strategies,
+                    .local_call = local_statistics,
+                    .output_metas = reduced_metas(same_dtype, 2)});
   register_op_rule({"aten::max.dim", "aten::min.dim", "aten::argmax", "aten::argmin", "aten::aminmax"},
                    {.strategies = kept_dims_strategies});
   register_op_rule({"aten::logsumexp"},

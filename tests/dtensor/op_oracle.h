@@ -38,7 +38,7 @@ inline Input probability(std::vector<int64_t> sizes) {
 inline Input mask(std::vector<int64_t> sizes) {
   return {std::move(sizes), Input::Kind::Mask};
 }
-inline Input index(std::vector<int64_t> sizes, int64_t limit) {
+inline Input indices(std::vector<int64_t> sizes, int64_t limit) {
   return {std::move(sizes), Input::Kind::Index, limit};
 }
 

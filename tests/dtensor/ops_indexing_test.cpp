@@ -26,16 +26,16 @@ using namespace tessera;
 TEST_CASE("embedding", "[dtensor][ops]") {
   CHECK_NOTHROW(check_ops({
       {.name = "embedding",
-       .inputs = {{{7, 3}}, index({5}, 7)},
+       .inputs = {{{7, 3}}, indices({5}, 7)},
        .call = [](const Tensors& x) -> Tensors { return {at::embedding(x[0], x[1])}; }},
       {.name = "embedding of a batch, with padding",
-       .inputs = {{{2, 5}}, index({3, 4}, 2)},
+       .inputs = {{{2, 5}}, indices({3, 4}, 2)},
        .call = [](const Tensors& x) -> Tensors { return {at::embedding(x[0], x[1], 1)}; }},
       {.name = "embedding, gradient scaled by frequency",
-       .inputs = {{{4, 3}}, index({9}, 4)},
+       .inputs = {{{4, 3}}, indices({9}, 4)},
        .call = [](const Tensors& x) -> Tensors { return {at::embedding(x[0], x[1], -1, true)}; }},
       {.name = "embedding of one index",
-       .inputs = {{{7, 3}}, index({}, 7)},
+       .inputs = {{{7, 3}}, indices({}, 7)},
        .call = [](const Tensors& x) -> Tensors { return {at::embedding(x[0], x[1])}; }},
   }));
 }
@@ -52,29 +52,29 @@ TEST_CASE("an index outside a cut table is refused as on one device", "[dtensor]
 TEST_CASE("reading by index", "[dtensor][ops]") {
   CHECK_NOTHROW(check_ops({
       {.name = "index_select",
-       .inputs = {{{5, 3}}, index({4}, 5)},
+       .inputs = {{{5, 3}}, indices({4}, 5)},
        .call = [](const Tensors& x) -> Tensors { return {at::index_select(x[0], 0, x[1])}; }},
       {.name = "gather",
-       .inputs = {{{5, 3}}, index({5, 2}, 3)},
+       .inputs = {{{5, 3}}, indices({5, 2}, 3)},
        .call = [](const Tensors& x) -> Tensors { return {at::gather(x[0], 1, x[1])}; }},
       {.name = "gather of fewer rows",
-       .inputs = {{{5, 3}}, index({2, 4}, 3)},
+       .inputs = {{{5, 3}}, indices({2, 4}, 3)},
        .call = [](const Tensors& x) -> Tensors { return {at::gather(x[0], 1, x[1])}; }},
       {.name = "x[i]",
-       .inputs = {{{5, 3, 2}}, index({4}, 5)},
+       .inputs = {{{5, 3, 2}}, indices({4}, 5)},
        .call = [](const Tensors& x) -> Tensors { return {x[0].index({x[1]})}; }},
       {.name = "x[:, i]",
-       .inputs = {{{2, 5, 3}}, index({4, 2}, 5)},
+       .inputs = {{{2, 5, 3}}, indices({4, 2}, 5)},
        .call = [](const Tensors& x) -> Tensors {
          return {x[0].index({at::indexing::Slice(), x[1]})};
        }},
       {.name = "x[i, j]",
-       .inputs = {{{5, 3, 2}}, index({4, 1}, 5), index({3}, 3)},
+       .inputs = {{{5, 3, 2}}, indices({4, 1}, 5), indices({3}, 3)},
        .call = [](const Tensors& x) -> Tensors {
          return {x[0].index({x[1], x[2]})};
        }},
       {.name = "x[i, :, j]",
-       .inputs = {{{3, 2, 4}}, index({5}, 3), index({5}, 4)},
+       .inputs = {{{3, 2, 4}}, indices({5}, 3), indices({5}, 4)},
        .call = [](const Tensors& x) -> Tensors {
          return {x[0].index({x[1], at::indexing::Slice(), x[2]})};
        }},
@@ -93,38 +93,39 @@ TEST_CASE("reading by index", "[dtensor][ops]") {
 TEST_CASE("writing by index", "[dtensor][ops]") {
   CHECK_NOTHROW(check_ops({
       {.name = "index_add",
-       .inputs = {{{5, 3}}, index({4}, 5), {{4, 3}}},
+       .inputs = {{{5, 3}}, indices({4}, 5), {{4, 3}}},
        .call = [](const Tensors& x) -> Tensors { return {at::index_add(x[0], 0, x[1], x[2], 2)}; }},
       {.name = "index_fill",
-       .inputs = {{{5, 3}}, index({2}, 5)},
+       .inputs = {{{5, 3}}, indices({2}, 5)},
        .call = [](const Tensors& x) -> Tensors { return {at::index_fill(x[0], 0, x[1], 3)}; }},
       {.name = "index_put, added",
-       .inputs = {{{5, 3}}, index({4}, 5), {{4, 3}}},
+       .inputs = {{{5, 3}}, indices({4}, 5), {{4, 3}}},
        .call = [](const Tensors& x) -> Tensors { return {x[0].index_put({x[1]}, x[2], true)}; }},
       {.name = "index_put of a row",
-       .inputs = {{{5, 3}}, index({1}, 5), {{3}}},
-       .call = [](const Tensors& x) -> Tensors { return {x[0].index_put({x[1]}, x[2])}; }},
+       .inputs = {{{5, 3}}, indices({1}, 5), {{3}}},
+       .call = [](const Tensors& x) -> Tensors { return {x[0].index_put({x[1]}, x[2])}; },
+       .gradients = false},
       {.name = "index_put_ of columns",
-       .inputs = {{{5, 3}}, index({2}, 3), {{5, 2}}},
+       .inputs = {{{5, 3}}, indices({2}, 3), {{5, 2}}},
        .call = [](const Tensors& x) -> Tensors {
          auto written = x[0].clone();
-         return {written.index_put_({at::indexing::Slice(), x[1]}, x[2], true)};
+         return {written.index_put_({std::optional<at::Tensor>(), x[1]}, x[2], true)};
        },
        .in_place = true},
       {.name = "scatter",
-       .inputs = {{{5, 3}}, index({5, 1}, 3), {{5, 1}}},
+       .inputs = {{{5, 3}}, indices({5, 1}, 3), {{5, 1}}},
        .call = [](const Tensors& x) -> Tensors { return {at::scatter(x[0], 1, x[1], x[2])}; }},
       {.name = "scatter of a number",
-       .inputs = {{{5, 3}}, index({5, 1}, 3)},
+       .inputs = {{{5, 3}}, indices({5, 1}, 3)},
        .call = [](const Tensors& x) -> Tensors { return {at::scatter(x[0], 1, x[1], 4)}; }},
       {.name = "scatter_add",
-       .inputs = {{{5, 3}}, index({5, 3}, 5), {{5, 3}}},
+       .inputs = {{{5, 3}}, indices({5, 3}, 5), {{5, 3}}},
        .call = [](const Tensors& x) -> Tensors { return {at::scatter_add(x[0], 0, x[1], x[2])}; }},
       {.name = "scatter_add of fewer rows",
-       .inputs = {{{5, 3}}, index({2, 4}, 3), {{3, 4}}},
+       .inputs = {{{5, 3}}, indices({2, 4}, 3), {{2, 4}}},
        .call = [](const Tensors& x) -> Tensors { return {at::scatter_add(x[0], 1, x[1], x[2])}; }},
       {.name = "scatter_reduce",
-       .inputs = {{{5, 3}}, index({5, 4}, 3), {{5, 4}}},
+       .inputs = {{{5, 3}}, indices({5, 4}, 3), {{5, 4}}},
        .call = [](const Tensors& x) -> Tensors { return {at::scatter_reduce(x[0], 1, x[1], x[2], "sum")}; }},
   }));
 }

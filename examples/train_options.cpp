@@ -1,0 +1,131 @@
+#include "examples/train_options.h"
+
+#include <CLI/CLI.hpp>
+
+#include "base/error.h"
+#include "examples/data_path.h"
+
+namespace tessera::examples {
+
+namespace {
+
+constexpr const char* kDescription =
+    "Trains a small GPT on the bytes of a text, sharded over several processes with tessera::fully_shard,\n"
+    "then writes the loss curve, the validation loss and a text of the model's own.\n"
+    "Started by torchrun, mpirun or srun it uses their ranks; otherwise it starts --nproc processes itself.";
+
+constexpr const char* kExamples =
+    "Examples:\n"
+    "  ./bazelw run //examples:train_gpt\n"
+    "  ./bazelw run //examples:train_gpt -- --data book.txt --steps 2000 --prompt 'Once upon'\n"
+    "  ./bazelw run //examples:train_gpt -- --check-parity --steps 20\n"
+    "  mpirun -n 2 bazel-bin/examples/train_gpt --dim 256 --layers 6 --heads 8";
+
+void add_model_options(CLI::App& app, TrainOptions& options) {
+  const char* group = "Model";
+  app.add_option("--dim", options.model.dim, "width of the residual stream")->group(group);
+  app.add_option("--layers", options.model.layers, "transformer blocks, each a unit of fully_shard")->group(group);
+  app.add_option("--heads", options.model.heads, "attention heads; divides --dim")->group(group);
+  app.add_option("--context", options.model.context, "bytes that the model looks at")->group(group);
+  app.add_flag("--bf16", options.bf16,
+               "gather and compute in bfloat16; shards, gradient reduction and optimizer stay float32")
+      ->group(group);
+}
+
+void add_training_options(CLI::App& app, TrainOptions& options) {
+  const char* group = "Training";
+  app.add_option("--steps", options.steps, "optimizer steps")->group(group);
+  app.add_option("--batch", options.batch, "samples a step over all ranks; a multiple of the ranks")->group(group);
+  app.add_option("--lr", options.lr, "peak learning rate of AdamW; ends at a tenth, on a cosine")->group(group);
+  app.add_option("--warmup", options.warmup, "steps in which the learning rate rises")->group(group);
+  app.add_option("--weight-decay", options.weight_decay, "of matrices; vectors are not decayed")->group(group);
+  app.add_option("--clip", options.clip, "largest norm of all gradients together; 0: any")->group(group);
+  app.add_option("--seed", options.seed, "of initial values, samples and text")->group(group);
+  app.add_option("--eval-every", options.eval_every, "steps between two validations")->group(group);
+  app.add_option("--eval-samples", options.eval_samples, "samples a validation; a multiple of --batch")->group(group);
+}
+
+void add_text_options(CLI::App& app, TrainOptions& options) {
+  const char* group = "Input and output";
+  app.add_option("--data", options.data,
+                 "text to train on; a tenth of it is for validation\n(default: C++ headers of libtorch)")
+      ->group(group)
+      ->type_name("FILE");
+  app.add_option("--svg", options.svg, "where the loss curve goes (default: loss_curve.svg)")
+      ->group(group)
+      ->type_name("FILE");
+  app.add_option("--prompt", options.prompt, "what the model's text goes on from")->group(group)->default_str("");
+  app.add_option("--sample-bytes", options.sample_bytes, "length of the model's text; 0: none")->group(group);
+  app.add_option("--temperature", options.temperature, "of the model's text: low is dull, high is wild")->group(group);
+}
+
+void add_process_options(CLI::App& app, TrainOptions& options) {
+  const char* group = "Processes";
+  app.add_option("--nproc", options.nproc, "processes to start; not used under torchrun, mpirun or srun")->group(group);
+  app.add_option("--threads", options.threads, "threads a process computes with")->group(group);
+  app.add_flag("--check-parity", options.check_parity,
+               "then train again in one process and show the largest difference of losses and\n"
+               "parameters: fails if they differ by more than rounding. Takes 20 steps unless\n"
+               "--steps is given; with --clip 0 and 2, 4, 8, ... ranks both are equal bit by bit.\n"
+               "The one process runs a plain model, with --bf16 one that casts in the same places")
+      ->group(group);
+}
+
+void check_positive(const char* name, int64_t value) {
+  TESSERA_CHECK(ValueError, value > 0, "{} {}: must be at least 1", name, value);
+}
+
+}  // namespace
+
+std::variant<TrainOptions, ExitNow> parse_train_options(int argc, char** argv) {
+  TrainOptions options;
+  CLI::App app(kDescription, "train_gpt");
+  app.option_defaults()->always_capture_default()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
+  app.get_formatter()->column_width(36);
+  app.footer(kExamples);
+  add_process_options(app, options);
+  add_text_options(app, options);
+  add_training_options(app, options);
+  add_model_options(app, options);
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    return ExitNow{app.exit(error) == 0 ? 0 : 1};
+  }
+  if (options.check_parity && app.count("--steps") == 0) {
+    options.steps = 20;
+  }
+  options.data = options.data.empty() ? default_data_path() : path_from_caller(options.data);
+  options.svg = path_from_caller(options.svg.empty() ? "loss_curve.svg" : options.svg);
+  return options;
+}
+
+void check_train_options(const TrainOptions& options, int world_size) {
+  check_positive("--nproc", options.nproc);
+  check_positive("--threads", options.threads);
+  check_positive("--dim", options.model.dim);
+  check_positive("--layers", options.model.layers);
+  check_positive("--heads", options.model.heads);
+  check_positive("--context", options.model.context);
+  check_positive("--steps", options.steps);
+  check_positive("--batch", options.batch);
+  check_positive("--eval-every", options.eval_every);
+  check_positive("--eval-samples", options.eval_samples);
+  TESSERA_CHECK(ValueError, options.model.dim % options.model.heads == 0,
+                "--heads {}: must divide --dim {}, since each head gets an equal part of it", options.model.heads,
+                options.model.dim);
+  TESSERA_CHECK(ValueError, options.batch % world_size == 0,
+                "--batch {}: must be a multiple of the {} ranks, which get equal parts of it", options.batch,
+                world_size);
+  TESSERA_CHECK(ValueError, options.eval_samples % options.batch == 0,
+                "--eval-samples {}: must be a multiple of --batch {}", options.eval_samples, options.batch);
+  TESSERA_CHECK(ValueError, options.warmup >= 0, "--warmup {}: must not be negative", options.warmup);
+  TESSERA_CHECK(ValueError, options.sample_bytes >= 0, "--sample-bytes {}: must not be negative", options.sample_bytes);
+  TESSERA_CHECK(ValueError, !options.prompt.empty(), "--prompt '': must have at least one byte");
+  TESSERA_CHECK(ValueError, options.lr > 0, "--lr {}: must be above 0", options.lr);
+  TESSERA_CHECK(ValueError, options.weight_decay >= 0, "--weight-decay {}: must not be negative", options.weight_decay);
+  TESSERA_CHECK(ValueError, options.clip >= 0, "--clip {}: must not be negative", options.clip);
+  TESSERA_CHECK(ValueError, options.temperature > 0, "--temperature {}: must be above 0", options.temperature);
+}
+
+}  // namespace tessera::examples

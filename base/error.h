@@ -64,16 +64,16 @@ namespace detail {
 
 }  // namespace tessera
 
-#define TESSERA_CHECK(ErrorType, condition, ...)       \
-  do {                                                 \
-    if (!(condition)) [[unlikely]] {                   \
+#define TESSERA_CHECK(ErrorType, condition, ...)              \
+  do {                                                        \
+    if (!(condition)) [[unlikely]] {                          \
       throw ::tessera::ErrorType(::fmt::format(__VA_ARGS__)); \
-    }                                                  \
+    }                                                         \
   } while (false)
 
-#define TESSERA_ASSERT(condition, ...)                                                               \
-  do {                                                                                               \
-    if (!(condition)) [[unlikely]] {                                                                 \
+#define TESSERA_ASSERT(condition, ...)                                                                 \
+  do {                                                                                                 \
+    if (!(condition)) [[unlikely]] {                                                                   \
       ::tessera::detail::assertion_failed(#condition, __FILE__, __LINE__, ::fmt::format(__VA_ARGS__)); \
-    }                                                                                                \
+    }                                                                                                  \
   } while (false)

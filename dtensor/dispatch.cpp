@@ -53,6 +53,17 @@ void check_not_mixed(const c10::OperatorHandle& op, const CallSignature& call) {
                 name, describe_arguments(call));
 }
 
+/// A view that was moved is a copy: the tensor it should be a view of would not see the write.
+void check_writes_reach(const c10::OperatorHandle& op, const CallSignature& call) {
+  for (const auto& operand : call.operands) {
+    TESSERA_CHECK(
+        NotImplementedError, !operand.dtensor || !operand.dtensor->copied_view || !call.info->is_written(operand.arg),
+        "{} writes to a view whose data had to be moved, so the viewed tensor would not see it: {}. clone() the "
+        "view to write to it alone, or redistribute() the tensor before the view so that the view cuts no shard",
+        toString(op.operator_name()), describe_arguments(call));
+  }
+}
+
 const OpRule& rule_of(const c10::OperatorHandle& op, const CallSignature& call) {
   const auto* rule = call.info->rule;
   TESSERA_CHECK(
@@ -132,28 +143,43 @@ SpecPtr spec_of_result(const OpPlan& plan, size_t next, const at::Tensor& result
   return plan.outputs[next];
 }
 
+/// Makes DTensors of an op's results.
+struct ResultWrapper {
+  const OpPlan& plan;
+  std::shared_ptr<const ParameterOrigin> origin;
+  bool copies_views;  // the viewed operand was moved, so its views are of a copy
+  size_t next = 0;
+
+  ResultWrapper(const CallSignature& call, const OpPlan& plan) : plan(plan) {
+    const auto* viewed = call.operands[0].dtensor;
+    origin = viewed ? viewed->origin : nullptr;
+    copies_views = viewed && (plan.redistribute[0] || viewed->copied_view);
+  }
+
+  at::Tensor wrap(at::Tensor local, bool is_view) {
+    auto spec = spec_of_result(plan, next++, local);
+    return wrap_local(std::move(local), std::move(spec), is_view ? origin : nullptr, is_view && copies_views);
+  }
+};
+
 /// Makes DTensors of the op's results; a result that aliases a written argument is that argument itself.
 void wrap_results(const CallSignature& call, const OpPlan& plan, const Arguments& arguments, Stack* stack) {
   const auto& returns = call.info->returns;
   const size_t first = stack->size() - returns.size();
-  const auto& origin = call.operands[0].dtensor ? call.operands[0].dtensor->origin : nullptr;
-  size_t next = 0;
+  ResultWrapper wrapper(call, plan);
   for (size_t i = 0; i < returns.size(); ++i) {
     auto& value = (*stack)[first + i];
     if (returns[i].written_arg >= 0) {
       value = arguments[static_cast<size_t>(returns[i].written_arg)];
-      ++next;
+      ++wrapper.next;
     } else if (value.isTensor()) {
       if (value.toTensor().defined()) {
-        auto result = std::move(value).toTensor();
-        auto spec = spec_of_result(plan, next++, result);
-        value = wrap_local(std::move(result), std::move(spec), returns[i].is_view ? origin : nullptr);
+        value = wrapper.wrap(std::move(value).toTensor(), returns[i].is_view);
       }
     } else if (value.isTensorList()) {
       auto tensors = value.toTensorVector();
       for (auto& tensor : tensors) {
-        auto spec = spec_of_result(plan, next++, tensor);
-        tensor = wrap_local(std::move(tensor), std::move(spec), returns[i].is_view ? origin : nullptr);
+        tensor = wrapper.wrap(std::move(tensor), returns[i].is_view);
       }
       value = c10::IValue(std::move(tensors));
     }
@@ -174,6 +200,9 @@ void dispatch(const c10::OperatorHandle& op, c10::DispatchKeySet /*keys*/, Stack
   CallSignature call(op, *stack);
   if (call.mixed) {
     check_not_mixed(op, call);
+  }
+  if (call.info->writes) {
+    check_writes_reach(op, call);
   }
   const auto plan = plan_cache.find_or_make(call, [&] { return make_plan(op, call); });
 

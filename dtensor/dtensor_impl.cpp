@@ -29,14 +29,15 @@ c10::Storage storage_without_data(c10::Device device) {
 
 }  // namespace
 
-at::Tensor wrap_local(at::Tensor local, SpecPtr spec, std::shared_ptr<const ParameterOrigin> origin) {
+at::Tensor wrap_local(at::Tensor local, SpecPtr spec, std::shared_ptr<const ParameterOrigin> origin, bool copied_view) {
   TESSERA_ASSERT(local.sizes() == spec->local_sizes() && local.scalar_type() == spec->dtype(),
                  "a local tensor {} for the spec {} whose local sizes are [{}]", to_string(TensorMeta::of(local)),
                  spec->to_string(), fmt::join(spec->local_sizes(), ", "));
   const auto device = local.device();
   auto impl = c10::make_intrusive<DTensorImpl>(storage_without_data(device), local.dtype(), device.type());
   impl->set_sizes_and_strides(spec->sizes(), spec->strides());
-  impl->set_backend_meta(c10::make_intrusive<DTensorMeta>(std::move(local), std::move(spec), std::move(origin)));
+  impl->set_backend_meta(
+      c10::make_intrusive<DTensorMeta>(std::move(local), std::move(spec), std::move(origin), copied_view));
   return at::Tensor(c10::intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>::reclaim(impl.release()));
 }
 

@@ -26,8 +26,8 @@ struct ParameterOrigin {
 
 class DTensorMeta : public c10::BackendMeta {
  public:
-  DTensorMeta(at::Tensor local, SpecPtr spec, std::shared_ptr<const ParameterOrigin> origin)
-      : local(std::move(local)), spec(std::move(spec)), origin(std::move(origin)) {}
+  DTensorMeta(at::Tensor local, SpecPtr spec, std::shared_ptr<const ParameterOrigin> origin, bool copied_view = false)
+      : local(std::move(local)), spec(std::move(spec)), origin(std::move(origin)), copied_view(copied_view) {}
 
   c10::intrusive_ptr<c10::BackendMeta> clone(const c10::intrusive_ptr<c10::BackendMeta>& self) const override {
     return self;
@@ -36,11 +36,14 @@ class DTensorMeta : public c10::BackendMeta {
   const at::Tensor local;
   const SpecPtr spec;
   const std::shared_ptr<const ParameterOrigin> origin;  // null for all but fully_shard's parameters
+  /// A view whose data had to be moved: the tensor it views would not see what is written to it.
+  const bool copied_view;
 };
 
 /// A DTensor of `spec` over `local`, without autograd history. `local` must have the spec's local sizes and
 /// dtype: a mismatch is an AssertionError, since it would be a wrong number later.
-at::Tensor wrap_local(at::Tensor local, SpecPtr spec, std::shared_ptr<const ParameterOrigin> origin = nullptr);
+at::Tensor wrap_local(at::Tensor local, SpecPtr spec, std::shared_ptr<const ParameterOrigin> origin = nullptr,
+                      bool copied_view = false);
 
 /// The meta of a DTensor; null for any other tensor, also an undefined one.
 inline const DTensorMeta* dtensor_meta(const at::Tensor& tensor) {

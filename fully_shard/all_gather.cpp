@@ -27,8 +27,8 @@ void copy_out(const at::Tensor& gathered, const ParamSlot& slot, const at::Tenso
 
 }  // namespace
 
-void all_gather_params(const std::vector<ShardedParam>& params, const ParamLayout& layout,
-                       const at::Tensor& flat_shard, at::ScalarType compute_dtype, const ProcessGroupPtr& group) {
+void all_gather_params(const std::vector<ShardedParam>& params, const ParamLayout& layout, const at::Tensor& flat_shard,
+                       at::ScalarType compute_dtype, const ProcessGroupPtr& group) {
   const at::AutoDispatchBelowADInplaceOrView below;
   const auto input = flat_shard.to(compute_dtype);
   const auto gathered = at::empty({layout.num_ranks, layout.shard_numel}, input.options());

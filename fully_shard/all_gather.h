@@ -10,7 +10,7 @@
 namespace tessera {
 
 /// Fills the unsharded memory (already allocated) of `params`, whose shards are `flat_shard`. Collective.
-void all_gather_params(const std::vector<ShardedParam>& params, const ParamLayout& layout,
-                       const at::Tensor& flat_shard, at::ScalarType compute_dtype, const ProcessGroupPtr& group);
+void all_gather_params(const std::vector<ShardedParam>& params, const ParamLayout& layout, const at::Tensor& flat_shard,
+                       at::ScalarType compute_dtype, const ProcessGroupPtr& group);
 
 }  // namespace tessera

@@ -90,6 +90,8 @@ void at_end_of_backward(std::function<void()> callback) {
   torch::autograd::Engine::get_default_engine().queue_callback(std::move(callback));
 }
 
-int64_t current_backward() { return torch::autograd::get_current_graph_task_id(); }
+int64_t current_backward() {
+  return torch::autograd::get_current_graph_task_id();
+}
 
 }  // namespace tessera

@@ -82,12 +82,11 @@ void FSDPState::pre_forward(HookPoint& point, TensorRefs inputs) {
 void FSDPState::post_forward(TensorRefs outputs) {
   const auto ticket = std::move(open_calls_.back());
   open_calls_.pop_back();
-  const bool differentiable =
-      ticket && insert_backward_node(outputs, [weak = weak_from_this(), ticket] {
-        if (const auto self = weak.lock()) {
-          self->pre_backward(*ticket);
-        }
-      });
+  const bool differentiable = ticket && insert_backward_node(outputs, [weak = weak_from_this(), ticket] {
+                                if (const auto self = weak.lock()) {
+                                  self->pre_backward(*ticket);
+                                }
+                              });
   if (differentiable) {
     std::erase_if(tickets_, [](const auto& old) { return old.expired(); });
     tickets_.push_back(ticket);
@@ -181,7 +180,9 @@ void FSDPState::abort_backward() {
   }
 }
 
-bool FSDPRoot::is_outermost(const FSDPState& state) const { return states_.front().lock().get() == &state; }
+bool FSDPRoot::is_outermost(const FSDPState& state) const {
+  return states_.front().lock().get() == &state;
+}
 
 void FSDPRoot::backward_reached() {
   if (backward_ == current_backward()) {

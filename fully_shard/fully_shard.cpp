@@ -35,18 +35,19 @@ void check_param(const ManagedParam& param, const ManagedParam& first, const Dev
                   "supported",
                   label, param.name, dtensor_spec(tensor)->to_string());
   }
-  TESSERA_CHECK(ValueError, tensor.dim() > 0,
-                "fully_shard({}): parameter '{}' is a scalar (no dims), which has no rows to shard; make it a tensor of "
-                "size {{1}}",
-                label, param.name);
+  TESSERA_CHECK(
+      ValueError, tensor.dim() > 0,
+      "fully_shard({}): parameter '{}' is a scalar (no dims), which has no rows to shard; make it a tensor of "
+      "size {{1}}",
+      label, param.name);
   TESSERA_CHECK(ValueError, tensor.is_leaf(),
                 "fully_shard({}): parameter '{}' is the result of differentiable ops; detach() it before registering",
                 label, param.name);
-  TESSERA_CHECK(ValueError, tensor.scalar_type() == first.tensor.scalar_type(),
-                "fully_shard({}): parameters of one unit need one dtype, but '{}' is {} and '{}' is {}; convert one, or "
-                "make the module that holds it a unit of its own",
-                label, first.name, c10::toString(first.tensor.scalar_type()), param.name,
-                c10::toString(tensor.scalar_type()));
+  TESSERA_CHECK(
+      ValueError, tensor.scalar_type() == first.tensor.scalar_type(),
+      "fully_shard({}): parameters of one unit need one dtype, but '{}' is {} and '{}' is {}; convert one, or "
+      "make the module that holds it a unit of its own",
+      label, first.name, c10::toString(first.tensor.scalar_type()), param.name, c10::toString(tensor.scalar_type()));
   TESSERA_CHECK(ValueError, c10::isFloatingType(tensor.scalar_type()) || !tensor.requires_grad(),
                 "fully_shard({}): parameter '{}' is {}", label, param.name, c10::toString(tensor.scalar_type()));
   TESSERA_CHECK(ValueError, tensor.device().type() == mesh.device_type(),
@@ -62,8 +63,8 @@ std::unique_ptr<ParamGroup> make_group(const std::vector<ManagedParam>& params, 
   }
   std::vector<NamedParam> named;
   for (const auto& param : params) {
-    named.push_back({.tensor = param.tensor,
-                     .origin = std::make_shared<ParameterOrigin>(ParameterOrigin{param.name, label})});
+    named.push_back(
+        {.tensor = param.tensor, .origin = std::make_shared<ParameterOrigin>(ParameterOrigin{param.name, label})});
   }
   return std::make_unique<ParamGroup>(named, mesh, policy);
 }
@@ -83,9 +84,8 @@ void fully_shard(torch::nn::Module& module, FullyShardOptions options) {
   for (const auto& param : params) {
     check_param(param, params[0], mesh, label);
   }
-  auto state = std::make_shared<FSDPState>(
-      make_group(params, mesh, options.mp_policy, label),
-      FSDPState::Options{options.reshard_after_forward, options.mp_policy, label});
+  auto state = std::make_shared<FSDPState>(make_group(params, mesh, options.mp_policy, label),
+                                           FSDPState::Options{options.reshard_after_forward, options.mp_policy, label});
   state->install(point);
   point.attach(std::move(state));
 }
@@ -118,9 +118,13 @@ void FSDPModule::set_reshard_after_forward(bool value, bool recurse) {
   }
 }
 
-size_t FSDPModule::unsharded_bytes() const { return state_->group() ? state_->group()->unsharded_bytes() : 0; }
+size_t FSDPModule::unsharded_bytes() const {
+  return state_->group() ? state_->group()->unsharded_bytes() : 0;
+}
 
-size_t FSDPModule::num_parameters() const { return state_->group() ? state_->group()->params().size() : 0; }
+size_t FSDPModule::num_parameters() const {
+  return state_->group() ? state_->group()->params().size() : 0;
+}
 
 void FSDPModule::check_ready_for_step() const {
   bool has_grad = false;

@@ -56,7 +56,7 @@ void fully_shard(const torch::nn::ModuleHolder<Impl>& module, FullyShardOptions 
   fully_shard(static_cast<torch::nn::Module&>(*module.ptr()), std::move(options));
 }
 template <class Impl>
-  requires std::is_base_of_v<torch::nn::Module, Impl>
+requires std::is_base_of_v<torch::nn::Module, Impl>
 void fully_shard(const std::shared_ptr<Impl>& module, FullyShardOptions options = {}) {
   fully_shard(static_cast<torch::nn::Module&>(*module), std::move(options));
 }

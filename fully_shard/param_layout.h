@@ -21,10 +21,10 @@
 namespace tessera {
 
 struct ParamSlot {
-  int64_t rows = 0;          // size of dim 0
-  int64_t row_numel = 0;     // elements of one row
-  int64_t chunk_numel = 0;   // elements of a full chunk
-  int64_t offset = 0;        // in a flat shard, in elements
+  int64_t rows = 0;         // size of dim 0
+  int64_t row_numel = 0;    // elements of one row
+  int64_t chunk_numel = 0;  // elements of a full chunk
+  int64_t offset = 0;       // in a flat shard, in elements
   bool operator==(const ParamSlot&) const = default;
 
   int64_t numel() const { return rows * row_numel; }

@@ -64,7 +64,9 @@ void ShardedParam::allocate_unsharded() {
   storage->set_nbytes(bytes);
 }
 
-void ShardedParam::to_unsharded() { param_.set_data(unsharded_); }
+void ShardedParam::to_unsharded() {
+  param_.set_data(unsharded_);
+}
 
 void ShardedParam::to_sharded() {
   param_.set_data(sharded_);
@@ -106,8 +108,12 @@ void ShardedParam::set_sharded_grad(const at::Tensor& reduced) {
   }
 }
 
-int64_t ShardedParam::version() const { return static_cast<int64_t>(dtensor_meta(sharded_)->local._version()); }
+int64_t ShardedParam::version() const {
+  return static_cast<int64_t>(dtensor_meta(sharded_)->local._version());
+}
 
-size_t ShardedParam::unsharded_bytes() const { return unsharded_.storage().nbytes(); }
+size_t ShardedParam::unsharded_bytes() const {
+  return unsharded_.storage().nbytes();
+}
 
 }  // namespace tessera

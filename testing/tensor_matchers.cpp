@@ -1,7 +1,7 @@
 #include "testing/tensor_matchers.h"
 
-#include <ATen/core/grad_mode.h>
 #include <ATen/TensorOperators.h>
+#include <ATen/core/grad_mode.h>
 #include <ATen/ops/isclose.h>
 
 #include "dtensor/dtensor.h"
@@ -49,8 +49,8 @@ std::string describe_difference(const at::Tensor& actual, const at::Tensor& expe
   const auto difference = (a - b).abs().masked_fill(wrong.reshape({-1}).logical_not(), 0).nan_to_num(1e300, 1e300);
   const auto at = difference.argmax().item<int64_t>();
   return fmt::format("{} of {} elements of {} differ; most at flat index {}: is {}, expected {} (rtol {}, atol {})",
-                     count, a.numel(), describe(actual), at, a[at].item<double>(), b[at].item<double>(),
-                     tolerance.rtol, tolerance.atol);
+                     count, a.numel(), describe(actual), at, a[at].item<double>(), b[at].item<double>(), tolerance.rtol,
+                     tolerance.atol);
 }
 
 void expect_close(const at::Tensor& actual, const at::Tensor& expected, Tolerance tolerance,

@@ -208,3 +208,15 @@ TEST_CASE("a view shares memory with its shard", "[dtensor][ops]") {
     expect_equal(full_tensor(x).eq(4).all().item<bool>(), true);
   });
 }
+
+TEST_CASE("a view of moved data may not be written, since the tensor would not see it", "[dtensor][ops]") {
+  run_ranks(2, [](int) {
+    const auto mesh = init_device_mesh(at::kCPU, {2});
+    auto x = distribute_tensor(at::ones({4, 5}), mesh, {Shard(0)});
+    expect_throws<NotImplementedError>([&] { x.select(0, 1).mul_(2); }, "writes to a view whose data had to be moved");
+    expect_throws<NotImplementedError>([&] { x.select(0, 1).unsqueeze(0).zero_(); }, "clone() the view");
+    x.select(0, 1).clone().mul_(2);
+    x.select(1, 1).mul_(2);
+    expect_equal(full_tensor(x.sum()).item<float>(), 24.f);
+  });
+}

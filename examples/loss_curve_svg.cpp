@@ -120,16 +120,18 @@ std::string curve(const std::vector<LossPoint>& points, const Axis& x, const Axi
   return fmt::format("<path fill=\"none\" {} d=\"{}\"/>\n", style, path);
 }
 
-/// The mean of each point and the up to `width` points on either side.
+/// The mean of each point, up to `width` points before it and no more after it: the first ones, where the loss falls
+/// steeply, stay as they are.
 std::vector<LossPoint> smoothed(const std::vector<LossPoint>& points, size_t width) {
   std::vector<LossPoint> result;
   for (size_t i = 0; i < points.size(); ++i) {
-    const size_t reach = std::min({width, i, points.size() - 1 - i});
+    const size_t before = std::min(width, i);
+    const size_t after = std::min(before, points.size() - 1 - i);
     double sum = 0;
-    for (size_t j = i - reach; j <= i + reach; ++j) {
+    for (size_t j = i - before; j <= i + after; ++j) {
       sum += points[j].loss;
     }
-    result.push_back({.step = points[i].step, .loss = sum / static_cast<double>(2 * reach + 1)});
+    result.push_back({.step = points[i].step, .loss = sum / static_cast<double>(before + after + 1)});
   }
   return result;
 }

@@ -20,7 +20,7 @@ struct TrainOptions {
   bool bf16 = false;
 
   /// With check_parity and no --steps: 20.
-  int64_t steps = 700;
+  int64_t steps = 600;
   /// Samples a step, over all ranks.
   int64_t batch = 8;
   /// The learning rate rises for `warmup` steps to `lr` and falls on a cosine to a tenth of it.

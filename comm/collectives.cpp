@@ -1,11 +1,8 @@
 #include "comm/collectives.h"
 
-#include <ATen/ops/cat.h>
-#include <ATen/ops/empty.h>
+#include <ATen/core/LegacyTypeDispatch.h>
 #include <fmt/ranges.h>
 
-#include <cstring>
-#include <numeric>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 

@@ -34,7 +34,7 @@ struct LaunchResult {
   /// 0 if all ranks returned 0; else that of the rank that failed first, 128 + n where signal n ended it. After SIGINT
   /// or SIGTERM to the launcher 128 + that signal.
   int exit_code = 0;
-  /// "" or what happened: "rank 1 (pid 4711) ended with exit code 3; the other ranks were stopped".
+  /// "" or what happened: "rank 1 (pid 4711) ended with exit code 3; stopping the other 2 rank(s)".
   std::string message = {};
 };
 

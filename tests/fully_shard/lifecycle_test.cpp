@@ -118,9 +118,8 @@ TEST_CASE("gradients accumulate over several backwards") {
       accumulate_reference(*pair.reference, world_size, [&](int r) {
         weighted_loss(pair.reference(make_batch(10 * micro + static_cast<uint64_t>(r), 3, 5))).backward();
       });
-      auto before = pair.sharded->in->weight.grad().defined()
-                        ? full_tensor(pair.sharded->in->weight.grad()).clone()
-                        : at::zeros_like(pair.reference->in->weight);
+      auto before = pair.sharded->in->weight.grad().defined() ? full_tensor(pair.sharded->in->weight.grad()).clone()
+                                                              : at::zeros_like(pair.reference->in->weight);
       weighted_loss(pair.sharded(make_batch(10 * micro + static_cast<uint64_t>(rank), 3, 5))).backward();
       expect_bit_equal(full_tensor(pair.sharded->in->weight.grad()), before + pair.reference->in->weight.grad());
     }
@@ -240,8 +239,9 @@ TEST_CASE("mixed precision computes in bfloat16 and keeps float32 shards and gra
     }
     fully_shard(tower, {.mp_policy = {.param_dtype = at::kBFloat16, .output_dtype = at::kFloat}});
     at::ScalarType seen = at::kFloat;
-    auto handle = hook_point(*tower->blocks[0], "test")
-                      .register_forward_pre_hook([&](HookPoint&, TensorRefs in) { seen = in[0]->scalar_type(); });
+    auto handle = hook_point(*tower->blocks[0], "test").register_forward_pre_hook([&](HookPoint&, TensorRefs in) {
+      seen = in[0]->scalar_type();
+    });
     auto out = tower(make_batch(static_cast<uint64_t>(rank), 3, 5));
     TESSERA_EXPECT(seen == at::kBFloat16);
     TESSERA_EXPECT(out.scalar_type() == at::kFloat);

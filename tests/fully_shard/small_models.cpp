@@ -14,7 +14,9 @@ BlockImpl::BlockImpl(int64_t dim, int64_t hidden) {
   down = register_module("down", tessera::nn::Linear(hidden, dim));
 }
 
-at::Tensor BlockImpl::forward(at::Tensor x) { return x + down(up(x).tanh()); }
+at::Tensor BlockImpl::forward(at::Tensor x) {
+  return x + down(up(x).tanh());
+}
 
 TowerImpl::TowerImpl(int64_t dim, int64_t hidden, int64_t num_blocks) {
   in = register_module("in", tessera::nn::Linear(5, dim));
@@ -41,7 +43,9 @@ void fill_parameters(torch::nn::Module& module, uint64_t seed) {
   }
 }
 
-at::Tensor make_batch(uint64_t seed, int64_t rows, int64_t dim) { return at::randn({rows, dim}, make_generator(seed)); }
+at::Tensor make_batch(uint64_t seed, int64_t rows, int64_t dim) {
+  return at::randn({rows, dim}, make_generator(seed));
+}
 
 at::Tensor weighted_loss(const at::Tensor& out) {
   const auto weights = at::linspace(0.5, 1.5, out.numel()).view(out.sizes());

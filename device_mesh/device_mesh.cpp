@@ -55,22 +55,16 @@ DeviceMesh init_device_mesh(c10::DeviceType device_type, std::vector<int64_t> sh
   TESSERA_CHECK(ValueError, default_group()->hasBackendForDeviceType(device_type),
                 "init_device_mesh: device type {}; the default group's backend \"{}\" is not for it",
                 c10::DeviceTypeName(device_type, /*lower_case=*/true), default_group()->getBackendName());
-  MeshLayout layout = MeshLayout::row_major(shape);
-  std::vector<ProcessGroupPtr> groups;
-  for (int64_t axis = 0; axis < layout.ndim(); ++axis) {
-    groups.push_back(detail::group_along(layout.axis(axis), names[axis]));
+  auto root = std::make_shared<detail::MeshRoot>(MeshLayout::row_major(shape), std::move(names));
+  for (int64_t axis = 0; axis < root->layout.ndim(); ++axis) {
+    root->groups.push_back(detail::group_along(root->layout.axis(axis), root->axis_names[axis]));
   }
-  return DeviceMesh(detail::finish_state({.root = std::make_shared<detail::MeshRoot>(),
-                                          .device_type = device_type,
-                                          .layout = std::move(layout),
-                                          .axis_names = std::move(names),
-                                          .groups = std::move(groups),
-                                          .context_id = rank_context_id(),
-                                          .shape = {},
-                                          .coordinate = {},
-                                          .ranks = {},
-                                          .local_rank = 0,
-                                          .hash = 0}));
+  return DeviceMesh(detail::root_state(std::move(root), device_type, rank_context_id()));
+}
+
+DeviceMesh DeviceMesh::root() const {
+  const MeshState& state = checked(state_);
+  return DeviceMesh(detail::root_state(state.root, state.device_type, state.context_id));
 }
 
 c10::DeviceType DeviceMesh::device_type() const {

@@ -80,6 +80,9 @@ class DeviceMesh {
   /// again returns the same. Throws ValueError if the name means something else already.
   DeviceMesh flatten(const std::vector<std::string>& axis_names = {}, std::string name = "") const;
 
+  /// The mesh from init_device_mesh that this one is a part of; an equal mesh if it is that one.
+  DeviceMesh root() const;
+
   /// Same ranks, shape, names, device type, and the same rank context (comm/rank_context.h): meshes of two ranks that
   /// are threads of one process are never equal.
   bool operator==(const DeviceMesh& other) const;

@@ -98,6 +98,21 @@ std::vector<NamedAxis> find_axes(const MeshState& state, const std::vector<std::
   return axes;
 }
 
+std::shared_ptr<const MeshState> root_state(std::shared_ptr<MeshRoot> root, c10::DeviceType device_type,
+                                            uint64_t context_id) {
+  return finish_state({.root = root,
+                       .device_type = device_type,
+                       .layout = root->layout,
+                       .axis_names = root->axis_names,
+                       .groups = root->groups,
+                       .context_id = context_id,
+                       .shape = {},
+                       .coordinate = {},
+                       .ranks = {},
+                       .local_rank = 0,
+                       .hash = 0});
+}
+
 std::shared_ptr<const MeshState> sub_mesh(const MeshState& parent, const std::vector<NamedAxis>& axes) {
   std::vector<AxisLayout> layouts;
   std::vector<std::string> names;

@@ -17,12 +17,18 @@
 
 namespace tessera::detail {
 
-/// What a mesh and its sub-meshes share: the axes that were made by flatten.
+/// What a mesh and its sub-meshes share: its own axes, and those that were made by flatten.
 struct MeshRoot {
   struct FlattenedAxis {
     AxisLayout layout;
     ProcessGroupPtr group;
   };
+
+  MeshRoot(MeshLayout axes, std::vector<std::string> names) : layout(std::move(axes)), axis_names(std::move(names)) {}
+
+  const MeshLayout layout;
+  const std::vector<std::string> axis_names;
+  std::vector<ProcessGroupPtr> groups;
 
   std::mutex mutex;
   std::map<std::string, FlattenedAxis, std::less<>> flattened;
@@ -55,6 +61,10 @@ std::shared_ptr<const MeshState> finish_state(MeshState state);
 
 /// The group of this rank's neighbours along the axis; the default group where they are all ranks in order.
 ProcessGroupPtr group_along(const AxisLayout& axis, const std::string& name);
+
+/// The mesh with all of the root's own axes.
+std::shared_ptr<const MeshState> root_state(std::shared_ptr<MeshRoot> root, c10::DeviceType device_type,
+                                            uint64_t context_id);
 
 std::string print(const MeshState& state);
 

@@ -2,7 +2,10 @@
 
 #include <c10/core/TensorImpl.h>
 
+#include <algorithm>
+
 #include "base/hash.h"
+#include "dtensor/functional_form.h"
 #include "dtensor/propagate.h"
 
 namespace tessera {
@@ -12,13 +15,28 @@ namespace {
 /// Plans are dropped together beyond this many: programs with ever-changing sizes must not grow for ever.
 constexpr size_t kMaxCachedPlans = 1 << 16;
 
+OpInfo::ArgKind kind_of(const c10::TypePtr& type) {
+  if (const auto optional = type->cast<c10::OptionalType>()) {
+    return kind_of(optional->getElementType());
+  }
+  if (const auto list = type->cast<c10::ListType>()) {
+    const bool of_tensors = kind_of(list->getElementType()) == OpInfo::ArgKind::Tensor;
+    return of_tensors ? OpInfo::ArgKind::TensorList : OpInfo::ArgKind::Scalar;
+  }
+  return type->kind() == c10::TypeKind::TensorType ? OpInfo::ArgKind::Tensor : OpInfo::ArgKind::Scalar;
+}
+
 OpInfo make_info(const c10::OperatorHandle& op) {
   OpInfo info;
   info.rule = find_op_rule(op.operator_name());
+  info.reads_float_scalars = !info.rule || info.rule->reads_float_scalars;
+  info.functional = info.rule ? std::nullopt : functional_form(op);
   const auto& schema = op.schema();
-  for (const auto& argument : schema.arguments()) {
-    info.written_args.push_back(is_written(argument));
-    info.writes = info.writes || is_written(argument);
+  for (size_t arg = 0; arg < schema.arguments().size(); ++arg) {
+    const bool written = is_written(schema.arguments()[arg]) || (info.rule && info.rule->also_writes(arg));
+    info.kinds.push_back(kind_of(schema.arguments()[arg].real_type()));
+    info.written_args.push_back(written);
+    info.writes = info.writes || written;
   }
   for (const auto& result : schema.returns()) {
     OpInfo::Return entry;
@@ -41,19 +59,17 @@ int64_t scalar_tensor_key(const at::Tensor& tensor) {
   return static_cast<int64_t>(tensor.scalar_type()) * 2 + (tensor.unsafeGetTensorImpl()->is_wrapped_number() ? 1 : 0);
 }
 
+/// Kinds of which both hash and comparison below know.
 bool is_key_scalar(const c10::IValue& value) {
-  return value.isNone() || value.isInt() || value.isBool() || value.isDouble() || value.isIntList() ||
-         value.isBoolList() || value.isDoubleList() || value.isString() || value.isDevice() || value.isComplexDouble();
-}
-
-bool holds_tensors(const c10::IValue& value) {
-  if (value.isTensor() || value.isTensorList()) {
-    return true;
+  if (value.isList() && value.toListRef().size() > 0) {
+    const auto& first = value.toListRef()[0];
+    return !first.isList() && is_key_scalar(first);
   }
-  return value.isList() && value.toList().elementType()->str().find("Tensor") != std::string::npos;
+  return value.isNone() || value.isInt() || value.isBool() || value.isDouble() || value.isList() || value.isString() ||
+         value.isDevice() || value.isComplexDouble();
 }
 
-uint64_t hash_scalar(const c10::IValue& value) {
+uint64_t hash_scalar(const c10::IValue& value, bool float_values) {
   if (value.isNone()) {
     return 1;
   }
@@ -64,7 +80,7 @@ uint64_t hash_scalar(const c10::IValue& value) {
     return value.toBool() ? 3 : 4;
   }
   if (value.isDouble()) {
-    return hash_combine(5, hash_double(value.toDouble()));
+    return float_values ? hash_combine(5, hash_double(value.toDouble())) : 5;
   }
   if (value.isIntList()) {
     uint64_t hash = 6;
@@ -79,17 +95,28 @@ uint64_t hash_scalar(const c10::IValue& value) {
   return 8;  // rare kinds share a hash and are told apart by comparison
 }
 
-bool same_scalar(const c10::IValue& a, const c10::IValue& b) {
+bool same_scalar(const c10::IValue& a, const c10::IValue& b, bool float_values) {
   if (a.isInt() && b.isInt()) {
     return a.toInt() == b.toInt();
   }
   if (a.isDouble() && b.isDouble()) {
-    return hash_double(a.toDouble()) == hash_double(b.toDouble());
+    return !float_values || hash_double(a.toDouble()) == hash_double(b.toDouble());
   }
-  if (a.isDoubleList() && b.isDoubleList()) {
-    return a.toDoubleVector() == b.toDoubleVector();
+  if (a.isIntList() && b.isIntList()) {
+    return a.toIntList() == b.toIntList();
+  }
+  if (a.isList() && b.isList()) {
+    const auto first = a.toListRef(), second = b.toListRef();
+    return std::equal(first.begin(), first.end(), second.begin(), second.end(),
+                      [=](const auto& x, const auto& y) { return same_scalar(x, y, float_values); });
   }
   return a.type()->kind() == b.type()->kind() && a == b;
+}
+
+/// None in the place of an optional tensor counts too, so that presence is part of the key.
+bool is_scalar_argument(const CallSignature& call, size_t arg) {
+  const auto& value = call.args[arg];
+  return !value.isTensor() && !(call.info->kinds[arg] == OpInfo::ArgKind::TensorList && value.isList());
 }
 
 }  // namespace
@@ -107,8 +134,9 @@ CallSignature::CallSignature(const c10::OperatorHandle& op, const torch::jit::St
     : info(&OpInfo::of(op)), args(torch::jit::last(stack, op.schema().arguments().size())) {
   hash = hash_combine(0, reinterpret_cast<uint64_t>(info));
   size_t list_size = 0;
-  for (const auto& value : args) {
-    list_size += value.isList() && holds_tensors(value) ? value.toListRef().size() : 0;
+  for (size_t arg = 0; arg < args.size(); ++arg) {
+    list_size +=
+        info->kinds[arg] == OpInfo::ArgKind::TensorList && args[arg].isList() ? args[arg].toListRef().size() : 0;
   }
   list_tensors_.reserve(list_size);  // operands point into it
   for (size_t arg = 0; arg < args.size(); ++arg) {
@@ -117,18 +145,22 @@ CallSignature::CallSignature(const c10::OperatorHandle& op, const torch::jit::St
       if (value.toTensor().defined()) {
         add(arg, 0, value.toTensor());
       }
-    } else if (value.isList() && holds_tensors(value)) {
-      size_t index = 0;
-      for (const auto& element : value.toListRef()) {
-        if (element.isTensor() && element.toTensor().defined()) {
-          list_tensors_.push_back(element.toTensor());
-          add(arg, index, list_tensors_.back());
-        }
-        ++index;
-      }
+    } else if (info->kinds[arg] == OpInfo::ArgKind::TensorList && value.isList()) {
+      add_list(arg, value);
     } else {
       add_scalar(value);
     }
+  }
+}
+
+void CallSignature::add_list(size_t arg, const c10::IValue& list) {
+  size_t index = 0;
+  for (const auto& element : list.toListRef()) {
+    if (element.isTensor() && element.toTensor().defined()) {
+      list_tensors_.push_back(element.toTensor());
+      add(arg, index, list_tensors_.back());
+    }
+    ++index;
   }
 }
 
@@ -146,7 +178,7 @@ void CallSignature::add(size_t arg, size_t index, const at::Tensor& tensor) {
 
 void CallSignature::add_scalar(const c10::IValue& value) {
   cacheable = cacheable && is_key_scalar(value);
-  hash = hash_combine(hash, hash_scalar(value));
+  hash = hash_combine(hash, hash_scalar(value, info->reads_float_scalars));
 }
 
 bool PlanCache::matches(const Entry& entry, const CallSignature& call) {
@@ -167,8 +199,9 @@ bool PlanCache::matches(const Entry& entry, const CallSignature& call) {
       return false;
     }
   }
-  for (const auto& value : call.args) {
-    if (!holds_tensors(value) && !same_scalar(entry.scalars[scalar++], value)) {
+  for (size_t arg = 0; arg < call.args.size(); ++arg) {
+    if (is_scalar_argument(call, arg) &&
+        !same_scalar(entry.scalars[scalar++], call.args[arg], call.info->reads_float_scalars)) {
       return false;
     }
   }
@@ -196,9 +229,9 @@ void PlanCache::insert(const CallSignature& call, std::shared_ptr<const OpPlan> 
       entry.scalars.emplace_back(scalar_tensor_key(*operand.tensor));
     }
   }
-  for (const auto& value : call.args) {
-    if (!holds_tensors(value)) {
-      entry.scalars.push_back(value);
+  for (size_t arg = 0; arg < call.args.size(); ++arg) {
+    if (is_scalar_argument(call, arg)) {
+      entry.scalars.push_back(call.args[arg]);
     }
   }
   if (entries_.size() >= kMaxCachedPlans) {

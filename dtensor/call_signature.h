@@ -6,6 +6,7 @@
 #include <ATen/core/stack.h>
 
 #include <memory>
+#include <optional>
 #include <unordered_map>
 #include <vector>
 
@@ -16,12 +17,16 @@ namespace tessera {
 
 /// What is known of an op from its schema, looked up once a thread.
 struct OpInfo {
+  enum class ArgKind : uint8_t { Scalar, Tensor, TensorList };
   struct Return {
     int64_t written_arg = -1;  // the argument that this result is, for in-place and out= ops
     bool is_view = false;
   };
   const OpRule* rule = nullptr;
+  std::optional<c10::OperatorHandle> functional;  // of an in-place or out= op without rule
   bool writes = false;
+  bool reads_float_scalars = true;  // as its rule says
+  std::vector<ArgKind> kinds;       // by schema argument; optional tensors count as tensors
   std::vector<char> written_args;
   std::vector<Return> returns;
 
@@ -53,6 +58,7 @@ struct CallSignature {
 
  private:
   void add(size_t arg, size_t index, const at::Tensor& tensor);
+  void add_list(size_t arg, const c10::IValue& list);
   void add_scalar(const c10::IValue& value);
 
   std::vector<at::Tensor> list_tensors_;  // keeps tensors of list arguments alive

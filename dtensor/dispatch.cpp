@@ -1,13 +1,14 @@
 #include "dtensor/dispatch.h"
 
 #include <ATen/core/dispatch/Dispatcher.h>
-#include <torch/library.h>
+#include <ATen/ops/empty.h>
 
 #include <algorithm>
 
 #include "base/error.h"
 #include "dtensor/call_signature.h"
 #include "dtensor/dtensor_impl.h"
+#include "dtensor/functional_form.h"
 #include "dtensor/propagate.h"
 #include "dtensor/redistribute.h"
 
@@ -103,31 +104,77 @@ at::Tensor local_operand(const CallOperand& operand, const OpPlan& plan, size_t 
   return redistribute_local(operand.dtensor->local, *operand.dtensor->spec, plan.operands[index]->placements());
 }
 
+/// This rank's local tensors of a call's operands, in their order.
+using Locals = c10::SmallVector<at::Tensor, 8>;
+
 /// Puts this rank's local tensors where the DTensors were.
-void replace_by_locals(const CallSignature& call, const OpPlan& plan, Stack* stack) {
+Locals replace_by_locals(const CallSignature& call, const OpPlan& plan, Stack* stack) {
+  Locals locals;
+  for (size_t i = 0; i < call.operands.size(); ++i) {
+    locals.push_back(local_operand(call.operands[i], plan, i));
+  }
   const size_t first = stack->size() - call.args.size();
   for (size_t i = 0; i < call.operands.size();) {
     const size_t arg = call.operands[i].arg;
     auto& value = (*stack)[first + arg];
     if (value.isTensor()) {
-      value = local_operand(call.operands[i], plan, i);
-      ++i;
+      value = locals[i++];
     } else if (value.isTensorList()) {
-      std::vector<at::Tensor> locals;
+      std::vector<at::Tensor> list;
       for (; i < call.operands.size() && call.operands[i].arg == arg; ++i) {
-        locals.push_back(local_operand(call.operands[i], plan, i));
-      }
-      value = c10::IValue(std::move(locals));
-    } else {
-      auto list = value.toList().copy();
-      for (size_t k = 0; k < list.size(); ++k) {
-        const c10::IValue entry = list.get(k);
-        if (entry.isTensor() && entry.toTensor().defined()) {
-          list.set(k, c10::IValue(local_operand(call.operands[i], plan, i)));
-          ++i;
-        }
+        list.push_back(locals[i]);
       }
       value = c10::IValue(std::move(list));
+    } else {
+      auto list = value.toList().copy();  // Tensor?[]: undefined entries stay
+      for (; i < call.operands.size() && call.operands[i].arg == arg; ++i) {
+        list.set(call.operands[i].index, c10::IValue(locals[i]));
+      }
+      value = c10::IValue(std::move(list));
+    }
+  }
+  return locals;
+}
+
+/// Empty results where this rank has no part of any output; a written operand then has nothing to write.
+/// False if the results cannot be told from the plan: some are undefined.
+bool make_empty_results(const c10::OperatorHandle& op, const OpPlan& plan, const Locals& locals, Stack* stack) {
+  const auto& returns = op.schema().returns();
+  const bool one_list = returns.size() == 1 && returns[0].type()->kind() == c10::TypeKind::ListType;
+  if (!one_list && returns.size() != plan.outputs.size()) {
+    return false;
+  }
+  std::vector<at::Tensor> results;
+  for (const auto& spec : plan.outputs) {
+    results.push_back(at::empty(spec->local_sizes(), locals[0].options().dtype(spec->dtype())));
+  }
+  torch::jit::drop(*stack, op.schema().arguments().size());
+  if (one_list) {
+    stack->emplace_back(std::move(results));
+  } else {
+    stack->insert(stack->end(), results.begin(), results.end());
+  }
+  return true;
+}
+
+void run_local(const c10::OperatorHandle& op, const OpPlan& plan, const Locals& locals, Stack* stack) {
+  if (plan.nothing_here && make_empty_results(op, plan, locals, stack)) {
+    return;
+  }
+  if (plan.rule->local_call) {
+    plan.rule->local_call(op, stack, plan);
+  } else {
+    op.callBoxed(stack);
+  }
+}
+
+/// Carries what the op wrote into moved operands back to where they were.
+void write_back(const CallSignature& call, const OpPlan& plan, const Locals& locals) {
+  for (size_t i = 0; i < call.operands.size(); ++i) {
+    const auto& operand = call.operands[i];
+    if (plan.redistribute[i] && call.info->is_written(operand.arg)) {
+      const auto& home = *operand.dtensor;
+      home.local.copy_(redistribute_local(locals[i], *plan.operands[i], home.spec->placements()));
     }
   }
 }
@@ -196,6 +243,8 @@ void bump_written_versions(const CallSignature& call) {
   }
 }
 
+}  // namespace
+
 void dispatch(const c10::OperatorHandle& op, c10::DispatchKeySet /*keys*/, Stack* stack) {
   CallSignature call(op, *stack);
   if (call.mixed) {
@@ -204,15 +253,18 @@ void dispatch(const c10::OperatorHandle& op, c10::DispatchKeySet /*keys*/, Stack
   if (call.info->writes) {
     check_writes_reach(op, call);
   }
+  if (call.info->functional) {
+    run_functional_form(op, *call.info->functional, stack);
+    return;
+  }
   const auto plan = plan_cache.find_or_make(call, [&] { return make_plan(op, call); });
 
   // Keeps the DTensors alive to which `call` refers, and gives in-place ops what they return.
   const Arguments arguments(call.args.begin(), call.args.end());
-  replace_by_locals(call, *plan, stack);
-  if (plan->rule->local_call) {
-    plan->rule->local_call(op, stack, *plan);
-  } else {
-    op.callBoxed(stack);
+  const auto locals = replace_by_locals(call, *plan, stack);
+  run_local(op, *plan, locals, stack);
+  if (plan->writes_back) {
+    write_back(call, *plan, locals);
   }
   wrap_results(call, *plan, arguments, stack);
   if (call.info->writes) {
@@ -220,67 +272,8 @@ void dispatch(const c10::OperatorHandle& op, c10::DispatchKeySet /*keys*/, Stack
   }
 }
 
-at::Tensor replicated_local(const at::Tensor& tensor) {
-  const auto* meta = dtensor_meta(tensor);
-  return redistribute_local(meta->local, *meta->spec, Placements(meta->spec->placements().size(), Replicate()));
-}
-
-/// item(): the reduced value, the same on every rank.
-at::Scalar local_scalar_dense(const at::Tensor& tensor) {
-  return replicated_local(tensor).item();
-}
-
-bool equal(const at::Tensor& a, const at::Tensor& b) {
-  TESSERA_CHECK(ValueError, dtensor_meta(a) && dtensor_meta(b),
-                "aten::equal: one of the tensors is a plain tensor; compare full_tensor() of the other one");
-  return replicated_local(a).equal(replicated_local(b));
-}
-
-// set_data may turn a tensor from plain to DTensor and back: fully_shard's parameters keep their identity.
-bool has_compatible_shallow_copy_type(const at::Tensor& /*self*/, const at::Tensor& /*from*/) {
-  return true;
-}
-
-bool takes_tensors(const c10::FunctionSchema& schema) {
-  for (const auto& argument : schema.arguments()) {
-    if (argument.type()->str().find("Tensor") != std::string::npos) {
-      return true;
-    }
-  }
-  return false;
-}
-
-/// Ops with a CompositeExplicit kernel would run it on the DTensor as if it were a plain tensor.
-void override_composite_explicit_ops(torch::Library& library) {
-  auto& dispatcher = c10::Dispatcher::singleton();
-  for (const auto& name : dispatcher.getAllOpNames()) {
-    const auto op = dispatcher.findSchema(name);
-    if (name.name.rfind("aten::", 0) != 0 || !op ||
-        !(op->hasKernelForDispatchKey(c10::DispatchKey::CompositeExplicitAutograd) ||
-          op->hasKernelForDispatchKey(c10::DispatchKey::CompositeExplicitAutogradNonFunctional)) ||
-        op->hasKernelForDispatchKey(c10::DispatchKey::PrivateUse1) || !takes_tensors(op->schema())) {
-      continue;
-    }
-    const std::string short_name = name.name.substr(6) + (name.overload_name.empty() ? "" : "." + name.overload_name);
-    library.impl(short_name.c_str(), torch::CppFunction::makeFromBoxedFunction<&dispatch>());
-  }
-}
-
-}  // namespace
-
 DispatchStats dispatch_stats() {
   return {.cache_hits = plan_cache.hits(), .cache_misses = plan_cache.misses()};
-}
-
-TORCH_LIBRARY_IMPL(_, PrivateUse1, library) {
-  library.fallback(torch::CppFunction::makeFromBoxedFunction<&dispatch>());
-}
-
-TORCH_LIBRARY_IMPL(aten, PrivateUse1, library) {
-  library.impl("_has_compatible_shallow_copy_type", &has_compatible_shallow_copy_type);
-  library.impl("_local_scalar_dense", &local_scalar_dense);
-  library.impl("equal", &equal);
-  override_composite_explicit_ops(library);
 }
 
 }  // namespace tessera

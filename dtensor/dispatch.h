@@ -4,7 +4,10 @@
 //
 // One boxed fallback for the dispatch key PrivateUse1, as __torch_dispatch__ is in Python, plus the same
 // kernel for the ops whose CompositeExplicit kernel would bypass a fallback. Registered when the library is
-// loaded. Nothing here is called by name; the functions below are for tests and tools.
+// loaded (dispatch_keys.cpp). Users call nothing here by name.
+
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/stack.h>
 
 #include <cstddef>
 
@@ -14,6 +17,9 @@ struct DispatchStats {
   size_t cache_hits = 0;
   size_t cache_misses = 0;
 };
+
+/// Runs `op` on the arguments on `stack`, of which at least one is a DTensor. The boxed kernel itself.
+void dispatch(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack);
 
 /// Of the calling thread, since it started: each thread has its own cache (meshes differ between ranks).
 DispatchStats dispatch_stats();

@@ -8,24 +8,11 @@
 
 #include "base/error.h"
 #include "comm/collectives.h"
+#include "dtensor/saved_spec.h"
 
 namespace tessera {
 
 namespace {
-
-/// What a backward needs of its forward, kept through autograd's context.
-struct BackwardSpec : torch::CustomClassHolder {
-  explicit BackwardSpec(SpecPtr spec) : spec(std::move(spec)) {}
-  SpecPtr spec;
-};
-
-void save_spec(torch::autograd::AutogradContext* context, SpecPtr spec) {
-  context->saved_data["spec"] = c10::IValue::make_capsule(c10::make_intrusive<BackwardSpec>(std::move(spec)));
-}
-
-SpecPtr saved_spec(torch::autograd::AutogradContext* context) {
-  return static_cast<BackwardSpec*>(context->saved_data["spec"].toCapsule().get())->spec;
-}
 
 class FromLocalFunction : public torch::autograd::Function<FromLocalFunction> {
  public:

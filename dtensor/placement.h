@@ -7,7 +7,10 @@
 //   Partial(op)    each rank holds a term; the tensor is the reduction of all terms by `op`
 //
 // A DTensor has one placement an axis: on the mesh {dp: 2, tp: 2}, {Shard(0), Replicate()} cuts dim 0 over
-// dp and copies it over tp. Two axes may shard the same dim; the earlier axis then makes the outer cut.
+// dp and copies it over tp. Two axes may shard the same dim. The earlier axis then makes the outer cut, unless
+// orders say otherwise: a weight whose rows tensor parallelism cut first and FSDP second is
+// {Shard(0, 1), Shard(0)} on that mesh: tp's cut (order 0) is the outer one, dp's (order 1) lies inside it.
+// PyTorch spells it _StridedShard(0, split_factor=2); an order needs no even sizes.
 //
 // Thread safety: values. Names and meaning follow torch/distributed/tensor/placement_types.py.
 
@@ -34,25 +37,35 @@ class Placement {
 
   /// The sharded dim. Only for is_shard().
   int64_t dim() const { return dim_; }
+  /// Which cut comes first where several axes shard one dim: lower orders are outer, equal ones in order of
+  /// the axes. Only for is_shard().
+  int order() const { return order_; }
   /// The pending reduction. Only for is_partial() that is not is_norm_partial().
   ReduceOp reduce_op() const { return op_; }
   /// The p of a pending p-norm. Only for is_norm_partial().
   double norm_type() const { return norm_type_; }
 
   bool operator==(const Placement& other) const = default;
+  /// This placement with order 0.
+  Placement without_order() const;
 
-  /// As it is written in C++: "Shard(0)", "Replicate()", "Partial(Sum)".
+  /// As it is written in C++: "Shard(0)", "Shard(0, 1)", "Replicate()", "Partial(Sum)".
   std::string to_string() const;
   uint64_t hash() const;
 
  protected:
   enum class Kind : uint8_t { Replicate, Shard, Partial, NormPartial };
-  Placement(Kind kind, int64_t dim, ReduceOp op, double norm_type = 0)
-      : kind_(kind), op_(op), dim_(static_cast<int32_t>(dim)), norm_type_(norm_type) {}
+  Placement(Kind kind, int64_t dim, ReduceOp op, double norm_type = 0, int order = 0)
+      : kind_(kind),
+        op_(op),
+        order_(static_cast<int16_t>(order)),
+        dim_(static_cast<int32_t>(dim)),
+        norm_type_(norm_type) {}
 
  private:
   Kind kind_;
   ReduceOp op_;
+  int16_t order_;
   int32_t dim_;
   double norm_type_;
 };
@@ -60,7 +73,7 @@ class Placement {
 // Spelled as types so that `Shard(0)` reads as in Python; they add nothing to Placement and may be sliced.
 class Shard : public Placement {
  public:
-  explicit Shard(int64_t dim) : Placement(Kind::Shard, dim, ReduceOp::Sum) {}
+  explicit Shard(int64_t dim, int order = 0) : Placement(Kind::Shard, dim, ReduceOp::Sum, 0, order) {}
 };
 
 class Replicate : public Placement {
@@ -86,8 +99,18 @@ using Placements = c10::SmallVector<Placement, 4>;
 /// "(Shard(0), Replicate())"
 std::string to_string(const Placements& placements);
 
-/// `placements` with non-negative dims, for a tensor of `ndim` dims on a mesh of `mesh_ndim` axes.
-/// Throws ValueError that names `where` if their number is not mesh_ndim or a dim is out of range.
+/// The axes of `placements` that shard, in the order of their cuts: where two of them cut the same dim, the one
+/// that comes first makes the outer cut.
+c10::SmallVector<size_t, 4> cut_order(const Placements& placements);
+
+/// `placements` with orders such that cuts of one dim come in the order of the axes in `axes`, each axis once.
+/// Orders are the smallest that say so: 0 for all cuts of a dim that come in the order of the mesh's axes.
+Placements with_cut_order(Placements placements, const c10::SmallVector<size_t, 4>& axes);
+
+/// `placements` with non-negative dims and the smallest orders, for a tensor of `ndim` dims on a mesh of
+/// `mesh_ndim` axes: equal layouts become equal placements.
+/// Throws ValueError that names `where` if their number is not mesh_ndim or a dim or order is out of range, or if
+/// pending reductions of several axes do not commute, as Sum and Max.
 Placements normalized(Placements placements, int64_t ndim, int64_t mesh_ndim, const char* where);
 
 }  // namespace tessera

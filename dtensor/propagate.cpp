@@ -4,6 +4,7 @@
 #include <ATen/ops/ones.h>
 #include <fmt/ranges.h>
 
+#include <algorithm>
 #include <limits>
 
 #include "base/error.h"
@@ -11,102 +12,6 @@
 namespace tessera {
 
 namespace {
-
-constexpr double kImpossible = std::numeric_limits<double>::infinity();
-
-/// Bytes that one rank sends to go from one placement to another. The constant makes a free local move
-/// (chunk) cost more than no move.
-double move_cost(const Placement& from, const Placement& to, double bytes, double num_ranks) {
-  if (from == to) {
-    return 0;
-  }
-  if (to.is_partial()) {
-    return kImpossible;
-  }
-  const double share = (num_ranks - 1) / num_ranks;
-  if (from.is_replicate()) {
-    return 1;
-  }
-  if (from.is_shard()) {
-    return 2 + bytes * share * (to.is_shard() ? 1 / num_ranks : 1);
-  }
-  return 2 + bytes * share * (to.is_shard() ? 1 : 2);
-}
-
-double bytes_of(const TensorMeta& meta) {
-  return static_cast<double>(c10::multiply_integers(meta.sizes.begin(), meta.sizes.end())) *
-         static_cast<double>(c10::elementSize(meta.dtype));
-}
-
-Placement placement_on(const Operand& operand, size_t axis) {
-  return operand.spec ? operand.spec->placements()[axis] : Placement(Replicate());
-}
-
-/// An in-place op returns the tensor it wrote: what the strategy says of the output must be so already.
-bool outputs_are_written_operands(const OpCall& call, const AxisStrategy& strategy) {
-  PlacementVector written;
-  for (size_t i = 0; i < call.operands.size(); ++i) {
-    if (call.operands[i].written) {
-      written.push_back(strategy.operands[i]);
-    }
-  }
-  return written.size() != strategy.outputs.size() || written == strategy.outputs;
-}
-
-double strategy_cost(const OpCall& call, const AxisStrategy& strategy) {
-  if (!outputs_are_written_operands(call, strategy)) {
-    return kImpossible;
-  }
-  double cost = 0;
-  for (size_t i = 0; i < call.operands.size(); ++i) {
-    const auto& operand = call.operands[i];
-    const auto current = placement_on(operand, call.axis);
-    if (current == strategy.operands[i]) {
-      continue;
-    }
-    if (operand.written || !operand.spec) {
-      return kImpossible;
-    }
-    cost += move_cost(current, strategy.operands[i], bytes_of(operand.meta), static_cast<double>(call.axis_size));
-  }
-  return cost;
-}
-
-AxisStrategy all_replicated(const OpCall& call) {
-  return {.operands = PlacementVector(call.operands.size(), Replicate()),
-          .outputs = PlacementVector(call.outputs.size(), Replicate())};
-}
-
-std::string describe(const OpCall& call) {
-  std::string text;
-  for (const auto& operand : call.operands) {
-    text += text.empty() ? "" : ", ";
-    text += to_string(operand.meta) + (operand.spec ? " " + to_string(operand.spec->placements()) : " (plain scalar)") +
-            (operand.written ? " (written)" : "");
-  }
-  return text;
-}
-
-AxisStrategy cheapest_of(Strategies strategies, const OpCall& call) {
-  strategies.push_back(all_replicated(call));
-  const AxisStrategy* best = nullptr;
-  double best_cost = kImpossible;
-  for (const auto& strategy : strategies) {
-    TESSERA_ASSERT(strategy.operands.size() == call.operands.size() && strategy.outputs.size() == call.outputs.size(),
-                   "the rule of {} gives {} → {} placements for {} → {} tensors", toString(call.op.operator_name()),
-                   strategy.operands.size(), strategy.outputs.size(), call.operands.size(), call.outputs.size());
-    const double cost = strategy_cost(call, strategy);
-    if (cost < best_cost) {
-      best = &strategy;
-      best_cost = cost;
-    }
-  }
-  TESSERA_CHECK(NotImplementedError, best != nullptr,
-                "{}: no right way to run it on {}: the written tensor would have to change its placements. Use the "
-                "out-of-place op, or redistribute() the tensor first",
-                toString(call.op.operator_name()), describe(call));
-  return *best;
-}
 
 at::Tensor meta_tensor(const TensorMeta& meta) {
   return at::empty_strided(meta.sizes, meta.strides, at::TensorOptions().dtype(meta.dtype).device(at::kMeta));
@@ -178,11 +83,93 @@ std::vector<TensorMeta> infer_output_metas(const OpCall& call) {
   return outputs;
 }
 
+std::vector<TensorMeta> probe_output_metas(const OpCall& call,
+                                           const std::function<DimVector(const TensorMeta&)>& sizes) {
+  const auto device = call.operands[0].spec->mesh().device_type();
+  auto stack = stand_in_arguments(call, device, [&](const TensorMeta& meta) {
+    return at::ones(sizes(meta), at::TensorOptions().dtype(meta.dtype).device(device));
+  });
+  call.op.callBoxed(stack);
+  std::vector<TensorMeta> outputs;
+  for (const auto& value : stack) {
+    append_outputs(value, outputs);
+  }
+  return outputs;
+}
+
 at::ScalarType infer_output_dtype(const OpCall& call) {
   auto stack = stand_in_arguments(call, at::kCPU, one_element);
   call.op.callBoxed(stack);
   return stack.front().toTensor().scalar_type();
 }
+
+namespace {
+
+/// False if only running the op can tell the metas: their sizes depend on data, or there is no meta kernel.
+bool plan_output_metas(const OpRule& rule, OpCall& call) {
+  if (rule.whole_only && rule.whole_only(call)) {
+    return false;
+  }
+  if (rule.output_metas) {
+    call.outputs = rule.output_metas(call);
+    return true;
+  }
+  try {
+    call.outputs = infer_output_metas(call);
+    return true;
+  } catch (const c10::NotImplementedError&) {
+    return false;
+  }
+}
+
+bool is_empty(at::IntArrayRef sizes) {
+  return c10::multiply_integers(sizes) == 0;
+}
+
+/// Local kernels on empty shards raise, crash or change dtypes, so they are not called where all they could compute
+/// is empty. An op on an empty tensor is left to its kernel, which may refuse it, on every rank.
+bool has_nothing_to_compute(const OpPlan& plan) {
+  const auto empty_here = [](const SpecPtr& spec) { return is_empty(spec->local_sizes()); };
+  const auto empty_everywhere = [](const SpecPtr& spec) { return is_empty(spec->sizes()); };
+  return std::all_of(plan.outputs.begin(), plan.outputs.end(), empty_here) &&
+         !std::all_of(plan.outputs.begin(), plan.outputs.end(), empty_everywhere);
+}
+
+bool cuts_a_dim_twice(const Placements& placements) {
+  for (size_t a = 0; a < placements.size(); ++a) {
+    for (size_t b = a + 1; b < placements.size(); ++b) {
+      if (placements[a].is_shard() && placements[b].is_shard(placements[a].dim())) {
+        return true;
+      }
+    }
+  }
+  return false;
+}
+
+/// The order in which the axes cut, one for all tensors of the call: an axis whose cut is outer splits the op into
+/// smaller ones of the same kind, which the next axis splits again. It is that of the first operand of which several
+/// axes cut one dim, written ones before others, since those would move twice.
+c10::SmallVector<size_t, 4> axis_order(const OpCall& call, size_t mesh_ndim) {
+  const Operand* decides = nullptr;
+  for (const auto& operand : call.operands) {
+    if (operand.spec && cuts_a_dim_twice(operand.spec->placements()) &&
+        (!decides || (operand.written && !decides->written))) {
+      decides = &operand;
+    }
+  }
+  c10::SmallVector<size_t, 4> axes;
+  for (size_t axis = 0; axis < mesh_ndim; ++axis) {
+    axes.push_back(axis);
+  }
+  if (decides) {
+    std::stable_sort(axes.begin(), axes.end(), [&](size_t a, size_t b) {
+      return decides->spec->placements()[a].order() < decides->spec->placements()[b].order();
+    });
+  }
+  return axes;
+}
+
+}  // namespace
 
 OpPlan propagate(const OpRule& rule, OpCall& call) {
   const DTensorSpec* first = nullptr;
@@ -193,10 +180,7 @@ OpPlan propagate(const OpRule& rule, OpCall& call) {
   const auto& mesh = first->mesh();
   OpPlan plan;
   plan.rule = &rule;
-  plan.outputs_from_results = rule.whole_only && rule.whole_only(call);
-  if (!plan.outputs_from_results) {
-    call.outputs = rule.output_metas ? rule.output_metas(call) : infer_output_metas(call);
-  }
+  plan.outputs_from_results = !plan_output_metas(rule, call);
 
   const auto mesh_ndim = static_cast<size_t>(mesh.ndim());
   std::vector<Placements> operands(call.operands.size(), Placements(mesh_ndim, Replicate()));
@@ -213,15 +197,19 @@ OpPlan propagate(const OpRule& rule, OpCall& call) {
     }
   }
 
+  const auto order = axis_order(call, mesh_ndim);
   for (size_t i = 0; i < operands.size(); ++i) {
     const auto& spec = call.operands[i].spec;
+    operands[i] = with_cut_order(std::move(operands[i]), order);
     const bool moves = spec && spec->placements() != operands[i];
     plan.operands.push_back(moves ? spec->with_placements(operands[i], /*contiguous=*/true) : spec);
     plan.redistribute.push_back(moves);
+    plan.writes_back = plan.writes_back || (moves && call.operands[i].written);
   }
   for (size_t i = 0; i < outputs.size(); ++i) {
-    plan.outputs.push_back(DTensorSpec::make(mesh, outputs[i], call.outputs[i]));
+    plan.outputs.push_back(DTensorSpec::make(mesh, with_cut_order(std::move(outputs[i]), order), call.outputs[i]));
   }
+  plan.nothing_here = has_nothing_to_compute(plan);
   return plan;
 }
 

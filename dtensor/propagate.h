@@ -2,7 +2,8 @@
 // Sharding propagation: op + operand specs + scalars → the specs the operands need and the outputs get.
 //
 // For each mesh axis the cheapest strategy of the op's rule is taken, cost being the bytes that its
-// redistributions move. Written operands never move: a strategy that would move one is not considered.
+// redistributions move. A written operand that moves is carried back after the op, and costs both ways; what the
+// op returns in its place is the operand itself, so strategies must give that output the operand's placement.
 //
 // Example on {dp: 2}: mm of a Shard(0) [8, 4] with a Shard(0) [4, 2] weight: the strategy "rows of a" moves
 // only the weight (all-gather of 8 elements), so the plan is a: Shard(0), b: Replicate() → Shard(0).
@@ -16,8 +17,15 @@ namespace tessera {
 /// Throws NotImplementedError naming the op, the placements and the remedy if no strategy fits.
 OpPlan propagate(const OpRule& rule, OpCall& call);
 
+/// The cheapest of `strategies` and "everything replicated" along call.axis. Throws as propagate does.
+AxisStrategy cheapest_of(Strategies strategies, const OpCall& call);
+
 /// Global metas of the outputs of a call on tensors with `call.operands`' metas: runs it on meta tensors.
 std::vector<TensorMeta> infer_output_metas(const OpCall& call);
+
+/// Output metas of a call on small tensors: runs the op itself on ones of `sizes(operand)`, on the mesh's device.
+std::vector<TensorMeta> probe_output_metas(const OpCall& call,
+                                           const std::function<DimVector(const TensorMeta&)>& sizes);
 
 /// The dtype of output 0 of an op that has no meta kernel: runs it on tensors of one element.
 at::ScalarType infer_output_dtype(const OpCall& call);

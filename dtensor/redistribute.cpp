@@ -1,159 +1,21 @@
 #include "dtensor/redistribute.h"
 
 #include <ATen/core/LegacyTypeDispatch.h>
-#include <ATen/ops/cat.h>
-#include <ATen/ops/constant_pad_nd.h>
-#include <ATen/ops/empty.h>
-#include <ATen/ops/zeros_like.h>
 #include <torch/csrc/autograd/custom_function.h>
 
+#include <algorithm>
+
 #include "base/error.h"
-#include "comm/collectives.h"
 #include "dtensor/dtensor.h"
-#include "dtensor/redistribute_plan.h"
+#include "dtensor/redistribute_step.h"
+#include "dtensor/saved_spec.h"
 
 namespace tessera {
 
 namespace {
 
-/// One step's view of the mesh: its group, and the extent of the dim before this axis cut it.
-struct AxisView {
-  const ProcessGroupPtr& group;
-  int64_t num_ranks;
-  int64_t rank;
-};
-
-at::Tensor pad_rows(const at::Tensor& tensor, int64_t rows) {
-  if (tensor.size(0) == rows) {
-    return tensor.contiguous();
-  }
-  std::vector<int64_t> padding(static_cast<size_t>(2 * tensor.dim()), 0);
-  padding.back() = rows - tensor.size(0);
-  return at::constant_pad_nd(tensor, padding);
-}
-
-std::vector<int64_t> sizes_with_rows(const at::Tensor& tensor, int64_t rows) {
-  auto sizes = tensor.sizes().vec();
-  sizes[0] = rows;
-  return sizes;
-}
-
-/// Chunks but the last are full, so padding can only sit at the end of the concatenation: one narrow drops it.
-at::Tensor all_gather_dim(const at::Tensor& local, int64_t dim, int64_t length, const AxisView& axis) {
-  const int64_t chunk = chunk_length(length, axis.num_ranks);
-  const auto input = pad_rows(local.movedim(dim, 0), chunk);
-  auto output = at::empty(sizes_with_rows(input, chunk * axis.num_ranks), input.options());
-  all_gather(output, input, axis.group);
-  return output.narrow(0, 0, length).movedim(0, dim).contiguous();
-}
-
-at::Tensor reduce_scatter_dim(const at::Tensor& local, int64_t dim, ReduceOp op, const AxisView& axis) {
-  const int64_t length = local.size(dim);
-  const int64_t chunk = chunk_length(length, axis.num_ranks);
-  const auto input = pad_rows(local.movedim(dim, 0), chunk * axis.num_ranks);
-  auto output = at::empty(sizes_with_rows(input, chunk), input.options());
-  reduce_scatter(output, input, op, axis.group);
-  const auto own = chunk_range(length, axis.num_ranks, axis.rank);
-  return output.narrow(0, 0, own.length).movedim(0, dim).contiguous();
-}
-
-/// Shard(from) of global extent `from_length` → Shard(to). Every rank sends every other one piece; sizes of
-/// all pieces follow from the extents, so none are exchanged.
-at::Tensor all_to_all_dim(const at::Tensor& local, int64_t from, int64_t from_length, int64_t to,
-                          const AxisView& axis) {
-  const int64_t to_length = local.size(to);
-  const int64_t own_to = chunk_range(to_length, axis.num_ranks, axis.rank).length;
-  std::vector<at::Tensor> pieces;
-  std::vector<int64_t> sent, received;
-  std::vector<std::vector<int64_t>> received_sizes;
-  int64_t total = 0;
-  for (int64_t peer = 0; peer < axis.num_ranks; ++peer) {
-    const auto range = chunk_range(to_length, axis.num_ranks, peer);
-    pieces.push_back(local.narrow(to, range.offset, range.length).reshape({-1}));
-    sent.push_back(pieces.back().numel());
-    auto sizes = local.sizes().vec();
-    sizes[static_cast<size_t>(from)] = chunk_range(from_length, axis.num_ranks, peer).length;
-    sizes[static_cast<size_t>(to)] = own_to;
-    received.push_back(c10::multiply_integers(sizes));
-    total += received.back();
-    received_sizes.push_back(std::move(sizes));
-  }
-  auto output = at::empty({total}, local.options());
-  all_to_all(output, at::cat(pieces), received, sent, axis.group);
-  auto parts = output.split_with_sizes(received);
-  for (size_t peer = 0; peer < parts.size(); ++peer) {
-    parts[peer] = parts[peer].view(received_sizes[peer]);
-  }
-  return at::cat(parts, from);
-}
-
-at::Tensor reduce_partial(const at::Tensor& local, const Placement& from, const AxisView& axis) {
-  auto result = local.clone(at::MemoryFormat::Contiguous);
-  if (!from.is_norm_partial()) {
-    all_reduce(result, from.reduce_op(), axis.group);
-    return result;
-  }
-  const double p = from.norm_type();
-  result.pow_(p);
-  all_reduce(result, ReduceOp::Sum, axis.group);
-  return result.pow_(1.0 / p);
-}
-
-at::Tensor scatter_partial(const at::Tensor& local, const Placement& from, int64_t dim, const AxisView& axis) {
-  if (!from.is_norm_partial()) {
-    return reduce_scatter_dim(local, dim, from.reduce_op(), axis);
-  }
-  const double p = from.norm_type();
-  return reduce_scatter_dim(local.pow(p), dim, ReduceOp::Sum, axis).pow_(1.0 / p);
-}
-
-/// A value that all ranks hold as the terms of a reduction: where the op is not idempotent, the first rank
-/// keeps it and the others hold the neutral element.
-at::Tensor make_partial(const at::Tensor& local, const Placement& to, const AxisView& axis) {
-  const bool every_rank_keeps =
-      to.is_partial(ReduceOp::Avg) || to.is_partial(ReduceOp::Min) || to.is_partial(ReduceOp::Max);
-  if (every_rank_keeps || axis.rank == 0) {
-    return local;
-  }
-  auto neutral = at::zeros_like(local, local.options(), at::MemoryFormat::Contiguous);
-  return to.is_partial(ReduceOp::Product) ? neutral.fill_(1) : neutral;
-}
-
-/// The extent of `dim` that the ranks along `axis` share: the global size as the other axes cut it.
-int64_t shared_length(const DTensorSpec& spec, Placements current, size_t axis, int64_t dim) {
-  current[axis] = Replicate();
-  return local_range(spec.sizes()[static_cast<size_t>(dim)], dim, current, spec.position()).length;
-}
-
-at::Tensor run_step(const at::Tensor& local, const RedistributeStep& step, const DTensorSpec& spec,
-                    const Placements& current) {
-  const auto position = spec.position();
-  const AxisView axis{.group = spec.mesh().group(static_cast<int64_t>(step.axis)),
-                      .num_ranks = position.axis_sizes[step.axis],
-                      .rank = position.coordinate[step.axis]};
-  switch (step.kind) {
-    case RedistributeStep::Kind::AllGather: {
-      const int64_t dim = step.from.dim();
-      return all_gather_dim(local, dim, shared_length(spec, current, step.axis, dim), axis);
-    }
-    case RedistributeStep::Kind::AllToAll: {
-      const int64_t dim = step.from.dim();
-      return all_to_all_dim(local, dim, shared_length(spec, current, step.axis, dim), step.to.dim(), axis);
-    }
-    case RedistributeStep::Kind::ReduceScatter:
-      return scatter_partial(local, step.from, step.to.dim(), axis);
-    case RedistributeStep::Kind::AllReduce:
-      return reduce_partial(local, step.from, axis);
-    case RedistributeStep::Kind::Chunk: {
-      const int64_t dim = step.to.dim();
-      const auto own = chunk_range(local.size(dim), axis.num_ranks, axis.rank);
-      return local.narrow(dim, own.offset, own.length).clone(at::MemoryFormat::Contiguous);
-    }
-    case RedistributeStep::Kind::MakePartial:
-      return make_partial(local, step.to, axis);
-  }
-  TESSERA_ASSERT(false, "step kind {}", static_cast<int>(step.kind));
-}
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
 
 void check_reductions(const DTensorSpec& from) {
   for (const auto& placement : from.placements()) {
@@ -165,33 +27,132 @@ void check_reductions(const DTensorSpec& from) {
   }
 }
 
+void check_dtypes(const RedistributeOptions& options) {
+  for (const auto& dtype : {options.forward_dtype, options.backward_dtype}) {
+    TESSERA_CHECK(ValueError, !dtype || c10::isFloatingType(*dtype),
+                  "redistribute: dtype {}; forward_dtype and backward_dtype are floating dtypes",
+                  c10::toString(dtype.value_or(at::kFloat)));
+  }
+}
+
+/// The dtype in which the data of `from` travel and arrive.
+at::ScalarType moved_dtype(const DTensorSpec& from, const RedistributeOptions& options) {
+  return c10::isFloatingType(from.dtype()) ? options.forward_dtype.value_or(from.dtype()) : from.dtype();
+}
+
+SpecPtr with_dtype(const DTensorSpec& spec, at::ScalarType dtype) {
+  auto meta = spec.meta();
+  meta.dtype = dtype;
+  return DTensorSpec::make(spec.mesh(), spec.placements(), std::move(meta));
+}
+
+/// What redistribute makes: null if it is the tensor itself.
+SpecPtr result_spec(const DTensorSpec& from, Placements placements, const RedistributeOptions& options) {
+  check_dtypes(options);
+  auto target = normalized(std::move(placements), from.ndim(), from.mesh().ndim(), "redistribute");
+  const auto dtype = moved_dtype(from, options);
+  if (target == from.placements() && dtype == from.dtype()) {
+    return nullptr;
+  }
+  return with_dtype(*from.with_placements(target, /*contiguous=*/true), dtype);
+}
+
+LocalMove start_move(const at::Tensor& tensor, const DTensorSpec& to) {
+  const at::AutoDispatchBelowADInplaceOrView below;
+  const auto* meta = dtensor_meta(tensor);
+  const auto from = with_dtype(*meta->spec, to.dtype());
+  return LocalMove(meta->local.to(to.dtype()), from, to.placements());
+}
+
+/// Makes the moved local tensor the result of a differentiable op on the tensor that it was moved from.
 class RedistributeFunction : public torch::autograd::Function<RedistributeFunction> {
  public:
-  static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& tensor,
-                            const Placements& target) {
-    const auto* meta = dtensor_meta(tensor);
-    context->saved_data["placements"] = c10::IValue::make_capsule(c10::make_intrusive<SpecHolder>(meta->spec));
-    at::AutoDispatchBelowADInplaceOrView below;
-    auto local = redistribute_local(meta->local, *meta->spec, target);
-    return wrap_local(std::move(local), meta->spec->with_placements(target, /*contiguous=*/true));
+  /// Not a tensor as far as autograd is concerned.
+  struct Moved {
+    at::Tensor local;
+    SpecPtr spec;
+    std::optional<at::ScalarType> backward_dtype;
+  };
+
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& tensor, const Moved& moved) {
+    save_spec(context, dtensor_meta(tensor)->spec);
+    if (moved.backward_dtype) {
+      context->saved_data["dtype"] = static_cast<int64_t>(*moved.backward_dtype);
+    }
+    return wrap_local(moved.local, moved.spec);
   }
 
-  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
-                                                 const torch::autograd::variable_list& grads) {
+  static variable_list backward(AutogradContext* context, const variable_list& grads) {
     if (!grads[0].defined()) {
       return {at::Tensor(), at::Tensor()};
     }
-    const auto holder = context->saved_data["placements"].toCapsule();
-    const auto& spec = static_cast<SpecHolder*>(holder.get())->spec;
-    return {redistribute(grads[0], gradient_placements(spec->placements())), at::Tensor()};
+    const auto spec = saved_spec(context);
+    RedistributeOptions options;
+    if (const auto dtype = context->saved_data.find("dtype"); dtype != context->saved_data.end()) {
+      options.forward_dtype = static_cast<at::ScalarType>(dtype->second.toInt());
+    }
+    const auto grad = redistribute(grads[0], gradient_placements(spec->placements()), options);
+    return {grad.to(spec->dtype()), at::Tensor()};
+  }
+};
+
+/// `placements` of a sub-mesh as those of `root`, where its axes are those that `axes` numbers; Replicate on others.
+Placements lifted(const Placements& placements, const std::vector<size_t>& axes, size_t root_ndim) {
+  Placements result(root_ndim, Replicate());
+  for (size_t i = 0; i < axes.size(); ++i) {
+    result[axes[i]] = placements[i];
+  }
+  c10::SmallVector<size_t, 4> order;
+  for (const size_t axis : cut_order(placements)) {
+    order.push_back(axes[axis]);
+  }
+  return with_cut_order(std::move(result), order);
+}
+
+/// The axes of `root` that `mesh` consists of.
+std::vector<size_t> axes_in_root(const DeviceMesh& mesh, const DeviceMesh& root) {
+  std::vector<size_t> axes;
+  for (const auto& name : mesh.axis_names()) {
+    const auto found = std::ranges::find(root.axis_names(), name);
+    TESSERA_CHECK(ValueError, found != root.axis_names().end(),
+                  "redistribute: axis \"{}\" of {} is not one of {}'s own axes (it was made by flatten); use a mesh of "
+                  "those",
+                  name, mesh, root);
+    axes.push_back(static_cast<size_t>(found - root.axis_names().begin()));
+  }
+  return axes;
+}
+
+/// The same local tensor, seen as part of a DTensor on another mesh. Each mesh's axes that the other one lacks hold
+/// copies.
+class ChangeMeshFunction : public torch::autograd::Function<ChangeMeshFunction> {
+ public:
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& tensor, const SpecPtr& to) {
+    const auto* meta = dtensor_meta(tensor);
+    save_spec(context, meta->spec);
+    const at::AutoDispatchBelowADInplaceOrView below;
+    return wrap_local(meta->local.clone(), to);
   }
 
- private:
-  struct SpecHolder : torch::CustomClassHolder {
-    explicit SpecHolder(SpecPtr spec) : spec(std::move(spec)) {}
-    SpecPtr spec;
-  };
+  static variable_list backward(AutogradContext* context, const variable_list& grads) {
+    if (!grads[0].defined()) {
+      return {at::Tensor(), at::Tensor()};
+    }
+    const auto spec = saved_spec(context);
+    return {redistribute(grads[0], spec->mesh(), gradient_placements(spec->placements())), at::Tensor()};
+  }
 };
+
+/// As a tensor on its mesh's root.
+at::Tensor on_root(const at::Tensor& tensor, const DeviceMesh& root) {
+  const auto& spec = dtensor_spec(tensor);
+  if (spec->mesh() == root) {
+    return tensor;
+  }
+  const auto axes = axes_in_root(spec->mesh(), root);
+  auto placements = lifted(spec->placements(), axes, static_cast<size_t>(root.ndim()));
+  return ChangeMeshFunction::apply(tensor, DTensorSpec::make(root, std::move(placements), spec->meta()));
+}
 
 }  // namespace
 
@@ -205,24 +166,85 @@ Placements gradient_placements(const Placements& placements) {
   return result;
 }
 
-at::Tensor redistribute_local(const at::Tensor& local, const DTensorSpec& from, const Placements& to) {
-  check_reductions(from);
-  Placements current = from.placements();
-  at::Tensor result = local;
-  for (const auto& step : plan_redistribute(from.placements(), to)) {
-    result = run_step(result, step, from, current);
-    current[step.axis] = step.to;
-  }
-  return result.contiguous();
+LocalMove::LocalMove(const at::Tensor& local, SpecPtr from, const Placements& to)
+    : from_(std::move(from)), current_(from_->placements()), local_(local) {
+  check_reductions(*from_);
+  steps_ = plan_redistribute(current_, to);
+  start_next();
 }
 
-at::Tensor redistribute(const at::Tensor& tensor, Placements placements) {
-  const auto& spec = dtensor_spec(tensor);
-  auto target = normalized(std::move(placements), spec->ndim(), spec->mesh().ndim(), "redistribute");
-  if (target == spec->placements()) {
-    return tensor;
+void LocalMove::start_next() {
+  while (next_ < steps_.size()) {
+    const auto& step = steps_[next_++];
+    auto started = start_step(local_, step, *from_, current_);
+    current_ = after_step(std::move(current_), step);
+    if (step.communicates()) {
+      collective_ = std::move(started.collective);
+      finish_ = std::move(started.finish);
+      return;
+    }
+    local_ = started.wait();
   }
-  return RedistributeFunction::apply(tensor, target);
+}
+
+at::Tensor LocalMove::wait() {
+  while (finish_) {
+    collective_.wait();
+    local_ = std::exchange(finish_, nullptr)();
+    start_next();
+  }
+  return local_.contiguous();
+}
+
+at::Tensor redistribute_local(const at::Tensor& local, const DTensorSpec& from, const Placements& to) {
+  return LocalMove(local, from.with_placements(from.placements()), to).wait();
+}
+
+at::Tensor redistribute(const at::Tensor& tensor, Placements placements, RedistributeOptions options) {
+  return redistribute_async(tensor, std::move(placements), options).wait();
+}
+
+PendingRedistribute redistribute_async(const at::Tensor& tensor, Placements placements, RedistributeOptions options) {
+  PendingRedistribute pending(tensor, options);
+  pending.result_ = result_spec(*dtensor_spec(tensor), std::move(placements), options);
+  if (pending.result_) {
+    pending.move_.emplace(start_move(tensor, *pending.result_));
+  }
+  return pending;
+}
+
+at::Tensor PendingRedistribute::wait() {
+  if (!result_) {
+    return tensor_;
+  }
+  at::Tensor local;
+  {
+    const at::AutoDispatchBelowADInplaceOrView below;
+    local = move_->wait();
+  }
+  return RedistributeFunction::apply(
+      tensor_, RedistributeFunction::Moved{
+                   .local = std::move(local), .spec = result_, .backward_dtype = options_.backward_dtype});
+}
+
+at::Tensor redistribute(const at::Tensor& tensor, const DeviceMesh& mesh, Placements placements,
+                        RedistributeOptions options) {
+  const auto& from = dtensor_spec(tensor)->mesh();
+  if (from == mesh) {
+    return redistribute(tensor, std::move(placements), options);
+  }
+  const auto root = from.root();
+  TESSERA_CHECK(
+      ValueError, root == mesh.root(),
+      "redistribute: {} and {} are not sub-meshes of one mesh; gather with full_tensor() and distribute_tensor()", from,
+      mesh);
+  const auto target = normalized(std::move(placements), tensor.dim(), mesh.ndim(), "redistribute");
+  const auto moved = redistribute(on_root(tensor, root),
+                                  lifted(target, axes_in_root(mesh, root), static_cast<size_t>(root.ndim())), options);
+  if (mesh == root) {
+    return moved;
+  }
+  return ChangeMeshFunction::apply(moved, DTensorSpec::make(mesh, target, dtensor_spec(moved)->meta()));
 }
 
 }  // namespace tessera

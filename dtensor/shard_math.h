@@ -35,7 +35,7 @@ struct MeshPosition {
 };
 
 /// The part of `dim` (of global size `size`) that the rank at `position` holds: each axis that shards it
-/// cuts what the axes before it left.
+/// cuts what the axes before it in cut_order left.
 DimRange local_range(int64_t size, int64_t dim, const Placements& placements, const MeshPosition& position);
 
 /// Global sizes → the sizes of the local tensor at `position`.

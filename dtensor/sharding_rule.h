@@ -19,6 +19,7 @@
 #include <ATen/core/ivalue.h>
 #include <ATen/core/stack.h>
 
+#include <algorithm>
 #include <functional>
 #include <initializer_list>
 #include <string_view>
@@ -76,6 +77,15 @@ struct OpRule {
   /// Where it is true the op runs on whole tensors, on every rank the same, and its results' own metas are
   /// taken: for outputs whose sizes depend on data. Null: never.
   std::function<bool(const OpCall&)> whole_only = nullptr;
+  /// Whether strategies or output metas depend on the value of a floating scalar (its kind they may always read).
+  /// Where they do not, calls that differ only there, such as an optimizer's steps, share one cached plan.
+  bool reads_float_scalars = true;
+  /// Arguments that the op writes though its schema does not say so.
+  std::vector<size_t> undeclared_writes = {};
+
+  bool also_writes(size_t arg) const {
+    return std::find(undeclared_writes.begin(), undeclared_writes.end(), arg) != undeclared_writes.end();
+  }
 };
 
 /// The propagated call: which specs the operands must have and the outputs get.
@@ -85,6 +95,8 @@ struct OpPlan {
   std::vector<SpecPtr> outputs;    // empty if outputs_from_results
   const OpRule* rule = nullptr;
   bool outputs_from_results = false;  // each result becomes a replicated DTensor of its own sizes
+  bool writes_back = false;           // a written operand is moved: what the op wrote is carried back into it
+  bool nothing_here = false;          // this rank's part of every output is empty, though the outputs are not
 };
 
 /// Registers `rule` for ops such as "aten::add.Tensor". Call from a static initialiser only. A second rule

@@ -17,6 +17,15 @@ Strategies along_dim_strategies(const OpCall& call) {
   return {};
 }
 
+/// _fft_c2c(self, dim, ...) and its kin, of real and complex tensors.
+Strategies fft_strategies(const OpCall& call) {
+  DimVector touched;
+  for (const int64_t dim : call.args[1].toIntList()) {
+    touched.push_back(wrap_dim(dim, call.operands[0].ndim()));
+  }
+  return along_dims(call, touched);
+}
+
 Strategies cumulative_sum_strategies(const OpCall& call) {
   auto strategies = along_dim_strategies(call);
   keep_linear(strategies, call, 0);
@@ -48,6 +57,7 @@ const RegisterOpRules rules([] {
   register_op_rule({"aten::cummax", "aten::cummin"},
                    {.strategies = along_dim_strategies, .output_metas = values_and_indices});
   register_op_rule({"aten::cumsum", "aten::cumsum_"}, {.strategies = cumulative_sum_strategies});
+  register_op_rule({"aten::_fft_c2c", "aten::_fft_r2c", "aten::_fft_c2r"}, {.strategies = fft_strategies});
   register_op_rule({"aten::glu_backward"}, {.strategies = along_dim_strategies, .output_metas = like_operand(1)});
 });
 

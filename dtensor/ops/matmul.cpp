@@ -96,7 +96,8 @@ void register_products(const std::vector<std::string>& ops, const char* text, Ou
 void register_sums(const std::vector<std::string>& ops, const char* text) {
   register_op_rule(ops, {.strategies = [product = Product::parse(text)](
                                            const OpCall& call) { return product_strategies(call, product, 1); },
-                         .local_call = local_sum});
+                         .local_call = local_sum,
+                         .reads_float_scalars = false});
 }
 
 std::vector<TensorMeta> scalar_like_first(const OpCall& call) {

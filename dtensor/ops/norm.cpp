@@ -1,8 +1,6 @@
 // Normalisations: items are independent of each other, so the dims that are not normalised may be cut; the
 // gradients of weight and bias are then pending sums over the items.
 
-#include <ATen/ops/zeros.h>
-
 #include "dtensor/ops/rule_helpers.h"
 
 namespace tessera {
@@ -117,17 +115,7 @@ void run_group_norm(const c10::OperatorHandle& op, torch::jit::Stack* stack, con
     op.callBoxed(stack);
     return;
   }
-  std::vector<c10::IValue> results;
-  size_t next = 0;
-  for (const bool exists : wanted) {
-    at::Tensor result;
-    if (exists) {
-      const auto& spec = plan.outputs[next++];
-      result = at::zeros(spec->local_sizes(), input.options().dtype(spec->dtype()));
-    }
-    results.emplace_back(std::move(result));
-  }
-  set_results(op, stack, std::move(results));
+  set_zero_results(op, stack, plan, wanted);
 }
 
 void local_group_norm(const c10::OperatorHandle& op, torch::jit::Stack* stack, const OpPlan& plan) {

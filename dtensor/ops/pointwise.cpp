@@ -39,7 +39,7 @@ void local_add_in_place(const c10::OperatorHandle& op, torch::jit::Stack* stack,
 
 void register_linear(const std::vector<std::string>& ops, std::vector<std::vector<size_t>> linear_operands) {
   const auto strategies = [linear_operands](const OpCall& call) { return linear_strategies(call, linear_operands); };
-  register_op_rule(ops, {.strategies = strategies, .output_metas = pointwise_metas});
+  register_op_rule(ops, {.strategies = strategies, .output_metas = pointwise_metas, .reads_float_scalars = false});
 }
 
 /// Filling with zeros is linear.
@@ -104,19 +104,24 @@ constexpr const char* kPointwise = R"(
 
 const RegisterOpRules rules([] {
   const auto strategies = [](const OpCall& call) { return pointwise_strategies(call); };
-  register_op_rule(aten_ops(kPointwise), {.strategies = strategies, .output_metas = pointwise_metas});
+  register_op_rule(aten_ops(kPointwise),
+                   {.strategies = strategies, .output_metas = pointwise_metas, .reads_float_scalars = false});
   register_linear(
       {"aten::neg", "aten::neg_", "aten::clone", "aten::alias", "aten::detach", "aten::detach_", "aten::_to_copy",
-       "aten::lift_fresh", "aten::mul.Scalar", "aten::mul_.Scalar", "aten::div.Scalar", "aten::div_.Scalar"},
+       "aten::lift_fresh", "aten::lift", "aten::lift_fresh_copy", "aten::alias_copy", "aten::detach_copy",
+       "aten::mul.Scalar", "aten::mul_.Scalar", "aten::div.Scalar", "aten::div_.Scalar"},
       {{0}});
   register_linear({"aten::add.Tensor", "aten::sub.Tensor", "aten::rsub.Tensor", "aten::copy_", "aten::copy"}, {{0, 1}});
-  register_op_rule({"aten::fill_.Scalar", "aten::fill_.Tensor"},
-                   {.strategies = fill_in_place_strategies, .local_call = local_fill_in_place});
+  register_op_rule(
+      {"aten::fill_.Scalar", "aten::fill_.Tensor"},
+      {.strategies = fill_in_place_strategies, .local_call = local_fill_in_place, .reads_float_scalars = false});
   register_op_rule({"aten::masked_fill.Scalar", "aten::masked_fill_.Scalar"},
                    {.strategies = masked_fill_strategies, .output_metas = pointwise_metas});
-  register_op_rule(
-      {"aten::add_.Tensor", "aten::sub_.Tensor", "aten::add_.Scalar", "aten::sub_.Scalar"},
-      {.strategies = add_in_place_strategies, .local_call = local_add_in_place, .output_metas = pointwise_metas});
+  register_op_rule({"aten::add_.Tensor", "aten::sub_.Tensor", "aten::add_.Scalar", "aten::sub_.Scalar"},
+                   {.strategies = add_in_place_strategies,
+                    .local_call = local_add_in_place,
+                    .output_metas = pointwise_metas,
+                    .reads_float_scalars = false});
   register_linear({"aten::mul.Tensor", "aten::mul_.Tensor"}, {{0}, {1}});
   register_linear({"aten::div.Tensor", "aten::div_.Tensor"}, {{0}});
   // Whatever the operand held, the result is known everywhere; zeros, or nothing, are the terms of a zero sum.
@@ -126,7 +131,7 @@ const RegisterOpRules rules([] {
     return strategies;
   }};
   register_op_rule({"aten::zeros_like", "aten::zero_", "aten::zero", "aten::empty_like"}, constant);
-  register_op_rule({"aten::ones_like", "aten::full_like"}, {.strategies = strategies});
+  register_op_rule({"aten::ones_like", "aten::full_like"}, {.strategies = strategies, .reads_float_scalars = false});
 });
 
 }  // namespace

@@ -12,8 +12,10 @@ constexpr const char* kPointwise = R"(
     _conj_physical conj_physical_ bitwise_left_shift.Tensor bitwise_left_shift_.Tensor
     bitwise_left_shift.Tensor_Scalar bitwise_right_shift.Tensor bitwise_right_shift_.Tensor
     bitwise_right_shift.Tensor_Scalar celu celu_ elu_backward gcd gcd_ hardshrink hardshrink_backward heaviside_
-    hypot_ i0 i0_ igamma igamma_ igammac igammac_ isin.Tensor_Scalar lcm lcm_ ldexp.Tensor ldexp_ maximum.out
-    minimum.out nextafter nextafter_ polygamma polygamma_ mvlgamma mvlgamma_ softshrink softshrink_backward
+    hypot_ i0 i0_ igamma igamma_ igammac igammac_ isin.Tensor_Scalar lcm lcm_ ldexp.Tensor ldexp_ __lshift__.Scalar
+    __lshift__.Tensor __rshift__.Scalar __rshift__.Tensor __ilshift__.Scalar __ilshift__.Tensor __irshift__.Scalar
+    __irshift__.Tensor _add_relu.Tensor _add_relu.Scalar angle complex polar frexp.Tensor rrelu_with_noise_backward
+    nextafter nextafter_ polygamma polygamma_ mvlgamma mvlgamma_ softshrink softshrink_backward
     special_airy_ai special_bessel_j0 special_bessel_j1 special_bessel_y0 special_bessel_y1
     special_chebyshev_polynomial_t special_chebyshev_polynomial_u special_chebyshev_polynomial_v
     special_chebyshev_polynomial_w special_entr special_erfcx special_hermite_polynomial_h
@@ -24,11 +26,30 @@ constexpr const char* kPointwise = R"(
     special_shifted_chebyshev_polynomial_v special_shifted_chebyshev_polynomial_w special_spherical_bessel_j0
     special_xlog1py special_zeta special_zeta.other_scalar special_zeta.self_scalar xlogy.Scalar_Self
     xlogy.Scalar_Other special_xlog1py.other_scalar special_xlog1py.self_scalar rad2deg rad2deg_
-    bitwise_and.Scalar_Tensor)";
+    bitwise_and.Scalar_Tensor bitwise_or.Scalar_Tensor bitwise_xor.Scalar_Tensor bitwise_left_shift.Scalar_Tensor
+    bitwise_right_shift.Scalar_Tensor)";
+
+/// Those whose overloads with a number are n_scalar and x_scalar.
+constexpr const char* kPolynomials = R"(
+    chebyshev_polynomial_t chebyshev_polynomial_u chebyshev_polynomial_v chebyshev_polynomial_w hermite_polynomial_h
+    hermite_polynomial_he laguerre_polynomial_l legendre_polynomial_p shifted_chebyshev_polynomial_t
+    shifted_chebyshev_polynomial_u shifted_chebyshev_polynomial_v shifted_chebyshev_polynomial_w)";
+
+std::vector<std::string> polynomials_of_numbers() {
+  std::vector<std::string> names;
+  for (const auto& op : aten_ops(kPolynomials)) {
+    const auto name = "aten::special_" + op.substr(6);
+    names.insert(names.end(), {name + ".n_scalar", name + ".x_scalar"});
+  }
+  return names;
+}
 
 const RegisterOpRules rules([] {
-  register_op_rule(aten_ops(kPointwise), {.strategies = [](const OpCall& call) { return pointwise_strategies(call); },
-                                          .output_metas = pointwise_metas});
+  const OpRule rule{.strategies = [](const OpCall& call) { return pointwise_strategies(call); },
+                    .output_metas = pointwise_metas,
+                    .reads_float_scalars = false};
+  register_op_rule(aten_ops(kPointwise), rule);
+  register_op_rule(polynomials_of_numbers(), rule);
 });
 
 }  // namespace

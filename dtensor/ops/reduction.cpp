@@ -4,9 +4,9 @@
 #include <ATen/ops/mean.h>
 #include <ATen/ops/sum.h>
 
-#include <cmath>
 #include <limits>
 
+#include "dtensor/ops/reduction.h"
 #include "dtensor/ops/rule_helpers.h"
 
 namespace tessera {
@@ -84,27 +84,6 @@ Strategies sum_strategies(const OpCall& call) {
   return strategies;
 }
 
-c10::Scalar neutral_of(ReduceOp op, at::ScalarType dtype) {
-  const bool max = op == ReduceOp::Max;
-  if (c10::isFloatingType(dtype)) {
-    return max ? -std::numeric_limits<double>::infinity() : std::numeric_limits<double>::infinity();
-  }
-  switch (dtype) {
-    case at::kBool:
-      return !max;
-    case at::kByte:
-      return max ? 0 : 255;
-    case at::kChar:
-      return max ? -128 : 127;
-    case at::kShort:
-      return static_cast<int64_t>(max ? std::numeric_limits<int16_t>::min() : std::numeric_limits<int16_t>::max());
-    case at::kInt:
-      return static_cast<int64_t>(max ? std::numeric_limits<int32_t>::min() : std::numeric_limits<int32_t>::max());
-    default:
-      return max ? std::numeric_limits<int64_t>::min() : std::numeric_limits<int64_t>::max();
-  }
-}
-
 /// Kernels refuse an empty dim: where the shard is empty, the neutral element of the reduction.
 template <ReduceOp reduce>
 void local_extremum(const c10::OperatorHandle& op, torch::jit::Stack* stack, const OpPlan& plan) {
@@ -139,17 +118,6 @@ void local_mean(const c10::OperatorHandle& op, torch::jit::Stack* stack, const O
   const auto wide = dtype == at::kHalf || dtype == at::kBFloat16 ? at::kFloat : dtype;
   const auto sum = at::sum(local, reduction.dims, reduction.keepdim, wide);
   set_results(op, stack, {sum.div_(count).to(dtype)});
-}
-
-/// What the p-norms of shards form. nullopt: the norm is only taken of whole dims.
-std::optional<Placement> pending_norm(double p) {
-  if (p == std::numeric_limits<double>::infinity()) {
-    return Partial(ReduceOp::Max);
-  }
-  if (p == 0 || p == 1) {
-    return Partial();
-  }
-  return p > 0 ? std::optional<Placement>(NormPartial(p)) : std::nullopt;
 }
 
 Strategies norm_strategies(const OpCall& call) {
@@ -243,8 +211,8 @@ const RegisterOpRules rules([] {
                     .output_metas = reduced_metas(long_dtype)});
   const OpRule max{.strategies = extremum_strategies<ReduceOp::Max>, .local_call = local_extremum<ReduceOp::Max>};
   const OpRule min{.strategies = extremum_strategies<ReduceOp::Min>, .local_call = local_extremum<ReduceOp::Min>};
-  register_op_rule({"aten::amax", "aten::any", "aten::any.dim", "aten::any.dims"}, max);
-  register_op_rule({"aten::amin", "aten::all", "aten::all.dim", "aten::all.dims"}, min);
+  register_op_rule({"aten::amax", "aten::any", "aten::any.dim", "aten::any.dims", "aten::_is_any_true"}, max);
+  register_op_rule({"aten::amin", "aten::all", "aten::all.dim", "aten::all.dims", "aten::_is_all_true"}, min);
   auto max_of_all = max;
   max_of_all.output_metas = reduced_metas(same_dtype);
   register_op_rule({"aten::max"}, max_of_all);
@@ -270,5 +238,36 @@ const RegisterOpRules rules([] {
 });
 
 }  // namespace
+
+c10::Scalar neutral_of(ReduceOp op, at::ScalarType dtype) {
+  const bool max = op == ReduceOp::Max;
+  if (c10::isFloatingType(dtype)) {
+    return max ? -std::numeric_limits<double>::infinity() : std::numeric_limits<double>::infinity();
+  }
+  switch (dtype) {
+    case at::kBool:
+      return !max;
+    case at::kByte:
+      return max ? 0 : 255;
+    case at::kChar:
+      return max ? -128 : 127;
+    case at::kShort:
+      return static_cast<int64_t>(max ? std::numeric_limits<int16_t>::min() : std::numeric_limits<int16_t>::max());
+    case at::kInt:
+      return static_cast<int64_t>(max ? std::numeric_limits<int32_t>::min() : std::numeric_limits<int32_t>::max());
+    default:
+      return max ? std::numeric_limits<int64_t>::min() : std::numeric_limits<int64_t>::max();
+  }
+}
+
+std::optional<Placement> pending_norm(double p) {
+  if (p == std::numeric_limits<double>::infinity()) {
+    return Partial(ReduceOp::Max);
+  }
+  if (p == 0 || p == 1) {
+    return Partial();
+  }
+  return p > 0 ? std::optional<Placement>(NormPartial(p)) : std::nullopt;
+}
 
 }  // namespace tessera

@@ -1,6 +1,7 @@
 #include "dtensor/ops/rule_helpers.h"
 
 #include <ATen/ExpandUtils.h>
+#include <ATen/ops/zeros.h>
 #include <c10/core/WrapDimMinimal.h>
 
 #include <algorithm>
@@ -112,6 +113,26 @@ void set_results(const c10::OperatorHandle& op, torch::jit::Stack* stack, std::v
   for (auto& result : results) {
     stack->push_back(std::move(result));
   }
+}
+
+void set_zero_results(const c10::OperatorHandle& op, torch::jit::Stack* stack, const OpPlan& plan,
+                      at::ArrayRef<bool> wanted) {
+  const auto options = local_argument(op, stack, 0).toTensor().options();
+  std::vector<c10::IValue> results;
+  size_t next = 0;
+  for (const bool exists : wanted) {
+    at::Tensor result;
+    if (exists) {
+      const auto& spec = plan.outputs[next++];
+      result = at::zeros(spec->local_sizes(), options.dtype(spec->dtype()));
+    }
+    results.emplace_back(std::move(result));
+  }
+  set_results(op, stack, std::move(results));
+}
+
+bool is_empty_shard(const c10::OperatorHandle& op, torch::jit::Stack* stack, const SpecPtr& spec, size_t index) {
+  return local_argument(op, stack, index).toTensor().numel() == 0 && c10::multiply_integers(spec->sizes()) > 0;
 }
 
 DimRange range_of(const SpecPtr& spec, int64_t dim) {

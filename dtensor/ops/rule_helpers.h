@@ -49,6 +49,14 @@ c10::IValue& local_argument(const c10::OperatorHandle& op, torch::jit::Stack* st
 /// Replaces the arguments of a local call by its results.
 void set_results(const c10::OperatorHandle& op, torch::jit::Stack* stack, std::vector<c10::IValue> results);
 
+/// Zeros as results where `wanted` is true, undefined tensors elsewhere: what an op makes of a shard without elements,
+/// be its outputs empty too or terms of a sum. The wanted outputs are the plan's, in their order.
+void set_zero_results(const c10::OperatorHandle& op, torch::jit::Stack* stack, const OpPlan& plan,
+                      at::ArrayRef<bool> wanted);
+
+/// Whether the rank has no element of tensor argument `index` though there are some.
+bool is_empty_shard(const c10::OperatorHandle& op, torch::jit::Stack* stack, const SpecPtr& spec, size_t index);
+
 /// The rank's range of a dim of a sharded operand or output.
 DimRange range_of(const SpecPtr& spec, int64_t dim);
 

@@ -73,6 +73,37 @@ Strategies repeat_strategies(const OpCall& call) {
   return strategies;
 }
 
+/// unfold(self, dim, size, step): windows along `dim`, whose elements become a new last dim.
+Strategies unfold_strategies(const OpCall& call) {
+  Strategies strategies;
+  const int64_t along = wrap_dim(call.args[1].toInt(), call.operands[0].ndim());
+  for (int64_t dim = 0; dim < call.operands[0].ndim(); ++dim) {
+    if (dim != along) {
+      strategies.push_back(sharded(call, {dim}, {dim}));
+    }
+  }
+  keep_pending(strategies, call);
+  return strategies;
+}
+
+/// unfold_backward(grad, input_sizes, dim, size, step): grad has one dim more than the result.
+Strategies unfold_backward_strategies(const OpCall& call) {
+  Strategies strategies;
+  const auto ndim = static_cast<int64_t>(call.outputs[0].sizes.size());
+  const int64_t along = wrap_dim(call.args[2].toInt(), ndim);
+  for (int64_t dim = 0; dim < ndim; ++dim) {
+    if (dim != along) {
+      strategies.push_back(sharded(call, {dim}, {dim}));
+    }
+  }
+  keep_linear(strategies, call, 0);
+  return strategies;
+}
+
+std::vector<TensorMeta> unfold_backward_metas(const OpCall& call) {
+  return {TensorMeta::contiguous(call.args[1].toIntVector(), call.operands[0].meta.dtype)};
+}
+
 /// constant_pad_nd(self, pad, value): pad lists (before, after) from the last dim to the first.
 Strategies pad_strategies(const OpCall& call) {
   DimVector touched;
@@ -163,6 +194,10 @@ const RegisterOpRules rules([] {
                    {.strategies = slice_backward_strategies, .local_call = with_local_sizes(1)});
   register_op_rule({"aten::select_backward"},
                    {.strategies = select_backward_strategies, .local_call = with_local_sizes(1)});
+  register_op_rule({"aten::unfold", "aten::unfold_copy"}, {.strategies = unfold_strategies});
+  register_op_rule({"aten::unfold_backward"}, {.strategies = unfold_backward_strategies,
+                                               .local_call = with_local_sizes(1),
+                                               .output_metas = unfold_backward_metas});
   register_op_rule({"aten::flip"}, {.strategies = flip_strategies, .output_metas = like_operand(0)});
   register_op_rule({"aten::roll"}, {.strategies = roll_strategies, .output_metas = like_operand(0)});
   register_op_rule({"aten::repeat"}, {.strategies = repeat_strategies});
@@ -170,7 +205,7 @@ const RegisterOpRules rules([] {
   register_op_rule({"aten::tril", "aten::triu", "aten::tril_", "aten::triu_"}, {.strategies = triangle_strategies});
   register_op_rule({"aten::diagonal", "aten::diagonal_copy"}, {.strategies = diagonal_strategies});
   register_op_rule({"aten::cat"}, {.strategies = join_strategies<cat_strategies>});
-  register_op_rule({"aten::stack"}, {.strategies = join_strategies<stack_strategies>});
+  register_op_rule({"aten::stack", "aten::_stack"}, {.strategies = join_strategies<stack_strategies>});
 });
 
 }  // namespace

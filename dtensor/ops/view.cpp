@@ -170,6 +170,11 @@ int64_t transposed_2d(const OpCall& call, int64_t dim) {
   return call.operands[0].ndim() < 2 ? dim : 1 - dim;
 }
 
+/// view_as_real and view_as_complex: the last dim of the real tensor holds the two parts.
+int64_t leading(const OpCall& call, int64_t dim) {
+  return dim < std::ssize(call.outputs[0].sizes) ? dim : kNone;
+}
+
 const RegisterOpRules rules([] {
   register_op_rule({"aten::view", "aten::_unsafe_view", "aten::_reshape_alias", "aten::view_copy"},
                    {.strategies = view_strategies, .local_call = local_view});
@@ -179,6 +184,9 @@ const RegisterOpRules rules([] {
   register_op_rule({"aten::unsqueeze", "aten::unsqueeze_copy"}, dim_map_rule(unsqueezed));
   register_op_rule({"aten::select.int", "aten::select_copy.int"}, dim_map_rule(without_dim<1>));
   register_op_rule({"aten::unbind.int", "aten::unbind_copy.int"}, dim_map_rule(without_dim<1>));
+  register_op_rule(
+      {"aten::view_as_real", "aten::view_as_real_copy", "aten::view_as_complex", "aten::view_as_complex_copy"},
+      dim_map_rule(leading));
   auto squeeze = dim_map_rule(squeezed);
   squeeze.local_call = local_squeeze;
   register_op_rule({"aten::squeeze", "aten::squeeze.dim", "aten::squeeze.dims", "aten::squeeze_copy",

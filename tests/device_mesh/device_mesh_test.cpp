@@ -57,6 +57,8 @@ TEST_CASE("a 2 x 2 mesh: sizes, coordinates, groups and slices") {
     expect_equal(mesh["dp"].ranks(), rank % 2 == 0 ? Ints{0, 2} : Ints{1, 3});
     expect_equal(mesh["tp"].ranks(), rank < 2 ? Ints{0, 1} : Ints{2, 3});
     expect_equal(group_ranks(mesh.group("tp")), mesh["tp"].ranks());
+    TESSERA_EXPECT(mesh["tp"].root() == mesh);
+    TESSERA_EXPECT(mesh.root() == mesh);
     TESSERA_EXPECT(mesh["tp"].group() == mesh.group("tp"));
     TESSERA_EXPECT(mesh["tp"].group() == mesh.group(1));
     expect_equal(sum_over(mesh.group("dp")), rank % 2 == 0 ? 5.f : 10.f);

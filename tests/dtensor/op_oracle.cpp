@@ -110,23 +110,6 @@ std::vector<Combination> combinations(const OpCase& test, size_t mesh_ndim) {
   return result;
 }
 
-/// Along each Partial axis the first rank holds value - (n - 1) * other and the rest hold `other`.
-at::Tensor place(const at::Tensor& value, const DeviceMesh& mesh, const Placements& placements) {
-  Placements cut = placements;
-  at::Tensor term = value;
-  for (size_t axis = 0; axis < placements.size(); ++axis) {
-    if (!placements[axis].is_partial()) {
-      continue;
-    }
-    cut[axis] = Replicate();
-    const auto other = value.cos().mul_(0.25 * static_cast<double>(axis + 1));
-    term = mesh.coordinate()[axis] == 0 ? term - other * (mesh.shape()[axis] - 1) : other;
-  }
-  const auto replicated = from_local(term.clone(), mesh, Placements(placements.size(), Replicate()));
-  const auto local = to_local(redistribute(replicated, cut));
-  return from_local(local, mesh, placements, {.shape = value.sizes().vec()});
-}
-
 std::string describe(const OpCase& test, const Combination& combination, const std::vector<int64_t>& mesh) {
   std::string text = fmt::format("{} on a mesh [{}], seed {}:", test.name, fmt::join(mesh, ", "), test.seed);
   for (size_t i = 0; i < combination.size(); ++i) {
@@ -174,6 +157,22 @@ void check_combination(const OpCase& test, const Tensors& inputs, const Outcome&
 }
 
 }  // namespace
+
+at::Tensor place(const at::Tensor& value, const DeviceMesh& mesh, const Placements& placements) {
+  Placements cut = placements;
+  at::Tensor term = value;
+  for (size_t axis = 0; axis < placements.size(); ++axis) {
+    if (!placements[axis].is_partial()) {
+      continue;
+    }
+    cut[axis] = Replicate();
+    const auto other = value.cos().mul_(0.25 * static_cast<double>(axis + 1));
+    term = mesh.coordinate()[axis] == 0 ? term - other * (mesh.shape()[axis] - 1) : other;
+  }
+  const auto replicated = from_local(term.clone(), mesh, Placements(placements.size(), Replicate()));
+  const auto local = to_local(redistribute(replicated, cut));
+  return from_local(local, mesh, placements, {.shape = value.sizes().vec()});
+}
 
 void check_op(const OpCase& test) {
   auto generator = make_generator(test.seed);

@@ -17,6 +17,8 @@
 #include <string>
 #include <vector>
 
+#include "dtensor/dtensor.h"
+
 namespace tessera {
 
 using Tensors = std::vector<at::Tensor>;
@@ -51,6 +53,10 @@ struct OpCase {
   bool gradients = true;
   uint64_t seed = 1;
 };
+
+/// The plain `value`, the same on every rank, as a DTensor. Along each axis of a pending sum the first rank holds
+/// value - (n - 1) * other and the rest hold `other`, so that every rank's term matters. Collective.
+at::Tensor place(const at::Tensor& value, const DeviceMesh& mesh, const Placements& placements);
 
 /// Throws ExpectationError at the first difference.
 void check_op(const OpCase& test);

@@ -48,6 +48,38 @@ TEST_CASE("normalized counts dims from the front and refuses what does not fit",
   CHECK_THROWS_WITH(normalized({Shard(0)}, 0, 1, "here"), Catch::Contains("use Replicate() for a scalar"));
 }
 
+TEST_CASE("orders say which axis cuts a dim first, and equal layouts are equal", "[dtensor]") {
+  const auto text = [](Placements placements, int64_t axes) {
+    return to_string(normalized(placements, 3, axes, "here"));
+  };
+  CHECK(fmt::format("{}", Shard(0, 1)) == "Shard(0, 1)");
+  CHECK((Shard(0, 1) != Shard(0)));
+  CHECK((Shard(0, 1).without_order() == Shard(0)));
+  CHECK((Placement(Shard(0, 1)).hash() != Placement(Shard(0)).hash()));
+
+  CHECK(text({Shard(0, 5), Shard(0)}, 2) == "(Shard(0, 1), Shard(0))");
+  CHECK(text({Shard(0, 5), Shard(0, 7)}, 2) == "(Shard(0), Shard(0))");
+  CHECK(text({Shard(0, 5), Shard(1)}, 2) == "(Shard(0), Shard(1))");
+  CHECK(text({Shard(1), Shard(0, 2), Shard(0, 1)}, 3) == "(Shard(1), Shard(0, 1), Shard(0))");
+  CHECK(text({Shard(0, 1), Shard(0, 2), Shard(0)}, 3) == "(Shard(0, 1), Shard(0, 2), Shard(0))");
+  CHECK_THROWS_WITH(normalized({Shard(0, -1)}, 1, 1, "here"), "here: Shard(0, -1); an order is at least 0");
+
+  // 7 rows, axis 1 cuts first: [0, 4) and [4, 7), each then cut by axis 0.
+  const std::vector<int64_t> axes{2, 2};
+  const std::vector<DimRange> expected{{0, 2}, {4, 2}, {2, 2}, {6, 1}};
+  for (int64_t rank = 0; rank < 4; ++rank) {
+    const std::vector<int64_t> coordinate{rank / 2, rank % 2};
+    CHECK(local_range(7, 0, {Shard(0, 1), Shard(0)}, {.axis_sizes = axes, .coordinate = coordinate}) ==
+          expected[static_cast<size_t>(rank)]);
+  }
+}
+
+TEST_CASE("pending reductions of several axes must commute", "[dtensor]") {
+  CHECK(to_string(normalized({Partial(), Partial(ReduceOp::Avg)}, 1, 2, "here")) == "(Partial(Sum), Partial(Avg))");
+  CHECK_THROWS_WITH(normalized({Partial(), Partial(ReduceOp::Max)}, 1, 2, "here"),
+                    Catch::Contains("depend on which axis is reduced first"));
+}
+
 TEST_CASE("chunk_range cuts as torch.chunk does", "[dtensor]") {
   const auto cut = [](int64_t size, int64_t ranks) {
     std::vector<std::pair<int64_t, int64_t>> pieces;

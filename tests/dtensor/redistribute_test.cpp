@@ -77,30 +77,64 @@ TEST_CASE("every pair of placements on one axis, with uneven and empty shards", 
   }
 }
 
-TEST_CASE("every pair of cuts on two axes", "[dtensor]") {
-  const std::vector<Placement> choices{Replicate(), Shard(0), Shard(1), Partial()};
-  std::vector<Placements> all;
-  for (const auto& a : choices) {
-    for (const auto& b : choices) {
-      all.push_back({a, b});
-    }
-  }
-  for (const auto& shape : std::vector<std::vector<int64_t>>{{2, 2}, {2, 3}}) {
-    const auto full = ramp({5, 7});
-    run_ranks(static_cast<int>(shape[0] * shape[1]), [&](int) {
-      const auto mesh = init_device_mesh(at::kCPU, shape);
-      const auto replicated = from_local(full.clone(), mesh, {Replicate(), Replicate()});
-      for (const auto& from : all) {
-        const auto x = redistribute(replicated, from);
-        for (const auto& to : all) {
-          const auto y = redistribute(x, to);
-          expect_bit_equal(full_tensor(y), full);
-          const auto direct = redistribute(replicated, to);
-          expect_bit_equal(to_local(y), to_local(direct));
-        }
+namespace {
+
+/// All placements on `axes` axes of `choices`, each layout once, without reductions that do not commute.
+std::vector<Placements> layouts(size_t axes, const std::vector<Placement>& choices) {
+  std::vector<Placements> all{{}};
+  for (size_t axis = 0; axis < axes; ++axis) {
+    std::vector<Placements> longer;
+    for (const auto& head : all) {
+      for (const auto& choice : choices) {
+        longer.push_back(head);
+        longer.back().push_back(choice);
       }
-    });
+    }
+    all = std::move(longer);
   }
+  std::erase_if(all, [&](const Placements& p) { return normalized(p, 2, static_cast<int64_t>(axes), "test") != p; });
+  return all;
+}
+
+void expect_same(const at::Tensor& actual, const at::Tensor& expected, const std::string& what) {
+  expect_equal(what + " " + describe_difference(actual, expected, {.rtol = 0, .atol = 0}), what + " ");
+}
+
+/// Redistributes `full` between every pair of `all` on a mesh of `shape`, and a gradient back.
+void check_every_pair(const std::vector<int64_t>& shape, const std::vector<int64_t>& sizes,
+                      const std::vector<Placements>& all) {
+  const auto full = ramp(sizes);
+  run_ranks(static_cast<int>(c10::multiply_integers(shape)), [&](int) {
+    const auto mesh = init_device_mesh(at::kCPU, shape);
+    const auto replicated = from_local(full.clone(), mesh, Placements(shape.size(), Replicate()));
+    for (const auto& from : all) {
+      const auto x = redistribute(replicated, from).detach().requires_grad_();
+      for (const auto& to : all) {
+        const auto move = to_string(from) + " to " + to_string(to);
+        const auto y = redistribute(x, to);
+        expect_same(full_tensor(y), full, move);
+        if (!dtensor_spec(y)->has_partial()) {  // terms of a sum may be any
+          expect_same(to_local(y), to_local(redistribute(replicated, to)), move + ", local");
+        }
+        x.mutable_grad() = at::Tensor();
+        full_tensor(y).square().sum().backward();
+        expect_same(full_tensor(x.grad()), full * 2, move + ", gradient");
+      }
+    }
+  });
+}
+
+}  // namespace
+
+TEST_CASE("every pair of layouts on two axes, forward and backward", "[dtensor]") {
+  const auto all = layouts(2, {Replicate(), Shard(0), Shard(0, 1), Shard(1), Shard(1, 1), Partial()});
+  check_every_pair({2, 2}, {5, 7}, all);
+  check_every_pair({2, 3}, {5, 7}, all);
+  check_every_pair({2, 2}, {1, 3}, all);
+}
+
+TEST_CASE("every pair of layouts on three axes, forward and backward", "[dtensor]") {
+  check_every_pair({2, 2, 2}, {5, 3}, layouts(3, {Replicate(), Shard(0), Shard(0, 1), Shard(1), Partial()}));
 }
 
 TEST_CASE("pending norms become the norm of all parts", "[dtensor]") {
@@ -153,6 +187,80 @@ TEST_CASE("one collective a step, none for a cut", "[dtensor]") {
     redistribute(terms, {Replicate()});
     expect_equal(comm_stats()[Collective::AllReduce].calls, 1);
     expect_equal(comm_stats().calls(), 4);
+  });
+}
+
+TEST_CASE("an asynchronous redistribute is the same, and several may be under way", "[dtensor]") {
+  run_ranks(4, [](int) {
+    const auto mesh = init_device_mesh(at::kCPU, {2, 2});
+    const auto full = ramp({5, 3});
+    const auto replicated = from_local(full.clone(), mesh, {Replicate(), Replicate()});
+    auto x = redistribute(replicated, {Shard(0), Shard(0)}).detach().requires_grad_();
+    auto y = redistribute(replicated, {Partial(), Shard(1)}).detach().requires_grad_();
+    auto whole_x = redistribute_async(x, {Replicate(), Replicate()});
+    auto cut_y = redistribute_async(y, {Shard(0), Shard(1)});
+    auto same = redistribute_async(x, {Shard(0), Shard(0)});
+    const auto b = cut_y.wait();
+    const auto a = whole_x.wait();
+    TESSERA_EXPECT(same.wait().is_same(x));
+    expect_bit_equal(to_local(a), full);
+    expect_bit_equal(full_tensor(b), full);
+    (a.square().sum() + b.sum()).backward();
+    expect_bit_equal(full_tensor(x.grad()), full * 2);
+    expect_bit_equal(full_tensor(y.grad()), at::ones_like(full));
+  });
+}
+
+TEST_CASE("redistribute converts what it sends, forward and backward", "[dtensor]") {
+  run_ranks(2, [](int) {
+    const auto mesh = init_device_mesh(at::kCPU, {2});
+    const auto full = at::full({3, 2}, 1.001).to(at::kFloat);
+    auto x = redistribute(from_local(full.clone(), mesh, {Replicate()}), {Shard(0)}).detach().requires_grad_();
+    reset_comm_stats();
+    const auto y = redistribute(x, {Replicate()}, {.forward_dtype = at::kBFloat16});
+    expect_equal(comm_stats().bytes_sent(), 8);  // 2 x 2 padded bf16 values to one peer
+    expect_equal(y.scalar_type(), at::kBFloat16);
+    expect_bit_equal(full_tensor(y), full.to(at::kBFloat16));
+    y.sum().backward();
+    expect_equal(x.grad().scalar_type(), at::kFloat);
+    expect_bit_equal(full_tensor(x.grad()), at::ones_like(full));
+
+    const auto weights = from_local(full.clone(), mesh, {Replicate()});
+    (redistribute(x, {Replicate()}, {.backward_dtype = at::kBFloat16}) * weights).sum().backward();
+    expect_bit_equal(full_tensor(x.grad()), at::ones_like(full) + full.to(at::kBFloat16).to(at::kFloat));
+
+    const auto integers = from_local(at::full({2}, 3, at::kLong), mesh, {Replicate()});
+    expect_equal(redistribute(integers, {Shard(0)}, {.forward_dtype = at::kHalf}).scalar_type(), at::kLong);
+    expect_throws<ValueError>([&] { redistribute(x, {Replicate()}, {.forward_dtype = at::kInt}); },
+                              "dtype Int; forward_dtype and backward_dtype are floating dtypes");
+  });
+}
+
+TEST_CASE("a tensor moves between sub-meshes of one mesh", "[dtensor]") {
+  run_ranks(6, [](int) {
+    const auto mesh = init_device_mesh(at::kCPU, {2, 3}, {"dp", "tp"});
+    const auto full = ramp({5, 4});
+    const auto tp = redistribute(from_local(full.clone(), mesh["tp"], {Replicate()}), {Shard(0)});
+    auto x = tp.detach().requires_grad_();
+
+    const auto y = redistribute(x, mesh, {Shard(0, 1), Shard(0)});
+    TESSERA_EXPECT(device_mesh(y) == mesh);
+    expect_bit_equal(full_tensor(y), full);
+    const auto z = redistribute(y, mesh["dp"], {Shard(1)});
+    TESSERA_EXPECT(device_mesh(z) == mesh["dp"]);
+    expect_equal(to_local(z).sizes().vec(), std::vector<int64_t>{5, 2});
+    expect_bit_equal(full_tensor(z), full);
+    z.square().sum().backward();
+    expect_equal(to_string(placements(x.grad())), std::string("(Shard(0))"));
+    expect_bit_equal(full_tensor(x.grad()), full * 2);
+
+    const auto turned = mesh[{"tp", "dp"}];
+    const auto w = redistribute(x, turned, {Shard(0), Shard(0)});  // tp makes the outer cut
+    expect_bit_equal(to_local(w), to_local(y));
+    const auto flat = mesh.flatten({"dp", "tp"}, "all");
+    expect_throws<ValueError>([&] { redistribute(x, flat, {Shard(0)}); }, "was made by flatten");
+    const auto other = init_device_mesh(at::kCPU, {6}, {"world"});
+    expect_throws<ValueError>([&] { redistribute(x, other, {Shard(0)}); }, "are not sub-meshes of one mesh");
   });
 }
 

@@ -1,0 +1,88 @@
+// Hangs dispatch() into libtorch's dispatcher, and the few ops that are not dispatched by rules.
+
+#include <ATen/core/enum_tag.h>
+#include <ATen/ops/equal.h>
+#include <torch/library.h>
+
+#include "base/error.h"
+#include "dtensor/dispatch.h"
+#include "dtensor/dtensor_impl.h"
+#include "dtensor/redistribute.h"
+
+namespace tessera {
+
+namespace {
+
+at::Tensor replicated_local(const at::Tensor& tensor) {
+  const auto* meta = dtensor_meta(tensor);
+  return redistribute_local(meta->local, *meta->spec, Placements(meta->spec->placements().size(), Replicate()));
+}
+
+/// item(): the reduced value, the same on every rank.
+at::Scalar local_scalar_dense(const at::Tensor& tensor) {
+  return replicated_local(tensor).item();
+}
+
+bool equal(const at::Tensor& a, const at::Tensor& b) {
+  TESSERA_CHECK(ValueError, dtensor_meta(a) && dtensor_meta(b),
+                "aten::equal: one of the tensors is a plain tensor; compare full_tensor() of the other one");
+  return replicated_local(a).equal(replicated_local(b));
+}
+
+bool is_same_size(const at::Tensor& a, const at::Tensor& b) {
+  return a.sizes() == b.sizes();
+}
+
+// set_data may turn a tensor from plain to DTensor and back: fully_shard's parameters keep their identity.
+bool has_compatible_shallow_copy_type(const at::Tensor& /*self*/, const at::Tensor& /*from*/) {
+  return true;
+}
+
+bool takes_tensors(const c10::FunctionSchema& schema) {
+  for (const auto& argument : schema.arguments()) {
+    if (argument.type()->str().find("Tensor") != std::string::npos) {
+      return true;
+    }
+  }
+  return false;
+}
+
+/// inplace_view.cpp has the kernels of these. detach_, tagged as one of them, leaves the tensor as it is.
+bool has_own_kernel(const c10::OperatorHandle& op) {
+  const auto& name = op.operator_name().name;
+  return (op.hasTag(at::Tag::inplace_view) && name != "aten::detach_") || name == "aten::as_strided_copy" ||
+         name == "aten::as_strided_scatter" || name == "aten::is_same_size";
+}
+
+/// Ops with a CompositeExplicit kernel would run it on the DTensor as if it were a plain tensor.
+void override_composite_explicit_ops(torch::Library& library) {
+  auto& dispatcher = c10::Dispatcher::singleton();
+  for (const auto& name : dispatcher.getAllOpNames()) {
+    const auto op = dispatcher.findSchema(name);
+    if (name.name.rfind("aten::", 0) != 0 || !op ||
+        !(op->hasKernelForDispatchKey(c10::DispatchKey::CompositeExplicitAutograd) ||
+          op->hasKernelForDispatchKey(c10::DispatchKey::CompositeExplicitAutogradNonFunctional)) ||
+        has_own_kernel(*op) || op->hasKernelForDispatchKey(c10::DispatchKey::PrivateUse1) ||
+        !takes_tensors(op->schema())) {
+      continue;
+    }
+    const std::string short_name = name.name.substr(6) + (name.overload_name.empty() ? "" : "." + name.overload_name);
+    library.impl(short_name.c_str(), torch::CppFunction::makeFromBoxedFunction<&dispatch>());
+  }
+}
+
+}  // namespace
+
+TORCH_LIBRARY_IMPL(_, PrivateUse1, library) {
+  library.fallback(torch::CppFunction::makeFromBoxedFunction<&dispatch>());
+}
+
+TORCH_LIBRARY_IMPL(aten, PrivateUse1, library) {
+  library.impl("_has_compatible_shallow_copy_type", &has_compatible_shallow_copy_type);
+  library.impl("_local_scalar_dense", &local_scalar_dense);
+  library.impl("equal", &equal);
+  library.impl("is_same_size", &is_same_size);
+  override_composite_explicit_ops(library);
+}
+
+}  // namespace tessera

@@ -1,0 +1,163 @@
+// In-place ops that change a tensor's sizes: t_, squeeze_, resize_ and their kin. Each computes the new tensor and then
+// lets the written one take on its sizes and content, so whoever holds the tensor sees the change.
+
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/as_strided.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/squeeze.h>
+#include <ATen/ops/t.h>
+#include <ATen/ops/transpose.h>
+#include <ATen/ops/unsqueeze.h>
+#include <torch/library.h>
+
+#include "base/error.h"
+#include "dtensor/dtensor_impl.h"
+#include "dtensor/redistribute.h"
+
+namespace tessera {
+
+namespace {
+
+/// `self` becomes what `other` is; detached copies of `self` that share its data keep their own sizes.
+template <class Self>
+Self& take_on(Self& self, const at::Tensor& other) {
+  const auto* meta = dtensor_meta(other);
+  TESSERA_ASSERT(meta != nullptr, "a view of a DTensor is plain");
+  auto* impl = self.unsafeGetTensorImpl();
+  impl->set_sizes_and_strides(meta->spec->sizes(), meta->spec->strides());
+  impl->set_backend_meta(c10::make_intrusive<DTensorMeta>(meta->local, meta->spec, meta->origin, meta->copied_view));
+  return self;
+}
+
+at::Tensor& t_(at::Tensor& self) {
+  return take_on(self, self.t());
+}
+
+at::Tensor& transpose_(at::Tensor& self, int64_t dim0, int64_t dim1) {
+  return take_on(self, self.transpose(dim0, dim1));
+}
+
+at::Tensor& unsqueeze_(at::Tensor& self, int64_t dim) {
+  return take_on(self, self.unsqueeze(dim));
+}
+
+at::Tensor& squeeze_(at::Tensor& self) {
+  return take_on(self, self.squeeze());
+}
+
+at::Tensor& squeeze_dim_(at::Tensor& self, int64_t dim) {
+  return take_on(self, self.squeeze(dim));
+}
+
+at::Tensor& squeeze_dims_(at::Tensor& self, at::IntArrayRef dims) {
+  return take_on(self, self.squeeze(dims));
+}
+
+const at::Tensor& as_strided_(const at::Tensor& self, c10::SymIntArrayRef sizes, c10::SymIntArrayRef strides,
+                              std::optional<c10::SymInt> offset) {
+  return take_on(self, self.as_strided_symint(sizes, strides, std::move(offset)));
+}
+
+/// Sizes and strides refer to the whole tensor, which every rank must hold then. Each DTensor has a storage of its own
+/// in this respect, views too: offsets count from the tensor's first element.
+at::Tensor view_strided(const at::Tensor& self, at::IntArrayRef sizes, at::IntArrayRef strides, int64_t offset) {
+  const auto* meta = dtensor_meta(self);
+  const auto& spec = *meta->spec;
+  TESSERA_CHECK(
+      NotImplementedError, spec.meta().is_contiguous(),
+      "aten::as_strided: {} is not contiguous, so its strides say nothing of this rank's memory; use views by "
+      "name (transpose, unfold, ...) or contiguous() first",
+      spec.to_string());
+  const Placements replicated(spec.placements().size(), Replicate());
+  const auto whole = redistribute_local(meta->local, spec, replicated);
+  auto view = at::as_strided(whole, sizes, strides, whole.storage_offset() + offset);
+  auto view_spec = DTensorSpec::make(spec.mesh(), replicated, TensorMeta::of(view));
+  const bool copied = !whole.is_alias_of(meta->local);
+  return wrap_local(std::move(view), std::move(view_spec), meta->origin, copied || meta->copied_view);
+}
+
+at::Tensor view_strided_symint(const at::Tensor& self, c10::SymIntArrayRef sizes, c10::SymIntArrayRef strides,
+                               std::optional<c10::SymInt> offset) {
+  return view_strided(self, C10_AS_INTARRAYREF_SLOW(sizes), C10_AS_INTARRAYREF_SLOW(strides),
+                      offset ? offset->guard_int(__FILE__, __LINE__) : 0);
+}
+
+at::Tensor as_strided_copy(const at::Tensor& self, c10::SymIntArrayRef sizes, c10::SymIntArrayRef strides,
+                           std::optional<c10::SymInt> offset) {
+  return view_strided_symint(self, sizes, strides, std::move(offset)).clone();
+}
+
+/// A copy of `self` with `source` where as_strided would read.
+at::Tensor as_strided_scatter(const at::Tensor& self, const at::Tensor& source, c10::SymIntArrayRef sizes,
+                              c10::SymIntArrayRef strides, std::optional<c10::SymInt> offset) {
+  const auto* meta = dtensor_meta(self);
+  TESSERA_CHECK(ValueError, meta != nullptr && dtensor_meta(source) != nullptr,
+                "aten::as_strided_scatter: one of the tensors is plain; make it a DTensor with distribute_tensor");
+  const Placements replicated(meta->spec->placements().size(), Replicate());
+  auto result = redistribute(self, replicated).clone(at::MemoryFormat::Contiguous);
+  view_strided_symint(result, sizes, strides, std::move(offset)).copy_(redistribute(source, replicated));
+  return result;
+}
+
+/// Shards of dims that the new sizes still have stay; the rest is replicated.
+Placements resized_placements(const Placements& placements, int64_t ndim) {
+  Placements result = placements;
+  for (auto& placement : result) {
+    if (!placement.is_shard() || placement.dim() >= ndim) {
+      placement = Replicate();
+    }
+  }
+  return result;
+}
+
+/// The elements keep their row-major order, as a plain tensor's do; new ones are undefined.
+const at::Tensor& resize_(const at::Tensor& self, at::IntArrayRef sizes, std::optional<at::MemoryFormat> format) {
+  const auto* meta = dtensor_meta(self);
+  if (self.sizes() == sizes) {
+    return self;
+  }
+  TESSERA_CHECK(NotImplementedError, !format || *format == at::MemoryFormat::Contiguous,
+                "aten::resize_: a DTensor takes the contiguous memory format only; call contiguous() afterwards");
+  const auto& spec = *meta->spec;
+  TESSERA_CHECK(NotImplementedError, spec.meta().is_contiguous(),
+                "aten::resize_: {} is not contiguous, so what it keeps is up to its memory; clone() it first",
+                spec.to_string());
+  const Placements replicated(spec.placements().size(), Replicate());
+  const auto whole = redistribute_local(meta->local, spec, replicated);
+  auto resized = at::empty(sizes, whole.options());
+  const int64_t kept = std::min(whole.numel(), resized.numel());
+  resized.view(-1).narrow(0, 0, kept).copy_(whole.reshape(-1).narrow(0, 0, kept));
+  const auto new_meta = TensorMeta::contiguous(sizes, spec.dtype());
+  const auto from = DTensorSpec::make(spec.mesh(), replicated, new_meta);
+  const auto placements = resized_placements(spec.placements(), static_cast<int64_t>(sizes.size()));
+  return take_on(self, wrap_local(redistribute_local(resized, *from, placements), from->with_placements(placements),
+                                  meta->origin));
+}
+
+const at::Tensor& resize_symint_(const at::Tensor& self, c10::SymIntArrayRef sizes,
+                                 std::optional<at::MemoryFormat> format) {
+  return resize_(self, C10_AS_INTARRAYREF_SLOW(sizes), format);
+}
+
+const at::Tensor& resize_as_(const at::Tensor& self, const at::Tensor& other, std::optional<at::MemoryFormat> format) {
+  return resize_(self, other.sizes(), format);
+}
+
+}  // namespace
+
+TORCH_LIBRARY_IMPL(aten, PrivateUse1, library) {
+  library.impl("t_", &t_);
+  library.impl("transpose_", &transpose_);
+  library.impl("unsqueeze_", &unsqueeze_);
+  library.impl("squeeze_", &squeeze_);
+  library.impl("squeeze_.dim", &squeeze_dim_);
+  library.impl("squeeze_.dims", &squeeze_dims_);
+  library.impl("as_strided", &view_strided_symint);
+  library.impl("as_strided_", &as_strided_);
+  library.impl("as_strided_copy", &as_strided_copy);
+  library.impl("as_strided_scatter", &as_strided_scatter);
+  library.impl("resize_", &resize_symint_);
+  library.impl("resize_as_", &resize_as_);
+}
+
+}  // namespace tessera

@@ -1,0 +1,131 @@
+// Batch norms: channels are independent of each other. With running statistics (eval) items are too; in training the
+// statistics are taken over all items, so a cut batch is gathered.
+
+#include <algorithm>
+#include <array>
+
+#include "dtensor/ops/rule_helpers.h"
+#include "dtensor/propagate.h"
+
+namespace tessera {
+
+namespace {
+
+bool is_backward(const OpCall& call) {
+  return call.op.schema().arguments()[0].name().rfind("grad", 0) == 0;
+}
+
+const TensorMeta& input_of(const OpCall& call) {
+  return call.operands[is_backward(call) ? 1 : 0].meta;
+}
+
+/// Whether the statistics come from the batch, as argument "training", "train" or "update" says. Overloads without
+/// such an argument say it by their name.
+bool uses_batch_statistics(const OpCall& call) {
+  const auto& schema = call.op.schema();
+  for (size_t i = 0; i < schema.arguments().size(); ++i) {
+    const auto& name = schema.arguments()[i].name();
+    if (name == "training" || name == "train" || name == "update") {
+      return call.args[i].toBool();
+    }
+  }
+  return schema.name().find("no_training") == std::string::npos && schema.name().find("no_update") == std::string::npos;
+}
+
+/// What has one entry a channel is cut along it; other vectors (statistics that were not saved) are copies.
+Placement along_channels(const TensorMeta& meta, int64_t channels) {
+  if (meta.sizes.size() > 1) {
+    return Shard(1);
+  }
+  return meta.sizes.size() == 1 && meta.sizes[0] == channels ? Placement(Shard(0)) : Placement(Replicate());
+}
+
+AxisStrategy cut_channels(const OpCall& call) {
+  AxisStrategy strategy;
+  const int64_t channels = input_of(call).sizes[1];
+  for (const auto& operand : call.operands) {
+    strategy.operands.push_back(along_channels(operand.meta, channels));
+  }
+  for (const auto& output : call.outputs) {
+    strategy.outputs.push_back(along_channels(output, channels));
+  }
+  return strategy;
+}
+
+/// Cuts dim `dim` of input-like tensors; gradients of weight and bias are then sums over the parts.
+AxisStrategy cut_items(const OpCall& call, int64_t dim) {
+  AxisStrategy strategy;
+  const auto placement = [&](const TensorMeta& meta, const Placement& other) {
+    return meta.sizes.size() > 1 ? Placement(Shard(dim)) : other;
+  };
+  for (const auto& operand : call.operands) {
+    strategy.operands.push_back(placement(operand.meta, Replicate()));
+  }
+  for (const auto& output : call.outputs) {
+    strategy.outputs.push_back(placement(output, is_backward(call) ? Placement(Partial()) : Placement(Replicate())));
+  }
+  return strategy;
+}
+
+Strategies batch_norm_strategies(const OpCall& call) {
+  Strategies strategies;
+  const auto ndim = static_cast<int64_t>(input_of(call).sizes.size());
+  if (ndim < 2) {
+    return strategies;
+  }
+  strategies.push_back(cut_channels(call));
+  for (int64_t dim = 0; dim < ndim && !uses_batch_statistics(call); ++dim) {
+    if (dim != 1) {
+      strategies.push_back(cut_items(call, dim));
+    }
+  }
+  return strategies;
+}
+
+/// Which statistics are saved, and in which dtype, depends on device and mode: a batch of one item of one pixel tells.
+std::vector<TensorMeta> batch_norm_metas(const OpCall& call) {
+  const auto& input = input_of(call);
+  auto metas = probe_output_metas(call, [](const TensorMeta& meta) {
+    DimVector sizes = meta.sizes;
+    for (size_t dim = 0; sizes.size() > 1 && dim < sizes.size(); ++dim) {
+      sizes[dim] = dim == 1 ? sizes[dim] : 1;
+    }
+    return sizes;
+  });
+  for (auto& meta : metas) {
+    if (meta.sizes.size() > 1) {
+      meta = TensorMeta::contiguous(input.sizes, meta.dtype);
+    }
+  }
+  return metas;
+}
+
+/// Kernels divide by the number of channels, and some outputs may not be wanted.
+void local_backward(const c10::OperatorHandle& op, torch::jit::Stack* stack, const OpPlan& plan) {
+  constexpr size_t kMask = 9;
+  if (!is_empty_shard(op, stack, plan.operands[1], 1)) {
+    op.callBoxed(stack);
+    return;
+  }
+  const auto mask = local_argument(op, stack, kMask).toBoolList();
+  set_zero_results(op, stack, plan, std::array<bool, 3>{mask.get(0), mask.get(1), mask.get(2)});
+}
+
+const RegisterOpRules rules([] {
+  const OpRule forward{.strategies = batch_norm_strategies, .output_metas = batch_norm_metas};
+  register_op_rule(
+      {"aten::_native_batch_norm_legit", "aten::_native_batch_norm_legit.no_stats",
+       "aten::_native_batch_norm_legit_no_training", "aten::_native_batch_norm_legit_functional",
+       "aten::_batch_norm_with_update", "aten::_batch_norm_with_update_functional", "aten::_batch_norm_no_update"},
+      forward);
+  auto with_undeclared_writes = forward;
+  with_undeclared_writes.undeclared_writes = {3, 4};
+  register_op_rule({"aten::native_batch_norm"}, with_undeclared_writes);
+  register_op_rule(
+      {"aten::native_batch_norm_backward", "aten::batch_norm_backward"},
+      {.strategies = batch_norm_strategies, .local_call = local_backward, .output_metas = batch_norm_metas});
+});
+
+}  // namespace
+
+}  // namespace tessera

@@ -1,0 +1,180 @@
+// Convolutions: items are independent of each other; without groups the channels are a matrix product's dims, the
+// output channels its columns and the input channels its contracted dim. Cut images are gathered.
+
+#include <ATen/ops/sum.h>
+
+#include <array>
+
+#include "dtensor/ops/rule_helpers.h"
+
+namespace tessera {
+
+namespace {
+
+// Arguments of convolution(input, weight, bias, stride, padding, dilation, transposed, output_padding, groups); the
+// backward, (grad, input, weight, bias_sizes, stride, ..., groups, output_mask), has those from stride on one later.
+constexpr size_t kBias = 2;
+constexpr size_t kTransposed = 6;
+constexpr size_t kBackwardBiasSizes = 3;
+constexpr size_t kBackwardMask = 10;
+
+struct WeightDims {
+  int64_t out, in;
+};
+
+WeightDims weight_dims(bool transposed) {
+  return transposed ? WeightDims{.out = 1, .in = 0} : WeightDims{.out = 0, .in = 1};
+}
+
+/// Element `i` of a list of one entry a dim, or of one for all.
+int64_t entry(const c10::IValue& list, size_t i) {
+  const auto values = list.toIntList();
+  return values.get(values.size() == 1 ? 0 : i);
+}
+
+std::vector<TensorMeta> convolution_metas(const OpCall& call) {
+  const auto& input = call.operands[0].meta;
+  const auto& weight = call.operands[1].meta;
+  const bool transposed = call.args[kTransposed].toBool();
+  DimVector sizes{input.sizes[0], transposed ? weight.sizes[1] * call.args[8].toInt() : weight.sizes[0]};
+  for (size_t i = 0; i + 2 < input.sizes.size(); ++i) {
+    const int64_t stride = entry(call.args[3], i);
+    const int64_t padding = 2 * entry(call.args[4], i);
+    const int64_t kernel = entry(call.args[5], i) * (weight.sizes[i + 2] - 1) + 1;
+    const int64_t length = input.sizes[i + 2];
+    sizes.push_back(transposed ? (length - 1) * stride - padding + kernel + entry(call.args[7], i)
+                               : (length + padding - kernel) / stride + 1);
+  }
+  return {TensorMeta::contiguous(sizes, input.dtype)};
+}
+
+/// Operands are (input, weight) or (input, weight, bias).
+Strategies convolution_strategies(const OpCall& call) {
+  const bool has_bias = call.operands.size() > 2;
+  const auto weight = weight_dims(call.args[kTransposed].toBool());
+  const auto cut = [&](int64_t input_dim, int64_t weight_dim, int64_t bias_dim, int64_t out_dim) {
+    DimVector operands{input_dim, weight_dim};
+    if (has_bias) {
+      operands.push_back(bias_dim);
+    }
+    return sharded(call, operands, {out_dim}, Partial());
+  };
+  Strategies strategies{cut(0, kNone, kNone, 0)};
+  if (call.args[8].toInt() == 1) {
+    strategies.push_back(cut(kNone, weight.out, 0, 1));
+    strategies.push_back(cut(1, weight.in, kNone, kNone));
+  }
+  keep_linear(strategies, call, 0);
+  keep_linear(strategies, call, 1);
+  return strategies;
+}
+
+/// Of the ranks whose results are terms of one sum the first adds the bias.
+bool adds_bias(const DTensorSpec& out) {
+  for (size_t axis = 0; axis < out.placements().size(); ++axis) {
+    if (out.placements()[axis] == Partial() && out.mesh().coordinate()[axis] != 0) {
+      return false;
+    }
+  }
+  return true;
+}
+
+void local_convolution(const c10::OperatorHandle& op, torch::jit::Stack* stack, const OpPlan& plan) {
+  if (is_empty_shard(op, stack, plan.operands[0], 0) || is_empty_shard(op, stack, plan.operands[1], 1)) {
+    set_zero_results(op, stack, plan, {true});
+    return;
+  }
+  if (!adds_bias(*plan.outputs[0])) {
+    local_argument(op, stack, kBias) = c10::IValue();
+  }
+  op.callBoxed(stack);
+}
+
+std::vector<TensorMeta> backward_metas(const OpCall& call) {
+  std::vector<TensorMeta> metas;
+  const auto mask = call.args[kBackwardMask].toBoolList();
+  const auto& grad = call.operands[0].meta;
+  for (const size_t i : {1, 2}) {
+    if (mask.get(i - 1)) {
+      metas.push_back(TensorMeta::contiguous(call.operands[i].meta.sizes, call.operands[i].meta.dtype));
+    }
+  }
+  if (mask.get(2)) {
+    metas.push_back(TensorMeta::contiguous({grad.sizes[1]}, grad.dtype));
+  }
+  return metas;
+}
+
+/// `operands`: dims of grad, input and weight; `results`: placements of the three gradients.
+AxisStrategy cut_backward(const OpCall& call, at::IntArrayRef operands, const std::array<Placement, 3>& results) {
+  AxisStrategy strategy = sharded(call, operands, DimVector(call.outputs.size(), kNone));
+  const auto mask = call.args[kBackwardMask].toBoolList();
+  strategy.outputs.clear();
+  for (size_t i = 0; i < results.size(); ++i) {
+    if (mask.get(i)) {
+      strategy.outputs.push_back(results[i]);
+    }
+  }
+  return strategy;
+}
+
+Strategies backward_strategies(const OpCall& call) {
+  const auto weight = weight_dims(call.args[kTransposed + 1].toBool());
+  Strategies strategies{cut_backward(call, {0, 0, kNone}, {Shard(0), Partial(), Partial()})};
+  if (call.args[9].toInt() == 1) {
+    strategies.push_back(cut_backward(call, {1, kNone, weight.out}, {Partial(), Shard(weight.out), Shard(0)}));
+    strategies.push_back(cut_backward(call, {kNone, 1, weight.in}, {Shard(1), Shard(weight.in), Replicate()}));
+  }
+  keep_linear(strategies, call, 0);
+  return strategies;
+}
+
+/// The gradient of the bias is the sum of `grad` over all but the channels, also where the other shards are empty.
+at::Tensor bias_gradient(const at::Tensor& grad) {
+  std::vector<int64_t> dims;
+  for (int64_t dim = 0; dim < grad.dim(); ++dim) {
+    if (dim != 1) {
+      dims.push_back(dim);
+    }
+  }
+  return at::sum(grad, dims);
+}
+
+void local_backward(const c10::OperatorHandle& op, torch::jit::Stack* stack, const OpPlan& plan) {
+  const auto grad = local_argument(op, stack, 0).toTensor();
+  const auto mask = local_argument(op, stack, kBackwardMask).toBoolList();
+  const bool empty = is_empty_shard(op, stack, plan.operands[0], 0) || is_empty_shard(op, stack, plan.operands[1], 1) ||
+                     is_empty_shard(op, stack, plan.operands[2], 2);
+  if (!empty) {
+    if (!local_argument(op, stack, kBackwardBiasSizes).isNone()) {
+      local_argument(op, stack, kBackwardBiasSizes) = c10::IValue(at::IntArrayRef({grad.size(1)}));
+    }
+    op.callBoxed(stack);
+    return;
+  }
+  set_zero_results(op, stack, plan, std::array<bool, 3>{mask.get(0), mask.get(1), mask.get(2)});
+  if (mask.get(2)) {
+    stack->back() = bias_gradient(grad);
+  }
+}
+
+/// An input without a batch dim is not what the strategies are about.
+template <size_t input>
+bool is_unbatched(const OpCall& call) {
+  return call.operands[input].ndim() != call.operands[input + 1].ndim() || call.operands[input].ndim() < 3;
+}
+
+const RegisterOpRules rules([] {
+  register_op_rule({"aten::convolution"}, {.strategies = convolution_strategies,
+                                           .local_call = local_convolution,
+                                           .output_metas = convolution_metas,
+                                           .whole_only = is_unbatched<0>});
+  register_op_rule({"aten::convolution_backward"}, {.strategies = backward_strategies,
+                                                    .local_call = local_backward,
+                                                    .output_metas = backward_metas,
+                                                    .whole_only = is_unbatched<1>});
+});
+
+}  // namespace
+
+}  // namespace tessera

@@ -1,0 +1,181 @@
+#include "tests/dtensor/opdb_judge.h"
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/allclose.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "base/error.h"
+#include "dtensor/dtensor.h"
+#include "testing/run_ranks.h"
+
+namespace tessera {
+
+namespace {
+
+struct RankResult {
+  enum class Kind { NotRun, Ok, Wrong, Raised, Broken, Stuck };
+  Kind kind = Kind::NotRun;
+  std::string text;
+};
+
+bool same_scalar(const c10::IValue& got, const c10::IValue& want) {
+  if (!want.isDouble()) {
+    return want.isNone() ? got.isNone() : got == want;
+  }
+  if (!got.isDouble()) {
+    return false;
+  }
+  const double a = got.toDouble(), b = want.toDouble();
+  return a == b || (std::isnan(a) && std::isnan(b)) || std::abs(a - b) <= 1e-4 * std::max(1.0, std::abs(b));
+}
+
+/// Empty if `got` matches: equal shape and dtype, floats to rtol 1e-3 and atol 1e-4 of the largest finite value.
+std::string difference(const c10::IValue& got, const c10::IValue& want, bool meta_only, bool has_dtensors) {
+  if (want.isTensor() != got.isTensor()) {
+    return "a result of another kind";
+  }
+  if (!want.isTensor()) {
+    return same_scalar(got, want) ? "" : "another number";
+  }
+  auto actual = got.toTensor();
+  const auto& expected = want.toTensor();
+  const auto shape_of = [](const at::Tensor& t) { return to_string(TensorMeta::of(t)); };
+  for (const bool gathered : {false, true}) {
+    if (gathered && is_dtensor(actual)) {
+      actual = full_tensor(actual);
+    } else if (!gathered && has_dtensors && !is_dtensor(actual)) {
+      return "a plain tensor";
+    }
+    if (actual.sizes() != expected.sizes() || actual.scalar_type() != expected.scalar_type()) {
+      return fmt::format("{} for {}", shape_of(actual), shape_of(expected));
+    }
+  }
+  if (meta_only) {
+    return "";
+  }
+  if (!expected.is_floating_point()) {
+    return actual.equal(expected) ? "" : "values differ";
+  }
+  const auto finite = expected.masked_select(expected.isfinite());
+  const double scale = finite.numel() > 0 ? std::max(1.0, finite.abs().max().item().toDouble()) : 1.0;
+  return at::allclose(actual, expected, 1e-3, 1e-4 * scale, /*equal_nan=*/true) ? "" : "values differ";
+}
+
+/// What differs of all results and written arguments. Every rank compares all of them: comparing gathers.
+std::string differences(const OpdbCase& test, const torch::jit::Stack& stack, const std::vector<at::Tensor>& placed) {
+  const auto dict = test.content.toGenericDict();
+  const bool meta_only = dict.at("check").toStringRef() == "meta";
+  std::vector<c10::IValue> results;
+  for (const auto& value : stack) {
+    flatten(value, results);
+  }
+  const auto wanted = dict.at("out").toListRef().vec();
+  if (stack.empty()) {
+    results.emplace_back();
+  }
+  if (wanted.size() != results.size()) {
+    return fmt::format("{} results for {}", results.size(), wanted.size());
+  }
+  std::string text;
+  const auto add = [&](const std::string& what, size_t number, const std::string& why) {
+    text += why.empty() ? "" : fmt::format("{}{} {}: {}", text.empty() ? "" : ", ", what, number, why);
+  };
+  for (size_t i = 0; i < results.size(); ++i) {
+    add("result", i, difference(results[i], wanted[i], meta_only, !placed.empty()));
+  }
+  const auto mutated = dict.at("mutated").toListRef().vec();
+  const auto mutated_out = dict.at("mutated_out").toListRef().vec();
+  for (size_t i = 0; i < mutated.size(); ++i) {
+    const auto number = static_cast<size_t>(mutated[i].toInt());
+    add("written argument", number, difference(placed[number], mutated_out[i], meta_only, true));
+  }
+  return text;
+}
+
+RankResult run_on_rank(const OpdbCase& test, const c10::OperatorHandle& op, const Assignment& assignment,
+                       int num_ranks) {
+  using Kind = RankResult::Kind;
+  const at::NoGradGuard no_grad;
+  const auto mesh = init_device_mesh(at::kCPU, {num_ranks});
+  const auto place = [&](size_t number, const at::Tensor& tensor) {
+    const auto cut = assignment.cut_dims.find(number);
+    const bool is_cut = cut != assignment.cut_dims.end();
+    return distribute_tensor(tensor.clone(), mesh, {is_cut ? Placement(Shard(cut->second)) : Placement(Replicate())});
+  };
+  std::vector<at::Tensor> placed;
+  auto stack = make_stack(test, op.schema(), place, placed);
+  try {
+    op.callBoxed(stack);
+    const auto text = differences(test, stack, placed);
+    return {text.empty() ? Kind::Ok : Kind::Wrong, text};
+  } catch (const CommError& error) {
+    return {Kind::Stuck, error.what()};
+  } catch (const AssertionError& error) {
+    return {Kind::Broken, error.what()};
+  } catch (const std::exception& error) {
+    return {Kind::Raised, error.what()};
+  }
+}
+
+Judgement judge_ranks(const std::vector<RankResult>& ranks) {
+  using Kind = RankResult::Kind;
+  const auto count = [&](Kind kind) {
+    return std::count_if(ranks.begin(), ranks.end(), [&](const auto& rank) { return rank.kind == kind; });
+  };
+  const auto first = [&](Kind kind) {
+    const auto found = std::find_if(ranks.begin(), ranks.end(), [&](const auto& rank) { return rank.kind == kind; });
+    return fmt::format("rank {}: {}", found - ranks.begin(), found->text);
+  };
+  const auto all = static_cast<std::ptrdiff_t>(ranks.size());
+  if (count(Kind::Ok) == all) {
+    return {};
+  }
+  if (count(Kind::Raised) == all) {
+    return {Outcome::Unsupported, ranks[0].text};
+  }
+  if (count(Kind::Broken) > 0) {
+    return {Outcome::Wrong, first(Kind::Broken)};
+  }
+  if (count(Kind::Raised) > 0) {
+    return {Outcome::Diverge, first(Kind::Raised)};
+  }
+  if (count(Kind::Stuck) > 0) {
+    return {Outcome::Diverge, first(Kind::Stuck)};
+  }
+  return {Outcome::Wrong, first(count(Kind::Wrong) > 0 ? Kind::Wrong : Kind::NotRun)};
+}
+
+}  // namespace
+
+const char* name_of(Outcome outcome) {
+  switch (outcome) {
+    case Outcome::Ok:
+      return "ok";
+    case Outcome::Unsupported:
+      return "unsupported";
+    case Outcome::Wrong:
+      return "wrong";
+    case Outcome::Diverge:
+      return "diverge";
+    case Outcome::Crash:
+      return "crash";
+  }
+  return "?";
+}
+
+Judgement judge(const OpdbCase& test, const c10::OperatorHandle& op, const Assignment& assignment, int num_ranks) {
+  std::vector<RankResult> ranks(static_cast<size_t>(num_ranks));
+  try {
+    run_ranks(num_ranks,
+              [&](int rank) { ranks[static_cast<size_t>(rank)] = run_on_rank(test, op, assignment, num_ranks); },
+              {.timeout = std::chrono::seconds(10)});
+  } catch (const std::exception& error) {
+    return {Outcome::Diverge, error.what()};
+  }
+  return judge_ranks(ranks);
+}
+
+}  // namespace tessera

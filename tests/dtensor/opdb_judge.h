@@ -1,0 +1,28 @@
+#pragma once
+// Runs a case of the corpus on DTensors over ranks that are threads, and judges what came of it.
+
+#include <string>
+
+#include "tests/dtensor/opdb_corpus.h"
+
+namespace tessera {
+
+enum class Outcome {
+  Ok,           // every rank has the recorded results
+  Unsupported,  // every rank raised
+  Wrong,        // a value, shape or dtype differs on some rank, or the library broke an invariant of its own
+  Diverge,      // some ranks raised and others did not, or waited for them in vain: a hang in a real program
+  Crash,        // the process died
+};
+
+const char* name_of(Outcome outcome);
+
+struct Judgement {
+  Outcome outcome = Outcome::Ok;
+  std::string reason;  // empty if Ok
+};
+
+/// Never throws for what the op does. Collectives that wait for more than ten seconds count as Diverge.
+Judgement judge(const OpdbCase& test, const c10::OperatorHandle& op, const Assignment& assignment, int num_ranks);
+
+}  // namespace tessera

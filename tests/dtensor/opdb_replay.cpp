@@ -1,0 +1,94 @@
+// Replays a corpus of recorded ATen calls (opdb_corpus.h) on DTensors:
+//
+//   bazel run //tests/dtensor:opdb_replay -- public.pt --ranks 2 3 --report docs/op_coverage.md
+//
+// Ends with 0 if no run was wrong, diverged or crashed.
+
+#include <c10/util/Logging.h>
+#include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
+#include <cstdio>
+#include <fstream>
+#include <map>
+
+#include "tests/dtensor/opdb_report.h"
+
+namespace tessera {
+namespace {
+
+struct Options {
+  std::string corpus;
+  std::vector<int> ranks{2};
+  std::string report;
+  std::string only;
+  bool verbose = false;
+};
+
+bool is_taken(const Options& options, const std::string& overload) {
+  return options.only.empty() || overload == options.only || overload == "aten::" + options.only;
+}
+
+std::map<std::string, std::vector<OpdbCase>> cases_by_overload(const Options& options) {
+  std::map<std::string, std::vector<OpdbCase>> result;
+  for (auto& test : read_opdb(options.corpus)) {
+    if (is_taken(options, test.overload())) {
+      result[test.overload()].push_back(std::move(test));
+    }
+  }
+  return result;
+}
+
+void print_failures(int num_ranks, const OverloadResult& overload, bool verbose) {
+  for (const auto& run : overload.runs) {
+    const auto outcome = run.judgement.outcome;
+    if (outcome != Outcome::Ok && (verbose || outcome != Outcome::Unsupported)) {
+      fmt::print("{} ranks, {}: {}: {}\n", num_ranks, run.label, name_of(outcome), run.judgement.reason);
+    }
+  }
+  if (!overload.is_full()) {
+    fmt::print("{} ranks, {}: {} of {} runs ok\n", num_ranks, overload.overload, overload.count(Outcome::Ok),
+               overload.runs.size());
+  }
+  std::fflush(stdout);
+}
+
+int replay(const Options& options) {
+  const auto cases = cases_by_overload(options);
+  std::vector<Replay> replays;
+  bool any_wrong = false;
+  for (const int num_ranks : options.ranks) {
+    replays.push_back({.num_ranks = num_ranks, .overloads = {}});
+    for (const auto& [overload, list] : cases) {
+      auto result = run_overload(list, num_ranks);
+      print_failures(num_ranks, result, options.verbose);
+      any_wrong = any_wrong || result.is_wrong();
+      replays.back().overloads.push_back(std::move(result));
+    }
+  }
+  fmt::print("{}", summary_table(replays));
+  if (!options.report.empty()) {
+    std::ofstream(options.report) << coverage_report(replays);
+  }
+  return any_wrong ? 1 : 0;
+}
+
+}  // namespace
+}  // namespace tessera
+
+int main(int argc, char** argv) {
+  tessera::Options options;
+  CLI::App app("Replays recorded ATen calls on DTensors and compares with the recorded results");
+  app.add_option("corpus", options.corpus, "the corpus file")->required();
+  app.add_option("--ranks", options.ranks, "numbers of ranks, each a replay of its own");
+  app.add_option("--report", options.report, "where to write the coverage report (Markdown)");
+  app.add_option("--only", options.only, "one overload, such as add.Tensor");
+  app.add_flag("--verbose", options.verbose, "print unsupported runs too");
+  CLI11_PARSE(app, argc, argv);
+  try {
+    return tessera::replay(options);
+  } catch (const std::exception& error) {
+    fmt::print(stderr, "opdb_replay: {}\n", error.what());
+    return 2;
+  }
+}

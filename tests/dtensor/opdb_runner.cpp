@@ -1,0 +1,138 @@
+#include "tests/dtensor/opdb_runner.h"
+
+#include <poll.h>
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+
+#include "base/error.h"
+
+namespace tessera {
+
+namespace {
+
+constexpr int kRunTimeoutMs = 60'000;
+
+struct Run {
+  const OpdbCase* test;
+  Assignment assignment;
+};
+
+std::vector<Run> runs_of(const std::vector<OpdbCase>& cases) {
+  std::vector<Run> runs;
+  for (const auto& test : cases) {
+    for (auto& assignment : assignments(test)) {
+      runs.push_back({&test, std::move(assignment)});
+    }
+  }
+  return runs;
+}
+
+/// A judgement on one line: its outcome as a digit, its reason, '\n'.
+std::string to_line(const Judgement& judgement) {
+  auto reason = judgement.reason.substr(0, judgement.reason.find('\n'));
+  return std::to_string(static_cast<int>(judgement.outcome)) + reason + "\n";
+}
+
+Judgement from_line(const std::string& line) {
+  return {static_cast<Outcome>(line.at(0) - '0'), line.substr(1)};
+}
+
+[[noreturn]] void run_child(int out, const std::vector<Run>& runs, size_t first, int num_ranks) {
+  const auto op = c10::Dispatcher::singleton().findSchema(runs[0].test->op);
+  for (size_t i = first; i < runs.size(); ++i) {
+    const auto judgement = op ? judge(*runs[i].test, *op, runs[i].assignment, num_ranks)
+                              : Judgement{Outcome::Unsupported, "this libtorch has no such op"};
+    const auto line = to_line(judgement);
+    if (write(out, line.data(), line.size()) < 0) {
+      break;
+    }
+  }
+  _exit(0);
+}
+
+/// Lines that a child writes, until it ends or a run takes too long.
+class Child {
+ public:
+  Child(const std::vector<Run>& runs, size_t first, int num_ranks) {
+    int ends[2];
+    TESSERA_CHECK(Error, pipe(ends) == 0, "opdb: no pipe: errno {}", errno);
+    pid_ = fork();
+    TESSERA_CHECK(Error, pid_ >= 0, "opdb: no process: errno {}", errno);
+    if (pid_ == 0) {
+      close(ends[0]);
+      run_child(ends[1], runs, first, num_ranks);
+    }
+    close(ends[1]);
+    in_ = ends[0];
+  }
+  Child(const Child&) = delete;
+  Child& operator=(const Child&) = delete;
+  ~Child() {
+    close(in_);
+    kill(pid_, SIGKILL);
+    waitpid(pid_, nullptr, 0);
+  }
+
+  /// False at the end of the output, or if nothing came in time: then `timed_out`.
+  bool next_line(std::string& line) {
+    for (;;) {
+      const auto end = buffer_.find('\n');
+      if (end != std::string::npos) {
+        line = buffer_.substr(0, end);
+        buffer_.erase(0, end + 1);
+        return true;
+      }
+      pollfd waiting{.fd = in_, .events = POLLIN, .revents = 0};
+      timed_out = poll(&waiting, 1, kRunTimeoutMs) == 0;
+      char bytes[4096];
+      const auto count = timed_out ? 0 : read(in_, bytes, sizeof bytes);
+      if (count <= 0) {
+        return false;
+      }
+      buffer_.append(bytes, static_cast<size_t>(count));
+    }
+  }
+
+  bool timed_out = false;
+
+ private:
+  pid_t pid_ = -1;
+  int in_ = -1;
+  std::string buffer_;
+};
+
+}  // namespace
+
+size_t OverloadResult::count(Outcome outcome) const {
+  return static_cast<size_t>(
+      std::count_if(runs.begin(), runs.end(), [&](const Run& run) { return run.judgement.outcome == outcome; }));
+}
+
+bool OverloadResult::is_wrong() const {
+  return count(Outcome::Wrong) + count(Outcome::Diverge) + count(Outcome::Crash) > 0;
+}
+
+OverloadResult run_overload(const std::vector<OpdbCase>& cases, int num_ranks) {
+  const auto runs = runs_of(cases);
+  OverloadResult result{.overload = cases.at(0).overload(), .runs = {}};
+  const auto add = [&](Judgement judgement) {
+    const auto& run = runs[result.runs.size()];
+    result.runs.push_back({run.test->id + " " + run.assignment.label, std::move(judgement)});
+  };
+  while (result.runs.size() < runs.size()) {
+    Child child(runs, result.runs.size(), num_ranks);
+    for (std::string line; result.runs.size() < runs.size() && child.next_line(line);) {
+      add(from_line(line));
+    }
+    if (result.runs.size() < runs.size()) {
+      add(child.timed_out ? Judgement{Outcome::Diverge, "no end after a minute"}
+                          : Judgement{Outcome::Crash, "the process died"});
+    }
+  }
+  return result;
+}
+
+}  // namespace tessera

@@ -1,0 +1,26 @@
+#pragma once
+// Runs all cases of one overload in a child process, so that a crash costs one run and a hang is ended.
+
+#include <vector>
+
+#include "tests/dtensor/opdb_judge.h"
+
+namespace tessera {
+
+struct OverloadResult {
+  struct Run {
+    std::string label;  // "aten::add.Tensor#3 0S1"
+    Judgement judgement;
+  };
+  std::string overload;
+  std::vector<Run> runs;
+
+  size_t count(Outcome outcome) const;
+  bool is_full() const { return count(Outcome::Ok) == runs.size(); }
+  bool is_wrong() const;
+};
+
+/// All cases must be of one overload. The calling process must not have started threads: it forks.
+OverloadResult run_overload(const std::vector<OpdbCase>& cases, int num_ranks);
+
+}  // namespace tessera

@@ -1,0 +1,66 @@
+#pragma once
+// Random programs of tensor ops, for comparing DTensors with plain tensors.
+//
+// A program is drawn from a seed: inputs with sizes (also uneven, 1 and 0), and steps that each make one value of
+// earlier ones. It runs on plain tensors and on DTensors alike, so that every value and every gradient of the sharded
+// run can be compared with the plain one.
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <random>
+#include <string>
+#include <vector>
+
+namespace tessera {
+
+using Tensors = std::vector<at::Tensor>;
+
+/// The same numbers for the same seed on every platform, which std's distributions do not promise.
+class Draws {
+ public:
+  explicit Draws(uint64_t seed) : engine_(seed) {}
+  /// 0 <= result < limit.
+  int64_t below(int64_t limit) { return static_cast<int64_t>(engine_() % static_cast<uint64_t>(limit)); }
+  int64_t between(int64_t low, int64_t high) { return low + below(high - low + 1); }
+  bool one_in(int64_t n) { return below(n) == 0; }
+  template <class T>
+  const T& of(const std::vector<T>& choices) {
+    return choices[static_cast<size_t>(below(static_cast<int64_t>(choices.size())))];
+  }
+
+ private:
+  std::mt19937_64 engine_;
+};
+
+/// One op: a value made of earlier values of the program.
+struct Step {
+  std::string text;           // "v0.sum({1}, true)"
+  std::vector<size_t> reads;  // numbers of the values
+  std::function<at::Tensor(const Tensors& read)> run;
+};
+
+/// A step that fits the values so far; none if the op drawn fits none of them.
+std::optional<Step> draw_step(Draws& draws, const Tensors& values);
+
+struct RandomProgram {
+  uint64_t seed;
+  std::vector<std::vector<int64_t>> input_sizes;
+  std::vector<Step> steps;
+  Tensors values;     // of the plain run: inputs (leaves that require gradients), then one value a step
+  Tensors gradients;  // of the inputs, for the sum of the squares of all floating values; may be undefined
+
+  static RandomProgram draw(uint64_t seed);
+
+  /// The steps on other inputs: all values.
+  Tensors run(const Tensors& inputs) const;
+  /// The steps that lead to value `last`, one a line.
+  std::string describe(size_t last) const;
+};
+
+/// Sum of the squares of all values that have a gradient; undefined if none has.
+at::Tensor loss_of(const Tensors& values);
+
+}  // namespace tessera

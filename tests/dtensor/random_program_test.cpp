@@ -1,0 +1,152 @@
+// Random programs on random meshes and placements give what plain tensors give, gradients included.
+//
+//   TESSERA_DRAWS=100000 bazel-bin/tests/dtensor/random_program_test     more draws
+//   TESSERA_SEED=4711 TESSERA_DRAWS=1 ...                                one draw again
+
+#include <fmt/ranges.h>
+
+#include <cstdlib>
+
+#include "dtensor/dtensor.h"
+#include "testing/expect.h"
+#include "testing/run_ranks.h"
+#include "testing/tensor_matchers.h"
+#include "tests/dtensor/op_oracle.h"
+#include "tests/dtensor/random_program.h"
+#include "third_party/catch2/catch.h"
+
+using namespace tessera;
+
+namespace {
+
+constexpr uint64_t kDefaultDraws = 20000;
+constexpr uint64_t kDrawsARun = 50;  // of one mesh: starting ranks costs more than a draw
+
+const std::vector<std::vector<int64_t>> kMeshes = {{2}, {3}, {2, 2}, {4}, {1}, {3, 2}, {2, 1, 2}};
+
+uint64_t from_environment(const char* name, uint64_t otherwise) {
+  const char* text = std::getenv(name);
+  return text ? std::strtoull(text, nullptr, 10) : otherwise;
+}
+
+Placement draw_placement(Draws& draws, int64_t ndim) {
+  const int64_t kind = draws.below(ndim > 0 ? 5 : 3);
+  if (kind == 0) {
+    return Replicate();
+  }
+  return kind == 1 && draws.one_in(2) ? Placement(Partial())
+         : ndim > 0                   ? Placement(Shard(draws.below(ndim), static_cast<int>(draws.below(2))))
+                                      : Placement(Replicate());
+}
+
+Placements draw_placements(Draws& draws, int64_t ndim, size_t mesh_ndim) {
+  Placements placements;
+  for (size_t axis = 0; axis < mesh_ndim; ++axis) {
+    placements.push_back(draw_placement(draws, ndim));
+  }
+  return normalized(placements, ndim, static_cast<int64_t>(mesh_ndim), "draw");
+}
+
+/// A program and how its inputs are placed.
+struct Draw {
+  RandomProgram program;
+  std::vector<Placements> placements;
+
+  Draw(uint64_t seed, size_t mesh_ndim) : program(RandomProgram::draw(seed)) {
+    Draws draws(~seed);
+    for (const auto& sizes : program.input_sizes) {
+      placements.push_back(draw_placements(draws, static_cast<int64_t>(sizes.size()), mesh_ndim));
+    }
+  }
+
+  std::string describe(size_t last, const std::vector<int64_t>& mesh) const {
+    std::string text = fmt::format("seed {} on a mesh [{}], inputs", program.seed, fmt::join(mesh, ", "));
+    for (const auto& placement : placements) {
+      text += " " + to_string(placement);
+    }
+    return text + program.describe(last);
+  }
+};
+
+std::string difference(const at::Tensor& actual, const at::Tensor& expected) {
+  if (!actual.defined() || !expected.defined()) {
+    return actual.defined() == expected.defined() ? "" : "one is undefined";
+  }
+  if (!is_dtensor(actual)) {
+    return "a plain tensor";
+  }
+  if (actual.sizes() != expected.sizes() || actual.dtype() != expected.dtype()) {
+    return to_string(TensorMeta::of(actual)) + " instead of " + to_string(TensorMeta::of(expected));
+  }
+  return describe_difference(full_tensor(actual.detach()), expected.detach(), {.rtol = 1e-7, .atol = 1e-8});
+}
+
+enum class Outcome { Same, Refused };
+
+/// Throws ExpectationError with a reproducer. An op may be refused, by all ranks alike: others would wait for this one.
+Outcome check(const Draw& draw, const DeviceMesh& mesh, const std::vector<int64_t>& shape) {
+  const auto& program = draw.program;
+  Tensors inputs;
+  for (size_t i = 0; i < draw.placements.size(); ++i) {
+    inputs.push_back(place(program.values[i].detach(), mesh, draw.placements[i]).detach().requires_grad_());
+  }
+  try {
+    const auto values = program.run(inputs);
+    for (size_t i = inputs.size(); i < values.size(); ++i) {
+      const auto text = difference(values[i], program.values[i]);
+      TESSERA_CHECK(ExpectationError, text.empty(), "{}\n{}", draw.describe(i, shape), text);
+    }
+    if (const auto loss = loss_of(values); loss.defined()) {
+      loss.backward();
+    }
+  } catch (const NotImplementedError&) {
+    return Outcome::Refused;
+  } catch (const ExpectationError&) {
+    throw;
+  } catch (const CommError&) {
+    throw;
+  } catch (const std::exception& error) {
+    throw ExpectationError(draw.describe(program.values.size() - 1, shape) + "\n" + error.what());
+  }
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    const auto text = difference(inputs[i].grad(), program.gradients[i]);
+    TESSERA_CHECK(ExpectationError, text.empty(), "{}\ngradient of v{}: {}",
+                  draw.describe(program.values.size() - 1, shape), i, text);
+  }
+  return Outcome::Same;
+}
+
+}  // namespace
+
+TEST_CASE("random programs give what plain tensors give", "[dtensor]") {
+  const uint64_t first = from_environment("TESSERA_SEED", 1);
+  const uint64_t draws = from_environment("TESSERA_DRAWS", kDefaultDraws);
+  uint64_t refused = 0;
+  std::string failures;
+  uint64_t failed_runs = 0;
+  for (uint64_t begin = first; begin < first + draws; begin += kDrawsARun) {
+    const auto& shape = kMeshes[(begin - 1) / kDrawsARun % kMeshes.size()];
+    std::vector<Draw> batch;
+    for (uint64_t seed = begin; seed < std::min(begin + kDrawsARun, first + draws); ++seed) {
+      batch.emplace_back(seed, shape.size());
+    }
+    try {
+      run_ranks(static_cast<int>(c10::multiply_integers(shape)), [&](int rank) {
+        const auto mesh = init_device_mesh(at::kCPU, shape);
+        for (const auto& draw : batch) {
+          const auto outcome = check(draw, mesh, shape);
+          refused += rank == 0 && outcome == Outcome::Refused ? 1 : 0;
+        }
+      });
+    } catch (const std::exception& failure) {
+      failures += std::string(failure.what()) + "\n";
+      if (++failed_runs == 5) {
+        break;
+      }
+    }
+  }
+  INFO(failures);
+  CHECK(failed_runs == 0);
+  WARN(fmt::format("{} draws, {} refused", draws, refused));
+  CHECK(refused * 20 < draws);
+}

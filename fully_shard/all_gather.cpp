@@ -1,41 +1,103 @@
 #include "fully_shard/all_gather.h"
 
 #include <ATen/core/LegacyTypeDispatch.h>
-#include <ATen/ops/empty.h>
+#include <ATen/ops/tensor.h>
 
-#include "comm/collectives.h"
+#include <cstring>
+
+#include "base/error.h"
 
 namespace tessera {
 
 namespace {
 
-/// `gathered` is [ranks, shard_numel]. All chunks but the last are full, so a parameter is at most two copies:
-/// its full chunks as one matrix, and the rest.
-void copy_out(const at::Tensor& gathered, const ParamSlot& slot, const at::Tensor& flat) {
-  if (slot.numel() == 0) {
-    return;
-  }
-  const int64_t full_chunks = slot.numel() / slot.chunk_numel;
-  const int64_t full_numel = full_chunks * slot.chunk_numel;
-  flat.narrow(0, 0, full_numel)
-      .view({full_chunks, slot.chunk_numel})
-      .copy_(gathered.narrow(0, 0, full_chunks).narrow(1, slot.offset, slot.chunk_numel));
-  if (const int64_t rest = slot.numel() - full_numel; rest > 0) {
-    flat.narrow(0, full_numel, rest).copy_(gathered.select(0, full_chunks).narrow(0, slot.offset, rest));
-  }
+/// Digits that every dtype of a parameter holds exactly.
+constexpr int64_t kDigit = 64;
+
+std::string name_of(int64_t unit, const UnitNames& names) {
+  const bool known = names && unit < static_cast<int64_t>(names->size());
+  return known ? fmt::format("'{}'", (*names)[unit]) : fmt::format("number {}", unit);
 }
 
 }  // namespace
 
-void all_gather_params(const std::vector<ShardedParam>& params, const ParamLayout& layout, const at::Tensor& flat_shard,
-                       at::ScalarType compute_dtype, const ProcessGroupPtr& group) {
-  const at::AutoDispatchBelowADInplaceOrView below;
-  const auto input = flat_shard.to(compute_dtype);
-  const auto gathered = at::empty({layout.num_ranks, layout.shard_numel}, input.options());
-  all_gather(gathered, input, group);
-  for (const auto& param : params) {
-    copy_out(gathered, param.slot(), param.unsharded_flat());
+std::vector<std::vector<BlockCopy>> gather_copies(const ParamLayout& layout) {
+  std::vector<std::vector<BlockCopy>> copies;
+  for (const auto& slot : layout.slots) {
+    copies.push_back(layout.copies(slot, gather_numel(layout)));
   }
+  return copies;
+}
+
+void write_stamp(const at::Tensor& flat_shard, int64_t unit, bool is_faulty) {
+  const at::AutoDispatchBelowADInplaceOrView below;
+  const auto digits = at::tensor({unit % kDigit, unit / kDigit, int64_t{is_faulty}});
+  flat_shard.narrow(0, flat_shard.numel() - kSlotAlignment, 3).copy_(digits);
+}
+
+ShardGather::ShardGather(const ParamLayout& layout, const at::TensorOptions& compute_options)
+    : num_ranks_(layout.num_ranks),
+      numel_(gather_numel(layout)),
+      stamp_offset_(layout.shard_numel),
+      cast_(numel_, compute_options),
+      gathered_buffer_(num_ranks_ * numel_, compute_options) {}
+
+void ShardGather::start(const at::Tensor& flat_shard, const ProcessGroupPtr& group, BlockPool& pool) {
+  auto input = flat_shard;
+  if (flat_shard.dtype() != cast_.tensor().dtype()) {
+    const at::AutoDispatchBelowADInplaceOrView below;
+    input = cast_.borrow(pool);
+    input.copy_(flat_shard, /*non_blocking=*/true);
+  }
+  if (num_ranks_ == 1) {
+    gathered_ = std::move(input);
+    return;
+  }
+  gathered_ = gathered_buffer_.borrow(pool);
+  pending_ = all_gather_async(gathered_, input, group);
+}
+
+const at::Tensor& ShardGather::wait() {
+  pending_.wait();
+  return gathered_;
+}
+
+void ShardGather::give_back() {
+  gathered_ = at::Tensor();
+  gathered_buffer_.give_back();
+  cast_.give_back();
+}
+
+at::Tensor ShardGather::stamp_of(int64_t rank) const {
+  return gathered_.narrow(0, rank * numel_ + stamp_offset_, 3);
+}
+
+void ShardGather::check_stamps(int64_t unit, const UnitNames& names) const {
+  if (!gathered_.device().is_cpu()) {
+    return;
+  }
+  const size_t item = gathered_.element_size();
+  const auto* data = static_cast<const char*>(gathered_.unsafeGetTensorImpl()->data());
+  bool equal = true;
+  for (int64_t rank = 1; rank < num_ranks_; ++rank) {
+    const auto* stamp = data + stamp_offset_ * item;
+    equal = equal && std::memcmp(stamp, stamp + rank * numel_ * item, 3 * item) == 0;
+  }
+  if (equal) {
+    return;
+  }
+  const at::AutoDispatchBelowADInplaceOrView below;
+  std::string who;
+  for (int64_t rank = 0; rank < num_ranks_; ++rank) {
+    const auto digits = stamp_of(rank).to(at::kLong);
+    const auto* digit = digits.const_data_ptr<int64_t>();
+    who += fmt::format("{}rank {}: {}{}", rank == 0 ? "" : ", ", rank, name_of(digit[0] + kDigit * digit[1], names),
+                       digit[2] != 0 ? ", whose parameters were replaced after they were sharded" : "");
+  }
+  TESSERA_CHECK(StateError, false,
+                "fully_shard: the ranks do not gather alike ({}), so every rank stops here; this rank gathers {}. All "
+                "ranks run the same modules in the same order, and leave the parameters' data and dtype as they are",
+                who, name_of(unit, names));
 }
 
 }  // namespace tessera

@@ -1,16 +1,57 @@
 #pragma once
-// The unshard of a unit: one all-gather of the flat shards, then copy-out into each parameter's own memory,
-// with the cast to the compute dtype before the collective so that only the narrow dtype is sent.
+// The collective half of a unit's unshard: the flat shards of all ranks in one buffer, from one all-gather, with the
+// cast to the compute dtype before it so that only the narrow dtype is sent.
+//
+// Behind the parameters each rank sends a stamp: the number of the unit that it gathers and whether it can go on.
+// So ranks that gather different units of equal size, or of which one found its parameters replaced, all learn of it
+// in the collective itself, and all of them throw. (On CUDA that would stop the host; there only the own rank checks.)
 
+#include <ATen/core/Tensor.h>
+
+#include <memory>
+#include <string>
 #include <vector>
 
-#include "comm/process_group.h"
-#include "fully_shard/sharded_param.h"
+#include "comm/collectives.h"
+#include "fully_shard/block_pool.h"
+#include "fully_shard/param_layout.h"
 
 namespace tessera {
 
-/// Fills the unsharded memory (already allocated) of `params`, whose shards are `flat_shard`. Collective.
-void all_gather_params(const std::vector<ShardedParam>& params, const ParamLayout& layout, const at::Tensor& flat_shard,
-                       at::ScalarType compute_dtype, const ProcessGroupPtr& group);
+/// The unit of a stamp, in words: all units of the tree by number. Shared by the tree.
+using UnitNames = std::shared_ptr<const std::vector<std::string>>;
+
+/// Elements of a flat buffer that is gathered: the flat shard and the stamp.
+inline int64_t gather_numel(const ParamLayout& layout) {
+  return layout.shard_numel + kSlotAlignment;
+}
+
+/// Each parameter's copies out of the gathered buffer.
+std::vector<std::vector<BlockCopy>> gather_copies(const ParamLayout& layout);
+
+/// Writes the stamp behind the parameters of `flat_shard`. The unit's number is below 2^12.
+void write_stamp(const at::Tensor& flat_shard, int64_t unit, bool is_faulty);
+
+class ShardGather {
+ public:
+  /// `layout`: what each rank's flat shard, of gather_numel(layout) elements, holds.
+  ShardGather(const ParamLayout& layout, const at::TensorOptions& compute_options);
+
+  /// Issues the all-gather of `flat_shard`, which may be of another dtype and must stay as it is until wait().
+  void start(const at::Tensor& flat_shard, const ProcessGroupPtr& group, BlockPool& pool);
+  /// The ranks' flat shards, one after the other. Valid until give_back().
+  const at::Tensor& wait();
+  void give_back();
+  /// Throws StateError unless all ranks sent the stamp of `unit`. After wait().
+  void check_stamps(int64_t unit, const UnitNames& names) const;
+
+ private:
+  at::Tensor stamp_of(int64_t rank) const;
+
+  int64_t num_ranks_, numel_, stamp_offset_;
+  PooledBuffer cast_, gathered_buffer_;
+  at::Tensor gathered_;
+  Pending pending_;
+};
 
 }  // namespace tessera

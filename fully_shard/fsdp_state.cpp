@@ -6,6 +6,7 @@
 
 #include "base/error.h"
 #include "fully_shard/backward_hooks.h"
+#include "fully_shard/fsdp_root.h"
 
 namespace tessera {
 
@@ -24,19 +25,31 @@ void cast_floating(TensorRefs tensors, std::optional<at::ScalarType> dtype) {
 
 }  // namespace
 
-FSDPState::FSDPState(std::unique_ptr<ParamGroup> group, Options options)
-    : group_(std::move(group)), options_(std::move(options)) {}
+FSDPState::FSDPState(std::shared_ptr<ParamGroup> group, Options options)
+    : group_(std::move(group)), options_(std::move(options)), name_(options_.label) {}
 
-// The module owns its hooks, and they own this state. Graphs and parameters may outlive it: they refer weakly.
-void FSDPState::install(HookPoint& point) {
+FSDPState::~FSDPState() {
+  if (group_) {
+    group_->set_reporter(nullptr);
+  }
+}
+
+// The modules own their hooks, and they own this state. Graphs and parameters may outlive it: they refer weakly.
+void FSDPState::install(const std::vector<HookPoint*>& points) {
   const auto self = shared_from_this();
-  point.register_forward_pre_hook([self](HookPoint& at, TensorRefs inputs) { self->pre_forward(at, inputs); },
-                                  HookOrder::Prepend);
-  point.register_forward_hook([self](HookPoint&, TensorRefs outputs) { self->post_forward(outputs); });
-  point.register_exception_hook([self](HookPoint&) { self->forward_failed(); });
+  ran_.assign(points.size(), false);
+  for (size_t module = 0; module < points.size(); ++module) {
+    auto& point = *points[module];
+    point.register_forward_pre_hook(
+        [self, module](HookPoint& at, TensorRefs inputs) { self->pre_forward(at, module, inputs); },
+        HookOrder::Prepend);
+    point.register_forward_hook([self](HookPoint&, TensorRefs outputs) { self->post_forward(outputs); });
+    point.register_exception_hook([self](HookPoint&) { self->forward_failed(); });
+  }
   if (!group_) {
     return;
   }
+  group_->set_reporter([this](UnitStep step) { report(step); });
   for (size_t i = 0; i < group_->params().size(); ++i) {
     set_post_accumulate_grad_hook(group_->params()[i].param(), [weak = weak_from_this(), i] {
       if (const auto state = weak.lock()) {
@@ -46,31 +59,60 @@ void FSDPState::install(HookPoint& point) {
   }
 }
 
+void FSDPState::join(std::shared_ptr<FSDPRoot> root, int64_t unit, UnitNames names, std::shared_ptr<BlockPool> pool) {
+  root_ = std::move(root);
+  unit_ = unit;
+  name_ = names->at(static_cast<size_t>(unit));
+  if (group_) {
+    group_->set_place(unit, std::move(names), std::move(pool));
+  }
+}
+
+void FSDPState::report(UnitStep step) const {
+  if (settings_.observer) {
+    settings_.observer({step, name_});
+  }
+}
+
 bool FSDPState::reshards_after_forward() const {
   return options_.reshard_after_forward.value_or(!root_->is_outermost(*this));
 }
 
-void FSDPState::pre_forward(HookPoint& point, TensorRefs inputs) {
-  if (!root_) {
-    const auto states = fsdp_states(point.module());
-    root_ = std::make_shared<FSDPRoot>(std::vector<std::weak_ptr<FSDPState>>(states.begin(), states.end()));
-    for (const auto& state : states) {
-      state->set_root(root_);
-    }
+void FSDPState::unshard(bool async_op) {
+  is_prefetched_ = false;
+  if (group_ && async_op) {
+    group_->start_if_sharded();
+  } else if (group_) {
+    group_->unshard();
   }
-  root_->recover();
+}
+
+void FSDPState::prefetch() {
+  if (group_ && group_->start_if_sharded()) {
+    is_prefetched_ = true;
+  }
+}
+
+void FSDPState::pre_forward(HookPoint& point, size_t module, TensorRefs inputs) {
+  if (!root_) {
+    FSDPRoot::make(point.module());
+  }
+  root_->enter_forward(*this, point.module());
   open_calls_.push_back(nullptr);
+  ran_[module] = true;
   if (options_.mp_policy.cast_forward_inputs) {
     cast_floating(inputs, options_.mp_policy.param_dtype);
   }
-  if (!group_) {
-    return;
+  if (group_) {
+    is_prefetched_ = false;
+    group_->unshard();
   }
-  group_->unshard();
-  if (at::GradMode::is_enabled()) {
+  root_->prefetch_in_forward(*this);
+  report(UnitStep::Forward);
+  if (group_ && at::GradMode::is_enabled()) {
     auto ticket = std::make_shared<Ticket>();
     ticket->versions = group_->versions();
-    ticket->has_input_node = insert_backward_node(inputs, [weak = weak_from_this(), ticket] {
+    insert_backward_node(inputs, [weak = weak_from_this(), ticket] {
       if (const auto self = weak.lock()) {
         self->post_backward(*ticket);
       }
@@ -91,63 +133,111 @@ void FSDPState::post_forward(TensorRefs outputs) {
     std::erase_if(tickets_, [](const auto& old) { return old.expired(); });
     tickets_.push_back(ticket);
   }
+  const bool all_ran = std::find(ran_.begin(), ran_.end(), false) == ran_.end();
   // Without a backward to come, nothing else would free the parameters.
-  if (group_ && open_calls_.empty() && active_calls_ == 0 && (reshards_after_forward() || !differentiable)) {
-    group_->reshard();
+  if (group_ && all_ran && open_calls_.empty() && active_calls_ == 0) {
+    if (!differentiable) {
+      group_->reshard();
+    } else if (reshards_after_forward()) {
+      group_->reshard_after_forward();
+    }
+  }
+  if (all_ran && open_calls_.empty()) {
+    ran_.assign(ran_.size(), false);
   }
   cast_floating(outputs, options_.mp_policy.output_dtype);
+  root_->leave_forward(*this);
 }
 
 void FSDPState::forward_failed() {
-  if (!open_calls_.empty()) {
-    open_calls_.pop_back();
+  if (open_calls_.empty()) {
+    return;
   }
-  if (group_ && open_calls_.empty() && active_calls_ == 0) {
+  open_calls_.pop_back();
+  if (open_calls_.empty()) {
+    ran_.assign(ran_.size(), false);
+  }
+  root_->forward_failed();
+  if (group_ && group_->is_unsharded() && open_calls_.empty() && active_calls_ == 0) {
     group_->reshard();
+  }
+}
+
+void FSDPState::finish_forward() {
+  if (!group_) {
+    return;
+  }
+  const bool is_incomplete = std::find(ran_.begin(), ran_.end(), true) != ran_.end();
+  ran_.assign(ran_.size(), false);
+  if (is_incomplete && group_->is_unsharded() && (!awaits_backward() || reshards_after_forward())) {
+    group_->reshard_after_forward();
+  }
+  if (is_prefetched_) {
+    group_->drop_unshard();
+    is_prefetched_ = false;
   }
 }
 
 void FSDPState::check_versions(const Ticket& ticket) const {
-  const auto now = group_->versions();
-  for (size_t i = 0; i < now.size(); ++i) {
-    TESSERA_CHECK(StateError, now[i] == ticket.versions[i],
+  const auto& params = group_->params();
+  for (size_t i = 0; i < params.size(); ++i) {
+    TESSERA_CHECK(StateError, params[i].version() == ticket.versions[i],
                   "fully_shard: parameter '{}' of {} was changed in place between forward and backward, so its "
                   "gradient would be that of other values. Run backward() before optimizer.step(), or forward again "
                   "after it",
-                  group_->params()[i].origin().name, options_.label);
+                  params[i].origin().name, options_.label);
   }
 }
 
 void FSDPState::pre_backward(Ticket& ticket) {
-  root_->backward_reached();
+  root_->enter_backward(*this);
   check_versions(ticket);
   ticket.backward = current_backward();
   backward_started_ = true;
   ++active_calls_;
-  group_->unshard();
+  if (settings_.unshard_in_backward) {
+    is_prefetched_ = false;
+    group_->unshard();
+  }
+  root_->prefetch_in_backward(*this);
   group_->begin_backward();
+  report(UnitStep::Backward);
 }
 
-void FSDPState::post_backward(Ticket& ticket) {
+void FSDPState::post_backward(const Ticket& ticket) {
   if (ticket.backward != current_backward()) {
     return;  // the inputs' gradients do not come through this call's outputs
   }
-  if (--active_calls_ == 0) {
+  if (--active_calls_ > 0) {
+    return;
+  }
+  const bool is_last = !awaits_backward();
+  if (settings_.reshard_after_backward && (is_last || ran_.size() == 1)) {
     group_->reshard();
-    reduce_if_last();
+  }
+  // Autograd completes a parameter's gradient once, after the last call that used it.
+  if (is_last) {
+    reduce();
   }
 }
 
-/// Autograd completes a parameter's gradient once, after the last call that used it.
-void FSDPState::reduce_if_last() {
-  if (!awaits_backward()) {
-    group_->reduce_gradients();
-    backward_started_ = false;
+void FSDPState::reduce() {
+  backward_started_ = false;
+  if (!group_->has_trainable()) {
+    return;
   }
+  const auto& gradients = settings_.gradients;
+  if (!gradients.requires_gradient_sync) {
+    group_->keep_gradients();
+    has_unreduced_ = true;
+    return;
+  }
+  has_unreduced_ = !gradients.requires_all_reduce && group_->has_replicas();
+  root_->reductions().push(group_, gradients);
 }
 
 void FSDPState::on_accumulated(size_t param) const {
-  TESSERA_CHECK(StateError, group_->is_unsharded(),
+  TESSERA_CHECK(StateError, group_->is_unsharded() || !settings_.unshard_in_backward,
                 "fully_shard: a gradient of parameter '{}' arrived while it is sharded: it was used outside the "
                 "forward of {}. Call that module, not its parts",
                 group_->params()[param].origin().name, options_.label);
@@ -165,76 +255,26 @@ void FSDPState::finish_backward() {
   if (!group_) {
     return;
   }
-  group_->reshard();
-  if (backward_started_) {
-    group_->reduce_gradients();
-    backward_started_ = false;
+  if (settings_.reshard_after_backward || is_prefetched_) {
+    group_->reshard();
+  }
+  is_prefetched_ = false;
+  const bool is_due = has_unreduced_ && settings_.gradients.requires_gradient_sync &&
+                      (settings_.gradients.requires_all_reduce || !group_->has_replicas());
+  if (backward_started_ || is_due) {
+    reduce();
   }
 }
 
-void FSDPState::abort_backward() {
+void FSDPState::abort_iteration() {
+  open_calls_.clear();
+  tickets_.clear();
+  ran_.assign(ran_.size(), false);
   active_calls_ = 0;
-  backward_started_ = false;
+  backward_started_ = has_unreduced_ = is_prefetched_ = false;
   if (group_) {
     group_->abort_backward();
   }
-}
-
-bool FSDPRoot::is_outermost(const FSDPState& state) const {
-  return states_.front().lock().get() == &state;
-}
-
-void FSDPRoot::backward_reached() {
-  if (backward_ == current_backward()) {
-    return;
-  }
-  backward_ = current_backward();
-  at_end_of_backward([weak = weak_from_this()] {
-    if (const auto self = weak.lock()) {
-      self->finish_backward();
-    }
-  });
-}
-
-void FSDPRoot::finish_backward() {
-  backward_ = -1;
-  for (auto state = states_.rbegin(); state != states_.rend(); ++state) {
-    if (const auto locked = state->lock()) {
-      locked->finish_backward();
-    }
-  }
-}
-
-void FSDPRoot::recover() {
-  if (backward_ == -1 || current_backward() != -1) {
-    return;
-  }
-  backward_ = -1;
-  for (const auto& state : states_) {
-    if (const auto locked = state.lock()) {
-      locked->abort_backward();
-    }
-  }
-}
-
-std::shared_ptr<FSDPState> find_fsdp_state(torch::nn::Module& module) {
-  const auto* point = find_hook_point(module);
-  return point ? point->find<FSDPState>() : nullptr;
-}
-
-std::vector<std::shared_ptr<FSDPState>> fsdp_states(torch::nn::Module& module) {
-  std::vector<std::shared_ptr<FSDPState>> states;
-  if (auto state = find_fsdp_state(module)) {
-    states.push_back(std::move(state));
-  }
-  for (const auto& child : module.children()) {
-    for (auto& state : fsdp_states(*child)) {
-      if (std::find(states.begin(), states.end(), state) == states.end()) {
-        states.push_back(std::move(state));
-      }
-    }
-  }
-  return states;
 }
 
 }  // namespace tessera

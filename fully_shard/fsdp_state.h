@@ -1,16 +1,17 @@
 #pragma once
 // What fully_shard attaches to a module: its parameter group and the life of it through an iteration.
 //
-//   forward    pre_forward    cast inputs, unshard; node on the inputs
+//   forward    pre_forward    cast inputs, unshard, prefetch the next unit; node on the inputs
 //              post_forward   reshard (if configured); node on the outputs
-//   backward   output node    → pre_backward: unshard, set sharded gradients aside
-//              input node     → post_backward: reshard, reduce-scatter the gradients
-//              end            → units that no input node ended (inputs without gradient) are ended here
+//   backward   output node    → pre_backward: unshard, prefetch, set sharded gradients aside
+//              input node     → post_backward: reshard, start the reduction of the gradients
+//              end            → units that no input node ended (inputs without gradient) are ended here, and
+//                               the reductions in flight are waited for
 //
-// A module may be called several times in one forward: each call has a ticket. The parameters stay while any
-// call's backward runs, and gradients are reduced when no call awaits its backward. All of this depends on
-// the graph only, which all ranks share, never on local values: so every rank issues the same collectives in
-// the same order.
+// A module may be called several times in one forward, and a unit may be several modules: each call has a ticket. The
+// parameters stay while any call's backward runs, and gradients are reduced when no call awaits its backward. All of
+// this depends on the graph only, which all ranks share, never on local values: so every rank issues the same
+// collectives in the same order.
 //
 // Thread safety: for the thread that runs the rank's forward and backward.
 
@@ -31,78 +32,90 @@ class FSDPState : public std::enable_shared_from_this<FSDPState> {
   struct Options {
     std::optional<bool> reshard_after_forward;
     MixedPrecisionPolicy mp_policy;
-    std::string label;  // the module's type, for messages
+    std::string label;  // the modules' types, for messages
   };
 
-  /// `group` is null for a module whose parameters all belong to units below it.
-  FSDPState(std::unique_ptr<ParamGroup> group, Options options);
+  using Targets = std::vector<std::weak_ptr<FSDPState>>;
 
-  /// Registers the forward hooks and the parameters' gradient hooks.
-  void install(HookPoint& point);
+  /// What a user may change from step to step.
+  struct Settings {
+    GradientSettings gradients;
+    bool reshard_after_backward = true;
+    bool unshard_in_backward = true;
+    bool is_last_backward = true;
+    std::optional<Targets> forward_prefetch;  // none: the recorded order
+    std::optional<Targets> backward_prefetch;
+    UnitObserver observer;
+  };
 
-  ParamGroup* group() const { return group_.get(); }
+  /// `group` is null for a unit whose parameters all belong to units below it.
+  FSDPState(std::shared_ptr<ParamGroup> group, Options options);
+
+  ~FSDPState();
+
+  /// Registers the hooks of the unit's modules and the parameters' gradient hooks.
+  void install(const std::vector<HookPoint*>& points);
+
+  const std::shared_ptr<ParamGroup>& group() const { return group_; }
   const std::string& label() const { return options_.label; }
-  void set_root(std::shared_ptr<FSDPRoot> root) { root_ = std::move(root); }
+  const std::shared_ptr<FSDPRoot>& root() const { return root_; }
+  Settings& settings() { return settings_; }
   void set_reshard_after_forward(bool value) { options_.reshard_after_forward = value; }
+
+  /// The unit belongs to `root` from now on, as number `unit`, and is called `name` there.
+  void join(std::shared_ptr<FSDPRoot> root, int64_t unit, UnitNames names, std::shared_ptr<BlockPool> pool);
+  int64_t unit() const { return unit_; }
+  const std::string& name() const { return name_; }
 
   /// Whether a differentiable forward awaits its backward.
   bool awaits_backward() const;
+  /// Whether gradients wait for a later reduction: unsynchronized, not all-reduced, or in flight.
+  bool has_unreduced_gradients() const { return has_unreduced_ || (group_ && group_->is_reducing()); }
+  /// Between iterations: nothing runs and nothing is awaited.
+  bool is_idle() const { return open_calls_.empty() && active_calls_ == 0 && !awaits_backward(); }
 
+  /// Gathers the parameters at the user's wish; async: only issues the all-gather.
+  void unshard(bool async_op);
+  /// Issues the all-gather ahead of time; does nothing if it is not needed.
+  void prefetch();
+  /// The outermost forward is over: what was prefetched in vain or not called by all modules of the unit goes.
+  void finish_forward();
   /// Called at the end of backward for every unit, in the same order on all ranks.
   void finish_backward();
-  /// Back to the state before a backward that failed.
-  void abort_backward();
+  /// Back to the state before an iteration that failed; gradients that earlier backwards reduced stay.
+  void abort_iteration();
 
  private:
   /// One differentiable call of forward. Owned by the graph: it is gone when the graph is.
   struct Ticket {
     std::vector<int64_t> versions;  // of the parameters when forward used them
     int64_t backward = -1;          // the backward that reached it last
-    bool has_input_node = false;
   };
 
-  void pre_forward(HookPoint& point, TensorRefs inputs);
+  void pre_forward(HookPoint& point, size_t module, TensorRefs inputs);
   void post_forward(TensorRefs outputs);
   void forward_failed();
   void pre_backward(Ticket& ticket);
-  void post_backward(Ticket& ticket);
+  void post_backward(const Ticket& ticket);
   void on_accumulated(size_t param) const;
   void check_versions(const Ticket& ticket) const;
   bool reshards_after_forward() const;
-  void reduce_if_last();
+  void reduce();
+  void report(UnitStep step) const;
 
-  std::unique_ptr<ParamGroup> group_;
+  std::shared_ptr<ParamGroup> group_;
   Options options_;
+  Settings settings_;
   std::shared_ptr<FSDPRoot> root_;
+  int64_t unit_ = 0;
+  std::string name_;
+  std::vector<bool> ran_;                            // which of the unit's modules were called in this forward
   std::vector<std::shared_ptr<Ticket>> open_calls_;  // forwards that are running, innermost last
   std::vector<std::weak_ptr<Ticket>> tickets_;       // of graphs that may still run backward
   int active_calls_ = 0;                             // calls whose backward is running
   bool backward_started_ = false;
+  bool has_unreduced_ = false;
+  bool is_prefetched_ = false;  // the gather in flight was not asked for by the user
 };
-
-/// What the units of one tree share: created by the outermost unit when its forward runs first.
-class FSDPRoot : public std::enable_shared_from_this<FSDPRoot> {
- public:
-  /// The outermost unit first.
-  explicit FSDPRoot(std::vector<std::weak_ptr<FSDPState>> states) : states_(std::move(states)) {}
-
-  bool is_outermost(const FSDPState& state) const;
-  /// Makes sure that finish_backward runs on all units when the current backward ends.
-  void backward_reached();
-  /// Before a new forward: clears what a backward that threw left behind.
-  void recover();
-
- private:
-  void finish_backward();
-
-  std::vector<std::weak_ptr<FSDPState>> states_;
-  int64_t backward_ = -1;  // the backward whose end is awaited
-};
-
-/// The state of `module`, null if fully_shard was not called on it.
-std::shared_ptr<FSDPState> find_fsdp_state(torch::nn::Module& module);
-
-/// All states at and below `module`, in order of registration, parents first.
-std::vector<std::shared_ptr<FSDPState>> fsdp_states(torch::nn::Module& module);
 
 }  // namespace tessera

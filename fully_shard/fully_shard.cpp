@@ -4,9 +4,10 @@
 
 #include "base/error.h"
 #include "comm/process_group.h"
-#include "dtensor/dtensor.h"
-#include "fully_shard/fsdp_state.h"
+#include "fully_shard/check_params.h"
+#include "fully_shard/fsdp_root.h"
 #include "fully_shard/managed_params.h"
+#include "fully_shard/rank_agreement.h"
 
 namespace tessera {
 
@@ -20,128 +21,120 @@ DeviceMesh default_mesh(const std::vector<ManagedParam>& params) {
   return init_device_mesh(device, {get_world_size()}, {"dp"});
 }
 
-void check_param(const ManagedParam& param, const ManagedParam& first, const DeviceMesh& mesh,
-                 const std::string& label) {
-  const auto& tensor = param.tensor;
-  if (is_dtensor(tensor)) {
-    const auto& origin = dtensor_meta(tensor)->origin;
-    TESSERA_CHECK(ValueError, origin == nullptr,
-                  "fully_shard({}): parameter '{}' belongs to the unit {} already, as '{}'. Shard submodules before "
-                  "the modules that contain them; a parameter that two modules share must be in one unit, that of a "
-                  "module that contains both",
-                  label, param.name, origin->module, origin->name);
-    TESSERA_CHECK(NotImplementedError, false,
-                  "fully_shard({}): parameter '{}' is a DTensor, {}; sharding it over a further mesh axis is not "
-                  "supported",
-                  label, param.name, dtensor_spec(tensor)->to_string());
+std::string label_of(const std::vector<HookPoint*>& points) {
+  std::vector<std::string> names;
+  for (const auto* point : points) {
+    names.push_back(point->type_name());
   }
-  TESSERA_CHECK(
-      ValueError, tensor.dim() > 0,
-      "fully_shard({}): parameter '{}' is a scalar (no dims), which has no rows to shard; make it a tensor of "
-      "size {{1}}",
-      label, param.name);
-  TESSERA_CHECK(ValueError, tensor.is_leaf(),
-                "fully_shard({}): parameter '{}' is the result of differentiable ops; detach() it before registering",
-                label, param.name);
-  TESSERA_CHECK(
-      ValueError, tensor.scalar_type() == first.tensor.scalar_type(),
-      "fully_shard({}): parameters of one unit need one dtype, but '{}' is {} and '{}' is {}; convert one, or "
-      "make the module that holds it a unit of its own",
-      label, first.name, c10::toString(first.tensor.scalar_type()), param.name, c10::toString(tensor.scalar_type()));
-  TESSERA_CHECK(ValueError, c10::isFloatingType(tensor.scalar_type()) || !tensor.requires_grad(),
-                "fully_shard({}): parameter '{}' is {}", label, param.name, c10::toString(tensor.scalar_type()));
-  TESSERA_CHECK(ValueError, tensor.device().type() == mesh.device_type(),
-                "fully_shard({}): parameter '{}' is on {}, but the mesh is {}; move the module to the mesh's device "
-                "first",
-                label, param.name, tensor.device().str(), mesh);
+  return points.size() == 1 ? names[0] : fmt::format("[{}]", fmt::join(names, ", "));
 }
 
-std::unique_ptr<ParamGroup> make_group(const std::vector<ManagedParam>& params, const DeviceMesh& mesh,
-                                       const MixedPrecisionPolicy& policy, const std::string& label) {
-  if (params.empty()) {
-    return nullptr;
+/// Ranks that keep a share after forward; 0 where a bool says it all.
+int64_t smaller_ranks(const FullyShardOptions& options, const DeviceMesh& mesh, const std::string& label) {
+  if (!options.reshard_after_forward || !options.reshard_after_forward->group_size()) {
+    return 0;
   }
-  std::vector<NamedParam> named;
-  for (const auto& param : params) {
-    named.push_back(
-        {.tensor = param.tensor, .origin = std::make_shared<ParameterOrigin>(ParameterOrigin{param.name, label})});
+  const int64_t size = *options.reshard_after_forward->group_size();
+  const int64_t ranks = mesh.size(mesh.ndim() - 1);
+  TESSERA_CHECK(ValueError, size >= 1 && size <= ranks && ranks % size == 0,
+                "fully_shard({}): reshard_after_forward = {}; as a number of ranks it divides the {} of the sharding "
+                "axis",
+                label, size, ranks);
+  return size == 1 || size == ranks ? 0 : size;
+}
+
+/// A smaller group of one rank is no resharding at all; one of all ranks is the usual one.
+std::optional<bool> reshards_after_forward(const FullyShardOptions& options) {
+  if (!options.reshard_after_forward) {
+    return std::nullopt;
   }
-  return std::make_unique<ParamGroup>(named, mesh, policy);
+  const auto size = options.reshard_after_forward->group_size();
+  return size ? *size > 1 : options.reshard_after_forward->is_on();
+}
+
+struct UnitPlan {
+  std::vector<NamedParam> params;
+  int64_t smaller_ranks = 0;
+};
+
+UnitPlan plan_unit(const std::vector<HookPoint*>& points, const std::vector<ManagedParam>& params,
+                   const DeviceMesh& mesh, const FullyShardOptions& options) {
+  const auto label = label_of(points);
+  for (size_t i = 0; i < points.size(); ++i) {
+    TESSERA_CHECK(StateError, !points[i]->find<FSDPState>(),
+                  "fully_shard({}): the module is a unit already; call it once", points[i]->type_name());
+    TESSERA_CHECK(ValueError, std::find(points.begin(), points.begin() + i, points[i]) == points.begin() + i,
+                  "fully_shard({}): module {} of the list is in it twice", label, i);
+  }
+  return {.params = checked_params(params, mesh, options, label), .smaller_ranks = smaller_ranks(options, mesh, label)};
+}
+
+std::string describe(const std::string& label, const DeviceMesh& mesh, const FullyShardOptions& options) {
+  const auto dtype = [](std::optional<at::ScalarType> type) { return type ? c10::toString(*type) : "as it is"; };
+  const auto& reshard = options.reshard_after_forward;
+  return fmt::format("a unit {} over {}, reshard_after_forward {}, param_dtype {}, reduce_dtype {}", label, mesh,
+                     reshard ? reshard->to_string() : "by default", dtype(options.mp_policy.param_dtype),
+                     dtype(options.mp_policy.reduce_dtype));
+}
+
+/// The plan, if all ranks have the same; else every rank throws, one that could not plan its own failure.
+UnitPlan agreed_plan(const std::vector<HookPoint*>& points, const std::vector<ManagedParam>& params,
+                     const DeviceMesh& mesh, const FullyShardOptions& options) {
+  const auto label = label_of(points);
+  UnitPlan plan;
+  std::exception_ptr failure;
+  Statement statement{.items = {describe(label, mesh, options)}, .fault = {}};
+  try {
+    plan = plan_unit(points, params, mesh, options);
+    const auto texts = describe(plan.params);
+    statement.items.insert(statement.items.end(), texts.begin(), texts.end());
+  } catch (const Error& error) {
+    failure = std::current_exception();
+    statement.fault = error.what();
+  }
+  try {
+    check_agreement(mesh, fmt::format("fully_shard({})", label), statement);
+  } catch (const ValueError&) {
+    if (failure) {
+      std::rethrow_exception(failure);
+    }
+    throw;
+  }
+  return plan;
 }
 
 }  // namespace
 
-void fully_shard(torch::nn::Module& module, FullyShardOptions options) {
-  auto& point = hook_point(module, "fully_shard");
-  const auto label = point.type_name();
-  TESSERA_CHECK(StateError, !point.find<FSDPState>(), "fully_shard({}): the module is a unit already; call it once",
-                label);
-  const auto params = collect_managed_params(module);
+void fully_shard(const std::vector<torch::nn::Module*>& modules, FullyShardOptions options) {
+  TESSERA_CHECK(ValueError, !modules.empty(), "fully_shard: the list of modules is empty");
+  std::vector<HookPoint*> points;
+  for (auto* module : modules) {
+    points.push_back(&hook_point(*module, "fully_shard"));
+  }
+  const auto label = label_of(points);
+  const auto params = collect_managed_params(modules, options.ignored_params);
   const auto mesh = options.mesh ? *options.mesh : default_mesh(params);
-  TESSERA_CHECK(ValueError, mesh.defined() && mesh.ndim() == 1,
-                "fully_shard({}): the mesh is {}, but one axis is needed; pass the data-parallel one, as mesh[\"dp\"]",
+  TESSERA_CHECK(ValueError, mesh.defined() && (mesh.ndim() == 1 || mesh.ndim() == 2),
+                "fully_shard({}): the mesh is {}, but one axis is needed, or two, replicas and shards; pass the "
+                "data-parallel ones, as mesh[\"dp\"]",
                 label, mesh);
-  for (const auto& param : params) {
-    check_param(param, params[0], mesh, label);
+  const auto plan = agreed_plan(points, params, mesh, options);
+  std::shared_ptr<ParamGroup> group;
+  if (!plan.params.empty()) {
+    group = std::make_shared<ParamGroup>(
+        plan.params,
+        ParamGroup::Options{.mesh = mesh, .policy = options.mp_policy, .smaller_ranks = plan.smaller_ranks});
   }
-  auto state = std::make_shared<FSDPState>(make_group(params, mesh, options.mp_policy, label),
-                                           FSDPState::Options{options.reshard_after_forward, options.mp_policy, label});
-  state->install(point);
-  point.attach(std::move(state));
-}
-
-FSDPModule fsdp(torch::nn::Module& module) {
-  auto state = find_fsdp_state(module);
-  TESSERA_CHECK(StateError, state != nullptr, "fsdp({}): fully_shard was not called on this module", module.name());
-  return FSDPModule(module, std::move(state));
-}
-
-void FSDPModule::unshard() {
-  if (state_->group()) {
-    state_->group()->unshard();
+  const auto state = std::make_shared<FSDPState>(
+      std::move(group), FSDPState::Options{reshards_after_forward(options), options.mp_policy, label});
+  state->install(points);
+  for (auto* point : points) {
+    point->attach(state);
   }
 }
 
-void FSDPModule::reshard() {
-  if (state_->group()) {
-    state_->group()->reshard();
-  }
-}
-
-void FSDPModule::set_reshard_after_forward(bool value, bool recurse) {
-  if (!recurse) {
-    state_->set_reshard_after_forward(value);
-    return;
-  }
-  for (const auto& state : fsdp_states(*module_)) {
-    state->set_reshard_after_forward(value);
-  }
-}
-
-size_t FSDPModule::unsharded_bytes() const {
-  return state_->group() ? state_->group()->unsharded_bytes() : 0;
-}
-
-size_t FSDPModule::num_parameters() const {
-  return state_->group() ? state_->group()->params().size() : 0;
-}
-
-void FSDPModule::check_ready_for_step() const {
-  bool has_grad = false;
-  for (const auto& state : fsdp_states(*module_)) {
-    TESSERA_CHECK(StateError, !state->awaits_backward(),
-                  "optimizer step: the forward of {} still awaits its backward; call loss.backward() before step()",
-                  state->label());
-    if (state->group()) {
-      for (const auto& param : state->group()->params()) {
-        has_grad = has_grad || param.param().grad().defined();
-      }
-    }
-  }
-  TESSERA_CHECK(StateError, has_grad,
-                "optimizer step: no parameter of {} has a gradient, so step() would do nothing; call loss.backward() "
-                "before step()",
-                state_->label());
+void fully_shard(torch::nn::Module& module, FullyShardOptions options) {
+  fully_shard(std::vector<torch::nn::Module*>{&module}, std::move(options));
 }
 
 }  // namespace tessera

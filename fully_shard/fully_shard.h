@@ -25,31 +25,69 @@
 #include <torch/nn/module.h>
 #include <torch/nn/pimpl.h>
 
+#include <functional>
 #include <memory>
 #include <optional>
+#include <string>
+#include <vector>
 
 #include "device_mesh/device_mesh.h"
+#include "dtensor/placement.h"
+#include "fully_shard/fsdp_module.h"
 #include "fully_shard/policy.h"
 
 namespace tessera {
 
+/// Whether a unit frees its parameters after forward: true or false, or a number of ranks among which a share of the
+/// full parameters stays, so that backward's all-gather runs among those neighbours only. The number divides that of
+/// the sharding axis; 1 means false.
+class ReshardAfterForward {
+ public:
+  ReshardAfterForward(bool value) : is_on_(value) {}                // NOLINT: reads as the value that it is
+  ReshardAfterForward(int group_size) : group_size_(group_size) {}  // NOLINT
+
+  bool is_on() const { return is_on_; }
+  std::optional<int64_t> group_size() const { return group_size_; }
+  std::string to_string() const {
+    return group_size_ ? std::to_string(*group_size_) : std::string(is_on_ ? "true" : "false");
+  }
+
+ private:
+  bool is_on_ = true;
+  std::optional<int64_t> group_size_;
+};
+
+/// The dim on which to shard a parameter; none: dim 0.
+using ShardPlacementFn = std::function<std::optional<Shard>(const at::Tensor& param)>;
+
 struct FullyShardOptions {
-  /// The 1-D mesh to shard over. Default: one axis over all ranks of the default process group.
+  /// 1-D: shard over it. 2-D (HSDP): shard over axis 1, keep replicas along axis 0; gradients are reduce-scattered
+  /// over axis 1 and all-reduced over axis 0. Default: one axis over all ranks of the default process group.
   std::optional<DeviceMesh> mesh = std::nullopt;
   /// Free the parameters after forward and gather them again for backward. false keeps them until backward
-  /// is done: more memory, one all-gather less. Default: true, but false for the root, whose backward
+  /// is done: more memory, one all-gather less. Default: true, but false for the outermost unit, whose backward
   /// begins where its forward ended.
-  std::optional<bool> reshard_after_forward = std::nullopt;
+  std::optional<ReshardAfterForward> reshard_after_forward = std::nullopt;
   MixedPrecisionPolicy mp_policy = {};
+  /// Sizes need not divide by the number of ranks, on any dim.
+  ShardPlacementFn shard_placement_fn = nullptr;
+  /// Left as they are: not sharded, gathered or reduced. A unit around this one takes them unless it ignores them too.
+  std::vector<at::Tensor> ignored_params = {};
 };
 
 /// Makes `module` one unit: all parameters below it that no earlier fully_shard took are gathered and reduced
-/// together. So call it on submodules first. All ranks must call it in the same order.
+/// together. So call it on submodules first. All ranks call it with the same modules and options in the same order;
+/// where they do not, or one of them cannot, every rank throws (one small collective finds out).
 ///
-/// Throws StateError if the module's type has no hook point (TESSERA_MODULE, tessera::nn, hooked()) or it is a
-/// unit already; ValueError if the mesh is not 1-D, a parameter has no dims, dtypes or devices differ inside
-/// the unit, or a parameter is a DTensor already (of another unit: shared between both, or wrapped top-down).
+/// Throws StateError if the module's type has no hook point (TESSERA_MODULE, tessera::nn, hooked()), it is a
+/// unit already, or a parameter has a gradient; ValueError if the mesh has more than two axes, a parameter has no dims
+/// or is not contiguous, dtypes or devices differ inside the unit, a parameter is a DTensor already (of another unit:
+/// shared between both, or wrapped top-down), or the ranks differ (names the first difference).
 void fully_shard(torch::nn::Module& module, FullyShardOptions options = {});
+
+/// Makes several modules one unit: fully_shard({&a, &b}). It is gathered when the first of them runs and freed when
+/// all have run.
+void fully_shard(const std::vector<torch::nn::Module*>& modules, FullyShardOptions options = {});
 
 template <class Impl>
 void fully_shard(const torch::nn::ModuleHolder<Impl>& module, FullyShardOptions options = {}) {
@@ -59,45 +97,6 @@ template <class Impl>
 requires std::is_base_of_v<torch::nn::Module, Impl>
 void fully_shard(const std::shared_ptr<Impl>& module, FullyShardOptions options = {}) {
   fully_shard(static_cast<torch::nn::Module&>(*module), std::move(options));
-}
-
-class FSDPState;
-
-/// A handle to a module that fully_shard was called on. Cheap to copy; the module must outlive it.
-class FSDPModule {
- public:
-  FSDPModule(torch::nn::Module& module, std::shared_ptr<FSDPState> state)
-      : module_(&module), state_(std::move(state)) {}
-
-  /// Gathers this unit's own parameters (not those of units below it). They stay until reshard() or the
-  /// unit's next forward or backward frees them; changes made to them meanwhile are lost.
-  void unshard();
-  /// Back to shards; does nothing if they are sharded.
-  void reshard();
-  /// See FullyShardOptions; for this unit, and with `recurse` for all units below it.
-  void set_reshard_after_forward(bool value, bool recurse = true);
-
-  /// Bytes of unsharded parameters that this unit holds now: 0 while sharded.
-  size_t unsharded_bytes() const;
-  /// Number of this unit's own parameters.
-  size_t num_parameters() const;
-
-  /// Throws StateError unless every unit from here down is between iterations with gradients to step on: no
-  /// forward that awaits its backward, and a gradient on at least one parameter. A stock optimizer passes
-  /// over undefined gradients without a word, so call it where step() might come before backward().
-  void check_ready_for_step() const;
-
- private:
-  torch::nn::Module* module_;
-  std::shared_ptr<FSDPState> state_;
-};
-
-/// Throws StateError if fully_shard was not called on `module`.
-FSDPModule fsdp(torch::nn::Module& module);
-
-template <class Impl>
-FSDPModule fsdp(const torch::nn::ModuleHolder<Impl>& module) {
-  return fsdp(static_cast<torch::nn::Module&>(*module.ptr()));
 }
 
 }  // namespace tessera

@@ -2,90 +2,243 @@
 
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
+
+#include <algorithm>
 
 #include "base/error.h"
-#include "comm/collectives.h"
+#include "fully_shard/block_copy.h"
 
 namespace tessera {
 
-namespace {
-
-/// Elements after the gradients that hold one flag a parameter.
-int64_t flags_numel(const ParamLayout& layout) {
-  const auto params = static_cast<int64_t>(layout.slots.size());
-  return (params + kSlotAlignment - 1) / kSlotAlignment * kSlotAlignment;
+bool GradientReduction::FlatGrad::is_free() const {
+  return flat.defined() && flat.storage().use_count() == 1 + grads.size() &&
+         std::all_of(grads.begin(), grads.end(), [](const auto& grad) { return grad.use_count() == 1; });
 }
 
-/// Copies a full gradient into column range [offset, offset + chunk) of `buffer`, [ranks, numel]; rows past
-/// its end become zero, also all of them if it is undefined.
-void copy_in(const at::Tensor& grad, const ParamSlot& slot, const at::Tensor& buffer) {
-  const auto columns = buffer.narrow(1, slot.offset, slot.chunk_numel);
-  if (!grad.defined()) {
-    columns.zero_();
+/// Frozen parameters are not sent. Which are frozen is a matter of the model, so ranks agree on it.
+void GradientReduction::plan(const std::vector<ShardedParam>& params) {
+  std::vector<bool> trainable;
+  for (const auto& param : params) {
+    trainable.push_back(param.requires_grad());
+  }
+  if (trainable == trainable_) {
     return;
   }
-  if (slot.numel() == 0) {
-    return;
-  }
-  const auto flat = grad.reshape({-1});
-  const int64_t full_chunks = slot.numel() / slot.chunk_numel;
-  const int64_t full_numel = full_chunks * slot.chunk_numel;
-  columns.narrow(0, 0, full_chunks).copy_(flat.narrow(0, 0, full_numel).view({full_chunks, slot.chunk_numel}));
-  if (full_chunks < buffer.size(0)) {
-    columns.narrow(0, full_chunks, buffer.size(0) - full_chunks).zero_();
-    const int64_t rest = slot.numel() - full_numel;
-    columns.select(0, full_chunks).narrow(0, 0, rest).copy_(flat.narrow(0, full_numel, rest));
-  }
-}
-
-/// The space between slots, which the collective sends too, and the flags.
-void fill_rest(const std::vector<at::Tensor>& grads, const ParamLayout& layout, const at::Tensor& buffer) {
-  for (size_t i = 0; i < layout.slots.size(); ++i) {
-    const auto& slot = layout.slots[i];
-    const int64_t end = i + 1 < layout.slots.size() ? layout.slots[i + 1].offset : layout.shard_numel;
-    const int64_t unused = end - slot.offset - slot.chunk_numel;
-    if (unused > 0) {
-      buffer.narrow(1, slot.offset + slot.chunk_numel, unused).zero_();
+  TESSERA_CHECK(StateError, !has_partial(),
+                "fully_shard: requires_grad of a parameter of {} changed while gradients wait for their all-reduce; "
+                "run a backward with set_requires_all_reduce(true) first",
+                params[0].origin().module);
+  trainable_ = std::move(trainable);
+  members_.clear();
+  std::vector<std::vector<int64_t>> shapes;
+  std::vector<int64_t> dims;
+  for (size_t i = 0; i < params.size(); ++i) {
+    if (trainable_[i]) {
+      members_.push_back(i);
+      shapes.push_back(params[i].unsharded().sizes().vec());
+      dims.push_back(options_.dims[i]);
     }
   }
-  const auto flags = buffer.narrow(1, layout.shard_numel, flags_numel(layout));
-  flags.zero_();
+  const int64_t ranks = options_.mesh.size(options_.mesh.ndim() - 1);
+  layout_ = make_param_layout(shapes, ranks, dims);
+  numel_ = layout_.shard_numel + aligned_numel(static_cast<int64_t>(members_.size()));
+  copies_.clear();
+  for (const auto& slot : layout_.slots) {
+    copies_.push_back(layout_.copies(slot, numel_));
+  }
+  unused_ = layout_.unused(numel_);
+  const auto tensor_options = at::TensorOptions().dtype(options_.reduce_dtype).device(options_.device);
+  input_ = PooledBuffer(ranks * numel_, tensor_options);
+  output_buffer_ = PooledBuffer(numel_, tensor_options);
+  flat_grad_ = {};
+}
+
+void GradientReduction::write_flags(const std::vector<at::Tensor>& grads, const at::Tensor& buffer) const {
+  const int64_t flags = numel_ - layout_.shard_numel;
+  const auto has_grad = at::zeros({flags}, at::kFloat);
+  auto* data = has_grad.mutable_data_ptr<float>();
   for (size_t i = 0; i < grads.size(); ++i) {
-    if (grads[i].defined()) {
-      flags.select(1, static_cast<int64_t>(i)).fill_(1);
+    data[i] = grads[i].defined() ? 1 : 0;
+  }
+  buffer.view({layout_.num_ranks, numel_}).narrow(1, layout_.shard_numel, flags).copy_(has_grad);
+}
+
+std::vector<bool> GradientReduction::read_flags() const {
+  const auto flags = output_.narrow(0, layout_.shard_numel, static_cast<int64_t>(members_.size()));
+  const auto host = flags.to(at::kCPU, at::kFloat);
+  const auto* data = host.const_data_ptr<float>();
+  std::vector<bool> used;
+  for (size_t i = 0; i < members_.size(); ++i) {
+    used.push_back(data[i] > 0);
+  }
+  return used;
+}
+
+void GradientReduction::copy_in(std::vector<ShardedParam>& params, const at::Tensor& buffer) {
+  std::vector<at::Tensor> grads;
+  BlockCopier copier;
+  std::vector<FlatRange> missing;
+  for (size_t i = 0; i < members_.size(); ++i) {
+    auto grad = params[members_[i]].take_unsharded_grad();
+    if (grad.defined()) {
+      grad = grad.contiguous();
+      copier.to_flat(grad, buffer, copies_[i]);
+    } else {
+      for (int64_t rank = 0; rank < layout_.num_ranks; ++rank) {
+        missing.push_back({rank * numel_ + layout_.slots[i].offset, layout_.slots[i].chunk_numel});
+      }
     }
+    grads.push_back(std::move(grad));
+  }
+  copier.run();
+  zero_ranges(buffer, missing);
+  zero_ranges(buffer, unused_);
+  write_flags(grads, buffer);
+}
+
+void GradientReduction::ensure_flat_grad(const std::vector<ShardedParam>& params) {
+  if (flat_grad_.is_free()) {
+    return;
+  }
+  const auto tensor_options = at::TensorOptions().dtype(options_.grad_dtype).device(options_.device);
+  flat_grad_ = {.flat = at::empty({numel_}, tensor_options), .grads = {}};
+  const int64_t rank = options_.mesh.local_rank(options_.mesh.ndim() - 1);
+  for (size_t i = 0; i < members_.size(); ++i) {
+    const auto& param = params[members_[i]];
+    const auto& slot = layout_.slots[i];
+    auto local = flat_grad_.flat.narrow(0, slot.offset, slot.numel_of(rank, layout_.num_ranks));
+    flat_grad_.grads.push_back(wrap_local(local.view(param.spec()->local_sizes()), param.spec(), param.grad_origin()));
   }
 }
 
-}  // namespace
-
-std::vector<at::Tensor> reduce_scatter_grads(std::vector<at::Tensor> grads, const ParamLayout& layout,
-                                             const GradientReduction& options, const ProcessGroupPtr& group) {
+void GradientReduction::start(std::vector<ShardedParam>& params, const GradientSettings& settings, BlockPool& pool) {
+  TESSERA_ASSERT(!in_flight(), "a reduction of {} is in flight already", params[0].origin().module);
   const at::AutoDispatchBelowADInplaceOrView below;
-  TESSERA_ASSERT(grads.size() == layout.slots.size(), "{} gradients, {} slots", grads.size(), layout.slots.size());
-  const auto tensor_options = at::TensorOptions().dtype(options.reduce_dtype).device(options.device);
-  const int64_t numel = layout.shard_numel + flags_numel(layout);
-  const auto buffer = at::empty({layout.num_ranks, numel}, tensor_options);
-  fill_rest(grads, layout, buffer);
-  for (size_t i = 0; i < grads.size(); ++i) {
-    copy_in(grads[i], layout.slots[i], buffer);
-    grads[i] = at::Tensor();  // freed as soon as it is copied
+  plan(params);
+  scale_ = gradient_scale({.num_ranks = options_.mesh.size(),
+                           .divide_factor = settings.divide_factor,
+                           .force_sum = settings.force_sum,
+                           .reduce_dtype = options_.reduce_dtype});
+  all_reduces_ = options_.mesh.ndim() == 2 && settings.requires_all_reduce;
+  const auto& input = input_.borrow(pool);
+  copy_in(params, input);
+  if (scale_.before != 1) {
+    input.div_(scale_.before);
   }
+  const bool accumulates = std::any_of(members_.begin(), members_.end(), [&](size_t i) {
+    return params[i].stashed_grad().defined() || params[i].param().grad().defined();
+  });
+  if (!accumulates && options_.reduce_dtype == options_.grad_dtype) {
+    ensure_flat_grad(params);
+    output_ = flat_grad_.flat;
+  } else {
+    output_ = output_buffer_.borrow(pool);
+  }
+  pending_ = reduce_scatter_async(output_, input, scale_.op, options_.mesh.group(options_.mesh.ndim() - 1));
+  stage_ = Stage::ReduceScatter;
+}
 
-  const auto reduced = at::empty({numel}, tensor_options);
-  reduce_scatter(reduced, buffer, ReduceOp::Avg, group);
+bool GradientReduction::start_all_reduce(std::vector<ShardedParam>& params) {
+  TESSERA_ASSERT(stage_ == Stage::ReduceScatter, "no reduce-scatter of {} is in flight", params[0].origin().module);
+  const at::AutoDispatchBelowADInplaceOrView below;
+  pending_.wait();
+  input_.give_back();
+  if (options_.mesh.ndim() == 1) {
+    finish(params);
+    return false;
+  }
+  if (partial_.defined()) {
+    output_.add_(partial_);
+    partial_ = at::Tensor();
+  }
+  if (!all_reduces_) {
+    partial_ = output_.clone();
+    for (auto i : members_) {
+      params[i].restore_stashed_grad();
+    }
+    end();
+    return false;
+  }
+  pending_ = all_reduce_async(output_, scale_.op, options_.mesh.group(0));
+  stage_ = Stage::AllReduce;
+  return true;
+}
 
-  const auto used = reduced.narrow(0, layout.shard_numel, static_cast<int64_t>(grads.size())).to(at::kCPU, at::kFloat);
-  const auto* used_data = used.const_data_ptr<float>();
-  const auto shard = reduced.narrow(0, 0, layout.shard_numel).to(options.grad_dtype);
-  for (size_t i = 0; i < grads.size(); ++i) {
-    if (used_data[i] > 0) {
-      const auto& slot = layout.slots[i];
-      const int64_t own = slot.rows_of(options.rank, layout.num_ranks).length * slot.row_numel;
-      grads[i] = shard.narrow(0, slot.offset, own);
+void GradientReduction::finish(std::vector<ShardedParam>& params) {
+  const at::AutoDispatchBelowADInplaceOrView below;
+  pending_.wait();
+  if (scale_.after != 1) {
+    output_.div_(scale_.after);
+  }
+  write_back(params);
+  end();
+}
+
+/// Whether what was set aside is all of the kept flat gradient, so that one addition serves all parameters.
+bool GradientReduction::adds_up_flat(const std::vector<ShardedParam>& params, const std::vector<bool>& used) const {
+  for (size_t i = 0; i < members_.size(); ++i) {
+    if (!used[i] || flat_grad_.grads.empty() || !params[members_[i]].stashed_grad().is_same(flat_grad_.grads[i])) {
+      return false;
     }
   }
-  return grads;
+  return true;
+}
+
+void GradientReduction::write_back(std::vector<ShardedParam>& params) {
+  for (auto i : members_) {
+    params[i].stash_sharded_grad();
+  }
+  const auto used = read_flags();
+  const bool is_direct = flat_grad_.flat.defined() && output_.is_same(flat_grad_.flat);
+  if (adds_up_flat(params, used)) {
+    flat_grad_.flat.add_(output_);
+    for (auto i : members_) {
+      params[i].restore_stashed_grad();
+    }
+    return;
+  }
+  const int64_t rank = options_.mesh.local_rank(options_.mesh.ndim() - 1);
+  const auto part = [&](size_t i) {
+    const auto& slot = layout_.slots[i];
+    return output_.narrow(0, slot.offset, slot.numel_of(rank, layout_.num_ranks))
+        .view(params[members_[i]].spec()->local_sizes());
+  };
+  bool needs_new = false;
+  for (size_t i = 0; i < members_.size(); ++i) {
+    const auto& stashed = params[members_[i]].stashed_grad();
+    needs_new = needs_new || (used[i] && !stashed.defined());
+    if (used[i] && stashed.defined()) {
+      dtensor_meta(stashed)->local.add_(part(i));
+    }
+  }
+  if (needs_new && !is_direct) {
+    ensure_flat_grad(params);
+    flat_grad_.flat.copy_(output_);
+  }
+  for (size_t i = 0; i < members_.size(); ++i) {
+    auto& param = params[members_[i]];
+    if (param.stashed_grad().defined()) {
+      param.restore_stashed_grad();
+    } else if (used[i]) {
+      param.set_sharded_grad(flat_grad_.grads[i]);
+    }
+  }
+}
+
+void GradientReduction::end() {
+  output_ = at::Tensor();
+  output_buffer_.give_back();
+  stage_ = Stage::Idle;
+}
+
+void GradientReduction::discard() {
+  if (in_flight()) {
+    pending_.wait();
+    input_.give_back();
+    end();
+  }
+  partial_ = at::Tensor();
 }
 
 }  // namespace tessera

@@ -1,32 +1,105 @@
 #pragma once
-// The reduction of a unit's gradients: copy-in of all gradients into one buffer, laid out as the flat shards
-// are, one reduce-scatter with average, and each parameter's rows as views of the result.
+// The reduction of a unit's gradients: copy-in of all gradients into one buffer that is laid out as the flat shards
+// are, one reduce-scatter over the sharding axis, on a 2-D mesh (HSDP) an all-reduce of the result over the replicas,
+// and each parameter's rows as views of one flat gradient.
+//
+//   start() ─────▶ reduce-scatter in flight ── start_all_reduce() ──▶ all-reduce in flight ── finish() ──▶ done
 //
 // Beside the gradients each rank sends one flag a parameter: whether it has a gradient at all. Their sum tells
 // every rank which parameters were used by some rank, so that a parameter that only some ranks used gets the
 // average with zeros for the others, and one that none used keeps an undefined gradient (the optimizer then
 // leaves it alone, as in one process). The collective's size never depends on what was used, so ranks that
 // use different parameters cannot disagree on it (compare pytorch issue 170667).
+//
+// The flat gradient and its DTensors are kept from step to step, and used again once nobody else refers to them
+// (after zero_grad()): the reduce-scatter then writes the gradients where they stay.
+//
+// Thread safety: for the thread that runs the rank's backward.
 
 #include <ATen/core/Tensor.h>
 
+#include <functional>
+#include <optional>
 #include <vector>
 
-#include "comm/process_group.h"
+#include "comm/collectives.h"
+#include "fully_shard/block_pool.h"
+#include "fully_shard/gradient_scale.h"
 #include "fully_shard/param_layout.h"
+#include "fully_shard/sharded_param.h"
 
 namespace tessera {
 
-struct GradientReduction {
-  at::Device device;
-  at::ScalarType reduce_dtype;
-  at::ScalarType grad_dtype;  // of the result
-  int64_t rank;               // in the group
+/// What a user may change from step to step.
+struct GradientSettings {
+  bool requires_gradient_sync = true;
+  bool requires_all_reduce = true;
+  std::optional<double> divide_factor = std::nullopt;
+  bool force_sum = false;
 };
 
-/// `grads[i]`: the full gradient of parameter i, or undefined. Returns this rank's rows of the average, 1-D, as
-/// views of one buffer; undefined where no rank has a gradient. Collective.
-std::vector<at::Tensor> reduce_scatter_grads(std::vector<at::Tensor> grads, const ParamLayout& layout,
-                                             const GradientReduction& options, const ProcessGroupPtr& group);
+class GradientReduction {
+ public:
+  struct Options {
+    DeviceMesh mesh;  // 1-D, or 2-D with the replicas along axis 0
+    at::ScalarType reduce_dtype;
+    at::ScalarType grad_dtype;
+    at::Device device;
+    std::vector<int64_t> dims;  // that are sharded, one a parameter
+  };
+
+  explicit GradientReduction(Options options) : options_(std::move(options)) {}
+
+  bool in_flight() const { return stage_ != Stage::Idle; }
+  /// Takes the unsharded gradients of the parameters that require one, and issues the reduce-scatter. Collective.
+  void start(std::vector<ShardedParam>& params, const GradientSettings& settings, BlockPool& pool);
+  /// Waits for the reduce-scatter. On a 2-D mesh it issues the all-reduce and returns true, unless the settings said
+  /// not to: then the result waits for a later reduction. Else it finishes.
+  bool start_all_reduce(std::vector<ShardedParam>& params);
+  /// Waits, and gives the parameters their sharded gradients.
+  void finish(std::vector<ShardedParam>& params);
+  /// Waits, and throws the result away, with what earlier reductions left to be all-reduced.
+  void discard();
+
+  /// Whether a reduce-scatter's result waits for its all-reduce.
+  bool has_partial() const { return partial_.defined(); }
+  at::ScalarType reduce_dtype() const { return options_.reduce_dtype; }
+
+ private:
+  enum class Stage { Idle, ReduceScatter, AllReduce };
+
+  /// A flat gradient and one DTensor a parameter over it.
+  struct FlatGrad {
+    at::Tensor flat;
+    std::vector<at::Tensor> grads;
+    bool is_free() const;
+  };
+
+  void plan(const std::vector<ShardedParam>& params);
+  void copy_in(std::vector<ShardedParam>& params, const at::Tensor& buffer);
+  void write_flags(const std::vector<at::Tensor>& grads, const at::Tensor& buffer) const;
+  std::vector<bool> read_flags() const;
+  void ensure_flat_grad(const std::vector<ShardedParam>& params);
+  void write_back(std::vector<ShardedParam>& params);
+  bool adds_up_flat(const std::vector<ShardedParam>& params, const std::vector<bool>& used) const;
+  void end();
+
+  Options options_;
+  std::vector<bool> trainable_;  // the parameters for which the plan below was made
+  std::vector<size_t> members_;  // their places among the unit's parameters
+  ParamLayout layout_;
+  int64_t numel_ = 0;  // of a rank's part: gradients and flags
+  std::vector<std::vector<BlockCopy>> copies_;
+  std::vector<FlatRange> unused_;
+  PooledBuffer input_, output_buffer_;
+
+  Stage stage_ = Stage::Idle;
+  Pending pending_;
+  GradientScale scale_;
+  bool all_reduces_ = false;
+  at::Tensor output_;   // what the collectives write
+  at::Tensor partial_;  // sums of reduce-scatters that wait for an all-reduce
+  FlatGrad flat_grad_;
+};
 
 }  // namespace tessera

@@ -2,7 +2,7 @@
 
 #include <unordered_set>
 
-#include "fully_shard/fsdp_state.h"
+#include "fully_shard/fsdp_root.h"
 
 namespace tessera {
 
@@ -10,6 +10,12 @@ namespace {
 
 class Collector {
  public:
+  explicit Collector(const std::vector<at::Tensor>& ignored) {
+    for (const auto& param : ignored) {
+      seen_.insert(param.unsafeGetTensorImpl());
+    }
+  }
+
   void visit(torch::nn::Module& module, const std::string& prefix) {
     for (const auto& item : module.named_parameters(/*recurse=*/false)) {
       if (item.value().defined() && seen_.insert(item.value().unsafeGetTensorImpl()).second) {
@@ -31,9 +37,12 @@ class Collector {
 
 }  // namespace
 
-std::vector<ManagedParam> collect_managed_params(torch::nn::Module& module) {
-  Collector collector;
-  collector.visit(module, "");
+std::vector<ManagedParam> collect_managed_params(const std::vector<torch::nn::Module*>& modules,
+                                                 const std::vector<at::Tensor>& ignored) {
+  Collector collector(ignored);
+  for (size_t i = 0; i < modules.size(); ++i) {
+    collector.visit(*modules[i], modules.size() == 1 ? "" : std::to_string(i) + ".");
+  }
   return std::move(collector.params);
 }
 

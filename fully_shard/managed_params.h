@@ -13,8 +13,10 @@ struct ManagedParam {
   at::Tensor tensor;
 };
 
-/// The parameters at and below `module` that are not below an inner fully_shard unit, in order of registration;
-/// one that is registered twice is listed once. Undefined ones are left out.
-std::vector<ManagedParam> collect_managed_params(torch::nn::Module& module);
+/// The parameters at and below `modules` that are not below an inner fully_shard unit and not among `ignored`, in order
+/// of registration; one that is registered twice is listed once. Undefined ones are left out. Where there are several
+/// modules, names begin with the module's place: "1.up.weight".
+std::vector<ManagedParam> collect_managed_params(const std::vector<torch::nn::Module*>& modules,
+                                                 const std::vector<at::Tensor>& ignored = {});
 
 }  // namespace tessera

@@ -1,43 +1,75 @@
 #pragma once
-// The parameters of one fully_shard unit: gathered together, freed together, reduced together.
+// The parameters of one fully_shard unit: gathered together, freed together, reduced together. The states and the
+// steps between them are in unit_state.h; taking the gradients, resharding and reducing them goes
 //
-//            unshard()                    reshard()
-//   Sharded ──────────▶ Unsharded ──────────────────▶ Sharded
-//              all-gather     │                           ▲
-//                             └── take gradients, reshard, ┘
-//                                 reduce_gradients(): reduce-scatter
+//   begin_backward() → autograd accumulates → reshard() → start_reduction() ... finish_reduction()
 //
-// The shards of all parameters are views of one flat buffer, so the all-gather has no copy-in.
+// The shards of all parameters are views of one flat buffer, so the all-gather has no copy-in, and the full
+// parameters lie in one block of the pool, so that they come and go at once.
+//
 // Thread safety: for the thread that runs the rank's forward and backward.
 
 #include <memory>
 #include <string>
 #include <vector>
 
+#include "fully_shard/all_gather.h"
+#include "fully_shard/gradient_reduction.h"
 #include "fully_shard/policy.h"
 #include "fully_shard/sharded_param.h"
+#include "fully_shard/smaller_share.h"
+#include "fully_shard/unit_state.h"
 
 namespace tessera {
 
 struct NamedParam {
   at::Tensor tensor;
   std::shared_ptr<const ParameterOrigin> origin;
+  int64_t shard_dim = 0;
 };
 
 class ParamGroup {
  public:
-  /// Shards `params` (plain leaves of one dtype, at least one dim each) over the 1-D `mesh`.
-  ParamGroup(const std::vector<NamedParam>& params, const DeviceMesh& mesh, const MixedPrecisionPolicy& policy);
+  struct Options {
+    DeviceMesh mesh;  // 1-D, or 2-D: replicas along axis 0, shards along axis 1
+    MixedPrecisionPolicy policy;
+    /// Keep a share among this many ranks after forward; 0: none.
+    int64_t smaller_ranks = 0;
+  };
 
-  bool is_unsharded() const { return unsharded_; }
-  /// Collective unless unsharded already. Throws StateError if a parameter was replaced since it was sharded.
+  /// Shards `params` (plain contiguous leaves of one dtype, at least one dim each). With smaller_ranks, all ranks of
+  /// the mesh call it together.
+  ParamGroup(const std::vector<NamedParam>& params, Options options);
+
+  UnitState state() const { return state_; }
+  bool is_unsharded() const { return state_ == UnitState::Unsharded; }
+
+  /// Where the unit is in its tree: the same on all ranks. `report` sees every step.
+  void set_place(int64_t unit, UnitNames names, std::shared_ptr<BlockPool> pool);
+  void set_reporter(std::function<void(UnitStep)> report) { report_ = std::move(report); }
+
+  /// Issues the all-gather if the unit is sharded, and returns whether it was. Collective.
+  bool start_if_sharded();
+  /// Issues it unless that was done, and waits for it. Throws StateError on every rank if one gathered another unit,
+  /// or its parameters were replaced.
   void unshard();
+  /// Waits for an all-gather in flight and throws it away.
+  void drop_unshard();
+  /// Back to shards; does nothing if they are sharded.
   void reshard();
+  /// Keeps a share of the smaller group, if there is one, from which the next unshard gathers.
+  void reshard_after_forward();
 
-  /// Sets sharded gradients aside so that backward accumulates unsharded ones. Only while unsharded.
+  /// Sets sharded gradients aside so that backward accumulates unsharded ones.
   void begin_backward();
-  /// Averages the accumulated gradients over the ranks into sharded ones. Only while sharded. Collective.
-  void reduce_gradients();
+  /// Without communication: keeps the accumulated gradients for a later reduction.
+  void keep_gradients();
+  bool has_kept_gradients() const;
+  /// The three steps of GradientReduction. start_all_reduce() returns whether an all-reduce is in flight.
+  void start_reduction(const GradientSettings& settings);
+  bool start_all_reduce();
+  void finish_reduction();
+  bool is_reducing() const { return reduction_.in_flight(); }
   /// Drops unsharded gradients and puts back the sharded ones: after a backward that failed.
   void abort_backward();
 
@@ -45,15 +77,34 @@ class ParamGroup {
   std::vector<int64_t> versions() const;
   bool has_trainable() const;
   size_t unsharded_bytes() const;
+  const std::shared_ptr<BlockPool>& pool() const { return pool_; }
+  /// Whether the mesh is 2-D: gradients are all-reduced over the replicas after their reduce-scatter.
+  bool has_replicas() const { return options_.mesh.ndim() == 2; }
 
  private:
-  DeviceMesh mesh_;
+  void step(UnitStep step);
+  void finish_unshard();
+  void report(UnitStep step) const;
+  bool any_replaced() const;
+  void copy_out(const at::Tensor& gathered, const std::vector<std::vector<BlockCopy>>& copies);
+  void take_memory();
+  void check_gathered(const ShardGather& gather) const;
+
+  Options options_;
   ParamLayout layout_;
-  at::Tensor flat_shard_;
-  at::ScalarType compute_dtype_;
-  at::ScalarType reduce_dtype_;
+  std::vector<std::vector<BlockCopy>> copies_;
+  std::vector<size_t> memory_offsets_;  // of the full parameters in their block, in bytes; its size at the end
+  at::Tensor flat_shard_;               // and the stamp
   std::vector<ShardedParam> params_;
-  bool unsharded_ = false;
+  ShardGather gather_;
+  GradientReduction reduction_;
+  std::unique_ptr<SmallerShare> smaller_;
+  std::shared_ptr<BlockPool> pool_;
+  std::function<void(UnitStep)> report_;
+  UnitNames names_;
+  int64_t unit_ = 0;
+  UnitState state_ = UnitState::Sharded;
+  bool is_faulty_ = false;
 };
 
 }  // namespace tessera

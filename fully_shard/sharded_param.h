@@ -1,13 +1,13 @@
 #pragma once
 // One parameter of a fully_shard unit and its two states.
 //
-//   sharded     the parameter is a DTensor, Shard(0), over this rank's rows in the unit's flat shard. This is
-//               what the optimizer sees, and `grad` is a DTensor alike.
+//   sharded     the parameter is a DTensor, Shard(dim) over the sharding axis, whose local tensor is this rank's part
+//               of the unit's flat shard. This is what the optimizer sees, and `grad` is a DTensor alike.
 //   unsharded   it is a plain tensor with all rows, in the compute dtype. Its memory exists only in this state.
 //
 // set_data switches the *same* TensorImpl between the two, so module members, parameters() and optimizers
 // built before or after sharding all keep referring to it. Autograd saves views of the unsharded tensor that
-// share its storage; so the storage object lives on, and only its bytes are freed and allocated again.
+// share its storage; so the storage object lives on, and only its bytes are borrowed and given back.
 //
 // Thread safety: for the thread that runs the rank's forward and backward.
 // The vocabulary follows [Note: FSDP tensors] in torch/distributed/fsdp/_fully_shard/_fsdp_param.py.
@@ -17,6 +17,7 @@
 #include <memory>
 
 #include "dtensor/dtensor_impl.h"
+#include "fully_shard/block_pool.h"
 #include "fully_shard/param_layout.h"
 
 namespace tessera {
@@ -24,12 +25,15 @@ namespace tessera {
 class ShardedParam {
  public:
   struct Options {
-    DeviceMesh mesh;
+    SpecPtr spec;  // of the sharded parameter
     at::ScalarType compute_dtype;
     std::shared_ptr<const ParameterOrigin> origin;
+    int64_t rank;       // in the sharding group
+    int64_t num_ranks;  // of the sharding group
+    int64_t dim;        // that is sharded
   };
 
-  /// Takes `param`, a plain leaf: copies its own rows into `flat_shard` (1-D, of the parameter's dtype) and
+  /// Takes `param`, a plain contiguous leaf: copies its own part into `flat_shard` (1-D, of the parameter's dtype) and
   /// makes it sharded.
   ShardedParam(at::Tensor param, const ParamSlot& slot, const at::Tensor& flat_shard, Options options);
 
@@ -37,42 +41,56 @@ class ShardedParam {
   const ParameterOrigin& origin() const { return *origin_; }
   const ParamSlot& slot() const { return slot_; }
   const SpecPtr& spec() const { return spec_; }
+  /// "weight.grad", for messages about the gradient.
+  const std::shared_ptr<const ParameterOrigin>& grad_origin() const { return grad_origin_; }
   bool requires_grad() const { return param_.requires_grad(); }
 
-  /// Throws StateError if the parameter's data are no longer those that sharding gave it (module.to(),
-  /// set_data): a gather would bring back the old ones.
-  void check_not_replaced() const;
-  /// Allocates the unsharded memory. Its contents are undefined until copied in through unsharded().
-  void allocate_unsharded();
-  /// The full tensor in the compute dtype, 1-D. Only after allocate_unsharded().
-  const at::Tensor& unsharded_flat() const { return unsharded_flat_; }
+  /// Whether the parameter's data are still those that sharding gave it; not so after module.to() or set_data, and
+  /// a gather would bring back the old ones. Only while sharded.
+  bool was_replaced() const { return dtensor_meta(param_) != dtensor_meta(sharded_); }
+
+  size_t unsharded_size() const { return static_cast<size_t>(slot_.numel()) * unsharded_.element_size(); }
+  /// The full tensor in the compute dtype. Has memory only between set_unsharded_memory() and to_sharded().
+  const at::Tensor& unsharded() const { return unsharded_; }
+  /// The unsharded tensor gets its memory in `block`; contents are undefined.
+  void set_unsharded_memory(Block& block, size_t offset) { set_memory(unsharded_, block, offset, unsharded_size()); }
   /// The parameter becomes the full tensor.
-  void to_unsharded();
-  /// The parameter becomes the DTensor; the unsharded memory is freed. Its grad must be sharded or undefined.
+  void to_unsharded() { param_.set_data(unsharded_); }
+  /// The parameter becomes the DTensor; the unsharded memory is given back.
   void to_sharded();
 
   /// Sets the sharded gradient aside, so that autograd accumulates an unsharded one.
   void stash_sharded_grad();
-  /// Takes the unsharded gradient that autograd accumulated; undefined if the parameter was not used.
+  const at::Tensor& stashed_grad() const { return stashed_grad_; }
+  /// The gradient is what was set aside again.
+  void restore_stashed_grad();
+  /// The gradient is this DTensor; what was set aside is dropped.
+  void set_sharded_grad(at::Tensor grad);
+
+  /// Takes what autograd accumulated, added to what keep_unsharded_grad() kept; undefined if there is nothing.
   at::Tensor take_unsharded_grad();
-  /// The gradient is what was set aside plus `reduced` (this rank's rows, 1-D; may be undefined).
-  void set_sharded_grad(const at::Tensor& reduced);
+  /// Sets what autograd accumulated aside, in `dtype`, for a later take_unsharded_grad().
+  void keep_unsharded_grad(at::ScalarType dtype);
+  bool has_kept_grad() const { return kept_grad_.defined(); }
+  void drop_unsharded_grads();
 
   /// Counts in-place changes of the shard, through the parameter, its data() or its local tensor.
-  int64_t version() const;
+  int64_t version() const { return static_cast<int64_t>(dtensor_meta(sharded_)->local._version()); }
   /// Bytes that the unsharded tensor occupies now.
-  size_t unsharded_bytes() const;
+  size_t unsharded_bytes() const { return unsharded_.storage().nbytes(); }
 
  private:
+  at::Tensor take_accumulated();
+
   at::Tensor param_;
   ParamSlot slot_;
   std::shared_ptr<const ParameterOrigin> origin_;
   std::shared_ptr<const ParameterOrigin> grad_origin_;
   SpecPtr spec_;
-  at::Tensor sharded_;    // the DTensor whose data the parameter takes on
-  at::Tensor unsharded_;  // plain, full sizes
-  at::Tensor unsharded_flat_;
-  at::Tensor sharded_grad_;
+  at::Tensor sharded_;       // the DTensor whose data the parameter takes on
+  at::Tensor unsharded_;     // plain, full sizes
+  at::Tensor stashed_grad_;  // sharded
+  at::Tensor kept_grad_;     // unsharded
 };
 
 }  // namespace tessera

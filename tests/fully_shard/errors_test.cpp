@@ -57,7 +57,7 @@ TEST_CASE("a unit twice, top-down wrapping, and a parameter of two units are ref
   });
 }
 
-TEST_CASE("scalars, mixed dtypes and meshes of two axes are refused by name") {
+TEST_CASE("scalars, mixed dtypes and meshes of three axes are refused by name") {
   run_ranks(4, [](int) {
     ScalarParam scalar;
     expect_throws<ValueError>([&] { fully_shard(scalar); }, "'scale' is a scalar");
@@ -65,8 +65,9 @@ TEST_CASE("scalars, mixed dtypes and meshes of two axes are refused by name") {
     mixed->up->weight.set_data(mixed->up->weight.to(at::kDouble));
     expect_throws<ValueError>([&] { fully_shard(mixed); }, "'up.bias' is Float");
     Block block(4, 4);
+    auto cube = init_device_mesh(at::kCPU, {2, 2, 1}, {"pp", "dp", "tp"});
+    expect_throws<ValueError>([&] { fully_shard(block, {.mesh = cube}); }, "{pp: 2, dp: 2, tp: 1}");
     auto mesh = init_device_mesh(at::kCPU, {2, 2}, {"dp", "tp"});
-    expect_throws<ValueError>([&] { fully_shard(block, {.mesh = mesh}); }, "{dp: 2, tp: 2}");
     fully_shard(block, {.mesh = mesh["dp"]});
     expect_throws<StateError>([&] { fsdp(*block->up); }, "was not called");
   });
@@ -126,5 +127,120 @@ TEST_CASE("converting a module after sharding is an error at its next use") {
     fully_shard(block);
     block->to(at::kDouble);
     expect_throws<StateError>([&] { block(make_batch(1, 3, 4)); }, "were replaced after it was sharded");
+  });
+}
+
+TEST_CASE("what only one rank cannot do, no rank does, and all say why") {
+  run_ranks(3, [](int rank) {
+    Block block(4, 6);
+    if (rank == 1) {
+      block->up->weight.set_data(at::empty({4, 6}).t());
+    }
+    expect_throws<ValueError>([&] { fully_shard(block); }, "'up.weight' is not contiguous, sizes [6, 4]");
+    if (rank != 1) {
+      expect_throws<ValueError>([&] { fully_shard(block); }, "rank 1 cannot: fully_shard(");
+    } else {
+      block->up->weight.set_data(block->up->weight.contiguous());
+      expect_throws<StateError>(
+          [&] {
+            block->up->weight.mutable_grad() = at::zeros({6, 4});
+            fully_shard(block);
+          },
+          "'up.weight' has a gradient already");
+      block->zero_grad();
+    }
+    fully_shard(block);
+    expect_equal(fsdp(block).num_parameters(), 4u);
+  });
+}
+
+TEST_CASE("ranks that shard different modules, or in another order, learn of the first difference") {
+  run_ranks(3, [](int rank) {
+    Block block(4, rank == 2 ? 7 : 6);
+    expect_throws<ValueError>([&] { fully_shard(block); },
+                              "rank 0 has 'up.weight' Float[6, 4] Shard(0), rank 2 has 'up.weight' Float[7, 4]");
+    Tower tower;
+    torch::nn::Module* first = &*tower->blocks[0];
+    torch::nn::Module* second = &*tower->norm;
+    expect_throws<ValueError>([&] { fully_shard(rank == 1 ? *second : *first); }, "rank 1 has a unit torch::nn::Layer");
+    Block even(4, 4);
+    const FullyShardOptions options{.mp_policy = {.param_dtype = rank == 0 ? at::kFloat : at::kBFloat16}};
+    expect_throws<ValueError>([&] { fully_shard(even, options); }, "param_dtype BFloat16");
+    TESSERA_EXPECT(!is_dtensor(even->up->weight));
+  });
+}
+
+TEST_CASE("ranks that run units of equal size in another order learn of it in the all-gather") {
+  run_ranks(2, [](int rank) {
+    Tower tower;
+    shard_tower(tower);
+    const at::NoGradGuard no_grad;
+    tower(make_batch(1, 3, 5));
+    if (rank == 1) {
+      std::swap(tower->blocks[1], tower->blocks[2]);
+    }
+    for (int attempt = 0; attempt < 2; ++attempt) {
+      expect_throws<StateError>([&] { tower->blocks[1](make_batch(1, 3, 17)); }, "rank 0: 'block1', rank 1: 'block2'");
+    }
+    std::swap(tower->blocks[1], tower->blocks[2]);
+    if (rank == 0) {
+      std::swap(tower->blocks[1], tower->blocks[2]);
+    }
+  });
+}
+
+TEST_CASE("parameters that one rank replaced stop all ranks at the unit's next use") {
+  run_ranks(3, [](int rank) {
+    Block block(4, 4);
+    fully_shard(block);
+    const auto sharded = block->up->weight.detach();
+    if (rank == 2) {
+      block->up->weight.set_data(at::zeros({4, 5}));
+    }
+    const auto use = [&] { block(make_batch(1, 3, 4)); };
+    if (rank == 2) {
+      expect_throws<StateError>(use, "the data of parameter 'up.weight' of");
+    } else {
+      expect_throws<StateError>(use, "rank 2: 'root', whose parameters were replaced");
+    }
+    if (rank == 2) {
+      block->up->weight.set_data(sharded);
+    }
+    expect_throws<StateError>(use, rank == 2 ? "were replaced" : "rank 2: 'root', whose parameters were replaced");
+  });
+}
+
+TEST_CASE("a unit that is in the middle of an iteration cannot get another root") {
+  run_ranks(2, [](int) {
+    Tower tower;
+    shard_tower(tower);
+    auto loss = tower->blocks[0](make_batch(1, 3, 17)).sum();
+    const auto use = [&] { tower(make_batch(1, 3, 5)); };
+    expect_throws<StateError>(use, "takes over the unit 'block0', which still awaits the backward");
+    loss.backward();
+    use();
+  });
+}
+
+TEST_CASE("a unit that is made after the first forward of the model around it is refused") {
+  run_ranks(2, [](int) {
+    Tower tower;
+    fully_shard(tower->blocks[0]);
+    fully_shard(tower, {.ignored_params = tower->blocks[1]->parameters()});
+    tower(make_batch(1, 3, 5));
+    fully_shard(tower->blocks[1]);
+    expect_throws<StateError>([&] { tower(make_batch(1, 3, 5)); }, "became a unit after the forward");
+  });
+}
+
+TEST_CASE("lists of modules: empty, twice the same, and units already are refused") {
+  run_ranks(2, [](int) {
+    Tower tower;
+    expect_throws<ValueError>([&] { fully_shard(std::vector<torch::nn::Module*>{}); }, "is empty");
+    expect_throws<ValueError>([&] { fully_shard({&*tower->in, &*tower->in}); }, "is in it twice");
+    fully_shard({&*tower->in, &*tower->out});
+    expect_throws<StateError>([&] { fully_shard(*tower->out); }, "unit already");
+    expect_throws<ValueError>([&] { fsdp(*tower->in).set_modules_to_forward_prefetch({{fsdp(*tower->out)}}); },
+                              "prefetch itself");
   });
 }

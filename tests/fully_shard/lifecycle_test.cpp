@@ -33,7 +33,7 @@ Pair make_pair_of_towers(const FullyShardOptions& options = {}) {
 /// One backward through both models with `loss_of(model, rank)`, then bit-equal gradients.
 template <class LossOf>
 void expect_equal_gradients(Pair& pair, int rank, int world_size, LossOf&& loss_of) {
-  accumulate_reference(*pair.reference, world_size, [&](int r) { loss_of(pair.reference, r).backward(); });
+  average_reference(*pair.reference, world_size, [&](int r) { loss_of(pair.reference, r).backward(); });
   loss_of(pair.sharded, rank).backward();
   check_sharded_parity(pair.reference, pair.sharded, kExact);
 }
@@ -112,10 +112,7 @@ TEST_CASE("gradients accumulate over several backwards") {
   run_ranks(world_size, [&](int rank) {
     auto pair = make_pair_of_towers();
     for (uint64_t micro = 0; micro < 3; ++micro) {
-      for (auto& param : pair.reference->parameters()) {
-        param.mutable_grad() = at::Tensor();
-      }
-      accumulate_reference(*pair.reference, world_size, [&](int r) {
+      average_reference(*pair.reference, world_size, [&](int r) {
         weighted_loss(pair.reference(make_batch(10 * micro + static_cast<uint64_t>(r), 3, 5))).backward();
       });
       auto before = pair.sharded->in->weight.grad().defined() ? full_tensor(pair.sharded->in->weight.grad()).clone()

@@ -41,3 +41,65 @@ TEST_CASE("slots do not overlap and every element has one owner") {
     CHECK(end <= layout.shard_numel);
   }
 }
+
+TEST_CASE("copies of the header's example: the full chunk and the rest of each parameter") {
+  const auto layout = make_param_layout({{5, 3}, {2}}, 2);
+  CHECK(layout.slots[0].full_chunks() == 1);
+  CHECK(layout.slots[0].rest_numel() == 6);
+  // 32 elements a rank in the buffer: the flat shard and 8 more.
+  CHECK(layout.copies(layout.slots[0], 32) ==
+        std::vector<BlockCopy>{
+            {.flat_offset = 0, .flat_stride = 32, .param_offset = 0, .param_stride = 9, .rows = 1, .cols = 9},
+            {.flat_offset = 32, .flat_stride = 6, .param_offset = 9, .param_stride = 6, .rows = 1, .cols = 6}});
+  CHECK(layout.copies(layout.slots[1], 32) ==
+        std::vector<BlockCopy>{
+            {.flat_offset = 16, .flat_stride = 32, .param_offset = 0, .param_stride = 1, .rows = 2, .cols = 1}});
+  CHECK(layout.unused(32) == std::vector<FlatRange>{{.offset = 9, .numel = 7},
+                                                    {.offset = 17, .numel = 7},
+                                                    {.offset = 38, .numel = 10},
+                                                    {.offset = 49, .numel = 7}});
+}
+
+TEST_CASE("a parameter that is sharded on dim 1") {
+  // [2, 3, 2] over 2 ranks on dim 1: 2 columns and 1 column, each of 2 elements, for both rows.
+  const auto layout = make_param_layout({{2, 3, 2}}, 2, {1});
+  const auto& slot = layout.slots[0];
+  CHECK(slot == ParamSlot{.outer = 2, .rows = 3, .row_numel = 2, .chunk_numel = 8, .offset = 0});
+  CHECK(slot.numel_of(0, 2) == 8);
+  CHECK(slot.numel_of(1, 2) == 4);
+  CHECK(layout.copies(slot, 8) ==
+        std::vector<BlockCopy>{
+            {.flat_offset = 0, .flat_stride = 4, .param_offset = 0, .param_stride = 6, .rows = 2, .cols = 4},
+            {.flat_offset = 8, .flat_stride = 2, .param_offset = 4, .param_stride = 6, .rows = 2, .cols = 2}});
+}
+
+TEST_CASE("copies and unused ranges touch every element once, on both sides") {
+  const std::vector<std::vector<int64_t>> shapes = {{17, 13}, {13}, {7, 2, 2}, {2, 5, 3}, {3, 1, 4}, {0, 4}};
+  const std::vector<int64_t> dims = {0, 0, 2, 1, 0, 1};
+  for (int64_t ranks = 1; ranks <= 6; ++ranks) {
+    CAPTURE(ranks);
+    const auto layout = make_param_layout(shapes, ranks, dims);
+    const int64_t rank_numel = layout.shard_numel + 8;
+    std::vector<int> flat(static_cast<size_t>(ranks * rank_numel), 0);
+    for (const auto& slot : layout.slots) {
+      std::vector<int> param(static_cast<size_t>(slot.numel()), 0);
+      for (const auto& copy : layout.copies(slot, rank_numel)) {
+        for (int64_t row = 0; row < copy.rows; ++row) {
+          for (int64_t col = 0; col < copy.cols; ++col) {
+            ++flat.at(static_cast<size_t>(copy.flat_offset + row * copy.flat_stride + col));
+            ++param.at(static_cast<size_t>(copy.param_offset + row * copy.param_stride + col));
+          }
+        }
+      }
+      CHECK(param == std::vector<int>(param.size(), 1));
+    }
+    for (const auto& range : layout.unused(rank_numel)) {
+      for (int64_t i = 0; i < range.numel; ++i) {
+        ++flat.at(static_cast<size_t>(range.offset + i));
+      }
+    }
+    for (size_t i = 0; i < flat.size(); ++i) {
+      CHECK(flat[i] == (static_cast<int64_t>(i) % rank_numel < layout.shard_numel ? 1 : 0));
+    }
+  }
+}

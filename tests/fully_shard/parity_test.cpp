@@ -26,6 +26,32 @@ TEST_CASE("fully_shard equals one process whether or not units reshard after for
   });
 }
 
+TEST_CASE("a 2-D mesh shards over its second axis and averages over the replicas of the first") {
+  const std::vector<int64_t> shape = GENERATE(std::vector<int64_t>{2, 2}, std::vector<int64_t>{1, 3},
+                                              std::vector<int64_t>{3, 1}, std::vector<int64_t>{2, 1});
+  const auto world_size = static_cast<int>(shape[0] * shape[1]);
+  CAPTURE(shape);
+  run_ranks(world_size, [&](int rank) {
+    const auto mesh = init_device_mesh(at::kCPU, shape, {"replicate", "shard"});
+    train_and_compare(rank, world_size, OptimizerBuilt::AfterSharding, {.mesh = mesh});
+  });
+}
+
+TEST_CASE("parameters may be sharded on another dim than the first, evenly or not") {
+  const int world_size = GENERATE(2, 3, 4);
+  run_ranks(world_size, [&](int rank) {
+    const ShardPlacementFn last_dim = [](const at::Tensor& param) { return std::optional(Shard(param.dim() - 1)); };
+    train_and_compare(rank, world_size, OptimizerBuilt::BeforeSharding, {.shard_placement_fn = last_dim});
+  });
+}
+
+TEST_CASE("after forward a share may stay among fewer ranks") {
+  const int group_size = GENERATE(1, 2, 4);
+  run_ranks(4, [&](int rank) {
+    train_and_compare(rank, 4, OptimizerBuilt::AfterSharding, {.reshard_after_forward = group_size});
+  });
+}
+
 TEST_CASE("fully_shard on the whole batch at once equals one process within tolerance") {
   const int world_size = GENERATE(2, 3, 4);
   run_ranks(world_size, [&](int rank) {

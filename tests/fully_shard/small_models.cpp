@@ -59,4 +59,31 @@ void shard_tower(Tower& tower, const FullyShardOptions& options) {
   fully_shard(tower, options);
 }
 
+void average_reference(torch::nn::Module& reference, int world_size, const std::function<void(int)>& run_rank,
+                       int shard_ranks) {
+  const int ranks = shard_ranks == 0 ? world_size : shard_ranks;
+  const int replicas = world_size / ranks;
+  const auto params = reference.parameters();
+  const auto add_to = [](at::Tensor& sum, const at::Tensor& grad) {
+    sum = !sum.defined() ? grad : grad.defined() ? sum + grad : sum;
+  };
+  std::vector<at::Tensor> total(params.size());
+  for (int replica = 0; replica < replicas; ++replica) {
+    std::vector<at::Tensor> sum(params.size());
+    for (int rank = replica * ranks; rank < (replica + 1) * ranks; ++rank) {
+      reference.zero_grad();
+      run_rank(rank);
+      for (size_t i = 0; i < params.size(); ++i) {
+        add_to(sum[i], params[i].grad());
+      }
+    }
+    for (size_t i = 0; i < params.size(); ++i) {
+      add_to(total[i], sum[i].defined() ? sum[i] / ranks : sum[i]);
+    }
+  }
+  for (size_t i = 0; i < params.size(); ++i) {
+    params[i].mutable_grad() = total[i].defined() ? total[i] / replicas : total[i];
+  }
+}
+
 }  // namespace tessera::testing

@@ -3,6 +3,7 @@
 
 #include <torch/nn/module.h>
 
+#include <functional>
 #include <vector>
 
 #include "fully_shard/fully_shard.h"
@@ -46,18 +47,10 @@ at::Tensor weighted_loss(const at::Tensor& out);
 /// Each block a unit, then the root.
 void shard_tower(Tower& tower, const FullyShardOptions& options = {});
 
-/// Gradients of the average over ranks, added up in the order of the ranks, as the collectives do: run the
-/// loss of each rank's batch through `run_rank(rank)` (which calls backward), then divide by world size.
-template <class RunRank>
-void accumulate_reference(torch::nn::Module& reference, int world_size, RunRank&& run_rank) {
-  for (int rank = 0; rank < world_size; ++rank) {
-    run_rank(rank);
-  }
-  for (auto& param : reference.parameters()) {
-    if (param.grad().defined()) {
-      param.mutable_grad().div_(world_size);
-    }
-  }
-}
+/// Gradients of the average over ranks in `reference`, added up in the order of the collectives: over `shard_ranks`
+/// neighbours first (none given: all ranks), then over the replicas. `run_rank(rank)` calls backward on that rank's
+/// loss, once or several times.
+void average_reference(torch::nn::Module& reference, int world_size, const std::function<void(int)>& run_rank,
+                       int shard_ranks = 0);
 
 }  // namespace tessera::testing

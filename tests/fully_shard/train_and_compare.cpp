@@ -9,6 +9,7 @@
 namespace tessera::testing {
 
 void train_and_compare(int rank, int world_size, OptimizerBuilt built, const FullyShardOptions& options) {
+  const auto shard_ranks = static_cast<int>(options.mesh ? options.mesh->shape().back() : world_size);
   Tower reference, sharded;
   fill_parameters(*reference, 1);
   fill_parameters(*sharded, 1);
@@ -25,13 +26,13 @@ void train_and_compare(int rank, int world_size, OptimizerBuilt built, const Ful
   for (int step = 0; step < kSteps; ++step) {
     const auto batch = [&](int r) { return make_batch(100 + step * world_size + r, 3, 5); };
     optimizer->zero_grad();
-    reference_optimizer.zero_grad();
     at::Tensor reference_loss;
-    accumulate_reference(*reference, world_size, [&](int r) {
+    const auto run_rank = [&](int r) {
       auto loss = weighted_loss(reference(batch(r)));
       reference_loss = r == rank ? loss.detach() : reference_loss;
       loss.backward();
-    });
+    };
+    average_reference(*reference, world_size, run_rank, shard_ranks);
     auto loss = weighted_loss(sharded(batch(rank)));
     loss.backward();
 

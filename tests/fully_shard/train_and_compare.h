@@ -11,7 +11,7 @@ enum class OptimizerBuilt { BeforeSharding, AfterSharding };
 
 /// Trains a sharded and a plain tower for kSteps of Adam on the same batches and compares losses, gradients and
 /// parameters after every backward and step. Bit for bit, because the reference adds the ranks' gradients in the
-/// order of the ranks, as the reduce-scatter does. Collective; throws ExpectationError.
+/// order of the ranks, as the collectives do, also those of a 2-D mesh. Collective; throws ExpectationError.
 void train_and_compare(int rank, int world_size, OptimizerBuilt built, const FullyShardOptions& options);
 
 }  // namespace tessera::testing

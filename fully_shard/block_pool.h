@@ -1,0 +1,99 @@
+#pragma once
+// Memory that units borrow for their unsharded parameters and communication buffers, and give back.
+//
+//   BlockPtr block = pool->borrow(bytes);
+//   set_memory(tensor, block, 0, tensor_bytes);     // the tensor's storage holds the block
+//   block.reset();
+//   clear_memory(tensor);                           // last holder gone: the block is free for the next unit
+//
+// Malloc hands blocks of this size back to the system and gets them anew, page fault by page fault, several times
+// a unit and step. The pool keeps them, up to a quarter more than were ever borrowed at one time: with prefetch, two
+// units' worth and the buffers of the collectives in flight. Blocks that were free for longest go first.
+//
+// CPU memory only; on other devices libtorch's caching allocators do the same, and borrow() goes straight to them.
+// Thread safety: all calls may come from any thread; a block may be dropped by any thread, also after the pool.
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/Allocator.h>
+#include <c10/util/intrusive_ptr.h>
+
+#include <memory>
+#include <mutex>
+#include <vector>
+
+namespace tessera {
+
+class BlockPool;
+
+/// A piece of borrowed memory. It goes back to its pool with its last holder.
+class Block : public c10::intrusive_ptr_target {
+ public:
+  Block(std::weak_ptr<BlockPool> pool, c10::DataPtr memory, size_t bytes);
+  ~Block() override;
+
+  /// A pointer into the block that holds it.
+  c10::DataPtr part(size_t offset);
+  size_t bytes() const { return bytes_; }
+
+ private:
+  std::weak_ptr<BlockPool> pool_;
+  c10::DataPtr memory_;
+  size_t bytes_;
+};
+using BlockPtr = c10::intrusive_ptr<Block>;
+
+class BlockPool : public std::enable_shared_from_this<BlockPool> {
+ public:
+  explicit BlockPool(at::Device device) : device_(device) {}
+
+  /// At least `bytes` bytes, aligned for any dtype; contents undefined.
+  BlockPtr borrow(size_t bytes);
+
+  /// Bytes that the pool has from the system: borrowed or free.
+  size_t bytes_held() const;
+  /// Bytes that are borrowed now, and the most that ever were since reset_peak().
+  size_t bytes_borrowed() const;
+  size_t peak_bytes_borrowed() const;
+  void reset_peak();
+  /// Gives the free blocks back to the system.
+  void trim();
+
+ private:
+  friend class Block;
+  struct FreeBlock {
+    c10::DataPtr memory;
+    size_t bytes;
+  };
+  void give_back(c10::DataPtr memory, size_t bytes);
+  FreeBlock take(size_t bytes);
+  void drop_surplus();
+
+  const at::Device device_;
+  mutable std::mutex mutex_;
+  std::vector<FreeBlock> free_;  // the longest free first
+  size_t free_bytes_ = 0, borrowed_ = 0, peak_ = 0, highest_ = 0;
+};
+
+/// A contiguous tensor whose storage has no bytes yet.
+at::Tensor tensor_without_memory(at::IntArrayRef sizes, const at::TensorOptions& options);
+/// The storage of `tensor` gets [offset, offset + bytes) of `block`; tensors and views that share it see them.
+void set_memory(const at::Tensor& tensor, Block& block, size_t offset, size_t bytes);
+/// The storage of `tensor` has 0 bytes again.
+void clear_memory(const at::Tensor& tensor);
+
+/// A 1-D tensor whose memory comes and goes while the tensor object stays.
+class PooledBuffer {
+ public:
+  PooledBuffer() = default;
+  PooledBuffer(int64_t numel, const at::TensorOptions& options) : tensor_(tensor_without_memory({numel}, options)) {}
+
+  /// Contents are undefined after it.
+  const at::Tensor& borrow(BlockPool& pool);
+  void give_back();
+  const at::Tensor& tensor() const { return tensor_; }
+
+ private:
+  at::Tensor tensor_;
+};
+
+}  // namespace tessera

@@ -1,0 +1,179 @@
+#include "fully_shard/fsdp_module.h"
+
+#include <cmath>
+
+#include "base/error.h"
+#include "fully_shard/fsdp_root.h"
+
+namespace tessera {
+
+namespace {
+
+/// Calls `apply` with the unit of `module`, and if `recurse` with all below it.
+template <class Apply>
+void for_each_state(torch::nn::Module& module, FSDPState& own, bool recurse, Apply&& apply) {
+  apply(own);
+  if (!recurse) {
+    return;
+  }
+  for (const auto& [path, state] : fsdp_states(module)) {
+    if (state.get() != &own) {
+      apply(*state);
+    }
+  }
+}
+
+}  // namespace
+
+FSDPModule fsdp(torch::nn::Module& module) {
+  auto state = find_fsdp_state(module);
+  TESSERA_CHECK(StateError, state != nullptr, "fsdp({}): fully_shard was not called on this module", module.name());
+  return FSDPModule(module, std::move(state));
+}
+
+void UnshardHandle::wait() {
+  const auto state = state_.lock();
+  state_.reset();
+  if (state && state->group() && state->group()->state() == UnitState::Gathering) {
+    state->unshard(/*async_op=*/false);
+  }
+}
+
+UnshardHandle FSDPModule::unshard(bool async_op) {
+  state_->unshard(async_op);
+  return async_op ? UnshardHandle(state_) : UnshardHandle();
+}
+
+void FSDPModule::reshard() {
+  if (state_->group()) {
+    state_->group()->reshard();
+  }
+}
+
+void FSDPModule::set_reshard_after_forward(bool value, bool recurse) {
+  for_each_state(*module_, *state_, recurse, [&](FSDPState& state) { state.set_reshard_after_forward(value); });
+}
+
+void FSDPModule::set_reshard_after_backward(bool value, bool recurse) {
+  for_each_state(*module_, *state_, recurse,
+                 [&](FSDPState& state) { state.settings().reshard_after_backward = value; });
+}
+
+void FSDPModule::set_unshard_in_backward(bool value) {
+  state_->settings().unshard_in_backward = value;
+}
+
+void FSDPModule::set_requires_gradient_sync(bool value, bool recurse) {
+  for_each_state(*module_, *state_, recurse, [&](FSDPState& state) {
+    state.settings().gradients.requires_gradient_sync = value;
+    state.settings().gradients.requires_all_reduce = value;
+  });
+}
+
+void FSDPModule::set_requires_all_reduce(bool value, bool recurse) {
+  for_each_state(*module_, *state_, recurse,
+                 [&](FSDPState& state) { state.settings().gradients.requires_all_reduce = value; });
+}
+
+void FSDPModule::set_is_last_backward(bool value) {
+  state_->settings().is_last_backward = value;
+}
+
+void FSDPModule::set_gradient_divide_factor(double factor) {
+  TESSERA_CHECK(ValueError, std::isfinite(factor) && factor > 0,
+                "set_gradient_divide_factor: {}; a positive, finite number is needed", factor);
+  state_->settings().gradients.divide_factor = factor;
+}
+
+void FSDPModule::set_force_sum_reduction_for_comms(bool value) {
+  state_->settings().gradients.force_sum = value;
+}
+
+std::vector<std::weak_ptr<FSDPState>> FSDPModule::targets(const std::vector<FSDPModule>& modules,
+                                                          const char* caller) const {
+  std::vector<std::weak_ptr<FSDPState>> targets;
+  for (const auto& module : modules) {
+    TESSERA_CHECK(ValueError, module.state_ != state_, "{}: {} is to prefetch itself", caller, state_->label());
+    targets.push_back(module.state_);
+  }
+  return targets;
+}
+
+void FSDPModule::set_modules_to_forward_prefetch(std::optional<std::vector<FSDPModule>> modules) {
+  auto& setting = state_->settings().forward_prefetch;
+  setting = modules ? std::optional(targets(*modules, "set_modules_to_forward_prefetch")) : std::nullopt;
+}
+
+void FSDPModule::set_modules_to_backward_prefetch(std::optional<std::vector<FSDPModule>> modules) {
+  auto& setting = state_->settings().backward_prefetch;
+  setting = modules ? std::optional(targets(*modules, "set_modules_to_backward_prefetch")) : std::nullopt;
+}
+
+void FSDPModule::reset_iter_state() {
+  const auto& root = state_->root();
+  if (!root) {
+    return;  // no forward ran yet
+  }
+  TESSERA_CHECK(StateError, root->is_outermost(*state_),
+                "reset_iter_state: {} is the unit '{}' of a larger model; call it on the outermost module",
+                state_->label(), state_->name());
+  root->reset_iter_state();
+}
+
+void FSDPModule::set_event_observer(const UnitObserver& observer) {
+  for_each_state(*module_, *state_, /*recurse=*/true, [&](FSDPState& state) { state.settings().observer = observer; });
+}
+
+UnitState FSDPModule::unit_state() const {
+  return state_->group() ? state_->group()->state() : UnitState::Sharded;
+}
+
+size_t FSDPModule::unsharded_bytes() const {
+  return state_->group() ? state_->group()->unsharded_bytes() : 0;
+}
+
+size_t FSDPModule::num_parameters() const {
+  return state_->group() ? state_->group()->params().size() : 0;
+}
+
+FSDPModule::MemoryStats FSDPModule::memory_stats() const {
+  if (!state_->group()) {
+    return {};
+  }
+  const auto& pool = *state_->group()->pool();
+  return {pool.bytes_held(), pool.bytes_borrowed(), pool.peak_bytes_borrowed()};
+}
+
+void FSDPModule::reset_peak_memory() {
+  if (state_->group()) {
+    state_->group()->pool()->reset_peak();
+  }
+}
+
+void FSDPModule::check_ready_for_step() const {
+  bool has_grad = false;
+  for (const auto& [path, state] : fsdp_states(*module_)) {
+    TESSERA_CHECK(StateError, !state->awaits_backward(),
+                  "optimizer step: the forward of {} still awaits its backward; call loss.backward() before step()",
+                  state->label());
+    TESSERA_CHECK(StateError, !state->has_unreduced_gradients(),
+                  "optimizer step: gradients of {} await their reduction; the last backward before step() needs "
+                  "set_requires_gradient_sync(true), set_requires_all_reduce(true) and set_is_last_backward(true)",
+                  state->label());
+    if (!state->group()) {
+      continue;
+    }
+    TESSERA_CHECK(StateError, !state->group()->is_unsharded(),
+                  "optimizer step: the parameters of {} are unsharded; call fsdp(module).reshard() before step()",
+                  state->label());
+    for (const auto& param : state->group()->params()) {
+      has_grad = has_grad || param.param().grad().defined();
+    }
+  }
+  TESSERA_CHECK(StateError, has_grad,
+                "optimizer step: no parameter of {} has a gradient, so step() would do nothing; call loss.backward() "
+                "before step()",
+                state_->label());
+}
+
+}  // namespace tessera

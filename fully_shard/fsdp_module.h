@@ -1,0 +1,134 @@
+#pragma once
+// FSDPModule: what can be asked of, and set on, a module after fully_shard. Names and meaning follow FSDPModule in
+// torch/distributed/fsdp/_fully_shard/_fully_shard.py.
+//
+// Gradients of several micro-batches, reduced once:
+//
+//   for (int i = 0; i < n; ++i) {
+//     fsdp(model).set_requires_gradient_sync(i == n - 1);
+//     loss(model(batch[i])).backward();
+//   }
+//   optimizer.step();
+//
+// All settings are the same on all ranks: they decide which collectives run. They hold from the unit's next forward or
+// backward on, until they are set again.
+//
+// Thread safety: for the thread that runs the rank's forward and backward.
+
+#include <torch/nn/module.h>
+#include <torch/nn/pimpl.h>
+
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "fully_shard/unit_state.h"
+
+namespace tessera {
+
+class FSDPState;
+
+/// An unshard in flight. Copies mean the same one.
+class UnshardHandle {
+ public:
+  UnshardHandle() = default;
+  explicit UnshardHandle(std::weak_ptr<FSDPState> state) : state_(std::move(state)) {}
+  /// Returns when the parameters are full tensors; a second call returns at once. The unit's next forward waits by
+  /// itself.
+  void wait();
+
+ private:
+  std::weak_ptr<FSDPState> state_;
+};
+
+/// A handle to a module that fully_shard was called on. Cheap to copy; the module must outlive it.
+class FSDPModule {
+ public:
+  FSDPModule(torch::nn::Module& module, std::shared_ptr<FSDPState> state)
+      : module_(&module), state_(std::move(state)) {}
+
+  /// Gathers this unit's own parameters (not those of units below it). They stay until reshard() or the unit's next
+  /// forward or backward frees them; changes made to them meanwhile are lost. With async_op it only issues the
+  /// all-gather. Collective.
+  UnshardHandle unshard(bool async_op = false);
+  /// Back to shards; does nothing if they are sharded.
+  void reshard();
+
+  /// See FullyShardOptions; for this unit, and with `recurse` for all units below it.
+  void set_reshard_after_forward(bool value, bool recurse = true);
+  /// false: the parameters stay unsharded after backward, which saves the next forward's all-gather while gradients
+  /// accumulate. reshard() each unit before the optimizer steps; a step on unsharded parameters is an error.
+  void set_reshard_after_backward(bool value, bool recurse = true);
+  /// false: backward does not gather this unit's parameters, because it does not need them (an embedding).
+  void set_unshard_in_backward(bool value);
+
+  /// false: backward reduces no gradients, and no rank communicates for them. They add up unsharded, in the reduce
+  /// dtype, until a backward with true reduces their sum. Until then `grad` does not show them and zero_grad() does
+  /// not clear them.
+  void set_requires_gradient_sync(bool value, bool recurse = true);
+  /// false: on a 2-D mesh (HSDP), gradients are reduce-scattered but not yet all-reduced over the replicas; the sums
+  /// wait for a backward with true. Nothing on a 1-D mesh.
+  void set_requires_all_reduce(bool value, bool recurse = true);
+  /// false on the outermost unit: the next backwards do not wait for their reductions; the last one, with true, does.
+  /// Sharded gradients are complete only then.
+  void set_is_last_backward(bool value);
+  /// Gradients are sums over the ranks divided by `factor` in place of their number. Throws ValueError unless it is
+  /// positive and finite.
+  void set_gradient_divide_factor(double factor);
+  /// Collectives of this unit only add; the division becomes a step of its own.
+  void set_force_sum_reduction_for_comms(bool value);
+
+  /// The units to gather ahead when this one's forward begins: their all-gathers are issued before it computes. Two or
+  /// more overlap further and hold more memory. None given: the unit that came next in the last forward, which is the
+  /// default. An empty list: nothing. Throws ValueError unless all are units of the same ranks.
+  void set_modules_to_forward_prefetch(std::optional<std::vector<FSDPModule>> modules);
+  /// The same for backward. The default is the unit that came next in the last backward, or in the first backward the
+  /// reverse of forward.
+  void set_modules_to_backward_prefetch(std::optional<std::vector<FSDPModule>> modules);
+
+  /// After an exception in forward or backward that is to be forgotten: waits for collectives in flight, reshards all
+  /// units, drops unsharded gradients of this iteration and unreduced ones of earlier micro-batches. Only on the
+  /// outermost unit; throws StateError on another. The next forward does it by itself after a backward that threw.
+  void reset_iter_state();
+
+  /// `observer` is called with every step of this unit and all below it, in order; empty: none. For tests and
+  /// debugging. It must not call into the model.
+  void set_event_observer(const UnitObserver& observer);
+  UnitState unit_state() const;
+
+  /// Bytes of unsharded parameters that this unit holds now: 0 while sharded.
+  size_t unsharded_bytes() const;
+  /// Number of this unit's own parameters.
+  size_t num_parameters() const;
+
+  /// The memory that this unit shares with all units of its tree, for unsharded parameters and collectives.
+  struct MemoryStats {
+    size_t held = 0;           // from the system, in bytes
+    size_t borrowed = 0;       // in use now
+    size_t peak_borrowed = 0;  // since reset_peak_memory()
+  };
+  MemoryStats memory_stats() const;
+  void reset_peak_memory();
+
+  /// Throws StateError unless every unit from here down is between iterations with gradients to step on: no
+  /// forward that awaits its backward, no gradient that awaits its reduction, all parameters sharded, and a gradient
+  /// on at least one. A stock optimizer passes over undefined gradients without a word, so call it where step() might
+  /// come before backward().
+  void check_ready_for_step() const;
+
+ private:
+  std::vector<std::weak_ptr<FSDPState>> targets(const std::vector<FSDPModule>& modules, const char* caller) const;
+
+  torch::nn::Module* module_;
+  std::shared_ptr<FSDPState> state_;
+};
+
+/// Throws StateError if fully_shard was not called on `module`.
+FSDPModule fsdp(torch::nn::Module& module);
+
+template <class Impl>
+FSDPModule fsdp(const torch::nn::ModuleHolder<Impl>& module) {
+  return fsdp(static_cast<torch::nn::Module&>(*module.ptr()));
+}
+
+}  // namespace tessera

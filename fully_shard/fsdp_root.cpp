@@ -1,0 +1,230 @@
+#include "fully_shard/fsdp_root.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "base/error.h"
+#include "fully_shard/backward_hooks.h"
+
+namespace tessera {
+
+namespace {
+
+/// The module whose forward is the outermost that runs in this thread; its type has a root.
+thread_local torch::nn::Module* running_module = nullptr;
+
+bool is_below(const torch::nn::Module& module, const torch::nn::Module& above) {
+  const auto modules = above.modules(/*include_self=*/false);
+  return std::any_of(modules.begin(), modules.end(), [&](const auto& below) { return below.get() == &module; });
+}
+
+void add_states(torch::nn::Module& module, const std::string& path, std::vector<NamedState>& states) {
+  if (auto state = find_fsdp_state(module)) {
+    const auto is_same = [&](const NamedState& other) { return other.state == state; };
+    if (std::none_of(states.begin(), states.end(), is_same)) {
+      states.push_back({path.empty() ? "root" : path, std::move(state)});
+    }
+  }
+  for (const auto& child : module.named_children()) {
+    add_states(*child.value(), path.empty() ? child.key() : path + "." + child.key(), states);
+  }
+}
+
+}  // namespace
+
+void ReductionQueue::advance() {
+  if (const auto group = std::exchange(reducing_, nullptr)) {
+    group->finish_reduction();
+  }
+  if (auto group = std::exchange(scattering_, nullptr); group && group->start_all_reduce()) {
+    reducing_ = std::move(group);
+  }
+}
+
+void ReductionQueue::push(const std::shared_ptr<ParamGroup>& group, const GradientSettings& settings) {
+  advance();
+  group->start_reduction(settings);
+  scattering_ = group;
+}
+
+void ReductionQueue::drain() {
+  while (scattering_ || reducing_) {
+    advance();
+  }
+}
+
+void FSDPRoot::make(torch::nn::Module& module) {
+  const auto states = fsdp_states(module);
+  TESSERA_CHECK(StateError, !running_module || !is_below(module, *running_module),
+                "fully_shard: {} became a unit after the forward of the module around it, {}, had run, which does not "
+                "know it. Call fully_shard on all modules before the first forward",
+                states.at(0).state->label(), running_module ? running_module->name() : "");
+  auto names = std::make_shared<std::vector<std::string>>();
+  std::vector<std::weak_ptr<FSDPState>> units;
+  std::shared_ptr<BlockPool> pool;
+  for (const auto& [path, state] : states) {
+    TESSERA_CHECK(StateError, state->is_idle() && !state->has_unreduced_gradients(),
+                  "fully_shard: forward of {} takes over the unit '{}', which still awaits the backward, or the "
+                  "reduction, of a forward in which another module was the outermost one. Finish that iteration first, "
+                  "or drop its loss",
+                  states[0].state->label(), path);
+    names->push_back(path);
+    units.push_back(state);
+    if (!pool && state->group()) {
+      pool = state->group()->pool();
+    }
+  }
+  const std::shared_ptr<FSDPRoot> root(new FSDPRoot(std::move(units)));
+  for (size_t i = 0; i < states.size(); ++i) {
+    states[i].state->join(root, static_cast<int64_t>(i), names, pool);
+  }
+}
+
+std::shared_ptr<FSDPState> FSDPRoot::state_at(std::optional<int64_t> unit) const {
+  return unit ? states_.at(static_cast<size_t>(*unit)).lock() : nullptr;
+}
+
+// A forward inside of backward is a checkpointed region that is computed again: the order goes on as it was.
+void FSDPRoot::enter_forward(const FSDPState& state, torch::nn::Module& module) {
+  if (current_backward() == -1) {
+    if (open_forwards_ == 0) {
+      recover();
+      outermost_runs_ = is_outermost(state);
+      running_module = &module;
+      if (outermost_runs_) {
+        schedule_.begin_forward();
+      }
+    }
+    schedule_.record_forward(state.unit());
+  }
+  ++open_forwards_;
+}
+
+void FSDPRoot::leave_forward(const FSDPState& state) {
+  --open_forwards_;
+  if (current_backward() != -1) {
+    return;
+  }
+  schedule_.record_forward_end(state.unit());
+  if (open_forwards_ == 0) {
+    outermost_runs_ = false;
+    running_module = nullptr;
+    for (const auto& weak : states_) {
+      if (const auto unit = weak.lock()) {
+        unit->finish_forward();
+      }
+    }
+  }
+}
+
+void FSDPRoot::forward_failed() {
+  forward_failed_ = true;
+  if (--open_forwards_ == 0) {
+    outermost_runs_ = false;
+    running_module = nullptr;
+  }
+}
+
+void FSDPRoot::prefetch_in_forward(FSDPState& state) {
+  if (current_backward() != -1) {
+    return;
+  }
+  if (const auto& targets = state.settings().forward_prefetch) {
+    for (const auto& target : *targets) {
+      if (const auto unit = target.lock()) {
+        unit->prefetch();
+      }
+    }
+    return;
+  }
+  if (outermost_runs_) {
+    if (const auto next = state_at(schedule_.next_in_forward(state.unit()))) {
+      next->prefetch();
+    }
+  }
+}
+
+void FSDPRoot::enter_backward(const FSDPState& state) {
+  if (backward_ != current_backward()) {
+    backward_ = current_backward();
+    schedule_.begin_backward();
+    at_end_of_backward([weak = weak_from_this()] {
+      if (const auto self = weak.lock()) {
+        self->finish_backward();
+      }
+    });
+  }
+  schedule_.record_backward(state.unit());
+  if (state.group()->is_reducing()) {
+    reductions_.drain();
+  }
+}
+
+void FSDPRoot::prefetch_in_backward(FSDPState& state) {
+  const auto prefetch = [](const std::shared_ptr<FSDPState>& unit) {
+    if (unit && unit->settings().unshard_in_backward && unit->awaits_backward()) {
+      unit->prefetch();
+    }
+  };
+  if (const auto& targets = state.settings().backward_prefetch) {
+    for (const auto& target : *targets) {
+      prefetch(target.lock());
+    }
+    return;
+  }
+  prefetch(state_at(schedule_.next_in_backward(state.unit())));
+}
+
+void FSDPRoot::finish_backward() {
+  backward_ = -1;
+  for (auto state = states_.rbegin(); state != states_.rend(); ++state) {
+    if (const auto locked = state->lock()) {
+      locked->finish_backward();
+    }
+  }
+  const auto outermost = states_.front().lock();
+  if (!outermost || outermost->settings().is_last_backward) {
+    reductions_.drain();
+  }
+}
+
+/// A failed forward leaves gathers in flight, which peers may not have joined yet: they are waited for only now.
+void FSDPRoot::recover() {
+  if (backward_ != -1) {
+    reset_iter_state();
+  } else if (forward_failed_) {
+    schedule_.abandon();
+    for (const auto& weak : states_) {
+      if (const auto state = weak.lock()) {
+        state->finish_forward();
+      }
+    }
+  }
+  forward_failed_ = false;
+}
+
+void FSDPRoot::reset_iter_state() {
+  backward_ = -1;
+  open_forwards_ = 0;
+  outermost_runs_ = forward_failed_ = false;
+  schedule_.abandon();
+  for (const auto& weak : states_) {
+    if (const auto state = weak.lock()) {
+      state->abort_iteration();
+    }
+  }
+  reductions_.clear();
+}
+
+std::shared_ptr<FSDPState> find_fsdp_state(torch::nn::Module& module) {
+  const auto* point = find_hook_point(module);
+  return point ? point->find<FSDPState>() : nullptr;
+}
+
+std::vector<NamedState> fsdp_states(torch::nn::Module& module) {
+  std::vector<NamedState> states;
+  add_states(module, "", states);
+  return states;
+}
+
+}  // namespace tessera

@@ -1,0 +1,81 @@
+#pragma once
+// What the units of one tree share: the order in which they are used, the memory they borrow, and the reductions in
+// flight. Made by the outermost unit when its forward runs first.
+//
+// Thread safety: for the thread that runs the rank's forward and backward.
+
+#include <torch/nn/module.h>
+
+#include <memory>
+#include <vector>
+
+#include "fully_shard/fsdp_state.h"
+#include "fully_shard/schedule.h"
+
+namespace tessera {
+
+/// The reductions of a tree's units, in order. One reduce-scatter is in flight while backward goes on, and behind it
+/// (HSDP) one all-reduce: a unit's copy-in waits for the reduce-scatter of the unit before, whose buffer it gets.
+class ReductionQueue {
+ public:
+  /// Collective.
+  void push(const std::shared_ptr<ParamGroup>& group, const GradientSettings& settings);
+  /// Waits for all.
+  void drain();
+  void clear() { scattering_ = reducing_ = nullptr; }
+
+ private:
+  void advance();
+
+  std::shared_ptr<ParamGroup> scattering_, reducing_;
+};
+
+class FSDPRoot : public std::enable_shared_from_this<FSDPRoot> {
+ public:
+  /// The root of `module` and all units below it. Throws StateError if one of these is in the middle of an iteration
+  /// under another root, or if `module` lies below a root whose forward runs: it was sharded after that root was made.
+  static void make(torch::nn::Module& module);
+
+  bool is_outermost(const FSDPState& state) const { return state.unit() == 0; }
+  ReductionQueue& reductions() { return reductions_; }
+
+  void enter_forward(const FSDPState& state, torch::nn::Module& module);
+  void leave_forward(const FSDPState& state);
+  void forward_failed();
+  void prefetch_in_forward(FSDPState& state);
+
+  /// Makes sure that finish_backward runs on all units when the current backward ends.
+  void enter_backward(const FSDPState& state);
+  void prefetch_in_backward(FSDPState& state);
+
+  /// Throws away what a forward or backward that failed left behind.
+  void reset_iter_state();
+
+ private:
+  explicit FSDPRoot(std::vector<std::weak_ptr<FSDPState>> states) : states_(std::move(states)) {}
+
+  std::shared_ptr<FSDPState> state_at(std::optional<int64_t> unit) const;
+  void recover();
+  void finish_backward();
+
+  std::vector<std::weak_ptr<FSDPState>> states_;  // by number, the outermost first
+  Schedule schedule_;
+  ReductionQueue reductions_;
+  int64_t backward_ = -1;  // the backward whose end is awaited
+  int open_forwards_ = 0;
+  bool outermost_runs_ = false;
+  bool forward_failed_ = false;
+};
+
+/// The state of `module`, null if fully_shard was not called on it.
+std::shared_ptr<FSDPState> find_fsdp_state(torch::nn::Module& module);
+
+struct NamedState {
+  std::string path;  // below the module that was asked for; "root" for itself
+  std::shared_ptr<FSDPState> state;
+};
+
+/// All states at and below `module`, in order of registration, parents first.
+std::vector<NamedState> fsdp_states(torch::nn::Module& module);
+
+}  // namespace tessera

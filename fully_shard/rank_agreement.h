@@ -1,0 +1,26 @@
+#pragma once
+// Do the ranks of a mesh do the same? Asked where a fault of one rank would otherwise leave the others waiting.
+
+#include <string>
+#include <vector>
+
+#include "device_mesh/device_mesh.h"
+
+namespace tessera {
+
+/// The texts of all ranks of `mesh`, in the order of mesh.ranks(). One small collective an axis where all are equal,
+/// two where they are not. Collective.
+std::vector<std::string> gather_texts(const DeviceMesh& mesh, const std::string& text);
+
+/// What one rank has to say about a step that all ranks take together.
+struct Statement {
+  std::vector<std::string> items;  // what this rank does, each one line
+  std::string fault;               // why it cannot; empty if it can
+};
+
+/// Throws ValueError on every rank of `mesh` unless all make the same statement and none has a fault. `where` begins
+/// the message, which names the first rank that cannot, or the first item in which ranks differ. A rank with a fault of
+/// its own may throw that in place of it, after the call. Collective.
+void check_agreement(const DeviceMesh& mesh, const std::string& where, const Statement& own);
+
+}  // namespace tessera

@@ -1,0 +1,42 @@
+#pragma once
+// In which order the units of one tree are used, and so which one to gather ahead. Numbers of units only.
+//
+// Forward follows the order of the last forward. Backward follows the order of the last backward; where there was
+// none, or the unit was not in it, the reverse of the order in which units ended this forward. Example: a root (0)
+// and blocks 1 to 3 begin forward as 0 1 2 3 and end it as 1 2 3 0; so the first backward expects 0 3 2 1.
+//
+// The orders come from the modules' calls, which are the same on all ranks: so all ranks prefetch alike.
+
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+namespace tessera {
+
+class Schedule {
+ public:
+  /// The outermost unit's forward begins: what was recorded last is now the order to follow.
+  void begin_forward();
+  /// A unit that is called several times counts where it was called first.
+  void record_forward(int64_t unit);
+  void record_forward_end(int64_t unit);
+  /// Which unit is expected after `unit` in this forward.
+  std::optional<int64_t> next_in_forward(int64_t unit) const;
+
+  void begin_backward();
+  void record_backward(int64_t unit);
+  /// Which unit is expected after `unit` in this backward.
+  std::optional<int64_t> next_in_backward(int64_t unit) const;
+
+  /// Forgets what this iteration recorded: after a forward or backward that failed.
+  void abandon();
+
+  const std::vector<int64_t>& forward_order() const { return forward_; }
+  const std::vector<int64_t>& backward_order() const { return backward_; }
+
+ private:
+  std::vector<int64_t> forward_, forward_end_, backward_;  // of this iteration
+  std::vector<int64_t> last_forward_, last_backward_;
+};
+
+}  // namespace tessera

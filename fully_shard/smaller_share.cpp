@@ -1,0 +1,77 @@
+#include "fully_shard/smaller_share.h"
+
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/ops/zeros.h>
+
+#include <map>
+#include <mutex>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+#include <tuple>
+
+#include "base/error.h"
+#include "comm/rank_context.h"
+
+namespace tessera {
+
+namespace {
+
+using Key = std::tuple<uint64_t, std::vector<int64_t>>;
+
+struct Cache {
+  std::mutex mutex;
+  std::map<Key, std::weak_ptr<const ProcessGroupPtr>> groups;
+};
+
+Cache& cache() {
+  static auto* const cache = new Cache;  // ranks that are threads may outlive static destructors
+  return *cache;
+}
+
+}  // namespace
+
+SmallerShare::SmallerShare(std::shared_ptr<const ProcessGroupPtr> group, ParamLayout layout,
+                           const at::TensorOptions& compute_options)
+    : group_(std::move(group)),
+      layout_(std::move(layout)),
+      copies_(gather_copies(layout_)),
+      gather_(layout_, compute_options) {}
+
+void SmallerShare::cut(const std::vector<ShardedParam>& params, int64_t unit) {
+  const at::AutoDispatchBelowADInplaceOrView below;
+  const int64_t rank = get_rank(*group_);
+  auto share = at::zeros({gather_numel(layout_)}, params.at(0).unsharded().options());
+  for (size_t i = 0; i < params.size(); ++i) {
+    const auto& slot = layout_.slots[i];
+    const auto rows = slot.rows_of(rank, layout_.num_ranks);
+    const auto full = params[i].unsharded().view({slot.outer, slot.rows, slot.row_numel});
+    share.narrow(0, slot.offset, slot.numel_of(rank, layout_.num_ranks))
+        .view({slot.outer, rows.length, slot.row_numel})
+        .copy_(full.narrow(1, rows.offset, rows.length));
+  }
+  write_stamp(share, unit, false);
+  share_ = std::move(share);
+}
+
+std::shared_ptr<const ProcessGroupPtr> smaller_group(const DeviceMesh& mesh, int64_t axis, int64_t size) {
+  TESSERA_ASSERT(mesh.size(axis) % size == 0, "{} ranks in groups of {}", mesh.size(axis), size);
+  const auto ranks = group_ranks(mesh.group(axis));
+  const auto first = ranks.begin() + mesh.local_rank(axis) / size * size;
+  const std::vector<int64_t> members(first, first + size);
+  const Key key{rank_context_id(), members};
+  {
+    const std::lock_guard lock(cache().mutex);
+    std::erase_if(cache().groups, [](const auto& entry) { return entry.second.expired(); });
+    if (const auto found = cache().groups.find(key); found != cache().groups.end()) {
+      if (auto group = found->second.lock()) {
+        return group;
+      }
+    }
+  }
+  auto group =
+      std::make_shared<const ProcessGroupPtr>(new_group(members, fmt::format("reshard_after_forward_{}", size)));
+  const std::lock_guard lock(cache().mutex);
+  cache().groups.insert_or_assign(key, group);
+  return group;
+}
+
+}  // namespace tessera

@@ -1,0 +1,43 @@
+#pragma once
+// reshard_after_forward = int: between forward and backward each rank keeps a share of the unit's full parameters, cut
+// among a few neighbours, so that the gather for backward stays among them. With 8 ranks and 2 neighbours a rank keeps
+// half of the parameters in place of an eighth, and backward's all-gather runs over pairs.
+
+#include <memory>
+#include <vector>
+
+#include "fully_shard/all_gather.h"
+#include "fully_shard/sharded_param.h"
+
+namespace tessera {
+
+class SmallerShare {
+ public:
+  /// `layout`: of the unit's parameters among the ranks of `group`.
+  SmallerShare(std::shared_ptr<const ProcessGroupPtr> group, ParamLayout layout,
+               const at::TensorOptions& compute_options);
+
+  bool is_at_hand() const { return share_.defined(); }
+  /// Cuts this rank's share from the full parameters.
+  void cut(const std::vector<ShardedParam>& params, int64_t unit);
+  void drop() { share_ = at::Tensor(); }
+
+  /// Issues the all-gather of the shares; only while one is at hand.
+  void start(BlockPool& pool) { gather_.start(share_, *group_, pool); }
+  ShardGather& gather() { return gather_; }
+  const std::vector<std::vector<BlockCopy>>& copies() const { return copies_; }
+
+ private:
+  std::shared_ptr<const ProcessGroupPtr> group_;
+  ParamLayout layout_;
+  std::vector<std::vector<BlockCopy>> copies_;
+  ShardGather gather_;
+  at::Tensor share_;
+};
+
+/// The group of this rank and its neighbours along `axis`: ranks [0, size), [size, 2 size), ... of the axis, whose size
+/// is a multiple of `size`. Units of one mesh share it while any of them holds it. All ranks of the mesh call it in
+/// the same order.
+std::shared_ptr<const ProcessGroupPtr> smaller_group(const DeviceMesh& mesh, int64_t axis, int64_t size);
+
+}  // namespace tessera

@@ -1,0 +1,209 @@
+// The exact order of collectives, computation and frees, for each way to prefetch.
+
+#include <ATen/TensorOperators.h>
+
+#include "fully_shard/fully_shard.h"
+#include "testing/expect.h"
+#include "testing/run_ranks.h"
+#include "tests/fully_shard/small_models.h"
+#include "third_party/catch2/catch.h"
+
+using namespace tessera;
+using namespace tessera::testing;
+
+namespace {
+
+using Events = std::vector<std::string>;
+
+class EventLog {
+ public:
+  explicit EventLog(Tower& tower) {
+    fsdp(tower).set_event_observer([this](const UnitEvent& event) { events_.push_back(to_string(event)); });
+  }
+  Events take() { return std::exchange(events_, {}); }
+
+ private:
+  Events events_;
+};
+
+/// `a`, then `b`, then ...
+Events joined(std::initializer_list<Events> parts) {
+  Events all;
+  for (const auto& part : parts) {
+    all.insert(all.end(), part.begin(), part.end());
+  }
+  return all;
+}
+
+at::Tensor forward(Tower& tower, int rank) {
+  return weighted_loss(tower(make_batch(static_cast<uint64_t>(rank), 3, 5)));
+}
+
+const Events kForwardWithoutPrefetch = {
+    "gather root",    "unshard root",   "forward root",   "gather block0",  "unshard block0",
+    "forward block0", "reshard block0", "gather block1",  "unshard block1", "forward block1",
+    "reshard block1", "gather block2",  "unshard block2", "forward block2", "reshard block2",
+};
+
+// Each gather is issued before the computation that it overlaps with.
+const Events kForwardInRecordedOrder = {
+    "gather root",    "unshard root",   "gather block0",  "forward root",   "unshard block0",
+    "gather block1",  "forward block0", "reshard block0", "unshard block1", "gather block2",
+    "forward block1", "reshard block1", "unshard block2", "forward block2", "reshard block2",
+};
+
+// A reduction overlaps with the backward of the next unit, and its buffer goes to that unit's.
+const Events kBackwardInRecordedOrder = {
+    "gather block2",       "backward root",         "unshard block2",        "gather block1",  "backward block2",
+    "reshard block2",      "reduce_scatter block2", "unshard block1",        "gather block0",  "backward block1",
+    "reshard block1",      "reduced block2",        "reduce_scatter block1", "unshard block0", "backward block0",
+    "reshard block0",      "reduced block1",        "reduce_scatter block0", "reshard root",   "reduced block0",
+    "reduce_scatter root", "reduced root",
+};
+
+const Events kBackwardWithoutPrefetch = {
+    "backward root",         "gather block2",         "unshard block2",        "backward block2", "reshard block2",
+    "reduce_scatter block2", "gather block1",         "unshard block1",        "backward block1", "reshard block1",
+    "reduced block2",        "reduce_scatter block1", "gather block0",         "unshard block0",  "backward block0",
+    "reshard block0",        "reduced block1",        "reduce_scatter block0", "reshard root",    "reduced block0",
+    "reduce_scatter root",   "reduced root",
+};
+
+}  // namespace
+
+TEST_CASE("the first iteration prefetches in backward, later ones in forward too, in the recorded order") {
+  run_ranks(2, [](int rank) {
+    Tower tower;
+    shard_tower(tower);
+    EventLog log(tower);
+    auto loss = forward(tower, rank);
+    expect_equal(log.take(), kForwardWithoutPrefetch);
+    loss.backward();
+    expect_equal(log.take(), kBackwardInRecordedOrder);
+    for (int step = 1; step < 3; ++step) {
+      loss = forward(tower, rank);
+      expect_equal(log.take(), kForwardInRecordedOrder);
+      loss.backward();
+      expect_equal(log.take(), kBackwardInRecordedOrder);
+    }
+  });
+}
+
+TEST_CASE("a root that reshards after forward is gathered first in backward") {
+  run_ranks(2, [](int rank) {
+    Tower tower;
+    shard_tower(tower, {.reshard_after_forward = true});
+    EventLog log(tower);
+    for (int step = 0; step < 2; ++step) {
+      auto loss = forward(tower, rank);
+      expect_equal(log.take(),
+                   joined({step == 0 ? kForwardWithoutPrefetch : kForwardInRecordedOrder, {"reshard root"}}));
+      loss.backward();
+      expect_equal(log.take(), joined({{"gather root", "unshard root"}, kBackwardInRecordedOrder}));
+    }
+  });
+}
+
+TEST_CASE("empty lists of modules to prefetch mean none") {
+  run_ranks(2, [](int rank) {
+    Tower tower;
+    shard_tower(tower);
+    const auto prefetch_nothing = [](FSDPModule module) {
+      module.set_modules_to_forward_prefetch(std::vector<FSDPModule>{});
+      module.set_modules_to_backward_prefetch(std::vector<FSDPModule>{});
+    };
+    prefetch_nothing(fsdp(tower));
+    for (auto& block : tower->blocks) {
+      prefetch_nothing(fsdp(block));
+    }
+    EventLog log(tower);
+    for (int step = 0; step < 2; ++step) {
+      forward(tower, rank).backward();
+      expect_equal(log.take(), joined({kForwardWithoutPrefetch, kBackwardWithoutPrefetch}));
+    }
+  });
+}
+
+TEST_CASE("explicit lists come before the recorded order, and may reach further ahead") {
+  run_ranks(2, [](int rank) {
+    Tower tower;
+    shard_tower(tower);
+    const auto block = [&](size_t i) { return fsdp(tower->blocks[i]); };
+    fsdp(tower).set_modules_to_forward_prefetch({{block(0), block(1)}});
+    block(0).set_modules_to_forward_prefetch({{block(2)}});
+    block(1).set_modules_to_forward_prefetch(std::vector<FSDPModule>{});
+    fsdp(tower).set_modules_to_backward_prefetch({{block(2), block(1)}});
+    block(2).set_modules_to_backward_prefetch({{block(0)}});
+    EventLog log(tower);
+    for (int step = 0; step < 2; ++step) {
+      auto loss = forward(tower, rank);
+      expect_equal(log.take(),
+                   Events{"gather root", "unshard root", "gather block0", "gather block1", "forward root",
+                          "unshard block0", "gather block2", "forward block0", "reshard block0", "unshard block1",
+                          "forward block1", "reshard block1", "unshard block2", "forward block2", "reshard block2"});
+      loss.backward();
+      expect_equal(
+          log.take(),
+          Events{"gather block2",       "gather block1",  "backward root",         "unshard block2", "gather block0",
+                 "backward block2",     "reshard block2", "reduce_scatter block2", "unshard block1", "backward block1",
+                 "reshard block1",      "reduced block2", "reduce_scatter block1", "unshard block0", "backward block0",
+                 "reshard block0",      "reduced block1", "reduce_scatter block0", "reshard root",   "reduced block0",
+                 "reduce_scatter root", "reduced root"});
+    }
+  });
+}
+
+TEST_CASE("with replicas an all-reduce follows each reduce-scatter, one unit later") {
+  run_ranks(4, [](int rank) {
+    Tower tower;
+    shard_tower(tower, {.mesh = init_device_mesh(at::kCPU, {2, 2}, {"replicate", "shard"})});
+    auto loss = forward(tower, rank);
+    EventLog log(tower);
+    loss.backward();
+    expect_equal(log.take(),
+                 Events{"gather block2",         "backward root",     "unshard block2",        "gather block1",
+                        "backward block2",       "reshard block2",    "reduce_scatter block2", "unshard block1",
+                        "gather block0",         "backward block1",   "reshard block1",        "all_reduce block2",
+                        "reduce_scatter block1", "unshard block0",    "backward block0",       "reshard block0",
+                        "reduced block2",        "all_reduce block1", "reduce_scatter block0", "reshard root",
+                        "reduced block1",        "all_reduce block0", "reduce_scatter root",   "reduced block0",
+                        "all_reduce root",       "reduced root"});
+  });
+}
+
+TEST_CASE("a unit that was prefetched but not called is dropped when forward ends, and not expected again") {
+  run_ranks(2, [](int) {
+    Tower tower;
+    shard_tower(tower);
+    const at::NoGradGuard no_grad;
+    const auto x = make_batch(1, 3, 5);
+    tower(x);
+    tower->blocks.pop_back();  // the module is still registered, so it is still a unit
+    EventLog log(tower);
+    tower(x);
+    expect_equal(log.take(),
+                 Events{"gather root", "unshard root", "gather block0", "forward root", "unshard block0",
+                        "gather block1", "forward block0", "reshard block0", "unshard block1", "gather block2",
+                        "forward block1", "reshard block1", "reshard root", "drop block2"});
+    tower(x);
+    expect_equal(log.take(), Events{"gather root", "unshard root", "gather block0", "forward root", "unshard block0",
+                                    "gather block1", "forward block0", "reshard block0", "unshard block1",
+                                    "forward block1", "reshard block1", "reshard root"});
+  });
+}
+
+TEST_CASE("several modules that are one unit are gathered once, forward and backward") {
+  run_ranks(2, [](int rank) {
+    Tower tower;
+    fully_shard({&*tower->blocks[0], &*tower->blocks[1]});
+    fully_shard(tower);
+    EventLog log(tower);
+    auto loss = forward(tower, rank);
+    expect_equal(log.take(), Events{"gather root", "unshard root", "forward root", "gather block0", "unshard block0",
+                                    "forward block0", "forward block0", "reshard block0"});
+    loss.backward();
+    expect_equal(log.take(), Events{"gather block0", "backward root", "unshard block0", "backward block0",
+                                    "backward block0", "reshard block0", "reduce_scatter block0", "reshard root",
+                                    "reduced block0", "reduce_scatter root", "reduced root"});
+  });
+}

@@ -22,6 +22,16 @@ RankState& rank_state() {
   return entered_state ? *entered_state : *process_state();
 }
 
+std::shared_ptr<void> rank_local(std::type_index type, std::shared_ptr<void> (*make)()) {
+  RankState& state = rank_state();
+  std::lock_guard lock(state.locals_mutex);
+  auto& local = state.locals[type];
+  if (!local) {
+    local = make();
+  }
+  return local;
+}
+
 }  // namespace detail
 
 RankContext RankContext::create() {

@@ -14,6 +14,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <typeindex>
 
 namespace tessera {
 
@@ -56,5 +57,17 @@ class RankContextGuard {
 /// set up. A cache that outlives a rank must have it in its key, since ranks of one process may hold equal meshes over
 /// different groups. In a process that is one rank it is the count of init_process_group calls, the same on all ranks.
 uint64_t rank_context_id();
+
+namespace detail {
+std::shared_ptr<void> rank_local(std::type_index type, std::shared_ptr<void> (*make)());
+}
+
+/// The calling thread's rank's own T, made at the first call: state that a process of one rank would keep in a global.
+/// It lives as long as the context and whoever holds it. Thread safety: may be called at any time; T guards itself.
+template <typename T>
+std::shared_ptr<T> rank_local() {
+  return std::static_pointer_cast<T>(
+      detail::rank_local(typeid(T), []() -> std::shared_ptr<void> { return std::make_shared<T>(); }));
+}
 
 }  // namespace tessera

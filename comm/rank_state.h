@@ -5,8 +5,10 @@
 #include <atomic>
 #include <map>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+#include <typeindex>
 
 #include "comm/comm_stats.h"
 #include "comm/process_group.h"
@@ -30,6 +32,8 @@ struct RankState : std::enable_shared_from_this<RankState> {
   /// How often a (name, ranks) was used by new_group.
   std::map<std::string, int> group_counts;
   std::array<Counter, kCollectiveCount> counters;
+  std::mutex locals_mutex;
+  std::map<std::type_index, std::shared_ptr<void>> locals;  // rank_local<T>(), by T
 };
 
 /// The state that the calling thread acts in.

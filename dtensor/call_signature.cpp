@@ -66,7 +66,7 @@ bool is_key_scalar(const c10::IValue& value) {
     return !first.isList() && is_key_scalar(first);
   }
   return value.isNone() || value.isInt() || value.isBool() || value.isDouble() || value.isList() || value.isString() ||
-         value.isDevice() || value.isComplexDouble();
+         value.isDevice() || value.isComplexDouble() || value.isGenerator();
 }
 
 uint64_t hash_scalar(const c10::IValue& value, bool float_values) {
@@ -101,6 +101,9 @@ bool same_scalar(const c10::IValue& a, const c10::IValue& b, bool float_values) 
   }
   if (a.isDouble() && b.isDouble()) {
     return !float_values || hash_double(a.toDouble()) == hash_double(b.toDouble());
+  }
+  if (a.isGenerator() && b.isGenerator()) {
+    return true;  // plans do not depend on random states
   }
   if (a.isIntList() && b.isIntList()) {
     return a.toIntList() == b.toIntList();

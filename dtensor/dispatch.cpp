@@ -78,7 +78,7 @@ const OpRule& rule_of(const c10::OperatorHandle& op, const CallSignature& call) 
 std::shared_ptr<const OpPlan> make_plan(const c10::OperatorHandle& op, const CallSignature& call) {
   const auto& rule = rule_of(op, call);
   const DeviceMesh* mesh = nullptr;
-  OpCall rule_call{.op = op, .args = call.args, .operands = {}, .outputs = {}};
+  OpCall rule_call{.op = op, .args = call.args, .operands = {}, .outputs = {}, .offsets = {}};
   for (const auto& operand : call.operands) {
     const auto* dtensor = operand.dtensor;
     if (dtensor) {
@@ -190,22 +190,32 @@ SpecPtr spec_of_result(const OpPlan& plan, size_t next, const at::Tensor& result
   return plan.outputs[next];
 }
 
-/// Makes DTensors of an op's results.
+/// Makes DTensors of an op's results. Views know where in the viewed tensor they begin, as autograd's own views do.
 struct ResultWrapper {
   const OpPlan& plan;
+  int64_t viewed_offset = 0;
   std::shared_ptr<const ParameterOrigin> origin;
   bool copies_views;  // the viewed operand was moved, so its views are of a copy
   size_t next = 0;
 
-  ResultWrapper(const CallSignature& call, const OpPlan& plan) : plan(plan) {
+  ResultWrapper(const CallSignature& call, const OpPlan& plan, const Arguments& arguments) : plan(plan) {
     const auto* viewed = call.operands[0].dtensor;
+    const auto& first = arguments[call.operands[0].arg];
+    viewed_offset = viewed && first.isTensor() ? first.toTensor().storage_offset() : 0;
     origin = viewed ? viewed->origin : nullptr;
     copies_views = viewed && (plan.redistribute[0] || viewed->copied_view);
   }
 
   at::Tensor wrap(at::Tensor local, bool is_view) {
-    auto spec = spec_of_result(plan, next++, local);
-    return wrap_local(std::move(local), std::move(spec), is_view ? origin : nullptr, is_view && copies_views);
+    const size_t index = next++;
+    auto spec = spec_of_result(plan, index, local);
+    if (!is_view) {
+      return wrap_local(std::move(local), std::move(spec));
+    }
+    auto view = wrap_local(std::move(local), std::move(spec), origin, copies_views);
+    const int64_t offset = index < plan.offsets.size() ? plan.offsets[index] : 0;
+    view.unsafeGetTensorImpl()->set_storage_offset(viewed_offset + offset);
+    return view;
   }
 };
 
@@ -213,7 +223,7 @@ struct ResultWrapper {
 void wrap_results(const CallSignature& call, const OpPlan& plan, const Arguments& arguments, Stack* stack) {
   const auto& returns = call.info->returns;
   const size_t first = stack->size() - returns.size();
-  ResultWrapper wrapper(call, plan);
+  ResultWrapper wrapper(call, plan, arguments);
   for (size_t i = 0; i < returns.size(); ++i) {
     auto& value = (*stack)[first + i];
     if (returns[i].written_arg >= 0) {

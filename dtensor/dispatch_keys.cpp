@@ -47,11 +47,18 @@ bool takes_tensors(const c10::FunctionSchema& schema) {
   return false;
 }
 
-/// inplace_view.cpp has the kernels of these. detach_, tagged as one of them, leaves the tensor as it is.
+/// inplace_view.cpp and ops/backward_constants.cpp have the kernels of these. detach_, tagged as one of the former,
+/// leaves the tensor as it is.
 bool has_own_kernel(const c10::OperatorHandle& op) {
   const auto& name = op.operator_name().name;
   return (op.hasTag(at::Tag::inplace_view) && name != "aten::detach_") || name == "aten::as_strided_copy" ||
-         name == "aten::as_strided_scatter" || name == "aten::is_same_size";
+         name == "aten::as_strided_scatter" || name == "aten::is_same_size" || name == "aten::index_put" ||
+         name == "aten::cat" || name == "aten::stack";
+}
+
+/// rand_like, bernoulli and their kin: their kernels make an empty tensor and draw in place, on DTensors too.
+bool draws_by_other_ops(const c10::OperatorHandle& op) {
+  return op.hasTag(at::Tag::nondeterministic_seeded);
 }
 
 /// Ops with a CompositeExplicit kernel would run it on the DTensor as if it were a plain tensor.
@@ -62,7 +69,7 @@ void override_composite_explicit_ops(torch::Library& library) {
     if (name.name.rfind("aten::", 0) != 0 || !op ||
         !(op->hasKernelForDispatchKey(c10::DispatchKey::CompositeExplicitAutograd) ||
           op->hasKernelForDispatchKey(c10::DispatchKey::CompositeExplicitAutogradNonFunctional)) ||
-        has_own_kernel(*op) || op->hasKernelForDispatchKey(c10::DispatchKey::PrivateUse1) ||
+        has_own_kernel(*op) || draws_by_other_ops(*op) || op->hasKernelForDispatchKey(c10::DispatchKey::PrivateUse1) ||
         !takes_tensors(op->schema())) {
       continue;
     }

@@ -13,6 +13,7 @@
 #include "base/error.h"
 #include "dtensor/dtensor_impl.h"
 #include "dtensor/redistribute.h"
+#include "dtensor/strided_view.h"
 
 namespace tessera {
 
@@ -25,6 +26,7 @@ Self& take_on(Self& self, const at::Tensor& other) {
   TESSERA_ASSERT(meta != nullptr, "a view of a DTensor is plain");
   auto* impl = self.unsafeGetTensorImpl();
   impl->set_sizes_and_strides(meta->spec->sizes(), meta->spec->strides());
+  impl->set_storage_offset(other.storage_offset());
   impl->set_backend_meta(c10::make_intrusive<DTensorMeta>(meta->local, meta->spec, meta->origin, meta->copied_view));
   return self;
 }
@@ -58,28 +60,38 @@ const at::Tensor& as_strided_(const at::Tensor& self, c10::SymIntArrayRef sizes,
   return take_on(self, self.as_strided_symint(sizes, strides, std::move(offset)));
 }
 
-/// Sizes and strides refer to the whole tensor, which every rank must hold then. Each DTensor has a storage of its own
-/// in this respect, views too: offsets count from the tensor's first element.
-at::Tensor view_strided(const at::Tensor& self, at::IntArrayRef sizes, at::IntArrayRef strides, int64_t offset) {
+/// as_strided on a DTensor: sizes, strides and offset refer to the whole tensor. Where they say what views by name say
+/// too (strided_view.h), as those that autograd derives from such views do, shards stay and writes reach the tensor.
+/// Else every rank must hold the whole tensor.
+at::Tensor view_strided(const at::Tensor& self, const StridedView& wanted) {
+  if (auto view = as_view_by_name(self, wanted)) {
+    return *view;
+  }
   const auto* meta = dtensor_meta(self);
   const auto& spec = *meta->spec;
-  TESSERA_CHECK(
-      NotImplementedError, spec.meta().is_contiguous(),
-      "aten::as_strided: {} is not contiguous, so its strides say nothing of this rank's memory; use views by "
-      "name (transpose, unfold, ...) or contiguous() first",
-      spec.to_string());
+  TESSERA_CHECK(NotImplementedError, spec.meta().is_contiguous() && wanted.offset >= 0,
+                "aten::as_strided: {} is not contiguous or a view of a larger tensor, so strides say nothing of this "
+                "rank's memory; "
+                "use views by name (transpose, unfold, ...) or contiguous() first",
+                spec.to_string());
   const Placements replicated(spec.placements().size(), Replicate());
   const auto whole = redistribute_local(meta->local, spec, replicated);
-  auto view = at::as_strided(whole, sizes, strides, whole.storage_offset() + offset);
+  auto view = at::as_strided(whole, wanted.sizes, wanted.strides, whole.storage_offset() + wanted.offset);
   auto view_spec = DTensorSpec::make(spec.mesh(), replicated, TensorMeta::of(view));
   const bool copied = !whole.is_alias_of(meta->local);
-  return wrap_local(std::move(view), std::move(view_spec), meta->origin, copied || meta->copied_view);
+  auto result = wrap_local(std::move(view), std::move(view_spec), meta->origin, copied || meta->copied_view);
+  result.unsafeGetTensorImpl()->set_storage_offset(self.storage_offset() + wanted.offset);
+  return result;
 }
 
 at::Tensor view_strided_symint(const at::Tensor& self, c10::SymIntArrayRef sizes, c10::SymIntArrayRef strides,
                                std::optional<c10::SymInt> offset) {
-  return view_strided(self, C10_AS_INTARRAYREF_SLOW(sizes), C10_AS_INTARRAYREF_SLOW(strides),
-                      offset ? offset->guard_int(__FILE__, __LINE__) : 0);
+  const auto size = C10_AS_INTARRAYREF_SLOW(sizes);
+  const auto stride = C10_AS_INTARRAYREF_SLOW(strides);
+  const int64_t start = offset ? offset->guard_int(__FILE__, __LINE__) - self.storage_offset() : 0;
+  return view_strided(self, {.sizes = DimVector(size.begin(), size.end()),
+                             .strides = DimVector(stride.begin(), stride.end()),
+                             .offset = start});
 }
 
 at::Tensor as_strided_copy(const at::Tensor& self, c10::SymIntArrayRef sizes, c10::SymIntArrayRef strides,

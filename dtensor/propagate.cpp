@@ -59,28 +59,38 @@ torch::jit::Stack stand_in_arguments(const OpCall& call, c10::DeviceType device,
   return stack;
 }
 
-void append_outputs(const c10::IValue& value, std::vector<TensorMeta>& outputs) {
-  if (value.isTensor()) {
-    if (value.toTensor().defined()) {
-      outputs.push_back(TensorMeta::of(value.toTensor()));
-    }
-  } else if (value.isTensorList()) {
-    for (const auto& tensor : value.toTensorVector()) {
-      outputs.push_back(TensorMeta::of(tensor));
+/// The defined tensors of an op's results, lists opened.
+std::vector<at::Tensor> result_tensors(const torch::jit::Stack& results) {
+  std::vector<at::Tensor> tensors;
+  for (const auto& value : results) {
+    if (value.isTensor() && value.toTensor().defined()) {
+      tensors.push_back(value.toTensor());
+    } else if (value.isTensorList()) {
+      const auto list = value.toTensorVector();
+      tensors.insert(tensors.end(), list.begin(), list.end());
     }
   }
+  return tensors;
+}
+
+std::vector<TensorMeta> metas_of(const std::vector<at::Tensor>& tensors) {
+  std::vector<TensorMeta> metas;
+  for (const auto& tensor : tensors) {
+    metas.push_back(TensorMeta::of(tensor));
+  }
+  return metas;
 }
 
 }  // namespace
 
-std::vector<TensorMeta> infer_output_metas(const OpCall& call) {
+std::vector<TensorMeta> infer_output_metas(const OpCall& call, std::vector<int64_t>* offsets) {
   auto stack = stand_in_arguments(call, at::kMeta, meta_tensor);
   call.op.callBoxed(stack);
-  std::vector<TensorMeta> outputs;
-  for (const auto& value : stack) {
-    append_outputs(value, outputs);
+  const auto tensors = result_tensors(stack);
+  for (size_t i = 0; offsets && i < tensors.size(); ++i) {
+    offsets->push_back(tensors[i].storage_offset());
   }
-  return outputs;
+  return metas_of(tensors);
 }
 
 std::vector<TensorMeta> probe_output_metas(const OpCall& call,
@@ -90,11 +100,7 @@ std::vector<TensorMeta> probe_output_metas(const OpCall& call,
     return at::ones(sizes(meta), at::TensorOptions().dtype(meta.dtype).device(device));
   });
   call.op.callBoxed(stack);
-  std::vector<TensorMeta> outputs;
-  for (const auto& value : stack) {
-    append_outputs(value, outputs);
-  }
-  return outputs;
+  return metas_of(result_tensors(stack));
 }
 
 at::ScalarType infer_output_dtype(const OpCall& call) {
@@ -115,7 +121,7 @@ bool plan_output_metas(const OpRule& rule, OpCall& call) {
     return true;
   }
   try {
-    call.outputs = infer_output_metas(call);
+    call.outputs = infer_output_metas(call, &call.offsets);
     return true;
   } catch (const c10::NotImplementedError&) {
     return false;
@@ -209,7 +215,8 @@ OpPlan propagate(const OpRule& rule, OpCall& call) {
   for (size_t i = 0; i < outputs.size(); ++i) {
     plan.outputs.push_back(DTensorSpec::make(mesh, with_cut_order(std::move(outputs[i]), order), call.outputs[i]));
   }
-  plan.nothing_here = has_nothing_to_compute(plan);
+  plan.offsets = std::move(call.offsets);
+  plan.nothing_here = !rule.runs_on_empty_shards && has_nothing_to_compute(plan);
   return plan;
 }
 

@@ -21,7 +21,8 @@ OpPlan propagate(const OpRule& rule, OpCall& call);
 AxisStrategy cheapest_of(Strategies strategies, const OpCall& call);
 
 /// Global metas of the outputs of a call on tensors with `call.operands`' metas: runs it on meta tensors.
-std::vector<TensorMeta> infer_output_metas(const OpCall& call);
+/// With `offsets`, appends the storage offsets that they got.
+std::vector<TensorMeta> infer_output_metas(const OpCall& call, std::vector<int64_t>* offsets = nullptr);
 
 /// Output metas of a call on small tensors: runs the op itself on ones of `sizes(operand)`, on the mesh's device.
 std::vector<TensorMeta> probe_output_metas(const OpCall& call,

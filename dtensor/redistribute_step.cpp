@@ -29,7 +29,7 @@ at::Tensor pad_rows(const at::Tensor& tensor, int64_t rows) {
   }
   std::vector<int64_t> padding(static_cast<size_t>(2 * tensor.dim()), 0);
   padding.back() = rows - tensor.size(0);
-  return at::constant_pad_nd(tensor, padding);
+  return at::constant_pad_nd(tensor, padding).contiguous();  // which keeps a channels-last order of four dims
 }
 
 std::vector<int64_t> sizes_with_rows(const at::Tensor& tensor, int64_t rows) {

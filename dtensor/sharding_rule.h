@@ -45,6 +45,7 @@ struct OpCall {
   at::ArrayRef<c10::IValue> args;
   std::vector<Operand> operands;
   std::vector<TensorMeta> outputs;  // global metas of all defined output tensors, lists opened
+  std::vector<int64_t> offsets;     // of outputs that are views: their first element, counted from the viewed tensor's
   size_t axis = 0;                  // the mesh axis under consideration
   int64_t axis_size = 1;            // its number of ranks
 
@@ -80,6 +81,9 @@ struct OpRule {
   /// Whether strategies or output metas depend on the value of a floating scalar (its kind they may always read).
   /// Where they do not, calls that differ only there, such as an optimizer's steps, share one cached plan.
   bool reads_float_scalars = true;
+  /// Whether local_call does more than compute outputs (it draws random numbers, say), so that a rank without any
+  /// element of them must call it too.
+  bool runs_on_empty_shards = false;
   /// Arguments that the op writes though its schema does not say so.
   std::vector<size_t> undeclared_writes = {};
 
@@ -93,6 +97,7 @@ struct OpPlan {
   std::vector<SpecPtr> operands;   // null: plain scalar tensor
   std::vector<char> redistribute;  // by operand: its placements differ from the plan's
   std::vector<SpecPtr> outputs;    // empty if outputs_from_results
+  std::vector<int64_t> offsets;    // as OpCall's
   const OpRule* rule = nullptr;
   bool outputs_from_results = false;  // each result becomes a replicated DTensor of its own sizes
   bool writes_back = false;           // a written operand is moved: what the op wrote is carried back into it

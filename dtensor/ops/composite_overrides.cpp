@@ -3,7 +3,11 @@
 
 #include <ATen/ExpandUtils.h>
 #include <ATen/core/Tensor.h>
+#include <torch/csrc/autograd/graph_task.h>
 #include <torch/library.h>
+
+#include "dtensor/dispatch.h"
+#include "dtensor/dtensor_impl.h"
 
 namespace tessera {
 
@@ -22,6 +26,22 @@ at::Tensor masked_select_backward(const at::Tensor& grad, const at::Tensor& inpu
   return grad.new_zeros(at::infer_size(input.sizes(), mask.sizes())).masked_scatter(mask, grad);
 }
 
+/// Autograd makes plain zeros for the gradient of index_put, the same on every rank: in a backward they count as
+/// replicated.
+at::Tensor index_put(const at::Tensor& self, const c10::List<std::optional<at::Tensor>>& indices,
+                     const at::Tensor& values, bool accumulate) {
+  static const auto op = c10::Dispatcher::singleton().findSchemaOrThrow("aten::index_put", "");
+  const auto* meta = dtensor_meta(self);
+  auto placed = values;
+  if (meta && !dtensor_meta(values) && torch::autograd::get_current_graph_task_id() != -1) {
+    const Placements replicated(meta->spec->placements().size(), Replicate());
+    placed = wrap_local(values, DTensorSpec::make(meta->spec->mesh(), replicated, TensorMeta::of(values)));
+  }
+  torch::jit::Stack stack{self, indices, placed, accumulate};
+  dispatch(op, c10::DispatchKeySet(c10::DispatchKey::PrivateUse1), &stack);
+  return stack.back().toTensor();
+}
+
 void override_composites(torch::Library& library) {
   library.impl("value_selecting_reduction_backward", &value_selecting_reduction_backward);
   library.impl("masked_select_backward", &masked_select_backward);
@@ -31,6 +51,7 @@ void override_composites(torch::Library& library) {
 
 TORCH_LIBRARY_IMPL(aten, PrivateUse1, library) {
   override_composites(library);
+  library.impl("index_put", &index_put);
 }
 
 TORCH_LIBRARY_IMPL(aten, AutogradPrivateUse1, library) {

@@ -29,7 +29,7 @@ std::vector<std::vector<size_t>> parts_of(const OpCall& call) {
 
 AxisStrategy strategy_of_part(const OpCall& call, const std::vector<size_t>& operands, const TensorMeta& output,
                               const std::function<Strategies(const OpCall&)>& strategies) {
-  OpCall part{.op = call.op, .args = call.args, .operands = {}, .outputs = {output}};
+  OpCall part{.op = call.op, .args = call.args, .operands = {}, .outputs = {output}, .offsets = {}};
   part.axis = call.axis;
   part.axis_size = call.axis_size;
   for (const size_t operand : operands) {

@@ -1,7 +1,11 @@
 // Stock optimizers and gradient clipping on DTensor parameters: ten steps equal those on plain ones.
 
 #include <ATen/TensorOperators.h>
+#include <ATen/ops/arange.h>
+#include <ATen/ops/full.h>
 #include <ATen/ops/linear.h>
+#include <ATen/ops/norm.h>
+#include <ATen/ops/ones.h>
 #include <ATen/ops/randn.h>
 #include <torch/nn/utils/clip_grad.h>
 #include <torch/optim/adagrad.h>
@@ -13,6 +17,7 @@
 #include <limits>
 
 #include "comm/comm_stats.h"
+#include "dtensor/dispatch.h"
 #include "dtensor/dtensor.h"
 #include "testing/expect.h"
 #include "testing/run_ranks.h"
@@ -211,5 +216,52 @@ TEST_CASE("clip_grad_value_", "[dtensor][optim]") {
     for (size_t i = 0; i < p.size(); ++i) {
       expect_bit_equal(full_tensor(p[i].grad()), problem.parameters[i].sin().clamp(-0.1, 0.1));
     }
+  });
+}
+
+TEST_CASE("steps that differ in numbers only share plans", "[dtensor][optim]") {
+  const Problem problem;
+  const std::vector<MakeOptimizer> optimizers{
+      with<torch::optim::SGD>(torch::optim::SGDOptions(0.05).momentum(0.9).weight_decay(0.01)),
+      with<torch::optim::Adam>(torch::optim::AdamOptions(0.01).weight_decay(0.1).amsgrad(true)),
+      with<torch::optim::AdamW>(torch::optim::AdamWOptions(0.01)),
+  };
+  for (const auto& make : optimizers) {
+    run_ranks(3, [&](int) {
+      const auto mesh = init_device_mesh(at::kCPU, {3});
+      const auto p = with_gradients(problem.parameters, mesh, {Shard(0)});
+      const auto optimizer = make(p);
+      size_t misses = 0;
+      for (int step = 0; step < 10; ++step) {
+        for (auto& group : optimizer->param_groups()) {
+          group.options().set_lr(0.01 / (1 + step));
+        }
+        optimizer->step();
+        if (step == 1) {
+          misses = dispatch_stats().cache_misses;
+        }
+      }
+      TESSERA_EXPECT(misses > 0);
+      expect_equal(dispatch_stats().cache_misses, misses);
+    });
+  }
+}
+
+TEST_CASE("a number that decides the result's layout or dtype has a plan of its own", "[dtensor][optim]") {
+  run_ranks(2, [](int) {
+    const auto mesh = init_device_mesh(at::kCPU, {2});
+    const auto x = distribute_tensor(at::arange(4, at::kFloat).sub_(2), mesh, {Shard(0)});
+    for (const double p : {1.0, 2.0, 1.0}) {
+      expect_close(full_tensor(at::norm(x, p)), full_tensor(x).norm(p));
+    }
+    const auto integers = x.to(at::kLong);
+    expect_equal(integers.mul(2).scalar_type(), at::kLong);
+    expect_equal(integers.mul(2.0).scalar_type(), at::kFloat);
+    expect_equal(integers.mul(3.0).scalar_type(), at::kFloat);
+    expect_bit_equal(full_tensor(x.mul(2.0)), full_tensor(x) * 2);
+    expect_bit_equal(full_tensor(x.mul(3.0)), full_tensor(x) * 3);
+    const auto pending = from_local(at::ones({2}), mesh, {Partial()});
+    expect_bit_equal(full_tensor(pending.masked_fill(pending.ne(pending), 0.0)), at::full({2}, 2.f));
+    expect_bit_equal(full_tensor(pending.masked_fill(pending.eq(pending), 5.0)), at::full({2}, 5.f));
   });
 }

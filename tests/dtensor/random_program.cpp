@@ -59,7 +59,7 @@ std::optional<at::Tensor> try_step(const Step& step, const Tensors& values) {
   try {
     auto value = step.run(read);
     return usable(value) ? std::optional(value) : std::nullopt;
-  } catch (const c10::Error&) {
+  } catch (const std::exception&) {
     return std::nullopt;
   }
 }

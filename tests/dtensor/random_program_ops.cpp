@@ -74,7 +74,6 @@ std::optional<Step> unary(Scene& scene) {
       {"leaky_relu(0.1)", [](const at::Tensor& x) { return at::leaky_relu(x, 0.1); }},
       {"clone", [](const at::Tensor& x) { return x.clone(); }},
       {"contiguous", [](const at::Tensor& x) { return x.contiguous(); }},
-      {"to(float).to(double)", [](const at::Tensor& x) { return x.to(at::kFloat).to(at::kDouble); }},
       {"gt(0)", [](const at::Tensor& x) { return x.gt(0); }},
       {"where(x > 0, x, 0.1)", [](const at::Tensor& x) { return at::where(x.gt(0), x, 0.1); }},
       {"masked_fill(x > 0, 2)", [](const at::Tensor& x) { return x.masked_fill(x.gt(0), 2); }},
@@ -158,10 +157,14 @@ std::optional<Step> whole_reduction(Scene& scene) {
   };
   using T = const at::Tensor&;
   static const std::vector<Op> ops = {
-      {"sum", [](T x) { return x.sum(); }},   {"mean", [](T x) { return x.mean(); }},
-      {"max", [](T x) { return x.max(); }},   {"min", [](T x) { return x.min(); }},
-      {"norm", [](T x) { return x.norm(); }}, {"prod", [](T x) { return x.prod(); }},
-      {"var", [](T x) { return x.var(); }},   {"argmax", [](T x) { return x.argmax(); }},
+      {"sum", [](T x) { return x.sum(); }},
+      {"mean", [](T x) { return x.mean(); }},
+      {"max", [](T x) { return x.max(); }},
+      {"min", [](T x) { return x.min(); }},
+      {"norm", [](T x) { return x.norm(); }},
+      {"prod", [](T x) { return x.prod(); }},
+      {"var", [](T x) { return x.var(/*unbiased=*/false); }},
+      {"argmax", [](T x) { return x.argmax(); }},
   };
   const auto v = scene.value();
   if (!v) {
@@ -191,7 +194,7 @@ std::optional<Step> along_dim(Scene& scene) {
       {"roll(1)", [](T x, int64_t d) { return x.roll(1, d); }},
       {"unsqueeze", [](T x, int64_t d) { return x.unsqueeze(d); }},
       {"squeeze", [](T x, int64_t d) { return x.squeeze(d); }},
-      {"unbind front", [](T x, int64_t d) { return x.unbind(d).front(); }},
+      {"unbind front", [](T x, int64_t d) { return x.unbind(d).at(0); }},
       {"chunk(2) back", [](T x, int64_t d) { return x.chunk(2, d).back(); }},
       {"split(2) front", [](T x, int64_t d) { return x.split(2, d).front(); }},
       {"movedim to 0", [](T x, int64_t d) { return x.movedim(d, 0); }},
@@ -213,6 +216,9 @@ std::optional<Step> along_dim(Scene& scene) {
   }
   const auto& op = scene.draws.of(ops);
   const int64_t dim = scene.dim_of(*v);
+  if (scene.values[*v].size(dim) == 0) {
+    return std::nullopt;  // the gradient of parts of an empty dim is a plain tensor, and refused
+  }
   return Step{
       fmt::format("v{}: {} of dim {}", *v, op.name, dim), {*v}, [run = op.run, dim](Read x) { return run(x[0], dim); }};
 }

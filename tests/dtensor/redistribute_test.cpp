@@ -137,6 +137,18 @@ TEST_CASE("every pair of layouts on three axes, forward and backward", "[dtensor
   check_every_pair({2, 2, 2}, {5, 3}, layouts(3, {Replicate(), Shard(0), Shard(0, 1), Shard(1), Partial()}));
 }
 
+TEST_CASE("a permuted tensor of four dims with an uneven shard moves", "[dtensor]") {
+  run_ranks(2, [](int) {
+    const auto mesh = init_device_mesh(at::kCPU, {2});
+    const auto full = ramp({3, 3, 2, 4});
+    const auto x = redistribute(from_local(full.clone(), mesh, {Replicate()}), {Shard(0)}).permute({0, 2, 3, 1});
+    expect_bit_equal(full_tensor(x), full.permute({0, 2, 3, 1}));
+    expect_bit_equal(full_tensor(redistribute(x, {Shard(3)})), full.permute({0, 2, 3, 1}));
+    const auto terms = redistribute(x, {Partial()});
+    expect_bit_equal(full_tensor(redistribute(terms, {Shard(0)})), full.permute({0, 2, 3, 1}));
+  });
+}
+
 TEST_CASE("pending norms become the norm of all parts", "[dtensor]") {
   run_ranks(3, [](int rank) {
     const auto mesh = init_device_mesh(at::kCPU, {3});

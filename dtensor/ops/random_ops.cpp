@@ -1,0 +1,90 @@
+// Random ops draw the whole tensor on every rank and keep this rank's part (dtensor/random.h).
+
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/ops/empty_like.h>
+#include <ATen/ops/empty_strided.h>
+#include <ATen/ops/ones_like.h>
+#include <torch/library.h>
+
+#include "dtensor/ops/op_names.h"
+#include "dtensor/ops/rule_helpers.h"
+#include "dtensor/random.h"
+#include "dtensor/redistribute.h"
+
+namespace tessera {
+
+namespace {
+
+/// Puts the rank's generator where the call has none.
+void set_generator(const c10::OperatorHandle& op, torch::jit::Stack* stack, at::DeviceType device) {
+  const auto index = op.schema().argumentIndexWithName("generator");
+  if (index && local_argument(op, stack, static_cast<size_t>(*index)).isNone()) {
+    local_argument(op, stack, static_cast<size_t>(*index)) = c10::IValue(dtensor_generator(device));
+  }
+}
+
+/// The written tensor stays where it is; what numbers are drawn by (probabilities) is needed whole.
+Strategies draw_in_place_strategies(const OpCall& call) {
+  AxisStrategy strategy{.operands = PlacementVector(call.operands.size(), Replicate()), .outputs = {}};
+  const auto& self = call.operands[0].spec;
+  strategy.operands[0] = self ? self->placements()[call.axis] : Placement(Replicate());
+  strategy.outputs = {strategy.operands[0]};
+  return {strategy};
+}
+
+void local_draw_in_place(const c10::OperatorHandle& op, torch::jit::Stack* stack, const OpPlan& plan) {
+  const auto& spec = *plan.operands[0];
+  const auto local = local_argument(op, stack, 0).toTensor();
+  const auto whole = at::empty_strided(spec.sizes(), spec.strides(), local.options());
+  local_argument(op, stack, 0) = whole;
+  set_generator(op, stack, local.device().type());
+  op.callBoxed(stack);
+  const auto from = spec.with_placements(Placements(spec.placements().size(), Replicate()));
+  local.copy_(redistribute_local(whole, *from, spec.placements()));
+  stack->back() = local;
+}
+
+/// Ops of whole operands: each rank computes the same from the same generator.
+void local_draw(const c10::OperatorHandle& op, torch::jit::Stack* stack, const OpPlan& /*plan*/) {
+  set_generator(op, stack, local_argument(op, stack, 0).toTensor().device().type());
+  op.callBoxed(stack);
+}
+
+constexpr const char* kInPlace = R"(
+    normal_ uniform_ exponential_ bernoulli_.float bernoulli_.Tensor random_ random_.from random_.to geometric_ cauchy_
+    log_normal_)";
+
+constexpr const char* kWhole = R"(
+    multinomial poisson binomial _standard_gamma _sample_dirichlet normal.Tensor_Tensor normal.Tensor_float
+    normal.float_Tensor rrelu_with_noise rrelu_with_noise_)";
+
+const RegisterOpRules rules([] {
+  register_op_rule(aten_ops(kInPlace), {.strategies = draw_in_place_strategies,
+                                        .local_call = local_draw_in_place,
+                                        .output_metas = like_operand(0),
+                                        .reads_float_scalars = false,
+                                        .runs_on_empty_shards = true});
+  register_op_rule(aten_ops(kWhole), {.strategies = [](const OpCall&) { return Strategies(); },
+                                      .local_call = local_draw,
+                                      .whole_only = [](const OpCall&) { return true; },
+                                      .reads_float_scalars = false,
+                                      .runs_on_empty_shards = true});
+});
+
+/// As ATen's kernel for the CPU, whose ops are DTensor's here: the input's values need not be gathered.
+std::tuple<at::Tensor, at::Tensor> native_dropout(const at::Tensor& input, double p, std::optional<bool> train) {
+  const auto bools = input.options().dtype(at::kBool);
+  if (train && !*train) {
+    return {input.clone(), at::ones_like(input, bools)};
+  }
+  const auto mask = at::empty_like(input, bools).bernoulli_(1 - p);
+  return {input.mul(mask).mul_(p == 1 ? 0.0 : 1 / (1 - p)), mask};
+}
+
+}  // namespace
+
+TORCH_LIBRARY_IMPL(aten, PrivateUse1, library) {
+  library.impl("native_dropout", &native_dropout);
+}
+
+}  // namespace tessera

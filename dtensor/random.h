@@ -1,0 +1,35 @@
+#pragma once
+// Random numbers of DTensors: the same seed gives the same global tensor whatever its placements, the mesh and the
+// number of ranks, equal to what one device draws for a plain tensor of the same sizes.
+//
+//   tessera::manual_seed(0);                                   // on every rank
+//   x.normal_();                                               // a DTensor [5, 3], Shard(0) or anything else
+//   auto y = at::dropout(x, 0.1, true);
+//
+// on one device is at::manual_seed(0), x.normal_() on a plain [5, 3], and the same dropout.
+//
+// How: every rank draws the whole tensor from its generator and keeps its own part, so generators advance alike on all
+// ranks. The cost is one tensor of the global size, freed at once, and the time to draw it; no communication. Ops that
+// read values to draw by them (bernoulli of probabilities, normal of means, multinomial) gather those first.
+//
+// Each rank has generators of its own for this, which plain tensors do not touch: plain random ops (a loader's
+// shuffling, dropout of data-parallel activations) may differ from rank to rank without making replicated DTensors
+// differ. All start from libtorch's default seed. A generator that is passed to an op is used instead; it must be in
+// the same state on every rank.
+//
+// Thread safety: as at::Generator, one thread of a rank at a time.
+
+#include <ATen/core/Generator.h>
+
+#include <cstdint>
+
+namespace tessera {
+
+/// Seeds the calling rank's generators, of all devices. Call with the same seed on every rank.
+void manual_seed(uint64_t seed);
+
+/// The calling rank's generator for DTensors on `device_type` (CUDA: of the current device). Save and restore its state
+/// with get_state() and set_state() to repeat or to checkpoint.
+at::Generator dtensor_generator(at::DeviceType device_type);
+
+}  // namespace tessera

@@ -1,0 +1,131 @@
+// Convolutions, pooling, padding, resampling and batch norms.
+
+#include <ATen/ops/adaptive_avg_pool2d.h>
+#include <ATen/ops/avg_pool2d.h>
+#include <ATen/ops/batch_norm.h>
+#include <ATen/ops/conv1d.h>
+#include <ATen/ops/conv2d.h>
+#include <ATen/ops/conv_transpose2d.h>
+#include <ATen/ops/grid_sampler.h>
+#include <ATen/ops/max_pool2d.h>
+#include <ATen/ops/ones.h>
+#include <ATen/ops/pixel_shuffle.h>
+#include <ATen/ops/randn.h>
+#include <ATen/ops/reflection_pad2d.h>
+#include <ATen/ops/upsample_bilinear2d.h>
+#include <ATen/ops/upsample_nearest1d.h>
+#include <ATen/ops/zeros.h>
+
+#include "comm/comm_stats.h"
+#include "dtensor/dtensor.h"
+#include "testing/expect.h"
+#include "testing/run_ranks.h"
+#include "testing/tensor_matchers.h"
+#include "tests/dtensor/op_oracle.h"
+#include "third_party/catch2/catch.h"
+
+using namespace tessera;
+
+TEST_CASE("convolutions", "[dtensor][ops]") {
+  CHECK_NOTHROW(check_ops({
+      {.name = "conv2d",
+       .inputs = {{{3, 2, 5, 4}}, {{5, 2, 3, 3}}, {{5}}},
+       .call = [](const Tensors& x) -> Tensors { return {at::conv2d(x[0], x[1], x[2], 2, 1)}; }},
+      {.name = "conv2d of one item and channel, without bias",
+       .inputs = {{{1, 1, 4, 4}}, {{1, 1, 2, 2}}},
+       .call = [](const Tensors& x) -> Tensors { return {at::conv2d(x[0], x[1])}; }},
+      {.name = "conv1d in groups, dilated",
+       .inputs = {{{2, 4, 7}}, {{6, 2, 3}}, {{6}}},
+       .call = [](const Tensors& x) -> Tensors {
+         return {at::conv1d(x[0], x[1], x[2], at::IntArrayRef{1}, at::IntArrayRef{0}, at::IntArrayRef{2}, 2)};
+       }},
+      {.name = "conv2d without batch",
+       .inputs = {{{2, 4, 4}}, {{3, 2, 3, 3}}},
+       .call = [](const Tensors& x) -> Tensors { return {at::conv2d(x[0], x[1])}; }},
+      {.name = "conv_transpose2d",
+       .inputs = {{{2, 3, 3, 3}}, {{3, 2, 2, 2}}, {{2}}},
+       .call = [](const Tensors& x) -> Tensors { return {at::conv_transpose2d(x[0], x[1], x[2], 2, 0, 1)}; }},
+  }));
+}
+
+TEST_CASE("a cut batch, or cut output channels, are convolved without communication", "[dtensor][ops]") {
+  run_ranks(2, [](int) {
+    const auto mesh = init_device_mesh(at::kCPU, {2});
+    const auto items = distribute_tensor(at::ones({3, 2, 4, 4}), mesh, {Shard(0)});
+    const auto weight = distribute_tensor(at::ones({4, 2, 3, 3}), mesh, {Replicate()});
+    const auto whole = distribute_tensor(at::ones({3, 2, 4, 4}), mesh, {Replicate()});
+    const auto columns = distribute_tensor(at::ones({4, 2, 3, 3}), mesh, {Shard(0)});
+    reset_comm_stats();
+    expect_equal(to_string(placements(at::conv2d(items, weight))), "(Shard(0))");
+    expect_equal(to_string(placements(at::conv2d(whole, columns))), "(Shard(1))");
+    expect_equal(to_string(placements(at::max_pool2d(items, 2))), "(Shard(0))");
+    expect_equal(comm_stats().calls(), 0);
+  });
+}
+
+TEST_CASE("pooling, padding and resampling", "[dtensor][ops]") {
+  CHECK_NOTHROW(check_ops({
+      {.name = "max_pool2d",
+       .inputs = {{{3, 2, 4, 4}}},
+       .call = [](const Tensors& x) -> Tensors { return {at::max_pool2d(x[0], 2)}; }},
+      {.name = "max_pool2d of one item",
+       .inputs = {{{1, 1, 4, 4}}},
+       .call = [](const Tensors& x) -> Tensors { return {at::max_pool2d(x[0], 2)}; }},
+      {.name = "avg_pool2d without batch",
+       .inputs = {{{3, 4, 5}}},
+       .call = [](const Tensors& x) -> Tensors { return {at::avg_pool2d(x[0], 2)}; }},
+      {.name = "adaptive_avg_pool2d",
+       .inputs = {{{1, 3, 4, 5}}},
+       .call = [](const Tensors& x) -> Tensors {
+         return {at::adaptive_avg_pool2d(x[0], {2, 3})};
+       }},
+      {.name = "reflection_pad2d",
+       .inputs = {{{2, 1, 3, 4}}},
+       .call = [](const Tensors& x) -> Tensors {
+         return {at::reflection_pad2d(x[0], {1, 2, 0, 1})};
+       }},
+      {.name = "upsample_nearest1d",
+       .inputs = {{{3, 2, 4}}},
+       .call = [](const Tensors& x) -> Tensors { return {at::upsample_nearest1d(x[0], {6})}; }},
+      {.name = "upsample_bilinear2d",
+       .inputs = {{{1, 3, 3, 4}}},
+       .call = [](const Tensors& x) -> Tensors {
+         return {at::upsample_bilinear2d(x[0], {5, 6}, false)};
+       }},
+      {.name = "grid_sampler",
+       .inputs = {{{2, 2, 3, 4}}, probability({2, 3, 2, 2})},
+       .call = [](const Tensors& x) -> Tensors { return {at::grid_sampler(x[0], x[1], 0, 0, false)}; }},
+      {.name = "pixel_shuffle",
+       .inputs = {{{2, 4, 3, 2}}},
+       .call = [](const Tensors& x) -> Tensors { return {at::pixel_shuffle(x[0], 2)}; }},
+  }));
+}
+
+namespace {
+
+OpCase batch_norm_case(const char* name, std::vector<int64_t> sizes, bool training) {
+  const int64_t channels = sizes[1];
+  return {.name = name,
+          .inputs = {{std::move(sizes)}, {{channels}}, {{channels}}, {{channels}}, positive({channels})},
+          .call = [training](const Tensors& x) -> Tensors {
+            const auto mean = x[3].detach().clone(), var = x[4].detach().clone();
+            const auto y = at::batch_norm(x[0], x[1], x[2], mean, var, training, 0.1, 1e-5, false);
+            return {y, mean, var};
+          }};
+}
+
+}  // namespace
+
+TEST_CASE("batch norms and their running statistics", "[dtensor][ops]") {
+  CHECK_NOTHROW(check_ops({
+      batch_norm_case("batch_norm, training", {4, 3, 2}, true),
+      batch_norm_case("batch_norm, training, of one channel", {3, 1, 2, 2}, true),
+      batch_norm_case("batch_norm, eval", {3, 2, 2}, false),
+      batch_norm_case("batch_norm, eval, of one item", {1, 5}, false),
+      {.name = "batch_norm without weight and statistics",
+       .inputs = {{{3, 2, 2}}},
+       .call = [](const Tensors& x) -> Tensors {
+         return {at::batch_norm(x[0], {}, {}, {}, {}, true, 0.1, 1e-5, false)};
+       }},
+  }));
+}

@@ -1,0 +1,224 @@
+// Ops on lists of tensors: foreach and fused optimizer steps.
+
+#include <ATen/ops/_foreach_abs.h>
+#include <ATen/ops/_foreach_add.h>
+#include <ATen/ops/_foreach_addcdiv.h>
+#include <ATen/ops/_foreach_addcmul.h>
+#include <ATen/ops/_foreach_copy.h>
+#include <ATen/ops/_foreach_div.h>
+#include <ATen/ops/_foreach_lerp.h>
+#include <ATen/ops/_foreach_max.h>
+#include <ATen/ops/_foreach_mul.h>
+#include <ATen/ops/_foreach_norm.h>
+#include <ATen/ops/_foreach_pow.h>
+#include <ATen/ops/_foreach_sqrt.h>
+#include <ATen/ops/_foreach_sub.h>
+#include <ATen/ops/_foreach_zero.h>
+#include <ATen/ops/_fused_adam.h>
+#include <ATen/ops/_fused_adamw.h>
+#include <ATen/ops/_fused_sgd.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/ones.h>
+#include <ATen/ops/randn.h>
+#include <ATen/ops/stack.h>
+
+#include <limits>
+
+#include "comm/comm_stats.h"
+#include "dtensor/dtensor.h"
+#include "testing/expect.h"
+#include "testing/run_ranks.h"
+#include "testing/tensor_matchers.h"
+#include "tests/dtensor/op_oracle.h"
+#include "third_party/catch2/catch.h"
+
+using namespace tessera;
+
+namespace {
+
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+
+/// Two tensors of each sizes, so that lists hold tensors of different sizes and placements.
+std::vector<Input> two_lists() {
+  return {{{5, 3}}, {{4}}, positive({5, 3}), positive({4})};
+}
+
+Tensors first(const Tensors& x) {
+  return {x[0], x[1]};
+}
+Tensors second(const Tensors& x) {
+  return {x[2], x[3]};
+}
+
+}  // namespace
+
+TEST_CASE("foreach makes lists of results", "[dtensor][ops]") {
+  CHECK_NOTHROW(check_ops({
+      {.name = "add",
+       .inputs = two_lists(),
+       .call = [](const Tensors& x) { return at::_foreach_add(first(x), second(x), 0.5); }},
+      {.name = "add of a number",
+       .inputs = two_lists(),
+       .call = [](const Tensors& x) { return at::_foreach_add(first(x), 2.0); }},
+      {.name = "mul",
+       .inputs = two_lists(),
+       .call = [](const Tensors& x) { return at::_foreach_mul(first(x), second(x)); }},
+      {.name = "div by numbers",
+       .inputs = two_lists(),
+       .call =
+           [](const Tensors& x) {
+             return at::_foreach_div(first(x), std::vector<at::Scalar>{2.0, 4.0});
+           }},
+      {.name = "sqrt", .inputs = two_lists(), .call = [](const Tensors& x) { return at::_foreach_sqrt(second(x)); }},
+      {.name = "pow of a number",
+       .inputs = two_lists(),
+       .call = [](const Tensors& x) { return at::_foreach_pow(1.5, first(x)); }},
+      {.name = "lerp",
+       .inputs = two_lists(),
+       .call = [](const Tensors& x) { return at::_foreach_lerp(first(x), second(x), 0.3); }},
+      {.name = "addcdiv",
+       .inputs = two_lists(),
+       .call =
+           [](const Tensors& x) {
+             return at::_foreach_addcdiv(first(x), first(x), second(x), std::vector<at::Scalar>{0.5, 2.0});
+           }},
+      {.name = "mul by a tensor",
+       .inputs = {{{5, 3}}, {{4}}, {{}}},
+       .call = [](const Tensors& x) { return at::_foreach_mul(first(x), x[2]); },
+       .gradients = false},
+  }));
+}
+
+TEST_CASE("foreach reduces each tensor", "[dtensor][ops]") {
+  std::vector<OpCase> cases;
+  for (const double p : {0.0, 1.0, 2.0, 3.0, kInfinity}) {
+    for (const std::vector<int64_t>& sizes : {std::vector<int64_t>{5, 3}, std::vector<int64_t>{1, 2}}) {
+      cases.push_back({.name = fmt::format("norm {}", p),
+                       .inputs = {{sizes}, {{4}}},
+                       .call = [p](const Tensors& x) { return at::_foreach_norm(x, p); },
+                       .gradients = p == 2});
+    }
+  }
+  cases.push_back({.name = "max",
+                   .inputs = {{{5, 3}}, {{1, 2}}},
+                   .call = [](const Tensors& x) { return at::_foreach_max(x); },
+                   .gradients = false});
+  CHECK_NOTHROW(check_ops(cases));
+}
+
+TEST_CASE("foreach in place keeps each tensor's placements", "[dtensor][ops]") {
+  const auto in_place = [](const char* name, std::function<void(const Tensors&)> call) {
+    return OpCase{.name = name,
+                  .inputs = two_lists(),
+                  .call =
+                      [call](const Tensors& x) {
+                        Tensors copies;
+                        for (const auto& t : x) {
+                          copies.push_back(t.clone());
+                        }
+                        call(copies);
+                        return copies;
+                      },
+                  .gradients = false};
+  };
+  CHECK_NOTHROW(check_ops({
+      in_place("add_", [](const Tensors& x) { at::_foreach_add_(first(x), second(x)); }),
+      in_place("sub_", [](const Tensors& x) { at::_foreach_sub_(first(x), 1.5); }),
+      in_place("mul_", [](const Tensors& x) { at::_foreach_mul_(first(x), second(x)); }),
+      in_place("div_", [](const Tensors& x) { at::_foreach_div_(first(x), 3.0); }),
+      in_place("abs_", [](const Tensors& x) { at::_foreach_abs_(first(x)); }),
+      in_place("addcmul_", [](const Tensors& x) { at::_foreach_addcmul_(first(x), second(x), second(x), 0.1); }),
+      in_place("copy_", [](const Tensors& x) { at::_foreach_copy_(first(x), second(x)); }),
+      in_place("zero_", [](const Tensors& x) { at::_foreach_zero_(first(x)); }),
+  }));
+}
+
+TEST_CASE("lists of differently cut tensors need no communication", "[dtensor][ops]") {
+  run_ranks(3, [](int) {
+    const auto mesh = init_device_mesh(at::kCPU, {3});
+    const Tensors x{distribute_tensor(at::ones({5, 2}), mesh, {Shard(0)}),
+                    distribute_tensor(at::ones({4}), mesh, {Shard(0)}),
+                    distribute_tensor(at::ones({2, 7}), mesh, {Shard(1)})};
+    reset_comm_stats();
+    at::_foreach_add_(x, x, 2.0);
+    const auto norms = at::_foreach_norm(x, 2);
+    expect_equal(comm_stats().calls(), 0);
+    const auto total = at::stack(norms).norm();
+    expect_equal(to_string(placements(x[2])), "(Shard(1))");
+    expect_close(full_tensor(total), at::full({}, 3 * std::sqrt(28.f)));
+    expect_equal(comm_stats().calls(), 1);
+  });
+}
+
+namespace {
+
+struct Optimizer {
+  const char* name;
+  /// One step on (parameters, gradients, first moments, second moments).
+  std::function<void(const Tensors&, const Tensors&, const Tensors&, const Tensors&)> step;
+};
+
+Tensors ones_like_steps(size_t count) {
+  return Tensors(count, at::full({}, 3.f));
+}
+
+std::vector<Optimizer> fused_optimizers() {
+  return {
+      {"adam",
+       [](const Tensors& p, const Tensors& g, const Tensors& m, const Tensors& v) {
+         at::_fused_adam_(p, g, m, v, {}, ones_like_steps(p.size()), 0.1, 0.9, 0.99, 0.01, 1e-8, false, false);
+       }},
+      {"adamw with amsgrad",
+       [](const Tensors& p, const Tensors& g, const Tensors& m, const Tensors& v) {
+         at::_fused_adamw_(p, g, m, v, at::_foreach_mul(v, 2.0), ones_like_steps(p.size()), 0.1, 0.9, 0.99, 0.01, 1e-8,
+                           true, false);
+       }},
+      {"sgd", [](const Tensors& p, const Tensors& g, const Tensors& m,
+                 const Tensors&) { at::_fused_sgd_(p, g, m, 0.01, 0.9, 0.1, 0.0, false, false, false); }},
+  };
+}
+
+}  // namespace
+
+TEST_CASE("fused optimizer steps, whatever lies where", "[dtensor][ops]") {
+  auto generator = make_generator(5);
+  std::vector<Tensors> values(4);  // parameters, gradients, moments of [5, 3] and [2]
+  for (auto& list : values) {
+    list = {at::randn({5, 3}, generator), at::randn({2}, generator)};
+  }
+  values[3] = {values[3][0].square(), values[3][1].square()};
+  const std::vector<std::vector<Placement>> layouts{{Shard(0), Shard(0), Shard(0), Shard(0)},
+                                                    {Replicate(), Shard(0), Shard(0), Replicate()},
+                                                    {Shard(0), Replicate(), Replicate(), Shard(0)},
+                                                    {Shard(0), Partial(), Shard(0), Shard(0)}};
+  for (const auto& optimizer : fused_optimizers()) {
+    std::vector<Tensors> expected = values;
+    for (auto& list : expected) {
+      list = {list[0].clone(), list[1].clone()};
+    }
+    optimizer.step(expected[0], expected[1], expected[2], expected[3]);
+    for (const auto& layout : layouts) {
+      run_ranks(3, [&](int rank) {
+        const auto mesh = init_device_mesh(at::kCPU, {3});
+        std::vector<Tensors> x(4);
+        for (size_t i = 0; i < 4; ++i) {
+          for (const auto& value : values[i]) {
+            x[i].push_back(layout[i].is_partial() ? from_local(rank == 0 ? value.clone() : value * 0, mesh, {Partial()})
+                                                  : distribute_tensor(value.clone(), mesh, {layout[i]}));
+          }
+        }
+        reset_comm_stats();
+        optimizer.step(x[0], x[1], x[2], x[3]);
+        if (layout == layouts[0]) {
+          expect_equal(comm_stats().calls(), 0);
+        }
+        for (const size_t i : {0, 2, 3}) {
+          for (size_t k = 0; k < 2; ++k) {
+            expect_equal(to_string(placements(x[i][k])), to_string(Placements{layout[i]}));
+            expect_close(full_tensor(x[i][k]), expected[i][k]);
+          }
+        }
+      });
+    }
+  }
+}

@@ -1,0 +1,117 @@
+// Ops that write: in place where the tensor has to move, with new sizes, and into out= tensors.
+
+#include <ATen/ops/add.h>
+#include <ATen/ops/as_strided.h>
+#include <ATen/ops/cumsum.h>
+#include <ATen/ops/index_put.h>
+#include <ATen/ops/linalg_inv.h>
+#include <ATen/ops/max.h>
+#include <ATen/ops/mm.h>
+#include <ATen/ops/renorm.h>
+#include <ATen/ops/sum.h>
+
+#include "dtensor/dtensor.h"
+#include "testing/expect.h"
+#include "testing/run_ranks.h"
+#include "testing/tensor_matchers.h"
+#include "tests/dtensor/op_oracle.h"
+#include "third_party/catch2/catch.h"
+
+using namespace tessera;
+
+namespace {
+
+/// A case of an op that writes to a copy of input 0.
+OpCase writing(const char* name, std::vector<Input> inputs, std::function<void(at::Tensor&, const Tensors&)> write) {
+  return {.name = name, .inputs = std::move(inputs), .call = [write](const Tensors& x) -> Tensors {
+            auto copy = x[0].clone();
+            write(copy, x);
+            return {copy};
+          }};
+}
+
+}  // namespace
+
+TEST_CASE("writing in place where the tensor has to move", "[dtensor][ops]") {
+  CHECK_NOTHROW(check_ops({
+      writing("add_ to a replicated tensor", {{{5, 3}}, {{5, 3}}}, [](auto& y, const Tensors& x) { y.add_(x[1]); }),
+      writing("mul_ by a row", {{{5, 1}}, {{1}}}, [](auto& y, const Tensors& x) { y.mul_(x[1]); }),
+      writing("cumsum_", {{{5, 3}}}, [](auto& y, const Tensors&) { y.cumsum_(0); }),
+      writing("tril_", {{{5, 3}}}, [](auto& y, const Tensors&) { y.tril_(); }),
+      writing("scatter_add_", {{{5, 3}}, indices({2, 3}, 5), {{2, 3}}},
+              [](auto& y, const Tensors& x) { y.scatter_add_(0, x[1], x[2]); }),
+      writing("exp_ of a pending sum", {{{4, 2}}}, [](auto& y, const Tensors&) { y.exp_(); }),
+      writing("addmm_", {{{4, 2}}, {{4, 3}}, {{3, 2}}}, [](auto& y, const Tensors& x) { y.addmm_(x[1], x[2]); }),
+      writing("renorm_, which has no rule of its own", {{{4, 3}}},
+              [](auto& y, const Tensors&) { y.renorm_(2, 0, 0.5); }),
+  }));
+}
+
+TEST_CASE("a moved tensor is written where it was", "[dtensor][ops]") {
+  run_ranks(3, [](int) {
+    const auto mesh = init_device_mesh(at::kCPU, {3});
+    const auto value = at::arange(10, at::kFloat).view({5, 2});
+    const auto x = distribute_tensor(value, mesh, {Shard(0)});
+    const auto local = to_local(x);
+    x.cumsum_(0);
+    expect_equal(to_string(placements(x)), "(Shard(0))");
+    TESSERA_EXPECT(to_local(x).is_alias_of(local));
+    expect_bit_equal(full_tensor(x), value.cumsum(0));
+  });
+}
+
+TEST_CASE("in-place ops that change sizes", "[dtensor][ops]") {
+  CHECK_NOTHROW(check_ops({
+      writing("t_", {{{5, 3}}}, [](auto& y, const Tensors&) { y.t_(); }),
+      writing("transpose_", {{{5, 3, 2}}}, [](auto& y, const Tensors&) { y.transpose_(0, 2); }),
+      writing("unsqueeze_", {{{5, 3}}}, [](auto& y, const Tensors&) { y.unsqueeze_(1); }),
+      writing("squeeze_", {{{1, 5, 1}}}, [](auto& y, const Tensors&) { y.squeeze_(); }),
+      writing("squeeze_ of a dim", {{{1, 5}}}, [](auto& y, const Tensors&) { y.squeeze_(0); }),
+      writing("t_ and then add_", {{{5, 3}}, {{3, 5}}}, [](auto& y, const Tensors& x) { y.t_().add_(x[1]); }),
+  }));
+  run_ranks(3, [](int) {
+    const auto mesh = init_device_mesh(at::kCPU, {3});
+    const auto x = distribute_tensor(at::arange(10, at::kFloat).view({5, 2}), mesh, {Shard(0)});
+    x.resize_({3, 2});
+    expect_equal(to_string(placements(x)), "(Shard(0))");
+    expect_bit_equal(full_tensor(x), at::arange(6, at::kFloat).view({3, 2}));
+    const auto y = distribute_tensor(at::arange(6, at::kFloat), mesh, {Shard(0)});
+    expect_bit_equal(full_tensor(at::as_strided(y, {2, 2}, {1, 2}, 1)),
+                     at::arange(6, at::kFloat).as_strided({2, 2}, {1, 2}, 1));
+  });
+}
+
+TEST_CASE("out= tensors", "[dtensor][ops]") {
+  run_ranks(3, [](int) {
+    const auto mesh = init_device_mesh(at::kCPU, {3});
+    const auto value = at::arange(20, at::kFloat).view({5, 4});
+    const auto x = distribute_tensor(value, mesh, {Shard(0)});
+    auto out = distribute_tensor(at::zeros({5, 4}), mesh, {Shard(1)});
+    at::add_out(out, x, x, 2);
+    expect_equal(to_string(placements(out)), "(Shard(1))");
+    expect_bit_equal(full_tensor(out), value * 3);
+    auto values = distribute_tensor(at::zeros({4}), mesh, {Shard(0)});
+    auto index = distribute_tensor(at::zeros({4}, at::kLong), mesh, {Replicate()});
+    at::max_out(values, index, x, 0);
+    expect_bit_equal(full_tensor(values), value[4]);
+    expect_bit_equal(full_tensor(index), at::full({4}, 4, at::kLong));
+    auto product = distribute_tensor(at::zeros({5, 5}), mesh, {Shard(1)});
+    at::mm_out(product, x, x.t());
+    expect_bit_equal(full_tensor(product), value.mm(value.t()));
+    auto resized = distribute_tensor(at::zeros({0}), mesh, {Shard(0)});
+    at::sum_out(resized, x, {0});
+    expect_bit_equal(full_tensor(resized), value.sum(0));
+    auto integers = distribute_tensor(at::zeros({5, 4}, at::kLong), mesh, {Shard(0)});
+    expect_throws<ValueError>([&] { at::add_out(integers, x, x); }, "the result is Float");
+    auto plain = at::zeros({5, 4});
+    expect_throws<ValueError>([&] { at::add_out(plain, x, x); }, "plain");
+  });
+}
+
+TEST_CASE("a gradient whose formula makes plain tensors", "[dtensor][ops]") {
+  CHECK_NOTHROW(check_ops({
+      {.name = "index_put that replaces",
+       .inputs = {{{5, 3}}, indices({2}, 5), {{2, 3}}},
+       .call = [](const Tensors& x) -> Tensors { return {at::index_put(x[0], {x[1]}, x[2])}; }},
+  }));
+}

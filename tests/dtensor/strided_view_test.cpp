@@ -1,0 +1,82 @@
+#include "dtensor/strided_view.h"
+
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/arange.h>
+
+#include "dtensor/dtensor.h"
+#include "testing/expect.h"
+#include "testing/run_ranks.h"
+#include "testing/tensor_matchers.h"
+#include "third_party/catch2/catch.h"
+
+using namespace tessera;
+
+namespace {
+
+std::optional<SlicedDims> apart(const at::Tensor& base, const at::Tensor& view) {
+  const auto meta = TensorMeta::of(view);
+  return take_apart(
+      TensorMeta::of(base),
+      {.sizes = meta.sizes, .strides = meta.strides, .offset = view.storage_offset() - base.storage_offset()});
+}
+
+at::Tensor ramp(std::vector<int64_t> sizes) {
+  return at::arange(1, c10::multiply_integers(sizes) + 1, at::kDouble).div(4).reshape(sizes);
+}
+
+/// Writes to a view of a copy of `x`; the gradient of what is overwritten must not reach `x`.
+using Write = void (*)(at::Tensor copy);
+
+at::Tensor gradient(const at::Tensor& x, Write write) {
+  auto copy = x.clone();
+  write(copy);
+  copy.square().sum().backward();
+  return x.grad();
+}
+
+}  // namespace
+
+TEST_CASE("views are taken apart into slices of dims", "[dtensor]") {
+  const auto x = ramp({4, 6});
+  CHECK((apart(x, x.slice(0, 1, 4, 2).slice(1, 2, 5)) == SlicedDims{.slices = {{1, 2, 2}, {2, 1, 3}}, .dims = {0, 1}}));
+  CHECK((apart(x, x.select(1, 5)) == SlicedDims{.slices = {{0, 1, 4}, {5, 1, 1}}, .dims = {0}}));
+  CHECK((apart(x, x.t()) == SlicedDims{.slices = {{0, 1, 4}, {0, 1, 6}}, .dims = {1, 0}}));
+  CHECK((apart(x.t(), x) == SlicedDims{.slices = {{0, 1, 6}, {0, 1, 4}}, .dims = {1, 0}}));
+  CHECK((apart(x, x.unsqueeze(1)) == SlicedDims{.slices = {{0, 1, 4}, {0, 1, 6}}, .dims = {0, -1, 1}}));
+  CHECK((apart(x, x[2][3]) == SlicedDims{.slices = {{2, 1, 1}, {3, 1, 1}}, .dims = {}}));
+
+  CHECK_FALSE(apart(x, x.view({24})));            // merges dims
+  CHECK_FALSE(apart(x, x.diagonal()));            // runs through two dims at once
+  CHECK_FALSE(apart(x[0], x[0].expand({2, 6})));  // overlaps itself
+  CHECK_FALSE(apart(x.slice(0, 0, 2), x));        // leaves the tensor
+}
+
+TEST_CASE("a write to a view under autograd reaches its part of the gradient only", "[dtensor]") {
+  const std::vector<Write> writes = {
+      [](at::Tensor y) { y.narrow(1, 1, 2).fill_(7); },
+      [](at::Tensor y) { y.select(1, 3).mul_(3); },
+      [](at::Tensor y) { y.slice(1, 0, 5, 2).zero_(); },
+      [](at::Tensor y) { y.t().narrow(0, 2, 1).add_(1).mul_(2); },
+      [](at::Tensor y) { y.unsqueeze(0).select(2, 0).mul_(-1); },
+      [](at::Tensor y) { y.narrow(1, 1, 3).narrow(1, 1, 1).exp_(); },
+  };
+  for (const int ranks : {1, 2, 3}) {
+    run_ranks(ranks, [&](int) {
+      const auto mesh = init_device_mesh(at::kCPU, {ranks});
+      for (const auto& placement : {Placement(Replicate()), Placement(Shard(0))}) {
+        for (const auto& write : writes) {
+          const auto plain = ramp({4, 5}).requires_grad_();
+          const auto x = redistribute(from_local(ramp({4, 5}), mesh, {Replicate()}), {placement}).detach();
+          x.set_requires_grad(true);
+          expect_bit_equal(full_tensor(gradient(x, write)), gradient(plain, write));
+        }
+      }
+      // A view that cuts the sharded dim is a copy: the write is refused rather than lost.
+      const auto rows = redistribute(from_local(ramp({4, 5}), mesh, {Replicate()}), {Shard(0)}).detach();
+      if (ranks > 1) {
+        expect_throws<NotImplementedError>([&] { rows.narrow(0, 1, 2).fill_(7); },
+                                           "the viewed tensor would not see it");
+      }
+    });
+  }
+}

@@ -39,7 +39,7 @@
 namespace tessera {
 namespace {
 
-constexpr int kRounds = 15;
+int rounds = 15;  // --rounds N
 constexpr int kSteps = 20;
 
 using Clock = std::chrono::steady_clock;
@@ -59,7 +59,7 @@ double cpu_us() {
 /// it. The calls take turns, so that they meet the same machine.
 std::vector<double> microseconds(const std::vector<std::function<void()>>& calls, double (*clock)()) {
   std::vector<double> best(calls.size(), 1e30);
-  for (int round = -1; round < kRounds; ++round) {
+  for (int round = -1; round < rounds; ++round) {
     for (size_t i = 0; i < calls.size(); ++i) {
       const double start = clock();
       for (int step = 0; step < kSteps; ++step) {
@@ -177,6 +177,10 @@ void print(const std::string& name, double value, const std::string& unit, const
 
 int run(const std::vector<std::string>& arguments) {
   const bool json = std::find(arguments.begin(), arguments.end(), "--json") != arguments.end();
+  const auto given = std::find(arguments.begin(), arguments.end(), "--rounds");
+  if (given != arguments.end() && given + 1 != arguments.end()) {
+    rounds = std::stoi(*(given + 1));
+  }
   const bool host_only = std::find(arguments.begin(), arguments.end(), "--host-only") != arguments.end();
   Results peer;
   double gloo = 0;

@@ -42,7 +42,7 @@ ShardGather::ShardGather(const ParamLayout& layout, const at::TensorOptions& com
       cast_(numel_, compute_options),
       gathered_buffer_(num_ranks_ * numel_, compute_options) {}
 
-void ShardGather::start(const at::Tensor& flat_shard, const ProcessGroupPtr& group, BlockPool& pool) {
+void ShardGather::start(const at::Tensor& flat_shard, const ProcessGroupPtr* group, BlockPool& pool) {
   auto input = flat_shard;
   if (flat_shard.dtype() != cast_.tensor().dtype()) {
     const at::AutoDispatchBelowADInplaceOrView below;
@@ -54,7 +54,7 @@ void ShardGather::start(const at::Tensor& flat_shard, const ProcessGroupPtr& gro
     return;
   }
   gathered_ = gathered_buffer_.borrow(pool);
-  pending_ = all_gather_async(gathered_, input, group);
+  pending_ = all_gather_async(gathered_, input, *group);
 }
 
 const at::Tensor& ShardGather::wait() {

@@ -38,7 +38,8 @@ class ShardGather {
   ShardGather(const ParamLayout& layout, const at::TensorOptions& compute_options);
 
   /// Issues the all-gather of `flat_shard`, which may be of another dtype and must stay as it is until wait().
-  void start(const at::Tensor& flat_shard, const ProcessGroupPtr& group, BlockPool& pool);
+  /// With one rank there is no group, and nothing but the cast.
+  void start(const at::Tensor& flat_shard, const ProcessGroupPtr* group, BlockPool& pool);
   /// The ranks' flat shards, one after the other. Valid until give_back().
   const at::Tensor& wait();
   void give_back();

@@ -9,63 +9,61 @@ namespace tessera {
 
 namespace {
 
-void check_plain(const ManagedParam& param, const std::string& label) {
+void check_plain(const ManagedParam& param, const std::string& where) {
   const auto& tensor = param.tensor;
   if (!is_dtensor(tensor)) {
     return;
   }
   const auto& origin = dtensor_meta(tensor)->origin;
   TESSERA_CHECK(ValueError, origin == nullptr,
-                "fully_shard({}): parameter '{}' belongs to the unit {} already, as '{}'. Shard submodules before "
+                "{}: parameter '{}' belongs to the unit {} already, as '{}'. Shard submodules before "
                 "the modules that contain them; a parameter that two modules share must be in one unit, that of a "
                 "module that contains both",
-                label, param.name, origin->module, origin->name);
+                where, param.name, origin->module, origin->name);
   TESSERA_CHECK(NotImplementedError, false,
-                "fully_shard({}): parameter '{}' is a DTensor, {}; sharding it over a further mesh axis is not "
+                "{}: parameter '{}' is a DTensor, {}; sharding it over a further mesh axis is not "
                 "supported",
-                label, param.name, dtensor_spec(tensor)->to_string());
+                where, param.name, dtensor_spec(tensor)->to_string());
 }
 
-void check_tensor(const ManagedParam& param, const DeviceMesh& mesh, const std::string& label) {
+void check_tensor(const ManagedParam& param, const DeviceMesh& mesh, const std::string& where) {
   const auto& tensor = param.tensor;
-  TESSERA_CHECK(
-      ValueError, tensor.dim() > 0,
-      "fully_shard({}): parameter '{}' is a scalar (no dims), which has no rows to shard; make it a tensor of "
-      "size {{1}}",
-      label, param.name);
+  TESSERA_CHECK(ValueError, tensor.dim() > 0,
+                "{}: parameter '{}' is a scalar (no dims), which has no rows to shard; make it a tensor of "
+                "size {{1}}",
+                where, param.name);
   TESSERA_CHECK(ValueError, tensor.is_leaf(),
-                "fully_shard({}): parameter '{}' is the result of differentiable ops; detach() it before registering",
-                label, param.name);
+                "{}: parameter '{}' is the result of differentiable ops; detach() it before registering", where,
+                param.name);
   TESSERA_CHECK(ValueError, tensor.layout() == c10::kStrided && tensor.is_contiguous(),
-                "fully_shard({}): parameter '{}' is not contiguous, sizes [{}] and strides [{}]; set_data() it to its "
+                "{}: parameter '{}' is not contiguous, sizes [{}] and strides [{}]; set_data() it to its "
                 "contiguous() first",
-                label, param.name, fmt::join(tensor.sizes(), ", "), fmt::join(tensor.strides(), ", "));
+                where, param.name, fmt::join(tensor.sizes(), ", "), fmt::join(tensor.strides(), ", "));
   TESSERA_CHECK(ValueError, c10::isFloatingType(tensor.scalar_type()) || !tensor.requires_grad(),
-                "fully_shard({}): parameter '{}' is {}, which cannot require a gradient", label, param.name,
+                "{}: parameter '{}' is {}, which cannot require a gradient", where, param.name,
                 c10::toString(tensor.scalar_type()));
   TESSERA_CHECK(ValueError, tensor.device().type() == mesh.device_type(),
-                "fully_shard({}): parameter '{}' is on {}, but the mesh is {}; move the module to the mesh's device "
+                "{}: parameter '{}' is on {}, but the mesh is {}; move the module to the mesh's device "
                 "first",
-                label, param.name, tensor.device().str(), mesh);
+                where, param.name, tensor.device().str(), mesh);
   TESSERA_CHECK(StateError, !tensor.grad().defined(),
-                "fully_shard({}): parameter '{}' has a gradient already, which sharding would lose; call zero_grad() "
+                "{}: parameter '{}' has a gradient already, which sharding would lose; call zero_grad() "
                 "before fully_shard",
-                label, param.name);
+                where, param.name);
 }
 
-void check_alike(const ManagedParam& param, const ManagedParam& first, const std::string& label) {
-  TESSERA_CHECK(
-      ValueError, param.tensor.scalar_type() == first.tensor.scalar_type(),
-      "fully_shard({}): parameters of one unit need one dtype, but '{}' is {} and '{}' is {}; convert one, or "
-      "make the module that holds it a unit of its own",
-      label, first.name, c10::toString(first.tensor.scalar_type()), param.name,
-      c10::toString(param.tensor.scalar_type()));
+void check_alike(const ManagedParam& param, const ManagedParam& first, const std::string& where) {
+  TESSERA_CHECK(ValueError, param.tensor.scalar_type() == first.tensor.scalar_type(),
+                "{}: parameters of one unit need one dtype, but '{}' is {} and '{}' is {}; convert one, or "
+                "make the module that holds it a unit of its own",
+                where, first.name, c10::toString(first.tensor.scalar_type()), param.name,
+                c10::toString(param.tensor.scalar_type()));
   TESSERA_CHECK(ValueError, param.tensor.device() == first.tensor.device(),
-                "fully_shard({}): parameters of one unit need one device, but '{}' is on {} and '{}' on {}", label,
-                first.name, first.tensor.device().str(), param.name, param.tensor.device().str());
+                "{}: parameters of one unit need one device, but '{}' is on {} and '{}' on {}", where, first.name,
+                first.tensor.device().str(), param.name, param.tensor.device().str());
 }
 
-int64_t shard_dim_of(const ManagedParam& param, const ShardPlacementFn& shard_placement_fn, const std::string& label) {
+int64_t shard_dim_of(const ManagedParam& param, const ShardPlacementFn& shard_placement_fn, const std::string& where) {
   const auto placement = shard_placement_fn ? shard_placement_fn(param.tensor) : std::nullopt;
   if (!placement) {
     return 0;
@@ -73,23 +71,22 @@ int64_t shard_dim_of(const ManagedParam& param, const ShardPlacementFn& shard_pl
   const int64_t ndim = param.tensor.dim();
   const int64_t dim = placement->dim() < 0 ? placement->dim() + ndim : placement->dim();
   TESSERA_CHECK(ValueError, dim >= 0 && dim < ndim,
-                "fully_shard({}): shard_placement_fn gives {} for parameter '{}', which has {} dims", label, *placement,
-                param.name, ndim);
+                "{}: shard_placement_fn gives {} for parameter '{}', which has {} dims", where, *placement, param.name,
+                ndim);
   return dim;
 }
 
 }  // namespace
 
-std::vector<NamedParam> checked_params(const std::vector<ManagedParam>& params, const DeviceMesh& mesh,
-                                       const FullyShardOptions& options, const std::string& label) {
+std::vector<NamedParam> checked_params(const std::vector<ManagedParam>& params, const ParamRequirements& required) {
   std::vector<NamedParam> checked;
   for (const auto& param : params) {
-    check_plain(param, label);
-    check_tensor(param, mesh, label);
-    check_alike(param, params[0], label);
+    check_plain(param, required.where);
+    check_tensor(param, required.mesh, required.where);
+    check_alike(param, params[0], required.where);
     checked.push_back({.tensor = param.tensor,
-                       .origin = std::make_shared<ParameterOrigin>(ParameterOrigin{param.name, label}),
-                       .shard_dim = shard_dim_of(param, options.shard_placement_fn, label)});
+                       .origin = std::make_shared<ParameterOrigin>(ParameterOrigin{param.name, required.label}),
+                       .shard_dim = shard_dim_of(param, required.shard_placement_fn, required.where)});
   }
   return checked;
 }

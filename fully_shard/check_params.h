@@ -10,10 +10,16 @@
 
 namespace tessera {
 
+struct ParamRequirements {
+  DeviceMesh mesh;
+  ShardPlacementFn shard_placement_fn;
+  std::string label;  // the unit's modules
+  std::string where;  // begins messages: "fully_shard(Block)"
+};
+
 /// The parameters with the dim on which each is sharded. Throws ValueError, StateError or NotImplementedError that
-/// names the first one that cannot be; `label` is the unit's, for messages.
-std::vector<NamedParam> checked_params(const std::vector<ManagedParam>& params, const DeviceMesh& mesh,
-                                       const FullyShardOptions& options, const std::string& label);
+/// names the first one that cannot be.
+std::vector<NamedParam> checked_params(const std::vector<ManagedParam>& params, const ParamRequirements& required);
 
 /// One line a parameter: name, dtype, sizes, placement.
 std::vector<std::string> describe(const std::vector<NamedParam>& params);

@@ -2,7 +2,6 @@
 
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/empty.h>
-#include <ATen/ops/zeros.h>
 
 #include <algorithm>
 
@@ -40,7 +39,7 @@ void GradientReduction::plan(const std::vector<ShardedParam>& params) {
       dims.push_back(options_.dims[i]);
     }
   }
-  const int64_t ranks = options_.mesh.size(options_.mesh.ndim() - 1);
+  const int64_t ranks = options_.axes.num_shards();
   layout_ = make_param_layout(shapes, ranks, dims);
   numel_ = layout_.shard_numel + aligned_numel(static_cast<int64_t>(members_.size()));
   copies_.clear();
@@ -54,21 +53,38 @@ void GradientReduction::plan(const std::vector<ShardedParam>& params) {
   flat_grad_ = {};
 }
 
+/// The flags of float buffers on the CPU are written and read without an op of libtorch, which would cost more than the
+/// copies of a unit of small parameters.
 void GradientReduction::write_flags(const std::vector<at::Tensor>& grads, const at::Tensor& buffer) const {
   const int64_t flags = numel_ - layout_.shard_numel;
-  const auto has_grad = at::zeros({flags}, at::kFloat);
-  auto* data = has_grad.mutable_data_ptr<float>();
-  for (size_t i = 0; i < grads.size(); ++i) {
-    data[i] = grads[i].defined() ? 1 : 0;
+  const bool is_direct = buffer.device().is_cpu() && buffer.scalar_type() == at::kFloat;
+  const auto host = is_direct ? buffer : at::empty({layout_.num_ranks * numel_}, at::kFloat);
+  auto* data = static_cast<float*>(host.unsafeGetTensorImpl()->mutable_data());
+  for (int64_t rank = 0; rank < layout_.num_ranks; ++rank) {
+    auto* flag = data + rank * numel_ + layout_.shard_numel;
+    std::fill(flag, flag + flags, 0.f);
+    for (size_t i = 0; i < grads.size(); ++i) {
+      flag[i] = grads[i].defined() ? 1.f : 0.f;
+    }
   }
-  buffer.view({layout_.num_ranks, numel_}).narrow(1, layout_.shard_numel, flags).copy_(has_grad);
+  if (!is_direct) {
+    const auto of_flags = [&](const at::Tensor& tensor) {
+      return tensor.view({layout_.num_ranks, numel_}).narrow(1, layout_.shard_numel, flags);
+    };
+    of_flags(buffer).copy_(of_flags(host));
+  }
 }
 
 std::vector<bool> GradientReduction::read_flags() const {
-  const auto flags = output_.narrow(0, layout_.shard_numel, static_cast<int64_t>(members_.size()));
-  const auto host = flags.to(at::kCPU, at::kFloat);
-  const auto* data = host.const_data_ptr<float>();
+  const bool is_direct = output_.device().is_cpu() && output_.scalar_type() == at::kFloat;
+  at::Tensor host;
+  if (!is_direct) {
+    const auto flags = output_.narrow(0, layout_.shard_numel, static_cast<int64_t>(members_.size()));
+    host = flags.to(at::kCPU, at::kFloat);
+  }
+  const auto* data = is_direct ? output_.const_data_ptr<float>() + layout_.shard_numel : host.const_data_ptr<float>();
   std::vector<bool> used;
+  used.reserve(members_.size());
   for (size_t i = 0; i < members_.size(); ++i) {
     used.push_back(data[i] > 0);
   }
@@ -103,7 +119,7 @@ void GradientReduction::ensure_flat_grad(const std::vector<ShardedParam>& params
   }
   const auto tensor_options = at::TensorOptions().dtype(options_.grad_dtype).device(options_.device);
   flat_grad_ = {.flat = at::empty({numel_}, tensor_options), .grads = {}};
-  const int64_t rank = options_.mesh.local_rank(options_.mesh.ndim() - 1);
+  const int64_t rank = options_.axes.shard_rank();
   for (size_t i = 0; i < members_.size(); ++i) {
     const auto& param = params[members_[i]];
     const auto& slot = layout_.slots[i];
@@ -112,22 +128,11 @@ void GradientReduction::ensure_flat_grad(const std::vector<ShardedParam>& params
   }
 }
 
-void GradientReduction::start(std::vector<ShardedParam>& params, const GradientSettings& settings, BlockPool& pool) {
-  TESSERA_ASSERT(!in_flight(), "a reduction of {} is in flight already", params[0].origin().module);
-  const at::AutoDispatchBelowADInplaceOrView below;
-  plan(params);
-  scale_ = gradient_scale({.num_ranks = options_.mesh.size(),
-                           .divide_factor = settings.divide_factor,
-                           .force_sum = settings.force_sum,
-                           .reduce_dtype = options_.reduce_dtype});
-  all_reduces_ = options_.mesh.ndim() == 2 && settings.requires_all_reduce;
-  const auto& input = input_.borrow(pool);
-  copy_in(params, input);
-  if (scale_.before != 1) {
-    input.div_(scale_.before);
-  }
+/// The flat gradient itself where nothing is added to it and nothing cast.
+const at::Tensor& GradientReduction::choose_output(const std::vector<ShardedParam>& params, BlockPool& pool) {
   const bool accumulates = std::any_of(members_.begin(), members_.end(), [&](size_t i) {
-    return params[i].stashed_grad().defined() || params[i].param().grad().defined();
+    const auto& grad = params[i].param().grad();
+    return params[i].stashed_grad().defined() || (grad.defined() && dtensor_meta(grad));
   });
   if (!accumulates && options_.reduce_dtype == options_.grad_dtype) {
     ensure_flat_grad(params);
@@ -135,34 +140,63 @@ void GradientReduction::start(std::vector<ShardedParam>& params, const GradientS
   } else {
     output_ = output_buffer_.borrow(pool);
   }
-  pending_ = reduce_scatter_async(output_, input, scale_.op, options_.mesh.group(options_.mesh.ndim() - 1));
-  stage_ = Stage::ReduceScatter;
+  return output_;
 }
 
-bool GradientReduction::start_all_reduce(std::vector<ShardedParam>& params) {
-  TESSERA_ASSERT(stage_ == Stage::ReduceScatter, "no reduce-scatter of {} is in flight", params[0].origin().module);
+void GradientReduction::start(std::vector<ShardedParam>& params, const GradientSettings& settings, BlockPool& pool) {
+  TESSERA_ASSERT(!in_flight(), "a reduction of {} is in flight already", params[0].origin().module);
   const at::AutoDispatchBelowADInplaceOrView below;
-  pending_.wait();
-  input_.give_back();
-  if (options_.mesh.ndim() == 1) {
-    finish(params);
-    return false;
+  plan(params);
+  scale_ = gradient_scale({.num_ranks = options_.axes.mesh.size(),
+                           .divide_factor = settings.divide_factor,
+                           .force_sum = settings.force_sum,
+                           .reduce_dtype = options_.reduce_dtype});
+  all_reduces_ = options_.axes.replica_axis && settings.requires_all_reduce;
+  const bool scatters = layout_.num_ranks > 1;
+  const auto& input = scatters ? input_.borrow(pool) : choose_output(params, pool);
+  copy_in(params, input);
+  if (scale_.before != 1) {
+    input.div_(scale_.before);
   }
+  stage_ = Stage::ReduceScatter;
+  if (scatters) {
+    pending_ = reduce_scatter_async(choose_output(params, pool), input, scale_.op, options_.axes.shard_group());
+  } else if (all_reduces_) {
+    issue_all_reduce();
+  }
+}
+
+void GradientReduction::issue_all_reduce() {
   if (partial_.defined()) {
     output_.add_(partial_);
     partial_ = at::Tensor();
   }
-  if (!all_reduces_) {
-    partial_ = output_.clone();
-    for (auto i : members_) {
-      params[i].restore_stashed_grad();
-    }
-    end();
+  pending_ = all_reduce_async(output_, scale_.op, options_.axes.replica_group());
+  stage_ = Stage::AllReduce;
+}
+
+bool GradientReduction::start_all_reduce(std::vector<ShardedParam>& params) {
+  TESSERA_ASSERT(in_flight(), "no reduction of {} is in flight", params[0].origin().module);
+  if (stage_ == Stage::AllReduce) {
+    return true;
+  }
+  const at::AutoDispatchBelowADInplaceOrView below;
+  pending_.wait();
+  input_.give_back();
+  if (all_reduces_) {
+    issue_all_reduce();
+    return true;
+  }
+  if (!options_.axes.replica_axis) {
+    finish(params);
     return false;
   }
-  pending_ = all_reduce_async(output_, scale_.op, options_.mesh.group(0));
-  stage_ = Stage::AllReduce;
-  return true;
+  partial_ = partial_.defined() ? partial_.add_(output_) : output_.clone();
+  for (auto i : members_) {
+    params[i].restore_stashed_grad();
+  }
+  end();
+  return false;
 }
 
 void GradientReduction::finish(std::vector<ShardedParam>& params) {
@@ -198,7 +232,7 @@ void GradientReduction::write_back(std::vector<ShardedParam>& params) {
     }
     return;
   }
-  const int64_t rank = options_.mesh.local_rank(options_.mesh.ndim() - 1);
+  const int64_t rank = options_.axes.shard_rank();
   const auto part = [&](size_t i) {
     const auto& slot = layout_.slots[i];
     return output_.narrow(0, slot.offset, slot.numel_of(rank, layout_.num_ranks))

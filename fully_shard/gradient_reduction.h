@@ -1,9 +1,11 @@
 #pragma once
 // The reduction of a unit's gradients: copy-in of all gradients into one buffer that is laid out as the flat shards
-// are, one reduce-scatter over the sharding axis, on a 2-D mesh (HSDP) an all-reduce of the result over the replicas,
-// and each parameter's rows as views of one flat gradient.
+// are, one reduce-scatter over the shards, an all-reduce of the result over the replicas (HSDP, replicate), and each
+// parameter's rows as views of one flat gradient.
 //
 //   start() ─────▶ reduce-scatter in flight ── start_all_reduce() ──▶ all-reduce in flight ── finish() ──▶ done
+//
+// Where there is one shard only, start() copies into the result itself, and issues the all-reduce at once.
 //
 // Beside the gradients each rank sends one flag a parameter: whether it has a gradient at all. Their sum tells
 // every rank which parameters were used by some rank, so that a parameter that only some ranks used gets the
@@ -24,6 +26,7 @@
 
 #include "comm/collectives.h"
 #include "fully_shard/block_pool.h"
+#include "fully_shard/data_parallel_axes.h"
 #include "fully_shard/gradient_scale.h"
 #include "fully_shard/param_layout.h"
 #include "fully_shard/sharded_param.h"
@@ -41,7 +44,7 @@ struct GradientSettings {
 class GradientReduction {
  public:
   struct Options {
-    DeviceMesh mesh;  // 1-D, or 2-D with the replicas along axis 0
+    DataParallelAxes axes;
     at::ScalarType reduce_dtype;
     at::ScalarType grad_dtype;
     at::Device device;
@@ -51,10 +54,11 @@ class GradientReduction {
   explicit GradientReduction(Options options) : options_(std::move(options)) {}
 
   bool in_flight() const { return stage_ != Stage::Idle; }
-  /// Takes the unsharded gradients of the parameters that require one, and issues the reduce-scatter. Collective.
+  bool is_all_reducing() const { return stage_ == Stage::AllReduce; }
+  /// Takes the unsharded gradients of the parameters that require one, and issues the first collective. Collective.
   void start(std::vector<ShardedParam>& params, const GradientSettings& settings, BlockPool& pool);
-  /// Waits for the reduce-scatter. On a 2-D mesh it issues the all-reduce and returns true, unless the settings said
-  /// not to: then the result waits for a later reduction. Else it finishes.
+  /// Waits for the reduce-scatter. With replicas it issues the all-reduce, if start() did not, and returns true, unless
+  /// the settings said not to: then the result waits for a later reduction. Without replicas it finishes.
   bool start_all_reduce(std::vector<ShardedParam>& params);
   /// Waits, and gives the parameters their sharded gradients.
   void finish(std::vector<ShardedParam>& params);
@@ -79,9 +83,11 @@ class GradientReduction {
   void copy_in(std::vector<ShardedParam>& params, const at::Tensor& buffer);
   void write_flags(const std::vector<at::Tensor>& grads, const at::Tensor& buffer) const;
   std::vector<bool> read_flags() const;
+  const at::Tensor& choose_output(const std::vector<ShardedParam>& params, BlockPool& pool);
   void ensure_flat_grad(const std::vector<ShardedParam>& params);
   void write_back(std::vector<ShardedParam>& params);
   bool adds_up_flat(const std::vector<ShardedParam>& params, const std::vector<bool>& used) const;
+  void issue_all_reduce();
   void end();
 
   Options options_;

@@ -32,16 +32,6 @@ ParamLayout layout_of(const std::vector<NamedParam>& params, int64_t num_ranks) 
   return make_param_layout(shapes, num_ranks, dims_of(params));
 }
 
-int64_t shard_axis(const DeviceMesh& mesh) {
-  return mesh.ndim() - 1;
-}
-
-Placements placements_of(const DeviceMesh& mesh, int64_t dim) {
-  Placements placements(static_cast<size_t>(mesh.ndim()), Replicate());
-  placements.back() = Shard(dim);
-  return placements;
-}
-
 at::TensorOptions compute_options(const NamedParam& param, const MixedPrecisionPolicy& policy) {
   const auto dtype = policy.param_dtype.value_or(param.tensor.scalar_type());
   return at::TensorOptions().dtype(dtype).device(param.tensor.device());
@@ -51,18 +41,19 @@ at::TensorOptions compute_options(const NamedParam& param, const MixedPrecisionP
 
 ParamGroup::ParamGroup(const std::vector<NamedParam>& params, Options options)
     : options_(std::move(options)),
-      layout_(layout_of(params, options_.mesh.size(shard_axis(options_.mesh)))),
+      layout_(layout_of(params, options_.axes.num_shards())),
       copies_(gather_copies(layout_)),
       gather_(layout_, compute_options(params.at(0), options_.policy)),
-      reduction_({.mesh = options_.mesh,
+      reduction_({.axes = options_.axes,
                   .reduce_dtype = options_.policy.reduce_dtype.value_or(params[0].tensor.scalar_type()),
                   .grad_dtype = params[0].tensor.scalar_type(),
                   .device = params[0].tensor.device(),
                   .dims = dims_of(params)}),
       pool_(std::make_shared<BlockPool>(params[0].tensor.device())) {
   const at::AutoDispatchBelowADInplaceOrView below;
-  const auto& mesh = options_.mesh;
+  const auto& axes = options_.axes;
   const auto compute = compute_options(params[0], options_.policy);
+  is_alias_ = layout_.num_ranks == 1 && compute.dtype() == params[0].tensor.dtype();
   flat_shard_ = at::zeros({gather_numel(layout_)}, params[0].tensor.options().requires_grad(false));
   params_.reserve(params.size());
   size_t offset = 0;
@@ -70,18 +61,19 @@ ParamGroup::ParamGroup(const std::vector<NamedParam>& params, Options options)
     const auto& [tensor, origin, dim] = params[i];
     const auto meta = TensorMeta::contiguous(tensor.sizes(), tensor.scalar_type());
     params_.emplace_back(tensor, layout_.slots[i], flat_shard_,
-                         ShardedParam::Options{.spec = DTensorSpec::make(mesh, placements_of(mesh, dim), meta),
+                         ShardedParam::Options{.spec = DTensorSpec::make(axes.mesh, axes.placements(dim), meta),
                                                .compute_dtype = compute.dtype().toScalarType(),
                                                .origin = origin,
-                                               .rank = mesh.local_rank(shard_axis(mesh)),
+                                               .rank = axes.shard_rank(),
                                                .num_ranks = layout_.num_ranks,
-                                               .dim = dim});
+                                               .dim = dim,
+                                               .is_alias = is_alias_});
     memory_offsets_.push_back(offset);
     offset += (params_.back().unsharded_size() + kMemoryAlignment - 1) / kMemoryAlignment * kMemoryAlignment;
   }
   memory_offsets_.push_back(offset);
   if (options_.smaller_ranks > 0) {
-    smaller_ = std::make_unique<SmallerShare>(smaller_group(mesh, shard_axis(mesh), options_.smaller_ranks),
+    smaller_ = std::make_unique<SmallerShare>(smaller_group(axes.mesh, *axes.shard_axis, options_.smaller_ranks),
                                               layout_of(params, options_.smaller_ranks), compute);
   }
 }
@@ -119,7 +111,7 @@ bool ParamGroup::start_if_sharded() {
   if (smaller_ && smaller_->is_at_hand()) {
     smaller_->start(*pool_);
   } else {
-    gather_.start(flat_shard_, options_.mesh.group(shard_axis(options_.mesh)), *pool_);
+    gather_.start(flat_shard_, layout_.num_ranks > 1 ? &options_.axes.shard_group() : nullptr, *pool_);
   }
   step(UnitStep::Gather);
   return true;
@@ -157,8 +149,10 @@ void ParamGroup::finish_unshard() {
   try {
     const auto& gathered = gather.wait();
     check_gathered(gather);
-    take_memory();
-    copy_out(gathered, from_smaller ? smaller_->copies() : copies_);
+    if (!is_alias_) {
+      take_memory();
+      copy_out(gathered, from_smaller ? smaller_->copies() : copies_);
+    }
   } catch (...) {
     gather.give_back();
     step(UnitStep::Drop);
@@ -240,12 +234,15 @@ bool ParamGroup::has_kept_gradients() const {
 
 void ParamGroup::start_reduction(const GradientSettings& settings) {
   reduction_.start(params_, settings, *pool_);
-  report(UnitStep::ReduceScatter);
+  report(reduction_.is_all_reducing() ? UnitStep::AllReduce : UnitStep::ReduceScatter);
 }
 
 bool ParamGroup::start_all_reduce() {
+  const bool was_issued = reduction_.is_all_reducing();
   const bool in_flight = reduction_.start_all_reduce(params_);
-  report(in_flight ? UnitStep::AllReduce : UnitStep::Reduced);
+  if (!was_issued) {
+    report(in_flight ? UnitStep::AllReduce : UnitStep::Reduced);
+  }
   return in_flight;
 }
 

@@ -31,7 +31,7 @@ struct NamedParam {
 class ParamGroup {
  public:
   struct Options {
-    DeviceMesh mesh;  // 1-D, or 2-D: replicas along axis 0, shards along axis 1
+    DataParallelAxes axes;
     MixedPrecisionPolicy policy;
     /// Keep a share among this many ranks after forward; 0: none.
     int64_t smaller_ranks = 0;
@@ -78,8 +78,8 @@ class ParamGroup {
   bool has_trainable() const;
   size_t unsharded_bytes() const;
   const std::shared_ptr<BlockPool>& pool() const { return pool_; }
-  /// Whether the mesh is 2-D: gradients are all-reduced over the replicas after their reduce-scatter.
-  bool has_replicas() const { return options_.mesh.ndim() == 2; }
+  /// Whether gradients are all-reduced over replicas.
+  bool has_replicas() const { return options_.axes.replica_axis.has_value(); }
 
  private:
   void step(UnitStep step);
@@ -105,6 +105,7 @@ class ParamGroup {
   int64_t unit_ = 0;
   UnitState state_ = UnitState::Sharded;
   bool is_faulty_ = false;
+  bool is_alias_ = false;  // the full parameters are the flat shard's memory
 };
 
 }  // namespace tessera

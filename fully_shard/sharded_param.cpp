@@ -7,7 +7,11 @@
 namespace tessera {
 
 ShardedParam::ShardedParam(at::Tensor param, const ParamSlot& slot, const at::Tensor& flat_shard, Options options)
-    : param_(std::move(param)), slot_(slot), origin_(std::move(options.origin)), spec_(std::move(options.spec)) {
+    : param_(std::move(param)),
+      slot_(slot),
+      origin_(std::move(options.origin)),
+      spec_(std::move(options.spec)),
+      is_alias_(options.is_alias) {
   const at::AutoDispatchBelowADInplaceOrView below;
   const auto full = param_.detach();
   const auto own = slot_.rows_of(options.rank, options.num_ranks);
@@ -16,13 +20,15 @@ ShardedParam::ShardedParam(at::Tensor param, const ParamSlot& slot, const at::Te
   local.copy_(full.narrow(options.dim, own.offset, own.length));
   sharded_ = wrap_local(local, spec_, origin_);
   grad_origin_ = std::make_shared<ParameterOrigin>(ParameterOrigin{origin_->name + ".grad", origin_->module});
-  unsharded_ = tensor_without_memory(full.sizes(), full.options().dtype(options.compute_dtype));
+  unsharded_ = is_alias_ ? local : tensor_without_memory(full.sizes(), full.options().dtype(options.compute_dtype));
   param_.set_data(sharded_);
 }
 
 void ShardedParam::to_sharded() {
   param_.set_data(sharded_);
-  clear_memory(unsharded_);
+  if (!is_alias_) {
+    clear_memory(unsharded_);
+  }
 }
 
 void ShardedParam::stash_sharded_grad() {

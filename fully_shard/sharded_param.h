@@ -3,7 +3,8 @@
 //
 //   sharded     the parameter is a DTensor, Shard(dim) over the sharding axis, whose local tensor is this rank's part
 //               of the unit's flat shard. This is what the optimizer sees, and `grad` is a DTensor alike.
-//   unsharded   it is a plain tensor with all rows, in the compute dtype. Its memory exists only in this state.
+//   unsharded   it is a plain tensor with all rows, in the compute dtype. Its memory exists only in this state; where
+//               one rank has all rows anyway, and nothing is cast, it is that of the shard.
 //
 // set_data switches the *same* TensorImpl between the two, so module members, parameters() and optimizers
 // built before or after sharding all keep referring to it. Autograd saves views of the unsharded tensor that
@@ -31,6 +32,8 @@ class ShardedParam {
     int64_t rank;       // in the sharding group
     int64_t num_ranks;  // of the sharding group
     int64_t dim;        // that is sharded
+    /// The full tensor is the flat shard's memory: there is one shard, and no cast.
+    bool is_alias;
   };
 
   /// Takes `param`, a plain contiguous leaf: copies its own part into `flat_shard` (1-D, of the parameter's dtype) and
@@ -76,8 +79,8 @@ class ShardedParam {
 
   /// Counts in-place changes of the shard, through the parameter, its data() or its local tensor.
   int64_t version() const { return static_cast<int64_t>(dtensor_meta(sharded_)->local._version()); }
-  /// Bytes that the unsharded tensor occupies now.
-  size_t unsharded_bytes() const { return unsharded_.storage().nbytes(); }
+  /// Bytes that the unsharded tensor occupies now, beside the shard.
+  size_t unsharded_bytes() const { return is_alias_ ? 0 : unsharded_.storage().nbytes(); }
 
  private:
   at::Tensor take_accumulated();
@@ -91,6 +94,7 @@ class ShardedParam {
   at::Tensor unsharded_;     // plain, full sizes
   at::Tensor stashed_grad_;  // sharded
   at::Tensor kept_grad_;     // unsharded
+  bool is_alias_;
 };
 
 }  // namespace tessera

@@ -162,7 +162,8 @@ TEST_CASE("ranks that shard different modules, or in another order, learn of the
     Tower tower;
     torch::nn::Module* first = &*tower->blocks[0];
     torch::nn::Module* second = &*tower->norm;
-    expect_throws<ValueError>([&] { fully_shard(rank == 1 ? *second : *first); }, "rank 1 has a unit torch::nn::Layer");
+    expect_throws<ValueError>([&] { fully_shard(rank == 1 ? *second : *first); },
+                              "rank 1 has a unit fully_shard(torch::nn::Layer");
     Block even(4, 4);
     const FullyShardOptions options{.mp_policy = {.param_dtype = rank == 0 ? at::kFloat : at::kBFloat16}};
     expect_throws<ValueError>([&] { fully_shard(even, options); }, "param_dtype BFloat16");

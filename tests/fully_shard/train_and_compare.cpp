@@ -10,6 +10,12 @@ namespace tessera::testing {
 
 void train_and_compare(int rank, int world_size, OptimizerBuilt built, const FullyShardOptions& options) {
   const auto shard_ranks = static_cast<int>(options.mesh ? options.mesh->shape().back() : world_size);
+  train_and_compare(
+      rank, world_size, built, [&](Tower& tower) { shard_tower(tower, options); }, shard_ranks);
+}
+
+void train_and_compare(int rank, int world_size, OptimizerBuilt built, const std::function<void(Tower&)>& shard,
+                       int shard_ranks) {
   Tower reference, sharded;
   fill_parameters(*reference, 1);
   fill_parameters(*sharded, 1);
@@ -17,7 +23,7 @@ void train_and_compare(int rank, int world_size, OptimizerBuilt built, const Ful
   if (built == OptimizerBuilt::BeforeSharding) {
     optimizer.emplace(sharded->parameters(), torch::optim::AdamOptions(1e-2));
   }
-  shard_tower(sharded, options);
+  shard(sharded);
   if (built == OptimizerBuilt::AfterSharding) {
     optimizer.emplace(sharded->parameters(), torch::optim::AdamOptions(1e-2));
   }

@@ -1,7 +1,10 @@
 #pragma once
 // The central oracle: sharded training against one process, bit for bit.
 
+#include <functional>
+
 #include "fully_shard/fully_shard.h"
+#include "tests/fully_shard/small_models.h"
 
 namespace tessera::testing {
 
@@ -13,5 +16,9 @@ enum class OptimizerBuilt { BeforeSharding, AfterSharding };
 /// parameters after every backward and step. Bit for bit, because the reference adds the ranks' gradients in the
 /// order of the ranks, as the collectives do, also those of a 2-D mesh. Collective; throws ExpectationError.
 void train_and_compare(int rank, int world_size, OptimizerBuilt built, const FullyShardOptions& options);
+
+/// The same with a tower that `shard` makes data-parallel, averaging over `shard_ranks` neighbours first.
+void train_and_compare(int rank, int world_size, OptimizerBuilt built, const std::function<void(Tower&)>& shard,
+                       int shard_ranks);
 
 }  // namespace tessera::testing

@@ -1,0 +1,159 @@
+#include "fully_shard/make_unit.h"
+
+#include <fmt/ranges.h>
+
+#include <algorithm>
+
+#include "base/error.h"
+#include "comm/process_group.h"
+#include "fully_shard/check_params.h"
+#include "fully_shard/fsdp_root.h"
+#include "fully_shard/managed_params.h"
+#include "fully_shard/rank_agreement.h"
+
+namespace tessera {
+
+namespace {
+
+DeviceMesh default_mesh(const std::vector<ManagedParam>& params) {
+  if (!is_initialized()) {
+    init_process_group();
+  }
+  const auto device = params.empty() ? at::kCPU : params[0].tensor.device().type();
+  return init_device_mesh(device, {get_world_size()}, {"dp"});
+}
+
+std::string label_of(const std::vector<HookPoint*>& points) {
+  std::vector<std::string> names;
+  for (const auto* point : points) {
+    names.push_back(point->type_name());
+  }
+  return points.size() == 1 ? names[0] : fmt::format("[{}]", fmt::join(names, ", "));
+}
+
+/// Ranks that keep a share after forward; 0 where a bool says it all.
+int64_t smaller_ranks(const FullyShardOptions& options, const DeviceMesh& mesh, const std::string& where) {
+  if (!options.reshard_after_forward || !options.reshard_after_forward->group_size()) {
+    return 0;
+  }
+  const int64_t size = *options.reshard_after_forward->group_size();
+  const int64_t ranks = mesh.size(mesh.ndim() - 1);
+  TESSERA_CHECK(ValueError, size >= 1 && size <= ranks && ranks % size == 0,
+                "{}: reshard_after_forward = {}; as a number of ranks it divides the {} of the sharding axis", where,
+                size, ranks);
+  return size == 1 || size == ranks ? 0 : size;
+}
+
+/// A smaller group of one rank is no resharding at all; one of all ranks is the usual one.
+std::optional<bool> reshards_after_forward(const FullyShardOptions& options) {
+  if (!options.reshard_after_forward) {
+    return std::nullopt;
+  }
+  const auto size = options.reshard_after_forward->group_size();
+  return size ? *size > 1 : options.reshard_after_forward->is_on();
+}
+
+/// One unit in the making: what the user asked for, and what follows from it.
+struct Draft {
+  const UnitRequest& request;
+  std::vector<HookPoint*> points;
+  std::string label;  // the modules' types
+  std::string where;  // "fully_shard(Block)"
+  DeviceMesh mesh;
+  std::vector<NamedParam> params;
+  int64_t smaller_ranks = 0;
+};
+
+void check_mesh(const Draft& draft) {
+  const int64_t ndim = draft.mesh.defined() ? draft.mesh.ndim() : 0;
+  if (draft.request.kind == DataParallelKind::Replicate) {
+    TESSERA_CHECK(ValueError, ndim == 1,
+                  "{}: the mesh is {}, but one axis is needed; pass the data-parallel one, as mesh[\"dp\"]",
+                  draft.where, draft.mesh);
+  } else {
+    TESSERA_CHECK(ValueError, ndim == 1 || ndim == 2,
+                  "{}: the mesh is {}, but one axis is needed, or two, replicas and shards; pass the data-parallel "
+                  "ones, as mesh[\"dp\"]",
+                  draft.where, draft.mesh);
+  }
+}
+
+void plan(Draft& draft, const std::vector<ManagedParam>& params) {
+  const auto& points = draft.points;
+  for (size_t i = 0; i < points.size(); ++i) {
+    TESSERA_CHECK(StateError, !points[i]->find<FSDPState>(), "{}: {} is a unit already; call it once", draft.where,
+                  points[i]->type_name());
+    TESSERA_CHECK(ValueError, std::find(points.begin(), points.begin() + i, points[i]) == points.begin() + i,
+                  "{}: module {} of the list is in it twice", draft.where, i);
+  }
+  draft.params = checked_params(params, {.mesh = draft.mesh,
+                                         .shard_placement_fn = draft.request.options.shard_placement_fn,
+                                         .label = draft.label,
+                                         .where = draft.where});
+  draft.smaller_ranks = smaller_ranks(draft.request.options, draft.mesh, draft.where);
+}
+
+std::string describe(const Draft& draft) {
+  const auto& options = draft.request.options;
+  const auto dtype = [](std::optional<at::ScalarType> type) { return type ? c10::toString(*type) : "as it is"; };
+  const auto& reshard = options.reshard_after_forward;
+  return fmt::format("a unit {} over {}, reshard_after_forward {}, param_dtype {}, reduce_dtype {}", draft.where,
+                     draft.mesh, reshard ? reshard->to_string() : "by default", dtype(options.mp_policy.param_dtype),
+                     dtype(options.mp_policy.reduce_dtype));
+}
+
+/// Plans the unit, if all ranks plan the same; else every rank throws, one that could not plan its own failure.
+void plan_together(Draft& draft, const std::vector<ManagedParam>& params) {
+  std::exception_ptr failure;
+  Statement statement{.items = {describe(draft)}, .fault = {}};
+  try {
+    plan(draft, params);
+    const auto texts = describe(draft.params);
+    statement.items.insert(statement.items.end(), texts.begin(), texts.end());
+  } catch (const Error& error) {
+    failure = std::current_exception();
+    statement.fault = error.what();
+  }
+  try {
+    check_agreement(draft.mesh, draft.where, statement);
+  } catch (const ValueError&) {
+    if (failure) {
+      std::rethrow_exception(failure);
+    }
+    throw;
+  }
+}
+
+}  // namespace
+
+void make_unit(const UnitRequest& request) {
+  Draft draft{.request = request, .points = {}, .label = {}, .where = {}, .mesh = {}, .params = {}};
+  const auto& options = request.options;
+  TESSERA_CHECK(ValueError, !request.modules.empty(), "{}: the list of modules is empty", request.api);
+  for (auto* module : request.modules) {
+    draft.points.push_back(&hook_point(*module, request.api));
+  }
+  draft.label = label_of(draft.points);
+  draft.where = fmt::format("{}({})", request.api, draft.label);
+  const auto params = collect_managed_params(request.modules, options.ignored_params);
+  draft.mesh = options.mesh ? *options.mesh : default_mesh(params);
+  check_mesh(draft);
+  plan_together(draft, params);
+  const bool replicates = request.kind == DataParallelKind::Replicate;
+  std::shared_ptr<ParamGroup> group;
+  if (!draft.params.empty()) {
+    group = std::make_shared<ParamGroup>(
+        draft.params, ParamGroup::Options{.axes = replicates ? DataParallelAxes::replicated(draft.mesh)
+                                                             : DataParallelAxes::sharded(draft.mesh),
+                                          .policy = options.mp_policy,
+                                          .smaller_ranks = draft.smaller_ranks});
+  }
+  const auto state = std::make_shared<FSDPState>(
+      std::move(group), FSDPState::Options{reshards_after_forward(options), options.mp_policy, draft.label});
+  state->install(draft.points);
+  for (auto* point : draft.points) {
+    point->attach(state);
+  }
+}
+
+}  // namespace tessera

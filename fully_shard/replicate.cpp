@@ -1,0 +1,18 @@
+#include "fully_shard/replicate.h"
+
+#include "fully_shard/make_unit.h"
+
+namespace tessera {
+
+void replicate(torch::nn::Module& module, ReplicateOptions options) {
+  make_unit({.api = "replicate",
+             .kind = DataParallelKind::Replicate,
+             .modules = {&module},
+             .options = {.mesh = std::move(options.mesh),
+                         .reshard_after_forward = false,
+                         .mp_policy = options.mp_policy,
+                         .shard_placement_fn = nullptr,
+                         .ignored_params = std::move(options.ignored_params)}});
+}
+
+}  // namespace tessera

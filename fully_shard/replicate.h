@@ -1,0 +1,55 @@
+#pragma once
+// replicate: data parallelism without sharding (DDP), on the engine of fully_shard and with its hooks.
+//
+//   for (auto& block : model->blocks) {
+//     replicate(block, {.mesh = mesh});       // its gradients are all-reduced while backward goes on ...
+//   }
+//   replicate(model, {.mesh = mesh});         // ... the rest of the parameters' at the end
+//   loss(model(batch_of_this_rank)).backward();
+//   optimizer.step();                         // the same on all ranks
+//
+// Between uses each parameter is a DTensor, Replicate(), over its own memory, which forward and backward use in place:
+// nothing is gathered, copied or freed (but for a cast to param_dtype). A unit's gradients are averaged in one
+// all-reduce. Units of both kinds may be in one model. fsdp(module) is the handle to a unit of either.
+//
+// Every rank starts from its own values: build the model with the same seed on all ranks, or load the same state.
+//
+// Thread safety: one thread a rank; ranks may be threads of one process.
+// Names and meaning follow torch/distributed/_composable/replicate_with_fsdp.py.
+
+#include <torch/nn/module.h>
+#include <torch/nn/pimpl.h>
+
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "device_mesh/device_mesh.h"
+#include "fully_shard/fsdp_module.h"
+#include "fully_shard/policy.h"
+
+namespace tessera {
+
+struct ReplicateOptions {
+  /// 1-D. Default: one axis over all ranks of the default process group.
+  std::optional<DeviceMesh> mesh = std::nullopt;
+  MixedPrecisionPolicy mp_policy = {};
+  /// Left as they are: their gradients are not reduced.
+  std::vector<at::Tensor> ignored_params = {};
+};
+
+/// Makes `module` one unit of replicated parameters: all below it that no earlier replicate or fully_shard took. Throws
+/// as fully_shard does (fully_shard/fully_shard.h), and ValueError for a mesh that is not 1-D. Collective.
+void replicate(torch::nn::Module& module, ReplicateOptions options = {});
+
+template <class Impl>
+void replicate(const torch::nn::ModuleHolder<Impl>& module, ReplicateOptions options = {}) {
+  replicate(static_cast<torch::nn::Module&>(*module.ptr()), std::move(options));
+}
+template <class Impl>
+requires std::is_base_of_v<torch::nn::Module, Impl>
+void replicate(const std::shared_ptr<Impl>& module, ReplicateOptions options = {}) {
+  replicate(static_cast<torch::nn::Module&>(*module), std::move(options));
+}
+
+}  // namespace tessera

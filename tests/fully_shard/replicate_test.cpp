@@ -1,0 +1,145 @@
+// replicate: equal to one process, in place, and together with fully_shard in one model.
+
+#include "fully_shard/replicate.h"
+
+#include <ATen/TensorOperators.h>
+
+#include "comm/comm_stats.h"
+#include "dtensor/dtensor.h"
+#include "testing/expect.h"
+#include "testing/parity.h"
+#include "testing/run_ranks.h"
+#include "tests/fully_shard/small_models.h"
+#include "tests/fully_shard/train_and_compare.h"
+#include "third_party/catch2/catch.h"
+
+using namespace tessera;
+using namespace tessera::testing;
+
+namespace {
+
+void replicate_tower(Tower& tower, const ReplicateOptions& options = {}) {
+  for (auto& block : tower->blocks) {
+    replicate(block, options);
+  }
+  replicate(tower, options);
+}
+
+at::Tensor loss_of(Tower& tower, int rank) {
+  return weighted_loss(tower(make_batch(static_cast<uint64_t>(rank), 3, 5)));
+}
+
+}  // namespace
+
+TEST_CASE("replicate equals one process bit for bit over 10 Adam steps") {
+  const int world_size = GENERATE(1, 2, 3, 4);
+  const auto built = GENERATE(OptimizerBuilt::BeforeSharding, OptimizerBuilt::AfterSharding);
+  run_ranks(world_size, [&](int rank) {
+    train_and_compare(
+        rank, world_size, built, [](Tower& tower) { replicate_tower(tower); }, world_size);
+  });
+}
+
+TEST_CASE("replicated and sharded units in one model equal one process bit for bit") {
+  const bool root_is_sharded = GENERATE(true, false);
+  run_ranks(3, [&](int rank) {
+    const auto mixed = [&](Tower& tower) {
+      replicate(tower->blocks[0]);
+      fully_shard(tower->blocks[1]);
+      replicate(tower->blocks[2]);
+      root_is_sharded ? fully_shard(tower) : replicate(tower);
+      expect_equal(placements(tower->blocks[0]->up->weight), Placements{Replicate()});
+      expect_equal(placements(tower->blocks[1]->up->weight), Placements{Shard(0)});
+    };
+    train_and_compare(rank, 3, OptimizerBuilt::BeforeSharding, mixed, 3);
+  });
+}
+
+TEST_CASE("replicated parameters are used where they are, and one all-reduce a unit is all that is sent") {
+  run_ranks(2, [](int rank) {
+    Tower tower;
+    replicate_tower(tower);
+    const auto& weight = tower->blocks[0]->up->weight;
+    const auto* memory = to_local(weight.detach()).const_data_ptr();
+    const void* used = nullptr;
+    hook_point(*tower->blocks[0], "test").register_forward_pre_hook([&](HookPoint&, TensorRefs) {
+      used = weight.const_data_ptr();
+    });
+    reset_comm_stats();
+    loss_of(tower, rank).backward();
+    TESSERA_EXPECT(used == memory);
+    expect_equal(comm_stats().calls(), 4);
+    expect_equal(comm_stats()[Collective::AllReduce].calls, 4);
+    expect_equal(fsdp(tower).memory_stats().held, 0u);
+  });
+}
+
+TEST_CASE("the all-reduces of replicated units overlap with backward") {
+  run_ranks(2, [](int rank) {
+    Tower tower;
+    replicate_tower(tower);
+    auto loss = loss_of(tower, rank);
+    std::vector<std::string> events;
+    fsdp(tower).set_event_observer([&](const UnitEvent& event) { events.push_back(to_string(event)); });
+    loss.backward();
+    expect_equal(events,
+                 std::vector<std::string>{"backward root", "backward block2", "reshard block2", "all_reduce block2",
+                                          "backward block1", "reshard block1", "all_reduce block1", "backward block0",
+                                          "reshard block0", "reduced block2", "all_reduce block0", "reshard root",
+                                          "reduced block1", "all_reduce root", "reduced block0", "reduced root"});
+  });
+}
+
+TEST_CASE("replicated units accumulate without communication, and with precision of their own") {
+  run_ranks(2, [](int rank) {
+    Tower reference, tower;
+    fill_parameters(*reference, 1);
+    fill_parameters(*tower, 1);
+    replicate_tower(tower);
+    fsdp(tower).set_requires_gradient_sync(false);
+    reset_comm_stats();
+    loss_of(tower, rank).backward();
+    expect_equal(comm_stats().calls(), 0);
+    fsdp(tower).set_requires_gradient_sync(true);
+    loss_of(tower, rank + 10).backward();
+    average_reference(*reference, 2, [&](int r) {
+      loss_of(reference, r).backward();
+      loss_of(reference, r + 10).backward();
+    });
+    check_sharded_parity(reference, tower, {.tolerance = {.rtol = 0, .atol = 0}});
+
+    Block block(4, 4);
+    replicate(block, {.mp_policy = {.param_dtype = at::kBFloat16}});
+    const auto out = block(make_batch(1, 3, 4));
+    TESSERA_EXPECT(out.scalar_type() == at::kBFloat16);
+    out.sum().backward();
+    TESSERA_EXPECT(block->up->weight.grad().scalar_type() == at::kFloat);
+    expect_equal(fsdp(block).unsharded_bytes(), 0u);
+  });
+}
+
+TEST_CASE("a replicated parameter that changed between forward and backward is an error") {
+  run_ranks(2, [](int) {
+    Block block(4, 4);
+    replicate(block);
+    auto loss = block(make_batch(1, 3, 4).requires_grad_()).sum();
+    fsdp(block).reshard();
+    {
+      const at::NoGradGuard no_grad;
+      block->up->weight.mul_(2);
+    }
+    expect_throws<StateError>([&] { loss.backward(); }, "changed in place between forward and backward");
+  });
+}
+
+TEST_CASE("a unit has one API, and replicate one axis") {
+  run_ranks(2, [](int) {
+    Block block(4, 4);
+    replicate(block);
+    expect_throws<StateError>([&] { fully_shard(block); }, "is a unit already");
+    Block other(4, 4);
+    const auto mesh = init_device_mesh(at::kCPU, {2, 1}, {"replicate", "shard"});
+    expect_throws<ValueError>([&] { replicate(other, {.mesh = mesh}); },
+                              "replicate(tessera::testing::BlockImpl): the mesh");
+  });
+}

@@ -6,7 +6,7 @@
 //   unsharded   it is a plain tensor with all rows, in the compute dtype. Its memory exists only in this state; where
 //               one rank has all rows anyway, and nothing is cast, it is that of the shard.
 //
-// set_data switches the *same* TensorImpl between the two, so module members, parameters() and optimizers
+// What set_data does switches the *same* TensorImpl between the two, so module members, parameters() and optimizers
 // built before or after sharding all keep referring to it. Autograd saves views of the unsharded tensor that
 // share its storage; so the storage object lives on, and only its bytes are borrowed and given back.
 //
@@ -58,7 +58,7 @@ class ShardedParam {
   /// The unsharded tensor gets its memory in `block`; contents are undefined.
   void set_unsharded_memory(Block& block, size_t offset) { set_memory(unsharded_, block, offset, unsharded_size()); }
   /// The parameter becomes the full tensor.
-  void to_unsharded() { param_.set_data(unsharded_); }
+  void to_unsharded() { take_on(unsharded_); }
   /// The parameter becomes the DTensor; the unsharded memory is given back.
   void to_sharded();
 
@@ -83,6 +83,7 @@ class ShardedParam {
   size_t unsharded_bytes() const { return is_alias_ ? 0 : unsharded_.storage().nbytes(); }
 
  private:
+  void take_on(const at::Tensor& data);
   at::Tensor take_accumulated();
 
   at::Tensor param_;

@@ -141,6 +141,16 @@ bool has_nothing_to_compute(const OpPlan& plan) {
          !std::all_of(plan.outputs.begin(), plan.outputs.end(), empty_everywhere);
 }
 
+/// Along an axis of one rank all placements are the same data.
+bool data_moves(const DTensorSpec& from, const Placements& to) {
+  for (size_t axis = 0; axis < to.size(); ++axis) {
+    if (from.placements()[axis] != to[axis] && from.mesh().shape()[axis] > 1) {
+      return true;
+    }
+  }
+  return false;
+}
+
 bool cuts_a_dim_twice(const Placements& placements) {
   for (size_t a = 0; a < placements.size(); ++a) {
     for (size_t b = a + 1; b < placements.size(); ++b) {
@@ -207,8 +217,9 @@ OpPlan propagate(const OpRule& rule, OpCall& call) {
   for (size_t i = 0; i < operands.size(); ++i) {
     const auto& spec = call.operands[i].spec;
     operands[i] = with_cut_order(std::move(operands[i]), order);
-    const bool moves = spec && spec->placements() != operands[i];
-    plan.operands.push_back(moves ? spec->with_placements(operands[i], /*contiguous=*/true) : spec);
+    const bool moves = spec && data_moves(*spec, operands[i]);
+    const bool differs = spec && spec->placements() != operands[i];
+    plan.operands.push_back(differs ? spec->with_placements(operands[i], /*contiguous=*/moves) : spec);
     plan.redistribute.push_back(moves);
     plan.writes_back = plan.writes_back || (moves && call.operands[i].written);
   }

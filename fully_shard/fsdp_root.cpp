@@ -84,7 +84,8 @@ std::shared_ptr<FSDPState> FSDPRoot::state_at(std::optional<int64_t> unit) const
   return unit ? states_.at(static_cast<size_t>(*unit)).lock() : nullptr;
 }
 
-// A forward inside of backward is a checkpointed region that is computed again: the order goes on as it was.
+// A forward inside of backward is a checkpointed region that is computed again: the order goes on as it was, and the
+// backward that follows is nested in the one that runs, whose end is the end for all units.
 void FSDPRoot::enter_forward(const FSDPState& state, torch::nn::Module& module) {
   if (current_backward() == -1) {
     if (open_forwards_ == 0) {
@@ -96,6 +97,9 @@ void FSDPRoot::enter_forward(const FSDPState& state, torch::nn::Module& module) 
       }
     }
     schedule_.record_forward(state.unit());
+  } else if (!recomputes_) {
+    await_end_of_backward();
+    recomputes_ = true;
   }
   ++open_forwards_;
 }
@@ -144,15 +148,22 @@ void FSDPRoot::prefetch_in_forward(FSDPState& state) {
   }
 }
 
+void FSDPRoot::await_end_of_backward() {
+  if (backward_ == current_backward()) {
+    return;
+  }
+  backward_ = current_backward();
+  schedule_.begin_backward();
+  at_end_of_backward([weak = weak_from_this()] {
+    if (const auto self = weak.lock()) {
+      self->finish_backward();
+    }
+  });
+}
+
 void FSDPRoot::enter_backward(const FSDPState& state) {
-  if (backward_ != current_backward()) {
-    backward_ = current_backward();
-    schedule_.begin_backward();
-    at_end_of_backward([weak = weak_from_this()] {
-      if (const auto self = weak.lock()) {
-        self->finish_backward();
-      }
-    });
+  if (!recomputes_) {
+    await_end_of_backward();
   }
   schedule_.record_backward(state.unit());
   if (state.group()->is_reducing()) {
@@ -177,6 +188,7 @@ void FSDPRoot::prefetch_in_backward(FSDPState& state) {
 
 void FSDPRoot::finish_backward() {
   backward_ = -1;
+  recomputes_ = false;
   for (auto state = states_.rbegin(); state != states_.rend(); ++state) {
     if (const auto locked = state->lock()) {
       locked->finish_backward();
@@ -206,7 +218,7 @@ void FSDPRoot::recover() {
 void FSDPRoot::reset_iter_state() {
   backward_ = -1;
   open_forwards_ = 0;
-  outermost_runs_ = forward_failed_ = false;
+  outermost_runs_ = forward_failed_ = recomputes_ = false;
   schedule_.abandon();
   for (const auto& weak : states_) {
     if (const auto state = weak.lock()) {

@@ -55,13 +55,15 @@ class FSDPRoot : public std::enable_shared_from_this<FSDPRoot> {
   explicit FSDPRoot(std::vector<std::weak_ptr<FSDPState>> states) : states_(std::move(states)) {}
 
   std::shared_ptr<FSDPState> state_at(std::optional<int64_t> unit) const;
+  void await_end_of_backward();
   void recover();
   void finish_backward();
 
   std::vector<std::weak_ptr<FSDPState>> states_;  // by number, the outermost first
   Schedule schedule_;
   ReductionQueue reductions_;
-  int64_t backward_ = -1;  // the backward whose end is awaited
+  int64_t backward_ = -1;    // the backward whose end is awaited
+  bool recomputes_ = false;  // a forward ran inside of it, so a backward with another id is nested in it
   int open_forwards_ = 0;
   bool outermost_runs_ = false;
   bool forward_failed_ = false;

@@ -134,11 +134,11 @@ void FSDPState::post_forward(TensorRefs outputs) {
     tickets_.push_back(ticket);
   }
   const bool all_ran = std::find(ran_.begin(), ran_.end(), false) == ran_.end();
-  // Without a backward to come, nothing else would free the parameters.
+  // Without a backward to come, nothing else would free the parameters; inside of one it comes at once.
   if (group_ && all_ran && open_calls_.empty() && active_calls_ == 0) {
     if (!differentiable) {
       group_->reshard();
-    } else if (reshards_after_forward()) {
+    } else if (reshards_after_forward() && current_backward() == -1) {
       group_->reshard_after_forward();
     }
   }

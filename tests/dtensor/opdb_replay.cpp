@@ -1,6 +1,6 @@
 // Replays a corpus of recorded ATen calls (opdb_corpus.h) on DTensors:
 //
-//   bazel run //tests/dtensor:opdb_replay -- public.pt --ranks 2 3 --report docs/op_coverage.md
+//   ./bazelw run //tests/dtensor:opdb_replay -- $PWD/public.pt --ranks 2 3 --report $PWD/docs/op_coverage.md
 //
 // Ends with 0 if no run was wrong, diverged or crashed.
 

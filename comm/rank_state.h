@@ -10,6 +10,7 @@
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <typeindex>
 
+#include "comm/comm_observer.h"
 #include "comm/comm_stats.h"
 #include "comm/process_group.h"
 #include "comm/rank_context.h"
@@ -32,6 +33,7 @@ struct RankState : std::enable_shared_from_this<RankState> {
   /// How often a (name, ranks) was used by new_group.
   std::map<std::string, int> group_counts;
   std::array<Counter, kCollectiveCount> counters;
+  std::atomic<CommObserver*> observer{nullptr};
   std::mutex locals_mutex;
   std::map<std::type_index, std::shared_ptr<void>> locals;  // rank_local<T>(), by T
 };
@@ -40,9 +42,13 @@ struct RankState : std::enable_shared_from_this<RankState> {
 RankState& rank_state();
 
 inline void count_collective(Collective kind, int64_t bytes_sent) {
-  RankState::Counter& counter = rank_state().counters[static_cast<size_t>(kind)];
+  RankState& state = rank_state();
+  RankState::Counter& counter = state.counters[static_cast<size_t>(kind)];
   counter.calls.fetch_add(1, std::memory_order_relaxed);
   counter.bytes_sent.fetch_add(bytes_sent, std::memory_order_relaxed);
+  if (CommObserver* observer = state.observer.load(std::memory_order_relaxed)) {
+    observer->on_collective(kind, bytes_sent);
+  }
 }
 
 }  // namespace tessera::detail

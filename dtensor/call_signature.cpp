@@ -3,6 +3,8 @@
 #include <c10/core/TensorImpl.h>
 
 #include <algorithm>
+#include <array>
+#include <unordered_map>
 
 #include "base/hash.h"
 #include "dtensor/functional_form.h"
@@ -11,9 +13,6 @@
 namespace tessera {
 
 namespace {
-
-/// Plans are dropped together beyond this many: programs with ever-changing sizes must not grow for ever.
-constexpr size_t kMaxCachedPlans = 1 << 16;
 
 OpInfo::ArgKind kind_of(const c10::TypePtr& type) {
   if (const auto optional = type->cast<c10::OptionalType>()) {
@@ -35,6 +34,7 @@ OpInfo make_info(const c10::OperatorHandle& op) {
   for (size_t arg = 0; arg < schema.arguments().size(); ++arg) {
     const bool written = is_written(schema.arguments()[arg]) || (info.rule && info.rule->also_writes(arg));
     info.kinds.push_back(kind_of(schema.arguments()[arg].real_type()));
+    info.takes_lists = info.takes_lists || info.kinds.back() == OpInfo::ArgKind::TensorList;
     info.written_args.push_back(written);
     info.writes = info.writes || written;
   }
@@ -52,11 +52,6 @@ OpInfo make_info(const c10::OperatorHandle& op) {
     info.returns.push_back(entry);
   }
   return info;
-}
-
-/// A plain 0-dim tensor decides type promotion, so its dtype and whether it wraps a number are part of the key.
-int64_t scalar_tensor_key(const at::Tensor& tensor) {
-  return static_cast<int64_t>(tensor.scalar_type()) * 2 + (tensor.unsafeGetTensorImpl()->is_wrapped_number() ? 1 : 0);
 }
 
 /// Kinds of which both hash and comparison below know.
@@ -95,6 +90,12 @@ uint64_t hash_scalar(const c10::IValue& value, bool float_values) {
   return 8;  // rare kinds share a hash and are told apart by comparison
 }
 
+}  // namespace
+
+int64_t scalar_tensor_key(const at::Tensor& tensor) {
+  return static_cast<int64_t>(tensor.scalar_type()) * 2 + (tensor.unsafeGetTensorImpl()->is_wrapped_number() ? 1 : 0);
+}
+
 bool same_scalar(const c10::IValue& a, const c10::IValue& b, bool float_values) {
   if (a.isInt() && b.isInt()) {
     return a.toInt() == b.toInt();
@@ -116,32 +117,42 @@ bool same_scalar(const c10::IValue& a, const c10::IValue& b, bool float_values) 
   return a.type()->kind() == b.type()->kind() && a == b;
 }
 
-/// None in the place of an optional tensor counts too, so that presence is part of the key.
 bool is_scalar_argument(const CallSignature& call, size_t arg) {
   const auto& value = call.args[arg];
   return !value.isTensor() && !(call.info->kinds[arg] == OpInfo::ArgKind::TensorList && value.isList());
 }
 
-}  // namespace
-
 const OpInfo& OpInfo::of(const c10::OperatorHandle& op) {
+  struct Recent {
+    const c10::FunctionSchema* schema = nullptr;
+    const OpInfo* info = nullptr;
+  };
+  // Programs repeat few ops, so most look-ups end in a table without chains.
+  thread_local std::array<Recent, 256> recent;
   thread_local std::unordered_map<const c10::FunctionSchema*, std::unique_ptr<OpInfo>> infos;
-  auto& info = infos[&op.schema()];
-  if (!info) {
-    info = std::make_unique<OpInfo>(make_info(op));
+  const auto* schema = &op.schema();
+  auto& slot = recent[(reinterpret_cast<uintptr_t>(schema) >> 5) % recent.size()];
+  if (slot.schema != schema) {
+    auto& info = infos[schema];
+    if (!info) {
+      info = std::make_unique<OpInfo>(make_info(op));
+    }
+    slot = {schema, info.get()};
   }
-  return *info;
+  return *slot.info;
 }
 
-CallSignature::CallSignature(const c10::OperatorHandle& op, const torch::jit::Stack& stack)
-    : info(&OpInfo::of(op)), args(torch::jit::last(stack, op.schema().arguments().size())) {
+CallSignature::CallSignature(const OpInfo& op_info, at::ArrayRef<c10::IValue> call_args)
+    : info(&op_info), args(call_args) {
   hash = hash_combine(0, reinterpret_cast<uint64_t>(info));
-  size_t list_size = 0;
-  for (size_t arg = 0; arg < args.size(); ++arg) {
-    list_size +=
-        info->kinds[arg] == OpInfo::ArgKind::TensorList && args[arg].isList() ? args[arg].toListRef().size() : 0;
+  if (info->takes_lists) {
+    size_t list_size = 0;
+    for (size_t arg = 0; arg < args.size(); ++arg) {
+      const bool is_list = info->kinds[arg] == OpInfo::ArgKind::TensorList && args[arg].isList();
+      list_size += is_list ? args[arg].toListRef().size() : 0;
+    }
+    list_tensors_.reserve(list_size);  // operands point into it
   }
-  list_tensors_.reserve(list_size);  // operands point into it
   for (size_t arg = 0; arg < args.size(); ++arg) {
     const auto& value = args[arg];
     if (value.isTensor()) {
@@ -182,65 +193,6 @@ void CallSignature::add(size_t arg, size_t index, const at::Tensor& tensor) {
 void CallSignature::add_scalar(const c10::IValue& value) {
   cacheable = cacheable && is_key_scalar(value);
   hash = hash_combine(hash, hash_scalar(value, info->reads_float_scalars));
-}
-
-bool PlanCache::matches(const Entry& entry, const CallSignature& call) {
-  if (entry.info != call.info || entry.operands.size() != call.operands.size()) {
-    return false;
-  }
-  size_t scalar = 0;
-  for (size_t i = 0; i < call.operands.size(); ++i) {
-    const auto& operand = call.operands[i];
-    const auto& key = entry.operands[i];
-    if (key.arg != operand.arg || key.index != operand.index || (key.spec != nullptr) != (operand.dtensor != nullptr)) {
-      return false;
-    }
-    if (key.spec && !same_spec(key.spec, operand.dtensor->spec)) {
-      return false;
-    }
-    if (!key.spec && entry.scalars[scalar++].toInt() != scalar_tensor_key(*operand.tensor)) {
-      return false;
-    }
-  }
-  for (size_t arg = 0; arg < call.args.size(); ++arg) {
-    if (is_scalar_argument(call, arg) &&
-        !same_scalar(entry.scalars[scalar++], call.args[arg], call.info->reads_float_scalars)) {
-      return false;
-    }
-  }
-  return true;
-}
-
-const std::shared_ptr<const OpPlan>* PlanCache::find(const CallSignature& call) const {
-  const auto found = entries_.find(call.hash);
-  if (found == entries_.end() || !call.cacheable) {
-    return nullptr;
-  }
-  for (const auto& entry : found->second) {
-    if (matches(entry, call)) {
-      return &entry.plan;
-    }
-  }
-  return nullptr;
-}
-
-void PlanCache::insert(const CallSignature& call, std::shared_ptr<const OpPlan> plan) {
-  Entry entry{.info = call.info, .operands = {}, .scalars = {}, .plan = std::move(plan)};
-  for (const auto& operand : call.operands) {
-    entry.operands.push_back({operand.arg, operand.index, operand.dtensor ? operand.dtensor->spec : SpecPtr()});
-    if (!operand.dtensor) {
-      entry.scalars.emplace_back(scalar_tensor_key(*operand.tensor));
-    }
-  }
-  for (size_t arg = 0; arg < call.args.size(); ++arg) {
-    if (is_scalar_argument(call, arg)) {
-      entry.scalars.push_back(call.args[arg]);
-    }
-  }
-  if (entries_.size() >= kMaxCachedPlans) {
-    entries_.clear();
-  }
-  entries_[call.hash].push_back(std::move(entry));
 }
 
 }  // namespace tessera

@@ -1,13 +1,12 @@
 #pragma once
 // One call of an op as the dispatcher sees it, reduced to what decides its plan: the op, the operands' specs
-// and the scalars. Plans are cached under it.
+// and the scalars. Plans are cached under it (plan_cache.h).
 
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/stack.h>
 
 #include <memory>
 #include <optional>
-#include <unordered_map>
 #include <vector>
 
 #include "dtensor/dtensor_impl.h"
@@ -26,6 +25,7 @@ struct OpInfo {
   std::optional<c10::OperatorHandle> functional;  // of an in-place or out= op without rule
   bool writes = false;
   bool reads_float_scalars = true;  // as its rule says
+  bool takes_lists = false;         // of tensors
   std::vector<ArgKind> kinds;       // by schema argument; optional tensors count as tensors
   std::vector<char> written_args;
   std::vector<Return> returns;
@@ -43,9 +43,9 @@ struct CallOperand {
   const DTensorMeta* dtensor;  // null: a plain tensor
 };
 
-/// Refers to the stack's arguments: valid until they are replaced, except `args`' number.
+/// Refers to `args`, which must outlive it.
 struct CallSignature {
-  CallSignature(const c10::OperatorHandle& op, const torch::jit::Stack& stack);
+  CallSignature(const OpInfo& info, at::ArrayRef<c10::IValue> args);
   CallSignature(const CallSignature&) = delete;
   CallSignature& operator=(const CallSignature&) = delete;
 
@@ -64,47 +64,14 @@ struct CallSignature {
   std::vector<at::Tensor> list_tensors_;  // keeps tensors of list arguments alive
 };
 
-/// Plans by call. Not thread-safe: one a thread.
-class PlanCache {
- public:
-  template <class Make>
-  std::shared_ptr<const OpPlan> find_or_make(const CallSignature& call, Make&& make) {
-    if (const auto* found = find(call)) {
-      ++hits_;
-      return *found;
-    }
-    ++misses_;
-    auto plan = make();
-    if (call.cacheable) {
-      insert(call, plan);
-    }
-    return plan;
-  }
+/// A plain 0-dim tensor decides type promotion, so its dtype and whether it wraps a number are part of the key.
+int64_t scalar_tensor_key(const at::Tensor& tensor);
 
-  size_t hits() const { return hits_; }
-  size_t misses() const { return misses_; }
+/// Whether argument `arg` holds no tensors. None in the place of an optional tensor counts too, so that presence is
+/// part of the key.
+bool is_scalar_argument(const CallSignature& call, size_t arg);
 
- private:
-  /// The key in owned form, so that equal hashes are told apart.
-  struct Entry {
-    const OpInfo* info;
-    struct Operand {
-      size_t arg;
-      size_t index;
-      SpecPtr spec;  // null: a plain scalar, whose key is in `scalars`
-    };
-    std::vector<Operand> operands;
-    std::vector<c10::IValue> scalars;  // keys of plain scalars, then all arguments without tensors
-    std::shared_ptr<const OpPlan> plan;
-  };
-
-  const std::shared_ptr<const OpPlan>* find(const CallSignature& call) const;
-  void insert(const CallSignature& call, std::shared_ptr<const OpPlan> plan);
-  static bool matches(const Entry& entry, const CallSignature& call);
-
-  std::unordered_map<uint64_t, std::vector<Entry>> entries_;
-  size_t hits_ = 0;
-  size_t misses_ = 0;
-};
+/// Whether two scalar arguments are one in a key; without `float_values`, floating numbers all are.
+bool same_scalar(const c10::IValue& a, const c10::IValue& b, bool float_values);
 
 }  // namespace tessera

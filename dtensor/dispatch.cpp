@@ -4,11 +4,15 @@
 #include <ATen/ops/empty.h>
 
 #include <algorithm>
+#include <iterator>
 
 #include "base/error.h"
 #include "dtensor/call_signature.h"
+#include "dtensor/dispatch_checks.h"
+#include "dtensor/dispatch_scopes.h"
 #include "dtensor/dtensor_impl.h"
 #include "dtensor/functional_form.h"
+#include "dtensor/plan_cache.h"
 #include "dtensor/propagate.h"
 #include "dtensor/redistribute.h"
 
@@ -21,49 +25,6 @@ using Arguments = c10::SmallVector<c10::IValue, 8>;
 
 // Meshes differ between ranks, and ranks may be threads: one cache a thread, so no locks.
 thread_local PlanCache plan_cache;
-
-std::string describe_arguments(const CallSignature& call) {
-  std::string text;
-  for (const auto& operand : call.operands) {
-    text += text.empty() ? "" : ", ";
-    text += operand.dtensor ? operand.dtensor->spec->to_string()
-                            : "plain " + to_string(TensorMeta::of(*operand.tensor)) + " tensor";
-  }
-  return text;
-}
-
-/// DTensors do not mix with plain tensors: nothing says whether a plain one is a copy or a part.
-void check_not_mixed(const c10::OperatorHandle& op, const CallSignature& call) {
-  const std::string name = toString(op.operator_name());
-  for (const auto& operand : call.operands) {
-    if (operand.dtensor && operand.dtensor->origin) {
-      const auto& origin = *operand.dtensor->origin;
-      TESSERA_CHECK(
-          StateError, false,
-          "{}: parameter '{}' is sharded, but it meets plain tensors: {}. It is gathered by the hooks of {} only "
-          "while that module's forward or backward runs. Call the module itself (not its parts or forward of a stock "
-          "base class), declare its type with TESSERA_MODULE or wrap it with hooked(), or gather it by hand with "
-          "fsdp(module).unshard(). If this is an optimizer step, run backward() first",
-          name, origin.name, describe_arguments(call), origin.module);
-    }
-  }
-  TESSERA_CHECK(ValueError, false,
-                "{}: DTensors and plain tensors are mixed: {}. Make the plain ones DTensors with "
-                "distribute_tensor(t, mesh, {{Replicate()}}) or from_local, or take to_local() / full_tensor() of the "
-                "DTensors",
-                name, describe_arguments(call));
-}
-
-/// A view that was moved is a copy: the tensor it should be a view of would not see the write.
-void check_writes_reach(const c10::OperatorHandle& op, const CallSignature& call) {
-  for (const auto& operand : call.operands) {
-    TESSERA_CHECK(
-        NotImplementedError, !operand.dtensor || !operand.dtensor->copied_view || !call.info->is_written(operand.arg),
-        "{} writes to a view whose data had to be moved, so the viewed tensor would not see it: {}. clone() the "
-        "view to write to it alone, or redistribute() the tensor before the view so that the view cuts no shard",
-        toString(op.operator_name()), describe_arguments(call));
-  }
-}
 
 const OpRule& rule_of(const c10::OperatorHandle& op, const CallSignature& call) {
   const auto* rule = call.info->rule;
@@ -107,30 +68,39 @@ at::Tensor local_operand(const CallOperand& operand, const OpPlan& plan, size_t 
 /// This rank's local tensors of a call's operands, in their order.
 using Locals = c10::SmallVector<at::Tensor, 8>;
 
-/// Puts this rank's local tensors where the DTensors were.
-Locals replace_by_locals(const CallSignature& call, const OpPlan& plan, Stack* stack) {
+/// The list that the op gets for argument `value`: operands i, i + 1, ... of it, of which i becomes the next one.
+c10::IValue local_list(const c10::IValue& value, const CallSignature& call, const Locals& locals, size_t& i) {
+  const size_t arg = call.operands[i].arg;
+  if (value.isTensorList()) {
+    std::vector<at::Tensor> list;
+    for (; i < call.operands.size() && call.operands[i].arg == arg; ++i) {
+      list.push_back(locals[i]);
+    }
+    return list;
+  }
+  auto list = value.toList().copy();  // Tensor?[]: undefined entries stay
+  for (; i < call.operands.size() && call.operands[i].arg == arg; ++i) {
+    list.set(call.operands[i].index, c10::IValue(locals[i]));
+  }
+  return list;
+}
+
+/// Fills the places of the call's arguments on the stack: this rank's local tensors where there were DTensors.
+Locals put_local_arguments(const CallSignature& call, const OpPlan& plan, Stack* stack) {
   Locals locals;
   for (size_t i = 0; i < call.operands.size(); ++i) {
     locals.push_back(local_operand(call.operands[i], plan, i));
   }
   const size_t first = stack->size() - call.args.size();
-  for (size_t i = 0; i < call.operands.size();) {
-    const size_t arg = call.operands[i].arg;
+  size_t i = 0;
+  for (size_t arg = 0; arg < call.args.size(); ++arg) {
     auto& value = (*stack)[first + arg];
-    if (value.isTensor()) {
+    if (i == call.operands.size() || call.operands[i].arg != arg) {
+      value = call.args[arg];
+    } else if (call.args[arg].isTensor()) {
       value = locals[i++];
-    } else if (value.isTensorList()) {
-      std::vector<at::Tensor> list;
-      for (; i < call.operands.size() && call.operands[i].arg == arg; ++i) {
-        list.push_back(locals[i]);
-      }
-      value = c10::IValue(std::move(list));
     } else {
-      auto list = value.toList().copy();  // Tensor?[]: undefined entries stay
-      for (; i < call.operands.size() && call.operands[i].arg == arg; ++i) {
-        list.set(call.operands[i].index, c10::IValue(locals[i]));
-      }
-      value = c10::IValue(std::move(list));
+      value = local_list(call.args[arg], call, locals, i);
     }
   }
   return locals;
@@ -192,42 +162,40 @@ SpecPtr spec_of_result(const OpPlan& plan, size_t next, const at::Tensor& result
 
 /// Makes DTensors of an op's results. Views know where in the viewed tensor they begin, as autograd's own views do.
 struct ResultWrapper {
+  const CallSignature& call;
   const OpPlan& plan;
-  int64_t viewed_offset = 0;
-  std::shared_ptr<const ParameterOrigin> origin;
-  bool copies_views;  // the viewed operand was moved, so its views are of a copy
   size_t next = 0;
-
-  ResultWrapper(const CallSignature& call, const OpPlan& plan, const Arguments& arguments) : plan(plan) {
-    const auto* viewed = call.operands[0].dtensor;
-    const auto& first = arguments[call.operands[0].arg];
-    viewed_offset = viewed && first.isTensor() ? first.toTensor().storage_offset() : 0;
-    origin = viewed ? viewed->origin : nullptr;
-    copies_views = viewed && (plan.redistribute[0] || viewed->copied_view);
-  }
 
   at::Tensor wrap(at::Tensor local, bool is_view) {
     const size_t index = next++;
     auto spec = spec_of_result(plan, index, local);
-    if (!is_view) {
-      return wrap_local(std::move(local), std::move(spec));
-    }
-    auto view = wrap_local(std::move(local), std::move(spec), origin, copies_views);
+    return is_view ? wrap_view(std::move(local), std::move(spec), index)
+                   : wrap_local(std::move(local), std::move(spec));
+  }
+
+ private:
+  at::Tensor wrap_view(at::Tensor local, SpecPtr spec, size_t index) const {
+    const auto& operand = call.operands[0];
+    const auto* viewed = operand.dtensor;
+    // A viewed tensor that was moved is a copy, and so are its views.
+    auto view = wrap_local(std::move(local), std::move(spec), viewed ? viewed->origin : nullptr,
+                           viewed && (plan.redistribute[0] || viewed->copied_view));
+    const int64_t begin = viewed && call.args[operand.arg].isTensor() ? operand.tensor->storage_offset() : 0;
     const int64_t offset = index < plan.offsets.size() ? plan.offsets[index] : 0;
-    view.unsafeGetTensorImpl()->set_storage_offset(viewed_offset + offset);
+    view.unsafeGetTensorImpl()->set_storage_offset(begin + offset);
     return view;
   }
 };
 
 /// Makes DTensors of the op's results; a result that aliases a written argument is that argument itself.
-void wrap_results(const CallSignature& call, const OpPlan& plan, const Arguments& arguments, Stack* stack) {
+void wrap_results(const CallSignature& call, const OpPlan& plan, Stack* stack) {
   const auto& returns = call.info->returns;
   const size_t first = stack->size() - returns.size();
-  ResultWrapper wrapper(call, plan, arguments);
+  ResultWrapper wrapper{call, plan};
   for (size_t i = 0; i < returns.size(); ++i) {
     auto& value = (*stack)[first + i];
     if (returns[i].written_arg >= 0) {
-      value = arguments[static_cast<size_t>(returns[i].written_arg)];
+      value = call.args[static_cast<size_t>(returns[i].written_arg)];
       ++wrapper.next;
     } else if (value.isTensor()) {
       if (value.toTensor().defined()) {
@@ -255,29 +223,41 @@ void bump_written_versions(const CallSignature& call) {
 
 }  // namespace
 
-void dispatch(const c10::OperatorHandle& op, c10::DispatchKeySet /*keys*/, Stack* stack) {
-  CallSignature call(op, *stack);
+void dispatch(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) {
+  const DispatchingOp dispatching(op);
+  const auto& info = OpInfo::of(op);
+  if (info.functional) {
+    run_functional_form(op, *info.functional, stack);
+    return;
+  }
+  // The call's arguments leave the stack: they keep the DTensors alive, and are what in-place ops return.
+  const auto first = stack->end() - static_cast<std::ptrdiff_t>(info.kinds.size());
+  const Arguments arguments(std::make_move_iterator(first), std::make_move_iterator(stack->end()));
+  const CallSignature call(info, arguments);
+  if (call.mixed && ImplicitReplication::active() && may_replicate_plain_tensors(call)) {
+    std::copy(arguments.begin(), arguments.end(), first);
+    replicate_plain_tensors(stack, arguments.size());
+    dispatch(op, keys, stack);
+    return;
+  }
   if (call.mixed) {
     check_not_mixed(op, call);
   }
-  if (call.info->writes) {
+  if (info.writes) {
     check_writes_reach(op, call);
-  }
-  if (call.info->functional) {
-    run_functional_form(op, *call.info->functional, stack);
-    return;
   }
   const auto plan = plan_cache.find_or_make(call, [&] { return make_plan(op, call); });
 
-  // Keeps the DTensors alive to which `call` refers, and gives in-place ops what they return.
-  const Arguments arguments(call.args.begin(), call.args.end());
-  const auto locals = replace_by_locals(call, *plan, stack);
+  if (ExplicitRedistribution::level() != ExplicitRedistribution::Level::Off) {
+    check_moves_allowed(op, call, *plan);
+  }
+  const auto locals = put_local_arguments(call, *plan, stack);
   run_local(op, *plan, locals, stack);
   if (plan->writes_back) {
     write_back(call, *plan, locals);
   }
-  wrap_results(call, *plan, arguments, stack);
-  if (call.info->writes) {
+  wrap_results(call, *plan, stack);
+  if (info.writes) {
     bump_written_versions(call);
   }
 }

@@ -2,12 +2,12 @@
 
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/empty.h>
-#include <ATen/ops/tensor.h>
 #include <fmt/ranges.h>
 #include <torch/csrc/autograd/custom_function.h>
 
 #include "base/error.h"
 #include "comm/collectives.h"
+#include "dtensor/from_local_checks.h"
 #include "dtensor/saved_spec.h"
 
 namespace tessera {
@@ -91,55 +91,6 @@ DimVector strides_like(const at::Tensor& local, at::IntArrayRef shape) {
   return strides;
 }
 
-/// Whether all ranks of the mesh hold the same `values`, of which there are equally many on each.
-bool same_on_all_ranks(std::vector<int64_t> values, const at::Tensor& local, const DeviceMesh& mesh) {
-  const size_t count = values.size();
-  for (size_t i = 0; i < count; ++i) {
-    values.push_back(-values[i]);
-  }
-  auto extremes = at::tensor(values, at::TensorOptions().dtype(at::kLong)).to(local.device());
-  for (int64_t axis = 0; axis < mesh.ndim(); ++axis) {
-    all_reduce(extremes, ReduceOp::Max, mesh.group(axis));
-  }
-  return extremes.narrow(0, 0, static_cast<int64_t>(count))
-      .neg()
-      .equal(extremes.narrow(0, static_cast<int64_t>(count), static_cast<int64_t>(count)));
-}
-
-/// Throws on every rank if the ranks disagree about the global tensor, or one holds other local sizes.
-void check_sizes_across_ranks(const at::Tensor& local, const std::vector<int64_t>& shape, const DTensorSpec& spec) {
-  const bool same_kind =
-      same_on_all_ranks({local.dim(), static_cast<int64_t>(local.scalar_type())}, local, spec.mesh());
-  TESSERA_CHECK(ValueError, same_kind,
-                "from_local: the ranks pass tensors of different dtypes or numbers of dims; this rank a {}",
-                to_string(TensorMeta::of(local)));
-  TESSERA_CHECK(ValueError, same_on_all_ranks(shape, local, spec.mesh()),
-                "from_local: the ranks make different global sizes of their local ones; this rank [{}] of [{}]. Pass "
-                "options.shape, the global sizes, the same on every rank",
-                fmt::join(shape, ", "), fmt::join(local.sizes(), ", "));
-  TESSERA_CHECK(ValueError,
-                same_on_all_ranks({local.sizes() == spec.local_sizes()}, local, spec.mesh()) &&
-                    local.sizes() == spec.local_sizes(),
-                "from_local: on some rank the local sizes do not fit {}; this rank has [{}] and needs [{}]. Pass "
-                "options.shape, the global sizes, and shards cut as torch.chunk cuts them",
-                spec.to_string(), fmt::join(local.sizes(), ", "), fmt::join(spec.local_sizes(), ", "));
-}
-
-/// Throws on every rank if a rank's copy differs from the first one's.
-void check_copies_across_ranks(const at::Tensor& local, const DTensorSpec& spec) {
-  for (int64_t axis = 0; axis < spec.mesh().ndim(); ++axis) {
-    bool same = true;
-    if (spec.placements()[static_cast<size_t>(axis)].is_replicate()) {
-      const auto first = local.detach().clone(at::MemoryFormat::Contiguous);
-      broadcast(first, 0, spec.mesh().group(axis));
-      same = first.equal(local.detach());
-    }
-    TESSERA_CHECK(ValueError, same_on_all_ranks({same}, local, spec.mesh()) && same,
-                  "from_local: placement Replicate() on axis {} of {}, but the ranks hold different values", axis,
-                  spec.to_string());
-  }
-}
-
 }  // namespace
 
 bool is_dtensor(const at::Tensor& tensor) {
@@ -161,7 +112,8 @@ const DeviceMesh& device_mesh(const at::Tensor& tensor) {
   return dtensor_spec(tensor)->mesh();
 }
 
-at::Tensor distribute_tensor(const at::Tensor& tensor, const DeviceMesh& mesh, Placements placements) {
+at::Tensor distribute_tensor(const at::Tensor& tensor, const DeviceMesh& mesh, Placements placements,
+                             DistributeOptions options) {
   TESSERA_CHECK(ValueError, tensor.defined() && !is_dtensor(tensor),
                 "distribute_tensor: the tensor is {}; pass a plain tensor, or redistribute() a DTensor",
                 tensor.defined() ? "a DTensor already" : "undefined");
@@ -178,8 +130,11 @@ at::Tensor distribute_tensor(const at::Tensor& tensor, const DeviceMesh& mesh, P
   }
   at::AutoDispatchBelowADInplaceOrView below;
   auto full = tensor.detach().clone(at::MemoryFormat::Contiguous);
-  for (int64_t axis = 0; axis < mesh.ndim(); ++axis) {
-    broadcast(full, 0, mesh.group(axis));
+  for (int64_t axis = 0; options.src_data_rank && axis < mesh.ndim(); ++axis) {
+    TESSERA_CHECK(ValueError, *options.src_data_rank >= 0 && *options.src_data_rank < mesh.size(axis),
+                  "distribute_tensor: src_data_rank {} on an axis of {} ranks; use 0, or none", *options.src_data_rank,
+                  mesh.size(axis));
+    broadcast(full, *options.src_data_rank, mesh.group(axis));
   }
   Placements replicated(target.size(), Replicate());
   const auto meta = TensorMeta::contiguous(full.sizes(), full.scalar_type());
@@ -204,13 +159,17 @@ at::Tensor from_local(const at::Tensor& local, const DeviceMesh& mesh, Placement
   const auto shape = options.shape.value_or(even_shape(local, mesh, target));
   TESSERA_CHECK(ValueError, static_cast<int64_t>(shape.size()) == local.dim(),
                 "from_local: shape [{}] for a local tensor of {} dims", fmt::join(shape, ", "), local.dim());
+  TESSERA_CHECK(ValueError, !options.stride || options.stride->size() == shape.size(),
+                "from_local: {} strides for {} dims; give one a dim", options.stride->size(), shape.size());
   TensorMeta meta{.sizes = DimVector(shape.begin(), shape.end()),
-                  .strides = strides_like(local, shape),
+                  .strides = options.stride ? DimVector(options.stride->begin(), options.stride->end())
+                                            : strides_like(local, shape),
                   .dtype = local.scalar_type()};
   const auto spec = DTensorSpec::make(mesh, target, std::move(meta));
   if (options.run_check) {
-    check_sizes_across_ranks(local, shape, *spec);
-    check_copies_across_ranks(local, *spec);
+    check_kind_across_ranks(local, mesh, "from_local");
+    check_sizes_across_ranks(local, shape, *spec, "from_local");
+    check_copies_across_ranks(local, *spec, "from_local");
   }
   TESSERA_CHECK(ValueError, local.sizes() == spec->local_sizes(),
                 "from_local: this rank's local sizes are [{}], but {} has [{}] here; pass options.shape, the global "
@@ -230,8 +189,9 @@ at::Tensor to_local(const at::Tensor& tensor, std::optional<Placements> grad_pla
   return ToLocalFunction::apply(tensor, grads);
 }
 
-at::Tensor full_tensor(const at::Tensor& tensor) {
-  return to_local(redistribute(tensor, Placements(dtensor_spec(tensor)->placements().size(), Replicate())));
+at::Tensor full_tensor(const at::Tensor& tensor, std::optional<Placements> grad_placements) {
+  const Placements replicated(dtensor_spec(tensor)->placements().size(), Replicate());
+  return to_local(redistribute(tensor, replicated), std::move(grad_placements));
 }
 
 }  // namespace tessera

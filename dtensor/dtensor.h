@@ -31,16 +31,24 @@ const Placements& placements(const at::Tensor& tensor);
 const DeviceMesh& device_mesh(const at::Tensor& tensor);
 const SpecPtr& dtensor_spec(const at::Tensor& tensor);
 
-/// Cuts or copies `tensor` over `mesh`. The data are those of the mesh's first rank; the others' are
-/// overwritten, so every rank must pass a tensor of the same sizes and dtype. `tensor` must be a leaf (or
-/// need no gradient); the result is a new leaf that needs a gradient if `tensor` does. All ranks must call.
+struct DistributeOptions {
+  /// The rank along each axis of the mesh whose data count; the others' tensors give only sizes and dtype, the
+  /// same on every rank. Unset: every rank's own data count, which must be equal, and nothing is sent.
+  std::optional<int> src_data_rank = 0;
+};
+
+/// Cuts or copies `tensor` over `mesh`. `tensor` must be a leaf (or need no gradient); the result is a new leaf
+/// that needs a gradient if `tensor` does. All ranks must call.
 /// Throws ValueError for placements that do not fit, Partial placements, or a DTensor.
-at::Tensor distribute_tensor(const at::Tensor& tensor, const DeviceMesh& mesh, Placements placements);
+at::Tensor distribute_tensor(const at::Tensor& tensor, const DeviceMesh& mesh, Placements placements,
+                             DistributeOptions options = {});
 
 struct FromLocalOptions {
   /// Global sizes; needed where shards are uneven, since the local sizes alone cannot tell them. Default:
   /// the local sizes with each sharded dim multiplied by its axes.
   std::optional<std::vector<int64_t>> shape = std::nullopt;
+  /// Global strides. Default: in the order of the local ones, without gaps.
+  std::optional<std::vector<int64_t>> stride = std::nullopt;
   /// Compares all ranks' local sizes with `shape` and Replicate copies with the first rank's: a mismatch
   /// throws ValueError on every rank. Costs collectives.
   bool run_check = false;
@@ -57,7 +65,8 @@ at::Tensor from_local(const at::Tensor& local, const DeviceMesh& mesh, Placement
 /// together (default: the tensor's placements, Replicate for Partial).
 at::Tensor to_local(const at::Tensor& tensor, std::optional<Placements> grad_placements = std::nullopt);
 
-/// The whole tensor as a plain one on every rank: redistribute to Replicate, then to_local.
-at::Tensor full_tensor(const at::Tensor& tensor);
+/// The whole tensor as a plain one on every rank: redistribute to Replicate, then to_local with
+/// `grad_placements` (default: Replicate, the ranks' gradients are equal; Partial: they are terms of the gradient).
+at::Tensor full_tensor(const at::Tensor& tensor, std::optional<Placements> grad_placements = std::nullopt);
 
 }  // namespace tessera

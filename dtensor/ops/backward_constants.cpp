@@ -6,36 +6,15 @@
 #include <torch/library.h>
 
 #include "dtensor/dispatch.h"
-#include "dtensor/dtensor_impl.h"
+#include "dtensor/dispatch_scopes.h"
 
 namespace tessera {
 
 namespace {
 
-at::Tensor replicated_constant(const at::Tensor& plain, const DeviceMesh& mesh) {
-  const Placements placements(static_cast<size_t>(mesh.ndim()), Replicate());
-  return wrap_local(plain, DTensorSpec::make(mesh, placements, TensorMeta::of(plain)));
-}
-
-/// Replaces plain tensors in `value`, a list of at least one DTensor.
-void replace_constants(c10::IValue& value) {
-  auto tensors = value.toTensorVector();
-  const DeviceMesh* mesh = nullptr;
-  for (const auto& tensor : tensors) {
-    const auto* meta = dtensor_meta(tensor);
-    mesh = meta && !mesh ? &meta->spec->mesh() : mesh;
-  }
-  for (auto& tensor : tensors) {
-    if (mesh && !dtensor_meta(tensor)) {
-      tensor = replicated_constant(tensor, *mesh);
-    }
-  }
-  value = c10::IValue(std::move(tensors));
-}
-
 void join_gradients(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
   if (torch::autograd::get_current_graph_task_id() != -1) {
-    replace_constants((*stack)[stack->size() - op.schema().arguments().size()]);
+    replicate_plain_tensors(stack, op.schema().arguments().size());
   }
   dispatch(op, keys, stack);
 }

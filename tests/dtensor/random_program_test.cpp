@@ -6,6 +6,7 @@
 #include <fmt/ranges.h>
 
 #include <cstdlib>
+#include <map>
 
 #include "dtensor/dtensor.h"
 #include "testing/expect.h"
@@ -81,10 +82,9 @@ std::string difference(const at::Tensor& actual, const at::Tensor& expected) {
   return describe_difference(full_tensor(actual.detach()), expected.detach(), {.rtol = 1e-7, .atol = 1e-8});
 }
 
-enum class Outcome { Same, Refused };
-
-/// Throws ExpectationError with a reproducer. An op may be refused, by all ranks alike: others would wait for this one.
-Outcome check(const Draw& draw, const DeviceMesh& mesh, const std::vector<int64_t>& shape) {
+/// Why the op was refused, without the operands; empty if all is the same. Throws ExpectationError with a reproducer.
+/// An op may be refused, by all ranks alike: others would wait for this one.
+std::string check(const Draw& draw, const DeviceMesh& mesh, const std::vector<int64_t>& shape) {
   const auto& program = draw.program;
   Tensors inputs;
   for (size_t i = 0; i < draw.placements.size(); ++i) {
@@ -99,8 +99,9 @@ Outcome check(const Draw& draw, const DeviceMesh& mesh, const std::vector<int64_
     if (const auto loss = loss_of(values); loss.defined()) {
       loss.backward();
     }
-  } catch (const NotImplementedError&) {
-    return Outcome::Refused;
+  } catch (const NotImplementedError& refusal) {
+    const std::string text = refusal.what();
+    return text.substr(0, text.find(": "));
   } catch (const ExpectationError&) {
     throw;
   } catch (const CommError&) {
@@ -113,7 +114,7 @@ Outcome check(const Draw& draw, const DeviceMesh& mesh, const std::vector<int64_
     TESSERA_CHECK(ExpectationError, text.empty(), "{}\ngradient of v{}: {}",
                   draw.describe(program.values.size() - 1, shape), i, text);
   }
-  return Outcome::Same;
+  return "";
 }
 
 }  // namespace
@@ -122,6 +123,7 @@ TEST_CASE("random programs give what plain tensors give", "[dtensor]") {
   const uint64_t first = from_environment("TESSERA_SEED", 1);
   const uint64_t draws = from_environment("TESSERA_DRAWS", kDefaultDraws);
   uint64_t refused = 0;
+  std::map<std::string, int> reasons;
   std::string failures;
   uint64_t failed_runs = 0;
   for (uint64_t begin = first; begin < first + draws; begin += kDrawsARun) {
@@ -134,8 +136,11 @@ TEST_CASE("random programs give what plain tensors give", "[dtensor]") {
       run_ranks(static_cast<int>(c10::multiply_integers(shape)), [&](int rank) {
         const auto mesh = init_device_mesh(at::kCPU, shape);
         for (const auto& draw : batch) {
-          const auto outcome = check(draw, mesh, shape);
-          refused += rank == 0 && outcome == Outcome::Refused ? 1 : 0;
+          const auto refusal = check(draw, mesh, shape);
+          if (rank == 0 && !refusal.empty()) {
+            ++refused;
+            ++reasons[refusal];
+          }
         }
       });
     } catch (const std::exception& failure) {
@@ -147,6 +152,10 @@ TEST_CASE("random programs give what plain tensors give", "[dtensor]") {
   }
   INFO(failures);
   CHECK(failed_runs == 0);
-  WARN(fmt::format("{} draws, {} refused", draws, refused));
+  std::string list;
+  for (const auto& [reason, count] : reasons) {
+    list += fmt::format("\n{:5} {}", count, reason);
+  }
+  WARN(fmt::format("{} draws, {} refused{}", draws, refused, list));
   CHECK(refused * 20 < draws);
 }

@@ -1,0 +1,75 @@
+#include "dtensor/dispatch_checks.h"
+
+#include <algorithm>
+
+#include "base/error.h"
+#include "dtensor/dispatch_scopes.h"
+#include "dtensor/redistribute_plan.h"
+
+namespace tessera {
+
+std::string describe_arguments(const CallSignature& call) {
+  std::string text;
+  for (const auto& operand : call.operands) {
+    text += text.empty() ? "" : ", ";
+    text += operand.dtensor ? operand.dtensor->spec->to_string()
+                            : "plain " + to_string(TensorMeta::of(*operand.tensor)) + " tensor";
+  }
+  return text;
+}
+
+void check_not_mixed(const c10::OperatorHandle& op, const CallSignature& call) {
+  const std::string name = toString(op.operator_name());
+  for (const auto& operand : call.operands) {
+    if (operand.dtensor && operand.dtensor->origin) {
+      const auto& origin = *operand.dtensor->origin;
+      TESSERA_CHECK(
+          StateError, false,
+          "{}: parameter '{}' is sharded, but it meets plain tensors: {}. It is gathered by the hooks of {} only "
+          "while that module's forward or backward runs. Call the module itself (not its parts or forward of a stock "
+          "base class), declare its type with TESSERA_MODULE or wrap it with hooked(), or gather it by hand with "
+          "fsdp(module).unshard(). If this is an optimizer step, run backward() first",
+          name, origin.name, describe_arguments(call), origin.module);
+    }
+  }
+  TESSERA_CHECK(ValueError, false,
+                "{}: DTensors and plain tensors are mixed: {}. Make the plain ones DTensors with "
+                "distribute_tensor(t, mesh, {{Replicate()}}) or from_local, take to_local() / full_tensor() of the "
+                "DTensors, or declare plain tensors equal on all ranks with an ImplicitReplication scope",
+                name, describe_arguments(call));
+}
+
+void check_writes_reach(const c10::OperatorHandle& op, const CallSignature& call) {
+  for (const auto& operand : call.operands) {
+    TESSERA_CHECK(
+        NotImplementedError, !operand.dtensor || !operand.dtensor->copied_view || !call.info->is_written(operand.arg),
+        "{} writes to a view whose data had to be moved, so the viewed tensor would not see it: {}. clone() the "
+        "view to write to it alone, or redistribute() the tensor before the view so that the view cuts no shard",
+        toString(op.operator_name()), describe_arguments(call));
+  }
+}
+
+bool may_replicate_plain_tensors(const CallSignature& call) {
+  return std::none_of(call.operands.begin(), call.operands.end(), [&](const CallOperand& operand) {
+    return operand.dtensor ? operand.dtensor->origin != nullptr : call.info->is_written(operand.arg);
+  });
+}
+
+void check_moves_allowed(const c10::OperatorHandle& op, const CallSignature& call, const OpPlan& plan) {
+  const bool strict = ExplicitRedistribution::level() == ExplicitRedistribution::Level::Strict;
+  for (size_t i = 0; i < call.operands.size(); ++i) {
+    if (!plan.redistribute[i]) {
+      continue;
+    }
+    const auto& to = plan.operands[i]->placements();
+    const auto steps = plan_redistribute(call.operands[i].dtensor->spec->placements(), to);
+    const bool communicates =
+        std::any_of(steps.begin(), steps.end(), [](const RedistributeStep& step) { return step.communicates(); });
+    TESSERA_CHECK(StateError, !strict && !communicates && !plan.writes_back,
+                  "{} would redistribute operand {} to {} ({}), which ExplicitRedistribution forbids: {}. Call "
+                  "redistribute() on it first",
+                  toString(op.operator_name()), i, to_string(to), to_string(steps), describe_arguments(call));
+  }
+}
+
+}  // namespace tessera

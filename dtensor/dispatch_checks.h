@@ -1,0 +1,27 @@
+#pragma once
+// What dispatch refuses before it runs an op, and how it says so.
+
+#include <string>
+
+#include "dtensor/call_signature.h"
+
+namespace tessera {
+
+/// The operands as messages list them.
+std::string describe_arguments(const CallSignature& call);
+
+/// DTensors do not mix with plain tensors: nothing says whether a plain one is a copy or a part. Throws StateError if a
+/// parameter of fully_shard is used while sharded, else ValueError.
+[[noreturn]] void check_not_mixed(const c10::OperatorHandle& op, const CallSignature& call);
+
+/// Whether an ImplicitReplication scope may take the call's plain tensors for copies: none is written, and no operand
+/// is a parameter of fully_shard that should have been gathered.
+bool may_replicate_plain_tensors(const CallSignature& call);
+
+/// A view that was moved is a copy: the tensor it should be a view of would not see the write.
+void check_writes_reach(const c10::OperatorHandle& op, const CallSignature& call);
+
+/// In an ExplicitRedistribution scope: throws if the plan moves an operand.
+void check_moves_allowed(const c10::OperatorHandle& op, const CallSignature& call, const OpPlan& plan);
+
+}  // namespace tessera

@@ -1,0 +1,69 @@
+#pragma once
+// Scopes that change what ops on DTensors may do, for the calling thread.
+//
+//   {
+//     ImplicitReplication scope;             // plain tensors beside DTensors count as replicated
+//     y = x + torch::ones({3});
+//   }
+//   {
+//     ExplicitRedistribution scope;          // an op that would have to communicate throws instead
+//     y = mm(a, b);
+//   }
+//
+// After torch.distributed.tensor.experimental.implicit_replication and ExplicitRedistributionContext. On CPU a backward
+// runs in the thread that calls it, so a scope around backward() holds for it too.
+
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/stack.h>
+
+namespace tessera {
+
+/// A plain tensor that meets DTensors in an op counts as a replicated one, and must be equal on every rank. One that
+/// the op writes is still an error. Scopes nest.
+class ImplicitReplication {
+ public:
+  ImplicitReplication();
+  ~ImplicitReplication();
+  ImplicitReplication(const ImplicitReplication&) = delete;
+  ImplicitReplication& operator=(const ImplicitReplication&) = delete;
+
+  static bool active();
+};
+
+/// An op whose operands would have to be redistributed throws a StateError that names it, its operands and the
+/// placements that it needs. Not strict: only moves that communicate are refused, cutting a replicated tensor is not.
+/// redistribute() itself and full_tensor() are explicit and allowed. The innermost scope counts.
+class ExplicitRedistribution {
+ public:
+  explicit ExplicitRedistribution(bool strict = false);
+  ~ExplicitRedistribution();
+  ExplicitRedistribution(const ExplicitRedistribution&) = delete;
+  ExplicitRedistribution& operator=(const ExplicitRedistribution&) = delete;
+
+  enum class Level { Off, Communication, Strict };
+  static Level level();
+
+ private:
+  Level previous_;
+};
+
+/// The op that the calling thread dispatches on DTensors now, innermost; null outside of one.
+const c10::OperatorHandle* dispatching_op();
+
+/// Sets dispatching_op for its lifetime. For dispatch.cpp.
+class DispatchingOp {
+ public:
+  explicit DispatchingOp(const c10::OperatorHandle& op);
+  ~DispatchingOp();
+  DispatchingOp(const DispatchingOp&) = delete;
+  DispatchingOp& operator=(const DispatchingOp&) = delete;
+
+ private:
+  const c10::OperatorHandle* previous_;
+};
+
+/// Makes replicated DTensors of the plain tensors of at least one dim among the last `num_arguments` values on `stack`,
+/// on the mesh of the first DTensor there.
+void replicate_plain_tensors(torch::jit::Stack* stack, size_t num_arguments);
+
+}  // namespace tessera

@@ -1,0 +1,58 @@
+#include "dtensor/from_local_checks.h"
+
+#include <ATen/ops/tensor.h>
+#include <fmt/ranges.h>
+
+#include "base/error.h"
+#include "comm/collectives.h"
+
+namespace tessera {
+
+bool same_on_all_ranks(std::vector<int64_t> values, const DeviceMesh& mesh) {
+  const size_t count = values.size();
+  for (size_t i = 0; i < count; ++i) {
+    values.push_back(-values[i]);
+  }
+  auto extremes = at::tensor(values, at::TensorOptions().dtype(at::kLong)).to(at::Device(mesh.device_type()));
+  for (int64_t axis = 0; axis < mesh.ndim(); ++axis) {
+    all_reduce(extremes, ReduceOp::Max, mesh.group(axis));
+  }
+  return extremes.narrow(0, 0, static_cast<int64_t>(count))
+      .neg()
+      .equal(extremes.narrow(0, static_cast<int64_t>(count), static_cast<int64_t>(count)));
+}
+
+void check_kind_across_ranks(const at::Tensor& local, const DeviceMesh& mesh, const char* where) {
+  TESSERA_CHECK(ValueError, same_on_all_ranks({local.dim(), static_cast<int64_t>(local.scalar_type())}, mesh),
+                "{}: the ranks pass tensors of different dtypes or numbers of dims; this rank a {}", where,
+                to_string(TensorMeta::of(local)));
+}
+
+void check_sizes_across_ranks(const at::Tensor& local, const std::vector<int64_t>& shape, const DTensorSpec& spec,
+                              const char* where) {
+  TESSERA_CHECK(ValueError, same_on_all_ranks(shape, spec.mesh()),
+                "{}: the ranks make different global sizes of their local ones; this rank [{}] of [{}]. Pass "
+                "options.shape, the global sizes, the same on every rank",
+                where, fmt::join(shape, ", "), fmt::join(local.sizes(), ", "));
+  const bool fits = local.sizes() == spec.local_sizes();
+  TESSERA_CHECK(ValueError, same_on_all_ranks({fits}, spec.mesh()) && fits,
+                "{}: on some rank the local sizes do not fit {}; this rank has [{}] and needs [{}]. Pass "
+                "options.shape, the global sizes, and shards cut as torch.chunk cuts them",
+                where, spec.to_string(), fmt::join(local.sizes(), ", "), fmt::join(spec.local_sizes(), ", "));
+}
+
+void check_copies_across_ranks(const at::Tensor& local, const DTensorSpec& spec, const char* where) {
+  for (int64_t axis = 0; axis < spec.mesh().ndim(); ++axis) {
+    bool same = true;
+    if (spec.placements()[static_cast<size_t>(axis)].is_replicate()) {
+      const auto first = local.detach().clone(at::MemoryFormat::Contiguous);
+      broadcast(first, 0, spec.mesh().group(axis));
+      same = first.equal(local.detach());
+    }
+    TESSERA_CHECK(ValueError, same_on_all_ranks({same}, spec.mesh()) && same,
+                  "{}: placement Replicate() on axis {} of {}, but the ranks hold different values", where, axis,
+                  spec.to_string());
+  }
+}
+
+}  // namespace tessera

@@ -1,0 +1,101 @@
+#include "dtensor/local_map.h"
+
+#include <ATen/ops/tensor.h>
+
+#include "base/error.h"
+#include "comm/collectives.h"
+#include "dtensor/from_local_checks.h"
+
+namespace tessera {
+
+namespace {
+
+const DeviceMesh& mesh_of(const std::vector<at::Tensor>& inputs) {
+  const DeviceMesh* mesh = nullptr;
+  for (const auto& input : inputs) {
+    if (is_dtensor(input)) {
+      TESSERA_CHECK(ValueError, !mesh || *mesh == device_mesh(input),
+                    "local_map: inputs lie on {} and {}; use one mesh", *mesh, device_mesh(input));
+      mesh = &device_mesh(input);
+    }
+  }
+  TESSERA_CHECK(ValueError, mesh != nullptr,
+                "local_map: no input is a DTensor, so nothing says which mesh to use; make "
+                "one with distribute_tensor");
+  return *mesh;
+}
+
+template <class T>
+std::optional<T> entry(const std::vector<std::optional<T>>& list, size_t index) {
+  return list.empty() ? std::nullopt : list[index];
+}
+
+at::Tensor local_input(const at::Tensor& input, size_t index, const LocalMapOptions& options) {
+  if (!is_dtensor(input)) {
+    return input;
+  }
+  at::Tensor placed = input;
+  if (const auto wanted = entry(options.in_placements, index)) {
+    const auto target = normalized(*wanted, input.dim(), device_mesh(input).ndim(), "local_map(in_placements)");
+    TESSERA_CHECK(ValueError, options.redistribute_inputs || placements(input) == target,
+                  "local_map: input {} is {}, but in_placements say {}; redistribute() it, or set redistribute_inputs",
+                  index, dtensor_spec(input)->to_string(), to_string(target));
+    placed = redistribute(input, target);
+  }
+  return to_local(placed, entry(options.in_grad_placements, index));
+}
+
+void check_counts(const LocalMapOptions& options, size_t inputs) {
+  const auto fits = [&](size_t count) { return count == 0 || count == inputs; };
+  TESSERA_CHECK(ValueError, fits(options.in_placements.size()) && fits(options.in_grad_placements.size()),
+                "local_map: {} in_placements and {} in_grad_placements for {} inputs; give one an input or none",
+                options.in_placements.size(), options.in_grad_placements.size(), inputs);
+  TESSERA_CHECK(ValueError, options.out_shapes.empty() || options.out_shapes.size() == options.out_placements.size(),
+                "local_map: {} out_shapes for {} out_placements; give one a result or none", options.out_shapes.size(),
+                options.out_placements.size());
+}
+
+}  // namespace
+
+std::vector<int64_t> gather_shape(const at::Tensor& local, const DeviceMesh& mesh, const Placements& placements) {
+  auto sizes = at::tensor(local.sizes(), at::kLong).to(local.device());
+  check_kind_across_ranks(local, mesh, "gather_shape");
+  const auto cuts = cut_order(placements);
+  for (size_t i = cuts.size(); i-- > 0;) {  // inner cuts first: their sum is what the outer one has cut
+    const auto axis = static_cast<int64_t>(cuts[i]);
+    auto sum = sizes.clone();
+    all_reduce(sum, ReduceOp::Sum, mesh.group(axis));
+    const int64_t dim = placements[cuts[i]].dim();
+    sizes[dim].copy_(sum[dim]);
+  }
+  const auto host = sizes.to(at::kCPU);
+  return {host.data_ptr<int64_t>(), host.data_ptr<int64_t>() + host.numel()};
+}
+
+std::vector<at::Tensor> local_map(
+    const std::function<std::vector<at::Tensor>(const std::vector<at::Tensor>&)>& function,
+    const std::vector<at::Tensor>& inputs, const LocalMapOptions& options) {
+  const auto mesh = mesh_of(inputs);
+  check_counts(options, inputs.size());
+  std::vector<at::Tensor> locals;
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    locals.push_back(local_input(inputs[i], i, options));
+  }
+  auto results = function(locals);
+  TESSERA_CHECK(ValueError, results.size() == options.out_placements.size(),
+                "local_map: the function returned {} tensors, but there are {} out_placements; give one a result",
+                results.size(), options.out_placements.size());
+  for (size_t i = 0; i < results.size(); ++i) {
+    const auto target =
+        normalized(options.out_placements[i], results[i].dim(), mesh.ndim(), "local_map(out_placements)");
+    const auto shape = options.out_shapes.empty() ? gather_shape(results[i], mesh, target) : options.out_shapes[i];
+    if (options.out_shapes.empty()) {
+      const auto meta = TensorMeta::contiguous(shape, results[i].scalar_type());
+      check_sizes_across_ranks(results[i], shape, *DTensorSpec::make(mesh, target, meta), "local_map");
+    }
+    results[i] = from_local(results[i], mesh, target, {.shape = shape});
+  }
+  return results;
+}
+
+}  // namespace tessera

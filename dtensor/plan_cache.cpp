@@ -1,0 +1,120 @@
+#include "dtensor/plan_cache.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace tessera {
+
+namespace {
+
+/// Plans are dropped together beyond this many: programs with ever-changing sizes must not grow for ever.
+constexpr size_t kMaxCachedPlans = 1 << 16;
+
+}  // namespace
+
+/// The key in owned form, so that equal hashes are told apart.
+struct PlanCache::Entry {
+  struct Operand {
+    size_t arg;
+    size_t index;
+    SpecPtr spec;  // null: a plain scalar, whose key is in `scalars`
+  };
+  uint64_t hash;
+  const OpInfo* info;
+  c10::SmallVector<Operand, 3> operands;
+  std::vector<c10::IValue> scalars;  // keys of plain scalars, then all arguments without tensors
+  std::shared_ptr<const OpPlan> plan;
+};
+
+PlanCache::PlanCache() = default;
+PlanCache::~PlanCache() = default;
+
+bool PlanCache::matches(const Entry& entry, const CallSignature& call) {
+  if (entry.info != call.info || entry.operands.size() != call.operands.size()) {
+    return false;
+  }
+  size_t scalar = 0;
+  for (size_t i = 0; i < call.operands.size(); ++i) {
+    const auto& operand = call.operands[i];
+    const auto& key = entry.operands[i];
+    if (key.arg != operand.arg || key.index != operand.index || (key.spec != nullptr) != (operand.dtensor != nullptr)) {
+      return false;
+    }
+    if (key.spec && !same_spec(key.spec, operand.dtensor->spec)) {
+      return false;
+    }
+    if (!key.spec && entry.scalars[scalar++].toInt() != scalar_tensor_key(*operand.tensor)) {
+      return false;
+    }
+  }
+  for (size_t arg = 0; arg < call.args.size(); ++arg) {
+    if (is_scalar_argument(call, arg) &&
+        !same_scalar(entry.scalars[scalar++], call.args[arg], call.info->reads_float_scalars)) {
+      return false;
+    }
+  }
+  return true;
+}
+
+std::shared_ptr<const OpPlan> PlanCache::find(const CallSignature& call) const {
+  if (!call.cacheable || slots_.empty()) {
+    return nullptr;
+  }
+  for (size_t place = call.hash;; ++place) {
+    const auto& entry = slots_[place & (slots_.size() - 1)];
+    if (!entry) {
+      return nullptr;
+    }
+    if (entry->hash == call.hash && matches(*entry, call)) {
+      return entry->plan;
+    }
+  }
+}
+
+void PlanCache::place(std::unique_ptr<Entry> entry) {
+  size_t place = entry->hash;
+  while (slots_[place & (slots_.size() - 1)]) {
+    ++place;
+  }
+  slots_[place & (slots_.size() - 1)] = std::move(entry);
+}
+
+/// Makes room for one more, so that at least half of the table stays empty.
+void PlanCache::grow() {
+  if (size_ >= kMaxCachedPlans) {
+    slots_.clear();
+    size_ = 0;
+  }
+  if (slots_.size() < 2 * (size_ + 1)) {
+    auto old = std::exchange(slots_, {});
+    slots_.resize(std::max<size_t>(64, 2 * old.size()));
+    for (auto& entry : old) {
+      if (entry) {
+        place(std::move(entry));
+      }
+    }
+  }
+}
+
+void PlanCache::insert(const CallSignature& call, std::shared_ptr<const OpPlan> plan) {
+  auto entry = std::make_unique<Entry>();
+  entry->hash = call.hash;
+  entry->info = call.info;
+  entry->plan = std::move(plan);
+  for (const auto& operand : call.operands) {
+    entry->operands.push_back({operand.arg, operand.index, operand.dtensor ? operand.dtensor->spec : SpecPtr()});
+    if (!operand.dtensor) {
+      entry->scalars.emplace_back(scalar_tensor_key(*operand.tensor));
+    }
+  }
+  for (size_t arg = 0; arg < call.args.size(); ++arg) {
+    if (is_scalar_argument(call, arg)) {
+      entry->scalars.push_back(call.args[arg]);
+    }
+  }
+  grow();
+  place(std::move(entry));
+  ++size_;
+}
+
+}  // namespace tessera

@@ -1,0 +1,194 @@
+// What stands beside ops: new tensors, local functions, scopes, pictures.
+
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/arange.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/linspace.h>
+#include <ATen/ops/ones.h>
+#include <ATen/ops/rand.h>
+#include <ATen/ops/randn.h>
+#include <torch/serialize.h>
+
+#include <sstream>
+
+#include "comm/comm_stats.h"
+#include "dtensor/dispatch_scopes.h"
+#include "dtensor/factories.h"
+#include "dtensor/local_map.h"
+#include "dtensor/random.h"
+#include "dtensor/visualize_sharding.h"
+#include "testing/expect.h"
+#include "testing/run_ranks.h"
+#include "testing/tensor_matchers.h"
+#include "third_party/catch2/catch.h"
+
+using namespace tessera;
+
+namespace {
+
+at::Tensor ramp(std::vector<int64_t> sizes) {
+  return at::arange(c10::multiply_integers(sizes), at::kFloat).reshape(sizes);
+}
+
+}  // namespace
+
+TEST_CASE("new DTensors are parts of what one device would make", "[dtensor]") {
+  auto generator = make_generator(7);
+  const auto uniform = at::rand({5, 3}, generator);
+  const auto normal = at::randn({5, 3}, generator, at::kDouble);
+  for (const int ranks : {1, 2, 3, 4}) {
+    run_ranks(ranks, [&](int) {
+      const auto mesh = init_device_mesh(at::kCPU, {ranks});
+      const auto x = zeros({5, 3}, mesh, {Shard(0)}, at::TensorOptions(at::kDouble).requires_grad(true));
+      TESSERA_EXPECT(x.requires_grad() && x.is_leaf());
+      expect_equal(to_local(x).size(0), chunk_range(5, ranks, mesh.local_rank()).length);
+      expect_bit_equal(full_tensor(x).detach(), at::zeros({5, 3}, at::kDouble));
+      expect_bit_equal(full_tensor(ones({5}, mesh, {Shard(0)})), at::ones({5}));
+      expect_bit_equal(full_tensor(full({2, 3}, 7, mesh)), at::full({2, 3}, 7));
+      expect_equal(empty({2}, mesh, {}, at::kInt).scalar_type(), at::kInt);
+      expect_bit_equal(full_tensor(arange(1, 8, 2, mesh, {Shard(0)})), at::arange(1, 8, 2));
+      expect_bit_equal(full_tensor(linspace(0, 1, 7, mesh, {Shard(0)})), at::linspace(0, 1, 7));
+
+      tessera::manual_seed(7);
+      expect_bit_equal(full_tensor(rand({5, 3}, mesh, {Shard(1)})), uniform);
+      expect_bit_equal(full_tensor(randn({5, 3}, mesh, {Shard(0)}, at::kDouble)), normal);
+
+      expect_throws<ValueError>([&] { zeros({5}, mesh, {Partial()}); }, "a new tensor has no pending reduction");
+      expect_throws<ValueError>([&] { zeros({5}, mesh, {Shard(1)}); }, "zeros: Shard(1) on a tensor of 1 dims");
+      expect_throws<ValueError>([&] { ones({5}, mesh, {}, at::Device(at::kCUDA)); }, "leave the device out");
+      expect_throws<ValueError>([&] { ones({5}, DeviceMesh()); }, "the mesh is empty");
+    });
+  }
+}
+
+TEST_CASE("distribute_tensor takes one rank's data or everybody's", "[dtensor]") {
+  run_ranks(3, [](int rank) {
+    const auto mesh = init_device_mesh(at::kCPU, {3});
+    const auto own = at::full({4}, static_cast<float>(rank));
+    expect_bit_equal(full_tensor(distribute_tensor(own, mesh, {Shard(0)}, {.src_data_rank = 2})), at::full({4}, 2.f));
+    reset_comm_stats();
+    const auto x = distribute_tensor(ramp({4}), mesh, {Shard(0)}, {.src_data_rank = std::nullopt});
+    expect_equal(comm_stats().calls(), 0);
+    expect_bit_equal(full_tensor(x), ramp({4}));
+    expect_throws<ValueError>([&] { distribute_tensor(own, mesh, {Shard(0)}, {.src_data_rank = 3}); },
+                              "src_data_rank 3 on an axis of 3 ranks");
+  });
+}
+
+TEST_CASE("gradients of full_tensor may be terms", "[dtensor]") {
+  run_ranks(2, [](int rank) {
+    const auto mesh = init_device_mesh(at::kCPU, {2});
+    auto x = distribute_tensor(ramp({3}), mesh, {Shard(0)}).requires_grad_();
+    (full_tensor(x, Placements{Partial()}) * (rank + 1)).sum().backward();
+    expect_bit_equal(full_tensor(x.grad()), at::full({3}, 3.f));
+  });
+}
+
+TEST_CASE("local_map runs a function of local tensors, uneven shards too", "[dtensor]") {
+  for (const int ranks : {1, 2, 3, 4}) {
+    run_ranks(ranks, [&](int) {
+      const auto mesh = init_device_mesh(at::kCPU, {ranks});
+      const auto full = ramp({5, 2});
+      auto x = distribute_tensor(full, mesh, {Shard(0)}).requires_grad_();
+      const auto double_rows = [](const std::vector<at::Tensor>& in) { return std::vector{in[0] * 2 + in[1]}; };
+      const auto y = local_map(double_rows, {x, at::ones({2})}, {.out_placements = {{Shard(0)}}})[0];
+      expect_bit_equal(full_tensor(y), full * 2 + 1);
+      y.sum().backward();
+      expect_bit_equal(full_tensor(x.grad()), at::full({5, 2}, 2.f));
+
+      const auto sum = [](const std::vector<at::Tensor>& in) { return std::vector{in[0].sum(0)}; };
+      const auto total = local_map(sum, {x.detach()}, {.out_placements = {{Partial()}}})[0];
+      expect_bit_equal(full_tensor(total), full.sum(0));
+
+      const LocalMapOptions columns{.out_placements = {{Partial()}}, .in_placements = {Placements{Replicate()}}};
+      expect_throws<ValueError>([&] { local_map(sum, {x}, columns); }, "input 0 is Float[5, 2] (Shard(0))");
+      expect_throws<ValueError>([&] { local_map(sum, {full}, {.out_placements = {{Partial()}}}); },
+                                "which mesh to use");
+      expect_throws<ValueError>([&] { local_map(sum, {x}, {.out_placements = {}}); }, "returned 1 tensors");
+      if (ranks > 1) {
+        const auto one_row = [](const std::vector<at::Tensor>& in) { return std::vector{in[0].sum(0, true)}; };
+        const auto rows = local_map(one_row, {x.detach()}, {.out_placements = {{Shard(0)}}})[0];
+        expect_equal(rows.size(0), ranks);
+        const auto growing = [&](const std::vector<at::Tensor>&) { return std::vector{ramp({mesh.local_rank() + 1})}; };
+        expect_throws<ValueError>([&] { local_map(growing, {x}, {.out_placements = {{Shard(0)}}}); },
+                                  "on some rank the local sizes do not fit");
+      }
+    });
+  }
+}
+
+TEST_CASE("in an ImplicitReplication scope plain tensors count as copies", "[dtensor]") {
+  run_ranks(2, [](int) {
+    const auto mesh = init_device_mesh(at::kCPU, {2});
+    auto x = distribute_tensor(ramp({3, 2}), mesh, {Shard(0)}).requires_grad_();
+    const auto plain = ramp({2});
+    expect_throws<ValueError>([&] { x + plain; }, "an ImplicitReplication scope");
+    const ImplicitReplication scope;
+    const auto y = x * plain;
+    expect_bit_equal(full_tensor(y), ramp({3, 2}) * plain);
+    y.sum().backward();
+    expect_bit_equal(full_tensor(x.grad()), plain.expand({3, 2}));
+    auto written = ramp({3, 2});
+    expect_throws<ValueError>([&] { written.add_(x.detach()); }, "DTensors and plain tensors are mixed");
+  });
+}
+
+TEST_CASE("in an ExplicitRedistribution scope ops do not communicate", "[dtensor]") {
+  run_ranks(2, [](int) {
+    const auto mesh = init_device_mesh(at::kCPU, {2});
+    const auto rows = distribute_tensor(ramp({4, 4}), mesh, {Shard(0)});
+    const auto columns = distribute_tensor(ramp({4, 4}), mesh, {Shard(1)});
+    const auto copies = distribute_tensor(ramp({4, 4}), mesh, {Replicate()});
+    {
+      const ExplicitRedistribution scope;
+      expect_throws<StateError>([&] { rows + columns; },
+                                "aten::add.Tensor would redistribute operand 1 to (Shard(0)) (all_to_all(axis 0: "
+                                "Shard(1) → Shard(0))), which ExplicitRedistribution forbids");
+      expect_bit_equal(full_tensor(rows + copies), ramp({4, 4}) * 2);
+      expect_bit_equal(full_tensor(rows + redistribute(columns, {Shard(0)})), ramp({4, 4}) * 2);
+      const ExplicitRedistribution strict(true);
+      expect_throws<StateError>([&] { rows + copies; }, "chunk(axis 0: Replicate() → Shard(0))");
+    }
+    expect_bit_equal(full_tensor(rows + columns), ramp({4, 4}) * 2);
+  });
+}
+
+TEST_CASE("what needs a data pointer says that a DTensor has none", "[dtensor]") {
+  run_ranks(2, [](int) {
+    const auto mesh = init_device_mesh(at::kCPU, {2});
+    const auto x = distribute_tensor(ramp({4}), mesh, {Shard(0)});
+    std::ostringstream stream;
+    expect_throws<c10::Error>([&] { torch::save(x, stream); }, "a DTensor has no data pointer of its own");
+  });
+}
+
+TEST_CASE("pictures show which rank holds what", "[dtensor]") {
+  run_ranks(4, [](int) {
+    const auto mesh = init_device_mesh(at::kCPU, {2, 2}, {"dp", "tp"});
+    const auto x = distribute_tensor(ramp({5, 3}), mesh, {Shard(0), Shard(1)});
+    expect_equal(visualize_sharding(x),
+                 "                dim 1 0:2       dim 1 2:3\n"
+                 "dim 0 0:3       0               1\n"
+                 "dim 0 3:5       2               3\n");
+    const auto rows = distribute_tensor(ramp({5}), mesh, {Shard(0, 1), Shard(0)});
+    expect_equal(visualize_sharding(rows),
+                 "\n"
+                 "dim 0 0:2       0\n"
+                 "dim 0 2:3       2\n"
+                 "dim 0 3:4       1\n"
+                 "dim 0 4:5       3\n");
+    const auto copies = distribute_tensor(ramp({5}), mesh, {Replicate(), Shard(0)});
+    TESSERA_EXPECT(shard_cells(copies) == (std::vector<ShardCell>{{{0, 3}, {0, 1}, {0, 2}}, {{3, 2}, {0, 1}, {1, 3}}}));
+    expect_equal(
+        describe(distribute_tensor(ramp({4, 2}), mesh, {Shard(0), Replicate()})),
+        std::string("DTensor Float[4, 2] (Shard(0), Replicate()) on DeviceMesh(cpu, {dp: 2, tp: 2}), local [2, 2]"));
+    expect_equal(describe(ramp({2})), std::string("Float[2]"));
+    const auto svg = visualize_sharding_svg(x);
+    TESSERA_EXPECT(svg.starts_with("<svg ") && svg.ends_with("</svg>\n"));
+    expect_throws<ValueError>(
+        [&] {
+          visualize_sharding(distribute_tensor(ramp({2, 2, 2}), mesh, {Shard(0), Shard(1)}));
+        },
+        "has 3 dims");
+  });
+}

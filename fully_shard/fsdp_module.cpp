@@ -89,6 +89,10 @@ void FSDPModule::set_force_sum_reduction_for_comms(bool value) {
   state_->settings().gradients.force_sum = value;
 }
 
+void FSDPModule::set_all_reduce_hook(std::function<void(const at::Tensor&)> hook) {
+  state_->settings().gradients.all_reduce_hook = std::move(hook);
+}
+
 std::vector<std::weak_ptr<FSDPState>> FSDPModule::targets(const std::vector<FSDPModule>& modules,
                                                           const char* caller) const {
   std::vector<std::weak_ptr<FSDPState>> targets;

@@ -18,6 +18,7 @@
 #include <torch/nn/module.h>
 #include <torch/nn/pimpl.h>
 
+#include <functional>
 #include <memory>
 #include <optional>
 #include <vector>
@@ -77,6 +78,12 @@ class FSDPModule {
   void set_gradient_divide_factor(double factor);
   /// Collectives of this unit only add; the division becomes a step of its own.
   void set_force_sum_reduction_for_comms(bool value);
+
+  /// `hook` is called once a backward with this rank's reduced gradients of the unit, flat and in the reduce dtype,
+  /// after the unit's own collectives: for a reduction of one's own, over an axis that the mesh does not have. It
+  /// changes the tensor in place; every rank calls it in the same order. Empty: none. Gradients without sync do not
+  /// pass it.
+  void set_all_reduce_hook(std::function<void(const at::Tensor& flat_gradient)> hook);
 
   /// The units to gather ahead when this one's forward begins: their all-gathers are issued before it computes. Two or
   /// more overlap further and hold more memory. None given: the unit that came next in the last forward, which is the

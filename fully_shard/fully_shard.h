@@ -16,6 +16,11 @@
 // reduces their gradients (one reduce-scatter) into sharded DTensor gradients. The parameters' TensorImpls
 // never change, only what they hold, so members, parameters() and optimizers stay valid.
 //
+// Communication overlaps with computation: before a unit computes, the all-gather of the next one is issued, in
+// the order of the last iteration, and the reduction of a unit's gradients is waited for after the backward of
+// the next. So two units' full parameters are in memory at one time, beside the outermost unit's. What a user may
+// change from step to step (accumulation, prefetch, precision of sums) is in fsdp_module.h.
+//
 // Every rank starts from its own values of its rows: build the model with the same seed on all ranks, or
 // load the same state, before sharding. Buffers are left alone: each rank has its own.
 //

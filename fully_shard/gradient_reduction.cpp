@@ -151,6 +151,7 @@ void GradientReduction::start(std::vector<ShardedParam>& params, const GradientS
                            .divide_factor = settings.divide_factor,
                            .force_sum = settings.force_sum,
                            .reduce_dtype = options_.reduce_dtype});
+  hook_ = settings.all_reduce_hook;
   all_reduces_ = options_.axes.replica_axis && settings.requires_all_reduce;
   const bool scatters = layout_.num_ranks > 1;
   const auto& input = scatters ? input_.borrow(pool) : choose_output(params, pool);
@@ -202,6 +203,9 @@ bool GradientReduction::start_all_reduce(std::vector<ShardedParam>& params) {
 void GradientReduction::finish(std::vector<ShardedParam>& params) {
   const at::AutoDispatchBelowADInplaceOrView below;
   pending_.wait();
+  if (hook_) {
+    hook_(output_.narrow(0, 0, layout_.shard_numel));
+  }
   if (scale_.after != 1) {
     output_.div_(scale_.after);
   }

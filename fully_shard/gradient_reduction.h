@@ -39,6 +39,8 @@ struct GradientSettings {
   bool requires_all_reduce = true;
   std::optional<double> divide_factor = std::nullopt;
   bool force_sum = false;
+  /// Called with this rank's reduced flat gradient before it is divided and handed out.
+  std::function<void(const at::Tensor&)> all_reduce_hook = nullptr;
 };
 
 class GradientReduction {
@@ -103,6 +105,7 @@ class GradientReduction {
   Pending pending_;
   GradientScale scale_;
   bool all_reduces_ = false;
+  std::function<void(const at::Tensor&)> hook_;
   at::Tensor output_;   // what the collectives write
   at::Tensor partial_;  // sums of reduce-scatters that wait for an all-reduce
   FlatGrad flat_grad_;

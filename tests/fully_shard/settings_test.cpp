@@ -3,6 +3,7 @@
 #include <ATen/TensorOperators.h>
 #include <torch/optim/sgd.h>
 
+#include "comm/collectives.h"
 #include "comm/comm_stats.h"
 #include "dtensor/dtensor.h"
 #include "testing/expect.h"
@@ -246,6 +247,28 @@ TEST_CASE("reset_iter_state forgets an iteration, its unsynchronized gradients t
     fsdp(tower).set_requires_gradient_sync(true);
     loss_of(tower, rank, 2).backward();
     average_reference(*pair.reference, 2, [&](int r) { loss_of(pair.reference, r, 2).backward(); });
+    check_sharded_parity(pair.reference, tower, kExact);
+  });
+}
+
+TEST_CASE("a hook of one's own reduces over an axis that the unit's mesh does not have") {
+  run_ranks(4, [](int rank) {
+    const auto mesh = init_device_mesh(at::kCPU, {2, 2}, {"outer", "dp"});
+    Pair pair({.mesh = mesh["dp"]});
+    auto& tower = pair.sharded;
+    int calls = 0;
+    const auto average_over_outer = [&](const at::Tensor& flat) {
+      ++calls;
+      all_reduce(flat, ReduceOp::Avg, mesh.group("outer"));
+    };
+    fsdp(tower).set_all_reduce_hook(average_over_outer);
+    for (auto& block : tower->blocks) {
+      fsdp(block).set_all_reduce_hook(average_over_outer);
+    }
+    loss_of(tower, rank).backward();
+    expect_equal(calls, 4);
+    average_reference(
+        *pair.reference, 4, [&](int r) { loss_of(pair.reference, r).backward(); }, /*shard_ranks=*/2);
     check_sharded_parity(pair.reference, tower, kExact);
   });
 }

@@ -20,11 +20,21 @@ class DTensorImpl : public c10::TensorImpl {
   }
 };
 
-c10::Storage storage_without_data(c10::Device device) {
+c10::Storage make_storage_without_data(c10::Device device) {
   c10::Storage storage(c10::Storage::use_byte_size_t(), 0, c10::DataPtr(nullptr, device), nullptr, false);
   storage.unsafeGetStorageImpl()->release_data_and_set_meta_custom_data_ptr_error_msg_(
       "a DTensor has no data pointer of its own; take to_local() or full_tensor() first");
   return storage;
+}
+
+/// One for all DTensors that a thread makes on a device: nothing is ever in it, and making it costs as much as the rest
+/// of wrapping.
+const c10::Storage& storage_without_data(c10::Device device) {
+  thread_local c10::Storage last = make_storage_without_data(device);
+  if (last.device() != device) {
+    last = make_storage_without_data(device);
+  }
+  return last;
 }
 
 }  // namespace
@@ -34,7 +44,8 @@ at::Tensor wrap_local(at::Tensor local, SpecPtr spec, std::shared_ptr<const Para
                  "a local tensor {} for the spec {} whose local sizes are [{}]", to_string(TensorMeta::of(local)),
                  spec->to_string(), fmt::join(spec->local_sizes(), ", "));
   const auto device = local.device();
-  auto impl = c10::make_intrusive<DTensorImpl>(storage_without_data(device), local.dtype(), device.type());
+  auto impl =
+      c10::make_intrusive<DTensorImpl>(c10::Storage(storage_without_data(device)), local.dtype(), device.type());
   impl->set_sizes_and_strides(spec->sizes(), spec->strides());
   impl->set_backend_meta(
       c10::make_intrusive<DTensorMeta>(std::move(local), std::move(spec), std::move(origin), copied_view));

@@ -2,6 +2,7 @@
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/arange.h>
+#include <ATen/ops/empty_like.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/zeros.h>
@@ -29,12 +30,16 @@ at::Tensor reverse_rows(const at::Tensor& x) {
   return x.flip(0);
 }
 
+at::Tensor like(const at::Tensor& x) {
+  return at::empty_like(x);
+}
+
 TORCH_LIBRARY(tessera_test, library) {
   library.def("no_rule(Tensor x) -> Tensor");
   library.impl("no_rule", c10::DispatchKey::CPU, &no_rule);
   library.def("reverse_rows(Tensor x) -> Tensor");
   library.impl("reverse_rows", c10::DispatchKey::CPU, &reverse_rows);
-  library.impl("reverse_rows", c10::DispatchKey::Meta, &reverse_rows);
+  library.impl("reverse_rows", c10::DispatchKey::Meta, &like);
 }
 
 // A program's own op, with a rule of its own: all dims but the first may be cut.

@@ -21,13 +21,13 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <fstream>
 #include <functional>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
+#include "base/error.h"
 #include "comm/process_group.h"
 #include "dtensor/dtensor.h"
 
@@ -100,11 +100,11 @@ class Fastest : public benchmark::ConsoleReporter {
   bool quiet_;
 };
 
-/// "name microseconds" lines of the peer; empty if there is none.
+/// "name microseconds" lines of the peer; empty if PEER_PYTHON is not set. Throws ValueError if it measured nothing.
 std::map<std::string, double> run_peer() {
   std::map<std::string, double> result;
   const char* python = std::getenv("PEER_PYTHON");
-  if (!python || !std::ifstream(kPeerScript)) {
+  if (!python) {
     return result;
   }
   FILE* pipe = popen(fmt::format("'{}' {}", python, kPeerScript).c_str(), "r");
@@ -119,7 +119,15 @@ std::map<std::string, double> run_peer() {
   if (pipe) {
     pclose(pipe);
   }
+  TESSERA_CHECK(ValueError, !result.empty(),
+                "PEER_PYTHON={}: {} printed no measurement; name a python that has torch, and run by bazel run", python,
+                kPeerScript);
   return result;
+}
+
+/// "   plain   0.61 us"; empty for what was not measured.
+std::string column(const char* name, double microseconds) {
+  return microseconds > 0 ? fmt::format("   {} {:6.2f} us", name, microseconds) : "";
 }
 
 void print_results(const std::map<std::string, double>& microseconds, bool json) {
@@ -134,7 +142,7 @@ void print_results(const std::map<std::string, double>& microseconds, bool json)
     const double plain = lookup(microseconds, name + "/plain");
     const double theirs = lookup(peer, name);
     if (!json) {
-      fmt::print("{:<26} DTensor {:6.2f} us   plain {:6.2f} us   peer {:6.2f} us\n", name, ours, plain, theirs);
+      fmt::print("{:<26}{}{}{}\n", name, column("DTensor", ours), column("plain", plain), column("peer", theirs));
       continue;
     }
     nlohmann::json object{{"name", "dtensor_dispatch/" + name}, {"value", ours}, {"unit", "us"}};

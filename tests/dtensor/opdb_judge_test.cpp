@@ -80,6 +80,7 @@ std::vector<std::string> outcomes(const OpdbCase& test) {
   std::vector<std::string> result;
   for (const auto& run : run_overload({test}, 2).runs) {
     result.emplace_back(name_of(run.judgement.outcome));
+    UNSCOPED_INFO(run.label << ": " << run.judgement.reason);
   }
   return result;
 }

@@ -1,5 +1,6 @@
 #include "tests/dtensor/opdb_runner.h"
 
+#include <ATen/Parallel.h>
 #include <poll.h>
 #include <signal.h>
 #include <sys/wait.h>
@@ -41,6 +42,9 @@ Judgement from_line(const std::string& line) {
 }
 
 [[noreturn]] void run_child(int out, const std::vector<Run>& runs, size_t first, int num_ranks) {
+  // libtorch replaces its thread pool at the first use after a fork, not safely if two ranks' threads are that first
+  // use.
+  at::set_num_threads(1);
   const auto op = c10::Dispatcher::singleton().findSchema(runs[0].test->op);
   for (size_t i = first; i < runs.size(); ++i) {
     const auto judgement = op ? judge(*runs[i].test, *op, runs[i].assignment, num_ranks)

@@ -7,26 +7,21 @@
 #include "base/error.h"
 #include "dtensor/dispatch.h"
 #include "dtensor/dtensor_impl.h"
-#include "dtensor/redistribute.h"
+#include "dtensor/whole_tensor.h"
 
 namespace tessera {
 
 namespace {
 
-at::Tensor replicated_local(const at::Tensor& tensor) {
-  const auto* meta = dtensor_meta(tensor);
-  return redistribute_local(meta->local, *meta->spec, Placements(meta->spec->placements().size(), Replicate()));
-}
-
 /// item(): the reduced value, the same on every rank.
 at::Scalar local_scalar_dense(const at::Tensor& tensor) {
-  return replicated_local(tensor).item();
+  return whole_tensor(*dtensor_meta(tensor)).item();
 }
 
 bool equal(const at::Tensor& a, const at::Tensor& b) {
   TESSERA_CHECK(ValueError, dtensor_meta(a) && dtensor_meta(b),
                 "aten::equal: one of the tensors is a plain tensor; compare full_tensor() of the other one");
-  return replicated_local(a).equal(replicated_local(b));
+  return whole_tensor(*dtensor_meta(a)).equal(whole_tensor(*dtensor_meta(b)));
 }
 
 bool is_same_size(const at::Tensor& a, const at::Tensor& b) {

@@ -9,6 +9,7 @@
 #include "comm/collectives.h"
 #include "dtensor/from_local_checks.h"
 #include "dtensor/saved_spec.h"
+#include "dtensor/whole_tensor.h"
 
 namespace tessera {
 
@@ -136,10 +137,9 @@ at::Tensor distribute_tensor(const at::Tensor& tensor, const DeviceMesh& mesh, P
                   mesh.size(axis));
     broadcast(full, *options.src_data_rank, mesh.group(axis));
   }
-  Placements replicated(target.size(), Replicate());
-  const auto meta = TensorMeta::contiguous(full.sizes(), full.scalar_type());
-  const auto whole = DTensorSpec::make(mesh, replicated, meta);
-  auto result = wrap_local(redistribute_local(full, *whole, target), whole->with_placements(target));
+  const auto spec =
+      DTensorSpec::make(mesh, std::move(target), TensorMeta::contiguous(full.sizes(), full.scalar_type()));
+  auto result = wrap_local(part_of_whole(full, *spec), spec);
   result.set_requires_grad(tensor.requires_grad());
   return result;
 }

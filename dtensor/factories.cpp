@@ -7,6 +7,7 @@
 #include <c10/core/DefaultDtype.h>
 
 #include "base/error.h"
+#include "dtensor/whole_tensor.h"
 
 namespace tessera {
 
@@ -54,10 +55,9 @@ at::Tensor make(at::IntArrayRef sizes, const DeviceMesh& mesh, Placements placem
 /// This rank's part of a tensor that every rank has made.
 at::Tensor part_of(const at::Tensor& whole, const DeviceMesh& mesh, Placements placements,
                    const at::TensorOptions& options, const char* where) {
-  const auto target = checked(std::move(placements), whole.dim(), mesh, where);
-  const auto meta = TensorMeta::contiguous(whole.sizes(), whole.scalar_type());
-  const auto replicated = DTensorSpec::make(mesh, Placements(target.size(), Replicate()), meta);
-  auto result = wrap_local(redistribute_local(whole, *replicated, target), replicated->with_placements(target));
+  const auto spec = DTensorSpec::make(mesh, checked(std::move(placements), whole.dim(), mesh, where),
+                                      TensorMeta::contiguous(whole.sizes(), whole.scalar_type()));
+  auto result = wrap_local(part_of_whole(whole, *spec), spec);
   result.set_requires_grad(options.requires_grad());
   return result;
 }

@@ -14,6 +14,7 @@
 #include "dtensor/dtensor_impl.h"
 #include "dtensor/redistribute.h"
 #include "dtensor/strided_view.h"
+#include "dtensor/whole_tensor.h"
 
 namespace tessera {
 
@@ -75,7 +76,7 @@ at::Tensor view_strided(const at::Tensor& self, const StridedView& wanted) {
                 "use views by name (transpose, unfold, ...) or contiguous() first",
                 spec.to_string());
   const Placements replicated(spec.placements().size(), Replicate());
-  const auto whole = redistribute_local(meta->local, spec, replicated);
+  const auto whole = whole_tensor(*meta);
   auto view = at::as_strided(whole, wanted.sizes, wanted.strides, whole.storage_offset() + wanted.offset);
   auto view_spec = DTensorSpec::make(spec.mesh(), replicated, TensorMeta::of(view));
   const bool copied = !whole.is_alias_of(meta->local);
@@ -134,16 +135,14 @@ const at::Tensor& resize_(const at::Tensor& self, at::IntArrayRef sizes, std::op
   TESSERA_CHECK(NotImplementedError, spec.meta().is_contiguous(),
                 "aten::resize_: {} is not contiguous, so what it keeps is up to its memory; clone() it first",
                 spec.to_string());
-  const Placements replicated(spec.placements().size(), Replicate());
-  const auto whole = redistribute_local(meta->local, spec, replicated);
+  const auto whole = whole_tensor(*meta);
   auto resized = at::empty(sizes, whole.options());
   const int64_t kept = std::min(whole.numel(), resized.numel());
   resized.view(-1).narrow(0, 0, kept).copy_(whole.reshape(-1).narrow(0, 0, kept));
-  const auto new_meta = TensorMeta::contiguous(sizes, spec.dtype());
-  const auto from = DTensorSpec::make(spec.mesh(), replicated, new_meta);
-  const auto placements = resized_placements(spec.placements(), static_cast<int64_t>(sizes.size()));
-  return take_on(self, wrap_local(redistribute_local(resized, *from, placements), from->with_placements(placements),
-                                  meta->origin));
+  const auto new_spec =
+      DTensorSpec::make(spec.mesh(), resized_placements(spec.placements(), static_cast<int64_t>(sizes.size())),
+                        TensorMeta::contiguous(sizes, spec.dtype()));
+  return take_on(self, wrap_local(part_of_whole(resized, *new_spec), new_spec, meta->origin));
 }
 
 const at::Tensor& resize_symint_(const at::Tensor& self, c10::SymIntArrayRef sizes,

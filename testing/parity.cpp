@@ -3,6 +3,7 @@
 #include <ATen/core/grad_mode.h>
 
 #include "dtensor/dtensor.h"
+#include "dtensor/whole_tensor.h"
 #include "testing/expect.h"
 
 namespace tessera {
@@ -22,13 +23,6 @@ std::string without_prefixes(std::string name, const std::vector<std::string>& p
   return name;
 }
 
-/// The part of the plain tensor `whole` that this rank holds of a tensor placed as `spec`.
-at::Tensor own_part(const at::Tensor& whole, const DTensorSpec& spec) {
-  const auto replicated = DTensorSpec::make(spec.mesh(), Placements(spec.placements().size(), Replicate()),
-                                            TensorMeta::contiguous(whole.sizes(), whole.scalar_type()));
-  return redistribute_local(whole, *replicated, spec.placements());
-}
-
 void compare(const std::string& what, const at::Tensor& whole, const at::Tensor& sharded, Tolerance tolerance) {
   if (!is_dtensor(sharded)) {
     fail(what + " is not a DTensor");
@@ -37,7 +31,7 @@ void compare(const std::string& what, const at::Tensor& whole, const at::Tensor&
     fail(fmt::format("{} is {}, expected {}", what, dtensor_spec(sharded)->to_string(),
                      to_string(TensorMeta::of(whole))));
   }
-  const auto expected = own_part(whole, *dtensor_spec(sharded));
+  const auto expected = part_of_whole(whole, *dtensor_spec(sharded));
   const auto text = describe_difference(to_local(sharded.detach()), expected, tolerance);
   if (!text.empty()) {
     fail(fmt::format("the local tensor of {}, {}: {}", what, dtensor_spec(sharded)->to_string(), text));

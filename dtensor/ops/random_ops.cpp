@@ -9,7 +9,7 @@
 #include "dtensor/ops/op_names.h"
 #include "dtensor/ops/rule_helpers.h"
 #include "dtensor/random.h"
-#include "dtensor/redistribute.h"
+#include "dtensor/whole_tensor.h"
 
 namespace tessera {
 
@@ -39,8 +39,7 @@ void local_draw_in_place(const c10::OperatorHandle& op, torch::jit::Stack* stack
   local_argument(op, stack, 0) = whole;
   set_generator(op, stack, local.device().type());
   op.callBoxed(stack);
-  const auto from = spec.with_placements(Placements(spec.placements().size(), Replicate()));
-  local.copy_(redistribute_local(whole, *from, spec.placements()));
+  local.copy_(part_of_whole(whole, spec));
   stack->back() = local;
 }
 

@@ -1,0 +1,17 @@
+#include "dtensor/whole_tensor.h"
+
+#include "dtensor/redistribute.h"
+
+namespace tessera {
+
+at::Tensor whole_tensor(const DTensorMeta& meta) {
+  const auto& spec = *meta.spec;
+  return redistribute_local(meta.local, spec, Placements(spec.placements().size(), Replicate()));
+}
+
+at::Tensor part_of_whole(const at::Tensor& whole, const DTensorSpec& spec) {
+  const auto replicated = spec.with_placements(Placements(spec.placements().size(), Replicate()));
+  return redistribute_local(whole, *replicated, spec.placements());
+}
+
+}  // namespace tessera

@@ -56,7 +56,9 @@ bool ImplicitReplication::active() {
 }
 
 ExplicitRedistribution::ExplicitRedistribution(bool strict)
-    : previous_(std::exchange(explicit_level, strict ? Level::Strict : Level::Communication)) {}
+    : ExplicitRedistribution(strict ? Level::Strict : Level::Communication) {}
+
+ExplicitRedistribution::ExplicitRedistribution(Level level) : previous_(std::exchange(explicit_level, level)) {}
 
 ExplicitRedistribution::~ExplicitRedistribution() {
   explicit_level = previous_;

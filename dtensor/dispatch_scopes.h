@@ -35,12 +35,15 @@ class ImplicitReplication {
 /// redistribute() itself and full_tensor() are explicit and allowed. The innermost scope counts.
 class ExplicitRedistribution {
  public:
+  enum class Level { Off, Communication, Strict };
+
   explicit ExplicitRedistribution(bool strict = false);
+  /// The level of another place: who computes something again does so as it was.
+  explicit ExplicitRedistribution(Level level);
   ~ExplicitRedistribution();
   ExplicitRedistribution(const ExplicitRedistribution&) = delete;
   ExplicitRedistribution& operator=(const ExplicitRedistribution&) = delete;
 
-  enum class Level { Off, Communication, Strict };
   static Level level();
 
  private:

@@ -157,6 +157,10 @@ void FSDPState::forward_failed() {
   if (open_calls_.empty()) {
     ran_.assign(ran_.size(), false);
   }
+  if (is_forward_stopped()) {
+    root_->leave_forward(*this);  // of a checkpointed region; the unit's backward is about to use what was gathered
+    return;
+  }
   root_->forward_failed();
   if (group_ && group_->is_unsharded() && open_calls_.empty() && active_calls_ == 0) {
     group_->reshard();

@@ -7,6 +7,7 @@
 #include <ranges>
 
 #include "base/error.h"
+#include "nn/repeatable_call.h"
 
 namespace tessera {
 
@@ -64,6 +65,17 @@ HookHandle HookPoint::register_exception_hook(ExceptionHook hook, HookOrder orde
   return add(detail::HookKind::Exception, std::move(adapted), order);
 }
 
+void HookPoint::wrap_forward(ForwardWrapper wrapper) {
+  TESSERA_CHECK(ValueError, wrapper != nullptr, "wrap_forward: the wrapper is empty");
+  TESSERA_CHECK(StateError, !is_forward_wrapped(),
+                "wrap_forward: the forward of {} has a wrapper already, such as activation checkpointing; it can have "
+                "one",
+                type_name());
+  auto& hooks = table();
+  hooks.wrapper = std::make_shared<const ForwardWrapper>(std::move(wrapper));
+  ++hooks.hooks;
+}
+
 void HookPoint::attach(std::type_index type, std::shared_ptr<void> state) {
   TESSERA_CHECK(ValueError, state != nullptr, "attach: null state of type {} for {}", c10::demangle(type.name()),
                 type_name());
@@ -96,6 +108,11 @@ void HookPoint::check_cloneable() const {
 HookedCall::HookedCall(HookPoint& point) : point_(point) {
   if (point.table_ == nullptr) return;
   std::ranges::copy(point.table_->lists, lists_);
+  wrapper_ = point.table_->wrapper;
+}
+
+void HookedCall::run_wrapped(const std::function<void()>& forward, std::unique_ptr<RepeatableCall> again) {
+  (*wrapper_)(point_, forward, std::move(again));
 }
 
 void HookedCall::run(detail::HookKind kind, TensorRefs tensors) {
@@ -118,6 +135,18 @@ void HookedCall::failed() noexcept {
     } catch (...) {
       TORCH_WARN("an exception hook of ", point_.type_name(), " threw");
     }
+  }
+}
+
+bool is_forward_stopped() noexcept {
+  const auto exception = std::current_exception();
+  if (exception == nullptr) return false;
+  try {
+    std::rethrow_exception(exception);
+  } catch (const StopForward&) {
+    return true;
+  } catch (...) {
+    return false;
   }
 }
 

@@ -12,6 +12,7 @@
 // Order of a call: pre-hooks in order, forward, post-hooks in order. If any of them throws, every exception hook
 // runs in reverse order and the exception goes on. A module may be called recursively; hooks then run at each level.
 // Hooks may register and remove hooks: a removed one does not run any more, a new one runs from the next call on.
+// One wrapper may stand around forward itself, inside of all hooks (see wrap_forward).
 //
 // Ownership: the module owns its hooks and its state. A hook that owns its module is a cycle and never freed.
 // Copies of a module (clone, hooked) start without hooks and state.
@@ -39,6 +40,20 @@ using TensorRefs = std::span<at::Tensor* const>;
 using ForwardHook = std::function<void(HookPoint&, TensorRefs)>;
 using ExceptionHook = std::function<void(HookPoint&)>;
 
+class RepeatableCall;
+
+/// Runs one forward in a way of its own: calls `forward`, once, and may keep `again`, the same call on copies of its
+/// arguments as the pre-hooks left them, for later.
+using ForwardWrapper =
+    std::function<void(HookPoint&, const std::function<void()>& forward, std::unique_ptr<RepeatableCall> again)>;
+
+/// What a wrapper throws to end a forward whose rest nobody needs. Not a failure: see is_forward_stopped(). No
+/// std::exception, so that a forward that handles its own errors lets it pass.
+struct StopForward {};
+
+/// For exception hooks: whether forward was ended by StopForward.
+bool is_forward_stopped() noexcept;
+
 /// Where a new hook goes in its list.
 enum class HookOrder { Append, Prepend };
 
@@ -57,6 +72,7 @@ enum class HookKind { Pre, Post, Exception };
 
 struct HookTable {
   std::shared_ptr<const HookList> lists[3];
+  std::shared_ptr<const ForwardWrapper> wrapper;
   std::vector<std::pair<std::type_index, std::shared_ptr<void>>> attachments;
   size_t hooks = 0;
   uint64_t next_id = 0;
@@ -113,6 +129,12 @@ class HookPoint {
   /// What it throws itself becomes a warning.
   HookHandle register_exception_hook(ExceptionHook hook, HookOrder order = HookOrder::Append);
 
+  /// Lets `wrapper` run forward; a module has at most one. Stays until the module's end.
+  /// Errors: StateError if there is one.
+  void wrap_forward(ForwardWrapper wrapper);
+  bool is_forward_wrapped() const noexcept { return table_ != nullptr && table_->wrapper != nullptr; }
+
+  /// Whether a call has more to do than forward itself.
   bool has_hooks() const noexcept { return table_ != nullptr && table_->hooks > 0; }
 
   /// Keeps `state` with the module, one object a type. Errors: StateError if the type is attached already.
@@ -161,12 +183,16 @@ class HookedCall {
   void before(TensorRefs inputs) { run(detail::HookKind::Pre, inputs); }
   void after(TensorRefs outputs) { run(detail::HookKind::Post, outputs); }
   void failed() noexcept;
+  bool is_wrapped() const noexcept { return wrapper_ != nullptr; }
+  void run_wrapped(const std::function<void()>& forward, std::unique_ptr<RepeatableCall> again);
+  HookPoint& point() const noexcept { return point_; }
 
  private:
   void run(detail::HookKind kind, TensorRefs tensors);
 
   HookPoint& point_;
   std::shared_ptr<const detail::HookList> lists_[3];
+  std::shared_ptr<const ForwardWrapper> wrapper_;
 };
 
 /// The module's hook point, or null if its type has none.

@@ -3,11 +3,15 @@
 
 #include <c10/util/SmallVector.h>
 
+#include <memory>
+#include <optional>
 #include <tuple>
 #include <type_traits>
 #include <utility>
 
+#include "base/error.h"
 #include "nn/hook_point.h"
+#include "nn/repeatable_call.h"
 #include "nn/tensor_visitor.h"
 
 namespace tessera {
@@ -34,12 +38,40 @@ TensorRefBuffer tensor_refs(Ts&... values) {
   return refs;
 }
 
+template <class... A, class Forward, class... Inputs>
+std::unique_ptr<RepeatableCall> make_repeatable(const HookPoint& point, const Forward& forward,
+                                                const Inputs&... inputs) {
+  if constexpr ((is_repeatable_argument<A> && ...)) {
+    return std::make_unique<RepeatableFunction<Forward, A...>>(forward, inputs...);
+  } else {
+    TESSERA_CHECK(NotImplementedError, false,
+                  "wrap_forward: the forward of {} cannot be repeated, as activation checkpointing does: it takes an "
+                  "argument by pointer or view (ArrayRef, string_view), whose memory may be gone by then, or one that "
+                  "cannot be copied. Let it take the value itself, or wrap the modules inside of it",
+                  point.type_name());
+    return nullptr;
+  }
+}
+
+template <class R, class... A, class Forward, class... Inputs>
+R forward_wrapped(HookedCall& call, const Forward& forward, Inputs&... inputs) {
+  auto again = make_repeatable<A...>(call.point(), forward, inputs...);
+  if constexpr (std::is_void_v<R>) {
+    call.run_wrapped([&] { forward(static_cast<A&&>(inputs)...); }, std::move(again));
+  } else {
+    std::optional<R> result;
+    call.run_wrapped([&] { result.emplace(forward(static_cast<A&&>(inputs)...)); }, std::move(again));
+    return std::move(result).value();
+  }
+}
+
 template <class R, class... A, class Forward>
 R forward_with_inputs(HookedCall& call, Forward& forward, A&... args) {
   std::tuple<typename InputSlot<A>::type...> inputs(args...);
   return std::apply(
       [&](auto&... input) -> R {
         call.before(tensor_refs(input...));
+        if (call.is_wrapped()) return forward_wrapped<R, A...>(call, forward, input...);
         return forward(static_cast<A&&>(input)...);
       },
       inputs);

@@ -80,27 +80,31 @@ constexpr const char* kPointwise = R"(
     _prelu_kernel abs abs_ acos acos_ acosh acosh_ add.Scalar addcdiv addcdiv_ addcmul addcmul_ asin asin_ asinh
     asinh_ atan atan2 atan2_ atan_ atanh atanh_ bitwise_and.Scalar bitwise_and.Tensor bitwise_and_.Scalar
     bitwise_and_.Tensor bitwise_not bitwise_not_ bitwise_or.Scalar bitwise_or.Tensor bitwise_or_.Scalar
-    bitwise_or_.Tensor bitwise_xor.Scalar bitwise_xor.Tensor bitwise_xor_.Scalar bitwise_xor_.Tensor ceil ceil_
-    clamp clamp.Tensor clamp_ clamp_.Tensor clamp_max clamp_max.Tensor clamp_max_ clamp_max_.Tensor clamp_min
+    bitwise_or_.Tensor bitwise_xor.Scalar bitwise_xor.Tensor bitwise_xor_.Scalar bitwise_xor_.Tensor ceil ceil_ clamp
+    clamp.Tensor clamp_ clamp_.Tensor clamp_max clamp_max.Tensor clamp_max_ clamp_max_.Tensor clamp_min
     clamp_min.Tensor clamp_min_ clamp_min_.Tensor copysign.Scalar copysign.Tensor copysign_.Scalar copysign_.Tensor
     cos cos_ cosh cosh_ deg2rad deg2rad_ digamma digamma_ div.Scalar_mode div.Tensor_mode div_.Scalar_mode
     div_.Tensor_mode elu elu_ eq.Scalar eq.Tensor eq_.Scalar eq_.Tensor erf erf_ erfc erfc_ erfinv erfinv_ exp exp2
-    exp2_ exp_ expm1 expm1_ fill.Scalar fill.Tensor floor floor_ floor_divide floor_divide.Scalar
-    floor_divide_.Scalar floor_divide_.Tensor fmax fmin fmod.Scalar fmod.Tensor fmod_.Scalar fmod_.Tensor frac frac_
-    ge.Scalar ge.Tensor ge_.Scalar ge_.Tensor gelu gelu_ gelu_backward gt.Scalar gt.Tensor gt_.Scalar gt_.Tensor
-    hardsigmoid hardsigmoid_ hardsigmoid_backward hardswish hardswish_ hardswish_backward hardtanh hardtanh_
-    hardtanh_backward heaviside hypot isinf isnan isneginf isposinf le.Scalar le.Tensor le_.Scalar le_.Tensor
-    leaky_relu leaky_relu_ leaky_relu_backward lerp.Scalar lerp.Tensor lerp_.Scalar lerp_.Tensor lgamma lgamma_ log
-    log10 log10_ log1p log1p_ log2 log2_ log_ logaddexp logaddexp2 logical_and logical_and_ logical_not logical_not_
-    logical_or logical_or_ logical_xor logical_xor_ logit logit_ logit_backward lt.Scalar lt.Tensor lt_.Scalar
-    lt_.Tensor masked_fill.Tensor masked_fill_.Tensor maximum minimum mish mish_ mish_backward nan_to_num
-    nan_to_num_ native_dropout_backward ne.Scalar ne.Tensor ne_.Scalar ne_.Tensor pow.Scalar pow.Tensor_Scalar
-    pow.Tensor_Tensor pow_.Scalar pow_.Tensor reciprocal reciprocal_ relu relu_ remainder.Scalar
-    remainder.Scalar_Tensor remainder.Tensor remainder_.Scalar remainder_.Tensor round round.decimals round_
-    round_.decimals rsqrt rsqrt_ rsub.Scalar sgn sgn_ sigmoid sigmoid_ sigmoid_backward sign sign_ signbit silu
-    silu_ silu_backward sin sin_ sinc sinc_ sinh sinh_ softplus softplus_backward sqrt sqrt_ sub.Scalar tan tan_
-    tanh tanh_ tanh_backward threshold threshold_ threshold_backward trunc trunc_ where.self xlogy.Tensor
-    xlogy_.Tensor)";
+    exp2_ exp_ expm1 expm1_ fill.Scalar fill.Tensor floor floor_ floor_divide floor_divide.Scalar floor_divide_.Scalar
+    floor_divide_.Tensor fmax fmin fmod.Scalar fmod.Tensor fmod_.Scalar fmod_.Tensor frac frac_ ge.Scalar ge.Tensor
+    ge_.Scalar ge_.Tensor gelu gelu_ gt.Scalar gt.Tensor gt_.Scalar gt_.Tensor hardsigmoid hardsigmoid_ hardswish
+    hardswish_ hardtanh hardtanh_ heaviside hypot isinf isnan isneginf isposinf le.Scalar le.Tensor le_.Scalar
+    le_.Tensor leaky_relu leaky_relu_ lerp.Scalar lerp.Tensor lerp_.Scalar lerp_.Tensor lgamma lgamma_ log log10
+    log10_ log1p log1p_ log2 log2_ log_ logaddexp logaddexp2 logical_and logical_and_ logical_not logical_not_
+    logical_or logical_or_ logical_xor logical_xor_ logit logit_ lt.Scalar lt.Tensor lt_.Scalar lt_.Tensor
+    masked_fill.Tensor masked_fill_.Tensor maximum minimum mish mish_ nan_to_num nan_to_num_ ne.Scalar ne.Tensor
+    ne_.Scalar ne_.Tensor pow.Scalar pow.Tensor_Scalar pow.Tensor_Tensor pow_.Scalar pow_.Tensor reciprocal
+    reciprocal_ relu relu_ remainder.Scalar remainder.Scalar_Tensor remainder.Tensor remainder_.Scalar
+    remainder_.Tensor round round.decimals round_ round_.decimals rsqrt rsqrt_ rsub.Scalar sgn sgn_ sigmoid sigmoid_
+    sign sign_ signbit silu silu_ sin sin_ sinc sinc_ sinh sinh_ softplus sqrt sqrt_ sub.Scalar tan tan_ tanh tanh_
+    threshold threshold_ trunc trunc_ where.self xlogy.Tensor xlogy_.Tensor)";
+
+/// Linear in operand 0, the gradient: what comes as a pending sum of terms stays so until it reaches what needs the
+/// sum.
+constexpr const char* kBackward = R"(
+    gelu_backward hardsigmoid_backward hardswish_backward hardtanh_backward leaky_relu_backward logit_backward
+    mish_backward native_dropout_backward sigmoid_backward silu_backward softplus_backward tanh_backward
+    threshold_backward)";
 
 const RegisterOpRules rules([] {
   const auto strategies = [](const OpCall& call) { return pointwise_strategies(call); };
@@ -111,6 +115,7 @@ const RegisterOpRules rules([] {
        "aten::lift_fresh", "aten::lift", "aten::lift_fresh_copy", "aten::alias_copy", "aten::detach_copy",
        "aten::mul.Scalar", "aten::mul_.Scalar", "aten::div.Scalar", "aten::div_.Scalar"},
       {{0}});
+  register_linear(aten_ops(kBackward), {{0}});
   register_linear({"aten::add.Tensor", "aten::sub.Tensor", "aten::rsub.Tensor", "aten::copy_", "aten::copy"}, {{0, 1}});
   register_op_rule(
       {"aten::fill_.Scalar", "aten::fill_.Tensor"},

@@ -4,6 +4,7 @@
 #include <ATen/ops/floor_divide.h>
 #include <ATen/ops/full_like.h>
 #include <ATen/ops/gelu.h>
+#include <ATen/ops/gelu_backward.h>
 #include <ATen/ops/hardswish.h>
 #include <ATen/ops/hardtanh.h>
 #include <ATen/ops/isnan.h>
@@ -14,9 +15,14 @@
 #include <ATen/ops/prelu.h>
 #include <ATen/ops/rsub.h>
 #include <ATen/ops/silu.h>
+#include <ATen/ops/silu_backward.h>
 #include <ATen/ops/softplus.h>
+#include <ATen/ops/tanh_backward.h>
+#include <ATen/ops/threshold_backward.h>
 #include <ATen/ops/where.h>
 
+#include "testing/expect.h"
+#include "testing/run_ranks.h"
 #include "tests/dtensor/op_oracle.h"
 #include "third_party/catch2/catch.h"
 
@@ -160,4 +166,24 @@ TEST_CASE("functions of three tensors", "[dtensor][ops]") {
        .inputs = {{{2, 3, 4}}, {{3}}},
        .call = [](const Tensors& x) -> Tensors { return {at::prelu(x[0], x[1])}; }},
   }));
+}
+
+TEST_CASE("gradients that are pending sums stay so", "[dtensor][ops]") {
+  const std::vector<std::pair<const char*, std::function<at::Tensor(const at::Tensor&, const at::Tensor&)>>> functions =
+      {{"threshold_backward", [](auto& grad, auto& x) { return at::threshold_backward(grad, x, 0); }},
+       {"gelu_backward", [](auto& grad, auto& x) { return at::gelu_backward(grad, x); }},
+       {"silu_backward", [](auto& grad, auto& x) { return at::silu_backward(grad, x); }},
+       {"tanh_backward", [](auto& grad, auto& x) { return at::tanh_backward(grad, x); }}};
+  for (const auto& [name, function] : functions) {
+    CHECK_NOTHROW(check_op({.name = name,
+                            .inputs = {{{5, 3}}, {{5, 3}}},
+                            .call = [f = function](const Tensors& x) -> Tensors { return {f(x[0], x[1])}; },
+                            .gradients = false}));
+    run_ranks(2, [&, f = function](int) {
+      const auto mesh = init_device_mesh(at::kCPU, {2});
+      const auto x = at::randn({4}, make_generator(1));
+      expect_equal(to_string(placements(f(place(x, mesh, {Partial()}), place(x, mesh, {Replicate()})))),
+                   "(Partial(Sum))");
+    });
+  }
 }

@@ -1,0 +1,103 @@
+#include "parallel/linear_styles.h"
+
+#include <torch/nn/modules/embedding.h>
+#include <torch/nn/modules/linear.h>
+
+#include "base/error.h"
+#include "nn/hook_point.h"
+#include "parallel/style_tensors.h"
+
+namespace tessera {
+
+namespace {
+
+enum class Layer { Linear, Embedding };
+
+Layer known_layer(const ParallelStyle& style, const StyleTarget& target) {
+  if (dynamic_cast<const torch::nn::LinearImpl*>(&target.module)) {
+    return Layer::Linear;
+  }
+  TESSERA_CHECK(NotImplementedError, dynamic_cast<const torch::nn::EmbeddingImpl*>(&target.module),
+                "{}: a module of type {}, but the style knows how to cut torch::nn::LinearImpl and "
+                "torch::nn::EmbeddingImpl. Name such a module in the plan, or derive a style from ParallelStyle",
+                style.describe(target), module_type_name(target.module));
+  return Layer::Embedding;
+}
+
+/// Where a style puts the parameters of a layer. An Embedding has no bias.
+struct ParameterPlacements {
+  Placement weight;
+  Placement bias = Replicate();
+};
+
+ParameterPlacements colwise_parameters(Layer layer) {
+  return layer == Layer::Linear ? ParameterPlacements{Shard(0), Shard(0)} : ParameterPlacements{Shard(1)};
+}
+
+ParameterPlacements rowwise_parameters(Layer layer) {
+  return {layer == Layer::Linear ? Shard(1) : Shard(0)};
+}
+
+void check_layer(const ParallelStyle& style, const StyleTarget& target, const ParameterPlacements& placements) {
+  hook_point(target.module, style.describe(target));
+  check_style_parameter(style, target, target.module, "weight", placements.weight);
+  check_style_parameter(style, target, target.module, "bias", placements.bias);
+}
+
+/// What a layer's hooks do.
+struct LayerFlow {
+  Placement input_layout, desired, output_layout;
+  bool use_local_output = true;
+  StyleInputOptions input;
+};
+
+void apply_layer(const ParallelStyle& style, const StyleTarget& target, const ParameterPlacements& placements,
+                 const LayerFlow& flow) {
+  distribute_style_parameter(style, target, target.module, "weight", placements.weight);
+  distribute_style_parameter(style, target, target.module, "bias", placements.bias);
+  auto& point = hook_point(target.module, flow.input.where);
+  point.register_forward_pre_hook([flow, mesh = target.mesh](HookPoint&, TensorRefs inputs) {
+    *inputs[0] = style_input(*inputs[0], mesh, flow.input_layout, flow.desired, flow.input);
+  });
+  point.register_forward_hook([flow](HookPoint&, TensorRefs outputs) {
+    *outputs[0] = style_output(*outputs[0], flow.output_layout, flow.use_local_output);
+  });
+}
+
+}  // namespace
+
+void ColwiseParallel::check(const StyleTarget& target) const {
+  check_layer(*this, target, colwise_parameters(known_layer(*this, target)));
+}
+
+void ColwiseParallel::apply(const StyleTarget& target) const {
+  apply_layer(*this, target, colwise_parameters(known_layer(*this, target)),
+              {.input_layout = options_.input_layouts,
+               .desired = Replicate(),
+               .output_layout = options_.output_layouts,
+               .use_local_output = options_.use_local_output,
+               .input = {.where = describe(target), .even_shards = options_.even_shards}});
+}
+
+void RowwiseParallel::check(const StyleTarget& target) const {
+  check_layer(*this, target, rowwise_parameters(known_layer(*this, target)));
+}
+
+void RowwiseParallel::apply(const StyleTarget& target) const {
+  const auto layer = known_layer(*this, target);
+  const bool linear = layer == Layer::Linear;
+  const Placement by_features = Shard(-1), whole = Replicate();
+  const auto layout = options_.input_layouts.value_or(linear ? by_features : whole);
+  StyleInputOptions input{.where = describe(target), .even_shards = options_.even_shards};
+  if (linear && layout == by_features) {
+    input.sharded_size = dynamic_cast<const torch::nn::LinearImpl&>(target.module).weight.size(1);
+  }
+  apply_layer(*this, target, rowwise_parameters(layer),
+              {.input_layout = layout,
+               .desired = linear ? by_features : whole,
+               .output_layout = options_.output_layouts,
+               .use_local_output = options_.use_local_output,
+               .input = input});
+}
+
+}  // namespace tessera

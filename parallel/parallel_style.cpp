@@ -1,0 +1,73 @@
+#include "parallel/parallel_style.h"
+
+#include <c10/util/Type.h>
+
+#include "base/error.h"
+#include "nn/hook_point.h"
+#include "parallel/distribute_module.h"
+
+namespace tessera {
+
+namespace {
+
+/// The parameter or buffer, undefined if there is none.
+at::Tensor own_tensor(const torch::nn::Module& module, const std::string& name) {
+  const auto parameters = module.named_parameters(/*recurse=*/false);
+  if (const auto* found = parameters.find(name)) {
+    return *found;
+  }
+  const auto buffers = module.named_buffers(/*recurse=*/false);
+  const auto* found = buffers.find(name);
+  return found ? *found : at::Tensor();
+}
+
+/// Reduces a gradient that comes as a pending sum, or whole for a parameter that is cut. The parameter may be
+/// something else by the time of backward (fully_shard), so what counts is where the gradient lies.
+void keep_gradient_placed(const at::Tensor& parameter, const DeviceMesh& mesh, const Placement& placement) {
+  if (!parameter.requires_grad()) {
+    return;
+  }
+  parameter.register_hook([mesh, placement](const at::Tensor& grad) {
+    return is_dtensor(grad) && device_mesh(grad) == mesh ? redistribute(grad, {placement}) : grad;
+  });
+}
+
+}  // namespace
+
+void ParallelStyle::check(const StyleTarget& /*target*/) const {}
+
+std::string ParallelStyle::describe(const StyleTarget& target) const {
+  return target.path.empty() ? name() + "(the module itself)" : fmt::format("{}(\"{}\")", name(), target.path);
+}
+
+void check_style_parameter(const ParallelStyle& style, const StyleTarget& target, const torch::nn::Module& module,
+                           const std::string& name, const Placement& placement) {
+  const auto tensor = own_tensor(module, name);
+  if (!tensor.defined() || !is_dtensor(tensor)) {
+    return;
+  }
+  const auto& spec = dtensor_spec(tensor);
+  const auto wanted = normalized({placement}, tensor.dim(), target.mesh.ndim(), style.describe(target).c_str());
+  TESSERA_CHECK(ValueError, spec->mesh() == target.mesh && spec->placements() == wanted,
+                "{}: its \"{}\" is {} already, and the style needs {} on {}. Use one style a parameter, also for tied "
+                "ones, and call parallelize_module before fully_shard",
+                style.describe(target), name, spec->to_string(), to_string(wanted), target.mesh);
+}
+
+void distribute_style_parameter(const ParallelStyle& style, const StyleTarget& target, torch::nn::Module& module,
+                                const std::string& name, const Placement& placement) {
+  check_style_parameter(style, target, module, name, placement);
+  const auto tensor = own_tensor(module, name);
+  if (!tensor.defined() || is_dtensor(tensor)) {
+    return;
+  }
+  distribute_parameter(module, name, target.mesh, {placement}, target.distribute);
+  keep_gradient_placed(tensor, target.mesh, placement);
+}
+
+std::string module_type_name(const torch::nn::Module& module) {
+  const auto* point = find_hook_point(module);
+  return point ? point->type_name() : c10::demangle(typeid(module).name());
+}
+
+}  // namespace tessera

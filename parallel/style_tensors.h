@@ -1,0 +1,45 @@
+#pragma once
+// A module's inputs and outputs on their way through a style: plain tensors become DTensors, DTensors get the
+// placement that is asked for, and come out as DTensors or as local tensors.
+//
+// Uneven shards. A plain tensor does not know the size of the whole, and local sizes cannot tell it: 3 and 2 columns
+// are the cut of 5, but a rank that holds 3 may as well hold a part of 6. So where a plain input is sharded
+//   - along a dim whose size the module knows (the input features of a Linear), that size is used: always right,
+//     nothing is sent;
+//   - along any other dim, the ranks exchange their sizes: one all-gather of a few integers a call. It finds the size
+//     of the whole, or throws on every rank if the sizes are not a cut as torch.chunk makes it;
+//   - `even_shards` promises that all ranks hold equally much and saves the exchange. A broken promise is not found.
+// DTensors carry their sizes: keep activations DTensors (use_local_output = false) and nothing is exchanged.
+//
+// Thread safety: as collectives, one thread a rank.
+
+#include <optional>
+#include <string>
+
+#include "dtensor/dtensor.h"
+
+namespace tessera {
+
+struct StyleInputOptions {
+  /// What errors begin with: ParallelStyle::describe.
+  std::string where;
+  /// The global size of the dim that a plain tensor is sharded along, where the module knows it.
+  std::optional<int64_t> sharded_size = std::nullopt;
+  /// Plain shards are equally long on all ranks.
+  bool even_shards = false;
+};
+
+/// `tensor` as a DTensor on `mesh` (1-D) under `desired`. A plain one is this rank's part under `layout`; a DTensor's
+/// own placement counts. Throws ValueError if a DTensor lies on another mesh or a plain tensor does not fit `layout`.
+at::Tensor style_input(const at::Tensor& tensor, const DeviceMesh& mesh, const Placement& layout,
+                       const Placement& desired, const StyleInputOptions& options);
+
+/// A DTensor under `layout`, or its local tensor then.
+at::Tensor style_output(const at::Tensor& tensor, const Placement& layout, bool use_local_output);
+
+/// Global sizes of the tensor of which each rank of `mesh` (1-D) holds `local` under Shard(dim), found by one
+/// all-gather. Throws ValueError, on every rank, if these tensors are not the cut of one that torch.chunk makes.
+std::vector<int64_t> exchange_shape(const at::Tensor& local, const DeviceMesh& mesh, int64_t dim,
+                                    const std::string& where);
+
+}  // namespace tessera

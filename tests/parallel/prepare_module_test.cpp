@@ -1,0 +1,106 @@
+#include "parallel/prepare_module.h"
+
+#include <ATen/TensorOperators.h>
+
+#include "base/error.h"
+#include "nn/modules.h"
+#include "parallel/parallelize_module.h"
+#include "testing/expect.h"
+#include "testing/run_ranks.h"
+#include "testing/tensor_matchers.h"
+#include "tests/parallel/tp_models.h"
+#include "third_party/catch2/catch.h"
+
+using namespace tessera;
+using namespace tessera::testing;
+
+namespace {
+
+/// Notes what it is given: x, an optional mask and a pair of tables.
+struct ProbeImpl : torch::nn::Module {
+  std::pair<at::Tensor, at::Tensor> forward(at::Tensor x, std::optional<at::Tensor> mask,
+                                            std::vector<at::Tensor> tables) {
+    seen = {x};
+    if (mask) {
+      seen.push_back(*mask);
+    }
+    seen.insert(seen.end(), tables.begin(), tables.end());
+    return {x, tables[1]};
+  }
+  std::vector<at::Tensor> seen;
+};
+TESSERA_MODULE(Probe);
+
+std::string layout(const at::Tensor& tensor) {
+  return is_dtensor(tensor) ? to_string(placements(tensor)) : "plain";
+}
+
+}  // namespace
+
+TEST_CASE("inputs and outputs are placed by position", "[parallel]") {
+  run_ranks(3, [](int) {
+    const auto mesh = init_device_mesh(at::kCPU, {3}, {"tp"});
+    Probe probe;
+    parallelize_module(
+        probe, mesh,
+        PrepareModuleInputOutput({.input = {.input_layouts = {Shard(1), std::nullopt, Replicate(), Replicate()},
+                                            .desired_input_layouts = {Replicate(), std::nullopt, Shard(0), Shard(1)}},
+                                  .output = {.output_layouts = {Replicate(), std::nullopt},
+                                             .desired_output_layouts = {Shard(0), std::nullopt}}}));
+    const auto x = make_input(1, {4, 5}), table = make_input(2, {4, 3});
+    const auto own_x = to_local(redistribute(from_local(x, mesh, {Replicate()}), {Shard(1)}));
+    const auto [first, second] = probe(own_x, std::make_optional(table), std::vector{table, table});
+    const auto& seen = probe->seen;
+    expect_equal(layout(seen[0]), "(Replicate())");
+    expect_bit_equal(to_local(seen[0]), x);
+    expect_equal(layout(seen[1]), "plain");
+    expect_equal(layout(seen[2]), "(Shard(0))");
+    expect_equal(layout(seen[3]), "(Shard(1))");
+    expect_bit_equal(seen[3], table);
+    expect_equal(layout(first), "plain");
+    expect_bit_equal(full_tensor(from_local(first, mesh, {Shard(0)}, {.shape = std::vector<int64_t>{4, 5}})), x);
+    expect_equal(layout(second), "(Shard(1))");
+
+    expect_equal(error_text([&] {
+                   probe(own_x, std::nullopt, std::vector{table, table});
+                 }),
+                 std::string("PrepareModuleInputOutput(the module itself): forward's inputs hold 3 tensors, but there "
+                             "are 4 input_layouts. Give one for each defined tensor, std::nullopt for those to leave "
+                             "alone"));
+  });
+}
+
+TEST_CASE("a plain module between cut ones", "[parallel]") {
+  for (const int ranks : {1, 2, 3, 4}) {
+    run_ranks(ranks, [&](int) {
+      const auto mesh = init_device_mesh(at::kCPU, {ranks}, {"tp"});
+      nn::Sequential stage;
+      stage->push_back("relu", nn::ReLU());
+      parallelize_module(
+          stage, mesh,
+          {{"", PrepareModuleInput(
+                    {.input_layouts = {Shard(0)}, .desired_input_layouts = {Shard(1)}, .use_local_output = true})},
+           {"relu",
+            PrepareModuleOutput(
+                {.output_layouts = {Shard(1)}, .desired_output_layouts = {Replicate()}, .use_local_output = false})}});
+      const auto x = make_input(1, {5, 6}).set_requires_grad(true);
+      const auto rows = redistribute(from_local(x, mesh, {Replicate()}), {Shard(0)});
+      const auto out = stage(to_local(rows));
+      expect_bit_equal(full_tensor(out).detach(), x.detach().relu());
+      (full_tensor(out) * x.detach()).sum().backward();
+      expect_close(x.grad(), x.detach().relu());
+    });
+  }
+}
+
+TEST_CASE("layouts that do not fit each other", "[parallel]") {
+  expect_equal(error_text([] { PrepareModuleInput({.input_layouts = {Shard(1)}, .desired_input_layouts = {}}); }),
+               std::string("PrepareModuleInput: 1 input_layouts, but 0 desired_input_layouts; give both one entry for "
+                           "each tensor"));
+  expect_equal(error_text([] {
+                 PrepareModuleOutput(
+                     {.output_layouts = {Shard(1), std::nullopt}, .desired_output_layouts = {Replicate(), Shard(0)}});
+               }),
+               std::string("PrepareModuleOutput: tensor 1 has std::nullopt in output_layouts and Shard(0) in "
+                           "desired_output_layouts; give both, or std::nullopt twice"));
+}

@@ -1,0 +1,141 @@
+#include "tests/parallel/tp_models.h"
+
+#include <ATen/TensorOperators.h>
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/layer_norm.h>
+#include <ATen/ops/linspace.h>
+#include <ATen/ops/ones.h>
+#include <ATen/ops/randn.h>
+#include <torch/optim/adam.h>
+
+#include "parallel/linear_styles.h"
+#include "parallel/sequence_parallel.h"
+#include "testing/expect.h"
+#include "testing/run_ranks.h"
+#include "testing/tensor_matchers.h"
+
+namespace tessera::testing {
+
+namespace {
+
+constexpr Tolerance kTolerance{.rtol = 1e-8, .atol = 1e-10};
+
+void compare_parameters(const TrainingPair& pair, bool gradients) {
+  const auto expected = pair.reference.named_parameters();
+  const auto actual = pair.sharded.named_parameters();
+  expect_equal(actual.size(), expected.size());
+  double largest = 0;
+  for (size_t i = 0; i < expected.size(); ++i) {
+    expect_equal(actual[i].key(), expected[i].key());
+    const auto& parameter = actual[i].value();
+    expect_close(whole(parameter.detach()), expected[i].value().detach(), kTolerance);
+    if (gradients) {
+      const auto& wanted = expected[i].value().grad();
+      expect_close(whole(parameter.grad()), wanted, kTolerance);
+      largest = std::max(largest, wanted.abs().max().item<double>());
+      if (is_dtensor(parameter)) {
+        expect_equal(to_string(placements(parameter.grad())), to_string(placements(parameter)));
+      }
+    }
+  }
+  TESSERA_EXPECT(!gradients || largest > 1e-6);
+}
+
+}  // namespace
+
+MlpImpl::MlpImpl(int64_t dim, int64_t multiplier) {
+  in_proj = register_module("in_proj", tessera::nn::Linear(dim, multiplier * dim));
+  out_proj = register_module("out_proj", tessera::nn::Linear(multiplier * dim, dim));
+}
+
+at::Tensor MlpImpl::forward(at::Tensor x) {
+  return out_proj(in_proj(x).relu()).relu();
+}
+
+ScaleNormImpl::ScaleNormImpl(int64_t dim) {
+  weight = register_parameter("weight", at::ones({dim}));
+}
+
+at::Tensor ScaleNormImpl::forward(at::Tensor x) {
+  return at::layer_norm(x, weight.sizes(), weight);
+}
+
+tessera::nn::Sequential make_mlp_stack(int64_t dim, bool sequence_parallel) {
+  tessera::nn::Sequential stack;
+  for (const int64_t multiplier : {3, 4, 3}) {
+    stack->push_back(Mlp(dim, multiplier));
+  }
+  if (sequence_parallel) {
+    stack->push_back(ScaleNorm(dim));
+  }
+  return stack;
+}
+
+ParallelPlan mlp_stack_plan(bool sequence_parallel) {
+  ParallelPlan plan{{"[0-2].in_proj", ColwiseParallel({.use_local_output = false})},
+                    {"[01].out_proj", RowwiseParallel({.use_local_output = false})}};
+  if (sequence_parallel) {
+    plan.add("2.out_proj", RowwiseParallel({.output_layouts = Shard(1)}));
+    plan.add("3", SequenceParallel());
+  } else {
+    plan.add("2.out_proj", RowwiseParallel());
+  }
+  return plan;
+}
+
+void fill_parameters(torch::nn::Module& module, uint64_t seed) {
+  const at::NoGradGuard no_grad;
+  module.to(at::kDouble);
+  auto generator = make_generator(seed);
+  for (auto& parameter : module.parameters()) {
+    parameter.copy_(at::randn(parameter.sizes(), generator, at::kDouble) * 0.4);
+  }
+}
+
+at::Tensor make_input(uint64_t seed, at::IntArrayRef sizes) {
+  return at::randn(sizes, make_generator(seed), at::kDouble);
+}
+
+at::Tensor weighted_loss(const at::Tensor& out) {
+  const auto weights = at::linspace(0.5, 1.5, out.numel(), at::kDouble).view(out.sizes());
+  return (out.square() * weights).mean() + (out * weights).mean();
+}
+
+void train_and_compare(const TrainingPair& pair, const at::Tensor& input) {
+  torch::optim::Adam reference_optimizer(pair.reference.parameters(), 0.02);
+  torch::optim::Adam optimizer(pair.sharded.parameters(), 0.02);
+  for (int step = 0; step < 4; ++step) {
+    const bool with_input_grad = input.is_floating_point();
+    const auto expected_input = input.clone().set_requires_grad(with_input_grad);
+    const auto actual_input = input.clone().set_requires_grad(with_input_grad);
+    reference_optimizer.zero_grad();
+    optimizer.zero_grad();
+    const auto expected = pair.run_reference(expected_input);
+    const auto actual = pair.run_sharded(actual_input);
+    expect_close(whole(actual.detach()), expected.detach(), kTolerance);
+    pair.loss(expected).backward();
+    pair.loss(actual).backward();
+    if (with_input_grad) {
+      expect_close(actual_input.grad(), expected_input.grad(), kTolerance);
+    }
+    compare_parameters(pair, /*gradients=*/true);
+    reference_optimizer.step();
+    optimizer.step();
+    compare_parameters(pair, /*gradients=*/false);
+  }
+}
+
+at::Tensor whole(const at::Tensor& tensor) {
+  return tensor.defined() && is_dtensor(tensor) ? full_tensor(tensor) : tensor;
+}
+
+std::string error_text(const std::function<void()>& action) {
+  try {
+    action();
+  } catch (const std::exception& error) {
+    return error.what();
+  }
+  return "";
+}
+
+}  // namespace tessera::testing

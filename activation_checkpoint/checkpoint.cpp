@@ -1,0 +1,76 @@
+#include "activation_checkpoint/checkpoint.h"
+
+#include <set>
+#include <vector>
+
+#include "activation_checkpoint/checkpoint_region.h"
+#include "base/error.h"
+#include "nn/hook_point.h"
+
+namespace tessera {
+
+namespace {
+
+/// Keeps the module that a call belongs to until the call is not needed any more.
+class ModuleCall final : public RepeatableCall {
+ public:
+  ModuleCall(std::shared_ptr<torch::nn::Module> module, std::unique_ptr<RepeatableCall> call)
+      : module_(std::move(module)), call_(std::move(call)) {}
+
+  void run() override { call_->run(); }
+  void visit_inputs(const std::function<void(at::Tensor&)>& visit) override { call_->visit_inputs(visit); }
+
+ private:
+  std::shared_ptr<torch::nn::Module> module_;
+  std::unique_ptr<RepeatableCall> call_;
+};
+
+HookPoint& checked_point(torch::nn::Module& module, const char* caller) {
+  auto& point = hook_point(module, caller);
+  TESSERA_CHECK(StateError, !point.is_forward_wrapped(), "{}: {} is checkpointed already", caller, point.type_name());
+  return point;
+}
+
+void wrap(HookPoint& point, const CheckpointOptions& options) {
+  point.wrap_forward(
+      [options](HookPoint& at, const std::function<void()>& forward, std::unique_ptr<RepeatableCall> again) {
+        auto call = std::make_unique<ModuleCall>(at.module().weak_from_this().lock(), std::move(again));
+        CheckpointRegion::run(forward, std::move(call), options, "checkpoint of " + at.type_name());
+      });
+}
+
+}  // namespace
+
+void detail::run_checkpointed(const std::function<void()>& forward, std::unique_ptr<RepeatableCall> again,
+                              const CheckpointOptions& options) {
+  CheckpointRegion::run(forward, std::move(again), options, "checkpoint");
+}
+
+void checkpoint_module(torch::nn::Module& module, const CheckpointOptions& options) {
+  wrap(checked_point(module, "checkpoint_module"), options);
+}
+
+int64_t apply_activation_checkpointing(torch::nn::Module& module, const CheckpointPolicy& policy,
+                                       const CheckpointOptions& options) {
+  std::vector<HookPoint*> points;
+  std::set<const torch::nn::Module*> seen;
+  const auto consider = [&](const std::string& name, torch::nn::Module& candidate) {
+    if (seen.insert(&candidate).second && policy(name, candidate)) {
+      points.push_back(&checked_point(candidate, "apply_activation_checkpointing"));
+    }
+  };
+  consider("", module);
+  for (const auto& item : module.named_modules("", /*include_self=*/false)) {
+    consider(item.key(), *item.value());
+  }
+  TESSERA_CHECK(ValueError, !points.empty(),
+                "apply_activation_checkpointing: the policy chooses no module of {}; it is asked with names such as "
+                "\"layers.0\"",
+                module.name());
+  for (auto* point : points) {
+    wrap(*point, options);
+  }
+  return static_cast<int64_t>(points.size());
+}
+
+}  // namespace tessera

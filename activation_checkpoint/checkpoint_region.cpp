@@ -1,0 +1,223 @@
+#include "activation_checkpoint/checkpoint_region.h"
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
+#include <fmt/ranges.h>
+#include <torch/csrc/autograd/engine.h>
+#include <torch/csrc/autograd/graph_task.h>
+
+#include <algorithm>
+
+#include "activation_checkpoint/shared_generator_use.h"
+#include "base/error.h"
+#include "dtensor/dtensor_impl.h"
+#include "nn/hook_point.h"
+
+namespace tessera {
+
+namespace {
+
+/// Stands for an input between the two forwards, so that it is shown again.
+const at::Tensor& placeholder() {
+  static const at::Tensor empty = at::empty({0});
+  return empty;
+}
+
+/// The devices whose random numbers a call with these inputs may use.
+std::vector<at::Device> generator_devices(RepeatableCall& call) {
+  std::vector<at::Device> devices{at::kCPU};
+  call.visit_inputs([&](const at::Tensor& tensor) {
+    if (std::find(devices.begin(), devices.end(), tensor.device()) == devices.end()) {
+      devices.push_back(tensor.device());
+    }
+  });
+  return devices;
+}
+
+}  // namespace
+
+/// The first forward's hooks of one saved tensor.
+class CheckpointRegion::SlotHooks final : public torch::autograd::SavedVariableHooks {
+ public:
+  explicit SlotHooks(std::shared_ptr<CheckpointRegion> region) : region_(std::move(region)) {}
+  ~SlotHooks() override {
+    if (slot_) {
+      region_->drop(*slot_);
+    }
+  }
+  void call_pack_hook(const at::Tensor& tensor) override { slot_ = region_->add_slot(tensor); }
+  at::Tensor call_unpack_hook() override { return region_->tensor_of(slot_.value()); }
+
+ private:
+  std::shared_ptr<CheckpointRegion> region_;
+  std::optional<size_t> slot_;
+};
+
+class CheckpointRegion::SlotMaker final : public SavedTensorHooks {
+ public:
+  explicit SlotMaker(std::shared_ptr<CheckpointRegion> region) : region_(std::move(region)) {}
+  std::unique_ptr<torch::autograd::SavedVariableHooks> make() override { return std::make_unique<SlotHooks>(region_); }
+
+ private:
+  std::shared_ptr<CheckpointRegion> region_;
+};
+
+/// The second forward's: a backward inside of it (a gradient that the forward itself takes) finds the tensor here.
+class CheckpointRegion::FillHooks final : public torch::autograd::SavedVariableHooks {
+ public:
+  explicit FillHooks(CheckpointRegion& region) : region_(region) {}
+  void call_pack_hook(const at::Tensor& tensor) override {
+    tensor_ = tensor.detach();
+    region_.fill_next(tensor_);
+  }
+  at::Tensor call_unpack_hook() override { return tensor_; }
+
+ private:
+  CheckpointRegion& region_;
+  at::Tensor tensor_;
+};
+
+class CheckpointRegion::FillMaker final : public SavedTensorHooks {
+ public:
+  explicit FillMaker(CheckpointRegion& region) : region_(region) {}
+  std::unique_ptr<torch::autograd::SavedVariableHooks> make() override { return std::make_unique<FillHooks>(region_); }
+
+ private:
+  CheckpointRegion& region_;
+};
+
+CheckpointRegion::SavedMeta::SavedMeta(const at::Tensor& tensor)
+    : sizes(tensor.sizes().vec()), dtype(tensor.scalar_type()), device(tensor.device()) {
+  if (const auto* meta = dtensor_meta(tensor)) {
+    spec = meta->spec;
+  }
+}
+
+bool CheckpointRegion::SavedMeta::operator==(const SavedMeta& other) const {
+  return sizes == other.sizes && dtype == other.dtype && device == other.device && !spec == !other.spec &&
+         (!spec || spec->placements() == other.spec->placements());
+}
+
+std::string CheckpointRegion::SavedMeta::to_string() const {
+  auto text = fmt::format("{} [{}] on {}", c10::toString(dtype), fmt::join(sizes, ", "), device.str());
+  return spec ? fmt::format("a DTensor {} {}", text, spec->placements()) : text;
+}
+
+CheckpointRegion::CheckpointRegion(std::unique_ptr<RepeatableCall> again, const CheckpointOptions& options,
+                                   std::string place)
+    : again_(std::move(again)),
+      options_(options),
+      place_(std::move(place)),
+      context_(options.preserve_rng_state ? generator_devices(*again_) : std::vector<at::Device>()) {
+  again_->visit_inputs([this](at::Tensor& tensor) {
+    inputs_.emplace_back(tensor, /*is_output=*/false);
+    tensor = placeholder();
+  });
+}
+
+void CheckpointRegion::run(const std::function<void()>& forward, std::unique_ptr<RepeatableCall> again,
+                           const CheckpointOptions& options, std::string place) {
+  if (!at::GradMode::is_enabled()) {
+    forward();
+    return;
+  }
+  const std::shared_ptr<CheckpointRegion> region(new CheckpointRegion(std::move(again), options, std::move(place)));
+  SlotMaker slots(region);
+  const SavedTensorHooksScope scope(&slots);
+  const SharedGeneratorUse use(options.preserve_rng_state);
+  forward();
+  use.check(region->place_);
+}
+
+size_t CheckpointRegion::add_slot(const at::Tensor& tensor) {
+  const std::lock_guard lock(mutex_);
+  slots_.push_back({.meta = SavedMeta(tensor), .tensor = {}});
+  return slots_.size() - 1;
+}
+
+at::Tensor CheckpointRegion::tensor_of(size_t slot) {
+  const std::lock_guard lock(mutex_);
+  const int64_t backward = torch::autograd::get_current_graph_task_id();
+  if (backward == -1 || backward != backward_ || !slots_.at(slot).tensor.defined()) {
+    recompute();
+    backward_ = backward;
+  }
+  const auto tensor = slots_.at(slot).tensor;
+  if (backward == -1) {
+    clear();
+  }
+  return tensor;
+}
+
+void CheckpointRegion::drop(size_t slot) noexcept {
+  const std::lock_guard lock(mutex_);
+  slots_[slot].tensor.reset();
+  slots_[slot].is_needed = false;
+}
+
+void CheckpointRegion::clear() {
+  for (auto& slot : slots_) {
+    slot.tensor.reset();
+  }
+  backward_ = -1;
+}
+
+void CheckpointRegion::recompute() {
+  // A graph that is kept for another backward keeps its slots: what fills them goes with this one.
+  if (torch::autograd::get_current_graph_task_id() != -1) {
+    torch::autograd::Engine::get_default_engine().queue_callback([weak = weak_from_this()] {
+      if (const auto region = weak.lock()) {
+        const std::lock_guard lock(region->mutex_);
+        region->clear();
+      }
+    });
+  }
+  filled_ = 0;
+  size_t next = 0;
+  again_->visit_inputs([&](at::Tensor& tensor) { tensor = inputs_.at(next++).unpack(); });
+  const auto forget_inputs = [this] { again_->visit_inputs([](at::Tensor& tensor) { tensor = placeholder(); }); };
+  try {
+    FillMaker filler(*this);
+    const SavedTensorHooksScope scope(&filler);
+    const at::AutoGradMode grad_mode(true);
+    context_.run([this] { again_->run(); });
+  } catch (const StopForward&) {
+  } catch (...) {
+    forget_inputs();
+    throw;
+  }
+  forget_inputs();
+  check_filled();
+}
+
+void CheckpointRegion::fill_next(const at::Tensor& tensor) {
+  const size_t index = filled_++;
+  if (index >= slots_.size()) {
+    return;
+  }
+  auto& slot = slots_[index];
+  if (options_.determinism_check) {
+    const SavedMeta meta(tensor);
+    TESSERA_CHECK(StateError, meta == slot.meta,
+                  "{}: the forward that backward computes again differs from the first: tensor {} that autograd saves "
+                  "is {}, but was {}. A checkpointed forward must depend on its arguments and parameters alone; one "
+                  "that counts its calls or caches tensors cannot be checkpointed",
+                  place_, index, meta.to_string(), slot.meta.to_string());
+  }
+  if (slot.is_needed) {
+    slot.tensor = tensor;
+  }
+  if (options_.early_stop && filled_ == slots_.size()) {
+    throw StopForward();
+  }
+}
+
+void CheckpointRegion::check_filled() const {
+  TESSERA_CHECK(StateError, filled_ == slots_.size(),
+                "{}: the forward that backward computes again differs from the first: autograd saves {} tensors, but "
+                "saved {}. A checkpointed forward must depend on its arguments and parameters alone; one that counts "
+                "its calls or caches tensors cannot be checkpointed",
+                place_, filled_, slots_.size());
+}
+
+}  // namespace tessera

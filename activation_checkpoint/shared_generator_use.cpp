@@ -1,0 +1,72 @@
+#include "activation_checkpoint/shared_generator_use.h"
+
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+
+#include <algorithm>
+#include <memory>
+#include <utility>
+
+#include "base/error.h"
+#include "comm/process_group.h"
+#include "dtensor/dispatch_scopes.h"
+#include "dtensor/dtensor_impl.h"
+
+namespace tessera {
+
+namespace {
+
+thread_local std::string random_op;  // the first that drew from the default generator, or empty
+
+bool ranks_are_threads() {
+  return is_initialized() && get_world_size() > 1 &&
+         default_group()->getDefaultBackend()->getBackendName() == "threads";
+}
+
+/// Ops on DTensors draw from the rank's own generator, also in the local ops that they run.
+bool draws_from_default_generator(const at::RecordFunction& call) {
+  const auto name = call.operator_name();
+  const auto op = name && !dispatching_op() ? c10::Dispatcher::singleton().findOp(*name) : std::nullopt;
+  if (!op || !op->hasTag(at::Tag::nondeterministic_seeded)) {
+    return false;
+  }
+  const auto inputs = call.inputs();
+  return std::none_of(inputs.begin(), inputs.end(), [](const c10::IValue& input) {
+    return input.isGenerator() || (input.isTensor() && input.toTensor().defined() && dtensor_meta(input.toTensor()));
+  });
+}
+
+std::unique_ptr<at::ObserverContext> on_call(const at::RecordFunction& call) {
+  if (random_op.empty() && draws_from_default_generator(call)) {
+    random_op = call.name();
+  }
+  return nullptr;
+}
+
+}  // namespace
+
+SharedGeneratorUse::SharedGeneratorUse(bool enabled) {
+  if (enabled && ranks_are_threads()) {
+    outer_op_ = std::exchange(random_op, {});
+    callback_ = at::addThreadLocalCallback(
+        at::RecordFunctionCallback(&on_call).needsInputs(true).scopes({at::RecordScope::FUNCTION}));
+  }
+}
+
+SharedGeneratorUse::~SharedGeneratorUse() {
+  if (callback_) {
+    at::removeCallback(*callback_);
+    random_op = std::move(outer_op_);
+  }
+}
+
+void SharedGeneratorUse::check(const std::string& place) const {
+  TESSERA_CHECK(NotImplementedError, !callback_ || random_op.empty(),
+                "{}: {} on a plain tensor draws from libtorch's default generator, which ranks that are threads share, "
+                "so backward could not draw the same numbers again. Run ranks as processes, make the input a DTensor "
+                "(which draws from the rank's own generator), pass a generator of the rank's own, or set "
+                "preserve_rng_state to false if the numbers may differ",
+                place, random_op);
+}
+
+}  // namespace tessera

@@ -13,6 +13,8 @@
 // gathered once for its backward, which recomputes and differentiates with them. Activations may be DTensors. Regions
 // may be nested, have any number of inputs and outputs, and be called several times.
 //
+// Results of some ops can be kept, if computing them costs more than keeping them: see saved_ops.h.
+//
 // A region must compute the same when it is called again with the same arguments and parameters; the random numbers of
 // the first forward are drawn again. What it writes (a counter, batch norm's running statistics) is written twice.
 // An input that is changed in place after forward is an error in backward, as for any op.

@@ -1,6 +1,8 @@
 #pragma once
 // How a checkpointed region is computed again.
 
+#include "activation_checkpoint/saved_ops.h"
+
 namespace tessera {
 
 /// As the arguments of torch.utils.checkpoint.checkpoint.
@@ -13,6 +15,8 @@ struct CheckpointOptions {
   /// Compares what both forwards save (shape, dtype, device, placements), so that a forward that does something else
   /// the second time is an error. Without it only the number of tensors is compared.
   bool determinism_check = true;
+  /// Ops whose results are kept and not computed again. Those of a region inside of this one are that one's own.
+  OpList ops_to_save = {};
 };
 
 }  // namespace tessera

@@ -108,7 +108,8 @@ CheckpointRegion::CheckpointRegion(std::unique_ptr<RepeatableCall> again, const 
     : again_(std::move(again)),
       options_(options),
       place_(std::move(place)),
-      context_(options.preserve_rng_state ? generator_devices(*again_) : std::vector<at::Device>()) {
+      context_(options.preserve_rng_state ? generator_devices(*again_) : std::vector<at::Device>()),
+      ops_(options.ops_to_save) {
   again_->visit_inputs([this](at::Tensor& tensor) {
     inputs_.emplace_back(tensor, /*is_output=*/false);
     tensor = placeholder();
@@ -124,6 +125,7 @@ void CheckpointRegion::run(const std::function<void()>& forward, std::unique_ptr
   const std::shared_ptr<CheckpointRegion> region(new CheckpointRegion(std::move(again), options, std::move(place)));
   SlotMaker slots(region);
   const SavedTensorHooksScope scope(&slots);
+  const SavedOpsScope ops(region->ops(), SavedOpsScope::Mode::Save);
   const SharedGeneratorUse use(options.preserve_rng_state);
   forward();
   use.check(region->place_);
@@ -173,12 +175,14 @@ void CheckpointRegion::recompute() {
     });
   }
   filled_ = 0;
+  ops_.rewind();
   size_t next = 0;
   again_->visit_inputs([&](at::Tensor& tensor) { tensor = inputs_.at(next++).unpack(); });
   const auto forget_inputs = [this] { again_->visit_inputs([](at::Tensor& tensor) { tensor = placeholder(); }); };
   try {
     FillMaker filler(*this);
     const SavedTensorHooksScope scope(&filler);
+    const SavedOpsScope ops(this->ops(), SavedOpsScope::Mode::Replay);
     const at::AutoGradMode grad_mode(true);
     context_.run([this] { again_->run(); });
   } catch (const StopForward&) {

@@ -64,6 +64,7 @@ class CheckpointRegion : public std::enable_shared_from_this<CheckpointRegion> {
   size_t add_slot(const at::Tensor& tensor);
   at::Tensor tensor_of(size_t slot);
   void drop(size_t slot) noexcept;
+  SavedOps* ops() { return options_.ops_to_save.empty() ? nullptr : &ops_; }
   void recompute();
   void fill_next(const at::Tensor& tensor);
   void check_filled() const;
@@ -73,6 +74,7 @@ class CheckpointRegion : public std::enable_shared_from_this<CheckpointRegion> {
   const CheckpointOptions options_;
   const std::string place_;
   ForwardContext context_;
+  SavedOps ops_;
   std::vector<torch::autograd::SavedVariable> inputs_;  // in the order in which `again_` shows them
   std::vector<Slot> slots_;
   size_t filled_ = 0;      // by the second forward that runs or ran last

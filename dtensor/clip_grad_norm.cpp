@@ -1,0 +1,95 @@
+#include "dtensor/clip_grad_norm.h"
+
+#include <ATen/TensorOperators.h>
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/_foreach_mul.h>
+#include <ATen/ops/_foreach_norm.h>
+#include <ATen/ops/linalg_vector_norm.h>
+#include <ATen/ops/stack.h>
+#include <ATen/ops/zeros.h>
+
+#include <algorithm>
+
+#include "base/error.h"
+#include "dtensor/dtensor.h"
+
+namespace tessera {
+
+namespace {
+
+/// Tensors that one op can take together.
+struct SameMesh {
+  DeviceMesh mesh;  // empty for plain tensors
+  std::vector<at::Tensor> tensors;
+};
+
+/// In order of the first tensor of each, which is the same on all ranks.
+std::vector<SameMesh> by_mesh(const std::vector<at::Tensor>& tensors) {
+  std::vector<SameMesh> groups;
+  for (const auto& tensor : tensors) {
+    const auto mesh = is_dtensor(tensor) ? device_mesh(tensor) : DeviceMesh();
+    auto group = std::find_if(groups.begin(), groups.end(), [&](const SameMesh& other) { return other.mesh == mesh; });
+    if (group == groups.end()) {
+      group = groups.insert(groups.end(), {.mesh = mesh, .tensors = {}});
+    }
+    group->tensors.push_back(tensor);
+  }
+  return groups;
+}
+
+at::ScalarType norm_dtype(const std::vector<at::Tensor>& tensors) {
+  const bool has_double = std::any_of(tensors.begin(), tensors.end(),
+                                      [](const at::Tensor& tensor) { return tensor.scalar_type() == at::kDouble; });
+  return has_double ? at::kDouble : at::kFloat;
+}
+
+std::vector<at::Tensor> gradients_of(const std::vector<at::Tensor>& parameters) {
+  std::vector<at::Tensor> gradients;
+  for (const auto& parameter : parameters) {
+    if (parameter.grad().defined()) {
+      gradients.push_back(parameter.grad());
+    }
+  }
+  return gradients;
+}
+
+}  // namespace
+
+at::Tensor get_total_norm(const std::vector<at::Tensor>& tensors, const ClipGradNormOptions& options) {
+  TESSERA_CHECK(ValueError, options.norm_type > 0, "get_total_norm: norm_type is {}; it is above 0, or infinity",
+                options.norm_type);
+  const at::NoGradGuard no_grad;
+  const auto dtype = norm_dtype(tensors);
+  std::vector<at::Tensor> norms;
+  for (const auto& group : by_mesh(tensors)) {
+    const auto each = at::_foreach_norm(group.tensors, options.norm_type, dtype);
+    const auto norm = at::linalg_vector_norm(at::stack(each), options.norm_type);
+    norms.push_back(is_dtensor(norm) ? full_tensor(norm) : norm);
+  }
+  if (norms.empty()) {
+    return at::zeros({});
+  }
+  const auto total = norms.size() == 1 ? norms[0] : at::linalg_vector_norm(at::stack(norms), options.norm_type);
+  TESSERA_CHECK(StateError, !options.error_if_nonfinite || total.isfinite().item<bool>(),
+                "get_total_norm: the {}-norm of {} gradients is {}; skip the step, or pass error_if_nonfinite = false",
+                options.norm_type, tensors.size(), total.item<double>());
+  return total;
+}
+
+void clip_grads_with_norm_(const std::vector<at::Tensor>& parameters, double max_norm, const at::Tensor& total_norm) {
+  TESSERA_CHECK(ValueError, max_norm >= 0, "clip_grads_with_norm_: max_norm is {}; it is at least 0", max_norm);
+  const at::NoGradGuard no_grad;
+  const auto factor = (max_norm / (total_norm + 1e-6)).clamp_max(1.0);
+  for (const auto& group : by_mesh(gradients_of(parameters))) {
+    at::_foreach_mul_(group.tensors, factor);
+  }
+}
+
+at::Tensor clip_grad_norm_(const std::vector<at::Tensor>& parameters, double max_norm,
+                           const ClipGradNormOptions& options) {
+  auto total = get_total_norm(gradients_of(parameters), options);
+  clip_grads_with_norm_(parameters, max_norm, total);
+  return total;
+}
+
+}  // namespace tessera

@@ -36,6 +36,19 @@ const OpRule& rule_of(const c10::OperatorHandle& op, const CallSignature& call) 
   return *rule;
 }
 
+/// A parameter of fully_shard that should have been gathered is the likelier fault, if the others are none.
+[[noreturn]] void throw_different_meshes(const c10::OperatorHandle& op, const CallSignature& call) {
+  const auto is_managed = [](const CallOperand& operand) { return operand.dtensor && operand.dtensor->origin; };
+  const auto managed = std::count_if(call.operands.begin(), call.operands.end(), is_managed);
+  if (managed > 0 && managed < std::ssize(call.operands)) {
+    check_not_mixed(op, call);
+  }
+  TESSERA_CHECK(ValueError, false,
+                "{}: operands lie on different meshes: {}. redistribute(tensor, mesh, placements) carries one over, or "
+                "run the op on those of each mesh",
+                toString(op.operator_name()), describe_arguments(call));
+}
+
 std::shared_ptr<const OpPlan> make_plan(const c10::OperatorHandle& op, const CallSignature& call) {
   const auto& rule = rule_of(op, call);
   const DeviceMesh* mesh = nullptr;
@@ -44,8 +57,9 @@ std::shared_ptr<const OpPlan> make_plan(const c10::OperatorHandle& op, const Cal
     const auto* dtensor = operand.dtensor;
     if (dtensor) {
       mesh = mesh ? mesh : &dtensor->spec->mesh();
-      TESSERA_CHECK(ValueError, dtensor->spec->mesh() == *mesh, "{}: operands lie on different meshes: {}",
-                    toString(op.operator_name()), describe_arguments(call));
+      if (dtensor->spec->mesh() != *mesh) {
+        throw_different_meshes(op, call);
+      }
     }
     rule_call.operands.push_back({.arg = operand.arg,
                                   .spec = dtensor ? dtensor->spec : SpecPtr(),

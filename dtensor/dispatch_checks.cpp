@@ -25,7 +25,8 @@ void check_not_mixed(const c10::OperatorHandle& op, const CallSignature& call) {
       const auto& origin = *operand.dtensor->origin;
       TESSERA_CHECK(
           StateError, false,
-          "{}: parameter '{}' is sharded, but it meets plain tensors: {}. It is gathered by the hooks of {} only "
+          "{}: parameter '{}' is sharded, but it meets tensors that are not: {}. It is gathered by the hooks of {} "
+          "only "
           "while that module's forward or backward runs. Call the module itself (not its parts or forward of a stock "
           "base class), declare its type with TESSERA_MODULE or wrap it with hooked(), or gather it by hand with "
           "fsdp(module).unshard(). If this is an optimizer step, run backward() first",

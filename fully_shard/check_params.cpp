@@ -2,28 +2,40 @@
 
 #include <fmt/ranges.h>
 
+#include <algorithm>
+
 #include "base/error.h"
 #include "dtensor/dtensor.h"
+#include "fully_shard/stacked_spec.h"
 
 namespace tessera {
 
 namespace {
 
-void check_plain(const ManagedParam& param, const std::string& where) {
-  const auto& tensor = param.tensor;
-  if (!is_dtensor(tensor)) {
-    return;
-  }
-  const auto& origin = dtensor_meta(tensor)->origin;
+void check_unmanaged(const ManagedParam& param, const std::string& where) {
+  const auto* meta = dtensor_meta(param.tensor);
+  const auto origin = meta ? meta->origin : nullptr;
   TESSERA_CHECK(ValueError, origin == nullptr,
                 "{}: parameter '{}' belongs to the unit {} already, as '{}'. Shard submodules before "
                 "the modules that contain them; a parameter that two modules share must be in one unit, that of a "
                 "module that contains both",
                 where, param.name, origin->module, origin->name);
-  TESSERA_CHECK(NotImplementedError, false,
-                "{}: parameter '{}' is a DTensor, {}; sharding it over a further mesh axis is not "
-                "supported",
-                where, param.name, dtensor_spec(tensor)->to_string());
+}
+
+/// Null for a plain parameter.
+SpecPtr checked_tp_spec(const ManagedParam& param, const DeviceMesh& mesh, const std::string& where) {
+  if (!is_dtensor(param.tensor)) {
+    return nullptr;
+  }
+  const auto& spec = dtensor_spec(param.tensor);
+  TESSERA_CHECK(ValueError, !spec->has_partial(),
+                "{}: parameter '{}' is a DTensor, {}, whose ranks hold terms of a sum and no values; distribute it as "
+                "Shard or Replicate",
+                where, param.name, spec->to_string());
+  const auto reason = why_not_stacked(mesh, spec->mesh());
+  TESSERA_CHECK(ValueError, reason.empty(), "{}: parameter '{}' is a DTensor, {}, but {}", where, param.name,
+                spec->to_string(), reason);
+  return spec;
 }
 
 void check_tensor(const ManagedParam& param, const DeviceMesh& mesh, const std::string& where) {
@@ -81,12 +93,13 @@ int64_t shard_dim_of(const ManagedParam& param, const ShardPlacementFn& shard_pl
 std::vector<NamedParam> checked_params(const std::vector<ManagedParam>& params, const ParamRequirements& required) {
   std::vector<NamedParam> checked;
   for (const auto& param : params) {
-    check_plain(param, required.where);
+    check_unmanaged(param, required.where);
     check_tensor(param, required.mesh, required.where);
     check_alike(param, params[0], required.where);
     checked.push_back({.tensor = param.tensor,
                        .origin = std::make_shared<ParameterOrigin>(ParameterOrigin{param.name, required.label}),
-                       .shard_dim = shard_dim_of(param, required.shard_placement_fn, required.where)});
+                       .shard_dim = shard_dim_of(param, required.shard_placement_fn, required.where),
+                       .tp_spec = checked_tp_spec(param, required.mesh, required.where)});
   }
   return checked;
 }
@@ -94,10 +107,23 @@ std::vector<NamedParam> checked_params(const std::vector<ManagedParam>& params, 
 std::vector<std::string> describe(const std::vector<NamedParam>& params) {
   std::vector<std::string> texts;
   for (const auto& param : params) {
-    texts.push_back(
-        fmt::format("'{}' {} {}", param.origin->name, to_string(TensorMeta::of(param.tensor)), Shard(param.shard_dim)));
+    const auto& spec = param.tp_spec;
+    texts.push_back(fmt::format("'{}' {} {}{}", param.origin->name, to_string(TensorMeta::of(param.tensor)),
+                                Shard(param.shard_dim),
+                                spec ? fmt::format(" on {} {}", to_string(spec->placements()), spec->mesh()) : ""));
   }
   return texts;
+}
+
+std::vector<DeviceMesh> tensor_parallel_meshes(const std::vector<ManagedParam>& params) {
+  std::vector<DeviceMesh> meshes;
+  for (const auto& param : params) {
+    const auto* meta = dtensor_meta(param.tensor);
+    if (meta && !meta->origin && std::ranges::find(meshes, meta->spec->mesh()) == meshes.end()) {
+      meshes.push_back(meta->spec->mesh());
+    }
+  }
+  return meshes;
 }
 
 }  // namespace tessera

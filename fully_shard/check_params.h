@@ -24,4 +24,7 @@ std::vector<NamedParam> checked_params(const std::vector<ManagedParam>& params, 
 /// One line a parameter: name, dtype, sizes, placement.
 std::vector<std::string> describe(const std::vector<NamedParam>& params);
 
+/// The meshes on which parameters are DTensors that are no unit's yet, each once.
+std::vector<DeviceMesh> tensor_parallel_meshes(const std::vector<ManagedParam>& params);
+
 }  // namespace tessera

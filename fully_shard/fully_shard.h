@@ -21,6 +21,16 @@
 // the next. So two units' full parameters are in memory at one time, beside the outermost unit's. What a user may
 // change from step to step (accumulation, prefetch, precision of sums) is in fsdp_module.h.
 //
+// On top of tensor parallelism: a parameter may be a DTensor on another axis (tp) of the same root mesh already. It is
+// then sharded over both, and is the DTensor on tp again while it is unsharded (fully_shard/stacked_spec.h):
+//
+//   auto mesh = init_device_mesh(at::kCPU, {2, 4}, {"dp", "tp"});
+//   distribute_parameter(*model->up, "weight", mesh["tp"], {Shard(0)});    // tensor parallelism first
+//   fully_shard(model, {.mesh = mesh["dp"]});                              // (Shard(0, 1), Shard(0)) on {dp: 2, tp: 4}
+//
+// A parameter that is still plain is sharded over dp alone, and nothing is reduced over tp for it: it is right where
+// all ranks along tp compute the same gradient. Where each computes a term of it, distribute it as Replicate() first.
+//
 // Every rank starts from its own values of its rows: build the model with the same seed on all ranks, or
 // load the same state, before sharding. Buffers are left alone: each rank has its own.
 //
@@ -86,8 +96,9 @@ struct FullyShardOptions {
 ///
 /// Throws StateError if the module's type has no hook point (TESSERA_MODULE, tessera::nn, hooked()), it is a
 /// unit already, or a parameter has a gradient; ValueError if the mesh has more than two axes, a parameter has no dims
-/// or is not contiguous, dtypes or devices differ inside the unit, a parameter is a DTensor already (of another unit:
-/// shared between both, or wrapped top-down), or the ranks differ (names the first difference).
+/// or is not contiguous, dtypes or devices differ inside the unit, a parameter is another unit's (shared between both,
+/// or wrapped top-down), or a DTensor that is Partial or on a mesh of another root or of the same axes, or the ranks
+/// differ (names the first difference).
 void fully_shard(torch::nn::Module& module, FullyShardOptions options = {});
 
 /// Makes several modules one unit: fully_shard({&a, &b}). It is gathered when the first of them runs and freed when

@@ -96,7 +96,7 @@ void GradientReduction::copy_in(std::vector<ShardedParam>& params, const at::Ten
   BlockCopier copier;
   std::vector<FlatRange> missing;
   for (size_t i = 0; i < members_.size(); ++i) {
-    auto grad = params[members_[i]].take_unsharded_grad();
+    auto grad = params[members_[i]].take_unsharded_grad(options_.reduce_dtype);
     if (grad.defined()) {
       grad = grad.contiguous();
       copier.to_flat(grad, buffer, copies_[i]);
@@ -131,8 +131,7 @@ void GradientReduction::ensure_flat_grad(const std::vector<ShardedParam>& params
 /// The flat gradient itself where nothing is added to it and nothing cast.
 const at::Tensor& GradientReduction::choose_output(const std::vector<ShardedParam>& params, BlockPool& pool) {
   const bool accumulates = std::any_of(members_.begin(), members_.end(), [&](size_t i) {
-    const auto& grad = params[i].param().grad();
-    return params[i].stashed_grad().defined() || (grad.defined() && dtensor_meta(grad));
+    return params[i].stashed_grad().defined() || params[i].has_sharded_grad();
   });
   if (!accumulates && options_.reduce_dtype == options_.grad_dtype) {
     ensure_flat_grad(params);

@@ -102,7 +102,8 @@ std::string describe(const Draft& draft) {
                      dtype(options.mp_policy.reduce_dtype));
 }
 
-/// Plans the unit, if all ranks plan the same; else every rank throws, one that could not plan its own failure.
+/// Plans the unit, if all ranks plan the same; else every rank throws, one that could not plan its own failure. The
+/// ranks that share parameters by tensor parallelism run the unit together, so they ask one another too.
 void plan_together(Draft& draft, const std::vector<ManagedParam>& params) {
   std::exception_ptr failure;
   Statement statement{.items = {describe(draft)}, .fault = {}};
@@ -114,13 +115,20 @@ void plan_together(Draft& draft, const std::vector<ManagedParam>& params) {
     failure = std::current_exception();
     statement.fault = error.what();
   }
-  try {
-    check_agreement(draft.mesh, draft.where, statement);
-  } catch (const ValueError&) {
-    if (failure) {
-      std::rethrow_exception(failure);
+  auto meshes = tensor_parallel_meshes(params);
+  meshes.insert(meshes.begin(), draft.mesh);
+  for (const auto& mesh : meshes) {
+    try {
+      check_agreement(mesh, draft.where, statement);
+    } catch (const ValueError& error) {
+      if (!failure) {
+        failure = std::current_exception();
+        statement.fault = error.what();
+      }
     }
-    throw;
+  }
+  if (failure) {
+    std::rethrow_exception(failure);
   }
 }
 

@@ -8,6 +8,7 @@
 
 #include "base/error.h"
 #include "fully_shard/block_copy.h"
+#include "fully_shard/stacked_spec.h"
 
 namespace tessera {
 
@@ -27,7 +28,7 @@ std::vector<int64_t> dims_of(const std::vector<NamedParam>& params) {
 ParamLayout layout_of(const std::vector<NamedParam>& params, int64_t num_ranks) {
   std::vector<std::vector<int64_t>> shapes;
   for (const auto& param : params) {
-    shapes.push_back(param.tensor.sizes().vec());
+    shapes.push_back(param.unsharded_sizes().vec());
   }
   return make_param_layout(shapes, num_ranks, dims_of(params));
 }
@@ -35,6 +36,15 @@ ParamLayout layout_of(const std::vector<NamedParam>& params, int64_t num_ranks) 
 at::TensorOptions compute_options(const NamedParam& param, const MixedPrecisionPolicy& policy) {
   const auto dtype = policy.param_dtype.value_or(param.tensor.scalar_type());
   return at::TensorOptions().dtype(dtype).device(param.tensor.device());
+}
+
+SpecPtr sharded_spec(const NamedParam& param, const DataParallelAxes& axes) {
+  const auto placements = axes.placements(param.shard_dim);
+  if (param.tp_spec) {
+    return stacked_spec(axes.mesh, placements, *param.tp_spec);
+  }
+  return DTensorSpec::make(axes.mesh, placements,
+                           TensorMeta::contiguous(param.tensor.sizes(), param.tensor.scalar_type()));
 }
 
 }  // namespace
@@ -53,21 +63,23 @@ ParamGroup::ParamGroup(const std::vector<NamedParam>& params, Options options)
   const at::AutoDispatchBelowADInplaceOrView below;
   const auto& axes = options_.axes;
   const auto compute = compute_options(params[0], options_.policy);
+  const auto compute_dtype = compute.dtype().toScalarType();
   is_alias_ = layout_.num_ranks == 1 && compute.dtype() == params[0].tensor.dtype();
   flat_shard_ = at::zeros({gather_numel(layout_)}, params[0].tensor.options().requires_grad(false));
   params_.reserve(params.size());
   size_t offset = 0;
   for (size_t i = 0; i < params.size(); ++i) {
-    const auto& [tensor, origin, dim] = params[i];
-    const auto meta = TensorMeta::contiguous(tensor.sizes(), tensor.scalar_type());
-    params_.emplace_back(tensor, layout_.slots[i], flat_shard_,
-                         ShardedParam::Options{.spec = DTensorSpec::make(axes.mesh, axes.placements(dim), meta),
-                                               .compute_dtype = compute.dtype().toScalarType(),
-                                               .origin = origin,
-                                               .rank = axes.shard_rank(),
-                                               .num_ranks = layout_.num_ranks,
-                                               .dim = dim,
-                                               .is_alias = is_alias_});
+    const auto& param = params[i];
+    params_.emplace_back(
+        param.tensor, layout_.slots[i], flat_shard_,
+        ShardedParam::Options{.spec = sharded_spec(param, axes),
+                              .unsharded_spec = param.tp_spec ? with_dtype(*param.tp_spec, compute_dtype) : nullptr,
+                              .compute_dtype = compute_dtype,
+                              .origin = param.origin,
+                              .rank = axes.shard_rank(),
+                              .num_ranks = layout_.num_ranks,
+                              .dim = param.shard_dim,
+                              .is_alias = is_alias_});
     memory_offsets_.push_back(offset);
     offset += (params_.back().unsharded_size() + kMemoryAlignment - 1) / kMemoryAlignment * kMemoryAlignment;
   }

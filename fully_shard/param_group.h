@@ -26,6 +26,10 @@ struct NamedParam {
   at::Tensor tensor;
   std::shared_ptr<const ParameterOrigin> origin;
   int64_t shard_dim = 0;
+  SpecPtr tp_spec = nullptr;  // where tensor parallelism put it; null for a plain tensor
+
+  /// Sizes of what one rank has of it while it is unsharded.
+  at::IntArrayRef unsharded_sizes() const { return tp_spec ? tp_spec->local_sizes() : tensor.sizes(); }
 };
 
 class ParamGroup {
@@ -37,8 +41,8 @@ class ParamGroup {
     int64_t smaller_ranks = 0;
   };
 
-  /// Shards `params` (plain contiguous leaves of one dtype, at least one dim each). With smaller_ranks, all ranks of
-  /// the mesh call it together.
+  /// Shards `params` (contiguous leaves of one dtype, at least one dim each). With smaller_ranks, all ranks of the mesh
+  /// call it together.
   ParamGroup(const std::vector<NamedParam>& params, Options options);
 
   UnitState state() const { return state_; }

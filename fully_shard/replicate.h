@@ -12,6 +12,8 @@
 // nothing is gathered, copied or freed (but for a cast to param_dtype). A unit's gradients are averaged in one
 // all-reduce. Units of both kinds may be in one model. fsdp(module) is the handle to a unit of either.
 //
+// Parameters may be DTensors on a tensor-parallel axis of the same root mesh already, as with fully_shard.
+//
 // Every rank starts from its own values: build the model with the same seed on all ranks, or load the same state.
 //
 // Thread safety: one thread a rank; ranks may be threads of one process.

@@ -6,6 +6,8 @@
 #include <mutex>
 
 #include "base/error.h"
+#include "dtensor/redistribute.h"
+#include "fully_shard/stacked_spec.h"
 
 namespace tessera {
 
@@ -14,9 +16,10 @@ ShardedParam::ShardedParam(at::Tensor param, const ParamSlot& slot, const at::Te
       slot_(slot),
       origin_(std::move(options.origin)),
       spec_(std::move(options.spec)),
+      unsharded_spec_(std::move(options.unsharded_spec)),
       is_alias_(options.is_alias) {
   const at::AutoDispatchBelowADInplaceOrView below;
-  const auto full = param_.detach();
+  const auto full = unsharded_spec_ ? dtensor_meta(param_)->local : param_.detach();
   const auto own = slot_.rows_of(options.rank, options.num_ranks);
   const int64_t own_numel = slot_.numel_of(options.rank, options.num_ranks);
   const auto local = flat_shard.narrow(0, slot_.offset, own_numel).view(spec_->local_sizes());
@@ -24,6 +27,7 @@ ShardedParam::ShardedParam(at::Tensor param, const ParamSlot& slot, const at::Te
   sharded_ = wrap_local(local, spec_, origin_);
   grad_origin_ = std::make_shared<ParameterOrigin>(ParameterOrigin{origin_->name + ".grad", origin_->module});
   unsharded_ = is_alias_ ? local : tensor_without_memory(full.sizes(), full.options().dtype(options.compute_dtype));
+  in_use_ = unsharded_spec_ ? wrap_local(unsharded_, unsharded_spec_) : unsharded_;
   param_.set_data(sharded_);
 }
 
@@ -44,9 +48,14 @@ void ShardedParam::to_sharded() {
   }
 }
 
+bool ShardedParam::has_sharded_grad() const {
+  const auto* meta = dtensor_meta(param_.grad());
+  return meta && (!unsharded_spec_ || meta->spec->mesh() != unsharded_spec_->mesh());
+}
+
 void ShardedParam::stash_sharded_grad() {
-  auto& grad = param_.mutable_grad();
-  if (grad.defined() && dtensor_meta(grad)) {
+  if (has_sharded_grad()) {
+    auto& grad = param_.mutable_grad();
     stashed_grad_ = std::move(grad);
     grad = at::Tensor();
   }
@@ -65,16 +74,17 @@ void ShardedParam::set_sharded_grad(at::Tensor grad) {
 }
 
 at::Tensor ShardedParam::take_accumulated() {
-  auto& grad = param_.mutable_grad();
   at::Tensor taken;
-  if (grad.defined() && !dtensor_meta(grad)) {
+  if (!has_sharded_grad()) {
+    auto& grad = param_.mutable_grad();
     taken = std::move(grad);
     grad = at::Tensor();
   }
   return taken;
 }
 
-at::Tensor ShardedParam::take_unsharded_grad() {
+/// As autograd left it.
+at::Tensor ShardedParam::take_all_accumulated() {
   auto taken = take_accumulated();
   if (!kept_grad_.defined()) {
     return taken;
@@ -88,8 +98,23 @@ at::Tensor ShardedParam::take_unsharded_grad() {
   return kept;
 }
 
+at::Tensor ShardedParam::take_unsharded_grad(at::ScalarType dtype) {
+  auto grad = take_all_accumulated();
+  if (!unsharded_spec_ || !grad.defined()) {
+    return grad;
+  }
+  const auto* meta = dtensor_meta(grad);
+  TESSERA_ASSERT(meta != nullptr, "a plain gradient of '{}', which is {}", origin_->name, unsharded_spec_->to_string());
+  const auto& to = unsharded_spec_->placements();
+  if (meta->spec->placements() == to) {
+    return meta->local;
+  }
+  const auto from = with_dtype(*meta->spec, meta->spec->has_partial() ? dtype : grad.scalar_type());
+  return redistribute_local(meta->local.to(from->dtype()), *from, to);
+}
+
 void ShardedParam::keep_unsharded_grad(at::ScalarType dtype) {
-  auto kept = take_unsharded_grad();
+  auto kept = take_all_accumulated();
   if (kept.defined()) {
     const at::AutoDispatchBelowADInplaceOrView below;
     kept_grad_ = kept.to(dtype);

@@ -6,6 +6,9 @@
 //   unsharded   it is a plain tensor with all rows, in the compute dtype. Its memory exists only in this state; where
 //               one rank has all rows anyway, and nothing is cast, it is that of the shard.
 //
+// A parameter that tensor parallelism made a DTensor before is sharded over both meshes (stacked_spec.h), and unsharded
+// it is a DTensor on the tensor-parallel mesh again. "All rows" are then those of its local tensor there.
+//
 // What set_data does switches the *same* TensorImpl between the two, so module members, parameters() and optimizers
 // built before or after sharding all keep referring to it. Autograd saves views of the unsharded tensor that
 // share its storage; so the storage object lives on, and only its bytes are borrowed and given back.
@@ -26,7 +29,8 @@ namespace tessera {
 class ShardedParam {
  public:
   struct Options {
-    SpecPtr spec;  // of the sharded parameter
+    SpecPtr spec;            // of the sharded parameter
+    SpecPtr unsharded_spec;  // of the unsharded one, in the compute dtype; null where that is a plain tensor
     at::ScalarType compute_dtype;
     std::shared_ptr<const ParameterOrigin> origin;
     int64_t rank;       // in the sharding group
@@ -36,8 +40,8 @@ class ShardedParam {
     bool is_alias;
   };
 
-  /// Takes `param`, a plain contiguous leaf: copies its own part into `flat_shard` (1-D, of the parameter's dtype) and
-  /// makes it sharded.
+  /// Takes `param`, a contiguous leaf, plain or on the mesh of unsharded_spec: copies its own part into `flat_shard`
+  /// (1-D, of the parameter's dtype) and makes it sharded.
   ShardedParam(at::Tensor param, const ParamSlot& slot, const at::Tensor& flat_shard, Options options);
 
   const at::Tensor& param() const { return param_; }
@@ -53,15 +57,18 @@ class ShardedParam {
   bool was_replaced() const { return dtensor_meta(param_) != dtensor_meta(sharded_); }
 
   size_t unsharded_size() const { return static_cast<size_t>(slot_.numel()) * unsharded_.element_size(); }
-  /// The full tensor in the compute dtype. Has memory only between set_unsharded_memory() and to_sharded().
+  /// The full tensor in the compute dtype, or its local part, but always a plain tensor. Has memory only between
+  /// set_unsharded_memory() and to_sharded().
   const at::Tensor& unsharded() const { return unsharded_; }
   /// The unsharded tensor gets its memory in `block`; contents are undefined.
   void set_unsharded_memory(Block& block, size_t offset) { set_memory(unsharded_, block, offset, unsharded_size()); }
   /// The parameter becomes the full tensor.
-  void to_unsharded() { take_on(unsharded_); }
+  void to_unsharded() { take_on(in_use_); }
   /// The parameter becomes the DTensor; the unsharded memory is given back.
   void to_sharded();
 
+  /// Whether the gradient is a sharded one: not what autograd accumulated while the parameter was unsharded.
+  bool has_sharded_grad() const;
   /// Sets the sharded gradient aside, so that autograd accumulates an unsharded one.
   void stash_sharded_grad();
   const at::Tensor& stashed_grad() const { return stashed_grad_; }
@@ -70,9 +77,11 @@ class ShardedParam {
   /// The gradient is this DTensor; what was set aside is dropped.
   void set_sharded_grad(at::Tensor grad);
 
-  /// Takes what autograd accumulated, added to what keep_unsharded_grad() kept; undefined if there is nothing.
-  at::Tensor take_unsharded_grad();
-  /// Sets what autograd accumulated aside, in `dtype`, for a later take_unsharded_grad().
+  /// Takes what autograd accumulated, added to what keep_unsharded_grad() kept, as a plain tensor of the sizes of
+  /// unsharded(); undefined if there is nothing. Collective over the tensor-parallel mesh where autograd left the
+  /// gradient otherwise there than the parameter lies; terms of a sum are added up in `dtype`.
+  at::Tensor take_unsharded_grad(at::ScalarType dtype);
+  /// Sets what autograd accumulated aside, in `dtype`, for a later take_unsharded_grad(). No communication.
   void keep_unsharded_grad(at::ScalarType dtype);
   bool has_kept_grad() const { return kept_grad_.defined(); }
   void drop_unsharded_grads();
@@ -85,14 +94,17 @@ class ShardedParam {
  private:
   void take_on(const at::Tensor& data);
   at::Tensor take_accumulated();
+  at::Tensor take_all_accumulated();
 
   at::Tensor param_;
   ParamSlot slot_;
   std::shared_ptr<const ParameterOrigin> origin_;
   std::shared_ptr<const ParameterOrigin> grad_origin_;
   SpecPtr spec_;
+  SpecPtr unsharded_spec_;
   at::Tensor sharded_;       // the DTensor whose data the parameter takes on
   at::Tensor unsharded_;     // plain, full sizes
+  at::Tensor in_use_;        // what the parameter takes on while unsharded: unsharded_, or the DTensor over it
   at::Tensor stashed_grad_;  // sharded
   at::Tensor kept_grad_;     // unsharded
   bool is_alias_;

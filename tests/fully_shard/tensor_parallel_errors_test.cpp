@@ -1,0 +1,99 @@
+// What fully_shard and replicate refuse on top of tensor parallelism, and what they recover from.
+
+#include <ATen/ops/ones.h>
+
+#include "dtensor/dtensor.h"
+#include "fully_shard/replicate.h"
+#include "testing/expect.h"
+#include "testing/parity.h"
+#include "testing/run_ranks.h"
+#include "tests/fully_shard/tensor_parallel_models.h"
+#include "third_party/catch2/catch.h"
+
+using namespace tessera;
+using namespace tessera::testing;
+
+TEST_CASE("after a forward that threw, training on both meshes goes on", "[tensor_parallel]") {
+  run_ranks(4, [](int) {
+    const auto mesh = init_device_mesh(at::kCPU, {2, 2}, {"dp", "tp"});
+    auto reference = make_branch(), branch = make_branch();
+    parallelize_branch(branch, mesh["tp"]);
+    fully_shard(branch->always, {.mesh = mesh["dp"], .reshard_after_forward = false});
+    fully_shard(branch, {.mesh = mesh["dp"]});
+    const auto dp_rank = mesh.local_rank("dp");
+    average_reference(*reference, 2, [&](int rank) { loss_of(reference, rank).backward(); });
+    auto failing = hook_point(*branch->sometimes, "test").register_forward_pre_hook([](HookPoint&, TensorRefs) {
+      throw std::runtime_error("on purpose");
+    });
+    expect_throws<std::runtime_error>([&] { loss_of(branch, dp_rank); }, "on purpose");
+    failing.remove();
+    fsdp(branch).reset_iter_state();
+    expect_equal(fsdp(branch->always).unsharded_bytes(), 0u);
+    expect_equal(fsdp(branch).unsharded_bytes(), 0u);
+    loss_of(branch, dp_rank).backward();
+    check_sharded_parity(reference, branch, {.tolerance = {.rtol = 1e-5, .atol = 1e-6}});
+  });
+}
+
+TEST_CASE("meshes that do not go together, and Partial parameters, are refused on every rank", "[tensor_parallel]") {
+  run_ranks(4, [](int) {
+    const auto mesh = init_device_mesh(at::kCPU, {2, 2}, {"dp", "tp"});
+    auto block = make_block();
+    parallelize_block(block, mesh["tp"]);
+    const auto same_axis = [&] { fully_shard(block, {.mesh = mesh["tp"]}); };
+    const std::string where = "fully_shard(tessera::testing::BlockImpl): parameter 'up.weight' is a DTensor, ";
+    const std::string spec = "Float[7, 5] (Shard(0)) on DeviceMesh(cpu, {tp: 2}), but ";
+    expect_throws<ValueError>(same_axis, where + spec +
+                                             "DeviceMesh(cpu, {tp: 2}) and DeviceMesh(cpu, {tp: 2}) overlap; each axis "
+                                             "of DeviceMesh(cpu, {dp: 2, tp: 2}) either shards by tensor parallelism "
+                                             "or carries data");
+    const auto other = init_device_mesh(at::kCPU, {4}, {"data"});
+    const auto other_root = [&] { fully_shard(block, {.mesh = other}); };
+    expect_throws<ValueError>(other_root, where + spec +
+                                              "DeviceMesh(cpu, {data: 4}) and DeviceMesh(cpu, {tp: 2}) are not parts "
+                                              "of one mesh (their roots are DeviceMesh(cpu, {data: 4}) and "
+                                              "DeviceMesh(cpu, {dp: 2, tp: 2})); take both from one, as mesh[\"dp\"] "
+                                              "and mesh[\"tp\"]");
+    expect_throws<ValueError>([&] { fully_shard(block); }, "are not parts of one mesh");
+    expect_throws<ValueError>([&] { replicate(block, {.mesh = other}); }, "are not parts of one mesh");
+
+    auto partial = make_block();
+    partial->up->weight.set_data(from_local(partial->up->weight.detach(), mesh["tp"], {Partial()}));
+    expect_throws<ValueError>([&] { fully_shard(partial, {.mesh = mesh["dp"]}); },
+                              where +
+                                  "Float[7, 5] (Partial(Sum)) on DeviceMesh(cpu, {tp: 2}), whose ranks hold terms of a "
+                                  "sum and no values; distribute it as Shard or Replicate");
+  });
+}
+
+TEST_CASE("what one rank cannot do, its neighbours along both meshes refuse too", "[tensor_parallel]") {
+  run_ranks(4, [](int rank) {
+    const auto mesh = init_device_mesh(at::kCPU, {2, 2}, {"dp", "tp"});
+    auto block = make_block();
+    parallelize_block(block, mesh["tp"]);
+    if (rank == 1) {
+      block->up->bias.mutable_grad() = at::ones({7});
+    }
+    const auto shard = [&] { fully_shard(block, {.mesh = mesh["dp"]}); };
+    if (rank == 1) {
+      expect_throws<StateError>(shard, "'up.bias' has a gradient already");
+    } else {
+      expect_throws<ValueError>(shard, "rank 1 cannot: fully_shard(");
+    }
+    block->zero_grad();
+    shard();
+    weighted_loss(block(make_batch(1, 3, 5))).backward();
+  });
+}
+
+TEST_CASE("a sharded parameter that meets DTensors on tp is named with the remedy", "[tensor_parallel]") {
+  run_ranks(4, [](int) {
+    const auto mesh = init_device_mesh(at::kCPU, {2, 2}, {"dp", "tp"});
+    auto block = make_block();
+    parallelize_block(block, mesh["tp"]);
+    fully_shard(block, {.mesh = mesh["dp"]});
+    const auto use = [&] { block->up(make_batch(1, 3, 5)); };
+    expect_throws<StateError>(use, "is sharded, but it meets tensors that are not: Float[");
+    expect_throws<StateError>(use, "fsdp(module).unshard()");
+  });
+}

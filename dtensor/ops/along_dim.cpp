@@ -1,5 +1,5 @@
-// Ops that treat each row along one dim by itself: softmax, cumulative sums, sorting. Every other dim may be
-// sharded; the dim itself may not.
+// Ops that treat each row along one dim by itself: cumulative sums, sorting. Every other dim may be sharded; the dim
+// itself may not.
 
 #include "dtensor/ops/rule_helpers.h"
 
@@ -48,10 +48,8 @@ std::vector<TensorMeta> values_and_indices(const OpCall& call) {
 
 /// glu and glu_backward halve their dim, so its size differs between the tensors; the others are alike.
 const RegisterOpRules rules([] {
-  register_op_rule(
-      {"aten::_softmax", "aten::_log_softmax", "aten::_softmax_backward_data", "aten::_log_softmax_backward_data",
-       "aten::cumprod", "aten::cumprod_", "aten::sort", "aten::sort.stable", "aten::topk", "aten::glu"},
-      {.strategies = along_dim_strategies});
+  register_op_rule({"aten::cumprod", "aten::cumprod_", "aten::sort", "aten::sort.stable", "aten::topk", "aten::glu"},
+                   {.strategies = along_dim_strategies});
   register_op_rule({"aten::_safe_softmax", "aten::logcumsumexp"},
                    {.strategies = along_dim_strategies, .output_metas = like_self_as_dtype});
   register_op_rule({"aten::cummax", "aten::cummin"},

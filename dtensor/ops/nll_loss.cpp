@@ -1,6 +1,9 @@
-// Negative log-likelihood over a cut batch. Its mean divides by the total weight of the targets that are not
-// ignored, which no rank can tell from its part of the targets. So for a mean the targets (one integer an item)
-// are replicated: every rank knows the total, and the local sums form a pending sum.
+// Negative log-likelihood over a cut batch, cut classes, or both.
+//
+// Its mean divides by the total weight of the targets that are not ignored, which no rank can tell from its part of
+// the targets. So for a mean the targets (one integer an item) are replicated: every rank knows the total, and the
+// local sums form a pending sum. Where classes are cut, each rank counts the targets among its own classes, as a
+// vocabulary-parallel embedding looks up its own rows, and the log-probabilities stay where they are.
 
 #include <ATen/ops/zeros.h>
 
@@ -18,9 +21,17 @@ constexpr size_t kWeight = 2;
 constexpr size_t kReduction = 3;
 constexpr size_t kIgnoreIndex = 4;
 
-/// self is [N, C, ...], target [N, ...]: the target's dim that is self's dim `dim`; kNone for the classes.
-int64_t target_dim(int64_t dim) {
-  return dim == 0 ? 0 : dim == 1 ? kNone : dim - 1;
+// A target that no class of this rank is: what the local kernels ignore.
+constexpr int64_t kElsewhere = -100;
+
+/// self is [N, C, ...], or [C] for one item.
+int64_t class_dim(int64_t self_ndim) {
+  return self_ndim == 1 ? 0 : 1;
+}
+
+/// target is [N, ...]: its dim that is self's dim `dim`; kNone for the classes.
+int64_t target_dim(int64_t dim, int64_t self_ndim) {
+  return dim == class_dim(self_ndim) ? kNone : dim == 0 ? 0 : dim - 1;
 }
 
 std::vector<TensorMeta> nll_loss2d_metas(const OpCall& call) {
@@ -30,27 +41,45 @@ std::vector<TensorMeta> nll_loss2d_metas(const OpCall& call) {
           TensorMeta::contiguous({}, dtype)};
 }
 
+/// The batch or another dim of items is cut.
+AxisStrategy cut_items(const OpCall& call, int64_t dim, int64_t in_target) {
+  const int64_t reduction = call.args[kReduction].toInt();
+  AxisStrategy strategy{.operands = PlacementVector(call.operands.size(), Replicate()),
+                        .outputs = {Shard(in_target), Replicate()}};
+  strategy.operands[0] = Shard(dim);
+  if (reduction != kMean) {
+    strategy.operands[1] = Shard(in_target);
+  }
+  if (reduction == kSum) {
+    strategy.outputs = {Partial(), Partial()};
+  } else if (reduction == kMean) {
+    strategy.outputs = {Partial(), Replicate()};
+  }
+  return strategy;
+}
+
+/// The total weight is that of the targets among a rank's classes, but for a mean that of all; without a reduction
+/// there is none.
+AxisStrategy cut_classes(const OpCall& call, int64_t dim) {
+  AxisStrategy strategy{.operands = PlacementVector(call.operands.size(), Replicate()),
+                        .outputs = {Partial(), Replicate()}};
+  strategy.operands[0] = Shard(dim);
+  if (call.args[kReduction].toInt() == kSum) {
+    strategy.outputs[1] = Partial();
+  }
+  return strategy;
+}
+
 Strategies nll_loss_strategies(const OpCall& call) {
   Strategies strategies;
-  const int64_t reduction = call.args[kReduction].toInt();
-  for (int64_t dim = 0; call.operands[0].ndim() > 1 && dim < call.operands[0].ndim(); ++dim) {
-    const int64_t in_target = target_dim(dim);
-    if (in_target == kNone) {
-      continue;
+  const int64_t ndim = call.operands[0].ndim();
+  for (int64_t dim = 0; dim < ndim; ++dim) {
+    const int64_t in_target = target_dim(dim, ndim);
+    if (in_target != kNone) {
+      strategies.push_back(cut_items(call, dim, in_target));
     }
-    AxisStrategy strategy{.operands = PlacementVector(call.operands.size(), Replicate()),
-                          .outputs = {Shard(in_target), Replicate()}};
-    strategy.operands[0] = Shard(dim);
-    if (reduction != kMean) {
-      strategy.operands[1] = Shard(in_target);
-    }
-    if (reduction == kSum) {
-      strategy.outputs = {Partial(), Partial()};
-    } else if (reduction == kMean) {
-      strategy.outputs = {Partial(), Replicate()};
-    }
-    strategies.push_back(std::move(strategy));
   }
+  strategies.push_back(cut_classes(call, class_dim(ndim)));
   return strategies;
 }
 
@@ -68,12 +97,54 @@ at::Tensor total_weight(const at::Tensor& target, const at::Tensor& weight, int6
 /// This rank's part of a replicated target.
 at::Tensor own_target(at::Tensor target, const SpecPtr& self) {
   for (int64_t dim = 0; dim < self->ndim(); ++dim) {
-    if (target_dim(dim) != kNone) {
+    const int64_t in_target = target_dim(dim, self->ndim());
+    if (in_target != kNone) {
       const auto range = range_of(self, dim);
-      target = target.narrow(target_dim(dim), range.offset, range.length);
+      target = target.narrow(in_target, range.offset, range.length);
     }
   }
   return target.contiguous();
+}
+
+/// Where the classes of self are cut: makes target, weight and ignore_index (arguments `first_arg` and following, but
+/// for the reduction) those of this rank's classes. Targets that are no class at all stay so, for the kernel to refuse
+/// on every rank.
+void take_own_classes(const c10::OperatorHandle& op, torch::jit::Stack* stack, const SpecPtr& self, size_t first_arg) {
+  const int64_t num_classes = self->sizes()[static_cast<size_t>(class_dim(self->ndim()))];
+  const auto range = range_of(self, class_dim(self->ndim()));
+  if (range.length == num_classes) {
+    return;
+  }
+  auto& target = local_argument(op, stack, first_arg);
+  auto& weight = local_argument(op, stack, first_arg + 1);
+  auto& ignore_index = local_argument(op, stack, first_arg + 3);
+  const auto classes = target.toTensor().to(at::kLong);
+  const auto ignored = classes.eq(ignore_index.toInt());
+  const auto invalid = classes.lt(0).logical_or_(classes.ge(num_classes)).logical_and_(ignored.logical_not());
+  const auto elsewhere = classes.lt(range.offset).logical_or_(classes.ge(range.offset + range.length));
+  target = classes.sub(range.offset)
+               .masked_fill_(elsewhere.logical_or_(ignored), kElsewhere)
+               .masked_fill_(invalid, std::max<int64_t>(range.length, 1));
+  ignore_index = c10::IValue(kElsewhere);
+  if (weight.isTensor() && weight.toTensor().defined()) {
+    weight = weight.toTensor().narrow(0, range.offset, range.length).contiguous();
+  }
+}
+
+/// A rank without classes lets the kernel see one, of which there is no target.
+void ensure_a_class(const c10::OperatorHandle& op, torch::jit::Stack* stack, size_t self_arg, size_t weight_arg) {
+  auto& self = local_argument(op, stack, self_arg);
+  const auto tensor = self.toTensor();
+  const int64_t dim = class_dim(tensor.dim());
+  if (tensor.size(dim) > 0) {
+    return;
+  }
+  auto sizes = tensor.sizes().vec();
+  sizes[static_cast<size_t>(dim)] = 1;
+  self = at::zeros(sizes, tensor.options());
+  if (auto& weight = local_argument(op, stack, weight_arg); weight.isTensor() && weight.toTensor().defined()) {
+    weight = at::zeros({1}, weight.toTensor().options());
+  }
 }
 
 void local_nll_loss(const c10::OperatorHandle& op, torch::jit::Stack* stack, const OpPlan& plan) {
@@ -88,7 +159,9 @@ void local_nll_loss(const c10::OperatorHandle& op, torch::jit::Stack* stack, con
     target = own_target(target.toTensor(), plan.operands[0]);
     local_argument(op, stack, kReduction) = c10::IValue(kSum);
   }
-  if (self.numel() == 0) {
+  take_own_classes(op, stack, plan.operands[0], 1);
+  ensure_a_class(op, stack, 0, kWeight);
+  if (local_argument(op, stack, 0).toTensor().numel() == 0) {
     set_results(op, stack, {at::zeros(plan.outputs[0]->local_sizes(), self.options()), at::zeros({}, self.options())});
   } else {
     op.callBoxed(stack);
@@ -100,28 +173,37 @@ void local_nll_loss(const c10::OperatorHandle& op, torch::jit::Stack* stack, con
   }
 }
 
-/// (grad, self, target, weight, reduction, ignore_index, total_weight): the global total comes with the call.
+/// (grad, self, target, weight, reduction, ignore_index, total_weight): the global total comes with the call, and only
+/// a mean uses it.
 Strategies nll_loss_backward_strategies(const OpCall& call) {
   Strategies strategies;
   const bool per_item = call.operands[0].ndim() > 0;
-  for (int64_t dim = 0; call.operands[1].ndim() > 1 && dim < call.operands[1].ndim(); ++dim) {
-    if (target_dim(dim) != kNone) {
-      DimVector operands(call.operands.size(), kNone);
-      operands[0] = per_item ? target_dim(dim) : kNone;
-      operands[1] = dim;
-      operands[2] = target_dim(dim);
-      strategies.push_back(sharded(call, operands, {dim}));
+  const int64_t ndim = call.operands[1].ndim();
+  const auto add = [&](DimVector operands, int64_t dim) {
+    strategies.push_back(sharded(call, operands, {dim}));
+    const auto total = pending(call, call.operands.size() - 1);
+    if (total && call.args[4].toInt() != kMean) {
+      strategies.back().operands.back() = *total;
     }
+  };
+  for (int64_t dim = 0; dim < ndim; ++dim) {
+    DimVector operands(call.operands.size(), kNone);
+    const int64_t in_target = target_dim(dim, ndim);
+    operands[0] = per_item ? in_target : kNone;
+    operands[1] = dim;
+    operands[2] = in_target;
+    add(operands, dim);
   }
   keep_linear(strategies, call, 0);
   return strategies;
 }
 
-void local_nll_loss_backward(const c10::OperatorHandle& op, torch::jit::Stack* stack, const OpPlan& /*plan*/) {
+void local_nll_loss_backward(const c10::OperatorHandle& op, torch::jit::Stack* stack, const OpPlan& plan) {
   const auto self = local_argument(op, stack, 1).toTensor();
   if (self.numel() == 0) {
     set_results(op, stack, {at::zeros(self.sizes(), self.options())});
   } else {
+    take_own_classes(op, stack, plan.operands[1], 2);
     op.callBoxed(stack);
   }
 }

@@ -42,6 +42,15 @@ void register_linear(const std::vector<std::string>& ops, std::vector<std::vecto
   register_op_rule(ops, {.strategies = strategies, .output_metas = pointwise_metas, .reads_float_scalars = false});
 }
 
+/// Of a tensor whose values do not matter: those of a pending reduction, such as a loss, need not be known.
+Strategies constant_like_strategies(const OpCall& call) {
+  auto strategies = pointwise_strategies(call);
+  if (const auto placement = pending(call, 0)) {
+    strategies.push_back({.operands = {*placement}, .outputs = {Replicate()}});
+  }
+  return strategies;
+}
+
 /// Filling with zeros is linear.
 Strategies masked_fill_strategies(const OpCall& call) {
   auto strategies = pointwise_strategies(call);
@@ -136,7 +145,8 @@ const RegisterOpRules rules([] {
     return strategies;
   }};
   register_op_rule({"aten::zeros_like", "aten::zero_", "aten::zero", "aten::empty_like"}, constant);
-  register_op_rule({"aten::ones_like", "aten::full_like"}, {.strategies = strategies, .reads_float_scalars = false});
+  register_op_rule({"aten::ones_like", "aten::full_like"},
+                   {.strategies = constant_like_strategies, .reads_float_scalars = false});
 });
 
 }  // namespace

@@ -9,10 +9,12 @@
 #include <ATen/ops/nll_loss.h>
 #include <ATen/ops/nll_loss2d.h>
 #include <ATen/ops/ones.h>
+#include <ATen/ops/ones_like.h>
 #include <ATen/ops/smooth_l1_loss.h>
 #include <ATen/ops/soft_margin_loss.h>
 #include <ATen/ops/zeros.h>
 
+#include "comm/comm_stats.h"
 #include "dtensor/dtensor.h"
 #include "testing/expect.h"
 #include "testing/run_ranks.h"
@@ -95,5 +97,17 @@ TEST_CASE("a mean over uneven shards counts all elements once", "[dtensor][ops]"
     loss.backward();
     expect_equal(full_tensor(loss.detach()).item<float>(), 1.f);
     expect_equal(full_tensor(x.grad())[2].item<float>(), 2.f / 3);
+  });
+}
+
+TEST_CASE("a backward does not reduce the loss that it starts from", "[dtensor][ops]") {
+  run_ranks(2, [](int) {
+    const auto mesh = init_device_mesh(at::kCPU, {2});
+    auto x = distribute_tensor(at::ones({3}), mesh, {Shard(0)}).set_requires_grad(true);
+    const auto loss = x.square().sum();
+    const auto before = comm_stats().calls();
+    loss.backward();
+    expect_equal(comm_stats().calls(), before);
+    expect_equal(to_string(placements(at::ones_like(loss))), "(Replicate())");
   });
 }

@@ -13,6 +13,14 @@
 // becomes. With use_local_output the output is the plain local tensor, else a DTensor, which keeps its global size: use
 // it where a module between the two styles must know it, and see style_tensors.h about uneven plain inputs.
 //
+// Attention heads. A column-wise layer's features are cut by torch.chunk, whatever they mean. Where the heads divide by
+// the ranks, x.view({batch, length, heads, head_dim}) of a DTensor output is cut by heads, without communication. Where
+// they do not, a cut goes through a head: the view is right all the same, but gathers the features; say
+// redistribute(view, {Shard(2)}) after it, and each rank takes its heads again and computes attention for those alone,
+// also if some ranks have none. The same holds on the way back, for the view before the row-wise layer, and for the
+// fewer heads of keys and values of grouped-query attention. Plain local outputs (use_local_output) need heads that
+// divide.
+//
 // Errors: NotImplementedError for modules other than torch::nn::Linear and Embedding; StateError for a module without
 // hook point; ValueError for a parameter that another style or fully_shard has distributed.
 // Thread safety: values; the hooks run in the thread that calls forward, one a rank.

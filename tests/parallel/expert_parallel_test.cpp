@@ -1,0 +1,211 @@
+#include "parallel/expert_parallel.h"
+
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/bincount.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/ones.h>
+#include <ATen/ops/randn.h>
+#include <ATen/ops/softmax.h>
+#include <ATen/ops/zeros_like.h>
+
+#include "base/error.h"
+#include "debug/comm_debug_mode.h"
+#include "nn/linear.h"
+#include "parallel/distribute_module.h"
+#include "parallel/parallelize_module.h"
+#include "parallel/token_dispatch.h"
+#include "testing/expect.h"
+#include "testing/run_ranks.h"
+#include "testing/tensor_matchers.h"
+#include "tests/parallel/tp_models.h"
+#include "third_party/catch2/catch.h"
+
+using namespace tessera;
+using namespace tessera::testing;
+
+namespace {
+
+constexpr Tolerance kTolerance{.rtol = 1e-8, .atol = 1e-10};
+constexpr int64_t kDim = 4;
+
+/// tokens W_e, squared, for each token of expert e. Nothing is computed for experts without tokens.
+struct ExpertsImpl : torch::nn::Module {
+  explicit ExpertsImpl(int64_t experts) {
+    weight = register_parameter("weight", at::randn({experts, kDim, kDim}));
+    bias = register_parameter("bias", at::randn({experts, kDim}));
+  }
+  at::Tensor forward(const at::Tensor& tokens, const at::Tensor& counts) {
+    const auto local = [](const at::Tensor& p) { return is_dtensor(p) ? to_local(p) : p; };
+    const auto w = local(weight), b = local(bias);
+    TESSERA_EXPECT(counts.size(0) == w.size(0));
+    std::vector<at::Tensor> results;
+    int64_t first = 0;
+    for (int64_t expert = 0; expert < counts.size(0); ++expert) {
+      const int64_t count = counts[expert].item<int64_t>();
+      if (count > 0) {
+        results.push_back((tokens.narrow(0, first, count).matmul(w[expert]) + b[expert]).square());
+      }
+      first += count;
+    }
+    return results.empty() ? at::zeros_like(tokens) : at::cat(results);
+  }
+
+  at::Tensor weight, bias;
+};
+TESSERA_MODULE(Experts);
+
+/// Each token goes to its best expert, weighted by the gate.
+struct MixtureImpl : torch::nn::Module {
+  explicit MixtureImpl(int64_t num_experts) {
+    gate = register_module("gate", tessera::nn::Linear(torch::nn::LinearOptions(kDim, num_experts).bias(false)));
+    experts = register_module("experts", Experts(num_experts));
+    fill_parameters(*this, 8);
+  }
+  at::Tensor forward(const at::Tensor& tokens) {
+    const auto scores = gate(tokens).softmax(1);
+    const auto [best, expert] = scores.max(1);
+    const auto order = expert.argsort(/*stable=*/true, 0, false);
+    const auto counts = at::bincount(expert, {}, scores.size(1));
+    const auto sorted = experts(tokens.index_select(0, order), counts);
+    return sorted.index_select(0, order.argsort()) * best.unsqueeze(1);
+  }
+
+  tessera::nn::Linear gate{nullptr};
+  Experts experts{nullptr};
+};
+TESSERA_MODULE(Mixture);
+
+at::Tensor loss_of(const at::Tensor& out, const at::Tensor& weights) {
+  return (out * weights).sum();
+}
+
+/// Trains with the tokens of all ranks together and with each rank's own, `rows[rank]` of them.
+void train_mixture(int64_t num_experts, const std::vector<int64_t>& rows, bool input_grads) {
+  int64_t total = 0;
+  for (const int64_t count : rows) {
+    total += count;
+  }
+  run_ranks(static_cast<int>(rows.size()), [&](int rank) {
+    const auto mesh = init_device_mesh(at::kCPU, {std::ssize(rows)}, {"ep"});
+    Mixture reference(num_experts), sharded(num_experts);
+    parallelize_module(sharded, mesh, {{"experts", ExpertParallel()}});
+    expect_equal(to_string(placements(sharded->experts->weight)), "(Shard(0))");
+    int64_t first = 0;
+    for (int r = 0; r < rank; ++r) {
+      first += rows[static_cast<size_t>(r)];
+    }
+    for (int step = 0; step < 2; ++step) {
+      const auto seed = static_cast<uint64_t>(10 + step);
+      const auto all = make_input(seed, {total, kDim}).set_requires_grad(input_grads);
+      const auto weights = make_input(seed + 10, {total, kDim});
+      const auto own = [&](const at::Tensor& x) {
+        return x.detach().narrow(0, first, rows[static_cast<size_t>(rank)]).clone();
+      };
+      const auto mine = own(all).set_requires_grad(input_grads);
+      reference->zero_grad();
+      sharded->zero_grad();
+      const auto expected = reference(all);
+      const auto actual = sharded(mine);
+      expect_close(actual.detach(), own(expected), kTolerance);
+      loss_of(expected, weights).backward();
+      loss_of(actual, own(weights)).backward();
+      if (input_grads) {
+        expect_close(mine.grad(), own(all.grad()), kTolerance);
+      }
+      expect_close(full_tensor(sharded->experts->weight.grad()), reference->experts->weight.grad(), kTolerance);
+      expect_close(full_tensor(sharded->experts->bias.grad()), reference->experts->bias.grad(), kTolerance);
+      // The gate is each rank's own, over its own tokens.
+      const auto gate = full_tensor(from_local(sharded->gate->weight.grad(), mesh, {Partial()}));
+      expect_close(gate, reference->gate->weight.grad(), kTolerance);
+      TESSERA_EXPECT(reference->experts->weight.grad().abs().sum().item<double>() > 0);
+    }
+  });
+}
+
+}  // namespace
+
+TEST_CASE("rows are dispatched by expert", "[parallel]") {
+  const std::vector<std::vector<int64_t>> counts{{1, 0, 2, 1, 0}, {1, 1, 0, 0, 2}};
+  using Rows = std::vector<int64_t>;
+  const auto first = plan_dispatch(counts, 0);
+  CHECK(first.sent == Rows{3, 1});
+  CHECK(first.received == Rows{3, 2});
+  CHECK(first.counts == Rows{2, 1, 2});
+  CHECK(first.order == Rows{0, 3, 4, 1, 2});
+  const auto second = plan_dispatch(counts, 1);
+  CHECK(second.sent == Rows{2, 2});
+  CHECK(second.received == Rows{1, 2});
+  CHECK(second.counts == Rows{1, 2});
+  CHECK(second.order == Rows{0, 1, 2});
+  const auto without = plan_dispatch({{2}, {1}}, 1);
+  CHECK(without.sent == Rows{1, 0});
+  CHECK(without.received == Rows{0, 0});
+  CHECK(without.counts.empty());
+  CHECK(without.order.empty());
+}
+
+TEST_CASE("experts on several ranks train as on one", "[parallel]") {
+  for (const bool input_grads : {true, false}) {
+    for (const int64_t experts : {1, 3, 5, 8}) {
+      train_mixture(experts, {7}, input_grads);
+      train_mixture(experts, {5, 9}, input_grads);
+      train_mixture(experts, {4, 0, 6}, input_grads);
+      train_mixture(experts, {1, 1, 1, 3}, input_grads);
+    }
+  }
+}
+
+TEST_CASE("what expert parallelism communicates", "[parallel]") {
+  run_ranks(2, [](int) {
+    const auto mesh = init_device_mesh(at::kCPU, {2}, {"ep"});
+    Mixture mixture(4);
+    parallelize_module(mixture, mesh, {{"experts", ExpertParallel()}});
+    at::Tensor out;
+    {
+      CommDebugMode mode;
+      out = mixture(make_input(1, {6, kDim}).set_requires_grad(true));
+      expect_equal(mode.calls(Collective::AllGather), 1);
+      expect_equal(mode.calls(Collective::AllToAll), 2);
+      expect_equal(mode.calls(), 3);
+    }
+    CommDebugMode mode;
+    out.sum().backward();
+    expect_equal(mode.calls(Collective::AllToAll), 2);
+    expect_equal(mode.calls(), 2);
+  });
+}
+
+TEST_CASE("what ExpertParallel refuses", "[parallel]") {
+  run_ranks(2, [](int rank) {
+    const auto mesh = init_device_mesh(at::kCPU, {2}, {"ep"});
+    Mlp mlp(2, 2);
+    expect_equal(error_text([&] { parallelize_module(mlp, mesh, ExpertParallel()); }),
+                 std::string("ExpertParallel(the module itself): a tessera::testing::MlpImpl has no parameters of its "
+                             "own, so no experts"));
+    Experts uneven(3);
+    uneven->register_parameter("scale", at::ones({2, 1}));
+    expect_equal(
+        error_text([&] { parallelize_module(uneven, mesh, ExpertParallel()); }),
+        std::string("ExpertParallel(the module itself): \"weight\" is Float[3, 4, 4] and \"scale\" is Float[2, "
+                    "1]; dim 0 of every parameter counts the experts"));
+    Experts experts(3);
+    fill_parameters(*experts, 1);
+    parallelize_module(experts, mesh, ExpertParallel());
+    const auto counts = at::ones({3}, at::kLong);
+    const auto tokens = make_input(1, {rank == 0 ? 3 : 4, kDim});
+    expect_equal(
+        error_text([&] { experts(tokens, counts); }),
+        fmt::format("ExpertParallel(the module itself): the counts of ranks [1] are not right; pass one integer "
+                    "for each of the 3 experts, which add up to the number of tokens. This rank has {} tokens "
+                    "and counts of sizes [3]",
+                    rank == 0 ? 3 : 4));
+    expect_equal(
+        error_text([&] {
+          experts(distribute_tensor(make_input(1, {3, kDim}), mesh, {Replicate()}), counts);
+        }),
+        std::string("ExpertParallel(the module itself): forward was called with 2 tensors; pass two plain ones, "
+                    "tokens [n, ...] sorted by expert and counts [3]"));
+    // An error leaves nothing behind.
+    expect_equal(experts(make_input(1, {3, kDim}), counts).size(0), 3);
+  });
+}

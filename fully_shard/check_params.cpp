@@ -18,7 +18,7 @@ void check_unmanaged(const ManagedParam& param, const std::string& where) {
   TESSERA_CHECK(ValueError, origin == nullptr,
                 "{}: parameter '{}' belongs to the unit {} already, as '{}'. Shard submodules before "
                 "the modules that contain them; a parameter that two modules share must be in one unit, that of a "
-                "module that contains both",
+                "module that contains both, or of a list of both",
                 where, param.name, origin->module, origin->name);
 }
 

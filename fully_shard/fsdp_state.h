@@ -32,6 +32,7 @@ class FSDPState : public std::enable_shared_from_this<FSDPState> {
   struct Options {
     std::optional<bool> reshard_after_forward;
     MixedPrecisionPolicy mp_policy;
+    std::string api;    // the function that the user called: "fully_shard", "replicate"
     std::string label;  // the modules' types, for messages
   };
 
@@ -57,6 +58,7 @@ class FSDPState : public std::enable_shared_from_this<FSDPState> {
   void install(const std::vector<HookPoint*>& points);
 
   const std::shared_ptr<ParamGroup>& group() const { return group_; }
+  const std::string& api() const { return options_.api; }
   const std::string& label() const { return options_.label; }
   const std::shared_ptr<FSDPRoot>& root() const { return root_; }
   Settings& settings() { return settings_; }

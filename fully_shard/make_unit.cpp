@@ -81,8 +81,10 @@ void check_mesh(const Draft& draft) {
 void plan(Draft& draft, const std::vector<ManagedParam>& params) {
   const auto& points = draft.points;
   for (size_t i = 0; i < points.size(); ++i) {
-    TESSERA_CHECK(StateError, !points[i]->find<FSDPState>(), "{}: {} is a unit already; call it once", draft.where,
-                  points[i]->type_name());
+    const auto state = points[i]->find<FSDPState>();
+    TESSERA_CHECK(StateError, !state,
+                  "{}: {} is a unit already, of {}; a module has one of fully_shard and replicate, once", draft.where,
+                  points[i]->type_name(), state ? state->api() : "");
     TESSERA_CHECK(ValueError, std::find(points.begin(), points.begin() + i, points[i]) == points.begin() + i,
                   "{}: module {} of the list is in it twice", draft.where, i);
   }
@@ -157,7 +159,10 @@ void make_unit(const UnitRequest& request) {
                                           .smaller_ranks = draft.smaller_ranks});
   }
   const auto state = std::make_shared<FSDPState>(
-      std::move(group), FSDPState::Options{reshards_after_forward(options), options.mp_policy, draft.label});
+      std::move(group), FSDPState::Options{.reshard_after_forward = reshards_after_forward(options),
+                                           .mp_policy = options.mp_policy,
+                                           .api = request.api,
+                                           .label = draft.label});
   state->install(draft.points);
   for (auto* point : draft.points) {
     point->attach(state);

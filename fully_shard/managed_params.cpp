@@ -8,42 +8,46 @@ namespace tessera {
 
 namespace {
 
-class Collector {
- public:
-  explicit Collector(const std::vector<at::Tensor>& ignored) {
-    for (const auto& param : ignored) {
-      seen_.insert(param.unsafeGetTensorImpl());
+void add_modules(torch::nn::Module& module, const std::string& name, std::unordered_set<torch::nn::Module*>& seen,
+                 std::vector<ManagedModule>& modules) {
+  if (!seen.insert(&module).second) {
+    return;
+  }
+  modules.push_back({name, &module});
+  for (const auto& child : module.named_children()) {
+    if (!find_fsdp_state(*child.value())) {
+      add_modules(*child.value(), name.empty() ? child.key() : name + "." + child.key(), seen, modules);
     }
   }
-
-  void visit(torch::nn::Module& module, const std::string& prefix) {
-    for (const auto& item : module.named_parameters(/*recurse=*/false)) {
-      if (item.value().defined() && seen_.insert(item.value().unsafeGetTensorImpl()).second) {
-        params.push_back({.name = prefix + item.key(), .tensor = item.value()});
-      }
-    }
-    for (const auto& child : module.named_children()) {
-      if (!find_fsdp_state(*child.value())) {
-        visit(*child.value(), prefix + child.key() + ".");
-      }
-    }
-  }
-
-  std::vector<ManagedParam> params;
-
- private:
-  std::unordered_set<c10::TensorImpl*> seen_;
-};
+}
 
 }  // namespace
 
+std::vector<ManagedModule> collect_managed_modules(torch::nn::Module& module) {
+  std::unordered_set<torch::nn::Module*> seen;
+  std::vector<ManagedModule> modules;
+  add_modules(module, "", seen, modules);
+  return modules;
+}
+
 std::vector<ManagedParam> collect_managed_params(const std::vector<torch::nn::Module*>& modules,
                                                  const std::vector<at::Tensor>& ignored) {
-  Collector collector(ignored);
-  for (size_t i = 0; i < modules.size(); ++i) {
-    collector.visit(*modules[i], modules.size() == 1 ? "" : std::to_string(i) + ".");
+  std::unordered_set<c10::TensorImpl*> seen;
+  for (const auto& param : ignored) {
+    seen.insert(param.unsafeGetTensorImpl());
   }
-  return std::move(collector.params);
+  std::vector<ManagedParam> params;
+  for (size_t i = 0; i < modules.size(); ++i) {
+    const std::string place = modules.size() == 1 ? "" : std::to_string(i) + ".";
+    for (const auto& [name, module] : collect_managed_modules(*modules[i])) {
+      for (const auto& item : module->named_parameters(/*recurse=*/false)) {
+        if (item.value().defined() && seen.insert(item.value().unsafeGetTensorImpl()).second) {
+          params.push_back({place + (name.empty() ? "" : name + ".") + item.key(), item.value()});
+        }
+      }
+    }
+  }
+  return params;
 }
 
 }  // namespace tessera

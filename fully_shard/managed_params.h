@@ -1,5 +1,5 @@
 #pragma once
-// Which parameters a call of fully_shard takes.
+// Which modules and parameters a call of fully_shard takes.
 
 #include <torch/nn/module.h>
 
@@ -12,6 +12,15 @@ struct ManagedParam {
   std::string name;  // path below the unit's module: "attention.wq.weight"
   at::Tensor tensor;
 };
+
+struct ManagedModule {
+  std::string name;  // path below the unit's module; "" for itself
+  torch::nn::Module* module;
+};
+
+/// `module` and the modules below it that are not below an inner fully_shard unit, each once, in order of registration,
+/// parents first.
+std::vector<ManagedModule> collect_managed_modules(torch::nn::Module& module);
 
 /// The parameters at and below `modules` that are not below an inner fully_shard unit and not among `ignored`, in order
 /// of registration; one that is registered twice is listed once. Undefined ones are left out. Where there are several

@@ -7,6 +7,7 @@
 #include <torch/optim/sgd.h>
 
 #include "debug/comm_debug_mode.h"
+#include "dtensor/clip_grad_norm.h"
 #include "dtensor/dtensor.h"
 #include "fully_shard/replicate.h"
 #include "parallel/distribute_module.h"
@@ -18,6 +19,27 @@
 
 using namespace tessera;
 using namespace tessera::testing;
+
+namespace {
+
+/// The one layer that parallelize_tower leaves plain, as copies over tp.
+void distribute_in(Tower& tower, const DeviceMesh& tp) {
+  distribute_module(tower->in, tp,
+                    {.input_fn = [](torch::nn::Module&, TensorRefs inputs,
+                                    const DeviceMesh& on) { *inputs[0] = from_local(*inputs[0], on, {Replicate()}); },
+                     .output_fn = [](torch::nn::Module&, TensorRefs outputs,
+                                     const DeviceMesh&) { *outputs[0] = full_tensor(*outputs[0]); }});
+}
+
+std::vector<at::Tensor> gradients_of(Tower& tower) {
+  std::vector<at::Tensor> grads;
+  for (const auto& param : tower->parameters()) {
+    grads.push_back(param.grad());
+  }
+  return grads;
+}
+
+}  // namespace
 
 TEST_CASE("sharded, a parameter lies on both meshes; in forward it is the DTensor on tp again", "[tensor_parallel]") {
   run_ranks(4, [](int rank) {
@@ -216,21 +238,17 @@ TEST_CASE("replicated parameters under tensor parallelism are used where they ar
 
 TEST_CASE("clip_grad_norm_ and foreach ops over gradients on both meshes", "[tensor_parallel]") {
   const double type = GENERATE(1.0, 2.0, std::numeric_limits<double>::infinity());
+  const bool is_mixed = GENERATE(false, true);  // some parameters are on dp alone
   run_ranks(8, [&](int) {
     const auto mesh = init_device_mesh(at::kCPU, {2, 2, 2}, {"replicate", "dp", "tp"});
+    const auto dp = mesh[{"replicate", "dp"}];
     Tower reference(3, 5, 1), tower(3, 5, 1);
     fill_parameters(*reference, 1);
     fill_parameters(*tower, 1);
     parallelize_tower(tower, mesh["tp"]);
-    distribute_parameter(*tower->in, "weight", mesh["tp"], {Replicate()});
-    distribute_parameter(*tower->in, "bias", mesh["tp"], {Replicate()});
-    hook_point(*tower->in, "test").register_forward_pre_hook([tp = mesh["tp"]](HookPoint&, TensorRefs inputs) {
-      *inputs[0] = from_local(*inputs[0], tp, {Replicate()});
-    });
-    hook_point(*tower->in, "test").register_forward_hook([](HookPoint&, TensorRefs outputs) {
-      *outputs[0] = full_tensor(*outputs[0]);
-    });
-    const auto dp = mesh[{"replicate", "dp"}];
+    if (!is_mixed) {
+      distribute_in(tower, mesh["tp"]);
+    }
     shard_tower(tower, {.mesh = dp});
     const auto loss = [](Tower& of, int64_t rank) {
       return weighted_loss(of(make_batch(static_cast<uint64_t>(rank), 3, 5)));
@@ -238,19 +256,15 @@ TEST_CASE("clip_grad_norm_ and foreach ops over gradients on both meshes", "[ten
     average_reference(*reference, 4, [&](int rank) { loss(reference, rank).backward(); });
     loss(tower, dp.local_rank()).backward();
     const double expected = torch::nn::utils::clip_grad_norm_(reference->parameters(), 0.05, type);
-    const double norm = torch::nn::utils::clip_grad_norm_(tower->parameters(), 0.05, type);
+    const double norm = is_mixed ? clip_grad_norm_(tower->parameters(), 0.05, {.norm_type = type}).item<double>()
+                                 : torch::nn::utils::clip_grad_norm_(tower->parameters(), 0.05, type);
     TESSERA_EXPECT(expected > 0.05);
     TESSERA_EXPECT(std::abs(norm - expected) < 1e-5 * expected);
     check_sharded_parity(reference, tower, {.tolerance = {.rtol = 1e-5, .atol = 1e-6}});
-
-    const auto gradients = [](Tower& of) {
-      std::vector<at::Tensor> grads;
-      for (const auto& param : of->parameters()) {
-        grads.push_back(param.grad());
-      }
-      return grads;
-    };
-    auto grads = gradients(tower), expected_grads = gradients(reference);
+    if (is_mixed) {
+      return;
+    }
+    auto grads = gradients_of(tower), expected_grads = gradients_of(reference);
     at::_foreach_mul_(grads, 3);
     at::_foreach_mul_(expected_grads, 3);
     check_sharded_parity(reference, tower, {.tolerance = {.rtol = 1e-5, .atol = 1e-6}});

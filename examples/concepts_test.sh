@@ -8,6 +8,8 @@ declare -A shows=(
   [dtensor]='^the sum is 570 and the weight.s gradient has column sums 190 in every column$'
   [fully_shard]='^the sharded model equals the one that was trained in one process$'
   [hsdp]='^a step: [34] all-gathers and 2 reduce-scatters among 2 shards, 2 all-reduces between 2 replicas$'
+  [tensor_parallel]='^largest difference to one process: outputs below 1e-6, gradient of up.weight below 1e-6$'
+  [two_d]='^after 20 steps it equals the model that was trained in one process$'
 )
 failures=0
 for program in "$@"; do

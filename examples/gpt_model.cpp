@@ -27,8 +27,9 @@ at::Tensor BlockImpl::attend(const at::Tensor& x) {
   const int64_t batch = x.size(0);
   const int64_t time = x.size(1);
   const int64_t dim = x.size(2);
-  // [batch, time, 3, heads, head dim] -> three of [batch, heads, time, head dim].
-  const auto parts = qkv(x).view({batch, time, 3, heads, dim / heads}).permute({2, 0, 3, 1, 4}).unbind(0);
+  // [batch, time, heads, 3, head dim] -> three of [batch, heads, time, head dim]. The heads come first, so that a part
+  // of the features is whole heads with their queries, keys and values.
+  const auto parts = qkv(x).view({batch, time, heads, 3, dim / heads}).permute({3, 0, 2, 1, 4}).unbind(0);
   const at::Tensor attended =
       at::scaled_dot_product_attention(parts[0], parts[1], parts[2], /*attn_mask=*/{}, /*dropout_p=*/0.0,
                                        /*is_causal=*/true);

@@ -7,6 +7,7 @@
 
 #include "base/error.h"
 #include "comm/collectives.h"
+#include "comm/process_group.h"
 
 namespace tessera::examples {
 
@@ -38,17 +39,15 @@ bool is_within(const Parity& parity, const Parity& allowed) {
          parity.max_parameter_difference <= allowed.max_parameter_difference;
 }
 
-Parity compare_with_one_process(Trainer& trainer, const TrainOptions& options, const ByteData& data,
-                                const DeviceMesh& mesh) {
+Parity compare_with_one_process(Trainer& trainer, const TrainOptions& options, const ByteData& data) {
   const auto parameters = full_parameters(*trainer.model());
-  const auto ranks = static_cast<int>(mesh.size());
   std::optional<DeviceMesh> own_mesh;
-  if (options.bf16) {
-    own_mesh = init_device_mesh(mesh.device_type(), {ranks, 1}, {"ranks", "self"})["self"];
+  if (options.layout.bf16) {
+    own_mesh = init_device_mesh(at::kCPU, {get_world_size(), 1}, {"ranks", "dp"})["dp"];
   }
   Parity parity;
-  if (mesh.local_rank() == 0) {
-    Trainer reference(options, data, Layout::single(ranks, own_mesh));
+  if (get_rank() == 0) {
+    Trainer reference(options, data, Layout::single(trainer.layout().slices, own_mesh));
     reference.run([](const Progress&) {});
     parity.max_loss_difference = larger(loss_difference(trainer.history().train, reference.history().train),
                                         loss_difference(trainer.history().validation, reference.history().validation));
@@ -61,7 +60,7 @@ Parity compare_with_one_process(Trainer& trainer, const TrainOptions& options, c
   }
   const at::Tensor answer =
       at::tensor({parity.max_loss_difference, parity.max_parameter_difference}, at::dtype(at::kDouble));
-  broadcast(answer, 0, mesh.group());
+  broadcast(answer, 0, default_group());
   return {.max_loss_difference = answer[0].item<double>(), .max_parameter_difference = answer[1].item<double>()};
 }
 

@@ -18,11 +18,11 @@ Parity allowed_parity(bool bf16);
 bool is_within(const Parity& parity, const Parity& allowed);
 
 /// Trains once more in one process, on rank 0, with the options and the global batches of `trainer`, which has been
-/// run, and compares all losses and all parameters. Every rank of `mesh` calls it and gets the same answer.
+/// run, and compares all losses and all parameters. Every rank calls it and gets the same answer.
 ///
-/// Both add up gradients in the same order. They differ only in the norm for clipping, whose squares are summed up
-/// shard by shard, and in the mean where the number of ranks is no power of two.
-Parity compare_with_one_process(Trainer& trainer, const TrainOptions& options, const ByteData& data,
-                                const DeviceMesh& mesh);
+/// Data-parallel ranks add up gradients in the same order as one process. They differ only in the norm for clipping,
+/// whose squares are summed up shard by shard, and in the mean where their number is no power of two. Tensor-parallel
+/// ranks add up the terms of products in another order.
+Parity compare_with_one_process(Trainer& trainer, const TrainOptions& options, const ByteData& data);
 
 }  // namespace tessera::examples

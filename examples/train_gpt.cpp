@@ -16,9 +16,9 @@
 #include "comm/local_launcher.h"
 #include "comm/process_group.h"
 #include "comm/rank_environment.h"
-#include "device_mesh/device_mesh.h"
 #include "examples/byte_data.h"
 #include "examples/data_path.h"
+#include "examples/gpt_layout.h"
 #include "examples/loss_curve_svg.h"
 #include "examples/parity.h"
 #include "examples/progress_line.h"
@@ -38,12 +38,26 @@ std::string backend_name(int world_size) {
   return world_size > 1 ? "gloo" : "one rank, no backend";
 }
 
+/// "fully_shard over 2 ranks, on top of tensor parallelism over 2, activations computed again"
+std::string layout_name(const TrainOptions& options) {
+  const MeshShape mesh = checked_shape(options.mesh, get_world_size());
+  std::string name = fmt::format("fully_shard over {} ranks", mesh.dp);
+  if (mesh.replicate > 1) {
+    name += fmt::format(" with {} replicas", mesh.replicate);
+  }
+  if (mesh.tp > 1) {
+    name += fmt::format(", on top of {} parallelism over {}",
+                        options.layout.sequence_parallel ? "tensor and sequence" : "tensor", mesh.tp);
+  }
+  return name + (options.layout.checkpoint_activations ? ", activations computed again" : "");
+}
+
 void print_start(const TrainOptions& options, const ByteData& data, const Trainer& trainer) {
   const GptConfig& model = options.model;
   print(fmt::format("GPT over bytes: {} parameters ({} layers, dim {}, {} heads, context {}), {}", trainer.parameters(),
                     model.layers, model.dim, model.heads, model.context,
-                    options.bf16 ? "bfloat16 over float32 shards" : "float32"));
-  print(fmt::format("fully_shard over {} ranks ({}), {} thread{} each; {} steps of {} x {} bytes", get_world_size(),
+                    options.layout.bf16 ? "bfloat16 over float32 shards" : "float32"));
+  print(fmt::format("{} ({}), {} thread{} each; {} steps of {} x {} bytes", layout_name(options),
                     backend_name(get_world_size()), options.threads, options.threads == 1 ? "" : "s", options.steps,
                     options.batch, model.context));
   print(fmt::format("data: {} ({:.2f} MB to train on, {:.2f} MB to validate)", options.data,
@@ -76,12 +90,12 @@ void print_results(const TrainOptions& options, Trainer& trainer, double seconds
   }
 }
 
-int check_parity(const TrainOptions& options, const ByteData& data, const DeviceMesh& mesh, Trainer& trainer) {
+int check_parity(const TrainOptions& options, const ByteData& data, Trainer& trainer) {
   if (get_rank() == 0) {
     print("now the same in one process");
   }
-  const Parity parity = compare_with_one_process(trainer, options, data, mesh);
-  const Parity allowed = allowed_parity(options.bf16);
+  const Parity parity = compare_with_one_process(trainer, options, data);
+  const Parity allowed = allowed_parity(options.layout.bf16);
   const bool holds = is_within(parity, allowed);
   if (get_rank() == 0) {
     print(
@@ -96,8 +110,7 @@ int check_parity(const TrainOptions& options, const ByteData& data, const Device
 int run_rank(const TrainOptions& options, const ByteData& data) {
   at::set_num_threads(options.threads);
   init_process_group();
-  const DeviceMesh mesh = init_device_mesh(at::kCPU, {get_world_size()}, {"dp"});
-  Trainer trainer(options, data, Layout::sharded(mesh));
+  Trainer trainer(options, data, Layout::sharded(make_mesh(options.mesh)));
   std::unique_ptr<ProgressLine> line;
   if (get_rank() == 0) {
     print_start(options, data, trainer);
@@ -110,7 +123,7 @@ int run_rank(const TrainOptions& options, const ByteData& data) {
     }
   });
   print_results(options, trainer, std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
-  const int exit_code = options.check_parity ? check_parity(options, data, mesh, trainer) : 0;
+  const int exit_code = options.check_parity ? check_parity(options, data, trainer) : 0;
   destroy_process_group();
   return exit_code;
 }

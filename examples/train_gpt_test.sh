@@ -47,11 +47,23 @@ expect_output "$equal"
 run "${small[@]}" --svg "$work/curve.svg" --check-parity --nproc 3 --batch 3 --eval-samples 3 || fail "3 ranks: exit code $?"
 expect_output '^parity: 3 ranks against one process'
 
+# Tensor and sequence parallelism, replicas and recomputation against one process.
+layouts=('--tp 2' '--nproc 4 --tp 2 --sp --checkpoint-activations' '--nproc 4 --replicate 2 --tp 2 --bf16')
+for layout in "${layouts[@]}"; do
+  read -ra layout_options <<<"$layout"
+  run "${small[@]}" --svg "$work/curve.svg" --check-parity "${layout_options[@]}" || fail "$layout: exit code $?"
+  expect_output '^parity: [24] ranks against one process'
+done
+
 expect_refused "--data $work/none.txt: there is no such file" "${small[@]}" --data "$work/none.txt"
 echo 'too short' >"$work/short.txt"
 expect_refused "--data $work/short.txt: 10 bytes are too few" "${small[@]}" --data "$work/short.txt"
 expect_refused '--batch 5: must be a multiple of the 2 ranks' "${small[@]}" --batch 5
 expect_refused '--heads 3: must divide --dim 16' "${small[@]}" --heads 3
+expect_refused '--heads 2: must be a multiple of --tp 4' "${small[@]}" --nproc 4 --tp 4
+expect_refused '--tp 3 and --replicate 1: their product must divide the 2 ranks' "${small[@]}" --tp 3
+expect_refused '--dp 3: with --tp 1 and --replicate 1 it makes 3 ranks, but there are 2' "${small[@]}" --dp 3
+expect_refused '--sp: cuts activations over the ranks of --tp, of which there is one' "${small[@]}" --sp
 expect_refused '--svg /proc/none/curve.svg: cannot be written' "${small[@]}" --svg /proc/none/curve.svg
 expect_refused '--stepps' --stepps 3
 

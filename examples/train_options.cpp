@@ -19,6 +19,7 @@ constexpr const char* kExamples =
     "  ./bazelw run //examples:train_gpt\n"
     "  ./bazelw run //examples:train_gpt -- --data book.txt --steps 2000 --prompt 'Once upon'\n"
     "  ./bazelw run //examples:train_gpt -- --check-parity --steps 20\n"
+    "  ./bazelw run //examples:train_gpt -- --nproc 4 --tp 2 --sp --checkpoint-activations\n"
     "  mpirun -n 2 bazel-bin/examples/train_gpt --dim 256 --layers 6 --heads 8";
 
 void add_model_options(CLI::App& app, TrainOptions& options) {
@@ -27,7 +28,22 @@ void add_model_options(CLI::App& app, TrainOptions& options) {
   app.add_option("--layers", options.model.layers, "transformer blocks, each a unit of fully_shard")->group(group);
   app.add_option("--heads", options.model.heads, "attention heads; divides --dim")->group(group);
   app.add_option("--context", options.model.context, "bytes that the model looks at")->group(group);
-  app.add_flag("--bf16", options.bf16,
+}
+
+void add_layout_options(CLI::App& app, TrainOptions& options) {
+  const char* group = "Layout";
+  app.add_option("--dp", options.mesh.dp, "ranks that parameters and data are cut over; 0: all that are left")
+      ->group(group);
+  app.add_option("--tp", options.mesh.tp, "ranks that each matrix is cut over; they see the same data; divides --heads")
+      ->group(group);
+  app.add_option("--replicate", options.mesh.replicate, "copies of all that, each with data of its own")->group(group);
+  app.add_flag("--sp", options.layout.sequence_parallel,
+               "with --tp: cut the activations between the matrices along the sequence")
+      ->group(group);
+  app.add_flag("--checkpoint-activations", options.layout.checkpoint_activations,
+               "compute the blocks again in backward in place of keeping their activations")
+      ->group(group);
+  app.add_flag("--bf16", options.layout.bf16,
                "gather and compute in bfloat16; shards, gradient reduction and optimizer stay float32")
       ->group(group);
 }
@@ -35,7 +51,8 @@ void add_model_options(CLI::App& app, TrainOptions& options) {
 void add_training_options(CLI::App& app, TrainOptions& options) {
   const char* group = "Training";
   app.add_option("--steps", options.steps, "optimizer steps")->group(group);
-  app.add_option("--batch", options.batch, "samples a step over all ranks; a multiple of the ranks")->group(group);
+  app.add_option("--batch", options.batch, "samples a step over all ranks; a multiple of --dp x --replicate")
+      ->group(group);
   app.add_option("--lr", options.lr, "peak learning rate of AdamW; ends at a tenth, on a cosine")->group(group);
   app.add_option("--warmup", options.warmup, "steps in which the learning rate rises")->group(group);
   app.add_option("--weight-decay", options.weight_decay, "of matrices; vectors are not decayed")->group(group);
@@ -87,6 +104,7 @@ std::variant<TrainOptions, ExitNow> parse_train_options(int argc, char** argv) {
   add_text_options(app, options);
   add_training_options(app, options);
   add_model_options(app, options);
+  add_layout_options(app, options);
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
@@ -114,9 +132,16 @@ void check_train_options(const TrainOptions& options, int world_size) {
   TESSERA_CHECK(ValueError, options.model.dim % options.model.heads == 0,
                 "--heads {}: must divide --dim {}, since each head gets an equal part of it", options.model.heads,
                 options.model.dim);
-  TESSERA_CHECK(ValueError, options.batch % world_size == 0,
-                "--batch {}: must be a multiple of the {} ranks, which get equal parts of it", options.batch,
-                world_size);
+  const MeshShape mesh = checked_shape(options.mesh, world_size);
+  const int64_t slices = mesh.dp * mesh.replicate;
+  TESSERA_CHECK(ValueError, options.batch % slices == 0,
+                "--batch {}: must be a multiple of the {} ranks{}, which get equal parts of it", options.batch, slices,
+                mesh.tp == 1 ? "" : " that see data of their own");
+  TESSERA_CHECK(ValueError, options.model.heads % mesh.tp == 0,
+                "--heads {}: must be a multiple of --tp {}, so that each rank has whole heads", options.model.heads,
+                mesh.tp);
+  TESSERA_CHECK(ValueError, mesh.tp > 1 || !options.layout.sequence_parallel,
+                "--sp: cuts activations over the ranks of --tp, of which there is one; add --tp 2 or more");
   TESSERA_CHECK(ValueError, options.eval_samples % options.batch == 0,
                 "--eval-samples {}: must be a multiple of --batch {}", options.eval_samples, options.batch);
   TESSERA_CHECK(ValueError, options.warmup >= 0, "--warmup {}: must not be negative", options.warmup);

@@ -5,6 +5,7 @@
 #include <string>
 #include <variant>
 
+#include "examples/gpt_layout.h"
 #include "examples/gpt_model.h"
 
 namespace tessera::examples {
@@ -17,7 +18,8 @@ struct TrainOptions {
   bool check_parity = false;
 
   GptConfig model;
-  bool bf16 = false;
+  MeshShape mesh;
+  LayoutOptions layout;
 
   /// With check_parity and no --steps: 20.
   int64_t steps = 600;

@@ -1,7 +1,6 @@
 #include "examples/trainer.h"
 
 #include <ATen/ops/scalar_tensor.h>
-#include <torch/nn/utils/clip_grad.h>
 #include <torch/utils.h>
 
 #include <algorithm>
@@ -12,8 +11,9 @@
 
 #include "comm/collectives.h"
 #include "comm/comm_stats.h"
+#include "dtensor/clip_grad_norm.h"
 #include "dtensor/dtensor.h"
-#include "fully_shard/fully_shard.h"
+#include "examples/gpt_layout.h"
 
 namespace tessera::examples {
 
@@ -59,7 +59,10 @@ class Meter {
 }  // namespace
 
 Layout Layout::sharded(const DeviceMesh& mesh) {
-  return {.mesh = mesh, .first_slice = static_cast<int>(mesh.local_rank()), .slices = static_cast<int>(mesh.size())};
+  const int64_t slice = mesh.local_rank("replicate") * mesh.size("dp") + mesh.local_rank("dp");
+  return {.mesh = mesh,
+          .first_slice = static_cast<int>(slice),
+          .slices = static_cast<int>(mesh.size("replicate") * mesh.size("dp"))};
 }
 
 Layout Layout::single(int slices, std::optional<DeviceMesh> own_mesh) {
@@ -73,20 +76,8 @@ Trainer::Trainer(const TrainOptions& options, const ByteData& data, Layout layou
       model_(options.model, options.seed),
       optimizer_(make_optimizer()) {
   if (layout_.mesh) {
-    shard_model();
+    lay_out(model_, *layout_.mesh, options_.layout);
   }
-}
-
-// Each block is gathered and reduced on its own; embeddings, last norm and output layer belong to the root.
-void Trainer::shard_model() {
-  MixedPrecisionPolicy policy;
-  if (options_.bf16) {
-    policy = {.param_dtype = at::kBFloat16, .reduce_dtype = at::kFloat};
-  }
-  for (auto& block : model_->blocks) {
-    fully_shard(block, {.mesh = layout_.mesh, .mp_policy = policy});
-  }
-  fully_shard(model_, {.mesh = layout_.mesh, .mp_policy = policy});
 }
 
 torch::optim::AdamW Trainer::make_optimizer() const {
@@ -119,8 +110,9 @@ SampleRange Trainer::slice_range(int slice, int64_t first, int64_t samples) cons
 
 double Trainer::mean_over_slices(double own_sum) const {
   const at::Tensor sum = at::scalar_tensor(own_sum, at::kDouble);
-  if (layout_.mesh) {
-    all_reduce(sum, ReduceOp::Sum, layout_.mesh->group());
+  if (layout_.mesh && layout_.own_slices < layout_.slices) {
+    all_reduce(sum, ReduceOp::Sum, layout_.mesh->group("dp"));
+    all_reduce(sum, ReduceOp::Sum, layout_.mesh->group("replicate"));
   }
   return sum.item<double>() / layout_.slices;
 }
@@ -136,7 +128,7 @@ double Trainer::train_step(int64_t step) {
     loss_sum += loss.item<double>();
   }
   if (options_.clip > 0) {
-    torch::nn::utils::clip_grad_norm_(model_->parameters(), options_.clip);
+    clip_grad_norm_(model_->parameters(), options_.clip);
   }
   set_learning_rate(step);
   optimizer_.step();

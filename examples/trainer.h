@@ -23,10 +23,11 @@
 namespace tessera::examples {
 
 /// Where the model lies, and which slices of each global batch this process computes. A global batch is cut into as
-/// many slices as there are ranks: a sharded rank computes its own, a single process all of them, one after the other.
-/// Both add up the slices' gradients in the same order, so that they can be compared bit by bit.
+/// many slices as there are places on the mesh's data-parallel axes: a sharded rank computes its own, a single process
+/// all of them, one after the other. Both add up the slices' gradients in the same order, so that they can be compared
+/// bit by bit.
 struct Layout {
-  /// The ranks that the model is sharded over; none: a plain model.
+  /// The ranks that the model lies on, as gpt_layout.h has it; none: a plain model.
   std::optional<DeviceMesh> mesh = std::nullopt;
   int first_slice = 0;
   int own_slices = 1;
@@ -74,13 +75,13 @@ class Trainer {
   /// Mean loss of the validation samples, in nats a byte.
   double validate();
 
+  const Layout& layout() const { return layout_; }
   const LossHistory& history() const { return history_; }
   Gpt& model() { return model_; }
   /// Scalars in the whole model.
   int64_t parameters() const { return parameter_count(*model_); }
 
  private:
-  void shard_model();
   torch::optim::AdamW make_optimizer() const;
   void set_learning_rate(int64_t step);
   /// The part of `samples` consecutive ones that belongs to a slice.

@@ -1,0 +1,42 @@
+#pragma once
+// How a GPT lies on a mesh of ranks: the whole recipe, in the order in which the parts must come.
+//
+//   DeviceMesh mesh = make_mesh({.tp = 2, .replicate = 1});            // of 8 ranks: {replicate: 1, dp: 4, tp: 2}
+//   lay_out(model, mesh, {.bf16 = true});
+
+#include <cstdint>
+
+#include "device_mesh/device_mesh.h"
+#include "examples/gpt_model.h"
+
+namespace tessera::examples {
+
+/// Ranks along each axis.
+struct MeshShape {
+  /// Data-parallel shards: the parameters are cut over them. 0: all ranks that the other axes leave.
+  int64_t dp = 0;
+  /// Copies of the data-parallel shards.
+  int64_t replicate = 1;
+  /// Tensor parallelism: matrices are cut over them, and they see the same data.
+  int64_t tp = 1;
+};
+
+/// `shape` with dp filled in. Throws ValueError that names the options if they do not make `world_size` ranks.
+MeshShape checked_shape(MeshShape shape, int64_t world_size);
+
+/// Of all ranks, with the axes replicate, dp and tp.
+DeviceMesh make_mesh(const MeshShape& shape);
+
+struct LayoutOptions {
+  /// Gather and compute in bfloat16.
+  bool bf16 = false;
+  /// Activations between the matrices are cut along the sequence over tp, in place of each rank holding them whole.
+  bool sequence_parallel = false;
+  /// Backward computes the blocks again.
+  bool checkpoint_activations = false;
+};
+
+/// Tensor-parallel plan, activation checkpointing, fully_shard. `mesh` has an axis dp, and may have replicate and tp.
+void lay_out(Gpt& model, const DeviceMesh& mesh, const LayoutOptions& options);
+
+}  // namespace tessera::examples

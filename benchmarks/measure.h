@@ -1,0 +1,44 @@
+#pragma once
+// What the benchmarks of whole training steps share: times, a peer's results, and output.
+//
+//   --json        one JSON object a measurement
+//   --rounds N    rounds of which the fastest counts
+//   --host-only   only what needs no other ranks and no peer
+
+#include <functional>
+#include <map>
+#include <string>
+#include <vector>
+
+namespace tessera {
+
+struct StepBenchmark {
+  bool json = false;
+  bool host_only = false;
+  int rounds = 15;
+
+  static StepBenchmark from_arguments(int argc, char** argv);
+};
+
+/// Microseconds that went by, and that the calling thread computed.
+double wall_us();
+double cpu_us();
+
+/// Microseconds of each call by `clock`: the fastest of `rounds` rounds, since what else the machine does only adds to
+/// it. The calls take turns, so that they meet the same machine.
+std::vector<double> microseconds(const std::vector<std::function<void()>>& calls, double (*clock)(), int rounds);
+
+/// Results by name.
+using Results = std::map<std::string, double>;
+
+/// The lines "name value" that the Python script prints under PEER_PYTHON; nothing where that is not set.
+Results run_peer(const std::string& script);
+
+/// One line, with the peer's value and ours / peer where it has one.
+void print_result(const std::string& name, double value, const std::string& unit, const Results& peer, bool json);
+
+/// Starts this program as `nproc` ranks, one thread each; returns what rank 0 hands to write_rank_result.
+double measure_in_processes(int nproc);
+void write_rank_result(double value);
+
+}  // namespace tessera

@@ -1,0 +1,167 @@
+// What a step costs under tensor parallelism and fully_shard together: `./bazelw run //benchmarks:two_d_step` (options
+// in measure.h).
+//
+// The model is the stack of three Mlps 64 → 192, 256, 192 → 64, on 8 rows a rank; forward, backward and Adam.
+//
+//   two_d/threads_step_ms   2 fully_shard x 2 tensor-parallel ranks that are threads
+//   two_d/gloo_step_ms      the same on 4 processes over gloo
+//   tp/threads_step_ms      2 tensor-parallel ranks alone
+//   dp/threads_step_ms      2 ranks of fully_shard alone
+//   two_d/host_us           CPU time of forward and backward of one rank of two_d over the fake backend, which moves no
+//                           data, less that of the plain model
+//   plain/step_ms           the plain model in one process
+//
+// Where PEER_PYTHON names a Python that has torch, two_d_step_peer.py measures the same there.
+
+#include <ATen/Parallel.h>
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/randn.h>
+#include <fmt/format.h>
+#include <torch/optim/adam.h>
+
+#include <memory>
+
+#include "benchmarks/measure.h"
+#include "comm/local_launcher.h"
+#include "comm/process_group.h"
+#include "comm/rank_context.h"
+#include "dtensor/dtensor.h"
+#include "fully_shard/fully_shard.h"
+#include "nn/hooked.h"
+#include "nn/linear.h"
+#include "nn/sequential.h"
+#include "parallel/linear_styles.h"
+#include "parallel/parallelize_module.h"
+#include "testing/run_ranks.h"
+
+namespace tessera {
+namespace {
+
+constexpr int64_t kDim = 64, kRows = 8;
+
+struct MlpImpl : torch::nn::Module {
+  explicit MlpImpl(int64_t multiplier) {
+    in_proj = register_module("in_proj", nn::Linear(kDim, multiplier * kDim));
+    out_proj = register_module("out_proj", nn::Linear(multiplier * kDim, kDim));
+  }
+  at::Tensor forward(at::Tensor x) { return out_proj(in_proj(x).relu()).relu(); }
+  nn::Linear in_proj{nullptr}, out_proj{nullptr};
+};
+TESSERA_MODULE(Mlp);
+
+nn::Sequential make_stack() {
+  nn::Sequential stack;
+  for (const int64_t multiplier : {3, 4, 3}) {
+    stack->push_back(Mlp(multiplier));
+  }
+  return stack;
+}
+
+void parallelize(nn::Sequential& stack, const DeviceMesh& tp) {
+  const ColwiseParallel columns({.use_local_output = false});
+  const RowwiseParallel rows({.use_local_output = false});
+  parallelize_module(stack, tp, {{"*.in_proj", columns}, {"[01].out_proj", rows}, {"2.out_proj", RowwiseParallel()}});
+}
+
+void shard(nn::Sequential& stack, const DeviceMesh& dp) {
+  for (const auto& child : stack->children()) {
+    fully_shard(*child, {.mesh = dp});
+  }
+  fully_shard(stack, {.mesh = dp});
+}
+
+/// Forward and backward, and Adam if asked for.
+std::function<void()> make_step(nn::Sequential stack, bool optimizes) {
+  std::shared_ptr<torch::optim::Adam> optimizer;
+  if (optimizes) {
+    optimizer = std::make_shared<torch::optim::Adam>(stack->parameters(), torch::optim::AdamOptions(1e-2));
+  }
+  return [stack, optimizer, input = at::randn({kRows, kDim})]() mutable {
+    stack->zero_grad();
+    stack(input).sum().backward();
+    if (optimizer) {
+      optimizer->step();
+    }
+  };
+}
+
+/// On a mesh {dp, tp} over all ranks; an axis of one rank is left alone.
+double step_ms(int64_t dp, int64_t tp, int rounds) {
+  auto stack = make_stack();
+  if (dp * tp > 1) {
+    const auto mesh = init_device_mesh(at::kCPU, {dp, tp}, {"dp", "tp"});
+    if (tp > 1) {
+      parallelize(stack, mesh["tp"]);
+    }
+    if (dp > 1) {
+      shard(stack, mesh["dp"]);
+    }
+  }
+  return microseconds({make_step(stack, true)}, wall_us, rounds)[0] / 1e3;
+}
+
+double threads_step_ms(int64_t dp, int64_t tp, int rounds) {
+  double result = 0;
+  run_ranks(static_cast<int>(dp * tp), [&](int rank) {
+    const double own = step_ms(dp, tp, rounds);
+    if (rank == 0) {
+      result = own;
+    }
+  });
+  return result;
+}
+
+double host_us(int rounds) {
+  const RankContextGuard guard(RankContext::create());
+  init_process_group({.backend = "fake", .rank = 0, .world_size = 4});
+  auto plain = make_stack(), stack = make_stack();
+  const auto mesh = init_device_mesh(at::kCPU, {2, 2}, {"dp", "tp"});
+  parallelize(stack, mesh["tp"]);
+  shard(stack, mesh["dp"]);
+  const auto times = microseconds({make_step(plain, false), make_step(stack, false)}, cpu_us, rounds);
+  destroy_process_group();
+  return times[1] - times[0];
+}
+
+int run_gloo_rank(int rounds) {
+  init_process_group({.backend = "gloo"});
+  const double result = step_ms(2, 2, rounds);
+  if (get_rank() == 0) {
+    write_rank_result(result);
+  }
+  destroy_process_group();
+  return 0;
+}
+
+int run(const StepBenchmark& benchmark) {
+  Results peer;
+  const auto print = [&](const char* name, double value, const char* unit) {
+    print_result(name, value, unit, peer, benchmark.json);
+  };
+  const int rounds = benchmark.rounds;
+  if (!benchmark.host_only) {
+    const double gloo = measure_in_processes(4);
+    peer = run_peer("benchmarks/two_d_step_peer.py");
+    print("two_d/gloo_step_ms", gloo, "ms");
+    print("two_d/threads_step_ms", threads_step_ms(2, 2, rounds), "ms");
+    print("tp/threads_step_ms", threads_step_ms(1, 2, rounds), "ms");
+    print("dp/threads_step_ms", threads_step_ms(2, 1, rounds), "ms");
+  }
+  print("two_d/host_us", host_us(rounds), "us");
+  print("plain/step_ms", step_ms(1, 1, rounds), "ms");
+  return 0;
+}
+
+}  // namespace
+}  // namespace tessera
+
+int main(int argc, char** argv) {
+  at::set_num_threads(1);
+  try {
+    const auto benchmark = tessera::StepBenchmark::from_arguments(argc, argv);
+    return tessera::launched_as_rank() ? tessera::run_gloo_rank(benchmark.rounds) : tessera::run(benchmark);
+  } catch (const std::exception& error) {
+    fmt::print(stderr, "two_d_step: {}\n", error.what());
+    return 1;
+  }
+}

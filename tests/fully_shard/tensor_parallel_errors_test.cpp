@@ -35,6 +35,43 @@ TEST_CASE("after a forward that threw, training on both meshes goes on", "[tenso
   });
 }
 
+TEST_CASE("an ignored parameter stays as tensor parallelism left it, and its gradient is the rank's own",
+          "[tensor_parallel]") {
+  run_ranks(4, [](int) {
+    const auto mesh = init_device_mesh(at::kCPU, {2, 2}, {"dp", "tp"});
+    auto reference = make_branch(), branch = make_branch();
+    parallelize_branch(branch, mesh["tp"]);
+    const auto ignored = branch->always->up->weight;
+    fully_shard(branch, {.mesh = mesh["dp"], .ignored_params = {ignored}});
+    expect_equal(dtensor_spec(ignored)->to_string(), "Float[7, 5] (Shard(0)) on DeviceMesh(cpu, {tp: 2})");
+    const auto dp_rank = mesh.local_rank("dp");
+    loss_of(branch, dp_rank).backward();
+    loss_of(reference, dp_rank).backward();
+    expect_close(full_tensor(ignored.grad()), reference->always->up->weight.grad());
+    average_reference(*reference, 2, [&](int rank) { loss_of(reference, rank).backward(); });
+    expect_close(full_tensor(branch->always->down->weight.grad()), reference->always->down->weight.grad());
+  });
+}
+
+TEST_CASE("parameters on both meshes that were replaced stop the ranks that gather them", "[tensor_parallel]") {
+  run_ranks(4, [](int rank) {
+    const auto mesh = init_device_mesh(at::kCPU, {2, 2}, {"dp", "tp"});
+    auto block = make_block();
+    parallelize_block(block, mesh["tp"]);
+    fully_shard(block, {.mesh = mesh["dp"]});
+    // Both ranks along tp replace it, as to() does on every rank, but only where dp is 0.
+    if (mesh.local_rank("dp") == 0) {
+      block->to(at::kDouble);
+    }
+    const auto use = [&] { block(make_batch(static_cast<uint64_t>(rank), 3, 5)); };
+    if (mesh.local_rank("dp") == 0) {
+      expect_throws<StateError>(use, "the data of parameter 'up.weight' of");
+    } else {
+      expect_throws<StateError>(use, "rank 0: 'root', whose parameters were replaced");
+    }
+  });
+}
+
 TEST_CASE("meshes that do not go together, and Partial parameters, are refused on every rank", "[tensor_parallel]") {
   run_ranks(4, [](int) {
     const auto mesh = init_device_mesh(at::kCPU, {2, 2}, {"dp", "tp"});

@@ -5,7 +5,7 @@
 // Uneven shards. A plain tensor does not know the size of the whole, and local sizes cannot tell it: 3 and 2 columns
 // are the cut of 5, but a rank that holds 3 may as well hold a part of 6. So where a plain input is sharded
 //   - along a dim whose size the module knows (the input features of a Linear), that size is used: always right,
-//     nothing is sent;
+//     nothing is sent. A rank that passes something else than its part throws, alone if it is the only one;
 //   - along any other dim, the ranks exchange their sizes: one all-gather of a few integers a call. It finds the size
 //     of the whole, or throws on every rank if the sizes are not a cut as torch.chunk makes it;
 //   - `even_shards` promises that all ranks hold equally much and saves the exchange. A broken promise is not found.

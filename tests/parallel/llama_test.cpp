@@ -65,6 +65,8 @@ TEST_CASE("heads that do not divide by the ranks", "[parallel]") {
     train_llama({.heads = 5, .kv_heads = 1, .layers = 1}, ranks);
     train_llama({.heads = 3, .kv_heads = 3, .layers = 1}, ranks);
   }
+  // Ranks without heads, words of the vocabulary and positions.
+  train_llama({.heads = 6, .kv_heads = 2, .layers = 1}, 8);
 }
 
 TEST_CASE("what the model communicates", "[parallel]") {

@@ -144,7 +144,7 @@ at::Tensor CheckpointRegion::tensor_of(size_t slot) {
     recompute();
     backward_ = backward;
   }
-  const auto tensor = slots_.at(slot).tensor;
+  auto tensor = slots_.at(slot).tensor;
   if (backward == -1) {
     clear();
   }

@@ -69,7 +69,7 @@ at::Tensor get_total_norm(const std::vector<at::Tensor>& tensors, const ClipGrad
   if (norms.empty()) {
     return at::zeros({});
   }
-  const auto total = norms.size() == 1 ? norms[0] : at::linalg_vector_norm(at::stack(norms), options.norm_type);
+  auto total = norms.size() == 1 ? norms[0] : at::linalg_vector_norm(at::stack(norms), options.norm_type);
   TESSERA_CHECK(StateError, !options.error_if_nonfinite || total.isfinite().item<bool>(),
                 "get_total_norm: the {}-norm of {} gradients is {}; skip the step, or pass error_if_nonfinite = false",
                 options.norm_type, tensors.size(), total.item<double>());

@@ -116,7 +116,7 @@ class HookPoint {
  public:
   /// A copy is another module: it starts without hooks and state, and assignment keeps the target's own.
   HookPoint(const HookPoint&) noexcept {}
-  HookPoint& operator=(const HookPoint&) noexcept { return *this; }
+  HookPoint& operator=(const HookPoint&) noexcept { return *this; }  // NOLINT(bugprone-unhandled-self-assignment)
   virtual ~HookPoint() = default;
 
   virtual torch::nn::Module& module() noexcept = 0;

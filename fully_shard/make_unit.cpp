@@ -25,6 +25,7 @@ DeviceMesh default_mesh(const std::vector<ManagedParam>& params) {
 
 std::string label_of(const std::vector<HookPoint*>& points) {
   std::vector<std::string> names;
+  names.reserve(points.size());
   for (const auto* point : points) {
     names.push_back(point->type_name());
   }

@@ -1,5 +1,6 @@
 #include "fully_shard/managed_params.h"
 
+#include <fmt/format.h>
 #include <unordered_set>
 
 #include "fully_shard/fsdp_root.h"
@@ -42,7 +43,8 @@ std::vector<ManagedParam> collect_managed_params(const std::vector<torch::nn::Mo
     for (const auto& [name, module] : collect_managed_modules(*modules[i])) {
       for (const auto& item : module->named_parameters(/*recurse=*/false)) {
         if (item.value().defined() && seen.insert(item.value().unsafeGetTensorImpl()).second) {
-          params.push_back({place + (name.empty() ? "" : name + ".") + item.key(), item.value()});
+          const auto dot = name.empty() ? "" : ".";
+          params.push_back({fmt::format("{}{}{}{}", place, name, dot, item.key()), item.value()});
         }
       }
     }

@@ -28,7 +28,7 @@ at::Tensor send_rows(const at::Tensor& rows, const std::vector<int64_t>& sent, c
   const at::AutoDispatchBelowADInplaceOrView below;
   auto sizes = rows.sizes().vec();
   sizes[0] = sum(received);
-  const auto result = at::empty(sizes, rows.options());
+  auto result = at::empty(sizes, rows.options());
   all_to_all(result, rows.contiguous(), received, sent, group);
   return result;
 }

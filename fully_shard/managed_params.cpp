@@ -1,6 +1,7 @@
 #include "fully_shard/managed_params.h"
 
 #include <fmt/format.h>
+
 #include <unordered_set>
 
 #include "fully_shard/fsdp_root.h"

@@ -2,8 +2,7 @@
 // Attention over a sequence that is cut over ranks, for sequences too long for one of them (context parallelism).
 //
 //   // q, k, v: DTensors [batch, heads, length, head_dim], {Shard(2)} on mesh["cp"]
-//   at::Tensor y = context_parallel_attention(q, k, v, {.is_causal = true});       // [batch, heads, length, ...],
-//   Shard(2)
+//   at::Tensor y = context_parallel_attention(q, k, v, {.is_causal = true});       // as q
 //
 // Each rank keeps its queries and gathers the keys and values: two all-gathers in forward, two reduce-scatters of their
 // gradients in backward, each of one tensor of the whole length. Activations of all other layers stay cut. A rank reads

@@ -23,11 +23,11 @@ const at::Tensor& placeholder() {
   return empty;
 }
 
-/// The devices whose random numbers a call with these inputs may use.
+/// The devices whose random numbers a call with these inputs may use; on the meta device there are none.
 std::vector<at::Device> generator_devices(RepeatableCall& call) {
   std::vector<at::Device> devices{at::kCPU};
   call.visit_inputs([&](const at::Tensor& tensor) {
-    if (std::find(devices.begin(), devices.end(), tensor.device()) == devices.end()) {
+    if (!tensor.is_meta() && std::find(devices.begin(), devices.end(), tensor.device()) == devices.end()) {
       devices.push_back(tensor.device());
     }
   });

@@ -32,7 +32,8 @@ class ImplicitReplication {
 
 /// An op whose operands would have to be redistributed throws a StateError that names it, its operands and the
 /// placements that it needs. Not strict: only moves that communicate are refused, cutting a replicated tensor is not.
-/// redistribute() itself and full_tensor() are explicit and allowed. The innermost scope counts.
+/// redistribute() itself and full_tensor() are explicit and allowed, and so are numbers that an op's ranks exchange
+/// inside of it where no operand moves (softmax and cross-entropy over a cut dim). The innermost scope counts.
 class ExplicitRedistribution {
  public:
   enum class Level { Off, Communication, Strict };

@@ -252,6 +252,15 @@ TEST_CASE("without grad mode, or without anything that needs a gradient, a regio
   CHECK(calls == 2);
 }
 
+TEST_CASE("shapes go through a region on the meta device") {
+  int calls = 0;
+  const Region region{.weight = draw(2, {4, 4}).to(at::kMeta).requires_grad_(), .calls = &calls};
+  const auto x = draw(1, {3, 4}).to(at::kMeta).requires_grad_();
+  checkpoint(region, x).sum().backward();
+  CHECK(x.grad().sizes() == x.sizes());
+  CHECK(calls == 2);
+}
+
 TEST_CASE("a forward that differs the second time is an error that says how") {
   int calls = 0;
   const auto x = leaf(1, {4});

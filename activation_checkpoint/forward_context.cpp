@@ -38,9 +38,11 @@ class AtEnd {
 
 }  // namespace
 
-ForwardContext::ForwardContext(const std::vector<at::Device>& devices)
-    : replicates_(ImplicitReplication::active()), explicit_level_(ExplicitRedistribution::level()) {
-  for (const auto& device : devices) {
+ForwardContext::ForwardContext(std::vector<at::Device> devices)
+    : devices_(std::move(devices)),
+      replicates_(ImplicitReplication::active()),
+      explicit_level_(ExplicitRedistribution::level()) {
+  for (const auto& device : devices_) {
     for (const auto& generator : {at::globalContext().defaultGenerator(device), dtensor_generator(device.type())}) {
       generators_.push_back({generator, state_of(generator)});
     }
@@ -51,13 +53,7 @@ ForwardContext::ForwardContext(const std::vector<at::Device>& devices)
 }
 
 void ForwardContext::run(const std::function<void()>& forward) const {
-  const ForwardContext outer = [this] {
-    std::vector<at::Device> devices;
-    for (size_t i = 0; i < generators_.size(); i += 2) {
-      devices.push_back(generators_[i].generator.device());
-    }
-    return ForwardContext(devices);
-  }();
+  const ForwardContext outer(devices_);
   const auto apply = [](const ForwardContext& context) {
     for (const auto& [generator, state] : context.generators_) {
       set_state(generator, state);

@@ -18,7 +18,7 @@ namespace tessera {
 class ForwardContext {
  public:
   /// `devices`: whose libtorch generators count, beside those of DTensors; none: no generator does.
-  explicit ForwardContext(const std::vector<at::Device>& devices);
+  explicit ForwardContext(std::vector<at::Device> devices);
 
   /// Calls `forward` in the context that was taken; afterwards everything is as before, also if it throws.
   void run(const std::function<void()>& forward) const;
@@ -34,6 +34,7 @@ class ForwardContext {
     at::ScalarType dtype;
   };
 
+  std::vector<at::Device> devices_;
   std::vector<GeneratorState> generators_;
   std::vector<Autocast> autocast_;
   bool replicates_;

@@ -10,21 +10,17 @@
 //
 // Where PEER_PYTHON names a Python that has torch, fully_shard_step_peer.py measures the same there.
 
-#include <ATen/Parallel.h>
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/randn.h>
-#include <fmt/format.h>
 #include <torch/optim/adamw.h>
 
 #include <memory>
 
 #include "benchmarks/fully_shard_step_model.h"
 #include "benchmarks/measure.h"
-#include "comm/local_launcher.h"
 #include "comm/process_group.h"
 #include "comm/rank_context.h"
 #include "fully_shard/fully_shard.h"
-#include "testing/run_ranks.h"
 
 namespace tessera {
 namespace {
@@ -66,28 +62,7 @@ double host_us_per_unit(int rounds) {
   return (times[1] - times[0]) / kStepBlocks;
 }
 
-double threads_step_ms(int rounds) {
-  double result = 0;
-  run_ranks(2, [&](int rank) {
-    const double own = step_ms(true, rounds);
-    if (rank == 0) {
-      result = own;
-    }
-  });
-  return result;
-}
-
-int run_gloo_rank(int rounds) {
-  init_process_group({.backend = "gloo"});
-  const double result = step_ms(true, rounds);
-  if (get_rank() == 0) {
-    write_rank_result(result);
-  }
-  destroy_process_group();
-  return 0;
-}
-
-int run(const StepBenchmark& benchmark) {
+void run(const StepBenchmark& benchmark) {
   Results peer;
   const auto print = [&](const char* name, double value, const char* unit) {
     print_result(name, value, unit, peer, benchmark.json);
@@ -100,23 +75,16 @@ int run(const StepBenchmark& benchmark) {
   }
   print("fully_shard/host_us_per_unit", host_us_per_unit(rounds), "us");
   if (!benchmark.host_only) {
-    print("fully_shard/threads_step_ms", threads_step_ms(rounds), "ms");
+    print("fully_shard/threads_step_ms", measure_in_threads(2, [&] { return step_ms(true, rounds); }), "ms");
     print("fully_shard/gloo_step_ms", gloo, "ms");
     print("plain/step_ms", step_ms(false, rounds), "ms");
   }
-  return 0;
 }
 
 }  // namespace
 }  // namespace tessera
 
 int main(int argc, char** argv) {
-  at::set_num_threads(1);
-  try {
-    const auto benchmark = tessera::StepBenchmark::from_arguments(argc, argv);
-    return tessera::launched_as_rank() ? tessera::run_gloo_rank(benchmark.rounds) : tessera::run(benchmark);
-  } catch (const std::exception& error) {
-    fmt::print(stderr, "fully_shard_step: {}\n", error.what());
-    return 1;
-  }
+  return tessera::benchmark_main("fully_shard_step", argc, argv, tessera::run,
+                                 [](int rounds) { return tessera::step_ms(true, rounds); });
 }

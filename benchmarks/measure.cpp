@@ -1,5 +1,6 @@
 #include "benchmarks/measure.h"
 
+#include <ATen/Parallel.h>
 #include <c10/util/Exception.h>
 #include <fmt/format.h>
 
@@ -9,10 +10,13 @@
 #include <cstdio>
 #include <cstdlib>
 #include <ctime>
+#include <exception>
 #include <fstream>
 #include <string_view>
 
 #include "comm/local_launcher.h"
+#include "comm/process_group.h"
+#include "testing/run_ranks.h"
 
 namespace tessera {
 
@@ -21,6 +25,15 @@ namespace {
 using Clock = std::chrono::steady_clock;
 constexpr int kSteps = 20;  // a round
 constexpr const char* kResultFile = "STEP_BENCHMARK_RESULT";
+
+void measure_as_rank(int rounds, const std::function<double(int)>& on_rank) {
+  init_process_group({.backend = "gloo"});
+  const double result = on_rank(rounds);
+  if (get_rank() == 0) {
+    std::ofstream(std::getenv(kResultFile)) << result;
+  }
+  destroy_process_group();
+}
 
 }  // namespace
 
@@ -105,8 +118,32 @@ double measure_in_processes(int nproc) {
   return result;
 }
 
-void write_rank_result(double value) {
-  std::ofstream(std::getenv(kResultFile)) << value;
+double measure_in_threads(int nproc, const std::function<double()>& measure) {
+  double result = 0;
+  run_ranks(nproc, [&](int rank) {
+    const double own = measure();
+    if (rank == 0) {
+      result = own;
+    }
+  });
+  return result;
+}
+
+int benchmark_main(const std::string& name, int argc, char** argv, const std::function<void(const StepBenchmark&)>& run,
+                   const std::function<double(int)>& on_rank) {
+  at::set_num_threads(1);
+  try {
+    const auto benchmark = StepBenchmark::from_arguments(argc, argv);
+    if (launched_as_rank()) {
+      measure_as_rank(benchmark.rounds, on_rank);
+    } else {
+      run(benchmark);
+    }
+    return 0;
+  } catch (const std::exception& error) {
+    fmt::print(stderr, "{}: {}\n", name, error.what());
+    return 1;
+  }
 }
 
 }  // namespace tessera

@@ -37,8 +37,14 @@ Results run_peer(const std::string& script);
 /// One line, with the peer's value and ours / peer where it has one.
 void print_result(const std::string& name, double value, const std::string& unit, const Results& peer, bool json);
 
-/// Starts this program as `nproc` ranks, one thread each; returns what rank 0 hands to write_rank_result.
+/// Starts this program as `nproc` ranks, one thread each, over gloo; returns what rank 0 measures there.
 double measure_in_processes(int nproc);
-void write_rank_result(double value);
+/// What rank 0 measures among `nproc` ranks that are threads.
+double measure_in_threads(int nproc, const std::function<double()>& measure);
+
+/// A benchmark's main: runs `run`, or, where measure_in_processes started this process as a rank, `on_rank` with the
+/// number of rounds. Errors go to stderr.
+int benchmark_main(const std::string& name, int argc, char** argv, const std::function<void(const StepBenchmark&)>& run,
+                   const std::function<double(int)>& on_rank);
 
 }  // namespace tessera

@@ -13,16 +13,13 @@
 //
 // Where PEER_PYTHON names a Python that has torch, two_d_step_peer.py measures the same there.
 
-#include <ATen/Parallel.h>
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/randn.h>
-#include <fmt/format.h>
 #include <torch/optim/adam.h>
 
 #include <memory>
 
 #include "benchmarks/measure.h"
-#include "comm/local_launcher.h"
 #include "comm/process_group.h"
 #include "comm/rank_context.h"
 #include "dtensor/dtensor.h"
@@ -32,7 +29,6 @@
 #include "nn/sequential.h"
 #include "parallel/linear_styles.h"
 #include "parallel/parallelize_module.h"
-#include "testing/run_ranks.h"
 
 namespace tessera {
 namespace {
@@ -101,14 +97,7 @@ double step_ms(int64_t dp, int64_t tp, int rounds) {
 }
 
 double threads_step_ms(int64_t dp, int64_t tp, int rounds) {
-  double result = 0;
-  run_ranks(static_cast<int>(dp * tp), [&](int rank) {
-    const double own = step_ms(dp, tp, rounds);
-    if (rank == 0) {
-      result = own;
-    }
-  });
-  return result;
+  return measure_in_threads(static_cast<int>(dp * tp), [&] { return step_ms(dp, tp, rounds); });
 }
 
 double host_us(int rounds) {
@@ -123,17 +112,7 @@ double host_us(int rounds) {
   return times[1] - times[0];
 }
 
-int run_gloo_rank(int rounds) {
-  init_process_group({.backend = "gloo"});
-  const double result = step_ms(2, 2, rounds);
-  if (get_rank() == 0) {
-    write_rank_result(result);
-  }
-  destroy_process_group();
-  return 0;
-}
-
-int run(const StepBenchmark& benchmark) {
+void run(const StepBenchmark& benchmark) {
   Results peer;
   const auto print = [&](const char* name, double value, const char* unit) {
     print_result(name, value, unit, peer, benchmark.json);
@@ -149,19 +128,12 @@ int run(const StepBenchmark& benchmark) {
   }
   print("two_d/host_us", host_us(rounds), "us");
   print("plain/step_ms", step_ms(1, 1, rounds), "ms");
-  return 0;
 }
 
 }  // namespace
 }  // namespace tessera
 
 int main(int argc, char** argv) {
-  at::set_num_threads(1);
-  try {
-    const auto benchmark = tessera::StepBenchmark::from_arguments(argc, argv);
-    return tessera::launched_as_rank() ? tessera::run_gloo_rank(benchmark.rounds) : tessera::run(benchmark);
-  } catch (const std::exception& error) {
-    fmt::print(stderr, "two_d_step: {}\n", error.what());
-    return 1;
-  }
+  return tessera::benchmark_main("two_d_step", argc, argv, tessera::run,
+                                 [](int rounds) { return tessera::step_ms(2, 2, rounds); });
 }

@@ -12,9 +12,6 @@ namespace tessera {
 /// name, and a name that is there twice.
 std::vector<std::string> checked_axis_names(std::vector<std::string> names, int64_t ndim);
 
-/// The name of `names` with the fewest edits from `name`; "" if all are more than half of it away.
-std::string closest_name(std::string_view name, const std::vector<std::string>& names);
-
 /// Throws KeyError: `mesh` (as printed) has no axis `name`, but those of `names`; did you mean ...?
 [[noreturn]] void throw_unknown_axis(const std::string& mesh, std::string_view name,
                                      const std::vector<std::string>& names);

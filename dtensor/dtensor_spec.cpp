@@ -59,6 +59,12 @@ SpecPtr DTensorSpec::with_placements(Placements placements, bool contiguous) con
   return make(mesh_, std::move(placements), contiguous ? TensorMeta::contiguous(meta_.sizes, meta_.dtype) : meta_);
 }
 
+SpecPtr DTensorSpec::with_dtype(at::ScalarType dtype) const {
+  auto meta = meta_;
+  meta.dtype = dtype;
+  return make(mesh_, placements_, std::move(meta));
+}
+
 MeshPosition DTensorSpec::position() const {
   return {.axis_sizes = mesh_.shape(), .coordinate = mesh_.coordinate()};
 }

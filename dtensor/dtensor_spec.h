@@ -40,6 +40,7 @@ class DTensorSpec : public c10::intrusive_ptr_target {
   static SpecPtr make(DeviceMesh mesh, Placements placements, TensorMeta meta);
   /// The same mesh and tensor under other (normalized) placements, and row-major if `contiguous`.
   SpecPtr with_placements(Placements placements, bool contiguous = false) const;
+  SpecPtr with_dtype(at::ScalarType dtype) const;
 
   const DeviceMesh& mesh() const { return mesh_; }
   const Placements& placements() const { return placements_; }

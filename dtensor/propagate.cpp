@@ -128,10 +128,6 @@ bool plan_output_metas(const OpRule& rule, OpCall& call) {
   }
 }
 
-bool is_empty(at::IntArrayRef sizes) {
-  return c10::multiply_integers(sizes) == 0;
-}
-
 /// Local kernels on empty shards raise, crash or change dtypes, so they are not called where all they could compute
 /// is empty. An op on an empty tensor is left to its kernel, which may refuse it, on every rank.
 bool has_nothing_to_compute(const OpPlan& plan) {

@@ -40,13 +40,8 @@ at::ScalarType moved_dtype(const DTensorSpec& from, const RedistributeOptions& o
   return c10::isFloatingType(from.dtype()) ? options.forward_dtype.value_or(from.dtype()) : from.dtype();
 }
 
-SpecPtr with_dtype(SpecPtr spec, at::ScalarType dtype) {
-  if (spec->dtype() == dtype) {
-    return spec;
-  }
-  auto meta = spec->meta();
-  meta.dtype = dtype;
-  return DTensorSpec::make(spec->mesh(), spec->placements(), std::move(meta));
+SpecPtr in_dtype(SpecPtr spec, at::ScalarType dtype) {
+  return spec->dtype() == dtype ? spec : spec->with_dtype(dtype);
 }
 
 /// What redistribute makes: null if it is the tensor itself.
@@ -57,13 +52,13 @@ SpecPtr result_spec(const DTensorSpec& from, Placements placements, const Redist
   if (target == from.placements() && dtype == from.dtype()) {
     return nullptr;
   }
-  return with_dtype(from.with_placements(std::move(target), /*contiguous=*/true), dtype);
+  return in_dtype(from.with_placements(std::move(target), /*contiguous=*/true), dtype);
 }
 
 LocalMove start_move(const at::Tensor& tensor, const DTensorSpec& to) {
   const at::AutoDispatchBelowADInplaceOrView below;
   const auto* meta = dtensor_meta(tensor);
-  const auto from = with_dtype(meta->spec, to.dtype());
+  const auto from = in_dtype(meta->spec, to.dtype());
   return LocalMove(meta->local.to(to.dtype()), from, to.placements());
 }
 

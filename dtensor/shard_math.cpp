@@ -31,6 +31,10 @@ c10::SmallVector<int64_t, 6> local_sizes(at::IntArrayRef sizes, const Placements
   return result;
 }
 
+bool is_empty(at::IntArrayRef sizes) {
+  return std::find(sizes.begin(), sizes.end(), 0) != sizes.end();
+}
+
 c10::SmallVector<int64_t, 6> contiguous_strides(at::IntArrayRef sizes) {
   c10::SmallVector<int64_t, 6> strides(sizes.size());
   int64_t stride = 1;

@@ -42,6 +42,9 @@ DimRange local_range(int64_t size, int64_t dim, const Placements& placements, co
 c10::SmallVector<int64_t, 6> local_sizes(at::IntArrayRef sizes, const Placements& placements,
                                          const MeshPosition& position);
 
+/// Whether a tensor of these sizes has no elements.
+bool is_empty(at::IntArrayRef sizes);
+
 /// Row-major strides, as a contiguous tensor of `sizes` has them.
 c10::SmallVector<int64_t, 6> contiguous_strides(at::IntArrayRef sizes);
 

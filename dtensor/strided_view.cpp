@@ -28,10 +28,6 @@ std::optional<std::vector<size_t>> dims_by_stride(const TensorMeta& meta) {
   return valid ? std::optional(order) : std::nullopt;
 }
 
-bool is_empty(at::IntArrayRef sizes) {
-  return std::ranges::find(sizes, 0) != sizes.end();
-}
-
 }  // namespace
 
 std::optional<SlicedDims> take_apart(const TensorMeta& meta, const StridedView& view) {

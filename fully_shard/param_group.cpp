@@ -73,7 +73,7 @@ ParamGroup::ParamGroup(const std::vector<NamedParam>& params, Options options)
     params_.emplace_back(
         param.tensor, layout_.slots[i], flat_shard_,
         ShardedParam::Options{.spec = sharded_spec(param, axes),
-                              .unsharded_spec = param.tp_spec ? with_dtype(*param.tp_spec, compute_dtype) : nullptr,
+                              .unsharded_spec = param.tp_spec ? param.tp_spec->with_dtype(compute_dtype) : nullptr,
                               .compute_dtype = compute_dtype,
                               .origin = param.origin,
                               .rank = axes.shard_rank(),

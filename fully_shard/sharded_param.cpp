@@ -110,7 +110,7 @@ at::Tensor ShardedParam::take_unsharded_grad(at::ScalarType dtype) {
   if (meta->spec->placements() == to) {
     return meta->local;
   }
-  const auto from = with_dtype(*meta->spec, meta->spec->has_partial() ? dtype : grad.scalar_type());
+  const auto from = meta->spec->with_dtype(meta->spec->has_partial() ? dtype : grad.scalar_type());
   return redistribute_local(meta->local.to(from->dtype()), *from, to);
 }
 

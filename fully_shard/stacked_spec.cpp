@@ -49,10 +49,4 @@ SpecPtr stacked_spec(const DeviceMesh& dp, const Placements& placements, const D
                            TensorMeta::contiguous(tp.sizes(), tp.dtype()));
 }
 
-SpecPtr with_dtype(const DTensorSpec& spec, at::ScalarType dtype) {
-  auto meta = spec.meta();
-  meta.dtype = dtype;
-  return DTensorSpec::make(spec.mesh(), spec.placements(), std::move(meta));
-}
-
 }  // namespace tessera

@@ -32,7 +32,4 @@ DeviceMesh stacked_mesh(const DeviceMesh& dp, const DeviceMesh& tp);
 /// What `tp` is under `placements` of `dp` beside its own. Row-major.
 SpecPtr stacked_spec(const DeviceMesh& dp, const Placements& placements, const DTensorSpec& tp);
 
-/// `spec` of another dtype.
-SpecPtr with_dtype(const DTensorSpec& spec, at::ScalarType dtype);
-
 }  // namespace tessera

@@ -4,7 +4,6 @@
 #include <c10/util/Type.h>
 
 #include <algorithm>
-#include <ranges>
 
 #include "base/error.h"
 #include "nn/repeatable_call.h"
@@ -42,7 +41,7 @@ HookHandle HookPoint::add(detail::HookKind kind, ForwardHook hook, HookOrder ord
   auto record = std::make_shared<detail::HookRecord>();
   record->id = hooks.next_id++;
   record->run = std::move(hook);
-  const HookHandle handle(table_, record->id);
+  HookHandle handle(table_, record->id);
   longer->insert(order == HookOrder::Prepend ? longer->begin() : longer->end(), std::move(record));
   list = std::move(longer);
   ++hooks.hooks;
@@ -126,10 +125,10 @@ void HookedCall::run(detail::HookKind kind, TensorRefs tensors) {
 void HookedCall::failed() noexcept {
   const auto& list = lists_[static_cast<int>(detail::HookKind::Exception)];
   if (list == nullptr) return;
-  for (const auto& hook : *list | std::views::reverse) {
-    if (!hook->active) continue;
+  for (auto hook = list->rbegin(); hook != list->rend(); ++hook) {
+    if (!(*hook)->active) continue;
     try {
-      hook->run(point_, {});
+      (*hook)->run(point_, {});
     } catch (const std::exception& error) {
       TORCH_WARN("an exception hook of ", point_.type_name(), " threw: ", error.what());
     } catch (...) {

@@ -270,13 +270,14 @@ HookedHolder<Hooked<Impl>> hooked(const torch::nn::ModuleHolder<Impl>& stock) {
 
 }  // namespace tessera
 
-#define TESSERA_DETAIL_MODULE(Name, ...)                                                 \
-  class Name : public ::tessera::HookedHolder<__VA_ARGS__> { /* NOLINT */                \
-   public:                                                                               \
-    using ::tessera::HookedHolder<__VA_ARGS__>::HookedHolder;                            \
-    Name() = default;                                                                    \
-    Name(::tessera::HookedHolder<__VA_ARGS__> other) : HookedHolder(std::move(other)) {} \
-    using Impl [[maybe_unused]] = __VA_ARGS__;                                           \
+// Converts from its base, as libtorch's holders do.
+#define TESSERA_DETAIL_MODULE(Name, ...)                                                              \
+  class Name : public ::tessera::HookedHolder<__VA_ARGS__> { /* NOLINT */                             \
+   public:                                                                                            \
+    using ::tessera::HookedHolder<__VA_ARGS__>::HookedHolder;                                         \
+    Name() = default;                                                                                 \
+    Name(::tessera::HookedHolder<__VA_ARGS__> other) : HookedHolder(std::move(other)) {} /* NOLINT */ \
+    using Impl [[maybe_unused]] = __VA_ARGS__;                                                        \
   }
 
 /// Like TORCH_MODULE: the holder `Name` of a hooked NameImpl.

@@ -17,9 +17,11 @@
 namespace tessera::nn {
 
 struct RMSNormOptions {
-  /* implicit */ RMSNormOptions(std::vector<int64_t> normalized_shape)
-      : normalized_shape_(std::move(normalized_shape)) {}
-  /* implicit */ RMSNormOptions(int64_t normalized_size) : normalized_shape_{normalized_size} {}
+  // As libtorch's options of norms, which convert from a shape.
+  // NOLINTNEXTLINE(google-explicit-constructor)
+  RMSNormOptions(std::vector<int64_t> normalized_shape) : normalized_shape_(std::move(normalized_shape)) {}
+  // NOLINTNEXTLINE(google-explicit-constructor)
+  RMSNormOptions(int64_t normalized_size) : normalized_shape_{normalized_size} {}
   /// Sizes of the last dims, over which the mean is taken.
   TORCH_ARG(std::vector<int64_t>, normalized_shape);
   /// Added to the mean of squares; none: the machine epsilon of the input's dtype.

@@ -96,7 +96,7 @@ class SequentialEntry {
 class SequentialImpl : public torch::nn::Cloneable<SequentialImpl> {
  public:
   SequentialImpl() = default;
-  explicit SequentialImpl(std::initializer_list<SequentialEntry> entries);
+  SequentialImpl(std::initializer_list<SequentialEntry> entries);
   template <detail::ModuleArgument... Modules>
   requires(sizeof...(Modules) > 0) explicit SequentialImpl(const Modules&... modules) { (push_back(modules), ...); }
 
@@ -140,6 +140,8 @@ class Sequential : public HookedHolder<Hooked<SequentialImpl>> {
   using HookedHolder::HookedHolder;
   using Impl = Hooked<SequentialImpl>;
   Sequential() = default;
+  // As libtorch's holders, which convert from the holder that they are made of.
+  // NOLINTNEXTLINE(google-explicit-constructor)
   Sequential(HookedHolder other) : HookedHolder(std::move(other)) {}
   Sequential(std::initializer_list<SequentialEntry> entries) : HookedHolder(std::make_shared<Impl>(entries)) {}
 };

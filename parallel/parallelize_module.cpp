@@ -2,9 +2,9 @@
 
 #include <fmt/ranges.h>
 
+#include "base/close_names.h"
 #include "base/error.h"
 #include "nn/hook_point.h"
-#include "parallel/close_names.h"
 #include "parallel/path_pattern.h"
 
 namespace tessera {

@@ -7,7 +7,6 @@
 #include "base/error.h"
 #include "comm/collectives.h"
 #include "comm/rank_context.h"
-#include "device_mesh/axis_names.h"
 #include "testing/expect.h"
 #include "testing/run_ranks.h"
 #include "third_party/catch2/catch.h"
@@ -175,12 +174,6 @@ TEST_CASE("without a process group init_device_mesh sets one up") {
   CHECK(is_initialized());
   CHECK(mesh.coordinate() == Ints{0, 0});
   CHECK(mesh.flatten().group() == default_group());
-}
-
-TEST_CASE("the closest name") {
-  CHECK(closest_name("tpp", {"dp", "tp"}) == "tp");
-  CHECK(closest_name("replicate", {"shard", "replica"}) == "replica");
-  CHECK(closest_name("x", {"dp", "tp"}) == "");
 }
 
 }  // namespace

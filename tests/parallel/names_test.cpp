@@ -1,4 +1,4 @@
-#include "parallel/close_names.h"
+#include "base/close_names.h"
 #include "parallel/path_pattern.h"
 #include "third_party/catch2/catch.h"
 

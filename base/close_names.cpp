@@ -1,4 +1,4 @@
-#include "parallel/close_names.h"
+#include "base/close_names.h"
 
 #include <algorithm>
 #include <numeric>

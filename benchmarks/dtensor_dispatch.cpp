@@ -1,19 +1,10 @@
 // What an op on a DTensor costs: `./bazelw run //benchmarks:dtensor_dispatch` (-- --json: one JSON object a
 // measurement).
 //
-// 8 x 8 floats on a mesh of one rank, so that nothing moves and the kernels take next to no time; plans are cached.
-// Beside each op is the same on plain tensors. Where PEER_PYTHON names a Python that has torch,
+// Beside each op of dispatch_ops.h is the same on plain tensors. Where PEER_PYTHON names a Python that has torch,
 // dtensor_dispatch_peer.py measures PyTorch's DTensor.
 
-#include <ATen/TensorOperators.h>
 #include <ATen/core/grad_mode.h>
-#include <ATen/ops/add.h>
-#include <ATen/ops/linear.h>
-#include <ATen/ops/mm.h>
-#include <ATen/ops/ones.h>
-#include <ATen/ops/sum.h>
-#include <ATen/ops/t.h>
-#include <ATen/ops/zeros.h>
 #include <benchmark/benchmark.h>
 #include <fmt/format.h>
 
@@ -21,46 +12,21 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <functional>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
 #include "base/error.h"
+#include "benchmarks/dispatch_ops.h"
 #include "comm/process_group.h"
-#include "dtensor/dtensor.h"
 
 namespace tessera {
 namespace {
 
 constexpr const char* kPeerScript = "benchmarks/dtensor_dispatch_peer.py";
 
-struct Operands {
-  at::Tensor a, b;
-};
-
-struct Measured {
-  const char* name;
-  std::function<void(const Operands&)> run;
-  bool dtensor_only = false;
-};
-
-std::vector<Measured> measured_ops() {
-  return {
-      {"add", [](const Operands& x) { benchmark::DoNotOptimize(at::add(x.a, x.b)); }},
-      {"add_", [](const Operands& x) { x.a.add_(x.b); }},
-      {"mm", [](const Operands& x) { benchmark::DoNotOptimize(at::mm(x.a, x.b)); }},
-      {"t", [](const Operands& x) { benchmark::DoNotOptimize(at::t(x.a)); }},
-      {"view", [](const Operands& x) { benchmark::DoNotOptimize(x.a.view({64})); }},
-      {"sum", [](const Operands& x) { benchmark::DoNotOptimize(at::sum(x.a)); }},
-      {"linear", [](const Operands& x) { benchmark::DoNotOptimize(at::linear(x.a, x.b)); }},
-      {"redistribute to the same", [](const Operands& x) { benchmark::DoNotOptimize(redistribute(x.a, {Shard(0)})); },
-       true},
-  };
-}
-
-void register_benchmark(const std::string& name, const Measured& op, const Operands& operands) {
+void register_benchmark(const std::string& name, const DispatchOp& op, const DispatchOperands& operands) {
   benchmark::RegisterBenchmark((std::string(op.name) + "/" + name).c_str(),
                                [op, operands](benchmark::State& state) {
                                  const at::NoGradGuard no_grad;
@@ -136,7 +102,7 @@ void print_results(const std::map<std::string, double>& microseconds, bool json)
     const auto found = map.find(key);
     return found == map.end() ? 0.0 : found->second;
   };
-  for (const auto& op : measured_ops()) {
+  for (const auto& op : dispatch_ops()) {
     const std::string name = op.name;
     const double ours = lookup(microseconds, name + "/dtensor");
     const double plain = lookup(microseconds, name + "/plain");
@@ -159,10 +125,9 @@ void print_results(const std::map<std::string, double>& microseconds, bool json)
 
 void measure(bool json) {
   init_process_group({.rank = 0, .world_size = 1});
-  const auto mesh = init_device_mesh(at::kCPU, {1});
-  const Operands plain{at::ones({8, 8}), at::zeros({8, 8})};
-  const Operands dtensors{distribute_tensor(plain.a, mesh, {Shard(0)}), distribute_tensor(plain.b, mesh, {Shard(0)})};
-  for (const auto& op : measured_ops()) {
+  const auto plain = plain_operands();
+  const auto dtensors = dtensor_operands();
+  for (const auto& op : dispatch_ops()) {
     register_benchmark("dtensor", op, dtensors);
     if (!op.dtensor_only) {
       register_benchmark("plain", op, plain);

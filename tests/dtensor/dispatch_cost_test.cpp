@@ -1,0 +1,135 @@
+// What dispatch may cost beyond the same op on plain tensors, in instructions and allocations: numbers that do not
+// depend on what else the machine does. A change that makes an op dearer fails here; one that makes it cheaper may
+// lower the limit.
+
+#include <ATen/core/grad_mode.h>
+#include <fmt/format.h>
+
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <new>
+#include <string>
+
+#include "benchmarks/dispatch_ops.h"
+#include "testing/run_ranks.h"
+#include "third_party/catch2/catch.h"
+
+using namespace tessera;
+
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#define TESSERA_SANITIZED 1
+#endif
+
+namespace {
+
+thread_local int64_t allocations = 0;
+
+}  // namespace
+
+// libtorch allocates everything but the data of tensors by operator new, and finds this one.
+void* operator new(std::size_t bytes) {
+  ++allocations;
+  if (void* const memory = std::malloc(bytes == 0 ? 1 : bytes)) return memory;
+  throw std::bad_alloc();
+}
+void operator delete(void* memory) noexcept {
+  std::free(memory);
+}
+void operator delete(void* memory, std::size_t) noexcept {
+  std::free(memory);
+}
+
+namespace {
+
+int64_t allocations_of(const DispatchOp& op, const DispatchOperands& operands) {
+  for (int i = 0; i < 3; ++i) op.run(operands);
+  const int64_t before = allocations;
+  op.run(operands);
+  return allocations - before;
+}
+
+#ifndef TESSERA_SANITIZED
+
+constexpr int kCalls = 100;  // of the probe
+
+/// "name/kind" → instructions of a call, as callgrind counted them. Empty where there is no valgrind.
+std::map<std::string, double> count_instructions() {
+  if (std::system("command -v valgrind >/dev/null") != 0) return {};
+  const char* const tmp = std::getenv("TEST_TMPDIR");
+  const std::filesystem::path folder = std::filesystem::path(tmp != nullptr ? tmp : "/tmp") / "dispatch_cost";
+  std::filesystem::remove_all(folder);
+  std::filesystem::create_directories(folder);
+  const std::string command = fmt::format(
+      "valgrind -q --tool=callgrind --collect-atstart=no --callgrind-out-file='{}/out' "
+      "tests/dtensor/dispatch_cost_probe 2>'{}/errors'",
+      folder.string(), folder.string());
+  REQUIRE(std::system(command.c_str()) == 0);
+  std::map<std::string, double> counts;
+  for (const auto& file : std::filesystem::directory_iterator(folder)) {
+    std::ifstream stream(file.path());
+    const std::string trigger = "desc: Trigger: Client Request: ", summary = "summary: ";
+    std::string name;
+    for (std::string line; std::getline(stream, line);) {
+      if (line.starts_with(trigger)) name = line.substr(trigger.size());
+      if (line.starts_with(summary) && !name.empty()) counts[name] = std::stod(line.substr(summary.size())) / kCalls;
+    }
+  }
+  std::filesystem::remove_all(folder);
+  return counts;
+}
+
+#endif
+
+}  // namespace
+
+TEST_CASE("a cached op allocates its result and what libtorch boxes the call in", "[dtensor]") {
+  // A DTensor: its TensorImpl and version counter, and the two records that lead to its spec and local tensor.
+  constexpr int64_t kDTensor = 4;
+  constexpr int64_t kBoxedCall = 1;   // the stack of the arguments
+  constexpr int64_t kBoxedSizes = 3;  // a list's IValue, its elements, and their copy for the local kernel
+  constexpr int64_t kPlacements = 1;  // which the caller makes
+  const std::map<std::string, int64_t> allowed{{"add", kDTensor + kBoxedCall},
+                                               {"add_", kBoxedCall},
+                                               {"mm", kDTensor + kBoxedCall},
+                                               {"t", kDTensor + kBoxedCall},
+                                               {"view", kDTensor + kBoxedCall + kBoxedSizes},
+                                               {"sum", kDTensor + kBoxedCall},
+                                               {"linear", 2 * (kDTensor + kBoxedCall)},  // t and mm
+                                               {"redistribute to the same", kPlacements}};
+  run_ranks(1, [&](int) {
+    const at::NoGradGuard no_grad;
+    const auto plain = plain_operands();
+    const auto dtensors = dtensor_operands();
+    for (const auto& op : dispatch_ops()) {
+      const int64_t of_plain = op.dtensor_only ? 0 : allocations_of(op, plain);
+      INFO(op.name << ", plain: " << of_plain);
+      CHECK(allocations_of(op, dtensors) - of_plain <= allowed.at(op.name));
+    }
+  });
+}
+
+TEST_CASE("the instructions of a cached op beyond the plain op's stay within limits", "[dtensor]") {
+#ifdef TESSERA_SANITIZED
+  WARN("skipped: valgrind cannot run what a sanitizer instruments");
+#else
+  const auto counts = count_instructions();
+  if (counts.empty()) {
+    WARN("skipped: there is no valgrind on this machine; ./bazelw installs it");
+    return;
+  }
+  // As counted with g++ 12 -O2 and libtorch 2.15.0, and a tenth.
+  const std::map<std::string, double> limits{
+      {"add", 3900},  {"add_", 2600}, {"mm", 3600},     {"t", 3300},
+      {"view", 5300}, {"sum", 3400},  {"linear", 6900}, {"redistribute to the same", 1400}};
+  for (const auto& op : dispatch_ops()) {
+    const std::string name = op.name;
+    const double ours = counts.at(name + "/dtensor");
+    const double beyond = op.dtensor_only ? ours : ours - counts.at(name + "/plain");
+    INFO(name << ": " << ours << " instructions, " << beyond << " of them beyond the plain op's");
+    CHECK(beyond > 0);
+    CHECK(beyond <= limits.at(name));
+  }
+#endif
+}

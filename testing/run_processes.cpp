@@ -9,6 +9,7 @@
 #include <sstream>
 
 #include "base/error.h"
+#include "comm/collectives.h"
 #include "comm/local_launcher.h"
 #include "comm/process_group.h"
 #include "third_party/catch2/catch.h"
@@ -47,8 +48,18 @@ int count_call(const std::string& test_name) {
 
 [[noreturn]] void be_rank(const std::function<void(int rank)>& body, const RunProcessesOptions& options) {
   try {
-    init_process_group({.backend = "gloo", .timeout = options.timeout});
+    init_process_group({.backend = options.backend, .timeout = options.timeout});
+  } catch (const NotImplementedError& missing) {
+    std::fprintf(stderr, "skipped: %s\n", missing.what());
+    end_rank(kSkippedExitCode);
+  } catch (const std::exception& failure) {
+    std::fprintf(stderr, "%s\n", failure.what());
+    end_rank(1);
+  }
+  try {
+    barrier(default_group());
     body(get_rank());
+    barrier(default_group());
     destroy_process_group();
   } catch (const std::exception& failure) {
     std::fprintf(stderr, "%s\n", failure.what());
@@ -108,7 +119,8 @@ ProcessesResult try_run_processes(int world_size, const std::function<void(int r
                                             .argv = {program, escaped(test_name)},
                                             .environment = {{kCallVariable, std::to_string(call)}},
                                             .output_files = files});
-  ProcessesResult result = {.exit_code = launch.exit_code, .message = launch.message};
+  ProcessesResult result = {
+      .exit_code = launch.exit_code, .message = launch.message, .skipped = launch.exit_code == kSkippedExitCode};
   for (const std::string& file : files) {
     result.outputs.push_back(read(file));
     const bool ended_well = result.outputs.back().find(kEndMark) != std::string::npos;
@@ -123,6 +135,10 @@ ProcessesResult try_run_processes(int world_size, const std::function<void(int r
 void run_processes(int world_size, const std::function<void(int rank)>& body, RunProcessesOptions options) {
   const ProcessesResult result = try_run_processes(world_size, body, options);
   if (result.exit_code == 0) {
+    return;
+  }
+  if (result.skipped) {
+    WARN("skipped: backend '" << options.backend << "' is not part of this build");
     return;
   }
   std::string text = result.message;

@@ -144,7 +144,7 @@ void make_parallel(Transformer& model, const DeviceMesh& mesh, bool root_replica
 
 }  // namespace
 
-TEST_CASE("each module tells the API that it has, and its parameters lie accordingly", "[composability]") {
+TEST_CASE("row 117: each module tells the API that it has, and its parameters lie accordingly", "[composability]") {
   const bool root_replicates = GENERATE(true, false);
   run_ranks(4, [&](int) {
     const auto mesh = init_device_mesh(at::kCPU, {4}, {"dp"});
@@ -167,7 +167,7 @@ TEST_CASE("each module tells the API that it has, and its parameters lie accordi
   });
 }
 
-TEST_CASE("a transformer with both APIs trains as in one process", "[composability]") {
+TEST_CASE("row 117: a transformer with both APIs trains as in one process", "[composability]") {
   const bool root_replicates = GENERATE(true, false);
   run_ranks(4, [&](int rank) {
     const auto mesh = init_device_mesh(at::kCPU, {4}, {"dp"});
@@ -198,7 +198,7 @@ TEST_CASE("a transformer with both APIs trains as in one process", "[composabili
   });
 }
 
-TEST_CASE("a call takes the modules that no call below it took", "[composability]") {
+TEST_CASE("row 117: a call takes the modules that no call below it took", "[composability]") {
   run_ranks(4, [](int) {
     const auto mesh = mesh_of_four();
     Transformer model(3);
@@ -219,7 +219,7 @@ TEST_CASE("a call takes the modules that no call below it took", "[composability
   });
 }
 
-TEST_CASE("replicate over one axis of a mesh gives parameters on that axis alone", "[composability]") {
+TEST_CASE("row 118: replicate over one axis of a mesh gives parameters on that axis alone", "[composability]") {
   run_ranks(4, [](int) {
     const auto mesh = mesh_of_four();
     Transformer model(2);
@@ -232,7 +232,7 @@ TEST_CASE("replicate over one axis of a mesh gives parameters on that axis alone
   });
 }
 
-TEST_CASE("a net of replicated and sharded layers trains as in one process", "[composability]") {
+TEST_CASE("row 119: a net of replicated and sharded layers trains as in one process", "[composability]") {
   run_ranks(4, [](int rank) {
     Net reference, net;
     fill_parameters(*reference, 42);

@@ -95,7 +95,8 @@ void train_beside_reference(const DeviceMesh& dp, const DeviceMesh& tp, const St
 
 }  // namespace
 
-TEST_CASE("replicate and fully_shard over the stack under tensor parallelism equal one process", "[composability]") {
+TEST_CASE("rows 27, 28, 120: replicate and fully_shard over the stack under tensor parallelism equal one process",
+          "[composability]") {
   const auto dim = GENERATE(int64_t{3}, int64_t{16}, int64_t{17});
   const bool sequence_parallel = GENERATE(false, true), checkpoints = GENERATE(false, true);
   const StackOptions options{dim, sequence_parallel, checkpoints};
@@ -113,7 +114,7 @@ TEST_CASE("replicate and fully_shard over the stack under tensor parallelism equ
   });
 }
 
-TEST_CASE("the stack on uneven and 3-D meshes equals one process", "[composability]") {
+TEST_CASE("rows 27, 120: the stack on uneven and 3-D meshes equals one process", "[composability]") {
   const auto shape =
       GENERATE(std::vector<int64_t>{1, 3, 2}, std::vector<int64_t>{1, 2, 3}, std::vector<int64_t>{2, 2, 2});
   const bool sequence_parallel = GENERATE(false, true);

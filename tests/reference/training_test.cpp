@@ -1,0 +1,243 @@
+// The common models train as published: losses are those of the Python models, sharded or not.
+
+#include <ATen/core/grad_mode.h>
+
+#include "comm/comm_stats.h"
+#include "testing/expect.h"
+#include "testing/mixture_of_experts.h"
+#include "testing/parity_driver.h"
+#include "testing/run_ranks.h"
+#include "testing/run_subtests.h"
+#include "testing/transformer_with_shared_params.h"
+#include "third_party/catch2/catch.h"
+
+using namespace tessera;
+using namespace tessera::testing;
+
+namespace {
+
+DeviceMesh dp_mesh() {
+  return init_device_mesh(at::kCPU, {get_world_size()}, {"dp"});
+}
+
+void expect_losses(const std::vector<double>& actual, const std::vector<double>& expected) {
+  expect_equal(actual.size(), expected.size());
+  for (size_t i = 0; i < expected.size(); ++i) {
+    TESSERA_CHECK(ExpectationError, std::abs(actual[i] - expected[i]) <= 1e-5 * std::max(1.0, std::abs(expected[i])),
+                  "loss {} is {:.7g}, expected {:.7g}", i, actual[i], expected[i]);
+  }
+}
+
+/// The losses of three steps, by world size and rank.
+struct GoldenLosses {
+  const ModelClass& model;
+  std::vector<double> alone;
+  std::vector<std::vector<double>> of_two;
+};
+
+std::vector<GoldenLosses> golden_losses() {
+  const std::vector<double> transformer{5.74779, 17.8222, 24.6981};
+  return {{nested_wrapped_model(),
+           {0.180691, -2.22423, -6.87998},
+           {{0.180691, -2.22609, -6.89273}, {0.153004, -2.25724, -6.93392}}},
+          {non_uniform_req_grad_model(),
+           {0.180691, -1.27848, -4.0509},
+           {{0.180691, -1.27803, -4.0496}, {0.153004, -1.30486, -4.07481}}},
+          {mixture_of_experts(),
+           {0.20889, -4.17792, -13.7087},
+           {{0.20889, -3.37866, -11.2083}, {0.318128, -3.00292, -10.3055}}},
+          {transformer_with_shared_params(), transformer, {transformer, transformer}}};
+}
+
+std::shared_ptr<FSDPTestModel> reference_of(const ModelClass& model, const DeviceMesh& mesh) {
+  auto plain = model.init({.mesh = mesh, .deterministic = true});
+  if (&model == &mixture_of_experts()) {
+    return std::make_shared<DummyDDP>(plain);  // averages by itself
+  }
+  return std::make_shared<DataParallelReference>(plain, mesh);
+}
+
+std::shared_ptr<FSDPTestModel> sharded_of(const ModelClass& model, const DeviceMesh& mesh, bool reshards = true) {
+  InitOptions options{.mesh = mesh, .fsdp_init_mode = FSDPInitMode::RECURSIVE, .deterministic = true};
+  options.fsdp_options.reshard_after_forward = reshards;
+  auto sharded = model.init(options);
+  if (&model != &transformer_with_shared_params()) {
+    wrap_unit(*sharded, options);
+  }
+  return sharded;
+}
+
+/// A model whose loss is in a dtype of the test's choice.
+class OddLoss : public DummyDDP {
+ public:
+  OddLoss(std::shared_ptr<FSDPTestModel> module, at::ScalarType dtype) : DummyDDP(std::move(module)), dtype_(dtype) {}
+  at::Tensor get_loss(const std::vector<at::Tensor>& input, const at::Tensor& output) override {
+    return DummyDDP::get_loss(input, output).to(dtype_);
+  }
+
+ private:
+  at::ScalarType dtype_;
+};
+
+}  // namespace
+
+TEST_CASE("rows 3, 12, 20, 43, 48: the references' losses are Python's, for one rank and two") {
+  for (const int world_size : {1, 2}) {
+    run_ranks(world_size, [&](int rank) {
+      for (const auto& golden : golden_losses()) {
+        const auto model = reference_of(golden.model, dp_mesh());
+        expect_equal(model->children().size(), 1u);
+        expect_losses(train_losses(*model, {.num_steps = 3}),
+                      world_size == 1 ? golden.alone : golden.of_two[static_cast<size_t>(rank)]);
+      }
+    });
+  }
+}
+
+TEST_CASE("rows 3, 12, 18, 23, 49: sharded models' losses are Python's, for one rank and two") {
+  for (const int world_size : {1, 2}) {
+    run_ranks(world_size, [&](int rank) {
+      run_subtests({{"model", {0, 1, 2, 3}}, {"reshard_after_forward", {true, false}}}, [&](const Subtest& subtest) {
+        const auto golden = golden_losses()[static_cast<size_t>(subtest.get<int64_t>("model"))];
+        const auto model = sharded_of(golden.model, dp_mesh(), subtest.get<bool>("reshard_after_forward"));
+        expect_losses(train_losses(*model, {.num_steps = 3}),
+                      world_size == 1 ? golden.alone : golden.of_two[static_cast<size_t>(rank)]);
+      });
+    });
+  }
+}
+
+TEST_CASE("row 43: four ranks: first and third loss of NestedWrappedModule are Python's") {
+  run_ranks(4, [](int rank) {
+    const auto mesh = dp_mesh();
+    const std::vector<double> first{0.180691, 0.153004, 0.0841781, 0.119858};
+    const std::vector<double> third{-6.89376, -6.93503, -6.96583, -6.95226};
+    const auto own = static_cast<size_t>(rank);
+    for (const auto& model : {reference_of(nested_wrapped_model(), mesh), sharded_of(nested_wrapped_model(), mesh)}) {
+      const auto losses = train_losses(*model, {.num_steps = 3});
+      expect_losses({losses[0], losses[2]}, {first[own], third[own]});
+    }
+    const auto model = sharded_of(nested_wrapped_model(), mesh);
+    expect_losses({train_for_several_steps(*model, {.num_steps = 3}).item<double>()}, {third[own]});
+  });
+}
+
+TEST_CASE("row 44: the train loop refuses losses of another dtype than the options say") {
+  run_ranks(2, [](int) {
+    const auto mesh = dp_mesh();
+    const auto plain = [&] { return reference_of(nested_wrapped_model(), mesh); };
+    const auto odd = [](const std::shared_ptr<FSDPTestModel>& model, at::ScalarType dtype) {
+      return std::make_shared<OddLoss>(model, dtype);
+    };
+    expect_throws<ExpectationError>([&] { train_for_several_steps(*odd(plain(), at::kDouble)); },
+                                    "the loss is Double, expected Float");
+    expect_throws<ExpectationError>([&] { train_for_several_steps(*odd(plain(), at::kHalf)); },
+                                    "the loss is Half, expected Float");
+
+    const auto init = [&](at::ScalarType dtype) {
+      InitOptions options{.mesh = mesh, .deterministic = true, .dtype = dtype};
+      return nested_wrapped_model().init(options);
+    };
+    const auto loss = train_for_several_steps(*init(at::kHalf), {.use_pure_fp16 = true});
+    TESSERA_EXPECT(loss.scalar_type() == at::kHalf);
+    const auto whole = odd(init(at::kHalf), at::kFloat);
+    expect_throws<ExpectationError>([&] { train_for_several_steps(*whole, {.use_pure_fp16 = true}); },
+                                    "the loss is Float, expected Half");
+
+    InitOptions options{.mesh = mesh, .fsdp_init_mode = FSDPInitMode::RECURSIVE, .deterministic = true};
+    options.fsdp_options.mp_policy = {.param_dtype = at::kBFloat16};
+    const auto mixed = nested_wrapped_model().init(options);
+    wrap_unit(*mixed, options);
+    expect_throws<ExpectationError>([&] { train_for_several_steps(*mixed); }, "the loss is BFloat16, expected Float");
+  });
+}
+
+TEST_CASE("row 46: copying, clearing and loading the model in every step changes no loss") {
+  for (const int world_size : {2, 4}) {
+    run_ranks(world_size, [](int) {
+      for (const auto* model : {&nested_wrapped_model(), &transformer_with_shared_params(), &mixture_of_experts()}) {
+        const auto mesh = dp_mesh();
+        const auto without = sharded_of(*model, mesh);
+        const auto with = sharded_of(*model, mesh);
+        expect_losses(train_losses(*with, {.num_steps = 3, .save_model = true}),
+                      train_losses(*without, {.num_steps = 3}));
+      }
+    });
+  }
+}
+
+TEST_CASE("row 47: training ends with idle, sharded units; one that stays unsharded is reported") {
+  run_ranks(2, [](int) {
+    const auto model = sharded_of(nested_wrapped_model(), dp_mesh());
+    train_for_several_steps(*model);
+    for (const auto& module : model->modules()) {
+      if (is_sharded_model(*module) && module.get() == model.get()) {
+        TESSERA_EXPECT(fsdp(*module).unit_state() == UnitState::Sharded);
+      }
+    }
+    // a throw in forward leaves a model that says what it is, and trains on
+    expect_throws<std::exception>([&] { model->forward({at::Tensor()}); }, "");
+    TESSERA_EXPECT(fsdp(*model).unit_state() == UnitState::Sharded);
+    train_for_several_steps(*model);
+    fsdp(*model).set_reshard_after_backward(false);
+    expect_throws<Error>([&] { train_for_several_steps(*model); }, "");
+  });
+}
+
+TEST_CASE("rows 49, 51: the parity driver passes for every model, device mode and strategy") {
+  for (const int world_size : {2, 4}) {
+    run_ranks(world_size, [](int) {
+      const auto mesh = dp_mesh();
+      const std::vector<const ModelClass*> models{&nested_wrapped_model(), &always_wrap_nested_wrapped_model(),
+                                                  &non_uniform_req_grad_model(), &transformer_with_shared_params(),
+                                                  &mixture_of_experts()};
+      run_subtests({{"model", {0, 1, 2, 3, 4}}, {"device", {0, 1, 2}}}, [&](const Subtest& subtest) {
+        const auto* model = models[static_cast<size_t>(subtest.get<int64_t>("model"))];
+        FSDPParityOptions options{.mesh = mesh};
+        options.device_init_mode = static_cast<DEVICEInitMode>(subtest.get<int64_t>("device"));
+        if (model == &mixture_of_experts()) {
+          options.ref_init_fn = [](std::shared_ptr<FSDPTestModel> plain) { return std::make_shared<DummyDDP>(plain); };
+        }
+        test_fsdp_parity(*model, options);
+      });
+    });
+  }
+}
+
+TEST_CASE("row 49: the parity driver with mixed precision, HSDP and float16") {
+  run_ranks(4, [](int) {
+    const auto hsdp = init_device_mesh(at::kCPU, {2, 2}, {"replicas", "shards"});
+    test_fsdp_parity(nested_wrapped_model(), {.mesh = hsdp});
+    FSDPParityOptions mixed{.mesh = dp_mesh()};
+    mixed.fsdp_options.mp_policy = {.param_dtype = at::kBFloat16};
+    test_fsdp_parity(nested_wrapped_model(), mixed);
+    test_fsdp_parity(nested_wrapped_model(), {.mesh = dp_mesh(), .use_pure_fp16 = true});
+  });
+}
+
+TEST_CASE("row 50: a model that is cast after sharding cannot train, and says why") {
+  run_ranks(2, [](int) {
+    const auto model = sharded_of(nested_wrapped_model(), dp_mesh());
+    model->to(at::kDouble);
+    expect_throws<StateError>([&] { train_for_several_steps(*model); }, "were replaced after it was sharded");
+  });
+}
+
+TEST_CASE("rows 48, 51: the parity driver refuses NO_FSDP, names a model that fails, and finds a wrong scale") {
+  run_ranks(2, [](int) {
+    const auto mesh = dp_mesh();
+    expect_throws<ValueError>(
+        [&] { test_fsdp_parity(nested_wrapped_model(), {.mesh = mesh, .fsdp_init_mode = FSDPInitMode::NO_FSDP}); },
+        "NO_FSDP");
+    FSDPParityOptions broken{.mesh = mesh};
+    broken.shard = [](torch::nn::Module&, const FullyShardOptions&) { throw Error("a cause"); };
+    expect_throws<ValueError>([&] { test_fsdp_parity(nested_wrapped_model(), broken); },
+                              "NestedWrappedModule cannot be built: a cause");
+    FSDPParityOptions sums{.mesh = mesh};
+    sums.shard = [](torch::nn::Module& module, const FullyShardOptions& options) {
+      fully_shard(module, options);
+      fsdp(module).set_gradient_divide_factor(1);  // gradients are sums: too large by the number of ranks
+    };
+    expect_throws<ExpectationError>([&] { test_fsdp_parity(nested_wrapped_model(), sums); }, "differ");
+  });
+}

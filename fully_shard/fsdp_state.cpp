@@ -203,7 +203,9 @@ void FSDPState::pre_backward(Ticket& ticket) {
     is_prefetched_ = false;
     group_->unshard();
   }
-  root_->prefetch_in_backward(*this);
+  if (!settings_.prefetch_after_backward) {
+    root_->prefetch_in_backward(*this);
+  }
   group_->begin_backward();
   report(UnitStep::Backward);
 }
@@ -214,6 +216,9 @@ void FSDPState::post_backward(const Ticket& ticket) {
   }
   if (--active_calls_ > 0) {
     return;
+  }
+  if (settings_.prefetch_after_backward) {
+    root_->prefetch_in_backward(*this);
   }
   const bool is_last = !awaits_backward();
   if (settings_.reshard_after_backward && (is_last || ran_.size() == 1)) {

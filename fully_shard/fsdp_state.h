@@ -44,6 +44,7 @@ class FSDPState : public std::enable_shared_from_this<FSDPState> {
     bool reshard_after_backward = true;
     bool unshard_in_backward = true;
     bool is_last_backward = true;
+    bool prefetch_after_backward = false;  // of the next unit, not before it
     std::optional<Targets> forward_prefetch;  // none: the recorded order
     std::optional<Targets> backward_prefetch;
     UnitObserver observer;
@@ -73,6 +74,8 @@ class FSDPState : public std::enable_shared_from_this<FSDPState> {
   bool awaits_backward() const;
   /// Whether gradients wait for a later reduction: unsynchronized, not all-reduced, or in flight.
   bool has_unreduced_gradients() const { return has_unreduced_ || (group_ && group_->is_reducing()); }
+  /// A forward or a backward of it computes.
+  bool is_running() const { return !open_calls_.empty() || active_calls_ > 0; }
   /// Between iterations: nothing runs and nothing is awaited.
   bool is_idle() const { return open_calls_.empty() && active_calls_ == 0 && !awaits_backward(); }
 

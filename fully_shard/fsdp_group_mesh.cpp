@@ -1,0 +1,69 @@
+#include "fully_shard/fsdp_group_mesh.h"
+
+#include <fmt/ranges.h>
+
+#include <cstdlib>
+#include <string>
+
+#include "base/error.h"
+
+namespace tessera {
+
+namespace {
+
+/// count ranks from `first`, `step` apart.
+std::vector<int64_t> ranks_from(int64_t first, int64_t count, int64_t step) {
+  std::vector<int64_t> ranks;
+  for (int64_t i = 0; i < count; ++i) {
+    ranks.push_back(first + i * step);
+  }
+  return ranks;
+}
+
+[[noreturn]] void refuse(const std::vector<int64_t>& ranks, int64_t world) {
+  throw NotImplementedError(
+      fmt::format("FullyShardedDataParallel: a group of ranks {} out of {} is no axis of a grid of all ranks; make "
+                  "groups of neighbours, or of ranks at equal distances, or pass device_mesh",
+                  ranks, world));
+}
+
+}  // namespace
+
+DeviceMesh mesh_of_groups(const FSDPProcessGroup& group) {
+  const auto& shard = group.shard_ranks();
+  const int64_t world = get_world_size(), own = get_rank();
+  const auto size = static_cast<int64_t>(shard.size());
+  if (world % size != 0) {
+    refuse(shard, world);
+  }
+  const int64_t others = world / size;
+  const bool neighbours = shard == ranks_from(own / size * size, size, 1);
+  const bool apart = shard == ranks_from(own % others, size, others);
+  if (const auto& replicate = group.replicate_ranks()) {
+    if (!neighbours || *replicate != ranks_from(own % size, others, size)) {
+      refuse(neighbours ? *replicate : shard, world);
+    }
+    return init_device_mesh(at::kCPU, {others, size}, {"replicate", "shard"});
+  }
+  if (size == world) {
+    return init_device_mesh(at::kCPU, {world}, {"dp"});
+  }
+  if (!neighbours && !apart) {
+    refuse(shard, world);
+  }
+  return neighbours ? init_device_mesh(at::kCPU, {others, size}, {"other", "dp"})["dp"]
+                    : init_device_mesh(at::kCPU, {size, others}, {"dp", "other"})["dp"];
+}
+
+DeviceMesh mesh_of_hosts() {
+  const int64_t world = get_world_size();
+  const char* text = std::getenv("LOCAL_WORLD_SIZE");
+  const int64_t local = text ? std::strtoll(text, nullptr, 10) : world;
+  TESSERA_CHECK(
+      ValueError, local >= 1 && world % local == 0,
+      "FullyShardedDataParallel: LOCAL_WORLD_SIZE is {}, which does not divide the {} ranks; pass device_mesh",
+      text ? text : "", world);
+  return init_device_mesh(at::kCPU, {world / local, local}, {"replicate", "shard"});
+}
+
+}  // namespace tessera

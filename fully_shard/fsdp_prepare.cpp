@@ -1,0 +1,100 @@
+#include "fully_shard/fsdp_prepare.h"
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty_like.h>
+
+#include <algorithm>
+
+#include "base/error.h"
+#include "comm/collectives.h"
+
+namespace tessera {
+
+namespace {
+
+using torch::nn::Module;
+
+/// Gives tensors on the meta device memory, and lets the user's function fill it, once a module.
+void materialize(Module& module, const FSDPOptions& options) {
+  const at::NoGradGuard no_grad;
+  const auto device = options.device_id.value_or(at::kCPU);
+  bool any = false;
+  const auto give_memory = [&](const at::Tensor& tensor) {
+    if (tensor.defined() && tensor.is_meta()) {
+      const auto memory = at::empty_like(tensor, tensor.options().requires_grad(false).device(device));
+      tensor.unsafeGetTensorImpl()->shallow_copy_from(memory.getIntrusivePtr());
+      any = true;
+    }
+  };
+  for (const auto& tensor : module.parameters(/*recurse=*/false)) {
+    give_memory(tensor);
+  }
+  for (const auto& tensor : module.buffers(/*recurse=*/false)) {
+    give_memory(tensor);
+  }
+  if (any) {
+    options.param_init_fn(module);
+  }
+}
+
+bool has_meta(const Module& module) {
+  const auto is_meta = [](const at::Tensor& tensor) { return tensor.defined() && tensor.is_meta(); };
+  const auto params = module.parameters(/*recurse=*/false), buffers = module.buffers(/*recurse=*/false);
+  return std::any_of(params.begin(), params.end(), is_meta) || std::any_of(buffers.begin(), buffers.end(), is_meta);
+}
+
+}  // namespace
+
+void prepare_modules(const std::vector<ManagedModule>& modules, const FSDPOptions& options, const std::string& where) {
+  for (const auto& [name, module] : modules) {
+    TESSERA_CHECK(ValueError, !has_meta(*module) || options.param_init_fn,
+                  "{}: '{}' ({}) is on the meta device; give param_init_fn, which fills the tensors of one module",
+                  where, name, module->name());
+    if (options.param_init_fn) {
+      materialize(*module, options);
+    }
+    if (!options.device_id) {
+      continue;
+    }
+    for (const auto& parameter : module->parameters(/*recurse=*/false)) {
+      TESSERA_CHECK(ValueError, parameter.device().is_cpu() || parameter.device() == *options.device_id,
+                    "{}: '{}' is on {}, but device_id is {}", where, name, parameter.device().str(),
+                    options.device_id->str());
+    }
+  }
+}
+
+void sync_states(const std::vector<ManagedModule>& modules, const WrapScope& scope, const DeviceMesh& mesh) {
+  const at::NoGradGuard no_grad;
+  const auto sync = [&](const at::Tensor& tensor) {
+    for (int64_t axis = 0; axis < mesh.ndim(); ++axis) {
+      if (mesh.size(axis) > 1) {
+        broadcast(tensor.detach(), 0, mesh.group(axis));
+      }
+    }
+  };
+  for (const auto& [name, module] : modules) {
+    for (const auto& parameter : module->parameters(/*recurse=*/false)) {
+      if (scope.ignored_params.count(parameter.unsafeGetTensorImpl()) == 0) {
+        sync(parameter);
+      }
+    }
+    for (const auto& buffer : module->buffers(/*recurse=*/false)) {
+      sync(buffer);
+    }
+  }
+}
+
+void cast_buffers(const std::vector<ManagedModule>& modules, FSDPUnit& unit) {
+  const auto dtype = unit.options.mixed_precision.buffer_dtype;
+  for (const auto& [name, module] : modules) {
+    for (auto& buffer : module->buffers(/*recurse=*/false)) {
+      if (dtype && buffer.is_floating_point() && buffer.scalar_type() != *dtype) {
+        unit.cast_buffers.push_back({buffer, buffer.scalar_type()});
+        buffer.set_data(buffer.to(*dtype));
+      }
+    }
+  }
+}
+
+}  // namespace tessera

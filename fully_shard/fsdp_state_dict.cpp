@@ -1,0 +1,207 @@
+#include "fully_shard/fsdp_state_dict.h"
+
+#include <ATen/core/grad_mode.h>
+#include <c10/util/Exception.h>
+#include <fmt/ranges.h>
+
+#include <unordered_map>
+
+#include "base/error.h"
+#include "dtensor/dtensor.h"
+#include "dtensor/dtensor_impl.h"
+#include "dtensor/whole_tensor.h"
+#include "fully_shard/fsdp.h"
+#include "fully_shard/fsdp_unit.h"
+
+namespace tessera {
+
+namespace {
+
+using torch::nn::Module;
+
+constexpr const char* kConfigNames[] = {"FullStateDictConfig", "LocalStateDictConfig", "ShardedStateDictConfig"};
+constexpr const char* kOptimConfigNames[] = {"FullOptimStateDictConfig", "LocalOptimStateDictConfig",
+                                             "ShardedOptimStateDictConfig"};
+
+std::string describe(const StateDictSettings& settings) {
+  return fmt::format("{} with {} and {}", to_string(settings.type), kConfigNames[settings.state_dict_config.index()],
+                     kOptimConfigNames[settings.optim_state_dict_config.index()]);
+}
+
+/// Which unit has a parameter.
+std::unordered_map<c10::TensorImpl*, const FSDPUnit*> owners(const std::vector<NamedUnit>& units) {
+  std::unordered_map<c10::TensorImpl*, const FSDPUnit*> owners;
+  for (const auto& [path, module, unit] : units) {
+    if (const auto& group = unit->state->group()) {
+      for (const auto& param : group->params()) {
+        owners.emplace(param.param().unsafeGetTensorImpl(), unit.get());
+      }
+    }
+  }
+  return owners;
+}
+
+at::Tensor full_entry(const at::Tensor& tensor, const FullStateDictConfig& config, bool keeps) {
+  const auto* meta = dtensor_meta(tensor);
+  const auto full = meta ? whole_tensor(*meta) : tensor;
+  if (!keeps) {
+    return {};
+  }
+  return config.offload_to_cpu && !full.is_cpu() ? full.cpu() : full.clone();
+}
+
+at::Tensor sharded_entry(const at::Tensor& tensor, const StateDictSettings& settings) {
+  const auto* meta = dtensor_meta(tensor);
+  return settings.type == StateDictType::LOCAL_STATE_DICT ? meta->local.reshape({-1}) : tensor.detach();
+}
+
+void check_local(const std::vector<NamedUnit>& units) {
+  for (const auto& [path, module, unit] : units) {
+    TESSERA_CHECK(StateError, !unit->mesh_was_given,
+                  "state_dict: {} was wrapped over a mesh, for which LOCAL_STATE_DICT is not defined; use "
+                  "SHARDED_STATE_DICT",
+                  unit->state->label());
+  }
+}
+
+/// Buffers have the dtype of the plain model in state dicts.
+std::unordered_map<c10::TensorImpl*, at::ScalarType> buffer_dtypes(const std::vector<NamedUnit>& units) {
+  std::unordered_map<c10::TensorImpl*, at::ScalarType> dtypes;
+  for (const auto& [path, module, unit] : units) {
+    for (const auto& cast : unit->cast_buffers) {
+      dtypes.emplace(cast.buffer.unsafeGetTensorImpl(), cast.original);
+    }
+  }
+  return dtypes;
+}
+
+void load_entry(const std::string& name, at::Tensor own, const at::Tensor& value) {
+  const auto* meta = dtensor_meta(own);
+  if (!meta || is_dtensor(value)) {
+    TESSERA_CHECK(ValueError, own.sizes() == value.sizes(), "load_state_dict: '{}' is {}, the module has {}", name,
+                  value.sizes(), own.sizes());
+    own.copy_(value);
+    return;
+  }
+  const bool is_local = value.dim() == 1 && value.numel() == meta->local.numel() && value.sizes() != own.sizes();
+  TESSERA_CHECK(ValueError, is_local || value.sizes() == own.sizes(),
+                "load_state_dict: '{}' is {}; the module has {}, {} elements on this rank", name, value.sizes(),
+                own.sizes(), meta->local.numel());
+  meta->local.copy_(is_local ? value.view(meta->local.sizes()) : part_of_whole(value, *meta->spec));
+}
+
+}  // namespace
+
+std::string_view to_string(StateDictType type) {
+  constexpr std::string_view names[] = {"FULL_STATE_DICT", "LOCAL_STATE_DICT", "SHARDED_STATE_DICT"};
+  return names[static_cast<size_t>(type)];
+}
+
+StateDictSettings StateDictSettings::make(StateDictType type, std::optional<StateDictConfig> state_dict_config,
+                                          std::optional<OptimStateDictConfig> optim_state_dict_config) {
+  const StateDictConfig defaults[] = {FullStateDictConfig{}, LocalStateDictConfig{}, ShardedStateDictConfig{}};
+  const OptimStateDictConfig optim_defaults[] = {FullOptimStateDictConfig{}, LocalOptimStateDictConfig{},
+                                                 ShardedOptimStateDictConfig{}};
+  const auto index = static_cast<size_t>(type);
+  StateDictSettings settings{type, state_dict_config.value_or(defaults[index]),
+                             optim_state_dict_config.value_or(optim_defaults[index])};
+  TESSERA_CHECK(StateError, settings.state_dict_config.index() == index,
+                "StateDictSettings: {} takes a {}, but a {} is given", to_string(type), kConfigNames[index],
+                kConfigNames[settings.state_dict_config.index()]);
+  TESSERA_CHECK(StateError, settings.optim_state_dict_config.index() == index,
+                "StateDictSettings: {} takes a {}, but a {} is given", to_string(type), kOptimConfigNames[index],
+                kOptimConfigNames[settings.optim_state_dict_config.index()]);
+  return settings;
+}
+
+std::optional<StateDictSettings> FSDP::get_state_dict_type(Module& module) {
+  const auto units = fsdp_units(module);
+  for (const auto& [path, below, unit] : units) {
+    TESSERA_CHECK(StateError, unit->state_dict_settings == units[0].unit->state_dict_settings,
+                  "get_state_dict_type: the units differ: '{}' has {}, '{}' has {}", units[0].path,
+                  describe(units[0].unit->state_dict_settings), path, describe(unit->state_dict_settings));
+  }
+  return units.empty() ? std::nullopt : std::optional(units[0].unit->state_dict_settings);
+}
+
+std::optional<StateDictSettings> FSDP::set_state_dict_type(Module& module, const StateDictSettings& settings) {
+  const auto checked =
+      StateDictSettings::make(settings.type, settings.state_dict_config, settings.optim_state_dict_config);
+  const auto before = get_state_dict_type(module);
+  for (const auto& [path, below, unit] : fsdp_units(module)) {
+    unit->state_dict_settings = checked;
+  }
+  return before;
+}
+
+void FSDP::state_dict_type(Module& module, const StateDictSettings& settings, const std::function<void()>& body) {
+  const auto before = set_state_dict_type(module, settings);
+  const auto restore = [&] {
+    for (const auto& [path, below, unit] : fsdp_units(module)) {
+      unit->state_dict_settings = *before;
+    }
+  };
+  try {
+    body();
+  } catch (...) {
+    restore();
+    throw;
+  }
+  restore();
+}
+
+FSDPStateDict FSDP::state_dict(Module& module) {
+  const at::NoGradGuard no_grad;
+  const auto units = fsdp_units(module);
+  const auto settings = get_state_dict_type(module).value_or(StateDictSettings());
+  const bool is_full = settings.type == StateDictType::FULL_STATE_DICT;
+  if (settings.type == StateDictType::LOCAL_STATE_DICT) {
+    check_local(units);
+  }
+  const auto config = is_full ? std::get<FullStateDictConfig>(settings.state_dict_config) : FullStateDictConfig{};
+  const bool keeps = !config.rank0_only || get_rank() == 0;
+  const auto owner = owners(units);
+  FSDPStateDict state;
+  for (const auto& item : module.named_parameters()) {
+    const auto own = owner.find(item.value().unsafeGetTensorImpl());
+    const bool shards = own != owner.end() && own->second->strategy != ShardingStrategy::NO_SHARD;
+    const auto entry =
+        is_full || !shards ? full_entry(item.value().detach(), config, keeps) : sharded_entry(item.value(), settings);
+    if (keeps) {
+      state.insert(item.key(), entry);
+    }
+  }
+  const auto dtypes = buffer_dtypes(units);
+  for (const auto& item : module.named_buffers()) {
+    if (keeps) {
+      const auto dtype = dtypes.find(item.value().unsafeGetTensorImpl());
+      state.insert(item.key(), dtype == dtypes.end() ? item.value().clone() : item.value().to(dtype->second));
+    }
+  }
+  return state;
+}
+
+void FSDP::load_state_dict(Module& module, const FSDPStateDict& state) {
+  const at::NoGradGuard no_grad;
+  auto own = module.named_parameters();
+  for (const auto& item : module.named_buffers()) {
+    own.insert(item.key(), item.value());
+  }
+  std::vector<std::string> wrong;
+  for (const auto& item : own) {
+    if (!state.contains(item.key())) {
+      wrong.push_back("missing " + item.key());
+    }
+  }
+  for (const auto& item : state) {
+    if (!own.contains(item.key())) {
+      wrong.push_back("unknown " + item.key());
+    }
+  }
+  TESSERA_CHECK(KeyError, wrong.empty(), "load_state_dict: {}", fmt::join(wrong, ", "));
+  for (auto& item : own) {
+    load_entry(item.key(), item.value(), state[item.key()]);
+  }
+}
+
+}  // namespace tessera

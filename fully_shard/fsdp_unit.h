@@ -1,0 +1,55 @@
+#pragma once
+// What FullyShardedDataParallel keeps with each module that it wrapped, beside the engine's own state: internal to
+// fsdp*.cpp. Thread safety: for the thread that runs the rank's forward and backward.
+
+#include <torch/nn/module.h>
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "fully_shard/fsdp_options.h"
+#include "fully_shard/fsdp_root.h"
+#include "fully_shard/fsdp_state_dict.h"
+#include "fully_shard/training_state.h"
+
+namespace tessera {
+
+struct FSDPUnit {
+  FSDPOptions options;  // as they hold for this unit
+  ShardingStrategy strategy = ShardingStrategy::FULL_SHARD;
+  DeviceMesh mesh;
+  std::shared_ptr<FSDPState> state;
+  StateDictSettings state_dict_settings;
+  bool mesh_was_given = false;  // not groups
+  bool is_summoned = false;
+  /// A module that stays in full precision inside of a model of mixed precision.
+  bool casts_around = false;
+  std::optional<at::ScalarType> cast_back_to = std::nullopt;  // what such a module's inputs were
+  struct CastBuffer {
+    at::Tensor buffer;
+    at::ScalarType original;
+  };
+  std::vector<CastBuffer> cast_buffers;
+
+  TrainingState training_state() const;
+  /// Throws ValueError that names the state and those that are allowed.
+  void assert_state(const std::string& where, const std::vector<TrainingState>& allowed) const;
+  /// Makes it the root of the units below it if none runs over it yet, and returns whether it is one.
+  bool is_root(torch::nn::Module& module) const;
+};
+
+struct NamedUnit {
+  std::string path;  // below the module that was asked for; "" for itself
+  torch::nn::Module* module;
+  std::shared_ptr<FSDPUnit> unit;
+};
+
+std::shared_ptr<FSDPUnit> find_fsdp_unit(torch::nn::Module& module);
+/// At and below `module`, depth-first, parents first.
+std::vector<NamedUnit> fsdp_units(torch::nn::Module& module);
+
+/// Wraps `module`, and before that the modules that the policy chooses. Collective.
+void wrap_with_fsdp(torch::nn::Module& module, FSDPOptions options);
+
+}  // namespace tessera

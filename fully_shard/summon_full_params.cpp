@@ -1,0 +1,149 @@
+// FSDP::summon_full_params: each parameter's TensorImpl takes on the full tensor, as it does in forward, but in the
+// dtype and with the values of the shards, and gives its rows back at the end.
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/equal.h>
+
+#include "base/error.h"
+#include "dtensor/dtensor_impl.h"
+#include "dtensor/whole_tensor.h"
+#include "fully_shard/backward_hooks.h"
+#include "fully_shard/fsdp.h"
+#include "fully_shard/fsdp_unit.h"
+
+namespace tessera {
+
+namespace {
+
+/// Edits of the full tensor come to this rank's rows. Unchanged rows are not written, so that a forward that awaits its
+/// backward still finds the parameters that it used.
+void write_back(const at::Tensor& full, const DTensorMeta& meta) {
+  if (full.is_alias_of(meta.local)) {
+    return;
+  }
+  const auto own = part_of_whole(full.to(meta.local.device()), *meta.spec);
+  if (!at::equal(own, meta.local)) {
+    meta.local.copy_(own);
+  }
+}
+
+/// One parameter in its full form.
+class SummonedParam {
+ public:
+  /// Collective, whether or not this rank `shows` it.
+  SummonedParam(at::Tensor param, const SummonFullParamsOptions& options, bool shows)
+      : param_(std::move(param)), sharded_(param_.variable_data()), sharded_grad_(param_.grad()), shows_(shows) {
+    const auto full = whole(sharded_, options);
+    const auto full_grad = options.with_grads && sharded_grad_.defined() ? whole(sharded_grad_, options) : at::Tensor();
+    if (!shows_) {
+      return;
+    }
+    param_.set_data(full);
+    param_.mutable_grad() = options.with_grads ? full_grad : at::Tensor();
+  }
+
+  void restore(bool writes_back) {
+    if (!shows_) {
+      return;
+    }
+    const auto full_grad = param_.grad();
+    if (writes_back) {
+      write_back(param_.detach(), *dtensor_meta(sharded_));
+    }
+    if (writes_back && full_grad.defined() && sharded_grad_.defined()) {
+      write_back(full_grad.detach(), *dtensor_meta(sharded_grad_));
+    }
+    param_.mutable_grad() = at::Tensor();
+    param_.set_data(sharded_);
+    param_.mutable_grad() = sharded_grad_;
+  }
+
+ private:
+  static at::Tensor whole(const at::Tensor& sharded, const SummonFullParamsOptions& options) {
+    const auto full = whole_tensor(*dtensor_meta(sharded));
+    return options.offload_to_cpu ? full.cpu() : full;
+  }
+
+  at::Tensor param_;
+  at::Tensor sharded_;
+  at::Tensor sharded_grad_;
+  bool shows_;
+};
+
+void check_options(const std::vector<NamedUnit>& units, const SummonFullParamsOptions& options) {
+  TESSERA_CHECK(NotImplementedError, !options.rank0_only || !options.writeback,
+                "summon_full_params: rank0_only with writeback: the other ranks would not see rank 0's changes; pass "
+                "writeback = false");
+  TESSERA_CHECK(NotImplementedError, !options.with_grads || !options.offload_to_cpu,
+                "summon_full_params: with_grads with offload_to_cpu is not supported; pass one of them");
+  for (const auto& [path, module, unit] : units) {
+    TESSERA_CHECK(StateError, unit->training_state() == TrainingState::IDLE && current_backward() == -1,
+                  "summon_full_params: {} is in the state {}; neither in forward or backward, nor in another "
+                  "summon_full_params",
+                  unit->state->label(), to_string(unit->training_state()));
+    TESSERA_CHECK(NotImplementedError, !options.offload_to_cpu || unit->strategy != ShardingStrategy::NO_SHARD,
+                  "summon_full_params: offload_to_cpu, but {} is not sharded (NO_SHARD), so that its parameters are in "
+                  "use where they are",
+                  unit->state->label());
+  }
+}
+
+/// All parameters of some units; restored without communication.
+class SummonScope {
+ public:
+  SummonScope(std::vector<NamedUnit> units, const SummonFullParamsOptions& options)
+      : units_(std::move(units)), writeback_(options.writeback) {
+    const at::NoGradGuard no_grad;
+    const bool shows = !options.rank0_only || get_rank() == 0;
+    for (const auto& [path, module, unit] : units_) {
+      unit->is_summoned = true;
+      if (const auto& group = unit->state->group()) {
+        group->reshard();
+        for (const auto& param : group->params()) {
+          params_.emplace_back(param.param(), options, shows);
+        }
+      }
+    }
+  }
+
+  void restore() {
+    const at::NoGradGuard no_grad;
+    for (auto& param : params_) {
+      param.restore(writeback_);
+    }
+    for (const auto& [path, module, unit] : units_) {
+      unit->is_summoned = false;
+    }
+  }
+
+ private:
+  std::vector<NamedUnit> units_;
+  std::vector<SummonedParam> params_;
+  bool writeback_;
+};
+
+}  // namespace
+
+void FSDP::summon_full_params(torch::nn::Module& module, const SummonFullParamsOptions& options,
+                              const std::function<void()>& body) {
+  auto units = fsdp_units(module);
+  if (!options.recurse) {
+    std::erase_if(units, [](const NamedUnit& unit) { return !unit.path.empty(); });
+  }
+  check_options(units, options);
+  if (options.offload_to_cpu && !options.rank0_only && !units.empty()) {
+    TORCH_WARN(
+        "summon_full_params: offload_to_cpu on every rank holds a full copy of the model a rank of this host; "
+        "pass rank0_only = true for one");
+  }
+  SummonScope scope(std::move(units), options);
+  try {
+    body();
+  } catch (...) {
+    scope.restore();
+    throw;
+  }
+  scope.restore();
+}
+
+}  // namespace tessera

@@ -1,0 +1,447 @@
+// FullyShardedDataParallel: what is wrapped, over which ranks, in which dtypes, and that it trains as the plain model.
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty_like.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/ones.h>
+
+#include <algorithm>
+
+#include "comm/collectives.h"
+#include "comm/comm_stats.h"
+#include "dtensor/dtensor.h"
+#include "fully_shard/fsdp.h"
+#include "nn/sequential.h"
+#include "testing/expect.h"
+#include "testing/parity.h"
+#include "testing/run_ranks.h"
+#include "tests/fully_shard/small_models.h"
+#include "third_party/catch2/catch.h"
+
+using namespace tessera;
+using namespace tessera::testing;
+
+namespace {
+
+using Strategy = ShardingStrategy;
+constexpr Strategy kStrategies[] = {Strategy::FULL_SHARD, Strategy::SHARD_GRAD_OP, Strategy::NO_SHARD,
+                                    Strategy::HYBRID_SHARD, Strategy::_HYBRID_SHARD_ZERO2};
+
+Tower make_tower() {
+  Tower tower(8, 6, 2);
+  fill_parameters(*tower, 7);
+  return tower;
+}
+
+WrapPolicy block_policy() {
+  return module_wrap_policy<BlockImpl>();
+}
+
+std::vector<std::string> unit_names(torch::nn::Module& module) {
+  std::vector<std::string> names;
+  for (const auto& unit : FSDP::fsdp_modules(module)) {
+    for (const auto& item : module.named_modules()) {
+      if (item.value().get() == &unit.module()) {
+        names.push_back(item.key());
+      }
+    }
+  }
+  return names;
+}
+
+/// One backward with gradients averaged over ranks, against the plain model.
+template <class Model>
+void expect_gradients_of_average(const Model& model) {
+  auto reference = make_tower();
+  average_reference(*reference, get_world_size(), [&](int rank) {
+    weighted_loss(reference(make_batch(static_cast<uint64_t>(20 + rank), 3, 5))).backward();
+  });
+  weighted_loss(model(make_batch(static_cast<uint64_t>(20 + get_rank()), 3, 5))).backward();
+  check_sharded_parity(*reference, *model);
+}
+
+at::Tensor batch_of_rank() {
+  return make_batch(static_cast<uint64_t>(20 + get_rank()), 3, 5);
+}
+
+}  // namespace
+
+TEST_CASE("row 53: an optimizer that was built before wrapping moves the shards") {
+  run_ranks(2, [](int) {
+    auto tower = make_tower();
+    const auto before = tower->parameters();
+    const FullyShardedDataParallel model(tower, {.auto_wrap_policy = block_policy()});
+    for (size_t i = 0; i < before.size(); ++i) {
+      TESSERA_EXPECT(before[i].is_same(model->parameters()[i]));
+      TESSERA_EXPECT(is_dtensor(before[i]));
+    }
+  });
+}
+
+TEST_CASE("rows 54, 55, 66: device_id takes a module on the CPU, and the root moves its inputs there") {
+  run_ranks(2, [](int) {
+    const FullyShardedDataParallel model(make_tower(), {.device_id = at::Device(at::kCPU)});
+    for (const auto& parameter : model->parameters()) {
+      TESSERA_EXPECT(parameter.device().is_cpu());
+    }
+    expect_gradients_of_average(model);
+  });
+}
+
+TEST_CASE("rows 56, 59, 73: every strategy has the plain model's gradients; what is freed after forward differs") {
+  for (const int world_size : {2, 4}) {
+    run_ranks(world_size, [&](int) {
+      for (const auto strategy : kStrategies) {
+        const FullyShardedDataParallel model(make_tower(),
+                                             {.sharding_strategy = strategy, .auto_wrap_policy = block_policy()});
+        expect_equal(unit_names(*model), std::vector<std::string>{"", "block0", "block1"});
+        const auto loss = weighted_loss(model(batch_of_rank()));
+        const bool frees = strategy == Strategy::FULL_SHARD || strategy == Strategy::HYBRID_SHARD;
+        expect_equal(is_dtensor(model->blocks[0]->up->weight), frees);
+        loss.backward();
+        TESSERA_EXPECT(is_dtensor(model->blocks[0]->up->weight));
+        model->zero_grad();
+        expect_gradients_of_average(model);
+        for (const auto& unit : FSDP::fsdp_modules(*model)) {
+          expect_equal(unit.sharding_strategy() == strategy, true);
+          TESSERA_EXPECT(unit.device_mesh() == model.device_mesh() && !unit.options().auto_wrap_policy);
+        }
+      }
+    });
+  }
+  run_ranks(1, [](int) {
+    const FullyShardedDataParallel model(make_tower());
+    TESSERA_EXPECT(model.sharding_strategy() == Strategy::NO_SHARD);
+    expect_gradients_of_average(model);
+  });
+}
+
+TEST_CASE("row 58: a group, a pair and a mesh mean the same; both are refused") {
+  run_ranks(4, [](int rank) {
+    const int64_t other = rank ^ 1, replica = rank ^ 2;
+    const auto shard = new_group({std::min<int64_t>(rank, other), std::max<int64_t>(rank, other)}, "shard");
+    const auto replicate = new_group({std::min<int64_t>(rank, replica), std::max<int64_t>(rank, replica)}, "replicate");
+    const FSDPProcessGroup pair(shard, replicate);
+    const FullyShardedDataParallel by_pair(make_tower(),
+                                           {.process_group = pair, .sharding_strategy = Strategy::HYBRID_SHARD});
+    expect_equal(by_pair.device_mesh().shape(), std::vector<int64_t>{2, 2});
+    expect_gradients_of_average(by_pair);
+    const auto mesh = init_device_mesh(at::kCPU, {2, 2}, {"replicate", "shard"});
+    const FullyShardedDataParallel by_mesh(make_tower(),
+                                           {.sharding_strategy = Strategy::HYBRID_SHARD, .device_mesh = mesh});
+    TESSERA_EXPECT(by_mesh.device_mesh() == mesh);
+    expect_gradients_of_average(by_mesh);
+    const FullyShardedDataParallel by_group(make_tower(), {.process_group = FSDPProcessGroup(shard)});
+    expect_equal(by_group.device_mesh().ranks(), group_ranks(shard));
+    const FullyShardedDataParallel apart(make_tower(), {.process_group = FSDPProcessGroup(replicate)});
+    expect_equal(apart.device_mesh().ranks(), group_ranks(replicate));
+
+    const auto wrap = [&](FSDPOptions options) { wrap_module(*make_tower(), std::move(options)); };
+    expect_throws<ValueError>([&] { wrap({.process_group = pair, .device_mesh = mesh}); }, "both given");
+    expect_throws<ValueError>([&] { wrap({.process_group = pair}); }, "FULL_SHARD takes one group");
+    expect_throws<ValueError>([&] { wrap({.device_mesh = mesh}); }, "FULL_SHARD needs one axis");
+    expect_throws<ValueError>([&] { wrap({.sharding_strategy = Strategy::HYBRID_SHARD}); }, "give process_group");
+  });
+}
+
+TEST_CASE("rows 61, 73: policies choose units") {
+  run_ranks(2, [](int) {
+    const auto units_with = [](WrapPolicy policy, FSDPOptions options = {}) {
+      options.auto_wrap_policy = std::move(policy);
+      auto tower = make_tower();
+      wrap_module(*tower, options);
+      return unit_names(*tower);
+    };
+    using Names = std::vector<std::string>;
+    expect_equal(units_with({}), Names{""});
+    expect_equal(units_with(block_policy()), Names{"", "block0", "block1"});
+    expect_equal(units_with(module_wrap_policy<BlockImpl, torch::nn::LayerNormImpl>()),
+                 Names{"", "block0", "block1", "norm"});
+    expect_equal(units_with(always_wrap_policy()), Names{"", "in", "block0", "block0.up", "block0.down", "block1",
+                                                         "block1.up", "block1.down", "norm", "out"});
+    // in 48, blocks 110 (up 54, down 56), norm 16, out 27
+    expect_equal(units_with(size_based_auto_wrap_policy({.min_num_params = 50})),
+                 Names{"", "block0.up", "block0.down", "block1.up", "block1.down"});
+    expect_equal(units_with(size_based_auto_wrap_policy({.min_num_params = 57})), Names{"", "block0", "block1"});
+    expect_equal(units_with(size_based_auto_wrap_policy()), Names{""});
+    expect_equal(units_with(auto_wrap_policy([](torch::nn::Module& module, bool recurse, int64_t numel) {
+                   return recurse ? dynamic_cast<BlockImpl*>(&module) == nullptr : numel == 48;
+                 })),
+                 Names{"", "in"});
+    auto tower = make_tower();
+    const auto no_shard = [](FSDPOptions& options) { options.sharding_strategy = Strategy::NO_SHARD; };
+    wrap_module(*tower, {.auto_wrap_policy = custom_policy([&](torch::nn::Module& module) {
+                           return &module == tower->blocks[0].get() ? WrapChoice(no_shard)
+                                                                    : WrapChoice(&module == tower->out.get());
+                         })});
+    expect_equal(unit_names(*tower), Names{"", "block0", "out"});
+    TESSERA_EXPECT(FSDP::fsdp_modules(*tower)[1].sharding_strategy() == Strategy::NO_SHARD);
+    TESSERA_EXPECT(FSDP::fsdp_modules(*tower)[2].sharding_strategy() == Strategy::FULL_SHARD);
+  });
+}
+
+TEST_CASE("row 62: backward prefetch decides when the next unit is gathered") {
+  run_ranks(2, [](int) {
+    const auto events_of = [](std::optional<BackwardPrefetch> prefetch) {
+      const FullyShardedDataParallel model(make_tower(),
+                                           {.auto_wrap_policy = block_policy(), .backward_prefetch = prefetch});
+      std::vector<std::string> events;
+      for (int step = 0; step < 2; ++step) {
+        const auto loss = weighted_loss(model(batch_of_rank()));
+        events.clear();
+        fsdp(*model).set_event_observer([&](const UnitEvent& event) {
+          const auto text = to_string(event);
+          if (text == "gather block0" || text == "backward block1" || text == "reduce_scatter block1" ||
+              text == "backward block0") {
+            events.push_back(text);
+          }
+        });
+        loss.backward();
+      }
+      return events;
+    };
+    using Events = std::vector<std::string>;
+    expect_equal(events_of(BackwardPrefetch::BACKWARD_PRE),
+                 Events{"gather block0", "backward block1", "reduce_scatter block1", "backward block0"});
+    expect_equal(events_of(BackwardPrefetch::BACKWARD_POST),
+                 Events{"backward block1", "gather block0", "reduce_scatter block1", "backward block0"});
+    expect_equal(events_of(std::nullopt),
+                 Events{"backward block1", "reduce_scatter block1", "gather block0", "backward block0"});
+  });
+}
+
+TEST_CASE("row 68: forward prefetch gathers the next unit before this one computes") {
+  run_ranks(2, [](int) {
+    for (const bool prefetches : {false, true}) {
+      const FullyShardedDataParallel model(make_tower(),
+                                           {.auto_wrap_policy = block_policy(), .forward_prefetch = prefetches});
+      weighted_loss(model(batch_of_rank())).backward();
+      std::vector<std::string> events;
+      fsdp(*model).set_event_observer([&](const UnitEvent& event) { events.push_back(to_string(event)); });
+      const at::NoGradGuard no_grad;
+      model(batch_of_rank());
+      const auto place = [&](const std::string& event) {
+        return std::find(events.begin(), events.end(), event) - events.begin();
+      };
+      expect_equal(place("gather block1") < place("forward block0"), prefetches);
+    }
+  });
+}
+
+TEST_CASE("row 63: mixed precision: dtypes inside of forward, of shards and of buffers; norms stay in full precision") {
+  run_ranks(2, [](int) {
+    auto tower = make_tower();
+    tower->register_buffer("scale", at::ones({3}));
+    std::vector<at::ScalarType> seen;
+    const auto record = [&](torch::nn::Module& module, const at::Tensor& weight) {
+      find_hook_point(module)->register_forward_pre_hook([&seen, weight](HookPoint&, TensorRefs inputs) {
+        seen.push_back(inputs[0]->scalar_type());
+        seen.push_back(weight.scalar_type());
+      });
+    };
+    MixedPrecision precision{.param_dtype = at::kBFloat16, .buffer_dtype = at::kHalf};
+    precision.module_classes_to_ignore = module_classes<torch::nn::LayerNormImpl>();
+    const FullyShardedDataParallel model(tower, {.auto_wrap_policy = block_policy(), .mixed_precision = precision});
+    record(*model->blocks[1], model->blocks[1]->up->weight);
+    record(*model->norm, model->norm->weight);
+    const auto out = model(batch_of_rank());
+    using Types = std::vector<at::ScalarType>;
+    TESSERA_EXPECT((seen == Types{at::kBFloat16, at::kBFloat16, at::kFloat, at::kFloat}));
+    TESSERA_EXPECT(out.scalar_type() == at::kBFloat16);
+    weighted_loss(out.to(at::kFloat)).backward();
+    for (const auto& parameter : model->parameters()) {
+      TESSERA_EXPECT(parameter.scalar_type() == at::kFloat && parameter.grad().scalar_type() == at::kFloat);
+    }
+    TESSERA_EXPECT(model->named_buffers()["scale"].scalar_type() == at::kHalf);
+    TESSERA_EXPECT(model.mixed_precision_enabled_for_buffers());
+    TESSERA_EXPECT(FSDP::state_dict(*model)["scale"].scalar_type() == at::kFloat);
+  });
+}
+
+TEST_CASE("row 64: what is ignored stays as it is on every rank; both lists are refused") {
+  run_ranks(2, [](int rank) {
+    auto tower = make_tower();
+    const FullyShardedDataParallel inner(tower->blocks[1]->up);
+    const FullyShardedDataParallel model(tower, {.ignored_modules = {tower->blocks[1].get()}});
+    expect_equal(unit_names(*model), std::vector<std::string>{"", "block1.up"});
+    TESSERA_EXPECT(is_dtensor(tower->blocks[1]->up->weight));
+    TESSERA_EXPECT(!is_dtensor(tower->blocks[1]->down->weight));
+    TESSERA_EXPECT(is_dtensor(tower->blocks[0]->down->weight));
+    weighted_loss(model(batch_of_rank())).backward();
+    const auto own = tower->blocks[1]->down->weight.grad().clone();
+    at::Tensor both = own.clone();
+    all_reduce(both, ReduceOp::Sum, default_group());
+    TESSERA_EXPECT((both - own * 2).abs().max().item<float>() > 1e-6);  // not reduced: the ranks differ
+    static_cast<void>(rank);
+
+    auto other = make_tower();
+    wrap_module(*other, {.ignored_states = {other->in->weight}});
+    TESSERA_EXPECT(!is_dtensor(other->in->weight) && is_dtensor(other->in->bias));
+    auto third = make_tower();
+    expect_throws<ValueError>(
+        [&] { wrap_module(*third, {.ignored_modules = {third->out.get()}, .ignored_states = {third->in->weight}}); },
+        "ignored_modules and ignored_states are both given");
+    wrap_module(*third->out);
+    expect_throws<ValueError>([&] { wrap_module(*third, {.ignored_modules = {third->out.get()}}); },
+                              "which is wrapped itself");
+  });
+}
+
+TEST_CASE("row 65: param_init_fn fills every module on the meta device once, before it is sharded") {
+  const auto full_of = [](int world_size) {
+    at::Tensor full;
+    run_ranks(world_size, [&](int rank) {
+      Tower tower(8, 6, 2);
+      for (const auto& parameter : tower->parameters()) {
+        const auto without_memory = at::empty_like(parameter.detach(), at::kMeta);
+        parameter.unsafeGetTensorImpl()->shallow_copy_from(without_memory.getIntrusivePtr());
+      }
+      expect_throws<ValueError>([&] { wrap_module(*tower, {.auto_wrap_policy = block_policy()}); },
+                                "is on the meta device; give param_init_fn");
+      int calls = 0;
+      const FullyShardedDataParallel model(
+          tower, {.auto_wrap_policy = block_policy(), .param_init_fn = [&](torch::nn::Module& module) {
+                    ++calls;
+                    double value = 0;
+                    for (auto& parameter : module.parameters(/*recurse=*/false)) {
+                      TESSERA_EXPECT(!is_dtensor(parameter));
+                      parameter.fill_(value += 0.25);
+                    }
+                  }});
+      expect_equal(calls, 7);
+      const at::NoGradGuard no_grad;
+      model(batch_of_rank());
+      const auto own = full_tensor(model->blocks[1]->down->bias.detach());
+      if (rank == 0) {
+        full = own;
+      }
+    });
+    return full;
+  };
+  CHECK(full_of(1).sum().item<float>() == 4.f);
+  CHECK(full_of(2).sum().item<float>() == 4.f);
+}
+
+TEST_CASE("row 67: sync_module_states: rank 0's parameters and buffers win, in nested units too") {
+  run_ranks(4, [](int rank) {
+    auto tower = make_tower();
+    const auto expected = make_tower();
+    tower->register_buffer("own", at::full({2}, rank + 1.0));
+    {
+      const at::NoGradGuard no_grad;
+      for (auto& parameter : tower->parameters()) {
+        parameter.add_(rank);
+      }
+    }
+    const auto mesh = init_device_mesh(at::kCPU, {2, 2}, {"replicate", "shard"});
+    wrap_module(*tower, {.sharding_strategy = Strategy::HYBRID_SHARD,
+                         .auto_wrap_policy = block_policy(),
+                         .sync_module_states = true,
+                         .device_mesh = mesh});
+    check_sharded_parity(expected, tower);
+    expect_equal(tower->named_buffers()["own"].sum().item<float>(), 2.f);
+  });
+}
+
+TEST_CASE("row 69: two units' full parameters at most are in memory, beside the root's") {
+  run_ranks(2, [](int) {
+    Tower tower(8, 6, 6);
+    fill_parameters(*tower, 7);
+    const FullyShardedDataParallel model(tower, {.auto_wrap_policy = block_policy(), .forward_prefetch = true});
+    for (int step = 0; step < 2; ++step) {
+      size_t most = 0;
+      for (auto& block : model->blocks) {
+        find_hook_point(*block)->register_forward_pre_hook([&](HookPoint&, TensorRefs) {
+          size_t full = 0;
+          for (auto& other : model->blocks) {
+            full += fsdp(other).unit_state() != UnitState::Sharded;
+          }
+          most = std::max(most, full);
+        });
+      }
+      weighted_loss(model(batch_of_rank())).backward();
+      expect_equal(most, step == 0 ? 1u : 2u);
+    }
+  });
+}
+
+TEST_CASE("rows 57, 71: containers without a forward and modules that are wrapped already are refused") {
+  run_ranks(2, [](int) {
+    torch::nn::ModuleList list;
+    list->push_back(tessera::nn::Linear(2, 2));
+    expect_throws<StateError>([&] { wrap_module(*list); }, "ModuleList");
+    auto tower = make_tower();
+    wrap_module(*tower->blocks[0]);
+    expect_throws<ValueError>([&] { wrap_module(*tower, {.auto_wrap_policy = block_policy()}); },
+                              "which is wrapped already");
+    expect_throws<ValueError>([&] { wrap_module(*tower->blocks[0]); }, "the module is wrapped already");
+  });
+}
+
+TEST_CASE("rows 74, 76: a unit whose parameters belong to units below trains, clips and saves") {
+  run_ranks(2, [](int) {
+    tessera::nn::Sequential chain;
+    chain->push_back(tessera::nn::Linear(5, 4));
+    chain->push_back(tessera::nn::Linear(4, 3));
+    const FullyShardedDataParallel model(chain, {.auto_wrap_policy = module_wrap_policy<torch::nn::LinearImpl>()});
+    TESSERA_EXPECT(!model.has_params());
+    TESSERA_EXPECT(FSDP::fsdp_modules(*model)[1].has_params());
+    weighted_loss(model(batch_of_rank())).backward();
+    TESSERA_EXPECT(model.clip_grad_norm_(1.0).item<float>() > 0);
+    expect_equal(FSDP::state_dict(*model).size(), 4u);
+    // every parameter has a unit
+    for (const auto& parameter : model->parameters()) {
+      TESSERA_EXPECT(is_dtensor(parameter));
+    }
+  });
+}
+
+TEST_CASE("rows 75, 77: the wrapper gives the module, its members and its elements") {
+  run_ranks(2, [](int) {
+    tessera::nn::Sequential chain;
+    const tessera::nn::Linear first(5, 4);
+    chain->push_back(first);
+    const FullyShardedDataParallel model(chain);
+    TESSERA_EXPECT(&model.module() == chain.get());
+    TESSERA_EXPECT(model[0].get() == first.get());
+    TESSERA_EXPECT(model->size() == 1u);
+    expect_equal(model->named_parameters().keys(), std::vector<std::string>{"0.weight", "0.bias"});
+  });
+}
+
+TEST_CASE("rows 78, 79: roots: a child may be asked first; a plain parent has the roots below it") {
+  run_ranks(2, [](int) {
+    const FullyShardedDataParallel model(make_tower(), {.auto_wrap_policy = block_policy()});
+    const auto units = FSDP::fsdp_modules(*model);
+    TESSERA_EXPECT(units[1].check_is_root());
+    expect_gradients_of_average(model);
+    TESSERA_EXPECT(!units[1].check_is_root() && model.check_is_root());
+    expect_equal(FSDP::fsdp_modules(*model, /*root_only=*/true).size(), 1u);
+
+    tessera::nn::Sequential parent;
+    parent->push_back(Block(4, 3));
+    parent->push_back(Block(4, 3));
+    wrap_module(*parent->ptr(0), {.auto_wrap_policy = module_wrap_policy<torch::nn::LinearImpl>()});
+    wrap_module(*parent->ptr(1));
+    expect_equal(FSDP::fsdp_modules(*parent).size(), 4u);
+    const auto roots = FSDP::fsdp_modules(*parent, /*root_only=*/true);
+    expect_equal(roots.size(), 2u);
+    TESSERA_EXPECT(&roots[0].module() == parent->ptr(0).get() && &roots[1].module() == parent->ptr(1).get());
+  });
+}
+
+TEST_CASE("row 30: wrap() wraps inside of an EnableWrap only; scopes nest") {
+  run_ranks(2, [](int) {
+    const auto is_wrapped = [](torch::nn::Module& module) { return !FSDP::fsdp_modules(module).empty(); };
+    TESSERA_EXPECT(!is_wrapped(*wrap(tessera::nn::Linear(2, 2))));
+    const EnableWrap scope({.sharding_strategy = Strategy::SHARD_GRAD_OP});
+    TESSERA_EXPECT(is_wrapped(*wrap(tessera::nn::Linear(2, 2))));
+    {
+      const EnableWrap inner({.sharding_strategy = Strategy::NO_SHARD});
+      auto layer = wrap(tessera::nn::Linear(2, 2));
+      TESSERA_EXPECT(FSDP::fsdp_modules(*layer)[0].sharding_strategy() == Strategy::NO_SHARD);
+    }
+    auto layer = wrap(tessera::nn::Linear(2, 2));
+    TESSERA_EXPECT(FSDP::fsdp_modules(*layer)[0].sharding_strategy() == Strategy::SHARD_GRAD_OP);
+  });
+}

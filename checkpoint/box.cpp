@@ -1,0 +1,129 @@
+#include "checkpoint/box.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+
+namespace tessera::dcp {
+
+int64_t numel_of(const Sizes& sizes) {
+  int64_t numel = 1;
+  for (const int64_t size : sizes) {
+    if (__builtin_mul_overflow(numel, size, &numel)) {
+      return INT64_MAX;
+    }
+  }
+  return numel;
+}
+
+int64_t Box::numel() const {
+  return numel_of(sizes);
+}
+
+Box Box::whole(const Sizes& tensor) {
+  return {.offsets = Sizes(tensor.size(), 0), .sizes = tensor};
+}
+
+std::string Box::to_string() const {
+  std::vector<std::string> dims;
+  for (size_t dim = 0; dim < sizes.size(); ++dim) {
+    dims.push_back(fmt::format("{}:{}", offsets[dim], offsets[dim] + sizes[dim]));
+  }
+  return fmt::format("[{}]", fmt::join(dims, ", "));
+}
+
+bool is_inside(const Box& box, const Sizes& tensor) {
+  if (box.offsets.size() != tensor.size() || box.sizes.size() != tensor.size()) {
+    return false;
+  }
+  for (size_t dim = 0; dim < tensor.size(); ++dim) {
+    if (box.offsets[dim] < 0 || box.sizes[dim] < 0 || box.sizes[dim] > tensor[dim] ||
+        box.offsets[dim] > tensor[dim] - box.sizes[dim]) {
+      return false;
+    }
+  }
+  return true;
+}
+
+Box intersection(const Box& a, const Box& b) {
+  Box result = a;
+  for (size_t dim = 0; dim < a.sizes.size(); ++dim) {
+    const int64_t begin = std::max(a.offsets[dim], b.offsets[dim]);
+    const int64_t end = std::min(a.offsets[dim] + a.sizes[dim], b.offsets[dim] + b.sizes[dim]);
+    result.offsets[dim] = begin;
+    result.sizes[dim] = std::max<int64_t>(end - begin, 0);
+  }
+  return result;
+}
+
+Box relative_to(const Box& box, const Box& frame) {
+  Box result = box;
+  for (size_t dim = 0; dim < box.sizes.size(); ++dim) {
+    result.offsets[dim] -= frame.offsets[dim];
+  }
+  return result;
+}
+
+std::vector<Box> split_box(const Box& box, int64_t max_numel) {
+  const int64_t numel = box.numel();
+  if (numel == 0) {
+    return {};
+  }
+  const auto dim = static_cast<size_t>(
+      std::find_if(box.sizes.begin(), box.sizes.end(), [](int64_t size) { return size > 1; }) - box.sizes.begin());
+  if (numel <= max_numel || dim == box.sizes.size()) {
+    return {box};
+  }
+  // Rows of the first dim that has several; a row that is too long is split in turn.
+  const int64_t row = numel / box.sizes[dim];
+  const int64_t rows = std::max<int64_t>(1, max_numel / row);
+  std::vector<Box> pieces;
+  for (int64_t begin = 0; begin < box.sizes[dim]; begin += rows) {
+    Box piece = box;
+    piece.offsets[dim] += begin;
+    piece.sizes[dim] = std::min(rows, box.sizes[dim] - begin);
+    const auto parts = split_box(piece, max_numel);
+    pieces.insert(pieces.end(), parts.begin(), parts.end());
+  }
+  return pieces;
+}
+
+void for_each_run(const Box& box, const Sizes& tensor, const std::function<void(const Run&)>& visit) {
+  const size_t ndim = tensor.size();
+  if (box.numel() == 0) {
+    return;
+  }
+  // Dims behind `outer` are whole in the box, so that they and `outer`'s own range are one run.
+  size_t outer = ndim;
+  int64_t run = 1, row = 1;
+  while (outer > 0 && run == row) {
+    --outer;
+    run *= box.sizes[outer];
+    row *= tensor[outer];
+  }
+  std::vector<int64_t> strides(ndim, 1);
+  for (size_t dim = ndim; dim-- > 1;) {
+    strides[dim - 1] = strides[dim] * tensor[dim];
+  }
+  int64_t start = 0;
+  for (size_t dim = 0; dim < ndim; ++dim) {
+    start += box.offsets[dim] * strides[dim];
+  }
+  Sizes index(outer, 0);
+  for (int64_t in_box = 0;; in_box += run) {
+    visit({.in_tensor = start, .in_box = in_box, .numel = run});
+    size_t dim = outer;
+    while (dim > 0 && ++index[dim - 1] == box.sizes[dim - 1]) {
+      index[dim - 1] = 0;
+      start -= (box.sizes[dim - 1] - 1) * strides[dim - 1];
+      --dim;
+    }
+    if (dim == 0) {
+      return;
+    }
+    start += strides[dim - 1];
+  }
+}
+
+}  // namespace tessera::dcp

@@ -1,0 +1,194 @@
+#include "checkpoint/catalog.h"
+
+#include <algorithm>
+#include <filesystem>
+
+#include "checkpoint/checkpoint_error.h"
+#include "checkpoint/file_io.h"
+#include "checkpoint/safetensors.h"
+
+namespace tessera::dcp {
+
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr uint64_t kMaxManifestBytes = uint64_t{1} << 30;
+constexpr const char* kShardingInfo = "DCP_SHARDING_INFO";
+
+struct OpenedFile {
+  std::string path;
+  uint64_t bytes = 0;
+  uint64_t header_hash = 0;
+  uint64_t data_begin = 0;
+  SafetensorsHeader header;
+};
+
+OpenedFile open_safetensors(const std::string& path) {
+  const File file = File::open(path);
+  OpenedFile opened{.path = path, .bytes = file.size(), .header = {}};
+  std::string bytes(std::min(kLengthBytes, opened.bytes), '\0');
+  file.read(bytes.data(), bytes.size(), 0);
+  const uint64_t length = parse_header_length(bytes, opened.bytes, path);
+  opened.data_begin = kLengthBytes + length;
+  bytes.resize(opened.data_begin);
+  file.read(bytes.data() + kLengthBytes, length, kLengthBytes);
+  opened.header_hash = hash_bytes(bytes.data(), bytes.size());
+  opened.header =
+      parse_safetensors_header(std::string_view(bytes).substr(kLengthBytes), opened.bytes - opened.data_begin, path);
+  return opened;
+}
+
+/// Adds up what the boxes hold, which must be all of the tensor's elements.
+template <class Boxes, class BoxOf>
+void check_cover(const std::string& file, const std::string& key, const Sizes& sizes, const Boxes& boxes,
+                 BoxOf box_of) {
+  int64_t numel = 0;
+  for (const auto& item : boxes) {
+    const Box& box = box_of(item);
+    TESSERA_CHECK(CheckpointError, is_inside(box, sizes), "{}: tensor '{}' has a part {} outside of its sizes", file,
+                  key, box.to_string());
+    numel += box.numel();
+  }
+  TESSERA_CHECK(CheckpointError, numel == numel_of(sizes),
+                "{}: the parts of tensor '{}' have {} elements, the tensor {}", file, key, numel, numel_of(sizes));
+}
+
+/// The key within its section.
+std::string own_key(const ManifestFile& described, const std::string& key, const std::string& file) {
+  if (described.section == Section::Model) {
+    return key;
+  }
+  const std::string prefix = section_name(described.section) + ".";
+  TESSERA_CHECK(CheckpointError, key.starts_with(prefix), "{}: tensor '{}' does not belong to section '{}'", file, key,
+                section_name(described.section));
+  return key.substr(prefix.size());
+}
+
+void add_own_file(Catalog& catalog, const std::string& name, const ManifestFile& described) {
+  const auto opened = open_safetensors(catalog.path + "/" + name);
+  TESSERA_CHECK(CheckpointError, opened.bytes == described.bytes,
+                "{}: {} bytes, but {} were saved; truncated or replaced", opened.path, opened.bytes, described.bytes);
+  TESSERA_CHECK(CheckpointError, opened.header_hash == described.header_hash,
+                "{}: the checksum of its header does not hold; the file is damaged or replaced", opened.path);
+  TESSERA_CHECK(CheckpointError, opened.header.entries.size() == described.tensors.size(),
+                "{}: {} tensors, but {} has {}", opened.path, opened.header.entries.size(), kManifestName,
+                described.tensors.size());
+  for (const auto& entry : opened.header.entries) {
+    const auto blocks = described.tensors.find(entry.key);
+    TESSERA_CHECK(CheckpointError, blocks != described.tensors.end(), "{}: tensor '{}' is not in {}", opened.path,
+                  entry.key, kManifestName);
+    check_cover(opened.path, entry.key, entry.sizes, blocks->second,
+                [](const CheckedBlock& block) -> const Box& { return block.box; });
+    catalog.tensors[described.section][own_key(described, entry.key, opened.path)] = {
+        .dtype = entry.dtype,
+        .sizes = entry.sizes,
+        .parts = {{.file = opened.path,
+                   .offset = opened.data_begin + entry.begin,
+                   .box = Box::whole(entry.sizes),
+                   .blocks = blocks->second}}};
+  }
+}
+
+/// `whole`: the sizes so far, which grow to hold the part.
+void add_part(StoredTensor& tensor, StoredPart part) {
+  for (size_t dim = 0; dim < part.box.sizes.size(); ++dim) {
+    tensor.sizes[dim] = std::max(tensor.sizes[dim], part.box.offsets[dim] + part.box.sizes[dim]);
+  }
+  tensor.parts.push_back(std::move(part));
+}
+
+Box foreign_box(const SafetensorsEntry& entry, const std::map<std::string, Sizes>& offsets, const std::string& file) {
+  Box box = Box::whole(entry.sizes);
+  if (const auto found = offsets.find(entry.key); found != offsets.end()) {
+    box.offsets = found->second;
+  }
+  bool fits = box.offsets.size() == box.sizes.size();
+  for (size_t dim = 0; fits && dim < box.sizes.size(); ++dim) {
+    fits = box.offsets[dim] <= INT64_MAX - box.sizes[dim];
+  }
+  TESSERA_CHECK(CheckpointError, fits, "{}: the offsets of tensor '{}' do not fit its {} dims", file, entry.key,
+                box.sizes.size());
+  return box;
+}
+
+void add_foreign_file(std::map<std::string, StoredTensor>& tensors, const OpenedFile& opened) {
+  std::map<std::string, Sizes> offsets;
+  if (const auto info = opened.header.metadata.find(kShardingInfo); info != opened.header.metadata.end()) {
+    offsets = parse_sharding_info(info->second, opened.path);
+  }
+  for (const auto& entry : opened.header.entries) {
+    auto [place, is_new] = tensors.try_emplace(
+        entry.key, StoredTensor{.dtype = entry.dtype, .sizes = Sizes(entry.sizes.size(), 0), .parts = {}});
+    TESSERA_CHECK(CheckpointError,
+                  is_new || (place->second.dtype == entry.dtype && offsets.count(entry.key) == 1 &&
+                             place->second.sizes.size() == entry.sizes.size()),
+                  "{}: tensor '{}' is in another file too, and not as a part of the same tensor", opened.path,
+                  entry.key);
+    add_part(place->second, {.file = opened.path,
+                             .offset = opened.data_begin + entry.begin,
+                             .box = foreign_box(entry, offsets, opened.path),
+                             .blocks = {}});
+  }
+}
+
+/// The files of a folder that we did not write.
+std::vector<std::string> foreign_files(const std::string& folder) {
+  std::vector<std::string> files;
+  if (const auto index = folder + "/" + kIndexName; fs::exists(index)) {
+    for (const auto& [key, name] : parse_index(read_text(index, kMaxHeaderBytes), index)) {
+      files.push_back(folder + "/" + name);
+    }
+  } else {
+    for (const auto& entry : fs::directory_iterator(folder)) {
+      if (entry.path().extension() == ".safetensors") {
+        files.push_back(entry.path().string());
+      }
+    }
+  }
+  std::sort(files.begin(), files.end());
+  files.erase(std::unique(files.begin(), files.end()), files.end());
+  TESSERA_CHECK(CheckpointError, !files.empty(), "{}: is no checkpoint: there is no {}, no {} and no .safetensors file",
+                folder, kManifestName, kIndexName);
+  return files;
+}
+
+void add_foreign(Catalog& catalog, const std::vector<std::string>& files) {
+  auto& tensors = catalog.tensors[Section::Model];
+  for (const auto& file : files) {
+    add_foreign_file(tensors, open_safetensors(file));
+  }
+  for (const auto& [key, tensor] : tensors) {
+    check_cover(tensor.parts[0].file, key, tensor.sizes, tensor.parts,
+                [](const StoredPart& part) -> const Box& { return part.box; });
+  }
+}
+
+}  // namespace
+
+Catalog open_catalog(const std::string& path) {
+  Catalog catalog{.path = path, .tensors = {}, .values = {}};
+  TESSERA_CHECK(CheckpointError, fs::exists(path), "{}: there is no such file or folder", path);
+  const std::string manifest_path = path + "/" + kManifestName;
+  if (!fs::is_directory(path)) {
+    add_foreign(catalog, {path});
+  } else if (fs::exists(manifest_path)) {
+    const auto manifest = parse_manifest(read_text(manifest_path, kMaxManifestBytes), manifest_path);
+    for (const auto& [name, described] : manifest.files) {
+      add_own_file(catalog, name, described);
+    }
+    catalog.values = manifest.values;
+  } else {
+    add_foreign(catalog, foreign_files(path));
+    const auto index = path + "/" + kIndexName;
+    if (fs::exists(index)) {
+      for (const auto& [key, name] : parse_index(read_text(index, kMaxHeaderBytes), index)) {
+        TESSERA_CHECK(CheckpointError, catalog.tensors[Section::Model].count(key) == 1,
+                      "{}: has tensor '{}' in file '{}', which lacks it", index, key, name);
+      }
+    }
+  }
+  return catalog;
+}
+
+}  // namespace tessera::dcp

@@ -1,0 +1,84 @@
+#pragma once
+// Distributed checkpoints: save a model, its optimizer and anything else from any layout, load it into any other.
+//
+//   dcp::State state{.model = dcp::get_model_state_dict(model),
+//                    .optimizer = dcp::get_optimizer_state_dict(model, optimizer),
+//                    .user = {{"step", step}}};
+//   dcp::save("run/step-100", state);                    // every rank; each writes what it owns
+//
+//   dcp::State state{.model = dcp::get_model_state_dict(model),       // another model, world size, mesh, placements
+//                    .optimizer = dcp::optimizer_state_to_load("run/step-100", model, optimizer),
+//                    .user = {{"step", int64_t{0}}}};
+//   dcp::load("run/step-100", state);                    // writes into the tensors
+//   dcp::set_optimizer_state_dict(model, optimizer, state.optimizer);
+//
+// `run/step-100` is then a folder that any tool for Hugging Face folders reads:
+//
+//   model-00001-of-00002.safetensors ...      the model's tensors, whole, under their own names
+//   model.safetensors.index.json              which file has which
+//   optimizer-00001-of-00001.safetensors      optimizer.state.<parameter>.exp_avg ...
+//   user-00001-of-00001.safetensors           tensors among the user's state
+//   tessera.json                              checksums and values; written last (manifest.h)
+//
+// The files are the same, byte by byte, from every layout of the ranks (save_plan.h). They need a file system that all
+// ranks see and that takes writes of several ranks to one file, as local disks, Lustre, GPFS and NFS do.
+//
+// Safe: files come into being in `run/step-100.incomplete-<n>`, are synced to the disk, and get their name by one
+// rename when all of them are whole; a rank that is killed at any moment leaves earlier checkpoints as they were, and a
+// folder that the next save of this name removes. load() verifies every byte that it reads against its checksum, and
+// touches no tensor before all ranks have read and verified all of theirs.
+//
+// Errors are raised on every rank or on none: CheckpointError (files), KeyError (missing and unexpected keys),
+// ValueError (sizes, dtypes, ranks that disagree). They name file and key.
+//
+// After torch.distributed.checkpoint, whose Hugging Face reader reads these folders, and whose Hugging Face writer's
+// folders load() reads. Thread safety: one save or load of a rank at a time.
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "checkpoint/checkpoint_error.h"
+#include "checkpoint/progress.h"
+#include "checkpoint/state.h"
+#include "checkpoint/state_dict.h"
+
+namespace tessera::dcp {
+
+struct SaveOptions {
+  /// A file gets no further tensor that would make it longer than this; 5 GiB.
+  int64_t max_file_bytes = int64_t{5} << 30;
+  /// Called after each block of a few MB, in the thread that writes; empty: not.
+  ProgressFn progress = {};
+};
+
+/// Makes the folder `path`. Collective. Throws CheckpointError if there is something else than an empty folder, or the
+/// disk refuses; ValueError if ranks disagree about a tensor's sizes or dtype or about a value, or if parts of a tensor
+/// are missing.
+void save(const std::string& path, const State& state, const SaveOptions& options = {});
+
+struct LoadOptions {
+  /// Every key of the state must be in the checkpoint, and the checkpoint's model and optimizer have no further keys,
+  /// where the state's have any. false: what both have is loaded.
+  bool strict = true;
+  /// As in SaveOptions.
+  ProgressFn progress = {};
+};
+
+/// Keys with their section, as messages have them: "in.weight", "optimizer.state.in.weight.exp_avg".
+struct LoadResult {
+  std::vector<std::string> missing_keys;     // of the state, that the checkpoint lacks
+  std::vector<std::string> unexpected_keys;  // of the checkpoint's model and optimizer, that the state lacks
+};
+
+/// Fills `state` from `path`: a folder that save() or a Hugging Face tool wrote, or one safetensors file. Tensors are
+/// written in place; floating ones are cast. An undefined tensor becomes a plain one of the checkpoint's sizes and
+/// dtype on the CPU. Values are replaced, whatever they were. A section that is empty in the state is not loaded.
+/// Collective; ranks may ask for different keys. Needs host memory for this rank's part of all tensors.
+LoadResult load(const std::string& path, State& state, const LoadOptions& options = {});
+
+/// One safetensors file of a whole model, written by all ranks, each its own part: nobody ever holds the model. An old
+/// file of this name is replaced when the new one is whole. load(file, state) is the way back. Collective.
+void export_safetensors(const std::string& file, const StateDict& model, const SaveOptions& options = {});
+
+}  // namespace tessera::dcp

@@ -1,0 +1,181 @@
+#include "checkpoint/checkpointer.h"
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/from_blob.h>
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+#include <exception>
+#include <filesystem>
+#include <thread>
+
+#include "checkpoint/checkpoint_error.h"
+#include "checkpoint/file_io.h"
+#include "checkpoint/manifest.h"
+#include "checkpoint/save_job.h"
+#include "comm/rank_context.h"
+
+namespace tessera::dcp {
+
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr const char* kPrefix = "step-";
+constexpr const char* kIncomplete = ".incomplete-";
+constexpr int64_t kAlignment = 64;
+
+/// Whole checkpoints in the folder, oldest first.
+std::vector<std::string> whole_checkpoints(const std::string& folder) {
+  std::vector<std::pair<uint64_t, std::string>> found;
+  std::error_code error;
+  for (const auto& entry : fs::directory_iterator(folder, error)) {
+    const auto name = entry.path().filename().string();
+    const auto digits = name.starts_with(kPrefix) ? name.substr(std::string(kPrefix).size()) : "";
+    const bool is_number =
+        !digits.empty() && digits.size() < 19 && digits.find_first_not_of("0123456789") == std::string::npos;
+    if (is_number && fs::exists(entry.path() / kManifestName)) {
+      found.emplace_back(std::stoull(digits), entry.path().string());
+    }
+  }
+  std::sort(found.begin(), found.end());
+  std::vector<std::string> paths;
+  for (auto& [step, path] : found) {
+    paths.push_back(std::move(path));
+  }
+  return paths;
+}
+
+/// Rank 0: what killed saves and removals left, and all but the last `keep_last` checkpoints. One that goes gets
+/// another name first, so that there is never half a checkpoint under its own.
+void tidy_up(const std::string& folder, int64_t keep_last) {
+  auto paths = whole_checkpoints(folder);
+  const auto keep = static_cast<size_t>(keep_last);
+  for (size_t i = 0; keep_last > 0 && i + keep < paths.size(); ++i) {
+    rename_durably(paths[i], paths[i] + kIncomplete + "removed");
+  }
+  std::error_code error;
+  for (const auto& entry : fs::directory_iterator(folder, error)) {
+    const auto name = entry.path().filename().string();
+    if (name.starts_with(kPrefix) && name.find(kIncomplete) != std::string::npos) {
+      fs::remove_all(entry.path(), error);
+    }
+  }
+}
+
+}  // namespace
+
+struct Checkpointer::Impl {
+  std::string folder;
+  CheckpointerOptions options;
+  Ranks ranks = Ranks::all();
+  std::optional<Ranks> own_ranks;  // over the background thread's group
+  PlanCache cache;
+  at::Tensor buffer;
+  std::thread thread;
+  std::exception_ptr error;
+
+  /// The job over copies of this rank's bytes.
+  SaveJob copied_job(const std::string& path, const PlannedSave& planned, const State& state);
+  void run(const Ranks& over, const SaveJob& job) const {
+    run_save(over, job);
+    over.from_first([&] {
+      tidy_up(folder, options.keep_last);
+      return std::string();
+    });
+  }
+};
+
+SaveJob Checkpointer::Impl::copied_job(const std::string& path, const PlannedSave& planned, const State& state) {
+  const at::NoGradGuard no_grad;
+  SaveJob job = live_job(ranks, path, planned, state);
+  std::vector<int64_t> offsets = {0};
+  for (const auto& own : job.blocks) {
+    const auto& block = job.plan->blocks[own.block];
+    const auto bytes = block.box.numel() * static_cast<int64_t>(c10::elementSize(job.plan->entry_of(block).dtype));
+    offsets.push_back((offsets.back() + bytes + kAlignment - 1) / kAlignment * kAlignment);
+  }
+  if (!buffer.defined() || buffer.numel() < offsets.back()) {
+    buffer = at::empty({offsets.back()}, at::kByte);
+  }
+  std::vector<at::Tensor> copies;
+  for (size_t i = 0; i < job.blocks.size(); ++i) {
+    const at::Tensor source = block_view(planned.parts[job.blocks[i].part], job.plan->blocks[job.blocks[i].block].box);
+    copies.push_back(at::from_blob(static_cast<char*>(buffer.mutable_data_ptr()) + offsets[i], source.sizes(),
+                                   source.options().device(at::kCPU)));
+    copies.back().copy_(source);
+  }
+  job.data = [copies = std::move(copies), keep = buffer](size_t i) { return copies[i]; };
+  return job;
+}
+
+Checkpointer::Checkpointer(std::string folder, CheckpointerOptions options) : impl_(std::make_unique<Impl>()) {
+  TESSERA_CHECK(ValueError, !folder.empty(), "Checkpointer: the folder has no name");
+  TESSERA_CHECK(ValueError, options.keep_last >= 0,
+                "Checkpointer: keep_last {}; it is a number of checkpoints, or 0 for all", options.keep_last);
+  impl_->folder = std::move(folder);
+  impl_->options = std::move(options);
+}
+
+Checkpointer::~Checkpointer() {
+  try {
+    wait();
+  } catch (const std::exception& error) {
+    TORCH_WARN("Checkpointer: the last save failed: ", error.what());
+  }
+}
+
+void Checkpointer::save(int64_t step, const State& state) {
+  wait();
+  const auto planned = plan_save(impl_->ranks, state, {.max_file_bytes = impl_->options.max_file_bytes}, &impl_->cache);
+  SaveJob job = live_job(impl_->ranks, path_of(step), planned, state);
+  job.progress = impl_->options.progress;
+  impl_->run(impl_->ranks, job);
+}
+
+void Checkpointer::async_save(int64_t step, const State& state) {
+  wait();
+  if (!impl_->own_ranks) {
+    impl_->own_ranks = impl_->ranks.with_own_group();
+  }
+  const auto planned = plan_save(impl_->ranks, state, {.max_file_bytes = impl_->options.max_file_bytes}, &impl_->cache);
+  SaveJob job = impl_->copied_job(path_of(step), planned, state);
+  job.progress = impl_->options.progress;
+  impl_->thread = std::thread([impl = impl_.get(), context = RankContext::current(), job = std::move(job)] {
+    const RankContextGuard guard(context);
+    try {
+      impl->run(*impl->own_ranks, job);
+    } catch (...) {
+      impl->error = std::current_exception();
+    }
+  });
+}
+
+void Checkpointer::wait() {
+  if (impl_->thread.joinable()) {
+    impl_->thread.join();
+  }
+  if (impl_->error) {
+    std::rethrow_exception(std::exchange(impl_->error, nullptr));
+  }
+}
+
+std::string Checkpointer::path_of(int64_t step) const {
+  TESSERA_CHECK(ValueError, step >= 0, "Checkpointer: step {}; steps count from 0", step);
+  return fmt::format("{}/{}{:08}", impl_->folder, kPrefix, step);
+}
+
+std::optional<std::string> Checkpointer::latest() const {
+  return dcp::latest(impl_->folder);
+}
+
+std::optional<std::string> latest(const std::string& folder) {
+  const auto path = Ranks::all().from_first([&] {
+    const auto paths = whole_checkpoints(folder);
+    return paths.empty() ? std::string() : paths.back();
+  });
+  return path.empty() ? std::nullopt : std::optional(path);
+}
+
+}  // namespace tessera::dcp

@@ -1,0 +1,174 @@
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
+#include <fmt/ranges.h>
+
+#include "checkpoint/catalog.h"
+#include "checkpoint/checkpoint.h"
+#include "checkpoint/local_part.h"
+#include "checkpoint/ranks.h"
+#include "checkpoint/read_tensor.h"
+#include "checkpoint/safetensors.h"
+
+namespace tessera::dcp {
+
+namespace {
+
+/// A tensor on its way: read into `staged`, then copied to the state's.
+struct Target {
+  LocalPart part;  // part.local is undefined where the state's tensor was
+  const StoredTensor* stored = nullptr;
+  StateValue* value = nullptr;
+  at::Tensor staged;
+
+  std::string name() const { return file_key(part.section, part.key); }
+};
+
+struct LoadPlan {
+  std::vector<Target> targets;
+  std::vector<std::pair<StateValue*, Value>> values;
+  LoadResult result;
+};
+
+template <class Map>
+auto find_in(const std::map<Section, Map>& sections, Section section, const std::string& key) -> const
+    typename Map::mapped_type* {
+  const auto own = sections.find(section);
+  if (own == sections.end()) {
+    return nullptr;
+  }
+  const auto found = own->second.find(key);
+  return found == own->second.end() ? nullptr : &found->second;
+}
+
+void check_fit(const Catalog& catalog, const Target& target) {
+  const StoredTensor& stored = *target.stored;
+  const std::string& file = stored.parts.empty() ? catalog.path : stored.parts[0].file;
+  TESSERA_CHECK(ValueError, target.part.sizes == stored.sizes,
+                "{}: tensor '{}' has sizes [{}], the one to load into has [{}]; is it another model?", file,
+                target.name(), fmt::join(stored.sizes, ", "), fmt::join(target.part.sizes, ", "));
+  const auto dtype = target.part.local.scalar_type();
+  TESSERA_CHECK(ValueError, dtype == stored.dtype || (c10::isFloatingType(dtype) && c10::isFloatingType(stored.dtype)),
+                "{}: tensor '{}' is {}, the one to load into {}; only floating dtypes are cast", file, target.name(),
+                c10::toString(stored.dtype), c10::toString(dtype));
+}
+
+void add_tensor(LoadPlan& plan, const Catalog& catalog, LocalPart part, StateValue& value) {
+  const auto* stored = find_in(catalog.tensors, part.section, part.key);
+  if (!stored) {
+    plan.result.missing_keys.push_back(file_key(part.section, part.key));
+    return;
+  }
+  Target target{.part = std::move(part), .stored = stored, .value = &value, .staged = {}};
+  if (target.part.local.defined()) {
+    check_fit(catalog, target);
+  } else {
+    target.part.sizes = stored->sizes;
+    target.part.box = Box::whole(stored->sizes);
+  }
+  plan.targets.push_back(std::move(target));
+}
+
+void add_section(LoadPlan& plan, const Catalog& catalog, Section section, StateDict& own) {
+  for (auto& [key, value] : own) {
+    const auto* tensor = std::get_if<at::Tensor>(&value);
+    if (tensor) {
+      add_tensor(plan, catalog,
+                 tensor->defined() ? local_part(section, key, *tensor) : LocalPart{.section = section, .key = key},
+                 value);
+    } else if (const auto* stored = find_in(catalog.values, section, key)) {
+      plan.values.emplace_back(&value, *stored);
+    } else {
+      plan.result.missing_keys.push_back(file_key(section, key));
+    }
+  }
+  if (section == Section::User || own.empty()) {
+    return;
+  }
+  const auto note_unexpected = [&](const auto& sections) {
+    if (const auto stored = sections.find(section); stored != sections.end()) {
+      for (const auto& [key, unused] : stored->second) {
+        if (own.count(key) == 0) {
+          plan.result.unexpected_keys.push_back(file_key(section, key));
+        }
+      }
+    }
+  };
+  note_unexpected(catalog.tensors);
+  note_unexpected(catalog.values);
+}
+
+std::string listed(std::vector<std::string> keys) {
+  const size_t count = keys.size();
+  keys.resize(std::min<size_t>(count, 8));
+  return fmt::format("{} ({}{})", count, fmt::join(keys, ", "), count > keys.size() ? ", ..." : "");
+}
+
+LoadPlan make_plan(const Catalog& catalog, State& state, bool strict) {
+  LoadPlan plan;
+  for (const Section section : kSections) {
+    add_section(plan, catalog, section, section_of(state, section));
+  }
+  const auto& [missing, unexpected] = plan.result;
+  TESSERA_CHECK(KeyError, !strict || (missing.empty() && unexpected.empty()),
+                "{}: keys that it lacks: {}; keys that are not to be loaded: {}. With strict = false what both have is "
+                "loaded",
+                catalog.path, listed(missing), listed(unexpected));
+  return plan;
+}
+
+int64_t bytes_to_read(const Target& target) {
+  return target.part.box.numel() * static_cast<int64_t>(c10::elementSize(target.stored->dtype));
+}
+
+void read_all(LoadPlan& plan, const ProgressFn& on_progress) {
+  Progress progress;
+  for (const auto& target : plan.targets) {
+    progress.bytes_total += bytes_to_read(target);
+  }
+  TensorReader reader;
+  for (auto& target : plan.targets) {
+    const auto dtype = target.part.local.defined() ? target.part.local.scalar_type() : target.stored->dtype;
+    target.staged = at::empty(target.part.box.sizes, at::TensorOptions(dtype));
+    reader.read(*target.stored, target.name(), target.part.box, target.staged);
+    progress.bytes_done += bytes_to_read(target);
+    if (on_progress) {
+      on_progress(progress);
+    }
+  }
+}
+
+void commit(LoadPlan& plan) {
+  const at::NoGradGuard no_grad;
+  for (auto& target : plan.targets) {
+    if (target.part.local.defined()) {
+      target.part.local.copy_(target.staged);
+    } else {
+      *target.value = target.staged;
+    }
+    target.staged = at::Tensor();
+  }
+  for (auto& [value, stored] : plan.values) {
+    std::visit([&target = *value](const auto& content) { target = content; }, stored);
+  }
+}
+
+}  // namespace
+
+LoadResult load(const std::string& path, State& state, const LoadOptions& options) {
+  const Ranks ranks = Ranks::all();
+  Catalog catalog;
+  LoadPlan plan;
+  ranks.exchange([&] {
+    catalog = open_catalog(path);
+    plan = make_plan(catalog, state, options.strict);
+    return std::string();
+  });
+  ranks.exchange([&] {
+    read_all(plan, options.progress);
+    return std::string();
+  });
+  commit(plan);
+  return plan.result;
+}
+
+}  // namespace tessera::dcp

@@ -1,0 +1,107 @@
+#include "checkpoint/local_part.h"
+
+#include <ATen/core/grad_mode.h>
+
+#include "base/error.h"
+#include "dtensor/dtensor.h"
+
+namespace tessera::dcp {
+
+namespace {
+
+Box box_of(const DTensorSpec& spec) {
+  Box box;
+  for (int64_t dim = 0; dim < spec.ndim(); ++dim) {
+    const auto range = local_range(spec.sizes()[static_cast<size_t>(dim)], dim, spec.placements(), spec.position());
+    box.offsets.push_back(range.offset);
+    box.sizes.push_back(range.length);
+  }
+  return box;
+}
+
+}  // namespace
+
+const StateDict& section_of(const State& state, Section section) {
+  return section == Section::Model ? state.model : section == Section::Optimizer ? state.optimizer : state.user;
+}
+
+StateDict& section_of(State& state, Section section) {
+  return const_cast<StateDict&>(section_of(std::as_const(state), section));
+}
+
+LocalPart local_part(Section section, const std::string& key, const at::Tensor& tensor) {
+  LocalPart part{.section = section, .key = key, .sizes = tensor.sizes().vec(), .box = {}, .local = {}};
+  if (const auto* meta = dtensor_meta(tensor)) {
+    TESSERA_CHECK(
+        ValueError, !meta->spec->has_partial(),
+        "checkpoint: '{}' is {}; a sum that is still to be made has no place in a file. Call redistribute() first",
+        file_key(section, key), meta->spec->to_string());
+    part.box = box_of(*meta->spec);
+    part.local = meta->local;
+  } else {
+    part.box = Box::whole(part.sizes);
+    part.local = tensor.detach();
+  }
+  TESSERA_CHECK(ValueError, part.local.layout() == at::kStrided && !part.local.is_meta(),
+                "checkpoint: '{}' lies on {} in layout {}; it needs memory, and the strided layout",
+                file_key(section, key), part.local.device().str(), c10::str(part.local.layout()));
+  return part;
+}
+
+std::vector<LocalPart> local_parts(const State& state) {
+  std::vector<LocalPart> parts;
+  for (const Section section : kSections) {
+    for (const auto& [key, value] : section_of(state, section)) {
+      if (const auto* tensor = std::get_if<at::Tensor>(&value)) {
+        TESSERA_CHECK(ValueError, tensor->defined(), "save: '{}' is an undefined tensor", file_key(section, key));
+        parts.push_back(local_part(section, key, *tensor));
+      }
+    }
+  }
+  return parts;
+}
+
+std::vector<Piece> pieces_of(const std::vector<LocalPart>& parts) {
+  std::vector<Piece> pieces;
+  for (const auto& part : parts) {
+    pieces.push_back({.section = part.section,
+                      .key = part.key,
+                      .dtype = part.local.scalar_type(),
+                      .sizes = part.sizes,
+                      .box = part.box});
+  }
+  return pieces;
+}
+
+std::map<Section, Values> values_of(const State& state) {
+  std::map<Section, Values> values;
+  for (const Section section : kSections) {
+    for (const auto& [key, value] : section_of(state, section)) {
+      if (const auto* number = std::get_if<int64_t>(&value)) {
+        values[section][key] = *number;
+      } else if (const auto* real = std::get_if<double>(&value)) {
+        values[section][key] = *real;
+      } else if (const auto* text = std::get_if<std::string>(&value)) {
+        values[section][key] = *text;
+      }
+    }
+  }
+  return values;
+}
+
+at::Tensor block_view(const LocalPart& part, const Box& box) {
+  const at::NoGradGuard no_grad;
+  at::Tensor view = part.local;
+  const Box inside = relative_to(box, part.box);
+  for (size_t dim = 0; dim < inside.sizes.size(); ++dim) {
+    view = view.narrow(static_cast<int64_t>(dim), inside.offsets[dim], inside.sizes[dim]);
+  }
+  return view;
+}
+
+at::Tensor host_copy(const LocalPart& part, const Box& box) {
+  const at::NoGradGuard no_grad;
+  return block_view(part, box).to(at::kCPU).resolve_conj().resolve_neg().contiguous();
+}
+
+}  // namespace tessera::dcp

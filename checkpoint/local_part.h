@@ -1,0 +1,40 @@
+#pragma once
+// A tensor of a state dict as this rank holds it; internal to this package.
+
+#include "checkpoint/box.h"
+#include "checkpoint/save_plan.h"
+#include "checkpoint/state.h"
+#include "checkpoint/value.h"
+
+namespace tessera::dcp {
+
+/// This rank's part of a tensor: `local` holds the elements of `box`.
+struct LocalPart {
+  Section section = Section::Model;
+  std::string key;
+  Sizes sizes = {};  // of the whole tensor
+  Box box = {};
+  at::Tensor local = {};  // plain, without autograd history
+};
+
+const StateDict& section_of(const State& state, Section section);
+StateDict& section_of(State& state, Section section);
+
+/// Of a defined tensor. Throws ValueError that names the key for a DTensor with a pending reduction, one on the meta
+/// device, or one that is not dense.
+LocalPart local_part(Section section, const std::string& key, const at::Tensor& tensor);
+
+/// All tensors of `state`, in order. Throws ValueError for an undefined one.
+std::vector<LocalPart> local_parts(const State& state);
+
+std::vector<Piece> pieces_of(const std::vector<LocalPart>& parts);
+
+/// What is no tensor.
+std::map<Section, Values> values_of(const State& state);
+
+/// The elements of `box`, which lies in the part's box.
+at::Tensor block_view(const LocalPart& part, const Box& box);
+/// The same, row-major and in host memory; a copy only where they are not.
+at::Tensor host_copy(const LocalPart& part, const Box& box);
+
+}  // namespace tessera::dcp

@@ -1,0 +1,235 @@
+#include "checkpoint/manifest.h"
+
+#define XXH_INLINE_ALL
+#include <xxhash.h>
+
+#include <cstdlib>
+#include <nlohmann/json.hpp>
+
+#include "checkpoint/checkpoint_error.h"
+
+namespace tessera::dcp {
+
+namespace {
+
+using nlohmann::json;
+
+// Deeper than any text of ours, and no danger to the stack.
+constexpr int kMaxDepth = 12;
+
+std::string hex(uint64_t hash) {
+  return fmt::format("{:016x}", hash);
+}
+
+std::string dump(const json& value) {
+  try {
+    return value.dump();
+  } catch (const json::exception& error) {
+    throw ValueError(fmt::format("checkpoint: names and texts must be UTF-8 ({})", error.what()));
+  }
+}
+
+json parse(std::string_view text, const std::string& file) {
+  try {
+    return json::parse(text.begin(), text.end(), [&](int depth, json::parse_event_t, const json&) {
+      TESSERA_CHECK(CheckpointError, depth <= kMaxDepth, "{}: nested more than {} deep", file, kMaxDepth);
+      return true;
+    });
+  } catch (const json::exception& error) {
+    throw CheckpointError(fmt::format("{}: damaged, or not what its name says ({})", file, error.what()));
+  }
+}
+
+/// Runs `read` on parsed JSON; where that has not the form that it expects, the file is named.
+template <class Read>
+auto read_json(const std::string& file, Read read) {
+  try {
+    return read();
+  } catch (const json::exception& error) {
+    throw CheckpointError(fmt::format("{}: not of the form that its name says ({})", file, error.what()));
+  }
+}
+
+uint64_t parse_hash(const json& value, const std::string& file) {
+  const auto& text = value.get_ref<const std::string&>();
+  TESSERA_CHECK(CheckpointError, text.size() == 16 && text.find_first_not_of("0123456789abcdef") == std::string::npos,
+                "{}: '{}' is no checksum", file, text);
+  return std::strtoull(text.c_str(), nullptr, 16);
+}
+
+void check_file_name(const std::string& name, const std::string& file) {
+  const bool is_plain = !name.empty() && name != "." && name != ".." && name.find('/') == std::string::npos &&
+                        name.find('\\') == std::string::npos && name.find('\0') == std::string::npos;
+  TESSERA_CHECK(CheckpointError, is_plain,
+                "{}: names the file '{}'; only names of files in the same folder are allowed", file, name);
+}
+
+Sizes parse_sizes(const json& value, const std::string& file) {
+  Sizes sizes;
+  for (const auto& size : value.get_ref<const json::array_t&>()) {
+    TESSERA_CHECK(CheckpointError, size.is_number_unsigned() && size.get<uint64_t>() <= INT64_MAX,
+                  "{}: {} is no size of a block", file, size.dump());
+    sizes.push_back(size.get<int64_t>());
+  }
+  return sizes;
+}
+
+json to_json(const Values& values) {
+  json result = json::object();
+  for (const auto& [key, value] : values) {
+    if (const auto* number = std::get_if<int64_t>(&value)) {
+      result[key] = {{"int", *number}};
+    } else if (const auto* real = std::get_if<double>(&value)) {
+      result[key] = {{"double", fmt::format("{:a}", *real)}};
+    } else {
+      result[key] = {{"string", std::get<std::string>(value)}};
+    }
+  }
+  return result;
+}
+
+Values values_of_section(const json& content, const std::string& file) {
+  Values values;
+  for (const auto& [key, typed] : content.get_ref<const json::object_t&>()) {
+    TESSERA_CHECK(CheckpointError, typed.is_object() && typed.size() == 1, "{}: value '{}' has no type", file, key);
+    const auto& [type, value] = *typed.get_ref<const json::object_t&>().begin();
+    if (type == "int") {
+      TESSERA_CHECK(CheckpointError, value.is_number_integer(), "{}: value '{}' is no integer", file, key);
+      values[key] = value.get<int64_t>();
+    } else if (type == "double") {
+      values[key] = std::strtod(value.get_ref<const std::string&>().c_str(), nullptr);
+    } else {
+      TESSERA_CHECK(CheckpointError, type == "string", "{}: value '{}' has the unknown type '{}'", file, key, type);
+      values[key] = value.get<std::string>();
+    }
+  }
+  return values;
+}
+
+Section parse_section(const std::string& name, const std::string& file) {
+  for (const Section section : kSections) {
+    if (section_name(section) == name) {
+      return section;
+    }
+  }
+  throw CheckpointError(fmt::format("{}: the unknown section '{}'", file, name));
+}
+
+ManifestFile parse_file(const json& content, const std::string& file) {
+  ManifestFile result{.section = parse_section(content.at("section").get_ref<const std::string&>(), file),
+                      .bytes = content.at("bytes").get<uint64_t>(),
+                      .header_hash = parse_hash(content.at("header"), file),
+                      .tensors = {}};
+  for (const auto& [key, blocks] : content.at("tensors").get_ref<const json::object_t&>()) {
+    auto& target = result.tensors[key];
+    for (const auto& block : blocks.get_ref<const json::array_t&>()) {
+      target.push_back({.box = {.offsets = parse_sizes(block.at(0), file), .sizes = parse_sizes(block.at(1), file)},
+                        .hash = parse_hash(block.at(2), file)});
+    }
+  }
+  return result;
+}
+
+std::map<Section, Values> values_of_sections(const json& content, const std::string& file) {
+  std::map<Section, Values> result;
+  for (const auto& [section, values] : content.get_ref<const json::object_t&>()) {
+    result[parse_section(section, file)] = values_of_section(values, file);
+  }
+  return result;
+}
+
+json values_json(const std::map<Section, Values>& values) {
+  json result = json::object();
+  for (const auto& [section, own] : values) {
+    if (!own.empty()) {
+      result[section_name(section)] = to_json(own);
+    }
+  }
+  return result;
+}
+
+}  // namespace
+
+uint64_t hash_bytes(const void* data, size_t bytes) {
+  return XXH3_64bits(data, bytes);
+}
+
+std::string format_values(const std::map<Section, Values>& values) {
+  return dump(values_json(values));
+}
+
+std::map<Section, Values> parse_values(std::string_view text, const std::string& file) {
+  return read_json(file, [&] { return values_of_sections(parse(text, file), file); });
+}
+
+std::string format_manifest(const Manifest& manifest) {
+  json files = json::object();
+  for (const auto& [name, file] : manifest.files) {
+    json tensors = json::object();
+    for (const auto& [key, blocks] : file.tensors) {
+      json list = json::array();
+      for (const auto& block : blocks) {
+        list.push_back({block.box.offsets, block.box.sizes, hex(block.hash)});
+      }
+      tensors[key] = std::move(list);
+    }
+    files[name] = {{"section", section_name(file.section)},
+                   {"bytes", file.bytes},
+                   {"header", hex(file.header_hash)},
+                   {"tensors", std::move(tensors)}};
+  }
+  const json content = {{"files", std::move(files)}, {"values", values_json(manifest.values)}};
+  const auto text = dump(content);
+  return fmt::format("{{\"tessera_checkpoint\":{},\"checksum\":\"{}\",\"content\":{}}}\n", kManifestVersion,
+                     hex(hash_bytes(text.data(), text.size())), text);
+}
+
+Manifest parse_manifest(std::string_view text, const std::string& file) {
+  return read_json(file, [&] {
+    const json whole = parse(text, file);
+    const auto version = whole.at("tessera_checkpoint").get<int64_t>();
+    TESSERA_CHECK(CheckpointError, version >= 1 && version <= kManifestVersion,
+                  "{}: version {} of the format; this library reads up to {}", file, version, kManifestVersion);
+    const json& content = whole.at("content");
+    const auto own_text = content.dump();
+    TESSERA_CHECK(CheckpointError,
+                  parse_hash(whole.at("checksum"), file) == hash_bytes(own_text.data(), own_text.size()),
+                  "{}: damaged, its checksum does not hold", file);
+    Manifest manifest;
+    for (const auto& [name, entry] : content.at("files").get_ref<const json::object_t&>()) {
+      check_file_name(name, file);
+      manifest.files[name] = parse_file(entry, file);
+    }
+    manifest.values = values_of_sections(content.at("values"), file);
+    return manifest;
+  });
+}
+
+std::string format_index(const std::map<std::string, std::string>& weight_map, uint64_t total_bytes) {
+  const json index = {{"metadata", {{"total_size", total_bytes}}}, {"weight_map", weight_map}};
+  return index.dump(2) + "\n";
+}
+
+std::map<std::string, std::string> parse_index(std::string_view text, const std::string& file) {
+  return read_json(file, [&] {
+    const json index = parse(text, file);
+    auto weight_map = index.at("weight_map").get<std::map<std::string, std::string>>();
+    for (const auto& [key, name] : weight_map) {
+      check_file_name(name, file);
+    }
+    return weight_map;
+  });
+}
+
+std::map<std::string, Sizes> parse_sharding_info(std::string_view text, const std::string& file) {
+  return read_json(file, [&] {
+    std::map<std::string, Sizes> result;
+    const json info = parse(text, file);
+    for (const auto& [key, part] : info.get_ref<const json::object_t&>()) {
+      result[key] = parse_sizes(part.at("saved_offsets"), file);
+    }
+    return result;
+  });
+}
+
+}  // namespace tessera::dcp

@@ -1,0 +1,87 @@
+#include <fmt/ranges.h>
+#include <algorithm>
+
+#include "base/error.h"
+#include "checkpoint/state_dict.h"
+#include "checkpoint/transfer.h"
+#include "fully_shard/composable_apis.h"
+#include "fully_shard/fsdp_module.h"
+
+namespace tessera::dcp {
+
+namespace {
+
+/// An unsharded parameter is a copy, in the compute dtype, that the next reshard drops.
+void reshard_all(torch::nn::Module& model) {
+  for (const auto& module : model.modules()) {
+    if (!composable_apis(*module).empty()) {
+      fsdp(*module).reshard();
+    }
+  }
+}
+
+StateDict own_tensors(torch::nn::Module& model, bool ignore_frozen_params) {
+  reshard_all(model);
+  StateDict own;
+  for (const auto& item : model.named_parameters()) {
+    if (item.value().defined() && (item.value().requires_grad() || !ignore_frozen_params)) {
+      own[item.key()] = item.value();
+    }
+  }
+  for (const auto& item : model.named_buffers()) {
+    if (item.value().defined()) {
+      own[item.key()] = item.value();
+    }
+  }
+  return own;
+}
+
+/// Throws KeyError unless both have the same names.
+void check_names(const StateDict& own, const StateDict& given) {
+  std::vector<std::string> missing, unexpected;
+  for (const auto& [key, value] : own) {
+    if (given.count(key) == 0) {
+      missing.push_back(key);
+    }
+  }
+  for (const auto& [key, value] : given) {
+    if (own.count(key) == 0) {
+      unexpected.push_back(key);
+    }
+  }
+  TESSERA_CHECK(KeyError, missing.empty() && unexpected.empty(),
+                "set_model_state_dict: missing: ({}); unexpected: ({}). With strict = false what both have is set",
+                fmt::join(missing, ", "), fmt::join(unexpected, ", "));
+}
+
+}  // namespace
+
+StateDict get_model_state_dict(torch::nn::Module& model, const StateDictOptions& options) {
+  return exported(own_tensors(model, options.ignore_frozen_params), Ranks::all(), options);
+}
+
+void set_model_state_dict(torch::nn::Module& model, const StateDict& state, const StateDictOptions& options) {
+  const Ranks ranks = Ranks::all();
+  const StateDict own = own_tensors(model, options.ignore_frozen_params);
+  const Incoming incoming = receive(state, ranks, options);
+  std::vector<std::string> keys;
+  ranks.exchange([&] {
+    if (options.strict) {
+      check_names(own, incoming.state);
+    }
+    for (const auto& [key, value] : incoming.state) {
+      if (own.count(key) == 1) {
+        TESSERA_CHECK(ValueError, std::holds_alternative<at::Tensor>(value), "set_model_state_dict: '{}' is no tensor",
+                      key);
+        check_fits(incoming, key, std::get<at::Tensor>(own.at(key)), options);
+        keys.push_back(key);
+      }
+    }
+    return std::string();
+  });
+  for (const auto& key : keys) {
+    copy_in(incoming, key, std::get<at::Tensor>(own.at(key)), ranks, options);
+  }
+}
+
+}  // namespace tessera::dcp

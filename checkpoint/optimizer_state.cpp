@@ -1,0 +1,276 @@
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/zeros_like.h>
+
+#include <functional>
+#include <map>
+#include <set>
+#include <type_traits>
+
+#include "checkpoint/catalog.h"
+#include "checkpoint/optimizer_fields.h"
+#include "checkpoint/state_dict.h"
+#include "checkpoint/transfer.h"
+
+namespace tessera::dcp {
+
+namespace {
+
+/// A parameter of the optimizer under the model's name.
+struct NamedParam {
+  std::string name;
+  at::Tensor tensor;
+  size_t group = 0;
+};
+
+std::vector<NamedParam> named_params(torch::nn::Module& model, torch::optim::Optimizer& optimizer,
+                                     bool ignore_frozen_params) {
+  std::map<const void*, std::string> names;
+  for (const auto& item : model.named_parameters()) {
+    names.emplace(item.value().unsafeGetTensorImpl(), item.key());
+  }
+  std::vector<NamedParam> params;
+  for (size_t group = 0; group < optimizer.param_groups().size(); ++group) {
+    for (const auto& param : optimizer.param_groups()[group].params()) {
+      const auto found = names.find(param.unsafeGetTensorImpl());
+      TESSERA_CHECK(ValueError, found != names.end(),
+                    "checkpoint: the optimizer has a tensor of sizes {} that is no parameter of the model",
+                    c10::str(param.sizes()));
+      if (param.requires_grad() || !ignore_frozen_params) {
+        params.push_back({.name = found->second, .tensor = param, .group = group});
+      }
+    }
+  }
+  return params;
+}
+
+std::string state_key(const NamedParam& param, const char* field) {
+  return "state." + param.name + "." + field;
+}
+
+std::string option_key(const NamedParam& param, const char* field) {
+  return "param_groups." + param.name + "." + field;
+}
+
+template <class Types>
+typename Types::State* find_state(torch::optim::Optimizer& optimizer, const NamedParam& param) {
+  auto& states = optimizer.state();
+  const auto found = states.find(param.tensor.unsafeGetTensorImpl());
+  return found == states.end() ? nullptr : static_cast<typename Types::State*>(found->second.get());
+}
+
+template <class Types>
+typename Types::State& make_state(torch::optim::Optimizer& optimizer, const NamedParam& param) {
+  if (!find_state<Types>(optimizer, param)) {
+    optimizer.state()[param.tensor.unsafeGetTensorImpl()] = std::make_unique<typename Types::State>();
+  }
+  return *find_state<Types>(optimizer, param);
+}
+
+template <class Types>
+typename Types::Options& options_of(torch::optim::Optimizer& optimizer, size_t group) {
+  return static_cast<typename Types::Options&>(optimizer.param_groups()[group].options());
+}
+
+at::Tensor new_like(const at::Tensor& param) {
+  const at::NoGradGuard no_grad;
+  return at::zeros_like(param.detach());
+}
+
+template <class Field>
+StateValue as_value(const Field& field) {
+  if constexpr (std::is_same_v<Field, double>) {
+    return field;
+  } else {
+    return static_cast<int64_t>(field);
+  }
+}
+
+/// Writes a value of the state dict to a field of this type.
+template <class Field>
+void assign(Field& field, const std::string& key, const StateValue& value) {
+  using Stored = std::conditional_t<std::is_same_v<Field, double>, double, int64_t>;
+  const auto* stored = std::get_if<Stored>(&value);
+  TESSERA_CHECK(ValueError, stored != nullptr,
+                "set_optimizer_state_dict: '{}' is not a number of the type that it should be", key);
+  field = static_cast<Field>(*stored);
+}
+
+/// One call of set_optimizer_state_dict for one type of optimizer: looks first, then changes.
+template <class Types>
+class Setter {
+ public:
+  Setter(torch::optim::Optimizer& optimizer, const std::vector<NamedParam>& params, const Incoming& incoming,
+         const StateDictOptions& options)
+      : optimizer_(optimizer), params_(params), incoming_(incoming), options_(options) {}
+
+  void check() {
+    std::set<std::string> used;
+    for (const auto& param : params_) {
+      typename Types::State unused;
+      visit_fields(unused, [&](const char* name, auto& field) {
+        const auto key = state_key(param, name);
+        if (const auto* value = find(key)) {
+          used.insert(key);
+          check_field(field, key, *value, param.tensor);
+        }
+      });
+      check_options(param, used);
+    }
+    for (const auto& [key, value] : incoming_.state) {
+      TESSERA_CHECK(
+          KeyError, !options_.strict || used.count(key) == 1,
+          "set_optimizer_state_dict: '{}' belongs to no parameter of the optimizer, or is not a field of this "
+          "type of optimizer",
+          key);
+    }
+  }
+
+  void set(const Ranks& ranks) {
+    for (const auto& param : params_) {
+      typename Types::State* state = nullptr;
+      typename Types::State fields;
+      visit_fields(fields, [&](const char* name, const auto&) {
+        state = find(state_key(param, name)) ? &make_state<Types>(optimizer_, param) : state;
+      });
+      if (state) {
+        visit_fields(*state,
+                     [&](const char* name, auto& field) { set_field(field, state_key(param, name), param, ranks); });
+      }
+      visit_fields(options_of<Types>(optimizer_, param.group), [&](const char* name, auto& field) {
+        if (const auto* value = find(option_key(param, name))) {
+          assign(field, option_key(param, name), *value);
+        }
+      });
+    }
+  }
+
+ private:
+  const StateValue* find(const std::string& key) const {
+    const auto found = incoming_.state.find(key);
+    return found == incoming_.state.end() ? nullptr : &found->second;
+  }
+
+  template <class Field>
+  void check_field(Field& field, const std::string& key, const StateValue& value, const at::Tensor& param) {
+    if constexpr (std::is_same_v<Field, at::Tensor>) {
+      TESSERA_CHECK(ValueError, std::holds_alternative<at::Tensor>(value),
+                    "set_optimizer_state_dict: '{}' is no tensor", key);
+      check_fits(incoming_, key, param, options_);
+    } else {
+      assign(field, key, value);
+    }
+  }
+
+  void check_options(const NamedParam& param, std::set<std::string>& used) {
+    typename Types::Options unused(0.0);
+    visit_fields(unused, [&](const char* name, auto& field) {
+      const auto key = option_key(param, name);
+      if (const auto* value = find(key)) {
+        used.insert(key);
+        assign(field, key, *value);
+        const auto [first, is_new] = group_options_.try_emplace({param.group, name}, static_cast<double>(field));
+        TESSERA_CHECK(ValueError, is_new || first->second == static_cast<double>(field),
+                      "set_optimizer_state_dict: '{}' differs from that of other parameters of the same group", key);
+      }
+    });
+  }
+
+  template <class Field>
+  void set_field(Field& field, const std::string& key, const NamedParam& param, const Ranks& ranks) {
+    const auto* value = find(key);
+    if (!value) {
+      return;
+    }
+    if constexpr (std::is_same_v<Field, at::Tensor>) {
+      if (!field.defined()) {
+        field = new_like(param.tensor);
+      }
+      if (const auto& given = std::get<at::Tensor>(*value); !given.is_same(field)) {
+        copy_in(incoming_, key, field, ranks, options_);
+      }
+    } else {
+      assign(field, key, *value);
+    }
+  }
+
+  torch::optim::Optimizer& optimizer_;
+  const std::vector<NamedParam>& params_;
+  const Incoming& incoming_;
+  const StateDictOptions& options_;
+  std::map<std::pair<size_t, std::string>, double> group_options_;
+};
+
+}  // namespace
+
+StateDict get_optimizer_state_dict(torch::nn::Module& model, torch::optim::Optimizer& optimizer,
+                                   const StateDictOptions& options) {
+  StateDict own;
+  const auto params = named_params(model, optimizer, options.ignore_frozen_params);
+  with_types(optimizer, [&]<class Types>(Types) {
+    for (const auto& param : params) {
+      if (auto* state = find_state<Types>(optimizer, param)) {
+        visit_fields(*state, [&](const char* name, auto& field) {
+          if constexpr (!std::is_same_v<std::decay_t<decltype(field)>, at::Tensor>) {
+            own[state_key(param, name)] = as_value(field);
+          } else if (field.defined()) {
+            own[state_key(param, name)] = field;
+          }
+        });
+      }
+      visit_fields(options_of<Types>(optimizer, param.group),
+                   [&](const char* name, auto& field) { own[option_key(param, name)] = as_value(field); });
+    }
+  });
+  return exported(std::move(own), Ranks::all(), options);
+}
+
+void set_optimizer_state_dict(torch::nn::Module& model, torch::optim::Optimizer& optimizer, const StateDict& state,
+                              const StateDictOptions& options) {
+  const Ranks ranks = Ranks::all();
+  const auto params = named_params(model, optimizer, options.ignore_frozen_params);
+  const Incoming incoming = receive(state, ranks, options);
+  with_types(optimizer, [&]<class Types>(Types) {
+    Setter<Types> setter(optimizer, params, incoming, options);
+    ranks.exchange([&] {
+      setter.check();
+      return std::string();
+    });
+    setter.set(ranks);
+  });
+}
+
+StateDict optimizer_state_to_load(const std::string& path, torch::nn::Module& model,
+                                  torch::optim::Optimizer& optimizer) {
+  Catalog catalog;
+  Ranks::all().exchange([&] {
+    catalog = open_catalog(path);
+    return std::string();
+  });
+  const auto& tensors = catalog.tensors[Section::Optimizer];
+  const auto& values = catalog.values[Section::Optimizer];
+  StateDict own;
+  with_types(optimizer, [&]<class Types>(Types) {
+    for (const auto& param : named_params(model, optimizer, false)) {
+      typename Types::State fresh;
+      auto* existing = find_state<Types>(optimizer, param);
+      visit_fields(existing ? *existing : fresh, [&](const char* name, auto& field) {
+        const auto key = state_key(param, name);
+        if constexpr (!std::is_same_v<std::decay_t<decltype(field)>, at::Tensor>) {
+          if (values.count(key) == 1) {
+            own[key] = as_value(field);
+          }
+        } else if (tensors.count(key) == 1) {
+          own[key] = field.defined() ? field : new_like(param.tensor);
+        }
+      });
+      visit_fields(options_of<Types>(optimizer, param.group), [&](const char* name, auto& field) {
+        if (values.count(option_key(param, name)) == 1) {
+          own[option_key(param, name)] = as_value(field);
+        }
+      });
+    }
+  });
+  return own;
+}
+
+}  // namespace tessera::dcp

@@ -1,0 +1,42 @@
+#pragma once
+// The ranks that save or load together, and how a fault of one becomes an error of all.
+//
+//   Ranks ranks = Ranks::all();
+//   std::vector<std::string> texts = ranks.exchange("save", [&] { return describe(own_tensors); });
+//
+// Thread safety: for one thread at a time; a background thread has Ranks over a group of its own.
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "comm/process_group.h"
+
+namespace tessera::dcp {
+
+class Ranks {
+ public:
+  /// All ranks of the default group; this one alone where there is no group.
+  static Ranks all();
+  /// The same ranks over a new group, for a background thread. Collective.
+  Ranks with_own_group() const;
+
+  int rank() const { return rank_; }
+  int size() const { return size_; }
+
+  /// Calls `step` and returns what it returned on every rank, in their order. Where it threw on any rank, all of them
+  /// throw that exception's type, the first such rank's text and its number. Collective.
+  std::vector<std::string> exchange(const std::function<std::string()>& step) const;
+  /// The same, for rank 0 alone: the others wait for what it returned.
+  std::string from_first(const std::function<std::string()>& step) const;
+
+ private:
+  std::vector<std::string> gather(const std::string& text) const;
+
+  std::shared_ptr<const ProcessGroupPtr> group_;
+  int rank_ = 0;
+  int size_ = 1;
+};
+
+}  // namespace tessera::dcp

@@ -1,0 +1,211 @@
+#include "checkpoint/save_plan.h"
+
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <utility>
+
+#include "base/error.h"
+
+namespace tessera::dcp {
+
+namespace {
+
+using nlohmann::json;
+
+/// One tensor over all ranks.
+struct Whole {
+  const Piece* first = nullptr;
+  size_t first_rank = 0;
+  std::map<Box, std::vector<int>> holders;
+};
+
+using Wholes = std::map<std::pair<Section, std::string>, Whole>;
+
+int64_t item_bytes(const Piece& piece) {
+  return static_cast<int64_t>(c10::elementSize(piece.dtype));
+}
+
+std::string describe(const Piece& piece) {
+  return fmt::format("{}[{}]", safetensors_dtype(piece.dtype), fmt::join(piece.sizes, ", "));
+}
+
+Wholes collect(const std::vector<std::vector<Piece>>& pieces) {
+  Wholes wholes;
+  for (size_t rank = 0; rank < pieces.size(); ++rank) {
+    for (const auto& piece : pieces[rank]) {
+      auto& whole = wholes[{piece.section, piece.key}];
+      if (!whole.first) {
+        whole.first = &piece;
+        whole.first_rank = rank;
+      }
+      TESSERA_CHECK(ValueError, piece.sizes == whole.first->sizes && piece.dtype == whole.first->dtype,
+                    "save: the ranks differ in '{}': rank {} has {}, rank {} has {}",
+                    file_key(piece.section, piece.key), whole.first_rank, describe(*whole.first), rank,
+                    describe(piece));
+      TESSERA_ASSERT(is_inside(piece.box, piece.sizes), "'{}': {}", piece.key, piece.box.to_string());
+      if (piece.box.numel() > 0) {
+        whole.holders[piece.box].push_back(static_cast<int>(rank));
+      }
+    }
+  }
+  return wholes;
+}
+
+/// The parts must be the tensor: as many elements as it has, and none of them twice. Boxes come in order of their
+/// offsets, so that only those can overlap which begin before another's end along dim 0.
+void check_cover(const std::string& key, const Whole& whole) {
+  int64_t numel = 0;
+  for (auto box = whole.holders.begin(); box != whole.holders.end(); ++box) {
+    numel += box->first.numel();
+    for (auto other = std::next(box); other != whole.holders.end(); ++other) {
+      if (!box->first.sizes.empty() && other->first.offsets[0] >= box->first.offsets[0] + box->first.sizes[0]) {
+        break;
+      }
+      TESSERA_CHECK(ValueError, intersection(box->first, other->first).numel() == 0,
+                    "save: '{}': rank {} holds {} and rank {} holds {}, which overlap", key, box->second[0],
+                    box->first.to_string(), other->second[0], other->first.to_string());
+    }
+  }
+  TESSERA_CHECK(ValueError, numel == numel_of(whole.first->sizes),
+                "save: '{}': all ranks together hold {} of its {} elements", key, numel, numel_of(whole.first->sizes));
+}
+
+/// Which tensors go to one file.
+struct FileContent {
+  Section section = Section::Model;
+  int64_t bytes = 0;
+  std::vector<const Piece*> tensors;
+};
+
+std::vector<FileContent> distribute_over_files(const Wholes& wholes, const LayoutOptions& options) {
+  std::vector<FileContent> files;
+  for (const auto& [key, whole] : wholes) {
+    const int64_t bytes = numel_of(whole.first->sizes) * item_bytes(*whole.first);
+    const bool is_full =
+        files.empty() || (options.single_file.empty() &&
+                          (files.back().section != key.first ||
+                           files.back().bytes > options.max_file_bytes - std::min(bytes, options.max_file_bytes)));
+    if (is_full) {
+      files.push_back({.section = key.first, .bytes = 0, .tensors = {}});
+    }
+    files.back().bytes += bytes;
+    files.back().tensors.push_back(whole.first);
+  }
+  return files;
+}
+
+/// Larger elements first, so that each tensor is aligned to its own.
+SafetensorsHeader make_header(FileContent content) {
+  std::stable_sort(content.tensors.begin(), content.tensors.end(),
+                   [](const Piece* a, const Piece* b) { return item_bytes(*a) > item_bytes(*b); });
+  SafetensorsHeader header{.entries = {}, .metadata = {{"format", "pt"}}};
+  uint64_t begin = 0;
+  for (const Piece* piece : content.tensors) {
+    const auto bytes = static_cast<uint64_t>(numel_of(piece->sizes) * item_bytes(*piece));
+    header.entries.push_back({.key = file_key(piece->section, piece->key),
+                              .dtype = piece->dtype,
+                              .sizes = piece->sizes,
+                              .begin = begin,
+                              .end = begin + bytes});
+    begin += bytes;
+  }
+  return header;
+}
+
+std::vector<PlannedFile> plan_files(const Wholes& wholes, const LayoutOptions& options) {
+  const auto contents = distribute_over_files(wholes, options);
+  std::map<Section, size_t> totals, counts;
+  for (const auto& content : contents) {
+    ++totals[content.section];
+  }
+  std::vector<PlannedFile> files;
+  for (const auto& content : contents) {
+    PlannedFile file{
+        .name = options.single_file, .section = content.section, .header = make_header(content), .header_bytes = {}};
+    if (file.name.empty()) {
+      file.name = fmt::format("{}-{:05}-of-{:05}.safetensors", section_name(content.section), ++counts[content.section],
+                              totals[content.section]);
+    }
+    file.header_bytes = format_safetensors_header(file.header);
+    files.push_back(std::move(file));
+  }
+  return files;
+}
+
+/// Gives blocks that several ranks hold to the one that has least so far; those of one holder count first.
+void choose_owners(std::vector<PlannedBlock>& blocks, const std::vector<const std::vector<int>*>& holders,
+                   const SavePlan& plan, size_t ranks) {
+  std::vector<int64_t> load(ranks, 0);
+  for (const bool shared : {false, true}) {
+    for (size_t i = 0; i < blocks.size(); ++i) {
+      const auto& ranks_of_block = *holders[i];
+      if ((ranks_of_block.size() > 1) == shared) {
+        blocks[i].owner = *std::min_element(ranks_of_block.begin(), ranks_of_block.end(), [&](int a, int b) {
+          return std::pair(load[static_cast<size_t>(a)], a) < std::pair(load[static_cast<size_t>(b)], b);
+        });
+        load[static_cast<size_t>(blocks[i].owner)] +=
+            blocks[i].box.numel() * static_cast<int64_t>(c10::elementSize(plan.entry_of(blocks[i]).dtype));
+      }
+    }
+  }
+}
+
+}  // namespace
+
+std::string format_pieces(const std::vector<Piece>& pieces) {
+  json list = json::array();
+  for (const auto& piece : pieces) {
+    list.push_back({static_cast<int>(piece.section), piece.key, safetensors_dtype(piece.dtype), piece.sizes,
+                    piece.box.offsets, piece.box.sizes});
+  }
+  try {
+    return list.dump();
+  } catch (const json::exception& error) {
+    throw ValueError(fmt::format("save: keys must be UTF-8 ({})", error.what()));
+  }
+}
+
+std::vector<Piece> parse_pieces(const std::string& text) {
+  std::vector<Piece> pieces;
+  for (const auto& item : json::parse(text)) {
+    pieces.push_back({.section = static_cast<Section>(item[0].get<int>()),
+                      .key = item[1].get<std::string>(),
+                      .dtype = *parse_safetensors_dtype(item[2].get_ref<const std::string&>()),
+                      .sizes = item[3].get<Sizes>(),
+                      .box = {.offsets = item[4].get<Sizes>(), .sizes = item[5].get<Sizes>()}});
+  }
+  return pieces;
+}
+
+SavePlan make_save_plan(const std::vector<std::vector<Piece>>& pieces, const LayoutOptions& options) {
+  const Wholes wholes = collect(pieces);
+  std::map<std::string, const Whole*> by_file_key;
+  for (const auto& [key, whole] : wholes) {
+    const auto name = file_key(key.first, key.second);
+    check_cover(name, whole);
+    by_file_key[fmt::format("{}/{}", static_cast<int>(key.first), name)] = &whole;
+  }
+  SavePlan plan{.files = plan_files(wholes, options), .blocks = {}};
+  std::vector<const std::vector<int>*> holders;
+  for (size_t f = 0; f < plan.files.size(); ++f) {
+    const auto& entries = plan.files[f].header.entries;
+    for (size_t e = 0; e < entries.size(); ++e) {
+      const Whole& whole =
+          *by_file_key.at(fmt::format("{}/{}", static_cast<int>(plan.files[f].section), entries[e].key));
+      const int64_t max_numel = std::max<int64_t>(1, options.max_block_bytes / item_bytes(*whole.first));
+      for (const auto& [box, ranks] : whole.holders) {
+        for (auto& part : split_box(box, max_numel)) {
+          plan.blocks.push_back({.file = f, .entry = e, .box = std::move(part), .owner = 0});
+          holders.push_back(&ranks);
+        }
+      }
+    }
+  }
+  choose_owners(plan.blocks, holders, plan, pieces.size());
+  return plan;
+}
+
+}  // namespace tessera::dcp

@@ -1,0 +1,28 @@
+#pragma once
+// What a checkpoint holds: tensors and values by name, in three sections.
+
+#include <ATen/core/Tensor.h>
+
+#include <map>
+#include <string>
+#include <variant>
+
+namespace tessera::dcp {
+
+/// A tensor (plain, or a DTensor), a number or a text.
+using StateValue = std::variant<at::Tensor, int64_t, double, std::string>;
+
+/// Handles to tensors, not copies: what load() writes reaches whoever else holds them. Sorted, so that all ranks go
+/// through it in one order.
+using StateDict = std::map<std::string, StateValue>;
+
+/// A plain tensor is taken to be the same on all ranks that have its key, and is saved once. What differs between
+/// ranks, such as the state of a random generator, needs a key for each: fmt::format("rng.{}", rank).
+struct State {
+  StateDict model = {};
+  StateDict optimizer = {};
+  /// Anything else: the step, the scheduler's, the data loader's and the random generators' state.
+  StateDict user = {};
+};
+
+}  // namespace tessera::dcp

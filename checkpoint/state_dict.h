@@ -1,0 +1,89 @@
+#pragma once
+// A model's and an optimizer's state by parameter name, out of them and back into them.
+//
+//   "layers.0.weight"                          in the model's state dict
+//   "state.layers.0.weight.exp_avg", ".step"   in the optimizer's: what it keeps for a parameter
+//   "param_groups.layers.0.weight.lr"          and the options of the parameter's group
+//
+// Names come from named_parameters() and named_buffers(), so that the optimizer's state does not depend on the order in
+// which parameters were given to it, on groups, or on how many ranks there are. Known optimizers: Adam, AdamW, SGD,
+// RMSprop, Adagrad.
+//
+// After torch.distributed.checkpoint.state_dict. Thread safety: for the thread that trains the model.
+
+#include <torch/nn/module.h>
+#include <torch/nn/pimpl.h>
+#include <torch/optim/optimizer.h>
+
+#include <string>
+
+#include "checkpoint/state.h"
+
+namespace tessera::dcp {
+
+struct StateDictOptions {
+  /// get: whole plain tensors in place of DTensors, one gathered at a time. set: the given tensors are whole; each rank
+  /// takes its part.
+  bool full_state_dict = false;
+  /// get: copies on the CPU. With full_state_dict rank 0 alone gets them, and the others get nothing.
+  bool cpu_offload = false;
+  /// Without parameters that need no gradient.
+  bool ignore_frozen_params = false;
+  /// set: rank 0 alone has the state, whole; it sends one tensor at a time. The others' argument is not looked at.
+  bool broadcast_from_rank0 = false;
+  /// set: the names must be the model's, no more and no less.
+  bool strict = true;
+};
+
+/// Parameters and buffers. Without options handles to the model's own. A module under fully_shard is resharded first.
+/// Collective where full_state_dict is set.
+StateDict get_model_state_dict(torch::nn::Module& model, const StateDictOptions& options = {});
+
+/// Copies `state` into the model's parameters and buffers. Collective. Throws KeyError for missing and unexpected
+/// names, ValueError for sizes that differ; nothing is changed then.
+void set_model_state_dict(torch::nn::Module& model, const StateDict& state, const StateDictOptions& options = {});
+
+/// The state that the optimizer has for `model`'s parameters by now: none before its first step. Options as above.
+/// Throws ValueError if it optimizes a tensor that is no parameter of the model, NotImplementedError for an optimizer
+/// of another type.
+StateDict get_optimizer_state_dict(torch::nn::Module& model, torch::optim::Optimizer& optimizer,
+                                   const StateDictOptions& options = {});
+
+/// Gives the optimizer `state`: existing tensors are written to, missing ones are made. Collective. With strict, names
+/// of parameters that the optimizer does not have, and unknown fields, are a KeyError. broadcast_from_rank0 and
+/// full_state_dict as for the model. Throws ValueError where parameters of one group have different options.
+void set_optimizer_state_dict(torch::nn::Module& model, torch::optim::Optimizer& optimizer, const StateDict& state,
+                              const StateDictOptions& options = {});
+
+/// The state dict that load(path, ...) fills with all the checkpoint has for the optimizer's parameters: its own
+/// tensors, and new ones, laid out as the parameters, where it has none yet. The optimizer itself is not changed: give
+/// what was loaded to set_optimizer_state_dict.
+StateDict optimizer_state_to_load(const std::string& path, torch::nn::Module& model,
+                                  torch::optim::Optimizer& optimizer);
+
+template <class Impl>
+StateDict get_model_state_dict(const torch::nn::ModuleHolder<Impl>& model, const StateDictOptions& options = {}) {
+  return get_model_state_dict(static_cast<torch::nn::Module&>(*model.ptr()), options);
+}
+template <class Impl>
+void set_model_state_dict(const torch::nn::ModuleHolder<Impl>& model, const StateDict& state,
+                          const StateDictOptions& options = {}) {
+  set_model_state_dict(static_cast<torch::nn::Module&>(*model.ptr()), state, options);
+}
+template <class Impl>
+StateDict get_optimizer_state_dict(const torch::nn::ModuleHolder<Impl>& model, torch::optim::Optimizer& optimizer,
+                                   const StateDictOptions& options = {}) {
+  return get_optimizer_state_dict(static_cast<torch::nn::Module&>(*model.ptr()), optimizer, options);
+}
+template <class Impl>
+void set_optimizer_state_dict(const torch::nn::ModuleHolder<Impl>& model, torch::optim::Optimizer& optimizer,
+                              const StateDict& state, const StateDictOptions& options = {}) {
+  set_optimizer_state_dict(static_cast<torch::nn::Module&>(*model.ptr()), optimizer, state, options);
+}
+template <class Impl>
+StateDict optimizer_state_to_load(const std::string& path, const torch::nn::ModuleHolder<Impl>& model,
+                                  torch::optim::Optimizer& optimizer) {
+  return optimizer_state_to_load(path, static_cast<torch::nn::Module&>(*model.ptr()), optimizer);
+}
+
+}  // namespace tessera::dcp

@@ -1,0 +1,134 @@
+#include "checkpoint/transfer.h"
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
+#include <fmt/ranges.h>
+
+#include <nlohmann/json.hpp>
+
+#include "base/error.h"
+#include "checkpoint/local_part.h"
+#include "checkpoint/manifest.h"
+#include "comm/collectives.h"
+#include "dtensor/dtensor.h"
+#include "dtensor/whole_tensor.h"
+
+namespace tessera::dcp {
+
+namespace {
+
+using nlohmann::json;
+
+const at::Tensor& tensor_of(const Incoming& incoming, const std::string& key) {
+  return std::get<at::Tensor>(incoming.state.at(key));
+}
+
+/// Names and sizes of the tensors, and all values.
+std::string describe(const StateDict& state) {
+  json tensors = json::object();
+  for (const auto& [key, value] : state) {
+    if (const auto* tensor = std::get_if<at::Tensor>(&value)) {
+      TESSERA_CHECK(ValueError, tensor->defined() && !is_dtensor(*tensor),
+                    "set_state_dict: '{}' is {}; with broadcast_from_rank0, rank 0 gives whole plain tensors", key,
+                    tensor->defined() ? "a DTensor" : "undefined");
+      tensors[key] = tensor->sizes().vec();
+    }
+  }
+  return json{{"tensors", tensors}, {"values", format_values(values_of({.user = state}))}}.dump();
+}
+
+at::Tensor local_of(const at::Tensor& tensor) {
+  const auto* meta = dtensor_meta(tensor);
+  return meta ? meta->local : tensor.detach();
+}
+
+/// This rank's part of `whole`, into `target`.
+void copy_part(const at::Tensor& whole, const at::Tensor& target) {
+  const auto* meta = dtensor_meta(target);
+  local_of(target).copy_(meta ? part_of_whole(whole.to(meta->local.device()), *meta->spec) : whole);
+}
+
+}  // namespace
+
+StateDict exported(StateDict own, const Ranks& ranks, const StateDictOptions& options) {
+  const at::NoGradGuard no_grad;
+  const bool only_first = options.full_state_dict && options.cpu_offload;
+  StateDict result;
+  for (auto& [key, value] : own) {
+    if (auto* tensor = std::get_if<at::Tensor>(&value)) {
+      if (options.full_state_dict && is_dtensor(*tensor)) {
+        *tensor = full_tensor(tensor->detach());
+      }
+      if (options.cpu_offload) {
+        *tensor = only_first && ranks.rank() > 0 ? at::Tensor()
+                                                 : tensor->detach().to(at::kCPU, tensor->scalar_type(), false, true);
+      }
+    }
+    if (!only_first || ranks.rank() == 0) {
+      result[key] = std::move(value);
+    }
+  }
+  return result;
+}
+
+Incoming receive(const StateDict& state, const Ranks& ranks, const StateDictOptions& options) {
+  Incoming incoming;
+  if (!options.broadcast_from_rank0) {
+    incoming.state = state;
+    return incoming;
+  }
+  const auto described = json::parse(ranks.from_first([&] { return describe(state); }));
+  for (const auto& [key, sizes] : described.at("tensors").items()) {
+    incoming.state[key] = ranks.rank() == 0 ? state.at(key) : StateValue(at::Tensor());
+    incoming.sizes[key] = sizes.get<std::vector<int64_t>>();
+  }
+  const auto values = parse_values(described.at("values").get<std::string>(), "set_state_dict");
+  if (const auto own = values.find(Section::User); own != values.end()) {
+    for (const auto& [key, value] : own->second) {
+      std::visit([&, &name = key](const auto& content) { incoming.state[name] = content; }, value);
+    }
+  }
+  return incoming;
+}
+
+void check_fits(const Incoming& incoming, const std::string& key, const at::Tensor& target,
+                const StateDictOptions& options) {
+  const auto& given = std::get<at::Tensor>(incoming.state.at(key));
+  const auto known = incoming.sizes.find(key);
+  TESSERA_CHECK(ValueError, given.defined() || known != incoming.sizes.end(),
+                "set_state_dict: '{}' is an undefined tensor", key);
+  const at::IntArrayRef sizes = known != incoming.sizes.end() ? at::IntArrayRef(known->second) : given.sizes();
+  TESSERA_CHECK(ValueError, sizes == target.sizes(), "set_state_dict: '{}' has sizes [{}], the model's has [{}]", key,
+                fmt::join(sizes, ", "), fmt::join(target.sizes(), ", "));
+  TESSERA_CHECK(
+      ValueError, !is_dtensor(target) || options.broadcast_from_rank0 || options.full_state_dict || is_dtensor(given),
+      "set_state_dict: '{}' is a plain tensor, the model's a DTensor; set full_state_dict if it is whole", key);
+  TESSERA_CHECK(
+      ValueError,
+      !is_dtensor(target) || !given.defined() || !is_dtensor(given) || device_mesh(given) == device_mesh(target),
+      "set_state_dict: '{}' lies on {}, the model's on {}; go through a checkpoint", key,
+      device_mesh(given).to_string(), device_mesh(target).to_string());
+}
+
+void copy_in(const Incoming& incoming, const std::string& key, const at::Tensor& target, const Ranks& ranks,
+             const StateDictOptions& options) {
+  const at::NoGradGuard no_grad;
+  const at::Tensor& given = tensor_of(incoming, key);
+  if (options.broadcast_from_rank0 && ranks.size() > 1) {
+    const auto local = local_of(target);
+    const auto whole = at::empty(target.sizes(), local.options());
+    if (ranks.rank() == 0) {
+      whole.copy_(given);
+    }
+    broadcast(whole, 0, default_group());
+    copy_part(whole, target);
+  } else if (is_dtensor(given) && is_dtensor(target)) {
+    local_of(target).copy_(local_of(redistribute(given.detach(), placements(target))));
+  } else if (is_dtensor(given)) {
+    copy_part(full_tensor(given.detach()), target);
+  } else {
+    copy_part(given, target);
+  }
+}
+
+}  // namespace tessera::dcp

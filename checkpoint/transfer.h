@@ -1,0 +1,37 @@
+#pragma once
+// Tensors between state dicts and what they belong to, one at a time; internal to this package.
+
+#include <set>
+#include <string>
+#include <vector>
+
+#include "checkpoint/ranks.h"
+#include "checkpoint/state.h"
+#include "checkpoint/state_dict.h"
+
+namespace tessera::dcp {
+
+/// `own` as `options` want it: itself, whole, on the CPU. Collective where full_state_dict is set.
+StateDict exported(StateDict own, const Ranks& ranks, const StateDictOptions& options);
+
+/// What a rank is given, as far as all ranks know it: with broadcast_from_rank0, rank 0's names, sizes and values,
+/// where the other ranks' tensors are undefined.
+struct Incoming {
+  StateDict state;
+  /// Sizes of tensors that this rank does not have itself.
+  std::map<std::string, std::vector<int64_t>> sizes;
+};
+
+/// Collective.
+Incoming receive(const StateDict& state, const Ranks& ranks, const StateDictOptions& options);
+
+/// Throws ValueError that names `key` unless the tensor of `incoming` fits `target`.
+void check_fits(const Incoming& incoming, const std::string& key, const at::Tensor& target,
+                const StateDictOptions& options);
+
+/// target = the tensor of this key. Checked before. Collective: with broadcast_from_rank0 always, and where a DTensor
+/// meets a plain tensor or other placements.
+void copy_in(const Incoming& incoming, const std::string& key, const at::Tensor& target, const Ranks& ranks,
+             const StateDictOptions& options);
+
+}  // namespace tessera::dcp

@@ -1,0 +1,131 @@
+// A run's checkpoints: in the background, the last few kept, planned once.
+
+#include <filesystem>
+
+#include "checkpoint/checkpoint_error.h"
+#include "checkpoint/checkpointer.h"
+#include "comm/collectives.h"
+#include "comm/comm_stats.h"
+#include "dtensor/dtensor.h"
+#include "testing/expect.h"
+#include "testing/run_ranks.h"
+#include "testing/tensor_matchers.h"
+#include "tests/checkpoint/layouts.h"
+#include "third_party/catch2/catch.h"
+
+using namespace tessera;
+using namespace tessera::testing;
+
+namespace {
+
+/// "w", cut over the ranks, and "b", copied: all elements `value`.
+struct Filled {
+  explicit Filled(const DeviceMesh& mesh)
+      : w(distribute_tensor(at::zeros({31, 7}), mesh, {Shard(0)})), b(at::zeros({40})) {}
+  void fill(double value) {
+    w.fill_(value);
+    b.fill_(value);
+  }
+  dcp::State state() const { return {.model = {{"w", w}, {"b", b}}}; }
+  void expect_all(double value) const {
+    expect_bit_equal(full_tensor(w), at::full({31, 7}, value));
+    expect_bit_equal(b, at::full({40}, value));
+  }
+
+  at::Tensor w, b;
+};
+
+}  // namespace
+
+TEST_CASE("the last k checkpoints are kept, and latest() is the last that is whole") {
+  const TestFolder folder;
+  run_ranks(3, [&](int rank) {
+    Filled filled(init_device_mesh(at::kCPU, {3}, {"dp"}));
+    dcp::Checkpointer checkpointer(folder.path("run"), {.keep_last = 2});
+    TESSERA_EXPECT(!checkpointer.latest());
+    for (const int64_t step : {1, 2, 3, 100000000, 7}) {
+      filled.fill(static_cast<double>(step));
+      checkpointer.save(step, filled.state());
+    }
+    expect_equal(*checkpointer.latest(), folder.path("run/step-100000000"));
+    barrier(default_group());
+    if (rank == 0) {
+      expect_equal(names_in(folder.path("run")), std::vector<std::string>{"step-00000007", "step-100000000"});
+      std::filesystem::remove(folder.path("run/step-100000000/tessera.json"));
+      std::filesystem::create_directories(folder.path("run/step-00000009.incomplete-1"));
+    }
+    barrier(default_group());
+    expect_equal(*dcp::latest(folder.path("run")), folder.path("run/step-00000007"));
+    dcp::State loaded = filled.state();
+    filled.fill(0);
+    dcp::load(*dcp::latest(folder.path("run")), loaded);
+    filled.expect_all(7);
+    checkpointer.save(8, filled.state());
+    expect_throws<ValueError>([&] { checkpointer.save(-1, filled.state()); }, "step -1; steps count from 0");
+  });
+  CHECK(names_in(folder.path("run")) == std::vector<std::string>{"step-00000007", "step-00000008", "step-100000000"});
+}
+
+TEST_CASE("async_save writes what the tensors were, while the ranks go on") {
+  const TestFolder folder;
+  run_ranks(3, [&](int) {
+    Filled filled(init_device_mesh(at::kCPU, {3}, {"dp"}));
+    dcp::Checkpointer checkpointer(folder.path("run"));
+    for (int64_t step = 1; step <= 4; ++step) {
+      filled.fill(static_cast<double>(step));
+      checkpointer.async_save(step, filled.state());
+      filled.fill(-1);
+      const auto sum = at::ones({10});
+      for (int i = 0; i < 20; ++i) {
+        all_reduce(sum, ReduceOp::Sum, default_group());
+      }
+    }
+    checkpointer.wait();
+    for (int64_t step = 1; step <= 4; ++step) {
+      dcp::State loaded = filled.state();
+      dcp::load(checkpointer.path_of(step), loaded);
+      filled.expect_all(static_cast<double>(step));
+    }
+  });
+}
+
+TEST_CASE("an error in the background is raised by the next call, once, on every rank") {
+  const TestFolder folder;
+  run_ranks(2, [&](int) {
+    Filled filled(init_device_mesh(at::kCPU, {2}, {"dp"}));
+    dcp::Checkpointer checkpointer(folder.path("run"));
+    checkpointer.save(1, filled.state());
+    checkpointer.async_save(1, filled.state());
+    expect_throws<CheckpointError>([&] { checkpointer.wait(); }, "step-00000001: there is something already");
+    checkpointer.wait();
+    checkpointer.async_save(1, filled.state());
+    expect_throws<CheckpointError>([&] { checkpointer.async_save(2, filled.state()); }, "there is something already");
+    checkpointer.async_save(3, filled.state());
+    checkpointer.wait();
+    expect_equal(*checkpointer.latest(), folder.path("run/step-00000003"));
+  });
+}
+
+TEST_CASE("a second save of the same tensors is not planned again; one of others is") {
+  const TestFolder folder;
+  run_ranks(2, [&](int rank) {
+    const auto mesh = init_device_mesh(at::kCPU, {2}, {"dp"});
+    Filled filled(mesh);
+    dcp::Checkpointer checkpointer(folder.path("run"));
+    const auto bytes_sent = [&](int64_t step, const dcp::State& state) {
+      reset_comm_stats();
+      checkpointer.save(step, state);
+      return comm_stats()[Collective::AllGather].bytes_sent;
+    };
+    const auto first = bytes_sent(1, filled.state()), second = bytes_sent(2, filled.state());
+    TESSERA_EXPECT(second < first);
+    auto changed = filled.state();
+    if (rank == 1) {
+      changed.model["of rank 1"] = at::ones({3});
+    }
+    checkpointer.save(3, changed);
+    dcp::State loaded{.model = {{"of rank 1", at::zeros({3})}}};
+    dcp::load(checkpointer.path_of(3), loaded, {.strict = false});
+    expect_bit_equal(std::get<at::Tensor>(loaded.model["of rank 1"]), at::ones({3}));
+  });
+}

@@ -1,0 +1,285 @@
+// Headers, manifests, parts and plans: text and integers. What is malformed must be a CheckpointError and nothing else.
+
+#include <cmath>
+#include <limits>
+#include <random>
+
+#include "checkpoint/box.h"
+#include "checkpoint/checkpoint_error.h"
+#include "checkpoint/manifest.h"
+#include "checkpoint/safetensors.h"
+#include "checkpoint/save_plan.h"
+#include "testing/expect.h"
+#include "third_party/catch2/catch.h"
+
+using namespace tessera;
+using namespace tessera::dcp;
+using c10::ScalarType;
+
+namespace {
+
+std::vector<Run> runs_of(const Box& box, const Sizes& tensor) {
+  std::vector<Run> runs;
+  for_each_run(box, tensor, [&](const Run& run) { runs.push_back(run); });
+  return runs;
+}
+
+constexpr const char* kHeader =
+    R"({"__metadata__":{"format":"pt"},"w":{"dtype":"F32","shape":[2,3],"data_offsets":[0,24]},)"
+    R"("empty":{"dtype":"I64","shape":[0,4],"data_offsets":[24,24]},"b":{"dtype":"BF16","shape":[],"data_offsets":[24,26]}})";
+constexpr uint64_t kDataBytes = 26;
+
+SafetensorsHeader example_header() {
+  return {.entries = {{.key = "w", .dtype = ScalarType::Float, .sizes = {2, 3}, .begin = 0, .end = 24},
+                      {.key = "empty", .dtype = ScalarType::Long, .sizes = {0, 4}, .begin = 24, .end = 24},
+                      {.key = "b", .dtype = ScalarType::BFloat16, .sizes = {}, .begin = 24, .end = 26}},
+          .metadata = {{"format", "pt"}}};
+}
+
+Manifest example_manifest() {
+  return {.files = {{"model-00001-of-00001.safetensors",
+                     {.section = Section::Model,
+                      .bytes = 4096,
+                      .header_hash = 0xfedcba9876543210,
+                      .tensors = {{"w",
+                                   {{.box = {.offsets = {0, 0}, .sizes = {1, 3}}, .hash = 1},
+                                    {.box = {.offsets = {1, 0}, .sizes = {1, 3}}, .hash = ~uint64_t{0}}}}}}}},
+          .values = {{Section::User, {{"step", int64_t{-3}}, {"lr", 0.1}, {"name", std::string("a\n\"b\" ü")}}},
+                     {Section::Optimizer, {{"inf", -std::numeric_limits<double>::infinity()}}}}};
+}
+
+/// A few bytes of `text` changed, removed, doubled or cut off.
+std::string mutated(std::string text, std::mt19937_64& random) {
+  static const std::string characters = "{}[],:\"0123456789-+.eE \\utfnals\x00\xff\x80";
+  const auto pick = [&](size_t count) { return static_cast<size_t>(random() % count); };
+  for (size_t i = 1 + pick(3); i > 0 && !text.empty(); --i) {
+    const size_t place = pick(text.size());
+    const size_t length = std::min(1 + pick(8), text.size() - place);
+    switch (pick(5)) {
+      case 0:
+        text[place] = characters[pick(characters.size())];
+        break;
+      case 1:
+        text.erase(place, length);
+        break;
+      case 2:
+        text.insert(place, text.substr(pick(text.size()), 1 + pick(40)));
+        break;
+      case 3:
+        text[place] = static_cast<char>(text[place] ^ (1 << pick(8)));
+        break;
+      default:
+        text.resize(place);
+    }
+  }
+  return text;
+}
+
+/// Parses `count` mutations of `text`; returns how many were refused. Anything but a CheckpointError gets out.
+template <class Parse>
+int count_refused(const std::string& text, int count, uint64_t seed, Parse parse) {
+  std::mt19937_64 random(seed);
+  int refused = 0;
+  for (int i = 0; i < count; ++i) {
+    const auto input = mutated(text, random);
+    try {
+      parse(input);
+    } catch (const CheckpointError&) {
+      ++refused;
+    } catch (...) {
+      UNSCOPED_INFO("seed " << seed << ", input " << i << ": " << input);
+      throw;
+    }
+  }
+  return refused;
+}
+
+}  // namespace
+
+TEST_CASE("a box is runs of the tensor's elements") {
+  CHECK(runs_of({.offsets = {1, 0}, .sizes = {2, 3}}, {4, 5}) == std::vector<Run>{{5, 0, 3}, {10, 3, 3}});
+  CHECK(runs_of({.offsets = {1, 0}, .sizes = {2, 5}}, {4, 5}) == std::vector<Run>{{5, 0, 10}});
+  CHECK(runs_of({.offsets = {1, 1, 0}, .sizes = {2, 1, 4}}, {3, 2, 4}) == std::vector<Run>{{12, 0, 4}, {20, 4, 4}});
+  CHECK(runs_of({.offsets = {0, 0, 1}, .sizes = {2, 2, 2}}, {2, 2, 3}) ==
+        std::vector<Run>{{1, 0, 2}, {4, 2, 2}, {7, 4, 2}, {10, 6, 2}});
+  CHECK(runs_of({.offsets = {}, .sizes = {}}, {}) == std::vector<Run>{{0, 0, 1}});
+  CHECK(runs_of({.offsets = {4, 0}, .sizes = {0, 5}}, {4, 5}).empty());
+}
+
+TEST_CASE("blocks of a box are its elements in order") {
+  CHECK(split_box({.offsets = {2, 1}, .sizes = {5, 3}}, 6) ==
+        std::vector<Box>{{{2, 1}, {2, 3}}, {{4, 1}, {2, 3}}, {{6, 1}, {1, 3}}});
+  CHECK(split_box({.offsets = {0, 0}, .sizes = {1, 5}}, 2) ==
+        std::vector<Box>{{{0, 0}, {1, 2}}, {{0, 2}, {1, 2}}, {{0, 4}, {1, 1}}});
+  CHECK(split_box({.offsets = {7, 0}, .sizes = {2, 3}}, 2).size() == 4);
+  CHECK(split_box({.offsets = {}, .sizes = {}}, 1) == std::vector<Box>{{{}, {}}});
+  CHECK(split_box({.offsets = {0}, .sizes = {0}}, 1).empty());
+}
+
+TEST_CASE("a header of any writer is read, and ours is read back") {
+  CHECK(parse_safetensors_header(kHeader, kDataBytes, "f") == example_header());
+  const auto bytes = format_safetensors_header(example_header());
+  CHECK(bytes.size() % 64 == 0);
+  CHECK(parse_header_length(bytes, bytes.size() + kDataBytes, "f") == bytes.size() - 8);
+  CHECK(parse_safetensors_header(std::string_view(bytes).substr(8), kDataBytes, "f") == example_header());
+}
+
+TEST_CASE("malformed headers are refused with the file, the key and what is wrong") {
+  const auto message = [](const std::string& text, uint64_t data_bytes) -> std::string {
+    try {
+      parse_safetensors_header(text, data_bytes, "a.safetensors");
+    } catch (const CheckpointError& error) {
+      return error.what();
+    }
+    return "";
+  };
+  const auto tensor = [](const std::string& fields) { return R"({"w":{)" + fields + "}}"; };
+  CHECK(message("", 0) ==
+        "a.safetensors: the header is no JSON from byte 1 on; the file is damaged, or no safetensors file");
+  CHECK(message("[]", 0) == "a.safetensors: the header is an array, not an object");
+  CHECK(message("7", 0) == "a.safetensors: the header is a number, not an object");
+  CHECK(message(tensor(R"("dtype":"F32","shape":[1],"data_offsets":[0,8])"), 8) ==
+        "a.safetensors: tensor 'w' has 8 bytes of data (data_offsets [0, 8]), but its shape and dtype make 4");
+  CHECK(message(tensor(R"("dtype":"F32","shape":[1],"data_offsets":[0,4])"), 3) ==
+        "a.safetensors: tensor 'w' ends at byte 4 of the data, but the file has 3; it is truncated");
+  CHECK(message(tensor(R"("dtype":"F32","shape":[1],"data_offsets":[0,4])"), 9) ==
+        "a.safetensors: 9 bytes of data, of which its tensors are 4");
+  CHECK(message(tensor(R"("dtype":"F32","shape":[1],"data_offsets":[4,8])"), 8) ==
+        "a.safetensors: tensor 'w' begins at byte 4 of the data, where 0 are used");
+  CHECK(message(tensor(R"("dtype":"F33","shape":[1],"data_offsets":[0,4])"), 4) ==
+        "a.safetensors: tensor 'w' has dtype F33, which this library does not know");
+  CHECK(message(tensor(R"("dtype":"F32","shape":[-1],"data_offsets":[0,4])"), 4) ==
+        "a.safetensors: a negative number where a header has none, at 'w'");
+  CHECK(
+      message(tensor(R"("dtype":"F32","shape":[4611686018427387904,4],"data_offsets":[0,4])"), 4) ==
+      "a.safetensors: tensor 'w' has 4 bytes of data (data_offsets [0, 4]), but its shape and dtype make more than any "
+      "file has");
+  CHECK(message(tensor(R"("dtype":"F32","shape":[1])"), 4) ==
+        "a.safetensors: tensor 'w' lacks dtype, shape or data_offsets");
+  CHECK(message(tensor(R"("dtype":"F32","shape":[1],"data_offsets":[0])"), 4) ==
+        "a.safetensors: tensor 'w' has 1 data_offsets, not 2");
+  CHECK(message(tensor(R"("dtype":"F32","shape":[[1]],"data_offsets":[0,4])"), 4) ==
+        "a.safetensors: an array where a header has none, at 'w'");
+  CHECK(
+      message(
+          R"({"w":{"dtype":"F32","shape":[0],"data_offsets":[0,0]},"w":{"dtype":"F32","shape":[0],"data_offsets":[0,0]}})",
+          0) == "a.safetensors: key 'w' is there twice");
+  const std::string deep(1'000'000, '[');
+  CHECK(message(tensor(R"("shape":)" + deep), 0) == "a.safetensors: an array where a header has none, at 'w'");
+  std::string many_dims = "1";
+  for (int i = 0; i < 64; ++i) {
+    many_dims += ",1";
+  }
+  CHECK(message(tensor(R"("dtype":"U8","data_offsets":[0,1],"shape":[)" + many_dims + "]"), 1) ==
+        "a.safetensors: tensor 'w' has more than 64 dims");
+  CHECK_THROWS_WITH(parse_header_length("short", 5, "f"), "f: 5 bytes are no safetensors file; is it truncated?");
+  CHECK_THROWS_WITH(parse_header_length(std::string(8, '\xff'), 100, "f"),
+                    Catch::Contains("a header of 18446744073709551615 bytes, of at most 100000000"));
+  CHECK_THROWS_WITH(parse_header_length(std::string("\x10\0\0\0\0\0\0\0", 8), 20, "f"),
+                    "f: a header of 16 bytes in a file of 20; the file is truncated");
+}
+
+TEST_CASE("mutated headers are read or refused, and nothing else happens") {
+  const int refused = count_refused(kHeader, 20000, 1, [](const std::string& text) {
+    const auto header = parse_safetensors_header(text, kDataBytes, "f");
+    uint64_t end = 0;
+    for (const auto& entry : header.entries) {
+      REQUIRE(entry.begin == end);
+      end = entry.end;
+    }
+    REQUIRE(end == kDataBytes);
+  });
+  CHECK(refused > 10000);
+  CHECK(refused < 20000);
+}
+
+TEST_CASE("a manifest is read back to the bit") {
+  const auto manifest = example_manifest();
+  CHECK(parse_manifest(format_manifest(manifest), "tessera.json") == manifest);
+  const auto nan = parse_values(format_values({{Section::User, {{"x", std::nan("")}}}}), "f");
+  CHECK(std::isnan(std::get<double>(nan.at(Section::User).at("x"))));
+}
+
+TEST_CASE("a damaged manifest, and names that leave the folder, are refused") {
+  const auto text = format_manifest(example_manifest());
+  auto flipped = text;
+  flipped[text.find("4096")] = '5';
+  CHECK_THROWS_WITH(parse_manifest(flipped, "tessera.json"), "tessera.json: damaged, its checksum does not hold");
+  CHECK_THROWS_WITH(parse_manifest(R"({"tessera_checkpoint": 2})", "f"),
+                    "f: version 2 of the format; this library reads up to 1");
+  CHECK_THROWS_AS(parse_manifest(std::string(100000, '['), "f"), CheckpointError);
+  for (const std::string name : {"../x", "/etc/passwd", "a/b", "..", ".", ""}) {
+    auto manifest = example_manifest();
+    manifest.files[name] = {};
+    CHECK_THROWS_WITH(parse_manifest(format_manifest(manifest), "f"),
+                      "f: names the file '" + name + "'; only names of files in the same folder are allowed");
+    CHECK_THROWS_AS(parse_index(format_index({{"w", name}}, 1), "f"), CheckpointError);
+  }
+  CHECK(parse_index(format_index({{"w", "model.safetensors"}}, 1), "f") ==
+        std::map<std::string, std::string>{{"w", "model.safetensors"}});
+}
+
+TEST_CASE("mutated manifests and indexes are refused, and nothing else happens") {
+  const auto manifest = format_manifest(example_manifest());
+  CHECK(count_refused(manifest, 10000, 2, [](const std::string& text) { parse_manifest(text, "f"); }) > 9000);
+  const auto index = format_index({{"in.weight", "a.safetensors"}, {"out.weight", "b.safetensors"}}, 100);
+  CHECK(count_refused(index, 10000, 3, [](const std::string& text) { parse_index(text, "f"); }) > 4000);
+  CHECK(count_refused(R"({"w":{"saved_offsets":[0,3]},"b":{"saved_offsets":[]}})", 10000, 4,
+                      [](const std::string& text) { parse_sharding_info(text, "f"); }) > 4000);
+}
+
+TEST_CASE("a plan gives every element one writer, and copies to all their holders in turn") {
+  const auto w = [](int64_t offset, int64_t rows) {
+    return Piece{.key = "w", .sizes = {4, 5}, .box = {.offsets = {offset, 0}, .sizes = {rows, 5}}};
+  };
+  const Piece b{.key = "b", .dtype = ScalarType::Double, .sizes = {5}, .box = {.offsets = {0}, .sizes = {5}}};
+  const Piece moment{.section = Section::Optimizer, .key = "m", .sizes = {8}, .box = {.offsets = {0}, .sizes = {8}}};
+  const auto plan = make_save_plan({{w(0, 3), b, moment}, {w(3, 1), b, moment}}, {.max_block_bytes = 16});
+  REQUIRE(plan.files.size() == 2);
+  CHECK(plan.files[0].name == "model-00001-of-00001.safetensors");
+  CHECK(plan.files[1].name == "optimizer-00001-of-00001.safetensors");
+  CHECK(plan.files[0].header.entries ==
+        std::vector<SafetensorsEntry>{
+            {.key = "b", .dtype = ScalarType::Double, .sizes = {5}, .begin = 0, .end = 40},
+            {.key = "w", .dtype = ScalarType::Float, .sizes = {4, 5}, .begin = 40, .end = 120}});
+  CHECK(plan.files[1].header.entries[0].key == "optimizer.m");
+  std::vector<std::string> blocks;
+  std::vector<int64_t> bytes(2);
+  for (const auto& block : plan.blocks) {
+    const auto& entry = plan.entry_of(block);
+    blocks.push_back(fmt::format("{} {} {}", entry.key, block.box.to_string(), block.owner));
+    bytes[static_cast<size_t>(block.owner)] += block.box.numel() * (entry.key == "b" ? 8 : 4);
+  }
+  // w alone gives rank 0 60 bytes and rank 1 20; the copies of b and m (72 bytes) go where there is less.
+  CHECK(bytes == std::vector<int64_t>{76, 76});
+  CHECK(blocks == std::vector<std::string>{"b [0:2] 1", "b [2:4] 1", "b [4:5] 1", "w [0:1, 0:4] 0", "w [0:1, 4:5] 0",
+                                           "w [1:2, 0:4] 0", "w [1:2, 4:5] 0", "w [2:3, 0:4] 0", "w [2:3, 4:5] 0",
+                                           "w [3:4, 0:4] 1", "w [3:4, 4:5] 1", "optimizer.m [0:4] 0",
+                                           "optimizer.m [4:8] 1"});
+}
+
+TEST_CASE("tensors go to further files where one would be too long") {
+  std::vector<Piece> pieces;
+  for (const std::string key : {"a", "b", "c", "d"}) {
+    pieces.push_back({.key = key, .sizes = {10}, .box = {.offsets = {0}, .sizes = {10}}});
+  }
+  const auto plan = make_save_plan({pieces}, {.max_file_bytes = 80});
+  REQUIRE(plan.files.size() == 2);
+  CHECK(plan.files[1].name == "model-00002-of-00002.safetensors");
+  CHECK(plan.files[1].header.entries[1].key == "d");
+  CHECK(make_save_plan({pieces}, {.max_file_bytes = 1}).files.size() == 4);
+}
+
+TEST_CASE("ranks that disagree, and parts that do not make the tensor, are refused") {
+  const auto piece = [](Sizes sizes, Box box, ScalarType dtype = ScalarType::Float) {
+    return Piece{.key = "w", .dtype = dtype, .sizes = std::move(sizes), .box = std::move(box)};
+  };
+  CHECK_THROWS_WITH(make_save_plan({{piece({4}, {{0}, {2}})}, {piece({5}, {{2}, {2}})}}),
+                    "save: the ranks differ in 'w': rank 0 has F32[4], rank 1 has F32[5]");
+  CHECK_THROWS_WITH(make_save_plan({{piece({4}, {{0}, {2}})}, {piece({4}, {{2}, {2}}, ScalarType::Half)}}),
+                    "save: the ranks differ in 'w': rank 0 has F32[4], rank 1 has F16[4]");
+  CHECK_THROWS_WITH(make_save_plan({{piece({4}, {{0}, {2}})}, {piece({4}, {{3}, {1}})}}),
+                    "save: 'w': all ranks together hold 3 of its 4 elements");
+  CHECK_THROWS_WITH(make_save_plan({{piece({4}, {{0}, {3}})}, {piece({4}, {{2}, {1}})}}),
+                    "save: 'w': rank 0 holds [0:3] and rank 1 holds [2:3], which overlap");
+}

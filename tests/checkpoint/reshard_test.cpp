@@ -1,0 +1,182 @@
+// Saved from any layout, loaded into any other: the files are the same byte by byte, and so are model and Adam's state.
+
+#include "checkpoint/manifest.h"
+#include "dtensor/dtensor.h"
+#include "testing/expect.h"
+#include "testing/run_ranks.h"
+#include "testing/tensor_matchers.h"
+#include "tests/checkpoint/layouts.h"
+#include "third_party/catch2/catch.h"
+
+using namespace tessera;
+using namespace tessera::testing;
+
+namespace {
+
+/// Every tensor whole, and every value, as text or tensor.
+void expect_same_state(const dcp::State& actual, const dcp::State& expected) {
+  for (const auto section : {&dcp::State::model, &dcp::State::optimizer}) {
+    expect_equal((actual.*section).size(), (expected.*section).size());
+    for (const auto& [key, value] : expected.*section) {
+      const auto& own = (actual.*section).at(key);
+      if (const auto* tensor = std::get_if<at::Tensor>(&value)) {
+        expect_bit_equal(std::get<at::Tensor>(own), *tensor);
+      } else {
+        TESSERA_EXPECT(own.index() == value.index());
+        TESSERA_EXPECT(std::holds_alternative<double>(value) ? std::get<double>(own) == std::get<double>(value)
+                                                             : std::get<int64_t>(own) == std::get<int64_t>(value));
+      }
+    }
+  }
+}
+
+/// Trains two steps on `layout` and saves; the whole state comes back.
+dcp::State train_and_save(const TestLayout& layout, const std::string& path) {
+  dcp::State whole;
+  run_ranks(layout.ranks, [&](int rank) {
+    TestTrainer trainer(layout, 1);
+    trainer.train(0);
+    trainer.train(1);
+    trainer.save(path, 2);
+    const dcp::StateDictOptions full{.full_state_dict = true, .cpu_offload = true};
+    dcp::State own{.model = dcp::get_model_state_dict(trainer.model, full),
+                   .optimizer = dcp::get_optimizer_state_dict(trainer.model, trainer.optimizer, full)};
+    if (rank == 0) {
+      for (const auto section : {&dcp::State::model, &dcp::State::optimizer}) {
+        for (auto& [key, value] : own.*section) {
+          (whole.*section)[key] =
+              std::holds_alternative<at::Tensor>(value) ? dcp::StateValue(std::get<at::Tensor>(value).clone()) : value;
+        }
+      }
+    }
+  });
+  return whole;
+}
+
+}  // namespace
+
+TEST_CASE("saved from each layout, loaded into each other, saved again: the same bytes") {
+  const TestFolder folder;
+  for (const auto& from : test_layouts()) {
+    INFO("saved from " << from.name);
+    const auto path = folder.path("from " + from.name);
+    const auto whole = train_and_save(from, path);
+    const auto files = read_files(path, ".safetensors");
+    REQUIRE(files.size() == 2);
+    for (const auto& to : test_layouts()) {
+      INFO("loaded into " << to.name);
+      const auto again = folder.path("from " + from.name + " to " + to.name);
+      run_ranks(to.ranks, [&](int) {
+        TestTrainer trainer(to, 2);
+        expect_equal(trainer.load(path), 2);
+        trainer.save(again, 2);
+        expect_same_state(trainer.state(), whole);
+      });
+      CHECK(read_files(again, ".safetensors") == files);
+      CHECK(read_files(again, ".index.json") == read_files(path, ".index.json"));
+    }
+  }
+}
+
+TEST_CASE("training goes on bit by bit after a load, also over state that was there before") {
+  const TestFolder folder;
+  for (const std::string name : {"1", "3", "2x2 FSDP+TP"}) {
+    const auto& layout = test_layout(name);
+    run_ranks(layout.ranks, [&](int) {
+      TestTrainer through(layout, 1);
+      for (int64_t step = 0; step < 5; ++step) {
+        if (step == 3) {
+          through.save(folder.path(name), step);
+        }
+        through.train(step);
+      }
+      TestTrainer resumed(layout, 2);
+      resumed.train(7);
+      for (int64_t step = resumed.load(folder.path(name)); step < 5; ++step) {
+        resumed.train(step);
+      }
+      expect_same_state(resumed.state(), through.state());
+    });
+  }
+}
+
+TEST_CASE("copies are written once, and the ranks' shares are even") {
+  const TestFolder folder;
+  run_ranks(4, [&](int) {
+    const auto mesh = init_device_mesh(at::kCPU, {2, 2}, {"replicate", "shard"});
+    const auto tensor = distribute_tensor(at::ones({64, 100}), mesh, {Replicate(), Shard(0)});
+    int64_t own = 0;
+    const dcp::State state{.model = {{"w", tensor}, {"plain", at::ones({8, 16})}}};
+    dcp::save(folder.path("c"), state, {.progress = [&](const dcp::Progress& progress) { own = progress.bytes_done; }});
+    // Each half of w is one block, of 12800 bytes, that two ranks hold.
+    TESSERA_EXPECT(own == 12800 || own == 512 || own == 0);
+  });
+  CHECK(read_files(folder.path("c"), ".safetensors").begin()->second.size() < 27000);
+}
+
+TEST_CASE("another dtype, dims that tensor parallelism cuts, and scalars") {
+  const TestFolder folder;
+  const auto values = at::randn({5, 7, 3}, make_generator(3));
+  run_ranks(3, [&](int) {
+    const auto mesh = init_device_mesh(at::kCPU, {3}, {"tp"});
+    const dcp::State state{.model = {{"w", distribute_tensor(values, mesh, {Shard(1)})},
+                                     {"last", distribute_tensor(values, mesh, {Shard(2)})},
+                                     {"scalar", at::full({}, 2.5)},
+                                     {"empty", at::empty({0, 4})},
+                                     {"ints", distribute_tensor(at::arange(7), mesh, {Shard(0)})},
+                                     {"flag", at::ones({3}, at::kBool)}}};
+    dcp::save(folder.path("c"), state);
+    dcp::State loaded{.model = {{"w", distribute_tensor(at::zeros({5, 7, 3}, at::kBFloat16), mesh, {Shard(2)})},
+                                {"last", distribute_tensor(at::zeros({5, 7, 3}, at::kDouble), mesh, {Shard(0)})},
+                                {"scalar", at::zeros({})},
+                                {"empty", at::empty({0, 4})},
+                                {"ints", at::zeros({7}, at::kLong)},
+                                {"flag", at::zeros({3}, at::kBool)}}};
+    dcp::load(folder.path("c"), loaded);
+    const auto get = [&](const char* key) { return std::get<at::Tensor>(loaded.model.at(key)); };
+    expect_bit_equal(get("w"), values.to(at::kBFloat16));
+    expect_bit_equal(get("last"), values.to(at::kDouble));
+    expect_bit_equal(get("scalar"), at::full({}, 2.5));
+    expect_bit_equal(get("ints"), at::arange(7));
+    expect_bit_equal(get("flag"), at::ones({3}, at::kBool));
+  });
+}
+
+TEST_CASE("values, tensors without a place to load into, and keys that only some ranks have") {
+  const TestFolder folder;
+  run_ranks(3, [&](int rank) {
+    dcp::State state{.user = {{"step", int64_t{7}},
+                              {"loss", 0.1},
+                              {"name", std::string("run")},
+                              {fmt::format("rng.{}", rank), at::full({rank + 2}, rank, at::kByte)}}};
+    dcp::save(folder.path("c"), state);
+  });
+  run_ranks(2, [&](int rank) {
+    dcp::State state{.user = {{"step", int64_t{0}}, {"loss", 0.0}, {"name", std::string()}, {"rng.2", at::Tensor()}}};
+    if (rank == 1) {
+      state.user["rng.0"] = at::zeros({2}, at::kByte);
+    }
+    const auto result = dcp::load(folder.path("c"), state);
+    TESSERA_EXPECT(result.missing_keys.empty() && result.unexpected_keys.empty());
+    expect_equal(std::get<int64_t>(state.user["step"]), 7);
+    expect_equal(std::get<double>(state.user["loss"]), 0.1);
+    expect_equal(std::get<std::string>(state.user["name"]), "run");
+    expect_bit_equal(std::get<at::Tensor>(state.user["rng.2"]), at::full({4}, 2, at::kByte));
+  });
+}
+
+TEST_CASE("a model is exported to one file by all ranks, and imported by one") {
+  const TestFolder folder;
+  const auto file = folder.path("model.safetensors");
+  for (const std::string name : {"2", "2x2 FSDP+TP"}) {
+    run_ranks(test_layout(name).ranks, [&](int) {
+      TestTrainer trainer(test_layout(name), 1);
+      dcp::export_safetensors(file, dcp::get_model_state_dict(trainer.model));
+    });
+    CHECK(names_in(folder.path("")) == std::vector<std::string>{"model.safetensors"});
+    TestTrainer plain(test_layout("1"), 2);
+    dcp::State state{.model = dcp::get_model_state_dict(plain.model)};
+    dcp::load(file, state);
+    expect_same_state({.model = state.model}, {.model = TestTrainer(test_layout("1"), 1).state().model});
+  }
+}

@@ -1,0 +1,216 @@
+// What can be wrong with a checkpoint: a clear error on every rank, and no tensor touched.
+
+#include <sys/resource.h>
+
+#include <csignal>
+#include <filesystem>
+
+#include "checkpoint/checkpoint_error.h"
+#include "checkpoint/manifest.h"
+#include "dtensor/dtensor.h"
+#include "testing/expect.h"
+#include "testing/run_ranks.h"
+#include "testing/tensor_matchers.h"
+#include "tests/checkpoint/layouts.h"
+#include "third_party/catch2/catch.h"
+
+using namespace tessera;
+using namespace tessera::testing;
+
+namespace {
+
+constexpr const char* kModelFile = "model-00001-of-00001.safetensors";
+
+/// Saves a small state from 2 ranks: "w" cut, "b" copied.
+std::string save_small(const TestFolder& folder) {
+  const auto path = folder.path("c");
+  run_ranks(2, [&](int) {
+    const auto mesh = init_device_mesh(at::kCPU, {2}, {"dp"});
+    dcp::save(path, {.model = {{"w", distribute_tensor(at::ones({5, 3}), mesh, {Shard(0)})}, {"b", at::ones({4})}},
+                     .user = {{"step", int64_t{1}}}});
+  });
+  return path;
+}
+
+/// Loads it on 2 ranks; `message` must be in what every rank throws, and its tensors stay as they were.
+template <class Failure>
+void expect_refused(const std::string& path, const std::string& message, const dcp::StateDict& extra = {}) {
+  run_ranks(2, [&](int) {
+    const auto mesh = init_device_mesh(at::kCPU, {2}, {"dp"});
+    dcp::State state{.model = {{"w", distribute_tensor(at::zeros({5, 3}), mesh, {Shard(0)})}, {"b", at::zeros({4})}},
+                     .user = {{"step", int64_t{0}}}};
+    for (const auto& [key, value] : extra) {
+      state.model[key] = value;
+    }
+    expect_throws<Failure>([&] { dcp::load(path, state); }, message);
+    expect_bit_equal(std::get<at::Tensor>(state.model["w"]), at::zeros({5, 3}));
+    if (extra.count("b") == 0) {
+      expect_bit_equal(std::get<at::Tensor>(state.model["b"]), at::zeros({4}));
+    }
+    expect_equal(std::get<int64_t>(state.user["step"]), 0);
+  });
+}
+
+void flip_byte(const std::string& path, int64_t from_end) {
+  auto content =
+      read_files(std::filesystem::path(path).parent_path(), std::filesystem::path(path).filename()).begin()->second;
+  content[content.size() - static_cast<size_t>(from_end)] ^= 4;
+  write_file(path, content);
+}
+
+}  // namespace
+
+TEST_CASE("files that are damaged, missing, cut or foreign") {
+  const TestFolder folder;
+  const auto path = save_small(folder);
+  const auto file = path + "/" + kModelFile;
+  SECTION("a flipped bit in a tensor that only rank 1 reads") {
+    flip_byte(file, 1);
+    expect_refused<CheckpointError>(path, file +
+                                              ": tensor 'w' is damaged: the checksum of its part [3:5, 0:3] does not "
+                                              "hold (met by rank 1)");
+  }
+  SECTION("in the header") {
+    auto content = read_files(path, ".safetensors").begin()->second;
+    content.replace(content.find("\"F32\""), 5, "\"I32\"");
+    write_file(file, content);
+    expect_refused<CheckpointError>(path, file + ": the checksum of its header does not hold");
+  }
+  SECTION("in the manifest") {
+    flip_byte(path + "/tessera.json", 4);
+    expect_refused<CheckpointError>(path, path + "/tessera.json: damaged");
+  }
+  SECTION("a file that is too short") {
+    std::filesystem::resize_file(file, std::filesystem::file_size(file) - 8);
+    expect_refused<CheckpointError>(path, file + ": tensor 'w' ends at byte");
+  }
+  SECTION("cut within the header") {
+    std::filesystem::resize_file(file, 20);
+    expect_refused<CheckpointError>(path, "the file is truncated");
+  }
+  SECTION("a file that is missing") {
+    std::filesystem::remove(file);
+    expect_refused<CheckpointError>(path, file + ": cannot be opened: No such file or directory");
+  }
+  SECTION("a folder in its place") {
+    std::filesystem::remove(file);
+    std::filesystem::create_directory(file);
+    expect_refused<CheckpointError>(path, file);
+  }
+  SECTION("another file in its place") {
+    write_file(file, "\x40\0\0\0\0\0\0\0 not a header, whatever its length says, and no tensors here either ....");
+    expect_refused<CheckpointError>(path, file);
+  }
+  SECTION("no checkpoint at all") {
+    expect_refused<CheckpointError>(folder.path("none"), folder.path("none") + ": there is no such file or folder");
+    std::filesystem::create_directory(folder.path("none"));
+    expect_refused<CheckpointError>(folder.path("none"), folder.path("none") + ": is no checkpoint");
+  }
+}
+
+TEST_CASE("keys, sizes and dtypes that do not fit") {
+  const TestFolder folder;
+  const auto path = save_small(folder);
+  expect_refused<KeyError>(path, path + ": keys that it lacks: 1 (more); keys that are not to be loaded: 0 ()",
+                           {{"more", at::zeros({1})}});
+  expect_refused<ValueError>(path, "tensor 'b' has sizes [4], the one to load into has [5]; is it another model?",
+                             {{"b", at::zeros({5})}});
+  expect_refused<ValueError>(path, "tensor 'b' is Float, the one to load into Long; only floating dtypes are cast",
+                             {{"b", at::zeros({4}, at::kLong)}});
+  run_ranks(2, [&](int) {
+    dcp::State state{.model = {{"b", at::zeros({4})}, {"more", at::zeros({1})}}};
+    expect_throws<KeyError>([&] { dcp::load(path, state); },
+                            "keys that it lacks: 1 (more); keys that are not to be loaded: 1 (w)");
+    const auto result = dcp::load(path, state, {.strict = false});
+    expect_equal(result.missing_keys, std::vector<std::string>{"more"});
+    expect_equal(result.unexpected_keys, std::vector<std::string>{"w"});
+    expect_bit_equal(std::get<at::Tensor>(state.model["b"]), at::ones({4}));
+    expect_bit_equal(std::get<at::Tensor>(state.model["more"]), at::zeros({1}));
+  });
+}
+
+TEST_CASE("what cannot be saved is an error on every rank, and leaves nothing behind") {
+  const TestFolder folder;
+  const auto path = save_small(folder);
+  write_file(folder.path("file"), "x");
+  const auto before = names_in(folder.path(""));
+  run_ranks(2, [&](int rank) {
+    const auto mesh = init_device_mesh(at::kCPU, {2}, {"dp"});
+    const auto refused = [&]<class Failure>(std::type_identity<Failure>, const std::string& to, const dcp::State& state,
+                                            const std::string& message) {
+      expect_throws<Failure>([&] { dcp::save(to, state); }, message);
+    };
+    const dcp::State good{.model = {{"b", at::ones({4})}}};
+    const std::type_identity<CheckpointError> of_files;
+    const std::type_identity<ValueError> of_values;
+    refused(of_files, path, good, path + ": there is something already; save under a new name");
+    refused(of_files, folder.path("file"), good, "there is something already");
+    refused(of_files, folder.path("file/c"), good, folder.path("file"));
+    refused(of_files, "/proc/none/c", good, "/proc/none: cannot be made");
+    refused(of_values, folder.path("d"), {.model = {{"b", at::ones({4 + rank})}}},
+            "the ranks differ in 'b': rank 0 has F32[4], rank 1 has F32[5]");
+    refused(of_values, folder.path("d"), {.user = {{"step", int64_t{rank}}}},
+            "save: 'user.step' differs between ranks: rank 0 has");
+    refused(of_values, folder.path("d"), {.model = {{"p", from_local(at::ones({2}), mesh, {Partial()})}}},
+            "'p' is Float[2] (Partial(Sum))");
+    refused(of_values, folder.path("d"), {.model = {{"b", rank == 1 ? at::Tensor() : at::ones({4})}}},
+            "save: 'b' is an undefined tensor (met by rank 1)");
+    refused(of_values, folder.path("d"), {.model = {{"\xff", at::ones({4})}}}, "UTF-8");
+  });
+  CHECK(names_in(folder.path("")) == before);
+}
+
+TEST_CASE("a disk that takes no more is an error that names the file, and leaves nothing behind") {
+  const TestFolder folder;
+  const auto previous = std::signal(SIGXFSZ, SIG_IGN);
+  rlimit limit{};
+  REQUIRE(getrlimit(RLIMIT_FSIZE, &limit) == 0);
+  rlimit small = limit;
+  small.rlim_cur = 100000;
+  REQUIRE(setrlimit(RLIMIT_FSIZE, &small) == 0);
+  run_ranks(2, [&](int) {
+    expect_throws<CheckpointError>(
+        [&] {
+          dcp::save(folder.path("c"), {.model = {{"w", at::ones({100000})}}});
+        },
+        "model-00001-of-00001.safetensors: cannot get its size: File too large");
+  });
+  REQUIRE(setrlimit(RLIMIT_FSIZE, &limit) == 0);
+  std::signal(SIGXFSZ, previous);
+  CHECK(names_in(folder.path("")).empty());
+}
+
+TEST_CASE("what a killed save left is removed by the next one of that name") {
+  const TestFolder folder;
+  std::filesystem::create_directories(folder.path("c.incomplete-12345678"));
+  write_file(folder.path("c.incomplete-12345678/model-00001-of-00001.safetensors"), "half");
+  std::filesystem::create_directories(folder.path("c2.incomplete-12345678"));
+  save_small(folder);
+  CHECK(names_in(folder.path("")) == std::vector<std::string>{"c", "c2.incomplete-12345678"});
+  CHECK(names_in(folder.path("c")) ==
+        std::vector<std::string>{kModelFile, "model.safetensors.index.json", "tessera.json"});
+}
+
+TEST_CASE("folders of other tools: an index, files alone, and what is wrong with them") {
+  const TestFolder folder;
+  const auto path = save_small(folder);
+  std::filesystem::remove(path + "/tessera.json");
+  const auto load_both = [&] {
+    dcp::State state{.model = {{"w", at::zeros({5, 3})}, {"b", at::zeros({4})}}};
+    dcp::load(path, state);
+    expect_bit_equal(std::get<at::Tensor>(state.model["w"]), at::ones({5, 3}));
+    expect_bit_equal(std::get<at::Tensor>(state.model["b"]), at::ones({4}));
+  };
+  load_both();
+  const auto index = path + "/model.safetensors.index.json";
+  write_file(index, dcp::format_index({{"w", "../c/" + std::string(kModelFile)}}, 1));
+  CHECK_THROWS_WITH(load_both(), Catch::Contains("only names of files in the same folder are allowed"));
+  write_file(index, dcp::format_index({{"w", kModelFile}, {"x", kModelFile}}, 1));
+  CHECK_THROWS_WITH(load_both(), Catch::Contains(index + ": has tensor 'x' in file"));
+  write_file(index, dcp::format_index({{"w", "other.safetensors"}}, 1));
+  CHECK_THROWS_WITH(load_both(), Catch::Contains("other.safetensors: cannot be opened"));
+  write_file(index, "{}");
+  CHECK_THROWS_WITH(load_both(), Catch::Contains(index + ": not of the form"));
+  std::filesystem::remove(index);
+  load_both();
+}

@@ -1,0 +1,167 @@
+// State dicts: whole, on the CPU, from rank 0; and what does not fit.
+
+#include <torch/optim/adagrad.h>
+#include <torch/optim/adam.h>
+#include <torch/optim/lbfgs.h>
+#include <torch/optim/rmsprop.h>
+#include <torch/optim/sgd.h>
+
+#include "checkpoint/state_dict.h"
+#include "dtensor/dtensor.h"
+#include "testing/expect.h"
+#include "testing/run_ranks.h"
+#include "testing/tensor_matchers.h"
+#include "tests/checkpoint/layouts.h"
+#include "third_party/catch2/catch.h"
+
+using namespace tessera;
+using namespace tessera::testing;
+
+namespace {
+
+at::Tensor tensor_at(const dcp::StateDict& state, const std::string& key) {
+  return std::get<at::Tensor>(state.at(key));
+}
+
+void expect_same(const dcp::StateDict& actual, const dcp::StateDict& expected) {
+  expect_equal(actual.size(), expected.size());
+  for (const auto& [key, value] : expected) {
+    if (const auto* tensor = std::get_if<at::Tensor>(&value)) {
+      expect_bit_equal(tensor_at(actual, key), is_dtensor(*tensor) ? full_tensor(*tensor) : *tensor);
+    } else {
+      TESSERA_EXPECT(actual.at(key).index() == value.index());
+    }
+  }
+}
+
+dcp::StateDict clones(const dcp::StateDict& state) {
+  dcp::StateDict result;
+  for (const auto& [key, value] : state) {
+    result[key] = std::holds_alternative<at::Tensor>(value)
+                      ? dcp::StateValue(std::get<at::Tensor>(value).detach().clone())
+                      : value;
+  }
+  return result;
+}
+
+/// One step of an optimizer of this kind, its state set in another one, then both step again and must be equal.
+template <class Optimizer, class Options>
+void check_optimizer(const Options& options) {
+  Tower model, other;
+  fill_parameters(*model, 1);
+  fill_parameters(*other, 1);
+  Optimizer optimizer(model->parameters(), options), second(other->parameters(), Options(0.5));
+  const auto train = [](Tower& tower, Optimizer& with, int64_t step) {
+    with.zero_grad();
+    weighted_loss(tower(make_batch(static_cast<uint64_t>(step), 6, 5))).backward();
+    with.step();
+  };
+  train(model, optimizer, 0);
+  train(model, optimizer, 1);
+  dcp::set_model_state_dict(other, dcp::get_model_state_dict(model));
+  dcp::set_optimizer_state_dict(other, second, clones(dcp::get_optimizer_state_dict(model, optimizer)));
+  train(model, optimizer, 2);
+  train(other, second, 2);
+  expect_same(dcp::get_model_state_dict(other), dcp::get_model_state_dict(model));
+  expect_same(dcp::get_optimizer_state_dict(other, second), dcp::get_optimizer_state_dict(model, optimizer));
+}
+
+}  // namespace
+
+TEST_CASE("names and values of a plain model and its optimizer") {
+  TestTrainer trainer(test_layout("1"), 1);
+  CHECK(dcp::get_optimizer_state_dict(trainer.model, trainer.optimizer).count("state.in.weight.exp_avg") == 0);
+  trainer.train(0);
+  const auto state = trainer.state();
+  CHECK(state.model.size() == 18);
+  CHECK(tensor_at(state.model, "block1.up.weight").is_same(trainer.model->blocks[1]->up->weight));
+  CHECK(tensor_at(state.optimizer, "state.in.weight.exp_avg").sizes() == at::IntArrayRef{17, 5});
+  CHECK(std::get<int64_t>(state.optimizer.at("state.in.weight.step")) == 1);
+  CHECK(std::get<double>(state.optimizer.at("param_groups.norm.bias.lr")) == 0.01);
+  CHECK(std::get<double>(state.optimizer.at("param_groups.norm.bias.beta2")) == 0.999);
+}
+
+TEST_CASE("each known optimizer goes on as if nothing had happened") {
+  check_optimizer<torch::optim::Adam>(torch::optim::AdamOptions(0.01).amsgrad(true));
+  check_optimizer<torch::optim::AdamW>(torch::optim::AdamWOptions(0.01).betas({0.8, 0.9}));
+  check_optimizer<torch::optim::SGD>(torch::optim::SGDOptions(0.01).momentum(0.9).dampening(0.1));
+  check_optimizer<torch::optim::SGD>(torch::optim::SGDOptions(0.01));
+  check_optimizer<torch::optim::RMSprop>(torch::optim::RMSpropOptions(0.01).momentum(0.9).centered(true));
+  check_optimizer<torch::optim::Adagrad>(torch::optim::AdagradOptions(0.01));
+  Tower model;
+  torch::optim::LBFGS lbfgs(model->parameters());
+  CHECK_THROWS_AS(dcp::get_optimizer_state_dict(model, lbfgs), NotImplementedError);
+}
+
+TEST_CASE("whole state dicts, and back from rank 0 alone or from every rank") {
+  for (const std::string name : {"2", "3", "2x2 HSDP", "2x2 FSDP+TP"}) {
+    run_ranks(test_layout(name).ranks, [&](int rank) {
+      TestTrainer trainer(test_layout(name), 1), other(test_layout(name), 2);
+      trainer.train(0);
+      const dcp::StateDictOptions offloaded{.full_state_dict = true, .cpu_offload = true};
+      const auto model = dcp::get_model_state_dict(trainer.model, offloaded);
+      const auto optimizer = dcp::get_optimizer_state_dict(trainer.model, trainer.optimizer, offloaded);
+      TESSERA_EXPECT(model.empty() == (rank > 0) && optimizer.empty() == (rank > 0));
+      const dcp::StateDictOptions from_first{.broadcast_from_rank0 = true};
+      dcp::set_model_state_dict(other.model, model, from_first);
+      dcp::set_optimizer_state_dict(other.model, other.optimizer, optimizer, from_first);
+      trainer.train(1);
+      other.train(1);
+      const dcp::StateDictOptions full{.full_state_dict = true};
+      expect_same(dcp::get_model_state_dict(other.model, full), dcp::get_model_state_dict(trainer.model, full));
+      expect_same(dcp::get_optimizer_state_dict(other.model, other.optimizer, full),
+                  dcp::get_optimizer_state_dict(trainer.model, trainer.optimizer, full));
+
+      TestTrainer third(test_layout(name), 3);
+      dcp::set_model_state_dict(third.model, dcp::get_model_state_dict(trainer.model, full), full);
+      dcp::set_optimizer_state_dict(third.model, third.optimizer,
+                                    dcp::get_optimizer_state_dict(trainer.model, trainer.optimizer, full), full);
+      trainer.train(2);
+      third.train(2);
+      expect_same(dcp::get_model_state_dict(third.model, full), dcp::get_model_state_dict(trainer.model, full));
+    });
+  }
+}
+
+TEST_CASE("parameters that are unsharded after forward are resharded first") {
+  run_ranks(2, [&](int) {
+    TestTrainer trainer(test_layout("2"), 1);
+    trainer.model(make_batch(0, 3, 5));
+    TESSERA_EXPECT(!is_dtensor(trainer.model->in->weight));
+    TESSERA_EXPECT(is_dtensor(tensor_at(dcp::get_model_state_dict(trainer.model), "in.weight")));
+  });
+}
+
+TEST_CASE("frozen parameters can be left out, and what does not fit is refused on every rank") {
+  run_ranks(2, [&](int rank) {
+    TestTrainer trainer(test_layout("2"), 1);
+    trainer.train(0);
+    auto state = dcp::get_model_state_dict(trainer.model);
+    const auto before = dcp::get_model_state_dict(trainer.model, {.full_state_dict = true});
+    auto less = state;
+    less.erase("in.weight");
+    less["other"] = at::ones({1});
+    expect_throws<KeyError>([&] { dcp::set_model_state_dict(trainer.model, less); },
+                            "missing: (in.weight); unexpected: (other)");
+    auto plain = state;
+    plain["in.bias"] = rank == 1 ? dcp::StateValue(at::ones({17})) : plain["in.bias"];
+    expect_throws<ValueError>([&] { dcp::set_model_state_dict(trainer.model, plain); },
+                              "'in.bias' is a plain tensor, the model's a DTensor");
+    auto wrong = before;
+    wrong["in.bias"] = at::ones({16});
+    expect_throws<ValueError>([&] { dcp::set_model_state_dict(trainer.model, wrong, {.full_state_dict = true}); },
+                              "'in.bias' has sizes [16], the model's has [17]");
+    expect_same(dcp::get_model_state_dict(trainer.model, {.full_state_dict = true}), before);
+    trainer.model->in->weight.set_requires_grad(false);
+    expect_equal(dcp::get_model_state_dict(trainer.model, {.ignore_frozen_params = true}).size(), state.size() - 1);
+
+    auto optimizer = dcp::get_optimizer_state_dict(trainer.model, trainer.optimizer);
+    optimizer["state.none.exp_avg"] = at::ones({1});
+    expect_throws<KeyError>([&] { dcp::set_optimizer_state_dict(trainer.model, trainer.optimizer, optimizer); },
+                            "'state.none.exp_avg' belongs to no parameter");
+    optimizer.erase("state.none.exp_avg");
+    optimizer["param_groups.in.bias.lr"] = 0.5;
+    expect_throws<ValueError>([&] { dcp::set_optimizer_state_dict(trainer.model, trainer.optimizer, optimizer); },
+                              "differs from that of other parameters of the same group");
+  });
+}

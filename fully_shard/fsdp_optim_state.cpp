@@ -1,0 +1,294 @@
+#include "fully_shard/fsdp_optim_state.h"
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/scalar_tensor.h>
+#include <torch/optim/adam.h>
+#include <torch/optim/adamw.h>
+#include <torch/optim/sgd.h>
+
+#include <algorithm>
+#include <unordered_map>
+
+#include "base/error.h"
+#include "comm/process_group.h"
+#include "dtensor/dtensor_impl.h"
+#include "dtensor/whole_tensor.h"
+#include "fully_shard/fsdp.h"
+#include "fully_shard/param_names.h"
+
+namespace tessera {
+
+namespace {
+
+using torch::nn::Module;
+using torch::optim::Optimizer;
+using Key = OptimStateDict::Key;
+using Entry = std::map<std::string, at::Tensor>;
+using Options = std::map<std::string, double>;
+
+void put(Entry& entry, const char* name, const at::Tensor& tensor) {
+  if (tensor.defined()) {
+    entry[name] = tensor;
+  }
+}
+
+at::Tensor find(const Entry& entry, const char* name) {
+  const auto found = entry.find(name);
+  return found == entry.end() ? at::Tensor() : found->second;
+}
+
+/// How one kind of optimizer keeps its state; its options are those of a group.
+struct SgdKind {
+  using State = torch::optim::SGDParamState;
+  using GroupOptions = torch::optim::SGDOptions;
+  static Entry read(State& state) {
+    Entry entry;
+    put(entry, "momentum_buffer", state.momentum_buffer());
+    return entry;
+  }
+  static void write(State& state, const Entry& entry) { state.momentum_buffer(find(entry, "momentum_buffer")); }
+  static Options read(GroupOptions& options) {
+    return {{"lr", options.lr()},
+            {"momentum", options.momentum()},
+            {"dampening", options.dampening()},
+            {"weight_decay", options.weight_decay()},
+            {"nesterov", options.nesterov()}};
+  }
+  static void write(GroupOptions& options, const Options& values) {
+    options.lr(values.at("lr")).momentum(values.at("momentum")).dampening(values.at("dampening"));
+    options.weight_decay(values.at("weight_decay")).nesterov(values.at("nesterov") != 0);
+  }
+};
+
+template <class ParamState, class ParamOptions>
+struct AdamKind {
+  using State = ParamState;
+  using GroupOptions = ParamOptions;
+  static Entry read(State& state) {
+    Entry entry{{"step", at::scalar_tensor(state.step(), at::kLong)}};
+    put(entry, "exp_avg", state.exp_avg());
+    put(entry, "exp_avg_sq", state.exp_avg_sq());
+    put(entry, "max_exp_avg_sq", state.max_exp_avg_sq());
+    return entry;
+  }
+  static void write(State& state, const Entry& entry) {
+    state.step(entry.at("step").item<int64_t>());
+    state.exp_avg(find(entry, "exp_avg"));
+    state.exp_avg_sq(find(entry, "exp_avg_sq"));
+    state.max_exp_avg_sq(find(entry, "max_exp_avg_sq"));
+  }
+  static Options read(GroupOptions& options) {
+    const auto [beta1, beta2] = options.betas();
+    return {{"lr", options.lr()},
+            {"beta1", beta1},
+            {"beta2", beta2},
+            {"eps", options.eps()},
+            {"weight_decay", options.weight_decay()},
+            {"amsgrad", options.amsgrad()}};
+  }
+  static void write(GroupOptions& options, const Options& values) {
+    options.lr(values.at("lr")).betas({values.at("beta1"), values.at("beta2")}).eps(values.at("eps"));
+    options.weight_decay(values.at("weight_decay")).amsgrad(values.at("amsgrad") != 0);
+  }
+};
+
+/// Calls `use` with the optimizer's kind.
+template <class Use>
+void with_kind(const Optimizer& optim, Use&& use) {
+  if (dynamic_cast<const torch::optim::SGD*>(&optim)) {
+    use(SgdKind());
+  } else if (dynamic_cast<const torch::optim::Adam*>(&optim)) {
+    use(AdamKind<torch::optim::AdamParamState, torch::optim::AdamOptions>());
+  } else if (dynamic_cast<const torch::optim::AdamW*>(&optim)) {
+    use(AdamKind<torch::optim::AdamWParamState, torch::optim::AdamWOptions>());
+  } else {
+    throw NotImplementedError("optim_state_dict: only the state of torch::optim::SGD, Adam and AdamW is known");
+  }
+}
+
+std::vector<at::Tensor> params_of(const Optimizer& optim) {
+  std::vector<at::Tensor> params;
+  for (const auto& group : optim.param_groups()) {
+    params.insert(params.end(), group.params().begin(), group.params().end());
+  }
+  return params;
+}
+
+/// Names of the optimizer's parameters, by their places.
+std::vector<std::string> names_of(const Module& model, const Optimizer& optim) {
+  std::unordered_map<c10::TensorImpl*, std::string> names;
+  for (const auto& [param, name] : param_to_fqn(model)) {
+    names.emplace(param.unsafeGetTensorImpl(), name);
+  }
+  std::vector<std::string> result;
+  for (const auto& param : params_of(optim)) {
+    const auto found = names.find(param.unsafeGetTensorImpl());
+    TESSERA_CHECK(KeyError, found != names.end(),
+                  "optim_state_dict: parameter {} of the optimizer is none of the model", result.size());
+    result.push_back(found->second);
+  }
+  return result;
+}
+
+at::Tensor saved_tensor(const at::Tensor& tensor, StateDictType type, bool offloads) {
+  const auto* meta = dtensor_meta(tensor);
+  if (!meta) {
+    return tensor.clone();
+  }
+  if (type == StateDictType::SHARDED_STATE_DICT) {
+    return tensor.detach();
+  }
+  const auto full = whole_tensor(*meta);
+  return offloads && !full.is_cpu() ? full.cpu() : full.clone();
+}
+
+/// A full entry as the optimizer of a sharded parameter holds it.
+at::Tensor loaded_tensor(const std::string& name, const at::Tensor& value, const at::Tensor& param) {
+  const auto* meta = dtensor_meta(param);
+  if (!meta || value.dim() == 0 || dtensor_meta(value)) {
+    return value.clone();
+  }
+  TESSERA_CHECK(ValueError, value.sizes() == param.sizes(),
+                "optim_state_dict_to_load: the state of '{}' is {}, the "
+                "parameter {}",
+                name, value.sizes(), param.sizes());
+  const auto own = part_of_whole(value.to(meta->local.device()), *meta->spec).clone();
+  return wrap_local(own, meta->spec->with_dtype(value.scalar_type()));
+}
+
+void check_key_types(const OptimStateDict& dict) {
+  std::vector<size_t> kinds;
+  for (const auto& [key, entry] : dict.state) {
+    kinds.push_back(key.index());
+  }
+  for (const auto& group : dict.param_groups) {
+    for (const auto& key : group.params) {
+      kinds.push_back(key.index());
+    }
+  }
+  const bool is_mixed = std::adjacent_find(kinds.begin(), kinds.end(), std::not_equal_to<>()) != kinds.end();
+  TESSERA_CHECK(ValueError, !is_mixed, "rekey_optim_state_dict: keys are names and ids; they are all of one kind");
+}
+
+template <class Kind>
+void load_into(Optimizer& optim, const OptimStateDict& by_id) {
+  const auto params = params_of(optim);
+  auto& state = optim.state();
+  state.clear();
+  for (const auto& [key, entry] : by_id.state) {
+    auto own = std::make_unique<typename Kind::State>();
+    Kind::write(*own, entry);
+    state[params.at(static_cast<size_t>(std::get<int64_t>(key))).unsafeGetTensorImpl()] = std::move(own);
+  }
+  for (size_t i = 0; i < by_id.param_groups.size(); ++i) {
+    auto& options = static_cast<typename Kind::GroupOptions&>(optim.param_groups()[i].options());
+    Kind::write(options, by_id.param_groups[i].options);
+  }
+}
+
+void check_groups(const OptimStateDict& dict, const Optimizer& optim) {
+  const auto& own = optim.param_groups();
+  bool fits = dict.param_groups.size() == own.size();
+  for (size_t i = 0; fits && i < own.size(); ++i) {
+    fits = dict.param_groups[i].params.size() == own[i].params().size();
+  }
+  TESSERA_CHECK(ValueError, fits,
+                "optim_state_dict_to_load: the groups of the dict and of the optimizer differ in "
+                "number or sizes");
+}
+
+}  // namespace
+
+OptimStateDict optim_state_dict(Module& model, Optimizer& optim) {
+  const at::NoGradGuard no_grad;
+  const auto settings = FSDP::get_state_dict_type(model).value_or(StateDictSettings());
+  TESSERA_CHECK(NotImplementedError, settings.type != StateDictType::LOCAL_STATE_DICT,
+                "optim_state_dict: LOCAL_STATE_DICT has no form for optimizers; use SHARDED_STATE_DICT");
+  const auto* config = std::get_if<FullOptimStateDictConfig>(&settings.optim_state_dict_config);
+  const bool keeps = !config || !config->rank0_only || get_rank() == 0;
+  const auto names = names_of(model, optim);
+  OptimStateDict dict;
+  with_kind(optim, [&](auto kind) {
+    using Kind = decltype(kind);
+    size_t place = 0;
+    for (auto& group : optim.param_groups()) {
+      OptimStateDict::Group saved;
+      saved.options = Kind::read(static_cast<typename Kind::GroupOptions&>(group.options()));
+      for (const auto& param : group.params()) {
+        const Key name = names[place++];
+        saved.params.push_back(name);
+        const auto found = optim.state().find(param.unsafeGetTensorImpl());
+        if (found == optim.state().end()) {
+          continue;
+        }
+        for (const auto& [field, tensor] : Kind::read(static_cast<typename Kind::State&>(*found->second))) {
+          dict.state[name][field] = saved_tensor(tensor, settings.type, !config || config->offload_to_cpu);
+        }
+      }
+      dict.param_groups.push_back(std::move(saved));
+    }
+  });
+  return keeps ? dict : OptimStateDict();
+}
+
+OptimStateDict rekey_optim_state_dict(const OptimStateDict& dict, OptimStateKeyType key_type, const Module& model,
+                                      const Optimizer& optim) {
+  check_key_types(dict);
+  const auto names = names_of(model, optim);
+  std::unordered_map<std::string, int64_t> ids;
+  for (size_t i = 0; i < names.size(); ++i) {
+    ids.emplace(names[i], static_cast<int64_t>(i));
+  }
+  const auto rekeyed = [&](const Key& key) -> std::optional<Key> {
+    if (const auto* name = std::get_if<std::string>(&key)) {
+      const auto id = ids.find(*name);
+      return key_type == OptimStateKeyType::PARAM_NAME ? std::optional<Key>(key)
+             : id == ids.end()                         ? std::nullopt
+                                                       : std::optional<Key>(id->second);
+    }
+    const auto id = std::get<int64_t>(key);
+    TESSERA_CHECK(KeyError, id >= 0 && id < static_cast<int64_t>(names.size()),
+                  "rekey_optim_state_dict: id {}; the optimizer has {} parameters", id, names.size());
+    return key_type == OptimStateKeyType::PARAM_ID ? Key(id) : Key(names[static_cast<size_t>(id)]);
+  };
+  OptimStateDict result;
+  for (const auto& [key, entry] : dict.state) {
+    if (const auto other = rekeyed(key)) {
+      result.state.emplace(*other, entry);
+    }
+  }
+  for (const auto& group : dict.param_groups) {
+    OptimStateDict::Group own{{}, group.options};
+    for (const auto& key : group.params) {
+      if (const auto other = rekeyed(key)) {
+        own.params.push_back(*other);
+      }
+    }
+    result.param_groups.push_back(std::move(own));
+  }
+  return result;
+}
+
+OptimStateDict optim_state_dict_to_load(Module& model, Optimizer& optim, const OptimStateDict& dict,
+                                        OptimStateDictToLoadOptions options) {
+  const at::NoGradGuard no_grad;
+  auto by_name = rekey_optim_state_dict(dict, OptimStateKeyType::PARAM_NAME, model, optim);
+  check_groups(by_name, optim);
+  const auto names = names_of(model, optim);
+  const auto params = fqn_to_param(model);
+  for (auto& [key, entry] : by_name.state) {
+    const auto& name = std::get<std::string>(key);
+    TESSERA_CHECK(KeyError, std::find(names.begin(), names.end(), name) != names.end(),
+                  "optim_state_dict_to_load: the optimizer has no parameter '{}'", name);
+    for (auto& [field, tensor] : entry) {
+      tensor = loaded_tensor(name, tensor, params.at(name));
+    }
+  }
+  const auto by_id = rekey_optim_state_dict(by_name, OptimStateKeyType::PARAM_ID, model, optim);
+  if (options.load_directly) {
+    with_kind(optim, [&](auto kind) { load_into<decltype(kind)>(optim, by_id); });
+  }
+  return options.is_named_optimizer ? by_name : by_id;
+}
+
+}  // namespace tessera

@@ -30,16 +30,22 @@ void TensorReader::read_common(const StoredTensor& tensor, const StoredPart& par
                                const CheckedBlock* checked, const std::string& key, const Box& box,
                                const at::Tensor& out) {
   const auto item = static_cast<int64_t>(c10::elementSize(tensor.dtype));
-  buffer_.resize(static_cast<size_t>(read.numel() * item));
+  const Box common = intersection(read, box);
+  const at::Tensor target = part_of(out, relative_to(common, box));
+  const bool is_direct = common == read && target.scalar_type() == tensor.dtype && target.is_contiguous();
+  const auto bytes = static_cast<size_t>(read.numel() * item);
+  buffer_.resize(is_direct ? 0 : bytes);
+  void* const data = is_direct ? target.mutable_data_ptr() : buffer_.data();
   const File& file = file_at(part.file);
   read_box(file, {.offset = part.offset, .sizes = part.box.sizes, .item_bytes = item}, relative_to(read, part.box),
-           buffer_.data());
-  TESSERA_CHECK(CheckpointError, !checked || hash_bytes(buffer_.data(), buffer_.size()) == checked->hash,
+           data);
+  TESSERA_CHECK(CheckpointError, !checked || hash_bytes(data, bytes) == checked->hash,
                 "{}: tensor '{}' is damaged: the checksum of its part {} does not hold", part.file, key,
                 read.to_string());
-  const Box common = intersection(read, box);
-  const auto source = at::from_blob(buffer_.data(), read.sizes, at::TensorOptions(tensor.dtype));
-  part_of(out, relative_to(common, box)).copy_(part_of(source, relative_to(common, read)));
+  if (!is_direct) {
+    const auto source = at::from_blob(data, read.sizes, at::TensorOptions(tensor.dtype));
+    target.copy_(part_of(source, relative_to(common, read)));
+  }
 }
 
 void TensorReader::read(const StoredTensor& tensor, const std::string& key, const Box& box, const at::Tensor& out) {

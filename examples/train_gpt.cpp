@@ -23,6 +23,7 @@
 #include "examples/parity.h"
 #include "examples/progress_line.h"
 #include "examples/text_sample.h"
+#include "examples/train_checkpoint.h"
 #include "examples/train_options.h"
 #include "examples/trainer.h"
 
@@ -116,12 +117,17 @@ int run_rank(const TrainOptions& options, const ByteData& data) {
     print_start(options, data, trainer);
     line = std::make_unique<ProgressLine>(options.steps);
   }
+  TrainCheckpoint checkpoint(trainer, options);
+  checkpoint.resume();
   const auto start = std::chrono::steady_clock::now();
-  trainer.run([&](const Progress& progress) {
-    if (line) {
-      line->show(progress);
-    }
-  });
+  trainer.run(
+      [&](const Progress& progress) {
+        if (line) {
+          line->show(progress);
+        }
+      },
+      [&](int64_t done) { checkpoint.after_step(done); });
+  checkpoint.finish();
   print_results(options, trainer, std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
   const int exit_code = options.check_parity ? check_parity(options, data, trainer) : 0;
   destroy_process_group();

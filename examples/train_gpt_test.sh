@@ -55,6 +55,23 @@ for layout in "${layouts[@]}"; do
   expect_output '^parity: [24] ranks against one process'
 done
 
+# A run that goes on from a checkpoint ends as one that never stopped, bit by bit on as many ranks.
+saving=("${small[@]}" --svg "$work/curve.svg" --save-every 2 --keep-last 0)
+run "${saving[@]}" --checkpoint-dir "$work/a" || fail "--save-every: exit code $?"
+cp -r "$work/a" "$work/b" && rm -r "$work/b/step-00000004"
+run "${saving[@]}" --checkpoint-dir "$work/b" --resume --async-save || fail "--resume: exit code $?"
+expect_output '^resumed from .*/b/step-00000002, 2 steps of 4 are done'
+diff -r "$work/a" "$work/b" || fail "--resume: the checkpoints differ"
+run "${saving[@]}" --checkpoint-dir "$work/b" --resume || fail "--resume of a finished run: exit code $?"
+expect_output '^resumed from .*/b/step-00000004, 4 steps of 4 are done'
+grep -o '^validation loss [0-9.]*' "$work/out" >"$work/loss"
+rm -r "$work/b/step-00000004"
+run "${saving[@]}" --checkpoint-dir "$work/b" --resume --nproc 4 --tp 2 || fail "--resume with --tp 2: exit code $?"
+grep -o '^validation loss [0-9.]*' "$work/out" | cmp - "$work/loss" || fail "--resume with --tp 2: another loss"
+run "${saving[@]}" --checkpoint-dir "$work/a" --resume --seed 2 && fail "--resume with another seed is taken"
+grep -qF 'was saved with --seed 1, not 2' "$work/err" || fail "--resume with another seed: the message"
+expect_refused '--async-save: nothing is saved without --save-every' "${small[@]}" --async-save
+
 expect_refused "--data $work/none.txt: there is no such file" "${small[@]}" --data "$work/none.txt"
 echo 'too short' >"$work/short.txt"
 expect_refused "--data $work/short.txt: 10 bytes are too few" "${small[@]}" --data "$work/short.txt"

@@ -76,6 +76,20 @@ void add_text_options(CLI::App& app, TrainOptions& options) {
   app.add_option("--temperature", options.temperature, "of the model's text: low is dull, high is wild")->group(group);
 }
 
+void add_checkpoint_options(CLI::App& app, TrainOptions& options) {
+  const char* group = "Checkpoints";
+  app.add_option("--save-every", options.save_every, "steps between two checkpoints; 0: none")->group(group);
+  app.add_option("--checkpoint-dir", options.checkpoint_dir, "where they go (default: checkpoints)")
+      ->group(group)
+      ->type_name("FOLDER");
+  app.add_option("--keep-last", options.keep_last, "checkpoints that are kept; 0: all")->group(group);
+  app.add_flag("--resume", options.resume,
+               "go on from the latest checkpoint, on any number of ranks; from the start if there is\n"
+               "none. On as many ranks the run ends bit by bit as if it had never stopped")
+      ->group(group);
+  app.add_flag("--async-save", options.async_save, "write checkpoints while training goes on")->group(group);
+}
+
 void add_process_options(CLI::App& app, TrainOptions& options) {
   const char* group = "Processes";
   app.add_option("--nproc", options.nproc, "processes to start; not used under torchrun, mpirun or srun")->group(group);
@@ -105,6 +119,7 @@ std::variant<TrainOptions, ExitNow> parse_train_options(int argc, char** argv) {
   add_training_options(app, options);
   add_model_options(app, options);
   add_layout_options(app, options);
+  add_checkpoint_options(app, options);
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
@@ -115,6 +130,7 @@ std::variant<TrainOptions, ExitNow> parse_train_options(int argc, char** argv) {
   }
   options.data = options.data.empty() ? default_data_path() : path_from_caller(options.data);
   options.svg = path_from_caller(options.svg.empty() ? "loss_curve.svg" : options.svg);
+  options.checkpoint_dir = path_from_caller(options.checkpoint_dir.empty() ? "checkpoints" : options.checkpoint_dir);
   return options;
 }
 
@@ -149,6 +165,12 @@ void check_train_options(const TrainOptions& options, int world_size) {
   TESSERA_CHECK(ValueError, !options.prompt.empty(), "--prompt '': must have at least one byte");
   TESSERA_CHECK(ValueError, options.lr > 0, "--lr {}: must be above 0", options.lr);
   TESSERA_CHECK(ValueError, options.weight_decay >= 0, "--weight-decay {}: must not be negative", options.weight_decay);
+  TESSERA_CHECK(ValueError, options.save_every >= 0, "--save-every {}: must not be negative", options.save_every);
+  TESSERA_CHECK(ValueError, options.keep_last >= 0, "--keep-last {}: must not be negative", options.keep_last);
+  TESSERA_CHECK(ValueError, options.save_every > 0 || !options.async_save,
+                "--async-save: nothing is saved without --save-every");
+  TESSERA_CHECK(ValueError, !options.check_parity || !options.resume,
+                "--check-parity: compares whole runs; leave --resume out");
   TESSERA_CHECK(ValueError, options.clip >= 0, "--clip {}: must not be negative", options.clip);
   TESSERA_CHECK(ValueError, options.temperature > 0, "--temperature {}: must be above 0", options.temperature);
 }

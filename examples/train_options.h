@@ -40,6 +40,14 @@ struct TrainOptions {
   std::string data;
   std::string svg;
 
+  /// Steps between two checkpoints; 0: none. The end of the run is saved too.
+  int64_t save_every = 0;
+  /// Absolute.
+  std::string checkpoint_dir;
+  int64_t keep_last = 3;
+  bool resume = false;
+  bool async_save = false;
+
   std::string prompt = "namespace at {\n";
   int64_t sample_bytes = 400;
   double temperature = 0.8;

@@ -149,11 +149,19 @@ double Trainer::validate() {
   return mean_over_slices(loss_sum) / static_cast<double>(batches);
 }
 
-void Trainer::run(const std::function<void(const Progress&)>& on_progress) {
-  history_.validation.push_back({.step = 0, .loss = validate()});
+void Trainer::go_on_from(int64_t done, LossHistory history) {
+  first_step_ = done;
+  history_ = std::move(history);
+}
+
+void Trainer::run(const std::function<void(const Progress&)>& on_progress,
+                  const std::function<void(int64_t done)>& after_step) {
+  if (first_step_ == 0) {
+    history_.validation.push_back({.step = 0, .loss = validate()});
+  }
   const int64_t report_every = std::max<int64_t>(1, options_.steps / 100);
   Meter meter;
-  for (int64_t step = 0; step < options_.steps; ++step) {
+  for (int64_t step = first_step_; step < options_.steps; ++step) {
     const auto start = Clock::now();
     const int64_t sent_before = comm_stats().bytes_sent();
     history_.train.push_back({.step = step, .loss = train_step(step)});
@@ -172,6 +180,9 @@ void Trainer::run(const std::function<void(const Progress&)>& on_progress) {
         progress.validation_loss = history_.validation.back().loss;
       }
       on_progress(progress);
+    }
+    if (after_step) {
+      after_step(done);
     }
   }
 }

@@ -67,7 +67,12 @@ class Trainer {
   Trainer(const TrainOptions& options, const ByteData& data, Layout layout);
 
   /// Trains for options.steps steps and validates before the first, every options.eval_every and after the last.
-  void run(const std::function<void(const Progress&)>& on_progress);
+  /// `after_step` is called with the number of steps that are done.
+  void run(const std::function<void(const Progress&)>& on_progress,
+           const std::function<void(int64_t done)>& after_step = {});
+
+  /// run() begins after `done` steps, of which `history` tells.
+  void go_on_from(int64_t done, LossHistory history);
 
   /// One optimizer step. Returns the mean loss of the global batch before it.
   double train_step(int64_t step);
@@ -78,6 +83,7 @@ class Trainer {
   const Layout& layout() const { return layout_; }
   const LossHistory& history() const { return history_; }
   Gpt& model() { return model_; }
+  torch::optim::AdamW& optimizer() { return optimizer_; }
   /// Scalars in the whole model.
   int64_t parameters() const { return parameter_count(*model_); }
 
@@ -95,6 +101,7 @@ class Trainer {
   Gpt model_;
   torch::optim::AdamW optimizer_;
   LossHistory history_;
+  int64_t first_step_ = 0;
 };
 
 /// All parameters by name, whole and plain. Every rank calls it.

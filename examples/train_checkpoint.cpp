@@ -1,0 +1,102 @@
+#include "examples/train_checkpoint.h"
+
+#include <ATen/ops/empty.h>
+
+#include <fmt/format.h>
+
+#include "base/error.h"
+#include "checkpoint/checkpoint.h"
+#include "comm/process_group.h"
+
+namespace tessera::examples {
+
+namespace {
+
+/// [points, 2]: steps and losses.
+at::Tensor as_tensor(const std::vector<LossPoint>& points) {
+  const auto tensor = at::empty({static_cast<int64_t>(points.size()), 2}, at::kDouble);
+  auto* data = tensor.mutable_data_ptr<double>();
+  for (const auto& point : points) {
+    *data++ = static_cast<double>(point.step);
+    *data++ = point.loss;
+  }
+  return tensor;
+}
+
+std::vector<LossPoint> as_points(const at::Tensor& tensor) {
+  std::vector<LossPoint> points;
+  const auto* data = tensor.const_data_ptr<double>();
+  for (int64_t i = 0; i < tensor.size(0); ++i) {
+    points.push_back({.step = static_cast<int64_t>(data[2 * i]), .loss = data[2 * i + 1]});
+  }
+  return points;
+}
+
+/// What decides which samples a step sees and how it learns from them.
+dcp::StateDict run_values(const TrainOptions& options) {
+  return {{"seed", static_cast<int64_t>(options.seed)},
+          {"batch", options.batch},
+          {"context", options.model.context},
+          {"steps", options.steps},
+          {"lr", options.lr},
+          {"warmup", options.warmup}};
+}
+
+}  // namespace
+
+TrainCheckpoint::TrainCheckpoint(Trainer& trainer, const TrainOptions& options)
+    : trainer_(trainer), options_(options), checkpointer_(options.checkpoint_dir, {.keep_last = options.keep_last}) {}
+
+dcp::State TrainCheckpoint::state(int64_t done) {
+  dcp::State state{.model = dcp::get_model_state_dict(trainer_.model()),
+                   .optimizer = dcp::get_optimizer_state_dict(trainer_.model(), trainer_.optimizer()),
+                   .user = run_values(options_)};
+  state.user["step"] = done;
+  state.user["train_losses"] = as_tensor(trainer_.history().train);
+  state.user["validation_losses"] = as_tensor(trainer_.history().validation);
+  return state;
+}
+
+void TrainCheckpoint::resume() {
+  const auto path = options_.resume ? checkpointer_.latest() : std::nullopt;
+  if (!path) {
+    return;
+  }
+  const auto own = run_values(options_);
+  dcp::State state{.model = dcp::get_model_state_dict(trainer_.model()),
+                   .optimizer = dcp::optimizer_state_to_load(*path, *trainer_.model(), trainer_.optimizer()),
+                   .user = own};
+  state.user["step"] = int64_t{0};
+  state.user["train_losses"] = at::Tensor();
+  state.user["validation_losses"] = at::Tensor();
+  dcp::load(*path, state);
+  for (const auto& [key, value] : own) {
+    const auto text = [](const dcp::StateValue& v) {
+      const auto* number = std::get_if<int64_t>(&v);
+      return number ? fmt::format("{}", *number) : fmt::format("{}", std::get<double>(v));
+    };
+    TESSERA_CHECK(ValueError, text(state.user.at(key)) == text(value),
+                  "--resume: {} was saved with --{} {}, not {}; use the same value, or another --checkpoint-dir", *path,
+                  key, text(state.user.at(key)), text(value));
+  }
+  dcp::set_optimizer_state_dict(trainer_.model(), trainer_.optimizer(), state.optimizer);
+  const auto step = std::get<int64_t>(state.user.at("step"));
+  trainer_.go_on_from(step, {.train = as_points(std::get<at::Tensor>(state.user.at("train_losses"))),
+                             .validation = as_points(std::get<at::Tensor>(state.user.at("validation_losses")))});
+  if (get_rank() == 0) {
+    fmt::print("resumed from {}, {} steps of {} are done\n", *path, step, options_.steps);
+  }
+}
+
+void TrainCheckpoint::after_step(int64_t done) {
+  if (options_.save_every == 0 || (done % options_.save_every != 0 && done != options_.steps)) {
+    return;
+  }
+  if (options_.async_save) {
+    checkpointer_.async_save(done, state(done));
+  } else {
+    checkpointer_.save(done, state(done));
+  }
+}
+
+}  // namespace tessera::examples

@@ -23,8 +23,7 @@ DeviceMesh mesh_of_this_rank(const DeviceMesh& mesh) {
 MixtureOfExpertsImpl::MixtureOfExpertsImpl(const InitOptions& options)
     : NestedWrappedModuleImpl(options, NoLayers()),
       mesh_(options.mesh),
-      is_wrapped_(options.fsdp_init_mode == FSDPInitMode::RECURSIVE),
-      delay_before_free_ms_(options.delay_before_free_ms) {
+      is_wrapped_(options.fsdp_init_mode == FSDPInitMode::RECURSIVE) {
   Linear expert{nullptr};
   {
     const BuildScope build(seed_if(options.deterministic, static_cast<uint64_t>(42 + rank_)));

@@ -25,7 +25,6 @@ class MixtureOfExpertsImpl : public NestedWrappedModuleImpl {
  private:
   DeviceMesh mesh_;
   bool is_wrapped_;
-  int64_t delay_before_free_ms_;
 };
 TESSERA_MODULE(MixtureOfExperts);
 

@@ -46,7 +46,7 @@ struct FSDPParityOptions {
   bool use_pure_fp16 = false;
   /// Of losses and parameters in full precision; in a lower one losses may differ by 2e-2.
   Tolerance tolerance = {};
-  /// Further options of the model: add_bn, delays.
+  /// Further options of the model: add_bn.
   InitOptions init_options = {};
 };
 

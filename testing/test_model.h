@@ -63,11 +63,6 @@ struct InitOptions {
   std::optional<at::ScalarType> dtype = std::nullopt;
   /// TransformerWithSharedParams only.
   bool add_bn = true;
-  /// MixtureOfExperts only.
-  int64_t delay_before_free_ms = 0;
-  /// ModuleWithDelay only.
-  int64_t delay_after_loss_ms = 0;
-  int64_t delay_before_reduction_ms = 0;
 
   int rank() const { return static_cast<int>(mesh.local_rank(mesh.ndim() - 1)); }
   int world_size() const { return static_cast<int>(mesh.size(mesh.ndim() - 1)); }

@@ -1,8 +1,6 @@
 #include "tests/fully_shard/small_models.h"
 
 #include <ATen/TensorOperators.h>
-#include <ATen/core/grad_mode.h>
-#include <ATen/ops/linspace.h>
 #include <ATen/ops/randn.h>
 
 #include "testing/run_ranks.h"
@@ -35,21 +33,8 @@ at::Tensor TowerImpl::forward(at::Tensor x) {
   return out(norm(x));
 }
 
-void fill_parameters(torch::nn::Module& module, uint64_t seed) {
-  const at::NoGradGuard no_grad;
-  auto generator = make_generator(seed);
-  for (auto& param : module.parameters()) {
-    param.copy_(at::randn(param.sizes(), generator) * 0.3);
-  }
-}
-
 at::Tensor make_batch(uint64_t seed, int64_t rows, int64_t dim) {
   return at::randn({rows, dim}, make_generator(seed));
-}
-
-at::Tensor weighted_loss(const at::Tensor& out) {
-  const auto weights = at::linspace(0.5, 1.5, out.numel()).view(out.sizes());
-  return (out.square() * weights).mean() + (out * weights).mean();
 }
 
 void shard_tower(Tower& tower, const FullyShardOptions& options) {

@@ -11,6 +11,7 @@
 #include "nn/hooked.h"
 #include "nn/linear.h"
 #include "nn/normalization.h"
+#include "testing/fixtures.h"
 
 namespace tessera::testing {
 
@@ -34,15 +35,8 @@ struct TowerImpl : torch::nn::Module {
 };
 TESSERA_MODULE(Tower);
 
-/// Gives every parameter of `module` the values that depend only on `seed`, its place and its sizes. Models of
-/// ranks that are threads become equal so (the default generator is shared between threads).
-void fill_parameters(torch::nn::Module& module, uint64_t seed);
-
 /// A [rows, dim] input that depends only on its arguments.
 at::Tensor make_batch(uint64_t seed, int64_t rows, int64_t dim);
-
-/// Mean over the elements of out^2 with fixed weights: a loss that does not die.
-at::Tensor weighted_loss(const at::Tensor& out);
 
 /// Each block a unit, then the root.
 void shard_tower(Tower& tower, const FullyShardOptions& options = {});

@@ -33,13 +33,13 @@ struct StackOptions {
 
 nn::Sequential filled_stack(const StackOptions& options) {
   auto stack = make_mlp_stack(options.dim, options.sequence_parallel);
-  fill_parameters(*stack, 42);
+  fill_in_double(*stack, 42);
   return stack;
 }
 
 using ShardFn = std::function<void(torch::nn::Module& module)>;
 
-/// Each Mlp is a unit, which may be computed again in backward; the norm belongs to the root's.
+/// Each MLP is a unit, which may be computed again in backward; the norm belongs to the root's.
 void make_units(nn::Sequential& stack, bool checkpoints, const ShardFn& shard) {
   const auto children = stack->children();
   for (size_t i = 0; i < 3; ++i) {

@@ -36,7 +36,7 @@ struct Setup {
 
 Setup mlp_stack(int64_t dim, bool sequence_parallel) {
   auto stack = make_mlp_stack(dim, sequence_parallel);
-  fill_parameters(*stack, 42);
+  fill_in_double(*stack, 42);
   return {.model = stack.ptr(),
           .units = {stack->ptr(0), stack->ptr(1), stack->ptr(2)},
           .plan = mlp_stack_plan(sequence_parallel),
@@ -47,7 +47,7 @@ Setup mlp_stack(int64_t dim, bool sequence_parallel) {
 
 Setup llama(const LlamaConfig& config) {
   Llama model(config);
-  fill_parameters(*model, 12);
+  fill_in_double(*model, 12);
   Setup setup{.model = model.ptr(), .units = {}, .plan = llama_plan(), .loss = [model](uint64_t batch) mutable {
                 const auto draw = [&](uint64_t seed) {
                   return at::randint(model->config.vocabulary, {2, 7}, make_generator(seed), at::kLong);

@@ -59,7 +59,7 @@ struct MixtureImpl : torch::nn::Module {
   explicit MixtureImpl(int64_t num_experts) {
     gate = register_module("gate", tessera::nn::Linear(torch::nn::LinearOptions(kDim, num_experts).bias(false)));
     experts = register_module("experts", Experts(num_experts));
-    fill_parameters(*this, 8);
+    fill_in_double(*this, 8);
   }
   at::Tensor forward(const at::Tensor& tokens) {
     const auto scores = gate(tokens).softmax(1);
@@ -178,9 +178,9 @@ TEST_CASE("what expert parallelism communicates", "[parallel]") {
 TEST_CASE("what ExpertParallel refuses", "[parallel]") {
   run_ranks(2, [](int rank) {
     const auto mesh = init_device_mesh(at::kCPU, {2}, {"ep"});
-    Mlp mlp(2, 2);
+    MLP mlp(2, MLPOptions{.dim_multiplier = 2});
     expect_equal(error_text([&] { parallelize_module(mlp, mesh, ExpertParallel()); }),
-                 std::string("ExpertParallel(the module itself): a tessera::testing::MlpImpl has no parameters of its "
+                 std::string("ExpertParallel(the module itself): a tessera::testing::MLPImpl has no parameters of its "
                              "own, so no experts"));
     Experts uneven(3);
     uneven->register_parameter("scale", at::ones({2, 1}));
@@ -189,7 +189,7 @@ TEST_CASE("what ExpertParallel refuses", "[parallel]") {
         std::string("ExpertParallel(the module itself): \"weight\" is Float[3, 4, 4] and \"scale\" is Float[2, "
                     "1]; dim 0 of every parameter counts the experts"));
     Experts experts(3);
-    fill_parameters(*experts, 1);
+    fill_in_double(*experts, 1);
     parallelize_module(experts, mesh, ExpertParallel());
     const auto counts = at::ones({3}, at::kLong);
     const auto tokens = make_input(1, {rank == 0 ? 3 : 4, kDim});

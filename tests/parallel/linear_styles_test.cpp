@@ -26,13 +26,13 @@ at::Tensor make_indices(int64_t rows) {
 
 nn::Linear make_linear(int64_t in, int64_t out, bool bias = true) {
   nn::Linear linear(torch::nn::LinearOptions(in, out).bias(bias));
-  fill_parameters(*linear, 3);
+  fill_in_double(*linear, 3);
   return linear;
 }
 
 nn::Embedding make_embedding(int64_t rows, int64_t features) {
   nn::Embedding embedding(torch::nn::EmbeddingOptions(rows, features));
-  fill_parameters(*embedding, 5);
+  fill_in_double(*embedding, 5);
   return embedding;
 }
 
@@ -155,7 +155,7 @@ TEST_CASE("tied embedding and head share their cut", "[parallel]") {
           embed = register_module("embed", nn::Embedding(11, 6));
           head = register_module("head", nn::Linear(torch::nn::LinearOptions(6, 11).bias(false)));
           tie_parameter(*head, "weight", embed->weight);
-          fill_parameters(*this, 2);
+          fill_in_double(*this, 2);
         }
         at::Tensor forward(const at::Tensor& x) { return head(embed(x)); }
         nn::Embedding embed{nullptr};
@@ -177,8 +177,8 @@ TEST_CASE("tied embedding and head share their cut", "[parallel]") {
 TEST_CASE("column-wise, then row-wise costs one all-reduce a direction", "[parallel]") {
   run_ranks(3, [](int) {
     const auto mesh = init_device_mesh(at::kCPU, {3}, {"tp"});
-    Mlp mlp(5, 2);
-    fill_parameters(*mlp, 1);
+    MLP mlp(5, MLPOptions{.dim_multiplier = 2});
+    fill_in_double(*mlp, 1);
     parallelize_module(mlp, mesh, {{"in_proj", ColwiseParallel()}, {"out_proj", RowwiseParallel()}});
     const auto input = make_input(2, {2, 4, 5}).set_requires_grad(true);
     constexpr int64_t kBytes = 2 * 4 * 5 * 8 * 2 * 2 / 3;  // a ring's share: 2 (n - 1) / n of [2, 4, 5] doubles

@@ -21,7 +21,7 @@ namespace {
 
 Llama make_llama(const LlamaConfig& config) {
   Llama model(config);
-  fill_parameters(*model, 12);
+  fill_in_double(*model, 12);
   return model;
 }
 

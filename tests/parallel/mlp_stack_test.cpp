@@ -24,7 +24,7 @@ int64_t count_elements(const torch::nn::Module& module) {
 
 nn::Sequential filled_stack(int64_t dim, bool sequence_parallel) {
   auto stack = make_mlp_stack(dim, sequence_parallel);
-  fill_parameters(*stack, 42);
+  fill_in_double(*stack, 42);
   return stack;
 }
 
@@ -72,7 +72,7 @@ TEST_CASE("what the stack communicates", "[parallel]") {
         out = stack(make_input(7, {2, 4, 6}));
         expect_equal(mode.calls(Collective::AllReduce), sequence_parallel ? 2 : 3);
         expect_equal(mode.calls(Collective::ReduceScatter), sequence_parallel ? 1 : 0);
-        // The sizes of the plain shards between the last Mlp and the norm.
+        // The sizes of the plain shards between the last MLP and the norm.
         expect_equal(mode.calls(Collective::AllGather), sequence_parallel ? 1 : 0);
         expect_equal(mode.calls(), sequence_parallel ? 4 : 3);
       }

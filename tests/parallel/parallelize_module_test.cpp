@@ -48,8 +48,8 @@ class CutScale : public ParallelStyle {
 TEST_CASE("a parameter keeps its identity, and an optimizer made before stays valid", "[parallel]") {
   run_ranks(2, [](int) {
     const auto mesh = init_device_mesh(at::kCPU, {2}, {"tp"});
-    Mlp mlp(3, 2);
-    fill_parameters(*mlp, 1);
+    MLP mlp(3, MLPOptions{.dim_multiplier = 2});
+    fill_in_double(*mlp, 1);
     torch::optim::SGD optimizer(mlp->parameters(), 0.1);
     const auto weight = mlp->in_proj->weight;
     const auto before = weight.detach().clone();
@@ -89,7 +89,7 @@ TEST_CASE("hooked stock layers and a style of one's own", "[parallel]") {
         model->push_back("up", hooked(torch::nn::Linear(5, 7)));
         model->push_back("down", hooked(torch::nn::Linear(7, 5)));
         model->push_back("scale", Scale(5));
-        fill_parameters(*model, 3);
+        fill_in_double(*model, 3);
         return model;
       };
       auto reference = make(), sharded = make();

@@ -28,7 +28,7 @@ nn::Sequential make_block(int64_t dim) {
   mlp->push_back("act", nn::GELU());
   mlp->push_back("out_proj", nn::Linear(3 * dim, dim));
   block->push_back("mlp", mlp);
-  fill_parameters(*block, 4);
+  fill_in_double(*block, 4);
   return block;
 }
 
@@ -66,12 +66,12 @@ void check_norm(const std::function<Norm()>& make, const SequenceParallelOptions
 TEST_CASE("norms on shards of the sequence equal plain ones", "[parallel]") {
   const std::function<nn::LayerNorm()> layer_norm = [] {
     nn::LayerNorm norm(torch::nn::LayerNormOptions({6}));
-    fill_parameters(*norm, 1);
+    fill_in_double(*norm, 1);
     return norm;
   };
   const std::function<nn::RMSNorm()> rms_norm = [] {
     nn::RMSNorm norm(nn::RMSNormOptions(6).eps(1e-6));
-    fill_parameters(*norm, 1);
+    fill_in_double(*norm, 1);
     return norm;
   };
   for (const int ranks : {1, 2, 3, 4}) {
@@ -150,7 +150,7 @@ TEST_CASE("plain shards of a sequence cost one exchange of sizes, unless they ar
     const auto mesh = init_device_mesh(at::kCPU, {2}, {"tp"});
     for (const bool even : {false, true}) {
       nn::LayerNorm norm(torch::nn::LayerNormOptions({6}));
-      fill_parameters(*norm, 1);
+      fill_in_double(*norm, 1);
       parallelize_module(norm, mesh, SequenceParallel({.even_shards = even}));
       CommDebugMode mode;
       const auto out = norm(make_input(1, {1, 2, 6}));

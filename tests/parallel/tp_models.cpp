@@ -1,15 +1,10 @@
 #include "tests/parallel/tp_models.h"
 
 #include <ATen/TensorOperators.h>
-#include <ATen/core/grad_mode.h>
-#include <ATen/ops/layer_norm.h>
-#include <ATen/ops/linspace.h>
-#include <ATen/ops/ones.h>
 #include <ATen/ops/randn.h>
 #include <torch/optim/adam.h>
 
-#include "parallel/linear_styles.h"
-#include "parallel/sequence_parallel.h"
+#include "dtensor/dtensor.h"
 #include "testing/expect.h"
 #include "testing/run_ranks.h"
 #include "testing/tensor_matchers.h"
@@ -43,62 +38,13 @@ void compare_parameters(const TrainingPair& pair, bool gradients) {
 
 }  // namespace
 
-MlpImpl::MlpImpl(int64_t dim, int64_t multiplier) {
-  in_proj = register_module("in_proj", tessera::nn::Linear(dim, multiplier * dim));
-  out_proj = register_module("out_proj", tessera::nn::Linear(multiplier * dim, dim));
-}
-
-at::Tensor MlpImpl::forward(at::Tensor x) {
-  return out_proj(in_proj(x).relu()).relu();
-}
-
-ScaleNormImpl::ScaleNormImpl(int64_t dim) {
-  weight = register_parameter("weight", at::ones({dim}));
-}
-
-at::Tensor ScaleNormImpl::forward(at::Tensor x) {
-  return at::layer_norm(x, weight.sizes(), weight);
-}
-
-tessera::nn::Sequential make_mlp_stack(int64_t dim, bool sequence_parallel) {
-  tessera::nn::Sequential stack;
-  for (const int64_t multiplier : {3, 4, 3}) {
-    stack->push_back(Mlp(dim, multiplier));
-  }
-  if (sequence_parallel) {
-    stack->push_back(ScaleNorm(dim));
-  }
-  return stack;
-}
-
-ParallelPlan mlp_stack_plan(bool sequence_parallel) {
-  ParallelPlan plan{{"[0-2].in_proj", ColwiseParallel({.use_local_output = false})},
-                    {"[01].out_proj", RowwiseParallel({.use_local_output = false})}};
-  if (sequence_parallel) {
-    plan.add("2.out_proj", RowwiseParallel({.output_layouts = Shard(1)}));
-    plan.add("3", SequenceParallel());
-  } else {
-    plan.add("2.out_proj", RowwiseParallel());
-  }
-  return plan;
-}
-
-void fill_parameters(torch::nn::Module& module, uint64_t seed) {
-  const at::NoGradGuard no_grad;
+void fill_in_double(torch::nn::Module& module, uint64_t seed) {
   module.to(at::kDouble);
-  auto generator = make_generator(seed);
-  for (auto& parameter : module.parameters()) {
-    parameter.copy_(at::randn(parameter.sizes(), generator, at::kDouble) * 0.4);
-  }
+  fill_parameters(module, seed, /*scale=*/0.4);
 }
 
 at::Tensor make_input(uint64_t seed, at::IntArrayRef sizes) {
   return at::randn(sizes, make_generator(seed), at::kDouble);
-}
-
-at::Tensor weighted_loss(const at::Tensor& out) {
-  const auto weights = at::linspace(0.5, 1.5, out.numel(), at::kDouble).view(out.sizes());
-  return (out.square() * weights).mean() + (out * weights).mean();
 }
 
 void train_and_compare(const TrainingPair& pair, const at::Tensor& input) {

@@ -33,6 +33,12 @@ bool has_compatible_shallow_copy_type(const at::Tensor& /*self*/, const at::Tens
   return true;
 }
 
+// The meta backend comes before PrivateUse1 where both meet: a plain tensor without memory becomes a DTensor.
+bool has_compatible_shallow_copy_type_on_meta(const at::Tensor& self, const at::Tensor& from) {
+  return dtensor_meta(self) || dtensor_meta(from) ||
+         self.unsafeGetTensorImpl()->has_compatible_shallow_copy_type(from.key_set());
+}
+
 bool takes_tensors(const c10::FunctionSchema& schema) {
   for (const auto& argument : schema.arguments()) {
     if (argument.type()->str().find("Tensor") != std::string::npos) {
@@ -77,6 +83,10 @@ void override_composite_explicit_ops(torch::Library& library) {
 
 TORCH_LIBRARY_IMPL(_, PrivateUse1, library) {
   library.fallback(torch::CppFunction::makeFromBoxedFunction<&dispatch>());
+}
+
+TORCH_LIBRARY_IMPL(aten, Meta, library) {
+  library.impl("_has_compatible_shallow_copy_type", &has_compatible_shallow_copy_type_on_meta);
 }
 
 TORCH_LIBRARY_IMPL(aten, PrivateUse1, library) {

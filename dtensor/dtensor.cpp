@@ -60,7 +60,7 @@ class ToLocalFunction : public torch::autograd::Function<ToLocalFunction> {
 };
 
 void check_device(const at::Tensor& tensor, const DeviceMesh& mesh, const char* where) {
-  TESSERA_CHECK(ValueError, tensor.device().type() == mesh.device_type(),
+  TESSERA_CHECK(ValueError, tensor.is_meta() || tensor.device().type() == mesh.device_type(),
                 "{}: a tensor on {} for {}; move it to the mesh's device first", where, tensor.device().str(), mesh);
 }
 
@@ -135,7 +135,9 @@ at::Tensor distribute_tensor(const at::Tensor& tensor, const DeviceMesh& mesh, P
     TESSERA_CHECK(ValueError, *options.src_data_rank >= 0 && *options.src_data_rank < mesh.size(axis),
                   "distribute_tensor: src_data_rank {} on an axis of {} ranks; use 0, or none", *options.src_data_rank,
                   mesh.size(axis));
-    broadcast(full, *options.src_data_rank, mesh.group(axis));
+    if (!full.is_meta()) {
+      broadcast(full, *options.src_data_rank, mesh.group(axis));
+    }
   }
   const auto spec =
       DTensorSpec::make(mesh, std::move(target), TensorMeta::contiguous(full.sizes(), full.scalar_type()));

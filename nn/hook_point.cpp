@@ -6,6 +6,7 @@
 #include <algorithm>
 
 #include "base/error.h"
+#include "nn/clone_scope.h"
 #include "nn/repeatable_call.h"
 
 namespace tessera {
@@ -98,9 +99,12 @@ std::shared_ptr<void> HookPoint::detach(std::type_index type) noexcept {
 }
 
 void HookPoint::check_cloneable() const {
-  TESSERA_CHECK(NotImplementedError, !has_hooks() && !has_attachments(),
+  const auto renewed = CloneScope::renewed(*this);
+  const bool has_others =
+      table_ != nullptr && (table_->hooks > renewed.hooks || table_->attachments.size() > renewed.attachments);
+  TESSERA_CHECK(NotImplementedError, !has_others,
                 "clone: {} has hooks or state attached (fully_shard and parallelize_module attach both), which belong "
-                "to this module alone; clone the model before it is sharded",
+                "to this module alone; clone the model before it is sharded, or, with units only, by clone_sharded",
                 type_name());
 }
 

@@ -35,6 +35,11 @@ Strategies draw_in_place_strategies(const OpCall& call) {
 void local_draw_in_place(const c10::OperatorHandle& op, torch::jit::Stack* stack, const OpPlan& plan) {
   const auto& spec = *plan.operands[0];
   const auto local = local_argument(op, stack, 0).toTensor();
+  if (local.is_meta()) {
+    torch::jit::drop(*stack, op.schema().arguments().size());
+    stack->emplace_back(local);
+    return;
+  }
   const auto whole = at::empty_strided(spec.sizes(), spec.strides(), local.options());
   local_argument(op, stack, 0) = whole;
   set_generator(op, stack, local.device().type());

@@ -1,0 +1,37 @@
+#pragma once
+// Modules without memory: tensors on the meta device, which have sizes and a dtype only.
+//
+//   Gpt model{nullptr};
+//   {
+//     const MetaDeviceGuard on_meta;
+//     model = Gpt(config);                       // of any size, at once
+//   }
+//   for (auto& block : model->blocks) fully_shard(block, {.mesh = mesh});
+//   fully_shard(model, {.mesh = mesh});
+//   to_empty(*model, at::kCPU);                  // fully_shard/to_empty.h: memory for this rank's shards
+//   tessera::manual_seed(0);
+//   reset_parameters(*model);                    // nn/reset_parameters.h: the values of one process, whatever the
+//   ranks
+//
+// libtorch has no such switch in C++ (module.to(at::kMeta) comes after the memory was there, and throws).
+// As `with torch.device("meta"):` in Python.
+
+namespace tessera {
+
+/// While it lives, tensors that this thread makes without naming a device are on the meta device: torch::empty,
+/// ones, randn and their kin, so all that stock layers make. Tensors from data (torch::tensor({1, 2})) cannot be, and
+/// throw. Initializing functions do nothing on them and draw no random numbers. set_data() takes a tensor of any device
+/// meanwhile, as module.clone() needs. Guards nest.
+/// Thread safety: concerns the thread that made it, which must also end it.
+class MetaDeviceGuard {
+ public:
+  MetaDeviceGuard();
+  ~MetaDeviceGuard();
+  MetaDeviceGuard(const MetaDeviceGuard&) = delete;
+  MetaDeviceGuard& operator=(const MetaDeviceGuard&) = delete;
+
+ private:
+  bool was_on_;
+};
+
+}  // namespace tessera

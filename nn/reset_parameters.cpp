@@ -1,0 +1,94 @@
+#include "nn/reset_parameters.h"
+
+#include <torch/nn/modules/batchnorm.h>
+#include <torch/nn/modules/conv.h>
+#include <torch/nn/modules/embedding.h>
+#include <torch/nn/modules/instancenorm.h>
+#include <torch/nn/modules/linear.h>
+#include <torch/nn/modules/normalization.h>
+#include <torch/nn/modules/rnn.h>
+
+#include <functional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "base/error.h"
+#include "nn/hook_point.h"
+#include "nn/rms_norm.h"
+
+namespace tessera {
+
+namespace {
+
+using Reset = std::function<void()>;
+
+template <class Impl>
+bool find_reset(torch::nn::Module& module, Reset& reset) {
+  auto* const impl = dynamic_cast<Impl*>(&module);
+  if (impl != nullptr) {
+    reset = [impl] { impl->reset_parameters(); };
+  }
+  return impl != nullptr;
+}
+
+template <class... Impls>
+Reset find_any(torch::nn::Module& module) {
+  Reset reset;
+  (find_reset<Impls>(module, reset) || ...);
+  return reset;
+}
+
+/// Empty if the type has none.
+Reset reset_of(torch::nn::Module& module) {
+  using namespace torch::nn;  // NOLINT: a list of its types
+  return find_any<ResettableParameters, LinearImpl, BilinearImpl, EmbeddingImpl, EmbeddingBagImpl, LayerNormImpl,
+                  GroupNormImpl, tessera::nn::RMSNormImpl, BatchNorm1dImpl, BatchNorm2dImpl, BatchNorm3dImpl,
+                  InstanceNorm1dImpl, InstanceNorm2dImpl, InstanceNorm3dImpl, Conv1dImpl, Conv2dImpl, Conv3dImpl,
+                  ConvTranspose1dImpl, ConvTranspose2dImpl, ConvTranspose3dImpl, RNNImpl, LSTMImpl, GRUImpl,
+                  RNNCellImpl, LSTMCellImpl, GRUCellImpl>(module);
+}
+
+std::string type_name(const torch::nn::Module& module) {
+  const auto* point = find_hook_point(module);
+  return point ? point->type_name() : module.name();
+}
+
+void check_memory(const std::string& path, const torch::OrderedDict<std::string, at::Tensor>& tensors) {
+  for (const auto& item : tensors) {
+    TESSERA_CHECK(StateError, !item.value().defined() || !item.value().is_meta(),
+                  "reset_parameters: '{}{}{}' is on the meta device; call to_empty(model, device) first", path,
+                  path.empty() ? "" : ".", item.key());
+  }
+}
+
+void collect(torch::nn::Module& module, const std::string& path, std::vector<Reset>& resets) {
+  const auto params = module.named_parameters(/*recurse=*/false);
+  const auto buffers = module.named_buffers(/*recurse=*/false);
+  check_memory(path, params);
+  check_memory(path, buffers);
+  auto reset = reset_of(module);
+  const auto* first = !params.is_empty() ? &params.front() : !buffers.is_empty() ? &buffers.front() : nullptr;
+  TESSERA_CHECK(NotImplementedError, reset || first == nullptr,
+                "reset_parameters: {} at '{}' has '{}' and no reset_parameters() that is known here; derive it from "
+                "ResettableParameters",
+                type_name(module), path, first ? first->key() : "");
+  if (reset) {
+    resets.push_back(std::move(reset));
+  }
+  for (const auto& child : module.named_children()) {
+    collect(*child.value(), path.empty() ? child.key() : path + "." + child.key(), resets);
+  }
+}
+
+}  // namespace
+
+void reset_parameters(torch::nn::Module& module) {
+  std::vector<Reset> resets;
+  collect(module, "", resets);
+  for (const auto& reset : resets) {
+    reset();
+  }
+}
+
+}  // namespace tessera

@@ -3,6 +3,7 @@
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/tensor.h>
 
+#include <algorithm>
 #include <cstring>
 
 #include "base/error.h"
@@ -13,6 +14,12 @@ namespace {
 
 /// Digits that every dtype of a parameter holds exactly.
 constexpr int64_t kDigit = 64;
+
+/// With the stamp, a multiple of 16 too.
+constexpr int64_t kStampBytes = 16;
+
+constexpr const char* kFaults[] = {"", ", whose parameters were replaced after they were sharded",
+                                   ", whose parameters are still on the meta device"};
 
 std::string name_of(int64_t unit, const UnitNames& names) {
   const bool known = names && unit < static_cast<int64_t>(names->size());
@@ -29,9 +36,10 @@ std::vector<std::vector<BlockCopy>> gather_copies(const ParamLayout& layout) {
   return copies;
 }
 
-void write_stamp(const at::Tensor& flat_shard, int64_t unit, bool is_faulty) {
+void write_stamp(const at::Tensor& flat_shard, int64_t unit, GatherFault fault) {
   const at::AutoDispatchBelowADInplaceOrView below;
-  const auto digits = at::tensor({unit % kDigit, unit / kDigit, int64_t{is_faulty}});
+  const auto digits =
+      at::tensor({unit % kDigit, unit / kDigit, static_cast<int64_t>(fault)}, at::device(at::kCPU).dtype(at::kLong));
   flat_shard.narrow(0, flat_shard.numel() - kSlotAlignment, 3).copy_(digits);
 }
 
@@ -42,9 +50,17 @@ ShardGather::ShardGather(const ParamLayout& layout, const at::TensorOptions& com
       cast_(numel_, compute_options),
       gathered_buffer_(num_ranks_ * numel_, compute_options) {}
 
-void ShardGather::start(const at::Tensor& flat_shard, const ProcessGroupPtr* group, BlockPool& pool) {
+ShardGather::ShardGather(int64_t num_ranks, int64_t bytes, at::Device device)
+    : num_ranks_(num_ranks),
+      numel_(bytes + kStampBytes),
+      stamp_offset_(numel_ - kSlotAlignment),
+      cast_(numel_, at::TensorOptions(device).dtype(at::kByte)),
+      gathered_buffer_(num_ranks_ * numel_, at::TensorOptions(device).dtype(at::kByte)) {}
+
+void ShardGather::start(const at::Tensor& flat_shard, const ProcessGroupPtr* group, BlockPool& pool,
+                        const AllGatherFn& all_gather) {
   auto input = flat_shard;
-  if (flat_shard.dtype() != cast_.tensor().dtype()) {
+  if (input.dtype() != cast_.tensor().dtype() || input.device() != cast_.tensor().device()) {
     const at::AutoDispatchBelowADInplaceOrView below;
     input = cast_.borrow(pool);
     input.copy_(flat_shard, /*non_blocking=*/true);
@@ -54,7 +70,7 @@ void ShardGather::start(const at::Tensor& flat_shard, const ProcessGroupPtr* gro
     return;
   }
   gathered_ = gathered_buffer_.borrow(pool);
-  pending_ = all_gather_async(gathered_, input, *group);
+  pending_ = all_gather(gathered_, input, *group);
 }
 
 const at::Tensor& ShardGather::wait() {
@@ -92,7 +108,7 @@ void ShardGather::check_stamps(int64_t unit, const UnitNames& names) const {
     const auto digits = stamp_of(rank).to(at::kLong);
     const auto* digit = digits.const_data_ptr<int64_t>();
     who += fmt::format("{}rank {}: {}{}", rank == 0 ? "" : ", ", rank, name_of(digit[0] + kDigit * digit[1], names),
-                       digit[2] != 0 ? ", whose parameters were replaced after they were sharded" : "");
+                       kFaults[std::clamp<int64_t>(digit[2], 0, 2)]);
   }
   TESSERA_CHECK(StateError, false,
                 "fully_shard: the ranks do not gather alike ({}), so every rank stops here; this rank gathers {}. All "

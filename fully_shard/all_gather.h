@@ -12,8 +12,8 @@
 #include <string>
 #include <vector>
 
-#include "comm/collectives.h"
 #include "fully_shard/block_pool.h"
+#include "fully_shard/engine_slots.h"
 #include "fully_shard/param_layout.h"
 
 namespace tessera {
@@ -29,20 +29,29 @@ inline int64_t gather_numel(const ParamLayout& layout) {
 /// Each parameter's copies out of the gathered buffer.
 std::vector<std::vector<BlockCopy>> gather_copies(const ParamLayout& layout);
 
+/// What a rank's stamp says of it.
+enum class GatherFault : uint8_t { None, Replaced, OnMeta };
+
 /// Writes the stamp behind the parameters of `flat_shard`. The unit's number is below 2^12.
-void write_stamp(const at::Tensor& flat_shard, int64_t unit, bool is_faulty);
+void write_stamp(const at::Tensor& flat_shard, int64_t unit, GatherFault fault);
 
 class ShardGather {
  public:
   /// `layout`: what each rank's flat shard, of gather_numel(layout) elements, holds.
   ShardGather(const ParamLayout& layout, const at::TensorOptions& compute_options);
+  /// Each rank sends `bytes` bytes, a multiple of 16, and a stamp (gather_format.h).
+  ShardGather(int64_t num_ranks, int64_t bytes, at::Device device);
 
-  /// Issues the all-gather of `flat_shard`, which may be of another dtype and must stay as it is until wait().
-  /// With one rank there is no group, and nothing but the cast.
-  void start(const at::Tensor& flat_shard, const ProcessGroupPtr* group, BlockPool& pool);
+  /// A buffer to send from, where the shard itself is not sent; contents are undefined. Given back by give_back().
+  const at::Tensor& borrow_input(BlockPool& pool) { return cast_.borrow(pool); }
+  /// Issues the all-gather of `input`, which may be of another dtype, or on another device, and must stay as it is
+  /// until wait(). With one rank there is no group, and nothing but the cast.
+  void start(const at::Tensor& input, const ProcessGroupPtr* group, BlockPool& pool, const AllGatherFn& all_gather);
   /// The ranks' flat shards, one after the other. Valid until give_back().
   const at::Tensor& wait();
   void give_back();
+  /// Elements that a rank sends, the stamp included.
+  int64_t numel() const { return numel_; }
   /// Throws StateError unless all ranks sent the stamp of `unit`. After wait().
   void check_stamps(int64_t unit, const UnitNames& names) const;
 

@@ -38,7 +38,14 @@ SpecPtr checked_tp_spec(const ManagedParam& param, const DeviceMesh& mesh, const
   return spec;
 }
 
-void check_tensor(const ManagedParam& param, const DeviceMesh& mesh, const std::string& where) {
+/// Those without memory yet may be anywhere later; those that are offloaded are on the CPU already.
+bool fits_device(const at::Tensor& tensor, const ParamRequirements& required) {
+  return tensor.is_meta() || tensor.device().type() == required.mesh.device_type() ||
+         (required.options.offload_policy && tensor.is_cpu());
+}
+
+void check_tensor(const ManagedParam& param, const ParamRequirements& required) {
+  const auto& where = required.where;
   const auto& tensor = param.tensor;
   TESSERA_CHECK(ValueError, tensor.dim() > 0,
                 "{}: parameter '{}' is a scalar (no dims), which has no rows to shard; make it a tensor of "
@@ -54,10 +61,10 @@ void check_tensor(const ManagedParam& param, const DeviceMesh& mesh, const std::
   TESSERA_CHECK(ValueError, c10::isFloatingType(tensor.scalar_type()) || !tensor.requires_grad(),
                 "{}: parameter '{}' is {}, which cannot require a gradient", where, param.name,
                 c10::toString(tensor.scalar_type()));
-  TESSERA_CHECK(ValueError, tensor.device().type() == mesh.device_type(),
+  TESSERA_CHECK(ValueError, fits_device(tensor, required),
                 "{}: parameter '{}' is on {}, but the mesh is {}; move the module to the mesh's device "
                 "first",
-                where, param.name, tensor.device().str(), mesh);
+                where, param.name, tensor.device().str(), required.mesh);
   TESSERA_CHECK(StateError, !tensor.grad().defined(),
                 "{}: parameter '{}' has a gradient already, which sharding would lose; call zero_grad() "
                 "before fully_shard",
@@ -88,18 +95,30 @@ int64_t shard_dim_of(const ManagedParam& param, const ShardPlacementFn& shard_pl
   return dim;
 }
 
+GatherItem gather_item(const ManagedParam& param, const FullyShardOptions& options) {
+  const auto& policy = options.mp_policy;
+  const auto& extension = options.all_gather_extension_fn;
+  std::optional<at::ScalarType> dtype;
+  if (policy.param_dtype_override_fn) {
+    dtype = policy.param_dtype_override_fn(param.tensor, param.name);
+  }
+  return {.dtype = dtype.value_or(policy.param_dtype.value_or(param.tensor.scalar_type())),
+          .extension = extension ? extension(param.tensor, param.name) : nullptr};
+}
+
 }  // namespace
 
 std::vector<NamedParam> checked_params(const std::vector<ManagedParam>& params, const ParamRequirements& required) {
   std::vector<NamedParam> checked;
   for (const auto& param : params) {
     check_unmanaged(param, required.where);
-    check_tensor(param, required.mesh, required.where);
+    check_tensor(param, required);
     check_alike(param, params[0], required.where);
     checked.push_back({.tensor = param.tensor,
                        .origin = std::make_shared<ParameterOrigin>(ParameterOrigin{param.name, required.label}),
-                       .shard_dim = shard_dim_of(param, required.shard_placement_fn, required.where),
-                       .tp_spec = checked_tp_spec(param, required.mesh, required.where)});
+                       .shard_dim = shard_dim_of(param, required.options.shard_placement_fn, required.where),
+                       .tp_spec = checked_tp_spec(param, required.mesh, required.where),
+                       .gather = gather_item(param, required.options)});
   }
   return checked;
 }
@@ -108,9 +127,13 @@ std::vector<std::string> describe(const std::vector<NamedParam>& params) {
   std::vector<std::string> texts;
   for (const auto& param : params) {
     const auto& spec = param.tp_spec;
-    texts.push_back(fmt::format("'{}' {} {}{}", param.origin->name, to_string(TensorMeta::of(param.tensor)),
-                                Shard(param.shard_dim),
-                                spec ? fmt::format(" on {} {}", to_string(spec->placements()), spec->mesh()) : ""));
+    const auto& [dtype, extension] = param.gather;
+    const bool casts = dtype != param.tensor.scalar_type();
+    texts.push_back(fmt::format(
+        "'{}' {} {}{}{}{}{}", param.origin->name, to_string(TensorMeta::of(param.tensor)), Shard(param.shard_dim),
+        spec ? fmt::format(" on {} {}", to_string(spec->placements()), spec->mesh()) : "",
+        casts ? fmt::format(", computes in {}", c10::toString(dtype)) : "", extension ? ", sent by an extension" : "",
+        param.tensor.is_meta() ? ", on the meta device" : ""));
   }
   return texts;
 }

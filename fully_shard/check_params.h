@@ -12,7 +12,7 @@ namespace tessera {
 
 struct ParamRequirements {
   DeviceMesh mesh;
-  ShardPlacementFn shard_placement_fn;
+  const FullyShardOptions& options;
   std::string label;  // the unit's modules
   std::string where;  // begins messages: "fully_shard(Block)"
 };

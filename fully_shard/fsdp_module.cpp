@@ -93,6 +93,20 @@ void FSDPModule::set_all_reduce_hook(std::function<void(const at::Tensor&)> hook
   state_->settings().gradients.all_reduce_hook = std::move(hook);
 }
 
+void FSDPModule::set_custom_all_gather(AllGatherFn all_gather) {
+  if (state_->group()) {
+    state_->group()->set_custom_all_gather(std::move(all_gather));
+  }
+}
+
+void FSDPModule::set_custom_reduce_scatter(ReduceScatterFn reduce_scatter) {
+  state_->settings().gradients.reduce_scatter = std::move(reduce_scatter);
+}
+
+void FSDPModule::set_custom_all_reduce(AllReduceFn all_reduce) {
+  state_->settings().gradients.all_reduce = std::move(all_reduce);
+}
+
 std::vector<std::weak_ptr<FSDPState>> FSDPModule::targets(const std::vector<FSDPModule>& modules,
                                                           const char* caller) const {
   std::vector<std::weak_ptr<FSDPState>> targets;

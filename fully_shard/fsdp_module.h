@@ -23,6 +23,7 @@
 #include <optional>
 #include <vector>
 
+#include "fully_shard/engine_slots.h"
 #include "fully_shard/unit_state.h"
 
 namespace tessera {
@@ -84,6 +85,15 @@ class FSDPModule {
   /// changes the tensor in place; every rank calls it in the same order. Empty: none. Gradients without sync do not
   /// pass it.
   void set_all_reduce_hook(std::function<void(const at::Tensor& flat_gradient)> hook);
+
+  /// Functions of one's own in place of the collectives of this unit: for another transport, say. They keep what
+  /// fully_shard/engine_slots.h promises; a reduction uses the op that it is given. Empty: the usual ones. What is sent
+  /// has a few elements of the engine's own in it, so it must arrive as it is: for another encoding there is
+  /// fully_shard/all_gather_extension.h.
+  void set_custom_all_gather(AllGatherFn all_gather);
+  void set_custom_reduce_scatter(ReduceScatterFn reduce_scatter);
+  /// Of the replicas (HSDP, replicate).
+  void set_custom_all_reduce(AllReduceFn all_reduce);
 
   /// The units to gather ahead when this one's forward begins: their all-gathers are issued before it computes. Two or
   /// more overlap further and hold more memory. None given: the unit that came next in the last forward, which is the

@@ -221,13 +221,19 @@ void FSDPState::post_backward(const Ticket& ticket) {
     root_->prefetch_in_backward(*this);
   }
   const bool is_last = !awaits_backward();
-  if (settings_.reshard_after_backward && (is_last || ran_.size() == 1)) {
-    group_->reshard();
-  }
   // Autograd completes a parameter's gradient once, after the last call that used it.
-  if (is_last) {
-    reduce();
-  }
+  reshard_and_reduce(settings_.reshard_after_backward && (is_last || ran_.size() == 1), is_last);
+}
+
+void FSDPState::reshard_and_reduce(bool reshards, bool reduces) {
+  run_step(slots_->post_backward, name_, group_->state(), [&] {
+    if (reshards) {
+      group_->reshard();
+    }
+    if (reduces) {
+      reduce();
+    }
+  });
 }
 
 void FSDPState::reduce() {
@@ -264,13 +270,18 @@ void FSDPState::finish_backward() {
   if (!group_) {
     return;
   }
-  if (settings_.reshard_after_backward || is_prefetched_) {
-    group_->reshard();
-  }
+  const bool reshards = settings_.reshard_after_backward || is_prefetched_;
   is_prefetched_ = false;
   const bool is_due = has_unreduced_ && settings_.gradients.requires_gradient_sync &&
                       (settings_.gradients.requires_all_reduce || !group_->has_replicas());
-  if (backward_started_ || is_due) {
+  if (backward_started_) {
+    reshard_and_reduce(reshards, /*reduces=*/true);
+    return;
+  }
+  if (reshards) {
+    group_->reshard();
+  }
+  if (is_due) {
     reduce();
   }
 }

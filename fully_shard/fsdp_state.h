@@ -105,12 +105,14 @@ class FSDPState : public std::enable_shared_from_this<FSDPState> {
   void on_accumulated(size_t param) const;
   void check_versions(const Ticket& ticket) const;
   bool reshards_after_forward() const;
+  void reshard_and_reduce(bool reshards, bool reduces);
   void reduce();
   void report(UnitStep step) const;
 
   std::shared_ptr<ParamGroup> group_;
   Options options_;
   Settings settings_;
+  std::shared_ptr<EngineSlots> slots_ = engine_slots();
   std::shared_ptr<FSDPRoot> root_;
   int64_t unit_ = 0;
   std::string name_;

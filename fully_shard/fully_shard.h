@@ -32,7 +32,8 @@
 // all ranks along tp compute the same gradient. Where each computes a term of it, distribute it as Replicate() first.
 //
 // Every rank starts from its own values of its rows: build the model with the same seed on all ranks, or
-// load the same state, before sharding. Buffers are left alone: each rank has its own.
+// load the same state, before sharding. Buffers are left alone: each rank has its own. A model that is too large for
+// one rank is built without memory, and only its shards get any (fully_shard/to_empty.h).
 //
 // Thread safety: one thread a rank; ranks may be threads of one process.
 // Names and meaning follow torch/distributed/fsdp/_fully_shard/_fully_shard.py.
@@ -48,6 +49,7 @@
 
 #include "device_mesh/device_mesh.h"
 #include "dtensor/placement.h"
+#include "fully_shard/all_gather_extension.h"
 #include "fully_shard/fsdp_module.h"
 #include "fully_shard/policy.h"
 
@@ -84,8 +86,12 @@ struct FullyShardOptions {
   /// begins where its forward ended.
   std::optional<ReshardAfterForward> reshard_after_forward = std::nullopt;
   MixedPrecisionPolicy mp_policy = {};
+  /// Shards and their gradients in the memory of the CPU. None: on the mesh's device.
+  std::optional<CPUOffloadPolicy> offload_policy = std::nullopt;
   /// Sizes need not divide by the number of ranks, on any dim.
   ShardPlacementFn shard_placement_fn = nullptr;
+  /// What is sent of a parameter in place of its shard. It gives the same on all ranks.
+  AllGatherExtensionFn all_gather_extension_fn = nullptr;
   /// Left as they are: not sharded, gathered or reduced. A unit around this one takes them unless it ignores them too.
   std::vector<at::Tensor> ignored_params = {};
 };

@@ -117,8 +117,7 @@ void GradientReduction::ensure_flat_grad(const std::vector<ShardedParam>& params
   if (flat_grad_.is_free()) {
     return;
   }
-  const auto tensor_options = at::TensorOptions().dtype(options_.grad_dtype).device(options_.device);
-  flat_grad_ = {.flat = at::empty({numel_}, tensor_options), .grads = {}};
+  flat_grad_ = {.flat = at::empty({numel_}, options_.grad_options), .grads = {}};
   const int64_t rank = options_.axes.shard_rank();
   for (size_t i = 0; i < members_.size(); ++i) {
     const auto& param = params[members_[i]];
@@ -133,7 +132,8 @@ const at::Tensor& GradientReduction::choose_output(const std::vector<ShardedPara
   const bool accumulates = std::any_of(members_.begin(), members_.end(), [&](size_t i) {
     return params[i].stashed_grad().defined() || params[i].has_sharded_grad();
   });
-  if (!accumulates && options_.reduce_dtype == options_.grad_dtype) {
+  const auto& grad = options_.grad_options;
+  if (!accumulates && options_.reduce_dtype == grad.dtype() && options_.device == grad.device()) {
     ensure_flat_grad(params);
     output_ = flat_grad_.flat;
   } else {
@@ -151,6 +151,7 @@ void GradientReduction::start(std::vector<ShardedParam>& params, const GradientS
                            .force_sum = settings.force_sum,
                            .reduce_dtype = options_.reduce_dtype});
   hook_ = settings.all_reduce_hook;
+  all_reduce_ = settings.all_reduce ? settings.all_reduce : slots_->all_reduce;
   all_reduces_ = options_.axes.replica_axis && settings.requires_all_reduce;
   const bool scatters = layout_.num_ranks > 1;
   const auto& input = scatters ? input_.borrow(pool) : choose_output(params, pool);
@@ -160,7 +161,8 @@ void GradientReduction::start(std::vector<ShardedParam>& params, const GradientS
   }
   stage_ = Stage::ReduceScatter;
   if (scatters) {
-    pending_ = reduce_scatter_async(choose_output(params, pool), input, scale_.op, options_.axes.shard_group());
+    const auto& reduce_scatter = settings.reduce_scatter ? settings.reduce_scatter : slots_->reduce_scatter;
+    pending_ = reduce_scatter(choose_output(params, pool), input, scale_.op, options_.axes.shard_group());
   } else if (all_reduces_) {
     issue_all_reduce();
   }
@@ -171,7 +173,7 @@ void GradientReduction::issue_all_reduce() {
     output_.add_(partial_);
     partial_ = at::Tensor();
   }
-  pending_ = all_reduce_async(output_, scale_.op, options_.axes.replica_group());
+  pending_ = all_reduce_(output_, scale_.op, options_.axes.replica_group());
   stage_ = Stage::AllReduce;
 }
 
@@ -225,6 +227,9 @@ bool GradientReduction::adds_up_flat(const std::vector<ShardedParam>& params, co
 void GradientReduction::write_back(std::vector<ShardedParam>& params) {
   for (auto i : members_) {
     params[i].stash_sharded_grad();
+  }
+  if (output_.device() != options_.grad_options.device()) {
+    output_ = output_.to(options_.grad_options.device());
   }
   const auto used = read_flags();
   const bool is_direct = flat_grad_.flat.defined() && output_.is_same(flat_grad_.flat);

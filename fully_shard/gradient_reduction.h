@@ -24,9 +24,9 @@
 #include <optional>
 #include <vector>
 
-#include "comm/collectives.h"
 #include "fully_shard/block_pool.h"
 #include "fully_shard/data_parallel_axes.h"
+#include "fully_shard/engine_slots.h"
 #include "fully_shard/gradient_scale.h"
 #include "fully_shard/param_layout.h"
 #include "fully_shard/sharded_param.h"
@@ -41,6 +41,9 @@ struct GradientSettings {
   bool force_sum = false;
   /// Called with this rank's reduced flat gradient before it is divided and handed out.
   std::function<void(const at::Tensor&)> all_reduce_hook = nullptr;
+  /// In place of the slots'; empty: those.
+  ReduceScatterFn reduce_scatter = nullptr;
+  AllReduceFn all_reduce = nullptr;
 };
 
 class GradientReduction {
@@ -48,9 +51,9 @@ class GradientReduction {
   struct Options {
     DataParallelAxes axes;
     at::ScalarType reduce_dtype;
-    at::ScalarType grad_dtype;
-    at::Device device;
-    std::vector<int64_t> dims;  // that are sharded, one a parameter
+    at::Device device;               // of the unsharded parameters
+    at::TensorOptions grad_options;  // of the sharded gradients
+    std::vector<int64_t> dims;       // that are sharded, one a parameter
   };
 
   explicit GradientReduction(Options options) : options_(std::move(options)) {}
@@ -93,6 +96,7 @@ class GradientReduction {
   void end();
 
   Options options_;
+  std::shared_ptr<EngineSlots> slots_ = engine_slots();
   std::vector<bool> trainable_;  // the parameters for which the plan below was made
   std::vector<size_t> members_;  // their places among the unit's parameters
   ParamLayout layout_;
@@ -106,6 +110,7 @@ class GradientReduction {
   GradientScale scale_;
   bool all_reduces_ = false;
   std::function<void(const at::Tensor&)> hook_;
+  AllReduceFn all_reduce_;
   at::Tensor output_;   // what the collectives write
   at::Tensor partial_;  // sums of reduce-scatters that wait for an all-reduce
   FlatGrad flat_grad_;

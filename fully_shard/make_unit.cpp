@@ -1,5 +1,6 @@
 #include "fully_shard/make_unit.h"
 
+#include <ATen/Context.h>
 #include <fmt/ranges.h>
 
 #include <algorithm>
@@ -10,16 +11,21 @@
 #include "fully_shard/fsdp_root.h"
 #include "fully_shard/managed_params.h"
 #include "fully_shard/rank_agreement.h"
+#include "fully_shard/unit_recipe.h"
 
 namespace tessera {
 
 namespace {
 
-DeviceMesh default_mesh(const std::vector<ManagedParam>& params) {
+/// Parameters without memory, and those that stay on the CPU, compute on the accelerator if there is one.
+DeviceMesh default_mesh(const std::vector<ManagedParam>& params, bool offloads) {
   if (!is_initialized()) {
     init_process_group();
   }
-  const auto device = params.empty() ? at::kCPU : params[0].tensor.device().type();
+  auto device = params.empty() ? at::kCPU : params[0].tensor.device().type();
+  if (device == at::kMeta || (device == at::kCPU && offloads)) {
+    device = at::hasCUDA() ? at::kCUDA : at::kCPU;
+  }
   return init_device_mesh(device, {get_world_size()}, {"dp"});
 }
 
@@ -89,20 +95,26 @@ void plan(Draft& draft, const std::vector<ManagedParam>& params) {
     TESSERA_CHECK(ValueError, std::find(points.begin(), points.begin() + i, points[i]) == points.begin() + i,
                   "{}: module {} of the list is in it twice", draft.where, i);
   }
-  draft.params = checked_params(params, {.mesh = draft.mesh,
-                                         .shard_placement_fn = draft.request.options.shard_placement_fn,
-                                         .label = draft.label,
-                                         .where = draft.where});
+  draft.params = checked_params(
+      params, {.mesh = draft.mesh, .options = draft.request.options, .label = draft.label, .where = draft.where});
   draft.smaller_ranks = smaller_ranks(draft.request.options, draft.mesh, draft.where);
+  std::vector<GatherItem> items;
+  for (const auto& param : draft.params) {
+    items.push_back(param.gather);
+  }
+  TESSERA_CHECK(NotImplementedError, draft.smaller_ranks == 0 || !GatherFormat::is_needed(items),
+                "{}: reshard_after_forward = {} keeps shares in one dtype, but parameters of this unit compute in "
+                "several, or are sent by an extension; use true or false",
+                draft.where, draft.smaller_ranks);
 }
 
 std::string describe(const Draft& draft) {
   const auto& options = draft.request.options;
   const auto dtype = [](std::optional<at::ScalarType> type) { return type ? c10::toString(*type) : "as it is"; };
   const auto& reshard = options.reshard_after_forward;
-  return fmt::format("a unit {} over {}, reshard_after_forward {}, param_dtype {}, reduce_dtype {}", draft.where,
+  return fmt::format("a unit {} over {}, reshard_after_forward {}, param_dtype {}, reduce_dtype {}{}", draft.where,
                      draft.mesh, reshard ? reshard->to_string() : "by default", dtype(options.mp_policy.param_dtype),
-                     dtype(options.mp_policy.reduce_dtype));
+                     dtype(options.mp_policy.reduce_dtype), options.offload_policy ? ", offloaded to the CPU" : "");
 }
 
 /// Plans the unit, if all ranks plan the same; else every rank throws, one that could not plan its own failure. The
@@ -135,6 +147,17 @@ void plan_together(Draft& draft, const std::vector<ManagedParam>& params) {
   }
 }
 
+std::shared_ptr<UnitRecipe> recipe_of(const Draft& draft) {
+  auto recipe = std::make_shared<UnitRecipe>(UnitRecipe{.request = draft.request, .tp_specs = {}});
+  recipe->request.options.mesh = draft.mesh;
+  for (const auto& param : draft.params) {
+    if (param.tp_spec) {
+      recipe->tp_specs[param.origin->name] = param.tp_spec;
+    }
+  }
+  return recipe;
+}
+
 }  // namespace
 
 void make_unit(const UnitRequest& request) {
@@ -147,7 +170,7 @@ void make_unit(const UnitRequest& request) {
   draft.label = label_of(draft.points);
   draft.where = fmt::format("{}({})", request.api, draft.label);
   const auto params = collect_managed_params(request.modules, options.ignored_params);
-  draft.mesh = options.mesh ? *options.mesh : default_mesh(params);
+  draft.mesh = options.mesh ? *options.mesh : default_mesh(params, options.offload_policy.has_value());
   check_mesh(draft);
   plan_together(draft, params);
   const bool replicates = request.kind == DataParallelKind::Replicate;
@@ -157,6 +180,7 @@ void make_unit(const UnitRequest& request) {
         draft.params, ParamGroup::Options{.axes = replicates ? DataParallelAxes::replicated(draft.mesh)
                                                              : DataParallelAxes::sharded(draft.mesh),
                                           .policy = options.mp_policy,
+                                          .offload = options.offload_policy,
                                           .smaller_ranks = draft.smaller_ranks});
   }
   const auto state = std::make_shared<FSDPState>(
@@ -165,8 +189,10 @@ void make_unit(const UnitRequest& request) {
                                            .api = request.api,
                                            .label = draft.label});
   state->install(draft.points);
+  const auto recipe = recipe_of(draft);
   for (auto* point : draft.points) {
     point->attach(state);
+    point->attach(recipe);
   }
 }
 

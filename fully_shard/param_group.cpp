@@ -1,100 +1,20 @@
 #include "fully_shard/param_group.h"
 
-#include <ATen/core/LegacyTypeDispatch.h>
-#include <ATen/ops/empty.h>
-#include <ATen/ops/zeros.h>
-
 #include <algorithm>
 
 #include "base/error.h"
-#include "fully_shard/block_copy.h"
-#include "fully_shard/stacked_spec.h"
 
 namespace tessera {
-
-namespace {
-
-/// Every parameter begins on a cache line.
-constexpr size_t kMemoryAlignment = 64;
-
-std::vector<int64_t> dims_of(const std::vector<NamedParam>& params) {
-  std::vector<int64_t> dims;
-  for (const auto& param : params) {
-    dims.push_back(param.shard_dim);
-  }
-  return dims;
-}
-
-ParamLayout layout_of(const std::vector<NamedParam>& params, int64_t num_ranks) {
-  std::vector<std::vector<int64_t>> shapes;
-  for (const auto& param : params) {
-    shapes.push_back(param.unsharded_sizes().vec());
-  }
-  return make_param_layout(shapes, num_ranks, dims_of(params));
-}
-
-at::TensorOptions compute_options(const NamedParam& param, const MixedPrecisionPolicy& policy) {
-  const auto dtype = policy.param_dtype.value_or(param.tensor.scalar_type());
-  return at::TensorOptions().dtype(dtype).device(param.tensor.device());
-}
-
-SpecPtr sharded_spec(const NamedParam& param, const DataParallelAxes& axes) {
-  const auto placements = axes.placements(param.shard_dim);
-  if (param.tp_spec) {
-    return stacked_spec(axes.mesh, placements, *param.tp_spec);
-  }
-  return DTensorSpec::make(axes.mesh, placements,
-                           TensorMeta::contiguous(param.tensor.sizes(), param.tensor.scalar_type()));
-}
-
-}  // namespace
-
-ParamGroup::ParamGroup(const std::vector<NamedParam>& params, Options options)
-    : options_(std::move(options)),
-      layout_(layout_of(params, options_.axes.num_shards())),
-      copies_(gather_copies(layout_)),
-      gather_(layout_, compute_options(params.at(0), options_.policy)),
-      reduction_({.axes = options_.axes,
-                  .reduce_dtype = options_.policy.reduce_dtype.value_or(params[0].tensor.scalar_type()),
-                  .grad_dtype = params[0].tensor.scalar_type(),
-                  .device = params[0].tensor.device(),
-                  .dims = dims_of(params)}),
-      pool_(std::make_shared<BlockPool>(params[0].tensor.device())) {
-  const at::AutoDispatchBelowADInplaceOrView below;
-  const auto& axes = options_.axes;
-  const auto compute = compute_options(params[0], options_.policy);
-  const auto compute_dtype = compute.dtype().toScalarType();
-  is_alias_ = layout_.num_ranks == 1 && compute.dtype() == params[0].tensor.dtype();
-  flat_shard_ = at::zeros({gather_numel(layout_)}, params[0].tensor.options().requires_grad(false));
-  params_.reserve(params.size());
-  size_t offset = 0;
-  for (size_t i = 0; i < params.size(); ++i) {
-    const auto& param = params[i];
-    params_.emplace_back(
-        param.tensor, layout_.slots[i], flat_shard_,
-        ShardedParam::Options{.spec = sharded_spec(param, axes),
-                              .unsharded_spec = param.tp_spec ? param.tp_spec->with_dtype(compute_dtype) : nullptr,
-                              .compute_dtype = compute_dtype,
-                              .origin = param.origin,
-                              .rank = axes.shard_rank(),
-                              .num_ranks = layout_.num_ranks,
-                              .dim = param.shard_dim,
-                              .is_alias = is_alias_});
-    memory_offsets_.push_back(offset);
-    offset += (params_.back().unsharded_size() + kMemoryAlignment - 1) / kMemoryAlignment * kMemoryAlignment;
-  }
-  memory_offsets_.push_back(offset);
-  if (options_.smaller_ranks > 0) {
-    smaller_ = std::make_unique<SmallerShare>(smaller_group(axes.mesh, *axes.shard_axis, options_.smaller_ranks),
-                                              layout_of(params, options_.smaller_ranks), compute);
-  }
-}
 
 void ParamGroup::set_place(int64_t unit, UnitNames names, std::shared_ptr<BlockPool> pool) {
   unit_ = unit;
   names_ = std::move(names);
   pool_ = std::move(pool);
-  write_stamp(flat_shard_, unit_, is_faulty_);
+  write_stamp(flat_shard_, unit_, stamped_);
+}
+
+std::string_view ParamGroup::name() const {
+  return names_ ? names_->at(static_cast<size_t>(unit_)) : params_.at(0).origin().module;
 }
 
 void ParamGroup::report(UnitStep step) const {
@@ -104,7 +24,7 @@ void ParamGroup::report(UnitStep step) const {
 }
 
 void ParamGroup::step(UnitStep step) {
-  state_ = next_state(state_, step, smaller_ && smaller_->is_at_hand());
+  state_ = next_state(state_, step, gather_.has_share());
   report(step);
 }
 
@@ -112,21 +32,26 @@ bool ParamGroup::any_replaced() const {
   return std::any_of(params_.begin(), params_.end(), [](const auto& param) { return param.was_replaced(); });
 }
 
+GatherFault ParamGroup::fault() const {
+  return any_replaced() ? GatherFault::Replaced : is_on_meta() ? GatherFault::OnMeta : GatherFault::None;
+}
+
 bool ParamGroup::start_if_sharded() {
   if (state_ != UnitState::Sharded && state_ != UnitState::ShardedSmaller) {
     return false;
   }
-  if (const bool is_faulty = any_replaced(); is_faulty != is_faulty_) {
-    is_faulty_ = is_faulty;
-    write_stamp(flat_shard_, unit_, is_faulty_);
-  }
-  if (smaller_ && smaller_->is_at_hand()) {
-    smaller_->start(*pool_);
-  } else {
-    gather_.start(flat_shard_, layout_.num_ranks > 1 ? &options_.axes.shard_group() : nullptr, *pool_);
-  }
-  step(UnitStep::Gather);
+  run_step(slots_->unshard, name(), state_, [this] { start_gather(); });
   return true;
+}
+
+void ParamGroup::start_gather() {
+  if (const auto found = fault(); found != stamped_) {
+    stamped_ = found;
+    write_stamp(flat_shard_, unit_, stamped_);
+  }
+  gather_.start(flat_shard_, {.unit = unit_, .fault = stamped_}, *pool_,
+                custom_all_gather_ ? custom_all_gather_ : slots_->all_gather);
+  step(UnitStep::Gather);
 }
 
 void ParamGroup::take_memory() {
@@ -136,44 +61,36 @@ void ParamGroup::take_memory() {
   }
 }
 
-void ParamGroup::copy_out(const at::Tensor& gathered, const std::vector<std::vector<BlockCopy>>& copies) {
-  BlockCopier copier;
-  for (size_t i = 0; i < params_.size(); ++i) {
-    copier.from_flat(params_[i].unsharded(), gathered, copies[i]);
-  }
-  copier.run();
-}
-
-void ParamGroup::check_gathered(const ShardGather& gather) const {
+void ParamGroup::check_gathered() {
   for (const auto& param : params_) {
     TESSERA_CHECK(StateError, !param.was_replaced(),
                   "fully_shard: the data of parameter '{}' of {} were replaced after it was sharded (module.to(), "
                   "set_data, or a second unit took it). Convert or load the module before fully_shard, or change the "
                   "values in place",
                   param.origin().name, param.origin().module);
+    TESSERA_CHECK(StateError, !is_on_meta(),
+                  "fully_shard: parameter '{}' of {} is still on the meta device, as are the {} parameters of its "
+                  "unit. Call to_empty(model), then initialize the parameters (reset_parameters(model)) or load them",
+                  param.origin().name, param.origin().module, params_.size());
   }
-  gather.check_stamps(unit_, names_);
+  gather_.check_stamps(unit_, names_);
 }
 
 void ParamGroup::finish_unshard() {
-  const bool from_smaller = smaller_ && smaller_->is_at_hand();
-  auto& gather = from_smaller ? smaller_->gather() : gather_;
   try {
-    const auto& gathered = gather.wait();
-    check_gathered(gather);
+    gather_.wait();
+    check_gathered();
     if (!is_alias_) {
       take_memory();
-      copy_out(gathered, from_smaller ? smaller_->copies() : copies_);
+      gather_.copy_out(params_);
     }
   } catch (...) {
-    gather.give_back();
+    gather_.give_back();
     step(UnitStep::Drop);
     throw;
   }
-  gather.give_back();
-  if (from_smaller) {
-    smaller_->drop();
-  }
+  gather_.give_back();
+  gather_.drop_share();
   for (auto& param : params_) {
     param.to_unsharded();
   }
@@ -191,9 +108,8 @@ void ParamGroup::drop_unshard() {
   if (state_ != UnitState::Gathering) {
     return;
   }
-  auto& gather = smaller_ && smaller_->is_at_hand() ? smaller_->gather() : gather_;
-  gather.wait();
-  gather.give_back();
+  gather_.wait();
+  gather_.give_back();
   step(UnitStep::Drop);
 }
 
@@ -202,27 +118,30 @@ void ParamGroup::reshard() {
   if (state_ == UnitState::Sharded) {
     return;
   }
+  run_step(slots_->reshard, name(), state_, [this] { free_params(/*keeps_share=*/false); });
+}
+
+void ParamGroup::reshard_after_forward() {
+  if (!gather_.can_keep_share() || state_ != UnitState::Unsharded) {
+    reshard();
+    return;
+  }
+  run_step(slots_->reshard, name(), state_, [this] { free_params(/*keeps_share=*/true); });
+}
+
+void ParamGroup::free_params(bool keeps_share) {
+  if (keeps_share) {
+    gather_.keep_share(params_, unit_);
+  }
   if (state_ == UnitState::Unsharded) {
     for (auto& param : params_) {
       param.to_sharded();
     }
   }
-  if (smaller_) {
-    smaller_->drop();
+  if (!keeps_share) {
+    gather_.drop_share();
   }
-  step(UnitStep::Reshard);
-}
-
-void ParamGroup::reshard_after_forward() {
-  if (!smaller_ || state_ != UnitState::Unsharded) {
-    reshard();
-    return;
-  }
-  smaller_->cut(params_, unit_);
-  for (auto& param : params_) {
-    param.to_sharded();
-  }
-  step(UnitStep::ReshardSmaller);
+  step(keeps_share ? UnitStep::ReshardSmaller : UnitStep::Reshard);
 }
 
 void ParamGroup::begin_backward() {

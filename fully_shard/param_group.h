@@ -13,11 +13,11 @@
 #include <string>
 #include <vector>
 
-#include "fully_shard/all_gather.h"
+#include "fully_shard/engine_slots.h"
 #include "fully_shard/gradient_reduction.h"
 #include "fully_shard/policy.h"
 #include "fully_shard/sharded_param.h"
-#include "fully_shard/smaller_share.h"
+#include "fully_shard/unit_gather.h"
 #include "fully_shard/unit_state.h"
 
 namespace tessera {
@@ -27,6 +27,7 @@ struct NamedParam {
   std::shared_ptr<const ParameterOrigin> origin;
   int64_t shard_dim = 0;
   SpecPtr tp_spec = nullptr;  // where tensor parallelism put it; null for a plain tensor
+  GatherItem gather;          // how it is sent, and computed with
 
   /// Sizes of what one rank has of it while it is unsharded.
   at::IntArrayRef unsharded_sizes() const { return tp_spec ? tp_spec->local_sizes() : tensor.sizes(); }
@@ -37,13 +38,20 @@ class ParamGroup {
   struct Options {
     DataParallelAxes axes;
     MixedPrecisionPolicy policy;
+    std::optional<CPUOffloadPolicy> offload = std::nullopt;
     /// Keep a share among this many ranks after forward; 0: none.
     int64_t smaller_ranks = 0;
   };
 
-  /// Shards `params` (contiguous leaves of one dtype, at least one dim each). With smaller_ranks, all ranks of the mesh
-  /// call it together.
+  /// Shards `params` (contiguous leaves of one dtype, at least one dim each; all on the meta device or none). With
+  /// smaller_ranks, all ranks of the mesh call it together.
   ParamGroup(const std::vector<NamedParam>& params, Options options);
+
+  /// Where the shards are to be, and whether they have no memory yet.
+  at::Device shard_device() const { return options_.offload ? at::Device(at::kCPU) : compute_device_; }
+  bool is_on_meta() const { return flat_shard_.is_meta(); }
+  /// Gives shards on the meta device memory on shard_device(); their values are zeros.
+  void materialize();
 
   UnitState state() const { return state_; }
   bool is_unsharded() const { return state_ == UnitState::Unsharded; }
@@ -51,6 +59,9 @@ class ParamGroup {
   /// Where the unit is in its tree: the same on all ranks. `report` sees every step.
   void set_place(int64_t unit, UnitNames names, std::shared_ptr<BlockPool> pool);
   void set_reporter(std::function<void(UnitStep)> report) { report_ = std::move(report); }
+  /// In place of the slots'; empty: those.
+  void set_custom_all_gather(AllGatherFn all_gather) { custom_all_gather_ = std::move(all_gather); }
+  std::string_view name() const;
 
   /// Issues the all-gather if the unit is sharded, and returns whether it was. Collective.
   bool start_if_sharded();
@@ -87,29 +98,35 @@ class ParamGroup {
 
  private:
   void step(UnitStep step);
+  void start_gather();
   void finish_unshard();
+  void free_params(bool keeps_share);
   void report(UnitStep step) const;
   bool any_replaced() const;
-  void copy_out(const at::Tensor& gathered, const std::vector<std::vector<BlockCopy>>& copies);
+  GatherFault fault() const;
+  at::Tensor new_flat_shard(bool on_meta) const;
+  GradientReduction::Options reduction_options(const std::vector<NamedParam>& params) const;
   void take_memory();
-  void check_gathered(const ShardGather& gather) const;
+  void check_gathered();
 
   Options options_;
   ParamLayout layout_;
-  std::vector<std::vector<BlockCopy>> copies_;
+  at::ScalarType dtype_;                // of the shards
+  at::Device compute_device_;           // of the full parameters
+  bool is_alias_;                       // the full parameters are the flat shard's memory
   std::vector<size_t> memory_offsets_;  // of the full parameters in their block, in bytes; its size at the end
   at::Tensor flat_shard_;               // and the stamp
   std::vector<ShardedParam> params_;
-  ShardGather gather_;
+  std::shared_ptr<EngineSlots> slots_ = engine_slots();
+  AllGatherFn custom_all_gather_;
+  UnitGather gather_;
   GradientReduction reduction_;
-  std::unique_ptr<SmallerShare> smaller_;
   std::shared_ptr<BlockPool> pool_;
   std::function<void(UnitStep)> report_;
   UnitNames names_;
   int64_t unit_ = 0;
   UnitState state_ = UnitState::Sharded;
-  bool is_faulty_ = false;
-  bool is_alias_ = false;  // the full parameters are the flat shard's memory
+  GatherFault stamped_ = GatherFault::None;
 };
 
 }  // namespace tessera

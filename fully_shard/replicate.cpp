@@ -11,7 +11,9 @@ void replicate(torch::nn::Module& module, ReplicateOptions options) {
              .options = {.mesh = std::move(options.mesh),
                          .reshard_after_forward = false,
                          .mp_policy = options.mp_policy,
+                         .offload_policy = options.offload_policy,
                          .shard_placement_fn = nullptr,
+                         .all_gather_extension_fn = nullptr,
                          .ignored_params = std::move(options.ignored_params)}});
 }
 

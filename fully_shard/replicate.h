@@ -36,6 +36,8 @@ struct ReplicateOptions {
   /// 1-D. Default: one axis over all ranks of the default process group.
   std::optional<DeviceMesh> mesh = std::nullopt;
   MixedPrecisionPolicy mp_policy = {};
+  /// Parameters and gradients in the memory of the CPU; they go to the mesh's device for each forward and backward.
+  std::optional<CPUOffloadPolicy> offload_policy = std::nullopt;
   /// Left as they are: their gradients are not reduced.
   std::vector<at::Tensor> ignored_params = {};
 };

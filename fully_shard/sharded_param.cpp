@@ -1,12 +1,10 @@
 #include "fully_shard/sharded_param.h"
 
 #include <ATen/core/LegacyTypeDispatch.h>
-#include <torch/csrc/autograd/variable.h>
-
-#include <mutex>
 
 #include "base/error.h"
 #include "dtensor/redistribute.h"
+#include "fully_shard/replace_data.h"
 #include "fully_shard/stacked_spec.h"
 
 namespace tessera {
@@ -17,32 +15,47 @@ ShardedParam::ShardedParam(at::Tensor param, const ParamSlot& slot, const at::Te
       origin_(std::move(options.origin)),
       spec_(std::move(options.spec)),
       unsharded_spec_(std::move(options.unsharded_spec)),
+      own_numel_(slot_.numel_of(options.rank, options.num_ranks)),
       is_alias_(options.is_alias) {
   const at::AutoDispatchBelowADInplaceOrView below;
   const auto full = unsharded_spec_ ? dtensor_meta(param_)->local : param_.detach();
   const auto own = slot_.rows_of(options.rank, options.num_ranks);
-  const int64_t own_numel = slot_.numel_of(options.rank, options.num_ranks);
-  const auto local = flat_shard.narrow(0, slot_.offset, own_numel).view(spec_->local_sizes());
-  local.copy_(full.narrow(options.dim, own.offset, own.length));
-  sharded_ = wrap_local(local, spec_, origin_);
   grad_origin_ = std::make_shared<ParameterOrigin>(ParameterOrigin{origin_->name + ".grad", origin_->module});
-  unsharded_ = is_alias_ ? local : tensor_without_memory(full.sizes(), full.options().dtype(options.compute_dtype));
-  in_use_ = unsharded_spec_ ? wrap_local(unsharded_, unsharded_spec_) : unsharded_;
-  param_.set_data(sharded_);
+  if (!is_alias_) {
+    const auto compute = at::TensorOptions(options.compute_device).dtype(options.compute_dtype);
+    unsharded_ = tensor_without_memory(full.sizes(), compute);
+    in_use_ = unsharded_spec_ ? wrap_local(unsharded_, unsharded_spec_) : unsharded_;
+  }
+  const auto local = place_in(flat_shard);
+  if (!full.is_meta()) {
+    local.copy_(full.narrow(options.dim, own.offset, own.length));
+  }
+  replace_data(param_, sharded_);
 }
 
-/// param_.set_data(data) without its check of the types, which goes through the dispatcher and the DTensor fallback and
-/// costs seven times the rest. As there, a type that changes gets a new node to accumulate its gradient.
-void ShardedParam::take_on(const at::Tensor& data) {
-  if (auto* meta = torch::autograd::impl::get_autograd_meta(param_)) {
-    const std::lock_guard lock(meta->mutex_);
-    meta->grad_accumulator_.reset();
+/// Returns the shard's local tensor there.
+at::Tensor ShardedParam::place_in(const at::Tensor& flat_shard) {
+  auto local = flat_shard.narrow(0, slot_.offset, own_numel_).view(spec_->local_sizes());
+  sharded_ = wrap_local(local, spec_, origin_);
+  if (is_alias_) {
+    unsharded_ = local;
+    in_use_ = unsharded_spec_ ? wrap_local(unsharded_, unsharded_spec_) : unsharded_;
   }
-  param_.unsafeGetTensorImpl()->shallow_copy_from(data.getIntrusivePtr());
+  return local;
+}
+
+void ShardedParam::move_to(const at::Tensor& flat_shard) {
+  const at::AutoDispatchBelowADInplaceOrView below;
+  place_in(flat_shard);
+  replace_data(param_, sharded_);
+}
+
+void ShardedParam::to_unsharded() {
+  replace_data(param_, in_use_);
 }
 
 void ShardedParam::to_sharded() {
-  take_on(sharded_);
+  replace_data(param_, sharded_);
   if (!is_alias_) {
     clear_memory(unsharded_);
   }

@@ -32,6 +32,7 @@ class ShardedParam {
     SpecPtr spec;            // of the sharded parameter
     SpecPtr unsharded_spec;  // of the unsharded one, in the compute dtype; null where that is a plain tensor
     at::ScalarType compute_dtype;
+    at::Device compute_device;
     std::shared_ptr<const ParameterOrigin> origin;
     int64_t rank;       // in the sharding group
     int64_t num_ranks;  // of the sharding group
@@ -41,7 +42,7 @@ class ShardedParam {
   };
 
   /// Takes `param`, a contiguous leaf, plain or on the mesh of unsharded_spec: copies its own part into `flat_shard`
-  /// (1-D, of the parameter's dtype) and makes it sharded.
+  /// (1-D, of the parameter's dtype) and makes it sharded. On the meta device there is nothing to copy.
   ShardedParam(at::Tensor param, const ParamSlot& slot, const at::Tensor& flat_shard, Options options);
 
   const at::Tensor& param() const { return param_; }
@@ -51,6 +52,10 @@ class ShardedParam {
   /// "weight.grad", for messages about the gradient.
   const std::shared_ptr<const ParameterOrigin>& grad_origin() const { return grad_origin_; }
   bool requires_grad() const { return param_.requires_grad(); }
+
+  /// The shard is in `flat_shard` from now on, which is laid out as the one before; its values are not carried over.
+  /// Only while sharded.
+  void move_to(const at::Tensor& flat_shard);
 
   /// Whether the parameter's data are still those that sharding gave it; not so after module.to() or set_data, and
   /// a gather would bring back the old ones. Only while sharded.
@@ -63,7 +68,7 @@ class ShardedParam {
   /// The unsharded tensor gets its memory in `block`; contents are undefined.
   void set_unsharded_memory(Block& block, size_t offset) { set_memory(unsharded_, block, offset, unsharded_size()); }
   /// The parameter becomes the full tensor.
-  void to_unsharded() { take_on(in_use_); }
+  void to_unsharded();
   /// The parameter becomes the DTensor; the unsharded memory is given back.
   void to_sharded();
 
@@ -92,7 +97,7 @@ class ShardedParam {
   size_t unsharded_bytes() const { return is_alias_ ? 0 : unsharded_.storage().nbytes(); }
 
  private:
-  void take_on(const at::Tensor& data);
+  at::Tensor place_in(const at::Tensor& flat_shard);
   at::Tensor take_accumulated();
   at::Tensor take_all_accumulated();
 
@@ -107,6 +112,7 @@ class ShardedParam {
   at::Tensor in_use_;        // what the parameter takes on while unsharded: unsharded_, or the DTensor over it
   at::Tensor stashed_grad_;  // sharded
   at::Tensor kept_grad_;     // unsharded
+  int64_t own_numel_;
   bool is_alias_;
 };
 

@@ -48,7 +48,7 @@ void SmallerShare::cut(const std::vector<ShardedParam>& params, int64_t unit) {
         .view({slot.outer, rows.length, slot.row_numel})
         .copy_(full.narrow(1, rows.offset, rows.length));
   }
-  write_stamp(share, unit, false);
+  write_stamp(share, unit, GatherFault::None);
   share_ = std::move(share);
 }
 

@@ -23,7 +23,7 @@ class SmallerShare {
   void drop() { share_ = at::Tensor(); }
 
   /// Issues the all-gather of the shares; only while one is at hand.
-  void start(BlockPool& pool) { gather_.start(share_, group_.get(), pool); }
+  void start(BlockPool& pool, const AllGatherFn& all_gather) { gather_.start(share_, group_.get(), pool, all_gather); }
   ShardGather& gather() { return gather_; }
   const std::vector<std::vector<BlockCopy>>& copies() const { return copies_; }
 

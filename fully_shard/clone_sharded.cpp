@@ -1,0 +1,125 @@
+#include "fully_shard/clone_sharded.h"
+
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
+
+#include <ranges>
+#include <unordered_map>
+
+#include "base/error.h"
+#include "dtensor/dtensor_impl.h"
+#include "fully_shard/fsdp_root.h"
+#include "fully_shard/managed_params.h"
+#include "fully_shard/replace_data.h"
+#include "fully_shard/unit_recipe.h"
+#include "nn/clone.h"
+#include "nn/clone_scope.h"
+#include "nn/meta_device.h"
+
+namespace tessera {
+
+namespace {
+
+/// What install() and make_unit() give a module.
+constexpr CloneScope::Renewed kOfAUnit{.hooks = 3, .attachments = 2};
+
+void check_idle(torch::nn::Module& module) {
+  for (const auto& [path, state] : fsdp_states(module)) {
+    const bool is_sharded = !state->group() || state->group()->state() == UnitState::Sharded;
+    TESSERA_CHECK(
+        StateError, state->is_idle() && !state->has_unreduced_gradients() && is_sharded,
+        "clone_sharded: the unit '{}' is in the middle of an iteration, or unsharded; finish the backward, or "
+        "call fsdp(module).reshard(), first",
+        path);
+  }
+}
+
+/// Modules and tensors of a module and those of its copy, which has the same structure.
+struct Counterparts {
+  std::unordered_map<const torch::nn::Module*, torch::nn::Module*> modules;
+  std::unordered_map<const c10::TensorImpl*, at::Tensor> tensors;
+
+  Counterparts(torch::nn::Module& source, torch::nn::Module& copy) {
+    const auto from = source.modules(), to = copy.modules();
+    TESSERA_ASSERT(from.size() == to.size(), "{} modules and {} in the copy", from.size(), to.size());
+    for (size_t i = 0; i < from.size(); ++i) {
+      modules[from[i].get()] = to[i].get();
+    }
+    const auto params = copy.named_parameters();
+    for (const auto& item : source.named_parameters()) {
+      tensors[item.value().unsafeGetTensorImpl()] = params[item.key()];
+    }
+  }
+};
+
+/// `param` is what it was before its unit took it, without memory.
+void undo_sharding(const at::Tensor& param, const at::Tensor& source, const SpecPtr& tp_spec) {
+  const at::AutoDispatchBelowADInplaceOrView below;
+  const auto options = at::TensorOptions(at::kMeta).dtype(source.dtype());
+  replace_data(param, tp_spec ? wrap_local(at::empty(tp_spec->local_sizes(), options), tp_spec)
+                              : at::empty(source.sizes(), options));
+  param.set_requires_grad(source.requires_grad());
+}
+
+void make_unit_again(FSDPState& source, const UnitRecipe& recipe, Counterparts& counterparts) {
+  auto request = recipe.request;
+  for (auto& module : request.modules) {
+    module = counterparts.modules.at(module);
+  }
+  for (auto& ignored : request.options.ignored_params) {
+    const auto found = counterparts.tensors.find(ignored.unsafeGetTensorImpl());
+    ignored = found == counterparts.tensors.end() ? ignored : found->second;
+  }
+  if (source.group()) {
+    for (const auto& param : source.group()->params()) {
+      const auto tp_spec = recipe.tp_specs.find(param.origin().name);
+      undo_sharding(counterparts.tensors.at(param.param().unsafeGetTensorImpl()), param.param(),
+                    tp_spec == recipe.tp_specs.end() ? nullptr : tp_spec->second);
+    }
+  }
+  make_unit(request);
+}
+
+void copy_shards(FSDPState& source, FSDPState& copy) {
+  if (!source.group()) {
+    return;
+  }
+  const auto& from = source.group()->params();
+  const auto& to = copy.group()->params();
+  TESSERA_ASSERT(from.size() == to.size(), "{} parameters and {} in the copy", from.size(), to.size());
+  copy.group()->materialize();
+  const at::AutoDispatchBelowADInplaceOrView below;
+  for (size_t i = 0; i < from.size(); ++i) {
+    dtensor_meta(to[i].param())->local.copy_(dtensor_meta(from[i].param())->local);
+  }
+}
+
+std::shared_ptr<torch::nn::Module> clone_unsharded(torch::nn::Module& module) {
+  const CloneScope scope(
+      [](const HookPoint& point) { return point.find<UnitRecipe>() ? kOfAUnit : CloneScope::Renewed{}; });
+  const at::NoGradGuard no_grad;
+  const MetaDeviceGuard on_meta;
+  return clone_module(module);
+}
+
+}  // namespace
+
+std::shared_ptr<torch::nn::Module> clone_sharded(torch::nn::Module& module) {
+  check_idle(module);
+  auto copy = clone_unsharded(module);
+  Counterparts counterparts(module, *copy);
+  const auto states = fsdp_states(module);
+  for (const auto& [path, state] : std::views::reverse(states)) {
+    const auto own = std::ranges::find_if(counterparts.modules, [&, state = state](const auto& pair) {
+      auto* point = find_hook_point(*const_cast<torch::nn::Module*>(pair.first));
+      return point && point->find<FSDPState>() == state;
+    });
+    const auto& from = *const_cast<torch::nn::Module*>(own->first);
+    make_unit_again(*state, *find_hook_point(from)->find<UnitRecipe>(), counterparts);
+    copy_shards(*state, *find_fsdp_state(*own->second));
+  }
+  return copy;
+}
+
+}  // namespace tessera

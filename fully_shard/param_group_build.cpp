@@ -1,0 +1,138 @@
+// What a ParamGroup is made of: layouts, dtypes, devices and memory. Its steps are in param_group.cpp.
+
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/ops/zeros.h>
+#include <c10/core/impl/DeviceGuardImplInterface.h>
+
+#include <algorithm>
+
+#include "base/error.h"
+#include "fully_shard/param_group.h"
+#include "fully_shard/stacked_spec.h"
+
+namespace tessera {
+
+namespace {
+
+/// Every parameter begins on a cache line.
+constexpr size_t kMemoryAlignment = 64;
+
+std::vector<int64_t> dims_of(const std::vector<NamedParam>& params) {
+  std::vector<int64_t> dims;
+  for (const auto& param : params) {
+    dims.push_back(param.shard_dim);
+  }
+  return dims;
+}
+
+ParamLayout layout_of(const std::vector<NamedParam>& params, int64_t num_ranks) {
+  std::vector<std::vector<int64_t>> shapes;
+  for (const auto& param : params) {
+    shapes.push_back(param.unsharded_sizes().vec());
+  }
+  return make_param_layout(shapes, num_ranks, dims_of(params));
+}
+
+SpecPtr sharded_spec(const NamedParam& param, const DataParallelAxes& axes) {
+  const auto placements = axes.placements(param.shard_dim);
+  if (param.tp_spec) {
+    return stacked_spec(axes.mesh, placements, *param.tp_spec);
+  }
+  return DTensorSpec::make(axes.mesh, placements,
+                           TensorMeta::contiguous(param.tensor.sizes(), param.tensor.scalar_type()));
+}
+
+/// Parameters on the meta device, and on the CPU with offloading, will compute on the thread's present device.
+at::Device compute_device(const at::Tensor& param, const DeviceMesh& mesh) {
+  if (param.device().type() == mesh.device_type() || mesh.device_type() == at::kCPU) {
+    return mesh.device_type() == at::kCPU ? at::Device(at::kCPU) : param.device();
+  }
+  return c10::impl::getDeviceGuardImpl(mesh.device_type())->getDevice();
+}
+
+UnitGather::Options gather_options(const std::vector<NamedParam>& params, const ParamGroup::Options& options,
+                                   at::Device device) {
+  std::vector<GatherItem> items;
+  for (const auto& param : params) {
+    items.push_back(param.gather);
+  }
+  const int64_t smaller = options.smaller_ranks;
+  return {.axes = options.axes,
+          .layout = layout_of(params, options.axes.num_shards()),
+          .items = std::move(items),
+          .device = device,
+          .smaller_ranks = smaller,
+          .smaller_layout = smaller > 0 ? layout_of(params, smaller) : ParamLayout{}};
+}
+
+/// Whether one rank has all, where and as it is computed with.
+bool is_alias(const std::vector<NamedParam>& params, const ParamGroup::Options& options, at::Device compute_device) {
+  return options.axes.num_shards() == 1 && (!options.offload || compute_device.is_cpu()) &&
+         std::ranges::all_of(params, [](const auto& param) {
+           return param.gather.dtype == param.tensor.scalar_type() && !param.gather.extension;
+         });
+}
+
+}  // namespace
+
+ParamGroup::ParamGroup(const std::vector<NamedParam>& params, Options options)
+    : options_(std::move(options)),
+      layout_(layout_of(params, options_.axes.num_shards())),
+      dtype_(params.at(0).tensor.scalar_type()),
+      compute_device_(compute_device(params[0].tensor, options_.axes.mesh)),
+      is_alias_(is_alias(params, options_, compute_device_)),
+      gather_(gather_options(params, options_, compute_device_)),
+      reduction_(reduction_options(params)),
+      pool_(std::make_shared<BlockPool>(compute_device_)) {
+  const at::AutoDispatchBelowADInplaceOrView below;
+  const auto& axes = options_.axes;
+  flat_shard_ = new_flat_shard(params[0].tensor.is_meta());
+  params_.reserve(params.size());
+  size_t offset = 0;
+  for (size_t i = 0; i < params.size(); ++i) {
+    const auto& param = params[i];
+    const auto dtype = param.gather.dtype;
+    params_.emplace_back(
+        param.tensor, layout_.slots[i], flat_shard_,
+        ShardedParam::Options{.spec = sharded_spec(param, axes),
+                              .unsharded_spec = param.tp_spec ? param.tp_spec->with_dtype(dtype) : nullptr,
+                              .compute_dtype = dtype,
+                              .compute_device = compute_device_,
+                              .origin = param.origin,
+                              .rank = axes.shard_rank(),
+                              .num_ranks = layout_.num_ranks,
+                              .dim = param.shard_dim,
+                              .is_alias = is_alias_});
+    memory_offsets_.push_back(offset);
+    offset += (params_.back().unsharded_size() + kMemoryAlignment - 1) / kMemoryAlignment * kMemoryAlignment;
+  }
+  memory_offsets_.push_back(offset);
+}
+
+GradientReduction::Options ParamGroup::reduction_options(const std::vector<NamedParam>& params) const {
+  const bool pins = options_.offload && options_.offload->pin_memory && compute_device_.is_cuda();
+  return {.axes = options_.axes,
+          .reduce_dtype = options_.policy.reduce_dtype.value_or(dtype_),
+          .device = compute_device_,
+          .grad_options = at::TensorOptions(shard_device()).dtype(dtype_).pinned_memory(pins),
+          .dims = dims_of(params)};
+}
+
+at::Tensor ParamGroup::new_flat_shard(bool on_meta) const {
+  const auto device = on_meta ? at::Device(at::kMeta) : shard_device();
+  const bool pins = !on_meta && options_.offload && options_.offload->pin_memory && compute_device_.is_cuda();
+  return at::zeros({gather_numel(layout_)}, at::TensorOptions(device).dtype(dtype_).pinned_memory(pins));
+}
+
+void ParamGroup::materialize() {
+  TESSERA_ASSERT(is_on_meta() && state_ == UnitState::Sharded, "{} has memory", params_.at(0).origin().module);
+  const at::AutoDispatchBelowADInplaceOrView below;
+  flat_shard_ = new_flat_shard(/*on_meta=*/false);
+  for (auto& param : params_) {
+    param.move_to(flat_shard_);
+  }
+  stamped_ = GatherFault::None;
+  write_stamp(flat_shard_, unit_, stamped_);
+}
+
+}  // namespace tessera

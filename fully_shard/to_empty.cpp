@@ -1,0 +1,87 @@
+#include "fully_shard/to_empty.h"
+
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
+
+#include <unordered_set>
+
+#include "base/error.h"
+#include "dtensor/dtensor_impl.h"
+#include "fully_shard/fsdp_root.h"
+#include "fully_shard/replace_data.h"
+
+namespace tessera {
+
+namespace {
+
+using Tensors = torch::OrderedDict<std::string, at::Tensor>;
+
+void check_device(const FSDPState& state, at::Device device) {
+  const auto type = state.group()->shard_device().type();
+  const auto belongs = c10::DeviceTypeName(type, /*lower_case=*/true);
+  TESSERA_CHECK(ValueError, device.type() == type,
+                "to_empty: the shards of {} belong on {}, but the device is {}; pass {}, which the unit's mesh and "
+                "offload_policy ask for",
+                state.label(), belongs, device.str(), belongs);
+}
+
+/// Parameters of units that `module` does not contain.
+void check_managed(const Tensors& params, const std::unordered_set<const c10::TensorImpl*>& own) {
+  for (const auto& item : params) {
+    const auto* meta = item.value().defined() ? dtensor_meta(item.value()) : nullptr;
+    TESSERA_CHECK(StateError,
+                  !meta || !meta->origin || !item.value().is_meta() || own.contains(item.value().unsafeGetTensorImpl()),
+                  "to_empty: parameter '{}' belongs to the unit {}, which is that of a module above; call to_empty on "
+                  "that",
+                  item.key(), meta && meta->origin ? meta->origin->module : "");
+  }
+}
+
+void fill_in(const Tensors& tensors, at::Device device) {
+  const at::AutoDispatchBelowADInplaceOrView below;
+  for (const auto& item : tensors) {
+    const auto& tensor = item.value();
+    if (!tensor.defined() || !tensor.is_meta()) {
+      continue;
+    }
+    const auto* meta = dtensor_meta(tensor);
+    if (!meta) {
+      replace_data(tensor, at::empty_like(tensor, tensor.options().device(device).requires_grad(false)));
+      continue;
+    }
+    TESSERA_CHECK(ValueError, device.type() == meta->spec->mesh().device_type(),
+                  "to_empty: '{}' is a DTensor on {}, but the device is {}", item.key(), meta->spec->mesh(),
+                  device.str());
+    auto local = at::empty(meta->spec->local_sizes(), meta->local.options().device(device));
+    replace_data(tensor, wrap_local(std::move(local), meta->spec));
+  }
+}
+
+}  // namespace
+
+void to_empty(torch::nn::Module& module, at::Device device) {
+  TESSERA_CHECK(ValueError, device.type() != at::kMeta, "to_empty: the meta device has no memory; pass another");
+  const auto states = fsdp_states(module);
+  std::unordered_set<const c10::TensorImpl*> own;
+  for (const auto& [path, state] : states) {
+    if (!state->group()) {
+      continue;
+    }
+    check_device(*state, device);
+    for (const auto& param : state->group()->params()) {
+      own.insert(param.param().unsafeGetTensorImpl());
+    }
+  }
+  const auto params = module.named_parameters();
+  check_managed(params, own);
+  for (const auto& [path, state] : states) {
+    if (state->group() && state->group()->is_on_meta()) {
+      state->group()->materialize();
+    }
+  }
+  fill_in(params, device);
+  fill_in(module.named_buffers(), device);
+}
+
+}  // namespace tessera

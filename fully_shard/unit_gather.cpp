@@ -1,0 +1,85 @@
+#include "fully_shard/unit_gather.h"
+
+#include <ATen/core/LegacyTypeDispatch.h>
+
+#include "fully_shard/block_copy.h"
+
+namespace tessera {
+
+namespace {
+
+std::optional<GatherFormat> format_of(const UnitGather::Options& options) {
+  return GatherFormat::is_needed(options.items) ? std::optional<GatherFormat>({options.layout, options.items})
+                                                : std::nullopt;
+}
+
+at::TensorOptions compute_options(const UnitGather::Options& options) {
+  return at::TensorOptions(options.device).dtype(options.items.at(0).dtype);
+}
+
+}  // namespace
+
+UnitGather::UnitGather(Options options)
+    : options_(std::move(options)),
+      format_(format_of(options_)),
+      copies_(gather_copies(options_.layout)),
+      gather_(format_ ? ShardGather(options_.layout.num_ranks, format_->bytes(), options_.device)
+                      : ShardGather(options_.layout, compute_options(options_))) {
+  if (options_.smaller_ranks > 0) {
+    const auto& axes = options_.axes;
+    smaller_ = std::make_unique<SmallerShare>(smaller_group(axes.mesh, *axes.shard_axis, options_.smaller_ranks),
+                                              options_.smaller_layout, compute_options(options_));
+  }
+}
+
+void UnitGather::start(const at::Tensor& flat_shard, const Stamp& stamp, BlockPool& pool,
+                       const AllGatherFn& all_gather) {
+  if (has_share()) {
+    smaller_->start(pool, all_gather);
+    return;
+  }
+  const auto* group = options_.layout.num_ranks > 1 ? &options_.axes.shard_group() : nullptr;
+  if (!format_ && !flat_shard.is_meta()) {
+    gather_.start(flat_shard, group, pool, all_gather);
+    return;
+  }
+  const at::AutoDispatchBelowADInplaceOrView below;
+  const auto& input = gather_.borrow_input(pool);
+  if (flat_shard.is_meta()) {
+    input.zero_();
+  } else {
+    format_->encode(flat_shard, input);
+  }
+  write_stamp(input, stamp.unit, stamp.fault);
+  gather_.start(input, group, pool, all_gather);
+}
+
+void UnitGather::copy_out(const std::vector<ShardedParam>& params) {
+  if (format_ && !has_share()) {
+    std::vector<at::Tensor> tensors;
+    for (const auto& param : params) {
+      tensors.push_back(param.unsharded());
+    }
+    format_->decode(gathered_, gather_.numel(), tensors);
+    return;
+  }
+  const auto& copies = has_share() ? smaller_->copies() : copies_;
+  BlockCopier copier;
+  for (size_t i = 0; i < params.size(); ++i) {
+    copier.from_flat(params[i].unsharded(), gathered_, copies[i]);
+  }
+  copier.run();
+}
+
+void UnitGather::give_back() {
+  gathered_ = at::Tensor();
+  current().give_back();
+}
+
+void UnitGather::drop_share() {
+  if (smaller_) {
+    smaller_->drop();
+  }
+}
+
+}  // namespace tessera

@@ -1,0 +1,68 @@
+#pragma once
+// How a unit's full parameters come together: from all ranks' flat shards, as they are or in a format of their own
+// (gather_format.h), or, between forward and backward, from the shares of a smaller group (smaller_share.h).
+//
+//   start() → wait() → copy_out() → give_back()
+//
+// Thread safety: for the thread that runs the rank's forward and backward.
+
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "fully_shard/all_gather.h"
+#include "fully_shard/data_parallel_axes.h"
+#include "fully_shard/gather_format.h"
+#include "fully_shard/sharded_param.h"
+#include "fully_shard/smaller_share.h"
+
+namespace tessera {
+
+class UnitGather {
+ public:
+  struct Options {
+    DataParallelAxes axes;
+    ParamLayout layout;             // of the flat shards
+    std::vector<GatherItem> items;  // one a parameter
+    at::Device device;              // of the unsharded parameters
+    /// Of the shares among that many ranks; 0: there are none.
+    int64_t smaller_ranks = 0;
+    ParamLayout smaller_layout = {};
+  };
+
+  /// With smaller_ranks, all ranks of the mesh call it together.
+  explicit UnitGather(Options options);
+
+  /// What is wrong with this rank's flat shard, and which unit it is.
+  struct Stamp {
+    int64_t unit = 0;
+    GatherFault fault = GatherFault::None;
+  };
+
+  /// Issues the all-gather, of shares if this rank has one. `flat_shard` has the stamp already. One on the meta device
+  /// is not sent, only the stamp.
+  void start(const at::Tensor& flat_shard, const Stamp& stamp, BlockPool& pool, const AllGatherFn& all_gather);
+  void wait() { gathered_ = current().wait(); }
+  /// Throws StateError unless all ranks sent the stamp of `unit`. After wait().
+  void check_stamps(int64_t unit, const UnitNames& names) { current().check_stamps(unit, names); }
+  /// The parameters have memory. After wait().
+  void copy_out(const std::vector<ShardedParam>& params);
+  void give_back();
+
+  bool can_keep_share() const { return smaller_ != nullptr; }
+  bool has_share() const { return smaller_ && smaller_->is_at_hand(); }
+  void keep_share(const std::vector<ShardedParam>& params, int64_t unit) { smaller_->cut(params, unit); }
+  void drop_share();
+
+ private:
+  ShardGather& current() { return has_share() ? smaller_->gather() : gather_; }
+
+  Options options_;
+  std::optional<GatherFormat> format_;
+  std::vector<std::vector<BlockCopy>> copies_;  // where there is no format
+  ShardGather gather_;
+  std::unique_ptr<SmallerShare> smaller_;
+  at::Tensor gathered_;
+};
+
+}  // namespace tessera

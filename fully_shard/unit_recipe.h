@@ -1,0 +1,20 @@
+#pragma once
+// How a unit was made, kept with each of its modules: enough to make it again from a copy of them.
+
+#include <map>
+#include <string>
+#include <vector>
+
+#include "dtensor/dtensor_spec.h"
+#include "fully_shard/make_unit.h"
+
+namespace tessera {
+
+struct UnitRecipe {
+  /// The modules own this, and so are alive; the mesh is given.
+  UnitRequest request;
+  /// Where tensor parallelism had put parameters, by their names in the unit.
+  std::map<std::string, SpecPtr> tp_specs;
+};
+
+}  // namespace tessera

@@ -1,12 +1,15 @@
 #include "examples/gpt_layout.h"
 
 #include <algorithm>
+#include <optional>
 #include <string_view>
 
 #include "activation_checkpoint/checkpoint.h"
 #include "base/error.h"
 #include "comm/process_group.h"
 #include "fully_shard/fully_shard.h"
+#include "fully_shard/to_empty.h"
+#include "nn/meta_device.h"
 #include "parallel/linear_styles.h"
 #include "parallel/parallelize_module.h"
 #include "parallel/prepare_module.h"
@@ -78,6 +81,19 @@ MeshShape checked_shape(MeshShape shape, int64_t world_size) {
 DeviceMesh make_mesh(const MeshShape& shape) {
   const MeshShape whole = checked_shape(shape, get_world_size());
   return init_device_mesh(at::kCPU, {whole.replicate, whole.dp, whole.tp}, {"replicate", "dp", "tp"});
+}
+
+Gpt make_model(const GptConfig& config, uint64_t seed, const LayoutOptions& options) {
+  std::optional<MetaDeviceGuard> on_meta;
+  if (options.meta_init) {
+    on_meta.emplace();
+  }
+  return Gpt(config, seed);
+}
+
+void materialize(Gpt& model, uint64_t seed) {
+  to_empty(model, at::kCPU);
+  model->initialize(seed);
 }
 
 void lay_out(Gpt& model, const DeviceMesh& mesh, const LayoutOptions& options) {

@@ -1,6 +1,7 @@
 #pragma once
 // How a GPT lies on a mesh of ranks: the whole recipe, in the order in which the parts must come.
 //
+//   Gpt model = make_model(config, seed, {.bf16 = true});
 //   DeviceMesh mesh = make_mesh({.tp = 2, .replicate = 1});            // of 8 ranks: {replicate: 1, dp: 4, tp: 2}
 //   lay_out(model, mesh, {.bf16 = true});
 
@@ -34,7 +35,15 @@ struct LayoutOptions {
   bool sequence_parallel = false;
   /// Backward computes the blocks again.
   bool checkpoint_activations = false;
+  /// The model is built without memory, so that no rank ever holds more than its parts.
+  bool meta_init = false;
 };
+
+/// A model as `options` have it: with its values, or without memory, which materialize() gives it after lay_out.
+Gpt make_model(const GptConfig& config, uint64_t seed, const LayoutOptions& options);
+
+/// Memory and initial values for this rank's parts: those of make_model without meta_init, bit by bit.
+void materialize(Gpt& model, uint64_t seed);
 
 /// Tensor-parallel plan, activation checkpointing, fully_shard. `mesh` has an axis dp, and may have replicate and tp.
 void lay_out(Gpt& model, const DeviceMesh& mesh, const LayoutOptions& options);

@@ -65,6 +65,8 @@ void GptImpl::initialize(uint64_t seed) {
       item.value().normal_(0.0, adds_to_residual ? residual_std : std, generator);
     } else if (name.ends_with("bias")) {
       item.value().zero_();
+    } else {
+      item.value().fill_(1);  // of norms
     }
   }
 }

@@ -56,6 +56,8 @@ struct GptImpl : torch::nn::Module {
   GptImpl(const GptConfig& config, uint64_t seed);
   /// Logits of the byte that follows each of `tokens`; at most config.context of them.
   at::Tensor forward(const at::Tensor& tokens);
+  /// What the constructor gives the parameters; also after lay_out, where each rank keeps its parts of the same values.
+  void initialize(uint64_t seed);
 
   GptConfig config;
   nn::Embedding token_embedding{nullptr};
@@ -63,9 +65,6 @@ struct GptImpl : torch::nn::Module {
   std::vector<Block> blocks;
   nn::LayerNorm norm{nullptr};
   nn::Linear output{nullptr};
-
- private:
-  void initialize(uint64_t seed);
 };
 TESSERA_MODULE(Gpt);
 

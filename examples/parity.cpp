@@ -47,7 +47,9 @@ Parity compare_with_one_process(Trainer& trainer, const TrainOptions& options, c
   }
   Parity parity;
   if (get_rank() == 0) {
-    Trainer reference(options, data, Layout::single(trainer.layout().slices, own_mesh));
+    TrainOptions plain = options;
+    plain.layout.meta_init = false;
+    Trainer reference(plain, data, Layout::single(trainer.layout().slices, own_mesh));
     reference.run([](const Progress&) {});
     parity.max_loss_difference = larger(loss_difference(trainer.history().train, reference.history().train),
                                         loss_difference(trainer.history().validation, reference.history().validation));

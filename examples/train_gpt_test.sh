@@ -47,8 +47,13 @@ expect_output "$equal"
 run "${small[@]}" --svg "$work/curve.svg" --check-parity --nproc 3 --batch 3 --eval-samples 3 || fail "3 ranks: exit code $?"
 expect_output '^parity: 3 ranks against one process'
 
+# Built without memory: the same values, and the same training.
+run "${small[@]}" --svg "$work/curve.svg" --check-parity --clip 0 --meta-init || fail "--meta-init: exit code $?"
+expect_output "$equal"
+grep -o 'validation loss .* before training' "$work/out" | cmp - "$work/first" || fail "--meta-init: other values"
+
 # Tensor and sequence parallelism, replicas and recomputation against one process.
-layouts=('--tp 2' '--nproc 4 --tp 2 --sp --checkpoint-activations' '--nproc 4 --replicate 2 --tp 2 --bf16')
+layouts=('--tp 2' '--nproc 4 --tp 2 --sp --checkpoint-activations' '--nproc 4 --replicate 2 --tp 2 --bf16 --meta-init')
 for layout in "${layouts[@]}"; do
   read -ra layout_options <<<"$layout"
   run "${small[@]}" --svg "$work/curve.svg" --check-parity "${layout_options[@]}" || fail "$layout: exit code $?"

@@ -43,6 +43,9 @@ void add_layout_options(CLI::App& app, TrainOptions& options) {
   app.add_flag("--checkpoint-activations", options.layout.checkpoint_activations,
                "compute the blocks again in backward in place of keeping their activations")
       ->group(group);
+  app.add_flag("--meta-init", options.layout.meta_init,
+               "build the model without memory and give each rank only its parts, with the same values")
+      ->group(group);
   app.add_flag("--bf16", options.layout.bf16,
                "gather and compute in bfloat16; shards, gradient reduction and optimizer stay float32")
       ->group(group);

@@ -73,10 +73,13 @@ Trainer::Trainer(const TrainOptions& options, const ByteData& data, Layout layou
     : options_(options),
       data_(data),
       layout_(std::move(layout)),
-      model_(options.model, options.seed),
+      model_(make_model(options.model, options.seed, options.layout)),
       optimizer_(make_optimizer()) {
   if (layout_.mesh) {
     lay_out(model_, *layout_.mesh, options_.layout);
+  }
+  if (options_.layout.meta_init) {
+    materialize(model_, options_.seed);
   }
 }
 

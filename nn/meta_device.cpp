@@ -10,8 +10,9 @@ namespace tessera {
 
 namespace {
 
-// A key that libtorch leaves to programs outside of it. It lies below autograd and above the choice of a backend.
-constexpr auto kKey = c10::DispatchKey::Fake;
+// A key that libtorch leaves to programs outside of it, for just this. It lies above autograd, and so above the choice
+// of a backend. (The other one that is free, Fake, is that of activation_checkpoint.)
+constexpr auto kKey = c10::DispatchKey::DeferredInit;
 
 bool has_tensors(const c10::FunctionSchema& schema) {
   return std::ranges::any_of(schema.arguments(), [](const c10::Argument& argument) {
@@ -39,7 +40,7 @@ void on_meta(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit
 
 }  // namespace
 
-TORCH_LIBRARY_IMPL(_, Fake, library) {
+TORCH_LIBRARY_IMPL(_, DeferredInit, library) {
   library.fallback(torch::CppFunction::makeFromBoxedFunction<&on_meta>());
 }
 

@@ -45,10 +45,14 @@ void check_reduction(Collective kind, const at::Tensor& tensor, ReduceOp op) {
 
 BackendPtr backend_of(Collective kind, c10::DeviceType device, const ProcessGroupPtr& group) {
   TESSERA_CHECK(ValueError, group, "{}: the process group is undefined", name(kind));
-  TESSERA_CHECK(ValueError, group->hasBackendForDeviceType(device),
-                "{}: group '{}' has no backend for tensors on {}; move the tensor to the group's device", name(kind),
-                group_name(group), c10::DeviceTypeName(device, /*lower_case=*/true));
-  return group->getBackend(device);
+  // libtorch 2.11 has no way to ask first.
+  try {
+    return group->getBackend(device);
+  } catch (const c10::Error&) {
+    throw ValueError(
+        fmt::format("{}: group '{}' has no backend for tensors on {}; move the tensor to the group's device",
+                    name(kind), group_name(group), c10::DeviceTypeName(device, /*lower_case=*/true)));
+  }
 }
 
 // The whole of a collective in a group of one rank.

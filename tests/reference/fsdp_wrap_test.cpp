@@ -7,6 +7,8 @@
 
 #include <algorithm>
 
+#include <torch/nn/modules/container/modulelist.h>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include "comm/collectives.h"
 #include "comm/comm_stats.h"
 #include "dtensor/dtensor.h"

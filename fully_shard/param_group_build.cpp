@@ -65,6 +65,11 @@ UnitGather::Options gather_options(const std::vector<NamedParam>& params, const 
           .smaller_layout = smaller > 0 ? layout_of(params, smaller) : ParamLayout{}};
 }
 
+/// Whether shards and their gradients are in page-locked memory.
+bool pins_shards(const ParamGroup::Options& options, at::Device compute_device) {
+  return options.offload && options.offload->pin_memory && compute_device.is_cuda();
+}
+
 /// Whether one rank has all, where and as it is computed with.
 bool is_alias(const std::vector<NamedParam>& params, const ParamGroup::Options& options, at::Device compute_device) {
   return options.axes.num_shards() == 1 && (!options.offload || compute_device.is_cpu()) &&
@@ -110,17 +115,17 @@ ParamGroup::ParamGroup(const std::vector<NamedParam>& params, Options options)
 }
 
 GradientReduction::Options ParamGroup::reduction_options(const std::vector<NamedParam>& params) const {
-  const bool pins = options_.offload && options_.offload->pin_memory && compute_device_.is_cuda();
   return {.axes = options_.axes,
           .reduce_dtype = options_.policy.reduce_dtype.value_or(dtype_),
           .device = compute_device_,
-          .grad_options = at::TensorOptions(shard_device()).dtype(dtype_).pinned_memory(pins),
+          .grad_options =
+              at::TensorOptions(shard_device()).dtype(dtype_).pinned_memory(pins_shards(options_, compute_device_)),
           .dims = dims_of(params)};
 }
 
 at::Tensor ParamGroup::new_flat_shard(bool on_meta) const {
   const auto device = on_meta ? at::Device(at::kMeta) : shard_device();
-  const bool pins = !on_meta && options_.offload && options_.offload->pin_memory && compute_device_.is_cuda();
+  const bool pins = !on_meta && pins_shards(options_, compute_device_);
   return at::zeros({gather_numel(layout_)}, at::TensorOptions(device).dtype(dtype_).pinned_memory(pins));
 }
 

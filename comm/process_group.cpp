@@ -197,6 +197,11 @@ int get_world_size(const ProcessGroupPtr& group) {
   return info_of(group).size();
 }
 
+std::string get_backend(const ProcessGroupPtr& group) {
+  info_of(group);  // says so where the group is none of ours
+  return group->getDefaultBackend()->getBackendName();
+}
+
 const std::string& group_name(const ProcessGroupPtr& group) {
   return info_of(group).name;
 }

@@ -41,8 +41,10 @@ class StoreHandle {
 };
 
 struct ProcessGroupOptions {
-  /// "gloo" (ranks as processes, CPU), "threads" (ranks as threads of this process), "fake" (any world size, no data
-  /// moves). "": gloo for several ranks; one rank needs none and opens no socket.
+  /// "shm" (ranks as processes of one host that share memory, CPU), "gloo" (ranks as processes over TCP, CPU),
+  /// "threads" (ranks as threads of this process), "fake" (any world size, no data moves). "": each group of several
+  /// ranks takes shm if they share a host and gloo otherwise, or what the environment variable TESSERA_CPU_BACKEND says
+  /// (gloo or shm; the same for all ranks); one rank needs none and opens no socket.
   std::string backend = {};
   /// Both given, or both -1: from the environment (comm/rank_environment.h).
   int rank = -1;
@@ -59,8 +61,9 @@ struct ProcessGroupOptions {
 };
 
 /// Sets up the default group of the calling thread's rank context. Every rank calls it.
-/// Throws ValueError (unknown backend, ranks that make no sense), NotImplementedError (a backend that this build
-/// lacks), StateError (set up already), CommError (the other ranks cannot be reached; names address and port).
+/// Throws ValueError (unknown backend, ranks that make no sense, "shm" for ranks on several hosts), NotImplementedError
+/// (a backend that this build lacks), StateError (set up already), CommError (the other ranks cannot be reached; names
+/// address and port).
 void init_process_group(ProcessGroupOptions options = {});
 
 /// Ends the default group. Groups made from it must not be used afterwards. Throws StateError if there is none.
@@ -78,6 +81,9 @@ int get_world_size();
 /// This rank's place in `group` and the number of its ranks.
 int get_rank(const ProcessGroupPtr& group);
 int get_world_size(const ProcessGroupPtr& group);
+
+/// What carries the group's collectives: "shm", "gloo", "threads" (also for groups of one rank) or "fake".
+std::string get_backend(const ProcessGroupPtr& group);
 
 /// The name in messages, e.g. "default" or "tp".
 const std::string& group_name(const ProcessGroupPtr& group);

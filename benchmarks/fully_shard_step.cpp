@@ -5,6 +5,7 @@
 //   fully_shard/host_us_per_unit   CPU time of forward and backward under fully_shard over 2 ranks of the fake backend,
 //                                  which moves no data, less that of the plain model, for one unit
 //   fully_shard/threads_step_ms    forward, backward and AdamW on 2 ranks that are threads
+//   fully_shard/shm_step_ms        the same on 2 processes over shm
 //   fully_shard/gloo_step_ms       the same on 2 processes over gloo
 //   plain/step_ms                  the same of the plain model in one process
 //
@@ -68,14 +69,16 @@ void run(const StepBenchmark& benchmark) {
     print_result(name, value, unit, peer, benchmark.json);
   };
   const int rounds = benchmark.rounds;
-  double gloo = 0;
+  double shm = 0, gloo = 0;
   if (!benchmark.host_only) {
-    gloo = measure_in_processes(2);
+    shm = measure_in_processes(2, "shm");
+    gloo = measure_in_processes(2, "gloo");
     peer = run_peer("benchmarks/fully_shard_step_peer.py");
   }
   print("fully_shard/host_us_per_unit", host_us_per_unit(rounds), "us");
   if (!benchmark.host_only) {
     print("fully_shard/threads_step_ms", measure_in_threads(2, [&] { return step_ms(true, rounds); }), "ms");
+    print("fully_shard/shm_step_ms", shm, "ms");
     print("fully_shard/gloo_step_ms", gloo, "ms");
     print("plain/step_ms", step_ms(false, rounds), "ms");
   }

@@ -25,9 +25,10 @@ namespace {
 using Clock = std::chrono::steady_clock;
 constexpr int kSteps = 20;  // a round
 constexpr const char* kResultFile = "STEP_BENCHMARK_RESULT";
+constexpr const char* kBackend = "STEP_BENCHMARK_BACKEND";
 
 void measure_as_rank(int rounds, const std::function<double(int)>& on_rank) {
-  init_process_group({.backend = "gloo"});
+  init_process_group(ProcessGroupOptions{.backend = std::getenv(kBackend)});
   const double result = on_rank(rounds);
   if (get_rank() == 0) {
     std::ofstream(std::getenv(kResultFile)) << result;
@@ -106,11 +107,12 @@ void print_result(const std::string& name, double value, const std::string& unit
   std::fflush(stdout);
 }
 
-double measure_in_processes(int nproc) {
+double measure_in_processes(int nproc, const std::string& backend) {
   const char* const folder = std::getenv("TMPDIR");
   const std::string path =
       fmt::format("{}/step_benchmark.{}", folder ? folder : "/tmp", Clock::now().time_since_epoch().count());
-  const int code = launch_local({.nproc = nproc, .environment = {{kResultFile, path}, {"OMP_NUM_THREADS", "1"}}});
+  const int code = launch_local(
+      {.nproc = nproc, .environment = {{kResultFile, path}, {kBackend, backend}, {"OMP_NUM_THREADS", "1"}}});
   double result = 0;
   const bool is_read = code == 0 && std::ifstream(path) >> result;
   std::remove(path.c_str());

@@ -37,8 +37,8 @@ Results run_peer(const std::string& script);
 /// One line, with the peer's value and ours / peer where it has one.
 void print_result(const std::string& name, double value, const std::string& unit, const Results& peer, bool json);
 
-/// Starts this program as `nproc` ranks, one thread each, over gloo; returns what rank 0 measures there.
-double measure_in_processes(int nproc);
+/// Starts this program as `nproc` ranks, one thread each, over `backend`; returns what rank 0 measures there.
+double measure_in_processes(int nproc, const std::string& backend);
 /// What rank 0 measures among `nproc` ranks that are threads.
 double measure_in_threads(int nproc, const std::function<double()>& measure);
 

@@ -4,6 +4,7 @@
 // The model is the stack of three Mlps 64 → 192, 256, 192 → 64, on 8 rows a rank; forward, backward and Adam.
 //
 //   two_d/threads_step_ms   2 fully_shard x 2 tensor-parallel ranks that are threads
+//   two_d/shm_step_ms       the same on 4 processes over shm
 //   two_d/gloo_step_ms      the same on 4 processes over gloo
 //   tp/threads_step_ms      2 tensor-parallel ranks alone
 //   dp/threads_step_ms      2 ranks of fully_shard alone
@@ -119,8 +120,9 @@ void run(const StepBenchmark& benchmark) {
   };
   const int rounds = benchmark.rounds;
   if (!benchmark.host_only) {
-    const double gloo = measure_in_processes(4);
+    const double shm = measure_in_processes(4, "shm"), gloo = measure_in_processes(4, "gloo");
     peer = run_peer("benchmarks/two_d_step_peer.py");
+    print("two_d/shm_step_ms", shm, "ms");
     print("two_d/gloo_step_ms", gloo, "ms");
     print("two_d/threads_step_ms", threads_step_ms(2, 2, rounds), "ms");
     print("tp/threads_step_ms", threads_step_ms(1, 2, rounds), "ms");

@@ -9,11 +9,13 @@
 #include <utility>
 
 #include "base/error.h"
+#include "comm/backend_choice.h"
 #include "comm/fake_backend.h"
 #include "comm/gloo_backend.h"
 #include "comm/group_backend.h"
 #include "comm/rank_environment.h"
 #include "comm/rank_state.h"
+#include "comm/shm_backend.h"
 #include "comm/store.h"
 #include "comm/thread_backend.h"
 
@@ -21,7 +23,7 @@ namespace tessera {
 
 namespace {
 
-constexpr const char* kBuiltIn = "\"gloo\", \"threads\", \"fake\", or \"\" to choose";
+constexpr const char* kBuiltIn = "\"shm\", \"gloo\", \"threads\", \"fake\", or \"\" to choose";
 
 void resolve_ranks(ProcessGroupOptions& options) {
   TESSERA_CHECK(ValueError, (options.rank == -1) == (options.world_size == -1),
@@ -43,21 +45,24 @@ void resolve_ranks(ProcessGroupOptions& options) {
                 options.world_size);
 }
 
+// Leaves "" where each group chooses between shm and gloo.
 void resolve_backend(ProcessGroupOptions& options) {
   std::string& backend = options.backend;
   if (backend.empty()) {
-    backend = options.thread_world || options.world_size == 1 ? "threads" : "gloo";
+    const std::string wish = backend_from_environment();
+    backend = options.thread_world || options.world_size == 1 ? "threads" : wish;
   }
-  TESSERA_CHECK(NotImplementedError, backend != "nccl" && backend != "shm",
+  TESSERA_CHECK(NotImplementedError, backend != "nccl",
                 "init_process_group: backend \"{}\" is not part of this build; allowed are {}", backend, kBuiltIn);
-  TESSERA_CHECK(ValueError, backend == "gloo" || backend == "threads" || backend == "fake",
+  TESSERA_CHECK(ValueError,
+                backend.empty() || backend == "shm" || backend == "gloo" || backend == "threads" || backend == "fake",
                 "init_process_group: backend \"{}\" is unknown; allowed are {}", backend, kBuiltIn);
   if (backend == "threads" && !options.thread_world && options.world_size == 1) {
     options.thread_world = std::make_shared<ThreadWorld>(1);
   }
   TESSERA_CHECK(ValueError, backend != "threads" || options.thread_world,
                 "init_process_group: backend \"threads\" with {} ranks needs ProcessGroupOptions::thread_world, which "
-                "the ranks of this process share; for ranks as processes use \"gloo\"",
+                "the ranks of this process share; for ranks as processes use \"shm\" or \"gloo\"",
                 options.world_size);
   TESSERA_CHECK(ValueError, backend != "threads" || options.thread_world->size() == options.world_size,
                 "init_process_group: world_size {}, but the thread_world has {} ranks", options.world_size,
@@ -65,7 +70,7 @@ void resolve_backend(ProcessGroupOptions& options) {
 }
 
 void resolve_store(ProcessGroupOptions& options) {
-  if (options.backend != "gloo" || options.store.get() != nullptr) {
+  if (options.backend == "threads" || options.backend == "fake" || options.store.get() != nullptr) {
     return;
   }
   if (options.world_size == 1) {
@@ -88,18 +93,41 @@ void resolve_store(ProcessGroupOptions& options) {
                                  .timeout = options.timeout});
 }
 
-c10::intrusive_ptr<GroupBackend> make_backend(const ProcessGroupOptions& options, GroupInfo info,
+/// What groups are made from.
+struct GroupSource {
+  const ProcessGroupOptions& options;
+  const std::vector<HostProcess>& processes;
+};
+
+c10::intrusive_ptr<GroupBackend> make_shm(const GroupSource& source, GroupInfo info,
+                                          c10::intrusive_ptr<c10d::Store> store) {
+  std::vector<HostProcess> members;
+  for (const int64_t rank : info.ranks) {
+    members.push_back(source.processes.at(rank));
+  }
+  const std::string& host = members[0].host;
+  const auto host_ranks = std::ranges::count(source.processes, host, &HostProcess::host);
+  return make_shm_backend({.info = std::move(info),
+                           .store = std::move(store),
+                           .processes = members,
+                           .host_ranks = static_cast<int>(host_ranks)});
+}
+
+c10::intrusive_ptr<GroupBackend> make_backend(const std::string& backend, const GroupSource& source, GroupInfo info,
                                               const std::string& key) {
-  if (options.backend == "fake") {
+  const ProcessGroupOptions& options = source.options;
+  if (backend == "fake") {
     return c10::make_intrusive<FakeBackend>(std::move(info));
   }
-  if (options.backend == "threads") {
+  if (backend == "threads") {
     auto meeting_place = options.thread_world->join(key, info.ranks);
     return c10::make_intrusive<ThreadBackend>(std::move(info), std::move(meeting_place));
   }
-  return make_gloo_backend({.info = std::move(info),
-                            .store = c10::make_intrusive<c10d::PrefixStore>(key, *options.store.get()),
-                            .master_addr = options.master_addr});
+  auto store = c10::make_intrusive<c10d::PrefixStore>(key, *options.store.get());
+  if (backend == "shm") {
+    return make_shm(source, std::move(info), std::move(store));
+  }
+  return make_gloo_backend({.info = std::move(info), .store = std::move(store), .master_addr = options.master_addr});
 }
 
 // One rank needs no peer, whichever backend the others use.
@@ -108,12 +136,13 @@ c10::intrusive_ptr<GroupBackend> make_one_rank_backend(GroupInfo info) {
   return c10::make_intrusive<ThreadBackend>(std::move(info), std::move(meeting_place));
 }
 
-ProcessGroupPtr make_group(const ProcessGroupOptions& options, GroupInfo info, const std::string& key) {
+ProcessGroupPtr make_group(const GroupSource& source, GroupInfo info, const std::string& key) {
   using Type = c10d::ProcessGroup::BackendType;
   const int rank = info.rank, size = info.size();
-  const bool gloo = options.backend == "gloo", fake = options.backend == "fake";
+  const std::string name = backend_for_group(source.options, source.processes, info.ranks);
+  const bool gloo = name == "gloo", fake = name == "fake";
   auto backend =
-      size == 1 && !fake ? make_one_rank_backend(std::move(info)) : make_backend(options, std::move(info), key);
+      size == 1 && !fake ? make_one_rank_backend(std::move(info)) : make_backend(name, source, std::move(info), key);
   auto group = c10::make_intrusive<c10d::ProcessGroup>(rank, size);
   const Type type = gloo ? Type::GLOO : Type::CUSTOM;
   group->setBackend(c10::DeviceType::CPU, type, backend);
@@ -160,8 +189,11 @@ void init_process_group(ProcessGroupOptions options) {
   GroupInfo info = {.name = "default", .ranks = {}, .rank = options.rank, .timeout = options.timeout};
   info.ranks.resize(options.world_size);
   std::iota(info.ranks.begin(), info.ranks.end(), 0);
-  state.default_group = make_group(options, std::move(info), fmt::format("default/{}", state.init_count));
+  const std::string key = fmt::format("default/{}", state.init_count);
+  std::vector<HostProcess> processes = find_processes(options, key);
+  state.default_group = make_group({options, processes}, std::move(info), key);
   state.options = std::move(options);
+  state.processes = std::move(processes);
   state.group_counts.clear();
   ++state.init_count;
 }
@@ -171,6 +203,7 @@ void destroy_process_group() {
   detail::RankState& state = detail::rank_state();
   state.default_group.reset();
   state.options = {};
+  state.processes.clear();
 }
 
 bool is_initialized() {
@@ -228,7 +261,7 @@ ProcessGroupPtr new_group(const std::vector<int64_t>& ranks, const std::string& 
   const std::string set = fmt::format("{}[{}]", name, fmt::join(ranks, ","));
   const std::string key = fmt::format("{}/{}/{}", state.init_count, set, state.group_counts[set]++);
   return make_group(
-      state.options,
+      {state.options, state.processes},
       {.name = name, .ranks = ranks, .rank = static_cast<int>(place - ranks.begin()), .timeout = state.options.timeout},
       key);
 }

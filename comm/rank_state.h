@@ -9,9 +9,11 @@
 #include <string>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <typeindex>
+#include <vector>
 
 #include "comm/comm_observer.h"
 #include "comm/comm_stats.h"
+#include "comm/host_process.h"
 #include "comm/process_group.h"
 #include "comm/rank_context.h"
 
@@ -28,8 +30,10 @@ struct RankState : std::enable_shared_from_this<RankState> {
   const uint64_t number;  // 0: the process's own
   uint32_t init_count = 0;
   ProcessGroupPtr default_group;
-  /// As resolved by init_process_group: backend chosen, ranks known, store or thread world set.
+  /// As resolved by init_process_group: ranks known, store or thread world set; backend "" if each group chooses.
   ProcessGroupOptions options;
+  /// Of the default group's ranks, where groups may share memory; otherwise none.
+  std::vector<HostProcess> processes;
   /// How often a (name, ranks) was used by new_group.
   std::map<std::string, int> group_counts;
   std::array<Counter, kCollectiveCount> counters;

@@ -1,9 +1,5 @@
 #include "comm/thread_backend.h"
 
-#include "base/error.h"
-#include "comm/backend_checks.h"
-#include "comm/local_reduce.h"
-
 namespace tessera {
 
 namespace {
@@ -32,68 +28,11 @@ class ThreadWork final : public c10d::Work {
 }  // namespace
 
 ThreadBackend::ThreadBackend(GroupInfo info, std::shared_ptr<ThreadGroup> group)
-    : GroupBackend(std::move(info)), group_(std::move(group)) {}
+    : LocalCallBackend(std::move(info)), group_(std::move(group)) {}
 
-c10::intrusive_ptr<c10d::Work> ThreadBackend::post(ThreadCall call) {
+c10::intrusive_ptr<c10d::Work> ThreadBackend::post(LocalCall call) {
   ThreadGroup::MeetingPtr meeting = group_->post(info(), std::move(call));
   return c10::make_intrusive<ThreadWork>(shared_info(), group_, std::move(meeting));
-}
-
-c10::intrusive_ptr<c10d::Work> ThreadBackend::_allgather_base(at::Tensor& output, at::Tensor& input,
-                                                              const c10d::AllgatherOptions&) {
-  check_cpu_tensor("all_gather output", output);
-  check_cpu_tensor("all_gather input", input);
-  TESSERA_CHECK(ValueError, output.numel() == getSize() * input.numel() && output.scalar_type() == input.scalar_type(),
-                "all_gather: {} elements of {} ranks into {}", input.numel(), getSize(), output.numel());
-  return post({.kind = Collective::AllGather, .output = output, .input = input});
-}
-
-c10::intrusive_ptr<c10d::Work> ThreadBackend::_reduce_scatter_base(at::Tensor& output, at::Tensor& input,
-                                                                   const c10d::ReduceScatterOptions& options) {
-  check_cpu_tensor("reduce_scatter output", output);
-  check_cpu_tensor("reduce_scatter input", input);
-  const ReduceOp op = reduce_op_from_c10d(options.reduceOp);
-  check_reducible("reduce_scatter", input.scalar_type(), op);
-  TESSERA_CHECK(ValueError, input.numel() == getSize() * output.numel() && output.scalar_type() == input.scalar_type(),
-                "reduce_scatter: {} elements into {} for each of {} ranks", input.numel(), output.numel(), getSize());
-  return post({.kind = Collective::ReduceScatter, .op = op, .output = output, .input = input});
-}
-
-c10::intrusive_ptr<c10d::Work> ThreadBackend::allreduce(std::vector<at::Tensor>& tensors,
-                                                        const c10d::AllreduceOptions& options) {
-  const at::Tensor& tensor = only_tensor("all_reduce", tensors);
-  check_cpu_tensor("all_reduce", tensor);
-  const ReduceOp op = reduce_op_from_c10d(options.reduceOp);
-  check_reducible("all_reduce", tensor.scalar_type(), op);
-  return post({.kind = Collective::AllReduce, .op = op, .output = tensor});
-}
-
-c10::intrusive_ptr<c10d::Work> ThreadBackend::broadcast(std::vector<at::Tensor>& tensors,
-                                                        const c10d::BroadcastOptions& options) {
-  const at::Tensor& tensor = only_tensor("broadcast", tensors);
-  check_cpu_tensor("broadcast", tensor);
-  TESSERA_CHECK(ValueError, options.rootRank >= 0 && options.rootRank < getSize(),
-                "broadcast: source {}; the group has ranks 0 to {}", options.rootRank, getSize() - 1);
-  return post({.kind = Collective::Broadcast, .root = static_cast<int>(options.rootRank), .output = tensor});
-}
-
-c10::intrusive_ptr<c10d::Work> ThreadBackend::alltoall_base(at::Tensor& output, at::Tensor& input,
-                                                            std::vector<int64_t>& output_splits,
-                                                            std::vector<int64_t>& input_splits,
-                                                            const c10d::AllToAllOptions&) {
-  check_cpu_tensor("all_to_all output", output);
-  check_cpu_tensor("all_to_all input", input);
-  TESSERA_CHECK(ValueError, output.scalar_type() == input.scalar_type(), "all_to_all: input {} and output {} differ",
-                c10::toString(input.scalar_type()), c10::toString(output.scalar_type()));
-  return post({.kind = Collective::AllToAll,
-               .output = output,
-               .input = input,
-               .input_splits = element_splits("all_to_all input", input, input_splits, getSize()),
-               .output_splits = element_splits("all_to_all output", output, output_splits, getSize())});
-}
-
-c10::intrusive_ptr<c10d::Work> ThreadBackend::barrier(const c10d::BarrierOptions&) {
-  return post({.kind = Collective::Barrier});
 }
 
 }  // namespace tessera

@@ -1,8 +1,5 @@
 #include "comm/thread_call.h"
 
-#include <fmt/format.h>
-#include <fmt/ranges.h>
-
 #include <cstring>
 
 #include "base/error.h"
@@ -35,16 +32,16 @@ Bytes whole(const at::Tensor& tensor) {
   return bytes_of(tensor, 0, tensor.numel());
 }
 
-void all_gather(c10::ArrayRef<ThreadCall> calls) {
+void all_gather(c10::ArrayRef<LocalCall> calls) {
   const int64_t count = calls[0].input.numel();
-  for (const ThreadCall& to : calls) {
+  for (const LocalCall& to : calls) {
     for (size_t from = 0; from < calls.size(); ++from) {
       copy(bytes_of(to.output, from * count, count), whole(calls[from].input));
     }
   }
 }
 
-void reduce_scatter(c10::ArrayRef<ThreadCall> calls) {
+void reduce_scatter(c10::ArrayRef<LocalCall> calls) {
   const at::Tensor& first = calls[0].output;
   std::vector<const void*> parts(calls.size());
   for (size_t to = 0; to < calls.size(); ++to) {
@@ -55,25 +52,25 @@ void reduce_scatter(c10::ArrayRef<ThreadCall> calls) {
   }
 }
 
-void all_reduce(c10::ArrayRef<ThreadCall> calls) {
+void all_reduce(c10::ArrayRef<LocalCall> calls) {
   const at::Tensor& result = calls[0].output;
   std::vector<const void*> inputs;
-  for (const ThreadCall& call : calls) {
+  for (const LocalCall& call : calls) {
     inputs.push_back(whole(call.output).data);
   }
   reduce_in_order(whole(result).data, inputs, result.numel(), result.scalar_type(), calls[0].op);
-  for (const ThreadCall& call : calls.slice(1)) {
+  for (const LocalCall& call : calls.slice(1)) {
     copy(whole(call.output), whole(result));
   }
 }
 
-void broadcast(c10::ArrayRef<ThreadCall> calls) {
-  for (const ThreadCall& call : calls) {
+void broadcast(c10::ArrayRef<LocalCall> calls) {
+  for (const LocalCall& call : calls) {
     copy(whole(call.output), whole(calls[call.root].output));
   }
 }
 
-void all_to_all(c10::ArrayRef<ThreadCall> calls) {
+void all_to_all(c10::ArrayRef<LocalCall> calls) {
   std::vector<int64_t> sent(calls.size(), 0);
   for (size_t to = 0; to < calls.size(); ++to) {
     int64_t received = 0;
@@ -86,54 +83,9 @@ void all_to_all(c10::ArrayRef<ThreadCall> calls) {
   }
 }
 
-bool same_call(const ThreadCall& a, const ThreadCall& b) {
-  const auto fits = [&](const at::Tensor& x, const at::Tensor& y) {
-    return x.defined() == y.defined() && (!x.defined() || (x.scalar_type() == y.scalar_type() &&
-                                                           (a.kind == Collective::AllToAll || x.numel() == y.numel())));
-  };
-  return a.kind == b.kind && a.op == b.op && a.root == b.root && fits(a.output, b.output) && fits(a.input, b.input);
-}
-
-std::string find_split_mismatch(c10::ArrayRef<ThreadCall> calls) {
-  for (size_t from = 0; from < calls.size(); ++from) {
-    for (size_t to = 0; to < calls.size(); ++to) {
-      const int64_t sends = calls[from].input_splits[to], expects = calls[to].output_splits[from];
-      if (sends != expects) {
-        return fmt::format("all_to_all: rank {} sends {} elements to rank {}, which expects {}", from, sends, to,
-                           expects);
-      }
-    }
-  }
-  return "";
-}
-
 }  // namespace
 
-std::string describe(const ThreadCall& call) {
-  std::string text = fmt::format("{}(", name(call.kind));
-  if (call.kind == Collective::AllReduce || call.kind == Collective::ReduceScatter) {
-    text += fmt::format("{}, ", call.op);
-  } else if (call.kind == Collective::Broadcast) {
-    text += fmt::format("source {}, ", call.root);
-  }
-  const at::Tensor& sent = call.input.defined() ? call.input : call.output;
-  return text + (sent.defined() ? fmt::format("{}[{}])", c10::toString(sent.scalar_type()), sent.numel()) : ")");
-}
-
-std::string find_mismatch(c10::ArrayRef<ThreadCall> calls) {
-  for (const ThreadCall& call : calls) {
-    if (!same_call(calls[0], call)) {
-      std::vector<std::string> texts;
-      for (size_t rank = 0; rank < calls.size(); ++rank) {
-        texts.push_back(fmt::format("rank {}: {}", rank, describe(calls[rank])));
-      }
-      return fmt::format("the ranks called different collectives: {}", fmt::join(texts, "; "));
-    }
-  }
-  return calls[0].kind == Collective::AllToAll ? find_split_mismatch(calls) : "";
-}
-
-void execute(c10::ArrayRef<ThreadCall> calls) {
+void execute(c10::ArrayRef<LocalCall> calls) {
   switch (calls[0].kind) {
     case Collective::AllGather:
       return all_gather(calls);

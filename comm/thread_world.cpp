@@ -7,13 +7,14 @@
 #include <utility>
 
 #include "base/error.h"
+#include "comm/thread_call.h"
 
 namespace tessera {
 
 ThreadGroup::ThreadGroup(std::shared_ptr<ThreadWorld> world, std::vector<int64_t> ranks)
     : world_(std::move(world)), ranks_(std::move(ranks)), calls_made_(ranks_.size(), 0) {}
 
-ThreadGroup::MeetingPtr ThreadGroup::post(const GroupInfo& info, ThreadCall call) {
+ThreadGroup::MeetingPtr ThreadGroup::post(const GroupInfo& info, LocalCall call) {
   MeetingPtr meeting;
   {
     std::lock_guard lock(world_->mutex_);
@@ -42,7 +43,11 @@ ThreadGroup::MeetingPtr ThreadGroup::post(const GroupInfo& info, ThreadCall call
 
 // Runs outside the lock: all ranks have arrived, so nobody else touches the calls until `done` is set.
 void ThreadGroup::finish(Meeting& meeting) {
-  std::string error = find_mismatch(meeting.calls);
+  std::vector<CallShape> shapes;
+  for (const LocalCall& call : meeting.calls) {
+    shapes.push_back(shape_of(call));
+  }
+  std::string error = find_mismatch(shapes);
   if (error.empty()) {
     try {
       execute(meeting.calls);
@@ -58,7 +63,7 @@ void ThreadGroup::finish(Meeting& meeting) {
 
 void ThreadGroup::wait(const GroupInfo& info, const MeetingPtr& meeting) {
   const auto deadline = std::chrono::steady_clock::now() + info.timeout;
-  ThreadCall own;  // dropped by the rank itself, after the lock: peers must not be the last to hold its tensors
+  LocalCall own;  // dropped by the rank itself, after the lock: peers must not be the last to hold its tensors
   std::unique_lock lock(world_->mutex_);
   const auto has_left = [&](int64_t rank) { return world_->left_[rank]; };
   // Once all have arrived the call is carried out, whatever happens elsewhere: its tensors are in use until then.

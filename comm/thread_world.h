@@ -19,7 +19,7 @@
 #include <vector>
 
 #include "comm/group_backend.h"
-#include "comm/thread_call.h"
+#include "comm/local_call.h"
 
 namespace tessera {
 
@@ -31,7 +31,7 @@ class ThreadGroup {
  public:
   /// One collective; done when all ranks have called and it is carried out.
   struct Meeting {
-    std::vector<ThreadCall> calls;
+    std::vector<LocalCall> calls;
     std::vector<bool> arrived;
     int missing = 0;
     bool done = false;
@@ -42,7 +42,7 @@ class ThreadGroup {
   ThreadGroup(std::shared_ptr<ThreadWorld> world, std::vector<int64_t> ranks);
 
   /// Brings a rank's call; the rank that completes the meeting carries it out. Throws CommError if a rank has failed.
-  MeetingPtr post(const GroupInfo& info, ThreadCall call);
+  MeetingPtr post(const GroupInfo& info, LocalCall call);
   /// Returns when the call is carried out. Throws CommError: ranks called different collectives, a missing rank has
   /// left or failed, or time is up, which fails this rank for all others as well.
   void wait(const GroupInfo& info, const MeetingPtr& meeting);

@@ -35,8 +35,8 @@ void print(const std::string& line) {
   std::fflush(stdout);
 }
 
-std::string backend_name(int world_size) {
-  return world_size > 1 ? "gloo" : "one rank, no backend";
+std::string backend_name() {
+  return get_world_size() > 1 ? get_backend(default_group()) : "one rank, no backend";
 }
 
 /// "fully_shard over 2 ranks, on top of tensor parallelism over 2, activations computed again"
@@ -58,9 +58,8 @@ void print_start(const TrainOptions& options, const ByteData& data, const Traine
   print(fmt::format("GPT over bytes: {} parameters ({} layers, dim {}, {} heads, context {}), {}", trainer.parameters(),
                     model.layers, model.dim, model.heads, model.context,
                     options.layout.bf16 ? "bfloat16 over float32 shards" : "float32"));
-  print(fmt::format("{} ({}), {} thread{} each; {} steps of {} x {} bytes", layout_name(options),
-                    backend_name(get_world_size()), options.threads, options.threads == 1 ? "" : "s", options.steps,
-                    options.batch, model.context));
+  print(fmt::format("{} ({}), {} thread{} each; {} steps of {} x {} bytes", layout_name(options), backend_name(),
+                    options.threads, options.threads == 1 ? "" : "s", options.steps, options.batch, model.context));
   print(fmt::format("data: {} ({:.2f} MB to train on, {:.2f} MB to validate)", options.data,
                     static_cast<double>(data.train_bytes()) / 1e6, static_cast<double>(data.validation_bytes()) / 1e6));
 }

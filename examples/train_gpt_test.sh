@@ -30,7 +30,7 @@ expect_refused() {
 }
 
 run "${small[@]}" --svg "$work/curve.svg" || fail "a small run: exit code $?"
-expect_output '^fully_shard over 2 ranks \(gloo\)'
+expect_output '^fully_shard over 2 ranks \(shm\)'
 expect_output '^step 4/4  loss [0-9.]+ .* tokens/s .* ms/step .* MB sent/step .* MB .* validation [0-9.]+$'
 [[ $(tail -n 1 "$work/out") =~ ^"validation loss "[0-9.]+" nats/byte" ]] || fail "a small run: the last line"
 grep -q '</svg>' "$work/curve.svg" || fail "a small run: no loss curve"

@@ -1,198 +1,36 @@
 // The gloo backend with ranks as processes, against the threads backend: the same bits.
 
-#include <ATen/ops/empty.h>
-#include <ATen/ops/full.h>
-#include <ATen/ops/randint.h>
-#include <ATen/ops/randn.h>
-#include <ATen/ops/zeros.h>
-#include <signal.h>
-#include <unistd.h>
-
-#include <chrono>
-#include <cstring>
-#include <thread>
-#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
-
-#include "base/error.h"
-#include "comm/collectives.h"
-#include "comm/process_group.h"
-#include "testing/expect.h"
-#include "testing/run_processes.h"
-#include "testing/run_ranks.h"
+#include "tests/comm/process_backend_cases.h"
 #include "third_party/catch2/catch.h"
 
-namespace tessera {
+namespace tessera::testing {
 namespace {
-
-using Catch::Matchers::ContainsSubstring;
-using Clock = std::chrono::steady_clock;
-
-at::Tensor numbers(std::vector<int64_t> sizes, at::ScalarType dtype, uint64_t seed) {
-  if (at::isIntegralType(dtype, /*includeBool=*/true)) {
-    return at::randint(0, 2, sizes, make_generator(seed)).to(dtype);
-  }
-  return at::randn(sizes, make_generator(seed)).to(dtype);
-}
-
-/// What this rank gets from each collective over the default group, with inputs that depend on the rank alone.
-std::vector<at::Tensor> run_collectives(at::ScalarType dtype, int64_t part) {
-  const ProcessGroupPtr& group = default_group();
-  const int rank = get_rank(), size = get_world_size();
-  std::vector<at::Tensor> results;
-  const auto result = [&](std::vector<int64_t> sizes) { return results.emplace_back(at::zeros(sizes, dtype)); };
-  all_gather(result({size, part}), numbers({part}, dtype, rank), group);
-  std::vector<ReduceOp> operations = {ReduceOp::Sum, ReduceOp::Product};
-  if (!at::isComplexType(dtype)) {
-    operations.insert(operations.end(), {ReduceOp::Min, ReduceOp::Max});
-  }
-  if (!at::isIntegralType(dtype, /*includeBool=*/true)) {
-    operations.push_back(ReduceOp::Avg);
-  }
-  for (const ReduceOp op : operations) {
-    reduce_scatter(result({part}), numbers({size, part}, dtype, rank), op, group);
-    all_reduce(results.emplace_back(numbers({part, 3}, dtype, 10 + rank)), op, group);
-  }
-  broadcast(results.emplace_back(numbers({part}, dtype, rank)), size - 1, group);
-  std::vector<int64_t> splits;
-  for (int other = 0; other < size; ++other) {
-    splits.push_back(rank + other);
-  }
-  const int64_t rows = size * rank + size * (size - 1) / 2;
-  all_to_all(result({rows, part}), numbers({rows, part}, dtype, 20 + rank), splits, splits, group);
-  std::vector<at::Tensor> parts(rank == 0 ? size : 0, numbers({part}, dtype, 30));
-  scatter(result({part}), parts, 0, group);
-  if (rank == 0) {
-    for (at::Tensor& gathered : parts) {
-      gathered = result({part});
-    }
-  }
-  gather(parts, numbers({part}, dtype, 40 + rank), 0, group);
-  barrier(group);
-  return results;
-}
-
-void expect_same_bits(const std::vector<at::Tensor>& actual, const std::vector<at::Tensor>& expected) {
-  expect_equal(actual.size(), expected.size());
-  for (size_t i = 0; i < actual.size(); ++i) {
-    expect_equal(actual[i].numel(), expected[i].numel());
-    const bool same = actual[i].numel() == 0 ||
-                      std::memcmp(actual[i].const_data_ptr(), expected[i].const_data_ptr(), actual[i].nbytes()) == 0;
-    if (!same) {
-      throw ExpectationError(fmt::format("result {} of dtype {} differs", i, c10::toString(actual[i].scalar_type())));
-    }
-  }
-}
-
-void compare_with_threads(at::ScalarType dtype, int64_t part) {
-  const int rank = get_rank();
-  const std::vector<at::Tensor> over_gloo = run_collectives(dtype, part);
-  std::vector<at::Tensor> over_threads;
-  run_ranks(get_world_size(), [&](int thread_rank) {
-    std::vector<at::Tensor> results = run_collectives(dtype, part);
-    if (thread_rank == rank) {
-      over_threads = std::move(results);
-    }
-  });
-  expect_same_bits(over_gloo, over_threads);
-}
 
 TEST_CASE("gloo gives the same bits as threads, for every dtype") {
   for (const int world_size : {2, 3}) {
-    run_processes(world_size, [](int) {
-      for (const at::ScalarType dtype : {at::kFloat, at::kDouble, at::kBFloat16, at::kHalf, at::kBool, at::kByte,
-                                         at::kChar, at::kShort, at::kInt, at::kLong, at::kComplexFloat}) {
-        compare_with_threads(dtype, 17);
-      }
-    });
+    check_same_bits_as_threads("gloo", world_size, reducible_dtypes(), {17});
   }
 }
 
 TEST_CASE("gloo gives the same bits as threads, for sizes from nothing to two rounds") {
-  run_processes(4, [](int) {
-    for (const int64_t part : {0, 1, 1000, 20011}) {
-      compare_with_threads(at::kFloat, part);
-    }
-  });
+  check_same_bits_as_threads("gloo", 4, {c10::kFloat}, {0, 1, 1000, 20011});
 }
 
 TEST_CASE("sub-groups over gloo, made again and again") {
-  run_processes(3, [](int rank) {
-    for (int round = 0; round < 3; ++round) {
-      if (rank != 1) {
-        const ProcessGroupPtr outer = new_group({2, 0}, "outer");
-        at::Tensor gathered = at::zeros({2}, at::kLong);
-        all_gather(gathered, at::full({1}, rank, at::kLong), outer);
-        expect_equal(gathered[0].item<int64_t>(), 2);
-        expect_equal(gathered[1].item<int64_t>(), 0);
-      }
-      at::Tensor sum = at::full({1}, float(rank));
-      all_reduce(sum, ReduceOp::Sum, default_group());
-      expect_equal(sum.item<float>(), 3.f);
-    }
-    destroy_process_group();
-    init_process_group({.backend = "gloo"});
-    barrier(default_group());
-  });
+  check_sub_groups("gloo");
 }
 
-TEST_CASE("collectives in flight may be waited for in any order") {
-  run_processes(3, [](int rank) {
-    std::vector<at::Tensor> tensors;
-    std::vector<Pending> pending;
-    for (int i = 0; i < 6; ++i) {
-      tensors.push_back(at::full({20000 * i + 1}, float(rank + i)));
-      pending.push_back(all_reduce_async(tensors.back(), ReduceOp::Sum, default_group()));
-    }
-    for (int i = 0; i < 6; ++i) {
-      pending[(i + 2 * rank) % 6].wait();
-    }
-    for (int i = 0; i < 6; ++i) {
-      TESSERA_EXPECT(tensors[i].equal(at::full({20000 * i + 1}, 3.f + 3 * i)));
-    }
-  });
+TEST_CASE("gloo: collectives in flight may be waited for in any order") {
+  check_waits_in_any_order("gloo", 100000);
 }
 
-TEST_CASE("a peer that dies in a collective: the others get an error with group and collective, soon") {
-  const auto start = Clock::now();
-  const ProcessesResult result = try_run_processes(3, [](int rank) {
-    signal(SIGTERM, SIG_IGN);
-    barrier(default_group());
-    if (rank == 1) {
-      raise(SIGKILL);
-    }
-    at::Tensor tensor = at::zeros({100000});
-    expect_throws<CommError>([&] { all_reduce(tensor, ReduceOp::Sum, default_group()); },
-                             "all_reduce(Sum) on group 'default'");
-    std::fprintf(stderr, "had the error\n");
-  });
-  CHECK(result.exit_code == 128 + SIGKILL);
-  CHECK_THAT(result.message, ContainsSubstring("rank 1") && ContainsSubstring("killed by signal 9"));
-  CHECK_THAT(result.outputs[0], ContainsSubstring("had the error"));
-  CHECK_THAT(result.outputs[2], ContainsSubstring("had the error"));
-  CHECK(Clock::now() - start < std::chrono::seconds(30));
+TEST_CASE("gloo: a peer that dies in a collective: the others get an error with group and collective, soon") {
+  check_peer_that_dies("gloo", "all_reduce(Sum) on group 'default'", std::chrono::seconds(20));
 }
 
-TEST_CASE("a peer that does not come: the time-out is an error with group and collective") {
-  run_processes(2, [](int rank) {
-    barrier(default_group());
-    destroy_process_group();
-    init_process_group({.backend = "gloo", .timeout = std::chrono::seconds(2)});
-    barrier(default_group());
-    if (rank == 1) {
-      std::this_thread::sleep_for(std::chrono::seconds(4));
-    } else {
-      at::Tensor output = at::zeros({4});
-      const auto start = Clock::now();
-      expect_throws<CommError>([&] { all_gather(output, at::zeros({2}), default_group()); },
-                               "all_gather on group 'default' (rank 0 of ranks [0, 1])");
-      TESSERA_EXPECT(Clock::now() - start > std::chrono::milliseconds(1500));
-      TESSERA_EXPECT(Clock::now() - start < std::chrono::milliseconds(3500));
-    }
-    // run_processes ends with a barrier, for which a group that timed out is no good.
-    destroy_process_group();
-    init_process_group({.backend = "gloo"});
-  });
+TEST_CASE("gloo: a peer that does not come: the time-out is an error with group and collective") {
+  check_peer_that_does_not_come("gloo");
 }
 
 }  // namespace
-}  // namespace tessera
+}  // namespace tessera::testing

@@ -54,8 +54,8 @@ TEST_CASE("options that make no sense") {
   Fresh fresh;
   const auto init = [](ProcessGroupOptions options) { return [options] { init_process_group(options); }; };
   CHECK_THROWS_AS(init({.backend = "nccl"})(), NotImplementedError);
-  CHECK_THROWS_WITH(init({.backend = "shm"})(), ContainsSubstring("\"shm\" is not part of this build") &&
-                                                    ContainsSubstring("\"gloo\", \"threads\", \"fake\""));
+  CHECK_THROWS_WITH(init({.backend = "nccl"})(), ContainsSubstring("\"nccl\" is not part of this build") &&
+                                                     ContainsSubstring("\"shm\", \"gloo\", \"threads\", \"fake\""));
   CHECK_THROWS_AS(init({.backend = "glue"})(), ValueError);
   CHECK_THROWS_WITH(init({.backend = "glue"})(), ContainsSubstring("\"glue\" is unknown"));
   CHECK_THROWS_WITH(init({.rank = 1})(), ContainsSubstring("rank 1 and world_size -1; give both"));

@@ -1,4 +1,4 @@
-// The same oracle with ranks that are processes over gloo: reductions run in the order of the ranks there too.
+// The same oracle with ranks that are processes: reductions run in the order of the ranks there too.
 
 #include "testing/run_processes.h"
 #include "tests/fully_shard/train_and_compare.h"
@@ -13,4 +13,9 @@ TEST_CASE("fully_shard over gloo equals one process bit for bit, 2 processes") {
 
 TEST_CASE("fully_shard over gloo equals one process bit for bit, 3 processes") {
   run_processes(3, [](int rank) { train_and_compare(rank, 3, OptimizerBuilt::AfterSharding, {}); });
+}
+
+TEST_CASE("fully_shard over shm equals one process bit for bit, 3 processes") {
+  run_processes(3, [](int rank) { train_and_compare(rank, 3, OptimizerBuilt::BeforeSharding, {}); },
+                {.backend = "shm"});
 }

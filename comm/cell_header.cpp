@@ -1,0 +1,80 @@
+#include "comm/cell_header.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "comm/shm_layout.h"
+
+namespace tessera {
+
+namespace {
+
+struct Header {
+  Collective kind;
+  ReduceOp op;
+  c10::ScalarType dtype;
+  uint8_t unused;
+  int32_t root;
+  int64_t output;
+  int64_t input;
+  int64_t steps;
+};
+static_assert(sizeof(Header) == 32 && sizeof(Header) <= ShmLayout::kAlignment);
+
+// The splits follow at kAlignment, first those of the input.
+CallShape read_call(const char* cell, const Header& header, size_t ranks) {
+  CallShape call = {.kind = header.kind,
+                    .op = header.op,
+                    .root = header.root,
+                    .dtype = header.dtype,
+                    .output = header.output,
+                    .input = header.input};
+  if (call.kind == Collective::AllToAll) {
+    const char* const splits = cell + ShmLayout::kAlignment;
+    call.input_splits.resize(ranks);
+    call.output_splits.resize(ranks);
+    std::memcpy(call.input_splits.data(), splits, ranks * sizeof(int64_t));
+    std::memcpy(call.output_splits.data(), splits + ranks * sizeof(int64_t), ranks * sizeof(int64_t));
+  }
+  return call;
+}
+
+}  // namespace
+
+void write_header(char* cell, const CallShape& call, int64_t steps) {
+  const Header header = {.kind = call.kind,
+                         .op = call.op,
+                         .dtype = call.dtype,
+                         .unused = 0,
+                         .root = call.root,
+                         .output = call.output,
+                         .input = call.input,
+                         .steps = steps};
+  std::memcpy(cell, &header, sizeof(header));
+  if (call.kind == Collective::AllToAll) {
+    const size_t bytes = call.input_splits.size() * sizeof(int64_t);
+    std::memcpy(cell + ShmLayout::kAlignment, call.input_splits.data(), bytes);
+    std::memcpy(cell + ShmLayout::kAlignment + bytes, call.output_splits.data(), bytes);
+  }
+}
+
+HeaderAgreement compare_headers(c10::ArrayRef<const char*> cells) {
+  Header first;
+  std::memcpy(&first, cells[0], sizeof(first));
+  const auto is_same = [&](const char* cell) { return std::memcmp(cell, cells[0], sizeof(Header)) == 0; };
+  if (first.kind != Collective::AllToAll && std::all_of(cells.begin(), cells.end(), is_same)) {
+    return {.steps = first.steps};
+  }
+  HeaderAgreement agreement;
+  std::vector<CallShape> calls;
+  for (const char* cell : cells) {
+    Header header;
+    std::memcpy(&header, cell, sizeof(header));
+    agreement.steps = std::max(agreement.steps, header.steps);
+    calls.push_back(read_call(cell, header, cells.size()));
+  }
+  agreement.mismatch = find_mismatch(calls);
+  return agreement;
+}
+
+}  // namespace tessera

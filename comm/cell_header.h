@@ -1,0 +1,26 @@
+#pragma once
+// The head of the cell that opens a call: what the rank called, in plain bytes, for its peers to compare.
+
+#include <c10/util/ArrayRef.h>
+
+#include <cstdint>
+#include <string>
+
+#include "comm/local_call.h"
+
+namespace tessera {
+
+/// Writes ShmLayout::header_bytes() at most. `steps`: what this rank alone needs.
+void write_header(char* cell, const CallShape& call, int64_t steps);
+
+struct HeaderAgreement {
+  /// "" if the calls belong together; otherwise what each rank called.
+  std::string mismatch = {};
+  /// The most that a rank needs.
+  int64_t steps = 1;
+};
+
+/// Compares the heads of all ranks' cells, in order.
+HeaderAgreement compare_headers(c10::ArrayRef<const char*> cells);
+
+}  // namespace tessera

@@ -1,0 +1,97 @@
+#include "comm/host_process.h"
+
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <fstream>
+#include <sstream>
+
+#include "base/error.h"
+
+namespace tessera {
+
+namespace {
+
+struct ProcessStatus {
+  char state = 'X';
+  uint64_t start_time = 0;
+};
+
+// From /proc/<pid>/stat, where a program's name in parentheses may hold blanks; X where there is no such process.
+ProcessStatus status_of(int pid) {
+  constexpr int kFieldsBetween = 18;  // between the state and the start time, fields 3 and 22
+  std::ifstream file(fmt::format("/proc/{}/stat", pid));
+  std::string line;
+  std::getline(file, line);
+  const size_t name_end = line.rfind(')');
+  if (name_end == std::string::npos) {
+    return {};
+  }
+  std::istringstream fields(line.substr(name_end + 1));
+  ProcessStatus status;
+  fields >> status.state;
+  std::string skipped;
+  for (int i = 0; i < kFieldsBetween; ++i) {
+    fields >> skipped;
+  }
+  fields >> status.start_time;
+  return status;
+}
+
+std::string read_link(const char* path) {
+  std::array<char, 128> target;
+  const ssize_t size = readlink(path, target.data(), target.size());
+  return size > 0 ? std::string(target.data(), size) : "";
+}
+
+std::string this_host() {
+  std::string boot;
+  std::ifstream("/proc/sys/kernel/random/boot_id") >> boot;
+  const std::string pids = read_link("/proc/self/ns/pid");
+  return boot.empty() || pids.empty() ? "" : fmt::format("{}/{}/{}", boot, pids, geteuid());
+}
+
+std::string process_key(int rank) {
+  return fmt::format("process/{}", rank);
+}
+
+}  // namespace
+
+HostProcess this_process() {
+  return {.host = this_host(), .pid = getpid(), .start_time = status_of(getpid()).start_time};
+}
+
+bool is_running(const HostProcess& process) {
+  const ProcessStatus status = status_of(process.pid);
+  return status.state != 'X' && status.state != 'Z' && status.start_time == process.start_time;
+}
+
+std::vector<HostProcess> exchange_processes(c10d::Store& store, int rank, int world_size) {
+  const HostProcess own = this_process();
+  store.set(process_key(rank), fmt::format("{} {} {}", own.pid, own.start_time, own.host));
+  std::vector<std::string> keys;
+  for (int other = 0; other < world_size; ++other) {
+    keys.push_back(process_key(other));
+  }
+  std::vector<HostProcess> processes;
+  for (const std::vector<uint8_t>& entry : store.multiGet(keys)) {
+    std::istringstream text(std::string(entry.begin(), entry.end()));
+    HostProcess& process = processes.emplace_back();
+    text >> process.pid >> process.start_time;
+    TESSERA_CHECK(ValueError, !text.fail(),
+                  "the store's entry \"{}\" names no process; give the ranks a store of "
+                  "their own",
+                  text.str());
+    text >> process.host;
+  }
+  return processes;
+}
+
+bool share_host(const std::vector<HostProcess>& processes, const std::vector<int64_t>& ranks) {
+  const std::string& host = processes.at(ranks.at(0)).host;
+  return !host.empty() && std::ranges::all_of(ranks, [&](int64_t rank) { return processes.at(rank).host == host; });
+}
+
+}  // namespace tessera

@@ -1,0 +1,70 @@
+#include "comm/local_call.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+namespace tessera {
+
+namespace {
+
+bool same_call(const CallShape& a, const CallShape& b) {
+  const bool same_sizes = a.kind == Collective::AllToAll || (a.output == b.output && a.input == b.input);
+  return a.kind == b.kind && a.op == b.op && a.root == b.root && a.dtype == b.dtype && same_sizes;
+}
+
+std::string find_split_mismatch(c10::ArrayRef<CallShape> calls) {
+  for (size_t from = 0; from < calls.size(); ++from) {
+    for (size_t to = 0; to < calls.size(); ++to) {
+      const int64_t sends = calls[from].input_splits[to], expects = calls[to].output_splits[from];
+      if (sends != expects) {
+        return fmt::format("all_to_all: rank {} sends {} elements to rank {}, which expects {}", from, sends, to,
+                           expects);
+      }
+    }
+  }
+  return "";
+}
+
+}  // namespace
+
+CallShape shape_of(const LocalCall& call) {
+  const at::Tensor& any = call.input.defined() ? call.input : call.output;
+  return {.kind = call.kind,
+          .op = call.op,
+          .root = call.root,
+          .dtype = any.defined() ? any.scalar_type() : c10::ScalarType::Undefined,
+          .output = call.output.defined() ? call.output.numel() : -1,
+          .input = call.input.defined() ? call.input.numel() : -1,
+          .input_splits = call.input_splits,
+          .output_splits = call.output_splits};
+}
+
+std::string describe(const CallShape& call) {
+  std::string text = fmt::format("{}(", name(call.kind));
+  if (call.kind == Collective::AllReduce || call.kind == Collective::ReduceScatter) {
+    text += fmt::format("{}, ", call.op);
+  } else if (call.kind == Collective::Broadcast) {
+    text += fmt::format("source {}, ", call.root);
+  }
+  const int64_t sent = call.input >= 0 ? call.input : call.output;
+  return text + (sent >= 0 ? fmt::format("{}[{}])", c10::toString(call.dtype), sent) : ")");
+}
+
+std::string describe(const LocalCall& call) {
+  return describe(shape_of(call));
+}
+
+std::string find_mismatch(c10::ArrayRef<CallShape> calls) {
+  for (const CallShape& call : calls) {
+    if (!same_call(calls[0], call)) {
+      std::vector<std::string> texts;
+      for (size_t rank = 0; rank < calls.size(); ++rank) {
+        texts.push_back(fmt::format("rank {}: {}", rank, describe(calls[rank])));
+      }
+      return fmt::format("the ranks called different collectives: {}", fmt::join(texts, "; "));
+    }
+  }
+  return calls[0].kind == Collective::AllToAll ? find_split_mismatch(calls) : "";
+}
+
+}  // namespace tessera

@@ -1,0 +1,51 @@
+#pragma once
+// One collective as a rank brings it to the backends in which ranks read each other's memory ("threads" and "shm").
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/ScalarType.h>
+#include <c10/util/ArrayRef.h>
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "comm/comm_stats.h"
+#include "comm/reduce_op.h"
+
+namespace tessera {
+
+/// The tensors are dense, contiguous, of one dtype and on the CPU. AllReduce and Broadcast use `output` alone.
+struct LocalCall {
+  Collective kind = Collective::Barrier;
+  ReduceOp op = ReduceOp::Sum;
+  int root = 0;
+  at::Tensor output = {};
+  at::Tensor input = {};
+  /// AllToAll: elements that go to, and come from, each rank.
+  std::vector<int64_t> input_splits = {};
+  std::vector<int64_t> output_splits = {};
+};
+
+/// A call without its tensors: what the ranks must agree on.
+struct CallShape {
+  Collective kind = Collective::Barrier;
+  ReduceOp op = ReduceOp::Sum;
+  int root = 0;
+  c10::ScalarType dtype = c10::ScalarType::Undefined;
+  /// Elements; -1 where there is no such tensor.
+  int64_t output = -1;
+  int64_t input = -1;
+  std::vector<int64_t> input_splits = {};
+  std::vector<int64_t> output_splits = {};
+};
+
+CallShape shape_of(const LocalCall& call);
+
+/// "all_reduce(Sum, Float[8])", for messages.
+std::string describe(const CallShape& call);
+std::string describe(const LocalCall& call);
+
+/// "" if the ranks' calls (one a rank, in order) belong together; otherwise what each rank called.
+std::string find_mismatch(c10::ArrayRef<CallShape> calls);
+
+}  // namespace tessera

@@ -1,0 +1,34 @@
+#pragma once
+// c10d's interface to the backends in which ranks read each other's memory: checks, then one LocalCall.
+
+#include <vector>
+
+#include "comm/group_backend.h"
+#include "comm/local_call.h"
+
+namespace tessera {
+
+/// Tensors must be dense, contiguous and on the CPU (ValueError). Thread safety: for one thread at a time.
+class LocalCallBackend : public GroupBackend {
+ public:
+  using GroupBackend::GroupBackend;
+
+  c10::intrusive_ptr<c10d::Work> _allgather_base(at::Tensor& output, at::Tensor& input,
+                                                 const c10d::AllgatherOptions& options = {}) override;
+  c10::intrusive_ptr<c10d::Work> _reduce_scatter_base(at::Tensor& output, at::Tensor& input,
+                                                      const c10d::ReduceScatterOptions& options = {}) override;
+  c10::intrusive_ptr<c10d::Work> allreduce(std::vector<at::Tensor>& tensors,
+                                           const c10d::AllreduceOptions& options = {}) override;
+  c10::intrusive_ptr<c10d::Work> broadcast(std::vector<at::Tensor>& tensors,
+                                           const c10d::BroadcastOptions& options = {}) override;
+  c10::intrusive_ptr<c10d::Work> alltoall_base(at::Tensor& output, at::Tensor& input,
+                                               std::vector<int64_t>& output_splits, std::vector<int64_t>& input_splits,
+                                               const c10d::AllToAllOptions& options = {}) override;
+  c10::intrusive_ptr<c10d::Work> barrier(const c10d::BarrierOptions& options = {}) override;
+
+ protected:
+  /// Launches the call; does not wait for other ranks.
+  virtual c10::intrusive_ptr<c10d::Work> post(LocalCall call) = 0;
+};
+
+}  // namespace tessera

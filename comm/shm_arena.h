@@ -1,0 +1,76 @@
+#pragma once
+// The memory that the ranks of an "shm" group share, and how one rank wakes another: the system calls, no protocol.
+//
+// The memory is a memfd: it has no name in any file system, and is gone with the last process that has it mapped,
+// however those end. Rank 0 makes it; the others open it through /proc/<pid>/fd, which asks for the same user and pid
+// namespace.
+
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <string>
+
+#include "comm/shm_layout.h"
+
+namespace tessera {
+
+/// What a rank tells its peers. Steps are counted from the group's beginning.
+struct RankControl {
+  /// Steps whose cells this rank has filled, and of whose cells it has no more need.
+  alignas(128) std::atomic<uint64_t> posted;
+  alignas(128) std::atomic<uint64_t> consumed;
+  /// The futex on which this rank sleeps; peers count it up. They need not where `awaits` is 0.
+  alignas(128) std::atomic<uint32_t> bell;
+  std::atomic<uint32_t> awaits;
+  /// Set when the rank's end of the group is destroyed.
+  alignas(128) std::atomic<uint32_t> left;
+};
+static_assert(sizeof(RankControl) <= ShmLayout::kControlBytes);
+static_assert(std::atomic<uint64_t>::is_always_lock_free && std::atomic<uint32_t>::is_always_lock_free);
+
+/// Bits of RankControl::awaits: peers' `posted`, or `consumed`, to grow.
+constexpr uint32_t kAwaitsPosted = 1;
+constexpr uint32_t kAwaitsConsumed = 2;
+
+/// Thread safety: any number of threads.
+class ShmArena {
+ public:
+  /// Throws CommError with the reason.
+  static ShmArena create(ShmLayout layout);
+  /// `address` as another process's address() gave it.
+  static ShmArena attach(ShmLayout layout, const std::string& address);
+  ShmArena(ShmArena&& other) noexcept;
+  ShmArena(const ShmArena&) = delete;
+  ShmArena& operator=(const ShmArena&) = delete;
+  ~ShmArena();
+
+  /// For attach() in other processes, until seal().
+  std::string address() const;
+  /// Closes the file: nobody else can attach from now on.
+  void seal();
+
+  const ShmLayout& layout() const { return layout_; }
+  RankControl& control(int rank) const;
+  /// The cell of `rank` for `step`: its header, and its payload.
+  char* cell(int rank, uint64_t step) const { return base_ + layout_.cell_offset(rank, step); }
+  char* payload(int rank, uint64_t step) const { return cell(rank, step) + layout_.header_bytes(); }
+
+  /// Records why the group failed; the first reason is kept, and cut where it is too long. failure(): "" for none.
+  void fail(const std::string& reason);
+  std::string failure() const;
+
+  /// Wakes `rank` if it awaits any of `bits`. The change must have been stored before.
+  void wake(int rank, uint32_t bits) const;
+  /// Sleeps until `rank`'s bell differs from `seen`, or for `limit` at most; may return early.
+  void sleep(int rank, uint32_t seen, std::chrono::milliseconds limit) const;
+
+ private:
+  struct Failure;
+  ShmArena(ShmLayout layout, int file);
+
+  ShmLayout layout_;
+  int file_ = -1;
+  char* base_ = nullptr;
+};
+
+}  // namespace tessera

@@ -1,0 +1,152 @@
+#include "comm/shm_backend.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <memory>
+#include <optional>
+#include <thread>
+#include <utility>
+
+#include "base/error.h"
+#include "comm/local_call_backend.h"
+#include "comm/shm_group.h"
+
+namespace tessera {
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+using std::chrono::milliseconds;
+
+constexpr const char* kArenaKey = "arena";
+constexpr const char* kJoined = "joined";
+
+class ShmWork final : public c10d::Work {
+ public:
+  ShmWork(std::shared_ptr<ShmGroup> group, uint64_t number) : group_(std::move(group)), number_(number) {}
+
+  bool wait(milliseconds timeout = kNoTimeout) override {
+    if (group_) {
+      group_->wait(number_, timeout);
+      group_.reset();
+    }
+    return true;
+  }
+  bool isCompleted() override { return !group_ || group_->is_done(number_); }
+  bool isSuccess() const override { return !group_ || group_->is_done(number_); }
+
+ private:
+  std::shared_ptr<ShmGroup> group_;
+  const uint64_t number_;
+};
+
+class ShmBackend final : public LocalCallBackend {
+ public:
+  ShmBackend(GroupInfo info, ShmArena arena, std::vector<HostProcess> processes, bool spins)
+      : LocalCallBackend(std::move(info)),
+        group_(std::make_shared<ShmGroup>(shared_info(), std::move(arena), std::move(processes), spins)) {}
+
+  const std::string getBackendName() const override { return "shm"; }
+
+ private:
+  c10::intrusive_ptr<c10d::Work> post(LocalCall call) override {
+    const uint64_t number = group_->launch(std::move(call));
+    return c10::make_intrusive<ShmWork>(group_, number);
+  }
+
+  const std::shared_ptr<ShmGroup> group_;
+};
+
+std::string joined_key(int rank) {
+  return fmt::format("{}/{}", kJoined, rank);
+}
+
+/// How the members of a group find its memory: rank 0 says where it is, then everyone says whether they have it.
+class Rendezvous {
+ public:
+  explicit Rendezvous(const ShmOptions& options)
+      : options_(options), info_(options.info), deadline_(Clock::now() + info_.timeout) {}
+
+  ShmArena join() {
+    std::optional<ShmArena> arena;
+    std::string result = kJoined;
+    try {
+      arena.emplace(info_.rank == 0 ? create() : attach());
+    } catch (const CommError& failure) {
+      result = failure.what();
+    }
+    options_.store->set(joined_key(info_.rank), result);
+    for (int rank = 0; rank < info_.size(); ++rank) {
+      const std::string theirs = wait_for(joined_key(rank), rank);
+      check(theirs == kJoined,
+            fmt::format("rank {}: {}; backend \"gloo\" needs no shared memory", info_.ranks[rank], theirs));
+    }
+    arena->seal();
+    return std::move(*arena);
+  }
+
+ private:
+  ShmArena create() {
+    try {
+      ShmArena arena = ShmArena::create({.ranks = info_.size()});
+      options_.store->set(kArenaKey, arena.address());
+      return arena;
+    } catch (const CommError&) {
+      options_.store->set(kArenaKey, std::string("none"));
+      throw;
+    }
+  }
+
+  ShmArena attach() { return ShmArena::attach({.ranks = info_.size()}, wait_for(kArenaKey, 0)); }
+
+  // The value that `rank` of the group is to set. Polls, since the store's own wait does not know whether it lives.
+  std::string wait_for(const std::string& key, int rank) {
+    constexpr milliseconds kLongestPause(8), kLookInterval(200);
+    Clock::time_point next_look = Clock::now() + kLookInterval;
+    std::chrono::microseconds pause(100);
+    while (!options_.store->check({key})) {
+      const Clock::time_point now = Clock::now();
+      check(now < deadline_,
+            fmt::format("rank {} did not arrive within {} ms", info_.ranks[rank], info_.timeout.count()));
+      if (now >= next_look) {
+        next_look = now + kLookInterval;
+        // One that has just ended may have set it before.
+        check(is_running(options_.processes[rank]) || options_.store->check({key}),
+              fmt::format("rank {} has died", info_.ranks[rank]));
+      }
+      std::this_thread::sleep_for(pause);
+      pause = std::min<std::chrono::microseconds>(2 * pause, kLongestPause);
+    }
+    return options_.store->get_to_str(key);
+  }
+
+  void check(bool holds, const std::string& otherwise) const {
+    TESSERA_CHECK(CommError, holds, "connecting the ranks on {}: {}", describe(info_), otherwise);
+  }
+
+  const ShmOptions& options_;
+  const GroupInfo& info_;
+  const Clock::time_point deadline_;
+};
+
+}  // namespace
+
+c10::intrusive_ptr<GroupBackend> make_shm_backend(ShmOptions options) {
+  TESSERA_CHECK(ValueError, options.info.size() <= kShmMaxRanks, "backend \"shm\": {} ranks; {} are allowed",
+                options.info.size(), kShmMaxRanks);
+  try {
+    ShmArena arena = Rendezvous(options).join();
+    const bool spins = sysconf(_SC_NPROCESSORS_ONLN) >= options.host_ranks;
+    return c10::make_intrusive<ShmBackend>(std::move(options.info), std::move(arena), std::move(options.processes),
+                                           spins);
+  } catch (const Error&) {
+    throw;
+  } catch (const std::exception& failure) {
+    throw CommError(fmt::format("connecting the ranks on {}: {}", describe(options.info), failure.what()));
+  }
+}
+
+}  // namespace tessera

@@ -1,0 +1,30 @@
+#pragma once
+// The "shm" backend: ranks are processes of one host that share memory. CPU only.
+
+#include <torch/csrc/distributed/c10d/Store.hpp>
+#include <vector>
+
+#include "comm/group_backend.h"
+#include "comm/host_process.h"
+
+namespace tessera {
+
+struct ShmOptions {
+  GroupInfo info = {};
+  /// For this group alone (a PrefixStore of the default group's).
+  c10::intrusive_ptr<c10d::Store> store = {};
+  /// Of the group's ranks, in order; on one host.
+  std::vector<HostProcess> processes = {};
+  /// All ranks on this host, of which each wants a core.
+  int host_ranks = 1;
+};
+
+/// Maps one piece of memory into all members; every member calls it. Throws CommError on all of them if one cannot.
+///
+/// A launch puts what fits into the rank's cells of that memory, the rest moves in wait(), of whichever work: no thread
+/// runs beside the rank's own (comm/shm_queue.h). Reductions read the peers' cells and write the result, in the order
+/// of the ranks with the arithmetic of comm/local_reduce.h, so they are the same bits as with the other backends. Every
+/// dtype moves as bytes. A peer that dies is noticed within a second. Nothing is left behind, however the ranks end.
+c10::intrusive_ptr<GroupBackend> make_shm_backend(ShmOptions options);
+
+}  // namespace tessera

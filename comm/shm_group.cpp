@@ -1,0 +1,188 @@
+#include "comm/shm_group.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <thread>
+#include <utility>
+
+#include "base/error.h"
+
+namespace tessera {
+
+namespace {
+
+using std::chrono::milliseconds;
+
+// About 50 us: longer than a small collective takes, shorter than would matter to another process.
+constexpr int kSpins = 2000;
+// A sleeping rank looks after its peers this often; where a call of another group is open it may have to move that.
+constexpr milliseconds kSleep(50), kSleepWithOtherGroups(1);
+// How often it asks the system whether they still run.
+constexpr milliseconds kLookInterval(200);
+// Time-outs above are as good as none, and too long for the clock.
+constexpr milliseconds kLongest = std::chrono::hours(24 * 365);
+
+void spin_once() {
+#ifdef __SSE2__
+  __builtin_ia32_pause();
+#else
+  std::this_thread::yield();
+#endif
+}
+
+/// The groups of this process; never destroyed, as groups may be after the statics' end.
+struct Registry {
+  std::mutex mutex;
+  std::vector<ShmGroup*> groups;
+};
+
+Registry& registry() {
+  static auto* groups = new Registry();
+  return *groups;
+}
+
+}  // namespace
+
+ShmGroup::ShmGroup(std::shared_ptr<const GroupInfo> info, ShmArena arena, std::vector<HostProcess> processes,
+                   bool spins)
+    : info_(std::move(info)),
+      arena_(std::move(arena)),
+      processes_(std::move(processes)),
+      spins_(spins ? kSpins : 0),
+      queue_(arena_, info_->rank) {
+  std::lock_guard lock(registry().mutex);
+  registry().groups.push_back(this);
+}
+
+ShmGroup::~ShmGroup() {
+  {
+    std::lock_guard lock(registry().mutex);
+    std::erase(registry().groups, this);
+  }
+  arena_.control(info_->rank).left.store(1);
+  std::atomic_thread_fence(std::memory_order_seq_cst);
+  for (int peer = 0; peer < info_->size(); ++peer) {
+    arena_.wake(peer, kAwaitsPosted | kAwaitsConsumed);
+  }
+}
+
+uint64_t ShmGroup::launch(LocalCall call) {
+  std::lock_guard lock(mutex_);
+  const std::string failure = failure_.empty() ? arena_.failure() : failure_;
+  TESSERA_CHECK(CommError, failure.empty(), "{} on {}: {}", describe(call), describe(*info_), failure);
+  const uint64_t number = queue_.push(std::move(call));
+  queue_.advance();
+  return number;
+}
+
+bool ShmGroup::is_done(uint64_t number) {
+  std::lock_guard lock(mutex_);
+  queue_.advance();
+  return queue_.is_done(number);
+}
+
+void ShmGroup::wait(uint64_t number, milliseconds timeout) {
+  std::unique_lock lock(mutex_);
+  timeout = timeout.count() == 0 ? info_->timeout : timeout;
+  Clock::time_point deadline = Clock::time_point::max();
+  for (int idle = 0;; ++idle) {
+    idle = queue_.advance() ? 0 : idle;
+    if (queue_.is_done(number)) {
+      return;
+    }
+    if (idle < spins_ && queue_.mismatch().empty()) {
+      spin_once();
+      continue;
+    }
+    const Clock::time_point now = Clock::now();
+    deadline = deadline == Clock::time_point::max() ? now + std::min<milliseconds>(timeout, kLongest) : deadline;
+    const std::string fault = find_fault(now);
+    if (queue_.advance()) {
+      continue;  // what the others did before they left
+    }
+    if (!fault.empty()) {
+      raise(number, fault);
+    }
+    if (now >= deadline) {
+      time_out(number, timeout);
+    }
+    sleep(lock);
+  }
+}
+
+void ShmGroup::time_out(uint64_t number, milliseconds timeout) {
+  const std::string reason =
+      fmt::format("rank(s) [{}] did not arrive within {} ms", global_ranks(queue_.missing()), timeout.count());
+  arena_.fail(fmt::format("rank {} failed: {} on {}: {}", info_->ranks[info_->rank], describe(queue_.shape(number)),
+                          describe(*info_), reason));
+  raise(number, reason);
+}
+
+void ShmGroup::sleep(std::unique_lock<std::mutex>& lock) {
+  const bool others_are_open = advance_other_groups();
+  RankControl& own = arena_.control(info_->rank);
+  const uint32_t seen = own.bell.load();
+  own.awaits.store(queue_.awaited());
+  std::atomic_thread_fence(std::memory_order_seq_cst);
+  if (!queue_.advance()) {
+    lock.unlock();
+    arena_.sleep(info_->rank, seen, others_are_open ? kSleepWithOtherGroups : kSleep);
+    lock.lock();
+  }
+  own.awaits.store(0);
+}
+
+std::string ShmGroup::find_fault(Clock::time_point now) {
+  for (const std::string& reason : {failure_, queue_.mismatch(), arena_.failure()}) {
+    if (!reason.empty()) {
+      return reason;
+    }
+  }
+  std::vector<int> gone = queue_.missing();
+  std::erase_if(gone, [&](int peer) { return arena_.control(peer).left.load() == 0; });
+  if (!gone.empty()) {
+    return fmt::format("rank(s) [{}] have ended without calling it", global_ranks(gone));
+  }
+  if (now >= next_look_) {
+    next_look_ = now + kLookInterval;
+    gone = queue_.missing();
+    std::erase_if(gone, [&](int peer) { return is_running(processes_[peer]); });
+  }
+  return gone.empty() ? "" : fmt::format("rank(s) [{}] have died", global_ranks(gone));
+}
+
+void ShmGroup::raise(uint64_t number, const std::string& reason) {
+  failure_ = reason;
+  throw CommError(fmt::format("{} on {}: {}", describe(queue_.shape(number)), describe(*info_), reason));
+}
+
+// Whether any of them has an open call. A group that another thread is just using needs no help.
+bool ShmGroup::advance_other_groups() {
+  bool any_is_open = false;
+  std::lock_guard lock(registry().mutex);
+  for (ShmGroup* const group : registry().groups) {
+    if (group == this) {
+      continue;
+    }
+    std::unique_lock group_lock(group->mutex_, std::try_to_lock);
+    if (group_lock.owns_lock() && !group->queue_.is_empty()) {
+      any_is_open = true;
+      if (group->queue_.advance()) {
+        group->arena_.wake(group->info_->rank, kAwaitsPosted | kAwaitsConsumed);
+      }
+    }
+  }
+  return any_is_open;
+}
+
+std::string ShmGroup::global_ranks(const std::vector<int>& places) const {
+  std::vector<int64_t> ranks;
+  for (const int place : places) {
+    ranks.push_back(info_->ranks[place]);
+  }
+  return fmt::format("{}", fmt::join(ranks, ", "));
+}
+
+}  // namespace tessera

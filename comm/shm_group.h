@@ -1,0 +1,61 @@
+#pragma once
+// One rank's end of an "shm" group: launch and wait, and how a rank learns that another is gone.
+
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "comm/group_backend.h"
+#include "comm/host_process.h"
+#include "comm/shm_arena.h"
+#include "comm/shm_queue.h"
+
+namespace tessera {
+
+/// Works of a rank may be waited for in any order, also across groups: a rank that waits moves the calls of its other
+/// groups along as well. A rank that fails, by a time-out, makes the group's other ranks fail too; once a group has
+/// failed every further call does.
+///
+/// Thread safety: calls from one thread at a time; other groups may be used by other threads.
+class ShmGroup {
+ public:
+  /// `processes`: of the group's ranks, in order. `spins`: whether to wait for a while before sleeping, which is good
+  /// where every rank has a core.
+  ShmGroup(std::shared_ptr<const GroupInfo> info, ShmArena arena, std::vector<HostProcess> processes, bool spins);
+  ShmGroup(const ShmGroup&) = delete;
+  ShmGroup& operator=(const ShmGroup&) = delete;
+  /// Peers that wait for a call which this rank has not made fail.
+  ~ShmGroup();
+
+  /// Returns the call's number. Throws CommError if the group has failed.
+  uint64_t launch(LocalCall call);
+  bool is_done(uint64_t number);
+  /// Returns when the call is done on this rank; `timeout` 0: the group's. Throws CommError: the ranks called different
+  /// collectives, a missing rank died, left or failed, or time is up.
+  void wait(uint64_t number, std::chrono::milliseconds timeout);
+
+ private:
+  using Clock = std::chrono::steady_clock;
+
+  void sleep(std::unique_lock<std::mutex>& lock);
+  /// Why what is missing will not come; "" if it still may.
+  std::string find_fault(Clock::time_point now);
+  [[noreturn]] void time_out(uint64_t number, std::chrono::milliseconds timeout);
+  [[noreturn]] void raise(uint64_t number, const std::string& reason);
+  bool advance_other_groups();
+  std::string global_ranks(const std::vector<int>& places) const;
+
+  const std::shared_ptr<const GroupInfo> info_;
+  ShmArena arena_;
+  const std::vector<HostProcess> processes_;
+  const int spins_;
+  std::mutex mutex_;  // guards what follows
+  ShmQueue queue_;
+  std::string failure_;
+  Clock::time_point next_look_{};
+};
+
+}  // namespace tessera

@@ -1,0 +1,241 @@
+#include "comm/shm_queue.h"
+
+#include <cstring>
+#include <utility>
+
+#include "comm/cell_header.h"
+#include "comm/local_reduce.h"
+#include "comm/stream_copy.h"
+
+namespace tessera {
+
+namespace {
+
+// An output of this size is larger than a rank's share of any cache.
+constexpr int64_t kStreamBytes = 16 * 1024 * 1024;
+// The lines of a cell are in the cache of the core that has read it last. A store that takes them over one by one costs
+// ten times one past the cache, but for a few of them.
+constexpr int64_t kStreamCellBytes = 1024;
+
+char* data_of(const at::Tensor& tensor) {
+  // Raw pointers: no version counter may change.
+  return tensor.defined() ? static_cast<char*>(tensor.unsafeGetTensorImpl()->mutable_data()) : nullptr;
+}
+
+void copy(char* to, const char* from, int64_t bytes, bool streams) {
+  if (bytes == 0 || to == from) {
+    return;
+  }
+  if (streams) {
+    stream_copy(to, from, bytes);
+  } else {
+    std::memcpy(to, from, bytes);
+  }
+}
+
+}  // namespace
+
+ShmQueue::ShmQueue(const ShmArena& arena, int rank)
+    : arena_(arena),
+      rank_(rank),
+      ranks_(static_cast<int>(arena.layout().ranks)),
+      peers_posted_(ranks_, 0),
+      peers_consumed_(ranks_, 0) {}
+
+uint64_t ShmQueue::push(LocalCall call) {
+  CallShape shape = shape_of(call);
+  ShmPlan plan = plan_call(shape, rank_, arena_.layout());
+  const bool streams = call.output.defined() && static_cast<int64_t>(call.output.nbytes()) >= kStreamBytes;
+  char* const input = data_of(call.input);
+  char* const output = data_of(call.output);
+  operations_.push_back({std::move(call), std::move(shape), std::move(plan), input, output, streams, false});
+  return done_ + operations_.size() - 1;
+}
+
+bool ShmQueue::advance() {
+  bool has_moved = false;
+  while (mismatch_.empty()) {
+    // In turns, so that the ranks work on the same few cells while those are in the cache.
+    const bool has_put = put(), has_taken = take();
+    if (!has_put && !has_taken) {
+      break;
+    }
+    has_moved = true;
+  }
+  return has_moved;
+}
+
+bool ShmQueue::put() {
+  if (!find_phase_to_put() || !has_room()) {
+    return false;
+  }
+  const Operation& operation = operations_[put_cursor_.operation];
+  const ShmPhase& phase = operation.plan.phases[put_cursor_.phase];
+  if (phase.after_previous && put_cursor_.step == 0 && taken_ != posted_) {
+    return false;
+  }
+  if (put_cursor_.phase == 0 && put_cursor_.step == 0) {
+    write_header(arena_.cell(rank_, posted_), operation.shape, phase.steps);
+  }
+  put_pieces(operation, phase);
+  ++put_cursor_.step;
+  publish(arena_.control(rank_).posted, ++posted_, kAwaitsPosted);
+  return true;
+}
+
+// Moves the cursor over phases and calls of which all is put.
+bool ShmQueue::find_phase_to_put() {
+  while (put_cursor_.operation < operations_.size()) {
+    const Operation& operation = operations_[put_cursor_.operation];
+    if (put_cursor_.step < operation.plan.phases[put_cursor_.phase].steps) {
+      return true;
+    }
+    if (operation.plan.steps_by_agreement && !operation.agreed) {
+      return false;
+    }
+    const bool is_last = put_cursor_.phase + 1 == operation.plan.phases.size();
+    put_cursor_ = is_last ? Cursor{.operation = put_cursor_.operation + 1}
+                          : Cursor{.operation = put_cursor_.operation, .phase = put_cursor_.phase + 1};
+  }
+  return false;
+}
+
+void ShmQueue::put_pieces(const Operation& operation, const ShmPhase& phase) {
+  const char* const source = phase.from_output ? operation.output : operation.input;
+  char* const payload = arena_.payload(rank_, posted_);
+  const int64_t t = put_cursor_.step;
+  const int parts = phase.own_parts ? ranks_ : 1;
+  for (int to = 0; to < parts; ++to) {
+    const ByteRange piece = phase.sent[to].piece(t, phase.chunk);
+    if (!phase.own_parts || to != rank_) {
+      copy(payload + to * phase.chunk, source + piece.begin, piece.bytes, piece.bytes >= kStreamCellBytes);
+    }
+  }
+  if (!phase.reduces) {
+    const ByteRange from = phase.sent_to(rank_).piece(t, phase.chunk);
+    const ByteRange to = phase.received[rank_].piece(t, phase.chunk);
+    copy(operation.output + to.begin, source + from.begin, std::min(from.bytes, to.bytes), operation.streams);
+  }
+}
+
+bool ShmQueue::take() {
+  if (taken_ == posted_) {
+    return false;
+  }
+  for (int peer = 0; peer < ranks_; ++peer) {
+    if (peer != rank_ && !has_posted(peer, taken_)) {
+      return false;
+    }
+  }
+  Operation& operation = operations_.front();
+  if (!operation.agreed && !agree(operation)) {
+    return false;
+  }
+  take_pieces(operation, operation.plan.phases[take_cursor_.phase]);
+  step_taken();
+  return true;
+}
+
+bool ShmQueue::agree(Operation& operation) {
+  c10::SmallVector<const char*, 8> cells;
+  for (int rank = 0; rank < ranks_; ++rank) {
+    cells.push_back(arena_.cell(rank, taken_));
+  }
+  HeaderAgreement agreement = compare_headers(cells);
+  mismatch_ = std::move(agreement.mismatch);
+  if (operation.plan.steps_by_agreement) {
+    operation.plan.phases[0].steps = agreement.steps;
+  }
+  operation.agreed = true;
+  return mismatch_.empty();
+}
+
+void ShmQueue::take_pieces(const Operation& operation, const ShmPhase& phase) {
+  const int64_t t = take_cursor_.step, offset = phase.own_parts ? rank_ * phase.chunk : 0;
+  if (phase.reduces) {
+    const char* const source = phase.from_output ? operation.output : operation.input;
+    c10::SmallVector<const void*, 8> inputs;
+    for (int from = 0; from < ranks_; ++from) {
+      const char* const own = source + phase.sent_to(rank_).piece(t, phase.chunk).begin;
+      inputs.push_back(from == rank_ ? own : arena_.payload(from, taken_) + offset);
+    }
+    const ByteRange to = phase.received[rank_].piece(t, phase.chunk);
+    if (to.bytes != 0) {
+      const auto numel = to.bytes / static_cast<int64_t>(c10::elementSize(operation.shape.dtype));
+      reduce_in_order(operation.output + to.begin, inputs, numel, operation.shape.dtype, operation.shape.op);
+    }
+    return;
+  }
+  for (int i = 1; i < ranks_; ++i) {
+    const int from = (rank_ + i) % ranks_;
+    const ByteRange to = phase.received[from].piece(t, phase.chunk);
+    copy(operation.output + to.begin, arena_.payload(from, taken_) + offset, to.bytes, operation.streams);
+  }
+}
+
+void ShmQueue::step_taken() {
+  publish(arena_.control(rank_).consumed, ++taken_, kAwaitsConsumed);
+  const ShmPlan& plan = operations_.front().plan;
+  if (++take_cursor_.step < plan.phases[take_cursor_.phase].steps) {
+    return;
+  }
+  take_cursor_.step = 0;
+  if (++take_cursor_.phase < plan.phases.size()) {
+    return;
+  }
+  take_cursor_.phase = 0;
+  operations_.pop_front();
+  ++done_;
+  put_cursor_ =
+      put_cursor_.operation == 0 ? Cursor{} : Cursor{put_cursor_.operation - 1, put_cursor_.phase, put_cursor_.step};
+}
+
+void ShmQueue::publish(std::atomic<uint64_t>& counter, uint64_t value, uint32_t awaited_by) {
+  counter.store(value, std::memory_order_release);
+  // Either this rank sees that a peer is about to sleep, or the peer sees the new value before it does.
+  std::atomic_thread_fence(std::memory_order_seq_cst);
+  for (int peer = 0; peer < ranks_; ++peer) {
+    if (peer != rank_) {
+      arena_.wake(peer, awaited_by);
+    }
+  }
+}
+
+bool ShmQueue::has_posted(int peer, uint64_t step) const {
+  if (peers_posted_[peer] <= step) {
+    peers_posted_[peer] = arena_.control(peer).posted.load(std::memory_order_acquire);
+  }
+  return peers_posted_[peer] > step;
+}
+
+// Whether all peers have taken what this rank's next cell held before.
+bool ShmQueue::has_room() const {
+  for (int peer = 0; peer < ranks_; ++peer) {
+    if (peer == rank_ || posted_ < peers_consumed_[peer] + ShmLayout::kCells) {
+      continue;
+    }
+    peers_consumed_[peer] = arena_.control(peer).consumed.load(std::memory_order_acquire);
+    if (posted_ >= peers_consumed_[peer] + ShmLayout::kCells) {
+      return false;
+    }
+  }
+  return true;
+}
+
+std::vector<int> ShmQueue::missing() const {
+  std::vector<int> peers;
+  for (int peer = 0; peer < ranks_; ++peer) {
+    const bool blocks =
+        taken_ < posted_ ? !has_posted(peer, taken_) : posted_ >= arena_.control(peer).consumed + ShmLayout::kCells;
+    if (peer != rank_ && blocks) {
+      peers.push_back(peer);
+    }
+  }
+  return peers;
+}
+
+uint32_t ShmQueue::awaited() const {
+  return (taken_ < posted_ ? kAwaitsPosted : 0) | (has_room() ? 0 : kAwaitsConsumed);
+}
+
+}  // namespace tessera

@@ -9,6 +9,8 @@
 #include <type_traits>
 #include <vector>
 
+#include "base/error.h"
+
 namespace tessera {
 
 namespace {
@@ -19,6 +21,9 @@ struct BackwardNode : torch::autograd::Node {
   explicit BackwardNode(torch::autograd::edge_list&& next) : Node(std::move(next)) {}
 
   variable_list apply(variable_list&& grads) override {
+    TESSERA_CHECK(NotImplementedError, !at::GradMode::is_enabled(),
+                  "fully_shard: a backward with create_graph through a unit. Its parameters are freed when the unit's "
+                  "backward ends, so gradients of gradients would read freed memory; leave create_graph off");
     if (callback) {
       callback();
     }

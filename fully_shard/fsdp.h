@@ -1,6 +1,7 @@
 #pragma once
 // FullyShardedDataParallel: the interface of PyTorch's first FSDP, over the engine of fully_shard.
 //
+//   // Gpt and Block are declared with TESSERA_MODULE (nn/hooked.h); every rank builds the same model.
 //   FullyShardedDataParallel model(Gpt(config), {.auto_wrap_policy = module_wrap_policy<BlockImpl>(),
 //                                                .mixed_precision = {.param_dtype = at::kBFloat16}});
 //   torch::optim::AdamW optimizer(model->parameters());
@@ -15,14 +16,20 @@
 // itself and stays the same tensor (PyTorch's use_orig_params=True, the only mode). So the optimizer may be built
 // before or after, units may mix frozen and trained parameters, and dtypes of gradients may differ.
 //
+// The wrapped module itself becomes a unit too, the root, with all parameters that no unit below has. Without a policy
+// it is the only one, and its full parameters are in memory at one time: give a policy, or wrap bottom-up by hand.
+//
 // `FSDP` is the handle to what a wrapper did to a module; its static functions take any module with units below it.
 // Scopes are functions that take a body: they end as they should when it throws. docs/fsdp_surface.md lists what is
 // covered, and what is not applicable.
 //
-// Not supported: double backward through a unit; forward of a plain part of a unit outside of the unit's forward.
+// Not supported, and refused: double backward through a unit (a backward with create_graph throws NotImplementedError);
+// forward of a plain part of a unit outside of the unit's forward; conversions (module.to()) after wrapping; parameters
+// that two units share. Not noticed: a parameter that is registered after wrapping is in no unit, so nobody shards it
+// or reduces its gradient.
 //
 // Errors: a call at the wrong time (not the root, a scope inside another) is a StateError, also where PyTorch asserts;
-// assert_state throws ValueError, as there.
+// a method that needs the state IDLE throws ValueError in another one, as assert_state there.
 // Thread safety: one thread a rank; ranks may be threads of one process. All calls are collective unless said.
 // Names and meaning follow torch/distributed/fsdp/fully_sharded_data_parallel.py.
 
@@ -32,12 +39,16 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <type_traits>
+#include <utility>
 #include <vector>
 
+#include "fully_shard/comm_hooks.h"
 #include "fully_shard/fsdp_module.h"
 #include "fully_shard/fsdp_options.h"
 #include "fully_shard/fsdp_state_dict.h"
 #include "fully_shard/training_state.h"
+#include "nn/hook_point.h"
 
 namespace tessera {
 
@@ -45,14 +56,14 @@ struct FSDPUnit;
 
 struct SummonFullParamsOptions {
   bool recurse = true;  // the units below too
-  /// Changes to this rank's rows stay. Where nothing is sharded they stay anyway.
+  /// Changes to this rank's rows stay; each rank makes them, alike. Where nothing is sharded they stay anyway.
   bool writeback = true;
-  bool rank0_only = false;  // the other ranks keep their shards; needs writeback = false
-  bool offload_to_cpu = false;
-  bool with_grads = false;
+  bool rank0_only = false;      // the other ranks keep their shards; needs writeback = false
+  bool offload_to_cpu = false;  // full parameters in the memory of the CPU
+  bool with_grads = false;      // `grad` is the full gradient; without, it is undefined inside
 };
 
-/// A module that FullyShardedDataParallel wrapped. Cheap to copy; the module must outlive it.
+/// A handle to a module that FullyShardedDataParallel wrapped. Cheap to copy; the module must outlive it.
 class FSDP {
  public:
   FSDP(torch::nn::Module& module, std::shared_ptr<FSDPUnit> unit) : module_(&module), unit_(std::move(unit)) {}
@@ -71,6 +82,8 @@ class FSDP {
   /// Throws ValueError, on every rank, unless the state is one of `allowed`. No communication.
   void assert_state(const std::vector<TrainingState>& allowed) const;
   bool mixed_precision_enabled_for_buffers() const;
+  /// Whether a hook is registered that sends a lower precision than it is given.
+  bool low_precision_hook_enabled() const;
 
   /// Calls `fn` on every module below, children first, then on this one, while all parameters are full; what it
   /// writes to them stays. Throws ValueError unless IDLE.
@@ -84,6 +97,11 @@ class FSDP {
   at::Tensor clip_grad_norm_(double max_norm, double norm_type = 2.0) const;
   /// Gathers this unit's parameters ahead of its next forward, which then does not gather.
   UnshardHandle unshard(bool async_op = false) const;
+  /// From now on `hook` reduces the gradients of this unit and all below it, in place of the engine
+  /// (fully_shard/comm_hooks.h). Inside of no_sync it is not called. Each unit's backward waits for it.
+  /// Throws StateError unless on the root, or if there is a hook already; NotImplementedError if a unit has a hybrid
+  /// strategy; ValueError unless IDLE, or for an empty hook. Nothing has changed then. No communication.
+  void register_comm_hook(CommHook hook) const;
 
   /// The wrapped modules at and below `module`, depth-first; with root_only those that no other is above of. No
   /// communication.
@@ -125,11 +143,11 @@ namespace detail {
 FSDP make_fsdp(torch::nn::Module& module, FSDPOptions options);
 }  // namespace detail
 
-/// Holds a module and wraps it. Impl is a Hooked type: what TESSERA_MODULE declares.
-/// Throws ValueError if group and mesh are both given, or both of the ignored lists; for a hybrid strategy without
-/// group, mesh and policy; for a mesh of the wrong number of axes; if an ignored module is wrapped itself, or the
-/// policy chooses one that is; if the module is on another device than device_id; if parameters are on the meta device
-/// and there is no param_init_fn. As fully_shard otherwise.
+/// Holds a module and wraps it. Impl is a Hooked type: what TESSERA_MODULE declares. Collective.
+/// Throws StateError if it is not; ValueError if group and mesh are both given, or both of the ignored lists; for a
+/// hybrid strategy without group, mesh and policy; for a mesh of the wrong number of axes; if an ignored module is
+/// wrapped itself, or the policy chooses one that is; if the module is on another device than device_id; if parameters
+/// are on the meta device and there is no param_init_fn. As fully_shard otherwise.
 template <class Impl>
 class FullyShardedDataParallel : public FSDP {
  public:
@@ -138,6 +156,7 @@ class FullyShardedDataParallel : public FSDP {
 
   template <class... Args>
   auto operator()(Args&&... args) const {
+    static_assert(std::is_base_of_v<HookPoint, Impl>, "declare the module with TESSERA_MODULE (nn/hooked.h)");
     return impl_->call(std::forward<Args>(args)...);
   }
   Impl* operator->() const { return impl_.get(); }
@@ -175,11 +194,15 @@ class EnableWrap {
   const EnableWrap* outer_;
 };
 
-/// `module` itself, wrapped if inside an EnableWrap.
+/// `module` itself, wrapped if inside an EnableWrap: with its options, of which `overrides` may change some.
 template <class Holder>
-Holder wrap(Holder module) {
-  if (const auto* options = EnableWrap::current()) {
-    wrap_module(*module, *options);
+Holder wrap(Holder module, const std::function<void(FSDPOptions&)>& overrides = nullptr) {
+  if (const auto* scope = EnableWrap::current()) {
+    FSDPOptions options = *scope;
+    if (overrides) {
+      overrides(options);
+    }
+    wrap_module(*module, std::move(options));
   }
   return module;
 }

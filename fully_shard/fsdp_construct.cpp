@@ -1,6 +1,8 @@
 // The construction of FullyShardedDataParallel: what is ignored, over which ranks, which modules, and what has to be
 // done to each before the engine takes it.
 
+#include <ATen/Context.h>
+
 #include <algorithm>
 #include <utility>
 
@@ -19,9 +21,7 @@ namespace {
 
 using torch::nn::Module;
 
-bool is_hybrid(ShardingStrategy strategy) {
-  return strategy == ShardingStrategy::HYBRID_SHARD || strategy == ShardingStrategy::_HYBRID_SHARD_ZERO2;
-}
+constexpr const char* kApi = "FullyShardedDataParallel";
 
 bool keeps_after_forward(ShardingStrategy strategy) {
   return strategy == ShardingStrategy::SHARD_GRAD_OP || strategy == ShardingStrategy::_HYBRID_SHARD_ZERO2;
@@ -41,6 +41,18 @@ void check_arguments(Module& module, const FSDPOptions& options) {
   }
   TESSERA_CHECK(ValueError, !find_fsdp_unit(module), "FullyShardedDataParallel({}): the module is wrapped already",
                 module.name());
+  hook_point(module, kApi);
+}
+
+/// What a policy chose: all of it is refused before any of it is wrapped.
+void check_targets(Module& module, const std::vector<WrapTarget>& targets) {
+  for (const auto& target : targets) {
+    TESSERA_CHECK(ValueError, !find_fsdp_unit(*target.module),
+                  "FullyShardedDataParallel({}): the policy chooses {}, which is wrapped already; wrap by hand or by "
+                  "policy",
+                  module.name(), target.module->name());
+    hook_point(*target.module, kApi);
+  }
 }
 
 /// An ignored module's parameters, but not those of units below it.
@@ -77,6 +89,19 @@ std::vector<at::Tensor> ignored_params(Module& module, const WrapScope& scope) {
   return params;
 }
 
+/// Where the units compute. What is offloaded computes on the accelerator if there is one.
+at::DeviceType compute_device(const Module& module, const FSDPOptions& options) {
+  if (options.device_id) {
+    return options.device_id->type();
+  }
+  for (const auto& parameter : module.parameters()) {
+    if (!parameter.is_meta() && !parameter.is_cpu()) {
+      return parameter.device().type();
+    }
+  }
+  return options.cpu_offload.offload_params && at::hasCUDA() ? at::kCUDA : at::kCPU;
+}
+
 DeviceMesh mesh_of(Module& module, const FSDPOptions& options, ShardingStrategy strategy) {
   if (options.device_mesh) {
     const int64_t axes = is_hybrid(strategy) ? 2 : 1;
@@ -90,16 +115,16 @@ DeviceMesh mesh_of(Module& module, const FSDPOptions& options, ShardingStrategy 
     TESSERA_CHECK(ValueError, is_pair == is_hybrid(strategy), "FullyShardedDataParallel({}): {} takes {}",
                   module.name(), to_string(strategy),
                   is_pair ? "one group" : "a pair of groups, for shards and replicas");
-    return mesh_of_groups(*options.process_group);
+    return mesh_of_groups(*options.process_group, compute_device(module, options));
   }
   if (!is_hybrid(strategy)) {
-    return init_device_mesh(at::kCPU, {get_world_size()}, {"dp"});
+    return init_device_mesh(compute_device(module, options), {get_world_size()}, {"dp"});
   }
   TESSERA_CHECK(ValueError, static_cast<bool>(options.auto_wrap_policy),
                 "FullyShardedDataParallel({}): {} without groups, mesh and policy: every unit would make groups of its "
                 "own; give process_group or device_mesh",
                 module.name(), to_string(strategy));
-  return mesh_of_hosts();
+  return mesh_of_hosts(compute_device(module, options));
 }
 
 void cast_floating(TensorRefs tensors, at::ScalarType dtype) {
@@ -135,7 +160,7 @@ void cast_inputs(FSDPUnit& unit, TensorRefs inputs) {
 }
 
 void install_hooks(Module& module, const std::shared_ptr<FSDPUnit>& unit) {
-  auto& point = hook_point(module, "FullyShardedDataParallel");
+  auto& point = hook_point(module, kApi);
   point.register_forward_pre_hook(
       [unit](HookPoint& at, TensorRefs) {
         TESSERA_CHECK(StateError, !unit->is_summoned,
@@ -160,10 +185,12 @@ MixedPrecisionPolicy engine_policy(const MixedPrecision& precision) {
 void make_engine_unit(Module& module, const FSDPUnit& unit, const WrapScope& scope) {
   const auto ignored = ignored_params(module, scope);
   const auto policy = engine_policy(unit.options.mixed_precision);
+  const auto offload = unit.options.cpu_offload.offload_params ? std::optional(CPUOffloadPolicy{}) : std::nullopt;
   if (unit.strategy == ShardingStrategy::NO_SHARD) {
-    replicate(module, {.mesh = unit.mesh, .mp_policy = policy, .ignored_params = ignored});
+    replicate(module, {.mesh = unit.mesh, .mp_policy = policy, .offload_policy = offload, .ignored_params = ignored});
   } else {
-    FullyShardOptions engine{.mesh = unit.mesh, .mp_policy = policy, .ignored_params = ignored};
+    FullyShardOptions engine{
+        .mesh = unit.mesh, .mp_policy = policy, .offload_policy = offload, .ignored_params = ignored};
     if (keeps_after_forward(unit.strategy)) {
       engine.reshard_after_forward = false;
     }
@@ -192,9 +219,6 @@ void wrap_one(Module& module, const WrapOne& request) {
     unit->strategy = ShardingStrategy::NO_SHARD;
   }
   prepare_modules(modules, options, where);
-  if (options.device_id) {
-    module.to(*options.device_id);
-  }
   if (options.sync_module_states) {
     sync_states(modules, scope, unit->mesh);
   }
@@ -210,7 +234,7 @@ void wrap_one(Module& module, const WrapOne& request) {
   settings.prefetch_after_backward = options.backward_prefetch == BackwardPrefetch::BACKWARD_POST;
   cast_buffers(modules, *unit);
   install_hooks(module, unit);
-  hook_point(module, "FullyShardedDataParallel").attach(unit);
+  hook_point(module, kApi).attach(unit);
 }
 
 /// The modules that stay in full precision, where that is asked for and there is a policy.
@@ -238,12 +262,7 @@ void wrap_with_fsdp(Module& module, FSDPOptions options) {
   if (policy) {
     const auto full_precision = full_precision_modules(module, options, scope);
     auto targets = policy.select(module, scope);
-    for (const auto& target : targets) {
-      TESSERA_CHECK(ValueError, !find_fsdp_unit(*target.module),
-                    "FullyShardedDataParallel({}): the policy chooses {}, which is wrapped already; wrap by hand or by "
-                    "policy",
-                    module.name(), target.module->name());
-    }
+    check_targets(module, targets);
     for (auto* own : full_precision) {
       std::erase_if(targets, [&](const WrapTarget& target) { return target.module == own; });
       FSDPOptions child = options;

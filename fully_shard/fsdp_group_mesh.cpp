@@ -29,7 +29,7 @@ std::vector<int64_t> ranks_from(int64_t first, int64_t count, int64_t step) {
 
 }  // namespace
 
-DeviceMesh mesh_of_groups(const FSDPProcessGroup& group) {
+DeviceMesh mesh_of_groups(const FSDPProcessGroup& group, at::DeviceType device) {
   const auto& shard = group.shard_ranks();
   const int64_t world = get_world_size(), own = get_rank();
   const auto size = static_cast<int64_t>(shard.size());
@@ -43,19 +43,19 @@ DeviceMesh mesh_of_groups(const FSDPProcessGroup& group) {
     if (!neighbours || *replicate != ranks_from(own % size, others, size)) {
       refuse(neighbours ? *replicate : shard, world);
     }
-    return init_device_mesh(at::kCPU, {others, size}, {"replicate", "shard"});
+    return init_device_mesh(device, {others, size}, {"replicate", "shard"});
   }
   if (size == world) {
-    return init_device_mesh(at::kCPU, {world}, {"dp"});
+    return init_device_mesh(device, {world}, {"dp"});
   }
   if (!neighbours && !apart) {
     refuse(shard, world);
   }
-  return neighbours ? init_device_mesh(at::kCPU, {others, size}, {"other", "dp"})["dp"]
-                    : init_device_mesh(at::kCPU, {size, others}, {"dp", "other"})["dp"];
+  return neighbours ? init_device_mesh(device, {others, size}, {"other", "dp"})["dp"]
+                    : init_device_mesh(device, {size, others}, {"dp", "other"})["dp"];
 }
 
-DeviceMesh mesh_of_hosts() {
+DeviceMesh mesh_of_hosts(at::DeviceType device) {
   const int64_t world = get_world_size();
   const char* text = std::getenv("LOCAL_WORLD_SIZE");
   const int64_t local = text ? std::strtoll(text, nullptr, 10) : world;
@@ -63,7 +63,7 @@ DeviceMesh mesh_of_hosts() {
       ValueError, local >= 1 && world % local == 0,
       "FullyShardedDataParallel: LOCAL_WORLD_SIZE is {}, which does not divide the {} ranks; pass device_mesh",
       text ? text : "", world);
-  return init_device_mesh(at::kCPU, {world / local, local}, {"replicate", "shard"});
+  return init_device_mesh(device, {world / local, local}, {"replicate", "shard"});
 }
 
 }  // namespace tessera

@@ -234,6 +234,8 @@ OptimStateDict optim_state_dict(Module& model, Optimizer& optim) {
 
 OptimStateDict rekey_optim_state_dict(const OptimStateDict& dict, OptimStateKeyType key_type, const Module& model,
                                       const Optimizer& optim) {
+  TESSERA_CHECK(ValueError, key_type == OptimStateKeyType::PARAM_NAME || key_type == OptimStateKeyType::PARAM_ID,
+                "rekey_optim_state_dict: key type {}; PARAM_NAME and PARAM_ID are known", static_cast<int>(key_type));
   check_key_types(dict);
   const auto names = names_of(model, optim);
   std::unordered_map<std::string, int64_t> ids;

@@ -18,7 +18,7 @@
 namespace tessera {
 
 enum class ShardingStrategy {
-  FULL_SHARD,           // parameters are freed after forward and after backward
+  FULL_SHARD,           // parameters are freed after forward (not the root's) and after backward
   SHARD_GRAD_OP,        // after backward only
   NO_SHARD,             // every rank has all of them; gradients are all-reduced
   HYBRID_SHARD,         // FULL_SHARD among some ranks, replicas among the others
@@ -29,6 +29,13 @@ std::string_view to_string(ShardingStrategy strategy);
 enum class BackwardPrefetch {
   BACKWARD_PRE,   // the next unit is gathered before this one's gradients are computed
   BACKWARD_POST,  // after that: less memory, less overlap
+};
+
+/// Where a unit's shards, their gradients and so the optimizer's state are between uses.
+struct CPUOffload {
+  /// In the memory of the CPU. A shard goes to the compute device for its all-gather, its gradient comes back when it
+  /// is reduced; until then, inside of no_sync, gradients stay on the compute device.
+  bool offload_params = false;
 };
 
 /// In which dtypes a unit computes and communicates. Only floating tensors are cast; shards, gradients of shards,
@@ -67,8 +74,13 @@ class FSDPProcessGroup {
 struct FSDPOptions {
   /// Exclusive with device_mesh. Default: all ranks; for the hybrid strategies those of this host, and their peers.
   std::optional<FSDPProcessGroup> process_group = std::nullopt;
-  std::optional<ShardingStrategy> sharding_strategy = std::nullopt;  // FULL_SHARD
+  /// Default: FULL_SHARD. Among one rank it becomes NO_SHARD.
+  std::optional<ShardingStrategy> sharding_strategy = std::nullopt;
+  CPUOffload cpu_offload = {};
+  /// Which modules below become units of their own, with these options (fully_shard/wrap_policy.h). Default: none, so
+  /// that one unit has all parameters that were not wrapped before.
   WrapPolicy auto_wrap_policy = {};
+  /// None: the next unit is gathered when its backward begins, without overlap.
   std::optional<BackwardPrefetch> backward_prefetch = BackwardPrefetch::BACKWARD_PRE;
   MixedPrecision mixed_precision = {};
   /// Their parameters and all below them are left alone, but units below them stay units.
@@ -78,7 +90,8 @@ struct FSDPOptions {
   /// Called once for every module that has parameters or buffers on the meta device, after these got memory on
   /// device_id (the CPU); it sets what the module itself has, not what its children have.
   std::function<void(torch::nn::Module&)> param_init_fn = nullptr;
-  /// Where a module on the CPU is moved. A module on another device is an error.
+  /// Where a module on the CPU is moved, and inputs of the root are. A module on another device is an error. Default:
+  /// modules and inputs stay where they are.
   std::optional<at::Device> device_id = std::nullopt;
   /// Parameters and buffers of rank 0 of the groups, on all ranks.
   bool sync_module_states = false;

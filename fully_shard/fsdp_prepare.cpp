@@ -7,6 +7,7 @@
 
 #include "base/error.h"
 #include "comm/collectives.h"
+#include "fully_shard/replace_data.h"
 
 namespace tessera {
 
@@ -14,33 +15,51 @@ namespace {
 
 using torch::nn::Module;
 
+/// Parameters and buffers of the module itself.
+std::vector<at::Tensor> own_tensors(const Module& module) {
+  auto tensors = module.parameters(/*recurse=*/false);
+  for (const auto& buffer : module.buffers(/*recurse=*/false)) {
+    tensors.push_back(buffer);
+  }
+  return tensors;
+}
+
 /// Gives tensors on the meta device memory, and lets the user's function fill it, once a module.
 void materialize(Module& module, const FSDPOptions& options) {
   const at::NoGradGuard no_grad;
   const auto device = options.device_id.value_or(at::kCPU);
   bool any = false;
-  const auto give_memory = [&](const at::Tensor& tensor) {
+  for (const auto& tensor : own_tensors(module)) {
     if (tensor.defined() && tensor.is_meta()) {
-      const auto memory = at::empty_like(tensor, tensor.options().requires_grad(false).device(device));
-      tensor.unsafeGetTensorImpl()->shallow_copy_from(memory.getIntrusivePtr());
+      replace_data(tensor, at::empty_like(tensor, tensor.options().requires_grad(false).device(device)));
       any = true;
     }
-  };
-  for (const auto& tensor : module.parameters(/*recurse=*/false)) {
-    give_memory(tensor);
-  }
-  for (const auto& tensor : module.buffers(/*recurse=*/false)) {
-    give_memory(tensor);
   }
   if (any) {
     options.param_init_fn(module);
   }
 }
 
+/// To device_id; parameters that are offloaded stay on the CPU.
+void move(const Module& module, const FSDPOptions& options) {
+  const at::NoGradGuard no_grad;
+  const auto move_all = [&](const std::vector<at::Tensor>& tensors) {
+    for (const auto& tensor : tensors) {
+      if (tensor.defined() && tensor.device() != *options.device_id) {
+        replace_data(tensor, tensor.detach().to(*options.device_id));
+      }
+    }
+  };
+  if (!options.cpu_offload.offload_params) {
+    move_all(module.parameters(/*recurse=*/false));
+  }
+  move_all(module.buffers(/*recurse=*/false));
+}
+
 bool has_meta(const Module& module) {
-  const auto is_meta = [](const at::Tensor& tensor) { return tensor.defined() && tensor.is_meta(); };
-  const auto params = module.parameters(/*recurse=*/false), buffers = module.buffers(/*recurse=*/false);
-  return std::any_of(params.begin(), params.end(), is_meta) || std::any_of(buffers.begin(), buffers.end(), is_meta);
+  const auto tensors = own_tensors(module);
+  return std::any_of(tensors.begin(), tensors.end(),
+                     [](const auto& tensor) { return tensor.defined() && tensor.is_meta(); });
 }
 
 }  // namespace
@@ -58,9 +77,10 @@ void prepare_modules(const std::vector<ManagedModule>& modules, const FSDPOption
     }
     for (const auto& parameter : module->parameters(/*recurse=*/false)) {
       TESSERA_CHECK(ValueError, parameter.device().is_cpu() || parameter.device() == *options.device_id,
-                    "{}: '{}' is on {}, but device_id is {}", where, name, parameter.device().str(),
-                    options.device_id->str());
+                    "{}: '{}' is on {}, but device_id is {}; move the module there, or to the CPU, before wrapping",
+                    where, name, parameter.device().str(), options.device_id->str());
     }
+    move(*module, options);
   }
 }
 

@@ -10,8 +10,9 @@
 
 namespace tessera {
 
-/// Gives tensors on the meta device memory and lets param_init_fn fill it, once a module. Throws ValueError where there
-/// is no such function, and for a parameter on another device than the CPU and device_id.
+/// Gives tensors on the meta device memory and lets param_init_fn fill it, once a module; moves modules to device_id,
+/// except for parameters that are offloaded. Throws ValueError where there is no such function, and for a parameter on
+/// another device than the CPU and device_id.
 void prepare_modules(const std::vector<ManagedModule>& modules, const FSDPOptions& options, const std::string& where);
 
 /// Parameters, but for those that are ignored, and buffers become those of rank 0 of each group in turn: over a mesh of

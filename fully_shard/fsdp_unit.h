@@ -5,9 +5,11 @@
 #include <torch/nn/module.h>
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
+#include "fully_shard/comm_hooks.h"
 #include "fully_shard/fsdp_options.h"
 #include "fully_shard/fsdp_root.h"
 #include "fully_shard/fsdp_state_dict.h"
@@ -31,6 +33,7 @@ struct FSDPUnit {
     at::ScalarType original;
   };
   std::vector<CastBuffer> cast_buffers;
+  std::optional<CommHook> comm_hook = std::nullopt;
 
   TrainingState training_state() const;
   /// Throws ValueError that names the state and those that are allowed.
@@ -38,6 +41,10 @@ struct FSDPUnit {
   /// Makes it the root of the units below it if none runs over it yet, and returns whether it is one.
   bool is_root(torch::nn::Module& module) const;
 };
+
+inline bool is_hybrid(ShardingStrategy strategy) {
+  return strategy == ShardingStrategy::HYBRID_SHARD || strategy == ShardingStrategy::_HYBRID_SHARD_ZERO2;
+}
 
 struct NamedUnit {
   std::string path;  // below the module that was asked for; "" for itself

@@ -13,14 +13,13 @@
 #include "comm/comm_stats.h"
 #include "dtensor/clip_grad_norm.h"
 #include "dtensor/dtensor.h"
-#include "fully_shard/fsdp.h"
 #include "fully_shard/fsdp_optim_state.h"
 #include "fully_shard/param_names.h"
 #include "nn/clone.h"
 #include "testing/expect.h"
 #include "testing/parity.h"
 #include "testing/run_ranks.h"
-#include "tests/fully_shard/small_models.h"
+#include "tests/reference/wrapped_tower.h"
 #include "third_party/catch2/catch.h"
 
 using namespace tessera;
@@ -28,18 +27,7 @@ using namespace tessera::testing;
 
 namespace {
 
-using Model = FullyShardedDataParallel<Tower::Impl>;
 using Name = OptimStateDict::Key;
-
-Tower make_tower() {
-  Tower tower(8, 6, 2);
-  fill_parameters(*tower, 7);
-  return tower;
-}
-
-Model make_model() {
-  return Model(make_tower(), {.auto_wrap_policy = module_wrap_policy<BlockImpl>()});
-}
 
 /// All ranks have the same data, so that the number of ranks does not matter.
 template <class M, class O>
@@ -51,7 +39,7 @@ void train(M& model, O& optimizer, int first, int last) {
   }
 }
 
-void set_form(const Model& model, StateDictType type, std::optional<OptimStateDictConfig> config = std::nullopt) {
+void set_form(const TowerModel& model, StateDictType type, std::optional<OptimStateDictConfig> config = std::nullopt) {
   FSDP::set_state_dict_type(*model, StateDictSettings::make(type, std::nullopt, config));
 }
 

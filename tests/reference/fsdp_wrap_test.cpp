@@ -5,19 +5,19 @@
 #include <ATen/ops/full.h>
 #include <ATen/ops/ones.h>
 
+#include <torch/nn/modules/container/modulelist.h>
+
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+
 #include <algorithm>
 
-#include <torch/nn/modules/container/modulelist.h>
-#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include "comm/collectives.h"
-#include "comm/comm_stats.h"
 #include "dtensor/dtensor.h"
-#include "fully_shard/fsdp.h"
 #include "nn/sequential.h"
 #include "testing/expect.h"
 #include "testing/parity.h"
 #include "testing/run_ranks.h"
-#include "tests/fully_shard/small_models.h"
+#include "tests/reference/wrapped_tower.h"
 #include "third_party/catch2/catch.h"
 
 using namespace tessera;
@@ -28,43 +28,6 @@ namespace {
 using Strategy = ShardingStrategy;
 constexpr Strategy kStrategies[] = {Strategy::FULL_SHARD, Strategy::SHARD_GRAD_OP, Strategy::NO_SHARD,
                                     Strategy::HYBRID_SHARD, Strategy::_HYBRID_SHARD_ZERO2};
-
-Tower make_tower() {
-  Tower tower(8, 6, 2);
-  fill_parameters(*tower, 7);
-  return tower;
-}
-
-WrapPolicy block_policy() {
-  return module_wrap_policy<BlockImpl>();
-}
-
-std::vector<std::string> unit_names(torch::nn::Module& module) {
-  std::vector<std::string> names;
-  for (const auto& unit : FSDP::fsdp_modules(module)) {
-    for (const auto& item : module.named_modules()) {
-      if (item.value().get() == &unit.module()) {
-        names.push_back(item.key());
-      }
-    }
-  }
-  return names;
-}
-
-/// One backward with gradients averaged over ranks, against the plain model.
-template <class Model>
-void expect_gradients_of_average(const Model& model) {
-  auto reference = make_tower();
-  average_reference(*reference, get_world_size(), [&](int rank) {
-    weighted_loss(reference(make_batch(static_cast<uint64_t>(20 + rank), 3, 5))).backward();
-  });
-  weighted_loss(model(make_batch(static_cast<uint64_t>(20 + get_rank()), 3, 5))).backward();
-  check_sharded_parity(*reference, *model);
-}
-
-at::Tensor batch_of_rank() {
-  return make_batch(static_cast<uint64_t>(20 + get_rank()), 3, 5);
-}
 
 }  // namespace
 
@@ -97,7 +60,7 @@ TEST_CASE("rows 56, 59, 73: every strategy has the plain model's gradients; what
         const FullyShardedDataParallel model(make_tower(),
                                              {.sharding_strategy = strategy, .auto_wrap_policy = block_policy()});
         expect_equal(unit_names(*model), std::vector<std::string>{"", "block0", "block1"});
-        const auto loss = weighted_loss(model(batch_of_rank()));
+        const auto loss = weighted_loss(model(batch_of(get_rank())));
         const bool frees = strategy == Strategy::FULL_SHARD || strategy == Strategy::HYBRID_SHARD;
         expect_equal(is_dtensor(model->blocks[0]->up->weight), frees);
         loss.backward();
@@ -146,90 +109,6 @@ TEST_CASE("row 58: a group, a pair and a mesh mean the same; both are refused") 
   });
 }
 
-TEST_CASE("rows 61, 73: policies choose units") {
-  run_ranks(2, [](int) {
-    const auto units_with = [](WrapPolicy policy, FSDPOptions options = {}) {
-      options.auto_wrap_policy = std::move(policy);
-      auto tower = make_tower();
-      wrap_module(*tower, options);
-      return unit_names(*tower);
-    };
-    using Names = std::vector<std::string>;
-    expect_equal(units_with({}), Names{""});
-    expect_equal(units_with(block_policy()), Names{"", "block0", "block1"});
-    expect_equal(units_with(module_wrap_policy<BlockImpl, torch::nn::LayerNormImpl>()),
-                 Names{"", "block0", "block1", "norm"});
-    expect_equal(units_with(always_wrap_policy()), Names{"", "in", "block0", "block0.up", "block0.down", "block1",
-                                                         "block1.up", "block1.down", "norm", "out"});
-    // in 48, blocks 110 (up 54, down 56), norm 16, out 27
-    expect_equal(units_with(size_based_auto_wrap_policy({.min_num_params = 50})),
-                 Names{"", "block0.up", "block0.down", "block1.up", "block1.down"});
-    expect_equal(units_with(size_based_auto_wrap_policy({.min_num_params = 57})), Names{"", "block0", "block1"});
-    expect_equal(units_with(size_based_auto_wrap_policy()), Names{""});
-    expect_equal(units_with(auto_wrap_policy([](torch::nn::Module& module, bool recurse, int64_t numel) {
-                   return recurse ? dynamic_cast<BlockImpl*>(&module) == nullptr : numel == 48;
-                 })),
-                 Names{"", "in"});
-    auto tower = make_tower();
-    const auto no_shard = [](FSDPOptions& options) { options.sharding_strategy = Strategy::NO_SHARD; };
-    wrap_module(*tower, {.auto_wrap_policy = custom_policy([&](torch::nn::Module& module) {
-                           return &module == tower->blocks[0].get() ? WrapChoice(no_shard)
-                                                                    : WrapChoice(&module == tower->out.get());
-                         })});
-    expect_equal(unit_names(*tower), Names{"", "block0", "out"});
-    TESSERA_EXPECT(FSDP::fsdp_modules(*tower)[1].sharding_strategy() == Strategy::NO_SHARD);
-    TESSERA_EXPECT(FSDP::fsdp_modules(*tower)[2].sharding_strategy() == Strategy::FULL_SHARD);
-  });
-}
-
-TEST_CASE("row 62: backward prefetch decides when the next unit is gathered") {
-  run_ranks(2, [](int) {
-    const auto events_of = [](std::optional<BackwardPrefetch> prefetch) {
-      const FullyShardedDataParallel model(make_tower(),
-                                           {.auto_wrap_policy = block_policy(), .backward_prefetch = prefetch});
-      std::vector<std::string> events;
-      for (int step = 0; step < 2; ++step) {
-        const auto loss = weighted_loss(model(batch_of_rank()));
-        events.clear();
-        fsdp(*model).set_event_observer([&](const UnitEvent& event) {
-          const auto text = to_string(event);
-          if (text == "gather block0" || text == "backward block1" || text == "reduce_scatter block1" ||
-              text == "backward block0") {
-            events.push_back(text);
-          }
-        });
-        loss.backward();
-      }
-      return events;
-    };
-    using Events = std::vector<std::string>;
-    expect_equal(events_of(BackwardPrefetch::BACKWARD_PRE),
-                 Events{"gather block0", "backward block1", "reduce_scatter block1", "backward block0"});
-    expect_equal(events_of(BackwardPrefetch::BACKWARD_POST),
-                 Events{"backward block1", "gather block0", "reduce_scatter block1", "backward block0"});
-    expect_equal(events_of(std::nullopt),
-                 Events{"backward block1", "reduce_scatter block1", "gather block0", "backward block0"});
-  });
-}
-
-TEST_CASE("row 68: forward prefetch gathers the next unit before this one computes") {
-  run_ranks(2, [](int) {
-    for (const bool prefetches : {false, true}) {
-      const FullyShardedDataParallel model(make_tower(),
-                                           {.auto_wrap_policy = block_policy(), .forward_prefetch = prefetches});
-      weighted_loss(model(batch_of_rank())).backward();
-      std::vector<std::string> events;
-      fsdp(*model).set_event_observer([&](const UnitEvent& event) { events.push_back(to_string(event)); });
-      const at::NoGradGuard no_grad;
-      model(batch_of_rank());
-      const auto place = [&](const std::string& event) {
-        return std::find(events.begin(), events.end(), event) - events.begin();
-      };
-      expect_equal(place("gather block1") < place("forward block0"), prefetches);
-    }
-  });
-}
-
 TEST_CASE("row 63: mixed precision: dtypes inside of forward, of shards and of buffers; norms stay in full precision") {
   run_ranks(2, [](int) {
     auto tower = make_tower();
@@ -246,7 +125,7 @@ TEST_CASE("row 63: mixed precision: dtypes inside of forward, of shards and of b
     const FullyShardedDataParallel model(tower, {.auto_wrap_policy = block_policy(), .mixed_precision = precision});
     record(*model->blocks[1], model->blocks[1]->up->weight);
     record(*model->norm, model->norm->weight);
-    const auto out = model(batch_of_rank());
+    const auto out = model(batch_of(get_rank()));
     using Types = std::vector<at::ScalarType>;
     TESSERA_EXPECT((seen == Types{at::kBFloat16, at::kBFloat16, at::kFloat, at::kFloat}));
     TESSERA_EXPECT(out.scalar_type() == at::kBFloat16);
@@ -269,7 +148,7 @@ TEST_CASE("row 64: what is ignored stays as it is on every rank; both lists are 
     TESSERA_EXPECT(is_dtensor(tower->blocks[1]->up->weight));
     TESSERA_EXPECT(!is_dtensor(tower->blocks[1]->down->weight));
     TESSERA_EXPECT(is_dtensor(tower->blocks[0]->down->weight));
-    weighted_loss(model(batch_of_rank())).backward();
+    weighted_loss(model(batch_of(get_rank()))).backward();
     const auto own = tower->blocks[1]->down->weight.grad().clone();
     at::Tensor both = own.clone();
     all_reduce(both, ReduceOp::Sum, default_group());
@@ -312,7 +191,7 @@ TEST_CASE("row 65: param_init_fn fills every module on the meta device once, bef
                   }});
       expect_equal(calls, 7);
       const at::NoGradGuard no_grad;
-      model(batch_of_rank());
+      model(batch_of(get_rank()));
       const auto own = full_tensor(model->blocks[1]->down->bias.detach());
       if (rank == 0) {
         full = own;
@@ -345,33 +224,19 @@ TEST_CASE("row 67: sync_module_states: rank 0's parameters and buffers win, in n
   });
 }
 
-TEST_CASE("row 69: two units' full parameters at most are in memory, beside the root's") {
-  run_ranks(2, [](int) {
-    Tower tower(8, 6, 6);
-    fill_parameters(*tower, 7);
-    const FullyShardedDataParallel model(tower, {.auto_wrap_policy = block_policy(), .forward_prefetch = true});
-    for (int step = 0; step < 2; ++step) {
-      size_t most = 0;
-      for (auto& block : model->blocks) {
-        find_hook_point(*block)->register_forward_pre_hook([&](HookPoint&, TensorRefs) {
-          size_t full = 0;
-          for (auto& other : model->blocks) {
-            full += fsdp(other).unit_state() != UnitState::Sharded;
-          }
-          most = std::max(most, full);
-        });
-      }
-      weighted_loss(model(batch_of_rank())).backward();
-      expect_equal(most, step == 0 ? 1u : 2u);
-    }
-  });
-}
-
 TEST_CASE("rows 57, 71: containers without a forward and modules that are wrapped already are refused") {
   run_ranks(2, [](int) {
     torch::nn::ModuleList list;
     list->push_back(tessera::nn::Linear(2, 2));
-    expect_throws<StateError>([&] { wrap_module(*list); }, "ModuleList");
+    expect_throws<StateError>([&] { wrap_module(*list); },
+                              "FullyShardedDataParallel: modules of type torch::nn::ModuleListImpl");
+    // A policy that chooses such a one: nothing is wrapped.
+    tessera::nn::Sequential chain;
+    chain->push_back(tessera::nn::Linear(2, 2));
+    chain->ptr(0)->register_module("list", list);
+    expect_throws<StateError>([&] { wrap_module(*chain, {.auto_wrap_policy = always_wrap_policy()}); },
+                              "FullyShardedDataParallel: modules of type torch::nn::ModuleListImpl");
+    TESSERA_EXPECT(FSDP::fsdp_modules(*chain).empty());
     auto tower = make_tower();
     wrap_module(*tower->blocks[0]);
     expect_throws<ValueError>([&] { wrap_module(*tower, {.auto_wrap_policy = block_policy()}); },
@@ -388,7 +253,7 @@ TEST_CASE("rows 74, 76: a unit whose parameters belong to units below trains, cl
     const FullyShardedDataParallel model(chain, {.auto_wrap_policy = module_wrap_policy<torch::nn::LinearImpl>()});
     TESSERA_EXPECT(!model.has_params());
     TESSERA_EXPECT(FSDP::fsdp_modules(*model)[1].has_params());
-    weighted_loss(model(batch_of_rank())).backward();
+    weighted_loss(model(batch_of(get_rank()))).backward();
     TESSERA_EXPECT(model.clip_grad_norm_(1.0).item<float>() > 0);
     expect_equal(FSDP::state_dict(*model).size(), 4u);
     // every parameter has a unit
@@ -429,21 +294,5 @@ TEST_CASE("rows 78, 79: roots: a child may be asked first; a plain parent has th
     const auto roots = FSDP::fsdp_modules(*parent, /*root_only=*/true);
     expect_equal(roots.size(), 2u);
     TESSERA_EXPECT(&roots[0].module() == parent->ptr(0).get() && &roots[1].module() == parent->ptr(1).get());
-  });
-}
-
-TEST_CASE("row 30: wrap() wraps inside of an EnableWrap only; scopes nest") {
-  run_ranks(2, [](int) {
-    const auto is_wrapped = [](torch::nn::Module& module) { return !FSDP::fsdp_modules(module).empty(); };
-    TESSERA_EXPECT(!is_wrapped(*wrap(tessera::nn::Linear(2, 2))));
-    const EnableWrap scope({.sharding_strategy = Strategy::SHARD_GRAD_OP});
-    TESSERA_EXPECT(is_wrapped(*wrap(tessera::nn::Linear(2, 2))));
-    {
-      const EnableWrap inner({.sharding_strategy = Strategy::NO_SHARD});
-      auto layer = wrap(tessera::nn::Linear(2, 2));
-      TESSERA_EXPECT(FSDP::fsdp_modules(*layer)[0].sharding_strategy() == Strategy::NO_SHARD);
-    }
-    auto layer = wrap(tessera::nn::Linear(2, 2));
-    TESSERA_EXPECT(FSDP::fsdp_modules(*layer)[0].sharding_strategy() == Strategy::SHARD_GRAD_OP);
   });
 }

@@ -1,0 +1,135 @@
+// FullyShardedDataParallel: gradients that add up before they are reduced, and shards on the CPU.
+
+#include <torch/optim/adam.h>
+
+#include "comm/comm_stats.h"
+#include "dtensor/dtensor.h"
+#include "testing/expect.h"
+#include "testing/parity.h"
+#include "testing/run_ranks.h"
+#include "tests/reference/wrapped_tower.h"
+#include "third_party/catch2/catch.h"
+
+using namespace tessera;
+using namespace tessera::testing;
+
+TEST_CASE("row 98: no_sync sends no gradients; k micro-batches are one batch; scopes nest and restore") {
+  const int world_size = GENERATE(2, 4);
+  run_ranks(world_size, [&](int) {
+    auto reference = make_tower();
+    average_reference(*reference, world_size, [&](int rank) {
+      for (int i = 0; i < 3; ++i) {
+        weighted_loss(reference(make_batch(static_cast<uint64_t>(10 * i + rank), 3, 5))).backward();
+      }
+    });
+    const auto model = make_model();
+    const auto micro_batch = [&](int i) {
+      weighted_loss(model(make_batch(static_cast<uint64_t>(10 * i + get_rank()), 3, 5))).backward();
+    };
+    reset_comm_stats();
+    model.no_sync([&] {
+      micro_batch(0);
+      model.no_sync([&] { micro_batch(1); });
+    });
+    expect_equal(comm_stats()[Collective::ReduceScatter].calls, 0);
+    micro_batch(2);
+    expect_equal(comm_stats()[Collective::ReduceScatter].calls, 3);
+    check_sharded_parity(*reference, *model);
+    expect_throws<Error>([&] { model.no_sync([] { throw Error("from inside"); }); }, "from inside");
+    model->zero_grad();
+    run_backward(model);
+    check_sharded_parity(*reference_after_backward(), *model);
+  });
+}
+
+TEST_CASE("rows 98, 116: no_sync is for the root, and for those who leave its setting alone") {
+  run_ranks(2, [](int) {
+    const auto model = make_model();
+    run_backward(model);
+    const auto child = FSDP::fsdp_modules(*model)[1];
+    expect_throws<StateError>([&] { child.no_sync([] {}); }, "is a unit of a larger model");
+    expect_throws<StateError>([&] { model.no_sync([&] { fsdp(*model).set_requires_gradient_sync(true); }); },
+                              "was switched on inside");
+  });
+}
+
+TEST_CASE("rows 40, 60: cpu_offload: shards, gradients and optimizer states on the CPU, and training as without") {
+  const int world_size = GENERATE(2, 4);
+  run_ranks(world_size, [](int rank) {
+    for (const auto strategy : {ShardingStrategy::FULL_SHARD, ShardingStrategy::SHARD_GRAD_OP,
+                                ShardingStrategy::NO_SHARD, ShardingStrategy::HYBRID_SHARD}) {
+      const auto train = [&](bool offloads) {
+        const auto model = make_model({.sharding_strategy = strategy, .cpu_offload = {.offload_params = offloads}});
+        TESSERA_EXPECT(model.options().cpu_offload.offload_params == offloads);
+        torch::optim::Adam optimizer(model->parameters(), 1e-2);
+        for (int step = 0; step < 3; ++step) {
+          optimizer.zero_grad();
+          run_backward(model);
+          model.clip_grad_norm_(0.5);
+          optimizer.step();
+        }
+        return std::pair(model, std::move(optimizer));
+      };
+      reset_comm_stats();
+      const auto [plain, plain_optimizer] = train(false);
+      const auto without = comm_stats();
+      reset_comm_stats();
+      const auto [model, optimizer] = train(true);
+      expect_equal(comm_stats().calls(), without.calls());
+      expect_equal(comm_stats().bytes_sent(), without.bytes_sent());
+      const auto expected = plain->named_parameters();
+      for (const auto& item : model->named_parameters()) {
+        const auto& parameter = item.value();
+        const auto& state = optimizer.state().at(parameter.unsafeGetTensorImpl());
+        const auto& moment = static_cast<const torch::optim::AdamParamState&>(*state).exp_avg();
+        TESSERA_EXPECT(to_local(parameter.detach()).is_cpu() && to_local(parameter.grad()).is_cpu());
+        TESSERA_EXPECT(to_local(moment).is_cpu());
+        expect_bit_equal(to_local(parameter.detach()), to_local(expected[item.key()].detach()));
+      }
+    }
+    // It reaches the engine, whose ranks agree on it, for sharded and for replicated units.
+    for (const auto strategy : {ShardingStrategy::FULL_SHARD, ShardingStrategy::NO_SHARD}) {
+      auto tower = make_tower();
+      expect_throws<ValueError>(
+          [&] { wrap_module(*tower, {.sharding_strategy = strategy, .cpu_offload = {.offload_params = rank == 0}}); },
+          "offloaded to the CPU");
+    }
+  });
+}
+
+TEST_CASE("row 99: no_sync with cpu_offload: gradients are handed out, on the CPU, by the sync") {
+  const int world_size = GENERATE(2, 4);
+  run_ranks(world_size, [](int) {
+    const auto model = make_model({.cpu_offload = {.offload_params = true}});
+    const auto reference = reference_after_backward();
+    const auto expect_sum_of = [&](int count) {
+      for (const auto& parameter : model->parameters()) {
+        TESSERA_EXPECT(is_dtensor(parameter.grad()) && to_local(parameter.grad()).is_cpu());
+      }
+      for (auto& parameter : reference->parameters()) {
+        parameter.mutable_grad() = parameter.grad() * count;
+      }
+      check_sharded_parity(*reference, *model);
+      for (auto& parameter : reference->parameters()) {
+        parameter.mutable_grad() = parameter.grad() / count;
+      }
+    };
+    reset_comm_stats();
+    model.no_sync([&] {
+      run_backward(model);
+      run_backward(model);
+      // Unsharded, where they were computed: nothing to step on yet.
+      for (const auto& parameter : model->parameters()) {
+        TESSERA_EXPECT(!parameter.grad().defined());
+      }
+      expect_throws<StateError>([&] { fsdp(*model).check_ready_for_step(); }, "await their reduction");
+    });
+    expect_equal(comm_stats()[Collective::ReduceScatter].calls, 0);
+    run_backward(model);
+    expect_equal(comm_stats()[Collective::ReduceScatter].calls, 3);
+    expect_sum_of(3);
+    // Without no_sync they add up too, where PyTorch's first FSDP replaces them.
+    run_backward(model);
+    expect_sum_of(4);
+  });
+}

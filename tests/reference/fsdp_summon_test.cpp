@@ -1,0 +1,184 @@
+// FullyShardedDataParallel: full parameters for a while, and which state allows what.
+
+#include <ATen/core/grad_mode.h>
+
+#include "dtensor/dtensor.h"
+#include "nn/sequential.h"
+#include "testing/expect.h"
+#include "testing/parity.h"
+#include "testing/run_ranks.h"
+#include "tests/reference/wrapped_tower.h"
+#include "third_party/catch2/catch.h"
+
+using namespace tessera;
+using namespace tessera::testing;
+
+namespace {
+
+using Strategy = ShardingStrategy;
+
+void expect_values(const torch::nn::Module& actual, const torch::nn::Module& expected) {
+  const auto wanted = expected.named_parameters();
+  for (const auto& item : actual.named_parameters()) {
+    TESSERA_EXPECT(!is_dtensor(item.value()));
+    expect_bit_equal(item.value().detach(), wanted[item.key()].detach());
+  }
+}
+
+}  // namespace
+
+TEST_CASE("rows 89, 96: summon_full_params shows full parameters under plain names, and gives the shards back") {
+  for (const int world_size : {1, 2, 4}) {
+    run_ranks(world_size, [](int) {
+      const auto plain = make_tower();
+      const auto model = make_model();
+      const auto before = to_local(model->in->weight.detach()).clone();
+      FSDP::summon_full_params(*model, {}, [&] {
+        expect_values(*model, *plain);
+        expect_equal(model->named_parameters().keys(), plain->named_parameters().keys());
+        TESSERA_EXPECT(model.training_state() == TrainingState::SUMMON_FULL_PARAMS);
+      });
+      expect_bit_equal(to_local(model->in->weight.detach()), before);
+      TESSERA_EXPECT(model.training_state() == TrainingState::IDLE);
+      FSDP::summon_full_params(*model, {.recurse = false}, [&] {
+        TESSERA_EXPECT(!is_dtensor(model->in->weight) && is_dtensor(model->blocks[0]->up->weight));
+      });
+      FSDP::summon_full_params(*model->blocks[1], {}, [&] {
+        TESSERA_EXPECT(is_dtensor(model->in->weight) && !is_dtensor(model->blocks[1]->up->weight));
+      });
+      run_backward(model);
+      check_sharded_parity(*reference_after_backward(), *model);
+    });
+  }
+}
+
+TEST_CASE("row 90: summon_full_params writes back this rank's rows, or not; what is not sharded stays changed") {
+  for (const int world_size : {1, 2}) {
+    run_ranks(world_size, [&](int) {
+      const at::NoGradGuard no_grad;
+      for (const auto strategy : {Strategy::FULL_SHARD, Strategy::NO_SHARD}) {
+        const auto model = make_model({.sharding_strategy = strategy});
+        const auto sum = [&] { return full_tensor(model->in->weight.detach()).sum().item<float>(); };
+        FSDP::summon_full_params(*model, {}, [&] { model->in->weight.fill_(2); });
+        expect_equal(sum(), 80.f);
+        FSDP::summon_full_params(*model, {.writeback = false}, [&] { model->in->weight.fill_(3); });
+        const bool is_whole = world_size == 1 || strategy == Strategy::NO_SHARD;
+        expect_equal(sum(), is_whole ? 120.f : 80.f);
+      }
+    });
+  }
+}
+
+TEST_CASE("rows 91, 116: summon_full_params for rank 0 alone; with write-back it is refused") {
+  run_ranks(2, [](int rank) {
+    const auto model = make_model();
+    FSDP::summon_full_params(*model, {.writeback = false, .rank0_only = true}, [&] {
+      for (const auto& parameter : model->parameters()) {
+        expect_equal(is_dtensor(parameter), rank != 0);
+      }
+    });
+    expect_throws<NotImplementedError>([&] { FSDP::summon_full_params(*model, {.rank0_only = true}, [] {}); },
+                                       "rank0_only with writeback");
+  });
+}
+
+TEST_CASE("rows 92, 116: summon_full_params on the CPU; refused where nothing is sharded") {
+  run_ranks(2, [](int) {
+    const auto model = make_model();
+    FSDP::summon_full_params(*model, {.offload_to_cpu = true},
+                             [&] { TESSERA_EXPECT(model->in->weight.device().is_cpu()); });
+    const auto whole = make_model({.sharding_strategy = Strategy::NO_SHARD});
+    expect_throws<NotImplementedError>([&] { FSDP::summon_full_params(*whole, {.offload_to_cpu = true}, [] {}); },
+                                       "is not sharded (NO_SHARD)");
+  });
+}
+
+TEST_CASE("rows 93, 116: summon_full_params with gradients in the full shape") {
+  run_ranks(2, [](int) {
+    const auto reference = reference_after_backward();
+    const auto model = make_model();
+    run_backward(model);
+    FSDP::summon_full_params(*model, {.with_grads = true}, [&] {
+      const auto expected = reference->named_parameters();
+      for (const auto& item : model->named_parameters()) {
+        expect_close(item.value().grad(), expected[item.key()].grad());
+      }
+      const at::NoGradGuard no_grad;
+      model->in->bias.mutable_grad().fill_(5);
+    });
+    expect_equal(full_tensor(model->in->bias.grad()).sum().item<float>(), 40.f);
+    FSDP::summon_full_params(*model, {}, [&] { TESSERA_EXPECT(!model->in->bias.grad().defined()); });
+    TESSERA_EXPECT(is_dtensor(model->in->bias.grad()));
+    expect_throws<NotImplementedError>(
+        [&] { FSDP::summon_full_params(*model, {.offload_to_cpu = true, .with_grads = true}, [] {}); },
+        "with_grads with offload_to_cpu");
+  });
+}
+
+TEST_CASE("rows 94, 113, 116: no scope inside of a scope, of forward or of backward, and no forward inside of one") {
+  run_ranks(2, [](int) {
+    const auto model = make_model();
+    const auto summon = [&] { FSDP::summon_full_params(*model, {}, [] {}); };
+    FSDP::summon_full_params(*model, {}, [&] {
+      expect_throws<StateError>(summon, "is in the state SUMMON_FULL_PARAMS");
+      expect_throws<StateError>([&] { model(batch_of(0)); }, "inside of summon_full_params");
+      expect_throws<ValueError>([&] { model.apply([](torch::nn::Module&) {}); }, "apply");
+      expect_throws<ValueError>([&] { model.clip_grad_norm_(1); }, "clip_grad_norm_");
+      expect_throws<ValueError>([&] { model.no_sync([] {}); }, "allowed: IDLE");
+    });
+    int tries = 0;
+    auto handle = find_hook_point(*model->blocks[0])->register_forward_pre_hook([&](HookPoint&, TensorRefs) {
+      ++tries;
+      expect_throws<StateError>(summon, "is in the state FORWARD_BACKWARD");
+    });
+    auto out = model(batch_of(get_rank()));
+    handle.remove();
+    out.register_hook([&](const at::Tensor&) {
+      ++tries;
+      expect_throws<StateError>(summon, "summon_full_params");
+    });
+    weighted_loss(out).backward();
+    expect_equal(tries, 2);
+    summon();
+    TESSERA_EXPECT(model.training_state() == TrainingState::IDLE);
+    expect_throws<Error>([&] { FSDP::summon_full_params(*model, {}, [] { throw Error("from inside"); }); },
+                         "from inside");
+    TESSERA_EXPECT(is_dtensor(model->in->weight) && model.training_state() == TrainingState::IDLE);
+    run_backward(model);
+  });
+}
+
+TEST_CASE("rows 97, 116: assert_state names the state and those that are allowed") {
+  run_ranks(2, [](int) {
+    const auto model = make_model();
+    model.assert_state({TrainingState::IDLE});
+    expect_throws<ValueError>(
+        [&] {
+          model.assert_state({TrainingState::FORWARD_BACKWARD, TrainingState::SUMMON_FULL_PARAMS});
+        },
+        "in the state IDLE, allowed: FORWARD_BACKWARD, SUMMON_FULL_PARAMS");
+  });
+}
+
+TEST_CASE("row 80: apply sees full parameters, its edits stay, and the model may become part of a larger one") {
+  run_ranks(2, [](int) {
+    auto tower = make_tower();
+    TowerModel model(tower, {.auto_wrap_policy = module_wrap_policy<BlockImpl>()});
+    int calls = 0;
+    model.apply([&](torch::nn::Module& module) {
+      ++calls;
+      const at::NoGradGuard no_grad;
+      for (auto& parameter : module.parameters(/*recurse=*/false)) {
+        TESSERA_EXPECT(!is_dtensor(parameter));
+        parameter.fill_(0.5);
+      }
+    });
+    expect_equal(calls, 10);
+    expect_equal(full_tensor(tower->blocks[0]->down->weight.detach()).sum().item<float>(), 24.f);
+    tessera::nn::Sequential larger;
+    larger->push_back(tower);
+    const FullyShardedDataParallel outer(larger);
+    weighted_loss(outer(batch_of(get_rank()))).backward();
+    TESSERA_EXPECT(outer.check_is_root() && !model.check_is_root());
+  });
+}

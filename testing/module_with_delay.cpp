@@ -3,6 +3,7 @@
 #include <chrono>
 #include <thread>
 
+#include "testing/mixture_of_experts.h"
 #include "testing/nested_wrapped_models.h"
 #include "testing/patches.h"
 
@@ -16,6 +17,17 @@ void delay(double milliseconds) {
 
 ModuleWithDelayImpl::ModuleWithDelayImpl(std::shared_ptr<FSDPTestModel> module, Delays delays)
     : DummyDDP(std::move(module)), delays_(delays) {}
+
+at::Tensor ModuleWithDelayImpl::forward(std::vector<at::Tensor> inputs) {
+  if (delays_.before_free <= 0) {
+    return DummyDDP::forward(std::move(inputs));
+  }
+  const auto patch = patch_reshard([this](const UnitCall& call) {
+    delay(delays_.before_free);
+    call.run();
+  });
+  return DummyDDP::forward(std::move(inputs));
+}
 
 at::Tensor ModuleWithDelayImpl::get_loss(const std::vector<at::Tensor>& input, const at::Tensor& output) {
   auto loss = DummyDDP::get_loss(input, output);
@@ -35,6 +47,14 @@ void ModuleWithDelayImpl::run_backward(const at::Tensor& loss) {
 ModelClass nested_wrapped_model_with_delay(Delays delays) {
   return {"NestedWrappedModuleWithDelay", [delays](const InitOptions& options) -> std::shared_ptr<FSDPTestModel> {
             return ModuleWithDelay(nested_wrapped_model().init(options), delays).ptr();
+          }};
+}
+
+ModelClass mixture_of_experts_with_delay(double before_free) {
+  return {"MixtureOfExpertsWithDelay", [before_free](const InitOptions& options) -> std::shared_ptr<FSDPTestModel> {
+            const bool is_wrapped = options.fsdp_init_mode == FSDPInitMode::RECURSIVE;
+            const Delays delays{.before_free = is_wrapped ? before_free : 0};
+            return ModuleWithDelay(mixture_of_experts().init(options), delays).ptr();
           }};
 }
 

@@ -1,4 +1,4 @@
-// Patches of what fully_shard communicates and does, and a model that makes itself late by them.
+// Patches of what fully_shard communicates and does, and models that make themselves late by them.
 
 #include <atomic>
 #include <chrono>
@@ -6,6 +6,7 @@
 
 #include "dtensor/dtensor.h"
 #include "testing/expect.h"
+#include "testing/mixture_of_experts.h"
 #include "testing/module_with_delay.h"
 #include "testing/nested_wrapped_models.h"
 #include "testing/parity.h"
@@ -246,7 +247,8 @@ TEST_CASE("row 19: ModuleWithDelay is late by its delays, trains the same, and p
     TESSERA_EXPECT(init.device_init_mode == DEVICEInitMode::DEVICE_AFTER);
     TESSERA_EXPECT(Delays().after_loss == 0 && Delays().before_reduction == 0);
     const auto train = [&](double after_loss, double before_reduction) {
-      const auto model = sharded(init, nested_wrapped_model_with_delay({after_loss, before_reduction}));
+      const auto model = sharded(
+          init, nested_wrapped_model_with_delay({.after_loss = after_loss, .before_reduction = before_reduction}));
       expect_equal(model->named_children().keys(), std::vector<std::string>{"module"});
       const auto begin = std::chrono::steady_clock::now();
       const auto losses = train_losses(*model, {.num_steps = 2});
@@ -260,5 +262,37 @@ TEST_CASE("row 19: ModuleWithDelay is late by its delays, trains the same, and p
     expect_equal(train(5.0 * rank, 3.0 * (get_world_size() - rank)), losses);
     test_fsdp_parity(nested_wrapped_model_with_delay({.before_reduction = 2.0 * rank}),
                      {.mesh = dp_mesh(), .device_init_mode = init.device_init_mode});
+  });
+}
+
+TEST_CASE("row 24: MixtureOfExperts: reshards that come late, on each rank at another time, change nothing") {
+  const int world_size = GENERATE(2, 4);
+  run_ranks(world_size, [](int rank) {
+    const auto is_patched_in_forward = [](FSDPTestModel& model) {
+      bool is_patched = false;
+      auto& experts = dynamic_cast<MixtureOfExpertsImpl&>(*dynamic_cast<ModuleWithDelayImpl&>(model).module);
+      const ScopedHook hook(find_hook_point(experts.shared())->register_forward_pre_hook([&](HookPoint&, TensorRefs) {
+        is_patched = static_cast<bool>(engine_slots()->reshard);
+      }));
+      model.forward(model.get_input(at::kCPU));
+      expect_no_patches();
+      return is_patched;
+    };
+    const double delay_ms = 2.0 + 3 * rank;
+    const auto late_model = mixture_of_experts_with_delay(delay_ms);
+    const auto late = sharded({.mesh = dp_mesh()}, late_model);
+    const auto begin = std::chrono::steady_clock::now();
+    TESSERA_EXPECT(is_patched_in_forward(*late));
+    // The shared layer's and the expert's; the root stays gathered.
+    TESSERA_EXPECT(milliseconds_since(begin) >= 2 * delay_ms);
+    const auto prompt = sharded({.mesh = dp_mesh()}, mixture_of_experts_with_delay(0));
+    TESSERA_EXPECT(!is_patched_in_forward(*prompt));
+    const auto plain = late_model.init({.mesh = dp_mesh(), .deterministic = true});
+    TESSERA_EXPECT(!is_patched_in_forward(*plain));
+    expect_equal(train_losses(*late, {.num_steps = 3}), train_losses(*prompt, {.num_steps = 3}));
+
+    FSDPParityOptions options{.mesh = dp_mesh()};
+    options.ref_init_fn = [](std::shared_ptr<FSDPTestModel> model) { return std::make_shared<DummyDDP>(model); };
+    test_fsdp_parity(late_model, options);
   });
 }

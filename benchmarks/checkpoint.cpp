@@ -30,6 +30,7 @@
 #include "comm/process_group.h"
 #include "dtensor/dtensor.h"
 #include "testing/run_ranks.h"
+#include "testing/temp_folder.h"
 
 namespace tessera {
 namespace {
@@ -171,17 +172,14 @@ Results measure(const std::string& folder, int rounds) {
 }
 
 int run(const StepBenchmark& benchmark) {
-  const char* const base = std::getenv("TMPDIR");
-  std::string folder = std::string(base ? base : "/tmp") + "/checkpoint_benchmark_XXXXXX";
-  TORCH_CHECK(mkdtemp(folder.data()) != nullptr, "no folder ", folder);
+  const testing::TempFolder folder;
   Results results;
   run_ranks(kRanks, [&](int rank) {
-    auto own = measure(folder, benchmark.rounds);
+    auto own = measure(folder.path(), benchmark.rounds);
     if (rank == 0) {
       results = std::move(own);
     }
   });
-  std::filesystem::remove_all(folder);
   const auto peer = benchmark.host_only ? Results() : run_peer("benchmarks/checkpoint_peer.py");
   for (const std::string name : {"plain_write", "save", "plain_read", "load"}) {
     print_result(name, results.at(name), "GB/s", peer, benchmark.json);

@@ -3,15 +3,14 @@
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
-#include <fstream>
 #include <iostream>
 #include <map>
-#include <sstream>
 
 #include "base/error.h"
 #include "comm/collectives.h"
 #include "comm/local_launcher.h"
 #include "comm/process_group.h"
+#include "testing/temp_folder.h"
 #include "third_party/catch2/catch.h"
 
 namespace tessera {
@@ -69,35 +68,12 @@ int count_call(const std::string& test_name) {
   end_rank(0);
 }
 
-/// A folder for the ranks' output files, removed at the end.
-class OutputFolder {
- public:
-  OutputFolder() : path_((std::filesystem::temp_directory_path() / "tessera_ranks_XXXXXX").string()) {
-    TESSERA_CHECK(Error, mkdtemp(path_.data()) != nullptr, "run_processes: no temporary folder {}", path_);
+std::vector<std::string> output_files(const testing::TempFolder& folder, int count) {
+  std::vector<std::string> result;
+  for (int rank = 0; rank < count; ++rank) {
+    result.push_back(folder.path(fmt::format("rank{}", rank)));
   }
-  ~OutputFolder() {
-    std::error_code ignored;
-    std::filesystem::remove_all(path_, ignored);
-  }
-  OutputFolder(const OutputFolder&) = delete;
-  OutputFolder& operator=(const OutputFolder&) = delete;
-
-  std::vector<std::string> files(int count) const {
-    std::vector<std::string> result;
-    for (int rank = 0; rank < count; ++rank) {
-      result.push_back(fmt::format("{}/rank{}", path_, rank));
-    }
-    return result;
-  }
-
- private:
-  std::string path_;
-};
-
-std::string read(const std::string& path) {
-  std::ostringstream text;
-  text << std::ifstream(path).rdbuf();
-  return text.str();
+  return result;
 }
 
 }  // namespace
@@ -112,8 +88,8 @@ ProcessesResult try_run_processes(int world_size, const std::function<void(int r
     }
     return {};
   }
-  const OutputFolder folder;
-  const std::vector<std::string> files = folder.files(world_size);
+  const testing::TempFolder folder;
+  const std::vector<std::string> files = output_files(folder, world_size);
   const std::string program = std::filesystem::read_symlink("/proc/self/exe").string();
   const LaunchResult launch = launch_ranks({.nproc = world_size,
                                             .argv = {program, escaped(test_name)},
@@ -122,7 +98,7 @@ ProcessesResult try_run_processes(int world_size, const std::function<void(int r
   ProcessesResult result = {
       .exit_code = launch.exit_code, .message = launch.message, .skipped = launch.exit_code == kSkippedExitCode};
   for (const std::string& file : files) {
-    result.outputs.push_back(read(file));
+    result.outputs.push_back(testing::read_file(file));
     const bool ended_well = result.outputs.back().find(kEndMark) != std::string::npos;
     if (result.exit_code == 0 && !ended_well) {
       result.exit_code = 1;

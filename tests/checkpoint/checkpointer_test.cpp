@@ -9,6 +9,7 @@
 #include "dtensor/dtensor.h"
 #include "testing/expect.h"
 #include "testing/run_ranks.h"
+#include "testing/temp_folder.h"
 #include "testing/tensor_matchers.h"
 #include "tests/checkpoint/layouts.h"
 #include "third_party/catch2/catch.h"
@@ -38,7 +39,7 @@ struct Filled {
 }  // namespace
 
 TEST_CASE("the last k checkpoints are kept, and latest() is the last that is whole") {
-  const TestFolder folder;
+  const TempFolder folder;
   run_ranks(3, [&](int rank) {
     Filled filled(init_device_mesh(at::kCPU, {3}, {"dp"}));
     dcp::Checkpointer checkpointer(folder.path("run"), {.keep_last = 2});
@@ -67,7 +68,7 @@ TEST_CASE("the last k checkpoints are kept, and latest() is the last that is who
 }
 
 TEST_CASE("async_save writes what the tensors were, while the ranks go on") {
-  const TestFolder folder;
+  const TempFolder folder;
   run_ranks(3, [&](int) {
     Filled filled(init_device_mesh(at::kCPU, {3}, {"dp"}));
     dcp::Checkpointer checkpointer(folder.path("run"));
@@ -90,7 +91,7 @@ TEST_CASE("async_save writes what the tensors were, while the ranks go on") {
 }
 
 TEST_CASE("an error in the background is raised by the next call, once, on every rank") {
-  const TestFolder folder;
+  const TempFolder folder;
   run_ranks(2, [&](int) {
     Filled filled(init_device_mesh(at::kCPU, {2}, {"dp"}));
     dcp::Checkpointer checkpointer(folder.path("run"));
@@ -107,7 +108,7 @@ TEST_CASE("an error in the background is raised by the next call, once, on every
 }
 
 TEST_CASE("a second save of the same tensors is not planned again; one of others is") {
-  const TestFolder folder;
+  const TempFolder folder;
   run_ranks(2, [&](int rank) {
     const auto mesh = init_device_mesh(at::kCPU, {2}, {"dp"});
     Filled filled(mesh);

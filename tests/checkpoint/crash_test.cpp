@@ -15,6 +15,7 @@
 #include "dtensor/dtensor.h"
 #include "testing/expect.h"
 #include "testing/run_processes.h"
+#include "testing/temp_folder.h"
 #include "testing/tensor_matchers.h"
 #include "tests/checkpoint/layouts.h"
 #include "third_party/catch2/catch.h"
@@ -33,7 +34,7 @@ int crash_count() {
 }
 
 /// The folder of the test's first process; the ranks it starts find it in the environment.
-std::string shared_folder(const TestFolder& own) {
+std::string shared_folder(const TempFolder& own) {
   setenv(kFolderVariable, own.path("run").c_str(), /*overwrite=*/0);
   return std::getenv(kFolderVariable);
 }
@@ -78,7 +79,7 @@ void save_until_killed(const std::string& folder, int rank, int trial) {
 }  // namespace
 
 TEST_CASE("a rank that is killed at a random moment leaves a checkpoint that loads") {
-  const TestFolder own;
+  const TempFolder own;
   const auto folder = shared_folder(own);
   int killed = 0;
   std::vector<std::string> outputs;

@@ -1,5 +1,7 @@
-// Both ways between this library and the Python packages safetensors and torch. PEER_PYTHON names a Python that has
-// them: ./bazelw test //tests/checkpoint:interop_test --test_env=PEER_PYTHON=/path/to/venv/bin/python
+// Both ways between this library and the Python packages safetensors and torch, which third_party/peer_python sets up.
+// PEER_PYTHON names another Python that has them.
+
+#include <sys/wait.h>
 
 #include <cstdlib>
 #include <iostream>
@@ -8,6 +10,7 @@
 #include "dtensor/dtensor.h"
 #include "testing/expect.h"
 #include "testing/run_ranks.h"
+#include "testing/temp_folder.h"
 #include "testing/tensor_matchers.h"
 #include "tests/checkpoint/layouts.h"
 #include "third_party/catch2/catch.h"
@@ -17,18 +20,24 @@ using namespace tessera::testing;
 
 namespace {
 
-/// Runs interop_peer.py; false, with a line that says why, where there is no Python to run it.
+/// A Python with torch and safetensors: PEER_PYTHON, or the one that the build sets up where it can.
+std::string peer_python() {
+  const char* given = std::getenv("PEER_PYTHON");
+  return given && *given ? given : "../peer_python/python";
+}
+
+/// Runs interop_peer.py; false, with a line that says so, where the set-up had no Python to run it (status 77, after
+/// the reason on stderr). A Python that is there and fails is a failure.
 bool run_peer(const std::string& arguments) {
-  const char* python = std::getenv("PEER_PYTHON");
-  if (!python || std::system((std::string(python) + " -c 'import safetensors, torch' 2>/dev/null").c_str()) != 0) {
-    std::cout << "SKIPPED: " << Catch::getResultCapture().getCurrentTestName() << ": "
-              << (python ? std::string(python) + " lacks the packages safetensors and torch"
-                         : "PEER_PYTHON is not set; it names a Python with the packages safetensors and torch")
-              << "\n";
+  const auto python = peer_python();
+  const int probe = std::system((python + " -c 'import safetensors, torch'").c_str());
+  if (WIFEXITED(probe) && WEXITSTATUS(probe) == 77) {
+    std::cout << "SKIPPED: " << Catch::getResultCapture().getCurrentTestName() << "\n";
     return false;
   }
-  const auto command = std::string(python) + " tests/checkpoint/interop_peer.py " + arguments;
+  const auto command = python + " tests/checkpoint/interop_peer.py " + arguments;
   INFO(command);
+  REQUIRE(probe == 0);
   REQUIRE(std::system(command.c_str()) == 0);
   return true;
 }
@@ -53,7 +62,7 @@ void expect_numbered(const dcp::State& state) {
 }  // namespace
 
 TEST_CASE("safetensors and torch's Hugging Face reader read our folders") {
-  const TestFolder folder;
+  const TempFolder folder;
   const auto path = folder.path("ours");
   run_ranks(3, [&](int) {
     const auto mesh = init_device_mesh(at::kCPU, {3}, {"dp"});
@@ -68,7 +77,7 @@ TEST_CASE("safetensors and torch's Hugging Face reader read our folders") {
 }
 
 TEST_CASE("we read what safetensors and torch's Hugging Face writer write") {
-  const TestFolder folder;
+  const TempFolder folder;
   if (!run_peer("write " + folder.path(""))) {
     return;
   }

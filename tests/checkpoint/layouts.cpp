@@ -1,14 +1,13 @@
 #include "tests/checkpoint/layouts.h"
 
 #include <algorithm>
-#include <cstdlib>
 #include <filesystem>
 #include <fstream>
-#include <sstream>
 
 #include "base/error.h"
 #include "device_mesh/device_mesh.h"
 #include "fully_shard/fully_shard.h"
+#include "testing/temp_folder.h"
 #include "tests/fully_shard/tensor_parallel_models.h"
 
 namespace tessera::testing {
@@ -98,24 +97,11 @@ int64_t TestTrainer::load(const std::string& path) {
   return std::get<int64_t>(all.user.at("step"));
 }
 
-TestFolder::TestFolder() {
-  const char* base = std::getenv("TEST_TMPDIR");
-  path_ = (base ? std::string(base) : fs::temp_directory_path().string()) + "/checkpoint_XXXXXX";
-  TESSERA_CHECK(Error, mkdtemp(path_.data()) != nullptr, "no temporary folder {}", path_);
-}
-
-TestFolder::~TestFolder() {
-  std::error_code ignored;
-  fs::remove_all(path_, ignored);
-}
-
 std::map<std::string, std::string> read_files(const std::string& folder, const std::string& suffix) {
   std::map<std::string, std::string> files;
   for (const auto& name : names_in(folder)) {
     if (name.ends_with(suffix)) {
-      std::ostringstream text;
-      text << std::ifstream(folder + "/" + name, std::ios::binary).rdbuf();
-      files[name] = text.str();
+      files[name] = read_file(folder + "/" + name);
     }
   }
   return files;

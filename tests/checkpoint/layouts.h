@@ -1,5 +1,5 @@
 #pragma once
-// Models that lie on ranks in different ways, trained alike, and folders for their checkpoints.
+// Models that lie on ranks in different ways, trained alike, and the files of their checkpoints.
 
 #include <torch/optim/adamw.h>
 
@@ -36,20 +36,6 @@ struct TestTrainer {
 
   Tower model;
   torch::optim::AdamW optimizer;
-};
-
-/// A new folder, removed at the end.
-class TestFolder {
- public:
-  TestFolder();
-  ~TestFolder();
-  TestFolder(const TestFolder&) = delete;
-  TestFolder& operator=(const TestFolder&) = delete;
-
-  std::string path(const std::string& name) const { return path_ + "/" + name; }
-
- private:
-  std::string path_;
 };
 
 /// Each file of `folder` whose name ends with `suffix`, by name.

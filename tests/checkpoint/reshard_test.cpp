@@ -4,6 +4,7 @@
 #include "dtensor/dtensor.h"
 #include "testing/expect.h"
 #include "testing/run_ranks.h"
+#include "testing/temp_folder.h"
 #include "testing/tensor_matchers.h"
 #include "tests/checkpoint/layouts.h"
 #include "third_party/catch2/catch.h"
@@ -56,7 +57,7 @@ dcp::State train_and_save(const TestLayout& layout, const std::string& path) {
 }  // namespace
 
 TEST_CASE("saved from each layout, loaded into each other, saved again: the same bytes") {
-  const TestFolder folder;
+  const TempFolder folder;
   for (const auto& from : test_layouts()) {
     INFO("saved from " << from.name);
     const auto path = folder.path("from " + from.name);
@@ -79,7 +80,7 @@ TEST_CASE("saved from each layout, loaded into each other, saved again: the same
 }
 
 TEST_CASE("training goes on bit by bit after a load, also over state that was there before") {
-  const TestFolder folder;
+  const TempFolder folder;
   for (const std::string name : {"1", "3", "2x2 FSDP+TP"}) {
     const auto& layout = test_layout(name);
     run_ranks(layout.ranks, [&](int) {
@@ -101,7 +102,7 @@ TEST_CASE("training goes on bit by bit after a load, also over state that was th
 }
 
 TEST_CASE("copies are written once, and the ranks' shares are even") {
-  const TestFolder folder;
+  const TempFolder folder;
   run_ranks(4, [&](int) {
     const auto mesh = init_device_mesh(at::kCPU, {2, 2}, {"replicate", "shard"});
     const auto tensor = distribute_tensor(at::ones({64, 100}), mesh, {Replicate(), Shard(0)});
@@ -115,7 +116,7 @@ TEST_CASE("copies are written once, and the ranks' shares are even") {
 }
 
 TEST_CASE("another dtype, dims that tensor parallelism cuts, and scalars") {
-  const TestFolder folder;
+  const TempFolder folder;
   const auto values = at::randn({5, 7, 3}, make_generator(3));
   run_ranks(3, [&](int) {
     const auto mesh = init_device_mesh(at::kCPU, {3}, {"tp"});
@@ -143,7 +144,7 @@ TEST_CASE("another dtype, dims that tensor parallelism cuts, and scalars") {
 }
 
 TEST_CASE("values, tensors without a place to load into, and keys that only some ranks have") {
-  const TestFolder folder;
+  const TempFolder folder;
   run_ranks(3, [&](int rank) {
     dcp::State state{.user = {{"step", int64_t{7}},
                               {"loss", 0.1},
@@ -166,7 +167,7 @@ TEST_CASE("values, tensors without a place to load into, and keys that only some
 }
 
 TEST_CASE("a model is exported to one file by all ranks, and imported by one") {
-  const TestFolder folder;
+  const TempFolder folder;
   const auto file = folder.path("model.safetensors");
   for (const std::string name : {"2", "2x2 FSDP+TP"}) {
     run_ranks(test_layout(name).ranks, [&](int) {

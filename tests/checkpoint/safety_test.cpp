@@ -10,6 +10,7 @@
 #include "dtensor/dtensor.h"
 #include "testing/expect.h"
 #include "testing/run_ranks.h"
+#include "testing/temp_folder.h"
 #include "testing/tensor_matchers.h"
 #include "tests/checkpoint/layouts.h"
 #include "third_party/catch2/catch.h"
@@ -22,7 +23,7 @@ namespace {
 constexpr const char* kModelFile = "model-00001-of-00001.safetensors";
 
 /// Saves a small state from 2 ranks: "w" cut, "b" copied.
-std::string save_small(const TestFolder& folder) {
+std::string save_small(const TempFolder& folder) {
   const auto path = folder.path("c");
   run_ranks(2, [&](int) {
     const auto mesh = init_device_mesh(at::kCPU, {2}, {"dp"});
@@ -61,7 +62,7 @@ void flip_byte(const std::string& path, int64_t from_end) {
 }  // namespace
 
 TEST_CASE("files that are damaged, missing, cut or foreign") {
-  const TestFolder folder;
+  const TempFolder folder;
   const auto path = save_small(folder);
   const auto file = path + "/" + kModelFile;
   SECTION("a flipped bit in a tensor that only rank 1 reads") {
@@ -109,7 +110,7 @@ TEST_CASE("files that are damaged, missing, cut or foreign") {
 }
 
 TEST_CASE("keys, sizes and dtypes that do not fit") {
-  const TestFolder folder;
+  const TempFolder folder;
   const auto path = save_small(folder);
   expect_refused<KeyError>(path, path + ": keys that it lacks: 1 (more); keys that are not to be loaded: 0 ()",
                            {{"more", at::zeros({1})}});
@@ -130,7 +131,7 @@ TEST_CASE("keys, sizes and dtypes that do not fit") {
 }
 
 TEST_CASE("what cannot be saved is an error on every rank, and leaves nothing behind") {
-  const TestFolder folder;
+  const TempFolder folder;
   const auto path = save_small(folder);
   write_file(folder.path("file"), "x");
   const auto before = names_in(folder.path(""));
@@ -161,7 +162,7 @@ TEST_CASE("what cannot be saved is an error on every rank, and leaves nothing be
 }
 
 TEST_CASE("a disk that takes no more is an error that names the file, and leaves nothing behind") {
-  const TestFolder folder;
+  const TempFolder folder;
   const auto previous = std::signal(SIGXFSZ, SIG_IGN);
   rlimit limit{};
   REQUIRE(getrlimit(RLIMIT_FSIZE, &limit) == 0);
@@ -181,7 +182,7 @@ TEST_CASE("a disk that takes no more is an error that names the file, and leaves
 }
 
 TEST_CASE("what a killed save left is removed by the next one of that name") {
-  const TestFolder folder;
+  const TempFolder folder;
   std::filesystem::create_directories(folder.path("c.incomplete-12345678"));
   write_file(folder.path("c.incomplete-12345678/model-00001-of-00001.safetensors"), "half");
   std::filesystem::create_directories(folder.path("c2.incomplete-12345678"));
@@ -192,7 +193,7 @@ TEST_CASE("what a killed save left is removed by the next one of that name") {
 }
 
 TEST_CASE("folders of other tools: an index, files alone, and what is wrong with them") {
-  const TestFolder folder;
+  const TempFolder folder;
   const auto path = save_small(folder);
   std::filesystem::remove(path + "/tessera.json");
   const auto load_both = [&] {

@@ -8,47 +8,35 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
-#include <sstream>
 #include <thread>
 
 #include "base/error.h"
+#include "testing/temp_folder.h"
 #include "third_party/catch2/catch.h"
 
 namespace tessera {
 namespace {
 
 using Catch::Matchers::ContainsSubstring;
+using testing::read_file;
+using testing::TempFolder;
 using Clock = std::chrono::steady_clock;
 
 LaunchResult launch(int nproc, const std::string& script, std::vector<std::string> output_files = {}) {
   return launch_ranks({.nproc = nproc, .argv = {"/bin/sh", "-c", script}, .output_files = std::move(output_files)});
 }
 
-struct Folder {
-  Folder() : path((std::filesystem::temp_directory_path() / "launcher_XXXXXX").string()) {
-    REQUIRE(mkdtemp(path.data()) != nullptr);
-  }
-  ~Folder() { std::filesystem::remove_all(path); }
-  std::string read(const std::string& name) const {
-    std::ostringstream text;
-    text << std::ifstream(path + "/" + name).rdbuf();
-    return text.str();
-  }
-
-  std::string path;
-};
-
 TEST_CASE("ranks find their numbers and the master's address in the environment") {
-  const Folder folder;
+  const TempFolder folder;
   unsetenv("OMP_NUM_THREADS");
   const LaunchResult result = launch(
       2, "echo $RANK $WORLD_SIZE $LOCAL_RANK $LOCAL_WORLD_SIZE $MASTER_ADDR ${MASTER_PORT:+port} $OMP_NUM_THREADS",
-      {folder.path + "/0", folder.path + "/1"});
+      {folder.path("0"), folder.path("1")});
   CHECK(result.exit_code == 0);
   CHECK(result.message.empty());
   const std::string threads = std::to_string(std::max(1u, std::thread::hardware_concurrency() / 2));
-  CHECK(folder.read("0") == "0 2 0 2 127.0.0.1 port " + threads + "\n");
-  CHECK(folder.read("1") == "1 2 1 2 127.0.0.1 port " + threads + "\n");
+  CHECK(read_file(folder.path("0")) == "0 2 0 2 127.0.0.1 port " + threads + "\n");
+  CHECK(read_file(folder.path("1")) == "1 2 1 2 127.0.0.1 port " + threads + "\n");
 }
 
 TEST_CASE("a rank that exits with 3 ends the others and is named") {
@@ -70,16 +58,16 @@ TEST_CASE("a rank that is killed ends the others, also those that ignore SIGTERM
 }
 
 TEST_CASE("SIGTERM to the launcher goes to the ranks") {
-  const Folder folder;
+  const TempFolder folder;
   const pid_t launcher = fork();
   REQUIRE(launcher >= 0);
   if (launcher == 0) {
-    const std::string script = "trap 'echo term > " + folder.path + "/$RANK; exit 0' TERM; touch " + folder.path +
-                               "/ready$RANK; while :; do sleep 0.05; done";
+    const std::string script = "trap 'echo term > " + folder.path("$RANK") + "; exit 0' TERM; touch " +
+                               folder.path("ready$RANK") + "; while :; do sleep 0.05; done";
     _exit(launch(2, script).exit_code);
   }
   const auto ready = [&] {
-    return std::filesystem::exists(folder.path + "/ready0") && std::filesystem::exists(folder.path + "/ready1");
+    return std::filesystem::exists(folder.path("ready0")) && std::filesystem::exists(folder.path("ready1"));
   };
   for (int i = 0; i < 200 && !ready(); ++i) {
     std::this_thread::sleep_for(std::chrono::milliseconds(50));
@@ -88,20 +76,22 @@ TEST_CASE("SIGTERM to the launcher goes to the ranks") {
   int status = 0;
   waitpid(launcher, &status, 0);
   CHECK(WEXITSTATUS(status) == 128 + SIGTERM);
-  CHECK(folder.read("0") == "term\n");
-  CHECK(folder.read("1") == "term\n");
+  CHECK(read_file(folder.path("0")) == "term\n");
+  CHECK(read_file(folder.path("1")) == "term\n");
 }
 
 TEST_CASE("ranks end with a launcher that is killed") {
-  const Folder folder;
+  const TempFolder folder;
   const pid_t launcher = fork();
   REQUIRE(launcher >= 0);
   if (launcher == 0) {
-    _exit(launch(2, "echo $$ > " + folder.path + "/pid$RANK.new; mv " + folder.path + "/pid$RANK.new " + folder.path +
-                        "/pid$RANK; exec sleep 60")
+    _exit(launch(2, "echo $$ > " + folder.path("pid$RANK.new") + "; mv " + folder.path("pid$RANK.new") + " " +
+                        folder.path("pid$RANK") + "; exec sleep 60")
               .exit_code);
   }
-  const auto started = [&] { return !folder.read("pid0").empty() && !folder.read("pid1").empty(); };
+  const auto started = [&] {
+    return !read_file(folder.path("pid0")).empty() && !read_file(folder.path("pid1")).empty();
+  };
   for (int i = 0; i < 200 && !started(); ++i) {
     std::this_thread::sleep_for(std::chrono::milliseconds(50));
   }
@@ -110,7 +100,7 @@ TEST_CASE("ranks end with a launcher that is killed") {
   waitpid(launcher, nullptr, 0);
   // An orphan that nobody reaps stays as a zombie: that counts as ended.
   const auto runs = [&](const std::string& file) {
-    std::ifstream status("/proc/" + std::to_string(std::stoi(folder.read(file))) + "/status");
+    std::ifstream status("/proc/" + std::to_string(std::stoi(read_file(folder.path(file)))) + "/status");
     for (std::string line; std::getline(status, line);) {
       if (line.starts_with("State:")) {
         return line.find('Z') == std::string::npos;

@@ -1,9 +1,10 @@
 """libtorch as an external repository: the pinned wheels of requirements.txt, or LIBTORCH=<dir>.
 
-The wheels are installed once per machine into ~/.cache/tessera (XDG_CACHE_HOME is honoured) and linked from there,
-so that a second clone downloads nothing. LIBTORCH is the torch/ directory of an installed wheel or an unpacked
-libtorch zip, version 2.11 to 2.15.
+The wheels are linked from where wheels.bzl installs them. LIBTORCH is the torch/ directory of an installed wheel or an
+unpacked libtorch zip, version 2.11 to 2.15.
 """
+
+load("//third_party/wheels:wheels.bzl", "install_wheels")
 
 _OLDEST = (2, 11)
 _NEWEST = (2, 15)
@@ -36,22 +37,11 @@ def _link_existing(ctx, given):
     if nvidia.exists:
         ctx.symlink(nvidia, "site/nvidia")
 
-def _pinned_versions(requirements):
-    return [line.split("==")[1].split(" ")[0] for line in requirements.split("\n") if "==" in line]
-
 def _install_pinned(ctx):
-    env = ctx.os.environ
-    cache = env.get("XDG_CACHE_HOME", "") or (env["HOME"] + "/.cache" if env.get("HOME", "") else "")
-    versions = "-".join(_pinned_versions(ctx.read(ctx.attr.requirements)))
-    machine = ctx.execute(["uname", "-m"]).stdout.strip()
-    name = "libtorch-" + versions + ("" if machine == "x86_64" else "-" + machine)
-    site = "{}/tessera/{}".format(cache, name) if cache else str(ctx.path("pinned/" + name))
-    if not ctx.path(site).exists:
-        ctx.report_progress("installing libtorch (a download of 550 MB, once per machine)")
-        result = ctx.execute([ctx.path(ctx.attr._install), ctx.path(ctx.attr.requirements), site], timeout = 3600, quiet = False)
-        if result.return_code:
-            fail("could not install libtorch's wheels (set LIBTORCH=<dir> to use an installed libtorch):\n" + result.stderr)
-    ctx.symlink(site, "site")
+    installed = install_wheels(ctx, "libtorch", "libtorch (a download of 550 MB, once per machine)")
+    if installed.error:
+        fail("could not install libtorch's wheels (set LIBTORCH=<dir> to use an installed libtorch):\n" + installed.error)
+    ctx.symlink(installed.site, "site")
 
 def _impl(ctx):
     given = ctx.os.environ.get("LIBTORCH", "")
@@ -67,7 +57,7 @@ libtorch_repository = repository_rule(
     attrs = {
         "requirements": attr.label(mandatory = True, allow_single_file = True, doc = "the pinned wheels, with hashes"),
         "_build_file": attr.label(default = "//third_party/libtorch:libtorch.BUILD"),
-        "_install": attr.label(default = "//third_party/libtorch:install.sh"),
+        "_install": attr.label(default = "//third_party/wheels:install.sh"),
     },
     environ = ["LIBTORCH", "XDG_CACHE_HOME", "HOME"],
 )

@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
-# install.sh <requirements.txt> <directory>: installs the pinned wheels into a directory, unless it is there.
+# install.sh <requirements.txt> <directory> <description>: installs the pinned wheels, of CPython 3.11, into a directory,
+# unless it is there.
 # Several clones may call this at once: one installs, the others wait. The directory appears complete or not at all.
 set -euo pipefail
-requirements=$1 site=$2 machine=$(uname -m)
+requirements=$1 site=$2 description=$3 machine=$(uname -m)
 
 [[ -d $site ]] && exit
 for python in python3 /usr/bin/python3 ''; do
@@ -15,7 +16,7 @@ exec 9>"$site.lock"
 flock 9
 [[ -d $site ]] && exit
 rm -rf "$site.partial"
-echo "Installing libtorch into $site (a download of 550 MB, once per machine)"
+echo "Installing $description into $site"
 PIP_ROOT_USER_ACTION=ignore "$python" -m pip install --target "$site.partial" --requirement "$requirements" --require-hashes --no-deps \
   --only-binary=:all: --implementation cp --python-version 3.11 \
   --platform "manylinux_2_28_$machine" --platform "manylinux_2_25_$machine" --platform "manylinux2014_$machine" \

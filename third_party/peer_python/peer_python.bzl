@@ -1,0 +1,60 @@
+"""A Python with torch and safetensors, for tests that read what these write and the other way round.
+
+@peer_python//:python is a program: CPython 3.11 with libtorch's own wheel, which @libtorch has installed already, and
+the small packages of requirements.txt. Where that cannot be had (LIBTORCH names another libtorch, no CPython 3.11, no
+pip), it says why and ends with status 77: tests are skipped then, with that line.
+"""
+
+load("//third_party/wheels:wheels.bzl", "install_wheels")
+
+_PYTHON = """#!/bin/sh
+LD_LIBRARY_PATH='{stand_ins}' PYTHONPATH='{torch}:{packages}' exec '{python}' "$@"
+"""
+
+_NO_PYTHON = """#!/bin/sh
+echo '{reason}' >&2
+exit 77
+"""
+
+_WHICH = """import sys
+print(sys.executable if (sys.implementation.name, *sys.version_info[:2]) == ("cpython", 3, 11) else "")"""
+
+def _find_python(ctx):
+    """The path of a CPython 3.11, "" if there is none."""
+    for name in ["python3.11", "python3", "/usr/bin/python3"]:
+        python = name if name.startswith("/") else ctx.which(name)
+        found = ctx.execute([python, "-c", _WHICH]).stdout.strip() if python else ""
+        if found:
+            return found
+    return ""
+
+def _make(ctx):
+    """The program's text."""
+    if ctx.os.environ.get("LIBTORCH", ""):
+        return _NO_PYTHON.format(reason = "LIBTORCH is set, so torch's wheel is not installed")
+    python = _find_python(ctx)
+    if not python:
+        return _NO_PYTHON.format(reason = "there is no CPython 3.11, which the pinned torch wheel is for")
+    torch = ctx.path(Label("@libtorch//:site/torch/version.py")).realpath.dirname.dirname
+    installed = install_wheels(ctx, "peer_python", "Python packages for tests (a download of 28 MB, once per machine)")
+    if installed.error:
+        return _NO_PYTHON.format(reason = "pip could not install the packages of third_party/peer_python")
+    made = ctx.execute([ctx.path(ctx.attr._stand_ins), "{}/torch/lib".format(torch), "stand_ins"])
+    if made.return_code:
+        fail("third_party/peer_python: no stand-ins for CUDA's libraries:\n" + made.stderr)
+    return _PYTHON.format(python = python, torch = torch, packages = installed.site, stand_ins = ctx.path("stand_ins"))
+
+def _impl(ctx):
+    ctx.file("WORKSPACE", "")
+    ctx.file("BUILD.bazel", 'exports_files(["python"])\n')
+    ctx.file("python", _make(ctx), executable = True)
+
+peer_python_repository = repository_rule(
+    implementation = _impl,
+    attrs = {
+        "requirements": attr.label(mandatory = True, allow_single_file = True, doc = "the pinned wheels, with hashes"),
+        "_install": attr.label(default = "//third_party/wheels:install.sh"),
+        "_stand_ins": attr.label(default = "//third_party/peer_python:cuda_stand_ins.sh"),
+    },
+    environ = ["LIBTORCH", "XDG_CACHE_HOME", "HOME"],
+)

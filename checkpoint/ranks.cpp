@@ -1,17 +1,13 @@
 #include "checkpoint/ranks.h"
 
-#include <ATen/core/LegacyTypeDispatch.h>
-#include <ATen/ops/empty.h>
 #include <c10/util/Exception.h>
 
-#include <algorithm>
-#include <cstring>
 #include <numeric>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+#include <utility>
 
 #include "checkpoint/checkpoint_error.h"
-#include "checkpoint/manifest.h"
-#include "comm/collectives.h"
+#include "comm/gather_texts.h"
 
 namespace tessera::dcp {
 
@@ -59,18 +55,6 @@ std::string outcome_of(const std::function<std::string()>& step) {
   }
 }
 
-/// `own` of all ranks, one row a rank, on the CPU.
-at::Tensor gather_rows(const at::Tensor& own, int ranks, const ProcessGroupPtr& group) {
-  const at::AutoDispatchBelowADInplaceOrView below;
-  const auto devices = group->getDeviceTypes();
-  const auto is_cpu = [](const at::Device& device) { return device.is_cpu(); };
-  const bool has_cpu = std::any_of(devices.begin(), devices.end(), is_cpu);
-  const auto input = own.to(has_cpu ? at::kCPU : at::kCUDA);
-  const auto all = at::empty({ranks, own.numel()}, input.options());
-  all_gather(all, input, group);
-  return all.to(at::kCPU);
-}
-
 }  // namespace
 
 Ranks Ranks::all() {
@@ -93,38 +77,9 @@ Ranks Ranks::with_own_group() const {
   return ranks;
 }
 
-std::vector<std::string> Ranks::gather(const std::string& text) const {
-  if (size_ == 1) {
-    return {text};
-  }
-  const auto own = at::empty({2}, at::kLong);
-  own.mutable_data_ptr<int64_t>()[0] = static_cast<int64_t>(text.size());
-  own.mutable_data_ptr<int64_t>()[1] = static_cast<int64_t>(hash_bytes(text.data(), text.size()));
-  const auto all = gather_rows(own, size_, *group_);
-  const auto* sizes = all.const_data_ptr<int64_t>();
-  int64_t longest = 1;
-  bool equal = true;
-  for (int rank = 0; rank < size_; ++rank) {
-    longest = std::max(longest, sizes[2 * rank]);
-    equal = equal && sizes[2 * rank] == sizes[0] && sizes[2 * rank + 1] == sizes[1];
-  }
-  if (equal) {
-    return std::vector<std::string>(static_cast<size_t>(size_), text);
-  }
-  const auto bytes = at::empty({longest}, at::kByte);
-  std::memset(bytes.mutable_data_ptr(), 0, static_cast<size_t>(longest));
-  std::memcpy(bytes.mutable_data_ptr(), text.data(), text.size());
-  const auto texts = gather_rows(bytes, size_, *group_);
-  std::vector<std::string> result;
-  for (int rank = 0; rank < size_; ++rank) {
-    result.emplace_back(static_cast<const char*>(texts.const_data_ptr()) + rank * longest,
-                        static_cast<size_t>(sizes[2 * rank]));
-  }
-  return result;
-}
-
 std::vector<std::string> Ranks::exchange(const std::function<std::string()>& step) const {
-  auto outcomes = gather(outcome_of(step));
+  auto own = outcome_of(step);
+  auto outcomes = size_ == 1 ? std::vector<std::string>{std::move(own)} : gather_texts(*group_, own);
   for (size_t rank = 0; rank < outcomes.size(); ++rank) {
     if (outcomes[rank][0] != kResult) {
       const auto text = outcomes[rank].substr(1);

@@ -2,7 +2,7 @@
 // The ranks that save or load together, and how a fault of one becomes an error of all.
 //
 //   Ranks ranks = Ranks::all();
-//   std::vector<std::string> texts = ranks.exchange("save", [&] { return describe(own_tensors); });
+//   std::vector<std::string> texts = ranks.exchange([&] { return describe(own_tensors); });
 //
 // Thread safety: for one thread at a time; a background thread has Ranks over a group of its own.
 
@@ -32,8 +32,6 @@ class Ranks {
   std::string from_first(const std::function<std::string()>& step) const;
 
  private:
-  std::vector<std::string> gather(const std::string& text) const;
-
   std::shared_ptr<const ProcessGroupPtr> group_;
   int rank_ = 0;
   int size_ = 1;

@@ -1,37 +1,35 @@
 #include "fully_shard/rank_agreement.h"
 
-#include <ATen/core/LegacyTypeDispatch.h>
-#include <ATen/ops/empty.h>
-
 #include <fmt/ranges.h>
 
-#include <algorithm>
-#include <cstring>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+#include <utility>
 
 #include "base/error.h"
-#include "comm/collectives.h"
+#include "comm/gather_texts.h"
 
 namespace tessera {
 
 namespace {
 
-/// `own` of all ranks of the mesh, row-major, one row a rank.
-at::Tensor gather_over_mesh(at::Tensor own, const DeviceMesh& mesh) {
-  const at::AutoDispatchBelowADInplaceOrView below;
-  own = own.to(at::Device(mesh.device_type())).view({1, -1});
-  for (int64_t axis = mesh.ndim() - 1; axis >= 0; --axis) {
-    const auto all = at::empty({own.size(0) * mesh.size(axis), own.size(1)}, own.options());
-    all_gather(all, own, mesh.group(axis));
-    own = all;
+/// Texts as one, and back: a size in front of each.
+std::string packed(const std::vector<std::string>& texts) {
+  std::string result;
+  for (const auto& text : texts) {
+    result += fmt::format("{}:{}", text.size(), text);
   }
-  return own.to(at::kCPU);
+  return result;
 }
 
-at::Tensor bytes_of(const std::string& text, int64_t length) {
-  const auto bytes = at::empty({length}, at::kByte);
-  std::memset(bytes.mutable_data_ptr(), 0, static_cast<size_t>(length));
-  std::memcpy(bytes.mutable_data_ptr(), text.data(), text.size());
-  return bytes;
+std::vector<std::string> unpacked(const std::string& text) {
+  std::vector<std::string> result;
+  for (size_t begin = 0; begin < text.size(); begin += result.back().size()) {
+    const size_t colon = text.find(':', begin);
+    const size_t size = std::stoull(text.substr(begin, colon - begin));
+    begin = colon + 1;
+    result.push_back(text.substr(begin, size));
+  }
+  return result;
 }
 
 std::vector<std::string> lines_of(const std::string& text) {
@@ -52,29 +50,16 @@ std::string line_at(const std::vector<std::string>& lines, size_t i) {
 }  // namespace
 
 std::vector<std::string> gather_texts(const DeviceMesh& mesh, const std::string& text) {
-  const auto own = at::empty({2}, at::kLong);
-  auto* own_data = own.mutable_data_ptr<int64_t>();
-  own_data[0] = static_cast<int64_t>(std::hash<std::string>()(text));
-  own_data[1] = static_cast<int64_t>(text.size());
-  const auto all = gather_over_mesh(own, mesh);
-  const auto* data = all.const_data_ptr<int64_t>();
-  const int64_t ranks = all.size(0);
-  bool equal = true;
-  int64_t longest = 1;
-  for (int64_t rank = 0; rank < ranks; ++rank) {
-    equal = equal && data[2 * rank] == data[0] && data[2 * rank + 1] == data[1];
-    longest = std::max(longest, data[2 * rank + 1]);
+  std::vector<std::string> texts = {text};
+  for (int64_t axis = mesh.ndim() - 1; axis >= 0; --axis) {
+    std::vector<std::string> wider;
+    for (const auto& part : gather_texts(mesh.group(axis), packed(texts))) {
+      const auto inner = unpacked(part);
+      wider.insert(wider.end(), inner.begin(), inner.end());
+    }
+    texts = std::move(wider);
   }
-  if (equal) {
-    return std::vector<std::string>(static_cast<size_t>(ranks), text);
-  }
-  const auto texts = gather_over_mesh(bytes_of(text, longest), mesh);
-  std::vector<std::string> result;
-  for (int64_t rank = 0; rank < ranks; ++rank) {
-    const auto* begin = static_cast<const char*>(texts.const_data_ptr()) + rank * longest;
-    result.emplace_back(begin, static_cast<size_t>(data[2 * rank + 1]));
-  }
-  return result;
+  return texts;
 }
 
 void check_agreement(const DeviceMesh& mesh, const std::string& where, const Statement& own) {

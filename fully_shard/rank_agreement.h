@@ -8,8 +8,7 @@
 
 namespace tessera {
 
-/// The texts of all ranks of `mesh`, in the order of mesh.ranks(). One small collective an axis where all are equal,
-/// two where they are not. Collective.
+/// The texts of all ranks of `mesh`, in the order of mesh.ranks(), as gather_texts of comm/gather_texts.h axis by axis.
 std::vector<std::string> gather_texts(const DeviceMesh& mesh, const std::string& text);
 
 /// What one rank has to say about a step that all ranks take together.

@@ -21,7 +21,8 @@ using StateDict = std::map<std::string, StateValue>;
 struct State {
   StateDict model = {};
   StateDict optimizer = {};
-  /// Anything else: the step, the scheduler's, the data loader's and the random generators' state.
+  /// Anything else: the step, the data loader's state, random generators (rng_state.h). libtorch's learning-rate
+  /// schedulers show nothing of theirs: save how many steps were made, and make a new one go as many.
   StateDict user = {};
 };
 

@@ -89,6 +89,19 @@ std::vector<Box> split_box(const Box& box, int64_t max_numel) {
   return pieces;
 }
 
+Run extent(const Box& box, const Sizes& tensor) {
+  if (box.numel() == 0) {
+    return {};
+  }
+  int64_t first = 0, last = 0, stride = 1;
+  for (size_t dim = tensor.size(); dim-- > 0;) {
+    first += box.offsets[dim] * stride;
+    last += (box.offsets[dim] + box.sizes[dim] - 1) * stride;
+    stride *= tensor[dim];
+  }
+  return {.in_tensor = first, .in_box = 0, .numel = last + 1 - first};
+}
+
 void for_each_run(const Box& box, const Sizes& tensor, const std::function<void(const Run&)>& visit) {
   const size_t ndim = tensor.size();
   if (box.numel() == 0) {

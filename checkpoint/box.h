@@ -57,6 +57,9 @@ struct Run {
   bool operator==(const Run&) const = default;
 };
 
+/// The tensor's elements from the box's first one to its last, with what lies between; an empty one for an empty box.
+Run extent(const Box& box, const Sizes& tensor);
+
 /// Calls `visit` for each run of the box in a tensor of `sizes`, in order; runs are as long as they can be.
 void for_each_run(const Box& box, const Sizes& tensor, const std::function<void(const Run&)>& visit);
 

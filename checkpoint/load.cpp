@@ -1,6 +1,9 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
 #include <fmt/ranges.h>
+#include <sys/mman.h>
+
+#include <tuple>
 
 #include "checkpoint/catalog.h"
 #include "checkpoint/checkpoint.h"
@@ -12,6 +15,11 @@
 namespace tessera::dcp {
 
 namespace {
+
+// What the disk is asked to read while earlier tensors are verified.
+constexpr int64_t kReadAheadBytes = int64_t{64} << 20;
+// Of tensors in the memory that they are read into.
+constexpr int64_t kAlignBytes = 64;
 
 /// A tensor on its way: read into `staged`, then copied to the state's.
 struct Target {
@@ -120,15 +128,56 @@ int64_t bytes_to_read(const Target& target) {
   return target.part.box.numel() * static_cast<int64_t>(c10::elementSize(target.stored->dtype));
 }
 
+/// Fewer page faults, where the kernel agrees: they cost as much as a third of a read from the page cache.
+void advise_huge_pages(const at::Tensor& block) {
+  constexpr uintptr_t kHugePage = uintptr_t{2} << 20;
+  const auto begin = reinterpret_cast<uintptr_t>(block.mutable_data_ptr());
+  const auto first = (begin + kHugePage - 1) / kHugePage * kHugePage;
+  const auto last = (begin + block.nbytes()) / kHugePage * kHugePage;
+  if (first < last) {
+    ::madvise(reinterpret_cast<void*>(first), last - first, MADV_HUGEPAGE);
+  }
+}
+
+/// Memory for what is read: a view of one block for each tensor of the state's, which is freed at the end and costs
+/// fewer page faults than many; one of its own for each that the state does not have yet.
+void stage(std::vector<Target>& targets) {
+  std::vector<int64_t> offsets;
+  int64_t bytes = 0;
+  for (const auto& target : targets) {
+    offsets.push_back(bytes);
+    if (target.part.local.defined()) {
+      const int64_t own = target.part.box.numel() * static_cast<int64_t>(target.part.local.element_size());
+      bytes += (own + kAlignBytes - 1) / kAlignBytes * kAlignBytes;
+    }
+  }
+  const auto block = at::empty({bytes}, at::kByte);
+  advise_huge_pages(block);
+  for (size_t i = 0; i < targets.size(); ++i) {
+    const auto& [local, sizes] = std::tie(targets[i].part.local, targets[i].part.box.sizes);
+    if (local.defined()) {
+      const int64_t own = targets[i].part.box.numel() * static_cast<int64_t>(local.element_size());
+      targets[i].staged = block.narrow(0, offsets[i], own).view(local.scalar_type()).view(sizes);
+    } else {
+      targets[i].staged = at::empty(sizes, targets[i].stored->dtype);
+    }
+  }
+}
+
 void read_all(LoadPlan& plan, const ProgressFn& on_progress) {
   Progress progress;
   for (const auto& target : plan.targets) {
     progress.bytes_total += bytes_to_read(target);
   }
+  stage(plan.targets);
   TensorReader reader;
+  size_t ahead = 0;
+  int64_t bytes_ahead = 0;
   for (auto& target : plan.targets) {
-    const auto dtype = target.part.local.defined() ? target.part.local.scalar_type() : target.stored->dtype;
-    target.staged = at::empty(target.part.box.sizes, at::TensorOptions(dtype));
+    for (; ahead < plan.targets.size() && bytes_ahead < progress.bytes_done + kReadAheadBytes; ++ahead) {
+      reader.begin_read(*plan.targets[ahead].stored, plan.targets[ahead].part.box);
+      bytes_ahead += bytes_to_read(plan.targets[ahead]);
+    }
     reader.read(*target.stored, target.name(), target.part.box, target.staged);
     progress.bytes_done += bytes_to_read(target);
     if (on_progress) {

@@ -106,6 +106,14 @@ TEST_CASE("a box is runs of the tensor's elements") {
   CHECK(runs_of({.offsets = {4, 0}, .sizes = {0, 5}}, {4, 5}).empty());
 }
 
+TEST_CASE("the extent of a box is from its first run to the end of its last") {
+  CHECK(extent({.offsets = {1, 0}, .sizes = {2, 3}}, {4, 5}) == Run{5, 0, 8});
+  CHECK(extent({.offsets = {1, 0}, .sizes = {2, 5}}, {4, 5}) == Run{5, 0, 10});
+  CHECK(extent({.offsets = {0, 0, 1}, .sizes = {2, 2, 2}}, {2, 2, 3}) == Run{1, 0, 11});
+  CHECK(extent({.offsets = {}, .sizes = {}}, {}) == Run{0, 0, 1});
+  CHECK(extent({.offsets = {4, 0}, .sizes = {0, 5}}, {4, 5}) == Run{0, 0, 0});
+}
+
 TEST_CASE("blocks of a box are its elements in order") {
   CHECK(split_box({.offsets = {2, 1}, .sizes = {5, 3}}, 6) ==
         std::vector<Box>{{{2, 1}, {2, 3}}, {{4, 1}, {2, 3}}, {{6, 1}, {1, 3}}});

@@ -1,14 +1,14 @@
 #pragma once
 // Process groups: who takes part in a collective, and over which backend.
 //
-//   init_process_group();                                    // rank and world size from torchrun, mpirun, srun, or one
-//   rank ProcessGroupPtr pair = new_group({0, 1}, "pair");        // called by ranks 0 and 1 only all_reduce(tensor,
-//   ReduceOp::Sum, default_group());      // comm/collectives.h destroy_process_group();
+//   init_process_group();                                // ranks of torchrun, mpirun, srun; else this process alone
+//   ProcessGroupPtr pair = new_group({0, 1}, "pair");    // called by ranks 0 and 1 only
+//   all_reduce(tensor, ReduceOp::Sum, default_group());  // comm/collectives.h
+//   destroy_process_group();
 //
 // A group is a c10d::ProcessGroup with one c10d::Backend for its device, so that c10d's facilities apply to it. This
 // header only declares the type: a file that stores a ProcessGroupPtr by value also includes
-// <torch/csrc/distributed/c10d/ProcessGroup.hpp>, one that takes it by const reference need not (that header costs 10
-// s).
+// <torch/csrc/distributed/c10d/ProcessGroup.hpp>, one that takes it by const reference need not. (That one costs 10 s.)
 
 #include <c10/util/intrusive_ptr.h>
 

@@ -30,13 +30,13 @@ void HookHandle::remove() {
   table_.reset();
 }
 
-detail::HookTable& HookPoint::table() {
+detail::HookTable& HookPoint::hook_table() {
   if (table_ == nullptr) table_ = std::make_shared<detail::HookTable>();
   return *table_;
 }
 
-HookHandle HookPoint::add(detail::HookKind kind, ForwardHook hook, HookOrder order) {
-  auto& hooks = table();
+HookHandle HookPoint::add_hook(detail::HookKind kind, ForwardHook hook, HookOrder order) {
+  auto& hooks = hook_table();
   auto& list = hooks.lists[static_cast<int>(kind)];
   auto longer = list == nullptr ? std::make_shared<detail::HookList>() : std::make_shared<detail::HookList>(*list);
   auto record = std::make_shared<detail::HookRecord>();
@@ -51,18 +51,18 @@ HookHandle HookPoint::add(detail::HookKind kind, ForwardHook hook, HookOrder ord
 
 HookHandle HookPoint::register_forward_pre_hook(ForwardHook hook, HookOrder order) {
   TESSERA_CHECK(ValueError, hook != nullptr, "register_forward_pre_hook: the hook is empty");
-  return add(detail::HookKind::Pre, std::move(hook), order);
+  return add_hook(detail::HookKind::Pre, std::move(hook), order);
 }
 
 HookHandle HookPoint::register_forward_hook(ForwardHook hook, HookOrder order) {
   TESSERA_CHECK(ValueError, hook != nullptr, "register_forward_hook: the hook is empty");
-  return add(detail::HookKind::Post, std::move(hook), order);
+  return add_hook(detail::HookKind::Post, std::move(hook), order);
 }
 
 HookHandle HookPoint::register_exception_hook(ExceptionHook hook, HookOrder order) {
   TESSERA_CHECK(ValueError, hook != nullptr, "register_exception_hook: the hook is empty");
   auto adapted = [hook = std::move(hook)](HookPoint& point, TensorRefs) { hook(point); };
-  return add(detail::HookKind::Exception, std::move(adapted), order);
+  return add_hook(detail::HookKind::Exception, std::move(adapted), order);
 }
 
 void HookPoint::wrap_forward(ForwardWrapper wrapper) {
@@ -71,7 +71,7 @@ void HookPoint::wrap_forward(ForwardWrapper wrapper) {
                 "wrap_forward: the forward of {} has a wrapper already, such as activation checkpointing; it can have "
                 "one",
                 type_name());
-  auto& hooks = table();
+  auto& hooks = hook_table();
   hooks.wrapper = std::make_shared<const ForwardWrapper>(std::move(wrapper));
   ++hooks.hooks;
 }
@@ -81,7 +81,7 @@ void HookPoint::attach(std::type_index type, std::shared_ptr<void> state) {
                 type_name());
   TESSERA_CHECK(StateError, find(type) == nullptr, "attach: {} has an attached {} already; detach it first",
                 type_name(), c10::demangle(type.name()));
-  table().attachments.emplace_back(type, std::move(state));
+  hook_table().attachments.emplace_back(type, std::move(state));
 }
 
 std::shared_ptr<void> HookPoint::find(std::type_index type) const noexcept {

@@ -167,8 +167,8 @@ class HookPoint {
  private:
   friend class HookedCall;
 
-  HookHandle add(detail::HookKind kind, ForwardHook hook, HookOrder order);
-  detail::HookTable& table();
+  HookHandle add_hook(detail::HookKind kind, ForwardHook hook, HookOrder order);
+  detail::HookTable& hook_table();
   void attach(std::type_index type, std::shared_ptr<void> state);
   std::shared_ptr<void> find(std::type_index type) const noexcept;
   std::shared_ptr<void> detach(std::type_index type) noexcept;

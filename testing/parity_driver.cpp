@@ -29,7 +29,10 @@ InitOptions common_init(const FSDPParityOptions& options) {
 }
 
 TrainOptions common_train(const FSDPParityOptions& options) {
-  TrainOptions train{.num_steps = options.num_iters, .lr = options.lr, .use_pure_fp16 = options.use_pure_fp16};
+  TrainOptions train{.num_steps = options.num_iters,
+                     .lr = options.lr,
+                     .use_pure_fp16 = options.use_pure_fp16,
+                     .grad_scaler = options.grad_scaler};
   if (is_mixed(options)) {
     train.mixed_precision = options.fsdp_options.mp_policy;
   }

@@ -44,6 +44,8 @@ struct FSDPParityOptions {
   FullyShardOptions fsdp_options = {};
   ShardFn shard = nullptr;
   bool use_pure_fp16 = false;
+  /// Of both trainings; the losses that are compared are then scaled ones. Off by default.
+  GradScalerOptions grad_scaler = {.enabled = false};
   /// Of losses and parameters in full precision; in a lower one losses may differ by 2e-2.
   Tolerance tolerance = {};
   /// Further options of the model: add_bn.

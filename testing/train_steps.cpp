@@ -104,13 +104,15 @@ std::vector<at::Tensor> train(FSDPTestModel& model, const TrainOptions& options)
   const auto parameters = unique_parameters(model);
   const auto device = parameters.at(0).device();
   torch::optim::SGD optimizer(parameters, torch::optim::SGDOptions(options.lr).momentum(0.9));
+  ShardedGradScaler scaler(options.grad_scaler);
   std::vector<at::Tensor> losses;
   for (int step = 0; step < options.num_steps; ++step) {
     optimizer.zero_grad();
-    const auto loss = compute_loss(model, is_sharded, device, options);
+    const auto loss = scaler.scale(compute_loss(model, is_sharded, device, options));
     check_loss_dtype(loss, is_sharded, options);
     model.run_backward(loss);
-    optimizer.step();
+    scaler.step(optimizer);
+    scaler.update();
     if (options.save_model) {
       save_and_load(model);
     }

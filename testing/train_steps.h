@@ -6,6 +6,7 @@
 #include <optional>
 
 #include "fully_shard/policy.h"
+#include "fully_shard/sharded_grad_scaler.h"
 #include "testing/test_model.h"
 
 namespace tessera::testing {
@@ -21,12 +22,15 @@ struct TrainOptions {
   std::optional<MixedPrecisionPolicy> mixed_precision = std::nullopt;
   /// The model is in float16; inputs are cast to it.
   bool use_pure_fp16 = false;
+  /// Scales losses, and skips the steps in which a gradient of some rank is not finite. Off by default.
+  GradScalerOptions grad_scaler = {.enabled = false};
 };
 
 /// Whether a module of it is a unit of fully_shard or replicate.
 bool is_sharded_model(torch::nn::Module& model);
 
-/// Trains, and returns the last step's loss, of the parameters before that step's update, detached.
+/// Trains, and returns the last step's loss, of the parameters before that step's update, detached: with a grad_scaler
+/// the scaled one.
 /// Throws ExpectationError if a loss has another dtype than the options say: float32; float16 for pure fp16; the
 /// policy's param_dtype for a sharded model with mixed precision; or if a unit is not idle and sharded at the end.
 /// Collective.

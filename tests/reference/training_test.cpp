@@ -2,7 +2,11 @@
 
 #include <ATen/core/grad_mode.h>
 
+#include <cmath>
+#include <limits>
+
 #include "comm/comm_stats.h"
+#include "dtensor/dtensor.h"
 #include "testing/expect.h"
 #include "testing/mixture_of_experts.h"
 #include "testing/parity_driver.h"
@@ -79,7 +83,51 @@ class OddLoss : public DummyDDP {
   at::ScalarType dtype_;
 };
 
+/// Every gradient of the last rank is infinite in the first step.
+class Overflow : public DummyDDP {
+ public:
+  using DummyDDP::DummyDDP;
+  void run_backward(const at::Tensor& loss) override {
+    DummyDDP::run_backward(loss);
+    if (step_++ == 0 && get_rank() == get_world_size() - 1) {
+      for (const auto& parameter : unique_parameters(*this)) {
+        const auto& grad = parameter.grad();
+        (is_dtensor(grad) ? to_local(grad) : grad).fill_(std::numeric_limits<float>::infinity());
+      }
+    }
+  }
+
+ private:
+  int step_ = 0;
+};
+
 }  // namespace
+
+TEST_CASE("row 45: the train loop scales losses; where one rank overflows all skip the step, and the scale halves") {
+  const int world_size = GENERATE(2, 4);
+  run_ranks(world_size, [&](int rank) {
+    const auto mesh = dp_mesh();
+    const TrainOptions scaled{.num_steps = 4, .grad_scaler = {.init_scale = 1024, .growth_interval = 2}};
+    for (const bool is_sharded : {true, false}) {
+      const auto model = [&] {
+        return is_sharded ? sharded_of(nested_wrapped_model(), mesh) : reference_of(nested_wrapped_model(), mesh);
+      };
+      const auto plain = train_losses(*model(), {.num_steps = 4});
+      expect_losses(train_losses(*model(), {.num_steps = 4, .grad_scaler = {.enabled = false}}), plain);
+      expect_losses(train_losses(*model(), scaled),
+                    {1024 * plain[0], 1024 * plain[1], 2048 * plain[2], 2048 * plain[3]});
+      Overflow overflow(model());
+      expect_losses(train_losses(overflow, scaled), {1024 * plain[0], 512 * plain[0], 512 * plain[1], 1024 * plain[2]});
+      // Without the scaler the step is taken: of shards by all ranks, of the plain model by that one.
+      Overflow unscaled(model());
+      const bool is_hit = is_sharded || rank == world_size - 1;
+      expect_equal(std::isfinite(train_losses(unscaled, {.num_steps = 2})[1]), !is_hit);
+    }
+    for (const auto* model : {&nested_wrapped_model(), &non_uniform_req_grad_model()}) {
+      test_fsdp_parity(*model, {.mesh = mesh, .num_iters = 3, .grad_scaler = {.init_scale = 256}});
+    }
+  });
+}
 
 TEST_CASE("rows 3, 12, 20, 43, 48: the references' losses are Python's, for one rank and two") {
   for (const int world_size : {1, 2}) {

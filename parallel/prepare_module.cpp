@@ -1,5 +1,10 @@
 #include "parallel/prepare_module.h"
 
+#include <fmt/ranges.h>
+
+#include <algorithm>
+
+#include "base/close_names.h"
 #include "base/error.h"
 #include "nn/hook_point.h"
 #include "parallel/style_tensors.h"
@@ -13,14 +18,16 @@ struct Preparation {
   const char* what;  // "input" or "output"
   Layouts layouts;
   Layouts desired;
+  bool is_named = false;
   bool use_local_output = false;
   StyleInputOptions options;
 
   void operator()(const DeviceMesh& mesh, TensorRefs tensors) const {
     TESSERA_CHECK(ValueError, tensors.size() == layouts.size(),
-                  "{}: forward's {}s hold {} tensors, but there are {} {}_layouts. Give one for each defined tensor, "
+                  "{}: forward's {}s hold {} tensors, but there are {} {}. Give one for each defined tensor, "
                   "std::nullopt for those to leave alone",
-                  options.where, what, tensors.size(), layouts.size(), what);
+                  options.where, what, tensors.size(), layouts.size(),
+                  is_named ? "input_names()" : fmt::format("{}_layouts", what));
     for (size_t i = 0; i < tensors.size(); ++i) {
       if (layouts[i]) {
         const auto placed = style_input(*tensors[i], mesh, *layouts[i], *desired[i], options);
@@ -43,12 +50,64 @@ void check_layouts(const char* style, const char* what, const Layouts& layouts, 
   }
 }
 
+void check_options(const char* style, const PrepareModuleInputOptions& options) {
+  check_layouts(style, "input", options.input_layouts, options.desired_input_layouts);
+  const auto& own = options.input_kwarg_layouts;
+  const auto& desired = options.desired_input_kwarg_layouts;
+  const auto same_name = [](const auto& a, const auto& b) { return a.first == b.first; };
+  const auto [more, missing] = std::mismatch(own.begin(), own.end(), desired.begin(), desired.end(), same_name);
+  TESSERA_CHECK(ValueError, more == own.end() && missing == desired.end(),
+                "{}: '{}' is in only one of input_kwarg_layouts and desired_input_kwarg_layouts; give both", style,
+                more == own.end()          ? missing->first
+                : missing == desired.end() ? more->first
+                                           : std::min(more->first, missing->first));
+}
+
+/// Layouts by position, for all inputs that the module names.
+struct Positions {
+  Layouts layouts;
+  Layouts desired;
+};
+
+Positions positions_of(const torch::nn::Module& module, const std::string& where,
+                       const PrepareModuleInputOptions& options) {
+  Positions positions{.layouts = options.input_layouts, .desired = options.desired_input_layouts};
+  if (options.input_kwarg_layouts.empty()) {
+    return positions;
+  }
+  const auto* named = dynamic_cast<const NamedInputs*>(&module);
+  TESSERA_CHECK(ValueError, named != nullptr,
+                "{}: input_kwarg_layouts name '{}', but {} does not name its inputs. Derive it from NamedInputs "
+                "(parallel/prepare_module.h), or give input_layouts, which go by position",
+                where, options.input_kwarg_layouts.begin()->first, module_type_name(module));
+  const auto names = named->input_names();
+  TESSERA_CHECK(ValueError, positions.layouts.size() <= names.size(),
+                "{}: {} input_layouts, but the module has {} inputs: {}", where, positions.layouts.size(), names.size(),
+                fmt::join(names, ", "));
+  positions.layouts.resize(names.size());
+  positions.desired.resize(names.size());
+  for (const auto& [name, layout] : options.input_kwarg_layouts) {
+    const auto found = std::find(names.begin(), names.end(), name);
+    const auto close = close_names(name, names);
+    TESSERA_CHECK(KeyError, found != names.end(), "{}: the module has no input '{}'; its inputs are {}{}", where, name,
+                  fmt::join(names, ", "), close.empty() ? "" : fmt::format(". Is '{}' meant?", close[0]));
+    const auto i = static_cast<size_t>(found - names.begin());
+    TESSERA_CHECK(ValueError, !positions.layouts[i],
+                  "{}: input '{}' has a layout by its name and one by its position, {}; give one", where, name, i);
+    positions.layouts[i] = layout;
+    positions.desired[i] = options.desired_input_kwarg_layouts.at(name);
+  }
+  return positions;
+}
+
 void prepare_inputs(const StyleTarget& target, const std::string& where, const PrepareModuleInputOptions& options) {
+  auto [layouts, desired] = positions_of(target.module, where, options);
   hook_point(target.module, where)
       .register_forward_pre_hook(
           [mesh = target.mesh, prepare = Preparation{.what = "input",
-                                                     .layouts = options.input_layouts,
-                                                     .desired = options.desired_input_layouts,
+                                                     .layouts = std::move(layouts),
+                                                     .desired = std::move(desired),
+                                                     .is_named = !options.input_kwarg_layouts.empty(),
                                                      .use_local_output = options.use_local_output,
                                                      .options = {.where = where, .even_shards = options.even_shards}}](
               HookPoint&, TensorRefs tensors) { prepare(mesh, tensors); });
@@ -68,11 +127,12 @@ void prepare_outputs(const StyleTarget& target, const std::string& where, const 
 }  // namespace
 
 PrepareModuleInput::PrepareModuleInput(PrepareModuleInputOptions options) : options_(std::move(options)) {
-  check_layouts("PrepareModuleInput", "input", options_.input_layouts, options_.desired_input_layouts);
+  check_options("PrepareModuleInput", options_);
 }
 
 void PrepareModuleInput::check(const StyleTarget& target) const {
   hook_point(target.module, describe(target));
+  positions_of(target.module, describe(target), options_);
 }
 
 void PrepareModuleInput::apply(const StyleTarget& target) const {
@@ -93,14 +153,14 @@ void PrepareModuleOutput::apply(const StyleTarget& target) const {
 
 PrepareModuleInputOutput::PrepareModuleInputOutput(PrepareModuleInputOutputOptions options)
     : options_(std::move(options)) {
-  check_layouts("PrepareModuleInputOutput", "input", options_.input.input_layouts,
-                options_.input.desired_input_layouts);
+  check_options("PrepareModuleInputOutput", options_.input);
   check_layouts("PrepareModuleInputOutput", "output", options_.output.output_layouts,
                 options_.output.desired_output_layouts);
 }
 
 void PrepareModuleInputOutput::check(const StyleTarget& target) const {
   hook_point(target.module, describe(target));
+  positions_of(target.module, describe(target), options_.input);
 }
 
 void PrepareModuleInputOutput::apply(const StyleTarget& target) const {

@@ -6,16 +6,27 @@
 //   {"layers.*.attention", PrepareModuleInput({.input_layouts = {Shard(1), std::nullopt},
 //                                              .desired_input_layouts = {Replicate(), std::nullopt}})}
 //
-// One entry for each tensor, in the order in which forward declares them. C++ functions have no named arguments, so
-// position is all that PyTorch's input_kwarg_layouts can mean here: arguments that hold no tensor (numbers, undefined
-// or absent optional tensors) are not counted, and those that hold several (vectors, tuples, structs with
+// One entry for each tensor, in the order in which forward declares them. Arguments that hold no tensor (numbers,
+// undefined or absent optional tensors) are not counted, and those that hold several (vectors, tuples, structs with
 // tensor_fields) count as several, opened in order; see nn/tensor_visitor.h. A call with another number of tensors than
 // entries throws, so an optional argument that is left out cannot shift layouts to the wrong tensors.
+//
+// C++ functions have no named arguments. A module that names its own tensors can be given layouts by those names, as
+// PyTorch's keyword arguments are; what is not named is left alone:
+//
+//   struct AttentionImpl : torch::nn::Module, NamedInputs {
+//     std::vector<std::string> input_names() const override { return {"x", "mask", "positions"}; }
+//     at::Tensor forward(at::Tensor x, at::Tensor mask, at::Tensor positions);
+//   };
+//   {"layers.*.attention", PrepareModuleInput({.input_kwarg_layouts = {{"x", Shard(1)}},
+//                                              .desired_input_kwarg_layouts = {{"x", Replicate()}}})}
 //
 // Thread safety: as linear_styles.h.
 // After the classes of the same names in torch/distributed/tensor/parallel/style.py.
 
+#include <map>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "parallel/parallel_style.h"
@@ -25,11 +36,25 @@ namespace tessera {
 /// One entry a tensor; std::nullopt leaves it as it is.
 using Layouts = std::vector<std::optional<Placement>>;
 
+/// By the names that the module gives its inputs.
+using NamedLayouts = std::map<std::string, Placement>;
+
+/// A module that names the tensors of its forward, in the order in which forward declares them: one name each, all of
+/// them given in every call. Its type derives from this beside torch::nn::Module.
+class NamedInputs {
+ public:
+  virtual ~NamedInputs() = default;
+  virtual std::vector<std::string> input_names() const = 0;
+};
+
 struct PrepareModuleInputOptions {
-  /// What plain tensors are. A DTensor's own placement counts.
-  Layouts input_layouts;
+  /// What plain tensors are. A DTensor's own placement counts. Together with input_kwarg_layouts: of the first ones.
+  Layouts input_layouts = {};
   /// What forward gets: DTensors in these placements; entries where input_layouts has some.
-  Layouts desired_input_layouts;
+  Layouts desired_input_layouts = {};
+  /// The same by name; for modules that are NamedInputs. Both have the same names.
+  NamedLayouts input_kwarg_layouts = {};
+  NamedLayouts desired_input_kwarg_layouts = {};
   /// forward gets the local tensors of those DTensors. Their gradients, where the placement is Replicate, must then be
   /// equal on every rank.
   bool use_local_output = false;
@@ -47,7 +72,8 @@ struct PrepareModuleOutputOptions {
 };
 
 /// Errors of all three: ValueError for options that do not fit each other (when made) and for another number of
-/// tensors than entries (when called); StateError for a module without hook point.
+/// tensors than entries (when called); StateError for a module without hook point; KeyError for a name that the module
+/// does not have, and ValueError if it has no names (when applied, before anything is changed).
 class PrepareModuleInput : public ParallelStyle {
  public:
   explicit PrepareModuleInput(PrepareModuleInputOptions options);

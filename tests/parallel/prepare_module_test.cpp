@@ -31,6 +31,17 @@ struct ProbeImpl : torch::nn::Module {
 };
 TESSERA_MODULE(Probe);
 
+/// A Probe of three tensors, which it names.
+struct NamedProbeImpl : torch::nn::Module, NamedInputs {
+  std::vector<std::string> input_names() const override { return {"x", "mask", "positions"}; }
+  at::Tensor forward(at::Tensor x, std::optional<at::Tensor> mask, int64_t /*heads*/, at::Tensor positions) {
+    seen = {x, mask.value_or(at::Tensor()), positions};
+    return x;
+  }
+  std::vector<at::Tensor> seen;
+};
+TESSERA_MODULE(NamedProbe);
+
 std::string layout(const at::Tensor& tensor) {
   return is_dtensor(tensor) ? to_string(placements(tensor)) : "plain";
 }
@@ -67,6 +78,63 @@ TEST_CASE("inputs and outputs are placed by position", "[parallel]") {
                  std::string("PrepareModuleInputOutput(the module itself): forward's inputs hold 3 tensors, but there "
                              "are 4 input_layouts. Give one for each defined tensor, std::nullopt for those to leave "
                              "alone"));
+  });
+}
+
+TEST_CASE("inputs are placed by the names that their module gives them, and by position before those", "[parallel]") {
+  const bool by_position = GENERATE(false, true);
+  run_ranks(3, [&](int) {
+    const auto mesh = init_device_mesh(at::kCPU, {3}, {"tp"});
+    NamedProbe probe;
+    PrepareModuleInputOptions options{
+        .input_kwarg_layouts = {{"positions", Replicate()}, {"x", Shard(1)}},
+        .desired_input_kwarg_layouts = {{"positions", Shard(0)}, {"x", Replicate()}},
+    };
+    if (by_position) {
+      options = {.input_layouts = {Shard(1)},
+                 .desired_input_layouts = {Replicate()},
+                 .input_kwarg_layouts = {{"positions", Replicate()}},
+                 .desired_input_kwarg_layouts = {{"positions", Shard(0)}}};
+    }
+    parallelize_module(probe, mesh, PrepareModuleInput(options));
+    const auto x = make_input(1, {4, 5}), positions = make_input(2, {4, 3});
+    const auto own_x = to_local(redistribute(from_local(x, mesh, {Replicate()}), {Shard(1)}));
+    probe(own_x, std::make_optional(positions), 2, positions);
+    expect_bit_equal(to_local(probe->seen[0]), x);
+    expect_equal(layout(probe->seen[1]), "plain");
+    expect_equal(layout(probe->seen[2]), "(Shard(0))");
+    expect_bit_equal(full_tensor(probe->seen[2]), positions);
+    expect_equal(error_text([&] { probe(own_x, std::nullopt, 2, positions); }),
+                 std::string("PrepareModuleInput(the module itself): forward's inputs hold 2 tensors, but there are 3 "
+                             "input_names(). Give one for each defined tensor, std::nullopt for those to leave alone"));
+  });
+}
+
+TEST_CASE("names that a module does not have change nothing", "[parallel]") {
+  run_ranks(1, [](int) {
+    const auto mesh = init_device_mesh(at::kCPU, {1}, {"tp"});
+    const auto error_of = [&](auto& module, PrepareModuleInputOptions options) {
+      return error_text([&] { parallelize_module(module, mesh, PrepareModuleInput(std::move(options))); });
+    };
+    NamedProbe named;
+    Probe nameless;
+    const NamedLayouts x{{"x", Shard(0)}}, typo{{"position", Shard(0)}};
+    expect_equal(
+        error_of(named, {.input_kwarg_layouts = typo, .desired_input_kwarg_layouts = typo}),
+        std::string("PrepareModuleInput(the module itself): the module has no input 'position'; its inputs are "
+                    "x, mask, positions. Is 'positions' meant?"));
+    expect_equal(error_of(named, {.input_layouts = {Shard(0)},
+                                  .desired_input_layouts = {Shard(0)},
+                                  .input_kwarg_layouts = x,
+                                  .desired_input_kwarg_layouts = x}),
+                 std::string("PrepareModuleInput(the module itself): input 'x' has a layout by its name and one by its "
+                             "position, 0; give one"));
+    TESSERA_EXPECT(error_of(nameless, {.input_kwarg_layouts = x, .desired_input_kwarg_layouts = x})
+                       .find("ProbeImpl does not name its inputs") != std::string::npos);
+    expect_equal(error_of(named, {.input_kwarg_layouts = x, .desired_input_kwarg_layouts = typo}),
+                 std::string("PrepareModuleInput: 'position' is in only one of input_kwarg_layouts and "
+                             "desired_input_kwarg_layouts; give both"));
+    TESSERA_EXPECT(!hook_point(*named, "test").has_hooks() && !hook_point(*nameless, "test").has_hooks());
   });
 }
 

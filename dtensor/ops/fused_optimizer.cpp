@@ -1,6 +1,8 @@
 // Fused optimizer steps: parameter, gradient and states of one place are cut alike, which optimizers do anyway; then
 // the step is one local call without communication. Whatever lies otherwise is moved, and written states moved back.
 
+#include <algorithm>
+
 #include "dtensor/ops/list_parts.h"
 #include "dtensor/ops/pointwise.h"
 #include "dtensor/ops/rule_helpers.h"
@@ -16,6 +18,12 @@ Strategies step_strategies(const OpCall& part) {
 
 /// Kernels are not called on parameters of which this rank has nothing.
 void local_step(const c10::OperatorHandle& op, torch::jit::Stack* stack, const OpPlan& /*plan*/) {
+  const auto has_elements = [](const c10::IValue& tensor) { return tensor.toTensor().numel() > 0; };
+  const auto params = local_argument(op, stack, 0).toListRef();
+  if (std::all_of(params.begin(), params.end(), has_elements)) {
+    op.callBoxed(stack);
+    return;
+  }
   const auto parameters = local_argument(op, stack, 0).toTensorVector();
   const size_t num_args = op.schema().arguments().size();
   bool any = false;

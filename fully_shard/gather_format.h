@@ -32,6 +32,8 @@ class GatherFormat {
   /// Of a rank's items, without the stamp; a multiple of 16.
   int64_t bytes() const { return bytes_; }
 
+  /// The place of item i, without extension, in what one rank sends.
+  at::Tensor item(const at::Tensor& sent, size_t i) const;
   /// Writes what this rank sends: `sent` has at least bytes() bytes. It may be on another device than `flat_shard`.
   void encode(const at::Tensor& flat_shard, const at::Tensor& sent) const;
   /// Copies the parameters, contiguous and full, out of what all ranks sent, `rank_bytes` each, a multiple of 16.

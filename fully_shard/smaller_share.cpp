@@ -27,24 +27,40 @@ Cache& cache() {
   return *cache;
 }
 
+std::optional<GatherFormat> format_of(const ParamLayout& layout, const std::vector<at::ScalarType>& dtypes) {
+  std::vector<GatherItem> items;
+  for (const auto dtype : dtypes) {
+    items.push_back({.dtype = dtype});
+  }
+  return GatherFormat::is_needed(items) ? std::optional<GatherFormat>({layout, items}) : std::nullopt;
+}
+
 }  // namespace
 
 SmallerShare::SmallerShare(std::shared_ptr<const ProcessGroupPtr> group, ParamLayout layout,
-                           const at::TensorOptions& compute_options)
+                           const std::vector<at::ScalarType>& dtypes, at::Device device)
     : group_(std::move(group)),
       layout_(std::move(layout)),
+      options_(at::TensorOptions(device).dtype(dtypes.at(0))),
+      format_(format_of(layout_, dtypes)),
       copies_(gather_copies(layout_)),
-      gather_(layout_, compute_options) {}
+      gather_(format_ ? ShardGather(layout_.num_ranks, format_->bytes(), device) : ShardGather(layout_, options_)) {}
+
+/// Where the first `numel` elements of a parameter's chunk go.
+at::Tensor SmallerShare::place(const at::Tensor& share, size_t param, int64_t numel) const {
+  return format_ ? format_->item(share, param).narrow(0, 0, numel)
+                 : share.narrow(0, layout_.slots[param].offset, numel);
+}
 
 void SmallerShare::cut(const std::vector<ShardedParam>& params, int64_t unit) {
   const at::AutoDispatchBelowADInplaceOrView below;
   const int64_t rank = get_rank(*group_);
-  auto share = at::zeros({gather_numel(layout_)}, params.at(0).unsharded().options());
+  auto share = at::zeros({gather_.numel()}, format_ ? options_.dtype(at::kByte) : options_);
   for (size_t i = 0; i < params.size(); ++i) {
     const auto& slot = layout_.slots[i];
     const auto rows = slot.rows_of(rank, layout_.num_ranks);
     const auto full = params[i].unsharded().view({slot.outer, slot.rows, slot.row_numel});
-    share.narrow(0, slot.offset, slot.numel_of(rank, layout_.num_ranks))
+    place(share, i, slot.numel_of(rank, layout_.num_ranks))
         .view({slot.outer, rows.length, slot.row_numel})
         .copy_(full.narrow(1, rows.offset, rows.length));
   }

@@ -1,21 +1,24 @@
 #pragma once
 // reshard_after_forward = int: between forward and backward each rank keeps a share of the unit's full parameters, cut
 // among a few neighbours, so that the gather for backward stays among them. With 8 ranks and 2 neighbours a rank keeps
-// half of the parameters in place of an eighth, and backward's all-gather runs over pairs.
+// half of the parameters in place of an eighth, and backward's all-gather runs over pairs. The share is of the
+// parameters as forward computed with them: each in its compute dtype, whatever was sent for forward.
 
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "fully_shard/all_gather.h"
+#include "fully_shard/gather_format.h"
 #include "fully_shard/sharded_param.h"
 
 namespace tessera {
 
 class SmallerShare {
  public:
-  /// `layout`: of the unit's parameters among the ranks of `group`.
+  /// `layout`: of the unit's parameters, which compute on `device` in `dtypes`, among the ranks of `group`.
   SmallerShare(std::shared_ptr<const ProcessGroupPtr> group, ParamLayout layout,
-               const at::TensorOptions& compute_options);
+               const std::vector<at::ScalarType>& dtypes, at::Device device);
 
   bool is_at_hand() const { return share_.defined(); }
   /// Cuts this rank's share from the full parameters.
@@ -25,11 +28,17 @@ class SmallerShare {
   /// Issues the all-gather of the shares; only while one is at hand.
   void start(BlockPool& pool, const AllGatherFn& all_gather) { gather_.start(share_, group_.get(), pool, all_gather); }
   ShardGather& gather() { return gather_; }
+  /// How the share is laid out where dtypes differ; else null, and by copies().
+  const GatherFormat* format() const { return format_ ? &*format_ : nullptr; }
   const std::vector<std::vector<BlockCopy>>& copies() const { return copies_; }
 
  private:
+  at::Tensor place(const at::Tensor& share, size_t param, int64_t numel) const;
+
   std::shared_ptr<const ProcessGroupPtr> group_;
   ParamLayout layout_;
+  at::TensorOptions options_;
+  std::optional<GatherFormat> format_;
   std::vector<std::vector<BlockCopy>> copies_;
   ShardGather gather_;
   at::Tensor share_;

@@ -27,8 +27,12 @@ UnitGather::UnitGather(Options options)
                       : ShardGather(options_.layout, compute_options(options_))) {
   if (options_.smaller_ranks > 0) {
     const auto& axes = options_.axes;
+    std::vector<at::ScalarType> dtypes;
+    for (const auto& item : options_.items) {
+      dtypes.push_back(item.dtype);
+    }
     smaller_ = std::make_unique<SmallerShare>(smaller_group(axes.mesh, *axes.shard_axis, options_.smaller_ranks),
-                                              options_.smaller_layout, compute_options(options_));
+                                              options_.smaller_layout, dtypes, options_.device);
   }
 }
 
@@ -55,12 +59,13 @@ void UnitGather::start(const at::Tensor& flat_shard, const Stamp& stamp, BlockPo
 }
 
 void UnitGather::copy_out(const std::vector<ShardedParam>& params) {
-  if (format_ && !has_share()) {
+  const auto* own = format_ ? &*format_ : nullptr;
+  if (const auto* format = has_share() ? smaller_->format() : own) {
     std::vector<at::Tensor> tensors;
     for (const auto& param : params) {
       tensors.push_back(param.unsharded());
     }
-    format_->decode(gathered_, gather_.numel(), tensors);
+    format->decode(gathered_, current().numel(), tensors);
     return;
   }
   const auto& copies = has_share() ? smaller_->copies() : copies_;

@@ -104,23 +104,28 @@ TEST_CASE("ranks that offload differently are refused", "[offload]") {
 TEST_CASE("parameters of one unit in several dtypes: one all-gather, equal to one process", "[override]") {
   const int world_size = GENERATE(1, 2, 3, 4);
   const auto [dim, hidden] = GENERATE(std::pair<int64_t, int64_t>{17, 13}, std::pair<int64_t, int64_t>{3, 2});
-  const bool reshards = GENERATE(true, false);
-  CAPTURE(world_size, dim, hidden, reshards);
+  const auto reshard = GENERATE(ReshardAfterForward(true), ReshardAfterForward(false), ReshardAfterForward(2));
+  if (reshard.group_size() && world_size % 2 != 0) {
+    return;
+  }
+  CAPTURE(world_size, dim, hidden, reshard.to_string());
   run_ranks(world_size, [&, dim = dim, hidden = hidden](int rank) {
     Tower reference(dim, hidden, 1), tower(dim, hidden, 1);
     fill_parameters(*reference, 1);
     fill_parameters(*tower, 1);
-    fully_shard(tower, {.reshard_after_forward = reshards, .mp_policy = vectors_in_float()});
+    fully_shard(tower, {.reshard_after_forward = reshard, .mp_policy = vectors_in_float()});
     int gathers = 0;
     const auto patch = patch_all_gather([&](const AllGatherFn& original, const at::Tensor& output,
                                             const at::Tensor& input, const ProcessGroupPtr& group) {
       ++gathers;
-      TESSERA_EXPECT(output.scalar_type() == at::kByte && output.numel() == world_size * input.numel());
+      const int64_t ranks = gathers == 2 && reshard.group_size() ? 2 : world_size;
+      TESSERA_EXPECT(output.scalar_type() == at::kByte && output.numel() == ranks * input.numel());
       return original(output, input, group);
     });
     auto loss = loss_of(tower, rank);
+    expect_equal(fsdp(tower).unit_state() == UnitState::ShardedSmaller, reshard.group_size() && world_size == 4);
     loss.backward();
-    expect_equal(gathers, world_size == 1 ? 0 : reshards ? 2 : 1);
+    expect_equal(gathers, world_size == 1 ? 0 : reshard.is_on() ? 2 : 1);
 
     for (auto& item : reference->named_parameters()) {
       const bool stays = item.key().starts_with("norm");
@@ -153,12 +158,9 @@ TEST_CASE("parameters of one unit in several dtypes: one all-gather, equal to on
   });
 }
 
-TEST_CASE("several dtypes and extensions cannot keep a share, and ranks agree on them", "[override]") {
+TEST_CASE("ranks agree on the dtypes of single parameters", "[override]") {
   run_ranks(4, [](int rank) {
     Tower tower;
-    expect_throws<NotImplementedError>(
-        [&] { fully_shard(tower, {.reshard_after_forward = 2, .mp_policy = vectors_in_float()}); },
-        "use true or false");
     const MixedPrecisionPolicy policy{.param_dtype_override_fn = [&](const at::Tensor&, const std::string& name) {
       return rank == 3 && name == "in.bias" ? std::optional(at::kDouble) : std::nullopt;
     }};
@@ -185,12 +187,13 @@ TEST_CASE("replicated parameters in several dtypes equal sharded ones", "[overri
 TEST_CASE("an int8 all-gather: error bound, gradients of the decoded parameters, fewer bytes", "[extension]") {
   const int world_size = GENERATE(1, 2, 3, 4);
   const auto [dim, hidden] = GENERATE(std::pair<int64_t, int64_t>{48, 31}, std::pair<int64_t, int64_t>{3, 2});
+  const auto reshard = world_size == 4 ? std::optional(ReshardAfterForward(2)) : std::nullopt;
   CAPTURE(world_size, dim, hidden);
   run_ranks(world_size, [&, dim = dim, hidden = hidden](int rank) {
     Tower reference(dim, hidden), tower(dim, hidden);
     fill_parameters(*reference, 1);
     fill_parameters(*tower, 1);
-    shard_tower(tower, {.all_gather_extension_fn = int8_for_matrices});
+    shard_tower(tower, {.reshard_after_forward = reshard, .all_gather_extension_fn = int8_for_matrices});
     int64_t sent = 0;
     const auto patch = patch_all_gather([&](const AllGatherFn& original, const at::Tensor& output,
                                             const at::Tensor& input, const ProcessGroupPtr& group) {

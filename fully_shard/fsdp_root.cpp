@@ -1,7 +1,6 @@
 #include "fully_shard/fsdp_root.h"
 
 #include <algorithm>
-#include <utility>
 
 #include "base/error.h"
 #include "fully_shard/backward_hooks.h"
@@ -32,27 +31,6 @@ void add_states(torch::nn::Module& module, const std::string& path, std::vector<
 
 }  // namespace
 
-void ReductionQueue::advance() {
-  if (const auto group = std::exchange(reducing_, nullptr)) {
-    group->finish_reduction();
-  }
-  if (auto group = std::exchange(scattering_, nullptr); group && group->start_all_reduce()) {
-    reducing_ = std::move(group);
-  }
-}
-
-void ReductionQueue::push(const std::shared_ptr<ParamGroup>& group, const GradientSettings& settings) {
-  advance();
-  group->start_reduction(settings);
-  scattering_ = group;
-}
-
-void ReductionQueue::drain() {
-  while (scattering_ || reducing_) {
-    advance();
-  }
-}
-
 void FSDPRoot::make(torch::nn::Module& module) {
   const auto states = fsdp_states(module);
   TESSERA_CHECK(StateError, !running_module || !is_below(module, *running_module),
@@ -75,8 +53,13 @@ void FSDPRoot::make(torch::nn::Module& module) {
     }
   }
   const std::shared_ptr<FSDPRoot> root(new FSDPRoot(std::move(units)));
+  const auto has_params = [](const NamedState& unit) { return unit.state->group() != nullptr; };
+  const bool is_alone = std::ranges::count_if(states, has_params) == 1;
   for (size_t i = 0; i < states.size(); ++i) {
     states[i].state->join(root, static_cast<int64_t>(i), names, pool);
+    if (has_params(states[i])) {
+      states[i].state->group()->set_alone(is_alone);
+    }
   }
 }
 
@@ -171,6 +154,10 @@ void FSDPRoot::enter_backward(const FSDPState& state) {
   }
 }
 
+bool FSDPRoot::is_in_outer_backward() const {
+  return backward_ == current_backward();
+}
+
 void FSDPRoot::prefetch_in_backward(FSDPState& state) {
   const auto prefetch = [](const std::shared_ptr<FSDPState>& unit) {
     if (unit && unit->settings().unshard_in_backward && unit->awaits_backward()) {
@@ -197,6 +184,8 @@ void FSDPRoot::finish_backward() {
   const auto outermost = states_.front().lock();
   if (!outermost || outermost->settings().is_last_backward) {
     reductions_.drain();
+  } else {
+    reductions_.flush();
   }
 }
 

@@ -10,25 +10,10 @@
 #include <vector>
 
 #include "fully_shard/fsdp_state.h"
+#include "fully_shard/reduction_queue.h"
 #include "fully_shard/schedule.h"
 
 namespace tessera {
-
-/// The reductions of a tree's units, in order. One reduce-scatter is in flight while backward goes on, and behind it
-/// (HSDP) one all-reduce: a unit's copy-in waits for the reduce-scatter of the unit before, whose buffer it gets.
-class ReductionQueue {
- public:
-  /// Collective.
-  void push(const std::shared_ptr<ParamGroup>& group, const GradientSettings& settings);
-  /// Waits for all.
-  void drain();
-  void clear() { scattering_ = reducing_ = nullptr; }
-
- private:
-  void advance();
-
-  std::shared_ptr<ParamGroup> scattering_, reducing_;
-};
 
 class FSDPRoot : public std::enable_shared_from_this<FSDPRoot> {
  public:
@@ -47,6 +32,8 @@ class FSDPRoot : public std::enable_shared_from_this<FSDPRoot> {
   /// Makes sure that finish_backward runs on all units when the current backward ends.
   void enter_backward(const FSDPState& state);
   void prefetch_in_backward(FSDPState& state);
+  /// Whether the running backward is the one whose end is awaited, not one that is nested in it.
+  bool is_in_outer_backward() const;
 
   /// Throws away what a forward or backward that failed left behind.
   void reset_iter_state();

@@ -182,20 +182,9 @@ void FSDPState::finish_forward() {
   }
 }
 
-void FSDPState::check_versions(const Ticket& ticket) const {
-  const auto& params = group_->params();
-  for (size_t i = 0; i < params.size(); ++i) {
-    TESSERA_CHECK(StateError, params[i].version() == ticket.versions[i],
-                  "fully_shard: parameter '{}' of {} was changed in place between forward and backward, so its "
-                  "gradient would be that of other values. Run backward() before optimizer.step(), or forward again "
-                  "after it",
-                  params[i].origin().name, options_.label);
-  }
-}
-
 void FSDPState::pre_backward(Ticket& ticket) {
   root_->enter_backward(*this);
-  check_versions(ticket);
+  group_->check_versions(ticket.versions);
   ticket.backward = current_backward();
   backward_started_ = true;
   ++active_calls_;
@@ -251,11 +240,21 @@ void FSDPState::reduce() {
   root_->reductions().push(group_, gradients);
 }
 
-void FSDPState::on_accumulated(size_t param) const {
+void FSDPState::on_accumulated(size_t param) {
   TESSERA_CHECK(StateError, group_->is_unsharded() || !settings_.unshard_in_backward,
                 "fully_shard: a gradient of parameter '{}' arrived while it is sharded: it was used outside the "
                 "forward of {}. Call that module, not its parts",
                 group_->params()[param].origin().name, options_.label);
+  if (group_->gradients().size() == 1) {
+    return;
+  }
+  group_->check_not_taken(param);
+  const auto& gradients = settings_.gradients;
+  if (backward_started_ && gradients.requires_gradient_sync && gradients.requires_all_reduce &&
+      root_->is_in_outer_backward() && !awaits_backward()) {
+    group_->gradients().arrived(param);
+    root_->reductions().push_complete(group_, gradients);
+  }
 }
 
 bool FSDPState::awaits_backward() const {

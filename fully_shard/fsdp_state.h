@@ -44,7 +44,7 @@ class FSDPState : public std::enable_shared_from_this<FSDPState> {
     bool reshard_after_backward = true;
     bool unshard_in_backward = true;
     bool is_last_backward = true;
-    bool prefetch_after_backward = false;  // of the next unit, not before it
+    bool prefetch_after_backward = false;     // of the next unit, not before it
     std::optional<Targets> forward_prefetch;  // none: the recorded order
     std::optional<Targets> backward_prefetch;
     UnitObserver observer;
@@ -102,8 +102,7 @@ class FSDPState : public std::enable_shared_from_this<FSDPState> {
   void forward_failed();
   void pre_backward(Ticket& ticket);
   void post_backward(const Ticket& ticket);
-  void on_accumulated(size_t param) const;
-  void check_versions(const Ticket& ticket) const;
+  void on_accumulated(size_t param);
   bool reshards_after_forward() const;
   void reshard_and_reduce(bool reshards, bool reduces);
   void reduce();

@@ -6,7 +6,6 @@
 #include <algorithm>
 
 #include "base/error.h"
-#include "fully_shard/block_copy.h"
 
 namespace tessera {
 
@@ -15,105 +14,7 @@ bool GradientReduction::FlatGrad::is_free() const {
          std::all_of(grads.begin(), grads.end(), [](const auto& grad) { return grad.use_count() == 1; });
 }
 
-/// Frozen parameters are not sent. Which are frozen is a matter of the model, so ranks agree on it.
-void GradientReduction::plan(const std::vector<ShardedParam>& params) {
-  std::vector<bool> trainable;
-  for (const auto& param : params) {
-    trainable.push_back(param.requires_grad());
-  }
-  if (trainable == trainable_) {
-    return;
-  }
-  TESSERA_CHECK(StateError, !has_partial(),
-                "fully_shard: requires_grad of a parameter of {} changed while gradients wait for their all-reduce; "
-                "run a backward with set_requires_all_reduce(true) first",
-                params[0].origin().module);
-  trainable_ = std::move(trainable);
-  members_.clear();
-  std::vector<std::vector<int64_t>> shapes;
-  std::vector<int64_t> dims;
-  for (size_t i = 0; i < params.size(); ++i) {
-    if (trainable_[i]) {
-      members_.push_back(i);
-      shapes.push_back(params[i].unsharded().sizes().vec());
-      dims.push_back(options_.dims[i]);
-    }
-  }
-  const int64_t ranks = options_.axes.num_shards();
-  layout_ = make_param_layout(shapes, ranks, dims);
-  numel_ = layout_.shard_numel + aligned_numel(static_cast<int64_t>(members_.size()));
-  copies_.clear();
-  for (const auto& slot : layout_.slots) {
-    copies_.push_back(layout_.copies(slot, numel_));
-  }
-  unused_ = layout_.unused(numel_);
-  const auto tensor_options = at::TensorOptions().dtype(options_.reduce_dtype).device(options_.device);
-  input_ = PooledBuffer(ranks * numel_, tensor_options);
-  output_buffer_ = PooledBuffer(numel_, tensor_options);
-  flat_grad_ = {};
-}
-
-/// The flags of float buffers on the CPU are written and read without an op of libtorch, which would cost more than the
-/// copies of a unit of small parameters.
-void GradientReduction::write_flags(const std::vector<at::Tensor>& grads, const at::Tensor& buffer) const {
-  const int64_t flags = numel_ - layout_.shard_numel;
-  const bool is_direct = buffer.device().is_cpu() && buffer.scalar_type() == at::kFloat;
-  const auto host = is_direct ? buffer : at::empty({layout_.num_ranks * numel_}, at::kFloat);
-  auto* data = static_cast<float*>(host.unsafeGetTensorImpl()->mutable_data());
-  for (int64_t rank = 0; rank < layout_.num_ranks; ++rank) {
-    auto* flag = data + rank * numel_ + layout_.shard_numel;
-    std::fill(flag, flag + flags, 0.f);
-    for (size_t i = 0; i < grads.size(); ++i) {
-      flag[i] = grads[i].defined() ? 1.f : 0.f;
-    }
-  }
-  if (!is_direct) {
-    const auto of_flags = [&](const at::Tensor& tensor) {
-      return tensor.view({layout_.num_ranks, numel_}).narrow(1, layout_.shard_numel, flags);
-    };
-    of_flags(buffer).copy_(of_flags(host));
-  }
-}
-
-std::vector<bool> GradientReduction::read_flags() const {
-  const bool is_direct = output_.device().is_cpu() && output_.scalar_type() == at::kFloat;
-  at::Tensor host;
-  if (!is_direct) {
-    const auto flags = output_.narrow(0, layout_.shard_numel, static_cast<int64_t>(members_.size()));
-    host = flags.to(at::kCPU, at::kFloat);
-  }
-  const auto* data = is_direct ? output_.const_data_ptr<float>() + layout_.shard_numel : host.const_data_ptr<float>();
-  std::vector<bool> used;
-  used.reserve(members_.size());
-  for (size_t i = 0; i < members_.size(); ++i) {
-    used.push_back(data[i] > 0);
-  }
-  return used;
-}
-
-void GradientReduction::copy_in(std::vector<ShardedParam>& params, const at::Tensor& buffer) {
-  std::vector<at::Tensor> grads;
-  BlockCopier copier;
-  std::vector<FlatRange> missing;
-  for (size_t i = 0; i < members_.size(); ++i) {
-    auto grad = params[members_[i]].take_unsharded_grad(options_.reduce_dtype);
-    if (grad.defined()) {
-      grad = grad.contiguous();
-      copier.to_flat(grad, buffer, copies_[i]);
-    } else {
-      for (int64_t rank = 0; rank < layout_.num_ranks; ++rank) {
-        missing.push_back({rank * numel_ + layout_.slots[i].offset, layout_.slots[i].chunk_numel});
-      }
-    }
-    grads.push_back(std::move(grad));
-  }
-  copier.run();
-  zero_ranges(buffer, missing);
-  zero_ranges(buffer, unused_);
-  write_flags(grads, buffer);
-}
-
-void GradientReduction::ensure_flat_grad(const std::vector<ShardedParam>& params) {
+void GradientReduction::ensure_flat_grad(std::span<const ShardedParam> params) {
   if (flat_grad_.is_free()) {
     return;
   }
@@ -128,7 +29,7 @@ void GradientReduction::ensure_flat_grad(const std::vector<ShardedParam>& params
 }
 
 /// The flat gradient itself where nothing is added to it and nothing cast.
-const at::Tensor& GradientReduction::choose_output(const std::vector<ShardedParam>& params, BlockPool& pool) {
+const at::Tensor& GradientReduction::choose_output(std::span<const ShardedParam> params, BlockPool& pool) {
   const bool accumulates = std::any_of(members_.begin(), members_.end(), [&](size_t i) {
     return params[i].stashed_grad().defined() || params[i].has_sharded_grad();
   });
@@ -142,7 +43,7 @@ const at::Tensor& GradientReduction::choose_output(const std::vector<ShardedPara
   return output_;
 }
 
-void GradientReduction::start(std::vector<ShardedParam>& params, const GradientSettings& settings, BlockPool& pool) {
+void GradientReduction::collect(std::span<ShardedParam> params, const GradientSettings& settings) {
   TESSERA_ASSERT(!in_flight(), "a reduction of {} is in flight already", params[0].origin().module);
   const at::AutoDispatchBelowADInplaceOrView below;
   plan(params);
@@ -151,21 +52,50 @@ void GradientReduction::start(std::vector<ShardedParam>& params, const GradientS
                            .force_sum = settings.force_sum,
                            .reduce_dtype = options_.reduce_dtype});
   hook_ = settings.all_reduce_hook;
+  reduce_scatter_ = settings.reduce_scatter ? settings.reduce_scatter : slots_->reduce_scatter;
   all_reduce_ = settings.all_reduce ? settings.all_reduce : slots_->all_reduce;
+  has_own_all_reduce_ = settings.all_reduce != nullptr;
   all_reduces_ = options_.axes.replica_axis && settings.requires_all_reduce;
+  for (auto i : members_) {
+    auto grad = params[i].take_unsharded_grad(options_.reduce_dtype);
+    grads_.push_back(grad.defined() ? grad.contiguous() : at::Tensor());
+  }
+  stage_ = Stage::Collected;
+}
+
+void GradientReduction::start(std::span<ShardedParam> params, BlockPool& pool) {
+  TESSERA_ASSERT(stage_ == Stage::Collected, "gradients of {} were not collected", params[0].origin().module);
+  const at::AutoDispatchBelowADInplaceOrView below;
   const bool scatters = layout_.num_ranks > 1;
   const auto& input = scatters ? input_.borrow(pool) : choose_output(params, pool);
-  copy_in(params, input);
-  if (scale_.before != 1) {
-    input.div_(scale_.before);
-  }
+  copy_in(input);
   stage_ = Stage::ReduceScatter;
   if (scatters) {
-    const auto& reduce_scatter = settings.reduce_scatter ? settings.reduce_scatter : slots_->reduce_scatter;
-    pending_ = reduce_scatter(choose_output(params, pool), input, scale_.op, options_.axes.shard_group());
+    pending_ = reduce_scatter_(choose_output(params, pool), input, scale_.op, options_.axes.shard_group());
   } else if (all_reduces_) {
     issue_all_reduce();
   }
+}
+
+bool GradientReduction::can_share() const {
+  return layout_.num_ranks == 1 && all_reduces_ && !has_own_all_reduce_ && !has_partial();
+}
+
+bool GradientReduction::can_share_with(const GradientReduction& other) const {
+  return replica_group() == other.replica_group() && scale_.op == other.scale_.op &&
+         options_.reduce_dtype == other.options_.reduce_dtype && options_.device == other.options_.device;
+}
+
+at::TensorOptions GradientReduction::buffer_options() const {
+  return at::TensorOptions(options_.device).dtype(options_.reduce_dtype);
+}
+
+void GradientReduction::start_in(const at::Tensor& buffer) {
+  TESSERA_ASSERT(stage_ == Stage::Collected && can_share(), "a reduction that cannot share its all-reduce");
+  const at::AutoDispatchBelowADInplaceOrView below;
+  copy_in(buffer);
+  output_ = buffer;
+  stage_ = Stage::AllReduce;
 }
 
 void GradientReduction::issue_all_reduce() {
@@ -177,7 +107,7 @@ void GradientReduction::issue_all_reduce() {
   stage_ = Stage::AllReduce;
 }
 
-bool GradientReduction::start_all_reduce(std::vector<ShardedParam>& params) {
+bool GradientReduction::start_all_reduce(std::span<ShardedParam> params) {
   TESSERA_ASSERT(in_flight(), "no reduction of {} is in flight", params[0].origin().module);
   if (stage_ == Stage::AllReduce) {
     return true;
@@ -201,7 +131,7 @@ bool GradientReduction::start_all_reduce(std::vector<ShardedParam>& params) {
   return false;
 }
 
-void GradientReduction::finish(std::vector<ShardedParam>& params) {
+void GradientReduction::finish(std::span<ShardedParam> params) {
   const at::AutoDispatchBelowADInplaceOrView below;
   pending_.wait();
   if (hook_) {
@@ -215,7 +145,7 @@ void GradientReduction::finish(std::vector<ShardedParam>& params) {
 }
 
 /// Whether what was set aside is all of the kept flat gradient, so that one addition serves all parameters.
-bool GradientReduction::adds_up_flat(const std::vector<ShardedParam>& params, const std::vector<bool>& used) const {
+bool GradientReduction::adds_up_flat(std::span<const ShardedParam> params, const std::vector<bool>& used) const {
   for (size_t i = 0; i < members_.size(); ++i) {
     if (!used[i] || flat_grad_.grads.empty() || !params[members_[i]].stashed_grad().is_same(flat_grad_.grads[i])) {
       return false;
@@ -224,7 +154,7 @@ bool GradientReduction::adds_up_flat(const std::vector<ShardedParam>& params, co
   return true;
 }
 
-void GradientReduction::write_back(std::vector<ShardedParam>& params) {
+void GradientReduction::write_back(std::span<ShardedParam> params) {
   for (auto i : members_) {
     params[i].stash_sharded_grad();
   }
@@ -278,6 +208,7 @@ void GradientReduction::discard() {
   if (in_flight()) {
     pending_.wait();
     input_.give_back();
+    grads_.clear();
     end();
   }
   partial_ = at::Tensor();

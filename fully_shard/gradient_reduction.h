@@ -3,9 +3,11 @@
 // are, one reduce-scatter over the shards, an all-reduce of the result over the replicas (HSDP, replicate), and each
 // parameter's rows as views of one flat gradient.
 //
-//   start() ─────▶ reduce-scatter in flight ── start_all_reduce() ──▶ all-reduce in flight ── finish() ──▶ done
+//   collect() → start() ──▶ reduce-scatter in flight ── start_all_reduce() ──▶ all-reduce in flight ── finish()
 //
-// Where there is one shard only, start() copies into the result itself, and issues the all-reduce at once.
+// Where there is one shard only, start() copies into the result itself, and issues the all-reduce at once. In place of
+// start(), start_in() copies into a part of a buffer that several reductions share, and whoever owns that buffer
+// all-reduces it (reduction_queue.h).
 //
 // Beside the gradients each rank sends one flag a parameter: whether it has a gradient at all. Their sum tells
 // every rank which parameters were used by some rank, so that a parameter that only some ranks used gets the
@@ -22,6 +24,7 @@
 
 #include <functional>
 #include <optional>
+#include <span>
 #include <vector>
 
 #include "fully_shard/block_pool.h"
@@ -60,22 +63,36 @@ class GradientReduction {
 
   bool in_flight() const { return stage_ != Stage::Idle; }
   bool is_all_reducing() const { return stage_ == Stage::AllReduce; }
-  /// Takes the unsharded gradients of the parameters that require one, and issues the first collective. Collective.
-  void start(std::vector<ShardedParam>& params, const GradientSettings& settings, BlockPool& pool);
+  /// Takes the unsharded gradients of the parameters that require one. Collective, as every step here.
+  void collect(std::span<ShardedParam> params, const GradientSettings& settings);
+  /// Copies what was collected, and issues the first collective.
+  void start(std::span<ShardedParam> params, BlockPool& pool);
   /// Waits for the reduce-scatter. With replicas it issues the all-reduce, if start() did not, and returns true, unless
   /// the settings said not to: then the result waits for a later reduction. Without replicas it finishes.
-  bool start_all_reduce(std::vector<ShardedParam>& params);
+  bool start_all_reduce(std::span<ShardedParam> params);
   /// Waits, and gives the parameters their sharded gradients.
-  void finish(std::vector<ShardedParam>& params);
+  void finish(std::span<ShardedParam> params);
   /// Waits, and throws the result away, with what earlier reductions left to be all-reduced.
   void discard();
+
+  /// Once collected: whether start_in() may take the place of start().
+  bool can_share() const;
+  /// Whether both can be in one all-reduce.
+  bool can_share_with(const GradientReduction& other) const;
+  int64_t numel() const { return numel_; }
+  at::TensorOptions buffer_options() const;
+  ReduceOp op() const { return scale_.op; }
+  const ProcessGroupPtr& replica_group() const { return options_.axes.replica_group(); }
+  /// Copies what was collected to `buffer`, numel() elements of buffer_options(), which stays until finish(). finish()
+  /// comes after the all-reduce of it.
+  void start_in(const at::Tensor& buffer);
 
   /// Whether a reduce-scatter's result waits for its all-reduce.
   bool has_partial() const { return partial_.defined(); }
   at::ScalarType reduce_dtype() const { return options_.reduce_dtype; }
 
  private:
-  enum class Stage { Idle, ReduceScatter, AllReduce };
+  enum class Stage { Idle, Collected, ReduceScatter, AllReduce };
 
   /// A flat gradient and one DTensor a parameter over it.
   struct FlatGrad {
@@ -84,14 +101,14 @@ class GradientReduction {
     bool is_free() const;
   };
 
-  void plan(const std::vector<ShardedParam>& params);
-  void copy_in(std::vector<ShardedParam>& params, const at::Tensor& buffer);
-  void write_flags(const std::vector<at::Tensor>& grads, const at::Tensor& buffer) const;
+  void plan(std::span<const ShardedParam> params);
+  void copy_in(const at::Tensor& buffer);
+  void write_flags(const at::Tensor& buffer) const;
   std::vector<bool> read_flags() const;
-  const at::Tensor& choose_output(const std::vector<ShardedParam>& params, BlockPool& pool);
-  void ensure_flat_grad(const std::vector<ShardedParam>& params);
-  void write_back(std::vector<ShardedParam>& params);
-  bool adds_up_flat(const std::vector<ShardedParam>& params, const std::vector<bool>& used) const;
+  const at::Tensor& choose_output(std::span<const ShardedParam> params, BlockPool& pool);
+  void ensure_flat_grad(std::span<const ShardedParam> params);
+  void write_back(std::span<ShardedParam> params);
+  bool adds_up_flat(std::span<const ShardedParam> params, const std::vector<bool>& used) const;
   void issue_all_reduce();
   void end();
 
@@ -110,9 +127,12 @@ class GradientReduction {
   GradientScale scale_;
   bool all_reduces_ = false;
   std::function<void(const at::Tensor&)> hook_;
+  ReduceScatterFn reduce_scatter_;
   AllReduceFn all_reduce_;
-  at::Tensor output_;   // what the collectives write
-  at::Tensor partial_;  // sums of reduce-scatters that wait for an all-reduce
+  bool has_own_all_reduce_ = false;  // the user's
+  std::vector<at::Tensor> grads_;    // of the members, collected
+  at::Tensor output_;                // what the collectives write
+  at::Tensor partial_;               // sums of reduce-scatters that wait for an all-reduce
   FlatGrad flat_grad_;
 };
 

@@ -17,6 +17,9 @@ namespace tessera {
 
 namespace {
 
+constexpr double kMebibyte = 1024 * 1024;
+constexpr double kLargestBucketMb = 1024 * 1024;
+
 /// Parameters without memory, and those that stay on the CPU, compute on the accelerator if there is one.
 DeviceMesh default_mesh(const std::vector<ManagedParam>& params, bool offloads) {
   if (!is_initialized()) {
@@ -98,23 +101,22 @@ void plan(Draft& draft, const std::vector<ManagedParam>& params) {
   draft.params = checked_params(
       params, {.mesh = draft.mesh, .options = draft.request.options, .label = draft.label, .where = draft.where});
   draft.smaller_ranks = smaller_ranks(draft.request.options, draft.mesh, draft.where);
-  std::vector<GatherItem> items;
-  for (const auto& param : draft.params) {
-    items.push_back(param.gather);
-  }
-  TESSERA_CHECK(NotImplementedError, draft.smaller_ranks == 0 || !GatherFormat::is_needed(items),
-                "{}: reshard_after_forward = {} keeps shares in one dtype, but parameters of this unit compute in "
-                "several, or are sent by an extension; use true or false",
-                draft.where, draft.smaller_ranks);
+  const double cap = draft.request.bucket_cap_mb;
+  TESSERA_CHECK(ValueError, cap >= 0 && cap <= kLargestBucketMb,
+                "{}: bucket_cap_mb = {}; it is from 0 (each unit has its own all-reduce) to {} MiB", draft.where, cap,
+                kLargestBucketMb);
 }
 
 std::string describe(const Draft& draft) {
   const auto& options = draft.request.options;
   const auto dtype = [](std::optional<at::ScalarType> type) { return type ? c10::toString(*type) : "as it is"; };
   const auto& reshard = options.reshard_after_forward;
-  return fmt::format("a unit {} over {}, reshard_after_forward {}, param_dtype {}, reduce_dtype {}{}", draft.where,
+  return fmt::format("a unit {} over {}, reshard_after_forward {}, param_dtype {}, reduce_dtype {}{}{}", draft.where,
                      draft.mesh, reshard ? reshard->to_string() : "by default", dtype(options.mp_policy.param_dtype),
-                     dtype(options.mp_policy.reduce_dtype), options.offload_policy ? ", offloaded to the CPU" : "");
+                     dtype(options.mp_policy.reduce_dtype), options.offload_policy ? ", offloaded to the CPU" : "",
+                     draft.request.kind == DataParallelKind::Replicate
+                         ? fmt::format(", bucket_cap_mb {}", draft.request.bucket_cap_mb)
+                         : "");
 }
 
 /// Plans the unit, if all ranks plan the same; else every rank throws, one that could not plan its own failure. The
@@ -181,7 +183,8 @@ void make_unit(const UnitRequest& request) {
                                                              : DataParallelAxes::sharded(draft.mesh),
                                           .policy = options.mp_policy,
                                           .offload = options.offload_policy,
-                                          .smaller_ranks = draft.smaller_ranks});
+                                          .smaller_ranks = draft.smaller_ranks,
+                                          .bucket_bytes = static_cast<int64_t>(request.bucket_cap_mb * kMebibyte)});
   }
   const auto state = std::make_shared<FSDPState>(
       std::move(group), FSDPState::Options{.reshard_after_forward = reshards_after_forward(options),

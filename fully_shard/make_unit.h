@@ -16,6 +16,7 @@ struct UnitRequest {
   DataParallelKind kind = DataParallelKind::Shard;
   std::vector<torch::nn::Module*> modules;
   FullyShardOptions options;
+  double bucket_cap_mb = 0;  // of replicate
 };
 
 /// Checks that all ranks ask for the same, shards (or wraps) the parameters and installs the hooks. Collective.

@@ -148,43 +148,75 @@ void ParamGroup::begin_backward() {
   for (auto& param : params_) {
     param.stash_sharded_grad();
   }
+  gradients_.begin(params_);
 }
 
 void ParamGroup::keep_gradients() {
   for (auto& param : params_) {
-    param.keep_unsharded_grad(reduction_.reduce_dtype());
+    param.keep_unsharded_grad(gradients_.reduction(0).reduce_dtype());
     param.restore_stashed_grad();
   }
   report(UnitStep::KeepGradients);
 }
 
 bool ParamGroup::has_kept_gradients() const {
-  return reduction_.has_partial() ||
+  bool has_partial = false;
+  for (size_t part = 0; part < gradients_.size(); ++part) {
+    has_partial = has_partial || gradients_.reduction(part).has_partial();
+  }
+  return has_partial ||
          std::any_of(params_.begin(), params_.end(), [](const auto& param) { return param.has_kept_grad(); });
 }
 
-void ParamGroup::start_reduction(const GradientSettings& settings) {
-  reduction_.start(params_, settings, *pool_);
-  report(reduction_.is_all_reducing() ? UnitStep::AllReduce : UnitStep::ReduceScatter);
+bool ParamGroup::is_reducing() const {
+  bool in_flight = false;
+  for (size_t part = 0; part < gradients_.size(); ++part) {
+    in_flight = in_flight || gradients_.reduction(part).in_flight();
+  }
+  return in_flight;
 }
 
-bool ParamGroup::start_all_reduce() {
-  const bool was_issued = reduction_.is_all_reducing();
-  const bool in_flight = reduction_.start_all_reduce(params_);
+bool ParamGroup::collect_gradients(size_t part, const GradientSettings& settings) {
+  const auto params = gradients_.params_of(part, params_);
+  if (std::ranges::none_of(params, [](const ShardedParam& param) { return param.requires_grad(); })) {
+    return false;
+  }
+  gradients_.reduction(part).collect(params, settings);
+  return true;
+}
+
+void ParamGroup::start_reduction(size_t part) {
+  auto& reduction = gradients_.reduction(part);
+  reduction.start(gradients_.params_of(part, params_), *pool_);
+  report(reduction.is_all_reducing() ? UnitStep::AllReduce : UnitStep::ReduceScatter);
+}
+
+void ParamGroup::start_reduction_in(size_t part, const at::Tensor& buffer) {
+  gradients_.reduction(part).start_in(buffer);
+  report(UnitStep::AllReduce);
+}
+
+bool ParamGroup::start_all_reduce(size_t part) {
+  auto& reduction = gradients_.reduction(part);
+  const bool was_issued = reduction.is_all_reducing();
+  const bool in_flight = reduction.start_all_reduce(gradients_.params_of(part, params_));
   if (!was_issued) {
     report(in_flight ? UnitStep::AllReduce : UnitStep::Reduced);
   }
   return in_flight;
 }
 
-void ParamGroup::finish_reduction() {
-  reduction_.finish(params_);
+void ParamGroup::finish_reduction(size_t part) {
+  gradients_.reduction(part).finish(gradients_.params_of(part, params_));
   report(UnitStep::Reduced);
 }
 
 void ParamGroup::abort_backward() {
   reshard();
-  reduction_.discard();
+  for (size_t part = 0; part < gradients_.size(); ++part) {
+    gradients_.reduction(part).discard();
+  }
+  gradients_.end();
   for (auto& param : params_) {
     param.drop_unsharded_grads();
     param.restore_stashed_grad();
@@ -198,6 +230,23 @@ std::vector<int64_t> ParamGroup::versions() const {
     versions.push_back(param.version());
   }
   return versions;
+}
+
+void ParamGroup::check_versions(const std::vector<int64_t>& versions) const {
+  for (size_t i = 0; i < params_.size(); ++i) {
+    TESSERA_CHECK(StateError, params_[i].version() == versions[i],
+                  "fully_shard: parameter '{}' of {} was changed in place between forward and backward, so its "
+                  "gradient would be that of other values. Run backward() before optimizer.step(), or forward again "
+                  "after it",
+                  params_[i].origin().name, params_[i].origin().module);
+  }
+}
+
+void ParamGroup::check_not_taken(size_t param) const {
+  TESSERA_CHECK(StateError, !gradients_.was_taken(param),
+                "replicate: parameter '{}' of {} got a second gradient in one backward, from a backward inside of it, "
+                "when the first was on its way to the other ranks. Call replicate with bucket_cap_mb = 0",
+                params_[param].origin().name, params_[param].origin().module);
 }
 
 bool ParamGroup::has_trainable() const {

@@ -2,7 +2,8 @@
 // The parameters of one fully_shard unit: gathered together, freed together, reduced together. The states and the
 // steps between them are in unit_state.h; taking the gradients, resharding and reducing them goes
 //
-//   begin_backward() → autograd accumulates → reshard() → start_reduction() ... finish_reduction()
+//   begin_backward() → autograd accumulates → reshard() → collect_gradients() → start_reduction() ...
+//     finish_reduction()
 //
 // The shards of all parameters are views of one flat buffer, so the all-gather has no copy-in, and the full
 // parameters lie in one block of the pool, so that they come and go at once.
@@ -14,7 +15,7 @@
 #include <vector>
 
 #include "fully_shard/engine_slots.h"
-#include "fully_shard/gradient_reduction.h"
+#include "fully_shard/gradient_parts.h"
 #include "fully_shard/policy.h"
 #include "fully_shard/sharded_param.h"
 #include "fully_shard/unit_gather.h"
@@ -41,6 +42,8 @@ class ParamGroup {
     std::optional<CPUOffloadPolicy> offload = std::nullopt;
     /// Keep a share among this many ranks after forward; 0: none.
     int64_t smaller_ranks = 0;
+    /// Up to which units of replicate share an all-reduce, in bytes; 0: they don't (reduction_queue.h).
+    int64_t bucket_bytes = 0;
   };
 
   /// Shards `params` (contiguous leaves of one dtype, at least one dim each; all on the meta device or none). With
@@ -62,6 +65,10 @@ class ParamGroup {
   /// In place of the slots'; empty: those.
   void set_custom_all_gather(AllGatherFn all_gather) { custom_all_gather_ = std::move(all_gather); }
   std::string_view name() const;
+  /// Whether no other unit of the tree has parameters: then its gradients are reduced in parts, if bucket_bytes says
+  /// so. Only while nothing is in flight.
+  void set_alone(bool is_alone);
+  int64_t bucket_bytes() const { return options_.bucket_bytes; }
 
   /// Issues the all-gather if the unit is sharded, and returns whether it was. Collective.
   bool start_if_sharded();
@@ -80,16 +87,26 @@ class ParamGroup {
   /// Without communication: keeps the accumulated gradients for a later reduction.
   void keep_gradients();
   bool has_kept_gradients() const;
-  /// The three steps of GradientReduction. start_all_reduce() returns whether an all-reduce is in flight.
-  void start_reduction(const GradientSettings& settings);
-  bool start_all_reduce();
-  void finish_reduction();
-  bool is_reducing() const { return reduction_.in_flight(); }
+  GradientParts& gradients() { return gradients_; }
+  const GradientParts& gradients() const { return gradients_; }
+  /// The steps of GradientReduction for one part of the gradients. collect_gradients() returns whether there is
+  /// anything to reduce, start_all_reduce() whether an all-reduce is in flight.
+  bool collect_gradients(size_t part, const GradientSettings& settings);
+  void start_reduction(size_t part);
+  void start_reduction_in(size_t part, const at::Tensor& buffer);
+  bool start_all_reduce(size_t part);
+  void finish_reduction(size_t part);
+  bool is_reducing() const;
   /// Drops unsharded gradients and puts back the sharded ones: after a backward that failed.
   void abort_backward();
 
   const std::vector<ShardedParam>& params() const { return params_; }
   std::vector<int64_t> versions() const;
+  /// Throws StateError if a parameter changed since versions() gave `versions`.
+  void check_versions(const std::vector<int64_t>& versions) const;
+  /// Throws StateError if the part of a parameter whose gradient arrived was taken already. Autograd completes a
+  /// gradient once in a backward; only one that is nested in it brings more.
+  void check_not_taken(size_t param) const;
   bool has_trainable() const;
   size_t unsharded_bytes() const;
   const std::shared_ptr<BlockPool>& pool() const { return pool_; }
@@ -106,6 +123,7 @@ class ParamGroup {
   GatherFault fault() const;
   at::Tensor new_flat_shard(bool on_meta) const;
   GradientReduction::Options reduction_options(const std::vector<NamedParam>& params) const;
+  std::vector<int64_t> gradient_bytes() const;
   void take_memory();
   void check_gathered();
 
@@ -120,7 +138,7 @@ class ParamGroup {
   std::shared_ptr<EngineSlots> slots_ = engine_slots();
   AllGatherFn custom_all_gather_;
   UnitGather gather_;
-  GradientReduction reduction_;
+  GradientParts gradients_;
   std::shared_ptr<BlockPool> pool_;
   std::function<void(UnitStep)> report_;
   UnitNames names_;

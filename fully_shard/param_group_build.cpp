@@ -87,7 +87,7 @@ ParamGroup::ParamGroup(const std::vector<NamedParam>& params, Options options)
       compute_device_(compute_device(params[0].tensor, options_.axes.mesh)),
       is_alias_(is_alias(params, options_, compute_device_)),
       gather_(gather_options(params, options_, compute_device_)),
-      reduction_(reduction_options(params)),
+      gradients_(reduction_options(params)),
       pool_(std::make_shared<BlockPool>(compute_device_)) {
   const at::AutoDispatchBelowADInplaceOrView below;
   const auto& axes = options_.axes;
@@ -121,6 +121,24 @@ GradientReduction::Options ParamGroup::reduction_options(const std::vector<Named
           .grad_options =
               at::TensorOptions(shard_device()).dtype(dtype_).pinned_memory(pins_shards(options_, compute_device_)),
           .dims = dims_of(params)};
+}
+
+/// Of each parameter, as it is reduced.
+std::vector<int64_t> ParamGroup::gradient_bytes() const {
+  std::vector<int64_t> bytes;
+  for (const auto& param : params_) {
+    bytes.push_back(param.slot().numel() *
+                    static_cast<int64_t>(c10::elementSize(gradients_.reduction(0).reduce_dtype())));
+  }
+  return bytes;
+}
+
+/// Gradients on a tensor-parallel mesh may need collectives of their own, which are not for any time in backward.
+void ParamGroup::set_alone(bool is_alone) {
+  const bool is_plain =
+      std::ranges::none_of(params_, [](const ShardedParam& param) { return param.is_tensor_parallel(); });
+  const bool has_parts = is_alone && is_plain && options_.bucket_bytes > 0 && layout_.num_ranks == 1;
+  gradients_.cut(has_parts ? cut_by_bytes(gradient_bytes(), options_.bucket_bytes) : std::vector{params_.size()});
 }
 
 at::Tensor ParamGroup::new_flat_shard(bool on_meta) const {

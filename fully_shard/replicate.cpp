@@ -14,7 +14,8 @@ void replicate(torch::nn::Module& module, ReplicateOptions options) {
                          .offload_policy = options.offload_policy,
                          .shard_placement_fn = nullptr,
                          .all_gather_extension_fn = nullptr,
-                         .ignored_params = std::move(options.ignored_params)}});
+                         .ignored_params = std::move(options.ignored_params)},
+             .bucket_cap_mb = options.bucket_cap_mb});
 }
 
 }  // namespace tessera

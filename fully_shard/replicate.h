@@ -1,16 +1,24 @@
 #pragma once
 // replicate: data parallelism without sharding (DDP), on the engine of fully_shard and with its hooks.
 //
-//   for (auto& block : model->blocks) {
-//     replicate(block, {.mesh = mesh});       // its gradients are all-reduced while backward goes on ...
-//   }
-//   replicate(model, {.mesh = mesh});         // ... the rest of the parameters' at the end
+//   replicate(model, {.mesh = mesh});
 //   loss(model(batch_of_this_rank)).backward();
 //   optimizer.step();                         // the same on all ranks
 //
 // Between uses each parameter is a DTensor, Replicate(), over its own memory, which forward and backward use in place:
-// nothing is gathered, copied or freed (but for a cast to param_dtype). A unit's gradients are averaged in one
-// all-reduce. Units of both kinds may be in one model. fsdp(module) is the handle to a unit of either.
+// nothing is gathered, copied or freed (but for a cast to param_dtype). Units of both kinds may be in one model.
+// fsdp(module) is the handle to a unit of either.
+//
+// Gradients are averaged in all-reduces of up to bucket_cap_mb, which overlap with backward. A model that is one unit,
+// as above, starts each as soon as autograd has completed its gradients. Submodules may be units of their own:
+//
+//   for (auto& block : model->blocks) {
+//     replicate(block, {.mesh = mesh});
+//   }
+//   replicate(model, {.mesh = mesh});
+//
+// Then a unit's gradients go when backward leaves the unit, small units together, and the root's at the end. That is
+// needed for mixed precision (one block's parameters are cast at a time), and where units of fully_shard are inside.
 //
 // Parameters may be DTensors on a tensor-parallel axis of the same root mesh already, as with fully_shard.
 //
@@ -40,6 +48,10 @@ struct ReplicateOptions {
   std::optional<CPUOffloadPolicy> offload_policy = std::nullopt;
   /// Left as they are: their gradients are not reduced.
   std::vector<at::Tensor> ignored_params = {};
+  /// MiB of gradients that share an all-reduce, at most, but for larger units or parameters; the first of a backward
+  /// has 1 MiB at most. Sums do not depend on it. 0: each unit has an all-reduce of its own. All units of a model have
+  /// the same, usually. As DistributedDataParallel.
+  double bucket_cap_mb = 25;
 };
 
 /// Makes `module` one unit of replicated parameters: all below it that no earlier replicate or fully_shard took. Throws

@@ -52,6 +52,8 @@ class ShardedParam {
   /// "weight.grad", for messages about the gradient.
   const std::shared_ptr<const ParameterOrigin>& grad_origin() const { return grad_origin_; }
   bool requires_grad() const { return param_.requires_grad(); }
+  /// Whether it is a DTensor while it is unsharded.
+  bool is_tensor_parallel() const { return unsharded_spec_ != nullptr; }
 
   /// The shard is in `flat_shard` from now on, which is laid out as the one before; its values are not carried over.
   /// Only while sharded.

@@ -58,7 +58,7 @@ TEST_CASE("replicated and sharded units in one model equal one process bit for b
 TEST_CASE("replicated parameters are used where they are, and one all-reduce a unit is all that is sent") {
   run_ranks(2, [](int rank) {
     Tower tower;
-    replicate_tower(tower);
+    replicate_tower(tower, {.bucket_cap_mb = 0});
     const auto& weight = tower->blocks[0]->up->weight;
     const auto* memory = to_local(weight.detach()).const_data_ptr();
     const void* used = nullptr;
@@ -77,7 +77,7 @@ TEST_CASE("replicated parameters are used where they are, and one all-reduce a u
 TEST_CASE("the all-reduces of replicated units overlap with backward") {
   run_ranks(2, [](int rank) {
     Tower tower;
-    replicate_tower(tower);
+    replicate_tower(tower, {.bucket_cap_mb = 0});
     auto loss = loss_of(tower, rank);
     std::vector<std::string> events;
     fsdp(tower).set_event_observer([&](const UnitEvent& event) { events.push_back(to_string(event)); });

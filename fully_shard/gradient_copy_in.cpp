@@ -1,0 +1,111 @@
+// What a GradientReduction sends: which parameters, how they are laid out, and which of them have a gradient. Its steps
+// are in gradient_reduction.cpp.
+
+#include <ATen/ops/empty.h>
+
+#include <algorithm>
+
+#include "base/error.h"
+#include "fully_shard/block_copy.h"
+#include "fully_shard/gradient_reduction.h"
+
+namespace tessera {
+
+/// Frozen parameters are not sent. Which are frozen is a matter of the model, so ranks agree on it.
+void GradientReduction::plan(std::span<const ShardedParam> params) {
+  std::vector<bool> trainable;
+  for (const auto& param : params) {
+    trainable.push_back(param.requires_grad());
+  }
+  if (trainable == trainable_) {
+    return;
+  }
+  TESSERA_CHECK(StateError, !has_partial(),
+                "fully_shard: requires_grad of a parameter of {} changed while gradients wait for their all-reduce; "
+                "run a backward with set_requires_all_reduce(true) first",
+                params[0].origin().module);
+  trainable_ = std::move(trainable);
+  members_.clear();
+  std::vector<std::vector<int64_t>> shapes;
+  std::vector<int64_t> dims;
+  for (size_t i = 0; i < params.size(); ++i) {
+    if (trainable_[i]) {
+      members_.push_back(i);
+      shapes.push_back(params[i].unsharded().sizes().vec());
+      dims.push_back(options_.dims[i]);
+    }
+  }
+  const int64_t ranks = options_.axes.num_shards();
+  layout_ = make_param_layout(shapes, ranks, dims);
+  numel_ = layout_.shard_numel + aligned_numel(static_cast<int64_t>(members_.size()));
+  copies_.clear();
+  for (const auto& slot : layout_.slots) {
+    copies_.push_back(layout_.copies(slot, numel_));
+  }
+  unused_ = layout_.unused(numel_);
+  input_ = PooledBuffer(ranks * numel_, buffer_options());
+  output_buffer_ = PooledBuffer(numel_, buffer_options());
+  flat_grad_ = {};
+}
+
+/// The flags of float buffers on the CPU are written and read without an op of libtorch, which would cost more than the
+/// copies of a unit of small parameters.
+void GradientReduction::write_flags(const at::Tensor& buffer) const {
+  const int64_t flags = numel_ - layout_.shard_numel;
+  const bool is_direct = buffer.device().is_cpu() && buffer.scalar_type() == at::kFloat;
+  const auto host = is_direct ? buffer : at::empty({layout_.num_ranks * numel_}, at::kFloat);
+  auto* data = static_cast<float*>(host.unsafeGetTensorImpl()->mutable_data());
+  for (int64_t rank = 0; rank < layout_.num_ranks; ++rank) {
+    auto* flag = data + rank * numel_ + layout_.shard_numel;
+    std::fill(flag, flag + flags, 0.f);
+    for (size_t i = 0; i < grads_.size(); ++i) {
+      flag[i] = grads_[i].defined() ? 1.f : 0.f;
+    }
+  }
+  if (!is_direct) {
+    const auto of_flags = [&](const at::Tensor& tensor) {
+      return tensor.view({layout_.num_ranks, numel_}).narrow(1, layout_.shard_numel, flags);
+    };
+    of_flags(buffer).copy_(of_flags(host));
+  }
+}
+
+std::vector<bool> GradientReduction::read_flags() const {
+  const bool is_direct = output_.device().is_cpu() && output_.scalar_type() == at::kFloat;
+  at::Tensor host;
+  if (!is_direct) {
+    const auto flags = output_.narrow(0, layout_.shard_numel, static_cast<int64_t>(members_.size()));
+    host = flags.to(at::kCPU, at::kFloat);
+  }
+  const auto* data = is_direct ? output_.const_data_ptr<float>() + layout_.shard_numel : host.const_data_ptr<float>();
+  std::vector<bool> used;
+  used.reserve(members_.size());
+  for (size_t i = 0; i < members_.size(); ++i) {
+    used.push_back(data[i] > 0);
+  }
+  return used;
+}
+
+void GradientReduction::copy_in(const at::Tensor& buffer) {
+  BlockCopier copier;
+  std::vector<FlatRange> missing;
+  for (size_t i = 0; i < members_.size(); ++i) {
+    if (grads_[i].defined()) {
+      copier.to_flat(grads_[i], buffer, copies_[i]);
+    } else {
+      for (int64_t rank = 0; rank < layout_.num_ranks; ++rank) {
+        missing.push_back({rank * numel_ + layout_.slots[i].offset, layout_.slots[i].chunk_numel});
+      }
+    }
+  }
+  copier.run();
+  zero_ranges(buffer, missing);
+  zero_ranges(buffer, unused_);
+  write_flags(buffer);
+  grads_.clear();
+  if (scale_.before != 1) {
+    buffer.div_(scale_.before);
+  }
+}
+
+}  // namespace tessera

@@ -1,0 +1,142 @@
+#include "fully_shard/reduction_queue.h"
+
+#include <ATen/core/LegacyTypeDispatch.h>
+
+#include <algorithm>
+#include <utility>
+
+namespace tessera {
+
+namespace {
+
+/// `numel` elements whose memory is the pool's.
+at::Tensor borrowed(int64_t numel, const at::TensorOptions& options, BlockPool& pool) {
+  return PooledBuffer(numel, options).borrow(pool);
+}
+
+int64_t bytes_of(const GradientReduction& reduction) {
+  return reduction.numel() * static_cast<int64_t>(reduction.buffer_options().dtype().itemsize());
+}
+
+}  // namespace
+
+void ReductionQueue::push(const std::shared_ptr<ParamGroup>& group, const GradientSettings& settings) {
+  auto& parts = group->gradients();
+  while (parts.has_next()) {
+    push_part(group, parts.take_next(), settings);
+  }
+  parts.end();
+}
+
+void ReductionQueue::push_complete(const std::shared_ptr<ParamGroup>& group, const GradientSettings& settings) {
+  auto& parts = group->gradients();
+  while (parts.is_next_complete()) {
+    push_part(group, parts.take_next(), settings);
+  }
+}
+
+bool ReductionQueue::belongs_to_collected(const GradientReduction& reduction, int64_t bytes, int64_t cap) const {
+  if (collected_.empty() || collected_bytes_ + bytes > cap) {
+    return false;
+  }
+  const auto& [group, part] = collected_.front();
+  return reduction.can_share_with(group->gradients().reduction(part));
+}
+
+void ReductionQueue::push_part(const std::shared_ptr<ParamGroup>& group, size_t part,
+                               const GradientSettings& settings) {
+  if (!group->collect_gradients(part, settings)) {
+    return;
+  }
+  const auto& reduction = group->gradients().reduction(part);
+  const int64_t bytes = reduction.can_share() && group->gradients().size() == 1 ? bytes_of(reduction) : 0;
+  const auto cap = [&] {
+    return is_first_ ? std::min(group->bucket_bytes(), kFirstBucketBytes) : group->bucket_bytes();
+  };
+  if (bytes == 0 || group->bucket_bytes() == 0) {
+    issue({.items = {{group, part}}});
+    return;
+  }
+  if (!belongs_to_collected(reduction, bytes, cap())) {
+    flush();
+  }
+  collected_.push_back({group, part});
+  collected_bytes_ += bytes;
+  if (collected_bytes_ >= cap()) {
+    flush();
+  }
+}
+
+void ReductionQueue::flush() {
+  if (!collected_.empty()) {
+    is_first_ = false;
+    collected_bytes_ = 0;
+    issue({.items = std::exchange(collected_, {})});
+  }
+}
+
+void ReductionQueue::issue(Bucket bucket) {
+  advance();
+  if (bucket.items.size() > 1) {
+    issue_together(bucket);
+  } else {
+    const auto& [group, part] = bucket.items[0];
+    group->start_reduction(part);
+  }
+  scattering_ = std::move(bucket);
+}
+
+void ReductionQueue::issue_together(Bucket& bucket) const {
+  const at::AutoDispatchBelowADInplaceOrView below;
+  int64_t numel = 0;
+  for (const auto& [group, part] : bucket.items) {
+    numel += group->gradients().reduction(part).numel();
+  }
+  const auto& [first, first_part] = bucket.items[0];
+  const auto& reduction = first->gradients().reduction(first_part);
+  bucket.buffer = borrowed(numel, reduction.buffer_options(), *first->pool());
+  int64_t offset = 0;
+  for (const auto& [group, part] : bucket.items) {
+    const int64_t own = group->gradients().reduction(part).numel();
+    group->start_reduction_in(part, bucket.buffer.narrow(0, offset, own));
+    offset += own;
+  }
+  bucket.pending = slots_->all_reduce(bucket.buffer, reduction.op(), reduction.replica_group());
+}
+
+void ReductionQueue::advance() {
+  if (auto bucket = std::exchange(reducing_, std::nullopt)) {
+    bucket->pending.wait();
+    for (const auto& [group, part] : bucket->items) {
+      group->finish_reduction(part);
+    }
+  }
+  if (auto bucket = std::exchange(scattering_, std::nullopt)) {
+    const auto& [group, part] = bucket->items[0];
+    if (bucket->items.size() > 1 || group->start_all_reduce(part)) {
+      reducing_ = std::move(bucket);
+    }
+  }
+}
+
+void ReductionQueue::drain() {
+  flush();
+  while (scattering_ || reducing_) {
+    advance();
+  }
+  is_first_ = true;
+}
+
+void ReductionQueue::clear() {
+  collected_.clear();
+  collected_bytes_ = 0;
+  is_first_ = true;
+  for (auto* bucket : {&scattering_, &reducing_}) {
+    if (*bucket) {
+      (*bucket)->pending.wait();
+      bucket->reset();
+    }
+  }
+}
+
+}  // namespace tessera

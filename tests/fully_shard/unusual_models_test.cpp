@@ -1,0 +1,237 @@
+// Models that are not one tree of trainable units: several roots, units without parameters, frozen units, structs.
+
+#include <ATen/TensorOperators.h>
+#include <torch/optim/sgd.h>
+
+#include "comm/comm_stats.h"
+#include "dtensor/dtensor.h"
+#include "nn/modules.h"
+#include "testing/expect.h"
+#include "testing/parity.h"
+#include "testing/run_ranks.h"
+#include "tests/fully_shard/small_models.h"
+#include "third_party/catch2/catch.h"
+
+namespace tessera::testing {
+
+struct Batch {
+  at::Tensor x;
+  std::optional<at::Tensor> skip;
+  int64_t step = 0;
+};
+
+auto tensor_fields(Batch& batch) {
+  return std::tie(batch.x, batch.skip);
+}
+
+namespace {
+
+const ParityOptions kExact{.tolerance = {.rtol = 0, .atol = 0}};
+
+/// Two towers, called one after the other or apart. No unit itself.
+struct TwoTowersImpl : torch::nn::Module {
+  TwoTowersImpl() {
+    first = register_module("first", Tower());
+    second = register_module("second", Tower(7, 3, 1));
+  }
+  at::Tensor forward(at::Tensor x) { return first(x) + second(x); }
+  Tower first{nullptr}, second{nullptr};
+};
+TESSERA_MODULE(TwoTowers);
+
+/// Takes and gives a struct, with an optional tensor in it.
+struct StructLayerImpl : torch::nn::Module {
+  StructLayerImpl() { fc = register_module("fc", nn::Linear(5, 5)); }
+  Batch forward(Batch batch) {
+    const auto y = fc(batch.x);
+    return {.x = batch.skip ? y + *batch.skip : y, .skip = y, .step = batch.step + 1};
+  }
+  nn::Linear fc{nullptr};
+};
+TESSERA_MODULE(StructLayer);
+
+struct StructNetImpl : torch::nn::Module {
+  StructNetImpl() {
+    for (const char* name : {"a", "b", "c"}) {
+      layers.push_back(register_module(name, StructLayer()));
+    }
+  }
+  Batch forward(Batch batch) {
+    for (auto& layer : layers) {
+      batch = layer(batch);
+    }
+    return batch;
+  }
+  std::vector<StructLayer> layers;
+};
+TESSERA_MODULE(StructNet);
+
+at::Tensor batch_of(int rank) {
+  return make_batch(static_cast<uint64_t>(rank), 3, 5);
+}
+
+template <class Model, class LossOf>
+void expect_equal_gradients(Model& reference, Model& sharded, int rank, int world_size, LossOf&& loss_of) {
+  reference->zero_grad();
+  sharded->zero_grad();
+  average_reference(*reference, world_size, [&](int r) { loss_of(reference, r).backward(); });
+  loss_of(sharded, rank).backward();
+  check_sharded_parity(reference, sharded, kExact);
+}
+
+}  // namespace
+
+TEST_CASE("several roots in one model: together, apart, and one backward through both", "[unusual]") {
+  run_ranks(2, [](int rank) {
+    TwoTowers reference, sharded;
+    fill_parameters(*reference, 1);
+    fill_parameters(*sharded, 1);
+    shard_tower(sharded->first);
+    shard_tower(sharded->second);
+    const auto both = [](TwoTowers& model, int r) { return weighted_loss(model(batch_of(r))); };
+    const auto one = [](TwoTowers& model, int r) { return weighted_loss(model->second(batch_of(r))); };
+    const auto reversed = [](TwoTowers& model, int r) {
+      const auto second = model->second(batch_of(r));
+      return weighted_loss(model->first(batch_of(r + 1)) * second);
+    };
+    for (int step = 0; step < 2; ++step) {
+      expect_equal_gradients(reference, sharded, rank, 2, both);
+      expect_equal_gradients(reference, sharded, rank, 2, one);
+      expect_equal_gradients(reference, sharded, rank, 2, reversed);
+    }
+    expect_equal(fsdp(sharded->first).unsharded_bytes() + fsdp(sharded->second).unsharded_bytes(), 0u);
+  });
+}
+
+TEST_CASE("units without parameters, inside and as the root, send nothing and change nothing", "[unusual]") {
+  run_ranks(3, [](int rank) {
+    const auto make = [] {
+      nn::Sequential net;
+      net->push_back("fc", nn::Linear(5, 7));
+      net->push_back("relu", nn::ReLU());
+      net->push_back("out", nn::Linear(7, 3));
+      fill_parameters(*net, 1);
+      return net;
+    };
+    auto reference = make(), sharded = make();
+    const auto children = sharded->children();
+    for (const auto& child : children) {
+      fully_shard(*child);
+    }
+    fully_shard(sharded);
+    expect_equal(fsdp(sharded).num_parameters(), 0u);
+    expect_equal(fsdp(*children[1]).num_parameters(), 0u);
+    for (int step = 0; step < 2; ++step) {
+      reset_comm_stats();
+      expect_equal_gradients(reference, sharded, rank, 3,
+                             [](nn::Sequential& net, int r) { return weighted_loss(net(batch_of(r))); });
+      expect_equal(comm_stats()[Collective::AllGather].calls, 4);
+      expect_equal(comm_stats()[Collective::ReduceScatter].calls, 2);
+    }
+    fsdp(sharded).check_ready_for_step();
+    fsdp(*children[1]).unshard();
+    fsdp(*children[1]).reshard();
+  });
+}
+
+TEST_CASE("frozen units are gathered and not reduced, and freezing may change from step to step", "[unusual]") {
+  run_ranks(2, [](int rank) {
+    Tower reference, sharded;
+    fill_parameters(*reference, 1);
+    fill_parameters(*sharded, 1);
+    shard_tower(sharded);
+    const auto freeze = [&](size_t block, bool frozen) {
+      for (auto* tower : {&reference, &sharded}) {
+        for (auto& param : (*tower)->blocks[block]->parameters()) {
+          param.set_requires_grad(!frozen);
+        }
+      }
+    };
+    const auto loss_of = [](Tower& tower, int r) { return weighted_loss(tower(batch_of(r))); };
+    const auto reduced = [&] {
+      reset_comm_stats();
+      expect_equal_gradients(reference, sharded, rank, 2, loss_of);
+      return comm_stats()[Collective::ReduceScatter].calls;
+    };
+    expect_equal(reduced(), 4);
+    freeze(0, true);
+    freeze(2, true);
+    expect_equal(reduced(), 2);
+    TESSERA_EXPECT(!sharded->blocks[0]->up->weight.grad().defined());
+    freeze(2, false);
+    expect_equal(reduced(), 3);
+  });
+}
+
+TEST_CASE("structs go into units and come out of them, differentiable in every field", "[unusual]") {
+  const bool reshards = GENERATE(true, false);
+  run_ranks(3, [&](int rank) {
+    StructNet reference, sharded;
+    fill_parameters(*reference, 1);
+    fill_parameters(*sharded, 1);
+    for (auto& layer : sharded->layers) {
+      fully_shard(layer, {.reshard_after_forward = reshards});
+    }
+    fully_shard(sharded, {.reshard_after_forward = reshards});
+    expect_equal_gradients(reference, sharded, rank, 3, [](StructNet& net, int r) {
+      const auto out = net(Batch{.x = batch_of(r), .skip = std::nullopt});
+      expect_equal(out.step, 3);
+      return weighted_loss(out.x) + weighted_loss(*out.skip);
+    });
+    for (auto& layer : sharded->layers) {
+      expect_equal(fsdp(layer).unsharded_bytes(), 0u);
+    }
+    StructNet low;
+    fully_shard(low, {.mp_policy = {.param_dtype = at::kBFloat16, .output_dtype = at::kDouble}});
+    const auto out = low(Batch{.x = batch_of(rank), .skip = batch_of(rank)});
+    TESSERA_EXPECT(out.x.scalar_type() == at::kDouble && out.skip->scalar_type() == at::kDouble);
+  });
+}
+
+TEST_CASE("a parameter that got another shape or device after sharding stops every rank, by name", "[unusual]") {
+  const auto other = GENERATE(
+      as<std::function<at::Tensor()>>(),
+      [] {
+        return at::zeros({4, 8});
+      },
+      [] {
+        return at::zeros({2, 4}, at::kMeta);
+      });
+  run_ranks(2, [&](int rank) {
+    testing::Block block(4, 4);
+    fully_shard(block);
+    if (rank == 1) {
+      block->up->weight.set_data(other());
+    }
+    expect_throws<StateError>([&] { block(make_batch(1, 3, 4)); }, rank == 1 ? "the data of parameter 'up.weight'"
+                                                                             : "rank 1: 'root', whose parameters were");
+  });
+}
+
+TEST_CASE("reset_iter_state after an exception in forward or backward: all is as before the iteration", "[unusual]") {
+  const bool in_backward = GENERATE(false, true);
+  run_ranks(2, [&](int rank) {
+    Tower reference, sharded;
+    fill_parameters(*reference, 1);
+    fill_parameters(*sharded, 1);
+    shard_tower(sharded);
+    auto handle = hook_point(*sharded->blocks[1], "test").register_forward_hook([&](HookPoint&, TensorRefs outputs) {
+      TESSERA_CHECK(Error, in_backward, "on purpose");
+      outputs[0]->register_hook([](const at::Tensor& grad) {
+        TESSERA_CHECK(Error, !grad.defined(), "on purpose");
+        return grad;
+      });
+    });
+    const auto loss_of = [](Tower& tower, int r) { return weighted_loss(tower(batch_of(r))); };
+    expect_throws<Error>([&] { loss_of(sharded, rank).backward(); }, "on purpose");
+    handle.remove();
+    fsdp(sharded).reset_iter_state();
+    for (auto& block : sharded->blocks) {
+      TESSERA_EXPECT(fsdp(block).unit_state() == UnitState::Sharded);
+    }
+    expect_equal(fsdp(sharded).memory_stats().borrowed, 0u);
+    expect_equal_gradients(reference, sharded, rank, 2, loss_of);
+  });
+}
+
+}  // namespace tessera::testing

@@ -187,7 +187,11 @@ void make_engine_unit(Module& module, const FSDPUnit& unit, const WrapScope& sco
   const auto policy = engine_policy(unit.options.mixed_precision);
   const auto offload = unit.options.cpu_offload.offload_params ? std::optional(CPUOffloadPolicy{}) : std::nullopt;
   if (unit.strategy == ShardingStrategy::NO_SHARD) {
-    replicate(module, {.mesh = unit.mesh, .mp_policy = policy, .offload_policy = offload, .ignored_params = ignored});
+    replicate(module, {.mesh = unit.mesh,
+                       .mp_policy = policy,
+                       .offload_policy = offload,
+                       .ignored_params = ignored,
+                       .bucket_cap_mb = 0});
   } else {
     FullyShardOptions engine{
         .mesh = unit.mesh, .mp_policy = policy, .offload_policy = offload, .ignored_params = ignored};

@@ -116,12 +116,13 @@ TEST_CASE("row 45: the train loop scales losses; where one rank overflows all sk
       expect_losses(train_losses(*model(), {.num_steps = 4, .grad_scaler = {.enabled = false}}), plain);
       expect_losses(train_losses(*model(), scaled),
                     {1024 * plain[0], 1024 * plain[1], 2048 * plain[2], 2048 * plain[3]});
-      Overflow overflow(model());
-      expect_losses(train_losses(overflow, scaled), {1024 * plain[0], 512 * plain[0], 512 * plain[1], 1024 * plain[2]});
+      const auto overflow = std::make_shared<Overflow>(model());
+      expect_losses(train_losses(*overflow, scaled),
+                    {1024 * plain[0], 512 * plain[0], 512 * plain[1], 1024 * plain[2]});
       // Without the scaler the step is taken: of shards by all ranks, of the plain model by that one.
-      Overflow unscaled(model());
+      const auto unscaled = std::make_shared<Overflow>(model());
       const bool is_hit = is_sharded || rank == world_size - 1;
-      expect_equal(std::isfinite(train_losses(unscaled, {.num_steps = 2})[1]), !is_hit);
+      expect_equal(std::isfinite(train_losses(*unscaled, {.num_steps = 2})[1]), !is_hit);
     }
     for (const auto* model : {&nested_wrapped_model(), &non_uniform_req_grad_model()}) {
       test_fsdp_parity(*model, {.mesh = mesh, .num_iters = 3, .grad_scaler = {.init_scale = 256}});

@@ -147,10 +147,6 @@ void File::begin_sync(uint64_t bytes, uint64_t offset) const noexcept {
   ::sync_file_range(descriptor_, static_cast<off64_t>(offset), static_cast<off64_t>(bytes), SYNC_FILE_RANGE_WRITE);
 }
 
-void File::begin_read(uint64_t bytes, uint64_t offset) const noexcept {
-  ::posix_fadvise(descriptor_, static_cast<off_t>(offset), static_cast<off_t>(bytes), POSIX_FADV_WILLNEED);
-}
-
 void write_box(const File& file, const TensorBytes& tensor, const Box& box, const void* data) {
   const int64_t item = tensor.item_bytes;
   for_each_run(box, tensor.sizes, [&](const Run& run) {
@@ -159,16 +155,6 @@ void write_box(const File& file, const TensorBytes& tensor, const Box& box, cons
   });
   const Run all = extent(box, tensor.sizes);
   file.begin_sync(static_cast<uint64_t>(all.numel * item), tensor.offset + static_cast<uint64_t>(all.in_tensor * item));
-}
-
-void begin_read_box(const File& file, const TensorBytes& tensor, const Box& box) {
-  const int64_t item = tensor.item_bytes;
-  const Run all = extent(box, tensor.sizes);
-  // Of rows that lie far apart most of what lies between would be read in vain.
-  if (all.numel <= 2 * box.numel()) {
-    file.begin_read(static_cast<uint64_t>(all.numel * item),
-                    tensor.offset + static_cast<uint64_t>(all.in_tensor * item));
-  }
 }
 
 void read_box(const File& file, const TensorBytes& tensor, const Box& box, void* data) {

@@ -29,9 +29,8 @@ class File {
   void write(const void* data, uint64_t bytes, uint64_t offset) const;
   /// Returns when the disk has what was written.
   void sync() const;
-  /// Hints, which never fail: the disk shall begin to write, or to read, these bytes while the caller goes on.
+  /// A hint, which never fails: the disk shall begin to write these bytes while the caller goes on.
   void begin_sync(uint64_t bytes, uint64_t offset) const noexcept;
-  void begin_read(uint64_t bytes, uint64_t offset) const noexcept;
 
  private:
   File(std::string path, int flags);
@@ -49,8 +48,6 @@ struct TensorBytes {
 
 /// The elements of `box`, row-major, between `data` and the file. What is written goes to the disk at once.
 void write_box(const File& file, const TensorBytes& tensor, const Box& box, const void* data);
-/// A hint that read_box() of the same box will come.
-void begin_read_box(const File& file, const TensorBytes& tensor, const Box& box);
 void read_box(const File& file, const TensorBytes& tensor, const Box& box, void* data);
 
 /// Whole small files. read_text throws for one of more than `max_bytes`.

@@ -12,30 +12,6 @@ namespace {
 // What is read at once where no checksum says how much belongs together.
 constexpr int64_t kReadBytes = 4 << 20;
 
-/// Calls visit(part, what is read of it at once, its checksum or null) until all of `box` is covered.
-template <class Visit>
-void for_each_read(const StoredTensor& tensor, const Box& box, const Visit& visit) {
-  const auto item = static_cast<int64_t>(c10::elementSize(tensor.dtype));
-  for (const auto& part : tensor.parts) {
-    if (part.blocks.empty()) {
-      for (const auto& piece : split_box(intersection(part.box, box), std::max<int64_t>(1, kReadBytes / item))) {
-        visit(part, piece, nullptr);
-      }
-    }
-    for (const auto& block : part.blocks) {
-      if (intersection(block.box, box).numel() > 0) {
-        visit(part, block.box, &block);
-      }
-    }
-  }
-}
-
-TensorBytes bytes_of(const StoredTensor& tensor, const StoredPart& part) {
-  return {.offset = part.offset,
-          .sizes = part.box.sizes,
-          .item_bytes = static_cast<int64_t>(c10::elementSize(tensor.dtype))};
-}
-
 at::Tensor part_of(at::Tensor tensor, const Box& box) {
   for (size_t dim = 0; dim < box.sizes.size(); ++dim) {
     tensor = tensor.narrow(static_cast<int64_t>(dim), box.offsets[dim], box.sizes[dim]);
@@ -61,7 +37,8 @@ void TensorReader::read_common(const StoredTensor& tensor, const StoredPart& par
   buffer_.resize(is_direct ? 0 : bytes);
   void* const data = is_direct ? target.mutable_data_ptr() : buffer_.data();
   const File& file = file_at(part.file);
-  read_box(file, bytes_of(tensor, part), relative_to(read, part.box), data);
+  read_box(file, {.offset = part.offset, .sizes = part.box.sizes, .item_bytes = item}, relative_to(read, part.box),
+           data);
   TESSERA_CHECK(CheckpointError, !checked || hash_bytes(data, bytes) == checked->hash,
                 "{}: tensor '{}' is damaged: the checksum of its part {} does not hold", part.file, key,
                 read.to_string());
@@ -73,15 +50,19 @@ void TensorReader::read_common(const StoredTensor& tensor, const StoredPart& par
 
 void TensorReader::read(const StoredTensor& tensor, const std::string& key, const Box& box, const at::Tensor& out) {
   const at::NoGradGuard no_grad;
-  for_each_read(tensor, box, [&](const StoredPart& part, const Box& read, const CheckedBlock* checked) {
-    read_common(tensor, part, read, checked, key, box, out);
-  });
-}
-
-void TensorReader::begin_read(const StoredTensor& tensor, const Box& box) {
-  for_each_read(tensor, box, [&](const StoredPart& part, const Box& read, const CheckedBlock*) {
-    begin_read_box(file_at(part.file), bytes_of(tensor, part), relative_to(read, part.box));
-  });
+  const auto item = static_cast<int64_t>(c10::elementSize(tensor.dtype));
+  for (const auto& part : tensor.parts) {
+    if (part.blocks.empty()) {
+      for (const auto& piece : split_box(intersection(part.box, box), std::max<int64_t>(1, kReadBytes / item))) {
+        read_common(tensor, part, piece, nullptr, key, box, out);
+      }
+    }
+    for (const auto& block : part.blocks) {
+      if (intersection(block.box, box).numel() > 0) {
+        read_common(tensor, part, block.box, &block, key, box, out);
+      }
+    }
+  }
 }
 
 }  // namespace tessera::dcp

@@ -18,8 +18,6 @@ class TensorReader {
   /// Fills `out`, a contiguous host tensor of box.sizes, with the elements of `box`, cast to its dtype. Where the parts
   /// have checksums, whole blocks are read and verified. `key` is for messages. Throws CheckpointError.
   void read(const StoredTensor& tensor, const std::string& key, const Box& box, const at::Tensor& out);
-  /// A hint that read() of `box` will come: the disk begins to.
-  void begin_read(const StoredTensor& tensor, const Box& box);
 
  private:
   void read_common(const StoredTensor& tensor, const StoredPart& part, const Box& read, const CheckedBlock* checked,

@@ -1,7 +1,6 @@
 #include "checkpoint/checkpointer.h"
 
 #include <ATen/core/grad_mode.h>
-#include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>
 #include <c10/util/Exception.h>
 
@@ -14,6 +13,7 @@
 #include "checkpoint/file_io.h"
 #include "checkpoint/manifest.h"
 #include "checkpoint/save_job.h"
+#include "checkpoint/staging.h"
 #include "comm/rank_context.h"
 
 namespace tessera::dcp {
@@ -24,7 +24,6 @@ namespace fs = std::filesystem;
 
 constexpr const char* kPrefix = "step-";
 constexpr const char* kIncomplete = ".incomplete-";
-constexpr int64_t kAlignment = 64;
 
 /// Whole checkpoints in the folder, oldest first.
 std::vector<std::string> whole_checkpoints(const std::string& folder) {
@@ -90,14 +89,14 @@ struct Checkpointer::Impl {
 SaveJob Checkpointer::Impl::copied_job(const std::string& path, const PlannedSave& planned, const State& state) {
   const at::NoGradGuard no_grad;
   SaveJob job = live_job(ranks, path, planned, state);
-  std::vector<int64_t> offsets = {0};
+  std::vector<int64_t> bytes;
   for (const auto& own : job.blocks) {
     const auto& block = job.plan->blocks[own.block];
-    const auto bytes = block.box.numel() * static_cast<int64_t>(c10::elementSize(job.plan->entry_of(block).dtype));
-    offsets.push_back((offsets.back() + bytes + kAlignment - 1) / kAlignment * kAlignment);
+    bytes.push_back(block.box.numel() * static_cast<int64_t>(c10::elementSize(job.plan->entry_of(block).dtype)));
   }
+  const auto offsets = staging_offsets(bytes);
   if (!buffer.defined() || buffer.numel() < offsets.back()) {
-    buffer = at::empty({offsets.back()}, at::kByte);
+    buffer = new_staging_block(offsets.back());
   }
   std::vector<at::Tensor> copies;
   for (size_t i = 0; i < job.blocks.size(); ++i) {

@@ -1,9 +1,6 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
 #include <fmt/ranges.h>
-#include <sys/mman.h>
-
-#include <tuple>
 
 #include "checkpoint/catalog.h"
 #include "checkpoint/checkpoint.h"
@@ -11,13 +8,11 @@
 #include "checkpoint/ranks.h"
 #include "checkpoint/read_tensor.h"
 #include "checkpoint/safetensors.h"
+#include "checkpoint/staging.h"
 
 namespace tessera::dcp {
 
 namespace {
-
-// Of tensors in the memory that they are read into.
-constexpr int64_t kAlignBytes = 64;
 
 /// A tensor on its way: read into `staged`, then copied to the state's.
 struct Target {
@@ -126,39 +121,20 @@ int64_t bytes_to_read(const Target& target) {
   return target.part.box.numel() * static_cast<int64_t>(c10::elementSize(target.stored->dtype));
 }
 
-/// Fewer page faults, where the kernel agrees: a load is a fifth faster.
-void advise_huge_pages(const at::Tensor& block) {
-  constexpr uintptr_t kHugePage = uintptr_t{2} << 20;
-  const auto begin = reinterpret_cast<uintptr_t>(block.mutable_data_ptr());
-  const auto first = (begin + kHugePage - 1) / kHugePage * kHugePage;
-  const auto last = (begin + block.nbytes()) / kHugePage * kHugePage;
-  if (first < last) {
-    ::madvise(reinterpret_cast<void*>(first), last - first, MADV_HUGEPAGE);
-  }
-}
-
-/// Memory for what is read: a view of one block for each tensor of the state's, which is freed at the end and costs
-/// fewer page faults than many; one of its own for each that the state does not have yet.
+/// Memory for what is read: a view of one block for each tensor of the state's; one of its own for each that the state
+/// does not have yet, and then keeps.
 void stage(std::vector<Target>& targets) {
-  std::vector<int64_t> offsets;
-  int64_t bytes = 0;
-  for (const auto& target : targets) {
-    offsets.push_back(bytes);
-    if (target.part.local.defined()) {
-      const int64_t own = target.part.box.numel() * static_cast<int64_t>(target.part.local.element_size());
-      bytes += (own + kAlignBytes - 1) / kAlignBytes * kAlignBytes;
-    }
+  std::vector<int64_t> bytes;
+  for (const auto& [part, stored, value, staged] : targets) {
+    bytes.push_back(part.local.defined() ? part.box.numel() * static_cast<int64_t>(part.local.element_size()) : 0);
   }
-  const auto block = at::empty({bytes}, at::kByte);
-  advise_huge_pages(block);
+  const auto offsets = staging_offsets(bytes);
+  const auto block = new_staging_block(offsets.back());
   for (size_t i = 0; i < targets.size(); ++i) {
-    const auto& [local, sizes] = std::tie(targets[i].part.local, targets[i].part.box.sizes);
-    if (local.defined()) {
-      const int64_t own = targets[i].part.box.numel() * static_cast<int64_t>(local.element_size());
-      targets[i].staged = block.narrow(0, offsets[i], own).view(local.scalar_type()).view(sizes);
-    } else {
-      targets[i].staged = at::empty(sizes, targets[i].stored->dtype);
-    }
+    const auto& local = targets[i].part.local;
+    const auto& sizes = targets[i].part.box.sizes;
+    targets[i].staged = local.defined() ? block.narrow(0, offsets[i], bytes[i]).view(local.scalar_type()).view(sizes)
+                                        : at::empty(sizes, targets[i].stored->dtype);
   }
 }
 
@@ -199,15 +175,11 @@ LoadResult load(const std::string& path, State& state, const LoadOptions& option
   const Ranks ranks = Ranks::all();
   Catalog catalog;
   LoadPlan plan;
-  ranks.exchange([&] {
+  ranks.together([&] {
     catalog = open_catalog(path);
     plan = make_plan(catalog, state, options.strict);
-    return std::string();
   });
-  ranks.exchange([&] {
-    read_all(plan, options.progress);
-    return std::string();
-  });
+  ranks.together([&] { read_all(plan, options.progress); });
   commit(plan);
   return plan.result;
 }

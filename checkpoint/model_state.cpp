@@ -65,7 +65,7 @@ void set_model_state_dict(torch::nn::Module& model, const StateDict& state, cons
   const StateDict own = own_tensors(model, options.ignore_frozen_params);
   const Incoming incoming = receive(state, ranks, options);
   std::vector<std::string> keys;
-  ranks.exchange([&] {
+  ranks.together([&] {
     if (options.strict) {
       check_names(own, incoming.state);
     }
@@ -77,7 +77,6 @@ void set_model_state_dict(torch::nn::Module& model, const StateDict& state, cons
         keys.push_back(key);
       }
     }
-    return std::string();
   });
   for (const auto& key : keys) {
     copy_in(incoming, key, std::get<at::Tensor>(own.at(key)), ranks, options);

@@ -231,10 +231,7 @@ void set_optimizer_state_dict(torch::nn::Module& model, torch::optim::Optimizer&
   const Incoming incoming = receive(state, ranks, options);
   with_types(optimizer, [&]<class Types>(Types) {
     Setter<Types> setter(optimizer, params, incoming, options);
-    ranks.exchange([&] {
-      setter.check();
-      return std::string();
-    });
+    ranks.together([&] { setter.check(); });
     setter.set(ranks);
   });
 }
@@ -242,10 +239,7 @@ void set_optimizer_state_dict(torch::nn::Module& model, torch::optim::Optimizer&
 StateDict optimizer_state_to_load(const std::string& path, torch::nn::Module& model,
                                   torch::optim::Optimizer& optimizer) {
   Catalog catalog;
-  Ranks::all().exchange([&] {
-    catalog = open_catalog(path);
-    return std::string();
-  });
+  Ranks::all().together([&] { catalog = open_catalog(path); });
   const auto& tensors = catalog.tensors[Section::Optimizer];
   const auto& values = catalog.values[Section::Optimizer];
   StateDict own;

@@ -92,6 +92,13 @@ std::vector<std::string> Ranks::exchange(const std::function<std::string()>& ste
   return outcomes;
 }
 
+void Ranks::together(const std::function<void()>& step) const {
+  exchange([&] {
+    step();
+    return std::string();
+  });
+}
+
 std::string Ranks::from_first(const std::function<std::string()>& step) const {
   return exchange([&] { return rank_ == 0 ? step() : std::string(); })[0];
 }

@@ -50,16 +50,12 @@ StateDict get_rng_state() {
 
 StateDict rng_state_to_load(const std::string& path) {
   Catalog catalog;
-  Ranks::all().exchange([&] {
-    catalog = open_catalog(path);
-    return std::string();
-  });
+  Ranks::all().together([&] { catalog = open_catalog(path); });
+  const auto& saved = catalog.tensors[Section::User];
   StateDict state;
-  for (const auto& [key, tensor] : catalog.tensors[Section::User]) {
-    for (const auto& own : own_generators()) {
-      if (own.key == key) {
-        state[key] = at::empty(tensor.sizes, tensor.dtype);
-      }
+  for (const auto& own : own_generators()) {
+    if (const auto found = saved.find(own.key); found != saved.end()) {
+      state[own.key] = at::empty(found->second.sizes, found->second.dtype);
     }
   }
   return state;

@@ -1,0 +1,34 @@
+#include "checkpoint/staging.h"
+
+#include <ATen/ops/empty.h>
+#include <sys/mman.h>
+
+namespace tessera::dcp {
+
+namespace {
+
+constexpr int64_t kAlignment = 64;
+constexpr uintptr_t kHugePage = uintptr_t{2} << 20;
+
+}  // namespace
+
+std::vector<int64_t> staging_offsets(const std::vector<int64_t>& bytes) {
+  std::vector<int64_t> offsets = {0};
+  for (const int64_t own : bytes) {
+    offsets.push_back((offsets.back() + own + kAlignment - 1) / kAlignment * kAlignment);
+  }
+  return offsets;
+}
+
+at::Tensor new_staging_block(int64_t bytes) {
+  auto block = at::empty({bytes}, at::kByte);
+  auto* const data = static_cast<char*>(block.mutable_data_ptr());
+  // madvise takes whole pages only.
+  const auto head = static_cast<int64_t>((kHugePage - reinterpret_cast<uintptr_t>(data) % kHugePage) % kHugePage);
+  if (bytes - head >= static_cast<int64_t>(kHugePage)) {
+    ::madvise(data + head, static_cast<size_t>(bytes - head) / kHugePage * kHugePage, MADV_HUGEPAGE);
+  }
+  return block;
+}
+
+}  // namespace tessera::dcp

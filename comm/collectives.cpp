@@ -57,7 +57,7 @@ BackendPtr backend_of(Collective kind, c10::DeviceType device, const ProcessGrou
 
 // The whole of a collective in a group of one rank.
 void copy_own(const at::Tensor& output, const at::Tensor& input) {
-  if (output.unsafeGetTensorImpl()->data() == input.unsafeGetTensorImpl()->data()) {
+  if (output.const_data_ptr() == input.const_data_ptr()) {
     return;
   }
   at::AutoDispatchBelowADInplaceOrView guard;

@@ -21,8 +21,8 @@ void copy_part(const at::Tensor& to, int64_t to_begin, const at::Tensor& from, i
     return;
   }
   const size_t item = to.element_size();
-  char* target = static_cast<char*>(to.unsafeGetTensorImpl()->mutable_data()) + to_begin * item;
-  const char* source = static_cast<const char*>(from.unsafeGetTensorImpl()->data()) + from_begin * item;
+  char* target = static_cast<char*>(to.mutable_data_ptr()) + to_begin * item;
+  const char* source = static_cast<const char*>(from.const_data_ptr()) + from_begin * item;
   if (count != 0 && target != source) {
     std::memmove(target, source, count * item);
   }

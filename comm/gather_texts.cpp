@@ -28,7 +28,7 @@ at::Tensor gather_rows(const at::Tensor& own, const ProcessGroupPtr& group) {
 
 /// Size and hash.
 at::Tensor summary_of(const std::string& text) {
-  const auto summary = at::empty({2}, at::kLong);
+  auto summary = at::empty({2}, at::kLong);
   auto* data = summary.mutable_data_ptr<int64_t>();
   data[0] = static_cast<int64_t>(text.size());
   data[1] = static_cast<int64_t>(std::hash<std::string>()(text));
@@ -36,7 +36,7 @@ at::Tensor summary_of(const std::string& text) {
 }
 
 at::Tensor bytes_of(const std::string& text, int64_t length) {
-  const auto bytes = at::empty({length}, at::kByte);
+  auto bytes = at::empty({length}, at::kByte);
   std::memset(bytes.mutable_data_ptr(), 0, static_cast<size_t>(length));
   std::memcpy(bytes.mutable_data_ptr(), text.data(), text.size());
   return bytes;

@@ -67,13 +67,11 @@ at::Tensor part_of(const at::Tensor& tensor, int64_t begin, int64_t count) {
   return tensor.view(-1).narrow(0, begin, count);
 }
 
-void* data(const at::Tensor& tensor) {
-  return tensor.unsafeGetTensorImpl()->mutable_data();
-}
-
 void copy_data(const at::Tensor& to, const at::Tensor& from) {
-  if (to.numel() != 0 && data(to) != data(from)) {
-    std::memcpy(data(to), data(from), to.numel() * to.element_size());
+  void* const target = to.mutable_data_ptr();
+  const void* const source = from.const_data_ptr();
+  if (to.numel() != 0 && target != source) {
+    std::memcpy(target, source, to.nbytes());
   }
 }
 
@@ -217,9 +215,9 @@ class GlooBackend final : public GroupBackend {
     auto finish = [received, output, op] {
       std::vector<const void*> inputs;
       for (const at::Tensor& tensor : received) {
-        inputs.push_back(data(tensor));
+        inputs.push_back(tensor.mutable_data_ptr());
       }
-      reduce_in_order(data(output), inputs, output.numel(), output.scalar_type(), op);
+      reduce_in_order(output.mutable_data_ptr(), inputs, output.numel(), output.scalar_type(), op);
     };
     return exchange(std::move(what), std::move(sent), std::move(received), std::move(finish));
   }

@@ -179,6 +179,7 @@ bool ShmGroup::advance_other_groups() {
 
 std::string ShmGroup::global_ranks(const std::vector<int>& places) const {
   std::vector<int64_t> ranks;
+  ranks.reserve(places.size());
   for (const int place : places) {
     ranks.push_back(info_->ranks[place]);
   }

@@ -12,14 +12,13 @@ namespace tessera {
 namespace {
 
 // An output of this size is larger than a rank's share of any cache.
-constexpr int64_t kStreamBytes = 16 * 1024 * 1024;
+constexpr int64_t kStreamBytes = int64_t{16} * 1024 * 1024;
 // The lines of a cell are in the cache of the core that has read it last. A store that takes them over one by one costs
 // ten times one past the cache, but for a few of them.
 constexpr int64_t kStreamCellBytes = 1024;
 
 char* data_of(const at::Tensor& tensor) {
-  // Raw pointers: no version counter may change.
-  return tensor.defined() ? static_cast<char*>(tensor.unsafeGetTensorImpl()->mutable_data()) : nullptr;
+  return tensor.defined() ? static_cast<char*>(tensor.mutable_data_ptr()) : nullptr;
 }
 
 void copy(char* to, const char* from, int64_t bytes, bool streams) {

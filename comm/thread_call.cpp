@@ -17,7 +17,7 @@ struct Bytes {
 // Elements [begin, begin + count) of a contiguous tensor. Raw pointers: no version counter may change.
 Bytes bytes_of(const at::Tensor& tensor, int64_t begin, int64_t count) {
   const size_t item = tensor.element_size();
-  char* data = static_cast<char*>(tensor.unsafeGetTensorImpl()->mutable_data());
+  char* data = static_cast<char*>(tensor.mutable_data_ptr());
   return {data == nullptr ? nullptr : data + begin * item, count * item};
 }
 

@@ -93,7 +93,7 @@ void ShardGather::check_stamps(int64_t unit, const UnitNames& names) const {
     return;
   }
   const size_t item = gathered_.element_size();
-  const auto* data = static_cast<const char*>(gathered_.unsafeGetTensorImpl()->data());
+  const auto* data = static_cast<const char*>(gathered_.const_data_ptr());
   bool equal = true;
   for (int64_t rank = 1; rank < num_ranks_; ++rank) {
     const auto* stamp = data + stamp_offset_ * item;

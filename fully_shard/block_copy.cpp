@@ -10,7 +10,7 @@ namespace tessera {
 namespace {
 
 char* bytes_of(const at::Tensor& tensor) {
-  return static_cast<char*>(tensor.unsafeGetTensorImpl()->mutable_data());
+  return static_cast<char*>(tensor.mutable_data_ptr());
 }
 
 bool is_memcpy(const at::Tensor& a, const at::Tensor& b) {

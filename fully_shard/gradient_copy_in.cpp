@@ -54,7 +54,7 @@ void GradientReduction::write_flags(const at::Tensor& buffer) const {
   const int64_t flags = numel_ - layout_.shard_numel;
   const bool is_direct = buffer.device().is_cpu() && buffer.scalar_type() == at::kFloat;
   const auto host = is_direct ? buffer : at::empty({layout_.num_ranks * numel_}, at::kFloat);
-  auto* data = static_cast<float*>(host.unsafeGetTensorImpl()->mutable_data());
+  auto* data = host.mutable_data_ptr<float>();
   for (int64_t rank = 0; rank < layout_.num_ranks; ++rank) {
     auto* flag = data + rank * numel_ + layout_.shard_numel;
     std::fill(flag, flag + flags, 0.f);

@@ -22,7 +22,7 @@
 namespace tessera {
 
 /// What shares the first all-reduce of a backward: little, so that it starts early.
-inline constexpr int64_t kFirstBucketBytes = 1024 * 1024;
+inline constexpr int64_t kFirstBucketBytes = int64_t{1024} * 1024;
 
 /// The lengths of runs of at most `cap` bytes, from the last parameter on; one that is larger stands alone. The first
 /// run has at most kFirstBucketBytes. {3, 3, 1, 5} MiB and 6 MiB: {1, 2, 1}.

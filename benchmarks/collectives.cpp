@@ -9,11 +9,9 @@
 #include <ATen/ops/zeros.h>
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cstdio>
-#include <cstdlib>
 #include <exception>
-#include <filesystem>
-#include <fstream>
 #include <string_view>
 
 #include "benchmarks/measure.h"
@@ -26,7 +24,6 @@
 namespace tessera {
 namespace {
 
-constexpr const char* kResultFile = "COLLECTIVES_RESULT";
 constexpr int64_t kSizes[] = {4 << 10, 64 << 10, 1 << 20, 16 << 20};
 constexpr const char* kCollectives[] = {"all_gather", "reduce_scatter", "all_reduce"};
 
@@ -70,31 +67,15 @@ Results measure_backend(const std::string& backend, int rounds) {
 }
 
 void measure_as_rank(int rounds) {
+  Results results;
   for (const char* backend : {"shm", "gloo"}) {
     init_process_group(ProcessGroupOptions{.backend = backend});
-    const Results results = measure_backend(backend, rounds);
+    results.merge(measure_backend(backend, rounds));
     if (get_rank() == 0) {
-      std::ofstream file(std::getenv(kResultFile), std::ios::app);
-      for (const auto& [name, value] : results) {
-        file << name << ' ' << value << '\n';
-      }
+      write_results(results);
     }
     destroy_process_group();
   }
-}
-
-Results measure_in_ranks(int ranks) {
-  const std::string path = fmt::format("{}/collectives.{}", std::filesystem::temp_directory_path().string(), wall_us());
-  const int code = launch_local({.nproc = ranks, .environment = {{kResultFile, path}, {"OMP_NUM_THREADS", "1"}}});
-  Results results;
-  std::string name;
-  double value = 0;
-  for (std::ifstream file(path); file >> name >> value;) {
-    results[name] = value;
-  }
-  std::remove(path.c_str());
-  TORCH_CHECK(code == 0, "the ranks ended with exit code ", code);
-  return results;
 }
 
 void print_table(const Results& results) {
@@ -122,7 +103,7 @@ void run(int ranks, const StepBenchmark& benchmark) {
     results[key("all_gather", bytes, "memcpy")] = floor.copy;
     results[key("reduce_scatter", bytes, "floor")] = floor.reduce_scatter;
   }
-  results.merge(measure_in_ranks(ranks));
+  results.merge(launch_ranks(ranks));
   run_ranks(ranks, [&](int rank) {
     Results of_rank = measure_backend("threads", benchmark.rounds);
     if (rank == 0) {

@@ -12,11 +12,14 @@
 #include <ctime>
 #include <exception>
 #include <fstream>
+#include <istream>
+#include <sstream>
 #include <string_view>
 
 #include "comm/local_launcher.h"
 #include "comm/process_group.h"
 #include "testing/run_ranks.h"
+#include "testing/temp_folder.h"
 
 namespace tessera {
 
@@ -25,13 +28,24 @@ namespace {
 using Clock = std::chrono::steady_clock;
 constexpr int kSteps = 20;  // a round
 constexpr const char* kResultFile = "STEP_BENCHMARK_RESULT";
+constexpr const char* kResult = "result";
 constexpr const char* kBackend = "STEP_BENCHMARK_BACKEND";
+
+Results read_results(std::istream&& lines) {
+  Results results;
+  std::string name;
+  double value = 0;
+  while (lines >> name >> value) {
+    results[name] = value;
+  }
+  return results;
+}
 
 void measure_as_rank(int rounds, const std::function<double(int)>& on_rank) {
   init_process_group(ProcessGroupOptions{.backend = std::getenv(kBackend)});
   const double result = on_rank(rounds);
   if (get_rank() == 0) {
-    std::ofstream(std::getenv(kResultFile)) << result;
+    write_results({{kResult, result}});
   }
   destroy_process_group();
 }
@@ -76,20 +90,19 @@ std::vector<double> microseconds(const std::vector<std::function<void()>>& calls
 }
 
 Results run_peer(const std::string& script) {
-  Results results;
   const char* const python = std::getenv("PEER_PYTHON");
   if (python == nullptr) {
-    return results;
+    return {};
   }
   FILE* const pipe = popen(fmt::format("'{}' '{}'", python, script).c_str(), "r");
   TORCH_CHECK(pipe != nullptr, "PEER_PYTHON does not start: ", python);
-  std::array<char, 128> name;
-  double value = 0;
-  while (std::fscanf(pipe, "%127s %lf", name.data(), &value) == 2) {
-    results[name.data()] = value;
+  std::string text;
+  std::array<char, 256> part;
+  while (std::fgets(part.data(), part.size(), pipe) != nullptr) {
+    text += part.data();
   }
   TORCH_CHECK(pclose(pipe) == 0, "PEER_PYTHON failed: ", python);
-  return results;
+  return read_results(std::istringstream(text));
 }
 
 void print_result(const std::string& name, double value, const std::string& unit, const Results& peer, bool json) {
@@ -107,17 +120,25 @@ void print_result(const std::string& name, double value, const std::string& unit
   std::fflush(stdout);
 }
 
+Results launch_ranks(int nproc, const std::vector<std::pair<std::string, std::string>>& environment) {
+  const testing::TempFolder folder;
+  const std::string path = folder.path("results");
+  LaunchOptions options{.nproc = nproc, .environment = environment};
+  options.environment.insert(options.environment.end(), {{kResultFile, path}, {"OMP_NUM_THREADS", "1"}});
+  const int code = launch_local(options);
+  TORCH_CHECK(code == 0, "the ranks ended with exit code ", code);
+  return read_results(std::ifstream(path));
+}
+
+void write_results(const Results& results) {
+  std::ofstream file(std::getenv(kResultFile));
+  for (const auto& [name, value] : results) {
+    file << name << ' ' << value << '\n';
+  }
+}
+
 double measure_in_processes(int nproc, const std::string& backend) {
-  const char* const folder = std::getenv("TMPDIR");
-  const std::string path =
-      fmt::format("{}/step_benchmark.{}", folder ? folder : "/tmp", Clock::now().time_since_epoch().count());
-  const int code = launch_local(
-      {.nproc = nproc, .environment = {{kResultFile, path}, {kBackend, backend}, {"OMP_NUM_THREADS", "1"}}});
-  double result = 0;
-  const bool is_read = code == 0 && std::ifstream(path) >> result;
-  std::remove(path.c_str());
-  TORCH_CHECK(is_read, "the ranks ended with exit code ", code, " and no result");
-  return result;
+  return launch_ranks(nproc, {{kBackend, backend}}).at(kResult);
 }
 
 double measure_in_threads(int nproc, const std::function<double()>& measure) {

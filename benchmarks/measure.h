@@ -8,6 +8,7 @@
 #include <functional>
 #include <map>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace tessera {
@@ -37,7 +38,12 @@ Results run_peer(const std::string& script);
 /// One line, with the peer's value and ours / peer where it has one.
 void print_result(const std::string& name, double value, const std::string& unit, const Results& peer, bool json);
 
-/// Starts this program as `nproc` ranks, one thread each, over `backend`; returns what rank 0 measures there.
+/// Starts this program as `nproc` ranks, one thread each, with these environment variables; returns what rank 0 wrote
+/// there by write_results(). Throws where a rank failed.
+Results launch_ranks(int nproc, const std::vector<std::pair<std::string, std::string>>& environment = {});
+void write_results(const Results& results);
+
+/// What rank 0 measures in benchmark_main()'s `on_rank` among `nproc` processes over `backend`.
 double measure_in_processes(int nproc, const std::string& backend);
 /// What rank 0 measures among `nproc` ranks that are threads.
 double measure_in_threads(int nproc, const std::function<double()>& measure);

@@ -4,6 +4,7 @@
 #include <ATen/Context.h>
 
 #include <algorithm>
+#include <optional>
 #include <utility>
 
 #include "base/error.h"
@@ -89,20 +90,30 @@ std::vector<at::Tensor> ignored_params(Module& module, const WrapScope& scope) {
   return params;
 }
 
-/// Where the units compute. What is offloaded computes on the accelerator if there is one.
-at::DeviceType compute_device(const Module& module, const FSDPOptions& options) {
+/// Where the units compute: on device_id, else where the parameters are. What is offloaded computes on the accelerator
+/// if there is one.
+at::DeviceType compute_device(const Module& module, const FSDPOptions& options, const WrapScope& scope) {
   if (options.device_id) {
     return options.device_id->type();
   }
-  for (const auto& parameter : module.parameters()) {
-    if (!parameter.is_meta() && !parameter.is_cpu()) {
-      return parameter.device().type();
+  std::optional<std::pair<std::string, at::Device>> first;
+  for (const auto& item : module.named_parameters()) {
+    const auto device = item.value().device();
+    if (device.is_meta() || scope.ignored_params.count(item.value().unsafeGetTensorImpl()) != 0) {
+      continue;
     }
+    first = first ? first : std::pair(item.key(), device);
+    TESSERA_CHECK(ValueError, device.type() == first->second.type(),
+                  "FullyShardedDataParallel({}): '{}' is on {}, but '{}' on {}; give device_id, where all are moved",
+                  module.name(), first->first, first->second.str(), item.key(), device.str());
+  }
+  if (first && !first->second.is_cpu()) {
+    return first->second.type();
   }
   return options.cpu_offload.offload_params && at::hasCUDA() ? at::kCUDA : at::kCPU;
 }
 
-DeviceMesh mesh_of(Module& module, const FSDPOptions& options, ShardingStrategy strategy) {
+DeviceMesh mesh_of(Module& module, const FSDPOptions& options, const WrapScope& scope, ShardingStrategy strategy) {
   if (options.device_mesh) {
     const int64_t axes = is_hybrid(strategy) ? 2 : 1;
     TESSERA_CHECK(ValueError, options.device_mesh->ndim() == axes,
@@ -115,16 +126,16 @@ DeviceMesh mesh_of(Module& module, const FSDPOptions& options, ShardingStrategy 
     TESSERA_CHECK(ValueError, is_pair == is_hybrid(strategy), "FullyShardedDataParallel({}): {} takes {}",
                   module.name(), to_string(strategy),
                   is_pair ? "one group" : "a pair of groups, for shards and replicas");
-    return mesh_of_groups(*options.process_group, compute_device(module, options));
+    return mesh_of_groups(*options.process_group, compute_device(module, options, scope));
   }
   if (!is_hybrid(strategy)) {
-    return init_device_mesh(compute_device(module, options), {get_world_size()}, {"dp"});
+    return init_device_mesh(compute_device(module, options, scope), {get_world_size()}, {"dp"});
   }
   TESSERA_CHECK(ValueError, static_cast<bool>(options.auto_wrap_policy),
                 "FullyShardedDataParallel({}): {} without groups, mesh and policy: every unit would make groups of its "
                 "own; give process_group or device_mesh",
                 module.name(), to_string(strategy));
-  return mesh_of_hosts(compute_device(module, options));
+  return mesh_of_hosts(compute_device(module, options, scope));
 }
 
 void cast_floating(TensorRefs tensors, at::ScalarType dtype) {
@@ -260,7 +271,7 @@ void wrap_with_fsdp(Module& module, FSDPOptions options) {
   const auto scope = scope_of(options);
   const auto strategy = options.sharding_strategy.value_or(ShardingStrategy::FULL_SHARD);
   const bool mesh_was_given = options.device_mesh.has_value();
-  options.device_mesh = mesh_of(module, options, strategy);
+  options.device_mesh = mesh_of(module, options, scope, strategy);
   options.process_group.reset();
   const auto policy = std::exchange(options.auto_wrap_policy, WrapPolicy());
   if (policy) {

@@ -69,18 +69,21 @@ void prepare_modules(const std::vector<ManagedModule>& modules, const FSDPOption
     TESSERA_CHECK(ValueError, !has_meta(*module) || options.param_init_fn,
                   "{}: '{}' ({}) is on the meta device; give param_init_fn, which fills the tensors of one module",
                   where, name, module->name());
+    for (const auto& parameter : module->named_parameters(/*recurse=*/false)) {
+      const auto device = parameter.value().device();
+      TESSERA_CHECK(
+          ValueError, !options.device_id || device.is_cpu() || device.is_meta() || device == *options.device_id,
+          "{}: '{}' is on {}, but device_id is {}; move the module there, or to the CPU, before wrapping", where,
+          name.empty() ? parameter.key() : name + "." + parameter.key(), device.str(), options.device_id->str());
+    }
+  }
+  for (const auto& [name, module] : modules) {
     if (options.param_init_fn) {
       materialize(*module, options);
     }
-    if (!options.device_id) {
-      continue;
+    if (options.device_id) {
+      move(*module, options);
     }
-    for (const auto& parameter : module->parameters(/*recurse=*/false)) {
-      TESSERA_CHECK(ValueError, parameter.device().is_cpu() || parameter.device() == *options.device_id,
-                    "{}: '{}' is on {}, but device_id is {}; move the module there, or to the CPU, before wrapping",
-                    where, name, parameter.device().str(), options.device_id->str());
-    }
-    move(*module, options);
   }
 }
 

@@ -24,6 +24,14 @@ namespace {
 
 using Texts = std::vector<std::string>;
 
+/// As if on a device that this machine need not have: sizes, dtype and device, and no memory.
+at::Tensor on_other_device() {
+  auto impl = c10::make_intrusive<c10::TensorImpl>(c10::DispatchKeySet(c10::DispatchKey::XLA),
+                                                   caffe2::TypeMeta::Make<float>(), at::Device(at::kXLA, 0));
+  impl->set_sizes_contiguous({4});
+  return at::Tensor(std::move(impl));
+}
+
 }  // namespace
 
 TEST_CASE("rows 101, 116: clip_grad_norm_ warns where there are no gradients, on each rank, and only there") {
@@ -73,6 +81,20 @@ TEST_CASE("row 116: parameters that cannot be sharded together are refused by na
             "need one dtype, but 'order' is Long and 'in.weight' is Float");
     refused([](TowerImpl& tower) { tower.out->weight.set_data(tower.out->weight.data().t().contiguous().t()); },
             "'out.weight' is not contiguous");
+  });
+}
+
+TEST_CASE("row 116: parameters on several devices, or on another one than device_id, are refused by name") {
+  run_ranks(2, [](int) {
+    const auto refused = [](FSDPOptions options, std::string_view text) {
+      auto tower = make_tower();
+      tower->register_parameter("scale", on_other_device());
+      expect_throws<ValueError>([&] { wrap_module(*tower, std::move(options)); }, text);
+      TESSERA_EXPECT(FSDP::fsdp_modules(*tower).empty() && !is_dtensor(tower->in->weight));
+    };
+    refused({}, "'scale' is on xla:0, but 'in.weight' on cpu; give device_id");
+    refused({.device_id = at::Device(at::kCPU)}, "'scale' is on xla:0, but device_id is cpu; move the module there");
+    refused({.device_mesh = init_device_mesh(at::kCPU, {2}, {"dp"})}, "'scale' is on xla:0, but the mesh is 'cpu'");
   });
 }
 

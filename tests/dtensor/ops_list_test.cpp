@@ -21,11 +21,13 @@
 #include <ATen/ops/ones.h>
 #include <ATen/ops/randn.h>
 #include <ATen/ops/stack.h>
+#include <ATen/ops/zeros.h>
 
 #include <limits>
 
 #include "comm/comm_stats.h"
 #include "dtensor/dtensor.h"
+#include "dtensor/dtensor_impl.h"
 #include "testing/expect.h"
 #include "testing/run_ranks.h"
 #include "testing/tensor_matchers.h"
@@ -221,4 +223,33 @@ TEST_CASE("fused optimizer steps, whatever lies where", "[dtensor][ops]") {
       });
     }
   }
+}
+
+TEST_CASE("a fused step of parameters on several meshes; it counts as one write of each shard", "[dtensor][ops]") {
+  auto generator = make_generator(6);
+  const Tensors values{at::randn({5, 3}, generator), at::randn({3}, generator)};
+  const Tensors slopes{at::randn({5, 3}, generator), at::randn({3}, generator)};
+  const Tensors expected{values[0].clone(), values[1].clone()};
+  const Tensors momenta{at::zeros({5, 3}), at::zeros({3})};
+  at::_fused_sgd_(expected, slopes, momenta, 0.01, 0.9, 0.1, 0.0, false, false, true);
+  run_ranks(4, [&](int) {
+    const auto mesh = init_device_mesh(at::kCPU, {2, 2}, {"dp", "tp"});
+    const auto tp = mesh["tp"];
+    const auto place = [&](const Tensors& x) {
+      return Tensors{distribute_tensor(x[0].clone(), mesh, {Shard(0), Shard(1)}),
+                     distribute_tensor(x[1].clone(), tp, {Shard(0)})};
+    };
+    const auto params = place(values), grads = place(slopes), states = place({at::zeros({5, 3}), at::zeros({3})});
+    const auto& shard = dtensor_meta(params[0])->local;
+    const auto version = shard._version();
+    at::_fused_sgd_(params, grads, states, 0.01, 0.9, 0.1, 0.0, false, false, true);
+    expect_equal(shard._version(), version + 1);
+    for (size_t i = 0; i < params.size(); ++i) {
+      expect_bit_equal(full_tensor(params[i]), expected[i]);
+    }
+    // A gradient that is no DTensor, or none of this shape, is refused as before.
+    expect_throws<ValueError>(
+        [&] { at::_fused_sgd_(params, slopes, states, 0.01, 0.9, 0.1, 0.0, false, false, false); },
+        "DTensors and plain tensors are mixed");
+  });
 }

@@ -3,10 +3,13 @@
 #include <sys/resource.h>
 
 #include <csignal>
+#include <cstdlib>
 #include <filesystem>
 
 #include "checkpoint/checkpoint_error.h"
+#include "checkpoint/checkpointer.h"
 #include "checkpoint/manifest.h"
+#include "comm/process_group.h"
 #include "dtensor/dtensor.h"
 #include "testing/expect.h"
 #include "testing/run_ranks.h"
@@ -179,6 +182,41 @@ TEST_CASE("a disk that takes no more is an error that names the file, and leaves
   REQUIRE(setrlimit(RLIMIT_FSIZE, &limit) == 0);
   std::signal(SIGXFSZ, previous);
   CHECK(names_in(folder.path("")).empty());
+}
+
+// full_disk_test.sh mounts the disk and runs this.
+TEST_CASE("a full disk: an error on every rank, what was saved stays, and there is room again", "[.full_disk]") {
+  const char* const disk = std::getenv("TESSERA_SMALL_DISK");  // 1 MiB
+  REQUIRE(disk != nullptr);
+  const auto path = [&](const char* name) { return std::string(disk) + "/" + name; };
+  const auto full = [&](const auto& save, const at::Tensor& large) {
+    expect_throws<CheckpointError>(
+        [&] {
+          save(dcp::State{.model = {{"w", large}}});
+        },
+        "cannot write: No space left on device");
+    if (get_rank() == 0) {  // which has removed what there was
+      expect_equal(names_in(disk), std::vector<std::string>{"small"});
+    }
+  };
+  run_ranks(2, [&](int) {
+    const auto mesh = init_device_mesh(at::kCPU, {2}, {"dp"});
+    const auto small = distribute_tensor(at::ones({100, 1000}), mesh, {Shard(0)});
+    const auto large = distribute_tensor(at::ones({400, 1000}), mesh, {Shard(0)});
+    dcp::save(path("small"), {.model = {{"w", small}}});
+    full([&](const dcp::State& state) { dcp::save(path("large"), state); }, large);
+    dcp::Checkpointer checkpointer(disk);
+    full(
+        [&](const dcp::State& state) {
+          checkpointer.async_save(1, state);
+          checkpointer.wait();
+        },
+        large);
+    dcp::State state{.model = {{"w", at::zeros_like(small)}}};
+    dcp::load(path("small"), state);
+    expect_bit_equal(std::get<at::Tensor>(state.model["w"]), small);
+    dcp::save(path("small2"), {.model = {{"w", small}}});
+  });
 }
 
 TEST_CASE("what a killed save left is removed by the next one of that name") {

@@ -68,4 +68,23 @@ std::vector<int64_t> element_splits(std::string_view place, const at::Tensor& te
   return elements;
 }
 
+void check_parts(std::string_view place, const std::vector<TensorPart>& parts, const at::Tensor& flat, int group_size) {
+  int64_t end = 0;
+  for (const auto& [offset, numel, tensor] : parts) {
+    TESSERA_CHECK(ValueError, numel >= 0 && offset >= end && offset + numel <= flat.numel(),
+                  "{}: a part of elements {} to {}; parts lie one after the other in the {} elements of a rank", place,
+                  offset, offset + numel, flat.numel());
+    end = offset + numel;
+    if (tensor.defined()) {
+      TESSERA_CHECK(ValueError,
+                    tensor.is_contiguous() && tensor.device() == flat.device() && tensor.dtype() == flat.dtype() &&
+                        tensor.numel() <= group_size * numel,
+                    "{}: a part of {} elements for each of {} ranks is {}[{}] on {}; contiguous {} of at most {} "
+                    "elements on {} is needed",
+                    place, numel, group_size, c10::toString(tensor.scalar_type()), tensor.numel(),
+                    tensor.device().str(), c10::toString(flat.scalar_type()), group_size * numel, flat.device().str());
+    }
+  }
+}
+
 }  // namespace tessera

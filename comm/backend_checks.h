@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "comm/reduce_op.h"
+#include "comm/tensor_part.h"
 
 namespace tessera {
 
@@ -25,5 +26,9 @@ const at::Tensor& only_tensor(std::string_view place, const std::vector<at::Tens
 /// Elements for each rank, from rows along dim 0 (none: equal parts). Throws ValueError if they do not add up.
 std::vector<int64_t> element_splits(std::string_view place, const at::Tensor& tensor,
                                     const std::vector<int64_t>& row_splits, int group_size);
+
+/// Throws ValueError unless the parts lie in a rank's `flat` one after the other, and their tensors are as `flat` is
+/// and hold no more than the ranks' parts.
+void check_parts(std::string_view place, const std::vector<TensorPart>& parts, const at::Tensor& flat, int group_size);
 
 }  // namespace tessera

@@ -8,6 +8,7 @@
 
 #include "base/error.h"
 #include "comm/backend_checks.h"
+#include "comm/group_backend.h"
 #include "comm/local_reduce.h"
 #include "comm/rank_state.h"
 
@@ -62,6 +63,14 @@ void copy_own(const at::Tensor& output, const at::Tensor& input) {
   }
   at::AutoDispatchBelowADInplaceOrView guard;
   output.view(-1).copy_(input.view(-1), /*non_blocking=*/true);
+}
+
+GroupBackend& parts_backend(Collective kind, const BackendPtr& backend) {
+  auto* const own = dynamic_cast<GroupBackend*>(backend.get());
+  TESSERA_CHECK(NotImplementedError, own != nullptr && own->takes_parts() && backend->getSize() > 1,
+                "{} with parts over backend {} and {} ranks; ask takes_parts() first", name(kind),
+                backend->getBackendName(), backend->getSize());
+  return *own;
 }
 
 int64_t bytes(const at::Tensor& tensor) {
@@ -119,6 +128,32 @@ Pending reduce_scatter_async(const at::Tensor& output, const at::Tensor& input, 
   c10d::ReduceScatterOptions options;
   options.reduceOp = reduce_op_to_c10d(op);
   return Pending(backend->_reduce_scatter_base(to, from, options));
+}
+
+bool takes_parts(const ProcessGroupPtr& group, c10::DeviceType device) {
+  const BackendPtr backend = backend_of(Collective::AllGather, device, group);
+  const auto* const own = dynamic_cast<const GroupBackend*>(backend.get());
+  return own != nullptr && own->takes_parts() && backend->getSize() > 1;
+}
+
+Pending all_gather_parts_async(TensorParts outputs, const at::Tensor& input, const ProcessGroupPtr& group) {
+  constexpr Collective kind = Collective::AllGather;
+  check_tensor(kind, "input", input);
+  const BackendPtr backend = backend_of(kind, input.device().type(), group);
+  GroupBackend& own = parts_backend(kind, backend);
+  detail::count_collective(kind, (backend->getSize() - 1) * bytes(input));
+  return Pending(own.all_gather_parts(std::move(outputs), input));
+}
+
+Pending reduce_scatter_parts_async(const at::Tensor& output, TensorParts inputs, ReduceOp op,
+                                   const ProcessGroupPtr& group) {
+  constexpr Collective kind = Collective::ReduceScatter;
+  check_tensor(kind, "output", output);
+  check_reduction(kind, output, op);
+  const BackendPtr backend = backend_of(kind, output.device().type(), group);
+  GroupBackend& own = parts_backend(kind, backend);
+  detail::count_collective(kind, (backend->getSize() - 1) * bytes(output));
+  return Pending(own.reduce_scatter_parts(output, std::move(inputs), op));
 }
 
 Pending all_reduce_async(const at::Tensor& tensor, ReduceOp op, const ProcessGroupPtr& group) {

@@ -27,6 +27,7 @@
 #include "comm/comm_stats.h"
 #include "comm/process_group.h"
 #include "comm/reduce_op.h"
+#include "comm/tensor_part.h"
 
 namespace c10d {
 class Work;
@@ -62,6 +63,13 @@ Pending all_gather_async(const at::Tensor& output, const at::Tensor& input, cons
 void reduce_scatter(const at::Tensor& output, const at::Tensor& input, ReduceOp op, const ProcessGroupPtr& group);
 Pending reduce_scatter_async(const at::Tensor& output, const at::Tensor& input, ReduceOp op,
                              const ProcessGroupPtr& group);
+
+/// The two above with parts in place of the tensor of all ranks (comm/tensor_part.h); ranks that call one form and the
+/// other may meet. Where takes_parts() says so: over "threads", "shm" and "fake".
+bool takes_parts(const ProcessGroupPtr& group, c10::DeviceType device);
+Pending all_gather_parts_async(TensorParts outputs, const at::Tensor& input, const ProcessGroupPtr& group);
+Pending reduce_scatter_parts_async(const at::Tensor& output, TensorParts inputs, ReduceOp op,
+                                   const ProcessGroupPtr& group);
 
 /// tensor = the reduction of all ranks' tensors, in place.
 void all_reduce(const at::Tensor& tensor, ReduceOp op, const ProcessGroupPtr& group);

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <limits>
 #include <numeric>
 
 #include "base/error.h"
@@ -15,6 +16,9 @@ namespace {
 
 // Elements [from_begin, +count) of one contiguous tensor to [to_begin, +count) of another; no version counter changes.
 void copy_part(const at::Tensor& to, int64_t to_begin, const at::Tensor& from, int64_t from_begin, int64_t count) {
+  if (count == 0) {
+    return;
+  }
   if (!to.device().is_cpu()) {
     at::AutoDispatchBelowADInplaceOrView guard;
     to.view(-1).narrow(0, to_begin, count).copy_(from.view(-1).narrow(0, from_begin, count));
@@ -23,7 +27,7 @@ void copy_part(const at::Tensor& to, int64_t to_begin, const at::Tensor& from, i
   const size_t item = to.element_size();
   char* target = static_cast<char*>(to.mutable_data_ptr()) + to_begin * item;
   const char* source = static_cast<const char*>(from.const_data_ptr()) + from_begin * item;
-  if (count != 0 && target != source) {
+  if (target != source) {
     std::memmove(target, source, count * item);
   }
 }
@@ -50,6 +54,38 @@ c10::intrusive_ptr<c10d::Work> FakeBackend::_reduce_scatter_base(at::Tensor& out
   TESSERA_CHECK(ValueError, input.numel() == getSize() * count,
                 "reduce_scatter: {} elements into {} for each of {} ranks", input.numel(), count, getSize());
   copy_part(output, 0, input, getRank() * count, count);
+  return completed_;
+}
+
+c10::intrusive_ptr<c10d::Work> FakeBackend::all_gather_parts(TensorParts outputs, const at::Tensor& input) {
+  check_parts("all_gather", *outputs, input, getSize());
+  for (const auto& [offset, numel, tensor] : *outputs) {
+    for (int64_t rank = 0; tensor.defined() && rank * numel < tensor.numel(); ++rank) {
+      copy_part(tensor, rank * numel, input, offset, std::min(numel, tensor.numel() - rank * numel));
+    }
+  }
+  return completed_;
+}
+
+c10::intrusive_ptr<c10d::Work> FakeBackend::reduce_scatter_parts(const at::Tensor& output, TensorParts inputs,
+                                                                 ReduceOp) {
+  check_parts("reduce_scatter", *inputs, output, getSize());
+  if (output.device().is_cpu()) {
+    const PartRange whole{.item = static_cast<int64_t>(output.element_size()),
+                          .rank = getRank(),
+                          .begin = 0,
+                          .bytes = static_cast<int64_t>(output.nbytes())};
+    read_parts(*inputs, whole, static_cast<char*>(output.mutable_data_ptr()), std::numeric_limits<int64_t>::max());
+    return completed_;
+  }
+  {
+    at::AutoDispatchBelowADInplaceOrView guard;
+    output.zero_();
+  }
+  for (const auto& [offset, numel, tensor] : *inputs) {
+    const int64_t begin = getRank() * numel, size = tensor.defined() ? tensor.numel() : 0;
+    copy_part(output, offset, tensor, begin, std::clamp<int64_t>(size - begin, 0, numel));
+  }
   return completed_;
 }
 

@@ -51,4 +51,12 @@ c10::intrusive_ptr<c10d::Work> GroupBackend::allgather(std::vector<std::vector<a
   return c10::make_intrusive<ListGatherWork>(std::move(gather), std::move(flat), outputs[0]);
 }
 
+c10::intrusive_ptr<c10d::Work> GroupBackend::all_gather_parts(TensorParts, const at::Tensor&) {
+  TESSERA_CHECK(NotImplementedError, false, "all_gather into parts: backend {} does not take any", getBackendName());
+}
+
+c10::intrusive_ptr<c10d::Work> GroupBackend::reduce_scatter_parts(const at::Tensor&, TensorParts, ReduceOp) {
+  TESSERA_CHECK(NotImplementedError, false, "reduce_scatter of parts: backend {} does not take any", getBackendName());
+}
+
 }  // namespace tessera

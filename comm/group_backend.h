@@ -8,6 +8,9 @@
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <vector>
 
+#include "comm/reduce_op.h"
+#include "comm/tensor_part.h"
+
 namespace tessera {
 
 /// Who is in a group. `rank` is this rank's place in `ranks`, which are ranks of the default group.
@@ -35,6 +38,14 @@ class GroupBackend : public c10d::Backend {
   c10::intrusive_ptr<c10d::Work> allgather(std::vector<std::vector<at::Tensor>>& outputs,
                                            std::vector<at::Tensor>& inputs,
                                            const c10d::AllgatherOptions& options = {}) override;
+
+  /// Whether it has the following two, which are _allgather_base and _reduce_scatter_base with parts in place of the
+  /// output of all ranks, and of the input for all ranks. Ranks that call one form and the other may meet.
+  virtual bool takes_parts() const { return false; }
+  /// Throws NotImplementedError unless takes_parts().
+  virtual c10::intrusive_ptr<c10d::Work> all_gather_parts(TensorParts outputs, const at::Tensor& input);
+  virtual c10::intrusive_ptr<c10d::Work> reduce_scatter_parts(const at::Tensor& output, TensorParts inputs,
+                                                              ReduceOp op);
 
  protected:
   /// For works, which may outlive the backend.

@@ -12,6 +12,11 @@ bool same_call(const CallShape& a, const CallShape& b) {
   return a.kind == b.kind && a.op == b.op && a.root == b.root && a.dtype == b.dtype && same_sizes;
 }
 
+// Without tensor: that of the parts, or -1.
+int64_t numel(const at::Tensor& tensor, const LocalCall& call) {
+  return tensor.defined() ? tensor.numel() : call.parts_numel;
+}
+
 std::string find_split_mismatch(c10::ArrayRef<CallShape> calls) {
   for (size_t from = 0; from < calls.size(); ++from) {
     for (size_t to = 0; to < calls.size(); ++to) {
@@ -33,8 +38,8 @@ CallShape shape_of(const LocalCall& call) {
           .op = call.op,
           .root = call.root,
           .dtype = any.defined() ? any.scalar_type() : c10::ScalarType::Undefined,
-          .output = call.output.defined() ? call.output.numel() : -1,
-          .input = call.input.defined() ? call.input.numel() : -1,
+          .output = numel(call.output, call),
+          .input = numel(call.input, call),
           .input_splits = call.input_splits,
           .output_splits = call.output_splits};
 }

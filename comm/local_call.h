@@ -11,16 +11,21 @@
 
 #include "comm/comm_stats.h"
 #include "comm/reduce_op.h"
+#include "comm/tensor_part.h"
 
 namespace tessera {
 
 /// The tensors are dense, contiguous, of one dtype and on the CPU. AllReduce and Broadcast use `output` alone.
+/// AllGather may have parts in place of `output`, and ReduceScatter in place of `input`; the peers need not know.
 struct LocalCall {
   Collective kind = Collective::Barrier;
   ReduceOp op = ReduceOp::Sum;
   int root = 0;
   at::Tensor output = {};
   at::Tensor input = {};
+  TensorParts parts = {};
+  /// Elements of the tensor in whose place the parts are.
+  int64_t parts_numel = -1;
   /// AllToAll: elements that go to, and come from, each rank.
   std::vector<int64_t> input_splits = {};
   std::vector<int64_t> output_splits = {};

@@ -26,6 +26,27 @@ c10::intrusive_ptr<c10d::Work> LocalCallBackend::_reduce_scatter_base(at::Tensor
   return post({.kind = Collective::ReduceScatter, .op = op, .output = output, .input = input});
 }
 
+c10::intrusive_ptr<c10d::Work> LocalCallBackend::all_gather_parts(TensorParts outputs, const at::Tensor& input) {
+  check_cpu_tensor("all_gather input", input);
+  check_parts("all_gather", *outputs, input, getSize());
+  return post({.kind = Collective::AllGather,
+               .input = input,
+               .parts = std::move(outputs),
+               .parts_numel = getSize() * input.numel()});
+}
+
+c10::intrusive_ptr<c10d::Work> LocalCallBackend::reduce_scatter_parts(const at::Tensor& output, TensorParts inputs,
+                                                                      ReduceOp op) {
+  check_cpu_tensor("reduce_scatter output", output);
+  check_reducible("reduce_scatter", output.scalar_type(), op);
+  check_parts("reduce_scatter", *inputs, output, getSize());
+  return post({.kind = Collective::ReduceScatter,
+               .op = op,
+               .output = output,
+               .parts = std::move(inputs),
+               .parts_numel = getSize() * output.numel()});
+}
+
 c10::intrusive_ptr<c10d::Work> LocalCallBackend::allreduce(std::vector<at::Tensor>& tensors,
                                                            const c10d::AllreduceOptions& options) {
   const at::Tensor& tensor = only_tensor("all_reduce", tensors);

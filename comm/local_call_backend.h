@@ -24,6 +24,10 @@ class LocalCallBackend : public GroupBackend {
   c10::intrusive_ptr<c10d::Work> alltoall_base(at::Tensor& output, at::Tensor& input,
                                                std::vector<int64_t>& output_splits, std::vector<int64_t>& input_splits,
                                                const c10d::AllToAllOptions& options = {}) override;
+  bool takes_parts() const override { return true; }
+  c10::intrusive_ptr<c10d::Work> all_gather_parts(TensorParts outputs, const at::Tensor& input) override;
+  c10::intrusive_ptr<c10d::Work> reduce_scatter_parts(const at::Tensor& output, TensorParts inputs,
+                                                      ReduceOp op) override;
   c10::intrusive_ptr<c10d::Work> barrier(const c10d::BarrierOptions& options = {}) override;
 
  protected:

@@ -1,6 +1,7 @@
 #include "comm/shm_queue.h"
 
 #include <cstring>
+#include <limits>
 #include <utility>
 
 #include "comm/cell_header.h"
@@ -16,9 +17,18 @@ constexpr int64_t kStreamBytes = int64_t{16} * 1024 * 1024;
 // The lines of a cell are in the cache of the core that has read it last. A store that takes them over one by one costs
 // ten times one past the cache, but for a few of them.
 constexpr int64_t kStreamCellBytes = 1024;
+constexpr int64_t kNeverStream = std::numeric_limits<int64_t>::max();
 
 char* data_of(const at::Tensor& tensor) {
   return tensor.defined() ? static_cast<char*>(tensor.mutable_data_ptr()) : nullptr;
+}
+
+/// Of a rank's flat elements, as parts count them; `range` and `piece` are as in a tensor of all ranks.
+PartRange part_range(const CallShape& shape, int rank, const ByteRange& range, const ByteRange& piece) {
+  return {.item = static_cast<int64_t>(c10::elementSize(shape.dtype)),
+          .rank = rank,
+          .begin = piece.begin - range.begin,
+          .bytes = piece.bytes};
 }
 
 void copy(char* to, const char* from, int64_t bytes, bool streams) {
@@ -44,7 +54,8 @@ ShmQueue::ShmQueue(const ShmArena& arena, int rank)
 uint64_t ShmQueue::push(LocalCall call) {
   CallShape shape = shape_of(call);
   ShmPlan plan = plan_call(shape, rank_, arena_.layout());
-  const bool streams = call.output.defined() && static_cast<int64_t>(call.output.nbytes()) >= kStreamBytes;
+  const bool streams =
+      shape.output >= 0 && shape.output * static_cast<int64_t>(c10::elementSize(shape.dtype)) >= kStreamBytes;
   char* const input = data_of(call.input);
   char* const output = data_of(call.output);
   operations_.push_back({std::move(call), std::move(shape), std::move(plan), input, output, streams, false});
@@ -106,13 +117,28 @@ void ShmQueue::put_pieces(const Operation& operation, const ShmPhase& phase) {
   const int parts = phase.own_parts ? ranks_ : 1;
   for (int to = 0; to < parts; ++to) {
     const ByteRange piece = phase.sent[to].piece(t, phase.chunk);
-    if (!phase.own_parts || to != rank_) {
+    if (source == nullptr && operation.call.parts) {
+      // This rank's own part too: it may lie in several tensors, and take_pieces() wants it in one piece.
+      read_parts(*operation.call.parts, part_range(operation.shape, to, phase.sent[to], piece),
+                 payload + to * phase.chunk, kStreamCellBytes);
+    } else if (!phase.own_parts || to != rank_) {
       copy(payload + to * phase.chunk, source + piece.begin, piece.bytes, piece.bytes >= kStreamCellBytes);
     }
   }
   if (!phase.reduces) {
-    const ByteRange from = phase.sent_to(rank_).piece(t, phase.chunk);
-    const ByteRange to = phase.received[rank_].piece(t, phase.chunk);
+    put_own(operation, phase);
+  }
+}
+
+// What a rank sends to itself goes to its place at once.
+void ShmQueue::put_own(const Operation& operation, const ShmPhase& phase) {
+  const char* const source = phase.from_output ? operation.output : operation.input;
+  const ByteRange from = phase.sent_to(rank_).piece(put_cursor_.step, phase.chunk);
+  const ByteRange to = phase.received[rank_].piece(put_cursor_.step, phase.chunk);
+  if (operation.call.parts) {
+    write_parts(*operation.call.parts, part_range(operation.shape, rank_, phase.received[rank_], to),
+                source + from.begin, operation.streams ? 0 : kNeverStream);
+  } else {
     copy(operation.output + to.begin, source + from.begin, std::min(from.bytes, to.bytes), operation.streams);
   }
 }
@@ -150,26 +176,39 @@ bool ShmQueue::agree(Operation& operation) {
 }
 
 void ShmQueue::take_pieces(const Operation& operation, const ShmPhase& phase) {
-  const int64_t t = take_cursor_.step, offset = phase.own_parts ? rank_ * phase.chunk : 0;
   if (phase.reduces) {
-    const char* const source = phase.from_output ? operation.output : operation.input;
-    c10::SmallVector<const void*, 8> inputs;
-    for (int from = 0; from < ranks_; ++from) {
-      const char* const own = source + phase.sent_to(rank_).piece(t, phase.chunk).begin;
-      inputs.push_back(from == rank_ ? own : arena_.payload(from, taken_) + offset);
-    }
-    const ByteRange to = phase.received[rank_].piece(t, phase.chunk);
-    if (to.bytes != 0) {
-      const auto numel = to.bytes / static_cast<int64_t>(c10::elementSize(operation.shape.dtype));
-      reduce_in_order(operation.output + to.begin, inputs, numel, operation.shape.dtype, operation.shape.op);
-    }
+    reduce_pieces(operation, phase);
     return;
   }
+  const int64_t offset = phase.own_parts ? rank_ * phase.chunk : 0;
   for (int i = 1; i < ranks_; ++i) {
     const int from = (rank_ + i) % ranks_;
-    const ByteRange to = phase.received[from].piece(t, phase.chunk);
-    copy(operation.output + to.begin, arena_.payload(from, taken_) + offset, to.bytes, operation.streams);
+    const ByteRange to = phase.received[from].piece(take_cursor_.step, phase.chunk);
+    const char* const payload = arena_.payload(from, taken_) + offset;
+    if (operation.call.parts) {
+      write_parts(*operation.call.parts, part_range(operation.shape, from, phase.received[from], to), payload,
+                  operation.streams ? 0 : kNeverStream);
+    } else {
+      copy(operation.output + to.begin, payload, to.bytes, operation.streams);
+    }
   }
+}
+
+void ShmQueue::reduce_pieces(const Operation& operation, const ShmPhase& phase) {
+  const int64_t t = take_cursor_.step, offset = phase.own_parts ? rank_ * phase.chunk : 0;
+  const ByteRange to = phase.received[rank_].piece(t, phase.chunk);
+  if (to.bytes == 0) {
+    return;
+  }
+  const char* const source = phase.from_output ? operation.output : operation.input;
+  c10::SmallVector<const void*, 8> inputs;
+  for (int from = 0; from < ranks_; ++from) {
+    const bool in_place = from == rank_ && source != nullptr;
+    inputs.push_back(in_place ? source + phase.sent_to(rank_).piece(t, phase.chunk).begin
+                              : arena_.payload(from, taken_) + offset);
+  }
+  const auto numel = to.bytes / static_cast<int64_t>(c10::elementSize(operation.shape.dtype));
+  reduce_in_order(operation.output + to.begin, inputs, numel, operation.shape.dtype, operation.shape.op);
 }
 
 void ShmQueue::step_taken() {
@@ -207,8 +246,11 @@ bool ShmQueue::has_posted(int peer, uint64_t step) const {
   return peers_posted_[peer] > step;
 }
 
-// Whether all peers have taken what this rank's next cell held before.
+// Whether all ranks have taken what this rank's next cell held before: this one too, where that was parts of its own.
 bool ShmQueue::has_room() const {
+  if (posted_ >= taken_ + ShmLayout::kCells) {
+    return false;
+  }
   for (int peer = 0; peer < ranks_; ++peer) {
     if (peer == rank_ || posted_ < peers_consumed_[peer] + ShmLayout::kCells) {
       continue;

@@ -44,8 +44,8 @@ class ShmQueue {
     LocalCall call;
     CallShape shape;
     ShmPlan plan;
-    char* input;
-    char* output;
+    char* input;   // null: parts, or none
+    char* output;  // the same
     bool streams;  // received parts bypass the cache
     bool agreed;   // the ranks' headers were compared
   };
@@ -62,7 +62,9 @@ class ShmQueue {
   bool has_room() const;
   bool has_posted(int peer, uint64_t step) const;
   void put_pieces(const Operation& operation, const ShmPhase& phase);
+  void put_own(const Operation& operation, const ShmPhase& phase);
   void take_pieces(const Operation& operation, const ShmPhase& phase);
+  void reduce_pieces(const Operation& operation, const ShmPhase& phase);
   void step_taken();
   void publish(std::atomic<uint64_t>& counter, uint64_t value, uint32_t awaited_by);
 

@@ -1,6 +1,7 @@
 #include "comm/thread_call.h"
 
 #include <cstring>
+#include <limits>
 
 #include "base/error.h"
 #include "comm/local_reduce.h"
@@ -8,6 +9,8 @@
 namespace tessera {
 
 namespace {
+
+constexpr int64_t kNeverStream = std::numeric_limits<int64_t>::max();
 
 struct Bytes {
   char* data;
@@ -32,23 +35,77 @@ Bytes whole(const at::Tensor& tensor) {
   return bytes_of(tensor, 0, tensor.numel());
 }
 
+struct Elements {
+  int64_t begin;
+  int64_t count;
+};
+
+/// Of what belongs to rank `rank`, where a rank has as much as `flat`.
+PartRange part_range(const at::Tensor& flat, size_t rank, Elements elements) {
+  const auto item = static_cast<int64_t>(flat.element_size());
+  return {
+      .item = item, .rank = static_cast<int64_t>(rank), .begin = elements.begin * item, .bytes = elements.count * item};
+}
+
 void all_gather(c10::ArrayRef<LocalCall> calls) {
   const int64_t count = calls[0].input.numel();
   for (const LocalCall& to : calls) {
     for (size_t from = 0; from < calls.size(); ++from) {
-      copy(bytes_of(to.output, from * count, count), whole(calls[from].input));
+      const Bytes sent = whole(calls[from].input);
+      if (to.parts) {
+        write_parts(*to.parts, part_range(calls[from].input, from, {0, count}), sent.data, kNeverStream);
+      } else {
+        copy(bytes_of(to.output, from * count, count), sent);
+      }
     }
   }
 }
 
-void reduce_scatter(c10::ArrayRef<LocalCall> calls) {
-  const at::Tensor& first = calls[0].output;
-  std::vector<const void*> parts(calls.size());
-  for (size_t to = 0; to < calls.size(); ++to) {
-    for (size_t from = 0; from < calls.size(); ++from) {
-      parts[from] = bytes_of(calls[from].input, to * first.numel(), first.numel()).data;
+/// Elements [begin, begin + count) of what `call` sends to rank `to`: where they are, or copied to `room`.
+const void* sent_elements(const LocalCall& call, size_t to, Elements elements, std::vector<char>& room) {
+  if (!call.parts) {
+    const auto first = static_cast<int64_t>(to) * call.output.numel() + elements.begin;
+    return bytes_of(call.input, first, elements.count).data;
+  }
+  const PartRange range = part_range(call.output, to, elements);
+  if (const char* const found = find_in_parts(*call.parts, range)) {
+    return found;
+  }
+  room.resize(static_cast<size_t>(range.bytes));
+  read_parts(*call.parts, range, room.data(), kNeverStream);
+  return room.data();
+}
+
+/// Cuts the elements that each rank gets where parts begin and end, so that most pieces lie in one tensor.
+std::vector<Elements> pieces_of(const LocalCall& call) {
+  const int64_t count = call.output.numel();
+  std::vector<Elements> pieces;
+  int64_t done = 0;
+  if (call.parts) {
+    for (const auto& part : *call.parts) {
+      pieces.push_back({done, part.offset - done});
+      pieces.push_back({part.offset, part.numel});
+      done = part.offset + part.numel;
     }
-    reduce_in_order(whole(calls[to].output).data, parts, first.numel(), first.scalar_type(), calls[0].op);
+  }
+  pieces.push_back({done, count - done});
+  std::erase_if(pieces, [](const Elements& piece) { return piece.count == 0; });
+  return pieces;
+}
+
+void reduce_scatter(c10::ArrayRef<LocalCall> calls) {
+  const auto pieces = pieces_of(calls[0]);
+  std::vector<std::vector<char>> rooms(calls.size());
+  std::vector<const void*> sent(calls.size());
+  for (size_t to = 0; to < calls.size(); ++to) {
+    const at::Tensor& output = calls[to].output;
+    for (const Elements& piece : pieces) {
+      for (size_t from = 0; from < calls.size(); ++from) {
+        sent[from] = sent_elements(calls[from], to, piece, rooms[from]);
+      }
+      reduce_in_order(bytes_of(output, piece.begin, piece.count).data, sent, piece.count, output.scalar_type(),
+                      calls[0].op);
+    }
   }
 }
 

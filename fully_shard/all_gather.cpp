@@ -1,6 +1,7 @@
 #include "fully_shard/all_gather.h"
 
 #include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/tensor.h>
 
 #include <algorithm>
@@ -57,20 +58,40 @@ ShardGather::ShardGather(int64_t num_ranks, int64_t bytes, at::Device device)
       cast_(numel_, at::TensorOptions(device).dtype(at::kByte)),
       gathered_buffer_(num_ranks_ * numel_, at::TensorOptions(device).dtype(at::kByte)) {}
 
+/// In the dtype and on the device of the unsharded parameters.
+at::Tensor ShardGather::as_sent(const at::Tensor& flat_shard, BlockPool& pool) {
+  if (flat_shard.dtype() == cast_.tensor().dtype() && flat_shard.device() == cast_.tensor().device()) {
+    return flat_shard;
+  }
+  const at::AutoDispatchBelowADInplaceOrView below;
+  const auto& cast = cast_.borrow(pool);
+  cast.copy_(flat_shard, /*non_blocking=*/true);
+  return cast;
+}
+
 void ShardGather::start(const at::Tensor& flat_shard, const ProcessGroupPtr* group, BlockPool& pool,
                         const AllGatherFn& all_gather) {
-  auto input = flat_shard;
-  if (input.dtype() != cast_.tensor().dtype() || input.device() != cast_.tensor().device()) {
-    const at::AutoDispatchBelowADInplaceOrView below;
-    input = cast_.borrow(pool);
-    input.copy_(flat_shard, /*non_blocking=*/true);
-  }
+  auto input = as_sent(flat_shard, pool);
   if (num_ranks_ == 1) {
     gathered_ = std::move(input);
     return;
   }
   gathered_ = gathered_buffer_.borrow(pool);
   pending_ = all_gather(gathered_, input, *group);
+}
+
+void ShardGather::start_in_place(const at::Tensor& flat_shard, const ProcessGroupPtr& group, BlockPool& pool,
+                                 const ParamLayout& layout, const std::vector<ShardedParam>& full) {
+  if (!parts_) {
+    stamps_ = at::empty({num_ranks_ * kSlotAlignment}, cast_.tensor().options());
+    std::vector<TensorPart> parts;
+    for (size_t i = 0; i < full.size(); ++i) {
+      parts.push_back({layout.slots[i].offset, layout.slots[i].chunk_numel, full[i].unsharded()});
+    }
+    parts.push_back({stamp_offset_, kSlotAlignment, stamps_});
+    parts_ = std::make_shared<const std::vector<TensorPart>>(std::move(parts));
+  }
+  pending_ = all_gather_parts_async(parts_, as_sent(flat_shard, pool), group);
 }
 
 const at::Tensor& ShardGather::wait() {
@@ -84,20 +105,20 @@ void ShardGather::give_back() {
   cast_.give_back();
 }
 
-at::Tensor ShardGather::stamp_of(int64_t rank) const {
-  return gathered_.narrow(0, rank * numel_ + stamp_offset_, 3);
+ShardGather::StampPlaces ShardGather::stamp_places() const {
+  return gathered_.defined() ? StampPlaces{gathered_, stamp_offset_, numel_} : StampPlaces{stamps_, 0, kSlotAlignment};
 }
 
 void ShardGather::check_stamps(int64_t unit, const UnitNames& names) const {
-  if (!gathered_.device().is_cpu()) {
+  const auto [in, offset, stride] = stamp_places();
+  if (!in.device().is_cpu()) {
     return;
   }
-  const size_t item = gathered_.element_size();
-  const auto* data = static_cast<const char*>(gathered_.const_data_ptr());
+  const size_t item = in.element_size();
+  const auto* const stamp = static_cast<const char*>(in.const_data_ptr()) + offset * item;
   bool equal = true;
   for (int64_t rank = 1; rank < num_ranks_; ++rank) {
-    const auto* stamp = data + stamp_offset_ * item;
-    equal = equal && std::memcmp(stamp, stamp + rank * numel_ * item, 3 * item) == 0;
+    equal = equal && std::memcmp(stamp, stamp + rank * stride * item, 3 * item) == 0;
   }
   if (equal) {
     return;
@@ -105,7 +126,7 @@ void ShardGather::check_stamps(int64_t unit, const UnitNames& names) const {
   const at::AutoDispatchBelowADInplaceOrView below;
   std::string who;
   for (int64_t rank = 0; rank < num_ranks_; ++rank) {
-    const auto digits = stamp_of(rank).to(at::kLong);
+    const auto digits = in.narrow(0, offset + rank * stride, 3).to(at::kLong);
     const auto* digit = digits.const_data_ptr<int64_t>();
     who += fmt::format("{}rank {}: {}{}", rank == 0 ? "" : ", ", rank, name_of(digit[0] + kDigit * digit[1], names),
                        kFaults[std::clamp<int64_t>(digit[2], 0, 2)]);

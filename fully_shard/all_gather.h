@@ -15,6 +15,7 @@
 #include "fully_shard/block_pool.h"
 #include "fully_shard/engine_slots.h"
 #include "fully_shard/param_layout.h"
+#include "fully_shard/sharded_param.h"
 
 namespace tessera {
 
@@ -47,6 +48,10 @@ class ShardGather {
   /// Issues the all-gather of `input`, which may be of another dtype, or on another device, and must stay as it is
   /// until wait(). With one rank there is no group, and nothing but the cast.
   void start(const at::Tensor& input, const ProcessGroupPtr* group, BlockPool& pool, const AllGatherFn& all_gather);
+  /// The same with parts in place of the gathered buffer, over a group of several ranks that takes them; wait() then
+  /// returns an undefined tensor. `full`: a tensor for each slot of `layout`, the same ones each time, with memory.
+  void start_in_place(const at::Tensor& input, const ProcessGroupPtr& group, BlockPool& pool, const ParamLayout& layout,
+                      const std::vector<ShardedParam>& full);
   /// The ranks' flat shards, one after the other. Valid until give_back().
   const at::Tensor& wait();
   void give_back();
@@ -56,11 +61,19 @@ class ShardGather {
   void check_stamps(int64_t unit, const UnitNames& names) const;
 
  private:
-  at::Tensor stamp_of(int64_t rank) const;
+  /// Where the ranks' stamps are.
+  struct StampPlaces {
+    const at::Tensor& in;
+    int64_t offset, stride;
+  };
+  StampPlaces stamp_places() const;
+  at::Tensor as_sent(const at::Tensor& flat_shard, BlockPool& pool);
 
   int64_t num_ranks_, numel_, stamp_offset_;
   PooledBuffer cast_, gathered_buffer_;
   at::Tensor gathered_;
+  at::Tensor stamps_;  // in place
+  TensorParts parts_;
   Pending pending_;
 };
 

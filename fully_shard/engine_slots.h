@@ -52,6 +52,11 @@ struct EngineSlots {
   UnitSlot post_backward;  // its backward is over: reshard and reduce its gradients
 };
 
+/// Whether it is what the slot has from the start: then the engine may use the form with parts, which spares a copy and
+/// sends the same.
+bool is_default(const AllGatherFn& all_gather);
+bool is_default(const ReduceScatterFn& reduce_scatter);
+
 /// Of the calling rank.
 std::shared_ptr<EngineSlots> engine_slots();
 

@@ -46,17 +46,45 @@ void GradientReduction::plan(std::span<const ShardedParam> params) {
   input_ = PooledBuffer(ranks * numel_, buffer_options());
   output_buffer_ = PooledBuffer(numel_, buffer_options());
   flat_grad_ = {};
+  flags_ = at::Tensor();
+  const auto on_dim_0 = [](const ParamSlot& slot) { return slot.outer == 1; };
+  group_takes_parts_ = ranks > 1 && std::all_of(layout_.slots.begin(), layout_.slots.end(), on_dim_0) &&
+                       takes_parts(options_.axes.shard_group(), options_.device.type());
 }
 
-/// The flags of float buffers on the CPU are written and read without an op of libtorch, which would cost more than the
-/// copies of a unit of small parameters.
-void GradientReduction::write_flags(const at::Tensor& buffer) const {
+bool GradientReduction::can_send_in_place() const {
+  return group_takes_parts_ && scale_.before == 1 && is_default(reduce_scatter_) &&
+         std::all_of(grads_.begin(), grads_.end(), [&](const at::Tensor& grad) {
+           return !grad.defined() || grad.scalar_type() == options_.reduce_dtype;
+         });
+}
+
+/// Missing gradients, and the ends of uneven ones, are sent as zeros.
+TensorParts GradientReduction::gradient_parts() {
+  std::vector<TensorPart> parts;
+  parts.reserve(grads_.size() + 1);
+  const int64_t flags = numel_ - layout_.shard_numel;
+  if (!flags_.defined()) {
+    flags_ = at::empty({layout_.num_ranks * flags}, buffer_options());
+  }
+  write_flags(flags_, 0, flags);
+  for (size_t i = 0; i < grads_.size(); ++i) {
+    parts.push_back({layout_.slots[i].offset, layout_.slots[i].chunk_numel, std::move(grads_[i])});
+  }
+  parts.push_back({layout_.shard_numel, flags, flags_});
+  grads_.clear();
+  return std::make_shared<const std::vector<TensorPart>>(std::move(parts));
+}
+
+/// One flag a parameter for each rank, `offset` into its `stride` elements. Those of float buffers on the CPU are
+/// written and read without an op of libtorch, which would cost more than the copies of a unit of small parameters.
+void GradientReduction::write_flags(const at::Tensor& buffer, int64_t offset, int64_t stride) const {
   const int64_t flags = numel_ - layout_.shard_numel;
   const bool is_direct = buffer.device().is_cpu() && buffer.scalar_type() == at::kFloat;
-  const auto host = is_direct ? buffer : at::empty({layout_.num_ranks * numel_}, at::kFloat);
+  const auto host = is_direct ? buffer : at::empty({layout_.num_ranks * stride}, at::kFloat);
   auto* data = host.mutable_data_ptr<float>();
   for (int64_t rank = 0; rank < layout_.num_ranks; ++rank) {
-    auto* flag = data + rank * numel_ + layout_.shard_numel;
+    auto* flag = data + rank * stride + offset;
     std::fill(flag, flag + flags, 0.f);
     for (size_t i = 0; i < grads_.size(); ++i) {
       flag[i] = grads_[i].defined() ? 1.f : 0.f;
@@ -64,7 +92,7 @@ void GradientReduction::write_flags(const at::Tensor& buffer) const {
   }
   if (!is_direct) {
     const auto of_flags = [&](const at::Tensor& tensor) {
-      return tensor.view({layout_.num_ranks, numel_}).narrow(1, layout_.shard_numel, flags);
+      return tensor.view({layout_.num_ranks, stride}).narrow(1, offset, flags);
     };
     of_flags(buffer).copy_(of_flags(host));
   }
@@ -101,7 +129,7 @@ void GradientReduction::copy_in(const at::Tensor& buffer) {
   copier.run();
   zero_ranges(buffer, missing);
   zero_ranges(buffer, unused_);
-  write_flags(buffer);
+  write_flags(buffer, layout_.shard_numel, numel_);
   grads_.clear();
   if (scale_.before != 1) {
     buffer.div_(scale_.before);

@@ -66,6 +66,12 @@ void GradientReduction::collect(std::span<ShardedParam> params, const GradientSe
 void GradientReduction::start(std::span<ShardedParam> params, BlockPool& pool) {
   TESSERA_ASSERT(stage_ == Stage::Collected, "gradients of {} were not collected", params[0].origin().module);
   const at::AutoDispatchBelowADInplaceOrView below;
+  if (can_send_in_place()) {
+    stage_ = Stage::ReduceScatter;
+    pending_ = reduce_scatter_parts_async(choose_output(params, pool), gradient_parts(), scale_.op,
+                                          options_.axes.shard_group());
+    return;
+  }
   const bool scatters = layout_.num_ranks > 1;
   const auto& input = scatters ? input_.borrow(pool) : choose_output(params, pool);
   copy_in(input);

@@ -5,9 +5,10 @@
 //
 //   collect() → start() ──▶ reduce-scatter in flight ── start_all_reduce() ──▶ all-reduce in flight ── finish()
 //
-// Where there is one shard only, start() copies into the result itself, and issues the all-reduce at once. In place of
-// start(), start_in() copies into a part of a buffer that several reductions share, and whoever owns that buffer
-// all-reduces it (reduction_queue.h).
+// Where ranks read each other's memory ("threads", "shm") and the gradients are as they are sent, there is no copy-in:
+// the reduce-scatter reads them where they are (comm/tensor_part.h). Where there is one shard only, start() copies into
+// the result itself, and issues the all-reduce at once. In place of start(), start_in() copies into a part of a buffer
+// that several reductions share, and whoever owns that buffer all-reduces it (reduction_queue.h).
 //
 // Beside the gradients each rank sends one flag a parameter: whether it has a gradient at all. Their sum tells
 // every rank which parameters were used by some rank, so that a parameter that only some ranks used gets the
@@ -103,7 +104,9 @@ class GradientReduction {
 
   void plan(std::span<const ShardedParam> params);
   void copy_in(const at::Tensor& buffer);
-  void write_flags(const at::Tensor& buffer) const;
+  bool can_send_in_place() const;
+  TensorParts gradient_parts();
+  void write_flags(const at::Tensor& buffer, int64_t offset, int64_t stride) const;
   std::vector<bool> read_flags() const;
   const at::Tensor& choose_output(std::span<const ShardedParam> params, BlockPool& pool);
   void ensure_flat_grad(std::span<const ShardedParam> params);
@@ -121,6 +124,8 @@ class GradientReduction {
   std::vector<std::vector<BlockCopy>> copies_;
   std::vector<FlatRange> unused_;
   PooledBuffer input_, output_buffer_;
+  bool group_takes_parts_ = false;  // and the gradients lie as parts do
+  at::Tensor flags_;                // for all ranks, where gradients are sent in place
 
   Stage stage_ = Stage::Idle;
   Pending pending_;

@@ -49,8 +49,13 @@ void ParamGroup::start_gather() {
     stamped_ = found;
     write_stamp(flat_shard_, unit_, stamped_);
   }
-  gather_.start(flat_shard_, {.unit = unit_, .fault = stamped_}, *pool_,
-                custom_all_gather_ ? custom_all_gather_ : slots_->all_gather);
+  const auto& all_gather = custom_all_gather_ ? custom_all_gather_ : slots_->all_gather;
+  if (gather_.can_gather_in_place(flat_shard_, all_gather)) {
+    take_memory();
+    gather_.start_in_place(flat_shard_, *pool_, params_);
+  } else {
+    gather_.start(flat_shard_, {.unit = unit_, .fault = stamped_}, *pool_, all_gather);
+  }
   step(UnitStep::Gather);
 }
 
@@ -80,13 +85,12 @@ void ParamGroup::finish_unshard() {
   try {
     gather_.wait();
     check_gathered();
-    if (!is_alias_) {
+    if (!is_alias_ && !gather_.is_in_place()) {
       take_memory();
       gather_.copy_out(params_);
     }
   } catch (...) {
-    gather_.give_back();
-    step(UnitStep::Drop);
+    drop_gather();
     throw;
   }
   gather_.give_back();
@@ -95,6 +99,16 @@ void ParamGroup::finish_unshard() {
     param.to_unsharded();
   }
   step(UnitStep::Unshard);
+}
+
+void ParamGroup::drop_gather() {
+  if (gather_.is_in_place()) {
+    for (auto& param : params_) {
+      param.drop_unsharded_memory();
+    }
+  }
+  gather_.give_back();
+  step(UnitStep::Drop);
 }
 
 void ParamGroup::unshard() {
@@ -109,8 +123,7 @@ void ParamGroup::drop_unshard() {
     return;
   }
   gather_.wait();
-  gather_.give_back();
-  step(UnitStep::Drop);
+  drop_gather();
 }
 
 void ParamGroup::reshard() {

@@ -125,6 +125,7 @@ class ParamGroup {
   GradientReduction::Options reduction_options(const std::vector<NamedParam>& params) const;
   std::vector<int64_t> gradient_bytes() const;
   void take_memory();
+  void drop_gather();
   void check_gathered();
 
   Options options_;

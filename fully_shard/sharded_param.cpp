@@ -56,9 +56,7 @@ void ShardedParam::to_unsharded() {
 
 void ShardedParam::to_sharded() {
   replace_data(param_, sharded_);
-  if (!is_alias_) {
-    clear_memory(unsharded_);
-  }
+  drop_unsharded_memory();
 }
 
 /// Asks the impl: Tensor::grad() also finds out whether to warn, which takes 1 us for a unit of 12 parameters.

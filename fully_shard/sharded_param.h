@@ -69,6 +69,12 @@ class ShardedParam {
   const at::Tensor& unsharded() const { return unsharded_; }
   /// The unsharded tensor gets its memory in `block`; contents are undefined.
   void set_unsharded_memory(Block& block, size_t offset) { set_memory(unsharded_, block, offset, unsharded_size()); }
+  /// Takes the memory away again, while the parameter is sharded.
+  void drop_unsharded_memory() {
+    if (!is_alias_) {
+      clear_memory(unsharded_);
+    }
+  }
   /// The parameter becomes the full tensor.
   void to_unsharded();
   /// The parameter becomes the DTensor; the unsharded memory is given back.

@@ -2,6 +2,8 @@
 
 #include <ATen/core/LegacyTypeDispatch.h>
 
+#include <algorithm>
+
 #include "fully_shard/block_copy.h"
 
 namespace tessera {
@@ -58,6 +60,22 @@ void UnitGather::start(const at::Tensor& flat_shard, const Stamp& stamp, BlockPo
   gather_.start(input, group, pool, all_gather);
 }
 
+bool UnitGather::can_gather_in_place(const at::Tensor& flat_shard, const AllGatherFn& all_gather) {
+  if (!group_takes_parts_) {
+    const auto& slots = options_.layout.slots;
+    group_takes_parts_ = !format_ && options_.layout.num_ranks > 1 &&
+                         std::all_of(slots.begin(), slots.end(), [](const auto& slot) { return slot.outer == 1; }) &&
+                         takes_parts(options_.axes.shard_group(), options_.device.type());
+  }
+  return *group_takes_parts_ && !has_share() && !flat_shard.is_meta() && is_default(all_gather);
+}
+
+void UnitGather::start_in_place(const at::Tensor& flat_shard, BlockPool& pool,
+                                const std::vector<ShardedParam>& params) {
+  is_in_place_ = true;
+  gather_.start_in_place(flat_shard, options_.axes.shard_group(), pool, options_.layout, params);
+}
+
 void UnitGather::copy_out(const std::vector<ShardedParam>& params) {
   const auto* own = format_ ? &*format_ : nullptr;
   if (const auto* format = has_share() ? smaller_->format() : own) {
@@ -78,6 +96,7 @@ void UnitGather::copy_out(const std::vector<ShardedParam>& params) {
 
 void UnitGather::give_back() {
   gathered_ = at::Tensor();
+  is_in_place_ = false;
   current().give_back();
 }
 

@@ -3,6 +3,7 @@
 // (gather_format.h), or, between forward and backward, from the shares of a smaller group (smaller_share.h).
 //
 //   start() → wait() → copy_out() → give_back()
+//   start_in_place() → wait() → give_back()           where nothing has to be copied
 //
 // Thread safety: for the thread that runs the rank's forward and backward.
 
@@ -42,10 +43,17 @@ class UnitGather {
   /// Issues the all-gather, of shares if this rank has one. `flat_shard` has the stamp already. One on the meta device
   /// is not sent, only the stamp.
   void start(const at::Tensor& flat_shard, const Stamp& stamp, BlockPool& pool, const AllGatherFn& all_gather);
+  /// Whether start_in_place() can take the place of start(): where ranks read each other's memory ("threads", "shm"),
+  /// and all parameters are sharded on dim 0 and sent alike, peers' rows come straight to where they belong.
+  bool can_gather_in_place(const at::Tensor& flat_shard, const AllGatherFn& all_gather);
+  /// The parameters have memory already.
+  void start_in_place(const at::Tensor& flat_shard, BlockPool& pool, const std::vector<ShardedParam>& params);
+  /// From start_in_place() to give_back().
+  bool is_in_place() const { return is_in_place_; }
   void wait() { gathered_ = current().wait(); }
   /// Throws StateError unless all ranks sent the stamp of `unit`. After wait().
   void check_stamps(int64_t unit, const UnitNames& names) { current().check_stamps(unit, names); }
-  /// The parameters have memory. After wait().
+  /// The parameters have memory. After wait(); not in place.
   void copy_out(const std::vector<ShardedParam>& params);
   void give_back();
 
@@ -63,6 +71,8 @@ class UnitGather {
   ShardGather gather_;
   std::unique_ptr<SmallerShare> smaller_;
   at::Tensor gathered_;
+  std::optional<bool> group_takes_parts_;
+  bool is_in_place_ = false;
 };
 
 }  // namespace tessera

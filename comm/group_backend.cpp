@@ -30,6 +30,28 @@ class ListGatherWork final : public c10d::Work {
   const std::vector<at::Tensor> outputs_;
 };
 
+using Works = std::vector<c10::intrusive_ptr<c10d::Work>>;
+
+class CoalescedWork final : public c10d::Work {
+ public:
+  explicit CoalescedWork(Works works) : works_(std::move(works)) {}
+
+  bool wait(std::chrono::milliseconds timeout = kNoTimeout) override {
+    for (const auto& work : works_) {
+      work->wait(timeout);
+    }
+    return true;
+  }
+
+ private:
+  const Works works_;
+};
+
+void check_lists(const char* place, const std::vector<at::Tensor>& outputs, const std::vector<at::Tensor>& inputs) {
+  TESSERA_CHECK(ValueError, !outputs.empty() && outputs.size() == inputs.size(),
+                "{}: {} outputs and {} inputs; lists of one length are needed", place, outputs.size(), inputs.size());
+}
+
 }  // namespace
 
 std::string describe(const GroupInfo& info) {
@@ -49,6 +71,38 @@ c10::intrusive_ptr<c10d::Work> GroupBackend::allgather(std::vector<std::vector<a
   at::Tensor flat = at::empty({getSize(), input.numel()}, input.options());
   auto gather = _allgather_base(flat, input, options);
   return c10::make_intrusive<ListGatherWork>(std::move(gather), std::move(flat), outputs[0]);
+}
+
+c10::intrusive_ptr<c10d::Work> GroupBackend::allreduce_coalesced(std::vector<at::Tensor>& tensors,
+                                                                 const c10d::AllreduceCoalescedOptions& options) {
+  check_lists("allreduce_coalesced", tensors, tensors);
+  Works works;
+  for (const at::Tensor& tensor : tensors) {
+    std::vector<at::Tensor> one = {tensor};
+    works.push_back(allreduce(one, options));
+  }
+  return c10::make_intrusive<CoalescedWork>(std::move(works));
+}
+
+c10::intrusive_ptr<c10d::Work> GroupBackend::allgather_into_tensor_coalesced(std::vector<at::Tensor>& outputs,
+                                                                             std::vector<at::Tensor>& inputs,
+                                                                             const c10d::AllgatherOptions& options) {
+  check_lists("allgather_into_tensor_coalesced", outputs, inputs);
+  Works works;
+  for (size_t i = 0; i < outputs.size(); ++i) {
+    works.push_back(_allgather_base(outputs[i], inputs[i], options));
+  }
+  return c10::make_intrusive<CoalescedWork>(std::move(works));
+}
+
+c10::intrusive_ptr<c10d::Work> GroupBackend::reduce_scatter_tensor_coalesced(
+    std::vector<at::Tensor>& outputs, std::vector<at::Tensor>& inputs, const c10d::ReduceScatterOptions& options) {
+  check_lists("reduce_scatter_tensor_coalesced", outputs, inputs);
+  Works works;
+  for (size_t i = 0; i < outputs.size(); ++i) {
+    works.push_back(_reduce_scatter_base(outputs[i], inputs[i], options));
+  }
+  return c10::make_intrusive<CoalescedWork>(std::move(works));
 }
 
 c10::intrusive_ptr<c10d::Work> GroupBackend::all_gather_parts(TensorParts, const at::Tensor&) {

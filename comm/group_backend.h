@@ -39,6 +39,16 @@ class GroupBackend : public c10d::Backend {
                                            std::vector<at::Tensor>& inputs,
                                            const c10d::AllgatherOptions& options = {}) override;
 
+  /// The coalesced forms: the calls one by one, and one work for all. Lists of one length, not empty (ValueError).
+  c10::intrusive_ptr<c10d::Work> allreduce_coalesced(std::vector<at::Tensor>& tensors,
+                                                     const c10d::AllreduceCoalescedOptions& options = {}) override;
+  c10::intrusive_ptr<c10d::Work> allgather_into_tensor_coalesced(std::vector<at::Tensor>& outputs,
+                                                                 std::vector<at::Tensor>& inputs,
+                                                                 const c10d::AllgatherOptions& options = {}) override;
+  c10::intrusive_ptr<c10d::Work> reduce_scatter_tensor_coalesced(
+      std::vector<at::Tensor>& outputs, std::vector<at::Tensor>& inputs,
+      const c10d::ReduceScatterOptions& options = {}) override;
+
   /// Whether it has the following two, which are _allgather_base and _reduce_scatter_base with parts in place of the
   /// output of all ranks, and of the input for all ranks. Ranks that call one form and the other may meet.
   virtual bool takes_parts() const { return false; }

@@ -9,11 +9,14 @@
 #include <ATen/ops/tensor.h>
 #include <ATen/ops/zeros.h>
 
+#include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 #include "base/error.h"
+#include "comm/rank_context.h"
 #include "testing/expect.h"
 #include "testing/run_ranks.h"
+#include "tests/comm/parts_cases.h"
 #include "third_party/catch2/catch.h"
 
 namespace tessera {
@@ -56,6 +59,74 @@ TEST_CASE("reduce_scatter gives each rank its part of the sum") {
     at::Tensor shared = input.clone();
     reduce_scatter(shared.narrow(0, 2 * rank, 2), shared, ReduceOp::Min, default_group());
     expect_tensor(shared.narrow(0, 2 * rank, 2), floats({2.f * rank, 2.f * rank + 1}));
+  });
+}
+
+TEST_CASE("collectives with parts give the bits of those with one tensor") {
+  for (const int world_size : {2, 3, 4}) {
+    run_ranks(world_size, [](int) {
+      for (uint64_t seed = 0; seed < 40; ++seed) {
+        testing::check_parts_against_flat(seed, /*largest=*/1 + static_cast<int64_t>(seed), at::kFloat);
+        testing::check_parts_against_flat(seed, /*largest=*/9, at::kBFloat16);
+      }
+    });
+  }
+}
+
+TEST_CASE("over the fake backend, parts get this rank's own data, as one tensor would") {
+  const RankContextGuard guard(RankContext::create());
+  init_process_group({.backend = "fake", .rank = 1, .world_size = 3});
+  const at::Tensor whole = at::zeros({5}), reduced = at::full({4}, 7.f);
+  const auto parts = [](std::vector<TensorPart> list) {
+    return std::make_shared<const std::vector<TensorPart>>(std::move(list));
+  };
+  all_gather_parts_async(parts({{1, 2, whole}}), floats({1, 2, 3}), default_group()).wait();
+  expect_tensor(whole, floats({2, 3, 2, 3, 2}));
+  reduce_scatter_parts_async(reduced, parts({{1, 2, floats({1, 2, 3})}}), ReduceOp::Sum, default_group()).wait();
+  expect_tensor(reduced, floats({0, 3, 0, 0}));
+  destroy_process_group();
+}
+
+TEST_CASE("parts that do not fit are refused, and so are groups that take none") {
+  run_ranks(2, [](int) {
+    const at::Tensor input = at::zeros({6});
+    const auto refused = [&](std::vector<TensorPart> parts, const std::string& message) {
+      const auto shared = std::make_shared<const std::vector<TensorPart>>(std::move(parts));
+      expect_throws<ValueError>([&] { all_gather_parts_async(shared, input, default_group()).wait(); }, message);
+    };
+    refused({{4, 3, at::zeros({6})}}, "a part of elements 4 to 7");
+    refused({{0, 3, at::zeros({6})}, {2, 1, at::zeros({2})}}, "a part of elements 2 to 3");
+    refused({{0, 3, at::zeros({7})}}, "at most 6 elements");
+    refused({{0, 3, at::zeros({6}, at::kDouble)}}, "Double[6]");
+    TESSERA_EXPECT(takes_parts(default_group(), at::kCPU));
+  });
+  run_ranks(1, [](int) {
+    TESSERA_EXPECT(!takes_parts(default_group(), at::kCPU));
+    expect_throws<NotImplementedError>(
+        [] {
+          all_gather_parts_async(std::make_shared<std::vector<TensorPart>>(), at::zeros({2}), default_group()).wait();
+        },
+        "ask takes_parts() first");
+  });
+}
+
+TEST_CASE("c10d's coalesced forms are the single ones, one after the other") {
+  run_ranks(3, [](int rank) {
+    const auto backend = default_group()->getBackend(at::kCPU);
+    std::vector<at::Tensor> tensors = {floats({1.f * rank}), floats({2, 3})};
+    backend->allreduce_coalesced(tensors)->wait();
+    expect_tensor(tensors[0], floats({3}));
+    expect_tensor(tensors[1], floats({6, 9}));
+    std::vector<at::Tensor> inputs = {floats({1.f * rank}), floats({5, 6})};
+    std::vector<at::Tensor> outputs = {at::zeros({3}), at::zeros({6})};
+    backend->allgather_into_tensor_coalesced(outputs, inputs)->wait();
+    expect_tensor(outputs[0], floats({0, 1, 2}));
+    expect_tensor(outputs[1], floats({5, 6, 5, 6, 5, 6}));
+    backend->reduce_scatter_tensor_coalesced(inputs, outputs)->wait();
+    expect_tensor(inputs[0], floats({3.f * rank}));
+    std::vector<at::Tensor> none;
+    expect_throws<ValueError>([&] { backend->allgather_into_tensor_coalesced(outputs, none); },
+                              "2 outputs and 0 inputs");
   });
 }
 

@@ -22,6 +22,7 @@
 #include "comm/rank_context.h"
 #include "testing/expect.h"
 #include "testing/run_processes.h"
+#include "tests/comm/parts_cases.h"
 #include "tests/comm/process_backend_cases.h"
 #include "third_party/catch2/catch.h"
 
@@ -75,6 +76,20 @@ TEST_CASE("shm: an output beyond the cache is written past it, whatever its alig
     expect_equal(space[0].item<float>(), 1.f);
   };
   run_processes(2, body, kShm);
+}
+
+TEST_CASE("shm: collectives with parts give the bits of those with one tensor") {
+  const auto body = [](int) {
+    for (uint64_t seed = 0; seed < 20; ++seed) {
+      check_parts_against_flat(seed, /*largest=*/20, c10::kFloat);
+      check_parts_against_flat(seed, /*largest=*/40000, c10::kBFloat16);
+    }
+    // Several cells; and, with 2 ranks, outputs beyond the cache.
+    check_parts_against_flat(/*seed=*/3, /*largest=*/1000000, c10::kFloat);
+    check_parts_against_flat(/*seed=*/4, /*largest=*/1000000, c10::kFloat);
+  };
+  run_processes(2, body, kShm);
+  run_processes(3, body, kShm);
 }
 
 TEST_CASE("sub-groups over shm, made again and again") {

@@ -43,6 +43,13 @@ void check_shape(const std::vector<int64_t>& shape, int world_size) {
       fmt::join(shape, ", "), ranks, world_size, world_size, ranks);
 }
 
+/// ProcessGroup::hasBackendForDeviceType, which libtorch 2.11 does not have.
+bool has_backend(const ProcessGroupPtr& group, c10::DeviceType device_type) {
+  const auto devices = group->getDeviceTypes();
+  return std::any_of(devices.begin(), devices.end(),
+                     [&](const c10::Device& device) { return device.type() == device_type; });
+}
+
 }  // namespace
 
 DeviceMesh init_device_mesh(c10::DeviceType device_type, std::vector<int64_t> shape,
@@ -52,7 +59,7 @@ DeviceMesh init_device_mesh(c10::DeviceType device_type, std::vector<int64_t> sh
   }
   check_shape(shape, get_world_size());
   std::vector<std::string> names = checked_axis_names(std::move(axis_names), std::ssize(shape));
-  TESSERA_CHECK(ValueError, default_group()->hasBackendForDeviceType(device_type),
+  TESSERA_CHECK(ValueError, has_backend(default_group(), device_type),
                 "init_device_mesh: device type {}; the default group's backend \"{}\" is not for it",
                 c10::DeviceTypeName(device_type, /*lower_case=*/true), default_group()->getBackendName());
   auto root = std::make_shared<detail::MeshRoot>(MeshLayout::row_major(shape), std::move(names));

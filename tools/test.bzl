@@ -22,7 +22,8 @@ def tessera_test(name, srcs, deps = [], ranks_as_processes = False, size = "smal
         name = name,
         srcs = srcs,
         size = size,
-        copts = TESSERA_COPTS,
+        # The code under test keeps its -O2; a test's own at -O1 compiles in three quarters of the time.
+        copts = TESSERA_COPTS + ["-O1"],
         data = data + ["//tools:tsan_suppressions.txt"],
         tags = tags + (["exclusive", "processes"] if ranks_as_processes else []),
         deps = deps + [

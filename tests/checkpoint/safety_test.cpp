@@ -194,7 +194,7 @@ TEST_CASE("a full disk: an error on every rank, what was saved stays, and there 
         [&] {
           save(dcp::State{.model = {{"w", large}}});
         },
-        "cannot write: No space left on device");
+        "cannot be written: No space left on device");
     if (get_rank() == 0) {  // which has removed what there was
       expect_equal(names_in(disk), std::vector<std::string>{"small"});
     }

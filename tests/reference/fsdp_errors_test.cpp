@@ -94,7 +94,8 @@ TEST_CASE("row 116: parameters on several devices, or on another one than device
     };
     refused({}, "'scale' is on xla:0, but 'in.weight' on cpu; give device_id");
     refused({.device_id = at::Device(at::kCPU)}, "'scale' is on xla:0, but device_id is cpu; move the module there");
-    refused({.device_mesh = init_device_mesh(at::kCPU, {2}, {"dp"})}, "'scale' is on xla:0, but the mesh is 'cpu'");
+    refused({.device_mesh = init_device_mesh(at::kCPU, {2}, {"dp"})},
+            "'scale' is on xla:0, but the mesh is DeviceMesh(cpu, {dp: 2})");
   });
 }
 

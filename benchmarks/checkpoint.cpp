@@ -4,11 +4,11 @@
 //   save, load                 the same bytes through dcp::save and dcp::load
 //   memcpy                     a rank copies its shard
 //   async_save_blocks          how long async_save keeps training from going on, from the second one on
+//   save_over_write, load_over_read, async_save_over_memcpy   their ratios
 //   save_extra, load_extra     the most memory beside the tensors, over both ranks, in shards
 //
 // TMPDIR says which disk. PEER_PYTHON runs checkpoint_peer.py too: PyTorch's distributed checkpoint on the same bytes.
 
-#include <ATen/Parallel.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/zeros.h>
 #include <fcntl.h>
@@ -16,11 +16,11 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <cstdlib>
 #include <filesystem>
-#include <fstream>
 #include <functional>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "benchmarks/measure.h"
 #include "checkpoint/checkpoint.h"
@@ -29,7 +29,6 @@
 #include "comm/collectives.h"
 #include "comm/process_group.h"
 #include "dtensor/dtensor.h"
-#include "testing/run_ranks.h"
 #include "testing/temp_folder.h"
 
 namespace tessera {
@@ -40,25 +39,6 @@ constexpr int64_t kTensors = 32;
 constexpr int64_t kRows = 1024;
 constexpr int64_t kColumns = 1024;
 constexpr double kShardBytes = 4.0 * kTensors * kRows * kColumns / kRanks;
-
-/// Of this process, since the last reset.
-double peak_bytes() {
-  std::ifstream status("/proc/self/status");
-  for (std::string word; status >> word;) {
-    if (word == "VmHWM:") {
-      double kilobytes = 0;
-      status >> kilobytes;
-      return kilobytes * 1024;
-    }
-  }
-  return 0;
-}
-
-/// The peak from here on; returns what is in use.
-double reset_peak() {
-  std::ofstream("/proc/self/clear_refs") << 5;
-  return peak_bytes();
-}
 
 struct Model {
   Model() {
@@ -171,37 +151,33 @@ Results measure(const std::string& folder, int rounds) {
   return results;
 }
 
-int run(const StepBenchmark& benchmark) {
+void run(const BenchmarkOptions& options) {
   const testing::TempFolder folder;
-  Results results;
-  run_ranks(kRanks, [&](int rank) {
-    auto own = measure(folder.path(), benchmark.rounds);
-    if (rank == 0) {
-      results = std::move(own);
+  Results results = thread_ranks(kRanks, [&] { return measure(folder.path(), options.rounds); });
+  results["save_over_write"] = results["save"] / results["plain_write"];
+  results["load_over_read"] = results["load"] / results["plain_read"];
+  results["async_save_over_memcpy"] = results["async_save_blocks"] / results["memcpy"];
+  const auto peer = run_peer("benchmarks/checkpoint_peer.py", fmt::format("--rounds {}", options.rounds));
+  const std::pair<const char*, std::vector<const char*>> units[] = {
+      {"GB/s", {"plain_write", "save", "plain_read", "load"}},
+      {"ms", {"memcpy", "async_save_blocks"}},
+      {"x", {"save_over_write", "load_over_read", "async_save_over_memcpy"}},
+      {"shards", {"save_extra", "load_extra"}}};
+  for (const auto& [unit, names] : units) {
+    for (const char* name : names) {
+      print_result(name, results.at(name), unit, peer, options.json);
     }
-  });
-  const auto peer = benchmark.host_only ? Results() : run_peer("benchmarks/checkpoint_peer.py");
-  for (const std::string name : {"plain_write", "save", "plain_read", "load"}) {
-    print_result(name, results.at(name), "GB/s", peer, benchmark.json);
   }
-  for (const std::string name : {"memcpy", "async_save_blocks"}) {
-    print_result(name, results.at(name), "ms", peer, benchmark.json);
-  }
-  for (const std::string name : {"save_extra", "load_extra"}) {
-    print_result(name, results.at(name), "shards", peer, benchmark.json);
-  }
-  return 0;
 }
 
 }  // namespace
 }  // namespace tessera
 
 int main(int argc, char** argv) {
-  at::set_num_threads(1);
-  try {
-    return tessera::run(tessera::StepBenchmark::from_arguments(argc, argv));
-  } catch (const std::exception& error) {
-    fmt::print(stderr, "checkpoint: {}\n", error.what());
-    return 1;
-  }
+  return tessera::benchmark_main(
+      argc, argv,
+      {.name = "checkpoint",
+       .description = "What saving and loading costs beside plain files. TMPDIR says which disk.",
+       .rounds = 5,
+       .run = tessera::run});
 }

@@ -8,16 +8,16 @@ import time
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-import torch.multiprocessing as mp
+from peer_measure import launch_ranks, parse_options, print_results
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 
-RANKS, TENSORS, ROWS, COLUMNS, ROUNDS = 2, 32, 1024, 1024, 5
+RANKS, TENSORS, ROWS, COLUMNS = 2, 32, 1024, 1024
 
 
-def best(prepare, step):
+def best(rounds, prepare, step):
     fastest = float("inf")
-    for _ in range(ROUNDS):
+    for _ in range(rounds):
         prepare()
         dist.barrier()
         start = time.perf_counter()
@@ -27,31 +27,40 @@ def best(prepare, step):
     return fastest
 
 
-def run(rank, folder):
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="29611", RANK=str(rank), WORLD_SIZE=str(RANKS))
-    torch.set_num_threads(1)
+def drop_from_page_cache(folder):
+    for parent, _, names in os.walk(folder):
+        for name in names:
+            descriptor = os.open(os.path.join(parent, name), os.O_RDONLY)
+            os.fsync(descriptor)
+            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+            os.close(descriptor)
+
+
+def measure(folder, rounds):
     mesh = init_device_mesh("cpu", (RANKS,))
     state = {
         f"layers.{i}.weight": distribute_tensor(torch.ones(ROWS, COLUMNS), mesh, [Shard(0)]) for i in range(TENSORS)
     }
     path = os.path.join(folder, "saved")
 
-    def remove():
+    def on_rank_0(prepare):
         dist.barrier()
-        if rank == 0:
-            shutil.rmtree(path, ignore_errors=True)
+        if dist.get_rank() == 0:
+            prepare()
 
     gigabytes = 4 * TENSORS * ROWS * COLUMNS / 1e9
-    save = best(remove, lambda: dcp.save(state, checkpoint_id=path))
-    load = best(lambda: None, lambda: dcp.load(state, checkpoint_id=path))
-    if rank == 0:
-        print(f"save {gigabytes / save}\nload {gigabytes / load}", flush=True)
-    dist.destroy_process_group()
+    save = best(
+        rounds,
+        lambda: on_rank_0(lambda: shutil.rmtree(path, ignore_errors=True)),
+        lambda: dcp.save(state, checkpoint_id=path),
+    )
+    load = best(
+        rounds, lambda: on_rank_0(lambda: drop_from_page_cache(path)), lambda: dcp.load(state, checkpoint_id=path)
+    )
+    return {"save": gigabytes / save, "load": gigabytes / load}
 
 
 if __name__ == "__main__":
-    folder = tempfile.mkdtemp(dir=os.environ.get("TMPDIR", "/tmp"))
-    try:
-        mp.spawn(run, args=(folder,), nprocs=RANKS)
-    finally:
-        shutil.rmtree(folder)
+    options = parse_options(__doc__, rounds=5)
+    with tempfile.TemporaryDirectory() as parent:
+        print_results(launch_ranks(measure, RANKS, parent, options.rounds))

@@ -1,30 +1,31 @@
 // What collectives of 2 ranks cost over each backend for CPU tensors: `./bazelw run //benchmarks:collectives`
-// (--json, --rounds N as in measure.h; --ranks N).
+// (--ranks N: of more).
 //
 // Sizes are bytes of a rank's input for all_gather, and of the whole tensor for reduce_scatter and all_reduce; float32.
 // "floor" is data that lies in shared memory already, two barriers, and the copy or the sum (shm_floor.h); "memcpy" is
-// the copy of all_gather's output alone. Times are of one call with its wait, the fastest of the rounds.
+// the copy of all_gather's output alone. Times are of one call with its wait, the fastest of the rounds. --json also
+// gives shm's time divided by the floor, of the largest size.
+//
+// Where PEER_PYTHON names a Python that has torch, collectives_peer.py measures gloo there: it is the peer of shm, too.
 
-#include <ATen/Parallel.h>
 #include <ATen/ops/zeros.h>
 #include <fmt/format.h>
 
+#include <CLI/CLI.hpp>
 #include <algorithm>
-#include <cstdio>
-#include <exception>
 #include <string_view>
 
 #include "benchmarks/measure.h"
 #include "benchmarks/shm_floor.h"
 #include "comm/collectives.h"
-#include "comm/local_launcher.h"
 #include "comm/process_group.h"
-#include "testing/run_ranks.h"
 
 namespace tessera {
 namespace {
 
 constexpr int64_t kSizes[] = {4 << 10, 64 << 10, 1 << 20, 16 << 20};
+constexpr int64_t kFloorSize = 16 << 20;
+constexpr const char* kMeasured[] = {"shm", "gloo", "threads", "floor", "memcpy"};
 constexpr const char* kCollectives[] = {"all_gather", "reduce_scatter", "all_reduce"};
 
 std::string size_name(int64_t bytes) {
@@ -66,82 +67,80 @@ Results measure_backend(const std::string& backend, int rounds) {
   return results;
 }
 
-void measure_as_rank(int rounds) {
+Results measure_as_rank(const BenchmarkOptions& options) {
   Results results;
   for (const char* backend : {"shm", "gloo"}) {
     init_process_group(ProcessGroupOptions{.backend = backend});
-    results.merge(measure_backend(backend, rounds));
-    if (get_rank() == 0) {
-      write_results(results);
-    }
+    results.merge(measure_backend(backend, options.rounds));
     destroy_process_group();
   }
+  return results;
 }
 
-void print_table(const Results& results) {
-  const auto cell = [&](const char* collective, int64_t bytes, const char* who) {
-    const auto found = results.find(key(collective, bytes, who));
-    return found == results.end() ? std::string("-") : fmt::format("{:.1f}", found->second);
+void print_table(const Results& results, const Results& peer) {
+  const auto cell = [](const Results& from, const char* collective, int64_t bytes, const char* who) {
+    const auto found = from.find(key(collective, bytes, who));
+    return found == from.end() ? std::string("-") : fmt::format("{:.1f}", found->second);
   };
-  fmt::print("{:24}{:>10}{:>10}{:>10}{:>10}{:>10}   us\n", "", "shm", "gloo", "threads", "floor", "memcpy");
+  fmt::print("{:24}{:>10}{:>10}{:>10}{:>10}{:>10}{:>14}   us\n", "", "shm", "gloo", "threads", "floor", "memcpy",
+             "PyTorch gloo");
   for (const char* collective : kCollectives) {
     for (const int64_t bytes : kSizes) {
       fmt::print("{:24}", fmt::format("{} {}", collective, size_name(bytes)));
-      for (const char* who : {"shm", "gloo", "threads", "floor", "memcpy"}) {
-        fmt::print("{:>10}", cell(collective, bytes, who));
+      for (const char* who : kMeasured) {
+        fmt::print("{:>10}", cell(results, collective, bytes, who));
       }
-      fmt::print("\n");
+      fmt::print("{:>14}\n", cell(peer, collective, bytes, "gloo"));
     }
   }
 }
 
-void run(int ranks, const StepBenchmark& benchmark) {
+void print_json(const Results& results, const Results& peer) {
+  for (const char* collective : kCollectives) {
+    for (const int64_t bytes : kSizes) {
+      for (const char* who : kMeasured) {
+        const auto found = results.find(key(collective, bytes, who));
+        if (found != results.end()) {
+          print_result(found->first, found->second, "us", peer, /*json=*/true);
+        }
+      }
+    }
+  }
+  for (const char* collective : {"all_gather", "reduce_scatter"}) {
+    const auto time = [&](const char* who) { return results.at(key(collective, kFloorSize, who)); };
+    print_result(fmt::format("{}/{}/shm_over_floor", collective, size_name(kFloorSize)), time("shm") / time("floor"),
+                 "x", {}, /*json=*/true);
+  }
+}
+
+void run(int ranks, const BenchmarkOptions& options) {
   Results results;
   for (const int64_t bytes : kSizes) {
-    const FloorTimes floor = measure_shm_floor(ranks, bytes, benchmark.rounds);
+    const FloorTimes floor = measure_shm_floor(ranks, bytes, options.rounds);
     results[key("all_gather", bytes, "floor")] = floor.all_gather;
     results[key("all_gather", bytes, "memcpy")] = floor.copy;
     results[key("reduce_scatter", bytes, "floor")] = floor.reduce_scatter;
   }
   results.merge(launch_ranks(ranks));
-  run_ranks(ranks, [&](int rank) {
-    Results of_rank = measure_backend("threads", benchmark.rounds);
-    if (rank == 0) {
-      results.merge(std::move(of_rank));
-    }
-  });
-  if (!benchmark.json) {
-    return print_table(results);
+  auto peer = run_peer("benchmarks/collectives_peer.py", fmt::format("--ranks {} --rounds {}", ranks, options.rounds));
+  results.merge(thread_ranks(ranks, [&] { return measure_backend("threads", options.rounds); }));
+  if (options.json) {
+    return print_json(results, peer);
   }
-  for (const auto& [name, value] : results) {
-    print_result(name, value, "us", {}, /*json=*/true);
-  }
-}
-
-int ranks_from(int argc, char** argv) {
-  for (int i = 1; i + 1 < argc; ++i) {
-    if (std::string_view(argv[i]) == "--ranks") {
-      return std::stoi(argv[i + 1]);
-    }
-  }
-  return 2;
+  print_table(results, peer);
 }
 
 }  // namespace
 }  // namespace tessera
 
 int main(int argc, char** argv) {
-  try {
-    const auto benchmark = tessera::StepBenchmark::from_arguments(argc, argv);
-    if (tessera::launched_as_rank()) {
-      at::set_num_threads(1);
-      tessera::measure_as_rank(benchmark.rounds);
-    } else {
-      tessera::run(tessera::ranks_from(argc, argv), benchmark);
-    }
-    return 0;
-  } catch (const std::exception& error) {
-    fmt::print(stderr, "collectives: {}\n", error.what());
-    return 1;
-  }
+  using namespace tessera;
+  int ranks = 2;
+  const auto add_options = [&](CLI::App& app) { app.add_option("--ranks", ranks, "Ranks")->check(CLI::Range(1, 64)); };
+  return benchmark_main(argc, argv,
+                        {.name = "collectives",
+                         .description = "What collectives of CPU tensors cost over each backend.",
+                         .add_options = add_options,
+                         .run = [&](const BenchmarkOptions& options) { run(ranks, options); },
+                         .on_rank = measure_as_rank});
 }

@@ -1,31 +1,20 @@
 """The measurements of dtensor_dispatch.cpp in PyTorch: prints "name microseconds" lines."""
 
 import os
-import time
 
 import torch
 import torch.distributed as dist
+from peer_measure import microseconds, parse_options, print_results
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 
-ROUNDS, CALLS = 15, 2000
-
-
-def microseconds(call):
-    best = float("inf")
-    for turn in range(-1, ROUNDS):
-        start = time.perf_counter()
-        for _ in range(CALLS):
-            call()
-        if turn >= 0:
-            best = min(best, (time.perf_counter() - start) / CALLS * 1e6)
-    return best
+CALLS = 2000  # a round
 
 
 def main():
+    options = parse_options(__doc__, rounds=5)
     os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
     os.environ.setdefault("MASTER_PORT", "0")
-    torch.set_num_threads(1)
     dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())
     mesh = init_device_mesh("cpu", (1,))
     a = distribute_tensor(torch.ones(8, 8), mesh, [Shard(0)])
@@ -41,8 +30,7 @@ def main():
         "redistribute to the same": lambda: a.redistribute(mesh, [Shard(0)]),
     }
     with torch.no_grad():
-        for name, call in calls.items():
-            print(name, microseconds(call), flush=True)
+        print_results({name: microseconds([call], options.rounds, CALLS)[0] for name, call in calls.items()})
     dist.destroy_process_group()
 
 

@@ -1,5 +1,4 @@
-// What a step costs under tensor parallelism and fully_shard together: `./bazelw run //benchmarks:two_d_step` (options
-// in measure.h).
+// What a step costs under tensor parallelism and fully_shard together: `./bazelw run //benchmarks:two_d_step`.
 //
 // The model is the stack of three Mlps 64 → 192, 256, 192 → 64, on 8 rows a rank; forward, backward and Adam.
 //
@@ -12,12 +11,15 @@
 //                           data, less that of the plain model
 //   plain/step_ms           the plain model in one process
 //
-// Where PEER_PYTHON names a Python that has torch, two_d_step_peer.py measures the same there.
+// Where PEER_PYTHON names a Python that has torch, two_d_step_peer.py measures the same there, over gloo: it is the
+// peer of shm_step_ms, too.
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/randn.h>
+#include <fmt/format.h>
 #include <torch/optim/adam.h>
 
+#include <CLI/CLI.hpp>
 #include <memory>
 
 #include "benchmarks/measure.h"
@@ -97,8 +99,10 @@ double step_ms(int64_t dp, int64_t tp, int rounds) {
   return microseconds({make_step(stack, true)}, wall_us, rounds)[0] / 1e3;
 }
 
+constexpr const char* kStep = "step_ms";
+
 double threads_step_ms(int64_t dp, int64_t tp, int rounds) {
-  return measure_in_threads(static_cast<int>(dp * tp), [&] { return step_ms(dp, tp, rounds); });
+  return thread_ranks(static_cast<int>(dp * tp), [&] { return Results{{kStep, step_ms(dp, tp, rounds)}}; }).at(kStep);
 }
 
 double host_us(int rounds) {
@@ -113,15 +117,15 @@ double host_us(int rounds) {
   return times[1] - times[0];
 }
 
-void run(const StepBenchmark& benchmark) {
+void run(bool host_only, const BenchmarkOptions& options) {
   Results peer;
   const auto print = [&](const char* name, double value, const char* unit) {
-    print_result(name, value, unit, peer, benchmark.json);
+    print_result(name, value, unit, peer, options.json);
   };
-  const int rounds = benchmark.rounds;
-  if (!benchmark.host_only) {
-    const double shm = measure_in_processes(4, "shm"), gloo = measure_in_processes(4, "gloo");
-    peer = run_peer("benchmarks/two_d_step_peer.py");
+  const int rounds = options.rounds;
+  if (!host_only) {
+    const double shm = launch_ranks(4, "shm").at(kStep), gloo = launch_ranks(4, "gloo").at(kStep);
+    peer = run_peer("benchmarks/two_d_step_peer.py", fmt::format("--rounds {}", rounds));
     print("two_d/shm_step_ms", shm, "ms");
     print("two_d/gloo_step_ms", gloo, "ms");
     print("two_d/threads_step_ms", threads_step_ms(2, 2, rounds), "ms");
@@ -136,6 +140,18 @@ void run(const StepBenchmark& benchmark) {
 }  // namespace tessera
 
 int main(int argc, char** argv) {
-  return tessera::benchmark_main("two_d_step", argc, argv, tessera::run,
-                                 [](int rounds) { return tessera::step_ms(2, 2, rounds); });
+  using namespace tessera;
+  bool host_only = false;
+  const auto add_options = [&](CLI::App& app) {
+    app.add_flag("--host-only", host_only, "Only what needs no other ranks and no peer");
+  };
+  return benchmark_main(argc, argv,
+                        {.name = "two_d_step",
+                         .description = "What a training step costs under tensor parallelism and fully_shard together.",
+                         .add_options = add_options,
+                         .run = [&](const BenchmarkOptions& options) { run(host_only, options); },
+                         .on_rank =
+                             [](const BenchmarkOptions& options) {
+                               return Results{{kStep, step_ms(2, 2, options.rounds)}};
+                             }});
 }

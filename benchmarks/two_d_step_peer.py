@@ -1,18 +1,13 @@
 """The measurements of two_d_step.cpp in PyTorch: prints "name value" lines."""
 
-import os
-import time
-
 import torch
-import torch.distributed as dist
-import torch.multiprocessing as mp
+from peer_measure import launch_ranks, microseconds, parse_options, print_results
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 DIM, ROWS = 64, 8
-ROUNDS, STEPS = 15, 20
 
 
 class Mlp(nn.Module):
@@ -44,38 +39,34 @@ def shard(stack, dp):
     fully_shard(stack, mesh=dp)
 
 
-def milliseconds(stack):
+def step_ms(stack, rounds):
     optimizer = torch.optim.Adam(stack.parameters(), lr=1e-2)
     data = torch.randn(ROWS, DIM)
-    best = float("inf")
-    for turn in range(-1, ROUNDS):
-        start = time.perf_counter()
-        for _ in range(STEPS):
-            stack.zero_grad()
-            stack(data).sum().backward()
-            optimizer.step()
-        if turn >= 0:
-            best = min(best, (time.perf_counter() - start) / STEPS * 1e3)
-    return best
+
+    def step():
+        stack.zero_grad()
+        stack(data).sum().backward()
+        optimizer.step()
+
+    return microseconds([step], rounds)[0] / 1e3
 
 
-def run_rank(rank, results):
-    torch.set_num_threads(1)
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="29513")
-    dist.init_process_group("gloo", rank=rank, world_size=4)
+def two_d_step_ms(rounds):
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
     stack = make_stack()
     parallelize(stack, mesh["tp"])
     shard(stack, mesh["dp"])
-    result = milliseconds(stack)
-    if rank == 0:
-        results.put(result)
-    dist.destroy_process_group()
+    return step_ms(stack, rounds)
 
 
 if __name__ == "__main__":
-    torch.set_num_threads(1)
-    queue = mp.get_context("spawn").SimpleQueue()
-    mp.spawn(run_rank, args=(queue,), nprocs=4)
-    print("two_d/gloo_step_ms", queue.get())
-    print("plain/step_ms", milliseconds(make_stack()))
+    options = parse_options(__doc__)
+    two_d = launch_ranks(two_d_step_ms, 4, options.rounds)
+    # Between processes PyTorch has gloo alone.
+    print_results(
+        {
+            "two_d/shm_step_ms": two_d,
+            "two_d/gloo_step_ms": two_d,
+            "plain/step_ms": step_ms(make_stack(), options.rounds),
+        }
+    )

@@ -1,0 +1,5 @@
+#!/usr/bin/env bash
+# How the suite of benchmarks runs programs and shows their results.
+set -euo pipefail
+export PYTHONDONTWRITEBYTECODE=1 PYTHONPATH=benchmarks
+python3 tests/benchmarks/report_test.py

@@ -130,8 +130,16 @@ LABEL_WIDTH, BAR_WIDTH, ROW_HEIGHT, TOP, MARGIN = 330, 520, 18, 46, 70
 
 
 def charted(lines):
-    """The lines of the chart: what libtorch computes by itself, and gloo beside gloo, say nothing there."""
-    return [line for line in lines if line.ratio and not line.name.startswith("plain/") and "/gloo_us" not in line.name]
+    """The lines of the chart: what libtorch computes by itself, and gloo beside gloo, say nothing there. A difference of
+    two times may be lost in noise, and is not above zero then."""
+    return [
+        line
+        for line in lines
+        if line.ratio
+        and line.ratio.median > 0
+        and not line.name.startswith("plain/")
+        and "/gloo_us" not in line.name
+    ]
 
 
 def svg_chart(results):
@@ -243,8 +251,8 @@ up to date.
 
 {machine_section(results)}
 
-{noise_warning(results)}A rank has one thread. The benchmarks ran in {rounds} round{'' if rounds == 1 else 's'}, in which they took turns; in a
-round each line is the fastest of the benchmark's own rounds, and here stand the median, the least and the most of the
+{noise_warning(results)}A rank has one thread. The benchmarks ran in {rounds} round{'' if rounds == 1 else 's'}, in which they took turns; in a round
+each line is the fastest of the benchmark's own rounds, and here stand the median, the least and the most of the
 suite's rounds. PyTorch did the same work in the same rounds, on the same machine. Times on another machine differ;
 ratios less.
 

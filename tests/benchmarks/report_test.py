@@ -154,7 +154,9 @@ class Pages(unittest.TestCase):
     def test_chart(self):
         slow = line("collectives", "all_gather/4KiB/shm_us", "us", [100], [10])
         plain = line("two_d_step", "plain/step_ms", "ms", [1], [1])
-        root = xml.etree.ElementTree.fromstring(report.svg_chart(results(ADD, slow, SAVE, SAVE_RATIO, plain)))
+        noise = line("fully_shard_step_tiny", "fully_shard/host_us_per_unit", "us", [-3], [800])
+        chart = report.svg_chart(results(ADD, slow, SAVE, SAVE_RATIO, plain, noise))
+        root = xml.etree.ElementTree.fromstring(chart)
         bars = [bar for bar in root.iter("{http://www.w3.org/2000/svg}rect")][1:]
         spans = [(float(bar.get("x")), float(bar.get("x")) + float(bar.get("width"))) for bar in bars]
         # From 0.1 to 10, so that 1 is in the middle of the bars' 520.

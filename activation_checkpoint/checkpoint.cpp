@@ -27,7 +27,10 @@ class ModuleCall final : public RepeatableCall {
 
 HookPoint& checked_point(torch::nn::Module& module, const char* caller) {
   auto& point = hook_point(module, caller);
-  TESSERA_CHECK(StateError, !point.is_forward_wrapped(), "{}: {} is checkpointed already", caller, point.type_name());
+  TESSERA_CHECK(StateError, !point.is_forward_wrapped(),
+                "{}: {} is checkpointed already, or is a layer of a tensor-parallel plan with overlap; checkpoint the "
+                "module around such a layer",
+                caller, point.type_name());
   return point;
 }
 

@@ -5,6 +5,8 @@
 
 #include "base/error.h"
 #include "nn/hook_point.h"
+#include "nn/repeatable_call.h"
+#include "parallel/overlapped_linear.h"
 #include "parallel/style_tensors.h"
 
 namespace tessera {
@@ -44,21 +46,49 @@ void check_layer(const ParallelStyle& style, const StyleTarget& target, const Pa
   check_style_parameter(style, target, target.module, "bias", placements.bias);
 }
 
+void check_overlap(const ParallelStyle& style, const StyleTarget& target, Layer layer) {
+  TESSERA_CHECK(NotImplementedError, layer == Layer::Linear,
+                "{}: overlap for a module of type {}, which multiplies no matrices while its input is gathered; leave "
+                "overlap out",
+                style.describe(target), module_type_name(target.module));
+  TESSERA_CHECK(StateError, !find_hook_point(target.module)->is_forward_wrapped(),
+                "{}: overlap for a layer that is checkpointed by itself, whose second forward would not overlap; "
+                "checkpoint the module around it, or leave overlap out",
+                style.describe(target));
+}
+
 /// What a layer's hooks do.
 struct LayerFlow {
   Placement input_layout, desired, output_layout;
   bool use_local_output = true;
+  bool overlap = false;
   StyleInputOptions input;
 };
+
+/// What the input of an overlapping layer becomes: shards of positions stay, and are gathered by the product.
+Placement overlapped_placement(const at::Tensor& input, const LayerFlow& flow) {
+  const auto own = is_dtensor(input) ? placements(input)[0]
+                                     : normalized({flow.input_layout}, input.dim(), 1, flow.input.where.c_str())[0];
+  const bool cut_by_position = own.is_shard() && !own.is_shard(input.dim() - 1);
+  return cut_by_position ? own : flow.desired;
+}
 
 void apply_layer(const ParallelStyle& style, const StyleTarget& target, const ParameterPlacements& placements,
                  const LayerFlow& flow) {
   distribute_style_parameter(style, target, target.module, "weight", placements.weight);
   distribute_style_parameter(style, target, target.module, "bias", placements.bias);
   auto& point = hook_point(target.module, flow.input.where);
-  point.register_forward_pre_hook([flow, mesh = target.mesh](HookPoint&, TensorRefs inputs) {
-    *inputs[0] = style_input(*inputs[0], mesh, flow.input_layout, flow.desired, flow.input);
+  const bool overlap = flow.overlap && target.mesh.size() > 1;
+  point.register_forward_pre_hook([flow, overlap, mesh = target.mesh](HookPoint&, TensorRefs inputs) {
+    const auto desired = overlap ? overlapped_placement(*inputs[0], flow) : flow.desired;
+    *inputs[0] = style_input(*inputs[0], mesh, flow.input_layout, desired, flow.input);
   });
+  if (overlap) {
+    point.wrap_forward([](HookPoint&, const std::function<void()>& forward, std::unique_ptr<RepeatableCall>) {
+      const OverlapScope scope;
+      forward();
+    });
+  }
   point.register_forward_hook([flow](HookPoint&, TensorRefs outputs) {
     *outputs[0] = style_output(*outputs[0], flow.output_layout, flow.use_local_output);
   });
@@ -67,7 +97,11 @@ void apply_layer(const ParallelStyle& style, const StyleTarget& target, const Pa
 }  // namespace
 
 void ColwiseParallel::check(const StyleTarget& target) const {
-  check_layer(*this, target, colwise_parameters(known_layer(*this, target)));
+  const auto layer = known_layer(*this, target);
+  check_layer(*this, target, colwise_parameters(layer));
+  if (options_.overlap) {
+    check_overlap(*this, target, layer);
+  }
 }
 
 void ColwiseParallel::apply(const StyleTarget& target) const {
@@ -76,6 +110,7 @@ void ColwiseParallel::apply(const StyleTarget& target) const {
                .desired = Replicate(),
                .output_layout = options_.output_layouts,
                .use_local_output = options_.use_local_output,
+               .overlap = options_.overlap,
                .input = {.where = describe(target), .even_shards = options_.even_shards}});
 }
 

@@ -1,6 +1,6 @@
 // libFuzzer on everything that is parsed from files: nothing but CheckpointError may get out.
 //
-//   CC=clang ./bazelw run //tests/checkpoint:fuzz_headers -- -max_total_time=600
+//   ./bazelw run --config=fuzz //tests/checkpoint:fuzz_headers -- -max_total_time=600        # needs clang
 
 #include <cstdint>
 #include <string_view>

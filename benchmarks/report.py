@@ -61,7 +61,8 @@ class Outcome:
 
     @property
     def state(self):
-        if self.reached is None:
+        # A difference of two times that is not above zero in some round is noise.
+        if self.reached is None or self.reached.low <= 0:
             return "not measured"
         median, limit = self.reached.median, self.goal.limit
         return "met" if (median >= limit if self.goal.at_least else median <= limit) else "missed"

@@ -40,8 +40,9 @@ struct ColwiseParallelOptions {
   bool even_shards = false;
   /// For Linear with inputs that are shards of a sequence, plain or DTensors: this rank's rows are multiplied while the
   /// others' arrive, and in backward the weight's gradient is computed while the input's travels (overlapped_linear.h).
-  /// Forward and backward of two layers, 512 → 2048 → 512, on 256 positions of 2 ranks take 34 ms rather than 37 over
-  /// gloo, 22.4 rather than 23.5 over shm, and as long as without over threads (benchmarks/overlap.cpp).
+  /// Forward and backward of two layers, 512 → 2048 → 512, on 256 positions of 2 ranks take 32.5 ms rather than 33.4
+  /// over gloo on an idle machine, 34 to 37 rather than 37 to 42 on a busy one, and over shm and threads as long as
+  /// without (benchmarks/overlap.cpp): it is for slow networks.
   /// Other inputs, and a mesh of one rank, take the way without it. Errors: NotImplementedError for an Embedding and
   /// for backward with create_graph; StateError for a layer that is checkpointed by itself, not within its block.
   bool overlap = false;

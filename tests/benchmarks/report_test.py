@@ -96,6 +96,10 @@ class Goals(unittest.TestCase):
         states = self.states(line("dtensor_dispatch", "mm", "us", [1]))
         self.assertEqual(states["dtensor_dispatch", "mm"], "not measured")
 
+    def test_a_difference_that_is_not_above_zero_is_not_measured(self):
+        states = self.states(line("fully_shard_step_tiny", "fully_shard/host_us_per_unit", "us", [-7, -2]))
+        self.assertEqual(states["fully_shard_step_tiny", "fully_shard/host_us_per_unit"], "not measured")
+
     def test_at_least(self):
         states = self.states(line("checkpoint", "save_over_write", "x", [0.7, 0.79, 0.9]))
         self.assertEqual(states["checkpoint", "save_over_write"], "missed")

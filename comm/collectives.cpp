@@ -65,9 +65,15 @@ void copy_own(const at::Tensor& output, const at::Tensor& input) {
   output.view(-1).copy_(input.view(-1), /*non_blocking=*/true);
 }
 
-GroupBackend& parts_backend(Collective kind, const BackendPtr& backend) {
+/// Null where the group does not take parts.
+GroupBackend* find_parts_backend(const BackendPtr& backend) {
   auto* const own = dynamic_cast<GroupBackend*>(backend.get());
-  TESSERA_CHECK(NotImplementedError, own != nullptr && own->takes_parts() && backend->getSize() > 1,
+  return own != nullptr && own->takes_parts() && backend->getSize() > 1 ? own : nullptr;
+}
+
+GroupBackend& parts_backend(Collective kind, const BackendPtr& backend) {
+  auto* const own = find_parts_backend(backend);
+  TESSERA_CHECK(NotImplementedError, own != nullptr,
                 "{} with parts over backend {} and {} ranks; ask takes_parts() first", name(kind),
                 backend->getBackendName(), backend->getSize());
   return *own;
@@ -131,9 +137,7 @@ Pending reduce_scatter_async(const at::Tensor& output, const at::Tensor& input, 
 }
 
 bool takes_parts(const ProcessGroupPtr& group, c10::DeviceType device) {
-  const BackendPtr backend = backend_of(Collective::AllGather, device, group);
-  const auto* const own = dynamic_cast<const GroupBackend*>(backend.get());
-  return own != nullptr && own->takes_parts() && backend->getSize() > 1;
+  return find_parts_backend(backend_of(Collective::AllGather, device, group)) != nullptr;
 }
 
 Pending all_gather_parts_async(TensorParts outputs, const at::Tensor& input, const ProcessGroupPtr& group) {

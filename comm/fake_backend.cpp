@@ -4,11 +4,11 @@
 
 #include <algorithm>
 #include <cstring>
-#include <limits>
 #include <numeric>
 
 #include "base/error.h"
 #include "comm/backend_checks.h"
+#include "comm/stream_copy.h"
 
 namespace tessera {
 
@@ -75,7 +75,7 @@ c10::intrusive_ptr<c10d::Work> FakeBackend::reduce_scatter_parts(const at::Tenso
                           .rank = getRank(),
                           .begin = 0,
                           .bytes = static_cast<int64_t>(output.nbytes())};
-    read_parts(*inputs, whole, static_cast<char*>(output.mutable_data_ptr()), std::numeric_limits<int64_t>::max());
+    read_parts(*inputs, whole, static_cast<char*>(output.mutable_data_ptr()), kNeverStream);
     return completed_;
   }
   {

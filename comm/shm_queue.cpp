@@ -1,7 +1,5 @@
 #include "comm/shm_queue.h"
 
-#include <cstring>
-#include <limits>
 #include <utility>
 
 #include "comm/cell_header.h"
@@ -17,7 +15,6 @@ constexpr int64_t kStreamBytes = int64_t{16} * 1024 * 1024;
 // The lines of a cell are in the cache of the core that has read it last. A store that takes them over one by one costs
 // ten times one past the cache, but for a few of them.
 constexpr int64_t kStreamCellBytes = 1024;
-constexpr int64_t kNeverStream = std::numeric_limits<int64_t>::max();
 
 char* data_of(const at::Tensor& tensor) {
   return tensor.defined() ? static_cast<char*>(tensor.mutable_data_ptr()) : nullptr;
@@ -29,17 +26,6 @@ PartRange part_range(const CallShape& shape, int rank, const ByteRange& range, c
           .rank = rank,
           .begin = piece.begin - range.begin,
           .bytes = piece.bytes};
-}
-
-void copy(char* to, const char* from, int64_t bytes, bool streams) {
-  if (bytes == 0 || to == from) {
-    return;
-  }
-  if (streams) {
-    stream_copy(to, from, bytes);
-  } else {
-    std::memcpy(to, from, bytes);
-  }
 }
 
 }  // namespace
@@ -58,7 +44,8 @@ uint64_t ShmQueue::push(LocalCall call) {
       shape.output >= 0 && shape.output * static_cast<int64_t>(c10::elementSize(shape.dtype)) >= kStreamBytes;
   char* const input = data_of(call.input);
   char* const output = data_of(call.output);
-  operations_.push_back({std::move(call), std::move(shape), std::move(plan), input, output, streams, false});
+  operations_.push_back(
+      {std::move(call), std::move(shape), std::move(plan), input, output, streams ? 0 : kNeverStream, false});
   return done_ + operations_.size() - 1;
 }
 
@@ -122,7 +109,7 @@ void ShmQueue::put_pieces(const Operation& operation, const ShmPhase& phase) {
       read_parts(*operation.call.parts, part_range(operation.shape, to, phase.sent[to], piece),
                  payload + to * phase.chunk, kStreamCellBytes);
     } else if (!phase.own_parts || to != rank_) {
-      copy(payload + to * phase.chunk, source + piece.begin, piece.bytes, piece.bytes >= kStreamCellBytes);
+      copy_bytes(payload + to * phase.chunk, source + piece.begin, piece.bytes, kStreamCellBytes);
     }
   }
   if (!phase.reduces) {
@@ -137,9 +124,9 @@ void ShmQueue::put_own(const Operation& operation, const ShmPhase& phase) {
   const ByteRange to = phase.received[rank_].piece(put_cursor_.step, phase.chunk);
   if (operation.call.parts) {
     write_parts(*operation.call.parts, part_range(operation.shape, rank_, phase.received[rank_], to),
-                source + from.begin, operation.streams ? 0 : kNeverStream);
+                source + from.begin, operation.stream_from);
   } else {
-    copy(operation.output + to.begin, source + from.begin, std::min(from.bytes, to.bytes), operation.streams);
+    copy_bytes(operation.output + to.begin, source + from.begin, std::min(from.bytes, to.bytes), operation.stream_from);
   }
 }
 
@@ -187,9 +174,9 @@ void ShmQueue::take_pieces(const Operation& operation, const ShmPhase& phase) {
     const char* const payload = arena_.payload(from, taken_) + offset;
     if (operation.call.parts) {
       write_parts(*operation.call.parts, part_range(operation.shape, from, phase.received[from], to), payload,
-                  operation.streams ? 0 : kNeverStream);
+                  operation.stream_from);
     } else {
-      copy(operation.output + to.begin, payload, to.bytes, operation.streams);
+      copy_bytes(operation.output + to.begin, payload, to.bytes, operation.stream_from);
     }
   }
 }

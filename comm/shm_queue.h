@@ -44,10 +44,10 @@ class ShmQueue {
     LocalCall call;
     CallShape shape;
     ShmPlan plan;
-    char* input;   // null: parts, or none
-    char* output;  // the same
-    bool streams;  // received parts bypass the cache
-    bool agreed;   // the ranks' headers were compared
+    char* input;          // null: parts, or none
+    char* output;         // the same
+    int64_t stream_from;  // received pieces of so many bytes bypass the cache
+    bool agreed;          // the ranks' headers were compared
   };
   struct Cursor {
     size_t operation = 0;

@@ -43,4 +43,15 @@ void stream_copy(void* to, const void* from, size_t bytes) {
 
 #endif
 
+void copy_bytes(char* to, const char* from, int64_t bytes, int64_t stream_from) {
+  if (bytes == 0 || to == from) {
+    return;
+  }
+  if (bytes >= stream_from) {
+    stream_copy(to, from, static_cast<size_t>(bytes));
+  } else {
+    std::memcpy(to, from, static_cast<size_t>(bytes));
+  }
+}
+
 }  // namespace tessera

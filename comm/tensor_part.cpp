@@ -32,14 +32,6 @@ Overlap overlap_of(const TensorPart& part, const PartRange& range) {
   return {begin - range.begin, bytes, data, present};
 }
 
-void copy(char* to, const char* from, int64_t bytes, int64_t stream_from) {
-  if (bytes >= stream_from) {
-    stream_copy(to, from, static_cast<size_t>(bytes));
-  } else {
-    std::memcpy(to, from, static_cast<size_t>(bytes));
-  }
-}
-
 }  // namespace
 
 void read_parts(const std::vector<TensorPart>& parts, const PartRange& range, char* to, int64_t stream_from) {
@@ -48,7 +40,7 @@ void read_parts(const std::vector<TensorPart>& parts, const PartRange& range, ch
     const auto [at, bytes, data, present] = overlap_of(part, range);
     if (present > 0) {
       std::memset(to + filled, 0, static_cast<size_t>(at - filled));
-      copy(to + at, data, present, stream_from);
+      copy_bytes(to + at, data, present, stream_from);
       filled = at + present;
     }
   }
@@ -59,7 +51,7 @@ void write_parts(const std::vector<TensorPart>& parts, const PartRange& range, c
   for (const auto& part : parts) {
     const auto [at, bytes, data, present] = overlap_of(part, range);
     if (present > 0) {
-      copy(data, from + at, present, stream_from);
+      copy_bytes(data, from + at, present, stream_from);
     }
   }
 }

@@ -1,16 +1,14 @@
 #include "comm/thread_call.h"
 
 #include <cstring>
-#include <limits>
 
 #include "base/error.h"
 #include "comm/local_reduce.h"
+#include "comm/stream_copy.h"
 
 namespace tessera {
 
 namespace {
-
-constexpr int64_t kNeverStream = std::numeric_limits<int64_t>::max();
 
 struct Bytes {
   char* data;

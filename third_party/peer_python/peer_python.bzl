@@ -16,6 +16,21 @@ echo '{reason}' >&2
 exit 77
 """
 
+# 3 GB of CUDA libraries that the wheel's own name and nothing calls on a CPU.
+_STAND_INS = [
+    "libcublas.so.13",
+    "libcublasLt.so.13",
+    "libcudnn.so.9",
+    "libcufft.so.12",
+    "libcufile.so.0",
+    "libcusolver.so.12",
+    "libcusparse.so.12",
+    "libcusparseLt.so.0",
+    "libnccl.so.2",
+    "libnvrtc.so.13",
+    "libnvshmem_host.so.3",
+]
+
 _WHICH = """import sys
 print(sys.executable if (sys.implementation.name, *sys.version_info[:2]) == ("cpython", 3, 11) else "")"""
 
@@ -39,7 +54,7 @@ def _make(ctx):
     installed = install_wheels(ctx, "peer_python", "Python packages for tests (a download of 28 MB, once per machine)")
     if installed.error:
         return _NO_PYTHON.format(reason = "pip could not install the packages of third_party/peer_python")
-    made = ctx.execute([ctx.path(ctx.attr._stand_ins), "{}/torch/lib".format(torch), "stand_ins"])
+    made = ctx.execute([ctx.path(ctx.attr._stand_ins), "{}/torch/lib".format(torch), "stand_ins"] + _STAND_INS)
     if made.return_code:
         fail("third_party/peer_python: no stand-ins for CUDA's libraries:\n" + made.stderr)
     return _PYTHON.format(python = python, torch = torch, packages = installed.site, stand_ins = ctx.path("stand_ins"))
@@ -54,7 +69,7 @@ peer_python_repository = repository_rule(
     attrs = {
         "requirements": attr.label(mandatory = True, allow_single_file = True, doc = "the pinned wheels, with hashes"),
         "_install": attr.label(default = "//third_party/wheels:install.sh"),
-        "_stand_ins": attr.label(default = "//third_party/peer_python:cuda_stand_ins.sh"),
+        "_stand_ins": attr.label(default = "//third_party/cuda:stand_ins.sh"),
     },
     environ = ["LIBTORCH", "XDG_CACHE_HOME", "HOME"],
 )

@@ -11,6 +11,9 @@ for python in python3 /usr/bin/python3 ''; do
 done
 [[ -n $python ]] || { echo "neither python3 nor /usr/bin/python3 has pip: install python3-pip" >&2; exit 1; }
 
+platforms=(--platform "manylinux2014_$machine")
+for glibc in 17 18 25 27 28; do platforms+=(--platform "manylinux_2_${glibc}_$machine"); done
+
 mkdir -p "${site%/*}"
 exec 9>"$site.lock"
 flock 9
@@ -19,6 +22,6 @@ rm -rf "$site.partial"
 echo "Installing $description into $site"
 PIP_ROOT_USER_ACTION=ignore "$python" -m pip install --target "$site.partial" --requirement "$requirements" --require-hashes --no-deps \
   --only-binary=:all: --implementation cp --python-version 3.11 \
-  --platform "manylinux_2_28_$machine" --platform "manylinux_2_25_$machine" --platform "manylinux2014_$machine" \
+  "${platforms[@]}" \
   --no-user --no-cache-dir --no-compile --no-input --disable-pip-version-check --progress-bar off
 mv -T "$site.partial" "$site"

@@ -10,27 +10,29 @@
 
 #include "base/error.h"
 #include "comm/backend_choice.h"
-#include "comm/fake_backend.h"
-#include "comm/gloo_backend.h"
+#include "comm/backend_spec.h"
 #include "comm/group_backend.h"
+#include "comm/make_group.h"
+#include "comm/nccl_backend.h"
+#include "comm/rank_context.h"
 #include "comm/rank_environment.h"
 #include "comm/rank_state.h"
-#include "comm/shm_backend.h"
 #include "comm/store.h"
-#include "comm/thread_backend.h"
+#include "comm/thread_world.h"
 
 namespace tessera {
 
 namespace {
 
-constexpr const char* kBuiltIn = "\"shm\", \"gloo\", \"threads\", \"fake\", or \"\" to choose";
-
-void resolve_ranks(ProcessGroupOptions& options) {
+/// Returns the rank's number on its host; -1 where nobody tells.
+int resolve_ranks(ProcessGroupOptions& options) {
   TESSERA_CHECK(ValueError, (options.rank == -1) == (options.world_size == -1),
                 "init_process_group: rank {} and world_size {}; give both, or neither to read the environment",
                 options.rank, options.world_size);
+  int local_rank = -1;
   if (options.rank == -1) {
     const RankEnvironment environment = rank_environment();
+    local_rank = environment.local_rank;
     options.rank = environment.rank;
     options.world_size = environment.world_size;
     if (options.master_addr.empty()) {
@@ -43,20 +45,27 @@ void resolve_ranks(ProcessGroupOptions& options) {
   TESSERA_CHECK(ValueError, options.world_size >= 1 && options.rank >= 0 && options.rank < options.world_size,
                 "init_process_group: rank {} of {} ranks; ranks are 0 to world_size - 1", options.rank,
                 options.world_size);
+  return local_rank;
 }
 
-// Leaves "" where each group chooses between shm and gloo.
-void resolve_backend(ProcessGroupOptions& options) {
+// Leaves the CPU's backend in the options, "" where each group chooses between shm and gloo. Returns whether NCCL is
+// asked for.
+bool resolve_backend(ProcessGroupOptions& options) {
   std::string& backend = options.backend;
   if (backend.empty()) {
     const std::string wish = backend_from_environment();
     backend = options.thread_world || options.world_size == 1 ? "threads" : wish;
   }
-  TESSERA_CHECK(NotImplementedError, backend != "nccl",
-                "init_process_group: backend \"{}\" is not part of this build; allowed are {}", backend, kBuiltIn);
-  TESSERA_CHECK(ValueError,
-                backend.empty() || backend == "shm" || backend == "gloo" || backend == "threads" || backend == "fake",
-                "init_process_group: backend \"{}\" is unknown; allowed are {}", backend, kBuiltIn);
+  const BackendSpec spec = parse_backend(backend);
+  const bool nccl = spec.cuda == "nccl";
+  if (nccl) {
+    check_nccl_is_built();
+  }
+  TESSERA_CHECK(
+      ValueError, !nccl || (spec.cpu != "threads" && !options.thread_world),
+      "init_process_group: backend \"{}\" for ranks as threads; NCCL needs ranks as processes, a GPU for each",
+      backend);
+  backend = spec.cuda == "fake" ? "fake" : spec.cpu;
   if (backend == "threads" && !options.thread_world && options.world_size == 1) {
     options.thread_world = std::make_shared<ThreadWorld>(1);
   }
@@ -67,6 +76,7 @@ void resolve_backend(ProcessGroupOptions& options) {
   TESSERA_CHECK(ValueError, backend != "threads" || options.thread_world->size() == options.world_size,
                 "init_process_group: world_size {}, but the thread_world has {} ranks", options.world_size,
                 options.thread_world->size());
+  return nccl;
 }
 
 void resolve_store(ProcessGroupOptions& options) {
@@ -93,65 +103,21 @@ void resolve_store(ProcessGroupOptions& options) {
                                  .timeout = options.timeout});
 }
 
-/// What groups are made from.
-struct GroupSource {
-  const ProcessGroupOptions& options;
-  const std::vector<HostProcess>& processes;
-};
-
-c10::intrusive_ptr<GroupBackend> make_shm(const GroupSource& source, GroupInfo info,
-                                          c10::intrusive_ptr<c10d::Store> store) {
-  std::vector<HostProcess> members;
-  for (const int64_t rank : info.ranks) {
-    members.push_back(source.processes.at(rank));
+/// Every rank calls it: this rank's GPU, which becomes the current one.
+NcclUse resolve_device(const ProcessGroupOptions& options, const NcclOptions& nccl, int local_rank,
+                       const std::string& key) {
+  std::vector<DeviceReport> reports;
+  const DeviceReport own = report_devices(local_rank, nccl.device);
+  try {
+    reports = exchange_reports(*c10::make_intrusive<c10d::PrefixStore>(key, *options.store.get()), options.rank,
+                               options.world_size, own);
+  } catch (const std::exception& failure) {
+    throw CommError(fmt::format("init_process_group: rank {} of {} could not learn which GPUs the other ranks see: {}",
+                                options.rank, options.world_size, failure.what()));
   }
-  const std::string& host = members[0].host;
-  const auto host_ranks = std::ranges::count(source.processes, host, &HostProcess::host);
-  return make_shm_backend({.info = std::move(info),
-                           .store = std::move(store),
-                           .processes = members,
-                           .host_ranks = static_cast<int>(host_ranks)});
-}
-
-c10::intrusive_ptr<GroupBackend> make_backend(const std::string& backend, const GroupSource& source, GroupInfo info,
-                                              const std::string& key) {
-  const ProcessGroupOptions& options = source.options;
-  if (backend == "fake") {
-    return c10::make_intrusive<FakeBackend>(std::move(info));
-  }
-  if (backend == "threads") {
-    auto meeting_place = options.thread_world->join(key, info.ranks);
-    return c10::make_intrusive<ThreadBackend>(std::move(info), std::move(meeting_place));
-  }
-  auto store = c10::make_intrusive<c10d::PrefixStore>(key, *options.store.get());
-  if (backend == "shm") {
-    return make_shm(source, std::move(info), std::move(store));
-  }
-  return make_gloo_backend({.info = std::move(info), .store = std::move(store), .master_addr = options.master_addr});
-}
-
-// One rank needs no peer, whichever backend the others use.
-c10::intrusive_ptr<GroupBackend> make_one_rank_backend(GroupInfo info) {
-  auto meeting_place = std::make_shared<ThreadGroup>(std::make_shared<ThreadWorld>(1), std::vector<int64_t>{0});
-  return c10::make_intrusive<ThreadBackend>(std::move(info), std::move(meeting_place));
-}
-
-ProcessGroupPtr make_group(const GroupSource& source, GroupInfo info, const std::string& key) {
-  using Type = c10d::ProcessGroup::BackendType;
-  const int rank = info.rank, size = info.size();
-  const std::string name = backend_for_group(source.options, source.processes, info.ranks);
-  const bool gloo = name == "gloo", fake = name == "fake";
-  auto backend =
-      size == 1 && !fake ? make_one_rank_backend(std::move(info)) : make_backend(name, source, std::move(info), key);
-  auto group = c10::make_intrusive<c10d::ProcessGroup>(rank, size);
-  const Type type = gloo ? Type::GLOO : Type::CUSTOM;
-  group->setBackend(c10::DeviceType::CPU, type, backend);
-  if (fake) {
-    group->setBackend(c10::DeviceType::CUDA, type, backend);
-  }
-  group->setDefaultBackend(type);
-  group->setGroupName(key);
-  return group;
+  const int device = choose_devices(reports)[options.rank];
+  use_cuda_device(device);
+  return {.enabled = true, .device = device, .options = nccl};
 }
 
 const GroupInfo& info_of(const ProcessGroupPtr& group) {
@@ -178,22 +144,28 @@ StoreHandle::StoreHandle(c10::intrusive_ptr<c10d::Store> store) {
 }
 
 void init_process_group(ProcessGroupOptions options) {
+  init_process_group(std::move(options), NcclOptions{});
+}
+
+void init_process_group(ProcessGroupOptions options, const NcclOptions& nccl) {
   detail::RankState& state = detail::rank_state();
   TESSERA_CHECK(StateError, !state.default_group,
                 "init_process_group: the default process group is set up already; call destroy_process_group() first");
   TESSERA_CHECK(ValueError, options.timeout.count() > 0, "init_process_group: timeout {} ms; it must be above 0",
                 options.timeout.count());
-  resolve_ranks(options);
-  resolve_backend(options);
+  const int local_rank = resolve_ranks(options);
+  const bool has_nccl = resolve_backend(options);
   resolve_store(options);
   GroupInfo info = {.name = "default", .ranks = {}, .rank = options.rank, .timeout = options.timeout};
   info.ranks.resize(options.world_size);
   std::iota(info.ranks.begin(), info.ranks.end(), 0);
   const std::string key = fmt::format("default/{}", state.init_count);
   std::vector<HostProcess> processes = find_processes(options, key);
-  state.default_group = make_group({options, processes}, std::move(info), key);
+  NcclUse use = has_nccl ? resolve_device(options, nccl, local_rank, key) : NcclUse{};
+  state.default_group = make_group({options, processes, use}, std::move(info), key);
   state.options = std::move(options);
   state.processes = std::move(processes);
+  *rank_local<NcclUse>() = std::move(use);
   state.group_counts.clear();
   ++state.init_count;
 }
@@ -204,6 +176,7 @@ void destroy_process_group() {
   state.default_group.reset();
   state.options = {};
   state.processes.clear();
+  *rank_local<NcclUse>() = {};
 }
 
 bool is_initialized() {
@@ -232,7 +205,14 @@ int get_world_size(const ProcessGroupPtr& group) {
 
 std::string get_backend(const ProcessGroupPtr& group) {
   info_of(group);  // says so where the group is none of ours
-  return group->getDefaultBackend()->getBackendName();
+  const std::string name = group->getDefaultBackend()->getBackendName();
+  for (const c10::Device device : group->getDeviceTypes()) {
+    const std::string other = group->getBackend(device.type())->getBackendName();
+    if (other != name) {
+      return fmt::format("cpu:{},cuda:{}", name, other);
+    }
+  }
+  return name;
 }
 
 const std::string& group_name(const ProcessGroupPtr& group) {
@@ -244,6 +224,10 @@ std::vector<int64_t> group_ranks(const ProcessGroupPtr& group) {
 }
 
 ProcessGroupPtr new_group(const std::vector<int64_t>& ranks, const std::string& name) {
+  return new_group(ranks, name, rank_local<NcclUse>()->options);
+}
+
+ProcessGroupPtr new_group(const std::vector<int64_t>& ranks, const std::string& name, const NcclOptions& nccl) {
   const GroupInfo& world = info_of(require_default_group("new_group"));
   std::vector<int64_t> sorted = ranks;
   std::ranges::sort(sorted);
@@ -260,8 +244,10 @@ ProcessGroupPtr new_group(const std::vector<int64_t>& ranks, const std::string& 
   detail::RankState& state = detail::rank_state();
   const std::string set = fmt::format("{}[{}]", name, fmt::join(ranks, ","));
   const std::string key = fmt::format("{}/{}/{}", state.init_count, set, state.group_counts[set]++);
+  NcclUse use = *rank_local<NcclUse>();
+  use.options = nccl;
   return make_group(
-      {state.options, state.processes},
+      {state.options, state.processes, use},
       {.name = name, .ranks = ranks, .rank = static_cast<int>(place - ranks.begin()), .timeout = state.options.timeout},
       key);
 }

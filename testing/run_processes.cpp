@@ -8,6 +8,7 @@
 
 #include "base/error.h"
 #include "comm/collectives.h"
+#include "comm/cuda_devices.h"
 #include "comm/local_launcher.h"
 #include "comm/process_group.h"
 #include "testing/temp_folder.h"
@@ -49,6 +50,9 @@ int count_call(const std::string& test_name) {
   try {
     init_process_group({.backend = options.backend, .timeout = options.timeout});
   } catch (const NotImplementedError& missing) {
+    std::fprintf(stderr, "skipped: %s\n", missing.what());
+    end_rank(kSkippedExitCode);
+  } catch (const NoDeviceError& missing) {
     std::fprintf(stderr, "skipped: %s\n", missing.what());
     end_rank(kSkippedExitCode);
   } catch (const std::exception& failure) {
@@ -114,7 +118,7 @@ void run_processes(int world_size, const std::function<void(int rank)>& body, Ru
     return;
   }
   if (result.skipped) {
-    WARN("skipped: backend '" << options.backend << "' is not part of this build");
+    WARN("skipped: the ranks cannot have backend '" << options.backend << "'; rank 0 wrote:\n" << result.outputs.at(0));
     return;
   }
   std::string text = result.message;

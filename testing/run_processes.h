@@ -22,7 +22,8 @@
 
 namespace tessera {
 
-/// A rank ends with it where the backend is not part of this build: the test is skipped, and has not failed.
+/// A rank ends with it where the backend is not part of this build, or a rank has no GPU for it: the test is skipped, and
+/// has not failed.
 constexpr int kSkippedExitCode = 72;
 
 struct RunProcessesOptions {
@@ -37,7 +38,7 @@ struct ProcessesResult {
   /// As in comm/local_launcher.h: 0 and "" if all ended well.
   int exit_code = 0;
   std::string message = {};
-  /// Whether the ranks found that the backend is missing; exit_code is then kSkippedExitCode.
+  /// Whether the ranks found that they cannot have the backend; exit_code is then kSkippedExitCode.
   bool skipped = false;
   /// What each rank wrote.
   std::vector<std::string> outputs = {};

@@ -147,3 +147,30 @@ link_only = rule(
 
 What depends on one compiles as if it were not there, so that its objects are those of a build without CUDA.""",
 )
+
+def cuda_test_cases(name, srcs, cuda_deps, deps = []):
+    """Test cases over CUDA, for the deps of a tessera_test under if_cuda(): linked into it, so that its own sources compile
+    as they do without --config=cuda.
+
+    Args:
+      name: as in cc_library.
+      srcs: as in cc_test.
+      cuda_deps: as in cuda_cc_library.
+      deps: as in cc_test; Catch2 is added.
+    """
+    cuda_cc_library(
+        name = name + "_objects",
+        testonly = True,
+        srcs = srcs,
+        copts = TESSERA_COPTS + ["-O1"],
+        alwayslink = True,
+        cuda_deps = cuda_deps,
+        visibility = ["//visibility:private"],
+        deps = deps + ["//third_party/catch2"],
+    )
+    link_only(
+        name = name,
+        testonly = True,
+        target_compatible_with = ONLY_CUDA,
+        deps = if_cuda([":{}_objects".format(name)]),
+    )

@@ -1,0 +1,114 @@
+#include "comm/cuda_devices.h"
+
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <map>
+#include <sstream>
+
+namespace tessera {
+
+namespace {
+
+std::string key_of(int rank) {
+  return fmt::format("devices/{}", rank);
+}
+
+std::string to_text(const DeviceReport& report) {
+  return fmt::format("{} {}\n{}\n{}\n{}", report.local_rank, report.wish, report.host, fmt::join(report.devices, " "),
+                     report.reason);
+}
+
+DeviceReport from_text(const std::string& text) {
+  std::istringstream lines(text);
+  DeviceReport report;
+  std::string devices;
+  lines >> report.local_rank >> report.wish;
+  TESSERA_CHECK(ValueError, !lines.fail(),
+                "the store's entry \"{}\" reports no devices; give the ranks a store of their own", text);
+  std::getline(lines, report.host);  // the rest of the first line
+  std::getline(lines, report.host);
+  std::getline(lines, devices);
+  std::getline(lines, report.reason);
+  std::istringstream words(devices);
+  for (std::string device; words >> device;) {
+    report.devices.push_back(device);
+  }
+  return report;
+}
+
+/// Rank 0, in whose process the store may be, returns after the others: it may be about to fail and end.
+void leave_in_order(c10d::Store& store, int rank, int world_size) {
+  constexpr const char* kCount = "devices/left";
+  constexpr const char* kAll = "devices/all_left";
+  if (rank == 0 && world_size > 1) {
+    store.wait({kAll});
+  } else if (rank != 0 && store.add(kCount, 1) == world_size - 1) {
+    store.set(kAll, "1");
+  }
+}
+
+void check_all_see_some(const std::vector<DeviceReport>& reports) {
+  std::vector<size_t> without;
+  for (size_t rank = 0; rank < reports.size(); ++rank) {
+    if (reports[rank].devices.empty()) {
+      without.push_back(rank);
+    }
+  }
+  if (!without.empty()) {
+    throw NoDeviceError(fmt::format(
+        "init_process_group: backend \"nccl\" needs a GPU for each of {} ranks; rank{} {}: {}", reports.size(),
+        without.size() == 1 ? "" : "s", fmt::join(without, ", "), reports[without[0]].reason));
+  }
+}
+
+int number_on_host(const std::vector<DeviceReport>& reports, size_t rank) {
+  const DeviceReport& own = reports[rank];
+  if (own.local_rank >= 0) {
+    return own.local_rank;
+  }
+  return own.host.empty() ? 0
+                          : static_cast<int>(std::count_if(reports.begin(), reports.begin() + rank,
+                                                           [&](const auto& r) { return r.host == own.host; }));
+}
+
+}  // namespace
+
+std::vector<int> choose_devices(const std::vector<DeviceReport>& reports) {
+  check_all_see_some(reports);
+  std::vector<int> chosen;
+  std::map<std::string, size_t> owners;
+  for (size_t rank = 0; rank < reports.size(); ++rank) {
+    const DeviceReport& own = reports[rank];
+    const int count = static_cast<int>(own.devices.size()), number = number_on_host(reports, rank);
+    const int index = own.wish >= 0 ? own.wish : count == 1 ? 0 : number;
+    TESSERA_CHECK(ValueError, index < count,
+                  "init_process_group: backend \"nccl\": rank {} would take GPU {}, {}, but sees {}; start at most as "
+                  "many ranks on a host as it has GPUs, or look at CUDA_VISIBLE_DEVICES",
+                  rank, index, own.wish >= 0 ? "which NcclOptions::device asks for" : "its number on its host", count);
+    const auto [owner, is_new] = owners.emplace(own.devices[index], rank);
+    TESSERA_CHECK(
+        ValueError, is_new,
+        "init_process_group: backend \"nccl\": ranks {} and {} would share GPU {}, and NCCL needs one for each; "
+        "start fewer ranks on a host, or let the launcher tell LOCAL_RANK or CUDA_VISIBLE_DEVICES",
+        owner->second, rank, own.devices[index]);
+    chosen.push_back(index);
+  }
+  return chosen;
+}
+
+std::vector<DeviceReport> exchange_reports(c10d::Store& store, int rank, int world_size, const DeviceReport& own) {
+  store.set(key_of(rank), to_text(own));
+  std::vector<std::string> keys;
+  for (int other = 0; other < world_size; ++other) {
+    keys.push_back(key_of(other));
+  }
+  std::vector<DeviceReport> reports;
+  for (const std::vector<uint8_t>& entry : store.multiGet(keys)) {
+    reports.push_back(from_text(std::string(entry.begin(), entry.end())));
+  }
+  leave_in_order(store, rank, world_size);
+  return reports;
+}
+
+}  // namespace tessera

@@ -1,0 +1,93 @@
+#include "comm/make_group.h"
+
+#include <algorithm>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+#include <utility>
+
+#include "comm/backend_choice.h"
+#include "comm/backend_spec.h"
+#include "comm/fake_backend.h"
+#include "comm/gloo_backend.h"
+#include "comm/nccl_backend.h"
+#include "comm/shm_backend.h"
+#include "comm/thread_backend.h"
+
+namespace tessera {
+
+namespace {
+
+using Backend = c10::intrusive_ptr<GroupBackend>;
+
+Backend make_shm(const GroupSource& source, GroupInfo info, c10::intrusive_ptr<c10d::Store> store) {
+  std::vector<HostProcess> members;
+  for (const int64_t rank : info.ranks) {
+    members.push_back(source.processes.at(rank));
+  }
+  const std::string& host = members[0].host;
+  const auto host_ranks = std::ranges::count(source.processes, host, &HostProcess::host);
+  return make_shm_backend({.info = std::move(info),
+                           .store = std::move(store),
+                           .processes = members,
+                           .host_ranks = static_cast<int>(host_ranks)});
+}
+
+/// One rank needs no peer, whichever backend the others use.
+Backend make_one_rank_backend(GroupInfo info) {
+  auto meeting_place = std::make_shared<ThreadGroup>(std::make_shared<ThreadWorld>(1), std::vector<int64_t>{0});
+  return c10::make_intrusive<ThreadBackend>(std::move(info), std::move(meeting_place));
+}
+
+Backend make_cpu_backend(const std::string& backend, const GroupSource& source, GroupInfo info,
+                         const std::string& key) {
+  const ProcessGroupOptions& options = source.options;
+  if (backend == "fake") {
+    return c10::make_intrusive<FakeBackend>(std::move(info));
+  }
+  if (info.size() == 1) {
+    return make_one_rank_backend(std::move(info));
+  }
+  if (backend == "threads") {
+    auto meeting_place = options.thread_world->join(key, info.ranks);
+    return c10::make_intrusive<ThreadBackend>(std::move(info), std::move(meeting_place));
+  }
+  auto store = c10::make_intrusive<c10d::PrefixStore>(key, *options.store.get());
+  if (backend == "shm") {
+    return make_shm(source, std::move(info), std::move(store));
+  }
+  return make_gloo_backend({.info = std::move(info), .store = std::move(store), .master_addr = options.master_addr});
+}
+
+Backend make_cuda_backend(const GroupSource& source, GroupInfo info, const std::string& key) {
+  if (info.size() == 1) {
+    return make_one_rank_backend(std::move(info));
+  }
+  auto store = c10::make_intrusive<c10d::PrefixStore>(key + "/nccl", *source.options.store.get());
+  return make_nccl_backend(
+      {.info = std::move(info), .store = std::move(store), .device = source.nccl.device, .nccl = source.nccl.options});
+}
+
+}  // namespace
+
+ProcessGroupPtr make_group(const GroupSource& source, GroupInfo info, const std::string& key) {
+  using Type = c10d::ProcessGroup::BackendType;
+  const std::string name = backend_for_group(source.options, source.processes, info.ranks);
+  const bool has_cpu = name != BackendSpec::kNone;
+  const Type cpu_type = name == "gloo" ? Type::GLOO : Type::CUSTOM;
+  auto group = c10::make_intrusive<c10d::ProcessGroup>(info.rank, info.size());
+  if (source.nccl.enabled) {
+    group->setBackend(c10::DeviceType::CUDA, Type::NCCL, make_cuda_backend(source, info, key));
+  }
+  if (has_cpu) {
+    auto backend = make_cpu_backend(name, source, std::move(info), key);
+    group->setBackend(c10::DeviceType::CPU, cpu_type, backend);
+    if (name == "fake") {
+      group->setBackend(c10::DeviceType::CUDA, cpu_type, backend);
+    }
+  }
+  group->setDefaultBackend(has_cpu ? cpu_type : Type::NCCL);
+  group->setGroupName(key);
+  return group;
+}
+
+}  // namespace tessera

@@ -1,0 +1,291 @@
+#include "comm/nccl_backend.h"
+
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/ops/view_as_real.h>
+#include <c10/cuda/CUDAFunctions.h>
+#include <cuda_runtime_api.h>
+
+#include <cstdlib>
+#include <mutex>
+#include <torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp>
+#include <utility>
+
+#include "comm/backend_checks.h"
+#include "comm/host_process.h"
+#include "comm/local_reduce.h"
+#include "cuda/device.h"
+
+namespace tessera {
+
+namespace {
+
+using c10d::ProcessGroupNCCL;
+using WorkPtr = c10::intrusive_ptr<c10d::Work>;
+
+CommError comm_error(const std::string& collective, const GroupInfo& info, const std::string& why) {
+  return CommError(fmt::format("{} on {}: a peer left, called something else, or did not arrive within {} ms: {}",
+                               collective, describe(info), info.timeout.count(), why));
+}
+
+/// Throws where the watchdog has given the group up.
+void check_alive(const std::string& collective, const GroupInfo& info, ProcessGroupNCCL& nccl) {
+  const c10d::ErrorType error = nccl.getError();
+  if (error != c10d::ErrorType::SUCCESS) {
+    throw comm_error(collective, info,
+                     error == c10d::ErrorType::TIMEOUT ? "a collective timed out, and the group was aborted"
+                                                       : "NCCL failed, and the group was aborted");
+  }
+}
+
+/// libtorch's work, with this library's errors.
+class NcclWork final : public c10d::Work {
+ public:
+  NcclWork(std::string collective, std::shared_ptr<const GroupInfo> info, c10::intrusive_ptr<ProcessGroupNCCL> nccl,
+           WorkPtr work)
+      : collective_(std::move(collective)), info_(std::move(info)), nccl_(std::move(nccl)), work_(std::move(work)) {}
+
+  bool wait(std::chrono::milliseconds timeout = kNoTimeout) override {
+    try {
+      work_->wait(timeout);
+    } catch (const std::exception& failure) {
+      throw comm_error(collective_, *info_, failure.what());
+    }
+    check_alive(collective_, *info_, *nccl_);
+    return true;
+  }
+  bool isCompleted() override { return work_->isCompleted(); }
+  bool isSuccess() const override { return work_->isSuccess(); }
+  void synchronize() override { wait(); }
+  void abort() override { work_->abort(); }
+
+ private:
+  const std::string collective_;
+  const std::shared_ptr<const GroupInfo> info_;
+  const c10::intrusive_ptr<ProcessGroupNCCL> nccl_;
+  const WorkPtr work_;
+};
+
+/// Tensors of dtypes that NCCL does not know move as bytes.
+at::Tensor as_bytes(const at::Tensor& tensor) {
+  return tensor.view(-1).view(at::kByte);
+}
+
+/// What NCCL can add up: complex numbers as pairs.
+at::Tensor as_reducible(const char* place, const at::Tensor& tensor, ReduceOp op) {
+  if (tensor.is_complex() && (op == ReduceOp::Sum || op == ReduceOp::Avg)) {
+    return at::view_as_real(tensor);
+  }
+  switch (tensor.scalar_type()) {
+    case at::kChar:
+    case at::kByte:
+    case at::kInt:
+    case at::kLong:
+    case at::kHalf:
+    case at::kBFloat16:
+    case at::kFloat:
+    case at::kDouble:
+    case at::kBool:
+      return tensor;
+    default:
+      throw NotImplementedError(fmt::format("{}({}) of {}: NCCL has none; convert the tensor, to int or float say",
+                                            place, op, c10::toString(tensor.scalar_type())));
+  }
+}
+
+class NcclBackend final : public GroupBackend {
+ public:
+  NcclBackend(GroupInfo info, c10::Device device, c10::intrusive_ptr<ProcessGroupNCCL> nccl)
+      : GroupBackend(std::move(info)), device_(device), nccl_(std::move(nccl)) {}
+
+  ~NcclBackend() override {
+    try {
+      nccl_->shutdown();
+    } catch (const std::exception& failure) {
+      fmt::print(stderr, "closing the NCCL communicator of {}: {}\n", describe(info()), failure.what());
+    }
+  }
+
+  const std::string getBackendName() const override { return "nccl"; }
+  void abort() override { nccl_->abort(); }
+  void setTimeout(std::chrono::milliseconds timeout) override { nccl_->setTimeout(timeout); }
+
+  WorkPtr _allgather_base(at::Tensor& output, at::Tensor& input, const c10d::AllgatherOptions& options) override {
+    check("all_gather output", output);
+    check("all_gather input", input);
+    TESSERA_CHECK(ValueError, output.numel() == getSize() * input.numel(),
+                  "all_gather: {} elements of {} ranks into {}", input.numel(), getSize(), output.numel());
+    at::AutoDispatchBelowADInplaceOrView guard;
+    at::Tensor to = as_bytes(output), from = as_bytes(input);
+    return launch("all_gather", input.numel() == 0, [&] { return nccl_->_allgather_base(to, from, options); });
+  }
+
+  WorkPtr _reduce_scatter_base(at::Tensor& output, at::Tensor& input,
+                               const c10d::ReduceScatterOptions& options) override {
+    check("reduce_scatter output", output);
+    check("reduce_scatter input", input);
+    const ReduceOp op = reduce_op_from_c10d(options.reduceOp);
+    check_reducible("reduce_scatter", input.scalar_type(), op);
+    TESSERA_CHECK(ValueError, input.numel() == getSize() * output.numel(),
+                  "reduce_scatter: {} elements into {} for each of {} ranks", input.numel(), output.numel(), getSize());
+    at::AutoDispatchBelowADInplaceOrView guard;
+    at::Tensor to = as_reducible("reduce_scatter", output, op).view(-1);
+    at::Tensor from = as_reducible("reduce_scatter", input, op).view(-1);
+    return launch("reduce_scatter", output.numel() == 0,
+                  [&] { return nccl_->_reduce_scatter_base(to, from, options); });
+  }
+
+  WorkPtr allreduce(std::vector<at::Tensor>& tensors, const c10d::AllreduceOptions& options) override {
+    const at::Tensor& tensor = only_tensor("all_reduce", tensors);
+    check("all_reduce", tensor);
+    const ReduceOp op = reduce_op_from_c10d(options.reduceOp);
+    check_reducible("all_reduce", tensor.scalar_type(), op);
+    at::AutoDispatchBelowADInplaceOrView guard;
+    std::vector<at::Tensor> one = {as_reducible("all_reduce", tensor, op)};
+    return launch("all_reduce", tensor.numel() == 0, [&] { return nccl_->allreduce(one, options); });
+  }
+
+  WorkPtr broadcast(std::vector<at::Tensor>& tensors, const c10d::BroadcastOptions& options) override {
+    const at::Tensor& tensor = only_tensor("broadcast", tensors);
+    check("broadcast", tensor);
+    at::AutoDispatchBelowADInplaceOrView guard;
+    std::vector<at::Tensor> one = {as_bytes(tensor)};
+    return launch("broadcast", tensor.numel() == 0, [&] { return nccl_->broadcast(one, options); });
+  }
+
+  WorkPtr alltoall_base(at::Tensor& output, at::Tensor& input, std::vector<int64_t>& output_splits,
+                        std::vector<int64_t>& input_splits, const c10d::AllToAllOptions& options) override {
+    check("all_to_all output", output);
+    check("all_to_all input", input);
+    auto sends = byte_splits("all_to_all input", input, input_splits);
+    auto receives = byte_splits("all_to_all output", output, output_splits);
+    at::AutoDispatchBelowADInplaceOrView guard;
+    at::Tensor to = as_bytes(output), from = as_bytes(input);
+    return launch("all_to_all", false, [&] { return nccl_->alltoall_base(to, from, receives, sends, options); });
+  }
+
+  WorkPtr barrier(const c10d::BarrierOptions& options) override {
+    c10d::BarrierOptions own = options;
+    own.device_ids = {device_.index()};
+    return launch("barrier", false, [&] { return nccl_->barrier(own); });
+  }
+
+ private:
+  void check(const char* place, const at::Tensor& tensor) const {
+    TESSERA_CHECK(ValueError, tensor.defined() && tensor.layout() == c10::kStrided && tensor.is_contiguous(),
+                  "{}: the tensor is undefined, or not dense and contiguous; pass tensor.contiguous()", place);
+    TESSERA_CHECK(ValueError, tensor.device() == device_, "{}: a tensor on {}; this rank's GPU in {} is {}", place,
+                  tensor.device().str(), describe(info()), device_.str());
+  }
+
+  std::vector<int64_t> byte_splits(const char* place, const at::Tensor& tensor,
+                                   const std::vector<int64_t>& rows) const {
+    std::vector<int64_t> splits = element_splits(place, tensor, rows, getSize());
+    for (int64_t& split : splits) {
+      split *= static_cast<int64_t>(tensor.element_size());
+    }
+    return splits;
+  }
+
+  template <typename Launch>
+  WorkPtr launch(const char* what, bool empty, Launch&& start) {
+    if (empty) {
+      return c10::make_intrusive<CompletedWork>();
+    }
+    check_alive(what, info(), *nccl_);
+    try {
+      return c10::make_intrusive<NcclWork>(what, shared_info(), nccl_, start());
+    } catch (const std::exception& failure) {
+      throw comm_error(what, info(), failure.what());
+    }
+  }
+
+  const c10::Device device_;
+  const c10::intrusive_ptr<ProcessGroupNCCL> nccl_;
+};
+
+/// ProcessGroupNCCL::Options holds NCCL's configuration by value: with another version's header its constructor, in
+/// libtorch, would write past the end of what is allocated here.
+void check_header() {
+  const uint64_t built = torch::cuda::nccl::version();
+  const auto own = (uint64_t{NCCL_MAJOR} << 32) | (uint64_t{NCCL_MINOR} << 16) | NCCL_PATCH;
+  TESSERA_CHECK(
+      StateError, built == own,
+      "init_process_group: this program was compiled with the header of NCCL {}.{}.{}, libtorch with {}.{}.{}; "
+      "build it again with this libtorch (./bazelw sync --configure)",
+      NCCL_MAJOR, NCCL_MINOR, NCCL_PATCH, built >> 32, (built >> 16) & 0xffff, built & 0xffff);
+}
+
+void set_default(const char* name, const std::string& value) {
+  setenv(name, value.c_str(), /*overwrite=*/0);
+}
+
+/// What libtorch reads from the environment when a group is made.
+void set_environment(const NcclOptions& options) {
+  static std::mutex mutex;
+  const std::lock_guard lock(mutex);
+  constexpr const char* kAbortOnly = "2";
+  set_default("TORCH_NCCL_ASYNC_ERROR_HANDLING", kAbortOnly);
+  set_default("TORCH_NCCL_DUMP_ON_TIMEOUT", "1");
+  set_default("TORCH_FR_BUFFER_SIZE", "2000");
+  if (!options.flight_record_prefix.empty()) {
+    set_default("TORCH_FR_DUMP_TEMP_FILE", options.flight_record_prefix);
+  }
+}
+
+std::string identity_of(int device) {
+  cudaDeviceProp properties;
+  cuda::check_cuda(cudaGetDeviceProperties(&properties, device), "init_process_group");
+  std::string text = "GPU-";
+  for (const char byte : properties.uuid.bytes) {
+    text += fmt::format("{:02x}", static_cast<unsigned char>(byte));
+  }
+  return text;
+}
+
+}  // namespace
+
+void check_nccl_is_built() {}
+
+DeviceReport report_devices(int local_rank, int wish) {
+  check_header();
+  DeviceReport report{.host = this_process().host, .local_rank = local_rank, .wish = wish};
+  try {
+    for (int device = 0; device < cuda::visible_devices(); ++device) {
+      report.devices.push_back(identity_of(device));
+    }
+    report.reason = report.devices.empty() ? cuda::no_device_message() : "";
+  } catch (const StateError& failure) {  // for all ranks to know
+    report.devices.clear();
+    report.reason = failure.what();
+  }
+  return report;
+}
+
+void use_cuda_device(int device) {
+  c10::cuda::set_device(static_cast<c10::DeviceIndex>(device));
+}
+
+c10::intrusive_ptr<GroupBackend> make_nccl_backend(NcclBackendOptions options) {
+  check_header();
+  set_environment(options.nccl);
+  auto nccl_options = ProcessGroupNCCL::Options::create(options.nccl.high_priority_stream);
+  nccl_options->timeout = options.info.timeout;
+  nccl_options->group_name = options.info.name;
+  for (const int64_t rank : options.info.ranks) {
+    nccl_options->global_ranks_in_group.push_back(static_cast<uint64_t>(rank));
+  }
+  const c10::Device device(c10::kCUDA, static_cast<c10::DeviceIndex>(options.device));
+  try {
+    auto nccl = c10::make_intrusive<ProcessGroupNCCL>(options.store, options.info.rank, options.info.size(),
+                                                      std::move(nccl_options));
+    return c10::make_intrusive<NcclBackend>(std::move(options.info), device, std::move(nccl));
+  } catch (const std::exception& failure) {
+    throw comm_error("setting up NCCL", options.info, failure.what());
+  }
+}
+
+std::string nccl_flight_record() {
+  return c10d::dump_nccl_trace_json(/*includeCollectives=*/true, /*onlyActive=*/false);
+}
+
+}  // namespace tessera

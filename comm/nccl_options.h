@@ -1,0 +1,45 @@
+#pragma once
+// Process groups over NCCL, for CUDA tensors, in builds with --config=cuda (docs/gpu.md).
+//
+//   init_process_group({.backend = "cpu:gloo,cuda:nccl"}, {.high_priority_stream = true});
+//   ProcessGroupPtr scatter = new_group({0, 1, 2, 3}, "reduce_scatter", {});   // a communicator of its own
+//
+// Each rank takes a GPU of its host (comm/cuda_devices.h), and makes it the thread's current device. A group with a CPU
+// backend beside it uses that for barriers; with "nccl" alone there are no collectives for CPU tensors.
+//
+// A collective that is not complete after ProcessGroupOptions::timeout is aborted: libtorch's watchdog thread ends the
+// communicator, the next collective of the group, or the wait for one, throws CommError on this rank, and the group is
+// of no more use. libtorch's own default, to end the process, comes back with TORCH_NCCL_ASYNC_ERROR_HANDLING=3 in the
+// environment: what a user sets there is left alone. Before the abort libtorch writes its flight recorder's last
+// entries, if told where.
+
+#include <string>
+#include <vector>
+
+#include "comm/process_group.h"
+
+namespace tessera {
+
+struct NcclOptions {
+  /// The index of this rank's GPU among those that it sees; -1: chosen. For the default group.
+  int device = -1;
+  /// Collectives run on a stream of high priority: they start before compute kernels that wait as well.
+  bool high_priority_stream = false;
+  /// "/tmp/hang_" lets rank 3 write /tmp/hang_3 when a collective times out, for libtorch's fr_trace; "": where
+  /// libtorch puts it. The first group of a process decides.
+  std::string flight_record_prefix = {};
+};
+
+/// As in comm/process_group.h; the options are those of groups that new_group makes without. Throws what that one
+/// throws, and NoDeviceError, ValueError (comm/cuda_devices.h), the same on every rank; StateError (this program was
+/// compiled with another NCCL's header than libtorch).
+void init_process_group(ProcessGroupOptions options, const NcclOptions& nccl);
+
+/// A group with options of its own; its GPU is the default group's. Where that has no NCCL they have no effect.
+ProcessGroupPtr new_group(const std::vector<int64_t>& ranks, const std::string& name, const NcclOptions& nccl);
+
+/// What NCCL's collectives of this process were last, and how far they came: libtorch's flight recorder as JSON.
+/// Throws NotImplementedError in a build without NCCL.
+std::string nccl_flight_record();
+
+}  // namespace tessera

@@ -1,0 +1,191 @@
+// NCCL under --config=cuda. Without a GPU: what is refused, alike on every rank. With one: every collective in a group
+// of one rank, through NCCL. With two: against values computed by hand.
+
+#include "comm/nccl_backend.h"
+
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/arange.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/tensor.h>
+#include <ATen/ops/zeros.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <filesystem>
+#include <torch/csrc/distributed/c10d/FileStore.hpp>
+#include <torch/csrc/distributed/c10d/HashStore.hpp>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+
+#include "comm/collectives.h"
+#include "comm/rank_context.h"
+#include "testing/expect.h"
+#include "testing/run_processes.h"
+#include "tests/cuda/gpu_test.h"
+#include "third_party/catch2/catch.h"
+
+namespace tessera {
+namespace {
+
+using Catch::Matchers::ContainsSubstring;
+
+constexpr const char* kMixed = "cpu:gloo,cuda:nccl";
+
+at::TensorOptions on_gpu(at::ScalarType dtype = at::kFloat) {
+  return at::TensorOptions(at::kCUDA).dtype(dtype);
+}
+
+TEST_CASE("the header of NCCL is the one that libtorch was built with, and a rank without a GPU says why") {
+  const DeviceReport report = report_devices(3, -1);
+  CHECK(report.local_rank == 3);
+  CHECK(report.devices.size() == static_cast<size_t>(cuda::visible_devices()));
+  if (report.devices.empty()) {
+    CHECK_THAT(report.reason, ContainsSubstring("no CUDA device is visible"));
+  }
+}
+
+TEST_CASE("a single rank without a GPU") {
+  if (cuda::visible_devices() > 0) {
+    return;
+  }
+  const RankContextGuard guard{RankContext::create()};
+  for (const char* backend : {"nccl", kMixed}) {
+    const ProcessGroupOptions options{.backend = backend, .rank = 0, .world_size = 1};
+    CHECK_THROWS_AS(init_process_group(options), NoDeviceError);
+    CHECK_THROWS_WITH(init_process_group(options),
+                      ContainsSubstring("rank 0: no CUDA device is visible") && ContainsSubstring("nvidia-smi"));
+  }
+  CHECK_FALSE(is_initialized());
+}
+
+TEST_CASE("ranks as threads cannot have NCCL") {
+  const RankContextGuard guard{RankContext::create()};
+  CHECK_THROWS_WITH(init_process_group({.backend = "cpu:threads,cuda:nccl", .rank = 0, .world_size = 1}),
+                    ContainsSubstring("NCCL needs ranks as processes"));
+}
+
+TEST_CASE("two ranks without GPUs get the same error, and neither waits for the other") {
+  if (cuda::visible_devices() > 0) {
+    return;
+  }
+  run_processes(2, [](int rank) {
+    // Both ranks are children of one launcher.
+    const auto file =
+        std::filesystem::temp_directory_path() / fmt::format("{}_{}", getppid(), std::getenv("MASTER_PORT"));
+    const RankContextGuard guard{RankContext::create()};
+    expect_throws<NoDeviceError>(
+        [&] {
+          init_process_group(
+              {.backend = kMixed,
+               .rank = rank,
+               .world_size = 2,
+               .store = c10::intrusive_ptr<c10d::Store>(c10::make_intrusive<c10d::FileStore>(file.string(), 2))});
+        },
+        "needs a GPU for each of 2 ranks; ranks 0, 1: no CUDA device is visible");
+  });
+}
+
+TEST_CASE("tests of ranks that need GPUs are skipped without them") {
+  if (cuda::visible_devices() > 0) {
+    return;
+  }
+  const auto result = try_run_processes(2, [](int) { throw Error("must not run"); }, {.backend = kMixed});
+  CHECK(result.skipped);
+  CHECK(std::ranges::any_of(result.outputs, [](const std::string& output) {
+    return output.find("skipped: init_process_group: backend \"nccl\" needs a GPU") != std::string::npos;
+  }));
+}
+
+/// Every collective of the backend itself: collectives.h touches none for a group of one rank.
+TEST_CASE("a group of one rank, through NCCL") {
+  if (cuda::skip_without_devices(1)) {
+    return;
+  }
+  const auto backend = make_nccl_backend({.info = {.name = "one", .ranks = {0}, .timeout = std::chrono::seconds(60)},
+                                          .store = c10::make_intrusive<c10d::HashStore>(),
+                                          .nccl = {.high_priority_stream = true}});
+  CHECK(backend->getBackendName() == "nccl");
+  for (const auto dtype : {at::kFloat, at::kBFloat16, at::kLong, at::kComplexFloat, at::kShort}) {
+    CAPTURE(dtype);
+    at::Tensor input = at::arange(6, on_gpu(dtype)), output = at::zeros({6}, on_gpu(dtype));
+    backend->_allgather_base(output, input, {})->wait();
+    CHECK(output.equal(input));
+    output.zero_();
+    std::vector<int64_t> splits;
+    backend->alltoall_base(output, input, splits, splits, {})->wait();
+    CHECK(output.equal(input));
+    std::vector<at::Tensor> one = {output};
+    backend->broadcast(one, {})->wait();
+    CHECK(output.equal(input));
+    if (dtype == at::kShort) {
+      CHECK_THROWS_AS(backend->allreduce(one, {}), NotImplementedError);
+      continue;
+    }
+    backend->allreduce(one, {})->wait();
+    CHECK(output.equal(input));
+    output.zero_();
+    backend->_reduce_scatter_base(output, input, {})->wait();
+    CHECK(output.equal(input));
+  }
+  at::Tensor none = at::zeros({0}, on_gpu());
+  backend->_allgather_base(none, none, {})->wait();
+  backend->barrier({})->wait();
+  at::Tensor host = at::zeros({2});
+  CHECK_THROWS_WITH(backend->_allgather_base(host, host, {}), ContainsSubstring("a tensor on cpu; this rank's GPU"));
+  CHECK_THAT(nccl_flight_record(), ContainsSubstring("entries"));
+}
+
+TEST_CASE("two ranks over NCCL, with gloo beside it") {
+  if (cuda::skip_without_devices(2)) {
+    return;
+  }
+  run_processes(2,
+                [](int rank) {
+                  const ProcessGroupPtr& group = default_group();
+                  expect_equal(get_backend(group), std::string(kMixed));
+                  at::Tensor input = at::full({2}, rank + 1.f, on_gpu()), gathered = at::zeros({4}, on_gpu());
+                  expect_equal(static_cast<int>(input.get_device()), rank);
+                  all_gather(gathered, input, group);
+                  TESSERA_EXPECT(gathered.cpu().equal(at::tensor({1.f, 1.f, 2.f, 2.f})));
+                  at::Tensor part = at::zeros({2}, on_gpu());
+                  reduce_scatter(part, at::arange(4, on_gpu()) * (rank + 1), ReduceOp::Sum, group);
+                  TESSERA_EXPECT(part.cpu().equal(at::arange(2, at::kFloat).add(2 * rank).mul(3)));
+                  all_reduce(input, ReduceOp::Avg, group);
+                  TESSERA_EXPECT(input.cpu().equal(at::full({2}, 1.5f)));
+                  at::Tensor on_host = at::full({1}, rank + 1.f);
+                  all_reduce(on_host, ReduceOp::Sum, group);
+                  expect_equal(on_host.item<float>(), 3.f);
+                  const ProcessGroupPtr other = new_group({1, 0}, "other", {.high_priority_stream = true});
+                  at::Tensor sent = at::full({3}, static_cast<float>(rank), on_gpu());
+                  broadcast(sent, 0, other);
+                  TESSERA_EXPECT(sent.cpu().equal(at::full({3}, 1.f)));
+                  barrier(other);
+                },
+                {.backend = kMixed});
+}
+
+TEST_CASE("two ranks over NCCL: a peer that does not come is an error after the time-out") {
+  if (cuda::skip_without_devices(2)) {
+    return;
+  }
+  run_processes(2,
+                [](int rank) {
+                  const ProcessGroupPtr group = new_group({0, 1}, "late");
+                  at::Tensor tensor = at::zeros({1}, on_gpu());
+                  all_reduce(tensor, ReduceOp::Sum, group);
+                  if (rank == 1) {
+                    expect_throws<CommError>(
+                        [&] {
+                          for (int attempt = 0; attempt < 120; ++attempt) {
+                            all_reduce(tensor, ReduceOp::Sum, group);
+                            tensor.cpu();
+                          }
+                        },
+                        "group 'late'");
+                  }
+                },
+                {.backend = kMixed, .timeout = std::chrono::seconds(5)});
+}
+
+}  // namespace
+}  // namespace tessera

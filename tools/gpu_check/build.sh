@@ -1,0 +1,34 @@
+#!/usr/bin/env bash
+# tools/gpu_check/build.sh <folder>: builds the CUDA tests and the kernel benchmark, and gathers them with run.py in a new
+# folder of less than 60 MiB, for a machine that has a GPU and the same libtorch, but neither Bazel nor a network:
+#
+#   LIBTORCH=/path/to/torch tools/gpu_check/build.sh /tmp/gpu_check      (without LIBTORCH: the pinned one)
+#   python3 /tmp/gpu_check/run.py --libtorch /path/to/torch --out report.json
+set -euo pipefail
+(($# == 1)) || { echo "usage: tools/gpu_check/build.sh <new folder>" >&2; exit 2; }
+[[ $1 == /* ]] && out=$1 || out=$PWD/$1
+[[ ! -e $out ]] || { echo "$out exists already; name a new folder" >&2; exit 2; }
+cd -- "$(dirname -- "${BASH_SOURCE[0]}")/../.."
+
+programs=(tests/cuda/cuda_test tests/comm/gloo_backend_test benchmarks/gpu_kernels)
+labels=("${programs[@]/#/\/\/}")
+labels=("${labels[@]%/*}")
+for i in "${!programs[@]}"; do labels[i]+=:${programs[i]##*/}; done
+${BAZEL:-./bazelw} build --config=cuda "${labels[@]}"
+bazel_bin=$(${BAZEL:-./bazelw} info --config=cuda bazel-bin)
+stand_ins=$(${BAZEL:-./bazelw} info output_base)/external/cuda/stand_ins
+
+mkdir -p "$out/bin"
+for program in "${programs[@]}"; do
+  strip --strip-unneeded -o "$out/bin/${program##*/}" "$bazel_bin/$program"
+done
+if [[ -d $stand_ins ]]; then
+  mkdir "$out/stand_ins"
+  cp "$stand_ins"/lib*.so.*[0-9] "$out/stand_ins/"
+fi
+cp tools/gpu_check/run.py "$out/"
+git rev-parse HEAD >"$out/commit" 2>/dev/null || echo unknown >"$out/commit"
+
+mib=$(($(du -sk "$out" | cut -f1) / 1024 + 1))
+((mib < 60)) || { echo "$out has $mib MiB; 60 are allowed" >&2; exit 1; }
+echo "$out: $mib MiB"

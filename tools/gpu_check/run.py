@@ -1,0 +1,164 @@
+"""Runs the programs of a gpu_check folder on this machine, and writes one JSON report.
+
+  python3 run.py --libtorch /path/to/torch [--out report.json] [--timeout 300]
+
+--libtorch is the torch/ folder of a pip install or an unpacked libtorch zip, of the version that the programs were built
+with; by default that of this Python's torch. The report tells the GPUs, each program's tests that passed, failed and
+were skipped, the latter with the reason, and what the benchmark measured. Without a GPU everything that needs one is
+"skipped"; nothing is measured. Exits with 1 if a test failed or a program could not run.
+"""
+
+import argparse
+import importlib.util
+import json
+import os
+import pathlib
+import re
+import subprocess
+import sys
+import tempfile
+import xml.etree.ElementTree
+
+HERE = pathlib.Path(__file__).resolve().parent
+TESTS = ["cuda_test", "gloo_backend_test"]
+BENCHMARKS = ["gpu_kernels"]
+
+
+def default_libtorch():
+    spec = importlib.util.find_spec("torch")
+    return pathlib.Path(spec.origin).parent if spec and spec.origin else None
+
+
+def environment(libtorch):
+    """Where libraries are looked for: libtorch, CUDA's packages beside it, the toolkit, and last the stand-ins."""
+    folders = [libtorch / "lib", *sorted(libtorch.parent.glob("nvidia/*/lib"))]
+    folders += [pathlib.Path(os.environ.get("CUDA_HOME", "/usr/local/cuda")) / "lib64", HERE / "stand_ins"]
+    given = os.environ.get("LD_LIBRARY_PATH")
+    path = [str(f) for f in folders[:-1] if f.is_dir()] + ([given] if given else []) + [str(folders[-1])]
+    return {**os.environ, "LD_LIBRARY_PATH": ":".join(path), "OMP_NUM_THREADS": "1"}
+
+
+def prefer_library_path(program, to):
+    """A copy of an ELF program that looks where LD_LIBRARY_PATH says, before the folders of the machine that built it.
+
+    DT_RPATH, which comes first, becomes DT_RUNPATH, which comes after.
+    """
+    data = bytearray(program.read_bytes())
+    assert data[:6] == b"\x7fELF\x02\x01", f"{program} is no 64-bit little-endian ELF program"
+    number = lambda at, size: int.from_bytes(data[at : at + size], "little")
+    headers, size, count = number(32, 8), number(54, 2), number(56, 2)
+    for at in range(headers, headers + size * count, size):
+        if number(at, 4) == 2:  # PT_DYNAMIC
+            for entry in range(number(at + 8, 8), number(at + 8, 8) + number(at + 32, 8), 16):
+                if number(entry, 8) == 15:  # DT_RPATH
+                    data[entry : entry + 8] = (29).to_bytes(8, "little")
+    to.write_bytes(data)
+    to.chmod(0o755)
+
+
+def run(command, env, timeout):
+    """(exit status or None after a time-out, output)"""
+    try:
+        done = subprocess.run(command, env=env, timeout=timeout, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False)
+        return done.returncode, done.stdout.decode(errors="replace")
+    except subprocess.TimeoutExpired as expired:
+        return None, (expired.stdout or b"").decode(errors="replace")
+
+
+def devices():
+    """What nvidia-smi lists; [] where there is none."""
+    query = "name,uuid,driver_version,memory.total"
+    try:
+        status, text = run(["nvidia-smi", f"--query-gpu={query}", "--format=csv,noheader"], dict(os.environ), 60)
+    except FileNotFoundError:
+        return []
+    rows = [line.split(", ") for line in text.splitlines() if line.count(", ") == 3]
+    return [dict(zip(query.split(","), row)) for row in rows] if status == 0 else []
+
+
+def test_names(program, env):
+    """Of all test cases; Catch2 2 and 3 have their own ways to list them."""
+    for options in [["--list-test-names-only"], ["--list-tests", "--verbosity", "quiet"]]:
+        command = [str(program), *options]
+        listed = subprocess.run(command, env=env, timeout=60, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, check=False)
+        names = {line.strip() for line in listed.stdout.decode(errors="replace").splitlines() if line.strip()}
+        if names and not any("Run with -?" in name for name in names):
+            return names
+    return set()
+
+
+def run_test(program, env, timeout):
+    report = program.parent / (program.name + ".xml")
+    status, text = run([str(program), "--reporter", "junit", "--out", str(report)], env, timeout)
+    try:
+        suites = xml.etree.ElementTree.parse(report).getroot()
+    except (FileNotFoundError, xml.etree.ElementTree.ParseError):
+        suites = xml.etree.ElementTree.Element("testsuites")
+    # What a test prints is in the report, where Catch2 catches it, or in the output.
+    printed = "\n".join([*suites.itertext(), text])
+    skipped = dict(re.findall(r"^\s*skipped: (.*?): ((?:no CUDA device|needs ).*)$", printed, re.M))
+    failed = {
+        case.get("name")
+        for case in suites.iter("testcase")
+        if case.find("failure") is not None or case.find("error") is not None
+    }
+    # Cases whose assertions are in processes of their own are not in the report; it is complete where there is one.
+    passed = test_names(program, env) if len(suites) else set()
+    result = {
+        "exit_status": status,
+        "passed": sorted(passed - failed - skipped.keys()),
+        "failed": sorted(failed),
+        "skipped": [{"test": test, "reason": reason} for test, reason in sorted(skipped.items())],
+    }
+    if status != 0 or not passed:
+        result["output"] = printed[-4000:]
+    return result
+
+
+def run_benchmark(program, env, timeout):
+    status, text = run([str(program), "--json"], env, timeout)
+    measured = [json.loads(line) for line in text.splitlines() if line.startswith("{")]
+    result = {"exit_status": status, "measurements": measured}
+    skipped = re.search(r"^skipped: (.*)$", text, re.M)
+    if skipped:
+        result["skipped"] = skipped[1]
+    if status != 0:
+        result["output"] = text[-4000:]
+    return result
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--libtorch", type=pathlib.Path, default=default_libtorch())
+    parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path("report.json"))
+    parser.add_argument("--timeout", type=float, default=300, help="seconds for one program")
+    options = parser.parse_args()
+    if options.libtorch is None or not (options.libtorch / "lib" / "libtorch_cuda.so").exists():
+        parser.error(f"--libtorch {options.libtorch}: it has no lib/libtorch_cuda.so; give the torch/ folder of a CUDA build")
+    found = devices()
+    report = {
+        "commit": (HERE / "commit").read_text().strip(),
+        "libtorch": str(options.libtorch),
+        "gpus": found,
+        "gpu": "present" if found else "skipped: no CUDA device (nvidia-smi lists none)",
+        "tests": {},
+        "benchmarks": {},
+    }
+    env = environment(options.libtorch.resolve())
+    with tempfile.TemporaryDirectory() as folder:
+        for names, runner, place in [(TESTS, run_test, "tests"), (BENCHMARKS, run_benchmark, "benchmarks")]:
+            for name in names:
+                program = pathlib.Path(folder) / name
+                prefer_library_path(HERE / "bin" / name, program)
+                report[place][name] = runner(program, env, options.timeout)
+    tests = report["tests"].values()
+    report["totals"] = {key: sum(len(t[key]) for t in tests) for key in ["passed", "failed", "skipped"]}
+    ran = [r["exit_status"] == 0 for r in [*tests, *report["benchmarks"].values()]]
+    report["ok"] = all(ran) and report["totals"]["failed"] == 0 and report["totals"]["passed"] > 0
+    options.out.write_text(json.dumps(report, indent=1) + "\n")
+    print(json.dumps({key: report[key] for key in ["gpu", "totals", "ok"]}))
+    return 0 if report["ok"] else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

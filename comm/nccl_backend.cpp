@@ -211,7 +211,7 @@ void check_header() {
   TESSERA_CHECK(
       StateError, built == own,
       "init_process_group: this program was compiled with the header of NCCL {}.{}.{}, libtorch with {}.{}.{}; "
-      "build it again with this libtorch (./bazelw sync --configure)",
+      "build it again with this libtorch (./bazelw sync --only=cuda)",
       NCCL_MAJOR, NCCL_MINOR, NCCL_PATCH, built >> 32, (built >> 16) & 0xffff, built & 0xffff);
 }
 

@@ -132,7 +132,11 @@ def _locate(ctx, names, folders):
             used.append(str(homes[0]))
         elif "\t{} ".format(name) not in system:
             missing.append(name)
-    return struct(folders = [str(f) for f in folders if str(f) in used], missing = missing)
+    ordered = []
+    for folder in folders:
+        if str(folder) in used and str(folder) not in ordered:
+            ordered.append(str(folder))
+    return struct(folders = ordered, missing = missing)
 
 def _link_headers(ctx, toolkit, nccl):
     for entry in toolkit.get_child("include").readdir():
@@ -180,7 +184,7 @@ def _impl(ctx):
     lines = ["        \"{}\",\n".format(f) for f in folders]
     ctx.template("BUILD.bazel", ctx.attr._build_file, {"%{folders}": "".join(lines)}, executable = False)
 
-# `configure`: looked up again after `bazelw sync --configure`, as for the C++ toolchain.
+# Looked up again after `bazelw sync --only=cuda`. Not `configure`, which `sync --configure` would fetch for everybody.
 cuda_repository = repository_rule(
     implementation = _impl,
     attrs = {
@@ -190,6 +194,5 @@ cuda_repository = repository_rule(
         "_install": attr.label(default = "//third_party/wheels:install.sh"),
         "_stand_ins": attr.label(default = "//third_party/cuda:stand_ins.sh"),
     },
-    configure = True,
     environ = ["CUDA_HOME", "LIBTORCH", "XDG_CACHE_HOME", "HOME"],
 )

@@ -22,7 +22,7 @@ source_of() {
 static void missing(const char* name) {
   fprintf(stderr, "%s was called, but $library was not installed when this was built: what is loaded only lets programs "
           "start. Install the pip package $package, or NVIDIA's library, and let Bazel look again: "
-          "./bazelw sync --configure\n", name);
+          "./bazelw sync --only=cuda\n", name);
   abort();
 }
 EOF

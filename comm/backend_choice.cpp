@@ -38,12 +38,23 @@ std::vector<HostProcess> find_processes(const ProcessGroupOptions& options, cons
   return processes;
 }
 
+std::optional<HostLayout> host_layout_of(const std::vector<HostProcess>& processes, const std::vector<int64_t>& ranks) {
+  std::vector<std::string> hosts;
+  for (const int64_t rank : ranks) {
+    hosts.push_back(processes.empty() ? "" : processes.at(static_cast<size_t>(rank)).host);
+  }
+  return find_host_layout(hosts);
+}
+
 std::string backend_for_group(const ProcessGroupOptions& options, const std::vector<HostProcess>& processes,
                               const std::vector<int64_t>& ranks) {
   if (!options.backend.empty()) {
     return options.backend;
   }
-  return share_host(processes, ranks) ? "shm" : "gloo";
+  if (share_host(processes, ranks)) {
+    return "shm";
+  }
+  return host_layout_of(processes, ranks) ? "hierarchical" : "gloo";
 }
 
 }  // namespace tessera

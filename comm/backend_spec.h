@@ -3,7 +3,7 @@
 //
 //   "shm", "gloo", "threads"   CPU only               "fake"                 any device
 //   "nccl"                     CUDA only              "cpu:gloo,cuda:nccl"   each its own; in any order, but not "fake"
-//   ""                         CPU, each group chooses between shm and gloo
+//   ""                         CPU, each group chooses between shm, gloo and both
 
 #include <string>
 

@@ -17,10 +17,7 @@ namespace {
 /// `own` of all ranks, one row a rank, on the CPU.
 at::Tensor gather_rows(const at::Tensor& own, const ProcessGroupPtr& group) {
   const at::AutoDispatchBelowADInplaceOrView below;
-  const auto devices = group->getDeviceTypes();
-  const auto is_cpu = [](const at::Device& device) { return device.is_cpu(); };
-  const bool has_cpu = std::any_of(devices.begin(), devices.end(), is_cpu);
-  const auto input = own.to(has_cpu ? at::kCPU : at::kCUDA);
+  const auto input = own.to(has_backend(group, at::kCPU) ? at::kCPU : at::kCUDA);
   const auto all = at::empty({group->getSize(), own.numel()}, input.options());
   all_gather(all, input, group);
   return all.to(at::kCPU);

@@ -1,5 +1,7 @@
 #include "comm/make_group.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
@@ -9,6 +11,7 @@
 #include "comm/backend_spec.h"
 #include "comm/fake_backend.h"
 #include "comm/gloo_backend.h"
+#include "comm/hierarchical_backend.h"
 #include "comm/nccl_backend.h"
 #include "comm/shm_backend.h"
 #include "comm/thread_backend.h"
@@ -32,6 +35,35 @@ Backend make_shm(const GroupSource& source, GroupInfo info, c10::intrusive_ptr<c
                            .host_ranks = static_cast<int>(host_ranks)});
 }
 
+/// Those of the group's ranks that stand at `places`.
+GroupInfo part_of_group(const GroupInfo& info, const std::vector<int>& places, const char* which) {
+  GroupInfo part{.name = fmt::format("{}, {}", info.name, which), .timeout = info.timeout};
+  for (const int place : places) {
+    part.rank = place == info.rank ? static_cast<int>(part.ranks.size()) : part.rank;
+    part.ranks.push_back(info.ranks[static_cast<size_t>(place)]);
+  }
+  return part;
+}
+
+Backend make_hierarchical(const GroupSource& source, GroupInfo info, const std::string& key) {
+  const HostLayout layout = *host_layout_of(source.processes, info.ranks);
+  const auto store = *source.options.store.get();
+  const auto prefixed = [=](const std::string& suffix) {
+    return c10::make_intrusive<c10d::PrefixStore>(key + suffix, store);
+  };
+  const auto gloo = [=, address = source.options.master_addr](GroupInfo part, const std::string& suffix) {
+    return make_gloo_backend({.info = std::move(part), .store = prefixed(suffix), .master_addr = address});
+  };
+  auto host = make_shm(source, part_of_group(info, layout.on_host_of(info.rank), "this host"),
+                       prefixed(fmt::format("/host{}", layout.host_of(info.rank))));
+  auto across = gloo(part_of_group(info, layout.across_hosts_of(info.rank), "across hosts"),
+                     fmt::format("/across{}", layout.place_of(info.rank)));
+  return make_hierarchical_backend(
+      {.info = info, .layout = layout, .host = std::move(host), .across = std::move(across), .make_flat = [=] {
+         return gloo(info, "/flat");
+       }});
+}
+
 /// One rank needs no peer, whichever backend the others use.
 Backend make_one_rank_backend(GroupInfo info) {
   auto meeting_place = std::make_shared<ThreadGroup>(std::make_shared<ThreadWorld>(1), std::vector<int64_t>{0});
@@ -50,6 +82,9 @@ Backend make_cpu_backend(const std::string& backend, const GroupSource& source, 
   if (backend == "threads") {
     auto meeting_place = options.thread_world->join(key, info.ranks);
     return c10::make_intrusive<ThreadBackend>(std::move(info), std::move(meeting_place));
+  }
+  if (backend == "hierarchical") {
+    return make_hierarchical(source, std::move(info), key);
   }
   auto store = c10::make_intrusive<c10d::PrefixStore>(key, *options.store.get());
   if (backend == "shm") {

@@ -215,6 +215,12 @@ std::string get_backend(const ProcessGroupPtr& group) {
   return name;
 }
 
+bool has_backend(const ProcessGroupPtr& group, c10::DeviceType device_type) {
+  const auto devices = group->getDeviceTypes();
+  return std::any_of(devices.begin(), devices.end(),
+                     [&](const c10::Device& device) { return device.type() == device_type; });
+}
+
 const std::string& group_name(const ProcessGroupPtr& group) {
   return info_of(group).name;
 }

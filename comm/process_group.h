@@ -10,6 +10,7 @@
 // header only declares the type: a file that stores a ProcessGroupPtr by value also includes
 // <torch/csrc/distributed/c10d/ProcessGroup.hpp>, one that takes it by const reference need not. (That one costs 10 s.)
 
+#include <c10/core/DeviceType.h>
 #include <c10/util/intrusive_ptr.h>
 
 #include <chrono>
@@ -43,8 +44,9 @@ class StoreHandle {
 struct ProcessGroupOptions {
   /// "shm" (ranks as processes of one host that share memory, CPU), "gloo" (ranks as processes over TCP, CPU),
   /// "threads" (ranks as threads of this process), "fake" (any world size, no data moves). "": each group of several
-  /// ranks takes shm if they share a host and gloo otherwise, or what the environment variable TESSERA_CPU_BACKEND says
-  /// (gloo or shm; the same for all ranks); one rank needs none and opens no socket.
+  /// ranks takes shm if they share a host, "hierarchical" (shm on each host, gloo across) if they are as many on each
+  /// of several hosts and numbered host after host, and gloo otherwise; or what the environment variable
+  /// TESSERA_CPU_BACKEND says (gloo or shm; the same for all ranks). One rank needs none and opens no socket.
   std::string backend = {};
   /// Both given, or both -1: from the environment (comm/rank_environment.h).
   int rank = -1;
@@ -82,8 +84,12 @@ int get_world_size();
 int get_rank(const ProcessGroupPtr& group);
 int get_world_size(const ProcessGroupPtr& group);
 
-/// What carries the group's collectives: "shm", "gloo", "threads" (also for groups of one rank) or "fake".
+/// What carries the group's collectives: "shm", "gloo", "hierarchical", "threads" (also for groups of one rank) or
+/// "fake".
 std::string get_backend(const ProcessGroupPtr& group);
+
+/// Whether the group carries tensors of that device. (libtorch 2.11 has no ProcessGroup::hasBackendForDeviceType.)
+bool has_backend(const ProcessGroupPtr& group, c10::DeviceType device_type);
 
 /// The name in messages, e.g. "default" or "tp".
 const std::string& group_name(const ProcessGroupPtr& group);

@@ -2,7 +2,6 @@
 
 #include <fmt/ranges.h>
 
-#include <algorithm>
 #include <utility>
 
 #include "base/error.h"
@@ -41,13 +40,6 @@ void check_shape(const std::vector<int64_t>& shape, int world_size) {
       "init_device_mesh: shape [{}] needs {} ranks, but the world has {}; choose sizes whose product is {}, or "
       "start {} ranks",
       fmt::join(shape, ", "), ranks, world_size, world_size, ranks);
-}
-
-/// ProcessGroup::hasBackendForDeviceType, which libtorch 2.11 does not have.
-bool has_backend(const ProcessGroupPtr& group, c10::DeviceType device_type) {
-  const auto devices = group->getDeviceTypes();
-  return std::any_of(devices.begin(), devices.end(),
-                     [&](const c10::Device& device) { return device.type() == device_type; });
 }
 
 }  // namespace
@@ -178,6 +170,10 @@ bool DeviceMesh::operator==(const DeviceMesh& other) const {
          state_->context_id == other.state_->context_id && state_->device_type == other.state_->device_type &&
          state_->ranks == other.state_->ranks && state_->shape == other.state_->shape &&
          state_->axis_names == other.state_->axis_names;
+}
+
+bool DeviceMesh::shares_groups_with(const DeviceMesh& other) const {
+  return state_ == other.state_ || (state_ && other.state_ && state_->groups == other.state_->groups);
 }
 
 std::string DeviceMesh::to_string() const {

@@ -86,6 +86,9 @@ class DeviceMesh {
   /// Same ranks, shape, names, device type, and the same rank context (comm/rank_context.h): meshes of two ranks that
   /// are threads of one process are never equal.
   bool operator==(const DeviceMesh& other) const;
+  /// Whether collectives on both go through the same groups: copies and equal parts of one mesh do, equal meshes of two
+  /// init_device_mesh calls do not.
+  bool shares_groups_with(const DeviceMesh& other) const;
   /// Equal meshes have equal hashes; stable over runs for ranks that are processes.
   uint64_t hash() const;
   /// "DeviceMesh(cpu, {dp: 2, tp: 3})", as fmt prints it.

@@ -47,9 +47,8 @@ void GradientReduction::plan(std::span<const ShardedParam> params) {
   output_buffer_ = PooledBuffer(numel_, buffer_options());
   flat_grad_ = {};
   flags_ = at::Tensor();
-  const auto on_dim_0 = [](const ParamSlot& slot) { return slot.outer == 1; };
-  group_takes_parts_ = ranks > 1 && std::all_of(layout_.slots.begin(), layout_.slots.end(), on_dim_0) &&
-                       takes_parts(options_.axes.shard_group(), options_.device.type());
+  group_takes_parts_ =
+      ranks > 1 && layout_.is_cut_on_dim_0() && takes_parts(options_.axes.shard_group(), options_.device.type());
 }
 
 bool GradientReduction::can_send_in_place() const {

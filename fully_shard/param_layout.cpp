@@ -2,9 +2,15 @@
 
 #include <c10/util/accumulate.h>
 
+#include <algorithm>
+
 #include "base/error.h"
 
 namespace tessera {
+
+bool ParamLayout::is_cut_on_dim_0() const {
+  return std::all_of(slots.begin(), slots.end(), [](const ParamSlot& slot) { return slot.outer == 1; });
+}
 
 std::vector<BlockCopy> ParamLayout::copies(const ParamSlot& slot, int64_t rank_numel) const {
   std::vector<BlockCopy> copies;

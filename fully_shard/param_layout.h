@@ -73,6 +73,9 @@ struct ParamLayout {
   int64_t num_ranks = 1;
   int64_t shard_numel = 0;  // of every rank's flat shard; a multiple of 8
 
+  /// Whether each rank's part of every parameter is one run of the parameter's elements.
+  bool is_cut_on_dim_0() const;
+
   /// The copies of one parameter where the buffer has `rank_numel` elements a rank, the flat shard first.
   std::vector<BlockCopy> copies(const ParamSlot& slot, int64_t rank_numel) const;
   /// What no copy touches of the ranks' flat shards in such a buffer.

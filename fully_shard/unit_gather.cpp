@@ -2,8 +2,6 @@
 
 #include <ATen/core/LegacyTypeDispatch.h>
 
-#include <algorithm>
-
 #include "fully_shard/block_copy.h"
 
 namespace tessera {
@@ -62,9 +60,7 @@ void UnitGather::start(const at::Tensor& flat_shard, const Stamp& stamp, BlockPo
 
 bool UnitGather::can_gather_in_place(const at::Tensor& flat_shard, const AllGatherFn& all_gather) {
   if (!group_takes_parts_) {
-    const auto& slots = options_.layout.slots;
-    group_takes_parts_ = !format_ && options_.layout.num_ranks > 1 &&
-                         std::all_of(slots.begin(), slots.end(), [](const auto& slot) { return slot.outer == 1; }) &&
+    group_takes_parts_ = !format_ && options_.layout.num_ranks > 1 && options_.layout.is_cut_on_dim_0() &&
                          takes_parts(options_.axes.shard_group(), options_.device.type());
   }
   return *group_takes_parts_ && !has_share() && !flat_shard.is_meta() && is_default(all_gather);

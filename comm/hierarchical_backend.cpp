@@ -1,0 +1,275 @@
+#include "comm/hierarchical_backend.h"
+
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/ops/empty.h>
+
+#include <condition_variable>
+#include <deque>
+#include <exception>
+#include <mutex>
+#include <thread>
+#include <utility>
+
+#include "base/error.h"
+#include "comm/backend_checks.h"
+#include "comm/local_reduce.h"
+#include "comm/rank_context.h"
+
+namespace tessera {
+
+namespace {
+
+using WorkPtr = c10::intrusive_ptr<c10d::Work>;
+
+/// A call on its way through the backend's thread.
+struct Call {
+  explicit Call(std::string what) : what(std::move(what)) {}
+
+  void end(std::exception_ptr failure) {
+    const std::lock_guard lock(mutex);
+    error = std::move(failure);
+    done = true;
+    ended.notify_all();
+  }
+
+  const std::string what;
+  std::mutex mutex;  // guards what follows
+  std::condition_variable ended;
+  bool done = false;
+  std::exception_ptr error;
+};
+
+class CallWork final : public c10d::Work {
+ public:
+  explicit CallWork(std::shared_ptr<Call> call) : call_(std::move(call)) {}
+
+  bool wait(std::chrono::milliseconds timeout = kNoTimeout) override {
+    std::unique_lock lock(call_->mutex);
+    const auto is_done = [&] { return call_->done; };
+    if (timeout == kNoTimeout) {
+      call_->ended.wait(lock, is_done);  // the backends below have their time-outs
+    } else {
+      TESSERA_CHECK(CommError, call_->ended.wait_for(lock, timeout, is_done), "{}: not done within {} ms", call_->what,
+                    timeout.count());
+    }
+    if (call_->error) {
+      std::rethrow_exception(call_->error);
+    }
+    return true;
+  }
+  bool isCompleted() override {
+    const std::lock_guard lock(call_->mutex);
+    return call_->done;
+  }
+  bool isSuccess() const override {
+    const std::lock_guard lock(call_->mutex);
+    return call_->done && !call_->error;
+  }
+
+ private:
+  const std::shared_ptr<Call> call_;
+};
+
+/// A thread that runs jobs in order, as the rank that made it. After one that threw, the others are not run.
+class JobThread {
+ public:
+  JobThread() : thread_([this, context = RankContext::current()] { run(context); }) {}
+  /// Waits for the job that runs; the others fail.
+  ~JobThread() {
+    {
+      const std::lock_guard lock(mutex_);
+      stops_ = true;
+    }
+    changed_.notify_all();
+    thread_.join();
+  }
+  JobThread(const JobThread&) = delete;
+  JobThread& operator=(const JobThread&) = delete;
+
+  void push(std::shared_ptr<Call> call, std::function<void()> job) {
+    {
+      const std::lock_guard lock(mutex_);
+      jobs_.emplace_back(std::move(call), std::move(job));
+    }
+    changed_.notify_all();
+  }
+
+ private:
+  using Job = std::pair<std::shared_ptr<Call>, std::function<void()>>;
+
+  void run(const RankContext& context) {
+    const RankContextGuard as_rank(context);
+    const at::AutoDispatchBelowADInplaceOrView below;
+    while (true) {
+      std::unique_lock lock(mutex_);
+      changed_.wait(lock, [&] { return stops_ || !jobs_.empty(); });
+      if (jobs_.empty()) {
+        return;
+      }
+      Job job = std::move(jobs_.front());
+      jobs_.pop_front();
+      if (stops_ && failure_.empty()) {
+        failure_ = "the group was destroyed";
+      }
+      lock.unlock();
+      job.first->end(result_of(job));
+    }
+  }
+
+  std::exception_ptr result_of(Job& job) {
+    try {
+      TESSERA_CHECK(CommError, failure_.empty(), "{}: {}", job.first->what, failure_);
+      std::exchange(job.second, nullptr)();
+    } catch (const std::exception& failure) {
+      if (failure_.empty()) {
+        failure_ = fmt::format("an earlier call failed: {}", failure.what());
+      }
+      return std::current_exception();
+    }
+    return nullptr;
+  }
+
+  std::mutex mutex_;  // guards what follows
+  std::condition_variable changed_;
+  std::deque<Job> jobs_;
+  bool stops_ = false;
+  std::string failure_;  // of the thread's own
+  std::thread thread_;   // last: it uses the others
+};
+
+at::Tensor flat_part(const at::Tensor& tensor, int64_t begin, int64_t count) {
+  return tensor.view(-1).narrow(0, begin, count);
+}
+
+class HierarchicalBackend final : public GroupBackend {
+ public:
+  explicit HierarchicalBackend(HierarchicalOptions options)
+      : GroupBackend(std::move(options.info)),
+        layout_(options.layout),
+        host_(std::move(options.host)),
+        across_(std::move(options.across)),
+        make_flat_(std::move(options.make_flat)) {
+    TESSERA_ASSERT(host_->takes_parts() && host_->getSize() == layout_.per_host && across_->getSize() == layout_.hosts,
+                   "{} ranks on a host and {} across for {} x {}", host_->getSize(), across_->getSize(), layout_.hosts,
+                   layout_.per_host);
+  }
+
+  const std::string getBackendName() const override { return "hierarchical"; }
+
+  WorkPtr _allgather_base(at::Tensor& output, at::Tensor& input, const c10d::AllgatherOptions&) override {
+    check_cpu_tensor("all_gather output", output);
+    check_cpu_tensor("all_gather input", input);
+    TESSERA_CHECK(ValueError,
+                  output.numel() == getSize() * input.numel() && output.scalar_type() == input.scalar_type(),
+                  "all_gather: {} elements of {} ranks into {}", input.numel(), getSize(), output.numel());
+    return launch("all_gather", [this, output, input]() mutable {
+      auto column = at::empty({layout_.hosts * input.numel()}, input.options());
+      across_->_allgather_base(column, input)->wait();
+      host_->all_gather_parts(by_host(output, input.numel()), column)->wait();
+    });
+  }
+
+  WorkPtr _reduce_scatter_base(at::Tensor& output, at::Tensor& input,
+                               const c10d::ReduceScatterOptions& options) override {
+    check_cpu_tensor("reduce_scatter output", output);
+    check_cpu_tensor("reduce_scatter input", input);
+    const ReduceOp op = reduce_op_from_c10d(options.reduceOp);
+    check_reducible("reduce_scatter", input.scalar_type(), op);
+    TESSERA_CHECK(ValueError,
+                  input.numel() == getSize() * output.numel() && output.scalar_type() == input.scalar_type(),
+                  "reduce_scatter: {} elements into {} for each of {} ranks", input.numel(), output.numel(), getSize());
+    return launch("reduce_scatter", [this, output, input, op, options]() mutable {
+      auto column = at::empty({layout_.hosts * output.numel()}, output.options());
+      host_->reduce_scatter_parts(column, by_host(input, output.numel()), op)->wait();
+      across_->_reduce_scatter_base(output, column, options)->wait();
+    });
+  }
+
+  WorkPtr allreduce(std::vector<at::Tensor>& tensors, const c10d::AllreduceOptions& options) override {
+    const at::Tensor& tensor = only_tensor("all_reduce", tensors);
+    check_cpu_tensor("all_reduce", tensor);
+    const ReduceOp op = reduce_op_from_c10d(options.reduceOp);
+    check_reducible("all_reduce", tensor.scalar_type(), op);
+    return launch("all_reduce", [this, tensor, op, options] {
+      const int64_t numel = (tensor.numel() + layout_.per_host - 1) / layout_.per_host;
+      if (numel == 0) {
+        return;
+      }
+      std::vector<at::Tensor> own{at::empty({numel}, tensor.options())};
+      const auto parts = std::make_shared<const std::vector<TensorPart>>(
+          std::vector<TensorPart>{{.offset = 0, .numel = numel, .tensor = tensor.view(-1)}});
+      host_->reduce_scatter_parts(own[0], parts, op)->wait();
+      across_->allreduce(own, options)->wait();
+      host_->all_gather_parts(parts, own[0])->wait();
+    });
+  }
+
+  WorkPtr broadcast(std::vector<at::Tensor>& tensors, const c10d::BroadcastOptions& options) override {
+    const at::Tensor& tensor = only_tensor("broadcast", tensors);
+    check_cpu_tensor("broadcast", tensor);
+    TESSERA_CHECK(ValueError, options.rootRank >= 0 && options.rootRank < getSize(),
+                  "broadcast: source {}; the group has ranks 0 to {}", options.rootRank, getSize() - 1);
+    return launch("broadcast", [this, list = tensors, root = static_cast<int>(options.rootRank)]() mutable {
+      if (layout_.place_of(root) == layout_.place_of(getRank())) {
+        c10d::BroadcastOptions from;
+        from.rootRank = layout_.host_of(root);
+        across_->broadcast(list, from)->wait();
+      }
+      c10d::BroadcastOptions from;
+      from.rootRank = layout_.place_of(root);
+      host_->broadcast(list, from)->wait();
+    });
+  }
+
+  WorkPtr alltoall_base(at::Tensor& output, at::Tensor& input, std::vector<int64_t>& output_splits,
+                        std::vector<int64_t>& input_splits, const c10d::AllToAllOptions& options) override {
+    check_cpu_tensor("all_to_all output", output);
+    check_cpu_tensor("all_to_all input", input);
+    element_splits("all_to_all input", input, input_splits, getSize());
+    element_splits("all_to_all output", output, output_splits, getSize());
+    return launch("all_to_all", [this, output, input, output_splits, input_splits, options]() mutable {
+      flat_ = flat_ ? flat_ : make_flat_();
+      flat_->alltoall_base(output, input, output_splits, input_splits, options)->wait();
+    });
+  }
+
+  WorkPtr barrier(const c10d::BarrierOptions& options) override {
+    return launch("barrier", [this, options] {
+      host_->barrier(options)->wait();
+      across_->barrier(options)->wait();
+    });
+  }
+
+ private:
+  /// The ranks' flat elements, `numel` a rank, as one part for each host: what a rank of this host sends and gets has
+  /// one piece a host.
+  TensorParts by_host(const at::Tensor& tensor, int64_t numel) const {
+    std::vector<TensorPart> parts;
+    const int64_t host_numel = layout_.per_host * numel;
+    for (int64_t host = 0; host < layout_.hosts; ++host) {
+      parts.push_back(
+          {.offset = host * numel, .numel = numel, .tensor = flat_part(tensor, host * host_numel, host_numel)});
+    }
+    return std::make_shared<const std::vector<TensorPart>>(std::move(parts));
+  }
+
+  WorkPtr launch(const char* what, std::function<void()> job) {
+    auto call = std::make_shared<Call>(fmt::format("{} on {}", what, describe(info())));
+    thread_.push(call, std::move(job));
+    return c10::make_intrusive<CallWork>(std::move(call));
+  }
+
+  const HostLayout layout_;
+  const c10::intrusive_ptr<GroupBackend> host_, across_;
+  const std::function<c10::intrusive_ptr<GroupBackend>()> make_flat_;
+  c10::intrusive_ptr<GroupBackend> flat_;
+  JobThread thread_;  // last: its jobs use the others
+};
+
+}  // namespace
+
+c10::intrusive_ptr<GroupBackend> make_hierarchical_backend(HierarchicalOptions options) {
+  return c10::make_intrusive<HierarchicalBackend>(std::move(options));
+}
+
+}  // namespace tessera

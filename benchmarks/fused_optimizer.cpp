@@ -4,6 +4,7 @@
 //   fused_adamw/192_small_ratio   that divided by its time on plain tensors of the local sizes
 //   fused_adamw/4_large_us, _ratio   the same of 4 DTensors with local tensors of 512 x 1024; likewise fused_sgd
 
+#include <ATen/core/grad_mode.h>
 #include <ATen/ops/_fused_adamw.h>
 #include <ATen/ops/_fused_sgd.h>
 #include <ATen/ops/rand.h>
@@ -40,6 +41,7 @@ struct OptimizerTensors {
 
 /// Many small parameters, where overhead is all there is, and few large ones.
 void run(const BenchmarkOptions& options) {
+  const at::NoGradGuard no_grad;  // as optimizers call them
   const RankContextGuard guard(RankContext::create());
   init_process_group({.backend = "fake", .rank = 0, .world_size = 2});
   const auto mesh = init_device_mesh(at::kCPU, {2});

@@ -2,9 +2,11 @@
 
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/empty.h>
+#include <c10/core/InferenceMode.h>
 
 #include <algorithm>
 #include <iterator>
+#include <optional>
 
 #include "base/error.h"
 #include "dtensor/call_signature.h"
@@ -191,6 +193,11 @@ struct ResultWrapper {
   at::Tensor wrap_view(at::Tensor local, SpecPtr spec, size_t index) const {
     const auto& operand = call.operands[0];
     const auto* viewed = operand.dtensor;
+    // A view is an inference tensor where the viewed one is, whatever mode it was made in, as autograd asserts.
+    std::optional<c10::InferenceMode> mode;
+    if (operand.tensor->is_inference() != c10::InferenceMode::is_enabled()) {
+      mode.emplace(operand.tensor->is_inference());
+    }
     // A viewed tensor that was moved is a copy, and so are its views.
     auto view = wrap_local(std::move(local), std::move(spec), viewed ? viewed->origin : nullptr,
                            viewed && (plan.redistribute[0] || viewed->copied_view));

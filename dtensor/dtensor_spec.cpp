@@ -3,6 +3,8 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <array>
+#include <optional>
 
 #include "base/error.h"
 #include "base/hash.h"
@@ -52,7 +54,16 @@ DTensorSpec::DTensorSpec(DeviceMesh mesh, Placements placements, TensorMeta meta
 }
 
 SpecPtr DTensorSpec::make(DeviceMesh mesh, Placements placements, TensorMeta meta) {
-  return c10::make_intrusive<DTensorSpec>(std::move(mesh), std::move(placements), std::move(meta));
+  // By hash; whichever was made last has the place.
+  thread_local std::array<std::optional<c10::weak_intrusive_ptr<DTensorSpec>>, 1024> recent;
+  auto spec = c10::make_intrusive<DTensorSpec>(std::move(mesh), std::move(placements), std::move(meta));
+  auto& place = recent[spec->hash_ % recent.size()];
+  if (const auto found = place ? place->lock() : SpecPtr();
+      found && same_spec(found, spec) && found->mesh_.shares_groups_with(spec->mesh_)) {
+    return found;
+  }
+  place.emplace(spec);
+  return spec;
 }
 
 SpecPtr DTensorSpec::with_placements(Placements placements, bool contiguous) const {

@@ -36,7 +36,8 @@ using SpecPtr = c10::intrusive_ptr<DTensorSpec>;
 
 class DTensorSpec : public c10::intrusive_ptr_target {
  public:
-  /// `placements` must be normalized(). Throws ValueError for an empty mesh.
+  /// The spec that this thread made before, if it is equal, over the same groups, and still in use: so most
+  /// comparisons end at equal pointers. `placements` must be normalized(). Throws ValueError for an empty mesh.
   static SpecPtr make(DeviceMesh mesh, Placements placements, TensorMeta meta);
   /// The same mesh and tensor under other (normalized) placements, and row-major if `contiguous`.
   SpecPtr with_placements(Placements placements, bool contiguous = false) const;
@@ -63,6 +64,8 @@ class DTensorSpec : public c10::intrusive_ptr_target {
   std::string to_string() const;
 
   DTensorSpec(DeviceMesh mesh, Placements placements, TensorMeta meta);
+  /// When the last owner is gone: those that only remember the spec (make()) do not keep the mesh's groups.
+  void release_resources() override { mesh_ = {}; }
 
  private:
   DeviceMesh mesh_;

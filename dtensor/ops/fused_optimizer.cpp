@@ -1,11 +1,11 @@
 // Fused optimizer steps: parameter, gradient and states of one place are cut alike, which optimizers do anyway; then
 // the step is one local call without communication. Whatever lies otherwise is moved, and written states moved back.
 //
-// Where all lies alike, which is what optimizers call, the step bypasses dispatch(): to box, hash and compare a
-// thousand tensors costs more than a step of small ones.
+// Where all lies alike, which is what optimizers call, the step bypasses autograd and dispatch(): to unpack, box, hash
+// and compare a thousand tensors costs more than a step of small ones.
 
-#include <ATen/core/boxing/impl/boxing.h>
-#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/core/grad_mode.h>
 #include <ATen/ops/_fused_adagrad_ops.h>
 #include <ATen/ops/_fused_adam_ops.h>
 #include <ATen/ops/_fused_adamw_ops.h>
@@ -17,7 +17,6 @@
 #include <tuple>
 #include <vector>
 
-#include "dtensor/dispatch.h"
 #include "dtensor/dtensor_impl.h"
 #include "dtensor/ops/list_parts.h"
 #include "dtensor/ops/pointwise.h"
@@ -74,16 +73,46 @@ const RegisterOpRules rules([] {
   }
 });
 
-/// This rank's local tensors of a step's lists, without the places where it has nothing.
+/// Tensors that somebody else owns, in a list that ops take. To count references of a thousand tensors up and down
+/// costs more than a step of small ones: each count is an atomic write to memory that is not in the cache.
+class BorrowedTensors {
+ public:
+  BorrowedTensors() = default;
+  BorrowedTensors(const BorrowedTensors&) = delete;
+  BorrowedTensors& operator=(const BorrowedTensors&) = delete;
+  ~BorrowedTensors() {
+    for (auto& tensor : tensors_) {
+      Traits::destroyBorrow(tensor);
+    }
+  }
+
+  void reserve(size_t size) { tensors_.reserve(size); }
+  void push_back(const at::Tensor& tensor) { tensors_.push_back(Traits::createBorrow(tensor)); }
+  at::TensorList list() const { return tensors_; }
+
+ private:
+  using Traits = c10::MaybeOwnedTraits<at::Tensor>;
+  std::vector<at::Tensor> tensors_;
+};
+
+/// This rank's local tensors of a step's lists, without the places where it has nothing. The lists' tensors live
+/// longer.
 class LocalLists {
  public:
-  explicit LocalLists(at::TensorList params) : params_(params) {}
+  explicit LocalLists(at::TensorList params) {
+    params_.reserve(params.size());
+    for (const auto& param : params) {
+      params_.push_back(dtensor_meta(param));
+      lie_alike_ = lie_alike_ && params_.back() && !params_.back()->spec->has_partial();
+    }
+  }
 
   /// Whether every list that was taken lies as the parameters do, so that the step is right on the local tensors.
   bool lie_alike() const { return lie_alike_; }
 
   at::TensorList take(at::TensorList list) {
     auto& taken = lists_.at(num_lists_++);
+    taken.tensors = list;
     if (list.empty()) {
       return {};
     }
@@ -92,7 +121,7 @@ class LocalLists {
     for (size_t i = 0; lie_alike_ && i < list.size(); ++i) {
       take(list[i], i, taken);
     }
-    return taken.locals;
+    return taken.locals.list();
   }
   const at::Tensor& take(const at::Tensor& value) {
     lie_alike_ = lie_alike_ && !dtensor_meta(value);
@@ -107,58 +136,67 @@ class LocalLists {
     return value;
   }
 
-  /// As dispatch() does after a write: all lists of DTensors are written.
+  /// As autograd does after a write of DTensors, and dispatch() of their local tensors.
   void bump_versions() const {
-    for (const auto& [locals, of_dtensors] : lists_) {
-      for (const auto& local : locals) {
-        if (of_dtensors && !local.is_inference()) {
-          local.unsafeGetTensorImpl()->bump_version();
+    const auto bump = [](at::TensorList tensors) {
+      for (const auto& tensor : tensors) {
+        if (!tensor.is_inference()) {
+          tensor.unsafeGetTensorImpl()->bump_version();
         }
+      }
+    };
+    for (const auto& [tensors, locals, of_dtensors] : lists_) {
+      if (of_dtensors) {
+        bump(tensors);
+        bump(locals.list());
       }
     }
   }
 
  private:
   struct List {
-    std::vector<at::Tensor> locals;
+    at::TensorList tensors;
+    BorrowedTensors locals;
     bool of_dtensors = true;  // and not step counts
   };
 
   void take(const at::Tensor& tensor, size_t i, List& taken) {
-    const auto* param = dtensor_meta(params_[i]);
+    const auto& param = *params_[i];
     const auto* meta = dtensor_meta(tensor);
-    const bool is_step_count = !meta && tensor.dim() == 0 && params_[i].dim() > 0;
-    lie_alike_ = param && (is_step_count || (meta && !meta->copied_view && same_spec(meta->spec, param->spec) &&
-                                             !param->spec->has_partial()));
+    const bool is_step_count = !meta && tensor.dim() == 0 && param.spec->ndim() > 0;
+    lie_alike_ = is_step_count || (meta && !meta->copied_view && same_spec(meta->spec, param.spec));
     taken.of_dtensors = taken.of_dtensors && meta;
-    if (lie_alike_ && param->local.numel() > 0) {
+    if (lie_alike_ && param.local.numel() > 0) {
       taken.locals.push_back(meta ? meta->local : tensor);
     }
   }
 
-  const at::TensorList params_;
+  std::vector<const DTensorMeta*> params_;  // null: a plain tensor
   std::array<List, 6> lists_;
   size_t num_lists_ = 0;
   bool lie_alike_ = true;
 };
 
-/// The kernel of a fused op on DTensors.
+/// What a fused op does to DTensors in the place of autograd's own kernel, which has nothing to record in a step, and
+/// takes as long for a thousand small tensors as the optimizer itself. That one is called for the rest.
 template <class Op, class Signature = typename Op::schema>
 struct FusedStep;
 
 template <class Op, class... Args>
 struct FusedStep<Op, void(at::TensorList, Args...)> {
-  static void call(at::TensorList params, Args... args) {
+  static void call(c10::DispatchKeySet keys, at::TensorList params, Args... args) {
     LocalLists lists(params);
     const std::tuple<at::TensorList, Args...> locals{lists.take(params), lists.take(args)...};  // in this order
-    if (!lists.lie_alike()) {
-      static const auto op = c10::Dispatcher::singleton().findSchemaOrThrow(Op::name, Op::overload_name);
-      auto stack = c10::impl::boxArgs<at::TensorList, Args...>(params, args...);
-      dispatch(op, c10::DispatchKeySet(c10::DispatchKey::PrivateUse1), &stack);
-    } else if (!std::get<0>(locals).empty()) {
-      std::apply(Op::call, locals);
-      lists.bump_versions();
+    if (c10::GradMode::is_enabled() || !lists.lie_alike()) {
+      const auto stock = keys.remove(c10::DispatchKey::AutogradPrivateUse1).add(c10::DispatchKey::AutogradOther);
+      Op::redispatch(stock, params, args...);
+      return;
     }
+    if (!std::get<0>(locals).empty()) {
+      const at::AutoDispatchBelowADInplaceOrView below;
+      std::apply(Op::call, locals);
+    }
+    lists.bump_versions();
   }
 };
 
@@ -170,7 +208,7 @@ void register_step(torch::Library& library) {
 
 }  // namespace
 
-TORCH_LIBRARY_IMPL(aten, PrivateUse1, library) {
+TORCH_LIBRARY_IMPL(aten, AutogradPrivateUse1, library) {
   register_step<at::_ops::_fused_adam_>(library);
   register_step<at::_ops::_fused_adam__tensor_lr>(library);
   register_step<at::_ops::_fused_adamw_>(library);

@@ -6,6 +6,7 @@
 #include <ATen/ops/full.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/zeros.h>
+#include <c10/core/InferenceMode.h>
 #include <torch/library.h>
 
 #include "dtensor/sharding_rule.h"
@@ -277,6 +278,29 @@ TEST_CASE("set_data turns a tensor from plain to DTensor and back", "[dtensor]")
     TESSERA_EXPECT(parameter.unsafeGetTensorImpl() == impl);
     parameter.square().sum().backward();
     expect_bit_equal(parameter.grad(), (ramp({4, 2}) + 1) * 2);
+  });
+}
+
+TEST_CASE("in inference mode views are of the kind of what they view", "[dtensor]") {
+  run_ranks(2, [](int) {
+    const auto mesh = init_device_mesh(at::kCPU, {2});
+    const auto whole = ramp({5, 3});
+    const auto normal = distribute_tensor(whole, mesh, {Shard(0)}).requires_grad_(true);
+    at::Tensor inference;
+    {
+      const c10::InferenceMode guard;
+      inference = distribute_tensor(whole, mesh, {Shard(0)});
+      for (const auto& viewed : {normal, inference}) {
+        for (const auto& view : {viewed.t(), viewed.slice(1, 0, 2), viewed.detach(), viewed.view({15}),
+                                 viewed.chunk(2, 1)[1], viewed.unsqueeze(0).expand({2, 5, 3})}) {
+          TESSERA_EXPECT(view.is_inference() == viewed.is_inference());
+        }
+        expect_bit_equal(full_tensor(viewed.mm(viewed.t())), whole.mm(whole.t()));
+      }
+    }
+    TESSERA_EXPECT(inference.t().is_inference());
+    normal.t().sum().backward();
+    expect_bit_equal(full_tensor(normal.grad()), at::ones({5, 3}));
   });
 }
 

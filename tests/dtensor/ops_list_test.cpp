@@ -1,5 +1,6 @@
 // Ops on lists of tensors: foreach and fused optimizer steps.
 
+#include <ATen/core/grad_mode.h>
 #include <ATen/ops/_foreach_abs.h>
 #include <ATen/ops/_foreach_add.h>
 #include <ATen/ops/_foreach_addcdiv.h>
@@ -183,6 +184,7 @@ std::vector<Optimizer> fused_optimizers() {
 }  // namespace
 
 TEST_CASE("fused optimizer steps, whatever lies where", "[dtensor][ops]") {
+  const bool grad_mode = GENERATE(false, true);
   auto generator = make_generator(5);
   std::vector<Tensors> values(4);  // parameters, gradients, moments of [5, 3] and [2]
   for (auto& list : values) {
@@ -210,7 +212,10 @@ TEST_CASE("fused optimizer steps, whatever lies where", "[dtensor][ops]") {
           }
         }
         reset_comm_stats();
-        optimizer.step(x[0], x[1], x[2], x[3]);
+        {
+          const c10::AutoGradMode mode(grad_mode);
+          optimizer.step(x[0], x[1], x[2], x[3]);
+        }
         if (layout == layouts[0]) {
           expect_equal(comm_stats().calls(), 0);
         }
@@ -225,7 +230,8 @@ TEST_CASE("fused optimizer steps, whatever lies where", "[dtensor][ops]") {
   }
 }
 
-TEST_CASE("a fused step of parameters on several meshes; it counts as one write of each shard", "[dtensor][ops]") {
+TEST_CASE("a fused step of parameters on several meshes; it counts as one write", "[dtensor][ops]") {
+  const bool grad_mode = GENERATE(false, true);
   auto generator = make_generator(6);
   const Tensors values{at::randn({5, 3}, generator), at::randn({3}, generator)};
   const Tensors slopes{at::randn({5, 3}, generator), at::randn({3}, generator)};
@@ -241,9 +247,11 @@ TEST_CASE("a fused step of parameters on several meshes; it counts as one write 
     };
     const auto params = place(values), grads = place(slopes), states = place({at::zeros({5, 3}), at::zeros({3})});
     const auto& shard = dtensor_meta(params[0])->local;
-    const auto version = shard._version();
+    const auto version = params[0]._version(), shard_version = shard._version();
+    const c10::AutoGradMode mode(grad_mode);
     at::_fused_sgd_(params, grads, states, 0.01, 0.9, 0.1, 0.0, false, false, true);
-    expect_equal(shard._version(), version + 1);
+    expect_equal(params[0]._version(), version + 1);
+    expect_equal(shard._version(), shard_version + 1);
     for (size_t i = 0; i < params.size(); ++i) {
       expect_bit_equal(full_tensor(params[i]), expected[i]);
     }
@@ -251,5 +259,18 @@ TEST_CASE("a fused step of parameters on several meshes; it counts as one write 
     expect_throws<ValueError>(
         [&] { at::_fused_sgd_(params, slopes, states, 0.01, 0.9, 0.1, 0.0, false, false, false); },
         "DTensors and plain tensors are mixed");
+  });
+}
+
+TEST_CASE("a fused step of parameters that require grad needs no_grad, as with plain ones", "[dtensor][ops]") {
+  run_ranks(2, [](int) {
+    const auto mesh = init_device_mesh(at::kCPU, {2});
+    const auto make = [&](double value) { return distribute_tensor(at::full({5}, value), mesh, {Shard(0)}); };
+    const Tensors params{make(1).requires_grad_(true)}, grads{make(2)};
+    const auto step = [&] { at::_fused_sgd_(params, grads, {}, 0.0, 0.0, 0.5, 0.0, false, false, true); };
+    expect_throws<c10::Error>(step, "a leaf Variable that requires grad is being used in an in-place operation");
+    const at::NoGradGuard no_grad;
+    step();
+    expect_bit_equal(full_tensor(params[0]), at::zeros({5}));
   });
 }

@@ -11,6 +11,9 @@
 //   plain/forward_backward_ms      likewise, without AdamW
 //   fully_shard/shm_over_plain     shm_step_ms / plain step_ms
 //   fully_shard/shm_over_ideal     shm_step_ms / (plain forward and backward + the rest of the plain step / ranks)
+//   plain/side_by_side_step_ms     as plain/step_ms, while the other ranks do the same: they share caches and memory
+//   fully_shard/shm_over_floor     shm_step_ms / the same ideal of steps that run side by side: what is left is
+//                                  communication, and what the engine does
 //
 // Where PEER_PYTHON names a Python that has torch, fully_shard_step_peer.py measures the same there, over gloo: it is
 // the peer of shm_step_ms, too.
@@ -35,24 +38,31 @@ struct StepOptions {
   bool host_only = false;
 };
 
-/// Milliseconds; with `beside_plain` rank 0 alone runs the plain model in turns with the sharded one.
+/// Milliseconds of a step of the sharded model, and, with `beside_plain`, of the plain one in turns with it: of rank 0
+/// alone, while the others wait for the next sharded step, and of all ranks side by side.
 Results measure_step(const std::string& size, bool beside_plain, int rounds) {
   const TrainModel sharded = make_train_model(size);
   shard(sharded);
   std::vector<std::function<void()>> calls{make_step(sharded, Optimizer::AdamW)};
-  if (beside_plain && get_rank() == 0) {
-    const TrainModel plain = make_train_model(size);
-    calls.push_back(make_step(plain, Optimizer::AdamW));
-    calls.push_back(make_step(plain, Optimizer::None));
+  if (!beside_plain) {
+    return {{"sharded", microseconds(calls, wall_us, rounds, sharded.steps)[0] / 1e3}};
   }
+  const TrainModel plain = make_train_model(size);
+  const auto step = make_step(plain, Optimizer::AdamW), forward_backward = make_step(plain, Optimizer::None);
+  const auto together = [&] { barrier(default_group()); };
+  const auto alone = [&](const std::function<void()>& call) { return get_rank() == 0 ? call : [] {}; };
+  calls.insert(calls.end(), {alone(step), alone(forward_backward), together, step, forward_backward, together});
   const auto times = microseconds(calls, wall_us, rounds, sharded.steps);
-  barrier(default_group());
-  Results results{{"sharded", times[0] / 1e3}};
-  if (times.size() > 1) {
-    results["plain"] = times[1] / 1e3;
-    results["forward_backward"] = times[2] / 1e3;
-  }
-  return results;
+  return {{"sharded", times[0] / 1e3},
+          {"plain", times[1] / 1e3},
+          {"forward_backward", times[2] / 1e3},
+          {"side_by_side", times[4] / 1e3},
+          {"side_by_side_forward_backward", times[5] / 1e3}};
+}
+
+/// A step without communication, where each rank has its part of the optimizer's work only.
+double ideal(double step, double forward_backward, int ranks) {
+  return forward_backward + (step - forward_backward) / ranks;
 }
 
 double host_us_per_unit(int rounds) {
@@ -60,8 +70,9 @@ double host_us_per_unit(int rounds) {
   init_process_group({.backend = "fake", .rank = 0, .world_size = 2});
   const TrainModel plain = make_train_model("tiny"), sharded = make_train_model("tiny");
   shard(sharded);
+  // A small difference of two times: it takes more rounds than the times themselves.
   const auto times = microseconds({make_step(plain, Optimizer::None), make_step(sharded, Optimizer::None)}, cpu_us,
-                                  rounds, plain.steps);
+                                  20 * rounds, /*steps=*/5);
   destroy_process_group();
   return (times[1] - times[0]) / static_cast<double>(plain.blocks.size());
 }
@@ -90,7 +101,11 @@ void run(const StepOptions& own, const BenchmarkOptions& options) {
     print("plain/step_ms", plain, "ms");
     print("plain/forward_backward_ms", forward_backward, "ms");
     print("fully_shard/shm_over_plain", step / plain, "x");
-    print("fully_shard/shm_over_ideal", step / (forward_backward + (plain - forward_backward) / own.ranks), "x");
+    print("fully_shard/shm_over_ideal", step / ideal(plain, forward_backward, own.ranks), "x");
+    const double side_by_side = shm.at("side_by_side");
+    print("plain/side_by_side_step_ms", side_by_side, "ms");
+    print("fully_shard/shm_over_floor", step / ideal(side_by_side, shm.at("side_by_side_forward_backward"), own.ranks),
+          "x");
   }
 }
 

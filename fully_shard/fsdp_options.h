@@ -97,6 +97,10 @@ struct FSDPOptions {
   bool sync_module_states = false;
   /// The next unit, in the order of the last iteration, is gathered before this one's forward computes.
   bool forward_prefetch = false;
+  /// Whether the host waits before it issues an all-gather while two units' full parameters are in memory. Here false
+  /// lifts no wait: units are gathered one ahead at most, either way, and memory is freed before its next use is
+  /// issued.
+  bool limit_all_gathers = true;
   /// One axis to shard over, or (replicas, shards) for the hybrid strategies.
   std::optional<DeviceMesh> device_mesh = std::nullopt;
 };

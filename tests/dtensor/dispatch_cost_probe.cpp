@@ -1,45 +1,25 @@
-// What dispatch_cost_test runs under callgrind: kCalls calls of each op of benchmarks/dispatch_ops.h, dumped under the
-// name "<name>/dtensor" or "<name>/plain".
+// What dispatch_cost_test runs under callgrind: each op of benchmarks/dispatch_ops.h, as "<name>/dtensor" and
+// "<name>/plain".
 
 #include <ATen/core/grad_mode.h>
-#include <fmt/format.h>
-#include <valgrind/callgrind.h>
-
-#include <string>
 
 #include "benchmarks/dispatch_ops.h"
 #include "comm/process_group.h"
-
-namespace {
-
-constexpr int kCalls = 100;
-
-void count(const tessera::DispatchOp& op, const tessera::DispatchOperands& operands, const char* kind) {
-  for (int i = 0; i < 5; ++i) {
-    op.run(operands);
-  }
-  const std::string name = fmt::format("{}/{}", op.name, kind);
-  CALLGRIND_TOGGLE_COLLECT;
-  for (int i = 0; i < kCalls; ++i) {
-    op.run(operands);
-  }
-  CALLGRIND_TOGGLE_COLLECT;
-  CALLGRIND_DUMP_STATS_AT(name.c_str());
-}
-
-}  // namespace
+#include "testing/callgrind.h"
 
 int main() {
+  using namespace tessera;
   const at::NoGradGuard no_grad;
-  tessera::init_process_group({.rank = 0, .world_size = 1});
-  const auto plain = tessera::plain_operands();
-  const auto dtensors = tessera::dtensor_operands();
-  for (const auto& op : tessera::dispatch_ops()) {
-    count(op, dtensors, "dtensor");
+  init_process_group({.rank = 0, .world_size = 1});
+  const auto plain = plain_operands();
+  const auto dtensors = dtensor_operands();
+  for (const auto& op : dispatch_ops()) {
+    const std::string name = op.name;
+    testing::count_instructions(name + "/dtensor", 100, [&] { op.run(dtensors); });
     if (!op.dtensor_only) {
-      count(op, plain, "plain");
+      testing::count_instructions(name + "/plain", 100, [&] { op.run(plain); });
     }
   }
-  tessera::destroy_process_group();
+  destroy_process_group();
   return 0;
 }

@@ -3,24 +3,18 @@
 // lower the limit.
 
 #include <ATen/core/grad_mode.h>
-#include <fmt/format.h>
 
 #include <cstdlib>
-#include <filesystem>
-#include <fstream>
 #include <map>
 #include <new>
 #include <string>
 
 #include "benchmarks/dispatch_ops.h"
+#include "testing/callgrind.h"
 #include "testing/run_ranks.h"
 #include "third_party/catch2/catch.h"
 
 using namespace tessera;
-
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-#define TESSERA_SANITIZED 1
-#endif
 
 namespace {
 
@@ -49,38 +43,6 @@ int64_t allocations_of(const DispatchOp& op, const DispatchOperands& operands) {
   op.run(operands);
   return allocations - before;
 }
-
-#ifndef TESSERA_SANITIZED
-
-constexpr int kCalls = 100;  // of the probe
-
-/// "name/kind" → instructions of a call, as callgrind counted them. Empty where there is no valgrind.
-std::map<std::string, double> count_instructions() {
-  if (std::system("command -v valgrind >/dev/null") != 0) return {};
-  const char* const tmp = std::getenv("TEST_TMPDIR");
-  const std::filesystem::path folder = std::filesystem::path(tmp != nullptr ? tmp : "/tmp") / "dispatch_cost";
-  std::filesystem::remove_all(folder);
-  std::filesystem::create_directories(folder);
-  const std::string command = fmt::format(
-      "valgrind -q --tool=callgrind --collect-atstart=no --callgrind-out-file='{}/out' "
-      "tests/dtensor/dispatch_cost_probe 2>'{}/errors'",
-      folder.string(), folder.string());
-  REQUIRE(std::system(command.c_str()) == 0);
-  std::map<std::string, double> counts;
-  for (const auto& file : std::filesystem::directory_iterator(folder)) {
-    std::ifstream stream(file.path());
-    const std::string trigger = "desc: Trigger: Client Request: ", summary = "summary: ";
-    std::string name;
-    for (std::string line; std::getline(stream, line);) {
-      if (line.starts_with(trigger)) name = line.substr(trigger.size());
-      if (line.starts_with(summary) && !name.empty()) counts[name] = std::stod(line.substr(summary.size())) / kCalls;
-    }
-  }
-  std::filesystem::remove_all(folder);
-  return counts;
-}
-
-#endif
 
 }  // namespace
 
@@ -111,13 +73,9 @@ TEST_CASE("a cached op allocates its result and what libtorch boxes the call in"
 }
 
 TEST_CASE("the instructions of a cached op beyond the plain op's stay within limits", "[dtensor]") {
-#ifdef TESSERA_SANITIZED
-  WARN("skipped: valgrind cannot run what a sanitizer instruments");
-#else
-  const auto counts = count_instructions();
+  const auto counts = testing::run_probe("tests/dtensor/dispatch_cost_probe");
   if (counts.empty()) {
-    WARN("skipped: there is no valgrind on this machine; ./bazelw installs it");
-    return;
+    return;  // it said why
   }
   // As counted with g++ 12 -O2 and libtorch 2.15.0, and a tenth.
   const std::map<std::string, double> limits{
@@ -131,5 +89,4 @@ TEST_CASE("the instructions of a cached op beyond the plain op's stay within lim
     CHECK(beyond > 0);
     CHECK(beyond <= limits.at(name));
   }
-#endif
 }

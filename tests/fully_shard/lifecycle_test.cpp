@@ -1,6 +1,7 @@
 // When parameters are gathered, freed and reduced; unusual graphs; recovery after exceptions.
 
 #include <ATen/TensorOperators.h>
+#include <c10/core/InferenceMode.h>
 #include <torch/optim/sgd.h>
 
 #include "comm/comm_stats.h"
@@ -72,6 +73,29 @@ TEST_CASE("the root keeps its parameters until backward is done, inner units do 
     expect_equal(fsdp(tower->blocks[1]).unsharded_bytes(), 0u);
     loss.backward();
     expect_equal(unsharded_bytes(tower), 0u);
+  });
+}
+
+TEST_CASE("a forward in inference mode gives what one process gives, before and after training") {
+  const bool reshards = GENERATE(true, false);
+  run_ranks(2, [=](int rank) {
+    auto pair = make_pair_of_towers({.reshard_after_forward = reshards});
+    const auto infer = [&] {
+      const c10::InferenceMode guard;
+      const auto batch = make_batch(static_cast<uint64_t>(rank), 3, 5);
+      expect_bit_equal(pair.sharded(batch), pair.reference(batch));
+    };
+    infer();
+    for (int step = 0; step < 2; ++step) {
+      expect_equal_gradients(pair, rank, 2, [](Tower& tower, int r) {
+        return weighted_loss(tower(make_batch(static_cast<uint64_t>(r), 3, 5)));
+      });
+      for (auto* tower : {&pair.reference, &pair.sharded}) {
+        torch::optim::SGD((*tower)->parameters(), 0.1).step();
+        (*tower)->zero_grad();
+      }
+      infer();
+    }
   });
 }
 

@@ -1,10 +1,11 @@
-// The most bytes that a rank allocates in a step, counted below libtorch, against the formula: shards of parameters,
-// gradients and Adam's two moments, two units with their gradients, activations.
+// What a rank allocates in a step, counted below libtorch: the most bytes at one time against the formula (shards of
+// parameters, gradients and Adam's two moments, two units with their gradients, activations), and how often.
 
 #include <ATen/TensorOperators.h>
 #include <c10/core/Allocator.h>
 #include <torch/optim/adam.h>
 
+#include <array>
 #include <atomic>
 #include <cstdlib>
 
@@ -20,11 +21,12 @@ using namespace tessera::testing;
 
 namespace {
 
-/// Bytes of one rank's tensors.
+/// Bytes of one rank's tensors, and how many were allocated so far.
 struct Counter {
-  std::atomic<int64_t> bytes = 0, peak = 0;
+  std::atomic<int64_t> bytes = 0, peak = 0, allocations = 0;
 
   void add(int64_t more) {
+    allocations += more > 0;
     const int64_t now = bytes += more;
     int64_t highest = peak;
     while (now > highest && !peak.compare_exchange_weak(highest, now)) {
@@ -140,5 +142,45 @@ TEST_CASE("the peak of a step is shards, two units with their gradients, and act
     // Without memory, sharding and to_empty take what the shards need.
     const auto shards = static_cast<double>(sizes.parameters()) / world_size;
     CHECK(static_cast<double>(init_peaks[static_cast<size_t>(rank)]) < 1.05 * shards);
+  }
+}
+
+TEST_CASE("after the first steps the engine allocates nothing", "[memory]") {
+  struct Case {
+    const char* name;
+    FullyShardOptions options;
+  };
+  const auto on_last_dim = [](const at::Tensor& param) -> std::optional<Shard> { return Shard(param.dim() - 1); };
+  const std::vector<Case> cases{{"peers' shards in place", {}},
+                                {"kept after forward", {.reshard_after_forward = false}},
+                                {"through buffers", {.shard_placement_fn = on_last_dim}},
+                                {"bfloat16", {.mp_policy = {.param_dtype = at::kBFloat16}}}};
+  const CountAllocations counting;
+  for (const auto& [name, options] : cases) {
+    CAPTURE(name);
+    std::array<std::atomic<int64_t>, 2> more{};
+    run_ranks(2, [&, options = options](int rank) {
+      Counter own;
+      counter = &own;
+      const auto dtype = options.mp_policy.param_dtype.value_or(at::kFloat);
+      const auto allocations = [&](Tower& tower) {
+        const auto batch = make_batch(static_cast<uint64_t>(rank), 32, 5).to(dtype);
+        int64_t before = 0;
+        for (int step = 0; step < 4; ++step) {
+          tower->zero_grad();
+          before = own.allocations;
+          weighted_loss(tower(batch)).backward();
+        }
+        return own.allocations - before;
+      };
+      Tower plain(64, 96, 3), sharded(64, 96, 3);
+      plain->to(dtype);
+      shard_tower(sharded, options);
+      const int64_t of_plain = allocations(plain);
+      more[static_cast<size_t>(rank)] = allocations(sharded) - of_plain;
+      counter = nullptr;
+    });
+    CHECK(more[0] == 0);
+    CHECK(more[1] == 0);
   }
 }

@@ -65,10 +65,13 @@ TEST_CASE("rows 40, 68: forward prefetch gathers the next unit before this one c
 }
 
 TEST_CASE("row 69: two units' full parameters at most are in memory, beside the root's") {
-  run_ranks(2, [](int) {
+  const bool limits = GENERATE(true, false);
+  run_ranks(2, [=](int) {
     Tower tower(8, 6, 6);
     fill_parameters(*tower, 7);
-    const FullyShardedDataParallel model(tower, {.auto_wrap_policy = block_policy(), .forward_prefetch = true});
+    const FullyShardedDataParallel model(
+        tower, {.auto_wrap_policy = block_policy(), .forward_prefetch = true, .limit_all_gathers = limits});
+    TESSERA_EXPECT(model.options().limit_all_gathers == limits);
     for (int step = 0; step < 2; ++step) {
       size_t most = 0;
       for (auto& block : model->blocks) {

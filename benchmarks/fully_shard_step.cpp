@@ -1,6 +1,6 @@
 // What a training step costs under fully_shard: `./bazelw run //benchmarks:fully_shard_step -- --size 256 --ranks 4`.
 //
-// The models are in train_model.h; a step is forward, backward and AdamW.
+// The models are in train_model.h; a step is forward, backward and fused AdamW.
 //
 //   fully_shard/host_us_per_unit   CPU time of forward and backward under fully_shard over 2 ranks of the fake backend,
 //                                  which moves no data, less that of the plain model, for one unit; of tiny alone

@@ -28,7 +28,7 @@ def _step(size, model, rounds=5):
     return Benchmark(
         name=f"fully_shard_step_{size}",
         program="fully_shard_step",
-        what=f"A training step under `fully_shard` on 2 ranks, {model}, with AdamW. PyTorch's peer of shm and gloo is "
+        what=f"A training step under `fully_shard` on 2 ranks, {model}, with fused AdamW. PyTorch's peer of shm and gloo is "
         "FSDP2 over gloo; plain is the model in one process, without communication. shm_over_ideal is the step over "
         "shm divided by one process's forward and backward plus half of its optimizer; shm_over_floor divides by the "
         "same of two processes that train side by side without communication, since they share caches and memory.",

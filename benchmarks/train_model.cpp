@@ -4,12 +4,12 @@
 #include <ATen/ops/randint.h>
 #include <ATen/ops/randn.h>
 #include <c10/util/Exception.h>
-#include <torch/optim/adamw.h>
 
 #include "examples/gpt_model.h"
 #include "fully_shard/fully_shard.h"
 #include "nn/hooked.h"
 #include "nn/linear.h"
+#include "optim/fused_optimizers.h"
 
 namespace tessera {
 
@@ -102,9 +102,9 @@ void shard(const TrainModel& model) {
 }
 
 std::function<void()> make_step(const TrainModel& model, Optimizer kind) {
-  std::shared_ptr<torch::optim::AdamW> optimizer;
+  std::shared_ptr<optim::FusedAdamW> optimizer;
   if (kind == Optimizer::AdamW) {
-    optimizer = std::make_shared<torch::optim::AdamW>(model.module->parameters(), torch::optim::AdamWOptions(1e-3));
+    optimizer = std::make_shared<optim::FusedAdamW>(model.module->parameters(), torch::optim::AdamWOptions(1e-3));
   }
   return [model, optimizer] {
     model.module->zero_grad();

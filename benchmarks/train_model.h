@@ -35,7 +35,7 @@ void shard(const TrainModel& model);
 
 enum class Optimizer { None, AdamW };
 
-/// Forward and backward, and the optimizer's step. It keeps the model alive.
+/// Forward and backward, and the step of the fused optimizer. It keeps the model alive.
 std::function<void()> make_step(const TrainModel& model, Optimizer kind);
 
 }  // namespace tessera

@@ -83,7 +83,7 @@ Trainer::Trainer(const TrainOptions& options, const ByteData& data, Layout layou
   }
 }
 
-torch::optim::AdamW Trainer::make_optimizer() const {
+optim::FusedAdamW Trainer::make_optimizer() const {
   std::vector<at::Tensor> matrices;
   std::vector<at::Tensor> vectors;
   for (const auto& parameter : model_->parameters()) {
@@ -96,7 +96,7 @@ torch::optim::AdamW Trainer::make_optimizer() const {
   std::vector<torch::optim::OptimizerParamGroup> groups;
   groups.emplace_back(matrices, with_decay(options_.weight_decay));
   groups.emplace_back(vectors, with_decay(0));
-  return torch::optim::AdamW(groups);
+  return optim::FusedAdamW(groups);
 }
 
 void Trainer::set_learning_rate(int64_t step) {

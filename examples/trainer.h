@@ -7,8 +7,6 @@
 //
 // Every rank of the mesh makes a trainer and calls the same functions in the same order.
 
-#include <torch/optim/adamw.h>
-
 #include <cstdint>
 #include <functional>
 #include <optional>
@@ -19,6 +17,7 @@
 #include "examples/byte_data.h"
 #include "examples/gpt_model.h"
 #include "examples/train_options.h"
+#include "optim/fused_optimizers.h"
 
 namespace tessera::examples {
 
@@ -83,12 +82,12 @@ class Trainer {
   const Layout& layout() const { return layout_; }
   const LossHistory& history() const { return history_; }
   Gpt& model() { return model_; }
-  torch::optim::AdamW& optimizer() { return optimizer_; }
+  optim::FusedAdamW& optimizer() { return optimizer_; }
   /// Scalars in the whole model.
   int64_t parameters() const { return parameter_count(*model_); }
 
  private:
-  torch::optim::AdamW make_optimizer() const;
+  optim::FusedAdamW make_optimizer() const;
   void set_learning_rate(int64_t step);
   /// The part of `samples` consecutive ones that belongs to a slice.
   SampleRange slice_range(int slice, int64_t first, int64_t samples) const;
@@ -99,7 +98,7 @@ class Trainer {
   const ByteData& data_;
   Layout layout_;
   Gpt model_;
-  torch::optim::AdamW optimizer_;
+  optim::FusedAdamW optimizer_;
   LossHistory history_;
   int64_t first_step_ = 0;
 };

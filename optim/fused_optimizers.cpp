@@ -1,0 +1,201 @@
+#include "optim/fused_optimizers.h"
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/_fused_adam.h>
+#include <ATen/ops/_fused_adamw.h>
+#include <ATen/ops/_fused_sgd.h>
+#include <ATen/ops/empty_like.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/zeros_like.h>
+
+#include <array>
+#include <map>
+#include <memory>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "base/error.h"
+
+namespace tessera::optim {
+
+namespace {
+
+using torch::optim::Optimizer;
+using torch::optim::OptimizerParamGroup;
+
+at::Tensor call(const Optimizer::LossClosure& closure) {
+  const at::AutoGradMode grad_mode(true);
+  return closure ? closure() : at::Tensor();
+}
+
+/// The parameters of a group that have a gradient.
+std::vector<at::Tensor> params_to_step(const OptimizerParamGroup& group) {
+  std::vector<at::Tensor> params;
+  for (const auto& param : group.params()) {
+    const auto& grad = param.grad();
+    if (grad.defined()) {
+      TESSERA_CHECK(ValueError, !grad.is_sparse(),
+                    "fused optimizer: parameter {} of its group has a sparse gradient; take torch::optim's own",
+                    params.size());
+      TESSERA_CHECK(ValueError, grad.scalar_type() == param.scalar_type(),
+                    "fused optimizer: parameter {} of its group is {}, its gradient {}; they must be alike",
+                    params.size(), c10::toString(param.scalar_type()), c10::toString(grad.scalar_type()));
+      params.push_back(param);
+    }
+  }
+  return params;
+}
+
+/// Before any parameter changes.
+std::vector<std::vector<at::Tensor>> params_to_step(const std::vector<OptimizerParamGroup>& groups) {
+  std::vector<std::vector<at::Tensor>> params;
+  for (const auto& group : groups) {
+    params.push_back(params_to_step(group));
+  }
+  return params;
+}
+
+/// What one op can take together: kernels are for one device and dtype.
+using Kind = std::pair<at::Device, at::ScalarType>;
+struct KindLess {
+  bool operator()(const Kind& a, const Kind& b) const {
+    return std::tuple(a.first.str(), a.second) < std::tuple(b.first.str(), b.second);
+  }
+};
+template <class Lists>
+using ByKind = std::map<Kind, Lists, KindLess>;
+
+Kind kind_of(const at::Tensor& param) {
+  return {param.device(), param.scalar_type()};
+}
+
+using TensorList = std::vector<at::Tensor>;
+
+struct AdamLists {
+  TensorList params, grads, averages, squares, largest_squares, steps;
+  std::map<int64_t, at::Tensor> step_counts;  // parameters of the same count share it
+
+  template <class State>
+  void add(const at::Tensor& param, State& state, bool amsgrad) {
+    state.step(state.step() + 1);
+    auto& count = step_counts[state.step()];
+    if (!count.defined()) {
+      count = at::full({}, state.step(), at::TensorOptions(param.device()).dtype(at::kFloat));
+    }
+    params.push_back(param);
+    grads.push_back(param.grad());
+    averages.push_back(state.exp_avg());
+    squares.push_back(state.exp_avg_sq());
+    if (amsgrad) {
+      largest_squares.push_back(state.max_exp_avg_sq());
+    }
+    steps.push_back(count);
+  }
+};
+
+/// As libtorch's step() makes it.
+template <class State>
+State& adam_state(Optimizer& optimizer, const at::Tensor& param, bool amsgrad) {
+  auto& slot = optimizer.state()[param.unsafeGetTensorImpl()];
+  if (!slot) {
+    auto state = std::make_unique<State>();
+    state->step(0);
+    state->exp_avg(at::zeros_like(param));
+    state->exp_avg_sq(at::zeros_like(param));
+    slot = std::move(state);
+  }
+  auto& state = static_cast<State&>(*slot);
+  if (amsgrad && !state.max_exp_avg_sq().defined()) {
+    state.max_exp_avg_sq(at::zeros_like(param));
+  }
+  return state;
+}
+
+template <class State, class Options, class Op>
+void adam_step(Optimizer& optimizer, Op op) {
+  const at::NoGradGuard no_grad;
+  const auto params = params_to_step(optimizer.param_groups());
+  for (size_t group = 0; group < params.size(); ++group) {
+    const auto& options = static_cast<const Options&>(optimizer.param_groups()[group].options());
+    ByKind<AdamLists> lists;
+    for (const auto& param : params[group]) {
+      auto& state = adam_state<State>(optimizer, param, options.amsgrad());
+      lists[kind_of(param)].add(param, state, options.amsgrad());
+    }
+    for (const auto& [kind, own] : lists) {
+      const auto [beta1, beta2] = options.betas();
+      op(own.params, own.grads, own.averages, own.squares, own.largest_squares, own.steps, options.lr(), beta1, beta2,
+         options.weight_decay(), options.eps(), options.amsgrad(), /*maximize=*/false, std::nullopt, std::nullopt);
+    }
+  }
+}
+
+struct SGDLists {
+  TensorList params, grads, buffers;
+
+  void step(const torch::optim::SGDOptions& options, bool is_first) const {
+    if (!params.empty()) {
+      at::_fused_sgd_(params, grads, buffers, options.weight_decay(), options.momentum(), options.lr(),
+                      options.dampening(), options.nesterov(), /*maximize=*/false, is_first);
+    }
+  }
+};
+
+/// The momentum that an earlier step left, or a new one, not initialised, and whether it is new.
+std::pair<at::Tensor, bool> momentum_of(Optimizer& optimizer, const at::Tensor& param) {
+  auto& slot = optimizer.state()[param.unsafeGetTensorImpl()];
+  if (!slot) {
+    slot = std::make_unique<torch::optim::SGDParamState>();
+  }
+  auto& state = static_cast<torch::optim::SGDParamState&>(*slot);
+  const bool is_new = !state.momentum_buffer().defined();
+  if (is_new) {
+    state.momentum_buffer(at::empty_like(param));
+  }
+  return {state.momentum_buffer(), is_new};
+}
+
+}  // namespace
+
+at::Tensor FusedAdam::step(LossClosure closure) {
+  auto loss = call(closure);
+  adam_step<torch::optim::AdamParamState, torch::optim::AdamOptions>(
+      *this, [](const auto&... args) { at::_fused_adam_(args...); });
+  return loss;
+}
+
+at::Tensor FusedAdamW::step(LossClosure closure) {
+  auto loss = call(closure);
+  adam_step<torch::optim::AdamWParamState, torch::optim::AdamWOptions>(
+      *this, [](const auto&... args) { at::_fused_adamw_(args...); });
+  return loss;
+}
+
+at::Tensor FusedSGD::step(LossClosure closure) {
+  auto loss = call(closure);
+  const at::NoGradGuard no_grad;
+  const auto params = params_to_step(param_groups());
+  for (size_t group = 0; group < params.size(); ++group) {
+    const auto& options = static_cast<const torch::optim::SGDOptions&>(param_groups()[group].options());
+    ByKind<std::array<SGDLists, 2>> lists;  // with a momentum from before, and without
+    for (const auto& param : params[group]) {
+      auto& both = lists[kind_of(param)];
+      auto* own = &both[0];
+      if (options.momentum() != 0) {
+        auto [momentum, is_new] = momentum_of(*this, param);
+        own = &both[is_new ? 1 : 0];
+        own->buffers.push_back(std::move(momentum));
+      }
+      own->params.push_back(param);
+      own->grads.push_back(param.grad());
+    }
+    for (const auto& [kind, both] : lists) {
+      both[0].step(options, /*is_first=*/false);
+      both[1].step(options, /*is_first=*/true);
+    }
+  }
+  return loss;
+}
+
+}  // namespace tessera::optim

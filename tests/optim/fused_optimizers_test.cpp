@@ -1,0 +1,171 @@
+// The fused optimizers beside libtorch's own, on plain tensors and on shards.
+
+#include "optim/fused_optimizers.h"
+
+#include <ATen/TensorOperators.h>
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/randn.h>
+#include <ATen/ops/zeros.h>
+
+#include "comm/comm_stats.h"
+#include "dtensor/dtensor.h"
+#include "fully_shard/fully_shard.h"
+#include "testing/expect.h"
+#include "testing/parity.h"
+#include "testing/run_ranks.h"
+#include "testing/tensor_matchers.h"
+#include "tests/fully_shard/small_models.h"
+#include "third_party/catch2/catch.h"
+
+using namespace tessera;
+using namespace tessera::testing;
+
+namespace {
+
+using torch::optim::Optimizer;
+using torch::optim::OptimizerParamGroup;
+using Params = std::vector<at::Tensor>;
+
+constexpr int kSteps = 6;
+const std::vector<std::vector<int64_t>> kSizes{{5, 3}, {7}, {1, 2}, {0, 4}};
+
+/// The same for every caller; parameter 1 has no gradient in the first two steps.
+at::Tensor value_of(size_t param) {
+  return at::randn(kSizes[param], make_generator(100 + param), at::kDouble);
+}
+at::Tensor grad_of(size_t param, int step) {
+  const auto seed = static_cast<uint64_t>(1000 * step) + param;
+  return param == 1 && step < 2 ? at::Tensor() : at::randn(kSizes[param], make_generator(seed), at::kDouble);
+}
+
+/// Makes an optimizer of two groups, of which the second has options of its own.
+using Make = std::function<std::unique_ptr<Optimizer>(const Params& first, const Params& second)>;
+
+template <class Own, class Options>
+Make make(const Options& first, const Options& second) {
+  return [=](const Params& a, const Params& b) {
+    std::vector<OptimizerParamGroup> groups;
+    groups.emplace_back(a, std::make_unique<Options>(first));
+    groups.emplace_back(b, std::make_unique<Options>(second));
+    return std::make_unique<Own>(groups, first);
+  };
+}
+
+struct Case {
+  const char* name;
+  Make stock, fused;
+};
+
+std::vector<Case> cases() {
+  using torch::optim::AdamOptions, torch::optim::AdamWOptions, torch::optim::SGDOptions;
+  const auto adam = AdamOptions(0.1).weight_decay(0.02), adam_2 = AdamOptions(0.05).betas({0.8, 0.95}).amsgrad(true);
+  const auto adamw = AdamWOptions(0.1), adamw_2 = AdamWOptions(0.05).betas({0.8, 0.95}).amsgrad(true);
+  const auto sgd = SGDOptions(0.1).momentum(0.9).dampening(0.1).weight_decay(0.02);
+  const auto sgd_2 = SGDOptions(0.05).momentum(0.8).nesterov(true), sgd_plain = SGDOptions(0.2);
+  return {{"adam", make<torch::optim::Adam>(adam, adam_2), make<optim::FusedAdam>(adam, adam_2)},
+          {"adamw", make<torch::optim::AdamW>(adamw, adamw_2), make<optim::FusedAdamW>(adamw, adamw_2)},
+          {"sgd", make<torch::optim::SGD>(sgd, sgd_2), make<optim::FusedSGD>(sgd, sgd_2)},
+          {"sgd without momentum", make<torch::optim::SGD>(sgd_plain, sgd_2), make<optim::FusedSGD>(sgd_plain, sgd_2)}};
+}
+
+/// The parameters after some steps; `place` makes a parameter or gradient of a whole tensor.
+Params train(const Make& make_optimizer, const std::function<at::Tensor(const at::Tensor&)>& place) {
+  Params params;
+  for (size_t i = 0; i < kSizes.size(); ++i) {
+    params.push_back(place(value_of(i)).requires_grad_(true));
+  }
+  const auto optimizer = make_optimizer({params[0], params[1]}, {params[2], params[3]});
+  for (int step = 0; step < kSteps; ++step) {
+    for (size_t i = 0; i < params.size(); ++i) {
+      const auto grad = grad_of(i, step);
+      params[i].mutable_grad() = grad.defined() ? place(grad) : at::Tensor();
+    }
+    optimizer->step();
+  }
+  return params;
+}
+
+at::Tensor plain(const at::Tensor& whole) {
+  return whole.clone();
+}
+
+}  // namespace
+
+TEST_CASE("fused optimizers give what libtorch's give") {
+  for (const auto& [name, stock, fused] : cases()) {
+    CAPTURE(name);
+    const auto expected = train(stock, plain), actual = train(fused, plain);
+    for (size_t i = 0; i < expected.size(); ++i) {
+      CHECK(at::allclose(actual[i], expected[i], /*rtol=*/1e-9, /*atol=*/1e-12));
+    }
+  }
+}
+
+TEST_CASE("fused optimizers give the same bits on shards, without communication") {
+  const int world_size = GENERATE(1, 2, 3, 4);
+  run_ranks(world_size, [=](int) {
+    const auto mesh = init_device_mesh(at::kCPU, {world_size});
+    for (const auto& [name, stock, fused] : cases()) {
+      const auto expected = train(fused, plain);
+      reset_comm_stats();
+      const auto actual = train(fused, [&](const at::Tensor& whole) {
+        return distribute_tensor(whole, mesh, {Shard(0)}, {.src_data_rank = std::nullopt});
+      });
+      expect_equal(comm_stats().calls(), 0);
+      for (size_t i = 0; i < expected.size(); ++i) {
+        expect_bit_equal(full_tensor(actual[i].detach()), expected[i].detach());
+      }
+    }
+  });
+}
+
+TEST_CASE("a fused optimizer, built before or after fully_shard, trains as in one process") {
+  const bool before = GENERATE(true, false);
+  run_ranks(2, [=](int) {
+    Tower reference, sharded;
+    fill_parameters(*reference, 1);
+    fill_parameters(*sharded, 1);
+    optim::FusedAdamW reference_optimizer(reference->parameters(), torch::optim::AdamWOptions(0.01));
+    std::unique_ptr<optim::FusedAdamW> optimizer;
+    const auto make_optimizer = [&] {
+      optimizer = std::make_unique<optim::FusedAdamW>(sharded->parameters(), torch::optim::AdamWOptions(0.01));
+    };
+    if (before) {
+      make_optimizer();
+    }
+    shard_tower(sharded);
+    if (!before) {
+      make_optimizer();
+    }
+    for (int step = 0; step < 5; ++step) {
+      const auto batch = make_batch(static_cast<uint64_t>(step), 3, 5);  // the same on all ranks
+      reference_optimizer.zero_grad();
+      weighted_loss(reference(batch)).backward();
+      reference_optimizer.step();
+      const auto closure = [&] {
+        optimizer->zero_grad();
+        auto loss = weighted_loss(sharded(batch));
+        loss.backward();
+        return loss;
+      };
+      TESSERA_EXPECT(optimizer->step(closure).defined());
+      check_sharded_parity(reference, sharded);
+    }
+  });
+}
+
+TEST_CASE("fused optimizers keep libtorch's state, and refuse gradients of another kind before they change anything") {
+  const auto param = at::zeros({2}).requires_grad_(true), other = at::zeros({2}).requires_grad_(true);
+  optim::FusedAdamW optimizer({param, other}, torch::optim::AdamWOptions(0.1));
+  param.mutable_grad() = at::zeros({2}) + 1;
+  optimizer.step();
+  optimizer.step();
+  const auto& state = static_cast<torch::optim::AdamWParamState&>(*optimizer.state().at(param.unsafeGetTensorImpl()));
+  CHECK(state.step() == 2);
+  CHECK(optimizer.state().count(other.unsafeGetTensorImpl()) == 0);
+  const auto value = param.detach().clone();
+  other.mutable_grad() = at::zeros({2}).to_sparse();
+  CHECK_THROWS_WITH(optimizer.step(), Catch::Matchers::Contains("parameter 1 of its group has a sparse gradient"));
+  CHECK(state.step() == 2);
+  CHECK(at::equal(param, value));
+}

@@ -58,6 +58,13 @@ void save_until_killed(const std::string& folder, int rank, int trial) {
     std::fprintf(stderr, "CANNOT GO ON: %s\n", error.what());
     throw;
   }
+  // The first trial may be killed in its first save; after it there is a checkpoint to lose, however slow the machine.
+  auto& saved_step = std::get<int64_t>(state.user["step"]);
+  if (trial > 0 && saved_step == 0) {
+    w.fill_(1);
+    saved_step = 1;
+    checkpointer.save(1, state);
+  }
   std::mt19937_64 random(static_cast<uint64_t>(trial));
   const int victim = static_cast<int>(random() % 2);
   const auto delay = std::chrono::microseconds(random() % 60000);
@@ -69,9 +76,9 @@ void save_until_killed(const std::string& folder, int rank, int trial) {
     });
     killer.detach();
   }
-  for (int64_t step = std::get<int64_t>(state.user["step"]) + 1;; ++step) {
+  for (int64_t step = saved_step + 1;; ++step) {
     w.fill_(static_cast<double>(step));
-    state.user["step"] = step;
+    saved_step = step;
     trial % 2 == 0 ? checkpointer.save(step, state) : checkpointer.async_save(step, state);
   }
 }

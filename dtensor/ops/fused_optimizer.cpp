@@ -5,6 +5,8 @@
 // and compare a thousand tensors costs more than a step of small ones.
 
 #include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/core/boxing/impl/boxing.h>
+#include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/_fused_adagrad_ops.h>
 #include <ATen/ops/_fused_adam_ops.h>
@@ -14,9 +16,11 @@
 
 #include <algorithm>
 #include <array>
+#include <string>
 #include <tuple>
 #include <vector>
 
+#include "dtensor/dispatch.h"
 #include "dtensor/dtensor_impl.h"
 #include "dtensor/ops/list_parts.h"
 #include "dtensor/ops/pointwise.h"
@@ -136,19 +140,26 @@ class LocalLists {
     return value;
   }
 
-  /// As autograd does after a write of DTensors, and dispatch() of their local tensors.
-  void bump_versions() const {
-    const auto bump = [](at::TensorList tensors) {
-      for (const auto& tensor : tensors) {
-        if (!tensor.is_inference()) {
-          tensor.unsafeGetTensorImpl()->bump_version();
-        }
-      }
+  bool require_grad() const {
+    const auto any = [](const List& list) {
+      return std::any_of(list.tensors.begin(), list.tensors.end(), [](const auto& t) { return t.requires_grad(); });
     };
-    for (const auto& [tensors, locals, of_dtensors] : lists_) {
-      if (of_dtensors) {
-        bump(tensors);
-        bump(locals.list());
+    return std::any_of(lists_.begin(), lists_.end(), any);
+  }
+
+  /// As autograd does after a write.
+  void bump_versions() const {
+    for (const auto& list : lists_) {
+      if (list.of_dtensors) {
+        bump(list.tensors);
+      }
+    }
+  }
+  /// As dispatch() does.
+  void bump_local_versions() const {
+    for (const auto& list : lists_) {
+      if (list.of_dtensors) {
+        bump(list.locals.list());
       }
     }
   }
@@ -159,6 +170,14 @@ class LocalLists {
     BorrowedTensors locals;
     bool of_dtensors = true;  // and not step counts
   };
+
+  static void bump(at::TensorList tensors) {
+    for (const auto& tensor : tensors) {
+      if (!tensor.is_inference()) {
+        tensor.unsafeGetTensorImpl()->bump_version();
+      }
+    }
+  }
 
   void take(const at::Tensor& tensor, size_t i, List& taken) {
     const auto& param = *params_[i];
@@ -177,46 +196,77 @@ class LocalLists {
   bool lie_alike_ = true;
 };
 
-/// What a fused op does to DTensors in the place of autograd's own kernel, which has nothing to record in a step, and
-/// takes as long for a thousand small tensors as the optimizer itself. That one is called for the rest.
+/// The kernels of a fused op on DTensors.
 template <class Op, class Signature = typename Op::schema>
 struct FusedStep;
 
 template <class Op, class... Args>
 struct FusedStep<Op, void(at::TensorList, Args...)> {
-  static void call(c10::DispatchKeySet keys, at::TensorList params, Args... args) {
+  /// In the place of autograd's own kernel, which has nothing to record where no tensor requires grad, and takes as
+  /// long for a thousand small tensors as the optimizer itself. That one is called for the rest.
+  static void before_autograd(c10::DispatchKeySet keys, at::TensorList params, Args... args) {
     LocalLists lists(params);
-    const std::tuple<at::TensorList, Args...> locals{lists.take(params), lists.take(args)...};  // in this order
-    if (c10::GradMode::is_enabled() || !lists.lie_alike()) {
+    const Locals locals{lists.take(params), lists.take(args)...};  // in this order
+    if (!lists.lie_alike() || (c10::GradMode::is_enabled() && lists.require_grad())) {
       const auto stock = keys.remove(c10::DispatchKey::AutogradPrivateUse1).add(c10::DispatchKey::AutogradOther);
       Op::redispatch(stock, params, args...);
       return;
     }
+    const at::AutoDispatchBelowADInplaceOrView below;
+    call(locals);
+    lists.bump_versions();
+    lists.bump_local_versions();
+  }
+  static void below_autograd(at::TensorList params, Args... args) {
+    LocalLists lists(params);
+    const Locals locals{lists.take(params), lists.take(args)...};
+    if (!lists.lie_alike()) {
+      static const auto op = c10::Dispatcher::singleton().findSchemaOrThrow(Op::name, Op::overload_name);
+      auto stack = c10::impl::boxArgs<at::TensorList, Args...>(params, args...);
+      dispatch(op, c10::DispatchKeySet(c10::DispatchKey::PrivateUse1), &stack);
+      return;
+    }
+    call(locals);
+    lists.bump_local_versions();
+  }
+
+ private:
+  using Locals = std::tuple<at::TensorList, Args...>;
+
+  static void call(const Locals& locals) {
     if (!std::get<0>(locals).empty()) {
-      const at::AutoDispatchBelowADInplaceOrView below;
       std::apply(Op::call, locals);
     }
-    lists.bump_versions();
   }
 };
 
 template <class Op>
-void register_step(torch::Library& library) {
+std::string overload_of() {
   const std::string overload = Op::overload_name;
-  library.impl((Op::name + (overload.empty() ? "" : "." + overload)).c_str(), &FusedStep<Op>::call);
+  return Op::name + (overload.empty() ? "" : "." + overload);
 }
+
+template <class... Ops>
+struct Steps {
+  static void register_before_autograd(torch::Library& library) {
+    (library.impl(overload_of<Ops>().c_str(), &FusedStep<Ops>::before_autograd), ...);
+  }
+  static void register_below_autograd(torch::Library& library) {
+    (library.impl(overload_of<Ops>().c_str(), &FusedStep<Ops>::below_autograd), ...);
+  }
+};
+using AllSteps = Steps<at::_ops::_fused_adam_, at::_ops::_fused_adam__tensor_lr, at::_ops::_fused_adamw_,
+                       at::_ops::_fused_adamw__tensor_lr, at::_ops::_fused_sgd_, at::_ops::_fused_sgd__tensor_lr,
+                       at::_ops::_fused_adagrad_, at::_ops::_fused_adagrad__tensor_lr>;
 
 }  // namespace
 
 TORCH_LIBRARY_IMPL(aten, AutogradPrivateUse1, library) {
-  register_step<at::_ops::_fused_adam_>(library);
-  register_step<at::_ops::_fused_adam__tensor_lr>(library);
-  register_step<at::_ops::_fused_adamw_>(library);
-  register_step<at::_ops::_fused_adamw__tensor_lr>(library);
-  register_step<at::_ops::_fused_sgd_>(library);
-  register_step<at::_ops::_fused_sgd__tensor_lr>(library);
-  register_step<at::_ops::_fused_adagrad_>(library);
-  register_step<at::_ops::_fused_adagrad__tensor_lr>(library);
+  AllSteps::register_before_autograd(library);
+}
+
+TORCH_LIBRARY_IMPL(aten, PrivateUse1, library) {
+  AllSteps::register_below_autograd(library);
 }
 
 }  // namespace tessera

@@ -262,15 +262,18 @@ TEST_CASE("a fused step of parameters on several meshes; it counts as one write"
   });
 }
 
-TEST_CASE("a fused step of parameters that require grad needs no_grad, as with plain ones", "[dtensor][ops]") {
-  run_ranks(2, [](int) {
+TEST_CASE("a fused step writes parameters that require grad, in either mode, as it does plain ones", "[dtensor][ops]") {
+  const bool grad_mode = GENERATE(false, true);
+  const auto step = [=](const at::Tensor& param, const at::Tensor& grad) {
+    const c10::AutoGradMode mode(grad_mode);
+    at::_fused_sgd_({param}, {grad}, {}, 0.0, 0.0, 0.5, 0.0, false, false, true);
+  };
+  const auto plain = at::full({5}, 1.0).requires_grad_(true);
+  step(plain, at::full({5}, 2.0));
+  run_ranks(2, [&](int) {
     const auto mesh = init_device_mesh(at::kCPU, {2});
-    const auto make = [&](double value) { return distribute_tensor(at::full({5}, value), mesh, {Shard(0)}); };
-    const Tensors params{make(1).requires_grad_(true)}, grads{make(2)};
-    const auto step = [&] { at::_fused_sgd_(params, grads, {}, 0.0, 0.0, 0.5, 0.0, false, false, true); };
-    expect_throws<c10::Error>(step, "a leaf Variable that requires grad is being used in an in-place operation");
-    const at::NoGradGuard no_grad;
-    step();
-    expect_bit_equal(full_tensor(params[0]), at::zeros({5}));
+    const auto param = distribute_tensor(at::full({5}, 1.0), mesh, {Shard(0)}).requires_grad_(true);
+    step(param, distribute_tensor(at::full({5}, 2.0), mesh, {Shard(0)}));
+    expect_bit_equal(full_tensor(param.detach()), plain.detach());
   });
 }

@@ -147,15 +147,6 @@ void File::begin_sync(uint64_t bytes, uint64_t offset) const noexcept {
   ::sync_file_range(descriptor_, static_cast<off64_t>(offset), static_cast<off64_t>(bytes), SYNC_FILE_RANGE_WRITE);
 }
 
-void File::begin_read(uint64_t bytes, uint64_t offset) const noexcept {
-  // Linux reads no more than one request's worth for a call.
-  constexpr uint64_t kRequestBytes = 512 << 10;
-  for (uint64_t begun = 0; begun < bytes; begun += kRequestBytes) {
-    ::posix_fadvise(descriptor_, static_cast<off_t>(offset + begun),
-                    static_cast<off_t>(std::min(kRequestBytes, bytes - begun)), POSIX_FADV_WILLNEED);
-  }
-}
-
 void write_box(const File& file, const TensorBytes& tensor, const Box& box, const void* data) {
   const int64_t item = tensor.item_bytes;
   for_each_run(box, tensor.sizes, [&](const Run& run) {
@@ -188,15 +179,6 @@ void read_box(const File& file, const TensorBytes& tensor, const Box& box, void*
     span.runs.push_back(run);
   });
   flush();
-}
-
-void begin_read_box(const File& file, const TensorBytes& tensor, const Box& box) noexcept {
-  const Run all = extent(box, tensor.sizes);
-  if (all.numel <= 2 * box.numel()) {
-    const int64_t item = tensor.item_bytes;
-    file.begin_read(static_cast<uint64_t>(all.numel * item),
-                    tensor.offset + static_cast<uint64_t>(all.in_tensor * item));
-  }
 }
 
 std::string read_text(const std::string& path, uint64_t max_bytes) {

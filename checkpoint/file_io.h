@@ -31,8 +31,6 @@ class File {
   void sync() const;
   /// A hint, which never fails: the disk shall begin to write these bytes while the caller goes on.
   void begin_sync(uint64_t bytes, uint64_t offset) const noexcept;
-  /// Likewise: it shall begin to read them.
-  void begin_read(uint64_t bytes, uint64_t offset) const noexcept;
 
  private:
   File(std::string path, int flags);
@@ -51,8 +49,6 @@ struct TensorBytes {
 /// The elements of `box`, row-major, between `data` and the file. What is written goes to the disk at once.
 void write_box(const File& file, const TensorBytes& tensor, const Box& box, const void* data);
 void read_box(const File& file, const TensorBytes& tensor, const Box& box, void* data);
-/// A hint that read_box() will come, which never fails; none where most of what lies between is not in the box.
-void begin_read_box(const File& file, const TensorBytes& tensor, const Box& box) noexcept;
 
 /// Whole small files. read_text throws for one of more than `max_bytes`.
 std::string read_text(const std::string& path, uint64_t max_bytes);

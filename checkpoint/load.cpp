@@ -144,16 +144,14 @@ void read_all(LoadPlan& plan, const ProgressFn& on_progress) {
     progress.bytes_total += bytes_to_read(target);
   }
   stage(plan.targets);
-  std::vector<ReadRequest> requests;
-  for (const auto& target : plan.targets) {
-    requests.push_back({.tensor = target.stored, .key = target.name(), .box = target.part.box, .out = target.staged});
-  }
-  read_tensors(requests, [&](size_t i) {
-    progress.bytes_done += bytes_to_read(plan.targets[i]);
+  TensorReader reader;
+  for (auto& target : plan.targets) {
+    reader.read(*target.stored, target.name(), target.part.box, target.staged);
+    progress.bytes_done += bytes_to_read(target);
     if (on_progress) {
       on_progress(progress);
     }
-  });
+  }
 }
 
 void commit(LoadPlan& plan) {

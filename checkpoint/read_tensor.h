@@ -3,25 +3,29 @@
 
 #include <ATen/core/Tensor.h>
 
-#include <functional>
+#include <map>
 #include <string>
 #include <vector>
 
 #include "checkpoint/catalog.h"
+#include "checkpoint/file_io.h"
 
 namespace tessera::dcp {
 
-/// A stored tensor's elements for a tensor in memory.
-struct ReadRequest {
-  const StoredTensor* tensor = nullptr;
-  std::string key;  // for messages
-  Box box;
-  at::Tensor out;  // contiguous, on the host, of box.sizes
-};
+/// Reads from files that it keeps open, and through one buffer. Thread safety: for one thread at a time.
+class TensorReader {
+ public:
+  /// Fills `out`, a contiguous host tensor of box.sizes, with the elements of `box`, cast to its dtype. Where the parts
+  /// have checksums, whole blocks are read and verified. `key` is for messages. Throws CheckpointError.
+  void read(const StoredTensor& tensor, const std::string& key, const Box& box, const at::Tensor& out);
 
-/// Fills each `out` with the elements of its `box`, cast to its dtype, one request after the other; `on_read(i)` is
-/// called when request i is done. Where the parts have checksums, whole blocks are read and verified, while the disk
-/// reads what comes next. Throws CheckpointError. Thread safety: reentrant.
-void read_tensors(const std::vector<ReadRequest>& requests, const std::function<void(size_t)>& on_read);
+ private:
+  void read_common(const StoredTensor& tensor, const StoredPart& part, const Box& read, const CheckedBlock* checked,
+                   const std::string& key, const Box& box, const at::Tensor& out);
+  const File& file_at(const std::string& path);
+
+  std::map<std::string, File> files_;
+  std::vector<char> buffer_;
+};
 
 }  // namespace tessera::dcp

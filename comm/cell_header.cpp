@@ -15,17 +15,20 @@ struct Header {
   c10::ScalarType dtype;
   uint8_t unused;
   int32_t root;
+  int32_t tag;
+  int32_t unused_too;
   int64_t output;
   int64_t input;
   int64_t steps;
 };
-static_assert(sizeof(Header) == 32 && sizeof(Header) <= ShmLayout::kAlignment);
+static_assert(sizeof(Header) == 40 && sizeof(Header) <= ShmLayout::kAlignment);
 
 // The splits follow at kAlignment, first those of the input.
 CallShape read_call(const char* cell, const Header& header, size_t ranks) {
   CallShape call = {.kind = header.kind,
                     .op = header.op,
                     .root = header.root,
+                    .tag = header.tag,
                     .dtype = header.dtype,
                     .output = header.output,
                     .input = header.input};
@@ -47,6 +50,8 @@ void write_header(char* cell, const CallShape& call, int64_t steps) {
                          .dtype = call.dtype,
                          .unused = 0,
                          .root = call.root,
+                         .tag = call.tag,
+                         .unused_too = 0,
                          .output = call.output,
                          .input = call.input,
                          .steps = steps};

@@ -1,5 +1,5 @@
 #pragma once
-// Watches the collectives that a rank issues, as they are issued: for tests and debugging.
+// Watches the collectives and messages that a rank issues, as they are issued: for tests and debugging.
 
 #include <cstdint>
 

@@ -11,6 +11,7 @@
 
 namespace tessera {
 
+/// What ranks call: the collectives, and the messages between two ranks.
 enum class Collective : uint8_t {
   AllGather,
   ReduceScatter,
@@ -20,16 +21,18 @@ enum class Collective : uint8_t {
   Scatter,
   Gather,
   Barrier,
+  Send,
+  Recv,
 };
-constexpr int kCollectiveCount = 8;
+constexpr int kCollectiveCount = 10;
 
 /// The function's name, e.g. "all_gather".
 std::string_view name(Collective collective);
 
 /// Calls and bytes for each kind of collective. Bytes are what a rank must hand to its peers at least, whichever way
 /// the backend takes: with n ranks (n-1) x input for all_gather, (n-1) x output for reduce_scatter, 2 (n-1)/n x tensor
-/// for all_reduce, (n-1) x tensor for the source of a broadcast, the parts for the others. Groups of one rank do not
-/// count.
+/// for all_reduce, (n-1) x tensor for the source of a broadcast, the tensor for a send and nothing for a recv, the
+/// parts for the others. Groups of one rank do not count.
 struct CommStats {
   struct Entry {
     int64_t calls = 0;

@@ -58,6 +58,12 @@ std::string describe(const GroupInfo& info) {
   return fmt::format("group '{}' (rank {} of ranks [{}])", info.name, info.rank, fmt::join(info.ranks, ", "));
 }
 
+void check_peer(std::string_view place, int peer, const GroupInfo& info) {
+  TESSERA_CHECK(ValueError, peer >= 0 && peer < info.size() && peer != info.rank,
+                "{}: peer {} of {}; another rank of the group is needed, of 0 to {} and not {}", place, peer,
+                describe(info), info.size() - 1, info.rank);
+}
+
 c10::intrusive_ptr<c10d::Work> GroupBackend::allgather(std::vector<std::vector<at::Tensor>>& outputs,
                                                        std::vector<at::Tensor>& inputs,
                                                        const c10d::AllgatherOptions& options) {

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <vector>
 
@@ -25,6 +26,9 @@ struct GroupInfo {
 
 /// "group 'tp' (rank 1 of ranks [2, 3])", for messages.
 std::string describe(const GroupInfo& info);
+
+/// Throws ValueError unless `peer` is another rank of the group. `place`: the caller, for the message.
+void check_peer(std::string_view place, int peer, const GroupInfo& info);
 
 class GroupBackend : public c10d::Backend {
  public:

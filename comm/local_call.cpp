@@ -7,6 +7,10 @@ namespace tessera {
 
 namespace {
 
+bool is_message(Collective kind) {
+  return kind == Collective::Send || kind == Collective::Recv;
+}
+
 bool same_call(const CallShape& a, const CallShape& b) {
   const bool same_sizes = a.kind == Collective::AllToAll || (a.output == b.output && a.input == b.input);
   return a.kind == b.kind && a.op == b.op && a.root == b.root && a.dtype == b.dtype && same_sizes;
@@ -15,6 +19,14 @@ bool same_call(const CallShape& a, const CallShape& b) {
 // Without tensor: that of the parts, or -1.
 int64_t numel(const at::Tensor& tensor, const LocalCall& call) {
   return tensor.defined() ? tensor.numel() : call.parts_numel;
+}
+
+std::string find_message_mismatch(const CallShape& send, const CallShape& recv) {
+  const bool fit = send.kind == Collective::Send && recv.kind == Collective::Recv && send.tag == recv.tag &&
+                   send.dtype == recv.dtype && send.input == recv.output;
+  return fit ? ""
+             : fmt::format("what is sent is not what is received: rank {}: {}; rank {}: {}", recv.root, describe(send),
+                           send.root, describe(recv));
 }
 
 std::string find_split_mismatch(c10::ArrayRef<CallShape> calls) {
@@ -37,6 +49,7 @@ CallShape shape_of(const LocalCall& call) {
   return {.kind = call.kind,
           .op = call.op,
           .root = call.root,
+          .tag = call.tag,
           .dtype = any.defined() ? any.scalar_type() : c10::ScalarType::Undefined,
           .output = numel(call.output, call),
           .input = numel(call.input, call),
@@ -50,6 +63,8 @@ std::string describe(const CallShape& call) {
     text += fmt::format("{}, ", call.op);
   } else if (call.kind == Collective::Broadcast) {
     text += fmt::format("source {}, ", call.root);
+  } else if (is_message(call.kind)) {
+    text += fmt::format("{} rank {}, tag {}, ", call.kind == Collective::Send ? "to" : "from", call.root, call.tag);
   }
   const int64_t sent = call.input >= 0 ? call.input : call.output;
   return text + (sent >= 0 ? fmt::format("{}[{}])", c10::toString(call.dtype), sent) : ")");
@@ -60,6 +75,9 @@ std::string describe(const LocalCall& call) {
 }
 
 std::string find_mismatch(c10::ArrayRef<CallShape> calls) {
+  if (is_message(calls[0].kind)) {
+    return find_message_mismatch(calls[0], calls[1]);
+  }
   for (const CallShape& call : calls) {
     if (!same_call(calls[0], call)) {
       std::vector<std::string> texts;

@@ -1,10 +1,12 @@
 #pragma once
-// One collective as a rank brings it to the backends in which ranks read each other's memory ("threads" and "shm").
+// One collective, or one end of a message, as a rank brings it to the backends in which ranks read each other's memory
+// ("threads" and "shm").
 
 #include <ATen/core/Tensor.h>
 #include <c10/core/ScalarType.h>
 #include <c10/util/ArrayRef.h>
 
+#include <compare>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -15,12 +17,15 @@
 
 namespace tessera {
 
-/// The tensors are dense, contiguous, of one dtype and on the CPU. AllReduce and Broadcast use `output` alone.
-/// AllGather may have parts in place of `output`, and ReduceScatter in place of `input`; the peers need not know.
+/// The tensors are dense, contiguous, of one dtype and on the CPU. AllReduce, Broadcast and Recv use `output` alone,
+/// and Send `input`. AllGather may have parts in place of `output`, and ReduceScatter in place of `input`; the peers
+/// need not know.
 struct LocalCall {
   Collective kind = Collective::Barrier;
   ReduceOp op = ReduceOp::Sum;
+  /// The source of a Broadcast, or the rank at the other end of a Send or Recv.
   int root = 0;
+  int tag = 0;
   at::Tensor output = {};
   at::Tensor input = {};
   TensorParts parts = {};
@@ -36,6 +41,7 @@ struct CallShape {
   Collective kind = Collective::Barrier;
   ReduceOp op = ReduceOp::Sum;
   int root = 0;
+  int tag = 0;
   c10::ScalarType dtype = c10::ScalarType::Undefined;
   /// Elements; -1 where there is no such tensor.
   int64_t output = -1;
@@ -44,13 +50,21 @@ struct CallShape {
   std::vector<int64_t> output_splits = {};
 };
 
+/// The way of a message, by ranks of the group.
+struct RankPair {
+  int from = 0;
+  int to = 0;
+  auto operator<=>(const RankPair&) const = default;
+};
+
 CallShape shape_of(const LocalCall& call);
 
-/// "all_reduce(Sum, Float[8])", for messages.
+/// "all_reduce(Sum, Float[8])" or "send(to rank 1, tag 3, Float[8])", for messages.
 std::string describe(const CallShape& call);
 std::string describe(const LocalCall& call);
 
-/// "" if the ranks' calls (one a rank, in order) belong together; otherwise what each rank called.
+/// "" if the ranks' calls (one a rank, in order) belong together; otherwise what each rank called. Of a message the two
+/// calls are those of its sender and of its receiver.
 std::string find_mismatch(c10::ArrayRef<CallShape> calls);
 
 }  // namespace tessera

@@ -8,7 +8,8 @@
 
 namespace tessera {
 
-/// Tensors must be dense, contiguous and on the CPU (ValueError). Thread safety: for one thread at a time.
+/// Tensors must be dense, contiguous and on the CPU (ValueError). Thread safety: for one thread at a time; messages may
+/// have a thread of their own.
 class LocalCallBackend : public GroupBackend {
  public:
   using GroupBackend::GroupBackend;
@@ -29,10 +30,14 @@ class LocalCallBackend : public GroupBackend {
   c10::intrusive_ptr<c10d::Work> reduce_scatter_parts(const at::Tensor& output, TensorParts inputs,
                                                       ReduceOp op) override;
   c10::intrusive_ptr<c10d::Work> barrier(const c10d::BarrierOptions& options = {}) override;
+  c10::intrusive_ptr<c10d::Work> send(std::vector<at::Tensor>& tensors, int to, int tag) override;
+  c10::intrusive_ptr<c10d::Work> recv(std::vector<at::Tensor>& tensors, int from, int tag) override;
 
  protected:
   /// Launches the call; does not wait for other ranks.
   virtual c10::intrusive_ptr<c10d::Work> post(LocalCall call) = 0;
+  /// Launches this rank's end of a message, a Send or a Recv; the same.
+  virtual c10::intrusive_ptr<c10d::Work> post_message(LocalCall call, RankPair pair) = 0;
 };
 
 }  // namespace tessera

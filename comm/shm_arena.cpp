@@ -34,63 +34,68 @@ CommError system_error(const std::string& what) {
 }  // namespace
 
 // All of the memory's contents are zero at first, which is also the atomics' first value.
-ShmArena::ShmArena(ShmLayout layout, int file) : layout_(layout), file_(file) {
-  void* const memory = mmap(nullptr, layout.total_bytes(), PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+ShmArena::ShmArena(ShmLayout layout, const File& file, int64_t offset) : layout_(layout) {
+  void* const memory = mmap(nullptr, layout.total_bytes(), PROT_READ | PROT_WRITE, MAP_SHARED, file.number(), offset);
   if (memory == MAP_FAILED) {
-    const CommError error = system_error(fmt::format("mapping {} bytes of shared memory", layout.total_bytes()));
-    close(file);
-    throw error;
+    throw system_error(fmt::format("mapping {} bytes of shared memory", layout.total_bytes()));
   }
   base_ = static_cast<char*>(memory);
 }
 
 ShmArena ShmArena::create(ShmLayout layout) {
   static_assert(sizeof(Failure) == ShmLayout::kFailureBytes);
-  const int file = memfd_create("tessera", MFD_CLOEXEC);
-  if (file < 0) {
+  File file(memfd_create("tessera", MFD_CLOEXEC));
+  if (file.number() < 0) {
     throw system_error("memfd_create");
   }
-  if (ftruncate(file, layout.total_bytes()) != 0) {
-    const CommError error = system_error(fmt::format("{} bytes of shared memory", layout.total_bytes()));
-    close(file);
-    throw error;
+  if (ftruncate(file.number(), layout.file_bytes()) != 0) {
+    throw system_error(fmt::format("{} bytes of shared memory", layout.file_bytes()));
   }
-  return ShmArena(layout, file);
-}
-
-ShmArena ShmArena::attach(ShmLayout layout, const std::string& address) {
-  const int file = open(address.c_str(), O_RDWR | O_CLOEXEC);
-  if (file < 0) {
-    throw system_error(fmt::format("opening rank 0's shared memory {}", address));
-  }
-  struct stat status {};
-  if (fstat(file, &status) != 0 || status.st_size != layout.total_bytes()) {
-    close(file);
-    throw CommError(fmt::format("{} is not the group's shared memory of {} bytes", address, layout.total_bytes()));
-  }
-  ShmArena arena(layout, file);
-  arena.seal();
+  ShmArena arena(layout, file, 0);
+  arena.file_ = std::move(file);
   return arena;
 }
 
+ShmArena ShmArena::attach(ShmLayout layout, const std::string& address) {
+  File file(open(address.c_str(), O_RDWR | O_CLOEXEC));
+  if (file.number() < 0) {
+    throw system_error(fmt::format("opening rank 0's shared memory {}", address));
+  }
+  struct stat status {};
+  if (fstat(file.number(), &status) != 0 || status.st_size != layout.file_bytes()) {
+    throw CommError(fmt::format("{} is not the group's shared memory of {} bytes", address, layout.file_bytes()));
+  }
+  ShmArena arena(layout, file, 0);
+  arena.file_ = std::move(file);
+  return arena;
+}
+
+ShmArena ShmArena::messages(int from, int to) const {
+  return ShmArena(ShmLayout::of_messages(), file_, layout_.messages_offset(from, to));
+}
+
+ShmArena::File& ShmArena::File::operator=(File&& other) noexcept {
+  std::swap(number_, other.number_);
+  return *this;
+}
+
+ShmArena::File::~File() {
+  if (number_ >= 0) {
+    close(number_);
+  }
+}
+
 ShmArena::ShmArena(ShmArena&& other) noexcept
-    : layout_(other.layout_), file_(std::exchange(other.file_, -1)), base_(std::exchange(other.base_, nullptr)) {}
+    : layout_(other.layout_), file_(std::move(other.file_)), base_(std::exchange(other.base_, nullptr)) {}
 
 ShmArena::~ShmArena() {
-  seal();
   if (base_ != nullptr) {
     munmap(base_, layout_.total_bytes());
   }
 }
 
 std::string ShmArena::address() const {
-  return fmt::format("/proc/{}/fd/{}", getpid(), file_);
-}
-
-void ShmArena::seal() {
-  if (file_ >= 0) {
-    close(std::exchange(file_, -1));
-  }
+  return fmt::format("/proc/{}/fd/{}", getpid(), file_.number());
 }
 
 RankControl& ShmArena::control(int rank) const {

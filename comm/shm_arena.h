@@ -1,14 +1,15 @@
 #pragma once
 // The memory that the ranks of an "shm" group share, and how one rank wakes another: the system calls, no protocol.
 //
-// The memory is a memfd: it has no name in any file system, and is gone with the last process that has it mapped,
-// however those end. Rank 0 makes it; the others open it through /proc/<pid>/fd, which asks for the same user and pid
-// namespace.
+// The memory is a memfd: it has no name in any file system, and is gone with the last process that has it open or
+// mapped, however those end. Rank 0 makes it; the others open it through /proc/<pid>/fd, which asks for the same user
+// and pid namespace. Every rank keeps it open, to map the memory of messages when it needs it.
 
 #include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <string>
+#include <utility>
 
 #include "comm/shm_layout.h"
 
@@ -44,10 +45,11 @@ class ShmArena {
   ShmArena& operator=(const ShmArena&) = delete;
   ~ShmArena();
 
-  /// For attach() in other processes, until seal().
+  /// For attach() in other processes.
   std::string address() const;
-  /// Closes the file: nobody else can attach from now on.
-  void seal();
+  /// The memory of messages from one rank to another, in which those are ranks 0 and 1. Every call maps it once more.
+  /// Throws CommError.
+  ShmArena messages(int from, int to) const;
 
   const ShmLayout& layout() const { return layout_; }
   RankControl& control(int rank) const;
@@ -66,10 +68,24 @@ class ShmArena {
 
  private:
   struct Failure;
-  ShmArena(ShmLayout layout, int file);
+
+  /// Closes a file.
+  class File {
+   public:
+    explicit File(int number = -1) : number_(number) {}
+    File(File&& other) noexcept : number_(std::exchange(other.number_, -1)) {}
+    File& operator=(File&& other) noexcept;
+    ~File();
+    int number() const { return number_; }
+
+   private:
+    int number_;
+  };
+
+  ShmArena(ShmLayout layout, const File& file, int64_t offset);
 
   ShmLayout layout_;
-  int file_ = -1;
+  File file_;  // none for memory of messages
   char* base_ = nullptr;
 };
 

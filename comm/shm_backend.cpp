@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <map>
 #include <memory>
 #include <optional>
 #include <thread>
@@ -57,7 +58,17 @@ class ShmBackend final : public LocalCallBackend {
     return c10::make_intrusive<ShmWork>(group_, number);
   }
 
+  c10::intrusive_ptr<c10d::Work> post_message(LocalCall call, RankPair pair) override {
+    std::shared_ptr<ShmGroup>& messages = messages_[pair];
+    if (!messages) {
+      messages = std::make_shared<ShmGroup>(group_, pair);
+    }
+    const uint64_t number = messages->launch(std::move(call));
+    return c10::make_intrusive<ShmWork>(messages, number);
+  }
+
   const std::shared_ptr<ShmGroup> group_;
+  std::map<RankPair, std::shared_ptr<ShmGroup>> messages_;
 };
 
 std::string joined_key(int rank) {
@@ -84,7 +95,6 @@ class Rendezvous {
       check(theirs == kJoined,
             fmt::format("rank {}: {}; backend \"gloo\" needs no shared memory", info_.ranks[rank], theirs));
     }
-    arena->seal();
     return std::move(*arena);
   }
 

@@ -25,6 +25,9 @@ struct ShmOptions {
 /// runs beside the rank's own (comm/shm_queue.h). Reductions read the peers' cells and write the result, in the order
 /// of the ranks with the arithmetic of comm/local_reduce.h, so they are the same bits as with the other backends. Every
 /// dtype moves as bytes. A peer that dies is noticed within a second. Nothing is left behind, however the ranks end.
+///
+/// Messages between two ranks go through cells of their own, for each direction (comm/shm_layout.h). The group keeps
+/// its file open for them, one descriptor a rank.
 c10::intrusive_ptr<GroupBackend> make_shm_backend(ShmOptions options);
 
 }  // namespace tessera

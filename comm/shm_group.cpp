@@ -4,6 +4,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <numeric>
 #include <thread>
 #include <utility>
 
@@ -47,13 +48,31 @@ Registry& registry() {
 
 ShmGroup::ShmGroup(std::shared_ptr<const GroupInfo> info, ShmArena arena, std::vector<HostProcess> processes,
                    bool spins)
+    : ShmGroup(info, nullptr, std::move(arena), all_members(*info), std::move(processes), spins ? kSpins : 0) {}
+
+ShmGroup::ShmGroup(std::shared_ptr<ShmGroup> whole, RankPair pair)
+    : ShmGroup(whole->info_, whole, whole->arena_.messages(pair.from, pair.to),
+               {.ranks = {pair.from, pair.to}, .own = pair.from == whole->info_->rank ? 0 : 1},
+               {whole->processes_.at(pair.from), whole->processes_.at(pair.to)}, whole->spins_) {}
+
+ShmGroup::ShmGroup(std::shared_ptr<const GroupInfo> info, std::shared_ptr<ShmGroup> whole, ShmArena arena,
+                   Members members, std::vector<HostProcess> processes, int spins)
     : info_(std::move(info)),
+      whole_(std::move(whole)),
       arena_(std::move(arena)),
+      members_(std::move(members)),
       processes_(std::move(processes)),
-      spins_(spins ? kSpins : 0),
-      queue_(arena_, info_->rank) {
+      spins_(spins),
+      queue_(arena_, members_.own) {
   std::lock_guard lock(registry().mutex);
   registry().groups.push_back(this);
+}
+
+ShmGroup::Members ShmGroup::all_members(const GroupInfo& info) {
+  Members members{.own = info.rank};
+  members.ranks.resize(info.ranks.size());
+  std::iota(members.ranks.begin(), members.ranks.end(), 0);
+  return members;
 }
 
 ShmGroup::~ShmGroup() {
@@ -61,7 +80,10 @@ ShmGroup::~ShmGroup() {
     std::lock_guard lock(registry().mutex);
     std::erase(registry().groups, this);
   }
-  arena_.control(info_->rank).left.store(1);
+  if (whole_) {
+    return;  // the rank has not left before that one goes
+  }
+  arena_.control(members_.own).left.store(1);
   std::atomic_thread_fence(std::memory_order_seq_cst);
   for (int peer = 0; peer < info_->size(); ++peer) {
     arena_.wake(peer, kAwaitsPosted | kAwaitsConsumed);
@@ -70,7 +92,7 @@ ShmGroup::~ShmGroup() {
 
 uint64_t ShmGroup::launch(LocalCall call) {
   std::lock_guard lock(mutex_);
-  const std::string failure = failure_.empty() ? arena_.failure() : failure_;
+  const std::string failure = failure_.empty() ? whole_arena().failure() : failure_;
   TESSERA_CHECK(CommError, failure.empty(), "{} on {}: {}", describe(call), describe(*info_), failure);
   const uint64_t number = queue_.push(std::move(call));
   queue_.advance();
@@ -115,33 +137,33 @@ void ShmGroup::wait(uint64_t number, milliseconds timeout) {
 void ShmGroup::time_out(uint64_t number, milliseconds timeout) {
   const std::string reason =
       fmt::format("rank(s) [{}] did not arrive within {} ms", global_ranks(queue_.missing()), timeout.count());
-  arena_.fail(fmt::format("rank {} failed: {} on {}: {}", info_->ranks[info_->rank], describe(queue_.shape(number)),
-                          describe(*info_), reason));
+  whole_arena().fail(fmt::format("rank {} failed: {} on {}: {}", info_->ranks[info_->rank],
+                                 describe(queue_.shape(number)), describe(*info_), reason));
   raise(number, reason);
 }
 
 void ShmGroup::sleep(std::unique_lock<std::mutex>& lock) {
   const bool others_are_open = advance_other_groups();
-  RankControl& own = arena_.control(info_->rank);
+  RankControl& own = arena_.control(members_.own);
   const uint32_t seen = own.bell.load();
   own.awaits.store(queue_.awaited());
   std::atomic_thread_fence(std::memory_order_seq_cst);
   if (!queue_.advance()) {
     lock.unlock();
-    arena_.sleep(info_->rank, seen, others_are_open ? kSleepWithOtherGroups : kSleep);
+    arena_.sleep(members_.own, seen, others_are_open ? kSleepWithOtherGroups : kSleep);
     lock.lock();
   }
   own.awaits.store(0);
 }
 
 std::string ShmGroup::find_fault(Clock::time_point now) {
-  for (const std::string& reason : {failure_, queue_.mismatch(), arena_.failure()}) {
+  for (const std::string& reason : {failure_, queue_.mismatch(), whole_arena().failure()}) {
     if (!reason.empty()) {
       return reason;
     }
   }
   std::vector<int> gone = queue_.missing();
-  std::erase_if(gone, [&](int peer) { return arena_.control(peer).left.load() == 0; });
+  std::erase_if(gone, [&](int peer) { return whole_arena().control(members_.ranks[peer]).left.load() == 0; });
   if (!gone.empty()) {
     return fmt::format("rank(s) [{}] have ended without calling it", global_ranks(gone));
   }
@@ -170,7 +192,7 @@ bool ShmGroup::advance_other_groups() {
     if (group_lock.owns_lock() && !group->queue_.is_empty()) {
       any_is_open = true;
       if (group->queue_.advance()) {
-        group->arena_.wake(group->info_->rank, kAwaitsPosted | kAwaitsConsumed);
+        group->arena_.wake(group->members_.own, kAwaitsPosted | kAwaitsConsumed);
       }
     }
   }
@@ -181,7 +203,7 @@ std::string ShmGroup::global_ranks(const std::vector<int>& places) const {
   std::vector<int64_t> ranks;
   ranks.reserve(places.size());
   for (const int place : places) {
-    ranks.push_back(info_->ranks[place]);
+    ranks.push_back(info_->ranks[members_.ranks[place]]);
   }
   return fmt::format("{}", fmt::join(ranks, ", "));
 }

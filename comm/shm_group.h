@@ -1,5 +1,6 @@
 #pragma once
-// One rank's end of an "shm" group: launch and wait, and how a rank learns that another is gone.
+// One rank's end of an "shm" group, or of the messages between two of its ranks: launch and wait, and how a rank learns
+// that another is gone.
 
 #include <chrono>
 #include <cstdint>
@@ -25,6 +26,10 @@ class ShmGroup {
   /// `processes`: of the group's ranks, in order. `spins`: whether to wait for a while before sleeping, which is good
   /// where every rank has a core.
   ShmGroup(std::shared_ptr<const GroupInfo> info, ShmArena arena, std::vector<HostProcess> processes, bool spins);
+  /// Messages of `pair`, of which this rank is one, among the ranks of `whole`: calls of their own, in an order of
+  /// their own. Waits for nobody. They fail where `whole` has failed; where a message is not done in time, `whole`
+  /// fails. Throws CommError if the memory cannot be mapped.
+  ShmGroup(std::shared_ptr<ShmGroup> whole, RankPair pair);
   ShmGroup(const ShmGroup&) = delete;
   ShmGroup& operator=(const ShmGroup&) = delete;
   /// Peers that wait for a call which this rank has not made fail.
@@ -40,6 +45,17 @@ class ShmGroup {
  private:
   using Clock = std::chrono::steady_clock;
 
+  /// Which of the group's ranks share an arena, in its order, and which of them this one is.
+  struct Members {
+    std::vector<int> ranks = {};
+    int own = 0;
+  };
+
+  ShmGroup(std::shared_ptr<const GroupInfo> info, std::shared_ptr<ShmGroup> whole, ShmArena arena, Members members,
+           std::vector<HostProcess> processes, int spins);
+  static Members all_members(const GroupInfo& info);
+  /// Where failures are recorded, and ranks that leave.
+  ShmArena& whole_arena() { return whole_ ? whole_->arena_ : arena_; }
   void sleep(std::unique_lock<std::mutex>& lock);
   /// Why what is missing will not come; "" if it still may.
   std::string find_fault(Clock::time_point now);
@@ -49,8 +65,10 @@ class ShmGroup {
   std::string global_ranks(const std::vector<int>& places) const;
 
   const std::shared_ptr<const GroupInfo> info_;
+  const std::shared_ptr<ShmGroup> whole_;  // null unless this is for messages
   ShmArena arena_;
-  const std::vector<HostProcess> processes_;
+  const Members members_;
+  const std::vector<HostProcess> processes_;  // of the members
   const int spins_;
   std::mutex mutex_;  // guards what follows
   ShmQueue queue_;

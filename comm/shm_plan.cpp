@@ -30,6 +30,13 @@ ShmPhase broadcast(int64_t bytes, int root, int rank, int64_t ranks) {
   return phase;
 }
 
+// The sender is rank 0 of a message's memory, the receiver rank 1; each plans by its own tensor.
+ShmPhase message(int64_t sent, int64_t received) {
+  return {.steps = steps_for(std::max(sent, received), ShmLayout::kCellBytes),
+          .sent = {{0, sent}},
+          .received = {{0, received}, {0, 0}}};
+}
+
 ShmPhase reduce_whole(int64_t bytes, int64_t ranks) {
   ShmPhase phase{
       .reduces = true, .from_output = true, .steps = steps_for(bytes, ShmLayout::kCellBytes), .sent = {{0, bytes}}};
@@ -101,6 +108,10 @@ ShmPlan plan_call(const CallShape& call, int rank, const ShmLayout& layout) {
       return {.phases = {all_to_all(call, item, layout)}, .steps_by_agreement = true};
     case Collective::Barrier:
       return {.phases = {gather(0, layout.ranks)}};
+    case Collective::Send:
+      return {.phases = {message(call.input * item, 0)}};
+    case Collective::Recv:
+      return {.phases = {message(0, call.output * item)}};
     case Collective::Scatter:
     case Collective::Gather:
       break;

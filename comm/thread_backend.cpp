@@ -6,12 +6,15 @@ namespace {
 
 class ThreadWork final : public c10d::Work {
  public:
-  ThreadWork(std::shared_ptr<const GroupInfo> info, std::shared_ptr<ThreadGroup> group, ThreadGroup::MeetingPtr meeting)
-      : info_(std::move(info)), group_(std::move(group)), meeting_(std::move(meeting)) {}
+  ThreadWork(std::shared_ptr<const GroupInfo> info, std::shared_ptr<ThreadGroup> group, int place, LocalCall call)
+      : info_(std::move(info)),
+        group_(std::move(group)),
+        place_(place),
+        meeting_(group_->post(*info_, place, std::move(call))) {}
 
   bool wait(std::chrono::milliseconds = kNoTimeout) override {
     if (meeting_) {
-      group_->wait(*info_, meeting_);
+      group_->wait(*info_, place_, meeting_);
       meeting_.reset();
     }
     return true;
@@ -22,6 +25,7 @@ class ThreadWork final : public c10d::Work {
  private:
   const std::shared_ptr<const GroupInfo> info_;
   const std::shared_ptr<ThreadGroup> group_;
+  const int place_;
   ThreadGroup::MeetingPtr meeting_;
 };
 
@@ -31,8 +35,12 @@ ThreadBackend::ThreadBackend(GroupInfo info, std::shared_ptr<ThreadGroup> group)
     : LocalCallBackend(std::move(info)), group_(std::move(group)) {}
 
 c10::intrusive_ptr<c10d::Work> ThreadBackend::post(LocalCall call) {
-  ThreadGroup::MeetingPtr meeting = group_->post(info(), std::move(call));
-  return c10::make_intrusive<ThreadWork>(shared_info(), group_, std::move(meeting));
+  return c10::make_intrusive<ThreadWork>(shared_info(), group_, getRank(), std::move(call));
+}
+
+c10::intrusive_ptr<c10d::Work> ThreadBackend::post_message(LocalCall call, RankPair pair) {
+  const int place = pair.from == getRank() ? 0 : 1;
+  return c10::make_intrusive<ThreadWork>(shared_info(), group_->messages(pair), place, std::move(call));
 }
 
 }  // namespace tessera

@@ -10,7 +10,7 @@
 namespace tessera {
 
 /// One rank's end of a group. A work's wait() takes part in carrying out the call of all ranks.
-/// Thread safety: for one thread at a time.
+/// Thread safety: for one thread at a time; messages may have a thread of their own.
 class ThreadBackend final : public LocalCallBackend {
  public:
   ThreadBackend(GroupInfo info, std::shared_ptr<ThreadGroup> group);
@@ -19,6 +19,7 @@ class ThreadBackend final : public LocalCallBackend {
 
  private:
   c10::intrusive_ptr<c10d::Work> post(LocalCall call) override;
+  c10::intrusive_ptr<c10d::Work> post_message(LocalCall call, RankPair pair) override;
 
   const std::shared_ptr<ThreadGroup> group_;
 };

@@ -10,7 +10,7 @@
 
 namespace tessera {
 
-/// Carries out calls (one a rank, in order) that belong together.
+/// Carries out calls (one a rank, in order) that belong together; of a message, that of its sender and its receiver.
 void execute(c10::ArrayRef<LocalCall> calls);
 
 }  // namespace tessera

@@ -14,26 +14,35 @@ namespace tessera {
 ThreadGroup::ThreadGroup(std::shared_ptr<ThreadWorld> world, std::vector<int64_t> ranks)
     : world_(std::move(world)), ranks_(std::move(ranks)), calls_made_(ranks_.size(), 0) {}
 
-ThreadGroup::MeetingPtr ThreadGroup::post(const GroupInfo& info, LocalCall call) {
+std::shared_ptr<ThreadGroup> ThreadGroup::messages(RankPair pair) {
+  std::lock_guard lock(world_->mutex_);
+  std::shared_ptr<ThreadGroup>& group = messages_[pair];
+  if (!group) {
+    group = world_->make_group({ranks_.at(pair.from), ranks_.at(pair.to)});
+  }
+  return group;
+}
+
+ThreadGroup::MeetingPtr ThreadGroup::post(const GroupInfo& info, int place, LocalCall call) {
   MeetingPtr meeting;
   {
     std::lock_guard lock(world_->mutex_);
     TESSERA_CHECK(CommError, world_->failure_.empty(), "{} on {}: {}", describe(call), describe(info),
                   world_->failure_);
-    const size_t place = calls_made_[info.rank]++ - first_open_;
-    if (place == open_.size()) {
+    const size_t number = calls_made_[place]++ - first_open_;
+    if (number == open_.size()) {
       open_.push_back(std::make_shared<Meeting>());
       open_.back()->calls.resize(ranks_.size());
       open_.back()->arrived.resize(ranks_.size());
       open_.back()->missing = static_cast<int>(ranks_.size());
     }
-    meeting = open_[place];
-    meeting->calls[info.rank] = std::move(call);
-    meeting->arrived[info.rank] = true;
+    meeting = open_[number];
+    meeting->calls[place] = std::move(call);
+    meeting->arrived[place] = true;
     if (--meeting->missing != 0) {
       return meeting;
     }
-    TESSERA_ASSERT(place == 0, "meeting {} is complete before the first", place);
+    TESSERA_ASSERT(number == 0, "meeting {} is complete before the first", number);
     open_.pop_front();
     ++first_open_;
   }
@@ -61,7 +70,7 @@ void ThreadGroup::finish(Meeting& meeting) {
   changed_.notify_all();
 }
 
-void ThreadGroup::wait(const GroupInfo& info, const MeetingPtr& meeting) {
+void ThreadGroup::wait(const GroupInfo& info, int place, const MeetingPtr& meeting) {
   const auto deadline = std::chrono::steady_clock::now() + info.timeout;
   LocalCall own;  // dropped by the rank itself, after the lock: peers must not be the last to hold its tensors
   std::unique_lock lock(world_->mutex_);
@@ -75,7 +84,7 @@ void ThreadGroup::wait(const GroupInfo& info, const MeetingPtr& meeting) {
   if (!in_time && meeting->missing == 0) {
     changed_.wait(lock, over);
   }
-  own = std::move(meeting->calls[info.rank]);
+  own = std::move(meeting->calls[place]);
   if (meeting->done && meeting->error.empty()) {
     return;
   }
@@ -138,15 +147,20 @@ void ThreadWorld::notify_all_groups() {
   }
 }
 
+std::shared_ptr<ThreadGroup> ThreadWorld::make_group(const std::vector<int64_t>& ranks) {
+  auto group = std::make_shared<ThreadGroup>(shared_from_this(), ranks);
+  std::erase_if(groups_, [](const auto& other) { return other.expired(); });
+  groups_.push_back(group);
+  return group;
+}
+
 std::shared_ptr<ThreadGroup> ThreadWorld::join(const std::string& key, const std::vector<int64_t>& ranks) {
   std::lock_guard lock(mutex_);
   Joining& joining = joining_[key];
   std::shared_ptr<ThreadGroup> group = joining.group.lock();
   if (!group) {
-    group = std::make_shared<ThreadGroup>(shared_from_this(), ranks);
+    group = make_group(ranks);
     joining.group = group;
-    std::erase_if(groups_, [](const auto& other) { return other.expired(); });
-    groups_.push_back(group);
   }
   TESSERA_CHECK(CommError, group->ranks_ == ranks, "group '{}': rank sets [{}] and [{}] have the same name", key,
                 fmt::join(group->ranks_, ", "), fmt::join(ranks, ", "));

@@ -25,8 +25,8 @@ namespace tessera {
 
 class ThreadWorld;
 
-/// The meeting place of one group. Each rank's k-th call meets the others' k-th call; calls do not wait, so that
-/// several may be in flight. Thread safety: each rank from one thread at a time.
+/// The meeting place of one group, or of the two ranks of a message. Each rank's k-th call meets the others' k-th call;
+/// calls do not wait, so that several may be in flight. Thread safety: each rank from one thread at a time.
 class ThreadGroup {
  public:
   /// One collective; done when all ranks have called and it is carried out.
@@ -41,11 +41,16 @@ class ThreadGroup {
 
   ThreadGroup(std::shared_ptr<ThreadWorld> world, std::vector<int64_t> ranks);
 
-  /// Brings a rank's call; the rank that completes the meeting carries it out. Throws CommError if a rank has failed.
-  MeetingPtr post(const GroupInfo& info, LocalCall call);
+  /// Where messages go from one rank to another: a meeting place of `pair.from` and `pair.to`, in this order. Whoever
+  /// comes first makes it, and nobody waits. May be called from any thread.
+  std::shared_ptr<ThreadGroup> messages(RankPair pair);
+
+  /// Brings the call of the rank at `place`, which `info` is of; the rank that completes the meeting carries it out.
+  /// Throws CommError if a rank has failed.
+  MeetingPtr post(const GroupInfo& info, int place, LocalCall call);
   /// Returns when the call is carried out. Throws CommError: ranks called different collectives, a missing rank has
   /// left or failed, or time is up, which fails this rank for all others as well.
-  void wait(const GroupInfo& info, const MeetingPtr& meeting);
+  void wait(const GroupInfo& info, int place, const MeetingPtr& meeting);
 
  private:
   friend class ThreadWorld;
@@ -59,6 +64,7 @@ class ThreadGroup {
   std::deque<MeetingPtr> open_;
   uint64_t first_open_ = 0;
   std::vector<uint64_t> calls_made_;
+  std::map<RankPair, std::shared_ptr<ThreadGroup>> messages_;
 };
 
 /// Thread safety: all calls may come from any thread.
@@ -84,7 +90,9 @@ class ThreadWorld : public std::enable_shared_from_this<ThreadWorld> {
     size_t joined = 0;
   };
 
-  void fail(int64_t rank, const std::string& reason);  // abort, with the mutex held
+  // With the mutex held.
+  void fail(int64_t rank, const std::string& reason);
+  std::shared_ptr<ThreadGroup> make_group(const std::vector<int64_t>& ranks);
   void notify_all_groups();
 
   std::mutex mutex_;  // guards all state of the world and of its groups

@@ -69,9 +69,36 @@ TEST_CASE("a large all_reduce reduces parts and gathers them; the last may be sh
   CHECK(plan_call(few, 0, {.ranks = 4}).phases.size() == 1);
 }
 
+TEST_CASE("messages have room of their own behind the group's memory, each way of each pair") {
+  for (const int64_t ranks : {2, 3, 64, 4096}) {
+    const ShmLayout layout{.ranks = ranks};
+    const int64_t room = ShmLayout::of_messages().total_bytes();
+    CHECK(layout.messages_offset(0, 0) >= layout.total_bytes());
+    CHECK(layout.messages_offset(1, 0) % ShmLayout::kMapAlignment == 0);
+    CHECK(layout.messages_offset(0, 1) + room <= layout.messages_offset(0, 2));
+    CHECK(layout.messages_offset(0, ranks) == layout.messages_offset(1, 0));
+    CHECK(layout.messages_offset(ranks - 1, ranks - 2) + room <= layout.file_bytes());
+  }
+}
+
+TEST_CASE("a message goes from rank 0 of its memory to rank 1, in as many steps on both") {
+  const CallShape send = {.kind = Collective::Send, .root = 5, .dtype = c10::kInt, .input = 100000};
+  const CallShape recv = {.kind = Collective::Recv, .root = 2, .dtype = c10::kInt, .output = 100000};
+  const ShmPhase sender = plan_call(send, 0, ShmLayout::of_messages()).phases[0];
+  const ShmPhase receiver = plan_call(recv, 1, ShmLayout::of_messages()).phases[0];
+  CHECK(sender.steps == 2);
+  CHECK(receiver.steps == 2);
+  CHECK_THAT(texts(sender.sent, 1, sender.chunk),
+             Equals(std::vector<std::string>{fmt::format("{}+{}", kCell, 400000 - kCell)}));
+  CHECK_THAT(texts(sender.received, 0, sender.chunk), Equals(std::vector<std::string>{"0+0", "0+0"}));
+  CHECK_THAT(texts(receiver.sent, 0, receiver.chunk), Equals(std::vector<std::string>{"0+0"}));
+  CHECK_THAT(texts(receiver.received, 0, receiver.chunk),
+             Equals(std::vector<std::string>{fmt::format("0+{}", kCell), "0+0"}));
+}
+
 TEST_CASE("every call has a step, so that ranks that call different things meet") {
   for (const Collective kind : {Collective::AllGather, Collective::ReduceScatter, Collective::AllReduce,
-                                Collective::Broadcast, Collective::Barrier}) {
+                                Collective::Broadcast, Collective::Barrier, Collective::Send, Collective::Recv}) {
     const CallShape call = {.kind = kind, .dtype = c10::kFloat, .output = 0, .input = 0};
     CHECK(plan_call(call, 0, {.ranks = 2}).phases[0].steps == 1);
   }
@@ -102,6 +129,14 @@ TEST_CASE("headers: same calls agree, others are told apart, all_to_all on the m
   CHECK(agreed.steps == 5);
   from.output_splits = {3, 3};
   CHECK(compare(to, 1, from, 5).mismatch == "all_to_all: rank 0 sends 2 elements to rank 1, which expects 3");
+  const CallShape sent = {.kind = Collective::Send, .root = 3, .tag = 7, .dtype = c10::kInt, .input = 4};
+  CallShape received = {.kind = Collective::Recv, .root = 1, .tag = 7, .dtype = c10::kInt, .output = 4};
+  CHECK(compare(sent, 1, received, 1).mismatch.empty());
+  received.tag = 8;
+  CHECK(
+      compare(sent, 1, received, 1).mismatch ==
+      "what is sent is not what is received: rank 1: send(to rank 3, tag 7, Int[4]); rank 3: recv(from rank 1, tag 8, "
+      "Int[4])");
 }
 
 }  // namespace

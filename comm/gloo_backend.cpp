@@ -5,11 +5,14 @@
 
 #include <cstdlib>
 #include <functional>
+#include <mutex>
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 #include <utility>
 
 #include "base/error.h"
 #include "comm/backend_checks.h"
+#include "comm/gloo_error.h"
+#include "comm/gloo_messages.h"
 #include "comm/local_reduce.h"
 
 namespace tessera {
@@ -21,12 +24,7 @@ using WorkPtr = c10::intrusive_ptr<c10d::Work>;
 
 // Up to here an all_reduce sends whole tensors to everybody: one round of messages in place of two.
 constexpr int64_t kOneRoundBytes = 64 * 1024;
-constexpr uint32_t kTagMask = 0x7fffffff;
-
-CommError comm_error(const std::string& collective, const GroupInfo& info, const std::exception& failure) {
-  return CommError(fmt::format("{} on {}: a peer left, called something else, or did not arrive within {} ms: {}",
-                               collective, describe(info), info.timeout.count(), failure.what()));
-}
+constexpr uint32_t kTagMask = kGlooMessageTags - 1;
 
 /// Messages in flight and what is to be done once they are here; turns gloo's errors into a CommError.
 class GlooWork final : public c10d::Work {
@@ -44,7 +42,7 @@ class GlooWork final : public c10d::Work {
         transfer->wait(timeout);
       }
     } catch (const std::exception& failure) {
-      throw comm_error(collective_, *info_, failure);
+      throw gloo_error(collective_, *info_, failure);
     }
     transfers_.clear();
     if (const std::function<void()> finish = std::exchange(finish_, nullptr)) {
@@ -80,7 +78,7 @@ void copy_data(const at::Tensor& to, const at::Tensor& from) {
 class GlooBackend final : public GroupBackend {
  public:
   GlooBackend(GroupInfo info, c10::intrusive_ptr<ProcessGroupGloo> gloo)
-      : GroupBackend(std::move(info)), gloo_(std::move(gloo)) {}
+      : GroupBackend(std::move(info)), gloo_(std::move(gloo)), messages_(shared_info(), gloo_) {}
 
   const std::string getBackendName() const override { return "gloo"; }
 
@@ -165,6 +163,22 @@ class GlooBackend final : public GroupBackend {
     return launch("barrier", [&] { return gloo_->barrier(options); });
   }
 
+  WorkPtr send(std::vector<at::Tensor>& tensors, int to, int tag) override {
+    const at::Tensor& tensor = only_tensor("send", tensors);
+    check_cpu_tensor("send", tensor);
+    check_peer("send", to, info());
+    const std::lock_guard lock(launch_mutex_);
+    return messages_.launch({.kind = Collective::Send, .root = to, .tag = tag, .input = tensor});
+  }
+
+  WorkPtr recv(std::vector<at::Tensor>& tensors, int from, int tag) override {
+    const at::Tensor& tensor = only_tensor("recv", tensors);
+    check_cpu_tensor("recv", tensor);
+    check_peer("recv", from, info());
+    const std::lock_guard lock(launch_mutex_);
+    return messages_.launch({.kind = Collective::Recv, .root = from, .tag = tag, .output = tensor});
+  }
+
  private:
   WorkPtr make_work(std::string what, std::vector<WorkPtr> transfers, std::function<void()> finish = {}) {
     return c10::make_intrusive<GlooWork>(std::move(what), shared_info(), std::move(transfers), std::move(finish));
@@ -172,16 +186,18 @@ class GlooBackend final : public GroupBackend {
 
   template <typename Launch>
   WorkPtr launch(const std::string& what, Launch&& start) {
+    const std::lock_guard lock(launch_mutex_);
     try {
       return make_work(what, {start()});
     } catch (const std::exception& failure) {
-      throw comm_error(what, info(), failure);
+      throw gloo_error(what, info(), failure);
     }
   }
 
   // Sends sent[r] to rank r and receives received[r] from it; this rank's own entries and empty ones are skipped.
   WorkPtr exchange(std::string what, std::vector<at::Tensor> sent, std::vector<at::Tensor> received,
                    std::function<void()> finish = {}) {
+    const std::lock_guard lock(launch_mutex_);
     const int tag = static_cast<int>(launches_++ & kTagMask);
     std::vector<WorkPtr> transfers;
     try {
@@ -200,7 +216,7 @@ class GlooBackend final : public GroupBackend {
         }
       }
     } catch (const std::exception& failure) {
-      throw comm_error(what, info(), failure);
+      throw gloo_error(what, info(), failure);
     }
     return make_work(std::move(what), std::move(transfers), std::move(finish));
   }
@@ -238,6 +254,9 @@ class GlooBackend final : public GroupBackend {
   }
 
   const c10::intrusive_ptr<ProcessGroupGloo> gloo_;
+  // Messages may have a thread of their own. Guards what follows and gloo_'s counters; nothing waits under it.
+  std::mutex launch_mutex_;
+  GlooMessages messages_;
   uint32_t launches_ = 0;
 };
 
@@ -263,7 +282,7 @@ c10::intrusive_ptr<GroupBackend> make_gloo_backend(GlooOptions options) {
                                                       std::move(gloo_options));
     return c10::make_intrusive<GlooBackend>(std::move(options.info), std::move(gloo));
   } catch (const std::exception& failure) {
-    throw comm_error("connecting the ranks", options.info, failure);
+    throw gloo_error("connecting the ranks", options.info, failure);
   }
 }
 

@@ -10,8 +10,8 @@ namespace tessera {
 
 /// Every collective is complete at once. An output is made from this rank's own data: all_gather puts the own input
 /// into every rank's slot, reduce_scatter returns the own part of the input, all_to_all the own part and zeros,
-/// all_reduce and broadcast leave the tensor as it is. For tensors on any device; those not on the CPU are written by
-/// tensor operations. Thread safety: any number of threads.
+/// all_reduce, broadcast and recv leave the tensor as it is, and send does nothing. For tensors on any device; those
+/// not on the CPU are written by tensor operations. Thread safety: any number of threads.
 class FakeBackend final : public GroupBackend {
  public:
   explicit FakeBackend(GroupInfo info);
@@ -34,6 +34,8 @@ class FakeBackend final : public GroupBackend {
                                                std::vector<int64_t>& output_splits, std::vector<int64_t>& input_splits,
                                                const c10d::AllToAllOptions& options = {}) override;
   c10::intrusive_ptr<c10d::Work> barrier(const c10d::BarrierOptions& options = {}) override;
+  c10::intrusive_ptr<c10d::Work> send(std::vector<at::Tensor>& tensors, int to, int tag) override;
+  c10::intrusive_ptr<c10d::Work> recv(std::vector<at::Tensor>& tensors, int from, int tag) override;
 
  private:
   const c10::intrusive_ptr<c10d::Work> completed_;

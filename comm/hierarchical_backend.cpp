@@ -240,7 +240,35 @@ class HierarchicalBackend final : public GroupBackend {
     });
   }
 
+  // Not on the thread: a recv that waits there would keep its peer's calls from being made.
+  WorkPtr send(std::vector<at::Tensor>& tensors, int to, int tag) override {
+    const auto [backend, peer] = way_to("send", to);
+    return backend.send(tensors, peer, tag);
+  }
+
+  WorkPtr recv(std::vector<at::Tensor>& tensors, int from, int tag) override {
+    const auto [backend, peer] = way_to("recv", from);
+    return backend.recv(tensors, peer, tag);
+  }
+
  private:
+  struct WayToPeer {
+    GroupBackend& backend;
+    int peer;  // in it
+  };
+
+  WayToPeer way_to(const char* call, int peer) const {
+    check_peer(call, peer, info());
+    if (layout_.host_of(peer) == layout_.host_of(getRank())) {
+      return {*host_, layout_.place_of(peer)};
+    }
+    TESSERA_CHECK(NotImplementedError, layout_.place_of(peer) == layout_.place_of(getRank()),
+                  "{}: peer {} on {} has another place on another host, where backend \"hierarchical\" has no "
+                  "connection; make a group of the two ranks by new_group(), or choose backend \"gloo\"",
+                  call, peer, describe(info()));
+    return {*across_, layout_.host_of(peer)};
+  }
+
   /// The ranks' flat elements, `numel` a rank, as one part for each host: what a rank of this host sends and gets has
   /// one piece a host.
   TensorParts by_host(const at::Tensor& tensor, int64_t numel) const {

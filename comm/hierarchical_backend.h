@@ -8,6 +8,8 @@
 //   all_reduce         reduce_scatter on the host, all_reduce across, all_gather on the host
 //   broadcast          across hosts from the source, then on each host
 //   all_to_all         between all ranks, over a flat group that the first such call makes
+//   send, recv         on the host, or across hosts between ranks that have the same place; others are refused
+//                      (NotImplementedError): a group of the two ranks has its own connection
 //
 // Reductions add up each host's ranks first, and then the hosts, in their orders: the same bits on all ranks and in
 // every run, but other ones than a flat group's. A host's result of a 16-bit type is rounded before it crosses.
@@ -30,8 +32,9 @@ struct HierarchicalOptions {
   std::function<c10::intrusive_ptr<GroupBackend>()> make_flat = {};
 };
 
-/// Calls run one after the other on a thread of the backend's own, so that a rank's waits may come in any order. A call
-/// that failed fails the later ones. Tensors must be dense, contiguous and on the CPU (ValueError).
+/// Collectives run one after the other on a thread of the backend's own, so that a rank's waits may come in any order.
+/// One that failed fails the later ones. Messages go to the backends below at once, which must allow that beside a
+/// collective, as this library's do. Tensors must be dense, contiguous and on the CPU (ValueError).
 /// Thread safety: for one thread at a time.
 c10::intrusive_ptr<GroupBackend> make_hierarchical_backend(HierarchicalOptions options);
 

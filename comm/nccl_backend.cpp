@@ -169,12 +169,30 @@ class NcclBackend final : public GroupBackend {
     return launch("barrier", false, [&] { return nccl_->barrier(own); });
   }
 
+  WorkPtr send(std::vector<at::Tensor>& tensors, int to, int tag) override {
+    std::vector<at::Tensor> one = {message("send", tensors, to)};
+    return launch("send", one[0].numel() == 0, [&] { return nccl_->send(one, to, tag); });
+  }
+
+  WorkPtr recv(std::vector<at::Tensor>& tensors, int from, int tag) override {
+    std::vector<at::Tensor> one = {message("recv", tensors, from)};
+    return launch("recv", one[0].numel() == 0, [&] { return nccl_->recv(one, from, tag); });
+  }
+
  private:
   void check(const char* place, const at::Tensor& tensor) const {
     TESSERA_CHECK(ValueError, tensor.defined() && tensor.layout() == c10::kStrided && tensor.is_contiguous(),
                   "{}: the tensor is undefined, or not dense and contiguous; pass tensor.contiguous()", place);
     TESSERA_CHECK(ValueError, tensor.device() == device_, "{}: a tensor on {}; this rank's GPU in {} is {}", place,
                   tensor.device().str(), describe(info()), device_.str());
+  }
+
+  at::Tensor message(const char* place, const std::vector<at::Tensor>& tensors, int peer) const {
+    const at::Tensor& tensor = only_tensor(place, tensors);
+    check(place, tensor);
+    check_peer(place, peer, info());
+    at::AutoDispatchBelowADInplaceOrView guard;
+    return as_bytes(tensor);
   }
 
   std::vector<int64_t> byte_splits(const char* place, const at::Tensor& tensor,

@@ -34,6 +34,11 @@ void use_cuda_device(int device);
 /// Sums are NCCL's own: in an order that depends on sizes, ranks and links, not in the order of the ranks. An
 /// all_reduce gives all ranks the same bits. Complex tensors are added up as pairs. A collective runs on the group's
 /// stream; wait() makes the current stream wait for it, and the host not, save for barrier().
+///
+/// Messages are NCCL's: sizes, dtypes and tags cannot be compared, and where sizes differ the receiver's data is wrong
+/// or the ranks hang until the time-out. Two ranks have one communicator and one stream for both directions, connected
+/// in their first send or recv, which waits for the peer's. So where ranks send to each other, or in a ring, one of
+/// each pair has to call recv before send.
 c10::intrusive_ptr<GroupBackend> make_nccl_backend(NcclBackendOptions options);
 
 }  // namespace tessera

@@ -1,13 +1,12 @@
 #include "comm/collectives.h"
 
 #include <ATen/core/LegacyTypeDispatch.h>
-#include <fmt/ranges.h>
-
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 #include "base/error.h"
 #include "comm/backend_checks.h"
+#include "comm/call_checks.h"
 #include "comm/group_backend.h"
 #include "comm/local_reduce.h"
 #include "comm/rank_state.h"
@@ -16,14 +15,10 @@ namespace tessera {
 
 namespace {
 
+using detail::backend_of;
+using detail::bytes;
+using detail::check_tensor;
 using BackendPtr = c10::intrusive_ptr<c10d::Backend>;
-
-void check_tensor(Collective kind, const char* role, const at::Tensor& tensor) {
-  TESSERA_CHECK(ValueError, tensor.defined(), "{}: the {} is undefined", name(kind), role);
-  TESSERA_CHECK(ValueError, tensor.layout() == c10::kStrided && tensor.is_contiguous(),
-                "{}: the {} of sizes [{}] is not dense and contiguous; pass tensor.contiguous()", name(kind), role,
-                fmt::join(tensor.sizes(), ", "));
-}
 
 void check_pair(Collective kind, const at::Tensor& output, const at::Tensor& input) {
   check_tensor(kind, "output", output);
@@ -42,18 +37,6 @@ void check_rank(Collective kind, const char* role, int rank, int64_t group_size)
 
 void check_reduction(Collective kind, const at::Tensor& tensor, ReduceOp op) {
   check_reducible(name(kind), tensor.scalar_type(), op);
-}
-
-BackendPtr backend_of(Collective kind, c10::DeviceType device, const ProcessGroupPtr& group) {
-  TESSERA_CHECK(ValueError, group, "{}: the process group is undefined", name(kind));
-  // libtorch 2.11 has no way to ask first.
-  try {
-    return group->getBackend(device);
-  } catch (const c10::Error&) {
-    throw ValueError(
-        fmt::format("{}: group '{}' has no backend for tensors on {}; move the tensor to the group's device",
-                    name(kind), group_name(group), c10::DeviceTypeName(device, /*lower_case=*/true)));
-  }
 }
 
 // The whole of a collective in a group of one rank.
@@ -77,10 +60,6 @@ GroupBackend& parts_backend(Collective kind, const BackendPtr& backend) {
                 "{} with parts over backend {} and {} ranks; ask takes_parts() first", name(kind),
                 backend->getBackendName(), backend->getSize());
   return *own;
-}
-
-int64_t bytes(const at::Tensor& tensor) {
-  return tensor.numel() * static_cast<int64_t>(tensor.element_size());
 }
 
 }  // namespace

@@ -12,6 +12,8 @@
 // Reductions are in the order of the ranks and bit-identical on all of them (comm/reduce_op.h). No autograd, and a
 // written tensor's version counter does not change. A group of one rank copies and touches no backend.
 //
+// Messages between two ranks: comm/point_to_point.h.
+//
 // The plain form waits; the _async form returns a Pending, until whose wait() neither tensor may be written nor the
 // output read. Waits may come in any order. On CUDA wait() makes the current stream wait, not the host.
 //

@@ -4,6 +4,7 @@
 //   init_process_group();                                // ranks of torchrun, mpirun, srun; else this process alone
 //   ProcessGroupPtr pair = new_group({0, 1}, "pair");    // called by ranks 0 and 1 only
 //   all_reduce(tensor, ReduceOp::Sum, default_group());  // comm/collectives.h
+//   send(tensor, 1, pair);                               // on rank 0; comm/point_to_point.h
 //   destroy_process_group();
 //
 // A group is a c10d::ProcessGroup with one c10d::Backend for its device, so that c10d's facilities apply to it. This
@@ -43,10 +44,12 @@ class StoreHandle {
 
 struct ProcessGroupOptions {
   /// "shm" (ranks as processes of one host that share memory, CPU), "gloo" (ranks as processes over TCP, CPU),
-  /// "threads" (ranks as threads of this process), "fake" (any world size, no data moves). "": each group of several
-  /// ranks takes shm if they share a host, "hierarchical" (shm on each host, gloo across) if they are as many on each
-  /// of several hosts and numbered host after host, and gloo otherwise; or what the environment variable
-  /// TESSERA_CPU_BACKEND says (gloo or shm; the same for all ranks). One rank needs none and opens no socket.
+  /// "threads" (ranks as threads of this process), "fake" (any world size, no data moves), "nccl" (one GPU a rank,
+  /// CUDA; in builds with --config=cuda, docs/gpu.md), or one for each device, as in "cpu:gloo,cuda:nccl"
+  /// (comm/backend_spec.h). "": each group of several ranks takes shm if they share a host, "hierarchical" (shm on each
+  /// host, gloo across) if they are as many on each of several hosts and numbered host after host, and gloo otherwise;
+  /// or what the environment variable TESSERA_CPU_BACKEND says (gloo or shm; the same for all ranks). One rank needs
+  /// none and opens no socket.
   std::string backend = {};
   /// Both given, or both -1: from the environment (comm/rank_environment.h).
   int rank = -1;
@@ -84,8 +87,8 @@ int get_world_size();
 int get_rank(const ProcessGroupPtr& group);
 int get_world_size(const ProcessGroupPtr& group);
 
-/// What carries the group's collectives: "shm", "gloo", "hierarchical", "threads" (also for groups of one rank) or
-/// "fake".
+/// What carries the group's collectives: "shm", "gloo", "hierarchical", "threads" (also for groups of one rank),
+/// "fake", "nccl", or one for each device, as in "cpu:gloo,cuda:nccl".
 std::string get_backend(const ProcessGroupPtr& group);
 
 /// Whether the group carries tensors of that device. (libtorch 2.11 has no ProcessGroup::hasBackendForDeviceType.)

@@ -1,0 +1,30 @@
+#include "comm/call_checks.h"
+
+#include <fmt/ranges.h>
+
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+
+#include "base/error.h"
+
+namespace tessera::detail {
+
+void check_tensor(Collective kind, const char* role, const at::Tensor& tensor) {
+  TESSERA_CHECK(ValueError, tensor.defined(), "{}: the {} is undefined", name(kind), role);
+  TESSERA_CHECK(ValueError, tensor.layout() == c10::kStrided && tensor.is_contiguous(),
+                "{}: the {} of sizes [{}] is not dense and contiguous; pass tensor.contiguous()", name(kind), role,
+                fmt::join(tensor.sizes(), ", "));
+}
+
+c10::intrusive_ptr<c10d::Backend> backend_of(Collective kind, c10::DeviceType device, const ProcessGroupPtr& group) {
+  TESSERA_CHECK(ValueError, group, "{}: the process group is undefined", name(kind));
+  // libtorch 2.11 has no way to ask first.
+  try {
+    return group->getBackend(device);
+  } catch (const c10::Error&) {
+    throw ValueError(
+        fmt::format("{}: group '{}' has no backend for tensors on {}; move the tensor to the group's device",
+                    name(kind), group_name(group), c10::DeviceTypeName(device, /*lower_case=*/true)));
+  }
+}
+
+}  // namespace tessera::detail

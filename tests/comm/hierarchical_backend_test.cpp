@@ -16,6 +16,7 @@
 
 #include "base/error.h"
 #include "comm/collectives.h"
+#include "comm/point_to_point.h"
 #include "comm/process_group.h"
 #include "comm/thread_backend.h"
 #include "testing/expect.h"
@@ -185,6 +186,37 @@ TEST_CASE("works of a hierarchical group are waited for in any order", "[comm]")
   });
 }
 
+TEST_CASE("messages of a hierarchical group go over the host or across hosts, beside its collectives", "[comm]") {
+  const HostLayout layout{2, 2};
+  const auto world = std::make_shared<ThreadWorld>(layout.size());
+  run_ranks(layout.size(), [&](int rank) {
+    const auto group = make_group(world, layout, rank);
+    const int beside = rank ^ 1, across = (rank + 2) % 4, neither = 3 - rank;
+    auto sum = at::full({1000}, 1.0 * rank);
+    Pending reduced;
+    if (rank != 3) {
+      reduced = all_reduce_async(sum, ReduceOp::Sum, group);
+    }
+    const auto own = at::full({100000}, 1.0 * rank);
+    for (const int peer : {beside, across}) {
+      const auto received = at::zeros({100000});
+      auto sent = send_async(own, peer, group, 6);
+      recv(received, peer, group, 6);
+      sent.wait();
+      expect_bit_equal(received, at::full({100000}, 1.0 * peer));
+    }
+    if (rank == 3) {
+      reduced = all_reduce_async(sum, ReduceOp::Sum, group);  // the others waited for messages before it came
+    }
+    reduced.wait();
+    expect_bit_equal(sum, at::full({1000}, 6.0));
+    expect_throws<NotImplementedError>([&] { send(own, neither, group); },
+                                       fmt::format("send: peer {} on group 'all' (rank {} of", neither, rank));
+    expect_throws<NotImplementedError>([&] { recv(own, neither, group); }, "make a group of the two ranks");
+    expect_throws<ValueError>([&] { recv(own, 4, group); }, "recv: peer 4 of group 'all'");
+  });
+}
+
 TEST_CASE("a hierarchical group fails on every rank where one leaves, and stays failed", "[comm]") {
   const HostLayout layout{2, 2};
   const auto world = std::make_shared<ThreadWorld>(layout.size());
@@ -223,5 +255,13 @@ TEST_CASE("ranks of two hosts choose the hierarchical backend, and smaller group
   const auto exchanged = at::zeros({4});
   all_to_all(exchanged, at::arange(4.f) + 4 * rank, {}, {}, default_group());
   expect_bit_equal(exchanged, at::arange(4.f) * 4 + rank);
+  const auto passed = at::full({1}, static_cast<float>(rank));
+  for (const int peer : {rank ^ 1, (rank + 2) % 4}) {
+    const auto received = at::zeros({1});
+    auto sent = send_async(passed, peer, default_group());
+    recv(received, peer, default_group());
+    sent.wait();
+    CHECK(received.item<float>() == static_cast<float>(peer));
+  }
   destroy_process_group();
 }

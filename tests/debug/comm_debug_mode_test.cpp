@@ -3,6 +3,7 @@
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/ones.h>
 
+#include "comm/point_to_point.h"
 #include "dtensor/dtensor.h"
 #include "fully_shard/fully_shard.h"
 #include "nn/modules.h"
@@ -66,5 +67,17 @@ TEST_CASE("a collective that an op's operands need is counted under the op", "[d
                                               "total 2 48\n"));
     CommDebugMode after;
     expect_equal(after.calls(), 0);
+  });
+}
+
+TEST_CASE("messages between two ranks are counted beside collectives", "[debug]") {
+  run_ranks(2, [](int rank) {
+    CommDebugMode mode;
+    const auto tensor = at::ones({6});
+    rank == 0 ? send(tensor, 1, default_group()) : recv(tensor, 0, default_group());
+    expect_equal(squeezed(mode.to_string()),
+                 rank == 0
+                     ? std::string("module phase op collective calls bytes sent\n- forward - send 1 24\ntotal 1 24\n")
+                     : std::string("module phase op collective calls bytes sent\n- forward - recv 1 0\ntotal 1 0\n"));
   });
 }

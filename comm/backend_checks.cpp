@@ -41,6 +41,20 @@ void check_cpu_tensor(std::string_view place, const at::Tensor& tensor) {
                 place, tensor.device().str());
 }
 
+void check_all_gather(const at::Tensor& output, const at::Tensor& input, int group_size) {
+  TESSERA_CHECK(ValueError, output.numel() == group_size * input.numel() && output.scalar_type() == input.scalar_type(),
+                "all_gather: {}[{}] from each of {} ranks into {}[{}]; {}[{}] is needed",
+                c10::toString(input.scalar_type()), input.numel(), group_size, c10::toString(output.scalar_type()),
+                output.numel(), c10::toString(input.scalar_type()), group_size * input.numel());
+}
+
+void check_reduce_scatter(const at::Tensor& output, const at::Tensor& input, int group_size) {
+  TESSERA_CHECK(ValueError, input.numel() == group_size * output.numel() && output.scalar_type() == input.scalar_type(),
+                "reduce_scatter: {}[{}] into {}[{}] for each of {} ranks; {}[{}] is needed",
+                c10::toString(input.scalar_type()), input.numel(), c10::toString(output.scalar_type()), output.numel(),
+                group_size, c10::toString(output.scalar_type()), group_size * output.numel());
+}
+
 const at::Tensor& only_tensor(std::string_view place, const std::vector<at::Tensor>& tensors) {
   TESSERA_CHECK(ValueError, tensors.size() == 1, "{}: {} tensors; exactly one is allowed", place, tensors.size());
   return tensors[0];

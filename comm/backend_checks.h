@@ -20,6 +20,11 @@ c10d::ReduceOp::RedOpType reduce_op_to_c10d(ReduceOp op);
 /// Throws ValueError unless `tensor` is dense, contiguous and on the CPU.
 void check_cpu_tensor(std::string_view place, const at::Tensor& tensor);
 
+/// Throw ValueError unless both tensors have one dtype, and the one of all ranks `group_size` times the elements of the
+/// other, whatever the shapes.
+void check_all_gather(const at::Tensor& output, const at::Tensor& input, int group_size);
+void check_reduce_scatter(const at::Tensor& output, const at::Tensor& input, int group_size);
+
 /// The only tensor of c10d's list of one. Throws ValueError for another number.
 const at::Tensor& only_tensor(std::string_view place, const std::vector<at::Tensor>& tensors);
 

@@ -6,13 +6,11 @@
 #include <map>
 #include <sstream>
 
+#include "comm/store.h"
+
 namespace tessera {
 
 namespace {
-
-std::string key_of(int rank) {
-  return fmt::format("devices/{}", rank);
-}
 
 std::string to_text(const DeviceReport& report) {
   return fmt::format("{} {}\n{}\n{}\n{}", report.local_rank, report.wish, report.host, fmt::join(report.devices, " "),
@@ -98,14 +96,9 @@ std::vector<int> choose_devices(const std::vector<DeviceReport>& reports) {
 }
 
 std::vector<DeviceReport> exchange_reports(c10d::Store& store, int rank, int world_size, const DeviceReport& own) {
-  store.set(key_of(rank), to_text(own));
-  std::vector<std::string> keys;
-  for (int other = 0; other < world_size; ++other) {
-    keys.push_back(key_of(other));
-  }
   std::vector<DeviceReport> reports;
-  for (const std::vector<uint8_t>& entry : store.multiGet(keys)) {
-    reports.push_back(from_text(std::string(entry.begin(), entry.end())));
+  for (const std::string& text : exchange_texts(store, "devices", rank, world_size, to_text(own))) {
+    reports.push_back(from_text(text));
   }
   leave_in_order(store, rank, world_size);
   return reports;

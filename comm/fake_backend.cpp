@@ -39,9 +39,8 @@ FakeBackend::FakeBackend(GroupInfo info)
 
 c10::intrusive_ptr<c10d::Work> FakeBackend::_allgather_base(at::Tensor& output, at::Tensor& input,
                                                             const c10d::AllgatherOptions&) {
+  check_all_gather(output, input, getSize());
   const int64_t count = input.numel();
-  TESSERA_CHECK(ValueError, output.numel() == getSize() * count, "all_gather: {} elements of {} ranks into {}", count,
-                getSize(), output.numel());
   for (int64_t rank = 0; rank < getSize(); ++rank) {
     copy_part(output, rank * count, input, 0, count);
   }
@@ -50,9 +49,8 @@ c10::intrusive_ptr<c10d::Work> FakeBackend::_allgather_base(at::Tensor& output, 
 
 c10::intrusive_ptr<c10d::Work> FakeBackend::_reduce_scatter_base(at::Tensor& output, at::Tensor& input,
                                                                  const c10d::ReduceScatterOptions&) {
+  check_reduce_scatter(output, input, getSize());
   const int64_t count = output.numel();
-  TESSERA_CHECK(ValueError, input.numel() == getSize() * count,
-                "reduce_scatter: {} elements into {} for each of {} ranks", input.numel(), count, getSize());
   copy_part(output, 0, input, getRank() * count, count);
   return completed_;
 }

@@ -85,9 +85,8 @@ class GlooBackend final : public GroupBackend {
   WorkPtr _allgather_base(at::Tensor& output, at::Tensor& input, const c10d::AllgatherOptions&) override {
     check_cpu_tensor("all_gather output", output);
     check_cpu_tensor("all_gather input", input);
+    check_all_gather(output, input, getSize());
     const int64_t count = input.numel();
-    TESSERA_CHECK(ValueError, output.numel() == getSize() * count, "all_gather: {} elements of {} ranks into {}", count,
-                  getSize(), output.numel());
     at::AutoDispatchBelowADInplaceOrView guard;
     std::vector<at::Tensor> sent(getSize(), input), received;
     for (int64_t rank = 0; rank < getSize(); ++rank) {
@@ -103,9 +102,8 @@ class GlooBackend final : public GroupBackend {
     check_cpu_tensor("reduce_scatter input", input);
     const ReduceOp op = reduce_op_from_c10d(options.reduceOp);
     check_reducible("reduce_scatter", input.scalar_type(), op);
+    check_reduce_scatter(output, input, getSize());
     const int64_t count = output.numel();
-    TESSERA_CHECK(ValueError, input.numel() == getSize() * count,
-                  "reduce_scatter: {} elements into {} for each of {} ranks", input.numel(), count, getSize());
     at::AutoDispatchBelowADInplaceOrView guard;
     std::vector<at::Tensor> sent;
     for (int64_t rank = 0; rank < getSize(); ++rank) {

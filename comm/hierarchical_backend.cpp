@@ -6,6 +6,7 @@
 #include <condition_variable>
 #include <deque>
 #include <exception>
+#include <future>
 #include <mutex>
 #include <thread>
 #include <utility>
@@ -21,53 +22,37 @@ namespace {
 
 using WorkPtr = c10::intrusive_ptr<c10d::Work>;
 
-/// A call on its way through the backend's thread.
-struct Call {
-  explicit Call(std::string what) : what(std::move(what)) {}
-
-  void end(std::exception_ptr failure) {
-    const std::lock_guard lock(mutex);
-    error = std::move(failure);
-    done = true;
-    ended.notify_all();
-  }
-
-  const std::string what;
-  std::mutex mutex;  // guards what follows
-  std::condition_variable ended;
-  bool done = false;
-  std::exception_ptr error;
-};
-
-class CallWork final : public c10d::Work {
+class FutureWork final : public c10d::Work {
  public:
-  explicit CallWork(std::shared_ptr<Call> call) : call_(std::move(call)) {}
+  FutureWork(std::string what, std::shared_future<void> done) : what_(std::move(what)), done_(std::move(done)) {}
 
   bool wait(std::chrono::milliseconds timeout = kNoTimeout) override {
-    std::unique_lock lock(call_->mutex);
-    const auto is_done = [&] { return call_->done; };
-    if (timeout == kNoTimeout) {
-      call_->ended.wait(lock, is_done);  // the backends below have their time-outs
-    } else {
-      TESSERA_CHECK(CommError, call_->ended.wait_for(lock, timeout, is_done), "{}: not done within {} ms", call_->what,
-                    timeout.count());
+    if (timeout != kNoTimeout) {  // the backends below have time-outs of their own
+      TESSERA_CHECK(CommError, is_done_within(timeout), "{}: not done within {} ms", what_, timeout.count());
     }
-    if (call_->error) {
-      std::rethrow_exception(call_->error);
-    }
+    done_.get();
     return true;
   }
-  bool isCompleted() override {
-    const std::lock_guard lock(call_->mutex);
-    return call_->done;
-  }
+  bool isCompleted() override { return is_done_within(std::chrono::milliseconds(0)); }
   bool isSuccess() const override {
-    const std::lock_guard lock(call_->mutex);
-    return call_->done && !call_->error;
+    try {
+      if (is_done_within(std::chrono::milliseconds(0))) {
+        done_.get();
+        return true;
+      }
+    } catch (const std::exception&) {
+      return false;
+    }
+    return false;
   }
 
  private:
-  const std::shared_ptr<Call> call_;
+  bool is_done_within(std::chrono::milliseconds time) const {
+    return done_.wait_for(time) == std::future_status::ready;
+  }
+
+  const std::string what_;
+  const std::shared_future<void> done_;
 };
 
 /// A thread that runs jobs in order, as the rank that made it. After one that threw, the others are not run.
@@ -86,16 +71,24 @@ class JobThread {
   JobThread(const JobThread&) = delete;
   JobThread& operator=(const JobThread&) = delete;
 
-  void push(std::shared_ptr<Call> call, std::function<void()> job) {
+  /// `what`: for messages.
+  std::shared_future<void> push(const std::string& what, std::function<void()> run) {
+    Job job{what, std::move(run), {}};
+    std::shared_future<void> done = job.done.get_future().share();
     {
       const std::lock_guard lock(mutex_);
-      jobs_.emplace_back(std::move(call), std::move(job));
+      jobs_.push_back(std::move(job));
     }
     changed_.notify_all();
+    return done;
   }
 
  private:
-  using Job = std::pair<std::shared_ptr<Call>, std::function<void()>>;
+  struct Job {
+    std::string what;
+    std::function<void()> run;
+    std::promise<void> done;
+  };
 
   void run(const RankContext& context) {
     const RankContextGuard as_rank(context);
@@ -112,21 +105,21 @@ class JobThread {
         failure_ = "the group was destroyed";
       }
       lock.unlock();
-      job.first->end(result_of(job));
+      finish(job);
     }
   }
 
-  std::exception_ptr result_of(Job& job) {
+  void finish(Job& job) {
     try {
-      TESSERA_CHECK(CommError, failure_.empty(), "{}: {}", job.first->what, failure_);
-      std::exchange(job.second, nullptr)();
+      TESSERA_CHECK(CommError, failure_.empty(), "{}: {}", job.what, failure_);
+      std::exchange(job.run, nullptr)();  // its tensors are free before anyone is told
+      job.done.set_value();
     } catch (const std::exception& failure) {
       if (failure_.empty()) {
         failure_ = fmt::format("an earlier call failed: {}", failure.what());
       }
-      return std::current_exception();
+      job.done.set_exception(std::current_exception());
     }
-    return nullptr;
   }
 
   std::mutex mutex_;  // guards what follows
@@ -159,9 +152,7 @@ class HierarchicalBackend final : public GroupBackend {
   WorkPtr _allgather_base(at::Tensor& output, at::Tensor& input, const c10d::AllgatherOptions&) override {
     check_cpu_tensor("all_gather output", output);
     check_cpu_tensor("all_gather input", input);
-    TESSERA_CHECK(ValueError,
-                  output.numel() == getSize() * input.numel() && output.scalar_type() == input.scalar_type(),
-                  "all_gather: {} elements of {} ranks into {}", input.numel(), getSize(), output.numel());
+    check_all_gather(output, input, getSize());
     return launch("all_gather", [this, output, input]() mutable {
       auto column = at::empty({layout_.hosts * input.numel()}, input.options());
       across_->_allgather_base(column, input)->wait();
@@ -175,9 +166,7 @@ class HierarchicalBackend final : public GroupBackend {
     check_cpu_tensor("reduce_scatter input", input);
     const ReduceOp op = reduce_op_from_c10d(options.reduceOp);
     check_reducible("reduce_scatter", input.scalar_type(), op);
-    TESSERA_CHECK(ValueError,
-                  input.numel() == getSize() * output.numel() && output.scalar_type() == input.scalar_type(),
-                  "reduce_scatter: {} elements into {} for each of {} ranks", input.numel(), output.numel(), getSize());
+    check_reduce_scatter(output, input, getSize());
     return launch("reduce_scatter", [this, output, input, op, options]() mutable {
       auto column = at::empty({layout_.hosts * output.numel()}, output.options());
       host_->reduce_scatter_parts(column, by_host(input, output.numel()), op)->wait();
@@ -282,9 +271,9 @@ class HierarchicalBackend final : public GroupBackend {
   }
 
   WorkPtr launch(const char* what, std::function<void()> job) {
-    auto call = std::make_shared<Call>(fmt::format("{} on {}", what, describe(info())));
-    thread_.push(call, std::move(job));
-    return c10::make_intrusive<CallWork>(std::move(call));
+    std::string call = fmt::format("{} on {}", what, describe(info()));
+    std::shared_future<void> done = thread_.push(call, std::move(job));
+    return c10::make_intrusive<FutureWork>(std::move(call), std::move(done));
   }
 
   const HostLayout layout_;

@@ -9,6 +9,7 @@
 #include <sstream>
 
 #include "base/error.h"
+#include "comm/store.h"
 
 namespace tessera {
 
@@ -53,10 +54,6 @@ std::string this_host() {
   return boot.empty() || pids.empty() ? "" : fmt::format("{}/{}/{}", boot, pids, geteuid());
 }
 
-std::string process_key(int rank) {
-  return fmt::format("process/{}", rank);
-}
-
 }  // namespace
 
 HostProcess this_process() {
@@ -70,21 +67,15 @@ bool is_running(const HostProcess& process) {
 
 std::vector<HostProcess> exchange_processes(c10d::Store& store, int rank, int world_size) {
   const HostProcess own = this_process();
-  store.set(process_key(rank), fmt::format("{} {} {}", own.pid, own.start_time, own.host));
-  std::vector<std::string> keys;
-  for (int other = 0; other < world_size; ++other) {
-    keys.push_back(process_key(other));
-  }
+  const std::string text = fmt::format("{} {} {}", own.pid, own.start_time, own.host);
   std::vector<HostProcess> processes;
-  for (const std::vector<uint8_t>& entry : store.multiGet(keys)) {
-    std::istringstream text(std::string(entry.begin(), entry.end()));
+  for (const std::string& entry : exchange_texts(store, "process", rank, world_size, text)) {
+    std::istringstream fields(entry);
     HostProcess& process = processes.emplace_back();
-    text >> process.pid >> process.start_time;
-    TESSERA_CHECK(ValueError, !text.fail(),
-                  "the store's entry \"{}\" names no process; give the ranks a store of "
-                  "their own",
-                  text.str());
-    text >> process.host;
+    fields >> process.pid >> process.start_time;
+    TESSERA_CHECK(ValueError, !fields.fail(),
+                  "the store's entry \"{}\" names no process; give the ranks a store of their own", entry);
+    fields >> process.host;
   }
   return processes;
 }

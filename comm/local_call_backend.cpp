@@ -10,8 +10,7 @@ c10::intrusive_ptr<c10d::Work> LocalCallBackend::_allgather_base(at::Tensor& out
                                                                  const c10d::AllgatherOptions&) {
   check_cpu_tensor("all_gather output", output);
   check_cpu_tensor("all_gather input", input);
-  TESSERA_CHECK(ValueError, output.numel() == getSize() * input.numel() && output.scalar_type() == input.scalar_type(),
-                "all_gather: {} elements of {} ranks into {}", input.numel(), getSize(), output.numel());
+  check_all_gather(output, input, getSize());
   return post({.kind = Collective::AllGather, .output = output, .input = input});
 }
 
@@ -21,8 +20,7 @@ c10::intrusive_ptr<c10d::Work> LocalCallBackend::_reduce_scatter_base(at::Tensor
   check_cpu_tensor("reduce_scatter input", input);
   const ReduceOp op = reduce_op_from_c10d(options.reduceOp);
   check_reducible("reduce_scatter", input.scalar_type(), op);
-  TESSERA_CHECK(ValueError, input.numel() == getSize() * output.numel() && output.scalar_type() == input.scalar_type(),
-                "reduce_scatter: {} elements into {} for each of {} ranks", input.numel(), output.numel(), getSize());
+  check_reduce_scatter(output, input, getSize());
   return post({.kind = Collective::ReduceScatter, .op = op, .output = output, .input = input});
 }
 

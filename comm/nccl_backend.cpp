@@ -112,8 +112,7 @@ class NcclBackend final : public GroupBackend {
   WorkPtr _allgather_base(at::Tensor& output, at::Tensor& input, const c10d::AllgatherOptions& options) override {
     check("all_gather output", output);
     check("all_gather input", input);
-    TESSERA_CHECK(ValueError, output.numel() == getSize() * input.numel(),
-                  "all_gather: {} elements of {} ranks into {}", input.numel(), getSize(), output.numel());
+    check_all_gather(output, input, getSize());
     at::AutoDispatchBelowADInplaceOrView guard;
     at::Tensor to = as_bytes(output), from = as_bytes(input);
     return launch("all_gather", input.numel() == 0, [&] { return nccl_->_allgather_base(to, from, options); });
@@ -125,8 +124,7 @@ class NcclBackend final : public GroupBackend {
     check("reduce_scatter input", input);
     const ReduceOp op = reduce_op_from_c10d(options.reduceOp);
     check_reducible("reduce_scatter", input.scalar_type(), op);
-    TESSERA_CHECK(ValueError, input.numel() == getSize() * output.numel(),
-                  "reduce_scatter: {} elements into {} for each of {} ranks", input.numel(), output.numel(), getSize());
+    check_reduce_scatter(output, input, getSize());
     at::AutoDispatchBelowADInplaceOrView guard;
     at::Tensor to = as_reducible("reduce_scatter", output, op).view(-1);
     at::Tensor from = as_reducible("reduce_scatter", input, op).view(-1);

@@ -64,6 +64,20 @@ c10::intrusive_ptr<c10d::Store> connect_store(const StoreOptions& options) {
   return store;
 }
 
+std::vector<std::string> exchange_texts(c10d::Store& store, const std::string& name, int rank, int world_size,
+                                        const std::string& text) {
+  store.set(fmt::format("{}/{}", name, rank), text);
+  std::vector<std::string> keys;
+  for (int other = 0; other < world_size; ++other) {
+    keys.push_back(fmt::format("{}/{}", name, other));
+  }
+  std::vector<std::string> texts;
+  for (const std::vector<uint8_t>& entry : store.multiGet(keys)) {
+    texts.emplace_back(entry.begin(), entry.end());
+  }
+  return texts;
+}
+
 c10::intrusive_ptr<c10d::Store> local_store() {
   return c10::make_intrusive<c10d::HashStore>();
 }

@@ -4,6 +4,7 @@
 #include <chrono>
 #include <string>
 #include <torch/csrc/distributed/c10d/Store.hpp>
+#include <vector>
 
 namespace tessera {
 
@@ -19,6 +20,10 @@ struct StoreOptions {
 /// same options give the same store: a rank that sets a group up anew must not meet a server that is about to close. So
 /// keys need a prefix for each use. Throws CommError that names address and port. Thread safety: any number of threads.
 c10::intrusive_ptr<c10d::Store> connect_store(const StoreOptions& options);
+
+/// Each rank's `text`, by rank; every rank calls it, once for a `name`. Blocks until all have.
+std::vector<std::string> exchange_texts(c10d::Store& store, const std::string& name, int rank, int world_size,
+                                        const std::string& text);
 
 /// A store inside this process, for a single rank.
 c10::intrusive_ptr<c10d::Store> local_store();

@@ -57,17 +57,12 @@ std::vector<std::vector<at::Tensor>> params_to_step(const std::vector<OptimizerP
 }
 
 /// What one op can take together: kernels are for one device and dtype.
-using Kind = std::pair<at::Device, at::ScalarType>;
-struct KindLess {
-  bool operator()(const Kind& a, const Kind& b) const {
-    return std::tuple(a.first.str(), a.second) < std::tuple(b.first.str(), b.second);
-  }
-};
+using Kind = std::tuple<at::DeviceType, at::DeviceIndex, at::ScalarType>;
 template <class Lists>
-using ByKind = std::map<Kind, Lists, KindLess>;
+using ByKind = std::map<Kind, Lists>;
 
 Kind kind_of(const at::Tensor& param) {
-  return {param.device(), param.scalar_type()};
+  return {param.device().type(), param.device().index(), param.scalar_type()};
 }
 
 using TensorList = std::vector<at::Tensor>;

@@ -100,10 +100,12 @@ class BorrowedTensors {
 };
 
 /// This rank's local tensors of a step's lists, without the places where it has nothing. The lists' tensors live
-/// longer.
+/// longer. Versions are counted up on the way, since a thousand tensors have left the cache when they are all taken.
 class LocalLists {
  public:
-  explicit LocalLists(at::TensorList params) {
+  enum class Counts { LocalVersions, AllVersions };
+
+  LocalLists(at::TensorList params, Counts counts) : counts_(counts) {
     params_.reserve(params.size());
     for (const auto& param : params) {
       params_.push_back(dtensor_meta(param));
@@ -115,17 +117,13 @@ class LocalLists {
   bool lie_alike() const { return lie_alike_; }
 
   at::TensorList take(at::TensorList list) {
-    auto& taken = lists_.at(num_lists_++);
-    taken.tensors = list;
-    if (list.empty()) {
-      return {};
-    }
-    lie_alike_ = lie_alike_ && list.size() == params_.size();
-    taken.locals.reserve(list.size());
+    auto& locals = lists_.at(num_lists_++);
+    lie_alike_ = lie_alike_ && (list.empty() || list.size() == params_.size());
+    locals.reserve(list.size());
     for (size_t i = 0; lie_alike_ && i < list.size(); ++i) {
-      take(list[i], i, taken);
+      take(list[i], *params_[i], locals);
     }
-    return taken.locals.list();
+    return locals.list();
   }
   const at::Tensor& take(const at::Tensor& value) {
     lie_alike_ = lie_alike_ && !dtensor_meta(value);
@@ -140,58 +138,34 @@ class LocalLists {
     return value;
   }
 
-  bool require_grad() const {
-    const auto any = [](const List& list) {
-      return std::any_of(list.tensors.begin(), list.tensors.end(), [](const auto& t) { return t.requires_grad(); });
-    };
-    return std::any_of(lists_.begin(), lists_.end(), any);
-  }
-
-  /// As autograd does after a write.
-  void bump_versions() const {
-    for (const auto& list : lists_) {
-      if (list.of_dtensors) {
-        bump(list.tensors);
-      }
-    }
-  }
-  /// As dispatch() does.
-  void bump_local_versions() const {
-    for (const auto& list : lists_) {
-      if (list.of_dtensors) {
-        bump(list.locals.list());
-      }
-    }
-  }
-
  private:
-  struct List {
-    at::TensorList tensors;
-    BorrowedTensors locals;
-    bool of_dtensors = true;  // and not step counts
-  };
-
-  static void bump(at::TensorList tensors) {
-    for (const auto& tensor : tensors) {
-      if (!tensor.is_inference()) {
-        tensor.unsafeGetTensorImpl()->bump_version();
-      }
-    }
-  }
-
-  void take(const at::Tensor& tensor, size_t i, List& taken) {
-    const auto& param = *params_[i];
+  void take(const at::Tensor& tensor, const DTensorMeta& param, BorrowedTensors& locals) {
     const auto* meta = dtensor_meta(tensor);
     const bool is_step_count = !meta && tensor.dim() == 0 && param.spec->ndim() > 0;
     lie_alike_ = is_step_count || (meta && !meta->copied_view && same_spec(meta->spec, param.spec));
-    taken.of_dtensors = taken.of_dtensors && meta;
-    if (lie_alike_ && param.local.numel() > 0) {
-      taken.locals.push_back(meta ? meta->local : tensor);
+    if (!lie_alike_) {
+      return;
+    }
+    if (meta) {
+      count_write(meta->local);  // as dispatch() does
+      if (counts_ == Counts::AllVersions) {
+        count_write(tensor);  // as autograd does
+      }
+    }
+    if (param.local.numel() > 0) {
+      locals.push_back(meta ? meta->local : tensor);
     }
   }
 
+  static void count_write(const at::Tensor& tensor) {
+    if (!tensor.is_inference()) {
+      tensor.unsafeGetTensorImpl()->bump_version();
+    }
+  }
+
+  const Counts counts_;
   std::vector<const DTensorMeta*> params_;  // null: a plain tensor
-  std::array<List, 6> lists_;
+  std::array<BorrowedTensors, 6> lists_;
   size_t num_lists_ = 0;
   bool lie_alike_ = true;
 };
@@ -202,41 +176,36 @@ struct FusedStep;
 
 template <class Op, class... Args>
 struct FusedStep<Op, void(at::TensorList, Args...)> {
-  /// In the place of autograd's own kernel, which has nothing to record where no tensor requires grad, and takes as
-  /// long for a thousand small tensors as the optimizer itself. That one is called for the rest.
+  /// In the place of autograd's own kernel, which has nothing to record where gradients are off, and takes as long for
+  /// a thousand small tensors as the optimizer itself. That one is called for the rest.
   static void before_autograd(c10::DispatchKeySet keys, at::TensorList params, Args... args) {
-    LocalLists lists(params);
-    const Locals locals{lists.take(params), lists.take(args)...};  // in this order
-    if (!lists.lie_alike() || (c10::GradMode::is_enabled() && lists.require_grad())) {
-      const auto stock = keys.remove(c10::DispatchKey::AutogradPrivateUse1).add(c10::DispatchKey::AutogradOther);
-      Op::redispatch(stock, params, args...);
+    if (!c10::GradMode::is_enabled() && step_on_locals(LocalLists::Counts::AllVersions, params, args...)) {
       return;
     }
-    const at::AutoDispatchBelowADInplaceOrView below;
-    call(locals);
-    lists.bump_versions();
-    lists.bump_local_versions();
+    const auto stock = keys.remove(c10::DispatchKey::AutogradPrivateUse1).add(c10::DispatchKey::AutogradOther);
+    Op::redispatch(stock, params, args...);
   }
   static void below_autograd(at::TensorList params, Args... args) {
-    LocalLists lists(params);
-    const Locals locals{lists.take(params), lists.take(args)...};
-    if (!lists.lie_alike()) {
-      static const auto op = c10::Dispatcher::singleton().findSchemaOrThrow(Op::name, Op::overload_name);
-      auto stack = c10::impl::boxArgs<at::TensorList, Args...>(params, args...);
-      dispatch(op, c10::DispatchKeySet(c10::DispatchKey::PrivateUse1), &stack);
+    if (step_on_locals(LocalLists::Counts::LocalVersions, params, args...)) {
       return;
     }
-    call(locals);
-    lists.bump_local_versions();
+    static const auto op = c10::Dispatcher::singleton().findSchemaOrThrow(Op::name, Op::overload_name);
+    auto stack = c10::impl::boxArgs<at::TensorList, Args...>(params, args...);
+    dispatch(op, c10::DispatchKeySet(c10::DispatchKey::PrivateUse1), &stack);
   }
 
  private:
   using Locals = std::tuple<at::TensorList, Args...>;
 
-  static void call(const Locals& locals) {
-    if (!std::get<0>(locals).empty()) {
+  /// Where all lies alike; otherwise does nothing but count versions up, and returns false.
+  static bool step_on_locals(LocalLists::Counts counts, at::TensorList params, const Args&... args) {
+    LocalLists lists(params, counts);
+    const Locals locals{lists.take(params), lists.take(args)...};  // in this order
+    if (lists.lie_alike() && !std::get<0>(locals).empty()) {
+      const at::AutoDispatchBelowADInplaceOrView below;
       std::apply(Op::call, locals);
     }
+    return lists.lie_alike();
   }
 };
 

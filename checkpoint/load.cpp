@@ -145,13 +145,15 @@ void read_all(LoadPlan& plan, const ProgressFn& on_progress) {
   }
   stage(plan.targets);
   TensorReader reader;
-  for (auto& target : plan.targets) {
-    reader.read(*target.stored, target.name(), target.part.box, target.staged);
-    progress.bytes_done += bytes_to_read(target);
+  for (const auto& target : plan.targets) {
+    reader.add(*target.stored, target.name(), target.part.box, target.staged);
+  }
+  reader.run([&](size_t i) {
+    progress.bytes_done += bytes_to_read(plan.targets[i]);
     if (on_progress) {
       on_progress(progress);
     }
-  }
+  });
 }
 
 void commit(LoadPlan& plan) {

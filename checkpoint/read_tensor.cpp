@@ -4,6 +4,7 @@
 #include <ATen/ops/from_blob.h>
 
 #include "checkpoint/checkpoint_error.h"
+#include "checkpoint/read_ahead.h"
 
 namespace tessera::dcp {
 
@@ -19,50 +20,89 @@ at::Tensor part_of(at::Tensor tensor, const Box& box) {
   return tensor;
 }
 
+int64_t item_bytes(c10::ScalarType dtype) {
+  return static_cast<int64_t>(c10::elementSize(dtype));
+}
+
 }  // namespace
 
-const File& TensorReader::file_at(const std::string& path) {
-  const auto found = files_.find(path);
-  return found != files_.end() ? found->second : files_.emplace(path, File::open(path)).first->second;
-}
-
-void TensorReader::read_common(const StoredTensor& tensor, const StoredPart& part, const Box& read,
-                               const CheckedBlock* checked, const std::string& key, const Box& box,
-                               const at::Tensor& out) {
-  const auto item = static_cast<int64_t>(c10::elementSize(tensor.dtype));
-  const Box common = intersection(read, box);
-  const at::Tensor target = part_of(out, relative_to(common, box));
-  const bool is_direct = common == read && target.scalar_type() == tensor.dtype && target.is_contiguous();
-  const auto bytes = static_cast<size_t>(read.numel() * item);
-  buffer_.resize(is_direct ? 0 : bytes);
-  void* const data = is_direct ? target.mutable_data_ptr() : buffer_.data();
-  const File& file = file_at(part.file);
-  read_box(file, {.offset = part.offset, .sizes = part.box.sizes, .item_bytes = item}, relative_to(read, part.box),
-           data);
-  TESSERA_CHECK(CheckpointError, !checked || hash_bytes(data, bytes) == checked->hash,
-                "{}: tensor '{}' is damaged: the checksum of its part {} does not hold", part.file, key,
-                read.to_string());
-  if (!is_direct) {
-    const auto source = at::from_blob(data, read.sizes, at::TensorOptions(tensor.dtype));
-    target.copy_(part_of(source, relative_to(common, read)));
-  }
-}
-
-void TensorReader::read(const StoredTensor& tensor, const std::string& key, const Box& box, const at::Tensor& out) {
+void TensorReader::add(const StoredTensor& tensor, const std::string& key, const Box& box, const at::Tensor& out) {
   const at::NoGradGuard no_grad;
-  const auto item = static_cast<int64_t>(c10::elementSize(tensor.dtype));
   for (const auto& part : tensor.parts) {
     if (part.blocks.empty()) {
-      for (const auto& piece : split_box(intersection(part.box, box), std::max<int64_t>(1, kReadBytes / item))) {
-        read_common(tensor, part, piece, nullptr, key, box, out);
+      const int64_t max_numel = std::max<int64_t>(1, kReadBytes / item_bytes(tensor.dtype));
+      for (const auto& piece : split_box(intersection(part.box, box), max_numel)) {
+        add_piece(tensor, part, piece, nullptr, box, out);
       }
     }
     for (const auto& block : part.blocks) {
       if (intersection(block.box, box).numel() > 0) {
-        read_common(tensor, part, block.box, &block, key, box, out);
+        add_piece(tensor, part, block.box, &block, box, out);
       }
     }
   }
+  tensors_.push_back({.key = key, .pieces_end = pieces_.size()});
+}
+
+void TensorReader::add_piece(const StoredTensor& tensor, const StoredPart& part, const Box& read,
+                             const CheckedBlock* checked, const Box& box, const at::Tensor& out) {
+  const Box common = intersection(read, box);
+  const at::Tensor target = part_of(out, relative_to(common, box));
+  const bool is_direct = common == read && target.scalar_type() == tensor.dtype && target.is_contiguous();
+  pieces_.push_back({.part = part,
+                     .read = read,
+                     .checked = checked,
+                     .dtype = tensor.dtype,
+                     .target = target,
+                     .used = relative_to(common, read),
+                     .direct = is_direct ? static_cast<char*>(target.mutable_data_ptr()) : nullptr});
+}
+
+void TensorReader::run(const std::function<void(size_t)>& on_filled) {
+  const at::NoGradGuard no_grad;
+  ReadAhead ahead(pieces_.size(), kBuffers, [this](size_t piece) { read(piece); });
+  size_t piece = 0;
+  for (size_t i = 0; i < tensors_.size(); ++i) {
+    for (; piece < tensors_[i].pieces_end; ++piece) {
+      ahead.wait_for(piece);
+      verify(piece, tensors_[i].key);
+    }
+    on_filled(i);
+  }
+}
+
+char* TensorReader::data_of(size_t piece) {
+  return pieces_[piece].direct ? pieces_[piece].direct : buffers_[piece % kBuffers].data();
+}
+
+void TensorReader::read(size_t piece) {
+  const auto& [part, read, checked, dtype, target, used, direct] = pieces_[piece];
+  const int64_t item = item_bytes(dtype);
+  auto& buffer = buffers_[piece % kBuffers];
+  const auto bytes = static_cast<size_t>(read.numel() * item);
+  if (!direct && buffer.size() < bytes) {
+    buffer.resize(bytes);
+  }
+  read_box(file_at(part.file), {.offset = part.offset, .sizes = part.box.sizes, .item_bytes = item},
+           relative_to(read, part.box), data_of(piece));
+}
+
+/// And puts a buffer's elements where they belong.
+void TensorReader::verify(size_t piece, const std::string& key) {
+  const auto& [part, read, checked, dtype, target, used, direct] = pieces_[piece];
+  char* const data = data_of(piece);
+  const auto bytes = static_cast<size_t>(read.numel() * item_bytes(dtype));
+  TESSERA_CHECK(CheckpointError, !checked || hash_bytes(data, bytes) == checked->hash,
+                "{}: tensor '{}' is damaged: the checksum of its part {} does not hold", part.file, key,
+                read.to_string());
+  if (!direct) {
+    target.copy_(part_of(at::from_blob(data, read.sizes, at::TensorOptions(dtype)), used));
+  }
+}
+
+const File& TensorReader::file_at(const std::string& path) {
+  const auto found = files_.find(path);
+  return found != files_.end() ? found->second : files_.emplace(path, File::open(path)).first->second;
 }
 
 }  // namespace tessera::dcp

@@ -3,6 +3,8 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <array>
+#include <functional>
 #include <map>
 #include <string>
 #include <vector>
@@ -12,20 +14,47 @@
 
 namespace tessera::dcp {
 
-/// Reads from files that it keeps open, and through one buffer. Thread safety: for one thread at a time.
+/// Reads tensors in the order in which they were added, a piece at a time, and keeps the files open until it is
+/// destroyed. Thread safety: for one thread at a time; run() has another one read (read_ahead.h).
 class TensorReader {
  public:
-  /// Fills `out`, a contiguous host tensor of box.sizes, with the elements of `box`, cast to its dtype. Where the parts
-  /// have checksums, whole blocks are read and verified. `key` is for messages. Throws CheckpointError.
-  void read(const StoredTensor& tensor, const std::string& key, const Box& box, const at::Tensor& out);
+  /// To fill `out`, a contiguous host tensor of box.sizes, with the elements of `box`, cast to its dtype. Where the
+  /// parts have checksums, whole blocks are read and verified. `key` is for messages. `tensor` must outlive this.
+  void add(const StoredTensor& tensor, const std::string& key, const Box& box, const at::Tensor& out);
+
+  /// Fills all, and calls on_filled(i) after the i-th, from 0. Once. Throws CheckpointError.
+  void run(const std::function<void(size_t)>& on_filled);
 
  private:
-  void read_common(const StoredTensor& tensor, const StoredPart& part, const Box& read, const CheckedBlock* checked,
-                   const std::string& key, const Box& box, const at::Tensor& out);
+  // In memory at once, for pieces that cannot be read to where they belong.
+  static constexpr size_t kBuffers = 3;
+
+  /// What is read at once.
+  struct Piece {
+    const StoredPart& part;
+    Box read;                     // of the stored tensor
+    const CheckedBlock* checked;  // null: it has no checksum
+    c10::ScalarType dtype;
+    at::Tensor target;  // for the elements of `used`
+    Box used;           // in read's frame
+    char* direct;       // where all of it belongs as it is; null: it goes through a buffer
+  };
+  struct Tensor {
+    std::string key;
+    size_t pieces_end;
+  };
+
+  void add_piece(const StoredTensor& tensor, const StoredPart& part, const Box& read, const CheckedBlock* checked,
+                 const Box& box, const at::Tensor& out);
+  char* data_of(size_t piece);
+  void read(size_t piece);
+  void verify(size_t piece, const std::string& key);
   const File& file_at(const std::string& path);
 
+  std::vector<Tensor> tensors_;
+  std::vector<Piece> pieces_;
   std::map<std::string, File> files_;
-  std::vector<char> buffer_;
+  std::array<std::vector<char>, kBuffers> buffers_;
 };
 
 }  // namespace tessera::dcp

@@ -12,8 +12,11 @@
 //   fully_shard/shm_over_plain     shm_step_ms / plain step_ms
 //   fully_shard/shm_over_ideal     shm_step_ms / (plain forward and backward + the rest of the plain step / ranks)
 //   plain/side_by_side_step_ms     as plain/step_ms, while the other ranks do the same: they share caches and memory
-//   fully_shard/shm_over_floor     shm_step_ms / the same ideal of steps that run side by side: what is left is
-//                                  communication, and what the engine does
+//   floor/communication_ms         the least that the step's collectives can take (shm_floor.h), where nothing computes
+//                                  beside them: blocks are gathered twice, other parameters once, all gradients reduced
+//   floor/step_ms                  that, and the ideal step of processes that run side by side
+//   floor/over_plain, /over_ideal  floor/step_ms in place of shm_step_ms: what shm_over_plain and _ideal may become
+//   fully_shard/shm_over_floor     shm_step_ms / floor/step_ms: the engine, and ranks that wait for each other
 //
 // Where PEER_PYTHON names a Python that has torch, fully_shard_step_peer.py measures the same there, over gloo: it is
 // the peer of shm_step_ms, too.
@@ -24,6 +27,7 @@
 #include <CLI/CLI.hpp>
 
 #include "benchmarks/measure.h"
+#include "benchmarks/shm_floor.h"
 #include "benchmarks/train_model.h"
 #include "comm/collectives.h"
 #include "comm/process_group.h"
@@ -65,6 +69,24 @@ double ideal(double step, double forward_backward, int ranks) {
   return forward_backward + (step - forward_backward) / ranks;
 }
 
+double bytes_of(const torch::nn::Module& module) {
+  double bytes = 0;
+  for (const auto& param : module.parameters()) {
+    bytes += static_cast<double>(param.nbytes());
+  }
+  return bytes;
+}
+
+double communication_floor_ms(const std::string& size, int ranks, int rounds) {
+  const TrainModel model = make_train_model(size);
+  const double block = bytes_of(*model.blocks[0]), all = bytes_of(*model.module);
+  const auto blocks = static_cast<double>(model.blocks.size());
+  const auto block_bytes = static_cast<size_t>(block);
+  const double gather = measure_shm_floor(ranks, block_bytes / ranks, rounds).all_gather;
+  const double reduce = measure_shm_floor(ranks, block_bytes, rounds).reduce_scatter;
+  return (gather * (blocks + all / block) + reduce * all / block) / 1e3;
+}
+
 double host_us_per_unit(int rounds) {
   const RankContextGuard guard(RankContext::create());
   init_process_group({.backend = "fake", .rank = 0, .world_size = 2});
@@ -80,10 +102,12 @@ double host_us_per_unit(int rounds) {
 void run(const StepOptions& own, const BenchmarkOptions& options) {
   TORCH_CHECK(!own.host_only || own.size == "tiny", "--host-only goes with --size tiny");
   Results peer, shm, gloo;
+  double communication = 0;
   const auto print = [&](const std::string& name, double value, const char* unit) {
     print_result(name, value, unit, peer, options.json);
   };
   if (!own.host_only) {
+    communication = communication_floor_ms(own.size, own.ranks, options.rounds);  // before there are threads
     shm = launch_ranks(own.ranks, "shm");
     gloo = launch_ranks(own.ranks, "gloo");
     peer = run_peer("benchmarks/fully_shard_step_peer.py",
@@ -95,17 +119,22 @@ void run(const StepOptions& own, const BenchmarkOptions& options) {
   if (!own.host_only) {
     const auto threads = thread_ranks(own.ranks, [&] { return measure_step(own.size, false, options.rounds); });
     const double step = shm.at("sharded"), plain = shm.at("plain"), forward_backward = shm.at("forward_backward");
+    const double ideal_step = ideal(plain, forward_backward, own.ranks);
+    const double side_by_side = shm.at("side_by_side");
+    const double floor = communication + ideal(side_by_side, shm.at("side_by_side_forward_backward"), own.ranks);
     print("fully_shard/threads_step_ms", threads.at("sharded"), "ms");
     print("fully_shard/shm_step_ms", step, "ms");
     print("fully_shard/gloo_step_ms", gloo.at("sharded"), "ms");
     print("plain/step_ms", plain, "ms");
     print("plain/forward_backward_ms", forward_backward, "ms");
     print("fully_shard/shm_over_plain", step / plain, "x");
-    print("fully_shard/shm_over_ideal", step / ideal(plain, forward_backward, own.ranks), "x");
-    const double side_by_side = shm.at("side_by_side");
+    print("fully_shard/shm_over_ideal", step / ideal_step, "x");
     print("plain/side_by_side_step_ms", side_by_side, "ms");
-    print("fully_shard/shm_over_floor", step / ideal(side_by_side, shm.at("side_by_side_forward_backward"), own.ranks),
-          "x");
+    print("floor/communication_ms", communication, "ms");
+    print("floor/step_ms", floor, "ms");
+    print("floor/over_plain", floor / plain, "x");
+    print("floor/over_ideal", floor / ideal_step, "x");
+    print("fully_shard/shm_over_floor", step / floor, "x");
   }
 }
 

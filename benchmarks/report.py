@@ -58,6 +58,8 @@ class Outcome:
     goal: object
     # None: not measured.
     reached: Spread
+    # None: the goal names none, or it was not measured.
+    floor: Spread = None
 
     @property
     def state(self):
@@ -98,8 +100,8 @@ def outcomes(lines):
     found = {(line.benchmark, line.name): line for line in lines}
     result = []
     for goal in GOALS:
-        line = found.get((goal.benchmark, goal.line))
-        result.append(Outcome(goal, line and (line.ratio if goal.of_peer else line.ours)))
+        line, floor = found.get((goal.benchmark, goal.line)), found.get((goal.benchmark, goal.floor))
+        result.append(Outcome(goal, line and (line.ratio if goal.of_peer else line.ours), floor and floor.ours))
     return result
 
 
@@ -197,6 +199,10 @@ def machine_section(results):
     return "\n".join(["| | |", "|---|---|"] + [f"| {name} | {value} |" for name, value in rows])
 
 
+def floor_text(outcome):
+    return f"; the machine allows {outcome.floor}" if outcome.floor else ""
+
+
 def goals_section(lines):
     all_outcomes = outcomes(lines)
     count = {state: sum(o.state == state for o in all_outcomes) for state in ("met", "missed", "not measured")}
@@ -205,11 +211,12 @@ def goals_section(lines):
     missed = [o for o in all_outcomes if o.state == "missed"]
     if missed:
         text += "Missed:\n\n"
-        text += "".join(f"- {o.goal.what}: {o.reached}, goal {limit_text(o.goal)}\n" for o in missed) + "\n"
-    rows = ["| what | goal | reached: median (min..max) | |", "|---|---|---|---|"]
+        text += "".join(f"- {o.goal.what}: {o.reached}, goal {limit_text(o.goal)}{floor_text(o)}\n" for o in missed)
+        text += "\n"
+    rows = ["| what | goal | reached: median (min..max) | floor | |", "|---|---|---|---|---|"]
     for o in all_outcomes:
         state = f"**{o.state}**" if o.state != "met" else o.state
-        rows.append(f"| {o.goal.what} | {limit_text(o.goal)} | {o.reached or ''} | {state} |")
+        rows.append(f"| {o.goal.what} | {limit_text(o.goal)} | {o.reached or ''} | {o.floor or ''} | {state} |")
     return text + "\n".join(rows)
 
 

@@ -144,16 +144,24 @@ class Pages(unittest.TestCase):
             "A rank has one thread.",
             f"1 of {len(GOALS)} goals are met, 1 missed, {len(GOALS) - 2} not measured.",
             "Missed:\n\n- `mm` of DTensors: 0.500 (0.400..0.600), goal ≤ 1/5 of PyTorch\n",
-            "| `mm` of DTensors | ≤ 1/5 of PyTorch | 0.500 (0.400..0.600) | **missed** |",
-            "| `add` of DTensors, us | ≤ 1 | 0.950 (0.900..1.25) | met |",
+            "| `mm` of DTensors | ≤ 1/5 of PyTorch | 0.500 (0.400..0.600) |  | **missed** |",
+            "| `add` of DTensors, us | ≤ 1 | 0.950 (0.900..1.25) |  | met |",
             "| add | 0.950 (0.900..1.25) | us | 5.00 (4.50..5.00) | 0.200 (0.190..0.250) |",
             "**It failed:**\n\n    exit status 1\n    out of memory\n",
         ):
             self.assertIn(text, page)
         self.assertNotIn("## checkpoint", page)
+        self.assertNotIn("the machine allows", page)
         self.assertNotIn("not quiet", page)
         busy = report.markdown({**results(ADD), "other_cpu_percent": [1, 60.2]})
         self.assertIn("**The machine was not quiet**: other programs used up to 60 % of its CPU time", busy)
+
+    def test_a_floor_stands_beside_its_goal(self):
+        step = line("fully_shard_step_768", "fully_shard/shm_over_ideal", "x", [1.5])
+        floor = line("fully_shard_step_768", "floor/over_ideal", "x", [1.3])
+        page = report.markdown(results(step, floor))
+        self.assertIn("half its optimizer: 1.50, goal ≤ 1.15; the machine allows 1.30\n", page)
+        self.assertIn("| ≤ 1.15 | 1.50 | 1.30 | **missed** |", page)
 
     def test_chart(self):
         slow = line("collectives", "all_gather/4KiB/shm_us", "us", [100], [10])

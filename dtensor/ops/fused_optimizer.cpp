@@ -100,12 +100,16 @@ class BorrowedTensors {
 };
 
 /// This rank's local tensors of a step's lists, without the places where it has nothing. The lists' tensors live
-/// longer. Versions are counted up on the way, since a thousand tensors have left the cache when they are all taken.
+/// longer. Versions of what is written are counted up on the way, since a thousand tensors have left the cache when
+/// they are all taken.
 class LocalLists {
  public:
-  enum class Counts { LocalVersions, AllVersions };
+  struct Writes {
+    bool counts_dtensors = false;  // as autograd does; and the local tensors, as dispatch() does
+    bool has_grads = false;        // kernels write gradients only where they scale them
+  };
 
-  LocalLists(at::TensorList params, Counts counts) : counts_(counts) {
+  LocalLists(at::TensorList params, Writes writes) : writes_(writes) {
     params_.reserve(params.size());
     for (const auto& param : params) {
       params_.push_back(dtensor_meta(param));
@@ -117,11 +121,12 @@ class LocalLists {
   bool lie_alike() const { return lie_alike_; }
 
   at::TensorList take(at::TensorList list) {
+    const bool is_written = num_lists_ != kGrads || writes_.has_grads;
     auto& locals = lists_.at(num_lists_++);
     lie_alike_ = lie_alike_ && (list.empty() || list.size() == params_.size());
     locals.reserve(list.size());
     for (size_t i = 0; lie_alike_ && i < list.size(); ++i) {
-      take(list[i], *params_[i], locals);
+      take(list[i], *params_[i], is_written, locals);
     }
     return locals.list();
   }
@@ -139,17 +144,19 @@ class LocalLists {
   }
 
  private:
-  void take(const at::Tensor& tensor, const DTensorMeta& param, BorrowedTensors& locals) {
+  static constexpr size_t kGrads = 1;  // of every fused op's lists
+
+  void take(const at::Tensor& tensor, const DTensorMeta& param, bool is_written, BorrowedTensors& locals) {
     const auto* meta = dtensor_meta(tensor);
     const bool is_step_count = !meta && tensor.dim() == 0 && param.spec->ndim() > 0;
     lie_alike_ = is_step_count || (meta && !meta->copied_view && same_spec(meta->spec, param.spec));
     if (!lie_alike_) {
       return;
     }
-    if (meta) {
-      count_write(meta->local);  // as dispatch() does
-      if (counts_ == Counts::AllVersions) {
-        count_write(tensor);  // as autograd does
+    if (meta && is_written) {
+      count_write(meta->local);
+      if (writes_.counts_dtensors) {
+        count_write(tensor);
       }
     }
     if (param.local.numel() > 0) {
@@ -163,7 +170,7 @@ class LocalLists {
     }
   }
 
-  const Counts counts_;
+  const Writes writes_;
   std::vector<const DTensorMeta*> params_;  // null: a plain tensor
   std::array<BorrowedTensors, 6> lists_;
   size_t num_lists_ = 0;
@@ -176,17 +183,18 @@ struct FusedStep;
 
 template <class Op, class... Args>
 struct FusedStep<Op, void(at::TensorList, Args...)> {
-  /// In the place of autograd's own kernel, which has nothing to record where gradients are off, and takes as long for
-  /// a thousand small tensors as the optimizer itself. That one is called for the rest.
+  /// In the place of autograd's own kernel, which has nothing to record where no tensor requires grad, and takes as
+  /// long for a thousand small tensors as the optimizer itself. That one is called for the rest.
   static void before_autograd(c10::DispatchKeySet keys, at::TensorList params, Args... args) {
-    if (!c10::GradMode::is_enabled() && step_on_locals(LocalLists::Counts::AllVersions, params, args...)) {
+    const bool records = c10::GradMode::is_enabled() && (requires_grad(params) || ... || requires_grad(args));
+    if (!records && step_on_locals(/*counts_dtensors=*/true, params, args...)) {
       return;
     }
     const auto stock = keys.remove(c10::DispatchKey::AutogradPrivateUse1).add(c10::DispatchKey::AutogradOther);
     Op::redispatch(stock, params, args...);
   }
   static void below_autograd(at::TensorList params, Args... args) {
-    if (step_on_locals(LocalLists::Counts::LocalVersions, params, args...)) {
+    if (step_on_locals(/*counts_dtensors=*/false, params, args...)) {
       return;
     }
     static const auto op = c10::Dispatcher::singleton().findSchemaOrThrow(Op::name, Op::overload_name);
@@ -197,9 +205,24 @@ struct FusedStep<Op, void(at::TensorList, Args...)> {
  private:
   using Locals = std::tuple<at::TensorList, Args...>;
 
+  static bool requires_grad(at::TensorList list) {
+    return std::any_of(list.begin(), list.end(), [](const auto& tensor) { return tensor.requires_grad(); });
+  }
+  template <class Other>
+  static bool requires_grad(const Other& /*argument*/) {
+    return false;
+  }
+
+  /// Of grad_scale and found_inf, the optional tensors of these ops.
+  static bool is_given(const std::optional<at::Tensor>& tensor) { return tensor.has_value(); }
+  template <class Other>
+  static bool is_given(const Other& /*argument*/) {
+    return false;
+  }
+
   /// Where all lies alike; otherwise does nothing but count versions up, and returns false.
-  static bool step_on_locals(LocalLists::Counts counts, at::TensorList params, const Args&... args) {
-    LocalLists lists(params, counts);
+  static bool step_on_locals(bool counts_dtensors, at::TensorList params, const Args&... args) {
+    LocalLists lists(params, {.counts_dtensors = counts_dtensors, .has_grads = (is_given(args) || ...)});
     const Locals locals{lists.take(params), lists.take(args)...};  // in this order
     if (lists.lie_alike() && !std::get<0>(locals).empty()) {
       const at::AutoDispatchBelowADInplaceOrView below;

@@ -277,3 +277,23 @@ TEST_CASE("a fused step writes parameters that require grad, in either mode, as 
     expect_bit_equal(full_tensor(param.detach()), plain.detach());
   });
 }
+
+TEST_CASE("a fused step counts as a write of gradients where it scales them", "[dtensor][ops]") {
+  run_ranks(2, [&](int) {
+    const at::NoGradGuard no_grad;
+    const auto mesh = init_device_mesh(at::kCPU, {2});
+    const auto shard = [&](double value) { return distribute_tensor(at::full({5}, value), mesh, {Shard(0)}); };
+    const auto param = shard(1.0), grad = shard(2.0);
+    const auto version = grad._version(), local_version = dtensor_meta(grad)->local._version();
+    const auto step = [&](const std::optional<at::Tensor>& grad_scale) {
+      at::_fused_sgd_({param}, {grad}, {}, 0.0, 0.0, 0.5, 0.0, false, false, true, grad_scale);
+    };
+    step(std::nullopt);
+    expect_equal(grad._version(), version);
+    step(at::full({}, 4.0));
+    expect_equal(grad._version(), version + 1);
+    expect_equal(dtensor_meta(grad)->local._version(), local_version + 1);
+    expect_bit_equal(full_tensor(grad), at::full({5}, 0.5));
+    expect_bit_equal(full_tensor(param), at::full({5}, -0.25));  // 1 - 0.5 * 2 - 0.5 * 2 / 4
+  });
+}

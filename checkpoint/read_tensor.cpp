@@ -5,6 +5,7 @@
 
 #include "checkpoint/checkpoint_error.h"
 #include "checkpoint/read_ahead.h"
+#include "checkpoint/staging.h"
 
 namespace tessera::dcp {
 
@@ -65,9 +66,17 @@ void TensorReader::run(const std::function<void(size_t)>& on_filled) {
   for (size_t i = 0; i < tensors_.size(); ++i) {
     for (; piece < tensors_[i].pieces_end; ++piece) {
       ahead.wait_for(piece);
+      prepare(piece + kBuffers);
       verify(piece, tensors_[i].key);
     }
     on_filled(i);
+  }
+}
+
+/// Of a piece that is not yet being read: that thread is to wait for nothing but the disk.
+void TensorReader::prepare(size_t piece) {
+  if (piece < pieces_.size() && pieces_[piece].direct) {
+    populate(pieces_[piece].direct, pieces_[piece].target.nbytes());
   }
 }
 

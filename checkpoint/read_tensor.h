@@ -46,6 +46,7 @@ class TensorReader {
 
   void add_piece(const StoredTensor& tensor, const StoredPart& part, const Box& read, const CheckedBlock* checked,
                  const Box& box, const at::Tensor& out);
+  void prepare(size_t piece);
   char* data_of(size_t piece);
   void read(size_t piece);
   void verify(size_t piece, const std::string& key);

@@ -31,4 +31,13 @@ at::Tensor new_staging_block(int64_t bytes) {
   return block;
 }
 
+void populate([[maybe_unused]] char* data, [[maybe_unused]] int64_t bytes) noexcept {
+#ifdef MADV_POPULATE_WRITE
+  constexpr uintptr_t kPage = 4096;
+  const uintptr_t begin = reinterpret_cast<uintptr_t>(data) / kPage * kPage;
+  const uintptr_t end = reinterpret_cast<uintptr_t>(data) + static_cast<uintptr_t>(bytes);
+  ::madvise(reinterpret_cast<void*>(begin), end - begin, MADV_POPULATE_WRITE);
+#endif
+}
+
 }  // namespace tessera::dcp

@@ -15,4 +15,7 @@ std::vector<int64_t> staging_offsets(const std::vector<int64_t>& bytes);
 /// `bytes` bytes, uninitialised; in huge pages where the kernel agrees: fewer page faults make a load a fifth faster.
 at::Tensor new_staging_block(int64_t bytes);
 
+/// A hint, which never fails: the kernel shall find and clear pages for these bytes now, and not when they are written.
+void populate(char* data, int64_t bytes) noexcept;
+
 }  // namespace tessera::dcp

@@ -200,7 +200,7 @@ def machine_section(results):
 
 
 def floor_text(outcome):
-    return f"; the machine allows {outcome.floor}" if outcome.floor else ""
+    return f"; {outcome.floor} with plain copies for its collectives" if outcome.floor else ""
 
 
 def goals_section(lines):
@@ -213,7 +213,7 @@ def goals_section(lines):
         text += "Missed:\n\n"
         text += "".join(f"- {o.goal.what}: {o.reached}, goal {limit_text(o.goal)}{floor_text(o)}\n" for o in missed)
         text += "\n"
-    rows = ["| what | goal | reached: median (min..max) | floor | |", "|---|---|---|---|---|"]
+    rows = ["| what | goal | reached: median (min..max) | with plain copies | |", "|---|---|---|---|---|"]
     for o in all_outcomes:
         state = f"**{o.state}**" if o.state != "met" else o.state
         rows.append(f"| {o.goal.what} | {limit_text(o.goal)} | {o.reached or ''} | {o.floor or ''} | {state} |")

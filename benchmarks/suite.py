@@ -22,7 +22,7 @@ class Goal:
     # Of ours / PyTorch; otherwise of our own value.
     of_peer: bool = False
     at_least: bool = False
-    # The benchmark's line that says what the machine itself allows, in the same round.
+    # The benchmark's line of the same work with plain copies and sums in place of the library's, in the same round.
     floor: str = ""
 
 

@@ -12,7 +12,7 @@
 //   fully_shard/shm_over_plain     shm_step_ms / plain step_ms
 //   fully_shard/shm_over_ideal     shm_step_ms / (plain forward and backward + the rest of the plain step / ranks)
 //   plain/side_by_side_step_ms     as plain/step_ms, while the other ranks do the same: they share caches and memory
-//   floor/communication_ms         the step's collectives as plain copies and sums of what lies in shared memory already
+//   floor/communication_ms         the step's collectives as plain copies and sums of what lies in shared memory
 //                                  (shm_floor.h), where nothing computes beside them: blocks are gathered twice, other
 //                                  parameters once, all gradients reduced
 //   floor/step_ms                  that, and the ideal step of processes that run side by side

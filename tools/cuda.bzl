@@ -8,7 +8,7 @@ exists in both builds depends on them by if_cuda(), or through link_only where i
 """
 
 load("@bazel_tools//tools/cpp:toolchain_utils.bzl", "find_cpp_toolchain")
-load(":copts.bzl", "TESSERA_COPTS")
+load(":copts.bzl", "TESSERA_COPTS", "TEST_COPTS")
 
 TORCH_CUDA = "@libtorch//:torch_cuda"
 
@@ -162,7 +162,7 @@ def cuda_test_cases(name, srcs, cuda_deps, deps = []):
         name = name + "_objects",
         testonly = True,
         srcs = srcs,
-        copts = TESSERA_COPTS + ["-O1"],
+        copts = TEST_COPTS,
         alwayslink = True,
         cuda_deps = cuda_deps,
         visibility = ["//visibility:private"],

@@ -38,7 +38,11 @@ size_t count_runs(const Replay& replay, Outcome outcome) {
 /// One line without '|', which would end a cell.
 std::string cell(std::string text) {
   std::replace(text.begin(), text.end(), '|', '/');
-  return text.size() > kMaxReason ? text.substr(0, kMaxReason) + " ..." : text;
+  if (text.size() > kMaxReason) {
+    text.resize(kMaxReason);
+    text += " ...";
+  }
+  return text;
 }
 
 std::string row(int num_ranks, const OverloadResult& overload) {

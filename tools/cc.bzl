@@ -1,0 +1,83 @@
+"""cc_library, cc_binary and cc_test as this project writes them.
+
+`precompiled` names the libtorch headers that most of a target's sources read: "tensor" (ATen), "module" (torch::nn too)
+or None for what does without libtorch or with little of it. It only saves time (tools/pch/pch.bzl).
+"""
+
+load("//tools/pch:pch.bzl", "pch_copts", "pch_deps")
+load(":copts.bzl", "TESSERA_COPTS", "TEST_COPTS")
+
+def tessera_library(name, precompiled = None, deps = [], **kwargs):
+    """A cc_library with our compiler options.
+
+    Args:
+      name: as in cc_library.
+      precompiled: see above.
+      deps: as in cc_library.
+      **kwargs: passed to cc_library.
+    """
+    pch = precompiled + "_headers" if precompiled else None
+    native.cc_library(
+        name = name,
+        copts = TESSERA_COPTS + pch_copts(pch),
+        deps = deps + pch_deps(pch),
+        **kwargs
+    )
+
+def tessera_binary(name, precompiled = None, deps = [], **kwargs):
+    """A cc_binary with our compiler options.
+
+    Args:
+      name: as in cc_binary.
+      precompiled: see above.
+      deps: as in cc_binary.
+      **kwargs: passed to cc_binary.
+    """
+    pch = precompiled + "_headers" if precompiled else None
+    native.cc_binary(
+        name = name,
+        copts = TESSERA_COPTS + pch_copts(pch),
+        deps = deps + pch_deps(pch),
+        **kwargs
+    )
+
+def tessera_test(
+        name,
+        srcs,
+        precompiled = "module",
+        deps = [],
+        ranks_as_processes = False,
+        size = "small",
+        data = [],
+        tags = [],
+        **kwargs):
+    """A Catch2 test binary with our compiler options, the shared main and what the sanitizers read at run time.
+
+    A test may take a minute (size "small") or five ("medium"), so that a hang fails soon.
+
+    Args:
+      name: as in cc_test.
+      srcs: as in cc_test.
+      precompiled: see above.
+      deps: as in cc_test; the test's main and Catch2 are added.
+      ranks_as_processes: ranks are processes of their own that talk over sockets. Such a test runs alone, since its
+        time-outs must not depend on what else runs, and not under tsan, which watches one process's memory.
+      size: as in cc_test.
+      data: as in cc_test; the tsan suppressions are added.
+      tags: as in cc_test.
+      **kwargs: passed to cc_test.
+    """
+    pch = precompiled + "_headers_of_tests" if precompiled else None
+    native.cc_test(
+        name = name,
+        srcs = srcs,
+        size = size,
+        copts = TEST_COPTS + pch_copts(pch),
+        data = data + ["//tools:tsan_suppressions.txt"],
+        tags = tags + (["exclusive", "processes"] if ranks_as_processes else []),
+        deps = deps + pch_deps(pch) + [
+            "//testing:test_main",
+            "//third_party/catch2",
+        ],
+        **kwargs
+    )

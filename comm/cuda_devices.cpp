@@ -35,17 +35,6 @@ DeviceReport from_text(const std::string& text) {
   return report;
 }
 
-/// Rank 0, in whose process the store may be, returns after the others: it may be about to fail and end.
-void leave_in_order(c10d::Store& store, int rank, int world_size) {
-  constexpr const char* kCount = "devices/left";
-  constexpr const char* kAll = "devices/all_left";
-  if (rank == 0 && world_size > 1) {
-    store.wait({kAll});
-  } else if (rank != 0 && store.add(kCount, 1) == world_size - 1) {
-    store.set(kAll, "1");
-  }
-}
-
 void check_all_see_some(const std::vector<DeviceReport>& reports) {
   std::vector<size_t> without;
   for (size_t rank = 0; rank < reports.size(); ++rank) {
@@ -100,7 +89,6 @@ std::vector<DeviceReport> exchange_reports(c10d::Store& store, int rank, int wor
   for (const std::string& text : exchange_texts(store, "devices", rank, world_size, to_text(own))) {
     reports.push_back(from_text(text));
   }
-  leave_in_order(store, rank, world_size);
   return reports;
 }
 

@@ -13,6 +13,7 @@
 #include "comm/backend_checks.h"
 #include "comm/gloo_error.h"
 #include "comm/gloo_messages.h"
+#include "comm/local_call.h"
 #include "comm/local_reduce.h"
 
 namespace tessera {
@@ -162,22 +163,19 @@ class GlooBackend final : public GroupBackend {
   }
 
   WorkPtr send(std::vector<at::Tensor>& tensors, int to, int tag) override {
-    const at::Tensor& tensor = only_tensor("send", tensors);
-    check_cpu_tensor("send", tensor);
-    check_peer("send", to, info());
-    const std::lock_guard lock(launch_mutex_);
-    return messages_.launch({.kind = Collective::Send, .root = to, .tag = tag, .input = tensor});
+    return launch_message(message_call(Collective::Send, tensors, to, tag, info()));
   }
 
   WorkPtr recv(std::vector<at::Tensor>& tensors, int from, int tag) override {
-    const at::Tensor& tensor = only_tensor("recv", tensors);
-    check_cpu_tensor("recv", tensor);
-    check_peer("recv", from, info());
-    const std::lock_guard lock(launch_mutex_);
-    return messages_.launch({.kind = Collective::Recv, .root = from, .tag = tag, .output = tensor});
+    return launch_message(message_call(Collective::Recv, tensors, from, tag, info()));
   }
 
  private:
+  WorkPtr launch_message(const LocalCall& call) {
+    const std::lock_guard lock(launch_mutex_);
+    return messages_.launch(call);
+  }
+
   WorkPtr make_work(std::string what, std::vector<WorkPtr> transfers, std::function<void()> finish = {}) {
     return c10::make_intrusive<GlooWork>(std::move(what), shared_info(), std::move(transfers), std::move(finish));
   }

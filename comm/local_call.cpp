@@ -3,6 +3,9 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include "comm/backend_checks.h"
+#include "comm/group_backend.h"
+
 namespace tessera {
 
 namespace {
@@ -43,6 +46,17 @@ std::string find_split_mismatch(c10::ArrayRef<CallShape> calls) {
 }
 
 }  // namespace
+
+LocalCall message_call(Collective kind, const std::vector<at::Tensor>& tensors, int peer, int tag,
+                       const GroupInfo& info) {
+  const char* const place = kind == Collective::Send ? "send" : "recv";
+  const at::Tensor& tensor = only_tensor(place, tensors);
+  check_cpu_tensor(place, tensor);
+  check_peer(place, peer, info);
+  LocalCall call{.kind = kind, .root = peer, .tag = tag};
+  (kind == Collective::Send ? call.input : call.output) = tensor;
+  return call;
+}
 
 CallShape shape_of(const LocalCall& call) {
   const at::Tensor& any = call.input.defined() ? call.input : call.output;

@@ -17,6 +17,8 @@
 
 namespace tessera {
 
+struct GroupInfo;
+
 /// The tensors are dense, contiguous, of one dtype and on the CPU. AllReduce, Broadcast and Recv use `output` alone,
 /// and Send `input`. AllGather may have parts in place of `output`, and ReduceScatter in place of `input`; the peers
 /// need not know.
@@ -56,6 +58,11 @@ struct RankPair {
   int to = 0;
   auto operator<=>(const RankPair&) const = default;
 };
+
+/// One end of a message, a Send or a Recv, as c10d's call brings it. Throws ValueError unless `tensors` is one tensor
+/// on the CPU and `peer` another rank of the group.
+LocalCall message_call(Collective kind, const std::vector<at::Tensor>& tensors, int peer, int tag,
+                       const GroupInfo& info);
 
 CallShape shape_of(const LocalCall& call);
 

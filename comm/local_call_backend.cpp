@@ -83,19 +83,11 @@ c10::intrusive_ptr<c10d::Work> LocalCallBackend::barrier(const c10d::BarrierOpti
 }
 
 c10::intrusive_ptr<c10d::Work> LocalCallBackend::send(std::vector<at::Tensor>& tensors, int to, int tag) {
-  const at::Tensor& tensor = only_tensor("send", tensors);
-  check_cpu_tensor("send", tensor);
-  check_peer("send", to, info());
-  return post_message({.kind = Collective::Send, .root = to, .tag = tag, .input = tensor},
-                      {.from = getRank(), .to = to});
+  return post_message(message_call(Collective::Send, tensors, to, tag, info()), {.from = getRank(), .to = to});
 }
 
 c10::intrusive_ptr<c10d::Work> LocalCallBackend::recv(std::vector<at::Tensor>& tensors, int from, int tag) {
-  const at::Tensor& tensor = only_tensor("recv", tensors);
-  check_cpu_tensor("recv", tensor);
-  check_peer("recv", from, info());
-  return post_message({.kind = Collective::Recv, .root = from, .tag = tag, .output = tensor},
-                      {.from = from, .to = getRank()});
+  return post_message(message_call(Collective::Recv, tensors, from, tag, info()), {.from = from, .to = getRank()});
 }
 
 }  // namespace tessera

@@ -49,6 +49,16 @@ c10::intrusive_ptr<c10d::Store> connect(const StoreOptions& options) {
   }
 }
 
+/// Rank 0, in whose process the store may be, returns after the others: it may be about to fail and end.
+void leave_in_order(c10d::Store& store, const std::string& name, int rank, int world_size) {
+  const std::string count = name + "/left", all = name + "/all_left";
+  if (rank == 0 && world_size > 1) {
+    store.wait({all});
+  } else if (rank != 0 && store.add(count, 1) == world_size - 1) {
+    store.set(all, "1");
+  }
+}
+
 }  // namespace
 
 c10::intrusive_ptr<c10d::Store> connect_store(const StoreOptions& options) {
@@ -75,6 +85,7 @@ std::vector<std::string> exchange_texts(c10d::Store& store, const std::string& n
   for (const std::vector<uint8_t>& entry : store.multiGet(keys)) {
     texts.emplace_back(entry.begin(), entry.end());
   }
+  leave_in_order(store, name, rank, world_size);
   return texts;
 }
 

@@ -21,7 +21,8 @@ struct StoreOptions {
 /// keys need a prefix for each use. Throws CommError that names address and port. Thread safety: any number of threads.
 c10::intrusive_ptr<c10d::Store> connect_store(const StoreOptions& options);
 
-/// Each rank's `text`, by rank; every rank calls it, once for a `name`. Blocks until all have.
+/// Each rank's `text`, by rank; every rank calls it, once for a `name`. Blocks until all have, and rank 0 until the
+/// others have read: its process may serve the store.
 std::vector<std::string> exchange_texts(c10d::Store& store, const std::string& name, int rank, int world_size,
                                         const std::string& text);
 

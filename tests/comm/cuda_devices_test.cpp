@@ -105,6 +105,7 @@ TEST_CASE("every rank gets the reports of all, and so decides alike") {
 TEST_CASE("an entry of somebody else in the store") {
   const auto store = c10::make_intrusive<c10d::HashStore>();
   store->set("devices/1", std::vector<uint8_t>{'x'});
+  store->set("devices/all_left", std::vector<uint8_t>{'1'});
   CHECK_THROWS_WITH(exchange_reports(*store, 0, 2, {}), ContainsSubstring("\"x\" reports no devices"));
 }
 

@@ -267,6 +267,7 @@ TEST_CASE("ranks on several hosts: shm is refused, with both hosts named") {
   const RankContextGuard guard(RankContext::create());
   const c10::intrusive_ptr<c10d::Store> store = c10::make_intrusive<c10d::HashStore>();
   store->set("default/0/process/1", std::string("4711 99 another-boot/pid:[1]/0"));
+  store->set("default/0/process/all_left", std::string("1"));
   const auto init = [&] { init_process_group({.backend = "shm", .rank = 0, .world_size = 2, .store = {store}}); };
   CHECK_THROWS_AS(init(), ValueError);
   CHECK_THROWS_WITH(init(), ContainsSubstring("ranks 0 and 1 do not share a host") &&

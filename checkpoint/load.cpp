@@ -160,7 +160,7 @@ void commit(LoadPlan& plan) {
   const at::NoGradGuard no_grad;
   for (auto& target : plan.targets) {
     if (target.part.local.defined()) {
-      target.part.local.copy_(target.staged);
+      copy_past_cache(target.part.local, target.staged);
     } else {
       *target.value = target.staged;
     }

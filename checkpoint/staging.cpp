@@ -3,11 +3,14 @@
 #include <ATen/ops/empty.h>
 #include <sys/mman.h>
 
+#include "comm/stream_copy.h"
+
 namespace tessera::dcp {
 
 namespace {
 
 constexpr int64_t kAlignment = 64;
+constexpr size_t kStreamFrom = size_t{64} << 10;
 constexpr uintptr_t kHugePage = uintptr_t{2} << 20;
 
 }  // namespace
@@ -38,6 +41,20 @@ void populate([[maybe_unused]] char* data, [[maybe_unused]] int64_t bytes) noexc
   const uintptr_t end = reinterpret_cast<uintptr_t>(data) + static_cast<uintptr_t>(bytes);
   ::madvise(reinterpret_cast<void*>(begin), end - begin, MADV_POPULATE_WRITE);
 #endif
+}
+
+void copy_past_cache(const at::Tensor& target, const at::Tensor& source) {
+  const bool same_bytes = target.device().is_cpu() && source.device().is_cpu() &&
+                          target.scalar_type() == source.scalar_type() && target.is_contiguous() &&
+                          source.is_contiguous() && target.sizes() == source.sizes();
+  if (!same_bytes || source.nbytes() < kStreamFrom) {
+    target.copy_(source);
+    return;
+  }
+  stream_copy(target.mutable_data_ptr(), source.const_data_ptr(), source.nbytes());
+  if (!target.is_inference()) {
+    target.unsafeGetTensorImpl()->bump_version();
+  }
 }
 
 }  // namespace tessera::dcp

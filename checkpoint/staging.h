@@ -18,4 +18,8 @@ at::Tensor new_staging_block(int64_t bytes);
 /// A hint, which never fails: the kernel shall find and clear pages for these bytes now, and not when they are written.
 void populate(char* data, int64_t bytes) noexcept;
 
+/// target.copy_(source) for tensors of the same sizes. Between host tensors that lie alike the bytes go past the cache:
+/// nobody needs them there soon.
+void copy_past_cache(const at::Tensor& target, const at::Tensor& source);
+
 }  // namespace tessera::dcp

@@ -1,5 +1,7 @@
 // Saved from any layout, loaded into any other: the files are the same byte by byte, and so are model and Adam's state.
 
+#include <c10/core/InferenceMode.h>
+
 #include "checkpoint/manifest.h"
 #include "dtensor/dtensor.h"
 #include "testing/expect.h"
@@ -140,6 +142,34 @@ TEST_CASE("another dtype, dims that tensor parallelism cuts, and scalars") {
     expect_bit_equal(get("scalar"), at::full({}, 2.5));
     expect_bit_equal(get("ints"), at::arange(7));
     expect_bit_equal(get("flag"), at::ones({3}, at::kBool));
+  });
+}
+
+TEST_CASE("large tensors, however they lie; autograd sees that they changed") {
+  const TempFolder folder;
+  const auto values = at::randn({301, 103}, make_generator(4));  // 124 KB; a rank's part is large too
+  run_ranks(1, [&](int) {
+    dcp::save(folder.path("c"), {.model = {{"w", values}, {"t", values}, {"half", values}, {"shifted", values}}});
+    const at::Tensor own = at::zeros({301, 103}).requires_grad_();
+    const at::Tensor loss = (own * own).sum();
+    const at::Tensor shifted = at::full({301 * 103 + 2}, 7.0).narrow(0, 1, 301 * 103).view({301, 103});
+    dcp::State loaded{.model = {{"w", own},
+                                {"t", at::zeros({103, 301}).t()},
+                                {"half", at::zeros({301, 103}, at::kBFloat16)},
+                                {"shifted", shifted}}};
+    dcp::load(folder.path("c"), loaded);
+    expect_bit_equal(own.detach(), values);
+    expect_bit_equal(std::get<at::Tensor>(loaded.model.at("t")).contiguous(), values);
+    expect_bit_equal(std::get<at::Tensor>(loaded.model.at("half")), values.to(at::kBFloat16));
+    expect_bit_equal(shifted, values);
+    const at::Tensor around = shifted.as_strided({2}, {301 * 103 + 1}, 0);
+    expect_bit_equal(around, at::full({2}, 7.0));
+    expect_throws<c10::Error>([&] { loss.backward(); }, "modified by an inplace operation");
+
+    const c10::InferenceMode no_versions;
+    dcp::State inference{.model = {{"w", at::zeros({301, 103})}}};
+    dcp::load(folder.path("c"), inference, {.strict = false});
+    expect_bit_equal(std::get<at::Tensor>(inference.model.at("w")), values);
   });
 }
 

@@ -24,6 +24,14 @@ bool equal(const at::Tensor& a, const at::Tensor& b) {
   return whole_tensor(*dtensor_meta(a)).equal(whole_tensor(*dtensor_meta(b)));
 }
 
+/// A view of all: metas never change, so that both share one, as tensor.data() does. zero_grad() detaches each
+/// gradient.
+at::Tensor detach(const at::Tensor& tensor) {
+  const auto* impl = tensor.unsafeGetTensorImpl();
+  auto view = impl->shallow_copy_and_detach(impl->version_counter(), /*allow_tensor_metadata_change=*/true);
+  return at::Tensor(c10::intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>::reclaim(view.release()));
+}
+
 bool is_same_size(const at::Tensor& a, const at::Tensor& b) {
   return a.sizes() == b.sizes();
 }
@@ -91,6 +99,7 @@ TORCH_LIBRARY_IMPL(aten, Meta, library) {
 
 TORCH_LIBRARY_IMPL(aten, PrivateUse1, library) {
   library.impl("_has_compatible_shallow_copy_type", &has_compatible_shallow_copy_type);
+  library.impl("detach", &detach);
   library.impl("_local_scalar_dense", &local_scalar_dense);
   library.impl("equal", &equal);
   library.impl("is_same_size", &is_same_size);

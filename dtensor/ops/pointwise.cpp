@@ -119,11 +119,10 @@ const RegisterOpRules rules([] {
   const auto strategies = [](const OpCall& call) { return pointwise_strategies(call); };
   register_op_rule(aten_ops(kPointwise),
                    {.strategies = strategies, .output_metas = pointwise_metas, .reads_float_scalars = false});
-  register_linear(
-      {"aten::neg", "aten::neg_", "aten::clone", "aten::alias", "aten::detach", "aten::detach_", "aten::_to_copy",
-       "aten::lift_fresh", "aten::lift", "aten::lift_fresh_copy", "aten::alias_copy", "aten::detach_copy",
-       "aten::mul.Scalar", "aten::mul_.Scalar", "aten::div.Scalar", "aten::div_.Scalar"},
-      {{0}});
+  register_linear({"aten::neg", "aten::neg_", "aten::clone", "aten::alias", "aten::detach_", "aten::_to_copy",
+                   "aten::lift_fresh", "aten::lift", "aten::lift_fresh_copy", "aten::alias_copy", "aten::detach_copy",
+                   "aten::mul.Scalar", "aten::mul_.Scalar", "aten::div.Scalar", "aten::div_.Scalar"},
+                  {{0}});
   register_linear(aten_ops(kBackward), {{0}});
   register_linear({"aten::add.Tensor", "aten::sub.Tensor", "aten::rsub.Tensor", "aten::copy_", "aten::copy"}, {{0, 1}});
   register_op_rule(

@@ -96,6 +96,28 @@ TEST_CASE("distribute_tensor takes the first rank's data and makes a leaf", "[dt
   });
 }
 
+TEST_CASE("a detached DTensor shares data and writes, and keeps its sizes", "[dtensor]") {
+  run_ranks(3, [](int) {
+    const auto mesh = init_device_mesh(at::kCPU, {3}, {"dp"});
+    for (const auto& placement : std::vector<Placement>{Replicate(), Shard(0), Shard(1), Partial()}) {
+      const auto x = redistribute(distribute_tensor(ramp({5, 2}), mesh, {Replicate()}), {placement});
+      const auto part = x.slice(0, 1, 4).detach();
+      expect_bit_equal(full_tensor(part), ramp({5, 2}).slice(0, 1, 4));
+    }
+    const auto x = distribute_tensor(ramp({5, 2}), mesh, {Shard(0)}).requires_grad_(true);
+    const auto loss = (x * x).sum();
+    auto detached = x.detach();
+    TESSERA_EXPECT(!detached.requires_grad() && detached.is_leaf() && placements(detached) == placements(x));
+    TESSERA_EXPECT(detached._version() == x._version());
+    detached.t_();
+    expect_equal(x.sizes(), at::IntArrayRef({5, 2}));
+    detached.mul_(2);
+    expect_bit_equal(full_tensor(x).detach(), ramp({5, 2}) * 2);
+    TESSERA_EXPECT(detached._version() == x._version());
+    expect_throws<c10::Error>([&] { loss.backward(); }, "modified by an inplace operation");
+  });
+}
+
 TEST_CASE("distribute_tensor refuses what it cannot cut", "[dtensor]") {
   run_ranks(2, [](int) {
     const auto mesh = init_device_mesh(at::kCPU, {2});

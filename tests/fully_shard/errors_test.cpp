@@ -194,7 +194,7 @@ TEST_CASE("parameters that one rank replaced stop all ranks at the unit's next u
   run_ranks(3, [](int rank) {
     Block block(4, 4);
     fully_shard(block);
-    const auto sharded = block->up->weight.detach();
+    const auto shard = block->up->weight.detach(), copy = shard.clone();
     if (rank == 2) {
       block->up->weight.set_data(at::zeros({4, 5}));
     }
@@ -205,9 +205,13 @@ TEST_CASE("parameters that one rank replaced stop all ranks at the unit's next u
       expect_throws<StateError>(use, "rank 2: 'root', whose parameters were replaced");
     }
     if (rank == 2) {
-      block->up->weight.set_data(sharded);
+      block->up->weight.set_data(copy);
     }
     expect_throws<StateError>(use, rank == 2 ? "were replaced" : "rank 2: 'root', whose parameters were replaced");
+    if (rank == 2) {
+      block->up->weight.set_data(shard);
+    }
+    use();
   });
 }
 

@@ -47,10 +47,11 @@ expect_output "$equal"
 run "${small[@]}" --svg "$work/curve.svg" --check-parity --nproc 3 --batch 3 --eval-samples 3 || fail "3 ranks: exit code $?"
 expect_output '^parity: 3 ranks against one process'
 
-# Built without memory: the same values, and the same training.
+# Built without memory: the same values, and the same training. (The first run clipped its gradients.)
 run "${small[@]}" --svg "$work/curve.svg" --check-parity --clip 0 --meta-init || fail "--meta-init: exit code $?"
 expect_output "$equal"
-grep -o 'validation loss .* before training' "$work/out" | cmp - "$work/first" || fail "--meta-init: other values"
+initial=$(grep -o '[0-9.]* before training' "$work/out")
+[[ $initial == "$(grep -o '[0-9.]* before training' "$work/first")" ]] || fail "--meta-init: other values"
 
 # Tensor and sequence parallelism, replicas and recomputation against one process.
 layouts=('--tp 2' '--nproc 4 --tp 2 --sp --checkpoint-activations' '--nproc 4 --replicate 2 --tp 2 --bf16 --meta-init')

@@ -144,7 +144,7 @@ TEST_CASE("statistics over whole dims", "[dtensor][ops]") {
                {"logsumexp", [](const at::Tensor& x) { return at::logsumexp(x, {0}); }},
                {"logsumexp over both",
                 [](const at::Tensor& x) {
-                  return at::logsumexp(x, {0, 1}, true);
+                  return at::logsumexp(x, at::IntArrayRef({0, 1}), true);
                 }},
            })));
 }

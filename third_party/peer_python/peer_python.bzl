@@ -12,7 +12,9 @@ LD_LIBRARY_PATH='{stand_ins}' PYTHONPATH='{torch}:{packages}' exec '{python}' "$
 """
 
 _NO_PYTHON = """#!/bin/sh
-echo '{reason}' >&2
+cat >&2 <<'END'
+{reason}
+END
 exit 77
 """
 

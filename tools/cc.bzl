@@ -7,6 +7,13 @@ or None for what does without libtorch or with little of it. It only saves time 
 load("//tools/pch:pch.bzl", "pch_copts", "pch_deps")
 load(":copts.bzl", "TESSERA_COPTS", "TEST_COPTS")
 
+def _target(rule, copts, header, precompiled, deps, **kwargs):
+    """A target of `rule` whose sources read the kind of header named by `precompiled`, built for these copts."""
+    if precompiled:
+        copts = copts + pch_copts(precompiled + header)
+        deps = deps + pch_deps(precompiled + header)
+    rule(copts = copts, deps = deps, **kwargs)
+
 def tessera_library(name, precompiled = None, deps = [], **kwargs):
     """A cc_library with our compiler options.
 
@@ -16,13 +23,7 @@ def tessera_library(name, precompiled = None, deps = [], **kwargs):
       deps: as in cc_library.
       **kwargs: passed to cc_library.
     """
-    pch = precompiled + "_headers" if precompiled else None
-    native.cc_library(
-        name = name,
-        copts = TESSERA_COPTS + pch_copts(pch),
-        deps = deps + pch_deps(pch),
-        **kwargs
-    )
+    _target(native.cc_library, TESSERA_COPTS, "_headers", precompiled, deps, name = name, **kwargs)
 
 def tessera_binary(name, precompiled = None, deps = [], **kwargs):
     """A cc_binary with our compiler options.
@@ -33,13 +34,7 @@ def tessera_binary(name, precompiled = None, deps = [], **kwargs):
       deps: as in cc_binary.
       **kwargs: passed to cc_binary.
     """
-    pch = precompiled + "_headers" if precompiled else None
-    native.cc_binary(
-        name = name,
-        copts = TESSERA_COPTS + pch_copts(pch),
-        deps = deps + pch_deps(pch),
-        **kwargs
-    )
+    _target(native.cc_binary, TESSERA_COPTS, "_headers", precompiled, deps, name = name, **kwargs)
 
 def tessera_test(
         name,
@@ -67,17 +62,19 @@ def tessera_test(
       tags: as in cc_test.
       **kwargs: passed to cc_test.
     """
-    pch = precompiled + "_headers_of_tests" if precompiled else None
-    native.cc_test(
-        name = name,
-        srcs = srcs,
-        size = size,
-        copts = TEST_COPTS + pch_copts(pch),
-        data = data + ["//tools:tsan_suppressions.txt"],
-        tags = tags + (["exclusive", "processes"] if ranks_as_processes else []),
-        deps = deps + pch_deps(pch) + [
+    _target(
+        native.cc_test,
+        TEST_COPTS,
+        "_headers_of_tests",
+        precompiled,
+        deps + [
             "//testing:test_main",
             "//third_party/catch2",
         ],
+        name = name,
+        srcs = srcs,
+        size = size,
+        data = data + ["//tools:tsan_suppressions.txt"],
+        tags = tags + (["exclusive", "processes"] if ranks_as_processes else []),
         **kwargs
     )

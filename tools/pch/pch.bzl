@@ -54,36 +54,24 @@ def _precompiled_header_impl(ctx):
     own = cc_common.create_compilation_context(headers = depset([header, output]))
     return [CcInfo(compilation_context = own)]
 
-_precompiled_header = rule(
+precompiled_header = rule(
     implementation = _precompiled_header_impl,
     attrs = {
-        "header": attr.label(mandatory = True, allow_single_file = [".h"]),
-        "copts": attr.string_list(),
-        "deps": attr.label_list(providers = [CcInfo]),
+        "header": attr.label(mandatory = True, allow_single_file = [".h"], doc = "its #includes"),
+        "copts": attr.string_list(doc = "exactly those of the targets that use it"),
+        "deps": attr.label_list(providers = [CcInfo], doc = "libraries whose headers it includes"),
         "_cc_toolchain": attr.label(default = "@bazel_tools//tools/cpp:current_cc_toolchain"),
     },
+    doc = "A header as the compiler keeps it in memory after reading it: about half a gigabyte.",
     fragments = ["cpp"],
     toolchains = ["@bazel_tools//tools/cpp:toolchain_type"],
 )
-
-def precompiled_header(name, header, copts, deps):
-    """A header as the compiler keeps it in memory after reading it: about half a gigabyte.
-
-    Args:
-      name: what pch_copts() and pch_deps() name.
-      header: its #includes.
-      copts: exactly those of the targets that use it.
-      deps: libraries whose headers it includes.
-    """
-    _precompiled_header(name = name, header = header, copts = copts, deps = deps)
 
 def _if_on(values):
     return select({"//tools/pch:on": values, "//conditions:default": []})
 
 def pch_copts(name):
     """Options of a source that uses the precompiled header of this name."""
-    if not name:
-        return []
     return _if_on([
         "-include",
         "tools/pch/{}.h".format(name),
@@ -96,4 +84,4 @@ def pch_copts(name):
 
 def pch_deps(name):
     """The target to depend on."""
-    return _if_on(["//tools/pch:" + name]) if name else []
+    return _if_on(["//tools/pch:" + name])

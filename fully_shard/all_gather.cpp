@@ -38,6 +38,9 @@ std::vector<std::vector<BlockCopy>> gather_copies(const ParamLayout& layout) {
 }
 
 void write_stamp(const at::Tensor& flat_shard, int64_t unit, GatherFault fault) {
+  if (!flat_shard.device().is_cpu()) {
+    return;
+  }
   const at::AutoDispatchBelowADInplaceOrView below;
   const auto digits =
       at::tensor({unit % kDigit, unit / kDigit, static_cast<int64_t>(fault)}, at::device(at::kCPU).dtype(at::kLong));

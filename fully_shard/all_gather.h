@@ -33,7 +33,8 @@ std::vector<std::vector<BlockCopy>> gather_copies(const ParamLayout& layout);
 /// What a rank's stamp says of it.
 enum class GatherFault : uint8_t { None, Replaced, OnMeta };
 
-/// Writes the stamp behind the parameters of `flat_shard`. The unit's number is below 2^12.
+/// Writes the stamp behind the parameters of `flat_shard`, on the CPU: elsewhere nobody reads it. The unit's number is
+/// below 2^12.
 void write_stamp(const at::Tensor& flat_shard, int64_t unit, GatherFault fault);
 
 class ShardGather {

@@ -2,6 +2,7 @@
 
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/empty.h>
+#include <c10/core/DeviceGuard.h>
 
 #include <algorithm>
 
@@ -54,6 +55,7 @@ BlockPool::FreeBlock BlockPool::take(size_t bytes) {
   highest_ = std::max(highest_, borrowed_);
   if (found.memory.get() == nullptr) {
     drop_surplus();
+    const c10::DeviceGuard guard(device_);  // allocators serve the current device
     found.memory = c10::GetAllocator(device_.type())->allocate(bytes);
   }
   return found;

@@ -11,6 +11,14 @@
 
 namespace tessera {
 
+namespace {
+
+bool has_host_floats(const at::Tensor& tensor) {
+  return tensor.device().is_cpu() && tensor.scalar_type() == at::kFloat;
+}
+
+}  // namespace
+
 /// Frozen parameters are not sent. Which are frozen is a matter of the model, so ranks agree on it.
 void GradientReduction::plan(std::span<const ShardedParam> params) {
   std::vector<bool> trainable;
@@ -76,35 +84,37 @@ TensorParts GradientReduction::gradient_parts() {
 }
 
 /// One flag a parameter for each rank, `offset` into its `stride` elements. Those of float buffers on the CPU are
-/// written and read without an op of libtorch, which would cost more than the copies of a unit of small parameters.
+/// written and read without an op of libtorch, which would cost more than the copies of a unit of small parameters. On
+/// other devices nothing comes from the host, which would have to wait for the device.
 void GradientReduction::write_flags(const at::Tensor& buffer, int64_t offset, int64_t stride) const {
   const int64_t flags = numel_ - layout_.shard_numel;
-  const bool is_direct = buffer.device().is_cpu() && buffer.scalar_type() == at::kFloat;
-  const auto host = is_direct ? buffer : at::empty({layout_.num_ranks * stride}, at::kFloat);
-  auto* data = host.mutable_data_ptr<float>();
-  for (int64_t rank = 0; rank < layout_.num_ranks; ++rank) {
-    auto* flag = data + rank * stride + offset;
-    std::fill(flag, flag + flags, 0.f);
-    for (size_t i = 0; i < grads_.size(); ++i) {
-      flag[i] = grads_[i].defined() ? 1.f : 0.f;
+  const auto members = static_cast<int64_t>(members_.size());
+  if (has_host_floats(buffer)) {
+    auto* data = buffer.mutable_data_ptr<float>();
+    for (int64_t rank = 0; rank < layout_.num_ranks; ++rank) {
+      auto* flag = data + rank * stride + offset;
+      std::fill(std::copy(has_grad_.begin(), has_grad_.end(), flag), flag + flags, 0.f);
     }
+    return;
   }
-  if (!is_direct) {
-    const auto of_flags = [&](const at::Tensor& tensor) {
-      return tensor.view({layout_.num_ranks, stride}).narrow(1, offset, flags);
-    };
-    of_flags(buffer).copy_(of_flags(host));
+  const auto of_flags = buffer.view({layout_.num_ranks, stride}).narrow(1, offset, flags);
+  of_flags.narrow(1, 0, members).fill_(1);
+  of_flags.narrow(1, members, flags - members).zero_();
+  for (int64_t i = 0; i < members; ++i) {
+    if (!has_grad_[i]) {
+      of_flags.select(1, i).zero_();
+    }
   }
 }
 
-std::vector<bool> GradientReduction::read_flags() const {
-  const bool is_direct = output_.device().is_cpu() && output_.scalar_type() == at::kFloat;
-  at::Tensor host;
-  if (!is_direct) {
-    const auto flags = output_.narrow(0, layout_.shard_numel, static_cast<int64_t>(members_.size()));
-    host = flags.to(at::kCPU, at::kFloat);
+/// Which parameters got a gradient on any rank. What this rank has is known without the device's answer.
+std::vector<bool> GradientReduction::used_members() const {
+  if (std::ranges::find(has_grad_, false) == has_grad_.end()) {
+    return has_grad_;
   }
-  const auto* data = is_direct ? output_.const_data_ptr<float>() + layout_.shard_numel : host.const_data_ptr<float>();
+  const auto flags = output_.narrow(0, layout_.shard_numel, static_cast<int64_t>(members_.size()));
+  const auto host = has_host_floats(output_) ? flags : flags.to(at::kCPU, at::kFloat);
+  const auto* data = host.const_data_ptr<float>();
   std::vector<bool> used;
   used.reserve(members_.size());
   for (size_t i = 0; i < members_.size(); ++i) {

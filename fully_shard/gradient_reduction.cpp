@@ -56,8 +56,10 @@ void GradientReduction::collect(std::span<ShardedParam> params, const GradientSe
   all_reduce_ = settings.all_reduce ? settings.all_reduce : slots_->all_reduce;
   has_own_all_reduce_ = settings.all_reduce != nullptr;
   all_reduces_ = options_.axes.replica_axis && settings.requires_all_reduce;
+  has_grad_.clear();
   for (auto i : members_) {
     auto grad = params[i].take_unsharded_grad(options_.reduce_dtype);
+    has_grad_.push_back(grad.defined());
     grads_.push_back(grad.defined() ? grad.contiguous() : at::Tensor());
   }
   stage_ = Stage::Collected;
@@ -167,7 +169,7 @@ void GradientReduction::write_back(std::span<ShardedParam> params) {
   if (output_.device() != options_.grad_options.device()) {
     output_ = output_.to(options_.grad_options.device());
   }
-  const auto used = read_flags();
+  const auto used = used_members();
   const bool is_direct = flat_grad_.flat.defined() && output_.is_same(flat_grad_.flat);
   if (adds_up_flat(params, used)) {
     flat_grad_.flat.add_(output_);

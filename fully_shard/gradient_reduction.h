@@ -107,7 +107,7 @@ class GradientReduction {
   bool can_send_in_place() const;
   TensorParts gradient_parts();
   void write_flags(const at::Tensor& buffer, int64_t offset, int64_t stride) const;
-  std::vector<bool> read_flags() const;
+  std::vector<bool> used_members() const;
   const at::Tensor& choose_output(std::span<const ShardedParam> params, BlockPool& pool);
   void ensure_flat_grad(std::span<const ShardedParam> params);
   void write_back(std::span<ShardedParam> params);
@@ -136,6 +136,7 @@ class GradientReduction {
   AllReduceFn all_reduce_;
   bool has_own_all_reduce_ = false;  // the user's
   std::vector<at::Tensor> grads_;    // of the members, collected
+  std::vector<bool> has_grad_;       // which members had one on this rank
   at::Tensor output_;                // what the collectives write
   at::Tensor partial_;               // sums of reduce-scatters that wait for an all-reduce
   FlatGrad flat_grad_;

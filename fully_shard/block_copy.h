@@ -6,13 +6,15 @@
 //   copier.run();
 //
 // Of one dtype on the CPU it is memcpy, without an op of libtorch: with small parameters the ops' overhead would be
-// most of a step's host time. Otherwise all copies are one _foreach_copy_, with its cast.
+// most of a step's host time. On a GPU all copies and zeros are one kernel, with the cast, where this build has it
+// (kernel_copies.h). Otherwise the copies are one _foreach_copy_, with its cast.
 
 #include <ATen/core/Tensor.h>
 
 #include <span>
 #include <vector>
 
+#include "fully_shard/kernel_copies.h"
 #include "fully_shard/param_layout.h"
 
 namespace tessera {
@@ -22,13 +24,14 @@ class BlockCopier {
  public:
   void from_flat(const at::Tensor& param, const at::Tensor& flat, std::span<const BlockCopy> copies);
   void to_flat(const at::Tensor& param, const at::Tensor& flat, std::span<const BlockCopy> copies);
+  /// Sets the ranges of `flat` to zero.
+  void zero(const at::Tensor& flat, std::span<const FlatRange> ranges);
   void run();
 
  private:
-  std::vector<at::Tensor> targets_, sources_;
-};
+  void add(const at::Tensor& to, const at::Tensor& from, const CopyShape& shape);
 
-/// Sets the ranges of the contiguous `flat` to zero.
-void zero_ranges(const at::Tensor& flat, std::span<const FlatRange> ranges);
+  std::vector<TensorCopy> copies_;  // that run() starts
+};
 
 }  // namespace tessera

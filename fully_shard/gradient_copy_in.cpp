@@ -135,9 +135,9 @@ void GradientReduction::copy_in(const at::Tensor& buffer) {
       }
     }
   }
+  copier.zero(buffer, missing);
+  copier.zero(buffer, unused_);
   copier.run();
-  zero_ranges(buffer, missing);
-  zero_ranges(buffer, unused_);
   write_flags(buffer, layout_.shard_numel, numel_);
   grads_.clear();
   if (scale_.before != 1) {

@@ -78,9 +78,9 @@ MeshShape checked_shape(MeshShape shape, int64_t world_size) {
   return shape;
 }
 
-DeviceMesh make_mesh(const MeshShape& shape) {
+DeviceMesh make_mesh(const MeshShape& shape, c10::DeviceType device) {
   const MeshShape whole = checked_shape(shape, get_world_size());
-  return init_device_mesh(at::kCPU, {whole.replicate, whole.dp, whole.tp}, {"replicate", "dp", "tp"});
+  return init_device_mesh(device, {whole.replicate, whole.dp, whole.tp}, {"replicate", "dp", "tp"});
 }
 
 Gpt make_model(const GptConfig& config, uint64_t seed, const LayoutOptions& options) {
@@ -88,11 +88,16 @@ Gpt make_model(const GptConfig& config, uint64_t seed, const LayoutOptions& opti
   if (options.meta_init) {
     on_meta.emplace();
   }
-  return Gpt(config, seed);
+  Gpt model(config, seed);
+  if (!options.meta_init && options.device != at::kCPU) {
+    model->to(at::Device(options.device));
+    model->initialize(seed);  // by the device's generator, as materialize() does
+  }
+  return model;
 }
 
-void materialize(Gpt& model, uint64_t seed) {
-  to_empty(model, at::kCPU);
+void materialize(Gpt& model, uint64_t seed, c10::DeviceType device) {
+  to_empty(model, at::Device(device));
   model->initialize(seed);
 }
 

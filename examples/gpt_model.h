@@ -52,11 +52,12 @@ struct BlockImpl : torch::nn::Module {
 TESSERA_MODULE(Block);
 
 struct GptImpl : torch::nn::Module {
-  /// The same config and seed give the same parameters in every process.
+  /// On the CPU. The same config and seed give the same parameters in every process.
   GptImpl(const GptConfig& config, uint64_t seed);
   /// Logits of the byte that follows each of `tokens`; at most config.context of them.
   at::Tensor forward(const at::Tensor& tokens);
   /// What the constructor gives the parameters; also after lay_out, where each rank keeps its parts of the same values.
+  /// They are drawn on the parameters' device, and another kind of device draws other ones.
   void initialize(uint64_t seed);
 
   GptConfig config;

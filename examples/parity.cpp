@@ -43,7 +43,7 @@ Parity compare_with_one_process(Trainer& trainer, const TrainOptions& options, c
   const auto parameters = full_parameters(*trainer.model());
   std::optional<DeviceMesh> own_mesh;
   if (options.layout.bf16) {
-    own_mesh = init_device_mesh(at::kCPU, {get_world_size(), 1}, {"ranks", "dp"})["dp"];
+    own_mesh = init_device_mesh(options.layout.device, {get_world_size(), 1}, {"ranks", "dp"})["dp"];
   }
   Parity parity;
   if (get_rank() == 0) {

@@ -17,8 +17,8 @@ Parity allowed_parity(bool bf16);
 /// False also where a difference is not a number.
 bool is_within(const Parity& parity, const Parity& allowed);
 
-/// Trains once more in one process, on rank 0, with the options and the global batches of `trainer`, which has been
-/// run, and compares all losses and all parameters. Every rank calls it and gets the same answer.
+/// Trains once more in one process, on rank 0 and its device, with the options and the global batches of `trainer`,
+/// which has been run, and compares all losses and all parameters. Every rank calls it and gets the same answer.
 ///
 /// Data-parallel ranks add up gradients in the same order as one process. They differ only in the norm for clipping,
 /// whose squares are summed up shard by shard, and in the mean where their number is no power of two. Tensor-parallel

@@ -5,24 +5,27 @@
 
 #include <algorithm>
 #include <cstdio>
-#include <fstream>
 #include <string>
+
+#include "comm/process_group.h"
+#include "examples/model_flops.h"
+#include "examples/peak_memory.h"
+#include "examples/run_cost.h"
 
 namespace tessera::examples {
 
-double peak_memory_mb() {
-  std::ifstream status("/proc/self/status");
-  for (std::string word; status >> word;) {
-    if (word == "VmHWM:") {
-      double kib = 0;
-      status >> kib;
-      return kib * 1024 / 1e6;
-    }
-  }
-  return 0;
-}
+namespace {
 
-ProgressLine::ProgressLine(int64_t steps) : steps_(steps), in_place_(isatty(STDOUT_FILENO) != 0) {}
+constexpr double kMebibyte = 1 << 20;
+
+}  // namespace
+
+ProgressLine::ProgressLine(const TrainOptions& options)
+    : steps_(options.steps),
+      device_(options.layout.device),
+      flops_per_token_of_rank_(training_flops_per_token(options.model) / get_world_size()),
+      peak_tflops_(options.peak_tflops),
+      in_place_(isatty(STDOUT_FILENO) != 0) {}
 
 void ProgressLine::show(const Progress& progress) {
   const bool stays = progress.validation_loss.has_value() || progress.step >= next_line_;
@@ -31,9 +34,13 @@ void ProgressLine::show(const Progress& progress) {
   }
   std::string line = fmt::format(
       "step {:>{}}/{}  loss {:.3f}  {:.0f} tokens/s  {:.1f} ms/step  {:.2f} MB sent/step  "
-      "peak {:.0f} MB a rank",
+      "peak {:.0f} MiB",
       progress.step, fmt::formatted_size("{}", steps_), steps_, progress.loss, progress.tokens_per_second,
-      progress.ms_per_step, progress.mb_sent_per_step, peak_memory_mb());
+      progress.ms_per_step, progress.mb_sent_per_step, peak_memory_bytes(device_) / kMebibyte);
+  if (peak_tflops_) {
+    const double flops = progress.tokens_per_second * flops_per_token_of_rank_;
+    line += fmt::format("  MFU {:.1f} %", 100 * model_flops_utilization(flops, *peak_tflops_));
+  }
   if (progress.validation_loss) {
     line += fmt::format("  validation {:.3f}", *progress.validation_loss);
   }

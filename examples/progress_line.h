@@ -1,25 +1,30 @@
 #pragma once
 // Shows how training goes: a line that renews itself on a terminal, and a line every tenth of the way elsewhere.
 
-#include <cstdint>
+#include <c10/core/DeviceType.h>
 
+#include <cstdint>
+#include <optional>
+
+#include "examples/train_options.h"
 #include "examples/trainer.h"
 
 namespace tessera::examples {
 
-/// The most memory that this process has had in RAM so far, in MB (10^6 bytes); Linux's VmHWM.
-double peak_memory_mb();
-
 /// Writes to stdout. For rank 0.
 class ProgressLine {
  public:
-  explicit ProgressLine(int64_t steps);
+  /// For a run on all ranks of the default group. It shows the peak memory of rank 0, and MFU with options.peak_tflops.
+  explicit ProgressLine(const TrainOptions& options);
 
   /// Validations get a line that stays.
   void show(const Progress& progress);
 
  private:
   int64_t steps_;
+  c10::DeviceType device_;
+  double flops_per_token_of_rank_;
+  std::optional<double> peak_tflops_;
   bool in_place_;
   int64_t next_line_ = 0;
 };

@@ -22,7 +22,7 @@ std::string sample_text(Gpt& model, const SampleOptions& options) {
   for (int64_t i = 0; i < options.bytes; ++i) {
     const size_t seen = std::min(bytes.size(), context);
     const at::Tensor tokens = at::tensor(at::ArrayRef<int64_t>(bytes).slice(bytes.size() - seen, seen)).unsqueeze(0);
-    const at::Tensor logits = model(tokens)[0][-1].to(at::kFloat);
+    const at::Tensor logits = model(tokens.to(at::Device(options.device)))[0][-1].to(at::kCPU, at::kFloat);
     const at::Tensor next = at::softmax(logits / options.temperature, 0).multinomial(1, false, generator);
     bytes.push_back(next.item<int64_t>());
     text.push_back(static_cast<char>(bytes.back()));

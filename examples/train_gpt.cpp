@@ -22,8 +22,10 @@
 #include "examples/loss_curve_svg.h"
 #include "examples/parity.h"
 #include "examples/progress_line.h"
+#include "examples/run_cost.h"
 #include "examples/text_sample.h"
 #include "examples/train_checkpoint.h"
+#include "examples/train_device.h"
 #include "examples/train_options.h"
 #include "examples/trainer.h"
 
@@ -58,8 +60,9 @@ void print_start(const TrainOptions& options, const ByteData& data, const Traine
   print(fmt::format("GPT over bytes: {} parameters ({} layers, dim {}, {} heads, context {}), {}", trainer.parameters(),
                     model.layers, model.dim, model.heads, model.context,
                     options.layout.bf16 ? "bfloat16 over float32 shards" : "float32"));
-  print(fmt::format("{} ({}), {} thread{} each; {} steps of {} x {} bytes", layout_name(options), backend_name(),
-                    options.threads, options.threads == 1 ? "" : "s", options.steps, options.batch, model.context));
+  print(fmt::format("{} ({}), {}{} thread{} each; {} steps of {} x {} bytes", layout_name(options), backend_name(),
+                    options.layout.device == at::kCUDA ? "a GPU and " : "", options.threads,
+                    options.threads == 1 ? "" : "s", options.steps, options.batch, model.context));
   print(fmt::format("data: {} ({:.2f} MB to train on, {:.2f} MB to validate)", options.data,
                     static_cast<double>(data.train_bytes()) / 1e6, static_cast<double>(data.validation_bytes()) / 1e6));
 }
@@ -77,7 +80,8 @@ void print_results(const TrainOptions& options, Trainer& trainer, double seconds
     const std::string text = sample_text(trainer.model(), {.prompt = options.prompt,
                                                            .bytes = options.sample_bytes,
                                                            .temperature = options.temperature,
-                                                           .seed = options.seed});
+                                                           .seed = options.seed,
+                                                           .device = options.layout.device});
     if (first_rank) {
       print(fmt::format("the model writes, after the prompt:\n----\n{}{}\n----", printable(options.prompt),
                         printable(text)));
@@ -109,12 +113,12 @@ int check_parity(const TrainOptions& options, const ByteData& data, Trainer& tra
 
 int run_rank(const TrainOptions& options, const ByteData& data) {
   at::set_num_threads(options.threads);
-  init_process_group();
-  Trainer trainer(options, data, Layout::sharded(make_mesh(options.mesh)));
+  init_process_group({.backend = backend_for(options.layout.device)});
+  Trainer trainer(options, data, Layout::sharded(make_mesh(options.mesh, options.layout.device)));
   std::unique_ptr<ProgressLine> line;
   if (get_rank() == 0) {
     print_start(options, data, trainer);
-    line = std::make_unique<ProgressLine>(options.steps);
+    line = std::make_unique<ProgressLine>(options);
   }
   TrainCheckpoint checkpoint(trainer, options);
   checkpoint.resume();
@@ -127,6 +131,10 @@ int run_rank(const TrainOptions& options, const ByteData& data) {
       },
       [&](int64_t done) { checkpoint.after_step(done); });
   checkpoint.finish();
+  const RunCost cost = cost_of_run(trainer, options);
+  if (get_rank() == 0) {
+    print(describe(cost));
+  }
   print_results(options, trainer, std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
   const int exit_code = options.check_parity ? check_parity(options, data, trainer) : 0;
   destroy_process_group();
@@ -153,6 +161,10 @@ int run(int argc, char** argv) {
     }
     options = std::get<TrainOptions>(parsed);
     check_train_options(options, has_launcher ? ranks.world_size : options.nproc);
+    check_is_built_for(options.layout.device);
+    if (!has_launcher) {
+      check_local_devices(options.layout.device, options.nproc);
+    }
     check_writable("--svg", options.svg);
     data = std::make_unique<ByteData>(options.data, options.model.context, options.seed);
   } catch (const std::exception& error) {

@@ -1,8 +1,10 @@
 #!/usr/bin/env bash
 # Runs examples/train_gpt on 2 processes at a small size, and with input that it must refuse.
+#   train_gpt_test.sh PROGRAM cpu|cuda      what the program was built for
 set -uo pipefail
 
 program=$1
+built_for=$2
 work=$(mktemp -d "${TEST_TMPDIR:-/tmp}/train_gpt.XXXXXX")
 unset BUILD_WORKING_DIRECTORY
 small=(--nproc 2 --steps 4 --dim 16 --layers 2 --heads 2 --context 16 --batch 4 --eval-samples 8 --sample-bytes 8)
@@ -19,6 +21,23 @@ run() { timeout 20 "$program" "$@" >"$work/out" 2>"$work/err"; }
 
 expect_output() { grep -qE -- "$1" "$work/out" || fail "no line of the output matches: $1"; }
 
+# The line of the speed over $1 ranks agrees with itself: 67,584 operations a token, by hand, of the small model (dim 16,
+# 2 layers, context 16): 6 x (2 x 12 x 16 x 16 + 256 x 16) + 12 x 2 x 16 x 16, whatever is computed again. Tokens are
+# rounded to whole ones, operations to tenths of their unit.
+expect_cost() {
+  awk -v ranks="$1" '
+    function within(a, b, error) { return a - b <= error && b - a <= error }
+    BEGIN { unit["MFLOP/s"] = 1e6; unit["GFLOP/s"] = 1e9; unit["TFLOP/s"] = 1e12 }
+    /^training: / {
+      ++lines
+      all = $4 * unit[$5]; all_error = 0.051 * unit[$5]
+      own = $9 * unit[$10]; own_error = 0.051 * unit[$10]
+      right = $3 == "tokens/s," && all > 0 && own > 0 && within(all, $2 * 67584, all_error + 67584) &&
+              within(own, all / ranks, own_error + all_error / ranks)
+    }
+    END { exit !(lines == 1 && right) }' "$work/out" || fail "the run's speed over $1 ranks"
+}
+
 # expect_refused MESSAGE ARGUMENT...
 expect_refused() {
   local message=$1 code
@@ -31,7 +50,9 @@ expect_refused() {
 
 run "${small[@]}" --svg "$work/curve.svg" || fail "a small run: exit code $?"
 expect_output '^fully_shard over 2 ranks \(shm\)'
-expect_output '^step 4/4  loss [0-9.]+ .* tokens/s .* ms/step .* MB sent/step .* MB .* validation [0-9.]+$'
+expect_output '^step 4/4  loss [0-9.]+ .* tokens/s .* ms/step .* MB sent/step  peak [0-9]+ MiB  validation [0-9.]+$'
+expect_cost 2
+expect_output '^peak memory of a rank: [0-9]+ MiB \(resident\)$'
 [[ $(tail -n 1 "$work/out") =~ ^"validation loss "[0-9.]+" nats/byte" ]] || fail "a small run: the last line"
 grep -q '</svg>' "$work/curve.svg" || fail "a small run: no loss curve"
 grep -o 'validation loss .* before training' "$work/out" >"$work/first"
@@ -59,7 +80,13 @@ for layout in "${layouts[@]}"; do
   read -ra layout_options <<<"$layout"
   run "${small[@]}" --svg "$work/curve.svg" --check-parity "${layout_options[@]}" || fail "$layout: exit code $?"
   expect_output '^parity: [24] ranks against one process'
+  expect_cost "$(grep -oE '^parity: [24]' "$work/out" | grep -o '[24]')"
 done
+
+# The share of what the device can do, here a billion operations a second.
+run "${small[@]}" --svg "$work/curve.svg" --peak-tflops 0.001 || fail "--peak-tflops: exit code $?"
+expect_output '^step 4/4  .* MiB  MFU [0-9.]+ %  validation [0-9.]+$'
+expect_output '^training: .* a rank, MFU [0-9.]+ % of 0\.001 TFLOP/s$'
 
 # A run that goes on from a checkpoint ends as one that never stopped, bit by bit on as many ranks.
 saving=("${small[@]}" --svg "$work/curve.svg" --save-every 2 --keep-last 0)
@@ -70,6 +97,7 @@ expect_output '^resumed from .*/b/step-00000002, 2 steps of 4 are done'
 diff -r "$work/a" "$work/b" || fail "--resume: the checkpoints differ"
 run "${saving[@]}" --checkpoint-dir "$work/b" --resume || fail "--resume of a finished run: exit code $?"
 expect_output '^resumed from .*/b/step-00000004, 4 steps of 4 are done'
+expect_output '^training: all steps had been made before$'
 grep -o '^validation loss [0-9.]*' "$work/out" >"$work/loss"
 rm -r "$work/b/step-00000004"
 run "${saving[@]}" --checkpoint-dir "$work/b" --resume --nproc 4 --tp 2 || fail "--resume with --tp 2: exit code $?"
@@ -89,6 +117,66 @@ expect_refused '--dp 3: with --tp 1 and --replicate 1 it makes 3 ranks, but ther
 expect_refused '--sp: cuts activations over the ranks of --tp, of which there is one' "${small[@]}" --sp
 expect_refused '--svg /proc/none/curve.svg: cannot be written' "${small[@]}" --svg /proc/none/curve.svg
 expect_refused '--stepps' --stepps 3
+expect_refused '--device tpu: must be cpu or cuda' "${small[@]}" --device tpu
+expect_refused '--peak-tflops 0: must be above 0, the TFLOP/s that the vendor publishes' "${small[@]}" --peak-tflops 0
+expect_refused '--peak-tflops -1: must be above 0' "${small[@]}" --peak-tflops -1
+expect_refused '--peak-tflops nan: must be above 0' "${small[@]}" --peak-tflops nan
+expect_refused '--peak-tflops = fast' "${small[@]}" --peak-tflops fast
+
+# Both ranks of another launcher's group, without a device for them: exit codes 1, and what they say.
+run_ranks_without_device() {
+  local port rank
+  port=$(python3 -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])')
+  for rank in 0 1; do
+    (
+      export RANK=$rank LOCAL_RANK=$rank WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=$port
+      timeout 60 "$program" "${small[@]}" --svg "$work/curve.svg" --device cuda >"$work/out$rank" 2>"$work/err$rank"
+      echo $? >"$work/code$rank"
+    ) &
+  done
+  wait
+  cat "$work"/out[01] >"$work/out"
+  cat "$work"/err[01] >"$work/err"
+  [[ $(cat "$work"/code[01] | tr '\n' ' ') == '1 1 ' ]] || fail "--device cuda without a device: $(cat "$work"/code[01])"
+}
+
+# Runs with one GPU: what the same runs give on the CPU.
+check_on_gpu() {
+  local on_gpu=("${small[@]}" --nproc 1 --device cuda --svg "$work/curve.svg") options
+  for options in '--clip 0' '--meta-init' '--bf16 --meta-init' '--checkpoint-activations'; do
+    read -ra layout_options <<<"$options"
+    run "${on_gpu[@]}" --check-parity "${layout_options[@]}" || fail "--device cuda $options: exit code $?"
+    expect_output '^parity: 1 ranks against one process'
+    expect_output '^peak memory of a rank: [0-9]+ MiB \(allocated by tensors on the GPU\)$'
+    expect_cost 1
+  done
+  run "${on_gpu[@]}" --save-every 2 --keep-last 0 --checkpoint-dir "$work/c" || fail "--device cuda --save-every: $?"
+  rm -r "$work/c/step-00000004"
+  run "${on_gpu[@]}" --save-every 2 --checkpoint-dir "$work/c" --resume || fail "--device cuda --resume: exit code $?"
+  expect_output '^resumed from .*/c/step-00000002, 2 steps of 4 are done'
+}
+
+if [[ $built_for == cpu ]]; then
+  not_built='--device cuda: this program was built without CUDA; build it with ./bazelw build --config=cuda'
+  expect_refused "$not_built" "${small[@]}" --device cuda
+  expect_refused "$not_built" "${small[@]}" --device cuda --nproc 1
+  run_ranks_without_device
+  (($(grep -cF -- "$not_built" "$work/err") == 1)) || fail "--device cuda as ranks: stderr does not say once: $not_built"
+elif run "${small[@]}" --nproc 1 --device cuda --svg "$work/curve.svg"; then
+  check_on_gpu
+else
+  no_gpu='no CUDA device is visible: the CUDA runtime says'
+  expect_refused "--device cuda with --nproc 1: init_process_group: backend \"nccl\" needs a GPU for each of 1 ranks; \
+rank 0: $no_gpu" "${small[@]}" --device cuda --nproc 1
+  expect_refused "--device cuda with --nproc 2: init_process_group: backend \"nccl\" needs a GPU for each of 2 ranks; \
+ranks 0, 1: $no_gpu" "${small[@]}" --device cuda
+  run_ranks_without_device
+  for rank in 0 1; do
+    grep -qF "rank $rank: init_process_group: backend \"nccl\" needs a GPU for each of 2 ranks; ranks 0, 1: $no_gpu" \
+      "$work/err$rank" || fail "--device cuda as rank $rank: the message"
+  done
+  ((failures == 0)) && echo "skipped: training on a GPU: $(grep -oF "$no_gpu" "$work/err0")..."
+fi
 
 ((failures == 0)) && echo "all checks passed"
 exit $((failures > 0))

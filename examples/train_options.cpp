@@ -1,9 +1,11 @@
 #include "examples/train_options.h"
 
 #include <CLI/CLI.hpp>
+#include <cmath>
 
 #include "base/error.h"
 #include "examples/data_path.h"
+#include "examples/train_device.h"
 
 namespace tessera::examples {
 
@@ -20,6 +22,7 @@ constexpr const char* kExamples =
     "  ./bazelw run //examples:train_gpt -- --data book.txt --steps 2000 --prompt 'Once upon'\n"
     "  ./bazelw run //examples:train_gpt -- --check-parity --steps 20\n"
     "  ./bazelw run //examples:train_gpt -- --nproc 4 --tp 2 --sp --checkpoint-activations\n"
+    "  ./bazelw run --config=cuda //examples:train_gpt -- --device cuda --bf16 --peak-tflops 989\n"
     "  mpirun -n 2 bazel-bin/examples/train_gpt --dim 256 --layers 6 --heads 8";
 
 void add_model_options(CLI::App& app, TrainOptions& options) {
@@ -97,6 +100,17 @@ void add_process_options(CLI::App& app, TrainOptions& options) {
   const char* group = "Processes";
   app.add_option("--nproc", options.nproc, "processes to start; not used under torchrun, mpirun or srun")->group(group);
   app.add_option("--threads", options.threads, "threads a process computes with")->group(group);
+  app.add_option_function<std::string>(
+         "--device", [&](const std::string& name) { options.layout.device = parse_device(name); },
+         "cpu, or cuda: each process takes a GPU (builds with --config=cuda)")
+      ->group(group)
+      ->type_name("cpu|cuda")
+      ->default_str("cpu");
+  app.add_option("--peak-tflops", options.peak_tflops,
+                 "what a process's device can do at most, in TFLOP/s, in the dtype in use, as its\n"
+                 "vendor publishes it (H100 SXM, dense bfloat16: 989): shows the share of it that\n"
+                 "training reaches, MFU")
+      ->group(group);
   app.add_flag("--check-parity", options.check_parity,
                "then train again in one process and show the largest difference of losses and\n"
                "parameters: fails if they differ by more than rounding. Takes 20 steps unless\n"
@@ -140,6 +154,9 @@ std::variant<TrainOptions, ExitNow> parse_train_options(int argc, char** argv) {
 void check_train_options(const TrainOptions& options, int world_size) {
   check_positive("--nproc", options.nproc);
   check_positive("--threads", options.threads);
+  TESSERA_CHECK(ValueError, !options.peak_tflops || (*options.peak_tflops > 0 && std::isfinite(*options.peak_tflops)),
+                "--peak-tflops {}: must be above 0, the TFLOP/s that the vendor publishes for a process's device",
+                *options.peak_tflops);
   check_positive("--dim", options.model.dim);
   check_positive("--layers", options.model.layers);
   check_positive("--heads", options.model.heads);

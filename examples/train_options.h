@@ -2,6 +2,7 @@
 // The command line of train_gpt.
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <variant>
 
@@ -16,6 +17,8 @@ struct TrainOptions {
   int threads = 1;
   uint64_t seed = 1;
   bool check_parity = false;
+  /// What a rank's device can do at most, in the dtype in use.
+  std::optional<double> peak_tflops = std::nullopt;
 
   GptConfig model;
   MeshShape mesh;
@@ -59,7 +62,7 @@ struct ExitNow {
 };
 
 /// Reads the command line. Relative paths are seen from where the user called (examples/data_path.h).
-/// Throws ValueError if there is neither --data nor the default data.
+/// Throws ValueError for a device that is none, and if there is neither --data nor the default data.
 std::variant<TrainOptions, ExitNow> parse_train_options(int argc, char** argv);
 
 /// Throws ValueError that names the first option that does not fit the others or the number of ranks.

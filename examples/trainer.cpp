@@ -1,6 +1,7 @@
 #include "examples/trainer.h"
 
 #include <ATen/ops/scalar_tensor.h>
+#include <ATen/ops/zeros.h>
 #include <torch/utils.h>
 
 #include <algorithm>
@@ -34,24 +35,23 @@ double learning_rate(int64_t step, double peak, int64_t warmup, int64_t steps) {
 /// Time and traffic of the steps since the last reading.
 class Meter {
  public:
-  void add_step(Clock::duration time, int64_t bytes_sent) {
-    time_ += time;
+  void add_step(double seconds, int64_t bytes_sent) {
+    seconds_ += seconds;
     bytes_sent_ += bytes_sent;
     ++steps_;
   }
 
   Progress read(int64_t tokens_per_step) {
-    const double seconds = std::chrono::duration<double>(time_).count();
     const auto steps = static_cast<double>(steps_);
-    const Progress progress{.tokens_per_second = steps * static_cast<double>(tokens_per_step) / seconds,
-                            .ms_per_step = 1e3 * seconds / steps,
+    const Progress progress{.tokens_per_second = steps * static_cast<double>(tokens_per_step) / seconds_,
+                            .ms_per_step = 1e3 * seconds_ / steps,
                             .mb_sent_per_step = static_cast<double>(bytes_sent_) / 1e6 / steps};
     *this = Meter();
     return progress;
   }
 
  private:
-  Clock::duration time_{};
+  double seconds_ = 0;
   int64_t bytes_sent_ = 0;
   int64_t steps_ = 0;
 };
@@ -79,7 +79,7 @@ Trainer::Trainer(const TrainOptions& options, const ByteData& data, Layout layou
     lay_out(model_, *layout_.mesh, options_.layout);
   }
   if (options_.layout.meta_init) {
-    materialize(model_, options_.seed);
+    materialize(model_, options_.seed, options_.layout.device);
   }
 }
 
@@ -120,22 +120,27 @@ double Trainer::mean_over_slices(double own_sum) const {
   return sum.item<double>() / layout_.slices;
 }
 
+at::Tensor Trainer::loss_of(const Batch& batch) {
+  const at::Device device(options_.layout.device);
+  return next_byte_loss(model_(batch.tokens.to(device)), batch.targets.to(device));
+}
+
 double Trainer::train_step(int64_t step) {
   optimizer_.zero_grad();
-  double loss_sum = 0;
+  const at::Tensor loss_sum = at::zeros({}, at::dtype(at::kDouble).device(options_.layout.device));
   for (int i = 0; i < layout_.own_slices; ++i) {
     const SampleRange range = slice_range(layout_.first_slice + i, 0, options_.batch);
-    const Batch batch = data_.train_batch(step, range, options_.batch);
-    const at::Tensor loss = next_byte_loss(model_(batch.tokens), batch.targets);
+    const at::Tensor loss = loss_of(data_.train_batch(step, range, options_.batch));
     (loss / layout_.own_slices).backward();
-    loss_sum += loss.item<double>();
+    loss_sum.add_(loss.detach());
   }
   if (options_.clip > 0) {
     clip_grad_norm_(model_->parameters(), options_.clip);
   }
   set_learning_rate(step);
   optimizer_.step();
-  return mean_over_slices(loss_sum);
+  // Reading the loss waits for a GPU: only here, so that all of the step's work is in the time of the step.
+  return mean_over_slices(loss_sum.item<double>());
 }
 
 double Trainer::validate() {
@@ -145,8 +150,7 @@ double Trainer::validate() {
   for (int64_t b = 0; b < batches; ++b) {
     for (int i = 0; i < layout_.own_slices; ++i) {
       const SampleRange range = slice_range(layout_.first_slice + i, b * options_.batch, options_.batch);
-      const Batch batch = data_.validation_batch(range, options_.eval_samples);
-      loss_sum += next_byte_loss(model_(batch.tokens), batch.targets).item<double>();
+      loss_sum += loss_of(data_.validation_batch(range, options_.eval_samples)).item<double>();
     }
   }
   return mean_over_slices(loss_sum) / static_cast<double>(batches);
@@ -168,7 +172,10 @@ void Trainer::run(const std::function<void(const Progress&)>& on_progress,
     const auto start = Clock::now();
     const int64_t sent_before = comm_stats().bytes_sent();
     history_.train.push_back({.step = step, .loss = train_step(step)});
-    meter.add_step(Clock::now() - start, comm_stats().bytes_sent() - sent_before);
+    const double seconds = std::chrono::duration<double>(Clock::now() - start).count();
+    meter.add_step(seconds, comm_stats().bytes_sent() - sent_before);
+    training_time_.seconds += seconds;
+    ++training_time_.steps;
 
     const int64_t done = step + 1;
     const bool validates = done % options_.eval_every == 0 || done == options_.steps;

@@ -48,6 +48,12 @@ struct LossHistory {
   std::vector<LossPoint> validation;
 };
 
+/// What the steps that this process made have taken so far, without validations and checkpoints.
+struct TrainingTime {
+  int64_t steps = 0;
+  double seconds = 0;
+};
+
 /// What a progress line shows; the rates are means since the line before, validations not counted.
 struct Progress {
   int64_t step = 0;
@@ -81,6 +87,7 @@ class Trainer {
 
   const Layout& layout() const { return layout_; }
   const LossHistory& history() const { return history_; }
+  const TrainingTime& training_time() const { return training_time_; }
   Gpt& model() { return model_; }
   optim::FusedAdamW& optimizer() { return optimizer_; }
   /// Scalars in the whole model.
@@ -89,6 +96,7 @@ class Trainer {
  private:
   optim::FusedAdamW make_optimizer() const;
   void set_learning_rate(int64_t step);
+  at::Tensor loss_of(const Batch& batch);
   /// The part of `samples` consecutive ones that belongs to a slice.
   SampleRange slice_range(int slice, int64_t first, int64_t samples) const;
   /// The mean over all slices, from the sum over this process's.
@@ -100,6 +108,7 @@ class Trainer {
   Gpt model_;
   optim::FusedAdamW optimizer_;
   LossHistory history_;
+  TrainingTime training_time_;
   int64_t first_step_ = 0;
 };
 

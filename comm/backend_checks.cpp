@@ -32,11 +32,15 @@ c10d::ReduceOp::RedOpType reduce_op_to_c10d(ReduceOp op) {
   return types[static_cast<size_t>(op)];
 }
 
-void check_cpu_tensor(std::string_view place, const at::Tensor& tensor) {
+void check_dense_tensor(std::string_view place, const at::Tensor& tensor) {
   TESSERA_CHECK(ValueError, tensor.defined(), "{}: the tensor is undefined", place);
   TESSERA_CHECK(ValueError, tensor.layout() == c10::kStrided && tensor.is_contiguous(),
                 "{}: a tensor of sizes [{}] is not dense and contiguous; pass tensor.contiguous()", place,
                 fmt::join(tensor.sizes(), ", "));
+}
+
+void check_cpu_tensor(std::string_view place, const at::Tensor& tensor) {
+  check_dense_tensor(place, tensor);
   TESSERA_CHECK(ValueError, tensor.device().is_cpu(), "{}: a tensor on {}; this group's backend is for cpu tensors",
                 place, tensor.device().str());
 }

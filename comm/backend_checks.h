@@ -1,5 +1,5 @@
 #pragma once
-// Checks and conversions that the backends for CPU tensors share.
+// Checks and conversions that the backends share.
 
 #include <ATen/core/Tensor.h>
 
@@ -17,7 +17,10 @@ namespace tessera {
 ReduceOp reduce_op_from_c10d(const c10d::ReduceOp& op);
 c10d::ReduceOp::RedOpType reduce_op_to_c10d(ReduceOp op);
 
-/// Throws ValueError unless `tensor` is dense, contiguous and on the CPU.
+/// Throws ValueError unless `tensor` is dense and contiguous.
+void check_dense_tensor(std::string_view place, const at::Tensor& tensor);
+
+/// The same, and on the CPU.
 void check_cpu_tensor(std::string_view place, const at::Tensor& tensor);
 
 /// Throw ValueError unless both tensors have one dtype, and the one of all ranks `group_size` times the elements of the

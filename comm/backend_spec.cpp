@@ -41,8 +41,8 @@ BackendSpec parse_backend(const std::string& backend) {
   if (backend == "nccl") {
     return {.cuda = "nccl"};
   }
-  if (backend == "fake") {
-    return {.cpu = "fake", .cuda = "fake"};
+  if (backend == "fake" || backend == "threads") {
+    return {.cpu = backend, .cuda = backend};
   }
   if (backend.empty() || is_for_cpu(backend)) {
     return {.cpu = backend};

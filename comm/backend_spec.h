@@ -1,9 +1,11 @@
 #pragma once
 // Which backends a group has, by the device of the tensors that they take, from what a program asks for:
 //
-//   "shm", "gloo", "threads"   CPU only               "fake"                 any device
-//   "nccl"                     CUDA only              "cpu:gloo,cuda:nccl"   each its own; in any order, but not "fake"
-//   ""                         CPU, each group chooses between shm, gloo and both
+//   "shm", "gloo"   CPU only            "fake"                 any device
+//   "threads"       CPU and CUDA        "cpu:gloo,cuda:nccl"   each its own; in any order, but not "fake"
+//   "nccl"          CUDA only           ""                     CPU, each group chooses between shm, gloo and both
+//
+// "cpu:threads" is for the CPU alone.
 
 #include <string>
 
@@ -14,7 +16,7 @@ struct BackendSpec {
 
   /// "shm", "gloo", "threads", "fake", "" (each group chooses), or kNone.
   std::string cpu = kNone;
-  /// "nccl", "fake" or kNone.
+  /// "nccl", "threads", "fake" or kNone.
   std::string cuda = kNone;
 
   bool operator==(const BackendSpec&) const = default;

@@ -49,16 +49,16 @@ void copy_own(const at::Tensor& output, const at::Tensor& input) {
 }
 
 /// Null where the group does not take parts.
-GroupBackend* find_parts_backend(const BackendPtr& backend) {
+GroupBackend* find_parts_backend(const BackendPtr& backend, c10::DeviceType device) {
   auto* const own = dynamic_cast<GroupBackend*>(backend.get());
-  return own != nullptr && own->takes_parts() && backend->getSize() > 1 ? own : nullptr;
+  return own != nullptr && own->takes_parts(device) && backend->getSize() > 1 ? own : nullptr;
 }
 
-GroupBackend& parts_backend(Collective kind, const BackendPtr& backend) {
-  auto* const own = find_parts_backend(backend);
+GroupBackend& parts_backend(Collective kind, const BackendPtr& backend, const at::Tensor& flat) {
+  auto* const own = find_parts_backend(backend, flat.device().type());
   TESSERA_CHECK(NotImplementedError, own != nullptr,
-                "{} with parts over backend {} and {} ranks; ask takes_parts() first", name(kind),
-                backend->getBackendName(), backend->getSize());
+                "{} with parts on {} over backend {} and {} ranks; ask takes_parts() first", name(kind),
+                flat.device().str(), backend->getBackendName(), backend->getSize());
   return *own;
 }
 
@@ -116,14 +116,14 @@ Pending reduce_scatter_async(const at::Tensor& output, const at::Tensor& input, 
 }
 
 bool takes_parts(const ProcessGroupPtr& group, c10::DeviceType device) {
-  return find_parts_backend(backend_of(Collective::AllGather, device, group)) != nullptr;
+  return find_parts_backend(backend_of(Collective::AllGather, device, group), device) != nullptr;
 }
 
 Pending all_gather_parts_async(TensorParts outputs, const at::Tensor& input, const ProcessGroupPtr& group) {
   constexpr Collective kind = Collective::AllGather;
   check_tensor(kind, "input", input);
   const BackendPtr backend = backend_of(kind, input.device().type(), group);
-  GroupBackend& own = parts_backend(kind, backend);
+  GroupBackend& own = parts_backend(kind, backend, input);
   detail::count_collective(kind, (backend->getSize() - 1) * bytes(input));
   return Pending(own.all_gather_parts(std::move(outputs), input));
 }
@@ -134,7 +134,7 @@ Pending reduce_scatter_parts_async(const at::Tensor& output, TensorParts inputs,
   check_tensor(kind, "output", output);
   check_reduction(kind, output, op);
   const BackendPtr backend = backend_of(kind, output.device().type(), group);
-  GroupBackend& own = parts_backend(kind, backend);
+  GroupBackend& own = parts_backend(kind, backend, output);
   detail::count_collective(kind, (backend->getSize() - 1) * bytes(output));
   return Pending(own.reduce_scatter_parts(output, std::move(inputs), op));
 }

@@ -15,7 +15,8 @@
 // Messages between two ranks: comm/point_to_point.h.
 //
 // The plain form waits; the _async form returns a Pending, until whose wait() neither tensor may be written nor the
-// output read. Waits may come in any order. On CUDA wait() makes the current stream wait, not the host.
+// output read. Waits may come in any order. On CUDA wait() makes the current stream wait, not the host; but "threads"
+// stops the host (comm/thread_backend.h).
 //
 // Throws ValueError for tensors that do not fit (before anything is sent), CommError naming the group and the
 // collective when a peer left, called something else, or did not arrive in time.
@@ -67,7 +68,8 @@ Pending reduce_scatter_async(const at::Tensor& output, const at::Tensor& input, 
                              const ProcessGroupPtr& group);
 
 /// The two above with parts in place of the tensor of all ranks (comm/tensor_part.h); ranks that call one form and the
-/// other may meet. Where takes_parts() says so: over "threads", "shm" and "fake".
+/// other may meet. Where takes_parts() says so, else NotImplementedError: for tensors on the CPU over "threads" and
+/// "shm", and on any device over "fake".
 bool takes_parts(const ProcessGroupPtr& group, c10::DeviceType device);
 Pending all_gather_parts_async(TensorParts outputs, const at::Tensor& input, const ProcessGroupPtr& group);
 Pending reduce_scatter_parts_async(const at::Tensor& output, TensorParts inputs, ReduceOp op,

@@ -172,6 +172,7 @@ class GlooBackend final : public GroupBackend {
 
  private:
   WorkPtr launch_message(const LocalCall& call) {
+    check_cpu_tensor(name(call.kind), call.kind == Collective::Send ? call.input : call.output);
     const std::lock_guard lock(launch_mutex_);
     return messages_.launch(call);
   }

@@ -53,10 +53,11 @@ class GroupBackend : public c10d::Backend {
       std::vector<at::Tensor>& outputs, std::vector<at::Tensor>& inputs,
       const c10d::ReduceScatterOptions& options = {}) override;
 
-  /// Whether it has the following two, which are _allgather_base and _reduce_scatter_base with parts in place of the
-  /// output of all ranks, and of the input for all ranks. Ranks that call one form and the other may meet.
-  virtual bool takes_parts() const { return false; }
-  /// Throws NotImplementedError unless takes_parts().
+  /// Whether it has the following two for tensors on `device`, which are _allgather_base and _reduce_scatter_base with
+  /// parts in place of the output of all ranks, and of the input for all ranks. Ranks that call one form and the other
+  /// may meet.
+  virtual bool takes_parts(c10::DeviceType /*device*/) const { return false; }
+  /// Throws NotImplementedError unless takes_parts() for the tensors' device.
   virtual c10::intrusive_ptr<c10d::Work> all_gather_parts(TensorParts outputs, const at::Tensor& input);
   virtual c10::intrusive_ptr<c10d::Work> reduce_scatter_parts(const at::Tensor& output, TensorParts inputs,
                                                               ReduceOp op);

@@ -142,9 +142,10 @@ class HierarchicalBackend final : public GroupBackend {
         host_(std::move(options.host)),
         across_(std::move(options.across)),
         make_flat_(std::move(options.make_flat)) {
-    TESSERA_ASSERT(host_->takes_parts() && host_->getSize() == layout_.per_host && across_->getSize() == layout_.hosts,
-                   "{} ranks on a host and {} across for {} x {}", host_->getSize(), across_->getSize(), layout_.hosts,
-                   layout_.per_host);
+    TESSERA_ASSERT(
+        host_->takes_parts(at::kCPU) && host_->getSize() == layout_.per_host && across_->getSize() == layout_.hosts,
+        "{} ranks on a host and {} across for {} x {}", host_->getSize(), across_->getSize(), layout_.hosts,
+        layout_.per_host);
   }
 
   const std::string getBackendName() const override { return "hierarchical"; }

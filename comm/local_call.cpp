@@ -16,7 +16,13 @@ bool is_message(Collective kind) {
 
 bool same_call(const CallShape& a, const CallShape& b) {
   const bool same_sizes = a.kind == Collective::AllToAll || (a.output == b.output && a.input == b.input);
-  return a.kind == b.kind && a.op == b.op && a.root == b.root && a.dtype == b.dtype && same_sizes;
+  return a.kind == b.kind && a.op == b.op && a.root == b.root && a.dtype == b.dtype && a.device == b.device &&
+         same_sizes;
+}
+
+/// Undefined for a call without tensors.
+const at::Tensor& any_tensor(const LocalCall& call) {
+  return call.input.defined() ? call.input : call.output;
 }
 
 // Without tensor: that of the parts, or -1.
@@ -26,7 +32,7 @@ int64_t numel(const at::Tensor& tensor, const LocalCall& call) {
 
 std::string find_message_mismatch(const CallShape& send, const CallShape& recv) {
   const bool fit = send.kind == Collective::Send && recv.kind == Collective::Recv && send.tag == recv.tag &&
-                   send.dtype == recv.dtype && send.input == recv.output;
+                   send.dtype == recv.dtype && send.device == recv.device && send.input == recv.output;
   return fit ? ""
              : fmt::format("what is sent is not what is received: rank {}: {}; rank {}: {}", recv.root, describe(send),
                            send.root, describe(recv));
@@ -51,20 +57,26 @@ LocalCall message_call(Collective kind, const std::vector<at::Tensor>& tensors, 
                        const GroupInfo& info) {
   const char* const place = kind == Collective::Send ? "send" : "recv";
   const at::Tensor& tensor = only_tensor(place, tensors);
-  check_cpu_tensor(place, tensor);
+  check_dense_tensor(place, tensor);
   check_peer(place, peer, info);
   LocalCall call{.kind = kind, .root = peer, .tag = tag};
   (kind == Collective::Send ? call.input : call.output) = tensor;
   return call;
 }
 
+c10::Device device_of(const LocalCall& call) {
+  const at::Tensor& any = any_tensor(call);
+  return any.defined() ? any.device() : c10::Device(c10::kCPU);
+}
+
 CallShape shape_of(const LocalCall& call) {
-  const at::Tensor& any = call.input.defined() ? call.input : call.output;
+  const at::Tensor& any = any_tensor(call);
   return {.kind = call.kind,
           .op = call.op,
           .root = call.root,
           .tag = call.tag,
           .dtype = any.defined() ? any.scalar_type() : c10::ScalarType::Undefined,
+          .device = device_of(call),
           .output = numel(call.output, call),
           .input = numel(call.input, call),
           .input_splits = call.input_splits,
@@ -81,7 +93,10 @@ std::string describe(const CallShape& call) {
     text += fmt::format("{} rank {}, tag {}, ", call.kind == Collective::Send ? "to" : "from", call.root, call.tag);
   }
   const int64_t sent = call.input >= 0 ? call.input : call.output;
-  return text + (sent >= 0 ? fmt::format("{}[{}])", c10::toString(call.dtype), sent) : ")");
+  if (sent >= 0) {
+    text += fmt::format("{}[{}]", c10::toString(call.dtype), sent);
+  }
+  return text + (call.device.is_cpu() ? ")" : fmt::format(" on {})", call.device.str()));
 }
 
 std::string describe(const LocalCall& call) {

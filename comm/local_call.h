@@ -3,6 +3,7 @@
 // ("threads" and "shm").
 
 #include <ATen/core/Tensor.h>
+#include <c10/core/Device.h>
 #include <c10/core/ScalarType.h>
 #include <c10/util/ArrayRef.h>
 
@@ -19,9 +20,9 @@ namespace tessera {
 
 struct GroupInfo;
 
-/// The tensors are dense, contiguous, of one dtype and on the CPU. AllReduce, Broadcast and Recv use `output` alone,
-/// and Send `input`. AllGather may have parts in place of `output`, and ReduceScatter in place of `input`; the peers
-/// need not know.
+/// The tensors are dense, contiguous, of one dtype and on one device. AllReduce, Broadcast and Recv use `output` alone,
+/// and Send `input`. On the CPU, AllGather may have parts in place of `output`, and ReduceScatter in place of `input`;
+/// the peers need not know.
 struct LocalCall {
   Collective kind = Collective::Barrier;
   ReduceOp op = ReduceOp::Sum;
@@ -45,6 +46,8 @@ struct CallShape {
   int root = 0;
   int tag = 0;
   c10::ScalarType dtype = c10::ScalarType::Undefined;
+  /// The CPU for a call without tensors.
+  c10::Device device = c10::kCPU;
   /// Elements; -1 where there is no such tensor.
   int64_t output = -1;
   int64_t input = -1;
@@ -59,14 +62,18 @@ struct RankPair {
   auto operator<=>(const RankPair&) const = default;
 };
 
-/// One end of a message, a Send or a Recv, as c10d's call brings it. Throws ValueError unless `tensors` is one tensor
-/// on the CPU and `peer` another rank of the group.
+/// One end of a message, a Send or a Recv, as c10d's call brings it. Throws ValueError unless `tensors` is one dense
+/// and contiguous tensor and `peer` another rank of the group.
 LocalCall message_call(Collective kind, const std::vector<at::Tensor>& tensors, int peer, int tag,
                        const GroupInfo& info);
 
+/// The CPU for a call without tensors.
+c10::Device device_of(const LocalCall& call);
+
 CallShape shape_of(const LocalCall& call);
 
-/// "all_reduce(Sum, Float[8])" or "send(to rank 1, tag 3, Float[8])", for messages.
+/// "all_reduce(Sum, Float[8])", "broadcast(source 1, Int[4] on cuda:0)" or "send(to rank 1, tag 3, Float[8])", for
+/// messages.
 std::string describe(const CallShape& call);
 std::string describe(const LocalCall& call);
 

@@ -6,18 +6,30 @@
 
 namespace tessera {
 
+void LocalCallBackend::check(std::string_view place, const at::Tensor& tensor) const {
+  check_dense_tensor(place, tensor);
+  TESSERA_CHECK(ValueError, takes_device(tensor.device().type()),
+                "{}: a tensor on {}; backend {} is for tensors of the cpu{}", place, tensor.device().str(),
+                getBackendName(), takes_device(c10::DeviceType::CUDA) ? " and of cuda" : "");
+}
+
+void LocalCallBackend::check(std::string_view place, const at::Tensor& output, const at::Tensor& input) const {
+  check(place, output);
+  check(place, input);
+  TESSERA_CHECK(ValueError, output.device() == input.device(), "{}: input on {} and output on {}; one device is needed",
+                place, input.device().str(), output.device().str());
+}
+
 c10::intrusive_ptr<c10d::Work> LocalCallBackend::_allgather_base(at::Tensor& output, at::Tensor& input,
                                                                  const c10d::AllgatherOptions&) {
-  check_cpu_tensor("all_gather output", output);
-  check_cpu_tensor("all_gather input", input);
+  check("all_gather", output, input);
   check_all_gather(output, input, getSize());
   return post({.kind = Collective::AllGather, .output = output, .input = input});
 }
 
 c10::intrusive_ptr<c10d::Work> LocalCallBackend::_reduce_scatter_base(at::Tensor& output, at::Tensor& input,
                                                                       const c10d::ReduceScatterOptions& options) {
-  check_cpu_tensor("reduce_scatter output", output);
-  check_cpu_tensor("reduce_scatter input", input);
+  check("reduce_scatter", output, input);
   const ReduceOp op = reduce_op_from_c10d(options.reduceOp);
   check_reducible("reduce_scatter", input.scalar_type(), op);
   check_reduce_scatter(output, input, getSize());
@@ -48,7 +60,7 @@ c10::intrusive_ptr<c10d::Work> LocalCallBackend::reduce_scatter_parts(const at::
 c10::intrusive_ptr<c10d::Work> LocalCallBackend::allreduce(std::vector<at::Tensor>& tensors,
                                                            const c10d::AllreduceOptions& options) {
   const at::Tensor& tensor = only_tensor("all_reduce", tensors);
-  check_cpu_tensor("all_reduce", tensor);
+  check("all_reduce", tensor);
   const ReduceOp op = reduce_op_from_c10d(options.reduceOp);
   check_reducible("all_reduce", tensor.scalar_type(), op);
   return post({.kind = Collective::AllReduce, .op = op, .output = tensor});
@@ -57,7 +69,7 @@ c10::intrusive_ptr<c10d::Work> LocalCallBackend::allreduce(std::vector<at::Tenso
 c10::intrusive_ptr<c10d::Work> LocalCallBackend::broadcast(std::vector<at::Tensor>& tensors,
                                                            const c10d::BroadcastOptions& options) {
   const at::Tensor& tensor = only_tensor("broadcast", tensors);
-  check_cpu_tensor("broadcast", tensor);
+  check("broadcast", tensor);
   TESSERA_CHECK(ValueError, options.rootRank >= 0 && options.rootRank < getSize(),
                 "broadcast: source {}; the group has ranks 0 to {}", options.rootRank, getSize() - 1);
   return post({.kind = Collective::Broadcast, .root = static_cast<int>(options.rootRank), .output = tensor});
@@ -67,8 +79,7 @@ c10::intrusive_ptr<c10d::Work> LocalCallBackend::alltoall_base(at::Tensor& outpu
                                                                std::vector<int64_t>& output_splits,
                                                                std::vector<int64_t>& input_splits,
                                                                const c10d::AllToAllOptions&) {
-  check_cpu_tensor("all_to_all output", output);
-  check_cpu_tensor("all_to_all input", input);
+  check("all_to_all", output, input);
   TESSERA_CHECK(ValueError, output.scalar_type() == input.scalar_type(), "all_to_all: input {} and output {} differ",
                 c10::toString(input.scalar_type()), c10::toString(output.scalar_type()));
   return post({.kind = Collective::AllToAll,
@@ -83,11 +94,15 @@ c10::intrusive_ptr<c10d::Work> LocalCallBackend::barrier(const c10d::BarrierOpti
 }
 
 c10::intrusive_ptr<c10d::Work> LocalCallBackend::send(std::vector<at::Tensor>& tensors, int to, int tag) {
-  return post_message(message_call(Collective::Send, tensors, to, tag, info()), {.from = getRank(), .to = to});
+  LocalCall call = message_call(Collective::Send, tensors, to, tag, info());
+  check("send", call.input);
+  return post_message(std::move(call), {.from = getRank(), .to = to});
 }
 
 c10::intrusive_ptr<c10d::Work> LocalCallBackend::recv(std::vector<at::Tensor>& tensors, int from, int tag) {
-  return post_message(message_call(Collective::Recv, tensors, from, tag, info()), {.from = from, .to = getRank()});
+  LocalCall call = message_call(Collective::Recv, tensors, from, tag, info());
+  check("recv", call.output);
+  return post_message(std::move(call), {.from = from, .to = getRank()});
 }
 
 }  // namespace tessera

@@ -8,8 +8,8 @@
 
 namespace tessera {
 
-/// Tensors must be dense, contiguous and on the CPU (ValueError). Thread safety: for one thread at a time; messages may
-/// have a thread of their own.
+/// Tensors must be dense, contiguous and on one device that the backend takes (ValueError); parts on the CPU. Thread
+/// safety: for one thread at a time; messages may have a thread of their own.
 class LocalCallBackend : public GroupBackend {
  public:
   using GroupBackend::GroupBackend;
@@ -25,7 +25,7 @@ class LocalCallBackend : public GroupBackend {
   c10::intrusive_ptr<c10d::Work> alltoall_base(at::Tensor& output, at::Tensor& input,
                                                std::vector<int64_t>& output_splits, std::vector<int64_t>& input_splits,
                                                const c10d::AllToAllOptions& options = {}) override;
-  bool takes_parts() const override { return true; }
+  bool takes_parts(c10::DeviceType device) const override { return device == c10::DeviceType::CPU; }
   c10::intrusive_ptr<c10d::Work> all_gather_parts(TensorParts outputs, const at::Tensor& input) override;
   c10::intrusive_ptr<c10d::Work> reduce_scatter_parts(const at::Tensor& output, TensorParts inputs,
                                                       ReduceOp op) override;
@@ -34,10 +34,15 @@ class LocalCallBackend : public GroupBackend {
   c10::intrusive_ptr<c10d::Work> recv(std::vector<at::Tensor>& tensors, int from, int tag) override;
 
  protected:
+  virtual bool takes_device(c10::DeviceType device) const { return device == c10::DeviceType::CPU; }
   /// Launches the call; does not wait for other ranks.
   virtual c10::intrusive_ptr<c10d::Work> post(LocalCall call) = 0;
   /// Launches this rank's end of a message, a Send or a Recv; the same.
   virtual c10::intrusive_ptr<c10d::Work> post_message(LocalCall call, RankPair pair) = 0;
+
+ private:
+  void check(std::string_view place, const at::Tensor& tensor) const;
+  void check(std::string_view place, const at::Tensor& output, const at::Tensor& input) const;
 };
 
 }  // namespace tessera

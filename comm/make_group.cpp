@@ -99,7 +99,7 @@ Backend make_cuda_backend(const GroupSource& source, GroupInfo info, const std::
   }
   auto store = c10::make_intrusive<c10d::PrefixStore>(key + "/nccl", *source.options.store.get());
   return make_nccl_backend(
-      {.info = std::move(info), .store = std::move(store), .device = source.nccl.device, .nccl = source.nccl.options});
+      {.info = std::move(info), .store = std::move(store), .device = source.cuda.device, .nccl = source.cuda.options});
 }
 
 }  // namespace
@@ -110,13 +110,13 @@ ProcessGroupPtr make_group(const GroupSource& source, GroupInfo info, const std:
   const bool has_cpu = name != BackendSpec::kNone;
   const Type cpu_type = name == "gloo" ? Type::GLOO : Type::CUSTOM;
   auto group = c10::make_intrusive<c10d::ProcessGroup>(info.rank, info.size());
-  if (source.nccl.enabled) {
+  if (source.cuda.backend == "nccl") {
     group->setBackend(c10::DeviceType::CUDA, Type::NCCL, make_cuda_backend(source, info, key));
   }
   if (has_cpu) {
     auto backend = make_cpu_backend(name, source, std::move(info), key);
     group->setBackend(c10::DeviceType::CPU, cpu_type, backend);
-    if (name == "fake") {
+    if (name == source.cuda.backend) {
       group->setBackend(c10::DeviceType::CUDA, cpu_type, backend);
     }
   }

@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include "comm/backend_spec.h"
 #include "comm/group_backend.h"
 #include "comm/host_process.h"
 #include "comm/nccl_options.h"
@@ -11,9 +12,11 @@
 
 namespace tessera {
 
-/// How the ranks of the default group use their GPUs; kept in the rank context (rank_local).
-struct NcclUse {
-  bool enabled = false;
+/// What carries the CUDA tensors of the default group and of those made from it; kept in the rank context (rank_local).
+struct CudaUse {
+  /// As in BackendSpec.
+  std::string backend = BackendSpec::kNone;
+  /// This rank's GPU, and how NCCL is set up: for "nccl" alone.
   int device = 0;
   NcclOptions options = {};
 };
@@ -23,7 +26,7 @@ struct GroupSource {
   /// As resolved by init_process_group; `backend` is the CPU's, "" if each group chooses, BackendSpec::kNone.
   const ProcessGroupOptions& options;
   const std::vector<HostProcess>& processes;
-  const NcclUse& nccl;
+  const CudaUse& cuda;
 };
 
 /// Every member calls it, with the same `key`, which no other group has.

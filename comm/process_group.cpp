@@ -48,9 +48,8 @@ int resolve_ranks(ProcessGroupOptions& options) {
   return local_rank;
 }
 
-// Leaves the CPU's backend in the options, "" where each group chooses between shm and gloo. Returns whether NCCL is
-// asked for.
-bool resolve_backend(ProcessGroupOptions& options) {
+// Leaves the CPU's backend in the options, "" where each group chooses between shm and gloo. Returns that of CUDA.
+std::string resolve_backend(ProcessGroupOptions& options) {
   std::string& backend = options.backend;
   if (backend.empty()) {
     const std::string wish = backend_from_environment();
@@ -65,7 +64,7 @@ bool resolve_backend(ProcessGroupOptions& options) {
       ValueError, !nccl || (spec.cpu != "threads" && !options.thread_world),
       "init_process_group: backend \"{}\" for ranks as threads; NCCL needs ranks as processes, a GPU for each",
       backend);
-  backend = spec.cuda == "fake" ? "fake" : spec.cpu;
+  backend = spec.cpu;
   if (backend == "threads" && !options.thread_world && options.world_size == 1) {
     options.thread_world = std::make_shared<ThreadWorld>(1);
   }
@@ -76,7 +75,7 @@ bool resolve_backend(ProcessGroupOptions& options) {
   TESSERA_CHECK(ValueError, backend != "threads" || options.thread_world->size() == options.world_size,
                 "init_process_group: world_size {}, but the thread_world has {} ranks", options.world_size,
                 options.thread_world->size());
-  return nccl;
+  return spec.cuda;
 }
 
 void resolve_store(ProcessGroupOptions& options) {
@@ -104,8 +103,8 @@ void resolve_store(ProcessGroupOptions& options) {
 }
 
 /// Every rank calls it: this rank's GPU, which becomes the current one.
-NcclUse resolve_device(const ProcessGroupOptions& options, const NcclOptions& nccl, int local_rank,
-                       const std::string& key) {
+CudaUse resolve_nccl(const ProcessGroupOptions& options, const NcclOptions& nccl, int local_rank,
+                     const std::string& key) {
   std::vector<DeviceReport> reports;
   const DeviceReport own = report_devices(local_rank, nccl.device);
   try {
@@ -117,7 +116,7 @@ NcclUse resolve_device(const ProcessGroupOptions& options, const NcclOptions& nc
   }
   const int device = choose_devices(reports)[options.rank];
   use_cuda_device(device);
-  return {.enabled = true, .device = device, .options = nccl};
+  return {.backend = "nccl", .device = device, .options = nccl};
 }
 
 const GroupInfo& info_of(const ProcessGroupPtr& group) {
@@ -154,18 +153,18 @@ void init_process_group(ProcessGroupOptions options, const NcclOptions& nccl) {
   TESSERA_CHECK(ValueError, options.timeout.count() > 0, "init_process_group: timeout {} ms; it must be above 0",
                 options.timeout.count());
   const int local_rank = resolve_ranks(options);
-  const bool has_nccl = resolve_backend(options);
+  const std::string cuda = resolve_backend(options);
   resolve_store(options);
   GroupInfo info = {.name = "default", .ranks = {}, .rank = options.rank, .timeout = options.timeout};
   info.ranks.resize(options.world_size);
   std::iota(info.ranks.begin(), info.ranks.end(), 0);
   const std::string key = fmt::format("default/{}", state.init_count);
   std::vector<HostProcess> processes = find_processes(options, key);
-  NcclUse use = has_nccl ? resolve_device(options, nccl, local_rank, key) : NcclUse{};
+  CudaUse use = cuda == "nccl" ? resolve_nccl(options, nccl, local_rank, key) : CudaUse{.backend = cuda};
   state.default_group = make_group({options, processes, use}, std::move(info), key);
   state.options = std::move(options);
   state.processes = std::move(processes);
-  *rank_local<NcclUse>() = std::move(use);
+  *rank_local<CudaUse>() = std::move(use);
   state.group_counts.clear();
   ++state.init_count;
 }
@@ -176,7 +175,7 @@ void destroy_process_group() {
   state.default_group.reset();
   state.options = {};
   state.processes.clear();
-  *rank_local<NcclUse>() = {};
+  *rank_local<CudaUse>() = {};
 }
 
 bool is_initialized() {
@@ -230,7 +229,7 @@ std::vector<int64_t> group_ranks(const ProcessGroupPtr& group) {
 }
 
 ProcessGroupPtr new_group(const std::vector<int64_t>& ranks, const std::string& name) {
-  return new_group(ranks, name, rank_local<NcclUse>()->options);
+  return new_group(ranks, name, rank_local<CudaUse>()->options);
 }
 
 ProcessGroupPtr new_group(const std::vector<int64_t>& ranks, const std::string& name, const NcclOptions& nccl) {
@@ -250,7 +249,7 @@ ProcessGroupPtr new_group(const std::vector<int64_t>& ranks, const std::string& 
   detail::RankState& state = detail::rank_state();
   const std::string set = fmt::format("{}[{}]", name, fmt::join(ranks, ","));
   const std::string key = fmt::format("{}/{}/{}", state.init_count, set, state.group_counts[set]++);
-  NcclUse use = *rank_local<NcclUse>();
+  CudaUse use = *rank_local<CudaUse>();
   use.options = nccl;
   return make_group(
       {state.options, state.processes, use},

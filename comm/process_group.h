@@ -7,8 +7,8 @@
 //   send(tensor, 1, pair);                               // on rank 0; comm/point_to_point.h
 //   destroy_process_group();
 //
-// A group is a c10d::ProcessGroup with one c10d::Backend for its device, so that c10d's facilities apply to it. This
-// header only declares the type: a file that stores a ProcessGroupPtr by value also includes
+// A group is a c10d::ProcessGroup with a c10d::Backend for each of its devices, so that c10d's facilities apply to it.
+// This header only declares the type: a file that stores a ProcessGroupPtr by value also includes
 // <torch/csrc/distributed/c10d/ProcessGroup.hpp>, one that takes it by const reference need not. (That one costs 10 s.)
 
 #include <c10/core/DeviceType.h>
@@ -44,12 +44,12 @@ class StoreHandle {
 
 struct ProcessGroupOptions {
   /// "shm" (ranks as processes of one host that share memory, CPU), "gloo" (ranks as processes over TCP, CPU),
-  /// "threads" (ranks as threads of this process), "fake" (any world size, no data moves), "nccl" (one GPU a rank,
-  /// CUDA; in builds with --config=cuda, docs/gpu.md), or one for each device, as in "cpu:gloo,cuda:nccl"
-  /// (comm/backend_spec.h). "": each group of several ranks takes shm if they share a host, "hierarchical" (shm on each
-  /// host, gloo across) if they are as many on each of several hosts and numbered host after host, and gloo otherwise;
-  /// or what the environment variable TESSERA_CPU_BACKEND says (gloo or shm; the same for all ranks). One rank needs
-  /// none and opens no socket.
+  /// "threads" (ranks as threads of this process, CPU and CUDA, where they may share a GPU; for tests), "fake" (any
+  /// world size, no data moves), "nccl" (one GPU a rank, CUDA; in builds with --config=cuda, docs/gpu.md), or one for
+  /// each device, as in "cpu:gloo,cuda:nccl" (comm/backend_spec.h). "": each group of several ranks takes shm if they
+  /// share a host, "hierarchical" (shm on each host, gloo across) if they are as many on each of several hosts and
+  /// numbered host after host, and gloo otherwise; or what the environment variable TESSERA_CPU_BACKEND says (gloo or
+  /// shm; the same for all ranks). One rank needs none and opens no socket.
   std::string backend = {};
   /// Both given, or both -1: from the environment (comm/rank_environment.h).
   int rank = -1;

@@ -1,6 +1,12 @@
 #pragma once
 // The "threads" backend: ranks are threads of one process and read each other's tensors (comm/thread_world.h).
-// For tests, debuggers and sanitizers. CPU only.
+// For tests, debuggers and sanitizers; it is not made to be fast. For tensors on the CPU and on CUDA, where several
+// ranks may share one GPU, which NCCL refuses.
+//
+// On CUDA every call stops the host: a rank waits for its current stream before it brings a call, and the rank that
+// carries it out for its stream after it. So whatever stream a rank uses next finds the result. All tensors of a call,
+// of all ranks, are on one device. Autograd runs the backward of CUDA tensors of all ranks in one thread, unless each
+// rank's thread says otherwise (docs/gpu.md).
 
 #include <memory>
 
@@ -18,6 +24,9 @@ class ThreadBackend final : public LocalCallBackend {
   const std::string getBackendName() const override { return "threads"; }
 
  private:
+  bool takes_device(c10::DeviceType device) const override {
+    return device == c10::DeviceType::CPU || device == c10::DeviceType::CUDA;
+  }
   c10::intrusive_ptr<c10d::Work> post(LocalCall call) override;
   c10::intrusive_ptr<c10d::Work> post_message(LocalCall call, RankPair pair) override;
 

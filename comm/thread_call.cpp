@@ -5,6 +5,7 @@
 #include "base/error.h"
 #include "comm/local_reduce.h"
 #include "comm/stream_copy.h"
+#include "comm/thread_call_tensors.h"
 
 namespace tessera {
 
@@ -138,9 +139,7 @@ void all_to_all(c10::ArrayRef<LocalCall> calls) {
   }
 }
 
-}  // namespace
-
-void execute(c10::ArrayRef<LocalCall> calls) {
+void execute_in_memory(c10::ArrayRef<LocalCall> calls) {
   switch (calls[0].kind) {
     case Collective::AllGather:
       return all_gather(calls);
@@ -162,6 +161,17 @@ void execute(c10::ArrayRef<LocalCall> calls) {
       break;
   }
   TESSERA_ASSERT(false, "{} is not a call of this backend", name(calls[0].kind));
+}
+
+}  // namespace
+
+void execute(c10::ArrayRef<LocalCall> calls) {
+  const c10::Device device = device_of(calls[0]);
+  if (device.is_cpu()) {
+    return execute_in_memory(calls);
+  }
+  execute_by_tensor_ops(calls);
+  synchronize_stream(device);
 }
 
 }  // namespace tessera

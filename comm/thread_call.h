@@ -3,6 +3,7 @@
 //
 // When all ranks of a group have brought their call, one of them carries it out for all, as a plain function over
 // memory; so a collective costs one hand-over, has no data race by construction, and adds in the order of the ranks.
+// Tensors that are not in the host's memory are left to thread_call_tensors.h.
 
 #include <c10/util/ArrayRef.h>
 
@@ -11,6 +12,7 @@
 namespace tessera {
 
 /// Carries out calls (one a rank, in order) that belong together; of a message, that of its sender and its receiver.
+/// Returns when it is done, on a GPU too.
 void execute(c10::ArrayRef<LocalCall> calls);
 
 }  // namespace tessera

@@ -8,6 +8,7 @@
 
 #include "base/error.h"
 #include "comm/thread_call.h"
+#include "comm/thread_call_tensors.h"
 
 namespace tessera {
 
@@ -25,6 +26,7 @@ std::shared_ptr<ThreadGroup> ThreadGroup::messages(RankPair pair) {
 
 ThreadGroup::MeetingPtr ThreadGroup::post(const GroupInfo& info, int place, LocalCall call) {
   MeetingPtr meeting;
+  synchronize_stream(device_of(call));  // whoever carries the call out may use another stream
   {
     std::lock_guard lock(world_->mutex_);
     TESSERA_CHECK(CommError, world_->failure_.empty(), "{} on {}: {}", describe(call), describe(info),

@@ -1,6 +1,7 @@
 #include "testing/run_ranks.h"
 
 #include <ATen/CPUGeneratorImpl.h>
+#include <c10/core/AutogradState.h>
 
 #include <exception>
 #include <mutex>
@@ -71,6 +72,13 @@ class FirstFailure {
   std::exception_ptr failure_;
 };
 
+/// Autograd runs CUDA nodes in one thread for each device of the process. All ranks would share it: a node that waits
+/// for a peer would wait for ever, and the thread acts as no rank (comm/rank_context.h). After PyTorch's
+/// MultiThreadedTestCase.
+void run_backward_in_this_thread() {
+  c10::AutogradState::get_tls_state().set_multithreading_enabled(false);
+}
+
 std::string text_of(const std::exception_ptr& failure) {
   try {
     std::rethrow_exception(failure);
@@ -89,6 +97,7 @@ void run_ranks(int world_size, const std::function<void(int rank)>& body, RunRan
   FirstFailure first_failure;
   const auto run_rank = [&](int rank) {
     RankContextGuard guard(RankContext::create());
+    run_backward_in_this_thread();
     try {
       init_process_group({.backend = "threads",
                           .rank = rank,

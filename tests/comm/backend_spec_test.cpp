@@ -12,7 +12,8 @@ TEST_CASE("one backend, and one for each device") {
   CHECK(parse_backend("") == BackendSpec{.cpu = "", .cuda = "none"});
   CHECK(parse_backend("shm") == BackendSpec{.cpu = "shm", .cuda = "none"});
   CHECK(parse_backend("gloo") == BackendSpec{.cpu = "gloo", .cuda = "none"});
-  CHECK(parse_backend("threads") == BackendSpec{.cpu = "threads", .cuda = "none"});
+  CHECK(parse_backend("threads") == BackendSpec{.cpu = "threads", .cuda = "threads"});
+  CHECK(parse_backend("cpu:threads") == BackendSpec{.cpu = "threads", .cuda = "none"});
   CHECK(parse_backend("fake") == BackendSpec{.cpu = "fake", .cuda = "fake"});
   CHECK(parse_backend("nccl") == BackendSpec{.cpu = "none", .cuda = "nccl"});
   CHECK(parse_backend("cuda:nccl") == BackendSpec{.cpu = "none", .cuda = "nccl"});

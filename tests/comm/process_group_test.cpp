@@ -41,6 +41,19 @@ TEST_CASE("a plain program is one rank") {
   destroy_process_group();
 }
 
+TEST_CASE("threads carry tensors of the CPU and of CUDA, cpu:threads those of the CPU") {
+  for (const bool both : {true, false}) {
+    Fresh fresh;
+    init_process_group({.backend = both ? "threads" : "cpu:threads", .rank = 0, .world_size = 1});
+    CHECK(get_backend(default_group()) == "threads");
+    for (const auto& group : {default_group(), new_group({0})}) {
+      CHECK(has_backend(group, at::kCPU));
+      CHECK(has_backend(group, at::kCUDA) == both);
+    }
+    destroy_process_group();
+  }
+}
+
 TEST_CASE("without a group every question says how to get one") {
   Fresh fresh;
   CHECK_THROWS_AS(default_group(), StateError);

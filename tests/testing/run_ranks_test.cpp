@@ -1,6 +1,7 @@
 #include "testing/run_ranks.h"
 
 #include <ATen/ops/randn.h>
+#include <c10/core/AutogradState.h>
 
 #include <atomic>
 #include <stdexcept>
@@ -28,6 +29,12 @@ TEST_CASE("run_ranks runs each rank once with a default group of its own") {
     CHECK(ranks == (1 << world_size) - 1);
     CHECK_FALSE(is_initialized());
   }
+}
+
+TEST_CASE("run_ranks has backward run in the ranks' threads, and leaves other threads as they are") {
+  const auto has_device_threads = [] { return c10::AutogradState::get_tls_state().get_multithreading_enabled(); };
+  run_ranks(2, [&](int) { TESSERA_EXPECT(!has_device_threads()); });
+  CHECK(has_device_threads());
 }
 
 TEST_CASE("run_ranks rethrows the first failure with its rank and type and wakes the others") {

@@ -1,0 +1,25 @@
+#include "testing/test_devices.h"
+
+#include <c10/core/impl/DeviceGuardImplInterface.h>
+
+#include <iostream>
+
+#include "third_party/catch2/catch.h"
+
+namespace tessera {
+
+std::vector<c10::Device> test_devices() {
+  std::vector<c10::Device> devices = {c10::kCPU};
+  if (!c10::impl::hasDeviceGuardImpl(c10::kCUDA)) {
+    return devices;  // a build without --config=cuda
+  }
+  if (c10::impl::getDeviceGuardImpl(c10::kCUDA)->deviceCount() > 0) {
+    devices.emplace_back(c10::kCUDA, c10::DeviceIndex{0});
+  } else {
+    std::cout << "skipped: " << Catch::getResultCapture().getCurrentTestName()
+              << ": no CUDA device is visible; it ran on the CPU alone\n";
+  }
+  return devices;
+}
+
+}  // namespace tessera

@@ -1,0 +1,22 @@
+#pragma once
+// The devices that a test runs on: a test over them is one of the CPU everywhere, and of a GPU where there is one.
+//
+//   for (const c10::Device device : test_devices()) {
+//     run_ranks(2, [&](int rank) {                                       // ranks share the GPU (comm/thread_backend.h)
+//       const auto mesh = init_device_mesh(device.type(), {2});
+//       const auto x = at::full({3}, float(rank), device);
+//       ...
+//
+// A target that depends on it links libtorch's CUDA half under --config=cuda, and is compiled as without.
+
+#include <c10/core/Device.h>
+
+#include <vector>
+
+namespace tessera {
+
+/// The CPU, and GPU 0 in a build with --config=cuda. Where such a build sees no GPU, prints "skipped: <test>: no CUDA
+/// device ..." (tools/gpu_check/run.py reads it). In a Catch2 test, outside its ranks.
+std::vector<c10::Device> test_devices();
+
+}  // namespace tessera

@@ -3,6 +3,8 @@
 
 #include <ATen/ExpandUtils.h>
 #include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/native_batch_norm.h>
 #include <torch/csrc/autograd/graph_task.h>
 #include <torch/library.h>
 
@@ -42,7 +44,18 @@ at::Tensor index_put(const at::Tensor& self, const c10::List<std::optional<at::T
   return stack.back().toTensor();
 }
 
+/// For CUDA tensors ATen's own calls cuDNN, whose ops have no rules.
+std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, int64_t> batch_norm_impl_index(
+    const at::Tensor& input, const std::optional<at::Tensor>& weight, const std::optional<at::Tensor>& bias,
+    const std::optional<at::Tensor>& running_mean, const std::optional<at::Tensor>& running_var, bool training,
+    double momentum, double eps, bool /*cudnn_enabled*/) {
+  auto [output, mean, inverse_deviation] =
+      at::native_batch_norm(input, weight, bias, running_mean, running_var, training, momentum, eps);
+  return {output, mean, inverse_deviation, at::empty({0}, at::kByte), 0};
+}
+
 void override_composites(torch::Library& library) {
+  library.impl("_batch_norm_impl_index", &batch_norm_impl_index);
   library.impl("value_selecting_reduction_backward", &value_selecting_reduction_backward);
   library.impl("masked_select_backward", &masked_select_backward);
 }

@@ -3,10 +3,24 @@
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 
 #include <iostream>
+#include <string>
+#include <utility>
 
 #include "third_party/catch2/catch.h"
 
 namespace tessera {
+
+namespace {
+
+/// Once for each test, which may ask for its devices again and again.
+void print_skipped(const std::string& test) {
+  static std::string last;
+  if (std::exchange(last, test) != test) {
+    std::cout << "skipped: " << test << ": no CUDA device is visible; it ran on the CPU alone\n";
+  }
+}
+
+}  // namespace
 
 std::vector<c10::Device> test_devices() {
   std::vector<c10::Device> devices = {c10::kCPU};
@@ -16,8 +30,7 @@ std::vector<c10::Device> test_devices() {
   if (c10::impl::getDeviceGuardImpl(c10::kCUDA)->deviceCount() > 0) {
     devices.emplace_back(c10::kCUDA, c10::DeviceIndex{0});
   } else {
-    std::cout << "skipped: " << Catch::getResultCapture().getCurrentTestName()
-              << ": no CUDA device is visible; it ran on the CPU alone\n";
+    print_skipped(Catch::getResultCapture().getCurrentTestName());
   }
   return devices;
 }

@@ -17,6 +17,7 @@
 #include "testing/expect.h"
 #include "testing/run_ranks.h"
 #include "testing/tensor_matchers.h"
+#include "testing/test_devices.h"
 #include "third_party/catch2/catch.h"
 
 using namespace tessera;
@@ -29,7 +30,9 @@ constexpr double kInf = std::numeric_limits<double>::infinity();
 struct Model {
   std::vector<at::Tensor> whole, sharded;
 
-  explicit Model(const DeviceMesh& mesh, double scale = 1) {
+  at::DeviceType device;
+
+  explicit Model(const DeviceMesh& mesh, double scale = 1) : device(mesh.device_type()) {
     add({5, 3}, mesh["dp"], {Shard(0)}, scale);
     add({7}, mesh["dp"], {Shard(0)}, scale);
     add({1, 4}, mesh["dp"], {Shard(0)}, scale);  // empty on all ranks but one
@@ -37,12 +40,12 @@ struct Model {
     add({6, 4}, mesh, {Shard(0, 1), Shard(0)}, scale);
     add({3, 3}, mesh, {Replicate(), Shard(0)}, scale);
     add({4}, DeviceMesh(), {}, scale);
-    whole.push_back(at::randn({2}, make_generator(99)));  // without gradient
+    whole.push_back(at::randn({2}, make_generator(99)).to(device));  // without gradient
     sharded.push_back(whole.back());
   }
 
   void add(at::IntArrayRef sizes, const DeviceMesh& mesh, const Placements& placements, double scale) {
-    const auto gradient = at::randn(sizes, make_generator(whole.size())) * scale;
+    const auto gradient = (at::randn(sizes, make_generator(whole.size())) * scale).to(device);
     whole.push_back(at::zeros_like(gradient));
     whole.back().mutable_grad() = gradient;
     const auto placed = [&](const at::Tensor& tensor) {
@@ -61,17 +64,13 @@ struct Model {
   }
 };
 
-DeviceMesh mesh_of(int world_size) {
-  return init_device_mesh(at::kCPU, {world_size / 2, 2}, {"dp", "tp"});
+DeviceMesh mesh_of(int world_size, c10::Device device = at::kCPU) {
+  return init_device_mesh(device.type(), {world_size / 2, 2}, {"dp", "tp"});
 }
 
-}  // namespace
-
-TEST_CASE("clip_grad_norm_ over several meshes equals one process for every norm") {
-  const int world_size = GENERATE(2, 4, 6);
-  const double p = GENERATE(1.0, 2.0, 3.5, kInf);
+void check_clipping(int world_size, double p, c10::Device device) {
   run_ranks(world_size, [&](int) {
-    Model model(mesh_of(world_size));
+    Model model(mesh_of(world_size, device));
     const auto expected = model.expected_norm(p);
     const auto norm = clip_grad_norm_(model.sharded, 0.5, {.norm_type = p});
     TESSERA_EXPECT(!is_dtensor(norm));
@@ -86,6 +85,17 @@ TEST_CASE("clip_grad_norm_ over several meshes equals one process for every norm
       }
     }
   });
+}
+
+}  // namespace
+
+TEST_CASE("clip_grad_norm_ over several meshes equals one process for every norm") {
+  const int world_size = GENERATE(2, 4, 6);
+  const double p = GENERATE(1.0, 2.0, 3.5, kInf);
+  for (const auto device : test_devices()) {
+    CAPTURE(world_size, p, device);
+    check_clipping(world_size, p, device);
+  }
 }
 
 TEST_CASE("gradients below the norm stay as they are, bit for bit") {

@@ -11,6 +11,7 @@
 #include "testing/expect.h"
 #include "testing/run_ranks.h"
 #include "testing/tensor_matchers.h"
+#include "testing/test_devices.h"
 
 namespace tessera {
 
@@ -110,8 +111,9 @@ std::vector<Combination> combinations(const OpCase& test, size_t mesh_ndim) {
   return result;
 }
 
-std::string describe(const OpCase& test, const Combination& combination, const std::vector<int64_t>& mesh) {
-  std::string text = fmt::format("{} on a mesh [{}], seed {}:", test.name, fmt::join(mesh, ", "), test.seed);
+std::string describe(const OpCase& test, const Combination& combination, const DeviceMesh& mesh) {
+  std::string text = fmt::format("{} on a mesh [{}] of {}, seed {}:", test.name, fmt::join(mesh.shape(), ", "),
+                                 c10::DeviceTypeName(mesh.device_type(), /*lower_case=*/true), test.seed);
   for (size_t i = 0; i < combination.size(); ++i) {
     text += fmt::format(" [{}] {}", fmt::join(test.inputs[i].sizes, ", "), to_string(combination[i]));
   }
@@ -156,6 +158,30 @@ void check_combination(const OpCase& test, const Tensors& inputs, const Outcome&
   }
 }
 
+void check_op_on(const OpCase& test, c10::Device device) {
+  auto generator = make_generator(test.seed);
+  Tensors inputs;
+  for (const auto& input : test.inputs) {
+    inputs.push_back(draw(input, generator).to(device));
+  }
+  const auto expected = run(test, inputs);
+  for (const auto& shape : std::vector<std::vector<int64_t>>{{1}, {2}, {3}, {4}, {2, 2}}) {
+    const auto list = combinations(test, shape.size());
+    run_ranks(static_cast<int>(c10::multiply_integers(shape)), [&](int) {
+      const auto mesh = init_device_mesh(device.type(), shape);
+      for (const auto& combination : list) {
+        try {
+          check_combination(test, inputs, expected, mesh, combination);
+        } catch (const CommError&) {
+          throw;
+        } catch (const std::exception& failure) {
+          throw ExpectationError(describe(test, combination, mesh) + "\n  " + failure.what());
+        }
+      }
+    });
+  }
+}
+
 }  // namespace
 
 at::Tensor place(const at::Tensor& value, const DeviceMesh& mesh, const Placements& placements) {
@@ -175,26 +201,8 @@ at::Tensor place(const at::Tensor& value, const DeviceMesh& mesh, const Placemen
 }
 
 void check_op(const OpCase& test) {
-  auto generator = make_generator(test.seed);
-  Tensors inputs;
-  for (const auto& input : test.inputs) {
-    inputs.push_back(draw(input, generator));
-  }
-  const auto expected = run(test, inputs);
-  for (const auto& shape : std::vector<std::vector<int64_t>>{{1}, {2}, {3}, {4}, {2, 2}}) {
-    const auto list = combinations(test, shape.size());
-    run_ranks(static_cast<int>(c10::multiply_integers(shape)), [&](int) {
-      const auto mesh = init_device_mesh(at::kCPU, shape);
-      for (const auto& combination : list) {
-        try {
-          check_combination(test, inputs, expected, mesh, combination);
-        } catch (const CommError&) {
-          throw;
-        } catch (const std::exception& failure) {
-          throw ExpectationError(describe(test, combination, shape) + "\n  " + failure.what());
-        }
-      }
-    });
+  for (const auto device : test.cpu_only ? std::vector<c10::Device>{c10::kCPU} : test_devices()) {
+    check_op_on(test, device);
   }
 }
 

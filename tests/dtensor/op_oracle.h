@@ -7,8 +7,9 @@
 //             .call = [](const Tensors& x) -> Tensors { return {x[0].mm(x[1])}; }});
 //
 // Each input is Replicate, Shard of each of its dims and (if floating) a pending sum, in every combination with the
-// other inputs, on 1-D meshes of 1 to 4 ranks and, sampled, on a mesh of 2 x 2. Inputs are float64 and drawn before
-// any rank starts, so that every rank has the same. A failure names the call, sizes, placements, ranks and seed.
+// other inputs, on 1-D meshes of 1 to 4 ranks and, sampled, on a mesh of 2 x 2, on every device of test_devices().
+// Inputs are float64 and drawn before any rank starts, so that every rank has the same. A failure names the call,
+// sizes, placements, device, ranks and seed.
 
 #include <ATen/TensorOperators.h>
 #include <ATen/core/Tensor.h>
@@ -52,6 +53,8 @@ struct OpCase {
   bool in_place = false;
   bool gradients = true;
   uint64_t seed = 1;
+  /// For ops that compute something else on a plain tensor of a GPU.
+  bool cpu_only = false;
 };
 
 /// The plain `value`, the same on every rank, as a DTensor. Along each axis of a pending sum the first rank holds

@@ -56,6 +56,7 @@ std::string difference(const c10::IValue& got, const c10::IValue& want, bool met
   if (meta_only) {
     return "";
   }
+  actual = actual.cpu();
   if (!expected.is_floating_point()) {
     return actual.equal(expected) ? "" : "values differ";
   }
@@ -95,18 +96,29 @@ std::string differences(const OpdbCase& test, const torch::jit::Stack& stack, co
   return text;
 }
 
+/// The same arguments with `device` in place of the CPU.
+void move_device_arguments(torch::jit::Stack& stack, c10::DeviceType device) {
+  for (auto& value : stack) {
+    if (value.isDevice() && value.toDevice().is_cpu()) {
+      value = c10::Device(device);
+    }
+  }
+}
+
 RankResult run_on_rank(const OpdbCase& test, const c10::OperatorHandle& op, const Assignment& assignment,
-                       int num_ranks) {
+                       OpdbRanks ranks) {
   using Kind = RankResult::Kind;
   const at::NoGradGuard no_grad;
-  const auto mesh = init_device_mesh(at::kCPU, {num_ranks});
+  const auto mesh = init_device_mesh(ranks.device, {ranks.count});
   const auto place = [&](size_t number, const at::Tensor& tensor) {
     const auto cut = assignment.cut_dims.find(number);
     const bool is_cut = cut != assignment.cut_dims.end();
-    return distribute_tensor(tensor.clone(), mesh, {is_cut ? Placement(Shard(cut->second)) : Placement(Replicate())});
+    const auto own = tensor.to(ranks.device, tensor.scalar_type(), /*non_blocking=*/false, /*copy=*/true);
+    return distribute_tensor(own, mesh, {is_cut ? Placement(Shard(cut->second)) : Placement(Replicate())});
   };
   std::vector<at::Tensor> placed;
   auto stack = make_stack(test, op.schema(), place, placed);
+  move_device_arguments(stack, ranks.device);
   try {
     op.callBoxed(stack);
     const auto text = differences(test, stack, placed);
@@ -166,16 +178,16 @@ const char* name_of(Outcome outcome) {
   return "?";
 }
 
-Judgement judge(const OpdbCase& test, const c10::OperatorHandle& op, const Assignment& assignment, int num_ranks) {
-  std::vector<RankResult> ranks(static_cast<size_t>(num_ranks));
+Judgement judge(const OpdbCase& test, const c10::OperatorHandle& op, const Assignment& assignment, OpdbRanks ranks) {
+  std::vector<RankResult> results(static_cast<size_t>(ranks.count));
   try {
-    run_ranks(num_ranks,
-              [&](int rank) { ranks[static_cast<size_t>(rank)] = run_on_rank(test, op, assignment, num_ranks); },
+    run_ranks(ranks.count,
+              [&](int rank) { results[static_cast<size_t>(rank)] = run_on_rank(test, op, assignment, ranks); },
               {.timeout = std::chrono::seconds(10)});
   } catch (const std::exception& error) {
     return {Outcome::Diverge, error.what()};
   }
-  return judge_ranks(ranks);
+  return judge_ranks(results);
 }
 
 }  // namespace tessera

@@ -22,7 +22,13 @@ struct Judgement {
   std::string reason;  // empty if Ok
 };
 
+/// Which ranks run a case: threads, with tensors on `device`. The recorded results are the CPU's on every device.
+struct OpdbRanks {
+  int count = 2;
+  c10::DeviceType device = c10::kCPU;
+};
+
 /// Never throws for what the op does. Collectives that wait for more than ten seconds count as Diverge.
-Judgement judge(const OpdbCase& test, const c10::OperatorHandle& op, const Assignment& assignment, int num_ranks);
+Judgement judge(const OpdbCase& test, const c10::OperatorHandle& op, const Assignment& assignment, OpdbRanks ranks);
 
 }  // namespace tessera

@@ -1,6 +1,7 @@
 // Replays a corpus of recorded ATen calls (opdb_corpus.h) on DTensors:
 //
 //   ./bazelw run //tests/dtensor:opdb_replay -- $PWD/public.pt --ranks 2 3 --report $PWD/docs/op_coverage.md
+//   ./bazelw run --config=cuda //tests/dtensor:opdb_replay -- $PWD/public.pt --cuda          ranks share the GPU
 //
 // Ends with 0 if no run was wrong, diverged or crashed.
 
@@ -23,6 +24,7 @@ struct Options {
   std::string report;
   std::string only;
   bool verbose = false;
+  bool cuda = false;
 };
 
 bool is_taken(const Options& options, const std::string& overload) {
@@ -60,7 +62,7 @@ int replay(const Options& options) {
   for (const int num_ranks : options.ranks) {
     replays.push_back({.num_ranks = num_ranks, .overloads = {}});
     for (const auto& [overload, list] : cases) {
-      auto result = run_overload(list, num_ranks);
+      auto result = run_overload(list, {.count = num_ranks, .device = options.cuda ? c10::kCUDA : c10::kCPU});
       print_failures(num_ranks, result, options.verbose);
       any_wrong = any_wrong || result.is_wrong();
       replays.back().overloads.push_back(std::move(result));
@@ -84,6 +86,7 @@ int main(int argc, char** argv) {
   app.add_option("--report", options.report, "where to write the coverage report (Markdown)");
   app.add_option("--only", options.only, "one overload, such as add.Tensor");
   app.add_flag("--verbose", options.verbose, "print unsupported runs too");
+  app.add_flag("--cuda", options.cuda, "on GPU 0 (in a build with --config=cuda)");
   CLI11_PARSE(app, argc, argv);
   try {
     return tessera::replay(options);

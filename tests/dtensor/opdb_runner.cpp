@@ -41,13 +41,13 @@ Judgement from_line(const std::string& line) {
   return {static_cast<Outcome>(line.at(0) - '0'), line.substr(1)};
 }
 
-[[noreturn]] void run_child(int out, const std::vector<Run>& runs, size_t first, int num_ranks) {
+[[noreturn]] void run_child(int out, const std::vector<Run>& runs, size_t first, OpdbRanks ranks) {
   // libtorch replaces its thread pool at the first use after a fork, not safely if two ranks' threads are that first
   // use.
   at::set_num_threads(1);
   const auto op = c10::Dispatcher::singleton().findSchema(runs[0].test->op);
   for (size_t i = first; i < runs.size(); ++i) {
-    const auto judgement = op ? judge(*runs[i].test, *op, runs[i].assignment, num_ranks)
+    const auto judgement = op ? judge(*runs[i].test, *op, runs[i].assignment, ranks)
                               : Judgement{Outcome::Unsupported, "this libtorch has no such op"};
     const auto line = to_line(judgement);
     if (write(out, line.data(), line.size()) < 0) {
@@ -60,14 +60,14 @@ Judgement from_line(const std::string& line) {
 /// Lines that a child writes, until it ends or a run takes too long.
 class Child {
  public:
-  Child(const std::vector<Run>& runs, size_t first, int num_ranks) {
+  Child(const std::vector<Run>& runs, size_t first, OpdbRanks ranks) {
     int ends[2];
     TESSERA_CHECK(Error, pipe(ends) == 0, "opdb: no pipe: errno {}", errno);
     pid_ = fork();
     TESSERA_CHECK(Error, pid_ >= 0, "opdb: no process: errno {}", errno);
     if (pid_ == 0) {
       close(ends[0]);
-      run_child(ends[1], runs, first, num_ranks);
+      run_child(ends[1], runs, first, ranks);
     }
     close(ends[1]);
     in_ = ends[0];
@@ -119,7 +119,7 @@ bool OverloadResult::is_wrong() const {
   return count(Outcome::Wrong) + count(Outcome::Diverge) + count(Outcome::Crash) > 0;
 }
 
-OverloadResult run_overload(const std::vector<OpdbCase>& cases, int num_ranks) {
+OverloadResult run_overload(const std::vector<OpdbCase>& cases, OpdbRanks ranks) {
   const auto runs = runs_of(cases);
   OverloadResult result{.overload = cases.at(0).overload(), .runs = {}};
   const auto add = [&](Judgement judgement) {
@@ -127,7 +127,7 @@ OverloadResult run_overload(const std::vector<OpdbCase>& cases, int num_ranks) {
     result.runs.push_back({run.test->id + " " + run.assignment.label, std::move(judgement)});
   };
   while (result.runs.size() < runs.size()) {
-    Child child(runs, result.runs.size(), num_ranks);
+    Child child(runs, result.runs.size(), ranks);
     for (std::string line; result.runs.size() < runs.size() && child.next_line(line);) {
       add(from_line(line));
     }

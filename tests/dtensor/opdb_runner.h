@@ -20,7 +20,7 @@ struct OverloadResult {
   bool is_wrong() const;
 };
 
-/// All cases must be of one overload. The calling process must not have started threads: it forks.
-OverloadResult run_overload(const std::vector<OpdbCase>& cases, int num_ranks);
+/// All cases must be of one overload. The calling process must not have started threads, nor used CUDA: it forks.
+OverloadResult run_overload(const std::vector<OpdbCase>& cases, OpdbRanks ranks);
 
 }  // namespace tessera

@@ -1,3 +1,4 @@
+#include <ATen/ops/_fused_rms_norm.h>
 #include <ATen/ops/glu.h>
 #include <ATen/ops/group_norm.h>
 #include <ATen/ops/layer_norm.h>
@@ -50,6 +51,9 @@ TEST_CASE("normalisations", "[dtensor][ops]") {
       {.name = "rms_norm",
        .inputs = {{{5, 3}}, {{3}}},
        .call = [](const Tensors& x) -> Tensors { return {at::rms_norm(x[0], {3}, x[1], 1e-5)}; }},
+      {.name = "the rms_norm that CUDA tensors take",
+       .inputs = {{{5, 3}}, {{3}}},
+       .call = [](const Tensors& x) -> Tensors { return {std::get<0>(at::_fused_rms_norm(x[0], {3}, x[1], 1e-5))}; }},
       {.name = "rms_norm of three dims",
        .inputs = {{{2, 5, 3}}},
        .call = [](const Tensors& x) -> Tensors { return {at::rms_norm(x[0], {3}, {}, 1e-5)}; }},

@@ -11,6 +11,7 @@
 #include "testing/expect.h"
 #include "testing/run_ranks.h"
 #include "testing/tensor_matchers.h"
+#include "testing/test_devices.h"
 #include "third_party/catch2/catch.h"
 
 using namespace tessera;
@@ -53,26 +54,32 @@ const std::vector<Placement> kAll = {Replicate(),
                                      Partial(ReduceOp::Min),
                                      Partial(ReduceOp::Product)};
 
+void check_one_axis(c10::Device device, int ranks, const std::vector<int64_t>& sizes) {
+  const auto full = ramp(sizes).to(device);
+  run_ranks(ranks, [&](int) {
+    const auto mesh = init_device_mesh(device.type(), {ranks});
+    for (const auto& from : kAll) {
+      for (const auto& to : kAll) {
+        const auto x = from_local(local_of(full, mesh, from), mesh, {from}, {.shape = sizes});
+        const auto y = redistribute(x, {to});
+        expect_equal(to_string(placements(y)), to_string(Placements{to}));
+        expect_bit_equal(full_tensor(y), full);
+        if (to.is_shard() || to.is_replicate()) {
+          expect_bit_equal(to_local(y), local_of(full, mesh, to));
+        }
+      }
+    }
+  });
+}
+
 }  // namespace
 
 TEST_CASE("every pair of placements on one axis, with uneven and empty shards", "[dtensor]") {
-  for (const int ranks : {1, 2, 3, 4}) {
-    for (const auto& sizes : std::vector<std::vector<int64_t>>{{5, 3}, {2, 7}, {1, 1}, {0, 4}}) {
-      const auto full = ramp(sizes);
-      run_ranks(ranks, [&](int) {
-        const auto mesh = init_device_mesh(at::kCPU, {ranks});
-        for (const auto& from : kAll) {
-          for (const auto& to : kAll) {
-            const auto x = from_local(local_of(full, mesh, from), mesh, {from}, {.shape = sizes});
-            const auto y = redistribute(x, {to});
-            expect_equal(to_string(placements(y)), to_string(Placements{to}));
-            expect_bit_equal(full_tensor(y), full);
-            if (to.is_shard() || to.is_replicate()) {
-              expect_bit_equal(to_local(y), local_of(full, mesh, to));
-            }
-          }
-        }
-      });
+  for (const c10::Device device : test_devices()) {
+    for (const int ranks : {1, 2, 3, 4}) {
+      for (const auto& sizes : std::vector<std::vector<int64_t>>{{5, 3}, {2, 7}, {1, 1}, {0, 4}}) {
+        check_one_axis(device, ranks, sizes);
+      }
     }
   }
 }
@@ -101,11 +108,11 @@ void expect_same(const at::Tensor& actual, const at::Tensor& expected, const std
 }
 
 /// Redistributes `full` between every pair of `all` on a mesh of `shape`, and a gradient back.
-void check_every_pair(const std::vector<int64_t>& shape, const std::vector<int64_t>& sizes,
-                      const std::vector<Placements>& all) {
-  const auto full = ramp(sizes);
+void check_every_pair_on(c10::Device device, const std::vector<int64_t>& shape, const std::vector<int64_t>& sizes,
+                         const std::vector<Placements>& all) {
+  const auto full = ramp(sizes).to(device);
   run_ranks(static_cast<int>(c10::multiply_integers(shape)), [&](int) {
-    const auto mesh = init_device_mesh(at::kCPU, shape);
+    const auto mesh = init_device_mesh(device.type(), shape);
     const auto replicated = from_local(full.clone(), mesh, Placements(shape.size(), Replicate()));
     for (const auto& from : all) {
       const auto x = redistribute(replicated, from).detach().requires_grad_();
@@ -122,6 +129,13 @@ void check_every_pair(const std::vector<int64_t>& shape, const std::vector<int64
       }
     }
   });
+}
+
+void check_every_pair(const std::vector<int64_t>& shape, const std::vector<int64_t>& sizes,
+                      const std::vector<Placements>& all) {
+  for (const c10::Device device : test_devices()) {
+    check_every_pair_on(device, shape, sizes, all);
+  }
 }
 
 }  // namespace

@@ -27,7 +27,7 @@ void fill_parameters(torch::nn::Module& module, uint64_t seed, double scale) {
 }
 
 at::Tensor weighted_loss(const at::Tensor& out) {
-  const auto weights = at::linspace(0.5, 1.5, out.numel(), at_least_float(out)).view(out.sizes());
+  const auto weights = at::linspace(0.5, 1.5, out.numel(), at_least_float(out)).view(out.sizes()).to(out.device());
   return (out.square() * weights).mean() + (out * weights).mean();
 }
 

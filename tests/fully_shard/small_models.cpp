@@ -1,6 +1,7 @@
 #include "tests/fully_shard/small_models.h"
 
 #include <ATen/TensorOperators.h>
+#include <ATen/ops/full.h>
 #include <ATen/ops/randn.h>
 
 #include "testing/run_ranks.h"
@@ -44,6 +45,15 @@ void shard_tower(Tower& tower, const FullyShardOptions& options) {
   fully_shard(tower, options);
 }
 
+namespace {
+
+/// By a tensor, as collectives divide: by a number a GPU multiplies with 1/n.
+at::Tensor divided(const at::Tensor& sum, int by) {
+  return sum.defined() ? sum / at::full({}, by, sum.options()) : sum;
+}
+
+}  // namespace
+
 void average_reference(torch::nn::Module& reference, int world_size, const std::function<void(int)>& run_rank,
                        int shard_ranks) {
   const int ranks = shard_ranks == 0 ? world_size : shard_ranks;
@@ -63,11 +73,11 @@ void average_reference(torch::nn::Module& reference, int world_size, const std::
       }
     }
     for (size_t i = 0; i < params.size(); ++i) {
-      add_to(total[i], sum[i].defined() ? sum[i] / ranks : sum[i]);
+      add_to(total[i], divided(sum[i], ranks));
     }
   }
   for (size_t i = 0; i < params.size(); ++i) {
-    params[i].mutable_grad() = total[i].defined() ? total[i] / replicas : total[i];
+    params[i].mutable_grad() = divided(total[i], replicas);
   }
 }
 

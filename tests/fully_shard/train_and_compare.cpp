@@ -9,16 +9,25 @@
 namespace tessera::testing {
 
 void train_and_compare(int rank, int world_size, OptimizerBuilt built, const FullyShardOptions& options) {
-  const auto shard_ranks = static_cast<int>(options.mesh ? options.mesh->shape().back() : world_size);
-  train_and_compare(
-      rank, world_size, built, [&](Tower& tower) { shard_tower(tower, options); }, shard_ranks);
+  TrainOn where{.rank = rank, .world_size = world_size, .shard_ranks = world_size};
+  if (options.mesh) {
+    where.device = options.mesh->device_type();
+    where.shard_ranks = static_cast<int>(options.mesh->shape().back());
+  }
+  train_and_compare(where, built, [&](Tower& tower) { shard_tower(tower, options); });
 }
 
 void train_and_compare(int rank, int world_size, OptimizerBuilt built, const std::function<void(Tower&)>& shard,
                        int shard_ranks) {
+  train_and_compare({.rank = rank, .world_size = world_size, .shard_ranks = shard_ranks}, built, shard);
+}
+
+void train_and_compare(const TrainOn& where, OptimizerBuilt built, const std::function<void(Tower&)>& shard) {
   Tower reference, sharded;
   fill_parameters(*reference, 1);
   fill_parameters(*sharded, 1);
+  reference->to(where.device);
+  sharded->to(where.device);
   std::optional<torch::optim::Adam> optimizer;
   if (built == OptimizerBuilt::BeforeSharding) {
     optimizer.emplace(sharded->parameters(), torch::optim::AdamOptions(1e-2));
@@ -30,16 +39,16 @@ void train_and_compare(int rank, int world_size, OptimizerBuilt built, const std
   torch::optim::Adam reference_optimizer(reference->parameters(), torch::optim::AdamOptions(1e-2));
 
   for (int step = 0; step < kSteps; ++step) {
-    const auto batch = [&](int r) { return make_batch(100 + step * world_size + r, 3, 5); };
+    const auto batch = [&](int r) { return make_batch(100 + step * where.world_size + r, 3, 5).to(where.device); };
     optimizer->zero_grad();
     at::Tensor reference_loss;
     const auto run_rank = [&](int r) {
       auto loss = weighted_loss(reference(batch(r)));
-      reference_loss = r == rank ? loss.detach() : reference_loss;
+      reference_loss = r == where.rank ? loss.detach() : reference_loss;
       loss.backward();
     };
-    average_reference(*reference, world_size, run_rank, shard_ranks);
-    auto loss = weighted_loss(sharded(batch(rank)));
+    average_reference(*reference, where.world_size, run_rank, where.shard_ranks);
+    auto loss = weighted_loss(sharded(batch(where.rank)));
     loss.backward();
 
     expect_bit_equal(loss.detach(), reference_loss);

@@ -14,11 +14,22 @@ enum class OptimizerBuilt { BeforeSharding, AfterSharding };
 
 /// Trains a sharded and a plain tower for kSteps of Adam on the same batches and compares losses, gradients and
 /// parameters after every backward and step. Bit for bit, because the reference adds the ranks' gradients in the
-/// order of the ranks, as the collectives do, also those of a 2-D mesh. Collective; throws ExpectationError.
+/// order of the ranks, as the collectives do, also those of a 2-D mesh. On the device of options.mesh, else on the CPU.
+/// Collective; throws ExpectationError.
 void train_and_compare(int rank, int world_size, OptimizerBuilt built, const FullyShardOptions& options);
 
 /// The same with a tower that `shard` makes data-parallel, averaging over `shard_ranks` neighbours first.
 void train_and_compare(int rank, int world_size, OptimizerBuilt built, const std::function<void(Tower&)>& shard,
                        int shard_ranks);
+
+struct TrainOn {
+  int rank;
+  int world_size;
+  c10::DeviceType device = c10::kCPU;
+  int shard_ranks;
+};
+
+/// The same on a device.
+void train_and_compare(const TrainOn& where, OptimizerBuilt built, const std::function<void(Tower&)>& shard);
 
 }  // namespace tessera::testing

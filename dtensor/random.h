@@ -6,7 +6,8 @@
 //   x.normal_();                                               // a DTensor [5, 3], Shard(0) or anything else
 //   auto y = at::dropout(x, 0.1, true);
 //
-// on one device is at::manual_seed(0), x.normal_() on a plain [5, 3], and the same dropout.
+// on one device is at::manual_seed(0), x.normal_() on a plain [5, 3], and the same dropout. (On CUDA the dropout of a
+// plain tensor is a fused kernel that draws other elements.)
 //
 // How: every rank draws the whole tensor from its generator and keeps its own part, so generators advance alike on all
 // ranks. The cost is one tensor of the global size, freed at once, and the time to draw it; no communication. Ops that

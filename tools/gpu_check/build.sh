@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# tools/gpu_check/build.sh <folder>: builds the CUDA tests and the kernel benchmark, and gathers them with run.py in a new
-# folder of less than 60 MiB, for a machine that has a GPU and the same libtorch, but neither Bazel nor a network:
+# tools/gpu_check/build.sh <folder>: builds the tests of CUDA, those that also run on a GPU (testing/test_devices.h) and
+# the kernel benchmark, and gathers them with run.py in a new folder of less than 60 MiB, for a machine that has a GPU and
+# the same libtorch, but neither Bazel nor a network:
 #
 #   LIBTORCH=/path/to/torch tools/gpu_check/build.sh /tmp/gpu_check      (without LIBTORCH: the pinned one)
 #   python3 /tmp/gpu_check/run.py --libtorch /path/to/torch --out report.json
@@ -10,7 +11,12 @@ set -euo pipefail
 [[ ! -e $out ]] || { echo "$out exists already; name a new folder" >&2; exit 2; }
 cd -- "$(dirname -- "${BASH_SOURCE[0]}")/../.."
 
-programs=(tests/cuda/cuda_test tests/comm/gloo_backend_test benchmarks/gpu_kernels)
+programs=(
+  tests/cuda/cuda_test tests/comm/{gloo_backend_test,comm_device_test}
+  tests/dtensor/{dtensor_test,clip_grad_norm_test}
+  tests/dtensor/ops_{image,indexing,list,loss,matmul,norm,pointwise,random,reduction,view,write}_test
+  tests/fully_shard/device_parity_test benchmarks/gpu_kernels
+)
 labels=("${programs[@]/#/\/\/}")
 labels=("${labels[@]%/*}")
 for i in "${!programs[@]}"; do labels[i]+=:${programs[i]##*/}; done

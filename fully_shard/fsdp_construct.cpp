@@ -1,13 +1,12 @@
 // The construction of FullyShardedDataParallel: what is ignored, over which ranks, which modules, and what has to be
 // done to each before the engine takes it.
 
-#include <ATen/Context.h>
-
 #include <algorithm>
 #include <optional>
 #include <utility>
 
 #include "base/error.h"
+#include "fully_shard/accelerator.h"
 #include "fully_shard/fsdp.h"
 #include "fully_shard/fsdp_group_mesh.h"
 #include "fully_shard/fsdp_prepare.h"
@@ -110,7 +109,7 @@ at::DeviceType compute_device(const Module& module, const FSDPOptions& options, 
   if (first && !first->second.is_cpu()) {
     return first->second.type();
   }
-  return options.cpu_offload.offload_params && at::hasCUDA() ? at::kCUDA : at::kCPU;
+  return options.cpu_offload.offload_params ? accelerator_or_cpu() : at::kCPU;
 }
 
 DeviceMesh mesh_of(Module& module, const FSDPOptions& options, const WrapScope& scope, ShardingStrategy strategy) {

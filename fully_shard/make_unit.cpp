@@ -1,12 +1,12 @@
 #include "fully_shard/make_unit.h"
 
-#include <ATen/Context.h>
 #include <fmt/ranges.h>
 
 #include <algorithm>
 
 #include "base/error.h"
 #include "comm/process_group.h"
+#include "fully_shard/accelerator.h"
 #include "fully_shard/check_params.h"
 #include "fully_shard/fsdp_root.h"
 #include "fully_shard/managed_params.h"
@@ -27,7 +27,7 @@ DeviceMesh default_mesh(const std::vector<ManagedParam>& params, bool offloads) 
   }
   auto device = params.empty() ? at::kCPU : params[0].tensor.device().type();
   if (device == at::kMeta || (device == at::kCPU && offloads)) {
-    device = at::hasCUDA() ? at::kCUDA : at::kCPU;
+    device = accelerator_or_cpu();
   }
   return init_device_mesh(device, {get_world_size()}, {"dp"});
 }

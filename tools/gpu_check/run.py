@@ -25,6 +25,7 @@ TESTS = [
     "cuda_test",
     "gloo_backend_test",
     "comm_device_test",
+    "block_copy_test",
     "device_parity_test",
     "dtensor_test",
     "clip_grad_norm_test",

@@ -1,5 +1,6 @@
 #include "comm/process_group.h"
 
+#include <ATen/Context.h>
 #include <fmt/ranges.h>
 
 #include <algorithm>
@@ -75,7 +76,8 @@ std::string resolve_backend(ProcessGroupOptions& options) {
   TESSERA_CHECK(ValueError, backend != "threads" || options.thread_world->size() == options.world_size,
                 "init_process_group: world_size {}, but the thread_world has {} ranks", options.world_size,
                 options.thread_world->size());
-  return spec.cuda;
+  // Without a GPU, or in a build without CUDA, meshes of CUDA ranks are refused by name.
+  return spec.cuda == "threads" && !at::hasCUDA() ? BackendSpec::kNone : spec.cuda;
 }
 
 void resolve_store(ProcessGroupOptions& options) {

@@ -14,7 +14,7 @@ cd -- "$(dirname -- "${BASH_SOURCE[0]}")/../.."
 programs=(
   tests/cuda/cuda_test tests/comm/{gloo_backend_test,comm_device_test}
   tests/dtensor/{dtensor_test,clip_grad_norm_test}
-  tests/dtensor/ops_{image,indexing,list,loss,matmul,norm,pointwise,random,reduction,view,write}_test
+  tests/dtensor/ops_{attention,image,indexing,list,loss,matmul,norm,pointwise,random,reduction,view,write}_test
   tests/fully_shard/{block_copy,device_parity}_test benchmarks/gpu_kernels
 )
 labels=("${programs[@]/#/\/\/}")

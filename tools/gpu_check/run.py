@@ -20,7 +20,7 @@ import tempfile
 import xml.etree.ElementTree
 
 HERE = pathlib.Path(__file__).resolve().parent
-FAMILIES = ["image", "indexing", "list", "loss", "matmul", "norm", "pointwise", "random", "reduction", "view", "write"]
+FAMILIES = "attention image indexing list loss matmul norm pointwise random reduction view write".split()
 TESTS = [
     "cuda_test",
     "gloo_backend_test",

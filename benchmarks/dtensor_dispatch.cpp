@@ -1,7 +1,8 @@
 // What an op on a DTensor costs: `./bazelw run //benchmarks:dtensor_dispatch`.
 //
-//   add, ...     the ops of dispatch_ops.h on DTensors
-//   plain/add    the same op on plain tensors
+//   add, ...         the ops of dispatch_ops.h on DTensors
+//   plain/add        the same op on plain tensors
+//   add_over_plain   add / plain/add
 //
 // Where PEER_PYTHON names a Python that has torch, dtensor_dispatch_peer.py measures PyTorch's DTensor.
 
@@ -70,6 +71,8 @@ void run(const BenchmarkOptions& options) {
   for (const auto& [name, us] : reporter.microseconds) {
     print_result(name, us, "us", peer, options.json);
   }
+  const auto& us = reporter.microseconds;
+  print_result("add_over_plain", us.at("add") / us.at("plain/add"), "x", peer, options.json);
 }
 
 }  // namespace

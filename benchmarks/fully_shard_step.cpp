@@ -11,13 +11,15 @@
 //   plain/forward_backward_ms      likewise, without AdamW
 //   fully_shard/shm_over_plain     shm_step_ms / plain step_ms
 //   fully_shard/shm_over_ideal     shm_step_ms / (plain forward and backward + the rest of the plain step / ranks)
-//   plain/side_by_side_step_ms     as plain/step_ms, while the other ranks do the same: they share caches and memory
+//   plain/side_by_side_step_ms     as plain/step_ms, while the other ranks do the same, and all meet after each step:
+//                                  they share caches and memory, and wait for the slowest
 //   floor/communication_ms         the step's collectives as plain copies and sums of what lies in shared memory
 //                                  (shm_floor.h), where nothing computes beside them: blocks are gathered twice, other
 //                                  parameters once, all gradients reduced
-//   floor/step_ms                  that, and the ideal step of processes that run side by side
+//   floor/step_ms                  that, and the ideal step of processes that run side by side: no step that ends with
+//                                  the same parameters on all ranks can be faster than its slowest rank
 //   floor/over_plain, /over_ideal  floor/step_ms in place of shm_step_ms
-//   fully_shard/shm_over_floor     shm_step_ms / floor/step_ms: the engine, and ranks that wait for each other
+//   fully_shard/shm_over_floor     shm_step_ms / floor/step_ms: the engine, and ranks that wait more than once a step
 //
 // Where PEER_PYTHON names a Python that has torch, fully_shard_step_peer.py measures the same there, over gloo: it is
 // the peer of shm_step_ms, too.
@@ -44,7 +46,7 @@ struct StepOptions {
 };
 
 /// Milliseconds of a step of the sharded model, and, with `beside_plain`, of the plain one in turns with it: of rank 0
-/// alone, while the others wait for the next sharded step, and of all ranks side by side.
+/// alone, while the others wait for the next sharded step, and of all ranks side by side, which meet after each step.
 Results measure_step(const std::string& size, bool beside_plain, int rounds) {
   const TrainModel sharded = make_train_model(size);
   shard(sharded);
@@ -56,7 +58,14 @@ Results measure_step(const std::string& size, bool beside_plain, int rounds) {
   const auto step = make_step(plain, Optimizer::AdamW), forward_backward = make_step(plain, Optimizer::None);
   const auto together = [&] { barrier(default_group()); };
   const auto alone = [&](const std::function<void()>& call) { return get_rank() == 0 ? call : [] {}; };
-  calls.insert(calls.end(), {alone(step), alone(forward_backward), together, step, forward_backward, together});
+  const auto and_meet = [&](const std::function<void()>& call) {
+    return [call, together] {
+      call();
+      together();
+    };
+  };
+  calls.insert(calls.end(),
+               {alone(step), alone(forward_backward), together, and_meet(step), and_meet(forward_backward)});
   const auto times = microseconds(calls, wall_us, rounds, sharded.steps);
   return {{"sharded", times[0] / 1e3},
           {"plain", times[1] / 1e3},

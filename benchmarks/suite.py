@@ -33,9 +33,9 @@ def _step(size, model, rounds=5):
         what=f"A training step under `fully_shard` on 2 ranks, {model}, with fused AdamW. PyTorch's peer of shm and gloo is "
         "FSDP2 over gloo; plain is the model in one process, without communication. shm_over_ideal is the step over "
         "shm divided by one process's forward and backward plus half of its optimizer; shm_over_floor divides by the "
-        "same of two processes that train side by side without communication, since they share caches and memory, "
-        "plus floor/communication_ms: the step's collectives as copies and sums of data that lies in shared memory "
-        "already. That sum is floor/step_ms.",
+        "same of two processes that train side by side and meet after each step, since they share caches and memory, "
+        "and no step is faster than its slowest rank, plus floor/communication_ms: the step's collectives as copies and "
+        "sums of data that lies in shared memory already. That sum is floor/step_ms.",
         arguments=("--size", size, "--ranks", "2"),
         rounds=rounds,
     )

@@ -22,20 +22,10 @@
 #include <cstdint>
 #include <vector>
 
+#include "cuda/copy_shape.h"
 #include "cuda/strided_copy.h"
 
 namespace tessera::cuda {
-
-/// to[to_offset + i * to_stride + j] = from[from_offset + i * from_stride + j] for i < rows, j < cols, in elements from
-/// a tensor's first one.
-struct CopyShape {
-  int64_t to_offset = 0;
-  int64_t to_stride = 0;
-  int64_t from_offset = 0;
-  int64_t from_stride = 0;
-  int64_t rows = 0;
-  int64_t cols = 0;
-};
 
 /// Thread safety: for one thread at a time.
 class MultiCopy {

@@ -24,20 +24,14 @@ bool go_together(const TensorCopy& a, const TensorCopy& b) {
 }
 
 void add(cuda::MultiCopy& together, const TensorCopy& copy) {
-  const auto& [to_offset, to_stride, from_offset, from_stride, rows, cols] = copy.shape;
-  if (!copy.from.defined()) {
-    for (int64_t row = 0; row < rows; ++row) {
-      together.add_zeros(copy.to, to_offset + row * to_stride, cols);
-    }
+  if (copy.from.defined()) {
+    together.add(copy.to, copy.from, copy.shape);
     return;
   }
-  together.add(copy.to, copy.from,
-               {.to_offset = to_offset,
-                .to_stride = to_stride,
-                .from_offset = from_offset,
-                .from_stride = from_stride,
-                .rows = rows,
-                .cols = cols});
+  const CopyShape& shape = copy.shape;
+  for (int64_t row = 0; row < shape.rows; ++row) {
+    together.add_zeros(copy.to, shape.to_offset + row * shape.to_stride, shape.cols);
+  }
 }
 
 }  // namespace

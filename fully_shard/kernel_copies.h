@@ -4,21 +4,11 @@
 
 #include <ATen/core/Tensor.h>
 
-#include <cstdint>
 #include <span>
 
-namespace tessera {
+#include "cuda/copy_shape.h"
 
-/// to[to_offset + i * to_stride + j] = from[from_offset + i * from_stride + j] for i < rows, j < cols, in elements from
-/// a tensor's first one, with a cast.
-struct CopyShape {
-  int64_t to_offset = 0;
-  int64_t to_stride = 0;
-  int64_t from_offset = 0;
-  int64_t from_stride = 0;
-  int64_t rows = 0;
-  int64_t cols = 0;
-};
+namespace tessera {
 
 /// Tensors are contiguous. An undefined `from` stands for zeros.
 struct TensorCopy {

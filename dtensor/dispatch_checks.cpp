@@ -57,16 +57,13 @@ bool may_replicate_plain_tensors(const CallSignature& call) {
 }
 
 void check_moves_allowed(const c10::OperatorHandle& op, const CallSignature& call, const OpPlan& plan) {
-  const bool strict = ExplicitRedistribution::level() == ExplicitRedistribution::Level::Strict;
   for (size_t i = 0; i < call.operands.size(); ++i) {
     if (!plan.redistribute[i]) {
       continue;
     }
     const auto& to = plan.operands[i]->placements();
     const auto steps = plan_redistribute(call.operands[i].dtensor->spec->placements(), to);
-    const bool communicates =
-        std::any_of(steps.begin(), steps.end(), [](const RedistributeStep& step) { return step.communicates(); });
-    TESSERA_CHECK(StateError, !strict && !communicates && !plan.writes_back,
+    TESSERA_CHECK(StateError, !ExplicitRedistribution::forbids(steps) && !plan.writes_back,
                   "{} would redistribute operand {} to {} ({}), which ExplicitRedistribution forbids: {}. Call "
                   "redistribute() on it first",
                   toString(op.operator_name()), i, to_string(to), to_string(steps), describe_arguments(call));

@@ -1,7 +1,9 @@
 #include "dtensor/dispatch_scopes.h"
 
+#include <algorithm>
 #include <utility>
 
+#include "base/error.h"
 #include "dtensor/dtensor_impl.h"
 
 namespace tessera {
@@ -66,6 +68,18 @@ ExplicitRedistribution::~ExplicitRedistribution() {
 
 ExplicitRedistribution::Level ExplicitRedistribution::level() {
   return explicit_level;
+}
+
+bool ExplicitRedistribution::forbids(const std::vector<RedistributeStep>& steps) {
+  switch (explicit_level) {
+    case Level::Off:
+      return false;
+    case Level::Communication:
+      return std::ranges::any_of(steps, &RedistributeStep::communicates);
+    case Level::Strict:
+      return !steps.empty();
+  }
+  TESSERA_ASSERT(false, "level {}", static_cast<int>(explicit_level));
 }
 
 const c10::OperatorHandle* dispatching_op() {

@@ -16,6 +16,10 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/stack.h>
 
+#include <vector>
+
+#include "dtensor/redistribute_plan.h"
+
 namespace tessera {
 
 /// A plain tensor that meets DTensors in an op counts as a replicated one, and must be equal on every rank. One that
@@ -46,6 +50,8 @@ class ExplicitRedistribution {
   ExplicitRedistribution& operator=(const ExplicitRedistribution&) = delete;
 
   static Level level();
+  /// Whether the calling thread's innermost scope refuses to move an operand by these steps.
+  static bool forbids(const std::vector<RedistributeStep>& steps);
 
  private:
   Level previous_;

@@ -60,7 +60,7 @@ class DTensorSpec : public c10::intrusive_ptr_target {
   uint64_t hash() const { return hash_; }
   bool operator==(const DTensorSpec& other) const;
 
-  /// "float32[5, 3] (Shard(0)) on DeviceMesh(cpu, {dp: 2})"
+  /// "Float[5, 3] (Shard(0)) on DeviceMesh(cpu, {dp: 2})"
   std::string to_string() const;
 
   DTensorSpec(DeviceMesh mesh, Placements placements, TensorMeta meta);
@@ -79,7 +79,7 @@ inline bool same_spec(const SpecPtr& a, const SpecPtr& b) {
   return a == b || (a && b && a->hash() == b->hash() && *a == *b);
 }
 
-/// "float32[5, 3]"
+/// "Float[5, 3]"
 std::string to_string(const TensorMeta& meta);
 
 }  // namespace tessera

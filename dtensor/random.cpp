@@ -29,21 +29,12 @@ class Generators {
     std::lock_guard lock(mutex_);
     auto& generator = generators_[device_type];
     if (!generator.defined()) {
-      generator = make(device_type);
+      generator = new_generator(device_type, seed_);
     }
     return generator;
   }
 
  private:
-  at::Generator make(at::DeviceType device_type) const {
-    if (device_type == at::kCPU) {
-      return at::make_generator<at::CPUGeneratorImpl>(seed_);
-    }
-    auto generator = at::globalContext().getAcceleratorHooksInterface(device_type).getNewGenerator();
-    generator.set_current_seed(seed_);
-    return generator;
-  }
-
   std::mutex mutex_;
   uint64_t seed_ = at::default_rng_seed_val;
   std::map<at::DeviceType, at::Generator> generators_;
@@ -53,6 +44,15 @@ class Generators {
 
 void manual_seed(uint64_t seed) {
   rank_local<Generators>()->seed(seed);
+}
+
+at::Generator new_generator(at::Device device, uint64_t seed) {
+  if (device.is_cpu() || device.is_meta()) {
+    return at::make_generator<at::CPUGeneratorImpl>(seed);
+  }
+  auto generator = at::globalContext().getAcceleratorHooksInterface(device.type()).getNewGenerator(device.index());
+  generator.set_current_seed(seed);
+  return generator;
 }
 
 at::Generator dtensor_generator(at::DeviceType device_type) {

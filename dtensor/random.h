@@ -33,4 +33,7 @@ void manual_seed(uint64_t seed);
 /// with get_state() and set_state() to repeat or to checkpoint.
 at::Generator dtensor_generator(at::DeviceType device_type);
 
+/// A new generator for plain tensors on `device`, with this seed. Tensors on meta take that of the CPU.
+at::Generator new_generator(at::Device device, uint64_t seed);
+
 }  // namespace tessera

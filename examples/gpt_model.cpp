@@ -1,9 +1,6 @@
 #include "examples/gpt_model.h"
 
-#include <ATen/CPUGeneratorImpl.h>
-#include <ATen/Context.h>
 #include <ATen/core/Generator.h>
-#include <ATen/detail/AcceleratorHooksInterface.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/cross_entropy_loss.h>
 #include <ATen/ops/gelu.h>
@@ -13,22 +10,9 @@
 #include <cmath>
 #include <string>
 
+#include "dtensor/random.h"
+
 namespace tessera::examples {
-
-namespace {
-
-/// An op takes a generator of its tensor's device; tensors without memory take any.
-at::Generator make_generator(at::Device device, uint64_t seed) {
-  if (device.is_cpu() || device.is_meta()) {
-    return at::make_generator<at::CPUGeneratorImpl>(seed);
-  }
-  at::Generator generator =
-      at::globalContext().getAcceleratorHooksInterface(device.type()).getNewGenerator(device.index());
-  generator.set_current_seed(seed);
-  return generator;
-}
-
-}  // namespace
 
 BlockImpl::BlockImpl(const GptConfig& config) : heads(config.heads) {
   const int64_t dim = config.dim;
@@ -72,7 +56,7 @@ GptImpl::GptImpl(const GptConfig& given, uint64_t seed) : config(given) {
 // As GPT-2, whose 0.02 is 0.55 / sqrt(768); narrower for the 2 x layers matrices whose results add up in the residual.
 void GptImpl::initialize(uint64_t seed) {
   const torch::NoGradGuard no_grad;
-  const at::Generator generator = make_generator(parameters().front().device(), seed);
+  const at::Generator generator = new_generator(parameters().front().device(), seed);
   const double std = 0.55 / std::sqrt(static_cast<double>(config.dim));
   const double residual_std = std / std::sqrt(2.0 * static_cast<double>(config.layers));
   for (auto& item : named_parameters()) {

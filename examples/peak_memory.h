@@ -10,6 +10,8 @@
 
 namespace tessera::examples {
 
+inline constexpr double kMebibyte = 1 << 20;
+
 /// In bytes. On CUDA the device must have been used. Throws Error (Linux does not say).
 double peak_memory_bytes(c10::DeviceType device);
 

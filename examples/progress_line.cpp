@@ -14,12 +14,6 @@
 
 namespace tessera::examples {
 
-namespace {
-
-constexpr double kMebibyte = 1 << 20;
-
-}  // namespace
-
 ProgressLine::ProgressLine(const TrainOptions& options)
     : steps_(options.steps),
       device_(options.layout.device),

@@ -15,7 +15,6 @@ namespace {
 constexpr double kMega = 1e6;
 constexpr double kGiga = 1e9;
 constexpr double kTera = 1e12;
-constexpr double kMebibyte = 1 << 20;
 
 std::string speed_text(const RunCost& cost) {
   if (cost.tokens_per_second == 0) {

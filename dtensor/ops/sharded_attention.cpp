@@ -81,13 +81,8 @@ Placements gradient_placements(const Placements& own, const Placements& common) 
 }
 
 void check_move_allowed(const char* role, const at::Tensor& tensor, const Placements& to) {
-  const auto level = ExplicitRedistribution::level();
-  if (level == ExplicitRedistribution::Level::Off) {
-    return;
-  }
   const auto steps = plan_redistribute(placements(tensor), to);
-  const bool communicates = std::ranges::any_of(steps, &RedistributeStep::communicates);
-  TESSERA_CHECK(StateError, steps.empty() || (!communicates && level != ExplicitRedistribution::Level::Strict),
+  TESSERA_CHECK(StateError, !ExplicitRedistribution::forbids(steps),
                 "aten::scaled_dot_product_attention would redistribute its {}, {}, to {} ({}), which "
                 "ExplicitRedistribution forbids. Call redistribute() on it first",
                 role, dtensor_spec(tensor)->to_string(), to_string(to), to_string(steps));

@@ -45,6 +45,14 @@ void check_cpu_tensor(std::string_view place, const at::Tensor& tensor) {
                 place, tensor.device().str());
 }
 
+at::Tensor flat_elements(const at::Tensor& tensor) {
+  return tensor.as_strided({tensor.numel()}, {1});
+}
+
+at::Tensor flat_bytes(const at::Tensor& tensor) {
+  return flat_elements(tensor).view(at::kByte);
+}
+
 void check_all_gather(const at::Tensor& output, const at::Tensor& input, int group_size) {
   TESSERA_CHECK(ValueError, output.numel() == group_size * input.numel() && output.scalar_type() == input.scalar_type(),
                 "all_gather: {}[{}] from each of {} ranks into {}[{}]; {}[{}] is needed",

@@ -23,6 +23,11 @@ void check_dense_tensor(std::string_view place, const at::Tensor& tensor);
 /// The same, and on the CPU.
 void check_cpu_tensor(std::string_view place, const at::Tensor& tensor);
 
+/// The elements of a contiguous tensor, or their bytes, in one dim of stride 1. (A tensor of one element is contiguous
+/// whatever its strides are; view(-1) keeps them, and view(dtype) refuses them.)
+at::Tensor flat_elements(const at::Tensor& tensor);
+at::Tensor flat_bytes(const at::Tensor& tensor);
+
 /// Throw ValueError unless both tensors have one dtype, and the one of all ranks `group_size` times the elements of the
 /// other, whatever the shapes.
 void check_all_gather(const at::Tensor& output, const at::Tensor& input, int group_size);

@@ -63,7 +63,7 @@ class GlooWork final : public c10d::Work {
 
 // Elements [begin, begin + count) of a contiguous tensor, as a flat tensor.
 at::Tensor part_of(const at::Tensor& tensor, int64_t begin, int64_t count) {
-  return tensor.view(-1).narrow(0, begin, count);
+  return flat_elements(tensor).narrow(0, begin, count);
 }
 
 void copy_data(const at::Tensor& to, const at::Tensor& from) {
@@ -135,7 +135,7 @@ class GlooBackend final : public GroupBackend {
       return make_work("broadcast", {});
     }
     at::AutoDispatchBelowADInplaceOrView guard;
-    std::vector<at::Tensor> bytes = {tensor.view(-1).view(at::kByte)};
+    std::vector<at::Tensor> bytes = {flat_bytes(tensor)};
     return launch("broadcast", [&] { return gloo_->broadcast(bytes, options); });
   }
 

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "comm/backend_checks.h"
 #include "comm/gloo_error.h"
 
 namespace tessera {
@@ -91,7 +92,7 @@ uint64_t GlooMessages::Way::launch(const LocalCall& call) {
     raise(message, mismatch_);
   }
   const at::AutoDispatchBelowADInplaceOrView guard;
-  const at::Tensor bytes = (sends ? call.input : call.output).view(-1).view(at::kByte);
+  const at::Tensor bytes = flat_bytes(sends ? call.input : call.output);
   try {
     message.peer_header_here =
         start(*gloo_, false, message.peer_header, call.root, sends ? kHeaderOfReceiver : kHeaderOfSender);

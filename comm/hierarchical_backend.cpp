@@ -131,7 +131,7 @@ class JobThread {
 };
 
 at::Tensor flat_part(const at::Tensor& tensor, int64_t begin, int64_t count) {
-  return tensor.view(-1).narrow(0, begin, count);
+  return flat_elements(tensor).narrow(0, begin, count);
 }
 
 class HierarchicalBackend final : public GroupBackend {

@@ -19,17 +19,6 @@ template <typename T>
 constexpr bool is_complex = std::is_same_v<T, c10::complex<float>> || std::is_same_v<T, c10::complex<double>>;
 
 template <typename T>
-struct Real {
-  using type = T;
-};
-template <typename T>
-struct Real<c10::complex<T>> {
-  using type = T;
-};
-template <typename T>
-using RealOf = typename Real<T>::type;
-
-template <typename T>
 using Accumulator = std::conditional_t<std::is_same_v<T, c10::Half> || std::is_same_v<T, c10::BFloat16>, float, T>;
 
 // Signed overflow wraps, as it does in tensor arithmetic.
@@ -94,7 +83,7 @@ void reduce_blocks(T* output, c10::ArrayRef<const void*> inputs, int64_t numel, 
     }
     if constexpr (!std::is_integral_v<T>) {
       if (average) {
-        const auto ranks = static_cast<RealOf<A>>(inputs.size());
+        const auto ranks = static_cast<typename c10::scalar_value_type<A>::type>(inputs.size());
         for (int64_t i = 0; i < count; ++i) {
           accumulators[i] = accumulators[i] / ranks;
         }

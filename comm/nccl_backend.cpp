@@ -65,11 +65,6 @@ class NcclWork final : public c10d::Work {
   const WorkPtr work_;
 };
 
-/// Tensors of dtypes that NCCL does not know move as bytes.
-at::Tensor as_bytes(const at::Tensor& tensor) {
-  return tensor.view(-1).view(at::kByte);
-}
-
 /// What NCCL can add up: complex numbers as pairs.
 at::Tensor as_reducible(const char* place, const at::Tensor& tensor, ReduceOp op) {
   if (tensor.is_complex() && (op == ReduceOp::Sum || op == ReduceOp::Avg)) {
@@ -114,7 +109,7 @@ class NcclBackend final : public GroupBackend {
     check("all_gather input", input);
     check_all_gather(output, input, getSize());
     at::AutoDispatchBelowADInplaceOrView guard;
-    at::Tensor to = as_bytes(output), from = as_bytes(input);
+    at::Tensor to = flat_bytes(output), from = flat_bytes(input);  // NCCL does not know all dtypes
     return launch("all_gather", input.numel() == 0, [&] { return nccl_->_allgather_base(to, from, options); });
   }
 
@@ -146,7 +141,7 @@ class NcclBackend final : public GroupBackend {
     const at::Tensor& tensor = only_tensor("broadcast", tensors);
     check("broadcast", tensor);
     at::AutoDispatchBelowADInplaceOrView guard;
-    std::vector<at::Tensor> one = {as_bytes(tensor)};
+    std::vector<at::Tensor> one = {flat_bytes(tensor)};
     return launch("broadcast", tensor.numel() == 0, [&] { return nccl_->broadcast(one, options); });
   }
 
@@ -157,7 +152,7 @@ class NcclBackend final : public GroupBackend {
     auto sends = byte_splits("all_to_all input", input, input_splits);
     auto receives = byte_splits("all_to_all output", output, output_splits);
     at::AutoDispatchBelowADInplaceOrView guard;
-    at::Tensor to = as_bytes(output), from = as_bytes(input);
+    at::Tensor to = flat_bytes(output), from = flat_bytes(input);
     return launch("all_to_all", false, [&] { return nccl_->alltoall_base(to, from, receives, sends, options); });
   }
 
@@ -190,7 +185,7 @@ class NcclBackend final : public GroupBackend {
     check(place, tensor);
     check_peer(place, peer, info());
     at::AutoDispatchBelowADInplaceOrView guard;
-    return as_bytes(tensor);
+    return flat_bytes(tensor);
   }
 
   std::vector<int64_t> byte_splits(const char* place, const at::Tensor& tensor,

@@ -28,11 +28,16 @@ namespace {
 using Catch::Matchers::ContainsSubstring;
 using Clock = std::chrono::steady_clock;
 
+/// Contiguous, with strides that one of a single element may have.
+at::Tensor with_any_strides(const at::Tensor& tensor) {
+  return tensor.numel() == 1 ? tensor.as_strided(tensor.sizes(), std::vector<int64_t>(tensor.dim(), 3)) : tensor;
+}
+
 at::Tensor numbers(std::vector<int64_t> sizes, at::ScalarType dtype, uint64_t seed) {
   if (at::isIntegralType(dtype, /*includeBool=*/true)) {
-    return at::randint(0, 2, sizes, make_generator(seed)).to(dtype);
+    return with_any_strides(at::randint(0, 2, sizes, make_generator(seed)).to(dtype));
   }
-  return at::randn(sizes, make_generator(seed)).to(dtype);
+  return with_any_strides(at::randn(sizes, make_generator(seed)).to(dtype));
 }
 
 /// What this rank gets from each collective over the default group, with inputs that depend on the rank alone.
@@ -40,7 +45,8 @@ std::vector<at::Tensor> run_collectives(at::ScalarType dtype, int64_t part) {
   const ProcessGroupPtr& group = default_group();
   const int rank = get_rank(), size = get_world_size();
   std::vector<at::Tensor> results;
-  const auto result = [&](std::vector<int64_t> sizes) { return results.emplace_back(at::zeros(sizes, dtype)); };
+  const auto result = [&](std::vector<int64_t> sizes) { return results.emplace_back(with_any_strides(at::zeros(sizes, dtype)));
+  };
   all_gather(result({size, part}), numbers({part}, dtype, rank), group);
   std::vector<ReduceOp> operations = {ReduceOp::Sum, ReduceOp::Product};
   if (!at::isComplexType(dtype)) {

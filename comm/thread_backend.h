@@ -3,10 +3,10 @@
 // For tests, debuggers and sanitizers; it is not made to be fast. For tensors on the CPU and on CUDA, where several
 // ranks may share one GPU, which NCCL refuses.
 //
-// On CUDA every call stops the host: a rank waits for its current stream before it brings a call, and the rank that
-// carries it out for its stream after it. So whatever stream a rank uses next finds the result. All tensors of a call,
-// of all ranks, are on one device. Autograd runs the backward of CUDA tensors of all ranks in one thread, unless each
-// rank's thread says otherwise (docs/gpu.md).
+// On CUDA a call goes to a stream of the group, as NCCL's do: it waits for what each rank's current stream was given
+// before the call, and the stream that is current in a work's wait() waits for it. The host waits for other ranks'
+// calls alone. Tensors stay until a rank has waited. All tensors of a call, of all ranks, are on one device. Autograd
+// runs the backward of CUDA tensors of all ranks in one thread, unless each rank's thread says otherwise (docs/gpu.md).
 
 #include <memory>
 

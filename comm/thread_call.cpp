@@ -5,6 +5,7 @@
 #include "base/error.h"
 #include "comm/local_reduce.h"
 #include "comm/stream_copy.h"
+#include "comm/thread_call_copies.h"
 #include "comm/thread_call_tensors.h"
 
 namespace tessera {
@@ -44,20 +45,6 @@ PartRange part_range(const at::Tensor& flat, size_t rank, Elements elements) {
   const auto item = static_cast<int64_t>(flat.element_size());
   return {
       .item = item, .rank = static_cast<int64_t>(rank), .begin = elements.begin * item, .bytes = elements.count * item};
-}
-
-void all_gather(c10::ArrayRef<LocalCall> calls) {
-  const int64_t count = calls[0].input.numel();
-  for (const LocalCall& to : calls) {
-    for (size_t from = 0; from < calls.size(); ++from) {
-      const Bytes sent = whole(calls[from].input);
-      if (to.parts) {
-        write_parts(*to.parts, part_range(calls[from].input, from, {0, count}), sent.data, kNeverStream);
-      } else {
-        copy(bytes_of(to.output, from * count, count), sent);
-      }
-    }
-  }
 }
 
 /// Elements [begin, begin + count) of what `call` sends to rank `to`: where they are, or copied to `room`.
@@ -120,21 +107,15 @@ void all_reduce(c10::ArrayRef<LocalCall> calls) {
   }
 }
 
-void broadcast(c10::ArrayRef<LocalCall> calls) {
-  for (const LocalCall& call : calls) {
-    copy(whole(call.output), whole(calls[call.root].output));
-  }
-}
-
-void all_to_all(c10::ArrayRef<LocalCall> calls) {
-  std::vector<int64_t> sent(calls.size(), 0);
-  for (size_t to = 0; to < calls.size(); ++to) {
-    int64_t received = 0;
-    for (size_t from = 0; from < calls.size(); ++from) {
-      const int64_t count = calls[from].input_splits[to];
-      copy(bytes_of(calls[to].output, received, count), bytes_of(calls[from].input, sent[from], count));
-      received += count;
-      sent[from] += count;
+void copy_elements(c10::ArrayRef<LocalCall> calls) {
+  for (const ElementCopy& piece : copies_of(calls)) {
+    const LocalCall& to = calls[piece.to];
+    const at::Tensor& from = sent_tensor(calls[piece.from]);
+    const Bytes sent = bytes_of(from, piece.from_begin, piece.count);
+    if (to.parts) {  // of an all-gather
+      write_parts(*to.parts, part_range(from, piece.from, {0, piece.count}), sent.data, kNeverStream);
+    } else {
+      copy(bytes_of(to.output, piece.to_begin, piece.count), sent);
     }
   }
 }
@@ -142,19 +123,16 @@ void all_to_all(c10::ArrayRef<LocalCall> calls) {
 void execute_in_memory(c10::ArrayRef<LocalCall> calls) {
   switch (calls[0].kind) {
     case Collective::AllGather:
-      return all_gather(calls);
+    case Collective::Broadcast:
+    case Collective::AllToAll:
+    case Collective::Send:
+      return copy_elements(calls);
     case Collective::ReduceScatter:
       return reduce_scatter(calls);
     case Collective::AllReduce:
       return all_reduce(calls);
-    case Collective::Broadcast:
-      return broadcast(calls);
-    case Collective::AllToAll:
-      return all_to_all(calls);
     case Collective::Barrier:
       return;
-    case Collective::Send:
-      return copy(whole(calls[1].output), whole(calls[0].input));
     case Collective::Scatter:
     case Collective::Gather:
     case Collective::Recv:
@@ -166,12 +144,7 @@ void execute_in_memory(c10::ArrayRef<LocalCall> calls) {
 }  // namespace
 
 void execute(c10::ArrayRef<LocalCall> calls) {
-  const c10::Device device = device_of(calls[0]);
-  if (device.is_cpu()) {
-    return execute_in_memory(calls);
-  }
-  execute_by_tensor_ops(calls);
-  synchronize_stream(device);
+  device_of(calls[0]).is_cpu() ? execute_in_memory(calls) : execute_by_tensor_ops(calls);
 }
 
 }  // namespace tessera

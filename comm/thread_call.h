@@ -12,7 +12,7 @@
 namespace tessera {
 
 /// Carries out calls (one a rank, in order) that belong together; of a message, that of its sender and its receiver.
-/// Returns when it is done, on a GPU too.
+/// On a GPU it is given to the calling thread's current stream.
 void execute(c10::ArrayRef<LocalCall> calls);
 
 }  // namespace tessera

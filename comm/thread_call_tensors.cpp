@@ -7,13 +7,13 @@
 #include <ATen/ops/view_as_complex.h>
 #include <ATen/ops/view_as_real.h>
 #include <ATen/ops/where.h>
-#include <c10/core/Stream.h>
-#include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <algorithm>
 #include <vector>
 
 #include "base/error.h"
+#include "comm/backend_checks.h"
+#include "comm/thread_call_copies.h"
 
 namespace tessera {
 
@@ -22,7 +22,7 @@ namespace {
 // Elements [begin, begin + count) of a contiguous tensor.
 at::Tensor elements_of(const at::Tensor& tensor, int64_t begin, int64_t count) {
   tensor.const_data_ptr();  // throws for a tensor without memory of its own, such as a DTensor
-  return tensor.view(-1).narrow(0, begin, count);
+  return flat_elements(tensor).narrow(0, begin, count);
 }
 
 at::Tensor whole(const at::Tensor& tensor) {
@@ -32,7 +32,7 @@ at::Tensor whole(const at::Tensor& tensor) {
 void copy_data(const at::Tensor& to, const at::Tensor& from) {
   TESSERA_ASSERT(to.nbytes() == from.nbytes(), "{} bytes into {}", from.nbytes(), to.nbytes());
   if (to.numel() != 0 && to.const_data_ptr() != from.const_data_ptr()) {
-    to.view(at::kByte).copy_(from.view(at::kByte), /*non_blocking=*/true);
+    flat_bytes(to).copy_(flat_bytes(from), /*non_blocking=*/true);
   }
 }
 
@@ -97,15 +97,6 @@ void reduce(const at::Tensor& output, std::vector<at::Tensor> inputs, ReduceOp o
   output.copy_(total);
 }
 
-void all_gather(c10::ArrayRef<LocalCall> calls) {
-  const int64_t count = calls[0].input.numel();
-  for (const LocalCall& to : calls) {
-    for (size_t from = 0; from < calls.size(); ++from) {
-      copy_data(elements_of(to.output, static_cast<int64_t>(from) * count, count), whole(calls[from].input));
-    }
-  }
-}
-
 void reduce_scatter(c10::ArrayRef<LocalCall> calls) {
   const int64_t count = calls[0].output.numel();
   for (size_t to = 0; to < calls.size(); ++to) {
@@ -128,22 +119,10 @@ void all_reduce(c10::ArrayRef<LocalCall> calls) {
   }
 }
 
-void broadcast(c10::ArrayRef<LocalCall> calls) {
-  for (const LocalCall& call : calls) {
-    copy_data(whole(call.output), whole(calls[call.root].output));
-  }
-}
-
-void all_to_all(c10::ArrayRef<LocalCall> calls) {
-  std::vector<int64_t> sent(calls.size(), 0);
-  for (size_t to = 0; to < calls.size(); ++to) {
-    int64_t received = 0;
-    for (size_t from = 0; from < calls.size(); ++from) {
-      const int64_t count = calls[from].input_splits[to];
-      copy_data(elements_of(calls[to].output, received, count), elements_of(calls[from].input, sent[from], count));
-      received += count;
-      sent[from] += count;
-    }
+void copy_elements(c10::ArrayRef<LocalCall> calls) {
+  for (const ElementCopy& copy : copies_of(calls)) {
+    copy_data(elements_of(calls[copy.to].output, copy.to_begin, copy.count),
+              elements_of(sent_tensor(calls[copy.from]), copy.from_begin, copy.count));
   }
 }
 
@@ -153,17 +132,14 @@ void execute_by_tensor_ops(c10::ArrayRef<LocalCall> calls) {
   const at::AutoDispatchBelowADInplaceOrView guard;  // no autograd, no version counter
   switch (calls[0].kind) {
     case Collective::AllGather:
-      return all_gather(calls);
+    case Collective::Broadcast:
+    case Collective::AllToAll:
+    case Collective::Send:
+      return copy_elements(calls);
     case Collective::ReduceScatter:
       return reduce_scatter(calls);
     case Collective::AllReduce:
       return all_reduce(calls);
-    case Collective::Broadcast:
-      return broadcast(calls);
-    case Collective::AllToAll:
-      return all_to_all(calls);
-    case Collective::Send:
-      return copy_data(whole(calls[1].output), whole(calls[0].input));
     case Collective::Barrier:
     case Collective::Scatter:
     case Collective::Gather:
@@ -171,12 +147,6 @@ void execute_by_tensor_ops(c10::ArrayRef<LocalCall> calls) {
       break;
   }
   TESSERA_ASSERT(false, "{} is not a call by tensor operations", name(calls[0].kind));
-}
-
-void synchronize_stream(c10::Device device) {
-  if (!device.is_cpu()) {
-    c10::impl::VirtualGuardImpl(device.type()).getStream(device).synchronize();
-  }
 }
 
 }  // namespace tessera

@@ -6,7 +6,6 @@
 // take the other one of two zeros, multiply by 1/n, or round once where the CPU rounds twice. Tests run it on CPU
 // tensors beside comm/local_reduce.h.
 
-#include <c10/core/Device.h>
 #include <c10/util/ArrayRef.h>
 
 #include "comm/local_call.h"
@@ -16,9 +15,4 @@ namespace tessera {
 /// As execute() of thread_call.h, on the calling thread's current stream. All tensors are on one device, none is in
 /// parts. Version counters stay as they are.
 void execute_by_tensor_ops(c10::ArrayRef<LocalCall> calls);
-
-/// Stops the host until what the calling thread's current stream of `device` has been given is done; nothing for the
-/// CPU. Throws what the device reports, c10::Error.
-void synchronize_stream(c10::Device device);
-
 }  // namespace tessera

@@ -1,5 +1,7 @@
 #include "comm/thread_world.h"
 
+#include <c10/core/StreamGuard.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
@@ -8,9 +10,19 @@
 
 #include "base/error.h"
 #include "comm/thread_call.h"
-#include "comm/thread_call_tensors.h"
 
 namespace tessera {
+
+ThreadGroup::Meeting::~Meeting() {
+  const auto has_tensors = [](const LocalCall& call) { return call.input.defined() || call.output.defined(); };
+  if (std::ranges::any_of(calls, has_tensors)) {
+    try {
+      carried_out.synchronize();
+    } catch (const std::exception& failure) {
+      fmt::print(stderr, "a collective that nobody waited for: {}\n", failure.what());
+    }
+  }
+}
 
 ThreadGroup::ThreadGroup(std::shared_ptr<ThreadWorld> world, std::vector<int64_t> ranks)
     : world_(std::move(world)), ranks_(std::move(ranks)), calls_made_(ranks_.size(), 0) {}
@@ -26,7 +38,7 @@ std::shared_ptr<ThreadGroup> ThreadGroup::messages(RankPair pair) {
 
 ThreadGroup::MeetingPtr ThreadGroup::post(const GroupInfo& info, int place, LocalCall call) {
   MeetingPtr meeting;
-  synchronize_stream(device_of(call));  // whoever carries the call out may use another stream
+  StreamMark ready = StreamMark::here(device_of(call));
   {
     std::lock_guard lock(world_->mutex_);
     TESSERA_CHECK(CommError, world_->failure_.empty(), "{} on {}: {}", describe(call), describe(info),
@@ -36,11 +48,13 @@ ThreadGroup::MeetingPtr ThreadGroup::post(const GroupInfo& info, int place, Loca
       open_.push_back(std::make_shared<Meeting>());
       open_.back()->calls.resize(ranks_.size());
       open_.back()->arrived.resize(ranks_.size());
+      open_.back()->ready.resize(ranks_.size());
       open_.back()->missing = static_cast<int>(ranks_.size());
     }
     meeting = open_[number];
     meeting->calls[place] = std::move(call);
     meeting->arrived[place] = true;
+    meeting->ready[place] = std::move(ready);
     if (--meeting->missing != 0) {
       return meeting;
     }
@@ -61,7 +75,7 @@ void ThreadGroup::finish(Meeting& meeting) {
   std::string error = find_mismatch(shapes);
   if (error.empty()) {
     try {
-      execute(meeting.calls);
+      carry_out(meeting);
     } catch (const std::exception& failure) {
       error = failure.what();
     }
@@ -70,6 +84,30 @@ void ThreadGroup::finish(Meeting& meeting) {
   meeting.error = std::move(error);
   meeting.done = true;
   changed_.notify_all();
+}
+
+/// On a device with streams in the group's own one, as NCCL has one, so that what a rank's stream is given meanwhile
+/// may run beside it.
+void ThreadGroup::carry_out(Meeting& meeting) {
+  const c10::Device device = device_of(meeting.calls[0]);
+  if (!has_streams(device.type())) {
+    execute(meeting.calls);
+    return;
+  }
+  if (!stream_) {
+    stream_ = c10::impl::VirtualGuardImpl(device.type()).getStreamFromGlobalPool(device);
+  }
+  const c10::StreamGuard guard(*stream_);
+  for (const StreamMark& ready : meeting.ready) {
+    ready.wait();
+  }
+  try {
+    execute(meeting.calls);
+  } catch (...) {
+    meeting.carried_out = StreamMark::here(device);
+    throw;
+  }
+  meeting.carried_out = StreamMark::here(device);
 }
 
 void ThreadGroup::wait(const GroupInfo& info, int place, const MeetingPtr& meeting) {
@@ -86,7 +124,8 @@ void ThreadGroup::wait(const GroupInfo& info, int place, const MeetingPtr& meeti
   if (!in_time && meeting->missing == 0) {
     changed_.wait(lock, over);
   }
-  own = std::move(meeting->calls[place]);
+  own = std::exchange(meeting->calls[place], {});
+  meeting->carried_out.wait();
   if (meeting->done && meeting->error.empty()) {
     return;
   }

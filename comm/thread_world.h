@@ -15,11 +15,13 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "comm/group_backend.h"
 #include "comm/local_call.h"
+#include "comm/stream_mark.h"
 
 namespace tessera {
 
@@ -31,8 +33,16 @@ class ThreadGroup {
  public:
   /// One collective; done when all ranks have called and it is carried out.
   struct Meeting {
+    Meeting() = default;
+    Meeting(const Meeting&) = delete;
+    Meeting& operator=(const Meeting&) = delete;
+    /// Waits for the device where a rank did not wait for its call, whose tensors end here.
+    ~Meeting();
+
     std::vector<LocalCall> calls;
     std::vector<bool> arrived;
+    std::vector<StreamMark> ready;  // where each rank's stream was when it brought its call
+    StreamMark carried_out;         // in the group's stream
     int missing = 0;
     bool done = false;
     std::string error;
@@ -48,8 +58,9 @@ class ThreadGroup {
   /// Brings the call of the rank at `place`, which `info` is of; the rank that completes the meeting carries it out.
   /// Throws CommError if a rank has failed.
   MeetingPtr post(const GroupInfo& info, int place, LocalCall call);
-  /// Returns when the call is carried out. Throws CommError: ranks called different collectives, a missing rank has
-  /// left or failed, or time is up, which fails this rank for all others as well.
+  /// Returns when the call is carried out; on a device with streams, when it was given to one for which the calling
+  /// thread's current stream waits. Throws CommError: ranks called different collectives, a missing rank has left or
+  /// failed, or time is up, which fails this rank for all others as well.
   void wait(const GroupInfo& info, int place, const MeetingPtr& meeting);
 
  private:
@@ -57,6 +68,7 @@ class ThreadGroup {
 
   std::vector<int64_t> missing_ranks(const Meeting& meeting) const;
   void finish(Meeting& meeting);
+  void carry_out(Meeting& meeting);
 
   const std::shared_ptr<ThreadWorld> world_;
   const std::vector<int64_t> ranks_;
@@ -65,6 +77,7 @@ class ThreadGroup {
   uint64_t first_open_ = 0;
   std::vector<uint64_t> calls_made_;
   std::map<RankPair, std::shared_ptr<ThreadGroup>> messages_;
+  std::optional<c10::Stream> stream_;  // for whoever carries a call out, one at a time
 };
 
 /// Thread safety: all calls may come from any thread.

@@ -115,6 +115,18 @@ TEST_CASE("devices: version counters stay, and leaves that need gradients are wr
   });
 }
 
+TEST_CASE("devices: a tensor of one element may have any strides") {
+  run_on_devices(2, [](int rank, c10::Device device) {
+    const at::Tensor one = at::full({5}, 1.0 + rank, at::dtype(at::kDouble).device(device)).as_strided({1}, {3});
+    const at::Tensor both = at::zeros({2}, one.options());
+    all_gather(both, one, default_group());
+    expect_bit_equal(both, at::tensor({1.0, 2.0}, at::kDouble).to(device));
+    all_reduce(one, ReduceOp::Sum, default_group());
+    broadcast(one, 1, default_group());
+    expect_bit_equal(one.clone(), at::full({1}, 3.0, one.options()));
+  });
+}
+
 TEST_CASE("devices: parts are for the CPU alone") {
   run_on_devices(2, [](int, c10::Device device) {
     expect_equal(takes_parts(default_group(), device.type()), device.is_cpu());

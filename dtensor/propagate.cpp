@@ -22,6 +22,11 @@ at::Tensor one_element(const TensorMeta& meta) {
   return at::ones(DimVector(meta.sizes.size(), 1), at::TensorOptions().dtype(meta.dtype));
 }
 
+/// An op takes a number that is a tensor of the CPU beside tensors of any device, but none of another GPU or meta.
+bool goes_with(const at::Tensor& number, c10::DeviceType device) {
+  return number.is_cpu() || number.device().type() == device;
+}
+
 /// The arguments with stand-ins for the operands, made by `make` on `device`.
 template <class Make>
 torch::jit::Stack stand_in_arguments(const OpCall& call, c10::DeviceType device, Make make) {
@@ -33,7 +38,9 @@ torch::jit::Stack stand_in_arguments(const OpCall& call, c10::DeviceType device,
     if (value.isTensor()) {
       if (next < call.operands.size() && call.operands[next].arg == i) {
         const auto& operand = call.operands[next++];
-        value = operand.spec ? make(operand.meta) : value;
+        if (operand.spec || !goes_with(value.toTensor(), device)) {
+          value = make(operand.meta);
+        }
       }
     } else if (value.isTensorList()) {
       std::vector<at::Tensor> tensors;

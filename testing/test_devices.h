@@ -1,5 +1,6 @@
 #pragma once
-// The devices that a test runs on: a test over them is one of the CPU everywhere, and of a GPU where there is one.
+// The devices that a test runs on: a test over them is one of the CPU and of a GPU everywhere. Under --config=cuda it is a
+// real one, where there is one; else testing/simulated_gpu.
 //
 //   for (const c10::Device device : test_devices()) {
 //     run_ranks(2, [&](int rank) {                                       // ranks share the GPU (comm/thread_backend.h)
@@ -7,7 +8,8 @@
 //       const auto x = at::full({3}, float(rank), device);
 //       ...
 //
-// A target that depends on it links libtorch's CUDA half under --config=cuda, and is compiled as without.
+// A target that depends on it links libtorch's CUDA half under --config=cuda, the simulation else, and is compiled the
+// same.
 
 #include <c10/core/Device.h>
 
@@ -15,7 +17,7 @@
 
 namespace tessera {
 
-/// The CPU, and GPU 0 in a build with --config=cuda. Where such a build sees no GPU, prints "skipped: <test>: no CUDA
+/// The CPU and GPU 0. Where a build with --config=cuda sees no GPU, the CPU alone, and prints "skipped: <test>: no CUDA
 /// device ..." (tools/gpu_check/run.py reads it). In a Catch2 test, outside its ranks.
 std::vector<c10::Device> test_devices();
 

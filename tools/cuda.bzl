@@ -22,6 +22,9 @@ def if_cuda(yes, no = []):
 # target_compatible_with of targets that only --config=cuda builds.
 ONLY_CUDA = if_cuda([], ["//third_party/cuda:needs_config_cuda"])
 
+# Of targets that only a build without it has.
+NOT_CUDA = if_cuda(["//third_party/cuda:needs_no_config_cuda"], [])
+
 StringListInfo = provider("The value of a string_list_flag.", fields = ["values"])
 
 def _string_list_flag_impl(ctx):

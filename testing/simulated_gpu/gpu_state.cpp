@@ -1,0 +1,145 @@
+#include "testing/simulated_gpu/gpu_state.h"
+
+#include <unistd.h>
+
+#include <cstdio>
+#include <exception>
+
+#include "base/error.h"
+#include "testing/simulated_gpu/simulated_gpu.h"
+
+namespace tessera::simulated_gpu {
+
+namespace {
+
+/// The end of a program in which something was found that no op threw.
+struct LastWord {
+  ~LastWord() {
+    const std::string fault = GpuState::instance().take_fault();
+    if (!fault.empty()) {
+      fmt::print(stderr, "simulated GPU: {}\n", fault);
+      std::fflush(nullptr);
+      _exit(1);
+    }
+  }
+};
+
+}  // namespace
+
+GpuState& GpuState::instance() {
+  static auto* const state = new GpuState;  // tensors of static duration outlive what is destroyed at the end
+  static const LastWord last_word;
+  return *state;
+}
+
+c10::Stream GpuState::new_stream(c10::DeviceIndex device) {
+  const std::lock_guard lock(mutex_);
+  return c10::Stream(c10::Stream::UNSAFE, c10::Device(c10::kCUDA, device), next_id_++);
+}
+
+size_t GpuState::number_of(const c10::Stream& stream) {
+  const auto [place, is_new] = numbers_.try_emplace({stream.device_index(), stream.id()}, 0);
+  if (is_new) {
+    place->second = clocks_.add_stream();
+  }
+  return place->second;
+}
+
+Clock GpuState::record(const c10::Stream& stream) {
+  const std::lock_guard lock(mutex_);
+  return clocks_.record(number_of(stream));
+}
+
+void GpuState::wait(const c10::Stream& stream, const Clock& event) {
+  const std::lock_guard lock(mutex_);
+  clocks_.wait(number_of(stream), event);
+}
+
+void GpuState::host_waits(const Clock& event, const std::string& place) {
+  const std::lock_guard lock(mutex_);
+  clocks_.host_waits(event);
+  waits_.push_back(place);
+}
+
+void GpuState::host_waits_for(const c10::Stream& stream, const std::string& place) {
+  host_waits(record(stream), place);
+}
+
+void GpuState::host_waits_for_device(c10::DeviceIndex device, const std::string& place) {
+  const std::lock_guard lock(mutex_);
+  for (const auto& [stream, number] : numbers_) {
+    if (stream.first == device) {
+      clocks_.host_waits(clocks_.record(number));
+    }
+  }
+  waits_.push_back(place);
+}
+
+std::vector<std::string> GpuState::waits() {
+  const std::lock_guard lock(mutex_);
+  return waits_;
+}
+
+void GpuState::forget_waits() {
+  const std::lock_guard lock(mutex_);
+  waits_.clear();
+}
+
+void GpuState::launch(const c10::Stream& stream, const char* op, const std::vector<TouchedBytes>& touched) {
+  const std::lock_guard lock(mutex_);
+  TESSERA_CHECK(Error, fault_.empty(), "simulated GPU: {}", std::exchange(fault_, ""));
+  const Moment moment = clocks_.launch(number_of(stream));
+  for (const auto& [address, bytes, writes] : touched) {
+    MemoryBlock& block = memory_.block_of(address);
+    const size_t begin = static_cast<const char*>(address) - static_cast<const char*>(memory_.device_address(block));
+    const Access access{.moment = moment, .begin = begin, .end = begin + bytes, .writes = writes, .op = op};
+    TESSERA_CHECK(Error, !block.is_free, "simulated GPU: {} of a block that was freed", describe(access));
+    if (const auto earlier = block.accesses.find_race(access, clocks_)) {
+      TESSERA_CHECK(Error, false,
+                    "simulated GPU: {} of a block of {}, without waiting until {}; record an event there, and let this "
+                    "stream wait for it",
+                    describe(access), block.bytes, describe(*earlier));
+    }
+    block.accesses.add(access, clocks_);
+  }
+}
+
+void* GpuState::allocate(size_t bytes, const c10::Stream& stream) {
+  const std::lock_guard lock(mutex_);
+  return memory_.allocate(bytes, number_of(stream));
+}
+
+void GpuState::free(void* device_address) noexcept {
+  const std::lock_guard lock(mutex_);
+  MemoryBlock& block = memory_.block_of(device_address);
+  for (const size_t stream : block.recorded) {
+    block.accesses.forgive(stream);
+  }
+  const auto open = block.accesses.find_open(block.stream, clocks_);
+  if (open) {
+    fault_ = fmt::format("a block of {} bytes of stream {} was freed before that stream waits until {}", block.bytes,
+                         block.stream, describe(*open));
+    block.accesses = {};  // so that it is found once
+  }
+  memory_.free(block);
+}
+
+void GpuState::record_stream(const void* device_address, const c10::Stream& stream) {
+  const std::lock_guard lock(mutex_);
+  memory_.block_of(device_address).recorded.push_back(number_of(stream));
+}
+
+std::string GpuState::take_fault() {
+  const std::lock_guard lock(mutex_);
+  return std::exchange(fault_, "");
+}
+
+std::vector<std::string> host_waits() {
+  return GpuState::instance().waits();
+}
+
+void forget_host_waits() {
+  GpuState::instance().forget_waits();
+}
+
+}  // namespace tessera::simulated_gpu

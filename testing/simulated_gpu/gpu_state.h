@@ -1,0 +1,64 @@
+#pragma once
+// The simulated GPUs: streams, events and memory, for the device guard and the ops.
+
+#include <c10/core/Device.h>
+#include <c10/core/Stream.h>
+
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "testing/simulated_gpu/device_memory.h"
+#include "testing/simulated_gpu/stream_clocks.h"
+
+namespace tessera::simulated_gpu {
+
+/// Memory that an op reads or writes.
+struct TouchedBytes {
+  const void* device_address = nullptr;
+  size_t bytes = 0;
+  bool writes = false;
+};
+
+/// Thread safety: any thread.
+class GpuState {
+ public:
+  static GpuState& instance();
+
+  c10::Stream new_stream(c10::DeviceIndex device);
+
+  Clock record(const c10::Stream& stream);
+  void wait(const c10::Stream& stream, const Clock& event);
+  void host_waits(const Clock& event, const std::string& place);
+  void host_waits_for(const c10::Stream& stream, const std::string& place);
+  void host_waits_for_device(c10::DeviceIndex device, const std::string& place);
+  std::vector<std::string> waits();
+  void forget_waits();
+
+  /// A piece of work on `stream`. Throws Error if it, or anything before it, does what simulated_gpu.h says.
+  void launch(const c10::Stream& stream, const char* op, const std::vector<TouchedBytes>& touched);
+
+  void* allocate(size_t bytes, const c10::Stream& stream);
+  void free(void* device_address) noexcept;
+  void record_stream(const void* device_address, const c10::Stream& stream);
+  void* host_address(const void* device_address) const { return memory_.host_address(device_address); }
+
+  /// What was found and not thrown yet; "" for nothing.
+  std::string take_fault();
+
+ private:
+  size_t number_of(const c10::Stream& stream);
+
+  std::mutex mutex_;
+  StreamClocks clocks_;
+  DeviceMemory memory_;
+  std::map<std::pair<c10::DeviceIndex, c10::StreamId>, size_t> numbers_;
+  c10::StreamId next_id_ = 1;
+  std::vector<std::string> waits_;
+  std::string fault_;
+};
+
+}  // namespace tessera::simulated_gpu

@@ -1,18 +1,16 @@
 // What libtorch asks of a device: current device and streams, events, memory, hooks.
 
 #include <ATen/CPUGeneratorImpl.h>
-#include <ATen/core/CachingHostAllocator.h>
 #include <ATen/detail/CUDAHooksInterface.h>
 #include <c10/core/Allocator.h>
-#include <c10/core/CPUAllocator.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 
 #include <array>
-#include <optional>
-#include <set>
+#include <utility>
 
 #include "base/error.h"
 #include "testing/simulated_gpu/gpu_state.h"
+#include "testing/simulated_gpu/pinned_memory.h"
 #include "testing/simulated_gpu/simulated_gpu.h"
 
 namespace tessera::simulated_gpu {
@@ -140,6 +138,9 @@ struct Hooks final : at::CUDAHooksInterface {
   c10::DeviceIndex maybeExchangeDevice(c10::DeviceIndex device) const override { return exchangeDevice(device); }
   void deviceSynchronize(c10::DeviceIndex device) const override { GuardImpl().synchronizeDevice(device); }
 
+  at::Allocator* getPinnedMemoryAllocator() const override { return &pinned_allocator(); }
+  bool isPinnedPtr(const void* address) const override { return is_pinned(address); }
+
   /// Random numbers are the CPU's.
   const at::Generator& getDefaultGenerator(c10::DeviceIndex /*device*/) const override {
     return at::detail::getDefaultCPUGenerator();
@@ -149,9 +150,10 @@ struct Hooks final : at::CUDAHooksInterface {
   }
 };
 
-const bool allocator_is_set = [] {
+const bool allocators_are_set = [] {
   static DeviceAllocator allocator;
   c10::SetAllocator(c10::kCUDA, &allocator);
+  at::setHostAllocator(c10::kCUDA, &pinned_allocator());
   return true;
 }();
 

@@ -157,6 +157,11 @@ bool copy_waits(const at::Tensor& to, const at::Tensor& from, bool non_blocking)
   return (!to.is_cuda() && !(non_blocking && to.is_pinned())) || (!from.is_cuda() && !non_blocking);
 }
 
+/// Whether a copy to the host goes on while the host does.
+bool is_delivered_later(const at::Tensor& to, const at::Tensor& from, bool non_blocking) {
+  return non_blocking && from.is_cuda() && !to.is_cuda() && to.is_pinned() && to.is_contiguous() && to.numel() != 0;
+}
+
 /// A copy between GPUs goes to the source's stream, and those of both wait for each other.
 at::Tensor& copy_between_gpus(at::Tensor& to, const at::Tensor& from) {
   auto& state = GpuState::instance();
@@ -183,9 +188,14 @@ void copy_(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
     stack->emplace_back(to);
     return;
   }
+  auto& state = GpuState::instance();
+  const c10::Stream stream = current_stream(to.is_cuda() ? to.device() : from.device());
+  state.deliver_for(stream);
   run(op, stack);
-  if (copy_waits(to, from, non_blocking)) {
-    GpuState::instance().host_waits_for(current_stream(to.is_cuda() ? to.device() : from.device()), op.schema().name());
+  if (is_delivered_later(to, from, non_blocking)) {
+    state.deliver_later(stream, to.mutable_data_ptr(), to.nbytes());
+  } else if (copy_waits(to, from, non_blocking)) {
+    state.host_waits_for(stream, op.schema().name());
   }
 }
 

@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <cstdio>
+#include <cstring>
 #include <exception>
 
 #include "base/error.h"
@@ -58,6 +59,7 @@ void GpuState::wait(const c10::Stream& stream, const Clock& event) {
 void GpuState::host_waits(const Clock& event, const std::string& place) {
   const std::lock_guard lock(mutex_);
   clocks_.host_waits(event);
+  deliver_to_host();
   waits_.push_back(place);
 }
 
@@ -72,6 +74,7 @@ void GpuState::host_waits_for_device(c10::DeviceIndex device, const std::string&
       clocks_.host_waits(clocks_.record(number));
     }
   }
+  deliver_to_host();
   waits_.push_back(place);
 }
 
@@ -102,6 +105,40 @@ void GpuState::launch(const c10::Stream& stream, const char* op, const std::vect
     }
     block.accesses.add(access, clocks_);
   }
+}
+
+template <class IsDue>
+void GpuState::deliver(const IsDue& is_due) {
+  std::erase_if(deliveries_, [&](const Delivery& delivery) {
+    if (!is_due(delivery)) {
+      return false;
+    }
+    delivery.bytes.copy(delivery.to, delivery.bytes.size());
+    return true;
+  });
+}
+
+void GpuState::deliver_to_host() {
+  deliver([&](const Delivery& delivery) { return clocks_.is_over_for_host(delivery.moment); });
+}
+
+void GpuState::deliver_for(const c10::Stream& stream) {
+  const std::lock_guard lock(mutex_);
+  deliver([&](const Delivery& delivery) { return clocks_.is_over(delivery.moment, number_of(stream)); });
+}
+
+void GpuState::deliver_later(const c10::Stream& stream, void* host_address, size_t bytes) {
+  const std::lock_guard lock(mutex_);
+  auto* const to = static_cast<char*>(host_address);
+  deliveries_.push_back({.moment = clocks_.last(number_of(stream)), .to = to, .bytes = std::string(to, bytes)});
+  std::memset(to, 0xff, bytes);
+}
+
+void GpuState::drop_deliveries(const void* host_address, size_t bytes) {
+  const std::lock_guard lock(mutex_);
+  const auto* const begin = static_cast<const char*>(host_address);
+  std::erase_if(deliveries_,
+                [&](const Delivery& delivery) { return delivery.to >= begin && delivery.to < begin + bytes; });
 }
 
 void* GpuState::allocate(size_t bytes, const c10::Stream& stream) {

@@ -41,6 +41,14 @@ class GpuState {
   /// A piece of work on `stream`. Throws Error if it, or anything before it, does what simulated_gpu.h says.
   void launch(const c10::Stream& stream, const char* op, const std::vector<TouchedBytes>& touched);
 
+  /// What the last work on `stream` has written at `host_address` is there when the host has waited for it; before, the
+  /// bytes are 0xff.
+  void deliver_later(const c10::Stream& stream, void* host_address, size_t bytes);
+  /// What is over for `stream` is there for its next work.
+  void deliver_for(const c10::Stream& stream);
+  /// The memory ends.
+  void drop_deliveries(const void* host_address, size_t bytes);
+
   void* allocate(size_t bytes, const c10::Stream& stream);
   void free(void* device_address) noexcept;
   void record_stream(const void* device_address, const c10::Stream& stream);
@@ -50,13 +58,23 @@ class GpuState {
   std::string take_fault();
 
  private:
+  struct Delivery {
+    Moment moment;
+    char* to;
+    std::string bytes;
+  };
+
   size_t number_of(const c10::Stream& stream);
+  template <class IsDue>
+  void deliver(const IsDue& is_due);
+  void deliver_to_host();
 
   std::mutex mutex_;
   StreamClocks clocks_;
   DeviceMemory memory_;
   std::map<std::pair<c10::DeviceIndex, c10::StreamId>, size_t> numbers_;
   c10::StreamId next_id_ = 1;
+  std::vector<Delivery> deliveries_;
   std::vector<std::string> waits_;
   std::string fault_;
 };

@@ -17,8 +17,10 @@
 // vector clocks (stream_clocks.h) that tell what a real GPU would be free to do in another order. After CUDA Sanitizer
 // of PyTorch (torch/cuda/_sanitizer.py), which watches a real one.
 //
-// What it does not show: speed, kernels of CUDA itself with their own rounding and limits, NCCL, and races that depend
-// on when the host reads memory that the GPU copies to without the host's waiting.
+// What the GPU copies to pinned memory, while the host goes on, is there once the host has waited; until then, NaN.
+//
+// What it does not show: speed, kernels of CUDA itself with their own rounding and limits, NCCL, and pinned memory that
+// the host writes while the GPU reads it.
 //
 // Linking it makes at::hasCUDA() true. Thread safety: as CUDA's; each thread has its current device and streams.
 

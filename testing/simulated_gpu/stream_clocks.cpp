@@ -50,4 +50,12 @@ bool StreamClocks::is_over(Moment moment, size_t stream) const {
   return moment.stream == stream || has_seen(streams_.at(stream), moment) || has_seen(host_, moment);
 }
 
+bool StreamClocks::is_over_for_host(Moment moment) const {
+  return has_seen(host_, moment);
+}
+
+Moment StreamClocks::last(size_t stream) const {
+  return {.stream = stream, .time = streams_.at(stream)[stream]};
+}
+
 }  // namespace tessera::simulated_gpu

@@ -36,6 +36,10 @@ class StreamClocks {
 
   /// Whether `moment` is over before anything begins that `stream` is given from now on.
   bool is_over(Moment moment, size_t stream) const;
+  /// Whether the host has waited until `moment` was over.
+  bool is_over_for_host(Moment moment) const;
+  /// The last piece of work that `stream` was given; its time is 0 if there is none.
+  Moment last(size_t stream) const;
 
  private:
   std::vector<Clock> streams_;

@@ -190,6 +190,21 @@ TEST_CASE("simulated GPU: freed memory goes to its own stream again", "[simulate
   CHECK(address() != first);
 }
 
+TEST_CASE("simulated GPU: a copy to pinned memory is there once the host has waited", "[simulated_gpu]") {
+  const at::Tensor x = at::ones({3}, kGpu), host = at::empty({3}, at::TensorOptions().pinned_memory(true));
+  REQUIRE(host.is_pinned());
+  CHECK_FALSE(at::empty({3}).is_pinned());
+  forget_host_waits();
+  host.copy_(x, /*non_blocking=*/true);
+  CHECK(host_waits().empty());
+  CHECK(host.isnan().all().item<bool>());
+  CHECK(at::equal(host.to(kGpu).cpu(), at::ones({3})));  // the stream knows it
+  current_stream().synchronize();
+  CHECK(at::equal(host, at::ones({3})));
+  host.fill_(2);
+  CHECK(host.to(kGpu, /*non_blocking=*/true).sum().item<float>() == 6);
+}
+
 TEST_CASE("simulated GPU: tensors of two GPUs meet in copies alone", "[simulated_gpu]") {
   const at::Tensor x = at::arange(4, kGpu), y = at::arange(4, c10::Device(c10::kCUDA, 1));
   expect_throws<ValueError>([&] { x.view({2, 2}).mm(y.view({2, 2})); }, "an op on tensors of cuda:0 and cuda:1");

@@ -102,10 +102,9 @@ const at::Tensor& ShardGather::wait() {
   return gathered_;
 }
 
-void ShardGather::give_back() {
+GatherMemory ShardGather::release() {
   gathered_ = at::Tensor();
-  gathered_buffer_.give_back();
-  cast_.give_back();
+  return {gathered_buffer_.release(), cast_.release()};
 }
 
 ShardGather::StampPlaces ShardGather::stamp_places() const {

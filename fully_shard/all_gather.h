@@ -14,6 +14,7 @@
 
 #include "fully_shard/block_pool.h"
 #include "fully_shard/engine_slots.h"
+#include "fully_shard/gather_stream.h"
 #include "fully_shard/param_layout.h"
 #include "fully_shard/sharded_param.h"
 
@@ -44,7 +45,7 @@ class ShardGather {
   /// Each rank sends `bytes` bytes, a multiple of 16, and a stamp (gather_format.h).
   ShardGather(int64_t num_ranks, int64_t bytes, at::Device device);
 
-  /// A buffer to send from, where the shard itself is not sent; contents are undefined. Given back by give_back().
+  /// A buffer to send from, where the shard itself is not sent; contents are undefined. Until release().
   const at::Tensor& borrow_input(BlockPool& pool) { return cast_.borrow(pool); }
   /// Issues the all-gather of `input`, which may be of another dtype, or on another device, and must stay as it is
   /// until wait(). With one rank there is no group, and nothing but the cast.
@@ -53,9 +54,10 @@ class ShardGather {
   /// returns an undefined tensor. `full`: a tensor for each slot of `layout`, the same ones each time, with memory.
   void start_in_place(const at::Tensor& input, const ProcessGroupPtr& group, BlockPool& pool, const ParamLayout& layout,
                       const std::vector<ShardedParam>& full);
-  /// The ranks' flat shards, one after the other. Valid until give_back().
+  /// The ranks' flat shards, one after the other. Valid until release().
   const at::Tensor& wait();
-  void give_back();
+  /// The buffers, which end with the result.
+  GatherMemory release();
   /// Elements that a rank sends, the stamp included.
   int64_t numel() const { return numel_; }
   /// Throws StateError unless all ranks sent the stamp of `unit`. After wait().

@@ -118,9 +118,13 @@ void set_memory(const at::Tensor& tensor, Block& block, size_t offset, size_t by
 }
 
 void clear_memory(const at::Tensor& tensor) {
+  take_memory(tensor);
+}
+
+c10::DataPtr take_memory(const at::Tensor& tensor) {
   auto* storage = tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl();
-  storage->set_data_ptr_noswap(c10::DataPtr(nullptr, tensor.device()));
   storage->set_nbytes(0);
+  return storage->set_data_ptr(c10::DataPtr(nullptr, tensor.device()));
 }
 
 const at::Tensor& PooledBuffer::borrow(BlockPool& pool) {
@@ -130,9 +134,11 @@ const at::Tensor& PooledBuffer::borrow(BlockPool& pool) {
 }
 
 void PooledBuffer::give_back() {
-  if (tensor_.defined()) {
-    clear_memory(tensor_);
-  }
+  release();
+}
+
+c10::DataPtr PooledBuffer::release() {
+  return tensor_.defined() ? take_memory(tensor_) : c10::DataPtr();
 }
 
 }  // namespace tessera

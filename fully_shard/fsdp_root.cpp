@@ -29,6 +29,16 @@ void add_states(torch::nn::Module& module, const std::string& path, std::vector<
   }
 }
 
+std::vector<std::shared_ptr<GatherStream>> gather_streams(const std::vector<NamedState>& states) {
+  std::vector<std::shared_ptr<GatherStream>> streams;
+  for (const auto& [path, state] : states) {
+    if (state->group() && std::ranges::find(streams, state->group()->gather_stream()) == streams.end()) {
+      streams.push_back(state->group()->gather_stream());
+    }
+  }
+  return streams;
+}
+
 }  // namespace
 
 void FSDPRoot::make(torch::nn::Module& module) {
@@ -53,6 +63,7 @@ void FSDPRoot::make(torch::nn::Module& module) {
     }
   }
   const std::shared_ptr<FSDPRoot> root(new FSDPRoot(std::move(units)));
+  root->gather_streams_ = gather_streams(states);
   const auto has_params = [](const NamedState& unit) { return unit.state->group() != nullptr; };
   const bool is_alone = std::ranges::count_if(states, has_params) == 1;
   for (size_t i = 0; i < states.size(); ++i) {
@@ -73,6 +84,7 @@ void FSDPRoot::enter_forward(const FSDPState& state, torch::nn::Module& module) 
   if (current_backward() == -1) {
     if (open_forwards_ == 0) {
       recover();
+      await_writes();
       outermost_runs_ = is_outermost(state);
       running_module = &module;
       if (outermost_runs_) {
@@ -101,6 +113,20 @@ void FSDPRoot::leave_forward(const FSDPState& state) {
         unit->finish_forward();
       }
     }
+    end_gathers();
+  }
+}
+
+/// Optimizers, loaders and users write shards between iterations; between forward and backward it is an error.
+void FSDPRoot::await_writes() const {
+  for (const auto& stream : gather_streams_) {
+    stream->wait_for_current();
+  }
+}
+
+void FSDPRoot::end_gathers() const {
+  for (const auto& stream : gather_streams_) {
+    stream->drain();
   }
 }
 
@@ -181,6 +207,7 @@ void FSDPRoot::finish_backward() {
       locked->finish_backward();
     }
   }
+  end_gathers();
   const auto outermost = states_.front().lock();
   if (!outermost || outermost->settings().is_last_backward) {
     reductions_.drain();

@@ -43,10 +43,13 @@ class FSDPRoot : public std::enable_shared_from_this<FSDPRoot> {
 
   std::shared_ptr<FSDPState> state_at(std::optional<int64_t> unit) const;
   void await_end_of_backward();
+  void await_writes() const;
+  void end_gathers() const;
   void recover();
   void finish_backward();
 
   std::vector<std::weak_ptr<FSDPState>> states_;  // by number, the outermost first
+  std::vector<std::shared_ptr<GatherStream>> gather_streams_;
   Schedule schedule_;
   ReductionQueue reductions_;
   int64_t backward_ = -1;    // the backward whose end is awaited

@@ -80,9 +80,13 @@ bool FSDPState::reshards_after_forward() const {
 
 void FSDPState::unshard(bool async_op) {
   is_prefetched_ = false;
-  if (group_ && async_op) {
+  if (!group_) {
+    return;
+  }
+  group_->gather_stream()->wait_for_current();  // who calls it may have written the parameters just now
+  if (async_op) {
     group_->start_if_sharded();
-  } else if (group_) {
+  } else {
     group_->unshard();
   }
 }

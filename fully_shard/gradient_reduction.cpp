@@ -6,6 +6,7 @@
 #include <algorithm>
 
 #include "base/error.h"
+#include "fully_shard/side_stream.h"
 
 namespace tessera {
 
@@ -28,13 +29,16 @@ void GradientReduction::ensure_flat_grad(std::span<const ShardedParam> params) {
   }
 }
 
-/// The flat gradient itself where nothing is added to it and nothing cast.
+/// Whether the result is the flat gradient itself: nothing is added to it and nothing cast.
+bool GradientReduction::is_flat_grad(std::span<const ShardedParam> params) const {
+  return options_.reduce_dtype == options_.grad_options.dtype() &&
+         std::none_of(members_.begin(), members_.end(), [&](size_t i) {
+           return params[i].stashed_grad().defined() || params[i].has_sharded_grad();
+         });
+}
+
 const at::Tensor& GradientReduction::choose_output(std::span<const ShardedParam> params, BlockPool& pool) {
-  const bool accumulates = std::any_of(members_.begin(), members_.end(), [&](size_t i) {
-    return params[i].stashed_grad().defined() || params[i].has_sharded_grad();
-  });
-  const auto& grad = options_.grad_options;
-  if (!accumulates && options_.reduce_dtype == grad.dtype() && options_.device == grad.device()) {
+  if (options_.device == options_.grad_options.device() && is_flat_grad(params)) {
     ensure_flat_grad(params);
     output_ = flat_grad_.flat;
   } else {
@@ -141,15 +145,44 @@ bool GradientReduction::start_all_reduce(std::span<ShardedParam> params) {
 
 void GradientReduction::finish(std::span<ShardedParam> params) {
   const at::AutoDispatchBelowADInplaceOrView below;
-  pending_.wait();
+  if (stage_ == Stage::HostCopy) {
+    copied_.synchronize();
+    output_ = host_output_;
+  } else {
+    pending_.wait();
+    scale_result();
+    if (output_.device() != options_.grad_options.device()) {
+      start_host_copy(params);
+      return;
+    }
+  }
+  write_back(params);
+  end();
+}
+
+void GradientReduction::scale_result() {
   if (hook_) {
     hook_(output_.narrow(0, 0, layout_.shard_numel));
   }
   if (scale_.after != 1) {
     output_.div_(scale_.after);
   }
-  write_back(params);
-  end();
+}
+
+/// What is copied stays until finish() has waited, so that no other work gets its memory.
+void GradientReduction::start_host_copy(std::span<const ShardedParam> params) {
+  if (is_flat_grad(params)) {
+    ensure_flat_grad(params);
+    host_output_ = flat_grad_.flat;
+  } else {
+    host_output_ = at::empty({numel_}, options_.grad_options.dtype(options_.reduce_dtype));
+  }
+  const auto stream = host_copy_stream(options_.device);
+  stream->wait_for_current();
+  const SideStream::Scope scope(*stream);
+  host_output_.copy_(output_, /*non_blocking=*/true);
+  copied_ = StreamMark::here(options_.device);
+  stage_ = Stage::HostCopy;
 }
 
 /// Whether what was set aside is all of the kept flat gradient, so that one addition serves all parameters.
@@ -165,9 +198,6 @@ bool GradientReduction::adds_up_flat(std::span<const ShardedParam> params, const
 void GradientReduction::write_back(std::span<ShardedParam> params) {
   for (auto i : members_) {
     params[i].stash_sharded_grad();
-  }
-  if (output_.device() != options_.grad_options.device()) {
-    output_ = output_.to(options_.grad_options.device());
   }
   const auto used = used_members();
   const bool is_direct = flat_grad_.flat.defined() && output_.is_same(flat_grad_.flat);
@@ -208,6 +238,8 @@ void GradientReduction::write_back(std::span<ShardedParam> params) {
 
 void GradientReduction::end() {
   output_ = at::Tensor();
+  host_output_ = at::Tensor();
+  copied_ = StreamMark();
   output_buffer_.give_back();
   stage_ = Stage::Idle;
 }
@@ -215,6 +247,7 @@ void GradientReduction::end() {
 void GradientReduction::discard() {
   if (in_flight()) {
     pending_.wait();
+    copied_.synchronize();
     input_.give_back();
     grads_.clear();
     end();

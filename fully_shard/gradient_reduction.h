@@ -5,6 +5,9 @@
 //
 //   collect() → start() ──▶ reduce-scatter in flight ── start_all_reduce() ──▶ all-reduce in flight ── finish()
 //
+// Where gradients go from a device to the CPU, whose optimizer has them, finish() starts the copy, to pinned memory and
+// on a stream of its own, and the next finish() waits for it.
+//
 // Where ranks read each other's memory ("threads", "shm") and the gradients are as they are sent, there is no copy-in:
 // the reduce-scatter reads them where they are (comm/tensor_part.h). Where there is one shard only, start() copies into
 // the result itself, and issues the all-reduce at once. In place of start(), start_in() copies into a part of a buffer
@@ -28,6 +31,7 @@
 #include <span>
 #include <vector>
 
+#include "comm/stream_mark.h"
 #include "fully_shard/block_pool.h"
 #include "fully_shard/data_parallel_axes.h"
 #include "fully_shard/engine_slots.h"
@@ -64,14 +68,16 @@ class GradientReduction {
 
   bool in_flight() const { return stage_ != Stage::Idle; }
   bool is_all_reducing() const { return stage_ == Stage::AllReduce; }
+  bool is_copying() const { return stage_ == Stage::HostCopy; }
   /// Takes the unsharded gradients of the parameters that require one. Collective, as every step here.
   void collect(std::span<ShardedParam> params, const GradientSettings& settings);
   /// Copies what was collected, and issues the first collective.
   void start(std::span<ShardedParam> params, BlockPool& pool);
   /// Waits for the reduce-scatter. With replicas it issues the all-reduce, if start() did not, and returns true, unless
-  /// the settings said not to: then the result waits for a later reduction. Without replicas it finishes.
+  /// the settings said not to: then the result waits for a later reduction. Without replicas it calls finish().
   bool start_all_reduce(std::span<ShardedParam> params);
-  /// Waits, and gives the parameters their sharded gradients.
+  /// Waits, and gives the parameters their sharded gradients. The first of two calls where they go to the host, after
+  /// which it is_copying().
   void finish(std::span<ShardedParam> params);
   /// Waits, and throws the result away, with what earlier reductions left to be all-reduced.
   void discard();
@@ -93,7 +99,7 @@ class GradientReduction {
   at::ScalarType reduce_dtype() const { return options_.reduce_dtype; }
 
  private:
-  enum class Stage { Idle, Collected, ReduceScatter, AllReduce };
+  enum class Stage { Idle, Collected, ReduceScatter, AllReduce, HostCopy };
 
   /// A flat gradient and one DTensor a parameter over it.
   struct FlatGrad {
@@ -108,11 +114,14 @@ class GradientReduction {
   TensorParts gradient_parts();
   void write_flags(const at::Tensor& buffer, int64_t offset, int64_t stride) const;
   std::vector<bool> used_members() const;
+  bool is_flat_grad(std::span<const ShardedParam> params) const;
   const at::Tensor& choose_output(std::span<const ShardedParam> params, BlockPool& pool);
   void ensure_flat_grad(std::span<const ShardedParam> params);
   void write_back(std::span<ShardedParam> params);
   bool adds_up_flat(std::span<const ShardedParam> params, const std::vector<bool>& used) const;
   void issue_all_reduce();
+  void scale_result();
+  void start_host_copy(std::span<const ShardedParam> params);
   void end();
 
   Options options_;
@@ -138,7 +147,9 @@ class GradientReduction {
   std::vector<at::Tensor> grads_;    // of the members, collected
   std::vector<bool> has_grad_;       // which members had one on this rank
   at::Tensor output_;                // what the collectives write
-  at::Tensor partial_;               // sums of reduce-scatters that wait for an all-reduce
+  at::Tensor host_output_;           // while it is copied there
+  StreamMark copied_;
+  at::Tensor partial_;  // sums of reduce-scatters that wait for an all-reduce
   FlatGrad flat_grad_;
 };
 

@@ -213,7 +213,7 @@ bool ParamGroup::start_all_reduce(size_t part) {
   auto& reduction = gradients_.reduction(part);
   const bool was_issued = reduction.is_all_reducing();
   const bool in_flight = reduction.start_all_reduce(gradients_.params_of(part, params_));
-  if (!was_issued) {
+  if (!was_issued && !is_copying(part)) {
     report(in_flight ? UnitStep::AllReduce : UnitStep::Reduced);
   }
   return in_flight;
@@ -221,7 +221,9 @@ bool ParamGroup::start_all_reduce(size_t part) {
 
 void ParamGroup::finish_reduction(size_t part) {
   gradients_.reduction(part).finish(gradients_.params_of(part, params_));
-  report(UnitStep::Reduced);
+  if (!is_copying(part)) {
+    report(UnitStep::Reduced);
+  }
 }
 
 void ParamGroup::abort_backward() {

@@ -70,7 +70,8 @@ class ParamGroup {
   void set_alone(bool is_alone);
   int64_t bucket_bytes() const { return options_.bucket_bytes; }
 
-  /// Issues the all-gather if the unit is sharded, and returns whether it was. Collective.
+  /// Issues the all-gather if the unit is sharded, and returns whether it was. Collective. On a device with streams,
+  /// gather_stream() has waited for the shards' last writes.
   bool start_if_sharded();
   /// Issues it unless that was done, and waits for it. Throws StateError on every rank if one gathered another unit,
   /// or its parameters were replaced.
@@ -90,12 +91,14 @@ class ParamGroup {
   GradientParts& gradients() { return gradients_; }
   const GradientParts& gradients() const { return gradients_; }
   /// The steps of GradientReduction for one part of the gradients. collect_gradients() returns whether there is
-  /// anything to reduce, start_all_reduce() whether an all-reduce is in flight.
+  /// anything to reduce, start_all_reduce() whether an all-reduce is in flight. After either of the last two
+  /// is_copying() says whether finish_reduction() is to be called (again).
   bool collect_gradients(size_t part, const GradientSettings& settings);
   void start_reduction(size_t part);
   void start_reduction_in(size_t part, const at::Tensor& buffer);
   bool start_all_reduce(size_t part);
   void finish_reduction(size_t part);
+  bool is_copying(size_t part) const { return gradients_.reduction(part).is_copying(); }
   bool is_reducing() const;
   /// Drops unsharded gradients and puts back the sharded ones: after a backward that failed.
   void abort_backward();
@@ -110,6 +113,7 @@ class ParamGroup {
   bool has_trainable() const;
   size_t unsharded_bytes() const;
   const std::shared_ptr<BlockPool>& pool() const { return pool_; }
+  const std::shared_ptr<GatherStream>& gather_stream() const { return gather_.stream(); }
   /// Whether gradients are all-reduced over replicas.
   bool has_replicas() const { return options_.axes.replica_axis.has_value(); }
 

@@ -104,24 +104,36 @@ void ReductionQueue::issue_together(Bucket& bucket) const {
   bucket.pending = slots_->all_reduce(bucket.buffer, reduction.op(), reduction.replica_group());
 }
 
+void ReductionQueue::finish(const Item& item) {
+  item.group->finish_reduction(item.part);
+  if (item.group->is_copying(item.part)) {
+    copying_.push_back(item);
+  }
+}
+
 void ReductionQueue::advance() {
+  for (const auto& [group, part] : std::exchange(copying_, {})) {
+    group->finish_reduction(part);
+  }
   if (auto bucket = std::exchange(reducing_, std::nullopt)) {
     bucket->pending.wait();
-    for (const auto& [group, part] : bucket->items) {
-      group->finish_reduction(part);
+    for (const auto& item : bucket->items) {
+      finish(item);
     }
   }
   if (auto bucket = std::exchange(scattering_, std::nullopt)) {
     const auto& [group, part] = bucket->items[0];
     if (bucket->items.size() > 1 || group->start_all_reduce(part)) {
       reducing_ = std::move(bucket);
+    } else if (group->is_copying(part)) {
+      copying_.push_back(bucket->items[0]);
     }
   }
 }
 
 void ReductionQueue::drain() {
   flush();
-  while (scattering_ || reducing_) {
+  while (scattering_ || reducing_ || !copying_.empty()) {
     advance();
   }
   is_first_ = true;
@@ -130,6 +142,7 @@ void ReductionQueue::drain() {
 void ReductionQueue::clear() {
   collected_.clear();
   collected_bytes_ = 0;
+  copying_.clear();
   is_first_ = true;
   for (auto* bucket : {&scattering_, &reducing_}) {
     if (*bucket) {

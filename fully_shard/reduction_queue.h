@@ -2,7 +2,8 @@
 // The reductions of a tree's units, in order, and which of them share an all-reduce.
 //
 // One reduce-scatter is in flight while backward goes on, and behind it (HSDP) one all-reduce: a unit's copy-in waits
-// for the reduce-scatter of the unit before, whose buffer it gets.
+// for the reduce-scatter of the unit before, whose buffer it gets. Behind both are copies to the host, where an
+// offload policy asks for them.
 //
 // Units of replicate have nothing to scatter. Their gradients are collected in the order in which backward leaves the
 // units, until the next would make them more than the unit's bucket_bytes; then all go into one buffer and one
@@ -54,6 +55,7 @@ class ReductionQueue {
   bool belongs_to_collected(const GradientReduction& reduction, int64_t bytes, int64_t cap) const;
   void issue(Bucket bucket);
   void issue_together(Bucket& bucket) const;
+  void finish(const Item& item);
   void advance();
 
   std::shared_ptr<EngineSlots> slots_ = engine_slots();
@@ -61,6 +63,7 @@ class ReductionQueue {
   int64_t collected_bytes_ = 0;
   bool is_first_ = true;  // no bucket was filled in this backward
   std::optional<Bucket> scattering_, reducing_;
+  std::vector<Item> copying_;  // to the host
 };
 
 }  // namespace tessera

@@ -24,7 +24,8 @@ UnitGather::UnitGather(Options options)
       format_(format_of(options_)),
       copies_(gather_copies(options_.layout)),
       gather_(format_ ? ShardGather(options_.layout.num_ranks, format_->bytes(), options_.device)
-                      : ShardGather(options_.layout, compute_options(options_))) {
+                      : ShardGather(options_.layout, compute_options(options_))),
+      stream_(GatherStream::of(options_.device)) {
   if (options_.smaller_ranks > 0) {
     const auto& axes = options_.axes;
     std::vector<at::ScalarType> dtypes;
@@ -38,10 +39,18 @@ UnitGather::UnitGather(Options options)
 
 void UnitGather::start(const at::Tensor& flat_shard, const Stamp& stamp, BlockPool& pool,
                        const AllGatherFn& all_gather) {
+  const GatherStream::Scope scope(*stream_);
   if (has_share()) {
+    share_cut_.wait();
     smaller_->start(pool, all_gather);
-    return;
+  } else {
+    start_whole(flat_shard, stamp, pool, all_gather);
   }
+  issued_ = StreamMark::here(options_.device);
+}
+
+void UnitGather::start_whole(const at::Tensor& flat_shard, const Stamp& stamp, BlockPool& pool,
+                             const AllGatherFn& all_gather) {
   const auto* group = options_.layout.num_ranks > 1 ? &options_.axes.shard_group() : nullptr;
   if (!format_ && !flat_shard.is_meta()) {
     gather_.start(flat_shard, group, pool, all_gather);
@@ -72,6 +81,11 @@ void UnitGather::start_in_place(const at::Tensor& flat_shard, BlockPool& pool,
   gather_.start_in_place(flat_shard, options_.axes.shard_group(), pool, options_.layout, params);
 }
 
+void UnitGather::wait() {
+  issued_.wait();  // a cast without a collective, where there is one rank
+  gathered_ = current().wait();
+}
+
 void UnitGather::copy_out(const std::vector<ShardedParam>& params) {
   const auto* own = format_ ? &*format_ : nullptr;
   if (const auto* format = has_share() ? smaller_->format() : own) {
@@ -93,7 +107,12 @@ void UnitGather::copy_out(const std::vector<ShardedParam>& params) {
 void UnitGather::give_back() {
   gathered_ = at::Tensor();
   is_in_place_ = false;
-  current().give_back();
+  stream_->retire(current().release());
+}
+
+void UnitGather::keep_share(const std::vector<ShardedParam>& params, int64_t unit) {
+  smaller_->cut(params, unit);
+  share_cut_ = StreamMark::here(options_.device);
 }
 
 void UnitGather::drop_share() {

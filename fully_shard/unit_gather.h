@@ -14,6 +14,7 @@
 #include "fully_shard/all_gather.h"
 #include "fully_shard/data_parallel_axes.h"
 #include "fully_shard/gather_format.h"
+#include "fully_shard/gather_stream.h"
 #include "fully_shard/sharded_param.h"
 #include "fully_shard/smaller_share.h"
 
@@ -40,8 +41,8 @@ class UnitGather {
     GatherFault fault = GatherFault::None;
   };
 
-  /// Issues the all-gather, of shares if this rank has one. `flat_shard` has the stamp already. One on the meta device
-  /// is not sent, only the stamp.
+  /// Issues the all-gather, of shares if this rank has one, on stream(). `flat_shard` has the stamp already, and
+  /// stream() has waited for whoever wrote it. One on the meta device is not sent, only the stamp.
   void start(const at::Tensor& flat_shard, const Stamp& stamp, BlockPool& pool, const AllGatherFn& all_gather);
   /// Whether start_in_place() can take the place of start(): where ranks read each other's memory ("threads", "shm"),
   /// and all parameters are sharded on dim 0 and sent alike, peers' rows come straight to where they belong.
@@ -50,7 +51,7 @@ class UnitGather {
   void start_in_place(const at::Tensor& flat_shard, BlockPool& pool, const std::vector<ShardedParam>& params);
   /// From start_in_place() to give_back().
   bool is_in_place() const { return is_in_place_; }
-  void wait() { gathered_ = current().wait(); }
+  void wait();
   /// Throws StateError unless all ranks sent the stamp of `unit`. After wait().
   void check_stamps(int64_t unit, const UnitNames& names) { current().check_stamps(unit, names); }
   /// The parameters have memory. After wait(); not in place.
@@ -59,10 +60,13 @@ class UnitGather {
 
   bool can_keep_share() const { return smaller_ != nullptr; }
   bool has_share() const { return smaller_ && smaller_->is_at_hand(); }
-  void keep_share(const std::vector<ShardedParam>& params, int64_t unit) { smaller_->cut(params, unit); }
+  void keep_share(const std::vector<ShardedParam>& params, int64_t unit);
   void drop_share();
 
+  const std::shared_ptr<GatherStream>& stream() const { return stream_; }
+
  private:
+  void start_whole(const at::Tensor& flat_shard, const Stamp& stamp, BlockPool& pool, const AllGatherFn& all_gather);
   ShardGather& current() { return has_share() ? smaller_->gather() : gather_; }
 
   Options options_;
@@ -70,6 +74,8 @@ class UnitGather {
   std::vector<std::vector<BlockCopy>> copies_;  // where there is no format
   ShardGather gather_;
   std::unique_ptr<SmallerShare> smaller_;
+  std::shared_ptr<GatherStream> stream_;
+  StreamMark share_cut_, issued_;
   at::Tensor gathered_;
   std::optional<bool> group_takes_parts_;
   bool is_in_place_ = false;

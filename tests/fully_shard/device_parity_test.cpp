@@ -161,3 +161,57 @@ TEST_CASE("devices: a stack under tensor and data parallelism equals one process
     run_ranks(ranks_of(shape), [&](int) { train_stack_in_2d(device, shape, sequence_parallel); });
   }
 }
+
+// The optimizer's state, shards and gradients are on the host; on a GPU gradients come there while backward goes on.
+TEST_CASE("devices: offloading to the CPU equals one process, with gradients of one backward or of two") {
+  const bool pins = GENERATE(false, true);
+  const bool is_mixed = GENERATE(false, true);
+  const auto shape = GENERATE(MeshShape{1}, MeshShape{3}, MeshShape{2, 2});
+  for (const auto device : test_devices()) {
+    CAPTURE(pins, is_mixed, shape, device);
+    run_ranks(ranks_of(shape), [&](int rank) {
+      const int world_size = ranks_of(shape);
+      Tower reference, sharded;
+      for (auto* tower : {&reference, &sharded}) {
+        fill_parameters(**tower, 1);
+      }
+      reference->to(device);
+      const auto mesh = shape.size() == 1 ? init_device_mesh(device.type(), shape)
+                                          : init_device_mesh(device.type(), shape, {"replicate", "shard"});
+      FullyShardOptions options{.mesh = mesh, .offload_policy = CPUOffloadPolicy{.pin_memory = pins}};
+      if (is_mixed) {
+        options.mp_policy = {.param_dtype = at::kFloat, .reduce_dtype = at::kDouble};
+      }
+      shard_tower(sharded, options);
+      torch::optim::Adam optimizer(sharded->parameters(), torch::optim::AdamOptions(1e-2));
+      torch::optim::Adam reference_optimizer(reference->parameters(), torch::optim::AdamOptions(1e-2));
+      for (int step = 0; step < 4; ++step) {
+        optimizer.zero_grad();
+        const auto batch = [&](int r) { return make_batch(100 + step * world_size + r, 3, 5).to(device); };
+        const int backwards = 1 + step % 2;
+        average_reference(*reference, world_size, [&](int r) {
+          for (int i = 0; i < backwards; ++i) {
+            weighted_loss(reference(batch(r))).backward();
+          }
+        });
+        for (int i = 0; i < backwards; ++i) {
+          weighted_loss(sharded(batch(rank))).backward();
+        }
+        const auto expected = reference->named_parameters();
+        for (const auto& item : sharded->named_parameters()) {
+          const auto grad = to_local(item.value().grad());
+          TESSERA_EXPECT(grad.is_cpu() && grad.scalar_type() == at::kFloat);
+          TESSERA_EXPECT(grad.numel() == 0 || grad.is_pinned() == (pins && !device.is_cpu()));
+          expect_close(full_tensor(item.value().grad()), expected[item.key()].grad().cpu(),
+                       {.rtol = 1e-4, .atol = 1e-6});
+        }
+        optimizer.step();
+        reference_optimizer.step();
+        for (const auto& item : sharded->named_parameters()) {
+          expect_close(full_tensor(item.value().detach()), expected[item.key()].detach().cpu(),
+                       {.rtol = 1e-4, .atol = 1e-5});
+        }
+      }
+    });
+  }
+}

@@ -1,0 +1,48 @@
+#pragma once
+// A stream beside the one that computes, on a device that has streams; on others nothing here does anything.
+//
+//   {
+//     const SideStream::Scope scope(stream);      // what is called here goes to the stream
+//     ...
+//   }
+//
+// Thread safety: for the thread that runs the rank's forward and backward.
+
+#include <c10/core/Device.h>
+#include <c10/core/Stream.h>
+#include <c10/core/StreamGuard.h>
+
+#include <memory>
+#include <optional>
+
+namespace tessera {
+
+class SideStream {
+ public:
+  explicit SideStream(c10::Device device);
+
+  /// For its lifetime the stream is the calling thread's current one.
+  class Scope {
+   public:
+    explicit Scope(const SideStream& stream) {
+      if (stream.stream_) {
+        guard_.emplace(*stream.stream_);
+      }
+    }
+
+   private:
+    std::optional<c10::StreamGuard> guard_;
+  };
+
+  /// What the stream is given next waits for what the calling thread's current one was given so far.
+  void wait_for_current() const;
+
+ protected:
+  c10::Device device_;
+  std::optional<c10::Stream> stream_;
+};
+
+/// The calling rank's, for copies from `device` to the host.
+std::shared_ptr<const SideStream> host_copy_stream(c10::Device device);
+
+}  // namespace tessera

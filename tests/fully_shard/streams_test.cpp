@@ -1,0 +1,157 @@
+// What the engine gives a GPU's streams, seen on a simulated one (testing/simulated_gpu): every case here, and all
+// others over devices, fails where work on one stream touches what another one has not finished.
+
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/ones.h>
+#include <c10/core/StreamGuard.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+
+#include "comm/collectives.h"
+#include "fully_shard/replicate.h"
+#include "optim/fused_optimizers.h"
+#include "testing/expect.h"
+#include "testing/patches.h"
+#include "testing/run_ranks.h"
+#include "testing/simulated_gpu/simulated_gpu.h"
+#include "testing/tensor_matchers.h"
+#include "tests/fully_shard/small_models.h"
+#include "tests/fully_shard/train_and_compare.h"
+#include "third_party/catch2/catch.h"
+
+using namespace tessera;
+using namespace tessera::testing;
+
+namespace {
+
+const c10::Device kGpu(c10::kCUDA, 0);
+
+/// Runs `body` on ranks that share a GPU, each with a current stream of its own.
+void run_on_streams(int world_size, const std::function<void(int)>& body) {
+  run_ranks(world_size, [&](int rank) {
+    const c10::StreamGuard guard(c10::impl::VirtualGuardImpl(c10::kCUDA).getNewStream(kGpu));
+    body(rank);
+  });
+}
+
+std::vector<at::Tensor> batches(int rank, int count) {
+  std::vector<at::Tensor> result;
+  for (int i = 0; i < count; ++i) {
+    result.push_back(make_batch(static_cast<uint64_t>(10 * rank + i), 3, 5).to(kGpu));
+  }
+  return result;
+}
+
+void fill_and_move(Tower& tower) {
+  fill_parameters(*tower, 1);
+  tower->to(kGpu);
+}
+
+}  // namespace
+
+TEST_CASE("streams: ranks on streams of their own equal one process, whatever is gathered and reduced") {
+  const auto reshard = GENERATE(ReshardAfterForward(true), ReshardAfterForward(false), ReshardAfterForward(2));
+  CAPTURE(reshard.to_string());
+  run_on_streams(4, [&](int rank) {
+    const auto mesh = init_device_mesh(at::kCUDA, {4});
+    train_and_compare(rank, 4, OptimizerBuilt::AfterSharding, {.mesh = mesh, .reshard_after_forward = reshard});
+  });
+}
+
+TEST_CASE("streams: replicas of shards, and replicate, equal one process") {
+  run_on_streams(4, [&](int rank) {
+    const auto mesh = init_device_mesh(at::kCUDA, {2, 2}, {"replicate", "shard"});
+    train_and_compare(rank, 4, OptimizerBuilt::AfterSharding, {.mesh = mesh});
+    const ReplicateOptions options{.mesh = init_device_mesh(at::kCUDA, {4})};
+    train_and_compare({.rank = rank, .world_size = 4, .device = at::kCUDA, .shard_ranks = 4},
+                      OptimizerBuilt::AfterSharding, [&](Tower& tower) { replicate(*tower, options); });
+  });
+}
+
+TEST_CASE("streams: the host waits for nothing in a steady step") {
+  const auto [world_size, reshard] =
+      GENERATE(std::pair(1, ReshardAfterForward(true)), std::pair(2, ReshardAfterForward(false)),
+               std::pair(3, ReshardAfterForward(true)), std::pair(4, ReshardAfterForward(2)));
+  const bool is_mixed = GENERATE(false, true);
+  CAPTURE(world_size, is_mixed, reshard.to_string());
+  run_on_streams(world_size, [&, world_size = world_size, reshard = reshard](int rank) {
+    Tower tower;
+    fill_and_move(tower);
+    FullyShardOptions options{.mesh = init_device_mesh(at::kCUDA, {world_size}), .reshard_after_forward = reshard};
+    if (is_mixed) {
+      options.mp_policy = {.param_dtype = at::kBFloat16, .reduce_dtype = at::kFloat};
+    }
+    shard_tower(tower, options);
+    optim::FusedAdamW optimizer(tower->parameters(), torch::optim::AdamWOptions(1e-2));
+    const auto inputs = batches(rank, 4);
+    for (size_t step = 0; step < inputs.size(); ++step) {
+      barrier(default_group());
+      if (step == 2) {
+        simulated_gpu::forget_host_waits();
+        barrier(default_group());
+      }
+      optimizer.zero_grad();
+      tower(inputs[step]).square().sum().backward();
+      optimizer.step();
+    }
+    barrier(default_group());
+    expect_equal(simulated_gpu::host_waits(), std::vector<std::string>{});
+  });
+}
+
+// The probe is written by the stream that computes, when a unit's forward begins. The gather of the unit after the next
+// is issued while that runs.
+TEST_CASE("streams: a gather does not wait for what is computed before it is issued") {
+  run_on_streams(2, [&](int rank) {
+    Tower tower(17, 13, 4);
+    fill_and_move(tower);
+    shard_tower(tower, {.mesh = init_device_mesh(at::kCUDA, {2})});
+    at::Tensor probe;
+    fsdp(tower).set_event_observer([&](const UnitEvent& event) {
+      if (event.step == UnitStep::Forward) {
+        probe = at::ones({1}, kGpu);
+      }
+    });
+    int beside = 0;
+    const auto patch = patch_all_gather([&](const AllGatherFn& original, const at::Tensor& output,
+                                            const at::Tensor& input, const ProcessGroupPtr& group) {
+      if (probe.defined()) {
+        try {
+          const at::Tensor sum = probe + 1;
+        } catch (const Error& race) {
+          TESSERA_EXPECT(std::string(race.what()).find("without waiting until") != std::string::npos);
+          ++beside;
+        }
+      }
+      return original(output, input, group);
+    });
+    const auto inputs = batches(rank, 2);
+    tower(inputs[0]).square().sum().backward();
+    probe = at::Tensor();
+    beside = 0;
+    const auto loss = tower(inputs[1]).square().sum();
+    TESSERA_EXPECT(beside >= 3);
+    fsdp(tower).set_event_observer({});
+    probe = at::Tensor();
+    loss.backward();
+  });
+}
+
+TEST_CASE("streams: a parameter that is changed between steps is gathered as it is then") {
+  run_on_streams(2, [&](int rank) {
+    Tower reference, tower;
+    fill_and_move(reference);
+    fill_and_move(tower);
+    shard_tower(tower, {.mesh = init_device_mesh(at::kCUDA, {2}), .mp_policy = {.param_dtype = at::kFloat}});
+    for (const auto& input : batches(rank, 3)) {
+      const at::NoGradGuard no_grad;
+      expect_bit_equal(tower(input), reference(input));
+      for (auto* model : {&reference, &tower}) {
+        for (auto& param : (*model)->parameters()) {
+          param.mul_(0.5);
+        }
+      }
+      fsdp(tower).unshard();
+      fsdp(tower).reshard();
+    }
+  });
+}

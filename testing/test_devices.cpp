@@ -1,6 +1,7 @@
 #include "testing/test_devices.h"
 
 #include <c10/core/impl/DeviceGuardImplInterface.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <iostream>
 #include <string>
@@ -30,6 +31,12 @@ std::vector<c10::Device> test_devices() {
     print_skipped(Catch::getResultCapture().getCurrentTestName());
   }
   return devices;
+}
+
+OwnStream::OwnStream(c10::Device device) {
+  if (!device.is_cpu()) {
+    guard_.emplace(c10::impl::VirtualGuardImpl(device.type()).getStreamFromGlobalPool(device));
+  }
 }
 
 }  // namespace tessera

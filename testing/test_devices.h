@@ -1,6 +1,6 @@
 #pragma once
-// The devices that a test runs on: a test over them is one of the CPU and of a GPU everywhere. Under --config=cuda it is a
-// real one, where there is one; else testing/simulated_gpu.
+// The devices that a test runs on: a test over them is one of the CPU and of a GPU everywhere. Under --config=cuda it
+// is a real one, where there is one; else testing/simulated_gpu.
 //
 //   for (const c10::Device device : test_devices()) {
 //     run_ranks(2, [&](int rank) {                                       // ranks share the GPU (comm/thread_backend.h)
@@ -12,7 +12,9 @@
 // same.
 
 #include <c10/core/Device.h>
+#include <c10/core/StreamGuard.h>
 
+#include <optional>
 #include <vector>
 
 namespace tessera {
@@ -20,5 +22,15 @@ namespace tessera {
 /// The CPU and GPU 0. Where a build with --config=cuda sees no GPU, the CPU alone, and prints "skipped: <test>: no CUDA
 /// device ..." (tools/gpu_check/run.py reads it). In a Catch2 test, outside its ranks.
 std::vector<c10::Device> test_devices();
+
+/// For its lifetime the calling thread computes on a new stream of `device`; on the CPU it does nothing. Ranks that
+/// share a GPU, each with one, are ordered by their collectives alone, as those of several GPUs are.
+class OwnStream {
+ public:
+  explicit OwnStream(c10::Device device);
+
+ private:
+  std::optional<c10::StreamGuard> guard_;
+};
 
 }  // namespace tessera

@@ -122,14 +122,10 @@ class Call {
     if (!tensor.defined() || !tensor.is_cuda()) {
       return tensor;
     }
-    const at::Tensor twin = twins_.twin(tensor);
-    if (written) {
-      twins_.note_written(tensor);
-    }
     if (tensor.numel() != 0) {
       touched_.push_back(touched_bytes(tensor, written));
     }
-    return twin;
+    return twins_.twin(tensor, written);
   }
 
   const c10::FunctionSchema& schema_;

@@ -3,7 +3,6 @@
 #include <c10/core/CPUAllocator.h>
 #include <c10/core/DeviceGuard.h>
 
-#include <algorithm>
 #include <cstring>
 
 #include "base/error.h"
@@ -46,20 +45,18 @@ const HostTwins::Storage& HostTwins::storage_of(const at::Tensor& tensor) {
   return place->second;
 }
 
-at::Tensor HostTwins::twin(const at::Tensor& tensor) {
+at::Tensor HostTwins::twin(const at::Tensor& tensor, bool is_written) {
   TESSERA_CHECK(NotImplementedError, tensor.layout() == at::kStrided && !tensor.is_quantized(),
                 "simulated GPU: a tensor of layout {}; only dense ones are simulated",
                 static_cast<int>(tensor.layout()));
   TESSERA_CHECK(ValueError, operands_.empty() || operands_[0].device() == tensor.device(),
                 "simulated GPU: an op on tensors of {} and {}", operands_.at(0).device().str(), tensor.device().str());
+  if (is_written) {
+    written_.push_back(operands_.size());
+  }
   operands_.push_back(tensor);
   twins_.push_back(tensor_over(storage_of(tensor).host, c10::DispatchKey::CPU, tensor));
   return twins_.back();
-}
-
-void HostTwins::note_written(const at::Tensor& tensor) {
-  const auto place = std::ranges::find_if(operands_, [&](const at::Tensor& own) { return own.is_same(tensor); });
-  written_.push_back(static_cast<size_t>(place - operands_.begin()));
 }
 
 void HostTwins::update_written() {

@@ -15,11 +15,9 @@ namespace tessera::simulated_gpu {
 class HostTwins {
  public:
   /// The CPU's tensor for one on a GPU; tensors that share a storage get twins that share one.
-  at::Tensor twin(const at::Tensor& tensor);
-  /// The twin of `tensor`, which the op may resize or move, was written.
-  void note_written(const at::Tensor& tensor);
+  at::Tensor twin(const at::Tensor& tensor, bool is_written = false);
 
-  /// Takes sizes, strides and memory of what was written and resized over.
+  /// Takes sizes, strides and memory of what was written over, which the op may have resized.
   void update_written();
   /// What `result` of the op stands for: an operand itself, a view of one, or a new tensor on `device`.
   at::Tensor result(const at::Tensor& result, c10::Device device);

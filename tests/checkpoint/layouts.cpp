@@ -20,8 +20,12 @@ TestLayout fsdp_over(int ranks) {
   return {.name = std::to_string(ranks), .ranks = ranks, .shard = [](Tower& tower) { shard_tower(tower); }};
 }
 
+c10::DeviceType device_of(const Tower& tower) {
+  return tower->parameters().front().device().type();
+}
+
 void shard_hsdp(Tower& tower) {
-  shard_tower(tower, {.mesh = init_device_mesh(at::kCPU, {2, 2}, {"replicate", "shard"})});
+  shard_tower(tower, {.mesh = init_device_mesh(device_of(tower), {2, 2}, {"replicate", "shard"})});
 }
 
 void shard_with_tp(Tower& tower, const std::vector<int64_t>& dp, const std::vector<std::string>& names) {
@@ -29,7 +33,7 @@ void shard_with_tp(Tower& tower, const std::vector<int64_t>& dp, const std::vect
   shape.push_back(2);
   auto axes = names;
   axes.emplace_back("tp");
-  const auto mesh = init_device_mesh(at::kCPU, shape, axes);
+  const auto mesh = init_device_mesh(device_of(tower), shape, axes);
   parallelize_tower(tower, mesh["tp"]);
   shard_tower(tower, {.mesh = mesh[names]});
 }
@@ -62,9 +66,10 @@ const TestLayout& test_layout(const std::string& name) {
   return *found;
 }
 
-TestTrainer::TestTrainer(const TestLayout& layout, uint64_t seed)
-    : model(), optimizer(model->parameters(), torch::optim::AdamWOptions(0.01).weight_decay(0.1)) {
+TestTrainer::TestTrainer(const TestLayout& layout, uint64_t seed, c10::Device device)
+    : device(device), model(), optimizer(model->parameters(), torch::optim::AdamWOptions(0.01).weight_decay(0.1)) {
   fill_parameters(*model, seed);
+  model->to(device);
   if (layout.shard) {
     layout.shard(model);
   }
@@ -72,7 +77,7 @@ TestTrainer::TestTrainer(const TestLayout& layout, uint64_t seed)
 
 double TestTrainer::train(int64_t step) {
   optimizer.zero_grad();
-  const auto loss = weighted_loss(model(make_batch(static_cast<uint64_t>(step), 6, 5)));
+  const auto loss = weighted_loss(model(make_batch(static_cast<uint64_t>(step), 6, 5).to(device)));
   loss.backward();
   optimizer.step();
   return loss.item<double>();

@@ -26,7 +26,7 @@ const TestLayout& test_layout(const std::string& name);
 
 /// A tower and its AdamW, the same on all ranks.
 struct TestTrainer {
-  TestTrainer(const TestLayout& layout, uint64_t seed);
+  TestTrainer(const TestLayout& layout, uint64_t seed, c10::Device device = c10::kCPU);
   /// One optimizer step on a batch that depends on `step` alone.
   double train(int64_t step);
   dcp::State state();
@@ -34,6 +34,7 @@ struct TestTrainer {
   int64_t load(const std::string& path);
   void save(const std::string& path, int64_t step);
 
+  c10::Device device;
   Tower model;
   torch::optim::AdamW optimizer;
 };

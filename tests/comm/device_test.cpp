@@ -6,12 +6,9 @@
 #include <ATen/ops/ones.h>
 #include <ATen/ops/tensor.h>
 #include <ATen/ops/zeros.h>
-#include <c10/core/StreamGuard.h>
-#include <c10/core/impl/VirtualGuardImpl.h>
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
-#include <optional>
 #include <thread>
 
 #include "base/error.h"
@@ -89,10 +86,7 @@ TEST_CASE("devices: several calls in flight, waited for in any order, and in a p
 // On a GPU each rank computes on a stream of its own, which is busy when the call is brought.
 TEST_CASE("devices: a call sees what the ranks' streams have written, and their next work sees the result") {
   run_on_devices(2, [](int rank, c10::Device device) {
-    std::optional<c10::StreamGuard> own_stream;
-    if (!device.is_cpu()) {
-      own_stream.emplace(c10::impl::VirtualGuardImpl(device.type()).getStreamFromGlobalPool(device));
-    }
+    const OwnStream stream(device);
     for (int step = 0; step < 5; ++step) {
       at::Tensor sum = at::zeros({1 << 18}, device);
       for (int i = 0; i < 200; ++i) {

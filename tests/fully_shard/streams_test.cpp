@@ -3,8 +3,6 @@
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/ones.h>
-#include <c10/core/StreamGuard.h>
-#include <c10/core/impl/VirtualGuardImpl.h>
 
 #include "comm/collectives.h"
 #include "fully_shard/replicate.h"
@@ -14,6 +12,7 @@
 #include "testing/run_ranks.h"
 #include "testing/simulated_gpu/simulated_gpu.h"
 #include "testing/tensor_matchers.h"
+#include "testing/test_devices.h"
 #include "tests/fully_shard/small_models.h"
 #include "tests/fully_shard/train_and_compare.h"
 #include "third_party/catch2/catch.h"
@@ -28,7 +27,7 @@ const c10::Device kGpu(c10::kCUDA, 0);
 /// Runs `body` on ranks that share a GPU, each with a current stream of its own.
 void run_on_streams(int world_size, const std::function<void(int)>& body) {
   run_ranks(world_size, [&](int rank) {
-    const c10::StreamGuard guard(c10::impl::VirtualGuardImpl(c10::kCUDA).getNewStream(kGpu));
+    const OwnStream stream(kGpu);
     body(rank);
   });
 }

@@ -17,6 +17,7 @@
 #include "testing/expect.h"
 #include "testing/run_ranks.h"
 #include "testing/tensor_matchers.h"
+#include "testing/test_devices.h"
 #include "tests/parallel/tp_models.h"
 #include "third_party/catch2/catch.h"
 
@@ -80,14 +81,17 @@ at::Tensor loss_of(const at::Tensor& out, const at::Tensor& weights) {
 }
 
 /// Trains with the tokens of all ranks together and with each rank's own, `rows[rank]` of them.
-void train_mixture(int64_t num_experts, const std::vector<int64_t>& rows, bool input_grads) {
+void train_mixture(int64_t num_experts, const std::vector<int64_t>& rows, bool input_grads, c10::Device device) {
   int64_t total = 0;
   for (const int64_t count : rows) {
     total += count;
   }
   run_ranks(static_cast<int>(rows.size()), [&](int rank) {
-    const auto mesh = init_device_mesh(at::kCPU, {std::ssize(rows)}, {"ep"});
+    const OwnStream stream(device);
+    const auto mesh = init_device_mesh(device.type(), {std::ssize(rows)}, {"ep"});
     Mixture reference(num_experts), sharded(num_experts);
+    reference->to(device);
+    sharded->to(device);
     parallelize_module(sharded, mesh, {{"experts", ExpertParallel()}});
     expect_equal(to_string(placements(sharded->experts->weight)), "(Shard(0))");
     int64_t first = 0;
@@ -96,8 +100,8 @@ void train_mixture(int64_t num_experts, const std::vector<int64_t>& rows, bool i
     }
     for (int step = 0; step < 2; ++step) {
       const auto seed = static_cast<uint64_t>(10 + step);
-      const auto all = make_input(seed, {total, kDim}).set_requires_grad(input_grads);
-      const auto weights = make_input(seed + 10, {total, kDim});
+      const auto all = make_input(seed, {total, kDim}).to(device).set_requires_grad(input_grads);
+      const auto weights = make_input(seed + 10, {total, kDim}).to(device);
       const auto own = [&](const at::Tensor& x) {
         return x.detach().narrow(0, first, rows[static_cast<size_t>(rank)]).clone();
       };
@@ -145,12 +149,13 @@ TEST_CASE("rows are dispatched by expert", "[parallel]") {
 }
 
 TEST_CASE("experts on several ranks train as on one", "[parallel]") {
-  for (const bool input_grads : {true, false}) {
+  const bool input_grads = GENERATE(true, false);
+  for (const c10::Device device : test_devices()) {
     for (const int64_t experts : {1, 3, 5, 8}) {
-      train_mixture(experts, {7}, input_grads);
-      train_mixture(experts, {5, 9}, input_grads);
-      train_mixture(experts, {4, 0, 6}, input_grads);
-      train_mixture(experts, {1, 1, 1, 3}, input_grads);
+      train_mixture(experts, {7}, input_grads, device);
+      train_mixture(experts, {5, 9}, input_grads, device);
+      train_mixture(experts, {4, 0, 6}, input_grads, device);
+      train_mixture(experts, {1, 1, 1, 3}, input_grads, device);
     }
   }
 }

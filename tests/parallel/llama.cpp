@@ -103,7 +103,7 @@ LlamaImpl::LlamaImpl(const LlamaConfig& config) : config(config) {
 }
 
 at::Tensor LlamaImpl::forward(const at::Tensor& tokens) {
-  const auto rotary = rotary_table(tokens.size(1), config.head_dim);
+  const auto rotary = rotary_table(tokens.size(1), config.head_dim).to(tokens.device());
   auto x = embed(tokens);
   for (auto& block : blocks) {
     x = block(x, rotary);

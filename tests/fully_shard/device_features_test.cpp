@@ -1,0 +1,218 @@
+// Everything beside the plain way: a model trains to the same on every device that there is, each rank on a stream of
+// its own. On the CPU each of these has tests of its own against one process.
+
+#include <ATen/TensorOperators.h>
+#include <torch/optim/sgd.h>
+
+#include "dtensor/dtensor.h"
+#include "dtensor/random.h"
+#include "fully_shard/fsdp.h"
+#include "fully_shard/replicate.h"
+#include "fully_shard/sharded_grad_scaler.h"
+#include "fully_shard/to_empty.h"
+#include "nn/meta_device.h"
+#include "nn/reset_parameters.h"
+#include "testing/expect.h"
+#include "testing/run_ranks.h"
+#include "testing/tensor_matchers.h"
+#include "testing/test_devices.h"
+#include "tests/fully_shard/small_models.h"
+#include "third_party/catch2/catch.h"
+
+using namespace tessera;
+using namespace tessera::testing;
+
+namespace {
+
+constexpr Tolerance kTolerance{.rtol = 1e-5, .atol = 1e-6};
+
+struct Rank {
+  int rank;
+  c10::Device device;
+};
+
+/// What the ranks' `body` returns, one after the other, is the same on each device.
+void expect_same_on_devices(int world_size, const std::function<std::vector<at::Tensor>(const Rank&)>& body) {
+  std::vector<std::vector<at::Tensor>> expected;
+  for (const c10::Device device : test_devices()) {
+    CAPTURE(world_size, device);
+    std::vector<std::vector<at::Tensor>> results(static_cast<size_t>(world_size));
+    run_ranks(world_size, [&](int rank) {
+      const OwnStream stream(device);
+      for (const auto& tensor : body({.rank = rank, .device = device})) {
+        results[static_cast<size_t>(rank)].push_back(tensor.cpu());
+      }
+    });
+    REQUIRE_FALSE(results[0].empty());
+    if (expected.empty()) {
+      expected = results;
+    }
+    for (size_t rank = 0; rank < results.size(); ++rank) {
+      REQUIRE(results[rank].size() == expected[rank].size());
+      for (size_t i = 0; i < results[rank].size(); ++i) {
+        CHECK_NOTHROW(expect_close(results[rank][i], expected[rank][i], kTolerance));
+      }
+    }
+  }
+}
+
+Tower make_tower(c10::Device device) {
+  Tower tower;
+  fill_parameters(*tower, 1);
+  tower->to(device);
+  return tower;
+}
+
+at::Tensor batch_of(const Rank& rank, int step) {
+  return make_batch(static_cast<uint64_t>(10 * step + rank.rank), 3, 5).to(rank.device);
+}
+
+at::Tensor loss_of(const at::Tensor& output) {
+  return weighted_loss(output.to(at::kFloat));
+}
+
+std::vector<at::Tensor> full_parameters(torch::nn::Module& module) {
+  std::vector<at::Tensor> full;
+  for (const auto& param : module.parameters()) {
+    full.push_back(is_dtensor(param) ? full_tensor(param.detach()) : param.detach().clone());
+  }
+  return full;
+}
+
+/// Some steps of SGD; `before` and `after` are called around each backward.
+std::vector<at::Tensor> train(Tower& tower, const Rank& rank, const std::function<void(int)>& before_backward = {}) {
+  torch::optim::SGD optimizer(tower->parameters(), 0.1);
+  for (int step = 0; step < 4; ++step) {
+    if (before_backward) {
+      before_backward(step);
+    }
+    loss_of(tower(batch_of(rank, step))).backward();
+    if (step % 2 == 1) {
+      optimizer.step();
+      optimizer.zero_grad();
+    }
+  }
+  return full_parameters(*tower);
+}
+
+/// Sends bfloat16.
+struct HalfOfBytes : AllGatherExtension {
+  int64_t encoded_bytes(int64_t numel) const override { return 2 * numel; }
+  void pre_all_gather(const at::Tensor& shard, const at::Tensor& encoded) const override {
+    encoded.view(at::kBFloat16).copy_(shard);
+  }
+  void post_all_gather(const at::Tensor& encoded, const at::Tensor& decoded) const override {
+    decoded.copy_(encoded.view(at::kBFloat16));
+  }
+};
+
+}  // namespace
+
+TEST_CASE("devices: a model that is built on the meta device starts and trains alike") {
+  expect_same_on_devices(3, [](const Rank& rank) {
+    Tower tower = [] {
+      const MetaDeviceGuard on_meta;
+      return Tower();
+    }();
+    shard_tower(tower, {.mesh = init_device_mesh(rank.device.type(), {3})});
+    to_empty(tower, rank.device);
+    tessera::manual_seed(7);
+    reset_parameters(*tower);
+    return train(tower, rank);
+  });
+}
+
+TEST_CASE("devices: dtypes by parameter, and an extension of the all-gather, train alike") {
+  const auto reshard = GENERATE(ReshardAfterForward(true), ReshardAfterForward(2));
+  expect_same_on_devices(4, [&](const Rank& rank) {
+    auto tower = make_tower(rank.device);
+    shard_tower(tower, {.mesh = init_device_mesh(rank.device.type(), {4}),
+                        .reshard_after_forward = reshard,
+                        .mp_policy = {.param_dtype = at::kBFloat16, .reduce_dtype = at::kFloat},
+                        .all_gather_extension_fn = [](const at::Tensor& param, const std::string&) {
+                          return param.dim() == 2 ? std::make_shared<HalfOfBytes>() : nullptr;
+                        }});
+    return train(tower, rank);
+  });
+}
+
+TEST_CASE("devices: gradients that are kept, scattered only, or divided otherwise train alike") {
+  expect_same_on_devices(4, [](const Rank& rank) {
+    auto tower = make_tower(rank.device);
+    shard_tower(tower, {.mesh = init_device_mesh(rank.device.type(), {2, 2}, {"replicate", "shard"})});
+    fsdp(tower).set_gradient_divide_factor(3);
+    auto results = train(tower, rank, [&](int step) { fsdp(tower).set_requires_gradient_sync(step % 2 == 1); });
+    fsdp(tower).set_requires_gradient_sync(true);
+    const auto more = train(tower, rank, [&](int step) { fsdp(tower).set_requires_all_reduce(step % 2 == 1); });
+    results.insert(results.end(), more.begin(), more.end());
+    return results;
+  });
+}
+
+TEST_CASE("devices: replicas whose gradients share all-reduces, or are offloaded, train alike") {
+  const bool offloads = GENERATE(false, true);
+  expect_same_on_devices(3, [&](const Rank& rank) {
+    Tower tower;
+    fill_parameters(*tower, 1);
+    ReplicateOptions options{.mesh = init_device_mesh(rank.device.type(), {3}), .bucket_cap_mb = 0.001};
+    if (offloads) {
+      options.offload_policy = CPUOffloadPolicy{};
+    } else {
+      tower->to(rank.device);
+    }
+    for (auto& block : tower->blocks) {
+      replicate(block, options);
+    }
+    replicate(tower, options);
+    return train(tower, rank);
+  });
+}
+
+TEST_CASE("devices: the first interface: clipping, full parameters and state dicts") {
+  expect_same_on_devices(2, [](const Rank& rank) {
+    auto tower = make_tower(rank.device);
+    const FullyShardedDataParallel wrapped(
+        tower, {.mixed_precision = {.param_dtype = at::kBFloat16, .reduce_dtype = at::kFloat},
+                .device_mesh = init_device_mesh(rank.device.type(), {2})});
+    torch::optim::SGD optimizer(tower->parameters(), 0.1);
+    std::vector<at::Tensor> results;
+    for (int step = 0; step < 3; ++step) {
+      optimizer.zero_grad();
+      loss_of(wrapped(batch_of(rank, step))).backward();
+      results.push_back(wrapped.clip_grad_norm_(0.1).to(at::kFloat));
+      optimizer.step();
+    }
+    FSDP::summon_full_params(*tower, {.writeback = false, .offload_to_cpu = true}, [&] {
+      for (const auto& param : tower->parameters()) {
+        TESSERA_EXPECT(param.is_cpu());
+        results.push_back(param.detach().clone());
+      }
+    });
+    const auto state = FSDP::state_dict(*tower);
+    FSDP::load_state_dict(*tower, state);
+    const auto full = full_parameters(*tower);
+    results.insert(results.end(), full.begin(), full.end());
+    return results;
+  });
+}
+
+TEST_CASE("devices: a scaled loss, of which one overflows on one rank") {
+  expect_same_on_devices(2, [](const Rank& rank) {
+    auto tower = make_tower(rank.device);
+    shard_tower(tower, {.mesh = init_device_mesh(rank.device.type(), {2})});
+    torch::optim::SGD optimizer(tower->parameters(), 0.1);
+    ShardedGradScaler scaler({.init_scale = 1024, .growth_interval = 1});
+    for (int step = 0; step < 3; ++step) {
+      optimizer.zero_grad();
+      auto loss = loss_of(tower(batch_of(rank, step)));
+      if (step == 1 && rank.rank == 1) {
+        loss = loss * INFINITY;
+      }
+      scaler.scale(loss).backward();
+      expect_equal(scaler.step(optimizer), step != 1);
+      scaler.update();
+    }
+    expect_equal(scaler.get_scale(), 2048.0);
+    return full_parameters(*tower);
+  });
+}

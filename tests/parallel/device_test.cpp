@@ -1,0 +1,130 @@
+// Tensor, sequence and context parallelism on every device that there is, each rank on a stream of its own.
+
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/cross_entropy_loss.h>
+#include <ATen/ops/randint.h>
+#include <ATen/ops/scaled_dot_product_attention.h>
+
+#include "activation_checkpoint/checkpoint.h"
+#include "fully_shard/fully_shard.h"
+#include "parallel/context_parallel.h"
+#include "parallel/linear_styles.h"
+#include "parallel/parallelize_module.h"
+#include "parallel/sequence_parallel.h"
+#include "testing/run_ranks.h"
+#include "testing/tensor_matchers.h"
+#include "testing/test_devices.h"
+#include "tests/parallel/llama.h"
+#include "tests/parallel/tp_models.h"
+#include "third_party/catch2/catch.h"
+
+using namespace tessera;
+using namespace tessera::testing;
+
+namespace {
+
+constexpr Tolerance kTolerance{.rtol = 1e-8, .atol = 1e-10};
+
+void run_on_devices(int world_size, const std::function<void(c10::Device)>& body) {
+  for (const c10::Device device : test_devices()) {
+    CAPTURE(world_size, device);
+    run_ranks(world_size, [&](int) {
+      const OwnStream stream(device);
+      body(device);
+    });
+  }
+}
+
+Llama make_llama(const LlamaConfig& config, c10::Device device) {
+  Llama model(config);
+  fill_in_double(*model, 12);
+  model->to(device);
+  return model;
+}
+
+at::Tensor make_tokens(uint64_t seed, c10::Device device) {
+  return at::randint(LlamaConfig().vocabulary, {2, 7}, make_generator(seed), at::kLong).to(device);
+}
+
+/// Cross-entropy of logits, plain or cut along the vocabulary.
+at::Tensor token_loss(const at::Tensor& logits) {
+  const auto labels = make_tokens(5, logits.device());
+  const auto targets = is_dtensor(logits) ? distribute_tensor(labels, device_mesh(logits), {Replicate()}) : labels;
+  return whole(at::cross_entropy_loss(logits.flatten(0, 1), targets.flatten()));
+}
+
+template <class Model>
+void compare(Model& reference, Model& sharded, const at::Tensor& input,
+             const std::function<at::Tensor(const at::Tensor&)>& loss = weighted_loss) {
+  train_and_compare({.reference = *reference,
+                     .sharded = *sharded,
+                     .run_reference = [&](const at::Tensor& x) { return reference(x); },
+                     .run_sharded = [&](const at::Tensor& x) { return whole(sharded(x)); },
+                     .loss = loss},
+                    input);
+}
+
+}  // namespace
+
+TEST_CASE("devices: a LLaMA-style model under tensor and sequence parallelism equals one process", "[parallel]") {
+  const int ranks = GENERATE(2, 3);
+  const auto config =
+      GENERATE(LlamaConfig{.heads = 6, .kv_heads = 3, .layers = 1}, LlamaConfig{.heads = 5, .kv_heads = 1});
+  run_on_devices(ranks, [&](c10::Device device) {
+    auto reference = make_llama(config, device), sharded = make_llama(config, device);
+    parallelize_module(sharded, init_device_mesh(device.type(), {ranks}, {"tp"}), llama_plan());
+    compare(reference, sharded, make_tokens(4, device), token_loss);
+  });
+}
+
+TEST_CASE("devices: layers that multiply while they gather equal one process", "[parallel]") {
+  const int ranks = GENERATE(2, 3);
+  run_on_devices(ranks, [&](c10::Device device) {
+    auto reference = make_mlp_stack(7, /*with_seq_parallel=*/true), sharded = make_mlp_stack(7, true);
+    for (auto* stack : {&reference, &sharded}) {
+      fill_in_double(**stack, 42);
+      (*stack)->to(device);
+    }
+    parallelize_module(sharded, init_device_mesh(device.type(), {ranks}, {"tp"}),
+                       {{"[0-2].in_proj", ColwiseParallel({.use_local_output = false, .overlap = true})},
+                        {"[0-2].out_proj", RowwiseParallel({.output_layouts = Shard(1), .use_local_output = false})},
+                        {"3", SequenceParallel()}});
+    compare(reference, sharded, make_input(3, {3, 5, 7}).to(device));
+  });
+}
+
+TEST_CASE("devices: data parallelism over tensor parallelism, blocks computed again, equals one process",
+          "[parallel]") {
+  run_on_devices(4, [](c10::Device device) {
+    const auto mesh = init_device_mesh(device.type(), {2, 2}, {"dp", "tp"});
+    auto reference = make_llama({.layers = 2}, device), sharded = make_llama({.layers = 2}, device);
+    parallelize_module(sharded, mesh["tp"], llama_plan());
+    for (auto& block : sharded->blocks) {
+      checkpoint_module(*block);
+      fully_shard(block, {.mesh = mesh["dp"]});
+    }
+    fully_shard(sharded, {.mesh = mesh["dp"]});
+    compare(reference, sharded, make_tokens(4, device), token_loss);
+  });
+}
+
+TEST_CASE("devices: attention over a cut sequence equals that of one process", "[parallel]") {
+  const bool causal = GENERATE(false, true);
+  run_on_devices(3, [&](c10::Device device) {
+    const auto mesh = init_device_mesh(device.type(), {3}, {"cp"});
+    std::vector<at::Tensor> whole_inputs, inputs;
+    for (uint64_t seed = 1; seed <= 3; ++seed) {
+      whole_inputs.push_back(make_input(seed, {2, 2, 8, 4}).to(device).set_requires_grad(true));
+      inputs.push_back(distribute_tensor(whole_inputs.back(), mesh, {Shard(2)}));
+    }
+    const auto expected =
+        at::scaled_dot_product_attention(whole_inputs[0], whole_inputs[1], whole_inputs[2], {}, 0.0, causal);
+    weighted_loss(expected).backward();
+    const auto out = context_parallel_attention(inputs[0], inputs[1], inputs[2], {.is_causal = causal});
+    expect_close(full_tensor(out).detach(), expected.detach(), kTolerance);
+    weighted_loss(full_tensor(out)).backward();
+    for (size_t i = 0; i < inputs.size(); ++i) {
+      expect_close(full_tensor(inputs[i].grad()), whole_inputs[i].grad(), kTolerance);
+    }
+  });
+}

@@ -23,6 +23,13 @@ bool ranks_are_threads() {
          default_group()->getDefaultBackend()->getBackendName() == "threads";
 }
 
+/// Attention is of the ops that draw, and draws nothing without dropout.
+bool is_without_dropout(const c10::FunctionSchema& schema, c10::ArrayRef<const c10::IValue> inputs) {
+  const auto place = schema.argumentIndexWithName("dropout_p");
+  return place && static_cast<size_t>(*place) < inputs.size() && inputs[*place].isDouble() &&
+         inputs[*place].toDouble() == 0;
+}
+
 /// Ops on DTensors draw from the rank's own generator, also in the local ops that they run.
 bool draws_from_default_generator(const at::RecordFunction& call) {
   const auto name = call.operator_name();
@@ -31,9 +38,11 @@ bool draws_from_default_generator(const at::RecordFunction& call) {
     return false;
   }
   const auto inputs = call.inputs();
-  return std::none_of(inputs.begin(), inputs.end(), [](const c10::IValue& input) {
-    return input.isGenerator() || (input.isTensor() && input.toTensor().defined() && dtensor_meta(input.toTensor()));
-  });
+  return !is_without_dropout(op->schema(), inputs) &&
+         std::none_of(inputs.begin(), inputs.end(), [](const c10::IValue& input) {
+           return input.isGenerator() ||
+                  (input.isTensor() && input.toTensor().defined() && dtensor_meta(input.toTensor()));
+         });
 }
 
 std::unique_ptr<at::ObserverContext> on_call(const at::RecordFunction& call) {

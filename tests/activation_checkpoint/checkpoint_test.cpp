@@ -8,6 +8,7 @@
 #include <ATen/ops/dropout.h>
 #include <ATen/ops/rand.h>
 #include <ATen/ops/randn.h>
+#include <ATen/ops/scaled_dot_product_attention.h>
 #include <c10/util/intrusive_ptr.h>
 #include <torch/csrc/autograd/autograd.h>
 
@@ -312,5 +313,12 @@ TEST_CASE("where ranks are threads, a draw from the shared generator is an error
     checkpoint(
         {.preserve_rng_state = false}, [](const at::Tensor& y) { return at::dropout(y, 0.5, true); }, x);
     checkpoint([](const at::Tensor& y) { return y * at::rand({4}, make_generator(3)); }, x).sum().backward();
+    const auto attend = [](double dropout) {
+      return [dropout](const at::Tensor& y) { return at::scaled_dot_product_attention(y, y, y, {}, dropout); };
+    };
+    const auto words = leaf(static_cast<uint64_t>(rank), {1, 2, 3, 4});
+    checkpoint(attend(0), words).sum().backward();
+    expect_throws<NotImplementedError>([&] { checkpoint(attend(0.5), words); },
+                                       "draws from libtorch's default generator");
   });
 }

@@ -7,6 +7,7 @@
 
 #include <cstdlib>
 #include <mutex>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp>
 #include <utility>
 
@@ -87,22 +88,29 @@ at::Tensor as_reducible(const char* place, const at::Tensor& tensor, ReduceOp op
   }
 }
 
+using NcclPtr = c10::intrusive_ptr<ProcessGroupNCCL>;
+
 class NcclBackend final : public GroupBackend {
  public:
-  NcclBackend(GroupInfo info, c10::Device device, c10::intrusive_ptr<ProcessGroupNCCL> nccl)
-      : GroupBackend(std::move(info)), device_(device), nccl_(std::move(nccl)) {}
+  /// `scatter` is for reduce-scatters; null: as all others.
+  NcclBackend(GroupInfo info, c10::Device device, NcclPtr nccl, NcclPtr scatter)
+      : GroupBackend(std::move(info)), device_(device), nccl_(std::move(nccl)), scatter_(std::move(scatter)) {}
 
   ~NcclBackend() override {
     try {
-      nccl_->shutdown();
+      on_each([](ProcessGroupNCCL& nccl) { nccl.shutdown(); });
     } catch (const std::exception& failure) {
       fmt::print(stderr, "closing the NCCL communicator of {}: {}\n", describe(info()), failure.what());
     }
   }
 
   const std::string getBackendName() const override { return "nccl"; }
-  void abort() override { nccl_->abort(); }
-  void setTimeout(std::chrono::milliseconds timeout) override { nccl_->setTimeout(timeout); }
+  void abort() override {
+    on_each([](ProcessGroupNCCL& nccl) { nccl.abort(); });
+  }
+  void setTimeout(std::chrono::milliseconds timeout) override {
+    on_each([&](ProcessGroupNCCL& nccl) { nccl.setTimeout(timeout); });
+  }
 
   WorkPtr _allgather_base(at::Tensor& output, at::Tensor& input, const c10d::AllgatherOptions& options) override {
     check("all_gather output", output);
@@ -123,8 +131,9 @@ class NcclBackend final : public GroupBackend {
     at::AutoDispatchBelowADInplaceOrView guard;
     at::Tensor to = as_reducible("reduce_scatter", output, op).view(-1);
     at::Tensor from = as_reducible("reduce_scatter", input, op).view(-1);
-    return launch("reduce_scatter", output.numel() == 0,
-                  [&] { return nccl_->_reduce_scatter_base(to, from, options); });
+    const NcclPtr& nccl = scatter_ ? scatter_ : nccl_;
+    return launch("reduce_scatter", output.numel() == 0, nccl,
+                  [&] { return nccl->_reduce_scatter_base(to, from, options); });
   }
 
   WorkPtr allreduce(std::vector<at::Tensor>& tensors, const c10d::AllreduceOptions& options) override {
@@ -197,22 +206,46 @@ class NcclBackend final : public GroupBackend {
     return splits;
   }
 
+  template <typename Action>
+  void on_each(const Action& action) {
+    action(*nccl_);
+    if (scatter_) {
+      action(*scatter_);
+    }
+  }
+
   template <typename Launch>
   WorkPtr launch(const char* what, bool empty, Launch&& start) {
+    return launch(what, empty, nccl_, std::forward<Launch>(start));
+  }
+
+  template <typename Launch>
+  WorkPtr launch(const char* what, bool empty, const NcclPtr& nccl, Launch&& start) {
     if (empty) {
       return c10::make_intrusive<CompletedWork>();
     }
-    check_alive(what, info(), *nccl_);
+    on_each([&](ProcessGroupNCCL& each) { check_alive(what, info(), each); });
     try {
-      return c10::make_intrusive<NcclWork>(what, shared_info(), nccl_, start());
+      return c10::make_intrusive<NcclWork>(what, shared_info(), nccl, start());
     } catch (const std::exception& failure) {
       throw comm_error(what, info(), failure.what());
     }
   }
 
   const c10::Device device_;
-  const c10::intrusive_ptr<ProcessGroupNCCL> nccl_;
+  const NcclPtr nccl_, scatter_;
 };
+
+NcclPtr make_communicator(const NcclBackendOptions& options, c10::intrusive_ptr<c10d::Store> store) {
+  auto nccl_options = ProcessGroupNCCL::Options::create(options.nccl.high_priority_stream);
+  nccl_options->timeout = options.info.timeout;
+  nccl_options->group_name = options.info.name;
+  for (const int64_t rank : options.info.ranks) {
+    nccl_options->global_ranks_in_group.push_back(static_cast<uint64_t>(rank));
+  }
+  return c10::make_intrusive<ProcessGroupNCCL>(std::move(store), options.info.rank, options.info.size(),
+                                               std::move(nccl_options));
+}
 
 /// ProcessGroupNCCL::Options holds NCCL's configuration by value: with another version's header its constructor, in
 /// libtorch, would write past the end of what is allocated here.
@@ -279,17 +312,13 @@ void use_cuda_device(int device) {
 c10::intrusive_ptr<GroupBackend> make_nccl_backend(NcclBackendOptions options) {
   check_header();
   set_environment(options.nccl);
-  auto nccl_options = ProcessGroupNCCL::Options::create(options.nccl.high_priority_stream);
-  nccl_options->timeout = options.info.timeout;
-  nccl_options->group_name = options.info.name;
-  for (const int64_t rank : options.info.ranks) {
-    nccl_options->global_ranks_in_group.push_back(static_cast<uint64_t>(rank));
-  }
   const c10::Device device(c10::kCUDA, static_cast<c10::DeviceIndex>(options.device));
   try {
-    auto nccl = c10::make_intrusive<ProcessGroupNCCL>(options.store, options.info.rank, options.info.size(),
-                                                      std::move(nccl_options));
-    return c10::make_intrusive<NcclBackend>(std::move(options.info), device, std::move(nccl));
+    NcclPtr nccl = make_communicator(options, options.store), scatter;
+    if (options.nccl.separate_reduce_scatter) {
+      scatter = make_communicator(options, c10::make_intrusive<c10d::PrefixStore>("reduce_scatter", options.store));
+    }
+    return c10::make_intrusive<NcclBackend>(std::move(options.info), device, std::move(nccl), std::move(scatter));
   } catch (const std::exception& failure) {
     throw comm_error("setting up NCCL", options.info, failure.what());
   }

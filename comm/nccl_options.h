@@ -2,7 +2,7 @@
 // Process groups over NCCL, for CUDA tensors, in builds with --config=cuda (docs/gpu.md).
 //
 //   init_process_group({.backend = "cpu:gloo,cuda:nccl"}, {.high_priority_stream = true});
-//   ProcessGroupPtr scatter = new_group({0, 1, 2, 3}, "reduce_scatter", {});   // a communicator of its own
+//   ProcessGroupPtr half = new_group({0, 1}, "half", {.separate_reduce_scatter = true});
 //
 // Each rank takes a GPU of its host (comm/cuda_devices.h), and makes it the thread's current device. A group with a CPU
 // backend beside it uses that for barriers; with "nccl" alone there are no collectives for CPU tensors.
@@ -25,6 +25,10 @@ struct NcclOptions {
   int device = -1;
   /// Collectives run on a stream of high priority: they start before compute kernels that wait as well.
   bool high_priority_stream = false;
+  /// Reduce-scatters have a communicator, and so a stream, of their own: in a backward of fully_shard the next unit's
+  /// all-gather does not wait for them. It costs NCCL's buffers a second time. Both communicators run at once then,
+  /// which NCCL allows where ranks issue their collectives in one order, as the engine does.
+  bool separate_reduce_scatter = false;
   /// "/tmp/hang_" lets rank 3 write /tmp/hang_3 when a collective times out, for libtorch's fr_trace; "": where
   /// libtorch puts it. The first group of a process decides.
   std::string flight_record_prefix = {};

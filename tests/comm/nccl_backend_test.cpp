@@ -101,9 +101,10 @@ TEST_CASE("a group of one rank, through NCCL") {
   if (cuda::skip_without_devices(1)) {
     return;
   }
-  const auto backend = make_nccl_backend({.info = {.name = "one", .ranks = {0}, .timeout = std::chrono::seconds(60)},
-                                          .store = c10::make_intrusive<c10d::HashStore>(),
-                                          .nccl = {.high_priority_stream = true}});
+  const auto backend =
+      make_nccl_backend({.info = {.name = "one", .ranks = {0}, .timeout = std::chrono::seconds(60)},
+                         .store = c10::make_intrusive<c10d::HashStore>(),
+                         .nccl = {.high_priority_stream = true, .separate_reduce_scatter = GENERATE(false, true)}});
   CHECK(backend->getBackendName() == "nccl");
   for (const auto dtype : {at::kFloat, at::kBFloat16, at::kLong, at::kComplexFloat, at::kShort}) {
     CAPTURE(dtype);
@@ -155,10 +156,13 @@ TEST_CASE("two ranks over NCCL, with gloo beside it") {
                   at::Tensor on_host = at::full({1}, rank + 1.f);
                   all_reduce(on_host, ReduceOp::Sum, group);
                   expect_equal(on_host.item<float>(), 3.f);
-                  const ProcessGroupPtr other = new_group({1, 0}, "other", {.high_priority_stream = true});
+                  const ProcessGroupPtr other = new_group({1, 0}, "other", {.separate_reduce_scatter = true});
                   at::Tensor sent = at::full({3}, static_cast<float>(rank), on_gpu());
                   broadcast(sent, 0, other);
                   TESSERA_EXPECT(sent.cpu().equal(at::full({3}, 1.f)));
+                  at::Tensor part = at::zeros({1}, on_gpu());
+                  reduce_scatter(part, at::full({2}, 1.f + static_cast<float>(rank), on_gpu()), ReduceOp::Sum, other);
+                  TESSERA_EXPECT(part.cpu().equal(at::full({1}, 3.f)));
                   barrier(other);
                 },
                 {.backend = kMixed});

@@ -15,7 +15,9 @@ programs=(
   tests/cuda/cuda_test tests/comm/{gloo_backend_test,comm_device_test}
   tests/dtensor/{dtensor_test,clip_grad_norm_test}
   tests/dtensor/ops_{attention,image,indexing,list,loss,matmul,norm,pointwise,random,reduction,view,write}_test
-  tests/fully_shard/{block_copy,device_parity}_test benchmarks/gpu_kernels
+  tests/fully_shard/{block_copy,device_features,device_parity}_test
+  tests/checkpoint/checkpoint_device_test tests/parallel/parallel_device_test
+  benchmarks/gpu_kernels
 )
 labels=("${programs[@]/#/\/\/}")
 labels=("${labels[@]%/*}")

@@ -148,7 +148,9 @@ TEST_CASE("every pair of layouts on two axes, forward and backward", "[dtensor]"
 }
 
 TEST_CASE("every pair of layouts on three axes, forward and backward", "[dtensor]") {
-  check_every_pair({2, 2, 2}, {5, 3}, layouts(3, {Replicate(), Shard(0), Shard(0, 1), Shard(1), Partial()}));
+  // A third axis brings no step that a device has not run.
+  check_every_pair_on(c10::kCPU, {2, 2, 2}, {5, 3},
+                      layouts(3, {Replicate(), Shard(0), Shard(0, 1), Shard(1), Partial()}));
 }
 
 TEST_CASE("a permuted tensor of four dims with an uneven shard moves", "[dtensor]") {

@@ -160,9 +160,10 @@ TEST_CASE("two ranks over NCCL, with gloo beside it") {
                   at::Tensor sent = at::full({3}, static_cast<float>(rank), on_gpu());
                   broadcast(sent, 0, other);
                   TESSERA_EXPECT(sent.cpu().equal(at::full({3}, 1.f)));
-                  at::Tensor part = at::zeros({1}, on_gpu());
-                  reduce_scatter(part, at::full({2}, 1.f + static_cast<float>(rank), on_gpu()), ReduceOp::Sum, other);
-                  TESSERA_EXPECT(part.cpu().equal(at::full({1}, 3.f)));
+                  at::Tensor scattered = at::zeros({1}, on_gpu());
+                  reduce_scatter(scattered, at::full({2}, 1.f + static_cast<float>(rank), on_gpu()), ReduceOp::Sum,
+                                 other);
+                  TESSERA_EXPECT(scattered.cpu().equal(at::full({1}, 3.f)));
                   barrier(other);
                 },
                 {.backend = kMixed});

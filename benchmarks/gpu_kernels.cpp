@@ -98,12 +98,12 @@ void measure_copies(bool out, const BenchmarkOptions& options) {
     cuda::MultiCopy copy(out ? param_dtype : at::kBFloat16, out ? at::kBFloat16 : param_dtype);
     for (size_t i = 0; i < unit.params.size(); ++i) {
       const int64_t chunk = unit.params[i].numel() / kRanks;
-      const cuda::CopyShape shape{.to_offset = out ? 0 : unit.offsets[i],
-                                  .to_stride = out ? chunk : unit.shard_numel,
-                                  .from_offset = out ? unit.offsets[i] : 0,
-                                  .from_stride = out ? unit.shard_numel : chunk,
-                                  .rows = kRanks,
-                                  .cols = chunk};
+      const CopyShape shape{.to_offset = out ? 0 : unit.offsets[i],
+                            .to_stride = out ? chunk : unit.shard_numel,
+                            .from_offset = out ? unit.offsets[i] : 0,
+                            .from_stride = out ? unit.shard_numel : chunk,
+                            .rows = kRanks,
+                            .cols = chunk};
       out ? copy.add(unit.params[i], unit.flat, shape) : copy.add(unit.flat, unit.params[i], shape);
     }
     copy.run();

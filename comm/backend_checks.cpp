@@ -45,6 +45,10 @@ void check_cpu_tensor(std::string_view place, const at::Tensor& tensor) {
                 place, tensor.device().str());
 }
 
+at::Tensor flat_elements(const at::Tensor& tensor, int64_t begin, int64_t count) {
+  return flat_elements(tensor).narrow(0, begin, count);
+}
+
 at::Tensor flat_elements(const at::Tensor& tensor) {
   return tensor.as_strided({tensor.numel()}, {1});
 }

@@ -23,8 +23,9 @@ void check_dense_tensor(std::string_view place, const at::Tensor& tensor);
 /// The same, and on the CPU.
 void check_cpu_tensor(std::string_view place, const at::Tensor& tensor);
 
-/// The elements of a contiguous tensor, or their bytes, in one dim of stride 1. (A tensor of one element is contiguous
-/// whatever its strides are; view(-1) keeps them, and view(dtype) refuses them.)
+/// Elements [begin, begin + count) of a contiguous tensor, all of them, or their bytes, in one dim of stride 1. (A
+/// tensor of one element is contiguous whatever its strides are; view(-1) keeps them, and view(dtype) refuses them.)
+at::Tensor flat_elements(const at::Tensor& tensor, int64_t begin, int64_t count);
 at::Tensor flat_elements(const at::Tensor& tensor);
 at::Tensor flat_bytes(const at::Tensor& tensor);
 

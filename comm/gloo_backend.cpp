@@ -61,11 +61,6 @@ class GlooWork final : public c10d::Work {
   std::function<void()> finish_;
 };
 
-// Elements [begin, begin + count) of a contiguous tensor, as a flat tensor.
-at::Tensor part_of(const at::Tensor& tensor, int64_t begin, int64_t count) {
-  return flat_elements(tensor).narrow(0, begin, count);
-}
-
 void copy_data(const at::Tensor& to, const at::Tensor& from) {
   void* const target = to.mutable_data_ptr();
   const void* const source = from.const_data_ptr();
@@ -91,7 +86,7 @@ class GlooBackend final : public GroupBackend {
     at::AutoDispatchBelowADInplaceOrView guard;
     std::vector<at::Tensor> sent(getSize(), input), received;
     for (int64_t rank = 0; rank < getSize(); ++rank) {
-      received.push_back(part_of(output, rank * count, count));
+      received.push_back(flat_elements(output, rank * count, count));
     }
     copy_data(received[getRank()], input);
     return exchange("all_gather", std::move(sent), std::move(received));
@@ -108,7 +103,7 @@ class GlooBackend final : public GroupBackend {
     at::AutoDispatchBelowADInplaceOrView guard;
     std::vector<at::Tensor> sent;
     for (int64_t rank = 0; rank < getSize(); ++rank) {
-      sent.push_back(part_of(input, rank * count, count));
+      sent.push_back(flat_elements(input, rank * count, count));
     }
     at::Tensor own = sent[getRank()];
     return reduce_received(fmt::format("reduce_scatter({})", op), std::move(sent), own, output, op);
@@ -149,8 +144,8 @@ class GlooBackend final : public GroupBackend {
     std::vector<at::Tensor> sent, received;
     int64_t sent_begin = 0, received_begin = 0;
     for (int rank = 0; rank < getSize(); ++rank) {
-      sent.push_back(part_of(input, sent_begin, sends[rank]));
-      received.push_back(part_of(output, received_begin, receives[rank]));
+      sent.push_back(flat_elements(input, sent_begin, sends[rank]));
+      received.push_back(flat_elements(output, received_begin, receives[rank]));
       sent_begin += sends[rank];
       received_begin += receives[rank];
     }
@@ -242,7 +237,7 @@ class GlooBackend final : public GroupBackend {
     std::vector<at::Tensor> parts;
     for (int64_t rank = 0; rank < size; ++rank) {
       const int64_t begin = std::min(rank * part, numel);
-      parts.push_back(part_of(tensor, begin, std::min(part, numel - begin)));
+      parts.push_back(flat_elements(tensor, begin, std::min(part, numel - begin)));
     }
     const at::Tensor own = parts[getRank()];
     reduce_received(what, parts, own, own, op)->wait();

@@ -130,10 +130,6 @@ class JobThread {
   std::thread thread_;   // last: it uses the others
 };
 
-at::Tensor flat_part(const at::Tensor& tensor, int64_t begin, int64_t count) {
-  return flat_elements(tensor).narrow(0, begin, count);
-}
-
 class HierarchicalBackend final : public GroupBackend {
  public:
   explicit HierarchicalBackend(HierarchicalOptions options)
@@ -187,7 +183,7 @@ class HierarchicalBackend final : public GroupBackend {
       }
       std::vector<at::Tensor> own{at::empty({numel}, tensor.options())};
       const auto parts = std::make_shared<const std::vector<TensorPart>>(
-          std::vector<TensorPart>{{.offset = 0, .numel = numel, .tensor = tensor.view(-1)}});
+          std::vector<TensorPart>{{.offset = 0, .numel = numel, .tensor = flat_elements(tensor)}});
       host_->reduce_scatter_parts(own[0], parts, op)->wait();
       across_->allreduce(own, options)->wait();
       host_->all_gather_parts(parts, own[0])->wait();
@@ -266,7 +262,7 @@ class HierarchicalBackend final : public GroupBackend {
     const int64_t host_numel = layout_.per_host * numel;
     for (int64_t host = 0; host < layout_.hosts; ++host) {
       parts.push_back(
-          {.offset = host * numel, .numel = numel, .tensor = flat_part(tensor, host * host_numel, host_numel)});
+          {.offset = host * numel, .numel = numel, .tensor = flat_elements(tensor, host * host_numel, host_numel)});
     }
     return std::make_shared<const std::vector<TensorPart>>(std::move(parts));
   }

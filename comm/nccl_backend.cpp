@@ -129,8 +129,8 @@ class NcclBackend final : public GroupBackend {
     check_reducible("reduce_scatter", input.scalar_type(), op);
     check_reduce_scatter(output, input, getSize());
     at::AutoDispatchBelowADInplaceOrView guard;
-    at::Tensor to = as_reducible("reduce_scatter", output, op).view(-1);
-    at::Tensor from = as_reducible("reduce_scatter", input, op).view(-1);
+    at::Tensor to = flat_elements(as_reducible("reduce_scatter", output, op));
+    at::Tensor from = flat_elements(as_reducible("reduce_scatter", input, op));
     const NcclPtr& nccl = scatter_ ? scatter_ : nccl_;
     return launch("reduce_scatter", output.numel() == 0, nccl,
                   [&] { return nccl->_reduce_scatter_base(to, from, options); });

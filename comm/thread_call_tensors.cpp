@@ -19,16 +19,6 @@ namespace tessera {
 
 namespace {
 
-// Elements [begin, begin + count) of a contiguous tensor.
-at::Tensor elements_of(const at::Tensor& tensor, int64_t begin, int64_t count) {
-  tensor.const_data_ptr();  // throws for a tensor without memory of its own, such as a DTensor
-  return flat_elements(tensor).narrow(0, begin, count);
-}
-
-at::Tensor whole(const at::Tensor& tensor) {
-  return elements_of(tensor, 0, tensor.numel());
-}
-
 void copy_data(const at::Tensor& to, const at::Tensor& from) {
   TESSERA_ASSERT(to.nbytes() == from.nbytes(), "{} bytes into {}", from.nbytes(), to.nbytes());
   if (to.numel() != 0 && to.const_data_ptr() != from.const_data_ptr()) {
@@ -102,33 +92,45 @@ void reduce_scatter(c10::ArrayRef<LocalCall> calls) {
   for (size_t to = 0; to < calls.size(); ++to) {
     std::vector<at::Tensor> sent;
     for (const LocalCall& from : calls) {
-      sent.push_back(elements_of(from.input, static_cast<int64_t>(to) * count, count));
+      sent.push_back(flat_elements(from.input, static_cast<int64_t>(to) * count, count));
     }
-    reduce(whole(calls[to].output), sent, calls[0].op);
+    reduce(flat_elements(calls[to].output), sent, calls[0].op);
   }
 }
 
 void all_reduce(c10::ArrayRef<LocalCall> calls) {
   std::vector<at::Tensor> tensors;
   for (const LocalCall& call : calls) {
-    tensors.push_back(whole(call.output));
+    tensors.push_back(flat_elements(call.output));
   }
   reduce(tensors[0], tensors, calls[0].op);
   for (const LocalCall& call : calls.slice(1)) {
-    copy_data(whole(call.output), tensors[0]);
+    copy_data(flat_elements(call.output), tensors[0]);
   }
 }
 
 void copy_elements(c10::ArrayRef<LocalCall> calls) {
   for (const ElementCopy& copy : copies_of(calls)) {
-    copy_data(elements_of(calls[copy.to].output, copy.to_begin, copy.count),
-              elements_of(sent_tensor(calls[copy.from]), copy.from_begin, copy.count));
+    copy_data(flat_elements(calls[copy.to].output, copy.to_begin, copy.count),
+              flat_elements(sent_tensor(calls[copy.from]), copy.from_begin, copy.count));
+  }
+}
+
+// Throws for a tensor without memory of its own, such as a DTensor, whose own ops the copies would call.
+void check_memory(c10::ArrayRef<LocalCall> calls) {
+  for (const LocalCall& call : calls) {
+    for (const at::Tensor* tensor : {&call.input, &call.output}) {
+      if (tensor->defined()) {
+        tensor->const_data_ptr();
+      }
+    }
   }
 }
 
 }  // namespace
 
 void execute_by_tensor_ops(c10::ArrayRef<LocalCall> calls) {
+  check_memory(calls);
   const at::AutoDispatchBelowADInplaceOrView guard;  // no autograd, no version counter
   switch (calls[0].kind) {
     case Collective::AllGather:

@@ -104,7 +104,7 @@ const at::Tensor& ShardGather::wait() {
 
 GatherMemory ShardGather::release() {
   gathered_ = at::Tensor();
-  return {gathered_buffer_.release(), cast_.release()};
+  return {gathered_buffer_.give_back(), cast_.give_back()};
 }
 
 ShardGather::StampPlaces ShardGather::stamp_places() const {

@@ -117,11 +117,7 @@ void set_memory(const at::Tensor& tensor, Block& block, size_t offset, size_t by
   storage->set_nbytes(bytes);
 }
 
-void clear_memory(const at::Tensor& tensor) {
-  take_memory(tensor);
-}
-
-c10::DataPtr take_memory(const at::Tensor& tensor) {
+c10::DataPtr clear_memory(const at::Tensor& tensor) {
   auto* storage = tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl();
   storage->set_nbytes(0);
   return storage->set_data_ptr(c10::DataPtr(nullptr, tensor.device()));
@@ -133,12 +129,8 @@ const at::Tensor& PooledBuffer::borrow(BlockPool& pool) {
   return tensor_;
 }
 
-void PooledBuffer::give_back() {
-  release();
-}
-
-c10::DataPtr PooledBuffer::release() {
-  return tensor_.defined() ? take_memory(tensor_) : c10::DataPtr();
+c10::DataPtr PooledBuffer::give_back() {
+  return tensor_.defined() ? clear_memory(tensor_) : c10::DataPtr();
 }
 
 }  // namespace tessera

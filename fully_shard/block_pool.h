@@ -78,10 +78,8 @@ class BlockPool : public std::enable_shared_from_this<BlockPool> {
 at::Tensor tensor_without_memory(at::IntArrayRef sizes, const at::TensorOptions& options);
 /// The storage of `tensor` gets [offset, offset + bytes) of `block`; tensors and views that share it see them.
 void set_memory(const at::Tensor& tensor, Block& block, size_t offset, size_t bytes);
-/// The storage of `tensor` has 0 bytes again.
-void clear_memory(const at::Tensor& tensor);
-/// The same; the memory ends with the result.
-c10::DataPtr take_memory(const at::Tensor& tensor);
+/// The storage of `tensor` has 0 bytes again; its memory ends with the result.
+c10::DataPtr clear_memory(const at::Tensor& tensor);
 
 /// A 1-D tensor whose memory comes and goes while the tensor object stays.
 class PooledBuffer {
@@ -91,9 +89,8 @@ class PooledBuffer {
 
   /// Contents are undefined after it.
   const at::Tensor& borrow(BlockPool& pool);
-  void give_back();
-  /// The same, but for the memory, which ends with the result.
-  c10::DataPtr release();
+  /// The memory ends with the result.
+  c10::DataPtr give_back();
   const at::Tensor& tensor() const { return tensor_; }
 
  private:

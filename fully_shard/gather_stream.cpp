@@ -3,20 +3,9 @@
 #include <fmt/format.h>
 
 #include <exception>
-#include <unordered_map>
 #include <utility>
 
-#include "comm/rank_context.h"
-
 namespace tessera {
-
-namespace {
-
-struct GatherStreams {
-  std::unordered_map<c10::Device, std::shared_ptr<GatherStream>> by_device;
-};
-
-}  // namespace
 
 GatherStream::~GatherStream() {
   try {
@@ -24,14 +13,6 @@ GatherStream::~GatherStream() {
   } catch (const std::exception& failure) {
     fmt::print(stderr, "fully_shard: buffers of a gather were freed early: {}\n", failure.what());
   }
-}
-
-std::shared_ptr<GatherStream> GatherStream::of(c10::Device device) {
-  auto& stream = rank_local<GatherStreams>()->by_device[device];
-  if (!stream) {
-    stream = std::make_shared<GatherStream>(device);
-  }
-  return stream;
 }
 
 void GatherStream::retire(GatherMemory memory) {

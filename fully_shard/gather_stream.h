@@ -40,9 +40,6 @@ class GatherStream : public SideStream {
   GatherStream(const GatherStream&) = delete;
   GatherStream& operator=(const GatherStream&) = delete;
 
-  /// The calling rank's.
-  static std::shared_ptr<GatherStream> of(c10::Device device);
-
   /// Memory that was taken in a Scope, and that the current stream has been given work with since.
   void retire(GatherMemory memory);
   /// Ends what is retired.

@@ -32,9 +32,8 @@ void GradientReduction::ensure_flat_grad(std::span<const ShardedParam> params) {
 /// Whether the result is the flat gradient itself: nothing is added to it and nothing cast.
 bool GradientReduction::is_flat_grad(std::span<const ShardedParam> params) const {
   return options_.reduce_dtype == options_.grad_options.dtype() &&
-         std::none_of(members_.begin(), members_.end(), [&](size_t i) {
-           return params[i].stashed_grad().defined() || params[i].has_sharded_grad();
-         });
+         std::none_of(members_.begin(), members_.end(),
+                      [&](size_t i) { return params[i].stashed_grad().defined() || params[i].has_sharded_grad(); });
 }
 
 const at::Tensor& GradientReduction::choose_output(std::span<const ShardedParam> params, BlockPool& pool) {
@@ -177,7 +176,7 @@ void GradientReduction::start_host_copy(std::span<const ShardedParam> params) {
   } else {
     host_output_ = at::empty({numel_}, options_.grad_options.dtype(options_.reduce_dtype));
   }
-  const auto stream = host_copy_stream(options_.device);
+  const auto stream = shared_stream<HostCopyStream>(options_.device);
   stream->wait_for_current();
   const SideStream::Scope scope(*stream);
   host_output_.copy_(output_, /*non_blocking=*/true);

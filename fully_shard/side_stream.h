@@ -14,6 +14,9 @@
 
 #include <memory>
 #include <optional>
+#include <unordered_map>
+
+#include "comm/rank_context.h"
 
 namespace tessera {
 
@@ -42,7 +45,22 @@ class SideStream {
   std::optional<c10::Stream> stream_;
 };
 
-/// The calling rank's, for copies from `device` to the host.
-std::shared_ptr<const SideStream> host_copy_stream(c10::Device device);
+/// For copies to the host.
+struct HostCopyStream : SideStream {
+  using SideStream::SideStream;
+};
+
+/// The calling rank's stream of this kind, a SideStream, on `device`: all its units share it.
+template <class Stream>
+std::shared_ptr<Stream> shared_stream(c10::Device device) {
+  struct Streams {
+    std::unordered_map<c10::Device, std::shared_ptr<Stream>> by_device;
+  };
+  auto& stream = rank_local<Streams>()->by_device[device];
+  if (!stream) {
+    stream = std::make_shared<Stream>(device);
+  }
+  return stream;
+}
 
 }  // namespace tessera

@@ -25,7 +25,7 @@ UnitGather::UnitGather(Options options)
       copies_(gather_copies(options_.layout)),
       gather_(format_ ? ShardGather(options_.layout.num_ranks, format_->bytes(), options_.device)
                       : ShardGather(options_.layout, compute_options(options_))),
-      stream_(GatherStream::of(options_.device)) {
+      stream_(shared_stream<GatherStream>(options_.device)) {
   if (options_.smaller_ranks > 0) {
     const auto& axes = options_.axes;
     std::vector<at::ScalarType> dtypes;

@@ -7,6 +7,7 @@
 #include <string>
 #include <utility>
 
+#include "testing/run_ranks.h"
 #include "third_party/catch2/catch.h"
 
 namespace tessera {
@@ -36,6 +37,16 @@ std::vector<c10::Device> test_devices() {
 OwnStream::OwnStream(c10::Device device) {
   if (!device.is_cpu()) {
     guard_.emplace(c10::impl::VirtualGuardImpl(device.type()).getStreamFromGlobalPool(device));
+  }
+}
+
+void run_ranks_on_devices(int world_size, const std::function<void(int, c10::Device)>& body) {
+  for (const c10::Device device : test_devices()) {
+    CAPTURE(world_size, device);
+    run_ranks(world_size, [&](int rank) {
+      const OwnStream stream(device);
+      body(rank, device);
+    });
   }
 }
 

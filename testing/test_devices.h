@@ -2,11 +2,10 @@
 // The devices that a test runs on: a test over them is one of the CPU and of a GPU everywhere. Under --config=cuda it
 // is a real one, where there is one; else testing/simulated_gpu.
 //
-//   for (const c10::Device device : test_devices()) {
-//     run_ranks(2, [&](int rank) {                                       // ranks share the GPU (comm/thread_backend.h)
-//       const auto mesh = init_device_mesh(device.type(), {2});
-//       const auto x = at::full({3}, float(rank), device);
-//       ...
+//   run_ranks_on_devices(2, [&](int rank, c10::Device device) {          // ranks share the GPU (comm/thread_backend.h)
+//     const auto mesh = init_device_mesh(device.type(), {2});
+//     const auto x = at::full({3}, float(rank), device);
+//     ...
 //
 // A target that depends on it links libtorch's CUDA half under --config=cuda, the simulation else, and is compiled the
 // same.
@@ -14,6 +13,7 @@
 #include <c10/core/Device.h>
 #include <c10/core/StreamGuard.h>
 
+#include <functional>
 #include <optional>
 #include <vector>
 
@@ -32,5 +32,8 @@ class OwnStream {
  private:
   std::optional<c10::StreamGuard> guard_;
 };
+
+/// run_ranks (testing/run_ranks.h) on each of the devices, every rank on a stream of its own.
+void run_ranks_on_devices(int world_size, const std::function<void(int rank, c10::Device device)>& body);
 
 }  // namespace tessera

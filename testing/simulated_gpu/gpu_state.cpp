@@ -4,7 +4,6 @@
 
 #include <cstdio>
 #include <cstring>
-#include <exception>
 
 #include "base/error.h"
 #include "testing/simulated_gpu/simulated_gpu.h"

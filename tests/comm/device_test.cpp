@@ -16,7 +16,6 @@
 #include "comm/point_to_point.h"
 #include "comm/rank_context.h"
 #include "testing/expect.h"
-#include "testing/run_ranks.h"
 #include "testing/tensor_matchers.h"
 #include "testing/test_devices.h"
 #include "third_party/catch2/catch.h"
@@ -24,16 +23,8 @@
 namespace tessera {
 namespace {
 
-/// Calls body(rank, device) on `world_size` ranks, on each device.
-void run_on_devices(int world_size, const std::function<void(int, c10::Device)>& body) {
-  for (const c10::Device device : test_devices()) {
-    INFO(device);
-    run_ranks(world_size, [&](int rank) { body(rank, device); });
-  }
-}
-
 TEST_CASE("devices: every collective and a message") {
-  run_on_devices(3, [](int rank, c10::Device device) {
+  run_ranks_on_devices(3, [](int rank, c10::Device device) {
     const ProcessGroupPtr& group = default_group();
     const auto floats = [&](std::vector<float> values) { return at::tensor(values).to(device); };
     const auto zeros = [&](int64_t numel) { return at::zeros({numel}, device); };
@@ -69,7 +60,7 @@ TEST_CASE("devices: every collective and a message") {
 }
 
 TEST_CASE("devices: several calls in flight, waited for in any order, and in a part of the ranks") {
-  run_on_devices(4, [](int rank, c10::Device device) {
+  run_ranks_on_devices(4, [](int rank, c10::Device device) {
     const ProcessGroupPtr half = new_group(rank < 2 ? std::vector<int64_t>{0, 1} : std::vector<int64_t>{2, 3});
     for (int step = 0; step < 20; ++step) {
       const at::Tensor a = at::full({1000}, 1.f + rank, device), b = at::full({3}, 10.f + rank, device);
@@ -83,10 +74,9 @@ TEST_CASE("devices: several calls in flight, waited for in any order, and in a p
   });
 }
 
-// On a GPU each rank computes on a stream of its own, which is busy when the call is brought.
+// On a GPU a rank's stream is busy when the call is brought.
 TEST_CASE("devices: a call sees what the ranks' streams have written, and their next work sees the result") {
-  run_on_devices(2, [](int rank, c10::Device device) {
-    const OwnStream stream(device);
+  run_ranks_on_devices(2, [](int rank, c10::Device device) {
     for (int step = 0; step < 5; ++step) {
       at::Tensor sum = at::zeros({1 << 18}, device);
       for (int i = 0; i < 200; ++i) {
@@ -99,7 +89,7 @@ TEST_CASE("devices: a call sees what the ranks' streams have written, and their 
 }
 
 TEST_CASE("devices: version counters stay, and leaves that need gradients are written") {
-  run_on_devices(2, [](int, c10::Device device) {
+  run_ranks_on_devices(2, [](int, c10::Device device) {
     const at::Tensor leaf = at::ones({2}, device).requires_grad_(true);
     const int64_t version = leaf._version();
     all_reduce(leaf, ReduceOp::Sum, default_group());
@@ -110,7 +100,7 @@ TEST_CASE("devices: version counters stay, and leaves that need gradients are wr
 }
 
 TEST_CASE("devices: a tensor of one element may have any strides") {
-  run_on_devices(2, [](int rank, c10::Device device) {
+  run_ranks_on_devices(2, [](int rank, c10::Device device) {
     const at::Tensor one = at::full({5}, 1.0 + rank, at::dtype(at::kDouble).device(device)).as_strided({1}, {3});
     const at::Tensor both = at::zeros({2}, one.options());
     all_gather(both, one, default_group());
@@ -122,7 +112,7 @@ TEST_CASE("devices: a tensor of one element may have any strides") {
 }
 
 TEST_CASE("devices: parts are for the CPU alone") {
-  run_on_devices(2, [](int, c10::Device device) {
+  run_ranks_on_devices(2, [](int, c10::Device device) {
     expect_equal(takes_parts(default_group(), device.type()), device.is_cpu());
     if (!device.is_cpu()) {
       const auto parts = std::make_shared<std::vector<TensorPart>>();
@@ -137,7 +127,7 @@ TEST_CASE("devices: parts are for the CPU alone") {
 }
 
 TEST_CASE("devices: ranks whose tensors are on different devices all learn it") {
-  run_on_devices(2, [](int rank, c10::Device device) {
+  run_ranks_on_devices(2, [](int rank, c10::Device device) {
     const at::Tensor tensor = at::zeros({2}, rank == 0 ? c10::Device(c10::kCPU) : device);
     const auto reduce = [&] { all_reduce(tensor, ReduceOp::Sum, default_group()); };
     if (device.is_cpu()) {
@@ -166,7 +156,7 @@ struct SummedGradient : torch::autograd::Function<SummedGradient> {
 thread_local std::thread::id SummedGradient::thread;
 
 TEST_CASE("devices: backward runs in the rank's own thread, so that its nodes may call collectives") {
-  run_on_devices(3, [](int rank, c10::Device device) {
+  run_ranks_on_devices(3, [](int rank, c10::Device device) {
     const at::Tensor x = at::ones({4}, device).requires_grad_(true);
     (SummedGradient::apply(x) * (1.0 + rank)).sum().backward();
     expect_bit_equal(x.grad(), at::full({4}, 6.f, device));

@@ -1,8 +1,6 @@
 // Tensor, sequence and context parallelism on every device that there is, each rank on a stream of its own.
 
 #include <ATen/TensorOperators.h>
-#include <ATen/ops/cross_entropy_loss.h>
-#include <ATen/ops/randint.h>
 #include <ATen/ops/scaled_dot_product_attention.h>
 
 #include "activation_checkpoint/checkpoint.h"
@@ -11,7 +9,6 @@
 #include "parallel/linear_styles.h"
 #include "parallel/parallelize_module.h"
 #include "parallel/sequence_parallel.h"
-#include "testing/run_ranks.h"
 #include "testing/tensor_matchers.h"
 #include "testing/test_devices.h"
 #include "tests/parallel/llama.h"
@@ -24,34 +21,6 @@ using namespace tessera::testing;
 namespace {
 
 constexpr Tolerance kTolerance{.rtol = 1e-8, .atol = 1e-10};
-
-void run_on_devices(int world_size, const std::function<void(c10::Device)>& body) {
-  for (const c10::Device device : test_devices()) {
-    CAPTURE(world_size, device);
-    run_ranks(world_size, [&](int) {
-      const OwnStream stream(device);
-      body(device);
-    });
-  }
-}
-
-Llama make_llama(const LlamaConfig& config, c10::Device device) {
-  Llama model(config);
-  fill_in_double(*model, 12);
-  model->to(device);
-  return model;
-}
-
-at::Tensor make_tokens(uint64_t seed, c10::Device device) {
-  return at::randint(LlamaConfig().vocabulary, {2, 7}, make_generator(seed), at::kLong).to(device);
-}
-
-/// Cross-entropy of logits, plain or cut along the vocabulary.
-at::Tensor token_loss(const at::Tensor& logits) {
-  const auto labels = make_tokens(5, logits.device());
-  const auto targets = is_dtensor(logits) ? distribute_tensor(labels, device_mesh(logits), {Replicate()}) : labels;
-  return whole(at::cross_entropy_loss(logits.flatten(0, 1), targets.flatten()));
-}
 
 template <class Model>
 void compare(Model& reference, Model& sharded, const at::Tensor& input,
@@ -70,16 +39,16 @@ TEST_CASE("devices: a LLaMA-style model under tensor and sequence parallelism eq
   const int ranks = GENERATE(2, 3);
   const auto config =
       GENERATE(LlamaConfig{.heads = 6, .kv_heads = 3, .layers = 1}, LlamaConfig{.heads = 5, .kv_heads = 1});
-  run_on_devices(ranks, [&](c10::Device device) {
+  run_ranks_on_devices(ranks, [&](int /*rank*/, c10::Device device) {
     auto reference = make_llama(config, device), sharded = make_llama(config, device);
     parallelize_module(sharded, init_device_mesh(device.type(), {ranks}, {"tp"}), llama_plan());
-    compare(reference, sharded, make_tokens(4, device), token_loss);
+    compare(reference, sharded, make_tokens(4, 7, device), token_loss);
   });
 }
 
 TEST_CASE("devices: layers that multiply while they gather equal one process", "[parallel]") {
   const int ranks = GENERATE(2, 3);
-  run_on_devices(ranks, [&](c10::Device device) {
+  run_ranks_on_devices(ranks, [&](int /*rank*/, c10::Device device) {
     auto reference = make_mlp_stack(7, /*with_seq_parallel=*/true), sharded = make_mlp_stack(7, true);
     for (auto* stack : {&reference, &sharded}) {
       fill_in_double(**stack, 42);
@@ -95,7 +64,7 @@ TEST_CASE("devices: layers that multiply while they gather equal one process", "
 
 TEST_CASE("devices: data parallelism over tensor parallelism, blocks computed again, equals one process",
           "[parallel]") {
-  run_on_devices(4, [](c10::Device device) {
+  run_ranks_on_devices(4, [](int /*rank*/, c10::Device device) {
     const auto mesh = init_device_mesh(device.type(), {2, 2}, {"dp", "tp"});
     auto reference = make_llama({.layers = 2}, device), sharded = make_llama({.layers = 2}, device);
     parallelize_module(sharded, mesh["tp"], llama_plan());
@@ -104,13 +73,13 @@ TEST_CASE("devices: data parallelism over tensor parallelism, blocks computed ag
       fully_shard(block, {.mesh = mesh["dp"]});
     }
     fully_shard(sharded, {.mesh = mesh["dp"]});
-    compare(reference, sharded, make_tokens(4, device), token_loss);
+    compare(reference, sharded, make_tokens(4, 7, device), token_loss);
   });
 }
 
 TEST_CASE("devices: attention over a cut sequence equals that of one process", "[parallel]") {
   const bool causal = GENERATE(false, true);
-  run_on_devices(3, [&](c10::Device device) {
+  run_ranks_on_devices(3, [&](int /*rank*/, c10::Device device) {
     const auto mesh = init_device_mesh(device.type(), {3}, {"cp"});
     std::vector<at::Tensor> whole_inputs, inputs;
     for (uint64_t seed = 1; seed <= 3; ++seed) {

@@ -3,7 +3,9 @@
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/cat.h>
+#include <ATen/ops/cross_entropy_loss.h>
 #include <ATen/ops/pow.h>
+#include <ATen/ops/randint.h>
 #include <ATen/ops/scaled_dot_product_attention.h>
 #include <ATen/ops/silu.h>
 #include <ATen/ops/stack.h>
@@ -12,6 +14,8 @@
 #include "parallel/linear_styles.h"
 #include "parallel/prepare_module.h"
 #include "parallel/sequence_parallel.h"
+#include "testing/run_ranks.h"
+#include "tests/parallel/tp_models.h"
 
 namespace tessera::testing {
 
@@ -127,6 +131,23 @@ ParallelPlan llama_plan() {
       {"norm", SequenceParallel()},
       {"output", columns},
   };
+}
+
+Llama make_llama(const LlamaConfig& config, c10::Device device) {
+  Llama model(config);
+  fill_in_double(*model, 12);
+  model->to(device);
+  return model;
+}
+
+at::Tensor make_tokens(uint64_t seed, int64_t length, c10::Device device) {
+  return at::randint(LlamaConfig().vocabulary, {2, length}, make_generator(seed), at::kLong).to(device);
+}
+
+at::Tensor token_loss(const at::Tensor& logits) {
+  const auto labels = make_tokens(5, logits.size(1), logits.device());
+  const auto targets = is_dtensor(logits) ? distribute_tensor(labels, device_mesh(logits), {Replicate()}) : labels;
+  return at::cross_entropy_loss(logits.flatten(0, 1), targets.flatten());
 }
 
 }  // namespace tessera::testing

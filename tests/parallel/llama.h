@@ -76,4 +76,11 @@ TESSERA_MODULE(Llama);
 /// come as a DTensor cut along the vocabulary.
 ParallelPlan llama_plan();
 
+/// A model in float64 with the same parameters at each call.
+Llama make_llama(const LlamaConfig& config, c10::Device device = c10::kCPU);
+/// Two sequences of words of the vocabulary.
+at::Tensor make_tokens(uint64_t seed, int64_t length, c10::Device device = c10::kCPU);
+/// Cross-entropy of logits, plain or cut along the vocabulary, with labels that are the same at each call.
+at::Tensor token_loss(const at::Tensor& logits);
+
 }  // namespace tessera::testing

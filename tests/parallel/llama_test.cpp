@@ -4,7 +4,6 @@
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/cross_entropy_loss.h>
-#include <ATen/ops/randint.h>
 
 #include "debug/comm_debug_mode.h"
 #include "parallel/loss_parallel.h"
@@ -19,34 +18,17 @@ using namespace tessera::testing;
 
 namespace {
 
-Llama make_llama(const LlamaConfig& config) {
-  Llama model(config);
-  fill_in_double(*model, 12);
-  return model;
-}
-
-at::Tensor make_tokens(uint64_t seed, int64_t length) {
-  return at::randint(LlamaConfig().vocabulary, {2, length}, make_generator(seed), at::kLong);
-}
-
-/// Cross-entropy of logits, plain or cut along the vocabulary.
-at::Tensor token_loss(const at::Tensor& logits, const at::Tensor& labels) {
-  const auto targets = is_dtensor(logits) ? distribute_tensor(labels, device_mesh(logits), {Replicate()}) : labels;
-  return at::cross_entropy_loss(logits.flatten(0, 1), targets.flatten());
-}
-
 void train_llama(const LlamaConfig& config, int ranks) {
   run_ranks(ranks, [&](int) {
     const auto mesh = init_device_mesh(at::kCPU, {ranks}, {"tp"});
     auto reference = make_llama(config), sharded = make_llama(config);
     parallelize_module(sharded, mesh, llama_plan());
-    train_and_compare(
-        {.reference = *reference,
-         .sharded = *sharded,
-         .run_reference = [&](const at::Tensor& x) { return reference(x); },
-         .run_sharded = [&](const at::Tensor& x) { return sharded(x); },
-         .loss = [labels = make_tokens(5, 7)](const at::Tensor& logits) { return token_loss(logits, labels); }},
-        make_tokens(4, 7));
+    train_and_compare({.reference = *reference,
+                       .sharded = *sharded,
+                       .run_reference = [&](const at::Tensor& x) { return reference(x); },
+                       .run_sharded = [&](const at::Tensor& x) { return sharded(x); },
+                       .loss = token_loss},
+                      make_tokens(4, 7));
   });
 }
 

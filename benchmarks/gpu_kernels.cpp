@@ -2,6 +2,7 @@
 // transformer's unit: 12 parameters, 85 M elements, 8 ranks. Bytes are those that must be read and written once.
 // Without a GPU it says so and measures nothing.
 
+#include <ATen/Context.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/_foreach_copy.h>
 #include <ATen/ops/_foreach_norm.h>
@@ -14,10 +15,12 @@
 #include <algorithm>
 #include <cstdio>
 
+#include "base/error.h"
 #include "benchmarks/measure.h"
 #include "cuda/device.h"
 #include "cuda/multi_copy.h"
 #include "cuda/multi_norm.h"
+#include "cuda/sharded_draw.h"
 
 namespace tessera {
 namespace {
@@ -127,6 +130,29 @@ void measure_norm(const BenchmarkOptions& options) {
   print_bandwidth("norm_fp32", static_cast<double>(unit.flat.numel()) * sizeof(float), ours, aten, options);
 }
 
+/// One of 8 ranks' rows of an embedding [32768, 4096]: numbers written a second, beside drawing the whole of it.
+void measure_draw(const BenchmarkOptions& options) {
+  const int64_t rows = 32768, dim = 4096;
+  const auto cuda = at::TensorOptions(at::kCUDA).dtype(at::kBFloat16);
+  const at::Tensor whole = at::empty({rows, dim}, cuda), local = at::empty({rows / kRanks, dim}, cuda);
+  const ShardOfWhole shard{.sizes = local.sizes().vec(),
+                           .whole_strides = whole.strides().vec(),
+                           .local_strides = local.strides().vec(),
+                           .whole_offset = 3 * local.numel(),
+                           .whole_numel = whole.numel()};
+  auto generator = at::globalContext().defaultGenerator(whole.device());
+  const auto ours = [&] {
+    TESSERA_CHECK(StateError, cuda::draw_shard(local, shard, {Distribution::Normal, 0, 0.02}, generator),
+                  "gpu_kernels: draw_shard does not draw as this libtorch does");
+  };
+  const auto aten = [&] {
+    whole.normal_(0, 0.02, generator);
+    local.copy_(whole.narrow(0, 3 * rows / kRanks, rows / kRanks));
+  };
+  ours();
+  print_bandwidth("normal_bf16_shard_of_8", static_cast<double>(local.nbytes()), ours, aten, options);
+}
+
 void run(const BenchmarkOptions& options) {
   if (cuda::visible_devices() == 0) {
     std::printf("skipped: %s\n", cuda::no_device_message().c_str());
@@ -135,6 +161,7 @@ void run(const BenchmarkOptions& options) {
   measure_copies(/*out=*/true, options);
   measure_copies(/*out=*/false, options);
   measure_norm(options);
+  measure_draw(options);
 }
 
 }  // namespace

@@ -13,6 +13,10 @@
 // ranks. The cost is one tensor of the global size, freed at once, and the time to draw it; no communication. Ops that
 // read values to draw by them (bernoulli of probabilities, normal of means, multinomial) gather those first.
 //
+// On CUDA (--config=cuda) normal_, uniform_ and bernoulli_ of a number, and what is made of them (randn, rand,
+// dropout), draw a rank's own part alone, with the same numbers (cuda/sharded_draw.h): neither memory nor time for the
+// rest.
+//
 // Each rank has generators of its own for this, which plain tensors do not touch: plain random ops (a loader's
 // shuffling, dropout of data-parallel activations) may differ from rank to rank without making replicated DTensors
 // differ. All start from libtorch's default seed. A generator that is passed to an op is used instead; it must be in

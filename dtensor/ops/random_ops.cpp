@@ -1,4 +1,5 @@
-// Random ops draw the whole tensor on every rank and keep this rank's part (dtensor/random.h).
+// Random ops draw the whole tensor on every rank and keep this rank's part, or on a GPU draw this part alone
+// (dtensor/random.h).
 
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/empty_like.h>
@@ -6,9 +7,11 @@
 #include <ATen/ops/ones_like.h>
 #include <torch/library.h>
 
+#include "dtensor/kernel_draw.h"
 #include "dtensor/ops/op_names.h"
 #include "dtensor/ops/rule_helpers.h"
 #include "dtensor/random.h"
+#include "dtensor/shard_of_whole.h"
 #include "dtensor/whole_tensor.h"
 
 namespace tessera {
@@ -21,6 +24,52 @@ void set_generator(const c10::OperatorHandle& op, torch::jit::Stack* stack, at::
   if (index && local_argument(op, stack, static_cast<size_t>(*index)).isNone()) {
     local_argument(op, stack, static_cast<size_t>(*index)) = c10::IValue(dtensor_generator(device));
   }
+}
+
+std::optional<DrawParameters> draw_parameters(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
+  const auto number = [&](size_t arg) { return local_argument(op, stack, arg).toDouble(); };
+  const std::string name = toString(op.operator_name());
+  if (name == "aten::normal_") {
+    return DrawParameters{Distribution::Normal, number(1), number(2)};
+  }
+  if (name == "aten::uniform_") {
+    return DrawParameters{Distribution::Uniform, number(1), number(2)};
+  }
+  if (name == "aten::bernoulli_.float") {
+    return DrawParameters{Distribution::Bernoulli, number(1)};
+  }
+  return std::nullopt;
+}
+
+/// The same call without data: ATen's own errors for parameters that are not allowed.
+void check_parameters(const c10::OperatorHandle& op, const torch::jit::Stack& stack) {
+  const size_t args = op.schema().arguments().size();
+  torch::jit::Stack call(stack.end() - static_cast<std::ptrdiff_t>(args), stack.end());
+  call[0] = call[0].toTensor().to(at::kMeta);
+  call.back() = c10::IValue();  // the generator
+  op.callBoxed(&call);
+}
+
+/// Draws this rank's part of the whole tensor where it lies. False, and nothing is done, where no kernel does that.
+bool draw_part(const c10::OperatorHandle& op, torch::jit::Stack* stack, const DTensorSpec& spec) {
+  const auto local = local_argument(op, stack, 0).toTensor();
+  if (!local.is_cuda() || !local.is_non_overlapping_and_dense()) {
+    return false;
+  }
+  const auto parameters = draw_parameters(op, stack);
+  const auto shard = parameters ? shard_of_whole(spec, local.strides()) : std::nullopt;
+  if (!shard) {
+    return false;
+  }
+  check_parameters(op, *stack);
+  set_generator(op, stack, local.device().type());
+  const auto index = static_cast<size_t>(*op.schema().argumentIndexWithName("generator"));
+  if (!draw_by_kernel(local, *shard, *parameters, local_argument(op, stack, index).toGenerator())) {
+    return false;
+  }
+  torch::jit::drop(*stack, op.schema().arguments().size());
+  stack->emplace_back(local);
+  return true;
 }
 
 /// The written tensor stays where it is; what numbers are drawn by (probabilities) is needed whole.
@@ -38,6 +87,9 @@ void local_draw_in_place(const c10::OperatorHandle& op, torch::jit::Stack* stack
   if (local.is_meta()) {
     torch::jit::drop(*stack, op.schema().arguments().size());
     stack->emplace_back(local);
+    return;
+  }
+  if (draw_part(op, stack, spec)) {
     return;
   }
   const auto whole = at::empty_strided(spec.sizes(), spec.strides(), local.options());

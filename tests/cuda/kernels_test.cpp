@@ -1,5 +1,6 @@
 // The kernels on a GPU against ATen there; what they refuse is seen without one.
 
+#include <ATen/Context.h>
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
@@ -8,12 +9,14 @@
 #include <ATen/ops/zeros.h>
 
 #include <cmath>
+#include <functional>
 #include <limits>
 #include <random>
 
 #include "base/error.h"
 #include "cuda/multi_copy.h"
 #include "cuda/multi_norm.h"
+#include "cuda/sharded_draw.h"
 #include "tests/cuda/gpu_test.h"
 #include "third_party/catch2/catch.h"
 
@@ -160,6 +163,83 @@ TEST_CASE("norms on the GPU are ATen's, and the same bits each time") {
     tensors[150][77] = std::numeric_limits<double>::quiet_NaN();
     CHECK(std::isnan(multi_tensor_norm(tensors, NormKind::Inf).item<double>()));
   }
+}
+
+TEST_CASE("drawing a shard refuses what it has no kernel for") {
+  if (skip_without_devices(1)) {
+    return;
+  }
+  const ShardOfWhole shard{.sizes = {4}, .whole_strides = {1}, .local_strides = {1}, .whole_numel = 4};
+  for (const auto dtype : {at::kLong, at::kBool, at::kComplexFloat}) {
+    const auto local = at::zeros({4}, at::TensorOptions(at::kCUDA).dtype(dtype));
+    CHECK_FALSE(draw_shard(local, shard, {}, at::globalContext().defaultGenerator(local.device())));
+  }
+}
+
+/// Rows and columns of a whole tensor that ATen draws, and where each leaves the generator.
+void check_shards(const DrawParameters& parameters, at::ScalarType dtype,
+                  const std::function<void(const at::Tensor&, const at::Generator&)>& draw_whole) {
+  CAPTURE(parameters.distribution, dtype);
+  const auto options = at::TensorOptions(at::kCUDA).dtype(dtype);
+  auto generator = at::globalContext().defaultGenerator(at::Device(at::kCUDA, 0));
+  const auto start = [&] {
+    generator.set_current_seed(3);
+    generator.set_offset(16);
+  };
+  for (const auto& sizes : std::vector<std::vector<int64_t>>{{7, 3}, {1000, 33}, {3000, 1111}}) {
+    start();
+    const auto whole = at::empty(sizes, options);
+    draw_whole(whole, generator);
+    const uint64_t offset = generator.get_offset();
+    for (const auto& part : {whole, whole.narrow(0, 3, 4), whole.narrow(1, 1, 2), whole.narrow(0, 2, 0)}) {
+      start();
+      const auto local = at::zeros(part.sizes(), options);
+      const ShardOfWhole shard{.sizes = part.sizes().vec(),
+                               .whole_strides = part.strides().vec(),
+                               .local_strides = local.strides().vec(),
+                               .whole_offset = part.storage_offset(),
+                               .whole_numel = whole.numel()};
+      REQUIRE(draw_shard(local, shard, parameters, generator));
+      CHECK(local.equal(part));
+      CHECK(generator.get_offset() == offset);
+    }
+  }
+}
+
+TEST_CASE("a shard's random numbers are those of the whole tensor that ATen draws") {
+  if (skip_without_devices(1)) {
+    return;
+  }
+  for (const auto dtype : {at::kFloat, at::kBFloat16, at::kHalf, at::kDouble}) {
+    check_shards({Distribution::Normal, -1, 0.02}, dtype,
+                 [](const at::Tensor& whole, const at::Generator& generator) { whole.normal_(-1, 0.02, generator); });
+    check_shards({Distribution::Uniform, -0.3, 0.7}, dtype,
+                 [](const at::Tensor& whole, const at::Generator& generator) { whole.uniform_(-0.3, 0.7, generator); });
+  }
+  for (const auto dtype : {at::kBool, at::kFloat, at::kDouble}) {
+    check_shards({Distribution::Bernoulli, 0.9, 0}, dtype,
+                 [](const at::Tensor& whole, const at::Generator& generator) { whole.bernoulli_(0.9, generator); });
+  }
+}
+
+TEST_CASE("a shard of a tensor that 32 bits cannot address") {
+  if (skip_without_devices(1)) {
+    return;
+  }
+  const auto whole = at::empty({3, int64_t{1} << 29}, at::TensorOptions(at::kCUDA).dtype(at::kBFloat16));  // 3 GiB
+  auto generator = at::globalContext().defaultGenerator(whole.device());
+  generator.set_current_seed(4);
+  whole.normal_(0, 1, generator);
+  generator.set_current_seed(4);
+  const auto part = whole.narrow(1, 5000, 100'000);
+  const auto local = at::zeros(part.sizes(), part.options());
+  const ShardOfWhole shard{.sizes = part.sizes().vec(),
+                           .whole_strides = part.strides().vec(),
+                           .local_strides = local.strides().vec(),
+                           .whole_offset = part.storage_offset(),
+                           .whole_numel = whole.numel()};
+  REQUIRE(draw_shard(local, shard, {Distribution::Normal, 0, 1}, generator));
+  CHECK(local.equal(part));
 }
 
 }  // namespace

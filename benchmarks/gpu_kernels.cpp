@@ -7,6 +7,7 @@
 #include <ATen/ops/_foreach_copy.h>
 #include <ATen/ops/_foreach_norm.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
 #include <ATen/ops/linalg_vector_norm.h>
 #include <ATen/ops/randn.h>
 #include <ATen/ops/stack.h>
@@ -123,6 +124,14 @@ void measure_copies(bool out, const BenchmarkOptions& options) {
   print_bandwidth(out ? "copy_out_bf16" : "copy_in_fp32_to_bf16", bytes, ours, aten, options);
 }
 
+/// What reading and writing memory reaches: what the other lines are to be held against.
+void measure_memory(const BenchmarkOptions& options) {
+  const at::Tensor from = at::empty({int64_t{1} << 30}, at::TensorOptions(at::kCUDA).dtype(at::kByte));
+  const at::Tensor to = at::empty_like(from);
+  const double us = gpu_us([&] { to.copy_(from); }, options.rounds);
+  print_result("device_copy_GB_per_s", 2.0 * static_cast<double>(from.nbytes()) / us * 1e-3, "GB/s", {}, options.json);
+}
+
 void measure_norm(const BenchmarkOptions& options) {
   const Unit unit = make_unit(at::kFloat, at::kBFloat16);
   const auto ours = [&] { cuda::multi_tensor_norm(unit.params, cuda::NormKind::L2); };
@@ -158,6 +167,7 @@ void run(const BenchmarkOptions& options) {
     std::printf("skipped: %s\n", cuda::no_device_message().c_str());
     return;
   }
+  measure_memory(options);
   measure_copies(/*out=*/true, options);
   measure_copies(/*out=*/false, options);
   measure_norm(options);

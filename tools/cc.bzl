@@ -36,9 +36,30 @@ def tessera_binary(name, precompiled = None, deps = [], **kwargs):
     """
     _target(native.cc_binary, TESSERA_COPTS, "_headers", precompiled, deps, name = name, **kwargs)
 
+def tessera_test_cases(name, precompiled = "module", deps = [], **kwargs):
+    """Test cases that several programs link: a tessera_test of its own, and one of many such files.
+
+    Args:
+      name: as in cc_library.
+      precompiled: see above.
+      deps: as in cc_library; Catch2 is added.
+      **kwargs: passed to cc_library.
+    """
+    _target(
+        native.cc_library,
+        TEST_COPTS,
+        "_headers_of_tests",
+        precompiled,
+        deps + ["//third_party/catch2"],
+        name = name,
+        testonly = True,
+        alwayslink = True,
+        **kwargs
+    )
+
 def tessera_test(
         name,
-        srcs,
+        srcs = [],
         precompiled = "module",
         deps = [],
         ranks_as_processes = False,

@@ -59,6 +59,7 @@ def _compile(ctx, source, context, compiler):
     arguments.add_all(["-c", source, "-o", output, "-std=c++20", "-ccbin", compiler])
     arguments.add_all(_include_paths(context))
     arguments.add_all(["-O0", "-g"] if debug else ["-O3", "-DNDEBUG", "-lineinfo"])
+    arguments.add("--compress-mode=size")  # line numbers are most of an object, and every program has it
     arguments.add_all(_code_for(architectures))
     arguments.add_all(["-Werror", "all-warnings", "-Xcompiler=-fPIC,-Wall,-Wextra,-Werror"])
     ctx.actions.run(

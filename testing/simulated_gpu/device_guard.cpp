@@ -6,6 +6,7 @@
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 
 #include <array>
+#include <chrono>
 #include <utility>
 
 #include "base/error.h"
@@ -34,8 +35,14 @@ c10::Stream stream_of(c10::DeviceIndex device, c10::StreamId id) {
   return c10::Stream(c10::Stream::UNSAFE, c10::Device(c10::kCUDA, device), id);
 }
 
-Clock& clock_of(void* event) {
-  return *static_cast<Clock*>(event);
+/// Where a stream was, and when the host put it there: kernels take no time of their own.
+struct Event {
+  Clock clock;
+  std::chrono::steady_clock::time_point recorded;
+};
+
+Event& event_of(void* event) {
+  return *static_cast<Event*>(event);
 }
 
 struct GuardImpl final : c10::impl::DeviceGuardImplInterface {
@@ -74,23 +81,26 @@ struct GuardImpl final : c10::impl::DeviceGuardImplInterface {
   void record(void** event, const c10::Stream& stream, c10::DeviceIndex /*device*/,
               c10::EventFlag /*flag*/) const override {
     if (*event == nullptr) {
-      *event = new Clock;
+      *event = new Event;
     }
-    clock_of(*event) = GpuState::instance().record(stream);
+    event_of(*event) = {GpuState::instance().record(stream), std::chrono::steady_clock::now()};
   }
   void block(void* event, const c10::Stream& stream) const override {
     if (event != nullptr) {
-      GpuState::instance().wait(stream, clock_of(event));
+      GpuState::instance().wait(stream, event_of(event).clock);
     }
   }
   bool queryEvent(void* /*event*/) const override { return true; }
   void synchronizeEvent(void* event) const override {
     if (event != nullptr) {
-      GpuState::instance().host_waits(clock_of(event), "Event::synchronize");
+      GpuState::instance().host_waits(event_of(event).clock, "Event::synchronize");
     }
   }
   void destroyEvent(void* event, c10::DeviceIndex /*device*/) const noexcept override {
-    delete static_cast<Clock*>(event);
+    delete static_cast<Event*>(event);
+  }
+  double elapsedTime(void* begin, void* end, c10::DeviceIndex /*device*/) const override {
+    return std::chrono::duration<double, std::milli>(event_of(end).recorded - event_of(begin).recorded).count();
   }
   void recordDataPtrOnStream(const c10::DataPtr& memory, const c10::Stream& stream) const override {
     if (memory.get() != nullptr) {

@@ -13,11 +13,10 @@ cd -- "$(dirname -- "${BASH_SOURCE[0]}")/../.."
 
 programs=(
   tests/cuda/cuda_test tests/comm/{gloo_backend_test,comm_device_test}
-  tests/dtensor/{dtensor_test,clip_grad_norm_test}
-  tests/dtensor/ops_{attention,image,indexing,list,loss,matmul,norm,pointwise,random,reduction,view,write}_test
+  tests/dtensor/{dtensor_test,clip_grad_norm_test,ops_tests}
   tests/fully_shard/{block_copy,device_features,device_parity}_test
   tests/checkpoint/checkpoint_device_test tests/parallel/parallel_device_test
-  benchmarks/gpu_kernels
+  benchmarks/{gpu_kernels,gpu_step}
 )
 labels=("${programs[@]/#/\/\/}")
 labels=("${labels[@]%/*}")

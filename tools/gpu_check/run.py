@@ -1,11 +1,12 @@
 """Runs the programs of a gpu_check folder on this machine, and writes one JSON report.
 
-  python3 run.py --libtorch /path/to/torch [--out report.json] [--timeout 600] [--only PROGRAM...]
+  python3 run.py --libtorch /path/to/torch [--out report.json] [--timeout 600] [--only NAME...]
 
 --libtorch is the torch/ folder of a pip install or an unpacked libtorch zip, of the version that the programs were built
 with; by default that of this Python's torch. The report tells the GPUs, each program's tests that passed, failed and
 were skipped, the latter with the reason, and what the benchmark measured. Without a GPU everything that needs one is
-"skipped"; nothing is measured. A test that runs on every device has run on the CPU then. Exits with 1 if a test failed or a program could not run.
+"skipped"; nothing is measured. A test that runs on every device has run on the CPU then. Exits with 1 if a test failed
+or a program could not run.
 """
 
 import argparse
@@ -21,20 +22,16 @@ import xml.etree.ElementTree
 
 HERE = pathlib.Path(__file__).resolve().parent
 FAMILIES = "attention image indexing list loss matmul norm pointwise random reduction view write".split()
-TESTS = [
-    "cuda_test",
-    "gloo_backend_test",
-    "comm_device_test",
-    "block_copy_test",
-    "device_parity_test",
-    "device_features_test",
-    "parallel_device_test",
-    "checkpoint_device_test",
-    "dtensor_test",
-    "clip_grad_norm_test",
-    *[f"ops_{family}_test" for family in FAMILIES],
-]
-BENCHMARKS = ["gpu_kernels"]
+# Name in the report → program and its arguments.
+PROGRAMS = """cuda_test gloo_backend_test comm_device_test block_copy_test device_parity_test device_features_test
+    parallel_device_test checkpoint_device_test dtensor_test clip_grad_norm_test"""
+TESTS = {name: [name] for name in PROGRAMS.split()}
+TESTS |= {f"ops_{family}_test": ["ops_tests", "-#", f"[#ops_{family}_test]"] for family in FAMILIES}
+BENCHMARKS = {
+    "gpu_kernels": ["gpu_kernels", "--json"],
+    "gpu_step": ["gpu_step", "--json"],
+    "gpu_step_nccl": ["gpu_step", "--json", "--backend", "nccl"],
+}
 
 
 def default_libtorch():
@@ -89,20 +86,20 @@ def devices():
     return [dict(zip(query.split(","), row)) for row in rows] if status == 0 else []
 
 
-def test_names(program, env):
+def test_names(command, env):
     """Of all test cases; Catch2 2 and 3 have their own ways to list them."""
     for options in [["--list-test-names-only"], ["--list-tests", "--verbosity", "quiet"]]:
-        command = [str(program), *options]
-        listed = subprocess.run(command, env=env, timeout=60, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, check=False)
+        listed = subprocess.run([*command, *options], env=env, timeout=60, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, check=False)
         names = {line.strip() for line in listed.stdout.decode(errors="replace").splitlines() if line.strip()}
         if names and not any("Run with -?" in name for name in names):
             return names
     return set()
 
 
-def run_test(program, env, timeout):
-    report = program.parent / (program.name + ".xml")
-    status, text = run([str(program), "--reporter", "junit", "--out", str(report)], env, timeout)
+def run_test(command, env, timeout):
+    report = pathlib.Path(command[0] + ".xml")
+    report.unlink(missing_ok=True)
+    status, text = run([*command, "--reporter", "junit", "--out", str(report)], env, timeout)
     try:
         suites = xml.etree.ElementTree.parse(report).getroot()
     except (FileNotFoundError, xml.etree.ElementTree.ParseError):
@@ -116,7 +113,7 @@ def run_test(program, env, timeout):
         if case.find("failure") is not None or case.find("error") is not None
     }
     # Cases whose assertions are in processes of their own are not in the report; it is complete where there is one.
-    passed = test_names(program, env) if len(suites) else set()
+    passed = test_names(command, env) if len(suites) else set()
     result = {
         "exit_status": status,
         "passed": sorted(passed - failed - skipped.keys()),
@@ -128,8 +125,8 @@ def run_test(program, env, timeout):
     return result
 
 
-def run_benchmark(program, env, timeout):
-    status, text = run([str(program), "--json"], env, timeout)
+def run_benchmark(command, env, timeout):
+    status, text = run(command, env, timeout)
     measured = [json.loads(line) for line in text.splitlines() if line.startswith("{")]
     result = {"exit_status": status, "measurements": measured}
     skipped = re.search(r"^skipped: (.*)$", text, re.M)
@@ -145,7 +142,7 @@ def main():
     parser.add_argument("--libtorch", type=pathlib.Path, default=default_libtorch())
     parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path("report.json"))
     parser.add_argument("--timeout", type=float, default=600, help="seconds for one program")
-    parser.add_argument("--only", nargs="+", choices=TESTS + BENCHMARKS, default=TESTS + BENCHMARKS, metavar="PROGRAM")
+    parser.add_argument("--only", nargs="+", choices=[*TESTS, *BENCHMARKS], default=[*TESTS, *BENCHMARKS], metavar="NAME")
     options = parser.parse_args()
     if options.libtorch is None or not (options.libtorch / "lib" / "libtorch_cuda.so").exists():
         parser.error(f"--libtorch {options.libtorch}: it has no lib/libtorch_cuda.so; give the torch/ folder of a CUDA build")
@@ -160,11 +157,12 @@ def main():
     }
     env = environment(options.libtorch.resolve())
     with tempfile.TemporaryDirectory() as folder:
-        for names, runner, place in [(TESTS, run_test, "tests"), (BENCHMARKS, run_benchmark, "benchmarks")]:
-            for name in [name for name in names if name in options.only]:
-                program = pathlib.Path(folder) / name
-                prefer_library_path(HERE / "bin" / name, program)
-                report[place][name] = runner(program, env, options.timeout)
+        for commands, runner, place in [(TESTS, run_test, "tests"), (BENCHMARKS, run_benchmark, "benchmarks")]:
+            for name, (program, *arguments) in commands.items():
+                if name in options.only:
+                    copy = pathlib.Path(folder) / program
+                    prefer_library_path(HERE / "bin" / program, copy)
+                    report[place][name] = runner([str(copy), *arguments], env, options.timeout)
     tests = report["tests"].values()
     report["totals"] = {key: sum(len(t[key]) for t in tests) for key in ["passed", "failed", "skipped"]}
     ran = [r["exit_status"] == 0 for r in [*tests, *report["benchmarks"].values()]]

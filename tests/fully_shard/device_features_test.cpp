@@ -12,6 +12,7 @@
 #include "fully_shard/to_empty.h"
 #include "nn/meta_device.h"
 #include "nn/reset_parameters.h"
+#include "optim/fused_optimizers.h"
 #include "testing/expect.h"
 #include "testing/run_ranks.h"
 #include "testing/tensor_matchers.h"
@@ -193,6 +194,35 @@ TEST_CASE("devices: the first interface: clipping, full parameters and state dic
     const auto full = full_parameters(*tower);
     results.insert(results.end(), full.begin(), full.end());
     return results;
+  });
+}
+
+TEST_CASE("devices: fused optimizers step alike, with a rate that changes and a parameter that joins later") {
+  const int kind = GENERATE(0, 1, 2);
+  expect_same_on_devices(3, [&](const Rank& rank) {
+    auto tower = make_tower(rank.device);
+    shard_tower(tower, {.mesh = init_device_mesh(rank.device.type(), {3})});
+    const auto params = tower->parameters();
+    const auto optimizer = [&]() -> std::unique_ptr<torch::optim::Optimizer> {
+      switch (kind) {
+        case 0:
+          return std::make_unique<optim::FusedAdam>(params, torch::optim::AdamOptions(0.05).amsgrad(true));
+        case 1:
+          return std::make_unique<optim::FusedAdamW>(params, torch::optim::AdamWOptions(0.05));
+        default:
+          return std::make_unique<optim::FusedSGD>(params, torch::optim::SGDOptions(0.05).momentum(0.9));
+      }
+    }();
+    for (int step = 0; step < 4; ++step) {
+      optimizer->zero_grad();
+      loss_of(tower(batch_of(rank, step))).backward();
+      if (step == 0) {
+        params.back().mutable_grad() = at::Tensor();
+      }
+      optimizer->param_groups()[0].options().set_lr(0.05 / (step + 1));
+      optimizer->step();
+    }
+    return full_parameters(*tower);
   });
 }
 

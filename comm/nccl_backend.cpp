@@ -14,6 +14,7 @@
 #include "comm/backend_checks.h"
 #include "comm/host_process.h"
 #include "comm/local_reduce.h"
+#include "comm/nccl_work.h"
 #include "cuda/device.h"
 
 namespace tessera {
@@ -22,49 +23,6 @@ namespace {
 
 using c10d::ProcessGroupNCCL;
 using WorkPtr = c10::intrusive_ptr<c10d::Work>;
-
-CommError comm_error(const std::string& collective, const GroupInfo& info, const std::string& why) {
-  return CommError(fmt::format("{} on {}: a peer left, called something else, or did not arrive within {} ms: {}",
-                               collective, describe(info), info.timeout.count(), why));
-}
-
-/// Throws where the watchdog has given the group up.
-void check_alive(const std::string& collective, const GroupInfo& info, ProcessGroupNCCL& nccl) {
-  const c10d::ErrorType error = nccl.getError();
-  if (error != c10d::ErrorType::SUCCESS) {
-    throw comm_error(collective, info,
-                     error == c10d::ErrorType::TIMEOUT ? "a collective timed out, and the group was aborted"
-                                                       : "NCCL failed, and the group was aborted");
-  }
-}
-
-/// libtorch's work, with this library's errors.
-class NcclWork final : public c10d::Work {
- public:
-  NcclWork(std::string collective, std::shared_ptr<const GroupInfo> info, c10::intrusive_ptr<ProcessGroupNCCL> nccl,
-           WorkPtr work)
-      : collective_(std::move(collective)), info_(std::move(info)), nccl_(std::move(nccl)), work_(std::move(work)) {}
-
-  bool wait(std::chrono::milliseconds timeout = kNoTimeout) override {
-    try {
-      work_->wait(timeout);
-    } catch (const std::exception& failure) {
-      throw comm_error(collective_, *info_, failure.what());
-    }
-    check_alive(collective_, *info_, *nccl_);
-    return true;
-  }
-  bool isCompleted() override { return work_->isCompleted(); }
-  bool isSuccess() const override { return work_->isSuccess(); }
-  void synchronize() override { wait(); }
-  void abort() override { work_->abort(); }
-
- private:
-  const std::string collective_;
-  const std::shared_ptr<const GroupInfo> info_;
-  const c10::intrusive_ptr<ProcessGroupNCCL> nccl_;
-  const WorkPtr work_;
-};
 
 /// What NCCL can add up: complex numbers as pairs.
 at::Tensor as_reducible(const char* place, const at::Tensor& tensor, ReduceOp op) {
@@ -183,8 +141,7 @@ class NcclBackend final : public GroupBackend {
 
  private:
   void check(const char* place, const at::Tensor& tensor) const {
-    TESSERA_CHECK(ValueError, tensor.defined() && tensor.layout() == c10::kStrided && tensor.is_contiguous(),
-                  "{}: the tensor is undefined, or not dense and contiguous; pass tensor.contiguous()", place);
+    check_dense_tensor(place, tensor);
     TESSERA_CHECK(ValueError, tensor.device() == device_, "{}: a tensor on {}; this rank's GPU in {} is {}", place,
                   tensor.device().str(), describe(info()), device_.str());
   }
@@ -224,11 +181,11 @@ class NcclBackend final : public GroupBackend {
     if (empty) {
       return c10::make_intrusive<CompletedWork>();
     }
-    on_each([&](ProcessGroupNCCL& each) { check_alive(what, info(), each); });
+    on_each([&](ProcessGroupNCCL& each) { check_nccl_alive(what, info(), each); });
     try {
       return c10::make_intrusive<NcclWork>(what, shared_info(), nccl, start());
     } catch (const std::exception& failure) {
-      throw comm_error(what, info(), failure.what());
+      throw nccl_error(what, info(), failure.what());
     }
   }
 
@@ -320,7 +277,7 @@ c10::intrusive_ptr<GroupBackend> make_nccl_backend(NcclBackendOptions options) {
     }
     return c10::make_intrusive<NcclBackend>(std::move(options.info), device, std::move(nccl), std::move(scatter));
   } catch (const std::exception& failure) {
-    throw comm_error("setting up NCCL", options.info, failure.what());
+    throw nccl_error("setting up NCCL", options.info, failure.what());
   }
 }
 

@@ -8,7 +8,7 @@
 //              {Distribution::Normal, 0.0, 0.02}, generator);
 //
 // Which number of which sequence an element gets is ATen's own affair: it depends on the launch, and a later version
-// may change it. So the first draw of each distribution and dtype on a GPU is preceded by one of 9 MB at most that both
+// may change it. So the first draw of each distribution and dtype on a GPU is preceded by one of some 10 MB that both
 // make; where they differ, draw_shard warns once and draws nothing from then on. The host waits for that comparison,
 // and for nothing else.
 //

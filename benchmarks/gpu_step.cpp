@@ -156,6 +156,7 @@ void print_timeline(Model& model) {
   wait_for_gpu();
   fsdp(model.gpt).set_event_observer({});
   std::vector<std::string> lines;
+  lines.reserve(moments.size());
   for (const Moment& moment : moments) {
     lines.push_back(fmt::format(R"({{"event": "{}", "host_us": {:.1f}, "gpu_us": {:.1f}}})", to_string(moment.event),
                                 moment.host_us - moments[0].host_us,
@@ -179,7 +180,7 @@ Results measure(const StepOptions& own, const BenchmarkOptions& options) {
     barrier(default_group());
   }
   const int rank = get_rank(), ranks = get_world_size();
-  const ProcessGroupPtr others = default_group();
+  const ProcessGroupPtr others = default_group();  // NOLINT(performance-unnecessary-copy-initialization): it changes
   const RankContextGuard guard(RankContext::create());
   init_process_group({.backend = "fake", .rank = rank, .world_size = ranks});
   {
@@ -195,7 +196,7 @@ Results measure(const StepOptions& own, const BenchmarkOptions& options) {
 }
 
 void run(StepOptions own, const BenchmarkOptions& options) {
-  const int gpus = c10::impl::getDeviceGuardImpl(c10::kCUDA)->deviceCount();
+  const auto gpus = static_cast<unsigned char>(c10::impl::getDeviceGuardImpl(c10::kCUDA)->deviceCount());
   if (gpus == 0) {
     fmt::print("skipped: no CUDA device is visible\n");
     return;

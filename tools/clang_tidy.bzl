@@ -13,6 +13,7 @@ clang-tidy --quiet "$@" >"$stamp" 2>&1 || { cat "$stamp" >&2; exit 1; }
 def _flags(ctx, context):
     flags = ctx.fragments.cpp.copts + ctx.fragments.cpp.cxxopts
     flags = flags + [ctx.expand_make_variables("copts", option, {}) for option in ctx.rule.attr.copts]
+    flags += ["-isystem", ctx.file._source_location.dirname]
     flags += ["-D" + d for d in context.defines.to_list() + context.local_defines.to_list()]
     for option, paths in [
         ("-iquote", context.quote_includes),
@@ -37,7 +38,7 @@ def _impl(target, ctx):
         ctx.actions.run_shell(
             command = _SCRIPT,
             arguments = [stamp.path, "--config-file=" + ctx.file._config.path, source.path, "--"] + _flags(ctx, context),
-            inputs = depset([source, ctx.file._config] + ctx.rule.files.srcs, transitive = [context.headers]),
+            inputs = depset([source, ctx.file._config, ctx.file._source_location] + ctx.rule.files.srcs, transitive = [context.headers]),
             outputs = [stamp],
             mnemonic = "ClangTidy",
             progress_message = "clang-tidy " + source.short_path,
@@ -47,6 +48,9 @@ def _impl(target, ctx):
 
 clang_tidy_aspect = aspect(
     implementation = _impl,
-    attrs = {"_config": attr.label(default = "//:.clang-tidy", allow_single_file = True)},
+    attrs = {
+        "_config": attr.label(default = "//:.clang-tidy", allow_single_file = True),
+        "_source_location": attr.label(default = "//tools:clang_tidy/source_location", allow_single_file = True),
+    },
     fragments = ["cpp"],
 )

@@ -153,7 +153,7 @@ TEST_CASE("the numbers are those that PyTorch prints on a GPU") {
 TEST_CASE("a shard gets its elements of the whole tensor's numbers") {
   const DrawSource source{.item_bytes = 8, .width = 2, .seed = 1, .offset = 4};
   const std::vector<int64_t> sizes = {5, 30, 41};
-  const auto whole = drawn(all_of(5 * 30 * 41), kSmallGpu, source, at::empty({5, 30, 41}, at::kDouble));
+  const auto whole = drawn(all_of(int64_t{5} * 30 * 41), kSmallGpu, source, at::empty({5, 30, 41}, at::kDouble));
   for (int64_t dim = 0; dim < 3; ++dim) {
     for (const auto& [begin, end] : std::vector<std::pair<int64_t, int64_t>>{{0, 2}, {2, 5}, {4, 5}, {3, 3}}) {
       CAPTURE(dim, begin, end);
@@ -238,7 +238,7 @@ TEST_CASE("a large tensor is cut where TensorIterator cuts it") {
 TEST_CASE("each piece of a large tensor begins where the one before left the generator") {
   constexpr GpuSize gpu{.multiprocessors = 132, .threads_each = 2048};
   const DrawSource source{.item_bytes = 4, .width = 4, .offset = 20};
-  const int64_t half = int64_t{1} << 29, a_draw = 132 * 2048 * 4;
+  const int64_t half = int64_t{1} << 29, a_draw = int64_t{132} * 2048 * 4;
   const auto offsets_of = [&](int64_t numel) { return 4 * static_cast<uint64_t>((numel + a_draw - 1) / a_draw); };
   const auto table = draw_table(all_of(2 * half), gpu, source);
   REQUIRE(table.has_value());

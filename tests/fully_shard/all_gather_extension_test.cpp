@@ -82,7 +82,7 @@ TEST_CASE("an int8 all-gather: error bound, gradients of the decoded parameters,
     fsdp(block).unshard();
     TESSERA_EXPECT((sent > 0) == (world_size > 1));
     if (world_size == 2 && dim == 48) {
-      const int64_t in_float = 4 * (2 * 24 * 31 + 48);
+      const int64_t in_float = int64_t{4} * (2 * 24 * 31 + 48);
       TESSERA_EXPECT(sent > in_float / 4 && sent < in_float / 3);
     }
     {

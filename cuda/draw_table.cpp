@@ -35,9 +35,15 @@ void append_pieces(DrawPiece piece, int64_t item_bytes, std::vector<DrawPiece>& 
   append_pieces({piece.begin + half, piece.numel - half}, item_bytes, pieces);
 }
 
-/// The generator's offset where the first piece begins: a whole tensor of several is counted once more before them.
-uint64_t first_offset(int64_t whole_numel, size_t pieces, const GpuSize& gpu, const DrawSource& source) {
-  return source.offset + (pieces == 1 ? 0 : offsets_of(whole_numel, gpu, source));
+/// The generator's offset where each piece begins, and after the last one. A whole tensor of several pieces is counted
+/// once more before them.
+std::vector<uint64_t> piece_offsets(const std::vector<DrawPiece>& pieces, int64_t whole_numel, const GpuSize& gpu,
+                                    const DrawSource& source) {
+  std::vector<uint64_t> offsets = {source.offset + (pieces.size() == 1 ? 0 : offsets_of(whole_numel, gpu, source))};
+  for (const DrawPiece& piece : pieces) {
+    offsets.push_back(offsets.back() + offsets_of(piece.numel, gpu, source));
+  }
+  return offsets;
 }
 
 bool set_pieces(DrawTable& table, int64_t whole_numel, const GpuSize& gpu, const DrawSource& source) {
@@ -48,11 +54,10 @@ bool set_pieces(DrawTable& table, int64_t whole_numel, const GpuSize& gpu, const
   table.pieces = static_cast<int32_t>(pieces.size());
   table.width = source.width;
   table.threads = num_threads(pieces[0].numel, gpu);  // of all: where there are several, each has the largest grid
-  uint64_t offset = first_offset(whole_numel, pieces.size(), gpu, source);
+  const auto offsets = piece_offsets(pieces, whole_numel, gpu, source);
   for (size_t i = 0; i < pieces.size(); ++i) {
     table.first_element[i] = pieces[i].begin;
-    table.offset[i] = offset;
-    offset += offsets_of(pieces[i].numel, gpu, source);
+    table.offset[i] = offsets[i];
   }
   table.first_element[pieces.size()] = whole_numel;
   return true;
@@ -119,12 +124,7 @@ uint64_t offset_after(int64_t whole_numel, const GpuSize& gpu, const DrawSource&
   if (whole_numel == 0) {
     return source.offset;
   }
-  const auto pieces = draw_pieces(whole_numel, source.item_bytes);
-  uint64_t offset = first_offset(whole_numel, pieces.size(), gpu, source);
-  for (const DrawPiece& piece : pieces) {
-    offset += offsets_of(piece.numel, gpu, source);
-  }
-  return offset;
+  return piece_offsets(draw_pieces(whole_numel, source.item_bytes), whole_numel, gpu, source).back();
 }
 
 }  // namespace tessera::cuda

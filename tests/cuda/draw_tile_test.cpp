@@ -4,7 +4,6 @@
 #include "cuda/draw_tile.h"
 
 #include <ATen/TensorIterator.h>
-#include <ATen/ops/arange.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/tensor.h>
 #include <ATen/ops/zeros.h>
@@ -17,6 +16,7 @@
 #include <vector>
 
 #include "cuda/draw_table.h"
+#include "tests/cuda/shard_of_view.h"
 #include "third_party/catch2/catch.h"
 
 namespace tessera::cuda {
@@ -152,23 +152,16 @@ TEST_CASE("the numbers are those that PyTorch prints on a GPU") {
 
 TEST_CASE("a shard gets its elements of the whole tensor's numbers") {
   const DrawSource source{.item_bytes = 8, .width = 2, .seed = 1, .offset = 4};
-  const std::vector<int64_t> sizes = {5, 30, 41};
   const auto whole = drawn(all_of(int64_t{5} * 30 * 41), kSmallGpu, source, at::empty({5, 30, 41}, at::kDouble));
   for (int64_t dim = 0; dim < 3; ++dim) {
     for (const auto& [begin, end] : std::vector<std::pair<int64_t, int64_t>>{{0, 2}, {2, 5}, {4, 5}, {3, 3}}) {
       CAPTURE(dim, begin, end);
       const auto part = whole.slice(dim, begin, end);
-      const ShardOfWhole shard{.sizes = part.sizes().vec(),
-                               .whole_strides = part.strides().vec(),
-                               .local_strides = at::empty(part.sizes()).strides().vec(),
-                               .whole_offset = part.storage_offset(),
-                               .whole_numel = whole.numel()};
-      CHECK(drawn(shard, kSmallGpu, source, at::zeros(part.sizes(), at::kDouble)).equal(part));
+      const auto local = at::zeros(part.sizes(), at::kDouble);
+      CHECK(drawn(shard_of_view(part, whole, local.strides()), kSmallGpu, source, local).equal(part));
       // Memory in another order of dims.
       const auto other = at::zeros({part.size(2), part.size(0), part.size(1)}, at::kDouble).permute({1, 2, 0});
-      auto turned = shard;
-      turned.local_strides = other.strides().vec();
-      CHECK(drawn(turned, kSmallGpu, source, other).equal(part));
+      CHECK(drawn(shard_of_view(part, whole, other.strides()), kSmallGpu, source, other).equal(part));
     }
   }
 }

@@ -18,6 +18,7 @@
 #include "cuda/multi_norm.h"
 #include "cuda/sharded_draw.h"
 #include "tests/cuda/gpu_test.h"
+#include "tests/cuda/shard_of_view.h"
 #include "third_party/catch2/catch.h"
 
 namespace tessera::cuda {
@@ -194,12 +195,7 @@ void check_shards(const DrawParameters& parameters, at::ScalarType dtype,
     for (const auto& part : {whole, whole.narrow(0, 3, 4), whole.narrow(1, 1, 2), whole.narrow(0, 2, 0)}) {
       start();
       const auto local = at::zeros(part.sizes(), options);
-      const ShardOfWhole shard{.sizes = part.sizes().vec(),
-                               .whole_strides = part.strides().vec(),
-                               .local_strides = local.strides().vec(),
-                               .whole_offset = part.storage_offset(),
-                               .whole_numel = whole.numel()};
-      REQUIRE(draw_shard(local, shard, parameters, generator));
+      REQUIRE(draw_shard(local, shard_of_view(part, whole, local.strides()), parameters, generator));
       CHECK(local.equal(part));
       CHECK(generator.get_offset() == offset);
     }
@@ -233,11 +229,7 @@ TEST_CASE("a shard of a tensor that 32 bits cannot address") {
   generator.set_current_seed(4);
   const auto part = whole.narrow(1, 5000, 100'000);
   const auto local = at::zeros(part.sizes(), part.options());
-  const ShardOfWhole shard{.sizes = part.sizes().vec(),
-                           .whole_strides = part.strides().vec(),
-                           .local_strides = local.strides().vec(),
-                           .whole_offset = part.storage_offset(),
-                           .whole_numel = whole.numel()};
+  const auto shard = shard_of_view(part, whole, local.strides());
   REQUIRE(draw_shard(local, shard, {Distribution::Normal, 0, 1}, generator));
   CHECK(local.equal(part));
 }

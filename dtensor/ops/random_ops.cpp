@@ -50,7 +50,8 @@ void check_parameters(const c10::OperatorHandle& op, const torch::jit::Stack& st
   op.callBoxed(&call);
 }
 
-/// Draws this rank's part of the whole tensor where it lies. False, and nothing is done, where no kernel does that.
+/// Draws this rank's part of the whole tensor where it lies, by the call's generator. False, and nothing is done, where
+/// no kernel does that.
 bool draw_part(const c10::OperatorHandle& op, torch::jit::Stack* stack, const DTensorSpec& spec) {
   const auto local = local_argument(op, stack, 0).toTensor();
   if (!local.is_cuda() || !local.is_non_overlapping_and_dense()) {
@@ -62,7 +63,6 @@ bool draw_part(const c10::OperatorHandle& op, torch::jit::Stack* stack, const DT
     return false;
   }
   check_parameters(op, *stack);
-  set_generator(op, stack, local.device().type());
   const auto index = static_cast<size_t>(*op.schema().argumentIndexWithName("generator"));
   if (!draw_by_kernel(local, *shard, *parameters, local_argument(op, stack, index).toGenerator())) {
     return false;
@@ -89,12 +89,12 @@ void local_draw_in_place(const c10::OperatorHandle& op, torch::jit::Stack* stack
     stack->emplace_back(local);
     return;
   }
+  set_generator(op, stack, local.device().type());
   if (draw_part(op, stack, spec)) {
     return;
   }
   const auto whole = at::empty_strided(spec.sizes(), spec.strides(), local.options());
   local_argument(op, stack, 0) = whole;
-  set_generator(op, stack, local.device().type());
   op.callBoxed(stack);
   local.copy_(part_of_whole(whole, spec));
   stack->back() = local;

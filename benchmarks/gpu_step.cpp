@@ -127,17 +127,9 @@ double gpu_ms(const std::function<void()>& call, const StepOptions& own, int rou
          own.steps / 1e3;
 }
 
-/// Microseconds that the host computes in a call.
+/// Microseconds that the host computes in a call on an idle GPU.
 double host_us(const std::function<void()>& call, int rounds) {
-  double best = 0;
-  for (int round = -1; round < rounds; ++round) {
-    wait_for_gpu();
-    const double begin = cpu_us();
-    call();
-    const double us = cpu_us() - begin;
-    best = round <= 0 ? us : std::min(best, us);
-  }
-  return best;
+  return microseconds({wait_for_gpu, call}, cpu_us, rounds, /*steps=*/1)[1];
 }
 
 struct Moment {

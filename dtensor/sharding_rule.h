@@ -124,10 +124,7 @@ LocalCall with_local_sizes(size_t arg);
 
 /// Static object that registers: `static const RegisterOpRules rules([] { register_op_rule(...); });`
 struct RegisterOpRules {
-  template <class F>
-  explicit RegisterOpRules(F&& f) {
-    f();
-  }
+  explicit RegisterOpRules(void (*register_rules)()) { register_rules(); }
 };
 
 }  // namespace tessera

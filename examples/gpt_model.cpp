@@ -10,6 +10,7 @@
 #include <cmath>
 #include <string>
 
+#include "base/error.h"
 #include "dtensor/random.h"
 
 namespace tessera::examples {
@@ -43,6 +44,8 @@ at::Tensor BlockImpl::forward(at::Tensor x) {
 }
 
 GptImpl::GptImpl(const GptConfig& given, uint64_t seed) : config(given) {
+  TESSERA_CHECK(ValueError, config.dim > 0 && config.heads > 0 && config.dim % config.heads == 0,
+                "GptConfig: dim {}, heads {}; both must be above 0, and heads divide dim", config.dim, config.heads);
   token_embedding = register_module("token_embedding", nn::Embedding(kByteValues, config.dim));
   position_embedding = register_module("position_embedding", nn::Embedding(config.context, config.dim));
   for (int64_t i = 0; i < config.layers; ++i) {

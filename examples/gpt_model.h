@@ -52,7 +52,8 @@ struct BlockImpl : torch::nn::Module {
 TESSERA_MODULE(Block);
 
 struct GptImpl : torch::nn::Module {
-  /// On the CPU. The same config and seed give the same parameters in every process.
+  /// On the CPU. The same config and seed give the same parameters in every process. Throws ValueError unless
+  /// config.heads divides config.dim.
   GptImpl(const GptConfig& config, uint64_t seed);
   /// Logits of the byte that follows each of `tokens`; at most config.context of them.
   at::Tensor forward(const at::Tensor& tokens);

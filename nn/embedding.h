@@ -18,7 +18,8 @@ class Embedding : public HookedHolder<Hooked<torch::nn::EmbeddingImpl>> {
   using HookedHolder::HookedHolder;
   using Impl = Hooked<torch::nn::EmbeddingImpl>;
   Embedding() = default;
-  Embedding(HookedHolder other) : HookedHolder(std::move(other)) {}
+  Embedding(HookedHolder other)  // NOLINT(google-explicit-constructor): as the holder it is
+      : HookedHolder(std::move(other)) {}
 
   static Embedding from_pretrained(const at::Tensor& embeddings, const EmbeddingFromPretrainedOptions& options = {}) {
     return hooked(torch::nn::Embedding::from_pretrained(embeddings, options));
@@ -30,7 +31,8 @@ class EmbeddingBag : public HookedHolder<Hooked<torch::nn::EmbeddingBagImpl>> {
   using HookedHolder::HookedHolder;
   using Impl = Hooked<torch::nn::EmbeddingBagImpl>;
   EmbeddingBag() = default;
-  EmbeddingBag(HookedHolder other) : HookedHolder(std::move(other)) {}
+  EmbeddingBag(HookedHolder other)  // NOLINT(google-explicit-constructor): as the holder it is
+      : HookedHolder(std::move(other)) {}
 
   static EmbeddingBag from_pretrained(const at::Tensor& embeddings,
                                       const EmbeddingBagFromPretrainedOptions& options = {}) {

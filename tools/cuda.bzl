@@ -4,10 +4,12 @@
   cuda_cc_library(name = "copy", srcs = ["copy.cpp"], hdrs = ["copy.h"], cuda_deps = [":copy_kernels", TORCH_CUDA])
 
 Without --config=cuda both are incompatible: `//...` leaves them out, and nothing behind cuda_deps is looked at. What
-exists in both builds depends on them by if_cuda(), or through link_only where its own objects shall stay the same.
+exists in both builds depends on them by if_cuda(), or through link_only where its own objects shall stay the same;
+cuda_choice_library is that for one header with a source for each build.
 """
 
 load("@bazel_tools//tools/cpp:toolchain_utils.bzl", "find_cpp_toolchain")
+load(":cc.bzl", "tessera_library")
 load(":copts.bzl", "TESSERA_COPTS", "TEST_COPTS")
 
 TORCH_CUDA = "@libtorch//:torch_cuda"
@@ -151,6 +153,40 @@ link_only = rule(
 
 What depends on one compiles as if it were not there, so that its objects are those of a build without CUDA.""",
 )
+
+def cuda_choice_library(name, hdrs, with_cuda, without_cuda, cuda_deps, deps, cuda_only_deps = []):
+    """What has one header, and one implementation under --config=cuda and another without.
+
+    Use `<name>_headers` to include it and `<name>` to link it. Nothing that includes it is compiled in another way under
+    --config=cuda. `<name>_with_cuda` is for tests that are built only there.
+
+    Args:
+      name: of what is linked.
+      hdrs: what both implement.
+      with_cuda: sources.
+      without_cuda: sources, which need the headers alone.
+      cuda_deps: what is there only under --config=cuda.
+      deps: of the headers.
+      cuda_only_deps: further deps of with_cuda.
+    """
+    headers = ":{}_headers".format(name)
+    tessera_library(name = name + "_headers", hdrs = hdrs, deps = deps)
+    cuda_cc_library(
+        name = name + "_with_cuda",
+        srcs = with_cuda,
+        cuda_deps = cuda_deps,
+        deps = [headers] + cuda_only_deps,
+    )
+    tessera_library(
+        name = name + "_without_cuda",
+        srcs = without_cuda,
+        precompiled = "tensor",
+        deps = [headers],
+    )
+    link_only(
+        name = name,
+        deps = if_cuda([":{}_with_cuda".format(name)], [":{}_without_cuda".format(name)]),
+    )
 
 def cuda_test_cases(name, srcs, cuda_deps, deps = []):
     """Test cases over CUDA, for the deps of a tessera_test under if_cuda(): linked into it, so that its own sources compile

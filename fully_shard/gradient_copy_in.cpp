@@ -112,6 +112,7 @@ std::vector<bool> GradientReduction::used_members() const {
   if (std::ranges::find(has_grad_, false) == has_grad_.end()) {
     return has_grad_;
   }
+  const SideStream::Scope scope(*stream_);
   const auto flags = output_.narrow(0, layout_.shard_numel, static_cast<int64_t>(members_.size()));
   const auto host = has_host_floats(output_) ? flags : flags.to(at::kCPU, at::kFloat);
   const auto* data = host.const_data_ptr<float>();

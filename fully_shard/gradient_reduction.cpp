@@ -10,6 +10,15 @@
 
 namespace tessera {
 
+GradientReduction::GradientReduction(Options options)
+    : options_(std::move(options)), scatter_stream_(shared_stream<ReduceScatterStream>(options_.device)) {
+  if (options_.axes.replica_axis) {
+    stream_ = shared_stream<AllReduceStream>(options_.device);
+  } else {
+    stream_ = scatter_stream_;
+  }
+}
+
 bool GradientReduction::FlatGrad::is_free() const {
   return flat.defined() && flat.storage().use_count() == 1 + grads.size() &&
          std::all_of(grads.begin(), grads.end(), [](const auto& grad) { return grad.use_count() == 1; });
@@ -75,6 +84,7 @@ void GradientReduction::start(std::span<ShardedParam> params, BlockPool& pool) {
     stage_ = Stage::ReduceScatter;
     pending_ = reduce_scatter_parts_async(choose_output(params, pool), gradient_parts(), scale_.op,
                                           options_.axes.shard_group());
+    stream_->wait_for_current();
     return;
   }
   const bool scatters = layout_.num_ranks > 1;
@@ -83,7 +93,9 @@ void GradientReduction::start(std::span<ShardedParam> params, BlockPool& pool) {
   stage_ = Stage::ReduceScatter;
   if (scatters) {
     pending_ = reduce_scatter_(choose_output(params, pool), input, scale_.op, options_.axes.shard_group());
-  } else if (all_reduces_) {
+  }
+  stream_->wait_for_current();
+  if (!scatters && all_reduces_) {
     issue_all_reduce();
   }
 }
@@ -105,11 +117,13 @@ void GradientReduction::start_in(const at::Tensor& buffer) {
   TESSERA_ASSERT(stage_ == Stage::Collected && can_share(), "a reduction that cannot share its all-reduce");
   const at::AutoDispatchBelowADInplaceOrView below;
   copy_in(buffer);
+  stream_->wait_for_current();
   output_ = buffer;
   stage_ = Stage::AllReduce;
 }
 
 void GradientReduction::issue_all_reduce() {
+  const SideStream::Scope scope(*stream_);
   if (partial_.defined()) {
     output_.add_(partial_);
     partial_ = at::Tensor();
@@ -118,14 +132,30 @@ void GradientReduction::issue_all_reduce() {
   stage_ = Stage::AllReduce;
 }
 
+/// The computing stream waits too: the next unit's gradients get this one's buffer.
+void GradientReduction::end_reduce_scatter() {
+  {
+    const SideStream::Scope scope(*scatter_stream_);
+    pending_.wait();
+  }
+  const StreamMark scattered = scatter_stream_->mark();
+  scattered.wait();
+  stream_->wait_for(scattered);
+  input_.give_back();
+}
+
+void GradientReduction::keep_partial() {
+  const SideStream::Scope scope(*stream_);
+  partial_ = partial_.defined() ? partial_.add_(output_) : output_.clone();
+}
+
 bool GradientReduction::start_all_reduce(std::span<ShardedParam> params) {
   TESSERA_ASSERT(in_flight(), "no reduction of {} is in flight", params[0].origin().module);
   if (stage_ == Stage::AllReduce) {
     return true;
   }
   const at::AutoDispatchBelowADInplaceOrView below;
-  pending_.wait();
-  input_.give_back();
+  end_reduce_scatter();
   if (all_reduces_) {
     issue_all_reduce();
     return true;
@@ -134,7 +164,7 @@ bool GradientReduction::start_all_reduce(std::span<ShardedParam> params) {
     finish(params);
     return false;
   }
-  partial_ = partial_.defined() ? partial_.add_(output_) : output_.clone();
+  keep_partial();
   for (auto i : members_) {
     params[i].restore_stashed_grad();
   }
@@ -148,6 +178,7 @@ void GradientReduction::finish(std::span<ShardedParam> params) {
     copied_.synchronize();
     output_ = host_output_;
   } else {
+    const SideStream::Scope scope(*stream_);
     pending_.wait();
     scale_result();
     if (output_.device() != options_.grad_options.device()) {
@@ -201,6 +232,7 @@ void GradientReduction::write_back(std::span<ShardedParam> params) {
   const auto used = used_members();
   const bool is_direct = flat_grad_.flat.defined() && output_.is_same(flat_grad_.flat);
   if (adds_up_flat(params, used)) {
+    const SideStream::Scope scope(*stream_);
     flat_grad_.flat.add_(output_);
     for (auto i : members_) {
       params[i].restore_stashed_grad();
@@ -213,16 +245,22 @@ void GradientReduction::write_back(std::span<ShardedParam> params) {
     return output_.narrow(0, slot.offset, slot.numel_of(rank, layout_.num_ranks))
         .view(params[members_[i]].spec()->local_sizes());
   };
+  const auto stashed = [&](size_t i) -> const at::Tensor& { return params[members_[i]].stashed_grad(); };
   bool needs_new = false;
   for (size_t i = 0; i < members_.size(); ++i) {
-    const auto& stashed = params[members_[i]].stashed_grad();
-    needs_new = needs_new || (used[i] && !stashed.defined());
-    if (used[i] && stashed.defined()) {
-      dtensor_meta(stashed)->local.add_(part(i));
+    needs_new = needs_new || (used[i] && !is_direct && !stashed(i).defined());
+  }
+  if (needs_new && !flat_grad_.is_free()) {
+    ensure_flat_grad(params);
+    stream_->wait_for_current();  // whose memory it is
+  }
+  const SideStream::Scope scope(*stream_);
+  for (size_t i = 0; i < members_.size(); ++i) {
+    if (used[i] && stashed(i).defined()) {
+      dtensor_meta(stashed(i))->local.add_(part(i));
     }
   }
-  if (needs_new && !is_direct) {
-    ensure_flat_grad(params);
+  if (needs_new) {
     flat_grad_.flat.copy_(output_);
   }
   for (size_t i = 0; i < members_.size(); ++i) {
@@ -239,13 +277,14 @@ void GradientReduction::end() {
   output_ = at::Tensor();
   host_output_ = at::Tensor();
   copied_ = StreamMark();
-  output_buffer_.give_back();
+  stream_->retire(output_buffer_.give_back());
   stage_ = Stage::Idle;
 }
 
 void GradientReduction::discard() {
   if (in_flight()) {
     pending_.wait();
+    stream_->drain();
     copied_.synchronize();
     input_.give_back();
     grads_.clear();

@@ -5,6 +5,9 @@
 //
 //   collect() → start() ──▶ reduce-scatter in flight ── start_all_reduce() ──▶ all-reduce in flight ── finish()
 //
+// On a device with streams copy-in is on the stream that computes, and what comes after a collective on another one
+// (fully_shard/reduce_stream.h), until whose drain() the gradients are not to be read.
+//
 // Where gradients go from a device to the CPU, whose optimizer has them, finish() starts the copy, to pinned memory and
 // on a stream of its own, and the next finish() waits for it.
 //
@@ -37,6 +40,7 @@
 #include "fully_shard/engine_slots.h"
 #include "fully_shard/gradient_scale.h"
 #include "fully_shard/param_layout.h"
+#include "fully_shard/reduce_stream.h"
 #include "fully_shard/sharded_param.h"
 
 namespace tessera {
@@ -64,7 +68,7 @@ class GradientReduction {
     std::vector<int64_t> dims;       // that are sharded, one a parameter
   };
 
-  explicit GradientReduction(Options options) : options_(std::move(options)) {}
+  explicit GradientReduction(Options options);
 
   bool in_flight() const { return stage_ != Stage::Idle; }
   bool is_all_reducing() const { return stage_ == Stage::AllReduce; }
@@ -89,6 +93,8 @@ class GradientReduction {
   int64_t numel() const { return numel_; }
   at::TensorOptions buffer_options() const;
   ReduceOp op() const { return scale_.op; }
+  /// On which finish() waits and works.
+  const std::shared_ptr<ReduceStream>& stream() const { return stream_; }
   const ProcessGroupPtr& replica_group() const { return options_.axes.replica_group(); }
   /// Copies what was collected to `buffer`, numel() elements of buffer_options(), which stays until finish(). finish()
   /// comes after the all-reduce of it.
@@ -119,12 +125,16 @@ class GradientReduction {
   void ensure_flat_grad(std::span<const ShardedParam> params);
   void write_back(std::span<ShardedParam> params);
   bool adds_up_flat(std::span<const ShardedParam> params, const std::vector<bool>& used) const;
+  void end_reduce_scatter();
+  void keep_partial();
   void issue_all_reduce();
   void scale_result();
   void start_host_copy(std::span<const ShardedParam> params);
   void end();
 
   Options options_;
+  std::shared_ptr<ReduceScatterStream> scatter_stream_;
+  std::shared_ptr<ReduceStream> stream_;
   std::shared_ptr<EngineSlots> slots_ = engine_slots();
   std::vector<bool> trainable_;  // the parameters for which the plan below was made
   std::vector<size_t> members_;  // their places among the unit's parameters

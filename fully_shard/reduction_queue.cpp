@@ -14,6 +14,14 @@ at::Tensor borrowed(int64_t numel, const at::TensorOptions& options, BlockPool& 
   return PooledBuffer(numel, options).borrow(pool);
 }
 
+/// The tensor's memory, which ends with the result and the last of the tensor's views.
+c10::DataPtr hold(at::Tensor tensor) {
+  void* const data = tensor.mutable_data_ptr();
+  const c10::Device device = tensor.device();
+  auto holder = std::make_unique<at::Tensor>(std::move(tensor));
+  return {data, holder.release(), [](void* held) { delete static_cast<at::Tensor*>(held); }, device};
+}
+
 int64_t bytes_of(const GradientReduction& reduction) {
   return reduction.numel() * static_cast<int64_t>(reduction.buffer_options().dtype().itemsize());
 }
@@ -75,6 +83,11 @@ void ReductionQueue::flush() {
   }
 }
 
+const std::shared_ptr<ReduceStream>& ReductionQueue::stream_of(const Bucket& bucket) {
+  const auto& [group, part] = bucket.items[0];
+  return group->gradients().reduction(part).stream();
+}
+
 void ReductionQueue::issue(Bucket bucket) {
   advance();
   if (bucket.items.size() > 1) {
@@ -82,6 +95,9 @@ void ReductionQueue::issue(Bucket bucket) {
   } else {
     const auto& [group, part] = bucket.items[0];
     group->start_reduction(part);
+  }
+  if (const auto& stream = stream_of(bucket); stream->exists() && !std::ranges::count(streams_, stream)) {
+    streams_.push_back(stream);
   }
   scattering_ = std::move(bucket);
 }
@@ -111,15 +127,26 @@ void ReductionQueue::finish(const Item& item) {
   }
 }
 
+void ReductionQueue::finish(Bucket bucket) {
+  const auto& stream = stream_of(bucket);
+  {
+    const SideStream::Scope scope(*stream);
+    bucket.pending.wait();
+  }
+  for (const auto& item : bucket.items) {
+    finish(item);
+  }
+  if (bucket.buffer.defined()) {
+    stream->retire(hold(std::move(bucket.buffer)));
+  }
+}
+
 void ReductionQueue::advance() {
   for (const auto& [group, part] : std::exchange(copying_, {})) {
     group->finish_reduction(part);
   }
   if (auto bucket = std::exchange(reducing_, std::nullopt)) {
-    bucket->pending.wait();
-    for (const auto& item : bucket->items) {
-      finish(item);
-    }
+    finish(*std::move(bucket));
   }
   if (auto bucket = std::exchange(scattering_, std::nullopt)) {
     const auto& [group, part] = bucket->items[0];
@@ -136,7 +163,14 @@ void ReductionQueue::drain() {
   while (scattering_ || reducing_ || !copying_.empty()) {
     advance();
   }
+  drain_streams();
   is_first_ = true;
+}
+
+void ReductionQueue::drain_streams() {
+  for (const auto& stream : std::exchange(streams_, {})) {
+    stream->drain();
+  }
 }
 
 void ReductionQueue::clear() {
@@ -150,6 +184,7 @@ void ReductionQueue::clear() {
       bucket->reset();
     }
   }
+  drain_streams();
 }
 
 }  // namespace tessera

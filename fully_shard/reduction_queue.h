@@ -53,17 +53,21 @@ class ReductionQueue {
 
   void push_part(const std::shared_ptr<ParamGroup>& group, size_t part, const GradientSettings& settings);
   bool belongs_to_collected(const GradientReduction& reduction, int64_t bytes, int64_t cap) const;
+  static const std::shared_ptr<ReduceStream>& stream_of(const Bucket& bucket);
   void issue(Bucket bucket);
   void issue_together(Bucket& bucket) const;
   void finish(const Item& item);
+  void finish(Bucket bucket);
   void advance();
+  void drain_streams();
 
   std::shared_ptr<EngineSlots> slots_ = engine_slots();
   std::vector<Item> collected_;
   int64_t collected_bytes_ = 0;
   bool is_first_ = true;  // no bucket was filled in this backward
   std::optional<Bucket> scattering_, reducing_;
-  std::vector<Item> copying_;  // to the host
+  std::vector<Item> copying_;                           // to the host
+  std::vector<std::shared_ptr<ReduceStream>> streams_;  // on which something was reduced since they were drained
 };
 
 }  // namespace tessera

@@ -2,8 +2,6 @@
 
 #include <c10/core/impl/VirtualGuardImpl.h>
 
-#include "comm/stream_mark.h"
-
 namespace tessera {
 
 SideStream::SideStream(c10::Device device) : device_(device) {
@@ -13,9 +11,18 @@ SideStream::SideStream(c10::Device device) : device_(device) {
 }
 
 void SideStream::wait_for_current() const {
+  wait_for(StreamMark::here(device_));
+}
+
+void SideStream::wait_for(const StreamMark& mark) const {
   if (stream_) {
-    StreamMark::here(device_).wait(*stream_);
+    mark.wait(*stream_);
   }
+}
+
+StreamMark SideStream::mark() const {
+  const Scope scope(*this);
+  return StreamMark::here(device_);
 }
 
 }  // namespace tessera

@@ -17,6 +17,7 @@
 #include <unordered_map>
 
 #include "comm/rank_context.h"
+#include "comm/stream_mark.h"
 
 namespace tessera {
 
@@ -37,8 +38,14 @@ class SideStream {
     std::optional<c10::StreamGuard> guard_;
   };
 
+  /// Whether the device has streams.
+  bool exists() const { return stream_.has_value(); }
   /// What the stream is given next waits for what the calling thread's current one was given so far.
   void wait_for_current() const;
+  /// What the stream is given next waits for `mark`.
+  void wait_for(const StreamMark& mark) const;
+  /// After what the stream was given.
+  StreamMark mark() const;
 
  protected:
   c10::Device device_;

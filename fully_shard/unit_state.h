@@ -39,7 +39,7 @@ enum class UnitStep : uint8_t {
   Backward,        // backward computes from here on
   ReduceScatter,   // the gradients' reduce-scatter is issued
   AllReduce,       // their all-reduce over the replicas is issued
-  Reduced,         // they are waited for, and the sharded gradients are there
+  Reduced,         // they are waited for, and the sharded gradients are there: on a GPU, where backward ends
   KeepGradients,   // without communication: the unsharded gradients are kept for a later backward
 };
 

@@ -3,8 +3,11 @@
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/ones.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+#include <torch/optim/sgd.h>
 
 #include "comm/collectives.h"
+#include "dtensor/dtensor.h"
 #include "fully_shard/replicate.h"
 #include "optim/fused_optimizers.h"
 #include "testing/expect.h"
@@ -45,6 +48,14 @@ void fill_and_move(Tower& tower) {
   tower->to(kGpu);
 }
 
+/// Units that share all-reduces.
+void replicate_blocks(Tower& tower, const ReplicateOptions& options) {
+  for (auto& block : tower->blocks) {
+    replicate(*block, options);
+  }
+  replicate(*tower, options);
+}
+
 }  // namespace
 
 TEST_CASE("streams: ranks on streams of their own equal one process, whatever is gathered and reduced") {
@@ -62,7 +73,44 @@ TEST_CASE("streams: replicas of shards, and replicate, equal one process") {
     train_and_compare(rank, 4, OptimizerBuilt::AfterSharding, {.mesh = mesh});
     const ReplicateOptions options{.mesh = init_device_mesh(at::kCUDA, {4})};
     train_and_compare({.rank = rank, .world_size = 4, .device = at::kCUDA, .shard_ranks = 4},
-                      OptimizerBuilt::AfterSharding, [&](Tower& tower) { replicate(*tower, options); });
+                      OptimizerBuilt::AfterSharding, [&](Tower& tower) { replicate_blocks(tower, options); });
+  });
+}
+
+TEST_CASE("streams: replicas of one rank, which send nothing, equal one process") {
+  run_on_streams(1, [&](int rank) {
+    const ReplicateOptions options{.mesh = init_device_mesh(at::kCUDA, {1})};
+    train_and_compare({.rank = rank, .world_size = 1, .device = at::kCUDA, .shard_ranks = 1},
+                      OptimizerBuilt::AfterSharding, [&](Tower& tower) { replicate_blocks(tower, options); });
+  });
+}
+
+// So each step writes to new memory, and here to memory that the stream that computes has just used.
+TEST_CASE("streams: gradients that the program keeps are not written again") {
+  run_on_streams(4, [&](int rank) {
+    Tower tower;
+    fill_and_move(tower);
+    shard_tower(tower, {.mesh = init_device_mesh(at::kCUDA, {4}), .mp_policy = {.reduce_dtype = at::kBFloat16}});
+    int64_t numel = 1;  // of a block's flat gradient
+    fsdp(tower).set_event_observer([&](const UnitEvent& event) {
+      if (event.step == UnitStep::Reshard) {
+        at::ones({numel}, kGpu);
+      }
+    });
+    std::vector<at::Tensor> kept;
+    for (int step = 0; step < 3; ++step) {
+      weighted_loss(tower(batches(rank, 1)[0])).backward();
+      for (const auto& param : tower->parameters()) {
+        kept.push_back(to_local(param.grad()));
+      }
+      numel = static_cast<int64_t>(to_local(tower->blocks[0]->up->weight.grad()).storage().nbytes() / sizeof(float));
+      tower->zero_grad();
+    }
+    const size_t count = tower->parameters().size();
+    for (size_t i = 0; i < count; ++i) {
+      expect_bit_equal(kept[i].cpu(), kept[count + i].cpu());
+      expect_bit_equal(kept[i].cpu(), kept[2 * count + i].cpu());
+    }
   });
 }
 
@@ -132,6 +180,81 @@ TEST_CASE("streams: a gather does not wait for what is computed before it is iss
     fsdp(tower).set_event_observer({});
     probe = at::Tensor();
     loss.backward();
+  });
+}
+
+// Both probes are written and read on what is the current stream then: that of the engine in the hook, and the one that
+// computes in the observer, which sees backward's steps.
+TEST_CASE("streams: reductions are finished beside what is computed") {
+  const bool has_replicas = GENERATE(false, true);
+  CAPTURE(has_replicas);
+  run_on_streams(has_replicas ? 4 : 2, [&](int rank) {
+    Tower tower(17, 13, 6);
+    fill_and_move(tower);
+    shard_tower(tower, {.mesh = has_replicas ? init_device_mesh(at::kCUDA, {2, 2}, {"replicate", "shard"})
+                                             : init_device_mesh(at::kCUDA, {2})});
+    at::Tensor computed, reduced;
+    std::vector<at::Tensor> probes;  // kept, as they are read on other streams than those they are of
+    const auto new_probe = [&] { return probes.emplace_back(at::ones({1}, kGpu)); };
+    int computed_beside = 0, reduced_beside = 0;
+    const auto is_beside = [](const at::Tensor& probe) {
+      try {
+        const at::Tensor sum = probe + 1;
+        return 0;
+      } catch (const Error& race) {
+        TESSERA_EXPECT(std::string(race.what()).find("without waiting until") != std::string::npos);
+        return 1;
+      }
+    };
+    fsdp(tower).set_event_observer([&](const UnitEvent& event) {
+      if (event.step == UnitStep::Backward || event.step == UnitStep::Reshard) {
+        reduced_beside += reduced.defined() ? is_beside(reduced) : 0;
+        reduced = at::Tensor();
+        computed = new_probe();
+      }
+    });
+    const auto hook = [&](const at::Tensor&) {
+      computed_beside += computed.defined() ? is_beside(computed) : 0;
+      reduced = new_probe();
+    };
+    for (auto& block : tower->blocks) {
+      fsdp(block).set_all_reduce_hook(hook);
+    }
+    const auto loss = tower(batches(rank, 1)[0]).square().sum();
+    computed = at::Tensor();
+    loss.backward();
+    TESSERA_EXPECT(computed_beside >= 3);
+    TESSERA_EXPECT(reduced_beside >= 3);
+    TESSERA_EXPECT(is_beside(reduced) == 0);
+    fsdp(tower).set_event_observer({});
+    c10::impl::VirtualGuardImpl(at::kCUDA).synchronizeDevice(0);
+  });
+}
+
+TEST_CASE("streams: gradients that add up, sums that wait for their all-reduce, and casts equal one process") {
+  run_on_streams(4, [&](int rank) {
+    Tower reference, tower;
+    fill_and_move(reference);
+    fill_and_move(tower);
+    shard_tower(tower, {.mesh = init_device_mesh(at::kCUDA, {2, 2}, {"replicate", "shard"})});
+    torch::optim::SGD optimizer(tower->parameters(), 0.05), reference_optimizer(reference->parameters(), 0.05);
+    for (int step = 0; step < 3; ++step) {
+      for (int micro = 0; micro < 3; ++micro) {
+        fsdp(tower).set_requires_all_reduce(micro != 1);
+        weighted_loss(tower(batches(rank, 1)[0])).backward();
+        for (int from = 0; from < 4; ++from) {
+          (weighted_loss(reference(batches(from, 1)[0])) / 4).backward();
+        }
+      }
+      optimizer.step();
+      reference_optimizer.step();
+      optimizer.zero_grad(/*set_to_none=*/step != 1);
+      reference_optimizer.zero_grad();
+    }
+    const auto expected = reference->parameters(), actual = tower->parameters();
+    for (size_t i = 0; i < expected.size(); ++i) {
+      expect_close(full_tensor(actual[i].detach()).cpu(), expected[i].detach().cpu());
+    }
   });
 }
 

@@ -72,18 +72,18 @@ at::Tensor ShardGather::as_sent(const at::Tensor& flat_shard, BlockPool& pool) {
   return cast;
 }
 
-void ShardGather::start(const at::Tensor& flat_shard, const ProcessGroupPtr* group, BlockPool& pool,
+void ShardGather::start(const at::Tensor& input, const ProcessGroupPtr* group, BlockPool& pool,
                         const AllGatherFn& all_gather) {
-  auto input = as_sent(flat_shard, pool);
+  auto sent = as_sent(input, pool);
   if (num_ranks_ == 1) {
-    gathered_ = std::move(input);
+    gathered_ = std::move(sent);
     return;
   }
   gathered_ = gathered_buffer_.borrow(pool);
-  pending_ = all_gather(gathered_, input, *group);
+  pending_ = all_gather(gathered_, sent, *group);
 }
 
-void ShardGather::start_in_place(const at::Tensor& flat_shard, const ProcessGroupPtr& group, BlockPool& pool,
+void ShardGather::start_in_place(const at::Tensor& input, const ProcessGroupPtr& group, BlockPool& pool,
                                  const ParamLayout& layout, const std::vector<ShardedParam>& full) {
   if (!parts_) {
     stamps_ = at::empty({num_ranks_ * kSlotAlignment}, cast_.tensor().options());
@@ -94,7 +94,7 @@ void ShardGather::start_in_place(const at::Tensor& flat_shard, const ProcessGrou
     parts.push_back({stamp_offset_, kSlotAlignment, stamps_});
     parts_ = std::make_shared<const std::vector<TensorPart>>(std::move(parts));
   }
-  pending_ = all_gather_parts_async(parts_, as_sent(flat_shard, pool), group);
+  pending_ = all_gather_parts_async(parts_, as_sent(input, pool), group);
 }
 
 const at::Tensor& ShardGather::wait() {

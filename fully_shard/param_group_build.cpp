@@ -19,6 +19,7 @@ constexpr size_t kMemoryAlignment = 64;
 
 std::vector<int64_t> dims_of(const std::vector<NamedParam>& params) {
   std::vector<int64_t> dims;
+  dims.reserve(params.size());
   for (const auto& param : params) {
     dims.push_back(param.shard_dim);
   }
@@ -27,6 +28,7 @@ std::vector<int64_t> dims_of(const std::vector<NamedParam>& params) {
 
 ParamLayout layout_of(const std::vector<NamedParam>& params, int64_t num_ranks) {
   std::vector<std::vector<int64_t>> shapes;
+  shapes.reserve(params.size());
   for (const auto& param : params) {
     shapes.push_back(param.unsharded_sizes().vec());
   }
@@ -53,6 +55,7 @@ at::Device compute_device(const at::Tensor& param, const DeviceMesh& mesh) {
 UnitGather::Options gather_options(const std::vector<NamedParam>& params, const ParamGroup::Options& options,
                                    at::Device device) {
   std::vector<GatherItem> items;
+  items.reserve(params.size());
   for (const auto& param : params) {
     items.push_back(param.gather);
   }

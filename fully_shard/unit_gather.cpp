@@ -90,6 +90,7 @@ void UnitGather::copy_out(const std::vector<ShardedParam>& params) {
   const auto* own = format_ ? &*format_ : nullptr;
   if (const auto* format = has_share() ? smaller_->format() : own) {
     std::vector<at::Tensor> tensors;
+    tensors.reserve(params.size());
     for (const auto& param : params) {
       tensors.push_back(param.unsharded());
     }

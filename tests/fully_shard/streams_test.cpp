@@ -37,8 +37,9 @@ void run_on_streams(int world_size, const std::function<void(int)>& body) {
 
 std::vector<at::Tensor> batches(int rank, int count) {
   std::vector<at::Tensor> result;
+  result.reserve(static_cast<size_t>(count));
   for (int i = 0; i < count; ++i) {
-    result.push_back(make_batch(static_cast<uint64_t>(10 * rank + i), 3, 5).to(kGpu));
+    result.push_back(make_batch(10 * static_cast<uint64_t>(rank) + static_cast<uint64_t>(i), 3, 5).to(kGpu));
   }
   return result;
 }

@@ -29,6 +29,7 @@ Cache& cache() {
 
 std::optional<GatherFormat> format_of(const ParamLayout& layout, const std::vector<at::ScalarType>& dtypes) {
   std::vector<GatherItem> items;
+  items.reserve(dtypes.size());
   for (const auto dtype : dtypes) {
     items.push_back({.dtype = dtype});
   }

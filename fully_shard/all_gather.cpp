@@ -102,7 +102,7 @@ const at::Tensor& ShardGather::wait() {
   return gathered_;
 }
 
-GatherMemory ShardGather::release() {
+StreamMemory ShardGather::release() {
   gathered_ = at::Tensor();
   return {gathered_buffer_.give_back(), cast_.give_back()};
 }

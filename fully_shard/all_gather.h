@@ -14,8 +14,8 @@
 
 #include "fully_shard/block_pool.h"
 #include "fully_shard/engine_slots.h"
-#include "fully_shard/gather_stream.h"
 #include "fully_shard/param_layout.h"
+#include "fully_shard/retired_memory.h"
 #include "fully_shard/sharded_param.h"
 
 namespace tessera {
@@ -57,7 +57,7 @@ class ShardGather {
   /// The ranks' flat shards, one after the other. Valid until release().
   const at::Tensor& wait();
   /// The buffers, which end with the result.
-  GatherMemory release();
+  StreamMemory release();
   /// Elements that a rank sends, the stamp included.
   int64_t numel() const { return numel_; }
   /// Throws StateError unless all ranks sent the stamp of `unit`. After wait().

@@ -1,39 +1,20 @@
 #include "fully_shard/reduce_stream.h"
 
-#include <fmt/format.h>
-
-#include <exception>
 #include <utility>
 
 namespace tessera {
 
-ReduceStream::~ReduceStream() {
-  try {
-    end_retired();
-  } catch (const std::exception& failure) {
-    fmt::print(stderr, "fully_shard: a buffer of a reduction was freed early: {}\n", failure.what());
-  }
-}
-
 void ReduceStream::retire(c10::DataPtr memory) {
-  if (!stream_ || !memory) {
-    return;  // `memory` ends
+  if (exists() && memory) {
+    retired_.keep({std::move(memory), {}}, mark());
   }
-  end_retired();
-  used_ = mark();
-  retired_ = std::move(memory);
 }
 
 void ReduceStream::drain() {
-  if (stream_) {
+  if (exists()) {
     mark().wait();
-    end_retired();
+    retired_.end();
   }
-}
-
-void ReduceStream::end_retired() {
-  used_.wait();
-  retired_ = {};
 }
 
 }  // namespace tessera

@@ -19,7 +19,7 @@
 
 #include <c10/core/Allocator.h>
 
-#include "comm/stream_mark.h"
+#include "fully_shard/retired_memory.h"
 #include "fully_shard/side_stream.h"
 
 namespace tessera {
@@ -27,21 +27,15 @@ namespace tessera {
 class ReduceStream : public SideStream {
  public:
   using SideStream::SideStream;
-  ~ReduceStream();
-  ReduceStream(const ReduceStream&) = delete;
-  ReduceStream& operator=(const ReduceStream&) = delete;
 
-  /// Memory of the stream that computes, which this one has been given work with. It stays until the next is retired,
-  /// so that the computing stream, which must not have it before, waits for what was reduced a unit before.
+  /// Memory of the stream that computes, which this one has been given work with (retired_memory.h): that stream waits
+  /// for what was reduced a unit before.
   void retire(c10::DataPtr memory);
   /// What the computing stream is given next comes after all that this one was given. Ends what is retired.
   void drain();
 
  private:
-  void end_retired();
-
-  StreamMark used_;
-  c10::DataPtr retired_;
+  RetiredMemory retired_;
 };
 
 struct ReduceScatterStream : ReduceStream {

@@ -136,12 +136,16 @@ bool plan_output_metas(const OpRule& rule, OpCall& call) {
 }
 
 /// Local kernels on empty shards raise, crash or change dtypes, so they are not called where all they could compute
-/// is empty. An op on an empty tensor is left to its kernel, which may refuse it, on every rank.
+/// is empty. An op on an empty tensor is left to its kernel, which may refuse it, on every rank; but where that tensor
+/// is cut, some ranks' kernels would refuse what only their shards lack, such as a channel of no items.
 bool has_nothing_to_compute(const OpPlan& plan) {
+  const auto is_cut = [](const SpecPtr& spec) {
+    return spec && std::ranges::any_of(spec->placements(), [](const auto& placement) { return placement.is_shard(); });
+  };
   const auto empty_here = [](const SpecPtr& spec) { return is_empty(spec->local_sizes()); };
   const auto empty_everywhere = [](const SpecPtr& spec) { return is_empty(spec->sizes()); };
-  return std::all_of(plan.outputs.begin(), plan.outputs.end(), empty_here) &&
-         !std::all_of(plan.outputs.begin(), plan.outputs.end(), empty_everywhere);
+  return !plan.outputs.empty() && std::ranges::all_of(plan.outputs, empty_here) &&
+         (!std::ranges::all_of(plan.outputs, empty_everywhere) || std::ranges::any_of(plan.operands, is_cut));
 }
 
 /// Along an axis of one rank all placements are the same data.

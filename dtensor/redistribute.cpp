@@ -1,6 +1,7 @@
 #include "dtensor/redistribute.h"
 
 #include <ATen/core/LegacyTypeDispatch.h>
+#include <c10/util/strides.h>
 #include <torch/csrc/autograd/custom_function.h>
 
 #include <algorithm>
@@ -16,6 +17,14 @@ namespace {
 
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
+
+/// Contiguous in dims of one element too, whose stride is any to contiguous(): some kernels choose by it what they
+/// return (_embedding_bag).
+at::Tensor with_canonical_strides(const at::Tensor& tensor) {
+  auto result = tensor.contiguous();
+  const auto strides = c10::contiguous_strides(result.sizes());
+  return result.strides() == strides ? result : result.as_strided(result.sizes(), strides);
+}
 
 void check_reductions(const DTensorSpec& from) {
   for (const auto& placement : from.placements()) {
@@ -191,7 +200,7 @@ at::Tensor LocalMove::wait() {
     local_ = std::exchange(finish_, nullptr)();
     start_next();
   }
-  return local_.contiguous();
+  return with_canonical_strides(local_);
 }
 
 at::Tensor redistribute_local(const at::Tensor& local, const DTensorSpec& from, const Placements& to) {

@@ -29,6 +29,12 @@ int64_t class_dim(int64_t self_ndim) {
   return self_ndim == 1 ? 0 : 1;
 }
 
+/// Of a forward. Kernels give one item without a reduction a total weight, as if it were a sum.
+int64_t reduction_of(const OpCall& call) {
+  const int64_t reduction = call.args[kReduction].toInt();
+  return reduction != kMean && call.operands[0].ndim() == 1 ? kSum : reduction;
+}
+
 /// target is [N, ...]: its dim that is self's dim `dim`; kNone for the classes.
 int64_t target_dim(int64_t dim, int64_t self_ndim) {
   return dim == class_dim(self_ndim) ? kNone : dim == 0 ? 0 : dim - 1;
@@ -43,7 +49,7 @@ std::vector<TensorMeta> nll_loss2d_metas(const OpCall& call) {
 
 /// The batch or another dim of items is cut.
 AxisStrategy cut_items(const OpCall& call, int64_t dim, int64_t in_target) {
-  const int64_t reduction = call.args[kReduction].toInt();
+  const int64_t reduction = reduction_of(call);
   AxisStrategy strategy{.operands = PlacementVector(call.operands.size(), Replicate()),
                         .outputs = {Shard(in_target), Replicate()}};
   strategy.operands[0] = Shard(dim);
@@ -58,13 +64,13 @@ AxisStrategy cut_items(const OpCall& call, int64_t dim, int64_t in_target) {
   return strategy;
 }
 
-/// The total weight is that of the targets among a rank's classes, but for a mean that of all; without a reduction
-/// there is none.
+/// The total weight is that of the targets among a rank's classes, but for a mean that of all; of several items without
+/// a reduction there is none.
 AxisStrategy cut_classes(const OpCall& call, int64_t dim) {
   AxisStrategy strategy{.operands = PlacementVector(call.operands.size(), Replicate()),
                         .outputs = {Partial(), Replicate()}};
   strategy.operands[0] = Shard(dim);
-  if (call.args[kReduction].toInt() == kSum) {
+  if (reduction_of(call) == kSum) {
     strategy.outputs[1] = Partial();
   }
   return strategy;

@@ -2,6 +2,7 @@
 
 #include <ATen/ops/adaptive_avg_pool2d.h>
 #include <ATen/ops/avg_pool2d.h>
+#include <ATen/ops/avg_pool3d.h>
 #include <ATen/ops/batch_norm.h>
 #include <ATen/ops/conv1d.h>
 #include <ATen/ops/conv2d.h>
@@ -74,6 +75,9 @@ TEST_CASE("pooling, padding and resampling", "[dtensor][ops]") {
       {.name = "avg_pool2d without batch",
        .inputs = {{{3, 4, 5}}},
        .call = [](const Tensors& x) -> Tensors { return {at::avg_pool2d(x[0], 2)}; }},
+      {.name = "avg_pool3d of no items, of one channel",
+       .inputs = {{{0, 1, 4, 5, 4}}},
+       .call = [](const Tensors& x) -> Tensors { return {at::avg_pool3d(x[0], 2)}; }},
       {.name = "adaptive_avg_pool2d",
        .inputs = {{{1, 3, 4, 5}}},
        .call = [](const Tensors& x) -> Tensors {

@@ -8,11 +8,13 @@
 #include <ATen/ops/mse_loss.h>
 #include <ATen/ops/nll_loss.h>
 #include <ATen/ops/nll_loss2d.h>
+#include <ATen/ops/nll_loss_forward.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/ones_like.h>
 #include <ATen/ops/smooth_l1_loss.h>
 #include <ATen/ops/soft_margin_loss.h>
 #include <ATen/ops/zeros.h>
+#include <fmt/format.h>
 
 #include "comm/comm_stats.h"
 #include "dtensor/dtensor.h"
@@ -74,6 +76,17 @@ TEST_CASE("negative log-likelihood", "[dtensor][ops]") {
          [](auto& x, auto r) { return at::nll_loss(x[0], x[1], x[2].detach(), r, 0); });
   append(cases, "nll_loss of one item", {{{3}}, indices({}, 3)},
          [](auto& x, auto r) { return at::nll_loss(x[0], x[1], {}, r); });
+  for (const int64_t reduction : {at::Reduction::None, at::Reduction::Mean, at::Reduction::Sum}) {
+    for (const int64_t ignored : {-100, 1}) {
+      cases.push_back({.name = fmt::format("total weight of one item, reduction {}, {} ignored", reduction, ignored),
+                       .inputs = {{{3}}, indices({}, 3), positive({3})},
+                       .call = [=](const Tensors& x) -> Tensors {
+                         const auto [loss, weight] =
+                             at::nll_loss_forward(x[0], x[1], x[2].detach(), reduction, ignored);
+                         return {loss, weight};
+                       }});
+    }
+  }
   append(cases, "nll_loss2d", {{{3, 4, 2, 5}}, indices({3, 2, 5}, 4)},
          [](auto& x, auto r) { return at::nll_loss2d(x[0], x[1], {}, r, 2); });
   append(cases, "nll_loss2d, weighted", {{{3, 4, 2, 1}}, indices({3, 2, 1}, 4), positive({4})},

@@ -74,6 +74,16 @@ void check_one_axis(c10::Device device, int ranks, const std::vector<int64_t>& s
 
 }  // namespace
 
+TEST_CASE("what arrives is strided as a new tensor is, in dims of one element too", "[dtensor]") {
+  run_ranks(2, [](int) {
+    const auto mesh = init_device_mesh(at::kCPU, {2});
+    const auto column = distribute_tensor(ramp({2, 1}), mesh, {Shard(1)});
+    expect_equal(to_local(redistribute(column, {Replicate()})).strides().vec(), std::vector<int64_t>{1, 1});
+    const auto row = distribute_tensor(ramp({1, 4}), mesh, {Replicate()});
+    expect_equal(to_local(redistribute(row, {Shard(1)})).strides().vec(), std::vector<int64_t>{2, 1});
+  });
+}
+
 TEST_CASE("every pair of placements on one axis, with uneven and empty shards", "[dtensor]") {
   for (const c10::Device device : test_devices()) {
     for (const int ranks : {1, 2, 3, 4}) {

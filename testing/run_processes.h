@@ -22,8 +22,8 @@
 
 namespace tessera {
 
-/// A rank ends with it where the backend is not part of this build, or a rank has no GPU for it: the test is skipped, and
-/// has not failed.
+/// A rank ends with it where the backend is not part of this build, or a rank has no GPU for it: the test is skipped,
+/// and has not failed.
 constexpr int kSkippedExitCode = 72;
 
 struct RunProcessesOptions {

@@ -12,8 +12,8 @@
 // rank throws, the others are woken from their collectives. Catch2's assertions are not for several threads: use
 // testing/expect.h in the body.
 //
-// The group carries tensors of the CPU and of CUDA: on one GPU the ranks share it (testing/test_devices.h). Backward runs
-// in the rank's own thread on CUDA too, where libtorch would use one thread of a device for all ranks.
+// The group carries tensors of the CPU and of CUDA: on one GPU the ranks share it (testing/test_devices.h). Backward
+// runs in the rank's own thread on CUDA too, where libtorch would use one thread of a device for all ranks.
 //
 // Ranks share what is global in the process: the default CPU generator above all, so that torch::manual_seed and
 // at::randn without a generator give numbers that depend on how the threads interleave. Pass make_generator(seed).

@@ -22,10 +22,13 @@ thread_local int64_t allocations = 0;
 
 }  // namespace
 
-// libtorch allocates everything but the data of tensors by operator new, and finds this one.
-void* operator new(std::size_t bytes) {
+// libtorch allocates everything but the data of tensors by operator new, and finds these.
+void* operator new(std::size_t bytes, const std::nothrow_t& /*no_throw*/) noexcept {
   ++allocations;
-  if (void* const memory = std::malloc(bytes == 0 ? 1 : bytes)) return memory;
+  return std::malloc(bytes == 0 ? 1 : bytes);
+}
+void* operator new(std::size_t bytes) {
+  if (void* const memory = operator new(bytes, std::nothrow)) return memory;
   throw std::bad_alloc();
 }
 void operator delete(void* memory) noexcept {

@@ -1,14 +1,9 @@
-// Both ways between this library and the Python packages safetensors and torch, which third_party/peer_python sets up.
-// PEER_PYTHON names another Python that has them.
-
-#include <sys/wait.h>
-
-#include <cstdlib>
-#include <iostream>
+// Both ways between this library and the Python packages safetensors and torch.
 
 #include "checkpoint/checkpoint.h"
 #include "dtensor/dtensor.h"
 #include "testing/expect.h"
+#include "testing/peer_python.h"
 #include "testing/run_ranks.h"
 #include "testing/temp_folder.h"
 #include "testing/tensor_matchers.h"
@@ -20,26 +15,8 @@ using namespace tessera::testing;
 
 namespace {
 
-/// A Python with torch and safetensors: PEER_PYTHON, or the one that the build sets up where it can.
-std::string peer_python() {
-  const char* given = std::getenv("PEER_PYTHON");
-  return given && *given ? given : "../peer_python/python";
-}
-
-/// Runs interop_peer.py; false, with a line that says so, where the set-up had no Python to run it (status 77, after
-/// the reason on stderr). A Python that is there and fails is a failure.
 bool run_peer(const std::string& arguments) {
-  const auto python = peer_python();
-  const int probe = std::system((python + " -c 'import safetensors, torch'").c_str());
-  if (WIFEXITED(probe) && WEXITSTATUS(probe) == 77) {
-    std::cout << "SKIPPED: " << Catch::getResultCapture().getCurrentTestName() << "\n";
-    return false;
-  }
-  const auto command = python + " tests/checkpoint/interop_peer.py " + arguments;
-  INFO(command);
-  REQUIRE(probe == 0);
-  REQUIRE(std::system(command.c_str()) == 0);
-  return true;
+  return run_peer_python("safetensors, torch", "tests/checkpoint/interop_peer.py", arguments);
 }
 
 /// What the peer writes and expects: element i of a tensor is i, times its factor.

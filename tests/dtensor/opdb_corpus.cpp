@@ -97,6 +97,14 @@ std::vector<OpdbCase> read_opdb(const std::string& file) {
   return cases;
 }
 
+std::map<std::string, std::vector<OpdbCase>> by_overload(std::vector<OpdbCase> cases) {
+  std::map<std::string, std::vector<OpdbCase>> result;
+  for (auto& test : cases) {
+    result[test.overload()].push_back(std::move(test));
+  }
+  return result;
+}
+
 std::vector<Assignment> assignments(const OpdbCase& test) {
   const auto tensors = test.tensors();
   std::vector<Assignment> singles, together;

@@ -5,6 +5,8 @@
 //   mutated (numbers of the tensor arguments that the call writes), mutated_out (what they hold after it),
 //   check "value" or "meta" (contents are undefined: sizes and dtype count)
 //
+// record_opdb.py makes one.
+//
 // Tensor arguments are numbered flat: args from left to right, lists opened, then kwargs.
 
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -31,6 +33,8 @@ struct OpdbCase {
 
 /// Throws ValueError if `file` is not such a corpus.
 std::vector<OpdbCase> read_opdb(const std::string& file);
+
+std::map<std::string, std::vector<OpdbCase>> by_overload(std::vector<OpdbCase> cases);
 
 /// Where the tensors of a call lie: tensors named here are cut along the dim, the others are replicated.
 struct Assignment {

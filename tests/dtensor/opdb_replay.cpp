@@ -1,7 +1,8 @@
 // Replays a corpus of recorded ATen calls (opdb_corpus.h) on DTensors:
 //
-//   ./bazelw run //tests/dtensor:opdb_replay -- $PWD/public.pt --ranks 2 3 --report $PWD/docs/op_coverage.md
-//   ./bazelw run --config=cuda //tests/dtensor:opdb_replay -- $PWD/public.pt --cuda          ranks share the GPU
+//   $(./bazelw info output_base)/external/peer_python/python tests/dtensor/record_opdb.py corpus.pt
+//   ./bazelw run //tests/dtensor:opdb_replay -- $PWD/corpus.pt --ranks 2 3 --report $PWD/docs/op_coverage.md
+//   ./bazelw run --config=cuda //tests/dtensor:opdb_replay -- $PWD/corpus.pt --cuda          ranks share the GPU
 //
 // Ends with 0 if no run was wrong, diverged or crashed.
 
@@ -32,13 +33,9 @@ bool is_taken(const Options& options, const std::string& overload) {
 }
 
 std::map<std::string, std::vector<OpdbCase>> cases_by_overload(const Options& options) {
-  std::map<std::string, std::vector<OpdbCase>> result;
-  for (auto& test : read_opdb(options.corpus)) {
-    if (is_taken(options, test.overload())) {
-      result[test.overload()].push_back(std::move(test));
-    }
-  }
-  return result;
+  auto cases = by_overload(read_opdb(options.corpus));
+  std::erase_if(cases, [&](const auto& overload) { return !is_taken(options, overload.first); });
+  return cases;
 }
 
 void print_failures(int num_ranks, const OverloadResult& overload, bool verbose) {

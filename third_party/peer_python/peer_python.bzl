@@ -1,4 +1,4 @@
-"""A Python with torch and safetensors, for tests that read what these write and the other way round.
+"""A Python with torch and safetensors, for tests that compare with them or read what they write.
 
 @peer_python//:python is a program: CPython 3.11 with libtorch's own wheel, which @libtorch has installed already, and
 the small packages of requirements.txt. Where that cannot be had (LIBTORCH names another libtorch, no CPython 3.11, no

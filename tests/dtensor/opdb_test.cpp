@@ -34,7 +34,7 @@ void check(const std::string& sizes, int num_ranks) {
   }
   CHECK(by_overload(read_opdb(corpus)).size() > 500);
   INFO("record_opdb.py " << arguments << ", on " << num_ranks << " ranks");
-  CHECK(failures(corpus, num_ranks) == "");
+  CHECK_THAT(failures(corpus, num_ranks), Catch::Equals(""));
 }
 
 }  // namespace

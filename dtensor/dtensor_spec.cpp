@@ -1,5 +1,6 @@
 #include "dtensor/dtensor_spec.h"
 
+#include <c10/util/strides.h>
 #include <fmt/ranges.h>
 
 #include <algorithm>
@@ -18,7 +19,7 @@ TensorMeta TensorMeta::of(const at::Tensor& tensor) {
 }
 
 TensorMeta TensorMeta::contiguous(at::IntArrayRef sizes, at::ScalarType dtype) {
-  return {.sizes = DimVector(sizes.begin(), sizes.end()), .strides = contiguous_strides(sizes), .dtype = dtype};
+  return {.sizes = DimVector(sizes.begin(), sizes.end()), .strides = c10::contiguous_strides(sizes), .dtype = dtype};
 }
 
 bool TensorMeta::is_contiguous() const {

@@ -16,8 +16,6 @@
 
 namespace tessera {
 
-using DimVector = c10::SmallVector<int64_t, 6>;
-
 /// Sizes, strides (both of the whole, global tensor, in elements) and dtype.
 struct TensorMeta {
   DimVector sizes;

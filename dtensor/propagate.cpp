@@ -110,10 +110,14 @@ std::vector<TensorMeta> probe_output_metas(const OpCall& call,
   return metas_of(result_tensors(stack));
 }
 
-at::ScalarType infer_output_dtype(const OpCall& call) {
+std::vector<at::ScalarType> infer_output_dtypes(const OpCall& call) {
   auto stack = stand_in_arguments(call, at::kCPU, one_element);
   call.op.callBoxed(stack);
-  return stack.front().toTensor().scalar_type();
+  std::vector<at::ScalarType> dtypes;
+  for (const auto& tensor : result_tensors(stack)) {
+    dtypes.push_back(tensor.scalar_type());
+  }
+  return dtypes;
 }
 
 namespace {

@@ -28,8 +28,8 @@ std::vector<TensorMeta> infer_output_metas(const OpCall& call, std::vector<int64
 std::vector<TensorMeta> probe_output_metas(const OpCall& call,
                                            const std::function<DimVector(const TensorMeta&)>& sizes);
 
-/// The dtype of output 0 of an op that has no meta kernel: runs it on tensors of one element.
-at::ScalarType infer_output_dtype(const OpCall& call);
+/// The dtypes of the outputs of an op that has no meta kernel: runs it on tensors of one element.
+std::vector<at::ScalarType> infer_output_dtypes(const OpCall& call);
 
 /// Whether a schema argument or result is written in place.
 inline bool is_written(const c10::Argument& argument) {

@@ -21,9 +21,8 @@ DimRange local_range(int64_t size, int64_t dim, const Placements& placements, co
   return range;
 }
 
-c10::SmallVector<int64_t, 6> local_sizes(at::IntArrayRef sizes, const Placements& placements,
-                                         const MeshPosition& position) {
-  c10::SmallVector<int64_t, 6> result(sizes.begin(), sizes.end());
+DimVector local_sizes(at::IntArrayRef sizes, const Placements& placements, const MeshPosition& position) {
+  DimVector result(sizes.begin(), sizes.end());
   for (const size_t axis : cut_order(placements)) {
     auto& length = result[static_cast<size_t>(placements[axis].dim())];
     length = chunk_range(length, position.axis_sizes[axis], position.coordinate[axis]).length;
@@ -33,16 +32,6 @@ c10::SmallVector<int64_t, 6> local_sizes(at::IntArrayRef sizes, const Placements
 
 bool is_empty(at::IntArrayRef sizes) {
   return std::find(sizes.begin(), sizes.end(), 0) != sizes.end();
-}
-
-c10::SmallVector<int64_t, 6> contiguous_strides(at::IntArrayRef sizes) {
-  c10::SmallVector<int64_t, 6> strides(sizes.size());
-  int64_t stride = 1;
-  for (size_t i = sizes.size(); i-- > 0;) {
-    strides[i] = stride;
-    stride *= std::max<int64_t>(sizes[i], 1);
-  }
-  return strides;
 }
 
 }  // namespace tessera

@@ -6,12 +6,15 @@
 // other rank's piece, which is what makes uneven and empty shards free of communication about sizes.
 
 #include <ATen/ArrayRef.h>
+#include <c10/util/DimVector.h>
 
 #include <cstdint>
 
 #include "dtensor/placement.h"
 
 namespace tessera {
+
+using c10::DimVector;
 
 /// A half-open range [offset, offset + length) of a dim.
 struct DimRange {
@@ -39,13 +42,9 @@ struct MeshPosition {
 DimRange local_range(int64_t size, int64_t dim, const Placements& placements, const MeshPosition& position);
 
 /// Global sizes → the sizes of the local tensor at `position`.
-c10::SmallVector<int64_t, 6> local_sizes(at::IntArrayRef sizes, const Placements& placements,
-                                         const MeshPosition& position);
+DimVector local_sizes(at::IntArrayRef sizes, const Placements& placements, const MeshPosition& position);
 
 /// Whether a tensor of these sizes has no elements.
 bool is_empty(at::IntArrayRef sizes);
-
-/// Row-major strides, as a contiguous tensor of `sizes` has them.
-c10::SmallVector<int64_t, 6> contiguous_strides(at::IntArrayRef sizes);
 
 }  // namespace tessera

@@ -3,6 +3,7 @@
 #include <ATen/ops/arange.h>
 #include <ATen/ops/matmul.h>
 #include <ATen/ops/scaled_dot_product_attention.h>
+#include <c10/util/strides.h>
 
 #include "base/error.h"
 #include "dtensor/shard_math.h"
@@ -94,7 +95,7 @@ at::Tensor context_parallel_attention(const at::Tensor& query, const at::Tensor&
 
   auto shape = query.sizes().vec();
   shape.back() = value.size(kHeadDim);
-  const auto strides = contiguous_strides(shape);
+  const auto strides = c10::contiguous_strides(shape);
   return from_local(out.contiguous(), mesh, placed,
                     {.shape = shape, .stride = std::vector<int64_t>(strides.begin(), strides.end())});
 }

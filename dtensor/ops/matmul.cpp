@@ -1,5 +1,8 @@
 // Matrix products, written by the names of their dims: mm is "mk,kn->mn".
 
+#include <ATen/ops/zeros.h>
+
+#include <array>
 #include <string_view>
 
 #include "dtensor/ops/rule_helpers.h"
@@ -56,10 +59,8 @@ Strategies product_strategies(const OpCall& call, const Product& product, size_t
   }
   for (const size_t factor : {first, first + 1}) {
     keep_linear(strategies, call, factor);
-    const auto placement = pending(call, factor);
-    if (first == 1 && placement && pending(call, 0) == placement) {
-      keep_linear(strategies, call, factor);
-      strategies.back().operands[0] = *placement;
+    if (first == 1 && pending(call, 0) == pending(call, factor)) {
+      keep_linear(strategies, call, factor, {0});
     }
   }
   return strategies;
@@ -79,10 +80,25 @@ bool adds_summand(const OpPlan& plan) {
   return true;
 }
 
+/// For the shard that has nothing of k, of which others have some: kernels would return the summand as it is, not
+/// broadcast, and refuse a beta of another dtype. Zeros of length 1 are the same sum.
+void fill_empty_factor(c10::IValue& argument, int64_t k, const DTensorSpec& spec) {
+  const auto& factor = argument.toTensor();
+  if (k != kNone && factor.size(k) == 0 && spec.sizes()[static_cast<size_t>(k)] != 0) {
+    auto sizes = factor.sizes().vec();
+    sizes[static_cast<size_t>(k)] = 1;
+    argument = at::zeros(sizes, factor.options());
+  }
+}
+
 /// addmm(self, a, b, *, beta, alpha) and its kin: beta 0 leaves the summand out.
-void local_sum(const c10::OperatorHandle& op, torch::jit::Stack* stack, const OpPlan& plan) {
+void local_sum(const c10::OperatorHandle& op, torch::jit::Stack* stack, const OpPlan& plan, const Product& product) {
   if (!adds_summand(plan)) {
     local_argument(op, stack, 3) = c10::IValue(0);
+  }
+  const std::array factors{product.a, product.b};
+  for (size_t i = 0; i < factors.size(); ++i) {
+    fill_empty_factor(local_argument(op, stack, i + 1), index_of(factors[i], 'k'), *plan.operands[i + 1]);
   }
   op.callBoxed(stack);
 }
@@ -94,9 +110,10 @@ void register_products(const std::vector<std::string>& ops, const char* text, Ou
 }
 
 void register_sums(const std::vector<std::string>& ops, const char* text) {
-  register_op_rule(ops, {.strategies = [product = Product::parse(text)](
-                                           const OpCall& call) { return product_strategies(call, product, 1); },
-                         .local_call = local_sum,
+  const auto product = Product::parse(text);
+  register_op_rule(ops, {.strategies = [product](const OpCall& call) { return product_strategies(call, product, 1); },
+                         .local_call = [product](const c10::OperatorHandle& op, torch::jit::Stack* stack,
+                                                 const OpPlan& plan) { local_sum(op, stack, plan, product); },
                          .reads_float_scalars = false});
 }
 

@@ -51,6 +51,16 @@ Strategies constant_like_strategies(const OpCall& call) {
   return strategies;
 }
 
+/// Zeros, or nothing, are the terms of a zero sum; not every reduction is one of another dtype.
+Strategies zeros_like_strategies(const OpCall& call) {
+  if (call.outputs.at(0).dtype != call.operands[0].meta.dtype) {
+    return constant_like_strategies(call);
+  }
+  auto strategies = pointwise_strategies(call);
+  keep_pending(strategies, call);
+  return strategies;
+}
+
 /// Filling with zeros is linear.
 Strategies masked_fill_strategies(const OpCall& call) {
   auto strategies = pointwise_strategies(call);
@@ -137,13 +147,8 @@ const RegisterOpRules rules([] {
                     .reads_float_scalars = false});
   register_linear({"aten::mul.Tensor", "aten::mul_.Tensor"}, {{0}, {1}});
   register_linear({"aten::div.Tensor", "aten::div_.Tensor"}, {{0}});
-  // Whatever the operand held, the result is known everywhere; zeros, or nothing, are the terms of a zero sum.
-  const OpRule constant{.strategies = [](const OpCall& call) {
-    auto strategies = pointwise_strategies(call);
-    keep_pending(strategies, call);
-    return strategies;
-  }};
-  register_op_rule({"aten::zeros_like", "aten::zero_", "aten::zero", "aten::empty_like"}, constant);
+  register_op_rule({"aten::zeros_like", "aten::zero_", "aten::zero", "aten::empty_like"},
+                   {.strategies = zeros_like_strategies});
   register_op_rule({"aten::ones_like", "aten::full_like"},
                    {.strategies = constant_like_strategies, .reads_float_scalars = false});
 });
@@ -158,13 +163,17 @@ std::vector<TensorMeta> pointwise_metas(const OpCall& call) {
   try {
     return infer_output_metas(call);
   } catch (const c10::NotImplementedError&) {
-    // No kernel for meta tensors: the sizes are plain, and one element tells the dtype.
+    // No kernel for meta tensors: the sizes are plain, and one element tells the dtypes.
   }
   TensorMeta meta = call.operands[0].meta;
   for (const auto& operand : call.operands) {
     meta.sizes = broadcast_sizes(meta, operand.meta);
   }
-  return {TensorMeta::contiguous(meta.sizes, infer_output_dtype(call))};
+  std::vector<TensorMeta> metas;
+  for (const auto dtype : infer_output_dtypes(call)) {
+    metas.push_back(TensorMeta::contiguous(meta.sizes, dtype));
+  }
+  return metas;
 }
 
 Strategies pointwise_strategies(const OpCall& call, const TensorMeta& elements) {
@@ -183,16 +192,8 @@ Strategies pointwise_strategies(const OpCall& call, const TensorMeta& elements) 
 Strategies linear_strategies(const OpCall& call, const std::vector<std::vector<size_t>>& linear_operands) {
   auto strategies = pointwise_strategies(call);
   for (const auto& set : linear_operands) {
-    const size_t before = strategies.size();
-    keep_linear(strategies, call, set[0]);
-    if (strategies.size() == before) {
-      continue;
-    }
-    for (const size_t operand : set) {
-      if (operand < call.operands.size()) {
-        strategies.back().operands[operand] = strategies.back().operands[set[0]];
-      }
-    }
+    const size_t taken = std::min(set.size(), call.operands.size());
+    keep_linear(strategies, call, set[0], at::ArrayRef<size_t>(set).slice(1, taken - 1));
   }
   return strategies;
 }

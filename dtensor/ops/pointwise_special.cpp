@@ -3,13 +3,14 @@
 #include "dtensor/ops/pointwise.h"
 
 #include "dtensor/ops/op_names.h"
+#include "dtensor/ops/rule_helpers.h"
 
 namespace tessera {
 
 namespace {
 
 constexpr const char* kPointwise = R"(
-    _conj_physical conj_physical_ bitwise_left_shift.Tensor bitwise_left_shift_.Tensor
+    _conj_physical bitwise_left_shift.Tensor bitwise_left_shift_.Tensor
     bitwise_left_shift.Tensor_Scalar bitwise_right_shift.Tensor bitwise_right_shift_.Tensor
     bitwise_right_shift.Tensor_Scalar celu celu_ elu_backward gcd gcd_ hardshrink hardshrink_backward heaviside_
     hypot_ i0 i0_ igamma igamma_ igammac igammac_ isin.Tensor_Scalar lcm lcm_ ldexp.Tensor ldexp_ __lshift__.Scalar
@@ -50,6 +51,9 @@ const RegisterOpRules rules([] {
                     .reads_float_scalars = false};
   register_op_rule(aten_ops(kPointwise), rule);
   register_op_rule(polynomials_of_numbers(), rule);
+  auto in_place = rule;
+  in_place.output_metas = like_operand(0);
+  register_op_rule({"aten::conj_physical_"}, in_place);
 });
 
 }  // namespace

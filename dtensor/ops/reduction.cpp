@@ -183,6 +183,11 @@ at::ScalarType sum_dtype(const OpCall& call) {
   return c10::isIntegralType(own, /*includeBool=*/true) ? at::kLong : own;
 }
 
+/// Variances of complex numbers are real.
+at::ScalarType real_dtype(const OpCall& call) {
+  return c10::toRealValueType(call.operands[0].meta.dtype);
+}
+
 at::ScalarType floating_dtype(const OpCall& call) {
   const auto own = call.operands[0].meta.dtype;
   return c10::isIntegralType(own, /*includeBool=*/true) ? at::typeMetaToScalarType(at::get_default_dtype()) : own;
@@ -190,6 +195,12 @@ at::ScalarType floating_dtype(const OpCall& call) {
 
 at::ScalarType long_dtype(const OpCall&) {
   return at::kLong;
+}
+
+std::vector<TensorMeta> variance_and_mean(const OpCall& call) {
+  auto metas = reduced_metas(same_dtype, 2)(call);
+  metas[0].dtype = real_dtype(call);
+  return metas;
 }
 
 std::vector<TensorMeta> values_and_indices(const OpCall& call) {
@@ -224,11 +235,10 @@ const RegisterOpRules rules([] {
                    {.strategies = norm_strategies, .local_call = local_norm});
   register_op_rule(
       {"aten::var.correction", "aten::std.correction"},
-      {.strategies = kept_dims_strategies, .local_call = local_statistics, .output_metas = reduced_metas(same_dtype)});
-  register_op_rule({"aten::var_mean.correction", "aten::std_mean.correction"},
-                   {.strategies = kept_dims_strategies,
-                    .local_call = local_statistics,
-                    .output_metas = reduced_metas(same_dtype, 2)});
+      {.strategies = kept_dims_strategies, .local_call = local_statistics, .output_metas = reduced_metas(real_dtype)});
+  register_op_rule(
+      {"aten::var_mean.correction", "aten::std_mean.correction"},
+      {.strategies = kept_dims_strategies, .local_call = local_statistics, .output_metas = variance_and_mean});
   register_op_rule({"aten::max.dim", "aten::min.dim", "aten::argmax", "aten::argmin", "aten::aminmax"},
                    {.strategies = kept_dims_strategies});
   register_op_rule({"aten::logsumexp"},

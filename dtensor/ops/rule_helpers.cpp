@@ -87,19 +87,24 @@ void keep_pending(Strategies& strategies, const OpCall& call) {
   }
 }
 
-void keep_linear(Strategies& strategies, const OpCall& call, size_t operand) {
+void keep_linear(Strategies& strategies, const OpCall& call, size_t operand, at::ArrayRef<size_t> others) {
   const auto placement = pending(call, operand);
   if (!placement || (*placement != Partial() && *placement != Partial(ReduceOp::Avg))) {
     return;
   }
-  const auto distributes = [](at::ScalarType dtype) { return c10::isFloatingType(dtype) || c10::isComplexType(dtype); };
-  const bool exact = distributes(call.operands[operand].meta.dtype) &&
-                     std::all_of(call.outputs.begin(), call.outputs.end(),
-                                 [&](const TensorMeta& meta) { return distributes(meta.dtype); });
+  AxisStrategy strategy{.operands = PlacementVector(call.operands.size(), Replicate()),
+                        .outputs = PlacementVector(call.outputs.size(), *placement)};
+  const auto distributes = [](const TensorMeta& meta) {
+    return c10::isFloatingType(meta.dtype) || c10::isComplexType(meta.dtype);
+  };
+  bool exact = std::all_of(call.outputs.begin(), call.outputs.end(), distributes);
+  const auto add = [&](size_t term) {
+    strategy.operands[term] = *placement;
+    exact = exact && distributes(call.operands[term].meta);
+  };
+  add(operand);
+  std::for_each(others.begin(), others.end(), add);
   if (exact) {
-    AxisStrategy strategy{.operands = PlacementVector(call.operands.size(), Replicate()),
-                          .outputs = PlacementVector(call.outputs.size(), *placement)};
-    strategy.operands[operand] = *placement;
     strategies.push_back(std::move(strategy));
   }
 }

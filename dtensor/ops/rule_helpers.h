@@ -40,8 +40,9 @@ std::optional<Placement> pending(const OpCall& call, size_t operand);
 /// stays pending.
 void keep_pending(Strategies& strategies, const OpCall& call);
 
-/// For ops that are linear in `operand` alone: if it is a pending sum or average, then so may be all outputs.
-void keep_linear(Strategies& strategies, const OpCall& call, size_t operand);
+/// For ops that are linear in `operand` and `others` together: if it is a pending sum or average, then so may be they
+/// and all outputs. Not of integers, whose sums may wrap and whose quotients are rounded.
+void keep_linear(Strategies& strategies, const OpCall& call, size_t operand, at::ArrayRef<size_t> others = {});
 
 /// Argument `index` of a local call.
 c10::IValue& local_argument(const c10::OperatorHandle& op, torch::jit::Stack* stack, size_t index);

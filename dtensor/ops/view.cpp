@@ -87,15 +87,21 @@ void local_view(const c10::OperatorHandle& op, torch::jit::Stack* stack, const O
 /// Ops of one tensor whose outputs have the operand's dims in another order, with dims dropped or added:
 /// `out_dim(call, d)` says where dim d goes; kNone: it may not be sharded.
 template <class OutDim>
+Strategies map_dims(const OpCall& call, OutDim out_dim) {
+  Strategies strategies;
+  for (int64_t dim = 0; dim < call.operands[0].ndim(); ++dim) {
+    const int64_t to = out_dim(call, dim);
+    if (to != kNone) {
+      strategies.push_back(sharded(call, {dim}, DimVector(call.outputs.size(), to)));
+    }
+  }
+  return strategies;
+}
+
+template <class OutDim>
 OpRule dim_map_rule(OutDim out_dim) {
   return {.strategies = [out_dim](const OpCall& call) {
-    Strategies strategies;
-    for (int64_t dim = 0; dim < call.operands[0].ndim(); ++dim) {
-      const int64_t to = out_dim(call, dim);
-      if (to != kNone) {
-        strategies.push_back(sharded(call, {dim}, DimVector(call.outputs.size(), to)));
-      }
-    }
+    auto strategies = map_dims(call, out_dim);
     keep_pending(strategies, call);
     return strategies;
   }};
@@ -170,9 +176,15 @@ int64_t transposed_2d(const OpCall& call, int64_t dim) {
   return call.operands[0].ndim() < 2 ? dim : 1 - dim;
 }
 
-/// view_as_real and view_as_complex: the last dim of the real tensor holds the two parts.
-int64_t leading(const OpCall& call, int64_t dim) {
-  return dim < std::ssize(call.outputs[0].sizes) ? dim : kNone;
+/// view_as_real and view_as_complex: the last dim of the real tensor holds the two parts, whose sums are the sum's, but
+/// whose products and extrema are not.
+Strategies complex_parts_strategies(const OpCall& call) {
+  const auto leading = [](const OpCall& call, int64_t dim) {
+    return dim < std::ssize(call.outputs[0].sizes) ? dim : kNone;
+  };
+  auto strategies = map_dims(call, leading);
+  keep_linear(strategies, call, 0);
+  return strategies;
 }
 
 const RegisterOpRules rules([] {
@@ -186,7 +198,7 @@ const RegisterOpRules rules([] {
   register_op_rule({"aten::unbind.int", "aten::unbind_copy.int"}, dim_map_rule(without_dim<1>));
   register_op_rule(
       {"aten::view_as_real", "aten::view_as_real_copy", "aten::view_as_complex", "aten::view_as_complex_copy"},
-      dim_map_rule(leading));
+      {.strategies = complex_parts_strategies});
   auto squeeze = dim_map_rule(squeezed);
   squeeze.local_call = local_squeeze;
   register_op_rule({"aten::squeeze", "aten::squeeze.dim", "aten::squeeze.dims", "aten::squeeze_copy",

@@ -13,8 +13,6 @@ namespace tessera {
 
 namespace {
 
-constexpr size_t kMaxAssignments = 24;
-
 void collect_tensors(const c10::IValue& value, std::vector<at::Tensor>& tensors) {
   if (value.isTensor()) {
     tensors.push_back(value.toTensor());
@@ -102,37 +100,6 @@ std::map<std::string, std::vector<OpdbCase>> by_overload(std::vector<OpdbCase> c
   for (auto& test : cases) {
     result[test.overload()].push_back(std::move(test));
   }
-  return result;
-}
-
-std::vector<Assignment> assignments(const OpdbCase& test) {
-  const auto tensors = test.tensors();
-  std::vector<Assignment> singles, together;
-  int64_t max_dim = 0;
-  for (size_t i = 0; i < tensors.size(); ++i) {
-    max_dim = std::max(max_dim, tensors[i].dim());
-    for (int64_t dim = 0; dim < tensors[i].dim(); ++dim) {
-      singles.push_back({std::to_string(i) + "S" + std::to_string(dim), {{i, dim}}});
-    }
-  }
-  for (int64_t dim = 0; dim < max_dim; ++dim) {
-    Assignment all{"*S" + std::to_string(dim), {}};
-    for (size_t i = 0; i < tensors.size(); ++i) {
-      if (tensors[i].dim() > dim) {
-        all.cut_dims[i] = dim;
-      }
-    }
-    if (all.cut_dims.size() > 1) {
-      together.push_back(std::move(all));
-    }
-  }
-  std::vector<Assignment> result{{"R", {}}};
-  const size_t room = kMaxAssignments - 1 - together.size();
-  const size_t taken = std::min(room, singles.size());
-  for (size_t k = 0; k < taken; ++k) {
-    result.push_back(singles[k * singles.size() / taken]);
-  }
-  result.insert(result.end(), together.begin(), together.end());
   return result;
 }
 

@@ -36,16 +36,6 @@ std::vector<OpdbCase> read_opdb(const std::string& file);
 
 std::map<std::string, std::vector<OpdbCase>> by_overload(std::vector<OpdbCase> cases);
 
-/// Where the tensors of a call lie: tensors named here are cut along the dim, the others are replicated.
-struct Assignment {
-  std::string label;  // "R", "0S1" (tensor 0 along dim 1), "*S0" (all tensors along dim 0)
-  std::map<size_t, int64_t> cut_dims;
-};
-
-/// All replicated; each tensor cut alone along each of its dims; all tensors that have a dim cut along it. At most
-/// 24, single cuts being thinned out evenly.
-std::vector<Assignment> assignments(const OpdbCase& test);
-
 /// The arguments of a case as its op's schema wants them. `place(number, tensor)` makes each tensor argument; `placed`
 /// gets them by number.
 torch::jit::Stack make_stack(const OpdbCase& test, const c10::FunctionSchema& schema,

@@ -3,7 +3,7 @@
 
 #include <string>
 
-#include "tests/dtensor/opdb_corpus.h"
+#include "tests/dtensor/opdb_assignment.h"
 
 namespace tessera {
 
@@ -22,13 +22,15 @@ struct Judgement {
   std::string reason;  // empty if Ok
 };
 
-/// Which ranks run a case: threads, with tensors on `device`. The recorded results are the CPU's on every device.
+/// The ranks that run a case: threads on a mesh of this shape, with tensors on `device`. The recorded results are the
+/// CPU's on every device.
 struct OpdbRanks {
-  int count = 2;
+  std::vector<int64_t> mesh = {2};
   c10::DeviceType device = c10::kCPU;
 };
 
 /// Never throws for what the op does. Collectives that wait for more than ten seconds count as Diverge.
-Judgement judge(const OpdbCase& test, const c10::OperatorHandle& op, const Assignment& assignment, OpdbRanks ranks);
+Judgement judge(const OpdbCase& test, const c10::OperatorHandle& op, const Assignment& assignment,
+                const OpdbRanks& ranks);
 
 }  // namespace tessera

@@ -1,7 +1,8 @@
 // Replays a corpus of recorded ATen calls (opdb_corpus.h) on DTensors:
 //
 //   $(./bazelw info output_base)/external/peer_python/python tests/dtensor/record_opdb.py corpus.pt
-//   ./bazelw run //tests/dtensor:opdb_replay -- $PWD/corpus.pt --ranks 2 3 --report $PWD/docs/op_coverage.md
+//   ./bazelw run //tests/dtensor:opdb_replay -- $PWD/corpus.pt --mesh 2 3 --report $PWD/docs/op_coverage.md
+//   ./bazelw run //tests/dtensor:opdb_replay -- $PWD/corpus.pt --mesh 3 2x2 --draws 8
 //   ./bazelw run --config=cuda //tests/dtensor:opdb_replay -- $PWD/corpus.pt --cuda          ranks share the GPU
 //
 // Ends with 0 if no run was wrong, diverged or crashed.
@@ -13,6 +14,7 @@
 #include <cstdio>
 #include <fstream>
 #include <map>
+#include <regex>
 
 #include "tests/dtensor/opdb_report.h"
 
@@ -21,7 +23,8 @@ namespace {
 
 struct Options {
   std::string corpus;
-  std::vector<int> ranks{2};
+  std::vector<std::string> meshes{"2"};
+  int draws = 0;
   std::string report;
   std::string only;
   bool verbose = false;
@@ -38,15 +41,24 @@ std::map<std::string, std::vector<OpdbCase>> cases_by_overload(const Options& op
   return cases;
 }
 
-void print_failures(int num_ranks, const OverloadResult& overload, bool verbose) {
+/// {2, 3} of "2x3".
+std::vector<int64_t> shape_of(const std::string& mesh) {
+  std::vector<int64_t> shape;
+  for (const auto& size : CLI::detail::split(mesh, 'x')) {
+    shape.push_back(std::stoll(size));
+  }
+  return shape;
+}
+
+void print_failures(const std::string& mesh, const OverloadResult& overload, bool verbose) {
   for (const auto& run : overload.runs) {
     const auto outcome = run.judgement.outcome;
     if (outcome != Outcome::Ok && (verbose || outcome != Outcome::Unsupported)) {
-      fmt::print("{} ranks, {}: {}: {}\n", num_ranks, run.label, name_of(outcome), run.judgement.reason);
+      fmt::print("mesh {}, {}: {}: {}\n", mesh, run.label, name_of(outcome), run.judgement.reason);
     }
   }
   if (!overload.is_full()) {
-    fmt::print("{} ranks, {}: {} of {} runs ok\n", num_ranks, overload.overload, overload.count(Outcome::Ok),
+    fmt::print("mesh {}, {}: {} of {} runs ok\n", mesh, overload.overload, overload.count(Outcome::Ok),
                overload.runs.size());
   }
   std::fflush(stdout);
@@ -56,11 +68,12 @@ int replay(const Options& options) {
   const auto cases = cases_by_overload(options);
   std::vector<Replay> replays;
   bool any_wrong = false;
-  for (const int num_ranks : options.ranks) {
-    replays.push_back({.num_ranks = num_ranks, .overloads = {}});
+  for (const auto& mesh : options.meshes) {
+    replays.push_back({.mesh = mesh, .overloads = {}});
+    const OpdbRanks ranks{.mesh = shape_of(mesh), .device = options.cuda ? c10::kCUDA : c10::kCPU};
     for (const auto& [overload, list] : cases) {
-      auto result = run_overload(list, {.count = num_ranks, .device = options.cuda ? c10::kCUDA : c10::kCPU});
-      print_failures(num_ranks, result, options.verbose);
+      auto result = run_overload(list, ranks, options.draws);
+      print_failures(mesh, result, options.verbose);
       any_wrong = any_wrong || result.is_wrong();
       replays.back().overloads.push_back(std::move(result));
     }
@@ -79,7 +92,12 @@ int main(int argc, char** argv) {
   tessera::Options options;
   CLI::App app("Replays recorded ATen calls on DTensors and compares with the recorded results");
   app.add_option("corpus", options.corpus, "the corpus file")->required();
-  app.add_option("--ranks", options.ranks, "numbers of ranks, each a replay of its own");
+  app.add_option("--mesh", options.meshes, "shapes of the mesh, each a replay of its own")
+      ->check([](const std::string& mesh) {
+        return std::regex_match(mesh, std::regex("[1-9]\\d*(x[1-9]\\d*)*")) ? "" : "not a shape such as 2x3: " + mesh;
+      });
+  app.add_option("--draws", options.draws, "random assignments of placements a case, in place of the systematic ones")
+      ->check(CLI::NonNegativeNumber);
   app.add_option("--report", options.report, "where to write the coverage report (Markdown)");
   app.add_option("--only", options.only, "one overload, such as add.Tensor");
   app.add_flag("--verbose", options.verbose, "print unsupported runs too");

@@ -8,9 +8,9 @@
 
 namespace tessera {
 
-/// All overloads on one number of ranks.
+/// All overloads on one mesh.
 struct Replay {
-  int num_ranks = 0;
+  std::string mesh;  // "2", "2x3"
   std::vector<OverloadResult> overloads;
 };
 

@@ -21,10 +21,12 @@ struct Run {
   Assignment assignment;
 };
 
-std::vector<Run> runs_of(const std::vector<OpdbCase>& cases) {
+std::vector<Run> runs_of(const std::vector<OpdbCase>& cases, const std::vector<int64_t>& mesh, int draws) {
+  TESSERA_CHECK(ValueError, draws > 0 || mesh.size() == 1, "opdb: assignments on {} axes are drawn: say how many",
+                mesh.size());
   std::vector<Run> runs;
   for (const auto& test : cases) {
-    for (auto& assignment : assignments(test)) {
+    for (auto& assignment : draws > 0 ? drawn_assignments(test, mesh, draws) : assignments(test)) {
       runs.push_back({&test, std::move(assignment)});
     }
   }
@@ -41,7 +43,7 @@ Judgement from_line(const std::string& line) {
   return {static_cast<Outcome>(line.at(0) - '0'), line.substr(1)};
 }
 
-[[noreturn]] void run_child(int out, const std::vector<Run>& runs, size_t first, OpdbRanks ranks) {
+[[noreturn]] void run_child(int out, const std::vector<Run>& runs, size_t first, const OpdbRanks& ranks) {
   // libtorch replaces its thread pool at the first use after a fork, not safely if two ranks' threads are that first
   // use.
   at::set_num_threads(1);
@@ -60,7 +62,7 @@ Judgement from_line(const std::string& line) {
 /// Lines that a child writes, until it ends or a run takes too long.
 class Child {
  public:
-  Child(const std::vector<Run>& runs, size_t first, OpdbRanks ranks) {
+  Child(const std::vector<Run>& runs, size_t first, const OpdbRanks& ranks) {
     int ends[2];
     TESSERA_CHECK(Error, pipe(ends) == 0, "opdb: no pipe: errno {}", errno);
     pid_ = fork();
@@ -119,8 +121,8 @@ bool OverloadResult::is_wrong() const {
   return count(Outcome::Wrong) + count(Outcome::Diverge) + count(Outcome::Crash) > 0;
 }
 
-OverloadResult run_overload(const std::vector<OpdbCase>& cases, OpdbRanks ranks) {
-  const auto runs = runs_of(cases);
+OverloadResult run_overload(const std::vector<OpdbCase>& cases, const OpdbRanks& ranks, int draws) {
+  const auto runs = runs_of(cases, ranks.mesh, draws);
   OverloadResult result{.overload = cases.at(0).overload(), .runs = {}};
   const auto add = [&](Judgement judgement) {
     const auto& run = runs[result.runs.size()];

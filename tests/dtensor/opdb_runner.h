@@ -20,7 +20,9 @@ struct OverloadResult {
   bool is_wrong() const;
 };
 
-/// All cases must be of one overload. The calling process must not have started threads, nor used CUDA: it forks.
-OverloadResult run_overload(const std::vector<OpdbCase>& cases, OpdbRanks ranks);
+/// All cases must be of one overload, each with the assignments() or, where `draws` is not 0, as many
+/// drawn_assignments(). The calling process must not have started threads, nor used CUDA: it forks.
+/// Throws ValueError for a mesh of more axes without draws.
+OverloadResult run_overload(const std::vector<OpdbCase>& cases, const OpdbRanks& ranks, int draws = 0);
 
 }  // namespace tessera

@@ -6,6 +6,7 @@
 #include <ATen/ops/bmm.h>
 #include <ATen/ops/dot.h>
 #include <ATen/ops/einsum.h>
+#include <ATen/ops/full.h>
 #include <ATen/ops/linear.h>
 #include <ATen/ops/matmul.h>
 #include <ATen/ops/mm.h>
@@ -63,6 +64,9 @@ TEST_CASE("products with a summand", "[dtensor][ops]") {
       {.name = "addmm of a row",
        .inputs = {{{2}}, {{5, 3}}, {{3, 2}}},
        .call = [](const Tensors& x) -> Tensors { return {at::addmm(x[0], x[1], x[2])}; }},
+      {.name = "addmv of a number",
+       .inputs = {{{1}}, {{5, 3}}, {{3}}},
+       .call = [](const Tensors& x) -> Tensors { return {at::addmv(x[0], x[1], x[2])}; }},
       {.name = "addmm_",
        .inputs = {{{5, 2}}, {{5, 3}}, {{3, 2}}},
        .call = [](const Tensors& x) -> Tensors {
@@ -89,6 +93,23 @@ TEST_CASE("products with a summand", "[dtensor][ops]") {
        .inputs = {{{2, 4, 3}}, {{5, 3}}, {{5}}},
        .call = [](const Tensors& x) -> Tensors { return {at::linear(x[0], x[1], x[2])}; }},
   }));
+}
+
+TEST_CASE("a product of what is pending, but not linearly, waits for it", "[dtensor][ops]") {
+  run_ranks(2, [](int rank) {
+    const auto mesh = init_device_mesh(at::kCPU, {2});
+    const auto pending = [&](at::IntArrayRef sizes, ReduceOp op, at::ScalarType dtype) {
+      return from_local(at::full(sizes, rank == 0 ? 3 : 1, dtype), mesh, {Partial(op)});
+    };
+    const auto ones = distribute_tensor(at::ones({3, 2}), mesh, {Shard(0)});
+    const auto of_greatest =
+        at::addmm(pending({2, 2}, ReduceOp::Max, at::kFloat), pending({2, 3}, ReduceOp::Max, at::kFloat), ones);
+    expect_equal(full_tensor(of_greatest).eq(3 + 3 * 3).all().item<bool>(), true);
+    const auto row = from_local(at::ones({2}, at::kLong), mesh, {Replicate()});
+    const auto of_integers =
+        at::addr(pending({2, 2}, ReduceOp::Sum, at::kLong), row, pending({2}, ReduceOp::Sum, at::kLong));
+    expect_equal(full_tensor(of_integers).eq(4 + 4).all().item<bool>(), true);
+  });
 }
 
 TEST_CASE("a column-wise and a row-wise linear cost one reduction", "[dtensor][ops]") {

@@ -1,7 +1,11 @@
 #include <ATen/ops/addcmul.h>
+#include <ATen/ops/arange.h>
+#include <ATen/ops/complex.h>
 #include <ATen/ops/elu.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/floor_divide.h>
+#include <ATen/ops/frexp.h>
+#include <ATen/ops/full.h>
 #include <ATen/ops/full_like.h>
 #include <ATen/ops/gelu.h>
 #include <ATen/ops/gelu_backward.h>
@@ -166,6 +170,29 @@ TEST_CASE("functions of three tensors", "[dtensor][ops]") {
        .inputs = {{{2, 3, 4}}, {{3}}},
        .call = [](const Tensors& x) -> Tensors { return {at::prelu(x[0], x[1])}; }},
   }));
+}
+
+TEST_CASE("functions that meta tensors do not have", "[dtensor][ops]") {
+  run_ranks(2, [](int) {
+    const auto mesh = init_device_mesh(at::kCPU, {2});
+    const auto plain = at::arange(3, at::kFloat);
+    const auto [mantissa, exponent] = at::frexp(distribute_tensor(plain, mesh, {Shard(0)}));
+    expect_equal(full_tensor(mantissa).equal(std::get<0>(at::frexp(plain))), true);
+    expect_equal(full_tensor(exponent).equal(std::get<1>(at::frexp(plain))), true);
+    const auto numbers = at::complex(plain, plain);
+    auto conjugates = distribute_tensor(numbers, mesh, {Shard(0)});
+    conjugates.conj_physical_();
+    expect_equal(full_tensor(conjugates).equal(at::complex(plain, -plain)), true);
+  });
+}
+
+TEST_CASE("pending integers, which may wrap, are summed before they are added to floats", "[dtensor][ops]") {
+  run_ranks(2, [](int) {
+    const auto mesh = init_device_mesh(at::kCPU, {2});
+    const auto floats = from_local(at::full({3}, 1, at::kFloat), mesh, {Partial()});
+    const auto bytes = from_local(at::full({3}, 100, at::kChar), mesh, {Partial()});
+    expect_equal(full_tensor(floats + bytes).eq(2 + int8_t(200)).all().item<bool>(), true);
+  });
 }
 
 TEST_CASE("gradients that are pending sums stay so", "[dtensor][ops]") {

@@ -1,5 +1,7 @@
 #include <ATen/ops/amax.h>
 #include <ATen/ops/amin.h>
+#include <ATen/ops/arange.h>
+#include <ATen/ops/complex.h>
 #include <ATen/ops/count_nonzero.h>
 #include <ATen/ops/linalg_vector_norm.h>
 #include <ATen/ops/logsumexp.h>
@@ -147,6 +149,19 @@ TEST_CASE("statistics over whole dims", "[dtensor][ops]") {
                   return at::logsumexp(x, at::IntArrayRef({0, 1}), true);
                 }},
            })));
+}
+
+TEST_CASE("variances of complex numbers are real", "[dtensor][ops]") {
+  run_ranks(2, [](int) {
+    const auto mesh = init_device_mesh(at::kCPU, {2});
+    const auto plain = at::complex(at::arange(6, at::kDouble), at::ones({6}, at::kDouble)).view({3, 2});
+    const auto x = distribute_tensor(plain, mesh, {Shard(1)});
+    const auto [variance, mean] = at::var_mean(x, at::IntArrayRef{0}, 1);
+    const auto [plain_variance, plain_mean] = at::var_mean(plain, at::IntArrayRef{0}, 1);
+    expect_equal(full_tensor(variance).equal(plain_variance), true);
+    expect_equal(full_tensor(mean).equal(plain_mean), true);
+    expect_equal(full_tensor(x.std()).equal(plain.std()), true);
+  });
 }
 
 TEST_CASE("what reductions leave pending", "[dtensor][ops]") {

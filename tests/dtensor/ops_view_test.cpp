@@ -1,10 +1,13 @@
 #include <ATen/ops/cat.h>
 #include <ATen/ops/constant_pad_nd.h>
 #include <ATen/ops/diagonal.h>
+#include <ATen/ops/full.h>
 #include <ATen/ops/movedim.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/roll.h>
 #include <ATen/ops/stack.h>
+#include <ATen/ops/view_as_complex.h>
+#include <ATen/ops/view_as_real.h>
 
 #include "comm/comm_stats.h"
 #include "dtensor/dtensor.h"
@@ -196,6 +199,18 @@ TEST_CASE("views keep shards where whole rows stay together", "[dtensor][ops]") 
       expect_equal(to_string(placements(y)), to_string(Placements{test.expected}));
       expect_equal(comm_stats().calls(), test.collectives);
     }
+  });
+}
+
+TEST_CASE("of complex numbers only sums are sums of their parts", "[dtensor][ops]") {
+  run_ranks(2, [](int rank) {
+    const auto mesh = init_device_mesh(at::kCPU, {2});
+    const auto parts = at::full({3, 2}, rank == 0 ? 3 : 2, at::kFloat);
+    const auto complex_of = [&](ReduceOp op) { return at::view_as_complex(from_local(parts, mesh, {Partial(op)})); };
+    expect_equal(to_string(placements(complex_of(ReduceOp::Sum))), "(Partial(Sum))");
+    expect_equal(at::view_as_real(full_tensor(complex_of(ReduceOp::Sum))).eq(5).all().item<bool>(), true);
+    expect_equal(at::view_as_real(full_tensor(complex_of(ReduceOp::Max))).eq(3).all().item<bool>(), true);
+    expect_equal(at::view_as_real(full_tensor(complex_of(ReduceOp::Product))).eq(6).all().item<bool>(), true);
   });
 }
 

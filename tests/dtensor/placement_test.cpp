@@ -128,8 +128,3 @@ TEST_CASE("local ranges tile the dim on every mesh", "[dtensor]") {
     }
   }
 }
-
-TEST_CASE("contiguous_strides treats an empty dim as one row", "[dtensor]") {
-  const auto strides = contiguous_strides({2, 0, 3});
-  CHECK(std::vector<int64_t>(strides.begin(), strides.end()) == std::vector<int64_t>{3, 3, 1});
-}

@@ -1,12 +1,14 @@
 """Records a corpus for opdb_replay (opdb_corpus.h): the ATen calls below autograd that the sample inputs of PyTorch's
-operator database make, forward, backward and in place, in float32, int64 and bool, with their results on plain tensors.
+operator database make, forward, backward and in place, in the --dtypes (float32, int64 and bool), with their results on
+plain tensors.
 
   PYTHON tests/dtensor/record_opdb.py CORPUS [--per-overload N] [--samples N] [--sizes S M L] [--seed SEED]
+                                             [--dtypes DTYPE ...]
 
 PYTHON has PyTorch, such as the build's own, $(./bazelw info output_base)/external/peer_python/python. --sizes are the
 database's (5, 10 and 20 there); small ones leave more shards empty. Calls that draw random numbers, whose results are
-undefined, or whose tensors have more than 4,096 elements or other dtypes are left out. Operators are
-sampled, and calls replayed, in child processes, since some kernels do not survive what they are given.
+undefined, or whose tensors have more than 4,096 elements are left out. Operators are sampled, and calls
+replayed, in child processes, since some kernels do not survive what they are given.
 """
 
 import argparse
@@ -24,7 +26,6 @@ from torch.testing._internal import common_methods_invocations as database
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-DTYPES = (torch.float32, torch.int64, torch.bool)
 MAX_ELEMENTS = 4096
 BATCH = 20  # of operators, or overloads, in one process
 DROPPED_ARGUMENTS = ("device", "generator", "pin_memory")
@@ -33,7 +34,8 @@ UNDEFINED = ("empty", "resize", "set_")
 # The numbers by which c10 and so opdb_corpus.h know them.
 SCALAR_TYPES = {dtype: number for number, dtype in (
     (0, torch.uint8), (1, torch.int8), (2, torch.int16), (3, torch.int32), (4, torch.int64), (5, torch.float16),
-    (6, torch.float32), (7, torch.float64), (11, torch.bool), (15, torch.bfloat16))}
+    (6, torch.float32), (7, torch.float64), (9, torch.complex64), (10, torch.complex128), (11, torch.bool),
+    (15, torch.bfloat16))}
 MEMORY_FORMATS = {torch.contiguous_format: 0, torch.preserve_format: 1, torch.channels_last: 2,
                   torch.channels_last_3d: 3}
 
@@ -44,7 +46,7 @@ class NotRecorded(Exception):
 
 def encode(value):
     if isinstance(value, torch.Tensor):
-        if value.dtype not in DTYPES or value.layout != torch.strided or value.is_neg() or value.is_conj():
+        if value.dtype not in SCALAR_TYPES or value.layout != torch.strided or value.is_neg() or value.is_conj():
             raise NotRecorded
         return value.detach().clone(memory_format=torch.contiguous_format)
     if value is None or isinstance(value, (bool, int, float, str)):
@@ -163,10 +165,10 @@ def call_in_place(function, sample, recorder):
 def sampled_calls(operator, options):
     torch.manual_seed(options.seed)
     recorder = CallRecorder()
-    for dtype in DTYPES:
+    for dtype in (getattr(torch, name) for name in options.dtypes):
         if dtype not in operator.supported_dtypes("cpu"):
             continue
-        needs_grad = operator.supports_autograd and dtype.is_floating_point
+        needs_grad = operator.supports_autograd and (dtype.is_floating_point or dtype.is_complex)
         samples = operator.sample_inputs("cpu", dtype, requires_grad=needs_grad)
         for sample in itertools.islice(samples, options.samples):
             for call, function in ((call_with_gradients, operator.op), (call_in_place, operator.inplace_variant)):
@@ -181,8 +183,7 @@ def sampled_calls(operator, options):
 def is_same(a, b):
     if not isinstance(a, torch.Tensor) or not isinstance(b, torch.Tensor):
         return type(a) is type(b) and (a == b or a != a)
-    return a.shape == b.shape and a.dtype == b.dtype and torch.equal(a.nan_to_num(7.5), b.nan_to_num(7.5)) and \
-        torch.equal(a.isnan(), b.isnan())
+    return a.shape == b.shape and a.dtype == b.dtype and bool(((a == b) | ((a != a) & (b != b))).all())
 
 
 def case_of(call):
@@ -251,7 +252,7 @@ def record(options):
             cases.append({"id": f"{overload}#{number}", **case})
     torch.save(cases, options.corpus)
     overloads = len({(case["op"], case["overload"]) for case in cases})
-    print(f"{len(cases)} cases of {overloads} overloads" + (f"; kernels crashed: {' '.join(died)}" if died else ""))
+    print(f"{len(cases)} cases of {overloads} overloads" + (f"; kernels crashed or samples failed: {' '.join(died)}" if died else ""))
 
 
 def main():
@@ -261,6 +262,8 @@ def main():
     parser.add_argument("--samples", type=int, default=200, help="of an operator and dtype, at most")
     parser.add_argument("--sizes", type=int, nargs=3, default=(database.S, database.M, database.L))
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--dtypes", nargs="+", default=("float32", "int64", "bool"), metavar="DTYPE",
+                        choices=[str(dtype).removeprefix("torch.") for dtype in SCALAR_TYPES])
     options = parser.parse_args()
     warnings.filterwarnings("ignore")
     torch.set_num_threads(1)

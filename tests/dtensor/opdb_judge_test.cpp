@@ -78,7 +78,7 @@ OpdbCase record(const char* op, const at::Tensor& result) {
 
 std::vector<std::string> outcomes(const OpdbCase& test) {
   std::vector<std::string> result;
-  for (const auto& run : run_overload({test}, {.mesh = {2}}).runs) {
+  for (const auto& run : run_cases({test}, {.mesh = {2}})) {
     result.emplace_back(name_of(run.judgement.outcome));
     UNSCOPED_INFO(run.label << ": " << run.judgement.reason);
   }

@@ -72,7 +72,7 @@ int replay(const Options& options) {
     replays.push_back({.mesh = mesh, .overloads = {}});
     const OpdbRanks ranks{.mesh = shape_of(mesh), .device = options.cuda ? c10::kCUDA : c10::kCPU};
     for (const auto& [overload, list] : cases) {
-      auto result = run_overload(list, ranks, options.draws);
+      OverloadResult result{.overload = overload, .runs = run_cases(list, ranks, options.draws)};
       print_failures(mesh, result, options.verbose);
       any_wrong = any_wrong || result.is_wrong();
       replays.back().overloads.push_back(std::move(result));

@@ -47,8 +47,8 @@ Judgement from_line(const std::string& line) {
   // libtorch replaces its thread pool at the first use after a fork, not safely if two ranks' threads are that first
   // use.
   at::set_num_threads(1);
-  const auto op = c10::Dispatcher::singleton().findSchema(runs[0].test->op);
   for (size_t i = first; i < runs.size(); ++i) {
+    const auto op = c10::Dispatcher::singleton().findSchema(runs[i].test->op);
     const auto judgement = op ? judge(*runs[i].test, *op, runs[i].assignment, ranks)
                               : Judgement{Outcome::Unsupported, "this libtorch has no such op"};
     const auto line = to_line(judgement);
@@ -114,31 +114,31 @@ class Child {
 
 size_t OverloadResult::count(Outcome outcome) const {
   return static_cast<size_t>(
-      std::count_if(runs.begin(), runs.end(), [&](const Run& run) { return run.judgement.outcome == outcome; }));
+      std::count_if(runs.begin(), runs.end(), [&](const OpdbRun& run) { return run.judgement.outcome == outcome; }));
 }
 
 bool OverloadResult::is_wrong() const {
   return count(Outcome::Wrong) + count(Outcome::Diverge) + count(Outcome::Crash) > 0;
 }
 
-OverloadResult run_overload(const std::vector<OpdbCase>& cases, const OpdbRanks& ranks, int draws) {
+std::vector<OpdbRun> run_cases(const std::vector<OpdbCase>& cases, const OpdbRanks& ranks, int draws) {
   const auto runs = runs_of(cases, ranks.mesh, draws);
-  OverloadResult result{.overload = cases.at(0).overload(), .runs = {}};
+  std::vector<OpdbRun> done;
   const auto add = [&](Judgement judgement) {
-    const auto& run = runs[result.runs.size()];
-    result.runs.push_back({run.test->id + " " + run.assignment.label, std::move(judgement)});
+    const auto& run = runs[done.size()];
+    done.push_back({run.test->id + " " + run.assignment.label, std::move(judgement)});
   };
-  while (result.runs.size() < runs.size()) {
-    Child child(runs, result.runs.size(), ranks);
-    for (std::string line; result.runs.size() < runs.size() && child.next_line(line);) {
+  while (done.size() < runs.size()) {
+    Child child(runs, done.size(), ranks);
+    for (std::string line; done.size() < runs.size() && child.next_line(line);) {
       add(from_line(line));
     }
-    if (result.runs.size() < runs.size()) {
+    if (done.size() < runs.size()) {
       add(child.timed_out ? Judgement{Outcome::Diverge, "no end after a minute"}
                           : Judgement{Outcome::Crash, "the process died"});
     }
   }
-  return result;
+  return done;
 }
 
 }  // namespace tessera

@@ -16,11 +16,9 @@ namespace {
 /// What is wrong, a line each; an op that refuses is, too, as none does today.
 std::string failures(const std::string& corpus, const OpdbRanks& ranks, int draws) {
   std::string lines;
-  for (const auto& [overload, cases] : by_overload(read_opdb(corpus))) {
-    for (const auto& run : run_overload(cases, ranks, draws).runs) {
-      if (run.judgement.outcome != Outcome::Ok) {
-        lines += fmt::format("{}: {}: {}\n", run.label, name_of(run.judgement.outcome), run.judgement.reason);
-      }
+  for (const auto& run : run_cases(read_opdb(corpus), ranks, draws)) {
+    if (run.judgement.outcome != Outcome::Ok) {
+      lines += fmt::format("{}: {}: {}\n", run.label, name_of(run.judgement.outcome), run.judgement.reason);
     }
   }
   return lines;
@@ -29,7 +27,7 @@ std::string failures(const std::string& corpus, const OpdbRanks& ranks, int draw
 void check(const std::string& options, const OpdbRanks& ranks, int draws = 0) {
   const TempFolder folder;
   const auto corpus = folder.path("corpus.pt");
-  const auto arguments = fmt::format("{} --per-overload 3 --samples 30 {}", corpus, options);
+  const auto arguments = fmt::format("{} --per-overload 3 --samples 12 {}", corpus, options);
   if (!run_peer_python("expecttest, numpy, torch", "tests/dtensor/record_opdb.py", arguments)) {
     return;
   }
@@ -49,5 +47,5 @@ TEST_CASE("the same with sizes that leave shards empty", "[dtensor][ops]") {
 }
 
 TEST_CASE("on two axes, in other dtypes, operands cut, whole and partial as drawn", "[dtensor][ops]") {
-  check("--sizes 2 3 5 --dtypes float64 bfloat16 int32 uint8 complex64", {.mesh = {2, 2}}, /*draws=*/2);
+  check("--sizes 2 3 5 --dtypes bfloat16 int32 complex64", {.mesh = {2, 2}}, /*draws=*/2);
 }

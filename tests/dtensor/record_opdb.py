@@ -162,22 +162,31 @@ def call_in_place(function, sample, recorder):
         function(written[0] if isinstance(sample.input, torch.Tensor) else written, *sample.args, **sample.kwargs)
 
 
+def samples_of(operator, dtype, count, failed):
+    """At most `count`; fewer, and the operator in `failed`, where the database raises, as it does for some sizes."""
+    needs_grad = operator.supports_autograd and (dtype.is_floating_point or dtype.is_complex)
+    try:
+        yield from itertools.islice(operator.sample_inputs("cpu", dtype, requires_grad=needs_grad), count)
+    except Exception:  # noqa: BLE001
+        failed.add(operator.name)
+
+
 def sampled_calls(operator, options):
+    """The calls, and the operators of which samples are missing."""
     torch.manual_seed(options.seed)
     recorder = CallRecorder()
+    failed = set()
     for dtype in (getattr(torch, name) for name in options.dtypes):
         if dtype not in operator.supported_dtypes("cpu"):
             continue
-        needs_grad = operator.supports_autograd and (dtype.is_floating_point or dtype.is_complex)
-        samples = operator.sample_inputs("cpu", dtype, requires_grad=needs_grad)
-        for sample in itertools.islice(samples, options.samples):
+        for sample in samples_of(operator, dtype, options.samples, failed):
             for call, function in ((call_with_gradients, operator.op), (call_in_place, operator.inplace_variant)):
                 try:
                     if function:
                         call(function, sample, recorder)
                 except Exception:  # noqa: BLE001 - not every sample is for every variant
                     pass
-    return list(recorder.calls.values())
+    return list(recorder.calls.values()), failed
 
 
 def is_same(a, b):
@@ -235,13 +244,15 @@ def choose(calls, count, chooser):
 
 
 def record(options):
-    calls, died = {}, []
+    calls, failed, died = {}, set(), []
     sampled = in_children(lambda operator: sampled_calls(operator, options), database.op_db)
-    for operator, own in zip(database.op_db, sampled):
-        if own is None:
+    for operator, result in zip(database.op_db, sampled):
+        if result is None:
             died.append(operator.name)
-        for call in own or ():
+            continue
+        for call in result[0]:
             calls.setdefault(call.key(), call)
+        failed |= result[1]
     chosen = choose(calls, options.per_overload, random.Random(options.seed))
     cases = []
     for each, own in zip(chosen, in_children(lambda each: [case_of(call) for call in each], chosen)):
@@ -252,7 +263,10 @@ def record(options):
             cases.append({"id": f"{overload}#{number}", **case})
     torch.save(cases, options.corpus)
     overloads = len({(case["op"], case["overload"]) for case in cases})
-    print(f"{len(cases)} cases of {overloads} overloads" + (f"; kernels crashed or samples failed: {' '.join(died)}" if died else ""))
+    print(f"{len(cases)} cases of {overloads} overloads")
+    for what, names in ("samples failed", sorted(failed)), ("kernels crashed", died):
+        if names:
+            print(f"{what}: {' '.join(names)}")
 
 
 def main():

@@ -92,14 +92,26 @@ StepInFlight all_to_all_dim(const at::Tensor& local, int64_t from, int64_t from_
           }};
 }
 
-/// A pending p-norm is the root of a sum of powers.
+/// A pending p-norm is the root of a sum of powers. These are larger than 16 bits hold where norms are not.
+at::Tensor powers_of(const at::Tensor& norms, double p) {
+  const bool has_16_bits = norms.scalar_type() == at::kHalf || norms.scalar_type() == at::kBFloat16;
+  return (has_16_bits ? norms.to(at::kFloat) : norms).pow(p).contiguous();
+}
+
+at::Tensor norms_of(const at::Tensor& powers, double p, at::ScalarType dtype) {
+  return powers.pow(1.0 / p).to(dtype);
+}
+
 StepInFlight reduce_partial(const at::Tensor& local, const Placement& from, const AxisView& axis) {
-  const bool is_norm = from.is_norm_partial();
-  const double p = is_norm ? from.norm_type() : 1;
-  const auto result = is_norm ? local.pow(p).contiguous() : local.clone(at::MemoryFormat::Contiguous);
-  auto pending = all_reduce_async(result, is_norm ? ReduceOp::Sum : from.reduce_op(), axis.group);
-  return {.collective = std::move(pending),
-          .finish = [result, is_norm, p] { return is_norm ? result.pow(1.0 / p) : result; }};
+  if (!from.is_norm_partial()) {
+    const auto result = local.clone(at::MemoryFormat::Contiguous);
+    return {.collective = all_reduce_async(result, from.reduce_op(), axis.group),
+            .finish = [result] { return result; }};
+  }
+  const double p = from.norm_type();
+  const auto sum = powers_of(local, p);
+  return {.collective = all_reduce_async(sum, ReduceOp::Sum, axis.group),
+          .finish = [sum, p, dtype = local.scalar_type()] { return norms_of(sum, p, dtype); }};
 }
 
 StepInFlight scatter_partial(const at::Tensor& local, const Placement& from, int64_t dim, const AxisView& axis) {
@@ -107,9 +119,11 @@ StepInFlight scatter_partial(const at::Tensor& local, const Placement& from, int
     return reduce_scatter_dim(local, dim, from.reduce_op(), axis);
   }
   const double p = from.norm_type();
-  auto sum = reduce_scatter_dim(local.pow(p), dim, ReduceOp::Sum, axis);
+  auto sum = reduce_scatter_dim(powers_of(local, p), dim, ReduceOp::Sum, axis);
   return {.collective = std::move(sum.collective),
-          .finish = [finish = std::move(sum.finish), p] { return finish().pow_(1.0 / p); }};
+          .finish = [finish = std::move(sum.finish), p, dtype = local.scalar_type()] {
+            return norms_of(finish(), p, dtype);
+          }};
 }
 
 /// A value that all ranks hold as the terms of a reduction: where the op is not idempotent, the first rank

@@ -3,6 +3,7 @@
 #include <ATen/ops/arange.h>
 #include <ATen/ops/complex.h>
 #include <ATen/ops/count_nonzero.h>
+#include <ATen/ops/full.h>
 #include <ATen/ops/linalg_vector_norm.h>
 #include <ATen/ops/logsumexp.h>
 #include <ATen/ops/nansum.h>
@@ -13,10 +14,12 @@
 #include <ATen/ops/var.h>
 #include <ATen/ops/var_mean.h>
 
+#include <cmath>
 #include <limits>
 
 #include "comm/comm_stats.h"
 #include "dtensor/dtensor.h"
+#include "dtensor/redistribute.h"
 #include "testing/expect.h"
 #include "testing/run_ranks.h"
 #include "tests/dtensor/op_oracle.h"
@@ -133,6 +136,21 @@ TEST_CASE("norms", "[dtensor][ops]") {
                                return at::stack({x.norm(), x.mul(2).norm()}).norm();
                              }},
                         })));
+}
+
+TEST_CASE("norms whose squares 16 bits do not hold", "[dtensor][ops]") {
+  run_ranks(2, [](int) {
+    const auto mesh = init_device_mesh(at::kCPU, {2});
+    const auto x = distribute_tensor(at::full({2, 4}, 300, at::kHalf), mesh, {Shard(1)});
+    const auto of_rows = x.norm(2, {1});
+    expect_equal(to_string(placements(of_rows)), to_string(Placements{NormPartial(2)}));
+    expect_equal(full_tensor(x.norm()).item<double>(), at::full({}, 300 * std::sqrt(8), at::kHalf).item<double>());
+    for (const auto& placement : {Placement(Replicate()), Placement(Shard(0))}) {
+      const auto norms = redistribute(of_rows, {placement});
+      expect_equal(full_tensor(norms).eq(600).all().item<bool>(), true);
+      expect_equal(norms.scalar_type() == at::kHalf, true);
+    }
+  });
 }
 
 TEST_CASE("statistics over whole dims", "[dtensor][ops]") {

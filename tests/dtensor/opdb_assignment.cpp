@@ -1,5 +1,6 @@
 #include "tests/dtensor/opdb_assignment.h"
 
+#include <ATen/TensorOperators.h>
 #include <ATen/ops/full_like.h>
 #include <ATen/ops/isfinite.h>
 #include <ATen/ops/where.h>

@@ -12,6 +12,7 @@
 #include "testing/run_ranks.h"
 #include "testing/tensor_matchers.h"
 #include "testing/test_devices.h"
+#include "tests/dtensor/from_term.h"
 
 namespace tessera {
 
@@ -191,19 +192,15 @@ void check_op_on(const OpCase& test, c10::Device device) {
 }  // namespace
 
 at::Tensor place(const at::Tensor& value, const DeviceMesh& mesh, const Placements& placements) {
-  Placements cut = placements;
   at::Tensor term = value;
   for (size_t axis = 0; axis < placements.size(); ++axis) {
     if (!placements[axis].is_partial()) {
       continue;
     }
-    cut[axis] = Replicate();
     const auto other = value.cos().mul_(0.25 * static_cast<double>(axis + 1));
     term = mesh.coordinate()[axis] == 0 ? term - other * (mesh.shape()[axis] - 1) : other;
   }
-  const auto replicated = from_local(term.clone(), mesh, Placements(placements.size(), Replicate()));
-  const auto local = to_local(redistribute(replicated, cut));
-  return from_local(local, mesh, placements, {.shape = value.sizes().vec()});
+  return from_term(term, mesh, placements);
 }
 
 void check_op(const OpCase& test) {

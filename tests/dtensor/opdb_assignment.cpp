@@ -6,13 +6,13 @@
 #include <ATen/ops/where.h>
 #include <ATen/ops/zeros_like.h>
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <bit>
 #include <random>
 
 #include "base/error.h"
+#include "tests/dtensor/from_term.h"
 
 namespace tessera {
 
@@ -47,24 +47,16 @@ std::vector<Placement> choices(const at::Tensor& tensor, ReduceOp reduction, con
   return result;
 }
 
-std::string short_name(const Placement& placement) {
-  return placement.is_shard()     ? fmt::format("S{}", placement.dim())
-         : placement.is_partial() ? fmt::format("P({})", name(placement.reduce_op()))
-                                  : "R";
-}
-
 Assignment draw(const std::vector<at::Tensor>& tensors, const std::vector<int64_t>& mesh, std::mt19937& random) {
   Assignment result;
   for (size_t i = 0; i < tensors.size(); ++i) {
     const auto reduction = kReductions[random() % 2 == 0 ? 0 : random() % std::size(kReductions)];
     const auto options = choices(tensors[i], reduction, mesh);
     Placements placements;
-    std::vector<std::string> names;
     for (size_t axis = 0; axis < mesh.size(); ++axis) {
       placements.push_back(options[random() % options.size()]);
-      names.push_back(short_name(placements.back()));
     }
-    result.label += fmt::format("{}{}:{}", i == 0 ? "" : " ", i, fmt::join(names, ","));
+    result.label += fmt::format("{}{}:{}", i == 0 ? "" : " ", i, to_string(placements));
     result.placements[i] = placements;
   }
   return result;
@@ -140,20 +132,13 @@ std::vector<Assignment> drawn_assignments(const OpdbCase& test, const std::vecto
 }
 
 at::Tensor place_tensor(const at::Tensor& tensor, const DeviceMesh& mesh, const Placements& placements) {
-  auto own = tensor;
-  auto cuts = placements;
+  auto term = tensor;
   for (size_t axis = 0; axis < placements.size(); ++axis) {
-    if (!placements[axis].is_partial()) {
-      continue;
-    }
-    cuts[axis] = Replicate();
-    if (mesh.shape()[axis] > 1) {
-      own = part(own, placements[axis].reduce_op(), mesh.coordinate()[axis], mesh.shape()[axis]);
+    if (placements[axis].is_partial() && mesh.shape()[axis] > 1) {
+      term = part(term, placements[axis].reduce_op(), mesh.coordinate()[axis], mesh.shape()[axis]);
     }
   }
-  const auto local = to_local(distribute_tensor(own.contiguous(), mesh, cuts, {.src_data_rank = std::nullopt}));
-  return from_local(local, mesh, placements,
-                    {.shape = tensor.sizes().vec(), .stride = own.contiguous().strides().vec()});
+  return from_term(term, mesh, placements);
 }
 
 }  // namespace tessera

@@ -11,8 +11,10 @@
 namespace tessera {
 
 struct Assignment {
-  std::string label;  // "R", "0S1" (tensor 0 cut along dim 1), "*S0" (all tensors along dim 0), "0:S1,P 2:R,S0"
-  std::map<size_t, Placements> placements;  // of tensors by number; the others are replicated
+  /// "R", "0S1" (tensor 0 cut along dim 1), "*S0" (all tensors along dim 0), "0:(Shard(1)) 2:(Partial(Sum))".
+  std::string label;
+  /// Of tensors by number; the others are replicated.
+  std::map<size_t, Placements> placements;
 };
 
 /// On a mesh of one axis: all replicated; each tensor cut alone along each of its dims; all tensors that have a dim cut

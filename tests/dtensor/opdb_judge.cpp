@@ -40,17 +40,13 @@ at::Tensor comparable(const at::Tensor& tensor) {
   return tensor.is_complex() ? at::view_as_real(tensor.resolve_conj()).to(at::kDouble) : tensor.to(at::kDouble);
 }
 
-bool has_16_bits(const at::Tensor& tensor) {
-  return tensor.scalar_type() == at::kHalf || tensor.scalar_type() == at::kBFloat16;
-}
-
 /// To rtol 1e-3 and atol 1e-4 of the largest finite value; 2e-2 and 4e-2 where each partial result was rounded to 16
 /// bits.
 bool is_close(const at::Tensor& actual, const at::Tensor& expected) {
   const auto want = comparable(expected);
   const auto finite = want.masked_select(want.isfinite());
   const double scale = finite.numel() > 0 ? std::max(1.0, finite.abs().max().item().toDouble()) : 1.0;
-  const bool is_coarse = has_16_bits(expected);
+  const bool is_coarse = at::isReducedFloatingType(expected.scalar_type());
   return at::allclose(comparable(actual), want, is_coarse ? 2e-2 : 1e-3, (is_coarse ? 4e-2 : 1e-4) * scale,
                       /*equal_nan=*/true);
 }
@@ -132,8 +128,8 @@ RankResult run_on_rank(const OpdbCase& test, const c10::OperatorHandle& op, cons
   const auto place = [&](size_t number, const at::Tensor& tensor) {
     const auto placements = assignment.placements.find(number);
     const bool is_named = placements != assignment.placements.end();
-    const auto own = tensor.to(ranks.device, tensor.scalar_type(), /*non_blocking=*/false, /*copy=*/true);
-    return place_tensor(own, mesh, is_named ? placements->second : Placements(ranks.mesh.size(), Replicate()));
+    return place_tensor(tensor.to(ranks.device), mesh,
+                        is_named ? placements->second : Placements(ranks.mesh.size(), Replicate()));
   };
   std::vector<at::Tensor> placed;
   auto stack = make_stack(test, op.schema(), place, placed);

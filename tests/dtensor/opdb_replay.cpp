@@ -15,6 +15,7 @@
 #include <fstream>
 #include <map>
 #include <regex>
+#include <sstream>
 
 #include "tests/dtensor/opdb_report.h"
 
@@ -44,7 +45,8 @@ std::map<std::string, std::vector<OpdbCase>> cases_by_overload(const Options& op
 /// {2, 3} of "2x3".
 std::vector<int64_t> shape_of(const std::string& mesh) {
   std::vector<int64_t> shape;
-  for (const auto& size : CLI::detail::split(mesh, 'x')) {
+  std::istringstream sizes(mesh);
+  for (std::string size; std::getline(sizes, size, 'x');) {
     shape.push_back(std::stoll(size));
   }
   return shape;

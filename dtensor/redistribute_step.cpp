@@ -1,5 +1,6 @@
 #include "dtensor/redistribute_step.h"
 
+#include <ATen/OpMathType.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/constant_pad_nd.h>
 #include <ATen/ops/empty.h>
@@ -94,8 +95,7 @@ StepInFlight all_to_all_dim(const at::Tensor& local, int64_t from, int64_t from_
 
 /// A pending p-norm is the root of a sum of powers. These are larger than 16 bits hold where norms are not.
 at::Tensor powers_of(const at::Tensor& norms, double p) {
-  const bool has_16_bits = norms.scalar_type() == at::kHalf || norms.scalar_type() == at::kBFloat16;
-  return (has_16_bits ? norms.to(at::kFloat) : norms).pow(p).contiguous();
+  return norms.to(at::toOpMathType(norms.scalar_type())).pow(p).contiguous();
 }
 
 at::Tensor norms_of(const at::Tensor& powers, double p, at::ScalarType dtype) {

@@ -1,5 +1,6 @@
 // Scaled dot-product attention as the CPU's fused kernel computes it: batch items and heads are independent.
 
+#include <ATen/OpMathType.h>
 #include <ATen/ops/zeros.h>
 
 #include "base/error.h"
@@ -55,7 +56,7 @@ std::vector<TensorMeta> attention_metas(const OpCall& call) {
   const auto& query = call.operands[0].meta;
   auto sizes = query.sizes;
   sizes.back() = call.operands[2].meta.sizes.back();
-  const auto wide = query.dtype == at::kHalf || query.dtype == at::kBFloat16 ? at::kFloat : query.dtype;
+  const auto wide = at::toOpMathType(query.dtype);
   return {heads_inside_length(sizes, query.dtype), heads_inside_length(at::IntArrayRef(sizes).slice(0, 3), wide)};
 }
 

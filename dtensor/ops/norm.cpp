@@ -10,7 +10,7 @@ namespace {
 /// The dtype of saved means: float32 for low-precision inputs on CUDA, and on the CPU if the weight is float32.
 at::ScalarType statistics_dtype(const OpCall& call, size_t weight_arg) {
   const auto dtype = call.operands[0].meta.dtype;
-  if (dtype != at::kHalf && dtype != at::kBFloat16) {
+  if (!at::isReducedFloatingType(dtype)) {
     return dtype;
   }
   const int64_t weight = call.operand_of_arg(weight_arg);

@@ -1,5 +1,6 @@
 // Reductions whose result over a sharded dim stays pending: each rank reduces its shard.
 
+#include <ATen/OpMathType.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/mean.h>
 #include <ATen/ops/sum.h>
@@ -115,8 +116,7 @@ void local_mean(const c10::OperatorHandle& op, torch::jit::Stack* stack, const O
   }
   const auto local = local_argument(op, stack, 0).toTensor();
   const auto dtype = plan.outputs[0]->dtype();
-  const auto wide = dtype == at::kHalf || dtype == at::kBFloat16 ? at::kFloat : dtype;
-  const auto sum = at::sum(local, reduction.dims, reduction.keepdim, wide);
+  const auto sum = at::sum(local, reduction.dims, reduction.keepdim, at::toOpMathType(dtype));
   set_results(op, stack, {sum.div_(count).to(dtype)});
 }
 

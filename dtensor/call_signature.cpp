@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <unordered_map>
 
 #include "base/hash.h"
@@ -64,6 +65,13 @@ bool is_key_scalar(const c10::IValue& value) {
          value.isDevice() || value.isComplexDouble() || value.isGenerator();
 }
 
+/// What rules may read of a number though its value is no part of the key: 0, finite, or neither.
+enum class NumberKind : uint8_t { Zero, Finite, NotFinite };
+
+NumberKind kind_of(double number) {
+  return number == 0 ? NumberKind::Zero : std::isfinite(number) ? NumberKind::Finite : NumberKind::NotFinite;
+}
+
 uint64_t hash_scalar(const c10::IValue& value, bool float_values) {
   if (value.isNone()) {
     return 1;
@@ -75,7 +83,8 @@ uint64_t hash_scalar(const c10::IValue& value, bool float_values) {
     return value.toBool() ? 3 : 4;
   }
   if (value.isDouble()) {
-    return float_values ? hash_combine(5, hash_double(value.toDouble())) : 5;
+    const double number = value.toDouble();
+    return float_values ? hash_combine(5, hash_double(number)) : 8 + static_cast<uint64_t>(kind_of(number));
   }
   if (value.isIntList()) {
     uint64_t hash = 6;
@@ -87,7 +96,7 @@ uint64_t hash_scalar(const c10::IValue& value, bool float_values) {
   if (value.isDevice()) {
     return hash_combine(7, static_cast<uint64_t>(value.toDevice().type()));
   }
-  return 8;  // rare kinds share a hash and are told apart by comparison
+  return 5;  // rare kinds share a hash and are told apart by comparison
 }
 
 }  // namespace
@@ -101,7 +110,8 @@ bool same_scalar(const c10::IValue& a, const c10::IValue& b, bool float_values) 
     return a.toInt() == b.toInt();
   }
   if (a.isDouble() && b.isDouble()) {
-    return !float_values || hash_double(a.toDouble()) == hash_double(b.toDouble());
+    return float_values ? hash_double(a.toDouble()) == hash_double(b.toDouble())
+                        : kind_of(a.toDouble()) == kind_of(b.toDouble());
   }
   if (a.isGenerator() && b.isGenerator()) {
     return true;  // plans do not depend on random states

@@ -71,7 +71,8 @@ int64_t scalar_tensor_key(const at::Tensor& tensor);
 /// part of the key.
 bool is_scalar_argument(const CallSignature& call, size_t arg);
 
-/// Whether two scalar arguments are one in a key; without `float_values`, floating numbers all are.
+/// Whether two scalar arguments are one in a key; without `float_values`, floating numbers are by what they are: zero,
+/// finite, or neither.
 bool same_scalar(const c10::IValue& a, const c10::IValue& b, bool float_values);
 
 }  // namespace tessera

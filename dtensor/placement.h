@@ -12,6 +12,11 @@
 // {Shard(0, 1), Shard(0)} on that mesh: tp's cut (order 0) is the outer one, dp's (order 1) lies inside it.
 // PyTorch spells it _StridedShard(0, split_factor=2); an order needs no even sizes.
 //
+// Linear ops leave a pending sum or average pending: each rank computes on its own term. That is the op on the whole
+// as long as the other tensors are finite. Where they hold infinities (or zeros that are divided by), terms of opposite
+// signs give NaN where the whole gives inf: redistribute before such an op. Where it is a number that is infinite, or
+// zero and divided by, the sum is reduced first by itself.
+//
 // Thread safety: values. Names and meaning follow torch/distributed/tensor/placement_types.py.
 
 #include <c10/util/SmallVector.h>

@@ -78,8 +78,9 @@ struct OpRule {
   /// Where it is true the op runs on whole tensors, on every rank the same, and its results' own metas are
   /// taken: for outputs whose sizes depend on data. Null: never.
   std::function<bool(const OpCall&)> whole_only = nullptr;
-  /// Whether strategies or output metas depend on the value of a floating scalar (its kind they may always read).
-  /// Where they do not, calls that differ only there, such as an optimizer's steps, share one cached plan.
+  /// Whether strategies or output metas depend on the value of a floating scalar. Its type, and whether it is zero,
+  /// finite or neither, they may always read. Where they do not, calls that differ only there, such as an optimizer's
+  /// steps, share one cached plan.
   bool reads_float_scalars = true;
   /// Whether local_call does more than compute outputs (it draws random numbers, say), so that a rank without any
   /// element of them must call it too.

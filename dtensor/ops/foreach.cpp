@@ -25,13 +25,15 @@ constexpr const char* kPointwise = R"(
 struct Linear {
   const char* names;
   std::vector<std::vector<size_t>> operands;
+  bool divides = false;
 };
 
 const std::vector<Linear>& linear_ops() {
   static const std::vector<Linear> ops{
       {"add sub copy", {{0, 1}}},
       {"mul", {{0}, {1}}},
-      {"div neg clone", {{0}}},
+      {"neg clone", {{0}}},
+      {"div", {{0}}, /*divides=*/true},
   };
   return ops;
 }
@@ -41,8 +43,11 @@ bool names_contain(const char* names, std::string_view name) {
   return std::find(list.begin(), list.end(), "aten::" + std::string(name)) != list.end();
 }
 
-/// A scalar that is added is no term of a pending sum; only sums of tensors are linear.
+/// A scalar that is added is no term of a pending sum; only sums of tensors are linear. Nor are quotients by zero.
 std::vector<std::vector<size_t>> linear_operands(const Linear& linear, const OpCall& part) {
+  if (linear.divides && any_number(part.args[1], [](double number) { return number == 0; })) {
+    return {};
+  }
   auto sets = linear.operands;
   std::erase_if(sets, [&](const auto& set) { return set.back() >= part.operands.size(); });
   return sets;

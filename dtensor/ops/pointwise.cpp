@@ -42,6 +42,12 @@ void register_linear(const std::vector<std::string>& ops, std::vector<std::vecto
   register_op_rule(ops, {.strategies = strategies, .output_metas = pointwise_metas, .reads_float_scalars = false});
 }
 
+/// A pending sum divided by the number 0 is no sum of the terms' quotients: these may be infinite of either sign.
+Strategies divided_by_number_strategies(const OpCall& call) {
+  const bool divides_by_zero = any_number(call.args[1], [](double number) { return number == 0; });
+  return divides_by_zero ? pointwise_strategies(call) : linear_strategies(call, {{0}});
+}
+
 /// Of a tensor whose values do not matter: those of a pending reduction, such as a loss, need not be known.
 Strategies constant_like_strategies(const OpCall& call) {
   auto strategies = pointwise_strategies(call);
@@ -131,8 +137,11 @@ const RegisterOpRules rules([] {
                    {.strategies = strategies, .output_metas = pointwise_metas, .reads_float_scalars = false});
   register_linear({"aten::neg", "aten::neg_", "aten::clone", "aten::alias", "aten::detach_", "aten::_to_copy",
                    "aten::lift_fresh", "aten::lift", "aten::lift_fresh_copy", "aten::alias_copy", "aten::detach_copy",
-                   "aten::mul.Scalar", "aten::mul_.Scalar", "aten::div.Scalar", "aten::div_.Scalar"},
+                   "aten::mul.Scalar", "aten::mul_.Scalar"},
                   {{0}});
+  register_op_rule(
+      {"aten::div.Scalar", "aten::div_.Scalar"},
+      {.strategies = divided_by_number_strategies, .output_metas = pointwise_metas, .reads_float_scalars = false});
   register_linear(aten_ops(kBackward), {{0}});
   register_linear({"aten::add.Tensor", "aten::sub.Tensor", "aten::rsub.Tensor", "aten::copy_", "aten::copy"}, {{0, 1}});
   register_op_rule(

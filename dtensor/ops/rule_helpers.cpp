@@ -5,10 +5,22 @@
 #include <c10/core/WrapDimMinimal.h>
 
 #include <algorithm>
+#include <cmath>
 
 #include "base/error.h"
 
 namespace tessera {
+
+namespace {
+
+/// Whether terms may be scaled by the numbers among the arguments: inf makes NaN of terms of opposite signs.
+bool has_finite_numbers(const OpCall& call) {
+  const auto is_not_finite = [](double number) { return !std::isfinite(number); };
+  return std::none_of(call.args.begin(), call.args.end(),
+                      [&](const c10::IValue& value) { return any_number(value, is_not_finite); });
+}
+
+}  // namespace
 
 AxisStrategy sharded(const OpCall& call, at::IntArrayRef operand_dims, at::IntArrayRef output_dims,
                      const Placement& reduced) {
@@ -87,9 +99,19 @@ void keep_pending(Strategies& strategies, const OpCall& call) {
   }
 }
 
+bool any_number(const c10::IValue& value, bool (*is)(double)) {
+  if (value.isList()) {
+    const auto list = value.toListRef();
+    return std::any_of(list.begin(), list.end(), [&](const c10::IValue& element) { return any_number(element, is); });
+  }
+  return (value.isDouble() && is(value.toDouble())) || (value.isInt() && is(static_cast<double>(value.toInt()))) ||
+         (value.isComplexDouble() && is(std::abs(value.toComplexDouble())));
+}
+
 void keep_linear(Strategies& strategies, const OpCall& call, size_t operand, at::ArrayRef<size_t> others) {
   const auto placement = pending(call, operand);
-  if (!placement || (*placement != Partial() && *placement != Partial(ReduceOp::Avg))) {
+  const bool is_linear = placement == Partial() || placement == Partial(ReduceOp::Avg);
+  if (!is_linear || !has_finite_numbers(call)) {
     return;
   }
   AxisStrategy strategy{.operands = PlacementVector(call.operands.size(), Replicate()),

@@ -40,8 +40,12 @@ std::optional<Placement> pending(const OpCall& call, size_t operand);
 /// stays pending.
 void keep_pending(Strategies& strategies, const OpCall& call);
 
+/// Whether a number, or a list with such a number, `is` so; of a complex one the magnitude.
+bool any_number(const c10::IValue& value, bool (*is)(double));
+
 /// For ops that are linear in `operand` and `others` together: if it is a pending sum or average, then so may be they
-/// and all outputs. Not of integers, whose sums may wrap and whose quotients are rounded.
+/// and all outputs. Not of integers, whose sums may wrap and whose quotients are rounded, and not with infinite
+/// numbers.
 void keep_linear(Strategies& strategies, const OpCall& call, size_t operand, at::ArrayRef<size_t> others = {});
 
 /// Argument `index` of a local call.

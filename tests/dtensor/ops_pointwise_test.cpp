@@ -1,3 +1,5 @@
+#include <ATen/ops/_foreach_div.h>
+#include <ATen/ops/_foreach_mul.h>
 #include <ATen/ops/addcmul.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/complex.h>
@@ -24,6 +26,8 @@
 #include <ATen/ops/tanh_backward.h>
 #include <ATen/ops/threshold_backward.h>
 #include <ATen/ops/where.h>
+
+#include <limits>
 
 #include "testing/expect.h"
 #include "testing/run_ranks.h"
@@ -193,6 +197,36 @@ TEST_CASE("pending integers, which may wrap, are summed before they are added to
     const auto bytes = from_local(at::full({3}, 100, at::kChar), mesh, {Partial()});
     expect_equal(full_tensor(floats + bytes).eq(2 + int8_t(200)).all().item<bool>(), true);
   });
+}
+
+/// The finite call of each pair comes first: its plan, in which terms are kept, must not serve the other.
+TEST_CASE("pending sums by which numbers make infinities", "[dtensor][ops]") {
+  constexpr double inf = std::numeric_limits<double>::infinity();
+  CHECK_NOTHROW(check_ops({
+      {.name = "times infinity, over zero",
+       .inputs = {{{5, 3}}},
+       .call = [](const Tensors& x) -> Tensors {
+         return {x[0] * 2., x[0] * inf, x[0] / 2., x[0] / 0., x[0] / 0, x[0] * 0.};
+       },
+       .gradients = false},
+      {.name = "lists",
+       .inputs = {{{5, 3}}, {{4}}},
+       .call = [](const Tensors& x) -> Tensors {
+         Tensors results;
+         for (const auto& scaled : {at::_foreach_mul(x, 2.), at::_foreach_mul(x, inf), at::_foreach_div(x, 2.),
+                                    at::_foreach_div(x, 0.), at::_foreach_div(x, {at::Scalar(2.), at::Scalar(0.)})}) {
+           results.insert(results.end(), scaled.begin(), scaled.end());
+         }
+         return results;
+       },
+       .gradients = false},
+      {.name = "added times infinity",
+       .inputs = {{{5, 3}}, {{5, 3}}},
+       .call = [](const Tensors& x) -> Tensors {
+         return {x[0].add(x[1], 2.), x[0].add(x[1], inf)};
+       },
+       .gradients = false},
+  }));
 }
 
 TEST_CASE("gradients that are pending sums stay so", "[dtensor][ops]") {

@@ -2,9 +2,9 @@
 // (--ranks N: of more).
 //
 // Sizes are bytes of a rank's input for all_gather, and of the whole tensor for reduce_scatter and all_reduce; float32.
-// "floor" is data that lies in shared memory already, two barriers, and the copy or the sum (shm_floor.h); "memcpy" is
-// the copy of all_gather's output alone. Times are of one call with its wait, the fastest of the rounds. --json also
-// gives shm's time divided by the floor, of the largest size.
+// "floor" is data that lies in shared memory already, two barriers, and the copy or the sum (shm_floor.h); "streamed"
+// is the same with copies past the cache, and "memcpy" the copy of all_gather's output alone. Times are of one call
+// with its wait, the fastest of the rounds. --json also gives shm's time divided by the floor, of the largest size.
 //
 // Where PEER_PYTHON names a Python that has torch, collectives_peer.py measures gloo there: it is the peer of shm, too.
 
@@ -25,7 +25,7 @@ namespace {
 
 constexpr int64_t kSizes[] = {4 << 10, 64 << 10, 1 << 20, 16 << 20};
 constexpr int64_t kFloorSize = 16 << 20;
-constexpr const char* kMeasured[] = {"shm", "gloo", "threads", "floor", "memcpy"};
+constexpr const char* kMeasured[] = {"shm", "gloo", "threads", "floor", "streamed", "memcpy"};
 constexpr const char* kCollectives[] = {"all_gather", "reduce_scatter", "all_reduce"};
 
 std::string size_name(int64_t bytes) {
@@ -82,8 +82,8 @@ void print_table(const Results& results, const Results& peer) {
     const auto found = from.find(key(collective, bytes, who));
     return found == from.end() ? std::string("-") : fmt::format("{:.1f}", found->second);
   };
-  fmt::print("{:24}{:>10}{:>10}{:>10}{:>10}{:>10}{:>14}   us\n", "", "shm", "gloo", "threads", "floor", "memcpy",
-             "PyTorch gloo");
+  fmt::print("{:24}{:>10}{:>10}{:>10}{:>10}{:>10}{:>10}{:>14}   us\n", "", "shm", "gloo", "threads", "floor",
+             "streamed", "memcpy", "PyTorch gloo");
   for (const char* collective : kCollectives) {
     for (const int64_t bytes : kSizes) {
       fmt::print("{:24}", fmt::format("{} {}", collective, size_name(bytes)));
@@ -118,6 +118,7 @@ void run(int ranks, const BenchmarkOptions& options) {
   for (const int64_t bytes : kSizes) {
     const FloorTimes floor = measure_shm_floor(ranks, bytes, options.rounds);
     results[key("all_gather", bytes, "floor")] = floor.all_gather;
+    results[key("all_gather", bytes, "streamed")] = floor.all_gather_streamed;
     results[key("all_gather", bytes, "memcpy")] = floor.copy;
     results[key("reduce_scatter", bytes, "floor")] = floor.reduce_scatter;
   }

@@ -1,6 +1,6 @@
 #pragma once
 // What collectives between processes of one host cost at least: data that lies in shared memory already, a barrier, and
-// a copy or a sum. Nothing of the library is in it.
+// a copy or a sum. Of the library there is only the copy past the cache in it.
 
 #include <cstddef>
 
@@ -9,6 +9,8 @@ namespace tessera {
 struct FloorTimes {
   /// Microseconds: every rank copies `bytes` of each rank; every rank adds its part of the ranks' `bytes` of floats.
   double all_gather = 0;
+  /// The same, the copies being stored past the cache (comm/stream_copy.h).
+  double all_gather_streamed = 0;
   double reduce_scatter = 0;
   /// One process copies `bytes` for each rank, without a barrier.
   double copy = 0;

@@ -53,7 +53,7 @@ BENCHMARKS = (
         "collectives",
         "A collective of 2 ranks and its wait. Sizes are of a rank's input for all_gather, of the whole tensor for the "
         "others. PyTorch's peer of shm and gloo is gloo. The floor is data that lies in shared memory already, two "
-        "barriers, and a copy or a sum.",
+        "barriers, and a copy or a sum; streamed is the same with copies past the cache.",
     ),
     _step("tiny", "16 blocks of 6 Linear(16, 16), where overhead is all there is"),
     _step("256", "GPT of dim 256 and 4 layers, 4 x 128 bytes a rank"),

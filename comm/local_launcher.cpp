@@ -17,6 +17,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <fstream>
+#include <iterator>
 #include <map>
 #include <optional>
 #include <thread>
@@ -108,6 +109,19 @@ std::vector<std::string> own_arguments() {
   return arguments;
 }
 
+/// A sharded step frees its gradients and whole parameters; malloc then gives the top of the heap back, and the next
+/// step's page faults cost 3 % of it. Blocks from 8 MiB on still go back at once, or the peak grows.
+void keep_heap(std::map<std::string, std::string>& variables) {
+  constexpr const char* kTuning[] = {"GLIBC_TUNABLES", "MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_",
+                                     "MALLOC_TOP_PAD_", "MALLOC_MMAP_MAX_"};
+  const bool is_tuned =
+      std::any_of(std::begin(kTuning), std::end(kTuning), [&](const char* name) { return variables.contains(name); });
+  if (!is_tuned) {
+    variables["MALLOC_TRIM_THRESHOLD_"] = std::to_string(64 << 20);
+    variables["MALLOC_MMAP_THRESHOLD_"] = std::to_string(8 << 20);
+  }
+}
+
 std::vector<std::string> rank_variables(const LaunchOptions& options, int rank, const ListenSocket& socket) {
   std::map<std::string, std::string> variables;
   for (char** entry = environ; *entry != nullptr; ++entry) {
@@ -117,6 +131,7 @@ std::vector<std::string> rank_variables(const LaunchOptions& options, int rank, 
   }
   const unsigned cores = std::max(1u, std::thread::hardware_concurrency());
   variables.try_emplace("OMP_NUM_THREADS", std::to_string(std::max(1u, cores / options.nproc)));
+  keep_heap(variables);
   variables["RANK"] = variables["LOCAL_RANK"] = std::to_string(rank);
   variables["WORLD_SIZE"] = variables["LOCAL_WORLD_SIZE"] = std::to_string(options.nproc);
   variables["MASTER_ADDR"] = "127.0.0.1";

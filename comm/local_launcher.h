@@ -10,8 +10,10 @@
 //   }
 //
 // Every rank finds RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR=127.0.0.1, MASTER_PORT, and
-// OMP_NUM_THREADS = cores / nproc unless that is set. SIGINT and SIGTERM to the launcher go to all ranks. When a rank
-// ends with a failure, the others get SIGTERM, and SIGKILL 3 s later. Ranks end with the launcher, even if it is
+// OMP_NUM_THREADS = cores / nproc unless that is set. Unless glibc's malloc is tuned by a variable already (malloc(3)),
+// MALLOC_TRIM_THRESHOLD_ and MALLOC_MMAP_THRESHOLD_ let a rank keep up to 64 MiB of free heap, which sharded steps
+// would otherwise give back and take again (docs/profiles.md). SIGINT and SIGTERM to the launcher go to all ranks. When
+// a rank ends with a failure, the others get SIGTERM, and SIGKILL 3 s later. Ranks end with the launcher, even if it is
 // killed.
 
 #include <string>

@@ -39,6 +39,24 @@ TEST_CASE("ranks find their numbers and the master's address in the environment"
   CHECK(read_file(folder.path("1")) == "1 2 1 2 127.0.0.1 port " + threads + "\n");
 }
 
+TEST_CASE("ranks keep their heap unless malloc is tuned already") {
+  const TempFolder folder;
+  const auto heap_of_rank = [&] {
+    launch(1, "echo $MALLOC_TRIM_THRESHOLD_ $MALLOC_MMAP_THRESHOLD_ $GLIBC_TUNABLES", {folder.path("0")});
+    return read_file(folder.path("0"));
+  };
+  for (const char* name : {"MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLES"}) {
+    unsetenv(name);
+  }
+  CHECK(heap_of_rank() == "67108864 8388608\n");
+  setenv("MALLOC_TRIM_THRESHOLD_", "1000", 1);
+  CHECK(heap_of_rank() == "1000\n");
+  unsetenv("MALLOC_TRIM_THRESHOLD_");
+  setenv("GLIBC_TUNABLES", "glibc.malloc.perturb=0", 1);
+  CHECK(heap_of_rank() == "glibc.malloc.perturb=0\n");
+  unsetenv("GLIBC_TUNABLES");
+}
+
 TEST_CASE("a rank that exits with 3 ends the others and is named") {
   const auto start = Clock::now();
   const LaunchResult result = launch(3, "if [ $RANK = 1 ]; then exit 3; fi; exec sleep 60");

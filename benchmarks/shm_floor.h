@@ -7,10 +7,11 @@
 namespace tessera {
 
 struct FloorTimes {
-  /// Microseconds: every rank copies `bytes` of each rank; every rank adds its part of the ranks' `bytes` of floats.
+  /// Microseconds: every rank copies `bytes` of each rank.
   double all_gather = 0;
   /// The same, the copies being stored past the cache (comm/stream_copy.h).
   double all_gather_streamed = 0;
+  /// Every rank adds its part of the ranks' `bytes` of floats.
   double reduce_scatter = 0;
   /// One process copies `bytes` for each rank, without a barrier.
   double copy = 0;

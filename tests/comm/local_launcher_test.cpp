@@ -45,7 +45,8 @@ TEST_CASE("ranks keep their heap unless malloc is tuned already") {
     launch(1, "echo $MALLOC_TRIM_THRESHOLD_ $MALLOC_MMAP_THRESHOLD_ $GLIBC_TUNABLES", {folder.path("0")});
     return read_file(folder.path("0"));
   };
-  for (const char* name : {"MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLES"}) {
+  for (const char* name :
+       {"MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_TOP_PAD_", "MALLOC_MMAP_MAX_", "GLIBC_TUNABLES"}) {
     unsetenv(name);
   }
   CHECK(heap_of_rank() == "67108864 8388608\n");

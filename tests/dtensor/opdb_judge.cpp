@@ -40,13 +40,17 @@ at::Tensor comparable(const at::Tensor& tensor) {
   return tensor.is_complex() ? at::view_as_real(tensor.resolve_conj()).to(at::kDouble) : tensor.to(at::kDouble);
 }
 
+bool has_16_bits(const at::Tensor& tensor) {
+  return tensor.scalar_type() == at::kHalf || tensor.scalar_type() == at::kBFloat16;
+}
+
 /// To rtol 1e-3 and atol 1e-4 of the largest finite value; 2e-2 and 4e-2 where each partial result was rounded to 16
 /// bits.
 bool is_close(const at::Tensor& actual, const at::Tensor& expected) {
   const auto want = comparable(expected);
   const auto finite = want.masked_select(want.isfinite());
   const double scale = finite.numel() > 0 ? std::max(1.0, finite.abs().max().item().toDouble()) : 1.0;
-  const bool is_coarse = at::isReducedFloatingType(expected.scalar_type());
+  const bool is_coarse = has_16_bits(expected);
   return at::allclose(comparable(actual), want, is_coarse ? 2e-2 : 1e-3, (is_coarse ? 4e-2 : 1e-4) * scale,
                       /*equal_nan=*/true);
 }

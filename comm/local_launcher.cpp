@@ -93,6 +93,7 @@ class BlockedSignals {
 
 std::vector<char*> pointers(std::vector<std::string>& texts) {
   std::vector<char*> result;
+  result.reserve(texts.size() + 1);
   for (std::string& text : texts) {
     result.push_back(text.data());
   }
@@ -144,8 +145,9 @@ std::vector<std::string> rank_variables(const LaunchOptions& options, int rank, 
     variables[name] = value;
   }
   std::vector<std::string> result;
+  result.reserve(variables.size());
   for (const auto& [name, value] : variables) {
-    result.push_back(name + "=" + value);
+    result.push_back(fmt::format("{}={}", name, value));
   }
   return result;
 }

@@ -57,7 +57,7 @@ OpInfo make_info(const c10::OperatorHandle& op) {
 
 /// Kinds of which both hash and comparison below know.
 bool is_key_scalar(const c10::IValue& value) {
-  if (value.isList() && value.toListRef().size() > 0) {
+  if (value.isList() && !value.toListRef().empty()) {
     const auto& first = value.toListRef()[0];
     return !first.isList() && is_key_scalar(first);
   }

@@ -45,7 +45,7 @@ bool names_contain(const char* names, std::string_view name) {
 
 /// A scalar that is added is no term of a pending sum; only sums of tensors are linear. Nor are quotients by zero.
 std::vector<std::vector<size_t>> linear_operands(const Linear& linear, const OpCall& part) {
-  if (linear.divides && any_number(part.args[1], [](double number) { return number == 0; })) {
+  if (linear.divides && divides_by_zero(part.args[1])) {
     return {};
   }
   auto sets = linear.operands;

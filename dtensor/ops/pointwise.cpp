@@ -42,10 +42,8 @@ void register_linear(const std::vector<std::string>& ops, std::vector<std::vecto
   register_op_rule(ops, {.strategies = strategies, .output_metas = pointwise_metas, .reads_float_scalars = false});
 }
 
-/// A pending sum divided by the number 0 is no sum of the terms' quotients: these may be infinite of either sign.
 Strategies divided_by_number_strategies(const OpCall& call) {
-  const bool divides_by_zero = any_number(call.args[1], [](double number) { return number == 0; });
-  return divides_by_zero ? pointwise_strategies(call) : linear_strategies(call, {{0}});
+  return divides_by_zero(call.args[1]) ? pointwise_strategies(call) : linear_strategies(call, {{0}});
 }
 
 /// Of a tensor whose values do not matter: those of a pending reduction, such as a loss, need not be known.

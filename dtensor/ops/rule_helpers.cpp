@@ -13,6 +13,16 @@ namespace tessera {
 
 namespace {
 
+/// Whether a number, or a list with such a number, `is` so; of a complex one the magnitude.
+bool any_number(const c10::IValue& value, bool (*is)(double)) {
+  if (value.isList()) {
+    const auto list = value.toListRef();
+    return std::any_of(list.begin(), list.end(), [&](const c10::IValue& element) { return any_number(element, is); });
+  }
+  return (value.isDouble() && is(value.toDouble())) || (value.isInt() && is(static_cast<double>(value.toInt()))) ||
+         (value.isComplexDouble() && is(std::abs(value.toComplexDouble())));
+}
+
 /// Whether terms may be scaled by the numbers among the arguments: inf makes NaN of terms of opposite signs.
 bool has_finite_numbers(const OpCall& call) {
   const auto is_not_finite = [](double number) { return !std::isfinite(number); };
@@ -99,13 +109,8 @@ void keep_pending(Strategies& strategies, const OpCall& call) {
   }
 }
 
-bool any_number(const c10::IValue& value, bool (*is)(double)) {
-  if (value.isList()) {
-    const auto list = value.toListRef();
-    return std::any_of(list.begin(), list.end(), [&](const c10::IValue& element) { return any_number(element, is); });
-  }
-  return (value.isDouble() && is(value.toDouble())) || (value.isInt() && is(static_cast<double>(value.toInt()))) ||
-         (value.isComplexDouble() && is(std::abs(value.toComplexDouble())));
+bool divides_by_zero(const c10::IValue& divisor) {
+  return any_number(divisor, [](double number) { return number == 0; });
 }
 
 void keep_linear(Strategies& strategies, const OpCall& call, size_t operand, at::ArrayRef<size_t> others) {

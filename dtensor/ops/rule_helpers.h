@@ -40,8 +40,9 @@ std::optional<Placement> pending(const OpCall& call, size_t operand);
 /// stays pending.
 void keep_pending(Strategies& strategies, const OpCall& call);
 
-/// Whether a number, or a list with such a number, `is` so; of a complex one the magnitude.
-bool any_number(const c10::IValue& value, bool (*is)(double));
+/// Whether a divisor is the number 0, or a list with it. A pending sum over 0 is no sum of the terms' quotients: these
+/// may be infinite of either sign.
+bool divides_by_zero(const c10::IValue& divisor);
 
 /// For ops that are linear in `operand` and `others` together: if it is a pending sum or average, then so may be they
 /// and all outputs. Not of integers, whose sums may wrap and whose quotients are rounded, and not with infinite

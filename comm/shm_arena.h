@@ -9,8 +9,8 @@
 #include <chrono>
 #include <cstdint>
 #include <string>
-#include <utility>
 
+#include "comm/file_memory.h"
 #include "comm/shm_layout.h"
 
 namespace tessera {
@@ -40,13 +40,9 @@ class ShmArena {
   static ShmArena create(ShmLayout layout);
   /// `address` as another process's address() gave it.
   static ShmArena attach(ShmLayout layout, const std::string& address);
-  ShmArena(ShmArena&& other) noexcept;
-  ShmArena(const ShmArena&) = delete;
-  ShmArena& operator=(const ShmArena&) = delete;
-  ~ShmArena();
 
   /// For attach() in other processes.
-  std::string address() const;
+  std::string address() const { return file_.path(); }
   /// The memory of messages from one rank to another, in which those are ranks 0 and 1. Every call maps it once more.
   /// Throws CommError.
   ShmArena messages(int from, int to) const;
@@ -54,7 +50,7 @@ class ShmArena {
   const ShmLayout& layout() const { return layout_; }
   RankControl& control(int rank) const;
   /// The cell of `rank` for `step`: its header, and its payload.
-  char* cell(int rank, uint64_t step) const { return base_ + layout_.cell_offset(rank, step); }
+  char* cell(int rank, uint64_t step) const { return base() + layout_.cell_offset(rank, step); }
   char* payload(int rank, uint64_t step) const { return cell(rank, step) + layout_.header_bytes(); }
 
   /// Records why the group failed; the first reason is kept, and cut where it is too long. failure(): "" for none.
@@ -69,24 +65,13 @@ class ShmArena {
  private:
   struct Failure;
 
-  /// Closes a file.
-  class File {
-   public:
-    explicit File(int number = -1) : number_(number) {}
-    File(File&& other) noexcept : number_(std::exchange(other.number_, -1)) {}
-    File& operator=(File&& other) noexcept;
-    ~File();
-    int number() const { return number_; }
+  ShmArena(ShmLayout layout, const FileDescriptor& file, int64_t offset);
 
-   private:
-    int number_;
-  };
-
-  ShmArena(ShmLayout layout, const File& file, int64_t offset);
+  char* base() const { return memory_.base(); }
 
   ShmLayout layout_;
-  File file_;  // none for memory of messages
-  char* base_ = nullptr;
+  FileDescriptor file_;  // none for memory of messages
+  FileMapping memory_;
 };
 
 }  // namespace tessera

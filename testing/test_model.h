@@ -83,7 +83,8 @@ struct ModelClass {
   std::function<std::shared_ptr<FSDPTestModel>(const InitOptions&)> init;
 };
 
-/// Only the scope's thread builds a model; with a seed, from that state of the default generator.
+/// Only the scope's thread builds a model; with a seed, from that state of the default generator. Whoever draws from it
+/// beside such scopes, as libtorch's layers do when they are made, needs one too.
 class BuildScope {
  public:
   explicit BuildScope(std::optional<uint64_t> seed);

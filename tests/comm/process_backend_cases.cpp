@@ -45,7 +45,8 @@ std::vector<at::Tensor> run_collectives(at::ScalarType dtype, int64_t part) {
   const ProcessGroupPtr& group = default_group();
   const int rank = get_rank(), size = get_world_size();
   std::vector<at::Tensor> results;
-  const auto result = [&](std::vector<int64_t> sizes) { return results.emplace_back(with_any_strides(at::zeros(sizes, dtype)));
+  const auto result = [&](std::vector<int64_t> sizes) {
+    return results.emplace_back(with_any_strides(at::zeros(sizes, dtype)));
   };
   all_gather(result({size, part}), numbers({part}, dtype, rank), group);
   std::vector<ReduceOp> operations = {ReduceOp::Sum, ReduceOp::Product};

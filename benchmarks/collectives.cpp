@@ -2,6 +2,7 @@
 // (--ranks N: of more).
 //
 // Sizes are bytes of a rank's input for all_gather, and of the whole tensor for reduce_scatter and all_reduce; float32.
+// "lent" is shm where the input of an all_gather lies in shared memory, as flat shards do (comm/shared_memory.h).
 // "floor" is data that lies in shared memory already, two barriers, and the copy or the sum (shm_floor.h); "streamed"
 // is the same with copies past the cache, and "memcpy" the copy of all_gather's output alone. Times are of one call
 // with its wait, the fastest of the rounds. --json also gives shm's time divided by the floor, of the largest size.
@@ -19,13 +20,14 @@
 #include "benchmarks/shm_floor.h"
 #include "comm/collectives.h"
 #include "comm/process_group.h"
+#include "comm/shared_memory.h"
 
 namespace tessera {
 namespace {
 
 constexpr int64_t kSizes[] = {4 << 10, 64 << 10, 1 << 20, 16 << 20};
 constexpr int64_t kFloorSize = 16 << 20;
-constexpr const char* kMeasured[] = {"shm", "gloo", "threads", "floor", "streamed", "memcpy"};
+constexpr const char* kMeasured[] = {"shm", "lent", "gloo", "threads", "floor", "streamed", "memcpy"};
 constexpr const char* kCollectives[] = {"all_gather", "reduce_scatter", "all_reduce"};
 
 std::string size_name(int64_t bytes) {
@@ -67,11 +69,25 @@ Results measure_backend(const std::string& backend, int rounds) {
   return results;
 }
 
+Results measure_lent(int rounds) {
+  Results results;
+  for (const int64_t bytes : kSizes) {
+    const int64_t count = bytes / static_cast<int64_t>(sizeof(float));
+    const at::Tensor own = shared_zeros(count, at::kFloat), all = at::zeros({get_world_size() * count});
+    own.fill_(1);
+    results[key("all_gather", bytes, "lent")] = call_us([&] { all_gather(all, own, default_group()); }, bytes, rounds);
+  }
+  return results;
+}
+
 Results measure_as_rank(const BenchmarkOptions& options) {
   Results results;
   for (const char* backend : {"shm", "gloo"}) {
     init_process_group(ProcessGroupOptions{.backend = backend});
     results.merge(measure_backend(backend, options.rounds));
+    if (backend == std::string_view("shm")) {
+      results.merge(measure_lent(options.rounds));
+    }
     destroy_process_group();
   }
   return results;
@@ -82,8 +98,11 @@ void print_table(const Results& results, const Results& peer) {
     const auto found = from.find(key(collective, bytes, who));
     return found == from.end() ? std::string("-") : fmt::format("{:.1f}", found->second);
   };
-  fmt::print("{:24}{:>10}{:>10}{:>10}{:>10}{:>10}{:>10}{:>14}   us\n", "", "shm", "gloo", "threads", "floor",
-             "streamed", "memcpy", "PyTorch gloo");
+  fmt::print("{:24}", "");
+  for (const char* who : kMeasured) {
+    fmt::print("{:>10}", who);
+  }
+  fmt::print("{:>14}   us\n", "PyTorch gloo");
   for (const char* collective : kCollectives) {
     for (const int64_t bytes : kSizes) {
       fmt::print("{:24}", fmt::format("{} {}", collective, size_name(bytes)));

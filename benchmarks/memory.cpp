@@ -1,7 +1,9 @@
 // The memory of a training step: `./bazelw run //benchmarks:memory`.
 //
 // The most memory that a process has while it builds, shards and trains the model "768" of train_model.h for three
-// steps, less what it had before: what the system counts as resident (VmHWM), shared memory included.
+// steps, less what it had before: what the system counts as resident (VmHWM), shared memory included. Of memory that
+// ranks read in each other (comm/shared_memory.h) the system counts a page in every one of them; here it is its
+// owner's.
 //
 //   fully_shard/peak_mib   of the rank with the most, of 2 over shm
 //   plain/peak_mib         of the plain model in one process
@@ -19,6 +21,7 @@
 #include "benchmarks/train_model.h"
 #include "comm/collectives.h"
 #include "comm/process_group.h"
+#include "comm/shared_memory.h"
 
 namespace tessera {
 namespace {
@@ -51,7 +54,8 @@ Results measure_peak(const std::string& size) {
   for (int i = 0; i < kSteps; ++i) {
     step();
   }
-  const auto peak = at::scalar_tensor(peak_bytes() - start, at::kDouble);
+  const auto of_peers = static_cast<double>(mapped_peer_bytes());
+  const auto peak = at::scalar_tensor(peak_bytes() - of_peers - start, at::kDouble);
   all_reduce(peak, ReduceOp::Max, default_group());
   return {{"peak", peak.item<double>() / kMiB}, {"parameters", parameters / kMiB}};
 }

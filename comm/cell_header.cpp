@@ -23,7 +23,9 @@ struct Header {
 };
 static_assert(sizeof(Header) == 40 && sizeof(Header) <= ShmLayout::kAlignment);
 
-// The splits follow at kAlignment, first those of the input.
+// At kAlignment follow the splits of an all_to_all, first those of the input, or a SharedPlace of an all_gather.
+static_assert(sizeof(SharedPlace) <= ShmLayout{}.header_bytes() - ShmLayout::kAlignment);
+
 CallShape read_call(const char* cell, const Header& header, size_t ranks) {
   CallShape call = {.kind = header.kind,
                     .op = header.op,
@@ -44,7 +46,7 @@ CallShape read_call(const char* cell, const Header& header, size_t ranks) {
 
 }  // namespace
 
-void write_header(char* cell, const CallShape& call, int64_t steps) {
+void write_header(char* cell, const CallShape& call, int64_t steps, const std::optional<SharedPlace>& lent) {
   const Header header = {.kind = call.kind,
                          .op = call.op,
                          .dtype = call.dtype,
@@ -61,6 +63,18 @@ void write_header(char* cell, const CallShape& call, int64_t steps) {
     std::memcpy(cell + ShmLayout::kAlignment, call.input_splits.data(), bytes);
     std::memcpy(cell + ShmLayout::kAlignment + bytes, call.output_splits.data(), bytes);
   }
+  if (call.kind == Collective::AllGather) {
+    const SharedPlace place = lent.value_or(SharedPlace{});
+    std::memcpy(cell + ShmLayout::kAlignment, &place, sizeof(place));
+  }
+}
+
+std::optional<SharedPlace> read_lent(const char* cell) {
+  Header header;
+  SharedPlace place;
+  std::memcpy(&header, cell, sizeof(header));
+  std::memcpy(&place, cell + ShmLayout::kAlignment, sizeof(place));
+  return header.kind == Collective::AllGather && place.file >= 0 ? std::optional(place) : std::nullopt;
 }
 
 HeaderAgreement compare_headers(c10::ArrayRef<const char*> cells) {

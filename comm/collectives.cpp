@@ -66,6 +66,7 @@ GroupBackend& parts_backend(Collective kind, const BackendPtr& backend, const at
 
 Pending::Pending() noexcept = default;
 Pending::Pending(c10::intrusive_ptr<c10d::Work> work) noexcept : work_(std::move(work)) {}
+Pending::Pending(c10::intrusive_ptr<LendingWork> work) noexcept : work_(work), lent_(std::move(work)) {}
 Pending::Pending(Pending&&) noexcept = default;
 Pending& Pending::operator=(Pending&&) noexcept = default;
 Pending::~Pending() = default;
@@ -73,7 +74,16 @@ Pending::~Pending() = default;
 void Pending::wait() {
   if (work_) {
     const c10::intrusive_ptr<c10d::Work> work = std::move(work_);
+    c10::intrusive_ptr<LendingWork> lent = std::move(lent_);
     work->wait();
+    lent_ = std::move(lent);
+  }
+}
+
+void Pending::wait_until_read() {
+  if (lent_) {
+    const c10::intrusive_ptr<LendingWork> work = std::move(lent_);
+    work->wait_until_read();
   }
 }
 
@@ -125,7 +135,19 @@ Pending all_gather_parts_async(TensorParts outputs, const at::Tensor& input, con
   const BackendPtr backend = backend_of(kind, input.device().type(), group);
   GroupBackend& own = parts_backend(kind, backend, input);
   detail::count_collective(kind, (backend->getSize() - 1) * bytes(input));
-  return Pending(own.all_gather_parts(std::move(outputs), input));
+  auto work = own.all_gather_parts(std::move(outputs), input);
+  auto* const lending = dynamic_cast<LendingWork*>(work.get());
+  return lending != nullptr ? Pending(c10::intrusive_ptr<LendingWork>::reclaim_copy(lending))
+                            : Pending(std::move(work));
+}
+
+at::Tensor zeros_to_gather(int64_t numel, at::ScalarType dtype, const ProcessGroupPtr& group) {
+  const BackendPtr backend = backend_of(Collective::AllGather, c10::DeviceType::CPU, group);
+  const auto* const own = find_parts_backend(backend, c10::DeviceType::CPU);
+  TESSERA_CHECK(NotImplementedError, own != nullptr,
+                "memory to gather from over backend {} and {} ranks; ask takes_parts() first",
+                backend->getBackendName(), backend->getSize());
+  return own->zeros_to_gather(numel, dtype);
 }
 
 Pending reduce_scatter_parts_async(const at::Tensor& output, TensorParts inputs, ReduceOp op,

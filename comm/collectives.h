@@ -38,12 +38,15 @@ class Work;
 
 namespace tessera {
 
+class LendingWork;
+
 /// A collective in flight: a movable value. One that is dropped without wait() leaves the output unspecified.
 /// Thread safety: for one thread at a time.
 class [[nodiscard]] Pending {
  public:
   Pending() noexcept;  // nothing to wait for
   explicit Pending(c10::intrusive_ptr<c10d::Work> work) noexcept;
+  explicit Pending(c10::intrusive_ptr<LendingWork> work) noexcept;
   Pending(Pending&&) noexcept;
   Pending& operator=(Pending&&) noexcept;
   ~Pending();
@@ -52,9 +55,13 @@ class [[nodiscard]] Pending {
   void wait();
   /// Whether wait() was called or there is nothing to wait for.
   bool waited() const { return !work_; }
+  /// After wait(): returns when the input may be written, which differs for all_gather_parts_async() alone. Throws
+  /// CommError.
+  void wait_until_read();
 
  private:
   c10::intrusive_ptr<c10d::Work> work_;
+  c10::intrusive_ptr<LendingWork> lent_;
 };
 
 /// output = the inputs of all ranks, one after the other; output.numel() = group size x input.numel().
@@ -69,11 +76,15 @@ Pending reduce_scatter_async(const at::Tensor& output, const at::Tensor& input, 
 
 /// The two above with parts in place of the tensor of all ranks (comm/tensor_part.h); ranks that call one form and the
 /// other may meet. Where takes_parts() says so, else NotImplementedError: for tensors on the CPU over "threads" and
-/// "shm", and on any device over "fake".
+/// "shm", and on any device over "fake". The peers may read all_gather's input after wait() too, until
+/// wait_until_read().
 bool takes_parts(const ProcessGroupPtr& group, c10::DeviceType device);
 Pending all_gather_parts_async(TensorParts outputs, const at::Tensor& input, const ProcessGroupPtr& group);
 Pending reduce_scatter_parts_async(const at::Tensor& output, TensorParts inputs, ReduceOp op,
                                    const ProcessGroupPtr& group);
+/// Zeros on the CPU, to be the input of many all-gathers over a group that takes parts. Where its ranks share memory
+/// ("shm"), they lie, from 64 KiB on, where the others read them directly (comm/shared_memory.h): a copy less a gather.
+at::Tensor zeros_to_gather(int64_t numel, at::ScalarType dtype, const ProcessGroupPtr& group);
 
 /// tensor = the reduction of all ranks' tensors, in place.
 void all_reduce(const at::Tensor& tensor, ReduceOp op, const ProcessGroupPtr& group);

@@ -57,8 +57,9 @@ int64_t FileDescriptor::size() const {
   return fstat(number_, &status) == 0 ? status.st_size : -1;
 }
 
-FileMapping::FileMapping(const FileDescriptor& file, int64_t offset, int64_t bytes) : bytes_(bytes) {
-  void* const memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file.number(), offset);
+FileMapping::FileMapping(const FileDescriptor& file, int64_t offset, int64_t bytes, Access access) : bytes_(bytes) {
+  const int protection = access == Access::Read ? PROT_READ : PROT_READ | PROT_WRITE;
+  void* const memory = mmap(nullptr, bytes, protection, MAP_SHARED, file.number(), offset);
   if (memory == MAP_FAILED) {
     throw system_error(fmt::format("mapping {} bytes of shared memory", bytes));
   }

@@ -40,9 +40,11 @@ class FileDescriptor {
 /// Unmaps memory.
 class FileMapping {
  public:
+  enum class Access { Read, ReadWrite };
+
   FileMapping() = default;
-  /// Shared by all who map it, for reading and writing. `offset`: a multiple of the system's page. Throws CommError.
-  FileMapping(const FileDescriptor& file, int64_t offset, int64_t bytes);
+  /// Shared by all who map it. `offset`: a multiple of the system's page. Throws CommError.
+  FileMapping(const FileDescriptor& file, int64_t offset, int64_t bytes, Access access = Access::ReadWrite);
   FileMapping(FileMapping&& other) noexcept
       : base_(std::exchange(other.base_, nullptr)), bytes_(std::exchange(other.bytes_, 0)) {}
   FileMapping& operator=(FileMapping&& other) noexcept;

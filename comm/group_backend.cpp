@@ -1,6 +1,7 @@
 #include "comm/group_backend.h"
 
 #include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
@@ -113,6 +114,10 @@ c10::intrusive_ptr<c10d::Work> GroupBackend::reduce_scatter_tensor_coalesced(
 
 c10::intrusive_ptr<c10d::Work> GroupBackend::all_gather_parts(TensorParts, const at::Tensor&) {
   TESSERA_CHECK(NotImplementedError, false, "all_gather into parts: backend {} does not take any", getBackendName());
+}
+
+at::Tensor GroupBackend::zeros_to_gather(int64_t numel, at::ScalarType dtype) const {
+  return at::zeros({numel}, dtype);
 }
 
 c10::intrusive_ptr<c10d::Work> GroupBackend::reduce_scatter_parts(const at::Tensor&, TensorParts, ReduceOp) {

@@ -59,6 +59,9 @@ class GroupBackend : public c10d::Backend {
   virtual bool takes_parts(c10::DeviceType /*device*/) const { return false; }
   /// Throws NotImplementedError unless takes_parts() for the tensors' device.
   virtual c10::intrusive_ptr<c10d::Work> all_gather_parts(TensorParts outputs, const at::Tensor& input);
+  /// Zeros on the CPU, as input of many all_gather_parts(): where ranks share memory, in memory that they read
+  /// directly.
+  virtual at::Tensor zeros_to_gather(int64_t numel, at::ScalarType dtype) const;
   virtual c10::intrusive_ptr<c10d::Work> reduce_scatter_parts(const at::Tensor& output, TensorParts inputs,
                                                               ReduceOp op);
 
@@ -68,6 +71,14 @@ class GroupBackend : public c10d::Backend {
 
  private:
   const std::shared_ptr<const GroupInfo> info_;
+};
+
+/// A work whose wait() returns when the outputs are there, while peers may still read the input.
+class LendingWork : public c10d::Work {
+ public:
+  using Work::Work;
+  /// Returns when nobody reads the input any more. Throws what wait() throws. After wait().
+  virtual void wait_until_read() = 0;
 };
 
 /// A work that was complete when it was launched, without state: a backend hands the same one out again and again.

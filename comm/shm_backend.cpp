@@ -25,24 +25,43 @@ using std::chrono::milliseconds;
 constexpr const char* kArenaKey = "arena";
 constexpr const char* kJoined = "joined";
 
-class ShmWork final : public c10d::Work {
+class ShmWork final : public LendingWork {
  public:
-  ShmWork(std::shared_ptr<ShmGroup> group, uint64_t number) : group_(std::move(group)), number_(number) {}
+  /// `done`: when wait() returns.
+  ShmWork(std::shared_ptr<ShmGroup> group, uint64_t number, ShmGroup::Stage done)
+      : group_(std::move(group)), number_(number), done_(done) {}
 
   bool wait(milliseconds timeout = kNoTimeout) override {
-    if (group_) {
-      group_->wait(number_, timeout);
-      group_.reset();
-    }
+    wait_for(done_, timeout);
     return true;
   }
-  bool isCompleted() override { return !group_ || group_->is_done(number_); }
-  bool isSuccess() const override { return !group_ || group_->is_done(number_); }
+  void wait_until_read() override { wait_for(ShmGroup::Stage::Read, kNoTimeout); }
+  bool isCompleted() override { return has_reached(done_); }
+  bool isSuccess() const override { return has_reached(done_); }
 
  private:
+  bool has_reached(ShmGroup::Stage stage) const { return !group_ || group_->has_reached(number_, stage); }
+  void wait_for(ShmGroup::Stage stage, milliseconds timeout) {
+    if (group_) {
+      group_->wait(number_, stage, timeout);
+    }
+    if (stage == ShmGroup::Stage::Read) {
+      group_.reset();
+    }
+  }
+
   std::shared_ptr<ShmGroup> group_;
   const uint64_t number_;
+  const ShmGroup::Stage done_;
 };
+
+/// A lent input is gathered three times as fast from 64 KiB to 1 MiB, where all stays in the cache, and by a fifth at
+/// 16 MiB. Below it there is little to save, and a lender waits for its readers.
+constexpr int64_t kLendFromBytes = int64_t{64} * 1024;
+
+bool is_worth_lending(int64_t numel, at::ScalarType dtype) {
+  return numel * static_cast<int64_t>(c10::elementSize(dtype)) >= kLendFromBytes;
+}
 
 class ShmBackend final : public LocalCallBackend {
  public:
@@ -51,11 +70,15 @@ class ShmBackend final : public LocalCallBackend {
         group_(std::make_shared<ShmGroup>(shared_info(), std::move(arena), std::move(processes), spins)) {}
 
   const std::string getBackendName() const override { return "shm"; }
+  at::Tensor zeros_to_gather(int64_t numel, at::ScalarType dtype) const override {
+    return is_worth_lending(numel, dtype) ? shared_zeros(numel, dtype) : GroupBackend::zeros_to_gather(numel, dtype);
+  }
 
  private:
   c10::intrusive_ptr<c10d::Work> post(LocalCall call) override {
+    const auto done = call.parts ? ShmGroup::Stage::Done : ShmGroup::Stage::Read;
     const uint64_t number = group_->launch(std::move(call));
-    return c10::make_intrusive<ShmWork>(group_, number);
+    return c10::make_intrusive<ShmWork>(group_, number, done);
   }
 
   c10::intrusive_ptr<c10d::Work> post_message(LocalCall call, RankPair pair) override {
@@ -64,7 +87,7 @@ class ShmBackend final : public LocalCallBackend {
       messages = std::make_shared<ShmGroup>(group_, pair);
     }
     const uint64_t number = messages->launch(std::move(call));
-    return c10::make_intrusive<ShmWork>(messages, number);
+    return c10::make_intrusive<ShmWork>(messages, number, ShmGroup::Stage::Read);
   }
 
   const std::shared_ptr<ShmGroup> group_;

@@ -63,7 +63,7 @@ ShmGroup::ShmGroup(std::shared_ptr<const GroupInfo> info, std::shared_ptr<ShmGro
       members_(std::move(members)),
       processes_(std::move(processes)),
       spins_(spins),
-      queue_(arena_, members_.own) {
+      queue_(arena_, members_.own, processes_) {
   std::lock_guard lock(registry().mutex);
   registry().groups.push_back(this);
 }
@@ -99,22 +99,22 @@ uint64_t ShmGroup::launch(LocalCall call) {
   return number;
 }
 
-bool ShmGroup::is_done(uint64_t number) {
+bool ShmGroup::has_reached(uint64_t number, Stage stage) {
   std::lock_guard lock(mutex_);
   queue_.advance();
-  return queue_.is_done(number);
+  return is_at(number, stage);
 }
 
-void ShmGroup::wait(uint64_t number, milliseconds timeout) {
+void ShmGroup::wait(uint64_t number, Stage stage, milliseconds timeout) {
   std::unique_lock lock(mutex_);
   timeout = timeout.count() == 0 ? info_->timeout : timeout;
   Clock::time_point deadline = Clock::time_point::max();
   for (int idle = 0;; ++idle) {
     idle = queue_.advance() ? 0 : idle;
-    if (queue_.is_done(number)) {
+    if (is_at(number, stage)) {
       return;
     }
-    if (idle < spins_ && queue_.mismatch().empty()) {
+    if (idle < spins_ && !queue_.is_stuck()) {
       spin_once();
       continue;
     }
@@ -157,6 +157,10 @@ void ShmGroup::sleep(std::unique_lock<std::mutex>& lock) {
 }
 
 std::string ShmGroup::find_fault(Clock::time_point now) {
+  if (!queue_.fault().empty()) {
+    whole_arena().fail(fmt::format("rank {} failed: {}", info_->ranks[info_->rank], queue_.fault()));
+    return queue_.fault();
+  }
   for (const std::string& reason : {failure_, queue_.mismatch(), whole_arena().failure()}) {
     if (!reason.empty()) {
       return reason;

@@ -37,10 +37,13 @@ class ShmGroup {
 
   /// Returns the call's number. Throws CommError if the group has failed.
   uint64_t launch(LocalCall call);
-  bool is_done(uint64_t number);
-  /// Returns when the call is done on this rank; `timeout` 0: the group's. Throws CommError: the ranks called different
+  /// How far a call has come: this rank has its output; nobody reads its input any more, either, which is the same
+  /// unless that is lent (comm/shm_queue.h).
+  enum class Stage { Done, Read };
+  bool has_reached(uint64_t number, Stage stage);
+  /// Returns when the call has reached `stage`; `timeout` 0: the group's. Throws CommError: the ranks called different
   /// collectives, a missing rank died, left or failed, or time is up.
-  void wait(uint64_t number, std::chrono::milliseconds timeout);
+  void wait(uint64_t number, Stage stage, std::chrono::milliseconds timeout);
 
  private:
   using Clock = std::chrono::steady_clock;
@@ -56,6 +59,9 @@ class ShmGroup {
   static Members all_members(const GroupInfo& info);
   /// Where failures are recorded, and ranks that leave.
   ShmArena& whole_arena() { return whole_ ? whole_->arena_ : arena_; }
+  bool is_at(uint64_t number, Stage stage) const {
+    return stage == Stage::Read ? queue_.is_read(number) : queue_.is_done(number);
+  }
   void sleep(std::unique_lock<std::mutex>& lock);
   /// Why what is missing will not come; "" if it still may.
   std::string find_fault(Clock::time_point now);

@@ -1,5 +1,6 @@
 #include "comm/shm_queue.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "comm/cell_header.h"
@@ -30,28 +31,39 @@ PartRange part_range(const CallShape& shape, int rank, const ByteRange& range, c
 
 }  // namespace
 
-ShmQueue::ShmQueue(const ShmArena& arena, int rank)
+ShmQueue::ShmQueue(const ShmArena& arena, int rank, const std::vector<HostProcess>& processes)
     : arena_(arena),
       rank_(rank),
       ranks_(static_cast<int>(arena.layout().ranks)),
       peers_posted_(ranks_, 0),
-      peers_consumed_(ranks_, 0) {}
+      peers_consumed_(ranks_, 0) {
+  for (const HostProcess& process : processes) {
+    peer_memory_.emplace_back(process.pid);
+  }
+}
 
 uint64_t ShmQueue::push(LocalCall call) {
   CallShape shape = shape_of(call);
   ShmPlan plan = plan_call(shape, rank_, arena_.layout());
   const bool streams =
       shape.output >= 0 && shape.output * static_cast<int64_t>(c10::elementSize(shape.dtype)) >= kStreamBytes;
+  const bool may_lend = shape.kind == Collective::AllGather && ranks_ > 1;
+  auto lent = may_lend ? shared_place(call.input) : std::nullopt;
   char* const input = data_of(call.input);
   char* const output = data_of(call.output);
-  operations_.push_back(
-      {std::move(call), std::move(shape), std::move(plan), input, output, streams ? 0 : kNeverStream, false});
+  operations_.push_back({.call = std::move(call),
+                         .shape = std::move(shape),
+                         .plan = std::move(plan),
+                         .input = input,
+                         .output = output,
+                         .stream_from = streams ? 0 : kNeverStream,
+                         .lent = lent});
   return done_ + operations_.size() - 1;
 }
 
 bool ShmQueue::advance() {
   bool has_moved = false;
-  while (mismatch_.empty()) {
+  while (!is_stuck()) {
     // In turns, so that the ranks work on the same few cells while those are in the cache.
     const bool has_put = put(), has_taken = take();
     if (!has_put && !has_taken) {
@@ -59,7 +71,7 @@ bool ShmQueue::advance() {
     }
     has_moved = true;
   }
-  return has_moved;
+  return drop_read() || has_moved;
 }
 
 bool ShmQueue::put() {
@@ -72,7 +84,7 @@ bool ShmQueue::put() {
     return false;
   }
   if (put_cursor_.phase == 0 && put_cursor_.step == 0) {
-    write_header(arena_.cell(rank_, posted_), operation.shape, phase.steps);
+    write_header(arena_.cell(rank_, posted_), operation.shape, phase.steps, operation.lent);
   }
   put_pieces(operation, phase);
   ++put_cursor_.step;
@@ -101,7 +113,7 @@ void ShmQueue::put_pieces(const Operation& operation, const ShmPhase& phase) {
   const char* const source = phase.from_output ? operation.output : operation.input;
   char* const payload = arena_.payload(rank_, posted_);
   const int64_t t = put_cursor_.step;
-  const int parts = phase.own_parts ? ranks_ : 1;
+  const int parts = operation.lent ? 0 : phase.own_parts ? ranks_ : 1;
   for (int to = 0; to < parts; ++to) {
     const ByteRange piece = phase.sent[to].piece(t, phase.chunk);
     if (source == nullptr && operation.call.parts) {
@@ -144,6 +156,9 @@ bool ShmQueue::take() {
     return false;
   }
   take_pieces(operation, operation.plan.phases[take_cursor_.phase]);
+  if (!check_borrowed(operation)) {
+    return false;
+  }
   step_taken();
   return true;
 }
@@ -159,7 +174,35 @@ bool ShmQueue::agree(Operation& operation) {
     operation.plan.phases[0].steps = agreement.steps;
   }
   operation.agreed = true;
-  return mismatch_.empty();
+  return mismatch_.empty() && borrow(operation);
+}
+
+/// Finds what peers have lent.
+bool ShmQueue::borrow(Operation& operation) {
+  for (int peer = 0; peer < ranks_; ++peer) {
+    const auto place = peer == rank_ ? std::nullopt : read_lent(arena_.cell(peer, taken_));
+    if (!place) {
+      continue;
+    }
+    operation.borrowed.resize(ranks_);
+    try {
+      operation.borrowed[peer] = {place, peer_memory_[peer].find(*place)};
+    } catch (const CommError& failure) {
+      fault_ = failure.what();
+    }
+  }
+  return fault_.empty();
+}
+
+/// Whether what was read was still what the peers had lent.
+bool ShmQueue::check_borrowed(const Operation& operation) {
+  for (size_t peer = 0; peer < operation.borrowed.size(); ++peer) {
+    const auto& place = operation.borrowed[peer].place;
+    if (place && !peer_memory_[peer].is_alive(*place)) {
+      fault_ = "a peer has ended the group before its input was read";
+    }
+  }
+  return fault_.empty();
 }
 
 void ShmQueue::take_pieces(const Operation& operation, const ShmPhase& phase) {
@@ -171,7 +214,9 @@ void ShmQueue::take_pieces(const Operation& operation, const ShmPhase& phase) {
   for (int i = 1; i < ranks_; ++i) {
     const int from = (rank_ + i) % ranks_;
     const ByteRange to = phase.received[from].piece(take_cursor_.step, phase.chunk);
-    const char* const payload = arena_.payload(from, taken_) + offset;
+    const bool is_borrowed = !operation.borrowed.empty() && operation.borrowed[from].place;
+    const char* const payload = is_borrowed ? operation.borrowed[from].data + to.begin - phase.received[from].begin
+                                            : arena_.payload(from, taken_) + offset;
     if (operation.call.parts) {
       write_parts(*operation.call.parts, part_range(operation.shape, from, phase.received[from], to), payload,
                   operation.stream_from);
@@ -209,10 +254,37 @@ void ShmQueue::step_taken() {
     return;
   }
   take_cursor_.phase = 0;
+  finish_first();
+}
+
+void ShmQueue::finish_first() {
+  Operation& operation = operations_.front();
+  if (operation.lent) {
+    lent_.push_back({done_, taken_, std::move(operation.shape), std::move(operation.call.input)});
+  }
   operations_.pop_front();
   ++done_;
   put_cursor_ =
       put_cursor_.operation == 0 ? Cursor{} : Cursor{put_cursor_.operation - 1, put_cursor_.phase, put_cursor_.step};
+}
+
+/// Returns whether any was; lets go of their inputs.
+bool ShmQueue::drop_read() {
+  const auto unread = std::find_if(lent_.begin(), lent_.end(), [&](const Lent& lent) {
+    for (int peer = 0; peer < ranks_; ++peer) {
+      if (peer != rank_ && !has_consumed(peer, lent.end)) {
+        return true;
+      }
+    }
+    return false;
+  });
+  const bool any = unread != lent_.begin();
+  lent_.erase(lent_.begin(), unread);
+  return any;
+}
+
+const CallShape& ShmQueue::shape(uint64_t number) const {
+  return number < done_ ? lent_.front().shape : operations_[number - done_].shape;
 }
 
 void ShmQueue::publish(std::atomic<uint64_t>& counter, uint64_t value, uint32_t awaited_by) {
@@ -233,17 +305,27 @@ bool ShmQueue::has_posted(int peer, uint64_t step) const {
   return peers_posted_[peer] > step;
 }
 
+/// Whether it has taken all steps before `step`.
+bool ShmQueue::has_consumed(int peer, uint64_t step) const {
+  if (peers_consumed_[peer] < step) {
+    peers_consumed_[peer] = arena_.control(peer).consumed.load(std::memory_order_acquire);
+  }
+  return peers_consumed_[peer] >= step;
+}
+
+/// The steps before this one were in the cells up to that which this rank fills next.
+uint64_t ShmQueue::freed_by_next_put() const {
+  return posted_ - std::min<uint64_t>(posted_, ShmLayout::kCells - 1);
+}
+
 // Whether all ranks have taken what this rank's next cell held before: this one too, where that was parts of its own.
 bool ShmQueue::has_room() const {
-  if (posted_ >= taken_ + ShmLayout::kCells) {
+  const uint64_t freed = freed_by_next_put();
+  if (taken_ < freed) {
     return false;
   }
   for (int peer = 0; peer < ranks_; ++peer) {
-    if (peer == rank_ || posted_ < peers_consumed_[peer] + ShmLayout::kCells) {
-      continue;
-    }
-    peers_consumed_[peer] = arena_.control(peer).consumed.load(std::memory_order_acquire);
-    if (posted_ >= peers_consumed_[peer] + ShmLayout::kCells) {
+    if (peer != rank_ && !has_consumed(peer, freed)) {
       return false;
     }
   }
@@ -251,10 +333,11 @@ bool ShmQueue::has_room() const {
 }
 
 std::vector<int> ShmQueue::missing() const {
+  const bool only_unread = operations_.empty() && !lent_.empty();
+  const uint64_t consumed = only_unread ? lent_.front().end : freed_by_next_put();
   std::vector<int> peers;
   for (int peer = 0; peer < ranks_; ++peer) {
-    const bool blocks =
-        taken_ < posted_ ? !has_posted(peer, taken_) : posted_ >= arena_.control(peer).consumed + ShmLayout::kCells;
+    const bool blocks = taken_ < posted_ ? !has_posted(peer, taken_) : !has_consumed(peer, consumed);
     if (peer != rank_ && blocks) {
       peers.push_back(peer);
     }
@@ -263,7 +346,7 @@ std::vector<int> ShmQueue::missing() const {
 }
 
 uint32_t ShmQueue::awaited() const {
-  return (taken_ < posted_ ? kAwaitsPosted : 0) | (has_room() ? 0 : kAwaitsConsumed);
+  return (taken_ < posted_ ? kAwaitsPosted : 0) | (has_room() && lent_.empty() ? 0 : kAwaitsConsumed);
 }
 
 }  // namespace tessera

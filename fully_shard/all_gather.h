@@ -51,11 +51,14 @@ class ShardGather {
   /// until wait(). With one rank there is no group, and nothing but the cast.
   void start(const at::Tensor& input, const ProcessGroupPtr* group, BlockPool& pool, const AllGatherFn& all_gather);
   /// The same with parts in place of the gathered buffer, over a group of several ranks that takes them; wait() then
-  /// returns an undefined tensor. `full`: a tensor for each slot of `layout`, the same ones each time, with memory.
+  /// returns an undefined tensor, and the input must stay as it is until wait_until_read(). `full`: a tensor for each
+  /// slot of `layout`, the same ones each time, with memory.
   void start_in_place(const at::Tensor& input, const ProcessGroupPtr& group, BlockPool& pool, const ParamLayout& layout,
                       const std::vector<ShardedParam>& full);
   /// The ranks' flat shards, one after the other. Valid until release().
   const at::Tensor& wait();
+  /// After wait(): returns when peers have read the input of start_in_place() too.
+  void wait_until_read() { pending_.wait_until_read(); }
   /// The buffers, which end with the result.
   StreamMemory release();
   /// Elements that a rank sends, the stamp included.

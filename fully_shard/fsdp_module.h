@@ -53,7 +53,7 @@ class FSDPModule {
   /// forward or backward frees them; changes made to them meanwhile are lost. With async_op it only issues the
   /// all-gather. Collective.
   UnshardHandle unshard(bool async_op = false);
-  /// Back to shards; does nothing if they are sharded.
+  /// Back to shards; does nothing if they are sharded. Waits for the ranks that still gather from this one's shard.
   void reshard();
 
   /// See FullyShardOptions; for this unit, and with `recurse` for all units below it.

@@ -31,6 +31,10 @@
 // A parameter that is still plain is sharded over dp alone, and nothing is reduced over tp for it: it is right where
 // all ranks along tp compute the same gradient. Where each computes a term of it, distribute it as Replicate() first.
 //
+// Where ranks are processes that share memory ("shm"), shards of 64 KiB and more lie in it (comm/shared_memory.h): the
+// others read them there, and a unit is resharded when they have. The system counts such a page in every rank that has
+// read it (VmRSS), though it is there once.
+//
 // Every rank starts from its own values of its rows: build the model with the same seed on all ranks, or
 // load the same state, before sharding. Buffers are left alone: each rank has its own. A model that is too large for
 // one rank is built without memory, and only its shards get any (fully_shard/to_empty.h).

@@ -10,6 +10,7 @@ void ParamGroup::set_place(int64_t unit, UnitNames names, std::shared_ptr<BlockP
   unit_ = unit;
   names_ = std::move(names);
   pool_ = std::move(pool);
+  gather_.wait_until_read();
   write_stamp(flat_shard_, unit_, stamped_);
 }
 
@@ -91,6 +92,7 @@ void ParamGroup::finish_unshard() {
     }
   } catch (...) {
     drop_gather();
+    gather_.wait_until_read();
     throw;
   }
   gather_.give_back();
@@ -124,6 +126,7 @@ void ParamGroup::drop_unshard() {
   }
   gather_.wait();
   drop_gather();
+  gather_.wait_until_read();
 }
 
 void ParamGroup::reshard() {
@@ -155,6 +158,7 @@ void ParamGroup::free_params(bool keeps_share) {
     gather_.drop_share();
   }
   step(keeps_share ? UnitStep::ReshardSmaller : UnitStep::Reshard);
+  gather_.wait_until_read();
 }
 
 void ParamGroup::begin_backward() {
@@ -227,7 +231,11 @@ void ParamGroup::finish_reduction(size_t part) {
 }
 
 void ParamGroup::abort_backward() {
-  reshard();
+  try {
+    reshard();
+  } catch (const CommError&) {
+    // The gradients go all the same; whoever uses the group next has the error.
+  }
   for (size_t part = 0; part < gradients_.size(); ++part) {
     gradients_.reduction(part).discard();
   }

@@ -125,7 +125,7 @@ class ParamGroup {
   void report(UnitStep step) const;
   bool any_replaced() const;
   GatherFault fault() const;
-  at::Tensor new_flat_shard(bool on_meta) const;
+  at::Tensor new_flat_shard(bool on_meta);
   GradientReduction::Options reduction_options(const std::vector<NamedParam>& params) const;
   std::vector<int64_t> gradient_bytes() const;
   void take_memory();

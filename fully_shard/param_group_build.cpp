@@ -144,9 +144,12 @@ void ParamGroup::set_alone(bool is_alone) {
   gradients_.cut(has_parts ? cut_by_bytes(gradient_bytes(), options_.bucket_bytes) : std::vector{params_.size()});
 }
 
-at::Tensor ParamGroup::new_flat_shard(bool on_meta) const {
+at::Tensor ParamGroup::new_flat_shard(bool on_meta) {
   const auto device = on_meta ? at::Device(at::kMeta) : shard_device();
   const bool pins = !on_meta && pins_shards(options_, compute_device_);
+  if (device.is_cpu() && !pins) {
+    return gather_.new_flat_shard(dtype_);
+  }
   return at::zeros({gather_numel(layout_)}, at::TensorOptions(device).dtype(dtype_).pinned_memory(pins));
 }
 

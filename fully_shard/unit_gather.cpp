@@ -1,6 +1,7 @@
 #include "fully_shard/unit_gather.h"
 
 #include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/ops/zeros.h>
 
 #include "fully_shard/block_copy.h"
 
@@ -67,12 +68,23 @@ void UnitGather::start_whole(const at::Tensor& flat_shard, const Stamp& stamp, B
   gather_.start(input, group, pool, all_gather);
 }
 
-bool UnitGather::can_gather_in_place(const at::Tensor& flat_shard, const AllGatherFn& all_gather) {
+bool UnitGather::can_use_parts() {
   if (!group_takes_parts_) {
     group_takes_parts_ = !format_ && options_.layout.num_ranks > 1 && options_.layout.is_cut_on_dim_0() &&
                          takes_parts(options_.axes.shard_group(), options_.device.type());
   }
-  return *group_takes_parts_ && !has_share() && !flat_shard.is_meta() && is_default(all_gather);
+  return *group_takes_parts_;
+}
+
+bool UnitGather::can_gather_in_place(const at::Tensor& flat_shard, const AllGatherFn& all_gather) {
+  return can_use_parts() && !has_share() && !flat_shard.is_meta() && is_default(all_gather);
+}
+
+at::Tensor UnitGather::new_flat_shard(at::ScalarType dtype) {
+  const int64_t numel = gather_numel(options_.layout);
+  const bool is_sent = options_.device.is_cpu() && can_use_parts() && options_.items[0].dtype == dtype;
+  return is_sent ? zeros_to_gather(numel, dtype, options_.axes.shard_group())
+                 : at::zeros({numel}, at::device(at::kCPU).dtype(dtype));
 }
 
 void UnitGather::start_in_place(const at::Tensor& flat_shard, BlockPool& pool,

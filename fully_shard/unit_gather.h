@@ -47,11 +47,16 @@ class UnitGather {
   /// Whether start_in_place() can take the place of start(): where ranks read each other's memory ("threads", "shm"),
   /// and all parameters are sharded on dim 0 and sent alike, peers' rows come straight to where they belong.
   bool can_gather_in_place(const at::Tensor& flat_shard, const AllGatherFn& all_gather);
+  /// Zeros in which to keep a flat shard on the CPU, where it is `dtype`.
+  at::Tensor new_flat_shard(at::ScalarType dtype);
   /// The parameters have memory already.
   void start_in_place(const at::Tensor& flat_shard, BlockPool& pool, const std::vector<ShardedParam>& params);
   /// From start_in_place() to give_back().
   bool is_in_place() const { return is_in_place_; }
   void wait();
+  /// Returns when peers have read the flat shard of start_in_place() too: before it is written, or the parameters are
+  /// seen as shards. After wait(). Throws CommError.
+  void wait_until_read() { gather_.wait_until_read(); }
   /// Throws StateError unless all ranks sent the stamp of `unit`. After wait().
   void check_stamps(int64_t unit, const UnitNames& names) { current().check_stamps(unit, names); }
   /// The parameters have memory. After wait(); not in place.
@@ -67,6 +72,7 @@ class UnitGather {
 
  private:
   void start_whole(const at::Tensor& flat_shard, const Stamp& stamp, BlockPool& pool, const AllGatherFn& all_gather);
+  bool can_use_parts();
   ShardGather& current() { return has_share() ? smaller_->gather() : gather_; }
 
   Options options_;

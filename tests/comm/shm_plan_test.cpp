@@ -104,11 +104,29 @@ TEST_CASE("every call has a step, so that ranks that call different things meet"
   }
 }
 
+TEST_CASE("headers: where an input is lent, which the others need not do") {
+  const CallShape call = {.kind = Collective::AllGather, .dtype = c10::kFloat, .output = 8, .input = 4};
+  std::vector<char> lends(4096), sends(4096);
+  write_header(lends.data(), call, 1, SharedPlace{.file = 5, .block = 1 << 20, .block_bytes = 1 << 16, .offset = 64});
+  write_header(sends.data(), call, 1, std::nullopt);
+  CHECK(compare_headers({lends.data(), sends.data()}).mismatch.empty());
+  CHECK_FALSE(read_lent(sends.data()));
+  const auto place = read_lent(lends.data());
+  REQUIRE(place);
+  CHECK(place->file == 5);
+  CHECK(place->block == 1 << 20);
+  CHECK(place->block_bytes == 1 << 16);
+  CHECK(place->offset == 64);
+  // A cell is used again.
+  write_header(lends.data(), {.kind = Collective::Barrier}, 1, std::nullopt);
+  CHECK_FALSE(read_lent(lends.data()));
+}
+
 TEST_CASE("headers: same calls agree, others are told apart, all_to_all on the most steps") {
   const auto compare = [](const CallShape& first, int64_t steps, const CallShape& second, int64_t more_steps) {
     std::vector<char> a(4096), b(4096);
-    write_header(a.data(), first, steps);
-    write_header(b.data(), second, more_steps);
+    write_header(a.data(), first, steps, std::nullopt);
+    write_header(b.data(), second, more_steps, std::nullopt);
     return compare_headers({a.data(), b.data()});
   };
   const CallShape sum = {.kind = Collective::AllReduce, .dtype = c10::kFloat, .output = 4};

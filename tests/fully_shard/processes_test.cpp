@@ -1,6 +1,16 @@
 // The same oracle with ranks that are processes: reductions run in the order of the ranks there too.
 
+#include <ATen/core/grad_mode.h>
+
+#include <chrono>
+#include <thread>
+
+#include "comm/shared_memory.h"
+#include "dtensor/dtensor.h"
+#include "testing/expect.h"
 #include "testing/run_processes.h"
+#include "testing/tensor_matchers.h"
+#include "tests/fully_shard/small_models.h"
 #include "tests/fully_shard/train_and_compare.h"
 #include "third_party/catch2/catch.h"
 
@@ -18,4 +28,61 @@ TEST_CASE("fully_shard over gloo equals one process bit for bit, 3 processes") {
 TEST_CASE("fully_shard over shm equals one process bit for bit, 3 processes") {
   run_processes(3, [](int rank) { train_and_compare(rank, 3, OptimizerBuilt::BeforeSharding, {}); },
                 {.backend = "shm"});
+}
+
+TEST_CASE("fully_shard over shm: shards that the other ranks read where they lie, 2 to 4 processes") {
+  for (const int world_size : {2, 3, 4}) {
+    const auto body = [&](int rank) {
+      // 1.3 MB a block.
+      const TrainOn where{.rank = rank, .world_size = world_size, .shard_ranks = world_size, .dim = 401, .hidden = 399};
+      train_and_compare(where, OptimizerBuilt::BeforeSharding, [](Tower& tower) { shard_tower(tower); });
+      TESSERA_EXPECT(mapped_peer_bytes() > (world_size - 1) * 3 * 1'250'000 / world_size);
+    };
+    run_processes(world_size, body, {.backend = "shm"});
+  }
+}
+
+namespace {
+
+/// Two units, between which a slow rank sleeps: it has asked for the second's parameters then, and not yet read them.
+struct NappingImpl : torch::nn::Module {
+  NappingImpl(std::chrono::milliseconds nap_, int64_t dim) : nap(nap_) {
+    first = register_module("first", Block(dim, dim));
+    second = register_module("second", Block(dim, dim));
+  }
+  at::Tensor forward(at::Tensor x) {
+    x = first(x);
+    std::this_thread::sleep_for(nap);
+    return second(x);
+  }
+
+  std::chrono::milliseconds nap;
+  Block first{nullptr}, second{nullptr};
+};
+TESSERA_MODULE(Napping);
+
+}  // namespace
+
+TEST_CASE("fully_shard over shm: parameters that a fast rank changes after forward are not what a slow one reads") {
+  const auto body = [](int rank) {
+    constexpr int64_t kDim = 397;
+    Napping reference(std::chrono::milliseconds(0), kDim), sharded(std::chrono::milliseconds(300 * rank), kDim);
+    fill_parameters(*reference, 1);
+    fill_parameters(*sharded, 1);
+    fully_shard(sharded->first);
+    fully_shard(sharded->second);
+    fully_shard(sharded);
+    const at::NoGradGuard no_grad;
+    const auto x = make_batch(1, 3, kDim);
+    for (int round = 0; round < 3; ++round) {
+      expect_bit_equal(sharded(x), reference(x));
+      for (const auto& parameter : sharded->parameters()) {
+        to_local(parameter.detach()).mul_(-2);
+      }
+      for (const auto& parameter : reference->parameters()) {
+        parameter.mul_(-2);
+      }
+    }
+  };
+  run_processes(2, body, {.backend = "shm"});
 }

@@ -23,7 +23,7 @@ void train_and_compare(int rank, int world_size, OptimizerBuilt built, const std
 }
 
 void train_and_compare(const TrainOn& where, OptimizerBuilt built, const std::function<void(Tower&)>& shard) {
-  Tower reference, sharded;
+  Tower reference(where.dim, where.hidden), sharded(where.dim, where.hidden);
   fill_parameters(*reference, 1);
   fill_parameters(*sharded, 1);
   reference->to(where.device);

@@ -27,9 +27,11 @@ struct TrainOn {
   int world_size;
   c10::DeviceType device = c10::kCPU;
   int shard_ranks;
+  /// Of the tower.
+  int64_t dim = 17, hidden = 13;
 };
 
-/// The same on a device.
+/// The same on a device, or with a larger tower.
 void train_and_compare(const TrainOn& where, OptimizerBuilt built, const std::function<void(Tower&)>& shard);
 
 }  // namespace tessera::testing

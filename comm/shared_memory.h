@@ -1,0 +1,60 @@
+#pragma once
+// Memory of this process that other processes of the host read where it is: what lies there needs no copy to be sent.
+//
+// It is parts of one memfd, which has no name in any file system and is gone with the last process that has it open or
+// mapped. A tensor has a block of its own, at an offset that no other ever has. When the tensor goes its pages go back
+// to the system, also where peers still map them; these find a 0 in the block's head then.
+//
+//   | head: 1 while the tensor lives | the tensor |
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <map>
+#include <optional>
+
+#include "comm/file_memory.h"
+
+namespace tessera {
+
+/// Where a peer finds what begins at some address of this process.
+struct SharedPlace {
+  int32_t file = -1;  // its number in the process whose memory it is
+  int64_t block = 0;  // in the file; in bytes, as are the next two
+  int64_t block_bytes = 0;
+  int64_t offset = 0;  // in the block
+};
+
+/// On the CPU. Thread safety: any number of threads. A child after fork() has memory of its own; of tensors that it
+/// inherits peers know nothing. Throws CommError where the system has no such memory.
+at::Tensor shared_zeros(int64_t numel, at::ScalarType dtype);
+
+/// Of a tensor in shared_zeros(), or a view of one; else nullopt.
+std::optional<SharedPlace> shared_place(const at::Tensor& tensor);
+
+/// The blocks of one peer that this process has mapped. Thread safety: for one thread at a time.
+class PeerMemory {
+ public:
+  explicit PeerMemory(int pid) : pid_(pid) {}
+  PeerMemory(PeerMemory&&) noexcept = default;
+  PeerMemory& operator=(PeerMemory&&) = delete;
+  ~PeerMemory();
+
+  /// What `place` of the peer names; valid until the peer's tensor goes. Throws CommError.
+  const char* find(const SharedPlace& place);
+  /// Whether the tensor of a block that was found still lives, so that what was read from it were its elements.
+  bool is_alive(const SharedPlace& place) const;
+
+ private:
+  void drop_dead();
+
+  int pid_;
+  FileDescriptor file_;
+  std::map<int64_t, FileMapping> blocks_;  // by their offset
+};
+
+/// Bytes of peers' blocks that this process has mapped. Once they were read, the system counts them as resident in
+/// every process that has read them (VmRSS, VmHWM), though they are there once.
+int64_t mapped_peer_bytes();
+
+}  // namespace tessera

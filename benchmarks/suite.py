@@ -26,18 +26,36 @@ class Goal:
     floor: str = ""
 
 
-def _step(size, model, rounds=5):
+_MODELS = {
+    "tiny": "16 blocks of 6 Linear(16, 16), where overhead is all there is",
+    "256": "GPT of dim 256 and 4 layers, 4 x 128 bytes a rank",
+    "768": "GPT of dim 768 and 8 layers (218 MiB), 1 x 64 bytes a rank",
+}
+
+
+def _step(size, rounds):
     return Benchmark(
         name=f"fully_shard_step_{size}",
         program="fully_shard_step",
-        what=f"A training step under `fully_shard` on 2 ranks, {model}, with fused AdamW. PyTorch's peer of shm and gloo is "
-        "FSDP2 over gloo; plain is the model in one process, without communication. shm_over_ideal is the step over "
-        "shm divided by one process's forward and backward plus half of its optimizer; shm_over_floor divides by the "
-        "same of two processes that train side by side and meet after each step, since they share caches and memory, "
-        "and no step is faster than its slowest rank, plus floor/communication_ms: the step's collectives as copies and "
-        "sums of data that lies in shared memory already. That sum is floor/step_ms.",
+        what=f"A training step under `fully_shard` on 2 ranks, {_MODELS[size]}, with fused AdamW. PyTorch's peer of "
+        "shm and gloo is FSDP2 over gloo; plain is the model in one process, without communication. shm_over_ideal is "
+        "the step over shm divided by one process's forward and backward plus half of its optimizer; shm_over_floor "
+        "divides by the same of two processes that train side by side and meet after each step, since they share "
+        "caches and memory, and no step is faster than its slowest rank, plus floor/communication_ms: the step's "
+        "collectives as copies and sums of data that lies in shared memory already. That sum is floor/step_ms.",
         arguments=("--size", size, "--ranks", "2"),
         rounds=rounds,
+    )
+
+
+def _step_of_ranks(size, ranks):
+    return Benchmark(
+        name=f"fully_shard_step_{size}_ranks_{ranks}",
+        program="fully_shard_step",
+        what=f"The same on {'1 rank, which has all' if ranks == 1 else f'{ranks} ranks'}: {_MODELS[size]}. With more "
+        "ranks than cores, lines that divide by one process's step divide by one that has a core to itself.",
+        arguments=("--size", size, "--ranks", str(ranks)),
+        rounds=2,
     )
 
 
@@ -52,17 +70,20 @@ BENCHMARKS = (
         "collectives",
         "collectives",
         "A collective of 2 ranks and its wait. Sizes are of a rank's input for all_gather, of the whole tensor for the "
-        "others. PyTorch's peer of shm and gloo is gloo. The floor is data that lies in shared memory already, two "
-        "barriers, and a copy or a sum; streamed is the same with copies past the cache.",
+        "others. PyTorch's peer of shm and gloo is gloo. Lent is shm where the inputs lie in shared memory, as the "
+        "flat shards of `fully_shard` do, so that peers read them there. The floor is data that lies in shared memory "
+        "already, two barriers, and a copy or a sum; streamed is the same with copies past the cache.",
     ),
-    _step("tiny", "16 blocks of 6 Linear(16, 16), where overhead is all there is"),
-    _step("256", "GPT of dim 256 and 4 layers, 4 x 128 bytes a rank"),
-    _step("768", "GPT of dim 768 and 8 layers (218 MiB), 1 x 64 bytes a rank", rounds=3),
+    _step("tiny", rounds=5),
+    _step("256", rounds=5),
+    _step("768", rounds=3),
+    *(_step_of_ranks(size, ranks) for size in _MODELS for ranks in (1, 4)),
     Benchmark(
         "memory",
         "memory",
         "The most resident memory above the start of a process that builds, shards and trains the GPT of dim 768 and 8 "
-        "layers for three steps, on 2 ranks over shm (PyTorch: gloo); plain is one process.",
+        "layers for three steps, on 2 ranks over shm (PyTorch: gloo); plain is one process. Shards that a rank reads "
+        "where the other has them are the other's.",
         rounds=0,
     ),
     Benchmark(

@@ -168,6 +168,8 @@ int main(int argc, char** argv) {
        .run = [&](const BenchmarkOptions& options) { run(own, options); },
        .on_rank =
            [&](const BenchmarkOptions& options) {
-             return measure_step(own.size, /*beside_plain=*/get_backend(default_group()) == "shm", options.rounds);
+             // A group of one rank has no backend to tell.
+             const bool beside_plain = get_world_size() == 1 || get_backend(default_group()) == "shm";
+             return measure_step(own.size, beside_plain, options.rounds);
            }});
 }

@@ -152,12 +152,14 @@ TEST_CASE("shm: an output is there before the others have read the input, which 
     const auto input = zeros_to_gather(kLarge, c10::kFloat, default_group());
     at::arange_out(const_cast<at::Tensor&>(input), kLarge).add_(1000 * rank);
     const auto output = at::zeros({2 * kLarge});
+    if (rank == 0) {
+      await_stop(peer);  // it has called, and cannot have read what is lent only now
+    }
     auto pending = all_gather_parts_async(one_part(output), input, default_group());
     if (rank == 1) {
       raise(SIGSTOP);
       pending.wait();
     } else {
-      await_stop(peer);
       pending.wait();
       TESSERA_EXPECT(is_from_round(output, 0));
       kill(peer, SIGCONT);
@@ -219,11 +221,13 @@ TEST_CASE("shm: a peer that dies before it has read is named") {
     const int peer = pid_of(1 - rank);
     const auto input = shared_zeros(kLarge, c10::kFloat);
     const auto output = at::zeros({2 * kLarge});
+    if (rank == 0) {
+      await_stop(peer);
+    }
     auto pending = all_gather_parts_async(one_part(output), input, default_group());
     if (rank == 1) {
       raise(SIGSTOP);
     }
-    await_stop(peer);
     pending.wait();
     kill(peer, SIGKILL);
     expect_throws<CommError>([&] { pending.wait_until_read(); }, "rank(s) [1] have died");

@@ -44,19 +44,23 @@ TEST_CASE("fully_shard over shm: shards that the other ranks read where they lie
 
 namespace {
 
-/// Two units, between which a slow rank sleeps: it has asked for the second's parameters then, and not yet read them.
+/// Two units, and a rank that sleeps before the first, or between them.
 struct NappingImpl : torch::nn::Module {
-  NappingImpl(std::chrono::milliseconds nap_, int64_t dim) : nap(nap_) {
+  struct Naps {
+    std::chrono::milliseconds before_first{0}, between{0};
+  };
+  NappingImpl(Naps naps_, int64_t dim) : naps(naps_) {
     first = register_module("first", Block(dim, dim));
     second = register_module("second", Block(dim, dim));
   }
   at::Tensor forward(at::Tensor x) {
+    std::this_thread::sleep_for(naps.before_first);
     x = first(x);
-    std::this_thread::sleep_for(nap);
+    std::this_thread::sleep_for(naps.between);
     return second(x);
   }
 
-  std::chrono::milliseconds nap;
+  Naps naps;
   Block first{nullptr}, second{nullptr};
 };
 TESSERA_MODULE(Napping);
@@ -66,7 +70,11 @@ TESSERA_MODULE(Napping);
 TEST_CASE("fully_shard over shm: parameters that a fast rank changes after forward are not what a slow one reads") {
   const auto body = [](int rank) {
     constexpr int64_t kDim = 397;
-    Napping reference(std::chrono::milliseconds(0), kDim), sharded(std::chrono::milliseconds(300 * rank), kDim);
+    // Rank 1 asks for the second unit before rank 0 lends its part, and reads it long after rank 0 has computed.
+    using std::chrono::milliseconds;
+    const NappingImpl::Naps naps{.before_first = milliseconds(rank == 0 ? 100 : 0),
+                                 .between = milliseconds(rank == 1 ? 500 : 0)};
+    Napping reference(NappingImpl::Naps{}, kDim), sharded(naps, kDim);
     fill_parameters(*reference, 1);
     fill_parameters(*sharded, 1);
     fully_shard(sharded->first);

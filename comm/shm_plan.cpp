@@ -7,7 +7,7 @@ namespace tessera {
 namespace {
 
 // Up to here an all_reduce is one round: a second one costs more than reducing everything on every rank.
-constexpr int64_t kOneRoundBytes = 32 * 1024;
+constexpr int64_t kOneRoundBytes = int64_t{32} * 1024;
 
 int64_t steps_for(int64_t bytes, int64_t chunk) {
   return std::max<int64_t>(1, (bytes + chunk - 1) / chunk);

@@ -89,13 +89,17 @@ at::Tensor input_of(int64_t numel, bool is_shared) {
   return is_shared ? shared_zeros(numel, c10::kFloat) : at::zeros({numel});
 }
 
-/// Whether rank r's part of the output begins with 1000 * r + round and counts up.
+/// What a rank sends in a round.
+at::Tensor numbers(int64_t numel, int64_t rank, int round) {
+  return at::arange(numel, c10::kFloat) + static_cast<float>(1000 * rank + round);
+}
+
+/// Whether each rank's part of the output is what it has sent in `round`.
 bool is_from_round(const at::Tensor& output, int round) {
   const int64_t numel = output.numel() / get_world_size();
   bool equal = true;
   for (int64_t rank = 0; rank < get_world_size(); ++rank) {
-    const auto first = static_cast<float>(1000 * rank + round);
-    equal = equal && output.narrow(0, rank * numel, numel).equal(at::arange(numel, c10::kFloat) + first);
+    equal = equal && output.narrow(0, rank * numel, numel).equal(numbers(numel, rank, round));
   }
   return equal;
 }
@@ -110,7 +114,7 @@ TEST_CASE("shm: inputs that the others read where they are, written again at onc
           const auto input = input_of(numel, rank == 0 || !only_first);
           const auto output = at::zeros({get_world_size() * numel});
           for (int round = 0; round < 6; ++round) {
-            at::arange_out(const_cast<at::Tensor&>(input), numel).add_(1000 * rank + round);
+            input.copy_(numbers(numel, rank, round));
             if ((round + rank) % 3 == 0) {
               std::this_thread::sleep_for(milliseconds(5));
             }
@@ -150,7 +154,7 @@ TEST_CASE("shm: an output is there before the others have read the input, which 
   const auto body = [](int rank) {
     const int peer = pid_of(1 - rank);
     const auto input = zeros_to_gather(kLarge, c10::kFloat, default_group());
-    at::arange_out(const_cast<at::Tensor&>(input), kLarge).add_(1000 * rank);
+    input.copy_(numbers(kLarge, rank, 0));
     const auto output = at::zeros({2 * kLarge});
     if (rank == 0) {
       await_stop(peer);  // it has called, and cannot have read what is lent only now

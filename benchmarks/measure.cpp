@@ -19,6 +19,7 @@
 
 #include "comm/local_launcher.h"
 #include "comm/process_group.h"
+#include "examples/peak_memory.h"
 #include "testing/run_ranks.h"
 #include "testing/temp_folder.h"
 
@@ -154,15 +155,7 @@ std::vector<double> microseconds(const std::vector<std::function<void()>>& calls
 }
 
 double peak_bytes() {
-  std::ifstream status("/proc/self/status");
-  for (std::string word; status >> word;) {
-    if (word == "VmHWM:") {
-      double kibibytes = 0;
-      status >> kibibytes;
-      return kibibytes * 1024;
-    }
-  }
-  TORCH_CHECK(false, "/proc/self/status has no VmHWM");
+  return examples::peak_memory_bytes(c10::DeviceType::CPU);
 }
 
 double reset_peak() {

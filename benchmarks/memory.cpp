@@ -21,7 +21,6 @@
 #include "benchmarks/train_model.h"
 #include "comm/collectives.h"
 #include "comm/process_group.h"
-#include "comm/shared_memory.h"
 
 namespace tessera {
 namespace {
@@ -54,8 +53,7 @@ Results measure_peak(const std::string& size) {
   for (int i = 0; i < kSteps; ++i) {
     step();
   }
-  const auto of_peers = static_cast<double>(mapped_peer_bytes());
-  const auto peak = at::scalar_tensor(peak_bytes() - of_peers - start, at::kDouble);
+  const auto peak = at::scalar_tensor(peak_bytes() - start, at::kDouble);
   all_reduce(peak, ReduceOp::Max, default_group());
   return {{"peak", peak.item<double>() / kMiB}, {"parameters", parameters / kMiB}};
 }

@@ -66,7 +66,6 @@ GroupBackend& parts_backend(Collective kind, const BackendPtr& backend, const at
 
 Pending::Pending() noexcept = default;
 Pending::Pending(c10::intrusive_ptr<c10d::Work> work) noexcept : work_(std::move(work)) {}
-Pending::Pending(c10::intrusive_ptr<LendingWork> work) noexcept : work_(work), lent_(std::move(work)) {}
 Pending::Pending(Pending&&) noexcept = default;
 Pending& Pending::operator=(Pending&&) noexcept = default;
 Pending::~Pending() = default;
@@ -74,15 +73,17 @@ Pending::~Pending() = default;
 void Pending::wait() {
   if (work_) {
     const c10::intrusive_ptr<c10d::Work> work = std::move(work_);
-    c10::intrusive_ptr<LendingWork> lent = std::move(lent_);
     work->wait();
-    lent_ = std::move(lent);
+    // c10's dynamic_intrusive_pointer_cast leaks what it cannot cast.
+    if (auto* const lending = dynamic_cast<LendingWork*>(work.get())) {
+      being_read_ = c10::intrusive_ptr<LendingWork>::reclaim_copy(lending);
+    }
   }
 }
 
 void Pending::wait_until_read() {
-  if (lent_) {
-    const c10::intrusive_ptr<LendingWork> work = std::move(lent_);
+  if (being_read_) {
+    const c10::intrusive_ptr<LendingWork> work = std::move(being_read_);
     work->wait_until_read();
   }
 }
@@ -135,10 +136,7 @@ Pending all_gather_parts_async(TensorParts outputs, const at::Tensor& input, con
   const BackendPtr backend = backend_of(kind, input.device().type(), group);
   GroupBackend& own = parts_backend(kind, backend, input);
   detail::count_collective(kind, (backend->getSize() - 1) * bytes(input));
-  auto work = own.all_gather_parts(std::move(outputs), input);
-  auto* const lending = dynamic_cast<LendingWork*>(work.get());
-  return lending != nullptr ? Pending(c10::intrusive_ptr<LendingWork>::reclaim_copy(lending))
-                            : Pending(std::move(work));
+  return Pending(own.all_gather_parts(std::move(outputs), input));
 }
 
 at::Tensor zeros_to_gather(int64_t numel, at::ScalarType dtype, const ProcessGroupPtr& group) {

@@ -46,7 +46,6 @@ class [[nodiscard]] Pending {
  public:
   Pending() noexcept;  // nothing to wait for
   explicit Pending(c10::intrusive_ptr<c10d::Work> work) noexcept;
-  explicit Pending(c10::intrusive_ptr<LendingWork> work) noexcept;
   Pending(Pending&&) noexcept;
   Pending& operator=(Pending&&) noexcept;
   ~Pending();
@@ -60,8 +59,8 @@ class [[nodiscard]] Pending {
   void wait_until_read();
 
  private:
-  c10::intrusive_ptr<c10d::Work> work_;
-  c10::intrusive_ptr<LendingWork> lent_;
+  c10::intrusive_ptr<c10d::Work> work_;         // until wait()
+  c10::intrusive_ptr<LendingWork> being_read_;  // from then on
 };
 
 /// output = the inputs of all ranks, one after the other; output.numel() = group size x input.numel().

@@ -59,6 +59,7 @@ struct CallShape {
 struct RankPair {
   int from = 0;
   int to = 0;
+  // clang-tidy 14 takes the 0 of the comparison that is generated for a null pointer. NOLINTNEXTLINE
   auto operator<=>(const RankPair&) const = default;
 };
 

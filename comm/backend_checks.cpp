@@ -98,7 +98,11 @@ std::vector<int64_t> element_splits(std::string_view place, const at::Tensor& te
   return elements;
 }
 
-void check_parts(std::string_view place, const std::vector<TensorPart>& parts, const at::Tensor& flat, int group_size) {
+namespace {
+
+/// `dtype`: what the tensors are to have.
+void check_parts_of(std::string_view place, const std::vector<TensorPart>& parts, const at::Tensor& flat,
+                    at::ScalarType dtype, int group_size) {
   int64_t end = 0;
   for (const auto& [offset, numel, tensor] : parts) {
     TESSERA_CHECK(ValueError, numel >= 0 && offset >= end && offset + numel <= flat.numel(),
@@ -107,14 +111,27 @@ void check_parts(std::string_view place, const std::vector<TensorPart>& parts, c
     end = offset + numel;
     if (tensor.defined()) {
       TESSERA_CHECK(ValueError,
-                    tensor.is_contiguous() && tensor.device() == flat.device() && tensor.dtype() == flat.dtype() &&
+                    tensor.is_contiguous() && tensor.device() == flat.device() && tensor.scalar_type() == dtype &&
                         tensor.numel() <= group_size * numel,
                     "{}: a part of {} elements for each of {} ranks is {}[{}] on {}; contiguous {} of at most {} "
                     "elements on {} is needed",
                     place, numel, group_size, c10::toString(tensor.scalar_type()), tensor.numel(),
-                    tensor.device().str(), c10::toString(flat.scalar_type()), group_size * numel, flat.device().str());
+                    tensor.device().str(), c10::toString(dtype), group_size * numel, flat.device().str());
     }
   }
+}
+
+}  // namespace
+
+void check_parts(std::string_view place, const std::vector<TensorPart>& parts, const at::Tensor& flat, int group_size) {
+  check_parts_of(place, parts, flat, flat.scalar_type(), group_size);
+}
+
+void check_written_parts(std::string_view place, const std::vector<TensorPart>& parts, const at::Tensor& flat,
+                         int group_size) {
+  const at::ScalarType sent = flat.scalar_type(), written = dtype_of(parts).value_or(sent);
+  const bool is_cast = c10::isFloatingType(sent) && c10::isFloatingType(written);
+  check_parts_of(place, parts, flat, is_cast ? written : sent, group_size);
 }
 
 }  // namespace tessera

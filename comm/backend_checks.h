@@ -44,5 +44,8 @@ std::vector<int64_t> element_splits(std::string_view place, const at::Tensor& te
 /// Throws ValueError unless the parts lie in a rank's `flat` one after the other, and their tensors are as `flat` is
 /// and hold no more than the ranks' parts.
 void check_parts(std::string_view place, const std::vector<TensorPart>& parts, const at::Tensor& flat, int group_size);
+/// The same for parts that are written, which may be of another floating dtype than `flat`, all of the same one.
+void check_written_parts(std::string_view place, const std::vector<TensorPart>& parts, const at::Tensor& flat,
+                         int group_size);
 
 }  // namespace tessera

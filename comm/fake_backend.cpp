@@ -19,7 +19,7 @@ void copy_part(const at::Tensor& to, int64_t to_begin, const at::Tensor& from, i
   if (count == 0) {
     return;
   }
-  if (!to.device().is_cpu()) {
+  if (!to.device().is_cpu() || to.dtype() != from.dtype()) {
     at::AutoDispatchBelowADInplaceOrView guard;
     to.view(-1).narrow(0, to_begin, count).copy_(from.view(-1).narrow(0, from_begin, count));
     return;
@@ -56,7 +56,7 @@ c10::intrusive_ptr<c10d::Work> FakeBackend::_reduce_scatter_base(at::Tensor& out
 }
 
 c10::intrusive_ptr<c10d::Work> FakeBackend::all_gather_parts(TensorParts outputs, const at::Tensor& input) {
-  check_parts("all_gather", *outputs, input, getSize());
+  check_written_parts("all_gather", *outputs, input, getSize());
   for (const auto& [offset, numel, tensor] : *outputs) {
     for (int64_t rank = 0; tensor.defined() && rank * numel < tensor.numel(); ++rank) {
       copy_part(tensor, rank * numel, input, offset, std::min(numel, tensor.numel() - rank * numel));
@@ -69,10 +69,8 @@ c10::intrusive_ptr<c10d::Work> FakeBackend::reduce_scatter_parts(const at::Tenso
                                                                  ReduceOp) {
   check_parts("reduce_scatter", *inputs, output, getSize());
   if (output.device().is_cpu()) {
-    const PartRange whole{.item = static_cast<int64_t>(output.element_size()),
-                          .rank = getRank(),
-                          .begin = 0,
-                          .bytes = static_cast<int64_t>(output.nbytes())};
+    const PartRange whole{
+        .dtype = output.scalar_type(), .rank = getRank(), .begin = 0, .bytes = static_cast<int64_t>(output.nbytes())};
     read_parts(*inputs, whole, static_cast<char*>(output.mutable_data_ptr()), kNeverStream);
     return completed_;
   }

@@ -57,7 +57,7 @@ class GroupBackend : public c10d::Backend {
   /// parts in place of the output of all ranks, and of the input for all ranks. Ranks that call one form and the other
   /// may meet.
   virtual bool takes_parts(c10::DeviceType /*device*/) const { return false; }
-  /// Throws NotImplementedError unless takes_parts() for the tensors' device.
+  /// Throw NotImplementedError unless takes_parts() for the tensors' device. all_gather casts (check_written_parts()).
   virtual c10::intrusive_ptr<c10d::Work> all_gather_parts(TensorParts outputs, const at::Tensor& input);
   /// Zeros on the CPU, as input of many all_gather_parts(): where ranks share memory, in memory that they read
   /// directly.

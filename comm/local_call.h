@@ -21,8 +21,8 @@ namespace tessera {
 struct GroupInfo;
 
 /// The tensors are dense, contiguous, of one dtype and on one device. AllReduce, Broadcast and Recv use `output` alone,
-/// and Send `input`. On the CPU, AllGather may have parts in place of `output`, and ReduceScatter in place of `input`;
-/// the peers need not know.
+/// and Send `input`. On the CPU, AllGather may have parts in place of `output`, also of another dtype, and
+/// ReduceScatter in place of `input`; the peers need not know.
 struct LocalCall {
   Collective kind = Collective::Barrier;
   ReduceOp op = ReduceOp::Sum;

@@ -38,7 +38,7 @@ c10::intrusive_ptr<c10d::Work> LocalCallBackend::_reduce_scatter_base(at::Tensor
 
 c10::intrusive_ptr<c10d::Work> LocalCallBackend::all_gather_parts(TensorParts outputs, const at::Tensor& input) {
   check_cpu_tensor("all_gather input", input);
-  check_parts("all_gather", *outputs, input, getSize());
+  check_written_parts("all_gather", *outputs, input, getSize());
   return post({.kind = Collective::AllGather,
                .input = input,
                .parts = std::move(outputs),

@@ -23,10 +23,7 @@ char* data_of(const at::Tensor& tensor) {
 
 /// Of a rank's flat elements, as parts count them; `range` and `piece` are as in a tensor of all ranks.
 PartRange part_range(const CallShape& shape, int rank, const ByteRange& range, const ByteRange& piece) {
-  return {.item = static_cast<int64_t>(c10::elementSize(shape.dtype)),
-          .rank = rank,
-          .begin = piece.begin - range.begin,
-          .bytes = piece.bytes};
+  return {.dtype = shape.dtype, .rank = rank, .begin = piece.begin - range.begin, .bytes = piece.bytes};
 }
 
 }  // namespace

@@ -11,6 +11,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <vector>
 
 namespace tessera {
@@ -28,15 +29,19 @@ struct TensorPart {
 /// Shared, since a collective in flight holds them.
 using TensorParts = std::shared_ptr<const std::vector<TensorPart>>;
 
-/// Bytes [begin, begin + bytes) of what belongs to rank `rank`, of elements of `item` bytes.
+/// Of the first tensor; null where there is none.
+std::optional<at::ScalarType> dtype_of(const std::vector<TensorPart>& parts);
+
+/// Bytes [begin, begin + bytes) of what belongs to rank `rank`, of elements of `dtype`.
 struct PartRange {
-  int64_t item = 1;
+  at::ScalarType dtype = at::kByte;
   int64_t rank = 0;
   int64_t begin = 0;
   int64_t bytes = 0;
 };
 
-/// Copies them to `to`, and from `from`: pieces of at least `stream_from` bytes past the cache (stream_copy.h).
+/// Copies them to `to`, and from `from`: pieces of at least `stream_from` bytes past the cache (stream_copy.h). Parts
+/// that are written, all of one dtype, may have another than the range: then elements are cast, as Tensor::to does.
 void read_parts(const std::vector<TensorPart>& parts, const PartRange& range, char* to, int64_t stream_from);
 void write_parts(const std::vector<TensorPart>& parts, const PartRange& range, const char* from, int64_t stream_from);
 

@@ -43,8 +43,10 @@ struct Elements {
 /// Of what belongs to rank `rank`, where a rank has as much as `flat`.
 PartRange part_range(const at::Tensor& flat, size_t rank, Elements elements) {
   const auto item = static_cast<int64_t>(flat.element_size());
-  return {
-      .item = item, .rank = static_cast<int64_t>(rank), .begin = elements.begin * item, .bytes = elements.count * item};
+  return {.dtype = flat.scalar_type(),
+          .rank = static_cast<int64_t>(rank),
+          .begin = elements.begin * item,
+          .bytes = elements.count * item};
 }
 
 /// Elements [begin, begin + count) of what `call` sends to rank `to`: where they are, or copied to `room`.

@@ -94,7 +94,8 @@ void ShardGather::start_in_place(const at::Tensor& input, const ProcessGroupPtr&
     parts.push_back({stamp_offset_, kSlotAlignment, stamps_});
     parts_ = std::make_shared<const std::vector<TensorPart>>(std::move(parts));
   }
-  pending_ = all_gather_parts_async(parts_, as_sent(input, pool), group);
+  const bool is_cast_on_arrival = input.device() == stamps_.device();
+  pending_ = all_gather_parts_async(parts_, is_cast_on_arrival ? input : as_sent(input, pool), group);
 }
 
 const at::Tensor& ShardGather::wait() {

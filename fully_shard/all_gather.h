@@ -1,6 +1,7 @@
 #pragma once
 // The collective half of a unit's unshard: the flat shards of all ranks in one buffer, from one all-gather, with the
-// cast to the compute dtype before it so that only the narrow dtype is sent.
+// cast to the compute dtype before it so that only the narrow dtype is sent. Where ranks read each other's memory they
+// cast what they read, in the pass that writes it to the parameters.
 //
 // Behind the parameters each rank sends a stamp: the number of the unit that it gathers and whether it can go on.
 // So ranks that gather different units of equal size, or of which one found its parameters replaced, all learn of it

@@ -82,9 +82,8 @@ bool UnitGather::can_gather_in_place(const at::Tensor& flat_shard, const AllGath
 
 at::Tensor UnitGather::new_flat_shard(at::ScalarType dtype) {
   const int64_t numel = gather_numel(options_.layout);
-  const bool is_sent = options_.device.is_cpu() && can_use_parts() && options_.items[0].dtype == dtype;
-  return is_sent ? zeros_to_gather(numel, dtype, options_.axes.shard_group())
-                 : at::zeros({numel}, at::device(at::kCPU).dtype(dtype));
+  return options_.device.is_cpu() && can_use_parts() ? zeros_to_gather(numel, dtype, options_.axes.shard_group())
+                                                     : at::zeros({numel}, at::device(at::kCPU).dtype(dtype));
 }
 
 void UnitGather::start_in_place(const at::Tensor& flat_shard, BlockPool& pool,

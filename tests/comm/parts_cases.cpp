@@ -53,16 +53,17 @@ int64_t present_for(const DrawnPart& part, int64_t rank) {
   return std::clamp<int64_t>(part.present - rank * part.numel, 0, part.numel);
 }
 
-void check_all_gather(const Drawn& drawn, at::ScalarType dtype) {
+void check_all_gather(const Drawn& drawn, at::ScalarType dtype, at::ScalarType part_dtype) {
   const auto& group = default_group();
   const int64_t ranks = get_world_size();
   const auto input = at::randn({drawn.numel}, make_generator(get_rank())).to(dtype);
   const auto flat = at::zeros({ranks, drawn.numel}, dtype);
   all_gather(flat, input, group);
+  const auto expected = flat.to(part_dtype);
   std::vector<TensorPart> parts;
   for (const auto& part : drawn.parts) {
     parts.push_back(
-        {part.offset, part.numel, at::full({part.present + 1}, kUntouched, dtype).narrow(0, 0, part.present)});
+        {part.offset, part.numel, at::full({part.present + 1}, kUntouched, part_dtype).narrow(0, 0, part.present)});
   }
   all_gather_parts_async(std::make_shared<const std::vector<TensorPart>>(parts), input, group).wait();
   for (size_t i = 0; i < parts.size(); ++i) {
@@ -70,7 +71,7 @@ void check_all_gather(const Drawn& drawn, at::ScalarType dtype) {
     for (int64_t rank = 0; rank < ranks; ++rank) {
       const int64_t present = present_for(part, rank);
       expect_bit_equal(parts[i].tensor.narrow(0, std::min(rank * part.numel, part.present), present),
-                       flat[rank].narrow(0, part.offset, present));
+                       expected[rank].narrow(0, part.offset, present));
     }
     const auto behind = parts[i].tensor.as_strided({1}, {1}, part.present);
     expect_equal(behind.item<float>(), kUntouched);
@@ -112,7 +113,9 @@ void check_reduce_scatter(const Drawn& drawn, at::ScalarType dtype, bool first_i
 void check_parts_against_flat(uint64_t seed, int64_t largest, at::ScalarType dtype) {
   try {
     const Drawn drawn = draw(seed, largest, get_world_size());
-    check_all_gather(drawn, dtype);
+    for (const auto part_dtype : {dtype, at::kFloat, at::kHalf, at::kDouble}) {
+      check_all_gather(drawn, dtype, part_dtype);
+    }
     check_reduce_scatter(drawn, dtype, /*first_is_flat=*/false);
     check_reduce_scatter(drawn, dtype, /*first_is_flat=*/true);
   } catch (const std::exception& error) {

@@ -42,6 +42,32 @@ TEST_CASE("fully_shard over shm: shards that the other ranks read where they lie
   }
 }
 
+TEST_CASE("fully_shard over shm: float32 shards come to the other ranks in the dtype of compute, 2 to 4 processes") {
+  for (const int world_size : {2, 3, 4}) {
+    const auto body = [&](int rank) {
+      Tower reference(401, 399), sharded(401, 399);
+      fill_parameters(*reference, 1);
+      fill_parameters(*sharded, 1);
+      const MixedPrecisionPolicy policy{.param_dtype = at::kBFloat16, .reduce_dtype = at::kFloat};
+      shard_tower(sharded, {.mp_policy = policy});
+      reference->to(at::kBFloat16);
+      const at::NoGradGuard no_grad;
+      for (int round = 0; round < 3; ++round) {
+        const auto x = make_batch(static_cast<uint64_t>(rank), 3, 5).to(at::kBFloat16);
+        expect_bit_equal(sharded(x), reference(x));
+        for (auto* model : {&reference, &sharded}) {
+          for (const auto& parameter : (*model)->parameters()) {
+            parameter.mul_(-2);
+          }
+        }
+      }
+      // All shards of blocks are read where they lie, as float32.
+      TESSERA_EXPECT(mapped_peer_bytes() > (world_size - 1) * 3 * 1'250'000 / world_size);
+    };
+    run_processes(world_size, body, {.backend = "shm"});
+  }
+}
+
 namespace {
 
 /// Two units, and a rank that sleeps before the first, or between them.

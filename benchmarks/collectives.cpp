@@ -3,9 +3,14 @@
 //
 // Sizes are bytes of a rank's input for all_gather, and of the whole tensor for reduce_scatter and all_reduce; float32.
 // "lent" is shm where the input of an all_gather lies in shared memory, as flat shards do (comm/shared_memory.h).
+// all_gather_bf16 gives bfloat16 of such inputs: cast before they are sent, and, "lent", by those who read them.
 // "floor" is data that lies in shared memory already, two barriers, and the copy or the sum (shm_floor.h); "streamed"
 // is the same with copies past the cache, and "memcpy" the copy of all_gather's output alone. Times are of one call
-// with its wait, the fastest of the rounds. --json also gives shm's time divided by the floor, of the largest size.
+// with its wait, the fastest of the rounds.
+//
+// From 1 MiB on their bus bandwidth is given too, as in NVIDIA's nccl-tests: the bytes that a rank has to receive, for
+// all_reduce those of a reduce_scatter and an all_gather, by the time; for memcpy, the bytes that it copies. --json
+// also gives shm's time divided by the floor, of the largest size.
 //
 // Where PEER_PYTHON names a Python that has torch, collectives_peer.py measures gloo there: it is the peer of shm, too.
 
@@ -26,9 +31,10 @@ namespace tessera {
 namespace {
 
 constexpr int64_t kSizes[] = {4 << 10, 64 << 10, 1 << 20, 16 << 20};
+constexpr int64_t kBandwidthFrom = 1 << 20;
 constexpr int64_t kFloorSize = 16 << 20;
 constexpr const char* kMeasured[] = {"shm", "lent", "gloo", "threads", "floor", "streamed", "memcpy"};
-constexpr const char* kCollectives[] = {"all_gather", "reduce_scatter", "all_reduce"};
+constexpr const char* kCollectives[] = {"all_gather", "all_gather_bf16", "reduce_scatter", "all_reduce"};
 
 std::string size_name(int64_t bytes) {
   return bytes < 1 << 20 ? fmt::format("{}KiB", bytes >> 10) : fmt::format("{}MiB", bytes >> 20);
@@ -60,7 +66,13 @@ Results measure_backend(const std::string& backend, int rounds) {
   for (const int64_t bytes : kSizes) {
     const int64_t count = bytes / static_cast<int64_t>(sizeof(float));
     const at::Tensor whole = at::zeros({count}), part = at::zeros({count / ranks}), all = at::zeros({ranks * count});
+    const at::Tensor cast = at::zeros({count}, at::kBFloat16), all_cast = at::zeros({ranks * count}, at::kBFloat16);
     results[key("all_gather", bytes, backend)] = call_us([&] { all_gather(all, whole, group); }, bytes, rounds);
+    const auto gather_cast = [&] {
+      cast.copy_(whole);
+      all_gather(all_cast, cast, group);
+    };
+    results[key("all_gather_bf16", bytes, backend)] = call_us(gather_cast, bytes, rounds);
     results[key("reduce_scatter", bytes, backend)] = call_us(
         [&] { reduce_scatter(part, whole.narrow(0, 0, part.numel() * ranks), ReduceOp::Sum, group); }, bytes, rounds);
     results[key("all_reduce", bytes, backend)] =
@@ -76,6 +88,14 @@ Results measure_lent(int rounds) {
     const at::Tensor own = shared_zeros(count, at::kFloat), all = at::zeros({get_world_size() * count});
     own.fill_(1);
     results[key("all_gather", bytes, "lent")] = call_us([&] { all_gather(all, own, default_group()); }, bytes, rounds);
+    const auto parts = std::make_shared<const std::vector<TensorPart>>(
+        1, TensorPart{.numel = count, .tensor = at::zeros({get_world_size() * count}, at::kBFloat16)});
+    const auto gather_cast = [&] {
+      auto pending = all_gather_parts_async(parts, own, default_group());
+      pending.wait();
+      pending.wait_until_read();
+    };
+    results[key("all_gather_bf16", bytes, "lent")] = call_us(gather_cast, bytes, rounds);
   }
   return results;
 }
@@ -93,7 +113,37 @@ Results measure_as_rank(const BenchmarkOptions& options) {
   return results;
 }
 
-void print_table(const Results& results, const Results& peer) {
+/// What a rank has to receive of the others.
+double bus_bytes(std::string_view collective, int64_t bytes, int ranks) {
+  const auto others = static_cast<double>(bytes) * (ranks - 1);
+  if (collective == "all_gather") {
+    return others;
+  }
+  if (collective == "all_gather_bf16") {
+    return others / 2;
+  }
+  return others / ranks * (collective == "all_reduce" ? 2 : 1);
+}
+
+/// GB/s by the keys of a size's times, for those that `times` has.
+Results bandwidths(const Results& times, int ranks) {
+  Results results;
+  for (const char* collective : kCollectives) {
+    for (const int64_t bytes : kSizes) {
+      for (const std::string_view who : kMeasured) {
+        const auto time = times.find(key(collective, bytes, who));
+        if (bytes >= kBandwidthFrom && time != times.end()) {
+          const double moved =
+              who == "memcpy" ? static_cast<double>(bytes) * ranks : bus_bytes(collective, bytes, ranks);
+          results[time->first] = moved / time->second * 1e-3;
+        }
+      }
+    }
+  }
+  return results;
+}
+
+void print_table(const char* unit, const Results& results, const Results& peer) {
   const auto cell = [](const Results& from, const char* collective, int64_t bytes, const char* who) {
     const auto found = from.find(key(collective, bytes, who));
     return found == from.end() ? std::string("-") : fmt::format("{:.1f}", found->second);
@@ -102,9 +152,12 @@ void print_table(const Results& results, const Results& peer) {
   for (const char* who : kMeasured) {
     fmt::print("{:>10}", who);
   }
-  fmt::print("{:>14}   us\n", "PyTorch gloo");
+  fmt::print("{:>14}   {}\n", "PyTorch gloo", unit);
   for (const char* collective : kCollectives) {
     for (const int64_t bytes : kSizes) {
+      if (!results.contains(key(collective, bytes, "shm"))) {
+        continue;
+      }
       fmt::print("{:24}", fmt::format("{} {}", collective, size_name(bytes)));
       for (const char* who : kMeasured) {
         fmt::print("{:>10}", cell(results, collective, bytes, who));
@@ -114,13 +167,25 @@ void print_table(const Results& results, const Results& peer) {
   }
 }
 
-void print_json(const Results& results, const Results& peer) {
+std::string bandwidth_name(std::string time_name) {
+  return time_name.replace(time_name.rfind("_us"), 3, "_GB_per_s");
+}
+
+void print_json(const Results& results, const Results& peer, int ranks) {
+  const Results by_time = bandwidths(results, ranks), peer_by_time = bandwidths(peer, ranks);
+  Results peer_bandwidths;
+  for (const auto& [name, value] : peer_by_time) {
+    peer_bandwidths[bandwidth_name(name)] = value;
+  }
   for (const char* collective : kCollectives) {
     for (const int64_t bytes : kSizes) {
       for (const char* who : kMeasured) {
-        const auto found = results.find(key(collective, bytes, who));
-        if (found != results.end()) {
-          print_result(found->first, found->second, "us", peer, /*json=*/true);
+        const auto name = key(collective, bytes, who);
+        if (results.contains(name)) {
+          print_result(name, results.at(name), "us", peer, /*json=*/true);
+        }
+        if (by_time.contains(name)) {
+          print_result(bandwidth_name(name), by_time.at(name), "GB/s", peer_bandwidths, /*json=*/true);
         }
       }
     }
@@ -145,9 +210,10 @@ void run(int ranks, const BenchmarkOptions& options) {
   auto peer = run_peer("benchmarks/collectives_peer.py", fmt::format("--ranks {} --rounds {}", ranks, options.rounds));
   results.merge(thread_ranks(ranks, [&] { return measure_backend("threads", options.rounds); }));
   if (options.json) {
-    return print_json(results, peer);
+    return print_json(results, peer, ranks);
   }
-  print_table(results, peer);
+  print_table("us", results, peer);
+  print_table("GB/s", bandwidths(results, ranks), bandwidths(peer, ranks));
 }
 
 }  // namespace

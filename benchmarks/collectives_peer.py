@@ -29,8 +29,15 @@ def measure(rounds):
         count = size // 4
         whole, part, everything = torch.zeros(count), torch.zeros(count // ranks), torch.zeros(ranks * count)
         evenly = whole[: part.numel() * ranks]
+        cast, all_cast = whole.bfloat16(), everything.bfloat16()
+
+        def gather_cast():
+            cast.copy_(whole)
+            dist.all_gather_into_tensor(all_cast, cast)
+
         times = {
             "all_gather": call_us(lambda: dist.all_gather_into_tensor(everything, whole), size, rounds),
+            "all_gather_bf16": call_us(gather_cast, size, rounds),
             "reduce_scatter": call_us(lambda: dist.reduce_scatter_tensor(part, evenly), size, rounds),
             "all_reduce": call_us(lambda: dist.all_reduce(whole), size, rounds),
         }

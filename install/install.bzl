@@ -1,0 +1,60 @@
+"""What `//install` copies: all our objects in one library, and the headers that belong to it."""
+
+load("@bazel_tools//tools/cpp:toolchain_utils.bzl", "find_cpp_toolchain")
+
+def _is_ours(label):
+    return label.workspace_name == "" and not label.package.startswith(("third_party", "tools"))
+
+def _merged(ctx):
+    return cc_common.merge_cc_infos(cc_infos = [dep[CcInfo] for dep in ctx.attr.deps])
+
+def _whole(ctx, library):
+    toolchain = find_cpp_toolchain(ctx)
+    return cc_common.create_library_to_link(
+        actions = ctx.actions,
+        feature_configuration = cc_common.configure_features(ctx = ctx, cc_toolchain = toolchain),
+        cc_toolchain = toolchain,
+        pic_static_library = library.pic_static_library,
+        alwayslink = True,
+    )
+
+def _whole_archives_impl(ctx):
+    info = _merged(ctx)
+    inputs = []
+    for given in info.linking_context.linker_inputs.to_list():
+        libraries = given.libraries
+        if _is_ours(given.owner):
+            libraries = [_whole(ctx, library) for library in libraries]
+        inputs.append(cc_common.create_linker_input(
+            owner = given.owner,
+            libraries = depset(libraries),
+            user_link_flags = depset(given.user_link_flags),
+            additional_inputs = depset(given.additional_inputs),
+        ))
+    return [CcInfo(
+        compilation_context = info.compilation_context,
+        linking_context = cc_common.create_linking_context(linker_inputs = depset(inputs)),
+    )]
+
+# A cc_library of which a shared library takes all objects, also those that nobody names: op rules register themselves.
+whole_archives = rule(
+    implementation = _whole_archives_impl,
+    attrs = {
+        "deps": attr.label_list(providers = [CcInfo]),
+        "_cc_toolchain": attr.label(default = "@bazel_tools//tools/cpp:current_cc_toolchain"),
+    },
+    toolchains = ["@bazel_tools//tools/cpp:toolchain_type"],
+    fragments = ["cpp"],
+)
+
+def _header_list_impl(ctx):
+    headers = [file for file in _merged(ctx).compilation_context.headers.to_list() if file.is_source and _is_ours(file.owner)]
+    output = ctx.actions.declare_file(ctx.label.name + ".txt")
+    ctx.actions.write(output, "".join([file.short_path + "\n" for file in headers]))
+    return [DefaultInfo(files = depset([output]), runfiles = ctx.runfiles([output] + headers))]
+
+# A file with the paths of all headers of `deps`, which are in its runfiles.
+header_list = rule(
+    implementation = _header_list_impl,
+    attrs = {"deps": attr.label_list(providers = [CcInfo])},
+)

@@ -1,0 +1,25 @@
+#!/usr/bin/env bash
+# `./bazelw run //install -- <prefix>`: Tessera as a shared library, its headers, and what CMake's find_package(Tessera)
+# reads, for programs that another build system builds (examples/cmake). For the CPU.
+#
+#   <prefix>/include/tessera/fully_shard/fully_shard.h ...
+#   <prefix>/lib/libtessera.so
+#   <prefix>/lib/cmake/Tessera/TesseraConfig.cmake
+set -euo pipefail
+(($# == 1)) || { echo "usage: ./bazelw run //install -- <prefix>" >&2; exit 2; }
+# `bazel run` starts this in the runfiles, and says where it was called.
+[[ $1 == /* ]] && prefix=$1 || prefix=${BUILD_WORKING_DIRECTORY:-$PWD}/$1
+[[ ! -d $0.runfiles/tessera ]] || cd "$0.runfiles/tessera"
+
+while read -r header; do
+  install -D -m 644 "$header" "$prefix/include/tessera/$header"
+done <install/headers.txt
+install -D -m 644 install/libtessera.so "$prefix/lib/libtessera.so"
+
+version=$(realpath ../libtorch/site/torch/include/torch/headeronly/version.h)
+torch_number() { awk -v name="TORCH_VERSION_$1" '$2 == name { print $3 }' "$version"; }
+mkdir -p "$prefix/lib/cmake/Tessera"
+sed -e "s|@TORCH@|${version%/include/torch/headeronly/version.h}|" \
+  -e "s|@TORCH_VERSION@|$(torch_number MAJOR).$(torch_number MINOR)|" \
+  install/TesseraConfig.cmake.in >"$prefix/lib/cmake/Tessera/TesseraConfig.cmake"
+echo "$prefix: $(wc -l <install/headers.txt) headers, lib/libtessera.so, lib/cmake/Tessera"

@@ -24,6 +24,7 @@
 
 #include "base/error.h"
 #include "comm/listen_socket.h"
+#include "comm/rank_environment.h"
 
 extern char** environ;  // NOLINT: POSIX's name
 
@@ -301,7 +302,7 @@ int launch_local(const LaunchOptions& options) {
 }
 
 bool launched_as_rank() {
-  return std::getenv("RANK") != nullptr;
+  return is_launched(process_variable);
 }
 
 }  // namespace tessera

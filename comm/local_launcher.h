@@ -3,7 +3,7 @@
 //
 //   int main(int argc, char** argv) {
 //     // parse --nproc ...
-//     if (nproc > 1 && !launched_as_rank()) {
+//     if (nproc > 1 && !launched_as_rank()) {         // not under torchrun, mpirun, srun
 //       return launch_local({.nproc = nproc});      // runs this program nproc times, with the same arguments
 //     }
 //     init_process_group();                         // in each of them
@@ -48,7 +48,8 @@ LaunchResult launch_ranks(const LaunchOptions& options);
 /// launch_ranks, with the message on stderr; returns the exit code.
 int launch_local(const LaunchOptions& options);
 
-/// Whether this process was started as a rank, by this launcher or torchrun: RANK is set.
+/// Whether this process was started as a rank, by this launcher, torchrun, mpirun, mpiexec or srun: is_launched
+/// (comm/rank_environment.h) of the process's own environment, which says what it throws.
 bool launched_as_rank();
 
 }  // namespace tessera

@@ -22,7 +22,7 @@ constexpr Launcher kTorchrun = {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD
 constexpr Launcher kOpenMpi = {"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK",
                                "OMPI_COMM_WORLD_LOCAL_SIZE"};
 constexpr Launcher kPmi = {"PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"};
-constexpr Launcher kSlurm = {"SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", nullptr};
+constexpr Launcher kSlurm = {"SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", nullptr};
 constexpr const Launcher* kLaunchers[] = {&kTorchrun, &kOpenMpi, &kPmi, &kSlurm};
 
 std::optional<int64_t> integer(const EnvironmentLookup& lookup, const char* variable) {
@@ -39,7 +39,7 @@ std::optional<int64_t> integer(const EnvironmentLookup& lookup, const char* vari
 
 const Launcher* find_launcher(const EnvironmentLookup& lookup) {
   for (const Launcher* launcher : kLaunchers) {
-    if (lookup(launcher->rank) || lookup(launcher->world_size)) {
+    if (lookup(launcher->world_size) || (launcher != &kSlurm && lookup(launcher->rank))) {
       return launcher;
     }
   }
@@ -64,15 +64,11 @@ void read_ranks(const EnvironmentLookup& lookup, const Launcher& launcher, RankE
   result.local_rank = static_cast<int>(local_rank.value_or(*world_size == 1 ? 0 : -1));
 }
 
+// Rank 0 is on the step's first host; SLURM_LAUNCH_NODE_IPADDR would be where srun was called, such as a login node.
 // Jobs that share a host must not meet at the same port; 20000 to 29999 is below the ports that systems hand out.
 void find_slurm_master(const EnvironmentLookup& lookup, RankEnvironment& result) {
   if (result.master_addr.empty()) {
-    result.master_addr = lookup("SLURM_LAUNCH_NODE_IPADDR").value_or("");
-  }
-  for (const char* variable : {"SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST", "SLURM_NODELIST"}) {
-    if (result.master_addr.empty()) {
-      result.master_addr = first_host(lookup(variable).value_or(""));
-    }
+    result.master_addr = first_host(lookup("SLURM_STEP_NODELIST").value_or(""));
   }
   if (result.master_port == 0) {
     const int64_t job = integer(lookup, "SLURM_JOB_ID").value_or(0);
@@ -135,11 +131,17 @@ RankEnvironment parse_rank_environment(const EnvironmentLookup& lookup) {
   return result;
 }
 
+std::optional<std::string> process_variable(const std::string& name) {
+  const char* value = std::getenv(name.c_str());
+  return value ? std::optional<std::string>(value) : std::nullopt;
+}
+
 RankEnvironment rank_environment() {
-  return parse_rank_environment([](const std::string& name) -> std::optional<std::string> {
-    const char* value = std::getenv(name.c_str());
-    return value ? std::optional<std::string>(value) : std::nullopt;
-  });
+  return parse_rank_environment(process_variable);
+}
+
+bool is_launched(const EnvironmentLookup& lookup) {
+  return lookup(kTorchrun.rank) || parse_rank_environment(lookup).world_size > 1;
 }
 
 }  // namespace tessera

@@ -5,9 +5,10 @@
 //   torchrun   RANK                     WORLD_SIZE              LOCAL_RANK
 //   mpirun     OMPI_COMM_WORLD_RANK     OMPI_COMM_WORLD_SIZE    OMPI_COMM_WORLD_LOCAL_RANK
 //   mpiexec    PMI_RANK                 PMI_SIZE                MPI_LOCALRANKID
-//   srun       SLURM_PROCID             SLURM_NTASKS            SLURM_LOCALID
+//   srun       SLURM_PROCID             SLURM_STEP_NUM_TASKS    SLURM_LOCALID
 //
 // The first line of which any variable of the first two columns is set counts; none: one rank, which needs no network.
+// Of srun the second column's alone: a shell of salloc and a script of sbatch have SLURM_PROCID too, but are no step.
 // Ranks meet at MASTER_ADDR:MASTER_PORT. Without them: under srun the step's first host and a port made from the job
 // id; under mpirun and mpiexec 127.0.0.1 if all ranks are on this host, and port 29500.
 
@@ -31,12 +32,20 @@ struct RankEnvironment {
 
 using EnvironmentLookup = std::function<std::optional<std::string>(const std::string& name)>;
 
+/// The process's own variable.
+std::optional<std::string> process_variable(const std::string& name);
+
 /// Throws ValueError that names variable and value: not a number, a rank outside the ranks, one of a pair missing, no
 /// way to know where the ranks meet.
 RankEnvironment parse_rank_environment(const EnvironmentLookup& lookup);
 
 /// The process's own environment.
 RankEnvironment rank_environment();
+
+/// Whether ranks were started already, so that this process is one of them and starts none: RANK is set, or another
+/// launcher started more than one. (One process of srun or mpirun is free to start its own.) Throws as
+/// parse_rank_environment.
+bool is_launched(const EnvironmentLookup& lookup);
 
 /// Only MASTER_ADDR and MASTER_PORT (each may be absent: "" and 0). Throws ValueError for a port that is none.
 void parse_master(const EnvironmentLookup& lookup, std::string& master_addr, int& master_port);

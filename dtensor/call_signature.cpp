@@ -139,15 +139,22 @@ const OpInfo& OpInfo::of(const c10::OperatorHandle& op) {
   };
   // Programs repeat few ops, so most look-ups end in a table without chains.
   thread_local std::array<Recent, 256> recent;
-  thread_local std::unordered_map<const c10::FunctionSchema*, std::unique_ptr<OpInfo>> infos;
+  thread_local std::unordered_map<const c10::FunctionSchema*, const OpInfo*> infos;
+  thread_local std::vector<std::unique_ptr<const OpInfo>> all;  // outdated ones too: cached plans know them by address
+  thread_local uint64_t version = 0;
+  if (const uint64_t now = op_rules_version(); now != version) {
+    recent.fill({});
+    infos.clear();
+    version = now;
+  }
   const auto* schema = &op.schema();
   auto& slot = recent[(reinterpret_cast<uintptr_t>(schema) >> 5) % recent.size()];
   if (slot.schema != schema) {
     auto& info = infos[schema];
     if (!info) {
-      info = std::make_unique<OpInfo>(make_info(op));
+      info = all.emplace_back(std::make_unique<const OpInfo>(make_info(op))).get();
     }
-    slot = {schema, info.get()};
+    slot = {schema, info};
   }
   return *slot.info;
 }

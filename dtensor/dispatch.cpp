@@ -34,7 +34,7 @@ const OpRule& rule_of(const c10::OperatorHandle& op, const CallSignature& call) 
   TESSERA_CHECK(
       NotImplementedError, rule != nullptr,
       "{} has no sharding rule, so it cannot run on {}. Take to_local() or full_tensor() of the DTensors, run "
-      "it on those, and make the result a DTensor with from_local; or register_op_rule() for it",
+      "it on those, and make the result a DTensor with from_local; or register_sharding() for it",
       toString(op.operator_name()), describe_arguments(call));
   return *rule;
 }

@@ -1,8 +1,11 @@
 #include "dtensor/sharding_rule.h"
 
 #include <algorithm>
+#include <atomic>
+#include <mutex>
 #include <string>
 #include <unordered_map>
+#include <utility>
 
 #include "base/error.h"
 
@@ -10,15 +13,22 @@ namespace tessera {
 
 namespace {
 
-// Keyed by "aten::add.Tensor". Written by static initialisers, read-only afterwards.
-std::unordered_map<std::string, OpRule>& registry() {
-  static auto* rules = new std::unordered_map<std::string, OpRule>();
-  return *rules;
+struct Registry {
+  std::mutex mutex;
+  // Keyed by "aten::add.Tensor". A program's own rules are never freed: plans of other threads may refer to one that is
+  // replaced here.
+  std::unordered_map<std::string, const OpRule*> library, own;
+  std::atomic<uint64_t> version = 0;
+};
+
+Registry& registry() {
+  static auto* instance = new Registry();
+  return *instance;
 }
 
 void register_one(std::string name, const OpRule& rule) {
   TESSERA_ASSERT(rule.strategies != nullptr, "the rule of {} has no strategies", name);
-  const bool inserted = registry().emplace(name, rule).second;
+  const bool inserted = registry().library.emplace(name, new OpRule(rule)).second;
   TESSERA_ASSERT(inserted, "{} has two sharding rules", name);
 }
 
@@ -50,15 +60,38 @@ void register_whole_ops(const std::vector<std::string>& ops) {
                          .whole_only = [](const OpCall&) { return true; }});
 }
 
+void replace_op_rule(const std::string& op, OpRule rule) {
+  auto& rules = registry();
+  TESSERA_CHECK(ValueError, !rules.library.contains(op),
+                "{} has a sharding rule of the library, which cannot be replaced", op);
+  const std::lock_guard lock(rules.mutex);
+  rules.own[op] = new OpRule(std::move(rule));
+  rules.version.fetch_add(1, std::memory_order_release);
+}
+
+uint64_t op_rules_version() {
+  return registry().version.load(std::memory_order_acquire);
+}
+
 const OpRule* find_op_rule(const c10::OperatorName& name) {
-  const auto found = registry().find(name.overload_name.empty() ? name.name : name.name + "." + name.overload_name);
-  return found == registry().end() ? nullptr : &found->second;
+  const std::string key = name.overload_name.empty() ? name.name : name.name + "." + name.overload_name;
+  auto& rules = registry();
+  if (const auto found = rules.library.find(key); found != rules.library.end()) {
+    return found->second;
+  }
+  const std::lock_guard lock(rules.mutex);
+  const auto found = rules.own.find(key);
+  return found == rules.own.end() ? nullptr : found->second;
 }
 
 std::vector<std::string> ops_with_rules() {
+  auto& rules = registry();
+  const std::lock_guard lock(rules.mutex);
   std::vector<std::string> names;
-  for (const auto& [name, rule] : registry()) {
-    names.push_back(name);
+  for (const auto* of : {&rules.library, &rules.own}) {
+    for (const auto& [name, rule] : *of) {
+      names.push_back(name);
+    }
   }
   std::sort(names.begin(), names.end());
   return names;

@@ -105,15 +105,22 @@ struct OpPlan {
   bool nothing_here = false;          // this rank's part of every output is empty, though the outputs are not
 };
 
-/// Registers `rule` for ops such as "aten::add.Tensor". Call from a static initialiser only. A second rule
-/// for the same op is an AssertionError.
+/// Registers `rule` of the library for ops such as "aten::add.Tensor". Call from a static initialiser only. A second
+/// rule for the same op is an AssertionError. (A program's own ops: dtensor/register_sharding.h.)
 void register_op_rule(std::initializer_list<std::string_view> ops, const OpRule& rule);
 void register_op_rule(const std::vector<std::string>& ops, const OpRule& rule);
 
 /// Registers ops that have no strategy but "everything replicated", such as matrix decompositions.
 void register_whole_ops(const std::vector<std::string>& ops);
 
-/// Null if the op has none.
+/// Registers a program's own rule, in place of an earlier one of its own. Throws ValueError where the library has one.
+/// Thread safety: may be called at any time; rules that were found before stay valid.
+void replace_op_rule(const std::string& op, OpRule rule);
+
+/// Counts calls of replace_op_rule: what was looked up under another count may be out of date.
+uint64_t op_rules_version();
+
+/// Null if the op has none. Stays valid.
 const OpRule* find_op_rule(const c10::OperatorName& name);
 
 /// Names of all ops that have a rule, sorted.

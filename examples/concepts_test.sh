@@ -4,6 +4,8 @@ set -uo pipefail
 
 declare -A shows=(
   [activation_checkpoint]='^all 32 gradients are equal, bit for bit$'
+  [checkpoint]='^2 ranks ended at step 30, with the parameters of one process$'
+  [custom_op]='\(Shard\(1\)\).* -> .*\(Shard\(0\)\).*: as in one process$'
   [device_mesh]='^rank 4 of .* is at \[1, 1\]: tp ranks \[3, 4, 5\], their sum 12; dp ranks \[1, 4\], their sum 5$'
   [dtensor]='^the sum is 570 and the weight.s gradient has column sums 190 in every column$'
   [fully_shard]='^the sharded model equals the one that was trained in one process$'

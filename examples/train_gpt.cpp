@@ -151,7 +151,7 @@ int fail(const std::exception& error, const std::string& place = "") {
 // fault, and one on each host reports it.
 int run(int argc, char** argv) {
   const RankEnvironment ranks = rank_environment();
-  const bool has_launcher = launched_as_rank() || ranks.world_size > 1;
+  const bool has_launcher = launched_as_rank();
   std::unique_ptr<ByteData> data;
   TrainOptions options;
   try {

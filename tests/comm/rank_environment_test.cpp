@@ -10,11 +10,15 @@ namespace {
 
 using Catch::Matchers::ContainsSubstring;
 
-RankEnvironment parse(const std::map<std::string, std::string>& variables) {
-  return parse_rank_environment([&](const std::string& name) -> std::optional<std::string> {
+EnvironmentLookup lookup_in(const std::map<std::string, std::string>& variables) {
+  return [&variables](const std::string& name) -> std::optional<std::string> {
     const auto found = variables.find(name);
     return found == variables.end() ? std::nullopt : std::optional(found->second);
-  });
+  };
+}
+
+RankEnvironment parse(const std::map<std::string, std::string>& variables) {
+  return parse_rank_environment(lookup_in(variables));
 }
 
 TEST_CASE("no launcher: one rank, no network") {
@@ -48,15 +52,42 @@ TEST_CASE("mpiexec") {
 
 TEST_CASE("srun: the first host of the step, a port of the job's own") {
   const RankEnvironment environment = parse({{"SLURM_PROCID", "5"},
-                                             {"SLURM_NTASKS", "8"},
+                                             {"SLURM_STEP_NUM_TASKS", "8"},
+                                             {"SLURM_NTASKS", "16"},
+                                             {"SLURM_LAUNCH_NODE_IPADDR", "10.0.0.7"},
                                              {"SLURM_LOCALID", "1"},
                                              {"SLURM_JOB_ID", "12345"},
                                              {"SLURM_STEP_NODELIST", "gpu[03-04,09],login"}});
   CHECK(environment == RankEnvironment{5, 8, 1, "gpu03", 20000 + (12345 * 17) % 10000});
-  CHECK(parse({{"SLURM_PROCID", "0"}, {"SLURM_NTASKS", "2"}, {"SLURM_LAUNCH_NODE_IPADDR", "10.0.0.7"}}).master_addr ==
-        "10.0.0.7");
-  CHECK(parse({{"SLURM_PROCID", "0"}, {"SLURM_NTASKS", "2"}, {"SLURM_NODELIST", "x"}, {"MASTER_ADDR", "y"}})
-            .master_addr == "y");
+  CHECK(
+      parse({{"SLURM_PROCID", "0"}, {"SLURM_STEP_NUM_TASKS", "2"}, {"SLURM_STEP_NODELIST", "x"}, {"MASTER_ADDR", "y"}})
+          .master_addr == "y");
+  CHECK_THROWS_WITH(parse({{"SLURM_PROCID", "0"}, {"SLURM_STEP_NUM_TASKS", "2"}}),
+                    ContainsSubstring("MASTER_ADDR is not set, but SLURM_STEP_NUM_TASKS=2"));
+}
+
+TEST_CASE("a shell of salloc and a script of sbatch are no ranks") {
+  CHECK(parse({{"SLURM_JOB_ID", "7"}, {"SLURM_NTASKS", "8"}, {"SLURM_NODELIST", "a,b"}}).world_size == 1);
+  CHECK(parse({{"SLURM_PROCID", "0"}, {"SLURM_NTASKS", "8"}, {"SLURM_LOCALID", "0"}}).world_size == 1);
+}
+
+TEST_CASE("who is a rank starts no further ones") {
+  using Variables = std::map<std::string, std::string>;
+  const auto launched = [](const Variables& variables) { return is_launched(lookup_in(variables)); };
+  CHECK_FALSE(launched({}));
+  CHECK(launched({{"RANK", "0"}, {"WORLD_SIZE", "1"}}));
+  Variables ranks = {{"MASTER_ADDR", "a"}, {"MASTER_PORT", "1"}, {"RANK", "0"}, {"WORLD_SIZE", "2"}};
+  CHECK(launched(ranks));
+  for (const auto& [rank, world_size] : {std::pair("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
+                                         {"PMI_RANK", "PMI_SIZE"},
+                                         {"SLURM_PROCID", "SLURM_STEP_NUM_TASKS"}}) {
+    CAPTURE(rank);
+    ranks = {{"MASTER_ADDR", "a"}, {"MASTER_PORT", "1"}, {rank, "0"}, {world_size, "2"}};
+    CHECK(launched(ranks));
+    ranks[world_size] = "1";
+    CHECK_FALSE(launched(ranks));
+  }
+  CHECK_THROWS_AS(launched({{"PMI_RANK", "0"}}), ValueError);
 }
 
 TEST_CASE("the first host of a list as SLURM writes it") {

@@ -2,14 +2,12 @@
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/arange.h>
-#include <ATen/ops/empty_like.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/InferenceMode.h>
 #include <torch/library.h>
 
-#include "dtensor/sharding_rule.h"
 #include "testing/expect.h"
 #include "testing/run_ranks.h"
 #include "testing/tensor_matchers.h"
@@ -27,32 +25,10 @@ at::Tensor no_rule(const at::Tensor& x) {
   return x.clone();
 }
 
-at::Tensor reverse_rows(const at::Tensor& x) {
-  return x.flip(0);
-}
-
-at::Tensor like(const at::Tensor& x) {
-  return at::empty_like(x);
-}
-
 TORCH_LIBRARY(tessera_test, library) {
   library.def("no_rule(Tensor x) -> Tensor");
   library.impl("no_rule", c10::DispatchKey::CPU, &no_rule);
-  library.def("reverse_rows(Tensor x) -> Tensor");
-  library.impl("reverse_rows", c10::DispatchKey::CPU, &reverse_rows);
-  library.impl("reverse_rows", c10::DispatchKey::Meta, &like);
 }
-
-// A program's own op, with a rule of its own: all dims but the first may be cut.
-const RegisterOpRules own_rules([] {
-  register_op_rule({"tessera_test::reverse_rows"}, {.strategies = [](const OpCall& call) {
-                     Strategies strategies;
-                     for (int64_t dim = 1; dim < call.operands[0].ndim(); ++dim) {
-                       strategies.push_back({.operands = {Shard(dim)}, .outputs = {Shard(dim)}});
-                     }
-                     return strategies;
-                   }});
-});
 
 at::Tensor call_op_without_rule(const at::Tensor& x) {
   static const auto op = c10::Dispatcher::singleton()
@@ -244,20 +220,6 @@ TEST_CASE("ops without a rule say so, with the remedy", "[dtensor]") {
         [&] { call_op_without_rule(x); },
         "tessera_test::no_rule has no sharding rule, so it cannot run on Float[4] (Shard(0)) on "
         "DeviceMesh(cpu, {dp: 2}). Take to_local() or full_tensor()");
-  });
-}
-
-TEST_CASE("a program's own op runs under its own rule", "[dtensor]") {
-  run_ranks(3, [](int) {
-    const auto mesh = init_device_mesh(at::kCPU, {3});
-    const auto op = c10::Dispatcher::singleton()
-                        .findSchemaOrThrow("tessera_test::reverse_rows", "")
-                        .typed<at::Tensor(const at::Tensor&)>();
-    const auto columns = op.call(distribute_tensor(ramp({4, 4}), mesh, {Shard(1)}));
-    expect_equal(to_string(placements(columns)), "(Shard(1))");
-    expect_bit_equal(full_tensor(columns), ramp({4, 4}).flip(0));
-    const auto rows = op.call(distribute_tensor(ramp({4, 4}), mesh, {Shard(0)}));
-    expect_bit_equal(full_tensor(rows), ramp({4, 4}).flip(0));
   });
 }
 

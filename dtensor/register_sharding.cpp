@@ -1,0 +1,61 @@
+#include "dtensor/register_sharding.h"
+
+#include <utility>
+
+#include "base/error.h"
+
+namespace tessera {
+
+namespace {
+
+/// `placement` with its dim counted from the front.
+Placement checked(const Placement& placement, const TensorMeta& meta, const std::string& op, const char* what,
+                  size_t index) {
+  if (!placement.is_shard()) {
+    return placement;
+  }
+  const auto ndim = static_cast<int64_t>(meta.sizes.size());
+  TESSERA_CHECK(ValueError, placement.dim() >= -ndim && placement.dim() < ndim,
+                "{}: a strategy of its register_sharding has {} for {} {}, which has {} dim(s)", op,
+                placement.to_string(), what, index, ndim);
+  return placement.dim() < 0 ? Shard(placement.dim() + ndim, placement.order()) : placement;
+}
+
+/// Throws ValueError for strategies that do not fit the call.
+Strategies checked(Strategies strategies, const OpCall& call, const std::string& op) {
+  for (auto& [operands, outputs] : strategies) {
+    TESSERA_CHECK(
+        ValueError, operands.size() == call.operands.size() && outputs.size() == call.outputs.size(),
+        "{}: a strategy of its register_sharding has placements for {} operands and {} outputs; this call has "
+        "{} and {} (tensors in lists count one by one)",
+        op, operands.size(), outputs.size(), call.operands.size(), call.outputs.size());
+    for (size_t i = 0; i < operands.size(); ++i) {
+      operands[i] = checked(operands[i], call.operands[i].meta, op, "operand", i);
+    }
+    for (size_t i = 0; i < outputs.size(); ++i) {
+      outputs[i] = checked(outputs[i], call.outputs[i], op, "output", i);
+    }
+  }
+  return strategies;
+}
+
+c10::OperatorName parse_op(const std::string& op) {
+  const size_t dot = op.find('.');
+  return dot == std::string::npos ? c10::OperatorName(op, "")
+                                  : c10::OperatorName(op.substr(0, dot), op.substr(dot + 1));
+}
+
+}  // namespace
+
+void register_sharding(const std::string& op, std::function<Strategies(const OpCall& call)> strategies) {
+  TESSERA_CHECK(ValueError, strategies != nullptr, "register_sharding(\"{}\"): strategies is an empty function", op);
+  TESSERA_CHECK(ValueError, c10::Dispatcher::singleton().findSchema(parse_op(op)),
+                "register_sharding(\"{}\"): there is no such op. Its name is as in TORCH_LIBRARY, \"namespace::op\", "
+                "with \".overload\" where it has one",
+                op);
+  replace_op_rule(op, {.strategies = [op, own = std::move(strategies)](const OpCall& call) {
+                    return checked(own(call), call, op);
+                  }});
+}
+
+}  // namespace tessera

@@ -1,0 +1,86 @@
+// An op of one's own on DTensors. `./bazelw run //examples:custom_op`
+//
+// A robot's tracks, [tracks, steps, coordinates], are smoothed along the steps by a kernel of this program. Tracks do
+// not know of each other, so they may be cut over the ranks; where the steps are cut, a rank lacks its neighbours'
+// steps, and the tensor is moved first. register_sharding says so, and the op then runs on DTensors as on plain
+// tensors.
+
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/arange.h>
+#include <ATen/ops/empty_like.h>
+#include <fmt/format.h>
+#include <torch/library.h>
+
+#include "comm/local_launcher.h"
+#include "comm/process_group.h"
+#include "dtensor/dtensor.h"
+#include "dtensor/register_sharding.h"
+#include "dtensor/visualize_sharding.h"
+
+using namespace tessera;
+
+namespace {
+
+// The mean of each step and the one before it.
+at::Tensor smooth(const at::Tensor& tracks) {
+  at::Tensor result = tracks.clone();
+  const int64_t steps = tracks.size(1);
+  result.narrow(1, 1, steps - 1).add_(tracks.narrow(1, 0, steps - 1)).div_(2);
+  return result;
+}
+
+// What the result looks like, without data.
+at::Tensor smooth_meta(const at::Tensor& tracks) {
+  return at::empty_like(tracks);
+}
+
+TORCH_LIBRARY(robots, library) {
+  library.def("smooth(Tensor tracks) -> Tensor");
+}
+
+TORCH_LIBRARY_IMPL(robots, CPU, library) {
+  library.impl("smooth", &smooth);
+}
+
+TORCH_LIBRARY_IMPL(robots, Meta, library) {
+  library.impl("smooth", &smooth_meta);
+}
+
+at::Tensor call_smooth(const at::Tensor& tracks) {
+  static const auto op =
+      c10::Dispatcher::singleton().findSchemaOrThrow("robots::smooth", "").typed<at::Tensor(const at::Tensor&)>();
+  return op.call(tracks);
+}
+
+// What a cut of the operand makes of the output, for one axis of a mesh.
+Strategies strategies_of_smooth(const OpCall&) {
+  return {{.operands = {Shard(0)}, .outputs = {Shard(0)}}, {.operands = {Shard(2)}, .outputs = {Shard(2)}}};
+}
+
+void run_rank() {
+  init_process_group();
+  const DeviceMesh mesh = init_device_mesh(at::kCPU, {2}, {"dp"});
+  register_sharding("robots::smooth", strategies_of_smooth);
+
+  const at::Tensor tracks = at::arange(30, at::kFloat).view({3, 5, 2}).square();
+  const at::Tensor expected = smooth(tracks);
+  for (const int64_t dim : {0, 1, 2}) {
+    const at::Tensor cut = distribute_tensor(tracks, mesh, {Shard(dim)});
+    const at::Tensor smoothed = call_smooth(cut);
+    const bool equal = full_tensor(smoothed).equal(expected);
+    if (get_rank() == 0) {
+      fmt::print("{} -> {}: {}\n", describe(cut), describe(smoothed), equal ? "as in one process" : "WRONG");
+    }
+  }
+  destroy_process_group();
+}
+
+}  // namespace
+
+int main() {
+  if (!launched_as_rank()) {
+    return launch_local({.nproc = 2});
+  }
+  run_rank();
+  return 0;
+}

@@ -202,6 +202,7 @@ TEST_CASE("strategies count from the next call on, on every thread that runs alr
   run_ranks(2, [](int rank) {
     const auto x = distribute_tensor(ramp({4, 4}), init_device_mesh(at::kCPU, {2}), {Shard(1)});
     expect_throws<NotImplementedError>([&] { call("own_ops::late", x); }, "or register_sharding() for it");
+    barrier(default_group());
     register_sharding("own_ops::late", all_dims);  // by each rank
     expect_equal(to_string(placements(call("own_ops::late", x))), "(Shard(1))");
 

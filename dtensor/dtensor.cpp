@@ -15,6 +15,12 @@ namespace tessera {
 
 namespace {
 
+/// An expanded gradient, as that of sum(), keeps many elements in one place. The gradient of a leaf is written in
+/// place.
+at::Tensor with_own_elements(const at::Tensor& grad) {
+  return grad.is_non_overlapping_and_dense() ? grad : grad.contiguous();
+}
+
 class FromLocalFunction : public torch::autograd::Function<FromLocalFunction> {
  public:
   static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& local, const SpecPtr& spec,
@@ -53,7 +59,7 @@ class ToLocalFunction : public torch::autograd::Function<ToLocalFunction> {
                   "that fit it",
                   fmt::join(grad.sizes(), ", "), spec->to_string(), fmt::join(spec->local_sizes(), ", "));
     const auto grad_meta = TensorMeta::contiguous(spec->sizes(), grad.scalar_type());
-    return {from_local(grad, spec->mesh(), spec->placements(),
+    return {from_local(with_own_elements(grad), spec->mesh(), spec->placements(),
                        {.shape = std::vector<int64_t>(grad_meta.sizes.begin(), grad_meta.sizes.end())}),
             at::Tensor()};
   }

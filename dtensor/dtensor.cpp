@@ -15,10 +15,26 @@ namespace tessera {
 
 namespace {
 
-/// An expanded gradient, as that of sum(), keeps many elements in one place. The gradient of a leaf is written in
-/// place.
-at::Tensor with_own_elements(const at::Tensor& grad) {
-  return grad.is_non_overlapping_and_dense() ? grad : grad.contiguous();
+/// Whether `tensor`, of which the caller holds one reference, is all that refers to its memory. Autograd hands one
+/// gradient to both operands of an addition, and a leaf keeps the one that it gets: two may not share memory.
+bool owns_memory(const at::Tensor& tensor) {
+  return tensor.use_count() == 1 && tensor.has_storage() && tensor.storage().use_count() == 1;
+}
+
+/// A gradient that may become a leaf's, which is written in place. An expanded one, as that of sum(), keeps many
+/// elements in one place.
+at::Tensor with_own_memory(const at::Tensor& grad) {
+  if (!grad.is_non_overlapping_and_dense()) {
+    return grad.contiguous();
+  }
+  return owns_memory(grad) ? grad : grad.clone();
+}
+
+/// Whether a DTensor, of which the caller holds `references`, is all that refers to its local tensor's memory.
+bool owns_local_memory(const at::Tensor& tensor, size_t references) {
+  const auto meta = tensor.unsafeGetTensorImpl()->get_backend_meta_intrusive_ptr();
+  const size_t owners = meta.use_count() - 1;  // but for this one; detached copies share it
+  return tensor.use_count() == references && owners == 1 && owns_memory(dtensor_meta(tensor)->local);
 }
 
 class FromLocalFunction : public torch::autograd::Function<FromLocalFunction> {
@@ -34,7 +50,10 @@ class FromLocalFunction : public torch::autograd::Function<FromLocalFunction> {
     if (!grads[0].defined()) {
       return {at::Tensor(), at::Tensor(), at::Tensor()};
     }
-    return {to_local(redistribute(grads[0], saved_spec(context)->placements())), at::Tensor(), at::Tensor()};
+    const auto grad = redistribute(grads[0], saved_spec(context)->placements());
+    const bool owned = owns_local_memory(grad, grad.is_same(grads[0]) ? 2 : 1);
+    const auto local = to_local(grad);
+    return {owned ? local : local.clone(), at::Tensor(), at::Tensor()};
   }
 };
 
@@ -59,7 +78,7 @@ class ToLocalFunction : public torch::autograd::Function<ToLocalFunction> {
                   "that fit it",
                   fmt::join(grad.sizes(), ", "), spec->to_string(), fmt::join(spec->local_sizes(), ", "));
     const auto grad_meta = TensorMeta::contiguous(spec->sizes(), grad.scalar_type());
-    return {from_local(with_own_elements(grad), spec->mesh(), spec->placements(),
+    return {from_local(with_own_memory(grad), spec->mesh(), spec->placements(),
                        {.shape = std::vector<int64_t>(grad_meta.sizes.begin(), grad_meta.sizes.end())}),
             at::Tensor()};
   }

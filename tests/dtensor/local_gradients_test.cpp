@@ -34,3 +34,46 @@ TEST_CASE("a gradient of one number for all elements is accumulated", "[dtensor]
     expect_bit_equal(full_tensor(x.grad()), at::full({3, 2}, 2.f));
   });
 }
+
+TEST_CASE("leaves whose local tensors are added do not share a gradient", "[dtensor]") {
+  run_ranks(2, [](int) {
+    const auto mesh = init_device_mesh(at::kCPU, {2});
+    const auto x = leaf(ramp({3, 2}), mesh);
+    const auto w = leaf(at::full({3, 2}, 1.f), mesh);
+    (to_local(x) + to_local(w)).square().sum().backward();
+    x.grad().mul_(2);
+    expect_bit_equal(full_tensor(x.grad()), (ramp({3, 2}) + 1) * 4);
+    expect_bit_equal(full_tensor(w.grad()), (ramp({3, 2}) + 1) * 2);
+  });
+}
+
+TEST_CASE("local leaves whose DTensors are added do not share a gradient", "[dtensor]") {
+  run_ranks(2, [](int rank) {
+    const auto mesh = init_device_mesh(at::kCPU, {2});
+    const auto x = at::full({2}, rank + 1.f).set_requires_grad(true);
+    const auto w = at::full({2}, 2.f).set_requires_grad(true);
+    const auto sum = from_local(x, mesh, {Shard(0)}) + from_local(w, mesh, {Shard(0)});
+    full_tensor(sum.square().sum()).backward();
+    x.grad().mul_(2);
+    expect_bit_equal(x.grad(), at::full({2}, 4 * (rank + 3.f)));
+    expect_bit_equal(w.grad(), at::full({2}, 2 * (rank + 3.f)));
+  });
+}
+
+TEST_CASE("a gradient that nobody else holds is not copied", "[dtensor]") {
+  run_ranks(2, [](int) {
+    const auto mesh = init_device_mesh(at::kCPU, {2});
+    const auto x = leaf(ramp({3, 2}), mesh);
+    const auto local = to_local(x);
+    const void* seen = nullptr;
+    local.register_hook([&](const at::Tensor& grad) { seen = grad.const_data_ptr(); });
+    local.square().sum().backward();
+    TESSERA_EXPECT(to_local(x.grad()).const_data_ptr() == seen);
+
+    const auto leaf_part = at::full({2}, 3.f).set_requires_grad(true);
+    const auto part = from_local(leaf_part, mesh, {Shard(0)});
+    part.register_hook([&](const at::Tensor& grad) { seen = to_local(grad).const_data_ptr(); });
+    full_tensor(part.square().sum()).backward();
+    TESSERA_EXPECT(leaf_part.grad().const_data_ptr() == seen);
+  });
+}

@@ -2,7 +2,9 @@
 // elements, not of the local ones.
 
 #include <ATen/ExpandUtils.h>
+#include <ATen/OpMathType.h>
 
+#include "base/error.h"
 #include "dtensor/ops/pointwise.h"
 #include "dtensor/ops/rule_helpers.h"
 
@@ -43,6 +45,9 @@ int64_t count(const OpPlan& plan, std::initializer_list<size_t> broadcast_operan
 
 std::vector<TensorMeta> loss_metas(const OpCall& call) {
   auto meta = elements<0>(call);
+  TESSERA_CHECK(ValueError, reduction_of(call) != kMean || !c10::isIntegralType(meta.dtype, /*includeBool=*/true),
+                "{}: the mean of a loss of {}; pass tensors of a floating dtype", toString(call.op.operator_name()),
+                c10::toString(meta.dtype));
   return {reduction_of(call) == kNoReduction ? meta : TensorMeta::contiguous({}, meta.dtype)};
 }
 
@@ -56,15 +61,18 @@ Strategies loss_strategies(const OpCall& call) {
   return strategies;
 }
 
+/// The sum of a mean may be larger than 16 bits hold where the mean is not, so it is added up as kernels do.
 void local_loss(const c10::OperatorHandle& op, torch::jit::Stack* stack, const OpPlan& plan) {
   auto& reduction = local_argument(op, stack, reduction_argument(op));
   const bool mean = reduction.toInt() == kMean && plan.outputs[0]->has_partial();
   if (mean) {
-    reduction = c10::IValue(kSum);
+    reduction = c10::IValue(kNoReduction);
   }
   op.callBoxed(stack);
   if (mean) {
-    stack->back() = stack->back().toTensor().div(count(plan, {0, 1}));
+    const auto losses = stack->back().toTensor();
+    const auto sum = losses.sum(at::toOpMathType(losses.scalar_type()));
+    stack->back() = sum.div(count(plan, {0, 1})).to(plan.outputs[0]->dtype());
   }
 }
 
@@ -78,16 +86,29 @@ Strategies loss_backward_strategies(const OpCall& call) {
   return strategies;
 }
 
+/// Tensors of 16 bits in the dtype in which kernels compute: what the count has not divided yet may be larger than 16
+/// bits hold.
+void widen_arguments(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
+  for (size_t arg = 0; arg < op.schema().arguments().size(); ++arg) {
+    auto& value = local_argument(op, stack, arg);
+    if (value.isTensor() && value.toTensor().defined() && at::isReducedFloatingType(value.toTensor().scalar_type())) {
+      const auto tensor = value.toTensor();
+      value = tensor.to(at::toOpMathType(tensor.scalar_type()));
+    }
+  }
+}
+
 /// ATen divides by the number of elements of `self`, also where it was broadcast to the target.
 void local_loss_backward(const c10::OperatorHandle& op, torch::jit::Stack* stack, const OpPlan& plan) {
   auto& reduction = local_argument(op, stack, reduction_argument(op));
   const bool mean = reduction.toInt() == kMean && !plan.outputs[0]->is_replicated();
   if (mean) {
     reduction = c10::IValue(kSum);
+    widen_arguments(op, stack);
   }
   op.callBoxed(stack);
   if (mean) {
-    stack->back() = stack->back().toTensor().div(count(plan, {1}));
+    stack->back() = stack->back().toTensor().div(count(plan, {1})).to(plan.outputs[0]->dtype());
   }
 }
 

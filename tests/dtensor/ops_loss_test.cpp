@@ -2,6 +2,7 @@
 #include <ATen/ops/binary_cross_entropy.h>
 #include <ATen/ops/binary_cross_entropy_with_logits.h>
 #include <ATen/ops/cross_entropy_loss.h>
+#include <ATen/ops/full.h>
 #include <ATen/ops/huber_loss.h>
 #include <ATen/ops/kl_div.h>
 #include <ATen/ops/l1_loss.h>
@@ -15,6 +16,8 @@
 #include <ATen/ops/soft_margin_loss.h>
 #include <ATen/ops/zeros.h>
 #include <fmt/format.h>
+
+#include <cmath>
 
 #include "comm/comm_stats.h"
 #include "dtensor/dtensor.h"
@@ -110,6 +113,24 @@ TEST_CASE("a mean over uneven shards counts all elements once", "[dtensor][ops]"
     loss.backward();
     expect_equal(full_tensor(loss.detach()).item<float>(), 1.f);
     expect_equal(full_tensor(x.grad())[2].item<float>(), 2.f / 3);
+  });
+}
+
+TEST_CASE("means of losses whose sums 16 bits do not hold", "[dtensor][ops]") {
+  run_ranks(2, [](int) {
+    const auto mesh = init_device_mesh(at::kCPU, {2});
+    for (const auto dtype : {at::kHalf, at::kBFloat16}) {
+      const auto x = distribute_tensor(at::full({1000}, 20, dtype), mesh, {Shard(0)}).set_requires_grad(true);
+      const auto target = distribute_tensor(at::zeros({1000}, dtype), mesh, {Shard(0)});
+      const auto loss = at::mse_loss(x, target);
+      expect_equal(full_tensor(loss.detach()).item<float>(), 400.f);
+      (loss * 4096).backward();  // a scaled loss, whose value itself no one needs
+      const auto grad = full_tensor(x.grad())[999].item<float>();
+      expect_equal(x.grad().scalar_type(), dtype);
+      TESSERA_EXPECT(std::abs(grad - 2 * 20 * 4096 / 1000.f) < 0.5f);
+    }
+    const auto integers = distribute_tensor(at::ones({4}, at::kLong), mesh, {Shard(0)});
+    expect_throws<ValueError>([&] { at::mse_loss(integers, integers); }, "the mean of a loss of Long");
   });
 }
 

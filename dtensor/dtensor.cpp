@@ -21,10 +21,10 @@ bool owns_memory(const at::Tensor& tensor) {
   return tensor.use_count() == 1 && tensor.has_storage() && tensor.storage().use_count() == 1;
 }
 
-/// A gradient that may become a leaf's, which is written in place. An expanded one, as that of sum(), keeps many
-/// elements in one place.
+/// A gradient that may become a leaf's, which is written in place: row-major on every rank. An expanded one, as that of
+/// sum(), keeps many elements in one place.
 at::Tensor with_own_memory(const at::Tensor& grad) {
-  if (!grad.is_non_overlapping_and_dense()) {
+  if (!grad.is_contiguous()) {
     return grad.contiguous();
   }
   return owns_memory(grad) ? grad : grad.clone();
@@ -100,23 +100,6 @@ std::vector<int64_t> even_shape(const at::Tensor& local, const DeviceMesh& mesh,
   return shape;
 }
 
-/// Global strides in the order of the local ones, so that a transposed local stays transposed.
-DimVector strides_like(const at::Tensor& local, at::IntArrayRef shape) {
-  std::vector<size_t> order(shape.size());
-  for (size_t i = 0; i < order.size(); ++i) {
-    order[i] = i;
-  }
-  std::stable_sort(order.begin(), order.end(),
-                   [&](size_t a, size_t b) { return local.strides()[a] > local.strides()[b]; });
-  DimVector strides(shape.size());
-  int64_t stride = 1;
-  for (size_t i = order.size(); i-- > 0;) {
-    strides[order[i]] = stride;
-    stride *= std::max<int64_t>(shape[order[i]], 1);
-  }
-  return strides;
-}
-
 }  // namespace
 
 bool is_dtensor(const at::Tensor& tensor) {
@@ -188,10 +171,10 @@ at::Tensor from_local(const at::Tensor& local, const DeviceMesh& mesh, Placement
                 "from_local: shape [{}] for a local tensor of {} dims", fmt::join(shape, ", "), local.dim());
   TESSERA_CHECK(ValueError, !options.stride || options.stride->size() == shape.size(),
                 "from_local: {} strides for {} dims; give one a dim", options.stride->size(), shape.size());
-  TensorMeta meta{.sizes = DimVector(shape.begin(), shape.end()),
-                  .strides = options.stride ? DimVector(options.stride->begin(), options.stride->end())
-                                            : strides_like(local, shape),
-                  .dtype = local.scalar_type()};
+  auto meta = TensorMeta::contiguous(shape, local.scalar_type());
+  if (options.stride) {
+    meta.strides = DimVector(options.stride->begin(), options.stride->end());
+  }
   const auto spec = DTensorSpec::make(mesh, target, std::move(meta));
   if (options.run_check) {
     check_kind_across_ranks(local, mesh, "from_local");
@@ -205,7 +188,9 @@ at::Tensor from_local(const at::Tensor& local, const DeviceMesh& mesh, Placement
   const auto grad_placements = options.grad_placements ? normalized(*options.grad_placements, local.dim(), mesh.ndim(),
                                                                     "from_local(grad_placements)")
                                                        : gradient_placements(target);
-  return FromLocalFunction::apply(local, spec, grad_placements);
+  // What the local tensor looks like may differ between ranks, in dims of one element if nowhere else. The global
+  // strides may not, and local tensors of one spec lie alike, as kernels that take several assume.
+  return FromLocalFunction::apply(options.stride ? local : local.contiguous(), spec, grad_placements);
 }
 
 at::Tensor to_local(const at::Tensor& tensor, std::optional<Placements> grad_placements) {

@@ -47,7 +47,8 @@ struct FromLocalOptions {
   /// Global sizes; needed where shards are uneven, since the local sizes alone cannot tell them. Default:
   /// the local sizes with each sharded dim multiplied by its axes.
   std::optional<std::vector<int64_t>> shape = std::nullopt;
-  /// Global strides. Default: in the order of the local ones, without gaps.
+  /// Global strides, in whose order the local tensors lie on every rank, which is not checked. Default: row-major; a
+  /// local tensor that is not contiguous() is copied.
   std::optional<std::vector<int64_t>> stride = std::nullopt;
   /// Compares all ranks' local sizes with `shape` and Replicate copies with the first rank's: a mismatch
   /// throws ValueError on every rank. Costs collectives.
@@ -56,8 +57,9 @@ struct FromLocalOptions {
   std::optional<Placements> grad_placements = std::nullopt;
 };
 
-/// Each rank's local tensor becomes its part of a DTensor. No communication (unless run_check), no copy:
-/// they share memory. Differentiable: the gradient of the DTensor reaches `local`.
+/// Each rank's local tensor becomes its part of a DTensor. No communication (unless run_check), and no copy of what is
+/// contiguous or comes with options.stride: they share memory. Differentiable: the gradient of the DTensor reaches
+/// `local`.
 at::Tensor from_local(const at::Tensor& local, const DeviceMesh& mesh, Placements placements,
                       FromLocalOptions options = {});
 

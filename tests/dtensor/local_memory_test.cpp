@@ -1,4 +1,4 @@
-// What gradients are when they pass to_local and from_local.
+// Memory and gradients of what passes to_local and from_local.
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/arange.h>
@@ -23,6 +23,45 @@ at::Tensor leaf(const at::Tensor& value, const DeviceMesh& mesh) {
 }
 
 }  // namespace
+
+TEST_CASE("from_local makes the same strides on every rank", "[dtensor]") {
+  run_ranks(2, [](int rank) {
+    const auto mesh = init_device_mesh(at::kCPU, {2});
+    // Of one row nothing tells that it is transposed.
+    const auto full = ramp({3, 4});
+    const auto rows = rank == 0 ? full.narrow(0, 0, 2) : full.narrow(0, 2, 1);
+    const auto transposed = rows.t().contiguous().t();
+    const auto x = from_local(transposed, mesh, {Shard(0)}, {.shape = std::vector<int64_t>{3, 4}});
+    expect_equal(x.strides().vec(), std::vector<int64_t>{4, 1});
+    TESSERA_EXPECT(to_local(x).is_contiguous());
+    expect_bit_equal(full_tensor(x.view({12})), full.view({12}));
+  });
+}
+
+TEST_CASE("from_local keeps a layout that comes with strides", "[dtensor]") {
+  run_ranks(2, [](int rank) {
+    const auto mesh = init_device_mesh(at::kCPU, {2});
+    const auto columns = (ramp({4, 2}) + rank).t();
+    const auto x = from_local(columns, mesh, {Shard(0)}, {.stride = std::vector<int64_t>{1, 4}});
+    TESSERA_EXPECT(to_local(x).data_ptr() == columns.data_ptr());
+    expect_equal(x.strides().vec(), std::vector<int64_t>{1, 4});
+
+    const auto copy = from_local(columns, mesh, {Shard(0)});
+    copy.view({16}).mul_(2);
+    expect_bit_equal(to_local(copy), columns * 2);
+  });
+}
+
+TEST_CASE("a transposed gradient that passes to_local lies as its leaf does", "[dtensor]") {
+  run_ranks(2, [](int) {
+    const auto mesh = init_device_mesh(at::kCPU, {2});
+    const auto x = leaf(ramp({6, 4}), mesh);
+    (to_local(x).t().contiguous().square()).sum().backward();
+    expect_equal(x.grad().strides().vec(), std::vector<int64_t>{4, 1});
+    TESSERA_EXPECT(to_local(x.grad()).is_contiguous());
+    expect_bit_equal(full_tensor(x.grad()), ramp({6, 4}) * 2);
+  });
+}
 
 TEST_CASE("a gradient of one number for all elements is accumulated", "[dtensor]") {
   run_ranks(2, [](int) {

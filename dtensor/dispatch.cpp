@@ -210,9 +210,10 @@ struct ResultWrapper {
     if (operand.tensor->is_inference() != c10::InferenceMode::is_enabled()) {
       mode.emplace(operand.tensor->is_inference());
     }
-    // A viewed tensor that was moved is a copy, and so are its views.
-    auto view = wrap_local(std::move(local), std::move(spec), viewed ? viewed->origin : nullptr,
-                           viewed && (plan.redistribute[0] || viewed->copied_view));
+    // A viewed tensor that was moved is a copy, and so are its views. So is a view that local strides do not allow.
+    const bool copied = viewed && (plan.redistribute[0] || viewed->copied_view ||
+                                   (local.numel() > 0 && !local.is_alias_of(viewed->local)));
+    auto view = wrap_local(std::move(local), std::move(spec), viewed ? viewed->origin : nullptr, copied);
     const int64_t begin = viewed && call.args[operand.arg].isTensor() ? operand.tensor->storage_offset() : 0;
     const int64_t offset = index < plan.offsets.size() ? plan.offsets[index] : 0;
     view.unsafeGetTensorImpl()->set_storage_offset(begin + offset);

@@ -84,6 +84,13 @@ void local_view(const c10::OperatorHandle& op, torch::jit::Stack* stack, const O
   set_results(op, stack, {local.reshape(plan.outputs[0]->local_sizes())});
 }
 
+/// The local call of a view for the op that makes a copy of it.
+template <void (*local_call)(const c10::OperatorHandle&, torch::jit::Stack*, const OpPlan&)>
+void local_copy(const c10::OperatorHandle& op, torch::jit::Stack* stack, const OpPlan& plan) {
+  local_call(op, stack, plan);
+  stack->back() = stack->back().toTensor().clone(at::MemoryFormat::Contiguous);
+}
+
 /// Ops of one tensor whose outputs have the operand's dims in another order, with dims dropped or added:
 /// `out_dim(call, d)` says where dim d goes; kNone: it may not be sharded.
 template <class OutDim>
@@ -188,8 +195,9 @@ Strategies complex_parts_strategies(const OpCall& call) {
 }
 
 const RegisterOpRules rules([] {
-  register_op_rule({"aten::view", "aten::_unsafe_view", "aten::_reshape_alias", "aten::view_copy"},
+  register_op_rule({"aten::view", "aten::_unsafe_view", "aten::_reshape_alias"},
                    {.strategies = view_strategies, .local_call = local_view});
+  register_op_rule({"aten::view_copy"}, {.strategies = view_strategies, .local_call = local_copy<local_view>});
   register_op_rule({"aten::t", "aten::t_copy"}, dim_map_rule(transposed_2d));
   register_op_rule({"aten::transpose.int", "aten::transpose_copy.int"}, dim_map_rule(transposed));
   register_op_rule({"aten::permute", "aten::permute_copy"}, dim_map_rule(permuted));
@@ -201,9 +209,9 @@ const RegisterOpRules rules([] {
       {.strategies = complex_parts_strategies});
   auto squeeze = dim_map_rule(squeezed);
   squeeze.local_call = local_squeeze;
-  register_op_rule({"aten::squeeze", "aten::squeeze.dim", "aten::squeeze.dims", "aten::squeeze_copy",
-                    "aten::squeeze_copy.dim", "aten::squeeze_copy.dims"},
-                   squeeze);
+  register_op_rule({"aten::squeeze", "aten::squeeze.dim", "aten::squeeze.dims"}, squeeze);
+  squeeze.local_call = local_copy<local_squeeze>;
+  register_op_rule({"aten::squeeze_copy", "aten::squeeze_copy.dim", "aten::squeeze_copy.dims"}, squeeze);
   auto expand = dim_map_rule(expanded);
   expand.local_call = with_local_sizes(1);
   register_op_rule({"aten::expand", "aten::expand_copy"}, expand);

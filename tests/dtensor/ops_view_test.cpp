@@ -5,9 +5,11 @@
 #include <ATen/ops/movedim.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/roll.h>
+#include <ATen/ops/squeeze_copy.h>
 #include <ATen/ops/stack.h>
 #include <ATen/ops/view_as_complex.h>
 #include <ATen/ops/view_as_real.h>
+#include <ATen/ops/view_copy.h>
 
 #include "comm/comm_stats.h"
 #include "dtensor/dtensor.h"
@@ -233,5 +235,26 @@ TEST_CASE("a view of moved data may not be written, since the tensor would not s
     x.select(0, 1).clone().mul_(2);
     x.select(1, 1).mul_(2);
     expect_equal(full_tensor(x.sum()).item<float>(), 24.f);
+  });
+}
+
+TEST_CASE("a view that local strides do not allow may not be written", "[dtensor][ops]") {
+  run_ranks(2, [](int) {
+    const auto mesh = init_device_mesh(at::kCPU, {2});
+    const auto columns = at::ones({4, 2}).t();  // though the strides say rows
+    const auto x = from_local(columns, mesh, {Shard(0)}, {.stride = std::vector<int64_t>{4, 1}});
+    expect_equal(full_tensor(x.view({16})).eq(1).all().item<bool>(), true);
+    expect_throws<NotImplementedError>([&] { x.view({16}).mul_(2); }, "clone() the view");
+  });
+}
+
+TEST_CASE("the copy of a view may be written", "[dtensor][ops]") {
+  run_ranks(2, [](int) {
+    const auto mesh = init_device_mesh(at::kCPU, {2});
+    const auto x = distribute_tensor(at::ones({4, 1, 3}), mesh, {Shard(0)});
+    at::view_copy(x, {12}).zero_();
+    at::squeeze_copy(x).mul_(2);
+    at::squeeze_copy(x, 1).mul_(2);
+    expect_equal(full_tensor(x).eq(1).all().item<bool>(), true);
   });
 }

@@ -1,5 +1,6 @@
 #include "dtensor/call_signature.h"
 
+#include <c10/core/DefaultDtype.h>
 #include <c10/core/TensorImpl.h>
 
 #include <algorithm>
@@ -160,8 +161,8 @@ const OpInfo& OpInfo::of(const c10::OperatorHandle& op) {
 }
 
 CallSignature::CallSignature(const OpInfo& op_info, at::ArrayRef<c10::IValue> call_args)
-    : info(&op_info), args(call_args) {
-  hash = hash_combine(0, reinterpret_cast<uint64_t>(info));
+    : info(&op_info), args(call_args), default_dtype(c10::get_default_dtype_as_scalartype()) {
+  hash = hash_combine(static_cast<uint64_t>(default_dtype), reinterpret_cast<uint64_t>(info));
   if (info->takes_lists) {
     size_t list_size = 0;
     for (size_t arg = 0; arg < args.size(); ++arg) {

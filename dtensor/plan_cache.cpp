@@ -21,6 +21,7 @@ struct PlanCache::Entry {
   };
   uint64_t hash;
   const OpInfo* info;
+  at::ScalarType default_dtype;
   c10::SmallVector<Operand, 3> operands;
   std::vector<c10::IValue> scalars;  // keys of plain scalars, then all arguments without tensors
   std::shared_ptr<const OpPlan> plan;
@@ -30,7 +31,8 @@ PlanCache::PlanCache() = default;
 PlanCache::~PlanCache() = default;
 
 bool PlanCache::matches(const Entry& entry, const CallSignature& call) {
-  if (entry.info != call.info || entry.operands.size() != call.operands.size()) {
+  if (entry.info != call.info || entry.default_dtype != call.default_dtype ||
+      entry.operands.size() != call.operands.size()) {
     return false;
   }
   size_t scalar = 0;
@@ -100,6 +102,7 @@ void PlanCache::insert(const CallSignature& call, std::shared_ptr<const OpPlan> 
   auto entry = std::make_unique<Entry>();
   entry->hash = call.hash;
   entry->info = call.info;
+  entry->default_dtype = call.default_dtype;
   entry->plan = std::move(plan);
   for (const auto& operand : call.operands) {
     entry->operands.push_back({operand.arg, operand.index, operand.dtensor ? operand.dtensor->spec : SpecPtr()});

@@ -7,6 +7,8 @@
 #include <ATen/ops/norm.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/randn.h>
+#include <c10/core/DefaultDtype.h>
+#include <c10/core/ScalarTypeToTypeMeta.h>
 #include <torch/nn/utils/clip_grad.h>
 #include <torch/optim/adagrad.h>
 #include <torch/optim/adam.h>
@@ -263,5 +265,20 @@ TEST_CASE("a number that decides the result's layout or dtype has a plan of its 
     const auto pending = from_local(at::ones({2}), mesh, {Partial()});
     expect_bit_equal(full_tensor(pending.masked_fill(pending.ne(pending), 0.0)), at::full({2}, 2.f));
     expect_bit_equal(full_tensor(pending.masked_fill(pending.eq(pending), 5.0)), at::full({2}, 5.f));
+  });
+}
+
+TEST_CASE("plans are those of the default dtype", "[dtensor][optim]") {
+  run_ranks(1, [](int) {  // the dtype is one for all threads
+    const auto mesh = init_device_mesh(at::kCPU, {1});
+    const auto integers = distribute_tensor(at::arange(4, at::kLong), mesh, {Shard(0)});
+    const auto before = c10::get_default_dtype();
+    for (const auto dtype : {at::kFloat, at::kDouble, at::kFloat}) {
+      c10::set_default_dtype(c10::scalarTypeToTypeMeta(dtype));
+      const auto product = integers.mul(0.5);
+      c10::set_default_dtype(before);
+      expect_equal(product.scalar_type(), dtype);
+      expect_equal(to_local(product).scalar_type(), dtype);
+    }
   });
 }

@@ -13,6 +13,10 @@ void check_tensor(Collective kind, const char* role, const at::Tensor& tensor) {
   TESSERA_CHECK(ValueError, tensor.layout() == c10::kStrided && tensor.is_contiguous(),
                 "{}: the {} of sizes [{}] is not dense and contiguous; pass tensor.contiguous()", name(kind), role,
                 fmt::join(tensor.sizes(), ", "));
+  TESSERA_CHECK(ValueError, !tensor.is_conj() && !tensor.is_neg(),
+                "{}: the {} is conjugated or negated lazily, so its memory holds other values; pass "
+                "tensor.resolve_conj().resolve_neg()",
+                name(kind), role);
 }
 
 c10::intrusive_ptr<c10d::Backend> backend_of(Collective kind, c10::DeviceType device, const ProcessGroupPtr& group) {

@@ -11,7 +11,7 @@
 
 namespace tessera::detail {
 
-/// Throws ValueError unless `tensor`, the call's `role`, is dense and contiguous.
+/// Throws ValueError unless `tensor`, the call's `role`, is dense and contiguous, and its memory holds its values.
 void check_tensor(Collective kind, const char* role, const at::Tensor& tensor);
 
 /// The group's backend for tensors on `device`. Throws ValueError if there is none.

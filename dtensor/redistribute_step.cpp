@@ -24,9 +24,10 @@ struct AxisView {
   int64_t rank;
 };
 
+/// For a collective, which sends memory: what a lazy conj() or imag() has not computed yet is no part of it.
 at::Tensor pad_rows(const at::Tensor& tensor, int64_t rows) {
   if (tensor.size(0) == rows) {
-    return tensor.contiguous();
+    return tensor.resolve_conj().resolve_neg().contiguous();
   }
   std::vector<int64_t> padding(static_cast<size_t>(2 * tensor.dim()), 0);
   padding.back() = rows - tensor.size(0);

@@ -1,6 +1,7 @@
 #include "comm/collectives.h"
 
 #include <ATen/TensorOperators.h>
+#include <ATen/ops/_neg_view.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
@@ -267,6 +268,7 @@ TEST_CASE("tensors that do not fit are refused before anything is sent") {
     expect_throws<ValueError>([&] { reduce_scatter(four, two, ReduceOp::Sum, group); }, "reduce_scatter: input has 2");
     expect_throws<ValueError>([&] { all_gather(four, two.to(at::kInt), group); }, "input Int and output Float");
     expect_throws<ValueError>([&] { all_reduce(at::zeros({2, 3}).t(), ReduceOp::Sum, group); }, "[3, 2] is not dense");
+    expect_throws<ValueError>([&] { all_reduce(at::_neg_view(two), ReduceOp::Sum, group); }, "negated lazily");
     expect_throws<ValueError>([&] { all_reduce(at::Tensor(), ReduceOp::Sum, group); }, "the tensor is undefined");
     expect_throws<ValueError>([&] { all_reduce(two.to(at::kInt), ReduceOp::Avg, group); }, "Avg on dtype Int");
     expect_throws<ValueError>([&] { broadcast(two, 2, group); }, "source 2; the group has ranks 0 to 1");

@@ -1,7 +1,9 @@
 // Memory and gradients of what passes to_local and from_local.
 
 #include <ATen/TensorOperators.h>
+#include <ATen/ops/_neg_view.h>
 #include <ATen/ops/arange.h>
+#include <ATen/ops/complex.h>
 #include <ATen/ops/full.h>
 
 #include "dtensor/dtensor.h"
@@ -49,6 +51,17 @@ TEST_CASE("from_local keeps a layout that comes with strides", "[dtensor]") {
     const auto copy = from_local(columns, mesh, {Shard(0)});
     copy.view({16}).mul_(2);
     expect_bit_equal(to_local(copy), columns * 2);
+  });
+}
+
+TEST_CASE("what is conjugated or negated lazily is gathered as it reads", "[dtensor]") {
+  run_ranks(2, [](int rank) {
+    const auto mesh = init_device_mesh(at::kCPU, {2});
+    const auto full = ramp({4});
+    const auto part = full.narrow(0, 2 * rank, 2);
+    const auto conjugates = from_local(at::complex(part, part).conj(), mesh, {Shard(0)});
+    TESSERA_EXPECT(full_tensor(conjugates).equal(at::complex(full, -full)));
+    expect_bit_equal(full_tensor(from_local(at::_neg_view(part), mesh, {Shard(0)})), -full);
   });
 }
 

@@ -2,6 +2,7 @@
 
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/Tensor.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
 
 #include <map>
 #include <string>
@@ -116,6 +117,8 @@ std::optional<c10::OperatorHandle> functional_form(const c10::OperatorHandle& op
 
 void run_functional_form(const c10::OperatorHandle& op, const c10::OperatorHandle& functional, Stack* stack) {
   const at::AutoDispatchBelowADInplaceOrView below;
+  // Autocast saw the op that was called, and casts no operands of ops that write.
+  const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
   const auto& schema = op.schema();
   const size_t num_args = schema.arguments().size();
   const Stack args(stack->end() - static_cast<std::ptrdiff_t>(num_args), stack->end());

@@ -1,5 +1,6 @@
 // Ops that write: in place where the tensor has to move, with new sizes, and into out= tensors.
 
+#include <ATen/autocast_mode.h>
 #include <ATen/ops/add.h>
 #include <ATen/ops/as_strided.h>
 #include <ATen/ops/cumsum.h>
@@ -29,6 +30,23 @@ OpCase writing(const char* name, std::vector<Input> inputs, std::function<void(a
             return {copy};
           }};
 }
+
+/// Autocast of CPU tensors on this thread.
+class Autocast {
+ public:
+  Autocast() {
+    at::autocast::set_autocast_enabled(at::kCPU, true);
+    at::autocast::increment_nesting();
+  }
+  ~Autocast() {
+    if (at::autocast::decrement_nesting() == 0) {
+      at::autocast::clear_cache();
+    }
+    at::autocast::set_autocast_enabled(at::kCPU, false);
+  }
+  Autocast(const Autocast&) = delete;
+  Autocast& operator=(const Autocast&) = delete;
+};
 
 }  // namespace
 
@@ -105,6 +123,21 @@ TEST_CASE("out= tensors", "[dtensor][ops]") {
     expect_throws<ValueError>([&] { at::add_out(integers, x, x); }, "the result is Float");
     auto plain = at::zeros({5, 4});
     expect_throws<ValueError>([&] { at::add_out(plain, x, x); }, "plain");
+  });
+}
+
+TEST_CASE("out= tensors under autocast are computed in their own dtype, as on one device", "[dtensor][ops]") {
+  run_ranks(2, [](int) {
+    const auto mesh = init_device_mesh(at::kCPU, {2});
+    const auto value = at::arange(20, at::kFloat).view({5, 4});  // whose products bfloat16 does not hold
+    const auto x = distribute_tensor(value, mesh, {Shard(0)});
+    const auto transposed = x.t();
+    auto product = distribute_tensor(at::zeros({5, 5}), mesh, {Shard(0)});
+    {
+      const Autocast autocast;
+      at::mm_out(product, x, transposed);
+    }
+    expect_bit_equal(full_tensor(product), value.mm(value.t()));
   });
 }
 

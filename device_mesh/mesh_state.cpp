@@ -146,19 +146,21 @@ NamedAxis flatten_axes(const MeshState& state, const std::vector<NamedAxis>& axe
     name = fmt::format("{}", fmt::join(names, "_"));
   }
   NamedAxis joined = {name, join_axes(layouts), {}};
-  const auto own = std::ranges::find(state.axis_names, name);
-  std::lock_guard lock(state.root->mutex);
-  const auto known = state.root->flattened.find(name);
-  if (own != state.axis_names.end() || known != state.root->flattened.end()) {
-    const size_t index = own - state.axis_names.begin();
-    const bool is_own = own != state.axis_names.end();
-    TESSERA_CHECK(ValueError, (is_own ? state.layout.axis(index) : known->second.layout) == joined.layout,
+  // One name is one axis in all meshes of a root, also in those that lack the axis.
+  MeshRoot& root = *state.root;
+  const auto own = std::ranges::find(root.axis_names, name);
+  std::lock_guard lock(root.mutex);
+  const auto known = root.flattened.find(name);
+  if (own != root.axis_names.end() || known != root.flattened.end()) {
+    const size_t index = own - root.axis_names.begin();
+    const bool is_own = own != root.axis_names.end();
+    TESSERA_CHECK(ValueError, (is_own ? root.layout.axis(index) : known->second.layout) == joined.layout,
                   "{}.flatten([{}], \"{}\"): the name is another axis already; choose a new one", print(state),
                   fmt::join(names, ", "), name);
-    joined.group = is_own ? state.groups[index] : known->second.group;
+    joined.group = is_own ? root.groups[index] : known->second.group;
   } else {
     joined.group = axes.size() == 1 ? axes[0].group : group_along(joined.layout, name);
-    state.root->flattened.emplace(name, MeshRoot::FlattenedAxis{joined.layout, joined.group});
+    root.flattened.emplace(name, MeshRoot::FlattenedAxis{joined.layout, joined.group});
   }
   return joined;
 }

@@ -104,6 +104,9 @@ TEST_CASE("flatten makes an axis that is found by name") {
 
     expect_throws<ValueError>([&] { mesh.flatten({"pp", "dp"}, "both"); }, "the name is another axis already");
     expect_throws<ValueError>([&] { mesh.flatten({"pp", "dp"}, "tp"); }, "the name is another axis already");
+    expect_throws<ValueError>([&] { mesh["tp"].flatten({}, "dp"); }, "the name is another axis already");
+    expect_throws<ValueError>([&] { mesh[{"pp", "tp"}].flatten({}, "dp"); }, "the name is another axis already");
+    TESSERA_EXPECT((mesh[{"dp", "tp"}].flatten({"dp"}, "dp") == mesh["dp"]));
     expect_throws<ValueError>([&] { mesh[{"both", "tp"}]; }, "axes \"both\" and \"tp\" share");
     expect_throws<ValueError>([&] { mesh[{"tp", "tp"}]; }, "axes \"tp\" and \"tp\" share");
     expect_throws<KeyError>([&] { mesh["dp"]["both"]; }, "has no axis \"both\"");

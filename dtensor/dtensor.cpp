@@ -159,6 +159,9 @@ at::Tensor from_local(const at::Tensor& local, const DeviceMesh& mesh, Placement
   TESSERA_CHECK(ValueError, local.defined() && !is_dtensor(local), "from_local: the tensor is {}; pass a plain one",
                 local.defined() ? "a DTensor already" : "undefined");
   check_device(local, mesh, "from_local");
+  if (options.run_check) {
+    check_kind_across_ranks(local, mesh, "from_local");  // before what depends on the number of dims
+  }
   auto target = normalized(std::move(placements), local.dim(), mesh.ndim(), "from_local");
   for (const auto& placement : target) {
     TESSERA_CHECK(
@@ -177,7 +180,6 @@ at::Tensor from_local(const at::Tensor& local, const DeviceMesh& mesh, Placement
   }
   const auto spec = DTensorSpec::make(mesh, target, std::move(meta));
   if (options.run_check) {
-    check_kind_across_ranks(local, mesh, "from_local");
     check_sizes_across_ranks(local, shape, *spec, "from_local");
     check_copies_across_ranks(local, *spec, "from_local");
   }

@@ -57,9 +57,11 @@ void check_counts(const LocalMapOptions& options, size_t inputs) {
 
 }  // namespace
 
-std::vector<int64_t> gather_shape(const at::Tensor& local, const DeviceMesh& mesh, const Placements& placements) {
+namespace {
+
+/// gather_shape of what has one number of dims on all ranks.
+std::vector<int64_t> add_up_sizes(const at::Tensor& local, const DeviceMesh& mesh, const Placements& placements) {
   auto sizes = at::tensor(local.sizes(), at::kLong).to(local.device());
-  check_kind_across_ranks(local, mesh, "gather_shape");
   const auto cuts = cut_order(placements);
   for (size_t i = cuts.size(); i-- > 0;) {  // inner cuts first: their sum is what the outer one has cut
     const auto axis = static_cast<int64_t>(cuts[i]);
@@ -70,6 +72,13 @@ std::vector<int64_t> gather_shape(const at::Tensor& local, const DeviceMesh& mes
   }
   const auto host = sizes.to(at::kCPU);
   return {host.data_ptr<int64_t>(), host.data_ptr<int64_t>() + host.numel()};
+}
+
+}  // namespace
+
+std::vector<int64_t> gather_shape(const at::Tensor& local, const DeviceMesh& mesh, const Placements& placements) {
+  check_kind_across_ranks(local, mesh, "gather_shape");
+  return add_up_sizes(local, mesh, placements);
 }
 
 std::vector<at::Tensor> local_map(
@@ -86,9 +95,12 @@ std::vector<at::Tensor> local_map(
                 "local_map: the function returned {} tensors, but there are {} out_placements; give one a result",
                 results.size(), options.out_placements.size());
   for (size_t i = 0; i < results.size(); ++i) {
+    if (options.out_shapes.empty()) {
+      check_kind_across_ranks(results[i], mesh, "local_map");  // before what depends on the number of dims
+    }
     const auto target =
         normalized(options.out_placements[i], results[i].dim(), mesh.ndim(), "local_map(out_placements)");
-    const auto shape = options.out_shapes.empty() ? gather_shape(results[i], mesh, target) : options.out_shapes[i];
+    const auto shape = options.out_shapes.empty() ? add_up_sizes(results[i], mesh, target) : options.out_shapes[i];
     if (options.out_shapes.empty()) {
       const auto meta = TensorMeta::contiguous(shape, results[i].scalar_type());
       check_sizes_across_ranks(results[i], shape, *DTensorSpec::make(mesh, target, meta), "local_map");

@@ -5,6 +5,7 @@
 
 #include <array>
 
+#include "base/error.h"
 #include "dtensor/ops/rule_helpers.h"
 
 namespace tessera {
@@ -32,7 +33,37 @@ int64_t entry(const c10::IValue& list, size_t i) {
   return values.get(values.size() == 1 ? 0 : i);
 }
 
+/// Refuses on every rank what only the kernels of ranks with items, or with a shard of that length, would refuse.
+void check_channels(const OpCall& call) {
+  const auto& input = call.operands[0].meta;
+  const auto& weight = call.operands[1].meta;
+  const bool transposed = call.args[kTransposed].toBool();
+  const int64_t groups = call.args[8].toInt();
+  const int64_t own = weight.sizes[0], shared = weight.sizes[1] * groups;  // by groups, and by all of them
+  TESSERA_CHECK(
+      ValueError,
+      groups > 0 && own % groups == 0 && input.sizes[1] == (transposed ? own : shared) && input.dtype == weight.dtype,
+      "aten::convolution: input {} and weight {} in {} groups{}; they need one dtype, and the input {} channels",
+      to_string(input), to_string(weight), groups, transposed ? ", transposed" : "", transposed ? own : shared);
+  const int64_t out = transposed ? shared : own;
+  TESSERA_CHECK(ValueError, call.operands.size() < 3 || call.operands[2].meta.sizes == DimVector{out},
+                "aten::convolution: bias {}; it needs {} elements, one an output channel",
+                to_string(call.operands.back().meta), out);
+}
+
+void check_window(const OpCall& call) {
+  for (size_t i = 0; i + 2 < call.operands[0].meta.sizes.size(); ++i) {
+    const int64_t stride = entry(call.args[3], i), padding = entry(call.args[4], i), dilation = entry(call.args[5], i);
+    TESSERA_CHECK(ValueError, stride > 0 && padding >= 0 && dilation > 0,
+                  "aten::convolution: stride {}, padding {}, dilation {}; no padding is negative, the others are at "
+                  "least 1",
+                  stride, padding, dilation);
+  }
+}
+
 std::vector<TensorMeta> convolution_metas(const OpCall& call) {
+  check_channels(call);
+  check_window(call);
   const auto& input = call.operands[0].meta;
   const auto& weight = call.operands[1].meta;
   const bool transposed = call.args[kTransposed].toBool();
@@ -45,6 +76,9 @@ std::vector<TensorMeta> convolution_metas(const OpCall& call) {
     sizes.push_back(transposed ? (length - 1) * stride - padding + kernel + entry(call.args[7], i)
                                : (length + padding - kernel) / stride + 1);
   }
+  TESSERA_CHECK(ValueError, std::all_of(sizes.begin() + 2, sizes.end(), [](int64_t length) { return length > 0; }),
+                "aten::convolution: the window of weight {} does not fit into input {}; pad the input",
+                to_string(call.operands[1].meta), to_string(input));
   return {TensorMeta::contiguous(sizes, input.dtype)};
 }
 

@@ -3,6 +3,7 @@
 #include <ATen/ops/embedding.h>
 #include <ATen/ops/zeros.h>
 
+#include "base/error.h"
 #include "dtensor/ops/rule_helpers.h"
 
 namespace tessera {
@@ -23,6 +24,10 @@ Strategies embedding_strategies(const OpCall& call) {
 }
 
 std::vector<TensorMeta> embedding_metas(const OpCall& call) {
+  const auto &table = call.operands[0].meta, &indices = call.operands[1].meta;
+  TESSERA_CHECK(ValueError, table.sizes.size() == 2 && (indices.dtype == at::kLong || indices.dtype == at::kInt),
+                "aten::embedding: weight {} and indices {}; a matrix, and indices of Long or Int are needed",
+                to_string(table), to_string(indices));
   auto sizes = call.operands[1].meta.sizes;
   sizes.push_back(call.operands[0].meta.sizes.back());
   return {TensorMeta::contiguous(sizes, call.operands[0].meta.dtype)};

@@ -1,5 +1,6 @@
 // Pooling, padding and resampling: they work within the last one, two or three dims, so batch and channels may be cut.
 
+#include "base/error.h"
 #include "dtensor/ops/op_names.h"
 #include "dtensor/ops/rule_helpers.h"
 
@@ -52,6 +53,10 @@ Strategies batch(const OpCall& call, int64_t spatial) {
 std::vector<TensorMeta> resized_metas(const OpCall& call) {
   auto sizes = call.operands[0].meta.sizes;
   const auto spatial = call.args[1].toIntVector();
+  const auto leading = sizes.size() - std::min(sizes.size(), spatial.size());
+  TESSERA_CHECK(ValueError, leading == 1 || leading == 2,
+                "{}: {} for an output size of {} dims; before these are channels, or a batch and channels",
+                toString(call.op.operator_name()), to_string(call.operands[0].meta), spatial.size());
   std::copy(spatial.begin(), spatial.end(), sizes.end() - std::ssize(spatial));
   return {TensorMeta::contiguous(sizes, call.operands[0].meta.dtype)};
 }

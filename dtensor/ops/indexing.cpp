@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "base/error.h"
 #include "dtensor/ops/rule_helpers.h"
 
 namespace tessera {
@@ -133,6 +134,9 @@ Strategies index_select_strategies(const OpCall& call) {
 
 std::vector<TensorMeta> index_select_metas(const OpCall& call) {
   auto sizes = call.operands[0].meta.sizes;
+  const auto& index = call.operands[1].meta;
+  TESSERA_CHECK(ValueError, index.sizes.size() <= 1 && (index.dtype == at::kLong || index.dtype == at::kInt),
+                "aten::index_select: index {}; a vector of Long or Int is needed", to_string(index));
   if (!sizes.empty()) {
     sizes[static_cast<size_t>(wrap_dim(call.args[1].toInt(), std::ssize(sizes)))] = numel(call.operands[1].meta);
   }

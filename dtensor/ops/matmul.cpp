@@ -5,6 +5,7 @@
 #include <array>
 #include <string_view>
 
+#include "base/error.h"
 #include "dtensor/ops/rule_helpers.h"
 
 namespace tessera {
@@ -117,7 +118,12 @@ void register_sums(const std::vector<std::string>& ops, const char* text) {
                          .reads_float_scalars = false});
 }
 
-std::vector<TensorMeta> scalar_like_first(const OpCall& call) {
+/// Kernels compare lengths of shards only.
+std::vector<TensorMeta> dot_metas(const OpCall& call) {
+  const auto &a = call.operands[0].meta, &b = call.operands[1].meta;
+  TESSERA_CHECK(ValueError, a.sizes.size() == 1 && a.sizes == b.sizes,
+                "{}: operands {} and {}; two vectors of one length are needed", toString(call.op.operator_name()),
+                to_string(a), to_string(b));
   return {TensorMeta::contiguous({}, call.operands[0].meta.dtype)};
 }
 
@@ -125,7 +131,7 @@ const RegisterOpRules rules([] {
   register_products({"aten::mm"}, "mk,kn->mn");
   register_products({"aten::bmm"}, "bmk,bkn->bmn");
   register_products({"aten::mv"}, "mk,k->m");
-  register_products({"aten::dot", "aten::vdot"}, "k,k->", scalar_like_first);
+  register_products({"aten::dot", "aten::vdot"}, "k,k->", dot_metas);
   register_sums({"aten::addmm", "aten::addmm_"}, "mk,kn->mn");
   register_sums({"aten::baddbmm", "aten::baddbmm_"}, "bmk,bkn->bmn");
   register_sums({"aten::addmv", "aten::addmv_"}, "mk,k->m");

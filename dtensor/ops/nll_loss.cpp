@@ -7,6 +7,7 @@
 
 #include <ATen/ops/zeros.h>
 
+#include "base/error.h"
 #include "dtensor/ops/rule_helpers.h"
 
 namespace tessera {
@@ -40,7 +41,24 @@ int64_t target_dim(int64_t dim, int64_t self_ndim) {
   return dim == class_dim(self_ndim) ? kNone : dim == 0 ? 0 : dim - 1;
 }
 
+/// Kernels compare the sizes of shards only.
+void check_targets2d(const OpCall& call) {
+  const auto &self = call.operands[0].meta, &target = call.operands[1].meta;
+  auto items = self.sizes;
+  if (items.size() > 1) {
+    items.erase(items.begin() + 1);
+  }
+  const int64_t weight = call.operand_of_arg(kWeight);
+  TESSERA_CHECK(ValueError,
+                self.sizes.size() == 4 && target.sizes == items &&
+                    (weight < 0 || call.operands[static_cast<size_t>(weight)].meta.sizes == DimVector{self.sizes[1]}),
+                "aten::nll_loss2d: input {} and target {}; [N, C, H, W], [N, H, W] and a weight of [C], if any, are "
+                "needed",
+                to_string(self), to_string(target));
+}
+
 std::vector<TensorMeta> nll_loss2d_metas(const OpCall& call) {
+  check_targets2d(call);
   const auto dtype = call.operands[0].meta.dtype;
   const bool per_item = call.args[kReduction].toInt() == 0;
   return {TensorMeta::contiguous(per_item ? call.operands[1].meta.sizes : DimVector(), dtype),

@@ -1,6 +1,11 @@
 // Normalisations: items are independent of each other, so the dims that are not normalised may be cut; the
 // gradients of weight and bias are then pending sums over the items.
 
+#include <fmt/ranges.h>
+
+#include <algorithm>
+
+#include "base/error.h"
 #include "dtensor/ops/rule_helpers.h"
 
 namespace tessera {
@@ -56,7 +61,24 @@ Strategies layer_norm_strategies(const OpCall& call) {
   return strategies;
 }
 
+/// Kernels see it too, but not those of ranks without items.
+void check_normalized_shape(const OpCall& call) {
+  const auto& input = call.operands[0].meta;
+  const auto list = call.args[1].toIntVector();
+  const DimVector shape(list.begin(), list.end());
+  const bool is_last = !shape.empty() && shape.size() <= input.sizes.size() &&
+                       std::equal(shape.rbegin(), shape.rend(), input.sizes.rbegin());
+  TESSERA_CHECK(ValueError, is_last, "layer_norm: normalized_shape [{}] of {}; it must be the last sizes",
+                fmt::join(list, ", "), to_string(input));
+  for (size_t i = 1; i < call.operands.size(); ++i) {
+    TESSERA_CHECK(ValueError, call.operands[i].meta.sizes == shape,
+                  "layer_norm: {} as weight or bias; its sizes must be normalized_shape [{}]",
+                  to_string(call.operands[i].meta), fmt::join(list, ", "));
+  }
+}
+
 std::vector<TensorMeta> layer_norm_metas(const OpCall& call) {
+  check_normalized_shape(call);
   const auto& input = call.operands[0].meta;
   auto sizes = input.sizes;
   for (auto dim = count_item_dims(call, 0, 1); dim < std::ssize(sizes); ++dim) {

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "base/error.h"
 #include "dtensor/ops/rule_helpers.h"
 
 namespace tessera {
@@ -50,6 +51,25 @@ Strategies flip_strategies(const OpCall& call) {
   auto strategies = along_dims(call, touched);
   keep_pending(strategies, call);
   return strategies;
+}
+
+/// What the kernels refuse, though not those of ranks without elements.
+std::vector<TensorMeta> flip_metas(const OpCall& call) {
+  DimVector dims;
+  for (const int64_t dim : call.args[1].toIntList()) {
+    dims.push_back(wrap_dim(dim, call.operands[0].ndim()));
+    TESSERA_CHECK(ValueError, std::count(dims.begin(), dims.end(), dims.back()) == 1,
+                  "aten::flip: dim {} is there twice; each may be once", dims.back());
+  }
+  return like_operand(0)(call);
+}
+
+std::vector<TensorMeta> roll_metas(const OpCall& call) {
+  const auto shifts = call.args[1].toIntList().size(), dims = call.args[2].toIntList().size();
+  TESSERA_CHECK(ValueError, shifts == std::max<size_t>(dims, 1),
+                "aten::roll: {} shifts for {} dims; one a dim is needed, or one for the flattened tensor", shifts,
+                dims);
+  return like_operand(0)(call);
 }
 
 /// roll without dims rolls the flattened tensor: then every dim is touched.
@@ -198,8 +218,8 @@ const RegisterOpRules rules([] {
   register_op_rule({"aten::unfold_backward"}, {.strategies = unfold_backward_strategies,
                                                .local_call = with_local_sizes(1),
                                                .output_metas = unfold_backward_metas});
-  register_op_rule({"aten::flip"}, {.strategies = flip_strategies, .output_metas = like_operand(0)});
-  register_op_rule({"aten::roll"}, {.strategies = roll_strategies, .output_metas = like_operand(0)});
+  register_op_rule({"aten::flip"}, {.strategies = flip_strategies, .output_metas = flip_metas});
+  register_op_rule({"aten::roll"}, {.strategies = roll_strategies, .output_metas = roll_metas});
   register_op_rule({"aten::repeat"}, {.strategies = repeat_strategies});
   register_op_rule({"aten::constant_pad_nd"}, {.strategies = pad_strategies});
   register_op_rule({"aten::tril", "aten::triu", "aten::tril_", "aten::triu_"}, {.strategies = triangle_strategies});

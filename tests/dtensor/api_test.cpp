@@ -117,6 +117,17 @@ TEST_CASE("local_map runs a function of local tensors, uneven shards too", "[dte
   }
 }
 
+TEST_CASE("local tensors of different numbers of dims are refused on every rank", "[dtensor]") {
+  run_ranks(2, [](int rank) {
+    const auto mesh = init_device_mesh(at::kCPU, {2});
+    const auto local = rank == 0 ? ramp({2, 2}) : ramp({2});
+    expect_throws<ValueError>([&] { from_local(local, mesh, {Shard(1)}, {.run_check = true}); }, "numbers of dims");
+    const auto pass = [&](const std::vector<at::Tensor>&) { return std::vector{local}; };
+    const auto x = distribute_tensor(ramp({2}), mesh, {Shard(0)});
+    expect_throws<ValueError>([&] { local_map(pass, {x}, {.out_placements = {{Shard(1)}}}); }, "numbers of dims");
+  });
+}
+
 TEST_CASE("in an ImplicitReplication scope plain tensors count as copies", "[dtensor]") {
   run_ranks(2, [](int) {
     const auto mesh = init_device_mesh(at::kCPU, {2});

@@ -202,6 +202,7 @@ void CallSignature::add(size_t arg, size_t index, const at::Tensor& tensor) {
   hash = hash_combine(hash, arg << 32 | index);
   if (dtensor) {
     hash = hash_combine(hash, dtensor->spec->hash());
+    has_copied_view = has_copied_view || dtensor->copied_view;
   } else {
     mixed = mixed || tensor.dim() > 0 || info->is_written(arg);
     hash = hash_combine(hash, static_cast<uint64_t>(scalar_tensor_key(tensor)));

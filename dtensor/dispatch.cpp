@@ -213,7 +213,8 @@ struct ResultWrapper {
     // A viewed tensor that was moved is a copy, and so are its views. So is a view that local strides do not allow.
     const bool copied = viewed && (plan.redistribute[0] || viewed->copied_view ||
                                    (local.numel() > 0 && !local.is_alias_of(viewed->local)));
-    auto view = wrap_local(std::move(local), std::move(spec), viewed ? viewed->origin : nullptr, copied);
+    auto view = wrap_local(std::move(local), std::move(spec), viewed ? viewed->origin : nullptr,
+                           copied ? CopiedView::of(*operand.tensor) : CopiedView());
     const int64_t begin = viewed && call.args[operand.arg].isTensor() ? operand.tensor->storage_offset() : 0;
     const int64_t offset = index < plan.offsets.size() ? plan.offsets[index] : 0;
     view.unsafeGetTensorImpl()->set_storage_offset(begin + offset);
@@ -277,8 +278,8 @@ void dispatch(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* st
   if (call.mixed) {
     check_not_mixed(op, call);
   }
-  if (info.writes) {
-    check_writes_reach(op, call);
+  if (call.has_copied_view) {
+    check_copied_views(op, call);
   }
   const auto plan = plan_cache.find_or_make(call, [&] { return make_plan(op, call); });
 

@@ -40,13 +40,16 @@ void check_not_mixed(const c10::OperatorHandle& op, const CallSignature& call) {
                 name, describe_arguments(call));
 }
 
-void check_writes_reach(const c10::OperatorHandle& op, const CallSignature& call) {
+void check_copied_views(const c10::OperatorHandle& op, const CallSignature& call) {
   for (const auto& operand : call.operands) {
     TESSERA_CHECK(
         NotImplementedError, !operand.dtensor || !operand.dtensor->copied_view || !call.info->is_written(operand.arg),
         "{} writes to a view whose data had to be moved, so the viewed tensor would not see it: {}. clone() the "
         "view to write to it alone, or redistribute() the tensor before the view so that the view cuts no shard",
         toString(op.operator_name()), describe_arguments(call));
+    if (operand.dtensor && operand.dtensor->copied_view.is_stale()) {
+      check_not_stale(*operand.dtensor, toString(op.operator_name()).c_str());
+    }
   }
 }
 

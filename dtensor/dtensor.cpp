@@ -62,6 +62,7 @@ class ToLocalFunction : public torch::autograd::Function<ToLocalFunction> {
   static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& tensor,
                             const Placements& grad_placements) {
     const auto* meta = dtensor_meta(tensor);
+    check_not_stale(*meta, "to_local");
     save_spec(context, meta->spec->with_placements(grad_placements));
     return meta->local.detach();
   }

@@ -13,6 +13,9 @@
 // tensors (other than scalars) throws ValueError. sizes(), dim(), dtype() are those of the global tensor;
 // data_ptr() throws.
 //
+// A view shares memory with the viewed tensor, unless it cuts a shard, so that its data have to move. Such a view is a
+// copy: writing to it throws NotImplementedError, and reading it once the viewed tensor was written throws StateError.
+//
 // Thread safety: as at::Tensor. Names and meaning follow torch/distributed/tensor/_api.py.
 
 #include <optional>

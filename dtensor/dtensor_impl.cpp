@@ -40,7 +40,33 @@ const c10::Storage& storage_without_data(c10::Device device) {
 
 }  // namespace
 
-at::Tensor wrap_local(at::Tensor local, SpecPtr spec, std::shared_ptr<const ParameterOrigin> origin, bool copied_view) {
+CopiedView CopiedView::of(const at::Tensor& viewed) {
+  if (const auto& own = dtensor_meta(viewed)->copied_view) {
+    return own;
+  }
+  CopiedView view;
+  view.is_copy_ = true;
+  view.viewed_ = viewed.unsafeGetTensorImpl()->version_counter();
+  view.version_ = view.viewed_.enabled() ? view.viewed_.current_version() : 0;
+  return view;
+}
+
+CopiedView CopiedView::of_itself() const {
+  CopiedView view;
+  view.is_copy_ = is_copy_;
+  return view;
+}
+
+void check_not_stale(const DTensorMeta& meta, const char* where) {
+  TESSERA_CHECK(StateError, !meta.copied_view.is_stale(),
+                "{}: {} is a view whose data had to be moved, and the tensor that it views was written since, which it "
+                "did not see. Take the view again, or redistribute() the tensor before the view so that the view cuts "
+                "no shard",
+                where, meta.spec->to_string());
+}
+
+at::Tensor wrap_local(at::Tensor local, SpecPtr spec, std::shared_ptr<const ParameterOrigin> origin,
+                      CopiedView copied_view) {
   TESSERA_ASSERT(local.sizes() == spec->local_sizes() && local.scalar_type() == spec->dtype(),
                  "a local tensor {} for the spec {} whose local sizes are [{}]", to_string(TensorMeta::of(local)),
                  spec->to_string(), fmt::join(spec->local_sizes(), ", "));
@@ -49,7 +75,7 @@ at::Tensor wrap_local(at::Tensor local, SpecPtr spec, std::shared_ptr<const Para
       c10::make_intrusive<DTensorImpl>(c10::Storage(storage_without_data(device)), local.dtype(), device.type());
   impl->set_sizes_and_strides(spec->sizes(), spec->strides());
   impl->set_backend_meta(
-      c10::make_intrusive<DTensorMeta>(std::move(local), std::move(spec), std::move(origin), copied_view));
+      c10::make_intrusive<DTensorMeta>(std::move(local), std::move(spec), std::move(origin), std::move(copied_view)));
   return at::Tensor(c10::intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>::reclaim(impl.release()));
 }
 

@@ -24,10 +24,36 @@ struct ParameterOrigin {
   std::string module;  // "blocks.0 (Block)": the unit whose hooks unshard it
 };
 
+/// Of a view whose data had to be moved, which is a copy: the tensor that it should be a view of would not see what is
+/// written to it, nor does it see what is written to that tensor.
+class CopiedView {
+ public:
+  /// For DTensors that are none.
+  CopiedView() = default;
+  /// Of `viewed`, a DTensor, which may be a copied view itself.
+  static CopiedView of(const at::Tensor& viewed);
+
+  explicit operator bool() const { return is_copy_; }
+  /// Whether the viewed tensor, or one that shares its version counter, was written since. Inference tensors count no
+  /// versions: never.
+  bool is_stale() const { return viewed_.enabled() && viewed_.current_version() != version_; }
+  /// For the tensor that becomes its own copied view (as_strided_).
+  CopiedView of_itself() const;
+
+ private:
+  bool is_copy_ = false;
+  uint32_t version_ = 0;
+  c10::VariableVersion viewed_;
+};
+
 class DTensorMeta : public c10::BackendMeta {
  public:
-  DTensorMeta(at::Tensor local, SpecPtr spec, std::shared_ptr<const ParameterOrigin> origin, bool copied_view = false)
-      : local(std::move(local)), spec(std::move(spec)), origin(std::move(origin)), copied_view(copied_view) {}
+  DTensorMeta(at::Tensor local, SpecPtr spec, std::shared_ptr<const ParameterOrigin> origin,
+              CopiedView copied_view = {})
+      : local(std::move(local)),
+        spec(std::move(spec)),
+        origin(std::move(origin)),
+        copied_view(std::move(copied_view)) {}
 
   c10::intrusive_ptr<c10::BackendMeta> clone(const c10::intrusive_ptr<c10::BackendMeta>& self) const override {
     return self;
@@ -36,14 +62,13 @@ class DTensorMeta : public c10::BackendMeta {
   const at::Tensor local;
   const SpecPtr spec;
   const std::shared_ptr<const ParameterOrigin> origin;  // null for all but fully_shard's parameters
-  /// A view whose data had to be moved: the tensor it views would not see what is written to it.
-  const bool copied_view;
+  const CopiedView copied_view;
 };
 
 /// A DTensor of `spec` over `local`, without autograd history. `local` must have the spec's local sizes and
 /// dtype: a mismatch is an AssertionError, since it would be a wrong number later.
 at::Tensor wrap_local(at::Tensor local, SpecPtr spec, std::shared_ptr<const ParameterOrigin> origin = nullptr,
-                      bool copied_view = false);
+                      CopiedView copied_view = {});
 
 /// The meta of a DTensor; null for any other tensor, also an undefined one.
 inline const DTensorMeta* dtensor_meta(const at::Tensor& tensor) {
@@ -53,5 +78,9 @@ inline const DTensorMeta* dtensor_meta(const at::Tensor& tensor) {
   }
   return static_cast<const DTensorMeta*>(impl->get_backend_meta());
 }
+
+/// Throws StateError if `meta` is that of a copied view and the viewed tensor was written since: on every rank, as all
+/// ranks write. `where` names the reader.
+void check_not_stale(const DTensorMeta& meta, const char* where);
 
 }  // namespace tessera

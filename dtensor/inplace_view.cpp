@@ -28,7 +28,8 @@ Self& take_on(Self& self, const at::Tensor& other) {
   auto* impl = self.unsafeGetTensorImpl();
   impl->set_sizes_and_strides(meta->spec->sizes(), meta->spec->strides());
   impl->set_storage_offset(other.storage_offset());
-  impl->set_backend_meta(c10::make_intrusive<DTensorMeta>(meta->local, meta->spec, meta->origin, meta->copied_view));
+  impl->set_backend_meta(
+      c10::make_intrusive<DTensorMeta>(meta->local, meta->spec, meta->origin, meta->copied_view.of_itself()));
   return self;
 }
 
@@ -80,7 +81,8 @@ at::Tensor view_strided(const at::Tensor& self, const StridedView& wanted) {
   auto view = at::as_strided(whole, wanted.sizes, wanted.strides, whole.storage_offset() + wanted.offset);
   auto view_spec = DTensorSpec::make(spec.mesh(), replicated, TensorMeta::of(view));
   const bool copied = !whole.is_alias_of(meta->local);
-  auto result = wrap_local(std::move(view), std::move(view_spec), meta->origin, copied || meta->copied_view);
+  auto result = wrap_local(std::move(view), std::move(view_spec), meta->origin,
+                           copied || meta->copied_view ? CopiedView::of(self) : CopiedView());
   result.unsafeGetTensorImpl()->set_storage_offset(self.storage_offset() + wanted.offset);
   return result;
 }

@@ -67,6 +67,7 @@ SpecPtr result_spec(const DTensorSpec& from, Placements placements, const Redist
 LocalMove start_move(const at::Tensor& tensor, const DTensorSpec& to) {
   const at::AutoDispatchBelowADInplaceOrView below;
   const auto* meta = dtensor_meta(tensor);
+  check_not_stale(*meta, "redistribute");
   const auto from = in_dtype(meta->spec, to.dtype());
   return LocalMove(meta->local.to(to.dtype()), from, to.placements());
 }
@@ -136,6 +137,7 @@ class ChangeMeshFunction : public torch::autograd::Function<ChangeMeshFunction> 
  public:
   static at::Tensor forward(AutogradContext* context, const at::Tensor& tensor, const SpecPtr& to) {
     const auto* meta = dtensor_meta(tensor);
+    check_not_stale(*meta, "redistribute");
     save_spec(context, meta->spec);
     const at::AutoDispatchBelowADInplaceOrView below;
     return wrap_local(meta->local.clone(), to);

@@ -5,6 +5,7 @@
 namespace tessera {
 
 at::Tensor whole_tensor(const DTensorMeta& meta) {
+  check_not_stale(meta, "reading the whole tensor");
   const auto& spec = *meta.spec;
   return redistribute_local(meta.local, spec, Placements(spec.placements().size(), Replicate()));
 }

@@ -258,3 +258,40 @@ TEST_CASE("the copy of a view may be written", "[dtensor][ops]") {
     expect_equal(full_tensor(x).eq(1).all().item<bool>(), true);
   });
 }
+
+TEST_CASE("a view of moved data may not be read once the tensor was written", "[dtensor][ops]") {
+  run_ranks(2, [](int) {
+    const auto mesh = init_device_mesh(at::kCPU, {2});
+    const auto x = distribute_tensor(at::ones({4}), mesh, {Shard(0)});
+    const auto moved = x.narrow(0, 0, 2);
+    const auto of_moved = moved.unsqueeze(0), detached = moved.detach();
+    const auto sharing = x.view({2, 2});
+    const auto result = moved * 3;
+    expect_equal(full_tensor(of_moved).sum().item<float>(), 2.f);
+    sharing.zero_();
+    const auto message = "the tensor that it views was written since";
+    for (const auto& stale : {moved, of_moved, detached}) {
+      expect_throws<StateError>([&] { stale + 1; }, message);
+      expect_throws<StateError>([&] { to_local(stale); }, message);
+      expect_throws<StateError>([&] { full_tensor(stale); }, message);
+      expect_throws<StateError>([&] { stale.equal(x); }, message);
+    }
+    expect_equal(full_tensor(x.narrow(0, 0, 2)).sum().item<float>(), 0.f);
+    expect_equal(full_tensor(result).sum().item<float>(), 6.f);
+    expect_equal(full_tensor(sharing.t()).sum().item<float>(), 0.f);
+  });
+}
+
+TEST_CASE("gradients pass a view of moved data though its tensor is written", "[dtensor][ops]") {
+  run_ranks(2, [](int) {
+    const auto mesh = init_device_mesh(at::kCPU, {2});
+    const auto leaf = distribute_tensor(at::ones({4}), mesh, {Shard(0)}).set_requires_grad(true);
+    const auto x = leaf * 2;
+    const auto sum = x.narrow(0, 0, 3).sum();
+    x.mul_(5);
+    (sum + x.sum()).backward();
+    expect_equal(full_tensor(leaf.grad()).sum().item<float>(), 4 * 10.f + 3 * 2.f);
+    (leaf * 2).narrow(0, 0, 3).sum().backward();
+    expect_equal(full_tensor(leaf.grad()).sum().item<float>(), 4 * 10.f + 2 * 3 * 2.f);
+  });
+}

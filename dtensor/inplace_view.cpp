@@ -87,14 +87,20 @@ at::Tensor view_strided(const at::Tensor& self, const StridedView& wanted) {
   return result;
 }
 
-at::Tensor view_strided_symint(const at::Tensor& self, c10::SymIntArrayRef sizes, c10::SymIntArrayRef strides,
-                               std::optional<c10::SymInt> offset) {
+/// as_strided's arguments, whose offset counts from the beginning of the memory that `self` may be a view of.
+StridedView strided_view(const at::Tensor& self, c10::SymIntArrayRef sizes, c10::SymIntArrayRef strides,
+                         const std::optional<c10::SymInt>& offset) {
   const auto size = C10_AS_INTARRAYREF_SLOW(sizes);
   const auto stride = C10_AS_INTARRAYREF_SLOW(strides);
   const int64_t start = offset ? offset->guard_int(__FILE__, __LINE__) - self.storage_offset() : 0;
-  return view_strided(self, {.sizes = DimVector(size.begin(), size.end()),
-                             .strides = DimVector(stride.begin(), stride.end()),
-                             .offset = start});
+  return {.sizes = DimVector(size.begin(), size.end()),
+          .strides = DimVector(stride.begin(), stride.end()),
+          .offset = start};
+}
+
+at::Tensor view_strided_symint(const at::Tensor& self, c10::SymIntArrayRef sizes, c10::SymIntArrayRef strides,
+                               std::optional<c10::SymInt> offset) {
+  return view_strided(self, strided_view(self, sizes, strides, offset));
 }
 
 at::Tensor as_strided_copy(const at::Tensor& self, c10::SymIntArrayRef sizes, c10::SymIntArrayRef strides,
@@ -108,9 +114,14 @@ at::Tensor as_strided_scatter(const at::Tensor& self, const at::Tensor& source, 
   const auto* meta = dtensor_meta(self);
   TESSERA_CHECK(ValueError, meta != nullptr && dtensor_meta(source) != nullptr,
                 "aten::as_strided_scatter: one of the tensors is plain; make it a DTensor with distribute_tensor");
+  TESSERA_CHECK(
+      NotImplementedError, meta->spec->meta().is_contiguous(),
+      "aten::as_strided_scatter: {} is not contiguous, but its copy is, which has other strides; use scatters "
+      "by name (select_scatter, slice_scatter, ...) or contiguous() first",
+      meta->spec->to_string());
   const Placements replicated(meta->spec->placements().size(), Replicate());
   auto result = redistribute(self, replicated).clone(at::MemoryFormat::Contiguous);
-  view_strided_symint(result, sizes, strides, std::move(offset)).copy_(redistribute(source, replicated));
+  view_strided(result, strided_view(self, sizes, strides, offset)).copy_(redistribute(source, replicated));
   return result;
 }
 

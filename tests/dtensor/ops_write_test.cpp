@@ -3,6 +3,7 @@
 #include <ATen/autocast_mode.h>
 #include <ATen/ops/add.h>
 #include <ATen/ops/as_strided.h>
+#include <ATen/ops/as_strided_scatter.h>
 #include <ATen/ops/cumsum.h>
 #include <ATen/ops/index_put.h>
 #include <ATen/ops/linalg_inv.h>
@@ -138,6 +139,21 @@ TEST_CASE("out= tensors under autocast are computed in their own dtype, as on on
       at::mm_out(product, x, transposed);
     }
     expect_bit_equal(full_tensor(product), value.mm(value.t()));
+  });
+}
+
+TEST_CASE("as_strided_scatter counts from where the tensor begins, along its strides", "[dtensor][ops]") {
+  run_ranks(2, [](int) {
+    const auto mesh = init_device_mesh(at::kCPU, {2});
+    const auto value = at::arange(12, at::kFloat).view({3, 4});
+    const auto x = distribute_tensor(value, mesh, {Shard(1)});
+    const auto source = at::zeros({2});
+    const auto placed = distribute_tensor(source, mesh, {Replicate()});
+    const auto row = at::as_strided_scatter(x.select(0, 1), placed, {2}, {2}, 5);
+    expect_bit_equal(full_tensor(row), at::as_strided_scatter(value.select(0, 1), source, {2}, {2}, 5));
+    const auto from_its_first = at::as_strided_scatter(x.select(0, 1), placed, {2}, {2});
+    expect_bit_equal(full_tensor(from_its_first), at::as_strided_scatter(value.select(0, 1), source, {2}, {2}));
+    expect_throws<NotImplementedError>([&] { at::as_strided_scatter(x.t(), placed, {2}, {4}); }, "is not contiguous");
   });
 }
 

@@ -5,6 +5,7 @@
 // local sums form a pending sum. Where classes are cut, each rank counts the targets among its own classes, as a
 // vocabulary-parallel embedding looks up its own rows, and the log-probabilities stay where they are.
 
+#include <ATen/OpMathType.h>
 #include <ATen/ops/zeros.h>
 
 #include "base/error.h"
@@ -171,8 +172,21 @@ void ensure_a_class(const c10::OperatorHandle& op, torch::jit::Stack* stack, siz
   }
 }
 
+/// A tensor argument, if there is one, in the dtype in which kernels add up.
+void widen(c10::IValue& argument) {
+  if (argument.isTensor() && argument.toTensor().defined()) {
+    const auto tensor = argument.toTensor();
+    argument = tensor.to(at::toOpMathType(tensor.scalar_type()));
+  }
+}
+
+/// The sum of a mean may be larger than 16 bits hold where the mean is not, and so may the total weight.
 void local_nll_loss(const c10::OperatorHandle& op, torch::jit::Stack* stack, const OpPlan& plan) {
   const bool mean = local_argument(op, stack, kReduction).toInt() == kMean && plan.outputs[0]->has_partial();
+  if (mean) {
+    widen(local_argument(op, stack, 0));
+    widen(local_argument(op, stack, kWeight));
+  }
   const auto self = local_argument(op, stack, 0).toTensor();
   auto& target = local_argument(op, stack, 1);
   at::Tensor total;
@@ -192,8 +206,8 @@ void local_nll_loss(const c10::OperatorHandle& op, torch::jit::Stack* stack, con
   }
   if (mean) {
     const auto sum = (*stack)[stack->size() - 2].toTensor();
-    (*stack)[stack->size() - 2] = sum.div(total);
-    stack->back() = total;
+    (*stack)[stack->size() - 2] = sum.div(total).to(plan.outputs[0]->dtype());
+    stack->back() = total.to(plan.outputs[1]->dtype());
   }
 }
 

@@ -129,6 +129,9 @@ TEST_CASE("means of losses whose sums 16 bits do not hold", "[dtensor][ops]") {
       expect_equal(x.grad().scalar_type(), dtype);
       TESSERA_EXPECT(std::abs(grad - 2 * 20 * 4096 / 1000.f) < 0.5f);
     }
+    const auto logs = distribute_tensor(at::full({20000, 2}, -7, at::kHalf), mesh, {Shard(0)});
+    const auto classes = distribute_tensor(at::zeros({20000}, at::kLong), mesh, {Shard(0)});
+    expect_equal(full_tensor(at::nll_loss(logs, classes)).item<float>(), 7.f);
     const auto integers = distribute_tensor(at::ones({4}, at::kLong), mesh, {Shard(0)});
     expect_throws<ValueError>([&] { at::mse_loss(integers, integers); }, "the mean of a loss of Long");
   });

@@ -4,7 +4,9 @@
 #include <ATen/ops/empty.h>
 
 #include <cstdlib>
+#include <cstring>
 #include <functional>
+#include <list>
 #include <mutex>
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 #include <utility>
@@ -13,6 +15,7 @@
 #include "comm/backend_checks.h"
 #include "comm/gloo_error.h"
 #include "comm/gloo_messages.h"
+#include "comm/gloo_work.h"
 #include "comm/local_call.h"
 #include "comm/local_reduce.h"
 
@@ -27,40 +30,6 @@ using WorkPtr = c10::intrusive_ptr<c10d::Work>;
 constexpr int64_t kOneRoundBytes = 64 * 1024;
 constexpr uint32_t kTagMask = kGlooMessageTags - 1;
 
-/// Messages in flight and what is to be done once they are here; turns gloo's errors into a CommError.
-class GlooWork final : public c10d::Work {
- public:
-  GlooWork(std::string collective, std::shared_ptr<const GroupInfo> info, std::vector<WorkPtr> transfers,
-           std::function<void()> finish = {})
-      : collective_(std::move(collective)),
-        info_(std::move(info)),
-        transfers_(std::move(transfers)),
-        finish_(std::move(finish)) {}
-
-  bool wait(std::chrono::milliseconds timeout = kNoTimeout) override {
-    try {
-      for (const WorkPtr& transfer : transfers_) {
-        transfer->wait(timeout);
-      }
-    } catch (const std::exception& failure) {
-      throw gloo_error(collective_, *info_, failure);
-    }
-    transfers_.clear();
-    if (const std::function<void()> finish = std::exchange(finish_, nullptr)) {
-      finish();
-    }
-    return true;
-  }
-  bool isCompleted() override { return transfers_.empty() && !finish_; }
-  bool isSuccess() const override { return transfers_.empty() && !finish_; }
-
- private:
-  const std::string collective_;
-  const std::shared_ptr<const GroupInfo> info_;
-  std::vector<WorkPtr> transfers_;
-  std::function<void()> finish_;
-};
-
 void copy_data(const at::Tensor& to, const at::Tensor& from) {
   void* const target = to.mutable_data_ptr();
   const void* const source = from.const_data_ptr();
@@ -74,7 +43,10 @@ void copy_data(const at::Tensor& to, const at::Tensor& from) {
 class GlooBackend final : public GroupBackend {
  public:
   GlooBackend(GroupInfo info, c10::intrusive_ptr<ProcessGroupGloo> gloo)
-      : GroupBackend(std::move(info)), gloo_(std::move(gloo)), messages_(shared_info(), gloo_) {}
+      : GroupBackend(std::move(info)),
+        gloo_(std::move(gloo)),
+        dropped_(std::make_shared<DroppedTransfers>()),
+        messages_(shared_info(), gloo_) {}
 
   const std::string getBackendName() const override { return "gloo"; }
 
@@ -84,12 +56,13 @@ class GlooBackend final : public GroupBackend {
     check_all_gather(output, input, getSize());
     const int64_t count = input.numel();
     at::AutoDispatchBelowADInplaceOrView guard;
-    std::vector<at::Tensor> sent(getSize(), input), received;
+    std::vector<at::Tensor> received;
     for (int64_t rank = 0; rank < getSize(); ++rank) {
       received.push_back(flat_elements(output, rank * count, count));
     }
     copy_data(received[getRank()], input);
-    return exchange("all_gather", std::move(sent), std::move(received));
+    const std::vector<at::Tensor> sent(getSize(), input);
+    return exchange({.kind = Collective::AllGather, .dtype = input.scalar_type(), .input = count}, sent, received);
   }
 
   WorkPtr _reduce_scatter_base(at::Tensor& output, at::Tensor& input,
@@ -105,8 +78,10 @@ class GlooBackend final : public GroupBackend {
     for (int64_t rank = 0; rank < getSize(); ++rank) {
       sent.push_back(flat_elements(input, rank * count, count));
     }
-    at::Tensor own = sent[getRank()];
-    return reduce_received(fmt::format("reduce_scatter({})", op), std::move(sent), own, output, op);
+    const at::Tensor own = sent[getRank()];
+    const CallShape call{
+        .kind = Collective::ReduceScatter, .op = op, .dtype = input.scalar_type(), .input = input.numel()};
+    return reduce_received(call, sent, own, output);
   }
 
   WorkPtr allreduce(std::vector<at::Tensor>& tensors, const c10d::AllreduceOptions& options) override {
@@ -115,23 +90,28 @@ class GlooBackend final : public GroupBackend {
     const ReduceOp op = reduce_op_from_c10d(options.reduceOp);
     check_reducible("all_reduce", tensor.scalar_type(), op);
     at::AutoDispatchBelowADInplaceOrView guard;
-    const std::string what = fmt::format("all_reduce({})", op);
+    const CallShape call{
+        .kind = Collective::AllReduce, .op = op, .dtype = tensor.scalar_type(), .output = tensor.numel()};
     if (getSize() > 2 && tensor.numel() * static_cast<int64_t>(tensor.element_size()) > kOneRoundBytes) {
-      return all_reduce_in_two_rounds(what, tensor, op);
+      return all_reduce_in_two_rounds(call, tensor);
     }
-    std::vector<at::Tensor> sent(getSize(), tensor);
-    return reduce_received(what, std::move(sent), tensor, tensor, op);
+    const std::vector<at::Tensor> sent(getSize(), tensor);
+    return reduce_received(call, sent, tensor, tensor);
   }
 
   WorkPtr broadcast(std::vector<at::Tensor>& tensors, const c10d::BroadcastOptions& options) override {
     const at::Tensor& tensor = only_tensor("broadcast", tensors);
     check_cpu_tensor("broadcast", tensor);
     if (tensor.numel() == 0) {
-      return make_work("broadcast", {});
+      return c10::make_intrusive<CompletedWork>();
     }
     at::AutoDispatchBelowADInplaceOrView guard;
     std::vector<at::Tensor> bytes = {flat_bytes(tensor)};
-    return launch("broadcast", [&] { return gloo_->broadcast(bytes, options); });
+    const CallShape call{.kind = Collective::Broadcast,
+                         .root = static_cast<int>(options.rootRank),
+                         .dtype = tensor.scalar_type(),
+                         .output = tensor.numel()};
+    return launch(call, [&] { return gloo_->broadcast(bytes, options); });
   }
 
   WorkPtr alltoall_base(at::Tensor& output, at::Tensor& input, std::vector<int64_t>& output_splits,
@@ -150,11 +130,12 @@ class GlooBackend final : public GroupBackend {
       received_begin += receives[rank];
     }
     copy_data(received[getRank()], sent[getRank()]);
-    return exchange("all_to_all", std::move(sent), std::move(received));
+    return exchange({.kind = Collective::AllToAll, .dtype = input.scalar_type(), .input = input.numel()}, sent,
+                    received);
   }
 
   WorkPtr barrier(const c10d::BarrierOptions& options) override {
-    return launch("barrier", [&] { return gloo_->barrier(options); });
+    return launch({.kind = Collective::Barrier}, [&] { return gloo_->barrier(options); });
   }
 
   WorkPtr send(std::vector<at::Tensor>& tensors, int to, int tag) override {
@@ -172,67 +153,73 @@ class GlooBackend final : public GroupBackend {
     return messages_.launch(call);
   }
 
-  WorkPtr make_work(std::string what, std::vector<WorkPtr> transfers, std::function<void()> finish = {}) {
-    return c10::make_intrusive<GlooWork>(std::move(what), shared_info(), std::move(transfers), std::move(finish));
+  WorkPtr make_work(const CallShape& call, std::list<GlooTransfers> transfers, std::function<void()> finish = {}) {
+    return c10::make_intrusive<GlooWork>(call, shared_info(), dropped_, std::move(transfers), std::move(finish));
   }
 
   template <typename Launch>
-  WorkPtr launch(const std::string& what, Launch&& start) {
+  WorkPtr launch(const CallShape& call, Launch&& start) {
     const std::lock_guard lock(launch_mutex_);
     try {
-      return make_work(what, {start()});
+      return make_work(call, {{.launch = launches_, .works = {start()}}});
     } catch (const std::exception& failure) {
-      throw gloo_error(what, info(), failure);
+      throw gloo_error(describe(call), info(), failure);
     }
   }
 
   // Sends sent[r] to rank r and receives received[r] from it; this rank's own entries and empty ones are skipped.
-  WorkPtr exchange(std::string what, std::vector<at::Tensor> sent, std::vector<at::Tensor> received,
+  WorkPtr exchange(const CallShape& call, const std::vector<at::Tensor>& sent, const std::vector<at::Tensor>& received,
                    std::function<void()> finish = {}) {
     const std::lock_guard lock(launch_mutex_);
-    const int tag = static_cast<int>(launches_++ & kTagMask);
-    std::vector<WorkPtr> transfers;
+    const uint64_t number = launches_++;
+    const int tag = static_cast<int>(number & kTagMask);
+    const size_t with_all = 2 * (static_cast<size_t>(getSize()) - 1);
+    std::list<GlooTransfers> transfers = {{.launch = number}};
+    std::vector<WorkPtr>& works = transfers.front().works;
+    works.reserve(with_all);
     try {
       for (int step = 1; step < getSize(); ++step) {
         const int from = (getRank() - step + getSize()) % getSize();
         if (received[from].numel() != 0) {
           std::vector<at::Tensor> one = {received[from]};
-          transfers.push_back(gloo_->recv(one, from, tag));
+          works.push_back(gloo_->recv(one, from, tag));
         }
       }
       for (int step = 1; step < getSize(); ++step) {
         const int to = (getRank() + step) % getSize();
         if (sent[to].numel() != 0) {
           std::vector<at::Tensor> one = {sent[to]};
-          transfers.push_back(gloo_->send(one, to, tag));
+          works.push_back(gloo_->send(one, to, tag));
         }
       }
     } catch (const std::exception& failure) {
-      throw gloo_error(what, info(), failure);
+      dropped_->keep(transfers);
+      throw gloo_error(describe(call), info(), failure);
     }
-    return make_work(std::move(what), std::move(transfers), std::move(finish));
+    transfers.front().with_all = works.size() == with_all;
+    return make_work(call, std::move(transfers), std::move(finish));
   }
 
   // Sends sent[r] to rank r; output = the reduction of `own` and of what the others send, in the order of the ranks.
-  WorkPtr reduce_received(std::string what, std::vector<at::Tensor> sent, const at::Tensor& own,
-                          const at::Tensor& output, ReduceOp op) {
+  WorkPtr reduce_received(const CallShape& call, const std::vector<at::Tensor>& sent, const at::Tensor& own,
+                          const at::Tensor& output) {
     std::vector<at::Tensor> received;
     for (int rank = 0; rank < getSize(); ++rank) {
       received.push_back(rank == getRank() ? own : at::empty({own.numel()}, own.options().requires_grad(false)));
     }
-    auto finish = [received, output, op] {
+    auto finish = [received, output, op = call.op] {
       std::vector<const void*> inputs;
       for (const at::Tensor& tensor : received) {
         inputs.push_back(tensor.mutable_data_ptr());
       }
       reduce_in_order(output.mutable_data_ptr(), inputs, output.numel(), output.scalar_type(), op);
     };
-    return exchange(std::move(what), std::move(sent), std::move(received), std::move(finish));
+    return exchange(call, sent, received, std::move(finish));
   }
 
   // A reduce_scatter of parts and an all_gather of them. Complete on return: a second round in wait() would hang where
   // ranks wait in different orders.
-  WorkPtr all_reduce_in_two_rounds(const std::string& what, const at::Tensor& tensor, ReduceOp op) {
+  WorkPtr all_reduce_in_two_rounds(const CallShape& call, const at::Tensor& tensor) {
     const int64_t size = getSize(), numel = tensor.numel(), part = (numel + size - 1) / size;
     std::vector<at::Tensor> parts;
     for (int64_t rank = 0; rank < size; ++rank) {
@@ -240,16 +227,17 @@ class GlooBackend final : public GroupBackend {
       parts.push_back(flat_elements(tensor, begin, std::min(part, numel - begin)));
     }
     const at::Tensor own = parts[getRank()];
-    reduce_received(what, parts, own, own, op)->wait();
-    exchange(what, std::vector<at::Tensor>(size, own), parts)->wait();
-    return make_work(what, {});
+    reduce_received(call, parts, own, own)->wait();
+    exchange(call, std::vector<at::Tensor>(size, own), parts)->wait();
+    return c10::make_intrusive<CompletedWork>();
   }
 
   const c10::intrusive_ptr<ProcessGroupGloo> gloo_;
+  const std::shared_ptr<DroppedTransfers> dropped_;
   // Messages may have a thread of their own. Guards what follows and gloo_'s counters; nothing waits under it.
   std::mutex launch_mutex_;
   GlooMessages messages_;
-  uint32_t launches_ = 0;
+  uint64_t launches_ = 0;
 };
 
 bool is_loopback(const std::string& address) {

@@ -22,7 +22,9 @@ struct GlooOptions {
 /// that results are the same bits on all ranks and as with the "threads" backend. reduce_scatter is an all-to-all and a
 /// local reduction in wait(); all_reduce gathers all tensors where they are small or the ranks are two, and otherwise
 /// is a reduce_scatter and an all_gather that are complete when the launch returns. Every dtype moves as bytes.
-/// Messages between two ranks: comm/gloo_messages.h.
+/// A work's isCompleted() is told by its wait() alone. One that is dropped without wait() keeps its tensors, until a
+/// later collective with all ranks was waited for or the group goes (comm/gloo_work.h). Messages between two ranks:
+/// comm/gloo_messages.h.
 c10::intrusive_ptr<GroupBackend> make_gloo_backend(GlooOptions options);
 
 }  // namespace tessera

@@ -24,8 +24,12 @@ TEST_CASE("gloo: collectives in flight may be waited for in any order") {
   check_waits_in_any_order("gloo", 100000);
 }
 
+TEST_CASE("gloo: a collective that one rank never waits for") {
+  check_dropped("gloo");
+}
+
 TEST_CASE("gloo: a peer that dies in a collective: the others get an error with group and collective, soon") {
-  check_peer_that_dies("gloo", "all_reduce(Sum) on group 'default'", std::chrono::seconds(20));
+  check_peer_that_dies("gloo", "all_reduce(Sum, Float[100000]) on group 'default'", std::chrono::seconds(20));
 }
 
 TEST_CASE("gloo: a peer that does not come: the time-out is an error with group and collective") {

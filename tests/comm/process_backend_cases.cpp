@@ -104,6 +104,53 @@ void compare_with_threads(at::ScalarType dtype, int64_t part) {
   expect_same_bits(over_processes, over_threads);
 }
 
+/// Gathers `part` elements of each rank; `round` makes them this call's own.
+struct Gather {
+  at::Tensor input, output;
+
+  Gather(int64_t part, int round)
+      : input(at::full({part}, float(10 * round + get_rank()))), output(at::zeros({get_world_size(), part})) {}
+
+  Pending launch() const { return all_gather_async(output, input, default_group()); }
+  bool is_right() const {
+    bool right = true;
+    for (int rank = 0; rank < get_world_size(); ++rank) {
+      right = right && output[rank].equal(input + float(rank - get_rank()));
+    }
+    return right;
+  }
+};
+
+/// Rank 1 does not wait for a collective, which it calls before rank 0 or after it; those that follow are right.
+void drop_one(bool drops_first, int64_t part, const ProcessGroupPtr& turns) {
+  const bool drops = get_rank() == 1;
+  const Gather dropped(part, /*round=*/1);
+  if (drops != drops_first) {
+    barrier(turns);
+  }
+  Pending pending = dropped.launch();
+  if (drops) {
+    pending = Pending();
+  }
+  if (drops == drops_first) {
+    barrier(turns);
+  }
+  pending.wait();
+  TESSERA_EXPECT(drops || dropped.is_right());
+  for (int round = 2; round < 4; ++round) {
+    const Gather next(part, round);
+    next.launch().wait();
+    TESSERA_EXPECT(next.is_right());
+  }
+  at::Tensor sum = at::full({part}, float(get_rank()));
+  all_reduce(sum, ReduceOp::Sum, default_group());
+  TESSERA_EXPECT(sum.equal(at::full({part}, 1.f)));
+  // Nobody holds the tensors of the dropped one any more.
+  expect_equal(dropped.input.use_count(), size_t{1});
+  expect_equal(dropped.output.use_count(), size_t{1});
+  expect_equal(dropped.output.storage().use_count(), size_t{1});
+}
+
 }  // namespace
 
 const std::vector<c10::ScalarType>& reducible_dtypes() {
@@ -162,6 +209,18 @@ void check_waits_in_any_order(const std::string& backend, int64_t elements) {
     }
   };
   run_processes(3, body, {.backend = backend});
+}
+
+void check_dropped(const std::string& backend) {
+  const auto body = [](int) {
+    const ProcessGroupPtr turns = new_group({0, 1}, "turns");
+    for (const bool drops_first : {true, false}) {
+      for (const int64_t part : {int64_t{1}, int64_t{1000000}}) {
+        drop_one(drops_first, part, turns);
+      }
+    }
+  };
+  run_processes(2, body, {.backend = backend, .timeout = std::chrono::seconds(20)});
 }
 
 void check_peer_that_dies(const std::string& backend, const std::string& error, std::chrono::milliseconds limit) {

@@ -22,6 +22,9 @@ void check_sub_groups(const std::string& backend);
 /// Works of one group are waited for in another order on each rank; the largest are of `elements` elements.
 void check_waits_in_any_order(const std::string& backend, int64_t elements);
 
+/// A work that goes without wait(), on one of two ranks: later collectives are right, and its tensors are free then.
+void check_dropped(const std::string& backend);
+
 /// A rank dies in a collective: the others have an error that holds `error` within `limit`.
 void check_peer_that_dies(const std::string& backend, const std::string& error, std::chrono::milliseconds limit);
 

@@ -132,6 +132,10 @@ TEST_CASE("shm: more calls in flight than a rank has cells, and one that is neve
   run_processes(2, body, kShm);
 }
 
+TEST_CASE("shm: a collective that one rank never waits for") {
+  check_dropped("shm");
+}
+
 TEST_CASE("shm: ranks that call different collectives all learn what each of them called") {
   const auto body = [](int rank) {
     at::Tensor tensor = at::zeros({4});

@@ -1,0 +1,66 @@
+#include "comm/gloo_work.h"
+
+#include <exception>
+#include <iterator>
+#include <utility>
+
+#include "comm/gloo_error.h"
+
+namespace tessera {
+
+void DroppedTransfers::keep(std::list<GlooTransfers>& transfers) noexcept {
+  const std::lock_guard lock(mutex_);
+  kept_.splice(kept_.end(), transfers);
+}
+
+void DroppedTransfers::free_before(uint64_t launch) {
+  std::list<GlooTransfers> freed;  // after the lock
+  const std::lock_guard lock(mutex_);
+  for (auto entry = kept_.begin(); entry != kept_.end();) {
+    const auto next = std::next(entry);
+    if (entry->launch < launch) {
+      freed.splice(freed.end(), kept_, entry);
+    }
+    entry = next;
+  }
+}
+
+GlooWork::GlooWork(CallShape call, std::shared_ptr<const GroupInfo> info, std::shared_ptr<DroppedTransfers> dropped,
+                   std::list<GlooTransfers> transfers, std::function<void()> finish)
+    : call_(std::move(call)),
+      info_(std::move(info)),
+      dropped_(std::move(dropped)),
+      transfers_(std::move(transfers)),
+      finish_(std::move(finish)) {}
+
+GlooWork::~GlooWork() {
+  dropped_->keep(transfers_);
+}
+
+bool GlooWork::wait(std::chrono::milliseconds timeout) {
+  if (transfers_.empty()) {
+    return true;
+  }
+  GlooTransfers& launch = transfers_.front();
+  try {
+    for (auto& work : launch.works) {
+      if (work) {
+        work->wait(timeout);
+        work.reset();
+      }
+    }
+  } catch (const std::exception& failure) {
+    throw gloo_error(describe(call_), *info_, failure);
+  }
+  if (finish_) {
+    finish_();
+    finish_ = nullptr;
+  }
+  if (launch.with_all) {
+    dropped_->free_before(launch.launch);
+  }
+  transfers_.clear();
+  return true;
+}
+
+}  // namespace tessera

@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "base/hash.h"
 #include "comm/backend_checks.h"
 #include "comm/gloo_error.h"
 #include "comm/gloo_messages.h"
@@ -28,7 +29,20 @@ using WorkPtr = c10::intrusive_ptr<c10d::Work>;
 
 // Up to here an all_reduce sends whole tensors to everybody: one round of messages in place of two.
 constexpr int64_t kOneRoundBytes = 64 * 1024;
-constexpr uint32_t kTagMask = kGlooMessageTags - 1;
+
+// A collective's tag: of its launch's number, and a hash.
+constexpr int kLaunchBits = 8;
+constexpr int kHashBits = 22;
+static_assert(1 << (kLaunchBits + kHashBits) == kGlooMessageTags);
+
+/// The tag of what one rank sends another in a collective, known to both if they agree on all that they must. Tags of
+/// ranks that do not agree differ, but for one case in four million.
+int tag_of(const CallShape& call, uint64_t launch, size_t bytes) {
+  const uint64_t what =
+      static_cast<uint64_t>(call.kind) << 16 | static_cast<uint64_t>(call.op) << 8 | static_cast<uint64_t>(call.dtype);
+  const uint64_t hash = hash_combine(hash_combine(0, what), bytes) >> (64 - kHashBits);
+  return static_cast<int>((launch % (1 << kLaunchBits)) << kHashBits | hash);
+}
 
 void copy_data(const at::Tensor& to, const at::Tensor& from) {
   void* const target = to.mutable_data_ptr();
@@ -38,8 +52,10 @@ void copy_data(const at::Tensor& to, const at::Tensor& from) {
   }
 }
 
-/// Collectives as messages between each pair of ranks: gloo's device thread receives straight into the outputs, which
-/// saves the worker thread and the staging copies of gloo's own collectives. Each launch has its own message tag.
+/// Collectives as messages between each pair of ranks, also of no bytes: gloo's device thread receives straight into
+/// the outputs, which saves the worker thread and the staging copies of gloo's own collectives. gloo delivers by sender
+/// and tag, in order. It ends the process where more bytes come than are expected, and does not notice where fewer come
+/// or what they are for; so the tags of calls that do not belong together differ, and their ranks wait in vain.
 class GlooBackend final : public GroupBackend {
  public:
   GlooBackend(GroupInfo info, c10::intrusive_ptr<ProcessGroupGloo> gloo)
@@ -102,16 +118,18 @@ class GlooBackend final : public GroupBackend {
   WorkPtr broadcast(std::vector<at::Tensor>& tensors, const c10d::BroadcastOptions& options) override {
     const at::Tensor& tensor = only_tensor("broadcast", tensors);
     check_cpu_tensor("broadcast", tensor);
-    if (tensor.numel() == 0) {
-      return c10::make_intrusive<CompletedWork>();
+    TESSERA_CHECK(ValueError, options.rootRank >= 0 && options.rootRank < getSize(),
+                  "broadcast: source {}; the group has ranks 0 to {}", options.rootRank, getSize() - 1);
+    const int source = static_cast<int>(options.rootRank);
+    std::vector<at::Tensor> sent(getSize()), received(getSize());
+    if (source == getRank()) {
+      sent.assign(getSize(), tensor);
+    } else {
+      received[source] = tensor;
     }
-    at::AutoDispatchBelowADInplaceOrView guard;
-    std::vector<at::Tensor> bytes = {flat_bytes(tensor)};
-    const CallShape call{.kind = Collective::Broadcast,
-                         .root = static_cast<int>(options.rootRank),
-                         .dtype = tensor.scalar_type(),
-                         .output = tensor.numel()};
-    return launch(call, [&] { return gloo_->broadcast(bytes, options); });
+    return exchange(
+        {.kind = Collective::Broadcast, .root = source, .dtype = tensor.scalar_type(), .output = tensor.numel()}, sent,
+        received);
   }
 
   WorkPtr alltoall_base(at::Tensor& output, at::Tensor& input, std::vector<int64_t>& output_splits,
@@ -134,8 +152,9 @@ class GlooBackend final : public GroupBackend {
                     received);
   }
 
-  WorkPtr barrier(const c10d::BarrierOptions& options) override {
-    return launch({.kind = Collective::Barrier}, [&] { return gloo_->barrier(options); });
+  WorkPtr barrier(const c10d::BarrierOptions&) override {
+    const std::vector<at::Tensor> nothing(getSize(), at::empty({0}, at::kByte));
+    return exchange({.kind = Collective::Barrier}, nothing, nothing);
   }
 
   WorkPtr send(std::vector<at::Tensor>& tensors, int to, int tag) override {
@@ -153,26 +172,11 @@ class GlooBackend final : public GroupBackend {
     return messages_.launch(call);
   }
 
-  WorkPtr make_work(const CallShape& call, std::list<GlooTransfers> transfers, std::function<void()> finish = {}) {
-    return c10::make_intrusive<GlooWork>(call, shared_info(), dropped_, std::move(transfers), std::move(finish));
-  }
-
-  template <typename Launch>
-  WorkPtr launch(const CallShape& call, Launch&& start) {
-    const std::lock_guard lock(launch_mutex_);
-    try {
-      return make_work(call, {{.launch = launches_, .works = {start()}}});
-    } catch (const std::exception& failure) {
-      throw gloo_error(describe(call), info(), failure);
-    }
-  }
-
-  // Sends sent[r] to rank r and receives received[r] from it; this rank's own entries and empty ones are skipped.
+  // Sends sent[r] to rank r and receives received[r] from it; not where these are undefined, and not for this rank.
   WorkPtr exchange(const CallShape& call, const std::vector<at::Tensor>& sent, const std::vector<at::Tensor>& received,
                    std::function<void()> finish = {}) {
     const std::lock_guard lock(launch_mutex_);
     const uint64_t number = launches_++;
-    const int tag = static_cast<int>(number & kTagMask);
     const size_t with_all = 2 * (static_cast<size_t>(getSize()) - 1);
     std::list<GlooTransfers> transfers = {{.launch = number}};
     std::vector<WorkPtr>& works = transfers.front().works;
@@ -180,16 +184,16 @@ class GlooBackend final : public GroupBackend {
     try {
       for (int step = 1; step < getSize(); ++step) {
         const int from = (getRank() - step + getSize()) % getSize();
-        if (received[from].numel() != 0) {
+        if (received[from].defined()) {
           std::vector<at::Tensor> one = {received[from]};
-          works.push_back(gloo_->recv(one, from, tag));
+          works.push_back(gloo_->recv(one, from, tag_of(call, number, one[0].nbytes())));
         }
       }
       for (int step = 1; step < getSize(); ++step) {
         const int to = (getRank() + step) % getSize();
-        if (sent[to].numel() != 0) {
+        if (sent[to].defined()) {
           std::vector<at::Tensor> one = {sent[to]};
-          works.push_back(gloo_->send(one, to, tag));
+          works.push_back(gloo_->send(one, to, tag_of(call, number, one[0].nbytes())));
         }
       }
     } catch (const std::exception& failure) {
@@ -197,7 +201,7 @@ class GlooBackend final : public GroupBackend {
       throw gloo_error(describe(call), info(), failure);
     }
     transfers.front().with_all = works.size() == with_all;
-    return make_work(call, std::move(transfers), std::move(finish));
+    return c10::make_intrusive<GlooWork>(call, shared_info(), dropped_, std::move(transfers), std::move(finish));
   }
 
   // Sends sent[r] to rank r; output = the reduction of `own` and of what the others send, in the order of the ranks.

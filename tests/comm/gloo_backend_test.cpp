@@ -1,5 +1,6 @@
 // The gloo backend with ranks as processes, against the threads backend: the same bits.
 
+#include "tests/comm/differing_calls.h"
 #include "tests/comm/process_backend_cases.h"
 #include "third_party/catch2/catch.h"
 
@@ -26,6 +27,10 @@ TEST_CASE("gloo: collectives in flight may be waited for in any order") {
 
 TEST_CASE("gloo: a collective that one rank never waits for") {
   check_dropped("gloo");
+}
+
+TEST_CASE("gloo: calls that do not belong together are an error on both ranks") {
+  check_calls_that_differ("gloo");
 }
 
 TEST_CASE("gloo: a peer that dies in a collective: the others get an error with group and collective, soon") {

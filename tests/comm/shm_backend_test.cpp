@@ -22,6 +22,7 @@
 #include "comm/rank_context.h"
 #include "testing/expect.h"
 #include "testing/run_processes.h"
+#include "tests/comm/differing_calls.h"
 #include "tests/comm/parts_cases.h"
 #include "tests/comm/process_backend_cases.h"
 #include "third_party/catch2/catch.h"
@@ -134,6 +135,10 @@ TEST_CASE("shm: more calls in flight than a rank has cells, and one that is neve
 
 TEST_CASE("shm: a collective that one rank never waits for") {
   check_dropped("shm");
+}
+
+TEST_CASE("shm: calls that do not belong together are an error on both ranks") {
+  check_calls_that_differ("shm");
 }
 
 TEST_CASE("shm: ranks that call different collectives all learn what each of them called") {

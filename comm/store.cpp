@@ -71,6 +71,7 @@ c10::intrusive_ptr<c10d::Store> connect_store(const StoreOptions& options) {
   if (!store) {
     store = connect(options);
   }
+  store->setTimeout(options.timeout);
   return store;
 }
 

@@ -12,6 +12,7 @@
 #include "comm/collectives.h"
 #include "comm/comm_stats.h"
 #include "comm/rank_context.h"
+#include "comm/store.h"
 #include "testing/expect.h"
 #include "testing/run_ranks.h"
 #include "third_party/catch2/catch.h"
@@ -89,6 +90,16 @@ TEST_CASE("rank 0 that cannot be reached is named by address and port") {
   };
   CHECK_THROWS_AS(connect(), CommError);
   CHECK_THROWS_WITH(connect(), ContainsSubstring("rank 1 of 2 could not reach rank 0 at 127.0.0.1:1"));
+}
+
+TEST_CASE("a store that is connected once has the time-out of who connects to it last") {
+  StoreOptions options{.address = "127.0.0.1", .timeout = std::chrono::seconds(30)};
+  const auto store = connect_store(options);
+  CHECK(store->getTimeout() == std::chrono::seconds(30));
+  options.timeout = std::chrono::milliseconds(50);
+  CHECK(connect_store(options) == store);
+  CHECK(store->getTimeout() == std::chrono::milliseconds(50));
+  CHECK_THROWS(store->get("nobody sets it"));
 }
 
 TEST_CASE("sub-groups: order, names, repeated creation, one rank") {

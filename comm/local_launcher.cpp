@@ -65,7 +65,8 @@ class ListenSocket {
   int port_ = 0;
 };
 
-/// Blocks the signals that the launcher takes with sigtimedwait, until its end.
+/// Blocks the signals that the launcher takes with sigtimedwait, until its end. Where SIGCHLD is ignored, which a
+/// program inherits from its parent, nobody could learn how a rank ended; so it is not, until then.
 class BlockedSignals {
  public:
   BlockedSignals() {
@@ -75,8 +76,14 @@ class BlockedSignals {
     }
     sigaddset(&set_, SIGCHLD);
     pthread_sigmask(SIG_BLOCK, &set_, &previous_);
+    struct sigaction by_default = {};
+    by_default.sa_handler = SIG_DFL;
+    sigaction(SIGCHLD, &by_default, &previous_child_action_);
   }
-  ~BlockedSignals() { pthread_sigmask(SIG_SETMASK, &previous_, nullptr); }
+  ~BlockedSignals() {
+    sigaction(SIGCHLD, &previous_child_action_, nullptr);
+    pthread_sigmask(SIG_SETMASK, &previous_, nullptr);
+  }
   BlockedSignals(const BlockedSignals&) = delete;
   BlockedSignals& operator=(const BlockedSignals&) = delete;
 
@@ -90,6 +97,7 @@ class BlockedSignals {
  private:
   sigset_t set_;
   sigset_t previous_;
+  struct sigaction previous_child_action_ = {};
 };
 
 std::vector<char*> pointers(std::vector<std::string>& texts) {
@@ -184,10 +192,18 @@ struct Program {
   _exit(127);
 }
 
-std::string describe_end(int status) {
-  return WIFSIGNALED(status)
-             ? fmt::format("was killed by signal {} ({})", WTERMSIG(status), strsignal(WTERMSIG(status)))
-             : fmt::format("ended with exit code {}", WEXITSTATUS(status));
+/// `status`: of waitpid(); none: nobody knows.
+std::string describe_end(std::optional<int> status) {
+  if (!status) {
+    return "ended with unknown status";
+  }
+  return WIFSIGNALED(*status)
+             ? fmt::format("was killed by signal {} ({})", WTERMSIG(*status), strsignal(WTERMSIG(*status)))
+             : fmt::format("ended with exit code {}", WEXITSTATUS(*status));
+}
+
+int exit_code_of(std::optional<int> status) {
+  return !status ? 1 : WIFSIGNALED(*status) ? 128 + WTERMSIG(*status) : WEXITSTATUS(*status);
 }
 
 /// The running ranks, and what has become of the others.
@@ -220,18 +236,21 @@ class Ranks {
     }
   }
 
-  /// Collects the ranks that have ended; remembers the first failure.
+  /// Collects the ranks that have ended; remembers the first failure. One that somebody else has waited for counts as
+  /// one: how it ended is not known.
   void reap(LaunchResult& result) {
     for (auto entry = running_.begin(); entry != running_.end();) {
-      int status = 0;
-      if (waitpid(entry->first, &status, WNOHANG) == 0) {
+      int word = 0;
+      const pid_t ended = waitpid(entry->first, &word, WNOHANG);
+      if (ended == 0) {
         ++entry;
         continue;
       }
+      const std::optional<int> status = ended > 0 ? std::optional(word) : std::nullopt;
       const auto [pid, rank] = *entry;
       entry = running_.erase(entry);
       if (status != 0 && result.exit_code == 0) {
-        result.exit_code = WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status);
+        result.exit_code = exit_code_of(status);
         result.message = fmt::format("rank {} (pid {}) {}", rank, pid, describe_end(status));
         if (!running_.empty()) {
           result.message += fmt::format("; stopping the other {} rank(s)", running_.size());

@@ -67,6 +67,35 @@ TEST_CASE("a rank that exits with 3 ends the others and is named") {
   CHECK(Clock::now() - start < std::chrono::seconds(5));
 }
 
+TEST_CASE("a rank's end is seen where SIGCHLD is ignored, which it is again afterwards") {
+  struct sigaction ignored = {}, before = {}, after = {};
+  ignored.sa_handler = SIG_IGN;
+  sigaction(SIGCHLD, &ignored, &before);
+  const LaunchResult result = launch(2, "exit $((3 * RANK))");
+  sigaction(SIGCHLD, &before, &after);
+  CHECK(result.exit_code == 3);
+  CHECK_THAT(result.message, ContainsSubstring("rank 1 (pid ") && ContainsSubstring("ended with exit code 3"));
+  CHECK(after.sa_handler == SIG_IGN);
+}
+
+TEST_CASE("a rank that somebody else waits for has failed") {
+  const TempFolder folder;
+  std::thread other([&] {
+    for (int i = 0; i < 200 && !std::filesystem::exists(folder.path("started")); ++i) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    }
+    struct sigaction reaping = {};
+    reaping.sa_flags = SA_NOCLDWAIT;  // as if this thread waited for every child
+    sigaction(SIGCHLD, &reaping, nullptr);
+    std::ofstream(folder.path("go")) << "go";
+  });
+  const LaunchResult result =
+      launch(1, "touch " + folder.path("started") + "; while [ ! -e " + folder.path("go") + " ]; do sleep 0.02; done");
+  other.join();
+  CHECK(result.exit_code == 1);
+  CHECK_THAT(result.message, ContainsSubstring("rank 0 (pid ") && ContainsSubstring("ended with unknown status"));
+}
+
 TEST_CASE("a rank that is killed ends the others, also those that ignore SIGTERM, within 5 s") {
   const auto start = Clock::now();
   const LaunchResult result =

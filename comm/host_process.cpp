@@ -1,10 +1,13 @@
 #include "comm/host_process.h"
 
+#include <fcntl.h>
 #include <fmt/format.h>
+#include <signal.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <array>
+#include <cerrno>
 #include <fstream>
 #include <sstream>
 
@@ -15,20 +18,26 @@ namespace tessera {
 
 namespace {
 
+/// From /proc/<pid>/stat.
 struct ProcessStatus {
+  enum class Source { Read, NoProcess, Unreadable };
+  Source source = Source::Read;
   char state = 'X';
   uint64_t start_time = 0;
 };
 
-// From /proc/<pid>/stat, where a program's name in parentheses may hold blanks; X where there is no such process.
-ProcessStatus status_of(int pid) {
+/// After a call that failed. For want of a file descriptor, say, a process that runs cannot be read either.
+ProcessStatus unread() {
+  using Source = ProcessStatus::Source;
+  return {.source = errno == ENOENT || errno == ESRCH ? Source::NoProcess : Source::Unreadable};
+}
+
+// A program's name in parentheses may hold blanks.
+ProcessStatus parse_status(const std::string& line) {
   constexpr int kFieldsBetween = 18;  // between the state and the start time, fields 3 and 22
-  std::ifstream file(fmt::format("/proc/{}/stat", pid));
-  std::string line;
-  std::getline(file, line);
   const size_t name_end = line.rfind(')');
   if (name_end == std::string::npos) {
-    return {};
+    return {.source = ProcessStatus::Source::Unreadable};
   }
   std::istringstream fields(line.substr(name_end + 1));
   ProcessStatus status;
@@ -38,6 +47,18 @@ ProcessStatus status_of(int pid) {
     fields >> skipped;
   }
   fields >> status.start_time;
+  return status;
+}
+
+ProcessStatus status_of(int pid) {
+  const int file = ::open(fmt::format("/proc/{}/stat", pid).c_str(), O_RDONLY | O_CLOEXEC);
+  if (file < 0) {
+    return unread();
+  }
+  std::array<char, 2048> text;
+  const ssize_t size = ::read(file, text.data(), text.size());
+  const ProcessStatus status = size < 0 ? unread() : parse_status(std::string(text.data(), static_cast<size_t>(size)));
+  ::close(file);
   return status;
 }
 
@@ -62,7 +83,11 @@ HostProcess this_process() {
 
 bool is_running(const HostProcess& process) {
   const ProcessStatus status = status_of(process.pid);
-  return status.state != 'X' && status.state != 'Z' && status.start_time == process.start_time;
+  if (status.source == ProcessStatus::Source::Unreadable) {
+    return kill(process.pid, 0) == 0 || errno != ESRCH;
+  }
+  return status.source == ProcessStatus::Source::Read && status.state != 'X' && status.state != 'Z' &&
+         status.start_time == process.start_time;
 }
 
 std::vector<HostProcess> exchange_processes(c10d::Store& store, int rank, int world_size) {

@@ -21,7 +21,8 @@ struct HostProcess {
 
 HostProcess this_process();
 
-/// Whether a process of this host runs; one that has ended but was not yet waited for does not.
+/// Whether a process of this host runs; one that has ended but was not yet waited for does not. Where /proc cannot be
+/// read, for want of a file descriptor say, one with its number does.
 bool is_running(const HostProcess& process);
 
 /// The processes of all ranks, through the store; every rank calls it. Throws what the store throws at a time-out, and

@@ -283,18 +283,5 @@ TEST_CASE("ranks on several hosts: shm is refused, with both hosts named") {
                                 ContainsSubstring("another-boot/pid:[1]/0") && ContainsSubstring("use \"gloo\""));
 }
 
-TEST_CASE("a process is told from one that had its number before, and from none") {
-  HostProcess process = this_process();
-  CHECK(process.pid == getpid());
-  CHECK_FALSE(process.host.empty());
-  CHECK(is_running(process));
-  process.start_time += 1;
-  CHECK_FALSE(is_running(process));
-  const std::vector<HostProcess> processes = {{.host = "a"}, {.host = "a"}, {.host = "b"}, {.host = ""}, {.host = ""}};
-  CHECK(share_host(processes, {0, 1}));
-  CHECK_FALSE(share_host(processes, {1, 2}));
-  CHECK_FALSE(share_host(processes, {3, 4}));
-}
-
 }  // namespace
 }  // namespace tessera::testing

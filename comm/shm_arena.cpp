@@ -68,6 +68,10 @@ std::string ShmArena::failure() const {
   return failure.state.load() == Failure::kWritten ? std::string(failure.text, failure.size) : "";
 }
 
+bool ShmArena::has_failed() const {
+  return reinterpret_cast<const Failure*>(base())->state.load() != Failure::kNone;
+}
+
 void ShmArena::wake(int rank, uint32_t bits) const {
   RankControl& peer = control(rank);
   if ((peer.awaits.load(std::memory_order_relaxed) & bits) != 0) {

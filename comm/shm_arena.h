@@ -53,9 +53,11 @@ class ShmArena {
   char* cell(int rank, uint64_t step) const { return base() + layout_.cell_offset(rank, step); }
   char* payload(int rank, uint64_t step) const { return cell(rank, step) + layout_.header_bytes(); }
 
-  /// Records why the group failed; the first reason is kept, and cut where it is too long. failure(): "" for none.
+  /// Records why the group failed; the first reason is kept, and cut where it is too long. failure(): "" for none, or
+  /// one that a rank is just writing, which has_failed() knows of already.
   void fail(const std::string& reason);
   std::string failure() const;
+  bool has_failed() const;
 
   /// Wakes `rank` if it awaits any of `bits`. The change must have been stored before.
   void wake(int rank, uint32_t bits) const;

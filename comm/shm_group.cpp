@@ -137,9 +137,13 @@ void ShmGroup::wait(uint64_t number, Stage stage, milliseconds timeout) {
 void ShmGroup::time_out(uint64_t number, milliseconds timeout) {
   const std::string reason =
       fmt::format("rank(s) [{}] did not arrive within {} ms", global_ranks(queue_.missing()), timeout.count());
+  record(number, reason);
+  raise(number, reason);
+}
+
+void ShmGroup::record(uint64_t number, const std::string& reason) {
   whole_arena().fail(fmt::format("rank {} failed: {} on {}: {}", info_->ranks[info_->rank],
                                  describe(queue_.shape(number)), describe(*info_), reason));
-  raise(number, reason);
 }
 
 void ShmGroup::sleep(std::unique_lock<std::mutex>& lock) {
@@ -181,6 +185,9 @@ std::string ShmGroup::find_fault(Clock::time_point now) {
 
 void ShmGroup::raise(uint64_t number, const std::string& reason) {
   failure_ = reason;
+  if (queue_.lends()) {
+    record(number, reason);  // who reads the input later must know that it may have been written again
+  }
   throw CommError(fmt::format("{} on {}: {}", describe(queue_.shape(number)), describe(*info_), reason));
 }
 

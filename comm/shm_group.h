@@ -66,6 +66,8 @@ class ShmGroup {
   /// Why what is missing will not come; "" if it still may.
   std::string find_fault(Clock::time_point now);
   [[noreturn]] void time_out(uint64_t number, std::chrono::milliseconds timeout);
+  /// For the group's other ranks.
+  void record(uint64_t number, const std::string& reason);
   [[noreturn]] void raise(uint64_t number, const std::string& reason);
   bool advance_other_groups();
   std::string global_ranks(const std::vector<int>& places) const;

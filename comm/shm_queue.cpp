@@ -1,6 +1,7 @@
 #include "comm/shm_queue.h"
 
 #include <algorithm>
+#include <atomic>
 #include <utility>
 
 #include "comm/cell_header.h"
@@ -191,13 +192,22 @@ bool ShmQueue::borrow(Operation& operation) {
   return fault_.empty();
 }
 
-/// Whether what was read was still what the peers had lent.
+/// Whether what was read was still what the peers had lent. A lender that has an error, after a time-out say, may write
+/// its input again, and has recorded a failure before.
 bool ShmQueue::check_borrowed(const Operation& operation) {
+  if (operation.borrowed.empty()) {
+    return true;
+  }
   for (size_t peer = 0; peer < operation.borrowed.size(); ++peer) {
     const auto& place = operation.borrowed[peer].place;
     if (place && !peer_memory_[peer].is_alive(*place)) {
       fault_ = "a peer has ended the group before its input was read";
     }
+  }
+  std::atomic_thread_fence(std::memory_order_acquire);  // the reads come first
+  if (fault_.empty() && arena_.has_failed()) {
+    const std::string failure = arena_.failure();
+    fault_ = failure.empty() ? "a rank has failed before all inputs were read" : failure;
   }
   return fault_.empty();
 }
@@ -278,6 +288,11 @@ bool ShmQueue::drop_read() {
   const bool any = unread != lent_.begin();
   lent_.erase(lent_.begin(), unread);
   return any;
+}
+
+bool ShmQueue::lends() const {
+  return !lent_.empty() ||
+         std::any_of(operations_.begin(), operations_.end(), [](const auto& operation) { return operation.lent; });
 }
 
 const CallShape& ShmQueue::shape(uint64_t number) const {

@@ -40,6 +40,8 @@ class ShmQueue {
   bool is_done(uint64_t number) const { return number < done_; }
   /// Whether nobody reads the call's input any more.
   bool is_read(uint64_t number) const { return is_done(number) && (lent_.empty() || lent_.front().number > number); }
+  /// Whether peers may still read an input of this rank where it lies.
+  bool lends() const;
   /// Of a call that is not done, or not read.
   const CallShape& shape(uint64_t number) const;
 
@@ -47,7 +49,7 @@ class ShmQueue {
   bool is_stuck() const { return !mismatch_.empty() || !fault_.empty(); }
   /// "", or what the ranks called where that does not belong together; all of them find it.
   const std::string& mismatch() const { return mismatch_; }
-  /// "", or why this rank cannot read what a peer has lent.
+  /// "", or why this rank cannot read what a peer has lent, or may have read something else.
   const std::string& fault() const { return fault_; }
   /// The ranks without which nothing moves; where all is done, those that have yet to read.
   std::vector<int> missing() const;

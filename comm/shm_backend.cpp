@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <exception>
 #include <map>
 #include <memory>
 #include <optional>
@@ -98,13 +99,34 @@ std::string joined_key(int rank) {
   return fmt::format("{}/{}", kJoined, rank);
 }
 
-/// How the members of a group find its memory: rank 0 says where it is, then everyone says whether they have it.
+std::string left_key(int rank) {
+  return fmt::format("left/{}", rank);
+}
+
+/// How the members of a group find its memory: rank 0 says where it is, then everyone says whether they have it, and
+/// that they need the store no more.
 class Rendezvous {
  public:
   explicit Rendezvous(const ShmOptions& options)
       : options_(options), info_(options.info), deadline_(Clock::now() + info_.timeout) {}
 
   ShmArena join() {
+    std::optional<ShmArena> arena;
+    std::exception_ptr failure;
+    try {
+      arena.emplace(meet());
+    } catch (...) {
+      failure = std::current_exception();
+    }
+    leave_in_order();
+    if (failure) {
+      std::rethrow_exception(failure);
+    }
+    return std::move(*arena);
+  }
+
+ private:
+  ShmArena meet() {
     std::optional<ShmArena> arena;
     std::string result = kJoined;
     try {
@@ -121,7 +143,22 @@ class Rendezvous {
     return std::move(*arena);
   }
 
- private:
+  // Rank 0 of the default group, in whose process the store may be, returns after the others: it may be about to end.
+  // It does not wait for those that have died, and no longer than the set-up may take.
+  void leave_in_order() noexcept {
+    const bool serves = info_.ranks[info_.rank] == 0;
+    for (int rank = 0; rank < info_.size(); ++rank) {
+      try {
+        if (!serves && rank == info_.rank) {
+          options_.store->set(left_key(rank), std::string("left"));
+        } else if (serves && rank != info_.rank) {
+          wait_for(left_key(rank), rank);
+        }
+      } catch (const std::exception&) {  // what failed before is said, and what fails later will be
+      }
+    }
+  }
+
   ShmArena create() {
     try {
       ShmArena arena = ShmArena::create({.ranks = info_.size()});

@@ -13,13 +13,11 @@
 #include <filesystem>
 #include <set>
 #include <thread>
-#include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 #include "base/error.h"
 #include "comm/collectives.h"
 #include "comm/process_group.h"
-#include "comm/rank_context.h"
 #include "testing/expect.h"
 #include "testing/run_processes.h"
 #include "tests/comm/differing_calls.h"
@@ -270,17 +268,6 @@ TEST_CASE("ranks of one host choose shm, for sub-groups too; TESSERA_CPU_BACKEND
     expect_equal(get_backend(default_group()), std::string("shm"));
   };
   run_processes(2, body, {.backend = ""});
-}
-
-TEST_CASE("ranks on several hosts: shm is refused, with both hosts named") {
-  const RankContextGuard guard(RankContext::create());
-  const c10::intrusive_ptr<c10d::Store> store = c10::make_intrusive<c10d::HashStore>();
-  store->set("default/0/process/1", std::string("4711 99 another-boot/pid:[1]/0"));
-  store->set("default/0/process/all_left", std::string("1"));
-  const auto init = [&] { init_process_group({.backend = "shm", .rank = 0, .world_size = 2, .store = {store}}); };
-  CHECK_THROWS_AS(init(), ValueError);
-  CHECK_THROWS_WITH(init(), ContainsSubstring("ranks 0 and 1 do not share a host") &&
-                                ContainsSubstring("another-boot/pid:[1]/0") && ContainsSubstring("use \"gloo\""));
 }
 
 }  // namespace

@@ -1,0 +1,64 @@
+// How ranks come to share memory: in this process, over a store of the test's own.
+
+#include <chrono>
+#include <future>
+#include <string>
+#include <torch/csrc/distributed/c10d/HashStore.hpp>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+
+#include "base/error.h"
+#include "comm/process_group.h"
+#include "comm/rank_context.h"
+#include "comm/shm_backend.h"
+#include "third_party/catch2/catch.h"
+
+namespace tessera {
+namespace {
+
+using Catch::Matchers::ContainsSubstring;
+using std::chrono::milliseconds;
+using StorePtr = c10::intrusive_ptr<c10d::Store>;
+
+TEST_CASE("ranks on several hosts: shm is refused, with both hosts named") {
+  const RankContextGuard guard(RankContext::create());
+  const StorePtr store = c10::make_intrusive<c10d::HashStore>();
+  store->set("default/0/process/1", std::string("4711 99 another-boot/pid:[1]/0"));
+  store->set("default/0/process/all_left", std::string("1"));
+  const auto init = [&] { init_process_group({.backend = "shm", .rank = 0, .world_size = 2, .store = {store}}); };
+  CHECK_THROWS_AS(init(), ValueError);
+  CHECK_THROWS_WITH(init(), ContainsSubstring("ranks 0 and 1 do not share a host") &&
+                                ContainsSubstring("another-boot/pid:[1]/0") && ContainsSubstring("use \"gloo\""));
+}
+
+/// What rank `rank` of two does to set a group up, in a thread of its own.
+std::future<void> set_up(int rank, const StorePtr& store, milliseconds timeout = std::chrono::seconds(60)) {
+  return std::async(std::launch::async, [=] {
+    make_shm_backend({.info = {.name = "pair", .ranks = {0, 1}, .rank = rank, .timeout = timeout},
+                      .store = store,
+                      .processes = {this_process(), this_process()},
+                      .host_ranks = 2});
+  });
+}
+
+TEST_CASE("shm: rank 0, whose process may serve the store, has set up after the others have read from it") {
+  const StorePtr store = c10::make_intrusive<c10d::HashStore>();
+  const bool is_there = GENERATE(true, false);
+  auto rank_0 = set_up(0, store);
+  store->set("joined/1", std::string(is_there ? "joined" : "no memory"));
+  CHECK(rank_0.wait_for(milliseconds(100)) == std::future_status::timeout);
+  store->set("left/1", std::string("left"));
+  if (is_there) {
+    CHECK_NOTHROW(rank_0.get());
+  } else {
+    CHECK_THROWS_WITH(rank_0.get(), ContainsSubstring("rank 1: no memory"));
+  }
+}
+
+TEST_CASE("shm: a rank that gives up keeps rank 0 no longer") {
+  const StorePtr store = c10::make_intrusive<c10d::HashStore>();
+  CHECK_THROWS_WITH(set_up(1, store, milliseconds(50)).get(), ContainsSubstring("rank 0 did not arrive within 50 ms"));
+  CHECK_THROWS_WITH(set_up(0, store).get(), ContainsSubstring("rank 1: connecting the ranks on group 'pair'"));
+}
+
+}  // namespace
+}  // namespace tessera

@@ -160,7 +160,7 @@ void init_process_group(ProcessGroupOptions options, const NcclOptions& nccl) {
   GroupInfo info = {.name = "default", .ranks = {}, .rank = options.rank, .timeout = options.timeout};
   info.ranks.resize(options.world_size);
   std::iota(info.ranks.begin(), info.ranks.end(), 0);
-  const std::string key = fmt::format("default/{}", state.init_count);
+  const std::string key = fmt::format("default/{}", state.init_count++);  // of this attempt, whatever becomes of it
   std::vector<HostProcess> processes = find_processes(options, key);
   CudaUse use = cuda == "nccl" ? resolve_nccl(options, nccl, local_rank, key) : CudaUse{.backend = cuda};
   state.default_group = make_group({options, processes, use}, std::move(info), key);
@@ -168,7 +168,6 @@ void init_process_group(ProcessGroupOptions options, const NcclOptions& nccl) {
   state.processes = std::move(processes);
   *rank_local<CudaUse>() = std::move(use);
   state.group_counts.clear();
-  ++state.init_count;
 }
 
 void destroy_process_group() {

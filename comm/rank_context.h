@@ -53,9 +53,15 @@ class RankContextGuard {
   detail::RankState* previous_;
 };
 
-/// A number for (context, init_process_group call) that is never used twice in a process; 0 until the first group is
-/// set up. A cache that outlives a rank must have it in its key, since ranks of one process may hold equal meshes over
-/// different groups. In a process that is one rank it is the count of init_process_group calls, the same on all ranks.
+/// A number for (context, attempt of init_process_group) that is never used twice in a process; 0 before the first one.
+/// A cache that outlives a rank must have it in its key, since ranks of one process may hold equal meshes over
+/// different groups. In a process that is one rank it is the count of attempts.
+///
+/// That count must be the same on all ranks: by it they find each other, and keep apart from what is left of an attempt
+/// that failed. An attempt counts, however it ends, once the rank has its store, which over a TCPStore all ranks get or
+/// none. One that is refused before, for the rank's own options or since rank 0 cannot be reached, has met nobody and
+/// does not count. So after an attempt that failed on some ranks, by a time-out say, all of them make the next one;
+/// those on which it did not fail call destroy_process_group() first.
 uint64_t rank_context_id();
 
 namespace detail {

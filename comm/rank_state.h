@@ -27,8 +27,8 @@ struct RankState : std::enable_shared_from_this<RankState> {
 
   explicit RankState(uint64_t number) : number(number) {}
 
-  const uint64_t number;  // 0: the process's own
-  uint32_t init_count = 0;
+  const uint64_t number;    // 0: the process's own
+  uint32_t init_count = 0;  // attempts of init_process_group (comm/rank_context.h)
   ProcessGroupPtr default_group;
   /// As resolved by init_process_group: ranks known, store or thread world set; backend "" if each group chooses.
   ProcessGroupOptions options;

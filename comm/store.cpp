@@ -15,6 +15,8 @@ namespace tessera {
 
 namespace {
 
+constexpr const char* kAllConnected = "all_connected";
+
 // Only the first store of a process can take the socket over: it is closed with that store.
 std::optional<int> take_listen_socket() {
   static std::atomic<bool> taken{false};
@@ -39,7 +41,14 @@ c10::intrusive_ptr<c10d::Store> connect(const StoreOptions& options) {
     tcp.masterListenFd = take_listen_socket();
   }
   try {
-    return c10::make_intrusive<c10d::TCPStore>(options.address, tcp);
+    auto store = c10::make_intrusive<c10d::TCPStore>(options.address, tcp);
+    // Only the server waits for the others. Where it waits in vain it goes, and what the others have is of no use.
+    if (tcp.isServer) {
+      store->set(kAllConnected, {});
+    } else {
+      store->wait({kAllConnected});
+    }
+    return store;
   } catch (const std::exception& failure) {
     throw CommError(fmt::format(
         "init_process_group: rank {} of {} could not {} at {}:{} within {} ms ({}); check MASTER_ADDR and MASTER_PORT "

@@ -1,15 +1,22 @@
-// How ranks come to share memory: in this process, over a store of the test's own.
+// How ranks find each other and come to share memory: most of it in this process, over a store of the test's own.
+
+#include <fmt/format.h>
 
 #include <chrono>
+#include <cstdlib>
 #include <future>
 #include <string>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 #include "base/error.h"
+#include "comm/collectives.h"
 #include "comm/process_group.h"
 #include "comm/rank_context.h"
 #include "comm/shm_backend.h"
+#include "comm/store.h"
+#include "testing/expect.h"
+#include "testing/run_processes.h"
 #include "third_party/catch2/catch.h"
 
 namespace tessera {
@@ -22,8 +29,10 @@ using StorePtr = c10::intrusive_ptr<c10d::Store>;
 TEST_CASE("ranks on several hosts: shm is refused, with both hosts named") {
   const RankContextGuard guard(RankContext::create());
   const StorePtr store = c10::make_intrusive<c10d::HashStore>();
-  store->set("default/0/process/1", std::string("4711 99 another-boot/pid:[1]/0"));
-  store->set("default/0/process/all_left", std::string("1"));
+  for (const std::string attempt : {"default/0", "default/1"}) {
+    store->set(attempt + "/process/1", std::string("4711 99 another-boot/pid:[1]/0"));
+    store->set(attempt + "/process/all_left", std::string("1"));
+  }
   const auto init = [&] { init_process_group({.backend = "shm", .rank = 0, .world_size = 2, .store = {store}}); };
   CHECK_THROWS_AS(init(), ValueError);
   CHECK_THROWS_WITH(init(), ContainsSubstring("ranks 0 and 1 do not share a host") &&
@@ -58,6 +67,41 @@ TEST_CASE("shm: a rank that gives up keeps rank 0 no longer") {
   const StorePtr store = c10::make_intrusive<c10d::HashStore>();
   CHECK_THROWS_WITH(set_up(1, store, milliseconds(50)).get(), ContainsSubstring("rank 0 did not arrive within 50 ms"));
   CHECK_THROWS_WITH(set_up(0, store).get(), ContainsSubstring("rank 1: connecting the ranks on group 'pair'"));
+}
+
+TEST_CASE("where a rank does not come to the store, the others fail, and not only the one that serves it") {
+  const auto body = [](int rank) {
+    const StoreOptions options = {.address = "127.0.0.1",
+                                  .port = std::atoi(std::getenv("MASTER_PORT")),
+                                  .rank = rank,
+                                  .world_size = 3,
+                                  .timeout = std::chrono::seconds(1)};
+    expect_throws<CommError>([&] { connect_store(options); }, fmt::format("rank {} of 3 could not", rank));
+  };
+  run_processes(2, body, {.backend = "fake"});
+}
+
+TEST_CASE("an attempt to set the default group up leaves nothing to the next one") {
+  const StorePtr store = c10::make_intrusive<c10d::HashStore>();
+  const RankContext contexts[] = {RankContext::create(), RankContext::create()};
+  const auto init = [&](int rank, milliseconds timeout) {
+    const RankContextGuard guard(contexts[rank]);
+    init_process_group({.backend = "shm", .rank = rank, .world_size = 2, .timeout = timeout, .store = {store}});
+  };
+  const auto use = [&](int rank) {
+    init(rank, std::chrono::seconds(60));
+    const RankContextGuard guard(contexts[rank]);
+    barrier(default_group());
+    destroy_process_group();
+  };
+  store->setTimeout(milliseconds(50));
+  for (const int rank : {0, 1}) {  // each comes when the other has given up
+    CHECK_THROWS_AS(init(rank, milliseconds(50)), CommError);
+  }
+  store->setTimeout(std::chrono::seconds(60));
+  auto rank_0 = std::async(std::launch::async, use, 0);
+  CHECK_NOTHROW(use(1));
+  CHECK_NOTHROW(rank_0.get());
 }
 
 }  // namespace

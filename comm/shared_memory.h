@@ -25,8 +25,9 @@ struct SharedPlace {
   int64_t offset = 0;  // in the block
 };
 
-/// On the CPU. Thread safety: any number of threads. A child after fork() has memory of its own; of tensors that it
-/// inherits peers know nothing. Throws CommError where the system has no such memory.
+/// On the CPU. Thread safety: any number of threads. A child after fork() makes tensors in memory of its own. Those
+/// that it inherits it shares with its parent, which sees what the child writes; peers know nothing of them from the
+/// child. Throws CommError where the system has no such memory.
 at::Tensor shared_zeros(int64_t numel, at::ScalarType dtype);
 
 /// Of a tensor in shared_zeros(), or a view of one; else nullopt.

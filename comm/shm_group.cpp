@@ -2,8 +2,11 @@
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
+#include <memory>
 #include <numeric>
 #include <thread>
 #include <utility>
@@ -35,13 +38,21 @@ void spin_once() {
 
 /// The groups of this process; never destroyed, as groups may be after the statics' end.
 struct Registry {
+  const pid_t process = getpid();
   std::mutex mutex;
   std::vector<ShmGroup*> groups;
 };
 
+/// A child after fork() begins with none: its parent's groups are not its own, and a thread that it does not have may
+/// hold the mutex.
 Registry& registry() {
-  static auto* groups = new Registry();
-  return *groups;
+  static std::atomic<Registry*> current = nullptr;
+  Registry* known = current.load();
+  if (known != nullptr && known->process == getpid()) {
+    return *known;
+  }
+  auto made = std::make_unique<Registry>();
+  return *(current.compare_exchange_strong(known, made.get()) ? made.release() : known);
 }
 
 }  // namespace
@@ -62,6 +73,7 @@ ShmGroup::ShmGroup(std::shared_ptr<const GroupInfo> info, std::shared_ptr<ShmGro
       arena_(std::move(arena)),
       members_(std::move(members)),
       processes_(std::move(processes)),
+      process_(getpid()),
       spins_(spins),
       queue_(arena_, members_.own, processes_) {
   std::lock_guard lock(registry().mutex);
@@ -76,6 +88,9 @@ ShmGroup::Members ShmGroup::all_members(const GroupInfo& info) {
 }
 
 ShmGroup::~ShmGroup() {
+  if (process_ != getpid()) {
+    return;  // the parent goes on
+  }
   {
     std::lock_guard lock(registry().mutex);
     std::erase(registry().groups, this);

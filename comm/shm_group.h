@@ -32,7 +32,8 @@ class ShmGroup {
   ShmGroup(std::shared_ptr<ShmGroup> whole, RankPair pair);
   ShmGroup(const ShmGroup&) = delete;
   ShmGroup& operator=(const ShmGroup&) = delete;
-  /// Peers that wait for a call which this rank has not made fail.
+  /// Peers that wait for a call which this rank has not made fail. A child after fork(), for which the group is of no
+  /// use, only unmaps its memory.
   ~ShmGroup();
 
   /// Returns the call's number. Throws CommError if the group has failed.
@@ -77,6 +78,7 @@ class ShmGroup {
   ShmArena arena_;
   const Members members_;
   const std::vector<HostProcess> processes_;  // of the members
+  const int process_;                         // this one's number
   const int spins_;
   std::mutex mutex_;  // guards what follows
   ShmQueue queue_;

@@ -5,6 +5,7 @@
 #include <ATen/ops/full.h>
 #include <ATen/ops/zeros.h>
 #include <signal.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <chrono>
@@ -204,6 +205,24 @@ TEST_CASE("shm: a peer that has left its group is named at once, and what it sen
       }
     }
     expect_equal(gathered[1].item<float>(), 5.f);
+  };
+  run_processes(2, body, kShm);
+}
+
+TEST_CASE("shm: a forked child that drops the groups does not leave for its parent") {
+  const auto body = [](int rank) {
+    if (rank == 1) {
+      const pid_t child = fork();
+      if (child == 0) {
+        destroy_process_group();
+        _exit(0);
+      }
+      int status = -1;
+      waitpid(child, &status, 0);
+      expect_equal(status, 0);
+      std::this_thread::sleep_for(milliseconds(200));  // rank 0 looks after this one meanwhile
+    }
+    barrier(default_group());
   };
   run_processes(2, body, kShm);
 }

@@ -115,6 +115,7 @@ void GlooMessages::Way::wait(uint64_t number, std::chrono::milliseconds timeout)
     return;
   }
   Message& message = open_[number - first_open_];
+  timeout = resolve_timeout(timeout, *info_);
   try {
     // Those before it too: its bytes may have gone to one of them, if the ends of that did not fit.
     for (uint64_t i = first_open_; i <= number && mismatch_.empty(); ++i) {

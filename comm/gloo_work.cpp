@@ -45,7 +45,7 @@ bool GlooWork::wait(std::chrono::milliseconds timeout) {
   try {
     for (auto& work : launch.works) {
       if (work) {
-        work->wait(timeout);
+        work->wait(resolve_timeout(timeout, *info_));
         work.reset();
       }
     }

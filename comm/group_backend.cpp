@@ -5,6 +5,8 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <algorithm>
+
 #include "base/error.h"
 #include "comm/backend_checks.h"
 
@@ -54,6 +56,10 @@ void check_lists(const char* place, const std::vector<at::Tensor>& outputs, cons
 }
 
 }  // namespace
+
+std::chrono::milliseconds resolve_timeout(std::chrono::milliseconds timeout, const GroupInfo& info) {
+  return std::min(timeout == kNoTimeout ? info.timeout : timeout, kLongestTimeout);
+}
 
 std::string describe(const GroupInfo& info) {
   return fmt::format("group '{}' (rank {} of ranks [{}])", info.name, info.rank, fmt::join(info.ranks, ", "));

@@ -24,6 +24,12 @@ struct GroupInfo {
   int size() const { return static_cast<int>(ranks.size()); }
 };
 
+/// Longer time-outs are as good as none, and too long for the clock: groups have this one at most.
+constexpr std::chrono::milliseconds kLongestTimeout = std::chrono::hours(24 * 365);
+
+/// What the `timeout` of a work's wait() means: the group's where it is kNoTimeout.
+std::chrono::milliseconds resolve_timeout(std::chrono::milliseconds timeout, const GroupInfo& info);
+
 /// "group 'tp' (rank 1 of ranks [2, 3])", for messages.
 std::string describe(const GroupInfo& info);
 

@@ -3,6 +3,7 @@
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/empty.h>
 
+#include <algorithm>
 #include <condition_variable>
 #include <deque>
 #include <exception>
@@ -28,7 +29,8 @@ class FutureWork final : public c10d::Work {
 
   bool wait(std::chrono::milliseconds timeout = kNoTimeout) override {
     if (timeout != kNoTimeout) {  // the backends below have time-outs of their own
-      TESSERA_CHECK(CommError, is_done_within(timeout), "{}: not done within {} ms", what_, timeout.count());
+      TESSERA_CHECK(CommError, is_done_within(std::min(timeout, kLongestTimeout)), "{}: not done within {} ms", what_,
+                    timeout.count());
     }
     done_.get();
     return true;

@@ -154,6 +154,7 @@ void init_process_group(ProcessGroupOptions options, const NcclOptions& nccl) {
                 "init_process_group: the default process group is set up already; call destroy_process_group() first");
   TESSERA_CHECK(ValueError, options.timeout.count() > 0, "init_process_group: timeout {} ms; it must be above 0",
                 options.timeout.count());
+  options.timeout = std::min(options.timeout, kLongestTimeout);
   const int local_rank = resolve_ranks(options);
   const std::string cuda = resolve_backend(options);
   resolve_store(options);

@@ -54,7 +54,7 @@ struct ProcessGroupOptions {
   /// Both given, or both -1: from the environment (comm/rank_environment.h).
   int rank = -1;
   int world_size = -1;
-  /// How long a collective waits for its peers, and set-up for the other ranks.
+  /// How long a collective waits for its peers, and set-up for the other ranks; above a year the same as a year.
   std::chrono::milliseconds timeout = std::chrono::minutes(10);
   /// Where rank 0 listens; "" and 0: MASTER_ADDR and MASTER_PORT. Not used where `store` is given.
   std::string master_addr = {};

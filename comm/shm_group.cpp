@@ -25,8 +25,6 @@ constexpr int kSpins = 2000;
 constexpr milliseconds kSleep(50), kSleepWithOtherGroups(1);
 // How often it asks the system whether they still run.
 constexpr milliseconds kLookInterval(200);
-// Time-outs above are as good as none, and too long for the clock.
-constexpr milliseconds kLongest = std::chrono::hours(24 * 365);
 
 void spin_once() {
 #ifdef __SSE2__
@@ -122,7 +120,7 @@ bool ShmGroup::has_reached(uint64_t number, Stage stage) {
 
 void ShmGroup::wait(uint64_t number, Stage stage, milliseconds timeout) {
   std::unique_lock lock(mutex_);
-  timeout = timeout.count() == 0 ? info_->timeout : timeout;
+  timeout = resolve_timeout(timeout, *info_);
   Clock::time_point deadline = Clock::time_point::max();
   for (int idle = 0;; ++idle) {
     idle = queue_.advance() ? 0 : idle;
@@ -134,7 +132,7 @@ void ShmGroup::wait(uint64_t number, Stage stage, milliseconds timeout) {
       continue;
     }
     const Clock::time_point now = Clock::now();
-    deadline = deadline == Clock::time_point::max() ? now + std::min<milliseconds>(timeout, kLongest) : deadline;
+    deadline = deadline == Clock::time_point::max() ? now + timeout : deadline;
     const std::string fault = find_fault(now);
     if (queue_.advance()) {
       continue;  // what the others did before they left

@@ -41,5 +41,9 @@ TEST_CASE("gloo: a peer that does not come: the time-out is an error with group 
   check_peer_that_does_not_come("gloo");
 }
 
+TEST_CASE("gloo: a time-out that is too long for the clock") {
+  check_longest_time_out("gloo");
+}
+
 }  // namespace
 }  // namespace tessera::testing

@@ -272,4 +272,17 @@ void check_peer_that_does_not_come(const std::string& backend) {
   run_processes(2, body, {.backend = backend});
 }
 
+void check_longest_time_out(const std::string& backend) {
+  const auto body = [](int rank) {
+    at::Tensor sum = at::full({3}, float(rank));
+    auto pending = all_reduce_async(sum, ReduceOp::Sum, default_group());
+    pending.wait();
+    TESSERA_EXPECT(sum.equal(at::full({3}, 1.f)));
+    std::vector<at::Tensor> tensors = {sum};
+    default_group()->getDefaultBackend()->allreduce(tensors)->wait(std::chrono::milliseconds::max());
+    TESSERA_EXPECT(sum.equal(at::full({3}, 2.f)));
+  };
+  run_processes(2, body, {.backend = backend, .timeout = std::chrono::milliseconds::max()});
+}
+
 }  // namespace tessera::testing

@@ -31,6 +31,9 @@ void check_peer_that_dies(const std::string& backend, const std::string& error, 
 /// A rank comes too late: the other has an error that names group and collective after the group's time-out.
 void check_peer_that_does_not_come(const std::string& backend);
 
+/// A time-out that is too long for any clock.
+void check_longest_time_out(const std::string& backend);
+
 /// The dtypes that can be reduced.
 const std::vector<c10::ScalarType>& reducible_dtypes();
 

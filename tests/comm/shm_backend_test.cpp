@@ -175,6 +175,10 @@ TEST_CASE("shm: a peer that does not come: the time-out is an error with group a
   check_peer_that_does_not_come("shm");
 }
 
+TEST_CASE("shm: a time-out that is too long for the clock") {
+  check_longest_time_out("shm");
+}
+
 TEST_CASE("shm: a time-out on one rank is an error on those that come later, which names it") {
   const auto body = [](int rank) {
     destroy_process_group();

@@ -125,6 +125,14 @@ TEST_CASE("a time-out names the ranks that did not arrive, and fails them too") 
   run_ranks(2, body, {.timeout = milliseconds(50)});
 }
 
+TEST_CASE("a time-out that is too long for the clock") {
+  const auto body = [](int rank) {
+    std::this_thread::sleep_for(milliseconds(rank == 1 ? 50 : 0));  // rank 0 waits meanwhile
+    barrier(default_group());
+  };
+  run_ranks(2, body, {.timeout = milliseconds::max()});
+}
+
 TEST_CASE("a helper thread acts as the rank whose context it adopts") {
   run_ranks(2, [](int rank) {
     at::Tensor tensor = at::full({1}, 1.f + rank);

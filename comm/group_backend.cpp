@@ -6,6 +6,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <exception>
 
 #include "base/error.h"
 #include "comm/backend_checks.h"
@@ -20,17 +21,34 @@ class ListGatherWork final : public c10d::Work {
       : gather_(std::move(gather)), flat_(std::move(flat)), outputs_(std::move(outputs)) {}
 
   bool wait(std::chrono::milliseconds timeout = kNoTimeout) override {
-    gather_->wait(timeout);
-    for (size_t rank = 0; rank < outputs_.size(); ++rank) {
-      outputs_[rank].copy_(flat_[static_cast<int64_t>(rank)].view(outputs_[rank].sizes()));
+    if (!is_written_) {
+      gather_->wait(timeout);
+      for (size_t rank = 0; rank < outputs_.size(); ++rank) {
+        outputs_[rank].copy_(flat_[static_cast<int64_t>(rank)].view(outputs_[rank].sizes()));
+      }
+      is_written_ = true;
     }
     return true;
   }
+  /// Writes the outputs, since who polls need not wait.
+  bool isCompleted() override {
+    if (!is_written_ && !gather_->isCompleted()) {
+      return false;
+    }
+    try {
+      wait();
+    } catch (const std::exception&) {  // completed, but no success; wait() tells why
+    }
+    return true;
+  }
+  bool isSuccess() const override { return is_written_; }
+  void synchronize() override { wait(); }
 
  private:
   const c10::intrusive_ptr<c10d::Work> gather_;
   const at::Tensor flat_;
   const std::vector<at::Tensor> outputs_;
+  bool is_written_ = false;
 };
 
 using Works = std::vector<c10::intrusive_ptr<c10d::Work>>;
@@ -44,6 +62,17 @@ class CoalescedWork final : public c10d::Work {
       work->wait(timeout);
     }
     return true;
+  }
+  bool isCompleted() override {
+    return std::all_of(works_.begin(), works_.end(), [](const auto& work) { return work->isCompleted(); });
+  }
+  bool isSuccess() const override {
+    return std::all_of(works_.begin(), works_.end(), [](const auto& work) { return work->isSuccess(); });
+  }
+  void synchronize() override {
+    for (const auto& work : works_) {
+      work->synchronize();
+    }
   }
 
  private:

@@ -1,5 +1,8 @@
 #include "comm/thread_backend.h"
 
+#include <exception>
+#include <utility>
+
 namespace tessera {
 
 namespace {
@@ -12,21 +15,32 @@ class ThreadWork final : public c10d::Work {
         place_(place),
         meeting_(group_->post(*info_, place, std::move(call))) {}
 
-  bool wait(std::chrono::milliseconds = kNoTimeout) override {
-    if (meeting_) {
-      group_->wait(*info_, place_, meeting_);
-      meeting_.reset();
+  bool wait(std::chrono::milliseconds timeout = kNoTimeout) override {
+    if (failure_) {
+      std::rethrow_exception(failure_);
+    }
+    if (const auto meeting = std::exchange(meeting_, nullptr)) {
+      try {
+        group_->wait(*info_, place_, meeting, resolve_timeout(timeout, *info_));
+      } catch (...) {
+        failure_ = std::current_exception();
+        throw;
+      }
     }
     return true;
   }
-  bool isCompleted() override { return !meeting_; }
-  bool isSuccess() const override { return !meeting_; }
+  bool isCompleted() override { return !meeting_ || group_->state_of(*meeting_) != ThreadGroup::State::Open; }
+  bool isSuccess() const override {
+    return !failure_ && (!meeting_ || group_->state_of(*meeting_) == ThreadGroup::State::Done);
+  }
+  void synchronize() override { wait(); }
 
  private:
   const std::shared_ptr<const GroupInfo> info_;
   const std::shared_ptr<ThreadGroup> group_;
   const int place_;
-  ThreadGroup::MeetingPtr meeting_;
+  ThreadGroup::MeetingPtr meeting_;  // until wait()
+  std::exception_ptr failure_;       // of wait()
 };
 
 }  // namespace

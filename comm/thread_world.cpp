@@ -110,16 +110,26 @@ void ThreadGroup::carry_out(Meeting& meeting) {
   meeting.carried_out = StreamMark::here(device);
 }
 
-void ThreadGroup::wait(const GroupInfo& info, int place, const MeetingPtr& meeting) {
-  const auto deadline = std::chrono::steady_clock::now() + info.timeout;
+bool ThreadGroup::is_hopeless(const Meeting& meeting) const {
+  const auto has_left = [&](int64_t rank) { return world_->left_[rank]; };
+  return meeting.missing != 0 && (!world_->failure_.empty() || std::ranges::any_of(missing_ranks(meeting), has_left));
+}
+
+ThreadGroup::State ThreadGroup::state_of(const Meeting& meeting) const {
+  const std::lock_guard lock(world_->mutex_);
+  if (meeting.done) {
+    return meeting.error.empty() ? State::Done : State::Failed;
+  }
+  return is_hopeless(meeting) ? State::Failed : State::Open;
+}
+
+void ThreadGroup::wait(const GroupInfo& info, int place, const MeetingPtr& meeting, std::chrono::milliseconds timeout) {
+  const auto deadline = std::chrono::steady_clock::now() + timeout;
   LocalCall own;  // dropped by the rank itself, after the lock: peers must not be the last to hold its tensors
   std::unique_lock lock(world_->mutex_);
   const auto has_left = [&](int64_t rank) { return world_->left_[rank]; };
   // Once all have arrived the call is carried out, whatever happens elsewhere: its tensors are in use until then.
-  const auto over = [&] {
-    return meeting->done || (meeting->missing != 0 &&
-                             (!world_->failure_.empty() || std::ranges::any_of(missing_ranks(*meeting), has_left)));
-  };
+  const auto over = [&] { return meeting->done || is_hopeless(*meeting); };
   const bool in_time = changed_.wait_until(lock, deadline, over);
   if (!in_time && meeting->missing == 0) {
     changed_.wait(lock, over);
@@ -137,7 +147,7 @@ void ThreadGroup::wait(const GroupInfo& info, int place, const MeetingPtr& meeti
     }
     reason = fmt::format(
         "rank(s) [{}] {}", fmt::join(absent, ", "),
-        in_time ? "have ended without calling it" : fmt::format("did not arrive within {} ms", info.timeout.count()));
+        in_time ? "have ended without calling it" : fmt::format("did not arrive within {} ms", timeout.count()));
   }
   reason = fmt::format("{} on {}: {}", describe(own), describe(info), reason);
   if (!in_time && !meeting->done) {

@@ -61,12 +61,17 @@ class ThreadGroup {
   /// Returns when the call is carried out; on a device with streams, when it was given to one for which the calling
   /// thread's current stream waits. Throws CommError: ranks called different collectives, a missing rank has left or
   /// failed, or time is up, which fails this rank for all others as well.
-  void wait(const GroupInfo& info, int place, const MeetingPtr& meeting);
+  void wait(const GroupInfo& info, int place, const MeetingPtr& meeting, std::chrono::milliseconds timeout);
+  /// Whether wait() would return or throw at once.
+  enum class State { Open, Done, Failed };
+  State state_of(const Meeting& meeting) const;
 
  private:
   friend class ThreadWorld;
 
   std::vector<int64_t> missing_ranks(const Meeting& meeting) const;
+  /// Whether a missing rank will not come. With the world's mutex held.
+  bool is_hopeless(const Meeting& meeting) const;
   void finish(Meeting& meeting);
   void carry_out(Meeting& meeting);
 

@@ -9,8 +9,9 @@
 //
 // Tensors are dense and contiguous, of one dtype and on one device; sizes are compared by number of elements, so that
 // flat buffers serve as well as shaped ones. Every rank of the group calls the same collectives in the same order.
-// Reductions are in the order of the ranks and bit-identical on all of them (comm/reduce_op.h). No autograd, and a
-// written tensor's version counter does not change. A group of one rank copies and touches no backend.
+// Reductions are in the order of the ranks, save over "hierarchical", which takes each host's first, and "nccl", whose
+// order is its own (comm/reduce_op.h); an all_reduce gives all ranks the same bits. No autograd, and a written tensor's
+// version counter does not change. A group of one rank copies and touches no backend.
 //
 // Messages between two ranks: comm/point_to_point.h.
 //

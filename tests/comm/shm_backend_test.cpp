@@ -182,11 +182,11 @@ TEST_CASE("shm: a time-out that is too long for the clock") {
 TEST_CASE("shm: a time-out on one rank is an error on those that come later, which names it") {
   const auto body = [](int rank) {
     destroy_process_group();
-    init_process_group({.backend = "shm", .timeout = milliseconds(500)});
-    std::this_thread::sleep_for(milliseconds(rank == 1 ? 1000 : 0));
+    init_process_group({.backend = "shm", .timeout = milliseconds(1000)});
+    std::this_thread::sleep_for(milliseconds(rank == 1 ? 2000 : 0));
     const std::string error = error_of([] { barrier(default_group()); });
     const bool is_named = error.find(rank == 1 ? "rank 0 failed: barrier() on group 'default' (rank 0 of ranks [0, 1])"
-                                               : "rank(s) [1] did not arrive within 500 ms") != std::string::npos;
+                                               : "rank(s) [1] did not arrive within 1000 ms") != std::string::npos;
     TESSERA_EXPECT(is_named);
     start_anew();
   };

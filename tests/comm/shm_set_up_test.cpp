@@ -11,6 +11,7 @@
 
 #include "base/error.h"
 #include "comm/collectives.h"
+#include "comm/host_process.h"
 #include "comm/process_group.h"
 #include "comm/rank_context.h"
 #include "comm/shm_backend.h"

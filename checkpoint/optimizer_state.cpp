@@ -185,7 +185,8 @@ class Setter {
       if (!field.defined()) {
         field = new_like(param.tensor);
       }
-      if (const auto& given = std::get<at::Tensor>(*value); !given.is_same(field)) {
+      // A handle to the field itself is there already. Not where rank 0 sends: all ranks are to come to that.
+      if (options_.broadcast_from_rank0 || !std::get<at::Tensor>(*value).is_same(field)) {
         copy_in(incoming_, key, field, ranks, options_);
       }
     } else {

@@ -128,6 +128,26 @@ TEST_CASE("whole state dicts, and back from rank 0 alone or from every rank") {
   }
 }
 
+TEST_CASE("an optimizer's own state from rank 0: handles are sent too") {
+  for (const bool full : {false, true}) {
+    run_ranks(2, [&](int rank) {
+      Tower model;
+      fill_parameters(*model, 1);
+      torch::optim::SGD optimizer(model->parameters(), torch::optim::SGDOptions(0.01).momentum(0.9));
+      weighted_loss(model(make_batch(static_cast<uint64_t>(rank), 6, 5))).backward();
+      optimizer.step();
+      const auto state = dcp::get_optimizer_state_dict(model, optimizer, {.full_state_dict = full});
+      const auto momentum = tensor_at(state, "state.in.weight.momentum_buffer");
+      // Plain parameters: the state has the optimizer's own tensors, which differ between the ranks so far.
+      const auto expected = momentum.clone();
+      broadcast(expected, 0, default_group());
+      TESSERA_EXPECT(rank == 0 || !momentum.equal(expected));
+      dcp::set_optimizer_state_dict(model, optimizer, state, {.full_state_dict = full, .broadcast_from_rank0 = true});
+      expect_bit_equal(momentum, expected);
+    });
+  }
+}
+
 TEST_CASE("parameters that are unsharded after forward are resharded first") {
   run_ranks(2, [&](int) {
     TestTrainer trainer(test_layout("2"), 1);

@@ -66,8 +66,10 @@ File File::open(const std::string& path) {
   return File(path, O_RDONLY);
 }
 
+// Not O_RDWR where ranks of several hosts write to one file: NFS reads a page that is written in part if the file is
+// open for reading too, and may then write back the whole page, over what another host has written beside.
 File File::create(const std::string& path, uint64_t bytes) {
-  File file(path, O_RDWR | O_CREAT | O_EXCL);
+  File file(path, O_WRONLY | O_CREAT | O_EXCL);
   if (::ftruncate(file.descriptor_, static_cast<off_t>(bytes)) != 0) {
     fail(path, "get its size");
   }
@@ -75,7 +77,7 @@ File File::create(const std::string& path, uint64_t bytes) {
 }
 
 File File::open_to_write(const std::string& path) {
-  return File(path, O_RDWR);
+  return File(path, O_WRONLY);
 }
 
 File::~File() {

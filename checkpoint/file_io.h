@@ -14,10 +14,11 @@ namespace tessera::dcp {
 /// An open file. Owns its descriptor. All functions throw CheckpointError with the path and the system's reason.
 class File {
  public:
+  /// To read.
   static File open(const std::string& path);
-  /// A new file of `bytes` bytes; an old one of this name is an error.
+  /// A new file of `bytes` bytes, to write; an old one of this name is an error. read() fails.
   static File create(const std::string& path, uint64_t bytes);
-  /// An existing file, to write parts of.
+  /// An existing file, to write parts of; others may write other parts, also from other hosts. read() fails.
   static File open_to_write(const std::string& path);
   ~File();
   File(File&& other) noexcept;

@@ -8,6 +8,7 @@
 
 #include "checkpoint/checkpoint_error.h"
 #include "checkpoint/checkpointer.h"
+#include "checkpoint/file_io.h"
 #include "checkpoint/manifest.h"
 #include "comm/process_group.h"
 #include "dtensor/dtensor.h"
@@ -182,6 +183,19 @@ TEST_CASE("a disk that takes no more is an error that names the file, and leaves
   REQUIRE(setrlimit(RLIMIT_FSIZE, &limit) == 0);
   std::signal(SIGXFSZ, previous);
   CHECK(names_in(folder.path("")).empty());
+}
+
+// What NFS may do to what is open for both: see file_io.cpp.
+TEST_CASE("files that ranks write together are not open for reading") {
+  const TempFolder folder;
+  const auto path = folder.path("file");
+  char byte = 'x';
+  for (const bool is_new : {true, false}) {
+    const auto file = is_new ? dcp::File::create(path, 1) : dcp::File::open_to_write(path);
+    file.write(&byte, 1, 0);
+    CHECK_THROWS_WITH(file.read(&byte, 1, 0), path + ": cannot be read: Bad file descriptor");
+  }
+  CHECK(dcp::read_text(path, 1) == "x");
 }
 
 // full_disk_test.sh mounts the disk and runs this.

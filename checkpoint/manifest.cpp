@@ -3,8 +3,10 @@
 #define XXH_INLINE_ALL
 #include <xxhash.h>
 
+#include <charconv>
 #include <cstdlib>
 #include <nlohmann/json.hpp>
+#include <optional>
 
 #include "checkpoint/checkpoint_error.h"
 
@@ -88,6 +90,23 @@ json to_json(const Values& values) {
   return result;
 }
 
+/// What {:a} writes, and nothing else: "-0x1.8p-1", "inf", "-nan". strtod would go by the program's locale: where the
+/// point is a comma, it reads 1 there.
+std::optional<double> parse_double(std::string_view text) {
+  const bool is_negative = text.starts_with('-');
+  text.remove_prefix(is_negative ? 1 : 0);
+  const bool is_finite = text.starts_with("0x");
+  text.remove_prefix(is_finite ? 2 : 0);
+  // from_chars takes a second sign, and "nan" after "0x".
+  const bool has_form = is_finite ? text.find_first_of("0123456789abcdef") == 0 : text == "inf" || text == "nan";
+  double value = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value, std::chars_format::hex);
+  if (!has_form || error != std::errc() || end != text.data() + text.size()) {
+    return std::nullopt;
+  }
+  return is_negative ? -value : value;
+}
+
 Values values_of_section(const json& content, const std::string& file) {
   Values values;
   for (const auto& [key, typed] : content.get_ref<const json::object_t&>()) {
@@ -97,7 +116,10 @@ Values values_of_section(const json& content, const std::string& file) {
       TESSERA_CHECK(CheckpointError, value.is_number_integer(), "{}: value '{}' is no integer", file, key);
       values[key] = value.get<int64_t>();
     } else if (type == "double") {
-      values[key] = std::strtod(value.get_ref<const std::string&>().c_str(), nullptr);
+      const auto number = parse_double(value.get_ref<const std::string&>());
+      TESSERA_CHECK(CheckpointError, number, "{}: value '{}' is {}; a double is written as \"0x1.8p-1\"", file, key,
+                    value.dump());
+      values[key] = *number;
     } else {
       TESSERA_CHECK(CheckpointError, type == "string", "{}: value '{}' has the unknown type '{}'", file, key, type);
       values[key] = value.get<std::string>();

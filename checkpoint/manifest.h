@@ -8,7 +8,8 @@
 //      "values": {"user": {"step": {"int": 100}}, ...}}}
 //
 // A block is a part of a tensor that one rank wrote: its offsets, its sizes, and the XXH3 hash (64 bits, hexadecimal)
-// of its row-major bytes. Blocks of a tensor do not overlap and cover it.
+// of its row-major bytes. Blocks of a tensor do not overlap and cover it. A value that is a double is text,
+// {"double": "-0x1.8p-1"}, also "inf" or "nan": exact to the bit.
 //
 // Readers of a later version must read every earlier one; "tessera_checkpoint" counts them.
 // Thread safety: values.

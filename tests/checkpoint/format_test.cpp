@@ -1,5 +1,6 @@
 // Headers, manifests, parts and plans: text and integers. What is malformed must be a CheckpointError and nothing else.
 
+#include <clocale>
 #include <cmath>
 #include <limits>
 #include <random>
@@ -206,6 +207,45 @@ TEST_CASE("a manifest is read back to the bit") {
   CHECK(parse_manifest(format_manifest(manifest), "tessera.json") == manifest);
   const auto nan = parse_values(format_values({{Section::User, {{"x", std::nan("")}}}}), "f");
   CHECK(std::isnan(std::get<double>(nan.at(Section::User).at("x"))));
+}
+
+TEST_CASE("doubles are read back to the bit, whatever the program's locale is") {
+  using Limits = std::numeric_limits<double>;
+  const auto check = [] {
+    for (const double value : {0.1, -0.1, 1e-3, 0.0, -0.0, 3.0, Limits::max(), Limits::min(), Limits::denorm_min(),
+                               -Limits::denorm_min(), Limits::infinity(), -Limits::infinity()}) {
+      const auto read = parse_values(format_values({{Section::User, {{"x", value}}}}), "f");
+      const double back = std::get<double>(read.at(Section::User).at("x"));
+      CHECK(back == value);
+      CHECK(std::signbit(back) == std::signbit(value));
+    }
+  };
+  check();
+  for (const char* name : {"de_DE.UTF-8", "fr_FR.UTF-8", "de_DE", "fr_FR"}) {  // as far as the machine has them
+    std::setlocale(LC_NUMERIC, name);
+    check();
+    std::setlocale(LC_NUMERIC, "C");
+  }
+}
+
+TEST_CASE("a double must be all of its text") {
+  const auto parse = [](const std::string& text) {
+    return std::get<double>(
+        parse_values(R"({"user":{"lr":{"double":")" + text + R"("}}})", "f").at(Section::User).at("lr"));
+  };
+  CHECK(parse("0x1.8p+1") == 3.0);
+  CHECK(parse("-0x1.999999999999ap-4") == -0.1);
+  CHECK(parse("0x0.0000000000001p-1022") == std::numeric_limits<double>::denorm_min());
+  CHECK(parse("-inf") == -std::numeric_limits<double>::infinity());
+  CHECK(std::isnan(parse("nan")));
+  CHECK(std::signbit(parse("-nan")));
+  // strtod reads all of the first where the locale has a comma, and the beginning of others.
+  for (const std::string text :
+       {"0x1,8p+1", "0x1.8p+1x", "0x1.8p+1 ", " 0x1.8p+1", "--0x1p+0", "-0x-1p+0", "0x0x1p+0", "0xinf", "0xp+0", "0x",
+        "-", "", "0.1", "1", "infinity", "nan(1)", "NAN", "0x1p+1024", "lr"}) {
+    CAPTURE(text);
+    CHECK_THROWS_WITH(parse(text), "f: value 'lr' is \"" + text + "\"; a double is written as \"0x1.8p-1\"");
+  }
 }
 
 TEST_CASE("a damaged manifest, and names that leave the folder, are refused") {

@@ -46,13 +46,16 @@ std::vector<std::string> whole_checkpoints(const std::string& folder) {
   return paths;
 }
 
-/// Rank 0: what killed saves and removals left, and all but the last `keep_last` checkpoints. One that goes gets
-/// another name first, so that there is never half a checkpoint under its own.
-void tidy_up(const std::string& folder, int64_t keep_last) {
-  auto paths = whole_checkpoints(folder);
+/// Rank 0: what killed saves and removals left, and all checkpoints but `saved` and the last `keep_last` - 1 others:
+/// what was just saved stays also where its step is lower than theirs. One that goes gets another name first, so that
+/// there is never half a checkpoint under its own.
+void tidy_up(const std::string& folder, const std::string& saved, int64_t keep_last) {
+  auto others = whole_checkpoints(folder);
+  const auto name_of = [](const std::string& path) { return fs::path(path).filename(); };
+  std::erase_if(others, [&](const std::string& path) { return name_of(path) == name_of(saved); });
   const auto keep = static_cast<size_t>(keep_last);
-  for (size_t i = 0; keep_last > 0 && i + keep < paths.size(); ++i) {
-    rename_durably(paths[i], paths[i] + kIncomplete + "removed");
+  for (size_t i = 0; keep_last > 0 && i + keep <= others.size(); ++i) {
+    rename_durably(others[i], others[i] + kIncomplete + "removed");
   }
   std::error_code error;
   for (const auto& entry : fs::directory_iterator(folder, error)) {
@@ -80,7 +83,7 @@ struct Checkpointer::Impl {
   void run(const Ranks& over, const SaveJob& job) const {
     run_save(over, job);
     over.from_first([&] {
-      tidy_up(folder, options.keep_last);
+      tidy_up(folder, job.path, options.keep_last);
       return std::string();
     });
   }

@@ -29,7 +29,8 @@
 namespace tessera::dcp {
 
 struct CheckpointerOptions {
-  /// Older checkpoints of the run are removed when a new one is whole; 0: none is.
+  /// When a checkpoint is whole it stays, and of the others the keep_last - 1 of the highest steps; the rest are
+  /// removed. So what was just saved is never lost, also where its step is lower than all others'. 0: none is removed.
   int64_t keep_last = 0;
   /// As in SaveOptions. With async_save `progress` is called in the background thread.
   int64_t max_file_bytes = int64_t{5} << 30;

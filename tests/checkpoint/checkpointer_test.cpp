@@ -67,6 +67,35 @@ TEST_CASE("the last k checkpoints are kept, and latest() is the last that is who
   CHECK(names_in(folder.path("run")) == std::vector<std::string>{"step-00000007", "step-00000008", "step-100000000"});
 }
 
+TEST_CASE("what was just saved is kept, also where its step is lower than the others'") {
+  const TempFolder folder;
+  run_ranks(2, [&](int rank) {
+    Filled filled(init_device_mesh(at::kCPU, {2}, {"dp"}));
+    const auto expect_kept = [&](const std::vector<std::string>& names) {
+      if (rank == 0) {  // which has removed the others
+        expect_equal(names_in(folder.path("run")), names);
+      }
+      barrier(default_group());
+    };
+    dcp::Checkpointer three(folder.path("run"), {.keep_last = 3}), one(folder.path("run"), {.keep_last = 1});
+    for (const int64_t step : {10, 20, 30}) {
+      three.save(step, filled.state());
+    }
+    three.save(5, filled.state());
+    expect_kept({"step-00000005", "step-00000020", "step-00000030"});
+    three.async_save(7, filled.state());
+    three.wait();
+    expect_kept({"step-00000007", "step-00000020", "step-00000030"});
+    filled.fill(4);
+    one.save(4, filled.state());
+    expect_kept({"step-00000004"});
+    dcp::State loaded = filled.state();
+    filled.fill(0);
+    dcp::load(*one.latest(), loaded);
+    filled.expect_all(4);
+  });
+}
+
 TEST_CASE("async_save writes what the tensors were, while the ranks go on") {
   const TempFolder folder;
   run_ranks(3, [&](int) {

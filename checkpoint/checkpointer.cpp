@@ -1,12 +1,16 @@
 #include "checkpoint/checkpointer.h"
 
+#include <ATen/Context.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/from_blob.h>
+#include <c10/core/DeviceGuard.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 #include <c10/util/Exception.h>
 
 #include <algorithm>
 #include <exception>
 #include <filesystem>
+#include <optional>
 #include <thread>
 
 #include "checkpoint/checkpoint_error.h"
@@ -64,6 +68,12 @@ void tidy_up(const std::string& folder, const std::string& saved, int64_t keep_l
       fs::remove_all(entry.path(), error);
     }
   }
+}
+
+/// The calling thread's. A new thread begins with GPU 0, which may be another rank's; a group over NCCL takes tensors
+/// of its own rank's alone.
+std::optional<c10::Device> current_gpu() {
+  return at::hasCUDA() ? std::optional(c10::impl::VirtualGuardImpl(c10::kCUDA).getDevice()) : std::nullopt;
 }
 
 }  // namespace
@@ -144,14 +154,16 @@ void Checkpointer::async_save(int64_t step, const State& state) {
   const auto planned = plan_save(impl_->ranks, state, {.max_file_bytes = impl_->options.max_file_bytes}, &impl_->cache);
   SaveJob job = impl_->copied_job(path_of(step), planned, state);
   job.progress = impl_->options.progress;
-  impl_->thread = std::thread([impl = impl_.get(), context = RankContext::current(), job = std::move(job)] {
-    const RankContextGuard guard(context);
-    try {
-      impl->run(*impl->own_ranks, job);
-    } catch (...) {
-      impl->error = std::current_exception();
-    }
-  });
+  impl_->thread =
+      std::thread([impl = impl_.get(), context = RankContext::current(), gpu = current_gpu(), job = std::move(job)] {
+        const RankContextGuard guard(context);
+        try {
+          const c10::OptionalDeviceGuard on_gpu(gpu);
+          impl->run(*impl->own_ranks, job);
+        } catch (...) {
+          impl->error = std::current_exception();
+        }
+      });
 }
 
 void Checkpointer::wait() {

@@ -1,5 +1,12 @@
 // Checkpoints of models on every device that there is: files do not tell it, and each loads those of the others.
 
+#include <c10/core/DeviceGuard.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <optional>
+
 #include "checkpoint/checkpointer.h"
 #include "testing/expect.h"
 #include "testing/run_ranks.h"
@@ -78,4 +85,22 @@ TEST_CASE("devices: what is saved while training goes on is what was there when 
       expect_same_model(loaded, then);
     });
   }
+}
+
+TEST_CASE("devices: the thread that writes has its rank's GPU current", "[checkpoint]") {
+  if (test_devices().size() == 1) {
+    return;
+  }
+  const TempFolder folder;
+  run_ranks(2, [&](int rank) {
+    const c10::impl::VirtualGuardImpl gpus(c10::kCUDA);
+    const c10::Device own(c10::kCUDA, static_cast<c10::DeviceIndex>(std::max(0, gpus.deviceCount() - 1 - rank)));
+    const c10::DeviceGuard guard(own);
+    std::optional<c10::Device> of_thread;
+    dcp::Checkpointer checkpointer(
+        folder.path("run"), {.progress = [&](const dcp::Progress& /*progress*/) { of_thread = gpus.getDevice(); }});
+    checkpointer.async_save(1, {.model = {{fmt::format("of rank {}", rank), at::ones({4})}}});
+    checkpointer.wait();
+    TESSERA_EXPECT(of_thread == own);
+  });
 }

@@ -26,10 +26,12 @@
 // Safe: files come into being in `run/step-100.incomplete-<n>`, are synced to the disk, and get their name by one
 // rename when all of them are whole; a rank that is killed at any moment leaves earlier checkpoints as they were, and a
 // folder that the next save of this name removes. load() verifies every byte that it reads against its checksum, and
-// touches no tensor before all ranks have read and verified all of theirs.
+// touches no tensor before all ranks have read and verified all of theirs. What may fail then is a copy into a tensor
+// of the state: one that refuses to be written to, or whose device has no memory left. The state's tensors are partly
+// the loaded ones after that, on all ranks, and its values, such as the step, as they were: load again, or another.
 //
 // Errors are raised on every rank or on none: CheckpointError (files), KeyError (missing and unexpected keys),
-// ValueError (sizes, dtypes, ranks that disagree). They name file and key.
+// ValueError (sizes, dtypes, ranks that disagree), Error (what libtorch throws: no memory). They name file and key.
 //
 // After torch.distributed.checkpoint, whose Hugging Face reader reads these folders, and whose Hugging Face writer's
 // folders load() reads. Thread safety: one save or load of a rank at a time.

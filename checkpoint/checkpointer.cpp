@@ -152,7 +152,10 @@ void Checkpointer::async_save(int64_t step, const State& state) {
     impl_->own_ranks = impl_->ranks.with_own_group();
   }
   const auto planned = plan_save(impl_->ranks, state, {.max_file_bytes = impl_->options.max_file_bytes}, &impl_->cache);
-  SaveJob job = impl_->copied_job(path_of(step), planned, state);
+  const auto path = path_of(step);
+  SaveJob job;
+  // A rank that lacks the memory says so here: the others' threads would wait for its.
+  impl_->ranks.together([&] { job = impl_->copied_job(path, planned, state); });
   job.progress = impl_->options.progress;
   impl_->thread =
       std::thread([impl = impl_.get(), context = RankContext::current(), gpu = current_gpu(), job = std::move(job)] {

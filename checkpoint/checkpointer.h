@@ -48,7 +48,8 @@ class Checkpointer {
 
   /// Returns when the checkpoint is whole. Throws as dcp::save. Collective, as everything below but wait().
   void save(int64_t step, const State& state);
-  /// Returns when this rank's bytes are copied: the tensors may change then.
+  /// Returns when all ranks have copied their bytes: the tensors may change then. Throws if one cannot, for lack of
+  /// memory say; nothing is saved then.
   void async_save(int64_t step, const State& state);
   /// Returns when no save is in flight; throws its error.
   void wait();

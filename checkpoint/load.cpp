@@ -156,7 +156,7 @@ void read_all(LoadPlan& plan, const ProgressFn& on_progress) {
   });
 }
 
-void commit(LoadPlan& plan) {
+void commit_tensors(LoadPlan& plan) {
   const at::NoGradGuard no_grad;
   for (auto& target : plan.targets) {
     if (target.part.local.defined()) {
@@ -166,8 +166,12 @@ void commit(LoadPlan& plan) {
     }
     target.staged = at::Tensor();
   }
+}
+
+/// Cannot fail: nothing is copied.
+void commit_values(LoadPlan& plan) {
   for (auto& [value, stored] : plan.values) {
-    std::visit([&target = *value](const auto& content) { target = content; }, stored);
+    std::visit([&target = *value](auto& content) { target = std::move(content); }, stored);
   }
 }
 
@@ -182,7 +186,8 @@ LoadResult load(const std::string& path, State& state, const LoadOptions& option
     plan = make_plan(catalog, state, options.strict);
   });
   ranks.together([&] { read_all(plan, options.progress); });
-  commit(plan);
+  ranks.together([&] { commit_tensors(plan); });
+  commit_values(plan);
   return plan.result;
 }
 

@@ -136,6 +136,24 @@ TEST_CASE("an error in the background is raised by the next call, once, on every
   });
 }
 
+TEST_CASE("a rank that cannot copy its bytes is an error of all, and nothing is saved") {
+  const TempFolder folder;
+  run_ranks(2, [&](int rank) {
+    Filled filled(init_device_mesh(at::kCPU, {2}, {"dp"}));
+    dcp::Checkpointer checkpointer(folder.path("run"));
+    auto state = filled.state();
+    if (rank == 1) {
+      const auto freed = at::ones({4});
+      freed.storage().set_nbytes(0);
+      state.model["freed"] = freed;
+    }
+    expect_throws<Error>([&] { checkpointer.async_save(1, state); }, "(met by rank 1)");
+    checkpointer.async_save(2, filled.state());
+    checkpointer.wait();
+  });
+  CHECK(names_in(folder.path("run")) == std::vector<std::string>{"step-00000002"});
+}
+
 TEST_CASE("a second save of the same tensors is not planned again; one of others is") {
   const TempFolder folder;
   run_ranks(2, [&](int rank) {

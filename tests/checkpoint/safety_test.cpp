@@ -134,6 +134,22 @@ TEST_CASE("keys, sizes and dtypes that do not fit") {
   });
 }
 
+TEST_CASE("a tensor of one rank that cannot be written to is an error of all; values stay as they were") {
+  const TempFolder folder;
+  const auto path = save_small(folder);
+  run_ranks(2, [&](int rank) {
+    const auto mesh = init_device_mesh(at::kCPU, {2}, {"dp"});
+    const auto b = rank == 1 ? at::zeros({1}).expand({4}) : at::zeros({4});  // one element, four times
+    dcp::State state{.model = {{"w", distribute_tensor(at::zeros({5, 3}), mesh, {Shard(0)})}, {"b", b}},
+                     .user = {{"step", int64_t{0}}}};
+    expect_throws<Error>([&] { dcp::load(path, state); }, "(met by rank 1)");
+    expect_equal(std::get<int64_t>(state.user["step"]), 0);
+    state.model["b"] = at::zeros({4});
+    dcp::load(path, state);
+    expect_equal(std::get<int64_t>(state.user["step"]), 1);
+  });
+}
+
 TEST_CASE("what cannot be saved is an error on every rank, and leaves nothing behind") {
   const TempFolder folder;
   const auto path = save_small(folder);

@@ -79,8 +79,10 @@ struct LoadResult {
 /// Collective; ranks may ask for different keys. Needs host memory for this rank's part of all tensors.
 LoadResult load(const std::string& path, State& state, const LoadOptions& options = {});
 
-/// One safetensors file of a whole model, written by all ranks, each its own part: nobody ever holds the model. An old
-/// file of this name is replaced when the new one is whole. load(file, state) is the way back. Collective.
+/// One safetensors file of a whole model, written by all ranks, each its own part: nobody ever holds the model. A rank
+/// may have no tensor, as all but rank 0 of a whole state dict on the CPU (state_dict.h). An old file of this name is
+/// replaced when the new one is whole. load(file, state) is the way back. Collective. Throws ValueError if the model
+/// has values, or no rank a tensor.
 void export_safetensors(const std::string& file, const StateDict& model, const SaveOptions& options = {});
 
 }  // namespace tessera::dcp

@@ -95,10 +95,15 @@ void save(const std::string& path, const State& state, const SaveOptions& option
 void export_safetensors(const std::string& file, const StateDict& model, const SaveOptions& options) {
   const Ranks ranks = Ranks::all();
   const State state{.model = model};
-  TESSERA_CHECK(ValueError, values_of(state).empty(),
-                "export_safetensors: the model's state has values; a safetensors file "
-                "holds tensors only");
-  TESSERA_CHECK(ValueError, !model.empty(), "export_safetensors: there is no tensor to export");
+  const auto counts = ranks.exchange([&] {
+    TESSERA_CHECK(ValueError, values_of(state).empty(),
+                  "export_safetensors: the model's state has values; a safetensors file "
+                  "holds tensors only");
+    return std::string(model.empty() ? "none" : "some");
+  });
+  TESSERA_CHECK(ValueError,
+                std::any_of(counts.begin(), counts.end(), [](const auto& count) { return count == "some"; }),
+                "export_safetensors: no rank has a tensor to export");
   PlannedSave planned = plan_save(ranks, state, {.single_file = "model.safetensors"});
   SaveJob job = live_job(ranks, file, planned, state);
   job.is_single_file = true;

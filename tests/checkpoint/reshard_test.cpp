@@ -211,3 +211,24 @@ TEST_CASE("a model is exported to one file by all ranks, and imported by one") {
     expect_same_state({.model = state.model}, {.model = TestTrainer(test_layout("1"), 1).state().model});
   }
 }
+
+TEST_CASE("a whole model that rank 0 alone has is exported; no model at all is refused, on every rank") {
+  const TempFolder folder;
+  const auto file = folder.path("model.safetensors");
+  run_ranks(2, [&](int rank) {
+    TestTrainer trainer(test_layout("2"), 1);
+    const auto model = dcp::get_model_state_dict(trainer.model, {.full_state_dict = true, .cpu_offload = true});
+    TESSERA_EXPECT(model.empty() == (rank == 1));
+    dcp::export_safetensors(file, model);
+    dcp::StateDict with_value = model;
+    if (rank == 1) {
+      with_value["step"] = int64_t{1};
+    }
+    expect_throws<ValueError>([&] { dcp::export_safetensors(file, with_value); }, "the model's state has values");
+    expect_throws<ValueError>([&] { dcp::export_safetensors(file, {}); }, "no rank has a tensor to export");
+  });
+  TestTrainer plain(test_layout("1"), 2);
+  dcp::State state{.model = dcp::get_model_state_dict(plain.model)};
+  dcp::load(file, state);
+  expect_same_state({.model = state.model}, {.model = TestTrainer(test_layout("1"), 1).state().model});
+}

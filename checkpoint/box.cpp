@@ -4,8 +4,40 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <numeric>
+#include <set>
 
 namespace tessera::dcp {
+
+namespace {
+
+bool overlap(const Box& a, const Box& b) {
+  for (size_t dim = 0; dim < a.sizes.size(); ++dim) {
+    if (std::min(a.offsets[dim] + a.sizes[dim], b.offsets[dim] + b.sizes[dim]) <=
+        std::max(a.offsets[dim], b.offsets[dim])) {
+      return false;
+    }
+  }
+  return true;
+}
+
+/// The dim along which most boxes begin elsewhere.
+size_t most_cut_dim(const std::vector<Box>& boxes) {
+  size_t result = 0, most = 0;
+  for (size_t dim = 0; !boxes.empty() && dim < boxes[0].sizes.size(); ++dim) {
+    std::set<int64_t> begins;
+    for (const Box& box : boxes) {
+      begins.insert(box.offsets[dim]);
+    }
+    if (begins.size() > most) {
+      most = begins.size();
+      result = dim;
+    }
+  }
+  return result;
+}
+
+}  // namespace
 
 int64_t numel_of(const Sizes& sizes) {
   int64_t numel = 1;
@@ -55,6 +87,26 @@ Box intersection(const Box& a, const Box& b) {
     result.sizes[dim] = std::max<int64_t>(end - begin, 0);
   }
   return result;
+}
+
+std::optional<std::pair<size_t, size_t>> find_overlap(const std::vector<Box>& boxes) {
+  const size_t dim = most_cut_dim(boxes);
+  const auto begin_of = [&](size_t i) { return boxes[i].sizes.empty() ? 0 : boxes[i].offsets[dim]; };
+  const auto end_of = [&](size_t i) {
+    return boxes[i].sizes.empty() ? 1 : boxes[i].offsets[dim] + boxes[i].sizes[dim];
+  };
+  std::vector<size_t> order(boxes.size());
+  std::iota(order.begin(), order.end(), size_t{0});
+  std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) { return begin_of(a) < begin_of(b); });
+  for (auto box = order.begin(); box != order.end(); ++box) {
+    // Those that begin behind its end cannot meet it.
+    for (auto other = std::next(box); other != order.end() && begin_of(*other) < end_of(*box); ++other) {
+      if (overlap(boxes[*box], boxes[*other])) {
+        return std::minmax(*box, *other);
+      }
+    }
+  }
+  return std::nullopt;
 }
 
 Box relative_to(const Box& box, const Box& frame) {

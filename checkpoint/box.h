@@ -12,7 +12,9 @@
 
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace tessera::dcp {
@@ -41,6 +43,10 @@ bool is_inside(const Box& box, const Sizes& tensor);
 
 /// What two boxes of one tensor have in common; numel() is 0 if nothing.
 Box intersection(const Box& a, const Box& b);
+
+/// Two boxes of one tensor, by their places in `boxes`, that have an element in common, the smaller place first; none
+/// if no two do. Fast for boxes that cut a tensor as ranks and blocks do, along any dims.
+std::optional<std::pair<size_t, size_t>> find_overlap(const std::vector<Box>& boxes);
 
 /// `box`, seen from the corner of `frame`, in which it lies: the same elements in a tensor of frame.sizes.
 Box relative_to(const Box& box, const Box& frame);

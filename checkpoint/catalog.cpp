@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <functional>
 
 #include "checkpoint/checkpoint_error.h"
 #include "checkpoint/file_io.h"
@@ -39,19 +40,42 @@ OpenedFile open_safetensors(const std::string& path) {
   return opened;
 }
 
-/// Adds up what the boxes hold, which must be all of the tensor's elements.
-template <class Boxes, class BoxOf>
-void check_cover(const std::string& file, const std::string& key, const Sizes& sizes, const Boxes& boxes,
-                 BoxOf box_of) {
+/// The boxes must be the tensor: each lies in it, no element of it is in two, and they have as many as it has. Else
+/// memory that is loaded into would stay as it was, though the sizes add up. `file_of(i)`: where the i-th lies.
+void check_cover(const std::string& key, const Sizes& sizes, const std::vector<Box>& boxes,
+                 const std::function<const std::string&(size_t)>& file_of) {
+  for (size_t i = 0; i < boxes.size(); ++i) {
+    TESSERA_CHECK(CheckpointError, is_inside(boxes[i], sizes), "{}: tensor '{}' has a part {} outside of its sizes",
+                  file_of(i), key, boxes[i].to_string());
+  }
+  if (const auto overlap = find_overlap(boxes)) {
+    const auto [a, b] = *overlap;
+    throw CheckpointError(fmt::format("{}: the part {} of tensor '{}' overlaps the part {} in {}", file_of(a),
+                                      boxes[a].to_string(), key, boxes[b].to_string(), file_of(b)));
+  }
   int64_t numel = 0;
-  for (const auto& item : boxes) {
-    const Box& box = box_of(item);
-    TESSERA_CHECK(CheckpointError, is_inside(box, sizes), "{}: tensor '{}' has a part {} outside of its sizes", file,
-                  key, box.to_string());
+  for (const Box& box : boxes) {
     numel += box.numel();
   }
   TESSERA_CHECK(CheckpointError, numel == numel_of(sizes),
-                "{}: the parts of tensor '{}' have {} elements, the tensor {}", file, key, numel, numel_of(sizes));
+                "{}: the parts of tensor '{}' have {} elements, the tensor {}", file_of(0), key, numel,
+                numel_of(sizes));
+}
+
+void check_cover(const std::string& file, const SafetensorsEntry& entry, const std::vector<CheckedBlock>& blocks) {
+  std::vector<Box> boxes;
+  for (const auto& block : blocks) {
+    boxes.push_back(block.box);
+  }
+  check_cover(entry.key, entry.sizes, boxes, [&](size_t) -> const std::string& { return file; });
+}
+
+void check_cover(const std::string& key, const StoredTensor& tensor) {
+  std::vector<Box> boxes;
+  for (const auto& part : tensor.parts) {
+    boxes.push_back(part.box);
+  }
+  check_cover(key, tensor.sizes, boxes, [&](size_t i) -> const std::string& { return tensor.parts[i].file; });
 }
 
 /// The key within its section.
@@ -78,8 +102,7 @@ void add_own_file(Catalog& catalog, const std::string& name, const ManifestFile&
     const auto blocks = described.tensors.find(entry.key);
     TESSERA_CHECK(CheckpointError, blocks != described.tensors.end(), "{}: tensor '{}' is not in {}", opened.path,
                   entry.key, kManifestName);
-    check_cover(opened.path, entry.key, entry.sizes, blocks->second,
-                [](const CheckedBlock& block) -> const Box& { return block.box; });
+    check_cover(opened.path, entry, blocks->second);
     catalog.tensors[described.section][own_key(described, entry.key, opened.path)] = {
         .dtype = entry.dtype,
         .sizes = entry.sizes,
@@ -159,8 +182,7 @@ void add_foreign(Catalog& catalog, const std::vector<std::string>& files) {
     add_foreign_file(tensors, open_safetensors(file));
   }
   for (const auto& [key, tensor] : tensors) {
-    check_cover(tensor.parts[0].file, key, tensor.sizes, tensor.parts,
-                [](const StoredPart& part) -> const Box& { return part.box; });
+    check_cover(key, tensor);
   }
 }
 

@@ -54,20 +54,20 @@ Wholes collect(const std::vector<std::vector<Piece>>& pieces) {
   return wholes;
 }
 
-/// The parts must be the tensor: as many elements as it has, and none of them twice. Boxes come in order of their
-/// offsets, so that only those can overlap which begin before another's end along dim 0.
+/// The parts must be the tensor: none of its elements twice, and as many as it has.
 void check_cover(const std::string& key, const Whole& whole) {
+  std::vector<Box> boxes;
+  std::vector<int> ranks;
   int64_t numel = 0;
-  for (auto box = whole.holders.begin(); box != whole.holders.end(); ++box) {
-    numel += box->first.numel();
-    for (auto other = std::next(box); other != whole.holders.end(); ++other) {
-      if (!box->first.sizes.empty() && other->first.offsets[0] >= box->first.offsets[0] + box->first.sizes[0]) {
-        break;
-      }
-      TESSERA_CHECK(ValueError, intersection(box->first, other->first).numel() == 0,
-                    "save: '{}': rank {} holds {} and rank {} holds {}, which overlap", key, box->second[0],
-                    box->first.to_string(), other->second[0], other->first.to_string());
-    }
+  for (const auto& [box, holders] : whole.holders) {
+    boxes.push_back(box);
+    ranks.push_back(holders[0]);
+    numel += box.numel();
+  }
+  if (const auto overlap = find_overlap(boxes)) {
+    const auto [a, b] = *overlap;
+    throw ValueError(fmt::format("save: '{}': rank {} holds {} and rank {} holds {}, which overlap", key, ranks[a],
+                                 boxes[a].to_string(), ranks[b], boxes[b].to_string()));
   }
   TESSERA_CHECK(ValueError, numel == numel_of(whole.first->sizes),
                 "save: '{}': all ranks together hold {} of its {} elements", key, numel, numel_of(whole.first->sizes));

@@ -1,11 +1,10 @@
-// Headers, manifests, parts and plans: text and integers. What is malformed must be a CheckpointError and nothing else.
+// Headers, manifests and plans: text and integers. What is malformed must be a CheckpointError and nothing else.
 
 #include <clocale>
 #include <cmath>
 #include <limits>
 #include <random>
 
-#include "checkpoint/box.h"
 #include "checkpoint/checkpoint_error.h"
 #include "checkpoint/manifest.h"
 #include "checkpoint/safetensors.h"
@@ -18,12 +17,6 @@ using namespace tessera::dcp;
 using c10::ScalarType;
 
 namespace {
-
-std::vector<Run> runs_of(const Box& box, const Sizes& tensor) {
-  std::vector<Run> runs;
-  for_each_run(box, tensor, [&](const Run& run) { runs.push_back(run); });
-  return runs;
-}
 
 constexpr const char* kHeader =
     R"({"__metadata__":{"format":"pt"},"w":{"dtype":"F32","shape":[2,3],"data_offsets":[0,24]},)"
@@ -96,34 +89,6 @@ int count_refused(const std::string& text, int count, uint64_t seed, Parse parse
 }
 
 }  // namespace
-
-TEST_CASE("a box is runs of the tensor's elements") {
-  CHECK(runs_of({.offsets = {1, 0}, .sizes = {2, 3}}, {4, 5}) == std::vector<Run>{{5, 0, 3}, {10, 3, 3}});
-  CHECK(runs_of({.offsets = {1, 0}, .sizes = {2, 5}}, {4, 5}) == std::vector<Run>{{5, 0, 10}});
-  CHECK(runs_of({.offsets = {1, 1, 0}, .sizes = {2, 1, 4}}, {3, 2, 4}) == std::vector<Run>{{12, 0, 4}, {20, 4, 4}});
-  CHECK(runs_of({.offsets = {0, 0, 1}, .sizes = {2, 2, 2}}, {2, 2, 3}) ==
-        std::vector<Run>{{1, 0, 2}, {4, 2, 2}, {7, 4, 2}, {10, 6, 2}});
-  CHECK(runs_of({.offsets = {}, .sizes = {}}, {}) == std::vector<Run>{{0, 0, 1}});
-  CHECK(runs_of({.offsets = {4, 0}, .sizes = {0, 5}}, {4, 5}).empty());
-}
-
-TEST_CASE("the extent of a box is from its first run to the end of its last") {
-  CHECK(extent({.offsets = {1, 0}, .sizes = {2, 3}}, {4, 5}) == Run{5, 0, 8});
-  CHECK(extent({.offsets = {1, 0}, .sizes = {2, 5}}, {4, 5}) == Run{5, 0, 10});
-  CHECK(extent({.offsets = {0, 0, 1}, .sizes = {2, 2, 2}}, {2, 2, 3}) == Run{1, 0, 11});
-  CHECK(extent({.offsets = {}, .sizes = {}}, {}) == Run{0, 0, 1});
-  CHECK(extent({.offsets = {4, 0}, .sizes = {0, 5}}, {4, 5}) == Run{0, 0, 0});
-}
-
-TEST_CASE("blocks of a box are its elements in order") {
-  CHECK(split_box({.offsets = {2, 1}, .sizes = {5, 3}}, 6) ==
-        std::vector<Box>{{{2, 1}, {2, 3}}, {{4, 1}, {2, 3}}, {{6, 1}, {1, 3}}});
-  CHECK(split_box({.offsets = {0, 0}, .sizes = {1, 5}}, 2) ==
-        std::vector<Box>{{{0, 0}, {1, 2}}, {{0, 2}, {1, 2}}, {{0, 4}, {1, 1}}});
-  CHECK(split_box({.offsets = {7, 0}, .sizes = {2, 3}}, 2).size() == 4);
-  CHECK(split_box({.offsets = {}, .sizes = {}}, 1) == std::vector<Box>{{{}, {}}});
-  CHECK(split_box({.offsets = {0}, .sizes = {0}}, 1).empty());
-}
 
 TEST_CASE("a header of any writer is read, and ours is read back") {
   CHECK(parse_safetensors_header(kHeader, kDataBytes, "f") == example_header());

@@ -8,7 +8,6 @@
 
 #include "checkpoint/checkpoint_error.h"
 #include "checkpoint/checkpointer.h"
-#include "checkpoint/file_io.h"
 #include "checkpoint/manifest.h"
 #include "comm/process_group.h"
 #include "dtensor/dtensor.h"
@@ -84,6 +83,16 @@ TEST_CASE("files that are damaged, missing, cut or foreign") {
   SECTION("in the manifest") {
     flip_byte(path + "/tessera.json", 4);
     expect_refused<CheckpointError>(path, path + "/tessera.json: damaged");
+  }
+  SECTION("blocks of a tensor that overlap and leave a gap, though they have as many elements as it") {
+    const auto name = path + "/tessera.json";
+    auto manifest = dcp::parse_manifest(read_file(name), name);
+    auto& blocks = manifest.files.at(kModelFile).tensors.at("w");
+    REQUIRE(blocks[1].box == dcp::Box{.offsets = {3, 0}, .sizes = {2, 3}});
+    blocks[1].box.offsets[0] = 2;
+    write_file(name, dcp::format_manifest(manifest));
+    expect_refused<CheckpointError>(
+        path, file + ": the part [0:3, 0:3] of tensor 'w' overlaps the part [2:4, 0:3] in " + file);
   }
   SECTION("a file that is too short") {
     std::filesystem::resize_file(file, std::filesystem::file_size(file) - 8);
@@ -199,19 +208,6 @@ TEST_CASE("a disk that takes no more is an error that names the file, and leaves
   REQUIRE(setrlimit(RLIMIT_FSIZE, &limit) == 0);
   std::signal(SIGXFSZ, previous);
   CHECK(names_in(folder.path("")).empty());
-}
-
-// What NFS may do to what is open for both: see file_io.cpp.
-TEST_CASE("files that ranks write together are not open for reading") {
-  const TempFolder folder;
-  const auto path = folder.path("file");
-  char byte = 'x';
-  for (const bool is_new : {true, false}) {
-    const auto file = is_new ? dcp::File::create(path, 1) : dcp::File::open_to_write(path);
-    file.write(&byte, 1, 0);
-    CHECK_THROWS_WITH(file.read(&byte, 1, 0), path + ": cannot be read: Bad file descriptor");
-  }
-  CHECK(dcp::read_text(path, 1) == "x");
 }
 
 // full_disk_test.sh mounts the disk and runs this.

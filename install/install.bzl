@@ -18,29 +18,47 @@ def _whole(ctx, library):
         alwayslink = True,
     )
 
+def _shared_file(library):
+    return library.resolved_symlink_dynamic_library or library.dynamic_library
+
 def _whole_archives_impl(ctx):
     info = _merged(ctx)
     inputs = []
+    found = []
     for given in info.linking_context.linker_inputs.to_list():
         libraries = given.libraries
+        named = []
         if _is_ours(given.owner):
             libraries = [_whole(ctx, library) for library in libraries]
+        else:
+            named = [_shared_file(library) for library in libraries if _shared_file(library)]
+            named = [file for file in named if file.basename in ctx.attr.shared_libraries]
+            libraries = [library for library in libraries if not _shared_file(library)]
+            found += [file.basename for file in named]
+
+        # As files, not as libraries: Bazel would add a RUNPATH to where they lie in the build.
         inputs.append(cc_common.create_linker_input(
             owner = given.owner,
             libraries = depset(libraries),
-            user_link_flags = depset(given.user_link_flags),
-            additional_inputs = depset(given.additional_inputs),
+            user_link_flags = depset(given.user_link_flags + [file.path for file in named]),
+            additional_inputs = depset(given.additional_inputs + named),
         ))
+    missing = [name for name in ctx.attr.shared_libraries if name not in found]
+    if missing:
+        fail("no dependency has the shared libraries " + ", ".join(missing))
     return [CcInfo(
         compilation_context = info.compilation_context,
         linking_context = cc_common.create_linking_context(linker_inputs = depset(inputs)),
     )]
 
 # A cc_library of which a shared library takes all objects, also those that nobody names: op rules register themselves.
+# Of the shared libraries behind `deps` it is linked with those that are named, by file name, and with no others: what
+# these need they find themselves, wherever they lie.
 whole_archives = rule(
     implementation = _whole_archives_impl,
     attrs = {
         "deps": attr.label_list(providers = [CcInfo]),
+        "shared_libraries": attr.string_list(),
         "_cc_toolchain": attr.label(default = "@bazel_tools//tools/cpp:current_cc_toolchain"),
     },
     toolchains = ["@bazel_tools//tools/cpp:toolchain_type"],

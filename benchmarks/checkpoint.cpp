@@ -5,7 +5,7 @@
 //   memcpy                     a rank copies its shard
 //   async_save_blocks          how long async_save keeps training from going on, from the second one on
 //   save_over_write, load_over_read, async_save_over_memcpy   their ratios
-//   save_extra, load_extra     the most memory beside the tensors, over both ranks, in shards
+//   save_extra, load_extra     the most memory that a rank needs beside its shard, in shards
 //
 // TMPDIR says which disk. PEER_PYTHON runs checkpoint_peer.py too: PyTorch's distributed checkpoint on the same bytes.
 
@@ -60,7 +60,6 @@ struct Model {
 };
 
 void write_plain(const std::string& path, const std::vector<at::Tensor>& tensors) {
-  std::filesystem::remove(path);
   const auto file = dcp::File::create(path, static_cast<uint64_t>(kShardBytes));
   uint64_t offset = 0;
   for (const auto& tensor : tensors) {
@@ -109,13 +108,13 @@ std::vector<double> seconds_in_turns(int rounds, const Step& prepare, const std:
   return best;
 }
 
-/// The most memory in use during the step, beyond what was before, in shards.
+/// The most memory in use during the step, beyond what was before, in shards and for one rank: both are in the process.
 double extra_shards(const Step& step) {
   barrier(default_group());
   const double before = reset_peak();
   step();
   barrier(default_group());
-  return (peak_bytes() - before) / kShardBytes;
+  return (peak_bytes() - before) / kShardBytes / kRanks;
 }
 
 /// What rank 0 measures, by name.
@@ -129,8 +128,9 @@ Results measure(const std::string& folder, int rounds) {
       drop_from_page_cache(folder);
     }
   };
-  const auto remove_saved = [&] {
+  const auto remove_written = [&] {
     barrier(default_group());
+    std::filesystem::remove(plain);
     if (get_rank() == 0) {
       std::filesystem::remove_all(saved);
     }
@@ -138,17 +138,19 @@ Results measure(const std::string& folder, int rounds) {
   const double gigabytes = kRanks * kShardBytes / 1e9;
   Results results;
   const auto save = [&] { dcp::save(saved, model.state); };
-  const auto writes = seconds_in_turns(rounds, remove_saved, {[&] { write_plain(plain, locals); }, save});
+  const auto write = [&] { write_plain(plain, locals); };
+  const auto writes = seconds_in_turns(rounds, remove_written, {write, save});
   results["plain_write"] = gigabytes / writes[0];
   results["save"] = gigabytes / writes[1];
-  remove_saved();
+  remove_written();
   results["save_extra"] = extra_shards(save);
+  write();
   dcp::State state = model.state;
   const auto load = [&] { dcp::load(saved, state); };
   const auto reads = seconds_in_turns(rounds, drop, {[&] { read_plain(plain, locals); }, load});
   results["plain_read"] = gigabytes / reads[0];
   results["load"] = gigabytes / reads[1];
-  results["load_extra"] = extra_shards(load) / kRanks;
+  results["load_extra"] = extra_shards(load);
   const auto copy = at::zeros({static_cast<int64_t>(kShardBytes)}, at::kByte);
   const auto copy_all = [&] {
     auto* target = static_cast<char*>(copy.mutable_data_ptr());

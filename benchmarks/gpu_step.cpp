@@ -10,7 +10,8 @@
 //   gpu_step/communication_ms    the step's all-gathers and reduce-scatters, one after the other
 //   gpu_step/overlap             (compute_ms + communication_ms - step_ms) / the smaller of the two: 1 where one hides
 //                                under the other altogether, 0 where they take turns
-//   gpu_step/host_us_per_unit    time of the host in a step over the fake backend, less that of the plain model
+//   gpu_step/host_us_per_unit    time of the host in a step over the fake backend, less that of the plain model, with
+//                                backward in the thread that is timed
 //   gpu_step/tokens_per_s        of all ranks
 //
 // and the timeline of one step of rank 0: for each event of a unit (fully_shard/unit_state.h), when the host came to it
@@ -20,6 +21,7 @@
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/randint.h>
+#include <c10/core/AutogradState.h>
 #include <c10/core/Event.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <fmt/format.h>
@@ -127,8 +129,24 @@ double gpu_ms(const std::function<void()>& call, const StepOptions& own, int rou
          own.steps / 1e3;
 }
 
+/// For its lifetime backward runs in the calling thread, as where ranks are threads (testing/run_ranks.h). Autograd has
+/// a thread for each GPU otherwise, whose time cpu_us does not count.
+class BackwardInThisThread {
+ public:
+  BackwardInThisThread() { state().set_multithreading_enabled(false); }
+  ~BackwardInThisThread() { state().set_multithreading_enabled(was_enabled_); }
+  BackwardInThisThread(const BackwardInThisThread&) = delete;
+  BackwardInThisThread& operator=(const BackwardInThisThread&) = delete;
+
+ private:
+  static c10::AutogradState& state() { return c10::AutogradState::get_tls_state(); }
+
+  const bool was_enabled_ = state().get_multithreading_enabled();
+};
+
 /// Microseconds that the host computes in a call on an idle GPU.
 double host_us(const std::function<void()>& call, int rounds) {
+  const BackwardInThisThread guard;
   return microseconds({wait_for_gpu, call}, cpu_us, rounds, /*steps=*/1)[1];
 }
 

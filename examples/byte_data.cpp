@@ -4,6 +4,9 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/stack.h>
 
+#define XXH_INLINE_ALL
+#include <xxhash.h>
+
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
@@ -49,6 +52,7 @@ ByteData::ByteData(const std::string& path, int64_t context, uint64_t seed) : co
   TESSERA_CHECK(ValueError, size >= 10 * block,
                 "--data {}: {} bytes are too few; a context of {} needs at least {} (or use a smaller --context)", path,
                 size, context, 10 * block);
+  hash_ = XXH3_64bits(bytes.const_data_ptr(), static_cast<size_t>(size));
   std::vector<at::Tensor> train;
   std::vector<at::Tensor> validation;
   for (int64_t begin = 0; begin < size; begin += block) {
@@ -57,6 +61,10 @@ ByteData::ByteData(const std::string& path, int64_t context, uint64_t seed) : co
   }
   train_ = at::cat(train);
   validation_ = at::cat(validation);
+}
+
+std::string ByteData::fingerprint() const {
+  return fmt::format("({} bytes, XXH3 {:016x})", train_bytes() + validation_bytes(), hash_);
 }
 
 Batch ByteData::gather(const at::Tensor& text, const std::vector<int64_t>& offsets) const {

@@ -41,12 +41,15 @@ class ByteData {
 
   int64_t train_bytes() const { return train_.numel(); }
   int64_t validation_bytes() const { return validation_.numel(); }
+  /// Tells this text from others, wherever it lies: "(8893 bytes, XXH3 0123456789abcdef)".
+  std::string fingerprint() const;
 
  private:
   Batch gather(const at::Tensor& text, const std::vector<int64_t>& offsets) const;
 
   int64_t context_;
   uint64_t seed_;
+  uint64_t hash_ = 0;
   at::Tensor train_;
   at::Tensor validation_;
 };

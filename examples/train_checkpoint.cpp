@@ -32,29 +32,55 @@ std::vector<LossPoint> as_points(const at::Tensor& tensor) {
   return points;
 }
 
-/// What decides which samples a step sees and how it learns from them.
-dcp::StateDict run_values(const TrainOptions& options) {
-  return {{"seed", static_cast<int64_t>(options.seed)},
-          {"batch", options.batch},
-          {"context", options.model.context},
-          {"steps", options.steps},
-          {"lr", options.lr},
-          {"warmup", options.warmup}};
+std::string text_of(const dcp::StateValue& value) {
+  if (const auto* number = std::get_if<int64_t>(&value)) {
+    return fmt::format("{}", *number);
+  }
+  const auto* real = std::get_if<double>(&value);
+  return real ? fmt::format("{}", *real) : std::get<std::string>(value);
 }
 
 }  // namespace
 
-TrainCheckpoint::TrainCheckpoint(Trainer& trainer, const TrainOptions& options)
-    : trainer_(trainer), options_(options), checkpointer_(options.checkpoint_dir, {.keep_last = options.keep_last}) {}
+TrainCheckpoint::TrainCheckpoint(Trainer& trainer, const TrainOptions& options, const ByteData& data)
+    : trainer_(trainer),
+      options_(options),
+      data_(data),
+      checkpointer_(options.checkpoint_dir, {.keep_last = options.keep_last}) {}
+
+/// What decides which samples a step sees and how it learns from them, by option.
+dcp::StateDict TrainCheckpoint::run_values() const {
+  return {{"seed", static_cast<int64_t>(options_.seed)},
+          {"data", data_.fingerprint()},
+          {"batch", options_.batch},
+          {"context", options_.model.context},
+          {"steps", options_.steps},
+          {"lr", options_.lr},
+          {"warmup", options_.warmup},
+          {"weight-decay", options_.weight_decay}};
+}
 
 dcp::State TrainCheckpoint::state(int64_t done) {
   dcp::State state{.model = dcp::get_model_state_dict(trainer_.model()),
                    .optimizer = dcp::get_optimizer_state_dict(trainer_.model(), trainer_.optimizer()),
-                   .user = run_values(options_)};
+                   .user = run_values()};
   state.user["step"] = done;
   state.user["train_losses"] = as_tensor(trainer_.history().train);
   state.user["validation_losses"] = as_tensor(trainer_.history().validation);
   return state;
+}
+
+void TrainCheckpoint::check_same_run(const std::string& path) const {
+  const auto own = run_values();
+  // What the checkpoint lacks stays as it is here.
+  dcp::State saved{.user = own};
+  dcp::load(path, saved, {.strict = false});
+  for (const auto& [key, value] : own) {
+    const auto then = text_of(saved.user.at(key)), now = text_of(value);
+    TESSERA_CHECK(ValueError, then == now,
+                  "--resume: {} was saved with --{} {}, not {}; use the same value, or another --checkpoint-dir", path,
+                  key, then, now);
+  }
 }
 
 void TrainCheckpoint::resume() {
@@ -62,23 +88,11 @@ void TrainCheckpoint::resume() {
   if (!path) {
     return;
   }
-  const auto own = run_values(options_);
+  check_same_run(*path);
   dcp::State state{.model = dcp::get_model_state_dict(trainer_.model()),
                    .optimizer = dcp::optimizer_state_to_load(*path, *trainer_.model(), trainer_.optimizer()),
-                   .user = own};
-  state.user["step"] = int64_t{0};
-  state.user["train_losses"] = at::Tensor();
-  state.user["validation_losses"] = at::Tensor();
+                   .user = {{"step", int64_t{0}}, {"train_losses", at::Tensor()}, {"validation_losses", at::Tensor()}}};
   dcp::load(*path, state);
-  for (const auto& [key, value] : own) {
-    const auto text = [](const dcp::StateValue& v) {
-      const auto* number = std::get_if<int64_t>(&v);
-      return number ? fmt::format("{}", *number) : fmt::format("{}", std::get<double>(v));
-    };
-    TESSERA_CHECK(ValueError, text(state.user.at(key)) == text(value),
-                  "--resume: {} was saved with --{} {}, not {}; use the same value, or another --checkpoint-dir", *path,
-                  key, text(state.user.at(key)), text(value));
-  }
   dcp::set_optimizer_state_dict(trainer_.model(), trainer_.optimizer(), state.optimizer);
   const auto step = std::get<int64_t>(state.user.at("step"));
   trainer_.go_on_from(step, {.train = as_points(std::get<at::Tensor>(state.user.at("train_losses"))),

@@ -120,7 +120,7 @@ int run_rank(const TrainOptions& options, const ByteData& data) {
     print_start(options, data, trainer);
     line = std::make_unique<ProgressLine>(options);
   }
-  TrainCheckpoint checkpoint(trainer, options);
+  TrainCheckpoint checkpoint(trainer, options, data);
   checkpoint.resume();
   const auto start = std::chrono::steady_clock::now();
   trainer.run(

@@ -104,6 +104,12 @@ run "${saving[@]}" --checkpoint-dir "$work/b" --resume --nproc 4 --tp 2 || fail 
 grep -o '^validation loss [0-9.]*' "$work/out" | cmp - "$work/loss" || fail "--resume with --tp 2: another loss"
 run "${saving[@]}" --checkpoint-dir "$work/a" --resume --seed 2 && fail "--resume with another seed is taken"
 grep -qF 'was saved with --seed 1, not 2' "$work/err" || fail "--resume with another seed: the message"
+seq 2000 >"$work/numbers.txt"
+run "${saving[@]}" --checkpoint-dir "$work/a" --resume --data "$work/numbers.txt" && fail "--resume with other data is taken"
+grep -qE 'was saved with --data \([0-9]+ bytes, XXH3 [0-9a-f]+\), not \(8893 bytes, XXH3 [0-9a-f]+\); use the same' \
+  "$work/err" || fail "--resume with other data: the message"
+run "${saving[@]}" --checkpoint-dir "$work/a" --resume --weight-decay 0.2 && fail "--resume with another decay is taken"
+grep -qF 'was saved with --weight-decay 0.1, not 0.2' "$work/err" || fail "--resume with another decay: the message"
 expect_refused '--async-save: nothing is saved without --save-every' "${small[@]}" --async-save
 
 expect_refused "--data $work/none.txt: there is no such file" "${small[@]}" --data "$work/none.txt"

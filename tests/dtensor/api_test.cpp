@@ -169,7 +169,9 @@ TEST_CASE("what needs a data pointer says that a DTensor has none", "[dtensor]")
     const auto mesh = init_device_mesh(at::kCPU, {2});
     const auto x = distribute_tensor(ramp({4}), mesh, {Shard(0)});
     std::ostringstream stream;
-    expect_throws<c10::Error>([&] { torch::save(x, stream); }, "a DTensor has no data pointer of its own");
+    expect_throws<c10::Error>([&] { torch::save(x, stream); },
+                              "a DTensor has no data pointer of its own; take to_local() or full_tensor() first. To "
+                              "save, dcp::save (checkpoint/checkpoint.h) writes whole models");
   });
 }
 

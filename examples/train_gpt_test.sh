@@ -105,7 +105,7 @@ grep -o '^validation loss [0-9.]*' "$work/out" | cmp - "$work/loss" || fail "--r
 run "${saving[@]}" --checkpoint-dir "$work/a" --resume --seed 2 && fail "--resume with another seed is taken"
 grep -qF 'was saved with --seed 1, not 2' "$work/err" || fail "--resume with another seed: the message"
 seq 2000 >"$work/numbers.txt"
-run "${saving[@]}" --checkpoint-dir "$work/a" --resume --data "$work/numbers.txt" && fail "--resume with other data is taken"
+run "${saving[@]}" --checkpoint-dir "$work/a" --resume --data "$work/numbers.txt" && fail "--resume takes other data"
 grep -qE 'was saved with --data \([0-9]+ bytes, XXH3 [0-9a-f]+\), not \(8893 bytes, XXH3 [0-9a-f]+\); use the same' \
   "$work/err" || fail "--resume with other data: the message"
 run "${saving[@]}" --checkpoint-dir "$work/a" --resume --weight-decay 0.2 && fail "--resume with another decay is taken"

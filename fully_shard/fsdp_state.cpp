@@ -232,6 +232,7 @@ void FSDPState::reshard_and_reduce(bool reshards, bool reduces) {
 void FSDPState::reduce() {
   backward_started_ = false;
   if (!group_->has_trainable()) {
+    group_->restore_gradients();
     return;
   }
   const auto& gradients = settings_.gradients;

@@ -165,9 +165,7 @@ bool GradientReduction::start_all_reduce(std::span<ShardedParam> params) {
     return false;
   }
   keep_partial();
-  for (auto i : members_) {
-    params[i].restore_stashed_grad();
-  }
+  restore_stashed_grads(params);
   end();
   return false;
 }
@@ -234,9 +232,7 @@ void GradientReduction::write_back(std::span<ShardedParam> params) {
   if (adds_up_flat(params, used)) {
     const SideStream::Scope scope(*stream_);
     flat_grad_.flat.add_(output_);
-    for (auto i : members_) {
-      params[i].restore_stashed_grad();
-    }
+    restore_stashed_grads(params);
     return;
   }
   const int64_t rank = options_.axes.shard_rank();
@@ -264,13 +260,11 @@ void GradientReduction::write_back(std::span<ShardedParam> params) {
     flat_grad_.flat.copy_(output_);
   }
   for (size_t i = 0; i < members_.size(); ++i) {
-    auto& param = params[members_[i]];
-    if (param.stashed_grad().defined()) {
-      param.restore_stashed_grad();
-    } else if (used[i]) {
-      param.set_sharded_grad(flat_grad_.grads[i]);
+    if (used[i] && !stashed(i).defined()) {
+      params[members_[i]].set_sharded_grad(flat_grad_.grads[i]);
     }
   }
+  restore_stashed_grads(params);
 }
 
 void GradientReduction::end() {

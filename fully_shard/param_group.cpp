@@ -161,18 +161,25 @@ void ParamGroup::free_params(bool keeps_share) {
   gather_.wait_until_read();
 }
 
+// Nothing accumulates into a frozen parameter: its gradient stays, where an optimizer's zero_grad() finds it.
 void ParamGroup::begin_backward() {
   for (auto& param : params_) {
-    param.stash_sharded_grad();
+    if (param.requires_grad()) {
+      param.stash_sharded_grad();
+    }
   }
   gradients_.begin(params_);
+}
+
+void ParamGroup::restore_gradients() {
+  restore_stashed_grads(params_);
 }
 
 void ParamGroup::keep_gradients() {
   for (auto& param : params_) {
     param.keep_unsharded_grad(gradients_.reduction(0).reduce_dtype());
-    param.restore_stashed_grad();
   }
+  restore_gradients();
   report(UnitStep::KeepGradients);
 }
 
@@ -196,6 +203,7 @@ bool ParamGroup::is_reducing() const {
 bool ParamGroup::collect_gradients(size_t part, const GradientSettings& settings) {
   const auto params = gradients_.params_of(part, params_);
   if (std::ranges::none_of(params, [](const ShardedParam& param) { return param.requires_grad(); })) {
+    restore_stashed_grads(params);
     return false;
   }
   gradients_.reduction(part).collect(params, settings);
@@ -242,8 +250,8 @@ void ParamGroup::abort_backward() {
   gradients_.end();
   for (auto& param : params_) {
     param.drop_unsharded_grads();
-    param.restore_stashed_grad();
   }
+  restore_gradients();
 }
 
 std::vector<int64_t> ParamGroup::versions() const {

@@ -83,8 +83,10 @@ class ParamGroup {
   /// Keeps a share of the smaller group, if there is one, from which the next unshard gathers.
   void reshard_after_forward();
 
-  /// Sets sharded gradients aside so that backward accumulates unsharded ones.
+  /// Sets sharded gradients aside, of parameters that require one, so that backward accumulates unsharded ones.
   void begin_backward();
+  /// Without reduction: gradients that were set aside are the parameters' again.
+  void restore_gradients();
   /// Without communication: keeps the accumulated gradients for a later reduction.
   void keep_gradients();
   bool has_kept_gradients() const;

@@ -138,4 +138,10 @@ void ShardedParam::drop_unsharded_grads() {
   kept_grad_ = at::Tensor();
 }
 
+void restore_stashed_grads(std::span<ShardedParam> params) {
+  for (auto& param : params) {
+    param.restore_stashed_grad();
+  }
+}
+
 }  // namespace tessera

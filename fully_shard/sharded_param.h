@@ -19,6 +19,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <memory>
+#include <span>
 
 #include "dtensor/dtensor_impl.h"
 #include "fully_shard/block_pool.h"
@@ -123,5 +124,8 @@ class ShardedParam {
   int64_t own_numel_;
   bool is_alias_;
 };
+
+/// All gradients that were set aside are the parameters' again, also of those that were frozen since.
+void restore_stashed_grads(std::span<ShardedParam> params);
 
 }  // namespace tessera

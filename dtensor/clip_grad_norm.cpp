@@ -9,6 +9,7 @@
 #include <ATen/ops/zeros.h>
 
 #include <algorithm>
+#include <unordered_set>
 
 #include "base/error.h"
 #include "dtensor/dtensor.h"
@@ -43,10 +44,12 @@ at::ScalarType norm_dtype(const std::vector<at::Tensor>& tensors) {
   return has_double ? at::kDouble : at::kFloat;
 }
 
+/// Of each parameter once: libtorch's parameters() lists one that modules share under each of its names.
 std::vector<at::Tensor> gradients_of(const std::vector<at::Tensor>& parameters) {
+  std::unordered_set<c10::TensorImpl*> seen;
   std::vector<at::Tensor> gradients;
   for (const auto& parameter : parameters) {
-    if (parameter.grad().defined()) {
+    if (seen.insert(parameter.unsafeGetTensorImpl()).second && parameter.grad().defined()) {
       gradients.push_back(parameter.grad());
     }
   }

@@ -32,11 +32,13 @@ struct ClipGradNormOptions {
 /// is. 0 for no tensors. Throws ValueError for a norm_type that is not above 0.
 at::Tensor get_total_norm(const std::vector<at::Tensor>& tensors, const ClipGradNormOptions& options = {});
 
-/// Multiplies the gradients by max_norm / (total_norm + 1e-6) where that is below 1. No communication.
+/// Multiplies the gradients by max_norm / (total_norm + 1e-6) where that is below 1, that of a parameter that is given
+/// several times once. No communication.
 /// Throws ValueError if max_norm is negative.
 void clip_grads_with_norm_(const std::vector<at::Tensor>& parameters, double max_norm, const at::Tensor& total_norm);
 
-/// Both: the norm of the gradients of `parameters` (those without one are left out), and clipping by it.
+/// Both: the norm of the gradients of `parameters` (those without one are left out), and clipping by it. A parameter
+/// that is given several times counts once: libtorch's parameters() lists tied ones under each of their names.
 at::Tensor clip_grad_norm_(const std::vector<at::Tensor>& parameters, double max_norm,
                            const ClipGradNormOptions& options = {});
 

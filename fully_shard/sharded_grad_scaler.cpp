@@ -8,6 +8,7 @@
 
 #include <cmath>
 #include <tuple>
+#include <unordered_set>
 #include <vector>
 
 #include "base/error.h"
@@ -27,7 +28,8 @@ at::Tensor local_of(const at::Tensor& tensor) {
   return meta ? meta->local : tensor;
 }
 
-/// This rank's parts, by kind, and the device of the parameters: where there are none, the CPU.
+/// This rank's parts, by kind, and the device of the parameters: where there are none, the CPU. Each part once, though
+/// libtorch's parameters() lists tied parameters twice.
 struct LocalGradients {
   std::map<Kind, std::vector<at::Tensor>> by_kind;
   at::Device device = at::kCPU;
@@ -35,13 +37,14 @@ struct LocalGradients {
 
 LocalGradients local_gradients(torch::optim::Optimizer& optimizer) {
   LocalGradients gradients;
+  std::unordered_set<c10::TensorImpl*> seen;
   for (const auto& group : optimizer.param_groups()) {
     for (const auto& param : group.params()) {
       if (!param.defined()) {
         continue;
       }
       gradients.device = param.device();
-      if (param.grad().defined()) {
+      if (param.grad().defined() && seen.insert(param.unsafeGetTensorImpl()).second) {
         auto grad = local_of(param.grad());
         gradients.by_kind[{grad.scalar_type(), grad.device().index()}].push_back(std::move(grad));
       }

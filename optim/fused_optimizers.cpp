@@ -12,6 +12,7 @@
 #include <map>
 #include <memory>
 #include <tuple>
+#include <unordered_set>
 #include <utility>
 #include <vector>
 
@@ -29,9 +30,11 @@ at::Tensor call(const Optimizer::LossClosure& closure) {
   return closure ? closure() : at::Tensor();
 }
 
+using TensorList = std::vector<at::Tensor>;
+
 /// The parameters of a group that have a gradient.
-std::vector<at::Tensor> params_to_step(const OptimizerParamGroup& group) {
-  std::vector<at::Tensor> params;
+TensorList params_to_step(const OptimizerParamGroup& group) {
+  TensorList params;
   for (const auto& param : group.params()) {
     const auto& grad = param.grad();
     if (grad.defined()) {
@@ -47,13 +50,34 @@ std::vector<at::Tensor> params_to_step(const OptimizerParamGroup& group) {
   return params;
 }
 
-/// Before any parameter changes.
-std::vector<std::vector<at::Tensor>> params_to_step(const std::vector<OptimizerParamGroup>& groups) {
-  std::vector<std::vector<at::Tensor>> params;
-  for (const auto& group : groups) {
-    params.push_back(params_to_step(group));
+/// Different parameters of one group.
+struct Round {
+  size_t group;
+  TensorList params;
+};
+
+/// A kernel steps its parameters in any order, or at one time: one that is listed twice is in two rounds.
+void add_rounds(size_t group, TensorList params, std::vector<Round>& rounds) {
+  while (!params.empty()) {
+    std::unordered_set<c10::TensorImpl*> seen;
+    Round round{.group = group, .params = {}};
+    TensorList again;
+    for (auto& param : params) {
+      auto& list = seen.insert(param.unsafeGetTensorImpl()).second ? round.params : again;
+      list.push_back(std::move(param));
+    }
+    rounds.push_back(std::move(round));
+    params = std::move(again);
   }
-  return params;
+}
+
+/// Before any parameter changes.
+std::vector<Round> rounds_to_step(const std::vector<OptimizerParamGroup>& groups) {
+  std::vector<Round> rounds;
+  for (size_t group = 0; group < groups.size(); ++group) {
+    add_rounds(group, params_to_step(groups[group]), rounds);
+  }
+  return rounds;
 }
 
 /// What one op can take together: kernels are for one device and dtype.
@@ -64,8 +88,6 @@ using ByKind = std::map<Kind, Lists>;
 Kind kind_of(const at::Tensor& param) {
   return {param.device().type(), param.device().index(), param.scalar_type()};
 }
-
-using TensorList = std::vector<at::Tensor>;
 
 struct AdamLists {
   TensorList params, grads, averages, squares, largest_squares, steps;
@@ -110,11 +132,10 @@ State& adam_state(Optimizer& optimizer, const at::Tensor& param, bool amsgrad) {
 template <class State, class Options, class Op>
 void adam_step(Optimizer& optimizer, Op op) {
   const at::NoGradGuard no_grad;
-  const auto params = params_to_step(optimizer.param_groups());
-  for (size_t group = 0; group < params.size(); ++group) {
+  for (const auto& [group, params] : rounds_to_step(optimizer.param_groups())) {
     const auto& options = static_cast<const Options&>(optimizer.param_groups()[group].options());
     ByKind<AdamLists> lists;
-    for (const auto& param : params[group]) {
+    for (const auto& param : params) {
       auto& state = adam_state<State>(optimizer, param, options.amsgrad());
       lists[kind_of(param)].add(param, state, options.amsgrad());
     }
@@ -170,11 +191,10 @@ at::Tensor FusedAdamW::step(LossClosure closure) {
 at::Tensor FusedSGD::step(LossClosure closure) {
   auto loss = call(closure);
   const at::NoGradGuard no_grad;
-  const auto params = params_to_step(param_groups());
-  for (size_t group = 0; group < params.size(); ++group) {
+  for (const auto& [group, params] : rounds_to_step(param_groups())) {
     const auto& options = static_cast<const torch::optim::SGDOptions&>(param_groups()[group].options());
     ByKind<std::array<SGDLists, 2>> lists;  // with a momentum from before, and without
-    for (const auto& param : params[group]) {
+    for (const auto& param : params) {
       auto& both = lists[kind_of(param)];
       auto* own = &both[0];
       if (options.momentum() != 0) {

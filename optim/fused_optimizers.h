@@ -11,6 +11,9 @@
 // checkpoints, schedulers and whatever takes a torch::optim::AdamW& take these as well. Results differ from libtorch's
 // by rounding only.
 //
+// A parameter that is listed twice is stepped twice, as libtorch's own do: so are tied parameters in what libtorch's
+// parameters() returns. Where one step is meant, list them once.
+//
 // Parameters may be plain tensors or DTensors, also of several meshes, dtypes and devices. One without a gradient is
 // left alone, and its count of steps does not grow. Those that lie on CUDA are updated by one kernel for many.
 //

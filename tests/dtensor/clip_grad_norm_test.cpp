@@ -109,6 +109,21 @@ TEST_CASE("gradients below the norm stay as they are, bit for bit") {
   });
 }
 
+TEST_CASE("a parameter that is listed twice counts once, and is scaled once") {
+  run_ranks(4, [](int) {
+    Model model(mesh_of(4));
+    const auto expected = model.expected_norm(2);
+    auto params = model.sharded;
+    params.insert(params.end(), {params[0], params[3], params[6]});
+    expect_close(clip_grad_norm_(params, 0.5), expected, {.rtol = 1e-5, .atol = 1e-6});
+    for (const size_t i : {0, 3, 6}) {
+      const auto& gradient = model.sharded[i].grad();
+      expect_close(is_dtensor(gradient) ? full_tensor(gradient) : gradient,
+                   model.whole[i].grad() * (0.5 / (expected + 1e-6)), {.rtol = 1e-5, .atol = 1e-6});
+    }
+  });
+}
+
 TEST_CASE("pending sums count as what they add up to, and gradients may differ in dtype") {
   run_ranks(2, [](int rank) {
     const auto mesh = init_device_mesh(at::kCPU, {2}, {"dp"});

@@ -107,6 +107,25 @@ TEST_CASE("ranks without gradients take part; parameters may be plain", "[grad_s
   });
 }
 
+TEST_CASE("the gradient of a parameter that is listed twice is unscaled once", "[grad_scaler]") {
+  run_ranks(2, [](int) {
+    auto param = at::zeros({3}).requires_grad_();
+    auto tower = Tower();
+    tower->register_module("again", tower->out);
+    fill_parameters(*tower, 1);
+    shard_tower(tower);
+    auto params = tower->parameters();  // out's twice, as a tied module's are
+    params.insert(params.end(), {param, param});
+    torch::optim::SGD optimizer(params, torch::optim::SGDOptions(1));
+    ShardedGradScaler scaler({.init_scale = 4});
+    scaler.scale((param * 2).sum() + loss_of(tower, 0)).backward();
+    const auto scaled = to_local(tower->out->weight.grad()).clone();
+    scaler.unscale_(optimizer);
+    expect_bit_equal(param.grad(), at::zeros({3}) + 2);
+    expect_bit_equal(to_local(tower->out->weight.grad()), scaled / 4);
+  });
+}
+
 TEST_CASE("the scaler refuses calls in the wrong order and factors that do not scale", "[grad_scaler]") {
   run_ranks(1, [](int) {
     auto param = at::zeros({3}).requires_grad_();

@@ -68,13 +68,20 @@ std::vector<Case> cases() {
           {"sgd without momentum", make<torch::optim::SGD>(sgd_plain, sgd_2), make<optim::FusedSGD>(sgd_plain, sgd_2)}};
 }
 
-/// The parameters after some steps; `place` makes a parameter or gradient of a whole tensor.
-Params train(const Make& make_optimizer, const std::function<at::Tensor(const at::Tensor&)>& place) {
+/// The parameters after some steps; `place` makes a parameter or gradient of a whole tensor. `twice`: one parameter of
+/// each group is listed again.
+Params train(const Make& make_optimizer, const std::function<at::Tensor(const at::Tensor&)>& place,
+             bool twice = false) {
   Params params;
   for (size_t i = 0; i < kSizes.size(); ++i) {
     params.push_back(place(value_of(i)).requires_grad_(true));
   }
-  const auto optimizer = make_optimizer({params[0], params[1]}, {params[2], params[3]});
+  Params first{params[0], params[1]}, second{params[2], params[3]};
+  if (twice) {
+    first.insert(first.end(), {params[0], params[0]});
+    second.insert(second.begin(), params[2]);
+  }
+  const auto optimizer = make_optimizer(first, second);
   for (int step = 0; step < kSteps; ++step) {
     for (size_t i = 0; i < params.size(); ++i) {
       const auto grad = grad_of(i, step);
@@ -91,10 +98,11 @@ at::Tensor plain(const at::Tensor& whole) {
 
 }  // namespace
 
-TEST_CASE("fused optimizers give what libtorch's give") {
+TEST_CASE("fused optimizers give what libtorch's give, also of parameters that are listed several times") {
+  const bool twice = GENERATE(false, true);
   for (const auto& [name, stock, fused] : cases()) {
-    CAPTURE(name);
-    const auto expected = train(stock, plain), actual = train(fused, plain);
+    CAPTURE(name, twice);
+    const auto expected = train(stock, plain, twice), actual = train(fused, plain, twice);
     for (size_t i = 0; i < expected.size(); ++i) {
       CHECK(at::allclose(actual[i], expected[i], /*rtol=*/1e-9, /*atol=*/1e-12));
     }

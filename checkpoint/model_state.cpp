@@ -4,21 +4,11 @@
 #include "base/error.h"
 #include "checkpoint/state_dict.h"
 #include "checkpoint/transfer.h"
-#include "fully_shard/composable_apis.h"
 #include "fully_shard/fsdp_module.h"
 
 namespace tessera::dcp {
 
 namespace {
-
-/// An unsharded parameter is a copy, in the compute dtype, that the next reshard drops.
-void reshard_all(torch::nn::Module& model) {
-  for (const auto& module : model.modules()) {
-    if (!composable_apis(*module).empty()) {
-      fsdp(*module).reshard();
-    }
-  }
-}
 
 StateDict own_tensors(torch::nn::Module& model, bool ignore_frozen_params) {
   reshard_all(model);

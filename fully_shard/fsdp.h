@@ -124,11 +124,13 @@ class FSDP {
   static void state_dict_type(torch::nn::Module& module, const StateDictSettings& settings,
                               const std::function<void()>& body);
   /// Parameters and buffers at and below `module` in the form that is set. Entries of FULL are copies; those of SHARDED
-  /// and LOCAL are this rank's memory. Throws StateError for LOCAL where a mesh was given.
+  /// and LOCAL are this rank's memory. Parameters that are unsharded, as after a forward without backward, are sharded
+  /// again, here and in load_state_dict. Throws StateError for LOCAL where a mesh was given, and inside of a forward or
+  /// backward.
   static FSDPStateDict state_dict(torch::nn::Module& module);
   /// Copies entries into the module; each may be of any form, whatever is set. Throws KeyError for a name that the
-  /// module lacks or that is missing, ValueError for sizes that do not fit. No communication for full and local
-  /// entries.
+  /// module lacks or that is missing, ValueError for sizes that do not fit, StateError inside of a forward or backward.
+  /// No communication for full and local entries.
   static void load_state_dict(torch::nn::Module& module, const FSDPStateDict& state);
 
  protected:

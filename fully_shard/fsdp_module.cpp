@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include "base/error.h"
+#include "fully_shard/backward_hooks.h"
 #include "fully_shard/fsdp_root.h"
 
 namespace tessera {
@@ -24,6 +25,23 @@ void for_each_state(torch::nn::Module& module, FSDPState& own, bool recurse, App
 }
 
 }  // namespace
+
+void reshard_all(torch::nn::Module& module) {
+  const auto states = fsdp_states(module);
+  for (const auto& [path, state] : states) {
+    const bool computes = state->is_in_forward() || (state->is_running() && current_backward() != -1);
+    TESSERA_CHECK(
+        StateError, !computes,
+        "parameters of {}, or their states, are to be saved or loaded while the unit '{}' computes with them; "
+        "do it outside of forward and backward",
+        states[0].state->label(), path);
+  }
+  for (const auto& [path, state] : states) {
+    if (const auto& group = state->group()) {
+      group->reshard();
+    }
+  }
+}
 
 FSDPModule fsdp(torch::nn::Module& module) {
   auto state = find_fsdp_state(module);

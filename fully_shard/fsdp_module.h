@@ -140,6 +140,11 @@ class FSDPModule {
   std::shared_ptr<FSDPState> state_;
 };
 
+/// All units at and below `module` back to shards: an unsharded parameter is a copy, in the dtype of compute, that the
+/// next reshard drops, so what saves or loads parameters calls it first. Waits as reshard() does. Throws StateError
+/// inside of a unit's forward or backward.
+void reshard_all(torch::nn::Module& module);
+
 /// Throws StateError if fully_shard was not called on `module`.
 FSDPModule fsdp(torch::nn::Module& module);
 

@@ -275,6 +275,7 @@ OptimStateDict rekey_optim_state_dict(const OptimStateDict& dict, OptimStateKeyT
 OptimStateDict optim_state_dict_to_load(Module& model, Optimizer& optim, const OptimStateDict& dict,
                                         OptimStateDictToLoadOptions options) {
   const at::NoGradGuard no_grad;
+  reshard_all(model);
   auto by_name = rekey_optim_state_dict(dict, OptimStateKeyType::PARAM_NAME, model, optim);
   check_groups(by_name, optim);
   const auto names = names_of(model, optim);

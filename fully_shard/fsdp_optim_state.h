@@ -53,8 +53,9 @@ struct OptimStateDictToLoadOptions {
 };
 
 /// The dict as the optimizer of this model holds it: entries of sharded parameters as DTensors of this rank's rows. The
-/// dict, of either key type, is the same on all ranks. No communication for FULL entries.
-/// Throws KeyError for a name that the optimizer lacks, ValueError for groups that differ in number or sizes.
+/// dict, of either key type, is the same on all ranks. Unsharded parameters are sharded again. No communication for
+/// FULL entries. Throws KeyError for a name that the optimizer lacks, ValueError for groups that differ in number or
+/// sizes, StateError inside of a forward or backward.
 OptimStateDict optim_state_dict_to_load(torch::nn::Module& model, torch::optim::Optimizer& optim,
                                         const OptimStateDict& dict, OptimStateDictToLoadOptions options = {});
 

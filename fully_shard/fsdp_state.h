@@ -74,6 +74,7 @@ class FSDPState : public std::enable_shared_from_this<FSDPState> {
   bool awaits_backward() const;
   /// Whether gradients wait for a later reduction: unsynchronized, not all-reduced, or in flight.
   bool has_unreduced_gradients() const { return has_unreduced_ || (group_ && group_->is_reducing()); }
+  bool is_in_forward() const { return !open_calls_.empty(); }
   /// A forward or a backward of it computes.
   bool is_running() const { return !open_calls_.empty() || active_calls_ > 0; }
   /// Between iterations: nothing runs and nothing is awaited.

@@ -152,6 +152,7 @@ void FSDP::state_dict_type(Module& module, const StateDictSettings& settings, co
 
 FSDPStateDict FSDP::state_dict(Module& module) {
   const at::NoGradGuard no_grad;
+  reshard_all(module);
   const auto units = fsdp_units(module);
   const auto settings = get_state_dict_type(module).value_or(StateDictSettings());
   const bool is_full = settings.type == StateDictType::FULL_STATE_DICT;
@@ -164,7 +165,8 @@ FSDPStateDict FSDP::state_dict(Module& module) {
   FSDPStateDict state;
   for (const auto& item : module.named_parameters()) {
     const auto own = owner.find(item.value().unsafeGetTensorImpl());
-    const bool shards = own != owner.end() && own->second->strategy != ShardingStrategy::NO_SHARD;
+    const bool shards = own != owner.end() && own->second->strategy != ShardingStrategy::NO_SHARD &&
+                        is_dtensor(item.value());  // not inside of summon_full_params
     const auto entry =
         is_full || !shards ? full_entry(item.value().detach(), config, keeps) : sharded_entry(item.value(), settings);
     if (keeps) {
@@ -183,6 +185,7 @@ FSDPStateDict FSDP::state_dict(Module& module) {
 
 void FSDP::load_state_dict(Module& module, const FSDPStateDict& state) {
   const at::NoGradGuard no_grad;
+  reshard_all(module);
   auto own = module.named_parameters();
   for (const auto& item : module.named_buffers()) {
     own.insert(item.key(), item.value());

@@ -224,6 +224,27 @@ TEST_CASE("row 114: the norm of bfloat16 gradients is computed in float32, and 0
   });
 }
 
+TEST_CASE("state that is loaded while parameters are unsharded is that of their shards") {
+  const bool by_forward = GENERATE(true, false);
+  run_ranks(2, [&](int) {
+    auto model = make_model();
+    torch::optim::Adam optimizer(model->parameters(), torch::optim::AdamOptions(1e-2));
+    train(model, optimizer, 0, 1);
+    for (const auto type : {StateDictType::FULL_STATE_DICT, StateDictType::SHARDED_STATE_DICT}) {
+      set_form(model, type);
+      const auto saved = optim_state_dict(*model, optimizer);
+      if (by_forward) {
+        model(make_batch(1, 3, 5));
+      } else {
+        model.unshard();
+      }
+      TESSERA_EXPECT(!is_dtensor(model->in->weight));
+      const auto loaded = optim_state_dict_to_load(*model, optimizer, saved);
+      TESSERA_EXPECT(is_dtensor(loaded.state.at(Name(int64_t{0})).at("exp_avg")));
+    }
+  });
+}
+
 TEST_CASE("row 115: names of parameters and back, for wrapped and plain models; a tied one has its first name") {
   run_ranks(2, [](int) {
     const auto plain = make_tower();

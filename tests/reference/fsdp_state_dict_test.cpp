@@ -3,6 +3,7 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/ones.h>
+#include <ATen/ops/zeros_like.h>
 
 #include "dtensor/dtensor.h"
 #include "nn/linear.h"
@@ -162,5 +163,53 @@ TEST_CASE("rows 86, 116: local state dict: this rank's rows, flat; not over a me
     FSDP::set_state_dict_type(*whole, kLocal);
     const auto full = FSDP::state_dict(*whole);
     TESSERA_EXPECT(!is_dtensor(full["in.weight"]) && full["in.weight"].dim() == 2);
+  });
+}
+
+TEST_CASE("parameters that a forward without backward, or unshard(), left unsharded are saved and loaded as shards") {
+  const auto settings = GENERATE(kFull, kSharded, kLocal);
+  const bool by_forward = GENERATE(true, false);
+  run_ranks(2, [&](int rank) {
+    const auto model = make_model({.mixed_precision = {.param_dtype = at::kBFloat16}});
+    FSDP::set_state_dict_type(*model, settings);
+    const auto unshard = [&] {
+      if (by_forward) {
+        model(batch_of(rank));
+      } else {
+        model.unshard();
+      }
+      TESSERA_EXPECT(!is_dtensor(model->in->weight));
+    };
+    FSDPStateDict expected, zeros;
+    for (const auto& item : FSDP::state_dict(*model)) {
+      expected.insert(item.key(), item.value().clone());
+      zeros.insert(item.key(), at::zeros_like(item.value()));
+    }
+    unshard();
+    for (const auto& item : FSDP::state_dict(*model)) {
+      const auto& value = expected[item.key()];
+      expect_equal(is_dtensor(item.value()), is_dtensor(value));
+      expect_bit_equal(is_dtensor(value) ? to_local(item.value()) : item.value(),
+                       is_dtensor(value) ? to_local(value) : value);
+    }
+    unshard();
+    FSDP::load_state_dict(*model, zeros);
+    for (const auto& param : model->parameters()) {
+      expect_equal(to_local(param.detach()).abs().sum().item<float>(), 0.f);
+    }
+  });
+}
+
+TEST_CASE("a state dict inside of a forward is refused, and one inside of summon_full_params is full") {
+  run_ranks(2, [](int rank) {
+    const auto model = make_model();
+    FSDP::set_state_dict_type(*model, kLocal);
+    FSDP::summon_full_params(*model, {}, [&] { expect_equal(FSDP::state_dict(*model)["in.weight"].dim(), 2); });
+    auto handle = hook_point(*model->blocks[1], "test").register_forward_hook([&](HookPoint&, TensorRefs) {
+      FSDP::state_dict(*model);
+    });
+    expect_throws<StateError>([&] { model(batch_of(rank)); }, "the unit 'root' computes");
+    handle.remove();
+    expect_gradients_of_average(model);
   });
 }

@@ -199,9 +199,9 @@ void FSDPRoot::prefetch_in_backward(FSDPState& state) {
   prefetch(state_at(schedule_.next_in_backward(state.unit())));
 }
 
+/// Until all is done backward counts as running, so that the next forward recovers from what throws here, such as a
+/// user's reduction.
 void FSDPRoot::finish_backward() {
-  backward_ = -1;
-  recomputes_ = false;
   for (auto state = states_.rbegin(); state != states_.rend(); ++state) {
     if (const auto locked = state->lock()) {
       locked->finish_backward();
@@ -214,6 +214,8 @@ void FSDPRoot::finish_backward() {
   } else {
     reductions_.flush();
   }
+  backward_ = -1;
+  recomputes_ = false;
 }
 
 /// A failed forward leaves gathers in flight, which peers may not have joined yet: they are waited for only now.

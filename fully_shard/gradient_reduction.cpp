@@ -69,6 +69,7 @@ void GradientReduction::collect(std::span<ShardedParam> params, const GradientSe
   has_own_all_reduce_ = settings.all_reduce != nullptr;
   all_reduces_ = options_.axes.replica_axis && settings.requires_all_reduce;
   has_grad_.clear();
+  grads_.clear();  // of a collect() that threw
   for (auto i : members_) {
     auto grad = params[i].take_unsharded_grad(options_.reduce_dtype);
     has_grad_.push_back(grad.defined());

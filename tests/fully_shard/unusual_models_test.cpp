@@ -3,6 +3,8 @@
 #include <ATen/TensorOperators.h>
 #include <torch/optim/sgd.h>
 
+#include <utility>
+
 #include "comm/comm_stats.h"
 #include "dtensor/dtensor.h"
 #include "nn/modules.h"
@@ -231,6 +233,30 @@ TEST_CASE("reset_iter_state after an exception in forward or backward: all is as
     }
     expect_equal(fsdp(sharded).memory_stats().borrowed, 0u);
     expect_equal_gradients(reference, sharded, rank, 2, loss_of);
+  });
+}
+
+TEST_CASE("the next forward recovers from an exception at the end of backward", "[unusual]") {
+  const bool in_root = GENERATE(true, false);
+  run_ranks(2, [&](int rank) {
+    Tower reference, sharded;
+    fill_parameters(*reference, 1);
+    fill_parameters(*sharded, 1);
+    shard_tower(sharded);
+    // The root's gradients, and block0's in flight, are waited for after the graph has run.
+    bool fails = true;
+    auto unit = in_root ? fsdp(sharded) : fsdp(sharded->blocks[0]);
+    unit.set_all_reduce_hook(
+        [&](const at::Tensor&) { TESSERA_CHECK(Error, !std::exchange(fails, false), "on purpose"); });
+    const auto loss_of = [](Tower& tower, int r) { return weighted_loss(tower(batch_of(r))); };
+    expect_throws<Error>([&] { loss_of(sharded, rank).backward(); }, "on purpose");
+    for (int step = 0; step < 2; ++step) {
+      expect_equal_gradients(reference, sharded, rank, 2, loss_of);
+    }
+    for (auto& block : sharded->blocks) {
+      TESSERA_EXPECT(fsdp(block).unit_state() == UnitState::Sharded);
+    }
+    expect_equal(fsdp(sharded).memory_stats().borrowed, 0u);
   });
 }
 

@@ -197,3 +197,20 @@ TEST_CASE("rows 111, 116: register_comm_hook is refused below the root, with rep
     expect_gradients_of_average(whole);
   });
 }
+
+TEST_CASE("a hook that throws in the root's reduction leaves the model usable") {
+  run_ranks(2, [](int) {
+    for (const auto strategy : kStrategies) {
+      const auto model = make_model({.sharding_strategy = strategy});
+      int calls = 0;
+      model.register_comm_hook({.run = [&](const at::Tensor& full_flat_grad, const at::Tensor& output) {
+        TESSERA_CHECK(Error, ++calls != 3, "on purpose");
+        full_flat_grad.div_(2);
+        sum_up(full_flat_grad, output);
+      }});
+      expect_throws<Error>([&] { run_backward(model); }, "on purpose");
+      model->zero_grad();
+      expect_gradients_of_average(model);
+    }
+  });
+}

@@ -78,11 +78,19 @@ bool FSDPState::reshards_after_forward() const {
   return options_.reshard_after_forward.value_or(!root_->is_outermost(*this));
 }
 
+/// A share has the values that forward computed with, for its backward. What is not one may come after a step.
+void FSDPState::forget_share() {
+  if (current_backward() == -1 && group_->state() == UnitState::ShardedSmaller) {
+    group_->reshard();
+  }
+}
+
 void FSDPState::unshard(bool async_op) {
   is_prefetched_ = false;
   if (!group_) {
     return;
   }
+  forget_share();
   group_->gather_stream()->wait_for_current();  // who calls it may have written the parameters just now
   if (async_op) {
     group_->start_if_sharded();
@@ -92,7 +100,11 @@ void FSDPState::unshard(bool async_op) {
 }
 
 void FSDPState::prefetch() {
-  if (group_ && group_->start_if_sharded()) {
+  if (!group_) {
+    return;
+  }
+  forget_share();
+  if (group_->start_if_sharded()) {
     is_prefetched_ = true;
   }
 }
@@ -109,6 +121,7 @@ void FSDPState::pre_forward(HookPoint& point, size_t module, TensorRefs inputs) 
   }
   if (group_) {
     is_prefetched_ = false;
+    forget_share();
     group_->unshard();
   }
   root_->prefetch_in_forward(*this);
@@ -177,8 +190,12 @@ void FSDPState::finish_forward() {
   }
   const bool is_incomplete = std::find(ran_.begin(), ran_.end(), true) != ran_.end();
   ran_.assign(ran_.size(), false);
-  if (is_incomplete && group_->is_unsharded() && (!awaits_backward() || reshards_after_forward())) {
-    group_->reshard_after_forward();
+  if (is_incomplete && group_->is_unsharded()) {
+    if (!awaits_backward()) {
+      group_->reshard();
+    } else if (reshards_after_forward()) {
+      group_->reshard_after_forward();
+    }
   }
   if (is_prefetched_) {
     group_->drop_unshard();

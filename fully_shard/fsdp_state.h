@@ -105,6 +105,7 @@ class FSDPState : public std::enable_shared_from_this<FSDPState> {
   void post_backward(const Ticket& ticket);
   void on_accumulated(size_t param);
   bool reshards_after_forward() const;
+  void forget_share();
   void reshard_and_reduce(bool reshards, bool reduces);
   void reduce();
   void report(UnitStep step) const;

@@ -2,7 +2,8 @@
 // reshard_after_forward = int: between forward and backward each rank keeps a share of the unit's full parameters, cut
 // among a few neighbours, so that the gather for backward stays among them. With 8 ranks and 2 neighbours a rank keeps
 // half of the parameters in place of an eighth, and backward's all-gather runs over pairs. The share is of the
-// parameters as forward computed with them: each in its compute dtype, whatever was sent for forward.
+// parameters as forward computed with them: each in its compute dtype, whatever was sent for forward. So it is for that
+// forward's backward alone: a gather outside of a backward drops it, since a step may have come between.
 
 #include <memory>
 #include <optional>

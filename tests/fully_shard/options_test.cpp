@@ -1,7 +1,9 @@
 // FullyShardOptions: which parameters, which modules, which precision, which ranks.
 
 #include <ATen/TensorOperators.h>
+#include <ATen/core/grad_mode.h>
 #include <torch/nn/modules/linear.h>
+#include <torch/optim/sgd.h>
 
 #include "comm/comm_stats.h"
 #include "dtensor/dtensor.h"
@@ -102,6 +104,56 @@ TEST_CASE("a share among fewer ranks is gathered among them in backward") {
     fsdp(block).unshard();
     expect_equal(fsdp(block).unsharded_bytes(), static_cast<size_t>(numel) * 4);
     fsdp(block).reshard();
+  });
+}
+
+TEST_CASE("a share that no backward took is forgotten: what comes after a step computes with what was stepped") {
+  run_ranks(4, [](int rank) {
+    Tower reference, tower;
+    fill_parameters(*reference, 1);
+    fill_parameters(*tower, 1);
+    shard_tower(tower, {.reshard_after_forward = 2});
+    torch::optim::SGD reference_optimizer(reference->parameters(), 0.1), optimizer(tower->parameters(), 0.1);
+    for (int step = 0; step < 3; ++step) {
+      tower->zero_grad();
+      loss_of(tower, rank).backward();
+      average_reference(*reference, 4, [&](int r) { loss_of(reference, r).backward(); });
+      check_sharded_parity(reference, tower, kExact);
+      expect_bit_equal(loss_of(tower, rank).detach(), loss_of(reference, rank).detach());  // differentiable
+      TESSERA_EXPECT(fsdp(tower->blocks[0]).unit_state() == UnitState::ShardedSmaller);
+      optimizer.step();
+      reference_optimizer.step();
+      fsdp(tower->blocks[0]).unshard();
+      expect_bit_equal(tower->blocks[0]->up->weight.detach(), reference->blocks[0]->up->weight.detach());
+      fsdp(tower->blocks[0]).reshard();
+    }
+    expect_bit_equal(loss_of(tower, rank).detach(), loss_of(reference, rank).detach());
+  });
+}
+
+TEST_CASE("a unit of which one module ran without gradients keeps no share of its parameters") {
+  run_ranks(4, [](int rank) {
+    Tower reference, tower;
+    fill_parameters(*reference, 1);
+    fill_parameters(*tower, 1);
+    fully_shard({&*tower->blocks[0], &*tower->blocks[1]}, {.reshard_after_forward = 2});
+    fully_shard(tower);
+    torch::optim::SGD reference_optimizer(reference->parameters(), 0.1), optimizer(tower->parameters(), 0.1);
+    for (int step = 0; step < 2; ++step) {
+      tower->zero_grad();
+      loss_of(tower, rank).backward();
+      average_reference(*reference, 4, [&](int r) { loss_of(reference, r).backward(); });
+      check_sharded_parity(reference, tower, kExact);
+      {
+        const at::NoGradGuard no_grad;
+        const auto x = make_batch(static_cast<uint64_t>(rank), 3, 17);
+        expect_bit_equal(tower->blocks[1](x), reference->blocks[1](x));
+      }
+      TESSERA_EXPECT(fsdp(tower->blocks[0]).unit_state() == UnitState::Sharded);
+      optimizer.step();
+      reference_optimizer.step();
+    }
+    expect_bit_equal(loss_of(tower, rank).detach(), loss_of(reference, rank).detach());
   });
 }
 

@@ -1,0 +1,127 @@
+// What a unit does in backward; forward is in fsdp_state.cpp.
+
+#include <algorithm>
+
+#include "base/error.h"
+#include "fully_shard/backward_hooks.h"
+#include "fully_shard/fsdp_root.h"
+#include "fully_shard/fsdp_state.h"
+
+namespace tessera {
+
+void FSDPState::pre_backward(Ticket& ticket) {
+  root_->enter_backward(*this);
+  group_->check_versions(ticket.versions);
+  ticket.backward = current_backward();
+  backward_started_ = true;
+  ++active_calls_;
+  if (settings_.unshard_in_backward) {
+    is_prefetched_ = false;
+    group_->unshard();
+  }
+  if (!settings_.prefetch_after_backward) {
+    root_->prefetch_in_backward(*this);
+  }
+  group_->begin_backward();
+  report(UnitStep::Backward);
+}
+
+void FSDPState::post_backward(const Ticket& ticket) {
+  if (ticket.backward != current_backward()) {
+    return;  // the inputs' gradients do not come through this call's outputs
+  }
+  if (--active_calls_ > 0) {
+    return;
+  }
+  if (settings_.prefetch_after_backward) {
+    root_->prefetch_in_backward(*this);
+  }
+  const bool is_last = !awaits_backward();
+  // Autograd completes a parameter's gradient once, after the last call that used it.
+  reshard_and_reduce(settings_.reshard_after_backward && (is_last || ran_.size() == 1), is_last);
+}
+
+void FSDPState::reshard_and_reduce(bool reshards, bool reduces) {
+  run_step(slots_->post_backward, name_, group_->state(), [&] {
+    if (reshards) {
+      group_->reshard();
+    }
+    if (reduces) {
+      reduce();
+    }
+  });
+}
+
+void FSDPState::reduce() {
+  backward_started_ = false;
+  if (!group_->has_trainable()) {
+    group_->restore_gradients();
+    return;
+  }
+  const auto& gradients = settings_.gradients;
+  if (!gradients.requires_gradient_sync) {
+    group_->keep_gradients();
+    has_unreduced_ = true;
+    return;
+  }
+  has_unreduced_ = !gradients.requires_all_reduce && group_->has_replicas();
+  root_->reductions().push(group_, gradients);
+}
+
+void FSDPState::on_accumulated(size_t param) {
+  TESSERA_CHECK(StateError, group_->is_unsharded() || !settings_.unshard_in_backward,
+                "fully_shard: a gradient of parameter '{}' arrived while it is sharded: it was used outside the "
+                "forward of {}. Call that module, not its parts",
+                group_->params()[param].origin().name, options_.label);
+  if (group_->gradients().size() == 1) {
+    return;
+  }
+  group_->check_not_taken(param);
+  const auto& gradients = settings_.gradients;
+  if (backward_started_ && gradients.requires_gradient_sync && gradients.requires_all_reduce &&
+      root_->is_in_outer_backward() && !awaits_backward()) {
+    group_->gradients().arrived(param);
+    root_->reductions().push_complete(group_, gradients);
+  }
+}
+
+bool FSDPState::awaits_backward() const {
+  return std::any_of(tickets_.begin(), tickets_.end(), [](const auto& weak) {
+    const auto ticket = weak.lock();
+    return ticket && ticket->backward == -1;
+  });
+}
+
+void FSDPState::finish_backward() {
+  active_calls_ = 0;
+  if (!group_) {
+    return;
+  }
+  const bool reshards = settings_.reshard_after_backward || is_prefetched_;
+  is_prefetched_ = false;
+  const bool is_due = has_unreduced_ && settings_.gradients.requires_gradient_sync &&
+                      (settings_.gradients.requires_all_reduce || !group_->has_replicas());
+  if (backward_started_) {
+    reshard_and_reduce(reshards, /*reduces=*/true);
+    return;
+  }
+  if (reshards) {
+    group_->reshard();
+  }
+  if (is_due) {
+    reduce();
+  }
+}
+
+void FSDPState::abort_iteration() {
+  open_calls_.clear();
+  tickets_.clear();
+  ran_.assign(ran_.size(), false);
+  active_calls_ = 0;
+  backward_started_ = has_unreduced_ = is_prefetched_ = false;
+  if (group_) {
+    group_->abort_backward();
+  }
+}
+
+}  // namespace tessera

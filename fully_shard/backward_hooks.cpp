@@ -51,6 +51,11 @@ Ptr make_node(torch::autograd::edge_list&& edges, std::function<void()> callback
   }
 }
 
+/// Null for a leaf.
+const void* node_of(const at::Tensor& tensor) {
+  return tensor.grad_fn().get();
+}
+
 struct PostAccumulateGrad : torch::autograd::PostAccumulateGradHook {
   explicit PostAccumulateGrad(std::function<void()> callback) : callback(std::move(callback)) {}
   void operator()(const torch::autograd::Variable& /*param*/) override { callback(); }
@@ -60,7 +65,23 @@ struct PostAccumulateGrad : torch::autograd::PostAccumulateGradHook {
 
 }  // namespace
 
-bool insert_backward_node(std::span<at::Tensor* const> tensors, std::function<void()> callback) {
+AliasedTensor::AliasedTensor(at::Tensor original, at::Tensor alias)
+    : original_(std::move(original)), alias_(std::move(alias)), node_(node_of(alias_)) {}
+
+bool AliasedTensor::was_changed() const {
+  return node_of(alias_) != node_ && (original_.use_count() > 1 || original_.is_view());
+}
+
+bool AliasedTensor::can_share_history() const {
+  return alias_.requires_grad() && !original_.is_leaf() && !original_.is_view() && !original_.retains_grad();
+}
+
+void AliasedTensor::share_history() const {
+  torch::autograd::impl::set_gradient_edge(original_, torch::autograd::impl::gradient_edge(alias_));
+}
+
+bool insert_backward_node(std::span<at::Tensor* const> tensors, std::function<void()> callback,
+                          std::vector<AliasedTensor>* aliased) {
   if (!at::GradMode::is_enabled()) {
     return false;
   }
@@ -82,6 +103,9 @@ bool insert_backward_node(std::span<at::Tensor* const> tensors, std::function<vo
     auto alias = tensor->detach();
     const uint32_t output = node->add_input_metadata(alias);
     torch::autograd::impl::set_gradient_edge(alias, {node, output});
+    if (aliased) {
+      aliased->emplace_back(*tensor, alias);
+    }
     *tensor = std::move(alias);
   }
   return true;

@@ -6,19 +6,51 @@
 // because a hook is lost when its tensor is a view that is later changed in place (pytorch issue 181832).
 // They are made of detached aliases, not views, so in-place ops on a unit's output keep working.
 //
+// An in-place op on a unit's input changes the values of the caller's tensor too, which shares its memory with the
+// alias, but not its history. So a changed input is one more output of the unit, and the caller's tensor gets its
+// history:
+//
+//   y = block(h); loss(y + h)          block begins with h.relu_()
+//   h's old history ◀─ input node ◀─ relu ◀─┬─ ... ◀─ output node ◀─ y
+//                                           └─────── output node ◀─ h
+//
 // Source of the idea: RegisterPostBackwardFunction in torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py.
 
 #include <ATen/core/Tensor.h>
 
 #include <functional>
 #include <span>
+#include <vector>
 
 namespace tessera {
 
+/// A tensor, and the alias that took its place.
+class AliasedTensor {
+ public:
+  /// `alias` has its history already.
+  AliasedTensor(at::Tensor original, at::Tensor alias);
+
+  const at::Tensor& original() const { return original_; }
+  at::Tensor& alias() { return alias_; }
+  /// Whether an op changed the alias in place, and somebody may use the original, which has the old history. Not so for
+  /// ops without grad mode, which change values alone in one process too.
+  bool was_changed() const;
+  /// Whether the alias's history can be the original's: not that of a leaf, a view (whose base changed too), or a
+  /// tensor that retains its gradient.
+  bool can_share_history() const;
+  /// Makes it so.
+  void share_history() const;
+
+ private:
+  at::Tensor original_, alias_;
+  const void* node_;  // the alias's, which that keeps alive while it is unchanged
+};
+
 /// Replaces the tensors that need a gradient by aliases behind one identity node; `callback` runs in backward
 /// when the gradients of all of them (that the backward computes) are there. Returns false, and does
-/// nothing, if no tensor needs a gradient or grad mode is off.
-bool insert_backward_node(std::span<at::Tensor* const> tensors, std::function<void()> callback);
+/// nothing, if no tensor needs a gradient or grad mode is off. What it replaced is added to `aliased`, unless null.
+bool insert_backward_node(std::span<at::Tensor* const> tensors, std::function<void()> callback,
+                          std::vector<AliasedTensor>* aliased = nullptr);
 
 /// Calls `callback` in backward each time the gradient of `param` is complete. Replaces an earlier one.
 void set_post_accumulate_grad_hook(const at::Tensor& param, std::function<void()> callback);

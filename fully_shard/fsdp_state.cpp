@@ -1,6 +1,7 @@
 #include "fully_shard/fsdp_state.h"
 
 #include <ATen/core/grad_mode.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 
@@ -114,7 +115,7 @@ void FSDPState::pre_forward(HookPoint& point, size_t module, TensorRefs inputs) 
     FSDPRoot::make(point.module());
   }
   root_->enter_forward(*this, point.module());
-  open_calls_.push_back(nullptr);
+  open_calls_.emplace_back();
   ran_[module] = true;
   if (options_.mp_policy.cast_forward_inputs) {
     cast_floating(inputs, options_.mp_policy.param_dtype);
@@ -129,23 +130,68 @@ void FSDPState::pre_forward(HookPoint& point, size_t module, TensorRefs inputs) 
   if (group_ && at::GradMode::is_enabled()) {
     auto ticket = std::make_shared<Ticket>();
     ticket->versions = group_->versions();
-    insert_backward_node(inputs, [weak = weak_from_this(), ticket] {
-      if (const auto self = weak.lock()) {
-        self->post_backward(*ticket);
-      }
-    });
-    open_calls_.back() = std::move(ticket);
+    auto& call = open_calls_.back();
+    insert_backward_node(
+        inputs,
+        [weak = weak_from_this(), ticket] {
+          if (const auto self = weak.lock()) {
+            self->post_backward(*ticket);
+          }
+        },
+        &call.inputs);
+    call.ticket = std::move(ticket);
   }
 }
 
+/// Of the innermost open call.
+std::vector<AliasedTensor> FSDPState::changed_inputs() {
+  std::vector<AliasedTensor> changed;
+  for (auto& input : open_calls_.back().inputs) {
+    if (!input.was_changed()) {
+      continue;
+    }
+    TESSERA_CHECK(
+        StateError, input.can_share_history(),
+        "fully_shard: forward of the unit '{}' ({}) changed an input of sizes {} in place, which is {}, so "
+        "that the change has no place in the history of the caller's tensor. Use the op out of place, or on a "
+        "clone() of the input",
+        name_, options_.label, input.original().sizes(),
+        !input.alias().requires_grad() ? "detached there"
+        : input.original().is_leaf()   ? "a leaf that requires a gradient"
+        : input.original().is_view()   ? "a view of another tensor"
+                                       : "to retain its gradient");
+    changed.push_back(std::move(input));
+  }
+  return changed;
+}
+
+/// Whether the call is differentiable.
+bool FSDPState::insert_output_node(const std::shared_ptr<Ticket>& ticket, TensorRefs outputs,
+                                   std::vector<AliasedTensor> changed) {
+  auto callback = [weak = weak_from_this(), ticket] {
+    if (const auto self = weak.lock()) {
+      self->pre_backward(*ticket);
+    }
+  };
+  if (changed.empty()) {
+    return insert_backward_node(outputs, std::move(callback));
+  }
+  std::vector<at::Tensor*> all(outputs.begin(), outputs.end());
+  for (auto& input : changed) {
+    all.push_back(&input.alias());
+  }
+  insert_backward_node(all, std::move(callback));
+  for (const auto& input : changed) {
+    input.share_history();
+  }
+  return true;
+}
+
 void FSDPState::post_forward(TensorRefs outputs) {
-  const auto ticket = std::move(open_calls_.back());
+  auto changed = changed_inputs();  // which may throw, so the call is still open
+  const auto ticket = std::move(open_calls_.back().ticket);
   open_calls_.pop_back();
-  const bool differentiable = ticket && insert_backward_node(outputs, [weak = weak_from_this(), ticket] {
-                                if (const auto self = weak.lock()) {
-                                  self->pre_backward(*ticket);
-                                }
-                              });
+  const bool differentiable = ticket && insert_output_node(ticket, outputs, std::move(changed));
   if (differentiable) {
     std::erase_if(tickets_, [](const auto& old) { return old.expired(); });
     tickets_.push_back(ticket);

@@ -20,6 +20,7 @@
 #include <string>
 #include <vector>
 
+#include "fully_shard/backward_hooks.h"
 #include "fully_shard/param_group.h"
 #include "nn/hook_point.h"
 
@@ -98,8 +99,16 @@ class FSDPState : public std::enable_shared_from_this<FSDPState> {
     int64_t backward = -1;          // the backward that reached it last
   };
 
+  struct OpenCall {
+    std::shared_ptr<Ticket> ticket = nullptr;  // of a differentiable call
+    std::vector<AliasedTensor> inputs = {};
+  };
+
   void pre_forward(HookPoint& point, size_t module, TensorRefs inputs);
   void post_forward(TensorRefs outputs);
+  std::vector<AliasedTensor> changed_inputs();
+  bool insert_output_node(const std::shared_ptr<Ticket>& ticket, TensorRefs outputs,
+                          std::vector<AliasedTensor> changed);
   void forward_failed();
   void pre_backward(Ticket& ticket);
   void post_backward(const Ticket& ticket);
@@ -117,10 +126,10 @@ class FSDPState : public std::enable_shared_from_this<FSDPState> {
   std::shared_ptr<FSDPRoot> root_;
   int64_t unit_ = 0;
   std::string name_;
-  std::vector<bool> ran_;                            // which of the unit's modules were called in this forward
-  std::vector<std::shared_ptr<Ticket>> open_calls_;  // forwards that are running, innermost last
-  std::vector<std::weak_ptr<Ticket>> tickets_;       // of graphs that may still run backward
-  int active_calls_ = 0;                             // calls whose backward is running
+  std::vector<bool> ran_;                       // which of the unit's modules were called in this forward
+  std::vector<OpenCall> open_calls_;            // forwards that are running, innermost last
+  std::vector<std::weak_ptr<Ticket>> tickets_;  // of graphs that may still run backward
+  int active_calls_ = 0;                        // calls whose backward is running
   bool backward_started_ = false;
   bool has_unreduced_ = false;
   bool is_prefetched_ = false;  // the gather in flight was not asked for by the user

@@ -39,6 +39,10 @@
 // load the same state, before sharding. Buffers are left alone: each rank has its own. A model that is too large for
 // one rank is built without memory, and only its shards get any (fully_shard/to_empty.h).
 //
+// A unit's forward may change an input in place, and the caller's tensor has the gradient of what it is then. Where
+// that tensor is a leaf or a view of another, or retains its gradient, such a change is a StateError that names the
+// unit.
+//
 // Thread safety: one thread a rank; ranks may be threads of one process.
 // Names and meaning follow torch/distributed/fsdp/_fully_shard/_fully_shard.py.
 

@@ -1,0 +1,180 @@
+// Units that change their inputs in place, which the caller uses afterwards.
+
+#include <ATen/TensorOperators.h>
+#include <ATen/core/grad_mode.h>
+
+#include <functional>
+#include <utility>
+
+#include "dtensor/dtensor.h"
+#include "testing/expect.h"
+#include "testing/parity.h"
+#include "testing/run_ranks.h"
+#include "tests/fully_shard/small_models.h"
+#include "third_party/catch2/catch.h"
+
+namespace tessera::testing {
+
+namespace {
+
+const ParityOptions kExact{.tolerance = {.rtol = 0, .atol = 0}};
+
+/// Changes its input before it computes with it.
+struct ChangerImpl : torch::nn::Module {
+  using Change = std::function<void(at::Tensor& x, const at::Tensor& weight)>;
+
+  explicit ChangerImpl(Change change) : change(std::move(change)) { fc = register_module("fc", nn::Linear(7, 7)); }
+  at::Tensor forward(at::Tensor x) {
+    change(x, fc->weight);
+    return fc(x);
+  }
+
+  Change change;
+  nn::Linear fc{nullptr};
+};
+TESSERA_MODULE(Changer);
+
+struct NetImpl : torch::nn::Module {
+  using Join = std::function<at::Tensor(Changer& changer, const at::Tensor& x)>;
+
+  NetImpl(const ChangerImpl::Change& change, Join join) : join(std::move(join)) {
+    in = register_module("in", nn::Linear(5, 7));
+    changer = register_module("changer", Changer(change));
+    out = register_module("out", nn::Linear(7, 3));
+  }
+  at::Tensor forward(at::Tensor x) { return out(join(changer, in(x))); }
+
+  Join join;
+  nn::Linear in{nullptr}, out{nullptr};
+  Changer changer{nullptr};
+};
+TESSERA_MODULE(Net);
+
+void relu(at::Tensor& x, const at::Tensor& /*weight*/) {
+  x.relu_();
+}
+
+at::Tensor input_too(Changer& changer, const at::Tensor& h) {
+  const auto y = changer(h);
+  return y + h;
+}
+
+struct Pair {
+  Net reference, sharded;
+
+  Pair(const ChangerImpl::Change& change, const NetImpl::Join& join) : reference(change, join), sharded(change, join) {
+    fill_parameters(*reference, 1);
+    fill_parameters(*sharded, 1);
+    fully_shard(sharded->changer);
+    fully_shard(sharded, {.reshard_after_forward = true});
+  }
+
+  void expect_equal_gradients(int rank, int world_size) {
+    const auto loss_of = [](Net& net, int r) { return weighted_loss(net(make_batch(static_cast<uint64_t>(r), 3, 5))); };
+    for (int step = 0; step < 2; ++step) {
+      sharded->zero_grad();
+      average_reference(*reference, world_size, [&](int r) { loss_of(reference, r).backward(); });
+      auto loss = loss_of(sharded, rank);
+      expect_bit_equal(loss.detach(), loss_of(reference, rank).detach());
+      loss.backward();
+      check_sharded_parity(reference, sharded, kExact);
+    }
+    expect_equal(fsdp(sharded->changer).unsharded_bytes(), 0u);
+  }
+};
+
+}  // namespace
+
+TEST_CASE("an input that a unit changes in place has the gradient of what it became", "[changed_inputs]") {
+  const int world_size = GENERATE(1, 2, 3);
+  const auto change = GENERATE(
+      as<ChangerImpl::Change>(), relu,
+      [](at::Tensor& x, const at::Tensor& weight) {
+        x.mul_(weight[0]);  // whose gradient needs the unit's parameters in backward
+        x.relu_();
+      },
+      [](at::Tensor& x, const at::Tensor&) {
+        const at::NoGradGuard no_grad;
+        x.add_(1);
+      });
+  const auto join = GENERATE(
+      as<NetImpl::Join>(), input_too,
+      [](Changer& changer, const at::Tensor& h) {
+        changer(h);
+        return h;
+      },
+      [](Changer& changer, const at::Tensor& h) { return changer(h); });
+  run_ranks(world_size, [&](int rank) { Pair(change, join).expect_equal_gradients(rank, world_size); });
+}
+
+TEST_CASE("an input that the outer unit passes on is changed for the caller of both", "[changed_inputs]") {
+  run_ranks(2, [](int rank) {
+    struct OuterImpl : torch::nn::Module {
+      OuterImpl() {
+        changer = register_module("changer", Changer(relu));
+        out = register_module("out", nn::Linear(7, 7));
+      }
+      at::Tensor forward(at::Tensor x) { return out(input_too(changer, x)); }
+      Changer changer{nullptr};
+      nn::Linear out{nullptr};
+    };
+    const auto reference = std::make_shared<Hooked<OuterImpl>>(), sharded = std::make_shared<Hooked<OuterImpl>>();
+    fill_parameters(*reference, 1);
+    fill_parameters(*sharded, 1);
+    fully_shard(sharded->changer);
+    fully_shard(*sharded);
+    const auto input_grad = [](Hooked<OuterImpl>& net, int r) {
+      const auto leaf = make_batch(static_cast<uint64_t>(r), 3, 7).requires_grad_();
+      const auto x = leaf * 2;
+      const auto y = net.call(x);
+      weighted_loss(y * x).backward();
+      return leaf.grad();
+    };
+    at::Tensor expected;
+    average_reference(*reference, 2, [&](int r) {
+      const auto grad = input_grad(*reference, r);
+      expected = r == rank ? grad : expected;
+    });
+    expect_bit_equal(input_grad(*sharded, rank), expected);
+    check_sharded_parity(*reference, *sharded, kExact);
+  });
+}
+
+TEST_CASE("a change in place that cannot be the caller's too is refused, and the model stays usable",
+          "[changed_inputs]") {
+  run_ranks(2, [](int rank) {
+    bool detaches = false;
+    const auto change = [&](at::Tensor& x, const at::Tensor&) {
+      if (detaches) {
+        x.detach_();
+      } else {
+        x.relu_();
+      }
+    };
+    Pair pair(change, input_too);
+    const auto refused = [&](const NetImpl::Join& join, std::string_view why) {
+      const auto usual = std::exchange(pair.sharded->join, join);
+      expect_throws<StateError>([&] { pair.sharded(make_batch(1, 3, 5)); }, "forward of the unit 'changer'");
+      expect_throws<StateError>([&] { pair.sharded(make_batch(1, 3, 5)); }, why);
+      pair.sharded->join = usual;
+      pair.expect_equal_gradients(rank, 2);
+    };
+    refused([](Changer& changer, const at::Tensor& h) { return changer(h.view({-1}).view({3, 7})); }, "a view of");
+    refused(
+        [](Changer& changer, const at::Tensor&) {
+          const auto leaf = make_batch(1, 3, 7).requires_grad_();
+          return changer(leaf) + leaf;
+        },
+        "a leaf");
+    refused(
+        [](Changer& changer, const at::Tensor& h) {
+          h.retain_grad();
+          return changer(h);
+        },
+        "retain its gradient");
+    detaches = true;
+    expect_throws<StateError>([&] { pair.sharded(make_batch(1, 3, 5)); }, "detached there");
+  });
+}
+
+}  // namespace tessera::testing

@@ -116,6 +116,7 @@ class ParamGroup {
   size_t unsharded_bytes() const;
   const std::shared_ptr<BlockPool>& pool() const { return pool_; }
   const std::shared_ptr<GatherStream>& gather_stream() const { return gather_.stream(); }
+  const DataParallelAxes& axes() const { return options_.axes; }
   /// Whether gradients are all-reduced over replicas.
   bool has_replicas() const { return options_.axes.replica_axis.has_value(); }
 

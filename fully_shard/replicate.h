@@ -23,6 +23,7 @@
 // Parameters may be DTensors on a tensor-parallel axis of the same root mesh already, as with fully_shard.
 //
 // Every rank starts from its own values: build the model with the same seed on all ranks, or load the same state.
+// check_replicas (fully_shard/replica_check.h) finds ranks that differ.
 //
 // Thread safety: one thread a rank; ranks may be threads of one process.
 // Names and meaning follow torch/distributed/_composable/replicate_with_fsdp.py.

@@ -53,6 +53,8 @@ class ShardedParam {
   /// "weight.grad", for messages about the gradient.
   const std::shared_ptr<const ParameterOrigin>& grad_origin() const { return grad_origin_; }
   bool requires_grad() const { return param_.requires_grad(); }
+  /// This rank's part, a plain tensor, also while the parameter is unsharded.
+  const at::Tensor& shard() const { return dtensor_meta(sharded_)->local; }
   /// Whether it is a DTensor while it is unsharded.
   bool is_tensor_parallel() const { return unsharded_spec_ != nullptr; }
 

@@ -1,0 +1,107 @@
+#include "fully_shard/replica_check.h"
+
+#include <fmt/format.h>
+
+#define XXH_INLINE_ALL
+#include <xxhash.h>
+
+#include <algorithm>
+#include <string>
+
+#include "base/error.h"
+#include "fully_shard/fsdp_root.h"
+#include "fully_shard/rank_agreement.h"
+
+namespace tessera {
+
+namespace {
+
+/// Parameters that are replicated along one axis of `mesh`, the largest on which one of them lies: tensor parallelism's
+/// axes are part of it, whose ranks run the same units.
+struct Replicas {
+  DeviceMesh data_parallel;
+  std::string axis;
+  DeviceMesh mesh;
+  std::vector<std::string> names;
+  std::vector<std::string> values;  // a text each: equal where the values are
+};
+
+std::string digest_of(const at::Tensor& local) {
+  const auto bytes = local.detach().cpu().contiguous();
+  return fmt::format("{:016x}", XXH3_64bits(bytes.const_data_ptr(), bytes.nbytes()));
+}
+
+bool has_replicas(const ParamGroup& group) {
+  const auto& axes = group.axes();
+  return axes.replica_axis && axes.mesh.size(*axes.replica_axis) > 1;
+}
+
+void add(const std::string& unit, const ParamGroup& group, std::vector<Replicas>& all) {
+  const auto& axes = group.axes();
+  auto found = std::ranges::find_if(all, [&](const auto& other) { return other.data_parallel == axes.mesh; });
+  if (found == all.end()) {
+    const auto& name = axes.mesh.axis_names()[static_cast<size_t>(*axes.replica_axis)];
+    found =
+        all.insert(all.end(), {.data_parallel = axes.mesh, .axis = name, .mesh = axes.mesh, .names = {}, .values = {}});
+  }
+  for (const auto& param : group.params()) {
+    const auto& mesh = param.spec()->mesh();
+    found->mesh = mesh.ndim() > found->mesh.ndim() ? mesh : found->mesh;
+    found->names.push_back(fmt::format("'{}' of {}", param.origin().name, unit));
+    found->values.push_back(digest_of(param.shard()));
+  }
+}
+
+/// The place in mesh.ranks() of the rank that has the first replica of what number `index` has.
+size_t first_replica(const DeviceMesh& mesh, int64_t axis, size_t index) {
+  size_t stride = 1;
+  for (int64_t inner = mesh.ndim() - 1; inner > axis; --inner) {
+    stride *= static_cast<size_t>(mesh.size(inner));
+  }
+  const size_t coordinate = index / stride % static_cast<size_t>(mesh.size(axis));
+  return index - coordinate * stride;
+}
+
+void check(const Replicas& replicas) {
+  std::string own;
+  for (const auto& value : replicas.values) {
+    own += value;
+  }
+  const size_t width = replicas.values.empty() ? 1 : replicas.values[0].size();
+  const auto texts = gather_texts(replicas.mesh, own);
+  const int64_t axis = replicas.mesh.axis_index(replicas.axis);
+  for (size_t i = 0; i < texts.size(); ++i) {
+    const size_t first = first_replica(replicas.mesh, axis, i);
+    const auto differs = std::ranges::mismatch(texts[i], texts[first]).in1 - texts[i].begin();
+    const size_t param = static_cast<size_t>(differs) / width;
+    TESSERA_CHECK(ValueError, param >= replicas.names.size(),
+                  "check_replicas: parameter {} has other values on rank {} than on rank {}. Build the model from the "
+                  "same seed on all ranks (torch::manual_seed before it), or give all the same state, such as rank 0's "
+                  "with dcp::set_model_state_dict and broadcast_from_rank0",
+                  replicas.names[param], replicas.mesh.ranks()[i], replicas.mesh.ranks()[first]);
+  }
+}
+
+}  // namespace
+
+void check_replicas(torch::nn::Module& module) {
+  const auto states = fsdp_states(module);
+  TESSERA_CHECK(StateError, !states.empty(), "check_replicas: neither {} nor a module below it is a unit",
+                module.name());
+  std::vector<Replicas> all;
+  for (const auto& [path, state] : states) {
+    if (const auto& group = state->group()) {
+      TESSERA_CHECK(StateError, !group->is_on_meta(),
+                    "check_replicas: the parameters of {} have no memory yet; call to_empty and give them values",
+                    path);
+      if (has_replicas(*group)) {
+        add(path, *group, all);
+      }
+    }
+  }
+  for (const auto& replicas : all) {
+    check(replicas);
+  }
+}
+
+}  // namespace tessera

@@ -1,0 +1,91 @@
+// check_replicas: replicas that differ are found, wherever one does, on every rank.
+
+#include "fully_shard/replica_check.h"
+
+#include "checkpoint/state_dict.h"
+#include "dtensor/dtensor.h"
+#include "fully_shard/replicate.h"
+#include "parallel/distribute_module.h"
+#include "testing/expect.h"
+#include "testing/run_ranks.h"
+#include "tests/fully_shard/small_models.h"
+#include "third_party/catch2/catch.h"
+
+using namespace tessera;
+using namespace tessera::testing;
+
+namespace {
+
+Tower filled_tower(uint64_t seed) {
+  Tower tower;
+  fill_parameters(*tower, seed);
+  return tower;
+}
+
+// Changes one element of this rank's part.
+void change(const at::Tensor& param) {
+  const at::NoGradGuard no_grad;
+  to_local(param.detach()).view({-1})[0].add_(1);
+}
+
+}  // namespace
+
+TEST_CASE("equal replicas pass, also after training, and so does a model without replicas") {
+  run_ranks(4, [](int rank) {
+    const auto mesh = init_device_mesh(at::kCPU, {2, 2}, {"replicas", "shards"});
+    auto hsdp = filled_tower(1);
+    shard_tower(hsdp, {.mesh = mesh});
+    check_replicas(hsdp);
+    hsdp(make_batch(static_cast<uint64_t>(rank), 3, 5)).sum().backward();
+    check_replicas(hsdp);
+    auto sharded = filled_tower(static_cast<uint64_t>(rank));
+    shard_tower(sharded);
+    check_replicas(sharded);
+  });
+}
+
+TEST_CASE("a replica that was built from another seed is refused on every rank, and may take rank 0's values") {
+  const int world_size = GENERATE(2, 3, 4);
+  run_ranks(world_size, [](int rank) {
+    auto tower = filled_tower(rank == 1 ? 2 : 1);
+    replicate(tower);
+    expect_throws<ValueError>([&] { check_replicas(tower); },
+                              "' of root has other values on rank 1 than on rank 0. Build the model");
+    dcp::set_model_state_dict(tower, dcp::get_model_state_dict(tower, {.full_state_dict = true}),
+                              {.broadcast_from_rank0 = true});
+    check_replicas(tower);
+  });
+}
+
+TEST_CASE("one element of one shard of one replica is enough") {
+  run_ranks(4, [](int rank) {
+    const auto mesh = init_device_mesh(at::kCPU, {2, 2}, {"replicas", "shards"});
+    auto tower = filled_tower(1);
+    shard_tower(tower, {.mesh = mesh});
+    if (rank == 3) {
+      change(tower->blocks[2]->down->weight);
+    }
+    expect_throws<ValueError>([&] { check_replicas(tower); },
+                              "parameter 'down.weight' of block2 has other values on rank 3 than on rank 1");
+  });
+}
+
+TEST_CASE("ranks that run a replica together by tensor parallelism are told, too") {
+  run_ranks(4, [](int rank) {
+    const auto mesh = init_device_mesh(at::kCPU, {2, 2}, {"dp", "tp"});
+    auto tower = filled_tower(1);
+    distribute_parameter(*tower->blocks[0]->up, "weight", mesh["tp"], {Shard(0)});
+    replicate(tower, {.mesh = mesh["dp"]});
+    check_replicas(tower);
+    if (rank == 2) {
+      change(tower->out->weight);  // plain over tp: rank 3 and its replica 1 are equal
+    }
+    expect_throws<ValueError>([&] { check_replicas(tower); },
+                              "parameter 'out.weight' of root has other values on rank 2 than on rank 0");
+  });
+}
+
+TEST_CASE("check_replicas refuses what has no replicas to compare") {
+  Tower tower;
+  expect_throws<StateError>([&] { check_replicas(tower); }, "nor a module below it is a unit");
+}

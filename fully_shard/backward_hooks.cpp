@@ -80,10 +80,10 @@ void AliasedTensor::share_history() const {
   torch::autograd::impl::set_gradient_edge(original_, torch::autograd::impl::gradient_edge(alias_));
 }
 
-bool insert_backward_node(std::span<at::Tensor* const> tensors, std::function<void()> callback,
-                          std::vector<AliasedTensor>* aliased) {
+const torch::autograd::Node* insert_backward_node(std::span<at::Tensor* const> tensors, std::function<void()> callback,
+                                                  std::vector<AliasedTensor>* aliased) {
   if (!at::GradMode::is_enabled()) {
-    return false;
+    return nullptr;
   }
   std::vector<at::Tensor*> differentiable;
   for (auto* tensor : tensors) {
@@ -92,7 +92,7 @@ bool insert_backward_node(std::span<at::Tensor* const> tensors, std::function<vo
     }
   }
   if (differentiable.empty()) {
-    return false;
+    return nullptr;
   }
   torch::autograd::edge_list edges;
   for (const auto* tensor : differentiable) {
@@ -108,7 +108,7 @@ bool insert_backward_node(std::span<at::Tensor* const> tensors, std::function<vo
     }
     *tensor = std::move(alias);
   }
-  return true;
+  return node.get();
 }
 
 void set_post_accumulate_grad_hook(const at::Tensor& param, std::function<void()> callback) {
@@ -121,6 +121,11 @@ void at_end_of_backward(std::function<void()> callback) {
 
 int64_t current_backward() {
   return torch::autograd::get_current_graph_task_id();
+}
+
+bool is_in_running_backward(const torch::autograd::Node* node) {
+  const auto* nodes = torch::autograd::get_current_graph_task_nodes_in_graph();
+  return nodes && nodes->contains(const_cast<torch::autograd::Node*>(node));
 }
 
 }  // namespace tessera

@@ -22,6 +22,10 @@
 #include <span>
 #include <vector>
 
+namespace torch::autograd {
+struct Node;
+}  // namespace torch::autograd
+
 namespace tessera {
 
 /// A tensor, and the alias that took its place.
@@ -47,10 +51,11 @@ class AliasedTensor {
 };
 
 /// Replaces the tensors that need a gradient by aliases behind one identity node; `callback` runs in backward
-/// when the gradients of all of them (that the backward computes) are there. Returns false, and does
-/// nothing, if no tensor needs a gradient or grad mode is off. What it replaced is added to `aliased`, unless null.
-bool insert_backward_node(std::span<at::Tensor* const> tensors, std::function<void()> callback,
-                          std::vector<AliasedTensor>* aliased = nullptr);
+/// when the gradients of all of them (that the backward computes) are there. Returns the node, which lives as long as
+/// the callback. Returns null, and does nothing, if no tensor needs a gradient or grad mode is off. What it replaced is
+/// added to `aliased`, unless null.
+const torch::autograd::Node* insert_backward_node(std::span<at::Tensor* const> tensors, std::function<void()> callback,
+                                                  std::vector<AliasedTensor>* aliased = nullptr);
 
 /// Calls `callback` in backward each time the gradient of `param` is complete. Replaces an earlier one.
 void set_post_accumulate_grad_hook(const at::Tensor& param, std::function<void()> callback);
@@ -60,5 +65,9 @@ void at_end_of_backward(std::function<void()> callback);
 
 /// An id of the running backward; -1 outside of one.
 int64_t current_backward();
+
+/// Whether a node is in the graph of the running backward. Of the node where that graph begins, which runs first, this
+/// may not be said. All ranks have the same answer, whichever other graphs they keep.
+bool is_in_running_backward(const torch::autograd::Node* node);
 
 }  // namespace tessera

@@ -128,9 +128,9 @@ class FSDPModule {
   void reset_peak_memory();
 
   /// Throws StateError unless every unit from here down is between iterations with gradients to step on: no
-  /// forward that awaits its backward, no gradient that awaits its reduction, all parameters sharded, and a gradient
-  /// on at least one. A stock optimizer passes over undefined gradients without a word, so call it where step() might
-  /// come before backward().
+  /// forward that awaits its backward (on this rank: one whose loss is kept does), no gradient that awaits its
+  /// reduction, all parameters sharded, and a gradient on at least one. A stock optimizer passes over undefined
+  /// gradients without a word, so call it where step() might come before backward().
   void check_ready_for_step() const;
 
  private:

@@ -163,9 +163,14 @@ void FSDPRoot::await_end_of_backward() {
   }
   backward_ = current_backward();
   schedule_.begin_backward();
-  at_end_of_backward([weak = weak_from_this()] {
+  for (const auto& weak : states_) {
+    if (const auto state = weak.lock()) {
+      state->begin_backward(backward_);
+    }
+  }
+  at_end_of_backward([weak = weak_from_this(), id = backward_] {
     if (const auto self = weak.lock()) {
-      self->finish_backward();
+      self->finish_backward(id);
     }
   });
 }
@@ -186,7 +191,7 @@ bool FSDPRoot::is_in_outer_backward() const {
 
 void FSDPRoot::prefetch_in_backward(FSDPState& state) {
   const auto prefetch = [](const std::shared_ptr<FSDPState>& unit) {
-    if (unit && unit->settings().unshard_in_backward && unit->awaits_backward()) {
+    if (unit && unit->settings().unshard_in_backward && unit->is_due()) {
       unit->prefetch();
     }
   };
@@ -201,10 +206,10 @@ void FSDPRoot::prefetch_in_backward(FSDPState& state) {
 
 /// Until all is done backward counts as running, so that the next forward recovers from what throws here, such as a
 /// user's reduction.
-void FSDPRoot::finish_backward() {
+void FSDPRoot::finish_backward(int64_t id) {
   for (auto state = states_.rbegin(); state != states_.rend(); ++state) {
     if (const auto locked = state->lock()) {
-      locked->finish_backward();
+      locked->finish_backward(id);
     }
   }
   end_gathers();

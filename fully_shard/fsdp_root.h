@@ -32,6 +32,8 @@ class FSDPRoot : public std::enable_shared_from_this<FSDPRoot> {
   /// Makes sure that finish_backward runs on all units when the current backward ends.
   void enter_backward(const FSDPState& state);
   void prefetch_in_backward(FSDPState& state);
+  /// The backward whose end is awaited; -1 outside of one.
+  int64_t awaited_backward() const { return backward_; }
   /// Whether the running backward is the one whose end is awaited, not one that is nested in it.
   bool is_in_outer_backward() const;
 
@@ -46,7 +48,7 @@ class FSDPRoot : public std::enable_shared_from_this<FSDPRoot> {
   void await_writes() const;
   void end_gathers() const;
   void recover();
-  void finish_backward();
+  void finish_backward(int64_t id);
 
   std::vector<std::weak_ptr<FSDPState>> states_;  // by number, the outermost first
   std::vector<std::shared_ptr<GatherStream>> gather_streams_;

@@ -128,18 +128,20 @@ void FSDPState::pre_forward(HookPoint& point, size_t module, TensorRefs inputs) 
   root_->prefetch_in_forward(*this);
   report(UnitStep::Forward);
   if (group_ && at::GradMode::is_enabled()) {
-    auto ticket = std::make_shared<Ticket>();
-    ticket->versions = group_->versions();
     auto& call = open_calls_.back();
+    call.ticket = std::make_shared<Ticket>();
+    call.ticket->versions = group_->versions();
+    call.ticket->expected_in = root_->awaited_backward();  // of one that is computed again, in whose backward it is
     insert_backward_node(
         inputs,
-        [weak = weak_from_this(), ticket] {
-          if (const auto self = weak.lock()) {
+        [weak = weak_from_this(), weak_ticket = std::weak_ptr(call.ticket)] {
+          const auto self = weak.lock();
+          const auto ticket = weak_ticket.lock();
+          if (self && ticket) {
             self->post_backward(*ticket);
           }
         },
         &call.inputs);
-    call.ticket = std::move(ticket);
   }
 }
 
@@ -165,8 +167,7 @@ std::vector<AliasedTensor> FSDPState::changed_inputs() {
   return changed;
 }
 
-/// Whether the call is differentiable.
-bool FSDPState::insert_output_node(const std::shared_ptr<Ticket>& ticket, TensorRefs outputs,
+void FSDPState::insert_output_node(const std::shared_ptr<Ticket>& ticket, TensorRefs outputs,
                                    std::vector<AliasedTensor> changed) {
   auto callback = [weak = weak_from_this(), ticket] {
     if (const auto self = weak.lock()) {
@@ -174,25 +175,29 @@ bool FSDPState::insert_output_node(const std::shared_ptr<Ticket>& ticket, Tensor
     }
   };
   if (changed.empty()) {
-    return insert_backward_node(outputs, std::move(callback));
+    ticket->output_node = insert_backward_node(outputs, std::move(callback));
+    return;
   }
   std::vector<at::Tensor*> all(outputs.begin(), outputs.end());
   for (auto& input : changed) {
     all.push_back(&input.alias());
   }
-  insert_backward_node(all, std::move(callback));
+  ticket->output_node = insert_backward_node(all, std::move(callback));
   for (const auto& input : changed) {
     input.share_history();
   }
-  return true;
 }
 
 void FSDPState::post_forward(TensorRefs outputs) {
   auto changed = changed_inputs();  // which may throw, so the call is still open
   const auto ticket = std::move(open_calls_.back().ticket);
   open_calls_.pop_back();
-  const bool differentiable = ticket && insert_output_node(ticket, outputs, std::move(changed));
+  if (ticket) {
+    insert_output_node(ticket, outputs, std::move(changed));
+  }
+  const bool differentiable = ticket && ticket->output_node;
   if (differentiable) {
+    is_differentiable_ = is_differentiable_ || current_backward() == -1;
     std::erase_if(tickets_, [](const auto& old) { return old.expired(); });
     tickets_.push_back(ticket);
   }
@@ -237,12 +242,13 @@ void FSDPState::finish_forward() {
   const bool is_incomplete = std::find(ran_.begin(), ran_.end(), true) != ran_.end();
   ran_.assign(ran_.size(), false);
   if (is_incomplete && group_->is_unsharded()) {
-    if (!awaits_backward()) {
+    if (!is_differentiable_) {
       group_->reshard();
     } else if (reshards_after_forward()) {
       group_->reshard_after_forward();
     }
   }
+  is_differentiable_ = false;
   if (is_prefetched_) {
     group_->drop_unshard();
     is_prefetched_ = false;

@@ -9,9 +9,9 @@
 //                               the reductions in flight are waited for
 //
 // A module may be called several times in one forward, and a unit may be several modules: each call has a ticket. The
-// parameters stay while any call's backward runs, and gradients are reduced when no call awaits its backward. All of
-// this depends on the graph only, which all ranks share, never on local values: so every rank issues the same
-// collectives in the same order.
+// parameters stay while any call's backward runs, and gradients are reduced when the graph of that backward has no call
+// to come. All of this depends on that graph only, which all ranks share, never on local values, nor on which other
+// graphs a rank keeps, as that of a loss that it logs: so every rank issues the same collectives in the same order.
 //
 // Thread safety: for the thread that runs the rank's forward and backward.
 
@@ -71,8 +71,11 @@ class FSDPState : public std::enable_shared_from_this<FSDPState> {
   int64_t unit() const { return unit_; }
   const std::string& name() const { return name_; }
 
-  /// Whether a differentiable forward awaits its backward.
+  /// Whether a differentiable forward awaits its backward, as far as this rank keeps its graph: which ranks may do
+  /// differently, so that no collective depends on it.
   bool awaits_backward() const;
+  /// Whether the running backward has a call of it to come. The same on all ranks.
+  bool is_due() const;
   /// Whether gradients wait for a later reduction: unsynchronized, not all-reduced, or in flight.
   bool has_unreduced_gradients() const { return has_unreduced_ || (group_ && group_->is_reducing()); }
   bool is_in_forward() const { return !open_calls_.empty(); }
@@ -87,16 +90,20 @@ class FSDPState : public std::enable_shared_from_this<FSDPState> {
   void prefetch();
   /// The outermost forward is over: what was prefetched in vain or not called by all modules of the unit goes.
   void finish_forward();
+  /// The running backward, which has the id, begins: calls in its graph are due.
+  void begin_backward(int64_t id);
   /// Called at the end of backward for every unit, in the same order on all ranks.
-  void finish_backward();
+  void finish_backward(int64_t id);
   /// Back to the state before an iteration that failed; gradients that earlier backwards reduced stay.
   void abort_iteration();
 
  private:
-  /// One differentiable call of forward. Owned by the graph: it is gone when the graph is.
+  /// One differentiable call of forward. Owned by its output node: it is gone when the graph is.
   struct Ticket {
-    std::vector<int64_t> versions;  // of the parameters when forward used them
-    int64_t backward = -1;          // the backward that reached it last
+    std::vector<int64_t> versions;                       // of the parameters when forward used them
+    const torch::autograd::Node* output_node = nullptr;  // from the end of forward on
+    int64_t expected_in = -1;                            // the backward that is to reach it yet
+    int64_t backward = -1;                               // the backward that reached it last
   };
 
   struct OpenCall {
@@ -107,10 +114,11 @@ class FSDPState : public std::enable_shared_from_this<FSDPState> {
   void pre_forward(HookPoint& point, size_t module, TensorRefs inputs);
   void post_forward(TensorRefs outputs);
   std::vector<AliasedTensor> changed_inputs();
-  bool insert_output_node(const std::shared_ptr<Ticket>& ticket, TensorRefs outputs,
+  void insert_output_node(const std::shared_ptr<Ticket>& ticket, TensorRefs outputs,
                           std::vector<AliasedTensor> changed);
   void forward_failed();
   void pre_backward(Ticket& ticket);
+  static bool is_to_come(const Ticket& ticket);
   void post_backward(const Ticket& ticket);
   void on_accumulated(size_t param);
   bool reshards_after_forward() const;
@@ -130,6 +138,7 @@ class FSDPState : public std::enable_shared_from_this<FSDPState> {
   std::vector<OpenCall> open_calls_;            // forwards that are running, innermost last
   std::vector<std::weak_ptr<Ticket>> tickets_;  // of graphs that may still run backward
   int active_calls_ = 0;                        // calls whose backward is running
+  bool is_differentiable_ = false;              // a call of the running outermost forward was
   bool backward_started_ = false;
   bool has_unreduced_ = false;
   bool is_prefetched_ = false;  // the gather in flight was not asked for by the user

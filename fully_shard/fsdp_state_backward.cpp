@@ -13,6 +13,7 @@ void FSDPState::pre_backward(Ticket& ticket) {
   root_->enter_backward(*this);
   group_->check_versions(ticket.versions);
   ticket.backward = current_backward();
+  ticket.expected_in = -1;
   backward_started_ = true;
   ++active_calls_;
   if (settings_.unshard_in_backward) {
@@ -36,7 +37,7 @@ void FSDPState::post_backward(const Ticket& ticket) {
   if (settings_.prefetch_after_backward) {
     root_->prefetch_in_backward(*this);
   }
-  const bool is_last = !awaits_backward();
+  const bool is_last = !is_due();
   // Autograd completes a parameter's gradient once, after the last call that used it.
   reshard_and_reduce(settings_.reshard_after_backward && (is_last || ran_.size() == 1), is_last);
 }
@@ -79,7 +80,7 @@ void FSDPState::on_accumulated(size_t param) {
   group_->check_not_taken(param);
   const auto& gradients = settings_.gradients;
   if (backward_started_ && gradients.requires_gradient_sync && gradients.requires_all_reduce &&
-      root_->is_in_outer_backward() && !awaits_backward()) {
+      root_->is_in_outer_backward() && !is_due()) {
     group_->gradients().arrived(param);
     root_->reductions().push_complete(group_, gradients);
   }
@@ -92,15 +93,43 @@ bool FSDPState::awaits_backward() const {
   });
 }
 
-void FSDPState::finish_backward() {
+bool FSDPState::is_to_come(const Ticket& ticket) {
+  return ticket.backward != current_backward() && is_in_running_backward(ticket.output_node);
+}
+
+// The graph of the backward that runs says it, of which all ranks have the same: a rank may keep others for long. It is
+// noted when backward begins, for the backwards that are nested in it.
+bool FSDPState::is_due() const {
+  return std::any_of(tickets_.begin(), tickets_.end(), [](const auto& weak) {
+    const auto ticket = weak.lock();
+    return ticket && (ticket->expected_in != -1 || is_to_come(*ticket));
+  });
+}
+
+void FSDPState::begin_backward(int64_t id) {
+  for (const auto& weak : tickets_) {
+    const auto ticket = weak.lock();
+    if (ticket && is_to_come(*ticket)) {
+      ticket->expected_in = id;
+    }
+  }
+}
+
+void FSDPState::finish_backward(int64_t id) {
+  for (const auto& weak : tickets_) {
+    const auto ticket = weak.lock();
+    if (ticket && ticket->expected_in == id) {
+      ticket->expected_in = -1;
+    }
+  }
   active_calls_ = 0;
   if (!group_) {
     return;
   }
   const bool reshards = settings_.reshard_after_backward || is_prefetched_;
   is_prefetched_ = false;
-  const bool is_due = has_unreduced_ && settings_.gradients.requires_gradient_sync &&
-                      (settings_.gradients.requires_all_reduce || !group_->has_replicas());
+  const bool reduces_rest = has_unreduced_ && settings_.gradients.requires_gradient_sync &&
+                            (settings_.gradients.requires_all_reduce || !group_->has_replicas());
   if (backward_started_) {
     reshard_and_reduce(reshards, /*reduces=*/true);
     return;
@@ -108,7 +137,7 @@ void FSDPState::finish_backward() {
   if (reshards) {
     group_->reshard();
   }
-  if (is_due) {
+  if (reduces_rest) {
     reduce();
   }
 }
@@ -118,6 +147,7 @@ void FSDPState::abort_iteration() {
   tickets_.clear();
   ran_.assign(ran_.size(), false);
   active_calls_ = 0;
+  is_differentiable_ = false;
   backward_started_ = has_unreduced_ = is_prefetched_ = false;
   if (group_) {
     group_->abort_backward();

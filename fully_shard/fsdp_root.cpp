@@ -39,6 +39,15 @@ std::vector<std::shared_ptr<GatherStream>> gather_streams(const std::vector<Name
   return streams;
 }
 
+/// Gathers that a user issued carry the numbers that units had, and peers may be reading the shards that get others.
+void end_unshards(const std::vector<NamedState>& states) {
+  for (const auto& [path, state] : states) {
+    if (state->group() && state->group()->state() == UnitState::Gathering) {
+      state->unshard(/*async_op=*/false);
+    }
+  }
+}
+
 }  // namespace
 
 void FSDPRoot::make(torch::nn::Module& module) {
@@ -62,6 +71,7 @@ void FSDPRoot::make(torch::nn::Module& module) {
       pool = state->group()->pool();
     }
   }
+  end_unshards(states);
   const std::shared_ptr<FSDPRoot> root(new FSDPRoot(std::move(units)));
   root->gather_streams_ = gather_streams(states);
   const auto has_params = [](const NamedState& unit) { return unit.state->group() != nullptr; };

@@ -7,6 +7,7 @@
 namespace tessera {
 
 void ParamGroup::set_place(int64_t unit, UnitNames names, std::shared_ptr<BlockPool> pool) {
+  TESSERA_ASSERT(state_ != UnitState::Gathering, "{} gets a place in a tree while it is gathered", name());
   unit_ = unit;
   names_ = std::move(names);
   pool_ = std::move(pool);

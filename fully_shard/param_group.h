@@ -59,7 +59,7 @@ class ParamGroup {
   UnitState state() const { return state_; }
   bool is_unsharded() const { return state_ == UnitState::Unsharded; }
 
-  /// Where the unit is in its tree: the same on all ranks. `report` sees every step.
+  /// Where the unit is in its tree: the same on all ranks; not while it is gathered. `report` sees every step.
   void set_place(int64_t unit, UnitNames names, std::shared_ptr<BlockPool> pool);
   void set_reporter(std::function<void(UnitStep)> report) { report_ = std::move(report); }
   /// In place of the slots'; empty: those.

@@ -68,6 +68,23 @@ TEST_CASE("fully_shard over shm: float32 shards come to the other ranks in the d
   }
 }
 
+TEST_CASE("fully_shard over shm: asynchronous unshards before the first forward are finished by it") {
+  const auto body = [](int rank) {
+    for (int i = 0; i < 5; ++i) {
+      Tower reference(401, 399), sharded(401, 399);
+      fill_parameters(*reference, 1);
+      fill_parameters(*sharded, 1);
+      shard_tower(sharded);
+      fsdp(sharded->blocks[1]).unshard(/*async_op=*/true);
+      fsdp(sharded).unshard(/*async_op=*/true);
+      const at::NoGradGuard no_grad;
+      const auto x = make_batch(static_cast<uint64_t>(rank), 3, 5);
+      expect_bit_equal(sharded(x), reference(x));
+    }
+  };
+  run_processes(3, body, {.backend = "shm"});
+}
+
 namespace {
 
 /// Two units, and a rank that sleeps before the first, or between them.

@@ -234,6 +234,22 @@ TEST_CASE("an asynchronous unshard is finished by its handle or by forward") {
   });
 }
 
+TEST_CASE("asynchronous unshards before the first forward are finished by it") {
+  const int world_size = GENERATE(2, 3);
+  run_ranks(world_size, [&](int rank) {
+    for (int i = 0; i < 10; ++i) {
+      Pair pair;
+      auto& tower = pair.sharded;
+      fsdp(tower->blocks[1]).unshard(/*async_op=*/true);
+      auto handle = fsdp(tower).unshard(/*async_op=*/true);
+      loss_of(tower, rank).backward();
+      handle.wait();
+      average_reference(*pair.reference, world_size, [&](int r) { loss_of(pair.reference, r).backward(); });
+      check_sharded_parity(pair.reference, tower, kExact);
+    }
+  });
+}
+
 TEST_CASE("reset_iter_state forgets an iteration, its unsynchronized gradients too") {
   run_ranks(2, [](int rank) {
     Pair pair;

@@ -12,7 +12,6 @@
 #include "fully_shard/fsdp_prepare.h"
 #include "fully_shard/fsdp_unit.h"
 #include "fully_shard/fully_shard.h"
-#include "fully_shard/managed_params.h"
 #include "fully_shard/replicate.h"
 
 namespace tessera {
@@ -222,7 +221,7 @@ struct WrapOne {
 void wrap_one(Module& module, const WrapOne& request) {
   const auto& [options, scope, mesh_was_given, casts_around] = request;
   const auto where = fmt::format("FullyShardedDataParallel({})", module.name());
-  const auto modules = collect_managed_modules(module);
+  const auto modules = modules_to_prepare(module, scope);
   auto unit = std::make_shared<FSDPUnit>();
   unit->options = options;
   unit->mesh = options.device_mesh.value();
@@ -232,7 +231,7 @@ void wrap_one(Module& module, const WrapOne& request) {
   if (!is_hybrid(unit->strategy) && unit->mesh.size() == 1) {
     unit->strategy = ShardingStrategy::NO_SHARD;
   }
-  prepare_modules(modules, options, where);
+  prepare_modules(modules, scope, options, where);
   if (options.sync_module_states) {
     sync_states(modules, scope, unit->mesh);
   }
@@ -246,7 +245,7 @@ void wrap_one(Module& module, const WrapOne& request) {
     settings.backward_prefetch = FSDPState::Targets();
   }
   settings.prefetch_after_backward = options.backward_prefetch == BackwardPrefetch::BACKWARD_POST;
-  cast_buffers(modules, *unit);
+  cast_buffers(modules, scope, *unit);
   install_hooks(module, unit);
   hook_point(module, kApi).attach(unit);
 }

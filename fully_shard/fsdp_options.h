@@ -83,7 +83,7 @@ struct FSDPOptions {
   /// None: the next unit is gathered when its backward begins, without overlap.
   std::optional<BackwardPrefetch> backward_prefetch = BackwardPrefetch::BACKWARD_PRE;
   MixedPrecision mixed_precision = {};
-  /// Their parameters and all below them are left alone, but units below them stay units.
+  /// They and all below them are left alone, with their dtypes, devices and values, but units below them stay units.
   std::vector<torch::nn::Module*> ignored_modules = {};
   /// The same for single parameters. At most one of both is given.
   std::vector<at::Tensor> ignored_states = {};

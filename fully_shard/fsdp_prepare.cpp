@@ -15,22 +15,37 @@ namespace {
 
 using torch::nn::Module;
 
-/// Parameters and buffers of the module itself.
-std::vector<at::Tensor> own_tensors(const Module& module) {
-  auto tensors = module.parameters(/*recurse=*/false);
-  for (const auto& buffer : module.buffers(/*recurse=*/false)) {
-    tensors.push_back(buffer);
+std::vector<at::Tensor> without_ignored(std::vector<at::Tensor> tensors, const WrapScope& scope) {
+  std::erase_if(tensors, [&](const at::Tensor& tensor) {
+    return !tensor.defined() || scope.ignored_params.contains(tensor.unsafeGetTensorImpl());
+  });
+  return tensors;
+}
+
+/// Of the module itself, as all here.
+std::vector<at::Tensor> own_parameters(const Module& module, const WrapScope& scope) {
+  return without_ignored(module.parameters(/*recurse=*/false), scope);
+}
+
+std::vector<at::Tensor> own_buffers(const Module& module, const WrapScope& scope) {
+  return without_ignored(module.buffers(/*recurse=*/false), scope);
+}
+
+std::vector<at::Tensor> own_tensors(const Module& module, const WrapScope& scope) {
+  auto tensors = own_parameters(module, scope);
+  for (auto& buffer : own_buffers(module, scope)) {
+    tensors.push_back(std::move(buffer));
   }
   return tensors;
 }
 
 /// Gives tensors on the meta device memory, and lets the user's function fill it, once a module.
-void materialize(Module& module, const FSDPOptions& options) {
+void materialize(Module& module, const WrapScope& scope, const FSDPOptions& options) {
   const at::NoGradGuard no_grad;
   const auto device = options.device_id.value_or(at::kCPU);
   bool any = false;
-  for (const auto& tensor : own_tensors(module)) {
-    if (tensor.defined() && tensor.is_meta()) {
+  for (const auto& tensor : own_tensors(module, scope)) {
+    if (tensor.is_meta()) {
       replace_data(tensor, at::empty_like(tensor, tensor.options().requires_grad(false).device(device)));
       any = true;
     }
@@ -41,48 +56,57 @@ void materialize(Module& module, const FSDPOptions& options) {
 }
 
 /// To device_id; parameters that are offloaded stay on the CPU.
-void move(const Module& module, const FSDPOptions& options) {
+void move(const Module& module, const WrapScope& scope, const FSDPOptions& options) {
   const at::NoGradGuard no_grad;
-  const auto move_all = [&](const std::vector<at::Tensor>& tensors) {
-    for (const auto& tensor : tensors) {
-      if (tensor.defined() && tensor.device() != *options.device_id) {
-        replace_data(tensor, tensor.detach().to(*options.device_id));
-      }
+  for (const auto& tensor :
+       options.cpu_offload.offload_params ? own_buffers(module, scope) : own_tensors(module, scope)) {
+    if (tensor.device() != *options.device_id) {
+      replace_data(tensor, tensor.detach().to(*options.device_id));
     }
-  };
-  if (!options.cpu_offload.offload_params) {
-    move_all(module.parameters(/*recurse=*/false));
   }
-  move_all(module.buffers(/*recurse=*/false));
 }
 
-bool has_meta(const Module& module) {
-  const auto tensors = own_tensors(module);
-  return std::any_of(tensors.begin(), tensors.end(),
-                     [](const auto& tensor) { return tensor.defined() && tensor.is_meta(); });
+bool has_meta(const Module& module, const WrapScope& scope) {
+  const auto tensors = own_tensors(module, scope);
+  return std::any_of(tensors.begin(), tensors.end(), [](const auto& tensor) { return tensor.is_meta(); });
+}
+
+void check_module(const ManagedModule& managed, const WrapScope& scope, const FSDPOptions& options,
+                  const std::string& where) {
+  const auto& [name, module] = managed;
+  TESSERA_CHECK(ValueError, !has_meta(*module, scope) || options.param_init_fn,
+                "{}: '{}' ({}) is on the meta device; give param_init_fn, which fills the tensors of one module", where,
+                name, module->name());
+  for (const auto& parameter : module->named_parameters(/*recurse=*/false)) {
+    const auto device = parameter.value().device();
+    const bool is_ignored = scope.ignored_params.contains(parameter.value().unsafeGetTensorImpl());
+    TESSERA_CHECK(
+        ValueError,
+        is_ignored || !options.device_id || device.is_cpu() || device.is_meta() || device == *options.device_id,
+        "{}: '{}' is on {}, but device_id is {}; move the module there, or to the CPU, before wrapping", where,
+        name.empty() ? parameter.key() : name + "." + parameter.key(), device.str(), options.device_id->str());
+  }
 }
 
 }  // namespace
 
-void prepare_modules(const std::vector<ManagedModule>& modules, const FSDPOptions& options, const std::string& where) {
-  for (const auto& [name, module] : modules) {
-    TESSERA_CHECK(ValueError, !has_meta(*module) || options.param_init_fn,
-                  "{}: '{}' ({}) is on the meta device; give param_init_fn, which fills the tensors of one module",
-                  where, name, module->name());
-    for (const auto& parameter : module->named_parameters(/*recurse=*/false)) {
-      const auto device = parameter.value().device();
-      TESSERA_CHECK(
-          ValueError, !options.device_id || device.is_cpu() || device.is_meta() || device == *options.device_id,
-          "{}: '{}' is on {}, but device_id is {}; move the module there, or to the CPU, before wrapping", where,
-          name.empty() ? parameter.key() : name + "." + parameter.key(), device.str(), options.device_id->str());
-    }
+std::vector<ManagedModule> modules_to_prepare(Module& module, const WrapScope& scope) {
+  auto modules = collect_managed_modules(module);
+  std::erase_if(modules, [&](const ManagedModule& own) { return scope.ignored_modules.contains(own.module); });
+  return modules;
+}
+
+void prepare_modules(const std::vector<ManagedModule>& modules, const WrapScope& scope, const FSDPOptions& options,
+                     const std::string& where) {
+  for (const auto& managed : modules) {
+    check_module(managed, scope, options, where);
   }
   for (const auto& [name, module] : modules) {
     if (options.param_init_fn) {
-      materialize(*module, options);
+      materialize(*module, scope, options);
     }
     if (options.device_id) {
-      move(*module, options);
+      move(*module, scope, options);
     }
   }
 }
@@ -97,21 +121,16 @@ void sync_states(const std::vector<ManagedModule>& modules, const WrapScope& sco
     }
   };
   for (const auto& [name, module] : modules) {
-    for (const auto& parameter : module->parameters(/*recurse=*/false)) {
-      if (scope.ignored_params.count(parameter.unsafeGetTensorImpl()) == 0) {
-        sync(parameter);
-      }
-    }
-    for (const auto& buffer : module->buffers(/*recurse=*/false)) {
-      sync(buffer);
+    for (const auto& tensor : own_tensors(*module, scope)) {
+      sync(tensor);
     }
   }
 }
 
-void cast_buffers(const std::vector<ManagedModule>& modules, FSDPUnit& unit) {
+void cast_buffers(const std::vector<ManagedModule>& modules, const WrapScope& scope, FSDPUnit& unit) {
   const auto dtype = unit.options.mixed_precision.buffer_dtype;
   for (const auto& [name, module] : modules) {
-    for (auto& buffer : module->buffers(/*recurse=*/false)) {
+    for (auto& buffer : own_buffers(*module, scope)) {
       if (dtype && buffer.is_floating_point() && buffer.scalar_type() != *dtype) {
         unit.cast_buffers.push_back({buffer, buffer.scalar_type()});
         buffer.set_data(buffer.to(*dtype));

@@ -82,8 +82,10 @@ class FSDPModule {
 
   /// `hook` is called once a backward with this rank's reduced gradients of the unit, flat and in the reduce dtype,
   /// after the unit's own collectives: for a reduction of one's own, over an axis that the mesh does not have. It
-  /// changes the tensor in place; every rank calls it in the same order. Empty: none. Gradients without sync do not
-  /// pass it. On a GPU the current stream is then one of the engine's (fully_shard/reduce_stream.h).
+  /// changes the tensor in place; every rank calls it in the same order. A parameter that no rank of the unit's mesh
+  /// used has zeros in it, and gets the gradient that is there after: ranks beyond the mesh may have used it. Empty:
+  /// none. Gradients without sync do not pass it. On a GPU the current stream is then one of the engine's
+  /// (fully_shard/reduce_stream.h).
   void set_all_reduce_hook(std::function<void(const at::Tensor& flat_gradient)> hook);
 
   /// Functions of one's own in place of the collectives of this unit: for another transport, say. They keep what

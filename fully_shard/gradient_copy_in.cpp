@@ -107,8 +107,12 @@ void GradientReduction::write_flags(const at::Tensor& buffer, int64_t offset, in
   }
 }
 
-/// Which parameters got a gradient on any rank. What this rank has is known without the device's answer.
+/// Which parameters got a gradient on any rank. What this rank has is known without the device's answer. A user's
+/// reduction may bring gradients of ranks whose flags do not come here: then all count as used, and agree on it.
 std::vector<bool> GradientReduction::used_members() const {
+  if (hook_) {
+    return std::vector<bool>(members_.size(), true);
+  }
   if (std::ranges::find(has_grad_, false) == has_grad_.end()) {
     return has_grad_;
   }

@@ -20,7 +20,8 @@
 // every rank which parameters were used by some rank, so that a parameter that only some ranks used gets the
 // average with zeros for the others, and one that none used keeps an undefined gradient (the optimizer then
 // leaves it alone, as in one process). The collective's size never depends on what was used, so ranks that
-// use different parameters cannot disagree on it (compare pytorch issue 170667).
+// use different parameters cannot disagree on it (compare pytorch issue 170667). Where a hook of the user's reduces
+// further, every parameter that requires a gradient gets one: its ranks' flags do not come here.
 //
 // The flat gradient and its DTensors are kept from step to step, and used again once nobody else refers to them
 // (after zero_grad()): the reduce-scatter then writes the gradients where they stay.

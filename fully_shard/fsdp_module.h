@@ -56,7 +56,8 @@ class FSDPModule {
   /// Back to shards; does nothing if they are sharded. Waits for the ranks that still gather from this one's shard.
   void reshard();
 
-  /// See FullyShardOptions; for this unit, and with `recurse` for all units below it.
+  /// See FullyShardOptions; for this unit, and with `recurse` for all units below it. true frees all of the parameters,
+  /// also of a unit that was made to keep a share among some ranks.
   void set_reshard_after_forward(bool value, bool recurse = true);
   /// false: the parameters stay unsharded after backward, which saves the next forward's all-gather while gradients
   /// accumulate. reshard() each unit before the optimizer steps; a step on unsharded parameters is an error.
@@ -66,7 +67,7 @@ class FSDPModule {
 
   /// false: backward reduces no gradients, and no rank communicates for them. They add up unsharded, in the reduce
   /// dtype, until a backward with true reduces their sum. Until then `grad` does not show them and zero_grad() does
-  /// not clear them.
+  /// not clear them. Sets set_requires_all_reduce() to the same value: where both differ, that is called after.
   void set_requires_gradient_sync(bool value, bool recurse = true);
   /// false: on a 2-D mesh (HSDP), gradients are reduce-scattered but not yet all-reduced over the replicas; the sums
   /// wait for a backward with true. Nothing on a 1-D mesh.
@@ -81,10 +82,11 @@ class FSDPModule {
   void set_force_sum_reduction_for_comms(bool value);
 
   /// `hook` is called once a backward with this rank's reduced gradients of the unit, flat and in the reduce dtype,
-  /// after the unit's own collectives: for a reduction of one's own, over an axis that the mesh does not have. It
-  /// changes the tensor in place; every rank calls it in the same order. A parameter that no rank of the unit's mesh
-  /// used has zeros in it, and gets the gradient that is there after: ranks beyond the mesh may have used it. Empty:
-  /// none. Gradients without sync do not pass it. On a GPU the current stream is then one of the engine's
+  /// after the unit's own collectives: for a reduction of one's own, over an axis that the mesh does not have. For a
+  /// unit of replicate that is alone in its tree, whose gradients go in parts (bucket_cap_mb), it is called once a
+  /// part. It changes the tensor in place; every rank calls it in the same order. A parameter that no rank of the
+  /// unit's mesh used has zeros in it, and gets the gradient that is there after: ranks beyond the mesh may have used
+  /// it. Empty: none. Gradients without sync do not pass it. On a GPU the current stream is then one of the engine's
   /// (fully_shard/reduce_stream.h).
   void set_all_reduce_hook(std::function<void(const at::Tensor& flat_gradient)> hook);
 
@@ -99,7 +101,7 @@ class FSDPModule {
 
   /// The units to gather ahead when this one's forward begins: their all-gathers are issued before it computes. Two or
   /// more overlap further and hold more memory. None given: the unit that came next in the last forward, which is the
-  /// default. An empty list: nothing. Throws ValueError unless all are units of the same ranks.
+  /// default. An empty list: nothing. All ranks give the same list. Throws ValueError if this unit is in it.
   void set_modules_to_forward_prefetch(std::optional<std::vector<FSDPModule>> modules);
   /// The same for backward. The default is the unit that came next in the last backward, or in the first backward the
   /// reverse of forward.

@@ -79,6 +79,14 @@ bool FSDPState::reshards_after_forward() const {
   return options_.reshard_after_forward.value_or(!root_->is_outermost(*this));
 }
 
+void FSDPState::reshard_after_forward() {
+  if (may_keep_share_) {
+    group_->reshard_after_forward();
+  } else {
+    group_->reshard();
+  }
+}
+
 /// A share has the values that forward computed with, for its backward. What is not one may come after a step.
 void FSDPState::forget_share() {
   if (current_backward() == -1 && group_->state() == UnitState::ShardedSmaller) {
@@ -207,7 +215,7 @@ void FSDPState::post_forward(TensorRefs outputs) {
     if (!differentiable) {
       group_->reshard();
     } else if (reshards_after_forward() && current_backward() == -1) {
-      group_->reshard_after_forward();
+      reshard_after_forward();
     }
   }
   if (all_ran && open_calls_.empty()) {
@@ -245,7 +253,7 @@ void FSDPState::finish_forward() {
     if (!is_differentiable_) {
       group_->reshard();
     } else if (reshards_after_forward()) {
-      group_->reshard_after_forward();
+      reshard_after_forward();
     }
   }
   is_differentiable_ = false;

@@ -64,7 +64,10 @@ class FSDPState : public std::enable_shared_from_this<FSDPState> {
   const std::string& label() const { return options_.label; }
   const std::shared_ptr<FSDPRoot>& root() const { return root_; }
   Settings& settings() { return settings_; }
-  void set_reshard_after_forward(bool value) { options_.reshard_after_forward = value; }
+  void set_reshard_after_forward(bool value) {
+    options_.reshard_after_forward = value;
+    may_keep_share_ = false;
+  }
 
   /// The unit belongs to `root` from now on, as number `unit`, and is called `name` there.
   void join(std::shared_ptr<FSDPRoot> root, int64_t unit, UnitNames names, std::shared_ptr<BlockPool> pool);
@@ -122,6 +125,7 @@ class FSDPState : public std::enable_shared_from_this<FSDPState> {
   void post_backward(const Ticket& ticket);
   void on_accumulated(size_t param);
   bool reshards_after_forward() const;
+  void reshard_after_forward();
   void forget_share();
   void reshard_and_reduce(bool reshards, bool reduces);
   void reduce();
@@ -139,6 +143,7 @@ class FSDPState : public std::enable_shared_from_this<FSDPState> {
   std::vector<std::weak_ptr<Ticket>> tickets_;  // of graphs that may still run backward
   int active_calls_ = 0;                        // calls whose backward is running
   bool is_differentiable_ = false;              // a call of the running outermost forward was
+  bool may_keep_share_ = true;                  // if the group can
   bool backward_started_ = false;
   bool has_unreduced_ = false;
   bool is_prefetched_ = false;  // the gather in flight was not asked for by the user

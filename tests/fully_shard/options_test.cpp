@@ -104,6 +104,9 @@ TEST_CASE("a share among fewer ranks is gathered among them in backward") {
     fsdp(block).unshard();
     expect_equal(fsdp(block).unsharded_bytes(), static_cast<size_t>(numel) * 4);
     fsdp(block).reshard();
+    fsdp(tower).set_reshard_after_forward(true);
+    loss = loss_of(tower, rank);
+    TESSERA_EXPECT(fsdp(block).unit_state() == UnitState::Sharded);
   });
 }
 

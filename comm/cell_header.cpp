@@ -23,8 +23,27 @@ struct Header {
 };
 static_assert(sizeof(Header) == 40 && sizeof(Header) <= ShmLayout::kAlignment);
 
-// At kAlignment follow the splits of an all_to_all, first those of the input, or a SharedPlace of an all_gather.
-static_assert(sizeof(SharedPlace) <= ShmLayout{}.header_bytes() - ShmLayout::kAlignment);
+// At kAlignment follow the splits of an all_to_all, first those of the input, or a SharedPlace of an all_gather, or one
+// for each rank of a reduce_scatter's pieces.
+static_assert(sizeof(SharedPlace) == ShmLayout::kPlaceBytes);
+static_assert(2 * sizeof(int64_t) <= ShmLayout::kPlaceBytes);
+
+/// Of a cell, also a constant one.
+template <typename Char>
+Char* place_in(Char* cell, int to) {
+  return cell + ShmLayout::kAlignment + to * ShmLayout::kPlaceBytes;
+}
+
+void write_place(char* to, const std::optional<SharedPlace>& place) {
+  const SharedPlace written = place.value_or(SharedPlace{});
+  std::memcpy(to, &written, sizeof(written));
+}
+
+std::optional<SharedPlace> read_place(const char* from) {
+  SharedPlace place;
+  std::memcpy(&place, from, sizeof(place));
+  return place.file >= 0 ? std::optional(place) : std::nullopt;
+}
 
 CallShape read_call(const char* cell, const Header& header, size_t ranks) {
   CallShape call = {.kind = header.kind,
@@ -64,17 +83,22 @@ void write_header(char* cell, const CallShape& call, int64_t steps, const std::o
     std::memcpy(cell + ShmLayout::kAlignment + bytes, call.output_splits.data(), bytes);
   }
   if (call.kind == Collective::AllGather) {
-    const SharedPlace place = lent.value_or(SharedPlace{});
-    std::memcpy(cell + ShmLayout::kAlignment, &place, sizeof(place));
+    write_place(place_in(cell, 0), lent);
   }
 }
 
 std::optional<SharedPlace> read_lent(const char* cell) {
   Header header;
-  SharedPlace place;
   std::memcpy(&header, cell, sizeof(header));
-  std::memcpy(&place, cell + ShmLayout::kAlignment, sizeof(place));
-  return header.kind == Collective::AllGather && place.file >= 0 ? std::optional(place) : std::nullopt;
+  return header.kind == Collective::AllGather ? read_place(place_in(cell, 0)) : std::nullopt;
+}
+
+void write_piece_place(char* cell, int to, const std::optional<SharedPlace>& place) {
+  write_place(place_in(cell, to), place);
+}
+
+std::optional<SharedPlace> read_piece_place(const char* cell, int to) {
+  return read_place(place_in(cell, to));
 }
 
 HeaderAgreement compare_headers(c10::ArrayRef<const char*> cells) {

@@ -1,5 +1,6 @@
 #pragma once
-// The head of the cell that opens a call: what the rank called, in plain bytes, for its peers to compare.
+// The head of a cell, in plain bytes. That of the cell that opens a call says what the rank called, for its peers to
+// compare; those of a reduce_scatter, where pieces are that are not in the cell.
 
 #include <c10/util/ArrayRef.h>
 
@@ -16,6 +17,11 @@ namespace tessera {
 /// all_gather is, if the peers are to read it there and not in the cells.
 void write_header(char* cell, const CallShape& call, int64_t steps, const std::optional<SharedPlace>& lent);
 std::optional<SharedPlace> read_lent(const char* cell);
+
+/// Of a step of a reduce_scatter: where this rank's piece for rank `to` is, if it is to be read there and not in the
+/// cell.
+void write_piece_place(char* cell, int to, const std::optional<SharedPlace>& place);
+std::optional<SharedPlace> read_piece_place(const char* cell, int to);
 
 struct HeaderAgreement {
   /// "" if the calls belong together; otherwise what each rank called.

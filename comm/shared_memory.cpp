@@ -6,9 +6,12 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
+#include <deque>
 #include <memory>
 #include <mutex>
+#include <vector>
 
 #include "comm/shm_layout.h"
 
@@ -19,6 +22,7 @@ namespace {
 /// Of a block; its tensor begins behind.
 struct BlockHead {
   std::atomic<uint32_t> lives;
+  std::atomic<uint32_t> use;  // counts from 0
 };
 constexpr int64_t kHeadBytes = ShmLayout::kPage;
 
@@ -41,23 +45,63 @@ void release(void* context) noexcept {
   }
 }
 
-/// The file of this process: never closed, since tensors may be freed after the statics' end.
+using OwnedBlock = std::unique_ptr<Block, void (*)(void*)>;
+
+int64_t size_of_block(int64_t bytes) {
+  return ShmLayout::round_up(kHeadBytes + bytes, ShmLayout::kMapAlignment);
+}
+
+/// The file of this process, and its blocks that are free: never closed, since tensors may be freed after the statics'
+/// end.
 class OwnFile {
  public:
-  std::unique_ptr<Block> take(int64_t bytes) {
+  /// A new block.
+  OwnedBlock make(int64_t bytes) {
     const std::lock_guard lock(mutex_);
-    if (owner_ != getpid()) {
-      // The parent's goes on without this process.
-      file_ = FileDescriptor::in_memory("tessera_shared");
-      owner_ = getpid();
-      end_ = 0;
+    return make_locked(bytes);
+  }
+
+  /// A free block of the size, or a new one.
+  OwnedBlock take(int64_t bytes) {
+    const std::lock_guard lock(mutex_);
+    forget_parents();
+    const int64_t size = size_of_block(bytes);
+    const auto found = std::find_if(free_.rbegin(), free_.rend(),
+                                    [&](const OwnedBlock& block) { return block->memory.bytes() == size; });
+    OwnedBlock block = found == free_.rend() ? make_locked(bytes) : std::move(*found);
+    if (found != free_.rend()) {
+      free_.erase(std::next(found).base());
+      free_bytes_ -= size;
     }
-    const int64_t size = ShmLayout::round_up(kHeadBytes + bytes, ShmLayout::kMapAlignment);
-    file_.resize(end_ + size);
-    auto block = std::make_unique<Block>(Block{owner_, file_.number(), end_, FileMapping(file_, end_, size)});
-    end_ += size;
-    head_of(block->memory).lives.store(1);
+    used_bytes_ += size;
+    most_used_ = std::max(most_used_, used_bytes_);
     return block;
+  }
+
+  void give_back(OwnedBlock block) {
+    std::vector<OwnedBlock> surplus;  // whose memory goes back without the lock
+    const std::lock_guard lock(mutex_);
+    if (block->owner != getpid() || block->owner != owner_) {
+      return;  // inherited from the parent
+    }
+    head_of(block->memory).use.fetch_add(1);
+    used_bytes_ -= block->memory.bytes();
+    free_bytes_ += block->memory.bytes();
+    free_.push_back(std::move(block));
+    while (4 * (free_bytes_ + used_bytes_) > 5 * most_used_) {
+      free_bytes_ -= free_.front()->memory.bytes();
+      surplus.push_back(std::move(free_.front()));
+      free_.pop_front();
+    }
+  }
+
+  void trim() {
+    std::deque<OwnedBlock> free;
+    const std::lock_guard lock(mutex_);
+    forget_parents();
+    free.swap(free_);
+    free_bytes_ = 0;
+    most_used_ = used_bytes_;
   }
 
   static OwnFile& get() {
@@ -66,11 +110,45 @@ class OwnFile {
   }
 
  private:
+  /// After fork() the parent's file goes on without this process.
+  void forget_parents() {
+    if (owner_ != getpid()) {
+      owner_ = getpid();
+      file_ = FileDescriptor();
+      end_ = free_bytes_ = used_bytes_ = most_used_ = 0;
+      free_.clear();
+    }
+  }
+
+  OwnedBlock make_locked(int64_t bytes) {
+    forget_parents();
+    if (!file_) {
+      file_ = FileDescriptor::in_memory("tessera_shared");
+    }
+    const int64_t size = size_of_block(bytes);
+    file_.resize(end_ + size);
+    OwnedBlock block(new Block{owner_, file_.number(), end_, FileMapping(file_, end_, size)}, release);
+    end_ += size;
+    head_of(block->memory).lives.store(1);
+    return block;
+  }
+
   std::mutex mutex_;
   int owner_ = -1;
   FileDescriptor file_;
   int64_t end_ = 0;
+  std::deque<OwnedBlock> free_;  // the longest free first
+  int64_t free_bytes_ = 0, used_bytes_ = 0, most_used_ = 0;
 };
+
+void recycle(void* context) noexcept {
+  OwnFile::get().give_back(OwnedBlock(static_cast<Block*>(context), release));
+}
+
+at::DataPtr data_of(OwnedBlock owned, c10::DeleterFnPtr deleter) {
+  Block* const block = owned.release();
+  return {block->memory.base() + kHeadBytes, block, deleter, c10::kCPU};
+}
 
 std::atomic<int64_t> mapped_bytes = 0;
 
@@ -78,19 +156,25 @@ std::atomic<int64_t> mapped_bytes = 0;
 
 at::Tensor shared_zeros(int64_t numel, at::ScalarType dtype) {
   const int64_t bytes = numel * static_cast<int64_t>(c10::elementSize(dtype));
-  Block* const block = OwnFile::get().take(bytes).release();
-  at::DataPtr data(block->memory.base() + kHeadBytes, block, release, c10::kCPU);
-  c10::Storage storage(c10::Storage::use_byte_size_t(), bytes, std::move(data), /*allocator=*/nullptr,
-                       /*resizable=*/false);
+  c10::Storage storage(c10::Storage::use_byte_size_t(), bytes, data_of(OwnFile::get().make(bytes), release),
+                       /*allocator=*/nullptr, /*resizable=*/false);
   auto tensor = at::detail::make_tensor<c10::TensorImpl>(std::move(storage), c10::DispatchKeySet(c10::DispatchKey::CPU),
                                                          c10::scalarTypeToTypeMeta(dtype));
   tensor.unsafeGetTensorImpl()->set_sizes_contiguous({numel});
   return tensor;
 }
 
+at::DataPtr shared_block(int64_t bytes) {
+  return data_of(OwnFile::get().take(bytes), recycle);
+}
+
+void trim_shared_blocks() {
+  OwnFile::get().trim();
+}
+
 std::optional<SharedPlace> shared_place(const at::Tensor& tensor) {
   const auto& data = tensor.storage().data_ptr();
-  if (data.get_deleter() != release) {
+  if (data.get_deleter() != release && data.get_deleter() != recycle) {
     return std::nullopt;
   }
   const auto& block = *static_cast<const Block*>(data.get_context());
@@ -98,6 +182,7 @@ std::optional<SharedPlace> shared_place(const at::Tensor& tensor) {
     return std::nullopt;
   }
   return SharedPlace{.file = block.file,
+                     .use = head_of(block.memory).use.load(),
                      .block = block.offset,
                      .block_bytes = block.memory.bytes(),
                      .offset = static_cast<const char*>(tensor.const_data_ptr()) - block.memory.base()};
@@ -125,7 +210,8 @@ const char* PeerMemory::find(const SharedPlace& place) {
 
 bool PeerMemory::is_alive(const SharedPlace& place) const {
   std::atomic_thread_fence(std::memory_order_acquire);
-  return head_of(blocks_.at(place.block)).lives.load() == 1;
+  const BlockHead& head = head_of(blocks_.at(place.block));
+  return head.lives.load() == 1 && head.use.load() == place.use;
 }
 
 void PeerMemory::drop_dead() {

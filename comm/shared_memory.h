@@ -2,10 +2,14 @@
 // Memory of this process that other processes of the host read where it is: what lies there needs no copy to be sent.
 //
 // It is parts of one memfd, which has no name in any file system and is gone with the last process that has it open or
-// mapped. A tensor has a block of its own, at an offset that no other ever has. When the tensor goes its pages go back
-// to the system, also where peers still map them; these find a 0 in the block's head then.
+// mapped. A tensor that stays has a block of its own, at an offset that no other ever has (shared_zeros). When it goes
+// its pages go back to the system, also where peers still map them; these find a 0 in the block's head then.
 //
-//   | head: 1 while the tensor lives | the tensor |
+// Tensors that come and go, as gradients do, get their memory from blocks that are used again (shared_block), so that
+// neither this process nor its peers have to map them anew. A block's head counts its uses, and who has read from it
+// sees there whether what was read was still what it had been told of.
+//
+//   | head: whether the block lives, and in which use it is | the tensor |
 
 #include <ATen/core/Tensor.h>
 
@@ -20,6 +24,7 @@ namespace tessera {
 /// Where a peer finds what begins at some address of this process.
 struct SharedPlace {
   int32_t file = -1;  // its number in the process whose memory it is
+  uint32_t use = 0;   // of the block
   int64_t block = 0;  // in the file; in bytes, as are the next two
   int64_t block_bytes = 0;
   int64_t offset = 0;  // in the block
@@ -30,7 +35,14 @@ struct SharedPlace {
 /// child. Throws CommError where the system has no such memory.
 at::Tensor shared_zeros(int64_t numel, at::ScalarType dtype);
 
-/// Of a tensor in shared_zeros(), or a view of one; else nullopt.
+/// Memory for `bytes` bytes of undefined contents, from a block that is free or a new one. When the result goes the
+/// block is free again. Free ones are kept as long as all blocks together are no more than five quarters of the most
+/// that were in use at one time. Thread safety and errors as above.
+at::DataPtr shared_block(int64_t bytes);
+/// Gives the free blocks back to the system.
+void trim_shared_blocks();
+
+/// Of a tensor in the memory of one of the above, or a view of one; else nullopt.
 std::optional<SharedPlace> shared_place(const at::Tensor& tensor);
 
 /// The blocks of one peer that this process has mapped. Thread safety: for one thread at a time.
@@ -41,9 +53,9 @@ class PeerMemory {
   PeerMemory& operator=(PeerMemory&&) = delete;
   ~PeerMemory();
 
-  /// What `place` of the peer names; valid until the peer's tensor goes. Throws CommError.
+  /// What `place` of the peer names; valid until the peer's block goes. Throws CommError.
   const char* find(const SharedPlace& place);
-  /// Whether the tensor of a block that was found still lives, so that what was read from it were its elements.
+  /// Whether the tensor in a block that was found still lives, so that what was read from it were its elements.
   bool is_alive(const SharedPlace& place) const;
 
  private:

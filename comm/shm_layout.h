@@ -30,6 +30,8 @@ struct ShmLayout {
   static constexpr int64_t kControlBytes = 512;
   static constexpr int64_t kPage = 4096;
   static constexpr int64_t kAlignment = 64;
+  /// Of a SharedPlace.
+  static constexpr int64_t kPlaceBytes = 32;
   /// Of what is mapped on its own: the largest page that a system may have.
   static constexpr int64_t kMapAlignment = int64_t{64} * 1024;
 
@@ -39,10 +41,9 @@ struct ShmLayout {
     return (value + multiple - 1) / multiple * multiple;
   }
 
-  /// Room for a CellHeader and, for an all_to_all, what goes to and comes from each rank.
-  constexpr int64_t header_bytes() const {
-    return round_up(kAlignment + 2 * ranks * static_cast<int64_t>(sizeof(int64_t)), kAlignment);
-  }
+  /// Room for a CellHeader and, for each rank, what goes to and comes from it in an all_to_all, or where it finds its
+  /// piece of a reduce_scatter.
+  constexpr int64_t header_bytes() const { return round_up(kAlignment + ranks * kPlaceBytes, kAlignment); }
   /// A cell's page of its own more than the payload also keeps equal offsets of cells apart in the cache.
   constexpr int64_t cell_stride() const { return round_up(header_bytes() + kCellBytes, kPage); }
   constexpr int64_t control_offset(int64_t rank) const { return kFailureBytes + rank * kControlBytes; }

@@ -5,7 +5,6 @@
 #include <utility>
 
 #include "comm/cell_header.h"
-#include "comm/local_reduce.h"
 #include "comm/stream_copy.h"
 
 namespace tessera {
@@ -14,17 +13,9 @@ namespace {
 
 // An output of this size is larger than a rank's share of any cache.
 constexpr int64_t kStreamBytes = int64_t{16} * 1024 * 1024;
-// The lines of a cell are in the cache of the core that has read it last. A store that takes them over one by one costs
-// ten times one past the cache, but for a few of them.
-constexpr int64_t kStreamCellBytes = 1024;
 
 char* data_of(const at::Tensor& tensor) {
   return tensor.defined() ? static_cast<char*>(tensor.mutable_data_ptr()) : nullptr;
-}
-
-/// Of a rank's flat elements, as parts count them; `range` and `piece` are as in a tensor of all ranks.
-PartRange part_range(const CallShape& shape, int rank, const ByteRange& range, const ByteRange& piece) {
-  return {.dtype = shape.dtype, .rank = rank, .begin = piece.begin - range.begin, .bytes = piece.bytes};
 }
 
 }  // namespace
@@ -76,7 +67,7 @@ bool ShmQueue::put() {
   if (!find_phase_to_put() || !has_room()) {
     return false;
   }
-  const Operation& operation = operations_[put_cursor_.operation];
+  Operation& operation = operations_[put_cursor_.operation];
   const ShmPhase& phase = operation.plan.phases[put_cursor_.phase];
   if (phase.after_previous && put_cursor_.step == 0 && taken_ != posted_) {
     return false;
@@ -107,39 +98,6 @@ bool ShmQueue::find_phase_to_put() {
   return false;
 }
 
-void ShmQueue::put_pieces(const Operation& operation, const ShmPhase& phase) {
-  const char* const source = phase.from_output ? operation.output : operation.input;
-  char* const payload = arena_.payload(rank_, posted_);
-  const int64_t t = put_cursor_.step;
-  const int parts = operation.lent ? 0 : phase.own_parts ? ranks_ : 1;
-  for (int to = 0; to < parts; ++to) {
-    const ByteRange piece = phase.sent[to].piece(t, phase.chunk);
-    if (source == nullptr && operation.call.parts) {
-      // This rank's own part too: it may lie in several tensors, and take_pieces() wants it in one piece.
-      read_parts(*operation.call.parts, part_range(operation.shape, to, phase.sent[to], piece),
-                 payload + to * phase.chunk, kStreamCellBytes);
-    } else if (!phase.own_parts || to != rank_) {
-      copy_bytes(payload + to * phase.chunk, source + piece.begin, piece.bytes, kStreamCellBytes);
-    }
-  }
-  if (!phase.reduces) {
-    put_own(operation, phase);
-  }
-}
-
-// What a rank sends to itself goes to its place at once.
-void ShmQueue::put_own(const Operation& operation, const ShmPhase& phase) {
-  const char* const source = phase.from_output ? operation.output : operation.input;
-  const ByteRange from = phase.sent_to(rank_).piece(put_cursor_.step, phase.chunk);
-  const ByteRange to = phase.received[rank_].piece(put_cursor_.step, phase.chunk);
-  if (operation.call.parts) {
-    write_parts(*operation.call.parts, part_range(operation.shape, rank_, phase.received[rank_], to),
-                source + from.begin, operation.stream_from);
-  } else {
-    copy_bytes(operation.output + to.begin, source + from.begin, std::min(from.bytes, to.bytes), operation.stream_from);
-  }
-}
-
 bool ShmQueue::take() {
   if (taken_ == posted_) {
     return false;
@@ -153,8 +111,9 @@ bool ShmQueue::take() {
   if (!operation.agreed && !agree(operation)) {
     return false;
   }
+  borrowed_.clear();
   take_pieces(operation, operation.plan.phases[take_cursor_.phase]);
-  if (!check_borrowed(operation)) {
+  if (!check_borrowed()) {
     return false;
   }
   step_taken();
@@ -175,81 +134,6 @@ bool ShmQueue::agree(Operation& operation) {
   return mismatch_.empty() && borrow(operation);
 }
 
-/// Finds what peers have lent.
-bool ShmQueue::borrow(Operation& operation) {
-  for (int peer = 0; peer < ranks_; ++peer) {
-    const auto place = peer == rank_ ? std::nullopt : read_lent(arena_.cell(peer, taken_));
-    if (!place) {
-      continue;
-    }
-    operation.borrowed.resize(ranks_);
-    try {
-      operation.borrowed[peer] = {place, peer_memory_[peer].find(*place)};
-    } catch (const CommError& failure) {
-      fault_ = failure.what();
-    }
-  }
-  return fault_.empty();
-}
-
-/// Whether what was read was still what the peers had lent. A lender that has an error, after a time-out say, may write
-/// its input again, and has recorded a failure before.
-bool ShmQueue::check_borrowed(const Operation& operation) {
-  if (operation.borrowed.empty()) {
-    return true;
-  }
-  for (size_t peer = 0; peer < operation.borrowed.size(); ++peer) {
-    const auto& place = operation.borrowed[peer].place;
-    if (place && !peer_memory_[peer].is_alive(*place)) {
-      fault_ = "a peer has ended the group before its input was read";
-    }
-  }
-  std::atomic_thread_fence(std::memory_order_acquire);  // the reads come first
-  if (fault_.empty() && arena_.has_failed()) {
-    const std::string failure = arena_.failure();
-    fault_ = failure.empty() ? "a rank has failed before all inputs were read" : failure;
-  }
-  return fault_.empty();
-}
-
-void ShmQueue::take_pieces(const Operation& operation, const ShmPhase& phase) {
-  if (phase.reduces) {
-    reduce_pieces(operation, phase);
-    return;
-  }
-  const int64_t offset = phase.own_parts ? rank_ * phase.chunk : 0;
-  for (int i = 1; i < ranks_; ++i) {
-    const int from = (rank_ + i) % ranks_;
-    const ByteRange to = phase.received[from].piece(take_cursor_.step, phase.chunk);
-    const bool is_borrowed = !operation.borrowed.empty() && operation.borrowed[from].place;
-    const char* const payload = is_borrowed ? operation.borrowed[from].data + to.begin - phase.received[from].begin
-                                            : arena_.payload(from, taken_) + offset;
-    if (operation.call.parts) {
-      write_parts(*operation.call.parts, part_range(operation.shape, from, phase.received[from], to), payload,
-                  operation.stream_from);
-    } else {
-      copy_bytes(operation.output + to.begin, payload, to.bytes, operation.stream_from);
-    }
-  }
-}
-
-void ShmQueue::reduce_pieces(const Operation& operation, const ShmPhase& phase) {
-  const int64_t t = take_cursor_.step, offset = phase.own_parts ? rank_ * phase.chunk : 0;
-  const ByteRange to = phase.received[rank_].piece(t, phase.chunk);
-  if (to.bytes == 0) {
-    return;
-  }
-  const char* const source = phase.from_output ? operation.output : operation.input;
-  c10::SmallVector<const void*, 8> inputs;
-  for (int from = 0; from < ranks_; ++from) {
-    const bool in_place = from == rank_ && source != nullptr;
-    inputs.push_back(in_place ? source + phase.sent_to(rank_).piece(t, phase.chunk).begin
-                              : arena_.payload(from, taken_) + offset);
-  }
-  const auto numel = to.bytes / static_cast<int64_t>(c10::elementSize(operation.shape.dtype));
-  reduce_in_order(operation.output + to.begin, inputs, numel, operation.shape.dtype, operation.shape.op);
-}
-
 void ShmQueue::step_taken() {
   publish(arena_.control(rank_).consumed, ++taken_, kAwaitsConsumed);
   const ShmPlan& plan = operations_.front().plan;
@@ -266,8 +150,9 @@ void ShmQueue::step_taken() {
 
 void ShmQueue::finish_first() {
   Operation& operation = operations_.front();
-  if (operation.lent) {
-    lent_.push_back({done_, taken_, std::move(operation.shape), std::move(operation.call.input)});
+  if (operation.lent || operation.lends_pieces) {
+    lent_.push_back(
+        {done_, taken_, std::move(operation.shape), std::move(operation.call.input), std::move(operation.call.parts)});
   }
   operations_.pop_front();
   ++done_;
@@ -291,8 +176,8 @@ bool ShmQueue::drop_read() {
 }
 
 bool ShmQueue::lends() const {
-  return !lent_.empty() ||
-         std::any_of(operations_.begin(), operations_.end(), [](const auto& operation) { return operation.lent; });
+  return !lent_.empty() || std::any_of(operations_.begin(), operations_.end(),
+                                       [](const auto& operation) { return operation.lent || operation.lends_pieces; });
 }
 
 const CallShape& ShmQueue::shape(uint64_t number) const {

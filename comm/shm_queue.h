@@ -6,9 +6,10 @@
 // its piece of a step into its cell as soon as the cell is free, so small calls are on their way when launch returns,
 // and takes the others' pieces in the order of the steps.
 //
-// The input of an all_gather that is in shared memory (comm/shared_memory.h) is lent: the cells stay empty, and the
-// others take the pieces from where they are. Such a call is done when this rank has its output, and read when the
-// others have theirs too.
+// What is in shared memory (comm/shared_memory.h) is lent: the cells stay empty, and the others take the pieces from
+// where they are. Such are the input of an all_gather, and those pieces of a reduce_scatter's input that lie in one
+// tensor there, as gradients do. Such a call is done when this rank has its output, and read when the others have
+// theirs too.
 
 #include <c10/util/SmallVector.h>
 
@@ -70,6 +71,7 @@ class ShmQueue {
     char* output;         // the same
     int64_t stream_from;  // received pieces of so many bytes bypass the cache
     std::optional<SharedPlace> lent;
+    bool lends_pieces = false;                         // some, of a reduce_scatter
     bool agreed = false;                               // the ranks' headers were compared
     c10::SmallVector<BorrowedInput, 4> borrowed = {};  // one a rank; empty: none
   };
@@ -79,6 +81,12 @@ class ShmQueue {
     uint64_t end;  // the step behind its last
     CallShape shape;
     at::Tensor input;
+    TensorParts parts;
+  };
+  /// What was read where a peer has it.
+  struct BorrowedPiece {
+    int peer;
+    SharedPlace place;
   };
   struct Cursor {
     size_t operation = 0;
@@ -91,16 +99,19 @@ class ShmQueue {
   bool find_phase_to_put();
   bool agree(Operation& operation);
   bool borrow(Operation& operation);
-  bool check_borrowed(const Operation& operation);
+  bool check_borrowed();
   bool drop_read();
   uint64_t freed_by_next_put() const;
   bool has_room() const;
   bool has_consumed(int peer, uint64_t step) const;
   bool has_posted(int peer, uint64_t step) const;
-  void put_pieces(const Operation& operation, const ShmPhase& phase);
+  void put_pieces(Operation& operation, const ShmPhase& phase);
+  void put_piece(Operation& operation, const ShmPhase& phase, int to);
   void put_own(const Operation& operation, const ShmPhase& phase);
   void take_pieces(const Operation& operation, const ShmPhase& phase);
   void reduce_pieces(const Operation& operation, const ShmPhase& phase);
+  const void* own_piece(const Operation& operation, const ShmPhase& phase) const;
+  const void* find_piece(const Operation& operation, const ShmPhase& phase, int from);
   void step_taken();
   void finish_first();
   void publish(std::atomic<uint64_t>& counter, uint64_t value, uint32_t awaited_by);
@@ -115,7 +126,8 @@ class ShmQueue {
   uint64_t posted_ = 0;
   uint64_t taken_ = 0;
   Cursor put_cursor_;
-  Cursor take_cursor_;  // its operation is always the first
+  Cursor take_cursor_;                           // its operation is always the first
+  c10::SmallVector<BorrowedPiece, 4> borrowed_;  // in the present step
   // The peers' counters as last read.
   mutable std::vector<uint64_t> peers_posted_;
   mutable std::vector<uint64_t> peers_consumed_;

@@ -105,14 +105,14 @@ void write_parts(const std::vector<TensorPart>& parts, const PartRange& range, c
   }
 }
 
-const char* find_in_parts(const std::vector<TensorPart>& parts, const PartRange& range) {
+PlaceInPart find_in_parts(const std::vector<TensorPart>& parts, const PartRange& range) {
   for (const auto& part : parts) {
     const auto [at, bytes, data, present] = overlap_of(part, range);
     if (present == range.bytes) {
-      return data;
+      return {.tensor = &part.tensor, .data = data};
     }
   }
-  return nullptr;
+  return {};
 }
 
 }  // namespace tessera

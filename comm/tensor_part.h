@@ -45,7 +45,12 @@ struct PartRange {
 void read_parts(const std::vector<TensorPart>& parts, const PartRange& range, char* to, int64_t stream_from);
 void write_parts(const std::vector<TensorPart>& parts, const PartRange& range, const char* from, int64_t stream_from);
 
-/// Where the range lies, if it lies in one tensor and is all there; else null.
-const char* find_in_parts(const std::vector<TensorPart>& parts, const PartRange& range);
+/// Where a range lies.
+struct PlaceInPart {
+  const at::Tensor* tensor = nullptr;
+  const char* data = nullptr;
+};
+/// Nulls unless the range lies in one tensor and is all there.
+PlaceInPart find_in_parts(const std::vector<TensorPart>& parts, const PartRange& range);
 
 }  // namespace tessera

@@ -56,7 +56,7 @@ const void* sent_elements(const LocalCall& call, size_t to, Elements elements, s
     return bytes_of(call.input, first, elements.count).data;
   }
   const PartRange range = part_range(call.output, to, elements);
-  if (const char* const found = find_in_parts(*call.parts, range)) {
+  if (const char* const found = find_in_parts(*call.parts, range).data) {
     return found;
   }
   room.resize(static_cast<size_t>(range.bytes));

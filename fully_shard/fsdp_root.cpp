@@ -39,6 +39,17 @@ std::vector<std::shared_ptr<GatherStream>> gather_streams(const std::vector<Name
   return streams;
 }
 
+/// Of gradients that peers can read where they lie.
+std::vector<size_t> gradient_bytes(const std::vector<NamedState>& states) {
+  std::vector<size_t> bytes;
+  for (const auto& [path, state] : states) {
+    if (state->group()) {
+      state->group()->add_lent_gradients(bytes);
+    }
+  }
+  return bytes;
+}
+
 /// Gathers that a user issued carry the numbers that units had, and peers may be reading the shards that get others.
 void end_unshards(const std::vector<NamedState>& states) {
   for (const auto& [path, state] : states) {
@@ -72,7 +83,7 @@ void FSDPRoot::make(torch::nn::Module& module) {
     }
   }
   end_unshards(states);
-  const std::shared_ptr<FSDPRoot> root(new FSDPRoot(std::move(units)));
+  const std::shared_ptr<FSDPRoot> root(new FSDPRoot(std::move(units), gradient_bytes(states)));
   root->gather_streams_ = gather_streams(states);
   const auto has_params = [](const NamedState& unit) { return unit.state->group() != nullptr; };
   const bool is_alone = std::ranges::count_if(states, has_params) == 1;
@@ -172,6 +183,7 @@ void FSDPRoot::await_end_of_backward() {
     return;
   }
   backward_ = current_backward();
+  gradient_memory_.begin();
   schedule_.begin_backward();
   for (const auto& weak : states_) {
     if (const auto state = weak.lock()) {
@@ -229,6 +241,7 @@ void FSDPRoot::finish_backward(int64_t id) {
   } else {
     reductions_.flush();
   }
+  gradient_memory_.end();
   backward_ = -1;
   recomputes_ = false;
 }
@@ -253,6 +266,7 @@ void FSDPRoot::reset_iter_state() {
   open_forwards_ = 0;
   outermost_runs_ = forward_failed_ = recomputes_ = false;
   schedule_.abandon();
+  gradient_memory_.end();
   for (const auto& weak : states_) {
     if (const auto state = weak.lock()) {
       state->abort_iteration();

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "fully_shard/fsdp_state.h"
+#include "fully_shard/gradient_memory.h"
 #include "fully_shard/reduction_queue.h"
 #include "fully_shard/schedule.h"
 
@@ -41,7 +42,8 @@ class FSDPRoot : public std::enable_shared_from_this<FSDPRoot> {
   void reset_iter_state();
 
  private:
-  explicit FSDPRoot(std::vector<std::weak_ptr<FSDPState>> states) : states_(std::move(states)) {}
+  FSDPRoot(std::vector<std::weak_ptr<FSDPState>> states, std::vector<size_t> gradient_bytes)
+      : states_(std::move(states)), gradient_memory_(std::move(gradient_bytes)) {}
 
   std::shared_ptr<FSDPState> state_at(std::optional<int64_t> unit) const;
   void await_end_of_backward();
@@ -52,6 +54,7 @@ class FSDPRoot : public std::enable_shared_from_this<FSDPRoot> {
 
   std::vector<std::weak_ptr<FSDPState>> states_;  // by number, the outermost first
   std::vector<std::shared_ptr<GatherStream>> gather_streams_;
+  GradientMemory gradient_memory_;
   Schedule schedule_;
   ReductionQueue reductions_;
   int64_t backward_ = -1;    // the backward whose end is awaited

@@ -138,6 +138,7 @@ void GradientReduction::end_reduce_scatter() {
   {
     const SideStream::Scope scope(*scatter_stream_);
     pending_.wait();
+    scattered_ = std::move(pending_);
   }
   const StreamMark scattered = scatter_stream_->mark();
   scattered.wait();
@@ -277,8 +278,10 @@ void GradientReduction::end() {
 }
 
 void GradientReduction::discard() {
+  scattered_.wait_until_read();
   if (in_flight()) {
     pending_.wait();
+    pending_.wait_until_read();
     stream_->drain();
     copied_.synchronize();
     input_.give_back();

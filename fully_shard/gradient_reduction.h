@@ -81,6 +81,9 @@ class GradientReduction {
   /// Waits for the reduce-scatter. With replicas it issues the all-reduce, if start() did not, and returns true, unless
   /// the settings said not to: then the result waits for a later reduction. Without replicas it calls finish().
   bool start_all_reduce(std::span<ShardedParam> params);
+  /// Once that has happened: returns when no peer reads the gradients that the reduce-scatter sent, which are kept
+  /// until then.
+  void wait_until_read() { scattered_.wait_until_read(); }
   /// Waits, and gives the parameters their sharded gradients. The first of two calls where they go to the host, after
   /// which it is_copying().
   void finish(std::span<ShardedParam> params);
@@ -149,6 +152,7 @@ class GradientReduction {
 
   Stage stage_ = Stage::Idle;
   Pending pending_;
+  Pending scattered_;  // the last reduce-scatter, which was waited for
   GradientScale scale_;
   bool all_reduces_ = false;
   std::function<void(const at::Tensor&)> hook_;

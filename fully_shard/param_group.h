@@ -113,6 +113,8 @@ class ParamGroup {
   /// gradient once in a backward; only one that is nested in it brings more.
   void check_not_taken(size_t param) const;
   bool has_trainable() const;
+  /// Adds the sizes in bytes of gradients that peers can read where they lie, if that is in shared memory.
+  void add_lent_gradients(std::vector<size_t>& bytes) const;
   size_t unsharded_bytes() const;
   const std::shared_ptr<BlockPool>& pool() const { return pool_; }
   const std::shared_ptr<GatherStream>& gather_stream() const { return gather_.stream(); }

@@ -150,6 +150,7 @@ void ReductionQueue::advance() {
   }
   if (auto bucket = std::exchange(scattering_, std::nullopt)) {
     const auto& [group, part] = bucket->items[0];
+    scattered_.push_back(bucket->items[0]);
     if (bucket->items.size() > 1 || group->start_all_reduce(part)) {
       reducing_ = std::move(bucket);
     } else if (group->is_copying(part)) {
@@ -163,6 +164,10 @@ void ReductionQueue::drain() {
   while (scattering_ || reducing_ || !copying_.empty()) {
     advance();
   }
+  for (const auto& [group, part] : scattered_) {
+    group->gradients().reduction(part).wait_until_read();
+  }
+  scattered_.clear();
   drain_streams();
   is_first_ = true;
 }
@@ -177,6 +182,7 @@ void ReductionQueue::clear() {
   collected_.clear();
   collected_bytes_ = 0;
   copying_.clear();
+  scattered_.clear();
   is_first_ = true;
   for (auto* bucket : {&scattering_, &reducing_}) {
     if (*bucket) {

@@ -33,7 +33,7 @@ class ReductionQueue {
   void push_complete(const std::shared_ptr<ParamGroup>& group, const GradientSettings& settings);
   /// Issues what was collected.
   void flush();
-  /// Waits for all.
+  /// Waits for all, and until no peer reads this rank's gradients.
   void drain();
   /// After the units' abort_backward().
   void clear();
@@ -66,6 +66,7 @@ class ReductionQueue {
   int64_t collected_bytes_ = 0;
   bool is_first_ = true;  // no bucket was filled in this backward
   std::optional<Bucket> scattering_, reducing_;
+  std::vector<Item> scattered_;                         // which peers may still read
   std::vector<Item> copying_;                           // to the host
   std::vector<std::shared_ptr<ReduceStream>> streams_;  // on which something was reduced since they were drained
 };

@@ -11,6 +11,7 @@
 #include <stdexcept>
 
 #include "comm/collectives.h"
+#include "comm/shared_memory.h"
 #include "testing/expect.h"
 #include "testing/run_ranks.h"
 #include "testing/tensor_matchers.h"
@@ -78,7 +79,12 @@ void check_all_gather(const Drawn& drawn, at::ScalarType dtype, at::ScalarType p
   }
 }
 
-void check_reduce_scatter(const Drawn& drawn, at::ScalarType dtype, bool first_is_flat) {
+struct ScatterOptions {
+  bool first_is_flat = false;  // rank 0 calls with one tensor
+  bool is_shared = false;      // parts lie where peers may read them directly
+};
+
+void check_reduce_scatter(const Drawn& drawn, at::ScalarType dtype, ScatterOptions options) {
   const auto& group = default_group();
   const int64_t ranks = get_world_size();
   const auto flat = at::zeros({ranks, drawn.numel}, dtype);
@@ -93,13 +99,16 @@ void check_reduce_scatter(const Drawn& drawn, at::ScalarType dtype, bool first_i
           .narrow(0, part.offset, present)
           .copy_(tensor.narrow(0, std::min(rank * part.numel, part.present), present));
     }
+    if (options.is_shared && tensor.defined()) {
+      tensor = shared_zeros(tensor.numel(), dtype).copy_(tensor);
+    }
     parts.push_back({part.offset, part.numel, std::move(tensor)});
   }
   const auto shared = std::make_shared<const std::vector<TensorPart>>(std::move(parts));
   for (const auto op : {ReduceOp::Sum, ReduceOp::Avg}) {
     const auto expected = at::full({drawn.numel}, kUntouched, dtype), actual = expected.clone();
     reduce_scatter(expected, flat, op, group);
-    if (first_is_flat && get_rank() == 0) {
+    if (options.first_is_flat && get_rank() == 0) {
       reduce_scatter(actual, flat, op, group);
     } else {
       reduce_scatter_parts_async(actual, shared, op, group).wait();
@@ -116,8 +125,9 @@ void check_parts_against_flat(uint64_t seed, int64_t largest, at::ScalarType dty
     for (const auto part_dtype : {dtype, at::kFloat, at::kHalf, at::kDouble}) {
       check_all_gather(drawn, dtype, part_dtype);
     }
-    check_reduce_scatter(drawn, dtype, /*first_is_flat=*/false);
-    check_reduce_scatter(drawn, dtype, /*first_is_flat=*/true);
+    check_reduce_scatter(drawn, dtype, {});
+    check_reduce_scatter(drawn, dtype, {.first_is_flat = true});
+    check_reduce_scatter(drawn, dtype, {.is_shared = true});
   } catch (const std::exception& error) {
     throw std::runtime_error(
         fmt::format("seed {}, largest {}, {}: {}", seed, largest, c10::toString(dtype), error.what()));

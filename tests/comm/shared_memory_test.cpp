@@ -4,7 +4,6 @@
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/arange.h>
-#include <ATen/ops/full.h>
 #include <ATen/ops/zeros.h>
 #include <signal.h>
 #include <sys/wait.h>
@@ -12,7 +11,6 @@
 
 #include <chrono>
 #include <cstdio>
-#include <fstream>
 #include <thread>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
@@ -21,6 +19,7 @@
 #include "comm/process_group.h"
 #include "testing/expect.h"
 #include "testing/run_processes.h"
+#include "tests/comm/shared_tensors.h"
 #include "third_party/catch2/catch.h"
 
 namespace tessera::testing {
@@ -136,21 +135,6 @@ TEST_CASE("shm: inputs that the others read where they are, written again at onc
     };
     run_processes(world_size, body, kShm);
   }
-}
-
-/// Waits until a process has stopped.
-void await_stop(int pid) {
-  for (std::string text; text.find(") T ") == std::string::npos;) {
-    std::ifstream stat("/proc/" + std::to_string(pid) + "/stat");
-    std::getline(stat, text);
-    std::this_thread::sleep_for(milliseconds(1));
-  }
-}
-
-int pid_of(int rank) {
-  const auto pids = at::zeros({get_world_size()}, c10::kInt);
-  all_gather(pids, at::full({1}, static_cast<int>(getpid()), c10::kInt), default_group());
-  return pids[rank].item<int>();
 }
 
 TEST_CASE("shm: an output is there before the others have read the input, which is theirs until then") {

@@ -1,6 +1,7 @@
 // The same oracle with ranks that are processes: reductions run in the order of the ranks there too.
 
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
 
 #include <chrono>
 #include <thread>
@@ -40,6 +41,29 @@ TEST_CASE("fully_shard over shm: shards that the other ranks read where they lie
     };
     run_processes(world_size, body, {.backend = "shm"});
   }
+}
+
+TEST_CASE("fully_shard over shm: large gradients lie where the other ranks read them, small ones and others' do not") {
+  const auto body = [](int rank) {
+    Tower tower(401, 399);
+    shard_tower(tower);
+    std::vector<bool> weights_are_shared, others_are_shared;
+    const auto& parameters = tower->blocks[1]->named_parameters();
+    for (const auto& parameter : parameters) {
+      auto& seen = parameter.key().ends_with("weight") ? weights_are_shared : others_are_shared;
+      parameter.value().register_hook(
+          [&seen](const at::Tensor& grad) { seen.push_back(shared_place(grad).has_value()); });
+    }
+    const auto x = make_batch(static_cast<uint64_t>(rank), 3, 5);
+    for (int step = 0; step < 2; ++step) {
+      tower(x).sum().backward();
+    }
+    TESSERA_EXPECT(weights_are_shared == std::vector<bool>(4, true));
+    TESSERA_EXPECT(others_are_shared == std::vector<bool>(4, false));
+    // Of the size of a gradient, but not made in backward.
+    TESSERA_EXPECT(!shared_place(at::empty({401, 399})));
+  };
+  run_processes(2, body, {.backend = "shm"});
 }
 
 TEST_CASE("fully_shard over shm: float32 shards come to the other ranks in the dtype of compute, 2 to 4 processes") {

@@ -1,0 +1,91 @@
+#include "fully_shard/gradient_memory.h"
+
+#include <c10/core/Allocator.h>
+
+#include <algorithm>
+#include <array>
+
+#include "base/error.h"
+#include "comm/shared_memory.h"
+
+namespace tessera {
+
+namespace {
+
+/// Below it a copy costs less than a block.
+constexpr size_t kFromBytes = size_t{64} * 1024;
+
+/// Without a destructor: threads allocate until their very end, and models may end in another thread.
+struct WantedSizes {
+  std::array<size_t, GradientMemory::kMostSizes> bytes;
+  size_t count;
+};
+thread_local WantedSizes wanted = {};
+
+bool is_wanted(size_t bytes) {
+  const auto end = wanted.bytes.begin() + static_cast<std::ptrdiff_t>(wanted.count);
+  return wanted.count != 0 && std::binary_search(wanted.bytes.begin(), end, bytes);
+}
+
+class GradientAllocator final : public c10::Allocator {
+ public:
+  explicit GradientAllocator(c10::Allocator& next) : next_(next) {}
+
+  c10::DataPtr allocate(size_t bytes) override {
+    if (is_wanted(bytes)) {
+      try {
+        return shared_block(static_cast<int64_t>(bytes));
+      } catch (const CommError&) {
+        wanted.count = 0;  // the system has no more of it: gradients are copied
+      }
+    }
+    return next_.allocate(bytes);
+  }
+  bool is_simple_data_ptr(const c10::DataPtr& data) const override { return next_.is_simple_data_ptr(data); }
+  c10::DeleterFnPtr raw_deleter() const override { return next_.raw_deleter(); }
+  void copy_data(void* to, const void* from, size_t bytes) const override { next_.copy_data(to, from, bytes); }
+
+ private:
+  c10::Allocator& next_;
+};
+
+/// Never destroyed: storages refer to it until the process ends.
+void set_allocator() {
+  static const auto* const allocator = [] {
+    auto* const made = new GradientAllocator(*c10::GetAllocator(c10::kCPU));
+    c10::SetAllocator(c10::kCPU, made);
+    return made;
+  }();
+  static_cast<void>(allocator);
+}
+
+}  // namespace
+
+GradientMemory::GradientMemory(std::vector<size_t> bytes) : bytes_(std::move(bytes)) {
+  std::erase_if(bytes_, [](size_t size) { return size < kFromBytes; });
+  std::ranges::sort(bytes_);
+  bytes_.erase(std::unique(bytes_.begin(), bytes_.end()), bytes_.end());
+  if (bytes_.size() > kMostSizes) {
+    bytes_.erase(bytes_.begin(), bytes_.end() - kMostSizes);
+  }
+  if (!bytes_.empty()) {
+    set_allocator();
+  }
+}
+
+GradientMemory::~GradientMemory() {
+  if (!bytes_.empty()) {
+    trim_shared_blocks();
+  }
+}
+
+void GradientMemory::begin() const {
+  std::ranges::copy(bytes_, wanted.bytes.begin());
+  wanted.count = bytes_.size();
+}
+
+void GradientMemory::end() const {
+  wanted.count = 0;
+}
+
+}  // namespace tessera

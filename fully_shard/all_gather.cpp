@@ -16,9 +16,6 @@ namespace {
 /// Digits that every dtype of a parameter holds exactly.
 constexpr int64_t kDigit = 64;
 
-/// With the stamp, a multiple of 16 too.
-constexpr int64_t kStampBytes = 16;
-
 constexpr const char* kFaults[] = {"", ", whose parameters were replaced after they were sharded",
                                    ", whose parameters are still on the meta device"};
 
@@ -83,17 +80,14 @@ void ShardGather::start(const at::Tensor& input, const ProcessGroupPtr* group, B
   pending_ = all_gather(gathered_, sent, *group);
 }
 
-void ShardGather::start_in_place(const at::Tensor& input, const ProcessGroupPtr& group, BlockPool& pool,
-                                 const ParamLayout& layout, const std::vector<ShardedParam>& full) {
-  if (!parts_) {
-    stamps_ = at::empty({num_ranks_ * kSlotAlignment}, cast_.tensor().options());
-    std::vector<TensorPart> parts;
-    for (size_t i = 0; i < full.size(); ++i) {
-      parts.push_back({layout.slots[i].offset, layout.slots[i].chunk_numel, full[i].unsharded()});
-    }
-    parts.push_back({stamp_offset_, kSlotAlignment, stamps_});
-    parts_ = std::make_shared<const std::vector<TensorPart>>(std::move(parts));
-  }
+void ShardGather::set_parts(std::vector<TensorPart> parts) {
+  stamps_ = at::empty({num_ranks_ * kSlotAlignment}, cast_.tensor().options());
+  parts.push_back({stamp_offset_, kSlotAlignment, stamps_});
+  parts_ = std::make_shared<const std::vector<TensorPart>>(std::move(parts));
+}
+
+void ShardGather::start_in_place(const at::Tensor& input, const ProcessGroupPtr& group, BlockPool& pool) {
+  TESSERA_ASSERT(has_parts(), "a gather in place without parts");
   const bool is_cast_on_arrival = input.device() == stamps_.device();
   pending_ = all_gather_parts_async(parts_, is_cast_on_arrival ? input : as_sent(input, pool), group);
 }

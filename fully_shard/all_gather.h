@@ -15,9 +15,9 @@
 
 #include "fully_shard/block_pool.h"
 #include "fully_shard/engine_slots.h"
+#include "fully_shard/gather_format.h"
 #include "fully_shard/param_layout.h"
 #include "fully_shard/retired_memory.h"
-#include "fully_shard/sharded_param.h"
 
 namespace tessera {
 
@@ -52,10 +52,11 @@ class ShardGather {
   /// until wait(). With one rank there is no group, and nothing but the cast.
   void start(const at::Tensor& input, const ProcessGroupPtr* group, BlockPool& pool, const AllGatherFn& all_gather);
   /// The same with parts in place of the gathered buffer, over a group of several ranks that takes them; wait() then
-  /// returns an undefined tensor, and the input must stay as it is until wait_until_read(). `full`: a tensor for each
-  /// slot of `layout`, the same ones each time, with memory.
-  void start_in_place(const at::Tensor& input, const ProcessGroupPtr& group, BlockPool& pool, const ParamLayout& layout,
-                      const std::vector<ShardedParam>& full);
+  /// returns an undefined tensor, and the input must stay as it is until wait_until_read(). The parts, where parameters
+  /// are in what a rank sends, are set once; their tensors have memory.
+  void start_in_place(const at::Tensor& input, const ProcessGroupPtr& group, BlockPool& pool);
+  bool has_parts() const { return parts_ != nullptr; }
+  void set_parts(std::vector<TensorPart> parts);
   /// The ranks' flat shards, one after the other. Valid until release().
   const at::Tensor& wait();
   /// After wait(): returns when peers have read the input of start_in_place() too.

@@ -71,15 +71,23 @@ void check_tensor(const ManagedParam& param, const ParamRequirements& required) 
                 where, param.name);
 }
 
-void check_alike(const ManagedParam& param, const ManagedParam& first, const std::string& where) {
-  TESSERA_CHECK(ValueError, param.tensor.scalar_type() == first.tensor.scalar_type(),
-                "{}: parameters of one unit need one dtype, but '{}' is {} and '{}' is {}; convert one, or "
-                "make the module that holds it a unit of its own",
-                where, first.name, c10::toString(first.tensor.scalar_type()), param.name,
-                c10::toString(param.tensor.scalar_type()));
+void check_device(const ManagedParam& param, const ManagedParam& first, const std::string& where) {
   TESSERA_CHECK(ValueError, param.tensor.device() == first.tensor.device(),
                 "{}: parameters of one unit need one device, but '{}' is on {} and '{}' on {}", where, first.name,
                 first.tensor.device().str(), param.name, param.tensor.device().str());
+}
+
+/// Their gradients are reduced together.
+void check_trained_dtypes(const std::vector<ManagedParam>& params, const std::string& where) {
+  const auto is_trained = [](const ManagedParam& param) { return param.tensor.requires_grad(); };
+  const auto first = std::ranges::find_if(params, is_trained);
+  for (auto param = first; param != params.end(); ++param) {
+    TESSERA_CHECK(ValueError, !is_trained(*param) || param->tensor.scalar_type() == first->tensor.scalar_type(),
+                  "{}: parameters of one unit that require a gradient need one dtype, but '{}' is {} and '{}' is {}; "
+                  "convert or freeze one, or make the module that holds it a unit of its own",
+                  where, first->name, c10::toString(first->tensor.scalar_type()), param->name,
+                  c10::toString(param->tensor.scalar_type()));
+  }
 }
 
 int64_t shard_dim_of(const ManagedParam& param, const ShardPlacementFn& shard_placement_fn, const std::string& where) {
@@ -98,12 +106,13 @@ int64_t shard_dim_of(const ManagedParam& param, const ShardPlacementFn& shard_pl
 GatherItem gather_item(const ManagedParam& param, const FullyShardOptions& options) {
   const auto& policy = options.mp_policy;
   const auto& extension = options.all_gather_extension_fn;
+  const auto own = param.tensor.scalar_type();
+  const auto usual = c10::isFloatingType(own) ? policy.param_dtype.value_or(own) : own;
   std::optional<at::ScalarType> dtype;
   if (policy.param_dtype_override_fn) {
     dtype = policy.param_dtype_override_fn(param.tensor, param.name);
   }
-  return {.dtype = dtype.value_or(policy.param_dtype.value_or(param.tensor.scalar_type())),
-          .extension = extension ? extension(param.tensor, param.name) : nullptr};
+  return {.dtype = dtype.value_or(usual), .extension = extension ? extension(param.tensor, param.name) : nullptr};
 }
 
 }  // namespace
@@ -113,13 +122,14 @@ std::vector<NamedParam> checked_params(const std::vector<ManagedParam>& params, 
   for (const auto& param : params) {
     check_unmanaged(param, required.where);
     check_tensor(param, required);
-    check_alike(param, params[0], required.where);
+    check_device(param, params[0], required.where);
     checked.push_back({.tensor = param.tensor,
                        .origin = std::make_shared<ParameterOrigin>(ParameterOrigin{param.name, required.label}),
                        .shard_dim = shard_dim_of(param, required.options.shard_placement_fn, required.where),
                        .tp_spec = checked_tp_spec(param, required.mesh, required.where),
                        .gather = gather_item(param, required.options)});
   }
+  check_trained_dtypes(params, required.where);
   return checked;
 }
 
@@ -130,10 +140,10 @@ std::vector<std::string> describe(const std::vector<NamedParam>& params) {
     const auto& [dtype, extension] = param.gather;
     const bool casts = dtype != param.tensor.scalar_type();
     texts.push_back(fmt::format(
-        "'{}' {} {}{}{}{}{}", param.origin->name, to_string(TensorMeta::of(param.tensor)), Shard(param.shard_dim),
+        "'{}' {} {}{}{}{}{}{}", param.origin->name, to_string(TensorMeta::of(param.tensor)), Shard(param.shard_dim),
         spec ? fmt::format(" on {} {}", to_string(spec->placements()), spec->mesh()) : "",
         casts ? fmt::format(", computes in {}", c10::toString(dtype)) : "", extension ? ", sent by an extension" : "",
-        param.tensor.is_meta() ? ", on the meta device" : ""));
+        param.tensor.requires_grad() ? "" : ", frozen", param.tensor.is_meta() ? ", on the meta device" : ""));
   }
   return texts;
 }

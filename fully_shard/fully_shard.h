@@ -35,6 +35,10 @@
 // others read them there, and a unit is resharded when they have. The system counts such a page in every rank that has
 // read it (VmRSS), though it is there once.
 //
+// Parameters of one unit may have several dtypes where all that are trained have one: frozen weights in bfloat16 beside
+// adapters in float32, say. They are gathered together all the same. Which are frozen may change between iterations, as
+// long as that holds (else backward throws StateError), and alike on all ranks.
+//
 // Every rank starts from its own values of its rows: build the model with the same seed on all ranks, or
 // load the same state, before sharding. Buffers are left alone: each rank has its own. A model that is too large for
 // one rank is built without memory, and only its shards get any (fully_shard/to_empty.h).
@@ -110,9 +114,9 @@ struct FullyShardOptions {
 ///
 /// Throws StateError if the module's type has no hook point (TESSERA_MODULE, tessera::nn, hooked()), it is a
 /// unit already, or a parameter has a gradient; ValueError if the mesh has more than two axes, a parameter has no dims
-/// or is not contiguous, dtypes or devices differ inside the unit, a parameter is another unit's (shared between both,
-/// or wrapped top-down), or a DTensor that is Partial or on a mesh of another root or of the same axes, or the ranks
-/// differ (names the first difference).
+/// or is not contiguous, devices differ inside the unit, or dtypes of parameters that require a gradient, a parameter
+/// is another unit's (shared between both, or wrapped top-down), or a DTensor that is Partial or on a mesh of another
+/// root or of the same axes, or the ranks differ (names the first difference).
 void fully_shard(torch::nn::Module& module, FullyShardOptions options = {});
 
 /// Makes several modules one unit: fully_shard({&a, &b}). It is gathered when the first of them runs and freed when

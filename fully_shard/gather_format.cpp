@@ -40,24 +40,27 @@ bool GatherFormat::is_needed(const std::vector<GatherItem>& items) {
                      [&](const GatherItem& item) { return item.extension != nullptr || item.dtype != items[0].dtype; });
 }
 
-at::Tensor GatherFormat::item(const at::Tensor& sent, size_t i) const {
-  return sent.narrow(0, offsets_[i], item_bytes(items_[i], layout_.slots[i].chunk_numel)).view(items_[i].dtype);
+FlatRange GatherFormat::range(size_t i) const {
+  return {offsets_[i], item_bytes(items_[i], layout_.slots[i].chunk_numel)};
 }
 
-void GatherFormat::encode(const at::Tensor& flat_shard, const at::Tensor& sent) const {
+at::Tensor GatherFormat::item(const at::Tensor& sent, size_t i) const {
+  const auto [offset, bytes] = range(i);
+  return sent.narrow(0, offset, bytes).view(items_[i].dtype);
+}
+
+void GatherFormat::encode(const std::vector<at::Tensor>& chunks, const at::Tensor& sent) const {
   const at::AutoDispatchBelowADInplaceOrView below;
-  const auto flat = flat_shard.to(sent.device(), /*non_blocking=*/true);
   for (size_t i = 0; i < items_.size(); ++i) {
     const auto& extension = items_[i].extension;
-    const auto& slot = layout_.slots[i];
-    if (slot.chunk_numel == 0) {
+    if (layout_.slots[i].chunk_numel == 0) {
       continue;
     }
-    const auto shard = flat.narrow(0, slot.offset, slot.chunk_numel);
     if (extension) {
-      extension->pre_all_gather(shard, sent.narrow(0, offsets_[i], item_bytes(items_[i], slot.chunk_numel)));
+      const auto [offset, bytes] = range(i);
+      extension->pre_all_gather(chunks[i], sent.narrow(0, offset, bytes));
     } else {
-      item(sent, i).copy_(shard);
+      item(sent, i).copy_(chunks[i]);
     }
   }
 }

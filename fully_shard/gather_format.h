@@ -6,7 +6,8 @@
 //
 //   bytes 0-17 the weight's rows | 14 unused | bytes 32-35 the bias's | 12 unused | 16 for the stamp
 //
-// Items begin at multiples of 16 bytes. The stamp (all_gather.h) is in bytes then, one a digit.
+// Items begin at multiples of 16 bytes. The stamp (all_gather.h) is in bytes then, one a digit. Shards whose own dtypes
+// differ lie in such a buffer, too (shard_format.h).
 
 #include <vector>
 
@@ -21,6 +22,9 @@ struct GatherItem {
   std::shared_ptr<const AllGatherExtension> extension = nullptr;
 };
 
+/// Of the stamp behind the items. With it, a rank's bytes are a multiple of 16 too.
+inline constexpr int64_t kStampBytes = 16;
+
 class GatherFormat {
  public:
   /// `layout`: of the ranks' flat shards; one item for each of its slots.
@@ -32,10 +36,13 @@ class GatherFormat {
   /// Of a rank's items, without the stamp; a multiple of 16.
   int64_t bytes() const { return bytes_; }
 
+  /// The bytes of item i in what one rank sends.
+  FlatRange range(size_t i) const;
   /// The place of item i, without extension, in what one rank sends.
   at::Tensor item(const at::Tensor& sent, size_t i) const;
-  /// Writes what this rank sends: `sent` has at least bytes() bytes. It may be on another device than `flat_shard`.
-  void encode(const at::Tensor& flat_shard, const at::Tensor& sent) const;
+  /// Writes what this rank sends: `sent` has at least bytes() bytes. `chunks`: this rank's rows of each parameter, 1-D
+  /// in its own dtype, followed by zeros where other ranks have more; on the device of `sent`.
+  void encode(const std::vector<at::Tensor>& chunks, const at::Tensor& sent) const;
   /// Copies the parameters, contiguous and full, out of what all ranks sent, `rank_bytes` each, a multiple of 16.
   void decode(const at::Tensor& gathered, int64_t rank_bytes, const std::vector<at::Tensor>& params) const;
 

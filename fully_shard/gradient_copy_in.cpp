@@ -43,6 +43,9 @@ void GradientReduction::plan(std::span<const ShardedParam> params) {
       dims.push_back(options_.dims[i]);
     }
   }
+  const auto dtype = params[members_.at(0)].dtype();
+  grad_options_ = options_.grad_options.dtype(dtype);
+  reduce_dtype_ = options_.reduce_dtype.value_or(dtype);
   const int64_t ranks = options_.axes.num_shards();
   layout_ = make_param_layout(shapes, ranks, dims);
   numel_ = layout_.shard_numel + aligned_numel(static_cast<int64_t>(members_.size()));
@@ -61,9 +64,8 @@ void GradientReduction::plan(std::span<const ShardedParam> params) {
 
 bool GradientReduction::can_send_in_place() const {
   return group_takes_parts_ && scale_.before == 1 && is_default(reduce_scatter_) &&
-         std::all_of(grads_.begin(), grads_.end(), [&](const at::Tensor& grad) {
-           return !grad.defined() || grad.scalar_type() == options_.reduce_dtype;
-         });
+         std::all_of(grads_.begin(), grads_.end(),
+                     [&](const at::Tensor& grad) { return !grad.defined() || grad.scalar_type() == reduce_dtype_; });
 }
 
 /// Missing gradients, and the ends of uneven ones, are sent as zeros.

@@ -28,7 +28,7 @@ void GradientReduction::ensure_flat_grad(std::span<const ShardedParam> params) {
   if (flat_grad_.is_free()) {
     return;
   }
-  flat_grad_ = {.flat = at::empty({numel_}, options_.grad_options), .grads = {}};
+  flat_grad_ = {.flat = at::empty({numel_}, grad_options_), .grads = {}};
   const int64_t rank = options_.axes.shard_rank();
   for (size_t i = 0; i < members_.size(); ++i) {
     const auto& param = params[members_[i]];
@@ -40,13 +40,13 @@ void GradientReduction::ensure_flat_grad(std::span<const ShardedParam> params) {
 
 /// Whether the result is the flat gradient itself: nothing is added to it and nothing cast.
 bool GradientReduction::is_flat_grad(std::span<const ShardedParam> params) const {
-  return options_.reduce_dtype == options_.grad_options.dtype() &&
-         std::none_of(members_.begin(), members_.end(),
-                      [&](size_t i) { return params[i].stashed_grad().defined() || params[i].has_sharded_grad(); });
+  return reduce_dtype_ == grad_options_.dtype() && std::none_of(members_.begin(), members_.end(), [&](size_t i) {
+           return params[i].stashed_grad().defined() || params[i].has_sharded_grad();
+         });
 }
 
 const at::Tensor& GradientReduction::choose_output(std::span<const ShardedParam> params, BlockPool& pool) {
-  if (options_.device == options_.grad_options.device() && is_flat_grad(params)) {
+  if (options_.device == grad_options_.device() && is_flat_grad(params)) {
     ensure_flat_grad(params);
     output_ = flat_grad_.flat;
   } else {
@@ -62,7 +62,7 @@ void GradientReduction::collect(std::span<ShardedParam> params, const GradientSe
   scale_ = gradient_scale({.num_ranks = options_.axes.mesh.size(),
                            .divide_factor = settings.divide_factor,
                            .force_sum = settings.force_sum,
-                           .reduce_dtype = options_.reduce_dtype});
+                           .reduce_dtype = reduce_dtype_});
   hook_ = settings.all_reduce_hook;
   reduce_scatter_ = settings.reduce_scatter ? settings.reduce_scatter : slots_->reduce_scatter;
   all_reduce_ = settings.all_reduce ? settings.all_reduce : slots_->all_reduce;
@@ -71,7 +71,7 @@ void GradientReduction::collect(std::span<ShardedParam> params, const GradientSe
   has_grad_.clear();
   grads_.clear();  // of a collect() that threw
   for (auto i : members_) {
-    auto grad = params[i].take_unsharded_grad(options_.reduce_dtype);
+    auto grad = params[i].take_unsharded_grad(reduce_dtype_);
     has_grad_.push_back(grad.defined());
     grads_.push_back(grad.defined() ? grad.contiguous() : at::Tensor());
   }
@@ -107,11 +107,11 @@ bool GradientReduction::can_share() const {
 
 bool GradientReduction::can_share_with(const GradientReduction& other) const {
   return replica_group() == other.replica_group() && scale_.op == other.scale_.op &&
-         options_.reduce_dtype == other.options_.reduce_dtype && options_.device == other.options_.device;
+         reduce_dtype_ == other.reduce_dtype_ && options_.device == other.options_.device;
 }
 
 at::TensorOptions GradientReduction::buffer_options() const {
-  return at::TensorOptions(options_.device).dtype(options_.reduce_dtype);
+  return at::TensorOptions(options_.device).dtype(reduce_dtype_);
 }
 
 void GradientReduction::start_in(const at::Tensor& buffer) {
@@ -181,7 +181,7 @@ void GradientReduction::finish(std::span<ShardedParam> params) {
     const SideStream::Scope scope(*stream_);
     pending_.wait();
     scale_result();
-    if (output_.device() != options_.grad_options.device()) {
+    if (output_.device() != grad_options_.device()) {
       start_host_copy(params);
       return;
     }
@@ -205,7 +205,7 @@ void GradientReduction::start_host_copy(std::span<const ShardedParam> params) {
     ensure_flat_grad(params);
     host_output_ = flat_grad_.flat;
   } else {
-    host_output_ = at::empty({numel_}, options_.grad_options.dtype(options_.reduce_dtype));
+    host_output_ = at::empty({numel_}, grad_options_.dtype(reduce_dtype_));
   }
   const auto stream = shared_stream<HostCopyStream>(options_.device);
   stream->wait_for_current();

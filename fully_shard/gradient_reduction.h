@@ -63,10 +63,10 @@ class GradientReduction {
  public:
   struct Options {
     DataParallelAxes axes;
-    at::ScalarType reduce_dtype;
-    at::Device device;               // of the unsharded parameters
-    at::TensorOptions grad_options;  // of the sharded gradients
-    std::vector<int64_t> dims;       // that are sharded, one a parameter
+    std::optional<at::ScalarType> reduce_dtype;  // none: that of the parameters
+    at::Device device;                           // of the unsharded parameters
+    at::TensorOptions grad_options;              // of the sharded gradients, but for their dtype: the parameters'
+    std::vector<int64_t> dims;                   // that are sharded, one a parameter
   };
 
   explicit GradientReduction(Options options);
@@ -74,7 +74,8 @@ class GradientReduction {
   bool in_flight() const { return stage_ != Stage::Idle; }
   bool is_all_reducing() const { return stage_ == Stage::AllReduce; }
   bool is_copying() const { return stage_ == Stage::HostCopy; }
-  /// Takes the unsharded gradients of the parameters that require one. Collective, as every step here.
+  /// Takes the unsharded gradients of the parameters that require one, which have one dtype. Collective, as every step
+  /// here.
   void collect(std::span<ShardedParam> params, const GradientSettings& settings);
   /// Copies what was collected, and issues the first collective.
   void start(std::span<ShardedParam> params, BlockPool& pool);
@@ -106,7 +107,6 @@ class GradientReduction {
 
   /// Whether a reduce-scatter's result waits for its all-reduce.
   bool has_partial() const { return partial_.defined(); }
-  at::ScalarType reduce_dtype() const { return options_.reduce_dtype; }
 
  private:
   enum class Stage { Idle, Collected, ReduceScatter, AllReduce, HostCopy };
@@ -142,6 +142,8 @@ class GradientReduction {
   std::shared_ptr<EngineSlots> slots_ = engine_slots();
   std::vector<bool> trainable_;  // the parameters for which the plan below was made
   std::vector<size_t> members_;  // their places among the unit's parameters
+  at::TensorOptions grad_options_;
+  at::ScalarType reduce_dtype_ = at::kFloat;
   ParamLayout layout_;
   int64_t numel_ = 0;  // of a rank's part: gradients and flags
   std::vector<std::vector<BlockCopy>> copies_;

@@ -179,7 +179,7 @@ void ParamGroup::restore_gradients() {
 
 void ParamGroup::keep_gradients() {
   for (auto& param : params_) {
-    param.keep_unsharded_grad(gradients_.reduction(0).reduce_dtype());
+    param.keep_unsharded_grad(reduce_dtype(param));
   }
   restore_gradients();
   report(UnitStep::KeepGradients);
@@ -207,6 +207,9 @@ bool ParamGroup::collect_gradients(size_t part, const GradientSettings& settings
   if (std::ranges::none_of(params, [](const ShardedParam& param) { return param.requires_grad(); })) {
     restore_stashed_grads(params);
     return false;
+  }
+  if (gather_.shards().is_mixed()) {
+    check_trained_dtypes();
   }
   gradients_.reduction(part).collect(params, settings);
   return true;

@@ -5,8 +5,8 @@
 //   begin_backward() → autograd accumulates → reshard() → collect_gradients() → start_reduction() ...
 //     finish_reduction()
 //
-// The shards of all parameters are views of one flat buffer, so the all-gather has no copy-in, and the full
-// parameters lie in one block of the pool, so that they come and go at once.
+// The shards of all parameters are views of one flat buffer (shard_format.h), so the all-gather has no copy-in, and the
+// full parameters lie in one block of the pool, so that they come and go at once.
 //
 // Thread safety: for the thread that runs the rank's forward and backward.
 
@@ -46,8 +46,8 @@ class ParamGroup {
     int64_t bucket_bytes = 0;
   };
 
-  /// Shards `params` (contiguous leaves of one dtype, at least one dim each; all on the meta device or none). With
-  /// smaller_ranks, all ranks of the mesh call it together.
+  /// Shards `params` (contiguous leaves, at least one dim each, those that are trained of one dtype; all on the meta
+  /// device or none). With smaller_ranks, all ranks of the mesh call it together.
   ParamGroup(const std::vector<NamedParam>& params, Options options);
 
   /// Where the shards are to be, and whether they have no memory yet.
@@ -93,8 +93,9 @@ class ParamGroup {
   GradientParts& gradients() { return gradients_; }
   const GradientParts& gradients() const { return gradients_; }
   /// The steps of GradientReduction for one part of the gradients. collect_gradients() returns whether there is
-  /// anything to reduce, start_all_reduce() whether an all-reduce is in flight. After either of the last two
-  /// is_copying() says whether finish_reduction() is to be called (again).
+  /// anything to reduce, and throws StateError if parameters of several dtypes are trained; start_all_reduce() whether
+  /// an all-reduce is in flight. After either of the last two is_copying() says whether finish_reduction() is to be
+  /// called (again).
   bool collect_gradients(size_t part, const GradientSettings& settings);
   void start_reduction(size_t part);
   void start_reduction_in(size_t part, const at::Tensor& buffer);
@@ -131,6 +132,8 @@ class ParamGroup {
   bool any_replaced() const;
   GatherFault fault() const;
   at::Tensor new_flat_shard(bool on_meta);
+  at::ScalarType reduce_dtype(const ShardedParam& param) const;
+  void check_trained_dtypes() const;
   GradientReduction::Options reduction_options(const std::vector<NamedParam>& params) const;
   std::vector<int64_t> gradient_bytes() const;
   void take_memory();
@@ -139,7 +142,6 @@ class ParamGroup {
 
   Options options_;
   ParamLayout layout_;
-  at::ScalarType dtype_;                // of the shards
   at::Device compute_device_;           // of the full parameters
   bool is_alias_;                       // the full parameters are the flat shard's memory
   std::vector<size_t> memory_offsets_;  // of the full parameters in their block, in bytes; its size at the end

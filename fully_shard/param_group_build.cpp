@@ -54,14 +54,17 @@ at::Device compute_device(const at::Tensor& param, const DeviceMesh& mesh) {
 
 UnitGather::Options gather_options(const std::vector<NamedParam>& params, const ParamGroup::Options& options,
                                    at::Device device) {
+  std::vector<at::ScalarType> dtypes;
   std::vector<GatherItem> items;
   items.reserve(params.size());
   for (const auto& param : params) {
+    dtypes.push_back(param.tensor.scalar_type());
     items.push_back(param.gather);
   }
   const int64_t smaller = options.smaller_ranks;
   return {.axes = options.axes,
           .layout = layout_of(params, options.axes.num_shards()),
+          .shard_dtypes = std::move(dtypes),
           .items = std::move(items),
           .device = device,
           .smaller_ranks = smaller,
@@ -86,8 +89,7 @@ bool is_alias(const std::vector<NamedParam>& params, const ParamGroup::Options& 
 ParamGroup::ParamGroup(const std::vector<NamedParam>& params, Options options)
     : options_(std::move(options)),
       layout_(layout_of(params, options_.axes.num_shards())),
-      dtype_(params.at(0).tensor.scalar_type()),
-      compute_device_(compute_device(params[0].tensor, options_.axes.mesh)),
+      compute_device_(compute_device(params.at(0).tensor, options_.axes.mesh)),
       is_alias_(is_alias(params, options_, compute_device_)),
       gather_(gather_options(params, options_, compute_device_)),
       gradients_(reduction_options(params)),
@@ -101,7 +103,7 @@ ParamGroup::ParamGroup(const std::vector<NamedParam>& params, Options options)
     const auto& param = params[i];
     const auto dtype = param.gather.dtype;
     params_.emplace_back(
-        param.tensor, layout_.slots[i], flat_shard_,
+        param.tensor, layout_.slots[i], gather_.shards().chunk(flat_shard_, i),
         ShardedParam::Options{.spec = sharded_spec(param, axes),
                               .unsharded_spec = param.tp_spec ? param.tp_spec->with_dtype(dtype) : nullptr,
                               .compute_dtype = dtype,
@@ -119,21 +121,40 @@ ParamGroup::ParamGroup(const std::vector<NamedParam>& params, Options options)
 
 GradientReduction::Options ParamGroup::reduction_options(const std::vector<NamedParam>& params) const {
   return {.axes = options_.axes,
-          .reduce_dtype = options_.policy.reduce_dtype.value_or(dtype_),
+          .reduce_dtype = options_.policy.reduce_dtype,
           .device = compute_device_,
-          .grad_options =
-              at::TensorOptions(shard_device()).dtype(dtype_).pinned_memory(pins_shards(options_, compute_device_)),
+          .grad_options = at::TensorOptions(shard_device()).pinned_memory(pins_shards(options_, compute_device_)),
           .dims = dims_of(params)};
+}
+
+at::ScalarType ParamGroup::reduce_dtype(const ShardedParam& param) const {
+  return options_.policy.reduce_dtype.value_or(param.dtype());
 }
 
 /// Of each parameter, as it is reduced.
 std::vector<int64_t> ParamGroup::gradient_bytes() const {
   std::vector<int64_t> bytes;
   for (const auto& param : params_) {
-    bytes.push_back(param.slot().numel() *
-                    static_cast<int64_t>(c10::elementSize(gradients_.reduction(0).reduce_dtype())));
+    bytes.push_back(param.slot().numel() * static_cast<int64_t>(c10::elementSize(reduce_dtype(param))));
   }
   return bytes;
+}
+
+/// fully_shard saw that they are of one dtype; others may be trained since.
+void ParamGroup::check_trained_dtypes() const {
+  const ShardedParam* first = nullptr;
+  for (const auto& param : params_) {
+    if (!param.requires_grad()) {
+      continue;
+    }
+    first = first ? first : &param;
+    TESSERA_CHECK(
+        StateError, param.dtype() == first->dtype(),
+        "fully_shard: parameters of {} that are trained need one dtype, but since it was sharded, one of '{}' "
+        "in {} and '{}' in {} was set to require a gradient; freeze one, or convert one before fully_shard",
+        param.origin().module, first->origin().name, c10::toString(first->dtype()), param.origin().name,
+        c10::toString(param.dtype()));
+  }
 }
 
 /// Gradients on a tensor-parallel mesh may need collectives of their own, which are not for any time in backward.
@@ -148,17 +169,18 @@ at::Tensor ParamGroup::new_flat_shard(bool on_meta) {
   const auto device = on_meta ? at::Device(at::kMeta) : shard_device();
   const bool pins = !on_meta && pins_shards(options_, compute_device_);
   if (device.is_cpu() && !pins) {
-    return gather_.new_flat_shard(dtype_);
+    return gather_.new_flat_shard();
   }
-  return at::zeros({gather_numel(layout_)}, at::TensorOptions(device).dtype(dtype_).pinned_memory(pins));
+  const auto& shards = gather_.shards();
+  return at::zeros({shards.numel()}, at::TensorOptions(device).dtype(shards.dtype()).pinned_memory(pins));
 }
 
 void ParamGroup::materialize() {
   TESSERA_ASSERT(is_on_meta() && state_ == UnitState::Sharded, "{} has memory", params_.at(0).origin().module);
   const at::AutoDispatchBelowADInplaceOrView below;
   flat_shard_ = new_flat_shard(/*on_meta=*/false);
-  for (auto& param : params_) {
-    param.move_to(flat_shard_);
+  for (size_t i = 0; i < params_.size(); ++i) {
+    params_[i].move_to(gather_.shards().chunk(flat_shard_, i));
   }
   stamped_ = GatherFault::None;
   write_stamp(flat_shard_, unit_, stamped_);

@@ -9,7 +9,7 @@
 
 namespace tessera {
 
-ShardedParam::ShardedParam(at::Tensor param, const ParamSlot& slot, const at::Tensor& flat_shard, Options options)
+ShardedParam::ShardedParam(at::Tensor param, const ParamSlot& slot, const at::Tensor& chunk, Options options)
     : param_(std::move(param)),
       slot_(slot),
       origin_(std::move(options.origin)),
@@ -26,7 +26,7 @@ ShardedParam::ShardedParam(at::Tensor param, const ParamSlot& slot, const at::Te
     unsharded_ = tensor_without_memory(full.sizes(), compute);
     in_use_ = unsharded_spec_ ? wrap_local(unsharded_, unsharded_spec_) : unsharded_;
   }
-  const auto local = place_in(flat_shard);
+  const auto local = place_in(chunk);
   if (!full.is_meta()) {
     local.copy_(full.narrow(options.dim, own.offset, own.length));
   }
@@ -34,8 +34,8 @@ ShardedParam::ShardedParam(at::Tensor param, const ParamSlot& slot, const at::Te
 }
 
 /// Returns the shard's local tensor there.
-at::Tensor ShardedParam::place_in(const at::Tensor& flat_shard) {
-  auto local = flat_shard.narrow(0, slot_.offset, own_numel_).view(spec_->local_sizes());
+at::Tensor ShardedParam::place_in(const at::Tensor& chunk) {
+  auto local = chunk.narrow(0, 0, own_numel_).view(spec_->local_sizes());
   sharded_ = wrap_local(local, spec_, origin_);
   if (is_alias_) {
     unsharded_ = local;
@@ -44,9 +44,9 @@ at::Tensor ShardedParam::place_in(const at::Tensor& flat_shard) {
   return local;
 }
 
-void ShardedParam::move_to(const at::Tensor& flat_shard) {
+void ShardedParam::move_to(const at::Tensor& chunk) {
   const at::AutoDispatchBelowADInplaceOrView below;
-  place_in(flat_shard);
+  place_in(chunk);
   replace_data(param_, sharded_);
 }
 

@@ -42,14 +42,17 @@ class ShardedParam {
     bool is_alias;
   };
 
-  /// Takes `param`, a contiguous leaf, plain or on the mesh of unsharded_spec: copies its own part into `flat_shard`
-  /// (1-D, of the parameter's dtype) and makes it sharded. On the meta device there is nothing to copy.
-  ShardedParam(at::Tensor param, const ParamSlot& slot, const at::Tensor& flat_shard, Options options);
+  /// Takes `param`, a contiguous leaf, plain or on the mesh of unsharded_spec: copies its own part into `chunk`, its
+  /// place in the unit's flat shard (shard_format.h), and makes it sharded. On the meta device there is nothing to
+  /// copy.
+  ShardedParam(at::Tensor param, const ParamSlot& slot, const at::Tensor& chunk, Options options);
 
   const at::Tensor& param() const { return param_; }
   const ParameterOrigin& origin() const { return *origin_; }
   const ParamSlot& slot() const { return slot_; }
   const SpecPtr& spec() const { return spec_; }
+  /// Of the shard and its gradient.
+  at::ScalarType dtype() const { return spec_->dtype(); }
   /// "weight.grad", for messages about the gradient.
   const std::shared_ptr<const ParameterOrigin>& grad_origin() const { return grad_origin_; }
   bool requires_grad() const { return param_.requires_grad(); }
@@ -58,9 +61,8 @@ class ShardedParam {
   /// Whether it is a DTensor while it is unsharded.
   bool is_tensor_parallel() const { return unsharded_spec_ != nullptr; }
 
-  /// The shard is in `flat_shard` from now on, which is laid out as the one before; its values are not carried over.
-  /// Only while sharded.
-  void move_to(const at::Tensor& flat_shard);
+  /// The shard is in `chunk` from now on; its values are not carried over. Only while sharded.
+  void move_to(const at::Tensor& chunk);
 
   /// Whether the parameter's data are still those that sharding gave it; not so after module.to() or set_data, and
   /// a gather would bring back the old ones. Only while sharded.
@@ -108,7 +110,7 @@ class ShardedParam {
   size_t unsharded_bytes() const { return is_alias_ ? 0 : unsharded_.storage().nbytes(); }
 
  private:
-  at::Tensor place_in(const at::Tensor& flat_shard);
+  at::Tensor place_in(const at::Tensor& chunk);
   at::Tensor take_accumulated();
   at::Tensor take_all_accumulated();
 

@@ -3,15 +3,19 @@
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/zeros.h>
 
+#include <algorithm>
+
 #include "fully_shard/block_copy.h"
 
 namespace tessera {
 
 namespace {
 
-std::optional<GatherFormat> format_of(const UnitGather::Options& options) {
-  return GatherFormat::is_needed(options.items) ? std::optional<GatherFormat>({options.layout, options.items})
-                                                : std::nullopt;
+/// Shards of several dtypes are sent item by item even where one dtype is computed with: no one cast fits them all.
+std::optional<GatherFormat> format_of(const UnitGather::Options& options, const ShardFormat& shards) {
+  return shards.is_mixed() || GatherFormat::is_needed(options.items)
+             ? std::optional<GatherFormat>({options.layout, options.items})
+             : std::nullopt;
 }
 
 at::TensorOptions compute_options(const UnitGather::Options& options) {
@@ -22,7 +26,8 @@ at::TensorOptions compute_options(const UnitGather::Options& options) {
 
 UnitGather::UnitGather(Options options)
     : options_(std::move(options)),
-      format_(format_of(options_)),
+      shards_(options_.layout, options_.shard_dtypes),
+      format_(format_of(options_, shards_)),
       copies_(gather_copies(options_.layout)),
       gather_(format_ ? ShardGather(options_.layout.num_ranks, format_->bytes(), options_.device)
                       : ShardGather(options_.layout, compute_options(options_))),
@@ -53,7 +58,7 @@ void UnitGather::start(const at::Tensor& flat_shard, const Stamp& stamp, BlockPo
 void UnitGather::start_whole(const at::Tensor& flat_shard, const Stamp& stamp, BlockPool& pool,
                              const AllGatherFn& all_gather) {
   const auto* group = options_.layout.num_ranks > 1 ? &options_.axes.shard_group() : nullptr;
-  if (!format_ && !flat_shard.is_meta()) {
+  if (is_sent_as_it_is() && !flat_shard.is_meta()) {
     gather_.start(flat_shard, group, pool, all_gather);
     return;
   }
@@ -62,15 +67,26 @@ void UnitGather::start_whole(const at::Tensor& flat_shard, const Stamp& stamp, B
   if (flat_shard.is_meta()) {
     input.zero_();
   } else {
-    format_->encode(flat_shard, input);
+    format_->encode(shards_.chunks(flat_shard.to(input.device(), /*non_blocking=*/true)), input);
   }
   write_stamp(input, stamp.unit, stamp.fault);
   gather_.start(input, group, pool, all_gather);
 }
 
+/// The flat shard itself, or with one cast of all of it.
+bool UnitGather::is_sent_as_it_is() const {
+  if (!format_) {
+    return true;
+  }
+  const auto is_same = [](const GatherItem& item, at::ScalarType dtype) {
+    return !item.extension && item.dtype == dtype;
+  };
+  return std::ranges::equal(options_.items, options_.shard_dtypes, is_same);
+}
+
 bool UnitGather::can_use_parts() {
   if (!group_takes_parts_) {
-    group_takes_parts_ = !format_ && options_.layout.num_ranks > 1 && options_.layout.is_cut_on_dim_0() &&
+    group_takes_parts_ = is_sent_as_it_is() && options_.layout.num_ranks > 1 && options_.layout.is_cut_on_dim_0() &&
                          takes_parts(options_.axes.shard_group(), options_.device.type());
   }
   return *group_takes_parts_;
@@ -80,8 +96,9 @@ bool UnitGather::can_gather_in_place(const at::Tensor& flat_shard, const AllGath
   return can_use_parts() && !has_share() && !flat_shard.is_meta() && is_default(all_gather);
 }
 
-at::Tensor UnitGather::new_flat_shard(at::ScalarType dtype) {
-  const int64_t numel = gather_numel(options_.layout);
+at::Tensor UnitGather::new_flat_shard() {
+  const int64_t numel = shards_.numel();
+  const auto dtype = shards_.dtype();
   return options_.device.is_cpu() && can_use_parts() ? zeros_to_gather(numel, dtype, options_.axes.shard_group())
                                                      : at::zeros({numel}, at::device(at::kCPU).dtype(dtype));
 }
@@ -89,7 +106,15 @@ at::Tensor UnitGather::new_flat_shard(at::ScalarType dtype) {
 void UnitGather::start_in_place(const at::Tensor& flat_shard, BlockPool& pool,
                                 const std::vector<ShardedParam>& params) {
   is_in_place_ = true;
-  gather_.start_in_place(flat_shard, options_.axes.shard_group(), pool, options_.layout, params);
+  if (!gather_.has_parts()) {
+    const at::AutoDispatchBelowADInplaceOrView below;
+    std::vector<TensorPart> parts;
+    for (size_t i = 0; i < params.size(); ++i) {
+      parts.push_back(shards_.part(i, params[i].unsharded()));
+    }
+    gather_.set_parts(std::move(parts));
+  }
+  gather_.start_in_place(flat_shard, options_.axes.shard_group(), pool);
 }
 
 void UnitGather::wait() {

@@ -15,6 +15,7 @@
 #include "fully_shard/data_parallel_axes.h"
 #include "fully_shard/gather_format.h"
 #include "fully_shard/gather_stream.h"
+#include "fully_shard/shard_format.h"
 #include "fully_shard/sharded_param.h"
 #include "fully_shard/smaller_share.h"
 
@@ -24,9 +25,10 @@ class UnitGather {
  public:
   struct Options {
     DataParallelAxes axes;
-    ParamLayout layout;             // of the flat shards
-    std::vector<GatherItem> items;  // one a parameter
-    at::Device device;              // of the unsharded parameters
+    ParamLayout layout;                        // of the flat shards
+    std::vector<at::ScalarType> shard_dtypes;  // of the parameters' shards
+    std::vector<GatherItem> items;             // one a parameter
+    at::Device device;                         // of the unsharded parameters
     /// Of the shares among that many ranks; 0: there are none.
     int64_t smaller_ranks = 0;
     ParamLayout smaller_layout = {};
@@ -45,10 +47,13 @@ class UnitGather {
   /// stream() has waited for whoever wrote it. One on the meta device is not sent, only the stamp.
   void start(const at::Tensor& flat_shard, const Stamp& stamp, BlockPool& pool, const AllGatherFn& all_gather);
   /// Whether start_in_place() can take the place of start(): where ranks read each other's memory ("threads", "shm"),
-  /// and all parameters are sharded on dim 0 and sent alike, peers' rows come straight to where they belong.
+  /// and all parameters are sharded on dim 0 and sent alike, or all as they are, peers' rows come straight to where
+  /// they belong.
   bool can_gather_in_place(const at::Tensor& flat_shard, const AllGatherFn& all_gather);
-  /// Zeros in which to keep a flat shard on the CPU, where it is `dtype`.
-  at::Tensor new_flat_shard(at::ScalarType dtype);
+  /// Where the shards lie in a flat shard.
+  const ShardFormat& shards() const { return shards_; }
+  /// Zeros in which to keep a flat shard on the CPU.
+  at::Tensor new_flat_shard();
   /// The parameters have memory already.
   void start_in_place(const at::Tensor& flat_shard, BlockPool& pool, const std::vector<ShardedParam>& params);
   /// From start_in_place() to give_back().
@@ -72,10 +77,12 @@ class UnitGather {
 
  private:
   void start_whole(const at::Tensor& flat_shard, const Stamp& stamp, BlockPool& pool, const AllGatherFn& all_gather);
+  bool is_sent_as_it_is() const;
   bool can_use_parts();
   ShardGather& current() { return has_share() ? smaller_->gather() : gather_; }
 
   Options options_;
+  ShardFormat shards_;
   std::optional<GatherFormat> format_;
   std::vector<std::vector<BlockCopy>> copies_;  // where there is no format
   ShardGather gather_;

@@ -16,6 +16,7 @@
 #include "testing/expect.h"
 #include "testing/tensor_matchers.h"
 #include "testing/test_devices.h"
+#include "tests/fully_shard/lora_models.h"
 #include "tests/fully_shard/small_models.h"
 #include "third_party/catch2/catch.h"
 
@@ -130,6 +131,38 @@ TEST_CASE("devices: dtypes by parameter, and an extension of the all-gather, tra
                           return param.dim() == 2 ? std::make_shared<HalfOfBytes>() : nullptr;
                         }});
     return train(tower, rank);
+  });
+}
+
+TEST_CASE("devices: frozen parameters of another dtype train alike") {
+  const bool offloads = GENERATE(false, true);
+  const bool casts = GENERATE(false, true);
+  expect_same_on_devices(3, [&](const Rank& rank) {
+    auto lora = make_lora();
+    FullyShardOptions options{.mesh = init_device_mesh(rank.device.type(), {3})};
+    if (casts) {
+      options.mp_policy.param_dtype = at::kFloat;
+    }
+    if (offloads) {
+      options.offload_policy = CPUOffloadPolicy{};
+    } else {
+      lora->to(rank.device);
+    }
+    for (auto& block : lora->blocks) {
+      fully_shard(block, options);
+    }
+    fully_shard(lora, options);
+    torch::optim::SGD optimizer(lora->parameters(), 0.1);
+    for (int step = 0; step < 3; ++step) {
+      optimizer.zero_grad();
+      loss_of(lora(batch_of(rank, step))).backward();
+      optimizer.step();
+    }
+    auto results = full_parameters(*lora);
+    for (auto& result : results) {
+      result = result.to(at::kFloat);
+    }
+    return results;
   });
 }
 

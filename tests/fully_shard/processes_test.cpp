@@ -9,8 +9,10 @@
 #include "comm/shared_memory.h"
 #include "dtensor/dtensor.h"
 #include "testing/expect.h"
+#include "testing/parity.h"
 #include "testing/run_processes.h"
 #include "testing/tensor_matchers.h"
+#include "tests/fully_shard/lora_models.h"
 #include "tests/fully_shard/small_models.h"
 #include "tests/fully_shard/train_and_compare.h"
 #include "third_party/catch2/catch.h"
@@ -90,6 +92,39 @@ TEST_CASE("fully_shard over shm: float32 shards come to the other ranks in the d
     };
     run_processes(world_size, body, {.backend = "shm"});
   }
+}
+
+TEST_CASE("fully_shard over shm: shards of several dtypes that the other ranks read where they lie") {
+  const auto body = [](int rank) {
+    constexpr int64_t kDim = 801, kHidden = 799;
+    auto reference = make_lora(kDim, kHidden), sharded = make_lora(kDim, kHidden);
+    for (auto& block : sharded->blocks) {
+      fully_shard(block);
+    }
+    fully_shard(sharded);
+    for (int round = 0; round < 3; ++round) {
+      const auto run = [&](Lora& model, int r) {
+        auto loss = weighted_loss(model(make_batch(static_cast<uint64_t>(3 * round + r), 3, 5)));
+        loss.backward();
+        return loss.detach();
+      };
+      average_reference(*reference, 3, [&](int r) { run(reference, r); });
+      sharded->zero_grad();
+      const auto loss = run(sharded, rank);
+      check_sharded_parity(reference, sharded, {.tolerance = {.rtol = 0, .atol = 0}});
+      const at::NoGradGuard no_grad;
+      for (auto* model : {&reference, &sharded}) {
+        for (const auto& parameter : (*model)->parameters()) {
+          if (parameter.is_floating_point()) {
+            parameter.mul_(0.9);
+          }
+        }
+      }
+    }
+    // Two blocks, of 2.6 MB and some adapters.
+    TESSERA_EXPECT(mapped_peer_bytes() > 2 * 2 * 2'500'000 / 3);
+  };
+  run_processes(3, body, {.backend = "shm"});
 }
 
 TEST_CASE("fully_shard over shm: asynchronous unshards before the first forward are finished by it") {

@@ -3,7 +3,6 @@
 #include <algorithm>
 
 #include "base/error.h"
-#include "comm/shared_memory.h"
 
 namespace tessera {
 
@@ -287,18 +286,6 @@ void ParamGroup::check_not_taken(size_t param) const {
 
 bool ParamGroup::has_trainable() const {
   return std::any_of(params_.begin(), params_.end(), [](const ShardedParam& param) { return param.requires_grad(); });
-}
-
-/// The shards lie there where the group's ranks read each other's memory.
-void ParamGroup::add_lent_gradients(std::vector<size_t>& bytes) const {
-  if (!shared_place(flat_shard_)) {
-    return;
-  }
-  for (const auto& param : params_) {
-    if (param.requires_grad() && param.unsharded().scalar_type() == gradients_.reduction(0).reduce_dtype()) {
-      bytes.push_back(param.unsharded_size());
-    }
-  }
 }
 
 size_t ParamGroup::unsharded_bytes() const {

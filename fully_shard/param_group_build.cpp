@@ -7,6 +7,7 @@
 #include <algorithm>
 
 #include "base/error.h"
+#include "comm/shared_memory.h"
 #include "fully_shard/param_group.h"
 #include "fully_shard/stacked_spec.h"
 
@@ -184,6 +185,18 @@ void ParamGroup::materialize() {
   }
   stamped_ = GatherFault::None;
   write_stamp(flat_shard_, unit_, stamped_);
+}
+
+/// The shards lie there where the group's ranks read each other's memory.
+void ParamGroup::add_lent_gradients(std::vector<size_t>& bytes) const {
+  if (!shared_place(flat_shard_)) {
+    return;
+  }
+  for (const auto& param : params_) {
+    if (param.requires_grad() && param.unsharded().scalar_type() == reduce_dtype(param)) {
+      bytes.push_back(param.unsharded_size());
+    }
+  }
 }
 
 }  // namespace tessera

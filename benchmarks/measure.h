@@ -64,8 +64,8 @@ double cpu_us();
 std::vector<double> microseconds(const std::vector<std::function<void()>>& calls, double (*clock)(), int rounds,
                                  int steps = 20);
 
-/// The most bytes that this process had in memory since the last reset_peak(), which returns what it has now; shards
-/// of other ranks that it reads where they lie are theirs (examples/peak_memory.h).
+/// The most bytes that this process had in memory since the last reset_peak(), which returns what it has now; what it
+/// reads of other ranks where they have it is theirs (examples/peak_memory.h).
 double peak_bytes();
 double reset_peak();
 

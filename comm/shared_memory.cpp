@@ -9,8 +9,10 @@
 #include <algorithm>
 #include <atomic>
 #include <deque>
+#include <fstream>
 #include <memory>
 #include <mutex>
+#include <string>
 #include <vector>
 
 #include "comm/shm_layout.h"
@@ -25,6 +27,8 @@ struct BlockHead {
   std::atomic<uint32_t> use;  // counts from 0
 };
 constexpr int64_t kHeadBytes = ShmLayout::kPage;
+/// In the system's lists.
+constexpr const char* kFileLabel = "tessera_shared";
 
 BlockHead& head_of(const FileMapping& block) {
   return *reinterpret_cast<BlockHead*>(block.base());
@@ -123,7 +127,7 @@ class OwnFile {
   OwnedBlock make_locked(int64_t bytes) {
     forget_parents();
     if (!file_) {
-      file_ = FileDescriptor::in_memory("tessera_shared");
+      file_ = FileDescriptor::in_memory(kFileLabel);
     }
     const int64_t size = size_of_block(bytes);
     file_.resize(end_ + size);
@@ -227,6 +231,21 @@ void PeerMemory::drop_dead() {
 
 int64_t mapped_peer_bytes() {
   return mapped_bytes;
+}
+
+int64_t resident_peer_bytes() {
+  std::ifstream maps("/proc/self/smaps");
+  bool is_peers = false;
+  int64_t bytes = 0;
+  for (std::string line; std::getline(maps, line);) {
+    if (line.find(" r--s ") != std::string::npos) {
+      is_peers = line.find(kFileLabel) != std::string::npos;  // this process's own blocks may be written
+    } else if (is_peers && line.starts_with("Rss:")) {
+      bytes += 1024 * std::stoll(line.substr(4));
+      is_peers = false;
+    }
+  }
+  return bytes;
 }
 
 }  // namespace tessera

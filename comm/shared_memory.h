@@ -66,8 +66,11 @@ class PeerMemory {
   std::map<int64_t, FileMapping> blocks_;  // by their offset
 };
 
-/// Bytes of peers' blocks that this process has mapped. Once they were read, the system counts them as resident in
-/// every process that has read them (VmRSS, VmHWM), though they are there once.
+/// Bytes of peers' blocks that this process has mapped.
 int64_t mapped_peer_bytes();
+/// Those of them that it has read, in whole pages: the system counts them as resident in every process that has read
+/// them (VmRSS, VmHWM), though they are there once. Reads /proc/self/smaps, which takes milliseconds; 0 where there is
+/// none.
+int64_t resident_peer_bytes();
 
 }  // namespace tessera

@@ -19,7 +19,7 @@ double peak_resident_bytes() {
     if (word == "VmHWM:") {
       double kib = 0;
       status >> kib;
-      return kib * 1024 - static_cast<double>(mapped_peer_bytes());
+      return kib * 1024 - static_cast<double>(resident_peer_bytes());
     }
   }
   throw Error("the peak memory of a rank: /proc/self/status has no VmHWM; is /proc mounted?");

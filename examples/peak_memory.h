@@ -3,7 +3,7 @@
 //
 // On the CPU it is what the system has counted as resident in this process, shared memory and libraries included
 // (Linux's VmHWM; getrusage's ru_maxrss would also count what the process had before exec, here the launcher's data),
-// without the shards of other ranks that this one reads where they lie: they are their owners'.
+// without the shards and gradients of other ranks that this one reads where they lie: they are their owners'.
 // On CUDA it is what tensors have had of the current device, as libtorch's caching allocator counts it: without what
 // that keeps in reserve, and without what CUDA and NCCL take for themselves.
 

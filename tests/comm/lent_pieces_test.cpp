@@ -53,6 +53,23 @@ TEST_CASE("shared blocks: the next tensor of a size has the block of the one bef
   trim_shared_blocks();
 }
 
+TEST_CASE("shared blocks: of a peer's those pages are resident that were read") {
+  constexpr int64_t kPages = 64, kFloats = kPages * 1024;
+  PeerMemory memory(getpid());
+  const auto tensor = shared_tensor(kFloats).fill_(3);
+  const int64_t before = resident_peer_bytes();
+  const float* const found = read_own(memory, *shared_place(tensor));
+  float sum = 0;
+  for (int64_t page = 0; page < kPages / 2; ++page) {
+    sum += found[page * 1024];
+  }
+  CHECK(sum == 3 * kPages / 2);
+  const int64_t read = resident_peer_bytes() - before;
+  CHECK(read >= kPages / 2 * 4096);
+  CHECK(read <= mapped_peer_bytes());
+  trim_shared_blocks();
+}
+
 TEST_CASE("shared blocks: free ones are kept up to a quarter more than was in use, the longest free go first") {
   trim_shared_blocks();
   std::vector<at::Tensor> tensors;

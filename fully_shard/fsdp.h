@@ -26,7 +26,7 @@
 // Not supported, and refused: double backward through a unit (a backward with create_graph throws NotImplementedError);
 // forward of a plain part of a unit outside of the unit's forward; conversions (module.to()) after wrapping; parameters
 // that two units share. Not noticed: a parameter that is registered after wrapping is in no unit, so nobody shards it
-// or reduces its gradient.
+// or reduces its gradient; check_replicas (fully_shard/replica_check.h) finds it.
 //
 // Errors: a call at the wrong time (not the root, a scope inside another) is a StateError, also where PyTorch asserts;
 // a method that needs the state IDLE throws ValueError in another one, as assert_state there.

@@ -11,6 +11,11 @@
 //   loss(model(batch_of_this_rank)).backward();          // gradients: averages over the ranks, sharded
 //   optimizer.step();                                    // on this rank's rows only
 //
+// The last call matters: a parameter that is in no unit and is not ignored by one stays plain and trains on this rank's
+// gradients alone, and nothing can tell that from a parameter that the program reduces by itself. check_replicas
+// (fully_shard/replica_check.h) finds it. And a unit with no unit around it is an outermost one, which keeps its
+// parameters after forward.
+//
 // Between uses each parameter is a DTensor, Shard(0), over this rank's rows. A unit's forward gathers its
 // parameters (one all-gather) and frees them after; its backward gathers them again, and when it is done
 // reduces their gradients (one reduce-scatter) into sharded DTensor gradients. The parameters' TensorImpls

@@ -7,10 +7,12 @@
 
 #include <algorithm>
 #include <string>
+#include <unordered_set>
 
 #include "base/error.h"
 #include "fully_shard/fsdp_root.h"
 #include "fully_shard/rank_agreement.h"
+#include "fully_shard/unit_recipe.h"
 
 namespace tessera {
 
@@ -62,6 +64,44 @@ size_t first_replica(const DeviceMesh& mesh, int64_t axis, size_t index) {
   return index - coordinate * stride;
 }
 
+/// A unit of a module above has it, or one below.
+bool is_in_unit(const at::Tensor& param, const std::unordered_set<const c10::TensorImpl*>& known) {
+  const auto* meta = dtensor_meta(param);
+  return (meta && meta->origin) || known.contains(param.unsafeGetTensorImpl());
+}
+
+void check_none_is_left(torch::nn::Module& module, const std::vector<NamedState>& states,
+                        const std::vector<at::Tensor>& ignored_params) {
+  std::unordered_set<const c10::TensorImpl*> known;
+  const auto add_all = [&](const std::vector<at::Tensor>& params) {
+    for (const auto& param : params) {
+      known.insert(param.unsafeGetTensorImpl());
+    }
+  };
+  add_all(ignored_params);
+  for (const auto& below : module.modules()) {
+    const auto* point = find_hook_point(*below);
+    if (const auto recipe = point ? point->find<UnitRecipe>() : nullptr) {
+      add_all(recipe->request.options.ignored_params);
+    }
+  }
+  for (const auto& [path, state] : states) {
+    if (const auto& group = state->group()) {
+      for (const auto& param : group->params()) {
+        known.insert(param.param().unsafeGetTensorImpl());
+      }
+    }
+  }
+  for (const auto& item : module.named_parameters()) {
+    TESSERA_CHECK(
+        StateError, !item.value().requires_grad() || is_in_unit(item.value(), known),
+        "check_replicas: parameter '{}' of {} requires a gradient, but is in no unit, so that it trains on this "
+        "rank's gradients alone. Call {} on the module that holds it, as on the whole model, last; or, if the "
+        "program reduces its gradients by itself, name it in ignored_params",
+        item.key(), module.name(), states.at(0).state->api());
+  }
+}
+
 void check(const Replicas& replicas) {
   std::string own;
   for (const auto& value : replicas.values) {
@@ -84,10 +124,11 @@ void check(const Replicas& replicas) {
 
 }  // namespace
 
-void check_replicas(torch::nn::Module& module) {
+void check_replicas(torch::nn::Module& module, const std::vector<at::Tensor>& ignored_params) {
   const auto states = fsdp_states(module);
   TESSERA_CHECK(StateError, !states.empty(), "check_replicas: neither {} nor a module below it is a unit",
                 module.name());
+  check_none_is_left(module, states, ignored_params);
   std::vector<Replicas> all;
   for (const auto& [path, state] : states) {
     if (const auto& group = state->group()) {

@@ -1,7 +1,8 @@
 #pragma once
-// Do the replicas of a model hold the same values? Nothing brings replicas together that began apart: equal gradients
-// change them equally, and each trains a model of its own, without an error. Every rank keeps the values that it had
-// when replicate or fully_shard was called (DistributedDataParallel sends rank 0's to all), so ask before training:
+// Do the replicas of a model hold the same values, and is all that trains in a unit? Nothing brings replicas together
+// that began apart: equal gradients change them equally, and each trains a model of its own, without an error. Every
+// rank keeps the values that it had when replicate or fully_shard was called (DistributedDataParallel sends rank 0's to
+// all), so ask before training:
 //
 //   replicate(model, {.mesh = mesh});        // or fully_shard with a mesh of two axes
 //   check_replicas(model);
@@ -11,23 +12,31 @@
 //   dcp::set_model_state_dict(model, dcp::get_model_state_dict(model, {.full_state_dict = true}),
 //                             {.broadcast_from_rank0 = true});                       // checkpoint/state_dict.h
 //
+// A parameter in no unit, as the embedding where only blocks were given to fully_shard, is such a replica, too: it
+// stays plain, its gradient is this rank's alone, and it drifts apart from the other ranks' without an error.
+//
 // Thread safety: as reading the parameters.
 
+#include <ATen/core/Tensor.h>
 #include <torch/nn/module.h>
 #include <torch/nn/pimpl.h>
 
+#include <vector>
+
 namespace tessera {
 
-/// Throws ValueError, on every rank that has a replica or a tensor-parallel part of one, unless all replicas of the
-/// parameters in units at and below `module` have the same values, bit for bit; names the first parameter that differs,
-/// and the ranks. Copies every parameter of the own rank to the CPU, one at a time. Collective where there are replicas
-/// (replicate, HSDP); a model without any passes. Throws StateError if no module at or below it is a unit, or a
-/// parameter has no memory yet.
-void check_replicas(torch::nn::Module& module);
+/// Throws StateError, before anything is sent, for a parameter at or below `module` that requires a gradient and is in
+/// no unit; not if a unit was told to ignore it, or it is one of `ignored_params`, whose gradients the program reduces
+/// by itself. Then throws ValueError, on every rank that has a replica or a tensor-parallel part of one, unless all
+/// replicas of the parameters in units at and below `module` have the same values, bit for bit; names the first
+/// parameter that differs, and the ranks. Copies every parameter of the own rank to the CPU, one at a time. Collective
+/// where there are replicas (replicate, HSDP); a model without any passes. Throws StateError also if no module at or
+/// below it is a unit, or a parameter has no memory yet.
+void check_replicas(torch::nn::Module& module, const std::vector<at::Tensor>& ignored_params = {});
 
 template <class Impl>
-void check_replicas(const torch::nn::ModuleHolder<Impl>& module) {
-  check_replicas(static_cast<torch::nn::Module&>(*module.ptr()));
+void check_replicas(const torch::nn::ModuleHolder<Impl>& module, const std::vector<at::Tensor>& ignored_params = {}) {
+  check_replicas(static_cast<torch::nn::Module&>(*module.ptr()), ignored_params);
 }
 
 }  // namespace tessera

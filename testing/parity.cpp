@@ -25,7 +25,7 @@ std::string without_prefixes(std::string name, const std::vector<std::string>& p
 
 void compare(const std::string& what, const at::Tensor& whole, const at::Tensor& sharded, Tolerance tolerance) {
   if (!is_dtensor(sharded)) {
-    fail(what + " is not a DTensor");
+    fail(what + " is not a DTensor: no unit has it, as where the last fully_shard, on the whole model, was left out");
   }
   if (whole.sizes() != sharded.sizes()) {
     fail(fmt::format("{} is {}, expected {}", what, dtensor_spec(sharded)->to_string(),

@@ -7,6 +7,7 @@
 #include "fully_shard/replicate.h"
 #include "parallel/distribute_module.h"
 #include "testing/expect.h"
+#include "testing/parity.h"
 #include "testing/run_ranks.h"
 #include "tests/fully_shard/small_models.h"
 #include "third_party/catch2/catch.h"
@@ -82,6 +83,48 @@ TEST_CASE("ranks that run a replica together by tensor parallelism are told, too
     }
     expect_throws<ValueError>([&] { check_replicas(tower); },
                               "parameter 'out.weight' of root has other values on rank 2 than on rank 0");
+  });
+}
+
+TEST_CASE("a parameter that trains in no unit is named, with and without replicas, before and after training") {
+  const bool replicates = GENERATE(false, true);
+  run_ranks(2, [&](int rank) {
+    auto tower = filled_tower(1);
+    for (auto& block : tower->blocks) {
+      replicates ? replicate(block) : fully_shard(block);
+    }
+    const std::string_view left =
+        "parameter 'in.weight' of tessera::testing::TowerImpl requires a gradient, but is in "
+        "no unit";
+    for (int step = 0; step < 2; ++step) {
+      expect_throws<StateError>([&] { check_replicas(tower); }, left);
+      expect_throws<ExpectationError>([&] { check_sharded_parity(filled_tower(1), tower); }, "no unit has it");
+      check_replicas(tower->blocks[0]);
+      weighted_loss(tower(make_batch(static_cast<uint64_t>(rank), 3, 5))).backward();
+    }
+    std::vector<at::Tensor> others;
+    for (const auto& param : tower->parameters()) {
+      if (!is_dtensor(param)) {
+        others.push_back(param);
+      }
+    }
+    check_replicas(tower, others);
+    for (auto& param : others) {
+      param.set_requires_grad(false);
+    }
+    check_replicas(tower);
+  });
+}
+
+TEST_CASE("parameters that a unit ignores, and those of units above, are not taken for forgotten ones") {
+  run_ranks(2, [](int) {
+    auto tower = filled_tower(1);
+    fully_shard(tower->blocks[1]->up);
+    fully_shard(tower, {.ignored_params = {tower->in->weight, tower->blocks[1]->down->bias}});
+    check_replicas(tower);
+    check_replicas(tower->blocks[1], {tower->blocks[1]->down->bias});
+    tower->register_parameter("late", make_batch(1, 2, 2));
+    expect_throws<StateError>([&] { check_replicas(tower); }, "parameter 'late'");
   });
 }
 

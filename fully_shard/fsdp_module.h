@@ -101,7 +101,8 @@ class FSDPModule {
 
   /// The units to gather ahead when this one's forward begins: their all-gathers are issued before it computes. Two or
   /// more overlap further and hold more memory. None given: the unit that came next in the last forward, which is the
-  /// default. An empty list: nothing. All ranks give the same list. Throws ValueError if this unit is in it.
+  /// default. An empty list: nothing. All ranks give the same list. A unit of another model is gathered again if its
+  /// parameters have changed before it runs. Throws ValueError if this unit is in it.
   void set_modules_to_forward_prefetch(std::optional<std::vector<FSDPModule>> modules);
   /// The same for backward. The default is the unit that came next in the last backward, or in the first backward the
   /// reverse of forward.

@@ -87,19 +87,23 @@ void FSDPState::reshard_after_forward() {
   }
 }
 
-/// A share has the values that forward computed with, for its backward. What is not one may come after a step.
-void FSDPState::forget_share() {
+/// A share has the values that forward computed with, for its backward. What is not one may come after a step. So may
+/// the use of what a unit of another tree prefetched, whose forward was over before this one began.
+void FSDPState::forget_old_values() {
   if (current_backward() == -1 && group_->state() == UnitState::ShardedSmaller) {
     group_->reshard();
+  }
+  if (is_prefetched_ && group_->version() != prefetched_version_) {
+    group_->drop_unshard();
   }
 }
 
 void FSDPState::unshard(bool async_op) {
-  is_prefetched_ = false;
   if (!group_) {
     return;
   }
-  forget_share();
+  forget_old_values();
+  is_prefetched_ = false;
   group_->gather_stream()->wait_for_current();  // who calls it may have written the parameters just now
   if (async_op) {
     group_->start_if_sharded();
@@ -112,9 +116,10 @@ void FSDPState::prefetch() {
   if (!group_) {
     return;
   }
-  forget_share();
+  forget_old_values();
   if (group_->start_if_sharded()) {
     is_prefetched_ = true;
+    prefetched_version_ = group_->version();
   }
 }
 
@@ -129,8 +134,8 @@ void FSDPState::pre_forward(HookPoint& point, size_t module, TensorRefs inputs) 
     cast_floating(inputs, options_.mp_policy.param_dtype);
   }
   if (group_) {
+    forget_old_values();
     is_prefetched_ = false;
-    forget_share();
     group_->unshard();
   }
   root_->prefetch_in_forward(*this);

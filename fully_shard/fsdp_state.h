@@ -126,7 +126,7 @@ class FSDPState : public std::enable_shared_from_this<FSDPState> {
   void on_accumulated(size_t param);
   bool reshards_after_forward() const;
   void reshard_after_forward();
-  void forget_share();
+  void forget_old_values();
   void reshard_and_reduce(bool reshards, bool reduces);
   void reduce();
   void report(UnitStep step) const;
@@ -147,6 +147,7 @@ class FSDPState : public std::enable_shared_from_this<FSDPState> {
   bool backward_started_ = false;
   bool has_unreduced_ = false;
   bool is_prefetched_ = false;  // the gather in flight was not asked for by the user
+  int64_t prefetched_version_ = 0;
 };
 
 }  // namespace tessera

@@ -108,6 +108,8 @@ class ParamGroup {
 
   const std::vector<ShardedParam>& params() const { return params_; }
   std::vector<int64_t> versions() const;
+  /// Grows with each change in place of a shard.
+  int64_t version() const;
   /// Throws StateError if a parameter changed since versions() gave `versions`.
   void check_versions(const std::vector<int64_t>& versions) const;
   /// Throws StateError if the part of a parameter whose gradient arrived was taken already. Autograd completes a

@@ -166,6 +166,14 @@ void ParamGroup::set_alone(bool is_alone) {
   gradients_.cut(has_parts ? cut_by_bytes(gradient_bytes(), options_.bucket_bytes) : std::vector{params_.size()});
 }
 
+int64_t ParamGroup::version() const {
+  int64_t sum = 0;
+  for (const auto& param : params_) {
+    sum += param.version();
+  }
+  return sum;
+}
+
 at::Tensor ParamGroup::new_flat_shard(bool on_meta) {
   const auto device = on_meta ? at::Device(at::kMeta) : shard_device();
   const bool pins = !on_meta && pins_shards(options_, compute_device_);

@@ -105,6 +105,40 @@ TEST_CASE("several roots in one model: together, apart, and one backward through
   });
 }
 
+TEST_CASE("what a unit prefetched of another model is gathered again where a step came between", "[unusual]") {
+  const bool in_place = GENERATE(true, false);
+  run_ranks(3, [&](int rank) {
+    TwoTowers reference, sharded;
+    fill_parameters(*reference, 1);
+    fill_parameters(*sharded, 1);
+    shard_tower(sharded->first);
+    shard_tower(sharded->second);
+    auto& block = sharded->second->blocks[0];
+    if (!in_place) {
+      fsdp(block).set_custom_all_gather(
+          [](const at::Tensor& output, const at::Tensor& input, const ProcessGroupPtr& group) {
+            return all_gather_async(output, input, group);
+          });
+    }
+    fsdp(sharded->first).set_modules_to_forward_prefetch({{fsdp(block)}});
+    const at::NoGradGuard no_grad;
+    for (int step = 0; step < 3; ++step) {
+      sharded->first(batch_of(rank));
+      expect_equal(fsdp(block).unit_state() == UnitState::Gathering, true);
+      for (auto* model : {&reference, &sharded}) {
+        for (auto& param : (*model)->second->parameters()) {
+          param.mul_(0.5);
+        }
+      }
+      if (step == 2) {
+        fsdp(block).unshard();
+        expect_bit_equal(block->up->weight, reference->second->blocks[0]->up->weight);
+      }
+      expect_bit_equal(sharded->second(batch_of(rank)), reference->second(batch_of(rank)));
+    }
+  });
+}
+
 TEST_CASE("units without parameters, inside and as the root, send nothing and change nothing", "[unusual]") {
   run_ranks(3, [](int rank) {
     const auto make = [] {

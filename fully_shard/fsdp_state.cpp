@@ -201,10 +201,20 @@ void FSDPState::insert_output_node(const std::shared_ptr<Ticket>& ticket, Tensor
   }
 }
 
+/// As positions may be, the first rows of a table: the copies stay when the parameters' memory goes.
+void FSDPState::copy_views_of_params(TensorRefs outputs) const {
+  for (auto* output : outputs) {
+    if (group_ && group_->lends_memory_to(*output)) {
+      *output = output->clone();
+    }
+  }
+}
+
 void FSDPState::post_forward(TensorRefs outputs) {
   auto changed = changed_inputs();  // which may throw, so the call is still open
   const auto ticket = std::move(open_calls_.back().ticket);
   open_calls_.pop_back();
+  copy_views_of_params(outputs);
   if (ticket) {
     insert_output_node(ticket, outputs, std::move(changed));
   }

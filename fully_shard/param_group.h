@@ -107,6 +107,8 @@ class ParamGroup {
   void abort_backward();
 
   const std::vector<ShardedParam>& params() const { return params_; }
+  /// Whether `tensor` is a full parameter, or a view of one, whose memory goes with reshard().
+  bool lends_memory_to(const at::Tensor& tensor) const;
   std::vector<int64_t> versions() const;
   /// Grows with each change in place of a shard.
   int64_t version() const;

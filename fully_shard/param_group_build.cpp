@@ -174,6 +174,17 @@ int64_t ParamGroup::version() const {
   return sum;
 }
 
+bool ParamGroup::lends_memory_to(const at::Tensor& tensor) const {
+  const auto* meta = dtensor_meta(tensor);
+  const auto& local = meta ? meta->local : tensor;
+  if (is_alias_ || !local.has_storage()) {
+    return false;
+  }
+  const auto* memory = local.storage().unsafeGetStorageImpl();
+  return std::ranges::any_of(
+      params_, [&](const ShardedParam& param) { return param.unsharded().storage().unsafeGetStorageImpl() == memory; });
+}
+
 at::Tensor ParamGroup::new_flat_shard(bool on_meta) {
   const auto device = on_meta ? at::Device(at::kMeta) : shard_device();
   const bool pins = !on_meta && pins_shards(options_, compute_device_);

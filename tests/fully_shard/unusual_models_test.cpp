@@ -7,6 +7,7 @@
 
 #include "comm/comm_stats.h"
 #include "dtensor/dtensor.h"
+#include "fully_shard/replicate.h"
 #include "nn/modules.h"
 #include "testing/expect.h"
 #include "testing/parity.h"
@@ -51,6 +52,25 @@ struct StructLayerImpl : torch::nn::Module {
   nn::Linear fc{nullptr};
 };
 TESSERA_MODULE(StructLayer);
+
+/// Its output is a view of its weight.
+struct PositionsImpl : torch::nn::Module {
+  PositionsImpl() { weight = register_parameter("weight", make_batch(1, 9, 5)); }
+  at::Tensor forward(int64_t rows) { return weight.narrow(0, 0, rows); }
+  at::Tensor weight;
+};
+TESSERA_MODULE(Positions);
+
+struct PlacedImpl : torch::nn::Module {
+  PlacedImpl() {
+    positions = register_module("positions", Positions());
+    tower = register_module("tower", Tower());
+  }
+  at::Tensor forward(at::Tensor x) { return tower(x + positions(x.size(0))); }
+  Positions positions{nullptr};
+  Tower tower{nullptr};
+};
+TESSERA_MODULE(Placed);
 
 struct StructNetImpl : torch::nn::Module {
   StructNetImpl() {
@@ -135,6 +155,25 @@ TEST_CASE("what a unit prefetched of another model is gathered again where a ste
         expect_bit_equal(block->up->weight, reference->second->blocks[0]->up->weight);
       }
       expect_bit_equal(sharded->second(batch_of(rank)), reference->second(batch_of(rank)));
+    }
+  });
+}
+
+TEST_CASE("an output that is a view of a parameter outlives the parameter's memory", "[unusual]") {
+  const int world_size = GENERATE(1, 2, 3);
+  const bool replicates = GENERATE(false, true);
+  run_ranks(world_size, [&](int rank) {
+    Placed reference, sharded;
+    fill_parameters(*reference, 1);
+    fill_parameters(*sharded, 1);
+    replicates ? replicate(sharded->positions) : fully_shard(sharded->positions);
+    fully_shard(sharded);
+    const auto loss_of = [](Placed& model, int r) { return weighted_loss(model(batch_of(r))); };
+    for (int step = 0; step < 2; ++step) {
+      expect_equal_gradients(reference, sharded, rank, world_size, loss_of);
+      const at::NoGradGuard no_grad;
+      const auto view = sharded->positions(4);
+      expect_bit_equal(view, reference->positions(4));
     }
   });
 }

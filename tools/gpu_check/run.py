@@ -5,8 +5,9 @@
 --libtorch is the torch/ folder of a pip install or an unpacked libtorch zip, of the version that the programs were built
 with; by default that of this Python's torch. The report tells the GPUs, each program's tests that passed, failed and
 were skipped, the latter with the reason, and what the benchmark measured. Without a GPU everything that needs one is
-"skipped"; nothing is measured. A test that runs on every device has run on the CPU then. Exits with 1 if a test failed
-or a program could not run.
+"skipped"; nothing is measured. A test that runs on every device has run on the CPU then. The report is written after
+each program, so that one which takes the machine with it leaves what came before. Exits with 1 if a test failed or a
+program could not run.
 """
 
 import argparse
@@ -15,6 +16,7 @@ import json
 import os
 import pathlib
 import re
+import signal
 import subprocess
 import sys
 import tempfile
@@ -66,13 +68,19 @@ def prefer_library_path(program, to):
     to.chmod(0o755)
 
 
-def run(command, env, timeout):
+def run(command, env, timeout, errors=subprocess.STDOUT):
     """(exit status or None after a time-out, output)"""
+    process = subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=errors, start_new_session=True)
     try:
-        done = subprocess.run(command, env=env, timeout=timeout, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False)
-        return done.returncode, done.stdout.decode(errors="replace")
-    except subprocess.TimeoutExpired as expired:
-        return None, (expired.stdout or b"").decode(errors="replace")
+        output, _ = process.communicate(timeout=timeout)
+        return process.returncode, output.decode(errors="replace")
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)  # ranks too, which are processes of its own
+    try:
+        output, _ = process.communicate(timeout=60)
+    except subprocess.TimeoutExpired as expired:  # one does not end, and has the output open
+        output = expired.stdout or b""
+    return None, output.decode(errors="replace")
 
 
 def devices():
@@ -89,8 +97,8 @@ def devices():
 def test_names(command, env):
     """Of all test cases; Catch2 2 and 3 have their own ways to list them."""
     for options in [["--list-test-names-only"], ["--list-tests", "--verbosity", "quiet"]]:
-        listed = subprocess.run([*command, *options], env=env, timeout=60, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, check=False)
-        names = {line.strip() for line in listed.stdout.decode(errors="replace").splitlines() if line.strip()}
+        _, listed = run([*command, *options], env, timeout=120, errors=subprocess.DEVNULL)
+        names = {line.strip() for line in listed.splitlines() if line.strip()}
         if names and not any("Run with -?" in name for name in names):
             return names
     return set()
@@ -112,11 +120,16 @@ def run_test(command, env, timeout):
         for case in suites.iter("testcase")
         if case.find("failure") is not None or case.find("error") is not None
     }
-    # Cases whose assertions are in processes of their own are not in the report; it is complete where there is one.
-    passed = test_names(command, env) if len(suites) else set()
+    # Cases whose assertions are in processes of their own are not in the report, nor are those that a crash kept from
+    # running. Sections are, as "case/section".
+    ended = status is not None and status >= 0
+    passed = {case.get("name").split("/")[0] for case in suites.iter("testcase")}
+    if ended and len(suites):
+        passed = test_names(command, env)
+    passed = {name for name in passed if not any(f"{case}/".startswith(f"{name}/") for case in failed)}
     result = {
         "exit_status": status,
-        "passed": sorted(passed - failed - skipped.keys()),
+        "passed": sorted(passed - skipped.keys()),
         "failed": sorted(failed),
         "skipped": [{"test": test, "reason": reason} for test, reason in sorted(skipped.items())],
     }
@@ -127,14 +140,38 @@ def run_test(command, env, timeout):
 
 def run_benchmark(command, env, timeout):
     status, text = run(command, env, timeout)
-    measured = [json.loads(line) for line in text.splitlines() if line.startswith("{")]
-    result = {"exit_status": status, "measurements": measured}
+    result = {"exit_status": status, "measurements": []}
+    for line in text.splitlines():
+        if line.startswith("{"):
+            try:
+                result["measurements"].append(json.loads(line))
+            except json.JSONDecodeError:  # of a program that was stopped, or no number
+                result.setdefault("unreadable", []).append(line)
     skipped = re.search(r"^skipped: (.*)$", text, re.M)
     if skipped:
         result["skipped"] = skipped[1]
     if status != 0:
         result["output"] = text[-4000:]
     return result
+
+
+def run_program(runner, program, arguments, env, timeout):
+    """Runs a copy of it, and says what came of it whatever happens."""
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            copy = pathlib.Path(folder) / program
+            prefer_library_path(HERE / "bin" / program, copy)
+            return runner([str(copy), *arguments], env, timeout)
+    except Exception as failure:  # the others are to run all the same
+        return {"exit_status": None, "output": f"{type(failure).__name__}: {failure}"}
+
+
+def sum_up(report):
+    tests, benchmarks = report["tests"].values(), report["benchmarks"].values()
+    report["totals"] = {key: sum(len(t.get(key, [])) for t in tests) for key in ["passed", "failed", "skipped"]}
+    ran = all(result["exit_status"] == 0 and not result.get("unreadable") for result in [*tests, *benchmarks])
+    totals = report["totals"]
+    report["ok"] = report["complete"] and ran and totals["failed"] == 0 and (totals["passed"] > 0 or not tests)
 
 
 def main():
@@ -152,22 +189,24 @@ def main():
         "libtorch": str(options.libtorch),
         "gpus": found,
         "gpu": "present" if found else "skipped: no CUDA device (nvidia-smi lists none)",
+        "complete": False,
         "tests": {},
         "benchmarks": {},
     }
+
+    def write():
+        sum_up(report)
+        options.out.write_text(json.dumps(report, indent=1) + "\n")
+
+    write()
     env = environment(options.libtorch.resolve())
-    with tempfile.TemporaryDirectory() as folder:
-        for commands, runner, place in [(TESTS, run_test, "tests"), (BENCHMARKS, run_benchmark, "benchmarks")]:
-            for name, (program, *arguments) in commands.items():
-                if name in options.only:
-                    copy = pathlib.Path(folder) / program
-                    prefer_library_path(HERE / "bin" / program, copy)
-                    report[place][name] = runner([str(copy), *arguments], env, options.timeout)
-    tests = report["tests"].values()
-    report["totals"] = {key: sum(len(t[key]) for t in tests) for key in ["passed", "failed", "skipped"]}
-    ran = [r["exit_status"] == 0 for r in [*tests, *report["benchmarks"].values()]]
-    report["ok"] = all(ran) and report["totals"]["failed"] == 0 and (report["totals"]["passed"] > 0 or not tests)
-    options.out.write_text(json.dumps(report, indent=1) + "\n")
+    for commands, runner, place in [(TESTS, run_test, "tests"), (BENCHMARKS, run_benchmark, "benchmarks")]:
+        for name, (program, *arguments) in commands.items():
+            if name in options.only:
+                report[place][name] = run_program(runner, program, arguments, env, options.timeout)
+                write()
+    report["complete"] = True
+    write()
     print(json.dumps({key: report[key] for key in ["gpu", "totals", "ok"]}))
     return 0 if report["ok"] else 1
 

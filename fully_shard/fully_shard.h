@@ -51,6 +51,7 @@
 // A unit's forward may change an input in place, and the caller's tensor has the gradient of what it is then. Where
 // that tensor is a leaf or a view of another, or retains its gradient, such a change is a StateError that names the
 // unit. An output that is a parameter of the unit, or a view of one, is a copy: the parameter's memory goes.
+// A sparse gradient, as of an Embedding with sparse(true), is a NotImplementedError in backward.
 //
 // Thread safety: one thread a rank; ranks may be threads of one process.
 // Names and meaning follow torch/distributed/fsdp/_fully_shard/_fully_shard.py.

@@ -1,6 +1,7 @@
 // Models that are not one tree of trainable units: several roots, units without parameters, frozen units, structs.
 
 #include <ATen/TensorOperators.h>
+#include <ATen/ops/arange.h>
 #include <torch/optim/sgd.h>
 
 #include <utility>
@@ -175,6 +176,21 @@ TEST_CASE("an output that is a view of a parameter outlives the parameter's memo
       const auto view = sharded->positions(4);
       expect_bit_equal(view, reference->positions(4));
     }
+  });
+}
+
+TEST_CASE("a sparse gradient is refused by name on every rank", "[unusual]") {
+  const bool syncs = GENERATE(true, false);
+  run_ranks(3, [&](int rank) {
+    nn::Embedding table(torch::nn::EmbeddingOptions(7, 3).sparse(true));
+    fully_shard(table);
+    const auto rows = at::arange(rank, rank + 3, at::kLong);
+    if (!syncs) {
+      fsdp(table).set_requires_gradient_sync(false);
+      table(rows).sum().backward();
+      fsdp(table).set_requires_gradient_sync(true);
+    }
+    expect_throws<NotImplementedError>([&] { table(rows).sum().backward(); }, "gradient of parameter 'weight' of ");
   });
 }
 

@@ -5,7 +5,7 @@
 #include <c10/cuda/CUDAFunctions.h>
 #include <cuda_runtime_api.h>
 
-#include <cstdlib>
+#include <exception>
 #include <mutex>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp>
@@ -14,6 +14,7 @@
 #include "comm/backend_checks.h"
 #include "comm/host_process.h"
 #include "comm/local_reduce.h"
+#include "comm/nccl_environment.h"
 #include "comm/nccl_work.h"
 #include "cuda/device.h"
 
@@ -54,9 +55,12 @@ class NcclBackend final : public GroupBackend {
   NcclBackend(GroupInfo info, c10::Device device, NcclPtr nccl, NcclPtr scatter)
       : GroupBackend(std::move(info)), device_(device), nccl_(std::move(nccl)), scatter_(std::move(scatter)) {}
 
+  /// shutdown() waits for what is in flight, and while it does libtorch's watchdog cannot end it. So not where peers
+  /// may never join: after a failure, and while an exception ends what holds the group.
   ~NcclBackend() override {
     try {
-      on_each([](ProcessGroupNCCL& nccl) { nccl.shutdown(); });
+      const bool gives_up = std::uncaught_exceptions() > 0 || has_failed();
+      on_each([=](ProcessGroupNCCL& nccl) { gives_up ? nccl.abort() : nccl.shutdown(); });
     } catch (const std::exception& failure) {
       fmt::print(stderr, "closing the NCCL communicator of {}: {}\n", describe(info()), failure.what());
     }
@@ -163,6 +167,11 @@ class NcclBackend final : public GroupBackend {
     return splits;
   }
 
+  bool has_failed() const {
+    const auto failed = [](const NcclPtr& nccl) { return nccl->getError() != c10d::ErrorType::SUCCESS; };
+    return failed(nccl_) || (scatter_ && failed(scatter_));
+  }
+
   template <typename Action>
   void on_each(const Action& action) {
     action(*nccl_);
@@ -216,21 +225,10 @@ void check_header() {
       NCCL_MAJOR, NCCL_MINOR, NCCL_PATCH, built >> 32, (built >> 16) & 0xffff, built & 0xffff);
 }
 
-void set_default(const char* name, const std::string& value) {
-  setenv(name, value.c_str(), /*overwrite=*/0);
-}
-
-/// What libtorch reads from the environment when a group is made.
-void set_environment(const NcclOptions& options) {
+void set_environment(const std::string& flight_record_prefix) {
   static std::mutex mutex;
   const std::lock_guard lock(mutex);
-  constexpr const char* kAbortOnly = "2";
-  set_default("TORCH_NCCL_ASYNC_ERROR_HANDLING", kAbortOnly);
-  set_default("TORCH_NCCL_DUMP_ON_TIMEOUT", "1");
-  set_default("TORCH_FR_BUFFER_SIZE", "2000");
-  if (!options.flight_record_prefix.empty()) {
-    set_default("TORCH_FR_DUMP_TEMP_FILE", options.flight_record_prefix);
-  }
+  set_nccl_environment(flight_record_prefix);
 }
 
 std::string identity_of(int device) {
@@ -268,7 +266,7 @@ void use_cuda_device(int device) {
 
 c10::intrusive_ptr<GroupBackend> make_nccl_backend(NcclBackendOptions options) {
   check_header();
-  set_environment(options.nccl);
+  set_environment(options.nccl.flight_record_prefix);
   const c10::Device device(c10::kCUDA, static_cast<c10::DeviceIndex>(options.device));
   try {
     NcclPtr nccl = make_communicator(options, options.store), scatter;

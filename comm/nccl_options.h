@@ -7,11 +7,11 @@
 // Each rank takes a GPU of its host (comm/cuda_devices.h), and makes it the thread's current device. A group with a CPU
 // backend beside it uses that for barriers; with "nccl" alone there are no collectives for CPU tensors.
 //
-// A collective that is not complete after ProcessGroupOptions::timeout is aborted: libtorch's watchdog thread ends the
-// communicator, the next collective of the group, or the wait for one, throws CommError on this rank, and the group is
-// of no more use. libtorch's own default, to end the process, comes back with TORCH_NCCL_ASYNC_ERROR_HANDLING=3 in the
-// environment: what a user sets there is left alone. Before the abort libtorch writes its flight recorder's last
-// entries, if told where.
+// After a collective that is not complete after ProcessGroupOptions::timeout the next one of the group, or the wait for
+// one, throws CommError on this rank, and the group is of no more use. A minute later, in which libtorch writes its
+// flight recorder's last entries, its watchdog thread ends the communicator: until then whoever waits for the device
+// waits on. libtorch's own default, to end the process, comes back with TORCH_NCCL_ASYNC_ERROR_HANDLING=3 in the
+// environment: what a user sets there is left alone (docs/gpu.md).
 
 #include <string>
 #include <vector>

@@ -13,6 +13,7 @@
 #include <algorithm>
 #include <cstdlib>
 #include <filesystem>
+#include <thread>
 #include <torch/csrc/distributed/c10d/FileStore.hpp>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
@@ -169,16 +170,31 @@ TEST_CASE("two ranks over NCCL, with gloo beside it") {
                 {.backend = kMixed});
 }
 
-TEST_CASE("two ranks over NCCL: a peer that does not come is an error after the time-out") {
+/// For a test of time-outs, before ranks start: libtorch waits four times as long for its flight record before it
+/// aborts, and its monitor sleeps for the latter after it, and would then end the process.
+void shorten_time_outs() {
+  setenv("TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC", "1000", /*overwrite=*/1);
+  setenv("TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC", "15", /*overwrite=*/1);
+}
+
+/// Whose first collective, which connects the ranks, is over.
+ProcessGroupPtr connected_group(const std::string& name) {
+  ProcessGroupPtr group = new_group({0, 1}, name);
+  all_reduce(at::zeros({1}, on_gpu()), ReduceOp::Sum, group);
+  return group;
+}
+
+TEST_CASE("two ranks over NCCL: a peer that does not come is an error after the time-out, and the process lives on") {
   if (cuda::skip_without_devices(2)) {
     return;
   }
+  shorten_time_outs();
   run_processes(2,
                 [](int rank) {
-                  const ProcessGroupPtr group = new_group({0, 1}, "late");
-                  at::Tensor tensor = at::zeros({1}, on_gpu());
-                  all_reduce(tensor, ReduceOp::Sum, group);
+                  const ProcessGroupPtr group = connected_group("late");
+                  group->getBackend(c10::kCUDA)->setTimeout(std::chrono::seconds(5));
                   if (rank == 1) {
+                    const at::Tensor tensor = at::zeros({1}, on_gpu());
                     expect_throws<CommError>(
                         [&] {
                           for (int attempt = 0; attempt < 120; ++attempt) {
@@ -188,8 +204,31 @@ TEST_CASE("two ranks over NCCL: a peer that does not come is an error after the 
                         },
                         "group 'late'");
                   }
+                  std::this_thread::sleep_for(std::chrono::seconds(45));  // the monitor wakes up meanwhile
                 },
-                {.backend = kMixed, .timeout = std::chrono::seconds(5)});
+                {.backend = kMixed, .timeout = std::chrono::seconds(120)});
+}
+
+TEST_CASE("two ranks over NCCL: a group that an exception ends does not wait for a peer that does not come") {
+  if (cuda::skip_without_devices(2)) {
+    return;
+  }
+  run_processes(2,
+                [](int rank) {
+                  if (rank == 0) {
+                    connected_group("left");
+                    return;
+                  }
+                  expect_throws<ValueError>(
+                      [] {
+                        const ProcessGroupPtr group = connected_group("left");
+                        const at::Tensor tensor = at::zeros({1}, on_gpu());
+                        const Pending pending = all_reduce_async(tensor, ReduceOp::Sum, group);
+                        throw ValueError("as an op of the rank does");
+                      },
+                      "as an op of the rank does");
+                },
+                {.backend = kMixed, .timeout = std::chrono::seconds(120)});
 }
 
 }  // namespace

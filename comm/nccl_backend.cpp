@@ -1,11 +1,11 @@
 #include "comm/nccl_backend.h"
 
 #include <ATen/core/LegacyTypeDispatch.h>
-#include <ATen/ops/view_as_real.h>
 #include <c10/cuda/CUDAFunctions.h>
 #include <cuda_runtime_api.h>
 
 #include <exception>
+#include <functional>
 #include <mutex>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp>
@@ -15,6 +15,7 @@
 #include "comm/host_process.h"
 #include "comm/local_reduce.h"
 #include "comm/nccl_environment.h"
+#include "comm/nccl_reduction.h"
 #include "comm/nccl_work.h"
 #include "cuda/device.h"
 
@@ -24,28 +25,6 @@ namespace {
 
 using c10d::ProcessGroupNCCL;
 using WorkPtr = c10::intrusive_ptr<c10d::Work>;
-
-/// What NCCL can add up: complex numbers as pairs.
-at::Tensor as_reducible(const char* place, const at::Tensor& tensor, ReduceOp op) {
-  if (tensor.is_complex() && (op == ReduceOp::Sum || op == ReduceOp::Avg)) {
-    return at::view_as_real(tensor);
-  }
-  switch (tensor.scalar_type()) {
-    case at::kChar:
-    case at::kByte:
-    case at::kInt:
-    case at::kLong:
-    case at::kHalf:
-    case at::kBFloat16:
-    case at::kFloat:
-    case at::kDouble:
-    case at::kBool:
-      return tensor;
-    default:
-      throw NotImplementedError(fmt::format("{}({}) of {}: NCCL has none; convert the tensor, to int or float say",
-                                            place, op, c10::toString(tensor.scalar_type())));
-  }
-}
 
 using NcclPtr = c10::intrusive_ptr<ProcessGroupNCCL>;
 
@@ -90,12 +69,10 @@ class NcclBackend final : public GroupBackend {
     const ReduceOp op = reduce_op_from_c10d(options.reduceOp);
     check_reducible("reduce_scatter", input.scalar_type(), op);
     check_reduce_scatter(output, input, getSize());
-    at::AutoDispatchBelowADInplaceOrView guard;
-    at::Tensor to = flat_elements(as_reducible("reduce_scatter", output, op));
-    at::Tensor from = flat_elements(as_reducible("reduce_scatter", input, op));
+    NcclReduction reduction = nccl_reduce_scatter(output, input, op);
     const NcclPtr& nccl = scatter_ ? scatter_ : nccl_;
-    return launch("reduce_scatter", output.numel() == 0, nccl,
-                  [&] { return nccl->_reduce_scatter_base(to, from, options); });
+    const auto start = [&] { return nccl->_reduce_scatter_base(reduction.output, reduction.input, options); };
+    return launch("reduce_scatter", output.numel() == 0, nccl, start, std::move(reduction.finish));
   }
 
   WorkPtr allreduce(std::vector<at::Tensor>& tensors, const c10d::AllreduceOptions& options) override {
@@ -103,9 +80,10 @@ class NcclBackend final : public GroupBackend {
     check("all_reduce", tensor);
     const ReduceOp op = reduce_op_from_c10d(options.reduceOp);
     check_reducible("all_reduce", tensor.scalar_type(), op);
-    at::AutoDispatchBelowADInplaceOrView guard;
-    std::vector<at::Tensor> one = {as_reducible("all_reduce", tensor, op)};
-    return launch("all_reduce", tensor.numel() == 0, [&] { return nccl_->allreduce(one, options); });
+    NcclReduction reduction = nccl_all_reduce(tensor, op);
+    std::vector<at::Tensor> one = {reduction.output};
+    const auto start = [&] { return nccl_->allreduce(one, options); };
+    return launch("all_reduce", tensor.numel() == 0, nccl_, start, std::move(reduction.finish));
   }
 
   WorkPtr broadcast(std::vector<at::Tensor>& tensors, const c10d::BroadcastOptions& options) override {
@@ -185,14 +163,16 @@ class NcclBackend final : public GroupBackend {
     return launch(what, empty, nccl_, std::forward<Launch>(start));
   }
 
+  /// `finish`: what is left to do in wait().
   template <typename Launch>
-  WorkPtr launch(const char* what, bool empty, const NcclPtr& nccl, Launch&& start) {
+  WorkPtr launch(const char* what, bool empty, const NcclPtr& nccl, Launch&& start,
+                 std::function<void()> finish = nullptr) {
     if (empty) {
       return c10::make_intrusive<CompletedWork>();
     }
     on_each([&](ProcessGroupNCCL& each) { check_nccl_alive(what, info(), each); });
     try {
-      return c10::make_intrusive<NcclWork>(what, shared_info(), nccl, start());
+      return c10::make_intrusive<NcclWork>(what, shared_info(), nccl, start(), std::move(finish));
     } catch (const std::exception& failure) {
       throw nccl_error(what, info(), failure.what());
     }

@@ -32,7 +32,8 @@ void use_cuda_device(int device);
 /// Talks to nobody: NCCL connects the ranks at the first collective. Throws NotImplementedError.
 ///
 /// Sums are NCCL's own: in an order that depends on sizes, ranks and links, not in the order of the ranks. An
-/// all_reduce gives all ranks the same bits. Complex tensors are added up as pairs. A collective runs on the group's
+/// all_reduce gives all ranks the same bits. Complex tensors are added up as pairs; minima and maxima send a flag with
+/// each value, which tells of a NaN (comm/nccl_reduction.h). A collective runs on the group's
 /// stream; wait() makes the current stream wait for it, and the host not, save for barrier().
 ///
 /// Messages are NCCL's: sizes, dtypes and tags cannot be compared, and where sizes differ the receiver's data is wrong

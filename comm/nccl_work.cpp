@@ -19,8 +19,13 @@ void check_nccl_alive(const std::string& collective, const GroupInfo& info, c10d
 }
 
 NcclWork::NcclWork(std::string collective, std::shared_ptr<const GroupInfo> info,
-                   c10::intrusive_ptr<c10d::ProcessGroupNCCL> nccl, c10::intrusive_ptr<c10d::Work> work)
-    : collective_(std::move(collective)), info_(std::move(info)), nccl_(std::move(nccl)), work_(std::move(work)) {}
+                   c10::intrusive_ptr<c10d::ProcessGroupNCCL> nccl, c10::intrusive_ptr<c10d::Work> work,
+                   std::function<void()> finish)
+    : collective_(std::move(collective)),
+      info_(std::move(info)),
+      nccl_(std::move(nccl)),
+      work_(std::move(work)),
+      finish_(std::move(finish)) {}
 
 bool NcclWork::wait(std::chrono::milliseconds timeout) {
   try {
@@ -29,7 +34,21 @@ bool NcclWork::wait(std::chrono::milliseconds timeout) {
     throw nccl_error(collective_, *info_, failure.what());
   }
   check_nccl_alive(collective_, *info_, *nccl_);
+  if (const auto finish = std::exchange(finish_, nullptr)) {
+    finish();
+  }
   return true;
+}
+
+bool NcclWork::isCompleted() {
+  const bool is_completed = work_->isCompleted();
+  if (is_completed && finish_) {
+    try {
+      wait();
+    } catch (const CommError&) {  // completed, but no success; wait() tells why
+    }
+  }
+  return is_completed;
 }
 
 }  // namespace tessera

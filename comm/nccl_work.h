@@ -1,6 +1,7 @@
 #pragma once
 // libtorch's NCCL work with this library's errors.
 
+#include <functional>
 #include <memory>
 #include <string>
 #include <torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp>
@@ -19,12 +20,15 @@ void check_nccl_alive(const std::string& collective, const GroupInfo& info, c10d
 /// Thread safety: as the work that it holds.
 class NcclWork final : public c10d::Work {
  public:
+  /// `finish`, if any, is called once, on the stream that is current in wait(), which waits for the work then.
   NcclWork(std::string collective, std::shared_ptr<const GroupInfo> info,
-           c10::intrusive_ptr<c10d::ProcessGroupNCCL> nccl, c10::intrusive_ptr<c10d::Work> work);
+           c10::intrusive_ptr<c10d::ProcessGroupNCCL> nccl, c10::intrusive_ptr<c10d::Work> work,
+           std::function<void()> finish = nullptr);
 
   /// Throws CommError where it failed or timed out.
   bool wait(std::chrono::milliseconds timeout = kNoTimeout) override;
-  bool isCompleted() override { return work_->isCompleted(); }
+  /// Finishes it, since who polls need not wait.
+  bool isCompleted() override;
   bool isSuccess() const override { return work_->isSuccess(); }
   void synchronize() override { wait(); }
   void abort() override { work_->abort(); }
@@ -34,6 +38,7 @@ class NcclWork final : public c10d::Work {
   const std::shared_ptr<const GroupInfo> info_;
   const c10::intrusive_ptr<c10d::ProcessGroupNCCL> nccl_;
   const c10::intrusive_ptr<c10d::Work> work_;
+  std::function<void()> finish_;
 };
 
 }  // namespace tessera

@@ -11,6 +11,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstdlib>
 #include <filesystem>
 #include <thread>
@@ -154,6 +155,9 @@ TEST_CASE("two ranks over NCCL, with gloo beside it") {
                   TESSERA_EXPECT(part.cpu().equal(at::arange(2, at::kFloat).add(2 * rank).mul(3)));
                   all_reduce(input, ReduceOp::Avg, group);
                   TESSERA_EXPECT(input.cpu().equal(at::full({2}, 1.5f)));
+                  at::Tensor largest = at::tensor({1.f, rank == 0 ? NAN : 5.f, rank == 1 ? 7.f : 3.f}).cuda();
+                  all_reduce(largest, ReduceOp::Max, group);
+                  TESSERA_EXPECT(largest.cpu().allclose(at::tensor({1.f, NAN, 7.f}), 0, 0, /*equal_nan=*/true));
                   at::Tensor on_host = at::full({1}, rank + 1.f);
                   all_reduce(on_host, ReduceOp::Sum, group);
                   expect_equal(on_host.item<float>(), 3.f);

@@ -4,6 +4,7 @@
 #include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAStream.h>
 
+#include <optional>
 #include <vector>
 
 #include "base/error.h"
@@ -14,7 +15,7 @@ namespace tessera::cuda {
 
 namespace {
 
-NormDtype norm_dtype(at::ScalarType dtype) {
+std::optional<NormDtype> find_norm_dtype(at::ScalarType dtype) {
   switch (dtype) {
     case at::kFloat:
       return NormDtype::Float32;
@@ -25,9 +26,15 @@ NormDtype norm_dtype(at::ScalarType dtype) {
     case at::kDouble:
       return NormDtype::Float64;
     default:
-      throw ValueError(
-          fmt::format("multi_tensor_norm: {}; Float, BFloat16, Half and Double are allowed", c10::toString(dtype)));
+      return std::nullopt;
   }
+}
+
+NormDtype norm_dtype(at::ScalarType dtype) {
+  const auto found = find_norm_dtype(dtype);
+  TESSERA_CHECK(ValueError, found.has_value(), "multi_tensor_norm: {}; Float, BFloat16, Half and Double are allowed",
+                c10::toString(dtype));
+  return *found;
 }
 
 void check_tensors(at::TensorList tensors) {
@@ -54,6 +61,10 @@ std::vector<NormTable> tables_of(at::TensorList tensors) {
 }
 
 }  // namespace
+
+bool has_norm(at::ScalarType dtype) {
+  return find_norm_dtype(dtype).has_value();
+}
 
 at::Tensor multi_tensor_norm(at::TensorList tensors, NormKind kind) {
   check_tensors(tensors);

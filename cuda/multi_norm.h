@@ -5,7 +5,8 @@
 //   all_reduce(squares, ReduceOp::Sum, group);                               // of the shards of all ranks
 //   at::Tensor norm = squares.sqrt();
 //
-// The host waits for nothing. The result depends on sizes and values alone, so that it is the same bits each time.
+// The host waits for nothing. The result depends on sizes, values, and whether each tensor begins at a multiple of 16
+// bytes, so that it is the same bits each time.
 
 #include <ATen/core/Tensor.h>
 
@@ -21,5 +22,8 @@ namespace tessera::cuda {
 /// float64. On the current stream; one buffer of at most 4 or 8 KiB for each 160 tensors comes from the caching
 /// allocator. Throws ValueError for tensors that are not so.
 at::Tensor multi_tensor_norm(at::TensorList tensors, NormKind kind);
+
+/// Whether multi_tensor_norm has it.
+bool has_norm(at::ScalarType dtype);
 
 }  // namespace tessera::cuda

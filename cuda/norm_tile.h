@@ -3,7 +3,7 @@
 //
 // Tensors are cut into tiles of kTileNumel elements, numbered through a table. A thread block takes every gridDim-th
 // tile; its threads' sums are combined in a fixed tree, and a last kernel combines the blocks' sums in the same way. So
-// the result depends on sizes and values alone, and is the same bits each time.
+// the result depends on sizes, values and alignment alone, and is the same bits each time.
 
 #include <cmath>
 #include <cstdint>

@@ -13,6 +13,8 @@
 
 #include "base/error.h"
 #include "dtensor/dtensor.h"
+#include "dtensor/kernel_norm.h"
+#include "dtensor/shard_norms.h"
 
 namespace tessera {
 
@@ -44,6 +46,21 @@ at::ScalarType norm_dtype(const std::vector<at::Tensor>& tensors) {
   return has_double ? at::kDouble : at::kFloat;
 }
 
+bool have_norm_kernel(const SameMesh& group, double p) {
+  return group.mesh.defined() && std::ranges::all_of(group.tensors, [&](const at::Tensor& tensor) {
+           const auto& spec = dtensor_spec(tensor);
+           return !spec->has_partial() && has_norm_kernel(tensor.device().type(), spec->dtype(), p);
+         });
+}
+
+/// Tensors without dims whose p-norm is that of all elements.
+std::vector<at::Tensor> norms_of(const SameMesh& group, double p, at::ScalarType dtype) {
+  if (have_norm_kernel(group, p)) {
+    return norms_of_shards(group.tensors, p, dtype, [p](at::TensorList locals) { return norm_by_kernel(locals, p); });
+  }
+  return at::_foreach_norm(group.tensors, p, dtype);
+}
+
 /// Of each parameter once: libtorch's parameters() lists one that modules share under each of its names.
 std::vector<at::Tensor> gradients_of(const std::vector<at::Tensor>& parameters) {
   std::unordered_set<c10::TensorImpl*> seen;
@@ -65,7 +82,7 @@ at::Tensor get_total_norm(const std::vector<at::Tensor>& tensors, const ClipGrad
   const auto dtype = norm_dtype(tensors);
   std::vector<at::Tensor> norms;
   for (const auto& group : by_mesh(tensors)) {
-    const auto each = at::_foreach_norm(group.tensors, options.norm_type, dtype);
+    const auto each = norms_of(group, options.norm_type, dtype);
     const auto norm = at::linalg_vector_norm(at::stack(each), options.norm_type);
     norms.push_back(is_dtensor(norm) ? full_tensor(norm) : norm);
   }

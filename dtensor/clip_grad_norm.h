@@ -29,7 +29,8 @@ struct ClipGradNormOptions {
 };
 
 /// The p-norm of all elements of `tensors` together, as a plain tensor without dims: float32, or float64 if a tensor
-/// is. 0 for no tensors. Throws ValueError for a norm_type that is not above 0.
+/// is. 0 for no tensors. On CUDA (--config=cuda) the 1-, 2- and infinity-norms of shards are those of one kernel for
+/// many tensors (dtensor/kernel_norm.h). Throws ValueError for a norm_type that is not above 0.
 at::Tensor get_total_norm(const std::vector<at::Tensor>& tensors, const ClipGradNormOptions& options = {});
 
 /// Multiplies the gradients by max_norm / (total_norm + 1e-6) where that is below 1, that of a parameter that is given

@@ -1,0 +1,68 @@
+#include "dtensor/shard_norms.h"
+
+#include <algorithm>
+
+#include "base/error.h"
+#include "dtensor/dtensor_impl.h"
+#include "dtensor/ops/reduction.h"
+
+namespace tessera {
+
+namespace {
+
+/// Local tensors that one call takes.
+struct Alike {
+  Placements placements;  // of their norm
+  at::ScalarType dtype;
+  std::vector<at::Tensor> locals;
+};
+
+Placements norm_placements(const DTensorSpec& spec, double p) {
+  const auto pending = pending_norm(p);
+  TESSERA_ASSERT(pending && !spec.has_partial(), "the {}-norm of shards of {}", p, spec.to_string());
+  Placements placements;
+  for (const auto& placement : spec.placements()) {
+    placements.push_back(placement.is_shard() ? *pending : Replicate());
+  }
+  return placements;
+}
+
+/// In any order, each once: a norm does not depend on it.
+at::Tensor elements_of(const at::Tensor& local) {
+  if (local.is_contiguous()) {
+    return local;
+  }
+  return local.is_non_overlapping_and_dense() ? local.as_strided({local.numel()}, {1}) : local.contiguous();
+}
+
+/// In order of the first tensor of each, which is the same on all ranks.
+std::vector<Alike> sort_locals(const std::vector<at::Tensor>& tensors, double p) {
+  std::vector<Alike> lists;
+  for (const auto& tensor : tensors) {
+    const auto& meta = *dtensor_meta(tensor);
+    check_not_stale(meta, "the norm of gradients");
+    const auto placements = norm_placements(*meta.spec, p);
+    auto list = std::ranges::find_if(
+        lists, [&](const Alike& other) { return other.dtype == meta.spec->dtype() && other.placements == placements; });
+    if (list == lists.end()) {
+      list = lists.insert(lists.end(), {.placements = placements, .dtype = meta.spec->dtype(), .locals = {}});
+    }
+    list->locals.push_back(elements_of(meta.local));
+  }
+  return lists;
+}
+
+}  // namespace
+
+std::vector<at::Tensor> norms_of_shards(const std::vector<at::Tensor>& tensors, double p, at::ScalarType dtype,
+                                        const LocalNorm& local_norm) {
+  std::vector<at::Tensor> norms;
+  for (auto& list : sort_locals(tensors, p)) {
+    const auto spec = DTensorSpec::make(dtensor_meta(tensors[0])->spec->mesh(), std::move(list.placements),
+                                        TensorMeta::contiguous({}, dtype));
+    norms.push_back(wrap_local(local_norm(list.locals).to(dtype), spec));
+  }
+  return norms;
+}
+
+}  // namespace tessera

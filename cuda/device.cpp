@@ -23,6 +23,14 @@ DeviceCount count_devices() noexcept {
   return devices;
 }
 
+/// What helps; "" where that is not known.
+const char* remedy_of(cudaError_t status) {
+  return status == cudaErrorNoKernelImageForDevice
+             ? "; this build has kernels for other GPUs only: build with --//third_party/cuda:architectures=<this "
+               "GPU's compute capability, 80 for 8.0> (docs/gpu.md)"
+             : "";
+}
+
 }  // namespace
 
 int visible_devices() noexcept {
@@ -41,8 +49,8 @@ std::string no_device_message() {
 }
 
 void check_cuda(cudaError_t status, const char* place) {
-  TESSERA_CHECK(StateError, status == cudaSuccess, "{}: the CUDA runtime says \"{}\" ({})", place,
-                cudaGetErrorString(status), cudaGetErrorName(status));
+  TESSERA_CHECK(StateError, status == cudaSuccess, "{}: the CUDA runtime says \"{}\" ({}){}", place,
+                cudaGetErrorString(status), cudaGetErrorName(status), remedy_of(status));
 }
 
 }  // namespace tessera::cuda

@@ -13,7 +13,7 @@ int visible_devices() noexcept;
 /// Why visible_devices() is 0: "no CUDA device is visible: <what the runtime says>; <remedy>".
 std::string no_device_message();
 
-/// Throws StateError naming `place` unless it is cudaSuccess.
+/// Throws StateError naming `place`, and the remedy where one is known, unless it is cudaSuccess.
 void check_cuda(cudaError_t status, const char* place);
 
 }  // namespace tessera::cuda

@@ -56,6 +56,7 @@ TEST_CASE("the message without a GPU names cause and remedy") {
   }
   CHECK_THROWS_WITH(check_cuda(cudaErrorInvalidValue, "here"),
                     ContainsSubstring("here: the CUDA runtime says") && ContainsSubstring("cudaErrorInvalidValue"));
+  CHECK_THROWS_WITH(check_cuda(cudaErrorNoKernelImageForDevice, "here"), ContainsSubstring("cuda:architectures="));
 }
 
 /// More copies than a launch takes, wide and narrow ones, and zeros.

@@ -95,10 +95,10 @@ void check_none_is_left(torch::nn::Module& module, const std::vector<NamedState>
   for (const auto& item : module.named_parameters()) {
     TESSERA_CHECK(
         StateError, !item.value().requires_grad() || is_in_unit(item.value(), known),
-        "check_replicas: parameter '{}' of {} requires a gradient, but is in no unit, so that it trains on this "
+        "check_replicas: parameter '{}' requires a gradient, but is in no unit, so that it trains on this "
         "rank's gradients alone. Call {} on the module that holds it, as on the whole model, last; or, if the "
         "program reduces its gradients by itself, name it in ignored_params",
-        item.key(), module.name(), states.at(0).state->api());
+        item.key(), states.at(0).state->api());
   }
 }
 

@@ -93,9 +93,7 @@ TEST_CASE("a parameter that trains in no unit is named, with and without replica
     for (auto& block : tower->blocks) {
       replicates ? replicate(block) : fully_shard(block);
     }
-    const std::string_view left =
-        "parameter 'in.weight' of tessera::testing::TowerImpl requires a gradient, but is in "
-        "no unit";
+    const std::string_view left = "parameter 'in.weight' requires a gradient, but is in no unit";
     for (int step = 0; step < 2; ++step) {
       expect_throws<StateError>([&] { check_replicas(tower); }, left);
       expect_throws<ExpectationError>([&] { check_sharded_parity(filled_tower(1), tower); }, "no unit has it");

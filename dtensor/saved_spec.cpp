@@ -12,6 +12,8 @@ struct SpecHolder : torch::CustomClassHolder {
 }  // namespace
 
 void save_spec(torch::autograd::AutogradContext* context, SpecPtr spec) {
+  // Libtorch would make plain zeros of a gradient that is not there.
+  context->set_materialize_grads(false);
   context->saved_data["spec"] = c10::IValue::make_capsule(c10::make_intrusive<SpecHolder>(std::move(spec)));
 }
 

@@ -1,5 +1,8 @@
 #include "dtensor/ops/pointwise.h"
 
+#include <ATen/ops/conj_physical.h>
+#include <ATen/ops/neg.h>
+
 #include "dtensor/ops/op_names.h"
 #include "dtensor/ops/rule_helpers.h"
 #include "dtensor/propagate.h"
@@ -63,6 +66,13 @@ Strategies zeros_like_strategies(const OpCall& call) {
   auto strategies = pointwise_strategies(call);
   keep_pending(strategies, call);
   return strategies;
+}
+
+/// conj() and its like negate what they view when it is read. A DTensor has no bit that says so, which view_as_real()
+/// and resolve_conj() would ask for, so that the view is a copy.
+template <at::Tensor (*op)(const at::Tensor&)>
+void local_now(const c10::OperatorHandle& view, torch::jit::Stack* stack, const OpPlan& /*plan*/) {
+  set_results(view, stack, {op(local_argument(view, stack, 0).toTensor())});
 }
 
 /// Filling with zeros is linear.
@@ -137,6 +147,9 @@ const RegisterOpRules rules([] {
                    "aten::lift_fresh", "aten::lift", "aten::lift_fresh_copy", "aten::alias_copy", "aten::detach_copy",
                    "aten::mul.Scalar", "aten::mul_.Scalar"},
                   {{0}});
+  const auto linear_in_self = [](const OpCall& call) { return linear_strategies(call, {{0}}); };
+  register_op_rule({"aten::_conj"}, {.strategies = linear_in_self, .local_call = local_now<at::conj_physical>});
+  register_op_rule({"aten::_neg_view"}, {.strategies = linear_in_self, .local_call = local_now<at::neg>});
   register_op_rule(
       {"aten::div.Scalar", "aten::div_.Scalar"},
       {.strategies = divided_by_number_strategies, .output_metas = pointwise_metas, .reads_float_scalars = false});

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "comm/rank_context.h"
+
 namespace tessera {
 
 namespace {
@@ -114,6 +116,11 @@ void PlanCache::insert(const CallSignature& call, std::shared_ptr<const OpPlan> 
     if (is_scalar_argument(call, arg)) {
       entry->scalars.push_back(call.args[arg]);
     }
+  }
+  if (const uint64_t context = rank_context_id(); context != context_) {
+    slots_.clear();
+    size_ = 0;
+    context_ = context;
   }
   grow();
   place(std::move(entry));

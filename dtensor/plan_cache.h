@@ -8,7 +8,8 @@
 
 namespace tessera {
 
-/// Plans by call: an open hash table that is emptied when full. Not thread-safe: one a thread.
+/// Plans by call: an open hash table that is emptied when full, and at the first plan of another process group: plans
+/// keep the groups of their meshes. Not thread-safe: one a thread.
 class PlanCache {
  public:
   PlanCache();
@@ -42,6 +43,7 @@ class PlanCache {
 
   std::vector<std::unique_ptr<Entry>> slots_;  // a power of two; an entry is at its hash's place or soon after
   size_t size_ = 0;
+  uint64_t context_ = 0;  // the rank_context_id() of the plans
   size_t hits_ = 0;
   size_t misses_ = 0;
 };

@@ -41,8 +41,9 @@ std::vector<SameMesh> by_mesh(const std::vector<at::Tensor>& tensors) {
 }
 
 at::ScalarType norm_dtype(const std::vector<at::Tensor>& tensors) {
-  const bool has_double = std::any_of(tensors.begin(), tensors.end(),
-                                      [](const at::Tensor& tensor) { return tensor.scalar_type() == at::kDouble; });
+  const bool has_double = std::any_of(tensors.begin(), tensors.end(), [](const at::Tensor& tensor) {
+    return c10::toRealValueType(tensor.scalar_type()) == at::kDouble;
+  });
   return has_double ? at::kDouble : at::kFloat;
 }
 
@@ -59,6 +60,14 @@ std::vector<at::Tensor> norms_of(const SameMesh& group, double p, at::ScalarType
     return norms_of_shards(group.tensors, p, dtype, [p](at::TensorList locals) { return norm_by_kernel(locals, p); });
   }
   return at::_foreach_norm(group.tensors, p, dtype);
+}
+
+/// Norms are those of absolute values, which are real.
+std::vector<at::Tensor> real_values(std::vector<at::Tensor> tensors) {
+  for (auto& tensor : tensors) {
+    tensor = tensor.is_complex() ? tensor.abs() : tensor;
+  }
+  return tensors;
 }
 
 /// Of each parameter once: libtorch's parameters() lists one that modules share under each of its names.
@@ -81,7 +90,7 @@ at::Tensor get_total_norm(const std::vector<at::Tensor>& tensors, const ClipGrad
   const at::NoGradGuard no_grad;
   const auto dtype = norm_dtype(tensors);
   std::vector<at::Tensor> norms;
-  for (const auto& group : by_mesh(tensors)) {
+  for (const auto& group : by_mesh(real_values(tensors))) {
     const auto each = norms_of(group, options.norm_type, dtype);
     const auto norm = at::linalg_vector_norm(at::stack(each), options.norm_type);
     norms.push_back(is_dtensor(norm) ? full_tensor(norm) : norm);

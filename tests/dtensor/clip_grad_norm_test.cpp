@@ -6,6 +6,7 @@
 #include <ATen/ops/cat.h>
 #include <ATen/ops/linalg_vector_norm.h>
 #include <ATen/ops/randn.h>
+#include <ATen/ops/view_as_real.h>
 #include <ATen/ops/zeros_like.h>
 
 #include <cmath>
@@ -133,6 +134,21 @@ TEST_CASE("pending sums count as what they add up to, and gradients may differ i
     const auto half = distribute_tensor(at::randn({5}, make_generator(7)).to(at::kBFloat16), mesh, {Shard(0)});
     const auto expected = at::linalg_vector_norm(at::cat({whole.flatten(), full_tensor(half).to(at::kFloat)}), 2.0);
     expect_close(get_total_norm({partial, half}), expected, {.rtol = 1e-5, .atol = 1e-6});
+  });
+}
+
+TEST_CASE("complex gradients count by their absolute values") {
+  run_ranks(2, [](int) {
+    const auto mesh = init_device_mesh(at::kCPU, {2}, {"dp"});
+    const auto plain = at::randn({5}, make_generator(1), at::TensorOptions().dtype(at::kComplexFloat));
+    for (const double p : {1.0, 2.0, kInf}) {
+      auto param = distribute_tensor(at::zeros_like(plain), mesh, {Shard(0)});
+      param.mutable_grad() = distribute_tensor(plain, mesh, {Shard(0)});
+      const auto norm = clip_grad_norm_({param}, 0.5, {.norm_type = p});
+      expect_close(norm, at::linalg_vector_norm(plain.abs(), p), {.rtol = 1e-5, .atol = 1e-6});
+      expect_close(at::view_as_real(full_tensor(param.grad())),
+                   at::view_as_real(plain * (0.5 / (norm.item<double>() + 1e-6))), {.rtol = 1e-5, .atol = 1e-6});
+    }
   });
 }
 

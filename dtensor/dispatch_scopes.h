@@ -23,7 +23,8 @@
 namespace tessera {
 
 /// A plain tensor that meets DTensors in an op counts as a replicated one, and must be equal on every rank. One that
-/// the op writes is still an error. Scopes nest.
+/// the op writes is still an error. Scopes nest. A plain leaf that meets DTensors gets a DTensor as its gradient:
+/// full_tensor(leaf.grad()) is what its optimizer takes. Parameters are better made DTensors.
 class ImplicitReplication {
  public:
   ImplicitReplication();

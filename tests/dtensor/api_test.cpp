@@ -141,6 +141,10 @@ TEST_CASE("in an ImplicitReplication scope plain tensors count as copies", "[dte
     expect_bit_equal(full_tensor(x.grad()), plain.expand({3, 2}));
     auto written = ramp({3, 2});
     expect_throws<ValueError>([&] { written.add_(x.detach()); }, "DTensors and plain tensors are mixed");
+    auto leaf = ramp({2}).requires_grad_();
+    (x.detach() * leaf).sum().backward();
+    leaf.mutable_grad() = full_tensor(leaf.grad());  // as its optimizer takes it
+    expect_bit_equal(leaf.grad(), ramp({3, 2}).sum(0));
   });
 }
 

@@ -89,9 +89,36 @@ Kind kind_of(const at::Tensor& param) {
   return {param.device().type(), param.device().index(), param.scalar_type()};
 }
 
+/// Kernels go through the memory of all lists from front to back, without regard to strides.
+template <class... Others>
+bool lie_alike(const at::Tensor& param, const Others&... others) {
+  return param.is_non_overlapping_and_dense() && ((others.strides() == param.strides()) && ...);
+}
+
+/// What is stepped as a row-major copy, since it does not lie as the rest of its parameter's tensors.
+class RowMajorCopies {
+ public:
+  at::Tensor of(const at::Tensor& tensor) {
+    auto copy = tensor.contiguous();
+    if (!copy.is_same(tensor)) {
+      written_.emplace_back(tensor, copy);
+    }
+    return copy;
+  }
+  void write_back() const {
+    for (const auto& [tensor, copy] : written_) {
+      tensor.copy_(copy);
+    }
+  }
+
+ private:
+  std::vector<std::pair<at::Tensor, at::Tensor>> written_;
+};
+
 struct AdamLists {
   TensorList params, grads, averages, squares, largest_squares, steps;
   std::map<int64_t, at::Tensor> step_counts;  // parameters of the same count share it
+  RowMajorCopies copies;
 
   template <class State>
   void add(const at::Tensor& param, State& state, bool amsgrad) {
@@ -100,12 +127,15 @@ struct AdamLists {
     if (!count.defined()) {
       count = at::full({}, state.step(), at::TensorOptions(param.device()).dtype(at::kFloat));
     }
-    params.push_back(param);
-    grads.push_back(param.grad());
-    averages.push_back(state.exp_avg());
-    squares.push_back(state.exp_avg_sq());
+    const auto& grad = param.grad();
+    const auto& largest = amsgrad ? state.max_exp_avg_sq() : state.exp_avg_sq();
+    const bool as_is = lie_alike(param, grad, state.exp_avg(), state.exp_avg_sq(), largest);
+    params.push_back(as_is ? param : copies.of(param));
+    grads.push_back(as_is ? grad : grad.contiguous());
+    averages.push_back(as_is ? state.exp_avg() : copies.of(state.exp_avg()));
+    squares.push_back(as_is ? state.exp_avg_sq() : copies.of(state.exp_avg_sq()));
     if (amsgrad) {
-      largest_squares.push_back(state.max_exp_avg_sq());
+      largest_squares.push_back(as_is ? largest : copies.of(largest));
     }
     steps.push_back(count);
   }
@@ -143,17 +173,31 @@ void adam_step(Optimizer& optimizer, Op op) {
       const auto [beta1, beta2] = options.betas();
       op(own.params, own.grads, own.averages, own.squares, own.largest_squares, own.steps, options.lr(), beta1, beta2,
          options.weight_decay(), options.eps(), options.amsgrad(), /*maximize=*/false, std::nullopt, std::nullopt);
+      own.copies.write_back();
     }
   }
 }
 
 struct SGDLists {
   TensorList params, grads, buffers;
+  RowMajorCopies copies;
+
+  /// `momentum`: undefined without one.
+  void add(const at::Tensor& param, const at::Tensor& momentum) {
+    const auto& grad = param.grad();
+    const bool as_is = lie_alike(param, grad, momentum.defined() ? momentum : param);
+    params.push_back(as_is ? param : copies.of(param));
+    grads.push_back(as_is ? grad : grad.contiguous());
+    if (momentum.defined()) {
+      buffers.push_back(as_is ? momentum : copies.of(momentum));
+    }
+  }
 
   void step(const torch::optim::SGDOptions& options, bool is_first) const {
     if (!params.empty()) {
       at::_fused_sgd_(params, grads, buffers, options.weight_decay(), options.momentum(), options.lr(),
                       options.dampening(), options.nesterov(), /*maximize=*/false, is_first);
+      copies.write_back();
     }
   }
 };
@@ -195,15 +239,9 @@ at::Tensor FusedSGD::step(LossClosure closure) {
     const auto& options = static_cast<const torch::optim::SGDOptions&>(param_groups()[group].options());
     ByKind<std::array<SGDLists, 2>> lists;  // with a momentum from before, and without
     for (const auto& param : params) {
-      auto& both = lists[kind_of(param)];
-      auto* own = &both[0];
-      if (options.momentum() != 0) {
-        auto [momentum, is_new] = momentum_of(*this, param);
-        own = &both[is_new ? 1 : 0];
-        own->buffers.push_back(std::move(momentum));
-      }
-      own->params.push_back(param);
-      own->grads.push_back(param.grad());
+      const auto [momentum, is_new] =
+          options.momentum() != 0 ? momentum_of(*this, param) : std::pair(at::Tensor(), false);
+      lists[kind_of(param)][is_new ? 1 : 0].add(param, momentum);
     }
     for (const auto& [kind, both] : lists) {
       both[0].step(options, /*is_first=*/false);

@@ -5,6 +5,7 @@
 #include <ATen/TensorOperators.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/randn.h>
+#include <ATen/ops/stack.h>
 #include <ATen/ops/zeros.h>
 
 #include "comm/comm_stats.h"
@@ -105,6 +106,28 @@ TEST_CASE("fused optimizers give what libtorch's give, also of parameters that a
     const auto expected = train(stock, plain, twice), actual = train(fused, plain, twice);
     for (size_t i = 0; i < expected.size(); ++i) {
       CHECK(at::allclose(actual[i], expected[i], /*rtol=*/1e-9, /*atol=*/1e-12));
+    }
+  }
+}
+
+TEST_CASE("fused optimizers step parameters that have gaps, or do not lie as their gradients do") {
+  for (const auto& [name, stock, fused] : cases()) {
+    CAPTURE(name);
+    const auto expected = train(stock, plain);
+    Params neighbours;
+    const auto with_gaps = train(fused, [&](const at::Tensor& whole) {
+      const auto pairs = at::stack({whole, whole}, /*dim=*/-1);
+      neighbours.push_back(pairs.select(-1, 1));
+      return pairs.select(-1, 0).detach();
+    });
+    size_t calls = 0;
+    const auto transposed = train(fused, [&](const at::Tensor& whole) {
+      return calls++ < kSizes.size() ? whole.t().contiguous().t() : whole.clone();
+    });
+    for (size_t i = 0; i < expected.size(); ++i) {
+      CHECK(at::allclose(with_gaps[i], expected[i], /*rtol=*/1e-9, /*atol=*/1e-12));
+      CHECK(at::equal(neighbours[i], value_of(i)));
+      CHECK(at::allclose(transposed[i], expected[i], /*rtol=*/1e-9, /*atol=*/1e-12));
     }
   }
 }

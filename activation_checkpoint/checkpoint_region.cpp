@@ -34,6 +34,10 @@ std::vector<at::Device> generator_devices(RepeatableCall& call) {
   return devices;
 }
 
+int64_t version_of(const at::Tensor& tensor) {
+  return static_cast<int64_t>(tensor._version());
+}
+
 }  // namespace
 
 /// The first forward's hooks of one saved tensor.
@@ -68,13 +72,18 @@ class CheckpointRegion::FillHooks final : public torch::autograd::SavedVariableH
   explicit FillHooks(CheckpointRegion& region) : region_(region) {}
   void call_pack_hook(const at::Tensor& tensor) override {
     tensor_ = tensor.detach();
+    version_ = version_of(tensor_);
     region_.fill_next(tensor_);
   }
-  at::Tensor call_unpack_hook() override { return tensor_; }
+  at::Tensor call_unpack_hook() override {
+    region_.check_unchanged(tensor_, version_);
+    return tensor_;
+  }
 
  private:
   CheckpointRegion& region_;
   at::Tensor tensor_;
+  int64_t version_ = 0;
 };
 
 class CheckpointRegion::FillMaker final : public SavedTensorHooks {
@@ -133,7 +142,7 @@ void CheckpointRegion::run(const std::function<void()>& forward, std::unique_ptr
 
 size_t CheckpointRegion::add_slot(const at::Tensor& tensor) {
   const std::lock_guard lock(mutex_);
-  slots_.push_back({.meta = SavedMeta(tensor), .tensor = {}});
+  slots_.push_back({.meta = SavedMeta(tensor), .first_version = version_of(tensor)});
   return slots_.size() - 1;
 }
 
@@ -144,10 +153,11 @@ at::Tensor CheckpointRegion::tensor_of(size_t slot) {
     recompute();
     backward_ = backward;
   }
-  auto tensor = slots_.at(slot).tensor;
+  const auto [tensor, version] = std::pair(slots_.at(slot).tensor, slots_.at(slot).version);
   if (backward == -1) {
     clear();
   }
+  check_unchanged(tensor, version);
   return tensor;
 }
 
@@ -201,19 +211,37 @@ void CheckpointRegion::fill_next(const at::Tensor& tensor) {
   }
   auto& slot = slots_[index];
   if (options_.determinism_check) {
-    const SavedMeta meta(tensor);
-    TESSERA_CHECK(StateError, meta == slot.meta,
-                  "{}: the forward that backward computes again differs from the first: tensor {} that autograd saves "
-                  "is {}, but was {}. A checkpointed forward must depend on its arguments and parameters alone; one "
-                  "that counts its calls or caches tensors cannot be checkpointed",
-                  place_, index, meta.to_string(), slot.meta.to_string());
+    check_alike(slot, tensor);
   }
   if (slot.is_needed) {
     slot.tensor = tensor;
+    slot.version = version_of(tensor);
   }
   if (options_.early_stop && filled_ == slots_.size()) {
     throw StopForward();
   }
+}
+
+void CheckpointRegion::check_alike(const Slot& slot, const at::Tensor& tensor) const {
+  const auto index = &slot - slots_.data();
+  const SavedMeta meta(tensor);
+  TESSERA_CHECK(StateError, meta == slot.meta,
+                "{}: the forward that backward computes again differs from the first: tensor {} that autograd saves is "
+                "{}, but was {}. A checkpointed forward must depend on its arguments and parameters alone; one "
+                "that counts its calls or caches tensors cannot be checkpointed",
+                place_, index, meta.to_string(), slot.meta.to_string());
+  TESSERA_CHECK(StateError, version_of(tensor) == slot.first_version,
+                "{}: tensor {} that autograd saves, {}, was changed in place since the first forward: it is at version "
+                "{}, but was at version {}. Change parameters after backward only (optimizer.step()), and buffers that "
+                "gradients depend on outside of the region",
+                place_, index, meta.to_string(), version_of(tensor), slot.first_version);
+}
+
+void CheckpointRegion::check_unchanged(const at::Tensor& tensor, int64_t version) const {
+  TESSERA_CHECK(StateError, version_of(tensor) == version,
+                "{}: a tensor that backward needs, {}, was changed in place after autograd saved it: it is at version "
+                "{}, but was saved at version {}. Change a copy, as without checkpointing",
+                place_, SavedMeta(tensor).to_string(), version_of(tensor), version);
 }
 
 void CheckpointRegion::check_filled() const {

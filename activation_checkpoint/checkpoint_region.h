@@ -6,6 +6,9 @@
 //              of the first time; the tensors that autograd saves in it fill the slots, in the same order
 //   then       each slot frees its tensor when autograd lets go of it
 //
+// Versions of tensors are compared as autograd compares those that it keeps itself: one that is changed in place after
+// it was saved, in the second forward or between the two, is an error and no wrong gradient.
+//
 // The backward that runs is that of the first forward: gradients, hooks and fully_shard see one graph; the graph of the
 // second forward is dropped as soon as it is done. Regions nest: the inputs of an inner one are saved through autograd,
 // so the outer region's slots hold them.
@@ -51,7 +54,9 @@ class CheckpointRegion : public std::enable_shared_from_this<CheckpointRegion> {
   };
   struct Slot {
     SavedMeta meta;
-    at::Tensor tensor;  // defined from the second forward on
+    int64_t first_version;   // of the tensor that the first forward saved
+    at::Tensor tensor = {};  // defined from the second forward on
+    int64_t version = 0;     // of `tensor` when it was saved
     bool is_needed = true;
   };
   class SlotHooks;
@@ -67,6 +72,8 @@ class CheckpointRegion : public std::enable_shared_from_this<CheckpointRegion> {
   SavedOps* ops() { return options_.ops_to_save.empty() ? nullptr : &ops_; }
   void recompute();
   void fill_next(const at::Tensor& tensor);
+  void check_alike(const Slot& slot, const at::Tensor& tensor) const;
+  void check_unchanged(const at::Tensor& tensor, int64_t version) const;
   void check_filled() const;
   void clear();
 

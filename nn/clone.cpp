@@ -3,6 +3,7 @@
 #include <ATen/Context.h>
 #include <ATen/core/Generator.h>
 #include <c10/util/Type.h>
+#include <torch/nn/modules/embedding.h>
 
 #include <algorithm>
 #include <mutex>
@@ -46,6 +47,33 @@ class GeneratorGuard {
 
  private:
   std::vector<std::pair<at::Generator, at::Tensor>> states_;
+};
+
+/// An embedding that was made of a given tensor keeps it in its options, and reset() takes it as the parameter: the
+/// copy's would be the source's own. While this lives, the module's embeddings hold none.
+class GivenWeightsGuard {
+ public:
+  explicit GivenWeightsGuard(const torch::nn::Module& module) {
+    take_from(module);
+    for (const auto& each : module.modules(/*include_self=*/false)) take_from(*each);
+  }
+  ~GivenWeightsGuard() {
+    for (const auto& [slot, weight] : taken_) *slot = weight;
+  }
+  GivenWeightsGuard(const GivenWeightsGuard&) = delete;
+  GivenWeightsGuard& operator=(const GivenWeightsGuard&) = delete;
+
+ private:
+  void take_from(const torch::nn::Module& module) {
+    auto& each = const_cast<torch::nn::Module&>(module);  // in the end it is as it was
+    if (auto* const embedding = dynamic_cast<torch::nn::EmbeddingImpl*>(&each)) take(embedding->options._weight());
+    if (auto* const bag = dynamic_cast<torch::nn::EmbeddingBagImpl*>(&each)) take(bag->options._weight());
+  }
+  void take(at::Tensor& slot) {
+    if (slot.defined()) taken_.emplace_back(&slot, std::exchange(slot, at::Tensor()));
+  }
+
+  std::vector<std::pair<at::Tensor*, at::Tensor>> taken_;
 };
 
 void check_all_cloneable(const torch::nn::Module& module) {
@@ -96,6 +124,12 @@ void restore_parameter_ties(const torch::nn::Module& source, torch::nn::Module& 
   }
 }
 
+/// Cloneable::clone makes parameters anew, which all need gradients then.
+void restore_requires_grad(const torch::nn::Module& source, const torch::nn::Module& copy) {
+  const NamedTensors copies = copy.named_parameters();
+  for (const auto& item : source.named_parameters()) copies[item.key()].set_requires_grad(item.value().requires_grad());
+}
+
 void check_buffer_ties(const torch::nn::Module& source, const torch::nn::Module& copy) {
   const NamedTensors copies = copy.named_buffers();
   std::unordered_map<const at::TensorImpl*, std::string> first_names;
@@ -113,9 +147,11 @@ void check_buffer_ties(const torch::nn::Module& source, const torch::nn::Module&
 std::shared_ptr<torch::nn::Module> detail::clone_checked(
     const torch::nn::Module& source, const std::function<std::shared_ptr<torch::nn::Module>()>& clone) {
   check_all_cloneable(source);
-  const GeneratorGuard guard(source);
+  const GeneratorGuard generators(source);
+  const GivenWeightsGuard given_weights(source);
   auto copy = clone();
   restore_parameter_ties(source, *copy);
+  restore_requires_grad(source, *copy);
   check_buffer_ties(source, *copy);
   return copy;
 }

@@ -90,6 +90,38 @@ TEST_CASE("clone keeps ties that were made after construction, within stock cont
   CHECK(at::equal(copy->as<torch::nn::Sequential>()->forward(x), chain->forward(x)));
 }
 
+TEST_CASE("a clone's parameters are frozen where the module's are", "[nn]") {
+  LanguageModel model(/*tied=*/true);
+  model->wte->weight.set_requires_grad(false);
+  CHECK_FALSE(cloned(model)->head->weight.requires_grad());
+  torch::nn::Sequential chain(tessera::nn::Linear(2, 2), torch::nn::Linear(2, 2));
+  chain->named_parameters()["1.bias"].set_requires_grad(false);
+  std::vector<bool> needs_grad;
+  for (const auto& parameter : tessera::clone_module(*chain)->parameters()) {
+    needs_grad.push_back(parameter.requires_grad());
+  }
+  CHECK(needs_grad == std::vector{true, true, true, false});
+}
+
+TEST_CASE("clone copies an embedding that was made of a given tensor", "[nn]") {
+  const at::Tensor table = at::ones({3, 2});
+  torch::nn::Sequential chain(tessera::nn::Embedding::from_pretrained(table),
+                              torch::nn::EmbeddingBag::from_pretrained(table.clone()));
+  const auto first = tessera::clone_module(*chain);
+  const auto second = tessera::clone_module(*first);
+  const auto sources = chain->parameters(), copies = first->parameters(), copies_again = second->parameters();
+  for (size_t i = 0; i < 2; ++i) {
+    for (const auto& weight : {sources[i], copies[i], copies_again[i]}) {
+      CHECK_FALSE(weight.requires_grad());
+      CHECK(at::equal(weight, table));
+    }
+    CHECK_FALSE(copies[i].is_alias_of(sources[i]));
+    CHECK_FALSE(copies_again[i].is_alias_of(sources[i]));
+    CHECK_FALSE(copies_again[i].is_alias_of(copies[i]));
+  }
+  CHECK(chain->ptr(0)->as<tessera::nn::Embedding>()->options._weight().is_same(table));
+}
+
 TEST_CASE("clone of nested containers and of recurrent layers", "[nn]") {
   tessera::nn::Sequential inner(tessera::nn::Linear(3, 3), tessera::nn::Linear(3, 2));
   tessera::nn::Sequential outer({{"inner", inner}, {"out", tessera::nn::Linear(2, 1)}});

@@ -52,7 +52,7 @@ class ExchangeRows : public torch::autograd::Function<ExchangeRows> {
   static variable_list backward(AutogradContext* context, const variable_list& grads) {
     const auto capsule = context->saved_data["route"].toCapsule();
     const auto& route = static_cast<const Route&>(*capsule);
-    return {send_rows(grads[0], route.received, route.sent, route.mesh.group()), at::Tensor()};
+    return {exchange_rows(grads[0], route.received, route.sent, route.mesh), at::Tensor()};
   }
 };
 

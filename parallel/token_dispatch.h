@@ -37,7 +37,7 @@ std::vector<std::vector<int64_t>> gather_counts(const at::Tensor& counts, int64_
                                                 const DeviceMesh& mesh, const std::string& where);
 
 /// The first sent[0] rows to rank 0 of the 1-D mesh, the next to rank 1, ...: the rows from rank 0, then those from
-/// rank 1, ... Differentiable: gradients go the way back.
+/// rank 1, ... Differentiable, any number of times: gradients go the way back.
 at::Tensor exchange_rows(const at::Tensor& rows, const std::vector<int64_t>& sent, const std::vector<int64_t>& received,
                          const DeviceMesh& mesh);
 

@@ -6,7 +6,9 @@
 #include <ATen/ops/ones.h>
 #include <ATen/ops/randn.h>
 #include <ATen/ops/softmax.h>
+#include <ATen/ops/tensor.h>
 #include <ATen/ops/zeros_like.h>
+#include <torch/csrc/autograd/autograd.h>
 
 #include "base/error.h"
 #include "debug/comm_debug_mode.h"
@@ -158,6 +160,33 @@ TEST_CASE("experts on several ranks train as on one", "[parallel]") {
       train_mixture(experts, {1, 1, 1, 3}, input_grads, device);
     }
   }
+}
+
+TEST_CASE("second derivatives go through the experts of all ranks", "[parallel]") {
+  const std::vector<int64_t> counts_of_all{3, 0, 5, 4};
+  const std::vector<std::vector<int64_t>> counts{{1, 0, 5, 0}, {2, 0, 0, 4}};
+  // The tokens of rank 0, then those of rank 1, in the order of all tokens by expert.
+  const std::vector<std::vector<int64_t>> rows{{0, 3, 4, 5, 6, 7}, {1, 2, 8, 9, 10, 11}};
+  run_ranks(2, [&](int rank) {
+    const auto mesh = init_device_mesh(at::kCPU, {2}, {"ep"});
+    Experts reference(4), sharded(4);
+    fill_in_double(*reference, 8);
+    fill_in_double(*sharded, 8);
+    parallelize_module(sharded, mesh, ExpertParallel());
+    const auto all = make_input(1, {12, kDim}).set_requires_grad(true);
+    const auto own = at::tensor(rows[static_cast<size_t>(rank)], at::kLong);
+    const auto mine = all.detach().index_select(0, own).requires_grad_();
+    const auto penalize = [](Experts& experts, const at::Tensor& tokens, const std::vector<int64_t>& tokens_of) {
+      const auto out = experts(tokens, at::tensor(tokens_of, at::kLong));
+      const auto slope = torch::autograd::grad({out.sum()}, {tokens}, {}, /*retain_graph=*/true, /*create_graph=*/true);
+      slope[0].pow(3).sum().backward();
+    };
+    penalize(reference, all, counts_of_all);
+    penalize(sharded, mine, counts[static_cast<size_t>(rank)]);
+    expect_close(mine.grad(), all.grad().index_select(0, own), kTolerance);
+    expect_close(full_tensor(sharded->weight.grad()), reference->weight.grad(), kTolerance);
+    expect_close(full_tensor(sharded->bias.grad()), reference->bias.grad(), kTolerance);
+  });
 }
 
 TEST_CASE("what expert parallelism communicates", "[parallel]") {

@@ -4,6 +4,7 @@
 #include <ATen/ops/matmul.h>
 #include <ATen/ops/scaled_dot_product_attention.h>
 #include <c10/util/strides.h>
+#include <fmt/ranges.h>
 
 #include "base/error.h"
 #include "dtensor/shard_math.h"
@@ -13,6 +14,7 @@ namespace tessera {
 namespace {
 
 // Of [batch, heads, length, head_dim].
+constexpr int64_t kBatch = 0;
 constexpr int64_t kHeads = 1;
 constexpr int64_t kLength = 2;
 constexpr int64_t kHeadDim = 3;
@@ -24,21 +26,43 @@ void check_tensor(const at::Tensor& tensor, const char* name, const DeviceMesh& 
                 name, spec->to_string());
 }
 
+/// How many ranks the dim is cut over.
+int64_t ranks_along(const DTensorSpec& spec, int64_t dim) {
+  int64_t ranks = 1;
+  for (size_t axis = 0; axis < spec.placements().size(); ++axis) {
+    ranks *= spec.placements()[axis].is_shard(dim) ? spec.mesh().size(static_cast<int64_t>(axis)) : 1;
+  }
+  return ranks;
+}
+
+/// A rank without queries calls no kernel that would notice, so all ranks look at the whole sizes.
+void check_sizes(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value, bool enable_gqa) {
+  const auto fits = [&](int64_t dim) {
+    const bool is_cut = ranks_along(*dtensor_spec(query), dim) > 1;
+    return key.size(dim) == value.size(dim) && (key.size(dim) == query.size(dim) || (key.size(dim) == 1 && !is_cut));
+  };
+  const int64_t heads = query.size(kHeads), groups = key.size(kHeads);
+  const bool has_groups = enable_gqa && groups == value.size(kHeads) && groups > 0 && heads % groups == 0;
+  TESSERA_CHECK(ValueError,
+                fits(kBatch) && (fits(kHeads) || has_groups) && key.size(kLength) == value.size(kLength) &&
+                    query.size(kHeadDim) == key.size(kHeadDim),
+                "context_parallel_attention: query [{}], key [{}] and value [{}] do not fit. All have as many batch "
+                "items and heads (with enable_gqa, the query a multiple of the others' heads), key and value one "
+                "length, query and key one head_dim",
+                fmt::join(query.sizes(), ", "), fmt::join(key.sizes(), ", "), fmt::join(value.sizes(), ", "));
+}
+
 void check_query(const at::Tensor& query, const at::Tensor& key) {
   const auto& spec = dtensor_spec(query);
-  for (size_t axis = 0; axis < spec->placements().size(); ++axis) {
-    const auto& placement = spec->placements()[axis];
-    TESSERA_CHECK(ValueError, !placement.is_shard(kHeadDim),
-                  "context_parallel_attention: the query is {}; batch, heads and length may be cut, head_dim may not",
-                  spec->to_string());
-    const int64_t ranks = spec->mesh().size(static_cast<int64_t>(axis));
-    const bool whole_groups = query.size(kHeads) % ranks == 0 && key.size(kHeads) % ranks == 0;
-    TESSERA_CHECK(
-        NotImplementedError, !placement.is_shard(kHeads) || query.size(kHeads) == key.size(kHeads) || whole_groups,
-        "context_parallel_attention: {} query heads and {} key heads cut over {} ranks, which splits a group; "
-        "repeat keys and values for each query head, or replicate the heads",
-        query.size(kHeads), key.size(kHeads), ranks);
-  }
+  TESSERA_CHECK(ValueError, ranks_along(*spec, kHeadDim) == 1,
+                "context_parallel_attention: the query is {}; batch, heads and length may be cut, head_dim may not",
+                spec->to_string());
+  const int64_t ranks = ranks_along(*spec, kHeads);
+  const bool whole_groups = query.size(kHeads) % ranks == 0 && key.size(kHeads) % ranks == 0;
+  TESSERA_CHECK(NotImplementedError, query.size(kHeads) == key.size(kHeads) || whole_groups,
+                "context_parallel_attention: {} query heads and {} key heads cut over {} ranks, which splits a group; "
+                "repeat keys and values for each query head, or replicate the heads",
+                query.size(kHeads), key.size(kHeads), ranks);
 }
 
 /// `placements` with `replacement` for the cuts of the length.
@@ -79,6 +103,7 @@ at::Tensor context_parallel_attention(const at::Tensor& query, const at::Tensor&
   check_tensor(query, "the query", mesh);
   check_tensor(key, "the key", mesh);
   check_tensor(value, "the value", mesh);
+  check_sizes(query, key, value, options.enable_gqa);
   check_query(query, key);
 
   const auto placed = gradient_placements(placements(query));

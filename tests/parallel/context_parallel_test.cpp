@@ -134,10 +134,35 @@ TEST_CASE("what context_parallel_attention refuses", "[parallel]") {
     expect_equal(error_text([&] { context_parallel_attention(heads, groups, groups, {.enable_gqa = true}); }),
                  std::string("context_parallel_attention: 6 query heads and 3 key heads cut over 2 ranks, which splits "
                              "a group; repeat keys and values for each query head, or replicate the heads"));
+    // Also on the rank that has no query.
+    const auto one_query = tensor({1, 4, 1, 4}, Shard(2));
+    expect_equal(error_text([&] { context_parallel_attention(one_query, good, good); }),
+                 std::string("context_parallel_attention: query [1, 4, 1, 4], key [1, 2, 4, 4] and value [1, 2, 4, 4] "
+                             "do not fit. All have as many batch items and heads (with enable_gqa, the query a "
+                             "multiple of the others' heads), key and value one length, query and key one head_dim"));
+    expect_throws<ValueError>(
+        [&] {
+          context_parallel_attention(good, tensor({1, 2, 5, 4}, Shard(2)), good);
+        },
+        "key and value one length");
     expect_throws<ValueError>(
         [&] {
           context_parallel_attention(make_input(1, {1, 2, 4, 4}), good, good);
         },
         "is not a DTensor");
+  });
+}
+
+TEST_CASE("heads cut by two axes, not into whole groups", "[parallel]") {
+  run_ranks(4, [](int) {
+    const auto mesh = init_device_mesh(at::kCPU, {2, 2}, {"dp", "cp"});
+    const auto cut = [&](int64_t heads) {
+      return distribute_tensor(make_input(1, {1, heads, 3, 4}), mesh, {Shard(1), Shard(1)});
+    };
+    expect_throws<NotImplementedError>(
+        [&] { context_parallel_attention(cut(4), cut(2), cut(2), {.enable_gqa = true}); },
+        "4 query heads and 2 key heads cut over 4 ranks, which splits a group");
+    check_attention({.heads = 8, .kv_heads = 4, .options = {.enable_gqa = true}}, mesh, {Shard(1), Shard(1)},
+                    {Shard(1), Shard(1)});
   });
 }

@@ -3,6 +3,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <set>
 
 #include "base/error.h"
 
@@ -51,7 +52,11 @@ void distribute_parameter(torch::nn::Module& module, const std::string& name, co
 void distribute_module(torch::nn::Module& module, const DeviceMesh& mesh, DistributeModuleOptions options) {
   auto* point = options.input_fn || options.output_fn ? &hook_point(module, "distribute_module") : nullptr;
   const Placements replicated(static_cast<size_t>(mesh.ndim()), Replicate());
+  std::set<const torch::nn::Module*> seen;
   const auto distribute = [&](const std::string& name, torch::nn::Module& part) {
+    if (!seen.insert(&part).second) {
+      return;
+    }
     if (options.partition_fn) {
       options.partition_fn(name, part, mesh);
     }

@@ -31,7 +31,8 @@ void distribute_parameter(torch::nn::Module& module, const std::string& name, co
                           const Placements& placements, DistributeOptions options = {});
 
 struct DistributeModuleOptions {
-  /// Called for the module ("") and each module below it, by name; it distributes what it wants to.
+  /// Called for the module ("") and each module below it, by name; it distributes what it wants to. A module that is
+  /// there under two names is shown once, by the first.
   std::function<void(const std::string& name, torch::nn::Module& module, const DeviceMesh& mesh)> partition_fn =
       nullptr;
   /// Called before the module's forward with the tensors among its arguments, which it may replace.

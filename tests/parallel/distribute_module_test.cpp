@@ -2,6 +2,7 @@
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/randn.h>
+#include <fmt/ranges.h>
 #include <torch/optim/adam.h>
 
 #include "base/error.h"
@@ -65,6 +66,26 @@ TEST_CASE("a module whose weight is cut trains as a plain one", "[parallel]") {
       expect_close(full_tensor(linear->bias).detach(), reference->bias.detach());
     });
   }
+}
+
+TEST_CASE("a module that is there under two names is distributed once", "[parallel]") {
+  run_ranks(2, [](int) {
+    const auto mesh = init_device_mesh(at::kCPU, {2});
+    const auto shared = make_linear();
+    torch::nn::ModuleList model;
+    model->push_back(shared.ptr());
+    model->push_back(shared.ptr());
+    std::vector<std::string> names;
+    distribute_module(model, mesh,
+                      {.partition_fn = [&](const std::string& name, torch::nn::Module& module, const DeviceMesh& on) {
+                        names.push_back(name);
+                        if (&module == shared.get()) {
+                          distribute_parameter(module, "weight", on, {Shard(0)});
+                        }
+                      }});
+    expect_equal(fmt::format("{}", fmt::join(names, ", ")), std::string(", 0"));
+    expect_equal(to_string(placements(shared->weight)), "(Shard(0))");
+  });
 }
 
 TEST_CASE("distribute_module names what does not fit", "[parallel]") {

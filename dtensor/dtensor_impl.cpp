@@ -53,8 +53,8 @@ CopiedView CopiedView::of(const at::Tensor& viewed) {
 }
 
 CopiedView CopiedView::of_itself() const {
-  CopiedView view;
-  view.is_copy_ = is_copy_;
+  CopiedView view = *this;
+  ++view.version_;  // autograd counts what changes the tensor's sizes as a write, once it is done
   return view;
 }
 

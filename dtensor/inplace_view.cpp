@@ -28,8 +28,9 @@ Self& take_on(Self& self, const at::Tensor& other) {
   auto* impl = self.unsafeGetTensorImpl();
   impl->set_sizes_and_strides(meta->spec->sizes(), meta->spec->strides());
   impl->set_storage_offset(other.storage_offset());
+  auto copied_view = meta->copied_view ? CopiedView::of(self).of_itself() : CopiedView();
   impl->set_backend_meta(
-      c10::make_intrusive<DTensorMeta>(meta->local, meta->spec, meta->origin, meta->copied_view.of_itself()));
+      c10::make_intrusive<DTensorMeta>(meta->local, meta->spec, meta->origin, std::move(copied_view)));
   return self;
 }
 

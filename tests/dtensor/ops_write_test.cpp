@@ -100,6 +100,25 @@ TEST_CASE("in-place ops that change sizes", "[dtensor][ops]") {
   });
 }
 
+TEST_CASE("a copied view that changed its sizes in place may not be read once its tensor was written",
+          "[dtensor][ops]") {
+  run_ranks(2, [](int) {
+    const auto mesh = init_device_mesh(at::kCPU, {2});
+    const auto x = distribute_tensor(at::ones({5, 2}), mesh, {Shard(0)});
+    const auto y = distribute_tensor(at::ones({4}), mesh, {Shard(0)});
+    auto moved = x.view({1, 10}), own = y.unsqueeze(0);
+    moved.squeeze_();
+    own.as_strided_({3}, {1});  // which shared memory with y until then
+    expect_equal(full_tensor(moved).sum().item<float>(), 10.f);
+    expect_equal(full_tensor(own).sum().item<float>(), 3.f);
+    x.mul_(3);
+    y.mul_(3);
+    for (const auto& stale : {moved, own}) {
+      expect_throws<StateError>([&] { stale + 1; }, "the tensor that it views was written since");
+    }
+  });
+}
+
 TEST_CASE("out= tensors", "[dtensor][ops]") {
   run_ranks(3, [](int) {
     const auto mesh = init_device_mesh(at::kCPU, {3});

@@ -4,6 +4,11 @@
 #include <ATen/ops/equal.h>
 #include <torch/library.h>
 
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <string>
+
 #include "base/error.h"
 #include "dtensor/dispatch.h"
 #include "dtensor/dtensor_impl.h"
@@ -58,11 +63,27 @@ bool takes_tensors(const c10::FunctionSchema& schema) {
 
 /// inplace_view.cpp and ops/backward_constants.cpp have the kernels of these. detach_, tagged as one of the former,
 /// leaves the tensor as it is.
+constexpr std::array kOwnKernels{"_index_put_impl_",
+                                 "as_strided_copy",
+                                 "as_strided_scatter",
+                                 "cat",
+                                 "diagonal_scatter",
+                                 "glu_backward",
+                                 "index.Tensor",
+                                 "index_add_",
+                                 "index_put",
+                                 "index_select",
+                                 "is_same_size",
+                                 "masked_scatter",
+                                 "put",
+                                 "scatter_add",
+                                 "select_scatter",
+                                 "stack"};
+
 bool has_own_kernel(const c10::OperatorHandle& op) {
-  const auto& name = op.operator_name().name;
-  return (op.hasTag(at::Tag::inplace_view) && name != "aten::detach_") || name == "aten::as_strided_copy" ||
-         name == "aten::as_strided_scatter" || name == "aten::is_same_size" || name == "aten::index_put" ||
-         name == "aten::cat" || name == "aten::stack";
+  const auto name = toString(op.operator_name()).substr(std::strlen("aten::"));
+  return (op.hasTag(at::Tag::inplace_view) && name != "detach_") ||
+         std::find(kOwnKernels.begin(), kOwnKernels.end(), name) != kOwnKernels.end();
 }
 
 /// rand_like, bernoulli and their kin: their kernels make an empty tensor and draw in place, on DTensors too.

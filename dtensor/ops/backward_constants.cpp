@@ -1,20 +1,30 @@
-// Gradients of split, chunk and unbind join the gradients of all parts. Autograd makes plain zeros for parts that were
-// not used, and cat and stack would meet them beside DTensors. Every rank makes the same ones, so during a backward
-// they count as replicated.
+// Ops by which autograd's formulas put gradients together from parts, places and zeros: the gradients of all parts of
+// split, chunk and unbind, zeros where a scatter wrote. Autograd makes plain tensors of what it knows by itself, such
+// as the zeros for a part that was not used, and every rank makes the same: during a backward they count as replicated.
 
 #include <torch/csrc/autograd/graph_task.h>
 #include <torch/library.h>
 
 #include "dtensor/dispatch.h"
 #include "dtensor/dispatch_scopes.h"
+#include "dtensor/dtensor_impl.h"
+#include "dtensor/ops/op_names.h"
 
 namespace tessera {
 
 namespace {
 
+// Also in dispatch_keys.cpp. None that hooks compute with, whose tensors may be anything.
+constexpr const char* kOps = R"(
+    _index_put_impl_ cat stack diagonal_scatter glu_backward index.Tensor index_add_ index_put index_select masked_scatter put
+    scatter_add select_scatter)";
+
 void join_gradients(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
-  if (torch::autograd::get_current_graph_task_id() != -1) {
-    replicate_plain_tensors(stack, op.schema().arguments().size());
+  const size_t num_args = op.schema().arguments().size();
+  const auto& first = torch::jit::peek(*stack, 0, num_args);
+  const bool writes_plain = op.schema().is_mutable() && !dtensor_meta(first.toTensor());
+  if (torch::autograd::get_current_graph_task_id() != -1 && !writes_plain) {
+    replicate_plain_tensors(stack, num_args);
   }
   dispatch(op, keys, stack);
 }
@@ -22,8 +32,9 @@ void join_gradients(const c10::OperatorHandle& op, c10::DispatchKeySet keys, tor
 }  // namespace
 
 TORCH_LIBRARY_IMPL(aten, PrivateUse1, library) {
-  library.impl("cat", torch::CppFunction::makeFromBoxedFunction<&join_gradients>());
-  library.impl("stack", torch::CppFunction::makeFromBoxedFunction<&join_gradients>());
+  for (const auto& op : aten_ops(kOps)) {
+    library.impl(op.substr(6).c_str(), torch::CppFunction::makeFromBoxedFunction<&join_gradients>());
+  }
 }
 
 }  // namespace tessera

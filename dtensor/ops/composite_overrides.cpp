@@ -2,14 +2,25 @@
 // new tensor is a DTensor. They are composite here too, so they can be differentiated again.
 
 #include <ATen/ExpandUtils.h>
+#include <ATen/core/Reduction.h>
 #include <ATen/core/Tensor.h>
+#include <ATen/ops/_ctc_loss.h>
+#include <ATen/ops/aminmax.h>
+#include <ATen/ops/arange.h>
+#include <ATen/ops/ctc_loss.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/native_batch_norm.h>
-#include <torch/csrc/autograd/graph_task.h>
+#include <ATen/ops/tensor.h>
+#include <ATen/ops/where.h>
+#include <ATen/ops/zeros_like.h>
 #include <torch/library.h>
 
-#include "dtensor/dispatch.h"
+#include <algorithm>
+#include <vector>
+
+#include "base/error.h"
 #include "dtensor/dtensor_impl.h"
+#include "dtensor/whole_tensor.h"
 
 namespace tessera {
 
@@ -24,24 +35,73 @@ at::Tensor value_selecting_reduction_backward(const at::Tensor& grad, int64_t di
   return grad.new_zeros_symint(sizes).scatter(dim, index, source);
 }
 
+/// The gradient of cummax and cummin: what each place selected, which places next to it may have as well.
+at::Tensor cummaxmin_backward(const at::Tensor& grad, const at::Tensor& input, const at::Tensor& indices, int64_t dim) {
+  return grad.new_zeros_symint(input.sym_sizes()).scatter_add(dim, indices, grad);
+}
+
+at::Tensor trace_backward(const at::Tensor& grad, c10::SymIntArrayRef sizes) {
+  const auto zeros = grad.new_zeros_symint(sizes);
+  return zeros.diagonal_scatter(grad.expand({std::min(zeros.size(0), zeros.size(1))}));
+}
+
 at::Tensor masked_select_backward(const at::Tensor& grad, const at::Tensor& input, const at::Tensor& mask) {
   return grad.new_zeros(at::infer_size(input.sizes(), mask.sizes())).masked_scatter(mask, grad);
 }
 
-/// Autograd makes plain zeros for the gradient of index_put, the same on every rank: in a backward they count as
-/// replicated.
-at::Tensor index_put(const at::Tensor& self, const c10::List<std::optional<at::Tensor>>& indices,
-                     const at::Tensor& values, bool accumulate) {
-  static const auto op = c10::Dispatcher::singleton().findSchemaOrThrow("aten::index_put", "");
-  const auto* meta = dtensor_meta(self);
-  auto placed = values;
-  if (meta && !dtensor_meta(values) && torch::autograd::get_current_graph_task_id() != -1) {
-    const Placements replicated(meta->spec->placements().size(), Replicate());
-    placed = wrap_local(values, DTensorSpec::make(meta->spec->mesh(), replicated, TensorMeta::of(values)));
+/// A plain tensor that every rank has made alike, as a DTensor beside one of `spec`.
+at::Tensor replicated(const at::Tensor& plain, const DTensorSpec& spec) {
+  const Placements copies(spec.placements().size(), Replicate());
+  return wrap_local(plain, DTensorSpec::make(spec.mesh(), copies, TensorMeta::of(plain)));
+}
+
+/// ATen's writes into plain zeros. On the CPU it asks for the values too, so that all ranks refuse the same.
+at::Tensor one_hot(const at::Tensor& self, int64_t num_classes) {
+  TESSERA_CHECK(ValueError, self.scalar_type() == at::kLong, "aten::one_hot: classes are Long, not {}",
+                toString(self.scalar_type()));
+  TESSERA_CHECK(ValueError, num_classes > 0 || (num_classes == -1 && self.numel() > 0),
+                "aten::one_hot: {} classes for {} elements; give their number", num_classes, self.numel());
+  if (self.numel() > 0 && (num_classes == -1 || self.is_cpu())) {
+    const auto [low, high] = at::aminmax(self);
+    const auto least = low.item<int64_t>(), largest = high.item<int64_t>();
+    num_classes = num_classes == -1 ? largest + 1 : num_classes;
+    TESSERA_CHECK(ValueError, least >= 0 && largest < num_classes, "aten::one_hot: classes from {} to {}, of {}", least,
+                  largest, num_classes);
   }
-  torch::jit::Stack stack{self, indices, placed, accumulate};
-  dispatch(op, c10::DispatchKeySet(c10::DispatchKey::PrivateUse1), &stack);
-  return stack.back().toTensor();
+  const auto classes = at::arange(num_classes, self.options());
+  return self.unsqueeze(-1).eq(replicated(classes, *dtensor_meta(self)->spec)).to(at::kLong);
+}
+
+/// Lengths are needed as numbers, and are few.
+std::vector<int64_t> numbers_of(const at::Tensor& lengths) {
+  TESSERA_CHECK(ValueError, c10::isIntegralType(lengths.scalar_type(), /*includeBool=*/false),
+                "aten::ctc_loss: lengths are integers, not {}", toString(lengths.scalar_type()));
+  const auto* meta = dtensor_meta(lengths);
+  const auto list = (meta ? whole_tensor(*meta) : lengths).to(at::kCPU, at::kLong).contiguous();
+  return {list.const_data_ptr<int64_t>(), list.const_data_ptr<int64_t>() + list.numel()};
+}
+
+/// ATen's mean divides by a plain tensor of lengths.
+at::Tensor ctc_loss(const at::Tensor& log_probs, const at::Tensor& targets, at::IntArrayRef input_lengths,
+                    at::IntArrayRef target_lengths, int64_t blank, int64_t reduction, bool zero_infinity) {
+  const bool is_batch = log_probs.dim() == 3;
+  auto losses = std::get<0>(at::_ctc_loss(is_batch ? log_probs : log_probs.unsqueeze(1), targets.to(at::kLong),
+                                          input_lengths, target_lengths, blank, zero_infinity));
+  if (zero_infinity) {
+    losses = at::where(losses.isinf(), at::zeros_like(losses), losses);
+  }
+  if (reduction == at::Reduction::Mean) {
+    auto lengths = at::tensor(target_lengths, losses.options()).clamp_min(1);
+    const auto* meta = dtensor_meta(losses);
+    return losses.div(meta ? replicated(lengths, *meta->spec) : lengths).mean();
+  }
+  return reduction == at::Reduction::Sum ? losses.sum() : is_batch ? losses : losses.squeeze(0);
+}
+
+at::Tensor ctc_loss_of_tensors(const at::Tensor& log_probs, const at::Tensor& targets, const at::Tensor& input_lengths,
+                               const at::Tensor& target_lengths, int64_t blank, int64_t reduction, bool zero_infinity) {
+  return at::ctc_loss(log_probs, targets, numbers_of(input_lengths), numbers_of(target_lengths), blank, reduction,
+                      zero_infinity);
 }
 
 /// For CUDA tensors ATen's own calls cuDNN, whose ops have no rules.
@@ -57,14 +117,18 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, int64_t> batch_norm_i
 void override_composites(torch::Library& library) {
   library.impl("_batch_norm_impl_index", &batch_norm_impl_index);
   library.impl("value_selecting_reduction_backward", &value_selecting_reduction_backward);
+  library.impl("cummaxmin_backward", &cummaxmin_backward);
   library.impl("masked_select_backward", &masked_select_backward);
+  library.impl("one_hot", &one_hot);
+  library.impl("ctc_loss.IntList", &ctc_loss);
+  library.impl("ctc_loss.Tensor", &ctc_loss_of_tensors);
+  library.impl("trace_backward", &trace_backward);
 }
 
 }  // namespace
 
 TORCH_LIBRARY_IMPL(aten, PrivateUse1, library) {
   override_composites(library);
-  library.impl("index_put", &index_put);
 }
 
 TORCH_LIBRARY_IMPL(aten, AutogradPrivateUse1, library) {

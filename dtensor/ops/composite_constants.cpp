@@ -1,0 +1,51 @@
+// Composite ops of ATen that make tensors of sizes and numbers alone, such as a causal mask, and mix them with what
+// they are given. Every rank makes the same, so that they count as replicated within the op: unless it was given plain
+// tensors, which may differ between ranks. None of these ops draws random numbers but on DTensors.
+
+#include <torch/library.h>
+
+#include <algorithm>
+#include <optional>
+
+#include "dtensor/dispatch_scopes.h"
+#include "dtensor/dtensor_impl.h"
+#include "dtensor/ops/op_names.h"
+
+namespace tessera {
+
+namespace {
+
+constexpr const char* kOps = R"(
+    _scaled_dot_product_attention_math affine_grid_generator_backward combinations linalg_matrix_power)";
+
+bool is_plain(const c10::IValue& value) {
+  return value.isTensor() && value.toTensor().defined() && !dtensor_meta(value.toTensor()) &&
+         value.toTensor().dim() > 0;
+}
+
+void with_own_constants(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
+  std::optional<ImplicitReplication> scope;
+  const auto arguments = torch::jit::last(*stack, op.schema().arguments().size());
+  if (std::none_of(arguments.begin(), arguments.end(), is_plain)) {
+    scope.emplace();
+  }
+  op.callBoxedForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd, *stack);
+}
+
+void override_composites(torch::Library& library) {
+  for (const auto& op : aten_ops(kOps)) {
+    library.impl(op.substr(6).c_str(), torch::CppFunction::makeFromBoxedFunction<&with_own_constants>());
+  }
+}
+
+}  // namespace
+
+TORCH_LIBRARY_IMPL(aten, PrivateUse1, library) {
+  override_composites(library);
+}
+
+TORCH_LIBRARY_IMPL(aten, AutogradPrivateUse1, library) {
+  override_composites(library);
+}
+
+}  // namespace tessera

@@ -80,6 +80,7 @@ void apply_layer(const ParallelStyle& style, const StyleTarget& target, const Pa
   auto& point = hook_point(target.module, flow.input.where);
   const bool overlap = flow.overlap && target.mesh.size() > 1;
   point.register_forward_pre_hook([flow, overlap, mesh = target.mesh](HookPoint&, TensorRefs inputs) {
+    TESSERA_CHECK(ValueError, !inputs.empty(), "{}: forward was called with an undefined tensor", flow.input.where);
     const auto desired = overlap ? overlapped_placement(*inputs[0], flow) : flow.desired;
     *inputs[0] = style_input(*inputs[0], mesh, flow.input_layout, desired, flow.input);
   });

@@ -225,6 +225,8 @@ TEST_CASE("what the linear styles refuse", "[parallel]") {
                     "part of 5 in dim 1, cut over 2 ranks, is {}. Pass that part, or set input_layouts to what "
                     "the input is",
                     rank == 0 ? 3 : 2));
+    expect_equal(error_text([&] { row(at::Tensor()); }),
+                 std::string("RowwiseParallel(the module itself): forward was called with an undefined tensor"));
     auto column = make_linear(5, 2);
     parallelize_module(column, mesh, ColwiseParallel({.input_layouts = Shard(0)}));
     expect_equal(error_text([&] {

@@ -10,11 +10,17 @@ namespace tessera {
 
 namespace {
 
+/// Undefined if there is none.
+at::Tensor own_parameter(const torch::nn::Module& module, const std::string& name) {
+  const auto parameters = module.named_parameters(/*recurse=*/false);
+  const auto* found = parameters.find(name);
+  return found ? *found : at::Tensor();
+}
+
 /// The parameter or buffer, undefined if there is none.
 at::Tensor own_tensor(const torch::nn::Module& module, const std::string& name) {
-  const auto parameters = module.named_parameters(/*recurse=*/false);
-  if (const auto* found = parameters.find(name)) {
-    return *found;
+  if (const auto parameter = own_parameter(module, name); parameter.defined()) {
+    return parameter;
   }
   const auto buffers = module.named_buffers(/*recurse=*/false);
   const auto* found = buffers.find(name);
@@ -22,14 +28,18 @@ at::Tensor own_tensor(const torch::nn::Module& module, const std::string& name) 
 }
 
 /// Reduces a gradient that comes as a pending sum, or whole for a parameter that is cut. The parameter may be
-/// something else by the time of backward (fully_shard), so what counts is where the gradient lies.
+/// something else by the time of backward (fully_shard), so what counts is where the gradient lies. One that is frozen
+/// now may be trained later; only tensors that require a gradient take hooks.
 void keep_gradient_placed(const at::Tensor& parameter, const DeviceMesh& mesh, const Placement& placement) {
-  if (!parameter.requires_grad()) {
+  if (!parameter.is_floating_point() && !parameter.is_complex()) {
     return;
   }
+  const bool is_frozen = !parameter.requires_grad();
+  parameter.set_requires_grad(true);
   parameter.register_hook([mesh, placement](const at::Tensor& grad) {
     return is_dtensor(grad) && device_mesh(grad) == mesh ? redistribute(grad, {placement}) : grad;
   });
+  parameter.set_requires_grad(!is_frozen);
 }
 
 }  // namespace
@@ -62,7 +72,9 @@ void distribute_style_parameter(const ParallelStyle& style, const StyleTarget& t
     return;
   }
   distribute_parameter(module, name, target.mesh, {placement}, target.distribute);
-  keep_gradient_placed(tensor, target.mesh, placement);
+  if (own_parameter(module, name).defined()) {
+    keep_gradient_placed(tensor, target.mesh, placement);
+  }
 }
 
 std::string module_type_name(const torch::nn::Module& module) {

@@ -102,8 +102,8 @@ void check_style_parameter(const ParallelStyle& style, const StyleTarget& target
                            const std::string& name, const Placement& placement);
 
 /// For ParallelStyle::apply: cuts or copies a parameter or buffer over the target's mesh, unless it is undefined (a
-/// Linear without bias) or a DTensor that lies so already. Gradients of a parameter that needs them come in the same
-/// placement: a pending sum is reduced when backward reaches it, once a use.
+/// Linear without bias) or a DTensor that lies so already. Gradients of a parameter come in the same placement, also of
+/// one that is frozen and unfrozen later: a pending sum is reduced when backward reaches it, once a use.
 void distribute_style_parameter(const ParallelStyle& style, const StyleTarget& target, torch::nn::Module& module,
                                 const std::string& name, const Placement& placement);
 

@@ -121,6 +121,29 @@ TEST_CASE("a sequence-parallel block trains as a plain one", "[parallel]") {
   }
 }
 
+TEST_CASE("parameters that were frozen when they were distributed train when they are unfrozen", "[parallel]") {
+  run_ranks(3, [](int) {
+    const auto mesh = init_device_mesh(at::kCPU, {3}, {"tp"});
+    auto reference = make_block(5), sharded = make_block(5);
+    for (const auto& parameter : sharded->parameters()) {
+      parameter.set_requires_grad(false);
+    }
+    parallelize_module(sharded, mesh, block_plan());
+    for (const auto& parameter : sharded->parameters()) {
+      TESSERA_EXPECT(!parameter.requires_grad());
+      parameter.set_requires_grad(true);
+    }
+    train_and_compare({.reference = *reference,
+                       .sharded = *sharded,
+                       .run_reference = [&](const at::Tensor& x) { return reference(x); },
+                       .run_sharded =
+                           [&](const at::Tensor& x) {
+                             return whole(sharded(redistribute(from_local(x, mesh, {Replicate()}), {Shard(1)})));
+                           }},
+                      make_input(1, {2, 5, 5}));
+  });
+}
+
 TEST_CASE("sequence parallelism gathers and scatters once a direction", "[parallel]") {
   run_ranks(2, [](int) {
     const auto mesh = init_device_mesh(at::kCPU, {2}, {"tp"});

@@ -7,6 +7,7 @@
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 #include "base/error.h"
+#include "comm/call_checks.h"
 #include "comm/collectives.h"
 #include "comm/rank_state.h"
 
@@ -33,9 +34,10 @@ void check_parts(Collective kind, const std::vector<at::Tensor>& parts, const at
                 name(kind), root, parts[root].numel(), own.numel());
 }
 
-void exchange(at::Tensor output, at::Tensor input, std::vector<int64_t> output_splits,
+void exchange(Collective kind, at::Tensor output, at::Tensor input, std::vector<int64_t> output_splits,
               std::vector<int64_t> input_splits, const ProcessGroupPtr& group) {
-  group->getBackend(input.device().type())->alltoall_base(output, input, output_splits, input_splits)->wait();
+  const auto backend = detail::backend_of(kind, input.device().type(), group);
+  backend->alltoall_base(output, input, output_splits, input_splits)->wait();
 }
 
 int64_t bytes_to_peers(const at::Tensor& sent, int64_t own_elements) {
@@ -47,7 +49,7 @@ int64_t bytes_to_peers(const at::Tensor& sent, int64_t own_elements) {
 void scatter(const at::Tensor& output, const std::vector<at::Tensor>& inputs, int source,
              const ProcessGroupPtr& group) {
   constexpr Collective kind = Collective::Scatter;
-  TESSERA_CHECK(ValueError, output.defined() && output.is_contiguous(), "scatter: the output is not contiguous");
+  detail::check_tensor(kind, "output", output);
   const int size = get_world_size(group), rank = get_rank(group);
   check_root(kind, "source", source, size);
   std::vector<int64_t> sends(size, 0), receives(size, 0);
@@ -68,13 +70,13 @@ void scatter(const at::Tensor& output, const std::vector<at::Tensor>& inputs, in
     return;
   }
   detail::count_collective(kind, rank == source ? bytes_to_peers(packed, output.numel()) : 0);
-  exchange(output.view(-1), packed, std::move(receives), std::move(sends), group);
+  exchange(kind, output.view(-1), packed, std::move(receives), std::move(sends), group);
 }
 
 void gather(const std::vector<at::Tensor>& outputs, const at::Tensor& input, int destination,
             const ProcessGroupPtr& group) {
   constexpr Collective kind = Collective::Gather;
-  TESSERA_CHECK(ValueError, input.defined() && input.is_contiguous(), "gather: the input is not contiguous");
+  detail::check_tensor(kind, "input", input);
   const int size = get_world_size(group), rank = get_rank(group);
   check_root(kind, "destination", destination, size);
   std::vector<int64_t> sends(size, 0), receives(size, 0);
@@ -91,7 +93,7 @@ void gather(const std::vector<at::Tensor>& outputs, const at::Tensor& input, int
   if (size != 1) {
     detail::count_collective(kind, rank == destination ? 0 : bytes_to_peers(input, 0));
     packed = at::empty({total}, input.options());
-    exchange(packed, input.view(-1), receives, std::move(sends), group);
+    exchange(kind, packed, input.view(-1), receives, std::move(sends), group);
   }
   if (rank == destination) {
     at::AutoDispatchBelowADInplaceOrView guard;

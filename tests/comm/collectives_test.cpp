@@ -269,6 +269,17 @@ TEST_CASE("tensors that do not fit are refused before anything is sent") {
     expect_throws<ValueError>([&] { all_gather(four, two.to(at::kInt), group); }, "input Int and output Float");
     expect_throws<ValueError>([&] { all_reduce(at::zeros({2, 3}).t(), ReduceOp::Sum, group); }, "[3, 2] is not dense");
     expect_throws<ValueError>([&] { all_reduce(at::_neg_view(two), ReduceOp::Sum, group); }, "negated lazily");
+    expect_throws<ValueError>(
+        [&] {
+          gather({two, two}, at::_neg_view(two), 0, group);
+        },
+        "gather: the input is conjugated or negated lazily");
+    expect_throws<ValueError>(
+        [&] {
+          scatter(at::_neg_view(two), {two, two}, 0, group);
+        },
+        "scatter: the output is conjugated or negated lazily");
+    expect_throws<ValueError>([&] { gather({}, at::Tensor(), 0, group); }, "gather: the input is undefined");
     expect_throws<ValueError>([&] { all_reduce(at::Tensor(), ReduceOp::Sum, group); }, "the tensor is undefined");
     expect_throws<ValueError>([&] { all_reduce(two.to(at::kInt), ReduceOp::Avg, group); }, "Avg on dtype Int");
     expect_throws<ValueError>([&] { broadcast(two, 2, group); }, "source 2; the group has ranks 0 to 1");

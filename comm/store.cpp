@@ -71,17 +71,23 @@ void leave_in_order(c10d::Store& store, const std::string& name, int rank, int w
 }  // namespace
 
 c10::intrusive_ptr<c10d::Store> connect_store(const StoreOptions& options) {
+  struct Connection {
+    std::mutex mutex;  // its own: ranks that are threads of one process wait for each other here
+    c10::intrusive_ptr<c10d::Store> store;
+  };
   static std::mutex mutex;
-  static auto* stores = new std::map<std::string, c10::intrusive_ptr<c10d::Store>>();  // outlives every group
+  static auto* connections = new std::map<std::string, Connection>();  // outlives every group
   const std::string key =
       fmt::format("{}:{} {} of {}", options.address, options.port, options.rank, options.world_size);
-  std::lock_guard lock(mutex);
-  c10::intrusive_ptr<c10d::Store>& store = (*stores)[key];
-  if (!store) {
-    store = connect(options);
+  std::unique_lock lock(mutex);
+  Connection& connection = (*connections)[key];
+  lock.unlock();
+  const std::lock_guard own_lock(connection.mutex);
+  if (!connection.store) {
+    connection.store = connect(options);
   }
-  store->setTimeout(options.timeout);
-  return store;
+  connection.store->setTimeout(options.timeout);
+  return connection.store;
 }
 
 std::vector<std::string> exchange_texts(c10d::Store& store, const std::string& name, int rank, int world_size,

@@ -1,6 +1,11 @@
 // How ranks find each other and come to share memory: most of it in this process, over a store of the test's own.
 
+#include <ATen/ops/full.h>
+#include <arpa/inet.h>
 #include <fmt/format.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+#include <unistd.h>
 
 #include <chrono>
 #include <cstdlib>
@@ -80,6 +85,39 @@ TEST_CASE("where a rank does not come to the store, the others fail, and not onl
     expect_throws<CommError>([&] { connect_store(options); }, fmt::format("rank {} of 3 could not", rank));
   };
   run_processes(2, body, {.backend = "fake"});
+}
+
+/// Which nobody listens on just now.
+int free_port() {
+  const int file = socket(AF_INET, SOCK_STREAM, 0);
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  socklen_t length = sizeof address;
+  auto* const generic = reinterpret_cast<sockaddr*>(&address);
+  REQUIRE(bind(file, generic, length) == 0);
+  REQUIRE(getsockname(file, generic, &length) == 0);
+  close(file);
+  return ntohs(address.sin_port);
+}
+
+TEST_CASE("ranks that are threads of one process meet at an address, too") {
+  const auto run = [port = free_port()](int rank) {
+    const RankContextGuard guard(RankContext::create());
+    init_process_group({.backend = "gloo",
+                        .rank = rank,
+                        .world_size = 2,
+                        .timeout = std::chrono::seconds(10),
+                        .master_addr = "127.0.0.1",
+                        .master_port = port});
+    at::Tensor tensor = at::full({1}, float(rank + 1));
+    all_reduce(tensor, ReduceOp::Sum, default_group());
+    destroy_process_group();
+    return tensor.item<float>();
+  };
+  auto rank_1 = std::async(std::launch::async, run, 1), rank_0 = std::async(std::launch::async, run, 0);
+  CHECK(rank_0.get() == 3.f);
+  CHECK(rank_1.get() == 3.f);
 }
 
 TEST_CASE("an attempt to set the default group up leaves nothing to the next one") {

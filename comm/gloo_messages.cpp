@@ -62,7 +62,7 @@ class GlooMessages::Way {
   /// Returns the message's number, counted from 0.
   uint64_t launch(const LocalCall& call);
   void wait(uint64_t number, std::chrono::milliseconds timeout);
-  bool is_done(uint64_t number) const { return number < first_open_ || open_[number - first_open_].is_done; }
+  bool is_done(uint64_t number) const { return number < first_open_; }
 
  private:
   struct Message {
@@ -71,7 +71,6 @@ class GlooMessages::Way {
     WorkPtr peer_header_here = {};
     std::vector<WorkPtr> others = {};  // the own header, and the pieces
     bool is_agreed = false;
-    bool is_done = false;
   };
 
   void agree(Message& message, std::chrono::milliseconds timeout);
@@ -79,7 +78,7 @@ class GlooMessages::Way {
 
   const std::shared_ptr<const GroupInfo> info_;
   const c10::intrusive_ptr<ProcessGroupGloo> gloo_;
-  // All that are not done, and the done ones between them. One that failed stays: gloo may still write to its tensor.
+  // All that are not known to be done. One that failed is among them: gloo may still write to its tensor.
   std::deque<Message> open_;
   uint64_t first_open_ = 0;
   std::string mismatch_;
@@ -130,11 +129,9 @@ void GlooMessages::Way::wait(uint64_t number, std::chrono::milliseconds timeout)
   if (!mismatch_.empty()) {
     raise(message, mismatch_);
   }
-  message.is_done = true;
-  message.others.clear();
-  while (!open_.empty() && open_.front().is_done) {
+  // A connection moves bytes in the order of the launches. So those before it are done too, also what nobody waits for.
+  for (; first_open_ <= number; ++first_open_) {
     open_.pop_front();
-    ++first_open_;
   }
 }
 

@@ -133,6 +133,28 @@ void check_many_in_flight() {
   }
 }
 
+void check_dropped_messages() {
+  const ProcessGroupPtr& group = default_group();
+  const int rank = get_rank(group);
+  if (rank > 1) {
+    return;
+  }
+  std::vector<at::Tensor> dropped;
+  for (const int64_t numel : {3, 1000000, 0, 1}) {
+    dropped.push_back(rank == 0 ? filled(numel, 1) : at::zeros({numel}));
+    Pending pending = one_way(dropped.back(), group);
+    pending = Pending();
+  }
+  for (const int64_t numel : {0, 5}) {
+    const auto last = rank == 0 ? filled(numel, 2) : at::zeros({numel});
+    one_way(last, group).wait();
+    TESSERA_EXPECT(last.equal(filled(numel, 2)));
+    for (const at::Tensor& tensor : dropped) {
+      expect_equal(tensor.storage().use_count(), size_t{1});
+    }
+  }
+}
+
 void check_order_is_free() {
   const int size = get_world_size();
   const ProcessGroupPtr& all = default_group();

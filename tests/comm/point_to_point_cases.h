@@ -19,6 +19,9 @@ void check_ring();
 /// More messages of one way than any buffer holds, waited for in another order on each rank.
 void check_many_in_flight();
 
+/// Messages that are dropped without wait(): the later ones are right, and the tensors are free then.
+void check_dropped_messages();
+
 /// Messages between collectives and beside another group's messages, in another order on each rank.
 void check_order_is_free();
 

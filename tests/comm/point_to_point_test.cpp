@@ -37,6 +37,7 @@ TEST_CASE("messages in rings, in flight, beside collectives and other groups") {
     run_ranks(world_size, [](int) {
       check_ring();
       check_many_in_flight();
+      check_dropped_messages();
       check_order_is_free();
       check_c10d();
     });

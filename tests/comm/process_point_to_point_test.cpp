@@ -58,6 +58,7 @@ void check_two_ranks(const RunProcessesOptions& backend, const std::string& erro
     check_messages(/*largest=*/700001);  // of the widest dtype six rings of cells
     check_exchange(5 * 1024 * 1024);
     check_many_in_flight();
+    check_dropped_messages();
     check_order_is_free();
     check_c10d();
     check_ends_that_differ();

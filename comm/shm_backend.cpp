@@ -37,11 +37,10 @@ class ShmWork final : public LendingWork {
     return true;
   }
   void wait_until_read() override { wait_for(ShmGroup::Stage::Read, kNoTimeout); }
-  bool isCompleted() override { return has_reached(done_); }
-  bool isSuccess() const override { return has_reached(done_); }
+  bool isCompleted() override { return !group_ || group_->is_over(number_, done_); }
+  bool isSuccess() const override { return !group_ || group_->has_reached(number_, done_); }
 
  private:
-  bool has_reached(ShmGroup::Stage stage) const { return !group_ || group_->has_reached(number_, stage); }
   void wait_for(ShmGroup::Stage stage, milliseconds timeout) {
     if (group_) {
       group_->wait(number_, stage, timeout);

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <exception>
 #include <memory>
 #include <numeric>
 #include <thread>
@@ -89,6 +90,7 @@ ShmGroup::~ShmGroup() {
   if (process_ != getpid()) {
     return;  // the parent goes on
   }
+  wait_for_readers();
   {
     std::lock_guard lock(registry().mutex);
     std::erase(registry().groups, this);
@@ -100,6 +102,23 @@ ShmGroup::~ShmGroup() {
   std::atomic_thread_fence(std::memory_order_seq_cst);
   for (int peer = 0; peer < info_->size(); ++peer) {
     arena_.wake(peer, kAwaitsPosted | kAwaitsConsumed);
+  }
+}
+
+void ShmGroup::wait_for_readers() noexcept {
+  try {
+    std::unique_lock lock(mutex_);
+    const Clock::time_point deadline = Clock::now() + info_->timeout;
+    while (std::uncaught_exceptions() == 0 && Clock::now() < deadline) {
+      queue_.advance();
+      std::vector<int> readers = queue_.readers();
+      std::erase_if(readers, [&](int peer) { return has_left(peer) || !is_running(processes_[peer]); });
+      if (readers.empty() || queue_.is_stuck() || whole_arena().has_failed()) {
+        return;
+      }
+      sleep(lock);
+    }
+  } catch (const std::exception&) {  // who reads it later has an error
   }
 }
 
@@ -116,6 +135,16 @@ bool ShmGroup::has_reached(uint64_t number, Stage stage) {
   std::lock_guard lock(mutex_);
   queue_.advance();
   return is_at(number, stage);
+}
+
+bool ShmGroup::is_over(uint64_t number, Stage stage) {
+  std::lock_guard lock(mutex_);
+  queue_.advance();
+  if (is_at(number, stage)) {
+    return true;
+  }
+  const bool has_fault = !find_fault(Clock::now()).empty();
+  return !queue_.advance() && has_fault;  // what the others did before they left counts
 }
 
 void ShmGroup::wait(uint64_t number, Stage stage, milliseconds timeout) {
@@ -184,7 +213,7 @@ std::string ShmGroup::find_fault(Clock::time_point now) {
     }
   }
   std::vector<int> gone = queue_.missing();
-  std::erase_if(gone, [&](int peer) { return whole_arena().control(members_.ranks[peer]).left.load() == 0; });
+  std::erase_if(gone, [&](int peer) { return !has_left(peer); });
   if (!gone.empty()) {
     return fmt::format("rank(s) [{}] have ended without calling it", global_ranks(gone));
   }

@@ -32,8 +32,9 @@ class ShmGroup {
   ShmGroup(std::shared_ptr<ShmGroup> whole, RankPair pair);
   ShmGroup(const ShmGroup&) = delete;
   ShmGroup& operator=(const ShmGroup&) = delete;
-  /// Peers that wait for a call which this rank has not made fail. A child after fork(), for which the group is of no
-  /// use, only unmaps its memory.
+  /// Peers that wait for a call which this rank has not made fail. Inputs that are lent go with the group, so it waits
+  /// for who has yet to read one of a call that is done here, as long as a call may take; not while an exception
+  /// unwinds. A child after fork(), for which the group is of no use, only unmaps its memory.
   ~ShmGroup();
 
   /// Returns the call's number. Throws CommError if the group has failed.
@@ -42,6 +43,8 @@ class ShmGroup {
   /// unless that is lent (comm/shm_queue.h).
   enum class Stage { Done, Read };
   bool has_reached(uint64_t number, Stage stage);
+  /// The same, or that it never will, since wait() would throw at once.
+  bool is_over(uint64_t number, Stage stage);
   /// Returns when the call has reached `stage`; `timeout` 0: the group's. Throws CommError: the ranks called different
   /// collectives, a missing rank died, left or failed, or time is up.
   void wait(uint64_t number, Stage stage, std::chrono::milliseconds timeout);
@@ -64,6 +67,8 @@ class ShmGroup {
     return stage == Stage::Read ? queue_.is_read(number) : queue_.is_done(number);
   }
   void sleep(std::unique_lock<std::mutex>& lock);
+  void wait_for_readers() noexcept;
+  bool has_left(int peer) { return whole_arena().control(members_.ranks[peer]).left.load() != 0; }
   /// Why what is missing will not come; "" if it still may.
   std::string find_fault(Clock::time_point now);
   [[noreturn]] void time_out(uint64_t number, std::chrono::milliseconds timeout);

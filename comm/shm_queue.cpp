@@ -180,6 +180,16 @@ bool ShmQueue::lends() const {
                                        [](const auto& operation) { return operation.lent || operation.lends_pieces; });
 }
 
+std::vector<int> ShmQueue::readers() const {
+  std::vector<int> peers;
+  for (int peer = 0; !lent_.empty() && peer < ranks_; ++peer) {
+    if (peer != rank_ && !has_consumed(peer, lent_.back().end)) {
+      peers.push_back(peer);
+    }
+  }
+  return peers;
+}
+
 const CallShape& ShmQueue::shape(uint64_t number) const {
   return number < done_ ? lent_.front().shape : operations_[number - done_].shape;
 }

@@ -43,6 +43,8 @@ class ShmQueue {
   bool is_read(uint64_t number) const { return is_done(number) && (lent_.empty() || lent_.front().number > number); }
   /// Whether peers may still read an input of this rank where it lies.
   bool lends() const;
+  /// The ranks that have yet to read an input of a call that is done.
+  std::vector<int> readers() const;
   /// Of a call that is not done, or not read.
   const CallShape& shape(uint64_t number) const;
 

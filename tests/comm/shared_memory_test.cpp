@@ -206,6 +206,39 @@ TEST_CASE("shm: a rank that frees what it has lent and ends the group is an erro
   run_processes(2, body, kShm);
 }
 
+TEST_CASE("shm: a rank that ends its group waits for who has yet to read what it has lent, and still runs") {
+  const auto body = [](int rank) {
+    signal(SIGTERM, SIG_IGN);
+    for (const int last_signal : {SIGCONT, SIGKILL}) {
+      const int peer = pid_of(1 - rank);
+      auto group = new_group({0, 1}, "pair");
+      auto input = shared_zeros(kLarge, c10::kFloat).copy_(numbers(kLarge, rank, 0));
+      const auto output = at::zeros({2 * kLarge});
+      if (rank == 0) {
+        await_stop(peer);
+      }
+      auto pending = all_gather_parts_async(one_part(output), input, group);
+      if (rank == 1) {
+        raise(SIGSTOP);
+      }
+      pending.wait();
+      TESSERA_EXPECT(is_from_round(output, 0));
+      std::thread later([=] {
+        std::this_thread::sleep_for(milliseconds(rank == 0 ? 300 : 0));
+        rank == 0 ? kill(peer, last_signal) : 0;
+      });
+      pending = Pending();
+      input = at::Tensor();
+      group.reset();
+      later.join();
+    }
+    std::fprintf(stderr, "ended it\n");
+  };
+  const ProcessesResult result = try_run_processes(2, body, kShm);
+  CHECK(result.exit_code == 128 + SIGKILL);
+  CHECK_THAT(result.outputs[0], Catch::Matchers::ContainsSubstring("ended it"));
+}
+
 TEST_CASE("shm: who reads what was lent after its owner had an error has one too") {
   const auto body = [](int rank) {
     destroy_process_group();

@@ -11,8 +11,8 @@
 //   the bytes, in pieces   →    kPieces + piece bytes  →
 //
 // All of that is asked for at once, at launch, so that messages move while nobody waits for them. Pieces of different
-// sizes do not meet, as their tags differ. A wait compares the two headers, also those of the messages before, which are
-// done with it: one that is dropped without wait() keeps its tensor until a later one on its way was waited for.
+// sizes do not meet, as their tags differ. A wait compares the two headers, also those of the messages before, which
+// are done with it: one that is dropped without wait() keeps its tensor until a later one on its way was waited for.
 
 #include <map>
 #include <memory>

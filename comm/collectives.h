@@ -55,7 +55,7 @@ class [[nodiscard]] Pending {
   void wait();
   /// Whether wait() was called or there is nothing to wait for.
   bool waited() const { return !work_; }
-  /// After wait(): returns when the input may be written, which differs for all_gather_parts_async() alone. Throws
+  /// After wait(): returns when the input may be written, which differs for the forms with parts alone. Throws
   /// CommError.
   void wait_until_read();
 
@@ -77,7 +77,7 @@ Pending reduce_scatter_async(const at::Tensor& output, const at::Tensor& input, 
 /// The two above with parts in place of the tensor of all ranks (comm/tensor_part.h); ranks that call one form and the
 /// other may meet. Where takes_parts() says so, else NotImplementedError: for tensors on the CPU over "threads" and
 /// "shm", and on any device over "fake". all_gather casts to the parts' dtype as it writes them, where both
-/// are floating; the peers may read its input after wait() too, until wait_until_read().
+/// are floating; the peers may read the inputs of both after wait() too, until wait_until_read().
 bool takes_parts(const ProcessGroupPtr& group, c10::DeviceType device);
 Pending all_gather_parts_async(TensorParts outputs, const at::Tensor& input, const ProcessGroupPtr& group);
 Pending reduce_scatter_parts_async(const at::Tensor& output, TensorParts inputs, ReduceOp op,

@@ -270,4 +270,13 @@ c10::intrusive_ptr<GroupBackend> make_gloo_backend(GlooOptions options) {
   }
 }
 
+c10::intrusive_ptr<GroupBackend> adopt_gloo_backend(GroupInfo info,
+                                                    const c10::intrusive_ptr<c10d::Backend>& connections) {
+  auto* const gloo = dynamic_cast<ProcessGroupGloo*>(connections.get());
+  if (gloo == nullptr) {
+    return {};
+  }
+  return c10::make_intrusive<GlooBackend>(std::move(info), c10::intrusive_ptr<ProcessGroupGloo>::reclaim_copy(gloo));
+}
+
 }  // namespace tessera

@@ -125,7 +125,8 @@ const GroupInfo& info_of(const ProcessGroupPtr& group) {
   TESSERA_CHECK(ValueError, group, "the process group is undefined; make one by init_process_group or new_group");
   const auto backend = group->getDefaultBackend();
   const auto* ours = dynamic_cast<const GroupBackend*>(backend.get());
-  TESSERA_CHECK(ValueError, ours, "the process group's backend \"{}\" was not made by this library",
+  TESSERA_CHECK(ValueError, ours,
+                "the process group's backend \"{}\" was not made by this library; adopt_group() makes a group over it",
                 backend->getBackendName());
   return ours->info();
 }
@@ -235,28 +236,33 @@ ProcessGroupPtr new_group(const std::vector<int64_t>& ranks, const std::string& 
 }
 
 ProcessGroupPtr new_group(const std::vector<int64_t>& ranks, const std::string& name, const NcclOptions& nccl) {
-  const GroupInfo& world = info_of(require_default_group("new_group"));
-  std::vector<int64_t> sorted = ranks;
-  std::ranges::sort(sorted);
-  TESSERA_CHECK(ValueError, !ranks.empty(), "new_group(\"{}\"): no ranks; at least the caller must be a member", name);
-  TESSERA_CHECK(ValueError, sorted.front() >= 0 && sorted.back() < world.size(),
-                "new_group(\"{}\"): ranks [{}]; the default group has ranks 0 to {}", name, fmt::join(ranks, ", "),
-                world.size() - 1);
-  TESSERA_CHECK(ValueError, std::ranges::adjacent_find(sorted) == sorted.end(),
-                "new_group(\"{}\"): ranks [{}]; each may be there once", name, fmt::join(ranks, ", "));
-  const auto place = std::ranges::find(ranks, world.rank);
-  TESSERA_CHECK(ValueError, place != ranks.end(),
-                "new_group(\"{}\"): ranks [{}] are without the caller, rank {}; only members call it", name,
-                fmt::join(ranks, ", "), world.rank);
+  GroupInfo info = info_of_members("new_group", ranks, name);
   detail::RankState& state = detail::rank_state();
   const std::string set = fmt::format("{}[{}]", name, fmt::join(ranks, ","));
   const std::string key = fmt::format("{}/{}/{}", state.init_count, set, state.group_counts[set]++);
   CudaUse use = *rank_local<CudaUse>();
   use.options = nccl;
-  return make_group(
-      {state.options, state.processes, use},
-      {.name = name, .ranks = ranks, .rank = static_cast<int>(place - ranks.begin()), .timeout = state.options.timeout},
-      key);
+  return make_group({state.options, state.processes, use}, std::move(info), key);
+}
+
+GroupInfo info_of_members(std::string_view caller, const std::vector<int64_t>& ranks, const std::string& name) {
+  const GroupInfo& world = info_of(require_default_group(std::string(caller).c_str()));
+  std::vector<int64_t> sorted = ranks;
+  std::ranges::sort(sorted);
+  TESSERA_CHECK(ValueError, !ranks.empty(), "{}(\"{}\"): no ranks; at least the caller must be a member", caller, name);
+  TESSERA_CHECK(ValueError, sorted.front() >= 0 && sorted.back() < world.size(),
+                "{}(\"{}\"): ranks [{}]; the default group has ranks 0 to {}", caller, name, fmt::join(ranks, ", "),
+                world.size() - 1);
+  TESSERA_CHECK(ValueError, std::ranges::adjacent_find(sorted) == sorted.end(),
+                "{}(\"{}\"): ranks [{}]; each may be there once", caller, name, fmt::join(ranks, ", "));
+  const auto place = std::ranges::find(ranks, world.rank);
+  TESSERA_CHECK(ValueError, place != ranks.end(),
+                "{}(\"{}\"): ranks [{}] are without the caller, rank {}; only members call it", caller, name,
+                fmt::join(ranks, ", "), world.rank);
+  return {.name = name,
+          .ranks = ranks,
+          .rank = static_cast<int>(place - ranks.begin()),
+          .timeout = detail::rank_state().options.timeout};
 }
 
 }  // namespace tessera

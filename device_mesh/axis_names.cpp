@@ -9,19 +9,18 @@
 
 namespace tessera {
 
-std::vector<std::string> checked_axis_names(std::vector<std::string> names, int64_t ndim) {
+std::vector<std::string> checked_axis_names(std::string_view caller, std::vector<std::string> names, int64_t ndim) {
   if (names.empty()) {
     for (int64_t i = 0; i < ndim; ++i) {
       names.push_back(fmt::format("axis_{}", i));
     }
   }
-  TESSERA_CHECK(ValueError, std::ssize(names) == ndim,
-                "init_device_mesh: {} axis names [{}] for {} axes; give one each", names.size(), fmt::join(names, ", "),
-                ndim);
+  TESSERA_CHECK(ValueError, std::ssize(names) == ndim, "{}: {} axis names [{}] for {} axes; give one each", caller,
+                names.size(), fmt::join(names, ", "), ndim);
   for (size_t i = 0; i < names.size(); ++i) {
-    TESSERA_CHECK(ValueError, !names[i].empty(), "init_device_mesh: axis {} has an empty name", i);
+    TESSERA_CHECK(ValueError, !names[i].empty(), "{}: axis {} has an empty name", caller, i);
     TESSERA_CHECK(ValueError, std::find(names.begin(), names.begin() + i, names[i]) == names.begin() + i,
-                  "init_device_mesh: axis name \"{}\" is there twice in [{}]; names must differ", names[i],
+                  "{}: axis name \"{}\" is there twice in [{}]; names must differ", caller, names[i],
                   fmt::join(names, ", "));
   }
   return names;

@@ -9,8 +9,8 @@
 namespace tessera {
 
 /// `names`, or "axis_0", "axis_1", ... if there are none. Throws ValueError for a count that is not `ndim`, an empty
-/// name, and a name that is there twice.
-std::vector<std::string> checked_axis_names(std::vector<std::string> names, int64_t ndim);
+/// name, and a name that is there twice; `caller` opens the message.
+std::vector<std::string> checked_axis_names(std::string_view caller, std::vector<std::string> names, int64_t ndim);
 
 /// Throws KeyError: `mesh` (as printed) has no axis `name`, but those of `names`; did you mean ...?
 [[noreturn]] void throw_unknown_axis(const std::string& mesh, std::string_view name,

@@ -7,6 +7,7 @@
 #include "base/error.h"
 #include "comm/rank_context.h"
 #include "device_mesh/axis_names.h"
+#include "device_mesh/group_grid.h"
 #include "device_mesh/mesh_state.h"
 
 namespace tessera {
@@ -27,7 +28,7 @@ size_t checked_index(const MeshState& state, int64_t axis) {
   return axis < 0 ? axis + ndim : axis;
 }
 
-void check_shape(const std::vector<int64_t>& shape, int world_size) {
+void check_shape(const std::vector<int64_t>& shape, int64_t count, bool ranks_are_given) {
   TESSERA_CHECK(ValueError, !shape.empty(), "init_device_mesh: the shape has no axes; give at least one size");
   int64_t ranks = 1;
   for (const int64_t size : shape) {
@@ -35,30 +36,75 @@ void check_shape(const std::vector<int64_t>& shape, int world_size) {
                   "init_device_mesh: shape [{}]; every size must be at least 1", fmt::join(shape, ", "));
     ranks = std::min(ranks * size, int64_t{1} << 31);
   }
+  TESSERA_CHECK(ValueError, ranks == count,
+                "init_device_mesh: shape [{}] needs {} ranks, but {} {}; choose sizes whose product is {}, or {} {} "
+                "ranks",
+                fmt::join(shape, ", "), ranks, ranks_are_given ? "the ranks given are" : "the world has", count, count,
+                ranks_are_given ? "give" : "start", ranks);
+}
+
+/// `ranks`, or all ranks if there are none.
+std::vector<int64_t> checked_ranks(std::vector<int64_t> ranks) {
+  if (ranks.empty()) {
+    return group_ranks(default_group());
+  }
+  std::vector<int64_t> sorted = ranks;
+  std::ranges::sort(sorted);
   TESSERA_CHECK(
-      ValueError, ranks == world_size,
-      "init_device_mesh: shape [{}] needs {} ranks, but the world has {}; choose sizes whose product is {}, or "
-      "start {} ranks",
-      fmt::join(shape, ", "), ranks, world_size, world_size, ranks);
+      ValueError,
+      sorted.front() >= 0 && sorted.back() < get_world_size() && std::ranges::adjacent_find(sorted) == sorted.end(),
+      "init_device_mesh: ranks [{}]; each of the ranks 0 to {} may be there once", fmt::join(ranks, ", "),
+      get_world_size() - 1);
+  TESSERA_CHECK(ValueError, std::ranges::binary_search(sorted, get_rank()),
+                "init_device_mesh: ranks [{}] are without the caller, rank {}; only they call it",
+                fmt::join(ranks, ", "), get_rank());
+  return ranks;
 }
 
 }  // namespace
 
 DeviceMesh init_device_mesh(c10::DeviceType device_type, std::vector<int64_t> shape,
-                            std::vector<std::string> axis_names) {
+                            std::vector<std::string> axis_names, std::vector<int64_t> ranks) {
   if (!is_initialized()) {
     init_process_group();
   }
-  check_shape(shape, get_world_size());
-  std::vector<std::string> names = checked_axis_names(std::move(axis_names), std::ssize(shape));
+  check_shape(shape, ranks.empty() ? get_world_size() : std::ssize(ranks), !ranks.empty());
+  std::vector<std::string> names = checked_axis_names("init_device_mesh", std::move(axis_names), std::ssize(shape));
   TESSERA_CHECK(ValueError, has_backend(default_group(), device_type),
                 "init_device_mesh: device type {}; the default group's backend \"{}\" is not for it",
                 c10::DeviceTypeName(device_type, /*lower_case=*/true), default_group()->getBackendName());
-  auto root = std::make_shared<detail::MeshRoot>(MeshLayout::row_major(shape), std::move(names));
+  auto root = std::make_shared<detail::MeshRoot>(shape, std::move(names), checked_ranks(std::move(ranks)));
   for (int64_t axis = 0; axis < root->layout.ndim(); ++axis) {
-    root->groups.push_back(detail::group_along(root->layout.axis(axis), root->axis_names[axis]));
+    root->groups.push_back(detail::group_along(*root, root->layout.axis(axis), root->axis_names[axis]));
   }
   return DeviceMesh(detail::root_state(std::move(root), device_type, rank_context_id()));
+}
+
+DeviceMesh DeviceMesh::from_group(const std::vector<ProcessGroupPtr>& groups, c10::DeviceType device_type,
+                                  std::vector<std::string> axis_names) {
+  constexpr const char* kCaller = "DeviceMesh::from_group";
+  TESSERA_CHECK(ValueError, !groups.empty(), "{}: no groups; give one for each axis", kCaller);
+  std::vector<std::string> names = checked_axis_names(kCaller, std::move(axis_names), std::ssize(groups));
+  const std::string device = c10::DeviceTypeName(device_type, /*lower_case=*/true);
+  std::vector<int64_t> shape;
+  for (size_t axis = 0; axis < groups.size(); ++axis) {
+    shape.push_back(get_world_size(groups[axis]));
+    TESSERA_CHECK(ValueError, has_backend(groups[axis], device_type),
+                  "{}: device type {}; the backend \"{}\" of axis {}'s group is not for it", kCaller, device,
+                  get_backend(groups[axis]), names[axis]);
+  }
+  std::vector<int64_t> ranks = ranks_of_groups(groups, fmt::format("{} on {}", fmt::join(names, ", "), device));
+  auto root = std::make_shared<detail::MeshRoot>(shape, std::move(names), std::move(ranks));
+  root->groups = groups;
+  return DeviceMesh(detail::root_state(std::move(root), device_type, rank_context_id()));
+}
+
+DeviceMesh DeviceMesh::from_group(const ProcessGroupPtr& group, c10::DeviceType device_type, std::string axis_name) {
+  std::vector<std::string> names;
+  if (!axis_name.empty()) {
+    names.push_back(std::move(axis_name));
+  }
+  return from_group(std::vector<ProcessGroupPtr>{group}, device_type, std::move(names));
 }
 
 DeviceMesh DeviceMesh::root() const {

@@ -10,6 +10,16 @@
 //   mesh.flatten({"dp", "tp"}, "world");     mesh["world"].ranks() = {0, 1, 2, 3, 4, 5}
 //
 // A sub-mesh is the part of the mesh that the calling rank is in, and shares the groups of its mesh.
+//
+// A mesh need not have all ranks, nor make its groups. These two are over ranks 4 to 7 and called by them alone; the
+// second one takes groups that the program has already:
+//
+//   init_device_mesh(at::kCPU, {2, 2}, {"dp", "tp"}, {4, 5, 6, 7});
+//   DeviceMesh::from_group({dp_group, tp_group}, at::kCPU, {"dp", "tp"});
+//
+// On the other ranks there is no mesh. What is over the default group, such as dcp::save() and ShardedGradScaler, is
+// still for all ranks.
+//
 // After torch.distributed.device_mesh; unlike there, slices may list axes in any order.
 
 #include <c10/core/DeviceType.h>
@@ -30,15 +40,29 @@ namespace detail {
 struct MeshState;
 }
 
-/// A cheap value over shared, immutable state. A default-constructed one is empty: only ==, hash(), defined() and
-/// formatting are allowed. Accessors return references into the state, valid while any copy of the mesh lives, and
-/// those by axis index do not allocate or count references. Thread safety: any number of threads may read; flatten is
-/// for one thread of a rank. Errors: KeyError for an unknown axis name (lists the axes and the closest), ValueError
-/// for an index out of range (negative indices count from the end).
+/// A cheap value over shared, immutable state, which owns a reference to each of its groups. A default-constructed one
+/// is empty: only ==, hash(), defined() and formatting are allowed. Accessors return references into the state, valid
+/// while any copy of the mesh lives, and those by axis index do not allocate or count references. Thread safety: any
+/// number of threads may read; flatten is for one thread of a rank. Errors: KeyError for an unknown axis name (lists
+/// the axes and the closest), ValueError for an index out of range (negative indices count from the end).
 class DeviceMesh {
  public:
   DeviceMesh() = default;
   bool defined() const { return state_ != nullptr; }
+
+  /// A mesh over groups that the program has: of new_group(), or c10d's own by adopt_group() (comm/adopted_group.h).
+  /// groups[i] is this rank's group along axis i, and they must be the axes of one grid, as those of
+  /// init_device_mesh() are; the grid's ranks and their order follow from the groups'. The mesh makes no group, but for
+  /// flatten(), and does not end those that it was given, which must last as long as it is used. Collective over the
+  /// groups, one after the other from the last axis to the first: each rank of the grid calls it, with its groups in
+  /// the same order.
+  /// Throws ValueError, on all ranks of the grid, if the groups are none or the ranks differ in the axes' names, the
+  /// device or the grid; on the rank alone for no groups, an undefined one, one that is not for the device, and for
+  /// names as init_device_mesh(). StateError without a default group, CommError if a rank does not call it.
+  static DeviceMesh from_group(const std::vector<ProcessGroupPtr>& groups, c10::DeviceType device_type,
+                               std::vector<std::string> axis_names = {});
+  /// A mesh of one axis.
+  static DeviceMesh from_group(const ProcessGroupPtr& group, c10::DeviceType device_type, std::string axis_name = "");
 
   c10::DeviceType device_type() const;
   int64_t ndim() const;
@@ -80,7 +104,7 @@ class DeviceMesh {
   /// again returns the same. Throws ValueError if the name means something else already.
   DeviceMesh flatten(const std::vector<std::string>& axis_names = {}, std::string name = "") const;
 
-  /// The mesh from init_device_mesh that this one is a part of; an equal mesh if it is that one.
+  /// The mesh from init_device_mesh or from_group that this one is a part of; an equal mesh if it is that one.
   DeviceMesh root() const;
 
   /// Same ranks, shape, names, device type, and the same rank context (comm/rank_context.h): meshes of two ranks that
@@ -95,17 +119,20 @@ class DeviceMesh {
   std::string to_string() const;
 
  private:
-  friend DeviceMesh init_device_mesh(c10::DeviceType, std::vector<int64_t>, std::vector<std::string>);
+  friend DeviceMesh init_device_mesh(c10::DeviceType, std::vector<int64_t>, std::vector<std::string>,
+                                     std::vector<int64_t>);
   explicit DeviceMesh(std::shared_ptr<const detail::MeshState> state) : state_(std::move(state)) {}
 
   std::shared_ptr<const detail::MeshState> state_;
 };
 
-/// A mesh over all ranks of the default group, with a group for each axis. Every rank calls it with the same arguments.
-/// Sets up the default group from the environment if there is none. Throws ValueError if the product of `shape` is not
-/// the number of ranks, for an axis without ranks, and for names that are too few, too many, empty or doubled.
+/// A mesh over all ranks of the default group, or over `ranks` of it in row-major order, with a group for each axis.
+/// Every rank of the mesh calls it with the same arguments, and no other does. Sets up the default group from the
+/// environment if there is none. Throws ValueError if the product of `shape` is not the number of ranks, for an axis
+/// without ranks, for names that are too few, too many, empty or doubled, and for ranks that are doubled, out of range
+/// or without the caller.
 DeviceMesh init_device_mesh(c10::DeviceType device_type, std::vector<int64_t> shape,
-                            std::vector<std::string> axis_names = {});
+                            std::vector<std::string> axis_names = {}, std::vector<int64_t> ranks = {});
 
 }  // namespace tessera
 

@@ -32,9 +32,13 @@ uint64_t hash_of(const MeshState& state) {
   return hash;
 }
 
+int64_t place_of_this_rank(const MeshRoot& root) {
+  return std::ranges::find(root.ranks, get_rank()) - root.ranks.begin();
+}
+
 // Whether an axis lies within a mesh: fixing the mesh's coordinates fixes it.
 bool contains(const MeshState& state, const AxisLayout& axis) {
-  const std::vector<int64_t> along = MeshLayout({axis}).ranks_through(get_rank());
+  const std::vector<int64_t> along = ranks_through(*state.root, MeshLayout({axis}));
   return std::ranges::all_of(along,
                              [&](int64_t rank) { return std::ranges::find(state.ranks, rank) != state.ranks.end(); });
 }
@@ -61,17 +65,24 @@ NamedAxis find_axis(const MeshState& state, std::string_view name) {
 }  // namespace
 
 std::shared_ptr<const MeshState> finish_state(MeshState state) {
-  const int64_t rank = get_rank();
   state.shape = state.layout.shape();
-  state.coordinate = state.layout.coordinate(rank);
-  state.ranks = state.layout.ranks_through(rank);
-  state.local_rank = std::find(state.ranks.begin(), state.ranks.end(), rank) - state.ranks.begin();
+  state.coordinate = state.layout.coordinate(place_of_this_rank(*state.root));
+  state.ranks = ranks_through(*state.root, state.layout);
+  state.local_rank = std::ranges::find(state.ranks, get_rank()) - state.ranks.begin();
   state.hash = hash_of(state);
   return std::make_shared<const MeshState>(std::move(state));
 }
 
-ProcessGroupPtr group_along(const AxisLayout& axis, const std::string& name) {
-  const std::vector<int64_t> ranks = MeshLayout({axis}).ranks_through(get_rank());
+std::vector<int64_t> ranks_through(const MeshRoot& root, const MeshLayout& layout) {
+  std::vector<int64_t> ranks = layout.ranks_through(place_of_this_rank(root));
+  for (int64_t& rank : ranks) {
+    rank = root.ranks.at(static_cast<size_t>(rank));
+  }
+  return ranks;
+}
+
+ProcessGroupPtr group_along(const MeshRoot& root, const AxisLayout& axis, const std::string& name) {
+  const std::vector<int64_t> ranks = ranks_through(root, MeshLayout({axis}));
   return ranks == group_ranks(default_group()) ? default_group() : new_group(ranks, name);
 }
 
@@ -159,7 +170,7 @@ NamedAxis flatten_axes(const MeshState& state, const std::vector<NamedAxis>& axe
                   fmt::join(names, ", "), name);
     joined.group = is_own ? root.groups[index] : known->second.group;
   } else {
-    joined.group = axes.size() == 1 ? axes[0].group : group_along(joined.layout, name);
+    joined.group = axes.size() == 1 ? axes[0].group : group_along(root, joined.layout, name);
     root.flattened.emplace(name, MeshRoot::FlattenedAxis{joined.layout, joined.group});
   }
   return joined;

@@ -24,10 +24,14 @@ struct MeshRoot {
     ProcessGroupPtr group;
   };
 
-  MeshRoot(MeshLayout axes, std::vector<std::string> names) : layout(std::move(axes)), axis_names(std::move(names)) {}
+  MeshRoot(const std::vector<int64_t>& shape, std::vector<std::string> names, std::vector<int64_t> rank_at)
+      : layout(MeshLayout::row_major(shape)), axis_names(std::move(names)), ranks(std::move(rank_at)) {}
 
+  /// Of places 0 to n - 1.
   const MeshLayout layout;
   const std::vector<std::string> axis_names;
+  /// Which rank of the default group is at each place.
+  const std::vector<int64_t> ranks;
   std::vector<ProcessGroupPtr> groups;
 
   std::mutex mutex;
@@ -59,8 +63,11 @@ struct NamedAxis {
 /// Fills in what follows from the rest and from this rank.
 std::shared_ptr<const MeshState> finish_state(MeshState state);
 
+/// The ranks that differ from this one along the axes of `layout` only, row-major.
+std::vector<int64_t> ranks_through(const MeshRoot& root, const MeshLayout& layout);
+
 /// The group of this rank's neighbours along the axis; the default group where they are all ranks in order.
-ProcessGroupPtr group_along(const AxisLayout& axis, const std::string& name);
+ProcessGroupPtr group_along(const MeshRoot& root, const AxisLayout& axis, const std::string& name);
 
 /// The mesh with all of the root's own axes.
 std::shared_ptr<const MeshState> root_state(std::shared_ptr<MeshRoot> root, c10::DeviceType device_type,

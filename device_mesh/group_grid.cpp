@@ -1,0 +1,111 @@
+#include "device_mesh/group_grid.h"
+
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <ranges>
+#include <sstream>
+
+#include "base/error.h"
+#include "comm/gather_texts.h"
+#include "device_mesh/mesh_layout.h"
+
+namespace tessera {
+
+namespace {
+
+using Ranks = std::vector<int64_t>;
+using Groups = std::vector<ProcessGroupPtr>;
+
+/// What each rank of an axis knows of the later axes, one after the other.
+Ranks gather_ranks(const Groups& groups) {
+  std::string text = fmt::format("{} ", get_rank());
+  for (const ProcessGroupPtr& group : std::views::reverse(groups)) {
+    text = fmt::format("{}", fmt::join(gather_texts(group, text), ""));
+  }
+  std::istringstream numbers(text);
+  return {std::istream_iterator<int64_t>(numbers), std::istream_iterator<int64_t>()};
+}
+
+/// Where no data moves: a step along an axis leads as far from every rank as from this one.
+Ranks ranks_by_distance(const Groups& groups) {
+  Ranks ranks = {get_rank()};
+  for (const ProcessGroupPtr& group : groups) {
+    Ranks finer;
+    for (const int64_t rank : ranks) {
+      for (const int64_t along : group_ranks(group)) {
+        finer.push_back(rank + along - get_rank());
+      }
+    }
+    ranks = std::move(finer);
+  }
+  return ranks;
+}
+
+/// "", or why `ranks` are no grid with these groups as this rank's axes.
+std::string find_fault(const Groups& groups, const Ranks& ranks) {
+  Ranks shape;
+  for (const ProcessGroupPtr& group : groups) {
+    shape.push_back(get_world_size(group));
+  }
+  const MeshLayout layout = MeshLayout::row_major(shape);
+  Ranks sorted = ranks;
+  std::ranges::sort(sorted);
+  if (std::ssize(ranks) != layout.size() || std::ranges::adjacent_find(sorted) != sorted.end()) {
+    return fmt::format("a grid [{}] has {} different ranks, but the groups lead to [{}]", fmt::join(shape, ", "),
+                       layout.size(), fmt::join(ranks, ", "));
+  }
+  const int64_t place = std::ranges::find(ranks, get_rank()) - ranks.begin();
+  for (int64_t axis = 0; axis < layout.ndim(); ++axis) {
+    Ranks along = MeshLayout({layout.axis(axis)}).ranks_through(place);
+    std::ranges::transform(along, along.begin(), [&](int64_t at) { return ranks[static_cast<size_t>(at)]; });
+    const ProcessGroupPtr& group = groups[static_cast<size_t>(axis)];
+    if (along != group_ranks(group)) {
+      return fmt::format("axis {} of the grid [{}] of ranks [{}] has ranks [{}], but group '{}' has [{}]", axis,
+                         fmt::join(shape, ", "), fmt::join(ranks, ", "), fmt::join(along, ", "), group_name(group),
+                         fmt::join(group_ranks(group), ", "));
+    }
+  }
+  return "";
+}
+
+/// "", or what this rank and one of its groups' others do not agree on.
+std::string find_difference(const Groups& groups, const std::string& own) {
+  std::string found;
+  for (const ProcessGroupPtr& group : groups) {
+    const auto texts = gather_texts(group, own);
+    const auto other = std::ranges::find_if(texts, [&](const std::string& text) { return text != own; });
+    if (other != texts.end() && found.empty()) {
+      found = fmt::format("rank {} has {}, rank {} has {}", get_rank(), own,
+                          group_ranks(group).at(static_cast<size_t>(other - texts.begin())), *other);
+    }
+  }
+  return found;
+}
+
+/// A fault of any rank of the grid: along one axis after the other it reaches all of them.
+std::string spread(const Groups& groups, std::string fault) {
+  for (const ProcessGroupPtr& group : groups) {
+    const auto faults = gather_texts(group, fault);
+    const auto first = std::ranges::find_if(faults, [](const std::string& text) { return !text.empty(); });
+    fault = first == faults.end() ? "" : *first;
+  }
+  return fault;
+}
+
+}  // namespace
+
+std::vector<int64_t> ranks_of_groups(const std::vector<ProcessGroupPtr>& groups, const std::string& description) {
+  const bool moves_data =
+      std::ranges::none_of(groups, [](const ProcessGroupPtr& group) { return get_backend(group) == "fake"; });
+  Ranks ranks = moves_data ? gather_ranks(groups) : ranks_by_distance(groups);
+  std::string fault = find_fault(groups, ranks);
+  const auto difference =
+      find_difference(groups, fmt::format("axes {}, ranks [{}]", description, fmt::join(ranks, ", ")));
+  fault = spread(groups, fault.empty() ? difference : fault);
+  TESSERA_CHECK(ValueError, fault.empty(), "DeviceMesh::from_group: the ranks' groups are not the axes of one mesh: {}",
+                fault);
+  return ranks;
+}
+
+}  // namespace tessera

@@ -23,16 +23,28 @@ std::string without_prefixes(std::string name, const std::vector<std::string>& p
   return name;
 }
 
-void compare(const std::string& what, const at::Tensor& whole, const at::Tensor& sharded, Tolerance tolerance) {
-  if (!is_dtensor(sharded)) {
-    fail(what + " is not a DTensor: no unit has it, as where the last fully_shard, on the whole model, was left out");
+/// Without pending reductions, which no part of a whole tensor has.
+at::Tensor reduced(const at::Tensor& tensor) {
+  Placements settled = placements(tensor);
+  for (Placement& placement : settled) {
+    placement = placement.is_partial() ? Replicate() : placement;
   }
+  return redistribute(tensor.detach(), settled);
+}
+
+void compare(const std::string& what, const at::Tensor& whole, const at::Tensor& given, Tolerance tolerance) {
+  if (!is_dtensor(given)) {
+    fail(what +
+         " is not a DTensor: no unit has it, as where the last fully_shard, on the whole model, was left out, or "
+         "it is unsharded and reshard() is to be called");
+  }
+  const at::Tensor sharded = reduced(given);
   if (whole.sizes() != sharded.sizes()) {
     fail(fmt::format("{} is {}, expected {}", what, dtensor_spec(sharded)->to_string(),
                      to_string(TensorMeta::of(whole))));
   }
   const auto expected = part_of_whole(whole, *dtensor_spec(sharded));
-  const auto text = describe_difference(to_local(sharded.detach()), expected, tolerance);
+  const auto text = describe_difference(to_local(sharded), expected, tolerance);
   if (!text.empty()) {
     fail(fmt::format("the local tensor of {}, {}: {}", what, dtensor_spec(sharded)->to_string(), text));
   }

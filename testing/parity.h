@@ -28,15 +28,27 @@ struct ParityOptions {
 };
 
 /// Throws ExpectationError naming the first parameter that differs: its name, that it is no DTensor, its local
-/// tensor or its gradient. `reference` holds plain parameters; no communication unless a parameter is Partial.
+/// tensor or its gradient. `reference` holds plain parameters. No communication unless a parameter or gradient is
+/// Partial: then it is reduced, for which all ranks of its mesh call this.
 void check_sharded_parity(const torch::nn::Module& reference, const torch::nn::Module& sharded,
                           const ParityOptions& options = {});
 
+/// Either may be a module or a ModuleHolder.
 template <class A, class B>
 void check_sharded_parity(const torch::nn::ModuleHolder<A>& reference, const torch::nn::ModuleHolder<B>& sharded,
                           const ParityOptions& options = {}) {
   check_sharded_parity(static_cast<const torch::nn::Module&>(*reference.ptr()),
                        static_cast<const torch::nn::Module&>(*sharded.ptr()), options);
+}
+template <class A>
+void check_sharded_parity(const torch::nn::ModuleHolder<A>& reference, const torch::nn::Module& sharded,
+                          const ParityOptions& options = {}) {
+  check_sharded_parity(static_cast<const torch::nn::Module&>(*reference.ptr()), sharded, options);
+}
+template <class B>
+void check_sharded_parity(const torch::nn::Module& reference, const torch::nn::ModuleHolder<B>& sharded,
+                          const ParityOptions& options = {}) {
+  check_sharded_parity(reference, static_cast<const torch::nn::Module&>(*sharded.ptr()), options);
 }
 
 }  // namespace tessera

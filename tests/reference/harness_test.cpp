@@ -250,11 +250,39 @@ TEST_CASE("row 37: check_sharded_parity: two cuts of one dim are compared in the
     fully_shard(sharded, {.mesh = mesh["dp"]});
     expect_equal(placements(sharded->weight).size(), 2u);
     check_sharded_parity(reference, sharded);
+    check_sharded_parity(*reference, sharded);
+    check_sharded_parity(reference, *sharded, {.gradients = false});
     {
       const at::NoGradGuard no_grad;
       reference->weight.copy_(reference->weight.flip({0}));
     }
     expect_throws<ExpectationError>([&] { check_sharded_parity(reference, sharded); }, "parameter 'weight'");
+  });
+}
+
+TEST_CASE("check_sharded_parity: a pending sum is compared by what it comes to") {
+  run_ranks(2, [](int rank) {
+    const auto mesh = init_device_mesh(at::kCPU, {2}, {"tp"});
+    tessera::nn::Linear reference(3, 4), sharded(3, 4);
+    const auto weight = at::randn({4, 3}, make_generator(5));
+    {
+      const at::NoGradGuard no_grad;
+      for (const auto& linear : {reference, sharded}) {
+        linear->weight.copy_(weight);
+        linear->bias.zero_();
+      }
+    }
+    distribute_module(*sharded, mesh);
+    const auto input = at::randn({6, 3}, make_generator(6));
+    reference(input).pow(2).sum().backward();
+    sharded(distribute_tensor(input, mesh, {Shard(0)})).pow(2).sum().backward();
+    check_sharded_parity(reference, sharded);
+    const auto part = at::full({4, 3}, rank == 0 ? 1.f : -1.f);
+    sharded->weight.mutable_grad() = from_local(part + reference->weight.grad() / 2, mesh, {Partial()});
+    check_sharded_parity(reference, sharded);
+    sharded->weight.mutable_grad() = from_local(part, mesh, {Partial()});
+    expect_throws<ExpectationError>([&] { check_sharded_parity(reference, sharded); },
+                                    "the local tensor of the gradient of 'weight'");
   });
 }
 

@@ -2,7 +2,7 @@
 # `./bazelw run //install -- <prefix>`: Tessera as a shared library, its headers, and what CMake's find_package(Tessera)
 # reads, for programs that another build system builds (examples/cmake). For the CPU.
 #
-#   <prefix>/include/tessera/fully_shard/fully_shard.h ...
+#   <prefix>/include/tessera/fully_shard/fully_shard.h ...   as <tessera/fully_shard/fully_shard.h>, or without tessera/
 #   <prefix>/lib/libtessera.so
 #   <prefix>/lib/cmake/Tessera/TesseraConfig.cmake
 set -euo pipefail
@@ -11,8 +11,11 @@ set -euo pipefail
 [[ $1 == /* ]] && prefix=$1 || prefix=${BUILD_WORKING_DIRECTORY:-$PWD}/$1
 [[ ! -d $0.runfiles/tessera ]] || cd "$0.runfiles/tessera"
 
+# A header finds its neighbours by names with tessera/ before them, whatever base/ or comm/ the program has of its own.
+folders=$(cut -d / -f 1 install/headers.txt | sort -u | paste -s -d '|')
 while read -r header; do
-  install -D -m 644 "$header" "$prefix/include/tessera/$header"
+  install -D -m 644 /dev/null "$prefix/include/tessera/$header"
+  sed -E "s,^(#include )\"(($folders)/),\1\"tessera/\2," "$header" >"$prefix/include/tessera/$header"
 done <install/headers.txt
 install -D -m 644 install/libtessera.so "$prefix/lib/libtessera.so"
 

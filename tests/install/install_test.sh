@@ -41,16 +41,24 @@ output=$("$build/fully_shard")
 echo "$output"
 [[ $output == *"the sharded model equals the one that was trained in one process"* ]] || fail "it does not train"
 
-# Headers that no other header includes.
-mkdir -p "$TEST_TMPDIR/headers"
-cat >"$TEST_TMPDIR/headers/CMakeLists.txt" <<'END'
+# program <name>: what lies in that folder, as a program that links Tessera.
+program() {
+  cat >"$TEST_TMPDIR/$1/CMakeLists.txt" <<'END'
 cmake_minimum_required(VERSION 3.18)
-project(headers LANGUAGES CXX)
+project(program LANGUAGES CXX)
 find_package(Tessera REQUIRED)
-add_executable(headers headers.cpp)
-target_link_libraries(headers PRIVATE Tessera::tessera)
+add_executable(program program.cpp)
+target_include_directories(program PRIVATE .)
+target_link_libraries(program PRIVATE Tessera::tessera)
 END
-cat >"$TEST_TMPDIR/headers/headers.cpp" <<'END'
+  cmake -S "$TEST_TMPDIR/$1" -B "$TEST_TMPDIR/$1/build" -DCMAKE_PREFIX_PATH="$prefix" -DCMAKE_BUILD_TYPE=Release
+  cmake --build "$TEST_TMPDIR/$1/build"
+  "$TEST_TMPDIR/$1/build/program" || fail "program $1: exit code $?"
+}
+
+# Headers that no other header includes.
+mkdir "$TEST_TMPDIR/headers"
+cat >"$TEST_TMPDIR/headers/program.cpp" <<'END'
 #include <torch/nn/modules/linear.h>
 
 #include "fully_shard/forward_method.h"
@@ -63,7 +71,27 @@ int main() {
   return tessera::forward_method(*linear, twice, linear->weight).numel() == 9 ? 0 : 1;
 }
 END
-cmake -S "$TEST_TMPDIR/headers" -B "$TEST_TMPDIR/headers/build" \
-  -DCMAKE_PREFIX_PATH="$prefix" -DCMAKE_BUILD_TYPE=Release
-cmake --build "$TEST_TMPDIR/headers/build"
-"$TEST_TMPDIR/headers/build/headers" || fail "a program over the other headers: exit code $?"
+program headers
+
+# A program that has folders and headers of the same names.
+mkdir -p "$TEST_TMPDIR/collision/"{base,comm,nn}
+echo '#define OWN_ERROR 40' >"$TEST_TMPDIR/collision/base/error.h"
+echo '#define OWN_GROUP 2' >"$TEST_TMPDIR/collision/comm/process_group.h"
+echo '#error "who includes this?"' >"$TEST_TMPDIR/collision/nn/hooked.h"
+cat >"$TEST_TMPDIR/collision/program.cpp" <<'END'
+#include <tessera/comm/process_group.h>
+#include <tessera/device_mesh/device_mesh.h>
+#include <tessera/fully_shard/fully_shard.h>
+#include <tessera/nn/linear.h>
+
+#include "base/error.h"
+#include "comm/process_group.h"
+#include "device_mesh/device_mesh.h"
+
+int main() {
+  tessera::nn::Linear linear(2, 3);
+  tessera::fully_shard(linear, {.mesh = tessera::init_device_mesh(at::kCPU, {1})});
+  return OWN_ERROR + OWN_GROUP == 42 && tessera::get_rank() == 0 ? 0 : 1;
+}
+END
+program collision

@@ -29,11 +29,15 @@ namespace fs = std::filesystem;
 constexpr const char* kPrefix = "step-";
 constexpr const char* kIncomplete = ".incomplete-";
 
-/// Whole checkpoints in the folder, oldest first.
+/// Whole checkpoints in the folder, oldest first; none where there is no such folder yet.
 std::vector<std::string> whole_checkpoints(const std::string& folder) {
   std::vector<std::pair<uint64_t, std::string>> found;
   std::error_code error;
-  for (const auto& entry : fs::directory_iterator(folder, error)) {
+  const fs::directory_iterator entries(folder, error);
+  // Else a run that cannot see its checkpoints would begin anew.
+  TESSERA_CHECK(CheckpointError, !error || error == std::errc::no_such_file_or_directory,
+                "{}: its checkpoints cannot be listed: {}", folder, error.message());
+  for (const auto& entry : entries) {
     const auto name = entry.path().filename().string();
     const auto digits = name.starts_with(kPrefix) ? name.substr(std::string(kPrefix).size()) : "";
     const bool is_number =

@@ -56,7 +56,8 @@ class Checkpointer {
 
   /// Where the checkpoint of `step` is or will be.
   std::string path_of(int64_t step) const;
-  /// The whole checkpoint of the highest step, the same answer on all ranks; none if there is none.
+  /// The whole checkpoint of the highest step, the same answer on all ranks; none if there is none. Throws
+  /// CheckpointError where the folder is there and cannot be read.
   std::optional<std::string> latest() const;
 
  private:

@@ -12,6 +12,11 @@ std::vector<Piece> checked_pieces(const std::vector<LocalPart>& parts) {
   for (const auto& part : parts) {
     TESSERA_CHECK(ValueError, !part.key.empty() && part.key != "__metadata__",
                   "save: '{}' is no name for a tensor in a safetensors file", part.key);
+    try {
+      safetensors_dtype(part.local.scalar_type());
+    } catch (const NotImplementedError& error) {
+      throw NotImplementedError(fmt::format("save: '{}': {}", file_key(part.section, part.key), error.what()));
+    }
   }
   return pieces_of(parts);
 }

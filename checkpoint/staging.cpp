@@ -46,7 +46,8 @@ void populate([[maybe_unused]] char* data, [[maybe_unused]] int64_t bytes) noexc
 void copy_past_cache(const at::Tensor& target, const at::Tensor& source) {
   const bool same_bytes = target.device().is_cpu() && source.device().is_cpu() &&
                           target.scalar_type() == source.scalar_type() && target.is_contiguous() &&
-                          source.is_contiguous() && target.sizes() == source.sizes();
+                          source.is_contiguous() && target.sizes() == source.sizes() &&
+                          target.is_conj() == source.is_conj() && target.is_neg() == source.is_neg();
   if (!same_bytes || source.nbytes() < kStreamFrom) {
     target.copy_(source);
     return;

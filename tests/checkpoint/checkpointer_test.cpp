@@ -67,6 +67,16 @@ TEST_CASE("the last k checkpoints are kept, and latest() is the last that is who
   CHECK(names_in(folder.path("run")) == std::vector<std::string>{"step-00000007", "step-00000008", "step-100000000"});
 }
 
+TEST_CASE("a folder that cannot be listed is an error on every rank, and not one without checkpoints") {
+  const TempFolder folder;
+  write_file(folder.path("run"), "x");
+  run_ranks(2, [&](int) {
+    expect_throws<CheckpointError>([&] { dcp::latest(folder.path("run")); },
+                                   folder.path("run") + ": its checkpoints cannot be listed: Not a directory");
+    TESSERA_EXPECT(!dcp::latest(folder.path("not yet")));
+  });
+}
+
 TEST_CASE("what was just saved is kept, also where its step is lower than the others'") {
   const TempFolder folder;
   run_ranks(2, [&](int rank) {

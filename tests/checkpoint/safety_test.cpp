@@ -186,6 +186,9 @@ TEST_CASE("what cannot be saved is an error on every rank, and leaves nothing be
     refused(of_values, folder.path("d"), {.model = {{"b", rank == 1 ? at::Tensor() : at::ones({4})}}},
             "save: 'b' is an undefined tensor (met by rank 1)");
     refused(of_values, folder.path("d"), {.model = {{"\xff", at::ones({4})}}}, "UTF-8");
+    refused(std::type_identity<NotImplementedError>(), folder.path("d"),
+            {.optimizer = {{"z", at::ones({4}, at::kComplexDouble)}}},
+            "save: 'optimizer.z': safetensors has no dtype ComplexDouble");
   });
   CHECK(names_in(folder.path("")) == before);
 }

@@ -4,6 +4,8 @@
 #include <c10/core/TensorImpl.h>
 #include <fcntl.h>
 #include <fmt/format.h>
+#include <pthread.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -13,18 +15,23 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <unordered_set>
 #include <vector>
 
+#include "base/error.h"
 #include "comm/shm_layout.h"
 
 namespace tessera {
 
 namespace {
 
+struct Block;
+
 /// Of a block; its tensor begins behind.
 struct BlockHead {
   std::atomic<uint32_t> lives;
   std::atomic<uint32_t> use;  // counts from 0
+  Block* block;               // in the process whose it is, and in its children after fork()
 };
 constexpr int64_t kHeadBytes = ShmLayout::kPage;
 /// In the system's lists.
@@ -42,17 +49,36 @@ struct Block {
   FileMapping memory;
 };
 
-void release(void* context) noexcept {
-  const std::unique_ptr<Block> block(static_cast<Block*>(context));
-  if (block->owner == getpid()) {
-    fallocate(block->file, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, block->offset, block->memory.bytes());
+struct ReleaseBlock {
+  void operator()(Block* block) const noexcept {
+    if (block->owner == getpid()) {
+      fallocate(block->file, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, block->offset, block->memory.bytes());
+    }
+    delete block;
   }
+};
+
+using OwnedBlock = std::unique_ptr<Block, ReleaseBlock>;
+
+char* data_of(const Block& block) {
+  return block.memory.base() + kHeadBytes;
 }
 
-using OwnedBlock = std::unique_ptr<Block, void (*)(void*)>;
+/// Whose tensors' memory begins at `data`.
+Block* block_of(void* data) {
+  return reinterpret_cast<BlockHead*>(static_cast<char*>(data) - kHeadBytes)->block;
+}
 
 int64_t size_of_block(int64_t bytes) {
   return ShmLayout::round_up(kHeadBytes + bytes, ShmLayout::kMapAlignment);
+}
+
+/// What is written past the limit would end the process by a signal.
+void check_file_limit(int64_t bytes) {
+  rlimit limit{};
+  TESSERA_CHECK(CommError, getrlimit(RLIMIT_FSIZE, &limit) != 0 || static_cast<rlim_t>(bytes) <= limit.rlim_cur,
+                "shared memory: files of this process may have {} bytes (ulimit -f), and {} are needed", limit.rlim_cur,
+                bytes);
 }
 
 /// The file of this process, and its blocks that are free: never closed, since tensors may be freed after the statics'
@@ -79,12 +105,20 @@ class OwnFile {
     }
     used_bytes_ += size;
     most_used_ = std::max(most_used_, used_bytes_);
+    used_.insert(data_of(*block));
     return block;
+  }
+
+  /// Whether it is the memory of a block that was taken, by this process or by a parent before fork().
+  bool is_taken(const void* data) {
+    const std::lock_guard lock(mutex_);
+    return used_.contains(data);
   }
 
   void give_back(OwnedBlock block) {
     std::vector<OwnedBlock> surplus;  // whose memory goes back without the lock
     const std::lock_guard lock(mutex_);
+    used_.erase(data_of(*block));
     if (block->owner != getpid() || block->owner != owner_) {
       return;  // inherited from the parent
     }
@@ -109,7 +143,11 @@ class OwnFile {
   }
 
   static OwnFile& get() {
-    static auto* const file = new OwnFile();
+    static auto* const file = [] {
+      // A thread may fork while another one is in here: the child's lock is not to stay locked.
+      pthread_atfork([] { get().mutex_.lock(); }, [] { get().mutex_.unlock(); }, [] { get().mutex_.unlock(); });
+      return new OwnFile();
+    }();
     return *file;
   }
 
@@ -130,9 +168,11 @@ class OwnFile {
       file_ = FileDescriptor::in_memory(kFileLabel);
     }
     const int64_t size = size_of_block(bytes);
+    check_file_limit(end_ + size);
     file_.resize(end_ + size);
-    OwnedBlock block(new Block{owner_, file_.number(), end_, FileMapping(file_, end_, size)}, release);
+    OwnedBlock block(new Block{owner_, file_.number(), end_, FileMapping(file_, end_, size)});
     end_ += size;
+    head_of(block->memory).block = block.get();
     head_of(block->memory).lives.store(1);
     return block;
   }
@@ -141,17 +181,23 @@ class OwnFile {
   int owner_ = -1;
   FileDescriptor file_;
   int64_t end_ = 0;
-  std::deque<OwnedBlock> free_;  // the longest free first
+  std::deque<OwnedBlock> free_;           // the longest free first
+  std::unordered_set<const void*> used_;  // data of those that were taken
   int64_t free_bytes_ = 0, used_bytes_ = 0, most_used_ = 0;
 };
 
-void recycle(void* context) noexcept {
-  OwnFile::get().give_back(OwnedBlock(static_cast<Block*>(context), release));
+void release(void* data) noexcept {
+  ReleaseBlock()(block_of(data));
 }
 
-at::DataPtr data_of(OwnedBlock owned, c10::DeleterFnPtr deleter) {
-  Block* const block = owned.release();
-  return {block->memory.base() + kHeadBytes, block, deleter, c10::kCPU};
+void recycle(void* data) noexcept {
+  OwnFile::get().give_back(OwnedBlock(block_of(data)));
+}
+
+/// As libtorch's allocators make it: what owns the memory is where it begins (c10::Allocator::raw_allocate).
+at::DataPtr data_ptr_of(OwnedBlock block, c10::DeleterFnPtr deleter) {
+  void* const data = data_of(*block.release());
+  return {data, data, deleter, c10::kCPU};
 }
 
 std::atomic<int64_t> mapped_bytes = 0;
@@ -160,7 +206,7 @@ std::atomic<int64_t> mapped_bytes = 0;
 
 at::Tensor shared_zeros(int64_t numel, at::ScalarType dtype) {
   const int64_t bytes = numel * static_cast<int64_t>(c10::elementSize(dtype));
-  c10::Storage storage(c10::Storage::use_byte_size_t(), bytes, data_of(OwnFile::get().make(bytes), release),
+  c10::Storage storage(c10::Storage::use_byte_size_t(), bytes, data_ptr_of(OwnFile::get().make(bytes), release),
                        /*allocator=*/nullptr, /*resizable=*/false);
   auto tensor = at::detail::make_tensor<c10::TensorImpl>(std::move(storage), c10::DispatchKeySet(c10::DispatchKey::CPU),
                                                          c10::scalarTypeToTypeMeta(dtype));
@@ -169,7 +215,15 @@ at::Tensor shared_zeros(int64_t numel, at::ScalarType dtype) {
 }
 
 at::DataPtr shared_block(int64_t bytes) {
-  return data_of(OwnFile::get().take(bytes), recycle);
+  return data_ptr_of(OwnFile::get().take(bytes), recycle);
+}
+
+bool free_shared_block(void* data) {
+  const bool is_block = OwnFile::get().is_taken(data);
+  if (is_block) {
+    recycle(data);
+  }
+  return is_block;
 }
 
 void trim_shared_blocks() {
@@ -181,7 +235,7 @@ std::optional<SharedPlace> shared_place(const at::Tensor& tensor) {
   if (data.get_deleter() != release && data.get_deleter() != recycle) {
     return std::nullopt;
   }
-  const auto& block = *static_cast<const Block*>(data.get_context());
+  const Block& block = *block_of(data.get_context());
   if (block.owner != getpid()) {
     return std::nullopt;
   }

@@ -3,7 +3,8 @@
 //
 // It is parts of one memfd, which has no name in any file system and is gone with the last process that has it open or
 // mapped. A tensor that stays has a block of its own, at an offset that no other ever has (shared_zeros). When it goes
-// its pages go back to the system, also where peers still map them; these find a 0 in the block's head then.
+// its pages go back to the system, also where peers still map them; these find a 0 in the block's head then, which is a
+// page again.
 //
 // Tensors that come and go, as gradients do, get their memory from blocks that are used again (shared_block), so that
 // neither this process nor its peers have to map them anew. A block's head counts its uses, and who has read from it
@@ -32,13 +33,17 @@ struct SharedPlace {
 
 /// On the CPU. Thread safety: any number of threads. A child after fork() makes tensors in memory of its own. Those
 /// that it inherits it shares with its parent, which sees what the child writes; peers know nothing of them from the
-/// child. Throws CommError where the system has no such memory.
+/// child. Throws CommError where the system has no such memory, or its file would be larger than `ulimit -f` lets it:
+/// blocks that are not used again have new places in it.
 at::Tensor shared_zeros(int64_t numel, at::ScalarType dtype);
 
 /// Memory for `bytes` bytes of undefined contents, from a block that is free or a new one. When the result goes the
 /// block is free again. Free ones are kept as long as all blocks together are no more than five quarters of the most
 /// that were in use at one time. Thread safety and errors as above.
 at::DataPtr shared_block(int64_t bytes);
+/// For who knows the address alone, as the users of c10::Allocator::raw_allocate() do: frees the block whose memory
+/// begins at `data`. False if none does.
+bool free_shared_block(void* data);
 /// Gives the free blocks back to the system.
 void trim_shared_blocks();
 

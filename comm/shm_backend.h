@@ -26,8 +26,9 @@ struct ShmOptions {
 /// of the ranks with the arithmetic of comm/local_reduce.h, so they are the same bits as with the other backends. Every
 /// dtype moves as bytes. A peer that dies is noticed within a second. Nothing is left behind, however the ranks end.
 ///
-/// An all_gather whose input is in shared memory (comm/shared_memory.h) needs no cells: the peers read it there. Its
-/// work is done when they have, or, of all_gather_parts(), when the output is there.
+/// An all_gather whose input is in shared memory (comm/shared_memory.h) needs no cells: the peers read it there. So do
+/// the pieces of a reduce_scatter's input that lie there. Its work is done when they have, or, of calls with parts, when
+/// the output is there.
 ///
 /// Messages between two ranks go through cells of their own, for each direction (comm/shm_layout.h). The group keeps
 /// its file open for them, one descriptor a rank.

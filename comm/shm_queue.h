@@ -8,7 +8,7 @@
 //
 // What is in shared memory (comm/shared_memory.h) is lent: the cells stay empty, and the others take the pieces from
 // where they are. Such are the input of an all_gather, and those pieces of a reduce_scatter's input that lie in one
-// tensor there, as gradients do. Such a call is done when this rank has its output, and read when the others have
+// tensor there, as gradients do, and have 16 KiB or more, which those of groups of more than 16 ranks do not. Such a call is done when this rank has its output, and read when the others have
 // theirs too.
 
 #include <c10/util/SmallVector.h>

@@ -2,6 +2,8 @@
 
 #include <c10/core/Allocator.h>
 
+#include <torch/csrc/autograd/graph_task.h>
+
 #include <algorithm>
 #include <array>
 
@@ -19,17 +21,29 @@ constexpr size_t kFromBytes = size_t{64} * 1024;
 struct WantedSizes {
   std::array<size_t, GradientMemory::kMostSizes> bytes;
   size_t count;
+  int backward;  // libtorch's number of it: one that throws ends without end()
 };
 thread_local WantedSizes wanted = {};
 
 bool is_wanted(size_t bytes) {
   const auto end = wanted.bytes.begin() + static_cast<std::ptrdiff_t>(wanted.count);
-  return wanted.count != 0 && std::binary_search(wanted.bytes.begin(), end, bytes);
+  return wanted.count != 0 && std::binary_search(wanted.bytes.begin(), end, bytes) &&
+         torch::autograd::get_current_graph_task_id() == wanted.backward;
+}
+
+/// Of the allocator that was there before.
+c10::DeleterFnPtr next_deleter = nullptr;
+
+/// oneDNN asks for memory by raw_allocate(), and gives back the address alone.
+void free_raw(void* data) {
+  if (!free_shared_block(data)) {
+    next_deleter(data);
+  }
 }
 
 class GradientAllocator final : public c10::Allocator {
  public:
-  explicit GradientAllocator(c10::Allocator& next) : next_(next) {}
+  explicit GradientAllocator(c10::Allocator& next) : next_(next) { next_deleter = next.raw_deleter(); }
 
   c10::DataPtr allocate(size_t bytes) override {
     if (is_wanted(bytes)) {
@@ -42,7 +56,7 @@ class GradientAllocator final : public c10::Allocator {
     return next_.allocate(bytes);
   }
   bool is_simple_data_ptr(const c10::DataPtr& data) const override { return next_.is_simple_data_ptr(data); }
-  c10::DeleterFnPtr raw_deleter() const override { return next_.raw_deleter(); }
+  c10::DeleterFnPtr raw_deleter() const override { return next_deleter == nullptr ? nullptr : &free_raw; }
   void copy_data(void* to, const void* from, size_t bytes) const override { next_.copy_data(to, from, bytes); }
 
  private:
@@ -82,6 +96,7 @@ GradientMemory::~GradientMemory() {
 void GradientMemory::begin() const {
   std::ranges::copy(bytes_, wanted.bytes.begin());
   wanted.count = bytes_.size();
+  wanted.backward = torch::autograd::get_current_graph_task_id();
 }
 
 void GradientMemory::end() const {

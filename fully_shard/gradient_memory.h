@@ -4,9 +4,10 @@
 //
 // Autograd allocates gradients by itself. So from the first root whose units' shards lie in shared memory on, an
 // allocator stands before libtorch's for the CPU. In a thread whose backward runs it serves what is as large as one of
-// the units' gradients, and hands all else on, as it does in other threads and outside of backward. A tensor that is as
-// large by chance is served too, which makes no difference to it; a gradient that comes from elsewhere is copied, as
-// ever. An allocator that the program sets later takes its place.
+// the units' gradients, and hands all else on, as it does in other threads, outside of backward and in a backward
+// within a backward. A tensor that is as large by chance is served too, which makes no difference to it but for fork():
+// the child shares it with its parent. A gradient that comes from elsewhere is copied, as ever. An allocator that the
+// program sets later takes its place.
 
 #include <cstddef>
 #include <vector>
@@ -24,7 +25,8 @@ class GradientMemory {
   /// Memory that is free goes back to the system.
   ~GradientMemory();
 
-  /// From here to end() tensors of these sizes that this thread makes lie in shared memory.
+  /// Called in a backward. From here to end(), or to the end of the backward, tensors of these sizes that this thread
+  /// makes lie in shared memory.
   void begin() const;
   void end() const;
 

@@ -2,12 +2,17 @@
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
+#include <c10/core/Allocator.h>
 
 #include <chrono>
+#include <cstring>
 #include <thread>
 
+#include "base/error.h"
+#include "comm/collectives.h"
 #include "comm/shared_memory.h"
 #include "dtensor/dtensor.h"
+#include "nn/conv.h"
 #include "testing/expect.h"
 #include "testing/parity.h"
 #include "testing/run_processes.h"
@@ -64,6 +69,84 @@ TEST_CASE("fully_shard over shm: large gradients lie where the other ranks read 
     TESSERA_EXPECT(others_are_shared == std::vector<bool>(4, false));
     // Of the size of a gradient, but not made in backward.
     TESSERA_EXPECT(!shared_place(at::empty({401, 399})));
+  };
+  run_processes(2, body, {.backend = "shm"});
+}
+
+namespace {
+
+/// What oneDNN convolves, whose memory of its own it asks for by the address alone.
+struct ImagesImpl : torch::nn::Module {
+  ImagesImpl() {
+    first = register_module("first", tessera::nn::Conv2d(nn::Conv2dOptions(64, 64, 3)));
+    second = register_module("second", tessera::nn::Conv2d(nn::Conv2dOptions(64, 64, 3)));
+  }
+  at::Tensor forward(const at::Tensor& x) { return second(first(x).relu()); }
+
+  tessera::nn::Conv2d first{nullptr}, second{nullptr};
+};
+TESSERA_MODULE(Images);
+
+}  // namespace
+
+TEST_CASE("fully_shard over shm: convolutions equal one process") {
+  const auto body = [](int rank) {
+    Images reference, sharded;
+    fill_parameters(*reference, 1);
+    fill_parameters(*sharded, 1);
+    fully_shard(sharded->first);
+    fully_shard(sharded->second);
+    fully_shard(sharded);
+    const auto run = [](Images& model, int r) {
+      const auto images = make_batch(static_cast<uint64_t>(r), 2 * 64 * 7, 7).view({2, 64, 7, 7});
+      auto loss = weighted_loss(model(images));
+      loss.backward();
+      return loss.detach();
+    };
+    for (int step = 0; step < 2; ++step) {
+      reference->zero_grad();
+      sharded->zero_grad();
+      average_reference(*reference, 2, [&](int r) { run(reference, r); });
+      run(sharded, rank);
+      check_sharded_parity(reference, sharded, {.tolerance = {.rtol = 1e-5, .atol = 1e-6}});
+    }
+  };
+  run_processes(2, body, {.backend = "shm"});
+}
+
+TEST_CASE("fully_shard over shm: memory that is asked for by its address alone, before, in and after a backward") {
+  const auto body = [](int rank) {
+    Tower tower(401, 399);
+    shard_tower(tower);
+    constexpr size_t kBytes = 401 * 399 * sizeof(float);
+    auto& allocator = *c10::GetAllocator(c10::kCPU);
+    void* const before = allocator.raw_allocate(kBytes);
+    void* inside = nullptr;
+    tower->blocks[1]->up->weight.register_hook([&](const at::Tensor& grad) {
+      inside = allocator.raw_allocate(kBytes);
+      std::memset(inside, 1, kBytes);
+      TESSERA_EXPECT(shared_place(at::empty({401, 399})).has_value());
+      allocator.raw_deallocate(before);
+      void* const short_lived = allocator.raw_allocate(kBytes);
+      allocator.raw_deallocate(short_lived);
+      return grad;
+    });
+    tower(make_batch(static_cast<uint64_t>(rank), 3, 5)).sum().backward();
+    allocator.raw_deallocate(inside);
+    TESSERA_EXPECT(!shared_place(at::empty({401, 399})));
+  };
+  run_processes(2, body, {.backend = "shm"});
+}
+
+TEST_CASE("fully_shard over shm: after a backward that throws, memory is not shared any more") {
+  const auto body = [](int rank) {
+    Tower tower(401, 399);
+    shard_tower(tower);
+    const auto x = make_batch(static_cast<uint64_t>(rank), 3, 5);
+    tower->blocks[0]->up->weight.register_hook([&](const at::Tensor&) { throw ValueError("of a hook"); });
+    expect_throws<ValueError>([&] { tower(x).sum().backward(); }, "of a hook");
+    TESSERA_EXPECT(!shared_place(at::empty({401, 399})));
+    barrier(default_group());
   };
   run_processes(2, body, {.backend = "shm"});
 }

@@ -4,6 +4,7 @@
 #include <ATen/ops/empty.h>
 #include <fmt/ranges.h>
 
+#include <algorithm>
 #include <nlohmann/json.hpp>
 
 #include "base/error.h"
@@ -57,6 +58,9 @@ StateDict exported(StateDict own, const Ranks& ranks, const StateDictOptions& op
   for (auto& [key, value] : own) {
     if (auto* tensor = std::get_if<at::Tensor>(&value)) {
       if (options.full_state_dict && is_dtensor(*tensor)) {
+        TESSERA_CHECK(ValueError, !only_first || std::ranges::count(device_mesh(*tensor).root().ranks(), 0) > 0,
+                      "get_state_dict: rank 0 alone would have '{}', whose {} it is not in; leave cpu_offload out", key,
+                      device_mesh(*tensor).to_string());
         *tensor = full_tensor(tensor->detach());
       }
       if (options.cpu_offload) {

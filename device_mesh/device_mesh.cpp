@@ -17,7 +17,7 @@ namespace {
 using detail::MeshState;
 
 const MeshState& checked(const std::shared_ptr<const MeshState>& state) {
-  TESSERA_CHECK(StateError, state, "the DeviceMesh is empty; make one by init_device_mesh");
+  TESSERA_CHECK(StateError, state, "the DeviceMesh is empty; make one by init_device_mesh or from_group");
   return *state;
 }
 

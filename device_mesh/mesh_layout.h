@@ -1,11 +1,11 @@
 #pragma once
 // Where the ranks of a mesh lie: integers only.
 //
-// Ranks 0 to n-1 fill the root mesh row-major. An axis is a list of factors (size, stride): a step along the factor
-// adds `stride` to the rank. A {2, 3, 4} mesh has the axes {(2, 12)}, {(3, 4)}, {(4, 1)}. Slicing picks axes;
-// flattening joins their factors: axes 0 and 1 together are {(6, 4)}, axes 0 and 2 are {(2, 12), (4, 1)}, which no
-// single stride can say. The digit of rank r along a factor is (r / stride) % size, so rank 17 has coordinate {1, 1, 1}
-// in the mesh above.
+// Places 0 to n-1 fill the root mesh row-major, and are its ranks unless the mesh says otherwise (mesh_state.h); "rank"
+// means the place here. An axis is a list of factors (size, stride): a step along the factor adds `stride` to the rank.
+// A {2, 3, 4} mesh has the axes {(2, 12)}, {(3, 4)}, {(4, 1)}. Slicing picks axes; flattening joins their factors: axes
+// 0 and 1 together are {(6, 4)}, axes 0 and 2 are {(2, 12), (4, 1)}, which no single stride can say. The digit of rank r
+// along a factor is (r / stride) % size, so rank 17 has coordinate {1, 1, 1} in the mesh above.
 //
 // After torch's _mesh_layout.py, whose nested sizes and strides these factors are.
 

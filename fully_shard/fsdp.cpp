@@ -73,6 +73,10 @@ std::vector<NamedUnit> fsdp_units(Module& module) {
   return units;
 }
 
+bool is_first_rank(const std::vector<NamedUnit>& units) {
+  return get_rank() == (units.empty() ? 0 : std::ranges::min(units.front().unit->mesh.root().ranks()));
+}
+
 TrainingState FSDPUnit::training_state() const {
   if (is_summoned) {
     return TrainingState::SUMMON_FULL_PARAMS;

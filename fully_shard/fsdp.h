@@ -58,7 +58,7 @@ struct SummonFullParamsOptions {
   bool recurse = true;  // the units below too
   /// Changes to this rank's rows stay; each rank makes them, alike. Where nothing is sharded they stay anyway.
   bool writeback = true;
-  bool rank0_only = false;      // the other ranks keep their shards; needs writeback = false
+  bool rank0_only = false;      // ranks but the first of the mesh keep their shards; needs writeback = false
   bool offload_to_cpu = false;  // full parameters in the memory of the CPU
   bool with_grads = false;      // `grad` is the full gradient; without, it is undefined inside
 };

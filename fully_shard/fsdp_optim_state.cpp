@@ -15,6 +15,7 @@
 #include "dtensor/dtensor_impl.h"
 #include "dtensor/whole_tensor.h"
 #include "fully_shard/fsdp.h"
+#include "fully_shard/fsdp_unit.h"
 #include "fully_shard/param_names.h"
 
 namespace tessera {
@@ -206,7 +207,7 @@ OptimStateDict optim_state_dict(Module& model, Optimizer& optim) {
   TESSERA_CHECK(NotImplementedError, settings.type != StateDictType::LOCAL_STATE_DICT,
                 "optim_state_dict: LOCAL_STATE_DICT has no form for optimizers; use SHARDED_STATE_DICT");
   const auto* config = std::get_if<FullOptimStateDictConfig>(&settings.optim_state_dict_config);
-  const bool keeps = !config || !config->rank0_only || get_rank() == 0;
+  const bool keeps = !config || !config->rank0_only || is_first_rank(fsdp_units(model));
   const auto names = names_of(model, optim);
   OptimStateDict dict;
   with_kind(optim, [&](auto kind) {

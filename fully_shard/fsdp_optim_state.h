@@ -40,9 +40,9 @@ struct OptimStateDict {
   std::vector<Group> param_groups;
 };
 
-/// The optimizer's state under names. On ranks other than 0 empty if the settings say rank0_only. Collective.
-/// Throws NotImplementedError for an unknown optimizer, and LOCAL_STATE_DICT; KeyError for a parameter of the optimizer
-/// that the model lacks.
+/// The optimizer's state under names. On ranks but the first of the mesh empty if the settings say rank0_only.
+/// Collective. Throws NotImplementedError for an unknown optimizer, and LOCAL_STATE_DICT; KeyError for a parameter of
+/// the optimizer that the model lacks.
 OptimStateDict optim_state_dict(torch::nn::Module& model, torch::optim::Optimizer& optim);
 
 struct OptimStateDictToLoadOptions {

@@ -160,7 +160,7 @@ FSDPStateDict FSDP::state_dict(Module& module) {
     check_local(units);
   }
   const auto config = is_full ? std::get<FullStateDictConfig>(settings.state_dict_config) : FullStateDictConfig{};
-  const bool keeps = !config.rank0_only || get_rank() == 0;
+  const bool keeps = !config.rank0_only || is_first_rank(units);
   const auto owner = owners(units);
   FSDPStateDict state;
   for (const auto& item : module.named_parameters()) {

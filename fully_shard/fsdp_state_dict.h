@@ -22,7 +22,7 @@ std::string_view to_string(StateDictType type);
 
 struct FullStateDictConfig {
   bool offload_to_cpu = false;
-  bool rank0_only = false;  // the other ranks get an empty dict
+  bool rank0_only = false;  // ranks but the first of the mesh get an empty dict
   bool operator==(const FullStateDictConfig&) const = default;
 };
 struct LocalStateDictConfig {

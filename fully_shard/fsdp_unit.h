@@ -55,6 +55,9 @@ struct NamedUnit {
 std::shared_ptr<FSDPUnit> find_fsdp_unit(torch::nn::Module& module);
 /// At and below `module`, depth-first, parents first.
 std::vector<NamedUnit> fsdp_units(torch::nn::Module& module);
+/// Whether this is the rank that `rank0_only` means: the first of those that have the units' mesh, which is rank 0
+/// unless the mesh is over some of the ranks.
+bool is_first_rank(const std::vector<NamedUnit>& units);
 
 /// Wraps `module`, and before that the modules that the policy chooses. Collective.
 void wrap_with_fsdp(torch::nn::Module& module, FSDPOptions options);

@@ -94,7 +94,7 @@ class SummonScope {
   SummonScope(std::vector<NamedUnit> units, const SummonFullParamsOptions& options)
       : units_(std::move(units)), writeback_(options.writeback) {
     const at::NoGradGuard no_grad;
-    const bool shows = !options.rank0_only || get_rank() == 0;
+    const bool shows = !options.rank0_only || is_first_rank(units_);
     for (const auto& [path, module, unit] : units_) {
       unit->is_summoned = true;
       if (const auto& group = unit->state->group()) {

@@ -98,6 +98,21 @@ TEST_CASE("each known optimizer goes on as if nothing had happened") {
   CHECK_THROWS_AS(dcp::get_optimizer_state_dict(model, lbfgs), NotImplementedError);
 }
 
+TEST_CASE("a whole state dict that rank 0 alone would get, of a mesh without it") {
+  run_ranks(3, [](int rank) {
+    if (rank == 0) {
+      return;
+    }
+    torch::nn::Linear linear(3, 5);
+    linear->weight = distribute_tensor(linear->weight, init_device_mesh(at::kCPU, {2}, {}, {1, 2}), {Shard(0)});
+    linear->register_parameter("shard", linear->weight);
+    expect_throws<ValueError>(
+        [&] { dcp::get_model_state_dict(*linear, {.full_state_dict = true, .cpu_offload = true}); },
+        "rank 0 alone would have 'shard'");
+    TESSERA_EXPECT(dcp::get_model_state_dict(*linear, {.full_state_dict = true}).contains("shard"));
+  });
+}
+
 TEST_CASE("whole state dicts, and back from rank 0 alone or from every rank") {
   for (const std::string name : {"2", "3", "2x2 HSDP", "2x2 FSDP+TP"}) {
     run_ranks(test_layout(name).ranks, [&](int rank) {

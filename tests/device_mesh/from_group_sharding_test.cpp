@@ -7,6 +7,7 @@
 
 #include "device_mesh/device_mesh.h"
 #include "dtensor/dtensor.h"
+#include "fully_shard/fsdp.h"
 #include "fully_shard/fully_shard.h"
 #include "nn/linear.h"
 #include "testing/expect.h"
@@ -43,6 +44,21 @@ TEST_CASE("DTensors and fully_shard over such meshes") {
     reference(input).pow(2).sum().backward();
     sharded(input).pow(2).sum().backward();
     check_sharded_parity(reference, sharded);
+  });
+}
+
+TEST_CASE("the first rank of a mesh without rank 0 has what rank0_only gives") {
+  run_ranks(3, [](int rank) {
+    if (rank == 0) {
+      return;
+    }
+    nn::Linear linear(3, 5);
+    const FullyShardedDataParallel wrapped(linear, {.device_mesh = init_device_mesh(at::kCPU, {2}, {"dp"}, {1, 2})});
+    FSDP::set_state_dict_type(*linear, StateDictSettings::make(StateDictType::FULL_STATE_DICT,
+                                                               FullStateDictConfig{.rank0_only = true}, std::nullopt));
+    expect_equal(FSDP::state_dict(*linear).size(), size_t{rank == 1 ? 2u : 0u});
+    FSDP::summon_full_params(*linear, {.writeback = false, .rank0_only = true},
+                             [&] { expect_equal(is_dtensor(linear->weight), rank == 2); });
   });
 }
 

@@ -276,6 +276,12 @@ c10::intrusive_ptr<GroupBackend> adopt_gloo_backend(GroupInfo info,
   if (gloo == nullptr) {
     return {};
   }
+  const auto devices = gloo->getOptions()->devices.size();
+  TESSERA_CHECK(
+      NotImplementedError, devices == 1,
+      "adopt_group(\"{}\"): the backend has {} network devices, between which c10d chooses by the message; it "
+      "must have one, on which messages stay in order",
+      info.name, devices);
   return c10::make_intrusive<GlooBackend>(std::move(info), c10::intrusive_ptr<ProcessGroupGloo>::reclaim_copy(gloo));
 }
 

@@ -33,7 +33,8 @@ struct GlooOptions {
 /// comm/gloo_messages.h.
 c10::intrusive_ptr<GroupBackend> make_gloo_backend(GlooOptions options);
 
-/// The same over connections that there are already: c10d's own backend, of the same ranks. Null if it is not gloo's.
+/// The same over connections that there are already: c10d's own backend, of the same ranks. Null if it is not gloo's;
+/// throws NotImplementedError if it is, with several network devices.
 c10::intrusive_ptr<GroupBackend> adopt_gloo_backend(GroupInfo info,
                                                     const c10::intrusive_ptr<c10d::Backend>& connections);
 

@@ -90,6 +90,12 @@ TEST_CASE("what cannot be adopted") {
           adopt_group(default_group()->getBackend(at::kCPU), {0, 1});
         },
         "only a c10d::ProcessGroupGloo can be adopted");
+    const auto on_two = connect_own_gloo("two devices", {0, 1}, /*num_devices=*/2);
+    expect_throws<NotImplementedError>(
+        [&] {
+          adopt_group(on_two, {0, 1}, "tp");
+        },
+        "adopt_group(\"tp\"): the backend has 2 network devices");
     barrier(default_group());  // the other may still be connecting
   });
 }

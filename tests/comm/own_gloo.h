@@ -12,6 +12,7 @@ namespace tessera::testing {
 
 /// Connects `ranks` of the default group, which are processes of run_processes(); each of them calls it, with the same
 /// arguments, of which no other call has the same.
-c10::intrusive_ptr<c10d::Backend> connect_own_gloo(const std::string& name, const std::vector<int64_t>& ranks);
+c10::intrusive_ptr<c10d::Backend> connect_own_gloo(const std::string& name, const std::vector<int64_t>& ranks,
+                                                   int num_devices = 1);
 
 }  // namespace tessera::testing

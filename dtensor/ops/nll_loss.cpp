@@ -31,6 +31,10 @@ int64_t class_dim(int64_t self_ndim) {
   return self_ndim == 1 ? 0 : 1;
 }
 
+int64_t num_classes(const SpecPtr& self) {
+  return self->sizes()[static_cast<size_t>(class_dim(self->ndim()))];
+}
+
 /// Of a forward. Kernels give one item without a reduction a total weight, as if it were a sum.
 int64_t reduction_of(const OpCall& call) {
   const int64_t reduction = call.args[kReduction].toInt();
@@ -119,6 +123,19 @@ at::Tensor total_weight(const at::Tensor& target, const at::Tensor& weight, int6
   return weight.index_select(0, classes.flatten()).mul(counted.flatten()).sum();
 }
 
+/// Kernels see this rank's part of a replicated target: what is wrong in another part is refused here as it is there.
+/// Kernels of a GPU end the program's work on it instead.
+void check_targets(const at::Tensor& target, int64_t ignore_index, int64_t num_classes) {
+  if (!target.is_cpu() || target.numel() == 0) {
+    return;
+  }
+  const auto [low, high] = target.masked_fill(target.eq(ignore_index), 0).aminmax();
+  const auto least = low.item<int64_t>(), largest = high.item<int64_t>();
+  TESSERA_CHECK(ValueError, least >= 0 && largest < num_classes,
+                "aten::nll_loss: target {} is out of bounds; there are {} classes, and ignore_index is {}",
+                least < 0 ? least : largest, num_classes, ignore_index);
+}
+
 /// This rank's part of a replicated target.
 at::Tensor own_target(at::Tensor target, const SpecPtr& self) {
   for (int64_t dim = 0; dim < self->ndim(); ++dim) {
@@ -135,9 +152,9 @@ at::Tensor own_target(at::Tensor target, const SpecPtr& self) {
 /// for the reduction) those of this rank's classes. Targets that are no class at all stay so, for the kernel to refuse
 /// on every rank.
 void take_own_classes(const c10::OperatorHandle& op, torch::jit::Stack* stack, const SpecPtr& self, size_t first_arg) {
-  const int64_t num_classes = self->sizes()[static_cast<size_t>(class_dim(self->ndim()))];
+  const int64_t classes_of_all = num_classes(self);
   const auto range = range_of(self, class_dim(self->ndim()));
-  if (range.length == num_classes) {
+  if (range.length == classes_of_all) {
     return;
   }
   auto& target = local_argument(op, stack, first_arg);
@@ -145,7 +162,7 @@ void take_own_classes(const c10::OperatorHandle& op, torch::jit::Stack* stack, c
   auto& ignore_index = local_argument(op, stack, first_arg + 3);
   const auto classes = target.toTensor().to(at::kLong);
   const auto ignored = classes.eq(ignore_index.toInt());
-  const auto invalid = classes.lt(0).logical_or_(classes.ge(num_classes)).logical_and_(ignored.logical_not());
+  const auto invalid = classes.lt(0).logical_or_(classes.ge(classes_of_all)).logical_and_(ignored.logical_not());
   const auto elsewhere = classes.lt(range.offset).logical_or_(classes.ge(range.offset + range.length));
   target = classes.sub(range.offset)
                .masked_fill_(elsewhere.logical_or_(ignored), kElsewhere)
@@ -192,8 +209,10 @@ void local_nll_loss(const c10::OperatorHandle& op, torch::jit::Stack* stack, con
   at::Tensor total;
   if (mean) {
     const auto& weight = local_argument(op, stack, kWeight);
-    total = total_weight(target.toTensor(), weight.isTensor() ? weight.toTensor() : at::Tensor(),
-                         local_argument(op, stack, kIgnoreIndex).toInt(), self.scalar_type());
+    const int64_t ignore_index = local_argument(op, stack, kIgnoreIndex).toInt();
+    check_targets(target.toTensor(), ignore_index, num_classes(plan.operands[0]));
+    total = total_weight(target.toTensor(), weight.isTensor() ? weight.toTensor() : at::Tensor(), ignore_index,
+                         self.scalar_type());
     target = own_target(target.toTensor(), plan.operands[0]);
     local_argument(op, stack, kReduction) = c10::IValue(kSum);
   }

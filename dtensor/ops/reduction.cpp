@@ -7,6 +7,8 @@
 
 #include <limits>
 
+#include "base/error.h"
+#include "dtensor/ops/pointwise.h"
 #include "dtensor/ops/reduction.h"
 #include "dtensor/ops/rule_helpers.h"
 
@@ -69,6 +71,13 @@ Strategies extremum_strategies(const OpCall& call) {
   // ATen refuses the extremum of nothing: let it do so on every rank.
   const bool of_nothing = numel(call.operands[0].meta) == 0;
   return reduce_strategies(call, of_nothing ? std::nullopt : std::optional<Placement>(Partial(op)));
+}
+
+/// An empty list of dims is none for these, where for sum and its like it is all.
+template <ReduceOp op>
+Strategies any_dims_strategies(const OpCall& call) {
+  const auto& dims = call.args[1];
+  return dims.isIntList() && dims.toIntList().empty() ? pointwise_strategies(call) : extremum_strategies<op>(call);
 }
 
 Strategies kept_dims_strategies(const OpCall& call) {
@@ -137,20 +146,6 @@ void local_norm(const c10::OperatorHandle& op, torch::jit::Stack* stack, const O
   op.callBoxed(stack);
 }
 
-/// Statistics of an empty shard's rows: nothing, and no warning about too few elements.
-void local_statistics(const c10::OperatorHandle& op, torch::jit::Stack* stack, const OpPlan& plan) {
-  const auto local = local_argument(op, stack, 0).toTensor();
-  if (local.numel() > 0 || plan.operands[0]->is_replicated()) {
-    op.callBoxed(stack);
-    return;
-  }
-  std::vector<c10::IValue> results;
-  for (const auto& spec : plan.outputs) {
-    results.emplace_back(at::full(spec->local_sizes(), 0, local.options().dtype(spec->dtype())));
-  }
-  set_results(op, stack, std::move(results));
-}
-
 /// Output metas of reductions without a meta kernel. `dtype` maps the operand's dtype to the output's.
 template <class Dtype>
 OutputMetas reduced_metas(Dtype dtype, size_t num_outputs = 1) {
@@ -204,6 +199,11 @@ std::vector<TensorMeta> variance_and_mean(const OpCall& call) {
 }
 
 std::vector<TensorMeta> values_and_indices(const OpCall& call) {
+  for (const int64_t dim : reduction_of(call).dims) {
+    TESSERA_CHECK(ValueError, call.operands[0].ndim() == 0 || call.operands[0].meta.sizes[static_cast<size_t>(dim)] > 0,
+                  "{}: dim {} of {} has no elements", toString(call.op.operator_name()), dim,
+                  to_string(call.operands[0].meta));
+  }
   auto metas = reduced_metas(same_dtype, 2)(call);
   metas[1].dtype = at::kLong;
   return metas;
@@ -222,8 +222,14 @@ const RegisterOpRules rules([] {
                     .output_metas = reduced_metas(long_dtype)});
   const OpRule max{.strategies = extremum_strategies<ReduceOp::Max>, .local_call = local_extremum<ReduceOp::Max>};
   const OpRule min{.strategies = extremum_strategies<ReduceOp::Min>, .local_call = local_extremum<ReduceOp::Min>};
-  register_op_rule({"aten::amax", "aten::any", "aten::any.dim", "aten::any.dims", "aten::_is_any_true"}, max);
-  register_op_rule({"aten::amin", "aten::all", "aten::all.dim", "aten::all.dims", "aten::_is_all_true"}, min);
+  register_op_rule({"aten::amax", "aten::any", "aten::any.dim", "aten::_is_any_true"}, max);
+  register_op_rule({"aten::amin", "aten::all", "aten::all.dim", "aten::_is_all_true"}, min);
+  auto any = max;
+  any.strategies = any_dims_strategies<ReduceOp::Max>;
+  register_op_rule({"aten::any.dims"}, any);
+  auto all = min;
+  all.strategies = any_dims_strategies<ReduceOp::Min>;
+  register_op_rule({"aten::all.dims"}, all);
   auto max_of_all = max;
   max_of_all.output_metas = reduced_metas(same_dtype);
   register_op_rule({"aten::max"}, max_of_all);
@@ -233,12 +239,10 @@ const RegisterOpRules rules([] {
   register_op_rule({"aten::norm.Scalar", "aten::norm.ScalarOpt_dim", "aten::norm.ScalarOpt_dim_dtype",
                     "aten::norm.ScalarOpt_dtype", "aten::linalg_vector_norm"},
                    {.strategies = norm_strategies, .local_call = local_norm});
-  register_op_rule(
-      {"aten::var.correction", "aten::std.correction"},
-      {.strategies = kept_dims_strategies, .local_call = local_statistics, .output_metas = reduced_metas(real_dtype)});
-  register_op_rule(
-      {"aten::var_mean.correction", "aten::std_mean.correction"},
-      {.strategies = kept_dims_strategies, .local_call = local_statistics, .output_metas = variance_and_mean});
+  register_op_rule({"aten::var.correction", "aten::std.correction"},
+                   {.strategies = kept_dims_strategies, .output_metas = reduced_metas(real_dtype)});
+  register_op_rule({"aten::var_mean.correction", "aten::std_mean.correction"},
+                   {.strategies = kept_dims_strategies, .output_metas = variance_and_mean});
   register_op_rule({"aten::max.dim", "aten::min.dim", "aten::argmax", "aten::argmin", "aten::aminmax"},
                    {.strategies = kept_dims_strategies});
   register_op_rule({"aten::logsumexp"},

@@ -14,11 +14,13 @@
 #include <ATen/ops/ones_like.h>
 #include <ATen/ops/smooth_l1_loss.h>
 #include <ATen/ops/soft_margin_loss.h>
+#include <ATen/ops/tensor.h>
 #include <ATen/ops/zeros.h>
 #include <fmt/format.h>
 
 #include <cmath>
 
+#include "base/error.h"
 #include "comm/comm_stats.h"
 #include "dtensor/dtensor.h"
 #include "testing/expect.h"
@@ -101,6 +103,22 @@ TEST_CASE("negative log-likelihood", "[dtensor][ops]") {
   append(cases, "cross_entropy of probabilities", {{{5, 3}}, probability({5, 3})},
          [](auto& x, auto r) { return at::cross_entropy_loss(x[0], x[1], {}, r); });
   CHECK_NOTHROW(check_ops(cases));
+}
+
+TEST_CASE("a target that no class is, on one rank's part, is refused on every rank", "[dtensor][ops]") {
+  run_ranks(3, [](int) {
+    const auto mesh = init_device_mesh(at::kCPU, {3});
+    const auto logits = distribute_tensor(at::ones({5, 4}), mesh, {Shard(0)});
+    for (const int64_t bad : {4, -1}) {
+      const auto target =
+          distribute_tensor(at::tensor(std::vector<int64_t>{0, bad, 3, 2, 1}, at::kLong), mesh, {Shard(0)});
+      expect_throws<ValueError>([&] { at::cross_entropy_loss(logits, target); },
+                                fmt::format("target {} is out of bounds; there are 4 classes", bad));
+    }
+    const auto ignored =
+        distribute_tensor(at::tensor(std::vector<int64_t>{0, -7, 3, 2, 1}, at::kLong), mesh, {Shard(0)});
+    TESSERA_EXPECT(at::cross_entropy_loss(logits, ignored, {}, 1, -7).item<float>() > 0);
+  });
 }
 
 TEST_CASE("a mean over uneven shards counts all elements once", "[dtensor][ops]") {

@@ -6,6 +6,9 @@
 #include <ATen/ops/full.h>
 #include <ATen/ops/linalg_vector_norm.h>
 #include <ATen/ops/logsumexp.h>
+#include <ATen/ops/median.h>
+#include <ATen/ops/mode.h>
+#include <ATen/ops/nanmedian.h>
 #include <ATen/ops/nansum.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/stack.h>
@@ -17,6 +20,7 @@
 #include <cmath>
 #include <limits>
 
+#include "base/error.h"
 #include "comm/comm_stats.h"
 #include "dtensor/dtensor.h"
 #include "dtensor/redistribute.h"
@@ -167,6 +171,42 @@ TEST_CASE("statistics over whole dims", "[dtensor][ops]") {
                   return at::logsumexp(x, at::IntArrayRef({0, 1}), true);
                 }},
            })));
+}
+
+TEST_CASE("reductions over dims of no elements, and over no dims", "[dtensor][ops]") {
+  const Functions statistics = {
+      {"var", [](const at::Tensor& x) { return at::var(x, {1}, 1).isnan(); }},
+      {"std", [](const at::Tensor& x) { return at::std(x, {1}, 0).isnan(); }},
+      {"var_mean", [](const at::Tensor& x) { return std::get<0>(at::var_mean(x, {1}, 1)).isnan(); }},
+      {"mean of var_mean", [](const at::Tensor& x) { return std::get<1>(at::var_mean(x, {1}, 1)).isnan(); }},
+  };
+  const Functions no_dims = {
+      {"any", [](const at::Tensor& x) { return x.gt(0).any(at::IntArrayRef()); }},
+      {"all", [](const at::Tensor& x) { return x.gt(0).all(at::IntArrayRef(), /*keepdim=*/true); }},
+      {"any of bytes", [](const at::Tensor& x) { return x.gt(0).to(at::kByte).any(at::IntArrayRef()); }},
+      {"any over all", [](const at::Tensor& x) { return x.gt(0).any(at::OptionalIntArrayRef()); }},
+      {"sum", [](const at::Tensor& x) { return x.sum(at::IntArrayRef()); }},
+      {"amax", [](const at::Tensor& x) { return x.amax(at::IntArrayRef()); }},
+      {"norm", [](const at::Tensor& x) { return at::linalg_vector_norm(x, 2, at::IntArrayRef()); }},
+  };
+  auto cases = over({{4, 0}}, statistics);
+  for (auto& test : over({{2, 2}, {5, 3}}, no_dims)) {
+    cases.push_back(std::move(test));
+  }
+  for (auto& test : cases) {
+    test.gradients = false;
+  }
+  CHECK_NOTHROW(check_ops(cases));
+}
+
+TEST_CASE("what a dim of no elements does not have is refused on every rank", "[dtensor][ops]") {
+  run_ranks(3, [](int) {
+    const auto x = distribute_tensor(at::ones({4, 0}), init_device_mesh(at::kCPU, {3}), {Shard(0)});
+    expect_throws<ValueError>([&] { at::median(x, 1); }, "aten::median.dim: dim 1 of ");
+    expect_throws<ValueError>([&] { at::nanmedian(x, 1); }, "has no elements");
+    expect_throws<ValueError>([&] { at::mode(x, 1); }, "has no elements");
+    TESSERA_EXPECT(std::get<0>(at::median(x, 0)).numel() == 0);
+  });
 }
 
 TEST_CASE("variances of complex numbers are real", "[dtensor][ops]") {

@@ -18,6 +18,7 @@
 #include "dtensor/plan_cache.h"
 #include "dtensor/propagate.h"
 #include "dtensor/redistribute.h"
+#include "dtensor/write_back.h"
 
 namespace tessera {
 
@@ -29,31 +30,8 @@ using Arguments = c10::SmallVector<c10::IValue, 8>;
 // Meshes differ between ranks, and ranks may be threads: one cache a thread, so no locks.
 thread_local PlanCache plan_cache;
 
-const OpRule& rule_of(const c10::OperatorHandle& op, const CallSignature& call) {
-  const auto* rule = call.info->rule;
-  TESSERA_CHECK(
-      NotImplementedError, rule != nullptr,
-      "{} has no sharding rule, so it cannot run on {}. Take to_local() or full_tensor() of the DTensors, run "
-      "it on those, and make the result a DTensor with from_local; or register_sharding() for it",
-      toString(op.operator_name()), describe_arguments(call));
-  return *rule;
-}
-
-/// A parameter of fully_shard that should have been gathered is the likelier fault, if the others are none.
-[[noreturn]] void throw_different_meshes(const c10::OperatorHandle& op, const CallSignature& call) {
-  const auto is_managed = [](const CallOperand& operand) { return operand.dtensor && operand.dtensor->origin; };
-  const auto managed = std::count_if(call.operands.begin(), call.operands.end(), is_managed);
-  if (managed > 0 && managed < std::ssize(call.operands)) {
-    check_not_mixed(op, call);
-  }
-  TESSERA_CHECK(ValueError, false,
-                "{}: operands lie on different meshes: {}. redistribute(tensor, mesh, placements) carries one over, or "
-                "run the op on those of each mesh",
-                toString(op.operator_name()), describe_arguments(call));
-}
-
 std::shared_ptr<const OpPlan> make_plan(const c10::OperatorHandle& op, const CallSignature& call) {
-  const auto& rule = rule_of(op, call);
+  const auto& rule = call.info->rule ? *call.info->rule : whole_op_rule();
   const DeviceMesh* mesh = nullptr;
   OpCall rule_call{.op = op, .args = call.args, .operands = {}, .outputs = {}, .offsets = {}};
   for (const auto& operand : call.operands) {
@@ -136,15 +114,19 @@ void put_local_arguments(const CallSignature& call, const Locals& locals, Stack*
 
 /// Empty results where this rank has no part of any output; a written operand then has nothing to write.
 /// False if the results cannot be told from the plan: some are undefined.
-bool make_empty_results(const c10::OperatorHandle& op, const OpPlan& plan, const Locals& locals, Stack* stack) {
+bool make_empty_results(const c10::OperatorHandle& op, const CallSignature& call, const OpPlan& plan,
+                        const Locals& locals, Stack* stack) {
   const auto& returns = op.schema().returns();
   const bool one_list = returns.size() == 1 && returns[0].type()->kind() == c10::TypeKind::ListType;
   if (!one_list && returns.size() != plan.outputs.size()) {
     return false;
   }
+  // A plain number of the CPU may stand beside DTensors of a GPU.
+  const auto like = std::find_if(call.operands.begin(), call.operands.end(), [](const auto& o) { return o.dtensor; });
+  const auto options = locals[static_cast<size_t>(like - call.operands.begin())].options();
   std::vector<at::Tensor> results;
   for (const auto& spec : plan.outputs) {
-    results.push_back(at::empty(spec->local_sizes(), locals[0].options().dtype(spec->dtype())));
+    results.push_back(at::empty(spec->local_sizes(), options.dtype(spec->dtype())));
   }
   torch::jit::drop(*stack, op.schema().arguments().size());
   if (one_list) {
@@ -155,8 +137,9 @@ bool make_empty_results(const c10::OperatorHandle& op, const OpPlan& plan, const
   return true;
 }
 
-void run_local(const c10::OperatorHandle& op, const OpPlan& plan, const Locals& locals, Stack* stack) {
-  if (plan.nothing_here && make_empty_results(op, plan, locals, stack)) {
+void run_local(const c10::OperatorHandle& op, const CallSignature& call, const OpPlan& plan, const Locals& locals,
+               Stack* stack) {
+  if (plan.nothing_here && make_empty_results(op, call, plan, locals, stack)) {
     return;
   }
   if (plan.rule->local_call) {
@@ -166,13 +149,11 @@ void run_local(const c10::OperatorHandle& op, const OpPlan& plan, const Locals& 
   }
 }
 
-/// Carries what the op wrote into moved operands back to where they were.
-void write_back(const CallSignature& call, const OpPlan& plan, const Locals& locals) {
+void write_back(const c10::OperatorHandle& op, const CallSignature& call, const OpPlan& plan, const Locals& locals) {
   for (size_t i = 0; i < call.operands.size(); ++i) {
     const auto& operand = call.operands[i];
     if (plan.redistribute[i] && call.info->is_written(operand.arg)) {
-      const auto& home = *operand.dtensor;
-      home.local.copy_(redistribute_local(locals[i], *plan.operands[i], home.spec->placements()));
+      write_back(op, operand, locals[i], plan.operands[i]);
     }
   }
 }
@@ -197,6 +178,10 @@ struct ResultWrapper {
   at::Tensor wrap(at::Tensor local, bool is_view) {
     const size_t index = next++;
     auto spec = spec_of_result(plan, index, local);
+    // Kernels of channels-last tensors, say, lay out their results alike, which not every rule foresees.
+    if (!is_view && !local.is_contiguous() && spec->meta().is_contiguous()) {
+      local = local.contiguous();
+    }
     return is_view ? wrap_view(std::move(local), std::move(spec), index)
                    : wrap_local(std::move(local), std::move(spec));
   }
@@ -250,8 +235,12 @@ void wrap_results(const CallSignature& call, const OpPlan& plan, Stack* stack) {
 /// its own, so that fully_shard can tell whether a shard changed.
 void bump_written_versions(const CallSignature& call) {
   for (const auto& operand : call.operands) {
-    if (operand.dtensor && call.info->is_written(operand.arg) && !operand.dtensor->local.is_inference()) {
-      operand.dtensor->local.unsafeGetTensorImpl()->bump_version();
+    if (!operand.dtensor || !call.info->is_written(operand.arg)) {
+      continue;
+    }
+    const auto* meta = dtensor_meta(*operand.tensor);  // which write_back() may have replaced
+    if (!meta->local.is_inference()) {
+      meta->local.unsafeGetTensorImpl()->bump_version();
     }
   }
 }
@@ -281,6 +270,9 @@ void dispatch(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* st
   if (call.has_copied_view) {
     check_copied_views(op, call);
   }
+  if (!info.rule) {
+    check_runs_whole(op, call);
+  }
   const auto plan = plan_cache.find_or_make(call, [&] { return make_plan(op, call); });
 
   if (ExplicitRedistribution::level() != ExplicitRedistribution::Level::Off) {
@@ -288,9 +280,9 @@ void dispatch(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* st
   }
   const Locals locals(call, *plan);
   put_local_arguments(call, locals, stack);
-  run_local(op, *plan, locals, stack);
+  run_local(op, call, *plan, locals, stack);
   if (plan->writes_back) {
-    write_back(call, *plan, locals);
+    write_back(op, call, *plan, locals);
   }
   wrap_results(call, *plan, stack);
   if (info.writes) {

@@ -1,5 +1,7 @@
 #include "dtensor/dispatch_checks.h"
 
+#include <ATen/core/enum_tag.h>
+
 #include <algorithm>
 
 #include "base/error.h"
@@ -40,6 +42,19 @@ void check_not_mixed(const c10::OperatorHandle& op, const CallSignature& call) {
                 name, describe_arguments(call));
 }
 
+void check_runs_whole(const c10::OperatorHandle& op, const CallSignature& call) {
+  TESSERA_CHECK(
+      NotImplementedError, ReplicateAndRun::active(),
+      "{} has no sharding rule, so it cannot run on {}. Take to_local() or full_tensor() of the DTensors, run "
+      "it on those, and make the result a DTensor with from_local; or register_sharding() for it. In a ReplicateAndRun "
+      "scope it runs on whole tensors",
+      toString(op.operator_name()), describe_arguments(call));
+  TESSERA_CHECK(NotImplementedError, !op.hasTag(at::Tag::nondeterministic_seeded),
+                "{} draws random numbers and has no sharding rule: in a ReplicateAndRun scope each rank would draw its "
+                "own. Draw on one rank and distribute_tensor() the result",
+                toString(op.operator_name()));
+}
+
 void check_copied_views(const c10::OperatorHandle& op, const CallSignature& call) {
   for (const auto& operand : call.operands) {
     TESSERA_CHECK(
@@ -71,6 +86,19 @@ void check_moves_allowed(const c10::OperatorHandle& op, const CallSignature& cal
                   "redistribute() on it first",
                   toString(op.operator_name()), i, to_string(to), to_string(steps), describe_arguments(call));
   }
+}
+
+// A parameter of fully_shard that should have been gathered is the likelier fault, if the others are none.
+void throw_different_meshes(const c10::OperatorHandle& op, const CallSignature& call) {
+  const auto is_managed = [](const CallOperand& operand) { return operand.dtensor && operand.dtensor->origin; };
+  const auto managed = std::count_if(call.operands.begin(), call.operands.end(), is_managed);
+  if (managed > 0 && managed < std::ssize(call.operands)) {
+    check_not_mixed(op, call);
+  }
+  TESSERA_CHECK(ValueError, false,
+                "{}: operands lie on different meshes: {}. redistribute(tensor, mesh, placements) carries one over, or "
+                "run the op on those of each mesh",
+                toString(op.operator_name()), describe_arguments(call));
 }
 
 }  // namespace tessera

@@ -18,11 +18,17 @@ std::string describe_arguments(const CallSignature& call);
 /// is a parameter of fully_shard that should have been gathered.
 bool may_replicate_plain_tensors(const CallSignature& call);
 
+/// For an op without a rule. Throws NotImplementedError unless a ReplicateAndRun scope lets it run.
+void check_runs_whole(const c10::OperatorHandle& op, const CallSignature& call);
+
 /// A view that was moved is a copy: the tensor it should be a view of would not see the write, and it has not seen what
 /// was written to that one.
 void check_copied_views(const c10::OperatorHandle& op, const CallSignature& call);
 
 /// In an ExplicitRedistribution scope: throws if the plan moves an operand.
 void check_moves_allowed(const c10::OperatorHandle& op, const CallSignature& call, const OpPlan& plan);
+
+/// Throws ValueError: the operands' meshes differ.
+[[noreturn]] void throw_different_meshes(const c10::OperatorHandle& op, const CallSignature& call);
 
 }  // namespace tessera

@@ -11,6 +11,7 @@ namespace tessera {
 namespace {
 
 thread_local int implicit_scopes = 0;
+thread_local int whole_scopes = 0;
 thread_local ExplicitRedistribution::Level explicit_level = ExplicitRedistribution::Level::Off;
 thread_local const c10::OperatorHandle* current_op = nullptr;
 
@@ -80,6 +81,18 @@ bool ExplicitRedistribution::forbids(const std::vector<RedistributeStep>& steps)
       return !steps.empty();
   }
   TESSERA_ASSERT(false, "level {}", static_cast<int>(explicit_level));
+}
+
+ReplicateAndRun::ReplicateAndRun() {
+  ++whole_scopes;
+}
+
+ReplicateAndRun::~ReplicateAndRun() {
+  --whole_scopes;
+}
+
+bool ReplicateAndRun::active() {
+  return whole_scopes > 0;
 }
 
 const c10::OperatorHandle* dispatching_op() {

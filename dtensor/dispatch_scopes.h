@@ -9,6 +9,10 @@
 //     ExplicitRedistribution scope;          // an op that would have to communicate throws instead
 //     y = mm(a, b);
 //   }
+//   {
+//     ReplicateAndRun scope;                 // an op that has no sharding rule runs on whole tensors
+//     y = my_library_op(x);
+//   }
 //
 // After torch.distributed.tensor.experimental.implicit_replication and ExplicitRedistributionContext. On CPU a backward
 // runs in the thread that calls it, so a scope around backward() holds for it too.
@@ -56,6 +60,21 @@ class ExplicitRedistribution {
 
  private:
   Level previous_;
+};
+
+/// An op without a sharding rule, ATen's or a program's own, runs all the same: each rank gathers its operands whole
+/// and computes the same, so the results are replicated, and what it writes goes back to where it was. As slow, and as
+/// large, as on one device; it must give the same on every rank. Ops that say that they draw random numbers are refused
+/// with a NotImplementedError. Where the op's gradient is such an op too, the scope is needed around backward() as
+/// well. Scopes nest; ops that have a rule run by it.
+class ReplicateAndRun {
+ public:
+  ReplicateAndRun();
+  ~ReplicateAndRun();
+  ReplicateAndRun(const ReplicateAndRun&) = delete;
+  ReplicateAndRun& operator=(const ReplicateAndRun&) = delete;
+
+  static bool active();
 };
 
 /// The op that the calling thread dispatches on DTensors now, innermost; null outside of one.

@@ -103,11 +103,19 @@ at::Tensor norms_of(const at::Tensor& powers, double p, at::ScalarType dtype) {
   return powers.pow(1.0 / p).to(dtype);
 }
 
+/// One term alone is the value, under every placement, and may have been written: no power of it is taken.
+bool is_norm_of_terms(const Placement& placement, const AxisView& axis) {
+  return placement.is_norm_partial() && axis.num_ranks > 1;
+}
+
+ReduceOp op_of(const Placement& pending) {
+  return pending.is_norm_partial() ? ReduceOp::Sum : pending.reduce_op();
+}
+
 StepInFlight reduce_partial(const at::Tensor& local, const Placement& from, const AxisView& axis) {
-  if (!from.is_norm_partial()) {
+  if (!is_norm_of_terms(from, axis)) {
     const auto result = local.clone(at::MemoryFormat::Contiguous);
-    return {.collective = all_reduce_async(result, from.reduce_op(), axis.group),
-            .finish = [result] { return result; }};
+    return {.collective = all_reduce_async(result, op_of(from), axis.group), .finish = [result] { return result; }};
   }
   const double p = from.norm_type();
   const auto sum = powers_of(local, p);
@@ -116,8 +124,8 @@ StepInFlight reduce_partial(const at::Tensor& local, const Placement& from, cons
 }
 
 StepInFlight scatter_partial(const at::Tensor& local, const Placement& from, int64_t dim, const AxisView& axis) {
-  if (!from.is_norm_partial()) {
-    return reduce_scatter_dim(local, dim, from.reduce_op(), axis);
+  if (!is_norm_of_terms(from, axis)) {
+    return reduce_scatter_dim(local, dim, op_of(from), axis);
   }
   const double p = from.norm_type();
   auto sum = reduce_scatter_dim(powers_of(local, p), dim, ReduceOp::Sum, axis);

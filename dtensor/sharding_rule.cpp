@@ -55,9 +55,14 @@ void register_op_rule(const std::vector<std::string>& ops, const OpRule& rule) {
   }
 }
 
+const OpRule& whole_op_rule() {
+  static const OpRule rule{.strategies = [](const OpCall&) { return Strategies(); },
+                           .whole_only = [](const OpCall&) { return true; }};
+  return rule;
+}
+
 void register_whole_ops(const std::vector<std::string>& ops) {
-  register_op_rule(ops, {.strategies = [](const OpCall&) { return Strategies(); },
-                         .whole_only = [](const OpCall&) { return true; }});
+  register_op_rule(ops, whole_op_rule());
 }
 
 void replace_op_rule(const std::string& op, OpRule rule) {

@@ -110,6 +110,9 @@ struct OpPlan {
 void register_op_rule(std::initializer_list<std::string_view> ops, const OpRule& rule);
 void register_op_rule(const std::vector<std::string>& ops, const OpRule& rule);
 
+/// For ops that have no strategy but "everything replicated".
+const OpRule& whole_op_rule();
+
 /// Registers ops that have no strategy but "everything replicated", such as matrix decompositions.
 void register_whole_ops(const std::vector<std::string>& ops);
 

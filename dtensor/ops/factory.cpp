@@ -10,12 +10,13 @@ namespace tessera {
 namespace {
 
 /// The operand never moves: its values do not matter. A result of its sizes is laid out as it is, any other is
-/// replicated. `any_term`: the content may serve as the term of a pending sum (zeros, or undefined).
-template <bool any_term>
+/// replicated; so is one like a pending tensor, but for zeros, which are the terms of a zero: what is written to it
+/// would be terms of what the operand waits for.
+template <bool zeros>
 Strategies factory_strategies(const OpCall& call) {
   const auto& operand = call.operands[0];
   const Placement current = operand.spec->placements()[call.axis];
-  const bool alike = call.outputs[0].sizes == operand.meta.sizes && (current.is_shard() || any_term);
+  const bool alike = call.outputs[0].sizes == operand.meta.sizes && (current.is_shard() || zeros);
   return {{.operands = {current}, .outputs = {alike ? current : Placement(Replicate())}}};
 }
 
@@ -38,12 +39,11 @@ void local_empty_strided(const c10::OperatorHandle& op, torch::jit::Stack* stack
 }
 
 const RegisterOpRules rules([] {
-  register_op_rule({"aten::new_zeros", "aten::new_empty"},
-                   {.strategies = factory_strategies<true>, .local_call = with_local_sizes(1)});
-  register_op_rule({"aten::new_ones", "aten::new_full"},
+  register_op_rule({"aten::new_zeros"}, {.strategies = factory_strategies<true>, .local_call = with_local_sizes(1)});
+  register_op_rule({"aten::new_empty", "aten::new_ones", "aten::new_full"},
                    {.strategies = factory_strategies<false>, .local_call = with_local_sizes(1)});
   register_op_rule({"aten::new_empty_strided"},
-                   {.strategies = factory_strategies<true>, .local_call = local_empty_strided});
+                   {.strategies = factory_strategies<false>, .local_call = local_empty_strided});
 });
 
 }  // namespace

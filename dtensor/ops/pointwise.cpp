@@ -58,7 +58,7 @@ Strategies constant_like_strategies(const OpCall& call) {
   return strategies;
 }
 
-/// Zeros, or nothing, are the terms of a zero sum; not every reduction is one of another dtype.
+/// Zeros are the terms of a zero sum; not every reduction is one of another dtype.
 Strategies zeros_like_strategies(const OpCall& call) {
   if (call.outputs.at(0).dtype != call.operands[0].meta.dtype) {
     return constant_like_strategies(call);
@@ -167,9 +167,8 @@ const RegisterOpRules rules([] {
                     .reads_float_scalars = false});
   register_linear({"aten::mul.Tensor", "aten::mul_.Tensor"}, {{0}, {1}});
   register_linear({"aten::div.Tensor", "aten::div_.Tensor"}, {{0}});
-  register_op_rule({"aten::zeros_like", "aten::zero_", "aten::zero", "aten::empty_like"},
-                   {.strategies = zeros_like_strategies});
-  register_op_rule({"aten::ones_like", "aten::full_like"},
+  register_op_rule({"aten::zeros_like", "aten::zero_", "aten::zero"}, {.strategies = zeros_like_strategies});
+  register_op_rule({"aten::empty_like", "aten::ones_like", "aten::full_like"},
                    {.strategies = constant_like_strategies, .reads_float_scalars = false});
 });
 

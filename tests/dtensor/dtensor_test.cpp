@@ -8,6 +8,7 @@
 #include <c10/core/InferenceMode.h>
 #include <torch/library.h>
 
+#include "dtensor/dispatch_scopes.h"
 #include "testing/expect.h"
 #include "testing/run_ranks.h"
 #include "testing/tensor_matchers.h"
@@ -25,16 +26,29 @@ at::Tensor no_rule(const at::Tensor& x) {
   return x.clone();
 }
 
+/// Running sums, which no shard can tell alone.
+at::Tensor& sum_up_(at::Tensor& x) {
+  return x.cumsum_(0);
+}
+
 TORCH_LIBRARY(tessera_test, library) {
   library.def("no_rule(Tensor x) -> Tensor");
   library.impl("no_rule", c10::DispatchKey::CPU, &no_rule);
+  library.def("sum_up_(Tensor(a!) x) -> Tensor(a!)");
+  library.impl("sum_up_", c10::DispatchKey::CPU, &sum_up_);
+  library.def("draws(Tensor x) -> Tensor", {at::Tag::nondeterministic_seeded});
+  library.impl("draws", c10::DispatchKey::CPU, &no_rule);
 }
 
-at::Tensor call_op_without_rule(const at::Tensor& x) {
-  static const auto op = c10::Dispatcher::singleton()
-                             .findSchemaOrThrow("tessera_test::no_rule", "")
-                             .typed<at::Tensor(const at::Tensor&)>();
+at::Tensor call_op_without_rule(const at::Tensor& x, const char* name = "tessera_test::no_rule") {
+  const auto op = c10::Dispatcher::singleton().findSchemaOrThrow(name, "").typed<at::Tensor(const at::Tensor&)>();
   return op.call(x);
+}
+
+void sum_up_without_rule(at::Tensor& x) {
+  static const auto op =
+      c10::Dispatcher::singleton().findSchemaOrThrow("tessera_test::sum_up_", "").typed<at::Tensor&(at::Tensor&)>();
+  op.call(x);
 }
 
 }  // namespace
@@ -220,6 +234,29 @@ TEST_CASE("ops without a rule say so, with the remedy", "[dtensor]") {
         [&] { call_op_without_rule(x); },
         "tessera_test::no_rule has no sharding rule, so it cannot run on Float[4] (Shard(0)) on "
         "DeviceMesh(cpu, {dp: 2}). Take to_local() or full_tensor()");
+  });
+}
+
+TEST_CASE("in a ReplicateAndRun scope ops without a rule run on whole tensors", "[dtensor]") {
+  run_ranks(3, [](int rank) {
+    const auto mesh = init_device_mesh(at::kCPU, {3});
+    auto x = distribute_tensor(ramp({4}), mesh, {Shard(0)});
+    const auto pending = from_local(ramp({4}) * rank, mesh, {Partial()});
+    {
+      const ReplicateAndRun outer, inner;
+      for (int call = 0; call < 2; ++call) {  // of which the second finds its plan
+        const auto result = call_op_without_rule(x);
+        expect_equal(to_string(placements(result)), "(Replicate())");
+        expect_bit_equal(to_local(result), ramp({4}));
+      }
+      expect_bit_equal(to_local(call_op_without_rule(pending)), ramp({4}) * 3);
+      sum_up_without_rule(x);
+      expect_equal(to_string(placements(x)), "(Shard(0))");
+      expect_throws<NotImplementedError>([&] { call_op_without_rule(x, "tessera_test::draws"); },
+                                         "tessera_test::draws draws random numbers");
+    }
+    expect_bit_equal(full_tensor(x), ramp({4}).cumsum(0));
+    expect_throws<NotImplementedError>([&] { call_op_without_rule(x); }, "ReplicateAndRun scope");
   });
 }
 

@@ -5,13 +5,18 @@
 #include <ATen/ops/as_strided.h>
 #include <ATen/ops/as_strided_scatter.h>
 #include <ATen/ops/cumsum.h>
+#include <ATen/ops/empty_like.h>
 #include <ATen/ops/index_put.h>
 #include <ATen/ops/linalg_inv.h>
+#include <ATen/ops/linalg_vector_norm.h>
 #include <ATen/ops/max.h>
 #include <ATen/ops/mm.h>
+#include <ATen/ops/ones_like.h>
 #include <ATen/ops/renorm.h>
+#include <ATen/ops/sub.h>
 #include <ATen/ops/sum.h>
 
+#include "base/error.h"
 #include "dtensor/dtensor.h"
 #include "testing/expect.h"
 #include "testing/run_ranks.h"
@@ -77,6 +82,70 @@ TEST_CASE("a moved tensor is written where it was", "[dtensor][ops]") {
     TESSERA_EXPECT(to_local(x).is_alias_of(local));
     expect_bit_equal(full_tensor(x), value.cumsum(0));
   });
+}
+
+TEST_CASE("a pending norm that is written may become anything", "[dtensor][ops]") {
+  const auto written = [](const char* name, std::function<void(at::Tensor&)> write) {
+    return OpCase{.name = name,
+                  .inputs = {{{5, 3}}},
+                  .call = [write](const Tensors& x) -> Tensors {
+                    Tensors norms = {x[0].norm(), x[0].norm(3), at::linalg_vector_norm(x[0], 0.5, {1}),
+                                     x[0].mul(0.01).norm(2, {0}, /*keepdim=*/true), x[0].norm().clone()};
+                    for (auto& norm : norms) {
+                      write(norm);
+                    }
+                    return norms;
+                  },
+                  .gradients = false};
+  };
+  CHECK_NOTHROW(check_ops({
+      written("sub_", [](at::Tensor& norm) { norm.sub_(10); }),
+      written("neg_, then add_", [](at::Tensor& norm) { norm.neg_().add_(0.5); }),
+      written("mul_", [](at::Tensor& norm) { norm.mul_(-2); }),
+      written("div_", [](at::Tensor& norm) { norm.div_(-2); }),
+      written("fill_", [](at::Tensor& norm) { norm.fill_(-3); }),
+      written("zero_, then sub_", [](at::Tensor& norm) { norm.zero_().sub_(3); }),
+      written("log_", [](at::Tensor& norm) { norm.log_(); }),
+      written("copy_", [](at::Tensor& norm) { norm.copy_(norm.neg()); }),
+      written("out=", [](at::Tensor& norm) { at::sub_out(norm, norm, at::ones_like(norm), 7); }),
+      written("of its own view", [](at::Tensor& norm) { norm.unsqueeze_(0).sub_(10); }),
+  }));
+}
+
+TEST_CASE("a pending norm whose memory others have may not be written", "[dtensor][ops]") {
+  run_ranks(2, [](int) {
+    const auto x = distribute_tensor(at::arange(6, at::kFloat), init_device_mesh(at::kCPU, {2}), {Shard(0)});
+    const auto norm = x.norm();
+    const auto detached = norm.detach();
+    expect_throws<NotImplementedError>([&] { norm.sub_(10); },
+                                       "aten::sub_.Scalar: it writes to Float[] (NormPartial(2))");
+    const auto view = x.norm().view({1});
+    expect_throws<NotImplementedError>([&] { view.sub_(10); }, "redistribute() it first");
+    expect_close(full_tensor(norm), full_tensor(x).norm());
+    TESSERA_EXPECT(full_tensor(detached).equal(full_tensor(norm)));
+  });
+}
+
+TEST_CASE("a new tensor like a pending one holds what is written to it", "[dtensor][ops]") {
+  CHECK_NOTHROW(check_ops({
+      {.name = "a number and a norm",
+       .inputs = {{{5, 3}}},
+       .call = [](const Tensors& x) -> Tensors {
+         return {1 - x[0].norm(), -2.0 / x[0].norm(), 1 - x[0].norm(2, {1}), at::empty_like(x[0].norm()).fill_(-1),
+                 x[0].norm(2, {0}).new_empty({3}).fill_(-1)};
+       }},
+      {.name = "a number and a sum",
+       .inputs = {{{5, 3}}},
+       .call = [](const Tensors& x) -> Tensors {
+         return {1 - x[0].sum(0), 2.0 / x[0].sum(), 3.0 / x[0].mean(0)};
+       }},
+      {.name = "a number by a sum of nothing",
+       .inputs = {{{5, 3}}},
+       .call = [](const Tensors& x) -> Tensors {
+         return {(1.0 / x[0].mul(0).sum(0)).isinf(), (2.0 / x[0].gt(9).to(at::kDouble).sum()).isinf()};
+       },
+       .gradients = false},
+  }));
 }
 
 TEST_CASE("in-place ops that change sizes", "[dtensor][ops]") {

@@ -1,0 +1,40 @@
+#include "dtensor/write_back.h"
+
+#include <algorithm>
+
+#include "base/error.h"
+#include "dtensor/redistribute.h"
+
+namespace tessera {
+
+namespace {
+
+bool is_pending_norm(const DTensorSpec& spec) {
+  return std::any_of(spec.placements().begin(), spec.placements().end(),
+                     [](const Placement& placement) { return placement.is_norm_partial(); });
+}
+
+/// Whether a view, a detached tensor or a program that took to_local() has the memory too, or a backward will need it.
+bool is_shared(const CallOperand& operand) {
+  const auto meta = operand.tensor->unsafeGetTensorImpl()->get_backend_meta_intrusive_ptr();
+  const at::Tensor& local = operand.dtensor->local;
+  return meta.use_count() > 2 || local.use_count() > 1 || local.storage().use_count() > 1;
+}
+
+}  // namespace
+
+void write_back(const c10::OperatorHandle& op, const CallOperand& operand, const at::Tensor& local,
+                const SpecPtr& spec) {
+  const DTensorMeta& home = *operand.dtensor;
+  if (!is_pending_norm(*home.spec)) {
+    home.local.copy_(redistribute_local(local, *spec, home.spec->placements()));
+    return;
+  }
+  TESSERA_CHECK(NotImplementedError, !is_shared(operand),
+                "{}: it writes to {} {}, a pending norm whose memory other tensors have too, such as one that detach() "
+                "or a view made, or that a backward needs. redistribute() it first",
+                toString(op.operator_name()), to_string(home.spec->meta()), to_string(home.spec->placements()));
+  operand.tensor->unsafeGetTensorImpl()->set_backend_meta(c10::make_intrusive<DTensorMeta>(local, spec, home.origin));
+}
+
+}  // namespace tessera

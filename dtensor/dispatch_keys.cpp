@@ -5,13 +5,14 @@
 #include <torch/library.h>
 
 #include <algorithm>
-#include <array>
-#include <cstring>
 #include <string>
+#include <vector>
 
 #include "base/error.h"
 #include "dtensor/dispatch.h"
 #include "dtensor/dtensor_impl.h"
+#include "dtensor/ops/op_names.h"
+#include "dtensor/ops/own_kernels.h"
 #include "dtensor/whole_tensor.h"
 
 namespace tessera {
@@ -61,29 +62,14 @@ bool takes_tensors(const c10::FunctionSchema& schema) {
   return false;
 }
 
-/// inplace_view.cpp and ops/backward_constants.cpp have the kernels of these. detach_, tagged as one of the former,
-/// leaves the tensor as it is.
-constexpr std::array kOwnKernels{"_index_put_impl_",
-                                 "as_strided_copy",
-                                 "as_strided_scatter",
-                                 "cat",
-                                 "diagonal_scatter",
-                                 "glu_backward",
-                                 "index.Tensor",
-                                 "index_add_",
-                                 "index_put",
-                                 "index_select",
-                                 "is_same_size",
-                                 "masked_scatter",
-                                 "put",
-                                 "scatter_add",
-                                 "select_scatter",
-                                 "stack"};
-
+/// detach_, tagged as one that inplace_view.cpp has, leaves the tensor as it is.
 bool has_own_kernel(const c10::OperatorHandle& op) {
-  const auto name = toString(op.operator_name()).substr(std::strlen("aten::"));
-  return (op.hasTag(at::Tag::inplace_view) && name != "detach_") ||
-         std::find(kOwnKernels.begin(), kOwnKernels.end(), name) != kOwnKernels.end();
+  static const std::vector<std::string> joins = aten_ops(kGradientJoins), others = aten_ops(kOtherOwnKernels);
+  const auto name = toString(op.operator_name());
+  const auto has = [&](const std::vector<std::string>& names) {
+    return std::find(names.begin(), names.end(), name) != names.end();
+  };
+  return (op.hasTag(at::Tag::inplace_view) && name != "aten::detach_") || has(joins) || has(others);
 }
 
 /// rand_like, bernoulli and their kin: their kernels make an empty tensor and draw in place, on DTensors too.
@@ -124,6 +110,10 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, library) {
   library.impl("_local_scalar_dense", &local_scalar_dense);
   library.impl("equal", &equal);
   library.impl("is_same_size", &is_same_size);
+  // They have kernels and a composite form too, which comes before the fallback.
+  for (const char* op : {"mish_backward", "silu_backward"}) {
+    library.impl(op, torch::CppFunction::makeFromBoxedFunction<&dispatch>());
+  }
   override_composite_explicit_ops(library);
 }
 

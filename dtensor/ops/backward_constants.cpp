@@ -9,15 +9,11 @@
 #include "dtensor/dispatch_scopes.h"
 #include "dtensor/dtensor_impl.h"
 #include "dtensor/ops/op_names.h"
+#include "dtensor/ops/own_kernels.h"
 
 namespace tessera {
 
 namespace {
-
-// Also in dispatch_keys.cpp. None that hooks compute with, whose tensors may be anything.
-constexpr const char* kOps = R"(
-    _index_put_impl_ cat stack diagonal_scatter glu_backward index.Tensor index_add_ index_put index_select masked_scatter put
-    scatter_add select_scatter)";
 
 void join_gradients(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
   const size_t num_args = op.schema().arguments().size();
@@ -32,7 +28,7 @@ void join_gradients(const c10::OperatorHandle& op, c10::DispatchKeySet keys, tor
 }  // namespace
 
 TORCH_LIBRARY_IMPL(aten, PrivateUse1, library) {
-  for (const auto& op : aten_ops(kOps)) {
+  for (const auto& op : aten_ops(kGradientJoins)) {
     library.impl(op.substr(6).c_str(), torch::CppFunction::makeFromBoxedFunction<&join_gradients>());
   }
 }

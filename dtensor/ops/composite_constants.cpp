@@ -1,6 +1,4 @@
-// Composite ops of ATen that make tensors of sizes and numbers alone, such as a causal mask, and mix them with what
-// they are given. Every rank makes the same, so that they count as replicated within the op: unless it was given plain
-// tensors, which may differ between ranks. None of these ops draws random numbers but on DTensors.
+#include "dtensor/ops/composite_constants.h"
 
 #include <torch/library.h>
 
@@ -32,20 +30,12 @@ void with_own_constants(const c10::OperatorHandle& op, torch::jit::Stack* stack)
   op.callBoxedForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd, *stack);
 }
 
-void override_composites(torch::Library& library) {
+}  // namespace
+
+void override_with_own_constants(torch::Library& library) {
   for (const auto& op : aten_ops(kOps)) {
     library.impl(op.substr(6).c_str(), torch::CppFunction::makeFromBoxedFunction<&with_own_constants>());
   }
-}
-
-}  // namespace
-
-TORCH_LIBRARY_IMPL(aten, PrivateUse1, library) {
-  override_composites(library);
-}
-
-TORCH_LIBRARY_IMPL(aten, AutogradPrivateUse1, library) {
-  override_composites(library);
 }
 
 }  // namespace tessera

@@ -9,6 +9,7 @@
 #include <ATen/ops/arange.h>
 #include <ATen/ops/ctc_loss.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/max_pool1d_with_indices.h>
 #include <ATen/ops/native_batch_norm.h>
 #include <ATen/ops/tensor.h>
 #include <ATen/ops/where.h>
@@ -20,6 +21,7 @@
 
 #include "base/error.h"
 #include "dtensor/dtensor_impl.h"
+#include "dtensor/ops/composite_constants.h"
 #include "dtensor/whole_tensor.h"
 
 namespace tessera {
@@ -104,6 +106,12 @@ at::Tensor ctc_loss_of_tensors(const at::Tensor& log_probs, const at::Tensor& ta
                       zero_infinity);
 }
 
+/// ATen's own takes a kernel that reads memory where nothing needs a gradient.
+at::Tensor max_pool1d(const at::Tensor& self, at::IntArrayRef kernel_size, at::IntArrayRef stride,
+                      at::IntArrayRef padding, at::IntArrayRef dilation, bool ceil_mode) {
+  return std::get<0>(at::max_pool1d_with_indices(self, kernel_size, stride, padding, dilation, ceil_mode));
+}
+
 /// For CUDA tensors ATen's own calls cuDNN, whose ops have no rules.
 std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, int64_t> batch_norm_impl_index(
     const at::Tensor& input, const std::optional<at::Tensor>& weight, const std::optional<at::Tensor>& bias,
@@ -119,10 +127,12 @@ void override_composites(torch::Library& library) {
   library.impl("value_selecting_reduction_backward", &value_selecting_reduction_backward);
   library.impl("cummaxmin_backward", &cummaxmin_backward);
   library.impl("masked_select_backward", &masked_select_backward);
+  library.impl("max_pool1d", &max_pool1d);
   library.impl("one_hot", &one_hot);
   library.impl("ctc_loss.IntList", &ctc_loss);
   library.impl("ctc_loss.Tensor", &ctc_loss_of_tensors);
   library.impl("trace_backward", &trace_backward);
+  override_with_own_constants(library);
 }
 
 }  // namespace

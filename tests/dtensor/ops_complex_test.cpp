@@ -21,8 +21,6 @@
 
 using namespace tessera;
 
-// On the CPU only: the simulated GPU (testing/simulated_gpu) copies what is conjugated lazily as it lies in memory.
-
 namespace {
 
 /// As real numbers, which the oracle compares and squares.
@@ -39,12 +37,10 @@ TEST_CASE("conjugates", "[dtensor][ops]") {
        .call = [](const Tensors& x) -> Tensors {
          const auto z = at::complex(x[0], x[1]);
          return {parts(z.conj()), at::imag(z.conj()), parts(z.mH())};
-       },
-       .cpu_only = true},
+       }},
       {.name = "of a pending sum of complex numbers",
        .inputs = {{{4, 3, 2}}},
-       .call = [](const Tensors& x) -> Tensors { return {parts(at::view_as_complex(x[0]).conj())}; },
-       .cpu_only = true},
+       .call = [](const Tensors& x) -> Tensors { return {parts(at::view_as_complex(x[0]).conj())}; }},
   }));
 }
 
@@ -55,21 +51,18 @@ TEST_CASE("ops whose gradients conjugate", "[dtensor][ops]") {
        .call = [](const Tensors& x) -> Tensors {
          const auto a = at::view_as_complex(x[0]), b = at::view_as_complex(x[1]);
          return {parts(a * b), parts(a / b), parts(a.mm(b.t())), at::abs(a), at::real(a * a.conj())};
-       },
-       .cpu_only = true},
+       }},
       {.name = "rotary embedding",
        .inputs = {{{5, 3, 4, 2}}, {{5, 1, 4}}},
        .call = [](const Tensors& x) -> Tensors {
          const auto rotation = at::polar(at::ones_like(x[1]), x[1]);
          return {at::view_as_real(at::view_as_complex(x[0]) * rotation).flatten(2)};
-       },
-       .cpu_only = true},
+       }},
       {.name = "transforms",
        .inputs = {{{5, 4}}},
        .call = [](const Tensors& x) -> Tensors {
          return {parts(at::fft_fft(x[0])), at::fft_irfft(at::fft_rfft(x[0], {}, 0) * 2, 5, 0)};
-       },
-       .cpu_only = true},
+       }},
   }));
 }
 

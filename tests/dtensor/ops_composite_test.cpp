@@ -15,6 +15,7 @@
 #include <ATen/ops/pdist.h>
 #include <ATen/ops/scaled_dot_product_attention.h>
 #include <ATen/ops/select_scatter.h>
+#include <ATen/ops/slice_scatter.h>
 #include <ATen/ops/tensor.h>
 #include <ATen/ops/trace.h>
 #include <ATen/ops/zeros.h>
@@ -33,8 +34,9 @@ namespace {
 
 /// A plain tensor as it goes with `other`.
 at::Tensor beside(const at::Tensor& plain, const at::Tensor& other) {
-  return is_dtensor(other) ? from_local(plain, device_mesh(other), Placements(placements(other).size(), Replicate()))
-                           : plain;
+  const auto moved = plain.to(other.device());
+  return is_dtensor(other) ? from_local(moved, device_mesh(other), Placements(placements(other).size(), Replicate()))
+                           : moved;
 }
 
 at::Tensor numbers(std::vector<int64_t> values) {
@@ -49,24 +51,20 @@ TEST_CASE("ops that make masks, indices and bounds", "[dtensor][ops]") {
        .inputs = {indices({5, 3}, 4)},
        .call = [](const Tensors& x) -> Tensors {
          return {at::one_hot(x[0], 6), at::one_hot(x[0])};
-       },
-       .cpu_only = true},
+       }},
       {.name = "combinations",
        .inputs = {{{5}}},
-       .call = [](const Tensors& x) -> Tensors { return {at::combinations(x[0], 2)}; },
-       .cpu_only = true},
+       .call = [](const Tensors& x) -> Tensors { return {at::combinations(x[0], 2)}; }},
       {.name = "matrix powers",
        .inputs = {{{2, 3, 3}}},
        .call = [](const Tensors& x) -> Tensors {
          return {at::linalg_matrix_power(x[0], 0), at::linalg_matrix_power(x[0], 3)};
-       },
-       .cpu_only = true},
+       }},
       {.name = "causal attention without heads",
        .inputs = {{{4, 3, 5}}, {{4, 3, 5}}, {{4, 3, 5}}},
        .call = [](const Tensors& x) -> Tensors {
          return {at::scaled_dot_product_attention(x[0], x[1], x[2], {}, 0, /*is_causal=*/true)};
-       },
-       .cpu_only = true},
+       }},
   }));
 }
 
@@ -103,37 +101,36 @@ TEST_CASE("gradients whose formulas make tensors", "[dtensor][ops]") {
          return {at::select_scatter(x[0], x[1], 0, 2), at::select_scatter(x[0], x[1], 1, 0),
                  at::diagonal_scatter(x[0], x[1])};
        }},
+      {.name = "slice_scatter",
+       .inputs = {{{4, 4}}, {{2, 4}}},
+       .call = [](const Tensors& x) -> Tensors {
+         return {at::slice_scatter(x[0], x[1], 0, 1, 3), at::slice_scatter(x[0], x[1].t(), 1, 0, 4, 2)};
+       }},
       {.name = "put",
        .inputs = {{{4, 4}}, {{3}}},
        .call = [](const Tensors& x) -> Tensors {
          return {x[0].put(beside(numbers({1, 7, 15}), x[0]), x[1])};
-       },
-       .cpu_only = true},
+       }},
       {.name = "cummax, cummin",
        .inputs = {{{5, 4}}},
        .call = [](const Tensors& x) -> Tensors {
          return {std::get<0>(at::cummax(x[0], 0)), std::get<0>(at::cummin(x[0], 1))};
-       },
-       .cpu_only = true},
+       }},
       {.name = "trace", .inputs = {{{5, 4}}}, .call = [](const Tensors& x) -> Tensors { return {at::trace(x[0])}; }},
       {.name = "affine_grid",
        .inputs = {{{2, 2, 3}}},
        .call = [](const Tensors& x) -> Tensors {
          return {at::affine_grid_generator(x[0], {2, 3, 4, 5}, /*align_corners=*/false)};
-       },
-       .cpu_only = true},
+       }},
   }));
 }
 
 TEST_CASE("gradients of gradients whose formulas make tensors", "[dtensor][ops]") {
   const auto gradient_of = [](const char* name, auto function) {
-    return OpCase{.name = name,
-                  .inputs = {{{5, 4}}},
-                  .call = [function](const Tensors& x) -> Tensors {
+    return OpCase{.name = name, .inputs = {{{5, 4}}}, .call = [function](const Tensors& x) -> Tensors {
                     const auto result = function(x[0]).square().sum();
                     return torch::autograd::grad({result}, {x[0]}, {}, /*retain_graph=*/true, /*create_graph=*/true);
-                  },
-                  .cpu_only = true};
+                  }};
   };
   using T = const at::Tensor&;
   CHECK_NOTHROW(check_ops({

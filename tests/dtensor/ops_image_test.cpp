@@ -1,6 +1,7 @@
 // Convolutions, pooling, padding, resampling and batch norms.
 
 #include <ATen/ops/adaptive_avg_pool2d.h>
+#include <ATen/ops/adaptive_max_pool2d.h>
 #include <ATen/ops/avg_pool2d.h>
 #include <ATen/ops/avg_pool3d.h>
 #include <ATen/ops/batch_norm.h>
@@ -8,7 +9,9 @@
 #include <ATen/ops/conv2d.h>
 #include <ATen/ops/conv_transpose2d.h>
 #include <ATen/ops/grid_sampler.h>
+#include <ATen/ops/max_pool1d.h>
 #include <ATen/ops/max_pool2d.h>
+#include <ATen/ops/max_pool3d.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/pixel_shuffle.h>
 #include <ATen/ops/randn.h>
@@ -119,6 +122,50 @@ OpCase batch_norm_case(const char* name, std::vector<int64_t> sizes, bool traini
 }
 
 }  // namespace
+
+TEST_CASE("results of channels-last tensors lie as they say they do, on every rank", "[dtensor][ops]") {
+  run_ranks(3, [](int) {
+    auto generator = make_generator(1);
+    const auto image = at::randn({2, 4, 5, 5}, generator), weight = at::randn({4, 4, 3, 3}, generator);
+    const auto mesh = init_device_mesh(at::kCPU, {3});
+    const auto x = distribute_tensor(image, mesh, {Shard(0)}).contiguous(at::MemoryFormat::ChannelsLast);
+    const auto kernel = distribute_tensor(weight, mesh, {Replicate()});
+    const auto y = at::conv2d(x, kernel);
+    expect_equal(to_local(y).is_contiguous(), y.is_contiguous());
+    auto rows = y.flatten(1);
+    rows.relu_();
+    expect_close(full_tensor(y), at::conv2d(image, weight).relu());
+    expect_close(full_tensor(at::adaptive_avg_pool2d(x, {2, 3}).flatten(1)),
+                 at::adaptive_avg_pool2d(image, {2, 3}).flatten(1));
+  });
+}
+
+TEST_CASE("pooling of what needs no gradient, for which ATen has other kernels", "[dtensor][ops]") {
+  CHECK_NOTHROW(check_ops({
+      {.name = "max_pool1d",
+       .inputs = {{{2, 3, 7}}},
+       .call = [](const Tensors& x) -> Tensors {
+         return {at::max_pool1d(x[0], 2), at::max_pool1d(x[0], 3, 1, 1, 2, /*ceil_mode=*/true)};
+       },
+       .gradients = false},
+      {.name = "max_pool1d, with gradients",
+       .inputs = {{{2, 3, 7}}},
+       .call = [](const Tensors& x) -> Tensors { return {at::max_pool1d(x[0], 2)}; }},
+      {.name = "max_pool2d, max_pool3d",
+       .inputs = {{{2, 3, 4, 4}}},
+       .call = [](const Tensors& x) -> Tensors {
+         return {at::max_pool2d(x[0], 2), at::max_pool3d(x[0], 2)};
+       },
+       .gradients = false},
+      {.name = "others",
+       .inputs = {{{2, 3, 4, 4}}},
+       .call = [](const Tensors& x) -> Tensors {
+         return {at::avg_pool2d(x[0], 2), at::adaptive_avg_pool2d(x[0], {2, 1}),
+                 std::get<0>(at::adaptive_max_pool2d(x[0], {2, 3}))};
+       },
+       .gradients = false},
+  }));
+}
 
 TEST_CASE("batch norms and their running statistics", "[dtensor][ops]") {
   CHECK_NOTHROW(check_ops({

@@ -19,6 +19,7 @@
 #include <ATen/ops/maximum.h>
 #include <ATen/ops/mish.h>
 #include <ATen/ops/prelu.h>
+#include <ATen/ops/randn.h>
 #include <ATen/ops/rsub.h>
 #include <ATen/ops/silu.h>
 #include <ATen/ops/silu_backward.h>
@@ -31,6 +32,7 @@
 
 #include "testing/expect.h"
 #include "testing/run_ranks.h"
+#include "testing/tensor_matchers.h"
 #include "tests/dtensor/op_oracle.h"
 #include "third_party/catch2/catch.h"
 
@@ -227,6 +229,23 @@ TEST_CASE("pending sums by which numbers make infinities", "[dtensor][ops]") {
        },
        .gradients = false},
   }));
+}
+
+TEST_CASE("gradients of gates are computed by one kernel, as on one device", "[dtensor][ops]") {
+  run_ranks(2, [](int) {
+    const auto mesh = init_device_mesh(at::kCPU, {2});
+    auto generator = make_generator(3);
+    const auto value = at::randn({64, 3}, generator).to(at::kBFloat16),
+               grad = at::randn({64, 3}, generator).to(at::kBFloat16);
+    for (const auto gate :
+         {+[](const at::Tensor& x) { return at::silu(x); }, +[](const at::Tensor& x) { return at::mish(x); }}) {
+      const auto whole = value.clone().requires_grad_();
+      gate(whole).backward(grad);
+      const auto x = distribute_tensor(value, mesh, {Shard(0)}).requires_grad_();
+      gate(x).backward(distribute_tensor(grad, mesh, {Shard(0)}));
+      expect_bit_equal(full_tensor(x.grad()), whole.grad());
+    }
+  });
 }
 
 TEST_CASE("gradients that are pending sums stay so", "[dtensor][ops]") {

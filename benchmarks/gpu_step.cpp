@@ -5,6 +5,7 @@
 // The model is the GPT of the examples in bfloat16, a unit a block. With the backend "threads" the ranks share one GPU,
 // which shows the order of work and not the speed of a machine.
 //
+//   gpu_step/ranks               over which it was measured
 //   gpu_step/step_ms             forward and backward of all ranks
 //   gpu_step/compute_ms          the same over the fake backend, which moves no data between ranks
 //   gpu_step/communication_ms    the step's all-gathers and reduce-scatters, one after the other
@@ -214,6 +215,10 @@ void run(StepOptions own, const BenchmarkOptions& options) {
   if (own.ranks == 0) {
     own.ranks = own.backend == "threads" ? 2 : gpus;
   }
+  if (own.backend == "nccl" && own.ranks < 2) {  // one rank sends nothing
+    fmt::print("skipped: needs 2 CUDA devices for NCCL, has {}\n", gpus);
+    return;
+  }
   const auto results = own.backend == "threads" ? thread_ranks(own.ranks, [&] { return measure(own, options); })
                                                 : launch_ranks(own.ranks, own.backend);
   const double step = results.at("step_ms"), compute = results.at("compute_ms");
@@ -221,6 +226,7 @@ void run(StepOptions own, const BenchmarkOptions& options) {
   const auto print = [&](const char* name, double value, const char* unit) {
     print_result(fmt::format("gpu_step/{}", name), value, unit, {}, options.json);
   };
+  print("ranks", own.ranks, "");
   print("step_ms", step, "ms");
   print("compute_ms", compute, "ms");
   print("communication_ms", communication, "ms");

@@ -22,7 +22,7 @@ import json, pathlib, sys
 lines = [json.loads(line) for line in pathlib.Path(sys.argv[1]).read_text().splitlines() if line[0] == "{"]
 if lines:  # none where --config=cuda finds no GPU
     names = {line["name"].removeprefix("gpu_step/") for line in lines}
-    assert names == set("timeline step_ms compute_ms communication_ms overlap host_us_per_unit tokens_per_s".split()), names
+    assert names == set("timeline ranks step_ms compute_ms communication_ms overlap host_us_per_unit tokens_per_s".split()), names
     events = [event["event"] for line in lines if "events" in line for event in line["events"]]
     assert events[:3] == ["gather root", "unshard root", "gather block0"] and "reduce_scatter block1" in events, events
 EOF

@@ -23,6 +23,7 @@
 #include "comm/rank_context.h"
 #include "testing/expect.h"
 #include "testing/run_processes.h"
+#include "testing/temp_folder.h"
 #include "tests/cuda/gpu_test.h"
 #include "third_party/catch2/catch.h"
 
@@ -193,6 +194,8 @@ TEST_CASE("two ranks over NCCL: a peer that does not come is an error after the 
     return;
   }
   shorten_time_outs();
+  const testing::TempFolder folder;
+  setenv("TORCH_FR_DUMP_TEMP_FILE", folder.path("record").c_str(), /*overwrite=*/1);
   run_processes(2,
                 [](int rank) {
                   const ProcessGroupPtr group = connected_group("late");
@@ -211,6 +214,8 @@ TEST_CASE("two ranks over NCCL: a peer that does not come is an error after the 
                   std::this_thread::sleep_for(std::chrono::seconds(45));  // the monitor wakes up meanwhile
                 },
                 {.backend = kMixed, .timeout = std::chrono::seconds(120)});
+  unsetenv("TORCH_FR_DUMP_TEMP_FILE");
+  CHECK(std::filesystem::exists(folder.path("record1")));  // of the rank that waited
 }
 
 TEST_CASE("two ranks over NCCL: a group that an exception ends does not wait for a peer that does not come") {

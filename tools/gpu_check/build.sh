@@ -1,10 +1,12 @@
 #!/usr/bin/env bash
-# tools/gpu_check/build.sh <folder>: builds the tests of CUDA, those that also run on a GPU (testing/test_devices.h) and
-# the kernel benchmark, and gathers them with run.py in a new folder of less than 60 MiB, for a machine that has a GPU and
-# the same libtorch, but neither Bazel nor a network:
+# tools/gpu_check/build.sh <folder>: builds the tests of CUDA, those that also run on a GPU (testing/test_devices.h), the
+# benchmarks of GPUs and train_gpt, and gathers them with run.py in a new folder of less than 60 MiB, for a machine that
+# has a GPU and the same libtorch, but neither Bazel nor a network:
 #
 #   LIBTORCH=/path/to/torch tools/gpu_check/build.sh /tmp/gpu_check      (without LIBTORCH: the pinned one)
 #   python3 /tmp/gpu_check/run.py --libtorch /path/to/torch --out report.json
+#
+# CORPUS=FILE adds calls of ops with their results, for opdb_replay (tests/dtensor/record_opdb.py).
 set -euo pipefail
 (($# == 1)) || { echo "usage: tools/gpu_check/build.sh <new folder>" >&2; exit 2; }
 [[ $1 == /* ]] && out=$1 || out=$PWD/$1
@@ -13,10 +15,10 @@ cd -- "$(dirname -- "${BASH_SOURCE[0]}")/../.."
 
 programs=(
   tests/cuda/cuda_test tests/comm/{gloo_backend_test,comm_device_test}
-  tests/dtensor/{dtensor_test,clip_grad_norm_test,ops_tests}
-  tests/fully_shard/{block_copy,device_features,device_parity}_test
-  tests/checkpoint/checkpoint_device_test tests/parallel/parallel_device_test
-  benchmarks/{gpu_kernels,gpu_step}
+  tests/dtensor/{dtensor_test,clip_grad_norm_test,ops_tests,opdb_replay}
+  tests/fully_shard/{block_copy,device_features,device_parity,float8_all_gather}_test
+  tests/checkpoint/checkpoint_device_test tests/parallel/{parallel_device,expert_parallel}_test
+  benchmarks/{gpu_kernels,gpu_step} examples/train_gpt
 )
 labels=("${programs[@]/#/\/\/}")
 labels=("${labels[@]%/*}")
@@ -34,6 +36,12 @@ if [[ -d $stand_ins ]]; then
   cp "$stand_ins"/lib*.so.*[0-9] "$out/stand_ins/"
 fi
 cp tools/gpu_check/run.py "$out/"
+cat README.md docs/*.md >"$out/text.txt"  # for train_gpt
+cp "$(${BAZEL:-./bazelw} info --config=cuda output_base)/external/libtorch/site/torch/include/torch/headeronly/version.h" \
+  "$out/libtorch_version.h"
+if [[ -n ${CORPUS-} ]]; then
+  cp -- "$CORPUS" "$out/corpus.pt"
+fi
 git rev-parse HEAD >"$out/commit" 2>/dev/null || echo unknown >"$out/commit"
 
 mib=$(($(du -sk "$out" | cut -f1) / 1024 + 1))

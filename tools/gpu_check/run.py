@@ -6,8 +6,8 @@
 with; by default that of this Python's torch. The report tells the GPUs, each program's tests that passed, failed and
 were skipped, the latter with the reason, and what the benchmark measured. Without a GPU everything that needs one is
 "skipped"; nothing is measured. A test that runs on every device has run on the CPU then. The report is written after
-each program, so that one which takes the machine with it leaves what came before. Exits with 1 if a test failed or a
-program could not run.
+each program, so that one which takes the machine with it leaves what came before. Exits with 1 if a test failed, a
+program could not run or libtorch is of another version.
 """
 
 import argparse
@@ -16,6 +16,7 @@ import json
 import os
 import pathlib
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -23,10 +24,13 @@ import tempfile
 import xml.etree.ElementTree
 
 HERE = pathlib.Path(__file__).resolve().parent
-FAMILIES = "attention image indexing list loss matmul norm pointwise random reduction view write".split()
+VERSION_HEADER = "include/torch/headeronly/version.h"
+# Of OP_FAMILIES (tests/dtensor), all that have a rule on CUDA.
+FAMILIES = "attention complex composite image indexing list loss matmul norm pointwise random reduction view write".split()
 # Name in the report → program and its arguments.
 PROGRAMS = """cuda_test gloo_backend_test comm_device_test block_copy_test device_parity_test device_features_test
-    parallel_device_test checkpoint_device_test dtensor_test clip_grad_norm_test"""
+    float8_all_gather_test parallel_device_test expert_parallel_test checkpoint_device_test dtensor_test
+    clip_grad_norm_test"""
 TESTS = {name: [name] for name in PROGRAMS.split()}
 TESTS |= {f"ops_{family}_test": ["ops_tests", "-#", f"[#ops_{family}_test]"] for family in FAMILIES}
 BENCHMARKS = {
@@ -34,11 +38,29 @@ BENCHMARKS = {
     "gpu_step": ["gpu_step", "--json"],
     "gpu_step_nccl": ["gpu_step", "--json", "--backend", "nccl"],
 }
+# What only a GPU can tell, by the exit status: kernels under compute-sanitizer, where the machine has it, training beside
+# a plain model, and the op corpus, where the folder has one.
+SANITIZER = ["compute-sanitizer", "--error-exitcode", "99", "--leak-check", "no"]
+SANITIZED = ["cuda_test", "~a shard of a tensor that 32 bits cannot address"]  # of 3 GiB, which would take hours
+COMMANDS = {
+    "train_gpt": ["train_gpt", "--device", "cuda", "--nproc", "1", "--check-parity", "--steps", "20"]
+    + ["--data", str(HERE / "text.txt"), "--svg", os.devnull],
+    "opdb_replay": ["opdb_replay", str(HERE / "corpus.pt"), "--cuda", "--mesh", "2"],
+    "memcheck": SANITIZED,
+    "racecheck": SANITIZED,
+}
+PREFIXES = {"memcheck": SANITIZER, "racecheck": [*SANITIZER, "--tool", "racecheck"]}
 
 
 def default_libtorch():
     spec = importlib.util.find_spec("torch")
     return pathlib.Path(spec.origin).parent if spec and spec.origin else None
+
+
+def version_of(header):
+    """ "2.15.0" of libtorch's version.h; None where there is none."""
+    found = re.search(r'define TORCH_VERSION[\s\\]*"(.*)"', header.read_text()) if header.exists() else None
+    return found[1] if found else None
 
 
 def environment(libtorch):
@@ -155,43 +177,63 @@ def run_benchmark(command, env, timeout):
     return result
 
 
-def run_program(runner, program, arguments, env, timeout):
+def run_command(command, env, timeout):
+    status, text = run(command, env, timeout)
+    return {"exit_status": status, "output": text[-4000:]}
+
+
+def why_not(name, has_gpu):
+    """What a command lacks here; "": nothing."""
+    if not has_gpu:
+        return "no CUDA device"
+    if name in PREFIXES and not shutil.which(PREFIXES[name][0]):
+        return f"no {PREFIXES[name][0]} on PATH"
+    if name == "opdb_replay" and not (HERE / "corpus.pt").exists():
+        return "the folder was built without a corpus (CORPUS, tools/gpu_check/build.sh)"
+    return ""
+
+
+def run_program(runner, program, arguments, env, timeout, prefix=()):
     """Runs a copy of it, and says what came of it whatever happens."""
     try:
         with tempfile.TemporaryDirectory() as folder:
             copy = pathlib.Path(folder) / program
             prefer_library_path(HERE / "bin" / program, copy)
-            return runner([str(copy), *arguments], env, timeout)
+            return runner([*prefix, str(copy), *arguments], env, timeout)
     except Exception as failure:  # the others are to run all the same
         return {"exit_status": None, "output": f"{type(failure).__name__}: {failure}"}
 
 
 def sum_up(report):
-    tests, benchmarks = report["tests"].values(), report["benchmarks"].values()
+    tests, others = report["tests"].values(), [*report["benchmarks"].values(), *report["commands"].values()]
     report["totals"] = {key: sum(len(t.get(key, [])) for t in tests) for key in ["passed", "failed", "skipped"]}
-    ran = all(result["exit_status"] == 0 and not result.get("unreadable") for result in [*tests, *benchmarks])
+    ran = all(result["exit_status"] == 0 and not result.get("unreadable") for result in [*tests, *others])
     totals = report["totals"]
-    report["ok"] = report["complete"] and ran and totals["failed"] == 0 and (totals["passed"] > 0 or not tests)
+    same = report["built_with_libtorch"] == report["libtorch"]
+    report["ok"] = report["complete"] and same and ran and totals["failed"] == 0 and (totals["passed"] > 0 or not tests)
 
 
 def main():
+    names = [*TESTS, *BENCHMARKS, *COMMANDS]
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--libtorch", type=pathlib.Path, default=default_libtorch())
     parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path("report.json"))
     parser.add_argument("--timeout", type=float, default=600, help="seconds for one program")
-    parser.add_argument("--only", nargs="+", choices=[*TESTS, *BENCHMARKS], default=[*TESTS, *BENCHMARKS], metavar="NAME")
+    parser.add_argument("--only", nargs="+", choices=names, default=names, metavar="NAME")
     options = parser.parse_args()
     if options.libtorch is None or not (options.libtorch / "lib" / "libtorch_cuda.so").exists():
         parser.error(f"--libtorch {options.libtorch}: it has no lib/libtorch_cuda.so; give the torch/ folder of a CUDA build")
     found = devices()
     report = {
         "commit": (HERE / "commit").read_text().strip(),
-        "libtorch": str(options.libtorch),
+        "built_with_libtorch": version_of(HERE / "libtorch_version.h"),
+        "libtorch": version_of(options.libtorch / VERSION_HEADER),
         "gpus": found,
         "gpu": "present" if found else "skipped: no CUDA device (nvidia-smi lists none)",
         "complete": False,
         "tests": {},
         "benchmarks": {},
+        "commands": {},
     }
 
     def write():
@@ -205,6 +247,15 @@ def main():
             if name in options.only:
                 report[place][name] = run_program(runner, program, arguments, env, options.timeout)
                 write()
+    for name, (program, *arguments) in COMMANDS.items():
+        if name in options.only:
+            lack = why_not(name, bool(found))
+            report["commands"][name] = (
+                {"exit_status": 0, "skipped": lack}
+                if lack
+                else run_program(run_command, program, arguments, env, options.timeout, PREFIXES.get(name, ()))
+            )
+            write()
     report["complete"] = True
     write()
     print(json.dumps({key: report[key] for key in ["gpu", "totals", "ok"]}))

@@ -19,7 +19,7 @@
 namespace tessera::testing {
 namespace {
 
-constexpr c10::Device kGpu(c10::kCUDA, 0);
+const c10::Device kGpu(c10::kCUDA, 0);
 
 /// For its lifetime what makes the host wait for a GPU is an error, in all threads.
 class HostWaitsForbidden {

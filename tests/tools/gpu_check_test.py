@@ -1,11 +1,11 @@
 """What a report of tools/gpu_check says of programs that crash, hang or are not there: all the others' results."""
 
 import contextlib
+import gzip
 import io
 import json
 import os
 import pathlib
-import shutil
 import tempfile
 import time
 import unittest
@@ -34,10 +34,13 @@ class Running(unittest.TestCase):
 
     def program(self, name, text):
         path = self.folder / name
-        path.parent.mkdir(exist_ok=True)
         path.write_text(text)
         path.chmod(0o755)
         return [str(path)]
+
+    def packed(self, name, text):
+        (self.folder / "bin").mkdir(exist_ok=True)
+        (self.folder / "bin" / f"{name}.gz").write_bytes(gzip.compress(text.encode()))
 
     def test_a_program_that_ends_has_run_all_tests(self):
         result = run.run_test(self.program("test", TEST_PROGRAM + "exit 1\n"), dict(os.environ), 60)
@@ -65,15 +68,23 @@ class Running(unittest.TestCase):
         (self.folder / "commit").write_text("abc\n")
         (self.folder / "lib").mkdir()
         (self.folder / "lib" / "libtorch_cuda.so").touch()
-        self.program("bin/good", TEST_PROGRAM.replace("<failure/>", ""))
-        self.program("bin/measures", """#!/bin/sh\necho '{"value": 1}'\n""")
+        self.packed("good", TEST_PROGRAM.replace("<failure/>", ""))
+        self.packed("measures", """#!/bin/sh\necho '{"value": 1}'\n""")
+        self.packed("ends", "#!/bin/sh\necho as told; exit $1\n")
+        version = self.folder / "include/torch/headeronly/version.h"
+        version.parent.mkdir(parents=True)
+        version.write_text('#define TORCH_VERSION \\\n  "2.11.0"\n')
+        (self.folder / "libtorch_version.h").write_text('#define TORCH_VERSION \\\n  "2.15.0"\n')
         out = self.folder / "report.json"
         arguments = ["run.py", "--libtorch", str(self.folder), "--out", str(out)]
         for replaced in (
             unittest.mock.patch("run.HERE", self.folder),
             unittest.mock.patch("run.TESTS", {"missing": ["missing"], "good": ["good"]}),
             unittest.mock.patch("run.BENCHMARKS", {"measures": ["measures"]}),
-            unittest.mock.patch("run.prefer_library_path", shutil.copy),
+            unittest.mock.patch("run.COMMANDS", {"ends": ["ends", "3"], "memcheck": ["good"], "opdb_replay": ["good"]}),
+            unittest.mock.patch("run.devices", lambda: [{"name": "a GPU"}]),
+            unittest.mock.patch("run.prefer_library_path"),
+            unittest.mock.patch("run.PREFIXES", {"memcheck": ["no-such-sanitizer"]}),
             unittest.mock.patch("sys.argv", arguments),
             contextlib.redirect_stdout(io.StringIO()),
         ):
@@ -85,6 +96,10 @@ class Running(unittest.TestCase):
         self.assertEqual(report["tests"]["good"]["passed"], ["first", "second", "third"])
         self.assertEqual(report["benchmarks"]["measures"]["measurements"], [{"value": 1}])
         self.assertEqual(report["totals"], {"passed": 3, "failed": 0, "skipped": 0})
+        self.assertEqual((report["built_with_libtorch"], report["libtorch"]), ("2.15.0", "2.11.0"))
+        self.assertEqual(report["commands"]["ends"], {"exit_status": 3, "output": "as told\n"})
+        self.assertRegex(report["commands"]["memcheck"]["skipped"], "no no-such-sanitizer on PATH")
+        self.assertRegex(report["commands"]["opdb_replay"]["skipped"], "without a corpus")
 
         with unittest.mock.patch("run.run_program", side_effect=KeyboardInterrupt), self.assertRaises(KeyboardInterrupt):
             run.main()

@@ -30,6 +30,7 @@ stand_ins=$(${BAZEL:-./bazelw} info output_base)/external/cuda/stand_ins
 mkdir -p "$out/bin"
 for program in "${programs[@]}"; do
   strip --strip-unneeded -o "$out/bin/${program##*/}" "$bazel_bin/$program"
+  gzip -n "$out/bin/${program##*/}"
 done
 if [[ -d $stand_ins ]]; then
   mkdir "$out/stand_ins"

@@ -11,6 +11,7 @@ program could not run or libtorch is of another version.
 """
 
 import argparse
+import gzip
 import importlib.util
 import json
 import os
@@ -72,8 +73,16 @@ def environment(libtorch):
     return {**os.environ, "LD_LIBRARY_PATH": ":".join(path), "OMP_NUM_THREADS": "1"}
 
 
-def prefer_library_path(program, to):
-    """A copy of an ELF program that looks where LD_LIBRARY_PATH says, before the folders of the machine that built it.
+def unpack(name, folder):
+    """The program's path, in `folder`."""
+    program = pathlib.Path(folder) / name
+    program.write_bytes(gzip.decompress((HERE / "bin" / f"{name}.gz").read_bytes()))
+    program.chmod(0o755)
+    return program
+
+
+def prefer_library_path(program):
+    """Makes an ELF program look where LD_LIBRARY_PATH says, before the folders of the machine that built it.
 
     DT_RPATH, which comes first, becomes DT_RUNPATH, which comes after.
     """
@@ -86,8 +95,7 @@ def prefer_library_path(program, to):
             for entry in range(number(at + 8, 8), number(at + 8, 8) + number(at + 32, 8), 16):
                 if number(entry, 8) == 15:  # DT_RPATH
                     data[entry : entry + 8] = (29).to_bytes(8, "little")
-    to.write_bytes(data)
-    to.chmod(0o755)
+    program.write_bytes(data)
 
 
 def run(command, env, timeout, errors=subprocess.STDOUT):
@@ -194,12 +202,12 @@ def why_not(name, has_gpu):
 
 
 def run_program(runner, program, arguments, env, timeout, prefix=()):
-    """Runs a copy of it, and says what came of it whatever happens."""
+    """Runs it, unpacked, and says what came of it whatever happens."""
     try:
         with tempfile.TemporaryDirectory() as folder:
-            copy = pathlib.Path(folder) / program
-            prefer_library_path(HERE / "bin" / program, copy)
-            return runner([*prefix, str(copy), *arguments], env, timeout)
+            unpacked = unpack(program, folder)
+            prefer_library_path(unpacked)
+            return runner([*prefix, str(unpacked), *arguments], env, timeout)
     except Exception as failure:  # the others are to run all the same
         return {"exit_status": None, "output": f"{type(failure).__name__}: {failure}"}
 

@@ -28,7 +28,7 @@ using c10d::ProcessGroupGloo;
 using WorkPtr = c10::intrusive_ptr<c10d::Work>;
 
 // Up to here an all_reduce sends whole tensors to everybody: one round of messages in place of two.
-constexpr int64_t kOneRoundBytes = 64 * 1024;
+constexpr int64_t kOneRoundBytes = int64_t{64} * 1024;
 
 // A collective's tag: of its launch's number, and a hash.
 constexpr int kLaunchBits = 8;
@@ -208,11 +208,13 @@ class GlooBackend final : public GroupBackend {
   WorkPtr reduce_received(const CallShape& call, const std::vector<at::Tensor>& sent, const at::Tensor& own,
                           const at::Tensor& output) {
     std::vector<at::Tensor> received;
+    received.reserve(static_cast<size_t>(getSize()));
     for (int rank = 0; rank < getSize(); ++rank) {
       received.push_back(rank == getRank() ? own : at::empty({own.numel()}, own.options().requires_grad(false)));
     }
     auto finish = [received, output, op = call.op] {
       std::vector<const void*> inputs;
+      inputs.reserve(received.size());
       for (const at::Tensor& tensor : received) {
         inputs.push_back(tensor.mutable_data_ptr());
       }

@@ -3,7 +3,6 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
-#include <ranges>
 #include <sstream>
 
 #include "base/error.h"
@@ -20,8 +19,8 @@ using Groups = std::vector<ProcessGroupPtr>;
 /// What each rank of an axis knows of the later axes, one after the other.
 Ranks gather_ranks(const Groups& groups) {
   std::string text = fmt::format("{} ", get_rank());
-  for (const ProcessGroupPtr& group : std::views::reverse(groups)) {
-    text = fmt::format("{}", fmt::join(gather_texts(group, text), ""));
+  for (auto group = groups.rbegin(); group != groups.rend(); ++group) {
+    text = fmt::format("{}", fmt::join(gather_texts(*group, text), ""));
   }
   std::istringstream numbers(text);
   return {std::istream_iterator<int64_t>(numbers), std::istream_iterator<int64_t>()};

@@ -87,6 +87,7 @@ TrainingState FSDPUnit::training_state() const {
 void FSDPUnit::assert_state(const std::string& where, const std::vector<TrainingState>& allowed) const {
   const auto now = training_state();
   std::vector<std::string_view> names;
+  names.reserve(allowed.size());
   for (const auto state : allowed) {
     names.push_back(to_string(state));
   }
@@ -182,7 +183,7 @@ at::Tensor FSDP::clip_grad_norm_(double max_norm, double norm_type) const {
       grads.push_back(parameter.grad());
     }
   }
-  const auto norm = get_total_norm(grads, {.norm_type = norm_type});
+  auto norm = get_total_norm(grads, {.norm_type = norm_type});
   if (grads.empty()) {
     TORCH_WARN("clip_grad_norm_ on a model without gradients: the norm is 0, in float32");
     return norm;

@@ -2,7 +2,6 @@
 // A process group with the backends that suit its ranks; internal to comm.
 
 #include <string>
-#include <string_view>
 #include <vector>
 
 #include "comm/backend_spec.h"
@@ -32,7 +31,7 @@ struct GroupSource {
 
 /// The group of `ranks` of the default group, of which this rank must be one; with the default group's time-out.
 /// `caller` opens the messages. Throws as new_group().
-GroupInfo info_of_members(std::string_view caller, const std::vector<int64_t>& ranks, const std::string& name);
+GroupInfo info_of_members(const char* caller, const std::vector<int64_t>& ranks, const std::string& name);
 
 /// Every member calls it, with the same `key`, which no other group has.
 ProcessGroupPtr make_group(const GroupSource& source, GroupInfo info, const std::string& key);

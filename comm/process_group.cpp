@@ -245,8 +245,8 @@ ProcessGroupPtr new_group(const std::vector<int64_t>& ranks, const std::string& 
   return make_group({state.options, state.processes, use}, std::move(info), key);
 }
 
-GroupInfo info_of_members(std::string_view caller, const std::vector<int64_t>& ranks, const std::string& name) {
-  const GroupInfo& world = info_of(require_default_group(std::string(caller).c_str()));
+GroupInfo info_of_members(const char* caller, const std::vector<int64_t>& ranks, const std::string& name) {
+  const GroupInfo& world = info_of(require_default_group(caller));
   std::vector<int64_t> sorted = ranks;
   std::ranges::sort(sorted);
   TESSERA_CHECK(ValueError, !ranks.empty(), "{}(\"{}\"): no ranks; at least the caller must be a member", caller, name);

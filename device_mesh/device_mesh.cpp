@@ -33,7 +33,7 @@ void check_shape(const std::vector<int64_t>& shape, int64_t count, bool ranks_ar
   int64_t ranks = 1;
   for (const int64_t size : shape) {
     TESSERA_CHECK(ValueError, size >= 1 && size < (int64_t{1} << 31),
-                  "init_device_mesh: shape [{}]; every size must be at least 1", fmt::join(shape, ", "));
+                  "init_device_mesh: shape [{}]; sizes are from 1 to 2^31 - 1", fmt::join(shape, ", "));
     ranks = std::min(ranks * size, int64_t{1} << 31);
   }
   TESSERA_CHECK(ValueError, ranks == count,

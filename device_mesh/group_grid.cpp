@@ -56,8 +56,7 @@ std::string find_fault(const Groups& groups, const Ranks& ranks) {
   }
   const int64_t place = std::ranges::find(ranks, get_rank()) - ranks.begin();
   for (int64_t axis = 0; axis < layout.ndim(); ++axis) {
-    Ranks along = MeshLayout({layout.axis(axis)}).ranks_through(place);
-    std::ranges::transform(along, along.begin(), [&](int64_t at) { return ranks[static_cast<size_t>(at)]; });
+    const Ranks along = ranks_along(MeshLayout({layout.axis(axis)}), place, ranks);
     const ProcessGroupPtr& group = groups[static_cast<size_t>(axis)];
     if (along != group_ranks(group)) {
       return fmt::format("axis {} of the grid [{}] of ranks [{}] has ranks [{}], but group '{}' has [{}]", axis,

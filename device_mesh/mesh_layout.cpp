@@ -111,15 +111,10 @@ std::vector<int64_t> MeshLayout::ranks_through(int64_t rank) const {
   return ranks;
 }
 
-std::vector<std::vector<int64_t>> groups_along(const AxisLayout& axis, int64_t world_size) {
-  const MeshLayout layout({axis});
-  std::vector<std::vector<int64_t>> groups;
-  for (int64_t rank = 0; rank < world_size; ++rank) {
-    if (axis_coordinate(axis, rank) == 0) {
-      groups.push_back(layout.ranks_through(rank));
-    }
-  }
-  return groups;
+std::vector<int64_t> ranks_along(const MeshLayout& layout, int64_t place, const std::vector<int64_t>& ranks) {
+  std::vector<int64_t> along = layout.ranks_through(place);
+  std::ranges::transform(along, along.begin(), [&](int64_t at) { return ranks.at(static_cast<size_t>(at)); });
+  return along;
 }
 
 }  // namespace tessera

@@ -4,8 +4,8 @@
 // Places 0 to n-1 fill the root mesh row-major, and are its ranks unless the mesh says otherwise (mesh_state.h); "rank"
 // means the place here. An axis is a list of factors (size, stride): a step along the factor adds `stride` to the rank.
 // A {2, 3, 4} mesh has the axes {(2, 12)}, {(3, 4)}, {(4, 1)}. Slicing picks axes; flattening joins their factors: axes
-// 0 and 1 together are {(6, 4)}, axes 0 and 2 are {(2, 12), (4, 1)}, which no single stride can say. The digit of rank r
-// along a factor is (r / stride) % size, so rank 17 has coordinate {1, 1, 1} in the mesh above.
+// 0 and 1 together are {(6, 4)}, axes 0 and 2 are {(2, 12), (4, 1)}, which no single stride can say. The digit of rank
+// r along a factor is (r / stride) % size, so rank 17 has coordinate {1, 1, 1} in the mesh above.
 //
 // After torch's _mesh_layout.py, whose nested sizes and strides these factors are.
 
@@ -56,7 +56,7 @@ class MeshLayout {
   std::vector<AxisLayout> axes_;
 };
 
-/// All groups of ranks along `axis` in a root mesh of `world_size` ranks, by their first rank.
-std::vector<std::vector<int64_t>> groups_along(const AxisLayout& axis, int64_t world_size);
+/// The ranks at layout.ranks_through(place), in a root mesh whose rank at place i is ranks[i].
+std::vector<int64_t> ranks_along(const MeshLayout& layout, int64_t place, const std::vector<int64_t>& ranks);
 
 }  // namespace tessera

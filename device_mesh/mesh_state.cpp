@@ -74,11 +74,7 @@ std::shared_ptr<const MeshState> finish_state(MeshState state) {
 }
 
 std::vector<int64_t> ranks_through(const MeshRoot& root, const MeshLayout& layout) {
-  std::vector<int64_t> ranks = layout.ranks_through(place_of_this_rank(root));
-  for (int64_t& rank : ranks) {
-    rank = root.ranks.at(static_cast<size_t>(rank));
-  }
-  return ranks;
+  return ranks_along(layout, place_of_this_rank(root), root.ranks);
 }
 
 ProcessGroupPtr group_along(const MeshRoot& root, const AxisLayout& axis, const std::string& name) {

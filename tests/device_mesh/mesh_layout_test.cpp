@@ -9,6 +9,17 @@ using Ints = std::vector<int64_t>;
 
 const MeshLayout k234 = MeshLayout::row_major({2, 3, 4});
 
+/// All groups of places along `axis` in a root mesh of `world_size`, by their first place.
+std::vector<Ints> groups_along(const AxisLayout& axis, int64_t world_size) {
+  std::vector<Ints> groups;
+  for (int64_t place = 0; place < world_size; ++place) {
+    if (axis_coordinate(axis, place) == 0) {
+      groups.push_back(MeshLayout({axis}).ranks_through(place));
+    }
+  }
+  return groups;
+}
+
 TEST_CASE("a row-major mesh") {
   CHECK(k234.axes() == std::vector<AxisLayout>{{{2, 12}}, {{3, 4}}, {{4, 1}}});
   CHECK(k234.shape() == Ints{2, 3, 4});

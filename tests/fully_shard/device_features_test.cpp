@@ -98,7 +98,7 @@ void fill_with_equal_values(torch::nn::Module& module) {
   }
 }
 
-/// Some steps of SGD; `before` and `after` are called around each backward.
+/// Some steps of SGD, two backwards each; `before_backward` gets the number of the backward.
 std::vector<at::Tensor> train(Tower& tower, const Rank& rank, const std::function<void(int)>& before_backward = {}) {
   torch::optim::SGD optimizer(tower->parameters(), 0.1);
   for (int step = 0; step < 4; ++step) {

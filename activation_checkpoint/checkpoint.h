@@ -27,6 +27,7 @@
 // Thread safety: one thread a rank; backward may run in other threads of autograd.
 
 #include <torch/nn/module.h>
+#include <torch/nn/pimpl.h>
 
 #include <functional>
 #include <memory>
@@ -74,6 +75,11 @@ requires(!std::is_same_v<Function, CheckpointOptions>) auto checkpoint(Function 
 /// NotImplementedError if forward takes a pointer or a view as an argument.
 void checkpoint_module(torch::nn::Module& module, const CheckpointOptions& options = {});
 
+template <class Impl>
+void checkpoint_module(const torch::nn::ModuleHolder<Impl>& module, const CheckpointOptions& options = {}) {
+  checkpoint_module(static_cast<torch::nn::Module&>(*module.ptr()), options);
+}
+
 /// Which modules to checkpoint, by name below the root ("" for itself).
 using CheckpointPolicy = std::function<bool(const std::string& name, torch::nn::Module& module)>;
 
@@ -82,5 +88,11 @@ using CheckpointPolicy = std::function<bool(const std::string& name, torch::nn::
 /// if the policy chooses none.
 int64_t apply_activation_checkpointing(torch::nn::Module& module, const CheckpointPolicy& policy,
                                        const CheckpointOptions& options = {});
+
+template <class Impl>
+int64_t apply_activation_checkpointing(const torch::nn::ModuleHolder<Impl>& module, const CheckpointPolicy& policy,
+                                       const CheckpointOptions& options = {}) {
+  return apply_activation_checkpointing(static_cast<torch::nn::Module&>(*module.ptr()), policy, options);
+}
 
 }  // namespace tessera

@@ -72,19 +72,29 @@ Pending::~Pending() = default;
 
 void Pending::wait() {
   if (work_) {
-    const c10::intrusive_ptr<c10d::Work> work = std::move(work_);
-    work->wait();
+    work_->wait();
     // c10's dynamic_intrusive_pointer_cast leaks what it cannot cast.
-    if (auto* const lending = dynamic_cast<LendingWork*>(work.get())) {
+    if (auto* const lending = dynamic_cast<LendingWork*>(work_.get())) {
       being_read_ = c10::intrusive_ptr<LendingWork>::reclaim_copy(lending);
     }
+    work_.reset();
   }
 }
 
 void Pending::wait_until_read() {
   if (being_read_) {
-    const c10::intrusive_ptr<LendingWork> work = std::move(being_read_);
-    work->wait_until_read();
+    being_read_->wait_until_read();
+    being_read_.reset();
+  }
+}
+
+void Pending::discard() {
+  try {
+    wait();
+    wait_until_read();
+  } catch (const CommError&) {
+    work_.reset();
+    being_read_.reset();
   }
 }
 

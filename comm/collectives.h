@@ -51,16 +51,20 @@ class [[nodiscard]] Pending {
   Pending& operator=(Pending&&) noexcept;
   ~Pending();
 
-  /// Returns when the output may be used; a second call returns at once. Throws CommError.
+  /// Returns when the output may be used, as does each further call, at once. Throws CommError, as then does each
+  /// further call.
   void wait();
-  /// Whether wait() was called or there is nothing to wait for.
+  /// Whether wait() has returned, or there is nothing to wait for.
   bool waited() const { return !work_; }
   /// After wait(): returns when the input may be written, which differs for the forms with parts alone. Throws
   /// CommError.
   void wait_until_read();
+  /// Both of the above for a result that nobody wants: a failure of the collective is no matter, and what else its
+  /// group is asked for fails too.
+  void discard();
 
  private:
-  c10::intrusive_ptr<c10d::Work> work_;         // until wait()
+  c10::intrusive_ptr<c10d::Work> work_;         // until wait() returned
   c10::intrusive_ptr<LendingWork> being_read_;  // from then on
 };
 

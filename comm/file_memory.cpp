@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -47,6 +48,10 @@ std::string FileDescriptor::path() const {
 }
 
 void FileDescriptor::resize(int64_t bytes) {
+  rlimit limit{};
+  TESSERA_CHECK(CommError, getrlimit(RLIMIT_FSIZE, &limit) != 0 || static_cast<rlim_t>(bytes) <= limit.rlim_cur,
+                "shared memory: files of this process may have {} bytes (ulimit -f), and {} are needed", limit.rlim_cur,
+                bytes);
   if (ftruncate(number_, bytes) != 0) {
     throw system_error(fmt::format("{} bytes of shared memory", bytes));
   }

@@ -14,6 +14,7 @@
 
 #include "base/error.h"
 #include "comm/backend_checks.h"
+#include "comm/group_backend.h"
 #include "comm/local_reduce.h"
 #include "comm/rank_context.h"
 
@@ -22,6 +23,14 @@ namespace tessera {
 namespace {
 
 using WorkPtr = c10::intrusive_ptr<c10d::Work>;
+
+/// Returns when the output may be used, and the input written.
+void wait_until_read(const WorkPtr& work) {
+  work->wait();
+  if (auto* const lending = dynamic_cast<LendingWork*>(work.get())) {
+    lending->wait_until_read();
+  }
+}
 
 class FutureWork final : public c10d::Work {
  public:
@@ -168,7 +177,7 @@ class HierarchicalBackend final : public GroupBackend {
     check_reduce_scatter(output, input, getSize());
     return launch("reduce_scatter", [this, output, input, op, options]() mutable {
       auto column = at::empty({layout_.hosts * output.numel()}, output.options());
-      host_->reduce_scatter_parts(column, by_host(input, output.numel()), op)->wait();
+      wait_until_read(host_->reduce_scatter_parts(column, by_host(input, output.numel()), op));
       across_->_reduce_scatter_base(output, column, options)->wait();
     });
   }

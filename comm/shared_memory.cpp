@@ -5,7 +5,6 @@
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <pthread.h>
-#include <sys/resource.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -71,14 +70,6 @@ Block* block_of(void* data) {
 
 int64_t size_of_block(int64_t bytes) {
   return ShmLayout::round_up(kHeadBytes + bytes, ShmLayout::kMapAlignment);
-}
-
-/// What is written past the limit would end the process by a signal.
-void check_file_limit(int64_t bytes) {
-  rlimit limit{};
-  TESSERA_CHECK(CommError, getrlimit(RLIMIT_FSIZE, &limit) != 0 || static_cast<rlim_t>(bytes) <= limit.rlim_cur,
-                "shared memory: files of this process may have {} bytes (ulimit -f), and {} are needed", limit.rlim_cur,
-                bytes);
 }
 
 /// The file of this process, and its blocks that are free: never closed, since tensors may be freed after the statics'
@@ -168,7 +159,6 @@ class OwnFile {
       file_ = FileDescriptor::in_memory(kFileLabel);
     }
     const int64_t size = size_of_block(bytes);
-    check_file_limit(end_ + size);
     file_.resize(end_ + size);
     OwnedBlock block(new Block{owner_, file_.number(), end_, FileMapping(file_, end_, size)});
     end_ += size;

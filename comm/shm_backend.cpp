@@ -1,5 +1,6 @@
 #include "comm/shm_backend.h"
 
+#include <c10/util/Exception.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 #include <unistd.h>
@@ -71,7 +72,15 @@ class ShmBackend final : public LocalCallBackend {
 
   const std::string getBackendName() const override { return "shm"; }
   at::Tensor zeros_to_gather(int64_t numel, at::ScalarType dtype) const override {
-    return is_worth_lending(numel, dtype) ? shared_zeros(numel, dtype) : GroupBackend::zeros_to_gather(numel, dtype);
+    if (is_worth_lending(numel, dtype)) {
+      try {
+        return shared_zeros(numel, dtype);
+      } catch (const CommError& error) {  // of this rank alone; the others copy what it does not lend
+        TORCH_WARN_ONCE("shards of this rank are not in shared memory, so gathers of them copy once more: ",
+                        error.what());
+      }
+    }
+    return GroupBackend::zeros_to_gather(numel, dtype);
   }
 
  private:

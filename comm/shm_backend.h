@@ -27,8 +27,8 @@ struct ShmOptions {
 /// dtype moves as bytes. A peer that dies is noticed within a second. Nothing is left behind, however the ranks end.
 ///
 /// An all_gather whose input is in shared memory (comm/shared_memory.h) needs no cells: the peers read it there. So do
-/// the pieces of a reduce_scatter's input that lie there. Its work is done when they have, or, of calls with parts, when
-/// the output is there.
+/// the pieces of a reduce_scatter's input that lie there. Its work is done when they have, or, of calls with parts,
+/// when the output is there.
 ///
 /// Messages between two ranks go through cells of their own, for each direction (comm/shm_layout.h). The group keeps
 /// its file open for them, one descriptor a rank.

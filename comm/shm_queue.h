@@ -8,8 +8,8 @@
 //
 // What is in shared memory (comm/shared_memory.h) is lent: the cells stay empty, and the others take the pieces from
 // where they are. Such are the input of an all_gather, and those pieces of a reduce_scatter's input that lie in one
-// tensor there, as gradients do, and have 16 KiB or more, which those of groups of more than 16 ranks do not. Such a call is done when this rank has its output, and read when the others have
-// theirs too.
+// tensor there, as gradients do, and have 16 KiB or more, which those of groups of more than 16 ranks do not. Such a
+// call is done when this rank has its output, and read when the others have theirs too.
 
 #include <c10/util/SmallVector.h>
 
@@ -36,6 +36,8 @@ class ShmQueue {
   uint64_t push(LocalCall call);
   /// Moves all that can be moved; returns whether anything was.
   bool advance();
+  /// Nothing moves from now on: whoever waited has an error, and may have given the tensors' memory away.
+  void stop() { is_stopped_ = true; }
 
   bool is_empty() const { return operations_.empty(); }
   bool is_done(uint64_t number) const { return number < done_; }
@@ -48,8 +50,8 @@ class ShmQueue {
   /// Of a call that is not done, or not read.
   const CallShape& shape(uint64_t number) const;
 
-  /// Whether nothing moves any more, for one of the next two.
-  bool is_stuck() const { return !mismatch_.empty() || !fault_.empty(); }
+  /// Whether nothing moves any more: stop(), or one of the next two.
+  bool is_stuck() const { return is_stopped_ || !mismatch_.empty() || !fault_.empty(); }
   /// "", or what the ranks called where that does not belong together; all of them find it.
   const std::string& mismatch() const { return mismatch_; }
   /// "", or why this rank cannot read what a peer has lent, or may have read something else.
@@ -133,6 +135,7 @@ class ShmQueue {
   // The peers' counters as last read.
   mutable std::vector<uint64_t> peers_posted_;
   mutable std::vector<uint64_t> peers_consumed_;
+  bool is_stopped_ = false;
   std::string mismatch_;
   std::string fault_;
 };

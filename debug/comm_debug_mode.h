@@ -13,6 +13,7 @@
 // After torch/distributed/tensor/debug/_comm_mode.py.
 
 #include <torch/nn/module.h>
+#include <torch/nn/pimpl.h>
 
 #include <map>
 #include <string>
@@ -39,6 +40,9 @@ class CommDebugMode : public CommObserver {
   CommDebugMode() : scope_(*this) {}
   /// `module` must outlive the mode.
   explicit CommDebugMode(torch::nn::Module& module);
+  template <class Impl>
+  explicit CommDebugMode(const torch::nn::ModuleHolder<Impl>& module)
+      : CommDebugMode(static_cast<torch::nn::Module&>(*module.ptr())) {}
   CommDebugMode(const CommDebugMode&) = delete;
   CommDebugMode& operator=(const CommDebugMode&) = delete;
 

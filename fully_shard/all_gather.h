@@ -61,6 +61,8 @@ class ShardGather {
   const at::Tensor& wait();
   /// After wait(): returns when peers have read the input of start_in_place() too.
   void wait_until_read() { pending_.wait_until_read(); }
+  /// As Pending::discard.
+  void discard() { pending_.discard(); }
   /// The buffers, which end with the result.
   StreamMemory release();
   /// Elements that a rank sends, the stamp included.

@@ -5,6 +5,7 @@
 #include <torch/csrc/autograd/graph_task.h>
 #include <torch/csrc/autograd/variable.h>
 
+#include <map>
 #include <memory>
 #include <type_traits>
 #include <vector>
@@ -86,27 +87,36 @@ const torch::autograd::Node* insert_backward_node(std::span<at::Tensor* const> t
     return nullptr;
   }
   std::vector<at::Tensor*> differentiable;
+  std::map<const at::TensorImpl*, at::Tensor> aliases;  // one of each, so that who changes it in place changes all
+  torch::autograd::edge_list edges;
+  std::vector<at::Tensor> originals;
   for (auto* tensor : tensors) {
-    if (tensor->requires_grad()) {
-      differentiable.push_back(tensor);
+    if (!tensor->requires_grad()) {
+      continue;
+    }
+    differentiable.push_back(tensor);
+    if (aliases.try_emplace(tensor->unsafeGetTensorImpl()).second) {
+      edges.push_back(torch::autograd::impl::gradient_edge(*tensor));
+      originals.push_back(*tensor);
     }
   }
   if (differentiable.empty()) {
     return nullptr;
   }
-  torch::autograd::edge_list edges;
-  for (const auto* tensor : differentiable) {
-    edges.push_back(torch::autograd::impl::gradient_edge(*tensor));
-  }
   const auto node = make_node<BackwardNode, NodePtr>(std::move(edges), std::move(callback));
-  for (auto* tensor : differentiable) {
-    auto alias = tensor->detach();
-    const uint32_t output = node->add_input_metadata(alias);
-    torch::autograd::impl::set_gradient_edge(alias, {node, output});
+  for (const auto& original : originals) {
+    auto alias = original.detach();
+    torch::autograd::impl::set_gradient_edge(alias, {node, node->add_input_metadata(alias)});
     if (aliased) {
-      aliased->emplace_back(*tensor, alias);
+      aliased->emplace_back(original, alias);
     }
-    *tensor = std::move(alias);
+    aliases[original.unsafeGetTensorImpl()] = std::move(alias);
+  }
+  for (auto* tensor : differentiable) {
+    const auto alias = aliases.find(tensor->unsafeGetTensorImpl());
+    if (alias != aliases.end()) {  // else one variable is there twice, and is the alias already
+      *tensor = alias->second;
+    }
   }
   return node.get();
 }
@@ -121,6 +131,16 @@ void at_end_of_backward(std::function<void()> callback) {
 
 int64_t current_backward() {
   return torch::autograd::get_current_graph_task_id();
+}
+
+bool is_captured(const at::Tensor& leaf) {
+  const auto* tasks = torch::autograd::get_current_graph_task_exec_info();
+  if (!tasks || tasks->empty()) {
+    return false;
+  }
+  const auto accumulator = torch::autograd::impl::try_get_grad_accumulator(leaf);
+  const auto task = tasks->find(accumulator.get());
+  return task != tasks->end() && task->second.captures_ && !task->second.captures_->empty();
 }
 
 bool is_in_running_backward(const torch::autograd::Node* node) {

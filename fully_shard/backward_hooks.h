@@ -51,9 +51,9 @@ class AliasedTensor {
 };
 
 /// Replaces the tensors that need a gradient by aliases behind one identity node; `callback` runs in backward
-/// when the gradients of all of them (that the backward computes) are there. Returns the node, which lives as long as
-/// the callback. Returns null, and does nothing, if no tensor needs a gradient or grad mode is off. What it replaced is
-/// added to `aliased`, unless null.
+/// when the gradients of all of them (that the backward computes) are there. A tensor that is there twice gets one
+/// alias. Returns the node, which lives as long as the callback. Returns null, and does nothing, if no tensor needs a
+/// gradient or grad mode is off. What it replaced is added to `aliased`, unless null.
 const torch::autograd::Node* insert_backward_node(std::span<at::Tensor* const> tensors, std::function<void()> callback,
                                                   std::vector<AliasedTensor>* aliased = nullptr);
 
@@ -65,6 +65,10 @@ void at_end_of_backward(std::function<void()> callback);
 
 /// An id of the running backward; -1 outside of one.
 int64_t current_backward();
+
+/// Whether the running backward hands the gradient of `leaf` to its caller, as that of torch::autograd::grad does, in
+/// place of accumulating it.
+bool is_captured(const at::Tensor& leaf);
 
 /// Whether a node is in the graph of the running backward. Of the node where that graph begins, which runs first, this
 /// may not be said. All ranks have the same answer, whichever other graphs they keep.

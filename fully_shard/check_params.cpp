@@ -58,9 +58,11 @@ void check_tensor(const ManagedParam& param, const ParamRequirements& required) 
                 "{}: parameter '{}' is not contiguous, sizes [{}] and strides [{}]; set_data() it to its "
                 "contiguous() first",
                 where, param.name, fmt::join(tensor.sizes(), ", "), fmt::join(tensor.strides(), ", "));
-  TESSERA_CHECK(ValueError, c10::isFloatingType(tensor.scalar_type()) || !tensor.requires_grad(),
-                "{}: parameter '{}' is {}, which cannot require a gradient", where, param.name,
-                c10::toString(tensor.scalar_type()));
+  TESSERA_CHECK(
+      NotImplementedError, !c10::isComplexType(tensor.scalar_type()) || !tensor.requires_grad(),
+      "{}: parameter '{}' is {}, and complex parameters are not trained in shards; register at::view_as_real() "
+      "of it, or name it in ignored_params",
+      where, param.name, c10::toString(tensor.scalar_type()));
   TESSERA_CHECK(ValueError, fits_device(tensor, required),
                 "{}: parameter '{}' is on {}, but the mesh is {}; move the module to the mesh's device "
                 "first",

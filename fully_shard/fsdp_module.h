@@ -150,6 +150,11 @@ class FSDPModule {
 /// inside of a unit's forward or backward.
 void reshard_all(torch::nn::Module& module);
 
+template <class Impl>
+void reshard_all(const torch::nn::ModuleHolder<Impl>& module) {
+  reshard_all(static_cast<torch::nn::Module&>(*module.ptr()));
+}
+
 /// Throws StateError if fully_shard was not called on `module`.
 FSDPModule fsdp(torch::nn::Module& module);
 

@@ -1,6 +1,9 @@
 #include "fully_shard/fsdp_root.h"
 
+#include <ATen/core/grad_mode.h>
+
 #include <algorithm>
+#include <map>
 
 #include "base/error.h"
 #include "fully_shard/backward_hooks.h"
@@ -69,7 +72,7 @@ void FSDPRoot::make(torch::nn::Module& module) {
                 states.at(0).state->label(), running_module ? running_module->name() : "");
   auto names = std::make_shared<std::vector<std::string>>();
   std::vector<std::weak_ptr<FSDPState>> units;
-  std::shared_ptr<BlockPool> pool;
+  std::map<std::string, std::shared_ptr<BlockPool>> pools;  // by device: one has memory of one
   for (const auto& [path, state] : states) {
     TESSERA_CHECK(StateError, state->is_idle() && !state->has_unreduced_gradients(),
                   "fully_shard: forward of {} takes over the unit '{}', which still awaits the backward, or the "
@@ -78,8 +81,8 @@ void FSDPRoot::make(torch::nn::Module& module) {
                   states[0].state->label(), path);
     names->push_back(path);
     units.push_back(state);
-    if (!pool && state->group()) {
-      pool = state->group()->pool();
+    if (const auto& group = state->group()) {
+      pools.try_emplace(group->unsharded_device().str(), group->pool());
     }
   }
   end_unshards(states);
@@ -88,9 +91,11 @@ void FSDPRoot::make(torch::nn::Module& module) {
   const auto has_params = [](const NamedState& unit) { return unit.state->group() != nullptr; };
   const bool is_alone = std::ranges::count_if(states, has_params) == 1;
   for (size_t i = 0; i < states.size(); ++i) {
-    states[i].state->join(root, static_cast<int64_t>(i), names, pool);
-    if (has_params(states[i])) {
-      states[i].state->group()->set_alone(is_alone);
+    const auto& group = states[i].state->group();
+    states[i].state->join(root, static_cast<int64_t>(i), names,
+                          group ? pools.at(group->unsharded_device().str()) : nullptr);
+    if (group) {
+      group->set_alone(is_alone);
     }
   }
 }
@@ -134,7 +139,22 @@ void FSDPRoot::leave_forward(const FSDPState& state) {
         unit->finish_forward();
       }
     }
+    await_copies_of_shards();
     end_gathers();
+  }
+}
+
+/// Shards on the host may be written once a forward without gradients has returned. After one with them the gradients
+/// come first, behind all that forward copied.
+void FSDPRoot::await_copies_of_shards() const {
+  const auto offloads = [](const std::weak_ptr<FSDPState>& weak) {
+    const auto unit = weak.lock();
+    return unit && unit->group() && unit->group()->shard_device() != unit->group()->unsharded_device();
+  };
+  if (!at::GradMode::is_enabled() && std::ranges::any_of(states_, offloads)) {
+    for (const auto& stream : gather_streams_) {
+      stream->mark().synchronize();
+    }
   }
 }
 

@@ -48,6 +48,7 @@ class FSDPRoot : public std::enable_shared_from_this<FSDPRoot> {
   std::shared_ptr<FSDPState> state_at(std::optional<int64_t> unit) const;
   void await_end_of_backward();
   void await_writes() const;
+  void await_copies_of_shards() const;
   void end_gathers() const;
   void recover();
   void finish_backward(int64_t id);

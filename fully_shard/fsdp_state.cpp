@@ -182,10 +182,14 @@ std::vector<AliasedTensor> FSDPState::changed_inputs() {
 
 void FSDPState::insert_output_node(const std::shared_ptr<Ticket>& ticket, TensorRefs outputs,
                                    std::vector<AliasedTensor> changed) {
-  auto callback = [weak = weak_from_this(), ticket] {
-    if (const auto self = weak.lock()) {
-      self->pre_backward(*ticket);
-    }
+  auto callback = [weak = weak_from_this(), ticket, label = options_.label] {
+    const auto self = weak.lock();
+    TESSERA_CHECK(
+        StateError, self,
+        "fully_shard: backward through {}, which was destroyed: nobody gathers its parameters. Keep the module "
+        "until its backward is over",
+        label);
+    self->pre_backward(*ticket);
   };
   if (changed.empty()) {
     ticket->output_node = insert_backward_node(outputs, std::move(callback));
@@ -211,9 +215,21 @@ void FSDPState::copy_views_of_params(TensorRefs outputs) const {
 }
 
 void FSDPState::post_forward(TensorRefs outputs) {
-  auto changed = changed_inputs();  // which may throw, so the call is still open
+  auto changed = changed_inputs();
   const auto ticket = std::move(open_calls_.back().ticket);
   open_calls_.pop_back();
+  try {
+    end_call(ticket, outputs, std::move(changed));
+  } catch (...) {
+    open_calls_.emplace_back();  // for forward_failed(), which comes next
+    throw;
+  }
+  root_->leave_forward(*this);
+}
+
+/// What there is to do without the call, which is open no more.
+void FSDPState::end_call(const std::shared_ptr<Ticket>& ticket, TensorRefs outputs,
+                         std::vector<AliasedTensor> changed) {
   copy_views_of_params(outputs);
   if (ticket) {
     insert_output_node(ticket, outputs, std::move(changed));
@@ -237,7 +253,6 @@ void FSDPState::post_forward(TensorRefs outputs) {
     ran_.assign(ran_.size(), false);
   }
   cast_floating(outputs, options_.mp_policy.output_dtype);
-  root_->leave_forward(*this);
 }
 
 void FSDPState::forward_failed() {

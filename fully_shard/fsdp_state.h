@@ -116,6 +116,7 @@ class FSDPState : public std::enable_shared_from_this<FSDPState> {
 
   void pre_forward(HookPoint& point, size_t module, TensorRefs inputs);
   void post_forward(TensorRefs outputs);
+  void end_call(const std::shared_ptr<Ticket>& ticket, TensorRefs outputs, std::vector<AliasedTensor> changed);
   std::vector<AliasedTensor> changed_inputs();
   void copy_views_of_params(TensorRefs outputs) const;
   void insert_output_node(const std::shared_ptr<Ticket>& ticket, TensorRefs outputs,

@@ -9,9 +9,25 @@
 
 namespace tessera {
 
+namespace {
+
+/// Not so a backward that hands gradients of parameters to its caller.
+void check_accumulates(const ParamGroup& group) {
+  for (const auto& param : group.params()) {
+    TESSERA_CHECK(NotImplementedError, !param.requires_grad() || !is_captured(param.param()),
+                  "fully_shard: torch::autograd::grad() with respect to parameter '{}' of {}: what it returns would be "
+                  "this rank's part alone, since gradients are reduced as backward() accumulates them. Call backward() "
+                  "and read the parameters' grad()",
+                  param.origin().name, param.origin().module);
+  }
+}
+
+}  // namespace
+
 void FSDPState::pre_backward(Ticket& ticket) {
   root_->enter_backward(*this);
   group_->check_versions(ticket.versions);
+  check_accumulates(*group_);
   ticket.backward = current_backward();
   ticket.expected_in = -1;
   backward_started_ = true;
@@ -55,11 +71,14 @@ void FSDPState::reshard_and_reduce(bool reshards, bool reduces) {
 
 void FSDPState::reduce() {
   backward_started_ = false;
+  const auto& gradients = settings_.gradients;
+  if (gradients.requires_gradient_sync) {
+    group_->check_none_frozen_since();
+  }
   if (!group_->has_trainable()) {
     group_->restore_gradients();
     return;
   }
-  const auto& gradients = settings_.gradients;
   if (!gradients.requires_gradient_sync) {
     group_->keep_gradients();
     has_unreduced_ = true;

@@ -20,8 +20,12 @@ GradientReduction::GradientReduction(Options options)
 }
 
 bool GradientReduction::FlatGrad::is_free() const {
+  const auto is_held_here_alone = [](const at::Tensor& grad) {
+    const auto meta = grad.unsafeGetTensorImpl()->get_backend_meta_intrusive_ptr();
+    return grad.use_count() == 1 && meta.use_count() == 2;  // detached copies of a DTensor share its meta
+  };
   return flat.defined() && flat.storage().use_count() == 1 + grads.size() &&
-         std::all_of(grads.begin(), grads.end(), [](const auto& grad) { return grad.use_count() == 1; });
+         std::ranges::all_of(grads, is_held_here_alone);
 }
 
 void GradientReduction::ensure_flat_grad(std::span<const ShardedParam> params) {
@@ -282,10 +286,9 @@ void GradientReduction::end() {
 }
 
 void GradientReduction::discard() {
-  scattered_.wait_until_read();
+  scattered_.discard();
   if (in_flight()) {
-    pending_.wait();
-    pending_.wait_until_read();
+    pending_.discard();
     stream_->drain();
     copied_.synchronize();
     input_.give_back();

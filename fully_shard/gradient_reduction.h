@@ -88,7 +88,8 @@ class GradientReduction {
   /// Waits, and gives the parameters their sharded gradients. The first of two calls where they go to the host, after
   /// which it is_copying().
   void finish(std::span<ShardedParam> params);
-  /// Waits, and throws the result away, with what earlier reductions left to be all-reduced.
+  /// Waits, and throws the result away, with what earlier reductions left to be all-reduced. A group that has failed is
+  /// no error here.
   void discard();
 
   /// Once collected: whether start_in() may take the place of start().

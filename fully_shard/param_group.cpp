@@ -125,9 +125,8 @@ void ParamGroup::drop_unshard() {
   if (state_ != UnitState::Gathering) {
     return;
   }
-  gather_.wait();
+  gather_.discard();
   drop_gather();
-  gather_.wait_until_read();
 }
 
 void ParamGroup::reshard() {
@@ -160,6 +159,17 @@ void ParamGroup::free_params(bool keeps_share) {
   }
   step(keeps_share ? UnitStep::ReshardSmaller : UnitStep::Reshard);
   gather_.wait_until_read();
+}
+
+void ParamGroup::check_none_frozen_since() const {
+  for (const auto& param : params_) {
+    TESSERA_CHECK(
+        StateError, param.requires_grad() || !param.awaits_reduction(),
+        "fully_shard: parameter '{}' of {} was frozen while its gradient, of a backward with "
+        "set_requires_gradient_sync(false), waits for its reduction. Freeze it after a backward that reduces, or "
+        "drop those gradients by reset_iter_state()",
+        param.origin().name, param.origin().module);
+  }
 }
 
 // Nothing accumulates into a frozen parameter: its gradient stays, where an optimizer's zero_grad() finds it.

@@ -53,6 +53,8 @@ class ParamGroup {
   /// Where the shards are to be, and whether they have no memory yet.
   at::Device shard_device() const { return options_.offload ? at::Device(at::kCPU) : compute_device_; }
   bool is_on_meta() const { return flat_shard_.is_meta(); }
+  /// Of the full parameters.
+  at::Device unsharded_device() const { return compute_device_; }
   /// Gives shards on the meta device memory on shard_device(); their values are zeros.
   void materialize();
 
@@ -83,6 +85,9 @@ class ParamGroup {
   /// Keeps a share of the smaller group, if there is one, from which the next unshard gathers.
   void reshard_after_forward();
 
+  /// Throws StateError if a parameter was frozen while its gradient waits for the reduction: nobody would reduce it
+  /// now, and a later one would add it to gradients of another time.
+  void check_none_frozen_since() const;
   /// Sets sharded gradients aside, of parameters that require one, so that backward accumulates unsharded ones.
   void begin_backward();
   /// Without reduction: gradients that were set aside are the parameters' again.

@@ -186,7 +186,7 @@ void ReductionQueue::clear() {
   is_first_ = true;
   for (auto* bucket : {&scattering_, &reducing_}) {
     if (*bucket) {
-      (*bucket)->pending.wait();
+      (*bucket)->pending.discard();
       bucket->reset();
     }
   }

@@ -111,6 +111,7 @@ at::Tensor ShardedParam::take_all_accumulated() {
 }
 
 at::Tensor ShardedParam::take_unsharded_grad(at::ScalarType dtype) {
+  awaits_reduction_ = false;
   auto grad = take_all_accumulated();
   if (!unsharded_spec_ || !grad.defined()) {
     return grad;
@@ -126,6 +127,7 @@ at::Tensor ShardedParam::take_unsharded_grad(at::ScalarType dtype) {
 }
 
 void ShardedParam::keep_unsharded_grad(at::ScalarType dtype) {
+  awaits_reduction_ = awaits_reduction_ || requires_grad();
   auto kept = take_all_accumulated();
   if (kept.defined()) {
     const at::AutoDispatchBelowADInplaceOrView below;
@@ -136,6 +138,7 @@ void ShardedParam::keep_unsharded_grad(at::ScalarType dtype) {
 void ShardedParam::drop_unsharded_grads() {
   take_accumulated();
   kept_grad_ = at::Tensor();
+  awaits_reduction_ = false;
 }
 
 void restore_stashed_grads(std::span<ShardedParam> params) {

@@ -102,10 +102,14 @@ class ShardedParam {
   /// Sets what autograd accumulated aside, in `dtype`, for a later take_unsharded_grad(). No communication.
   void keep_unsharded_grad(at::ScalarType dtype);
   bool has_kept_grad() const { return kept_grad_.defined(); }
+  /// Whether keep_unsharded_grad() was called while the parameter was trained, since the last take or drop: the same on
+  /// all ranks, whichever of them had a gradient.
+  bool awaits_reduction() const { return awaits_reduction_; }
   void drop_unsharded_grads();
 
-  /// Counts in-place changes of the shard, through the parameter, its data() or its local tensor.
-  int64_t version() const { return static_cast<int64_t>(dtensor_meta(sharded_)->local._version()); }
+  /// Counts in-place changes of the shard, through the parameter, its data() or its local tensor; 0 for inference
+  /// tensors, which do not count.
+  int64_t version() const { return shard().is_inference() ? 0 : static_cast<int64_t>(shard()._version()); }
   /// Bytes that the unsharded tensor occupies now, beside the shard.
   size_t unsharded_bytes() const { return is_alias_ ? 0 : unsharded_.storage().nbytes(); }
 
@@ -125,6 +129,7 @@ class ShardedParam {
   at::Tensor in_use_;        // what the parameter takes on while unsharded: unsharded_, or the DTensor over it
   at::Tensor stashed_grad_;  // sharded
   at::Tensor kept_grad_;     // unsharded
+  bool awaits_reduction_ = false;
   int64_t own_numel_;
   bool is_alias_;
 };

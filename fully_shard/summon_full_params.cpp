@@ -92,15 +92,18 @@ void check_options(const std::vector<NamedUnit>& units, const SummonFullParamsOp
 class SummonScope {
  public:
   SummonScope(std::vector<NamedUnit> units, const SummonFullParamsOptions& options)
-      : units_(std::move(units)), writeback_(options.writeback) {
+      : units_(std::move(units)), options_(options) {}
+
+  /// If it throws, restore() puts back what it did.
+  void enter() {
     const at::NoGradGuard no_grad;
-    const bool shows = !options.rank0_only || is_first_rank(units_);
+    const bool shows = !options_.rank0_only || is_first_rank(units_);
     for (const auto& [path, module, unit] : units_) {
       unit->is_summoned = true;
       if (const auto& group = unit->state->group()) {
         group->reshard();
         for (const auto& param : group->params()) {
-          params_.emplace_back(param.param(), options, shows);
+          params_.emplace_back(param.param(), options_, shows);
         }
       }
     }
@@ -109,7 +112,7 @@ class SummonScope {
   void restore() {
     const at::NoGradGuard no_grad;
     for (auto& param : params_) {
-      param.restore(writeback_);
+      param.restore(options_.writeback);
     }
     for (const auto& [path, module, unit] : units_) {
       unit->is_summoned = false;
@@ -118,8 +121,8 @@ class SummonScope {
 
  private:
   std::vector<NamedUnit> units_;
+  SummonFullParamsOptions options_;
   std::vector<SummonedParam> params_;
-  bool writeback_;
 };
 
 }  // namespace
@@ -138,6 +141,7 @@ void FSDP::summon_full_params(torch::nn::Module& module, const SummonFullParamsO
   }
   SummonScope scope(std::move(units), options);
   try {
+    scope.enter();
     body();
   } catch (...) {
     scope.restore();

@@ -122,6 +122,11 @@ void UnitGather::wait() {
   gathered_ = current().wait();
 }
 
+void UnitGather::discard() {
+  issued_.wait();
+  current().discard();
+}
+
 void UnitGather::copy_out(const std::vector<ShardedParam>& params) {
   const auto* own = format_ ? &*format_ : nullptr;
   if (const auto* format = has_share() ? smaller_->format() : own) {

@@ -59,6 +59,8 @@ class UnitGather {
   /// From start_in_place() to give_back().
   bool is_in_place() const { return is_in_place_; }
   void wait();
+  /// In place of wait() where nobody wants the parameters any more: returns when the all-gather is over, failed or not.
+  void discard();
   /// Returns when peers have read the flat shard of start_in_place() too: before it is written, or the parameters are
   /// seen as shards. After wait(). Throws CommError.
   void wait_until_read() { gather_.wait_until_read(); }

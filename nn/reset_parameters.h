@@ -19,6 +19,7 @@
 // Thread safety: as writing to the parameters.
 
 #include <torch/nn/module.h>
+#include <torch/nn/pimpl.h>
 
 namespace tessera {
 
@@ -33,5 +34,10 @@ class ResettableParameters {
 /// the first module with parameters or buffers of its own that does not know how (torch::nn::MultiheadAttention and
 /// PReLU among libtorch's: their functions are not public), and StateError for one that is on the meta device.
 void reset_parameters(torch::nn::Module& module);
+
+template <class Impl>
+void reset_parameters(const torch::nn::ModuleHolder<Impl>& module) {
+  reset_parameters(static_cast<torch::nn::Module&>(*module.ptr()));
+}
 
 }  // namespace tessera

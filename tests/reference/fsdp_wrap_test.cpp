@@ -13,6 +13,7 @@
 
 #include "comm/collectives.h"
 #include "dtensor/dtensor.h"
+#include "fully_shard/replica_check.h"
 #include "nn/sequential.h"
 #include "testing/expect.h"
 #include "testing/parity.h"
@@ -245,7 +246,16 @@ TEST_CASE("rows 57, 71: containers without a forward and modules that are wrappe
   });
 }
 
-TEST_CASE("rows 74, 76: a unit whose parameters belong to units below trains, clips and saves") {
+TEST_CASE("row 74: a parameter that is registered after wrapping is named") {
+  run_ranks(2, [](int rank) {
+    const FullyShardedDataParallel model(make_tower());
+    check_replicas(*model);
+    model.module().register_parameter("late", at::full({2}, static_cast<double>(rank)));
+    expect_throws<StateError>([&] { check_replicas(*model); }, "late");
+  });
+}
+
+TEST_CASE("row 76: a unit whose parameters belong to units below trains, clips and saves") {
   run_ranks(2, [](int) {
     tessera::nn::Sequential chain;
     chain->push_back(tessera::nn::Linear(5, 4));

@@ -1,0 +1,220 @@
+// Programs that do not train in the usual order: they keep gradients, freeze in between, ask autograd for gradients,
+// drop the model, fail half-way.
+
+#include <ATen/TensorOperators.h>
+#include <torch/csrc/autograd/autograd.h>
+#include <torch/optim/sgd.h>
+
+#include <optional>
+#include <utility>
+
+#include "dtensor/dtensor.h"
+#include "fully_shard/engine_slots.h"
+#include "fully_shard/replicate.h"
+#include "testing/expect.h"
+#include "testing/parity.h"
+#include "testing/run_ranks.h"
+#include "testing/tensor_matchers.h"
+#include "tests/fully_shard/small_models.h"
+#include "third_party/catch2/catch.h"
+
+namespace tessera::testing {
+namespace {
+
+at::Tensor batch_of(int rank, int step = 0) {
+  return make_batch(static_cast<uint64_t>(rank + 10 * step), 3, 5);
+}
+
+Tower sharded_tower() {
+  Tower tower;
+  fill_parameters(*tower, 1);
+  shard_tower(tower);
+  return tower;
+}
+
+void backward_of(Tower& tower, int rank, int step = 0) {
+  weighted_loss(tower(batch_of(rank, step))).backward();
+}
+
+/// The same by reference.
+struct ProductImpl : torch::nn::Module {
+  ProductImpl() { scale = register_parameter("scale", at::full({4}, 2.0)); }
+  at::Tensor forward(at::Tensor& a, at::Tensor& b) { return a * b * scale; }
+  at::Tensor scale;
+};
+TESSERA_MODULE(Product);
+
+/// Its forward changes the first input in place and uses both.
+struct ScaledProductImpl : torch::nn::Module {
+  ScaledProductImpl() { scale = register_parameter("scale", at::full({4}, 2.0)); }
+  at::Tensor forward(at::Tensor a, at::Tensor b) {
+    a.mul_(scale);
+    return a * b;
+  }
+  at::Tensor scale;
+};
+TESSERA_MODULE(ScaledProduct);
+
+}  // namespace
+
+TEST_CASE("gradients that the program keeps, detached, are not written by the next backward", "[unusual]") {
+  run_ranks(2, [](int rank) {
+    auto tower = sharded_tower();
+    backward_of(tower, rank);
+    std::vector<at::Tensor> kept, values;
+    for (const auto& param : tower->parameters()) {
+      kept.push_back(param.grad().detach());
+      values.push_back(full_tensor(param.grad()).clone());
+    }
+    tower->zero_grad();
+    backward_of(tower, rank, 1);
+    for (size_t i = 0; i < kept.size(); ++i) {
+      expect_bit_equal(kept[i], values[i]);
+    }
+  });
+}
+
+TEST_CASE("a parameter that is frozen while its gradient waits for the reduction is named", "[unusual]") {
+  run_ranks(2, [](int rank) {
+    auto tower = sharded_tower();
+    auto& weight = tower->blocks[1]->up->weight;
+    fsdp(tower).set_requires_gradient_sync(false);
+    backward_of(tower, rank);
+    fsdp(tower).set_requires_gradient_sync(true);
+    weight.set_requires_grad(false);
+    expect_throws<StateError>([&] { backward_of(tower, rank, 1); }, "parameter 'up.weight' of");
+    fsdp(tower).reset_iter_state();
+    Tower reference;
+    fill_parameters(*reference, 1);
+    reference->blocks[1]->up->weight.set_requires_grad(false);
+    average_reference(*reference, 2, [&](int r) { weighted_loss(reference(batch_of(r, 1))).backward(); });
+    backward_of(tower, rank, 1);
+    check_sharded_parity(reference, tower);
+  });
+}
+
+TEST_CASE("autograd::grad with respect to parameters is refused, to inputs it is not", "[unusual]") {
+  const bool replicates = GENERATE(false, true);
+  run_ranks(2, [=](int rank) {
+    Tower tower;
+    fill_parameters(*tower, 1);
+    if (replicates) {
+      replicate(tower);
+    } else {
+      shard_tower(tower);
+    }
+    expect_throws<NotImplementedError>(
+        [&] { torch::autograd::grad({weighted_loss(tower(batch_of(rank)))}, tower->parameters()); },
+        "Call backward() and read the parameters' grad()");
+    fsdp(tower).reset_iter_state();
+    const auto x = batch_of(rank).requires_grad_();
+    const auto grads = torch::autograd::grad({weighted_loss(tower(x))}, {x});
+    Tower reference;
+    fill_parameters(*reference, 1);
+    const auto y = batch_of(rank).requires_grad_();
+    expect_close(grads[0], torch::autograd::grad({weighted_loss(reference(y))}, {y})[0]);
+  });
+}
+
+TEST_CASE("backward of a model that was destroyed is an error", "[unusual]") {
+  run_ranks(2, [](int rank) {
+    at::Tensor loss;
+    {
+      auto tower = sharded_tower();
+      loss = weighted_loss(tower(batch_of(rank)));
+    }
+    expect_throws<StateError>([&] { loss.backward(); }, "which was destroyed");
+  });
+}
+
+TEST_CASE("a model that is made in inference mode runs there again and again", "[unusual]") {
+  run_ranks(2, [](int rank) {
+    const c10::InferenceMode guard;
+    Tower reference;
+    fill_parameters(*reference, 1);
+    auto tower = sharded_tower();
+    for (int step = 0; step < 3; ++step) {
+      expect_bit_equal(tower(batch_of(rank, step)), reference(batch_of(rank, step)));
+    }
+  });
+}
+
+TEST_CASE("a tensor that a unit gets twice and changes in place is one there, too", "[unusual]") {
+  run_ranks(2, [](int rank) {
+    const auto run = [&](ScaledProduct& module) {
+      const auto x = make_batch(static_cast<uint64_t>(rank), 3, 4).requires_grad_();
+      const auto h = x * 3;
+      const auto loss = module(h, h).sum();
+      loss.backward();
+      return std::pair(loss.detach(), x.grad());
+    };
+    ScaledProduct reference, sharded;
+    fully_shard(sharded);
+    const auto expected = run(reference), actual = run(sharded);
+    expect_bit_equal(actual.first, expected.first);
+    expect_bit_equal(actual.second, expected.second);
+    Product product;
+    fully_shard(product);
+    auto h = make_batch(static_cast<uint64_t>(rank), 3, 4).requires_grad_() * 3;
+    const auto before = h.detach().clone();
+    expect_bit_equal(product(h, h), before * before * 2);
+  });
+}
+
+TEST_CASE("what fails at the end of a forward leaves the next iterations as they would be", "[unusual]") {
+  run_ranks(2, [](int rank) {
+    auto tower = sharded_tower();
+    bool fails = true;
+    engine_slots()->reshard = [&](const UnitCall& call) {
+      TESSERA_CHECK(Error, !std::exchange(fails, false), "on purpose");
+      call.run();
+    };
+    expect_throws<Error>([&] { backward_of(tower, rank); }, "on purpose");
+    Tower reference;
+    fill_parameters(*reference, 1);
+    for (int step = 0; step < 2; ++step) {
+      for (auto* module : {&reference, &tower}) {
+        (*module)->zero_grad();
+      }
+      average_reference(*reference, 2, [&](int r) { weighted_loss(reference(batch_of(r, step))).backward(); });
+      backward_of(tower, rank, step);
+      check_sharded_parity(reference, tower);
+      expect_equal(fsdp(tower).memory_stats().borrowed, 0u);
+    }
+    engine_slots()->reshard = nullptr;
+  });
+}
+
+TEST_CASE("when a rank has failed in backward, the others' models are as before, and whatever they do says why",
+          "[unusual]") {
+  const bool resets = GENERATE(false, true);
+  const auto train = [&](int rank) {
+    Tower sharded;
+    fill_parameters(*sharded, 1);
+    shard_tower(sharded);
+    if (rank == 1) {
+      sharded->blocks[1]->up->weight.register_hook([](const at::Tensor& grad) {
+        TESSERA_CHECK(Error, !grad.defined(), "on purpose");
+        return grad;
+      });
+    }
+    const auto step = [&] { backward_of(sharded, rank); };
+    if (rank == 1) {
+      step();
+      return;
+    }
+    for (int attempt = 0; attempt < 3; ++attempt) {
+      expect_throws<CommError>(step, "on purpose");
+      if (resets) {
+        fsdp(sharded).reset_iter_state();
+        expect_equal(fsdp(sharded).memory_stats().borrowed, 0u);
+        for (const auto& param : sharded->parameters()) {
+          TESSERA_EXPECT(is_dtensor(param) && !param.grad().defined());
+        }
+      }
+    }
+  };
+  expect_throws<Error>([&] { run_ranks(3, train); }, "rank 1: on purpose");
+}
+
+}  // namespace tessera::testing

@@ -30,13 +30,6 @@ at::Tensor with_own_memory(const at::Tensor& grad) {
   return owns_memory(grad) ? grad : grad.clone();
 }
 
-/// Whether a DTensor, of which the caller holds `references`, is all that refers to its local tensor's memory.
-bool owns_local_memory(const at::Tensor& tensor, size_t references) {
-  const auto meta = tensor.unsafeGetTensorImpl()->get_backend_meta_intrusive_ptr();
-  const size_t owners = meta.use_count() - 1;  // but for this one; detached copies share it
-  return tensor.use_count() == references && owners == 1 && owns_memory(dtensor_meta(tensor)->local);
-}
-
 class FromLocalFunction : public torch::autograd::Function<FromLocalFunction> {
  public:
   static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& local, const SpecPtr& spec,
@@ -51,7 +44,8 @@ class FromLocalFunction : public torch::autograd::Function<FromLocalFunction> {
       return {at::Tensor(), at::Tensor(), at::Tensor()};
     }
     const auto grad = redistribute(grads[0], saved_spec(context)->placements());
-    const bool owned = owns_local_memory(grad, grad.is_same(grads[0]) ? 2 : 1);
+    const size_t references = grad.is_same(grads[0]) ? 2 : 1;  // of this function alone
+    const bool owned = grad.use_count() == references && has_own_local_memory(grad);
     const auto local = to_local(grad);
     return {owned ? local : local.clone(), at::Tensor(), at::Tensor()};
   }
@@ -193,7 +187,8 @@ at::Tensor from_local(const at::Tensor& local, const DeviceMesh& mesh, Placement
                                                        : gradient_placements(target);
   // What the local tensor looks like may differ between ranks, in dims of one element if nowhere else. The global
   // strides may not, and local tensors of one spec lie alike, as kernels that take several assume.
-  return FromLocalFunction::apply(options.stride ? local : local.contiguous(), spec, grad_placements);
+  const auto laid_out = options.stride ? local : local.contiguous();
+  return FromLocalFunction::apply(laid_out.resolve_conj().resolve_neg(), spec, grad_placements);
 }
 
 at::Tensor to_local(const at::Tensor& tensor, std::optional<Placements> grad_placements) {

@@ -58,6 +58,13 @@ CopiedView CopiedView::of_itself() const {
   return view;
 }
 
+bool has_own_local_memory(const at::Tensor& tensor) {
+  const auto meta = tensor.unsafeGetTensorImpl()->get_backend_meta_intrusive_ptr();
+  const size_t owners = meta.use_count() - 1;  // but for this one; detached copies share it
+  const at::Tensor& local = dtensor_meta(tensor)->local;
+  return owners == 1 && local.use_count() == 1 && local.has_storage() && local.storage().use_count() == 1;
+}
+
 void check_not_stale(const DTensorMeta& meta, const char* where) {
   TESSERA_CHECK(StateError, !meta.copied_view.is_stale(),
                 "{}: {} is a view whose data had to be moved, and the tensor that it views was written since, which it "

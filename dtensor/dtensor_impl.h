@@ -79,6 +79,10 @@ inline const DTensorMeta* dtensor_meta(const at::Tensor& tensor) {
   return static_cast<const DTensorMeta*>(impl->get_backend_meta());
 }
 
+/// Whether the DTensor's local memory is its own: no view of it, no detached copy, no program that called to_local(),
+/// and nothing that a backward needs refers to it.
+bool has_own_local_memory(const at::Tensor& tensor);
+
 /// Throws StateError if `meta` is that of a copied view and the viewed tensor was written since: on every rank, as all
 /// ranks write. `where` names the reader.
 void check_not_stale(const DTensorMeta& meta, const char* where);

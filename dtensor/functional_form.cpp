@@ -4,8 +4,10 @@
 #include <ATen/core/Tensor.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
+#include <algorithm>
 #include <map>
 #include <string>
+#include <unordered_set>
 #include <vector>
 
 #include "base/error.h"
@@ -96,6 +98,21 @@ void write_result(const c10::OperatorHandle& op, const at::Tensor& target, const
   target.copy_(result);
 }
 
+/// Ops that compute in the dtype of what they write, where the call names none. (So do var and std, which take no
+/// dtype: theirs is rounded to that of the input first.)
+void name_dtype(const c10::FunctionSchema& functional, Stack& args, const c10::IValue& out) {
+  static const std::unordered_set<std::string> names{"aten::sum",  "aten::nansum", "aten::prod",
+                                                     "aten::mean", "aten::cumsum", "aten::cumprod"};
+  const auto dtype = functional.argumentIndexWithName("dtype");
+  if (!dtype || !names.contains(functional.name()) || !args[static_cast<size_t>(*dtype)].isNone()) {
+    return;
+  }
+  const auto self = args[0].toTensor().scalar_type();
+  if (functional.name() != "aten::mean" || !c10::isIntegralType(self, /*includeBool=*/true)) {
+    args[static_cast<size_t>(*dtype)] = c10::IValue(out.toTensor().scalar_type());
+  }
+}
+
 }  // namespace
 
 std::optional<c10::OperatorHandle> functional_form(const c10::OperatorHandle& op) {
@@ -125,6 +142,10 @@ void run_functional_form(const c10::OperatorHandle& op, const c10::OperatorHandl
   Stack inner;
   for (const size_t arg : inputs_of(schema, is_in_place(schema))) {
     inner.push_back(args[arg]);
+  }
+  if (is_out_variant(schema)) {
+    const auto out = std::ranges::find_if(schema.arguments(), is_written);
+    name_dtype(functional.schema(), inner, args[static_cast<size_t>(out - schema.arguments().begin())]);
   }
   functional.callBoxed(&inner);
 

@@ -17,6 +17,9 @@
 // signs give NaN where the whole gives inf: redistribute before such an op. Where it is a number that is infinite, or
 // zero and divided by, the sum is reduced first by itself.
 //
+// Terms are kept in the tensor's dtype. In float16 and bfloat16 a term may be rounded, or too large, where the sum is
+// neither: reduce in float32 (MixedPrecisionPolicy::reduce_dtype, x.sum(at::kFloat)) where that matters.
+//
 // Thread safety: values. Names and meaning follow torch/distributed/tensor/placement_types.py.
 
 #include <c10/util/SmallVector.h>

@@ -14,13 +14,6 @@ bool is_pending_norm(const DTensorSpec& spec) {
                      [](const Placement& placement) { return placement.is_norm_partial(); });
 }
 
-/// Whether a view, a detached tensor or a program that took to_local() has the memory too, or a backward will need it.
-bool is_shared(const CallOperand& operand) {
-  const auto meta = operand.tensor->unsafeGetTensorImpl()->get_backend_meta_intrusive_ptr();
-  const at::Tensor& local = operand.dtensor->local;
-  return meta.use_count() > 2 || local.use_count() > 1 || local.storage().use_count() > 1;
-}
-
 }  // namespace
 
 void write_back(const c10::OperatorHandle& op, const CallOperand& operand, const at::Tensor& local,
@@ -30,7 +23,7 @@ void write_back(const c10::OperatorHandle& op, const CallOperand& operand, const
     home.local.copy_(redistribute_local(local, *spec, home.spec->placements()));
     return;
   }
-  TESSERA_CHECK(NotImplementedError, !is_shared(operand),
+  TESSERA_CHECK(NotImplementedError, has_own_local_memory(*operand.tensor),
                 "{}: it writes to {} {}, a pending norm whose memory other tensors have too, such as one that detach() "
                 "or a view made, or that a backward needs. redistribute() it first",
                 toString(op.operator_name()), to_string(home.spec->meta()), to_string(home.spec->placements()));

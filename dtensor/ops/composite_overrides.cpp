@@ -2,6 +2,7 @@
 // new tensor is a DTensor. They are composite here too, so they can be differentiated again.
 
 #include <ATen/ExpandUtils.h>
+#include <ATen/TensorOperators.h>
 #include <ATen/core/Reduction.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/_ctc_loss.h>
@@ -112,11 +113,28 @@ at::Tensor max_pool1d(const at::Tensor& self, at::IntArrayRef kernel_size, at::I
   return std::get<0>(at::max_pool1d_with_indices(self, kernel_size, stride, padding, dilation, ceil_mode));
 }
 
+void check_features(const char* name, const std::optional<at::Tensor>& tensor, int64_t features) {
+  TESSERA_CHECK(ValueError, !tensor || !tensor->defined() || tensor->numel() == features,
+                "aten::batch_norm: {} has {} elements, and the input {} channels", name, tensor->numel(), features);
+}
+
 /// For CUDA tensors ATen's own calls cuDNN, whose ops have no rules.
 std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, int64_t> batch_norm_impl_index(
     const at::Tensor& input, const std::optional<at::Tensor>& weight, const std::optional<at::Tensor>& bias,
     const std::optional<at::Tensor>& running_mean, const std::optional<at::Tensor>& running_var, bool training,
     double momentum, double eps, bool /*cudnn_enabled*/) {
+  const int64_t features = input.size(1);
+  check_features("running_mean", running_mean, features);
+  check_features("running_var", running_var, features);
+  check_features("weight", weight, features);
+  check_features("bias", bias, features);
+  if (input.numel() == 0) {  // as ATen: a gradient of zeros, and statistics stay as they are
+    auto output = input.clone();
+    output = weight && weight->defined() && features > 0 ? output * weight->select(0, 0) : output;
+    output = bias && bias->defined() && features > 0 ? output + bias->select(0, 0) : output;
+    const auto unused = at::empty({0}, at::kByte);
+    return {output, unused, unused, unused, 0};
+  }
   auto [output, mean, inverse_deviation] =
       at::native_batch_norm(input, weight, bias, running_mean, running_var, training, momentum, eps);
   return {output, mean, inverse_deviation, at::empty({0}, at::kByte), 0};

@@ -118,7 +118,7 @@ void local_convolution(const c10::OperatorHandle& op, torch::jit::Stack* stack, 
     set_zero_results(op, stack, plan, {true});
     return;
   }
-  if (!adds_bias(*plan.outputs[0])) {
+  if (!plan.outputs_from_results && !adds_bias(*plan.outputs[0])) {
     local_argument(op, stack, kBias) = c10::IValue();
   }
   op.callBoxed(stack);
@@ -192,21 +192,23 @@ void local_backward(const c10::OperatorHandle& op, torch::jit::Stack* stack, con
   }
 }
 
-/// An input without a batch dim is not what the strategies are about.
+/// An input without a batch dim is not what the strategies are about, nor one without channels, of which ATen makes a
+/// result without channels whatever the weight.
 template <size_t input>
-bool is_unbatched(const OpCall& call) {
-  return call.operands[input].ndim() != call.operands[input + 1].ndim() || call.operands[input].ndim() < 3;
+bool is_unusual(const OpCall& call) {
+  const auto& meta = call.operands[input].meta;
+  return meta.sizes.size() != call.operands[input + 1].meta.sizes.size() || meta.sizes.size() < 3 || meta.sizes[1] == 0;
 }
 
 const RegisterOpRules rules([] {
   register_op_rule({"aten::convolution"}, {.strategies = convolution_strategies,
                                            .local_call = local_convolution,
                                            .output_metas = convolution_metas,
-                                           .whole_only = is_unbatched<0>});
+                                           .whole_only = is_unusual<0>});
   register_op_rule({"aten::convolution_backward"}, {.strategies = backward_strategies,
                                                     .local_call = local_backward,
                                                     .output_metas = backward_metas,
-                                                    .whole_only = is_unbatched<1>});
+                                                    .whole_only = is_unusual<1>});
 });
 
 }  // namespace

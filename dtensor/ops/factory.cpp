@@ -11,12 +11,13 @@ namespace {
 
 /// The operand never moves: its values do not matter. A result of its sizes is laid out as it is, any other is
 /// replicated; so is one like a pending tensor, but for zeros, which are the terms of a zero: what is written to it
-/// would be terms of what the operand waits for.
+/// would be terms of what the operand waits for. An average of integers, or a maximum of complex numbers, is none.
 template <bool zeros>
 Strategies factory_strategies(const OpCall& call) {
   const auto& operand = call.operands[0];
   const Placement current = operand.spec->placements()[call.axis];
-  const bool alike = call.outputs[0].sizes == operand.meta.sizes && (current.is_shard() || zeros);
+  const bool may_wait = zeros && !current.is_norm_partial() && call.outputs[0].dtype == operand.meta.dtype;
+  const bool alike = call.outputs[0].sizes == operand.meta.sizes && (current.is_shard() || may_wait);
   return {{.operands = {current}, .outputs = {alike ? current : Placement(Replicate())}}};
 }
 

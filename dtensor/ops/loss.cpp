@@ -3,8 +3,13 @@
 
 #include <ATen/ExpandUtils.h>
 #include <ATen/OpMathType.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/result_type.h>
+
+#include <algorithm>
 
 #include "base/error.h"
+#include "comm/collectives.h"
 #include "dtensor/ops/pointwise.h"
 #include "dtensor/ops/rule_helpers.h"
 
@@ -24,12 +29,18 @@ int64_t reduction_of(const OpCall& call) {
   return call.args[reduction_argument(call.op)].toInt();
 }
 
+/// Of which dtypes are inferred: one without dims widens no other.
+at::Tensor meta_tensor(const TensorMeta& meta) {
+  return at::empty(meta.sizes, at::device(at::kMeta).dtype(meta.dtype));
+}
+
 /// What is computed before the reduction: operands `first` (input) and `first + 1` (target), broadcast.
 template <size_t first>
 TensorMeta elements(const OpCall& call) {
   const auto& input = call.operands[first].meta;
   const auto& target = call.operands[first + 1].meta;
-  return TensorMeta::contiguous(broadcast_sizes(input, target), c10::promoteTypes(input.dtype, target.dtype));
+  return TensorMeta::contiguous(broadcast_sizes(input, target),
+                                at::result_type(meta_tensor(input), meta_tensor(target)));
 }
 
 int64_t count(const OpPlan& plan, std::initializer_list<size_t> broadcast_operands) {
@@ -76,6 +87,47 @@ void local_loss(const c10::OperatorHandle& op, torch::jit::Stack* stack, const O
   }
 }
 
+/// The axes along which any operand is cut.
+std::vector<int64_t> cut_axes(const OpPlan& plan) {
+  std::vector<int64_t> axes;
+  const auto& mesh = plan.outputs[0]->mesh();
+  for (int64_t axis = 0; axis < mesh.ndim(); ++axis) {
+    const bool is_cut = std::ranges::any_of(plan.operands, [&](const SpecPtr& spec) {
+      return spec && spec->placements()[static_cast<size_t>(axis)].is_shard();
+    });
+    if (is_cut && mesh.shape()[static_cast<size_t>(axis)] > 1) {
+      axes.push_back(axis);
+    }
+  }
+  return axes;
+}
+
+/// Kernels of the CPU refuse what is no probability, and see this rank's part alone: all ranks find out together.
+void check_probabilities(const c10::OperatorHandle& op, torch::jit::Stack* stack, const OpPlan& plan) {
+  const auto axes = cut_axes(plan);
+  if (axes.empty()) {
+    return;
+  }
+  const auto has_others = [](const at::Tensor& local) {
+    return local.ge(0).logical_and_(local.le(1)).logical_not_().any();
+  };
+  const auto others = has_others(local_argument(op, stack, 0).toTensor())
+                          .logical_or_(has_others(local_argument(op, stack, 1).toTensor()));
+  for (const int64_t axis : axes) {
+    all_reduce(others, ReduceOp::Max, plan.outputs[0]->mesh().group(axis));
+  }
+  TESSERA_CHECK(ValueError, !others.item<bool>(),
+                "aten::binary_cross_entropy: input and target are from 0 to 1, and some are not; for logits call "
+                "binary_cross_entropy_with_logits");
+}
+
+void local_binary_cross_entropy(const c10::OperatorHandle& op, torch::jit::Stack* stack, const OpPlan& plan) {
+  if (local_argument(op, stack, 0).toTensor().is_cpu()) {
+    check_probabilities(op, stack, plan);
+  }
+  local_loss(op, stack, plan);
+}
+
 std::vector<TensorMeta> loss_backward_metas(const OpCall& call) {
   return {elements<1>(call)};
 }
@@ -113,9 +165,13 @@ void local_loss_backward(const c10::OperatorHandle& op, torch::jit::Stack* stack
 }
 
 const RegisterOpRules rules([] {
-  register_op_rule({"aten::mse_loss", "aten::smooth_l1_loss", "aten::huber_loss", "aten::binary_cross_entropy",
+  register_op_rule({"aten::mse_loss", "aten::smooth_l1_loss", "aten::huber_loss",
                     "aten::binary_cross_entropy_with_logits", "aten::soft_margin_loss"},
                    {.strategies = loss_strategies, .local_call = local_loss, .output_metas = loss_metas});
+  register_op_rule({"aten::binary_cross_entropy"}, {.strategies = loss_strategies,
+                                                    .local_call = local_binary_cross_entropy,
+                                                    .output_metas = loss_metas,
+                                                    .runs_on_empty_shards = true});
   register_op_rule(
       {"aten::mse_loss_backward", "aten::smooth_l1_loss_backward", "aten::huber_loss_backward",
        "aten::binary_cross_entropy_backward", "aten::soft_margin_loss_backward"},

@@ -52,6 +52,9 @@ Strategies product_strategies(const OpCall& call, const Product& product, size_t
       operands.push_back(out == kNone ? kNone : summand_dim(call.operands[0].meta, call.outputs[0], out));
     }
     operands.append({a, b});
+    if (out == kNone && !has_finite_numbers(call)) {
+      continue;  // an infinite alpha makes infinities of terms that add up to something finite
+    }
     strategies.push_back(sharded(call, operands, {out}, Partial()));
     if (out == kNone && first == 1) {
       strategies.push_back(strategies.back());

@@ -119,8 +119,9 @@ at::Tensor total_weight(const at::Tensor& target, const at::Tensor& weight, int6
   if (!weight.defined()) {
     return counted.sum().to(dtype);
   }
-  const auto classes = target.masked_fill(counted.logical_not(), 0);
-  return weight.index_select(0, classes.flatten()).mul(counted.flatten()).sum();
+  const auto ignored = counted.logical_not().flatten();
+  const auto classes = target.flatten().masked_fill(ignored, 0);
+  return weight.index_select(0, classes).masked_fill_(ignored, 0).sum();
 }
 
 /// Kernels see this rank's part of a replicated target: what is wrong in another part is refused here as it is there.
@@ -208,6 +209,9 @@ void local_nll_loss(const c10::OperatorHandle& op, torch::jit::Stack* stack, con
   auto& target = local_argument(op, stack, 1);
   at::Tensor total;
   if (mean) {
+    if (target.toTensor().scalar_type() == at::kByte) {
+      target = target.toTensor().to(at::kLong);  // bytes cannot be compared with the ignore_index
+    }
     const auto& weight = local_argument(op, stack, kWeight);
     const int64_t ignore_index = local_argument(op, stack, kIgnoreIndex).toInt();
     check_targets(target.toTensor(), ignore_index, num_classes(plan.operands[0]));

@@ -12,14 +12,16 @@ namespace tessera {
 
 namespace {
 
-/// The dtype of saved means: float32 for low-precision inputs on CUDA, and on the CPU if the weight is float32.
+/// The dtype of saved means: float32 for low-precision inputs on CUDA, and on the CPU if the weight is float32, or
+/// where there is none the bias, which is the next argument.
 at::ScalarType statistics_dtype(const OpCall& call, size_t weight_arg) {
   const auto dtype = call.operands[0].meta.dtype;
   if (!at::isReducedFloatingType(dtype)) {
     return dtype;
   }
-  const int64_t weight = call.operand_of_arg(weight_arg);
-  const bool mixed = weight >= 0 && call.operands[static_cast<size_t>(weight)].meta.dtype == at::kFloat;
+  const int64_t weight = call.operand_of_arg(weight_arg), bias = call.operand_of_arg(weight_arg + 1);
+  const int64_t scale = weight >= 0 ? weight : bias;
+  const bool mixed = scale >= 0 && call.operands[static_cast<size_t>(scale)].meta.dtype == at::kFloat;
   return mixed || call.operands[0].spec->mesh().device_type() == at::kCUDA ? at::kFloat : dtype;
 }
 

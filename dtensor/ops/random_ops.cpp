@@ -7,6 +7,8 @@
 #include <ATen/ops/ones_like.h>
 #include <torch/library.h>
 
+#include <algorithm>
+
 #include "dtensor/kernel_draw.h"
 #include "dtensor/ops/op_names.h"
 #include "dtensor/ops/rule_helpers.h"
@@ -72,11 +74,14 @@ bool draw_part(const c10::OperatorHandle& op, torch::jit::Stack* stack, const DT
   return true;
 }
 
-/// The written tensor stays where it is; what numbers are drawn by (probabilities) is needed whole.
+/// The written tensor stays where it is, but for a pending norm, which no numbers with signs can be the terms of; what
+/// numbers are drawn by (probabilities) is needed whole.
 Strategies draw_in_place_strategies(const OpCall& call) {
   AxisStrategy strategy{.operands = PlacementVector(call.operands.size(), Replicate()), .outputs = {}};
   const auto& self = call.operands[0].spec;
-  strategy.operands[0] = self ? self->placements()[call.axis] : Placement(Replicate());
+  if (self && !self->placements()[call.axis].is_norm_partial()) {
+    strategy.operands[0] = self->placements()[call.axis];
+  }
   strategy.outputs = {strategy.operands[0]};
   return {strategy};
 }
@@ -101,8 +106,9 @@ void local_draw_in_place(const c10::OperatorHandle& op, torch::jit::Stack* stack
 }
 
 /// Ops of whole operands: each rank computes the same from the same generator.
-void local_draw(const c10::OperatorHandle& op, torch::jit::Stack* stack, const OpPlan& /*plan*/) {
-  set_generator(op, stack, local_argument(op, stack, 0).toTensor().device().type());
+void local_draw(const c10::OperatorHandle& op, torch::jit::Stack* stack, const OpPlan& plan) {
+  const auto operand = std::ranges::find_if(plan.operands, [](const SpecPtr& spec) { return spec != nullptr; });
+  set_generator(op, stack, (*operand)->mesh().device_type());
   op.callBoxed(stack);
 }
 

@@ -23,14 +23,13 @@ bool any_number(const c10::IValue& value, bool (*is)(double)) {
          (value.isComplexDouble() && is(std::abs(value.toComplexDouble())));
 }
 
-/// Whether terms may be scaled by the numbers among the arguments: inf makes NaN of terms of opposite signs.
+}  // namespace
+
 bool has_finite_numbers(const OpCall& call) {
   const auto is_not_finite = [](double number) { return !std::isfinite(number); };
   return std::none_of(call.args.begin(), call.args.end(),
                       [&](const c10::IValue& value) { return any_number(value, is_not_finite); });
 }
-
-}  // namespace
 
 AxisStrategy sharded(const OpCall& call, at::IntArrayRef operand_dims, at::IntArrayRef output_dims,
                      const Placement& reduced) {
@@ -125,9 +124,17 @@ void keep_linear(Strategies& strategies, const OpCall& call, size_t operand, at:
     return c10::isFloatingType(meta.dtype) || c10::isComplexType(meta.dtype);
   };
   bool exact = std::all_of(call.outputs.begin(), call.outputs.end(), distributes);
+  // The terms of a sum may be larger than the sum, so a cast to fewer bits comes after the reduction.
+  const auto keeps_bits = [&](const TensorMeta& term) {
+    return std::ranges::all_of(call.outputs, [&](const TensorMeta& out) {
+      const auto to = c10::toRealValueType(out.dtype), from = c10::toRealValueType(term.dtype);
+      return to == from ||
+             c10::elementSize(to) > c10::elementSize(from);  // bfloat16 and float16 lack bits of each other
+    });
+  };
   const auto add = [&](size_t term) {
     strategy.operands[term] = *placement;
-    exact = exact && distributes(call.operands[term].meta);
+    exact = exact && distributes(call.operands[term].meta) && keeps_bits(call.operands[term].meta);
   };
   add(operand);
   std::for_each(others.begin(), others.end(), add);

@@ -44,9 +44,12 @@ void keep_pending(Strategies& strategies, const OpCall& call);
 /// may be infinite of either sign.
 bool divides_by_zero(const c10::IValue& divisor);
 
+/// Whether terms may be scaled by the numbers among the arguments: inf makes NaN of terms of opposite signs.
+bool has_finite_numbers(const OpCall& call);
+
 /// For ops that are linear in `operand` and `others` together: if it is a pending sum or average, then so may be they
-/// and all outputs. Not of integers, whose sums may wrap and whose quotients are rounded, and not with infinite
-/// numbers.
+/// and all outputs. Not of integers, whose sums may wrap and whose quotients are rounded, not with infinite
+/// numbers, and not into fewer bits than the terms have.
 void keep_linear(Strategies& strategies, const OpCall& call, size_t operand, at::ArrayRef<size_t> others = {});
 
 /// Argument `index` of a local call.

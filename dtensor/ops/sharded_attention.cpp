@@ -108,10 +108,11 @@ at::Tensor local_attention(const Operands& local, const std::optional<at::Tensor
 at::Tensor scaled_dot_product_attention(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
                                         const std::optional<at::Tensor>& mask, double dropout_p, bool is_causal,
                                         std::optional<double> scale, bool enable_gqa) {
-  if (query.device().is_cpu()) {
+  const bool is_empty = query.numel() == 0 || key.numel() == 0;  // of which ATen's makes a plain tensor of zeros
+  if (query.device().is_cpu() && !is_empty) {
     return at::native::scaled_dot_product_attention(query, key, value, mask, dropout_p, is_causal, scale, enable_gqa);
   }
-  if (dropout_p != 0 || !can_shard_attention(query, key, value, mask)) {
+  if (is_empty || dropout_p != 0 || !can_shard_attention(query, key, value, mask)) {
     // Ops that have rules, which draw the same numbers however tensors lie, and refuse what does not fit.
     return std::get<0>(
         at::_scaled_dot_product_attention_math(query, key, value, mask, dropout_p, is_causal, {}, scale, enable_gqa));

@@ -1,12 +1,15 @@
 #include "tests/dtensor/op_oracle.h"
 
+#include <ATen/ops/full_like.h>
 #include <ATen/ops/rand.h>
 #include <ATen/ops/randint.h>
 #include <ATen/ops/randn.h>
 #include <fmt/ranges.h>
 
+#include <cmath>
 #include <optional>
 
+#include "base/error.h"
 #include "dtensor/dtensor.h"
 #include "testing/expect.h"
 #include "testing/run_ranks.h"
@@ -189,6 +192,25 @@ void check_op_on(const OpCase& test, c10::Device device) {
   }
 }
 
+/// What place `coordinate` of `size` holds of `value`, which is then the reduction of all places' terms.
+at::Tensor pending_term(const at::Tensor& value, const at::Tensor& other, ReduceOp op, int64_t coordinate,
+                        int64_t size) {
+  const bool is_first = coordinate == 0;
+  switch (op) {
+    case ReduceOp::Sum:
+      return is_first ? value - other * (size - 1) : other;
+    case ReduceOp::Avg:
+      return is_first ? value * size - other * (size - 1) : other;
+    case ReduceOp::Max:
+      return is_first ? value : value - other.abs();
+    case ReduceOp::Min:
+      return is_first ? value : value + other.abs();
+    case ReduceOp::Product:
+      return is_first ? value * std::ldexp(1.0, static_cast<int>(size) - 1) : at::full_like(value, 0.5);
+  }
+  TESSERA_ASSERT(false, "no such reduction");
+}
+
 }  // namespace
 
 at::Tensor place(const at::Tensor& value, const DeviceMesh& mesh, const Placements& placements) {
@@ -198,7 +220,7 @@ at::Tensor place(const at::Tensor& value, const DeviceMesh& mesh, const Placemen
       continue;
     }
     const auto other = value.cos().mul_(0.25 * static_cast<double>(axis + 1));
-    term = mesh.coordinate()[axis] == 0 ? term - other * (mesh.shape()[axis] - 1) : other;
+    term = pending_term(term, other, placements[axis].reduce_op(), mesh.coordinate()[axis], mesh.shape()[axis]);
   }
   return from_term(term, mesh, placements);
 }

@@ -58,7 +58,8 @@ struct OpCase {
 };
 
 /// The plain `value`, the same on every rank, as a DTensor. Along each axis of a pending sum the first rank holds
-/// value - (n - 1) * other and the rest hold `other`, so that every rank's term matters. Collective.
+/// value - (n - 1) * other and the rest hold `other`, so that every rank's term matters; so with averages and products,
+/// and a maximum or minimum is the first rank's. Pending axes have one reduction. Collective.
 at::Tensor place(const at::Tensor& value, const DeviceMesh& mesh, const Placements& placements);
 
 /// Throws ExpectationError at the first difference.

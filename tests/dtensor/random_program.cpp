@@ -45,9 +45,13 @@ std::vector<int64_t> draw_related_sizes(Draws& draws, const std::vector<int64_t>
   return sizes;
 }
 
+/// Infinities of terms and of the whole may differ (dtensor/placement.h).
+bool is_finite(const at::Tensor& value) {
+  return value.detach().isfinite().all().item<bool>();
+}
+
 bool usable(const at::Tensor& value) {
-  return value.defined() && static_cast<size_t>(value.numel()) <= kMaxElements && value.dim() <= 5 &&
-         (!value.is_floating_point() || value.detach().isfinite().all().item<bool>());
+  return value.defined() && static_cast<size_t>(value.numel()) <= kMaxElements && value.dim() <= 5 && is_finite(value);
 }
 
 /// Tries a step on the plain values; none if the op refuses them.
@@ -98,11 +102,17 @@ RandomProgram RandomProgram::draw(uint64_t seed) {
       program.values.push_back(std::move(*value));
     }
   }
-  if (const auto loss = loss_of(program.values); loss.defined()) {
-    loss.backward();
+  try {
+    if (const auto loss = loss_of(program.values); loss.defined()) {
+      loss.backward();
+    }
+  } catch (const c10::Error&) {
+    program.is_differentiable = false;
+    return program;
   }
   for (int64_t i = 0; i < num_inputs; ++i) {
-    program.gradients.push_back(program.values[static_cast<size_t>(i)].grad());
+    const auto& gradient = program.gradients.emplace_back(program.values[static_cast<size_t>(i)].grad());
+    program.is_differentiable = program.is_differentiable && (!gradient.defined() || is_finite(gradient));
   }
   return program;
 }
@@ -121,7 +131,9 @@ Tensors RandomProgram::run(const Tensors& inputs) const {
 
 std::string RandomProgram::describe(size_t last) const {
   const size_t num_inputs = input_sizes.size();
-  std::vector<char> needed(last + 1, 0);
+  const bool all = last >= values.size();
+  last = all ? values.size() - 1 : last;
+  std::vector<char> needed(last + 1, all ? 1 : 0);
   needed[last] = 1;
   for (size_t i = last + 1; i-- > num_inputs;) {
     for (const size_t read : steps[i - num_inputs].reads) {

@@ -49,15 +49,17 @@ struct RandomProgram {
   uint64_t seed;
   std::vector<std::vector<int64_t>> input_sizes;
   std::vector<Step> steps;
-  Tensors values;     // of the plain run: inputs (leaves that require gradients), then one value a step
+  Tensors values;  // of the plain run: inputs (leaves that require gradients), then one value a step
+  /// Whether autograd takes it, with finite gradients: not one that writes to what a gradient needs.
+  bool is_differentiable = true;
   Tensors gradients;  // of the inputs, for the sum of the squares of all floating values; may be undefined
 
   static RandomProgram draw(uint64_t seed);
 
   /// The steps on other inputs: all values.
   Tensors run(const Tensors& inputs) const;
-  /// The steps that lead to value `last`, one a line.
-  std::string describe(size_t last) const;
+  /// The steps that lead to value `last`, one a line; all of them without one.
+  std::string describe(size_t last = SIZE_MAX) const;
 };
 
 /// Sum of the squares of all values that have a gradient; undefined if none has.

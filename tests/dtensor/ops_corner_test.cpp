@@ -1,0 +1,245 @@
+// Calls at the edges of what ops take: dtypes, infinities, nothing at all. On plain tensors and on DTensors alike.
+
+#include <ATen/Functions.h>
+#include <ATen/TensorOperators.h>
+#include <torch/csrc/autograd/autograd.h>
+
+#include <limits>
+
+#include "dtensor/dtensor.h"
+#include "testing/expect.h"
+#include "testing/run_ranks.h"
+#include "testing/tensor_matchers.h"
+#include "tests/dtensor/op_oracle.h"
+#include "third_party/catch2/catch.h"
+
+using namespace tessera;
+
+namespace {
+
+constexpr double kInf = std::numeric_limits<double>::infinity();
+
+at::Tensor tensor(std::initializer_list<double> values, at::ScalarType dtype = at::kFloat) {
+  return at::tensor(std::vector<double>(values), at::kDouble).to(dtype);
+}
+
+/// `call` gives the same on plain tensors and where they lie as `placements` say, on two ranks.
+void expect_same(const Tensors& inputs, const std::vector<Placement>& placements,
+                 const std::function<at::Tensor(const Tensors&)>& call) {
+  Tensors plain;
+  for (const auto& input : inputs) {
+    plain.push_back(input.clone());
+  }
+  const auto expected = call(plain);
+  run_ranks(2, [&](int) {
+    const auto mesh = init_device_mesh(at::kCPU, {2});
+    Tensors sharded;
+    for (size_t i = 0; i < inputs.size(); ++i) {
+      sharded.push_back(placements[i].is_partial()
+                            ? place(inputs[i], mesh, {placements[i]})
+                            : distribute_tensor(inputs[i].clone(), mesh, {placements[i]}, {std::nullopt}));
+    }
+    const auto actual = call(sharded);
+    TESSERA_EXPECT(actual.scalar_type() == expected.scalar_type());
+    expect_close(full_tensor(actual), expected);
+  });
+}
+
+}  // namespace
+
+TEST_CASE("corners: a mean of cross-entropies whose ignored targets meet an infinite weight, and targets of bytes") {
+  const auto weight = tensor({kInf, 1, 2});
+  const auto target = at::tensor(std::vector<int64_t>{1, 2, -100, 1});
+  const auto loss = [](const Tensors& x) { return at::cross_entropy_loss(x[0], x[1], x[2]); };
+  const auto scores = at::arange(12, at::kFloat).view({4, 3}).cos();
+  expect_same({scores, target, weight}, {Shard(0), Shard(0), Replicate()}, loss);
+  expect_same({scores, target, weight}, {Shard(1), Replicate(), Replicate()}, loss);
+  const auto wide = at::arange(400, at::kFloat).view({2, 200}).cos();
+  const auto bytes = tensor({156, 3}, at::kByte);
+  expect_throws<Error>(
+      [&] {
+        run_ranks(2, [&](int) {
+          const auto mesh = init_device_mesh(at::kCPU, {2});
+          const auto cut = [&](const at::Tensor& x) { return distribute_tensor(x, mesh, {Shard(0)}, {std::nullopt}); };
+          at::cross_entropy_loss(cut(scores), cut(at::ones({4})));
+        });
+      },
+      "Long");
+  const auto unweighted = [](const Tensors& x) { return at::cross_entropy_loss(x[0], x[1]); };
+  expect_same({wide, bytes}, {Shard(0), Shard(0)}, unweighted);
+  expect_same({wide, bytes}, {Shard(0), Replicate()}, unweighted);
+}
+
+TEST_CASE("corners: a pending sum is reduced before a cast to fewer bits") {
+  const auto x = tensor({1, -2, 3, 0.5});
+  for (const auto dtype : {at::kHalf, at::kBFloat16}) {
+    expect_same({x}, {Partial()}, [&](const Tensors& in) { return in[0].to(dtype).to(at::kFloat); });
+  }
+  run_ranks(2, [](int rank) {
+    const auto mesh = init_device_mesh(at::kCPU, {2});
+    const auto large = from_local(at::full({2}, rank == 0 ? 70000.0F : -69999.0F), mesh, {Partial()});
+    expect_bit_equal(full_tensor(large.to(at::kHalf)), at::ones({2}, at::kHalf));
+    expect_bit_equal(full_tensor(at::zeros_like(large, at::kHalf).copy_(large)), at::ones({2}, at::kHalf));
+    TESSERA_EXPECT(placements(large.to(at::kDouble))[0] == Partial());
+    const auto rounded = at::full({2}, rank == 0 ? 70144.0F : -69632.0F, at::kBFloat16);
+    expect_bit_equal(full_tensor(from_local(rounded, mesh, {Partial()}).to(at::kHalf)),
+                     at::full({2}, 512.0F, at::kHalf));
+  });
+}
+
+TEST_CASE("corners: reductions into an out tensor compute in its dtype") {
+  const auto halves = at::full({4, 2}, 30000.0, at::kHalf);
+  const auto whole = at::full({6}, 100000, at::kLong);
+  for (const Placement placement : {Placement(Shard(0)), Placement(Replicate())}) {
+    expect_same({halves, at::zeros({2})}, {placement, Replicate()},
+                [](const Tensors& x) { return at::sum_out(const_cast<at::Tensor&>(x[1]), x[0], at::IntArrayRef{0}); });
+    expect_same({whole, at::zeros({}, at::kDouble)}, {placement, Replicate()},
+                [](const Tensors& x) { return at::prod_out(const_cast<at::Tensor&>(x[1]), x[0], 0); });
+    expect_same({whole, at::zeros({6}, at::kDouble)}, {placement, Replicate()},
+                [](const Tensors& x) { return at::cumprod_out(const_cast<at::Tensor&>(x[1]), x[0], 0); });
+    expect_same({halves, at::zeros({2})}, {placement, Replicate()},
+                [](const Tensors& x) { return at::mean_out(const_cast<at::Tensor&>(x[1]), x[0], at::IntArrayRef{0}); });
+  }
+}
+
+TEST_CASE("corners: a list of tensors as out") {
+  run_ranks(2, [](int) {
+    const auto mesh = init_device_mesh(at::kCPU, {2});
+    const auto copies = [&](const at::Tensor& x) { return distribute_tensor(x, mesh, {Replicate()}, {std::nullopt}); };
+    const auto x = distribute_tensor(at::arange(6, at::kFloat).view({2, 3}), mesh, {Shard(1)}, {std::nullopt});
+    const Tensors out{copies(at::zeros({3})), copies(at::zeros({3}))};
+    at::unbind_copy_out(out, x, 0);
+    expect_bit_equal(full_tensor(out[1]), tensor({3, 4, 5}));
+  });
+}
+
+TEST_CASE("corners: numbers drawn into a pending norm keep their signs") {
+  run_ranks(2, [](int) {
+    const auto mesh = init_device_mesh(at::kCPU, {2});
+    const auto x = distribute_tensor(at::ones({8, 3}), mesh, {Shard(0)}, {std::nullopt});
+    auto norms = at::linalg_vector_norm(x, 3, at::IntArrayRef{0});
+    norms.uniform_(-2, -1);
+    TESSERA_EXPECT(full_tensor(norms).lt(0).all().item<bool>());
+    const auto normal = at::normal(0.5, x.abs());
+    expect_equal(normal.sizes().vec(), std::vector<int64_t>({8, 3}));
+    TESSERA_EXPECT(is_dtensor(normal));
+  });
+}
+
+TEST_CASE("corners: an infinite alpha of a product over a cut dim") {
+  const auto rows = tensor({1, 3, 1, 3}).view({2, 2});
+  expect_same({at::zeros({2}), rows, tensor({1, -1})}, {Replicate(), Shard(1), Shard(0)},
+              [](const Tensors& x) { return at::addmv(x[0], x[1], x[2], 0, kInf); });
+}
+
+TEST_CASE("corners: what one rank's part has that is no probability, all ranks refuse") {
+  run_ranks(2, [](int) {
+    const auto mesh = init_device_mesh(at::kCPU, {2});
+    const auto place_all = [&](const at::Tensor& x) { return distribute_tensor(x, mesh, {Shard(0)}, {std::nullopt}); };
+    const auto good = place_all(tensor({0.1, 0.2, 0.3}));
+    for (const double bad : {1.5, -0.1, std::numeric_limits<double>::quiet_NaN()}) {
+      const auto input = place_all(tensor({0.1, 0.2, bad}));
+      expect_throws<ValueError>([&] { at::binary_cross_entropy(input, good); }, "are from 0 to 1");
+      expect_throws<ValueError>([&] { at::binary_cross_entropy(good, input); }, "are from 0 to 1");
+    }
+    const auto one = place_all(tensor({0.4}));
+    expect_close(full_tensor(at::binary_cross_entropy(one, one)),
+                 at::binary_cross_entropy(tensor({0.4}), tensor({0.4})));
+  });
+}
+
+TEST_CASE("corners: batch_norm of nothing, and statistics of another length") {
+  const auto run = [](const Tensors& x) {
+    return at::batch_norm(x[0], x[1], x[2], x[3], x[4], /*training=*/true, 0.1, 1e-5, /*cudnn_enabled=*/false);
+  };
+  const auto ones = at::ones({3});
+  expect_same({at::ones({0, 3}), ones, ones, at::zeros({3}), ones},
+              {Shard(0), Replicate(), Replicate(), Replicate(), Replicate()}, run);
+  expect_same({at::ones({5, 3}), ones, ones, at::zeros({3}), ones},
+              {Shard(0), Replicate(), Replicate(), Replicate(), Replicate()}, run);
+  run_ranks(2, [&](int) {
+    const auto mesh = init_device_mesh(at::kCPU, {2});
+    const auto copies = [&](const at::Tensor& x) { return distribute_tensor(x, mesh, {Replicate()}, {std::nullopt}); };
+    const auto x = distribute_tensor(at::ones({4, 3}), mesh, {Shard(0)}, {std::nullopt});
+    expect_throws<ValueError>(
+        [&] {
+          run({x, copies(ones), copies(ones), copies(at::zeros({4})), copies(at::ones({4}))});
+        },
+        "running_mean has 4 elements, and the input 3 channels");
+  });
+}
+
+TEST_CASE("corners: a convolution of no channels, and attention of nothing") {
+  const auto gradients = [](const Tensors& x, const at::Tensor& y) {
+    auto all = torch::autograd::grad({y.sum()}, {x[0], x[1]});
+    return at::cat({all[0].flatten(), all[1].flatten()});
+  };
+  for (const int64_t dim : {0, 1, 2}) {
+    const Placements placements{Shard(dim), Replicate(), Replicate()};
+    const Tensors inputs{at::ones({2, 0, 4}), at::ones({3, 0, 2}), at::ones({3})};
+    const std::vector<Placement> all(placements.begin(), placements.end());
+    expect_same(inputs, all, [](const Tensors& x) { return at::conv1d(x[0], x[1], x[2]); });
+    expect_same(inputs, all, [&](const Tensors& x) {
+      const Tensors leaves{x[0].detach().requires_grad_(), x[1].detach().requires_grad_()};
+      return gradients(leaves, at::conv1d(leaves[0], leaves[1], x[2]));
+    });
+    expect_same({at::ones({4, 3, 0, 3})}, {Shard(dim)},
+                [](const Tensors& x) { return at::scaled_dot_product_attention(x[0], x[0], x[0]); });
+  }
+}
+
+TEST_CASE("corners: gradients of cumprod with zeros, and of mvlgamma") {
+  const auto gradient_of = [](const std::function<at::Tensor(const at::Tensor&)>& op) {
+    return [op](const Tensors& x) {
+      const auto leaf = x[0].detach().requires_grad_();
+      const auto y = op(leaf);
+      return torch::autograd::grad({(y * y.detach().cos()).sum()}, {leaf})[0];
+    };
+  };
+  const auto second_gradient_of = [](const std::function<at::Tensor(const at::Tensor&)>& op) {
+    return [op](const Tensors& x) {
+      const auto leaf = x[0].detach().requires_grad_();
+      const auto first = torch::autograd::grad({op(leaf).square().sum()}, {leaf}, {}, true, /*create_graph=*/true)[0];
+      return torch::autograd::grad({first.square().sum()}, {leaf})[0];
+    };
+  };
+  const auto x = tensor({1, 0, 2, 3, 0, 0, 4, 0, 5, 6, 7, 8, 2, 3, 0}, at::kDouble).view({3, 5});
+  const auto cumprod_of = [](int64_t dim) { return [dim](const at::Tensor& in) { return in.cumprod(dim); }; };
+  const auto mvlgamma = [](const at::Tensor& in) { return at::mvlgamma(in, 3); };
+  for (const Placement placement :
+       {Placement(Shard(0)), Placement(Shard(1)), Placement(Replicate()), Placement(Partial())}) {
+    for (const int64_t dim : {0, 1}) {
+      expect_same({x}, {placement}, gradient_of(cumprod_of(dim)));
+      expect_same({x}, {placement}, second_gradient_of(cumprod_of(dim)));
+    }
+    expect_same({x}, {placement}, gradient_of(cumprod_of(-1)));
+    expect_same({x + 2}, {placement}, [&](const Tensors& in) { return mvlgamma(in[0]); });
+    expect_same({x + 2}, {placement}, gradient_of(mvlgamma));
+    expect_same({x + 2}, {placement}, second_gradient_of(mvlgamma));
+  }
+}
+
+TEST_CASE("corners: zeros like a pending tensor in another dtype, and from_local of a lazily conjugated tensor") {
+  run_ranks(2, [](int) {
+    const auto mesh = init_device_mesh(at::kCPU, {2});
+    const auto pending = from_local(at::ones({3}), mesh, {Partial(ReduceOp::Avg)});
+    expect_bit_equal(full_tensor(pending.new_zeros({3}, at::kLong)), at::zeros({3}, at::kLong));
+    const auto z = at::complex(tensor({1, 2}), tensor({3, 4}));
+    expect_bit_equal(full_tensor(at::imag(from_local(z.conj(), mesh, {Replicate()}))), tensor({-3, -4}));
+    expect_bit_equal(full_tensor(at::imag(from_local(z, mesh, {Replicate()}).conj())), tensor({-3, -4}));
+  });
+}
+
+TEST_CASE("corners: losses of a target without dims, and statistics where there is a bias alone") {
+  const auto halves = tensor({1, 2, 3, 5}, at::kHalf);
+  for (const auto reduction : {at::Reduction::None, at::Reduction::Mean, at::Reduction::Sum}) {
+    for (const Placement placement : {Placement(Shard(0)), Placement(Replicate())}) {
+      expect_same({halves, at::full({}, 0.5)}, {placement, Replicate()},
+                  [&](const Tensors& x) { return at::mse_loss(x[0], x[1], reduction); });
+      expect_same({halves, at::full({}, 0.5)}, {placement, Replicate()},
+                  [&](const Tensors& x) { return at::smooth_l1_loss(x[0], x[1], reduction); });
+    }
+  }
+  expect_same({at::arange(12).view({4, 3}).to(at::kBFloat16), at::ones({3})}, {Shard(0), Replicate()},
+              [](const Tensors& x) { return std::get<1>(at::native_layer_norm(x[0], {3}, {}, x[1], 1e-5)); });
+}

@@ -1,0 +1,83 @@
+#pragma once
+// The families of ops that random programs draw from; internal to random_program_ops.cpp and its like.
+
+#include <ATen/Functions.h>
+#include <ATen/TensorOperators.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <optional>
+#include <vector>
+
+#include "tests/dtensor/random_program.h"
+
+namespace tessera::random_program {
+
+/// What a drawing function needs: random numbers, and which values there are.
+struct Scene {
+  Draws& draws;
+  const Tensors& values;
+
+  /// A floating value of at least `min_dims` dims.
+  std::optional<size_t> value(int64_t min_dims = 0, int64_t max_dims = 9) {
+    std::vector<size_t> fitting;
+    for (size_t i = 0; i < values.size(); ++i) {
+      const auto& v = values[i];
+      if (v.is_floating_point() && v.dim() >= min_dims && v.dim() <= max_dims) {
+        fitting.push_back(i);
+      }
+    }
+    return fitting.empty() ? std::nullopt : std::optional(draws.of(fitting));
+  }
+  /// One that is not floating: an argmax, a comparison.
+  std::optional<size_t> whole_numbers() {
+    std::vector<size_t> fitting;
+    for (size_t i = 0; i < values.size(); ++i) {
+      if (!values[i].is_floating_point()) {
+        fitting.push_back(i);
+      }
+    }
+    return fitting.empty() ? std::nullopt : std::optional(draws.of(fitting));
+  }
+  int64_t dim_of(size_t value) { return draws.below(values[value].dim()); }
+  std::vector<int64_t> some_dims_of(size_t value) {
+    std::vector<int64_t> dims;
+    for (int64_t dim = 0; dim < values[value].dim(); ++dim) {
+      if (draws.one_in(2)) {
+        dims.push_back(dim);
+      }
+    }
+    return dims;
+  }
+};
+
+using DrawFunction = std::optional<Step> (*)(Scene&);
+using Read = const Tensors&;
+
+/// A plain tensor as the DTensor that goes with `other`, if that is one.
+at::Tensor beside(const at::Tensor& plain, const at::Tensor& other);
+
+// Element by element, in random_program_pointwise.cpp.
+std::optional<Step> unary(Scene& scene);
+std::optional<Step> binary(Scene& scene);
+std::optional<Step> of_whole_numbers(Scene& scene);
+
+// In random_program_reductions.cpp.
+std::optional<Step> reduction(Scene& scene);
+std::optional<Step> whole_reduction(Scene& scene);
+std::optional<Step> along_dim(Scene& scene);
+
+// Views and what moves elements, in random_program_shapes.cpp.
+std::optional<Step> slicing(Scene& scene);
+std::optional<Step> reshaping(Scene& scene);
+std::optional<Step> permuting(Scene& scene);
+std::optional<Step> rearranging(Scene& scene);
+std::optional<Step> indexing(Scene& scene);
+
+// In random_program_layers.cpp.
+std::optional<Step> multiplying(Scene& scene);
+std::optional<Step> normalizing(Scene& scene);
+std::optional<Step> layer(Scene& scene);
+std::optional<Step> loss(Scene& scene);
+
+}  // namespace tessera::random_program

@@ -215,8 +215,15 @@ void sync_folder(const std::string& folder) {
 
 void make_folder(const std::string& folder) {
   std::error_code error;
+  std::vector<std::string> made;
+  for (auto above = parent_folder(folder); !std::filesystem::exists(above, error); above = parent_folder(above)) {
+    made.push_back(above);
+  }
   std::filesystem::create_directories(parent_folder(folder), error);
   TESSERA_CHECK(CheckpointError, !error, "{}: cannot be made: {}", parent_folder(folder), error.message());
+  for (const auto& above : made) {
+    sync_folder(parent_folder(above));
+  }
   if (::mkdir(folder.c_str(), 0777) != 0) {
     fail(folder, "be made");
   }

@@ -10,6 +10,7 @@
 #include "checkpoint/optimizer_fields.h"
 #include "checkpoint/state_dict.h"
 #include "checkpoint/transfer.h"
+#include "fully_shard/fsdp_module.h"
 
 namespace tessera::dcp {
 
@@ -24,6 +25,7 @@ struct NamedParam {
 
 std::vector<NamedParam> named_params(torch::nn::Module& model, torch::optim::Optimizer& optimizer,
                                      bool ignore_frozen_params) {
+  reshard_all(model);
   std::map<const void*, std::string> names;
   for (const auto& item : model.named_parameters()) {
     names.emplace(item.value().unsafeGetTensorImpl(), item.key());
@@ -33,8 +35,9 @@ std::vector<NamedParam> named_params(torch::nn::Module& model, torch::optim::Opt
     for (const auto& param : optimizer.param_groups()[group].params()) {
       const auto found = names.find(param.unsafeGetTensorImpl());
       TESSERA_CHECK(ValueError, found != names.end(),
-                    "checkpoint: the optimizer has a tensor of sizes {} that is no parameter of the model",
-                    c10::str(param.sizes()));
+                    "checkpoint: group {} of the optimizer has a tensor of sizes {} that is no parameter of the model; "
+                    "pass the module that holds all of the optimizer's parameters",
+                    group, c10::str(param.sizes()));
       if (param.requires_grad() || !ignore_frozen_params) {
         params.push_back({.name = found->second, .tensor = param, .group = group});
       }
@@ -85,13 +88,18 @@ StateValue as_value(const Field& field) {
   }
 }
 
+const char* type_name(const StateValue& value) {
+  static constexpr const char* kNames[] = {"a tensor", "an int64_t", "a double", "a string"};
+  return kNames[value.index()];
+}
+
 /// Writes a value of the state dict to a field of this type.
 template <class Field>
 void assign(Field& field, const std::string& key, const StateValue& value) {
   using Stored = std::conditional_t<std::is_same_v<Field, double>, double, int64_t>;
   const auto* stored = std::get_if<Stored>(&value);
-  TESSERA_CHECK(ValueError, stored != nullptr,
-                "set_optimizer_state_dict: '{}' is not a number of the type that it should be", key);
+  TESSERA_CHECK(ValueError, stored != nullptr, "set_optimizer_state_dict: '{}' is {}, and must be {}", key,
+                type_name(value), std::is_same_v<Stored, double> ? "a double" : "an int64_t");
   field = static_cast<Field>(*stored);
 }
 
@@ -170,7 +178,9 @@ class Setter {
         assign(field, key, *value);
         const auto [first, is_new] = group_options_.try_emplace({param.group, name}, static_cast<double>(field));
         TESSERA_CHECK(ValueError, is_new || first->second == static_cast<double>(field),
-                      "set_optimizer_state_dict: '{}' differs from that of other parameters of the same group", key);
+                      "set_optimizer_state_dict: '{}' is {}, but other parameters of the optimizer's group {} have {}; "
+                      "give parameters that need other options a group of their own",
+                      key, static_cast<double>(field), param.group, first->second);
       }
     });
   }

@@ -25,7 +25,6 @@ std::string without_trailing_slash(std::string path) {
   while (path.size() > 1 && path.back() == '/') {
     path.pop_back();
   }
-  TESSERA_CHECK(ValueError, !path.empty(), "save: the path is empty");
   return path;
 }
 

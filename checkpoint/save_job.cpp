@@ -56,6 +56,7 @@ void remove_incomplete(const std::string& path) {
 
 /// Rank 0: the folder in which the save comes into being, with all files at their full length.
 std::string prepare_files(const SaveJob& job) {
+  TESSERA_CHECK(ValueError, !job.path.empty(), "save: the path is empty; give a folder, or a file to export to");
   const bool is_free =
       job.is_single_file ? !fs::is_directory(job.path) : !fs::exists(job.path) || fs::is_empty(job.path);
   TESSERA_CHECK(CheckpointError, is_free, "{}: there is something already; save under a new name, or remove it before",

@@ -54,6 +54,9 @@ dcp::StateDict TrainCheckpoint::run_values() const {
           {"data", data_.fingerprint()},
           {"batch", options_.batch},
           {"context", options_.model.context},
+          {"heads", options_.model.heads},
+          {"bf16", static_cast<int64_t>(options_.layout.bf16)},
+          {"clip", options_.clip},
           {"steps", options_.steps},
           {"lr", options_.lr},
           {"warmup", options_.warmup},
@@ -84,8 +87,12 @@ void TrainCheckpoint::check_same_run(const std::string& path) const {
 }
 
 void TrainCheckpoint::resume() {
-  const auto path = options_.resume ? checkpointer_.latest() : std::nullopt;
-  if (!path) {
+  const auto path = checkpointer_.latest();
+  TESSERA_CHECK(ValueError, !path || options_.resume || options_.save_every == 0,
+                "--save-every: {} has checkpoints of an earlier run; add --resume to go on from them, or give another "
+                "--checkpoint-dir",
+                options_.checkpoint_dir);
+  if (!path || !options_.resume) {
     return;
   }
   check_same_run(*path);

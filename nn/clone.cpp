@@ -166,9 +166,12 @@ void tie_parameter(torch::nn::Module& module, std::string_view name, const at::T
   const NamedTensors parameters = module.named_parameters(/*recurse=*/false);
   const at::Tensor* const present = parameters.find(std::string(name));
   TESSERA_CHECK(KeyError, present != nullptr, "tie_parameter: {} has no parameter {}", point.type_name(), name);
-  TESSERA_CHECK(ValueError, tensor.defined() && tensor.sizes() == present->sizes(),
-                "tie_parameter: the parameter {} of {} does not have the sizes of the given tensor", name,
-                point.type_name());
+  TESSERA_CHECK(
+      ValueError, tensor.defined() && tensor.sizes() == present->sizes(),
+      "tie_parameter: the parameter {} of {} has sizes {}, and the given tensor {}; only tensors of equal sizes "
+      "can be one",
+      name, point.type_name(), c10::str(present->sizes()),
+      tensor.defined() ? c10::str(tensor.sizes()) : "is undefined");
   TESSERA_CHECK(KeyError, point.rebind_parameter(name, tensor),
                 "tie_parameter: {} has no member {} that could be tied; give it a member of the parameter's name or a "
                 "function `at::Tensor* parameter_member(std::string_view name)`",

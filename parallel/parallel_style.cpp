@@ -53,7 +53,17 @@ std::string ParallelStyle::describe(const StyleTarget& target) const {
 void check_style_parameter(const ParallelStyle& style, const StyleTarget& target, const torch::nn::Module& module,
                            const std::string& name, const Placement& placement) {
   const auto tensor = own_tensor(module, name);
-  if (!tensor.defined() || !is_dtensor(tensor)) {
+  if (!tensor.defined()) {
+    return;
+  }
+  if (!is_dtensor(tensor)) {
+    TESSERA_CHECK(ValueError, tensor.is_meta() || tensor.device().type() == target.mesh.device_type(),
+                  "{}: its \"{}\" is on {}, but the mesh is {}; move the module to the mesh's device first",
+                  style.describe(target), name, tensor.device().str(), target.mesh);
+    TESSERA_CHECK(StateError, !tensor.grad().defined(),
+                  "{}: its \"{}\" has a gradient already, which would stay whole; call zero_grad() before "
+                  "parallelize_module",
+                  style.describe(target), name);
     return;
   }
   const auto& spec = dtensor_spec(tensor);

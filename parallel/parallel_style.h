@@ -95,8 +95,9 @@ class ParallelPlan {
   std::vector<Entry> entries_;
 };
 
-/// For ParallelStyle::check: throws ValueError if parameter `name` of `module` (the target or a module below it) is a
-/// DTensor that lies otherwise than on the target's mesh under `placement`. One that lies so is a tied parameter that
+/// For ParallelStyle::check: throws ValueError if parameter `name` of `module` (the target or a module below it) is on
+/// another type of device than the target's mesh, or a DTensor that lies otherwise than on that mesh under `placement`,
+/// and StateError if it is whole and has a gradient. A DTensor that lies so is a tied parameter that
 /// another module of the plan brought there.
 void check_style_parameter(const ParallelStyle& style, const StyleTarget& target, const torch::nn::Module& module,
                            const std::string& name, const Placement& placement);

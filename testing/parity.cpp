@@ -61,6 +61,26 @@ void compare_gradients(const std::string& name, const at::Tensor& reference, con
   }
 }
 
+/// Looks on after a difference, since ranks that find none add up pending sums together.
+class FirstDifference {
+ public:
+  void look(const std::function<void()>& at) {
+    try {
+      at();
+    } catch (const ExpectationError&) {
+      first_ = first_ ? first_ : std::current_exception();
+    }
+  }
+  void rethrow() const {
+    if (first_) {
+      std::rethrow_exception(first_);
+    }
+  }
+
+ private:
+  std::exception_ptr first_;
+};
+
 }  // namespace
 
 void check_sharded_parity(const torch::nn::Module& reference, const torch::nn::Module& sharded,
@@ -71,16 +91,20 @@ void check_sharded_parity(const torch::nn::Module& reference, const torch::nn::M
   if (expected.size() != actual.size()) {
     fail(fmt::format("{} parameters, expected {}", actual.size(), expected.size()));
   }
+  FirstDifference first;
   for (size_t i = 0; i < expected.size(); ++i) {
     const auto name = without_prefixes(actual[i].key(), options.prefixes_to_ignore);
-    if (name != expected[i].key()) {
-      fail(fmt::format("parameter {} is named '{}', expected '{}'", i, name, expected[i].key()));
-    }
-    compare("parameter '" + name + "'", expected[i].value(), actual[i].value(), options.tolerance);
+    first.look([&] {
+      if (name != expected[i].key()) {
+        fail(fmt::format("parameter {} is named '{}', expected '{}'", i, name, expected[i].key()));
+      }
+    });
+    first.look([&] { compare("parameter '" + name + "'", expected[i].value(), actual[i].value(), options.tolerance); });
     if (options.gradients) {
-      compare_gradients(name, expected[i].value(), actual[i].value(), options.tolerance);
+      first.look([&] { compare_gradients(name, expected[i].value(), actual[i].value(), options.tolerance); });
     }
   }
+  first.rethrow();
 }
 
 }  // namespace tessera

@@ -32,8 +32,8 @@ struct RunRanksOptions {
 };
 
 /// Calls body(rank) for rank = 0 .. world_size-1, each in a thread of its own, and returns when all have ended. The
-/// failure that happened first is rethrown, with "rank 2: " before its text; the library's own types are kept, any
-/// other std::exception becomes an Error. CommErrors that only follow from it are dropped.
+/// failure that happened first is rethrown, with "rank 2: " before its text; the types of base/error.h are kept,
+/// any other std::exception becomes an Error. CommErrors that only follow from it are dropped.
 /// Throws ValueError if world_size < 1. Thread safety: calls may run at the same time.
 void run_ranks(int world_size, const std::function<void(int rank)>& body, RunRanksOptions options = {});
 

@@ -38,7 +38,8 @@ class Subtest {
   template <class T>
   const T& get(const std::string& name) const {
     const auto* value = std::get_if<T>(&at(name));
-    TESSERA_CHECK(ValueError, value != nullptr, "Subtest: the value of '{}' is of another type", name);
+    TESSERA_CHECK(ValueError, value != nullptr, "Subtest: '{}' is of another type than the one asked for; this is {}",
+                  name, to_string());
     return *value;
   }
   /// "reshard=true, dim=3"

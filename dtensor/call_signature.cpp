@@ -73,6 +73,13 @@ NumberKind kind_of(double number) {
   return number == 0 ? NumberKind::Zero : std::isfinite(number) ? NumberKind::Finite : NumberKind::NotFinite;
 }
 
+/// One multiplication a value. What it takes are hashes, addresses and small numbers; calls of equal hashes are told
+/// apart by comparison.
+uint64_t mix(uint64_t hash, uint64_t value) {
+  hash = (hash ^ value) * 0x9e3779b97f4a7c15ULL;
+  return hash ^ (hash >> 32);
+}
+
 uint64_t hash_scalar(const c10::IValue& value, bool float_values) {
   if (value.isNone()) {
     return 1;
@@ -89,8 +96,8 @@ uint64_t hash_scalar(const c10::IValue& value, bool float_values) {
   }
   if (value.isIntList()) {
     uint64_t hash = 6;
-    for (const int64_t element : value.toIntList()) {
-      hash = hash_combine(hash, static_cast<uint64_t>(element));
+    for (const auto& element : value.toListRef()) {
+      hash = mix(hash, static_cast<uint64_t>(element.toInt()));
     }
     return hash;
   }
@@ -100,6 +107,33 @@ uint64_t hash_scalar(const c10::IValue& value, bool float_values) {
   return 5;  // rare kinds share a hash and are told apart by comparison
 }
 
+/// Programs repeat few ops, so most look-ups end in a table without chains. Without a constructor, so that a look-up
+/// need not ask whether it ran.
+struct RecentInfos {
+  struct Slot {
+    const c10::FunctionSchema* schema;
+    const OpInfo* info;
+  };
+  std::array<Slot, 256> slots;
+  uint64_t version;
+};
+constinit thread_local RecentInfos recent_infos{};
+
+[[gnu::noinline]] const OpInfo* look_up_info(const c10::OperatorHandle& op, uint64_t now) {
+  thread_local std::unordered_map<const c10::FunctionSchema*, const OpInfo*> infos;
+  thread_local std::vector<std::unique_ptr<const OpInfo>> all;  // outdated ones too: cached plans know them by address
+  thread_local uint64_t version = 0;
+  if (version != now) {
+    infos.clear();
+    version = now;
+  }
+  auto& info = infos[&op.schema()];
+  if (!info) {
+    info = all.emplace_back(std::make_unique<const OpInfo>(make_info(op))).get();
+  }
+  return info;
+}
+
 }  // namespace
 
 int64_t scalar_tensor_key(const at::Tensor& tensor) {
@@ -107,8 +141,14 @@ int64_t scalar_tensor_key(const at::Tensor& tensor) {
 }
 
 bool same_scalar(const c10::IValue& a, const c10::IValue& b, bool float_values) {
+  if (a.isNone() || b.isNone()) {
+    return a.isNone() && b.isNone();
+  }
   if (a.isInt() && b.isInt()) {
     return a.toInt() == b.toInt();
+  }
+  if (a.isBool() && b.isBool()) {
+    return a.toBool() == b.toBool();
   }
   if (a.isDouble() && b.isDouble()) {
     return float_values ? hash_double(a.toDouble()) == hash_double(b.toDouble())
@@ -118,7 +158,9 @@ bool same_scalar(const c10::IValue& a, const c10::IValue& b, bool float_values) 
     return true;  // plans do not depend on random states
   }
   if (a.isIntList() && b.isIntList()) {
-    return a.toIntList() == b.toIntList();
+    const auto first = a.toListRef(), second = b.toListRef();  // toIntList() counts a reference
+    return std::equal(first.begin(), first.end(), second.begin(), second.end(),
+                      [](const auto& x, const auto& y) { return x.toInt() == y.toInt(); });
   }
   if (a.isList() && b.isList()) {
     const auto first = a.toListRef(), second = b.toListRef();
@@ -134,35 +176,20 @@ bool is_scalar_argument(const CallSignature& call, size_t arg) {
 }
 
 const OpInfo& OpInfo::of(const c10::OperatorHandle& op) {
-  struct Recent {
-    const c10::FunctionSchema* schema = nullptr;
-    const OpInfo* info = nullptr;
-  };
-  // Programs repeat few ops, so most look-ups end in a table without chains.
-  thread_local std::array<Recent, 256> recent;
-  thread_local std::unordered_map<const c10::FunctionSchema*, const OpInfo*> infos;
-  thread_local std::vector<std::unique_ptr<const OpInfo>> all;  // outdated ones too: cached plans know them by address
-  thread_local uint64_t version = 0;
-  if (const uint64_t now = op_rules_version(); now != version) {
-    recent.fill({});
-    infos.clear();
-    version = now;
-  }
   const auto* schema = &op.schema();
-  auto& slot = recent[(reinterpret_cast<uintptr_t>(schema) >> 5) % recent.size()];
-  if (slot.schema != schema) {
-    auto& info = infos[schema];
-    if (!info) {
-      info = all.emplace_back(std::make_unique<const OpInfo>(make_info(op))).get();
+  auto& slot = recent_infos.slots[(reinterpret_cast<uintptr_t>(schema) >> 5) % recent_infos.slots.size()];
+  if (slot.schema != schema || recent_infos.version != op_rules_version()) [[unlikely]] {
+    if (const uint64_t now = op_rules_version(); recent_infos.version != now) {
+      recent_infos = {.slots = {}, .version = now};
     }
-    slot = {schema, info};
+    slot = {schema, look_up_info(op, recent_infos.version)};
   }
   return *slot.info;
 }
 
 CallSignature::CallSignature(const OpInfo& op_info, at::ArrayRef<c10::IValue> call_args)
     : info(&op_info), args(call_args), default_dtype(c10::get_default_dtype_as_scalartype()) {
-  hash = hash_combine(static_cast<uint64_t>(default_dtype), reinterpret_cast<uint64_t>(info));
+  hash = mix(static_cast<uint64_t>(default_dtype), reinterpret_cast<uint64_t>(info));
   if (info->takes_lists) {
     size_t list_size = 0;
     for (size_t arg = 0; arg < args.size(); ++arg) {
@@ -198,20 +225,24 @@ void CallSignature::add_list(size_t arg, const c10::IValue& list) {
 
 void CallSignature::add(size_t arg, size_t index, const at::Tensor& tensor) {
   const auto* dtensor = dtensor_meta(tensor);
-  operands.push_back({.arg = arg, .index = index, .tensor = &tensor, .dtensor = dtensor});
-  hash = hash_combine(hash, arg << 32 | index);
+  auto& operand = operands.emplace_back();
+  operand.arg = arg;
+  operand.index = index;
+  operand.tensor = &tensor;
+  operand.dtensor = dtensor;
+  const uint64_t place = arg << 32 | index;
   if (dtensor) {
-    hash = hash_combine(hash, dtensor->spec->hash());
+    hash = mix(hash, dtensor->spec->hash() + place);
     has_copied_view = has_copied_view || dtensor->copied_view;
   } else {
     mixed = mixed || tensor.dim() > 0 || info->is_written(arg);
-    hash = hash_combine(hash, static_cast<uint64_t>(scalar_tensor_key(tensor)));
+    hash = mix(hash, static_cast<uint64_t>(scalar_tensor_key(tensor)) + place);
   }
 }
 
 void CallSignature::add_scalar(const c10::IValue& value) {
   cacheable = cacheable && is_key_scalar(value);
-  hash = hash_combine(hash, hash_scalar(value, info->reads_float_scalars));
+  hash = mix(hash, hash_scalar(value, info->reads_float_scalars));
 }
 
 }  // namespace tessera

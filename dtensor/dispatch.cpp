@@ -1,12 +1,15 @@
 #include "dtensor/dispatch.h"
 
 #include <ATen/core/dispatch/Dispatcher.h>
-#include <ATen/ops/empty.h>
-#include <c10/core/InferenceMode.h>
+#include <torch/library.h>
 
 #include <algorithm>
+#include <array>
 #include <iterator>
-#include <optional>
+#include <memory>
+#include <string>
+#include <tuple>
+#include <type_traits>
 #include <vector>
 
 #include "base/error.h"
@@ -15,9 +18,10 @@
 #include "dtensor/dispatch_scopes.h"
 #include "dtensor/dtensor_impl.h"
 #include "dtensor/functional_form.h"
+#include "dtensor/local_arguments.h"
 #include "dtensor/plan_cache.h"
 #include "dtensor/propagate.h"
-#include "dtensor/redistribute.h"
+#include "dtensor/result_wrapper.h"
 #include "dtensor/write_back.h"
 
 namespace tessera {
@@ -30,7 +34,7 @@ using Arguments = c10::SmallVector<c10::IValue, 8>;
 // Meshes differ between ranks, and ranks may be threads: one cache a thread, so no locks.
 thread_local PlanCache plan_cache;
 
-std::shared_ptr<const OpPlan> make_plan(const c10::OperatorHandle& op, const CallSignature& call) {
+std::unique_ptr<const OpPlan> make_plan(const c10::OperatorHandle& op, const CallSignature& call) {
   const auto& rule = call.info->rule ? *call.info->rule : whole_op_rule();
   const DeviceMesh* mesh = nullptr;
   OpCall rule_call{.op = op, .args = call.args, .operands = {}, .outputs = {}, .offsets = {}};
@@ -47,94 +51,7 @@ std::shared_ptr<const OpPlan> make_plan(const c10::OperatorHandle& op, const Cal
                                   .meta = dtensor ? dtensor->spec->meta() : TensorMeta::of(*operand.tensor),
                                   .written = call.info->is_written(operand.arg)});
   }
-  return std::make_shared<const OpPlan>(propagate(rule, rule_call));
-}
-
-/// This rank's local tensors of a call's operands, in their order. Those that stay where they are belong to the call's
-/// arguments, which outlive it, and are not counted: atomic operations are 2 % of a small op.
-class Locals {
- public:
-  Locals(const CallSignature& call, const OpPlan& plan) {
-    for (size_t i = 0; i < call.operands.size(); ++i) {
-      const auto& operand = call.operands[i];
-      if (!operand.dtensor) {
-        tensors_.push_back(operand.tensor);
-      } else if (!plan.redistribute[i]) {
-        tensors_.push_back(&operand.dtensor->local);
-      } else {
-        moved_.reserve(call.operands.size());  // tensors_ points into it
-        moved_.push_back(
-            redistribute_local(operand.dtensor->local, *operand.dtensor->spec, plan.operands[i]->placements()));
-        tensors_.push_back(&moved_.back());
-      }
-    }
-  }
-  Locals(const Locals&) = delete;
-  Locals& operator=(const Locals&) = delete;
-
-  const at::Tensor& operator[](size_t i) const { return *tensors_[i]; }
-
- private:
-  c10::SmallVector<const at::Tensor*, 8> tensors_;
-  std::vector<at::Tensor> moved_;
-};
-
-/// The list that the op gets for argument `value`: operands i, i + 1, ... of it, of which i becomes the next one.
-c10::IValue local_list(const c10::IValue& value, const CallSignature& call, const Locals& locals, size_t& i) {
-  const size_t arg = call.operands[i].arg;
-  if (value.isTensorList()) {
-    std::vector<at::Tensor> list;
-    for (; i < call.operands.size() && call.operands[i].arg == arg; ++i) {
-      list.push_back(locals[i]);
-    }
-    return list;
-  }
-  auto list = value.toList().copy();  // Tensor?[]: undefined entries stay
-  for (; i < call.operands.size() && call.operands[i].arg == arg; ++i) {
-    list.set(call.operands[i].index, c10::IValue(locals[i]));
-  }
-  return list;
-}
-
-/// Fills the places of the call's arguments on the stack: this rank's local tensors where there were DTensors.
-void put_local_arguments(const CallSignature& call, const Locals& locals, Stack* stack) {
-  const size_t first = stack->size() - call.args.size();
-  size_t i = 0;
-  for (size_t arg = 0; arg < call.args.size(); ++arg) {
-    auto& value = (*stack)[first + arg];
-    if (i == call.operands.size() || call.operands[i].arg != arg) {
-      value = call.args[arg];
-    } else if (call.args[arg].isTensor()) {
-      value = locals[i++];
-    } else {
-      value = local_list(call.args[arg], call, locals, i);
-    }
-  }
-}
-
-/// Empty results where this rank has no part of any output; a written operand then has nothing to write.
-/// False if the results cannot be told from the plan: some are undefined.
-bool make_empty_results(const c10::OperatorHandle& op, const CallSignature& call, const OpPlan& plan,
-                        const Locals& locals, Stack* stack) {
-  const auto& returns = op.schema().returns();
-  const bool one_list = returns.size() == 1 && returns[0].type()->kind() == c10::TypeKind::ListType;
-  if (!one_list && returns.size() != plan.outputs.size()) {
-    return false;
-  }
-  // A plain number of the CPU may stand beside DTensors of a GPU.
-  const auto like = std::find_if(call.operands.begin(), call.operands.end(), [](const auto& o) { return o.dtensor; });
-  const auto options = locals[static_cast<size_t>(like - call.operands.begin())].options();
-  std::vector<at::Tensor> results;
-  for (const auto& spec : plan.outputs) {
-    results.push_back(at::empty(spec->local_sizes(), options.dtype(spec->dtype())));
-  }
-  torch::jit::drop(*stack, op.schema().arguments().size());
-  if (one_list) {
-    stack->emplace_back(std::move(results));
-  } else {
-    stack->insert(stack->end(), results.begin(), results.end());
-  }
-  return true;
+  return std::make_unique<const OpPlan>(propagate(rule, rule_call));
 }
 
 void run_local(const c10::OperatorHandle& op, const CallSignature& call, const OpPlan& plan, const Locals& locals,
@@ -158,79 +75,6 @@ void write_back(const c10::OperatorHandle& op, const CallSignature& call, const 
   }
 }
 
-/// The spec of result number `next`; where the plan could not tell it, the result's own sizes on every rank.
-SpecPtr spec_of_result(const OpPlan& plan, size_t next, const at::Tensor& result) {
-  if (plan.outputs_from_results) {
-    const auto planned = std::find_if(plan.operands.begin(), plan.operands.end(), [](const auto& p) { return p; });
-    return DTensorSpec::make((*planned)->mesh(), Placements((*planned)->placements().size(), Replicate()),
-                             TensorMeta::of(result));
-  }
-  TESSERA_ASSERT(next < plan.outputs.size(), "result {} of {} is not planned", next, plan.outputs.size());
-  return plan.outputs[next];
-}
-
-/// Makes DTensors of an op's results. Views know where in the viewed tensor they begin, as autograd's own views do.
-struct ResultWrapper {
-  const CallSignature& call;
-  const OpPlan& plan;
-  size_t next = 0;
-
-  at::Tensor wrap(at::Tensor local, bool is_view) {
-    const size_t index = next++;
-    auto spec = spec_of_result(plan, index, local);
-    // Kernels of channels-last tensors, say, lay out their results alike, which not every rule foresees.
-    if (!is_view && !local.is_contiguous() && spec->meta().is_contiguous()) {
-      local = local.contiguous();
-    }
-    return is_view ? wrap_view(std::move(local), std::move(spec), index)
-                   : wrap_local(std::move(local), std::move(spec));
-  }
-
- private:
-  at::Tensor wrap_view(at::Tensor local, SpecPtr spec, size_t index) const {
-    const auto& operand = call.operands[0];
-    const auto* viewed = operand.dtensor;
-    // A view is an inference tensor where the viewed one is, whatever mode it was made in, as autograd asserts.
-    std::optional<c10::InferenceMode> mode;
-    if (operand.tensor->is_inference() != c10::InferenceMode::is_enabled()) {
-      mode.emplace(operand.tensor->is_inference());
-    }
-    // A viewed tensor that was moved is a copy, and so are its views. So is a view that local strides do not allow.
-    const bool copied = viewed && (plan.redistribute[0] || viewed->copied_view ||
-                                   (local.numel() > 0 && !local.is_alias_of(viewed->local)));
-    auto view = wrap_local(std::move(local), std::move(spec), viewed ? viewed->origin : nullptr,
-                           copied ? CopiedView::of(*operand.tensor) : CopiedView());
-    const int64_t begin = viewed && call.args[operand.arg].isTensor() ? operand.tensor->storage_offset() : 0;
-    const int64_t offset = index < plan.offsets.size() ? plan.offsets[index] : 0;
-    view.unsafeGetTensorImpl()->set_storage_offset(begin + offset);
-    return view;
-  }
-};
-
-/// Makes DTensors of the op's results; a result that aliases a written argument is that argument itself.
-void wrap_results(const CallSignature& call, const OpPlan& plan, Stack* stack) {
-  const auto& returns = call.info->returns;
-  const size_t first = stack->size() - returns.size();
-  ResultWrapper wrapper{call, plan};
-  for (size_t i = 0; i < returns.size(); ++i) {
-    auto& value = (*stack)[first + i];
-    if (returns[i].written_arg >= 0) {
-      value = call.args[static_cast<size_t>(returns[i].written_arg)];
-      ++wrapper.next;
-    } else if (value.isTensor()) {
-      if (value.toTensor().defined()) {
-        value = wrapper.wrap(std::move(value).toTensor(), returns[i].is_view);
-      }
-    } else if (value.isTensorList()) {
-      auto tensors = value.toTensorVector();
-      for (auto& tensor : tensors) {
-        tensor = wrapper.wrap(std::move(tensor), returns[i].is_view);
-      }
-      value = c10::IValue(std::move(tensors));
-    }
-  }
-}
-
 /// Autograd counts writes of the DTensor; its local tensor, which several DTensors may share (p.data()), counts
 /// its own, so that fully_shard can tell whether a shard changed.
 void bump_written_versions(const CallSignature& call) {
@@ -245,7 +89,116 @@ void bump_written_versions(const CallSignature& call) {
   }
 }
 
+/// What a boxed call would have on its stack, but without counting references to tensors: the caller's outlive it.
+template <size_t N>
+struct BorrowedArguments {
+  template <class... Args>
+  explicit BorrowedArguments(const Args&... args) : values{borrow(args)...} {}
+  BorrowedArguments(const BorrowedArguments&) = delete;
+  BorrowedArguments& operator=(const BorrowedArguments&) = delete;
+  ~BorrowedArguments() {
+    for (auto& value : values) {
+      if (value.isTensor()) {
+        c10::MaybeOwnedTraits<c10::IValue>::destroyBorrow(value);
+      }
+    }
+  }
+
+  std::array<c10::IValue, N> values;
+
+ private:
+  static c10::IValue borrow(const at::Tensor& tensor) {
+    return c10::IValue(c10::MaybeOwnedTraits<at::Tensor>::createBorrow(tensor));
+  }
+  static c10::IValue borrow(const at::Scalar& number) { return {number}; }
+};
+
+const at::Tensor& local_of(const at::Tensor& /*tensor*/, const Locals& locals, size_t& next) {
+  return locals[next++];
+}
+const at::Scalar& local_of(const at::Scalar& number, const Locals& /*locals*/, size_t& /*next*/) {
+  return number;
+}
+
+/// Runs an op that writes nothing and returns one tensor. What is not in the cache, or needs more than a call of the
+/// op on the local tensors, goes to dispatch().
+template <class... Args>
+struct UnboxedDispatch {
+  static constexpr size_t kTensors = (size_t{std::is_same_v<Args, const at::Tensor&>} + ...);
+
+  c10::TypedOperatorHandle<at::Tensor(Args...)> op;
+
+  at::Tensor operator()(Args... args) const {
+    {
+      const DispatchingOp dispatching(op);
+      const PlanCache::Hold hold(plan_cache);
+      const auto& info = OpInfo::of(op);
+      const BorrowedArguments<sizeof...(Args)> arguments(args...);
+      const CallSignature call(info, arguments.values);
+      if (const OpPlan* plan = runs_unboxed(call) ? plan_cache.find(call) : nullptr; plan && !plan->nothing_here) {
+        const Locals locals(call, *plan);
+        size_t next = 0;
+        const std::tuple<Args...> local{local_of(args, locals, next)...};  // in order, as braces are
+        auto result = std::apply([&](Args... of) { return op.call(of...); }, local);
+        return result.defined() ? ResultWrapper{call, *plan}.wrap(std::move(result), info.returns[0].is_view) : result;
+      }
+    }
+    Stack stack;
+    stack.reserve(sizeof...(Args));
+    (stack.emplace_back(args), ...);
+    dispatch(op, {}, &stack);
+    return std::move(stack.back()).toTensor();
+  }
+
+ private:
+  static bool runs_unboxed(const CallSignature& call) {
+    return call.info->rule && !call.info->rule->local_call && !call.info->writes && call.operands.size() == kTensors &&
+           !call.mixed && !call.has_copied_view &&
+           ExplicitRedistribution::level() == ExplicitRedistribution::Level::Off;
+  }
+};
+
+template <class... Args>
+torch::CppFunction unboxed(const c10::OperatorHandle& op) {
+  return torch::CppFunction(UnboxedDispatch<Args...>{op.typed<at::Tensor(Args...)>()});
+}
+
+/// "tts" for an op of (Tensor, Tensor, Scalar) that writes nothing and returns one tensor; else "", or what no
+/// UnboxedDispatch is for.
+std::string signature_of(const c10::FunctionSchema& schema) {
+  const auto& returns = schema.returns();
+  if (returns.size() != 1 || returns[0].real_type()->kind() != c10::TypeKind::TensorType) {
+    return "";
+  }
+  std::string signature;
+  for (const auto& argument : schema.arguments()) {
+    const auto kind = argument.real_type()->kind();
+    const char letter = kind == c10::TypeKind::TensorType ? 't' : kind == c10::TypeKind::NumberType ? 's' : '?';
+    signature += is_written(argument) ? 'w' : letter;
+  }
+  return signature;
+}
+
 }  // namespace
+
+torch::CppFunction dispatch_kernel(const c10::OperatorHandle& op) {
+  using T = const at::Tensor&;
+  using S = const at::Scalar&;
+  const auto signature = signature_of(op.schema());
+  if (signature == "t") {
+    return unboxed<T>(op);
+  }
+  if (signature == "ts") {
+    return unboxed<T, S>(op);
+  }
+  if (signature == "tt") {
+    return unboxed<T, T>(op);
+  }
+  if (signature == "tts") {
+    return unboxed<T, T, S>(op);
+  }
+  return torch::CppFunction::makeFromBoxedFunction<&dispatch>();
+}
 
 void dispatch(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) {
   const DispatchingOp dispatching(op);
@@ -273,18 +226,20 @@ void dispatch(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* st
   if (!info.rule) {
     check_runs_whole(op, call);
   }
-  const auto plan = plan_cache.find_or_make(call, [&] { return make_plan(op, call); });
+  const PlanCache::Hold hold(plan_cache);
+  std::unique_ptr<const OpPlan> uncached;
+  const auto& plan = plan_cache.find_or_make(call, uncached, [&] { return make_plan(op, call); });
 
   if (ExplicitRedistribution::level() != ExplicitRedistribution::Level::Off) {
-    check_moves_allowed(op, call, *plan);
+    check_moves_allowed(op, call, plan);
   }
-  const Locals locals(call, *plan);
+  const Locals locals(call, plan);
   put_local_arguments(call, locals, stack);
-  run_local(op, call, *plan, locals, stack);
-  if (plan->writes_back) {
-    write_back(op, call, *plan, locals);
+  run_local(op, call, plan, locals, stack);
+  if (plan.writes_back) {
+    write_back(op, call, plan, locals);
   }
-  wrap_results(call, *plan, stack);
+  wrap_results(call, plan, stack);
   if (info.writes) {
     bump_written_versions(call);
   }

@@ -11,6 +11,10 @@
 
 #include <cstddef>
 
+namespace torch {
+class CppFunction;
+}
+
 namespace tessera {
 
 struct DispatchStats {
@@ -20,6 +24,10 @@ struct DispatchStats {
 
 /// Runs `op` on the arguments on `stack`, of which at least one is a DTensor. The boxed kernel itself.
 void dispatch(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack);
+
+/// The kernel of `op` on DTensors: dispatch(), or, for the commonest signatures, one that boxes no arguments of a call
+/// whose plan is cached.
+torch::CppFunction dispatch_kernel(const c10::OperatorHandle& op);
 
 /// Of the calling thread, since it started: each thread has its own cache (meshes differ between ranks).
 DispatchStats dispatch_stats();

@@ -90,7 +90,7 @@ void override_composite_explicit_ops(torch::Library& library) {
       continue;
     }
     const std::string short_name = name.name.substr(6) + (name.overload_name.empty() ? "" : "." + name.overload_name);
-    library.impl(short_name.c_str(), torch::CppFunction::makeFromBoxedFunction<&dispatch>());
+    library.impl(short_name.c_str(), dispatch_kernel(*op));
   }
 }
 

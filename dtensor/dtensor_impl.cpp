@@ -18,6 +18,12 @@ class DTensorImpl : public c10::TensorImpl {
         key_set_.remove(c10::DispatchKey::AutocastPrivateUse1)
             .add(device == c10::DeviceType::CUDA ? c10::DispatchKey::AutocastCUDA : c10::DispatchKey::AutocastCPU);
   }
+
+  /// As set_backend_meta(), whose make_unique() clears all of an ExtraMeta before it constructs it.
+  void set_meta(c10::intrusive_ptr<c10::BackendMeta> meta) {
+    extra_meta_.reset(new c10::ExtraMeta);  // NOLINT(modernize-make-unique): see above
+    extra_meta_->backend_meta_ = std::move(meta);
+  }
 };
 
 c10::Storage make_storage_without_data(c10::Device device) {
@@ -82,7 +88,7 @@ at::Tensor wrap_local(at::Tensor local, SpecPtr spec, std::shared_ptr<const Para
   auto impl =
       c10::make_intrusive<DTensorImpl>(c10::Storage(storage_without_data(device)), local.dtype(), device.type());
   impl->set_sizes_and_strides(spec->sizes(), spec->strides());
-  impl->set_backend_meta(
+  impl->set_meta(
       c10::make_intrusive<DTensorMeta>(std::move(local), std::move(spec), std::move(origin), std::move(copied_view)));
   return at::Tensor(c10::intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>::reclaim(impl.release()));
 }

@@ -1,6 +1,7 @@
 #include "dtensor/plan_cache.h"
 
 #include <algorithm>
+#include <iterator>
 #include <utility>
 
 #include "comm/rank_context.h"
@@ -26,7 +27,7 @@ struct PlanCache::Entry {
   at::ScalarType default_dtype;
   c10::SmallVector<Operand, 3> operands;
   std::vector<c10::IValue> scalars;  // keys of plain scalars, then all arguments without tensors
-  std::shared_ptr<const OpPlan> plan;
+  std::unique_ptr<const OpPlan> plan;
 };
 
 PlanCache::PlanCache() = default;
@@ -60,7 +61,7 @@ bool PlanCache::matches(const Entry& entry, const CallSignature& call) {
   return true;
 }
 
-std::shared_ptr<const OpPlan> PlanCache::find(const CallSignature& call) const {
+const OpPlan* PlanCache::look_up(const CallSignature& call) const {
   if (!call.cacheable || slots_.empty()) {
     return nullptr;
   }
@@ -70,7 +71,7 @@ std::shared_ptr<const OpPlan> PlanCache::find(const CallSignature& call) const {
       return nullptr;
     }
     if (entry->hash == call.hash && matches(*entry, call)) {
-      return entry->plan;
+      return entry->plan.get();
     }
   }
 }
@@ -83,11 +84,24 @@ void PlanCache::place(std::unique_ptr<Entry> entry) {
   slots_[place & (slots_.size() - 1)] = std::move(entry);
 }
 
+void PlanCache::drop_all() {
+  if (holds_ > 0) {
+    std::move(slots_.begin(), slots_.end(), std::back_inserter(dropped_));
+    has_dropped_ = true;
+  }
+  slots_.clear();
+  size_ = 0;
+}
+
+void PlanCache::free_dropped() {
+  has_dropped_ = false;
+  const auto dropped = std::exchange(dropped_, {});  // plans may free groups
+}
+
 /// Makes room for one more, so that at least half of the table stays empty.
 void PlanCache::grow() {
   if (size_ >= kMaxCachedPlans) {
-    slots_.clear();
-    size_ = 0;
+    drop_all();
   }
   if (slots_.size() < 2 * (size_ + 1)) {
     auto old = std::exchange(slots_, {});
@@ -100,7 +114,7 @@ void PlanCache::grow() {
   }
 }
 
-void PlanCache::insert(const CallSignature& call, std::shared_ptr<const OpPlan> plan) {
+void PlanCache::insert(const CallSignature& call, std::unique_ptr<const OpPlan> plan) {
   auto entry = std::make_unique<Entry>();
   entry->hash = call.hash;
   entry->info = call.info;
@@ -118,8 +132,7 @@ void PlanCache::insert(const CallSignature& call, std::shared_ptr<const OpPlan> 
     }
   }
   if (const uint64_t context = rank_context_id(); context != context_) {
-    slots_.clear();
-    size_ = 0;
+    drop_all();
     context_ = context;
   }
   grow();

@@ -15,16 +15,42 @@ class PlanCache {
   PlanCache();
   ~PlanCache();
 
+  /// Plans that the cache drops stay valid while one is alive: an op may call others as it runs.
+  class Hold {
+   public:
+    explicit Hold(PlanCache& cache) : cache_(cache) { ++cache_.holds_; }
+    ~Hold() {
+      if (--cache_.holds_ == 0 && cache_.has_dropped_) {
+        cache_.free_dropped();
+      }
+    }
+    Hold(const Hold&) = delete;
+    Hold& operator=(const Hold&) = delete;
+
+   private:
+    PlanCache& cache_;
+  };
+
+  /// The plan of a call that was seen before, or null. Needs a Hold.
+  const OpPlan* find(const CallSignature& call) {
+    const OpPlan* plan = look_up(call);
+    hits_ += plan != nullptr ? 1 : 0;
+    return plan;
+  }
+
+  /// The same, or what `make` returns; one that cannot be cached is put into `uncached`.
   template <class Make>
-  std::shared_ptr<const OpPlan> find_or_make(const CallSignature& call, Make&& make) {
-    if (auto found = find(call)) {
-      ++hits_;
-      return found;
+  const OpPlan& find_or_make(const CallSignature& call, std::unique_ptr<const OpPlan>& uncached, Make&& make) {
+    if (const OpPlan* plan = find(call)) {
+      return *plan;
     }
     ++misses_;
-    auto plan = make();
+    std::unique_ptr<const OpPlan> made = make();
+    const OpPlan& plan = *made;
     if (call.cacheable) {
-      insert(call, plan);
+      insert(call, std::move(made));
+    } else {
+      uncached = std::move(made);
     }
     return plan;
   }
@@ -35,13 +61,18 @@ class PlanCache {
  private:
   struct Entry;
 
-  std::shared_ptr<const OpPlan> find(const CallSignature& call) const;
-  void insert(const CallSignature& call, std::shared_ptr<const OpPlan> plan);
+  const OpPlan* look_up(const CallSignature& call) const;
+  void insert(const CallSignature& call, std::unique_ptr<const OpPlan> plan);
+  void drop_all();
+  void free_dropped();
   void place(std::unique_ptr<Entry> entry);
   void grow();
   static bool matches(const Entry& entry, const CallSignature& call);
 
-  std::vector<std::unique_ptr<Entry>> slots_;  // a power of two; an entry is at its hash's place or soon after
+  std::vector<std::unique_ptr<Entry>> slots_;    // a power of two; an entry is at its hash's place or soon after
+  std::vector<std::unique_ptr<Entry>> dropped_;  // while there are holds
+  bool has_dropped_ = false;
+  size_t holds_ = 0;
   size_t size_ = 0;
   uint64_t context_ = 0;  // the rank_context_id() of the plans
   size_t hits_ = 0;

@@ -11,6 +11,8 @@
 
 namespace tessera {
 
+constinit std::atomic<uint64_t> detail::op_rules_version = 0;
+
 namespace {
 
 struct Registry {
@@ -18,7 +20,6 @@ struct Registry {
   // Keyed by "aten::add.Tensor". A program's own rules are never freed: plans of other threads may refer to one that is
   // replaced here.
   std::unordered_map<std::string, const OpRule*> library, own;
-  std::atomic<uint64_t> version = 0;
 };
 
 Registry& registry() {
@@ -71,11 +72,7 @@ void replace_op_rule(const std::string& op, OpRule rule) {
                 "{} has a sharding rule of the library, which cannot be replaced", op);
   const std::lock_guard lock(rules.mutex);
   rules.own[op] = new OpRule(std::move(rule));
-  rules.version.fetch_add(1, std::memory_order_release);
-}
-
-uint64_t op_rules_version() {
-  return registry().version.load(std::memory_order_acquire);
+  detail::op_rules_version.fetch_add(1, std::memory_order_release);
 }
 
 const OpRule* find_op_rule(const c10::OperatorName& name) {

@@ -20,6 +20,7 @@
 #include <ATen/core/stack.h>
 
 #include <algorithm>
+#include <atomic>
 #include <functional>
 #include <initializer_list>
 #include <string_view>
@@ -28,6 +29,10 @@
 #include "dtensor/dtensor_spec.h"
 
 namespace tessera {
+
+namespace detail {
+extern std::atomic<uint64_t> op_rules_version;
+}
 
 /// One tensor operand of a call. List arguments are opened: cat({a, b}) has two operands.
 struct Operand {
@@ -121,7 +126,9 @@ void register_whole_ops(const std::vector<std::string>& ops);
 void replace_op_rule(const std::string& op, OpRule rule);
 
 /// Counts calls of replace_op_rule: what was looked up under another count may be out of date.
-uint64_t op_rules_version();
+inline uint64_t op_rules_version() {
+  return detail::op_rules_version.load(std::memory_order_acquire);
+}
 
 /// Null if the op has none. Stays valid.
 const OpRule* find_op_rule(const c10::OperatorName& name);

@@ -49,19 +49,19 @@ int64_t allocations_of(const DispatchOp& op, const DispatchOperands& operands) {
 
 }  // namespace
 
-TEST_CASE("a cached op allocates its result and what libtorch boxes the call in", "[dtensor]") {
+TEST_CASE("a cached op allocates its result, and what libtorch boxes the call in where it does", "[dtensor]") {
   // A DTensor: its TensorImpl and version counter, and the two records that lead to its spec and local tensor.
   constexpr int64_t kDTensor = 4;
-  constexpr int64_t kBoxedCall = 1;   // the stack of the arguments
+  constexpr int64_t kBoxedCall = 1;   // the stack of the arguments, for ops that have no kernel by signature
   constexpr int64_t kBoxedSizes = 3;  // a list's IValue, its elements, and their copy for the local kernel
   constexpr int64_t kPlacements = 1;  // which the caller makes
-  const std::map<std::string, int64_t> allowed{{"add", kDTensor + kBoxedCall},
+  const std::map<std::string, int64_t> allowed{{"add", kDTensor},
                                                {"add_", kBoxedCall},
-                                               {"mm", kDTensor + kBoxedCall},
-                                               {"t", kDTensor + kBoxedCall},
+                                               {"mm", kDTensor},
+                                               {"t", kDTensor},
                                                {"view", kDTensor + kBoxedCall + kBoxedSizes},
                                                {"sum", kDTensor + kBoxedCall},
-                                               {"linear", 2 * (kDTensor + kBoxedCall)},  // t and mm
+                                               {"linear", 2 * kDTensor},  // t and mm
                                                {"redistribute to the same", kPlacements}};
   run_ranks(1, [&](int) {
     const at::NoGradGuard no_grad;
@@ -82,8 +82,8 @@ TEST_CASE("the instructions of a cached op beyond the plain op's stay within lim
   }
   // As counted with g++ 12 -O2 and libtorch 2.15.0, and a tenth.
   const std::map<std::string, double> limits{
-      {"add", 3900},  {"add_", 2600}, {"mm", 3600},     {"t", 3300},
-      {"view", 5300}, {"sum", 3400},  {"linear", 6900}, {"redistribute to the same", 1400}};
+      {"add", 3050},  {"add_", 2600}, {"mm", 2750},     {"t", 2900},
+      {"view", 5200}, {"sum", 3300},  {"linear", 5700}, {"redistribute to the same", 1400}};
   for (const auto& op : dispatch_ops()) {
     const std::string name = op.name;
     const double ours = counts.at(name + "/dtensor");

@@ -1,0 +1,70 @@
+#include "dtensor/local_arguments.h"
+
+#include <ATen/ops/empty.h>
+
+#include <algorithm>
+
+namespace tessera {
+
+using torch::jit::Stack;
+
+namespace {
+
+/// The list that the op gets for argument `value`: operands i, i + 1, ... of it, of which i becomes the next one.
+c10::IValue local_list(const c10::IValue& value, const CallSignature& call, const Locals& locals, size_t& i) {
+  const size_t arg = call.operands[i].arg;
+  if (value.isTensorList()) {
+    std::vector<at::Tensor> list;
+    for (; i < call.operands.size() && call.operands[i].arg == arg; ++i) {
+      list.push_back(locals[i]);
+    }
+    return list;
+  }
+  auto list = value.toList().copy();  // Tensor?[]: undefined entries stay
+  for (; i < call.operands.size() && call.operands[i].arg == arg; ++i) {
+    list.set(call.operands[i].index, c10::IValue(locals[i]));
+  }
+  return list;
+}
+
+}  // namespace
+
+void put_local_arguments(const CallSignature& call, const Locals& locals, Stack* stack) {
+  const size_t first = stack->size() - call.args.size();
+  size_t i = 0;
+  for (size_t arg = 0; arg < call.args.size(); ++arg) {
+    auto& value = (*stack)[first + arg];
+    if (i == call.operands.size() || call.operands[i].arg != arg) {
+      value = call.args[arg];
+    } else if (call.args[arg].isTensor()) {
+      value = locals[i++];
+    } else {
+      value = local_list(call.args[arg], call, locals, i);
+    }
+  }
+}
+
+bool make_empty_results(const c10::OperatorHandle& op, const CallSignature& call, const OpPlan& plan,
+                        const Locals& locals, Stack* stack) {
+  const auto& returns = op.schema().returns();
+  const bool one_list = returns.size() == 1 && returns[0].type()->kind() == c10::TypeKind::ListType;
+  if (!one_list && returns.size() != plan.outputs.size()) {
+    return false;
+  }
+  // A plain number of the CPU may stand beside DTensors of a GPU.
+  const auto like = std::find_if(call.operands.begin(), call.operands.end(), [](const auto& o) { return o.dtensor; });
+  const auto options = locals[static_cast<size_t>(like - call.operands.begin())].options();
+  std::vector<at::Tensor> results;
+  for (const auto& spec : plan.outputs) {
+    results.push_back(at::empty(spec->local_sizes(), options.dtype(spec->dtype())));
+  }
+  torch::jit::drop(*stack, op.schema().arguments().size());
+  if (one_list) {
+    stack->emplace_back(std::move(results));
+  } else {
+    stack->insert(stack->end(), results.begin(), results.end());
+  }
+  return true;
+}
+
+}  // namespace tessera

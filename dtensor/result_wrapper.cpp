@@ -1,0 +1,64 @@
+#include "dtensor/result_wrapper.h"
+
+#include <c10/core/InferenceMode.h>
+
+#include <algorithm>
+#include <optional>
+
+#include "base/error.h"
+
+namespace tessera {
+
+SpecPtr spec_of_result(const OpPlan& plan, size_t next, const at::Tensor& result) {
+  if (plan.outputs_from_results) {
+    const auto planned = std::find_if(plan.operands.begin(), plan.operands.end(), [](const auto& p) { return p; });
+    return DTensorSpec::make((*planned)->mesh(), Placements((*planned)->placements().size(), Replicate()),
+                             TensorMeta::of(result));
+  }
+  TESSERA_ASSERT(next < plan.outputs.size(), "result {} of {} is not planned", next, plan.outputs.size());
+  return plan.outputs[next];
+}
+
+at::Tensor ResultWrapper::wrap_view(at::Tensor local, SpecPtr spec, size_t index) const {
+  const auto& operand = call.operands[0];
+  const auto* viewed = operand.dtensor;
+  // A view is an inference tensor where the viewed one is, whatever mode it was made in, as autograd asserts.
+  std::optional<c10::InferenceMode> mode;
+  if (operand.tensor->is_inference() != c10::InferenceMode::is_enabled()) {
+    mode.emplace(operand.tensor->is_inference());
+  }
+  // A viewed tensor that was moved is a copy, and so are its views. So is a view that local strides do not allow.
+  const bool copied = viewed && (plan.redistribute[0] || viewed->copied_view ||
+                                 (local.numel() > 0 && !local.is_alias_of(viewed->local)));
+  auto view = wrap_local(std::move(local), std::move(spec), viewed ? viewed->origin : nullptr,
+                         copied ? CopiedView::of(*operand.tensor) : CopiedView());
+  const int64_t begin = viewed && call.args[operand.arg].isTensor() ? operand.tensor->storage_offset() : 0;
+  const int64_t offset = index < plan.offsets.size() ? plan.offsets[index] : 0;
+  view.unsafeGetTensorImpl()->set_storage_offset(begin + offset);
+  return view;
+}
+
+void wrap_results(const CallSignature& call, const OpPlan& plan, torch::jit::Stack* stack) {
+  const auto& returns = call.info->returns;
+  const size_t first = stack->size() - returns.size();
+  ResultWrapper wrapper{call, plan};
+  for (size_t i = 0; i < returns.size(); ++i) {
+    auto& value = (*stack)[first + i];
+    if (returns[i].written_arg >= 0) {
+      value = call.args[static_cast<size_t>(returns[i].written_arg)];
+      ++wrapper.next;
+    } else if (value.isTensor()) {
+      if (value.toTensor().defined()) {
+        value = wrapper.wrap(std::move(value).toTensor(), returns[i].is_view);
+      }
+    } else if (value.isTensorList()) {
+      auto tensors = value.toTensorVector();
+      for (auto& tensor : tensors) {
+        tensor = wrapper.wrap(std::move(tensor), returns[i].is_view);
+      }
+      value = c10::IValue(std::move(tensors));
+    }
+  }
+}
+
+}  // namespace tessera

@@ -1,0 +1,40 @@
+#pragma once
+// DTensors of what an op computed on local tensors; internal to this package.
+
+#include <ATen/core/Tensor.h>
+#include <ATen/core/stack.h>
+
+#include "dtensor/call_signature.h"
+#include "dtensor/dtensor_impl.h"
+#include "dtensor/sharding_rule.h"
+
+namespace tessera {
+
+/// The spec of result number `next`; where the plan could not tell it, the result's own sizes on every rank.
+SpecPtr spec_of_result(const OpPlan& plan, size_t next, const at::Tensor& result);
+
+/// Makes DTensors of an op's results. Views know where in the viewed tensor they begin, as autograd's own views do.
+struct ResultWrapper {
+  const CallSignature& call;
+  const OpPlan& plan;
+  size_t next = 0;
+
+  at::Tensor wrap(at::Tensor local, bool is_view) {
+    const size_t index = next++;
+    auto spec = spec_of_result(plan, index, local);
+    // Kernels of channels-last tensors, say, lay out their results alike, which not every rule foresees.
+    if (!is_view && !local.is_contiguous() && spec->meta().is_contiguous()) {
+      local = local.contiguous();
+    }
+    return is_view ? wrap_view(std::move(local), std::move(spec), index)
+                   : wrap_local(std::move(local), std::move(spec));
+  }
+
+ private:
+  at::Tensor wrap_view(at::Tensor local, SpecPtr spec, size_t index) const;
+};
+
+/// Makes DTensors of the op's results; a result that aliases a written argument is that argument itself.
+void wrap_results(const CallSignature& call, const OpPlan& plan, torch::jit::Stack* stack);
+
+}  // namespace tessera

@@ -12,7 +12,6 @@
 #include <type_traits>
 #include <vector>
 
-#include "base/error.h"
 #include "dtensor/call_signature.h"
 #include "dtensor/dispatch_checks.h"
 #include "dtensor/dispatch_scopes.h"
@@ -93,7 +92,10 @@ void bump_written_versions(const CallSignature& call) {
 template <size_t N>
 struct BorrowedArguments {
   template <class... Args>
-  explicit BorrowedArguments(const Args&... args) : values{borrow(args)...} {}
+  explicit BorrowedArguments(const Args&... args) : BorrowedArguments() {
+    size_t i = 0;
+    ((values[i++] = borrow(args)), ...);  // a throw in between reaches the destructor, as this object is constructed
+  }
   BorrowedArguments(const BorrowedArguments&) = delete;
   BorrowedArguments& operator=(const BorrowedArguments&) = delete;
   ~BorrowedArguments() {
@@ -107,6 +109,8 @@ struct BorrowedArguments {
   std::array<c10::IValue, N> values;
 
  private:
+  BorrowedArguments() = default;
+
   static c10::IValue borrow(const at::Tensor& tensor) {
     return c10::IValue(c10::MaybeOwnedTraits<at::Tensor>::createBorrow(tensor));
   }
@@ -129,13 +133,13 @@ struct UnboxedDispatch {
   c10::TypedOperatorHandle<at::Tensor(Args...)> op;
 
   at::Tensor operator()(Args... args) const {
-    {
+    if (const auto& info = OpInfo::of(op); may_run(info)) {
       const DispatchingOp dispatching(op);
       const PlanCache::Hold hold(plan_cache);
-      const auto& info = OpInfo::of(op);
       const BorrowedArguments<sizeof...(Args)> arguments(args...);
       const CallSignature call(info, arguments.values);
-      if (const OpPlan* plan = runs_unboxed(call) ? plan_cache.find(call) : nullptr; plan && !plan->nothing_here) {
+      if (const OpPlan* plan = may_run(call) ? plan_cache.find(call) : nullptr; plan && !plan->nothing_here) {
+        plan_cache.count_hit();
         const Locals locals(call, *plan);
         size_t next = 0;
         const std::tuple<Args...> local{local_of(args, locals, next)...};  // in order, as braces are
@@ -151,10 +155,12 @@ struct UnboxedDispatch {
   }
 
  private:
-  static bool runs_unboxed(const CallSignature& call) {
-    return call.info->rule && !call.info->rule->local_call && !call.info->writes && call.operands.size() == kTensors &&
-           !call.mixed && !call.has_copied_view &&
+  static bool may_run(const OpInfo& info) {
+    return info.rule && !info.rule->local_call && !info.writes &&
            ExplicitRedistribution::level() == ExplicitRedistribution::Level::Off;
+  }
+  static bool may_run(const CallSignature& call) {
+    return call.operands.size() == kTensors && !call.mixed && !call.has_copied_view;
   }
 };
 

@@ -2,9 +2,9 @@
 // Where every op on a DTensor arrives, below autograd: unwrap → propagate (cached) → redistribute → run the
 // op on the local tensors → wrap.
 //
-// One boxed fallback for the dispatch key PrivateUse1, as __torch_dispatch__ is in Python, plus the same
-// kernel for the ops whose CompositeExplicit kernel would bypass a fallback. Registered when the library is
-// loaded (dispatch_keys.cpp). Users call nothing here by name.
+// One boxed fallback for the dispatch key PrivateUse1, as __torch_dispatch__ is in Python, plus dispatch_kernel() for
+// the ops whose CompositeExplicit kernel would bypass a fallback. Registered when the library is loaded
+// (dispatch_keys.cpp). Users call nothing here by name.
 
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/stack.h>

@@ -8,7 +8,7 @@ namespace tessera {
 
 namespace {
 
-/// Adds nothing to TensorImpl but access to its key set, so copies made by shallow_copy_and_detach are alike.
+/// Adds nothing to TensorImpl but access to what it protects, so copies made by shallow_copy_and_detach are alike.
 class DTensorImpl : public c10::TensorImpl {
  public:
   DTensorImpl(c10::Storage&& storage, caffe2::TypeMeta dtype, c10::DeviceType device)
@@ -19,7 +19,7 @@ class DTensorImpl : public c10::TensorImpl {
             .add(device == c10::DeviceType::CUDA ? c10::DispatchKey::AutocastCUDA : c10::DispatchKey::AutocastCPU);
   }
 
-  /// As set_backend_meta(), whose make_unique() clears all of an ExtraMeta before it constructs it.
+  /// As set_backend_meta() of a new tensor, whose make_unique() clears all of an ExtraMeta before it constructs it.
   void set_meta(c10::intrusive_ptr<c10::BackendMeta> meta) {
     extra_meta_.reset(new c10::ExtraMeta);  // NOLINT(modernize-make-unique): see above
     extra_meta_->backend_meta_ = std::move(meta);

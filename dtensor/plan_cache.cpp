@@ -61,7 +61,7 @@ bool PlanCache::matches(const Entry& entry, const CallSignature& call) {
   return true;
 }
 
-const OpPlan* PlanCache::look_up(const CallSignature& call) const {
+const OpPlan* PlanCache::find(const CallSignature& call) const {
   if (!call.cacheable || slots_.empty()) {
     return nullptr;
   }

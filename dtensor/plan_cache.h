@@ -31,17 +31,15 @@ class PlanCache {
     PlanCache& cache_;
   };
 
-  /// The plan of a call that was seen before, or null. Needs a Hold.
-  const OpPlan* find(const CallSignature& call) {
-    const OpPlan* plan = look_up(call);
-    hits_ += plan != nullptr ? 1 : 0;
-    return plan;
-  }
+  /// The plan of a call that was seen before, or null. Needs a Hold. Who uses it calls count_hit().
+  const OpPlan* find(const CallSignature& call) const;
+  void count_hit() { ++hits_; }
 
   /// The same, or what `make` returns; one that cannot be cached is put into `uncached`.
   template <class Make>
   const OpPlan& find_or_make(const CallSignature& call, std::unique_ptr<const OpPlan>& uncached, Make&& make) {
     if (const OpPlan* plan = find(call)) {
+      count_hit();
       return *plan;
     }
     ++misses_;
@@ -61,7 +59,6 @@ class PlanCache {
  private:
   struct Entry;
 
-  const OpPlan* look_up(const CallSignature& call) const;
   void insert(const CallSignature& call, std::unique_ptr<const OpPlan> plan);
   void drop_all();
   void free_dropped();

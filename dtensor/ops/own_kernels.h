@@ -1,6 +1,6 @@
 #pragma once
 // Ops that ATen has a composite kernel for and this package one of its own, other than dispatch(). They are named
-// apart from their kernels: dispatch_keys.cpp gives dispatch() to all the others, whichever file is loaded first.
+// apart from their kernels: dispatch_keys.cpp gives dispatch_kernel() to all the others, whichever file is loaded first.
 
 namespace tessera {
 

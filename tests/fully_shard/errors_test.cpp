@@ -73,6 +73,15 @@ TEST_CASE("scalars, mixed dtypes and meshes of three axes are refused by name") 
   });
 }
 
+TEST_CASE("complex parameters are refused where they are trained") {
+  run_ranks(2, [](int) {
+    Block block(4, 4);
+    block->register_parameter("phase", at::ones({4}, at::kComplexFloat));
+    expect_throws<NotImplementedError>([&] { fully_shard(block); }, "'phase' is ComplexFloat");
+    expect_throws<NotImplementedError>([&] { fully_shard(block); }, "at::view_as_real()");
+  });
+}
+
 TEST_CASE("a parameter that is used while sharded is named with its module and the remedy") {
   run_ranks(2, [](int) {
     Tower tower;

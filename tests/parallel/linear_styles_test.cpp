@@ -253,5 +253,12 @@ TEST_CASE("what the linear styles refuse", "[parallel]") {
                              "DeviceMesh(cpu, {tp: 2}) already, and the style needs (Shard(0)) on DeviceMesh(cpu, {tp: "
                              "2}). Use one style a parameter, also for tied ones, and call parallelize_module before "
                              "fully_shard"));
+    auto used = make_linear(5, 2);
+    used->bias.mutable_grad() = at::ones_like(used->bias);
+    expect_equal(
+        error_text([&] { parallelize_module(used, mesh, ColwiseParallel()); }),
+        std::string("ColwiseParallel(the module itself): its \"bias\" has a gradient already, which would stay "
+                    "whole; call zero_grad() before parallelize_module"));
+    TESSERA_EXPECT(!is_dtensor(used->weight));
   });
 }

@@ -47,6 +47,7 @@ std::string FileDescriptor::path() const {
   return fmt::format("/proc/{}/fd/{}", getpid(), number_);
 }
 
+// What is past the limit would end the process by a signal.
 void FileDescriptor::resize(int64_t bytes) {
   rlimit limit{};
   TESSERA_CHECK(CommError, getrlimit(RLIMIT_FSIZE, &limit) != 0 || static_cast<rlim_t>(bytes) <= limit.rlim_cur,

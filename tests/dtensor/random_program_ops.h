@@ -20,24 +20,12 @@ struct Scene {
 
   /// A floating value of at least `min_dims` dims.
   std::optional<size_t> value(int64_t min_dims = 0, int64_t max_dims = 9) {
-    std::vector<size_t> fitting;
-    for (size_t i = 0; i < values.size(); ++i) {
-      const auto& v = values[i];
-      if (v.is_floating_point() && v.dim() >= min_dims && v.dim() <= max_dims) {
-        fitting.push_back(i);
-      }
-    }
-    return fitting.empty() ? std::nullopt : std::optional(draws.of(fitting));
+    return one_that(
+        [=](const at::Tensor& v) { return v.is_floating_point() && v.dim() >= min_dims && v.dim() <= max_dims; });
   }
   /// One that is not floating: an argmax, a comparison.
   std::optional<size_t> whole_numbers() {
-    std::vector<size_t> fitting;
-    for (size_t i = 0; i < values.size(); ++i) {
-      if (!values[i].is_floating_point()) {
-        fitting.push_back(i);
-      }
-    }
-    return fitting.empty() ? std::nullopt : std::optional(draws.of(fitting));
+    return one_that([](const at::Tensor& v) { return !v.is_floating_point(); });
   }
   int64_t dim_of(size_t value) { return draws.below(values[value].dim()); }
   std::vector<int64_t> some_dims_of(size_t value) {
@@ -49,10 +37,36 @@ struct Scene {
     }
     return dims;
   }
+
+ private:
+  template <class Predicate>
+  std::optional<size_t> one_that(Predicate fits) {
+    std::vector<size_t> fitting;
+    for (size_t i = 0; i < values.size(); ++i) {
+      if (fits(values[i])) {
+        fitting.push_back(i);
+      }
+    }
+    return fitting.empty() ? std::nullopt : std::optional(draws.of(fitting));
+  }
 };
 
 using DrawFunction = std::optional<Step> (*)(Scene&);
 using Read = const Tensors&;
+
+struct OfOne {
+  const char* name;
+  at::Tensor (*run)(const at::Tensor&);
+};
+/// One of `ops` on `value`; none if there is no value.
+std::optional<Step> draw_of_one(Scene& scene, std::optional<size_t> value, const std::vector<OfOne>& ops);
+
+struct AlongDim {
+  const char* name;
+  at::Tensor (*run)(const at::Tensor&, int64_t dim);
+};
+/// One of `ops` along a dim that is not empty.
+std::optional<Step> draw_along_dim(Scene& scene, const std::vector<AlongDim>& ops);
 
 /// A plain tensor as the DTensor that goes with `other`, if that is one.
 at::Tensor beside(const at::Tensor& plain, const at::Tensor& other);

@@ -5,11 +5,7 @@
 namespace tessera::random_program {
 
 std::optional<Step> unary(Scene& scene) {
-  struct Op {
-    const char* name;
-    at::Tensor (*run)(const at::Tensor&);
-  };
-  static const std::vector<Op> ops = {
+  static const std::vector<OfOne> ops = {
       {"neg", [](const at::Tensor& x) { return x.neg(); }},
       {"tanh", [](const at::Tensor& x) { return x.tanh(); }},
       {"sigmoid", [](const at::Tensor& x) { return x.sigmoid(); }},
@@ -87,12 +83,7 @@ std::optional<Step> unary(Scene& scene) {
       {"clone().masked_fill_", [](const at::Tensor& x) { return x.clone().masked_fill_(x.lt(0), -1); }},
       {"detach", [](const at::Tensor& x) { return x.detach(); }},
   };
-  const auto v = scene.value();
-  if (!v) {
-    return std::nullopt;
-  }
-  const auto& op = scene.draws.of(ops);
-  return Step{fmt::format("v{}: {}", *v, op.name), {*v}, [run = op.run](Read x) { return run(x[0]); }};
+  return draw_of_one(scene, scene.value(), ops);
 }
 
 std::optional<Step> binary(Scene& scene) {
@@ -155,12 +146,8 @@ std::optional<Step> binary(Scene& scene) {
 }
 
 std::optional<Step> of_whole_numbers(Scene& scene) {
-  struct Op {
-    const char* name;
-    at::Tensor (*run)(const at::Tensor&);
-  };
   using T = const at::Tensor&;
-  static const std::vector<Op> ops = {
+  static const std::vector<OfOne> ops = {
       {"to(double)", [](T x) { return x.to(at::kDouble); }},
       {"add(1)", [](T x) { return x.add(1); }},
       {"mul(0.5)", [](T x) { return x.mul(0.5); }},
@@ -184,12 +171,7 @@ std::optional<Step> of_whole_numbers(Scene& scene) {
       {"sqrt", [](T x) { return x.square().sqrt(); }},
       {"mean in double", [](T x) { return x.mean(at::kDouble); }},
   };
-  const auto v = scene.whole_numbers();
-  if (!v) {
-    return std::nullopt;
-  }
-  const auto& op = scene.draws.of(ops);
-  return Step{fmt::format("v{}: {}", *v, op.name), {*v}, [run = op.run](Read x) { return run(x[0]); }};
+  return draw_of_one(scene, scene.whole_numbers(), ops);
 }
 
 }  // namespace tessera::random_program

@@ -48,12 +48,8 @@ std::optional<Step> reduction(Scene& scene) {
 }
 
 std::optional<Step> whole_reduction(Scene& scene) {
-  struct Op {
-    const char* name;
-    at::Tensor (*run)(const at::Tensor&);
-  };
   using T = const at::Tensor&;
-  static const std::vector<Op> ops = {
+  static const std::vector<OfOne> ops = {
       {"sum", [](T x) { return x.sum(); }},
       {"mean", [](T x) { return x.mean(); }},
       {"max", [](T x) { return x.max(); }},
@@ -78,21 +74,12 @@ std::optional<Step> whole_reduction(Scene& scene) {
        }},
       {"argmax", [](T x) { return x.argmax(); }},
   };
-  const auto v = scene.value();
-  if (!v) {
-    return std::nullopt;
-  }
-  const auto& op = scene.draws.of(ops);
-  return Step{fmt::format("v{}.{}()", *v, op.name), {*v}, [run = op.run](Read x) { return run(x[0]); }};
+  return draw_of_one(scene, scene.value(), ops);
 }
 
 std::optional<Step> along_dim(Scene& scene) {
-  struct Op {
-    const char* name;
-    at::Tensor (*run)(const at::Tensor&, int64_t dim);
-  };
   using T = const at::Tensor&;
-  static const std::vector<Op> ops = {
+  static const std::vector<AlongDim> ops = {
       {"softmax", [](T x, int64_t d) { return x.softmax(d); }},
       {"log_softmax", [](T x, int64_t d) { return x.log_softmax(d); }},
       {"cumsum", [](T x, int64_t d) { return x.cumsum(d); }},
@@ -119,17 +106,7 @@ std::optional<Step> along_dim(Scene& scene) {
       {"softmax of -x", [](T x, int64_t d) { return (-x).softmax(d); }},
       {"logsumexp", [](T x, int64_t d) { return x.logsumexp(d, true); }},
   };
-  const auto v = scene.value(1);
-  if (!v) {
-    return std::nullopt;
-  }
-  const auto& op = scene.draws.of(ops);
-  const int64_t dim = scene.dim_of(*v);
-  if (scene.values[*v].size(dim) == 0) {
-    return std::nullopt;  // the gradient of parts of an empty dim is a plain tensor, and refused
-  }
-  return Step{
-      fmt::format("v{}: {} of dim {}", *v, op.name, dim), {*v}, [run = op.run, dim](Read x) { return run(x[0], dim); }};
+  return draw_along_dim(scene, ops);
 }
 
 }  // namespace tessera::random_program

@@ -118,12 +118,8 @@ std::optional<Step> permuting(Scene& scene) {
 }
 
 std::optional<Step> rearranging(Scene& scene) {
-  struct Op {
-    const char* name;
-    at::Tensor (*run)(const at::Tensor&, int64_t dim);
-  };
   using T = const at::Tensor&;
-  static const std::vector<Op> ops = {
+  static const std::vector<AlongDim> ops = {
       {"flip", [](T x, int64_t d) { return x.flip(d); }},
       {"roll(-2)", [](T x, int64_t d) { return x.roll(-2, d); }},
       {"unfold(2, 1)", [](T x, int64_t d) { return x.unfold(d, 2, 1); }},
@@ -164,17 +160,7 @@ std::optional<Step> rearranging(Scene& scene) {
       {"index_select 0", [](T x, int64_t d) { return x.index_select(d, beside(at::zeros({3}, at::kLong), x)); }},
       {"gather argmax", [](T x, int64_t d) { return x.gather(d, x.argmax(d, true)); }},
   };
-  const auto v = scene.value(1);
-  if (!v) {
-    return std::nullopt;
-  }
-  const auto& op = scene.draws.of(ops);
-  const int64_t dim = scene.dim_of(*v);
-  if (scene.values[*v].size(dim) == 0) {
-    return std::nullopt;  // the gradient of parts of an empty dim is a plain tensor, and refused
-  }
-  return Step{
-      fmt::format("v{}: {} of dim {}", *v, op.name, dim), {*v}, [run = op.run, dim](Read x) { return run(x[0], dim); }};
+  return draw_along_dim(scene, ops);
 }
 
 /// Indices are drawn once, and the same for all ranks.

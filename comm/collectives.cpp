@@ -73,10 +73,7 @@ Pending::~Pending() = default;
 void Pending::wait() {
   if (work_) {
     work_->wait();
-    // c10's dynamic_intrusive_pointer_cast leaks what it cannot cast.
-    if (auto* const lending = dynamic_cast<LendingWork*>(work_.get())) {
-      being_read_ = c10::intrusive_ptr<LendingWork>::reclaim_copy(lending);
-    }
+    being_read_ = find_lending(work_);
     work_.reset();
   }
 }

@@ -159,4 +159,10 @@ c10::intrusive_ptr<c10d::Work> GroupBackend::reduce_scatter_parts(const at::Tens
   TESSERA_CHECK(NotImplementedError, false, "reduce_scatter of parts: backend {} does not take any", getBackendName());
 }
 
+c10::intrusive_ptr<LendingWork> find_lending(const c10::intrusive_ptr<c10d::Work>& work) {
+  // c10's dynamic_intrusive_pointer_cast leaks what it cannot cast.
+  auto* const lending = dynamic_cast<LendingWork*>(work.get());
+  return lending ? c10::intrusive_ptr<LendingWork>::reclaim_copy(lending) : nullptr;
+}
+
 }  // namespace tessera

@@ -87,6 +87,9 @@ class LendingWork : public c10d::Work {
   virtual void wait_until_read() = 0;
 };
 
+/// The work if it lends its input, else null.
+c10::intrusive_ptr<LendingWork> find_lending(const c10::intrusive_ptr<c10d::Work>& work);
+
 /// A work that was complete when it was launched, without state: a backend hands the same one out again and again.
 class CompletedWork : public c10d::Work {
  public:

@@ -27,7 +27,7 @@ using WorkPtr = c10::intrusive_ptr<c10d::Work>;
 /// Returns when the output may be used, and the input written.
 void wait_until_read(const WorkPtr& work) {
   work->wait();
-  if (auto* const lending = dynamic_cast<LendingWork*>(work.get())) {
+  if (const auto lending = find_lending(work)) {
     lending->wait_until_read();
   }
 }

@@ -139,6 +139,8 @@ Checkpointer::~Checkpointer() {
     wait();
   } catch (const std::exception& error) {
     TORCH_WARN("Checkpointer: the last save failed: ", error.what());
+  } catch (...) {
+    TORCH_WARN("Checkpointer: the last save failed with an exception that is no std::exception");
   }
 }
 

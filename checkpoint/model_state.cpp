@@ -4,6 +4,7 @@
 #include "base/error.h"
 #include "checkpoint/state_dict.h"
 #include "checkpoint/transfer.h"
+#include "dtensor/dtensor.h"
 #include "fully_shard/fsdp_module.h"
 
 namespace tessera::dcp {
@@ -15,7 +16,8 @@ StateDict own_tensors(torch::nn::Module& model, bool ignore_frozen_params) {
   StateDict own;
   for (const auto& item : model.named_parameters()) {
     if (item.value().defined() && (item.value().requires_grad() || !ignore_frozen_params)) {
-      own[item.key()] = item.value();
+      // A later forward may make the parameter itself a full tensor; the handle stays the shard.
+      own[item.key()] = is_dtensor(item.value()) ? item.value().detach() : item.value();
     }
   }
   for (const auto& item : model.named_buffers()) {

@@ -35,6 +35,8 @@ std::string outcome_of(const std::function<std::string()>& step) {
     return std::string("E") + error.what_without_backtrace();
   } catch (const std::exception& error) {
     return std::string("E") + error.what();
+  } catch (...) {
+    return "Ean exception that is no std::exception";
   }
 }
 

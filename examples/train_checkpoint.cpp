@@ -87,12 +87,15 @@ void TrainCheckpoint::check_same_run(const std::string& path) const {
 }
 
 void TrainCheckpoint::resume() {
+  if (!options_.resume && options_.save_every == 0) {
+    return;
+  }
   const auto path = checkpointer_.latest();
-  TESSERA_CHECK(ValueError, !path || options_.resume || options_.save_every == 0,
+  TESSERA_CHECK(ValueError, !path || options_.resume,
                 "--save-every: {} has checkpoints of an earlier run; add --resume to go on from them, or give another "
                 "--checkpoint-dir",
                 options_.checkpoint_dir);
-  if (!path || !options_.resume) {
+  if (!path) {
     return;
   }
   check_same_run(*path);

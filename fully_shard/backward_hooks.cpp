@@ -5,9 +5,13 @@
 #include <torch/csrc/autograd/graph_task.h>
 #include <torch/csrc/autograd/variable.h>
 
+#include <algorithm>
 #include <map>
 #include <memory>
 #include <type_traits>
+#include <typeinfo>
+#include <unordered_set>
+#include <utility>
 #include <vector>
 
 #include "base/error.h"
@@ -16,40 +20,156 @@ namespace tessera {
 
 namespace {
 
+using torch::autograd::Edge;
+using torch::autograd::edge_list;
 using torch::autograd::variable_list;
+using Callback = std::shared_ptr<const std::function<void()>>;
 
-struct BackwardNode : torch::autograd::Node {
-  explicit BackwardNode(torch::autograd::edge_list&& next) : Node(std::move(next)) {}
+void check_no_graph_is_made() {
+  TESSERA_CHECK(NotImplementedError, !at::GradMode::is_enabled(),
+                "fully_shard: a backward with create_graph through a unit. Its parameters are freed when the unit's "
+                "backward ends, so gradients of gradients would read freed memory; leave create_graph off");
+}
+
+/// Of one tensor. Its edges: where the tensor came from, and the hub if there is one.
+struct BorderNode : torch::autograd::Node {
+  explicit BorderNode(edge_list&& next) : Node(std::move(next)) {}
 
   variable_list apply(variable_list&& grads) override {
-    TESSERA_CHECK(NotImplementedError, !at::GradMode::is_enabled(),
-                  "fully_shard: a backward with create_graph through a unit. Its parameters are freed when the unit's "
-                  "backward ends, so gradients of gradients would read freed memory; leave create_graph off");
+    check_no_graph_is_made();
     if (callback) {
-      callback();
+      (*callback)();
     }
+    grads.resize(num_outputs());
     return std::move(grads);
   }
   void release_variables() override {}
   std::string name() const override { return "TesseraUnitBoundary"; }
 
-  std::function<void()> callback;
+  Callback callback;
 };
 
-// Nodes are owned by std::shared_ptr up to some libtorch before 2.15, by c10::intrusive_ptr since.
-using NodePtr = decltype(torch::autograd::Edge::function);
+/// Gets no gradients, but runs where border nodes do: see UnitBorder.
+struct HubNode : torch::autograd::Node {
+  explicit HubNode(edge_list&& next) : Node(std::move(next)) {}
 
-template <class NodeType, class Ptr>
-Ptr make_node(torch::autograd::edge_list&& edges, std::function<void()> callback) {
-  if constexpr (std::is_same_v<Ptr, std::shared_ptr<torch::autograd::Node>>) {
-    auto node = std::make_shared<NodeType>(std::move(edges));
-    node->callback = std::move(callback);
-    return node;
-  } else {
-    auto node = c10::make_intrusive<NodeType>(std::move(edges));
-    node->callback = std::move(callback);
-    return node;
+  variable_list apply(variable_list&& /*grads*/) override {
+    check_no_graph_is_made();
+    (*callback)();
+    return variable_list(num_outputs());
   }
+  void release_variables() override {}
+  std::string name() const override { return "TesseraUnit"; }
+
+  Callback callback;
+};
+
+template <class NodeType>
+auto make_node(edge_list&& edges) {
+  if constexpr (std::is_same_v<NodePtr, std::shared_ptr<torch::autograd::Node>>) {
+    return std::make_shared<NodeType>(std::move(edges));
+  } else {
+    return c10::make_intrusive<NodeType>(std::move(edges));
+  }
+}
+
+struct BorderNodes {
+  std::vector<decltype(make_node<BorderNode>({}))> nodes;
+  std::vector<at::Tensor> tensors;  // in front of them
+};
+
+const at::Tensor& on_device(const BorderNodes& border) {
+  const auto found = std::ranges::find_if(border.tensors, [](const at::Tensor& tensor) { return !tensor.is_cpu(); });
+  return found == border.tensors.end() ? border.tensors.at(0) : *found;
+}
+
+/// Autograd has a thread a device, and runs a node in that of its first input which is not on the CPU.
+void run_in_one_thread(const BorderNodes& border) {
+  for (size_t i = 0; i < border.nodes.size(); ++i) {
+    if (border.tensors[i].is_cpu() && !on_device(border).is_cpu()) {
+      border.nodes[i]->add_input_metadata(on_device(border));
+    }
+  }
+}
+
+/// Puts each tensor that needs a gradient behind a node of its own.
+BorderNodes insert_border_nodes(std::span<at::Tensor* const> tensors, std::vector<AliasedTensor>* aliased) {
+  BorderNodes border;
+  if (!at::GradMode::is_enabled()) {
+    return border;
+  }
+  std::map<const at::TensorImpl*, at::Tensor> aliases;  // one of each, so that who changes it in place changes all
+  std::vector<at::Tensor> originals;                    // whose addresses are theirs until all have been replaced
+  for (auto* tensor : tensors) {
+    if (!tensor->requires_grad()) {
+      continue;
+    }
+    if (const auto known = aliases.find(tensor->unsafeGetTensorImpl()); known != aliases.end()) {
+      *tensor = known->second;
+      continue;
+    }
+    auto alias = tensor->detach();
+    const auto& node =
+        border.nodes.emplace_back(make_node<BorderNode>({torch::autograd::impl::gradient_edge(*tensor)}));
+    torch::autograd::impl::set_gradient_edge(alias, {node, node->add_input_metadata(alias)});
+    if (aliased) {
+      aliased->emplace_back(*tensor, alias);
+    }
+    aliases[tensor->unsafeGetTensorImpl()] = alias;
+    aliases[alias.unsafeGetTensorImpl()] = alias;  // one variable may be there twice, and is the alias already
+    border.tensors.push_back(alias);
+    originals.push_back(std::exchange(*tensor, std::move(alias)));
+  }
+  run_in_one_thread(border);
+  return border;
+}
+
+/// Adds the hubs that come first on the ways back from the nodes.
+void add_hubs(const BorderNodes& from, edge_list& hubs) {
+  std::unordered_set<const torch::autograd::Node*> seen;
+  for (const auto& hub : hubs) {
+    seen.insert(hub.function.get());
+  }
+  std::vector<const torch::autograd::Node*> nodes;
+  const auto add = [&](const Edge& edge) {
+    if (const auto* node = edge.function.get(); node && seen.insert(node).second) {
+      nodes.push_back(node);
+    }
+  };
+  for (const auto& node : from.nodes) {
+    std::ranges::for_each(node->next_edges(), add);
+  }
+  while (!nodes.empty()) {
+    const auto* node = nodes.back();
+    nodes.pop_back();
+    if (typeid(*node) != typeid(BorderNode) || node->num_outputs() == 1) {
+      std::ranges::for_each(node->next_edges(), add);
+    } else if (const auto& hub = node->next_edge(1); seen.insert(hub.function.get()).second) {
+      hubs.push_back(hub);
+    }
+  }
+}
+
+UnitBorder connect(const BorderNodes& border, const HubOptions& options, const Callback& callback) {
+  const auto& nodes = border.nodes;
+  if (nodes.size() == 1 && !options.makes_hubs) {
+    nodes[0]->callback = callback;
+    return {.hub = {}, .last = nodes[0].get(), .is_branch = false};
+  }
+  edge_list hubs;
+  if (options.inputs) {
+    hubs.emplace_back(options.inputs, 0);
+  }
+  if (options.searches) {
+    add_hubs(border, hubs);
+  }
+  const auto hub = make_node<HubNode>(std::move(hubs));
+  hub->add_input_metadata(on_device(border));
+  hub->callback = callback;
+  for (const auto& node : nodes) {
+    node->add_next_edge({hub, 0});
+  }
+  return {.hub = hub, .last = hub.get(), .is_branch = nodes.size() > 1};
 }
 
 /// Null for a leaf.
@@ -81,44 +201,26 @@ void AliasedTensor::share_history() const {
   torch::autograd::impl::set_gradient_edge(original_, torch::autograd::impl::gradient_edge(alias_));
 }
 
-const torch::autograd::Node* insert_backward_node(std::span<at::Tensor* const> tensors, std::function<void()> callback,
-                                                  std::vector<AliasedTensor>* aliased) {
-  if (!at::GradMode::is_enabled()) {
-    return nullptr;
+UnitBorder insert_input_nodes(std::span<at::Tensor* const> inputs, std::function<void()> callback,
+                              const HubOptions& options, std::vector<AliasedTensor>& aliased) {
+  const auto border = insert_border_nodes(inputs, &aliased);
+  if (border.nodes.empty()) {
+    return {};
   }
-  std::vector<at::Tensor*> differentiable;
-  std::map<const at::TensorImpl*, at::Tensor> aliases;  // one of each, so that who changes it in place changes all
-  torch::autograd::edge_list edges;
-  std::vector<at::Tensor> originals;
-  for (auto* tensor : tensors) {
-    if (!tensor->requires_grad()) {
-      continue;
-    }
-    differentiable.push_back(tensor);
-    if (aliases.try_emplace(tensor->unsafeGetTensorImpl()).second) {
-      edges.push_back(torch::autograd::impl::gradient_edge(*tensor));
-      originals.push_back(*tensor);
-    }
+  return connect(border, options, std::make_shared<const std::function<void()>>(std::move(callback)));
+}
+
+UnitBorder insert_output_nodes(std::span<at::Tensor* const> outputs, std::function<void()> callback,
+                               const HubOptions& options) {
+  const auto border = insert_border_nodes(outputs, nullptr);
+  if (border.nodes.empty()) {
+    return {};
   }
-  if (differentiable.empty()) {
-    return nullptr;
+  const auto shared = std::make_shared<const std::function<void()>>(std::move(callback));
+  for (const auto& node : border.nodes) {
+    node->callback = shared;
   }
-  const auto node = make_node<BackwardNode, NodePtr>(std::move(edges), std::move(callback));
-  for (const auto& original : originals) {
-    auto alias = original.detach();
-    torch::autograd::impl::set_gradient_edge(alias, {node, node->add_input_metadata(alias)});
-    if (aliased) {
-      aliased->emplace_back(original, alias);
-    }
-    aliases[original.unsafeGetTensorImpl()] = std::move(alias);
-  }
-  for (auto* tensor : differentiable) {
-    const auto alias = aliases.find(tensor->unsafeGetTensorImpl());
-    if (alias != aliases.end()) {  // else one variable is there twice, and is the alias already
-      *tensor = alias->second;
-    }
-  }
-  return node.get();
+  return connect(border, options, shared);
 }
 
 void set_post_accumulate_grad_hook(const at::Tensor& param, std::function<void()> callback) {

@@ -1,10 +1,27 @@
 #pragma once
 // Where a unit hooks into autograd.
 //
-// An identity node on the outputs of forward runs when the backward reaches the unit; one on its inputs runs
-// when the backward leaves it, after the gradients of everything in between. Nodes rather than tensor hooks,
-// because a hook is lost when its tensor is a view that is later changed in place (pytorch issue 181832).
-// They are made of detached aliases, not views, so in-place ops on a unit's output keep working.
+// An identity node on each output of forward runs when the backward reaches the unit there, and one on each input when
+// the backward leaves it there. Nodes rather than tensor hooks, because a hook is lost when its tensor is a view that
+// is later changed in place (pytorch issue 181832). They are made of detached aliases, not views, so in-place ops on a
+// unit's output keep working.
+//
+// One node a tensor, since libtorch runs all that a node has an edge to, also with an undefined gradient: functions of
+// the program's own (torch::autograd::Function) make zeros of it, and tensor hooks do not expect it. So what is behind
+// an output that the loss does not use does not run, as in one process, and its parameters have no gradient.
+//
+// The nodes of all outputs have an edge to a hub too, which is the call's own, and so have those of all inputs. Hubs
+// have edges to hubs alone, so no gradient and no op of the program is there:
+//
+//   a ◀─ input node ◀── ... ◀── output node ◀─ y           y, z = block(a, b); loss(y)
+//           │                     │                         z and b are not in the graph of this backward
+//   ... ◀─ hub of inputs ◀── hub of outputs
+//
+// A backward passes all hubs that any output could have led it to. So ranks whose losses use different outputs of a
+// unit with parameters of its own enter and leave the same units in the same order. A backward to chosen tensors
+// (torch::autograd::grad, `inputs` of backward) runs nodes alone: units whose inputs have a hub are then ended with it.
+// From the second forward on there are no hubs in trees where each call has one input and one output that need a
+// gradient: there the nodes do all that.
 //
 // An in-place op on a unit's input changes the values of the caller's tensor too, which shares its memory with the
 // alias, but not its history. So a changed input is one more output of the unit, and the caller's tensor gets its
@@ -17,6 +34,7 @@
 // Source of the idea: RegisterPostBackwardFunction in torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py.
 
 #include <ATen/core/Tensor.h>
+#include <torch/csrc/autograd/edge.h>
 
 #include <functional>
 #include <span>
@@ -50,12 +68,33 @@ class AliasedTensor {
   const void* node_;  // the alias's, which that keeps alive while it is unchanged
 };
 
-/// Replaces the tensors that need a gradient by aliases behind one identity node; `callback` runs in backward
-/// when the gradients of all of them (that the backward computes) are there. A tensor that is there twice gets one
-/// alias. Returns the node, which lives as long as the callback. Returns null, and does nothing, if no tensor needs a
-/// gradient or grad mode is off. What it replaced is added to `aliased`, unless null.
-const torch::autograd::Node* insert_backward_node(std::span<at::Tensor* const> tensors, std::function<void()> callback,
-                                                  std::vector<AliasedTensor>* aliased = nullptr);
+// Nodes are owned by std::shared_ptr up to some libtorch before 2.15, by c10::intrusive_ptr since.
+using NodePtr = decltype(torch::autograd::Edge::function);
+
+/// The nodes of a call's inputs, or of its outputs. On a GPU all run in the thread of its backward, also those of
+/// tensors on the CPU.
+struct UnitBorder {
+  NodePtr hub = {};                             // null where there is none
+  const torch::autograd::Node* last = nullptr;  // the hub, or the one node; null where no tensor needs a gradient
+  bool is_branch = false;                       // several tensors need one
+};
+
+struct HubOptions {
+  bool makes_hubs = false;  // a hub also for one tensor alone
+  NodePtr inputs = {};      // the hub of the call's inputs, for its outputs
+  bool searches = true;     // whether other units' hubs lie behind the tensors, before that of the inputs
+};
+
+/// Replaces each input that needs a gradient by an alias behind a node of its own. A tensor that is there twice gets
+/// one alias. `callback` runs in backward when the gradients of all of them (that the backward computes) are there, and
+/// lives as long as the nodes. Does nothing if no tensor needs a gradient or grad mode is off. What was replaced is
+/// added to `aliased`.
+UnitBorder insert_input_nodes(std::span<at::Tensor* const> inputs, std::function<void()> callback,
+                              const HubOptions& options, std::vector<AliasedTensor>& aliased);
+
+/// The same for outputs; `callback` runs when the first gradient of one is there, and again with others and at the hub.
+UnitBorder insert_output_nodes(std::span<at::Tensor* const> outputs, std::function<void()> callback,
+                               const HubOptions& options);
 
 /// Calls `callback` in backward each time the gradient of `param` is complete. Replaces an earlier one.
 void set_post_accumulate_grad_hook(const at::Tensor& param, std::function<void()> callback);

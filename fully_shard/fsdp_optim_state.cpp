@@ -8,7 +8,11 @@
 #include <torch/optim/sgd.h>
 
 #include <algorithm>
+#include <memory>
+#include <stdexcept>
+#include <type_traits>
 #include <unordered_map>
+#include <vector>
 
 #include "base/error.h"
 #include "comm/process_group.h"
@@ -174,17 +178,32 @@ void check_key_types(const OptimStateDict& dict) {
 
 template <class Kind>
 void load_into(Optimizer& optim, const OptimStateDict& by_id) {
+  using GroupOptions = typename Kind::GroupOptions;
   const auto params = params_of(optim);
-  auto& state = optim.state();
-  state.clear();
+  std::remove_reference_t<decltype(optim.state())> state;
+  std::vector<GroupOptions> options;
+  std::vector<c10::TensorImpl*> impls;
   for (const auto& [key, entry] : by_id.state) {
-    auto own = std::make_unique<typename Kind::State>();
-    Kind::write(*own, entry);
-    state[params.at(static_cast<size_t>(std::get<int64_t>(key))).unsafeGetTensorImpl()] = std::move(own);
+    impls.push_back(params.at(static_cast<size_t>(std::get<int64_t>(key))).unsafeGetTensorImpl());
   }
-  for (size_t i = 0; i < by_id.param_groups.size(); ++i) {
-    auto& options = static_cast<typename Kind::GroupOptions&>(optim.param_groups()[i].options());
-    Kind::write(options, by_id.param_groups[i].options);
+  try {
+    for (size_t next = 0; const auto& [key, entry] : by_id.state) {
+      auto own = std::make_unique<typename Kind::State>();
+      Kind::write(*own, entry);
+      state[impls[next++]] = std::move(own);
+    }
+    for (size_t i = 0; i < by_id.param_groups.size(); ++i) {
+      options.push_back(static_cast<const GroupOptions&>(optim.param_groups()[i].options()));
+      Kind::write(options.back(), by_id.param_groups[i].options);
+    }
+  } catch (const std::out_of_range&) {
+    throw ValueError(
+        "optim_state_dict_to_load: the dict lacks what this optimizer keeps; it is that of an optimizer of another "
+        "kind");
+  }
+  optim.state() = std::move(state);
+  for (size_t i = 0; i < options.size(); ++i) {
+    static_cast<GroupOptions&>(optim.param_groups()[i].options()) = options[i];
   }
 }
 

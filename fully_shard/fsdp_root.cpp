@@ -132,6 +132,10 @@ void FSDPRoot::leave_forward(const FSDPState& state) {
   }
   schedule_.record_forward_end(state.unit());
   if (open_forwards_ == 0) {
+    if (outermost_runs_ && at::GradMode::is_enabled() && !has_blind_calls_) {
+      makes_hubs_ = has_branches_;
+    }
+    has_blind_calls_ = false;
     outermost_runs_ = false;
     running_module = nullptr;
     for (const auto& weak : states_) {

@@ -30,6 +30,17 @@ class FSDPRoot : public std::enable_shared_from_this<FSDPRoot> {
   void forward_failed();
   void prefetch_in_forward(FSDPState& state);
 
+  /// Whether backward may take some of several ways through the tree, of which ranks may take others: a call of a unit
+  /// has had several differentiable inputs or outputs, or none has been seen to have yet in a forward all of whose
+  /// calls were made with gradients.
+  bool makes_hubs() const { return makes_hubs_; }
+  void note_branch(bool is_branch) {
+    has_branches_ = has_branches_ || is_branch;
+    makes_hubs_ = makes_hubs_ || is_branch;
+  }
+  /// Of a call without gradients, as in a region that is to be computed again: what it has is not seen.
+  void note_blind_call() { has_blind_calls_ = true; }
+
   /// Makes sure that finish_backward runs on all units when the current backward ends.
   void enter_backward(const FSDPState& state);
   void prefetch_in_backward(FSDPState& state);
@@ -63,6 +74,9 @@ class FSDPRoot : public std::enable_shared_from_this<FSDPRoot> {
   int open_forwards_ = 0;
   bool outermost_runs_ = false;
   bool forward_failed_ = false;
+  bool makes_hubs_ = true;
+  bool has_branches_ = false;
+  bool has_blind_calls_ = false;  // in the running forward
 };
 
 /// The state of `module`, null if fully_shard was not called on it.

@@ -24,6 +24,9 @@ void cast_floating(TensorRefs tensors, std::optional<at::ScalarType> dtype) {
   }
 }
 
+/// Of all units' forwards, so that a call knows whether there were others in it.
+thread_local int64_t differentiable_calls = 0;
+
 }  // namespace
 
 FSDPState::FSDPState(std::shared_ptr<ParamGroup> group, Options options)
@@ -93,7 +96,7 @@ void FSDPState::forget_old_values() {
   if (current_backward() == -1 && group_->state() == UnitState::ShardedSmaller) {
     group_->reshard();
   }
-  if (is_prefetched_ && group_->version() != prefetched_version_) {
+  if (is_prefetched_ && group_->is_outdated()) {
     group_->drop_unshard();
   }
 }
@@ -119,7 +122,6 @@ void FSDPState::prefetch() {
   forget_old_values();
   if (group_->start_if_sharded()) {
     is_prefetched_ = true;
-    prefetched_version_ = group_->version();
   }
 }
 
@@ -135,17 +137,28 @@ void FSDPState::pre_forward(HookPoint& point, size_t module, TensorRefs inputs) 
   }
   if (group_) {
     forget_old_values();
+    const bool is_first_call = open_calls_.size() == 1 && current_backward() == -1;
+    if (is_first_call && group_->is_unsharded() && group_->is_outdated()) {
+      group_->reshard();  // left gathered by an earlier forward
+    }
     is_prefetched_ = false;
     group_->unshard();
+    if (is_first_call) {
+      group_->expect_no_writes();
+    }
   }
   root_->prefetch_in_forward(*this);
   report(UnitStep::Forward);
+  if (group_ && !at::GradMode::is_enabled()) {
+    root_->note_blind_call();
+  }
   if (group_ && at::GradMode::is_enabled()) {
     auto& call = open_calls_.back();
     call.ticket = std::make_shared<Ticket>();
     call.ticket->versions = group_->versions();
     call.ticket->expected_in = root_->awaited_backward();  // of one that is computed again, in whose backward it is
-    insert_backward_node(
+    call.number = ++differentiable_calls;
+    call.border = insert_input_nodes(
         inputs,
         [weak = weak_from_this(), weak_ticket = std::weak_ptr(call.ticket)] {
           const auto self = weak.lock();
@@ -154,7 +167,8 @@ void FSDPState::pre_forward(HookPoint& point, size_t module, TensorRefs inputs) 
             self->post_backward(*ticket);
           }
         },
-        &call.inputs);
+        {.makes_hubs = root_->makes_hubs()}, call.inputs);
+    root_->note_branch(call.border.is_branch);
   }
 }
 
@@ -180,9 +194,9 @@ std::vector<AliasedTensor> FSDPState::changed_inputs() {
   return changed;
 }
 
-void FSDPState::insert_output_node(const std::shared_ptr<Ticket>& ticket, TensorRefs outputs,
-                                   std::vector<AliasedTensor> changed) {
-  auto callback = [weak = weak_from_this(), ticket, label = options_.label] {
+void FSDPState::insert_output_border(const OpenCall& call, TensorRefs outputs, std::vector<AliasedTensor> changed) {
+  const auto& ticket = call.ticket;
+  std::function<void()> callback = [weak = weak_from_this(), ticket, label = options_.label] {
     const auto self = weak.lock();
     TESSERA_CHECK(
         StateError, self,
@@ -191,15 +205,23 @@ void FSDPState::insert_output_node(const std::shared_ptr<Ticket>& ticket, Tensor
         label);
     self->pre_backward(*ticket);
   };
+  const auto insert = [&](TensorRefs tensors) {
+    const auto border = insert_output_nodes(tensors, std::move(callback),
+                                            {.makes_hubs = root_->makes_hubs(),
+                                             .inputs = call.border.hub,
+                                             .searches = call.number != differentiable_calls});
+    root_->note_branch(border.is_branch);
+    ticket->last_output_node = border.last;
+  };
   if (changed.empty()) {
-    ticket->output_node = insert_backward_node(outputs, std::move(callback));
+    insert(outputs);
     return;
   }
   std::vector<at::Tensor*> all(outputs.begin(), outputs.end());
   for (auto& input : changed) {
     all.push_back(&input.alias());
   }
-  ticket->output_node = insert_backward_node(all, std::move(callback));
+  insert(all);
   for (const auto& input : changed) {
     input.share_history();
   }
@@ -216,10 +238,10 @@ void FSDPState::copy_views_of_params(TensorRefs outputs) const {
 
 void FSDPState::post_forward(TensorRefs outputs) {
   auto changed = changed_inputs();
-  const auto ticket = std::move(open_calls_.back().ticket);
+  const auto call = std::move(open_calls_.back());
   open_calls_.pop_back();
   try {
-    end_call(ticket, outputs, std::move(changed));
+    end_call(call, outputs, std::move(changed));
   } catch (...) {
     open_calls_.emplace_back();  // for forward_failed(), which comes next
     throw;
@@ -228,13 +250,16 @@ void FSDPState::post_forward(TensorRefs outputs) {
 }
 
 /// What there is to do without the call, which is open no more.
-void FSDPState::end_call(const std::shared_ptr<Ticket>& ticket, TensorRefs outputs,
-                         std::vector<AliasedTensor> changed) {
+void FSDPState::end_call(const OpenCall& call, TensorRefs outputs, std::vector<AliasedTensor> changed) {
+  const auto& ticket = call.ticket;
+  if (group_ && current_backward() == -1) {
+    group_->check_not_written();
+  }
   copy_views_of_params(outputs);
   if (ticket) {
-    insert_output_node(ticket, outputs, std::move(changed));
+    insert_output_border(call, outputs, std::move(changed));
   }
-  const bool differentiable = ticket && ticket->output_node;
+  const bool differentiable = ticket && ticket->last_output_node;
   if (differentiable) {
     is_differentiable_ = is_differentiable_ || current_backward() == -1;
     std::erase_if(tickets_, [](const auto& old) { return old.expired(); });

@@ -1,10 +1,10 @@
 #pragma once
 // What fully_shard attaches to a module: its parameter group and the life of it through an iteration.
 //
-//   forward    pre_forward    cast inputs, unshard, prefetch the next unit; node on the inputs
-//              post_forward   reshard (if configured); node on the outputs
-//   backward   output node    → pre_backward: unshard, prefetch, set sharded gradients aside
-//              input node     → post_backward: reshard, start the reduction of the gradients
+//   forward    pre_forward    cast inputs, unshard, prefetch the next unit; nodes on the inputs
+//              post_forward   reshard (if configured); nodes on the outputs
+//   backward   output nodes   → pre_backward, at the first of them: unshard, prefetch, set sharded gradients aside
+//              input nodes    → post_backward, at the last of them: reshard, start the reduction of the gradients
 //              end            → units that no input node ended (inputs without gradient) are ended here, and
 //                               the reductions in flight are waited for
 //
@@ -101,31 +101,33 @@ class FSDPState : public std::enable_shared_from_this<FSDPState> {
   void abort_iteration();
 
  private:
-  /// One differentiable call of forward. Owned by its output node: it is gone when the graph is.
+  /// One differentiable call of forward. Owned by its output nodes: it is gone when the graph is.
   struct Ticket {
-    std::vector<int64_t> versions;                       // of the parameters when forward used them
-    const torch::autograd::Node* output_node = nullptr;  // from the end of forward on
-    int64_t expected_in = -1;                            // the backward that is to reach it yet
-    int64_t backward = -1;                               // the backward that reached it last
+    std::vector<int64_t> versions;                            // of the parameters when forward used them
+    const torch::autograd::Node* last_output_node = nullptr;  // from the end of forward on
+    int64_t expected_in = -1;                                 // the backward that is to reach it yet
+    int64_t backward = -1;                                    // the backward that reached it last
   };
 
   struct OpenCall {
     std::shared_ptr<Ticket> ticket = nullptr;  // of a differentiable call
     std::vector<AliasedTensor> inputs = {};
+    UnitBorder border = {};  // of the inputs
+    int64_t number = 0;      // of the thread's differentiable calls
   };
 
   void pre_forward(HookPoint& point, size_t module, TensorRefs inputs);
   void post_forward(TensorRefs outputs);
-  void end_call(const std::shared_ptr<Ticket>& ticket, TensorRefs outputs, std::vector<AliasedTensor> changed);
+  void end_call(const OpenCall& call, TensorRefs outputs, std::vector<AliasedTensor> changed);
   std::vector<AliasedTensor> changed_inputs();
   void copy_views_of_params(TensorRefs outputs) const;
-  void insert_output_node(const std::shared_ptr<Ticket>& ticket, TensorRefs outputs,
-                          std::vector<AliasedTensor> changed);
+  void insert_output_border(const OpenCall& call, TensorRefs outputs, std::vector<AliasedTensor> changed);
   void forward_failed();
   void pre_backward(Ticket& ticket);
   static bool is_to_come(const Ticket& ticket);
   void post_backward(const Ticket& ticket);
   void on_accumulated(size_t param);
+  void check_arrival(size_t param);
   bool reshards_after_forward() const;
   void reshard_after_forward();
   void forget_old_values();
@@ -149,7 +151,6 @@ class FSDPState : public std::enable_shared_from_this<FSDPState> {
   bool backward_started_ = false;
   bool has_unreduced_ = false;
   bool is_prefetched_ = false;  // the gather in flight was not asked for by the user
-  int64_t prefetched_version_ = 0;
 };
 
 }  // namespace tessera

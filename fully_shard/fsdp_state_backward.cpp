@@ -1,5 +1,7 @@
 // What a unit does in backward; forward is in fsdp_state.cpp.
 
+#include <fmt/format.h>
+
 #include <algorithm>
 
 #include "base/error.h"
@@ -25,6 +27,9 @@ void check_accumulates(const ParamGroup& group) {
 }  // namespace
 
 void FSDPState::pre_backward(Ticket& ticket) {
+  if (ticket.backward == current_backward()) {
+    return;  // at another output before
+  }
   root_->enter_backward(*this);
   group_->check_versions(ticket.versions);
   check_accumulates(*group_);
@@ -88,11 +93,26 @@ void FSDPState::reduce() {
   root_->reductions().push(group_, gradients);
 }
 
+/// Of a parameter whose gradient arrived. Nobody would reduce one that is refused, nor drop it later.
+void FSDPState::check_arrival(size_t param) {
+  const bool is_sharded = !group_->is_unsharded() && settings_.unshard_in_backward;
+  if (!is_sharded && backward_started_) {
+    return;
+  }
+  group_->drop_arrived(param);
+  throw StateError(fmt::format(
+      "fully_shard: a gradient of parameter '{}' arrived {} {}. {}", group_->params()[param].origin().name,
+      is_sharded ? "while it is sharded: it was used outside the forward of"
+                 : "from a backward that came through no output of",
+      options_.label,
+      is_sharded
+          ? "Call that module, not its parts"
+          : "The loss is made of the parameter itself, or of a tensor that forward kept as a member or wrote to an "
+            "argument. Return it from forward"));
+}
+
 void FSDPState::on_accumulated(size_t param) {
-  TESSERA_CHECK(StateError, group_->is_unsharded() || !settings_.unshard_in_backward,
-                "fully_shard: a gradient of parameter '{}' arrived while it is sharded: it was used outside the "
-                "forward of {}. Call that module, not its parts",
-                group_->params()[param].origin().name, options_.label);
+  check_arrival(param);
   if (group_->gradients().size() == 1) {
     return;
   }
@@ -113,7 +133,7 @@ bool FSDPState::awaits_backward() const {
 }
 
 bool FSDPState::is_to_come(const Ticket& ticket) {
-  return ticket.backward != current_backward() && is_in_running_backward(ticket.output_node);
+  return ticket.backward != current_backward() && is_in_running_backward(ticket.last_output_node);
 }
 
 // The graph of the backward that runs says it, of which all ranks have the same: a rank may keep others for long. It is
@@ -145,7 +165,8 @@ void FSDPState::finish_backward(int64_t id) {
   if (!group_) {
     return;
   }
-  const bool reshards = settings_.reshard_after_backward || is_prefetched_;
+  // Forward may take a gradient through a unit in it.
+  const bool reshards = (settings_.reshard_after_backward || is_prefetched_) && open_calls_.empty();
   is_prefetched_ = false;
   const bool reduces_rest = has_unreduced_ && settings_.gradients.requires_gradient_sync &&
                             (settings_.gradients.requires_all_reduce || !group_->has_replicas());

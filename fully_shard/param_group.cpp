@@ -47,6 +47,7 @@ bool ParamGroup::start_if_sharded() {
 }
 
 void ParamGroup::start_gather() {
+  gathered_version_ = version();
   if (const auto found = fault(); found != stamped_) {
     stamped_ = found;
     write_stamp(flat_shard_, unit_, stamped_);
@@ -284,6 +285,23 @@ void ParamGroup::check_versions(const std::vector<int64_t>& versions) const {
                   "gradient would be that of other values. Run backward() before optimizer.step(), or forward again "
                   "after it",
                   params_[i].origin().name, params_[i].origin().module);
+  }
+}
+
+void ParamGroup::expect_no_writes() {
+  for (auto& param : params_) {
+    param.expect_no_writes();
+  }
+}
+
+void ParamGroup::check_not_written() const {
+  for (const auto& param : params_) {
+    TESSERA_CHECK(
+        StateError, !is_unsharded() || !param.was_written(),
+        "fully_shard: forward changed parameter '{}' of {} in place (as max_norm of an embedding does), which "
+        "its shards would lose. Change parameters between iterations, or leave the module out of the unit "
+        "with ignored_params",
+        param.origin().name, param.origin().module);
   }
 }
 

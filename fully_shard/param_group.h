@@ -108,6 +108,8 @@ class ParamGroup {
   void finish_reduction(size_t part);
   bool is_copying(size_t part) const { return gradients_.reduction(part).is_copying(); }
   bool is_reducing() const;
+  /// Drops the gradient that autograd has just accumulated.
+  void drop_arrived(size_t param) { params_[param].drop_accumulated(); }
   /// Drops unsharded gradients and puts back the sharded ones: after a backward that failed.
   void abort_backward();
 
@@ -117,8 +119,16 @@ class ParamGroup {
   std::vector<int64_t> versions() const;
   /// Grows with each change in place of a shard.
   int64_t version() const;
+  /// Whether shards were written since the gather of the full parameters that are there, or under way: by a loader,
+  /// say.
+  bool is_outdated() const {
+    return !is_alias_ && (is_unsharded() || state_ == UnitState::Gathering) && version() != gathered_version_;
+  }
   /// Throws StateError if a parameter changed since versions() gave `versions`.
   void check_versions(const std::vector<int64_t>& versions) const;
+  /// Throws StateError if a full parameter was written since expect_no_writes(): its shards would not keep that.
+  void check_not_written() const;
+  void expect_no_writes();
   /// Throws StateError if the part of a parameter whose gradient arrived was taken already. Autograd completes a
   /// gradient once in a backward; only one that is nested in it brings more.
   void check_not_taken(size_t param) const;
@@ -164,6 +174,7 @@ class ParamGroup {
   std::function<void(UnitStep)> report_;
   UnitNames names_;
   int64_t unit_ = 0;
+  int64_t gathered_version_ = 0;
   UnitState state_ = UnitState::Sharded;
   GatherFault stamped_ = GatherFault::None;
 };

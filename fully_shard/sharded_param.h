@@ -82,6 +82,11 @@ class ShardedParam {
   }
   /// The parameter becomes the full tensor.
   void to_unsharded();
+  /// For was_written(). While unsharded.
+  void expect_no_writes() { expected_version_ = param_.is_inference() ? 0 : param_._version(); }
+  /// Whether the full tensor was written since expect_no_writes(): its shard would not keep that. (Where it is the
+  /// shard's memory, that does.)
+  bool was_written() const { return !is_alias_ && !param_.is_inference() && param_._version() != expected_version_; }
   /// The parameter becomes the DTensor; the unsharded memory is given back.
   void to_sharded();
 
@@ -106,6 +111,7 @@ class ShardedParam {
   /// all ranks, whichever of them had a gradient.
   bool awaits_reduction() const { return awaits_reduction_; }
   void drop_unsharded_grads();
+  void drop_accumulated() { take_accumulated(); }
 
   /// Counts in-place changes of the shard, through the parameter, its data() or its local tensor; 0 for inference
   /// tensors, which do not count.
@@ -130,6 +136,7 @@ class ShardedParam {
   at::Tensor stashed_grad_;  // sharded
   at::Tensor kept_grad_;     // unsharded
   bool awaits_reduction_ = false;
+  uint32_t expected_version_ = 0;
   int64_t own_numel_;
   bool is_alias_;
 };

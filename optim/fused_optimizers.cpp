@@ -121,11 +121,11 @@ struct AdamLists {
   RowMajorCopies copies;
 
   template <class State>
-  void add(const at::Tensor& param, State& state, bool amsgrad) {
-    state.step(state.step() + 1);
-    auto& count = step_counts[state.step()];
+  void add(const at::Tensor& param, const State& state, bool amsgrad) {
+    const int64_t step = state.step() + 1;
+    auto& count = step_counts[step];
     if (!count.defined()) {
-      count = at::full({}, state.step(), at::TensorOptions(param.device()).dtype(at::kFloat));
+      count = at::full({}, step, at::TensorOptions(param.device()).dtype(at::kFloat));
     }
     const auto& grad = param.grad();
     const auto& largest = amsgrad ? state.max_exp_avg_sq() : state.exp_avg_sq();
@@ -165,15 +165,20 @@ void adam_step(Optimizer& optimizer, Op op) {
   for (const auto& [group, params] : rounds_to_step(optimizer.param_groups())) {
     const auto& options = static_cast<const Options&>(optimizer.param_groups()[group].options());
     ByKind<AdamLists> lists;
+    ByKind<std::vector<State*>> states;
     for (const auto& param : params) {
       auto& state = adam_state<State>(optimizer, param, options.amsgrad());
       lists[kind_of(param)].add(param, state, options.amsgrad());
+      states[kind_of(param)].push_back(&state);
     }
     for (const auto& [kind, own] : lists) {
       const auto [beta1, beta2] = options.betas();
       op(own.params, own.grads, own.averages, own.squares, own.largest_squares, own.steps, options.lr(), beta1, beta2,
          options.weight_decay(), options.eps(), options.amsgrad(), /*maximize=*/false, std::nullopt, std::nullopt);
       own.copies.write_back();
+      for (auto* state : states[kind]) {  // a step that threw was none
+        state->step(state->step() + 1);
+      }
     }
   }
 }
@@ -202,18 +207,12 @@ struct SGDLists {
   }
 };
 
-/// The momentum that an earlier step left, or a new one, not initialised, and whether it is new.
-std::pair<at::Tensor, bool> momentum_of(Optimizer& optimizer, const at::Tensor& param) {
+torch::optim::SGDParamState& sgd_state(Optimizer& optimizer, const at::Tensor& param) {
   auto& slot = optimizer.state()[param.unsafeGetTensorImpl()];
   if (!slot) {
     slot = std::make_unique<torch::optim::SGDParamState>();
   }
-  auto& state = static_cast<torch::optim::SGDParamState&>(*slot);
-  const bool is_new = !state.momentum_buffer().defined();
-  if (is_new) {
-    state.momentum_buffer(at::empty_like(param));
-  }
-  return {state.momentum_buffer(), is_new};
+  return static_cast<torch::optim::SGDParamState&>(*slot);
 }
 
 }  // namespace
@@ -238,14 +237,26 @@ at::Tensor FusedSGD::step(LossClosure closure) {
   for (const auto& [group, params] : rounds_to_step(param_groups())) {
     const auto& options = static_cast<const torch::optim::SGDOptions&>(param_groups()[group].options());
     ByKind<std::array<SGDLists, 2>> lists;  // with a momentum from before, and without
+    std::vector<std::pair<torch::optim::SGDParamState*, at::Tensor>> new_momenta;  // not initialised before the step
     for (const auto& param : params) {
-      const auto [momentum, is_new] =
-          options.momentum() != 0 ? momentum_of(*this, param) : std::pair(at::Tensor(), false);
+      at::Tensor momentum;
+      bool is_new = false;
+      if (options.momentum() != 0) {
+        auto& state = sgd_state(*this, param);
+        momentum = state.momentum_buffer();
+        is_new = !momentum.defined();
+        if (is_new) {
+          momentum = new_momenta.emplace_back(&state, at::empty_like(param)).second;
+        }
+      }
       lists[kind_of(param)][is_new ? 1 : 0].add(param, momentum);
     }
     for (const auto& [kind, both] : lists) {
       both[0].step(options, /*is_first=*/false);
       both[1].step(options, /*is_first=*/true);
+    }
+    for (auto& [state, momentum] : new_momenta) {
+      state->momentum_buffer(std::move(momentum));
     }
   }
   return loss;

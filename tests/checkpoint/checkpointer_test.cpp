@@ -146,6 +146,17 @@ TEST_CASE("an error in the background is raised by the next call, once, on every
   });
 }
 
+TEST_CASE("a reporter that throws what is no std::exception is an error too, and at the end a warning") {
+  const TempFolder folder;
+  run_ranks(2, [&](int) {
+    Filled filled(init_device_mesh(at::kCPU, {2}, {"dp"}));
+    const dcp::CheckpointerOptions throws{.progress = [](const dcp::Progress&) { throw 42; }};
+    dcp::Checkpointer checkpointer(folder.path("run"), throws);
+    expect_throws<Error>([&] { checkpointer.save(1, filled.state()); }, "no std::exception");
+    checkpointer.async_save(2, filled.state());
+  });
+}
+
 TEST_CASE("a rank that cannot copy its bytes is an error of all, and nothing is saved") {
   const TempFolder folder;
   run_ranks(2, [&](int rank) {

@@ -172,6 +172,23 @@ TEST_CASE("parameters that are unsharded after forward are resharded first") {
   });
 }
 
+TEST_CASE(
+    "handles that were taken before a forward are those of the shards, and the next forward sees what they load") {
+  const TempFolder folder;
+  run_ranks(2, [&](int) {
+    TestTrainer saved(test_layout("2"), 1);
+    dcp::save(folder.path("saved"), {.model = dcp::get_model_state_dict(saved.model)});
+    const auto x = make_batch(0, 3, 5);
+    const auto expected = saved.model(x).detach();
+    TestTrainer trainer(test_layout("2"), 2);
+    dcp::State state{.model = dcp::get_model_state_dict(trainer.model)};
+    trainer.model(x);
+    TESSERA_EXPECT(!is_dtensor(trainer.model->in->weight));
+    dcp::load(folder.path("saved"), state);
+    expect_bit_equal(trainer.model(x).detach(), expected);
+  });
+}
+
 TEST_CASE("an optimizer's state is set after a forward, too") {
   run_ranks(2, [&](int) {
     TestTrainer trained(test_layout("2"), 1);

@@ -4,6 +4,7 @@
 
 #include <ATen/TensorOperators.h>
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/arange.h>
 #include <ATen/ops/randn.h>
 #include <ATen/ops/stack.h>
 #include <ATen/ops/zeros.h>
@@ -133,6 +134,25 @@ TEST_CASE("fused optimizers step parameters that have gaps, or do not lie as the
 }
 
 // Vector loops round their last elements otherwise, and shards end elsewhere.
+TEST_CASE("fused optimizers step parameters that lie otherwise than gradients which have to move") {
+  run_ranks(2, [](int) {
+    const auto mesh = init_device_mesh(at::kCPU, {2});
+    const auto whole = at::arange(24, at::kFloat).view({4, 6}).cos(), factors = at::arange(24, at::kFloat).view({6, 4});
+    const auto run = [&](const at::Tensor& param, const at::Tensor& by) {
+      optim::FusedAdamW optimizer({param}, torch::optim::AdamWOptions(0.1));
+      for (int step = 0; step < 2; ++step) {
+        optimizer.zero_grad();
+        (param * by).sum().backward();
+        optimizer.step();
+      }
+      return param.detach();
+    };
+    const auto plain = run(whole.clone().t().detach().requires_grad_(), factors);
+    const auto param = distribute_tensor(whole, mesh, {Shard(0)}).t().detach().requires_grad_();
+    expect_close(full_tensor(run(param, distribute_tensor(factors, mesh, {Replicate()}))), plain);
+  });
+}
+
 TEST_CASE("fused optimizers give the same on shards but for rounding, without communication") {
   const int world_size = GENERATE(1, 2, 3, 4);
   run_ranks(world_size, [=](int) {

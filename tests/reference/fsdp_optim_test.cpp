@@ -192,6 +192,13 @@ TEST_CASE("rows 110, 116: optimizer dicts that do not fit are refused") {
     expect_throws<KeyError>([&] { load(id); }, "id 99; the optimizer has 14 parameters");
     torch::optim::Adam other({at::ones({2}).requires_grad_()}, 1e-2);
     expect_throws<KeyError>([&] { optim_state_dict(*model, other); }, "is none of the model");
+    torch::optim::SGD sgd(model->parameters(), torch::optim::SGDOptions(1e-2).momentum(0.9));
+    train(model, sgd, 0, 1);
+    const auto by_sgd = optim_state_dict(*model, sgd);
+    expect_throws<ValueError>([&] { optim_state_dict_to_load(*model, optimizer, by_sgd, {.load_directly = true}); },
+                              "of another kind");
+    const auto kept = optim_state_dict(*model, optimizer).state.at(Name("in.weight")).at("exp_avg");
+    expect_bit_equal(kept, saved.state.at(Name("in.weight")).at("exp_avg"));
     torch::optim::RMSprop rms(model->parameters());
     expect_throws<NotImplementedError>([&] { optim_state_dict(*model, rms); }, "SGD, Adam and AdamW");
     set_form(model, StateDictType::LOCAL_STATE_DICT);

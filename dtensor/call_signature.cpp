@@ -33,9 +33,11 @@ OpInfo make_info(const c10::OperatorHandle& op) {
   info.reads_float_scalars = !info.rule || info.rule->reads_float_scalars;
   info.functional = info.rule ? std::nullopt : functional_form(op);
   const auto& schema = op.schema();
+  info.counts_versions = schema.is_mutable() && !op.hasKernelForDispatchKey(c10::DispatchKey::ADInplaceOrView);
   for (size_t arg = 0; arg < schema.arguments().size(); ++arg) {
-    const bool written = is_written(schema.arguments()[arg]) || (info.rule && info.rule->also_writes(arg));
-    info.kinds.push_back(kind_of(schema.arguments()[arg].real_type()));
+    const auto& argument = schema.arguments()[arg];
+    const bool written = is_written(argument) || (info.rule && info.rule->also_writes(arg));
+    info.kinds.push_back(kind_of(argument.real_type()));
     info.takes_lists = info.takes_lists || info.kinds.back() == OpInfo::ArgKind::TensorList;
     info.written_args.push_back(written);
     info.writes = info.writes || written;

@@ -24,6 +24,9 @@ struct OpInfo {
   const OpRule* rule = nullptr;
   std::optional<c10::OperatorHandle> functional;  // of an in-place or out= op without rule
   bool writes = false;
+  /// Whether nothing on the way here counts the versions of written tensors, as for lists and a program's own ops:
+  /// those of plain tensors are counted by the ops that the kernel calls.
+  bool counts_versions = false;
   bool reads_float_scalars = true;  // as its rule says
   bool takes_lists = false;         // of tensors
   std::vector<ArgKind> kinds;       // by schema argument; optional tensors count as tensors

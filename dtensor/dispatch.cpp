@@ -12,6 +12,7 @@
 #include <type_traits>
 #include <vector>
 
+#include "dtensor/autograd_zeros.h"
 #include "dtensor/call_signature.h"
 #include "dtensor/dispatch_checks.h"
 #include "dtensor/dispatch_scopes.h"
@@ -56,9 +57,13 @@ std::unique_ptr<const OpPlan> make_plan(const c10::OperatorHandle& op, const Cal
 void run_local(const c10::OperatorHandle& op, const CallSignature& call, const OpPlan& plan, const Locals& locals,
                Stack* stack) {
   if (plan.nothing_here && make_empty_results(op, call, plan, locals, stack)) {
+    if (plan.rule->asks_kernel) {
+      ask_kernel(op, call, locals);
+    }
     return;
   }
-  if (plan.rule->local_call) {
+  // What a rule does locally may rest on planned outputs.
+  if (plan.rule->local_call && (!plan.outputs_from_results || plan.rule->whole_only)) {
     plan.rule->local_call(op, stack, plan);
   } else {
     op.callBoxed(stack);
@@ -76,14 +81,14 @@ void write_back(const c10::OperatorHandle& op, const CallSignature& call, const 
 
 /// Autograd counts writes of the DTensor; its local tensor, which several DTensors may share (p.data()), counts
 /// its own, so that fully_shard can tell whether a shard changed.
-void bump_written_versions(const CallSignature& call) {
+void count_writes(const CallSignature& call) {
   for (const auto& operand : call.operands) {
     if (!operand.dtensor || !call.info->is_written(operand.arg)) {
       continue;
     }
-    const auto* meta = dtensor_meta(*operand.tensor);  // which write_back() may have replaced
-    if (!meta->local.is_inference()) {
-      meta->local.unsafeGetTensorImpl()->bump_version();
+    count_write(dtensor_meta(*operand.tensor)->local);  // which write_back() may have replaced
+    if (call.info->counts_versions) {
+      count_write(*operand.tensor);
     }
   }
 }
@@ -217,13 +222,16 @@ void dispatch(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* st
   const auto first = stack->end() - static_cast<std::ptrdiff_t>(info.kinds.size());
   const Arguments arguments(std::make_move_iterator(first), std::make_move_iterator(stack->end()));
   const CallSignature call(info, arguments);
-  if (call.mixed && ImplicitReplication::active() && may_replicate_plain_tensors(call)) {
+  if (call.mixed && (ImplicitReplication::active() || has_empty_gradients(call)) && may_replicate_plain_tensors(call)) {
     std::copy(arguments.begin(), arguments.end(), first);
     replicate_plain_tensors(stack, arguments.size());
     dispatch(op, keys, stack);
     return;
   }
   if (call.mixed) {
+    if (add_zeros_of_autograd(op, call, stack)) {
+      return;
+    }
     check_not_mixed(op, call);
   }
   if (call.has_copied_view) {
@@ -247,7 +255,7 @@ void dispatch(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* st
   }
   wrap_results(call, plan, stack);
   if (info.writes) {
-    bump_written_versions(call);
+    count_writes(call);
   }
 }
 

@@ -29,7 +29,8 @@ class DTensorImpl : public c10::TensorImpl {
 c10::Storage make_storage_without_data(c10::Device device) {
   c10::Storage storage(c10::Storage::use_byte_size_t(), 0, c10::DataPtr(nullptr, device), nullptr, false);
   storage.unsafeGetStorageImpl()->release_data_and_set_meta_custom_data_ptr_error_msg_(
-      "a DTensor has no data pointer of its own; take to_local() or full_tensor() first. To save, dcp::save "
+      "a DTensor has no data pointer of its own; take to_local() or full_tensor() first. To print, "
+      "describe() (dtensor/visualize_sharding.h). To save, dcp::save "
       "(checkpoint/checkpoint.h) writes whole models, which load under any layout; torch::save of a "
       "SavedDTensor{tensor} writes this rank's part of one");
   return storage;

@@ -83,6 +83,13 @@ inline const DTensorMeta* dtensor_meta(const at::Tensor& tensor) {
 /// and nothing that a backward needs refers to it.
 bool has_own_local_memory(const at::Tensor& tensor);
 
+/// Counts the tensor's version up, as an op that writes to it does. Inference tensors have none.
+inline void count_write(const at::Tensor& tensor) {
+  if (!tensor.is_inference()) {
+    tensor.unsafeGetTensorImpl()->bump_version();
+  }
+}
+
 /// Throws StateError if `meta` is that of a copied view and the viewed tensor was written since: on every rank, as all
 /// ranks write. `where` names the reader.
 void check_not_stale(const DTensorMeta& meta, const char* where);

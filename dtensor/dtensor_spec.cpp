@@ -59,8 +59,7 @@ SpecPtr DTensorSpec::make(DeviceMesh mesh, Placements placements, TensorMeta met
   thread_local std::array<std::optional<c10::weak_intrusive_ptr<DTensorSpec>>, 1024> recent;
   auto spec = c10::make_intrusive<DTensorSpec>(std::move(mesh), std::move(placements), std::move(meta));
   auto& place = recent[spec->hash_ % recent.size()];
-  if (const auto found = place ? place->lock() : SpecPtr();
-      found && same_spec(found, spec) && found->mesh_.shares_groups_with(spec->mesh_)) {
+  if (const auto found = place ? place->lock() : SpecPtr(); found && same_spec_and_groups(found, spec)) {
     return found;
   }
   place.emplace(spec);

@@ -77,6 +77,11 @@ inline bool same_spec(const SpecPtr& a, const SpecPtr& b) {
   return a == b || (a && b && a->hash() == b->hash() && *a == *b);
 }
 
+/// Equal meshes may communicate over groups of their own (DeviceMesh::from_group).
+inline bool same_spec_and_groups(const SpecPtr& a, const SpecPtr& b) {
+  return a == b || (same_spec(a, b) && (!a || a->mesh().shares_groups_with(b->mesh())));
+}
+
 /// "Float[5, 3]"
 std::string to_string(const TensorMeta& meta);
 

@@ -78,8 +78,9 @@ at::Tensor ones(at::IntArrayRef sizes, const DeviceMesh& mesh, Placements placem
 
 at::Tensor full(at::IntArrayRef sizes, const at::Scalar& value, const DeviceMesh& mesh, Placements placements,
                 at::TensorOptions options) {
-  if (!options.has_dtype() && !value.isFloatingPoint()) {
-    options = options.dtype(value.type());  // as at::full
+  if (!options.has_dtype() && !value.isFloatingPoint()) {  // as at::full
+    options =
+        options.dtype(value.isComplex() ? c10::toComplexType(c10::get_default_dtype_as_scalartype()) : value.type());
   }
   return make(sizes, mesh, std::move(placements), options, "full", [&](at::Tensor& part) { part.fill_(value); });
 }

@@ -41,13 +41,25 @@ void check_sizes_across_ranks(const at::Tensor& local, const std::vector<int64_t
                 where, spec.to_string(), fmt::join(local.sizes(), ", "), fmt::join(spec.local_sizes(), ", "));
 }
 
+namespace {
+
+/// NaNs are the same where their bits are.
+bool same_values(const at::Tensor& a, const at::Tensor& b) {
+  const auto bytes = [](const at::Tensor& tensor) {
+    return tensor.resolve_conj().resolve_neg().contiguous().view({-1}).view(at::kByte);
+  };
+  return a.equal(b) || bytes(a).equal(bytes(b));
+}
+
+}  // namespace
+
 void check_copies_across_ranks(const at::Tensor& local, const DTensorSpec& spec, const char* where) {
   for (int64_t axis = 0; axis < spec.mesh().ndim(); ++axis) {
     bool same = true;
     if (spec.placements()[static_cast<size_t>(axis)].is_replicate()) {
       const auto first = local.detach().clone(at::MemoryFormat::Contiguous);
       broadcast(first, 0, spec.mesh().group(axis));
-      same = first.equal(local.detach());
+      same = same_values(first, local.detach());
     }
     TESSERA_CHECK(ValueError, same_on_all_ranks({same}, spec.mesh()) && same,
                   "{}: placement Replicate() on axis {} of {}, but the ranks hold different values", where, axis,

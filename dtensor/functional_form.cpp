@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "dtensor/call_signature.h"
 #include "dtensor/dtensor_impl.h"
 #include "dtensor/propagate.h"
 
@@ -166,6 +167,9 @@ void run_functional_form(const c10::OperatorHandle& op, const c10::OperatorHandl
                  targets.size(), functional.schema().name(), results.size());
   for (size_t i = 0; i < targets.size(); ++i) {
     write_result(op, targets[i], results[i]);
+    if (OpInfo::of(op).counts_versions) {
+      count_write(targets[i]);
+    }
   }
 }
 

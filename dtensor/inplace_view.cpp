@@ -12,6 +12,7 @@
 
 #include "base/error.h"
 #include "dtensor/dtensor_impl.h"
+#include "dtensor/from_local_checks.h"
 #include "dtensor/redistribute.h"
 #include "dtensor/strided_view.h"
 #include "dtensor/whole_tensor.h"
@@ -149,6 +150,13 @@ const at::Tensor& resize_(const at::Tensor& self, at::IntArrayRef sizes, std::op
   TESSERA_CHECK(NotImplementedError, spec.meta().is_contiguous(),
                 "aten::resize_: {} is not contiguous, so what it keeps is up to its memory; clone() it first",
                 spec.to_string());
+  const bool owns = has_own_local_memory(self);
+  TESSERA_CHECK(
+      NotImplementedError,
+      c10::multiply_integers(sizes) >= self.numel() || (same_on_all_ranks({owns}, spec.mesh()) && owns),
+      "aten::resize_: {} gets fewer elements, and other tensors have its memory too, such as views of it: of a "
+      "DTensor they would not see what is written to it from then on. clone() it first",
+      spec.to_string());
   const auto whole = whole_tensor(*meta);
   auto resized = at::empty(sizes, whole.options());
   const int64_t kept = std::min(whole.numel(), resized.numel());

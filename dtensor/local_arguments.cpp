@@ -1,6 +1,8 @@
 #include "dtensor/local_arguments.h"
 
 #include <ATen/ops/empty.h>
+#include <ATen/ops/empty_strided.h>
+#include <ATen/ops/ones.h>
 
 #include <algorithm>
 
@@ -29,6 +31,12 @@ c10::IValue local_list(const c10::IValue& value, const CallSignature& call, cons
 
 }  // namespace
 
+/// What moved is row-major, but the plan says otherwise of a whole tensor that keeps its strides.
+at::Tensor Locals::moved(const DTensorMeta& from, const DTensorSpec& to) {
+  auto local = redistribute_local(from.local, *from.spec, to.placements());
+  return to.meta().is_contiguous() ? local : at::empty_strided(to.sizes(), to.strides(), local.options()).copy_(local);
+}
+
 void put_local_arguments(const CallSignature& call, const Locals& locals, Stack* stack) {
   const size_t first = stack->size() - call.args.size();
   size_t i = 0;
@@ -42,6 +50,16 @@ void put_local_arguments(const CallSignature& call, const Locals& locals, Stack*
       value = local_list(call.args[arg], call, locals, i);
     }
   }
+}
+
+void ask_kernel(const c10::OperatorHandle& op, const CallSignature& call, const Locals& locals) {
+  Stack stack(call.args.begin(), call.args.end());
+  for (size_t i = 0; i < call.operands.size(); ++i) {
+    if (call.operands[i].dtensor) {
+      stack[call.operands[i].arg] = at::ones(DimVector(static_cast<size_t>(locals[i].dim()), 2), locals[i].options());
+    }
+  }
+  op.callBoxed(&stack);
 }
 
 bool make_empty_results(const c10::OperatorHandle& op, const CallSignature& call, const OpPlan& plan,

@@ -28,8 +28,7 @@ class Locals {
         tensors_.push_back(&operand.dtensor->local);
       } else {
         moved_.reserve(call.operands.size());  // tensors_ points into it
-        moved_.push_back(
-            redistribute_local(operand.dtensor->local, *operand.dtensor->spec, plan.operands[i]->placements()));
+        moved_.push_back(moved(*operand.dtensor, *plan.operands[i]));
         tensors_.push_back(&moved_.back());
       }
     }
@@ -40,6 +39,8 @@ class Locals {
   const at::Tensor& operator[](size_t i) const { return *tensors_[i]; }
 
  private:
+  static at::Tensor moved(const DTensorMeta& from, const DTensorSpec& to);
+
   c10::SmallVector<const at::Tensor*, 8> tensors_;
   std::vector<at::Tensor> moved_;
 };
@@ -51,5 +52,8 @@ void put_local_arguments(const CallSignature& call, const Locals& locals, torch:
 /// False if the results cannot be told from the plan: some are undefined.
 bool make_empty_results(const c10::OperatorHandle& op, const CallSignature& call, const OpPlan& plan,
                         const Locals& locals, torch::jit::Stack* stack);
+
+/// Calls the op on a few elements, where this rank has none, for what it throws: see OpRule::asks_kernel.
+void ask_kernel(const c10::OperatorHandle& op, const CallSignature& call, const Locals& locals);
 
 }  // namespace tessera

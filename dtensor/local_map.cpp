@@ -95,6 +95,7 @@ std::vector<at::Tensor> local_map(
                 "local_map: the function returned {} tensors, but there are {} out_placements; give one a result",
                 results.size(), options.out_placements.size());
   for (size_t i = 0; i < results.size(); ++i) {
+    TESSERA_CHECK(ValueError, results[i].defined(), "local_map: result {} of the function is undefined", i);
     if (options.out_shapes.empty()) {
       check_kind_across_ranks(results[i], mesh, "local_map");  // before what depends on the number of dims
     }

@@ -25,7 +25,8 @@ struct LocalMapOptions {
   bool redistribute_inputs = false;
   /// Placements that the gradient of each input has, one entry an input. Default: as to_local.
   std::vector<std::optional<Placements>> in_grad_placements = {};
-  /// Global sizes of each result. Default: found by a small exchange between the ranks.
+  /// Global sizes of each result. Default: found by a small exchange between the ranks. With them nothing is exchanged,
+  /// and a result that does not fit them is an error on its own rank alone.
   std::vector<std::vector<int64_t>> out_shapes = {};
 };
 

@@ -45,7 +45,7 @@ bool PlanCache::matches(const Entry& entry, const CallSignature& call) {
     if (key.arg != operand.arg || key.index != operand.index || (key.spec != nullptr) != (operand.dtensor != nullptr)) {
       return false;
     }
-    if (key.spec && !same_spec(key.spec, operand.dtensor->spec)) {
+    if (key.spec && !same_spec_and_groups(key.spec, operand.dtensor->spec)) {
       return false;
     }
     if (!key.spec && entry.scalars[scalar++].toInt() != scalar_tensor_key(*operand.tensor)) {

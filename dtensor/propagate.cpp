@@ -162,6 +162,12 @@ bool data_moves(const DTensorSpec& from, const Placements& to) {
   return false;
 }
 
+bool is_whole_and_dense(const DTensorSpec& spec, const Placements& placements) {
+  const auto is_copy = [](const Placement& placement) { return placement.is_replicate(); };
+  return std::all_of(placements.begin(), placements.end(), is_copy) &&
+         meta_tensor(spec.meta()).is_non_overlapping_and_dense();
+}
+
 bool cuts_a_dim_twice(const Placements& placements) {
   for (size_t a = 0; a < placements.size(); ++a) {
     for (size_t b = a + 1; b < placements.size(); ++b) {
@@ -230,7 +236,8 @@ OpPlan propagate(const OpRule& rule, OpCall& call) {
     operands[i] = with_cut_order(std::move(operands[i]), order);
     const bool moves = spec && data_moves(*spec, operands[i]);
     const bool differs = spec && spec->placements() != operands[i];
-    plan.operands.push_back(differs ? spec->with_placements(operands[i], /*contiguous=*/moves) : spec);
+    const bool keeps_strides = rule.keeps_strides && moves && is_whole_and_dense(*spec, operands[i]);
+    plan.operands.push_back(differs ? spec->with_placements(operands[i], moves && !keeps_strides) : spec);
     plan.redistribute.push_back(moves);
     plan.writes_back = plan.writes_back || (moves && call.operands[i].written);
   }

@@ -77,7 +77,8 @@ class [[nodiscard]] PendingRedistribute {
   std::optional<LocalMove> move_;  // set with result_
 };
 
-/// Starts redistribute(tensor, placements, options): its first collective runs until wait().
+/// Starts redistribute(tensor, placements, options): its first collective runs until wait(). Until then `tensor` may be
+/// read, but not written.
 PendingRedistribute redistribute_async(const at::Tensor& tensor, Placements placements,
                                        RedistributeOptions options = {});
 

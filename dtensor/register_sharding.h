@@ -37,7 +37,8 @@ namespace tessera {
 
 /// Registers `strategies`, a pure function (same call, same strategies, on every rank), for the op of this name, such
 /// as "robots::smooth" or "robots::smooth.out". The op's earlier one is replaced. Throws ValueError where there is no
-/// such op, where the library has a rule for it (all of aten that docs/op_coverage.md counts), or strategies is empty.
+/// such op, where the library has a rule for it (all of aten that docs/op_coverage.md counts), where its kernel is a
+/// CompositeImplicitAutograd one, or strategies is empty.
 ///
 /// A call of the op throws ValueError, on every rank, where a strategy has not one placement for each operand and each
 /// output, or cuts a dim that the tensor lacks. Negative dims count from the end.

@@ -28,7 +28,7 @@ at::Tensor ResultWrapper::wrap_view(at::Tensor local, SpecPtr spec, size_t index
     mode.emplace(operand.tensor->is_inference());
   }
   // A viewed tensor that was moved is a copy, and so are its views. So is a view that local strides do not allow.
-  const bool copied = viewed && (plan.redistribute[0] || viewed->copied_view ||
+  const bool copied = viewed && (plan.redistribute[0] || viewed->copied_view || plan.rule->views_are_copies ||
                                  (local.numel() > 0 && !local.is_alias_of(viewed->local)));
   auto view = wrap_local(std::move(local), std::move(spec), viewed ? viewed->origin : nullptr,
                          copied ? CopiedView::of(*operand.tensor) : CopiedView());

@@ -22,6 +22,9 @@ struct ResultWrapper {
   at::Tensor wrap(at::Tensor local, bool is_view) {
     const size_t index = next++;
     auto spec = spec_of_result(plan, index, local);
+    if (local.is_conj() || local.is_neg()) [[unlikely]] {  // a DTensor has no bit that says so
+      local = local.resolve_conj().resolve_neg();
+    }
     // Kernels of channels-last tensors, say, lay out their results alike, which not every rule foresees.
     if (!is_view && !local.is_contiguous() && spec->meta().is_contiguous()) {
       local = local.contiguous();

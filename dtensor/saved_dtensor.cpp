@@ -87,6 +87,11 @@ void check_mesh(InputArchive& archive, const DeviceMesh& mesh) {
                 fmt::join(coordinate, ", "), mesh, fmt::join(mesh.coordinate(), ", "));
 }
 
+/// Archives hold whole storages; a shard may be part of one that a unit's parameters share.
+at::Tensor without_neighbours(const at::Tensor& local) {
+  return local.storage().nbytes() > local.nbytes() ? local.clone() : local;
+}
+
 }  // namespace
 
 OutputArchive& operator<<(OutputArchive& archive, const SavedDTensor& saved) {
@@ -96,7 +101,7 @@ OutputArchive& operator<<(OutputArchive& archive, const SavedDTensor& saved) {
   for (const auto& name : mesh.axis_names()) {
     names.push_back(name);
   }
-  archive.write("local", dtensor_meta(saved.tensor)->local.detach());
+  archive.write("local", without_neighbours(dtensor_meta(saved.tensor)->local.detach()));
   archive.write("requires_grad", c10::IValue(saved.tensor.requires_grad()));
   archive.write("sizes", c10::IValue(spec.sizes().vec()));
   archive.write("strides", c10::IValue(spec.strides().vec()));

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <deque>
 #include <mutex>
 #include <string>
 #include <unordered_map>
@@ -17,8 +18,9 @@ namespace {
 
 struct Registry {
   std::mutex mutex;
-  // Keyed by "aten::add.Tensor". A program's own rules are never freed: plans of other threads may refer to one that is
-  // replaced here.
+  // Never freed: plans of other threads may refer to one that a program replaces.
+  std::deque<OpRule> rules;
+  // Keyed by "aten::add.Tensor".
   std::unordered_map<std::string, const OpRule*> library, own;
 };
 
@@ -29,7 +31,8 @@ Registry& registry() {
 
 void register_one(std::string name, const OpRule& rule) {
   TESSERA_ASSERT(rule.strategies != nullptr, "the rule of {} has no strategies", name);
-  const bool inserted = registry().library.emplace(name, new OpRule(rule)).second;
+  auto& all = registry();
+  const bool inserted = all.library.emplace(name, &all.rules.emplace_back(rule)).second;
   TESSERA_ASSERT(inserted, "{} has two sharding rules", name);
 }
 
@@ -57,8 +60,10 @@ void register_op_rule(const std::vector<std::string>& ops, const OpRule& rule) {
 }
 
 const OpRule& whole_op_rule() {
-  static const OpRule rule{.strategies = [](const OpCall&) { return Strategies(); },
-                           .whole_only = [](const OpCall&) { return true; }};
+  static const OpRule rule{
+      .strategies = [](const OpCall&) { return Strategies(); },
+      .whole_only = [](const OpCall&) { return true; },
+      .keeps_strides = true};  // _linalg_det factors what is row-major, and its gradient asks again
   return rule;
 }
 
@@ -67,11 +72,11 @@ void register_whole_ops(const std::vector<std::string>& ops) {
 }
 
 void replace_op_rule(const std::string& op, OpRule rule) {
-  auto& rules = registry();
-  TESSERA_CHECK(ValueError, !rules.library.contains(op),
+  auto& all = registry();
+  TESSERA_CHECK(ValueError, !all.library.contains(op),
                 "{} has a sharding rule of the library, which cannot be replaced", op);
-  const std::lock_guard lock(rules.mutex);
-  rules.own[op] = new OpRule(std::move(rule));
+  const std::lock_guard lock(all.mutex);
+  all.own[op] = &all.rules.emplace_back(std::move(rule));
   detail::op_rules_version.fetch_add(1, std::memory_order_release);
 }
 

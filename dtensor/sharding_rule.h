@@ -90,6 +90,13 @@ struct OpRule {
   /// Whether local_call does more than compute outputs (it draws random numbers, say), so that a rank without any
   /// element of them must call it too.
   bool runs_on_empty_shards = false;
+  /// Whether a rank without any element asks the kernel what it throws of dtypes, dims and numbers, as it does on the
+  /// others: on operands whose dims are all of size 2, which must fit together.
+  bool asks_kernel = false;
+  /// Whether the op's views are copies of local tensors, of which every rank must know, also one that has nothing.
+  bool views_are_copies = false;
+  /// Whether results depend on how operands lie, so that moved ones that are whole get the strides that they had.
+  bool keeps_strides = false;
   /// Arguments that the op writes though its schema does not say so.
   std::vector<size_t> undeclared_writes = {};
 

@@ -9,7 +9,8 @@ namespace tessera {
 
 /// `local`, laid out as `spec` says, is what the op wrote in place of `operand`. It goes where the operand lies: a
 /// pending tensor then holds it as its only term. A pending norm, which no terms make negative, is replicated from then
-/// on. Throws NotImplementedError, on every rank, if other tensors have that norm's memory too and would not know.
+/// on. Throws NotImplementedError if other tensors have that norm's memory too and would not know: on every rank, as
+/// long as the program keeps the same tensors on all.
 void write_back(const c10::OperatorHandle& op, const CallOperand& operand, const at::Tensor& local,
                 const SpecPtr& spec);
 

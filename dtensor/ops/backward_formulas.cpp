@@ -1,17 +1,27 @@
-// Gradients whose formula in ATen writes into plain tensors, and is refused for DTensors: these compute the same
-// out of place.
+// Gradients whose formula in ATen writes into plain tensors, or makes some, and is refused for DTensors: these compute
+// the same without.
 
-#include <ATen/Functions.h>
 #include <ATen/TensorOperators.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/mvlgamma.h>
+#include <ATen/ops/native_layer_norm_backward_ops.h>
+#include <ATen/ops/ones_like.h>
+#include <ATen/ops/where.h>
+#include <ATen/ops/zeros_like.h>
 #include <torch/library.h>
 
+#include <array>
 #include <cmath>
 #include <numbers>
+#include <optional>
+#include <tuple>
 #include <vector>
 
 #include "base/error.h"
+#include "dtensor/dtensor_impl.h"
+#include "dtensor/factories.h"
 
 namespace tessera {
 
@@ -78,6 +88,25 @@ at::Tensor mvlgamma(const at::Tensor& self, int64_t p) {
   return result + 0.25 * static_cast<double>(p * (p - 1)) * std::log(std::numbers::pi);
 }
 
+using LayerNormBackward = at::_ops::native_layer_norm_backward;
+using LayerNormGradients = std::tuple<at::Tensor, at::Tensor, at::Tensor>;
+
+/// Its own gradient multiplies by a plain 1 where there is no weight.
+LayerNormGradients native_layer_norm_backward(c10::DispatchKeySet keys, const at::Tensor& grad, const at::Tensor& input,
+                                              c10::SymIntArrayRef normalized_shape, const at::Tensor& mean,
+                                              const at::Tensor& rstd, const std::optional<at::Tensor>& weight,
+                                              const std::optional<at::Tensor>& bias, std::array<bool, 3> wanted) {
+  const auto stock = keys.remove(c10::DispatchKey::AutogradPrivateUse1).add(c10::DispatchKey::AutogradOther);
+  auto factor = weight;
+  const auto* meta = dtensor_meta(input);
+  if (at::GradMode::is_enabled() && meta && !(weight && weight->defined())) {
+    const auto& mesh = meta->spec->mesh();
+    factor = ones(C10_AS_INTARRAYREF_SLOW(normalized_shape), mesh,
+                  Placements(static_cast<size_t>(mesh.ndim()), Replicate()), at::TensorOptions(input.scalar_type()));
+  }
+  return LayerNormBackward::redispatch(stock, grad, input, normalized_shape, mean, rstd, factor, bias, wanted);
+}
+
 }  // namespace
 
 TORCH_LIBRARY_IMPL(aten, PrivateUse1, library) {
@@ -87,6 +116,7 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, library) {
 TORCH_LIBRARY_IMPL(aten, AutogradPrivateUse1, library) {
   library.impl("cumprod_backward", &cumprod_backward);
   library.impl("mvlgamma", &mvlgamma);
+  library.impl("native_layer_norm_backward", &native_layer_norm_backward);
 }
 
 }  // namespace tessera

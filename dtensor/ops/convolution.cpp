@@ -73,8 +73,10 @@ std::vector<TensorMeta> convolution_metas(const OpCall& call) {
     const int64_t padding = 2 * entry(call.args[4], i);
     const int64_t kernel = entry(call.args[5], i) * (weight.sizes[i + 2] - 1) + 1;
     const int64_t length = input.sizes[i + 2];
+    const int64_t room = length + padding - kernel;
     sizes.push_back(transposed ? (length - 1) * stride - padding + kernel + entry(call.args[7], i)
-                               : (length + padding - kernel) / stride + 1);
+                    : room < 0 || weight.sizes[i + 2] == 0 ? 0
+                                                           : room / stride + 1);
   }
   TESSERA_CHECK(ValueError, std::all_of(sizes.begin() + 2, sizes.end(), [](int64_t length) { return length > 0; }),
                 "aten::convolution: the window of weight {} does not fit into input {}; pad the input",

@@ -10,6 +10,7 @@
 #include "dtensor/ops/pointwise.h"
 #include "dtensor/ops/reduction.h"
 #include "dtensor/ops/rule_helpers.h"
+#include "dtensor/propagate.h"
 
 namespace tessera {
 
@@ -90,6 +91,14 @@ Strategies max_strategies(const OpCall& part) {
   return reduce_part(part, of_nothing ? std::nullopt : std::optional<Placement>(Partial(ReduceOp::Max)));
 }
 
+std::vector<TensorMeta> power_sum_metas(const OpCall& call) {
+  std::vector<TensorMeta> metas;
+  for (const auto dtype : infer_output_dtypes(call)) {
+    metas.push_back(TensorMeta::contiguous({}, dtype));
+  }
+  return metas;
+}
+
 std::vector<TensorMeta> max_metas(const OpCall& call) {
   std::vector<TensorMeta> metas;
   for (const auto& operand : call.operands) {
@@ -138,7 +147,9 @@ const RegisterOpRules rules([] {
     register_pointwise(op);
   }
   register_op_rule({"aten::_foreach_norm.Scalar"}, reducing(norm_strategies));
-  register_op_rule({"aten::_foreach_powsum.Scalar"}, reducing(power_sum_strategies));
+  auto power_sum = reducing(power_sum_strategies);
+  power_sum.output_metas = power_sum_metas;
+  register_op_rule({"aten::_foreach_powsum.Scalar"}, power_sum);
   auto max = reducing(max_strategies);
   max.local_call = of_nonempty([](at::ScalarType dtype) { return neutral_of(ReduceOp::Max, dtype); });
   max.output_metas = max_metas;

@@ -12,12 +12,14 @@
 #include <ATen/ops/_fused_adam_ops.h>
 #include <ATen/ops/_fused_adamw_ops.h>
 #include <ATen/ops/_fused_sgd_ops.h>
+#include <ATen/ops/empty_strided.h>
 #include <torch/library.h>
 
 #include <algorithm>
 #include <array>
 #include <string>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 #include "dtensor/dispatch.h"
@@ -35,26 +37,46 @@ Strategies step_strategies(const OpCall& part) {
   return pointwise_strategies(part, part.operands[0].meta);
 }
 
+/// Kernels go through the memory of a parameter, its gradient and its states side by side, whatever their strides.
+bool lies_as(const at::Tensor& tensor, const at::Tensor& param) {
+  return tensor.sizes() != param.sizes() || tensor.strides() == param.strides();  // a step count has other sizes
+}
+
+/// Copies of local tensors that lie otherwise than their parameter, as one does that was moved.
+class StridedCopies {
+ public:
+  at::Tensor like(const at::Tensor& param, const at::Tensor& tensor) {
+    if (lies_as(tensor, param)) {
+      return tensor;
+    }
+    copies_.emplace_back(tensor, at::empty_strided(param.sizes(), param.strides(), tensor.options()).copy_(tensor));
+    return copies_.back().second;
+  }
+  void copy_back() const {
+    for (const auto& [tensor, copy] : copies_) {
+      tensor.copy_(copy);
+    }
+  }
+
+ private:
+  std::vector<std::pair<at::Tensor, at::Tensor>> copies_;
+};
+
 /// Kernels are not called on parameters of which this rank has nothing.
 void local_step(const c10::OperatorHandle& op, torch::jit::Stack* stack, const OpPlan& /*plan*/) {
-  const auto has_elements = [](const c10::IValue& tensor) { return tensor.toTensor().numel() > 0; };
-  const auto params = local_argument(op, stack, 0).toListRef();
-  if (std::all_of(params.begin(), params.end(), has_elements)) {
-    op.callBoxed(stack);
-    return;
-  }
-  const auto parameters = local_argument(op, stack, 0).toTensorVector();
+  const auto params = local_argument(op, stack, 0).toTensorVector();
   const size_t num_args = op.schema().arguments().size();
+  StridedCopies copies;
   bool any = false;
   for (size_t arg = 0; arg < num_args; ++arg) {
     auto& value = local_argument(op, stack, arg);
-    if (!value.isTensorList() || value.toTensorList().size() != parameters.size()) {
+    if (!value.isTensorList() || value.toTensorList().size() != params.size()) {
       continue;
     }
     std::vector<at::Tensor> kept;
-    for (size_t i = 0; i < parameters.size(); ++i) {
-      if (parameters[i].numel() > 0) {
-        kept.push_back(value.toTensorList().get(i));
+    for (size_t i = 0; i < params.size(); ++i) {
+      if (params[i].numel() > 0) {
+        kept.push_back(copies.like(params[i], value.toTensorList().get(i)));
         any = true;
       }
     }
@@ -62,6 +84,7 @@ void local_step(const c10::OperatorHandle& op, torch::jit::Stack* stack, const O
   }
   if (any) {
     op.callBoxed(stack);
+    copies.copy_back();
   } else {
     torch::jit::drop(*stack, num_args);
   }
@@ -149,7 +172,8 @@ class LocalLists {
   void take(const at::Tensor& tensor, const DTensorMeta& param, bool is_written, BorrowedTensors& locals) {
     const auto* meta = dtensor_meta(tensor);
     const bool is_step_count = !meta && tensor.dim() == 0 && param.spec->ndim() > 0;
-    lie_alike_ = is_step_count || (meta && !meta->copied_view && same_spec(meta->spec, param.spec));
+    lie_alike_ = is_step_count ||
+                 (meta && !meta->copied_view && same_spec(meta->spec, param.spec) && lies_as(meta->local, param.local));
     if (!lie_alike_) {
       return;
     }
@@ -161,12 +185,6 @@ class LocalLists {
     }
     if (param.local.numel() > 0) {
       locals.push_back(meta ? meta->local : tensor);
-    }
-  }
-
-  static void count_write(const at::Tensor& tensor) {
-    if (!tensor.is_inference()) {
-      tensor.unsafeGetTensorImpl()->bump_version();
     }
   }
 

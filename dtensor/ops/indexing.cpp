@@ -6,6 +6,7 @@
 
 #include "base/error.h"
 #include "dtensor/ops/rule_helpers.h"
+#include "dtensor/propagate.h"
 
 namespace tessera {
 
@@ -143,6 +144,16 @@ std::vector<TensorMeta> index_select_metas(const OpCall& call) {
   return {TensorMeta::contiguous(sizes, call.operands[0].meta.dtype)};
 }
 
+/// ATen's kernel for meta tensors takes a row of the source to look at, also where there is none.
+std::vector<TensorMeta> index_add_metas(const OpCall& call) {
+  if (numel(call.operands[1].meta) > 0) {
+    return infer_output_metas(call);
+  }
+  const auto& self = call.operands[0].meta;
+  const bool is_in_place = call.operands[0].written;
+  return {is_in_place ? self : TensorMeta::contiguous(self.sizes, self.dtype)};
+}
+
 const RegisterOpRules rules([] {
   register_op_rule({"aten::index.Tensor", "aten::_unsafe_index.Tensor"},
                    {.strategies = index_strategies, .whole_only = has_mask});
@@ -154,10 +165,11 @@ const RegisterOpRules rules([] {
        "aten::scatter_.src", "aten::scatter_.value", "aten::scatter_.reduce", "aten::scatter_.value_reduce",
        "aten::scatter_add", "aten::scatter_add_", "aten::scatter_reduce.two", "aten::scatter_reduce_.two"},
       {.strategies = row_wise_strategies});
-  register_op_rule(
-      {"aten::index_add", "aten::index_add_", "aten::index_copy", "aten::index_copy_", "aten::index_fill.int_Scalar",
-       "aten::index_fill_.int_Scalar", "aten::index_fill.int_Tensor", "aten::index_fill_.int_Tensor"},
-      {.strategies = index_rows_strategies});
+  register_op_rule({"aten::index_copy", "aten::index_copy_", "aten::index_fill.int_Scalar",
+                    "aten::index_fill_.int_Scalar", "aten::index_fill.int_Tensor", "aten::index_fill_.int_Tensor"},
+                   {.strategies = index_rows_strategies});
+  register_op_rule({"aten::index_add", "aten::index_add_"},
+                   {.strategies = index_rows_strategies, .output_metas = index_add_metas});
   register_op_rule({"aten::index_select"}, {.strategies = index_select_strategies, .output_metas = index_select_metas});
 });
 

@@ -3,8 +3,6 @@
 
 #include <ATen/ExpandUtils.h>
 #include <ATen/OpMathType.h>
-#include <ATen/ops/empty.h>
-#include <ATen/ops/result_type.h>
 
 #include <algorithm>
 
@@ -12,6 +10,7 @@
 #include "comm/collectives.h"
 #include "dtensor/ops/pointwise.h"
 #include "dtensor/ops/rule_helpers.h"
+#include "dtensor/propagate.h"
 
 namespace tessera {
 
@@ -29,18 +28,15 @@ int64_t reduction_of(const OpCall& call) {
   return call.args[reduction_argument(call.op)].toInt();
 }
 
-/// Of which dtypes are inferred: one without dims widens no other.
-at::Tensor meta_tensor(const TensorMeta& meta) {
-  return at::empty(meta.sizes, at::device(at::kMeta).dtype(meta.dtype));
-}
-
 /// What is computed before the reduction: operands `first` (input) and `first + 1` (target), broadcast.
 template <size_t first>
-TensorMeta elements(const OpCall& call) {
-  const auto& input = call.operands[first].meta;
-  const auto& target = call.operands[first + 1].meta;
-  return TensorMeta::contiguous(broadcast_sizes(input, target),
-                                at::result_type(meta_tensor(input), meta_tensor(target)));
+DimVector elements(const OpCall& call) {
+  return broadcast_sizes(call.operands[first].meta, call.operands[first + 1].meta);
+}
+
+/// Some losses have the dtype of the input, others the wider one, and gradients that of what they are for.
+at::ScalarType dtype_of(const OpCall& call) {
+  return infer_output_dtypes(call).at(0);
 }
 
 int64_t count(const OpPlan& plan, std::initializer_list<size_t> broadcast_operands) {
@@ -55,15 +51,16 @@ int64_t count(const OpPlan& plan, std::initializer_list<size_t> broadcast_operan
 }
 
 std::vector<TensorMeta> loss_metas(const OpCall& call) {
-  auto meta = elements<0>(call);
-  TESSERA_CHECK(ValueError, reduction_of(call) != kMean || !c10::isIntegralType(meta.dtype, /*includeBool=*/true),
+  const auto dtype = c10::promoteTypes(call.operands[0].meta.dtype, call.operands[1].meta.dtype);
+  TESSERA_CHECK(ValueError, reduction_of(call) != kMean || !c10::isIntegralType(dtype, /*includeBool=*/true),
                 "{}: the mean of a loss of {}; pass tensors of a floating dtype", toString(call.op.operator_name()),
-                c10::toString(meta.dtype));
-  return {reduction_of(call) == kNoReduction ? meta : TensorMeta::contiguous({}, meta.dtype)};
+                c10::toString(dtype));
+  const auto sizes = elements<0>(call);
+  return {TensorMeta::contiguous(reduction_of(call) == kNoReduction ? sizes : DimVector(), dtype_of(call))};
 }
 
 Strategies loss_strategies(const OpCall& call) {
-  auto strategies = pointwise_strategies(call, elements<0>(call));
+  auto strategies = pointwise_strategies(call, TensorMeta::contiguous(elements<0>(call), call.outputs.at(0).dtype));
   if (reduction_of(call) != kNoReduction) {
     for (auto& strategy : strategies) {
       strategy.outputs[0] = Partial();
@@ -129,7 +126,7 @@ void local_binary_cross_entropy(const c10::OperatorHandle& op, torch::jit::Stack
 }
 
 std::vector<TensorMeta> loss_backward_metas(const OpCall& call) {
-  return {elements<1>(call)};
+  return {TensorMeta::contiguous(elements<1>(call), dtype_of(call))};
 }
 
 Strategies loss_backward_strategies(const OpCall& call) {

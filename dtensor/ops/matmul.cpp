@@ -110,7 +110,8 @@ void local_sum(const c10::OperatorHandle& op, torch::jit::Stack* stack, const Op
 void register_products(const std::vector<std::string>& ops, const char* text, OutputMetas metas = nullptr) {
   register_op_rule(ops, {.strategies = [product = Product::parse(text)](
                                            const OpCall& call) { return product_strategies(call, product, 0); },
-                         .output_metas = std::move(metas)});
+                         .output_metas = std::move(metas),
+                         .asks_kernel = true});
 }
 
 void register_sums(const std::vector<std::string>& ops, const char* text) {
@@ -118,7 +119,8 @@ void register_sums(const std::vector<std::string>& ops, const char* text) {
   register_op_rule(ops, {.strategies = [product](const OpCall& call) { return product_strategies(call, product, 1); },
                          .local_call = [product](const c10::OperatorHandle& op, torch::jit::Stack* stack,
                                                  const OpPlan& plan) { local_sum(op, stack, plan, product); },
-                         .reads_float_scalars = false});
+                         .reads_float_scalars = false,
+                         .asks_kernel = true});
 }
 
 /// Kernels compare lengths of shards only.

@@ -6,7 +6,10 @@
 // vocabulary-parallel embedding looks up its own rows, and the log-probabilities stay where they are.
 
 #include <ATen/OpMathType.h>
+#include <ATen/ops/full.h>
 #include <ATen/ops/zeros.h>
+
+#include <cmath>
 
 #include "base/error.h"
 #include "dtensor/ops/rule_helpers.h"
@@ -223,7 +226,11 @@ void local_nll_loss(const c10::OperatorHandle& op, torch::jit::Stack* stack, con
   take_own_classes(op, stack, plan.operands[0], 1);
   ensure_a_class(op, stack, 0, kWeight);
   if (local_argument(op, stack, 0).toTensor().numel() == 0) {
-    set_results(op, stack, {at::zeros(plan.outputs[0]->local_sizes(), self.options()), at::zeros({}, self.options())});
+    const bool of_nothing =
+        local_argument(op, stack, kReduction).toInt() == kMean;  // all ranks have no sample: it is not pending
+    set_results(op, stack,
+                {at::full(plan.outputs[0]->local_sizes(), of_nothing ? NAN : 0, self.options()),
+                 at::zeros({}, self.options())});
   } else {
     op.callBoxed(stack);
   }

@@ -1,6 +1,9 @@
 #include "dtensor/ops/pointwise.h"
 
+#include <ATen/ops/add.h>
 #include <ATen/ops/conj_physical.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_strided.h>
 #include <ATen/ops/neg.h>
 
 #include "dtensor/ops/op_names.h"
@@ -42,7 +45,9 @@ void local_add_in_place(const c10::OperatorHandle& op, torch::jit::Stack* stack,
 
 void register_linear(const std::vector<std::string>& ops, std::vector<std::vector<size_t>> linear_operands) {
   const auto strategies = [linear_operands](const OpCall& call) { return linear_strategies(call, linear_operands); };
-  register_op_rule(ops, {.strategies = strategies, .output_metas = pointwise_metas, .reads_float_scalars = false});
+  register_op_rule(
+      ops,
+      {.strategies = strategies, .output_metas = pointwise_metas, .reads_float_scalars = false, .asks_kernel = true});
 }
 
 Strategies divided_by_number_strategies(const OpCall& call) {
@@ -96,7 +101,16 @@ Strategies fill_in_place_strategies(const OpCall& call) {
   return strategies;
 }
 
+/// Kernels refuse a number that the dtype cannot hold, but for one element of 16 bits. All ranks must.
+void check_fits(const at::Tensor& local, const SpecPtr& whole, const c10::IValue& value) {
+  if (local.numel() == 1 && value.isScalar() && at::isReducedFloatingType(local.scalar_type()) &&
+      c10::multiply_integers(whole->sizes()) > 1) {
+    at::empty({2}, local.options()).fill_(value.toScalar());
+  }
+}
+
 void local_fill_in_place(const c10::OperatorHandle& op, torch::jit::Stack* stack, const OpPlan& plan) {
+  check_fits(local_argument(op, stack, 0).toTensor(), plan.operands[0], local_argument(op, stack, 1));
   const auto& self = plan.operands[0];
   bool first = true;
   for (size_t axis = 0; axis < self->placements().size(); ++axis) {
@@ -141,25 +155,30 @@ constexpr const char* kBackward = R"(
 
 const RegisterOpRules rules([] {
   const auto strategies = [](const OpCall& call) { return pointwise_strategies(call); };
-  register_op_rule(aten_ops(kPointwise),
-                   {.strategies = strategies, .output_metas = pointwise_metas, .reads_float_scalars = false});
+  register_op_rule(
+      aten_ops(kPointwise),
+      {.strategies = strategies, .output_metas = pointwise_metas, .reads_float_scalars = false, .asks_kernel = true});
   register_linear({"aten::neg", "aten::neg_", "aten::clone", "aten::alias", "aten::detach_", "aten::_to_copy",
                    "aten::lift_fresh", "aten::lift", "aten::lift_fresh_copy", "aten::alias_copy", "aten::detach_copy",
                    "aten::mul.Scalar", "aten::mul_.Scalar"},
                   {{0}});
   const auto linear_in_self = [](const OpCall& call) { return linear_strategies(call, {{0}}); };
-  register_op_rule({"aten::_conj"}, {.strategies = linear_in_self, .local_call = local_now<at::conj_physical>});
-  register_op_rule({"aten::_neg_view"}, {.strategies = linear_in_self, .local_call = local_now<at::neg>});
+  register_op_rule(
+      {"aten::_conj"},
+      {.strategies = linear_in_self, .local_call = local_now<at::conj_physical>, .views_are_copies = true});
+  register_op_rule({"aten::_neg_view"},
+                   {.strategies = linear_in_self, .local_call = local_now<at::neg>, .views_are_copies = true});
   register_op_rule(
       {"aten::div.Scalar", "aten::div_.Scalar"},
       {.strategies = divided_by_number_strategies, .output_metas = pointwise_metas, .reads_float_scalars = false});
   register_linear(aten_ops(kBackward), {{0}});
   register_linear({"aten::add.Tensor", "aten::sub.Tensor", "aten::rsub.Tensor", "aten::copy_", "aten::copy"}, {{0, 1}});
-  register_op_rule(
-      {"aten::fill_.Scalar", "aten::fill_.Tensor"},
-      {.strategies = fill_in_place_strategies, .local_call = local_fill_in_place, .reads_float_scalars = false});
+  register_op_rule({"aten::fill_.Scalar", "aten::fill_.Tensor"}, {.strategies = fill_in_place_strategies,
+                                                                  .local_call = local_fill_in_place,
+                                                                  .reads_float_scalars = false,
+                                                                  .runs_on_empty_shards = true});
   register_op_rule({"aten::masked_fill.Scalar", "aten::masked_fill_.Scalar"},
-                   {.strategies = masked_fill_strategies, .output_metas = pointwise_metas});
+                   {.strategies = masked_fill_strategies, .output_metas = pointwise_metas, .asks_kernel = true});
   register_op_rule({"aten::add_.Tensor", "aten::sub_.Tensor", "aten::add_.Scalar", "aten::sub_.Scalar"},
                    {.strategies = add_in_place_strategies,
                     .local_call = local_add_in_place,
@@ -184,13 +203,16 @@ std::vector<TensorMeta> pointwise_metas(const OpCall& call) {
   } catch (const c10::NotImplementedError&) {
     // No kernel for meta tensors: the sizes are plain, and one element tells the dtypes.
   }
-  TensorMeta meta = call.operands[0].meta;
+  at::Tensor sum;  // lies as their results do
   for (const auto& operand : call.operands) {
-    meta.sizes = broadcast_sizes(meta, operand.meta);
+    const auto term = at::empty_strided(operand.meta.sizes, operand.meta.strides, at::device(at::kMeta));
+    sum = sum.defined() ? at::add(sum, term) : at::neg(term);
   }
   std::vector<TensorMeta> metas;
   for (const auto dtype : infer_output_dtypes(call)) {
-    metas.push_back(TensorMeta::contiguous(meta.sizes, dtype));
+    auto meta = TensorMeta::of(sum);
+    meta.dtype = dtype;
+    metas.push_back(std::move(meta));
   }
   return metas;
 }

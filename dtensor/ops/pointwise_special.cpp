@@ -48,7 +48,8 @@ std::vector<std::string> polynomials_of_numbers() {
 const RegisterOpRules rules([] {
   const OpRule rule{.strategies = [](const OpCall& call) { return pointwise_strategies(call); },
                     .output_metas = pointwise_metas,
-                    .reads_float_scalars = false};
+                    .reads_float_scalars = false,
+                    .asks_kernel = true};
   register_op_rule(aten_ops(kPointwise), rule);
   register_op_rule(polynomials_of_numbers(), rule);
   auto in_place = rule;

@@ -213,15 +213,20 @@ const RegisterOpRules rules([] {
   register_op_rule({"aten::sum", "aten::sum.dim_IntList"}, {.strategies = sum_strategies});
   register_op_rule({"aten::nansum"},
                    {.strategies = [](const OpCall& call) { return reduce_strategies(call, Partial()); },
-                    .output_metas = reduced_metas(sum_dtype)});
+                    .output_metas = reduced_metas(sum_dtype),
+                    .asks_kernel = true});
   register_op_rule({"aten::mean", "aten::mean.dim"}, {.strategies = sum_strategies, .local_call = local_mean});
   register_op_rule({"aten::prod"}, {.strategies = product_strategies, .output_metas = reduced_metas(sum_dtype)});
   register_op_rule({"aten::prod.dim_int"}, {.strategies = product_strategies});
   register_op_rule({"aten::count_nonzero", "aten::count_nonzero.dim_IntList"},
                    {.strategies = [](const OpCall& call) { return reduce_strategies(call, Partial()); },
                     .output_metas = reduced_metas(long_dtype)});
-  const OpRule max{.strategies = extremum_strategies<ReduceOp::Max>, .local_call = local_extremum<ReduceOp::Max>};
-  const OpRule min{.strategies = extremum_strategies<ReduceOp::Min>, .local_call = local_extremum<ReduceOp::Min>};
+  const OpRule max{.strategies = extremum_strategies<ReduceOp::Max>,
+                   .local_call = local_extremum<ReduceOp::Max>,
+                   .asks_kernel = true};
+  const OpRule min{.strategies = extremum_strategies<ReduceOp::Min>,
+                   .local_call = local_extremum<ReduceOp::Min>,
+                   .asks_kernel = true};
   register_op_rule({"aten::amax", "aten::any", "aten::any.dim", "aten::_is_any_true"}, max);
   register_op_rule({"aten::amin", "aten::all", "aten::all.dim", "aten::_is_all_true"}, min);
   auto any = max;
@@ -239,14 +244,16 @@ const RegisterOpRules rules([] {
   register_op_rule({"aten::norm.Scalar", "aten::norm.ScalarOpt_dim", "aten::norm.ScalarOpt_dim_dtype",
                     "aten::norm.ScalarOpt_dtype", "aten::linalg_vector_norm"},
                    {.strategies = norm_strategies, .local_call = local_norm});
-  register_op_rule({"aten::var.correction", "aten::std.correction"},
-                   {.strategies = kept_dims_strategies, .output_metas = reduced_metas(real_dtype)});
+  register_op_rule(
+      {"aten::var.correction", "aten::std.correction"},
+      {.strategies = kept_dims_strategies, .output_metas = reduced_metas(real_dtype), .asks_kernel = true});
   register_op_rule({"aten::var_mean.correction", "aten::std_mean.correction"},
-                   {.strategies = kept_dims_strategies, .output_metas = variance_and_mean});
+                   {.strategies = kept_dims_strategies, .output_metas = variance_and_mean, .asks_kernel = true});
   register_op_rule({"aten::max.dim", "aten::min.dim", "aten::argmax", "aten::argmin", "aten::aminmax"},
-                   {.strategies = kept_dims_strategies});
-  register_op_rule({"aten::logsumexp"},
-                   {.strategies = kept_dims_strategies, .output_metas = reduced_metas(floating_dtype)});
+                   {.strategies = kept_dims_strategies, .asks_kernel = true});
+  register_op_rule(
+      {"aten::logsumexp"},
+      {.strategies = kept_dims_strategies, .output_metas = reduced_metas(floating_dtype), .asks_kernel = true});
   register_op_rule({"aten::median.dim", "aten::nanmedian.dim", "aten::mode"},
                    {.strategies = kept_dims_strategies, .output_metas = values_and_indices});
 });

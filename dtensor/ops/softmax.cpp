@@ -9,6 +9,7 @@
 
 #include <limits>
 
+#include "base/error.h"
 #include "comm/collectives.h"
 #include "dtensor/ops/rule_helpers.h"
 
@@ -23,6 +24,9 @@ constexpr size_t kBackwardDim = 2;
 /// The rows in one piece first: of two strategies that move equally much, that is cheaper.
 template <size_t dim_arg>
 Strategies softmax_strategies(const OpCall& call) {
+  const auto& meta = call.operands[0].meta;
+  TESSERA_CHECK(ValueError, c10::isFloatingType(meta.dtype), "{}: of {}; pass a tensor of a floating dtype",
+                toString(call.op.operator_name()), to_string(meta));
   const int64_t dim = wrap_dim(call.args[dim_arg].toInt(), call.operands[0].ndim());
   auto strategies = along_dims(call, {dim});
   if (call.operands[0].ndim() > 0) {

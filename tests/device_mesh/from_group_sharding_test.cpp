@@ -1,6 +1,7 @@
 // DTensors and fully_shard over a mesh of groups that are there already.
 
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/ones.h>
 #include <ATen/ops/randn.h>
 
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
@@ -44,6 +45,20 @@ TEST_CASE("DTensors and fully_shard over such meshes") {
     reference(input).pow(2).sum().backward();
     sharded(input).pow(2).sum().backward();
     check_sharded_parity(reference, sharded);
+  });
+}
+
+TEST_CASE("results are on the groups of their operands' mesh, also where another mesh is equal") {
+  run_ranks(2, [](int) {
+    const DeviceMesh mesh = init_device_mesh(at::kCPU, {2}, {"dp"});
+    const DeviceMesh other = DeviceMesh::from_group(new_group({0, 1}, "other"), at::kCPU, "dp");
+    const at::Tensor x = distribute_tensor(at::ones({3}), mesh, {Shard(0)});
+    const at::Tensor y = distribute_tensor(at::ones({3}), other, {Shard(0)});
+    for (int i = 0; i < 2; ++i) {
+      TESSERA_EXPECT(device_mesh(x.relu()).shares_groups_with(mesh));
+      TESSERA_EXPECT(device_mesh(y.relu()).shares_groups_with(other));
+      TESSERA_EXPECT(!device_mesh(y.relu()).shares_groups_with(mesh));
+    }
   });
 }
 

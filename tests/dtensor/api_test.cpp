@@ -7,8 +7,10 @@
 #include <ATen/ops/ones.h>
 #include <ATen/ops/rand.h>
 #include <ATen/ops/randn.h>
+#include <ATen/ops/zeros_like.h>
 #include <torch/serialize.h>
 
+#include <limits>
 #include <sstream>
 
 #include "comm/comm_stats.h"
@@ -117,6 +119,26 @@ TEST_CASE("local_map runs a function of local tensors, uneven shards too", "[dte
   }
 }
 
+TEST_CASE("copies with NaNs at the same places are copies", "[dtensor]") {
+  run_ranks(2, [](int rank) {
+    const auto mesh = init_device_mesh(at::kCPU, {2});
+    const auto nan = at::full({2, 2}, std::numeric_limits<double>::quiet_NaN());
+    from_local(nan.t(), mesh, {Replicate()}, {.run_check = true});
+    from_local(nan.select(0, 0).select(0, 0), mesh, {Replicate()}, {.run_check = true});
+    expect_throws<ValueError>(
+        [&] { from_local(rank == 0 ? nan : at::zeros_like(nan), mesh, {Replicate()}, {.run_check = true}); },
+        "different values");
+  });
+}
+
+TEST_CASE("what a function of local tensors returns is defined", "[dtensor]") {
+  run_ranks(2, [](int) {
+    const auto x = distribute_tensor(ramp({2}), init_device_mesh(at::kCPU, {2}), {Shard(0)});
+    const auto nothing = [](const std::vector<at::Tensor>&) { return std::vector{at::Tensor()}; };
+    expect_throws<ValueError>([&] { local_map(nothing, {x}, {.out_placements = {{Shard(0)}}}); }, "is undefined");
+  });
+}
+
 TEST_CASE("local tensors of different numbers of dims are refused on every rank", "[dtensor]") {
   run_ranks(2, [](int rank) {
     const auto mesh = init_device_mesh(at::kCPU, {2});
@@ -175,7 +197,8 @@ TEST_CASE("what needs a data pointer says that a DTensor has none", "[dtensor]")
     std::ostringstream stream;
     expect_throws<c10::Error>([&] { torch::save(x, stream); },
                               "a DTensor has no data pointer of its own; take to_local() or full_tensor() first. To "
-                              "save, dcp::save (checkpoint/checkpoint.h) writes whole models");
+                              "print, describe() (dtensor/visualize_sharding.h). To save, dcp::save "
+                              "(checkpoint/checkpoint.h) writes whole models");
   });
 }
 

@@ -25,7 +25,7 @@ at::Tensor tensor(std::initializer_list<double> values, at::ScalarType dtype = a
 
 /// `call` gives the same on plain tensors and where they lie as `placements` say, on two ranks.
 void expect_same(const Tensors& inputs, const std::vector<Placement>& placements,
-                 const std::function<at::Tensor(const Tensors&)>& call) {
+                 const std::function<at::Tensor(const Tensors&)>& call, Tolerance tolerance = {}) {
   Tensors plain;
   for (const auto& input : inputs) {
     plain.push_back(input.clone());
@@ -41,7 +41,7 @@ void expect_same(const Tensors& inputs, const std::vector<Placement>& placements
     }
     const auto actual = call(sharded);
     TESSERA_EXPECT(actual.scalar_type() == expected.scalar_type());
-    expect_close(full_tensor(actual), expected);
+    expect_close(full_tensor(actual), expected, tolerance);
   });
 }
 
@@ -242,4 +242,147 @@ TEST_CASE("corners: losses of a target without dims, and statistics where there 
   }
   expect_same({at::arange(12).view({4, 3}).to(at::kBFloat16), at::ones({3})}, {Shard(0), Replicate()},
               [](const Tensors& x) { return std::get<1>(at::native_layer_norm(x[0], {3}, {}, x[1], 1e-5)); });
+}
+
+TEST_CASE("corners: numbers that a dtype cannot hold are refused on every rank, be its part one element or none") {
+  run_ranks(4, [](int) {  // parts of 2, 2, 1 and 0 elements
+    const auto mesh = init_device_mesh(at::kCPU, {4});
+    const auto half = distribute_tensor(at::ones({5}, at::kHalf), mesh, {Shard(0)});
+    expect_throws<std::exception>([&] { half.masked_fill(half.gt(0), -1e9); }, "overflow");
+    expect_throws<std::exception>([&] { half.clamp(0, 1e9); }, "overflow");
+    expect_throws<std::exception>([&] { half.clone().fill_(1e10); }, "overflow");
+    const auto whole = distribute_tensor(at::ones({5}), mesh, {Shard(0)});
+    expect_throws<c10::Error>([&] { at::softshrink(whole, -1.0); }, "lambda");
+    expect_close(full_tensor(whole.clamp(0, 0.5)), at::full({5}, 0.5));
+    expect_close(full_tensor(half.masked_fill(half.gt(0), 3)), at::full({5}, 3, at::kHalf));
+  });
+}
+
+TEST_CASE("corners: views that are copies are so on every rank, also one that has nothing") {
+  run_ranks(4, [](int) {
+    const auto mesh = init_device_mesh(at::kCPU, {4});
+    auto x = distribute_tensor(at::ones({5}, at::kComplexFloat), mesh, {Shard(0)});
+    const auto conjugate = x.conj();
+    x.add_(1);
+    expect_throws<StateError>([&] { conjugate.add(1); }, "was written since");
+  });
+}
+
+TEST_CASE("corners: determinants of a matrix that lies by columns, and their gradients") {
+  const auto matrix = at::arange(9, at::kDouble).view({3, 3}).cos() + at::eye(3, at::kDouble);
+  for (const Placement& placement : {Placement(Shard(0)), Placement(Shard(1)), Placement(Partial())}) {
+    for (const bool logarithm : {false, true}) {
+      expect_same({matrix}, {placement}, [=](const Tensors& x) {
+        const auto leaf = x[0].detach().requires_grad_();
+        const auto value = logarithm ? std::get<1>(at::linalg_slogdet(leaf.t())) : at::linalg_det(leaf.t());
+        return torch::autograd::grad({value}, {leaf})[0];
+      });
+    }
+  }
+}
+
+TEST_CASE("corners: norms without kernels for tensors that have no data") {
+  const auto values = at::arange(5, at::kFloat);
+  for (const Placement& placement : {Placement(Shard(0)), Placement(Replicate())}) {
+    expect_same({values}, {placement}, [](const Tensors& x) { return at::_foreach_powsum(x, 3)[0]; });
+  }
+  run_ranks(2, [](int) {
+    const auto mesh = init_device_mesh(at::kCPU, {2});
+    const auto whole_numbers = distribute_tensor(at::arange(5), mesh, {Shard(0)});
+    const auto nothing = distribute_tensor(at::arange(0), mesh, {Shard(0)});
+    expect_throws<std::exception>([&] { at::_foreach_norm({whole_numbers}); }, "");
+    expect_throws<std::exception>([&] { at::linalg_vector_norm(nothing); }, "");
+  });
+}
+
+TEST_CASE("corners: losses of an input and a target of different dtypes") {
+  using Loss = at::Tensor (*)(const at::Tensor&, const at::Tensor&, int64_t);
+  const std::vector<Loss> losses = {
+      [](const at::Tensor& x, const at::Tensor& y, int64_t reduction) { return at::mse_loss(x, y, reduction); },
+      [](const at::Tensor& x, const at::Tensor& y, int64_t reduction) { return at::smooth_l1_loss(x, y, reduction); },
+      [](const at::Tensor& x, const at::Tensor& y, int64_t reduction) { return at::huber_loss(x, y, reduction); },
+      [](const at::Tensor& x, const at::Tensor& y, int64_t reduction) { return at::soft_margin_loss(x, y, reduction); },
+      [](const at::Tensor& x, const at::Tensor& y, int64_t reduction) {
+        return at::binary_cross_entropy_with_logits(x, y, {}, {}, reduction);
+      }};
+  const auto input = at::arange(12, at::kFloat).view({4, 3}).cos(), target = input.sin().abs();
+  for (const auto& [of_input, of_target] : {std::pair(at::kBFloat16, at::kFloat), std::pair(at::kFloat, at::kBFloat16),
+                                            std::pair(at::kFloat, at::kDouble)}) {
+    for (const auto& loss : losses) {
+      for (const int64_t reduction : {at::Reduction::None, at::Reduction::Mean, at::Reduction::Sum}) {
+        const Tensors inputs = {input.to(of_input), target.to(of_target)};
+        const auto gradient = [&](const Tensors& x) {
+          const auto leaf = x[0].detach().requires_grad_();
+          return torch::autograd::grad({loss(leaf, x[1], reduction).sum()}, {leaf})[0];
+        };
+        try {
+          gradient(inputs);
+        } catch (const c10::Error&) {
+          continue;  // not all take all dtypes
+        }
+        for (const Placement& placement : {Placement(Shard(0)), Placement(Replicate())}) {
+          const Tolerance of_16_bits{.rtol = 2e-2, .atol = 1e-3};
+          expect_same(
+              inputs, {placement, placement}, [&](const Tensors& x) { return loss(x[0], x[1], reduction); },
+              of_16_bits);
+          expect_same(inputs, {placement, placement}, gradient, of_16_bits);
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("corners: nothing is added to rows, as for an expert without tokens") {
+  const auto rows = at::arange(12, at::kFloat).view({4, 3});
+  const auto none = at::arange(0);
+  for (const Placement& placement : {Placement(Shard(0)), Placement(Shard(1)), Placement(Replicate())}) {
+    expect_same({rows, none}, {placement, Replicate()}, [](const Tensors& x) {
+      const auto leaf = x[0].detach().requires_grad_();
+      const auto own = leaf.index_select(0, x[1]);
+      const auto sum = (leaf * 2).index_add(0, x[1], own).index_add_(0, x[1], own);
+      return torch::autograd::grad({sum.square().sum()}, {leaf})[0];
+    });
+  }
+}
+
+TEST_CASE("corners: what kernels refuse is refused on every rank, also where it has nothing") {
+  run_ranks(4, [](int) {
+    const auto mesh = init_device_mesh(at::kCPU, {4});
+    const auto few = distribute_tensor(at::ones({2, 3}), mesh, {Shard(0)});
+    const auto weight = distribute_tensor(at::ones({5, 3}, at::kBFloat16), mesh, {Replicate()});
+    const auto whole_numbers = distribute_tensor(at::ones({2, 3}, at::kLong), mesh, {Shard(0)});
+    expect_throws<std::exception>([&] { at::linear(few, weight); }, "");
+    expect_throws<std::exception>([&] { at::gelu(whole_numbers); }, "");
+    expect_throws<std::exception>([&] { at::std(whole_numbers, at::OptionalIntArrayRef({1}), 1); }, "");
+    expect_throws<std::exception>([&] { at::amax(few.to(at::kComplexFloat), {1}); }, "");
+    for (const Placement& placement : {Placement(Shard(0)), Placement(Shard(1)), Placement(Replicate())}) {
+      expect_throws<ValueError>([&] { at::softmax(redistribute(whole_numbers, {placement}), 1); }, "floating dtype");
+    }
+    expect_close(full_tensor(at::linear(few, weight.to(at::kFloat))), at::full({2, 5}, 3.0));
+    expect_close(full_tensor(at::std(few, at::OptionalIntArrayRef({1}), 1)), at::zeros({2}));
+    const auto signal = distribute_tensor(at::ones({1, 4, 1}), mesh, {Shard(1)});
+    const auto window = distribute_tensor(at::ones({2, 2, 3}), mesh, {Replicate()});
+    expect_throws<ValueError>([&] { at::conv1d(signal, window, {}, 3, at::IntArrayRef{1}, 2, 2); }, "does not fit");
+  });
+}
+
+TEST_CASE("corners: the mean cross-entropy of no samples is NaN under every placement") {
+  const auto scores = at::ones({0, 3});
+  const auto target = at::arange(0);
+  for (const Placement& placement : {Placement(Shard(0)), Placement(Replicate())}) {
+    expect_same({scores, target}, {placement, placement},
+                [](const Tensors& x) { return at::cross_entropy_loss(x[0], x[1]).isnan(); });
+  }
+}
+
+TEST_CASE("corners: pointwise results of permuted tensors lie as those of plain ones") {
+  const auto values = at::arange(24, at::kFloat).view({2, 3, 4}) - 10;
+  for (const auto& op : {+[](const at::Tensor& x) { return x.relu(); }, +[](const at::Tensor& x) { return x.abs(); },
+                         +[](const at::Tensor& x) { return at::where(x.gt(0), x, -x); }}) {
+    for (const Placement& placement : {Placement(Shard(0)), Placement(Shard(2)), Placement(Replicate())}) {
+      expect_same({values}, {placement}, [&](const Tensors& x) {
+        return op(x[0].transpose(1, 2)).transpose(1, 2).view({2, 12});
+      });
+    }
+  }
 }

@@ -1,6 +1,7 @@
 // Ops that write: in place where the tensor has to move, with new sizes, and into out= tensors.
 
 #include <ATen/autocast_mode.h>
+#include <ATen/ops/_foreach_mul.h>
 #include <ATen/ops/add.h>
 #include <ATen/ops/as_strided.h>
 #include <ATen/ops/as_strided_scatter.h>
@@ -11,6 +12,7 @@
 #include <ATen/ops/linalg_vector_norm.h>
 #include <ATen/ops/max.h>
 #include <ATen/ops/mm.h>
+#include <ATen/ops/ones.h>
 #include <ATen/ops/ones_like.h>
 #include <ATen/ops/renorm.h>
 #include <ATen/ops/sub.h>
@@ -18,6 +20,7 @@
 
 #include "base/error.h"
 #include "dtensor/dtensor.h"
+#include "dtensor/factories.h"
 #include "testing/expect.h"
 #include "testing/run_ranks.h"
 #include "testing/tensor_matchers.h"
@@ -251,4 +254,37 @@ TEST_CASE("a gradient whose formula makes plain tensors", "[dtensor][ops]") {
        .inputs = {{{5, 3}}, indices({2}, 5), {{2, 3}}},
        .call = [](const Tensors& x) -> Tensors { return {at::index_put(x[0], {x[1]}, x[2])}; }},
   }));
+}
+
+TEST_CASE("writes to lists of tensors count as writes", "[dtensor]") {
+  run_ranks(2, [](int) {
+    const auto mesh = init_device_mesh(at::kCPU, {2});
+    auto x = distribute_tensor(at::ones({3, 2}), mesh, {Shard(0)});
+    const auto column = x.select(1, 1).narrow(0, 1, 2);  // moves, and so is a copy
+    at::_foreach_mul_({x}, 2);
+    expect_throws<StateError>([&] { full_tensor(column); }, "was written since");
+
+    auto leaf = distribute_tensor(at::ones({3}), mesh, {Shard(0)}).requires_grad_();
+    const auto y = leaf * 1, loss = (y * y).sum();
+    {
+      const at::NoGradGuard no_grad;
+      at::_foreach_mul_({y}, 2);
+    }
+    expect_throws<c10::Error>([&] { loss.backward(); }, "modified by an inplace operation");
+  });
+}
+
+TEST_CASE("a tensor that shrinks leaves no view behind that reads other memory", "[dtensor]") {
+  run_ranks(2, [](int) {
+    const auto mesh = init_device_mesh(at::kCPU, {2});
+    auto x = zeros({4}, mesh, {Replicate()});
+    {
+      const auto view = x.view({2, 2});
+      expect_throws<NotImplementedError>([&] { x.resize_({2}); }, "other tensors have its memory too");
+      x.resize_({6});  // as a plain tensor, it gets new memory
+    }
+    x.resize_({2});
+    x.fill_(1);
+    expect_bit_equal(full_tensor(x), at::ones({2}));
+  });
 }

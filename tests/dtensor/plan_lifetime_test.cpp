@@ -1,12 +1,18 @@
 // What cached plans keep alive.
 
 #include <ATen/TensorOperators.h>
+#include <ATen/ops/empty_like.h>
+#include <ATen/ops/full.h>
 #include <ATen/ops/ones.h>
+#include <torch/library.h>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 #include "comm/process_group.h"
 #include "comm/rank_context.h"
 #include "dtensor/dtensor.h"
+#include "dtensor/register_sharding.h"
+#include "testing/expect.h"
+#include "testing/tensor_matchers.h"
 #include "third_party/catch2/catch.h"
 
 using namespace tessera;
@@ -24,6 +30,29 @@ c10::weak_intrusive_ptr<c10d::ProcessGroup> group_of_a_run() {
   return group;
 }
 
+/// An op whose kernel makes the thread's cache drop all plans, that of its own call among them.
+at::Tensor twice_after_another_run(const at::Tensor& x) {
+  const RankContextGuard guard(RankContext::create());
+  group_of_a_run();
+  return x * 2;
+}
+
+at::Tensor twice_meta(const at::Tensor& x) {
+  return at::empty_like(x);
+}
+
+TORCH_LIBRARY(plan_lifetime, library) {
+  library.def("twice(Tensor x) -> Tensor");
+}
+
+TORCH_LIBRARY_IMPL(plan_lifetime, CPU, library) {
+  library.impl("twice", &twice_after_another_run);
+}
+
+TORCH_LIBRARY_IMPL(plan_lifetime, Meta, library) {
+  library.impl("twice", &twice_meta);
+}
+
 }  // namespace
 
 TEST_CASE("the groups of a process group that ended are freed by the next one's first ops", "[dtensor]") {
@@ -31,4 +60,19 @@ TEST_CASE("the groups of a process group that ended are freed by the next one's 
   const auto first = group_of_a_run();
   group_of_a_run();
   CHECK(first.expired());
+}
+
+TEST_CASE("a plan that the cache drops while its op runs stays valid until the op has returned", "[dtensor]") {
+  const RankContextGuard guard(RankContext::create());
+  init_process_group({.backend = "fake", .rank = 0, .world_size = 2});
+  register_sharding("plan_lifetime::twice",
+                    [](const OpCall&) -> Strategies { return {{.operands = {Shard(0)}, .outputs = {Shard(0)}}}; });
+  const auto x = from_local(at::ones({3}), init_device_mesh(at::kCPU, {2}), {Shard(0)});
+  const auto twice = c10::Dispatcher::singleton().findSchemaOrThrow("plan_lifetime::twice", "");
+  for (int call = 0; call < 3; ++call) {
+    const auto y = twice.typed<at::Tensor(const at::Tensor&)>().call(x);
+    expect_equal(to_string(placements(y)), "(Shard(0))");
+    expect_bit_equal(to_local(y), at::full({3}, 2.0F));
+  }
+  destroy_process_group();
 }

@@ -4,6 +4,7 @@
 #include <ATen/ops/randn.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
+#include <torch/csrc/autograd/autograd.h>
 
 #include <algorithm>
 
@@ -70,15 +71,18 @@ std::optional<at::Tensor> try_step(const Step& step, const Tensors& values) {
 
 }  // namespace
 
-at::Tensor loss_of(const Tensors& values) {
+Tensors gradients_of(const Tensors& inputs, const Tensors& values, bool create_graph) {
   at::Tensor loss;
   for (const auto& value : values) {
-    if (value.requires_grad() && value.is_floating_point()) {
+    if (value.defined() && value.requires_grad() && value.is_floating_point()) {
       const auto term = value.square().sum();
       loss = loss.defined() ? loss + term : term;
     }
   }
-  return loss;
+  if (!loss.defined()) {
+    return Tensors(inputs.size());
+  }
+  return torch::autograd::grad({loss}, inputs, {}, /*retain_graph=*/true, create_graph, /*allow_unused=*/true);
 }
 
 RandomProgram RandomProgram::draw(uint64_t seed) {
@@ -102,19 +106,25 @@ RandomProgram RandomProgram::draw(uint64_t seed) {
       program.values.push_back(std::move(*value));
     }
   }
-  try {
-    if (const auto loss = loss_of(program.values); loss.defined()) {
-      loss.backward();
-    }
-  } catch (const c10::Error&) {
-    program.is_differentiable = false;
-    return program;
-  }
-  for (int64_t i = 0; i < num_inputs; ++i) {
-    const auto& gradient = program.gradients.emplace_back(program.values[static_cast<size_t>(i)].grad());
-    program.is_differentiable = program.is_differentiable && (!gradient.defined() || is_finite(gradient));
-  }
+  program.differentiate(draws.one_in(4) ? 2 : 1);
   return program;
+}
+
+void RandomProgram::differentiate(size_t times) {
+  const Tensors inputs(values.begin(), values.begin() + static_cast<int64_t>(input_sizes.size()));
+  Tensors of = values;
+  while (gradients.size() < times) {
+    try {
+      of = gradients_of(inputs, of, /*create_graph=*/gradients.size() + 1 < times);
+    } catch (const c10::Error&) {
+      return;
+    }
+    if (!std::ranges::all_of(of,
+                             [](const at::Tensor& gradient) { return !gradient.defined() || is_finite(gradient); })) {
+      return;
+    }
+    gradients.push_back(of);
+  }
 }
 
 Tensors RandomProgram::run(const Tensors& inputs) const {

@@ -50,9 +50,9 @@ struct RandomProgram {
   std::vector<std::vector<int64_t>> input_sizes;
   std::vector<Step> steps;
   Tensors values;  // of the plain run: inputs (leaves that require gradients), then one value a step
-  /// Whether autograd takes it, with finite gradients: not one that writes to what a gradient needs.
-  bool is_differentiable = true;
-  Tensors gradients;  // of the inputs, for the sum of the squares of all floating values; may be undefined
+  /// gradients_of() the inputs, and for a fourth of the programs those of the gradients. As far as autograd takes it and
+  /// they are finite: not where a program writes to what a gradient needs.
+  std::vector<Tensors> gradients;
 
   static RandomProgram draw(uint64_t seed);
 
@@ -60,9 +60,13 @@ struct RandomProgram {
   Tensors run(const Tensors& inputs) const;
   /// The steps that lead to value `last`, one a line; all of them without one.
   std::string describe(size_t last = SIZE_MAX) const;
+
+ private:
+  void differentiate(size_t times);
 };
 
-/// Sum of the squares of all values that have a gradient; undefined if none has.
-at::Tensor loss_of(const Tensors& values);
+/// The gradients of `inputs` for the sum of the squares of all floating `values` that have one; undefined where an
+/// input has none. With `create_graph` they have gradients themselves.
+Tensors gradients_of(const Tensors& inputs, const Tensors& values, bool create_graph);
 
 }  // namespace tessera

@@ -75,6 +75,16 @@ at::Tensor twice(const at::Tensor& x) {
   return x * 2;
 }
 
+/// As a kernel that knows plain tensors only.
+at::Tensor twice_in_memory(const at::Tensor& x) {
+  auto y = at::empty_like(x, at::MemoryFormat::Contiguous);
+  const auto from = x.contiguous();
+  for (int64_t i = 0; i < x.numel() && !x.is_meta(); ++i) {
+    y.mutable_data_ptr<float>()[i] = 2 * from.const_data_ptr<float>()[i];
+  }
+  return y;
+}
+
 at::Tensor& add_one(at::Tensor& x) {
   return x.add_(1);
 }
@@ -87,6 +97,9 @@ TORCH_LIBRARY(own_ops, library) {
     library.def((std::string(name) + "(Tensor x) -> Tensor").c_str());
   }
   library.def("add_one(Tensor(a!) x) -> Tensor(a!)");
+  library.def("of_all_backends(Tensor x) -> Tensor",
+              torch::dispatch(c10::DispatchKey::CompositeExplicitAutograd, TORCH_FN(twice_in_memory)));
+  library.def("of_parts(Tensor x) -> Tensor", &twice);
 }
 
 TORCH_LIBRARY_IMPL(own_ops, CPU, library) {
@@ -222,7 +235,37 @@ TEST_CASE("strategies count from the next call on, on every thread that runs alr
   });
 }
 
+TEST_CASE("an own op with one kernel for all backends", "[dtensor]") {
+  run_ranks(3, [](int) {
+    register_sharding("own_ops::of_all_backends", all_dims);  // by each rank
+    const auto x = distribute_tensor(ramp({4, 4}), init_device_mesh(at::kCPU, {3}), {Shard(1)});
+    for (int i = 0; i < 2; ++i) {
+      const auto y = call("own_ops::of_all_backends", x);
+      expect_equal(to_string(placements(y)), "(Shard(1))");
+      expect_bit_equal(full_tensor(y), ramp({4, 4}) * 2);
+    }
+  });
+}
+
+TEST_CASE("writes of an own op count as writes", "[dtensor]") {
+  register_sharding("own_ops::add_one", all_dims);
+  run_ranks(2, [](int) {
+    const auto op =
+        c10::Dispatcher::singleton().findSchemaOrThrow("own_ops::add_one", "").typed<at::Tensor&(at::Tensor&)>();
+    auto x = distribute_tensor(ramp({3}), init_device_mesh(at::kCPU, {2}), {Shard(0)}).requires_grad_();
+    auto y = x * 1;
+    const auto loss = (y * y).sum();
+    {
+      const at::NoGradGuard no_grad;
+      op.call(y);
+    }
+    expect_throws<c10::Error>([&] { loss.backward(); }, "modified by an inplace operation");
+  });
+}
+
 TEST_CASE("what cannot be a rule is refused", "[dtensor]") {
+  CHECK_THROWS_WITH(register_sharding("own_ops::of_parts", all_dims),
+                    Catch::Matchers::ContainsSubstring("register those ops"));
   CHECK_THROWS_AS(register_sharding("own_ops::smoth", all_dims), ValueError);
   CHECK_THROWS_WITH(register_sharding("own_ops::smoth", all_dims),
                     Catch::Matchers::ContainsSubstring("\"own_ops::smoth\"): there is no such op"));

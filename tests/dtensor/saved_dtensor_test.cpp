@@ -57,6 +57,18 @@ TEST_CASE("a DTensor that was saved is loaded as it was", "[dtensor]") {
   });
 }
 
+TEST_CASE("what is saved is the local tensor, not the memory around it", "[dtensor]") {
+  run_ranks(2, [](int) {
+    const auto mesh = init_device_mesh(at::kCPU, {2});
+    std::stringstream stream;
+    torch::save(SavedDTensor{.tensor = from_local(ramp({100000}).narrow(0, 7, 4), mesh, {Shard(0)})}, stream);
+    TESSERA_EXPECT(stream.str().size() < 10000);
+    SavedDTensor loaded{.mesh = mesh};
+    torch::load(loaded, stream);
+    expect_bit_equal(to_local(loaded.tensor), ramp({100000}).narrow(0, 7, 4));
+  });
+}
+
 TEST_CASE("what does not fit is refused, and nothing is loaded", "[dtensor]") {
   run_ranks(2, [](int rank) {
     const auto mesh = init_device_mesh(at::kCPU, {2}, {"dp"});

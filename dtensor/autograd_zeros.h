@@ -1,0 +1,22 @@
+#pragma once
+// Autograd adds up the gradients that meet at one place, and makes plain zeros of those that it knows to be none, such
+// as the second gradient of a pooling to its input; internal to this package.
+
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/stack.h>
+
+#include "dtensor/call_signature.h"
+
+namespace tessera {
+
+/// Within a backward, where `call` adds a DTensor and a plain tensor of zeros, one to the other or both to a new one:
+/// the result is on `stack`, which lacks the arguments, and true is returned. A plain tensor that is written becomes a
+/// DTensor. Autograd's zeros are every rank's, since every rank runs the same backward. (Who made them cannot be told:
+/// a hook's own sum that begins with zeros becomes a DTensor, too, which holds the right values.)
+bool add_zeros_of_autograd(const c10::OperatorHandle& op, const CallSignature& call, torch::jit::Stack* stack);
+
+/// Whether, within a backward, the plain tensors of at least one dim in `call` have no elements: gradients of parts
+/// that are empty.
+bool has_empty_gradients(const CallSignature& call);
+
+}  // namespace tessera

@@ -10,30 +10,14 @@
 #include <cstdint>
 #include <functional>
 #include <optional>
-#include <random>
 #include <string>
 #include <vector>
+
+#include "testing/draws.h"
 
 namespace tessera {
 
 using Tensors = std::vector<at::Tensor>;
-
-/// The same numbers for the same seed on every platform, which std's distributions do not promise.
-class Draws {
- public:
-  explicit Draws(uint64_t seed) : engine_(seed) {}
-  /// 0 <= result < limit.
-  int64_t below(int64_t limit) { return static_cast<int64_t>(engine_() % static_cast<uint64_t>(limit)); }
-  int64_t between(int64_t low, int64_t high) { return low + below(high - low + 1); }
-  bool one_in(int64_t n) { return below(n) == 0; }
-  template <class T>
-  const T& of(const std::vector<T>& choices) {
-    return choices[static_cast<size_t>(below(static_cast<int64_t>(choices.size())))];
-  }
-
- private:
-  std::mt19937_64 engine_;
-};
 
 /// One op: a value made of earlier values of the program.
 struct Step {
@@ -50,8 +34,8 @@ struct RandomProgram {
   std::vector<std::vector<int64_t>> input_sizes;
   std::vector<Step> steps;
   Tensors values;  // of the plain run: inputs (leaves that require gradients), then one value a step
-  /// gradients_of() the inputs, and for a fourth of the programs those of the gradients. As far as autograd takes it and
-  /// they are finite: not where a program writes to what a gradient needs.
+  /// gradients_of() the inputs, and for a fourth of the programs those of the gradients. As far as autograd takes it
+  /// and they are finite: not where a program writes to what a gradient needs.
   std::vector<Tensors> gradients;
 
   static RandomProgram draw(uint64_t seed);

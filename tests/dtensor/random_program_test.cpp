@@ -5,10 +5,10 @@
 
 #include <fmt/ranges.h>
 
-#include <cstdlib>
 #include <map>
 
 #include "dtensor/dtensor.h"
+#include "testing/draws.h"
 #include "testing/expect.h"
 #include "testing/run_ranks.h"
 #include "testing/tensor_matchers.h"
@@ -24,11 +24,6 @@ constexpr uint64_t kDefaultDraws = 20000;
 constexpr uint64_t kDrawsARun = 50;  // of one mesh: starting ranks costs more than a draw
 
 const std::vector<std::vector<int64_t>> kMeshes = {{2}, {3}, {2, 2}, {4}, {1}, {3, 2}, {2, 1, 2}};
-
-uint64_t from_environment(const char* name, uint64_t otherwise) {
-  const char* text = std::getenv(name);
-  return text ? std::strtoull(text, nullptr, 10) : otherwise;
-}
 
 Placement draw_placement(Draws& draws, int64_t ndim, ReduceOp pending) {
   const int64_t kind = draws.below(ndim > 0 ? 5 : 3);
@@ -166,8 +161,8 @@ class OpsSeen {
 }  // namespace
 
 TEST_CASE("random programs give what plain tensors give", "[dtensor]") {
-  const uint64_t first = from_environment("TESSERA_SEED", 1);
-  const uint64_t draws = from_environment("TESSERA_DRAWS", kDefaultDraws);
+  const uint64_t first = number_from_environment("TESSERA_SEED", 1);
+  const uint64_t draws = number_from_environment("TESSERA_DRAWS", kDefaultDraws);
   uint64_t refused = 0;
   std::map<std::string, int> reasons;
   OpsSeen ops;

@@ -47,4 +47,8 @@ SavedTensorHooksScope::~SavedTensorHooksScope() {
   current_hooks = previous_;
 }
 
+bool SavedTensorHooksScope::is_open() {
+  return current_hooks != nullptr;
+}
+
 }  // namespace tessera

@@ -31,6 +31,9 @@ class SavedTensorHooksScope {
   SavedTensorHooksScope(const SavedTensorHooksScope&) = delete;
   SavedTensorHooksScope& operator=(const SavedTensorHooksScope&) = delete;
 
+  /// Whether hooks take what the calling thread saves.
+  static bool is_open();
+
  private:
   SavedTensorHooks* previous_;
 };

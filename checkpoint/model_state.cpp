@@ -16,8 +16,10 @@ StateDict own_tensors(torch::nn::Module& model, bool ignore_frozen_params) {
   StateDict own;
   for (const auto& item : model.named_parameters()) {
     if (item.value().defined() && (item.value().requires_grad() || !ignore_frozen_params)) {
-      // A later forward may make the parameter itself a full tensor; the handle stays the shard.
-      own[item.key()] = is_dtensor(item.value()) ? item.value().detach() : item.value();
+      // A later forward may make the parameter itself a full tensor; the handle stays the shard. One without memory yet
+      // is the parameter, which to_empty gives some.
+      const bool is_shard = is_dtensor(item.value()) && !item.value().is_meta();
+      own[item.key()] = is_shard ? item.value().detach() : item.value();
     }
   }
   for (const auto& item : model.named_buffers()) {

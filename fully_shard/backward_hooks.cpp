@@ -10,7 +10,6 @@
 #include <memory>
 #include <type_traits>
 #include <typeinfo>
-#include <unordered_set>
 #include <utility>
 #include <vector>
 
@@ -23,7 +22,7 @@ namespace {
 using torch::autograd::Edge;
 using torch::autograd::edge_list;
 using torch::autograd::variable_list;
-using Callback = std::shared_ptr<const std::function<void()>>;
+using Callback = std::shared_ptr<const std::function<void(bool has_gradient)>>;
 
 void check_no_graph_is_made() {
   TESSERA_CHECK(NotImplementedError, !at::GradMode::is_enabled(),
@@ -38,7 +37,7 @@ struct BorderNode : torch::autograd::Node {
   variable_list apply(variable_list&& grads) override {
     check_no_graph_is_made();
     if (callback) {
-      (*callback)();
+      (*callback)(/*has_gradient=*/true);
     }
     grads.resize(num_outputs());
     return std::move(grads);
@@ -49,32 +48,42 @@ struct BorderNode : torch::autograd::Node {
   Callback callback;
 };
 
-/// Gets no gradients, but runs where border nodes do: see UnitBorder.
+/// Gets no gradients, and runs behind the border nodes of its place.
 struct HubNode : torch::autograd::Node {
-  explicit HubNode(edge_list&& next) : Node(std::move(next)) {}
+  HubNode(HubPlace place, edge_list&& next) : Node(std::move(next)), place(place) {}
 
   variable_list apply(variable_list&& /*grads*/) override {
     check_no_graph_is_made();
-    (*callback)();
+    (*callback)(/*has_gradient=*/false);
     return variable_list(num_outputs());
   }
   void release_variables() override {}
   std::string name() const override { return "TesseraUnit"; }
 
+  const HubPlace place;
   Callback callback;
 };
 
-template <class NodeType>
-auto make_node(edge_list&& edges) {
+template <class NodeType, class... Args>
+auto make_node(Args&&... args) {
   if constexpr (std::is_same_v<NodePtr, std::shared_ptr<torch::autograd::Node>>) {
-    return std::make_shared<NodeType>(std::move(edges));
+    return std::make_shared<NodeType>(std::forward<Args>(args)...);
   } else {
-    return c10::make_intrusive<NodeType>(std::move(edges));
+    return c10::make_intrusive<NodeType>(std::forward<Args>(args)...);
   }
 }
 
+/// Border nodes are the only ones with an edge to one.
+FoundHub hub_of(const torch::autograd::Node& node) {
+  if (typeid(node) != typeid(BorderNode)) {
+    return {};
+  }
+  const auto& edge = node.next_edge(1);
+  return {edge, static_cast<const HubNode&>(*edge.function).place};
+}
+
 struct BorderNodes {
-  std::vector<decltype(make_node<BorderNode>({}))> nodes;
+  std::vector<decltype(make_node<BorderNode>(edge_list()))> nodes;
   std::vector<at::Tensor> tensors;  // in front of them
 };
 
@@ -102,6 +111,9 @@ BorderNodes insert_border_nodes(std::span<at::Tensor* const> tensors, std::vecto
   std::vector<at::Tensor> originals;                    // whose addresses are theirs until all have been replaced
   for (auto* tensor : tensors) {
     if (!tensor->requires_grad()) {
+      if (aliased) {
+        aliased->emplace_back(*tensor, *tensor);
+      }
       continue;
     }
     if (const auto known = aliases.find(tensor->unsafeGetTensorImpl()); known != aliases.end()) {
@@ -110,7 +122,7 @@ BorderNodes insert_border_nodes(std::span<at::Tensor* const> tensors, std::vecto
     }
     auto alias = tensor->detach();
     const auto& node =
-        border.nodes.emplace_back(make_node<BorderNode>({torch::autograd::impl::gradient_edge(*tensor)}));
+        border.nodes.emplace_back(make_node<BorderNode>(edge_list{torch::autograd::impl::gradient_edge(*tensor)}));
     torch::autograd::impl::set_gradient_edge(alias, {node, node->add_input_metadata(alias)});
     if (aliased) {
       aliased->emplace_back(*tensor, alias);
@@ -124,52 +136,29 @@ BorderNodes insert_border_nodes(std::span<at::Tensor* const> tensors, std::vecto
   return border;
 }
 
-/// Adds the hubs that come first on the ways back from the nodes.
-void add_hubs(const BorderNodes& from, edge_list& hubs) {
-  std::unordered_set<const torch::autograd::Node*> seen;
-  for (const auto& hub : hubs) {
-    seen.insert(hub.function.get());
+/// The nodes' hub, with edges to the hub `behind`, if there is one, and to those that `search` finds.
+UnitBorder connect(const BorderNodes& border, HubPlace place, const UnitBorder& behind, HubSearch* search,
+                   const Callback& callback) {
+  edge_list edges;
+  if (behind.hub) {
+    edges.emplace_back(behind.hub, 0);
   }
-  std::vector<const torch::autograd::Node*> nodes;
-  const auto add = [&](const Edge& edge) {
-    if (const auto* node = edge.function.get(); node && seen.insert(node).second) {
-      nodes.push_back(node);
+  if (search) {
+    edge_list from;
+    for (const auto& node : border.nodes) {
+      from.push_back(node->next_edge(0));
     }
-  };
-  for (const auto& node : from.nodes) {
-    std::ranges::for_each(node->next_edges(), add);
-  }
-  while (!nodes.empty()) {
-    const auto* node = nodes.back();
-    nodes.pop_back();
-    if (typeid(*node) != typeid(BorderNode) || node->num_outputs() == 1) {
-      std::ranges::for_each(node->next_edges(), add);
-    } else if (const auto& hub = node->next_edge(1); seen.insert(hub.function.get()).second) {
-      hubs.push_back(hub);
+    for (auto& found : search->find(from, place, {edges.empty() ? Edge() : edges[0], behind.place})) {
+      edges.push_back(std::move(found.edge));
     }
   }
-}
-
-UnitBorder connect(const BorderNodes& border, const HubOptions& options, const Callback& callback) {
-  const auto& nodes = border.nodes;
-  if (nodes.size() == 1 && !options.makes_hubs) {
-    nodes[0]->callback = callback;
-    return {.hub = {}, .last = nodes[0].get(), .is_branch = false};
-  }
-  edge_list hubs;
-  if (options.inputs) {
-    hubs.emplace_back(options.inputs, 0);
-  }
-  if (options.searches) {
-    add_hubs(border, hubs);
-  }
-  const auto hub = make_node<HubNode>(std::move(hubs));
+  const auto hub = make_node<HubNode>(place, std::move(edges));
   hub->add_input_metadata(on_device(border));
   hub->callback = callback;
-  for (const auto& node : nodes) {
+  for (const auto& node : border.nodes) {
     node->add_next_edge({hub, 0});
   }
-  return {.hub = hub, .last = hub.get(), .is_branch = nodes.size() > 1};
+  return {.hub = hub, .place = place};
 }
 
 /// Null for a leaf.
@@ -187,40 +176,57 @@ struct PostAccumulateGrad : torch::autograd::PostAccumulateGradHook {
 }  // namespace
 
 AliasedTensor::AliasedTensor(at::Tensor original, at::Tensor alias)
-    : original_(std::move(original)), alias_(std::move(alias)), node_(node_of(alias_)) {}
+    : original_(std::move(original)),
+      alias_(std::move(alias)),
+      node_(node_of(alias_)),
+      version_(alias_.is_inference() ? 0 : alias_._version()) {}
 
 bool AliasedTensor::was_changed() const {
-  return node_of(alias_) != node_ && (original_.use_count() > 1 || original_.is_view());
+  if (node_of(alias_) == node_) {
+    return false;
+  }
+  if (is_original()) {
+    return original_.use_count() > 2;
+  }
+  const bool is_passed_on = alias_.requires_grad() && alias_._version() == version_;  // by another unit, as it is
+  return !is_passed_on && (original_.use_count() > 1 || original_.is_view());
 }
 
 bool AliasedTensor::can_share_history() const {
-  return alias_.requires_grad() && !original_.is_leaf() && !original_.is_view() && !original_.retains_grad();
+  return alias_.requires_grad() &&
+         (is_original() || (!original_.is_leaf() && !original_.is_view() && !original_.retains_grad()));
 }
 
 void AliasedTensor::share_history() const {
   torch::autograd::impl::set_gradient_edge(original_, torch::autograd::impl::gradient_edge(alias_));
 }
 
-UnitBorder insert_input_nodes(std::span<at::Tensor* const> inputs, std::function<void()> callback,
-                              const HubOptions& options, std::vector<AliasedTensor>& aliased) {
+HubSearch make_hub_search() {
+  return HubSearch(&hub_of);
+}
+
+UnitBorder insert_input_nodes(std::span<at::Tensor* const> inputs, int64_t call, std::function<void()> callback,
+                              HubSearch& search, std::vector<AliasedTensor>& aliased) {
   const auto border = insert_border_nodes(inputs, &aliased);
   if (border.nodes.empty()) {
     return {};
   }
-  return connect(border, options, std::make_shared<const std::function<void()>>(std::move(callback)));
+  return connect(
+      border, {.call = call}, {}, &search,
+      std::make_shared<const std::function<void(bool)>>([callback = std::move(callback)](bool) { callback(); }));
 }
 
-UnitBorder insert_output_nodes(std::span<at::Tensor* const> outputs, std::function<void()> callback,
-                               const HubOptions& options) {
+UnitBorder insert_output_nodes(std::span<at::Tensor* const> outputs, const UnitBorder& inputs, int64_t call,
+                               std::function<void(bool has_gradient)> callback, HubSearch* search) {
   const auto border = insert_border_nodes(outputs, nullptr);
   if (border.nodes.empty()) {
     return {};
   }
-  const auto shared = std::make_shared<const std::function<void()>>(std::move(callback));
+  const auto shared = std::make_shared<const std::function<void(bool)>>(std::move(callback));
   for (const auto& node : border.nodes) {
     node->callback = shared;
   }
-  return connect(border, options, shared);
+  return connect(border, {.call = call, .is_of_outputs = true}, inputs, search, shared);
 }
 
 void set_post_accumulate_grad_hook(const at::Tensor& param, std::function<void()> callback) {

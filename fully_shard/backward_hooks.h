@@ -17,15 +17,14 @@
 //           │                     │                         z and b are not in the graph of this backward
 //   ... ◀─ hub of inputs ◀── hub of outputs
 //
-// A backward passes all hubs that any output could have led it to. So ranks whose losses use different outputs of a
-// unit with parameters of its own enter and leave the same units in the same order. A backward to chosen tensors
-// (torch::autograd::grad, `inputs` of backward) runs nodes alone: units whose inputs have a hub are then ended with it.
-// From the second forward on there are no hubs in trees where each call has one input and one output that need a
-// gradient: there the nodes do all that.
+// A backward passes all hubs that any output could have led it to. So ranks whose losses use different outputs enter
+// and leave the same units in the same order. A backward to chosen tensors (torch::autograd::grad, `inputs` of
+// backward) runs nodes alone: units are then ended with it. What a unit reads of another one past its inputs, as a
+// member that holds a tensor, is not followed, unless it has units inside.
 //
-// An in-place op on a unit's input changes the values of the caller's tensor too, which shares its memory with the
-// alias, but not its history. So a changed input is one more output of the unit, and the caller's tensor gets its
-// history:
+// A unit's input is a tensor of the caller's, and stays that one where forward changes it in place or returns it. The
+// change shows in the caller's tensor, which shares its memory with the alias, but the history does not. So such an
+// input is one more output of the unit, the caller's tensor gets the history of that, and is what the unit returns:
 //
 //   y = block(h); loss(y + h)          block begins with h.relu_()
 //   h's old history ◀─ input node ◀─ relu ◀─┬─ ... ◀─ output node ◀─ y
@@ -40,13 +39,15 @@
 #include <span>
 #include <vector>
 
+#include "fully_shard/hub_search.h"
+
 namespace torch::autograd {
 struct Node;
 }  // namespace torch::autograd
 
 namespace tessera {
 
-/// A tensor, and the alias that took its place.
+/// An input of a unit, and the alias that took its place: the input itself where it needed no gradient.
 class AliasedTensor {
  public:
   /// `alias` has its history already.
@@ -64,8 +65,11 @@ class AliasedTensor {
   void share_history() const;
 
  private:
+  bool is_original() const { return alias_.is_same(original_); }
+
   at::Tensor original_, alias_;
   const void* node_;  // the alias's, which that keeps alive while it is unchanged
+  int64_t version_;
 };
 
 // Nodes are owned by std::shared_ptr up to some libtorch before 2.15, by c10::intrusive_ptr since.
@@ -74,27 +78,24 @@ using NodePtr = decltype(torch::autograd::Edge::function);
 /// The nodes of a call's inputs, or of its outputs. On a GPU all run in the thread of its backward, also those of
 /// tensors on the CPU.
 struct UnitBorder {
-  NodePtr hub = {};                             // null where there is none
-  const torch::autograd::Node* last = nullptr;  // the hub, or the one node; null where no tensor needs a gradient
-  bool is_branch = false;                       // several tensors need one
+  NodePtr hub = {};  // null where no tensor needs a gradient
+  HubPlace place = {};
 };
 
-struct HubOptions {
-  bool makes_hubs = false;  // a hub also for one tensor alone
-  NodePtr inputs = {};      // the hub of the call's inputs, for its outputs
-  bool searches = true;     // whether other units' hubs lie behind the tensors, before that of the inputs
-};
+/// For the calls of one forward of a tree.
+HubSearch make_hub_search();
 
 /// Replaces each input that needs a gradient by an alias behind a node of its own. A tensor that is there twice gets
 /// one alias. `callback` runs in backward when the gradients of all of them (that the backward computes) are there, and
-/// lives as long as the nodes. Does nothing if no tensor needs a gradient or grad mode is off. What was replaced is
-/// added to `aliased`.
-UnitBorder insert_input_nodes(std::span<at::Tensor* const> inputs, std::function<void()> callback,
-                              const HubOptions& options, std::vector<AliasedTensor>& aliased);
+/// lives as long as the nodes. Does nothing if grad mode is off. The inputs, each with what took its place, are added
+/// to `aliased`.
+UnitBorder insert_input_nodes(std::span<at::Tensor* const> inputs, int64_t call, std::function<void()> callback,
+                              HubSearch& search, std::vector<AliasedTensor>& aliased);
 
-/// The same for outputs; `callback` runs when the first gradient of one is there, and again with others and at the hub.
-UnitBorder insert_output_nodes(std::span<at::Tensor* const> outputs, std::function<void()> callback,
-                               const HubOptions& options);
+/// The same for outputs; `callback` runs when the first gradient of one is there, and again with others and at the hub,
+/// where it is told that none is. `search`: null if no unit was called between the inputs and these.
+UnitBorder insert_output_nodes(std::span<at::Tensor* const> outputs, const UnitBorder& inputs, int64_t call,
+                               std::function<void(bool has_gradient)> callback, HubSearch* search);
 
 /// Calls `callback` in backward each time the gradient of `param` is complete. Replaces an earlier one.
 void set_post_accumulate_grad_hook(const at::Tensor& param, std::function<void()> callback);

@@ -104,8 +104,7 @@ std::shared_ptr<FSDPState> FSDPRoot::state_at(std::optional<int64_t> unit) const
   return unit ? states_.at(static_cast<size_t>(*unit)).lock() : nullptr;
 }
 
-// A forward inside of backward is a checkpointed region that is computed again: the order goes on as it was, and the
-// backward that follows is nested in the one that runs, whose end is the end for all units.
+// A forward inside of backward is a checkpointed region that is computed again: the order goes on as it was.
 void FSDPRoot::enter_forward(const FSDPState& state, torch::nn::Module& module) {
   if (current_backward() == -1) {
     if (open_forwards_ == 0) {
@@ -118,9 +117,8 @@ void FSDPRoot::enter_forward(const FSDPState& state, torch::nn::Module& module) 
       }
     }
     schedule_.record_forward(state.unit());
-  } else if (!recomputes_) {
+  } else {
     await_end_of_backward();
-    recomputes_ = true;
   }
   ++open_forwards_;
 }
@@ -132,10 +130,7 @@ void FSDPRoot::leave_forward(const FSDPState& state) {
   }
   schedule_.record_forward_end(state.unit());
   if (open_forwards_ == 0) {
-    if (outermost_runs_ && at::GradMode::is_enabled() && !has_blind_calls_) {
-      makes_hubs_ = has_branches_;
-    }
-    has_blind_calls_ = false;
+    hub_search_.forget();
     outermost_runs_ = false;
     running_module = nullptr;
     for (const auto& weak : states_) {
@@ -203,9 +198,11 @@ void FSDPRoot::prefetch_in_forward(FSDPState& state) {
 }
 
 void FSDPRoot::await_end_of_backward() {
-  if (backward_ == current_backward()) {
+  if (!is_awaited_.expired()) {
     return;
   }
+  const auto token = std::make_shared<char>();  // goes with the callbacks of a backward that fails
+  is_awaited_ = token;
   backward_ = current_backward();
   gradient_memory_.begin();
   schedule_.begin_backward();
@@ -214,7 +211,7 @@ void FSDPRoot::await_end_of_backward() {
       state->begin_backward(backward_);
     }
   }
-  at_end_of_backward([weak = weak_from_this(), id = backward_] {
+  at_end_of_backward([weak = weak_from_this(), id = backward_, token] {
     if (const auto self = weak.lock()) {
       self->finish_backward(id);
     }
@@ -222,9 +219,7 @@ void FSDPRoot::await_end_of_backward() {
 }
 
 void FSDPRoot::enter_backward(const FSDPState& state) {
-  if (!recomputes_) {
-    await_end_of_backward();
-  }
+  await_end_of_backward();
   schedule_.record_backward(state.unit());
   if (state.group()->is_reducing()) {
     reductions_.drain();
@@ -267,7 +262,7 @@ void FSDPRoot::finish_backward(int64_t id) {
   }
   gradient_memory_.end();
   backward_ = -1;
-  recomputes_ = false;
+  is_awaited_.reset();
 }
 
 /// A failed forward leaves gathers in flight, which peers may not have joined yet: they are waited for only now.
@@ -287,8 +282,9 @@ void FSDPRoot::recover() {
 
 void FSDPRoot::reset_iter_state() {
   backward_ = -1;
+  is_awaited_.reset();
   open_forwards_ = 0;
-  outermost_runs_ = forward_failed_ = recomputes_ = false;
+  outermost_runs_ = forward_failed_ = false;
   schedule_.abandon();
   gradient_memory_.end();
   for (const auto& weak : states_) {

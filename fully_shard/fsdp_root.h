@@ -30,16 +30,8 @@ class FSDPRoot : public std::enable_shared_from_this<FSDPRoot> {
   void forward_failed();
   void prefetch_in_forward(FSDPState& state);
 
-  /// Whether backward may take some of several ways through the tree, of which ranks may take others: a call of a unit
-  /// has had several differentiable inputs or outputs, or none has been seen to have yet in a forward all of whose
-  /// calls were made with gradients.
-  bool makes_hubs() const { return makes_hubs_; }
-  void note_branch(bool is_branch) {
-    has_branches_ = has_branches_ || is_branch;
-    makes_hubs_ = makes_hubs_ || is_branch;
-  }
-  /// Of a call without gradients, as in a region that is to be computed again: what it has is not seen.
-  void note_blind_call() { has_blind_calls_ = true; }
+  /// For the running forward's calls.
+  HubSearch& hub_search() { return hub_search_; }
 
   /// Makes sure that finish_backward runs on all units when the current backward ends.
   void enter_backward(const FSDPState& state);
@@ -57,6 +49,7 @@ class FSDPRoot : public std::enable_shared_from_this<FSDPRoot> {
       : states_(std::move(states)), gradient_memory_(std::move(gradient_bytes)) {}
 
   std::shared_ptr<FSDPState> state_at(std::optional<int64_t> unit) const;
+  /// Of the one that runs, unless it is nested in one that is awaited: that one's end is the end for all units.
   void await_end_of_backward();
   void await_writes() const;
   void await_copies_of_shards() const;
@@ -69,14 +62,12 @@ class FSDPRoot : public std::enable_shared_from_this<FSDPRoot> {
   GradientMemory gradient_memory_;
   Schedule schedule_;
   ReductionQueue reductions_;
-  int64_t backward_ = -1;    // the backward whose end is awaited
-  bool recomputes_ = false;  // a forward ran inside of it, so a backward with another id is nested in it
+  HubSearch hub_search_ = make_hub_search();
+  int64_t backward_ = -1;           // the backward whose end is awaited
+  std::weak_ptr<void> is_awaited_;  // while it is: not after one that failed
   int open_forwards_ = 0;
   bool outermost_runs_ = false;
   bool forward_failed_ = false;
-  bool makes_hubs_ = true;
-  bool has_branches_ = false;
-  bool has_blind_calls_ = false;  // in the running forward
 };
 
 /// The state of `module`, null if fully_shard was not called on it.

@@ -1,10 +1,12 @@
 #include "fully_shard/fsdp_state.h"
 
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
 #include <fmt/ranges.h>
 
 #include <algorithm>
 
+#include "activation_checkpoint/saved_tensor_hooks.h"
 #include "base/error.h"
 #include "fully_shard/backward_hooks.h"
 #include "fully_shard/fsdp_root.h"
@@ -90,14 +92,20 @@ void FSDPState::reshard_after_forward() {
   }
 }
 
-/// A share has the values that forward computed with, for its backward. What is not one may come after a step. So may
-/// the use of what a unit of another tree prefetched, whose forward was over before this one began.
+/// A share has the values that forward computed with, for its backward. Others may have been gathered before shards
+/// were written: ahead of time by a unit of another tree, by the user, or by a forward that left them.
 void FSDPState::forget_old_values() {
   if (current_backward() == -1 && group_->state() == UnitState::ShardedSmaller) {
     group_->reshard();
   }
-  if (is_prefetched_ && group_->is_outdated()) {
+  if (!group_->is_outdated()) {
+    return;
+  }
+  if (is_prefetched_ || !is_running()) {
     group_->drop_unshard();
+  }
+  if (!is_running() && current_backward() == -1 && group_->is_unsharded()) {
+    group_->reshard();
   }
 }
 
@@ -130,36 +138,33 @@ void FSDPState::pre_forward(HookPoint& point, size_t module, TensorRefs inputs) 
     FSDPRoot::make(point.module());
   }
   root_->enter_forward(*this, point.module());
+  if (group_) {
+    forget_old_values();
+  }
   open_calls_.emplace_back();
   ran_[module] = true;
   if (options_.mp_policy.cast_forward_inputs) {
     cast_floating(inputs, options_.mp_policy.param_dtype);
   }
   if (group_) {
-    forget_old_values();
-    const bool is_first_call = open_calls_.size() == 1 && current_backward() == -1;
-    if (is_first_call && group_->is_unsharded() && group_->is_outdated()) {
-      group_->reshard();  // left gathered by an earlier forward
-    }
     is_prefetched_ = false;
     group_->unshard();
-    if (is_first_call) {
+    if (open_calls_.size() == 1 && current_backward() == -1) {
       group_->expect_no_writes();
     }
   }
   root_->prefetch_in_forward(*this);
   report(UnitStep::Forward);
-  if (group_ && !at::GradMode::is_enabled()) {
-    root_->note_blind_call();
-  }
-  if (group_ && at::GradMode::is_enabled()) {
+  if (at::GradMode::is_enabled()) {
     auto& call = open_calls_.back();
     call.ticket = std::make_shared<Ticket>();
-    call.ticket->versions = group_->versions();
+    if (group_) {
+      call.ticket->versions = group_->versions();
+    }
     call.ticket->expected_in = root_->awaited_backward();  // of one that is computed again, in whose backward it is
     call.number = ++differentiable_calls;
     call.border = insert_input_nodes(
-        inputs,
+        inputs, call.number,
         [weak = weak_from_this(), weak_ticket = std::weak_ptr(call.ticket)] {
           const auto self = weak.lock();
           const auto ticket = weak_ticket.lock();
@@ -167,20 +172,19 @@ void FSDPState::pre_forward(HookPoint& point, size_t module, TensorRefs inputs) 
             self->post_backward(*ticket);
           }
         },
-        {.makes_hubs = root_->makes_hubs()}, call.inputs);
-    root_->note_branch(call.border.is_branch);
+        root_->hub_search(), call.inputs);
   }
 }
 
-/// Of the innermost open call.
-std::vector<AliasedTensor> FSDPState::changed_inputs() {
-  std::vector<AliasedTensor> changed;
+/// Of the innermost open call: those that forward changed in place, or returns.
+std::vector<AliasedTensor> FSDPState::shared_inputs(TensorRefs outputs) {
+  std::vector<AliasedTensor> shared;
   for (auto& input : open_calls_.back().inputs) {
-    if (!input.was_changed()) {
-      continue;
-    }
+    const bool is_output =
+        std::ranges::any_of(outputs, [&](const at::Tensor* output) { return output->is_same(input.alias()); });
+    const bool was_changed = input.was_changed();
     TESSERA_CHECK(
-        StateError, input.can_share_history(),
+        StateError, !was_changed || input.can_share_history(),
         "fully_shard: forward of the unit '{}' ({}) changed an input of sizes {} in place, which is {}, so "
         "that the change has no place in the history of the caller's tensor. Use the op out of place, or on a "
         "clone() of the input",
@@ -189,41 +193,53 @@ std::vector<AliasedTensor> FSDPState::changed_inputs() {
         : input.original().is_leaf()   ? "a leaf that requires a gradient"
         : input.original().is_view()   ? "a view of another tensor"
                                        : "to retain its gradient");
-    changed.push_back(std::move(input));
+    if (was_changed || (is_output && input.can_share_history())) {
+      shared.push_back(std::move(input));
+    }
   }
-  return changed;
+  return shared;
 }
 
-void FSDPState::insert_output_border(const OpenCall& call, TensorRefs outputs, std::vector<AliasedTensor> changed) {
+void FSDPState::insert_output_border(const OpenCall& call, TensorRefs outputs, std::vector<AliasedTensor> shared) {
   const auto& ticket = call.ticket;
-  std::function<void()> callback = [weak = weak_from_this(), ticket, label = options_.label] {
-    const auto self = weak.lock();
-    TESSERA_CHECK(
-        StateError, self,
-        "fully_shard: backward through {}, which was destroyed: nobody gathers its parameters. Keep the module "
-        "until its backward is over",
-        label);
-    self->pre_backward(*ticket);
-  };
+  if (SavedTensorHooksScope::is_open()) {
+    ticket->recomputation.emplace(at::empty({0}), /*is_output=*/false);
+  }
   const auto insert = [&](TensorRefs tensors) {
-    const auto border = insert_output_nodes(tensors, std::move(callback),
-                                            {.makes_hubs = root_->makes_hubs(),
-                                             .inputs = call.border.hub,
-                                             .searches = call.number != differentiable_calls});
-    root_->note_branch(border.is_branch);
-    ticket->last_output_node = border.last;
+    const auto border = insert_output_nodes(
+        tensors, call.border, call.number,
+        [weak = weak_from_this(), ticket, label = options_.label](bool has_gradient) {
+          const auto self = weak.lock();
+          TESSERA_CHECK(
+              StateError, self,
+              "fully_shard: backward through {}, which was destroyed: nobody gathers its parameters. Keep the module "
+              "until its backward is over",
+              label);
+          self->pre_backward(*ticket, has_gradient);
+        },
+        call.number == differentiable_calls ? nullptr : &root_->hub_search());
+    ticket->output_hub = border.hub.get();
   };
-  if (changed.empty()) {
+  if (shared.empty()) {
     insert(outputs);
     return;
   }
   std::vector<at::Tensor*> all(outputs.begin(), outputs.end());
-  for (auto& input : changed) {
+  std::vector<std::pair<at::Tensor*, const AliasedTensor*>> returned;
+  for (auto& input : shared) {
+    for (auto* output : outputs) {
+      if (output->is_same(input.alias())) {
+        returned.emplace_back(output, &input);
+      }
+    }
     all.push_back(&input.alias());
   }
   insert(all);
-  for (const auto& input : changed) {
+  for (const auto& input : shared) {
     input.share_history();
+  }
+  for (const auto& [output, input] : returned) {
+    *output = input->original();
   }
 }
 
@@ -237,11 +253,11 @@ void FSDPState::copy_views_of_params(TensorRefs outputs) const {
 }
 
 void FSDPState::post_forward(TensorRefs outputs) {
-  auto changed = changed_inputs();
+  auto shared = shared_inputs(outputs);
   const auto call = std::move(open_calls_.back());
   open_calls_.pop_back();
   try {
-    end_call(call, outputs, std::move(changed));
+    end_call(call, outputs, std::move(shared));
   } catch (...) {
     open_calls_.emplace_back();  // for forward_failed(), which comes next
     throw;
@@ -250,16 +266,16 @@ void FSDPState::post_forward(TensorRefs outputs) {
 }
 
 /// What there is to do without the call, which is open no more.
-void FSDPState::end_call(const OpenCall& call, TensorRefs outputs, std::vector<AliasedTensor> changed) {
+void FSDPState::end_call(const OpenCall& call, TensorRefs outputs, std::vector<AliasedTensor> shared) {
   const auto& ticket = call.ticket;
   if (group_ && current_backward() == -1) {
     group_->check_not_written();
   }
   copy_views_of_params(outputs);
   if (ticket) {
-    insert_output_border(call, outputs, std::move(changed));
+    insert_output_border(call, outputs, std::move(shared));
   }
-  const bool differentiable = ticket && ticket->last_output_node;
+  const bool differentiable = ticket && ticket->output_hub;
   if (differentiable) {
     is_differentiable_ = is_differentiable_ || current_backward() == -1;
     std::erase_if(tickets_, [](const auto& old) { return old.expired(); });

@@ -20,6 +20,8 @@
 #include <string>
 #include <vector>
 
+#include <torch/csrc/autograd/saved_variable.h>
+
 #include "fully_shard/backward_hooks.h"
 #include "fully_shard/param_group.h"
 #include "nn/hook_point.h"
@@ -103,10 +105,12 @@ class FSDPState : public std::enable_shared_from_this<FSDPState> {
  private:
   /// One differentiable call of forward. Owned by its output nodes: it is gone when the graph is.
   struct Ticket {
-    std::vector<int64_t> versions;                            // of the parameters when forward used them
-    const torch::autograd::Node* last_output_node = nullptr;  // from the end of forward on
-    int64_t expected_in = -1;                                 // the backward that is to reach it yet
-    int64_t backward = -1;                                    // the backward that reached it last
+    std::vector<int64_t> versions;                      // of the parameters when forward used them
+    const torch::autograd::Node* output_hub = nullptr;  // from the end of forward on
+    std::optional<torch::autograd::SavedVariable>
+        recomputation;         // asked for, it has a checkpointed region computed again
+    int64_t expected_in = -1;  // the backward that is to reach it yet
+    int64_t backward = -1;     // the backward that reached it last
   };
 
   struct OpenCall {
@@ -118,12 +122,12 @@ class FSDPState : public std::enable_shared_from_this<FSDPState> {
 
   void pre_forward(HookPoint& point, size_t module, TensorRefs inputs);
   void post_forward(TensorRefs outputs);
-  void end_call(const OpenCall& call, TensorRefs outputs, std::vector<AliasedTensor> changed);
-  std::vector<AliasedTensor> changed_inputs();
+  void end_call(const OpenCall& call, TensorRefs outputs, std::vector<AliasedTensor> shared);
+  std::vector<AliasedTensor> shared_inputs(TensorRefs outputs);
   void copy_views_of_params(TensorRefs outputs) const;
-  void insert_output_border(const OpenCall& call, TensorRefs outputs, std::vector<AliasedTensor> changed);
+  void insert_output_border(const OpenCall& call, TensorRefs outputs, std::vector<AliasedTensor> shared);
   void forward_failed();
-  void pre_backward(Ticket& ticket);
+  void pre_backward(Ticket& ticket, bool has_gradient);
   static bool is_to_come(const Ticket& ticket);
   void post_backward(const Ticket& ticket);
   void on_accumulated(size_t param);

@@ -26,15 +26,23 @@ void check_accumulates(const ParamGroup& group) {
 
 }  // namespace
 
-void FSDPState::pre_backward(Ticket& ticket) {
+void FSDPState::pre_backward(Ticket& ticket, bool has_gradient) {
+  if (group_ && has_gradient) {
+    group_->check_versions(ticket.versions);
+  }
   if (ticket.backward == current_backward()) {
     return;  // at another output before
   }
-  root_->enter_backward(*this);
-  group_->check_versions(ticket.versions);
-  check_accumulates(*group_);
+  if (ticket.recomputation) {
+    ticket.recomputation->unpack();  // here, whichever outputs of the region this rank's loss uses
+  }
   ticket.backward = current_backward();
   ticket.expected_in = -1;
+  if (!group_) {
+    return;  // its border is there for the units inside, which ranks reach by different outputs
+  }
+  root_->enter_backward(*this);
+  check_accumulates(*group_);
   backward_started_ = true;
   ++active_calls_;
   if (settings_.unshard_in_backward) {
@@ -49,7 +57,7 @@ void FSDPState::pre_backward(Ticket& ticket) {
 }
 
 void FSDPState::post_backward(const Ticket& ticket) {
-  if (ticket.backward != current_backward()) {
+  if (!group_ || ticket.backward != current_backward()) {
     return;  // the inputs' gradients do not come through this call's outputs
   }
   if (--active_calls_ > 0) {
@@ -60,7 +68,9 @@ void FSDPState::post_backward(const Ticket& ticket) {
   }
   const bool is_last = !is_due();
   // Autograd completes a parameter's gradient once, after the last call that used it.
-  reshard_and_reduce(settings_.reshard_after_backward && (is_last || ran_.size() == 1), is_last);
+  const bool reshards = settings_.reshard_after_backward && (is_last || ran_.size() == 1);
+  // A forward may take a gradient through its own unit.
+  reshard_and_reduce(reshards && open_calls_.empty(), is_last);
 }
 
 void FSDPState::reshard_and_reduce(bool reshards, bool reduces) {
@@ -93,7 +103,7 @@ void FSDPState::reduce() {
   root_->reductions().push(group_, gradients);
 }
 
-/// Of a parameter whose gradient arrived. Nobody would reduce one that is refused, nor drop it later.
+/// Of a parameter whose gradient arrived. Nobody would reduce a plain one that is refused, nor drop it later.
 void FSDPState::check_arrival(size_t param) {
   const bool is_sharded = !group_->is_unsharded() && settings_.unshard_in_backward;
   if (!is_sharded && backward_started_) {
@@ -106,7 +116,7 @@ void FSDPState::check_arrival(size_t param) {
                  : "from a backward that came through no output of",
       options_.label,
       is_sharded
-          ? "Call that module, not its parts"
+          ? "Call that module, not its parts, and zero_grad() before the next backward"
           : "The loss is made of the parameter itself, or of a tensor that forward kept as a member or wrote to an "
             "argument. Return it from forward"));
 }
@@ -133,7 +143,7 @@ bool FSDPState::awaits_backward() const {
 }
 
 bool FSDPState::is_to_come(const Ticket& ticket) {
-  return ticket.backward != current_backward() && is_in_running_backward(ticket.last_output_node);
+  return ticket.backward != current_backward() && is_in_running_backward(ticket.output_hub);
 }
 
 // The graph of the backward that runs says it, of which all ranks have the same: a rank may keep others for long. It is

@@ -50,7 +50,13 @@
 //
 // A unit's forward may change an input in place, and the caller's tensor has the gradient of what it is then. Where
 // that tensor is a leaf or a view of another, or retains its gradient, such a change is a StateError that names the
-// unit. An output that is a parameter of the unit, or a view of one, is a copy: the parameter's memory goes.
+// unit. An output that is an input is the caller's tensor; one that is a parameter of the unit, or a view of one, is a
+// copy: the parameter's memory goes. A forward that writes its parameters is a StateError (through weight.data(), which
+// counts no writes, they are lost), and so is a loss made of what a unit's forward keeps and does not return.
+//
+// Ranks may use different outputs of a model: all gather and reduce alike. Not so where a checkpointed region calls a
+// unit whose result no output depends on: then all ranks use the same outputs.
+//
 // A sparse gradient, as of an Embedding with sparse(true), is a NotImplementedError in backward.
 //
 // Thread safety: one thread a rank; ranks may be threads of one process.

@@ -4,12 +4,15 @@
 #include <ATen/core/grad_mode.h>
 
 #include <functional>
+#include <memory>
+#include <tuple>
 #include <utility>
 
 #include "dtensor/dtensor.h"
 #include "testing/expect.h"
 #include "testing/parity.h"
 #include "testing/run_ranks.h"
+#include "testing/tensor_matchers.h"
 #include "tests/fully_shard/small_models.h"
 #include "third_party/catch2/catch.h"
 
@@ -137,6 +140,65 @@ TEST_CASE("an input that the outer unit passes on is changed for the caller of b
     });
     expect_bit_equal(input_grad(*sharded, rank), expected);
     check_sharded_parity(*reference, *sharded, kExact);
+  });
+}
+
+TEST_CASE("an input that a unit returns is the caller's tensor, which may change later", "[changed_inputs]") {
+  const bool changes = GENERATE(false, true);
+  run_ranks(2, [=](int rank) {
+    struct PasserImpl : torch::nn::Module {
+      explicit PasserImpl(bool changes) : changes(changes) { shift = register_parameter("shift", at::ones({7})); }
+      std::tuple<at::Tensor, at::Tensor> forward(at::Tensor x) {
+        if (changes) {
+          x.add_(shift);
+        }
+        return {x * 2 + shift, x};
+      }
+      bool changes;
+      at::Tensor shift;
+    };
+    using Passer = Hooked<PasserImpl>;
+    const auto reference = std::make_shared<Passer>(changes), sharded = std::make_shared<Passer>(changes);
+    fill_parameters(*reference, 1);
+    fill_parameters(*sharded, 1);
+    fully_shard(*sharded);
+    const auto input_grad = [](Passer& module, int r) {
+      const auto leaf = make_batch(static_cast<uint64_t>(r), 3, 7).requires_grad_();
+      auto x = leaf * 2;
+      const auto [y, same] = module.call(x);
+      TESSERA_EXPECT(same.is_same(x));
+      x.mul_(3);
+      weighted_loss(y + same).backward();
+      return leaf.grad();
+    };
+    at::Tensor expected;
+    average_reference(*reference, 2, [&](int r) {
+      const auto grad = input_grad(*reference, r);
+      expected = r == rank ? grad : expected;
+    });
+    expect_bit_equal(input_grad(*sharded, rank), expected);
+    check_sharded_parity(*reference, *sharded, kExact);
+  });
+}
+
+TEST_CASE("an input without a gradient gets one from the unit that changes it", "[changed_inputs]") {
+  run_ranks(2, [](int rank) {
+    const auto scale = [](at::Tensor& x, const at::Tensor& weight) { x.mul_(weight[0]); };
+    Changer reference(scale), sharded(scale);
+    fill_parameters(*reference, 1);
+    fill_parameters(*sharded, 1);
+    fully_shard(sharded);
+    const auto backward = [](Changer& module, int r, bool uses_output) {
+      const auto x = make_batch(static_cast<uint64_t>(r), 3, 7);
+      const auto y = module(x);
+      weighted_loss(uses_output ? y + x : x).backward();
+    };
+    for (const bool uses_output : {false, true}) {
+      sharded->zero_grad();
+      average_reference(*reference, 2, [&](int r) { backward(reference, r, uses_output); });
+      backward(sharded, rank, uses_output);
+      check_sharded_parity(reference, sharded, kExact);
+    }
   });
 }
 

@@ -3,15 +3,14 @@
 
 #include <ATen/TensorOperators.h>
 #include <torch/csrc/autograd/autograd.h>
-#include <torch/csrc/autograd/custom_function.h>
 #include <torch/optim/sgd.h>
 
 #include <optional>
-#include <tuple>
 #include <utility>
 
 #include "dtensor/dtensor.h"
 #include "fully_shard/engine_slots.h"
+#include "fully_shard/forward_method.h"
 #include "fully_shard/replicate.h"
 #include "testing/expect.h"
 #include "testing/parity.h"
@@ -57,51 +56,6 @@ struct ScaledProductImpl : torch::nn::Module {
 };
 TESSERA_MODULE(ScaledProduct);
 
-/// A program's own function, which gets zeros in place of a gradient that is not there.
-struct OwnProduct : torch::autograd::Function<OwnProduct> {
-  static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& x, const at::Tensor& scale) {
-    context->save_for_backward({x, scale});
-    return x * scale;
-  }
-  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
-                                                 const torch::autograd::variable_list& grads) {
-    const auto saved = context->get_saved_variables();
-    return {grads[0] * saved[1], (grads[0] * saved[0]).sum(0)};
-  }
-};
-
-/// Three outputs, behind the last of which a tensor hook doubles gradients.
-struct ForkImpl : torch::nn::Module {
-  ForkImpl() {
-    for (const char* name : {"a", "b", "c"}) {
-      register_parameter(name, at::full({4}, 2.0));
-    }
-  }
-  std::tuple<at::Tensor, at::Tensor, at::Tensor> forward(const at::Tensor& x, const at::Tensor& y) {
-    const auto scales = named_parameters();
-    auto last = y * scales["c"];
-    last.register_hook([](const at::Tensor& grad) { return grad * 2; });
-    return {x * scales["a"], OwnProduct::apply(y, scales["b"]), last};
-  }
-};
-TESSERA_MODULE(Fork);
-
-/// Two branches, each a unit, behind a layer of the root.
-struct BranchesImpl : torch::nn::Module {
-  BranchesImpl() {
-    in = register_module("in", nn::Linear(5, 5));
-    left = register_module("left", Block(5, 3));
-    right = register_module("right", Block(5, 7));
-  }
-  std::tuple<at::Tensor, at::Tensor> forward(const at::Tensor& x) {
-    const auto h = in(x);
-    return {left(h), right(h)};
-  }
-  nn::Linear in{nullptr};
-  Block left{nullptr}, right{nullptr};
-};
-TESSERA_MODULE(Branches);
-
 /// Keeps a part of the loss as a member.
 struct AuxiliaryImpl : torch::nn::Module {
   AuxiliaryImpl() { scale = register_parameter("scale", at::full({5}, 2.0)); }
@@ -132,63 +86,51 @@ TESSERA_MODULE(Clamped);
 /// Moves its input along the sign of a gradient that it takes itself.
 struct AdversaryImpl : torch::nn::Module {
   AdversaryImpl() {
+    in = register_module("in", nn::Linear(5, 5));
     block = register_module("block", Block(5, 3));
     head = register_module("head", nn::Linear(5, 2));
   }
   at::Tensor forward(const at::Tensor& x) {
     const auto leaf = x.detach().requires_grad_();
-    const auto grad = torch::autograd::grad({block(leaf).sum()}, {leaf})[0];
-    return head(block(x + 0.1 * grad.sign()));
+    const auto grad = torch::autograd::grad({encode(leaf).sum()}, {leaf})[0];
+    return head(encode(x + 0.1 * grad.sign()));
   }
+  /// Through a unit inside, and a layer of its own.
+  at::Tensor encode(const at::Tensor& x) {
+    return forward_method(
+        *this, [this](const at::Tensor& y) { return in(block(y)); }, x);
+  }
+  nn::Linear in{nullptr};
   Block block{nullptr};
   nn::Linear head{nullptr};
 };
 TESSERA_MODULE(Adversary);
 
+/// Has its gradient go through its block once more, as a deep equilibrium model.
+struct EquilibriumImpl : torch::nn::Module {
+  EquilibriumImpl() {
+    in = register_module("in", nn::Linear(5, 5));
+    block = register_module("block", Block(5, 3));
+    head = register_module("head", nn::Linear(5, 2));
+  }
+  at::Tensor forward(const at::Tensor& x) {
+    const auto h = head(in(x).tanh());  // whose backward goes on after the hook
+    auto z = in(x).tanh();
+    const auto leaf = z.detach().requires_grad_();
+    const auto again = block(leaf);
+    auto out = block(z);
+    out.register_hook([=](const at::Tensor& grad) {
+      return torch::autograd::grad({again}, {leaf}, {grad}, /*retain_graph=*/true)[0];
+    });
+    return h + head(out);
+  }
+  nn::Linear in{nullptr};
+  Block block{nullptr};
+  nn::Linear head{nullptr};
+};
+TESSERA_MODULE(Equilibrium);
+
 }  // namespace
-
-TEST_CASE("what lies behind an output or an input that the loss does not use is not computed", "[unusual]") {
-  run_ranks(2, [](int rank) {
-    Fork reference, fork;
-    fully_shard(fork);
-    const auto backward = [&](Fork& model, int r) {
-      const auto x = (batch_of(r) * 1).narrow(1, 0, 4), leaf = at::full({3, 4}, 1.5).requires_grad_();
-      const auto y = OwnProduct::apply(leaf, at::ones({4}).requires_grad_());
-      weighted_loss(std::get<0>(model(x, y))).backward();
-      TESSERA_EXPECT(!leaf.grad().defined());
-    };
-    average_reference(*reference, 2, [&](int r) { backward(reference, r); });
-    for (int i = 0; i < 2; ++i) {
-      fork->zero_grad();
-      backward(fork, rank);
-      const auto params = fork->named_parameters();
-      TESSERA_EXPECT(params["a"].grad().defined() && !params["b"].grad().defined() && !params["c"].grad().defined());
-      check_sharded_parity(reference, fork);
-    }
-  });
-}
-
-TEST_CASE("ranks whose losses use different outputs of a unit train together, from the first step on", "[unusual]") {
-  run_ranks(2, [](int rank) {
-    Branches reference, branches;
-    fill_parameters(*reference, 1);
-    fill_parameters(*branches, 1);
-    fully_shard(branches->left);
-    fully_shard(branches->right);
-    fully_shard(branches);
-    const auto backward = [](Branches& model, int r, int step) {
-      const auto [left, right] = model(batch_of(r, step));
-      weighted_loss(r == 0 ? left : right).backward();
-    };
-    for (int step = 0; step < 3; ++step) {
-      reference->zero_grad();
-      branches->zero_grad();
-      average_reference(*reference, 2, [&](int r) { backward(reference, r, step); });
-      backward(branches, rank, step);
-      check_sharded_parity(reference, branches);
-    }
-  });
-}
 
 TEST_CASE("a loss that goes past the outputs of a unit is an error, and what it left is dropped", "[unusual]") {
   run_ranks(2, [](int rank) {
@@ -221,9 +163,28 @@ TEST_CASE("a forward may take a gradient through a unit in it", "[unusual]") {
     fill_parameters(*model, 1);
     fully_shard(model->block);
     fully_shard(model);
-    average_reference(*reference, 2, [&](int r) { weighted_loss(reference(batch_of(r))).backward(); });
-    weighted_loss(model(batch_of(rank))).backward();
-    check_sharded_parity(reference, model);
+    for (int step = 0; step < 2; ++step) {
+      model->zero_grad();
+      average_reference(*reference, 2, [&](int r) { weighted_loss(reference(batch_of(r, step))).backward(); });
+      weighted_loss(model(batch_of(rank, step))).backward();
+      check_sharded_parity(reference, model);
+    }
+  });
+}
+
+TEST_CASE("a tensor hook may take a gradient through a unit, in the middle of backward", "[unusual]") {
+  run_ranks(2, [](int rank) {
+    Equilibrium reference, model;
+    fill_parameters(*reference, 1);
+    fill_parameters(*model, 1);
+    fully_shard(model->block);
+    fully_shard(model, {.reshard_after_forward = true});
+    for (int step = 0; step < 2; ++step) {
+      model->zero_grad();
+      average_reference(*reference, 2, [&](int r) { weighted_loss(reference(batch_of(r, step))).backward(); });
+      weighted_loss(model(batch_of(rank, step))).backward();
+      check_sharded_parity(reference, model);
+    }
   });
 }
 

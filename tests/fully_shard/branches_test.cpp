@@ -1,0 +1,242 @@
+// Units with several ways through them, of which a loss uses some, and ranks perhaps others.
+
+#include <ATen/TensorOperators.h>
+#include <torch/csrc/autograd/custom_function.h>
+#include <torch/optim/sgd.h>
+
+#include <tuple>
+
+#include "activation_checkpoint/checkpoint.h"
+#include "testing/expect.h"
+#include "testing/parity.h"
+#include "testing/run_ranks.h"
+#include "testing/tensor_matchers.h"
+#include "tests/fully_shard/small_models.h"
+#include "third_party/catch2/catch.h"
+
+namespace tessera::testing {
+namespace {
+
+at::Tensor batch_of(int rank, int step = 0) {
+  return make_batch(static_cast<uint64_t>(rank + 10 * step), 3, 5);
+}
+
+/// A program's own function, which gets zeros in place of a gradient that is not there.
+struct OwnProduct : torch::autograd::Function<OwnProduct> {
+  static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& x, const at::Tensor& scale) {
+    context->save_for_backward({x, scale});
+    return x * scale;
+  }
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
+                                                 const torch::autograd::variable_list& grads) {
+    const auto saved = context->get_saved_variables();
+    return {grads[0] * saved[1], (grads[0] * saved[0]).sum(0)};
+  }
+};
+
+/// Three outputs, behind the last of which a tensor hook doubles gradients.
+struct ForkImpl : torch::nn::Module {
+  ForkImpl() {
+    for (const char* name : {"a", "b", "c"}) {
+      register_parameter(name, at::full({4}, 2.0));
+    }
+  }
+  std::tuple<at::Tensor, at::Tensor, at::Tensor> forward(const at::Tensor& x, const at::Tensor& y) {
+    const auto scales = named_parameters();
+    auto last = y * scales["c"];
+    last.register_hook([](const at::Tensor& grad) { return grad * 2; });
+    return {x * scales["a"], OwnProduct::apply(y, scales["b"]), last};
+  }
+};
+TESSERA_MODULE(Fork);
+
+/// Two branches, each a unit, behind a layer of the root.
+struct BranchesImpl : torch::nn::Module {
+  BranchesImpl() {
+    in = register_module("in", nn::Linear(5, 5));
+    left = register_module("left", Block(5, 3));
+    right = register_module("right", Block(5, 7));
+  }
+  std::tuple<at::Tensor, at::Tensor> forward(const at::Tensor& x) {
+    const auto h = in(x);
+    return {left(h), right(detaches_right ? h.detach() : h)};
+  }
+  nn::Linear in{nullptr};
+  Block left{nullptr}, right{nullptr};
+  bool detaches_right = false;
+};
+TESSERA_MODULE(Branches);
+
+/// Two inputs, each with a layer.
+struct JoinImpl : torch::nn::Module {
+  JoinImpl() {
+    a = register_module("a", nn::Linear(5, 5));
+    b = register_module("b", nn::Linear(5, 5));
+  }
+  std::tuple<at::Tensor, at::Tensor> forward(const at::Tensor& x, const at::Tensor& y) { return {a(x), b(y)}; }
+  nn::Linear a{nullptr}, b{nullptr};
+};
+TESSERA_MODULE(Join);
+
+/// Three trees of units, with nothing around them.
+struct Towers : torch::nn::Module {
+  Towers() {
+    text = register_module("text", Block(5, 3));
+    image = register_module("image", Block(5, 3));
+    join = register_module("join", Join());
+    fill_parameters(*this, 1);
+  }
+  at::Tensor loss(int rank, int step) {
+    const auto [a, b] = join(text(batch_of(rank, step)), image(batch_of(rank, step + 100)));
+    return weighted_loss(rank == 0 ? a : b);
+  }
+  Block text{nullptr}, image{nullptr};
+  Join join{nullptr};
+};
+
+}  // namespace
+
+TEST_CASE("what lies behind an output or an input that the loss does not use is not computed", "[branches]") {
+  run_ranks(2, [](int rank) {
+    Fork reference, fork;
+    fully_shard(fork);
+    const auto backward = [&](Fork& model, int r) {
+      const auto x = (batch_of(r) * 1).narrow(1, 0, 4), leaf = at::full({3, 4}, 1.5).requires_grad_();
+      const auto y = OwnProduct::apply(leaf, at::ones({4}).requires_grad_());
+      weighted_loss(std::get<0>(model(x, y))).backward();
+      TESSERA_EXPECT(!leaf.grad().defined());
+    };
+    average_reference(*reference, 2, [&](int r) { backward(reference, r); });
+    for (int i = 0; i < 2; ++i) {
+      fork->zero_grad();
+      backward(fork, rank);
+      const auto params = fork->named_parameters();
+      TESSERA_EXPECT(params["a"].grad().defined() && !params["b"].grad().defined() && !params["c"].grad().defined());
+      check_sharded_parity(reference, fork);
+    }
+  });
+}
+
+TEST_CASE("ranks whose losses use different outputs of a unit train together, from the first step on", "[branches]") {
+  run_ranks(2, [](int rank) {
+    Branches reference, branches;
+    fill_parameters(*reference, 1);
+    fill_parameters(*branches, 1);
+    fully_shard(branches->left);
+    fully_shard(branches->right);
+    fully_shard(branches);
+    const auto backward = [](Branches& model, int r, int step) {
+      const auto [left, right] = model(batch_of(r, step));
+      weighted_loss(r == 0 ? left : right).backward();
+    };
+    for (int step = 0; step < 3; ++step) {
+      reference->zero_grad();
+      branches->zero_grad();
+      average_reference(*reference, 2, [&](int r) { backward(reference, r, step); });
+      backward(branches, rank, step);
+      check_sharded_parity(reference, branches);
+    }
+  });
+}
+
+TEST_CASE("so do ranks that use different trees behind one", "[branches]") {
+  run_ranks(2, [](int rank) {
+    Towers reference, towers;
+    fully_shard(towers.text);
+    fully_shard(towers.image);
+    fully_shard(towers.join);
+    for (int step = 0; step < 3; ++step) {
+      towers.zero_grad();
+      average_reference(reference, 2, [&](int r) { reference.loss(r, step).backward(); });
+      towers.loss(rank, step).backward();
+      check_sharded_parity(reference, towers);
+    }
+  });
+}
+
+TEST_CASE("and where the branches, or all of the model, are computed again", "[branches]") {
+  const bool is_whole = GENERATE(false, true);
+  run_ranks(2, [=](int rank) {
+    Branches reference, branches;
+    fill_parameters(*reference, 1);
+    fill_parameters(*branches, 1);
+    if (is_whole) {
+      checkpoint_module(branches);
+    } else {
+      checkpoint_module(branches->left);
+      checkpoint_module(branches->right);
+    }
+    fully_shard(branches->left);
+    fully_shard(branches->right);
+    fully_shard(branches);
+    const auto backward = [](Branches& model, int r, int step) {
+      const auto [left, right] = model(batch_of(r, step));
+      weighted_loss(r == 0 ? left : right).backward();
+    };
+    for (int step = 0; step < 3; ++step) {
+      branches->zero_grad();
+      average_reference(*reference, 2, [&](int r) { backward(reference, r, step); });
+      backward(branches, rank, step);
+      check_sharded_parity(reference, branches);
+    }
+  });
+}
+
+TEST_CASE("and where the model had one branch at first", "[branches]") {
+  run_ranks(2, [](int rank) {
+    Branches reference, branches;
+    fill_parameters(*reference, 1);
+    fill_parameters(*branches, 1);
+    fully_shard(branches->left);
+    fully_shard(branches->right);
+    fully_shard(branches);
+    const auto backward = [](Branches& model, int r, int step) {
+      for (const auto& param : model->right->parameters()) {
+        param.set_requires_grad(step > 1);
+      }
+      model->detaches_right = step <= 1;
+      const auto [left, right] = model(batch_of(r, step));
+      weighted_loss(r == 0 || step <= 1 ? left : right).backward();
+    };
+    for (int step = 0; step < 4; ++step) {
+      branches->zero_grad();
+      average_reference(*reference, 2, [&](int r) { backward(reference, r, step); });
+      backward(branches, rank, step);
+      check_sharded_parity(reference, branches);
+    }
+  });
+}
+
+TEST_CASE("a branch may be stepped on before the other's backward", "[branches]") {
+  run_ranks(2, [](int rank) {
+    Branches reference, branches;
+    fill_parameters(*reference, 1);
+    fill_parameters(*branches, 1);
+    fully_shard(branches->left);
+    fully_shard(branches->right);
+    fully_shard(branches);
+    const auto left_first = [](Branches& model, int r) {
+      const auto [left, right] = model(batch_of(r));
+      weighted_loss(left).backward({}, /*retain_graph=*/true);
+      return right;
+    };
+    const auto step = [](Branches& model) {
+      torch::optim::SGD(model->left->parameters(), 0.1).step();
+      model->zero_grad();
+    };
+    // The reference's second backward is of values before the step, which a plain graph keeps.
+    average_reference(*reference, 2, [&](int r) { left_first(reference, r); });
+    const auto right = left_first(branches, rank);
+    check_sharded_parity(reference, branches);
+    step(reference);
+    step(branches);
+    weighted_loss(right).backward();
+    const auto grads_of_right = [](Branches& model) { return model->right->up->weight.grad(); };
+    Branches again;
+    fill_parameters(*again, 1);
+    average_reference(*again, 2, [&](int r) { weighted_loss(std::get<1>(again(batch_of(r)))).backward(); });
+    expect_close(grads_of_right(branches), grads_of_right(again));
+  });
+}
+
+}  // namespace tessera::testing

@@ -206,7 +206,7 @@ void FSDPState::insert_output_border(const OpenCall& call, TensorRefs outputs, s
     ticket->recomputation.emplace(at::empty({0}), /*is_output=*/false);
   }
   const auto insert = [&](TensorRefs tensors) {
-    const auto border = insert_output_nodes(
+    ticket->outputs = insert_output_nodes(
         tensors, call.border, call.number,
         [weak = weak_from_this(), ticket, label = options_.label](bool has_gradient) {
           const auto self = weak.lock();
@@ -217,8 +217,7 @@ void FSDPState::insert_output_border(const OpenCall& call, TensorRefs outputs, s
               label);
           self->pre_backward(*ticket, has_gradient);
         },
-        call.number == differentiable_calls ? nullptr : &root_->hub_search());
-    ticket->output_hub = border.hub.get();
+        root_->hub_search(), /*has_calls=*/call.number != differentiable_calls);
   };
   if (shared.empty()) {
     insert(outputs);
@@ -275,7 +274,7 @@ void FSDPState::end_call(const OpenCall& call, TensorRefs outputs, std::vector<A
   if (ticket) {
     insert_output_border(call, outputs, std::move(shared));
   }
-  const bool differentiable = ticket && ticket->output_hub;
+  const bool differentiable = ticket && ticket->outputs.exists();
   if (differentiable) {
     is_differentiable_ = is_differentiable_ || current_backward() == -1;
     std::erase_if(tickets_, [](const auto& old) { return old.expired(); });

@@ -22,8 +22,8 @@
 
 #include <torch/csrc/autograd/saved_variable.h>
 
-#include "fully_shard/backward_hooks.h"
 #include "fully_shard/param_group.h"
+#include "fully_shard/unit_border.h"
 #include "nn/hook_point.h"
 
 namespace tessera {
@@ -105,8 +105,8 @@ class FSDPState : public std::enable_shared_from_this<FSDPState> {
  private:
   /// One differentiable call of forward. Owned by its output nodes: it is gone when the graph is.
   struct Ticket {
-    std::vector<int64_t> versions;                      // of the parameters when forward used them
-    const torch::autograd::Node* output_hub = nullptr;  // from the end of forward on
+    std::vector<int64_t> versions;  // of the parameters when forward used them
+    UnitBorder outputs = {};        // from the end of forward on
     std::optional<torch::autograd::SavedVariable>
         recomputation;         // asked for, it has a checkpointed region computed again
     int64_t expected_in = -1;  // the backward that is to reach it yet

@@ -143,7 +143,7 @@ bool FSDPState::awaits_backward() const {
 }
 
 bool FSDPState::is_to_come(const Ticket& ticket) {
-  return ticket.backward != current_backward() && is_in_running_backward(ticket.output_hub);
+  return ticket.backward != current_backward() && ticket.outputs.is_in_running_backward();
 }
 
 // The graph of the backward that runs says it, of which all ranks have the same: a rank may keep others for long. It is

@@ -2,8 +2,10 @@
 
 #include <torch/csrc/autograd/function.h>
 
+#include <algorithm>
 #include <queue>
 #include <unordered_set>
+#include <utility>
 
 namespace tessera {
 
@@ -33,12 +35,11 @@ struct Visit {
 
 }  // namespace
 
-std::vector<FoundHub> HubSearch::find(const std::vector<torch::autograd::Edge>& from, HubPlace place,
-                                      const FoundHub& known) {
-  const int64_t search = search_of(place);
+std::vector<const Node*> HubSearch::find(const std::vector<Edge>& from, HubPlace place, HubPlace known) {
+  const int64_t search = search_of(place), run = ++runs_;
   std::unordered_set<int64_t> behind_hubs;
-  if (known.edge.function) {
-    add_searches(known.place, behind_hubs);
+  if (known.call != -1) {
+    add_searches(known, behind_hubs);
   }
   std::priority_queue<Visit> visits;  // the newest first, so that a hub is found before the ways around it
   const auto add = [&](const Edge& edge) {
@@ -46,30 +47,32 @@ std::vector<FoundHub> HubSearch::find(const std::vector<torch::autograd::Edge>& 
     if (!node || node->num_outputs() == 0) {
       return;
     }
-    auto& note = notes_.try_emplace(node, Note{node->sequence_nr(), kNoSearch}).first->second;
-    if (note.sequence_nr != node->sequence_nr()) {
-      note = {node->sequence_nr(), kNoSearch};
+    const Note fresh{.sequence_nr = node->sequence_nr(), .search = kNoSearch, .run = 0};
+    auto& note = notes_.try_emplace(node, fresh).first->second;
+    if (note.sequence_nr != fresh.sequence_nr) {
+      note = fresh;
     }
-    if (note.search != search) {
+    if (note.run != run) {
       visits.push({node, std::exchange(note.search, search)});
+      note.run = run;
     }
   };
   std::ranges::for_each(from, add);
-  std::vector<FoundHub> hubs;
+  std::vector<const Node*> found;
   while (!visits.empty()) {
     const auto visit = visits.top();
     visits.pop();
     if (behind_hubs.contains(visit.last_search)) {
       continue;
     }
-    if (auto hub = hub_of_(*visit.node); !hub.edge.function) {
+    if (const auto* hub = place_of_(*visit.node); !hub) {
       std::ranges::for_each(visit.node->next_edges(), add);
-    } else if (!behind_hubs.contains(search_of(hub.place))) {
-      add_searches(hub.place, behind_hubs);
-      hubs.push_back(std::move(hub));
+    } else if (!behind_hubs.contains(search_of(*hub))) {
+      add_searches(*hub, behind_hubs);
+      found.push_back(visit.node);
     }
   }
-  return hubs;
+  return found;
 }
 
 }  // namespace tessera

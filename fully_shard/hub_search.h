@@ -1,5 +1,5 @@
 #pragma once
-// Which hubs lie behind a unit's tensors, first on the ways back through the graph (backward_hooks.h).
+// Which hubs lie behind a unit's tensors, first on the ways back through the graph (unit_border.h).
 //
 // Each search would walk as far as a way around the units leads, as that of residual sums does:
 //
@@ -24,35 +24,34 @@ namespace tessera {
 
 /// Of the inputs, or of the outputs, of a call of a unit. What is behind the inputs is behind the outputs too.
 struct HubPlace {
-  int64_t call = -1;  // its number
+  int64_t call = -1;  // its number; -1: none
   bool is_of_outputs = false;
-};
-
-struct FoundHub {
-  torch::autograd::Edge edge = {};
-  HubPlace place = {};
 };
 
 class HubSearch {
  public:
-  /// The hub that a node leads to: the search does not go past it. None: an edge without a node.
-  using HubOf = FoundHub (*)(const torch::autograd::Node&);
+  /// The place to which a border node belongs: the search does not go past it. Null for other nodes.
+  using PlaceOf = const HubPlace* (*)(const torch::autograd::Node&);
 
-  explicit HubSearch(HubOf hub_of) : hub_of_(hub_of) {}
+  explicit HubSearch(PlaceOf place_of) : place_of_(place_of) {}
 
-  /// Those behind the nodes `from`, for the hub at `place`. What lies behind `known`, which may be none, is left out.
-  std::vector<FoundHub> find(const std::vector<torch::autograd::Edge>& from, HubPlace place, const FoundHub& known);
+  /// The border nodes behind the nodes `from`, one a place, for the hub at `place`. What lies behind the hub at `known`
+  /// is left out.
+  std::vector<const torch::autograd::Node*> find(const std::vector<torch::autograd::Edge>& from, HubPlace place,
+                                                 HubPlace known);
   /// The notes, of graphs that are over.
   void forget() { notes_.clear(); }
 
  private:
   struct Note {
     uint64_t sequence_nr;  // of the node: an address may be used again
-    int64_t search;
+    int64_t search;        // one for each hub, which may be made again
+    int64_t run;
   };
 
-  HubOf hub_of_;
+  PlaceOf place_of_;
   std::unordered_map<const torch::autograd::Node*, Note> notes_;
+  int64_t runs_ = 0;
 };
 
 }  // namespace tessera

@@ -75,7 +75,9 @@ ModelSpec ModelSpec::draw(Draws& draws, int depth) {
   }
   ModelSpec spec{.op = traits->op,
                  .is_unit = draws.one_in(2),
-                 .reshard_after_forward = static_cast<int>(draws.between(-1, 1)),
+                 .is_replicated = draws.one_in(5),
+                 .cuts_columns = draws.one_in(4),
+                 .reshard_after_forward = static_cast<int>(draws.between(-1, 2)),
                  .is_checkpointed = draws.one_in(8),
                  .is_frozen = draws.one_in(12)};
   for (int64_t i = draws.between(traits->fewest, traits->most); i > 0; --i) {
@@ -85,8 +87,12 @@ ModelSpec ModelSpec::draw(Draws& draws, int depth) {
 }
 
 std::string ModelSpec::to_string() const {
-  std::string text =
-      is_unit ? fmt::format("unit{} ", std::array{"", "(keeps)", "(frees)"}.at(reshard_after_forward + 1)) : "";
+  static constexpr const char* kReshards[] = {"", "(keeps)", "(frees)", "(keeps shares)"};
+  std::string text;
+  if (is_unit) {
+    text += is_replicated ? "replicated " : fmt::format("unit{} ", kReshards[reshard_after_forward + 1]);
+    text += cuts_columns ? "cut by columns " : "";
+  }
   text += fmt::format("{}{}{}", is_frozen ? "frozen " : "", is_checkpointed ? "checkpointed " : "", traits_of(op).name);
   for (size_t i = 0; i < inner.size(); ++i) {
     text += (i == 0 ? "(" : ", ") + inner[i].to_string();
@@ -117,7 +123,8 @@ std::vector<ModelSpec> ModelSpec::smaller() const {
   if (inner.empty() && op != ModelOp::Scale) {
     add([](ModelSpec& spec) { spec.op = ModelOp::Scale; });
   }
-  for (auto mark : {&ModelSpec::is_unit, &ModelSpec::is_checkpointed, &ModelSpec::is_frozen}) {
+  for (auto mark : {&ModelSpec::is_unit, &ModelSpec::is_replicated, &ModelSpec::cuts_columns,
+                    &ModelSpec::is_checkpointed, &ModelSpec::is_frozen}) {
     if (this->*mark) {
       add([&](ModelSpec& spec) { spec.*mark = false; });
     }

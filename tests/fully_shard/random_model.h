@@ -43,7 +43,9 @@ struct ModelSpec {
   ModelOp op = ModelOp::Chain;
   std::vector<ModelSpec> inner = {};
   bool is_unit = false;
-  int reshard_after_forward = -1;  // 0, 1; -1: as by default
+  bool is_replicated = false;      // where it is a unit
+  bool cuts_columns = false;       // of parameters that have any
+  int reshard_after_forward = -1;  // 0, 1, or a number of ranks; -1: as by default
   bool is_checkpointed = false;
   bool is_frozen = false;
 

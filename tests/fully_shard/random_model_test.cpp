@@ -55,8 +55,8 @@ using TrainingStep = std::vector<MicroBatch>;
 
 struct Case {
   std::vector<int64_t> mesh;
-  bool replicates = false;
   bool keeps_after_backward = false;
+  double bucket_cap_mb = 25;  // of replicated units
   ModelSpec model = {};
   std::vector<TrainingStep> steps = {};
 
@@ -65,8 +65,8 @@ struct Case {
   }
   std::string to_string() const {
     std::string text =
-        fmt::format("{}{} on [{}]: {}", replicates ? "replicate" : "fully_shard",
-                    keeps_after_backward ? ", kept after backward," : "", fmt::join(mesh, ", "), model.to_string());
+        fmt::format("on [{}]{}, buckets of {}: {}", fmt::join(mesh, ", "),
+                    keeps_after_backward ? ", kept after backward" : "", bucket_cap_mb, model.to_string());
     for (const auto& step : steps) {
       text += "\n step";
       for (const auto& micro : step) {
@@ -98,9 +98,13 @@ MicroBatch draw_micro_batch(Draws& draws, int ranks, bool may_differ, bool is_la
 Case draw_case(uint64_t seed) {
   static const std::vector<std::vector<int64_t>> kMeshes = {{2}, {3}, {1}, {2, 2}, {4}};
   Draws draws(seed);
-  Case drawn{.mesh = draws.of(kMeshes), .keeps_after_backward = draws.one_in(6)};
-  drawn.replicates = drawn.mesh.size() == 1 && draws.one_in(5);
-  drawn.model = ModelSpec{.inner = {ModelSpec::draw(draws, 3), ModelSpec::draw(draws, 2)}, .is_unit = true};
+  Case drawn{.mesh = draws.of(kMeshes),
+             .keeps_after_backward = draws.one_in(6),
+             .bucket_cap_mb = draws.of(std::vector<double>{25, 0.0001, 0})};
+  drawn.model = ModelSpec{.inner = {ModelSpec::draw(draws, 3), ModelSpec::draw(draws, 2)},
+                          .is_unit = true,
+                          .is_replicated = draws.one_in(5),
+                          .cuts_columns = draws.one_in(4)};
   // Whether a unit is gathered again whose result is not in the graph depends on what a rank needs of the region.
   const bool may_differ =
       !drawn.model.has_any(&ModelSpec::is_checkpointed) || !drawn.model.has_any([](const ModelSpec& spec) {
@@ -253,13 +257,18 @@ void shard(RandomModelImpl& module, const ModelSpec& spec, const Case& drawn, co
   if (!spec.is_unit) {
     return;
   }
-  if (drawn.replicates) {
-    replicate(module, {.mesh = mesh});
+  if (spec.is_replicated && mesh.ndim() == 1) {
+    replicate(module, {.mesh = mesh, .bucket_cap_mb = drawn.bucket_cap_mb});
     return;
   }
   FullyShardOptions options{.mesh = mesh};
-  if (spec.reshard_after_forward >= 0) {
-    options.reshard_after_forward = spec.reshard_after_forward == 1;
+  if (spec.reshard_after_forward == 2 && mesh.shape().back() % 2 == 0) {
+    options.reshard_after_forward = 2;
+  } else if (spec.reshard_after_forward >= 0) {
+    options.reshard_after_forward = spec.reshard_after_forward > 0;
+  }
+  if (spec.cuts_columns) {
+    options.shard_placement_fn = [](const at::Tensor& param) { return Shard(param.dim() - 1); };
   }
   fully_shard(module, options);
 }

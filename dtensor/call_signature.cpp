@@ -27,13 +27,22 @@ OpInfo::ArgKind kind_of(const c10::TypePtr& type) {
   return type->kind() == c10::TypeKind::TensorType ? OpInfo::ArgKind::Tensor : OpInfo::ArgKind::Scalar;
 }
 
+/// ATen's ops that return a new tensor beside what they write (rrelu's noise, running statistics) count no versions on
+/// plain tensors either, and their gradients rely on it: autograd saves the written tensor before the call.
+bool counts_versions(const c10::OperatorHandle& op) {
+  const auto& schema = op.schema();
+  const bool returns_new = std::ranges::any_of(schema.returns(), [](const auto& r) { return !r.alias_info(); });
+  return schema.is_mutable() && !op.hasKernelForDispatchKey(c10::DispatchKey::ADInplaceOrView) &&
+         !(returns_new && schema.name().starts_with("aten::"));
+}
+
 OpInfo make_info(const c10::OperatorHandle& op) {
   OpInfo info;
   info.rule = find_op_rule(op.operator_name());
   info.reads_float_scalars = !info.rule || info.rule->reads_float_scalars;
   info.functional = info.rule ? std::nullopt : functional_form(op);
   const auto& schema = op.schema();
-  info.counts_versions = schema.is_mutable() && !op.hasKernelForDispatchKey(c10::DispatchKey::ADInplaceOrView);
+  info.counts_versions = counts_versions(op);
   for (size_t arg = 0; arg < schema.arguments().size(); ++arg) {
     const auto& argument = schema.arguments()[arg];
     const bool written = is_written(argument) || (info.rule && info.rule->also_writes(arg));

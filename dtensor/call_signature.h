@@ -24,8 +24,9 @@ struct OpInfo {
   const OpRule* rule = nullptr;
   std::optional<c10::OperatorHandle> functional;  // of an in-place or out= op without rule
   bool writes = false;
-  /// Whether nothing on the way here counts the versions of written tensors, as for lists and a program's own ops:
-  /// those of plain tensors are counted by the ops that the kernel calls.
+  /// Whether dispatch() counts the versions of written DTensors, since nothing on the way to it does: ops that write
+  /// lists, and a program's own. (On plain tensors the ops that their kernels call may count them.) Not where ATen's op
+  /// returns a new tensor too: autograd saves what such an op writes before the call, and would take it for changed.
   bool counts_versions = false;
   bool reads_float_scalars = true;  // as its rule says
   bool takes_lists = false;         // of tensors

@@ -268,6 +268,24 @@ TEST_CASE("corners: views that are copies are so on every rank, also one that ha
   });
 }
 
+TEST_CASE("corners: gradients of a batch norm that updates statistics by itself") {
+  const auto values = at::arange(24, at::kDouble).view({4, 3, 2}).cos();
+  const auto zeros = at::zeros({3}, at::kDouble), ones = at::ones({3}, at::kDouble);
+  for (const bool legit : {false, true}) {
+    for (const Placement& placement : {Placement(Shard(0)), Placement(Shard(1)), Placement(Replicate())}) {
+      expect_same(
+          {values, zeros, ones, ones}, {placement, Replicate(), Replicate(), Replicate()}, [=](const Tensors& x) {
+            const auto leaf = x[0].detach().requires_grad_();
+            auto mean = x[1], variance = x[2];
+            const auto y =
+                legit ? std::get<0>(at::_native_batch_norm_legit(leaf, x[3], {}, mean, variance, true, 0.1, 1e-5))
+                      : std::get<0>(at::_batch_norm_with_update(leaf, x[3], {}, mean, variance, 0.1, 1e-5));
+            return torch::autograd::grad({y.pow(3).sum()}, {leaf})[0];
+          });
+    }
+  }
+}
+
 TEST_CASE("corners: determinants of a matrix that lies by columns, and their gradients") {
   const auto matrix = at::arange(9, at::kDouble).view({3, 3}).cos() + at::eye(3, at::kDouble);
   for (const Placement& placement : {Placement(Shard(0)), Placement(Shard(1)), Placement(Partial())}) {

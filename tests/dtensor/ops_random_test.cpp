@@ -1,5 +1,7 @@
 // Random ops give the numbers that one device gives, whatever the placements and the number of ranks.
 
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/arange.h>
 #include <ATen/ops/bernoulli.h>
 #include <ATen/ops/dropout.h>
 #include <ATen/ops/empty.h>
@@ -13,6 +15,7 @@
 #include <ATen/ops/randint_like.h>
 #include <ATen/ops/randn.h>
 #include <ATen/ops/randn_like.h>
+#include <ATen/ops/rrelu.h>
 #include <ATen/ops/scaled_dot_product_attention.h>
 #include <ATen/ops/zeros_like.h>
 #include <c10/util/Exception.h>
@@ -180,6 +183,30 @@ TEST_CASE("each rank has generators of its own, which start alike", "[dtensor][r
     expect_bit_equal(to_local(at::rand_like(x)), second);
     TESSERA_EXPECT(!second.equal(first));
   });
+}
+
+TEST_CASE("rrelu and its gradient, which needs the noise that the op writes", "[dtensor][random]") {
+  const auto value = at::arange(-7, 8, at::kFloat).view({5, 3});
+  const auto with_gradient = [](at::Tensor x) {
+    x.requires_grad_();
+    const auto y = at::rrelu(x, 0.1, 0.9, /*training=*/true);
+    y.sum().backward();
+    return std::pair(y.detach(), x.grad());
+  };
+  seed_process(at::kCPU);
+  const auto [plain, plain_gradient] = with_gradient(value.clone());
+  for (const int ranks : {1, 2, 3}) {
+    run_ranks(ranks, [&](int) {
+      const auto mesh = init_device_mesh(at::kCPU, {ranks});
+      for (const auto& placement : {Placement(Shard(0)), Placement(Shard(1)), Placement(Replicate())}) {
+        manual_seed(kSeed);
+        const auto [y, gradient] = with_gradient(distribute_tensor(value, mesh, {placement}));
+        expect_bit_equal(full_tensor(y), plain);
+        expect_bit_equal(full_tensor(gradient), plain_gradient);
+        expect_close(full_tensor(gradient) * value, plain);
+      }
+    });
+  }
 }
 
 TEST_CASE("dropout and its gradient", "[dtensor][random]") {

@@ -5,8 +5,18 @@
 #include <algorithm>
 
 #include "dtensor/dtensor_impl.h"
+#include "dtensor/from_local_checks.h"
 
 namespace tessera {
+
+namespace {
+
+/// Whether no other tensor sees what is written to this one, as of those that autograd adds to in place.
+bool has_own_memory(const at::Tensor& plain) {
+  return plain.has_storage() && plain.storage().use_count() == 1;
+}
+
+}  // namespace
 
 bool add_zeros_of_autograd(const c10::OperatorHandle& op, const CallSignature& call, torch::jit::Stack* stack) {
   const auto& name = op.operator_name();
@@ -20,17 +30,20 @@ bool add_zeros_of_autograd(const c10::OperatorHandle& op, const CallSignature& c
   const bool is_first_plain = !call.operands[0].dtensor;
   const auto& zeros = is_first_plain ? first : second;
   const auto& sum = is_first_plain ? second : first;
-  if (dtensor_meta(zeros) || zeros.sizes() != sum.sizes() || zeros.scalar_type() != sum.scalar_type() ||
-      zeros.any().item<bool>()) {
+  if (zeros.sizes() != sum.sizes() || zeros.scalar_type() != sum.scalar_type()) {
+    return false;
+  }
+  const bool becomes_dtensor = writes && is_first_plain;
+  const bool can_add = !zeros.any().item<bool>() && (!becomes_dtensor || has_own_memory(zeros));
+  if (!same_on_all_ranks({can_add}, dtensor_meta(sum)->spec->mesh()) || !can_add) {
     return false;
   }
   if (writes && !is_first_plain) {
     stack->emplace_back(first);
     return true;
   }
-  const auto& meta = *dtensor_meta(sum);
-  auto result = wrap_local(meta.local.clone(), meta.spec);
-  if (writes) {
+  auto result = sum.clone();  // dense, as a sum is, also where `sum` is a view with gaps
+  if (becomes_dtensor) {
     first.unsafeGetTensorImpl()->shallow_copy_from(result.getIntrusivePtr());
     result = first;
   }

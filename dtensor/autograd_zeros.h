@@ -11,8 +11,9 @@ namespace tessera {
 
 /// Within a backward, where `call` adds a DTensor and a plain tensor of zeros, one to the other or both to a new one:
 /// the result is on `stack`, which lacks the arguments, and true is returned. A plain tensor that is written becomes a
-/// DTensor. Autograd's zeros are every rank's, since every rank runs the same backward. (Who made them cannot be told:
-/// a hook's own sum that begins with zeros becomes a DTensor, too, which holds the right values.)
+/// DTensor, but not where others share its memory, who would not see the sum. (Who made the zeros cannot be told: a
+/// hook's own sum that begins with them becomes a DTensor, too.) Collective where sizes and dtypes are equal, and the
+/// same on every rank: all run the same backward, but another's plain tensor may hold numbers.
 bool add_zeros_of_autograd(const c10::OperatorHandle& op, const CallSignature& call, torch::jit::Stack* stack);
 
 /// Whether, within a backward, the plain tensors of at least one dim in `call` have no elements: gradients of parts

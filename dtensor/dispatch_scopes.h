@@ -27,8 +27,9 @@
 namespace tessera {
 
 /// A plain tensor that meets DTensors in an op counts as a replicated one, and must be equal on every rank. One that
-/// the op writes is still an error. Scopes nest. A plain leaf that meets DTensors gets a DTensor as its gradient:
-/// full_tensor(leaf.grad()) is what its optimizer takes. Parameters are better made DTensors.
+/// the op writes is still an error, but for zeros that a backward adds to, which become a DTensor in any scope or none.
+/// Scopes nest. A plain leaf that meets DTensors gets a DTensor as its gradient: full_tensor(leaf.grad()) is what its
+/// optimizer takes. Parameters are better made DTensors.
 class ImplicitReplication {
  public:
   ImplicitReplication();

@@ -144,11 +144,32 @@ std::vector<TensorMeta> index_select_metas(const OpCall& call) {
   return {TensorMeta::contiguous(sizes, call.operands[0].meta.dtype)};
 }
 
+/// What ATen's kernel refuses of an index without elements.
+void check_adds_nothing(const OpCall& call) {
+  const auto& self = call.operands[0].meta;
+  const auto& index = call.operands[1].meta;
+  const auto& source = call.operands[2].meta;
+  TESSERA_CHECK(ValueError, index.sizes.size() <= 1 && (index.dtype == at::kLong || index.dtype == at::kInt),
+                "aten::index_add: index {}; a vector of Long or Int is needed", to_string(index));
+  TESSERA_CHECK(ValueError, self.dtype == source.dtype,
+                "aten::index_add: self {} and source {}; cast one, they need one dtype", to_string(self),
+                to_string(source));
+  auto rows = self.sizes;
+  if (!rows.empty()) {
+    rows[static_cast<size_t>(wrap_dim(call.args[1].toInt(), std::ssize(rows)))] = 0;
+  }
+  TESSERA_CHECK(ValueError, !rows.empty() && source.sizes == rows,
+                "aten::index_add: no indices for rows along dim {} of source {}, to add to self {}; source needs the "
+                "sizes of self, and none along the dim",
+                call.args[1].toInt(), to_string(source), to_string(self));
+}
+
 /// ATen's kernel for meta tensors takes a row of the source to look at, also where there is none.
 std::vector<TensorMeta> index_add_metas(const OpCall& call) {
   if (numel(call.operands[1].meta) > 0) {
     return infer_output_metas(call);
   }
+  check_adds_nothing(call);
   const auto& self = call.operands[0].meta;
   const bool is_in_place = call.operands[0].written;
   return {is_in_place ? self : TensorMeta::contiguous(self.sizes, self.dtype)};

@@ -101,25 +101,28 @@ Strategies fill_in_place_strategies(const OpCall& call) {
   return strategies;
 }
 
-/// Kernels refuse a number that the dtype cannot hold, but for one element of 16 bits. All ranks must.
-void check_fits(const at::Tensor& local, const SpecPtr& whole, const c10::IValue& value) {
-  if (local.numel() == 1 && value.isScalar() && at::isReducedFloatingType(local.scalar_type()) &&
-      c10::multiply_integers(whole->sizes()) > 1) {
-    at::empty({2}, local.options()).fill_(value.toScalar());
-  }
+/// Kernels refuse a number that the dtype cannot hold. All ranks must, also those that do not call one on their part.
+void ask_fill_kernel(const c10::OperatorHandle& op, const at::Tensor& local, int64_t numel, const c10::IValue& value) {
+  torch::jit::Stack call{at::empty({std::min<int64_t>(2, numel)}, local.options()), value};
+  op.callBoxed(&call);
 }
 
 void local_fill_in_place(const c10::OperatorHandle& op, torch::jit::Stack* stack, const OpPlan& plan) {
-  check_fits(local_argument(op, stack, 0).toTensor(), plan.operands[0], local_argument(op, stack, 1));
+  const auto local = local_argument(op, stack, 0).toTensor();
   const auto& self = plan.operands[0];
+  const int64_t numel = c10::multiply_integers(self->sizes());
   bool first = true;
   for (size_t axis = 0; axis < self->placements().size(); ++axis) {
     first = first && (self->placements()[axis] != Partial() || self->mesh().coordinate()[axis] == 0);
   }
+  // Of one element of 16 bits kernels take any number.
+  if (!first || (local.numel() == 1 && numel > 1 && at::isReducedFloatingType(local.scalar_type()))) {
+    ask_fill_kernel(op, local, numel, local_argument(op, stack, 1));
+  }
   if (first) {
     op.callBoxed(stack);
   } else {
-    set_results(op, stack, {local_argument(op, stack, 0).toTensor().zero_()});
+    set_results(op, stack, {local.zero_()});
   }
 }
 

@@ -251,6 +251,9 @@ TEST_CASE("corners: numbers that a dtype cannot hold are refused on every rank, 
     expect_throws<std::exception>([&] { half.masked_fill(half.gt(0), -1e9); }, "overflow");
     expect_throws<std::exception>([&] { half.clamp(0, 1e9); }, "overflow");
     expect_throws<std::exception>([&] { half.clone().fill_(1e10); }, "overflow");
+    const auto pending = from_local(at::ones({3}, at::kHalf), mesh, {Partial()});  // filled by the first rank alone
+    expect_throws<std::exception>([&] { pending.fill_(1e10); }, "overflow");
+    expect_bit_equal(full_tensor(pending.fill_(2)), at::full({3}, 2, at::kHalf));
     const auto whole = distribute_tensor(at::ones({5}), mesh, {Shard(0)});
     expect_throws<c10::Error>([&] { at::softshrink(whole, -1.0); }, "lambda");
     expect_close(full_tensor(whole.clamp(0, 0.5)), at::full({5}, 0.5));
@@ -361,6 +364,27 @@ TEST_CASE("corners: nothing is added to rows, as for an expert without tokens") 
       return torch::autograd::grad({sum.square().sum()}, {leaf})[0];
     });
   }
+}
+
+TEST_CASE("corners: nothing that does not fit is refused on every rank") {
+  run_ranks(4, [](int) {  // a column each, and none
+    const auto mesh = init_device_mesh(at::kCPU, {4});
+    const auto place = [&](const at::Tensor& whole, const Placement& placement) {
+      return distribute_tensor(whole, mesh, {placement}, {std::nullopt});
+    };
+    const auto rows = place(at::ones({4, 3}), Shard(1));
+    const auto none = place(at::arange(0), Replicate());
+    const auto source = [&](std::vector<int64_t> sizes, at::ScalarType dtype = at::kFloat) {
+      return place(at::ones(sizes, dtype), Replicate());
+    };
+    expect_throws<ValueError>([&] { rows.index_add(0, none.to(at::kDouble), source({0, 3})); }, "Long or Int");
+    expect_throws<ValueError>([&] { rows.index_add(0, none.view({0, 1}), source({0, 3})); }, "a vector");
+    expect_throws<ValueError>([&] { rows.index_add(0, none, source({0, 3}, at::kDouble)); }, "one dtype");
+    expect_throws<ValueError>([&] { rows.index_add(0, none, source({1, 3})); }, "source needs the sizes of self");
+    expect_throws<ValueError>([&] { rows.index_add(0, none, source({0, 2})); }, "source needs the sizes of self");
+    expect_throws<ValueError>([&] { rows.clone().index_add_(-2, none, source({0})); }, "along dim -2");
+    expect_bit_equal(full_tensor(rows.index_add(0, none.to(at::kInt), source({0, 3}))), at::ones({4, 3}));
+  });
 }
 
 TEST_CASE("corners: what kernels refuse is refused on every rank, also where it has nothing") {

@@ -2,6 +2,8 @@
 
 #include <ATen/ops/tensor.h>
 
+#include <algorithm>
+
 #include "base/error.h"
 #include "comm/collectives.h"
 #include "dtensor/from_local_checks.h"
@@ -74,6 +76,23 @@ std::vector<int64_t> add_up_sizes(const at::Tensor& local, const DeviceMesh& mes
   return {host.data_ptr<int64_t>(), host.data_ptr<int64_t>() + host.numel()};
 }
 
+/// The function's results must be tensors, one for each of out_placements: on every rank, unless with out_shapes
+/// nothing is exchanged.
+void check_results(const std::vector<at::Tensor>& results, const LocalMapOptions& options, const DeviceMesh& mesh) {
+  const size_t wanted = options.out_placements.size();
+  const auto undefined = std::ranges::find_if(results, [](const at::Tensor& result) { return !result.defined(); });
+  const bool fits = results.size() == wanted && undefined == results.end();
+  const bool fits_everywhere = options.out_shapes.empty() ? same_on_all_ranks({fits}, mesh) && fits : fits;
+  TESSERA_CHECK(ValueError, results.size() == wanted,
+                "local_map: the function returned {} tensors, but there are {} out_placements; give one a result",
+                results.size(), wanted);
+  TESSERA_CHECK(ValueError, undefined == results.end(),
+                "local_map: result {} of the function is undefined; return a tensor, zeros say, on every rank",
+                undefined - results.begin());
+  TESSERA_CHECK(ValueError, fits_everywhere,
+                "local_map: on another rank the function returned an undefined result, or not {} of them", wanted);
+}
+
 }  // namespace
 
 std::vector<int64_t> gather_shape(const at::Tensor& local, const DeviceMesh& mesh, const Placements& placements) {
@@ -91,11 +110,8 @@ std::vector<at::Tensor> local_map(
     locals.push_back(local_input(inputs[i], i, options));
   }
   auto results = function(locals);
-  TESSERA_CHECK(ValueError, results.size() == options.out_placements.size(),
-                "local_map: the function returned {} tensors, but there are {} out_placements; give one a result",
-                results.size(), options.out_placements.size());
+  check_results(results, options, mesh);
   for (size_t i = 0; i < results.size(); ++i) {
-    TESSERA_CHECK(ValueError, results[i].defined(), "local_map: result {} of the function is undefined", i);
     if (options.out_shapes.empty()) {
       check_kind_across_ranks(results[i], mesh, "local_map");  // before what depends on the number of dims
     }

@@ -139,6 +139,23 @@ TEST_CASE("what a function of local tensors returns is defined", "[dtensor]") {
   });
 }
 
+TEST_CASE("what a function of local tensors returns on one rank alone is refused on every rank", "[dtensor]") {
+  run_ranks(3, [](int rank) {
+    const auto x = distribute_tensor(ramp({4}), init_device_mesh(at::kCPU, {3}), {Shard(0)});
+    const auto undefined = [&](const std::vector<at::Tensor>& in) {
+      return std::vector{in[0], rank == 1 ? at::Tensor() : in[0]};
+    };
+    const LocalMapOptions two{.out_placements = {{Shard(0)}, {Shard(0)}}};
+    expect_throws<ValueError>([&] { local_map(undefined, {x}, two); },
+                              rank == 1 ? "result 1 of the function is undefined" : "on another rank");
+    const auto fewer = [&](const std::vector<at::Tensor>& in) {
+      return std::vector<at::Tensor>(rank == 2 ? 1 : 2, in[0]);
+    };
+    expect_throws<ValueError>([&] { local_map(fewer, {x}, two); },
+                              rank == 2 ? "returned 1 tensors" : "an undefined result, or not 2 of them");
+  });
+}
+
 TEST_CASE("local tensors of different numbers of dims are refused on every rank", "[dtensor]") {
   run_ranks(2, [](int rank) {
     const auto mesh = init_device_mesh(at::kCPU, {2});

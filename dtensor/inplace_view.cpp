@@ -138,7 +138,8 @@ Placements resized_placements(const Placements& placements, int64_t ndim) {
   return result;
 }
 
-/// The elements keep their row-major order, as a plain tensor's do; new ones are undefined.
+/// The elements keep their row-major order, as a plain tensor's do; new ones are undefined. They get new memory, which
+/// views would not see, though those of a plain tensor do, whatever its new sizes.
 const at::Tensor& resize_(const at::Tensor& self, at::IntArrayRef sizes, std::optional<at::MemoryFormat> format) {
   const auto* meta = dtensor_meta(self);
   if (self.sizes() == sizes) {
@@ -151,12 +152,10 @@ const at::Tensor& resize_(const at::Tensor& self, at::IntArrayRef sizes, std::op
                 "aten::resize_: {} is not contiguous, so what it keeps is up to its memory; clone() it first",
                 spec.to_string());
   const bool owns = has_own_local_memory(self);
-  TESSERA_CHECK(
-      NotImplementedError,
-      c10::multiply_integers(sizes) >= self.numel() || (same_on_all_ranks({owns}, spec.mesh()) && owns),
-      "aten::resize_: {} gets fewer elements, and other tensors have its memory too, such as views of it: of a "
-      "DTensor they would not see what is written to it from then on. clone() it first",
-      spec.to_string());
+  TESSERA_CHECK(NotImplementedError, self.numel() == 0 || (same_on_all_ranks({owns}, spec.mesh()) && owns),
+                "aten::resize_: {} changes its sizes, and other tensors have its memory too, such as views of it: of a "
+                "DTensor they would not see what is written to it from then on. clone() it first",
+                spec.to_string());
   const auto whole = whole_tensor(*meta);
   auto resized = at::empty(sizes, whole.options());
   const int64_t kept = std::min(whole.numel(), resized.numel());

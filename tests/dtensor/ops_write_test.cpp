@@ -274,15 +274,21 @@ TEST_CASE("writes to lists of tensors count as writes", "[dtensor]") {
   });
 }
 
-TEST_CASE("a tensor that shrinks leaves no view behind that reads other memory", "[dtensor]") {
+TEST_CASE("a tensor that is resized leaves no view behind that reads other memory", "[dtensor]") {
   run_ranks(2, [](int) {
     const auto mesh = init_device_mesh(at::kCPU, {2});
     auto x = zeros({4}, mesh, {Replicate()});
     {
       const auto view = x.view({2, 2});
-      expect_throws<NotImplementedError>([&] { x.resize_({2}); }, "other tensors have its memory too");
-      x.resize_({6});  // as a plain tensor, it gets new memory
+      for (const auto& sizes : std::vector<std::vector<int64_t>>{{2}, {4, 1}, {6}}) {
+        expect_throws<NotImplementedError>([&] { x.resize_(sizes); }, "other tensors have its memory too");
+      }
+      x.resize_({4});
+      x.fill_(3);
+      expect_bit_equal(full_tensor(view), at::full({2, 2}, 3.0F));
     }
+    x.resize_({6});
+    expect_bit_equal(full_tensor(x.narrow(0, 0, 4)), at::full({4}, 3.0F));
     x.resize_({2});
     x.fill_(1);
     expect_bit_equal(full_tensor(x), at::ones({2}));

@@ -3,8 +3,9 @@
 // op on the local tensors → wrap.
 //
 // One boxed fallback for the dispatch key PrivateUse1, as __torch_dispatch__ is in Python, plus dispatch_kernel() for
-// the ops whose CompositeExplicit kernel would bypass a fallback. Registered when the library is loaded
-// (dispatch_keys.cpp). Users call nothing here by name.
+// those of ATen's ops whose CompositeExplicit kernel would bypass a fallback: registered when the library is loaded
+// (dispatch_keys.cpp). For such ops of a program, register_sharding() registers dispatch() when it is called. Users
+// call nothing here by name.
 
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/stack.h>

@@ -50,17 +50,17 @@ c10::OperatorName parse_op(const std::string& op) {
                                   : c10::OperatorName(op.substr(0, dot), op.substr(dot + 1));
 }
 
-/// The kernel of all backends would come before the fallback and get the DTensor itself.
+/// The kernel of all backends would come before the fallback and get the DTensor itself. What comes in its place is
+/// boxed: kernels may take tensors by value, and unboxed ones of an op must be of one C++ type. Called under a lock.
 void dispatch_in_place_of_composite(const c10::OperatorHandle& op) {
-  static std::mutex mutex;
   static std::deque<torch::Library> libraries;  // what they register lasts as long as they
-  const std::lock_guard lock(mutex);
-  if (!op.hasKernelForDispatchKey(c10::DispatchKey::PrivateUse1)) {
+  if (op.hasKernelForDispatchKey(c10::DispatchKey::CompositeExplicitAutograd) &&
+      !op.hasKernelForDispatchKey(c10::DispatchKey::PrivateUse1)) {
     const auto& name = op.operator_name();
     const size_t colons = name.name.find("::");
     auto& library = libraries.emplace_back(torch::Library::IMPL, name.name.substr(0, colons),
                                            c10::DispatchKey::PrivateUse1, __FILE__, __LINE__);
-    library.impl(toString(name).substr(colons + 2).c_str(), dispatch_kernel(op));
+    library.impl(toString(name).substr(colons + 2).c_str(), torch::CppFunction::makeFromBoxedFunction<&dispatch>());
   }
 }
 
@@ -73,18 +73,20 @@ void register_sharding(const std::string& op, std::function<Strategies(const OpC
                 "register_sharding(\"{}\"): there is no such op. Its name is as in TORCH_LIBRARY, \"namespace::op\", "
                 "with \".overload\" where it has one",
                 op);
+  // Ranks that are threads register at one time, and libtorch locks what adds kernels, but not what asks for them.
+  static std::mutex mutex;
+  const std::lock_guard lock(mutex);
   TESSERA_CHECK(
       ValueError, !handle->hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd),
       "register_sharding(\"{}\"): its kernel is a CompositeImplicitAutograd one, so that the ops which it calls "
       "run under their own rules, and it never under this one; give it kernels for CPU, CUDA and Meta, or "
       "register those ops",
       op);
+  check_replaceable(op);
+  dispatch_in_place_of_composite(*handle);  // may throw, and then there is no rule
   replace_op_rule(op, {.strategies = [op, own = std::move(strategies)](const OpCall& call) {
                     return checked(own(call), call, op);
                   }});
-  if (handle->hasKernelForDispatchKey(c10::DispatchKey::CompositeExplicitAutograd)) {
-    dispatch_in_place_of_composite(*handle);
-  }
 }
 
 }  // namespace tessera

@@ -71,10 +71,14 @@ void register_whole_ops(const std::vector<std::string>& ops) {
   register_op_rule(ops, whole_op_rule());
 }
 
-void replace_op_rule(const std::string& op, OpRule rule) {
-  auto& all = registry();
-  TESSERA_CHECK(ValueError, !all.library.contains(op),
+void check_replaceable(const std::string& op) {
+  TESSERA_CHECK(ValueError, !registry().library.contains(op),
                 "{} has a sharding rule of the library, which cannot be replaced", op);
+}
+
+void replace_op_rule(const std::string& op, OpRule rule) {
+  check_replaceable(op);
+  auto& all = registry();
   const std::lock_guard lock(all.mutex);
   all.own[op] = &all.rules.emplace_back(std::move(rule));
   detail::op_rules_version.fetch_add(1, std::memory_order_release);

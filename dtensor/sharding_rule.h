@@ -128,7 +128,10 @@ const OpRule& whole_op_rule();
 /// Registers ops that have no strategy but "everything replicated", such as matrix decompositions.
 void register_whole_ops(const std::vector<std::string>& ops);
 
-/// Registers a program's own rule, in place of an earlier one of its own. Throws ValueError where the library has one.
+/// Throws ValueError where the library has a rule for the op.
+void check_replaceable(const std::string& op);
+
+/// Registers a program's own rule, in place of an earlier one of its own. Throws as check_replaceable().
 /// Thread safety: may be called at any time; rules that were found before stay valid.
 void replace_op_rule(const std::string& op, OpRule rule);
 

@@ -85,6 +85,10 @@ at::Tensor twice_in_memory(const at::Tensor& x) {
   return y;
 }
 
+at::Tensor twice_by_value(at::Tensor x) {  // NOLINT(performance-unnecessary-value-param): what the test is about
+  return twice_in_memory(x);
+}
+
 at::Tensor& add_one(at::Tensor& x) {
   return x.add_(1);
 }
@@ -99,6 +103,8 @@ TORCH_LIBRARY(own_ops, library) {
   library.def("add_one(Tensor(a!) x) -> Tensor(a!)");
   library.def("of_all_backends(Tensor x) -> Tensor",
               torch::dispatch(c10::DispatchKey::CompositeExplicitAutograd, TORCH_FN(twice_in_memory)));
+  library.def("by_value(Tensor x) -> Tensor",
+              torch::dispatch(c10::DispatchKey::CompositeExplicitAutograd, TORCH_FN(twice_by_value)));
   library.def("of_parts(Tensor x) -> Tensor", &twice);
 }
 
@@ -244,6 +250,18 @@ TEST_CASE("an own op with one kernel for all backends", "[dtensor]") {
       expect_equal(to_string(placements(y)), "(Shard(1))");
       expect_bit_equal(full_tensor(y), ramp({4, 4}) * 2);
     }
+  });
+}
+
+TEST_CASE("an own op whose kernel takes tensors by value", "[dtensor]") {
+  run_ranks(2, [](int) {
+    register_sharding("own_ops::by_value", all_dims);
+    const auto x = distribute_tensor(ramp({4, 4}), init_device_mesh(at::kCPU, {2}), {Shard(1)});
+    const auto op =
+        c10::Dispatcher::singleton().findSchemaOrThrow("own_ops::by_value", "").typed<at::Tensor(at::Tensor)>();
+    const auto y = op.call(x);
+    expect_equal(to_string(placements(y)), "(Shard(1))");
+    expect_bit_equal(full_tensor(y), ramp({4, 4}) * 2);
   });
 }
 

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "base/hash.h"
 #include "comm/rank_context.h"
 #include "device_mesh/axis_names.h"
 #include "device_mesh/group_grid.h"
@@ -228,6 +229,14 @@ std::string DeviceMesh::to_string() const {
 
 uint64_t DeviceMesh::hash() const {
   return state_ ? state_->hash : 0;
+}
+
+uint64_t DeviceMesh::groups_hash() const {
+  uint64_t hash = 0;
+  for (int64_t axis = 0; state_ && axis < ndim(); ++axis) {
+    hash = hash_combine(hash, reinterpret_cast<uintptr_t>(group(axis).get()));
+  }
+  return hash;
 }
 
 }  // namespace tessera

@@ -41,7 +41,7 @@ struct MeshState;
 }
 
 /// A cheap value over shared, immutable state, which owns a reference to each of its groups. A default-constructed one
-/// is empty: only ==, hash(), defined() and formatting are allowed. Accessors return references into the state, valid
+/// is empty: only ==, hashes, defined() and formatting are allowed. Accessors return references into the state, valid
 /// while any copy of the mesh lives, and those by axis index do not allocate or count references. Thread safety: any
 /// number of threads may read; flatten is for one thread of a rank. Errors: KeyError for an unknown axis name (lists
 /// the axes and the closest), ValueError for an index out of range (negative indices count from the end).
@@ -115,6 +115,9 @@ class DeviceMesh {
   bool shares_groups_with(const DeviceMesh& other) const;
   /// Equal meshes have equal hashes; stable over runs for ranks that are processes.
   uint64_t hash() const;
+  /// Meshes that share groups have equal ones, of the groups' addresses: for caches of one process, never to be
+  /// compared between ranks.
+  uint64_t groups_hash() const;
   /// "DeviceMesh(cpu, {dp: 2, tp: 3})", as fmt prints it.
   std::string to_string() const;
 

@@ -243,10 +243,10 @@ void CallSignature::add(size_t arg, size_t index, const at::Tensor& tensor) {
   operand.dtensor = dtensor;
   const uint64_t place = arg << 32 | index;
   if (dtensor) {
-    hash = mix(hash, dtensor->spec->hash() + place);
+    hash = mix(hash, dtensor->spec->hash_with_groups() + place);
     has_copied_view = has_copied_view || dtensor->copied_view;
   } else {
-    mixed = mixed || tensor.dim() > 0 || info->is_written(arg);
+    mixed = mixed || tensor.dim() > 0 || is_written(arg);
     hash = mix(hash, static_cast<uint64_t>(scalar_tensor_key(tensor)) + place);
   }
 }

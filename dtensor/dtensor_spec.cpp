@@ -52,6 +52,7 @@ DTensorSpec::DTensorSpec(DeviceMesh mesh, Placements placements, TensorMeta meta
     hash_ = hash_combine(hash_, static_cast<uint64_t>(meta_.sizes[i]));
     hash_ = hash_combine(hash_, static_cast<uint64_t>(meta_.strides[i]));
   }
+  hash_with_groups_ = hash_combine(hash_, mesh_.groups_hash());
 }
 
 SpecPtr DTensorSpec::make(DeviceMesh mesh, Placements placements, TensorMeta meta) {

@@ -56,6 +56,8 @@ class DTensorSpec : public c10::intrusive_ptr_target {
   bool has_partial() const;
 
   uint64_t hash() const { return hash_; }
+  /// Specs that are equal over the same groups have equal ones (DeviceMesh::groups_hash()).
+  uint64_t hash_with_groups() const { return hash_with_groups_; }
   bool operator==(const DTensorSpec& other) const;
 
   /// "Float[5, 3] (Shard(0)) on DeviceMesh(cpu, {dp: 2})"
@@ -71,6 +73,7 @@ class DTensorSpec : public c10::intrusive_ptr_target {
   TensorMeta meta_;
   DimVector local_sizes_;
   uint64_t hash_ = 0;
+  uint64_t hash_with_groups_ = 0;
 };
 
 inline bool same_spec(const SpecPtr& a, const SpecPtr& b) {

@@ -13,6 +13,9 @@ namespace {
 /// Plans are dropped together beyond this many: programs with ever-changing sizes must not grow for ever.
 constexpr size_t kMaxCachedPlans = 1 << 16;
 
+/// And beyond plans for this many meshes, sub-meshes among them: each of their groups may hold a socket for each peer.
+constexpr size_t kMaxMeshes = 64;
+
 }  // namespace
 
 /// The key in owned form, so that equal hashes are told apart.
@@ -91,6 +94,7 @@ void PlanCache::drop_all() {
   }
   slots_.clear();
   size_ = 0;
+  meshes_.clear();
 }
 
 void PlanCache::free_dropped() {
@@ -98,10 +102,14 @@ void PlanCache::free_dropped() {
   const auto dropped = std::exchange(dropped_, {});  // plans may free groups
 }
 
-/// Makes room for one more, so that at least half of the table stays empty.
-void PlanCache::grow() {
-  if (size_ >= kMaxCachedPlans) {
+/// Makes room for one more plan, of a mesh of this groups_hash(), so that at least half of the table stays empty.
+void PlanCache::make_room(uint64_t groups) {
+  const auto is_known = [&] { return std::ranges::find(meshes_, groups) != meshes_.end(); };
+  if (size_ >= kMaxCachedPlans || (meshes_.size() >= kMaxMeshes && !is_known())) {
     drop_all();
+  }
+  if (!is_known()) {
+    meshes_.push_back(groups);
   }
   if (slots_.size() < 2 * (size_ + 1)) {
     auto old = std::exchange(slots_, {});
@@ -135,7 +143,8 @@ void PlanCache::insert(const CallSignature& call, std::unique_ptr<const OpPlan> 
     drop_all();
     context_ = context;
   }
-  grow();
+  const auto dtensor = std::ranges::find_if(call.operands, [](const auto& operand) { return operand.dtensor; });
+  make_room(dtensor->dtensor->spec->mesh().groups_hash());
   place(std::move(entry));
   ++size_;
 }

@@ -8,8 +8,9 @@
 
 namespace tessera {
 
-/// Plans by call: an open hash table that is emptied when full, and at the first plan of another process group: plans
-/// keep the groups of their meshes. Not thread-safe: one a thread.
+/// Plans by call: an open hash table that is emptied when full, and, since plans keep the groups of their meshes, at
+/// the first plan of another process group, and of one mesh too many, as of a program that makes meshes in a loop. Not
+/// thread-safe: one a thread.
 class PlanCache {
  public:
   PlanCache();
@@ -63,7 +64,7 @@ class PlanCache {
   void drop_all();
   void free_dropped();
   void place(std::unique_ptr<Entry> entry);
-  void grow();
+  void make_room(uint64_t groups);
   static bool matches(const Entry& entry, const CallSignature& call);
 
   std::vector<std::unique_ptr<Entry>> slots_;    // a power of two; an entry is at its hash's place or soon after
@@ -71,7 +72,8 @@ class PlanCache {
   bool has_dropped_ = false;
   size_t holds_ = 0;
   size_t size_ = 0;
-  uint64_t context_ = 0;  // the rank_context_id() of the plans
+  uint64_t context_ = 0;          // the rank_context_id() of the plans
+  std::vector<uint64_t> meshes_;  // the groups_hash() of each of theirs
   size_t hits_ = 0;
   size_t misses_ = 0;
 };

@@ -7,6 +7,9 @@
 #include <torch/library.h>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
+#include <algorithm>
+#include <vector>
+
 #include "comm/process_group.h"
 #include "comm/rank_context.h"
 #include "dtensor/dtensor.h"
@@ -60,6 +63,22 @@ TEST_CASE("the groups of a process group that ended are freed by the next one's 
   const auto first = group_of_a_run();
   group_of_a_run();
   CHECK(first.expired());
+}
+
+TEST_CASE("a program that makes meshes in a loop keeps the groups of the last ones only", "[dtensor]") {
+  const RankContextGuard guard(RankContext::create());
+  init_process_group({.backend = "fake", .rank = 0, .world_size = 2});
+  std::vector<c10::weak_intrusive_ptr<c10d::ProcessGroup>> groups;
+  for (int i = 0; i < 200; ++i) {
+    const auto mesh = init_device_mesh(at::kCPU, {2, 1});  // along axis 1 there is a group for each
+    const auto x = from_local(at::ones({3}), mesh, {Replicate(), Shard(0)});
+    CHECK(to_local(x + x)[0].item<float>() == 2);
+    groups.emplace_back(mesh.group(1));
+  }
+  const auto kept = std::count_if(groups.begin(), groups.end(), [](const auto& group) { return !group.expired(); });
+  CHECK(kept > 0);
+  CHECK(kept <= 64);
+  destroy_process_group();
 }
 
 TEST_CASE("a plan that the cache drops while its op runs stays valid until the op has returned", "[dtensor]") {

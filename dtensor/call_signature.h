@@ -53,6 +53,11 @@ struct CallSignature {
   CallSignature(const CallSignature&) = delete;
   CallSignature& operator=(const CallSignature&) = delete;
 
+  /// Whether this call writes the argument, which OpInfo says of the op.
+  bool is_written(size_t arg) const {
+    return info->is_written(arg) && (!info->rule || !info->rule->writes || info->rule->writes(args, arg));
+  }
+
   const OpInfo* info;
   at::ArrayRef<c10::IValue> args;
   c10::SmallVector<CallOperand, 8> operands;

@@ -49,7 +49,7 @@ std::unique_ptr<const OpPlan> make_plan(const c10::OperatorHandle& op, const Cal
     rule_call.operands.push_back({.arg = operand.arg,
                                   .spec = dtensor ? dtensor->spec : SpecPtr(),
                                   .meta = dtensor ? dtensor->spec->meta() : TensorMeta::of(*operand.tensor),
-                                  .written = call.info->is_written(operand.arg)});
+                                  .written = call.is_written(operand.arg)});
   }
   return std::make_unique<const OpPlan>(propagate(rule, rule_call));
 }
@@ -73,7 +73,7 @@ void run_local(const c10::OperatorHandle& op, const CallSignature& call, const O
 void write_back(const c10::OperatorHandle& op, const CallSignature& call, const OpPlan& plan, const Locals& locals) {
   for (size_t i = 0; i < call.operands.size(); ++i) {
     const auto& operand = call.operands[i];
-    if (plan.redistribute[i] && call.info->is_written(operand.arg)) {
+    if (plan.redistribute[i] && call.is_written(operand.arg)) {
       write_back(op, operand, locals[i], plan.operands[i]);
     }
   }
@@ -83,7 +83,7 @@ void write_back(const c10::OperatorHandle& op, const CallSignature& call, const 
 /// its own, so that fully_shard can tell whether a shard changed.
 void count_writes(const CallSignature& call) {
   for (const auto& operand : call.operands) {
-    if (!operand.dtensor || !call.info->is_written(operand.arg)) {
+    if (!operand.dtensor || !call.is_written(operand.arg)) {
       continue;
     }
     count_write(dtensor_meta(*operand.tensor)->local);  // which write_back() may have replaced

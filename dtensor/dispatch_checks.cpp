@@ -58,7 +58,7 @@ void check_runs_whole(const c10::OperatorHandle& op, const CallSignature& call) 
 void check_copied_views(const c10::OperatorHandle& op, const CallSignature& call) {
   for (const auto& operand : call.operands) {
     TESSERA_CHECK(
-        NotImplementedError, !operand.dtensor || !operand.dtensor->copied_view || !call.info->is_written(operand.arg),
+        NotImplementedError, !operand.dtensor || !operand.dtensor->copied_view || !call.is_written(operand.arg),
         "{} writes to a view whose data had to be moved, so the viewed tensor would not see it: {}. clone() the "
         "view to write to it alone, or redistribute() the tensor before the view so that the view cuts no shard",
         toString(op.operator_name()), describe_arguments(call));
@@ -70,7 +70,7 @@ void check_copied_views(const c10::OperatorHandle& op, const CallSignature& call
 
 bool may_replicate_plain_tensors(const CallSignature& call) {
   return std::none_of(call.operands.begin(), call.operands.end(), [&](const CallOperand& operand) {
-    return operand.dtensor ? operand.dtensor->origin != nullptr : call.info->is_written(operand.arg);
+    return operand.dtensor ? operand.dtensor->origin != nullptr : call.is_written(operand.arg);
   });
 }
 

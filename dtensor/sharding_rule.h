@@ -99,6 +99,9 @@ struct OpRule {
   bool keeps_strides = false;
   /// Arguments that the op writes though its schema does not say so.
   std::vector<size_t> undeclared_writes = {};
+  /// Whether this call writes argument `arg`, of which the schema says so. It may read which optional arguments are
+  /// given, and nothing else. Null: it does.
+  bool (*writes)(at::ArrayRef<c10::IValue> args, size_t arg) = nullptr;
 
   bool also_writes(size_t arg) const {
     return std::find(undeclared_writes.begin(), undeclared_writes.end(), arg) != undeclared_writes.end();

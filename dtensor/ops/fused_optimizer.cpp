@@ -37,6 +37,13 @@ Strategies step_strategies(const OpCall& part) {
   return pointwise_strategies(part, part.operands[0].meta);
 }
 
+constexpr size_t kGrads = 1;  // of every fused op's arguments, and of its lists
+
+/// Kernels write gradients only where they scale them: grad_scale and found_inf are every fused op's last arguments.
+bool writes(at::ArrayRef<c10::IValue> args, size_t arg) {
+  return arg != kGrads || args[args.size() - 2].isTensor() || args[args.size() - 1].isTensor();
+}
+
 /// Kernels go through the memory of a parameter, its gradient and its states side by side, whatever their strides.
 bool lies_as(const at::Tensor& tensor, const at::Tensor& param) {
   return tensor.sizes() != param.sizes() || tensor.strides() == param.strides();  // a step count has other sizes
@@ -45,12 +52,15 @@ bool lies_as(const at::Tensor& tensor, const at::Tensor& param) {
 /// Copies of local tensors that lie otherwise than their parameter, as one does that was moved.
 class StridedCopies {
  public:
-  at::Tensor like(const at::Tensor& param, const at::Tensor& tensor) {
+  at::Tensor like(const at::Tensor& param, const at::Tensor& tensor, bool is_written) {
     if (lies_as(tensor, param)) {
       return tensor;
     }
-    copies_.emplace_back(tensor, at::empty_strided(param.sizes(), param.strides(), tensor.options()).copy_(tensor));
-    return copies_.back().second;
+    auto copy = at::empty_strided(param.sizes(), param.strides(), tensor.options()).copy_(tensor);
+    if (is_written) {
+      copies_.emplace_back(tensor, copy);
+    }
+    return copy;
   }
   void copy_back() const {
     for (const auto& [tensor, copy] : copies_) {
@@ -73,10 +83,11 @@ void local_step(const c10::OperatorHandle& op, torch::jit::Stack* stack, const O
     if (!value.isTensorList() || value.toTensorList().size() != params.size()) {
       continue;
     }
+    const bool is_written = writes(torch::jit::last(*stack, num_args), arg);
     std::vector<at::Tensor> kept;
     for (size_t i = 0; i < params.size(); ++i) {
       if (params[i].numel() > 0) {
-        kept.push_back(copies.like(params[i], value.toTensorList().get(i)));
+        kept.push_back(copies.like(params[i], value.toTensorList().get(i), is_written));
         any = true;
       }
     }
@@ -93,6 +104,7 @@ void local_step(const c10::OperatorHandle& op, torch::jit::Stack* stack, const O
 const RegisterOpRules rules([] {
   auto rule = rule_by_parts(step_strategies);
   rule.local_call = local_step;
+  rule.writes = writes;
   rule.output_metas = [](const OpCall&) { return std::vector<TensorMeta>(); };
   for (const char* optimizer : {"adam", "adamw", "sgd", "adagrad"}) {
     const std::string name = std::string("aten::_fused_") + optimizer + "_";
@@ -167,8 +179,6 @@ class LocalLists {
   }
 
  private:
-  static constexpr size_t kGrads = 1;  // of every fused op's lists
-
   void take(const at::Tensor& tensor, const DTensorMeta& param, bool is_written, BorrowedTensors& locals) {
     const auto* meta = dtensor_meta(tensor);
     const bool is_step_count = !meta && tensor.dim() == 0 && param.spec->ndim() > 0;

@@ -5,6 +5,7 @@
 #include <ATen/TensorOperators.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/arange.h>
+#include <ATen/ops/ones.h>
 #include <ATen/ops/randn.h>
 #include <ATen/ops/stack.h>
 #include <ATen/ops/zeros.h>
@@ -150,6 +151,29 @@ TEST_CASE("fused optimizers step parameters that lie otherwise than gradients wh
     const auto plain = run(whole.clone().t().detach().requires_grad_(), factors);
     const auto param = distribute_tensor(whole, mesh, {Shard(0)}).t().detach().requires_grad_();
     expect_close(full_tensor(run(param, distribute_tensor(factors, mesh, {Replicate()}))), plain);
+  });
+}
+
+TEST_CASE("a fused step reads gradients, also where it copies them to lie as its parameter, and writes none") {
+  run_ranks(2, [](int) {
+    const auto mesh = init_device_mesh(at::kCPU, {2});
+    const auto whole = at::arange(24, at::kFloat).view({4, 6}).cos();
+    const auto step = [](const at::Tensor& param, const at::Tensor& gradient) {
+      param.mutable_grad() = gradient;
+      const auto version = gradient._version();
+      optim::FusedAdamW({param}, torch::optim::AdamWOptions(0.1)).step();
+      expect_equal(gradient._version(), version);
+      return param.detach();
+    };
+    const auto expected = step(whole.clone().requires_grad_(), at::ones({4, 6}));
+    const auto shard = [&] { return distribute_tensor(whole, mesh, {Shard(0)}).requires_grad_(); };
+    const auto expanded = from_local(at::ones({1, 1}).expand({2, 6}), mesh, {Shard(0)});
+    const auto moved = distribute_tensor(at::ones({4, 6}), mesh, {Shard(1)});
+    const auto pending = from_local(at::ones({4, 6}) / 2, mesh, {Partial()});
+    for (const auto& gradient : {expanded, moved, pending}) {
+      expect_close(full_tensor(step(shard(), gradient)), expected);
+    }
+    expect_bit_equal(to_local(pending), at::ones({4, 6}) / 2);
   });
 }
 

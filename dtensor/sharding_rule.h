@@ -70,7 +70,9 @@ using Strategies = std::vector<AxisStrategy>;
 struct OpPlan;
 
 /// Runs the op on local tensors: arguments on `stack` (already local) → results on `stack`. Rules whose op
-/// must not see the same scalars locally (sizes of a view, the divisor of a mean) supply one.
+/// must not see the same scalars locally (sizes of a view, the divisor of a mean) supply one. It may rest on the plan's
+/// outputs; so where only running the op tells them (OpPlan::outputs_from_results) the op itself runs, unless the rule
+/// has a whole_only, which expects that.
 using LocalCall = std::function<void(const c10::OperatorHandle& op, torch::jit::Stack* stack, const OpPlan& plan)>;
 
 /// The global metas of an op's outputs, where running the op on meta tensors cannot tell.

@@ -48,7 +48,7 @@ OpInfo make_info(const c10::OperatorHandle& op) {
     const bool written = is_written(argument) || (info.rule && info.rule->also_writes(arg));
     info.kinds.push_back(kind_of(argument.real_type()));
     info.takes_lists = info.takes_lists || info.kinds.back() == OpInfo::ArgKind::TensorList;
-    info.written_args.push_back(written);
+    info.written_args.push_back(written ? 1 : 0);
     info.writes = info.writes || written;
   }
   for (const auto& result : schema.returns()) {

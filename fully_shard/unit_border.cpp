@@ -35,7 +35,6 @@ namespace {
 // Nodes are owned by std::shared_ptr up to some libtorch before 2.15, by c10::intrusive_ptr since.
 using NodePtr = decltype(torch::autograd::Edge::function);
 
-using torch::autograd::Edge;
 using torch::autograd::edge_list;
 using torch::autograd::variable_list;
 using Callback = std::shared_ptr<const std::function<void(bool has_gradient)>>;

@@ -15,12 +15,12 @@
 //
 // Thread safety: for the thread that runs the rank's forward and backward.
 
+#include <torch/csrc/autograd/saved_variable.h>
+
 #include <memory>
 #include <optional>
 #include <string>
 #include <vector>
-
-#include <torch/csrc/autograd/saved_variable.h>
 
 #include "fully_shard/param_group.h"
 #include "fully_shard/unit_border.h"
@@ -107,8 +107,8 @@ class FSDPState : public std::enable_shared_from_this<FSDPState> {
   struct Ticket {
     std::vector<int64_t> versions;  // of the parameters when forward used them
     UnitBorder outputs = {};        // from the end of forward on
-    std::optional<torch::autograd::SavedVariable>
-        recomputation;         // asked for, it has a checkpointed region computed again
+    /// Of a call in a checkpointed region: who asks for it has the region computed again.
+    std::optional<torch::autograd::SavedVariable> recomputation;
     int64_t expected_in = -1;  // the backward that is to reach it yet
     int64_t backward = -1;     // the backward that reached it last
   };

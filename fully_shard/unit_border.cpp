@@ -130,8 +130,7 @@ BorderNodes insert_border_nodes(std::span<at::Tensor* const> tensors, std::vecto
   if (!at::GradMode::is_enabled()) {
     return border;
   }
-  std::vector<at::Tensor>
-      originals;  // of border.tensors; one alias of each, so that who changes it in place changes all
+  std::vector<at::Tensor> originals;  // of border.tensors: one alias of each, so that who changes one changes all
   for (auto* tensor : tensors) {
     if (!tensor->requires_grad()) {
       if (aliased) {

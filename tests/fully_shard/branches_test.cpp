@@ -1,7 +1,6 @@
 // Units with several ways through them, of which a loss uses some, and ranks perhaps others.
 
 #include <ATen/TensorOperators.h>
-#include <torch/csrc/autograd/custom_function.h>
 #include <torch/optim/sgd.h>
 
 #include <tuple>
@@ -11,6 +10,7 @@
 #include "testing/parity.h"
 #include "testing/run_ranks.h"
 #include "testing/tensor_matchers.h"
+#include "tests/fully_shard/own_product.h"
 #include "tests/fully_shard/small_models.h"
 #include "third_party/catch2/catch.h"
 
@@ -20,19 +20,6 @@ namespace {
 at::Tensor batch_of(int rank, int step = 0) {
   return make_batch(static_cast<uint64_t>(rank + 10 * step), 3, 5);
 }
-
-/// A program's own function, which gets zeros in place of a gradient that is not there.
-struct OwnProduct : torch::autograd::Function<OwnProduct> {
-  static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& x, const at::Tensor& scale) {
-    context->save_for_backward({x, scale});
-    return x * scale;
-  }
-  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
-                                                 const torch::autograd::variable_list& grads) {
-    const auto saved = context->get_saved_variables();
-    return {grads[0] * saved[1], (grads[0] * saved[0]).sum(0)};
-  }
-};
 
 /// Three outputs, behind the last of which a tensor hook doubles gradients.
 struct ForkImpl : torch::nn::Module {
@@ -66,6 +53,36 @@ struct BranchesImpl : torch::nn::Module {
   bool detaches_right = false;
 };
 TESSERA_MODULE(Branches);
+
+using Loss = at::Tensor (*)(Branches& model, int rank, int step);
+
+/// Of rank 0 that of one branch, of the others that of the other.
+at::Tensor loss_of_a_branch(Branches& model, int rank, int step) {
+  const auto [left, right] = model(batch_of(rank, step));
+  return weighted_loss(rank == 0 ? left : right);
+}
+
+struct Pair {
+  Branches reference, branches;
+
+  Pair() {
+    fill_parameters(*reference, 1);
+    fill_parameters(*branches, 1);
+  }
+  void shard() {
+    fully_shard(branches->left);
+    fully_shard(branches->right);
+    fully_shard(branches);
+  }
+  void train(int rank, int steps, Loss loss) {
+    for (int step = 0; step < steps; ++step) {
+      branches->zero_grad();
+      average_reference(*reference, 2, [&](int r) { loss(reference, r, step).backward(); });
+      loss(branches, rank, step).backward();
+      check_sharded_parity(reference, branches);
+    }
+  }
+};
 
 /// Two inputs, each with a layer.
 struct JoinImpl : torch::nn::Module {
@@ -119,23 +136,9 @@ TEST_CASE("what lies behind an output or an input that the loss does not use is 
 
 TEST_CASE("ranks whose losses use different outputs of a unit train together, from the first step on", "[branches]") {
   run_ranks(2, [](int rank) {
-    Branches reference, branches;
-    fill_parameters(*reference, 1);
-    fill_parameters(*branches, 1);
-    fully_shard(branches->left);
-    fully_shard(branches->right);
-    fully_shard(branches);
-    const auto backward = [](Branches& model, int r, int step) {
-      const auto [left, right] = model(batch_of(r, step));
-      weighted_loss(r == 0 ? left : right).backward();
-    };
-    for (int step = 0; step < 3; ++step) {
-      reference->zero_grad();
-      branches->zero_grad();
-      average_reference(*reference, 2, [&](int r) { backward(reference, r, step); });
-      backward(branches, rank, step);
-      check_sharded_parity(reference, branches);
-    }
+    Pair pair;
+    pair.shard();
+    pair.train(rank, 3, loss_of_a_branch);
   });
 }
 
@@ -157,85 +160,53 @@ TEST_CASE("so do ranks that use different trees behind one", "[branches]") {
 TEST_CASE("and where the branches, or all of the model, are computed again", "[branches]") {
   const bool is_whole = GENERATE(false, true);
   run_ranks(2, [=](int rank) {
-    Branches reference, branches;
-    fill_parameters(*reference, 1);
-    fill_parameters(*branches, 1);
+    Pair pair;
     if (is_whole) {
-      checkpoint_module(branches);
+      checkpoint_module(pair.branches);
     } else {
-      checkpoint_module(branches->left);
-      checkpoint_module(branches->right);
+      checkpoint_module(pair.branches->left);
+      checkpoint_module(pair.branches->right);
     }
-    fully_shard(branches->left);
-    fully_shard(branches->right);
-    fully_shard(branches);
-    const auto backward = [](Branches& model, int r, int step) {
-      const auto [left, right] = model(batch_of(r, step));
-      weighted_loss(r == 0 ? left : right).backward();
-    };
-    for (int step = 0; step < 3; ++step) {
-      branches->zero_grad();
-      average_reference(*reference, 2, [&](int r) { backward(reference, r, step); });
-      backward(branches, rank, step);
-      check_sharded_parity(reference, branches);
-    }
+    pair.shard();
+    pair.train(rank, 3, loss_of_a_branch);
   });
 }
 
 TEST_CASE("and where the model had one branch at first", "[branches]") {
   run_ranks(2, [](int rank) {
-    Branches reference, branches;
-    fill_parameters(*reference, 1);
-    fill_parameters(*branches, 1);
-    fully_shard(branches->left);
-    fully_shard(branches->right);
-    fully_shard(branches);
-    const auto backward = [](Branches& model, int r, int step) {
+    Pair pair;
+    pair.shard();
+    const auto loss = [](Branches& model, int r, int step) {
       for (const auto& param : model->right->parameters()) {
         param.set_requires_grad(step > 1);
       }
       model->detaches_right = step <= 1;
       const auto [left, right] = model(batch_of(r, step));
-      weighted_loss(r == 0 || step <= 1 ? left : right).backward();
+      return weighted_loss(r == 0 || step <= 1 ? left : right);
     };
-    for (int step = 0; step < 4; ++step) {
-      branches->zero_grad();
-      average_reference(*reference, 2, [&](int r) { backward(reference, r, step); });
-      backward(branches, rank, step);
-      check_sharded_parity(reference, branches);
-    }
+    pair.train(rank, 4, loss);
   });
 }
 
 TEST_CASE("a branch may be stepped on before the other's backward", "[branches]") {
   run_ranks(2, [](int rank) {
-    Branches reference, branches;
-    fill_parameters(*reference, 1);
-    fill_parameters(*branches, 1);
-    fully_shard(branches->left);
-    fully_shard(branches->right);
-    fully_shard(branches);
+    Pair pair;
+    pair.shard();
+    auto &reference = pair.reference, &branches = pair.branches;
     const auto left_first = [](Branches& model, int r) {
       const auto [left, right] = model(batch_of(r));
       weighted_loss(left).backward({}, /*retain_graph=*/true);
       return right;
     };
-    const auto step = [](Branches& model) {
-      torch::optim::SGD(model->left->parameters(), 0.1).step();
-      model->zero_grad();
-    };
-    // The reference's second backward is of values before the step, which a plain graph keeps.
     average_reference(*reference, 2, [&](int r) { left_first(reference, r); });
     const auto right = left_first(branches, rank);
     check_sharded_parity(reference, branches);
-    step(reference);
-    step(branches);
+    torch::optim::SGD(branches->left->parameters(), 0.1).step();
+    branches->zero_grad();
     weighted_loss(right).backward();
-    const auto grads_of_right = [](Branches& model) { return model->right->up->weight.grad(); };
-    Branches again;
-    fill_parameters(*again, 1);
-    average_reference(*again, 2, [&](int r) { weighted_loss(std::get<1>(again(batch_of(r)))).backward(); });
-    expect_close(grads_of_right(branches), grads_of_right(again));
+    // It is of the values before the step, which the reference still has.
+    average_reference(*reference, 2, [&](int r) { weighted_loss(std::get<1>(reference(batch_of(r)))).backward(); });
+    expect_close(branches->right->up->weight.grad(), reference->right->up->weight.grad());
   });
 }
 

@@ -86,6 +86,18 @@ struct Pair {
   }
 };
 
+/// Of the parameters, and of the input of each rank, which `input_grad(module, rank)` gives.
+template <class Module, class InputGrad>
+void expect_equal_gradients(Module& reference, Module& sharded, int rank, const InputGrad& input_grad) {
+  at::Tensor expected;
+  average_reference(reference, 2, [&](int r) {
+    const auto grad = input_grad(reference, r);
+    expected = r == rank ? grad : expected;
+  });
+  expect_bit_equal(input_grad(sharded, rank), expected);
+  check_sharded_parity(reference, sharded, kExact);
+}
+
 }  // namespace
 
 TEST_CASE("an input that a unit changes in place has the gradient of what it became", "[changed_inputs]") {
@@ -133,13 +145,7 @@ TEST_CASE("an input that the outer unit passes on is changed for the caller of b
       weighted_loss(y * x).backward();
       return leaf.grad();
     };
-    at::Tensor expected;
-    average_reference(*reference, 2, [&](int r) {
-      const auto grad = input_grad(*reference, r);
-      expected = r == rank ? grad : expected;
-    });
-    expect_bit_equal(input_grad(*sharded, rank), expected);
-    check_sharded_parity(*reference, *sharded, kExact);
+    expect_equal_gradients(*reference, *sharded, rank, input_grad);
   });
 }
 
@@ -171,13 +177,7 @@ TEST_CASE("an input that a unit returns is the caller's tensor, which may change
       weighted_loss(y + same).backward();
       return leaf.grad();
     };
-    at::Tensor expected;
-    average_reference(*reference, 2, [&](int r) {
-      const auto grad = input_grad(*reference, r);
-      expected = r == rank ? grad : expected;
-    });
-    expect_bit_equal(input_grad(*sharded, rank), expected);
-    check_sharded_parity(*reference, *sharded, kExact);
+    expect_equal_gradients(*reference, *sharded, rank, input_grad);
   });
 }
 

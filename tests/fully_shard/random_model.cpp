@@ -5,12 +5,13 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/linear.h>
 #include <fmt/format.h>
-#include <torch/csrc/autograd/custom_function.h>
 
 #include <algorithm>
 #include <array>
 #include <memory>
 #include <utility>
+
+#include "tests/fully_shard/own_product.h"
 
 namespace tessera::testing {
 
@@ -48,18 +49,6 @@ const std::vector<OpTraits> kOps = {
 const OpTraits& traits_of(ModelOp op) {
   return *std::ranges::find(kOps, op, &OpTraits::op);
 }
-
-struct OwnProduct : torch::autograd::Function<OwnProduct> {
-  static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& x, const at::Tensor& scale) {
-    context->save_for_backward({x, scale});
-    return x * scale;
-  }
-  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
-                                                 const torch::autograd::variable_list& grads) {
-    const auto saved = context->get_saved_variables();
-    return {grads[0] * saved[1], (grads[0] * saved[0]).sum(0)};
-  }
-};
 
 bool has_matrix(ModelOp op) {
   return op == ModelOp::Linear || op == ModelOp::Tied;

@@ -5,8 +5,10 @@
 #include <fmt/ranges.h>
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/graph_task.h>
+#include <torch/csrc/autograd/variable.h>
 
 #include <algorithm>
+#include <utility>
 
 #include "activation_checkpoint/shared_generator_use.h"
 #include "base/error.h"
@@ -33,6 +35,27 @@ std::vector<at::Device> generator_devices(RepeatableCall& call) {
   });
   return devices;
 }
+
+/// What is kept of inputs: the tensors with the history that they have now. One that the region changes in place gets
+/// the region's own, and would keep the region, which keeps it.
+class InputsAsTheyAre {
+ public:
+  at::Tensor keep(const at::Tensor& input) {
+    if (!input.requires_grad() || input.is_leaf()) {
+      return input;
+    }
+    const auto known = std::ranges::find_if(kept_, [&](const auto& pair) { return pair.first.is_same(input); });
+    if (known != kept_.end()) {
+      return known->second;  // a tensor that is there twice stays one
+    }
+    auto alias = input.detach();
+    torch::autograd::impl::set_gradient_edge(alias, torch::autograd::impl::gradient_edge(input));
+    return kept_.emplace_back(input, std::move(alias)).second;
+  }
+
+ private:
+  std::vector<std::pair<at::Tensor, at::Tensor>> kept_;
+};
 
 int64_t version_of(const at::Tensor& tensor) {
   return static_cast<int64_t>(tensor._version());
@@ -119,8 +142,9 @@ CheckpointRegion::CheckpointRegion(std::unique_ptr<RepeatableCall> again, const 
       place_(std::move(place)),
       context_(options.preserve_rng_state ? generator_devices(*again_) : std::vector<at::Device>()),
       ops_(options.ops_to_save) {
-  again_->visit_inputs([this](at::Tensor& tensor) {
-    inputs_.emplace_back(tensor, /*is_output=*/false);
+  InputsAsTheyAre kept;
+  again_->visit_inputs([&](at::Tensor& tensor) {
+    inputs_.emplace_back(kept.keep(tensor), /*is_output=*/false);
     tensor = placeholder();
   });
 }

@@ -5,6 +5,8 @@
 #include <ATen/ops/randn.h>
 #include <torch/csrc/autograd/autograd.h>
 
+#include <memory>
+
 #include "activation_checkpoint/checkpoint.h"
 #include "base/error.h"
 #include "testing/expect.h"
@@ -80,4 +82,19 @@ TEST_CASE("a parameter that is changed between forward and backward is an error"
                             "checkpoint: tensor 1 that autograd saves, Float [4, 4] on cpu, was changed in place since "
                             "the first forward: it is at version 2, but was at version 1");
   unchecked.sum().backward();
+}
+
+TEST_CASE("a region that changes its own input in place cannot be computed again, and goes with its graph") {
+  const auto witness = std::make_shared<int>();
+  const auto run = [&](bool calls_backward) {
+    const auto x = leaf(1, {4}) * 2;
+    const auto y = checkpoint([witness](at::Tensor z) { return z.sigmoid_() * 3; }, x);
+    if (calls_backward) {
+      CHECK_THROWS_WITH(y.sum().backward(), Catch::Contains("modified by an inplace operation"));
+    }
+  };
+  for (const bool calls_backward : {false, true}) {
+    run(calls_backward);
+    CHECK(witness.use_count() == 1);
+  }
 }

@@ -14,6 +14,7 @@ class AliasedTensor {
   AliasedTensor(at::Tensor original, at::Tensor alias);
 
   const at::Tensor& original() const { return original_; }
+  const at::Tensor& alias() const { return alias_; }
   at::Tensor& alias() { return alias_; }
   /// Whether an op changed the alias in place, and somebody may use the original, which has the old history. Not so for
   /// ops without grad mode, which change values alone in one process too.

@@ -2,7 +2,7 @@
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
-#include <fmt/ranges.h>
+#include <fmt/format.h>
 
 #include <algorithm>
 
@@ -10,6 +10,7 @@
 #include "base/error.h"
 #include "fully_shard/backward_hooks.h"
 #include "fully_shard/fsdp_root.h"
+#include "fully_shard/unit_outputs.h"
 
 namespace tessera {
 
@@ -176,70 +177,23 @@ void FSDPState::pre_forward(HookPoint& point, size_t module, TensorRefs inputs) 
   }
 }
 
-/// Of the innermost open call: those that forward changed in place, or returns.
-std::vector<AliasedTensor> FSDPState::shared_inputs(TensorRefs outputs) {
-  std::vector<AliasedTensor> shared;
-  for (auto& input : open_calls_.back().inputs) {
-    const bool is_output =
-        std::ranges::any_of(outputs, [&](const at::Tensor* output) { return output->is_same(input.alias()); });
-    const bool was_changed = input.was_changed();
-    TESSERA_CHECK(
-        StateError, !was_changed || input.can_share_history(),
-        "fully_shard: forward of the unit '{}' ({}) changed an input of sizes {} in place, which is {}, so "
-        "that the change has no place in the history of the caller's tensor. Use the op out of place, or on a "
-        "clone() of the input",
-        name_, options_.label, input.original().sizes(),
-        !input.alias().requires_grad() ? "detached there"
-        : input.original().is_leaf()   ? "a leaf that requires a gradient"
-        : input.original().is_view()   ? "a view of another tensor"
-                                       : "to retain its gradient");
-    if (was_changed || (is_output && input.can_share_history())) {
-      shared.push_back(std::move(input));
-    }
-  }
-  return shared;
-}
-
-void FSDPState::insert_output_border(const OpenCall& call, TensorRefs outputs, std::vector<AliasedTensor> shared) {
+void FSDPState::insert_output_border(const OpenCall& call, TensorRefs outputs) {
   const auto& ticket = call.ticket;
   if (SavedTensorHooksScope::is_open()) {
     ticket->recomputation.emplace(at::empty({0}), /*is_output=*/false);
   }
-  const auto insert = [&](TensorRefs tensors) {
-    ticket->outputs = insert_output_nodes(
-        tensors, call.border, call.number,
-        [weak = weak_from_this(), ticket, label = options_.label](bool has_gradient) {
-          const auto self = weak.lock();
-          TESSERA_CHECK(
-              StateError, self,
-              "fully_shard: backward through {}, which was destroyed: nobody gathers its parameters. Keep the module "
-              "until its backward is over",
-              label);
-          self->pre_backward(*ticket, has_gradient);
-        },
-        root_->hub_search(), /*has_calls=*/call.number != differentiable_calls);
-  };
-  if (shared.empty()) {
-    insert(outputs);
-    return;
-  }
-  std::vector<at::Tensor*> all(outputs.begin(), outputs.end());
-  std::vector<std::pair<at::Tensor*, const AliasedTensor*>> returned;
-  for (auto& input : shared) {
-    for (auto* output : outputs) {
-      if (output->is_same(input.alias())) {
-        returned.emplace_back(output, &input);
-      }
-    }
-    all.push_back(&input.alias());
-  }
-  insert(all);
-  for (const auto& input : shared) {
-    input.share_history();
-  }
-  for (const auto& [output, input] : returned) {
-    *output = input->original();
-  }
+  ticket->outputs = insert_output_nodes(
+      outputs, call.border, call.number,
+      [weak = weak_from_this(), ticket, label = options_.label](bool has_gradient) {
+        const auto self = weak.lock();
+        TESSERA_CHECK(
+            StateError, self,
+            "fully_shard: backward through {}, which was destroyed: nobody gathers its parameters. Keep the module "
+            "until its backward is over",
+            label);
+        self->pre_backward(*ticket, has_gradient);
+      },
+      root_->hub_search(), /*has_calls=*/call.number != differentiable_calls);
 }
 
 /// As positions may be, the first rows of a table: the copies stay when the parameters' memory goes.
@@ -252,11 +206,10 @@ void FSDPState::copy_views_of_params(TensorRefs outputs) const {
 }
 
 void FSDPState::post_forward(TensorRefs outputs) {
-  auto shared = shared_inputs(outputs);
-  const auto call = std::move(open_calls_.back());
+  auto call = std::move(open_calls_.back());
   open_calls_.pop_back();
   try {
-    end_call(call, outputs, std::move(shared));
+    end_call(call, outputs);
   } catch (...) {
     open_calls_.emplace_back();  // for forward_failed(), which comes next
     throw;
@@ -265,14 +218,16 @@ void FSDPState::post_forward(TensorRefs outputs) {
 }
 
 /// What there is to do without the call, which is open no more.
-void FSDPState::end_call(const OpenCall& call, TensorRefs outputs, std::vector<AliasedTensor> shared) {
+void FSDPState::end_call(OpenCall& call, TensorRefs outputs) {
   const auto& ticket = call.ticket;
   if (group_ && current_backward() == -1) {
     group_->check_not_written();
   }
   copy_views_of_params(outputs);
   if (ticket) {
-    insert_output_border(call, outputs, std::move(shared));
+    UnitOutputs given(outputs, call.inputs, fmt::format("'{}' ({})", name_, options_.label));
+    insert_output_border(call, given.behind_nodes());
+    given.connect();
   }
   const bool differentiable = ticket && ticket->outputs.exists();
   if (differentiable) {

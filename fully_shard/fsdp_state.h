@@ -122,10 +122,9 @@ class FSDPState : public std::enable_shared_from_this<FSDPState> {
 
   void pre_forward(HookPoint& point, size_t module, TensorRefs inputs);
   void post_forward(TensorRefs outputs);
-  void end_call(const OpenCall& call, TensorRefs outputs, std::vector<AliasedTensor> shared);
-  std::vector<AliasedTensor> shared_inputs(TensorRefs outputs);
+  void end_call(OpenCall& call, TensorRefs outputs);
   void copy_views_of_params(TensorRefs outputs) const;
-  void insert_output_border(const OpenCall& call, TensorRefs outputs, std::vector<AliasedTensor> shared);
+  void insert_output_border(const OpenCall& call, TensorRefs outputs);
   void forward_failed();
   void pre_backward(Ticket& ticket, bool has_gradient);
   static bool is_to_come(const Ticket& ticket);

@@ -49,9 +49,11 @@
 // one rank is built without memory, and only its shards get any (fully_shard/to_empty.h).
 //
 // A unit's forward may change an input in place, and the caller's tensor has the gradient of what it is then. Where
-// that tensor is a leaf or a view of another, or retains its gradient, such a change is a StateError that names the
-// unit. An output that is an input is the caller's tensor; one that is a parameter of the unit, or a view of one, is a
-// copy: the parameter's memory goes. A forward that writes its parameters is a StateError (through weight.data(), which
+// that tensor is a leaf or a view of another, shares memory with another input, or retains its gradient, such a change
+// is a StateError that names the unit. An output that is an input, or a view of one, is the caller's tensor or a view
+// of that; one that is a parameter of the unit, or a view of one, is a copy: the parameter's memory goes. Outputs may
+// be changed in place, also where several are views of one tensor; where their history cannot be that of one process
+// (views with tensor hooks, an output that is a view which came in), backward is a StateError then. A forward that writes its parameters is a StateError (through weight.data(), which
 // counts no writes, they are lost), and so is a loss made of what a unit's forward keeps and does not return.
 //
 // Ranks may use different outputs of a model: all gather and reduce alike. Not so where a checkpointed region calls a

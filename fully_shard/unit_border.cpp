@@ -2,6 +2,7 @@
 
 #include <ATen/SequenceNumber.h>
 #include <ATen/ops/empty.h>
+#include <fmt/ranges.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/variable.h>
 
@@ -45,6 +46,23 @@ void check_no_graph_is_made() {
                 "backward ends, so gradients of gradients would read freed memory; leave create_graph off");
 }
 
+/// Of a tensor that shares it with others, in ways that autograd's history does not show.
+struct UnchangeableMemory {
+  c10::VariableVersion counter;
+  uint32_t version;
+  std::vector<int64_t> sizes;
+  std::string unit;
+
+  void check() const {
+    TESSERA_CHECK(
+        StateError, counter.current_version() == version,
+        "fully_shard: an output of the unit {}, of sizes {}, shares its memory with another output or an input "
+        "of it, and one of them was changed in place between forward and backward. The gradient of the others "
+        "would be that of old values. Change a clone() of the output, or use the op out of place",
+        unit, sizes);
+  }
+};
+
 /// Of one tensor. Its edges: where the tensor came from, and the hub of a side of several.
 struct BorderNode : torch::autograd::Node {
   explicit BorderNode(edge_list&& next) : Node(std::move(next)) {}
@@ -56,6 +74,9 @@ struct BorderNode : torch::autograd::Node {
 
   variable_list apply(variable_list&& grads) override {
     check_no_graph_is_made();
+    if (unchangeable) {
+      unchangeable->check();
+    }
     if (runs_callback) {
       (*callback)(/*has_gradient=*/true);
     }
@@ -68,6 +89,7 @@ struct BorderNode : torch::autograd::Node {
   std::shared_ptr<BorderSide> side;
   Callback callback;
   bool runs_callback = true;  // not where the hub waits for the nodes
+  std::unique_ptr<const UnchangeableMemory> unchangeable;
 };
 
 /// Gets no gradients.
@@ -289,6 +311,13 @@ UnitBorder insert_output_nodes(std::span<at::Tensor* const> outputs, const UnitB
                   .is_searched = has_calls,
                   .hub_number = at::sequence_number::get_and_increment()},
                  search, std::make_shared<const std::function<void(bool)>>(std::move(callback)));
+}
+
+void refuse_changes(const at::Tensor& output, const std::string& unit) {
+  auto& node = static_cast<BorderNode&>(*output.grad_fn());
+  const auto& counter = output.unsafeGetTensorImpl()->version_counter();
+  node.unchangeable =
+      std::make_unique<const UnchangeableMemory>(counter, counter.current_version(), output.sizes().vec(), unit);
 }
 
 }  // namespace tessera

@@ -26,14 +26,6 @@
 // looks for those behind it. Then there is no edge from the node to the hub. None is needed: backward runs the newest
 // node that is ready, a node is newer than what it needs, and such a hub has its place in that order from the start.
 //
-// A unit's input is a tensor of the caller's, and stays that one where forward changes it in place or returns it. The
-// change shows in the caller's tensor, which shares its memory with the alias, but the history does not. So such an
-// input is one more output of the unit, the caller's tensor gets the history of that, and is what the unit returns:
-//
-//   y = block(h); loss(y + h)          block begins with h.relu_()
-//   h's old history ◀─ input node ◀─ relu ◀─┬─ ... ◀─ output node ◀─ y
-//                                           └─────── output node ◀─ h
-//
 // Source of the idea: RegisterPostBackwardFunction in torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py.
 
 #include <ATen/core/Tensor.h>
@@ -41,6 +33,7 @@
 #include <functional>
 #include <memory>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "fully_shard/aliased_tensor.h"
@@ -82,5 +75,9 @@ UnitBorder insert_input_nodes(std::span<at::Tensor* const> inputs, int64_t call,
 /// where it is told that none is. `has_calls`: whether units were called between the inputs and these.
 UnitBorder insert_output_nodes(std::span<at::Tensor* const> outputs, const UnitBorder& inputs, int64_t call,
                                std::function<void(bool has_gradient)> callback, HubSearch& search, bool has_calls);
+
+/// From now on, a backward through the node of `output` throws StateError if the tensor's memory was changed in place.
+/// `unit` names the unit it is of.
+void refuse_changes(const at::Tensor& output, const std::string& unit);
 
 }  // namespace tessera

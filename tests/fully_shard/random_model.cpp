@@ -2,6 +2,7 @@
 
 #include <ATen/TensorOperators.h>
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/linear.h>
 #include <fmt/format.h>
@@ -34,6 +35,9 @@ const std::vector<OpTraits> kOps = {
     {ModelOp::Tied, "Tied", 0, 0},
     {ModelOp::Own, "Own", 0, 0},
     {ModelOp::DoublesGrad, "DoublesGrad", 0, 0},
+    {ModelOp::ViewOfInput, "ViewOfInput", 0, 0},
+    {ModelOp::ViewAndBase, "ViewAndBase", 0, 0},
+    {ModelOp::Overlapping, "Overlapping", 0, 0},
     {ModelOp::AddInPlace, "AddInPlace", 0, 0},
     {ModelOp::MulInPlace, "MulInPlace", 0, 0},
     {ModelOp::Chain, "Chain", 1, 3},
@@ -168,6 +172,16 @@ RandomModelImpl::Pair RandomModelImpl::forward(at::Tensor a, at::Tensor b) {
         product.register_hook([](const at::Tensor& grad) { return grad * 2; });
       }
       return {product, b};
+    }
+    case ModelOp::ViewOfInput:
+      return {a.view(a.sizes()), a * p_ + b * q_};
+    case ModelOp::ViewAndBase: {
+      const auto product = a * p_;
+      return {product.t().t(), product};
+    }
+    case ModelOp::Overlapping: {
+      const auto rows = at::cat({a * p_, b * q_});
+      return {rows.narrow(0, 0, a.size(0)), rows.narrow(0, 1, b.size(0))};
     }
     case ModelOp::AddInPlace:
       return {a.add_(p_), b};

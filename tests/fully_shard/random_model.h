@@ -28,6 +28,9 @@ enum class ModelOp {
   Tied,         // a layer whose two parameters are one
   Own,          // a function of the program's own
   DoublesGrad,  // a * p, with a tensor hook
+  ViewOfInput,  // a view of a, a * p + b * q
+  ViewAndBase,  // a view of a * p, and that
+  Overlapping,  // two views of one tensor
   AddInPlace,   // adds p to a
   MulInPlace,   // scales a
   Chain,        // one inner module after the other

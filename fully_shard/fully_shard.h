@@ -53,8 +53,9 @@
 // is a StateError that names the unit. An output that is an input, or a view of one, is the caller's tensor or a view
 // of that; one that is a parameter of the unit, or a view of one, is a copy: the parameter's memory goes. Outputs may
 // be changed in place, also where several are views of one tensor; where their history cannot be that of one process
-// (views with tensor hooks, an output that is a view which came in), backward is a StateError then. A forward that writes its parameters is a StateError (through weight.data(), which
-// counts no writes, they are lost), and so is a loss made of what a unit's forward keeps and does not return.
+// (views with tensor hooks, an output that is a view which came in), backward is a StateError then. A forward that
+// writes its parameters is a StateError (through weight.data(), which counts no writes, they are lost), and so is a
+// loss made of what a unit's forward keeps and does not return.
 //
 // Ranks may use different outputs of a model: all gather and reduce alike. Not so where a checkpointed region calls a
 // unit whose result no output depends on: then all ranks use the same outputs.

@@ -41,15 +41,17 @@ std::vector<at::Device> generator_devices(RepeatableCall& call) {
 class InputsAsTheyAre {
  public:
   at::Tensor keep(const at::Tensor& input) {
-    if (!input.requires_grad() || input.is_leaf()) {
-      return input;
+    if (!input.defined() || (input.requires_grad() && input.is_leaf())) {
+      return input;  // which nothing may change in place
     }
     const auto known = std::ranges::find_if(kept_, [&](const auto& pair) { return pair.first.is_same(input); });
     if (known != kept_.end()) {
       return known->second;  // a tensor that is there twice stays one
     }
     auto alias = input.detach();
-    torch::autograd::impl::set_gradient_edge(alias, torch::autograd::impl::gradient_edge(input));
+    if (input.requires_grad()) {
+      torch::autograd::impl::set_gradient_edge(alias, torch::autograd::impl::gradient_edge(input));
+    }
     return kept_.emplace_back(input, std::move(alias)).second;
   }
 

@@ -2,130 +2,22 @@
 
 #include <ATen/SequenceNumber.h>
 #include <ATen/ops/empty.h>
-#include <fmt/ranges.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/variable.h>
 
 #include <algorithm>
 #include <memory>
-#include <type_traits>
-#include <typeinfo>
 #include <utility>
 #include <vector>
 
-#include "base/error.h"
 #include "fully_shard/backward_hooks.h"
+#include "fully_shard/border_nodes.h"
 
 namespace tessera {
 
-/// What the nodes and the hub of a side share.
-struct BorderSide {
-  HubPlace place;
-  std::shared_ptr<BorderSide> inputs;  // of a side of outputs that the inputs lie behind
-  bool is_searched = true;             // whether others' hubs lie behind it, before those of the inputs
-  uint64_t hub_number = 0;             // of a hub that is made later
-  at::Device device = at::kCPU;
-  torch::autograd::Node* node = nullptr;  // the one border node of a side whose hub is made later, while it lives
-  torch::autograd::Node* hub = nullptr;   // while it lives
-
-  bool has_nodes() const { return node || hub; }
-};
-
 namespace {
 
-// Nodes are owned by std::shared_ptr up to some libtorch before 2.15, by c10::intrusive_ptr since.
-using NodePtr = decltype(torch::autograd::Edge::function);
-
 using torch::autograd::edge_list;
-using torch::autograd::variable_list;
-using Callback = std::shared_ptr<const std::function<void(bool has_gradient)>>;
-
-void check_no_graph_is_made() {
-  TESSERA_CHECK(NotImplementedError, !at::GradMode::is_enabled(),
-                "fully_shard: a backward with create_graph through a unit. Its parameters are freed when the unit's "
-                "backward ends, so gradients of gradients would read freed memory; leave create_graph off");
-}
-
-/// Of a tensor that shares it with others, in ways that autograd's history does not show.
-struct UnchangeableMemory {
-  c10::VariableVersion counter;
-  uint32_t version;
-  std::vector<int64_t> sizes;
-  std::string unit;
-
-  void check() const {
-    TESSERA_CHECK(
-        StateError, counter.current_version() == version,
-        "fully_shard: an output of the unit {}, of sizes {}, shares its memory with another output or an input "
-        "of it, and one of them was changed in place between forward and backward. The gradient of the others "
-        "would be that of old values. Change a clone() of the output, or use the op out of place",
-        unit, sizes);
-  }
-};
-
-/// Of one tensor. Its edges: where the tensor came from, and the hub of a side of several.
-struct BorderNode : torch::autograd::Node {
-  explicit BorderNode(edge_list&& next) : Node(std::move(next)) {}
-  ~BorderNode() override {
-    if (side && side->node == this) {
-      side->node = nullptr;
-    }
-  }
-
-  variable_list apply(variable_list&& grads) override {
-    check_no_graph_is_made();
-    if (unchangeable) {
-      unchangeable->check();
-    }
-    if (runs_callback) {
-      (*callback)(/*has_gradient=*/true);
-    }
-    grads.resize(num_outputs());
-    return std::move(grads);
-  }
-  void release_variables() override {}
-  std::string name() const override { return "TesseraUnitBoundary"; }
-
-  std::shared_ptr<BorderSide> side;
-  Callback callback;
-  bool runs_callback = true;  // not where the hub waits for the nodes
-  std::unique_ptr<const UnchangeableMemory> unchangeable;
-};
-
-/// Gets no gradients.
-struct HubNode : torch::autograd::Node {
-  HubNode(uint64_t number, edge_list&& next, std::shared_ptr<BorderSide> of, Callback callback)
-      : Node(number, std::move(next)), side(std::move(of)), callback(std::move(callback)) {
-    side->hub = this;
-  }
-  ~HubNode() override { side->hub = nullptr; }
-
-  variable_list apply(variable_list&& /*grads*/) override {
-    check_no_graph_is_made();
-    if (!side->node || !is_in_running_backward(side->node)) {  // which does it
-      (*callback)(/*has_gradient=*/false);
-    }
-    return variable_list(num_outputs());
-  }
-  void release_variables() override {}
-  std::string name() const override { return "TesseraUnit"; }
-
-  const std::shared_ptr<BorderSide> side;
-  const Callback callback;
-};
-
-template <class NodeType, class... Args>
-auto make_node(Args&&... args) {
-  if constexpr (std::is_same_v<NodePtr, std::shared_ptr<torch::autograd::Node>>) {
-    return std::make_shared<NodeType>(std::forward<Args>(args)...);
-  } else {
-    return c10::make_intrusive<NodeType>(std::forward<Args>(args)...);
-  }
-}
-
-BorderSide* side_of(const torch::autograd::Node& node) {
-  return typeid(node) == typeid(BorderNode) ? static_cast<const BorderNode&>(node).side.get() : nullptr;
-}
 
 struct BorderNodes {
   std::vector<decltype(make_node<BorderNode>(edge_list()))> nodes;
@@ -250,7 +142,8 @@ class HubMaker {
 };
 
 /// Puts the nodes onto the side. Several have their hub at once, and it waits for them.
-UnitBorder connect(const BorderNodes& border, BorderSide side_to_be, HubSearch& search, const Callback& callback) {
+UnitBorder connect(const BorderNodes& border, BorderSide side_to_be, HubSearch& search,
+                   const BorderCallback& callback) {
   const auto side = std::make_shared<BorderSide>(std::move(side_to_be));
   side->device = on_device(border).device();
   edge_list from;
@@ -314,10 +207,7 @@ UnitBorder insert_output_nodes(std::span<at::Tensor* const> outputs, const UnitB
 }
 
 void refuse_changes(const at::Tensor& output, const std::string& unit) {
-  auto& node = static_cast<BorderNode&>(*output.grad_fn());
-  const auto& counter = output.unsafeGetTensorImpl()->version_counter();
-  node.unchangeable =
-      std::make_unique<const UnchangeableMemory>(counter, counter.current_version(), output.sizes().vec(), unit);
+  static_cast<BorderNode&>(*output.grad_fn()).unchangeable = std::make_unique<const UnchangeableMemory>(output, unit);
 }
 
 }  // namespace tessera

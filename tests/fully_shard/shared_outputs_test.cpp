@@ -4,12 +4,16 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/ones.h>
 
+#include <atomic>
 #include <functional>
 #include <memory>
 #include <string_view>
 #include <tuple>
 
+#include "device_mesh/device_mesh.h"
+#include "dtensor/dtensor.h"
 #include "fully_shard/fully_shard.h"
+#include "parallel/distribute_module.h"
 #include "testing/expect.h"
 #include "testing/parity.h"
 #include "testing/run_ranks.h"
@@ -199,6 +203,48 @@ TEST_CASE("a view that enters a unit and leaves it is not to be changed", "[shar
     backward(false);
     expect_throws<StateError>([&] { backward(true); }, "Change a clone() of the output");
   });
+}
+
+TEST_CASE("outputs that are DTensors and share memory may be changed in place where DTensors may", "[shared_outputs]") {
+  const auto placement = GENERATE(as<Placement>(), Shard(0), Shard(1), Replicate());
+  std::atomic<int> compared = 0;
+  for (const auto& way : ways_to_share()) {
+    INFO(way.name);
+    for (const auto& use : ways_to_change()) {
+      run_ranks(2, [&](int) {
+        const auto mesh = init_device_mesh(at::kCPU, {1, 2}, {"dp", "tp"});
+        Giver plain(way.give), distributed(way.give), sharded(way.give);
+        for (auto* giver : {&plain, &distributed, &sharded}) {
+          fill_parameters(**giver, 1);
+        }
+        distribute_module(distributed, mesh["tp"]);
+        distribute_module(sharded, mesh["tp"]);
+        fully_shard(sharded, {.mesh = mesh["dp"]});
+        const auto batch = make_batch(1, 4, 6);
+        const auto input_grad = [&](Giver& giver) {
+          const auto leaf = (&giver == &plain ? batch.clone() : distribute_tensor(batch, mesh["tp"], {placement}));
+          const auto x = leaf.requires_grad_() * 2;
+          const auto [y, z] = giver(x);
+          const auto out = use(y, z, x);
+          weighted_loss(is_dtensor(out) ? full_tensor(out) : out).backward();
+          return leaf.grad();
+        };
+        try {
+          input_grad(distributed);
+        } catch (const Error&) {
+          return;  // a view whose data had to be moved
+        }
+        const auto text = describe_difference(full_tensor(input_grad(sharded)), input_grad(plain), {});
+        TESSERA_CHECK(ExpectationError, text.empty(), "the input's gradient: {}", text);
+        TESSERA_EXPECT(sharded->scale.grad().defined() == plain->scale.grad().defined());
+        if (plain->scale.grad().defined()) {
+          expect_close(full_tensor(sharded->scale.grad()), plain->scale.grad());
+        }
+        ++compared;
+      });
+    }
+  }
+  CHECK(compared >= 2 * 20);
 }
 
 }  // namespace tessera::testing

@@ -1,0 +1,90 @@
+#pragma once
+// The nodes of autograd that unit_border.h puts into a graph.
+
+#include <c10/core/TensorImpl.h>
+#include <torch/csrc/autograd/function.h>
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "fully_shard/hub_search.h"
+
+namespace tessera {
+
+/// What the nodes and the hub of a side share.
+struct BorderSide {
+  HubPlace place;
+  std::shared_ptr<BorderSide> inputs;  // of a side of outputs that the inputs lie behind
+  bool is_searched = true;             // whether others' hubs lie behind it, before those of the inputs
+  uint64_t hub_number = 0;             // of a hub that is made later
+  at::Device device = at::kCPU;
+  torch::autograd::Node* node = nullptr;  // the one border node of a side whose hub is made later, while it lives
+  torch::autograd::Node* hub = nullptr;   // while it lives
+
+  bool has_nodes() const { return node || hub; }
+};
+
+/// Of a tensor that shares it with others, in ways that autograd's history does not show.
+class UnchangeableMemory {
+ public:
+  /// That of an output of `unit`, as it is now.
+  UnchangeableMemory(const at::Tensor& output, std::string unit);
+  /// Throws StateError if it was written since.
+  void check() const;
+
+ private:
+  c10::VariableVersion counter_;
+  uint32_t version_;
+  std::vector<int64_t> sizes_;
+  std::string unit_;
+};
+
+using BorderCallback = std::shared_ptr<const std::function<void(bool has_gradient)>>;
+
+/// Of one tensor. Its edges: where the tensor came from, and the hub of a side of several.
+struct BorderNode : torch::autograd::Node {
+  explicit BorderNode(torch::autograd::edge_list&& next) : Node(std::move(next)) {}
+  ~BorderNode() override;
+
+  torch::autograd::variable_list apply(torch::autograd::variable_list&& grads) override;
+  void release_variables() override {}
+  std::string name() const override { return "TesseraUnitBoundary"; }
+
+  std::shared_ptr<BorderSide> side;
+  BorderCallback callback;
+  bool runs_callback = true;  // not where the hub waits for the nodes
+  std::unique_ptr<const UnchangeableMemory> unchangeable;
+};
+
+/// Gets no gradients.
+struct HubNode : torch::autograd::Node {
+  HubNode(uint64_t number, torch::autograd::edge_list&& next, std::shared_ptr<BorderSide> of, BorderCallback callback);
+  ~HubNode() override { side->hub = nullptr; }
+
+  torch::autograd::variable_list apply(torch::autograd::variable_list&& grads) override;
+  void release_variables() override {}
+  std::string name() const override { return "TesseraUnit"; }
+
+  const std::shared_ptr<BorderSide> side;
+  const BorderCallback callback;
+};
+
+/// Owned as libtorch owns nodes: by std::shared_ptr up to some version before 2.15, by c10::intrusive_ptr since.
+template <class NodeType, class... Args>
+auto make_node(Args&&... args) {
+  using NodePtr = decltype(torch::autograd::Edge::function);
+  if constexpr (std::is_same_v<NodePtr, std::shared_ptr<torch::autograd::Node>>) {
+    return std::make_shared<NodeType>(std::forward<Args>(args)...);
+  } else {
+    return c10::make_intrusive<NodeType>(std::forward<Args>(args)...);
+  }
+}
+
+/// The side that a border node is of; null for other nodes.
+BorderSide* side_of(const torch::autograd::Node& node);
+
+}  // namespace tessera

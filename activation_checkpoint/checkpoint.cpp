@@ -19,6 +19,9 @@ class ModuleCall final : public RepeatableCall {
 
   void run() override { call_->run(); }
   void visit_inputs(const std::function<void(at::Tensor&)>& visit) override { call_->visit_inputs(visit); }
+  void visit_generators(const std::function<void(const at::Generator&)>& visit) const override {
+    call_->visit_generators(visit);
+  }
 
  private:
   std::shared_ptr<torch::nn::Module> module_;

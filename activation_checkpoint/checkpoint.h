@@ -15,9 +15,12 @@
 //
 // Results of some ops can be kept, if computing them costs more than keeping them: see saved_ops.h.
 //
-// A region must compute the same when it is called again with the same arguments and parameters; the random numbers of
-// the first forward are drawn again. What it writes (a counter, batch norm's running statistics) is written twice.
-// An input that is changed in place after forward is an error in backward, as for any op.
+// A region must compute the same when it is called again with the same arguments and parameters. The random numbers of
+// the first forward are drawn again: those of libtorch's default generators (the CPU's, the current GPU's and those of
+// the tensors' devices), of DTensors, and of at::Generators among the arguments. One that the function captures goes
+// on where it is, and gives other numbers: pass it as an argument, or make it inside. What it writes (a counter, batch
+// norm's running statistics) is written twice. An input that is changed in place after forward is an error in backward,
+// as for any op.
 //
 // Values: bit-equal to those without checkpointing, where the ops themselves are deterministic.
 //

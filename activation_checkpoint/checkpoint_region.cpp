@@ -1,5 +1,6 @@
 #include "activation_checkpoint/checkpoint_region.h"
 
+#include <ATen/Context.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
 #include <fmt/ranges.h>
@@ -13,6 +14,7 @@
 #include "activation_checkpoint/shared_generator_use.h"
 #include "base/error.h"
 #include "dtensor/dtensor_impl.h"
+#include "dtensor/random.h"
 #include "nn/hook_point.h"
 
 namespace tessera {
@@ -25,15 +27,43 @@ const at::Tensor& placeholder() {
   return empty;
 }
 
-/// The devices whose random numbers a call with these inputs may use; on the meta device there are none.
+/// The devices whose random numbers a call with these inputs may use: theirs, and the GPU that tensors made in it lie
+/// on. On the meta device there are none.
 std::vector<at::Device> generator_devices(RepeatableCall& call) {
   std::vector<at::Device> devices{at::kCPU};
-  call.visit_inputs([&](const at::Tensor& tensor) {
-    if (!tensor.is_meta() && std::find(devices.begin(), devices.end(), tensor.device()) == devices.end()) {
-      devices.push_back(tensor.device());
+  const auto add = [&](at::Device device) {
+    if (!device.is_meta() && std::ranges::find(devices, device) == devices.end()) {
+      devices.push_back(device);
     }
-  });
+  };
+  call.visit_inputs([&](const at::Tensor& tensor) { add(tensor.device()); });
+  if (at::hasCUDA()) {
+    const auto& gpus = at::globalContext().getAcceleratorHooksInterface(at::kCUDA);
+    const auto current = gpus.getCurrentDevice();
+    if (gpus.hasPrimaryContext(current)) {
+      add(at::Device(at::kCUDA, current));
+    }
+  }
   return devices;
+}
+
+/// Whose states a second call needs. Not those that other ranks draw from as well: to set them would repeat numbers
+/// there, and draws from them are refused (shared_generator_use.h).
+std::vector<at::Generator> generators_of(RepeatableCall& call) {
+  std::vector<at::Generator> generators;
+  const auto add = [&](const at::Generator& generator) {
+    if (std::ranges::find(generators, generator) == generators.end()) {
+      generators.push_back(generator);
+    }
+  };
+  for (const auto& device : generator_devices(call)) {
+    if (!ranks_share_generators()) {
+      add(at::globalContext().defaultGenerator(device));
+    }
+    add(dtensor_generator(device.type()));
+  }
+  call.visit_generators(add);
+  return generators;
 }
 
 /// What is kept of inputs: the tensors with the history that they have now. One that the region changes in place gets
@@ -142,7 +172,7 @@ CheckpointRegion::CheckpointRegion(std::unique_ptr<RepeatableCall> again, const 
     : again_(std::move(again)),
       options_(options),
       place_(std::move(place)),
-      context_(options.preserve_rng_state ? generator_devices(*again_) : std::vector<at::Device>()),
+      context_(options.preserve_rng_state ? generators_of(*again_) : std::vector<at::Generator>()),
       ops_(options.ops_to_save) {
   InputsAsTheyAre kept;
   again_->visit_inputs([&](at::Tensor& tensor) {
@@ -163,6 +193,7 @@ void CheckpointRegion::run(const std::function<void()>& forward, std::unique_ptr
   const SavedOpsScope ops(region->ops(), SavedOpsScope::Mode::Save);
   const SharedGeneratorUse use(options.preserve_rng_state);
   forward();
+  region->is_whole_ = true;
   use.check(region->place_);
 }
 
@@ -243,7 +274,8 @@ void CheckpointRegion::fill_next(const at::Tensor& tensor) {
     slot.tensor = tensor;
     slot.version = version_of(tensor);
   }
-  if (options_.early_stop && filled_ == slots_.size()) {
+  // A gradient that the forward itself takes needs what there is up to now.
+  if ((options_.early_stop || !is_whole_) && filled_ == slots_.size()) {
     throw StopForward();
   }
 }

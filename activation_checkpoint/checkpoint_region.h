@@ -84,6 +84,7 @@ class CheckpointRegion : public std::enable_shared_from_this<CheckpointRegion> {
   SavedOps ops_;
   std::vector<torch::autograd::SavedVariable> inputs_;  // in the order in which `again_` shows them
   std::vector<Slot> slots_;
+  bool is_whole_ = false;  // the first forward is over: there will be no more slots
   size_t filled_ = 0;      // by the second forward that runs or ran last
   int64_t backward_ = -1;  // for which the slots are filled
   std::recursive_mutex mutex_;

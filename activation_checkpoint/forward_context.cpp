@@ -1,13 +1,10 @@
 #include "activation_checkpoint/forward_context.h"
 
-#include <ATen/Context.h>
 #include <ATen/autocast_mode.h>
 
 #include <mutex>
 #include <optional>
 #include <utility>
-
-#include "dtensor/random.h"
 
 namespace tessera {
 
@@ -38,14 +35,13 @@ class AtEnd {
 
 }  // namespace
 
-ForwardContext::ForwardContext(std::vector<at::Device> devices)
-    : devices_(std::move(devices)),
+ForwardContext::ForwardContext(std::vector<at::Generator> generators)
+    : generators_(std::move(generators)),
       replicates_(ImplicitReplication::active()),
+      runs_replicated_(ReplicateAndRun::active()),
       explicit_level_(ExplicitRedistribution::level()) {
-  for (const auto& device : devices_) {
-    for (const auto& generator : {at::globalContext().defaultGenerator(device), dtensor_generator(device.type())}) {
-      generators_.push_back({generator, state_of(generator)});
-    }
+  for (const auto& generator : generators_) {
+    states_.push_back(state_of(generator));
   }
   for (const auto device : {at::kCPU, at::kCUDA}) {
     autocast_.push_back({device, at::autocast::is_autocast_enabled(device), at::autocast::get_autocast_dtype(device)});
@@ -53,10 +49,10 @@ ForwardContext::ForwardContext(std::vector<at::Device> devices)
 }
 
 void ForwardContext::run(const std::function<void()>& forward) const {
-  const ForwardContext outer(devices_);
+  const ForwardContext outer(generators_);
   const auto apply = [](const ForwardContext& context) {
-    for (const auto& [generator, state] : context.generators_) {
-      set_state(generator, state);
+    for (size_t i = 0; i < context.generators_.size(); ++i) {
+      set_state(context.generators_[i], context.states_[i]);
     }
     for (const auto& [device, enabled, dtype] : context.autocast_) {
       at::autocast::set_autocast_enabled(device, enabled);
@@ -74,6 +70,10 @@ void ForwardContext::run(const std::function<void()>& forward) const {
   std::optional<ImplicitReplication> replication;
   if (replicates_) {
     replication.emplace();
+  }
+  std::optional<ReplicateAndRun> replicated_run;
+  if (runs_replicated_) {
+    replicated_run.emplace();
   }
   const ExplicitRedistribution redistribution(explicit_level_);
   forward();

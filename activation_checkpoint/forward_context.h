@@ -6,7 +6,7 @@
 
 #include <ATen/core/Generator.h>
 #include <ATen/core/Tensor.h>
-#include <c10/core/Device.h>
+#include <c10/core/DeviceType.h>
 
 #include <functional>
 #include <vector>
@@ -17,27 +17,24 @@ namespace tessera {
 
 class ForwardContext {
  public:
-  /// `devices`: whose libtorch generators count, beside those of DTensors; none: no generator does.
-  explicit ForwardContext(std::vector<at::Device> devices);
+  /// `generators`: those whose state counts.
+  explicit ForwardContext(std::vector<at::Generator> generators);
 
   /// Calls `forward` in the context that was taken; afterwards everything is as before, also if it throws.
   void run(const std::function<void()>& forward) const;
 
  private:
-  struct GeneratorState {
-    at::Generator generator;
-    at::Tensor state;
-  };
   struct Autocast {
     at::DeviceType device;
     bool enabled;
     at::ScalarType dtype;
   };
 
-  std::vector<at::Device> devices_;
-  std::vector<GeneratorState> generators_;
+  std::vector<at::Generator> generators_;
+  std::vector<at::Tensor> states_;  // theirs
   std::vector<Autocast> autocast_;
   bool replicates_;
+  bool runs_replicated_;
   ExplicitRedistribution::Level explicit_level_;
 };
 

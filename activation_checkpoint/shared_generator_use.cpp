@@ -18,27 +18,31 @@ namespace {
 
 thread_local std::string random_op;  // the first that drew from the default generator, or empty
 
-bool ranks_are_threads() {
-  return is_initialized() && get_world_size() > 1 &&
-         default_group()->getDefaultBackend()->getBackendName() == "threads";
+/// Some ops that may draw say in an argument that they do not.
+bool is_without_draws(const c10::FunctionSchema& schema, c10::ArrayRef<const c10::IValue> inputs) {
+  const auto input = [&](const char* name) {
+    const auto place = schema.argumentIndexWithName(name);
+    return place && static_cast<size_t>(*place) < inputs.size() ? inputs[*place] : c10::IValue();
+  };
+  const auto is_zero = [](const c10::IValue& value) { return value.isDouble() && value.toDouble() == 0; };
+  const auto is_false = [](const c10::IValue& value) { return value.isBool() && !value.toBool(); };
+  return is_zero(input("dropout_p")) || is_false(input("train")) || is_false(input("training"));
 }
 
-/// Attention is of the ops that draw, and draws nothing without dropout.
-bool is_without_dropout(const c10::FunctionSchema& schema, c10::ArrayRef<const c10::IValue> inputs) {
-  const auto place = schema.argumentIndexWithName("dropout_p");
-  return place && static_cast<size_t>(*place) < inputs.size() && inputs[*place].isDouble() &&
-         inputs[*place].toDouble() == 0;
+/// Ops that run as others do, which are seen by themselves: dropout, recurrent layers.
+bool is_made_of_others(const c10::OperatorHandle& op) {
+  return op.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd);
 }
 
 /// Ops on DTensors draw from the rank's own generator, also in the local ops that they run.
 bool draws_from_default_generator(const at::RecordFunction& call) {
   const auto name = call.operator_name();
   const auto op = name && !dispatching_op() ? c10::Dispatcher::singleton().findOp(*name) : std::nullopt;
-  if (!op || !op->hasTag(at::Tag::nondeterministic_seeded)) {
+  if (!op || !op->hasTag(at::Tag::nondeterministic_seeded) || is_made_of_others(*op)) {
     return false;
   }
   const auto inputs = call.inputs();
-  return !is_without_dropout(op->schema(), inputs) &&
+  return !is_without_draws(op->schema(), inputs) &&
          std::none_of(inputs.begin(), inputs.end(), [](const c10::IValue& input) {
            return input.isGenerator() ||
                   (input.isTensor() && input.toTensor().defined() && dtensor_meta(input.toTensor()));
@@ -54,8 +58,13 @@ std::unique_ptr<at::ObserverContext> on_call(const at::RecordFunction& call) {
 
 }  // namespace
 
+bool ranks_share_generators() {
+  return is_initialized() && get_world_size() > 1 &&
+         default_group()->getDefaultBackend()->getBackendName() == "threads";
+}
+
 SharedGeneratorUse::SharedGeneratorUse(bool enabled) {
-  if (enabled && ranks_are_threads()) {
+  if (enabled && ranks_share_generators()) {
     outer_op_ = std::exchange(random_op, {});
     callback_ = at::addThreadLocalCallback(
         at::RecordFunctionCallback(&on_call).needsInputs(true).scopes({at::RecordScope::FUNCTION}));
@@ -73,8 +82,8 @@ void SharedGeneratorUse::check(const std::string& place) const {
   TESSERA_CHECK(NotImplementedError, !callback_ || random_op.empty(),
                 "{}: {} on a plain tensor draws from libtorch's default generator, which ranks that are threads share, "
                 "so backward could not draw the same numbers again. Run ranks as processes, make the input a DTensor "
-                "(which draws from the rank's own generator), pass a generator of the rank's own, or set "
-                "preserve_rng_state to false if the numbers may differ",
+                "(which draws from the rank's own generator), make a generator inside the region or pass it one as an "
+                "argument, or set preserve_rng_state to false if the numbers may differ",
                 place, random_op);
 }
 

@@ -12,9 +12,12 @@
 
 namespace tessera {
 
+/// Whether ranks are threads, which have libtorch's default generators in common.
+bool ranks_share_generators();
+
 class SharedGeneratorUse {
  public:
-  /// Watches until its end if `enabled` and ranks are threads; costs nothing otherwise.
+  /// Watches until its end if `enabled` and ranks share generators; costs nothing otherwise.
   explicit SharedGeneratorUse(bool enabled);
   ~SharedGeneratorUse();
   SharedGeneratorUse(const SharedGeneratorUse&) = delete;

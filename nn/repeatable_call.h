@@ -7,6 +7,7 @@
 //
 // Thread safety: one thread at a time.
 
+#include <ATen/core/Generator.h>
 #include <ATen/core/Tensor.h>
 #include <c10/util/ArrayRef.h>
 
@@ -30,6 +31,8 @@ class RepeatableCall {
   virtual void run() = 0;
   /// Shows the defined tensors among the kept arguments, always in the same order; `visit` may replace them.
   virtual void visit_inputs(const std::function<void(at::Tensor&)>& visit) = 0;
+  /// Shows the defined random generators among the kept arguments.
+  virtual void visit_generators(const std::function<void(const at::Generator&)>& visit) const = 0;
 };
 
 namespace detail {
@@ -44,6 +47,17 @@ template <class T>
 inline constexpr bool keeps_its_values<std::reference_wrapper<T>> = false;
 template <class T>
 inline constexpr bool keeps_its_values<std::optional<T>> = keeps_its_values<T>;
+
+template <class T>
+at::Generator generator_in(const T& argument) {
+  if constexpr (std::is_same_v<T, at::Generator>) {
+    return argument;
+  } else if constexpr (std::is_same_v<T, std::optional<at::Generator>>) {
+    return argument.value_or(at::Generator());
+  } else {
+    return {};
+  }
+}
 
 }  // namespace detail
 
@@ -70,6 +84,15 @@ class RepeatableFunction final : public RepeatableCall {
 
   void visit_inputs(const std::function<void(at::Tensor&)>& visit) override {
     std::apply([&](auto&... arg) { (visit_tensors(arg, visit), ...); }, args_);
+  }
+
+  void visit_generators(const std::function<void(const at::Generator&)>& visit) const override {
+    const auto show = [&](const at::Generator& generator) {
+      if (generator.defined()) {
+        visit(generator);
+      }
+    };
+    std::apply([&](const auto&... arg) { (show(detail::generator_in(arg)), ...); }, args_);
   }
 
  private:

@@ -12,10 +12,14 @@
 #include <c10/util/intrusive_ptr.h>
 #include <torch/csrc/autograd/autograd.h>
 
+#include <optional>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 #include "base/error.h"
+#include "comm/collectives.h"
+#include "comm/process_group.h"
 #include "testing/expect.h"
 #include "testing/run_ranks.h"
 #include "testing/tensor_matchers.h"
@@ -188,14 +192,15 @@ TEST_CASE("double backward goes through a region") {
 }
 
 TEST_CASE("a forward may take a gradient inside of a region") {
-  const auto run = [](bool checkpointed) {
+  const bool early_stop = GENERATE(true, false);
+  const auto run = [early_stop](bool checkpointed) {
     const auto x = leaf(1, {4});
     const auto penalty = [](const at::Tensor& y) {
       const auto value = (y * y).tanh();
       const auto slope = torch::autograd::grad({value.sum()}, {y}, {}, true, /*create_graph=*/true)[0];
       return value + slope.square();
     };
-    (checkpointed ? checkpoint(penalty, x) : penalty(x)).sum().backward();
+    (checkpointed ? checkpoint({.early_stop = early_stop}, penalty, x) : penalty(x)).sum().backward();
     return x.grad();
   };
   expect_close(run(true), run(false), {.rtol = 1e-6, .atol = 1e-7});
@@ -296,6 +301,46 @@ TEST_CASE("an exception of the second forward reaches who called backward, and t
   expect_bit_equal(x.grad(), x2.grad());
 }
 
+TEST_CASE("a generator among the arguments gives the same numbers again, and goes on after forward") {
+  const auto draw = [](const at::Tensor& x, std::optional<at::Generator> generator) {
+    return x * at::rand({4}, std::move(generator));
+  };
+  const auto run = [&](bool checkpointed) {
+    const auto x = leaf(1, {4});
+    const auto generator = make_generator(5);
+    const auto out = checkpointed ? checkpoint(draw, x, std::optional(generator)) : draw(x, generator);
+    const auto later = at::rand({4}, generator);
+    out.sum().backward();
+    return std::vector{out.detach(), x.grad(), later, at::rand({4}, generator)};
+  };
+  const auto actual = run(true), expected = run(false);
+  for (size_t i = 0; i < expected.size(); ++i) {
+    expect_bit_equal(actual[i], expected[i]);
+  }
+}
+
+TEST_CASE("where ranks are threads, a region leaves the generator alone that all draw from") {
+  const auto second_draw = [](bool checkpoints) {
+    at::manual_seed(4);
+    at::Tensor drawn;
+    run_ranks(2, [&](int rank) {
+      const auto x = leaf(static_cast<uint64_t>(rank), {4});
+      const auto out = checkpoints ? checkpoint([](const at::Tensor& y) { return y.sin().tanh(); }, x) : x.sin();
+      if (rank == 0) {
+        at::rand({4});
+      }
+      barrier(default_group());
+      out.sum().backward();
+      barrier(default_group());
+      if (rank == 0) {
+        drawn = at::rand({4});
+      }
+    });
+    return drawn;
+  };
+  expect_bit_equal(second_draw(true), second_draw(false));
+}
+
 TEST_CASE("where ranks are threads, a draw from the shared generator is an error, and the rank's own is not") {
   run_ranks(2, [](int rank) {
     const auto x = leaf(static_cast<uint64_t>(rank), {4});
@@ -305,6 +350,9 @@ TEST_CASE("where ranks are threads, a draw from the shared generator is an error
     checkpoint(
         {.preserve_rng_state = false}, [](const at::Tensor& y) { return at::dropout(y, 0.5, true); }, x);
     checkpoint([](const at::Tensor& y) { return y * at::rand({4}, make_generator(3)); }, x).sum().backward();
+    for (const bool train : {true, false}) {  // which draws nothing
+      checkpoint([=](const at::Tensor& y) { return at::dropout(y, train ? 0 : 0.5, train).sin(); }, x).sum().backward();
+    }
     const auto attend = [](double dropout) {
       return [dropout](const at::Tensor& y) { return at::scaled_dot_product_attention(y, y, y, {}, dropout); };
     };

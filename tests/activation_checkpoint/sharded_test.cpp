@@ -2,6 +2,7 @@
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/dropout.h>
+#include <torch/library.h>
 #include <torch/optim/adam.h>
 
 #include "activation_checkpoint/checkpoint.h"
@@ -57,6 +58,18 @@ struct PairsImpl : torch::nn::Module {
   std::vector<Pair> pairs;
 };
 TESSERA_MODULE(Pairs);
+
+at::Tensor one_more(const at::Tensor& x) {
+  return x + 1;
+}
+
+TORCH_LIBRARY(tessera_checkpoint_test, library) {
+  library.def("no_rule(Tensor x) -> Tensor");
+}
+
+TORCH_LIBRARY_IMPL(tessera_checkpoint_test, CPU, library) {
+  library.impl("no_rule", &one_more);
+}
 
 }  // namespace
 
@@ -153,6 +166,25 @@ TEST_CASE("activations of a region may be DTensors, whose random numbers are dra
     for (size_t i = 0; i < kept.size(); ++i) {
       expect_bit_equal(kept[i], plain[i]);
     }
+  });
+}
+
+TEST_CASE("ops without a rule run in the second forward where they did in the first") {
+  run_ranks(2, [](int) {
+    const auto mesh = init_device_mesh(at::kCPU, {2}, {"tp"});
+    const auto x = distribute_tensor(make_batch(1, 5, 7), mesh, {Shard(0)}).requires_grad_();
+    const auto no_rule = c10::Dispatcher::singleton()
+                             .findSchemaOrThrow("tessera_checkpoint_test::no_rule", "")
+                             .typed<at::Tensor(const at::Tensor&)>();
+    at::Tensor out;
+    {
+      const ReplicateAndRun scope;
+      out = checkpoint([&](const at::Tensor& y) { return y.tanh() * no_rule.call(y.detach()); }, x);
+    }
+    out.sum().backward();
+    const auto x2 = make_batch(1, 5, 7).requires_grad_();
+    (x2.tanh() * (x2.detach() + 1)).sum().backward();
+    expect_close(full_tensor(x.grad()), x2.grad());
   });
 }
 

@@ -1,5 +1,7 @@
 #include "nn/reset_parameters.h"
 
+#include <ATen/core/grad_mode.h>
+#include <torch/nn/init.h>
 #include <torch/nn/modules/batchnorm.h>
 #include <torch/nn/modules/conv.h>
 #include <torch/nn/modules/embedding.h>
@@ -9,6 +11,7 @@
 #include <torch/nn/modules/rnn.h>
 
 #include <functional>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -39,14 +42,36 @@ Reset find_any(torch::nn::Module& module) {
   return reset;
 }
 
+/// Of a table: as its own, which writes to a view of the padding row. That may lie on another rank.
+template <class Impl>
+bool find_table(torch::nn::Module& module, bool has_padding_row, Reset& reset) {
+  auto* const impl = dynamic_cast<Impl*>(&module);
+  if (impl != nullptr) {
+    reset = [impl, has_padding_row] {
+      auto& weight = impl->weight;
+      torch::nn::init::normal_(weight);
+      if (const auto row = impl->options.padding_idx(); row && has_padding_row) {
+        const at::NoGradGuard no_grad;
+        weight.index_fill_(0, weight.new_full({1}, *row, at::kLong), 0);
+      }
+    };
+  }
+  return impl != nullptr;
+}
+
 /// Empty if the type has none.
 Reset reset_of(torch::nn::Module& module) {
   using namespace torch::nn;  // NOLINT: a list of its types
-  return find_any<ResettableParameters, LinearImpl, BilinearImpl, EmbeddingImpl, EmbeddingBagImpl, LayerNormImpl,
-                  GroupNormImpl, tessera::nn::RMSNormImpl, BatchNorm1dImpl, BatchNorm2dImpl, BatchNorm3dImpl,
-                  InstanceNorm1dImpl, InstanceNorm2dImpl, InstanceNorm3dImpl, Conv1dImpl, Conv2dImpl, Conv3dImpl,
-                  ConvTranspose1dImpl, ConvTranspose2dImpl, ConvTranspose3dImpl, RNNImpl, LSTMImpl, GRUImpl,
-                  RNNCellImpl, LSTMCellImpl, GRUCellImpl>(module);
+  Reset table;
+  if (find_table<EmbeddingImpl>(module, /*has_padding_row=*/true, table) ||
+      find_table<EmbeddingBagImpl>(module, /*has_padding_row=*/false, table)) {  // libtorch draws over it
+    return table;
+  }
+  return find_any<ResettableParameters, LinearImpl, BilinearImpl, LayerNormImpl, GroupNormImpl,
+                  tessera::nn::RMSNormImpl, BatchNorm1dImpl, BatchNorm2dImpl, BatchNorm3dImpl, InstanceNorm1dImpl,
+                  InstanceNorm2dImpl, InstanceNorm3dImpl, Conv1dImpl, Conv2dImpl, Conv3dImpl, ConvTranspose1dImpl,
+                  ConvTranspose2dImpl, ConvTranspose3dImpl, RNNImpl, LSTMImpl, GRUImpl, RNNCellImpl, LSTMCellImpl,
+                  GRUCellImpl>(module);
 }
 
 std::string type_name(const torch::nn::Module& module) {
@@ -62,7 +87,16 @@ void check_memory(const std::string& path, const torch::OrderedDict<std::string,
   }
 }
 
-void collect(torch::nn::Module& module, const std::string& path, std::vector<Reset>& resets) {
+struct Resets {
+  std::vector<Reset> all = {};
+  std::set<const torch::nn::Module*> seen = {};
+};
+
+/// A module that is there under two names was built once.
+void collect(torch::nn::Module& module, const std::string& path, Resets& resets) {
+  if (!resets.seen.insert(&module).second) {
+    return;
+  }
   const auto params = module.named_parameters(/*recurse=*/false);
   const auto buffers = module.named_buffers(/*recurse=*/false);
   check_memory(path, params);
@@ -74,7 +108,7 @@ void collect(torch::nn::Module& module, const std::string& path, std::vector<Res
                 "ResettableParameters",
                 type_name(module), path, first ? first->key() : "");
   if (reset) {
-    resets.push_back(std::move(reset));
+    resets.all.push_back(std::move(reset));
   }
   for (const auto& child : module.named_children()) {
     collect(*child.value(), path.empty() ? child.key() : path + "." + child.key(), resets);
@@ -84,9 +118,9 @@ void collect(torch::nn::Module& module, const std::string& path, std::vector<Res
 }  // namespace
 
 void reset_parameters(torch::nn::Module& module) {
-  std::vector<Reset> resets;
+  Resets resets;
   collect(module, "", resets);
-  for (const auto& reset : resets) {
+  for (const auto& reset : resets.all) {
     reset();
   }
 }

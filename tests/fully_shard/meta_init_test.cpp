@@ -179,6 +179,37 @@ TEST_CASE("tensor-parallel and plain parameters that no unit has get memory too"
   });
 }
 
+TEST_CASE("tables with a padding row, and a module under two names, are initialized as they were built",
+          "[meta_init]") {
+  struct TablesImpl : torch::nn::Module {
+    TablesImpl() {
+      words = register_module("words", nn::Embedding(nn::EmbeddingOptions(11, 4).padding_idx(3)));
+      bags = register_module("bags", nn::EmbeddingBag(nn::EmbeddingBagOptions(7, 4).padding_idx(5)));
+      same_words = register_module("same_words", words);
+      out = register_module("out", nn::Linear(4, 3));
+    }
+    at::Tensor forward(const at::Tensor& x) { return out(words(x)); }
+    nn::Embedding words{nullptr}, same_words{nullptr};
+    nn::EmbeddingBag bags{nullptr};
+    nn::Linear out{nullptr};
+  };
+  using Tables = Hooked<TablesImpl>;
+  const int world_size = GENERATE(1, 2, 3);
+  at::manual_seed(kSeed);
+  const auto expected = std::make_shared<Tables>();
+  run_ranks(world_size, [&](int) {
+    const auto tables = [] {
+      const MetaDeviceGuard on_meta;
+      return std::make_shared<Tables>();
+    }();
+    fully_shard(*tables);
+    to_empty(*tables, at::kCPU);
+    tessera::manual_seed(kSeed);
+    reset_parameters(*tables);
+    check_sharded_parity(*expected, *tables, kExact);
+  });
+}
+
 TEST_CASE("parameters keep their identity, ties and requires_grad; buffers get memory", "[meta_init]") {
   run_ranks(2, [](int) {
     Tied tied{nullptr};

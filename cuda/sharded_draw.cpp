@@ -113,9 +113,10 @@ bool was_seen_to_draw_as_aten(Distribution distribution, DrawDtype dtype, const 
   static std::mutex mutex;
   static std::map<std::tuple<c10::DeviceIndex, DrawDtype, Distribution>, bool> seen;
   const std::lock_guard lock(mutex);
-  const auto [place, is_new] = seen.try_emplace({options.device().index(), dtype, distribution}, false);
-  if (is_new) {
-    place->second = draws_as_aten(distribution, dtype, options);
+  const std::tuple key(options.device().index(), dtype, distribution);
+  auto place = seen.find(key);
+  if (place == seen.end()) {
+    place = seen.emplace(key, draws_as_aten(distribution, dtype, options)).first;  // one that throws is made again
     if (!place->second) {
       TORCH_WARN("tessera: this libtorch draws random numbers of ",
                  c10::toString(c10::typeMetaToScalarType(options.dtype())), " on ", options.device().str(),

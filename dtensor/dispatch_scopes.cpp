@@ -1,5 +1,7 @@
 #include "dtensor/dispatch_scopes.h"
 
+#include <c10/core/AutogradState.h>
+
 #include <algorithm>
 #include <utility>
 
@@ -45,6 +47,15 @@ void visit_tensors(c10::IValue& value, Visit visit) {
 }
 
 }  // namespace
+
+detail::BackwardInThisThread::BackwardInThisThread()
+    : previous_(c10::AutogradState::get_tls_state().get_multithreading_enabled()) {
+  c10::AutogradState::get_tls_state().set_multithreading_enabled(false);
+}
+
+detail::BackwardInThisThread::~BackwardInThisThread() {
+  c10::AutogradState::get_tls_state().set_multithreading_enabled(previous_);
+}
 
 ImplicitReplication::ImplicitReplication() {
   ++implicit_scopes;

@@ -14,8 +14,9 @@
 //     y = my_library_op(x);
 //   }
 //
-// After torch.distributed.tensor.experimental.implicit_replication and ExplicitRedistributionContext. On CPU a backward
-// runs in the thread that calls it, so a scope around backward() holds for it too.
+// After torch.distributed.tensor.experimental.implicit_replication and ExplicitRedistributionContext. A scope around
+// backward() holds for it too: while there is one, autograd runs the nodes of a GPU in the thread that calls
+// backward(), too, as torch.autograd.set_multithreading_enabled(False) has it.
 
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/stack.h>
@@ -25,6 +26,22 @@
 #include "dtensor/redistribute_plan.h"
 
 namespace tessera {
+
+namespace detail {
+
+/// For its lifetime a backward runs in the thread that calls it.
+class BackwardInThisThread {
+ public:
+  BackwardInThisThread();
+  ~BackwardInThisThread();
+  BackwardInThisThread(const BackwardInThisThread&) = delete;
+  BackwardInThisThread& operator=(const BackwardInThisThread&) = delete;
+
+ private:
+  bool previous_;
+};
+
+}  // namespace detail
 
 /// A plain tensor that meets DTensors in an op counts as a replicated one, and must be equal on every rank. One that
 /// the op writes is still an error, but for zeros that a backward adds to, which become a DTensor in any scope or none.
@@ -38,6 +55,9 @@ class ImplicitReplication {
   ImplicitReplication& operator=(const ImplicitReplication&) = delete;
 
   static bool active();
+
+ private:
+  detail::BackwardInThisThread backward_;
 };
 
 /// An op whose operands would have to be redistributed throws a StateError that names it, its operands and the
@@ -61,6 +81,7 @@ class ExplicitRedistribution {
 
  private:
   Level previous_;
+  detail::BackwardInThisThread backward_;
 };
 
 /// An op without a sharding rule, ATen's or a program's own, runs all the same: each rank gathers its operands whole
@@ -76,6 +97,9 @@ class ReplicateAndRun {
   ReplicateAndRun& operator=(const ReplicateAndRun&) = delete;
 
   static bool active();
+
+ private:
+  detail::BackwardInThisThread backward_;
 };
 
 /// The op that the calling thread dispatches on DTensors now, innermost; null outside of one.

@@ -143,14 +143,13 @@ void FSDPRoot::leave_forward(const FSDPState& state) {
   }
 }
 
-/// Shards on the host may be written once a forward without gradients has returned. After one with them the gradients
-/// come first, behind all that forward copied.
+/// Shards on the host may be written once a forward has returned: no gradients come first where its loss is dropped.
 void FSDPRoot::await_copies_of_shards() const {
   const auto offloads = [](const std::weak_ptr<FSDPState>& weak) {
     const auto unit = weak.lock();
     return unit && unit->group() && unit->group()->shard_device() != unit->group()->unsharded_device();
   };
-  if (!at::GradMode::is_enabled() && std::ranges::any_of(states_, offloads)) {
+  if (std::ranges::any_of(states_, offloads)) {
     for (const auto& stream : gather_streams_) {
       stream->mark().synchronize();
     }

@@ -23,6 +23,14 @@ std::vector<std::pair<std::string, at::Tensor>> own_tensors(torch::nn::Module& m
   return tensors;
 }
 
+/// Before anything is changed.
+void check_without_gradient(const at::Tensor& tensor, const char* caller, const std::string& name,
+                            const torch::nn::Module& module) {
+  TESSERA_CHECK(StateError, !tensor.defined() || is_dtensor(tensor) || !tensor.grad().defined(),
+                "{}: \"{}\" of {} has a gradient already, which would stay whole; call zero_grad() before", caller,
+                name, module.name());
+}
+
 void distribute_in_place(at::Tensor tensor, const DeviceMesh& mesh, const Placements& placements,
                          const DistributeOptions& options) {
   const auto whole = tensor.detach();
@@ -46,12 +54,18 @@ void distribute_parameter(torch::nn::Module& module, const std::string& name, co
   TESSERA_CHECK(ValueError, !is_dtensor(found->second),
                 "distribute_parameter: \"{}\" of {} is {} already; redistribute it", name, module.name(),
                 dtensor_spec(found->second)->to_string());
+  check_without_gradient(found->second, "distribute_parameter", name, module);
   distribute_in_place(found->second, mesh, placements, options);
 }
 
 void distribute_module(torch::nn::Module& module, const DeviceMesh& mesh, DistributeModuleOptions options) {
   auto* point = options.input_fn || options.output_fn ? &hook_point(module, "distribute_module") : nullptr;
   const Placements replicated(static_cast<size_t>(mesh.ndim()), Replicate());
+  for (const auto& part : module.modules()) {
+    for (const auto& [key, tensor] : own_tensors(*part)) {
+      check_without_gradient(tensor, "distribute_module", key, *part);
+    }
+  }
   std::set<const torch::nn::Module*> seen;
   const auto distribute = [&](const std::string& name, torch::nn::Module& part) {
     if (!seen.insert(&part).second) {

@@ -1,5 +1,6 @@
 #include "parallel/linear_styles.h"
 
+#include <c10/core/InferenceMode.h>
 #include <torch/nn/modules/embedding.h>
 #include <torch/nn/modules/linear.h>
 
@@ -81,7 +82,9 @@ void apply_layer(const ParallelStyle& style, const StyleTarget& target, const Pa
   const bool overlap = flow.overlap && target.mesh.size() > 1;
   point.register_forward_pre_hook([flow, overlap, mesh = target.mesh](HookPoint&, TensorRefs inputs) {
     TESSERA_CHECK(ValueError, !inputs.empty(), "{}: forward was called with an undefined tensor", flow.input.where);
-    const auto desired = overlap ? overlapped_placement(*inputs[0], flow) : flow.desired;
+    // Autograd's keys, on which the product is overlapped, are off in inference mode.
+    const bool overlaps = overlap && !c10::InferenceMode::is_enabled();
+    const auto desired = overlaps ? overlapped_placement(*inputs[0], flow) : flow.desired;
     *inputs[0] = style_input(*inputs[0], mesh, flow.input_layout, desired, flow.input);
   });
   if (overlap) {

@@ -34,16 +34,19 @@ std::vector<TensorMeta> embedding_metas(const OpCall& call) {
 }
 
 /// Looks up the indices whose row is here. Indices outside the whole table become -1, so that the kernel refuses
-/// them as it does for a plain tensor, on every rank.
+/// them as it does for a plain tensor, on every rank: also where there are no columns, of which it looks up nothing.
 void local_embedding(const c10::OperatorHandle& op, torch::jit::Stack* stack, const OpPlan& plan) {
+  auto weight = local_argument(op, stack, 0).toTensor();
+  const auto indices = local_argument(op, stack, 1).toTensor();
   if (!plan.outputs[0]->has_partial()) {
+    if (weight.size(1) == 0) {
+      static_cast<void>(at::embedding(weight.new_zeros({1}).expand({weight.size(0), 1}), indices));
+    }
     op.callBoxed(stack);
     return;
   }
   const auto& table = plan.operands[0];
   const auto range = range_of(table, 0);
-  auto weight = local_argument(op, stack, 0).toTensor();
-  const auto indices = local_argument(op, stack, 1).toTensor();
   if (range.length == 0) {
     weight = at::zeros({1, weight.size(1)}, weight.options());
   }
@@ -74,9 +77,10 @@ std::vector<TensorMeta> embedding_backward_metas(const OpCall& call) {
 }
 
 const RegisterOpRules rules([] {
-  register_op_rule(
-      {"aten::embedding"},
-      {.strategies = embedding_strategies, .local_call = local_embedding, .output_metas = embedding_metas});
+  register_op_rule({"aten::embedding"}, {.strategies = embedding_strategies,
+                                         .local_call = local_embedding,
+                                         .output_metas = embedding_metas,
+                                         .runs_on_empty_shards = true});
   register_op_rule({"aten::embedding_dense_backward"},
                    {.strategies = embedding_backward_strategies, .output_metas = embedding_backward_metas});
 });

@@ -12,8 +12,8 @@ namespace tessera {
 
 namespace {
 
-/// The dtype of saved means: float32 for low-precision inputs on CUDA, and on the CPU if the weight is float32, or
-/// where there is none the bias, which is the next argument.
+/// The dtype of saved means: float32 for low-precision inputs if the weight is float32, or where there is none the
+/// bias, which is the next argument.
 at::ScalarType statistics_dtype(const OpCall& call, size_t weight_arg) {
   const auto dtype = call.operands[0].meta.dtype;
   if (!at::isReducedFloatingType(dtype)) {
@@ -22,7 +22,14 @@ at::ScalarType statistics_dtype(const OpCall& call, size_t weight_arg) {
   const int64_t weight = call.operand_of_arg(weight_arg), bias = call.operand_of_arg(weight_arg + 1);
   const int64_t scale = weight >= 0 ? weight : bias;
   const bool mixed = scale >= 0 && call.operands[static_cast<size_t>(scale)].meta.dtype == at::kFloat;
-  return mixed || call.operands[0].spec->mesh().device_type() == at::kCUDA ? at::kFloat : dtype;
+  return mixed ? at::kFloat : dtype;
+}
+
+/// CUDA's layer norm computes them in float32 always, its group norm does not.
+at::ScalarType layer_statistics_dtype(const OpCall& call, size_t weight_arg) {
+  const auto dtype = call.operands[0].meta.dtype;
+  const bool on_gpu = call.operands[0].spec->mesh().device_type() == at::kCUDA;
+  return on_gpu && at::isReducedFloatingType(dtype) ? at::kFloat : statistics_dtype(call, weight_arg);
 }
 
 /// The operands that come per item, and so are cut along dim `dim`; weight and bias are not.
@@ -86,7 +93,7 @@ std::vector<TensorMeta> layer_norm_metas(const OpCall& call) {
   for (auto dim = count_item_dims(call, 0, 1); dim < std::ssize(sizes); ++dim) {
     sizes[static_cast<size_t>(dim)] = 1;
   }
-  const auto statistics = TensorMeta::contiguous(sizes, statistics_dtype(call, 2));
+  const auto statistics = TensorMeta::contiguous(sizes, layer_statistics_dtype(call, 2));
   return {TensorMeta::contiguous(input.sizes, input.dtype), statistics, statistics};
 }
 

@@ -111,7 +111,7 @@ TEST_CASE("a group of one rank, through NCCL") {
   CHECK(backend->getBackendName() == "nccl");
   for (const auto dtype : {at::kFloat, at::kBFloat16, at::kLong, at::kComplexFloat, at::kShort}) {
     CAPTURE(dtype);
-    at::Tensor input = at::arange(6, on_gpu(dtype)), output = at::zeros({6}, on_gpu(dtype));
+    at::Tensor input = at::arange(6, on_gpu(at::kFloat)).to(dtype), output = at::zeros({6}, on_gpu(dtype));
     backend->_allgather_base(output, input, {})->wait();
     CHECK(output.equal(input));
     output.zero_();

@@ -5,6 +5,7 @@
 #include <ATen/ops/full.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/zeros.h>
+#include <c10/core/AutogradState.h>
 #include <c10/core/InferenceMode.h>
 #include <torch/library.h>
 
@@ -12,6 +13,7 @@
 #include "testing/expect.h"
 #include "testing/run_ranks.h"
 #include "testing/tensor_matchers.h"
+#include "testing/test_devices.h"
 #include "third_party/catch2/catch.h"
 
 using namespace tessera;
@@ -234,6 +236,23 @@ TEST_CASE("ops without a rule say so, with the remedy", "[dtensor]") {
         [&] { call_op_without_rule(x); },
         "tessera_test::no_rule has no sharding rule, so it cannot run on Float[4] (Shard(0)) on "
         "DeviceMesh(cpu, {dp: 2}). Take to_local() or full_tensor()");
+  });
+}
+
+TEST_CASE("a scope around backward holds for the nodes of a GPU, which have a thread of their own else", "[dtensor]") {
+  run_ranks_on_devices(2, [](int, c10::Device device) {
+    auto& autograd = c10::AutogradState::get_tls_state();
+    autograd.set_multithreading_enabled(true);  // as where ranks are processes
+    const auto mesh = init_device_mesh(device.type(), {2});
+    const auto x = distribute_tensor(ramp({5}).to(device), mesh, {Shard(0)}).requires_grad_();
+    {
+      const ImplicitReplication scope;
+      const ExplicitRedistribution nested;
+      (x * at::full({5}, 3, device)).sum().backward();
+    }
+    TESSERA_EXPECT(autograd.get_multithreading_enabled());
+    autograd.set_multithreading_enabled(false);
+    expect_bit_equal(full_tensor(x.grad()).cpu(), at::full({5}, 3.F));
   });
 }
 

@@ -4,6 +4,7 @@
 #include <ATen/ops/rand.h>
 #include <ATen/ops/randint.h>
 #include <ATen/ops/randn.h>
+#include <c10/core/AutogradState.h>
 #include <fmt/ranges.h>
 
 #include <cmath>
@@ -66,6 +67,8 @@ Outcome run(const OpCase& test, const Tensors& inputs) {
     }
   }
   if (loss.defined()) {
+    // In this thread on a GPU too, as ranks have it: tsan does not see what orders libtorch's threads.
+    c10::AutogradState::get_tls_state().set_multithreading_enabled(false);
     loss.backward();
   }
   for (const auto& leaf : leaves) {

@@ -1,11 +1,15 @@
 #include <ATen/ops/_fused_rms_norm.h>
+#include <ATen/ops/arange.h>
 #include <ATen/ops/glu.h>
 #include <ATen/ops/group_norm.h>
 #include <ATen/ops/layer_norm.h>
 #include <ATen/ops/log_softmax.h>
 #include <ATen/ops/rms_norm.h>
 #include <ATen/ops/softmax.h>
+#include <torch/csrc/autograd/autograd.h>
 
+#include "testing/tensor_matchers.h"
+#include "testing/test_devices.h"
 #include "tests/dtensor/op_oracle.h"
 #include "third_party/catch2/catch.h"
 
@@ -58,4 +62,35 @@ TEST_CASE("normalisations", "[dtensor][ops]") {
        .inputs = {{{2, 4, 3}}},
        .call = [](const Tensors& x) -> Tensors { return {at::group_norm(x[0], 4)}; }},
   }));
+}
+
+TEST_CASE("group norms of 16 bits save means of the dtype that their kernel gives", "[dtensor][ops]") {
+  for (const auto dtype : {at::kBFloat16, at::kHalf}) {
+    run_ranks_on_devices(2, [&](int, c10::Device device) {
+      const auto mesh = init_device_mesh(device.type(), {2});
+      const auto make = [&](at::IntArrayRef sizes) {
+        return at::arange(c10::multiply_integers(sizes), at::TensorOptions(device).dtype(at::kFloat))
+            .sin()
+            .view(sizes)
+            .to(dtype);
+      };
+      const auto x = make({3, 4, 5}), weight = make({4}), bias = make({4});
+      const auto grads = [](at::Tensor out, const std::vector<at::Tensor>& inputs) {
+        return torch::autograd::grad({(out * out).sum()}, inputs);
+      };
+      std::vector<at::Tensor> plain, cut;
+      for (const auto& tensor : {x, weight, bias}) {
+        plain.push_back(tensor.clone().requires_grad_());
+        cut.push_back(
+            distribute_tensor(tensor, mesh, {tensor.dim() == 3 ? Placement(Shard(0)) : Replicate()}).requires_grad_());
+      }
+      const auto expected = at::group_norm(plain[0], 2, plain[1], plain[2]);
+      const auto actual = at::group_norm(cut[0], 2, cut[1], cut[2]);
+      expect_close(full_tensor(actual).cpu(), expected.cpu(), {.rtol = 0, .atol = 0});
+      const auto expected_grads = grads(expected, plain), actual_grads = grads(actual, cut);
+      for (size_t i = 0; i < plain.size(); ++i) {
+        expect_close(full_tensor(actual_grads[i]).cpu(), expected_grads[i].cpu(), {.rtol = 2e-2, .atol = 2e-2});
+      }
+    });
+  }
 }

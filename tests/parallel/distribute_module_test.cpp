@@ -96,6 +96,11 @@ TEST_CASE("distribute_module names what does not fit", "[parallel]") {
                             "has no parameter or buffer \"wieght\"; it has: weight, bias");
     distribute_parameter(*linear, "weight", mesh, {Shard(0)});
     expect_throws<ValueError>([&] { distribute_parameter(*linear, "weight", mesh, {Shard(0)}); }, "\"weight\" of");
+    auto trained = make_linear();
+    trained->weight.sum().backward();
+    expect_throws<StateError>([&] { distribute_module(trained, mesh); }, "call zero_grad() before");
+    expect_throws<StateError>([&] { distribute_parameter(*trained, "weight", mesh, {Shard(0)}); }, "has a gradient");
+    TESSERA_EXPECT(!is_dtensor(trained->bias));
     torch::nn::Linear stock(2, 2);
     expect_throws<StateError>(
         [&] { distribute_module(stock, mesh, {.input_fn = [](torch::nn::Module&, TensorRefs, const DeviceMesh&) {}}); },

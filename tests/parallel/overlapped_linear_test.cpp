@@ -3,6 +3,7 @@
 #include <ATen/TensorOperators.h>
 #include <ATen/autocast_mode.h>
 #include <ATen/core/grad_mode.h>
+#include <c10/core/InferenceMode.h>
 #include <torch/csrc/autograd/autograd.h>
 
 #include "activation_checkpoint/checkpoint.h"
@@ -177,6 +178,10 @@ TEST_CASE("overlap changes neither results nor collectives", "[parallel]") {
       compare_runs(mesh, input, {.dtype = at::kBFloat16}, coarse);
       compare_runs(mesh, matrix, {.dim = 0, .autocast = true}, coarse);
       compare_runs(mesh, input, {.bias = false, .autocast = true}, coarse);
+      {
+        const c10::InferenceMode inference;
+        compare_runs(mesh, input, {.input_needs_grad = false, .weight_needs_grad = false}, rounding);
+      }
       const at::NoGradGuard no_grad;
       compare_runs(mesh, input, {}, rounding);
     });

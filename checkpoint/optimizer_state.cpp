@@ -1,4 +1,5 @@
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/full_like.h>
 #include <ATen/ops/zeros_like.h>
 
 #include <functional>
@@ -79,6 +80,19 @@ at::Tensor new_like(const at::Tensor& param) {
   return at::zeros_like(param.detach());
 }
 
+/// The optimizer has for the parameter what it had before its first step.
+template <class Types>
+void reset_state(torch::optim::Optimizer& optimizer, const NamedParam& param) {
+  optimizer.state().erase(param.tensor.unsafeGetTensorImpl());
+  if constexpr (std::is_same_v<typename Types::State, torch::optim::AdagradParamState>) {
+    // Its constructor makes the state, which step() relies on.
+    const at::NoGradGuard no_grad;
+    make_state<Types>(optimizer, param)
+        .sum(at::full_like(param.tensor.detach(),
+                           options_of<Types>(optimizer, param.group).initial_accumulator_value()));
+  }
+}
+
 template <class Field>
 StateValue as_value(const Field& field) {
   if constexpr (std::is_same_v<Field, double>) {
@@ -135,24 +149,31 @@ class Setter {
 
   void set(const Ranks& ranks) {
     for (const auto& param : params_) {
-      typename Types::State* state = nullptr;
-      typename Types::State fields;
-      visit_fields(fields, [&](const char* name, const auto&) {
-        state = find(state_key(param, name)) ? &make_state<Types>(optimizer_, param) : state;
-      });
-      if (state) {
-        visit_fields(*state,
-                     [&](const char* name, auto& field) { set_field(field, state_key(param, name), param, ranks); });
-      }
       visit_fields(options_of<Types>(optimizer_, param.group), [&](const char* name, auto& field) {
         if (const auto* value = find(option_key(param, name))) {
           assign(field, option_key(param, name), *value);
         }
       });
+      if (has_state(param)) {
+        visit_fields(make_state<Types>(optimizer_, param),
+                     [&](const char* name, auto& field) { set_field(field, state_key(param, name), param, ranks); });
+      } else if (takes_away()) {
+        reset_state<Types>(optimizer_, param);
+      }
     }
   }
 
  private:
+  /// Whether what the dict lacks goes. A parameter that is left out for being frozen may have state all the same.
+  bool takes_away() const { return options_.strict && !options_.ignore_frozen_params; }
+
+  bool has_state(const NamedParam& param) const {
+    bool found = false;
+    typename Types::State fields;
+    visit_fields(fields, [&](const char* name, const auto&) { found = found || find(state_key(param, name)); });
+    return found;
+  }
+
   const StateValue* find(const std::string& key) const {
     const auto found = incoming_.state.find(key);
     return found == incoming_.state.end() ? nullptr : &found->second;
@@ -189,6 +210,9 @@ class Setter {
   void set_field(Field& field, const std::string& key, const NamedParam& param, const Ranks& ranks) {
     const auto* value = find(key);
     if (!value) {
+      if (takes_away()) {
+        field = Field();
+      }
       return;
     }
     if constexpr (std::is_same_v<Field, at::Tensor>) {

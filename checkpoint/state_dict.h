@@ -33,7 +33,7 @@ struct StateDictOptions {
   /// set: rank 0 alone has the state, whole; it sends one tensor at a time. The others' argument is not looked at.
   /// All ranks of the default group call it, and have the model.
   bool broadcast_from_rank0 = false;
-  /// set: the names must be the model's, no more and no less.
+  /// set: the names must be the model's, no more and no less; an optimizer has no other state afterwards.
   bool strict = true;
 };
 
@@ -52,8 +52,11 @@ StateDict get_optimizer_state_dict(torch::nn::Module& model, torch::optim::Optim
                                    const StateDictOptions& options = {});
 
 /// Gives the optimizer `state`: existing tensors are written to, missing ones are made. Collective. With strict, names
-/// of parameters that the optimizer does not have, and unknown fields, are a KeyError. broadcast_from_rank0 and
-/// full_state_dict as for the model. Throws ValueError where parameters of one group have different options.
+/// of parameters that the optimizer does not have, and unknown fields, are a KeyError; and what `state` lacks of the
+/// optimizer's state is taken away, as by torch.optim's load_state_dict, so that a parameter that had none when it was
+/// saved begins anew (with ignore_frozen_params it stays: a parameter may have been frozen when it was saved).
+/// broadcast_from_rank0 and full_state_dict as for the model. Throws ValueError where parameters of one group have
+/// different options.
 void set_optimizer_state_dict(torch::nn::Module& model, torch::optim::Optimizer& optimizer, const StateDict& state,
                               const StateDictOptions& options = {});
 

@@ -1,0 +1,164 @@
+// Back to an earlier checkpoint: the optimizer has what it had then, and no more.
+
+#include <torch/optim/adagrad.h>
+#include <torch/optim/adam.h>
+#include <torch/optim/rmsprop.h>
+#include <torch/optim/sgd.h>
+
+#include "checkpoint/checkpoint.h"
+#include "optim/fused_optimizers.h"
+#include "testing/expect.h"
+#include "testing/run_ranks.h"
+#include "testing/temp_folder.h"
+#include "testing/tensor_matchers.h"
+#include "tests/checkpoint/layouts.h"
+#include "third_party/catch2/catch.h"
+
+using namespace tessera;
+using namespace tessera::testing;
+
+namespace {
+
+constexpr dcp::StateDictOptions kFull{.full_state_dict = true};
+
+dcp::StateDict clones(const dcp::StateDict& state) {
+  dcp::StateDict result = state;
+  for (auto& [key, value] : result) {
+    if (auto* tensor = std::get_if<at::Tensor>(&value)) {
+      *tensor = tensor->detach().clone();
+    }
+  }
+  return result;
+}
+
+void expect_same(const dcp::StateDict& actual, const dcp::StateDict& expected) {
+  expect_equal(actual.size(), expected.size());
+  for (const auto& [key, value] : expected) {
+    TESSERA_EXPECT(actual.contains(key));
+    if (const auto* tensor = std::get_if<at::Tensor>(&value)) {
+      expect_bit_equal(std::get<at::Tensor>(actual.at(key)), *tensor);
+    } else if (const auto* count = std::get_if<int64_t>(&value)) {
+      expect_equal(std::get<int64_t>(actual.at(key)), *count);
+    } else {
+      expect_equal(std::get<double>(actual.at(key)), std::get<double>(value));
+    }
+  }
+}
+
+/// A tower whose first bias is trained in some steps only; the optimizer has two groups.
+template <class Optimizer, class Options>
+struct Trainer {
+  explicit Trainer(const Options& options, bool is_sharded) {
+    fill_parameters(*model, 1);
+    if (is_sharded) {
+      shard_tower(model);
+    }
+    auto params = model->parameters();
+    std::vector<torch::optim::OptimizerParamGroup> groups(2, std::vector<at::Tensor>());
+    for (size_t i = 0; i < params.size(); ++i) {
+      groups[i % 2].params().push_back(params[i]);
+    }
+    optimizer = std::make_unique<Optimizer>(groups, options);
+  }
+  void train(uint64_t step, bool with_bias = true) {
+    optimizer->zero_grad();
+    weighted_loss(model(make_batch(step, 6, 5))).backward();
+    if (!with_bias) {
+      model->in->bias.mutable_grad() = at::Tensor();
+    }
+    optimizer->step();
+  }
+  dcp::StateDict weights() { return clones(dcp::get_model_state_dict(model, kFull)); }
+  dcp::StateDict state() { return clones(dcp::get_optimizer_state_dict(model, *optimizer, kFull)); }
+  void save(const std::string& path) {
+    dcp::save(path, {.model = dcp::get_model_state_dict(model),
+                     .optimizer = dcp::get_optimizer_state_dict(model, *optimizer)});
+  }
+  void load(const std::string& path) {
+    dcp::State all{.model = dcp::get_model_state_dict(model),
+                   .optimizer = dcp::optimizer_state_to_load(path, model, *optimizer)};
+    dcp::load(path, all);
+    dcp::set_optimizer_state_dict(model, *optimizer, all.optimizer);
+  }
+
+  Tower model;
+  std::unique_ptr<Optimizer> optimizer;
+};
+
+template <class Optimizer, class Options>
+void check_rollback(const Options& options) {
+  for (const bool is_sharded : {false, true}) {
+    const TempFolder folder;
+    run_ranks(2, [&](int) {
+      Trainer<Optimizer, Options> trainer(options, is_sharded);
+      const auto check = [&](const std::string& path) {
+        trainer.save(path);
+        const auto saved = trainer.state();
+        trainer.train(1);
+        const auto weights = trainer.weights(), state = trainer.state();
+        trainer.train(2);
+        trainer.load(path);
+        expect_same(trainer.state(), saved);
+        trainer.train(1);
+        expect_same(trainer.weights(), weights);
+        expect_same(trainer.state(), state);
+        trainer.load(path);
+      };
+      check(folder.path("before the first step"));
+      trainer.train(0, /*with_bias=*/false);
+      check(folder.path("before the bias"));
+    });
+  }
+}
+
+}  // namespace
+
+TEST_CASE("what had no state when it was saved has none after a rollback, and is trained again as it was") {
+  check_rollback<torch::optim::Adam>(torch::optim::AdamOptions(0.01).amsgrad(true));
+  check_rollback<torch::optim::AdamW>(torch::optim::AdamWOptions(0.01));
+  check_rollback<torch::optim::SGD>(torch::optim::SGDOptions(0.01).momentum(0.9));
+  check_rollback<torch::optim::RMSprop>(torch::optim::RMSpropOptions(0.01).momentum(0.9).centered(true));
+  check_rollback<torch::optim::Adagrad>(torch::optim::AdagradOptions(0.01).initial_accumulator_value(0.5));
+  check_rollback<optim::FusedAdamW>(torch::optim::AdamWOptions(0.01));
+  check_rollback<optim::FusedSGD>(torch::optim::SGDOptions(0.01).momentum(0.9));
+}
+
+TEST_CASE("set_optimizer_state_dict takes away what a strict dict lacks, and nothing else") {
+  run_ranks(2, [](int rank) {
+    Trainer<torch::optim::Adam, torch::optim::AdamOptions> trainer(torch::optim::AdamOptions(0.01), true);
+    trainer.train(0, /*with_bias=*/false);
+    const auto less = trainer.state();
+    trainer.train(1);
+    auto more = trainer.state();
+    more["state.in.bias.max_exp_avg_sq"] = at::ones({17});
+    more["state.in.weight.max_exp_avg_sq"] = at::ones({17, 5});
+    const auto set = [&](const dcp::StateDict& state, const dcp::StateDictOptions& options) {
+      dcp::set_optimizer_state_dict(trainer.model, *trainer.optimizer, state, options);
+    };
+    set(more, kFull);
+    expect_same(trainer.state(), more);
+    set(less, {.full_state_dict = true, .ignore_frozen_params = true});
+    expect_equal(trainer.state().size(), more.size());
+    set(less, {.full_state_dict = true, .strict = false});
+    expect_equal(trainer.state().size(), more.size());
+    set(less, kFull);
+    expect_same(trainer.state(), less);
+    set(more, kFull);
+    set(rank == 0 ? less : dcp::StateDict(), {.broadcast_from_rank0 = true});
+    expect_same(trainer.state(), less);
+  });
+}
+
+TEST_CASE("Adagrad, which has state from the start, goes back to that") {
+  run_ranks(2, [](int) {
+    Trainer<torch::optim::Adagrad, torch::optim::AdagradOptions> trainer(
+        torch::optim::AdagradOptions(0.01).initial_accumulator_value(0.5), true);
+    const auto fresh = trainer.state();
+    trainer.train(0);
+    auto less = fresh;
+    std::erase_if(less, [](const auto& entry) { return entry.first.starts_with("state."); });
+    dcp::set_optimizer_state_dict(trainer.model, *trainer.optimizer, less, kFull);
+    expect_same(trainer.state(), fresh);
+    trainer.train(1);
+  });
+}

@@ -29,6 +29,12 @@ namespace fs = std::filesystem;
 constexpr const char* kPrefix = "step-";
 constexpr const char* kIncomplete = ".incomplete-";
 
+/// The digits of "step-<digits>"; empty for any other name.
+std::string step_digits(const std::string& name) {
+  const auto digits = name.starts_with(kPrefix) ? name.substr(std::string(kPrefix).size()) : "";
+  return digits.find_first_not_of("0123456789") == std::string::npos ? digits : "";
+}
+
 /// Whole checkpoints in the folder, oldest first; none where there is no such folder yet.
 std::vector<std::string> whole_checkpoints(const std::string& folder) {
   std::vector<std::pair<uint64_t, std::string>> found;
@@ -38,11 +44,8 @@ std::vector<std::string> whole_checkpoints(const std::string& folder) {
   TESSERA_CHECK(CheckpointError, !error || error == std::errc::no_such_file_or_directory,
                 "{}: its checkpoints cannot be listed: {}", folder, error.message());
   for (const auto& entry : entries) {
-    const auto name = entry.path().filename().string();
-    const auto digits = name.starts_with(kPrefix) ? name.substr(std::string(kPrefix).size()) : "";
-    const bool is_number =
-        !digits.empty() && digits.size() < 19 && digits.find_first_not_of("0123456789") == std::string::npos;
-    if (is_number && fs::exists(entry.path() / kManifestName)) {
+    const auto digits = step_digits(entry.path().filename().string());
+    if (!digits.empty() && digits.size() < 19 && fs::exists(entry.path() / kManifestName)) {
       found.emplace_back(std::stoull(digits), entry.path().string());
     }
   }
@@ -68,7 +71,9 @@ void tidy_up(const std::string& folder, const std::string& saved, int64_t keep_l
   std::error_code error;
   for (const auto& entry : fs::directory_iterator(folder, error)) {
     const auto name = entry.path().filename().string();
-    if (name.starts_with(kPrefix) && name.find(kIncomplete) != std::string::npos) {
+    const auto end = name.find(kIncomplete);
+    // Others' files come into being in this folder too, such as those of export_safetensors.
+    if (end != std::string::npos && !step_digits(name.substr(0, end)).empty()) {
       fs::remove_all(entry.path(), error);
     }
   }

@@ -67,6 +67,24 @@ TEST_CASE("the last k checkpoints are kept, and latest() is the last that is who
   CHECK(names_in(folder.path("run")) == std::vector<std::string>{"step-00000007", "step-00000008", "step-100000000"});
 }
 
+TEST_CASE("what another save in the folder has begun stays; what a killed one of this run left goes") {
+  const TempFolder folder;
+  run_ranks(2, [&](int rank) {
+    Filled filled(init_device_mesh(at::kCPU, {2}, {"dp"}));
+    if (rank == 0) {
+      for (const auto* name : {"step-1.safetensors.incomplete-1", "step-.incomplete-1", "step-1a.incomplete-1",
+                               "step-00000001.incomplete-1", "step-100000000.incomplete-removed"}) {
+        std::filesystem::create_directories(folder.path("run") + "/" + name);
+      }
+    }
+    barrier(default_group());
+    dcp::Checkpointer(folder.path("run")).save(2, filled.state());
+  });
+  CHECK(names_in(folder.path("run")) == std::vector<std::string>{"step-.incomplete-1", "step-00000002",
+                                                                 "step-1.safetensors.incomplete-1",
+                                                                 "step-1a.incomplete-1"});
+}
+
 TEST_CASE("a folder that cannot be listed is an error on every rank, and not one without checkpoints") {
   const TempFolder folder;
   write_file(folder.path("run"), "x");

@@ -5,6 +5,8 @@
 #include <ATen/ops/empty.h>
 #include <c10/util/Exception.h>
 
+#include <algorithm>
+#include <map>
 #include <mutex>
 #include <vector>
 
@@ -18,7 +20,8 @@ namespace tessera::dcp {
 namespace {
 
 struct NamedGenerator {
-  std::string key;
+  std::string key;         // this rank's own
+  std::string common_key;  // where ranks are mostly alike; else ""
   at::Generator generator;
 };
 
@@ -31,38 +34,84 @@ std::vector<NamedGenerator> own_generators() {
   std::vector<NamedGenerator> result;
   for (const auto type : device_types) {
     const auto name = c10::DeviceTypeName(type, /*lower_case=*/true);
-    result.push_back({fmt::format("rng.dtensor.{}", name), dtensor_generator(type)});
-    result.push_back({fmt::format("rng.plain.{}.rank{}", name, rank), at::globalContext().defaultGenerator(type)});
+    result.push_back({.key = fmt::format("rng.dtensor.{}.rank{}", name, rank),
+                      .common_key = fmt::format("rng.dtensor.{}", name),
+                      .generator = dtensor_generator(type)});
+    result.push_back({.key = fmt::format("rng.plain.{}.rank{}", name, rank),
+                      .common_key = "",
+                      .generator = at::globalContext().defaultGenerator(type)});
   }
   return result;
+}
+
+using SavedTensors = std::map<std::string, StoredTensor>;
+
+/// What all ranks saved of a generator that has a common key.
+std::vector<const StoredTensor*> saved_by_ranks(const SavedTensors& saved, const std::string& common_key) {
+  const auto prefix = common_key + ".rank";
+  std::vector<const StoredTensor*> result;
+  for (auto it = saved.lower_bound(prefix); it != saved.end() && it->first.starts_with(prefix); ++it) {
+    result.push_back(&it->second);
+  }
+  return result;
+}
+
+/// By their checksums, so that no rank reads the others' states.
+bool are_alike(const std::vector<const StoredTensor*>& states) {
+  const auto same_blocks = [](const StoredPart& a, const StoredPart& b) { return a.blocks == b.blocks; };
+  return std::ranges::all_of(
+      states, [&](const auto* state) { return std::ranges::equal(state->parts, states[0]->parts, same_blocks); });
+}
+
+/// Which of the generator's keys to load; "" where the checkpoint has none.
+std::string key_to_load(const NamedGenerator& own, const SavedTensors& saved, const std::string& path, int ranks) {
+  if (!own.common_key.empty()) {
+    const auto states = saved_by_ranks(saved, own.common_key);
+    if (saved.contains(own.common_key) && are_alike(states)) {
+      return own.common_key;
+    }
+    TESSERA_CHECK(ValueError,
+                  states.empty() || (states.size() == static_cast<size_t>(ranks) && saved.contains(own.key)),
+                  "{}: {}: the generators that DTensors draw from differed between the {} ranks that saved, and each "
+                  "goes on with its own; now there are {}. Resume on as many ranks with the same meshes, or seed anew "
+                  "with manual_seed in place of rng_state_to_load",
+                  path, own.common_key, states.size(), ranks);
+  }
+  return saved.contains(own.key) ? own.key : "";
 }
 
 }  // namespace
 
 StateDict get_rng_state() {
   StateDict state;
-  for (auto& [key, generator] : own_generators()) {
+  for (auto& [key, common_key, generator] : own_generators()) {
     std::lock_guard lock(generator.mutex());
     state[key] = generator.get_state();
-  }
-  return state;
-}
-
-StateDict rng_state_to_load(const std::string& path) {
-  Catalog catalog;
-  Ranks::all().together([&] { catalog = open_catalog(path); });
-  const auto& saved = catalog.tensors[Section::User];
-  StateDict state;
-  for (const auto& own : own_generators()) {
-    if (const auto found = saved.find(own.key); found != saved.end()) {
-      state[own.key] = at::empty(found->second.sizes, found->second.dtype);
+    if (!common_key.empty()) {
+      state[common_key] = state[key];
     }
   }
   return state;
 }
 
+StateDict rng_state_to_load(const std::string& path) {
+  const Ranks ranks = Ranks::all();
+  StateDict state;
+  ranks.together([&] {
+    Catalog catalog = open_catalog(path);
+    const SavedTensors& saved = catalog.tensors[Section::User];
+    for (const auto& own : own_generators()) {
+      if (const auto key = key_to_load(own, saved, path, ranks.size()); !key.empty()) {
+        state[key] = at::empty(saved.at(key).sizes, saved.at(key).dtype);
+      }
+    }
+  });
+  return state;
+}
+
 void set_rng_state(const StateDict& state) {
-  for (auto& [key, generator] : own_generators()) {
+  for (auto& [own_key, common_key, generator] : own_generators()) {
+    const auto& key = state.contains(own_key) ? own_key : common_key;
     const auto entry = state.find(key);
     if (entry == state.end()) {
       continue;

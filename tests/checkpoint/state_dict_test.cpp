@@ -7,11 +7,8 @@
 #include <torch/optim/sgd.h>
 
 #include "checkpoint/checkpoint.h"
-#include "checkpoint/rng_state.h"
 #include "comm/collectives.h"
 #include "dtensor/dtensor.h"
-#include "dtensor/factories.h"
-#include "dtensor/random.h"
 #include "testing/expect.h"
 #include "testing/run_ranks.h"
 #include "testing/temp_folder.h"
@@ -234,48 +231,5 @@ TEST_CASE("frozen parameters can be left out, and what does not fit is refused o
     optimizer["param_groups.in.bias.lr"] = 0.5;
     expect_throws<ValueError>([&] { dcp::set_optimizer_state_dict(trainer.model, trainer.optimizer, optimizer); },
                               "give parameters that need other options a group of their own");
-  });
-}
-
-TEST_CASE("random generators go on where they were when they were saved, on more ranks too") {
-  const TempFolder folder;
-  const auto path = folder.path("saved");
-  at::Tensor of_dtensors, plain;
-  // Ranks that are threads share libtorch's default generator: rank 0 alone draws from it, or sets it last.
-  const auto draw = [&](int rank) {
-    const auto mesh = init_device_mesh(at::kCPU, {get_world_size()}, {"dp"});
-    auto values = full_tensor(zeros({5, 3}, mesh, {Shard(0)}).normal_());
-    barrier(default_group());
-    return std::pair(values, rank == 0 ? at::randn({4}) : at::Tensor());
-  };
-  run_ranks(2, [&](int rank) {
-    manual_seed(7);
-    draw(rank);
-    barrier(default_group());
-    dcp::save(path, {.user = dcp::get_rng_state()});
-    const auto [values, own] = draw(rank);
-    if (rank == 0) {
-      of_dtensors = values;
-      plain = own;
-    }
-  });
-  run_ranks(3, [&](int rank) {
-    auto rng = dcp::rng_state_to_load(path);
-    TESSERA_EXPECT(rng.count("rng.dtensor.cpu") == 1);
-    TESSERA_EXPECT(rng.size() == (rank < 2 ? 2u : 1u));
-    dcp::State state{.user = rng};
-    dcp::load(path, state);
-    dcp::set_rng_state(rng);
-    const auto [values, own] = draw(rank);
-    expect_bit_equal(values, of_dtensors);
-    if (rank == 0) {
-      expect_bit_equal(own, plain);
-    }
-    expect_throws<ValueError>(
-        [] {
-          dcp::set_rng_state({{"rng.dtensor.cpu", at::zeros({3}, at::kByte)}});
-        },
-        "rng.dtensor.cpu: ");
-    expect_throws<ValueError>([] { dcp::set_rng_state({{"rng.dtensor.cpu", 3.}}); }, "rng.dtensor.cpu: not a tensor");
   });
 }

@@ -59,7 +59,7 @@ struct SaveOptions {
 
 /// Makes the folder `path`. Collective. Throws CheckpointError if there is something else than an empty folder, or the
 /// disk refuses; ValueError if ranks disagree about a tensor's sizes or dtype or about a value, or if parts of a tensor
-/// are missing.
+/// are missing; StateError for a DTensor's view that is a copy from before a write.
 void save(const std::string& path, const State& state, const SaveOptions& options = {});
 
 struct LoadOptions {
@@ -79,7 +79,9 @@ struct LoadResult {
 /// Fills `state` from `path`: a folder that save() or a Hugging Face tool wrote, or one safetensors file. Tensors are
 /// written in place; floating ones are cast. An undefined tensor becomes a plain one of the checkpoint's sizes and
 /// dtype on the CPU. Values are replaced, whatever they were. A section that is empty in the state is not loaded.
-/// Collective; ranks may ask for different keys. Needs host memory for this rank's part of all tensors.
+/// Collective; ranks may ask for different keys. Needs host memory for this rank's part of all tensors. A write is
+/// counted, so that backward through a graph that saved the tensor is autograd's error. Throws NotImplementedError for
+/// a DTensor's view that had to be a copy.
 LoadResult load(const std::string& path, State& state, const LoadOptions& options = {});
 
 /// One safetensors file of a whole model, written by all ranks, each its own part: nobody ever holds the model. A rank

@@ -9,6 +9,7 @@
 #include "checkpoint/read_tensor.h"
 #include "checkpoint/safetensors.h"
 #include "checkpoint/staging.h"
+#include "dtensor/dtensor_impl.h"
 
 namespace tessera::dcp {
 
@@ -69,12 +70,16 @@ void add_tensor(LoadPlan& plan, const Catalog& catalog, LocalPart part, StateVal
   plan.targets.push_back(std::move(target));
 }
 
+LocalPart part_to_write(Section section, const std::string& key, const at::Tensor& tensor) {
+  check_writable("load", file_key(section, key), tensor);
+  return local_part(section, key, tensor);
+}
+
 void add_section(LoadPlan& plan, const Catalog& catalog, Section section, StateDict& own) {
   for (auto& [key, value] : own) {
-    const auto* tensor = std::get_if<at::Tensor>(&value);
-    if (tensor) {
+    if (const auto* tensor = std::get_if<at::Tensor>(&value)) {
       add_tensor(plan, catalog,
-                 tensor->defined() ? local_part(section, key, *tensor) : LocalPart{.section = section, .key = key},
+                 tensor->defined() ? part_to_write(section, key, *tensor) : LocalPart{.section = section, .key = key},
                  value);
     } else if (const auto* stored = find_in(catalog.values, section, key)) {
       plan.values.emplace_back(&value, *stored);
@@ -161,6 +166,9 @@ void commit_tensors(LoadPlan& plan) {
   for (auto& target : plan.targets) {
     if (target.part.local.defined()) {
       copy_past_cache(target.part.local, target.staged);
+      if (const auto& tensor = std::get<at::Tensor>(*target.value); dtensor_meta(tensor)) {
+        count_write(tensor);  // a graph that saved it must not use the new values
+      }
     } else {
       *target.value = target.staged;
     }

@@ -4,6 +4,7 @@
 
 #include "base/error.h"
 #include "dtensor/dtensor.h"
+#include "dtensor/dtensor_impl.h"
 
 namespace tessera::dcp {
 
@@ -36,6 +37,9 @@ LocalPart local_part(Section section, const std::string& key, const at::Tensor& 
         ValueError, !meta->spec->has_partial(),
         "checkpoint: '{}' is {}; a sum that is still to be made has no place in a file. Call redistribute() first",
         file_key(section, key), meta->spec->to_string());
+    if (meta->copied_view.is_stale()) {
+      check_not_stale(*meta, fmt::format("checkpoint: '{}'", file_key(section, key)).c_str());
+    }
     part.box = box_of(*meta->spec);
     part.local = meta->local;
   } else {
@@ -46,6 +50,14 @@ LocalPart local_part(Section section, const std::string& key, const at::Tensor& 
                 "checkpoint: '{}' lies on {} in layout {}; it needs memory, and the strided layout",
                 file_key(section, key), part.local.device().str(), c10::str(part.local.layout()));
   return part;
+}
+
+void check_writable(const char* where, const std::string& key, const at::Tensor& tensor) {
+  const auto* meta = dtensor_meta(tensor);
+  TESSERA_CHECK(NotImplementedError, !meta || !meta->copied_view,
+                "{}: '{}' is a view whose data had to be moved, {}, and what it views would not see what is written to "
+                "it. Give the viewed tensor itself",
+                where, key, meta->spec->to_string());
 }
 
 std::vector<LocalPart> local_parts(const State& state) {

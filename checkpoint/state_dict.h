@@ -42,7 +42,8 @@ struct StateDictOptions {
 StateDict get_model_state_dict(torch::nn::Module& model, const StateDictOptions& options = {});
 
 /// Copies `state` into the model's parameters and buffers. Collective. Throws KeyError for missing and unexpected
-/// names, ValueError for sizes that differ; nothing is changed then.
+/// names, ValueError for sizes that differ, NotImplementedError for a buffer that is a
+/// DTensor's view and had to be a copy; nothing is changed then.
 void set_model_state_dict(torch::nn::Module& model, const StateDict& state, const StateDictOptions& options = {});
 
 /// The state that the optimizer has for `model`'s parameters by now: none before its first step. Options as above.

@@ -12,6 +12,7 @@
 #include "checkpoint/manifest.h"
 #include "comm/collectives.h"
 #include "dtensor/dtensor.h"
+#include "dtensor/dtensor_impl.h"
 #include "dtensor/whole_tensor.h"
 
 namespace tessera::dcp {
@@ -43,10 +44,18 @@ at::Tensor local_of(const at::Tensor& tensor) {
   return meta ? meta->local : tensor.detach();
 }
 
+/// Beside dispatch, but counted as it does: a graph that saved `target` must not use the new values.
+void write_local(const at::Tensor& target, const at::Tensor& local) {
+  local_of(target).copy_(local);
+  if (dtensor_meta(target)) {
+    count_write(target);
+  }
+}
+
 /// This rank's part of `whole`, into `target`.
 void copy_part(const at::Tensor& whole, const at::Tensor& target) {
   const auto* meta = dtensor_meta(target);
-  local_of(target).copy_(meta ? part_of_whole(whole.to(meta->local.device()), *meta->spec) : whole);
+  write_local(target, meta ? part_of_whole(whole.to(meta->local.device()), *meta->spec) : whole);
 }
 
 }  // namespace
@@ -101,6 +110,7 @@ void check_fits(const Incoming& incoming, const std::string& key, const at::Tens
   const auto known = incoming.sizes.find(key);
   TESSERA_CHECK(ValueError, given.defined() || known != incoming.sizes.end(),
                 "set_state_dict: '{}' is an undefined tensor", key);
+  check_writable("set_state_dict", key, target);
   const at::IntArrayRef sizes = known != incoming.sizes.end() ? at::IntArrayRef(known->second) : given.sizes();
   TESSERA_CHECK(ValueError, sizes == target.sizes(), "set_state_dict: '{}' has sizes [{}], the model's has [{}]", key,
                 fmt::join(sizes, ", "), fmt::join(target.sizes(), ", "));
@@ -127,7 +137,7 @@ void copy_in(const Incoming& incoming, const std::string& key, const at::Tensor&
     broadcast(whole, 0, default_group());
     copy_part(whole, target);
   } else if (is_dtensor(given) && is_dtensor(target)) {
-    local_of(target).copy_(local_of(redistribute(given.detach(), placements(target))));
+    write_local(target, local_of(redistribute(given.detach(), placements(target))));
   } else if (is_dtensor(given)) {
     copy_part(full_tensor(given.detach()), target);
   } else {

@@ -59,7 +59,7 @@ struct SaveOptions {
 
 /// Makes the folder `path`. Collective. Throws CheckpointError if there is something else than an empty folder, or the
 /// disk refuses; ValueError if ranks disagree about a tensor's sizes or dtype or about a value, or if parts of a tensor
-/// are missing; StateError for a DTensor's view that is a copy from before a write.
+/// are missing, or the memory of one was freed; StateError for a DTensor's view that is a copy from before a write.
 void save(const std::string& path, const State& state, const SaveOptions& options = {});
 
 struct LoadOptions {

@@ -1,5 +1,6 @@
 #include "checkpoint/local_part.h"
 
+#include <ATen/EmptyTensor.h>
 #include <ATen/core/grad_mode.h>
 
 #include "base/error.h"
@@ -49,7 +50,18 @@ LocalPart local_part(Section section, const std::string& key, const at::Tensor& 
   TESSERA_CHECK(ValueError, part.local.layout() == at::kStrided && !part.local.is_meta(),
                 "checkpoint: '{}' lies on {} in layout {}; it needs memory, and the strided layout",
                 file_key(section, key), part.local.device().str(), c10::str(part.local.layout()));
+  check_memory("checkpoint", file_key(section, key), part.local);
   return part;
+}
+
+void check_memory(const char* where, const std::string& key, const at::Tensor& tensor) {
+  const auto offset = static_cast<size_t>(tensor.storage_offset());
+  const auto end =
+      at::detail::computeStorageNbytes(tensor.sizes(), tensor.strides(), tensor.dtype().itemsize(), offset);
+  TESSERA_CHECK(ValueError, end <= tensor.storage().nbytes(),
+                "{}: '{}' ends at byte {} of a storage of {}: its memory was freed, as that of a parameter that "
+                "fully_shard gathered is at reshard. Give the parameter itself, or a clone() made before",
+                where, key, end, tensor.storage().nbytes());
 }
 
 void check_writable(const char* where, const std::string& key, const at::Tensor& tensor) {

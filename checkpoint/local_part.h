@@ -21,12 +21,15 @@ const StateDict& section_of(const State& state, Section section);
 StateDict& section_of(State& state, Section section);
 
 /// Of a defined tensor. Throws ValueError that names the key for a DTensor with a pending reduction, one on the meta
-/// device, or one that is not dense; StateError for a view that is a copy, and old.
+/// device, one that is not dense, or one whose memory was freed; StateError for a view that is a copy, and old.
 LocalPart local_part(Section section, const std::string& key, const at::Tensor& tensor);
 
 /// Throws NotImplementedError, beginning with `where`, for a view that is a copy: what it views would not see the
 /// write.
 void check_writable(const char* where, const std::string& key, const at::Tensor& tensor);
+
+/// Throws ValueError, beginning with `where`, for a plain strided tensor whose memory was freed.
+void check_memory(const char* where, const std::string& key, const at::Tensor& tensor);
 
 /// All tensors of `state`, in order. Throws ValueError for an undefined one.
 std::vector<LocalPart> local_parts(const State& state);

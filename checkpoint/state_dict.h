@@ -42,7 +42,7 @@ struct StateDictOptions {
 StateDict get_model_state_dict(torch::nn::Module& model, const StateDictOptions& options = {});
 
 /// Copies `state` into the model's parameters and buffers. Collective. Throws KeyError for missing and unexpected
-/// names, ValueError for sizes that differ, NotImplementedError for a buffer that is a
+/// names, ValueError for sizes that differ and for memory that was freed, NotImplementedError for a buffer that is a
 /// DTensor's view and had to be a copy; nothing is changed then.
 void set_model_state_dict(torch::nn::Module& model, const StateDict& state, const StateDictOptions& options = {});
 

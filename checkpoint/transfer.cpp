@@ -110,6 +110,9 @@ void check_fits(const Incoming& incoming, const std::string& key, const at::Tens
   const auto known = incoming.sizes.find(key);
   TESSERA_CHECK(ValueError, given.defined() || known != incoming.sizes.end(),
                 "set_state_dict: '{}' is an undefined tensor", key);
+  if (given.defined() && given.layout() == at::kStrided) {
+    check_memory("set_state_dict", key, local_of(given));
+  }
   check_writable("set_state_dict", key, target);
   const at::IntArrayRef sizes = known != incoming.sizes.end() ? at::IntArrayRef(known->second) : given.sizes();
   TESSERA_CHECK(ValueError, sizes == target.sizes(), "set_state_dict: '{}' has sizes [{}], the model's has [{}]", key,

@@ -17,6 +17,11 @@ void check_tensor(Collective kind, const char* role, const at::Tensor& tensor) {
                 "{}: the {} is conjugated or negated lazily, so its memory holds other values; pass "
                 "tensor.resolve_conj().resolve_neg()",
                 name(kind), role);
+  const auto end = static_cast<size_t>(tensor.storage_offset() + tensor.numel()) * tensor.element_size();
+  TESSERA_CHECK(ValueError, tensor.numel() == 0 || !tensor.has_storage() || end <= tensor.storage().nbytes(),
+                "{}: the {} ends at byte {} of a storage of {}: its memory was freed, as that of a parameter that "
+                "fully_shard gathered is at reshard; pass a clone() made before",
+                name(kind), role, end, tensor.storage().nbytes());
 }
 
 c10::intrusive_ptr<c10d::Backend> backend_of(Collective kind, c10::DeviceType device, const ProcessGroupPtr& group) {

@@ -70,3 +70,23 @@ TEST_CASE("views that are copies cannot be written, and are not saved when they 
     expect_throws<StateError>([&] { dcp::save(folder.path("stale"), state); }, "'head'");
   });
 }
+
+TEST_CASE("tensors whose memory was freed are refused on every rank") {
+  const TempFolder folder;
+  run_ranks(2, [&](int rank) {
+    const auto freed = at::ones({4});
+    const dcp::State state{.user = {{"w", freed}}};
+    dcp::save(folder.path("c"), state);
+    if (rank == 1) {
+      freed.storage().set_nbytes(8);
+    }
+    const auto message = "w' ends at byte 16 of a storage of 8";
+    expect_throws<ValueError>([&] { dcp::save(folder.path("d"), state); }, message);
+    auto loaded = state;
+    expect_throws<ValueError>([&] { dcp::load(folder.path("c"), loaded); }, message);
+    torch::nn::Module module;
+    module.register_buffer("w", at::zeros({4}));
+    expect_throws<ValueError>([&] { dcp::set_model_state_dict(module, state.user); }, message);
+    expect_bit_equal(module.named_buffers()["w"], at::zeros({4}));
+  });
+}

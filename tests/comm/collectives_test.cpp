@@ -269,6 +269,11 @@ TEST_CASE("tensors that do not fit are refused before anything is sent") {
     expect_throws<ValueError>([&] { all_gather(four, two.to(at::kInt), group); }, "input Int and output Float");
     expect_throws<ValueError>([&] { all_reduce(at::zeros({2, 3}).t(), ReduceOp::Sum, group); }, "[3, 2] is not dense");
     expect_throws<ValueError>([&] { all_reduce(at::_neg_view(two), ReduceOp::Sum, group); }, "negated lazily");
+    const at::Tensor freed = at::zeros({3}), part = freed.narrow(0, 1, 1);
+    freed.storage().set_nbytes(0);
+    expect_throws<ValueError>([&] { all_reduce(freed, ReduceOp::Sum, group); },
+                              "all_reduce: the tensor ends at byte 12 of a storage of 0");
+    expect_throws<ValueError>([&] { broadcast(part, 0, group); }, "byte 8 of a storage of 0");
     expect_throws<ValueError>(
         [&] {
           gather({two, two}, at::_neg_view(two), 0, group);

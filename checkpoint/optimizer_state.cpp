@@ -126,6 +126,9 @@ class Setter {
       : optimizer_(optimizer), params_(params), incoming_(incoming), options_(options) {}
 
   void check() {
+    TESSERA_CHECK(KeyError, !takes_away() || params_.empty() || !incoming_.state.empty(),
+                  "set_optimizer_state_dict: the dict is empty, which would take away all state. With full_state_dict "
+                  "and cpu_offload rank 0 alone has it: set it with broadcast_from_rank0");
     std::set<std::string> used;
     for (const auto& param : params_) {
       typename Types::State unused;

@@ -144,6 +144,8 @@ TEST_CASE("set_optimizer_state_dict takes away what a strict dict lacks, and not
     set(less, kFull);
     expect_same(trainer.state(), less);
     set(more, kFull);
+    expect_throws<KeyError>([&] { set(rank == 0 ? less : dcp::StateDict(), kFull); }, "");
+    expect_equal(trainer.state().size(), more.size());
     set(rank == 0 ? less : dcp::StateDict(), {.broadcast_from_rank0 = true});
     expect_same(trainer.state(), less);
   });

@@ -12,6 +12,7 @@
 #include <ATen/ops/_fused_adam_ops.h>
 #include <ATen/ops/_fused_adamw_ops.h>
 #include <ATen/ops/_fused_sgd_ops.h>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/empty_strided.h>
 #include <torch/library.h>
 
@@ -44,19 +45,24 @@ bool writes(at::ArrayRef<c10::IValue> args, size_t arg) {
   return arg != kGrads || args[args.size() - 2].isTensor() || args[args.size() - 1].isTensor();
 }
 
-/// Kernels go through the memory of a parameter, its gradient and its states side by side, whatever their strides.
+/// Kernels go through the memory of a parameter, its gradient and its states side by side, whatever their strides: so
+/// none may have gaps.
 bool lies_as(const at::Tensor& tensor, const at::Tensor& param) {
-  return tensor.sizes() != param.sizes() || tensor.strides() == param.strides();  // a step count has other sizes
+  return tensor.sizes() != param.sizes() ||  // a step count
+         (param.is_non_overlapping_and_dense() && tensor.strides() == param.strides());
 }
 
-/// Copies of local tensors that lie otherwise than their parameter, as one does that was moved.
+/// Copies of local tensors that lie otherwise than their parameter, as one does that was moved, or that have gaps.
 class StridedCopies {
  public:
   at::Tensor like(const at::Tensor& param, const at::Tensor& tensor, bool is_written) {
     if (lies_as(tensor, param)) {
       return tensor;
     }
-    auto copy = at::empty_strided(param.sizes(), param.strides(), tensor.options()).copy_(tensor);
+    const bool is_dense = param.is_non_overlapping_and_dense();
+    auto copy = (is_dense ? at::empty_strided(param.sizes(), param.strides(), tensor.options())
+                          : at::empty(param.sizes(), tensor.options()))
+                    .copy_(tensor);
     if (is_written) {
       copies_.emplace_back(tensor, copy);
     }

@@ -177,6 +177,30 @@ TEST_CASE("a fused step reads gradients, also where it copies them to lie as its
   });
 }
 
+// A kernel that goes through memory with gaps steps the neighbours and leaves the last elements as they are.
+TEST_CASE("fused optimizers step shards whose memory has gaps, and leave the gaps as they are") {
+  run_ranks(2, [](int rank) {
+    const auto mesh = init_device_mesh(at::kCPU, {2});
+    for (const auto& [name, stock, fused] : cases()) {
+      const auto expected = train(stock, plain);
+      Params neighbours;
+      const auto actual = train(fused, [&](const at::Tensor& whole) {
+        const auto shard = to_local(distribute_tensor(whole, mesh, {Shard(0)}));
+        const auto pairs = at::stack({shard, shard}, /*dim=*/-1);
+        neighbours.push_back(pairs.select(-1, 1));
+        return from_local(pairs.select(-1, 0), mesh, {Shard(0)},
+                          {.shape = whole.sizes().vec(), .stride = whole.strides().vec()})
+            .detach();
+      });
+      for (size_t i = 0; i < expected.size(); ++i) {
+        expect_close(full_tensor(actual[i].detach()), expected[i].detach(), {.rtol = 1e-9, .atol = 1e-12});
+        expect_bit_equal(neighbours[i], to_local(distribute_tensor(value_of(i), mesh, {Shard(0)})));
+      }
+      TESSERA_EXPECT(rank > 0 || !to_local(actual[0]).is_contiguous());
+    }
+  });
+}
+
 TEST_CASE("fused optimizers give the same on shards but for rounding, without communication") {
   const int world_size = GENERATE(1, 2, 3, 4);
   run_ranks(world_size, [=](int) {

@@ -8,15 +8,17 @@
 #include <ATen/ops/full.h>
 #include <ATen/ops/zeros_like.h>
 
+#include <algorithm>
 #include <array>
+#include <deque>
 #include <map>
 #include <memory>
-#include <tuple>
 #include <unordered_set>
 #include <utility>
 #include <vector>
 
 #include "base/error.h"
+#include "dtensor/dtensor.h"
 
 namespace tessera::optim {
 
@@ -80,13 +82,30 @@ std::vector<Round> rounds_to_step(const std::vector<OptimizerParamGroup>& groups
   return rounds;
 }
 
-/// What one op can take together: kernels are for one device and dtype.
-using Kind = std::tuple<at::DeviceType, at::DeviceIndex, at::ScalarType>;
-template <class Lists>
-using ByKind = std::map<Kind, Lists>;
+/// What one op can take together: kernels are for one device and dtype, and an op's DTensors are of one mesh.
+struct Kind {
+  at::Device device;
+  at::ScalarType dtype;
+  DeviceMesh mesh;  // empty for plain tensors
+
+  bool operator==(const Kind&) const = default;
+};
 
 Kind kind_of(const at::Tensor& param) {
-  return {param.device().type(), param.device().index(), param.scalar_type()};
+  return {.device = param.device(),
+          .dtype = param.scalar_type(),
+          .mesh = is_dtensor(param) ? device_mesh(param) : DeviceMesh()};
+}
+
+/// In the order in which the kinds come: the same on all ranks, since steps may communicate.
+template <class Lists>
+using ByKind = std::deque<std::pair<Kind, Lists>>;
+
+template <class Lists>
+Lists& of_kind(ByKind<Lists>& lists, const at::Tensor& param) {
+  auto kind = kind_of(param);
+  const auto found = std::find_if(lists.begin(), lists.end(), [&](const auto& entry) { return entry.first == kind; });
+  return found == lists.end() ? lists.emplace_back(std::move(kind), Lists()).second : found->second;
 }
 
 /// Kernels go through the memory of all lists from front to back, without regard to strides.
@@ -115,13 +134,15 @@ class RowMajorCopies {
   std::vector<std::pair<at::Tensor, at::Tensor>> written_;
 };
 
+template <class State>
 struct AdamLists {
+  std::vector<State*> states;
   TensorList params, grads, averages, squares, largest_squares, steps;
   std::map<int64_t, at::Tensor> step_counts;  // parameters of the same count share it
   RowMajorCopies copies;
 
-  template <class State>
-  void add(const at::Tensor& param, const State& state, bool amsgrad) {
+  void add(const at::Tensor& param, State& state, bool amsgrad) {
+    states.push_back(&state);
     const int64_t step = state.step() + 1;
     auto& count = step_counts[step];
     if (!count.defined()) {
@@ -164,19 +185,17 @@ void adam_step(Optimizer& optimizer, Op op) {
   const at::NoGradGuard no_grad;
   for (const auto& [group, params] : rounds_to_step(optimizer.param_groups())) {
     const auto& options = static_cast<const Options&>(optimizer.param_groups()[group].options());
-    ByKind<AdamLists> lists;
-    ByKind<std::vector<State*>> states;
+    ByKind<AdamLists<State>> lists;
     for (const auto& param : params) {
       auto& state = adam_state<State>(optimizer, param, options.amsgrad());
-      lists[kind_of(param)].add(param, state, options.amsgrad());
-      states[kind_of(param)].push_back(&state);
+      of_kind(lists, param).add(param, state, options.amsgrad());
     }
     for (const auto& [kind, own] : lists) {
       const auto [beta1, beta2] = options.betas();
       op(own.params, own.grads, own.averages, own.squares, own.largest_squares, own.steps, options.lr(), beta1, beta2,
          options.weight_decay(), options.eps(), options.amsgrad(), /*maximize=*/false, std::nullopt, std::nullopt);
       own.copies.write_back();
-      for (auto* state : states[kind]) {  // a step that threw was none
+      for (auto* state : own.states) {  // a step that threw was none
         state->step(state->step() + 1);
       }
     }
@@ -249,7 +268,7 @@ at::Tensor FusedSGD::step(LossClosure closure) {
           momentum = new_momenta.emplace_back(&state, at::empty_like(param)).second;
         }
       }
-      lists[kind_of(param)][is_new ? 1 : 0].add(param, momentum);
+      of_kind(lists, param)[is_new ? 1 : 0].add(param, momentum);
     }
     for (const auto& [kind, both] : lists) {
       both[0].step(options, /*is_first=*/false);

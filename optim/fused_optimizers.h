@@ -1,5 +1,6 @@
 #pragma once
-// Adam, AdamW and SGD whose step is one op of libtorch for all parameters of a group.
+// Adam, AdamW and SGD whose step is one op of libtorch for all parameters of a group that are of one dtype, device and
+// mesh.
 //
 //   fully_shard(model);
 //   tessera::optim::FusedAdamW optimizer(model->parameters(), torch::optim::AdamWOptions(3e-4));
@@ -14,7 +15,7 @@
 // A parameter that is listed twice is stepped twice, as libtorch's own do: so are tied parameters in what libtorch's
 // parameters() returns. Where one step is meant, list them once.
 //
-// Parameters may be plain tensors or DTensors, also of several meshes, dtypes and devices. One without a gradient is
+// A group may have plain tensors and DTensors, of several meshes, dtypes and devices. A parameter without a gradient is
 // left alone, and its count of steps does not grow. Those that lie on CUDA are updated by one kernel for many.
 //
 // step(closure) as in torch::optim. Throws ValueError for a sparse gradient and for one of another dtype than its

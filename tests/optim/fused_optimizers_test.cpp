@@ -201,6 +201,39 @@ TEST_CASE("fused optimizers step shards whose memory has gaps, and leave the gap
   });
 }
 
+TEST_CASE("fused optimizers step plain tensors and DTensors of several meshes in one group") {
+  run_ranks(4, [](int) {
+    const auto mesh = init_device_mesh(at::kCPU, {2, 2}, {"a", "b"});
+    const auto values = [](const std::vector<int64_t>& sizes) { return at::ones(sizes, at::kDouble); };
+    const std::vector<std::pair<DeviceMesh, std::vector<int64_t>>> places{
+        {{}, {3}}, {mesh["a"], {}}, {mesh["b"], {5}}, {{}, {}}, {mesh["b"], {}}, {mesh, {5}}, {mesh["a"], {3}}};
+    for (const auto& [name, stock, fused] : cases()) {
+      Params expected, actual;
+      for (const auto& [own, sizes] : places) {
+        const auto place = [&, &own = own](const at::Tensor& whole) {
+          const auto cut = whole.dim() == 0 ? Placement(Replicate()) : Placement(Shard(0));
+          return own.defined() ? distribute_tensor(whole, own, Placements(own.ndim(), cut)) : whole.clone();
+        };
+        for (const bool is_placed : {false, true}) {
+          const auto value = values(sizes), grad = values(sizes) * 2;
+          auto& params = is_placed ? actual : expected;
+          params.push_back((is_placed ? place(value) : value).requires_grad_());
+          params.back().mutable_grad() = is_placed ? place(grad) : grad;
+        }
+      }
+      const auto expected_optimizer = stock(expected, {}), optimizer = fused(actual, {});
+      for (int step = 0; step < 2; ++step) {
+        expected_optimizer->step();
+        optimizer->step();
+      }
+      for (size_t i = 0; i < places.size(); ++i) {
+        const auto own = actual[i].detach();
+        expect_close(is_dtensor(own) ? full_tensor(own) : own, expected[i].detach(), {.rtol = 1e-9, .atol = 1e-12});
+      }
+    }
+  });
+}
+
 TEST_CASE("fused optimizers give the same on shards but for rounding, without communication") {
   const int world_size = GENERATE(1, 2, 3, 4);
   run_ranks(world_size, [=](int) {

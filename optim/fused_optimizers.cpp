@@ -34,18 +34,32 @@ at::Tensor call(const Optimizer::LossClosure& closure) {
 
 using TensorList = std::vector<at::Tensor>;
 
+bool has_kernels(at::ScalarType dtype) {
+  return dtype == at::kFloat || dtype == at::kDouble || dtype == at::kHalf || dtype == at::kBFloat16;
+}
+
+/// `index`: in the parameter's group.
+void check_steppable(const at::Tensor& param, size_t index) {
+  const auto& grad = param.grad();
+  TESSERA_CHECK(
+      NotImplementedError, has_kernels(param.scalar_type()),
+      "fused optimizer: parameter {} of its group is {}; libtorch's fused kernels step Float, Double, Half and "
+      "BFloat16. Keep it as one of these, and cast it, or view it by at::view_as_complex, where it is used",
+      index, c10::toString(param.scalar_type()));
+  TESSERA_CHECK(ValueError, !grad.is_sparse(),
+                "fused optimizer: parameter {} of its group has a sparse gradient; take torch::optim's own", index);
+  TESSERA_CHECK(ValueError, grad.scalar_type() == param.scalar_type(),
+                "fused optimizer: parameter {} of its group is {}, its gradient {}; they must be alike", index,
+                c10::toString(param.scalar_type()), c10::toString(grad.scalar_type()));
+}
+
 /// The parameters of a group that have a gradient.
 TensorList params_to_step(const OptimizerParamGroup& group) {
   TensorList params;
-  for (const auto& param : group.params()) {
-    const auto& grad = param.grad();
-    if (grad.defined()) {
-      TESSERA_CHECK(ValueError, !grad.is_sparse(),
-                    "fused optimizer: parameter {} of its group has a sparse gradient; take torch::optim's own",
-                    params.size());
-      TESSERA_CHECK(ValueError, grad.scalar_type() == param.scalar_type(),
-                    "fused optimizer: parameter {} of its group is {}, its gradient {}; they must be alike",
-                    params.size(), c10::toString(param.scalar_type()), c10::toString(grad.scalar_type()));
+  for (size_t index = 0; index < group.params().size(); ++index) {
+    const auto& param = group.params()[index];
+    if (param.grad().defined()) {
+      check_steppable(param, index);
       params.push_back(param);
     }
   }

@@ -19,7 +19,8 @@
 // left alone, and its count of steps does not grow. Those that lie on CUDA are updated by one kernel for many.
 //
 // step(closure) as in torch::optim. Throws ValueError for a sparse gradient and for one of another dtype than its
-// parameter; no parameter has changed then. Source of the idea: `fused=True` of torch/optim/adamw.py.
+// parameter, NotImplementedError for parameters that are not Float, Double, Half or BFloat16, such as complex ones; no
+// parameter has changed then. Source of the idea: `fused=True` of torch/optim/adamw.py.
 // Thread safety: as torch::optim; each rank has its own.
 
 #include <torch/optim/adam.h>

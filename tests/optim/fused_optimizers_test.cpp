@@ -302,3 +302,23 @@ TEST_CASE("fused optimizers keep libtorch's state, and refuse gradients of anoth
   CHECK(state.step() == 2);
   CHECK(at::equal(param, value));
 }
+
+TEST_CASE("fused optimizers name the parameter that they cannot step by its place in its group") {
+  const auto idle = at::zeros({2}).requires_grad_(), param = at::zeros({2}).requires_grad_();
+  param.mutable_grad() = at::ones({2});
+  const auto step_with = [&](const at::Tensor& other) {
+    optim::FusedSGD({idle, param, other}, torch::optim::SGDOptions(0.1)).step();
+  };
+  using Catch::Matchers::Contains;
+  const auto sparse = at::zeros({2}).requires_grad_();
+  sparse.mutable_grad() = at::zeros({2}).to_sparse();
+  CHECK_THROWS_WITH(step_with(sparse), Contains("parameter 2 of its group has a sparse gradient"));
+  for (const auto dtype : {at::kComplexFloat, at::kComplexDouble}) {
+    const auto complex = at::zeros({2}, dtype).requires_grad_();
+    complex.mutable_grad() = at::ones({2}, dtype);
+    CHECK_THROWS_AS(step_with(complex), NotImplementedError);
+    CHECK_THROWS_WITH(step_with(complex),
+                      Contains("parameter 2 of its group is Complex") && Contains("view_as_complex"));
+  }
+  CHECK(at::equal(param, at::zeros({2})));
+}

@@ -37,8 +37,18 @@ std::optional<int64_t> integer(const EnvironmentLookup& lookup, const char* vari
   return value;
 }
 
+/// srun sets PMI's variables too, where it serves PMI-2. Those of an mpiexec inside of a step count other ranks, or are
+/// one a task.
+bool is_srun_with_pmi(const EnvironmentLookup& lookup) {
+  const auto rank = lookup(kPmi.rank), world_size = lookup(kPmi.world_size);
+  return rank && world_size && rank == lookup(kSlurm.rank) && world_size == lookup(kSlurm.world_size);
+}
+
 const Launcher* find_launcher(const EnvironmentLookup& lookup) {
   for (const Launcher* launcher : kLaunchers) {
+    if (launcher == &kPmi && is_srun_with_pmi(lookup)) {
+      continue;
+    }
     if (lookup(launcher->world_size) || (launcher != &kSlurm && lookup(launcher->rank))) {
       return launcher;
     }

@@ -9,6 +9,7 @@
 //
 // The first line of which any variable of the first two columns is set counts; none: one rank, which needs no network.
 // Of srun the second column's alone: a shell of salloc and a script of sbatch have SLURM_PROCID too, but are no step.
+// Where srun serves PMI-2 and sets mpiexec's variables to the same numbers, it counts as srun.
 // Ranks meet at MASTER_ADDR:MASTER_PORT. Without them: under srun the step's first host and a port made from the job
 // id; under mpirun and mpiexec 127.0.0.1 if all ranks are on this host, and port 29500.
 

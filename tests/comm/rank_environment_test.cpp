@@ -66,6 +66,23 @@ TEST_CASE("srun: the first host of the step, a port of the job's own") {
                     ContainsSubstring("MASTER_ADDR is not set, but SLURM_STEP_NUM_TASKS=2"));
 }
 
+TEST_CASE("srun that also sets PMI's variables is srun; mpirun and mpiexec inside of a step are not") {
+  const std::map<std::string, std::string> srun = {{"SLURM_PROCID", "1"},
+                                                   {"SLURM_STEP_NUM_TASKS", "2"},
+                                                   {"SLURM_LOCALID", "0"},
+                                                   {"SLURM_STEP_NODELIST", "gpu[3-4]"}};
+  const auto inside = [&](std::map<std::string, std::string> variables) {
+    variables.insert(srun.begin(), srun.end());
+    return parse(variables);
+  };
+  CHECK(inside({{"PMI_RANK", "1"}, {"PMI_SIZE", "2"}}) == RankEnvironment{1, 2, 0, "gpu3", 20000});
+  CHECK(inside({{"PMI_RANK", "3"}, {"PMI_SIZE", "8"}, {"MASTER_ADDR", "a"}}) == RankEnvironment{3, 8, -1, "a", 29500});
+  CHECK(inside({{"PMI_RANK", "0"}, {"PMI_SIZE", "2"}, {"MASTER_ADDR", "a"}}) == RankEnvironment{0, 2, -1, "a", 29500});
+  CHECK(inside({{"OMPI_COMM_WORLD_RANK", "1"}, {"OMPI_COMM_WORLD_SIZE", "2"}, {"MASTER_ADDR", "a"}}) ==
+        RankEnvironment{1, 2, -1, "a", 29500});
+  CHECK_THROWS_AS(inside({{"PMI_RANK", "1"}}), ValueError);
+}
+
 TEST_CASE("a shell of salloc and a script of sbatch are no ranks") {
   CHECK(parse({{"SLURM_JOB_ID", "7"}, {"SLURM_NTASKS", "8"}, {"SLURM_NODELIST", "a,b"}}).world_size == 1);
   CHECK(parse({{"SLURM_PROCID", "0"}, {"SLURM_NTASKS", "8"}, {"SLURM_LOCALID", "0"}}).world_size == 1);

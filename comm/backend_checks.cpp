@@ -98,6 +98,19 @@ std::vector<int64_t> element_splits(std::string_view place, const at::Tensor& te
   return elements;
 }
 
+AllToAllSplits check_all_to_all(const at::Tensor& output, const at::Tensor& input,
+                                const std::vector<int64_t>& output_splits, const std::vector<int64_t>& input_splits,
+                                int rank, int group_size) {
+  TESSERA_CHECK(ValueError, output.scalar_type() == input.scalar_type(), "all_to_all: input {} and output {} differ",
+                c10::toString(input.scalar_type()), c10::toString(output.scalar_type()));
+  AllToAllSplits splits{.sends = element_splits("all_to_all input", input, input_splits, group_size),
+                        .receives = element_splits("all_to_all output", output, output_splits, group_size)};
+  TESSERA_CHECK(ValueError, splits.sends[rank] == splits.receives[rank],
+                "all_to_all: rank {} sends {} elements to itself, but expects {}", rank, splits.sends[rank],
+                splits.receives[rank]);
+  return splits;
+}
+
 namespace {
 
 /// `dtype`: what the tensors are to have.

@@ -41,6 +41,17 @@ const at::Tensor& only_tensor(std::string_view place, const std::vector<at::Tens
 std::vector<int64_t> element_splits(std::string_view place, const at::Tensor& tensor,
                                     const std::vector<int64_t>& row_splits, int group_size);
 
+/// Elements of an all_to_all that go to, and come from, each rank.
+struct AllToAllSplits {
+  std::vector<int64_t> sends, receives;
+};
+
+/// Of element_splits(). Throws ValueError if they do not add up, if the tensors differ in dtype, and if this rank does
+/// not receive from itself what it sends itself.
+AllToAllSplits check_all_to_all(const at::Tensor& output, const at::Tensor& input,
+                                const std::vector<int64_t>& output_splits, const std::vector<int64_t>& input_splits,
+                                int rank, int group_size);
+
 /// Throws ValueError unless the parts lie in a rank's `flat` one after the other, and their tensors are as `flat` is
 /// and hold no more than the ranks' parts.
 void check_parts(std::string_view place, const std::vector<TensorPart>& parts, const at::Tensor& flat, int group_size);

@@ -204,15 +204,12 @@ Pending all_to_all_async(const at::Tensor& output, const at::Tensor& input, std:
   check_pair(kind, output, input);
   const BackendPtr backend = backend_of(kind, input.device().type(), group);
   const int size = backend->getSize(), rank = backend->getRank();
-  const auto sends = element_splits("all_to_all input", input, input_splits, size);
-  const auto receives = element_splits("all_to_all output", output, output_splits, size);
-  TESSERA_CHECK(ValueError, sends[rank] == receives[rank],
-                "all_to_all: rank {} sends {} elements to itself, but expects {}", rank, sends[rank], receives[rank]);
+  const auto splits = check_all_to_all(output, input, output_splits, input_splits, rank, size);
   if (size == 1) {
     copy_own(output, input);
     return Pending();
   }
-  detail::count_collective(kind, bytes(input) - sends[rank] * static_cast<int64_t>(input.element_size()));
+  detail::count_collective(kind, bytes(input) - splits.sends[rank] * static_cast<int64_t>(input.element_size()));
   at::Tensor to = output, from = input;
   return Pending(backend->alltoall_base(to, from, output_splits, input_splits));
 }

@@ -6,7 +6,6 @@
 #include <cstring>
 #include <numeric>
 
-#include "base/error.h"
 #include "comm/backend_checks.h"
 #include "comm/stream_copy.h"
 
@@ -97,11 +96,7 @@ c10::intrusive_ptr<c10d::Work> FakeBackend::alltoall_base(at::Tensor& output, at
                                                           std::vector<int64_t>& output_splits,
                                                           std::vector<int64_t>& input_splits,
                                                           const c10d::AllToAllOptions&) {
-  const auto receives = element_splits("all_to_all output", output, output_splits, getSize());
-  const auto sends = element_splits("all_to_all input", input, input_splits, getSize());
-  TESSERA_CHECK(ValueError, sends[getRank()] == receives[getRank()],
-                "all_to_all: rank {} sends {} elements to itself, but expects {}", getRank(), sends[getRank()],
-                receives[getRank()]);
+  const auto [sends, receives] = check_all_to_all(output, input, output_splits, input_splits, getRank(), getSize());
   {
     at::AutoDispatchBelowADInplaceOrView guard;
     output.zero_();

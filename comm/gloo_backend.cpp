@@ -136,8 +136,7 @@ class GlooBackend final : public GroupBackend {
                         std::vector<int64_t>& input_splits, const c10d::AllToAllOptions&) override {
     check_cpu_tensor("all_to_all output", output);
     check_cpu_tensor("all_to_all input", input);
-    const auto sends = element_splits("all_to_all input", input, input_splits, getSize());
-    const auto receives = element_splits("all_to_all output", output, output_splits, getSize());
+    const auto [sends, receives] = check_all_to_all(output, input, output_splits, input_splits, getRank(), getSize());
     at::AutoDispatchBelowADInplaceOrView guard;
     std::vector<at::Tensor> sent, received;
     int64_t sent_begin = 0, received_begin = 0;

@@ -222,8 +222,7 @@ class HierarchicalBackend final : public GroupBackend {
                         std::vector<int64_t>& input_splits, const c10d::AllToAllOptions& options) override {
     check_cpu_tensor("all_to_all output", output);
     check_cpu_tensor("all_to_all input", input);
-    element_splits("all_to_all input", input, input_splits, getSize());
-    element_splits("all_to_all output", output, output_splits, getSize());
+    check_all_to_all(output, input, output_splits, input_splits, getRank(), getSize());
     return launch("all_to_all", [this, output, input, output_splits, input_splits, options]() mutable {
       flat_ = flat_ ? flat_ : make_flat_();
       flat_->alltoall_base(output, input, output_splits, input_splits, options)->wait();

@@ -1,5 +1,7 @@
 #include "comm/local_call_backend.h"
 
+#include <utility>
+
 #include "base/error.h"
 #include "comm/backend_checks.h"
 #include "comm/local_reduce.h"
@@ -80,13 +82,12 @@ c10::intrusive_ptr<c10d::Work> LocalCallBackend::alltoall_base(at::Tensor& outpu
                                                                std::vector<int64_t>& input_splits,
                                                                const c10d::AllToAllOptions&) {
   check("all_to_all", output, input);
-  TESSERA_CHECK(ValueError, output.scalar_type() == input.scalar_type(), "all_to_all: input {} and output {} differ",
-                c10::toString(input.scalar_type()), c10::toString(output.scalar_type()));
+  auto splits = check_all_to_all(output, input, output_splits, input_splits, getRank(), getSize());
   return post({.kind = Collective::AllToAll,
                .output = output,
                .input = input,
-               .input_splits = element_splits("all_to_all input", input, input_splits, getSize()),
-               .output_splits = element_splits("all_to_all output", output, output_splits, getSize())});
+               .input_splits = std::move(splits.sends),
+               .output_splits = std::move(splits.receives)});
 }
 
 c10::intrusive_ptr<c10d::Work> LocalCallBackend::barrier(const c10d::BarrierOptions&) {

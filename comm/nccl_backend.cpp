@@ -98,11 +98,13 @@ class NcclBackend final : public GroupBackend {
                         std::vector<int64_t>& input_splits, const c10d::AllToAllOptions& options) override {
     check("all_to_all output", output);
     check("all_to_all input", input);
-    auto sends = byte_splits("all_to_all input", input, input_splits);
-    auto receives = byte_splits("all_to_all output", output, output_splits);
+    auto splits = check_all_to_all(output, input, output_splits, input_splits, getRank(), getSize());
+    to_bytes(splits.sends, input);
+    to_bytes(splits.receives, output);
     at::AutoDispatchBelowADInplaceOrView guard;
     at::Tensor to = flat_bytes(output), from = flat_bytes(input);
-    return launch("all_to_all", false, [&] { return nccl_->alltoall_base(to, from, receives, sends, options); });
+    return launch("all_to_all", false,
+                  [&] { return nccl_->alltoall_base(to, from, splits.receives, splits.sends, options); });
   }
 
   WorkPtr barrier(const c10d::BarrierOptions& options) override {
@@ -136,13 +138,10 @@ class NcclBackend final : public GroupBackend {
     return flat_bytes(tensor);
   }
 
-  std::vector<int64_t> byte_splits(const char* place, const at::Tensor& tensor,
-                                   const std::vector<int64_t>& rows) const {
-    std::vector<int64_t> splits = element_splits(place, tensor, rows, getSize());
+  static void to_bytes(std::vector<int64_t>& splits, const at::Tensor& tensor) {
     for (int64_t& split : splits) {
       split *= static_cast<int64_t>(tensor.element_size());
     }
-    return splits;
   }
 
   bool has_failed() const {

@@ -25,6 +25,10 @@ TEST_CASE("gloo: collectives in flight may be waited for in any order") {
   check_waits_in_any_order("gloo", 100000);
 }
 
+TEST_CASE("gloo: c10d's own all_to_all of tensors that do not fit") {
+  check_all_to_all_that_does_not_fit("gloo");
+}
+
 TEST_CASE("gloo: a collective that one rank never waits for") {
   check_dropped("gloo");
 }

@@ -118,6 +118,9 @@ TEST_CASE("a group of one rank, through NCCL") {
     std::vector<int64_t> splits;
     backend->alltoall_base(output, input, splits, splits, {})->wait();
     CHECK(output.equal(input));
+    at::Tensor other_dtype = at::zeros({6}, on_gpu(at::kDouble)), longer = at::zeros({7}, on_gpu(dtype));
+    CHECK_THROWS_AS(backend->alltoall_base(other_dtype, input, splits, splits, {}), ValueError);
+    CHECK_THROWS_AS(backend->alltoall_base(longer, input, splits, splits, {}), ValueError);
     std::vector<at::Tensor> one = {output};
     backend->broadcast(one, {})->wait();
     CHECK(output.equal(input));

@@ -211,6 +211,26 @@ void check_waits_in_any_order(const std::string& backend, int64_t elements) {
   run_processes(3, body, {.backend = backend});
 }
 
+void check_all_to_all_that_does_not_fit(const std::string& backend) {
+  const auto body = [](int rank) {
+    const auto exchange = [](at::Tensor output, std::vector<int64_t> receives) {
+      auto input = at::zeros({4});
+      std::vector<int64_t> sends = {2, 2};
+      default_group()->getBackend(at::kCPU)->alltoall_base(output, input, receives, sends)->wait();
+    };
+    expect_throws<ValueError>(
+        [&] {
+          exchange(at::zeros({4}, at::kDouble), {2, 2});
+        },
+        "all_to_all: input Float and output Double differ");
+    const std::vector<int64_t> other_own = rank == 0 ? std::vector<int64_t>{4, 2} : std::vector<int64_t>{2, 4};
+    expect_throws<ValueError>([&] { exchange(at::zeros({6}), other_own); },
+                              fmt::format("all_to_all: rank {} sends 2 elements to itself, but expects 4", rank));
+    exchange(at::zeros({4}), {2, 2});
+  };
+  run_processes(2, body, {.backend = backend});
+}
+
 void check_dropped(const std::string& backend) {
   const auto body = [](int) {
     const ProcessGroupPtr turns = new_group({0, 1}, "turns");

@@ -22,6 +22,9 @@ void check_sub_groups(const std::string& backend);
 /// Works of one group are waited for in another order on each rank; the largest are of `elements` elements.
 void check_waits_in_any_order(const std::string& backend, int64_t elements);
 
+/// c10d's own all_to_all, of tensors that do not fit, is an error before anything is sent.
+void check_all_to_all_that_does_not_fit(const std::string& backend);
+
 /// A work that goes without wait(), on one of two ranks: later collectives are right, and its tensors are free then.
 void check_dropped(const std::string& backend);
 

@@ -140,6 +140,10 @@ TEST_CASE("shm: calls that do not belong together are an error on both ranks") {
   check_calls_that_differ("shm");
 }
 
+TEST_CASE("shm: c10d's own all_to_all of tensors that do not fit") {
+  check_all_to_all_that_does_not_fit("shm");
+}
+
 TEST_CASE("shm: ranks that call different collectives all learn what each of them called") {
   const auto body = [](int rank) {
     at::Tensor tensor = at::zeros({4});

@@ -3,6 +3,8 @@
 #include <ATen/TensorOperators.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/isclose.h>
+#include <ATen/ops/isnan.h>
+#include <ATen/ops/view_as_real.h>
 
 #include "dtensor/dtensor.h"
 #include "testing/expect.h"
@@ -19,10 +21,72 @@ at::Tensor plain(const at::Tensor& tensor) {
   return is_dtensor(tensor) ? full_tensor(tensor.detach()) : tensor;
 }
 
-void expect_no_difference(const at::Tensor& actual, const at::Tensor& expected, Tolerance tolerance,
-                          const std::source_location& where) {
-  const at::NoGradGuard no_grad;
-  const auto text = describe_difference(plain(actual), plain(expected), tolerance);
+/// Real numbers: a complex one is two, in a last dim.
+at::Tensor as_real(const at::Tensor& tensor) {
+  const auto resolved = tensor.resolve_conj().resolve_neg();
+  return resolved.is_complex() ? at::view_as_real(resolved) : resolved;
+}
+
+/// Of real numbers.
+at::Tensor bits(const at::Tensor& tensor) {
+  switch (tensor.element_size()) {
+    case 1:
+      return tensor.view(at::kByte);
+    case 2:
+      return tensor.view(at::kShort);
+    case 4:
+      return tensor.view(at::kInt);
+    default:
+      return tensor.view(at::kLong);
+  }
+}
+
+at::Tensor is_nan(const at::Tensor& tensor) {
+  return at::isnan(tensor.is_floating_point() ? tensor.to(at::kDouble) : tensor);
+}
+
+/// NaNs are equal whatever their bits.
+at::Tensor same_bits(const at::Tensor& actual, const at::Tensor& expected) {
+  const auto a = as_real(actual), b = as_real(expected);
+  return bits(a).eq(bits(b)).logical_or(is_nan(a).logical_and(is_nan(b)));
+}
+
+/// Empty if they are alike.
+std::string describe_kind_difference(const at::Tensor& actual, const at::Tensor& expected) {
+  const bool are_defined = actual.defined() && expected.defined();
+  const bool are_alike = are_defined
+                             ? actual.sizes() == expected.sizes() && actual.scalar_type() == expected.scalar_type()
+                             : actual.defined() == expected.defined();
+  return are_alike ? "" : fmt::format("is {}, expected {}", describe(actual), describe(expected));
+}
+
+/// `wrong`: of each element, or of each real number of complex ones. Empty if none is.
+std::string describe_wrong(const at::Tensor& wrong, const at::Tensor& actual, const at::Tensor& expected,
+                           std::string_view allowed) {
+  const auto a = as_real(actual).to(at::kDouble), b = as_real(expected).to(at::kDouble);
+  const bool is_by_part = wrong.dim() == a.dim();
+  const auto count = (actual.is_complex() && is_by_part ? wrong.any(-1) : wrong).sum().item<int64_t>();
+  if (count == 0) {
+    return "";
+  }
+  const auto places = is_by_part ? wrong : wrong.unsqueeze(-1).expand_as(a);
+  const auto difference = (a - b).abs().nan_to_num(1e300, 1e300).masked_fill(places.logical_not(), -1);
+  const auto at = difference.argmax().item<int64_t>();
+  const char* part = !actual.is_complex() ? "" : at % 2 == 0 ? " (real part)" : " (imaginary part)";
+  return fmt::format("{} of {} elements of {} differ; most at flat index {}{}: is {}, expected {} ({})", count,
+                     actual.numel(), describe(actual), actual.is_complex() ? at / 2 : at, part,
+                     a.reshape({-1})[at].item<double>(), b.reshape({-1})[at].item<double>(), allowed);
+}
+
+std::string describe_bit_difference(const at::Tensor& actual, const at::Tensor& expected) {
+  const auto kinds = describe_kind_difference(actual, expected);
+  if (!kinds.empty() || !actual.defined()) {
+    return kinds;
+  }
+  return describe_wrong(same_bits(actual, expected).logical_not(), actual, expected, "the same bits");
+}
+
+void expect_no_difference(const std::string& text, const std::source_location& where) {
   if (!text.empty()) {
     detail::expectation_failed(text, where);
   }
@@ -31,35 +95,23 @@ void expect_no_difference(const at::Tensor& actual, const at::Tensor& expected, 
 }  // namespace
 
 std::string describe_difference(const at::Tensor& actual, const at::Tensor& expected, Tolerance tolerance) {
-  if (!actual.defined() || !expected.defined()) {
-    return actual.defined() == expected.defined()
-               ? ""
-               : fmt::format("is {}, expected {}", describe(actual), describe(expected));
-  }
-  if (actual.sizes() != expected.sizes() || actual.scalar_type() != expected.scalar_type()) {
-    return fmt::format("is {}, expected {}", describe(actual), describe(expected));
+  const auto kinds = describe_kind_difference(actual, expected);
+  if (!kinds.empty() || !actual.defined()) {
+    return kinds;
   }
   const auto wrong = at::isclose(actual, expected, tolerance.rtol, tolerance.atol, /*equal_nan=*/true).logical_not();
-  const auto count = wrong.sum().item<int64_t>();
-  if (count == 0) {
-    return "";
-  }
-  const auto a = actual.to(at::kDouble).reshape({-1});
-  const auto b = expected.to(at::kDouble).reshape({-1});
-  const auto difference = (a - b).abs().masked_fill(wrong.reshape({-1}).logical_not(), 0).nan_to_num(1e300, 1e300);
-  const auto at = difference.argmax().item<int64_t>();
-  return fmt::format("{} of {} elements of {} differ; most at flat index {}: is {}, expected {} (rtol {}, atol {})",
-                     count, a.numel(), describe(actual), at, a[at].item<double>(), b[at].item<double>(), tolerance.rtol,
-                     tolerance.atol);
+  return describe_wrong(wrong, actual, expected, fmt::format("rtol {}, atol {}", tolerance.rtol, tolerance.atol));
 }
 
 void expect_close(const at::Tensor& actual, const at::Tensor& expected, Tolerance tolerance,
                   const std::source_location& where) {
-  expect_no_difference(actual, expected, tolerance, where);
+  const at::NoGradGuard no_grad;
+  expect_no_difference(describe_difference(plain(actual), plain(expected), tolerance), where);
 }
 
 void expect_bit_equal(const at::Tensor& actual, const at::Tensor& expected, const std::source_location& where) {
-  expect_no_difference(actual, expected, {.rtol = 0, .atol = 0}, where);
+  const at::NoGradGuard no_grad;
+  expect_no_difference(describe_bit_difference(plain(actual), plain(expected)), where);
 }
 
 }  // namespace tessera

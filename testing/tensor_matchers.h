@@ -6,7 +6,8 @@
 //   expect_close(loss, reference, {.rtol = 1e-4, .atol = 1e-4});
 //   expect_bit_equal(grad, reference_grad);
 //
-// Sizes and dtypes must be equal; NaN equals NaN. A DTensor is compared by its full tensor (a collective).
+// Sizes and dtypes must be equal; NaN equals NaN, whatever its bits. A DTensor is compared by its full tensor (a
+// collective).
 
 #include <ATen/core/Tensor.h>
 
@@ -24,6 +25,7 @@ struct Tolerance {
 void expect_close(const at::Tensor& actual, const at::Tensor& expected, Tolerance tolerance = {},
                   const std::source_location& where = std::source_location::current());
 
+/// The same bits: zeros of two signs differ.
 void expect_bit_equal(const at::Tensor& actual, const at::Tensor& expected,
                       const std::source_location& where = std::source_location::current());
 

@@ -16,8 +16,10 @@
 // Messages between two ranks: comm/point_to_point.h.
 //
 // The plain form waits; the _async form returns a Pending, until whose wait() neither tensor may be written nor the
-// output read. Waits may come in any order. On CUDA wait() makes the current stream wait, not the host; over "threads"
-// the host waits until the other ranks have called (comm/thread_backend.h).
+// output read. Waits may come in any order, with one limit: a call over "shm" goes on only while its ranks wait for
+// calls over "shm", so ranks that wait for one of these and for one of a group of another backend, such as an adopted
+// one, wait in the same order. On CUDA wait() makes the current stream wait, not the host; over "threads" the host
+// waits until the other ranks have called (comm/thread_backend.h).
 //
 // Throws ValueError for tensors that do not fit (before anything is sent), CommError naming the group and the
 // collective when a peer left, called something else, or did not arrive in time.

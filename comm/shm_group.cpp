@@ -177,8 +177,9 @@ void ShmGroup::wait(uint64_t number, Stage stage, milliseconds timeout) {
 }
 
 void ShmGroup::time_out(uint64_t number, milliseconds timeout) {
-  const std::string reason =
-      fmt::format("rank(s) [{}] did not arrive within {} ms", global_ranks(queue_.missing()), timeout.count());
+  const std::string reason = fmt::format(
+      "rank(s) [{}] did not arrive within {} ms; each must call it, and wait for it or another call over shared memory",
+      global_ranks(queue_.missing()), timeout.count());
   record(number, reason);
   raise(number, reason);
 }

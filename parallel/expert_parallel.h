@@ -29,7 +29,9 @@
 namespace tessera {
 
 /// Errors: StateError for a module without hook point; ValueError for one without parameters or whose parameters differ
-/// in dim 0, for other inputs than two plain tensors, counts that do not fit, and another number of rows returned.
+/// in dim 0, for other inputs than two plain tensors, counts that do not fit, and another number of rows returned. The
+/// last, as whatever the module's forward throws, is raised on the rank where it happens, and the others wait for it
+/// until the time-out: a forward that may get no tokens has to return none.
 class ExpertParallel : public ParallelStyle {
  public:
   std::string name() const override { return "ExpertParallel"; }

@@ -24,6 +24,25 @@ struct RankResult {
   std::string text;
 };
 
+struct Expected {
+  std::vector<c10::IValue> results;
+  std::vector<c10::IValue> written;  // what the call leaves in the arguments that it writes
+};
+
+/// The numbers of the tensor arguments that the call writes.
+std::vector<size_t> written_arguments(const OpdbCase& test) {
+  std::vector<size_t> numbers;
+  for (const auto& number : test.content.toGenericDict().at("mutated").toListRef()) {
+    numbers.push_back(static_cast<size_t>(number.toInt()));
+  }
+  return numbers;
+}
+
+Expected recorded(const OpdbCase& test) {
+  const auto dict = test.content.toGenericDict();
+  return {dict.at("out").toListRef().vec(), dict.at("mutated_out").toListRef().vec()};
+}
+
 bool same_scalar(const c10::IValue& got, const c10::IValue& want) {
   if (!want.isDouble()) {
     return want.isNone() ? got.isNone() : got == want;
@@ -79,23 +98,28 @@ std::string difference(const c10::IValue& got, const c10::IValue& want, bool met
   if (meta_only) {
     return "";
   }
-  actual = actual.cpu();
+  const auto ours = actual.cpu(), theirs = expected.cpu();
   const bool is_exact = !expected.is_floating_point() && !expected.is_complex();
-  return (is_exact ? actual.equal(expected) : is_close(actual, expected)) ? "" : "values differ";
+  return (is_exact ? ours.equal(theirs) : is_close(ours, theirs)) ? "" : "values differ";
 }
 
-/// What differs of all results and written arguments. Every rank compares all of them: comparing gathers.
-std::string differences(const OpdbCase& test, const torch::jit::Stack& stack, const std::vector<at::Tensor>& placed) {
-  const auto dict = test.content.toGenericDict();
-  const bool meta_only = dict.at("check").toStringRef() == "meta";
+std::vector<c10::IValue> results_on(const torch::jit::Stack& stack) {
   std::vector<c10::IValue> results;
   for (const auto& value : stack) {
     flatten(value, results);
   }
-  const auto wanted = dict.at("out").toListRef().vec();
   if (stack.empty()) {
     results.emplace_back();
   }
+  return results;
+}
+
+/// What differs of all results and written arguments. Every rank compares all of them: comparing gathers.
+std::string differences(const OpdbCase& test, const Expected& expected, const torch::jit::Stack& stack,
+                        const std::vector<at::Tensor>& placed) {
+  const bool meta_only = test.content.toGenericDict().at("check").toStringRef() == "meta";
+  const auto results = results_on(stack);
+  const auto& wanted = expected.results;
   if (wanted.size() != results.size()) {
     return fmt::format("{} results for {}", results.size(), wanted.size());
   }
@@ -106,11 +130,9 @@ std::string differences(const OpdbCase& test, const torch::jit::Stack& stack, co
   for (size_t i = 0; i < results.size(); ++i) {
     add("result", i, difference(results[i], wanted[i], meta_only, !placed.empty()));
   }
-  const auto mutated = dict.at("mutated").toListRef().vec();
-  const auto mutated_out = dict.at("mutated_out").toListRef().vec();
-  for (size_t i = 0; i < mutated.size(); ++i) {
-    const auto number = static_cast<size_t>(mutated[i].toInt());
-    add("written argument", number, difference(placed[number], mutated_out[i], meta_only, true));
+  const auto written = written_arguments(test);
+  for (size_t i = 0; i < written.size(); ++i) {
+    add("written argument", written[i], difference(placed[written[i]], expected.written[i], meta_only, true));
   }
   return text;
 }
@@ -124,8 +146,22 @@ void move_device_arguments(torch::jit::Stack& stack, c10::DeviceType device) {
   }
 }
 
-RankResult run_on_rank(const OpdbCase& test, const c10::OperatorHandle& op, const Assignment& assignment,
-                       const OpdbRanks& ranks) {
+Expected of_plain_call(const OpdbCase& test, const c10::OperatorHandle& op, c10::DeviceType device) {
+  const at::NoGradGuard no_grad;
+  std::vector<at::Tensor> placed;
+  auto stack = make_stack(
+      test, op.schema(), [&](size_t, const at::Tensor& tensor) { return tensor.to(device).clone(); }, placed);
+  move_device_arguments(stack, device);
+  op.callBoxed(stack);
+  Expected expected{.results = results_on(stack), .written = {}};
+  for (const auto number : written_arguments(test)) {
+    expected.written.emplace_back(placed[number]);
+  }
+  return expected;
+}
+
+RankResult run_on_rank(const OpdbCase& test, const c10::OperatorHandle& op, const Expected& expected,
+                       const Assignment& assignment, const OpdbRanks& ranks) {
   using Kind = RankResult::Kind;
   const at::NoGradGuard no_grad;
   const auto mesh = init_device_mesh(ranks.device, ranks.mesh);
@@ -140,7 +176,7 @@ RankResult run_on_rank(const OpdbCase& test, const c10::OperatorHandle& op, cons
   move_device_arguments(stack, ranks.device);
   try {
     op.callBoxed(stack);
-    const auto text = differences(test, stack, placed);
+    const auto text = differences(test, expected, stack, placed);
     return {text.empty() ? Kind::Ok : Kind::Wrong, text};
   } catch (const CommError& error) {
     return {Kind::Stuck, error.what()};
@@ -201,14 +237,23 @@ Judgement judge(const OpdbCase& test, const c10::OperatorHandle& op, const Assig
                 const OpdbRanks& ranks) {
   const auto count = std::accumulate(ranks.mesh.begin(), ranks.mesh.end(), int64_t{1}, std::multiplies<>());
   std::vector<RankResult> results(static_cast<size_t>(count));
+  Expected expected;
+  bool should_raise = false;
   try {
-    run_ranks(static_cast<int>(count),
-              [&](int rank) { results[static_cast<size_t>(rank)] = run_on_rank(test, op, assignment, ranks); },
-              {.timeout = std::chrono::seconds(10)});
+    expected = ranks.expects_recorded ? recorded(test) : of_plain_call(test, op, ranks.device);
+  } catch (const c10::Error&) {
+    should_raise = true;
+  }
+  try {
+    run_ranks(
+        static_cast<int>(count),
+        [&](int rank) { results[static_cast<size_t>(rank)] = run_on_rank(test, op, expected, assignment, ranks); },
+        {.timeout = std::chrono::seconds(10)});
   } catch (const std::exception& error) {
     return {Outcome::Diverge, error.what()};
   }
-  return judge_ranks(results);
+  auto judgement = judge_ranks(results);
+  return should_raise && judgement.outcome == Outcome::Unsupported ? Judgement() : judgement;
 }
 
 }  // namespace tessera

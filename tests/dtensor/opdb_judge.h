@@ -8,7 +8,7 @@
 namespace tessera {
 
 enum class Outcome {
-  Ok,           // every rank has the recorded results
+  Ok,           // every rank has the expected results
   Unsupported,  // every rank raised
   Wrong,        // a value, shape or dtype differs on some rank, or the library broke an invariant of its own
   Diverge,      // some ranks raised and others did not, or waited for them in vain: a hang in a real program
@@ -22,11 +22,13 @@ struct Judgement {
   std::string reason;  // empty if Ok
 };
 
-/// The ranks that run a case: threads on a mesh of this shape, with tensors on `device`. The recorded results are the
-/// CPU's on every device.
+/// The ranks that run a case: threads on a mesh of this shape, with tensors on `device`.
 struct OpdbRanks {
   std::vector<int64_t> mesh = {2};
   c10::DeviceType device = c10::kCPU;
+  /// Whether the results have to be the recorded ones, which are the CPU's; else those of a plain call on `device`,
+  /// whose kernels may save other things, or order equal elements otherwise. Where that raises, all ranks have to.
+  bool expects_recorded = true;
 };
 
 /// Never throws for what the op does. Collectives that wait for more than ten seconds count as Diverge.

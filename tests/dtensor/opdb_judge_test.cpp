@@ -1,5 +1,6 @@
 // What passes and what does not when recorded calls are replayed.
 
+#include <ATen/TensorOperators.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/ones.h>
 #include <torch/library.h>
@@ -55,6 +56,22 @@ TORCH_LIBRARY(opdb_test, library) {
   register_test_op(library, "wait_on_first_rank", wait_on_first_rank);
   register_test_op(library, "die", die);
   register_test_op(library, "raise_everywhere", raise_everywhere);
+  register_test_op(library, "other_on_ranks", [] {});
+}
+
+at::Tensor same(const at::Tensor& self) {
+  return self.clone();
+}
+
+at::Tensor one_more(const at::Tensor& self) {
+  return self + 1;
+}
+
+/// Of plain tensors; "raise_everywhere" has none.
+TORCH_LIBRARY_IMPL(opdb_test, CPU, library) {
+  library.impl("same", same);
+  library.impl("raise_on_last_rank", same);
+  library.impl("other_on_ranks", one_more);
 }
 
 /// A recorded call of `op` on ones [2, 2] that should return `result`.
@@ -76,9 +93,9 @@ OpdbCase record(const char* op, const at::Tensor& result) {
   return {.id = std::string(op) + "#0", .op = {std::string("opdb_test::") + op, ""}, .content = dict};
 }
 
-std::vector<std::string> outcomes(const OpdbCase& test) {
+std::vector<std::string> outcomes(const OpdbCase& test, bool expects_recorded = true) {
   std::vector<std::string> result;
-  for (const auto& run : run_cases({test}, {.mesh = {2}})) {
+  for (const auto& run : run_cases({test}, {.mesh = {2}, .expects_recorded = expects_recorded})) {
     result.emplace_back(name_of(run.judgement.outcome));
     UNSCOPED_INFO(run.label << ": " << run.judgement.reason);
   }
@@ -97,6 +114,14 @@ TEST_CASE("each of a call's runs is judged", "[opdb]") {
   CHECK(outcomes(record("same", at::ones({2, 2}, at::kLong))) == three("wrong"));
   CHECK(outcomes(record("same", at::ones({2, 1}))) == three("wrong"));
   CHECK(outcomes(record("raise_everywhere", at::ones({2, 2}))) == three("unsupported"));
+}
+
+TEST_CASE("runs are judged by a plain call where the recorded results are another device's", "[opdb]") {
+  const auto recorded_elsewhere = at::full({2, 2}, 7.f);
+  CHECK(outcomes(record("same", recorded_elsewhere), false) == three("ok"));
+  CHECK(outcomes(record("other_on_ranks", recorded_elsewhere), false) == three("wrong"));
+  CHECK(outcomes(record("raise_everywhere", recorded_elsewhere), false) == three("ok"));
+  CHECK(outcomes(record("raise_on_last_rank", recorded_elsewhere), false) == three("diverge"));
 }
 
 TEST_CASE("what would hang or end a program does not pass", "[opdb]") {

@@ -11,6 +11,7 @@
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <cstdio>
 #include <fstream>
 #include <map>
@@ -66,19 +67,56 @@ void print_failures(const std::string& mesh, const OverloadResult& overload, boo
   std::fflush(stdout);
 }
 
+/// The results of some overloads. One child process runs them all: on a GPU it takes a while to begin.
+std::vector<OverloadResult> run_together(const std::vector<std::vector<OpdbCase>>& overloads, const OpdbRanks& ranks,
+                                         int draws) {
+  std::vector<OverloadResult> results;
+  std::vector<OpdbCase> all;
+  std::map<std::string, size_t> result_of;  // by the id of a case
+  for (const auto& cases : overloads) {
+    for (const auto& test : cases) {
+      result_of[test.id] = results.size();
+      all.push_back(test);
+    }
+    results.push_back({.overload = cases.at(0).overload(), .runs = {}});
+  }
+  for (auto& run : run_cases(all, ranks, draws)) {
+    auto& result = results[result_of.at(run.label.substr(0, run.label.find(' ')))];
+    result.runs.push_back(std::move(run));
+  }
+  return results;
+}
+
+/// Prints what failed as it comes.
+std::vector<OverloadResult> replay_on(const std::string& mesh,
+                                      const std::map<std::string, std::vector<OpdbCase>>& cases,
+                                      const Options& options) {
+  const OpdbRanks ranks{
+      .mesh = shape_of(mesh), .device = options.cuda ? c10::kCUDA : c10::kCPU, .expects_recorded = !options.cuda};
+  const size_t together = options.cuda ? 50 : 1;
+  std::vector<OverloadResult> results;
+  std::vector<std::vector<OpdbCase>> next;
+  for (const auto& [overload, list] : cases) {
+    next.push_back(list);
+    if (next.size() < together && overload != cases.rbegin()->first) {
+      continue;
+    }
+    for (auto& result : run_together(next, ranks, options.draws)) {
+      print_failures(mesh, result, options.verbose);
+      results.push_back(std::move(result));
+    }
+    next.clear();
+  }
+  return results;
+}
+
 int replay(const Options& options) {
   const auto cases = cases_by_overload(options);
   std::vector<Replay> replays;
   bool any_wrong = false;
   for (const auto& mesh : options.meshes) {
-    replays.push_back({.mesh = mesh, .overloads = {}});
-    const OpdbRanks ranks{.mesh = shape_of(mesh), .device = options.cuda ? c10::kCUDA : c10::kCPU};
-    for (const auto& [overload, list] : cases) {
-      OverloadResult result{.overload = overload, .runs = run_cases(list, ranks, options.draws)};
-      print_failures(mesh, result, options.verbose);
-      any_wrong = any_wrong || result.is_wrong();
-      replays.back().overloads.push_back(std::move(result));
-    }
+    replays.push_back({.mesh = mesh, .overloads = replay_on(mesh, cases, options)});
+    any_wrong = any_wrong || std::ranges::any_of(replays.back().overloads, &OverloadResult::is_wrong);
   }
   fmt::print("{}", summary_table(replays));
   if (!options.report.empty()) {

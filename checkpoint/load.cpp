@@ -130,6 +130,7 @@ int64_t bytes_to_read(const Target& target) {
 /// does not have yet, and then keeps.
 void stage(std::vector<Target>& targets) {
   std::vector<int64_t> bytes;
+  bytes.reserve(targets.size());
   for (const auto& [part, stored, value, staged] : targets) {
     bytes.push_back(part.local.defined() ? part.box.numel() * static_cast<int64_t>(part.local.element_size()) : 0);
   }

@@ -56,8 +56,9 @@ std::vector<at::Generator> generators_of(RepeatableCall& call) {
       generators.push_back(generator);
     }
   };
+  const bool are_shared = ranks_share_generators();
   for (const auto& device : generator_devices(call)) {
-    if (!ranks_share_generators()) {
+    if (!are_shared) {
       add(at::globalContext().defaultGenerator(device));
     }
     add(dtensor_generator(device.type()));

@@ -2,7 +2,6 @@
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
-#include <fmt/format.h>
 
 #include <algorithm>
 
@@ -225,7 +224,7 @@ void FSDPState::end_call(OpenCall& call, TensorRefs outputs) {
   }
   copy_views_of_params(outputs);
   if (ticket) {
-    UnitOutputs given(outputs, call.inputs, fmt::format("'{}' ({})", name_, options_.label));
+    UnitOutputs given(outputs, call.inputs, {.name = name_, .label = options_.label});
     insert_output_border(call, given.behind_nodes());
     given.connect();
   }

@@ -10,6 +10,7 @@
 #include "comm/shared_memory.h"
 #include "fully_shard/param_group.h"
 #include "fully_shard/stacked_spec.h"
+#include "fully_shard/tensor_memory.h"
 
 namespace tessera {
 
@@ -175,14 +176,10 @@ int64_t ParamGroup::version() const {
 }
 
 bool ParamGroup::lends_memory_to(const at::Tensor& tensor) const {
-  const auto* meta = dtensor_meta(tensor);
-  const auto& local = meta ? meta->local : tensor;
-  if (is_alias_ || !local.has_storage()) {
-    return false;
-  }
-  const auto* memory = local.storage().unsafeGetStorageImpl();
-  return std::ranges::any_of(
-      params_, [&](const ShardedParam& param) { return param.unsharded().storage().unsafeGetStorageImpl() == memory; });
+  const auto* memory = memory_of(tensor);
+  return !is_alias_ && memory && std::ranges::any_of(params_, [&](const ShardedParam& param) {
+    return memory_of(param.unsharded()) == memory;
+  });
 }
 
 at::Tensor ParamGroup::new_flat_shard(bool on_meta) {

@@ -8,7 +8,7 @@
 #include <utility>
 
 #include "base/error.h"
-#include "dtensor/dtensor_impl.h"
+#include "fully_shard/tensor_memory.h"
 #include "fully_shard/unit_border.h"
 
 namespace tessera {
@@ -38,13 +38,6 @@ at::Tensor view_again(const at::Tensor& view, const at::Tensor& base) {
                             : base.as_strided(view.sizes(), view.strides(), view.storage_offset());
 }
 
-/// Null where there is none, as of a sparse tensor.
-const void* memory_of(const at::Tensor& tensor) {
-  const auto* meta = dtensor_meta(tensor);
-  const auto& local = meta ? meta->local : tensor;
-  return local.has_storage() ? local.storage().unsafeGetStorageImpl() : nullptr;
-}
-
 bool share_memory(const at::Tensor& a, const at::Tensor& b) {
   return memory_of(a) && memory_of(a) == memory_of(b);
 }
@@ -61,7 +54,7 @@ bool is_seen(const AliasedTensor& input, TensorRefs outputs) {
   });
 }
 
-void check_change(const AliasedTensor& changed, const std::vector<AliasedTensor>& inputs, const std::string& unit) {
+void check_change(const AliasedTensor& changed, const std::vector<AliasedTensor>& inputs, UnitTitle unit) {
   const auto is_shared = [&](const AliasedTensor& other) {
     return !other.alias().is_same(changed.alias()) && other.original().requires_grad() &&
            share_memory(other.alias(), changed.alias());
@@ -71,7 +64,7 @@ void check_change(const AliasedTensor& changed, const std::vector<AliasedTensor>
   TESSERA_CHECK(StateError, changed.can_share_history() && !shares,
                 "fully_shard: forward of the unit {} changed an input of sizes {} in place, which {}, so that the "
                 "change has no place in the history of {}. Use the op out of place, or on a clone() of the input",
-                unit, input.sizes(),
+                unit.to_string(), input.sizes(),
                 shares                             ? "shares its memory with another input"
                 : !changed.alias().requires_grad() ? "is detached there"
                 : input.is_leaf()                  ? "is a leaf that requires a gradient"
@@ -82,8 +75,11 @@ void check_change(const AliasedTensor& changed, const std::vector<AliasedTensor>
 
 }  // namespace
 
-UnitOutputs::UnitOutputs(TensorRefs outputs, std::vector<AliasedTensor>& inputs, const std::string& unit)
-    : unit_(unit) {
+std::string UnitTitle::to_string() const {
+  return fmt::format("'{}' ({})", name, label);
+}
+
+UnitOutputs::UnitOutputs(TensorRefs outputs, std::vector<AliasedTensor>& inputs, UnitTitle unit) : unit_(unit) {
   for (auto& input : inputs) {
     const bool was_changed = input.was_changed();
     if (was_changed) {
@@ -144,7 +140,7 @@ void UnitOutputs::connect() {
     *view.output = view.output->is_same(base.tensor) ? now : view_again(*view.output, now);
   }
   for (const auto* tensor : unchangeable_) {
-    refuse_changes(*tensor, unit_);
+    refuse_changes(*tensor, unit_.to_string());
   }
 }
 

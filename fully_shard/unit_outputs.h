@@ -28,12 +28,20 @@
 
 namespace tessera {
 
+/// What messages call a unit. Refers to its texts.
+struct UnitTitle {
+  const std::string& name;
+  const std::string& label;
+
+  std::string to_string() const;
+};
+
 class UnitOutputs {
  public:
-  /// Of a call with these inputs, which live until connect(). `unit` names it in messages. Throws StateError where
+  /// Of a call with these inputs, which live until connect(), as does the title. Throws StateError where
   /// forward changed an input in place whose history the caller's tensor cannot have, or which another input shares
   /// memory with.
-  UnitOutputs(TensorRefs outputs, std::vector<AliasedTensor>& inputs, const std::string& unit);
+  UnitOutputs(TensorRefs outputs, std::vector<AliasedTensor>& inputs, UnitTitle unit);
 
   /// The tensors to put behind nodes, each to be replaced by its alias there.
   std::vector<at::Tensor*> behind_nodes();
@@ -56,7 +64,7 @@ class UnitOutputs {
   bool shares_memory(const at::Tensor& tensor, const std::vector<AliasedTensor>& inputs,
                      const AliasedTensor* own) const;
 
-  std::string unit_;
+  UnitTitle unit_;
   std::vector<at::Tensor*> single_;  // outputs with a node of their own
   std::vector<View> views_;
   std::vector<Base> bases_;

@@ -6,6 +6,8 @@ import io
 import json
 import os
 import pathlib
+import subprocess
+import sys
 import tempfile
 import time
 import unittest
@@ -26,6 +28,21 @@ cat >"${@: -1}" <<XML
 </testsuite></testsuites>
 XML
 """
+
+
+def wait_until(true, seconds=60):
+    end = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < end, f"still not so after {seconds} s"
+        time.sleep(0.01)
+
+
+def state_of(pid):
+    """Of a process, as "S"; None where there is none."""
+    try:
+        return pathlib.Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+    except FileNotFoundError:
+        return None
 
 
 class Running(unittest.TestCase):
@@ -63,6 +80,23 @@ class Running(unittest.TestCase):
         status, text = run.run(["bash", "-c", "echo here; sleep 100 & sleep 100"], dict(os.environ), timeout=1)
         self.assertEqual((status, text), (None, "here\n"))
         self.assertLess(time.monotonic() - start, 30)
+
+    def test_a_program_ends_with_this_process_however_it_ends(self):
+        pid_file = self.folder / "pid"
+        script = f"echo $$ >{pid_file}.new; mv {pid_file}.new {pid_file}; sleep 100"
+        parent = "import os, run, sys; run.run(['bash', '-c', sys.argv[1]], dict(os.environ), 60)"
+        with subprocess.Popen([sys.executable, "-c", parent, script], stderr=subprocess.DEVNULL) as process:
+            wait_until(pid_file.exists)
+            process.kill()
+        wait_until(lambda: state_of(int(pid_file.read_text())) in ("Z", None))
+
+    def test_what_a_budget_leaves_is_not_run(self):
+        self.assertGreater(run.Limits(60, 5).of_next(), 0)
+        self.assertLessEqual(run.Limits(60, 5).of_next(), 5)
+        self.assertEqual(run.Limits(60, None).of_next(), 60)
+        result = run.run_program(run.run_command, "no such program", [], {}, run.Limits(60, 0))
+        self.assertIsNone(result["exit_status"])
+        self.assertRegex(result["output"], "not run: the budget of 0 s")
 
     def test_the_report_has_what_ran_whatever_happens_to_one(self):
         (self.folder / "commit").write_text("abc\n")

@@ -1,16 +1,18 @@
 """Runs the programs of a gpu_check folder on this machine, and writes one JSON report.
 
-  python3 run.py --libtorch /path/to/torch [--out report.json] [--timeout 600] [--only NAME...]
+  python3 run.py --libtorch /path/to/torch [--out report.json] [--timeout 600] [--budget SECONDS] [--only NAME...]
 
 --libtorch is the torch/ folder of a pip install or an unpacked libtorch zip, of the version that the programs were built
 with; by default that of this Python's torch. The report tells the GPUs, each program's tests that passed, failed and
 were skipped, the latter with the reason, and what the benchmark measured. Without a GPU everything that needs one is
 "skipped"; nothing is measured. A test that runs on every device has run on the CPU then. The report is written after
-each program, so that one which takes the machine with it leaves what came before. Exits with 1 if a test failed, a
-program could not run or libtorch is of another version.
+each program, so that one which takes the machine with it leaves what came before. What is left when --budget is used
+up is not run, and the report says so: for machines that are lent for a while, several runs with --only. Exits with 1 if
+a test failed, a program could not run or libtorch is of another version.
 """
 
 import argparse
+import ctypes
 import gzip
 import importlib.util
 import json
@@ -22,6 +24,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 import xml.etree.ElementTree
 
 HERE = pathlib.Path(__file__).resolve().parent
@@ -41,7 +44,10 @@ BENCHMARKS = {
 }
 # What only a GPU can tell, by the exit status: kernels under compute-sanitizer, where the machine has it, training beside
 # a plain model, and the op corpus, where the folder has one.
-SANITIZER = ["compute-sanitizer", "--error-exitcode", "99", "--leak-check", "no"]
+# Of all kernels ours alone, by their namespace in mangled names: ATen's are the most by far. And no errors of CUDA's API,
+# some of which ATen expects.
+SANITIZER = "compute-sanitizer --error-exitcode 99 --report-api-errors no".split()
+SANITIZER += ["--kernel-name", "kernel_substring=N7tessera"]
 SANITIZED = ["cuda_test", "~a shard of a tensor that 32 bits cannot address"]  # of 3 GiB, which would take hours
 COMMANDS = {
     "train_gpt": ["train_gpt", "--device", "cuda", "--nproc", "1", "--check-parity", "--steps", "20"]
@@ -98,9 +104,19 @@ def prefer_library_path(program):
     program.write_bytes(data)
 
 
+PR_SET_PDEATHSIG = 1
+LIBC = ctypes.CDLL(None)
+
+
+def die_with_parent():
+    """In a program before it starts: the leader of a process group, killed when this process ends in whatever way."""
+    os.setpgrp()
+    LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
 def run(command, env, timeout, errors=subprocess.STDOUT):
     """(exit status or None after a time-out, output)"""
-    process = subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=errors, start_new_session=True)
+    process = subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=errors, preexec_fn=die_with_parent)
     try:
         output, _ = process.communicate(timeout=timeout)
         return process.returncode, output.decode(errors="replace")
@@ -201,8 +217,23 @@ def why_not(name, has_gpu):
     return ""
 
 
-def run_program(runner, program, arguments, env, timeout, prefix=()):
+class Limits:
+    """Seconds for a program, and for all together (None: no limit) from when this is made."""
+
+    def __init__(self, timeout, budget):
+        self.timeout, self.budget = timeout, budget
+        self.end = None if budget is None else time.monotonic() + budget
+
+    def of_next(self):
+        """Seconds that the next program may take; 0 or less: the budget is used up."""
+        return self.timeout if self.end is None else min(self.timeout, self.end - time.monotonic())
+
+
+def run_program(runner, program, arguments, env, limits, prefix=()):
     """Runs it, unpacked, and says what came of it whatever happens."""
+    timeout = limits.of_next()
+    if timeout <= 0:
+        return {"exit_status": None, "output": f"not run: the budget of {limits.budget:g} s was used up before"}
     try:
         with tempfile.TemporaryDirectory() as folder:
             unpacked = unpack(program, folder)
@@ -227,6 +258,7 @@ def main():
     parser.add_argument("--libtorch", type=pathlib.Path, default=default_libtorch())
     parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path("report.json"))
     parser.add_argument("--timeout", type=float, default=600, help="seconds for one program")
+    parser.add_argument("--budget", type=float, help="seconds for all programs together")
     parser.add_argument("--only", nargs="+", choices=names, default=names, metavar="NAME")
     options = parser.parse_args()
     if options.libtorch is None or not (options.libtorch / "lib" / "libtorch_cuda.so").exists():
@@ -250,10 +282,11 @@ def main():
 
     write()
     env = environment(options.libtorch.resolve())
+    limits = Limits(options.timeout, options.budget)
     for commands, runner, place in [(TESTS, run_test, "tests"), (BENCHMARKS, run_benchmark, "benchmarks")]:
         for name, (program, *arguments) in commands.items():
             if name in options.only:
-                report[place][name] = run_program(runner, program, arguments, env, options.timeout)
+                report[place][name] = run_program(runner, program, arguments, env, limits)
                 write()
     for name, (program, *arguments) in COMMANDS.items():
         if name in options.only:
@@ -261,7 +294,7 @@ def main():
             report["commands"][name] = (
                 {"exit_status": 0, "skipped": lack}
                 if lack
-                else run_program(run_command, program, arguments, env, options.timeout, PREFIXES.get(name, ()))
+                else run_program(run_command, program, arguments, env, limits, PREFIXES.get(name, ()))
             )
             write()
     report["complete"] = True

@@ -105,10 +105,12 @@ void local_draw_in_place(const c10::OperatorHandle& op, torch::jit::Stack* stack
   stack->back() = local;
 }
 
-/// Ops of whole operands: each rank computes the same from the same generator.
-void local_draw(const c10::OperatorHandle& op, torch::jit::Stack* stack, const OpPlan& plan) {
-  const auto operand = std::ranges::find_if(plan.operands, [](const SpecPtr& spec) { return spec != nullptr; });
-  set_generator(op, stack, (*operand)->mesh().device_type());
+/// Ops of whole operands: each rank computes the same from the same generator, one of the device where they lie, which
+/// is not the mesh's where they are offloaded.
+void local_draw(const c10::OperatorHandle& op, torch::jit::Stack* stack, const OpPlan& /*plan*/) {
+  const auto arguments = torch::jit::last(*stack, op.schema().arguments().size());
+  const auto operand = std::ranges::find_if(arguments, &c10::IValue::isTensor);
+  set_generator(op, stack, operand->toTensor().device().type());
   op.callBoxed(stack);
 }
 

@@ -261,7 +261,7 @@ TEST_CASE("devices: the first interface: clipping, full parameters and state dic
 TEST_CASE("devices: fused optimizers step alike, with a rate that changes and a parameter that joins later") {
   const int kind = GENERATE(0, 1, 2);
   constexpr double kEps = 1e-3;  // gradients of nearly 0, which devices round apart, are not to count as others do
-  expect_same_on_devices(3, [&](const Rank& rank) {
+  const auto train = [&](const Rank& rank) {
     auto tower = make_tower(rank.device);
     shard_tower(tower, {.mesh = init_device_mesh(rank.device.type(), {3})});
     const auto params = tower->parameters();
@@ -285,7 +285,8 @@ TEST_CASE("devices: fused optimizers step alike, with a rate that changes and a 
       optimizer->step();
     }
     return full_parameters(*tower);
-  });
+  };
+  expect_same_on_devices(3, train, {.rtol = 1e-4, .atol = 1e-5});  // rounding moves Adam's steps by about kTolerance
 }
 
 TEST_CASE("devices: a scaled loss, of which one overflows on one rank") {

@@ -1,6 +1,8 @@
 #include "dtensor/dtensor.h"
 
 #include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/alias.h>
 #include <ATen/ops/empty.h>
 #include <fmt/ranges.h>
 #include <torch/csrc/autograd/custom_function.h>
@@ -35,7 +37,11 @@ class FromLocalFunction : public torch::autograd::Function<FromLocalFunction> {
   static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& local, const SpecPtr& spec,
                             const Placements& grad_placements) {
     save_spec(context, spec->with_placements(grad_placements));
-    return wrap_local(local.detach(), spec);
+    auto result = wrap_local(local.detach(), spec);
+    if (!local.is_inference() && !result.is_inference()) {  // what autograd saved of either finds writes to the other
+      result.unsafeGetTensorImpl()->set_version_counter(local.unsafeGetTensorImpl()->version_counter());
+    }
+    return result;
   }
 
   static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
@@ -53,18 +59,21 @@ class FromLocalFunction : public torch::autograd::Function<FromLocalFunction> {
 
 class ToLocalFunction : public torch::autograd::Function<ToLocalFunction> {
  public:
+  /// As a view, which autograd refuses to write since a function of a program's own returns it, or by itself.
+  enum class Result { View, Own };
+
   static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& tensor,
-                            const Placements& grad_placements) {
+                            const Placements& grad_placements, Result result) {
     const auto* meta = dtensor_meta(tensor);
     check_not_stale(*meta, "to_local");
     save_spec(context, meta->spec->with_placements(grad_placements));
-    return meta->local.detach();
+    return result == Result::View ? at::alias(meta->local) : meta->local.detach();
   }
 
   static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
                                                  const torch::autograd::variable_list& grads) {
     if (!grads[0].defined()) {
-      return {at::Tensor(), at::Tensor()};
+      return {at::Tensor(), at::Tensor(), at::Tensor()};
     }
     const auto spec = saved_spec(context);
     const auto& grad = grads[0];
@@ -75,9 +84,22 @@ class ToLocalFunction : public torch::autograd::Function<ToLocalFunction> {
     const auto grad_meta = TensorMeta::contiguous(spec->sizes(), grad.scalar_type());
     return {from_local(with_own_memory(grad), spec->mesh(), spec->placements(),
                        {.shape = std::vector<int64_t>(grad_meta.sizes.begin(), grad_meta.sizes.end())}),
-            at::Tensor()};
+            at::Tensor(), at::Tensor()};
   }
 };
+
+at::Tensor local_tensor(const at::Tensor& tensor, std::optional<Placements> grad_placements,
+                        ToLocalFunction::Result result) {
+  const auto& spec = dtensor_spec(tensor);
+  const auto grads = grad_placements ? normalized(std::move(*grad_placements), spec->ndim(), spec->mesh().ndim(),
+                                                  "to_local(grad_placements)")
+                                     : gradient_placements(spec->placements());
+  return ToLocalFunction::apply(tensor, grads, result);
+}
+
+bool records_gradient(const at::Tensor& tensor) {
+  return at::GradMode::is_enabled() && tensor.requires_grad();
+}
 
 void check_device(const at::Tensor& tensor, const DeviceMesh& mesh, const char* where) {
   TESSERA_CHECK(ValueError, tensor.is_meta() || tensor.device().type() == mesh.device_type(),
@@ -192,16 +214,24 @@ at::Tensor from_local(const at::Tensor& local, const DeviceMesh& mesh, Placement
 }
 
 at::Tensor to_local(const at::Tensor& tensor, std::optional<Placements> grad_placements) {
-  const auto& spec = dtensor_spec(tensor);
-  const auto grads = grad_placements ? normalized(std::move(*grad_placements), spec->ndim(), spec->mesh().ndim(),
-                                                  "to_local(grad_placements)")
-                                     : gradient_placements(spec->placements());
-  return ToLocalFunction::apply(tensor, grads);
+  const bool view = records_gradient(tensor);
+  return local_tensor(tensor, std::move(grad_placements),
+                      view ? ToLocalFunction::Result::View : ToLocalFunction::Result::Own);
+}
+
+at::Tensor take_local(at::Tensor tensor, std::optional<Placements> grad_placements) {
+  auto local = local_tensor(tensor, std::move(grad_placements), ToLocalFunction::Result::Own);
+  if (records_gradient(tensor)) {  // what autograd saved of the DTensor finds that it was written
+    local.unsafeGetTensorImpl()->set_version_counter(tensor.unsafeGetTensorImpl()->version_counter());
+  }
+  return local;
 }
 
 at::Tensor full_tensor(const at::Tensor& tensor, std::optional<Placements> grad_placements) {
   const Placements replicated(dtensor_spec(tensor)->placements().size(), Replicate());
-  return to_local(redistribute(tensor, replicated), std::move(grad_placements));
+  auto whole = redistribute(tensor, replicated);
+  return whole.is_same(tensor) ? to_local(whole, std::move(grad_placements))
+                               : take_local(std::move(whole), std::move(grad_placements));
 }
 
 }  // namespace tessera

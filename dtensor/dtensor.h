@@ -61,17 +61,25 @@ struct FromLocalOptions {
 };
 
 /// Each rank's local tensor becomes its part of a DTensor. No communication (unless run_check), and no copy of what is
-/// contiguous or comes with options.stride: they share memory. Differentiable: the gradient of the DTensor reaches
-/// `local`.
+/// contiguous or comes with options.stride: they share memory, and a backward that needs what either was throws if the
+/// other was written. Differentiable: the gradient of the DTensor reaches `local`.
 at::Tensor from_local(const at::Tensor& local, const DeviceMesh& mesh, Placements placements,
                       FromLocalOptions options = {});
 
 /// The local tensor, sharing memory. Differentiable; `grad_placements` say what the local gradients form
 /// together (default: the tensor's placements, Replicate for Partial).
+/// Where a gradient is recorded, an in-place op on the result, or its use after the DTensor was written, is an error of
+/// autograd ("a view ... created inside a custom Function"), as in PyTorch: the DTensor would not know of the write.
+/// clone() it first. Without a gradient, as under NoGradGuard, it may be written, and the DTensor has what was written.
 at::Tensor to_local(const at::Tensor& tensor, std::optional<Placements> grad_placements = std::nullopt);
+
+/// to_local of a DTensor that the program gives up, as one that redistribute() or an op has just made: the result may
+/// be written in place.
+at::Tensor take_local(at::Tensor tensor, std::optional<Placements> grad_placements = std::nullopt);
 
 /// The whole tensor as a plain one on every rank: redistribute to Replicate, then to_local with
 /// `grad_placements` (default: Replicate, the ranks' gradients are equal; Partial: they are terms of the gradient).
+/// It shares memory with a tensor that is replicated already, and what to_local() says of in-place ops holds then.
 at::Tensor full_tensor(const at::Tensor& tensor, std::optional<Placements> grad_placements = std::nullopt);
 
 }  // namespace tessera

@@ -44,7 +44,8 @@ at::Tensor local_input(const at::Tensor& input, size_t index, const LocalMapOpti
                   index, dtensor_spec(input)->to_string(), to_string(target));
     placed = redistribute(input, target);
   }
-  return to_local(placed, entry(options.in_grad_placements, index));
+  const auto grad_placements = entry(options.in_grad_placements, index);
+  return placed.is_same(input) ? to_local(input, grad_placements) : take_local(std::move(placed), grad_placements);
 }
 
 void check_counts(const LocalMapOptions& options, size_t inputs) {

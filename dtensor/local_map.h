@@ -31,9 +31,9 @@ struct LocalMapOptions {
 };
 
 /// `function` on the local tensors of `inputs` (plain ones are passed as they are); its results as DTensors on the
-/// inputs' mesh. All ranks must call it. Throws ValueError, on every rank, if no input is a DTensor, meshes differ,
-/// an input lies otherwise than required, numbers do not fit, a result is undefined, or the local results do not form
-/// tensors cut as torch.chunk cuts them.
+/// inputs' mesh. It may write to a local tensor in place where to_local() says so. All ranks must call it. Throws
+/// ValueError, on every rank, if no input is a DTensor, meshes differ, an input lies otherwise than required, numbers
+/// do not fit, a result is undefined, or the local results do not form tensors cut as torch.chunk cuts them.
 std::vector<at::Tensor> local_map(
     const std::function<std::vector<at::Tensor>(const std::vector<at::Tensor>&)>& function,
     const std::vector<at::Tensor>& inputs, const LocalMapOptions& options);

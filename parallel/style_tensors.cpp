@@ -71,8 +71,8 @@ at::Tensor style_input(const at::Tensor& tensor, const DeviceMesh& mesh, const P
 }
 
 at::Tensor style_output(const at::Tensor& tensor, const Placement& layout, bool use_local_output) {
-  const auto placed = redistribute(tensor, {layout});
-  return use_local_output ? to_local(placed) : placed;
+  auto placed = redistribute(tensor, {layout});
+  return use_local_output ? take_local(std::move(placed)) : placed;
 }
 
 std::vector<int64_t> exchange_shape(const at::Tensor& local, const DeviceMesh& mesh, int64_t dim,

@@ -34,7 +34,7 @@ struct StyleInputOptions {
 at::Tensor style_input(const at::Tensor& tensor, const DeviceMesh& mesh, const Placement& layout,
                        const Placement& desired, const StyleInputOptions& options);
 
-/// A DTensor under `layout`, or its local tensor then.
+/// `tensor`, which a layer has just computed, under `layout`, or its local tensor then, which may be written in place.
 at::Tensor style_output(const at::Tensor& tensor, const Placement& layout, bool use_local_output);
 
 /// Global sizes of the tensor of which each rank of `mesh` (1-D) holds `local` under Shard(dim), found by one

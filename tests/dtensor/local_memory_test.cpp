@@ -1,6 +1,7 @@
 // Memory and gradients of what passes to_local and from_local.
 
 #include <ATen/TensorOperators.h>
+#include <ATen/core/grad_mode.h>
 #include <ATen/ops/_neg_view.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/complex.h>
@@ -127,5 +128,74 @@ TEST_CASE("a gradient that nobody else holds is not copied", "[dtensor]") {
     part.register_hook([&](const at::Tensor& grad) { seen = to_local(grad).const_data_ptr(); });
     full_tensor(part.square().sum()).backward();
     TESSERA_EXPECT(leaf_part.grad().const_data_ptr() == seen);
+  });
+}
+
+TEST_CASE("a local tensor is not written behind autograd's back", "[dtensor]") {
+  run_ranks(2, [](int) {
+    const auto mesh = init_device_mesh(at::kCPU, {2});
+    const auto refused = "is being modified inplace";
+    const auto z = leaf(at::full({5}, 0.f), mesh);
+    expect_throws<c10::Error>([&] { to_local(z).mul_(2); }, refused);
+    for (const Placement& placement : {Placement(Shard(0)), Placement(Replicate())}) {
+      const auto y = redistribute(z, {placement}).sigmoid();
+      expect_throws<c10::Error>([&] { to_local(y).mul_(2); }, refused);
+      const auto whole = full_tensor(y);
+      if (placement.is_replicate()) {
+        expect_throws<c10::Error>([&] { whole.mul_(2); }, refused);
+      } else {
+        whole.mul_(2).sum().backward();  // memory of its own
+        expect_bit_equal(full_tensor(z.grad()), at::full({5}, 0.5f));
+      }
+    }
+    z.mutable_grad() = at::Tensor();
+    to_local(z.sigmoid()).clone().mul_(2).sum().backward();
+    expect_bit_equal(full_tensor(z.grad()), at::full({5}, 0.5f));
+  });
+}
+
+TEST_CASE("a local tensor that has no gradient is written for its DTensor, too", "[dtensor]") {
+  run_ranks(2, [](int) {
+    const auto mesh = init_device_mesh(at::kCPU, {2});
+    const auto x = leaf(at::full({3}, 1.f), mesh);
+    {
+      const at::NoGradGuard no_grad;
+      to_local(x).mul_(2);
+    }
+    expect_bit_equal(full_tensor(x.detach()), at::full({3}, 2.f));
+    const auto plain = x.detach().clone();
+    to_local(plain).mul_(3);
+    expect_bit_equal(full_tensor(plain), at::full({3}, 6.f));
+    to_local(plain).mul_(to_local(x)).sum().backward();  // autograd knows all of it
+    expect_bit_equal(full_tensor(x.grad()), at::full({3}, 6.f));
+  });
+}
+
+TEST_CASE("a local tensor that is taken is written as any result of an op", "[dtensor]") {
+  run_ranks(2, [](int) {
+    const auto mesh = init_device_mesh(at::kCPU, {2});
+    const auto z = leaf(at::full({3}, 0.f), mesh);
+    take_local(z * 3).mul_(2).sum().backward();
+    expect_bit_equal(full_tensor(z.grad()), at::full({3}, 6.f));
+    const auto saved = take_local(z.sigmoid());
+    saved.mul_(2);
+    expect_throws<c10::Error>([&] { saved.sum().backward(); }, "modified by an inplace operation");
+  });
+}
+
+TEST_CASE("from_local's tensors count each other's writes", "[dtensor]") {
+  run_ranks(2, [](int) {
+    const auto mesh = init_device_mesh(at::kCPU, {2});
+    const auto p = leaf(at::full({4}, 1.f), mesh);
+    const auto part = at::full({2}, 3.f);
+    const auto product = (p * from_local(part, mesh, {Shard(0)})).sum();
+    part.mul_(2);
+    expect_throws<c10::Error>([&] { product.backward(); }, "modified by an inplace operation");
+
+    const auto local_leaf = at::full({2}, 0.f).set_requires_grad(true);
+    const auto saved = local_leaf.sigmoid();
+    const auto d = from_local(saved, mesh, {Shard(0)});
+    d.mul_(2);
+    expect_throws<c10::Error>([&] { d.sum().backward(); }, "modified by an inplace operation");
   });
 }

@@ -2,6 +2,7 @@
 
 #include <ATen/core/enum_tag.h>
 #include <ATen/ops/equal.h>
+#include <torch/csrc/autograd/functions/accumulate_grad.h>
 #include <torch/library.h>
 
 #include <algorithm>
@@ -30,11 +31,30 @@ bool equal(const at::Tensor& a, const at::Tensor& b) {
   return whole_tensor(*dtensor_meta(a)).equal(whole_tensor(*dtensor_meta(b)));
 }
 
+/// Whether autograd detaches a gradient now to keep it as a leaf's.
+bool keeps_gradient() {
+  const auto node = torch::autograd::get_current_node();
+  return dynamic_cast<const torch::autograd::AccumulateGrad*>(node.get()) != nullptr;
+}
+
+/// The meta of a leaf's gradient that came as a copied view. It is a tensor of its own, since the viewed one is what
+/// backward computed on the way: the next backward, the optimizer and clipping write to it. Its memory may be that of
+/// another copied view.
+c10::intrusive_ptr<DTensorMeta> meta_of_gradient(const at::Tensor& view) {
+  const auto& meta = *dtensor_meta(view);
+  check_not_stale(meta, "a leaf's gradient");
+  return c10::make_intrusive<DTensorMeta>(has_own_local_memory(view) ? meta.local : meta.local.clone(), meta.spec,
+                                          meta.origin);
+}
+
 /// A view of all: metas never change, so that both share one, as tensor.data() does. zero_grad() detaches each
 /// gradient.
 at::Tensor detach(const at::Tensor& tensor) {
   const auto* impl = tensor.unsafeGetTensorImpl();
   auto view = impl->shallow_copy_and_detach(impl->version_counter(), /*allow_tensor_metadata_change=*/true);
+  if (dtensor_meta(tensor)->copied_view && keeps_gradient()) {
+    view->set_backend_meta(meta_of_gradient(tensor));
+  }
   return at::Tensor(c10::intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>::reclaim(view.release()));
 }
 

@@ -1,3 +1,6 @@
+#include <ATen/TensorOperators.h>
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/arange.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/constant_pad_nd.h>
 #include <ATen/ops/diagonal.h>
@@ -10,11 +13,15 @@
 #include <ATen/ops/view_as_complex.h>
 #include <ATen/ops/view_as_real.h>
 #include <ATen/ops/view_copy.h>
+#include <ATen/ops/zeros.h>
+
+#include <functional>
 
 #include "comm/comm_stats.h"
 #include "dtensor/dtensor.h"
 #include "testing/expect.h"
 #include "testing/run_ranks.h"
+#include "testing/tensor_matchers.h"
 #include "tests/dtensor/op_oracle.h"
 #include "third_party/catch2/catch.h"
 
@@ -293,5 +300,41 @@ TEST_CASE("gradients pass a view of moved data though its tensor is written", "[
     expect_equal(full_tensor(leaf.grad()).sum().item<float>(), 4 * 10.f + 3 * 2.f);
     (leaf * 2).narrow(0, 0, 3).sum().backward();
     expect_equal(full_tensor(leaf.grad()).sum().item<float>(), 4 * 10.f + 2 * 3 * 2.f);
+  });
+}
+
+TEST_CASE("a leaf's gradient that passed a view of moved data may be written", "[dtensor][ops]") {
+  for (const int ranks : {1, 2, 3}) {
+    run_ranks(ranks, [&](int) {
+      const auto mesh = init_device_mesh(at::kCPU, {ranks});
+      const auto values = at::arange(12, at::kFloat).view({3, 4});
+      const auto x = distribute_tensor(values, mesh, {Shard(0)}).requires_grad_();
+      const auto w = distribute_tensor(at::arange(12, at::kFloat), mesh, {Shard(0)});
+      const auto expected = values * at::arange(12, at::kFloat).view({3, 4}).square() * 2;
+      for (int pass = 1; pass <= 2; ++pass) {
+        (x.flatten() * w).square().sum().backward();
+        expect_bit_equal(full_tensor(x.grad()), expected * pass);
+      }
+      x.grad().mul_(0.5);
+      expect_bit_equal(full_tensor(x.grad()), expected);
+      x.grad().zero_();
+      expect_bit_equal(full_tensor(x.grad()), at::zeros({3, 4}));
+    });
+  }
+}
+
+TEST_CASE("leaves whose gradients are views of one moved gradient do not share it", "[dtensor][ops]") {
+  run_ranks(2, [](int) {
+    const auto mesh = init_device_mesh(at::kCPU, {2});
+    const auto leaf = [&](std::vector<int64_t> sizes) {
+      return distribute_tensor(at::ones(sizes), mesh, {Replicate()}).requires_grad_();
+    };
+    const auto a = leaf({1, 12}), b = leaf({12});
+    const auto w = distribute_tensor(at::ones({3, 4}), mesh, {Shard(0)});
+    for (int pass = 1; pass <= 2; ++pass) {
+      ((a.view({12}) + b).view({3, 4}) * w).square().sum().backward();
+      expect_bit_equal(full_tensor(a.grad()), at::full({1, 12}, 4.f * pass));
+      expect_bit_equal(full_tensor(b.grad()), at::full({12}, 4.f * pass));
+    }
   });
 }

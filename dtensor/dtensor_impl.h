@@ -33,17 +33,16 @@ class CopiedView {
   /// Of `viewed`, a DTensor, which may be a copied view itself.
   static CopiedView of(const at::Tensor& viewed);
 
-  explicit operator bool() const { return is_copy_; }
-  /// Whether the viewed tensor, or one that shares its version counter, was written since. Inference tensors count no
-  /// versions: never.
-  bool is_stale() const { return viewed_.enabled() && viewed_.current_version() != version_; }
+  explicit operator bool() const { return viewed_ != nullptr; }
+  /// Whether the viewed tensor, or its local tensor, was written since, or one that shares a version counter with
+  /// either: tensor.data() shares the local one alone. Inference tensors count no versions: never.
+  bool is_stale() const;
   /// For the tensor that becomes its own copied view (as_strided_).
   CopiedView of_itself() const;
 
  private:
-  bool is_copy_ = false;
-  uint32_t version_ = 0;
-  c10::VariableVersion viewed_;
+  struct Viewed;
+  std::shared_ptr<const Viewed> viewed_;
 };
 
 class DTensorMeta : public c10::BackendMeta {

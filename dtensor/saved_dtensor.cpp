@@ -96,6 +96,7 @@ at::Tensor without_neighbours(const at::Tensor& local) {
 
 OutputArchive& operator<<(OutputArchive& archive, const SavedDTensor& saved) {
   const auto& spec = *dtensor_spec(saved.tensor);
+  check_not_stale(*dtensor_meta(saved.tensor), "torch::save");
   const auto& mesh = spec.mesh();
   c10::List<std::string> names;
   for (const auto& name : mesh.axis_names()) {

@@ -29,7 +29,8 @@ struct SavedDTensor {
   DeviceMesh mesh = {};
 };
 
-/// Throws ValueError if `saved.tensor` is no DTensor or a pending norm.
+/// Throws ValueError if `saved.tensor` is no DTensor or a pending norm, StateError if it is a view of moved data
+/// (dtensor.h) whose tensor was written since.
 torch::serialize::OutputArchive& operator<<(torch::serialize::OutputArchive& archive, const SavedDTensor& saved);
 
 /// Throws ValueError if `saved.mesh` is empty, of other axes or sizes than the saved one, if the file is another

@@ -338,3 +338,24 @@ TEST_CASE("leaves whose gradients are views of one moved gradient do not share i
     }
   });
 }
+
+TEST_CASE("writes that autograd does not see make a view of moved data stale, too", "[dtensor][ops]") {
+  run_ranks(2, [](int) {
+    const auto mesh = init_device_mesh(at::kCPU, {2});
+    const auto x = distribute_tensor(at::ones({4}), mesh, {Shard(0)}).requires_grad_();
+    const auto writes = std::vector<std::function<void()>>{
+        [&] { x.data().mul_(5); },
+        [&] {
+          const at::NoGradGuard no_grad;
+          to_local(x).mul_(5);
+        },
+        [&] { x.detach().mul_(5); },
+    };
+    for (const auto& write : writes) {
+      const auto view = x.narrow(0, 0, 2);
+      write();
+      expect_throws<StateError>([&] { full_tensor(view); }, "was written since");
+    }
+    expect_bit_equal(full_tensor(x.narrow(0, 0, 2).detach()), at::full({2}, 125.f));
+  });
+}

@@ -99,3 +99,14 @@ TEST_CASE("what does not fit is refused, and nothing is loaded", "[dtensor]") {
     expect_throws<c10::Error>([&] { torch::load(loaded, garbage); }, "");
   });
 }
+
+TEST_CASE("a view of moved data is not saved once its tensor was written", "[dtensor]") {
+  run_ranks(2, [](int) {
+    const auto mesh = init_device_mesh(at::kCPU, {2});
+    auto tensor = distribute_tensor(ramp({4}), mesh, {Shard(0)});
+    const auto view = tensor.narrow(0, 1, 2);
+    expect_bit_equal(full_tensor(saved_and_loaded(view, mesh)), ramp({4}).narrow(0, 1, 2));
+    tensor.mul_(5);
+    expect_throws<StateError>([&] { saved_and_loaded(view, mesh); }, "torch::save: Float[2]");
+  });
+}

@@ -4,10 +4,12 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/as_strided.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/empty_strided.h>
 #include <ATen/ops/squeeze.h>
 #include <ATen/ops/t.h>
 #include <ATen/ops/transpose.h>
 #include <ATen/ops/unsqueeze.h>
+#include <torch/csrc/autograd/functions/tensor.h>
 #include <torch/library.h>
 
 #include "base/error.h"
@@ -64,12 +66,42 @@ const at::Tensor& as_strided_(const at::Tensor& self, c10::SymIntArrayRef sizes,
   return take_on(self, self.as_strided_symint(sizes, strides, std::move(offset)));
 }
 
+/// Whether autograd takes the view now of the gradient's own copy, to write to it what a write to a view in forward
+/// makes of that part.
+bool writes_part_of_gradient() {
+  const auto node = torch::autograd::get_current_node();
+  return dynamic_cast<const torch::autograd::CopySlices*>(node.get()) != nullptr;
+}
+
+/// `self` takes on the whole tensor, so that every view of it shares its memory; false if other tensors have the memory
+/// that it gives up. Collective.
+bool become_whole(const at::Tensor& self) {
+  const auto* meta = dtensor_meta(self);
+  const auto& spec = *meta->spec;
+  const bool owns = has_own_local_memory(self) && !meta->copied_view;
+  if (!same_on_all_ranks({owns}, spec.mesh()) || !owns) {
+    return false;
+  }
+  const auto whole = whole_tensor(*meta);
+  auto local = at::empty_strided(spec.sizes(), spec.strides(), whole.options()).copy_(whole);
+  const auto replicated = spec.with_placements(Placements(spec.placements().size(), Replicate()));
+  take_on(self, wrap_local(std::move(local), replicated, meta->origin));
+  return true;
+}
+
 /// as_strided on a DTensor: sizes, strides and offset refer to the whole tensor. Where they say what views by name say
 /// too (strided_view.h), as those that autograd derives from such views do, shards stay and writes reach the tensor.
-/// Else every rank must hold the whole tensor.
+/// Else every rank must hold the whole tensor. A gradient may be cut where the tensor that a view was written of was
+/// not: it becomes whole.
 at::Tensor view_strided(const at::Tensor& self, const StridedView& wanted) {
-  if (auto view = as_view_by_name(self, wanted)) {
-    return *view;
+  {
+    auto view = as_view_by_name(self, wanted);
+    if (view && !(dtensor_meta(*view)->copied_view && writes_part_of_gradient())) {
+      return *view;
+    }
+  }
+  if (!dtensor_meta(self)->spec->is_replicated() && writes_part_of_gradient() && become_whole(self)) {
+    return view_strided(self, wanted);
   }
   const auto* meta = dtensor_meta(self);
   const auto& spec = *meta->spec;

@@ -80,3 +80,31 @@ TEST_CASE("a write to a view under autograd reaches its part of the gradient onl
     });
   }
 }
+
+TEST_CASE("a write to a view of copies reaches a gradient that comes cut", "[dtensor]") {
+  const std::vector<Write> writes = {
+      [](at::Tensor y) { y.select(0, 1).mul_(3); },
+      [](at::Tensor y) { y.narrow(0, 1, 2).narrow(1, 1, 3).zero_(); },
+      [](at::Tensor y) { y.diagonal().mul_(3); },
+      [](at::Tensor y) { y.t().select(1, 0).exp_(); },
+  };
+  for (const int ranks : {2, 3, 5}) {
+    run_ranks(ranks, [&](int) {
+      const auto mesh = init_device_mesh(at::kCPU, {ranks});
+      for (const auto& write : writes) {
+        const auto values = ramp({4, 5}) / 10;
+        const auto plain = values.clone().requires_grad_();
+        const auto x = distribute_tensor(values, mesh, {Replicate()}).requires_grad_();
+        for (const auto& placement : {Placement(Shard(0)), Placement(Shard(1))}) {
+          for (const auto& [leaf, factor] :
+               {std::pair{plain, values}, {x, distribute_tensor(values, mesh, {placement})}}) {
+            const auto y = leaf * 1;
+            write(y);
+            (y * factor).sum().backward();
+          }
+          expect_bit_equal(full_tensor(x.grad()), plain.grad());
+        }
+      }
+    });
+  }
+}

@@ -247,6 +247,9 @@ void dispatch(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* st
   if (ExplicitRedistribution::level() != ExplicitRedistribution::Level::Off) {
     check_moves_allowed(op, call, plan);
   }
+  if (plan.writes_back) {
+    check_written_once(op, call, plan);
+  }
   const Locals locals(call, plan);
   put_local_arguments(call, locals, stack);
   run_local(op, call, plan, locals, stack);

@@ -74,6 +74,23 @@ bool may_replicate_plain_tensors(const CallSignature& call) {
   });
 }
 
+void check_written_once(const c10::OperatorHandle& op, const CallSignature& call, const OpPlan& plan) {
+  const auto is_written = [&](size_t i) { return call.is_written(call.operands[i].arg); };
+  for (size_t i = 0; i < call.operands.size(); ++i) {
+    if (!plan.redistribute[i] || !is_written(i)) {
+      continue;
+    }
+    for (size_t other = 0; other < call.operands.size(); ++other) {
+      TESSERA_CHECK(
+          ValueError, other == i || call.operands[other].dtensor != call.operands[i].dtensor || !is_written(other),
+          "{} writes to one tensor twice, as operands {} and {}, and would have to redistribute it to {}: {}. "
+          "redistribute() it first, or write to it in two calls",
+          toString(op.operator_name()), std::min(i, other), std::max(i, other),
+          to_string(plan.operands[i]->placements()), describe_arguments(call));
+    }
+  }
+}
+
 void check_moves_allowed(const c10::OperatorHandle& op, const CallSignature& call, const OpPlan& plan) {
   for (size_t i = 0; i < call.operands.size(); ++i) {
     if (!plan.redistribute[i]) {

@@ -25,6 +25,10 @@ void check_runs_whole(const c10::OperatorHandle& op, const CallSignature& call);
 /// was written to that one.
 void check_copied_views(const c10::OperatorHandle& op, const CallSignature& call);
 
+/// Throws ValueError if the call writes a tensor twice and the plan moves it, so that each write is one to its own
+/// copy.
+void check_written_once(const c10::OperatorHandle& op, const CallSignature& call, const OpPlan& plan);
+
 /// In an ExplicitRedistribution scope: throws if the plan moves an operand.
 void check_moves_allowed(const c10::OperatorHandle& op, const CallSignature& call, const OpPlan& plan);
 

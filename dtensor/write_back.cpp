@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "base/error.h"
+#include "dtensor/from_local_checks.h"
 #include "dtensor/redistribute.h"
 
 namespace tessera {
@@ -23,7 +24,8 @@ void write_back(const c10::OperatorHandle& op, const CallOperand& operand, const
     home.local.copy_(redistribute_local(local, *spec, home.spec->placements()));
     return;
   }
-  TESSERA_CHECK(NotImplementedError, has_own_local_memory(*operand.tensor),
+  const bool owns = has_own_local_memory(*operand.tensor);  // where a shard is empty, views share nothing
+  TESSERA_CHECK(NotImplementedError, same_on_all_ranks({owns}, home.spec->mesh()) && owns,
                 "{}: it writes to {} {}, a pending norm whose memory other tensors have too, such as one that detach() "
                 "or a view made, or that a backward needs. redistribute() it first",
                 toString(op.operator_name()), to_string(home.spec->meta()), to_string(home.spec->placements()));

@@ -1,7 +1,9 @@
 // Ops that write: in place where the tensor has to move, with new sizes, and into out= tensors.
 
 #include <ATen/autocast_mode.h>
+#include <ATen/ops/_foreach_exp.h>
 #include <ATen/ops/_foreach_mul.h>
+#include <ATen/ops/_foreach_sub.h>
 #include <ATen/ops/add.h>
 #include <ATen/ops/as_strided.h>
 #include <ATen/ops/as_strided_scatter.h>
@@ -292,5 +294,35 @@ TEST_CASE("a tensor that is resized leaves no view behind that reads other memor
     x.resize_({2});
     x.fill_(1);
     expect_bit_equal(full_tensor(x), at::ones({2}));
+  });
+}
+
+TEST_CASE("a pending norm whose memory others have is refused by ranks with empty shards, too", "[dtensor][ops]") {
+  run_ranks(4, [](int) {
+    const auto mesh = init_device_mesh(at::kCPU, {2, 2});
+    const auto x = distribute_tensor(at::ones({1, 4}), mesh, {Shard(0), Shard(1)});
+    const auto norm = at::linalg_vector_norm(x, 2, at::IntArrayRef{1});
+    const auto view = norm.unsqueeze(0);
+    expect_throws<NotImplementedError>([&] { norm.sub_(10); }, "whose memory other tensors have too");
+    expect_bit_equal(full_tensor(view), at::full({1, 1}, 2.f));
+  });
+}
+
+TEST_CASE("a tensor that has to move is not written twice by one op", "[dtensor][ops]") {
+  run_ranks(2, [](int) {
+    const auto mesh = init_device_mesh(at::kCPU, {2});
+    auto term = from_local(at::ones({2}), mesh, {Partial()});
+    expect_throws<ValueError>(
+        [&] {
+          at::_foreach_exp_({term, term});
+        },
+        "aten::_foreach_exp_ writes to one tensor twice, as operands 0 and 1");
+    auto norm = distribute_tensor(at::ones({4}), mesh, {Shard(0)}).norm();
+    expect_throws<ValueError>([&] { at::_foreach_sub_({norm, norm}, 1); }, "redistribute() it first");
+    expect_bit_equal(full_tensor(term), at::full({2}, 2.f));
+    expect_bit_equal(full_tensor(norm), at::full({}, 2.f));
+    auto copies = redistribute(term, {Replicate()});
+    at::_foreach_mul_({copies, copies}, 3);
+    expect_bit_equal(full_tensor(copies), at::full({2}, 18.f));
   });
 }

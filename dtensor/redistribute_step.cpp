@@ -162,10 +162,19 @@ int64_t shared_length(const DTensorSpec& spec, Placements current, size_t axis, 
   return local_range(spec.sizes()[static_cast<size_t>(dim)], dim, current, spec.position()).length;
 }
 
+/// The step's result without data, as `local` is: nothing is sent.
+at::Tensor meta_result(const at::Tensor& local, const RedistributeStep& step, const DTensorSpec& spec,
+                       const Placements& current) {
+  return at::empty(local_sizes(spec.sizes(), after_step(current, step), spec.position()), local.options());
+}
+
 }  // namespace
 
 StepInFlight start_step(const at::Tensor& local, const RedistributeStep& step, const DTensorSpec& spec,
                         const Placements& current) {
+  if (local.is_meta()) {
+    return done(meta_result(local, step, spec, current));
+  }
   const auto position = spec.position();
   const AxisView axis{.group = spec.mesh().group(static_cast<int64_t>(step.axis)),
                       .num_ranks = position.axis_sizes[step.axis],

@@ -2,6 +2,7 @@
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/arange.h>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/linspace.h>
 #include <ATen/ops/ones.h>
@@ -127,6 +128,28 @@ TEST_CASE("copies with NaNs at the same places are copies", "[dtensor]") {
     from_local(nan.select(0, 0).select(0, 0), mesh, {Replicate()}, {.run_check = true});
     expect_throws<ValueError>(
         [&] { from_local(rank == 0 ? nan : at::zeros_like(nan), mesh, {Replicate()}, {.run_check = true}); },
+TEST_CASE("local_map runs on DTensors without data, and a function may write what was moved for it", "[dtensor]") {
+  run_ranks(2, [](int) {
+    const auto mesh = init_device_mesh(at::kCPU, {2});
+    const auto twice = [](const std::vector<at::Tensor>& x) { return std::vector{x[0].mul_(2)}; };
+    const LocalMapOptions options{
+        .out_placements = {{Shard(0)}}, .in_placements = {{{Shard(0)}}}, .redistribute_inputs = true};
+    const auto without_data =
+        local_map(twice, {distribute_tensor(at::empty({5, 2}, at::kMeta), mesh, {Shard(0)})}, options)[0];
+    TESSERA_EXPECT(without_data.is_meta());
+    expect_equal(without_data.sizes().vec(), std::vector<int64_t>{5, 2});
+
+    const auto columns = distribute_tensor(ramp({5, 2}), mesh, {Shard(1)}).requires_grad_();
+    const auto result = local_map(twice, {columns}, options)[0];
+    expect_bit_equal(full_tensor(result).detach(), ramp({5, 2}) * 2);
+    expect_bit_equal(full_tensor(columns).detach(), ramp({5, 2}));
+    result.sum().backward();
+    expect_bit_equal(full_tensor(columns.grad()), at::full({5, 2}, 2.f));
+    const auto rows = distribute_tensor(ramp({5, 2}), mesh, {Shard(0)}).requires_grad_();
+    expect_throws<c10::Error>([&] { local_map(twice, {rows}, options); }, "is being modified inplace");
+  });
+}
+
         "different values");
   });
 }

@@ -2,6 +2,7 @@
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/arange.h>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/ones_like.h>
 #include <ATen/ops/zeros_like.h>
@@ -312,4 +313,25 @@ TEST_CASE("redistribute refuses what has no meaning", "[dtensor]") {
     const auto integers = from_local(at::full({2}, 3, at::kLong), mesh, {Partial(ReduceOp::Avg)});
     expect_throws<NotImplementedError>([&] { redistribute(integers, {Replicate()}); }, "average of integers");
   });
+}
+
+TEST_CASE("DTensors without data move, too", "[dtensor]") {
+  for (const int ranks : {1, 2, 3}) {
+    run_ranks(ranks, [&](int) {
+      const auto mesh = init_device_mesh(at::kCPU, {ranks});
+      const auto whole = at::empty({5, 4}, at::kMeta);
+      const std::vector<Placement> places = {Replicate(), Shard(0), Shard(1), Partial()};
+      for (const auto& from : places) {
+        for (const auto& to : places) {
+          const auto x = redistribute(distribute_tensor(whole, mesh, {Replicate()}), {from});
+          const auto y = redistribute(x, {to});
+          TESSERA_EXPECT(y.is_meta() && placements(y) == Placements{to});
+          expect_equal(to_local(y).sizes().vec(), dtensor_spec(y)->local_sizes().vec());
+          expect_equal(full_tensor(y).sizes().vec(), std::vector<int64_t>{5, 4});
+        }
+      }
+      const auto rows = distribute_tensor(whole, mesh, {Shard(0)});
+      TESSERA_EXPECT(rows.matmul(rows.t()).is_meta());
+    });
+  }
 }

@@ -232,7 +232,7 @@ uint64_t DeviceMesh::hash() const {
 }
 
 uint64_t DeviceMesh::groups_hash() const {
-  uint64_t hash = 0;
+  uint64_t hash = state_ ? reinterpret_cast<uintptr_t>(state_->root.get()) : 0;
   for (int64_t axis = 0; state_ && axis < ndim(); ++axis) {
     hash = hash_combine(hash, reinterpret_cast<uintptr_t>(group(axis).get()));
   }

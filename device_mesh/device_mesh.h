@@ -113,9 +113,11 @@ class DeviceMesh {
   /// Whether collectives on both go through the same groups: copies and equal parts of one mesh do, equal meshes of two
   /// init_device_mesh calls do not.
   bool shares_groups_with(const DeviceMesh& other) const;
+  /// Whether both are parts of one mesh, root().
+  bool shares_root_with(const DeviceMesh& other) const;
   /// Equal meshes have equal hashes; stable over runs for ranks that are processes.
   uint64_t hash() const;
-  /// Meshes that share groups have equal ones, of the groups' addresses: for caches of one process, never to be
+  /// Meshes that share groups and root have equal ones, of these' addresses: for caches of one process, never to be
   /// compared between ranks.
   uint64_t groups_hash() const;
   /// "DeviceMesh(cpu, {dp: 2, tp: 3})", as fmt prints it.

@@ -34,8 +34,9 @@ using SpecPtr = c10::intrusive_ptr<DTensorSpec>;
 
 class DTensorSpec : public c10::intrusive_ptr_target {
  public:
-  /// The spec that this thread made before, if it is equal, over the same groups, and still in use: so most
-  /// comparisons end at equal pointers. `placements` must be normalized(). Throws ValueError for an empty mesh.
+  /// The spec that this thread made before, if it is equal, over the same groups of the same root mesh, and still in
+  /// use: so most comparisons end at equal pointers. `placements` must be normalized(). Throws ValueError for an empty
+  /// mesh.
   static SpecPtr make(DeviceMesh mesh, Placements placements, TensorMeta meta);
   /// The same mesh and tensor under other (normalized) placements, and row-major if `contiguous`.
   SpecPtr with_placements(Placements placements, bool contiguous = false) const;
@@ -56,7 +57,7 @@ class DTensorSpec : public c10::intrusive_ptr_target {
   bool has_partial() const;
 
   uint64_t hash() const { return hash_; }
-  /// Specs that are equal over the same groups have equal ones (DeviceMesh::groups_hash()).
+  /// Specs that are equal over the same groups of the same root mesh have equal ones (DeviceMesh::groups_hash()).
   uint64_t hash_with_groups() const { return hash_with_groups_; }
   bool operator==(const DTensorSpec& other) const;
 
@@ -80,9 +81,10 @@ inline bool same_spec(const SpecPtr& a, const SpecPtr& b) {
   return a == b || (a && b && a->hash() == b->hash() && *a == *b);
 }
 
-/// Equal meshes may communicate over groups of their own (DeviceMesh::from_group).
+/// Equal meshes may communicate over groups of their own, or be parts of different ones (DeviceMesh::from_group).
 inline bool same_spec_and_groups(const SpecPtr& a, const SpecPtr& b) {
-  return a == b || (same_spec(a, b) && (!a || a->mesh().shares_groups_with(b->mesh())));
+  return a == b || (same_spec(a, b) &&
+                    (!a || (a->mesh().shares_groups_with(b->mesh()) && a->mesh().shares_root_with(b->mesh()))));
 }
 
 /// "Float[5, 3]"

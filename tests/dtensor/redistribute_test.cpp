@@ -335,3 +335,19 @@ TEST_CASE("DTensors without data move, too", "[dtensor]") {
     });
   }
 }
+
+TEST_CASE("tensors on equal meshes of different roots each move within their own", "[dtensor]") {
+  run_ranks(4, [](int) {
+    const auto root = init_device_mesh(at::kCPU, {2, 2}, {"dp", "tp"});
+    const auto alone = DeviceMesh::from_group(root.group("tp"), at::kCPU, "tp");
+    const auto full = ramp({4, 2});
+    TESSERA_EXPECT(alone == root["tp"]);
+    for (const auto& mesh : {alone, root["tp"], alone, root["tp"]}) {
+      const auto x = distribute_tensor(full, mesh, {Shard(0)}) * 2;
+      TESSERA_EXPECT(device_mesh(x).root() == mesh.root());
+      if (mesh.root() == root) {
+        expect_bit_equal(full_tensor(redistribute(x, root, {Shard(0), Shard(1)})), full * 2);
+      }
+    }
+  });
+}

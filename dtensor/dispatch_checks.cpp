@@ -96,9 +96,14 @@ void check_moves_allowed(const c10::OperatorHandle& op, const CallSignature& cal
     if (!plan.redistribute[i]) {
       continue;
     }
+    const auto& from = *call.operands[i].dtensor->spec;
     const auto& to = plan.operands[i]->placements();
-    const auto steps = plan_redistribute(call.operands[i].dtensor->spec->placements(), to);
-    TESSERA_CHECK(StateError, !ExplicitRedistribution::forbids(steps) && !plan.writes_back,
+    const auto steps = plan_redistribute(from.placements(), to);
+    const bool goes_back = call.is_written(call.operands[i].arg);
+    const bool forbidden =
+        ExplicitRedistribution::forbids(steps, from.mesh()) ||
+        (goes_back && ExplicitRedistribution::forbids(plan_redistribute(to, from.placements()), from.mesh()));
+    TESSERA_CHECK(StateError, !forbidden,
                   "{} would redistribute operand {} to {} ({}), which ExplicitRedistribution forbids: {}. Call "
                   "redistribute() on it first",
                   toString(op.operator_name()), i, to_string(to), to_string(steps), describe_arguments(call));

@@ -82,12 +82,14 @@ ExplicitRedistribution::Level ExplicitRedistribution::level() {
   return explicit_level;
 }
 
-bool ExplicitRedistribution::forbids(const std::vector<RedistributeStep>& steps) {
+bool ExplicitRedistribution::forbids(const std::vector<RedistributeStep>& steps, const DeviceMesh& mesh) {
   switch (explicit_level) {
     case Level::Off:
       return false;
     case Level::Communication:
-      return std::ranges::any_of(steps, &RedistributeStep::communicates);
+      return std::ranges::any_of(steps, [&](const RedistributeStep& step) {
+        return step.communicates() && mesh.size(static_cast<int64_t>(step.axis)) > 1;
+      });
     case Level::Strict:
       return !steps.empty();
   }

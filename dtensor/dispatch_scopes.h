@@ -23,6 +23,7 @@
 
 #include <vector>
 
+#include "device_mesh/device_mesh.h"
 #include "dtensor/redistribute_plan.h"
 
 namespace tessera {
@@ -61,9 +62,10 @@ class ImplicitReplication {
 };
 
 /// An op whose operands would have to be redistributed throws a StateError that names it, its operands and the
-/// placements that it needs. Not strict: only moves that communicate are refused, cutting a replicated tensor is not.
-/// redistribute() itself and full_tensor() are explicit and allowed, and so are numbers that an op's ranks exchange
-/// inside of it where no operand moves (softmax and cross-entropy over a cut dim). The innermost scope counts.
+/// placements that it needs. Not strict: only moves that communicate are refused; cutting a replicated tensor, or a
+/// move along an axis of one rank, is not. redistribute() itself and full_tensor() are explicit and allowed. So are
+/// numbers that an op's ranks exchange inside of it where no operand moves (softmax and cross-entropy over a cut dim),
+/// and what reads a whole tensor by itself: item(), equal(), as_strided() and resize_(). The innermost scope counts.
 class ExplicitRedistribution {
  public:
   enum class Level { Off, Communication, Strict };
@@ -76,8 +78,8 @@ class ExplicitRedistribution {
   ExplicitRedistribution& operator=(const ExplicitRedistribution&) = delete;
 
   static Level level();
-  /// Whether the calling thread's innermost scope refuses to move an operand by these steps.
-  static bool forbids(const std::vector<RedistributeStep>& steps);
+  /// Whether the calling thread's innermost scope refuses to move an operand on `mesh` by these steps.
+  static bool forbids(const std::vector<RedistributeStep>& steps, const DeviceMesh& mesh);
 
  private:
   Level previous_;

@@ -82,7 +82,7 @@ Placements gradient_placements(const Placements& own, const Placements& common) 
 
 void check_move_allowed(const char* role, const at::Tensor& tensor, const Placements& to) {
   const auto steps = plan_redistribute(placements(tensor), to);
-  TESSERA_CHECK(StateError, !ExplicitRedistribution::forbids(steps),
+  TESSERA_CHECK(StateError, !ExplicitRedistribution::forbids(steps, device_mesh(tensor)),
                 "aten::scaled_dot_product_attention would redistribute its {}, {}, to {} ({}), which "
                 "ExplicitRedistribution forbids. Call redistribute() on it first",
                 role, dtensor_spec(tensor)->to_string(), to_string(to), to_string(steps));

@@ -237,6 +237,23 @@ TEST_CASE("what needs a data pointer says that a DTensor has none", "[dtensor]")
     std::ostringstream stream;
     expect_throws<c10::Error>([&] { torch::save(x, stream); },
                               "a DTensor has no data pointer of its own; take to_local() or full_tensor() first. To "
+TEST_CASE("in an ExplicitRedistribution scope axes of one rank do not count, since they send nothing", "[dtensor]") {
+  run_ranks(2, [](int) {
+    const auto mesh = init_device_mesh(at::kCPU, {1, 2}, {"dp", "tp"});
+    auto x = distribute_tensor(ramp({4, 4}), mesh, {Shard(0), Replicate()});
+    const auto rows = distribute_tensor(ramp({4, 4}), mesh, {Shard(0), Shard(0)});
+    const auto columns = distribute_tensor(ramp({4, 4}), mesh, {Shard(1), Replicate()});
+    const auto y = distribute_tensor(ramp({4, 4}), mesh, {Replicate(), Shard(1)});
+    const ExplicitRedistribution scope;
+    expect_bit_equal(full_tensor(rows + columns), ramp({4, 4}) * 2);  // an all_to_all over dp, a cut over tp
+    expect_throws<StateError>([&] { x.add_(y); }, "which ExplicitRedistribution forbids");  // it would gather it again
+    const auto z = distribute_tensor(ramp({4, 4}), mesh, {Replicate(), Shard(0)});
+    expect_throws<StateError>([&] { y + z; }, "all_to_all(axis 1");
+    const ExplicitRedistribution strict(true);
+    expect_throws<StateError>([&] { rows + columns; }, "which ExplicitRedistribution forbids");
+  });
+}
+
                               "print, describe() (dtensor/visualize_sharding.h). To save, dcp::save "
                               "(checkpoint/checkpoint.h) writes whole models");
   });

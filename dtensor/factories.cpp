@@ -13,8 +13,12 @@ namespace tessera {
 
 namespace {
 
-Placements checked(Placements placements, int64_t ndim, const DeviceMesh& mesh, const char* where) {
+void check_defined(const DeviceMesh& mesh, const char* where) {
   TESSERA_CHECK(ValueError, mesh.defined(), "{}: the mesh is empty; make one with init_device_mesh", where);
+}
+
+Placements checked(Placements placements, int64_t ndim, const DeviceMesh& mesh, const char* where) {
+  check_defined(mesh, where);
   if (placements.empty()) {
     placements = Placements(static_cast<size_t>(mesh.ndim()), Replicate());
   }
@@ -28,8 +32,14 @@ Placements checked(Placements placements, int64_t ndim, const DeviceMesh& mesh, 
 }
 
 at::TensorOptions local_options(at::TensorOptions options, const DeviceMesh& mesh, const char* where) {
+  check_defined(mesh, where);
   TESSERA_CHECK(ValueError, !options.has_device() || options.device().type() == mesh.device_type(),
                 "{}: device {} for a tensor on {}; leave the device out", where, options.device().str(), mesh);
+  const auto format = options.memory_format_opt().value_or(at::MemoryFormat::Contiguous);
+  TESSERA_CHECK(ValueError, options.layout() == at::kStrided && format == at::MemoryFormat::Contiguous,
+                "{}: layout and memory format of {}; a new DTensor is strided and contiguous. Leave both out, and "
+                "convert what was made",
+                where, c10::str(options));
   return options.device(mesh.device_type()).requires_grad(false);
 }
 

@@ -6,8 +6,8 @@
 //
 // `sizes` are global; `options` give dtype and requires_grad (the device is the mesh's). No communication. Default
 // placements: Replicate() on every axis. Throw ValueError for placements that do not fit or are Partial, for an empty
-// mesh, and for a device in `options` that is not the mesh's.
-// Names follow torch/distributed/tensor/_api.py (torch.distributed.tensor.zeros, ...).
+// mesh, and for a device in `options` that is not the mesh's, a layout that is not strided or a memory format that is
+// not contiguous. Names follow torch/distributed/tensor/_api.py (torch.distributed.tensor.zeros, ...).
 
 #include <c10/core/Scalar.h>
 #include <c10/core/TensorOptions.h>

@@ -59,7 +59,14 @@ TEST_CASE("new DTensors are parts of what one device would make", "[dtensor]") {
       expect_throws<ValueError>([&] { zeros({5}, mesh, {Partial()}); }, "a new tensor has no pending reduction");
       expect_throws<ValueError>([&] { zeros({5}, mesh, {Shard(1)}); }, "zeros: Shard(1) on a tensor of 1 dims");
       expect_throws<ValueError>([&] { ones({5}, mesh, {}, at::Device(at::kCUDA)); }, "leave the device out");
+      for (const at::TensorOptions options : {at::TensorOptions().memory_format(at::MemoryFormat::ChannelsLast),
+                                              at::TensorOptions().layout(at::kSparse)}) {
+        expect_throws<ValueError>([&] { ones({2, 3, 2, 2}, mesh, {}, options); }, "Leave both out");
+        expect_throws<ValueError>([&] { arange(0, 4, 1, mesh, {}, options); }, "Leave both out");
+      }
       expect_throws<ValueError>([&] { ones({5}, DeviceMesh()); }, "the mesh is empty");
+      expect_throws<ValueError>([&] { arange(0, 4, 1, DeviceMesh()); }, "arange: the mesh is empty");
+      expect_throws<ValueError>([&] { linspace(0, 4, 2, DeviceMesh()); }, "linspace: the mesh is empty");
     });
   }
 }
@@ -120,14 +127,6 @@ TEST_CASE("local_map runs a function of local tensors, uneven shards too", "[dte
   }
 }
 
-TEST_CASE("copies with NaNs at the same places are copies", "[dtensor]") {
-  run_ranks(2, [](int rank) {
-    const auto mesh = init_device_mesh(at::kCPU, {2});
-    const auto nan = at::full({2, 2}, std::numeric_limits<double>::quiet_NaN());
-    from_local(nan.t(), mesh, {Replicate()}, {.run_check = true});
-    from_local(nan.select(0, 0).select(0, 0), mesh, {Replicate()}, {.run_check = true});
-    expect_throws<ValueError>(
-        [&] { from_local(rank == 0 ? nan : at::zeros_like(nan), mesh, {Replicate()}, {.run_check = true}); },
 TEST_CASE("local_map runs on DTensors without data, and a function may write what was moved for it", "[dtensor]") {
   run_ranks(2, [](int) {
     const auto mesh = init_device_mesh(at::kCPU, {2});
@@ -150,6 +149,14 @@ TEST_CASE("local_map runs on DTensors without data, and a function may write wha
   });
 }
 
+TEST_CASE("copies with NaNs at the same places are copies", "[dtensor]") {
+  run_ranks(2, [](int rank) {
+    const auto mesh = init_device_mesh(at::kCPU, {2});
+    const auto nan = at::full({2, 2}, std::numeric_limits<double>::quiet_NaN());
+    from_local(nan.t(), mesh, {Replicate()}, {.run_check = true});
+    from_local(nan.select(0, 0).select(0, 0), mesh, {Replicate()}, {.run_check = true});
+    expect_throws<ValueError>(
+        [&] { from_local(rank == 0 ? nan : at::zeros_like(nan), mesh, {Replicate()}, {.run_check = true}); },
         "different values");
   });
 }
@@ -230,13 +237,6 @@ TEST_CASE("in an ExplicitRedistribution scope ops do not communicate", "[dtensor
   });
 }
 
-TEST_CASE("what needs a data pointer says that a DTensor has none", "[dtensor]") {
-  run_ranks(2, [](int) {
-    const auto mesh = init_device_mesh(at::kCPU, {2});
-    const auto x = distribute_tensor(ramp({4}), mesh, {Shard(0)});
-    std::ostringstream stream;
-    expect_throws<c10::Error>([&] { torch::save(x, stream); },
-                              "a DTensor has no data pointer of its own; take to_local() or full_tensor() first. To "
 TEST_CASE("in an ExplicitRedistribution scope axes of one rank do not count, since they send nothing", "[dtensor]") {
   run_ranks(2, [](int) {
     const auto mesh = init_device_mesh(at::kCPU, {1, 2}, {"dp", "tp"});
@@ -254,6 +254,13 @@ TEST_CASE("in an ExplicitRedistribution scope axes of one rank do not count, sin
   });
 }
 
+TEST_CASE("what needs a data pointer says that a DTensor has none", "[dtensor]") {
+  run_ranks(2, [](int) {
+    const auto mesh = init_device_mesh(at::kCPU, {2});
+    const auto x = distribute_tensor(ramp({4}), mesh, {Shard(0)});
+    std::ostringstream stream;
+    expect_throws<c10::Error>([&] { torch::save(x, stream); },
+                              "a DTensor has no data pointer of its own; take to_local() or full_tensor() first. To "
                               "print, describe() (dtensor/visualize_sharding.h). To save, dcp::save "
                               "(checkpoint/checkpoint.h) writes whole models");
   });

@@ -2,6 +2,7 @@
 
 #include <fmt/ranges.h>
 
+#include <optional>
 #include <utility>
 
 #include "base/error.h"
@@ -27,6 +28,12 @@ size_t checked_index(const MeshState& state, int64_t axis) {
   TESSERA_CHECK(ValueError, axis >= -ndim && axis < ndim, "DeviceMesh: axis {}; a mesh of {} axes has axes 0 to {}",
                 axis, ndim, ndim - 1);
   return axis < 0 ? axis + ndim : axis;
+}
+
+/// The place of an axis that no flatten made.
+std::optional<size_t> own_axis(const MeshState& state, std::string_view name) {
+  const auto found = std::ranges::find(state.axis_names, name);
+  return found == state.axis_names.end() ? std::nullopt : std::optional<size_t>(found - state.axis_names.begin());
 }
 
 void check_shape(const std::vector<int64_t>& shape, int64_t count, bool ranks_are_given) {
@@ -131,11 +138,11 @@ const std::vector<std::string>& DeviceMesh::axis_names() const {
 
 int64_t DeviceMesh::axis_index(std::string_view axis_name) const {
   const MeshState& state = checked(state_);
-  const auto found = std::ranges::find(state.axis_names, axis_name);
-  if (found == state.axis_names.end()) {
+  const auto own = own_axis(state, axis_name);
+  if (!own) {
     throw_unknown_axis(detail::print(state), axis_name, state.axis_names);
   }
-  return found - state.axis_names.begin();
+  return static_cast<int64_t>(*own);
 }
 
 int64_t DeviceMesh::size() const {
@@ -148,7 +155,9 @@ int64_t DeviceMesh::size(int64_t axis) const {
 }
 
 int64_t DeviceMesh::size(std::string_view axis_name) const {
-  return size(axis_index(axis_name));
+  const MeshState& state = checked(state_);
+  const auto own = own_axis(state, axis_name);
+  return own ? state.shape[*own] : std::ssize((*this)[axis_name].ranks());
 }
 
 const std::vector<int64_t>& DeviceMesh::coordinate() const {
@@ -161,7 +170,9 @@ int64_t DeviceMesh::local_rank(int64_t axis) const {
 }
 
 int64_t DeviceMesh::local_rank(std::string_view axis_name) const {
-  return local_rank(axis_index(axis_name));
+  const MeshState& state = checked(state_);
+  const auto own = own_axis(state, axis_name);
+  return own ? state.coordinate[*own] : (*this)[axis_name].local_rank();
 }
 
 int64_t DeviceMesh::local_rank() const {
@@ -178,7 +189,9 @@ const ProcessGroupPtr& DeviceMesh::group(int64_t axis) const {
 }
 
 const ProcessGroupPtr& DeviceMesh::group(std::string_view axis_name) const {
-  return group(axis_index(axis_name));
+  const MeshState& state = checked(state_);
+  const auto own = own_axis(state, axis_name);
+  return own ? state.groups[*own] : detail::find_flattened(state, axis_name).group;
 }
 
 const ProcessGroupPtr& DeviceMesh::group() const {
@@ -217,6 +230,10 @@ bool DeviceMesh::operator==(const DeviceMesh& other) const {
          state_->context_id == other.state_->context_id && state_->device_type == other.state_->device_type &&
          state_->ranks == other.state_->ranks && state_->shape == other.state_->shape &&
          state_->axis_names == other.state_->axis_names;
+}
+
+bool DeviceMesh::shares_root_with(const DeviceMesh& other) const {
+  return state_ == other.state_ || (state_ && other.state_ && state_->root == other.state_->root);
 }
 
 bool DeviceMesh::shares_groups_with(const DeviceMesh& other) const {

@@ -70,15 +70,15 @@ class DeviceMesh {
   const std::vector<int64_t>& shape() const;
   /// As given; without names they are "axis_0", "axis_1", ...
   const std::vector<std::string>& axis_names() const;
-  /// The place of `axis_name` among the axes.
+  /// The place of `axis_name` among the axes, of which those made by flatten are none.
   int64_t axis_index(std::string_view axis_name) const;
 
-  /// Number of ranks in all, or along one axis.
+  /// Number of ranks in all, or along one axis, by name also one made by flatten.
   int64_t size() const;
   int64_t size(int64_t axis) const;
   int64_t size(std::string_view axis_name) const;
 
-  /// This rank's place along each axis, or along one.
+  /// This rank's place along each axis, or along one, by name also one made by flatten.
   const std::vector<int64_t>& coordinate() const;
   int64_t local_rank(int64_t axis) const;
   int64_t local_rank(std::string_view axis_name) const;
@@ -88,7 +88,7 @@ class DeviceMesh {
   /// All ranks of the mesh as ranks of the default group, row-major.
   const std::vector<int64_t>& ranks() const;
 
-  /// The group of the ranks that differ from this one along the axis only.
+  /// The group of the ranks that differ from this one along the axis only, by name also one made by flatten.
   const ProcessGroupPtr& group(int64_t axis) const;
   const ProcessGroupPtr& group(std::string_view axis_name) const;
   /// The group of a 1-D mesh. Throws ValueError for more axes: flatten them first.

@@ -49,20 +49,25 @@ NamedAxis find_axis(const MeshState& state, std::string_view name) {
     const size_t index = own - state.axis_names.begin();
     return {*own, state.layout.axis(index), state.groups[index]};
   }
+  const auto& axis = find_flattened(state, name);
+  return {std::string(name), axis.layout, axis.group};
+}
+
+}  // namespace
+
+const MeshRoot::FlattenedAxis& find_flattened(const MeshState& state, std::string_view name) {
   std::vector<std::string> known = state.axis_names;
   std::lock_guard lock(state.root->mutex);
   for (const auto& [flattened, axis] : state.root->flattened) {
     if (contains(state, axis.layout)) {
       if (flattened == name) {
-        return {flattened, axis.layout, axis.group};
+        return axis;
       }
       known.push_back(flattened);
     }
   }
   throw_unknown_axis(print(state), name, known);
 }
-
-}  // namespace
 
 std::shared_ptr<const MeshState> finish_state(MeshState state) {
   state.shape = state.layout.shape();

@@ -75,6 +75,9 @@ std::shared_ptr<const MeshState> root_state(std::shared_ptr<MeshRoot> root, c10:
 
 std::string print(const MeshState& state);
 
+/// The axis made by flatten, which stays where it is. Throws KeyError for any other name.
+const MeshRoot::FlattenedAxis& find_flattened(const MeshState& state, std::string_view name);
+
 /// Throws KeyError for a name that is unknown, ValueError for none or for axes that overlap.
 std::vector<NamedAxis> find_axes(const MeshState& state, const std::vector<std::string>& names);
 

@@ -92,6 +92,10 @@ TEST_CASE("flatten makes an axis that is found by name") {
     expect_equal(flat.local_rank(), rank / 4 * 2 + rank % 2);
     expect_equal(sum_over(flat.group()), rank / 2 % 2 == 0 ? 51.f : 204.f);
     TESSERA_EXPECT(mesh["both"] == flat);
+    TESSERA_EXPECT(mesh.group("both") == flat.group());
+    expect_equal(mesh.size("both"), int64_t{4});
+    expect_equal(mesh.local_rank("both"), flat.local_rank());
+    expect_throws<KeyError>([&] { mesh["dp"].group("both"); }, "has no axis \"both\"");
     TESSERA_EXPECT((mesh[{"dp", "both"}].shape() == Ints{2, 4}));
     TESSERA_EXPECT(mesh.flatten({"pp", "tp"}, "both").group() == flat.group());
     TESSERA_EXPECT((mesh[{"pp", "tp"}]["both"] == flat));

@@ -1,5 +1,8 @@
 #include "comm/store.h"
 
+#include <netinet/in.h>
+#include <sys/socket.h>
+
 #include <atomic>
 #include <cstdlib>
 #include <map>
@@ -17,11 +20,28 @@ namespace {
 
 constexpr const char* kAllConnected = "all_connected";
 
-// Only the first store of a process can take the socket over: it is closed with that store.
-std::optional<int> take_listen_socket() {
+/// 0: none that can be told.
+int bound_port(int socket) {
+  sockaddr_storage address{};
+  socklen_t length = sizeof address;
+  if (getsockname(socket, reinterpret_cast<sockaddr*>(&address), &length) != 0) {
+    return 0;
+  }
+  switch (address.ss_family) {
+    case AF_INET:
+      return ntohs(reinterpret_cast<const sockaddr_in&>(address).sin_port);
+    case AF_INET6:
+      return ntohs(reinterpret_cast<const sockaddr_in6&>(address).sin6_port);
+    default:
+      return 0;
+  }
+}
+
+// Only the first store of a process at the launcher's port can take the socket over: it is closed with that store.
+std::optional<int> take_listen_socket(int port) {
   static std::atomic<bool> taken{false};
   const char* text = std::getenv(kListenSocketVariable);
-  if (text == nullptr || taken.exchange(true)) {
+  if (text == nullptr || bound_port(std::atoi(text)) != port || taken.exchange(true)) {
     return std::nullopt;
   }
   return std::atoi(text);
@@ -38,7 +58,7 @@ c10::intrusive_ptr<c10d::Store> connect(const StoreOptions& options) {
   tcp.numWorkers = options.world_size;
   tcp.timeout = options.timeout;
   if (tcp.isServer) {
-    tcp.masterListenFd = take_listen_socket();
+    tcp.masterListenFd = take_listen_socket(options.port);
   }
   try {
     auto store = c10::make_intrusive<c10d::TCPStore>(options.address, tcp);

@@ -75,13 +75,18 @@ TEST_CASE("shm: a rank that gives up keeps rank 0 no longer") {
   CHECK_THROWS_WITH(set_up(0, store).get(), ContainsSubstring("rank 1: connecting the ranks on group 'pair'"));
 }
 
+/// Which the launcher keeps for the ranks of run_processes(); the "fake" backend leaves it free.
+int launchers_port() {
+  return std::atoi(std::getenv("MASTER_PORT"));
+}
+
+StoreOptions store_options(int port, int rank, int world_size, milliseconds timeout = std::chrono::seconds(20)) {
+  return {.address = "127.0.0.1", .port = port, .rank = rank, .world_size = world_size, .timeout = timeout};
+}
+
 TEST_CASE("where a rank does not come to the store, the others fail, and not only the one that serves it") {
   const auto body = [](int rank) {
-    const StoreOptions options = {.address = "127.0.0.1",
-                                  .port = std::atoi(std::getenv("MASTER_PORT")),
-                                  .rank = rank,
-                                  .world_size = 3,
-                                  .timeout = std::chrono::seconds(1)};
+    const StoreOptions options = store_options(launchers_port(), rank, 3, std::chrono::seconds(1));
     expect_throws<CommError>([&] { connect_store(options); }, fmt::format("rank {} of 3 could not", rank));
   };
   run_processes(2, body, {.backend = "fake"});
@@ -99,6 +104,15 @@ int free_port() {
   REQUIRE(getsockname(file, generic, &length) == 0);
   close(file);
   return ntohs(address.sin_port);
+}
+
+TEST_CASE("a rank that meets at another port than the launcher's listens there") {
+  const auto body = [](int) {
+    const auto store = connect_store(store_options(free_port(), 0, 1));
+    const auto launchers = connect_store(store_options(launchers_port(), 0, 1));
+    TESSERA_EXPECT(store != launchers);
+  };
+  run_processes(1, body, {.backend = "fake"});
 }
 
 TEST_CASE("ranks that are threads of one process meet at an address, too") {

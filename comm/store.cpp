@@ -2,12 +2,14 @@
 
 #include <netinet/in.h>
 #include <sys/socket.h>
+#include <unistd.h>
 
 #include <atomic>
 #include <cstdlib>
 #include <map>
 #include <mutex>
 #include <optional>
+#include <random>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
@@ -51,24 +53,65 @@ std::string first_line(std::string text) {
   return text.substr(0, text.find('\n'));
 }
 
+/// Tells this process from all others.
+const std::string& process_mark() {
+  static const std::string mark = [] {
+    std::random_device random;
+    return fmt::format("{}-{:08x}{:08x}", getpid(), random(), random());
+  }();
+  return mark;
+}
+
+std::string seat_key(const StoreOptions& options, int rank) {
+  return fmt::format("seat/{}/{}", options.world_size, rank);
+}
+
+/// Each rank's seat goes to one process, which may take it again. So ranks of another job that comes to this address,
+/// whose own rank 0 could not listen there, do not mix with those that have met.
+void take_seat(c10d::Store& store, const StoreOptions& options) {
+  const std::string key = seat_key(options, options.rank);
+  const std::string holder = store.compareSet(key, std::string(), process_mark());
+  TESSERA_CHECK(CommError, holder == process_mark(),
+                "init_process_group: another process is rank {} of {} at {}:{} already; if another job meets there, "
+                "give this one another MASTER_PORT, else start each rank once",
+                options.rank, options.world_size, options.address, options.port);
+  store.set(key + "/taken", std::string());
+}
+
+/// Rank 0 waits for the others. Where it waits in vain its server goes, and what the others have is of no use.
+void gather_ranks(c10d::Store& store, const StoreOptions& options) {
+  const std::string world_size = std::to_string(options.world_size);
+  if (options.rank == 0) {
+    std::vector<std::string> keys;
+    for (int rank = 0; rank < options.world_size; ++rank) {
+      keys.push_back(seat_key(options, rank) + "/taken");
+    }
+    store.wait(keys);
+    store.set(kAllConnected, world_size);
+    return;
+  }
+  const std::string met = store.get_to_str(kAllConnected);
+  TESSERA_CHECK(CommError, met == world_size,
+                "init_process_group: {} ranks have met at {}:{}, and this is rank {} of {}; if another job meets "
+                "there, give this one another MASTER_PORT",
+                met, options.address, options.port, options.rank, options.world_size);
+}
+
 c10::intrusive_ptr<c10d::Store> connect(const StoreOptions& options) {
   c10d::TCPStoreOptions tcp;
   tcp.port = static_cast<uint16_t>(options.port);
   tcp.isServer = options.rank == 0;
-  tcp.numWorkers = options.world_size;
   tcp.timeout = options.timeout;
   if (tcp.isServer) {
     tcp.masterListenFd = take_listen_socket(options.port);
   }
   try {
     auto store = c10::make_intrusive<c10d::TCPStore>(options.address, tcp);
-    // Only the server waits for the others. Where it waits in vain it goes, and what the others have is of no use.
-    if (tcp.isServer) {
-      store->set(kAllConnected, {});
-    } else {
-      store->wait({kAllConnected});
-    }
+    take_seat(*store, options);
+    gather_ranks(*store, options);
     return store;
+  } catch (const CommError&) {
+    throw;
   } catch (const std::exception& failure) {
     throw CommError(fmt::format(
         "init_process_group: rank {} of {} could not {} at {}:{} within {} ms ({}); check MASTER_ADDR and MASTER_PORT "

@@ -19,7 +19,9 @@ struct StoreOptions {
 /// A TCPStore that rank 0 serves; returns when all ranks are connected, or on none of them. It lives to the end of the
 /// process, and the same options give the same store, whatever their time-out, which is the store's from then on: a
 /// rank that sets a group up anew must not meet a server that is about to close. So keys need a prefix for each use.
-/// Throws CommError that names address and port. Thread safety: any number of threads.
+///
+/// Each rank is one process: those of another job that comes to the address have a CommError, and the job that has met
+/// there goes on. Throws CommError that names address and port. Thread safety: any number of threads.
 c10::intrusive_ptr<c10d::Store> connect_store(const StoreOptions& options);
 
 /// Each rank's `text`, by rank; every rank calls it, once for a `name`. Blocks until all have, and rank 0 until the

@@ -13,6 +13,7 @@
 #include <string>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+#include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
 #include "base/error.h"
 #include "comm/collectives.h"
@@ -104,6 +105,64 @@ int free_port() {
   REQUIRE(getsockname(file, generic, &length) == 0);
   close(file);
   return ntohs(address.sin_port);
+}
+
+/// A connection of the test's own, beside those of ranks.
+StorePtr connect_beside(c10d::TCPStoreOptions tcp = {}) {
+  tcp.port = static_cast<uint16_t>(launchers_port());
+  return c10::make_intrusive<c10d::TCPStore>("127.0.0.1", tcp);
+}
+
+void init_at_launchers_port(const std::string& backend, int rank, int world_size) {
+  init_process_group({.backend = backend,
+                      .rank = rank,
+                      .world_size = world_size,
+                      .timeout = std::chrono::seconds(20),
+                      .master_addr = "127.0.0.1",
+                      .master_port = launchers_port()});
+}
+
+TEST_CASE("ranks of another job that comes to the same address fail, and those that have met go on") {
+  const std::string backend = GENERATE("shm", "gloo");
+  const auto first_job = [&](int rank) {
+    init_at_launchers_port(backend, rank, 2);
+    const StorePtr beside = connect_beside();
+    beside->set(fmt::format("met/{}", rank), std::string());
+    beside->wait({"refused/0", "refused/1"});
+    at::Tensor tensor = at::full({1000}, float(rank + 1));
+    all_reduce(tensor, ReduceOp::Sum, default_group());
+    TESSERA_EXPECT(tensor.equal(at::full({1000}, 3.f)));
+    destroy_process_group();
+  };
+  const auto second_job = [&](int rank) {
+    const StorePtr beside = connect_beside();
+    beside->wait({"met/0", "met/1"});
+    expect_throws<CommError>([&] { init_at_launchers_port(backend, rank, 2); },
+                             rank == 0 ? "rank 0 of 2 could not gather the other ranks at 127.0.0.1"
+                                       : "another process is rank 1 of 2 at 127.0.0.1");
+    if (rank == 1) {
+      expect_throws<CommError>([&] { init_at_launchers_port(backend, rank, 3); }, "2 ranks have met at 127.0.0.1");
+    }
+    beside->set(fmt::format("refused/{}", rank), std::string());
+  };
+  const auto body = [&](int process) {
+    const RankContextGuard guard(RankContext::create());
+    process < 2 ? first_job(process) : second_job(process - 2);
+  };
+  run_processes(4, body, {.backend = "fake"});
+}
+
+TEST_CASE("a rank that gave up on the others may come again") {
+  const int port = free_port();
+  const auto connect = [&](int rank, milliseconds timeout = std::chrono::seconds(20)) {
+    return std::async(std::launch::async, [=] { connect_store(store_options(port, rank, 3, timeout)); });
+  };
+  auto rank_0 = connect(0);
+  CHECK_THROWS_AS(connect(1, milliseconds(300)).get(), CommError);
+  auto rank_1 = connect(1), rank_2 = connect(2);
+  CHECK_NOTHROW(rank_0.get());
+  CHECK_NOTHROW(rank_1.get());
+  CHECK_NOTHROW(rank_2.get());
 }
 
 TEST_CASE("a rank that meets at another port than the launcher's listens there") {

@@ -11,6 +11,7 @@
 #include <optional>
 #include <random>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
 #include "base/error.h"
@@ -51,6 +52,24 @@ std::optional<int> take_listen_socket(int port) {
 
 std::string first_line(std::string text) {
   return text.substr(0, text.find('\n'));
+}
+
+std::string variable(const char* name) {
+  const char* value = std::getenv(name);
+  return value == nullptr ? "" : value;
+}
+
+/// torchrun's agent serves one store to all attempts of a job, and a dead one's keys stay there.
+c10::intrusive_ptr<c10d::Store> store_of_attempt(c10::intrusive_ptr<c10d::Store> store, const StoreOptions& options) {
+  const bool agent_serves = variable("TORCHELASTIC_USE_AGENT_STORE") == "True" &&
+                            variable("MASTER_ADDR") == options.address &&
+                            variable("MASTER_PORT") == std::to_string(options.port);
+  if (!agent_serves) {
+    return store;
+  }
+  const std::string prefix =
+      fmt::format("tessera/attempt_{}/{}", variable("TORCHELASTIC_RESTART_COUNT"), options.world_size);
+  return c10::make_intrusive<c10d::PrefixStore>(prefix, std::move(store));
 }
 
 /// Tells this process from all others.
@@ -106,7 +125,7 @@ c10::intrusive_ptr<c10d::Store> connect(const StoreOptions& options) {
     tcp.masterListenFd = take_listen_socket(options.port);
   }
   try {
-    auto store = c10::make_intrusive<c10d::TCPStore>(options.address, tcp);
+    auto store = store_of_attempt(c10::make_intrusive<c10d::TCPStore>(options.address, tcp), options);
     take_seat(*store, options);
     gather_ranks(*store, options);
     return store;

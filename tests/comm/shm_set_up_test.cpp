@@ -4,7 +4,9 @@
 #include <arpa/inet.h>
 #include <fmt/format.h>
 #include <netinet/in.h>
+#include <signal.h>
 #include <sys/socket.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <chrono>
@@ -172,6 +174,49 @@ TEST_CASE("a rank that meets at another port than the launcher's listens there")
     TESSERA_EXPECT(store != launchers);
   };
   run_processes(1, body, {.backend = "fake"});
+}
+
+/// Becomes a rank of a job of two in a process of its own; returns how that ended.
+int run_rank(int rank, bool is_killed) {
+  const pid_t child = fork();
+  if (child == 0) {
+    const RankContextGuard guard(RankContext::create());
+    try {
+      init_at_launchers_port("shm", rank, 2);
+      if (is_killed) {
+        kill(getpid(), SIGKILL);
+      }
+      barrier(default_group());
+      destroy_process_group();
+    } catch (const std::exception& failure) {
+      fmt::print(stderr, "{}\n", failure.what());
+      _exit(1);
+    }
+    _exit(0);
+  }
+  int status = 0;
+  waitpid(child, &status, 0);
+  return status;
+}
+
+TEST_CASE("ranks that torchrun starts again meet in its store, and not those that are dead") {
+  const auto body = [](int process) {
+    if (process == 0) {  // as torchrun's agent
+      const StorePtr store =
+          connect_beside({.isServer = true, .masterListenFd = std::atoi(std::getenv("TESSERA_LISTEN_SOCKET"))});
+      store->wait({"ended/0", "ended/1"});
+      return;
+    }
+    const int rank = process - 1;
+    setenv("TORCHELASTIC_USE_AGENT_STORE", "True", 1);
+    setenv("TORCHELASTIC_RESTART_COUNT", "0", 1);
+    const int first = run_rank(rank, /*is_killed=*/true);
+    TESSERA_EXPECT(WIFSIGNALED(first));
+    setenv("TORCHELASTIC_RESTART_COUNT", "1", 1);
+    expect_equal(run_rank(rank, /*is_killed=*/false), 0);
+    connect_beside()->set(fmt::format("ended/{}", rank), std::string());
+  };
+  run_processes(3, body, {.backend = "fake"});
 }
 
 TEST_CASE("ranks that are threads of one process meet at an address, too") {

@@ -54,13 +54,19 @@ void remove_incomplete(const std::string& path) {
   }
 }
 
+/// Whether the folder, or single file, can get the name at the end: in place of nothing or of an empty folder, which a
+/// link to one is not.
+bool is_free(const SaveJob& job) {
+  const fs::file_status status = fs::symlink_status(job.path);
+  return job.is_single_file ? !fs::is_directory(job.path)
+                            : !fs::exists(status) || (fs::is_directory(status) && fs::is_empty(job.path));
+}
+
 /// Rank 0: the folder in which the save comes into being, with all files at their full length.
 std::string prepare_files(const SaveJob& job) {
   TESSERA_CHECK(ValueError, !job.path.empty(), "save: the path is empty; give a folder, or a file to export to");
-  const bool is_free =
-      job.is_single_file ? !fs::is_directory(job.path) : !fs::exists(job.path) || fs::is_empty(job.path);
-  TESSERA_CHECK(CheckpointError, is_free, "{}: there is something already; save under a new name, or remove it before",
-                job.path);
+  TESSERA_CHECK(CheckpointError, is_free(job),
+                "{}: there is something already; save under a new name, or remove it before", job.path);
   remove_incomplete(job.path);
   const std::string folder = fmt::format("{}{}{:08x}", job.path, kIncomplete, std::random_device()());
   make_folder(folder);

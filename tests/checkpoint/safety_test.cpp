@@ -163,6 +163,10 @@ TEST_CASE("what cannot be saved is an error on every rank, and leaves nothing be
   const TempFolder folder;
   const auto path = save_small(folder);
   write_file(folder.path("file"), "x");
+  write_file(folder.path("empty"), "");
+  std::filesystem::create_directory(folder.path("folder"));
+  std::filesystem::create_symlink(folder.path("folder"), folder.path("link"));
+  std::filesystem::create_symlink(folder.path("none"), folder.path("broken"));
   const auto before = names_in(folder.path(""));
   run_ranks(2, [&](int rank) {
     const auto mesh = init_device_mesh(at::kCPU, {2}, {"dp"});
@@ -174,7 +178,9 @@ TEST_CASE("what cannot be saved is an error on every rank, and leaves nothing be
     const std::type_identity<CheckpointError> of_files;
     const std::type_identity<ValueError> of_values;
     refused(of_files, path, good, path + ": there is something already; save under a new name");
-    refused(of_files, folder.path("file"), good, "there is something already");
+    for (const char* name : {"file", "empty", "link", "broken"}) {
+      refused(of_files, folder.path(name), good, folder.path(name) + ": there is something already");
+    }
     refused(of_files, folder.path("file/c"), good, folder.path("file"));
     refused(of_files, "/proc/none/c", good, "/proc/none: cannot be made");
     refused(of_values, folder.path("d"), {.model = {{"b", at::ones({4 + rank})}}},

@@ -1,6 +1,7 @@
 #include "checkpoint/file_io.h"
 
 #include <fcntl.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -26,6 +27,14 @@ constexpr int64_t kLongGapBytes = 64 << 10;
 [[noreturn]] void fail(const std::string& path, const char* what) {
   const int reason = errno;
   throw CheckpointError(fmt::format("{}: cannot {}: {}", path, what, std::strerror(reason)));
+}
+
+/// What is past the limit would end the process by a signal.
+void check_size(const std::string& path, uint64_t bytes, const char* what) {
+  rlimit limit{};
+  TESSERA_CHECK(CheckpointError, getrlimit(RLIMIT_FSIZE, &limit) != 0 || bytes <= limit.rlim_cur,
+                "{}: cannot {}: files of this process may have {} bytes (ulimit -f), and {} are needed", path, what,
+                limit.rlim_cur, bytes);
 }
 
 /// Runs of a box, joined to spans of the file that are worth one read.
@@ -69,6 +78,7 @@ File File::open(const std::string& path) {
 // Not O_RDWR where ranks of several hosts write to one file: NFS reads a page that is written in part if the file is
 // open for reading too, and may then write back the whole page, over what another host has written beside.
 File File::create(const std::string& path, uint64_t bytes) {
+  check_size(path, bytes, "get its size");
   File file(path, O_WRONLY | O_CREAT | O_EXCL);
   if (::ftruncate(file.descriptor_, static_cast<off_t>(bytes)) != 0) {
     fail(path, "get its size");
@@ -124,6 +134,7 @@ void File::read(void* data, uint64_t bytes, uint64_t offset) const {
 }
 
 void File::write(const void* data, uint64_t bytes, uint64_t offset) const {
+  check_size(path_, offset + bytes, "be written");
   const auto* source = static_cast<const char*>(data);
   while (bytes > 0) {
     const ssize_t count = ::pwrite(descriptor_, source, bytes, static_cast<off_t>(offset));

@@ -2,12 +2,12 @@
 
 #include <sys/resource.h>
 
-#include <csignal>
 #include <cstdlib>
 #include <filesystem>
 
 #include "checkpoint/checkpoint_error.h"
 #include "checkpoint/checkpointer.h"
+#include "checkpoint/file_io.h"
 #include "checkpoint/manifest.h"
 #include "comm/process_group.h"
 #include "dtensor/dtensor.h"
@@ -199,24 +199,41 @@ TEST_CASE("what cannot be saved is an error on every rank, and leaves nothing be
   CHECK(names_in(folder.path("")) == before);
 }
 
-TEST_CASE("a disk that takes no more is an error that names the file, and leaves nothing behind") {
+/// Files of this process may have so many bytes, for as long as it lives. What writes more has SIGXFSZ, too.
+class FileSizeLimit {
+ public:
+  explicit FileSizeLimit(rlim_t bytes) {
+    REQUIRE(getrlimit(RLIMIT_FSIZE, &before_) == 0);
+    rlimit small = before_;
+    small.rlim_cur = bytes;
+    REQUIRE(setrlimit(RLIMIT_FSIZE, &small) == 0);
+  }
+  ~FileSizeLimit() { setrlimit(RLIMIT_FSIZE, &before_); }
+  FileSizeLimit(const FileSizeLimit&) = delete;
+  FileSizeLimit& operator=(const FileSizeLimit&) = delete;
+
+ private:
+  rlimit before_{};
+};
+
+TEST_CASE("files that may not be so long are an error that names them, and leave nothing behind") {
   const TempFolder folder;
-  const auto previous = std::signal(SIGXFSZ, SIG_IGN);
-  rlimit limit{};
-  REQUIRE(getrlimit(RLIMIT_FSIZE, &limit) == 0);
-  rlimit small = limit;
-  small.rlim_cur = 100000;
-  REQUIRE(setrlimit(RLIMIT_FSIZE, &small) == 0);
-  run_ranks(2, [&](int) {
-    expect_throws<CheckpointError>(
-        [&] {
-          dcp::save(folder.path("c"), {.model = {{"w", at::ones({100000})}}});
-        },
-        "model-00001-of-00001.safetensors: cannot get its size: File too large");
-  });
-  REQUIRE(setrlimit(RLIMIT_FSIZE, &limit) == 0);
-  std::signal(SIGXFSZ, previous);
+  {
+    const FileSizeLimit limit(100000);
+    run_ranks(2, [&](int) {
+      expect_throws<CheckpointError>(
+          [&] {
+            dcp::save(folder.path("c"), {.model = {{"w", at::ones({100000})}}});
+          },
+          "model-00001-of-00001.safetensors: cannot get its size: files of this process may have 100000 bytes "
+          "(ulimit -f), and 400");
+    });
+  }
   CHECK(names_in(folder.path("")).empty());
+  const dcp::File file = dcp::File::create(folder.path("file"), 0);
+  const FileSizeLimit limit(10);
+  CHECK_NOTHROW(file.write("12345", 5, 5));
+  CHECK_THROWS_WITH(file.write("12345", 5, 6), Catch::Contains("cannot be written: files of this process may have 10"));
 }
 
 // full_disk_test.sh mounts the disk and runs this.

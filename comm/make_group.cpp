@@ -58,10 +58,16 @@ Backend make_hierarchical(const GroupSource& source, GroupInfo info, const std::
                        prefixed(fmt::format("/host{}", layout.host_of(info.rank))));
   auto across = gloo(part_of_group(info, layout.across_hosts_of(info.rank), "across hosts"),
                      fmt::format("/across{}", layout.place_of(info.rank)));
+  // Made on the group's thread when it is first needed, with a connection of its own: while one group's thread waits
+  // for a key, others cannot use that connection to set theirs.
+  const auto make_flat = [=, address = source.options.master_addr] {
+    const auto own = store->clone();
+    own->setTimeout(store->getTimeout());
+    return make_gloo_backend(
+        {.info = info, .store = c10::make_intrusive<c10d::PrefixStore>(key + "/flat", own), .master_addr = address});
+  };
   return make_hierarchical_backend(
-      {.info = info, .layout = layout, .host = std::move(host), .across = std::move(across), .make_flat = [=] {
-         return gloo(info, "/flat");
-       }});
+      {.info = info, .layout = layout, .host = std::move(host), .across = std::move(across), .make_flat = make_flat});
 }
 
 /// One rank needs no peer, whichever backend the others use.

@@ -255,6 +255,20 @@ TEST_CASE("ranks of two hosts choose the hierarchical backend, and smaller group
   const auto exchanged = at::zeros({4});
   all_to_all(exchanged, at::arange(4.f) + 4 * rank, {}, {}, default_group());
   expect_bit_equal(exchanged, at::arange(4.f) * 4 + rank);
+  std::vector<ProcessGroupPtr> groups;
+  std::vector<at::Tensor> outputs;
+  std::vector<Pending> works;
+  for (const char* name : {"a", "b"}) {
+    groups.push_back(new_group({0, 1, 2, 3}, name));
+    outputs.push_back(at::zeros({4}));
+  }
+  for (size_t i = 0; i < groups.size(); ++i) {  // both connect all ranks for it, at once
+    works.push_back(all_to_all_async(outputs[i], at::arange(4.f) + 4 * rank, {}, {}, groups[i]));
+  }
+  for (size_t i = 0; i < groups.size(); ++i) {
+    works[i].wait();
+    expect_bit_equal(outputs[i], at::arange(4.f) * 4 + rank);
+  }
   const auto passed = at::full({1}, static_cast<float>(rank));
   for (const int peer : {rank ^ 1, (rank + 2) % 4}) {
     const auto received = at::zeros({1});

@@ -2,6 +2,7 @@
 
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/empty.h>
+#include <signal.h>
 
 #include <cstdlib>
 #include <cstring>
@@ -257,9 +258,23 @@ std::shared_ptr<gloo::transport::Device> make_device(const std::string& master_a
                                   : ProcessGroupGloo::createDefaultDevice();
 }
 
+// gloo writes by writev, which ends a process whose peer has gone by a signal, where it should say so in an error.
+void ignore_broken_pipes() {
+  static const bool done = [] {
+    struct sigaction action = {};
+    if (sigaction(SIGPIPE, nullptr, &action) == 0 && action.sa_handler == SIG_DFL) {
+      action.sa_handler = SIG_IGN;
+      sigaction(SIGPIPE, &action, nullptr);
+    }
+    return true;
+  }();
+  static_cast<void>(done);
+}
+
 }  // namespace
 
 c10::intrusive_ptr<GroupBackend> make_gloo_backend(GlooOptions options) {
+  ignore_broken_pipes();
   auto gloo_options = ProcessGroupGloo::Options::create(options.info.timeout);
   try {
     gloo_options->devices.push_back(make_device(options.master_addr));
@@ -277,6 +292,7 @@ c10::intrusive_ptr<GroupBackend> adopt_gloo_backend(GroupInfo info,
   if (gloo == nullptr) {
     return {};
   }
+  ignore_broken_pipes();
   const auto devices = gloo->getOptions()->devices.size();
   TESSERA_CHECK(
       NotImplementedError, devices == 1,

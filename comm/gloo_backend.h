@@ -28,6 +28,9 @@ struct GlooOptions {
 /// the group's time-out, which says what this rank called: each pair of ranks whose calls do not fit. (Two calls in
 /// four million are not told apart.)
 ///
+/// The first such backend of a process makes it ignore SIGPIPE, unless the program has a handler for that: by it gloo
+/// would end a rank whose peer has died, before an error could say so.
+///
 /// A work's isCompleted() is told by its wait() alone. One that is dropped without wait() keeps its tensors, until a
 /// later collective with all ranks was waited for or the group goes (comm/gloo_work.h). Messages between two ranks:
 /// comm/gloo_messages.h.

@@ -1,5 +1,9 @@
 // The gloo backend with ranks as processes, against the threads backend: the same bits.
 
+#include <csignal>
+
+#include "testing/expect.h"
+#include "testing/run_processes.h"
 #include "tests/comm/differing_calls.h"
 #include "tests/comm/process_backend_cases.h"
 #include "third_party/catch2/catch.h"
@@ -39,6 +43,18 @@ TEST_CASE("gloo: calls that do not belong together are an error on both ranks") 
 
 TEST_CASE("gloo: a peer that dies in a collective: the others get an error with group and collective, soon") {
   check_peer_that_dies("gloo", "all_reduce(Sum, Float[100000]) on group 'default'", std::chrono::seconds(20));
+}
+
+void on_broken_pipe(int) {}
+
+TEST_CASE("gloo: a connection to a peer that has died does not end a rank by a signal; a program's handler stays") {
+  const bool has_handler = GENERATE(false, true);
+  const auto before = std::signal(SIGPIPE, has_handler ? on_broken_pipe : SIG_DFL);  // in the ranks, too
+  run_processes(2, [&](int) {
+    const auto during = std::signal(SIGPIPE, SIG_IGN);
+    TESSERA_EXPECT(during == (has_handler ? on_broken_pipe : SIG_IGN));
+  });
+  std::signal(SIGPIPE, before);
 }
 
 TEST_CASE("gloo: a peer that does not come: the time-out is an error with group and collective") {

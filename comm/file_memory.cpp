@@ -12,6 +12,19 @@
 
 namespace tessera {
 
+namespace {
+
+/// The open file, or none, under a number that is none of stdin, stdout and stderr: where those are closed, what the
+/// program prints would go there.
+FileDescriptor above_standard(FileDescriptor file) {
+  if (!file || file.number() > STDERR_FILENO) {
+    return file;
+  }
+  return FileDescriptor(fcntl(file.number(), F_DUPFD_CLOEXEC, STDERR_FILENO + 1));
+}
+
+}  // namespace
+
 CommError system_error(const std::string& what) {
   return CommError(fmt::format("{}: {}", what, std::strerror(errno)));
 }
@@ -28,7 +41,7 @@ FileDescriptor::~FileDescriptor() {
 }
 
 FileDescriptor FileDescriptor::in_memory(const char* label) {
-  FileDescriptor file(memfd_create(label, MFD_CLOEXEC));
+  FileDescriptor file = above_standard(FileDescriptor(memfd_create(label, MFD_CLOEXEC)));
   if (!file) {
     throw system_error("memfd_create");
   }
@@ -36,7 +49,7 @@ FileDescriptor FileDescriptor::in_memory(const char* label) {
 }
 
 FileDescriptor FileDescriptor::open(const std::string& what, const std::string& path) {
-  FileDescriptor file(::open(path.c_str(), O_RDWR | O_CLOEXEC));
+  FileDescriptor file = above_standard(FileDescriptor(::open(path.c_str(), O_RDWR | O_CLOEXEC)));
   if (!file) {
     throw system_error(fmt::format("{} {}", what, path));
   }

@@ -36,10 +36,21 @@ using Clock = std::chrono::steady_clock;
 constexpr auto kGrace = std::chrono::seconds(3);  // from SIGTERM to SIGKILL
 constexpr int kForwarded[] = {SIGINT, SIGTERM};
 
+/// The open file, or -1, under a number that is none of stdin, stdout and stderr: where those are closed, what ranks
+/// print would go there.
+int above_standard(int descriptor) {
+  if (descriptor < 0 || descriptor > STDERR_FILENO) {
+    return descriptor;
+  }
+  const int moved = fcntl(descriptor, F_DUPFD_CLOEXEC, STDERR_FILENO + 1);
+  close(descriptor);
+  return moved;
+}
+
 /// A listening socket on a free loopback port, which rank 0 inherits: nobody else can take the port in between.
 class ListenSocket {
  public:
-  ListenSocket() : descriptor_(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)) {
+  ListenSocket() : descriptor_(above_standard(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0))) {
     sockaddr_in address{};
     address.sin_family = AF_INET;
     address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);

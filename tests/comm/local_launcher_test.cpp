@@ -163,6 +163,18 @@ TEST_CASE("ranks end with a launcher that is killed") {
   CHECK_FALSE(runs("pid1"));
 }
 
+TEST_CASE("where stdout is closed, it stays so in the ranks, and is not the socket where they meet") {
+  const pid_t launcher = fork();
+  REQUIRE(launcher >= 0);
+  if (launcher == 0) {
+    close(STDOUT_FILENO);
+    _exit(launch(1, "if [ -e /proc/$$/fd/1 ]; then exit 5; fi").exit_code);
+  }
+  int status = 0;
+  waitpid(launcher, &status, 0);
+  CHECK(WEXITSTATUS(status) == 0);
+}
+
 TEST_CASE("what cannot be started") {
   CHECK_THROWS_AS(launch_ranks({.nproc = 0}), ValueError);
   CHECK_THROWS_AS(launch(2, "true", {"one file"}), ValueError);

@@ -5,6 +5,7 @@
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/zeros.h>
+#include <fcntl.h>
 #include <signal.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -16,6 +17,7 @@
 
 #include "base/error.h"
 #include "comm/collectives.h"
+#include "comm/file_memory.h"
 #include "comm/process_group.h"
 #include "testing/expect.h"
 #include "testing/run_processes.h"
@@ -55,6 +57,19 @@ TEST_CASE("shared memory: zeros, which peers find with their present values unti
   CHECK(shared_place(next)->block != place.block);
   read_own(memory, next);
   CHECK(mapped_peer_bytes() == mapped);  // the old block is not mapped any more
+}
+
+TEST_CASE("shared memory: where stdout is closed, it does not become that") {
+  const int standard = dup(STDOUT_FILENO);
+  close(STDOUT_FILENO);
+  const FileDescriptor file = FileDescriptor::in_memory("test");
+  const FileDescriptor again = FileDescriptor::open("opening", file.path());
+  const bool is_closed = fcntl(STDOUT_FILENO, F_GETFD) == -1;
+  dup2(standard, STDOUT_FILENO);
+  close(standard);
+  CHECK(is_closed);
+  CHECK(file.number() > STDERR_FILENO);
+  CHECK(again.number() > STDERR_FILENO);
 }
 
 TEST_CASE("shared memory: other tensors have no place in it") {

@@ -111,9 +111,16 @@ int check_parity(const TrainOptions& options, const ByteData& data, Trainer& tra
   return holds ? 0 : 1;
 }
 
+// Rank 0 then trains alone, for as long as all together have trained and longer, and the others wait for it.
+constexpr auto kParityTimeout = std::chrono::hours(24);
+
 int run_rank(const TrainOptions& options, const ByteData& data) {
   at::set_num_threads(options.threads);
-  init_process_group({.backend = backend_for(options.layout.device)});
+  ProcessGroupOptions group{.backend = backend_for(options.layout.device)};
+  if (options.check_parity) {
+    group.timeout = kParityTimeout;
+  }
+  init_process_group(group);
   Trainer trainer(options, data, Layout::sharded(make_mesh(options.mesh, options.layout.device)));
   std::unique_ptr<ProgressLine> line;
   if (get_rank() == 0) {

@@ -67,12 +67,14 @@ struct ProcessGroupOptions {
 
 /// Sets up the default group of the calling thread's rank context. Every rank calls it.
 /// Throws ValueError (unknown backend, ranks that make no sense, "shm" for ranks on several hosts), NotImplementedError
-/// (a backend that this build lacks), StateError (set up already), CommError (the other ranks cannot be reached; names
-/// address and port). After a failure all ranks may call it again, those where it succeeded after
-/// destroy_process_group() (comm/rank_context.h says what counts as an attempt).
+/// (a backend that this build lacks), StateError (set up already), CommError (the other ranks cannot be reached, or
+/// another job meets there; names address and port). After a failure all ranks may call it again, those where it
+/// succeeded after destroy_process_group() (comm/rank_context.h says what counts as an attempt).
 void init_process_group(ProcessGroupOptions options = {});
 
-/// Ends the default group. Groups made from it must not be used afterwards. Throws StateError if there is none.
+/// Ends the default group. Groups made from it must not be used afterwards. Every rank calls it before its process
+/// ends: over "shm" a peer may still read what this rank has lent it, for which the end of a group waits; that of a
+/// process does not, and the peer has an error. Throws StateError if there is none.
 void destroy_process_group();
 
 bool is_initialized();

@@ -51,9 +51,13 @@ c10::intrusive_ptr<DTensorMeta> meta_of_gradient(const at::Tensor& view) {
 /// gradient.
 at::Tensor detach(const at::Tensor& tensor) {
   const auto* impl = tensor.unsafeGetTensorImpl();
-  auto view = impl->shallow_copy_and_detach(impl->version_counter(), /*allow_tensor_metadata_change=*/true);
+  c10::intrusive_ptr<DTensorMeta> gradient;
   if (dtensor_meta(tensor)->copied_view && keeps_gradient()) {
-    view->set_backend_meta(meta_of_gradient(tensor));
+    gradient = meta_of_gradient(tensor);  // before `view` shares the meta
+  }
+  auto view = impl->shallow_copy_and_detach(impl->version_counter(), /*allow_tensor_metadata_change=*/true);
+  if (gradient) {
+    view->set_backend_meta(std::move(gradient));
   }
   return at::Tensor(c10::intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>::reclaim(view.release()));
 }

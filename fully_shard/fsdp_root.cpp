@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <map>
+#include <utility>
 
 #include "base/error.h"
 #include "fully_shard/backward_hooks.h"
@@ -107,6 +108,7 @@ std::shared_ptr<FSDPState> FSDPRoot::state_at(std::optional<int64_t> unit) const
 // A forward inside of backward is a checkpointed region that is computed again: the order goes on as it was.
 void FSDPRoot::enter_forward(const FSDPState& state, torch::nn::Module& module) {
   if (current_backward() == -1) {
+    thread_ = std::this_thread::get_id();
     if (open_forwards_ == 0) {
       recover();
       await_writes();
@@ -196,11 +198,57 @@ void FSDPRoot::prefetch_in_forward(FSDPState& state) {
   }
 }
 
+/// Goes with the callbacks of a backward, before the caller of one that fails has the exception.
+struct FSDPRoot::BackwardToken {
+  BackwardToken(std::weak_ptr<FSDPRoot> root, int64_t id) : root(std::move(root)), id(id) {}
+  BackwardToken(const BackwardToken&) = delete;
+  BackwardToken& operator=(const BackwardToken&) = delete;
+  ~BackwardToken() {
+    if (const auto live = root.lock()) {
+      live->backward_ended(id);
+    }
+  }
+
+  std::weak_ptr<FSDPRoot> root;
+  int64_t id;
+};
+
+/// One that failed gives the gradients back that earlier ones left, so that zero_grad() finds them and they do not come
+/// back after it. The rest waits for peers, and is left to the next forward or backward. As is all of it where a thread
+/// of libtorch's ends the backward (of a GPU), which the caller's thread does not wait for.
+void FSDPRoot::backward_ended(int64_t id) noexcept {
+  if (backward_ != id || std::this_thread::get_id() != thread_) {
+    return;
+  }
+  try {
+    for (const auto& weak : states_) {
+      if (const auto state = weak.lock(); state && state->group()) {
+        state->group()->give_gradients_back();
+      }
+    }
+  } catch (...) {  // an exception is on its way; the next forward does what is left
+  }
+}
+
+void FSDPRoot::abort_backward() {
+  const int64_t failed = std::exchange(backward_, -1);
+  gradient_memory_.end();
+  for (const auto& weak : states_) {
+    if (const auto state = weak.lock()) {
+      state->abort_backward(failed);
+    }
+  }
+  reductions_.clear();
+}
+
 void FSDPRoot::await_end_of_backward() {
   if (!is_awaited_.expired()) {
     return;
   }
-  const auto token = std::make_shared<char>();  // goes with the callbacks of a backward that fails
+  if (backward_ != -1) {
+    abort_backward();
+  }
+  const auto token = std::make_shared<BackwardToken>(weak_from_this(), current_backward());
   is_awaited_ = token;
   backward_ = current_backward();
   gradient_memory_.begin();

@@ -7,6 +7,7 @@
 #include <torch/nn/module.h>
 
 #include <memory>
+#include <thread>
 #include <vector>
 
 #include "fully_shard/fsdp_state.h"
@@ -45,6 +46,8 @@ class FSDPRoot : public std::enable_shared_from_this<FSDPRoot> {
   void reset_iter_state();
 
  private:
+  struct BackwardToken;
+
   FSDPRoot(std::vector<std::weak_ptr<FSDPState>> states, std::vector<size_t> gradient_bytes)
       : states_(std::move(states)), gradient_memory_(std::move(gradient_bytes)) {}
 
@@ -56,6 +59,9 @@ class FSDPRoot : public std::enable_shared_from_this<FSDPRoot> {
   void end_gathers() const;
   void recover();
   void finish_backward(int64_t id);
+  void backward_ended(int64_t id) noexcept;
+  /// Of the one that failed, before another begins.
+  void abort_backward();
 
   std::vector<std::weak_ptr<FSDPState>> states_;  // by number, the outermost first
   std::vector<std::shared_ptr<GatherStream>> gather_streams_;
@@ -65,6 +71,7 @@ class FSDPRoot : public std::enable_shared_from_this<FSDPRoot> {
   HubSearch hub_search_ = make_hub_search();
   int64_t backward_ = -1;           // the backward whose end is awaited
   std::weak_ptr<void> is_awaited_;  // while it is: not after one that failed
+  std::thread::id thread_;          // of the last forward
   int open_forwards_ = 0;
   bool outermost_runs_ = false;
   bool forward_failed_ = false;

@@ -99,6 +99,9 @@ class FSDPState : public std::enable_shared_from_this<FSDPState> {
   void begin_backward(int64_t id);
   /// Called at the end of backward for every unit, in the same order on all ranks.
   void finish_backward(int64_t id);
+  /// The backward that has the id failed, and another one begins without a forward before. Calls that it did not reach
+  /// stay, for their own backward.
+  void abort_backward(int64_t id);
   /// Back to the state before an iteration that failed; gradients that earlier backwards reduced stay.
   void abort_iteration();
 
@@ -128,6 +131,7 @@ class FSDPState : public std::enable_shared_from_this<FSDPState> {
   void forward_failed();
   void pre_backward(Ticket& ticket, bool has_gradient);
   static bool is_to_come(const Ticket& ticket);
+  void end_calls_of(int64_t id);
   void post_backward(const Ticket& ticket);
   void on_accumulated(size_t param);
   void check_arrival(size_t param);

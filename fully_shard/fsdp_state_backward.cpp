@@ -164,7 +164,7 @@ void FSDPState::begin_backward(int64_t id) {
   }
 }
 
-void FSDPState::finish_backward(int64_t id) {
+void FSDPState::end_calls_of(int64_t id) {
   for (const auto& weak : tickets_) {
     const auto ticket = weak.lock();
     if (ticket && ticket->expected_in == id) {
@@ -172,6 +172,10 @@ void FSDPState::finish_backward(int64_t id) {
     }
   }
   active_calls_ = 0;
+}
+
+void FSDPState::finish_backward(int64_t id) {
+  end_calls_of(id);
   if (!group_) {
     return;
   }
@@ -192,6 +196,14 @@ void FSDPState::finish_backward(int64_t id) {
   }
 }
 
+void FSDPState::abort_backward(int64_t id) {
+  end_calls_of(id);
+  backward_started_ = has_unreduced_ = is_prefetched_ = false;
+  if (group_) {
+    group_->abort_backward(/*reshards=*/open_calls_.empty());
+  }
+}
+
 void FSDPState::abort_iteration() {
   open_calls_.clear();
   tickets_.clear();
@@ -200,7 +212,7 @@ void FSDPState::abort_iteration() {
   is_differentiable_ = false;
   backward_started_ = has_unreduced_ = is_prefetched_ = false;
   if (group_) {
-    group_->abort_backward();
+    group_->abort_backward(/*reshards=*/true);
   }
 }
 

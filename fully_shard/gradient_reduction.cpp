@@ -154,9 +154,13 @@ void GradientReduction::end_reduce_scatter() {
   input_.give_back();
 }
 
+/// The next backward may write its sums where these lie.
 void GradientReduction::keep_partial() {
-  const SideStream::Scope scope(*stream_);
-  partial_ = partial_.defined() ? partial_.add_(output_) : output_.clone();
+  {
+    const SideStream::Scope scope(*stream_);
+    partial_ = partial_.defined() ? partial_.add_(output_) : output_.clone();
+  }
+  stream_->mark().wait();
 }
 
 bool GradientReduction::start_all_reduce(std::span<ShardedParam> params) {

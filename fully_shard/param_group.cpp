@@ -162,7 +162,7 @@ void ParamGroup::free_params(bool keeps_share) {
   gather_.wait_until_read();
 }
 
-void ParamGroup::check_none_frozen_since() const {
+void ParamGroup::check_none_frozen_since() {
   for (const auto& param : params_) {
     TESSERA_CHECK(
         StateError, param.requires_grad() || !param.awaits_reduction(),
@@ -171,6 +171,18 @@ void ParamGroup::check_none_frozen_since() const {
         "drop those gradients by reset_iter_state()",
         param.origin().name, param.origin().module);
   }
+  for (size_t part = 0; part < gradients_.size(); ++part) {
+    TESSERA_CHECK(StateError, has_trainable(part) || !gradients_.reduction(part).has_partial(),
+                  "fully_shard: all parameters of {} were frozen while gradients of theirs, of a backward with "
+                  "set_requires_all_reduce(false), wait for their all-reduce. Freeze them after a backward that "
+                  "all-reduces, or drop those gradients by reset_iter_state()",
+                  params_[0].origin().module);
+  }
+}
+
+bool ParamGroup::has_trainable(size_t part) {
+  const auto params = gradients_.params_of(part, params_);
+  return std::ranges::any_of(params, [](const ShardedParam& param) { return param.requires_grad(); });
 }
 
 // Nothing accumulates into a frozen parameter: its gradient stays, where an optimizer's zero_grad() finds it.
@@ -214,7 +226,7 @@ bool ParamGroup::is_reducing() const {
 
 bool ParamGroup::collect_gradients(size_t part, const GradientSettings& settings) {
   const auto params = gradients_.params_of(part, params_);
-  if (std::ranges::none_of(params, [](const ShardedParam& param) { return param.requires_grad(); })) {
+  if (!has_trainable(part)) {
     restore_stashed_grads(params);
     return false;
   }
@@ -253,9 +265,18 @@ void ParamGroup::finish_reduction(size_t part) {
   }
 }
 
-void ParamGroup::abort_backward() {
+void ParamGroup::give_gradients_back() {
+  for (auto& param : params_) {
+    param.drop_unsharded_grads();
+  }
+  restore_gradients();
+}
+
+void ParamGroup::abort_backward(bool reshards) {
   try {
-    reshard();
+    if (reshards) {
+      reshard();
+    }
   } catch (const CommError&) {
     // The gradients go all the same; whoever uses the group next has the error.
   }
@@ -263,10 +284,7 @@ void ParamGroup::abort_backward() {
     gradients_.reduction(part).discard();
   }
   gradients_.end();
-  for (auto& param : params_) {
-    param.drop_unsharded_grads();
-  }
-  restore_gradients();
+  give_gradients_back();
 }
 
 std::vector<int64_t> ParamGroup::versions() const {

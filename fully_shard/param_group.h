@@ -87,7 +87,7 @@ class ParamGroup {
 
   /// Throws StateError if a parameter was frozen while its gradient waits for the reduction: nobody would reduce it
   /// now, and a later one would add it to gradients of another time.
-  void check_none_frozen_since() const;
+  void check_none_frozen_since();
   /// Sets sharded gradients aside, of parameters that require one, so that backward accumulates unsharded ones.
   void begin_backward();
   /// Without reduction: gradients that were set aside are the parameters' again.
@@ -110,8 +110,11 @@ class ParamGroup {
   bool is_reducing() const;
   /// Drops the gradient that autograd has just accumulated.
   void drop_arrived(size_t param) { params_[param].drop_accumulated(); }
-  /// Drops unsharded gradients and puts back the sharded ones: after a backward that failed.
-  void abort_backward();
+  /// Drops unsharded gradients and puts back the sharded ones, where zero_grad() and optimizers find them: once a
+  /// backward has failed. Nothing is waited for.
+  void give_gradients_back();
+  /// After a backward that failed: drops what it gathered (if `reshards`), its gradients and its reductions.
+  void abort_backward(bool reshards);
 
   const std::vector<ShardedParam>& params() const { return params_; }
   /// Whether `tensor` is a full parameter, or a view of one, whose memory goes with reshard().
@@ -143,6 +146,7 @@ class ParamGroup {
   bool has_replicas() const { return options_.axes.replica_axis.has_value(); }
 
  private:
+  bool has_trainable(size_t part);
   void step(UnitStep step);
   void start_gather();
   void finish_unshard();

@@ -143,6 +143,27 @@ TEST_CASE("gradients of frozen parameters stay where the others' wait for their 
   });
 }
 
+TEST_CASE("freezing a unit whose sums wait for their all-reduce is refused by the backward that would do it",
+          "[frozen]") {
+  run_ranks(4, [](int rank) {
+    auto tower = new_tower();
+    shard_tower(tower, {.mesh = init_device_mesh(at::kCPU, {2, 2}, {"replicate", "shard"})});
+    fsdp(tower).set_requires_all_reduce(false);
+    loss_of(tower, rank, 0).backward();
+    fsdp(tower).set_requires_all_reduce(true);
+    for (auto& param : tower->blocks[0]->parameters()) {
+      param.set_requires_grad(false);
+    }
+    auto loss = loss_of(tower, rank, 1);
+    expect_throws<StateError>([&] { loss.backward(); }, "were frozen while gradients of theirs");
+    fsdp(tower).reset_iter_state();
+    tower->zero_grad();
+    loss_of(tower, rank, 1).backward();
+    TESSERA_EXPECT(!tower->blocks[0]->up->weight.grad().defined());
+    TESSERA_EXPECT(tower->blocks[1]->up->weight.grad().defined());
+  });
+}
+
 TEST_CASE("a parameter that a hook freezes within backward keeps the gradient that it had", "[frozen]") {
   const bool is_last_of_unit = GENERATE(true, false);
   run_ranks(2, [&](int rank) {

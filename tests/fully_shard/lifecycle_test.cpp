@@ -249,6 +249,37 @@ TEST_CASE("an exception in backward leaves the model usable and keeps earlier gr
   });
 }
 
+TEST_CASE("a backward that failed hides no gradient from zero_grad(), and leaves nothing to the next") {
+  const bool has_forward_between = GENERATE(true, false);
+  run_ranks(2, [&](int rank) {
+    auto pair = make_pair_of_towers();
+    auto& tower = pair.sharded;
+    const auto loss_of = [](Tower& model, int r, uint64_t step) {
+      return weighted_loss(model(make_batch(10 * step + static_cast<uint64_t>(r), 3, 5)));
+    };
+    bool fail = false;
+    auto handle = hook_point(*tower->blocks[0], "test").register_forward_hook([&](HookPoint&, TensorRefs outputs) {
+      outputs[0]->register_hook([&fail](const at::Tensor& grad) {
+        TESSERA_CHECK(Error, !fail, "on purpose");
+        return grad;
+      });
+    });
+    for (uint64_t step = 0; step < 3; ++step) {
+      loss_of(tower, rank, 3 * step).backward();
+      const auto other = has_forward_between ? at::Tensor() : loss_of(tower, rank, 3 * step + 2);
+      fail = true;
+      expect_throws<Error>([&] { loss_of(tower, rank, 3 * step + 1).backward(); }, "on purpose");
+      fail = false;
+      TESSERA_EXPECT(tower->in->weight.grad().defined());  // of the first backward, whatever failed since
+      tower->zero_grad();
+      (has_forward_between ? loss_of(tower, rank, 3 * step + 2) : other).backward();
+      average_reference(*pair.reference, 2, [&](int r) { loss_of(pair.reference, r, 3 * step + 2).backward(); });
+      check_sharded_parity(pair.reference, tower, kExact);
+      tower->zero_grad();
+    }
+  });
+}
+
 TEST_CASE("mixed precision computes in bfloat16 and keeps float32 shards and gradients") {
   run_ranks(2, [](int rank) {
     Pair pair;

@@ -259,6 +259,34 @@ TEST_CASE("streams: gradients that add up, sums that wait for their all-reduce, 
   });
 }
 
+// Without parameters of its own the root waits for nothing at the end of a backward that is not the last one.
+TEST_CASE("streams: sums that wait for their all-reduce are read before the next backward writes there") {
+  const bool shards = GENERATE(true, false);
+  run_on_streams(shards ? 4 : 2, [&](int rank) {
+    Tower tower;
+    fill_and_move(tower);
+    const auto mesh =
+        shards ? init_device_mesh(at::kCUDA, {2, 2}, {"replicate", "shard"}) : init_device_mesh(at::kCUDA, {2});
+    const auto make_unit = [&](torch::nn::Module& module) {
+      shards ? fully_shard(module, {.mesh = mesh}) : replicate(module, {.mesh = mesh});
+    };
+    for (auto& block : tower->blocks) {
+      make_unit(*block);
+    }
+    make_unit(*tower->in);
+    make_unit(*tower->norm);
+    make_unit(*tower->out);
+    make_unit(*tower);
+    const auto inputs = batches(rank, 3);
+    for (int i = 0; i < 3; ++i) {
+      fsdp(tower).set_requires_all_reduce(i == 2);
+      fsdp(tower).set_is_last_backward(i == 2);
+      weighted_loss(tower(inputs[static_cast<size_t>(i)])).backward();
+    }
+    TESSERA_EXPECT(tower->in->weight.grad().defined());
+  });
+}
+
 TEST_CASE("streams: a parameter that is changed between steps is gathered as it is then") {
   run_on_streams(2, [&](int rank) {
     Tower reference, tower;

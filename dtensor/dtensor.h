@@ -15,7 +15,8 @@
 //
 // A view shares memory with the viewed tensor, unless it cuts a shard, so that its data have to move. Such a view is a
 // copy: writing to it throws NotImplementedError, and reading it once the viewed tensor was written throws StateError.
-// In InferenceMode, where tensors do not count writes, such a read gives the old values: take the view again.
+// In InferenceMode, where tensors do not count writes, and after a write through data() or to_local() of another view,
+// such a read gives the old values: take the view again.
 //
 // Thread safety: as at::Tensor. Names and meaning follow torch/distributed/tensor/_api.py.
 

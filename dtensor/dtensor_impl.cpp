@@ -48,10 +48,6 @@ const c10::Storage& storage_without_data(c10::Device device) {
   return last;
 }
 
-}  // namespace
-
-namespace {
-
 /// A version counter, and what it said.
 struct SeenVersion {
   static SeenVersion of(const at::Tensor& tensor) {

@@ -208,12 +208,8 @@ void FSDPState::abort_iteration() {
   open_calls_.clear();
   tickets_.clear();
   ran_.assign(ran_.size(), false);
-  active_calls_ = 0;
   is_differentiable_ = false;
-  backward_started_ = has_unreduced_ = is_prefetched_ = false;
-  if (group_) {
-    group_->abort_backward(/*reshards=*/true);
-  }
+  abort_backward(/*id=*/-1);  // no call is left that waits for one
 }
 
 }  // namespace tessera

@@ -1,7 +1,6 @@
 #include "checkpoint/file_io.h"
 
 #include <fcntl.h>
-#include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -11,6 +10,7 @@
 #include <filesystem>
 #include <utility>
 
+#include "base/open_files.h"
 #include "checkpoint/checkpoint_error.h"
 
 namespace tessera::dcp {
@@ -29,12 +29,9 @@ constexpr int64_t kLongGapBytes = 64 << 10;
   throw CheckpointError(fmt::format("{}: cannot {}: {}", path, what, std::strerror(reason)));
 }
 
-/// What is past the limit would end the process by a signal.
 void check_size(const std::string& path, uint64_t bytes, const char* what) {
-  rlimit limit{};
-  TESSERA_CHECK(CheckpointError, getrlimit(RLIMIT_FSIZE, &limit) != 0 || bytes <= limit.rlim_cur,
-                "{}: cannot {}: files of this process may have {} bytes (ulimit -f), and {} are needed", path, what,
-                limit.rlim_cur, bytes);
+  const std::string fault = past_size_limit(bytes);
+  TESSERA_CHECK(CheckpointError, fault.empty(), "{}: cannot {}: {}", path, what, fault);
 }
 
 /// Runs of a box, joined to spans of the file that are worth one read.

@@ -3,27 +3,15 @@
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <sys/mman.h>
-#include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include <cerrno>
 #include <cstring>
 
+#include "base/open_files.h"
+
 namespace tessera {
-
-namespace {
-
-/// The open file, or none, under a number that is none of stdin, stdout and stderr: where those are closed, what the
-/// program prints would go there.
-FileDescriptor above_standard(FileDescriptor file) {
-  if (!file || file.number() > STDERR_FILENO) {
-    return file;
-  }
-  return FileDescriptor(fcntl(file.number(), F_DUPFD_CLOEXEC, STDERR_FILENO + 1));
-}
-
-}  // namespace
 
 CommError system_error(const std::string& what) {
   return CommError(fmt::format("{}: {}", what, std::strerror(errno)));
@@ -41,7 +29,7 @@ FileDescriptor::~FileDescriptor() {
 }
 
 FileDescriptor FileDescriptor::in_memory(const char* label) {
-  FileDescriptor file = above_standard(FileDescriptor(memfd_create(label, MFD_CLOEXEC)));
+  FileDescriptor file(above_standard(memfd_create(label, MFD_CLOEXEC)));
   if (!file) {
     throw system_error("memfd_create");
   }
@@ -49,7 +37,7 @@ FileDescriptor FileDescriptor::in_memory(const char* label) {
 }
 
 FileDescriptor FileDescriptor::open(const std::string& what, const std::string& path) {
-  FileDescriptor file = above_standard(FileDescriptor(::open(path.c_str(), O_RDWR | O_CLOEXEC)));
+  FileDescriptor file(above_standard(::open(path.c_str(), O_RDWR | O_CLOEXEC)));
   if (!file) {
     throw system_error(fmt::format("{} {}", what, path));
   }
@@ -60,12 +48,9 @@ std::string FileDescriptor::path() const {
   return fmt::format("/proc/{}/fd/{}", getpid(), number_);
 }
 
-// What is past the limit would end the process by a signal.
 void FileDescriptor::resize(int64_t bytes) {
-  rlimit limit{};
-  TESSERA_CHECK(CommError, getrlimit(RLIMIT_FSIZE, &limit) != 0 || static_cast<rlim_t>(bytes) <= limit.rlim_cur,
-                "shared memory: files of this process may have {} bytes (ulimit -f), and {} are needed", limit.rlim_cur,
-                bytes);
+  const std::string fault = past_size_limit(static_cast<uint64_t>(bytes));
+  TESSERA_CHECK(CommError, fault.empty(), "shared memory: {}", fault);
   if (ftruncate(number_, bytes) != 0) {
     throw system_error(fmt::format("{} bytes of shared memory", bytes));
   }

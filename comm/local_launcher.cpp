@@ -23,6 +23,7 @@
 #include <thread>
 
 #include "base/error.h"
+#include "base/open_files.h"
 #include "comm/listen_socket.h"
 #include "comm/rank_environment.h"
 
@@ -35,17 +36,6 @@ namespace {
 using Clock = std::chrono::steady_clock;
 constexpr auto kGrace = std::chrono::seconds(3);  // from SIGTERM to SIGKILL
 constexpr int kForwarded[] = {SIGINT, SIGTERM};
-
-/// The open file, or -1, under a number that is none of stdin, stdout and stderr: where those are closed, what ranks
-/// print would go there.
-int above_standard(int descriptor) {
-  if (descriptor < 0 || descriptor > STDERR_FILENO) {
-    return descriptor;
-  }
-  const int moved = fcntl(descriptor, F_DUPFD_CLOEXEC, STDERR_FILENO + 1);
-  close(descriptor);
-  return moved;
-}
 
 /// A listening socket on a free loopback port, which rank 0 inherits: nobody else can take the port in between.
 class ListenSocket {

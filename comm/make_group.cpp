@@ -51,20 +51,19 @@ Backend make_hierarchical(const GroupSource& source, GroupInfo info, const std::
   const auto prefixed = [=](const std::string& suffix) {
     return c10::make_intrusive<c10d::PrefixStore>(key + suffix, store);
   };
-  const auto gloo = [=, address = source.options.master_addr](GroupInfo part, const std::string& suffix) {
-    return make_gloo_backend({.info = std::move(part), .store = prefixed(suffix), .master_addr = address});
+  const auto gloo = [address = source.options.master_addr](GroupInfo part, c10::intrusive_ptr<c10d::Store> keys) {
+    return make_gloo_backend({.info = std::move(part), .store = std::move(keys), .master_addr = address});
   };
   auto host = make_shm(source, part_of_group(info, layout.on_host_of(info.rank), "this host"),
                        prefixed(fmt::format("/host{}", layout.host_of(info.rank))));
   auto across = gloo(part_of_group(info, layout.across_hosts_of(info.rank), "across hosts"),
-                     fmt::format("/across{}", layout.place_of(info.rank)));
+                     prefixed(fmt::format("/across{}", layout.place_of(info.rank))));
   // Made on the group's thread when it is first needed, with a connection of its own: while one group's thread waits
   // for a key, others cannot use that connection to set theirs.
-  const auto make_flat = [=, address = source.options.master_addr] {
+  const auto make_flat = [=] {
     const auto own = store->clone();
     own->setTimeout(store->getTimeout());
-    return make_gloo_backend(
-        {.info = info, .store = c10::make_intrusive<c10d::PrefixStore>(key + "/flat", own), .master_addr = address});
+    return gloo(info, c10::make_intrusive<c10d::PrefixStore>(key + "/flat", own));
   };
   return make_hierarchical_backend(
       {.info = info, .layout = layout, .host = std::move(host), .across = std::move(across), .make_flat = make_flat});

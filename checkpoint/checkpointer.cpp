@@ -51,6 +51,7 @@ std::vector<std::string> whole_checkpoints(const std::string& folder) {
   }
   std::sort(found.begin(), found.end());
   std::vector<std::string> paths;
+  paths.reserve(found.size());
   for (auto& [step, path] : found) {
     paths.push_back(std::move(path));
   }

@@ -87,6 +87,7 @@ std::vector<LocalPart> local_parts(const State& state) {
 
 std::vector<Piece> pieces_of(const std::vector<LocalPart>& parts) {
   std::vector<Piece> pieces;
+  pieces.reserve(parts.size());
   for (const auto& part : parts) {
     pieces.push_back({.section = part.section,
                       .key = part.key,

@@ -68,7 +68,7 @@ std::string prepare_files(const SaveJob& job) {
   TESSERA_CHECK(CheckpointError, is_free(job),
                 "{}: there is something already; save under a new name, or remove it before", job.path);
   remove_incomplete(job.path);
-  const std::string folder = fmt::format("{}{}{:08x}", job.path, kIncomplete, std::random_device()());
+  std::string folder = fmt::format("{}{}{:08x}", job.path, kIncomplete, std::random_device()());
   make_folder(folder);
   try {
     for (const auto& file : job.plan->files) {
@@ -132,7 +132,9 @@ std::map<Section, Values> merge_values(const std::vector<Written>& written) {
       for (const auto& [key, value] : values) {
         const auto [place, is_new] = merged[section].emplace(key, value);
         const auto [first, unused] = origin.emplace(file_key(section, key), rank);
-        const auto text = [&](const Value& v) { return format_values({{section, {{key, v}}}}); };
+        const auto text = [section = section, key = key](const Value& v) {
+          return format_values({{section, {{key, v}}}});
+        };
         TESSERA_CHECK(
             ValueError, is_new || text(place->second) == text(value),
             "save: '{}' differs between ranks: rank {} has {}, rank {} has {}. Give each rank a key of its own",
@@ -181,6 +183,7 @@ std::string make_index(const SavePlan& plan) {
 /// Rank 0: the last files, and the name.
 void commit(const SaveJob& job, const std::string& folder, const std::vector<std::string>& texts) {
   std::vector<Written> written;
+  written.reserve(texts.size());
   for (const auto& text : texts) {
     written.push_back(parse_written(text));
   }

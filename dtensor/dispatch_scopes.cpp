@@ -35,14 +35,14 @@ void visit_tensors(c10::IValue& value, Visit visit) {
   } else if (value.isList()) {
     auto list = value.toList().copy();  // Tensor?[]: undefined entries stay
     for (size_t i = 0; i < list.size(); ++i) {
-      const c10::IValue entry = list.get(i);
+      const c10::IValue& entry = list.get(i);
       if (entry.isTensor() && entry.toTensor().defined()) {
         auto tensor = entry.toTensor();
         visit(tensor);
         list.set(i, c10::IValue(std::move(tensor)));
       }
     }
-    value = c10::IValue(std::move(list));
+    value = c10::IValue(list);
   }
 }
 

@@ -45,6 +45,7 @@ void distribute_parameter(torch::nn::Module& module, const std::string& name, co
   const auto found = std::ranges::find(tensors, name, &std::pair<std::string, at::Tensor>::first);
   if (found == tensors.end()) {
     std::vector<std::string> names;
+    names.reserve(tensors.size());
     for (const auto& [known, tensor] : tensors) {
       names.push_back(known);
     }

@@ -7,6 +7,7 @@
 
 #include "activation_checkpoint/saved_tensor_hooks.h"
 #include "base/error.h"
+#include "fully_shard/autocast_cache.h"
 #include "fully_shard/backward_hooks.h"
 #include "fully_shard/fsdp_root.h"
 #include "fully_shard/unit_outputs.h"
@@ -138,6 +139,7 @@ void FSDPState::pre_forward(HookPoint& point, size_t module, TensorRefs inputs) 
     FSDPRoot::make(point.module());
   }
   root_->enter_forward(*this, point.module());
+  forget_autocasts();
   if (group_) {
     forget_old_values();
   }

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "base/error.h"
+#include "fully_shard/autocast_cache.h"
 
 namespace tessera {
 
@@ -99,6 +100,7 @@ void ParamGroup::finish_unshard() {
   }
   gather_.give_back();
   gather_.drop_share();
+  forget_autocasts();
   for (auto& param : params_) {
     param.to_unsharded();
   }
@@ -151,6 +153,7 @@ void ParamGroup::free_params(bool keeps_share) {
     gather_.keep_share(params_, unit_);
   }
   if (state_ == UnitState::Unsharded) {
+    forget_autocasts();
     for (auto& param : params_) {
       param.to_sharded();
     }

@@ -4,8 +4,9 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
 
-#include <ranges>
+#include <algorithm>
 #include <unordered_map>
+#include <vector>
 
 #include "base/error.h"
 #include "dtensor/dtensor_impl.h"
@@ -35,6 +36,38 @@ void check_idle(torch::nn::Module& module) {
   }
 }
 
+struct Unit {
+  std::shared_ptr<FSDPState> state;
+  std::shared_ptr<const UnitRecipe> recipe;
+};
+
+/// The units of `module` in the order in which they were made.
+std::vector<Unit> units_as_made(torch::nn::Module& module) {
+  std::vector<Unit> units;
+  for (const auto& each : module.modules()) {
+    const auto* point = find_hook_point(*each);
+    const auto recipe = point ? point->find<UnitRecipe>() : nullptr;
+    if (recipe && std::ranges::find(units, recipe, &Unit::recipe) == units.end()) {
+      units.push_back({.state = point->find<FSDPState>(), .recipe = recipe});
+    }
+  }
+  std::ranges::sort(units, {}, [](const Unit& unit) { return unit.recipe->number; });
+  return units;
+}
+
+/// Before anything is copied.
+void check_all_inside(torch::nn::Module& module, const std::vector<Unit>& units) {
+  const auto inside = module.modules();
+  for (const auto& [state, recipe] : units) {
+    for (const auto* member : recipe->request.modules) {
+      TESSERA_CHECK(NotImplementedError,
+                    std::ranges::any_of(inside, [&](const auto& each) { return each.get() == member; }),
+                    "clone_sharded: the unit {} has modules outside of {}; clone a module that has all of them",
+                    state->label(), module.name());
+    }
+  }
+}
+
 /// Modules and tensors of a module and those of its copy, which has the same structure.
 struct Counterparts {
   std::unordered_map<const torch::nn::Module*, torch::nn::Module*> modules;
@@ -44,7 +77,12 @@ struct Counterparts {
     const auto from = source.modules(), to = copy.modules();
     TESSERA_ASSERT(from.size() == to.size(), "{} modules and {} in the copy", from.size(), to.size());
     for (size_t i = 0; i < from.size(); ++i) {
-      modules[from[i].get()] = to[i].get();
+      const auto counterpart = modules.try_emplace(from[i].get(), to[i].get()).first;
+      TESSERA_CHECK(
+          NotImplementedError, counterpart->second == to[i].get(),
+          "clone_sharded: a {} stands several times in {}, but its clone has one for each place, as containers "
+          "of torch::nn make them. Use tessera::nn::Sequential, or register the module in reset()",
+          from[i]->name(), source.name());
     }
     const auto params = copy.named_parameters();
     for (const auto& item : source.named_parameters()) {
@@ -107,17 +145,13 @@ std::shared_ptr<torch::nn::Module> clone_unsharded(torch::nn::Module& module) {
 
 std::shared_ptr<torch::nn::Module> clone_sharded(torch::nn::Module& module) {
   check_idle(module);
+  const auto units = units_as_made(module);
+  check_all_inside(module, units);
   auto copy = clone_unsharded(module);
   Counterparts counterparts(module, *copy);
-  const auto states = fsdp_states(module);
-  for (const auto& [path, state] : std::views::reverse(states)) {
-    const auto own = std::ranges::find_if(counterparts.modules, [&, state = state](const auto& pair) {
-      auto* point = find_hook_point(*const_cast<torch::nn::Module*>(pair.first));
-      return point && point->find<FSDPState>() == state;
-    });
-    const auto& from = *const_cast<torch::nn::Module*>(own->first);
-    make_unit_again(*state, *find_hook_point(from)->find<UnitRecipe>(), counterparts);
-    copy_shards(*state, *find_fsdp_state(*own->second));
+  for (const auto& [state, recipe] : units) {
+    make_unit_again(*state, *recipe, counterparts);
+    copy_shards(*state, *find_fsdp_state(*counterparts.modules.at(recipe->request.modules[0])));
   }
   return copy;
 }

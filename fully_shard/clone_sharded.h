@@ -21,8 +21,8 @@
 namespace tessera {
 
 /// Types are torch::nn::Cloneable, as nn/clone.h has it. Collective. Throws NotImplementedError, before it copies, for
-/// a module that cannot be cloned or has hooks or state of others (activation checkpointing, parallelize_module), and
-/// StateError unless all units are between iterations.
+/// a module that cannot be cloned, has hooks or state of others (activation checkpointing, parallelize_module), or
+/// has a part of a unit of several modules, and StateError unless all units are between iterations.
 std::shared_ptr<torch::nn::Module> clone_sharded(torch::nn::Module& module);
 
 template <class Holder>

@@ -3,6 +3,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <atomic>
 
 #include "base/error.h"
 #include "comm/process_group.h"
@@ -150,7 +151,8 @@ void plan_together(Draft& draft, const std::vector<ManagedParam>& params) {
 }
 
 std::shared_ptr<UnitRecipe> recipe_of(const Draft& draft) {
-  auto recipe = std::make_shared<UnitRecipe>(UnitRecipe{.request = draft.request, .tp_specs = {}});
+  static std::atomic<int64_t> made = 0;
+  auto recipe = std::make_shared<UnitRecipe>(UnitRecipe{.request = draft.request, .tp_specs = {}, .number = ++made});
   recipe->request.options.mesh = draft.mesh;
   for (const auto& param : draft.params) {
     if (param.tp_spec) {

@@ -15,6 +15,8 @@ struct UnitRecipe {
   UnitRequest request;
   /// Where tensor parallelism had put parameters, by their names in the unit.
   std::map<std::string, SpecPtr> tp_specs;
+  /// Grows from one unit of a thread to the next: a unit has the parameters that none before it took.
+  int64_t number;
 };
 
 }  // namespace tessera

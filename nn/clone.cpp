@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "nn/clone_memo.h"
 #include "nn/hook_point.h"
 
 namespace tessera {
@@ -147,6 +148,7 @@ void check_buffer_ties(const torch::nn::Module& source, const torch::nn::Module&
 std::shared_ptr<torch::nn::Module> detail::clone_checked(
     const torch::nn::Module& source, const std::function<std::shared_ptr<torch::nn::Module>()>& clone) {
   check_all_cloneable(source);
+  const CloneMemo memo;
   const GeneratorGuard generators(source);
   const GivenWeightsGuard given_weights(source);
   auto copy = clone();

@@ -1,5 +1,7 @@
 #include "nn/sequential.h"
 
+#include "nn/clone_memo.h"
+
 namespace tessera::nn {
 
 SequentialImpl::SequentialImpl(std::initializer_list<SequentialEntry> entries) {
@@ -28,9 +30,10 @@ const std::shared_ptr<torch::nn::Module>& SequentialImpl::ptr(size_t index) cons
 }
 
 std::shared_ptr<torch::nn::Module> SequentialImpl::clone(const std::optional<at::Device>& device) const {
+  CloneMemo memo;
   auto copy = std::make_shared<SequentialImpl>(*this);
   for (auto& entry : copy->entries_) {
-    auto module = entry.module_->clone(device);
+    auto module = memo.copy_of(entry.module_, device);
     TESSERA_CHECK(NotImplementedError, typeid(*module) == typeid(*entry.module_),
                   "clone: the clone of {} is a {}, not a {}; derive the type from torch::nn::Cloneable<its own type>",
                   entry.name_, c10::demangle(typeid(*module).name()), c10::demangle(typeid(*entry.module_).name()));

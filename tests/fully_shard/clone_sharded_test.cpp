@@ -3,11 +3,13 @@
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/ones.h>
 #include <torch/nn/cloneable.h>
+#include <torch/nn/modules/container/sequential.h>
 #include <torch/optim/adam.h>
 
 #include "dtensor/dtensor.h"
 #include "fully_shard/clone_sharded.h"
 #include "fully_shard/replicate.h"
+#include "nn/sequential.h"
 #include "testing/expect.h"
 #include "testing/parity.h"
 #include "testing/run_ranks.h"
@@ -153,6 +155,48 @@ TEST_CASE("a copy keeps offloading, precision, HSDP and lists of modules", "[clo
     Net other_copy = clone_sharded(other);
     TESSERA_EXPECT(!is_dtensor(other_copy->out->bias) && other_copy->out->bias.equal(other->out->bias));
     expect_bit_equal(loss_of(other_copy, rank).detach(), loss_of(other, rank).detach());
+  });
+}
+
+TEST_CASE("a copy's units have the parameters that the units of its source have", "[clone]") {
+  run_ranks(GENERATE(1, 3), [](int rank) {
+    auto net = make_net(5);
+    fully_shard({&*net->first, &*net->second->linear});  // before the unit around it
+    fully_shard(net->second);
+    fully_shard({&*net->out, &*net->in});
+    fully_shard(net);
+    expect_throws<NotImplementedError>([&] { clone_sharded(net->second); }, "has modules outside of");
+    Net copy = clone_sharded(net);
+    expect_equal(fsdp(copy->first).num_parameters(), 4u);
+    expect_equal(fsdp(copy->second).num_parameters(), 0u);
+    expect_equal(fsdp(copy->out).num_parameters(), 3u);
+    const Net again = clone_sharded(copy);
+    loss_of(net, rank).backward();
+    loss_of(copy, rank).backward();
+    expect_bit_equal(to_local(copy->second->linear->weight.grad()), to_local(net->second->linear->weight.grad()));
+    expect_bit_equal(to_local(copy->in->weight.grad()), to_local(net->in->weight.grad()));
+    expect_equal(fsdp(again->first).num_parameters(), 4u);
+  });
+}
+
+TEST_CASE("a layer that stands twice in a chain is one unit in the copy", "[clone]") {
+  run_ranks(GENERATE(1, 2, 3), [](int rank) {
+    tessera::nn::Linear shared(5, 5), between(5, 5);
+    tessera::nn::Sequential net({{"a", shared}, {"b", between}, {"c", shared}});
+    fill_parameters(*net, 1);
+    fully_shard(shared);
+    fully_shard(net);
+    auto copy = clone_sharded(net);
+    TESSERA_EXPECT(copy[0] == copy[2] && copy[0] != net[0]);
+    const auto x = make_batch(static_cast<uint64_t>(rank), 3, 5);
+    for (auto* model : {&net, &copy}) {
+      weighted_loss((*model)(x)).backward();
+    }
+    for (size_t i = 0; i < 2; ++i) {
+      expect_bit_equal(to_local(copy->parameters()[i].grad()), to_local(net->parameters()[i].grad()));
+    }
+    torch::nn::Sequential stock(shared, shared);
+    expect_throws<NotImplementedError>([&] { clone_sharded(*stock); }, "Use tessera::nn::Sequential");
   });
 }
 

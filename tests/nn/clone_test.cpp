@@ -140,6 +140,25 @@ TEST_CASE("clone of nested containers and of recurrent layers", "[nn]") {
   CHECK(at::equal(std::get<0>(lstm_copy(sequence)), std::get<0>(lstm(sequence))));
 }
 
+TEST_CASE("a layer that stands several times in chains is one layer in the copy", "[nn]") {
+  tessera::nn::Linear shared(3, 3);
+  tessera::nn::Sequential inner({{"a", shared}, {"b", tessera::nn::Linear(3, 3)}, {"c", shared}});
+  tessera::nn::Sequential outer({{"first", shared}, {"inner", inner}, {"again", inner}});
+  tessera::nn::Sequential copy = cloned(outer);
+  REQUIRE(copy);
+  CHECK(copy->modules().size() == outer->modules().size());
+  CHECK(copy[1] == copy[2]);
+  CHECK(copy->at<tessera::nn::Sequential::Impl>(1)[2] == copy[0]);
+  CHECK(copy[0] != outer[0]);
+  const at::Tensor x = at::ones({1, 3});
+  CHECK(at::equal(copy(x), outer(x)));
+  CHECK(cloned(outer)[0] != copy[0]);
+
+  torch::nn::Sequential stock(inner, outer);
+  const auto both = tessera::clone_module(*stock)->children();
+  CHECK(both[0]->children()[0] == both[1]->children()[0]);
+}
+
 TEST_CASE("clone refuses what it would get wrong", "[nn]") {
   using tessera::NotImplementedError;
   LanguageModel model;

@@ -130,8 +130,7 @@ std::vector<at::Tensor*> UnitOutputs::behind_nodes() {
 void UnitOutputs::connect() {
   for (const auto& base : bases_) {
     if (base.input) {
-      base.input->alias() = base.alias;
-      base.input->share_history();
+      base.input->share_history_behind(base.alias);
     }
   }
   for (const auto& view : views_) {

@@ -2,11 +2,13 @@
 
 #include <ATen/TensorOperators.h>
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/stack.h>
 
 #include <functional>
 #include <memory>
 #include <tuple>
 #include <utility>
+#include <vector>
 
 #include "dtensor/dtensor.h"
 #include "testing/expect.h"
@@ -122,6 +124,34 @@ TEST_CASE("an input that a unit changes in place has the gradient of what it bec
   run_ranks(world_size, [&](int rank) { Pair(change, join).expect_equal_gradients(rank, world_size); });
 }
 
+TEST_CASE("hooks on an input that a unit changes fire where the input was when they were set", "[changed_inputs]") {
+  run_ranks(2, [](int rank) {
+    const auto seen = std::make_shared<std::vector<at::Tensor>>();
+    const auto watch = [seen](const at::Tensor& h, size_t hook) {
+      h.register_hook([seen, hook](const at::Tensor& grad) { seen->at(hook) = grad.clone(); });
+    };
+    const auto join = [watch](Changer& changer, const at::Tensor& h) {
+      watch(h, 0);
+      const auto y = changer(h);
+      watch(h, 1);
+      watch(h, 2);
+      return y + h * 3;
+    };
+    const auto twice = [](at::Tensor& x, const at::Tensor&) { x.mul_(2); };
+    Pair pair(twice, join);
+    const auto grads = [&](Net& net) {
+      seen->assign(3, at::Tensor());
+      weighted_loss(net(make_batch(static_cast<uint64_t>(rank), 3, 5))).backward();
+      return *seen;
+    };
+    const auto expected = grads(pair.reference), actual = grads(pair.sharded);
+    for (size_t hook = 0; hook < 3; ++hook) {
+      expect_bit_equal(actual[hook], expected[hook]);
+    }
+    TESSERA_EXPECT(!expected[0].equal(expected[1]) && expected[1].equal(expected[2]));
+  });
+}
+
 TEST_CASE("an input that the outer unit passes on is changed for the caller of both", "[changed_inputs]") {
   run_ranks(2, [](int rank) {
     struct OuterImpl : torch::nn::Module {
@@ -171,11 +201,14 @@ TEST_CASE("an input that a unit returns is the caller's tensor, which may change
     const auto input_grad = [](Passer& module, int r) {
       const auto leaf = make_batch(static_cast<uint64_t>(r), 3, 7).requires_grad_();
       auto x = leaf * 2;
+      const auto before = x * 5;
       const auto [y, same] = module.call(x);
       TESSERA_EXPECT(same.is_same(x));
+      at::Tensor seen;  // by a hook on what x is before the last change
+      x.register_hook([&](const at::Tensor& grad) { seen = grad.clone(); });
       x.mul_(3);
-      weighted_loss(y + same).backward();
-      return leaf.grad();
+      weighted_loss(y + same + before).backward();
+      return at::stack({leaf.grad(), seen});
     };
     expect_equal_gradients(*reference, *sharded, rank, input_grad);
   });

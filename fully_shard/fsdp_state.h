@@ -135,6 +135,7 @@ class FSDPState : public std::enable_shared_from_this<FSDPState> {
   void post_backward(const Ticket& ticket);
   void on_accumulated(size_t param);
   void check_arrival(size_t param);
+  void take_sharded_gradient(size_t param);
   bool reshards_after_forward() const;
   void reshard_after_forward();
   void forget_old_values();

@@ -121,7 +121,24 @@ void FSDPState::check_arrival(size_t param) {
             "argument. Return it from forward"));
 }
 
+/// Of a term of the loss that was computed with the sharded parameter: it is that of the whole term already, which the
+/// reduction adds the average to, as to what an earlier backward left. Not where it is on its way, or comes in between.
+void FSDPState::take_sharded_gradient(size_t param) {
+  const bool comes_first = !backward_started_ && !group_->is_unsharded() && !group_->is_reducing();
+  TESSERA_CHECK(
+      StateError, comes_first && (!root_ || root_->reductions().is_drained()),
+      "fully_shard: a gradient of parameter '{}' of {}, of a term of the loss that was computed with the sharded "
+      "parameter, arrived when gradients were being reduced. Compute such a term after the model's forward, so that "
+      "its gradient comes first, or call backward() on it by itself; and zero_grad() before the next backward",
+      group_->params()[param].origin().name, options_.label);
+  group_->place_sharded_gradient(param);
+}
+
 void FSDPState::on_accumulated(size_t param) {
+  if (group_->params()[param].has_sharded_grad()) {
+    take_sharded_gradient(param);
+    return;
+  }
   check_arrival(param);
   if (group_->gradients().size() == 1) {
     return;

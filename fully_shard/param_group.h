@@ -110,6 +110,9 @@ class ParamGroup {
   bool is_reducing() const;
   /// Drops the gradient that autograd has just accumulated.
   void drop_arrived(size_t param) { params_[param].drop_accumulated(); }
+  /// Lets the sharded gradient that autograd has just accumulated lie as its parameter does. Collective where it does
+  /// not.
+  void place_sharded_gradient(size_t param) { params_[param].place_sharded_grad(); }
   /// Drops unsharded gradients and puts back the sharded ones, where zero_grad() and optimizers find them: once a
   /// backward has failed. Nothing is waited for.
   void give_gradients_back();

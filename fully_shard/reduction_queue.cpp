@@ -172,6 +172,10 @@ void ReductionQueue::drain() {
   is_first_ = true;
 }
 
+bool ReductionQueue::is_drained() const {
+  return collected_.empty() && !scattering_ && !reducing_ && copying_.empty() && scattered_.empty() && streams_.empty();
+}
+
 void ReductionQueue::drain_streams() {
   for (const auto& stream : std::exchange(streams_, {})) {
     stream->drain();

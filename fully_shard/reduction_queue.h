@@ -35,6 +35,8 @@ class ReductionQueue {
   void flush();
   /// Waits for all, and until no peer reads this rank's gradients.
   void drain();
+  /// Whether nothing came since drain().
+  bool is_drained() const;
   /// After the units' abort_backward().
   void clear();
 

@@ -65,6 +65,16 @@ bool ShardedParam::has_sharded_grad() const {
   return meta && (!unsharded_spec_ || meta->spec->mesh() != unsharded_spec_->mesh());
 }
 
+void ShardedParam::place_sharded_grad() {
+  auto& grad = param_.mutable_grad();
+  const auto* meta = dtensor_meta(grad);
+  if (meta->spec->placements() == spec_->placements()) {
+    return;
+  }
+  const at::AutoDispatchBelowADInplaceOrView below;
+  grad = wrap_local(redistribute_local(meta->local, *meta->spec, spec_->placements()), spec_, grad_origin_);
+}
+
 void ShardedParam::stash_sharded_grad() {
   if (has_sharded_grad()) {
     auto& grad = param_.mutable_grad();

@@ -92,6 +92,9 @@ class ShardedParam {
 
   /// Whether the gradient is a sharded one: not what autograd accumulated while the parameter was unsharded.
   bool has_sharded_grad() const;
+  /// The sharded gradient gets the parameter's placements. Collective where it has others, as the backward of an op may
+  /// give them.
+  void place_sharded_grad();
   /// Sets the sharded gradient aside, so that autograd accumulates an unsharded one.
   void stash_sharded_grad();
   const at::Tensor& stashed_grad() const { return stashed_grad_; }

@@ -3,17 +3,20 @@
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
+#include <fmt/format.h>
 
 #include <algorithm>
+#include <string>
 #include <unordered_map>
 #include <vector>
 
 #include "base/error.h"
 #include "dtensor/dtensor_impl.h"
-#include "fully_shard/fsdp_root.h"
+#include "fully_shard/fsdp_state.h"
 #include "fully_shard/managed_params.h"
 #include "fully_shard/replace_data.h"
 #include "fully_shard/unit_recipe.h"
+#include "fully_shard/unit_tree.h"
 #include "nn/clone.h"
 #include "nn/clone_scope.h"
 #include "nn/meta_device.h"
@@ -25,15 +28,20 @@ namespace {
 /// What install() and make_unit() give a module.
 constexpr CloneScope::Renewed kOfAUnit{.hooks = 3, .attachments = 2};
 
+/// One rank alone may keep a graph that waits for its backward.
 void check_idle(torch::nn::Module& module) {
-  for (const auto& [path, state] : fsdp_states(module)) {
+  const auto states = fsdp_states(module);
+  std::string fault;
+  for (const auto& [path, state] : states) {
     const bool is_sharded = !state->group() || state->group()->state() == UnitState::Sharded;
-    TESSERA_CHECK(
-        StateError, state->is_idle() && !state->has_unreduced_gradients() && is_sharded,
-        "clone_sharded: the unit '{}' is in the middle of an iteration, or unsharded; finish the backward, or "
-        "call fsdp(module).reshard(), first",
-        path);
+    if (fault.empty() && (!state->is_idle() || state->has_unreduced_gradients() || !is_sharded)) {
+      fault = fmt::format(
+          "clone_sharded: the unit '{}' is in the middle of an iteration, or unsharded; finish the backward, or drop "
+          "its loss, or call fsdp(module).reshard(), first",
+          path);
+    }
   }
+  raise_together(states, "clone_sharded", fault);
 }
 
 struct Unit {

@@ -22,7 +22,7 @@ namespace tessera {
 
 /// Types are torch::nn::Cloneable, as nn/clone.h has it. Collective. Throws NotImplementedError, before it copies, for
 /// a module that cannot be cloned, has hooks or state of others (activation checkpointing, parallelize_module), or
-/// has a part of a unit of several modules, and StateError unless all units are between iterations.
+/// has a part of a unit of several modules, and StateError unless all units are between iterations, on every rank.
 std::shared_ptr<torch::nn::Module> clone_sharded(torch::nn::Module& module);
 
 template <class Holder>

@@ -76,7 +76,7 @@ class FSDP {
   /// Whether the unit has parameters of its own: those below inner units are theirs.
   bool has_params() const;
   /// Whether no other unit runs over this one. If no forward ran yet it becomes the root of those below it, until a
-  /// larger one runs. No communication.
+  /// larger one runs. No communication, but where one of those ran without this one: then all ranks call it.
   bool check_is_root() const;
   TrainingState training_state() const;
   /// Throws ValueError, on every rank, unless the state is one of `allowed`. No communication.

@@ -1,6 +1,7 @@
 #include "fully_shard/fsdp_root.h"
 
 #include <ATen/core/grad_mode.h>
+#include <fmt/format.h>
 
 #include <algorithm>
 #include <map>
@@ -21,16 +22,21 @@ bool is_below(const torch::nn::Module& module, const torch::nn::Module& above) {
   return std::any_of(modules.begin(), modules.end(), [&](const auto& below) { return below.get() == &module; });
 }
 
-void add_states(torch::nn::Module& module, const std::string& path, std::vector<NamedState>& states) {
-  if (auto state = find_fsdp_state(module)) {
-    const auto is_same = [&](const NamedState& other) { return other.state == state; };
-    if (std::none_of(states.begin(), states.end(), is_same)) {
-      states.push_back({path.empty() ? "root" : path, std::move(state)});
+/// Units that ran under another root are to be idle. Which graphs wait for their backward one rank alone may know.
+void check_taken_over(const std::vector<NamedState>& states) {
+  if (std::ranges::none_of(states, [](const NamedState& unit) { return unit.state->root() != nullptr; })) {
+    return;
+  }
+  std::string fault;
+  for (const auto& [path, state] : states) {
+    if (fault.empty() && (!state->is_idle() || state->has_unreduced_gradients())) {
+      fault = fmt::format(
+          "fully_shard: forward of {} takes over the unit '{}', which still awaits the backward, or the reduction, of "
+          "a forward in which another module was the outermost one. Finish that iteration first, or drop its loss",
+          states[0].state->label(), path);
     }
   }
-  for (const auto& child : module.named_children()) {
-    add_states(*child.value(), path.empty() ? child.key() : path + "." + child.key(), states);
-  }
+  raise_together(states, "fully_shard", fault);
 }
 
 std::vector<std::shared_ptr<GatherStream>> gather_streams(const std::vector<NamedState>& states) {
@@ -71,15 +77,11 @@ void FSDPRoot::make(torch::nn::Module& module) {
                 "fully_shard: {} became a unit after the forward of the module around it, {}, had run, which does not "
                 "know it. Call fully_shard on all modules before the first forward",
                 states.at(0).state->label(), running_module ? running_module->name() : "");
+  check_taken_over(states);
   auto names = std::make_shared<std::vector<std::string>>();
   std::vector<std::weak_ptr<FSDPState>> units;
   std::map<std::string, std::shared_ptr<BlockPool>> pools;  // by device: one has memory of one
   for (const auto& [path, state] : states) {
-    TESSERA_CHECK(StateError, state->is_idle() && !state->has_unreduced_gradients(),
-                  "fully_shard: forward of {} takes over the unit '{}', which still awaits the backward, or the "
-                  "reduction, of a forward in which another module was the outermost one. Finish that iteration first, "
-                  "or drop its loss",
-                  states[0].state->label(), path);
     names->push_back(path);
     units.push_back(state);
     if (const auto& group = state->group()) {
@@ -340,17 +342,6 @@ void FSDPRoot::reset_iter_state() {
     }
   }
   reductions_.clear();
-}
-
-std::shared_ptr<FSDPState> find_fsdp_state(torch::nn::Module& module) {
-  const auto* point = find_hook_point(module);
-  return point ? point->find<FSDPState>() : nullptr;
-}
-
-std::vector<NamedState> fsdp_states(torch::nn::Module& module) {
-  std::vector<NamedState> states;
-  add_states(module, "", states);
-  return states;
 }
 
 }  // namespace tessera

@@ -14,13 +14,15 @@
 #include "fully_shard/gradient_memory.h"
 #include "fully_shard/reduction_queue.h"
 #include "fully_shard/schedule.h"
+#include "fully_shard/unit_tree.h"
 
 namespace tessera {
 
 class FSDPRoot : public std::enable_shared_from_this<FSDPRoot> {
  public:
   /// The root of `module` and all units below it. Throws StateError if one of these is in the middle of an iteration
-  /// under another root, or if `module` lies below a root whose forward runs: it was sharded after that root was made.
+  /// under another root, on this rank or another, or if `module` lies below a root whose forward runs: it was sharded
+  /// after that root was made. Collective where one had another root.
   static void make(torch::nn::Module& module);
 
   bool is_outermost(const FSDPState& state) const { return state.unit() == 0; }
@@ -76,16 +78,5 @@ class FSDPRoot : public std::enable_shared_from_this<FSDPRoot> {
   bool outermost_runs_ = false;
   bool forward_failed_ = false;
 };
-
-/// The state of `module`, null if fully_shard was not called on it.
-std::shared_ptr<FSDPState> find_fsdp_state(torch::nn::Module& module);
-
-struct NamedState {
-  std::string path;  // below the module that was asked for; "root" for itself
-  std::shared_ptr<FSDPState> state;
-};
-
-/// All states at and below `module`, in order of registration, parents first.
-std::vector<NamedState> fsdp_states(torch::nn::Module& module);
 
 }  // namespace tessera

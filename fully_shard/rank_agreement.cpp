@@ -2,6 +2,7 @@
 
 #include <fmt/ranges.h>
 
+#include <algorithm>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <utility>
 
@@ -83,6 +84,19 @@ void check_agreement(const DeviceMesh& mesh, const std::string& where, const Sta
                   "order, with modules of the same parameters",
                   where, mesh.ranks()[0], line_at(lines[0], first), mesh.ranks()[i], line_at(lines[i], first));
   }
+}
+
+void raise_together(const std::vector<DeviceMesh>& meshes, const std::string& where, const std::string& fault) {
+  std::string message = fault;
+  for (const auto& mesh : meshes) {
+    const auto texts = gather_texts(mesh, message);
+    const auto first = std::ranges::find_if(texts, [](const std::string& text) { return !text.empty(); });
+    if (message.empty() && first != texts.end()) {
+      message = fmt::format("{}: rank {} cannot: {}", where, mesh.ranks()[static_cast<size_t>(first - texts.begin())],
+                            *first);
+    }
+  }
+  TESSERA_CHECK(StateError, message.empty(), "{}", message);
 }
 
 }  // namespace tessera

@@ -22,4 +22,8 @@ struct Statement {
 /// its own may throw that in place of it, after the call. Collective.
 void check_agreement(const DeviceMesh& mesh, const std::string& where, const Statement& own);
 
+/// Throws StateError on every rank of the meshes if one has a fault: there with that text, elsewhere with one that
+/// begins with `where` and names the rank. All ranks of a mesh give the same meshes, in the same order. Collective.
+void raise_together(const std::vector<DeviceMesh>& meshes, const std::string& where, const std::string& fault);
+
 }  // namespace tessera

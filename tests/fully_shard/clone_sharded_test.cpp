@@ -207,6 +207,15 @@ TEST_CASE("what cannot be copied is refused and left as it is", "[clone]") {
     auto loss = loss_of(net, rank);
     expect_throws<StateError>([&] { clone_sharded(net); }, "finish the backward");
     loss.backward();
+    auto kept = loss_of(net, rank);
+    fsdp(net).reshard();
+    if (rank != 1) {
+      kept = at::Tensor();
+    }
+    expect_throws<StateError>([&] { clone_sharded(net); },
+                              rank == 1 ? "clone_sharded: the unit 'root'" : "rank 1 cannot");
+    kept = at::Tensor();
+    clone_sharded(net);
     const auto handle = net->first->register_forward_hook([](HookPoint&, TensorRefs) {});
     expect_throws<NotImplementedError>([&] { clone_sharded(net); }, "has hooks or state attached");
     Tower tower;

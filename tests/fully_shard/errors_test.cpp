@@ -236,6 +236,24 @@ TEST_CASE("a unit that is in the middle of an iteration cannot get another root"
   });
 }
 
+TEST_CASE("a graph that one rank keeps lets no rank give its unit another root, until it is dropped") {
+  run_ranks(3, [](int rank) {
+    Tower tower;
+    shard_tower(tower);
+    auto kept = tower->blocks[0](make_batch(1, 3, 17)).sum();
+    if (rank != 1) {
+      kept = at::Tensor();
+    }
+    const auto use = [&] { tower(make_batch(1, 3, 5)); };
+    for (int attempt = 0; attempt < 2; ++attempt) {
+      expect_throws<StateError>(use, "takes over the unit 'block0', which still awaits the backward");
+      expect_throws<StateError>(use, rank == 1 ? "fully_shard: forward of" : "rank 1 cannot: fully_shard: forward of");
+    }
+    kept = at::Tensor();
+    use();
+  });
+}
+
 TEST_CASE("a unit that is made after the first forward of the model around it is refused") {
   run_ranks(2, [](int) {
     Tower tower;

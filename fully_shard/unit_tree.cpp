@@ -1,0 +1,59 @@
+#include "fully_shard/unit_tree.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "fully_shard/fsdp_state.h"
+#include "fully_shard/rank_agreement.h"
+#include "nn/hook_point.h"
+
+namespace tessera {
+
+namespace {
+
+void add_states(torch::nn::Module& module, const std::string& path, std::vector<NamedState>& states) {
+  if (auto state = find_fsdp_state(module)) {
+    const auto is_same = [&](const NamedState& other) { return other.state == state; };
+    if (std::none_of(states.begin(), states.end(), is_same)) {
+      states.push_back({path.empty() ? "root" : path, std::move(state)});
+    }
+  }
+  for (const auto& child : module.named_children()) {
+    add_states(*child.value(), path.empty() ? child.key() : path + "." + child.key(), states);
+  }
+}
+
+/// On which the units' parameters lie, each once: also that of tensor parallelism.
+std::vector<DeviceMesh> meshes_of(const std::vector<NamedState>& units) {
+  std::vector<DeviceMesh> meshes;
+  for (const auto& [path, state] : units) {
+    if (!state->group()) {
+      continue;
+    }
+    for (const auto& param : state->group()->params()) {
+      if (std::ranges::find(meshes, param.spec()->mesh()) == meshes.end()) {
+        meshes.push_back(param.spec()->mesh());
+      }
+    }
+  }
+  return meshes;
+}
+
+}  // namespace
+
+std::shared_ptr<FSDPState> find_fsdp_state(torch::nn::Module& module) {
+  const auto* point = find_hook_point(module);
+  return point ? point->find<FSDPState>() : nullptr;
+}
+
+std::vector<NamedState> fsdp_states(torch::nn::Module& module) {
+  std::vector<NamedState> states;
+  add_states(module, "", states);
+  return states;
+}
+
+void raise_together(const std::vector<NamedState>& units, const std::string& where, const std::string& fault) {
+  raise_together(meshes_of(units), where, fault);
+}
+
+}  // namespace tessera

@@ -1,0 +1,28 @@
+#pragma once
+// Which units there are at and below a module.
+
+#include <torch/nn/module.h>
+
+#include <memory>
+#include <string>
+#include <vector>
+
+namespace tessera {
+
+class FSDPState;
+
+/// The state of `module`, null if fully_shard was not called on it.
+std::shared_ptr<FSDPState> find_fsdp_state(torch::nn::Module& module);
+
+struct NamedState {
+  std::string path;  // below the module that was asked for; "root" for itself
+  std::shared_ptr<FSDPState> state;
+};
+
+/// All states at and below `module`, in order of registration, parents first.
+std::vector<NamedState> fsdp_states(torch::nn::Module& module);
+
+/// As raise_together of rank_agreement.h, on all ranks that have a part of the units' parameters. Collective.
+void raise_together(const std::vector<NamedState>& units, const std::string& where, const std::string& fault);
+
+}  // namespace tessera

@@ -13,16 +13,32 @@ namespace tessera {
 namespace {
 
 struct PostAccumulateGrad : torch::autograd::PostAccumulateGradHook {
-  explicit PostAccumulateGrad(std::function<void()> callback) : callback(std::move(callback)) {}
-  void operator()(const torch::autograd::Variable& /*param*/) override { callback(); }
+  PostAccumulateGrad(std::weak_ptr<FSDPState> owner, std::function<void(FSDPState&)> callback)
+      : owner(std::move(owner)), callback(std::move(callback)) {}
+  void operator()(const torch::autograd::Variable& /*param*/) override {
+    if (const auto live = owner.lock()) {
+      callback(*live);
+    }
+  }
 
-  std::function<void()> callback;
+  std::weak_ptr<FSDPState> owner;
+  std::function<void(FSDPState&)> callback;
 };
 
 }  // namespace
 
-void set_post_accumulate_grad_hook(const at::Tensor& param, std::function<void()> callback) {
-  torch::autograd::impl::set_post_acc_grad_hooks(param, std::make_unique<PostAccumulateGrad>(std::move(callback)));
+void set_post_accumulate_grad_hook(const at::Tensor& param, std::weak_ptr<FSDPState> owner,
+                                   std::function<void(FSDPState& owner)> callback) {
+  torch::autograd::impl::set_post_acc_grad_hooks(
+      param, std::make_unique<PostAccumulateGrad>(std::move(owner), std::move(callback)));
+}
+
+std::shared_ptr<FSDPState> owner_of(const at::Tensor& param) {
+  if (!param.defined() || !torch::autograd::impl::get_autograd_meta(param)) {
+    return nullptr;
+  }
+  const auto* hook = dynamic_cast<const PostAccumulateGrad*>(torch::autograd::impl::post_acc_grad_hooks(param).get());
+  return hook ? hook->owner.lock() : nullptr;
 }
 
 void at_end_of_backward(std::function<void()> callback) {

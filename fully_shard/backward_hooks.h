@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <memory>
 
 namespace torch::autograd {
 struct Node;
@@ -12,8 +13,14 @@ struct Node;
 
 namespace tessera {
 
-/// Calls `callback` in backward each time the gradient of `param` is complete. Replaces an earlier one.
-void set_post_accumulate_grad_hook(const at::Tensor& param, std::function<void()> callback);
+class FSDPState;
+
+/// Calls `callback` in backward each time the gradient of `param`, of the unit `owner`, is complete; not when the unit
+/// is gone. Replaces an earlier one.
+void set_post_accumulate_grad_hook(const at::Tensor& param, std::weak_ptr<FSDPState> owner,
+                                   std::function<void(FSDPState& owner)> callback);
+/// The unit that `param` is of, as long as it lives; null if it is of none.
+std::shared_ptr<FSDPState> owner_of(const at::Tensor& param);
 
 /// Calls `callback` at the end of the running backward. Only inside a backward.
 void at_end_of_backward(std::function<void()> callback);

@@ -1,6 +1,8 @@
 #include "fully_shard/fsdp_module.h"
 
+#include <algorithm>
 #include <cmath>
+#include <utility>
 
 #include "base/error.h"
 #include "fully_shard/backward_hooks.h"
@@ -24,17 +26,31 @@ void for_each_state(torch::nn::Module& module, FSDPState& own, bool recurse, App
   }
 }
 
+/// Those at and below `module`, and those above that its parameters are of.
+std::vector<NamedState> units_of_params(torch::nn::Module& module) {
+  auto units = fsdp_states(module);
+  for (const auto& param : module.parameters()) {
+    auto owner = owner_of(param);
+    const auto is_owner = [&](const NamedState& unit) { return unit.state == owner; };
+    if (owner && std::ranges::none_of(units, is_owner)) {
+      const std::string name = owner->name();
+      units.push_back({name, std::move(owner)});
+    }
+  }
+  return units;
+}
+
 }  // namespace
 
 void reshard_all(torch::nn::Module& module) {
-  const auto states = fsdp_states(module);
+  const auto states = units_of_params(module);
   for (const auto& [path, state] : states) {
     const bool computes = state->is_in_forward() || (state->is_running() && current_backward() != -1);
     TESSERA_CHECK(
         StateError, !computes,
         "parameters of {}, or their states, are to be saved or loaded while the unit '{}' computes with them; "
         "do it outside of forward and backward",
-        states[0].state->label(), path);
+        module.name(), path);
   }
   for (const auto& [path, state] : states) {
     if (const auto& group = state->group()) {

@@ -145,9 +145,9 @@ class FSDPModule {
   std::shared_ptr<FSDPState> state_;
 };
 
-/// All units at and below `module` back to shards: an unsharded parameter is a copy, in the dtype of compute, that the
-/// next reshard drops, so what saves or loads parameters calls it first. Waits as reshard() does. Throws StateError
-/// inside of a unit's forward or backward.
+/// All units that parameters of `module` are of back to shards, at and below it or above: an unsharded parameter is a
+/// copy, in the dtype of compute, that the next reshard drops, so what saves or loads parameters calls it first. Waits
+/// as reshard() does. Throws StateError inside of the forward or backward of one of these units.
 void reshard_all(torch::nn::Module& module);
 
 template <class Impl>

@@ -58,11 +58,8 @@ void FSDPState::install(const std::vector<HookPoint*>& points) {
   }
   group_->set_reporter([this](UnitStep step) { report(step); });
   for (size_t i = 0; i < group_->params().size(); ++i) {
-    set_post_accumulate_grad_hook(group_->params()[i].param(), [weak = weak_from_this(), i] {
-      if (const auto state = weak.lock()) {
-        state->on_accumulated(i);
-      }
-    });
+    set_post_accumulate_grad_hook(group_->params()[i].param(), weak_from_this(),
+                                  [i](FSDPState& state) { state.on_accumulated(i); });
   }
 }
 

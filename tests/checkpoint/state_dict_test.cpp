@@ -9,6 +9,7 @@
 #include "checkpoint/checkpoint.h"
 #include "comm/collectives.h"
 #include "dtensor/dtensor.h"
+#include "nn/hook_point.h"
 #include "testing/expect.h"
 #include "testing/run_ranks.h"
 #include "testing/temp_folder.h"
@@ -166,6 +167,36 @@ TEST_CASE("parameters that are unsharded after forward are resharded first") {
     trainer.model(make_batch(0, 3, 5));
     TESSERA_EXPECT(!is_dtensor(trainer.model->in->weight));
     TESSERA_EXPECT(is_dtensor(tensor_at(dcp::get_model_state_dict(trainer.model), "in.weight")));
+  });
+}
+
+TEST_CASE("a part of a unit that is unsharded is saved and loaded as its shards") {
+  const int world_size = GENERATE(1, 2, 3);
+  run_ranks(world_size, [](int) {
+    Tower source, before, tower;
+    fill_parameters(*source, 1);
+    fill_parameters(*before, 2);
+    fill_parameters(*tower, 2);
+    shard_tower(tower, {.mp_policy = {.param_dtype = at::kBFloat16}});
+    const dcp::StateDictOptions full{.full_state_dict = true};
+    const auto unshard = [&] {
+      tower(make_batch(0, 3, 5));  // and nothing frees the outermost unit
+      TESSERA_EXPECT(tower->out->weight.scalar_type() == at::kBFloat16);
+    };
+    unshard();
+    expect_same(dcp::get_model_state_dict(*tower->out, full), dcp::get_model_state_dict(*before->out));
+    unshard();
+    dcp::set_model_state_dict(*tower->out, dcp::get_model_state_dict(*source->out, full), full);
+    unshard();
+    expect_same(dcp::get_model_state_dict(*tower->out, full), dcp::get_model_state_dict(*source->out, full));
+    expect_throws<StateError>(
+        [&] {
+          const ScopedHook hook(hook_point(*tower->out, "test").register_forward_hook([&](HookPoint&, TensorRefs) {
+            dcp::get_model_state_dict(*tower->norm);
+          }));
+          tower(make_batch(0, 3, 5));
+        },
+        "while the unit 'root' computes with them");
   });
 }
 

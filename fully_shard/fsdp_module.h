@@ -50,8 +50,9 @@ class FSDPModule {
       : module_(&module), state_(std::move(state)) {}
 
   /// Gathers this unit's own parameters (not those of units below it). They stay until reshard() or the unit's next
-  /// forward or backward frees them; changes made to them meanwhile are lost. With async_op it only issues the
-  /// all-gather. Collective.
+  /// forward or backward frees them; changes made to them meanwhile are lost, and where their data were replaced
+  /// (module.to(), set_data) the next gather throws StateError. With async_op it only issues the all-gather.
+  /// Collective.
   UnshardHandle unshard(bool async_op = false);
   /// Back to shards; does nothing if they are sharded. Waits for the ranks that still gather from this one's shard.
   void reshard();

@@ -54,8 +54,18 @@ void ShardedParam::to_unsharded() {
   replace_data(param_, in_use_);
 }
 
+/// Whether the parameter still is what to_unsharded() made it.
+bool ShardedParam::is_in_use() const {
+  const auto memory = [](const at::Tensor& tensor) {
+    return tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl();
+  };
+  return dtensor_meta(param_) == dtensor_meta(in_use_) && memory(param_) == memory(in_use_);
+}
+
 void ShardedParam::to_sharded() {
-  replace_data(param_, sharded_);
+  if (is_in_use()) {
+    replace_data(param_, sharded_);
+  }
   drop_unsharded_memory();
 }
 

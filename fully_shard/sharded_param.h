@@ -64,8 +64,8 @@ class ShardedParam {
   /// The shard is in `chunk` from now on; its values are not carried over. Only while sharded.
   void move_to(const at::Tensor& chunk);
 
-  /// Whether the parameter's data are still those that sharding gave it; not so after module.to() or set_data, and
-  /// a gather would bring back the old ones. Only while sharded.
+  /// Whether the parameter's data are not those that sharding gave it: so after module.to() or set_data, also while it
+  /// was unsharded, and a gather would bring back the old ones. Only while sharded.
   bool was_replaced() const { return dtensor_meta(param_) != dtensor_meta(sharded_); }
 
   size_t unsharded_size() const { return static_cast<size_t>(slot_.numel()) * unsharded_.element_size(); }
@@ -87,7 +87,7 @@ class ShardedParam {
   /// Whether the full tensor was written since expect_no_writes(): its shard would not keep that. (Where it is the
   /// shard's memory, that does.)
   bool was_written() const { return !is_alias_ && !param_.is_inference() && param_._version() != expected_version_; }
-  /// The parameter becomes the DTensor; the unsharded memory is given back.
+  /// The parameter becomes the DTensor, unless its data were replaced; the unsharded memory is given back.
   void to_sharded();
 
   /// Whether the gradient is a sharded one: not what autograd accumulated while the parameter was unsharded.
@@ -123,6 +123,7 @@ class ShardedParam {
   size_t unsharded_bytes() const { return is_alias_ ? 0 : unsharded_.storage().nbytes(); }
 
  private:
+  bool is_in_use() const;
   at::Tensor place_in(const at::Tensor& chunk);
   at::Tensor take_accumulated();
   at::Tensor take_all_accumulated();

@@ -139,6 +139,30 @@ TEST_CASE("converting a module after sharding is an error at its next use") {
   });
 }
 
+TEST_CASE("converting a module while it is unsharded is an error at its next gather, on every rank") {
+  const int world_size = GENERATE(1, 3);
+  const bool is_forward = GENERATE(false, true);  // that leaves it unsharded
+  run_ranks(world_size, [&](int rank) {
+    Block block(4, 4);
+    fully_shard(block);
+    const int last = world_size - 1;
+    const auto use = [&] { block(make_batch(1, 3, 4)); };
+    if (is_forward) {
+      use();
+    } else {
+      fsdp(block).unshard();
+    }
+    if (rank == last) {
+      block->up->to(at::kDouble);
+    }
+    fsdp(block).reshard();
+    for (int attempt = 0; attempt < 2; ++attempt) {
+      expect_throws<StateError>(use, rank == last ? "the data of parameter 'up.weight' of"
+                                                  : "rank 2: 'root', whose parameters were replaced");
+    }
+  });
+}
+
 TEST_CASE("what only one rank cannot do, no rank does, and all say why") {
   run_ranks(3, [](int rank) {
     Block block(4, 6);

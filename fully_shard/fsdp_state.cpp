@@ -2,8 +2,11 @@
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
+#include <fmt/format.h>
 
 #include <algorithm>
+#include <cstdio>
+#include <exception>
 
 #include "activation_checkpoint/saved_tensor_hooks.h"
 #include "base/error.h"
@@ -35,9 +38,18 @@ thread_local int64_t differentiable_calls = 0;
 FSDPState::FSDPState(std::shared_ptr<ParamGroup> group, Options options)
     : group_(std::move(group)), options_(std::move(options)), name_(options_.label) {}
 
+/// A backward that failed may have left reductions that still write the gradients.
 FSDPState::~FSDPState() {
-  if (group_) {
-    group_->set_reporter(nullptr);
+  if (!group_) {
+    return;
+  }
+  group_->set_reporter(nullptr);
+  try {
+    if (root_) {
+      root_->reductions().await_streams();
+    }
+  } catch (const std::exception& failure) {
+    fmt::print(stderr, "fully_shard: memory of gradients was freed while they were reduced: {}\n", failure.what());
   }
 }
 

@@ -1,8 +1,11 @@
 #include "fully_shard/reduction_queue.h"
 
 #include <ATen/core/LegacyTypeDispatch.h>
+#include <fmt/format.h>
 
 #include <algorithm>
+#include <cstdio>
+#include <exception>
 #include <utility>
 
 namespace tessera {
@@ -27,6 +30,31 @@ int64_t bytes_of(const GradientReduction& reduction) {
 }
 
 }  // namespace
+
+// Without streams, collectives in flight keep what they read and write.
+ReductionQueue::~ReductionQueue() {
+  if (streams_.empty()) {
+    return;
+  }
+  try {
+    discard_in_flight();
+    clear();
+  } catch (const std::exception& failure) {
+    fmt::print(stderr, "fully_shard: memory of gradients was freed while they were reduced: {}\n", failure.what());
+  }
+}
+
+void ReductionQueue::discard_in_flight() {
+  auto items = copying_;
+  for (const auto* bucket : {&scattering_, &reducing_}) {
+    if (*bucket) {
+      items.insert(items.end(), (*bucket)->items.begin(), (*bucket)->items.end());
+    }
+  }
+  for (const auto& [group, part] : items) {
+    group->gradients().reduction(part).discard();
+  }
+}
 
 void ReductionQueue::push(const std::shared_ptr<ParamGroup>& group, const GradientSettings& settings) {
   auto& parts = group->gradients();
@@ -179,6 +207,12 @@ bool ReductionQueue::is_drained() const {
 void ReductionQueue::drain_streams() {
   for (const auto& stream : std::exchange(streams_, {})) {
     stream->drain();
+  }
+}
+
+void ReductionQueue::await_streams() const {
+  for (const auto& stream : streams_) {
+    stream->mark().wait();
   }
 }
 

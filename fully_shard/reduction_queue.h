@@ -27,6 +27,13 @@ namespace tessera {
 
 class ReductionQueue {
  public:
+  ReductionQueue() = default;
+  ReductionQueue(const ReductionQueue&) = delete;
+  ReductionQueue& operator=(const ReductionQueue&) = delete;
+  /// Throws away what a backward that failed left. On a device with streams, what the computing one is given next comes
+  /// after it; reports on stderr that a stream could not be told to wait.
+  ~ReductionQueue();
+
   /// All gradients of a unit, or what push_complete() left of them. Collective.
   void push(const std::shared_ptr<ParamGroup>& group, const GradientSettings& settings);
   /// The parts whose gradients are complete, and before which none is missing.
@@ -39,6 +46,8 @@ class ReductionQueue {
   bool is_drained() const;
   /// After the units' abort_backward().
   void clear();
+  /// Before a unit's memory goes: what the computing stream is given next comes after what was given to others.
+  void await_streams() const;
 
  private:
   /// One part of a unit.
@@ -61,6 +70,7 @@ class ReductionQueue {
   void finish(const Item& item);
   void finish(Bucket bucket);
   void advance();
+  void discard_in_flight();
   void drain_streams();
 
   std::shared_ptr<EngineSlots> slots_ = engine_slots();

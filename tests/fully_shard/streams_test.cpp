@@ -306,3 +306,37 @@ TEST_CASE("streams: a parameter that is changed between steps is gathered as it 
     }
   });
 }
+
+TEST_CASE("streams: a model may go after a backward that failed, with reductions on their way") {
+  const bool has_replicas = GENERATE(false, true);
+  const bool is_early = GENERATE(false, true);  // while the next unit is gathered
+  CAPTURE(has_replicas, is_early);
+  run_on_streams(4, [&](int rank) {
+    const auto mesh =
+        has_replicas ? init_device_mesh(at::kCUDA, {2, 2}, {"replicate", "shard"}) : init_device_mesh(at::kCUDA, {4});
+    const auto input = batches(rank, 1)[0];
+    std::vector<at::Tensor> grads;  // outlive it
+    {
+      Tower tower;
+      fill_and_move(tower);
+      shard_tower(tower, {.mesh = mesh});
+      weighted_loss(tower(input)).backward();
+      for (const auto& param : tower->parameters()) {
+        grads.push_back(param.grad());
+      }
+      const auto& failing = is_early ? tower->blocks[1]->up->weight : tower->in->weight;
+      failing.register_hook([](const at::Tensor& grad) {
+        TESSERA_CHECK(Error, !grad.defined(), "on purpose");
+        return grad;
+      });
+      expect_throws<Error>([&] { weighted_loss(tower(input)).backward(); }, "on purpose");
+    }
+    for (const auto& grad : grads) {
+      to_local(grad).mul_(2);
+    }
+    grads.clear();
+    for (int64_t numel = 1; numel < 1024; ++numel) {
+      at::ones({numel}, kGpu);  // where they were
+    }
+  });
+}

@@ -72,7 +72,7 @@ void end_unshards(const std::vector<NamedState>& states) {
 }  // namespace
 
 void FSDPRoot::make(torch::nn::Module& module) {
-  const auto states = fsdp_states(module);
+  const auto states = fsdp_states_of_unit(module);
   TESSERA_CHECK(StateError, !running_module || !is_below(module, *running_module),
                 "fully_shard: {} became a unit after the forward of the module around it, {}, had run, which does not "
                 "know it. Call fully_shard on all modules before the first forward",

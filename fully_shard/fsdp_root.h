@@ -20,9 +20,9 @@ namespace tessera {
 
 class FSDPRoot : public std::enable_shared_from_this<FSDPRoot> {
  public:
-  /// The root of `module` and all units below it. Throws StateError if one of these is in the middle of an iteration
-  /// under another root, on this rank or another, or if `module` lies below a root whose forward runs: it was sharded
-  /// after that root was made. Collective where one had another root.
+  /// The root of the unit of `module` and all units below its modules. Throws StateError if one of these is in the
+  /// middle of an iteration under another root, on this rank or another, or if `module` lies below a root whose forward
+  /// runs: it was sharded after that root was made. Collective where one had another root.
   static void make(torch::nn::Module& module);
 
   bool is_outermost(const FSDPState& state) const { return state.unit() == 0; }

@@ -59,6 +59,7 @@ void FSDPState::install(const std::vector<HookPoint*>& points) {
   ran_.assign(points.size(), false);
   for (size_t module = 0; module < points.size(); ++module) {
     auto& point = *points[module];
+    modules_.push_back(point.module().weak_from_this());
     point.register_forward_pre_hook(
         [self, module](HookPoint& at, TensorRefs inputs) { self->pre_forward(at, module, inputs); },
         HookOrder::Prepend);

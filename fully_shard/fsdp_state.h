@@ -65,6 +65,8 @@ class FSDPState : public std::enable_shared_from_this<FSDPState> {
   const std::string& api() const { return options_.api; }
   const std::string& label() const { return options_.label; }
   const std::shared_ptr<FSDPRoot>& root() const { return root_; }
+  /// Those that are the unit, as long as they live.
+  const std::vector<std::weak_ptr<torch::nn::Module>>& modules() const { return modules_; }
   Settings& settings() { return settings_; }
   void set_reshard_after_forward(bool value) {
     options_.reshard_after_forward = value;
@@ -148,6 +150,7 @@ class FSDPState : public std::enable_shared_from_this<FSDPState> {
   Settings settings_;
   std::shared_ptr<EngineSlots> slots_ = engine_slots();
   std::shared_ptr<FSDPRoot> root_;
+  std::vector<std::weak_ptr<torch::nn::Module>> modules_;
   int64_t unit_ = 0;
   std::string name_;
   std::vector<bool> ran_;                       // which of the unit's modules were called in this forward

@@ -1,6 +1,7 @@
 #include "fully_shard/unit_tree.h"
 
 #include <algorithm>
+#include <string>
 #include <utility>
 
 #include "fully_shard/fsdp_state.h"
@@ -49,6 +50,22 @@ std::shared_ptr<FSDPState> find_fsdp_state(torch::nn::Module& module) {
 std::vector<NamedState> fsdp_states(torch::nn::Module& module) {
   std::vector<NamedState> states;
   add_states(module, "", states);
+  return states;
+}
+
+std::vector<NamedState> fsdp_states_of_unit(torch::nn::Module& module) {
+  const auto unit = find_fsdp_state(module);
+  const auto& modules = unit->modules();
+  if (modules.size() == 1) {
+    return fsdp_states(module);
+  }
+  std::vector<NamedState> states = {{"root", unit}};
+  for (size_t i = 0; i < modules.size(); ++i) {
+    if (const auto live = modules[i].lock()) {
+      add_states(*live, std::to_string(i), states);
+    }
+  }
+  add_states(module, "", states);  // which nobody shares, perhaps
   return states;
 }
 

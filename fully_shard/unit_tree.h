@@ -22,6 +22,10 @@ struct NamedState {
 /// All states at and below `module`, in order of registration, parents first.
 std::vector<NamedState> fsdp_states(torch::nn::Module& module);
 
+/// The same of all modules of the unit of `module`, which comes first; where it has several, paths begin with the
+/// module's place, as parameters' names do: "1.block".
+std::vector<NamedState> fsdp_states_of_unit(torch::nn::Module& module);
+
 /// As raise_together of rank_agreement.h, on all ranks that have a part of the units' parameters. Collective.
 void raise_together(const std::vector<NamedState>& units, const std::string& where, const std::string& fault);
 

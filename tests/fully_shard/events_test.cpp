@@ -2,8 +2,11 @@
 
 #include <ATen/TensorOperators.h>
 
+#include <algorithm>
+
 #include "fully_shard/fully_shard.h"
 #include "testing/expect.h"
+#include "testing/parity.h"
 #include "testing/run_ranks.h"
 #include "tests/fully_shard/small_models.h"
 #include "third_party/catch2/catch.h"
@@ -17,8 +20,9 @@ using Events = std::vector<std::string>;
 
 class EventLog {
  public:
-  explicit EventLog(Tower& tower) {
-    fsdp(tower).set_event_observer([this](const UnitEvent& event) { events_.push_back(to_string(event)); });
+  template <class Holder>
+  explicit EventLog(const Holder& module) {
+    fsdp(module).set_event_observer([this](const UnitEvent& event) { events_.push_back(to_string(event)); });
   }
   Events take() { return std::exchange(events_, {}); }
 
@@ -205,5 +209,33 @@ TEST_CASE("several modules that are one unit are gathered once, forward and back
     expect_equal(log.take(), Events{"gather block0", "backward root", "unshard block0", "backward block0",
                                     "backward block0", "reshard block0", "reduce_scatter block0", "reshard root",
                                     "reduced block0", "reduce_scatter root", "reduced root"});
+  });
+}
+
+TEST_CASE("modules of an outermost unit may have units inside, whichever of them runs first") {
+  const size_t first = GENERATE(0u, 1u);
+  run_ranks(2, [&](int rank) {
+    Tower reference, tower;
+    fill_parameters(*reference, 1);
+    fill_parameters(*tower, 1);
+    for (size_t i = 0; i < 2; ++i) {
+      fully_shard(tower->blocks[i]->up);
+    }
+    fully_shard({&*tower->blocks[0], &*tower->blocks[1]});
+    EventLog log(tower->blocks[1]);
+    const auto loss_of = [&](Tower& from, int r) {
+      return weighted_loss(from->blocks[1 - first](from->blocks[first](make_batch(static_cast<uint64_t>(r), 3, 17))));
+    };
+    for (int step = 0; step < 2; ++step) {
+      tower->zero_grad();
+      average_reference(*reference, 2, [&](int r) { loss_of(reference, r).backward(); });
+      loss_of(tower, rank).backward();
+      const auto events = log.take();
+      TESSERA_EXPECT(std::ranges::find(events, "unshard 1.up") != events.end());
+      TESSERA_EXPECT(std::ranges::find(events, "reduced root") != events.end());
+      for (size_t i = 0; i < 2; ++i) {
+        check_sharded_parity(*reference->blocks[i], *tower->blocks[i]);
+      }
+    }
   });
 }

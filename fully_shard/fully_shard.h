@@ -60,7 +60,9 @@
 // Ranks may use different outputs of a model: all gather and reduce alike. Not so where a checkpointed region calls a
 // unit whose result no output depends on: then all ranks use the same outputs.
 //
-// A sparse gradient, as of an Embedding with sparse(true), is a NotImplementedError in backward.
+// A sparse gradient, as of an Embedding with sparse(true), is a NotImplementedError in backward. A backward to chosen
+// tensors (`inputs` of torch::autograd::backward()) does not see parameters that are sharded when it begins, and
+// torch::autograd::grad() says that they were not used: requires_grad_(false) on the others instead.
 //
 // Thread safety: one thread a rank; ranks may be threads of one process.
 // Names and meaning follow torch/distributed/fsdp/_fully_shard/_fully_shard.py.

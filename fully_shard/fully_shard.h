@@ -48,11 +48,18 @@
 // load the same state, before sharding. Buffers are left alone: each rank has its own. A model that is too large for
 // one rank is built without memory, and only its shards get any (fully_shard/to_empty.h).
 //
-// A unit's forward may change an input in place, and the caller's tensor has the gradient of what it is then. Where
-// that tensor is a leaf or a view of another, shares memory with another input, or retains its gradient, such a change
-// is a StateError that names the unit. An output that is an input, or a view of one, is the caller's tensor or a view
-// of that; one that is a parameter of the unit, or a view of one, is a copy: the parameter's memory goes. Outputs may
-// be changed in place, also where several are views of one tensor; where their history cannot be that of one process
+// A term of the loss may be made of parameters, as a penalty of their size, with DTensors where they are sharded:
+// full_tensor(term) is the same on all ranks. Its gradient counts once, beside the average of the others, whatever was
+// set for those; that of a parameter which is plain then, as the outermost unit's are, is averaged with them. Such a
+// term is computed after the model's forward (else its gradient comes too late, and backward throws), or has a
+// backward() of its own.
+//
+// A unit's forward may change an input in place, and the caller's tensor has the gradient of what it is then: hooks on
+// it see all of that, retain_grad() and autograd::grad() the part that comes from outside of the unit. Where that
+// tensor is a leaf or a view of another, shares memory with another input, or retains its gradient, such a change is a
+// StateError that names the unit. An output that is an input, or a view of one, is the caller's tensor or a view of
+// that; one that is a parameter of the unit, or a view of one, is a copy: the parameter's memory goes. Outputs may be
+// changed in place, also where several are views of one tensor; where their history cannot be that of one process
 // (views with tensor hooks, an output that is a view which came in), backward is a StateError then. A forward that
 // writes its parameters is a StateError (through weight.data(), which counts no writes, they are lost), and so is a
 // loss made of what a unit's forward keeps and does not return.

@@ -2,7 +2,6 @@
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/mm.h>
-#include <torch/optim/sgd.h>
 
 #include <functional>
 #include <optional>

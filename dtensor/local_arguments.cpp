@@ -5,6 +5,8 @@
 #include <ATen/ops/ones.h>
 
 #include <algorithm>
+#include <functional>
+#include <numeric>
 
 namespace tessera {
 
@@ -30,6 +32,21 @@ c10::IValue local_list(const c10::IValue& value, const CallSignature& call, cons
 }
 
 }  // namespace
+
+DimVector local_strides(at::IntArrayRef sizes, at::IntArrayRef strides) {
+  DimVector dims(sizes.size());
+  std::iota(dims.begin(), dims.end(), 0);
+  std::ranges::stable_sort(dims, std::ranges::greater(),
+                           [&](int64_t dim) { return strides[static_cast<size_t>(dim)]; });
+  DimVector result(sizes.size());
+  int64_t stride = 1;
+  for (size_t i = dims.size(); i-- > 0;) {
+    const auto dim = static_cast<size_t>(dims[i]);
+    result[dim] = stride;
+    stride *= std::max<int64_t>(1, sizes[dim]);
+  }
+  return result;
+}
 
 /// What moved is row-major, but the plan says otherwise of a whole tensor that keeps its strides.
 at::Tensor Locals::moved(const DTensorMeta& from, const DTensorSpec& to) {

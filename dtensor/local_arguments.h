@@ -45,6 +45,9 @@ class Locals {
   std::vector<at::Tensor> moved_;
 };
 
+/// Strides of a dense tensor of `sizes` whose dims lie in memory in the order of `strides`.
+DimVector local_strides(at::IntArrayRef sizes, at::IntArrayRef strides);
+
 /// Fills the places of the call's arguments on the stack: this rank's local tensors where there were DTensors.
 void put_local_arguments(const CallSignature& call, const Locals& locals, torch::jit::Stack* stack);
 

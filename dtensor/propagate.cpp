@@ -152,6 +152,16 @@ bool has_nothing_to_compute(const OpPlan& plan) {
          (!std::ranges::all_of(plan.outputs, empty_everywhere) || std::ranges::any_of(plan.operands, is_cut));
 }
 
+/// Moved operands are row-major, which may tell kernels to lay out results otherwise than those of the whole operands.
+bool lies_otherwise(const OpCall& call, const OpPlan& plan) {
+  for (size_t i = 0; i < call.operands.size(); ++i) {
+    if (plan.redistribute[i] && plan.operands[i]->strides() != at::IntArrayRef(call.operands[i].meta.strides)) {
+      return true;
+    }
+  }
+  return false;
+}
+
 /// Along an axis of one rank all placements are the same data.
 bool data_moves(const DTensorSpec& from, const Placements& to) {
   for (size_t axis = 0; axis < to.size(); ++axis) {
@@ -246,6 +256,7 @@ OpPlan propagate(const OpRule& rule, OpCall& call) {
   }
   plan.offsets = std::move(call.offsets);
   plan.nothing_here = !rule.runs_on_empty_shards && has_nothing_to_compute(plan);
+  plan.lies_otherwise = lies_otherwise(call, plan);
   return plan;
 }
 

@@ -1,11 +1,13 @@
 #include "dtensor/result_wrapper.h"
 
+#include <ATen/ops/empty_strided.h>
 #include <c10/core/InferenceMode.h>
 
 #include <algorithm>
 #include <optional>
 
 #include "base/error.h"
+#include "dtensor/local_arguments.h"
 
 namespace tessera {
 
@@ -17,6 +19,25 @@ SpecPtr spec_of_result(const OpPlan& plan, size_t next, const at::Tensor& result
   }
   TESSERA_ASSERT(next < plan.outputs.size(), "result {} of {} is not planned", next, plan.outputs.size());
   return plan.outputs[next];
+}
+
+at::Tensor laid_out_as(at::Tensor local, const TensorMeta& whole) {
+  if (whole.is_contiguous()) {
+    return local.contiguous();
+  }
+  const auto in_order = [&](size_t a, size_t b) {
+    const bool can_tell = local.size(a) > 1 && local.size(b) > 1 && whole.strides[b] > 0;  // 0: an expanded dim
+    return !can_tell || whole.strides[a] <= whole.strides[b] || local.stride(a) >= local.stride(b);
+  };
+  for (size_t a = 0; a < whole.strides.size(); ++a) {
+    for (size_t b = 0; b < whole.strides.size(); ++b) {
+      if (!in_order(a, b)) {
+        return at::empty_strided(local.sizes(), local_strides(local.sizes(), whole.strides), local.options())
+            .copy_(local);
+      }
+    }
+  }
+  return local;
 }
 
 at::Tensor ResultWrapper::wrap_view(at::Tensor local, SpecPtr spec, size_t index) const {

@@ -13,6 +13,9 @@ namespace tessera {
 /// The spec of result number `next`; where the plan could not tell it, the result's own sizes on every rank.
 SpecPtr spec_of_result(const OpPlan& plan, size_t next, const at::Tensor& result);
 
+/// `local`, or a copy whose dims lie in memory in the order of those of the whole tensor.
+at::Tensor laid_out_as(at::Tensor local, const TensorMeta& whole);
+
 /// Makes DTensors of an op's results. Views know where in the viewed tensor they begin, as autograd's own views do.
 struct ResultWrapper {
   const CallSignature& call;
@@ -28,6 +31,9 @@ struct ResultWrapper {
     // Kernels of channels-last tensors, say, lay out their results alike, which not every rule foresees.
     if (!is_view && !local.is_contiguous() && spec->meta().is_contiguous()) {
       local = local.contiguous();
+    }
+    if (plan.lies_otherwise) [[unlikely]] {
+      local = laid_out_as(std::move(local), spec->meta());
     }
     return is_view ? wrap_view(std::move(local), std::move(spec), index)
                    : wrap_local(std::move(local), std::move(spec));

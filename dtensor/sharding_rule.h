@@ -120,6 +120,7 @@ struct OpPlan {
   bool outputs_from_results = false;  // each result becomes a replicated DTensor of its own sizes
   bool writes_back = false;           // a written operand is moved: what the op wrote is carried back into it
   bool nothing_here = false;          // this rank's part of every output is empty, though the outputs are not
+  bool lies_otherwise = false;        // strides of an operand changed as it moved: results may have to be laid out anew
 };
 
 /// Registers `rule` of the library for ops such as "aten::add.Tensor". Call from a static initialiser only. A second

@@ -359,3 +359,14 @@ TEST_CASE("writes that autograd does not see make a view of moved data stale, to
     expect_bit_equal(full_tensor(x.narrow(0, 0, 2).detach()), at::full({2}, 125.f));
   });
 }
+
+TEST_CASE("what permuted tensors give once moved lies on every rank as the DTensor says", "[dtensor][ops]") {
+  run_ranks(2, [](int) {
+    const auto mesh = init_device_mesh(at::kCPU, {2});
+    const auto x = distribute_tensor(at::arange(30).reshape({3, 5, 2}), mesh, {Shard(1)});
+    const auto sorted = std::get<0>(x.transpose(0, 1).sort(0));
+    // A view on every rank, or the first rank would refuse the write: it has two columns, and the second rank one.
+    sorted.transpose(0, 1).view({3, 10}).zero_();
+    expect_bit_equal(full_tensor(sorted), at::zeros({5, 3, 2}, at::kLong));
+  });
+}

@@ -1,9 +1,12 @@
 // Scaled dot-product attention as the CPU's fused kernel computes it: batch items and heads are independent.
 
 #include <ATen/OpMathType.h>
+#include <ATen/ops/_scaled_dot_product_flash_attention_for_cpu.h>
+#include <ATen/ops/ones.h>
 #include <ATen/ops/zeros.h>
 
 #include "base/error.h"
+#include "dtensor/local_arguments.h"
 #include "dtensor/ops/rule_helpers.h"
 
 namespace tessera {
@@ -52,12 +55,25 @@ Strategies attention_strategies(const OpCall& call) {
   return item_strategies(call, 5);
 }
 
+/// The kernel of newer libtorch lays the output out as the query lies, that of older ones with heads inside length.
+bool output_lies_as_query() {
+  static const bool answer = [] {
+    const auto items = at::ones({1, 2, 2, 1});
+    return std::get<0>(at::_scaled_dot_product_flash_attention_for_cpu(items, items, items)).is_contiguous();
+  }();
+  return answer;
+}
+
 std::vector<TensorMeta> attention_metas(const OpCall& call) {
   const auto& query = call.operands[0].meta;
   auto sizes = query.sizes;
   sizes.back() = call.operands[2].meta.sizes.back();
+  auto output = heads_inside_length(sizes, query.dtype);
+  if (output_lies_as_query()) {
+    output.strides = local_strides(sizes, query.strides);
+  }
   const auto wide = at::toOpMathType(query.dtype);
-  return {heads_inside_length(sizes, query.dtype), heads_inside_length(at::IntArrayRef(sizes).slice(0, 3), wide)};
+  return {std::move(output), heads_inside_length(at::IntArrayRef(sizes).slice(0, 3), wide)};
 }
 
 // (grad, query, key, value, output, logsumexp, dropout_p, is_causal, attn_mask, scale) → gradients of the three

@@ -44,6 +44,23 @@ TEST_CASE("attention", "[dtensor][ops]") {
   }));
 }
 
+TEST_CASE("attention's output lies as on one device", "[dtensor][ops]") {
+  run_ranks(2, [](int) {
+    const auto mesh = init_device_mesh(at::kCPU, {2});
+    const auto attend = [](const at::Tensor& items, bool heads_inside_length) {
+      const auto query = heads_inside_length ? items.transpose(1, 2) : items;
+      return at::scaled_dot_product_attention(query, query, query);
+    };
+    const auto items = at::ones({2, 3, 4, 5});
+    for (const bool heads_inside_length : {false, true}) {
+      const auto expected = attend(items, heads_inside_length);
+      const auto actual = attend(distribute_tensor(items, mesh, {Shard(0)}), heads_inside_length);
+      expect_equal(actual.strides(), expected.strides());
+      expect_equal(to_local(actual).strides(), expected.strides());
+    }
+  });
+}
+
 /// What CUDA takes, on every device: on plain tensors ATen's.
 OpCase sharded_attention_case(std::string name, std::vector<Input> inputs, AttentionOptions options) {
   return {.name = std::move(name), .inputs = std::move(inputs), .call = [options](const Tensors& x) -> Tensors {

@@ -54,6 +54,16 @@ std::unique_ptr<const OpPlan> make_plan(const c10::OperatorHandle& op, const Cal
   return std::make_unique<const OpPlan>(propagate(rule, rule_call));
 }
 
+/// Throws what the kernel refuses on ranks that have elements. It is asked again after that, as those call it again.
+void ask_once(const c10::OperatorHandle& op, const CallSignature& call, const OpPlan& plan, const Locals& locals) {
+  if (plan.rule->asks_kernel) {
+    ask_kernel(op, call, locals);
+  } else {
+    ask_as_first_rank(op, call, plan, locals);
+  }
+  plan.has_to_ask = false;
+}
+
 void run_local(const c10::OperatorHandle& op, const CallSignature& call, const OpPlan& plan, const Locals& locals,
                Stack* stack) {
   if (plan.nothing_here && make_empty_results(op, call, plan, locals, stack)) {
@@ -143,7 +153,8 @@ struct UnboxedDispatch {
       const PlanCache::Hold hold(plan_cache);
       const BorrowedArguments<sizeof...(Args)> arguments(args...);
       const CallSignature call(info, arguments.values);
-      if (const OpPlan* plan = may_run(call) ? plan_cache.find(call) : nullptr; plan && !plan->nothing_here) {
+      if (const OpPlan* plan = may_run(call) ? plan_cache.find(call) : nullptr;
+          plan && !plan->nothing_here && !plan->has_to_ask) {
         plan_cache.count_hit();
         const Locals locals(call, *plan);
         size_t next = 0;
@@ -251,6 +262,9 @@ void dispatch(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* st
     check_written_once(op, call, plan);
   }
   const Locals locals(call, plan);
+  if (plan.has_to_ask) {
+    ask_once(op, call, plan, locals);
+  }
   put_local_arguments(call, locals, stack);
   run_local(op, call, plan, locals, stack);
   if (plan.writes_back) {

@@ -13,6 +13,10 @@
 // tensors (other than scalars) throws ValueError. sizes(), dim(), dtype() are those of the global tensor;
 // data_ptr() throws.
 //
+// What an op refuses of dtypes, sizes and numbers it refuses on every rank. Of values in tensors (an index out of
+// range, an integer to be divided by zero) only the ranks that hold them know: these throw, and the others go on, up to
+// a collective that waits for them in vain. Check such values before they are sharded.
+//
 // A view shares memory with the viewed tensor, unless it cuts a shard, so that its data have to move. Such a view is a
 // copy: writing to it throws NotImplementedError, and reading it once the viewed tensor was written throws StateError.
 // In InferenceMode, where tensors do not count writes, and after a write through data() or to_local() of another view,

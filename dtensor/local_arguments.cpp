@@ -15,7 +15,8 @@ using torch::jit::Stack;
 namespace {
 
 /// The list that the op gets for argument `value`: operands i, i + 1, ... of it, of which i becomes the next one.
-c10::IValue local_list(const c10::IValue& value, const CallSignature& call, const Locals& locals, size_t& i) {
+template <class Tensors>
+c10::IValue local_list(const c10::IValue& value, const CallSignature& call, const Tensors& locals, size_t& i) {
   const size_t arg = call.operands[i].arg;
   if (value.isTensorList()) {
     std::vector<at::Tensor> list;
@@ -29,6 +30,31 @@ c10::IValue local_list(const c10::IValue& value, const CallSignature& call, cons
     list.set(call.operands[i].index, c10::IValue(locals[i]));
   }
   return list;
+}
+
+/// Fills the places of the call's arguments, the last on the stack; `locals[i]` in that of operand i.
+template <class Tensors>
+void put_arguments(const CallSignature& call, const Tensors& locals, Stack* stack) {
+  const size_t first = stack->size() - call.args.size();
+  size_t i = 0;
+  for (size_t arg = 0; arg < call.args.size(); ++arg) {
+    auto& value = (*stack)[first + arg];
+    if (i == call.operands.size() || call.operands[i].arg != arg) {
+      value = call.args[arg];
+    } else if (call.args[arg].isTensor()) {
+      value = locals[i++];
+    } else {
+      value = local_list(call.args[arg], call, locals, i);
+    }
+  }
+}
+
+/// What the mesh's first rank holds of a tensor, as it lies there, but zeros.
+at::Tensor zeros_of_first_rank(const DTensorSpec& spec, const at::TensorOptions& options) {
+  const DimVector origin(spec.placements().size(), 0);
+  const auto sizes =
+      local_sizes(spec.sizes(), spec.placements(), {.axis_sizes = spec.mesh().shape(), .coordinate = origin});
+  return at::empty_strided(sizes, local_strides(sizes, spec.strides()), options).zero_();
 }
 
 }  // namespace
@@ -55,18 +81,7 @@ at::Tensor Locals::moved(const DTensorMeta& from, const DTensorSpec& to) {
 }
 
 void put_local_arguments(const CallSignature& call, const Locals& locals, Stack* stack) {
-  const size_t first = stack->size() - call.args.size();
-  size_t i = 0;
-  for (size_t arg = 0; arg < call.args.size(); ++arg) {
-    auto& value = (*stack)[first + arg];
-    if (i == call.operands.size() || call.operands[i].arg != arg) {
-      value = call.args[arg];
-    } else if (call.args[arg].isTensor()) {
-      value = locals[i++];
-    } else {
-      value = local_list(call.args[arg], call, locals, i);
-    }
-  }
+  put_arguments(call, locals, stack);
 }
 
 void ask_kernel(const c10::OperatorHandle& op, const CallSignature& call, const Locals& locals) {
@@ -76,6 +91,17 @@ void ask_kernel(const c10::OperatorHandle& op, const CallSignature& call, const 
       stack[call.operands[i].arg] = at::ones(DimVector(static_cast<size_t>(locals[i].dim()), 2), locals[i].options());
     }
   }
+  op.callBoxed(&stack);
+}
+
+void ask_as_first_rank(const c10::OperatorHandle& op, const CallSignature& call, const OpPlan& plan,
+                       const Locals& locals) {
+  std::vector<at::Tensor> parts;
+  for (size_t i = 0; i < call.operands.size(); ++i) {
+    parts.push_back(plan.operands[i] ? zeros_of_first_rank(*plan.operands[i], locals[i].options()) : locals[i]);
+  }
+  Stack stack(call.args.size());
+  put_arguments(call, parts, &stack);
   op.callBoxed(&stack);
 }
 

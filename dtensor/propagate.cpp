@@ -152,6 +152,26 @@ bool has_nothing_to_compute(const OpPlan& plan) {
          (!std::ranges::all_of(plan.outputs, empty_everywhere) || std::ranges::any_of(plan.operands, is_cut));
 }
 
+/// Whether this rank has no element of an operand of which others have some, so that its kernel might take what theirs
+/// refuse, and the op may be called on zeros to find out: it draws nothing, is no view, and has no effect that could be
+/// a program's own. Lists are left out: where one tensor is empty here, they would be all of a model's parameters.
+bool has_to_ask(const OpCall& call, const OpRule& rule, const OpPlan& plan) {
+  const auto lacks_elements = [](const SpecPtr& spec) {
+    return spec && is_empty(spec->local_sizes()) && !is_empty(spec->sizes());
+  };
+  if (std::ranges::none_of(plan.operands, lacks_elements)) {
+    return false;
+  }
+  if (rule.asks_kernel) {
+    return !plan.nothing_here;  // else it asks at each call
+  }
+  const auto& schema = call.op.schema();
+  const auto is_view = [](const c10::Argument& result) { return result.alias_info() && !is_written(result); };
+  return (!rule.local_call || rule.op_takes_shards) && call.op.operator_name().getNamespace() == "aten" &&
+         !call.op.hasTag(at::Tag::nondeterministic_seeded) && std::ranges::none_of(schema.returns(), is_view) &&
+         std::ranges::none_of(call.args, [](const c10::IValue& value) { return value.isTensorList(); });
+}
+
 /// Moved operands are row-major, which may tell kernels to lay out results otherwise than those of the whole operands.
 bool lies_otherwise(const OpCall& call, const OpPlan& plan) {
   for (size_t i = 0; i < call.operands.size(); ++i) {
@@ -256,6 +276,7 @@ OpPlan propagate(const OpRule& rule, OpCall& call) {
   }
   plan.offsets = std::move(call.offsets);
   plan.nothing_here = !rule.runs_on_empty_shards && has_nothing_to_compute(plan);
+  plan.has_to_ask = has_to_ask(call, rule, plan);
   plan.lies_otherwise = lies_otherwise(call, plan);
   return plan;
 }

@@ -92,13 +92,16 @@ struct OpRule {
   /// Whether local_call does more than compute outputs (it draws random numbers, say), so that a rank without any
   /// element of them must call it too.
   bool runs_on_empty_shards = false;
-  /// Whether a rank without any element asks the kernel what it throws of dtypes, dims and numbers, as it does on the
-  /// others: on operands whose dims are all of size 2, which must fit together.
+  /// Whether a rank without any element asks the kernel at each call what it throws of dtypes, dims and numbers, as it
+  /// does on the others: on operands whose dims are all of size 2, which must fit together. (Without it, ATen's ops are
+  /// asked once a plan: OpPlan::has_to_ask.)
   bool asks_kernel = false;
   /// Whether the op's views are copies of local tensors, of which every rank must know, also one that has nothing.
   bool views_are_copies = false;
   /// Whether results depend on how operands lie, so that moved ones that are whole get the strides that they had.
   bool keeps_strides = false;
+  /// With a local_call: whether the op itself takes shards, with the call's other arguments, so that it can be asked.
+  bool op_takes_shards = false;
   /// Arguments that the op writes though its schema does not say so.
   std::vector<size_t> undeclared_writes = {};
   /// Whether this call writes argument `arg`, of which the schema says so. It may read which optional arguments are
@@ -121,6 +124,10 @@ struct OpPlan {
   bool writes_back = false;           // a written operand is moved: what the op wrote is carried back into it
   bool nothing_here = false;          // this rank's part of every output is empty, though the outputs are not
   bool lies_otherwise = false;        // strides of an operand changed as it moved: results may have to be laid out anew
+  /// This rank has no element of an operand, and so its kernel might take what those of other ranks refuse: dtypes,
+  /// say, or sizes. Before it first runs, it asks the kernel for what that throws. False once that has thrown nothing;
+  /// plans belong to one thread.
+  mutable bool has_to_ask = false;
 };
 
 /// Registers `rule` of the library for ops such as "aten::add.Tensor". Call from a static initialiser only. A second

@@ -206,7 +206,8 @@ const RegisterOpRules rules([] {
   register_op_rule({"aten::convolution"}, {.strategies = convolution_strategies,
                                            .local_call = local_convolution,
                                            .output_metas = convolution_metas,
-                                           .whole_only = is_unusual<0>});
+                                           .whole_only = is_unusual<0>,
+                                           .op_takes_shards = true});
   register_op_rule({"aten::convolution_backward"}, {.strategies = backward_strategies,
                                                     .local_call = local_backward,
                                                     .output_metas = backward_metas,

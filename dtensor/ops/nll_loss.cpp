@@ -102,7 +102,18 @@ AxisStrategy cut_classes(const OpCall& call, int64_t dim) {
   return strategy;
 }
 
+/// Kernels see it too, but not those of ranks without samples.
+void check_dtypes(const OpCall& call) {
+  const auto& self = call.operands[0].meta;
+  const int64_t weight = call.operand_of_arg(kWeight);
+  const auto weight_dtype = weight < 0 ? self.dtype : call.operands[static_cast<size_t>(weight)].meta.dtype;
+  TESSERA_CHECK(ValueError, c10::isFloatingType(self.dtype) && weight_dtype == self.dtype,
+                "{}: input {} and weight of {}; they need one floating dtype", toString(call.op.operator_name()),
+                to_string(self), c10::toString(weight_dtype));
+}
+
 Strategies nll_loss_strategies(const OpCall& call) {
+  check_dtypes(call);
   Strategies strategies;
   const int64_t ndim = call.operands[0].ndim();
   for (int64_t dim = 0; dim < ndim; ++dim) {

@@ -7,6 +7,7 @@
 
 #include "base/error.h"
 #include "dtensor/ops/rule_helpers.h"
+#include "dtensor/propagate.h"
 
 namespace tessera {
 
@@ -111,17 +112,22 @@ Strategies layer_norm_backward_strategies(const OpCall& call) {
   return strategies;
 }
 
+/// Gradients have the dtypes of input, weight and bias.
 std::vector<TensorMeta> layer_norm_backward_metas(const OpCall& call) {
   std::vector<TensorMeta> metas;
   const auto mask = call.args[kLayerNormMask].toBoolList();
   const auto& input = call.operands[1].meta;
   const auto shape = call.args[2].toIntVector();
-  const int64_t weight = call.operand_of_arg(5);
-  const auto weight_dtype = weight >= 0 ? call.operands[static_cast<size_t>(weight)].meta.dtype : input.dtype;
-  for (size_t i = 0; i < 3; ++i) {
+  const auto dtype_of = [&](size_t arg) {
+    const int64_t operand = call.operand_of_arg(arg);
+    return operand >= 0 ? call.operands[static_cast<size_t>(operand)].meta.dtype : input.dtype;
+  };
+  if (mask.get(0)) {
+    metas.push_back(TensorMeta::contiguous(input.sizes, input.dtype));
+  }
+  for (size_t i = 1; i < 3; ++i) {
     if (mask.get(i)) {
-      metas.push_back(i == 0 ? TensorMeta::contiguous(input.sizes, input.dtype)
-                             : TensorMeta::contiguous(shape, weight_dtype));
+      metas.push_back(TensorMeta::contiguous(shape, dtype_of(4 + i)));
     }
   }
   return metas;
@@ -129,7 +135,27 @@ std::vector<TensorMeta> layer_norm_backward_metas(const OpCall& call) {
 
 // native_group_norm(input, weight, bias, N, C, HxW, group, eps) → output, mean, rstd
 
+/// Throws what kernels refuse, dtypes say, on every rank, also those without items: runs the op on one item of one
+/// pixel. The arguments from `items_arg` on are N, C, HxW.
+void ask_for_one_pixel(const OpCall& call, size_t items_arg) {
+  std::vector<c10::IValue> args(call.args.begin(), call.args.end());
+  args[items_arg] = 1;
+  args[items_arg + 2] = 1;
+  OpCall smaller = call;
+  smaller.args = args;
+  probe_output_metas(smaller, [](const TensorMeta& meta) {
+    DimVector sizes = meta.sizes;
+    for (size_t dim = 0; sizes.size() > 1 && dim < sizes.size(); ++dim) {
+      sizes[dim] = dim == 1 ? sizes[dim] : 1;  // channels, or of statistics the groups
+    }
+    return sizes;
+  });
+}
+
 std::vector<TensorMeta> group_norm_metas(const OpCall& call) {
+  if (numel(call.operands[0].meta) > 0) {
+    ask_for_one_pixel(call, 3);
+  }
   const auto& input = call.operands[0].meta;
   const auto statistics =
       TensorMeta::contiguous({call.args[3].toInt(), call.args[6].toInt()}, statistics_dtype(call, 1));
@@ -167,6 +193,9 @@ std::vector<TensorMeta> group_norm_backward_metas(const OpCall& call) {
   std::vector<TensorMeta> metas;
   const auto mask = call.args[kGroupNormMask].toBoolList();
   const auto& input = call.operands[1].meta;
+  if (numel(input) > 0) {
+    ask_for_one_pixel(call, 5);
+  }
   const int64_t weight = call.operand_of_arg(4);
   const auto weight_dtype = weight >= 0 ? call.operands[static_cast<size_t>(weight)].meta.dtype : input.dtype;
   for (size_t i = 0; i < 3; ++i) {

@@ -2,11 +2,19 @@
 
 #include <ATen/ops/adaptive_avg_pool2d.h>
 #include <ATen/ops/conv2d.h>
+#include <ATen/ops/conv_transpose1d.h>
 #include <ATen/ops/dot.h>
 #include <ATen/ops/embedding.h>
 #include <ATen/ops/flip.h>
+#include <ATen/ops/group_norm.h>
+#include <ATen/ops/index_fill.h>
 #include <ATen/ops/index_select.h>
 #include <ATen/ops/layer_norm.h>
+#include <ATen/ops/logcumsumexp.h>
+#include <ATen/ops/max.h>
+#include <ATen/ops/median.h>
+#include <ATen/ops/native_layer_norm_backward.h>
+#include <ATen/ops/nll_loss.h>
 #include <ATen/ops/nll_loss2d.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/roll.h>
@@ -40,6 +48,45 @@ TEST_CASE("sizes that do not fit together", "[dtensor][ops]") {
     const auto targets = distribute_tensor(at::zeros({3, 2, 2}, at::kLong), mesh, {Shard(0)});
     expect_throws<ValueError>([&] { at::nll_loss2d(cut({4, 3, 2, 2}), targets); }, "target Long[3, 2, 2]");
     expect_throws<ValueError>([&] { at::adaptive_avg_pool2d(cut({1}), {2, 2}); }, "an output size of 2 dims");
+  });
+}
+
+TEST_CASE("what kernels refuse where the last rank has no elements", "[dtensor][ops]") {
+  run_ranks(4, [](int) {
+    const auto mesh = init_device_mesh(at::kCPU, {4});
+    const auto cut = [&](at::ScalarType dtype) {
+      return distribute_tensor(at::ones({3, 4, 2}, dtype), mesh, {Shard(0)});
+    };
+    const auto whole = [&](std::vector<int64_t> sizes) {
+      return distribute_tensor(at::ones(sizes), mesh, {Replicate()});
+    };
+    // Twice each: the second call finds the plan in the cache.
+    for (int call = 0; call < 2; ++call) {
+      const auto longs = cut(at::kLong), floats = cut(at::kFloat);
+      expect_throws<c10::Error>([&] { at::logcumsumexp(longs, 1); }, "not implemented for 'Long'");
+      expect_throws<c10::Error>([&] { at::layer_norm(longs, {2}); }, "not implemented for 'Long'");
+      expect_throws<c10::Error>([&] { at::group_norm(longs, 2); }, "not implemented for 'Long'");
+      expect_throws<c10::Error>([&] { at::median(cut(at::kBool), 1); }, "not implemented for 'Bool'");
+      expect_throws<c10::Error>([&] { at::max(cut(at::kComplexFloat)); }, "not implemented for 'ComplexFloat'");
+      expect_throws<c10::Error>([&] { at::index_fill(floats, 1, whole({2}), 2); }, "dtype int64 for index");
+      expect_throws<c10::Error>(
+          [&] {
+            at::conv_transpose1d(floats, whole({4, 3, 2}), {}, /*stride=*/1, /*padding=*/0, /*output_padding=*/1);
+          },
+          "output padding");
+    }
+    const auto halves = cut(at::kBFloat16), statistics = halves.select(2, 0).unsqueeze(2);
+    expect_throws<c10::Error>(
+        [&] {
+          at::native_layer_norm_backward(halves, halves, {2}, statistics, statistics, {}, whole({2}),
+                                         std::array<bool, 3>{true, false, true});
+        },
+        "expected scalar type");
+    const auto one_sample = distribute_tensor(at::ones({1, 2}, at::kDouble), mesh, {Shard(0)});
+    const auto target = distribute_tensor(at::zeros({1}, at::kLong), mesh, {Replicate()});
+    expect_throws<ValueError>([&] { at::nll_loss(one_sample, target, whole({2})); }, "they need one floating dtype");
+    // An op that kernels take is asked for with zeros, which no value of an operand may make an error.
+    expect_equal(full_tensor(at::logcumsumexp(cut(at::kFloat), 1)).size(0), 3);
   });
 }
 

@@ -153,8 +153,13 @@ class LocalLists {
   LocalLists(at::TensorList params, Writes writes) : writes_(writes) {
     params_.reserve(params.size());
     for (const auto& param : params) {
-      params_.push_back(dtensor_meta(param));
-      lie_alike_ = lie_alike_ && params_.back() && !params_.back()->spec->has_partial();
+      const auto* meta = dtensor_meta(param);
+      lie_alike_ = lie_alike_ && meta && !meta->spec->has_partial();
+      if (!lie_alike_) {
+        return;
+      }
+      const bool has_elements = meta->local.numel() > 0, is_row_major = meta->local.is_contiguous();
+      params_.push_back({.meta = meta, .has_elements = has_elements, .is_row_major = is_row_major});
     }
   }
 
@@ -167,7 +172,7 @@ class LocalLists {
     lie_alike_ = lie_alike_ && (list.empty() || list.size() == params_.size());
     locals.reserve(list.size());
     for (size_t i = 0; lie_alike_ && i < list.size(); ++i) {
-      take(list[i], *params_[i], is_written, locals);
+      take(list[i], params_[i], is_written, locals);
     }
     return locals.list();
   }
@@ -185,11 +190,22 @@ class LocalLists {
   }
 
  private:
-  void take(const at::Tensor& tensor, const DTensorMeta& param, bool is_written, BorrowedTensors& locals) {
+  /// What is asked for every list is asked once: a thousand tensors have left the cache by then.
+  struct Param {
+    const DTensorMeta* meta;
+    bool has_elements;
+    bool is_row_major;
+
+    bool lies_as(const at::Tensor& local) const {
+      return (is_row_major && local.is_contiguous()) || tessera::lies_as(local, meta->local);
+    }
+  };
+
+  void take(const at::Tensor& tensor, const Param& param, bool is_written, BorrowedTensors& locals) {
     const auto* meta = dtensor_meta(tensor);
-    const bool is_step_count = !meta && tensor.dim() == 0 && param.spec->ndim() > 0;
+    const bool is_step_count = !meta && tensor.dim() == 0 && param.meta->spec->ndim() > 0;
     lie_alike_ = is_step_count ||
-                 (meta && !meta->copied_view && same_spec(meta->spec, param.spec) && lies_as(meta->local, param.local));
+                 (meta && !meta->copied_view && same_spec(meta->spec, param.meta->spec) && param.lies_as(meta->local));
     if (!lie_alike_) {
       return;
     }
@@ -199,13 +215,13 @@ class LocalLists {
         count_write(tensor);
       }
     }
-    if (param.local.numel() > 0) {
+    if (param.has_elements) {
       locals.push_back(meta ? meta->local : tensor);
     }
   }
 
   const Writes writes_;
-  std::vector<const DTensorMeta*> params_;  // null: a plain tensor
+  std::vector<Param> params_;  // up to the first that is a plain tensor or pending
   std::array<BorrowedTensors, 6> lists_;
   size_t num_lists_ = 0;
   bool lie_alike_ = true;

@@ -1,8 +1,6 @@
 // New tensors that take dtype and device, and perhaps sizes, from another one.
 
-#include <algorithm>
-#include <numeric>
-
+#include "dtensor/local_arguments.h"
 #include "dtensor/ops/rule_helpers.h"
 
 namespace tessera {
@@ -24,16 +22,7 @@ Strategies factory_strategies(const OpCall& call) {
 /// Local strides in the order of the global ones, without gaps.
 void local_empty_strided(const c10::OperatorHandle& op, torch::jit::Stack* stack, const OpPlan& plan) {
   const auto sizes = plan.outputs[0]->local_sizes();
-  const auto global = plan.outputs[0]->strides();
-  std::vector<size_t> order(sizes.size());
-  std::iota(order.begin(), order.end(), size_t{0});
-  std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) { return global[a] < global[b]; });
-  DimVector strides(sizes.size());
-  int64_t stride = 1;
-  for (const size_t dim : order) {
-    strides[dim] = stride;
-    stride *= std::max<int64_t>(sizes[dim], 1);
-  }
+  const auto strides = local_strides(sizes, plan.outputs[0]->strides());
   local_argument(op, stack, 1) = c10::IValue(sizes);
   local_argument(op, stack, 2) = c10::IValue(at::IntArrayRef(strides));
   op.callBoxed(stack);

@@ -4,6 +4,8 @@
 #include <ATen/core/grad_mode.h>
 #include <fmt/ranges.h>
 
+#include <algorithm>
+#include <span>
 #include <typeinfo>
 
 #include "base/error.h"
@@ -15,6 +17,22 @@ namespace {
 
 using torch::autograd::edge_list;
 using torch::autograd::variable_list;
+
+using Hooks = std::span<const std::unique_ptr<torch::autograd::FunctionPreHook>>;
+
+/// Null for others.
+const BorderHook* as_border(const torch::autograd::FunctionPreHook& hook) {
+  return typeid(hook) == typeid(BorderHook) ? static_cast<const BorderHook*>(&hook) : nullptr;
+}
+
+const BorderMark* first_mark(Hooks hooks) {
+  for (const auto& hook : hooks) {
+    if (const auto* border = as_border(*hook)) {
+      return &border->mark;
+    }
+  }
+  return nullptr;
+}
 
 void check_no_graph_is_made() {
   TESSERA_CHECK(NotImplementedError, !at::GradMode::is_enabled(),
@@ -38,9 +56,9 @@ void UnchangeableMemory::check() const {
                 unit_, sizes_);
 }
 
-BorderNode::~BorderNode() {
-  if (side && side->node == this) {
-    side->node = nullptr;
+BorderMark::~BorderMark() {
+  if (side && side->mark == this) {
+    side->mark = nullptr;
   }
 }
 
@@ -50,10 +68,16 @@ variable_list BorderNode::apply(variable_list&& grads) {
     unchangeable->check();
   }
   if (runs_callback) {
-    (*callback)(/*has_gradient=*/true);
+    (*mark.callback)(/*has_gradient=*/true);
   }
   grads.resize(num_outputs());
   return std::move(grads);
+}
+
+variable_list BorderHook::operator()(const variable_list& grads) {
+  check_no_graph_is_made();
+  (*mark.callback)(/*has_gradient=*/true);
+  return grads;
 }
 
 HubNode::HubNode(uint64_t number, edge_list&& next, std::shared_ptr<BorderSide> of, BorderCallback callback)
@@ -63,14 +87,31 @@ HubNode::HubNode(uint64_t number, edge_list&& next, std::shared_ptr<BorderSide> 
 
 variable_list HubNode::apply(variable_list&& /*grads*/) {
   check_no_graph_is_made();
-  if (!side->node || !is_in_running_backward(side->node)) {  // which does it
+  if (!side->mark || !is_in_running_backward(&side->mark->node)) {  // which does it
     (*callback)(/*has_gradient=*/false);
   }
   return variable_list(num_outputs());
 }
 
-BorderSide* side_of(const torch::autograd::Node& node) {
-  return typeid(node) == typeid(BorderNode) ? static_cast<const BorderNode&>(node).side.get() : nullptr;
+const BorderMark* first_mark(const torch::autograd::Node& node) {
+  if (typeid(node) == typeid(BorderNode)) {
+    return &static_cast<const BorderNode&>(node).mark;
+  }
+  return first_mark(node.pre_hooks());
+}
+
+const BorderMark* next_mark(const BorderMark& mark) {
+  const std::span hooks(mark.node.pre_hooks());
+  const auto is_own = [&](const auto& hook) {
+    const auto* own = as_border(*hook);
+    return own && &own->mark == &mark;
+  };
+  const auto found = std::ranges::find_if(hooks, is_own);
+  return found == hooks.end() ? nullptr : first_mark(hooks.subspan(static_cast<size_t>(found - hooks.begin()) + 1));
+}
+
+edge_list edges_of_border(const torch::autograd::Node& border) {
+  return typeid(border) == typeid(BorderNode) ? edge_list{border.next_edge(0)} : border.next_edges();
 }
 
 }  // namespace tessera

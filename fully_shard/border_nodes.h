@@ -3,6 +3,7 @@
 
 #include <c10/core/TensorImpl.h>
 #include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/function_hook.h>
 
 #include <functional>
 #include <memory>
@@ -15,6 +16,8 @@
 
 namespace tessera {
 
+struct BorderMark;
+
 /// What the nodes and the hub of a side share.
 struct BorderSide {
   HubPlace place;
@@ -22,10 +25,10 @@ struct BorderSide {
   bool is_searched = true;             // whether others' hubs lie behind it, before those of the inputs
   uint64_t hub_number = 0;             // of a hub that is made later
   at::Device device = at::kCPU;
-  torch::autograd::Node* node = nullptr;  // the one border node of a side whose hub is made later, while it lives
-  torch::autograd::Node* hub = nullptr;   // while it lives
+  const BorderMark* mark = nullptr;      // of the one border of a side whose hub is made later, while it lives
+  torch::autograd::Node* hub = nullptr;  // while it lives
 
-  bool has_nodes() const { return node || hub; }
+  bool has_nodes() const { return mark || hub; }
 };
 
 /// Of a tensor that shares it with others, in ways that autograd's history does not show.
@@ -45,19 +48,39 @@ class UnchangeableMemory {
 
 using BorderCallback = std::shared_ptr<const std::function<void(bool has_gradient)>>;
 
+/// What makes a node, which owns it, a border.
+struct BorderMark {
+  explicit BorderMark(const torch::autograd::Node& of) : node(of) {}
+  BorderMark(const BorderMark&) = delete;
+  BorderMark& operator=(const BorderMark&) = delete;
+  ~BorderMark();
+
+  const torch::autograd::Node& node;
+  std::shared_ptr<BorderSide> side;
+  BorderCallback callback;
+};
+
 /// Of one tensor. Its edges: where the tensor came from, and the hub of a side of several.
 struct BorderNode : torch::autograd::Node {
-  explicit BorderNode(torch::autograd::edge_list&& next) : Node(std::move(next)) {}
-  ~BorderNode() override;
+  explicit BorderNode(torch::autograd::edge_list&& next) : Node(std::move(next)), mark(*this) {}
 
   torch::autograd::variable_list apply(torch::autograd::variable_list&& grads) override;
   void release_variables() override {}
   std::string name() const override { return "TesseraUnitBoundary"; }
 
-  std::shared_ptr<BorderSide> side;
-  BorderCallback callback;
+  BorderMark mark;
   bool runs_callback = true;  // not where the hub waits for the nodes
   std::unique_ptr<const UnchangeableMemory> unchangeable;
+};
+
+/// Makes the node of an op a border: that of the outputs of a call, and then that of the inputs of another, to which
+/// its tensor goes on. The later one runs first.
+struct BorderHook : torch::autograd::FunctionPreHook {
+  explicit BorderHook(const torch::autograd::Node& node) : mark(node) {}
+
+  torch::autograd::variable_list operator()(const torch::autograd::variable_list& grads) override;
+
+  BorderMark mark;
 };
 
 /// Gets no gradients.
@@ -84,7 +107,12 @@ auto make_node(Args&&... args) {
   }
 }
 
-/// The side that a border node is of; null for other nodes.
-BorderSide* side_of(const torch::autograd::Node& node);
+/// That which backward meets first. Null for a node that is no border.
+const BorderMark* first_mark(const torch::autograd::Node& node);
+/// That which backward meets next at the same node. Null behind the last.
+const BorderMark* next_mark(const BorderMark& mark);
+
+/// The edges of a border to what its tensor came from.
+torch::autograd::edge_list edges_of_border(const torch::autograd::Node& border);
 
 }  // namespace tessera

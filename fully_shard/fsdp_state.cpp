@@ -1,5 +1,6 @@
 #include "fully_shard/fsdp_state.h"
 
+#include <ATen/SequenceNumber.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
 #include <fmt/format.h>
@@ -175,6 +176,7 @@ void FSDPState::pre_forward(HookPoint& point, size_t module, TensorRefs inputs) 
     }
     call.ticket->expected_in = root_->awaited_backward();  // of one that is computed again, in whose backward it is
     call.number = ++differentiable_calls;
+    call.first_node = at::sequence_number::peek();
     call.border = insert_input_nodes(
         inputs, call.number,
         [weak = weak_from_this(), weak_ticket = std::weak_ptr(call.ticket)] {
@@ -188,13 +190,17 @@ void FSDPState::pre_forward(HookPoint& point, size_t module, TensorRefs inputs) 
   }
 }
 
-void FSDPState::insert_output_border(const OpenCall& call, TensorRefs outputs) {
+void FSDPState::insert_output_border(const OpenCall& call, UnitOutputs& outputs) {
   const auto& ticket = call.ticket;
   if (SavedTensorHooksScope::is_open()) {
     ticket->recomputation.emplace(at::empty({0}), /*is_output=*/false);
   }
   ticket->outputs = insert_output_nodes(
-      outputs, call.border, call.number,
+      outputs.behind_nodes(), outputs.are_plain(),
+      {.number = call.number,
+       .inputs = call.border,
+       .first_node = call.first_node,
+       .has_calls = call.number != differentiable_calls},
       [weak = weak_from_this(), ticket, label = options_.label](bool has_gradient) {
         const auto self = weak.lock();
         TESSERA_CHECK(
@@ -204,7 +210,7 @@ void FSDPState::insert_output_border(const OpenCall& call, TensorRefs outputs) {
             label);
         self->pre_backward(*ticket, has_gradient);
       },
-      root_->hub_search(), /*has_calls=*/call.number != differentiable_calls);
+      root_->hub_search());
 }
 
 /// As positions may be, the first rows of a table: the copies stay when the parameters' memory goes.
@@ -237,7 +243,7 @@ void FSDPState::end_call(OpenCall& call, TensorRefs outputs) {
   copy_views_of_params(outputs);
   if (ticket) {
     UnitOutputs given(outputs, call.inputs, {.name = name_, .label = options_.label});
-    insert_output_border(call, given.behind_nodes());
+    insert_output_border(call, given);
     given.connect();
   }
   const bool differentiable = ticket && ticket->outputs.exists();

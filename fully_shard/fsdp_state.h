@@ -29,6 +29,7 @@
 namespace tessera {
 
 class FSDPRoot;
+class UnitOutputs;
 
 class FSDPState : public std::enable_shared_from_this<FSDPState> {
  public:
@@ -121,15 +122,16 @@ class FSDPState : public std::enable_shared_from_this<FSDPState> {
   struct OpenCall {
     std::shared_ptr<Ticket> ticket = nullptr;  // of a differentiable call
     std::vector<AliasedTensor> inputs = {};
-    UnitBorder border = {};  // of the inputs
-    int64_t number = 0;      // of the thread's differentiable calls
+    UnitBorder border = {};   // of the inputs
+    int64_t number = 0;       // of the thread's differentiable calls
+    uint64_t first_node = 0;  // of autograd that it can have made
   };
 
   void pre_forward(HookPoint& point, size_t module, TensorRefs inputs);
   void post_forward(TensorRefs outputs);
   void end_call(OpenCall& call, TensorRefs outputs);
   void copy_views_of_params(TensorRefs outputs) const;
-  void insert_output_border(const OpenCall& call, TensorRefs outputs);
+  void insert_output_border(const OpenCall& call, UnitOutputs& outputs);
   void forward_failed();
   void pre_backward(Ticket& ticket, bool has_gradient);
   static bool is_to_come(const Ticket& ticket);

@@ -7,9 +7,11 @@
 
 #include <algorithm>
 #include <memory>
+#include <typeinfo>
 #include <utility>
 #include <vector>
 
+#include "dtensor/dtensor.h"
 #include "fully_shard/backward_hooks.h"
 #include "fully_shard/border_nodes.h"
 
@@ -38,6 +40,15 @@ void run_in_one_thread(const BorderNodes& border) {
   }
 }
 
+/// What detach() makes, without the dispatcher where that has nothing to say.
+at::Tensor alias_of(const at::Tensor& tensor) {
+  const auto* impl = tensor.unsafeGetTensorImpl();
+  if (is_dtensor(tensor) || tensor.is_inference() || tensor.layout() != at::kStrided) {
+    return tensor.detach();
+  }
+  return at::Tensor(impl->shallow_copy_and_detach(impl->version_counter(), /*allow_tensor_metadata_change=*/false));
+}
+
 /// Puts each tensor that needs a gradient behind a node of its own.
 BorderNodes insert_border_nodes(std::span<at::Tensor* const> tensors, std::vector<AliasedTensor>* aliased) {
   BorderNodes border;
@@ -60,7 +71,7 @@ BorderNodes insert_border_nodes(std::span<at::Tensor* const> tensors, std::vecto
       *tensor = border.tensors[static_cast<size_t>(known - originals.begin())];
       continue;
     }
-    auto alias = tensor->detach();
+    auto alias = alias_of(*tensor);
     const auto& node =
         border.nodes.emplace_back(make_node<BorderNode>(edge_list{torch::autograd::impl::gradient_edge(*tensor)}));
     torch::autograd::impl::set_gradient_edge(alias, {node, node->add_input_metadata(alias)});
@@ -72,6 +83,52 @@ BorderNodes insert_border_nodes(std::span<at::Tensor* const> tensors, std::vecto
   }
   run_in_one_thread(border);
   return border;
+}
+
+/// The node of the op that made `tensor`, if it can be a border. Not that of a view, which an op in place may leave out
+/// of the history, nor one that hooks of tensors run at.
+torch::autograd::Node* op_of(const at::Tensor& tensor) {
+  if (!at::GradMode::is_enabled() || !tensor.requires_grad() || tensor.is_view()) {
+    return nullptr;
+  }
+  auto* node = tensor.grad_fn().get();
+  const bool is_free = node && node->num_outputs() > 0 && typeid(*node) != typeid(BorderNode) &&
+                       node->tensor_pre_hooks().empty() && node->retains_grad_hooks().empty();
+  return is_free ? node : nullptr;
+}
+
+/// The one tensor that needs a gradient; null if there is none, or more.
+at::Tensor* only_one(std::span<at::Tensor* const> tensors) {
+  const auto needs_gradient = [](const at::Tensor* tensor) { return tensor->requires_grad(); };
+  const auto found = std::ranges::find_if(tensors, needs_gradient);
+  return std::ranges::count_if(tensors, needs_gradient) == 1 ? *found : nullptr;
+}
+
+/// That of the output of a call which made it, and no unit inside of it.
+torch::autograd::Node* op_of_output(std::span<at::Tensor* const> outputs, uint64_t first_node) {
+  const auto* output = only_one(outputs);
+  auto* node = output ? op_of(*output) : nullptr;
+  return node && node->sequence_nr() >= first_node && node->pre_hooks().empty() ? node : nullptr;
+}
+
+/// That of the input of a call, which nothing else can have used before: what did so would come between the unit and
+/// the node in backward, and the unit would keep its memory for so long. No node is newer, but for a unit's that ends
+/// there.
+torch::autograd::Node* op_of_input(std::span<at::Tensor* const> inputs) {
+  const auto* input = only_one(inputs);
+  auto* node = input ? op_of(*input) : nullptr;
+  if (!node) {
+    return nullptr;
+  }
+  auto newest = node->sequence_nr();
+  if (!node->pre_hooks().empty()) {
+    const auto* mark = node->pre_hooks().size() == 1 ? first_mark(*node) : nullptr;
+    if (!mark || !mark->side->place.is_of_outputs) {
+      return nullptr;
+    }
+    newest = mark->side->hub_number;
+  }
+  return newest <= node->sequence_nr() + 1 && at::sequence_number::peek() == newest + 1 ? node : nullptr;
 }
 
 /// Gives hubs to sides that have none yet.
@@ -102,7 +159,7 @@ class HubMaker {
     }
     if (side.is_searched) {
       for (const auto* node : search_.find(from, side.place, known)) {
-        sides.push_back(side_of(*node));
+        sides.push_back(first_mark(*node)->side.get());
       }
     }
     return sides;
@@ -116,10 +173,12 @@ class HubMaker {
       if (side->hub) {
         continue;
       }
-      const auto& node = static_cast<const BorderNode&>(*side->node);
-      auto hub = make_node<HubNode>(side->hub_number, edge_list(), node.side, node.callback);
+      const auto& mark = *side->mark;
+      auto hub = make_node<HubNode>(side->hub_number, edge_list(), mark.side, mark.callback);
       hub->add_input_metadata(at::empty({0}, side->device));
-      made.push_back({std::move(hub), sides_behind(*side, {node.next_edge(0)})});
+      const auto* next = next_mark(mark);
+      made.push_back(
+          {std::move(hub), next ? std::vector{next->side.get()} : sides_behind(*side, edges_of_border(mark.node))});
       sides.insert(sides.end(), made.back().behind.begin(), made.back().behind.end());
     }
     std::ranges::sort(made, {}, [](const Made& one) { return one.hub->sequence_nr(); });
@@ -148,12 +207,12 @@ UnitBorder connect(const BorderNodes& border, BorderSide side_to_be, HubSearch& 
   side->device = on_device(border).device();
   edge_list from;
   for (const auto& node : border.nodes) {
-    node->side = side;
-    node->callback = callback;
+    node->mark.side = side;
+    node->mark.callback = callback;
     from.push_back(node->next_edge(0));
   }
   if (border.nodes.size() == 1) {
-    side->node = border.nodes[0].get();
+    side->mark = &border.nodes[0]->mark;
     return UnitBorder(side);
   }
   const auto hub = make_node<HubNode>(at::sequence_number::get_and_increment(),
@@ -166,44 +225,67 @@ UnitBorder connect(const BorderNodes& border, BorderSide side_to_be, HubSearch& 
   return UnitBorder(side);
 }
 
+/// Makes the node of the op that made a tensor, of which this is the side, its border.
+UnitBorder hook_onto(torch::autograd::Node& node, BorderSide side_to_be, const BorderCallback& callback) {
+  const auto side = std::make_shared<BorderSide>(std::move(side_to_be));
+  auto hook = std::make_unique<BorderHook>(node);
+  hook->mark.side = side;
+  hook->mark.callback = callback;
+  side->mark = &hook->mark;
+  node.pre_hooks().insert(node.pre_hooks().begin(), std::move(hook));
+  return UnitBorder(side);
+}
+
 }  // namespace
 
 bool UnitBorder::is_in_running_backward() const {
-  return side_ && ((side_->node && tessera::is_in_running_backward(side_->node)) ||
+  return side_ && ((side_->mark && tessera::is_in_running_backward(&side_->mark->node)) ||
                    (side_->hub && tessera::is_in_running_backward(side_->hub)));
 }
 
 HubSearch make_hub_search() {
-  return HubSearch([](const torch::autograd::Node& node) {
-    const auto* side = side_of(node);
-    return side ? &side->place : nullptr;
+  return HubSearch([](const torch::autograd::Node& node) -> const HubPlace* {
+    const auto* mark = first_mark(node);
+    return mark ? &mark->side->place : nullptr;
   });
 }
 
 UnitBorder insert_input_nodes(std::span<at::Tensor* const> inputs, int64_t call, std::function<void()> callback,
                               HubSearch& search, std::vector<AliasedTensor>& aliased) {
-  const auto hub_number = at::sequence_number::get_and_increment();  // before the nodes: it runs after them
-  const auto border = insert_border_nodes(inputs, &aliased);
-  if (border.nodes.empty()) {
-    return {};
+  auto* op = op_of_input(inputs);
+  BorderSide side{.place = {.call = call},
+                  .inputs = nullptr,
+                  .hub_number = at::sequence_number::get_and_increment()};  // before the nodes: it runs after them
+  const auto shared_callback =
+      std::make_shared<const std::function<void(bool)>>([callback = std::move(callback)](bool) { callback(); });
+  if (op) {
+    for (const auto* tensor : inputs) {
+      aliased.emplace_back(*tensor, *tensor);
+    }
+    side.device = only_one(inputs)->device();
+    return hook_onto(*op, std::move(side), shared_callback);
   }
-  return connect(
-      border, {.place = {.call = call}, .inputs = nullptr, .hub_number = hub_number}, search,
-      std::make_shared<const std::function<void(bool)>>([callback = std::move(callback)](bool) { callback(); }));
+  const auto border = insert_border_nodes(inputs, &aliased);
+  return border.nodes.empty() ? UnitBorder() : connect(border, std::move(side), search, shared_callback);
 }
 
-UnitBorder insert_output_nodes(std::span<at::Tensor* const> outputs, const UnitBorder& inputs, int64_t call,
-                               std::function<void(bool has_gradient)> callback, HubSearch& search, bool has_calls) {
-  const auto border = insert_border_nodes(outputs, nullptr);
-  if (border.nodes.empty()) {
+UnitBorder insert_output_nodes(std::span<at::Tensor* const> outputs, bool are_plain, const BorderedCall& call,
+                               std::function<void(bool has_gradient)> callback, HubSearch& search) {
+  auto* op = are_plain ? op_of_output(outputs, call.first_node) : nullptr;
+  const auto border = op ? BorderNodes() : insert_border_nodes(outputs, nullptr);
+  if (!op && border.nodes.empty()) {
     return {};
   }
-  return connect(border,
-                 {.place = {.call = call, .is_of_outputs = true},
-                  .inputs = inputs.side(),
-                  .is_searched = has_calls,
-                  .hub_number = at::sequence_number::get_and_increment()},
-                 search, std::make_shared<const std::function<void(bool)>>(std::move(callback)));
+  BorderSide side{.place = {.call = call.number, .is_of_outputs = true},
+                  .inputs = call.inputs.side(),
+                  .is_searched = call.has_calls,
+                  .hub_number = at::sequence_number::get_and_increment()};
+  const auto shared_callback = std::make_shared<const std::function<void(bool)>>(std::move(callback));
+  if (op) {
+    side.device = only_one(outputs)->device();
+    return hook_onto(*op, std::move(side), shared_callback);
+  }
+  return connect(border, std::move(side), search, shared_callback);
 }
 
 void refuse_changes(const at::Tensor& output, const std::string& unit) {

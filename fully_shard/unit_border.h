@@ -6,6 +6,10 @@
 // is later changed in place (pytorch issue 181832). They are made of detached aliases, not views, so in-place ops on a
 // unit's output keep working.
 //
+// libtorch takes thousands of instructions for a node. So where a call has one output, which is no view, a hook on the
+// node of the op that made it does the same, and likewise where it has one input that nothing used before. A chain of
+// units has no nodes but the model's own.
+//
 // One node a tensor, since libtorch runs all that a node has an edge to, also with an undefined gradient: functions of
 // the program's own (torch::autograd::Function) make zeros of it, and tensor hooks do not expect it. So what is behind
 // an output that the loss does not use does not run, as in one process, and its parameters have no gradient.
@@ -22,9 +26,9 @@
 // backward) runs nodes alone: units are then ended with it. What a unit reads of another one past its inputs, as a
 // member that holds a tensor, is not followed, unless it has units inside.
 //
-// libtorch takes thousands of instructions for a node, so one tensor alone gets its hub only when a call with several
-// looks for those behind it. Then there is no edge from the node to the hub. None is needed: backward runs the newest
-// node that is ready, a node is newer than what it needs, and such a hub has its place in that order from the start.
+// For the same reason one tensor alone gets its hub only when a call with several looks for those behind it. Then there
+// is no edge from the node to the hub. None is needed: backward runs the newest node that is ready, a node is newer
+// than what it needs, and such a hub has its place in that order from the start.
 //
 // Source of the idea: RegisterPostBackwardFunction in torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py.
 
@@ -65,16 +69,26 @@ class UnitBorder {
 HubSearch make_hub_search();
 
 /// Replaces each input that needs a gradient by an alias behind a node of its own. A tensor that is there twice gets
-/// one alias. `callback` runs in backward when the gradients of all of them (that the backward computes) are there, and
-/// lives as long as the nodes. Does nothing if grad mode is off. The inputs, each with what took its place, are added
-/// to `aliased`. `call`: the number of the call, larger than those before.
+/// one alias. The only one stays what it is if the node of the op that made it can be the border. `callback` runs in
+/// backward when the gradients of all of them (that the backward computes) are there, and lives as long as the nodes.
+/// Does nothing if grad mode is off. The inputs, each with what took its place, are added to `aliased`. `call`: the
+/// number of the call, larger than those before.
 UnitBorder insert_input_nodes(std::span<at::Tensor* const> inputs, int64_t call, std::function<void()> callback,
                               HubSearch& search, std::vector<AliasedTensor>& aliased);
 
+/// A call whose outputs get their border.
+struct BorderedCall {
+  int64_t number;  // as for insert_input_nodes
+  const UnitBorder& inputs;
+  uint64_t first_node;  // of autograd, by its sequence number, that the call can have made
+  bool has_calls;       // whether units were called between the inputs and the outputs
+};
+
 /// The same for outputs; `callback` runs when the first gradient of one is there, and again with others and at the hub,
-/// where it is told that none is. `has_calls`: whether units were called between the inputs and these.
-UnitBorder insert_output_nodes(std::span<at::Tensor* const> outputs, const UnitBorder& inputs, int64_t call,
-                               std::function<void(bool has_gradient)> callback, HubSearch& search, bool has_calls);
+/// where it is told that none is. `are_plain`: they share no memory with each other or with inputs. One alone of these
+/// stays what it is if the node of the op that made it can be the border.
+UnitBorder insert_output_nodes(std::span<at::Tensor* const> outputs, bool are_plain, const BorderedCall& call,
+                               std::function<void(bool has_gradient)> callback, HubSearch& search);
 
 /// From now on, a backward through the node of `output` throws StateError if the tensor's memory was changed in place.
 /// `unit` names the unit it is of.

@@ -43,6 +43,8 @@ class UnitOutputs {
   /// memory with.
   UnitOutputs(TensorRefs outputs, std::vector<AliasedTensor>& inputs, UnitTitle unit);
 
+  /// Whether they share no memory with each other or with inputs, and none of those changed.
+  bool are_plain() const { return bases_.empty() && unchangeable_.empty(); }
   /// The tensors to put behind nodes, each to be replaced by its alias there.
   std::vector<at::Tensor*> behind_nodes();
   /// Once that is done: inputs get their new history, and outputs become what the caller is to have.

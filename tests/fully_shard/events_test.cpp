@@ -43,6 +43,26 @@ at::Tensor forward(Tower& tower, int rank) {
   return weighted_loss(tower(make_batch(static_cast<uint64_t>(rank), 3, 5)));
 }
 
+/// Two units after one tensor, of which the later one is left first in backward.
+struct ForkImpl : torch::nn::Module {
+  explicit ForkImpl(bool has_op)
+      : in(register_module("in", nn::Linear(5, 17))),
+        early(register_module("early", Block(17, 13))),
+        late(register_module("late", Block(17, 13))),
+        has_op(has_op) {}
+
+  at::Tensor forward(at::Tensor x) {
+    const auto h = in(x);
+    const auto by_early = early(has_op ? h * 2 : h);
+    return by_early + late(h);
+  }
+
+  nn::Linear in;
+  Block early, late;
+  bool has_op;
+};
+TESSERA_MODULE(Fork);
+
 const Events kForwardWithoutPrefetch = {
     "gather root",    "unshard root",   "forward root",   "gather block0",  "unshard block0",
     "forward block0", "reshard block0", "gather block1",  "unshard block1", "forward block1",
@@ -236,6 +256,34 @@ TEST_CASE("modules of an outermost unit may have units inside, whichever of them
       for (size_t i = 0; i < 2; ++i) {
         check_sharded_parity(*reference->blocks[i], *tower->blocks[i]);
       }
+    }
+  });
+}
+
+TEST_CASE("backward leaves a unit before another one begins, whatever used its input first") {
+  const bool has_op = GENERATE(false, true);
+  run_ranks(2, [&](int rank) {
+    Fork reference(has_op), fork(has_op);
+    fill_parameters(*reference, 1);
+    fill_parameters(*fork, 1);
+    fully_shard(fork->early);
+    fully_shard(fork->late);
+    fully_shard(fork);
+    EventLog log(fork);
+    const auto loss_of = [](Fork& from, int r) {
+      return weighted_loss(from(make_batch(static_cast<uint64_t>(r), 3, 5)));
+    };
+    for (int step = 0; step < 2; ++step) {
+      fork->zero_grad();
+      average_reference(*reference, 2, [&](int r) { loss_of(reference, r).backward(); });
+      auto loss = loss_of(fork, rank);
+      log.take();
+      loss.backward();
+      const auto events = log.take();
+      const auto left = std::ranges::find(events, "reshard late"),
+                 entered = std::ranges::find(events, "backward early");
+      TESSERA_EXPECT(left < entered && entered != events.end());
+      check_sharded_parity(*reference, *fork);
     }
   });
 }

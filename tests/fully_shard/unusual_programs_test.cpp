@@ -60,11 +60,12 @@ TESSERA_MODULE(ScaledProduct);
 struct AuxiliaryImpl : torch::nn::Module {
   AuxiliaryImpl() { scale = register_parameter("scale", at::full({5}, 2.0)); }
   at::Tensor forward(const at::Tensor& x) {
+    auxiliary = (x * scale).sum();
     auto y = x * scale;
-    auxiliary = y.sum();
+    of_output = (y * y).sum();
     return y;
   }
-  at::Tensor scale, auxiliary;
+  at::Tensor scale, auxiliary, of_output;
 };
 TESSERA_MODULE(Auxiliary);
 
@@ -151,6 +152,24 @@ TEST_CASE("a loss that goes past the outputs of a unit is an error, and what it 
     expect_throws<StateError>([&] { model->auxiliary.backward(); }, "Return it from forward");
     average_reference(*reference, 2, [&](int r) { weighted_loss(reference(batch_of(r))).backward(); });
     weighted_loss(model(batch_of(rank))).backward();
+    check_sharded_parity(reference, model);
+  });
+}
+
+TEST_CASE("a loss may be made of what forward kept of its only output", "[unusual]") {
+  run_ranks(2, [](int rank) {
+    Auxiliary reference, model;
+    fully_shard(model);
+    average_reference(*reference, 2, [&](int r) {
+      const auto y = reference(batch_of(r));
+      (weighted_loss(y) + reference->of_output).backward();
+      reference(batch_of(r));
+      reference->of_output.backward();
+    });
+    const auto y = model(batch_of(rank));
+    (weighted_loss(y) + model->of_output).backward();
+    model(batch_of(rank));
+    model->of_output.backward();
     check_sharded_parity(reference, model);
   });
 }

@@ -34,7 +34,7 @@ void check_idle(torch::nn::Module& module) {
   std::string fault;
   for (const auto& [path, state] : states) {
     const bool is_sharded = !state->group() || state->group()->state() == UnitState::Sharded;
-    if (fault.empty() && (!state->is_idle() || state->has_unreduced_gradients() || !is_sharded)) {
+    if (fault.empty() && (!state->is_idle() || !is_sharded)) {
       fault = fmt::format(
           "clone_sharded: the unit '{}' is in the middle of an iteration, or unsharded; finish the backward, or drop "
           "its loss, or call fsdp(module).reshard(), first",

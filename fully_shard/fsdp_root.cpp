@@ -29,7 +29,7 @@ void check_taken_over(const std::vector<NamedState>& states) {
   }
   std::string fault;
   for (const auto& [path, state] : states) {
-    if (fault.empty() && (!state->is_idle() || state->has_unreduced_gradients())) {
+    if (fault.empty() && !state->is_idle()) {
       fault = fmt::format(
           "fully_shard: forward of {} takes over the unit '{}', which still awaits the backward, or the reduction, of "
           "a forward in which another module was the outermost one. Finish that iteration first, or drop its loss",

@@ -89,8 +89,8 @@ class FSDPState : public std::enable_shared_from_this<FSDPState> {
   bool is_in_forward() const { return !open_calls_.empty(); }
   /// A forward or a backward of it computes.
   bool is_running() const { return !open_calls_.empty() || active_calls_ > 0; }
-  /// Between iterations: nothing runs and nothing is awaited.
-  bool is_idle() const { return open_calls_.empty() && active_calls_ == 0 && !awaits_backward(); }
+  /// Between iterations: nothing runs, and neither a backward nor a reduction is awaited.
+  bool is_idle() const { return !is_running() && !awaits_backward() && !has_unreduced_gradients(); }
 
   /// Gathers the parameters at the user's wish; async: only issues the all-gather.
   void unshard(bool async_op);

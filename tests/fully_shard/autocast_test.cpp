@@ -43,29 +43,19 @@ class Autocast {
   bool was_enabled_, kept_;
 };
 
-Tower make_tower() {
-  Tower tower;
-  fill_parameters(*tower, 1);
-  return tower;
-}
-
-at::Tensor loss_of(Tower& tower, int rank, int micro_batch) {
-  return weighted_loss(tower(make_batch(static_cast<uint64_t>(rank + 10 * micro_batch), 3, 5)));
-}
-
 void run_micro_batches(Tower& tower, int rank, Casts casts) {
   const Autocast autocast(casts);
   for (int micro_batch = 0; micro_batch < 3; ++micro_batch) {
-    loss_of(tower, rank, micro_batch).backward();
+    micro_batch_loss(tower, rank, micro_batch).backward();
   }
 }
 
 /// All forwards first.
 void run_one_backward(Tower& tower, int rank, Casts casts) {
   const Autocast autocast(casts);
-  auto loss = loss_of(tower, rank, 0);
+  auto loss = micro_batch_loss(tower, rank, 0);
   for (int micro_batch = 1; micro_batch < 3; ++micro_batch) {
-    loss = loss + loss_of(tower, rank, micro_batch);
+    loss = loss + micro_batch_loss(tower, rank, micro_batch);
   }
   loss.backward();
 }
@@ -74,7 +64,7 @@ void run_one_backward(Tower& tower, int rank, Casts casts) {
 void compare_with_one_process(int world_size, const std::function<void(Tower&)>& shard,
                               const std::function<void(Tower&, int, Casts)>& run) {
   run_ranks(world_size, [&](int rank) {
-    auto reference = make_tower(), tower = make_tower();
+    auto reference = filled_tower(), tower = filled_tower();
     shard(tower);
     average_reference(*reference, world_size, [&](int each) { run(reference, each, Casts::NotKept); });
     run(tower, rank, Casts::Kept);
@@ -102,23 +92,23 @@ TEST_CASE("so do those of replicated units", "[autocast]") {
 TEST_CASE("a scope of autocast may validate, step and train on", "[autocast]") {
   const int world_size = GENERATE(1, 3);
   run_ranks(world_size, [&](int rank) {
-    auto reference = make_tower(), tower = make_tower();
+    auto reference = filled_tower(), tower = filled_tower();
     shard_tower(tower);
     const Autocast autocast;
     for (int step = 0; step < 3; ++step) {
       average_reference(*reference, world_size, [&](int each) {
         const Autocast anew(Casts::NotKept);
-        loss_of(reference, each, step).backward();
+        micro_batch_loss(reference, each, step).backward();
       });
       at::Tensor expected, validated;
       {
         const at::NoGradGuard no_grad;
-        validated = loss_of(tower, rank, step);
+        validated = micro_batch_loss(tower, rank, step);
         const Autocast anew(Casts::NotKept);
-        expected = loss_of(reference, rank, step);
+        expected = micro_batch_loss(reference, rank, step);
       }
       expect_bit_equal(validated, expected);
-      loss_of(tower, rank, step).backward();
+      micro_batch_loss(tower, rank, step).backward();
       check_sharded_parity(reference, tower, kSumsInAnotherOrder);
       const at::NoGradGuard no_grad;
       for (auto* model : {&reference, &tower}) {

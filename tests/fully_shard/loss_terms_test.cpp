@@ -36,22 +36,12 @@ at::Tensor squares(const at::Tensor& param) {
   return param.pow(2).sum();
 }
 
-Tower make_tower() {
-  Tower tower;
-  fill_parameters(*tower, 1);
-  return tower;
-}
-
-at::Tensor loss_of(Tower& tower, int rank, int micro_batch = 0) {
-  return weighted_loss(tower(make_batch(static_cast<uint64_t>(rank + 10 * micro_batch), 3, 5)));
-}
-
 using Run = std::function<void(Tower& tower, int rank)>;
 
 /// Over two steps, the second of which adds to the gradients of the first.
 void compare_with_one_process(int world_size, const std::function<void(Tower&)>& shard, const Run& run) {
   run_ranks(world_size, [&](int rank) {
-    auto reference = make_tower(), tower = make_tower();
+    auto reference = filled_tower(), tower = filled_tower();
     shard(tower);
     average_reference(*reference, world_size, [&](int each) { run(reference, each); });
     run(tower, rank);
@@ -78,14 +68,14 @@ TEST_CASE("a term of the loss that is made of the parameters counts once, as in 
       });
   const auto shard = [&](Tower& tower) { shard_tower(tower, {.reshard_after_forward = reshards}); };
   CHECK_NOTHROW(compare_with_one_process(world_size, shard, [&](Tower& tower, int rank) {
-    const auto loss = loss_of(tower, rank);
+    const auto loss = micro_batch_loss(tower, rank);
     (loss + penalty(tower, term)).backward();
   }));
 }
 
 TEST_CASE("so it does with replicas, on the host, and where other dims are cut", "[loss_terms]") {
   const Run run = [](Tower& tower, int rank) {
-    const auto loss = loss_of(tower, rank);
+    const auto loss = micro_batch_loss(tower, rank);
     (loss + penalty(tower, squares)).backward();
   };
   const auto replicas = [](Tower& tower) {
@@ -111,7 +101,7 @@ TEST_CASE("a term may have a backward of its own, and micro-batches may be reduc
   const auto shard = [](Tower& tower) { shard_tower(tower); };
   CHECK_NOTHROW(compare_with_one_process(world_size, shard, [](Tower& tower, int rank) {
     penalty(tower, squares).backward();
-    loss_of(tower, rank).backward();
+    micro_batch_loss(tower, rank).backward();
     penalty(tower, squares).backward();
   }));
   CHECK_NOTHROW(compare_with_one_process(world_size, shard, [](Tower& tower, int rank) {
@@ -120,7 +110,7 @@ TEST_CASE("a term may have a backward of its own, and micro-batches may be reduc
       if (is_sharded) {
         fsdp(tower).set_requires_gradient_sync(micro_batch == 2);
       }
-      const auto loss = loss_of(tower, rank, micro_batch);
+      const auto loss = micro_batch_loss(tower, rank, micro_batch);
       (loss + penalty(tower, squares)).backward();
     }
   }));
@@ -129,18 +119,18 @@ TEST_CASE("a term may have a backward of its own, and micro-batches may be reduc
 TEST_CASE("a term whose gradient comes when others are reduced is refused with the remedies", "[loss_terms]") {
   const int world_size = GENERATE(1, 2, 3);
   run_ranks(world_size, [&](int rank) {
-    auto reference = make_tower(), tower = make_tower();
+    auto reference = filled_tower(), tower = filled_tower();
     shard_tower(tower);
     const auto refused = [&] {
       const auto early = full_tensor(squares(tower->blocks[2]->up->weight));
-      (loss_of(tower, rank) + early).backward();
+      (micro_batch_loss(tower, rank) + early).backward();
     };
     expect_throws<StateError>(refused, "Compute such a term after the model's forward");
     tower->zero_grad();
-    const auto loss = loss_of(tower, rank);
+    const auto loss = micro_batch_loss(tower, rank);
     (loss + penalty(tower, squares)).backward();
     average_reference(*reference, world_size, [&](int each) {
-      const auto own = loss_of(reference, each);
+      const auto own = micro_batch_loss(reference, each);
       (own + penalty(reference, squares)).backward();
     });
     check_sharded_parity(reference, tower, kSumsInAnotherOrder);

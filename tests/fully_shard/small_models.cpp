@@ -45,6 +45,16 @@ void shard_tower(Tower& tower, const FullyShardOptions& options) {
   fully_shard(tower, options);
 }
 
+Tower filled_tower() {
+  Tower tower;
+  fill_parameters(*tower, 1);
+  return tower;
+}
+
+at::Tensor micro_batch_loss(Tower& tower, int rank, int micro_batch) {
+  return weighted_loss(tower(make_batch(static_cast<uint64_t>(rank + 10 * micro_batch), 3, 5)));
+}
+
 namespace {
 
 /// By a tensor, as collectives divide: by a number a GPU multiplies with 1/n.

@@ -41,6 +41,12 @@ at::Tensor make_batch(uint64_t seed, int64_t rows, int64_t dim);
 /// Each block a unit, then the root.
 void shard_tower(Tower& tower, const FullyShardOptions& options = {});
 
+/// With the same parameters each time.
+Tower filled_tower();
+
+/// A different one for each rank and micro-batch.
+at::Tensor micro_batch_loss(Tower& tower, int rank, int micro_batch = 0);
+
 /// Gradients of the average over ranks in `reference`, added up in the order of the collectives: over `shard_ranks`
 /// neighbours first (none given: all ranks), then over the replicas. `run_rank(rank)` calls backward on that rank's
 /// loss, once or several times.

@@ -26,9 +26,9 @@
 // backward) runs nodes alone: units are then ended with it. What a unit reads of another one past its inputs, as a
 // member that holds a tensor, is not followed, unless it has units inside.
 //
-// For the same reason one tensor alone gets its hub only when a call with several looks for those behind it. Then there
-// is no edge from the node to the hub. None is needed: backward runs the newest node that is ready, a node is newer
-// than what it needs, and such a hub has its place in that order from the start.
+// A hub costs as much as a node, so one tensor alone gets its hub only when a call with several looks for those behind
+// it. Then there is no edge from the node to the hub. None is needed: backward runs the newest node that is ready, a
+// node is newer than what it needs, and such a hub has its place in that order from the start.
 //
 // Source of the idea: RegisterPostBackwardFunction in torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py.
 

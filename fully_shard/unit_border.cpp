@@ -2,6 +2,7 @@
 
 #include <ATen/SequenceNumber.h>
 #include <ATen/ops/empty.h>
+#include <ATen/record_function.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/variable.h>
 
@@ -86,14 +87,16 @@ BorderNodes insert_border_nodes(std::span<at::Tensor* const> tensors, std::vecto
 }
 
 /// The node of the op that made `tensor`, if it can be a border. Not that of a view, which an op in place may leave out
-/// of the history, nor one that hooks of tensors run at.
+/// of the history, nor one that hooks of tensors run at, or that another thread made and others may use: node numbers
+/// are a thread's, too.
 torch::autograd::Node* op_of(const at::Tensor& tensor) {
   if (!at::GradMode::is_enabled() || !tensor.requires_grad() || tensor.is_view()) {
     return nullptr;
   }
   auto* node = tensor.grad_fn().get();
   const bool is_free = node && node->num_outputs() > 0 && typeid(*node) != typeid(BorderNode) &&
-                       node->tensor_pre_hooks().empty() && node->retains_grad_hooks().empty();
+                       node->thread_id() == at::RecordFunction::currentThreadId() && node->tensor_pre_hooks().empty() &&
+                       node->retains_grad_hooks().empty();
   return is_free ? node : nullptr;
 }
 

@@ -1,11 +1,14 @@
 // Programs that do not train in the usual order: they keep gradients, freeze in between, ask autograd for gradients,
 // drop the model, fail half-way.
 
+#include <ATen/SequenceNumber.h>
 #include <ATen/TensorOperators.h>
+#include <ATen/ops/ones.h>
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/optim/sgd.h>
 
 #include <optional>
+#include <thread>
 #include <utility>
 
 #include "dtensor/dtensor.h"
@@ -171,6 +174,21 @@ TEST_CASE("a loss may be made of what forward kept of its only output", "[unusua
     model(batch_of(rank));
     model->of_output.backward();
     check_sharded_parity(reference, model);
+  });
+}
+
+TEST_CASE("the node of an input that another thread made is left alone", "[unusual]") {
+  at::Tensor x;
+  std::thread([&] { x = at::ones({3, 5}).requires_grad_() * 2; }).join();
+  const auto& node = *x.grad_fn();
+  run_ranks(2, [&](int /*rank*/) {
+    Auxiliary model;
+    fully_shard(model);
+    while (at::sequence_number::peek() <= node.sequence_nr()) {
+      at::sequence_number::get_and_increment();  // as if the input were the thread's own, and new
+    }
+    model(x);
+    TESSERA_EXPECT(node.pre_hooks().empty());
   });
 }
 

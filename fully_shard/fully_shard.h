@@ -62,7 +62,8 @@
 // changed in place, also where several are views of one tensor; where their history cannot be that of one process
 // (views with tensor hooks, an output that is a view which came in), backward is a StateError then. A forward that
 // writes its parameters is a StateError (through weight.data(), which counts no writes, they are lost), and so is a
-// loss made of what a unit's forward keeps and does not return, unless that was computed from its only output.
+// loss made of what a unit's forward keeps and does not return (one that was computed from its only output, the result
+// of an op of forward's own and no view, is right).
 //
 // Ranks may use different outputs of a model: all gather and reduce alike. Not so where a checkpointed region calls a
 // unit whose result no output depends on: then all ranks use the same outputs.

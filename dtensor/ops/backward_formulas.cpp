@@ -5,11 +5,13 @@
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/cat.h>
+#include <ATen/ops/linalg_matrix_exp.h>
 #include <ATen/ops/mvlgamma.h>
 #include <ATen/ops/native_layer_norm_backward_ops.h>
 #include <ATen/ops/ones_like.h>
 #include <ATen/ops/where.h>
 #include <ATen/ops/zeros_like.h>
+#include <torch/csrc/autograd/custom_function.h>
 #include <torch/library.h>
 
 #include <array>
@@ -88,6 +90,31 @@ at::Tensor mvlgamma(const at::Tensor& self, int64_t p) {
   return result + 0.25 * static_cast<double>(p * (p - 1)) * std::log(std::numbers::pi);
 }
 
+/// ATen's gradient puts the matrix and the gradient into plain zeros.
+class MatrixExp : public torch::autograd::Function<MatrixExp> {
+ public:
+  static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& self) {
+    context->save_for_backward({self});
+    const at::AutoDispatchBelowADInplaceOrView below;
+    return at::linalg_matrix_exp(self);
+  }
+
+  /// The exponential of [A G; 0 A] has the derivative at A in the direction G as its upper right block (Al-Mohy and
+  /// Higham, 2009). That at the adjoint of A is the gradient.
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
+                                                 const torch::autograd::variable_list& grads) {
+    const auto adjoint = context->get_saved_variables()[0].mH();
+    const int64_t size = adjoint.size(-1);
+    const auto upper = at::cat({adjoint, grads[0]}, -1);
+    const auto lower = at::cat({at::zeros_like(adjoint), adjoint}, -1);
+    return {at::linalg_matrix_exp(at::cat({upper, lower}, -2)).narrow(-2, 0, size).narrow(-1, size, size)};
+  }
+};
+
+at::Tensor matrix_exp(const at::Tensor& self) {
+  return MatrixExp::apply(self);
+}
+
 using LayerNormBackward = at::_ops::native_layer_norm_backward;
 using LayerNormGradients = std::tuple<at::Tensor, at::Tensor, at::Tensor>;
 
@@ -115,6 +142,7 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, library) {
 
 TORCH_LIBRARY_IMPL(aten, AutogradPrivateUse1, library) {
   library.impl("cumprod_backward", &cumprod_backward);
+  library.impl("linalg_matrix_exp", &matrix_exp);
   library.impl("mvlgamma", &mvlgamma);
   library.impl("native_layer_norm_backward", &native_layer_norm_backward);
 }

@@ -10,8 +10,10 @@
 #include <ATen/ops/arange.h>
 #include <ATen/ops/ctc_loss.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/istft_compositeimplicitautograd_dispatch.h>
 #include <ATen/ops/max_pool1d_with_indices.h>
 #include <ATen/ops/native_batch_norm.h>
+#include <ATen/ops/ones.h>
 #include <ATen/ops/tensor.h>
 #include <ATen/ops/where.h>
 #include <ATen/ops/zeros_like.h>
@@ -113,6 +115,19 @@ at::Tensor max_pool1d(const at::Tensor& self, at::IntArrayRef kernel_size, at::I
   return std::get<0>(at::max_pool1d_with_indices(self, kernel_size, stride, padding, dilation, ceil_mode));
 }
 
+/// ATen's makes a plain window where it is given none.
+at::Tensor istft(const at::Tensor& self, int64_t n_fft, std::optional<int64_t> hop_length,
+                 std::optional<int64_t> win_length, const std::optional<at::Tensor>& window, bool center,
+                 bool normalized, std::optional<bool> onesided, std::optional<int64_t> length, bool return_complex) {
+  auto given = window;
+  if (const auto* meta = dtensor_meta(self); meta && !(window && window->defined())) {
+    const auto dtype = return_complex ? self.scalar_type() : c10::toRealValueType(self.scalar_type());
+    given = replicated(at::ones({win_length.value_or(n_fft)}, meta->local.options().dtype(dtype)), *meta->spec);
+  }
+  return at::compositeimplicitautograd::istft(self, n_fft, hop_length, win_length, given, center, normalized, onesided,
+                                              length, return_complex);
+}
+
 void check_features(const char* name, const std::optional<at::Tensor>& tensor, int64_t features) {
   TESSERA_CHECK(ValueError, !tensor || !tensor->defined() || tensor->numel() == features,
                 "aten::batch_norm: {} has {} elements, and the input {} channels", name, tensor->numel(), features);
@@ -145,6 +160,7 @@ void override_composites(torch::Library& library) {
   library.impl("value_selecting_reduction_backward", &value_selecting_reduction_backward);
   library.impl("cummaxmin_backward", &cummaxmin_backward);
   library.impl("masked_select_backward", &masked_select_backward);
+  library.impl("istft", &istft);
   library.impl("max_pool1d", &max_pool1d);
   library.impl("one_hot", &one_hot);
   library.impl("ctc_loss.IntList", &ctc_loss);

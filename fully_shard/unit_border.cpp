@@ -108,18 +108,16 @@ at::Tensor* only_one(std::span<at::Tensor* const> tensors) {
 }
 
 /// That of the output of a call which made it, and no unit inside of it.
-torch::autograd::Node* op_of_output(std::span<at::Tensor* const> outputs, uint64_t first_node) {
-  const auto* output = only_one(outputs);
-  auto* node = output ? op_of(*output) : nullptr;
+torch::autograd::Node* op_of_output(const at::Tensor& output, uint64_t first_node) {
+  auto* node = op_of(output);
   return node && node->sequence_nr() >= first_node && node->pre_hooks().empty() ? node : nullptr;
 }
 
 /// That of the input of a call, which nothing else can have used before: what did so would come between the unit and
 /// the node in backward, and the unit would keep its memory for so long. No node is newer, but for a unit's that ends
 /// there.
-torch::autograd::Node* op_of_input(std::span<at::Tensor* const> inputs) {
-  const auto* input = only_one(inputs);
-  auto* node = input ? op_of(*input) : nullptr;
+torch::autograd::Node* op_of_input(const at::Tensor& input) {
+  auto* node = op_of(input);
   if (!node) {
     return nullptr;
   }
@@ -255,26 +253,29 @@ HubSearch make_hub_search() {
 
 UnitBorder insert_input_nodes(std::span<at::Tensor* const> inputs, int64_t call, std::function<void()> callback,
                               HubSearch& search, std::vector<AliasedTensor>& aliased) {
-  auto* op = op_of_input(inputs);
+  const auto* only = only_one(inputs);
+  auto* op = only ? op_of_input(*only) : nullptr;
   BorderSide side{.place = {.call = call},
                   .inputs = nullptr,
                   .hub_number = at::sequence_number::get_and_increment()};  // before the nodes: it runs after them
-  const auto shared_callback =
-      std::make_shared<const std::function<void(bool)>>([callback = std::move(callback)](bool) { callback(); });
+  const auto shared_callback = [&callback] {
+    return std::make_shared<const std::function<void(bool)>>([callback = std::move(callback)](bool) { callback(); });
+  };
   if (op) {
     for (const auto* tensor : inputs) {
       aliased.emplace_back(*tensor, *tensor);
     }
-    side.device = only_one(inputs)->device();
-    return hook_onto(*op, std::move(side), shared_callback);
+    side.device = only->device();
+    return hook_onto(*op, std::move(side), shared_callback());
   }
   const auto border = insert_border_nodes(inputs, &aliased);
-  return border.nodes.empty() ? UnitBorder() : connect(border, std::move(side), search, shared_callback);
+  return border.nodes.empty() ? UnitBorder() : connect(border, std::move(side), search, shared_callback());
 }
 
 UnitBorder insert_output_nodes(std::span<at::Tensor* const> outputs, bool are_plain, const BorderedCall& call,
                                std::function<void(bool has_gradient)> callback, HubSearch& search) {
-  auto* op = are_plain ? op_of_output(outputs, call.first_node) : nullptr;
+  const auto* only = are_plain ? only_one(outputs) : nullptr;
+  auto* op = only ? op_of_output(*only, call.first_node) : nullptr;
   const auto border = op ? BorderNodes() : insert_border_nodes(outputs, nullptr);
   if (!op && border.nodes.empty()) {
     return {};
@@ -285,7 +286,7 @@ UnitBorder insert_output_nodes(std::span<at::Tensor* const> outputs, bool are_pl
                   .hub_number = at::sequence_number::get_and_increment()};
   const auto shared_callback = std::make_shared<const std::function<void(bool)>>(std::move(callback));
   if (op) {
-    side.device = only_one(outputs)->device();
+    side.device = only->device();
     return hook_onto(*op, std::move(side), shared_callback);
   }
   return connect(border, std::move(side), search, shared_callback);

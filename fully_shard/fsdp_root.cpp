@@ -39,6 +39,16 @@ void check_taken_over(const std::vector<NamedState>& states) {
   raise_together(states, "fully_shard", fault);
 }
 
+/// With each that still exists.
+template <class Visit>
+void for_each_live(const std::vector<std::weak_ptr<FSDPState>>& units, Visit visit) {
+  for (const auto& weak : units) {
+    if (const auto unit = weak.lock()) {
+      visit(*unit);
+    }
+  }
+}
+
 std::vector<std::shared_ptr<GatherStream>> gather_streams(const std::vector<NamedState>& states) {
   std::vector<std::shared_ptr<GatherStream>> streams;
   for (const auto& [path, state] : states) {
@@ -137,11 +147,7 @@ void FSDPRoot::leave_forward(const FSDPState& state) {
     hub_search_.forget();
     outermost_runs_ = false;
     running_module = nullptr;
-    for (const auto& weak : states_) {
-      if (const auto unit = weak.lock()) {
-        unit->finish_forward();
-      }
-    }
+    for_each_live(states_, [](FSDPState& unit) { unit.finish_forward(); });
     await_copies_of_shards();
     end_gathers();
   }
@@ -186,11 +192,7 @@ void FSDPRoot::prefetch_in_forward(FSDPState& state) {
     return;
   }
   if (const auto& targets = state.settings().forward_prefetch) {
-    for (const auto& target : *targets) {
-      if (const auto unit = target.lock()) {
-        unit->prefetch();
-      }
-    }
+    for_each_live(*targets, [](FSDPState& unit) { unit.prefetch(); });
     return;
   }
   if (outermost_runs_) {
@@ -223,11 +225,11 @@ void FSDPRoot::backward_ended(int64_t id) noexcept {
     return;
   }
   try {
-    for (const auto& weak : states_) {
-      if (const auto state = weak.lock(); state && state->group()) {
-        state->group()->give_gradients_back();
+    for_each_live(states_, [](FSDPState& unit) {
+      if (unit.group()) {
+        unit.group()->give_gradients_back();
       }
-    }
+    });
   } catch (...) {  // an exception is on its way; the next forward does what is left
   }
 }
@@ -235,11 +237,7 @@ void FSDPRoot::backward_ended(int64_t id) noexcept {
 void FSDPRoot::abort_backward() {
   const int64_t failed = std::exchange(backward_, -1);
   gradient_memory_.end();
-  for (const auto& weak : states_) {
-    if (const auto state = weak.lock()) {
-      state->abort_backward(failed);
-    }
-  }
+  for_each_live(states_, [failed](FSDPState& unit) { unit.abort_backward(failed); });
   reductions_.clear();
 }
 
@@ -255,11 +253,7 @@ void FSDPRoot::await_end_of_backward() {
   backward_ = current_backward();
   gradient_memory_.begin();
   schedule_.begin_backward();
-  for (const auto& weak : states_) {
-    if (const auto state = weak.lock()) {
-      state->begin_backward(backward_);
-    }
-  }
+  for_each_live(states_, [this](FSDPState& unit) { unit.begin_backward(backward_); });
   at_end_of_backward([weak = weak_from_this(), id = backward_, token] {
     if (const auto self = weak.lock()) {
       self->finish_backward(id);
@@ -280,18 +274,16 @@ bool FSDPRoot::is_in_outer_backward() const {
 }
 
 void FSDPRoot::prefetch_in_backward(FSDPState& state) {
-  const auto prefetch = [](const std::shared_ptr<FSDPState>& unit) {
-    if (unit && unit->settings().unshard_in_backward && unit->is_due()) {
-      unit->prefetch();
+  const auto prefetch = [](FSDPState& unit) {
+    if (unit.settings().unshard_in_backward && unit.is_due()) {
+      unit.prefetch();
     }
   };
   if (const auto& targets = state.settings().backward_prefetch) {
-    for (const auto& target : *targets) {
-      prefetch(target.lock());
-    }
-    return;
+    for_each_live(*targets, prefetch);
+  } else if (const auto next = state_at(schedule_.next_in_backward(state.unit()))) {
+    prefetch(*next);
   }
-  prefetch(state_at(schedule_.next_in_backward(state.unit())));
 }
 
 /// Until all is done backward counts as running, so that the next forward recovers from what throws here, such as a
@@ -320,11 +312,7 @@ void FSDPRoot::recover() {
     reset_iter_state();
   } else if (forward_failed_) {
     schedule_.abandon();
-    for (const auto& weak : states_) {
-      if (const auto state = weak.lock()) {
-        state->finish_forward();
-      }
-    }
+    for_each_live(states_, [](FSDPState& unit) { unit.finish_forward(); });
   }
   forward_failed_ = false;
 }
@@ -336,11 +324,7 @@ void FSDPRoot::reset_iter_state() {
   outermost_runs_ = forward_failed_ = false;
   schedule_.abandon();
   gradient_memory_.end();
-  for (const auto& weak : states_) {
-    if (const auto state = weak.lock()) {
-      state->abort_iteration();
-    }
-  }
+  for_each_live(states_, [](FSDPState& unit) { unit.abort_iteration(); });
   reductions_.clear();
 }
 

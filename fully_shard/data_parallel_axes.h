@@ -31,6 +31,7 @@ struct DataParallelAxes {
   }
 
   int64_t num_shards() const { return shard_axis ? mesh.size(*shard_axis) : 1; }
+  int64_t num_replicas() const { return replica_axis ? mesh.size(*replica_axis) : 1; }
   int64_t shard_rank() const { return shard_axis ? mesh.local_rank(*shard_axis) : 0; }
   /// Only if there is more than one shard.
   const ProcessGroupPtr& shard_group() const { return mesh.group(shard_axis.value()); }

@@ -213,7 +213,8 @@ void FSDPState::insert_output_border(const OpenCall& call, UnitOutputs& outputs)
       root_->hub_search());
 }
 
-/// As positions may be, the first rows of a table: the copies stay when the parameters' memory goes.
+/// As positions may be, the first rows of a table: the copies stay when the parameters' memory goes, and who changes
+/// one changes no parameter.
 void FSDPState::copy_views_of_params(TensorRefs outputs) const {
   for (auto* output : outputs) {
     if (group_ && group_->lends_memory_to(*output)) {

@@ -210,15 +210,6 @@ void ParamGroup::keep_gradients() {
   report(UnitStep::KeepGradients);
 }
 
-bool ParamGroup::has_kept_gradients() const {
-  bool has_partial = false;
-  for (size_t part = 0; part < gradients_.size(); ++part) {
-    has_partial = has_partial || gradients_.reduction(part).has_partial();
-  }
-  return has_partial ||
-         std::any_of(params_.begin(), params_.end(), [](const auto& param) { return param.has_kept_grad(); });
-}
-
 bool ParamGroup::is_reducing() const {
   bool in_flight = false;
   for (size_t part = 0; part < gradients_.size(); ++part) {
@@ -309,6 +300,11 @@ void ParamGroup::check_versions(const std::vector<int64_t>& versions) const {
   }
 }
 
+/// What forward writes to a full parameter.
+bool ParamGroup::keeps_writes() const {
+  return is_alias_ && options_.axes.num_replicas() == 1;
+}
+
 void ParamGroup::expect_no_writes() {
   for (auto& param : params_) {
     param.expect_no_writes();
@@ -316,13 +312,16 @@ void ParamGroup::expect_no_writes() {
 }
 
 void ParamGroup::check_not_written() const {
+  if (keeps_writes()) {
+    return;
+  }
   for (const auto& param : params_) {
     TESSERA_CHECK(
         StateError, !is_unsharded() || !param.was_written(),
-        "fully_shard: forward changed parameter '{}' of {} in place (as max_norm of an embedding does), which "
-        "its shards would lose. Change parameters between iterations, or leave the module out of the unit "
-        "with ignored_params",
-        param.origin().name, param.origin().module);
+        "fully_shard: forward changed parameter '{}' of {} in place (as max_norm of an embedding does), which {}. "
+        "Change parameters between iterations, or leave the module out of the unit with ignored_params",
+        param.origin().name, param.origin().module,
+        is_alias_ ? "the other ranks' copies would not have" : "its shards would lose");
   }
 }
 

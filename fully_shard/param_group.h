@@ -94,7 +94,6 @@ class ParamGroup {
   void restore_gradients();
   /// Without communication: keeps the accumulated gradients for a later reduction.
   void keep_gradients();
-  bool has_kept_gradients() const;
   GradientParts& gradients() { return gradients_; }
   const GradientParts& gradients() const { return gradients_; }
   /// The steps of GradientReduction for one part of the gradients. collect_gradients() returns whether there is
@@ -120,7 +119,7 @@ class ParamGroup {
   void abort_backward(bool reshards);
 
   const std::vector<ShardedParam>& params() const { return params_; }
-  /// Whether `tensor` is a full parameter, or a view of one, whose memory goes with reshard().
+  /// Whether `tensor` is a full parameter or a view of one: memory that goes with reshard(), or is the shard's.
   bool lends_memory_to(const at::Tensor& tensor) const;
   std::vector<int64_t> versions() const;
   /// Grows with each change in place of a shard.
@@ -132,7 +131,8 @@ class ParamGroup {
   }
   /// Throws StateError if a parameter changed since versions() gave `versions`.
   void check_versions(const std::vector<int64_t>& versions) const;
-  /// Throws StateError if a full parameter was written since expect_no_writes(): its shards would not keep that.
+  /// Throws StateError if a full parameter was written since expect_no_writes(): its shards would not keep that, or its
+  /// replicas not have it. Not where one rank has all of it.
   void check_not_written() const;
   void expect_no_writes();
   /// Throws StateError if the part of a parameter whose gradient arrived was taken already. Autograd completes a
@@ -162,6 +162,7 @@ class ParamGroup {
   void check_trained_dtypes() const;
   GradientReduction::Options reduction_options(const std::vector<NamedParam>& params) const;
   std::vector<int64_t> gradient_bytes() const;
+  bool keeps_writes() const;
   void take_memory();
   void drop_gather();
   void check_gathered();

@@ -16,8 +16,11 @@ namespace tessera {
 
 namespace {
 
-/// Every parameter begins on a cache line.
-constexpr size_t kMemoryAlignment = 64;
+/// Where parameters begin in memory: on a cache line, or as a GPU's matrix products like it best (cuBLAS asks how its
+/// operands are aligned, and libtorch's allocator gives no less).
+size_t alignment_on(at::Device device) {
+  return device.is_cpu() ? 64 : 256;
+}
 
 std::vector<int64_t> dims_of(const std::vector<NamedParam>& params) {
   std::vector<int64_t> dims;
@@ -116,7 +119,8 @@ ParamGroup::ParamGroup(const std::vector<NamedParam>& params, Options options)
                               .dim = param.shard_dim,
                               .is_alias = is_alias_});
     memory_offsets_.push_back(offset);
-    offset += (params_.back().unsharded_size() + kMemoryAlignment - 1) / kMemoryAlignment * kMemoryAlignment;
+    const size_t alignment = alignment_on(compute_device_);
+    offset += (params_.back().unsharded_size() + alignment - 1) / alignment * alignment;
   }
   memory_offsets_.push_back(offset);
 }
@@ -177,9 +181,8 @@ int64_t ParamGroup::version() const {
 
 bool ParamGroup::lends_memory_to(const at::Tensor& tensor) const {
   const auto* memory = memory_of(tensor);
-  return !is_alias_ && memory && std::ranges::any_of(params_, [&](const ShardedParam& param) {
-    return memory_of(param.unsharded()) == memory;
-  });
+  return memory && std::ranges::any_of(
+                       params_, [&](const ShardedParam& param) { return memory_of(param.unsharded()) == memory; });
 }
 
 at::Tensor ParamGroup::new_flat_shard(bool on_meta) {

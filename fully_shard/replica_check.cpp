@@ -34,8 +34,7 @@ std::string digest_of(const at::Tensor& local) {
 }
 
 bool has_replicas(const ParamGroup& group) {
-  const auto& axes = group.axes();
-  return axes.replica_axis && axes.mesh.size(*axes.replica_axis) > 1;
+  return group.axes().num_replicas() > 1;
 }
 
 void add(const std::string& unit, const ParamGroup& group, std::vector<Replicas>& all) {

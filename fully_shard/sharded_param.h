@@ -84,9 +84,8 @@ class ShardedParam {
   void to_unsharded();
   /// For was_written(). While unsharded.
   void expect_no_writes() { expected_version_ = param_.is_inference() ? 0 : param_._version(); }
-  /// Whether the full tensor was written since expect_no_writes(): its shard would not keep that. (Where it is the
-  /// shard's memory, that does.)
-  bool was_written() const { return !is_alias_ && !param_.is_inference() && param_._version() != expected_version_; }
+  /// Whether the full tensor was written since expect_no_writes().
+  bool was_written() const { return !param_.is_inference() && param_._version() != expected_version_; }
   /// The parameter becomes the DTensor, unless its data were replaced; the unsharded memory is given back.
   void to_sharded();
 
@@ -109,7 +108,6 @@ class ShardedParam {
   at::Tensor take_unsharded_grad(at::ScalarType dtype);
   /// Sets what autograd accumulated aside, in `dtype`, for a later take_unsharded_grad(). No communication.
   void keep_unsharded_grad(at::ScalarType dtype);
-  bool has_kept_grad() const { return kept_grad_.defined(); }
   /// Whether keep_unsharded_grad() was called while the parameter was trained, since the last take or drop: the same on
   /// all ranks, whichever of them had a gradient.
   bool awaits_reduction() const { return awaits_reduction_; }

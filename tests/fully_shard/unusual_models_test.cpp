@@ -175,7 +175,25 @@ TEST_CASE("an output that is a view of a parameter outlives the parameter's memo
       const at::NoGradGuard no_grad;
       const auto view = sharded->positions(4);
       expect_bit_equal(view, reference->positions(4));
+      view.add_(1);
+      check_sharded_parity(reference, sharded, kExact);
     }
+  });
+}
+
+TEST_CASE("a forward that writes its parameters is refused, unless one rank has all of them", "[unusual]") {
+  const int world_size = GENERATE(1, 2);
+  const bool replicates = GENERATE(false, true);
+  run_ranks(world_size, [&](int rank) {
+    nn::Embedding table(torch::nn::EmbeddingOptions(7, 3).max_norm(0.1));
+    replicates ? replicate(table) : fully_shard(table);
+    const auto rows = at::arange(rank, rank + 3, at::kLong);
+    if (world_size == 1) {
+      TESSERA_EXPECT(table(rows).norm().item<float>() < 0.2);
+      return;
+    }
+    expect_throws<StateError>([&] { table(rows); },
+                              replicates ? "the other ranks' copies would not have" : "its shards would lose");
   });
 }
 

@@ -132,6 +132,12 @@ void plan_together(Draft& draft, const std::vector<ManagedParam>& params) {
   } catch (const Error& error) {
     failure = std::current_exception();
     statement.fault = error.what();
+  } catch (const std::exception& error) {  // of a function that the user gave
+    failure = std::current_exception();
+    statement.fault = fmt::format("{}: {}", draft.where, error.what());
+  } catch (...) {
+    failure = std::current_exception();
+    statement.fault = fmt::format("{}: an exception that is no std::exception", draft.where);
   }
   auto meshes = tensor_parallel_meshes(params);
   meshes.insert(meshes.begin(), draft.mesh);

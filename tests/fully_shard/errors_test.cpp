@@ -4,6 +4,8 @@
 #include <torch/nn/modules/linear.h>
 #include <torch/optim/sgd.h>
 
+#include <stdexcept>
+
 #include "dtensor/dtensor.h"
 #include "testing/expect.h"
 #include "testing/run_ranks.h"
@@ -184,6 +186,24 @@ TEST_CASE("what only one rank cannot do, no rank does, and all say why") {
     }
     fully_shard(block);
     expect_equal(fsdp(block).num_parameters(), 4u);
+  });
+}
+
+TEST_CASE("what a user's function throws on one rank, all ranks throw") {
+  run_ranks(3, [](int rank) {
+    Block block(4, 6);
+    const FullyShardOptions options{.shard_placement_fn = [rank](const at::Tensor&) -> std::optional<Shard> {
+      if (rank == 1) {
+        throw std::out_of_range("no such row");
+      }
+      return Shard(0);
+    }};
+    if (rank == 1) {
+      expect_throws<std::out_of_range>([&] { fully_shard(block, options); }, "no such row");
+    } else {
+      expect_throws<ValueError>([&] { fully_shard(block, options); }, "no such row");
+    }
+    fully_shard(block);
   });
 }
 

@@ -141,6 +141,14 @@ RankEnvironment parse_rank_environment(const EnvironmentLookup& lookup) {
   return result;
 }
 
+std::optional<int64_t> parse_local_world_size(const EnvironmentLookup& lookup) {
+  if (const auto given = integer(lookup, kTorchrun.local_world_size)) {
+    return given;
+  }
+  const Launcher* launcher = find_launcher(lookup);
+  return launcher && launcher->local_world_size ? integer(lookup, launcher->local_world_size) : std::nullopt;
+}
+
 std::optional<std::string> process_variable(const std::string& name) {
   const char* value = std::getenv(name.c_str());
   return value ? std::optional<std::string>(value) : std::nullopt;

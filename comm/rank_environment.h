@@ -48,6 +48,10 @@ RankEnvironment rank_environment();
 /// parse_rank_environment.
 bool is_launched(const EnvironmentLookup& lookup);
 
+/// How many ranks are on this one's host: LOCAL_WORLD_SIZE, or else what mpirun and mpiexec tell
+/// (OMPI_COMM_WORLD_LOCAL_SIZE, MPI_LOCALNRANKS); srun does not. Throws ValueError for what is no number.
+std::optional<int64_t> parse_local_world_size(const EnvironmentLookup& lookup);
+
 /// Only MASTER_ADDR and MASTER_PORT (each may be absent: "" and 0). Throws ValueError for a port that is none.
 void parse_master(const EnvironmentLookup& lookup, std::string& master_addr, int& master_port);
 

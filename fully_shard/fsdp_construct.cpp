@@ -44,14 +44,12 @@ void check_arguments(Module& module, const FSDPOptions& options) {
 }
 
 /// What a policy chose: all of it is refused before any of it is wrapped.
-void check_targets(Module& module, const std::vector<WrapTarget>& targets) {
-  for (const auto& target : targets) {
-    TESSERA_CHECK(ValueError, !find_fsdp_unit(*target.module),
-                  "FullyShardedDataParallel({}): the policy chooses {}, which is wrapped already; wrap by hand or by "
-                  "policy",
-                  module.name(), target.module->name());
-    hook_point(*target.module, kApi);
-  }
+void check_target(const Module& module, Module& target) {
+  TESSERA_CHECK(ValueError, !find_fsdp_unit(target),
+                "FullyShardedDataParallel({}): the policy chooses {}, which is wrapped already; wrap by hand or by "
+                "policy",
+                module.name(), target.name());
+  hook_point(target, kApi);
 }
 
 /// An ignored module's parameters, but not those of units below it.
@@ -275,7 +273,12 @@ void wrap_with_fsdp(Module& module, FSDPOptions options) {
   if (policy) {
     const auto full_precision = full_precision_modules(module, options, scope);
     auto targets = policy.select(module, scope);
-    check_targets(module, targets);
+    for (const auto& target : targets) {
+      check_target(module, *target.module);
+    }
+    for (auto* own : full_precision) {
+      check_target(module, *own);
+    }
     for (auto* own : full_precision) {
       std::erase_if(targets, [&](const WrapTarget& target) { return target.module == own; });
       FSDPOptions child = options;

@@ -2,10 +2,11 @@
 
 #include <fmt/ranges.h>
 
-#include <cstdlib>
 #include <string>
 
 #include "base/error.h"
+#include "comm/rank_environment.h"
+#include "fully_shard/rank_agreement.h"
 
 namespace tessera {
 
@@ -56,13 +57,19 @@ DeviceMesh mesh_of_groups(const FSDPProcessGroup& group, at::DeviceType device) 
 }
 
 DeviceMesh mesh_of_hosts(at::DeviceType device) {
+  constexpr const char* kWhere = "FullyShardedDataParallel";
   const int64_t world = get_world_size();
-  const char* text = std::getenv("LOCAL_WORLD_SIZE");
-  const int64_t local = text ? std::strtoll(text, nullptr, 10) : world;
-  TESSERA_CHECK(
-      ValueError, local >= 1 && world % local == 0,
-      "FullyShardedDataParallel: LOCAL_WORLD_SIZE is {}, which does not divide the {} ranks; pass device_mesh",
-      text ? text : "", world);
+  const auto told = parse_local_world_size(process_variable);
+  TESSERA_CHECK(ValueError, told || !is_launched(process_variable),
+                "{}: the launcher does not tell how many of the {} ranks are on this host; set LOCAL_WORLD_SIZE, or "
+                "pass device_mesh",
+                kWhere, world);
+  const int64_t local = told.value_or(world);
+  Statement statement{.items = {fmt::format("{} ranks a host", local)}, .fault = {}};
+  if (local < 1 || world % local != 0) {
+    statement.fault = fmt::format("{} ranks on this host do not divide the {} ranks; pass device_mesh", local, world);
+  }
+  check_agreement(init_device_mesh(device, {world}), kWhere, statement);
   return init_device_mesh(device, {world / local, local}, {"replicate", "shard"});
 }
 

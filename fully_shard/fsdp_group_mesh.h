@@ -11,8 +11,9 @@ namespace tessera {
 /// other arrangement. Collective over all ranks of the default group.
 DeviceMesh mesh_of_groups(const FSDPProcessGroup& group, at::DeviceType device);
 
-/// (replicas across hosts, shards on one host). Ranks as threads, and a launcher that does not set LOCAL_WORLD_SIZE,
-/// are one host. Collective over all ranks of the default group.
+/// (replicas across hosts, shards on one host), by what launchers tell (comm/rank_environment.h). Ranks that none
+/// launched, as threads, are on one host. Throws ValueError where the launcher does not tell, as srun (unless
+/// LOCAL_WORLD_SIZE is set), or hosts have different numbers of ranks. Collective over all ranks of the default group.
 DeviceMesh mesh_of_hosts(at::DeviceType device);
 
 }  // namespace tessera

@@ -72,7 +72,8 @@ class FSDPProcessGroup {
 };
 
 struct FSDPOptions {
-  /// Exclusive with device_mesh. Default: all ranks; for the hybrid strategies those of this host, and their peers.
+  /// Exclusive with device_mesh. Default: all ranks; for the hybrid strategies those of this host, as the launcher
+  /// tells (under srun set LOCAL_WORLD_SIZE, or it is a ValueError), and their peers.
   std::optional<FSDPProcessGroup> process_group = std::nullopt;
   /// Default: FULL_SHARD. Among one rank it becomes NO_SHARD.
   std::optional<ShardingStrategy> sharding_strategy = std::nullopt;

@@ -26,6 +26,20 @@ TEST_CASE("no launcher: one rank, no network") {
   CHECK(parse({{"MASTER_ADDR", "somewhere"}, {"MASTER_PORT", "77"}}) == RankEnvironment{0, 1, 0, "", 0});
 }
 
+TEST_CASE("ranks on a host") {
+  const auto ranks = [](const std::map<std::string, std::string>& variables) {
+    return parse_local_world_size(lookup_in(variables));
+  };
+  CHECK(ranks({}) == std::nullopt);
+  CHECK(ranks({{"RANK", "0"}, {"WORLD_SIZE", "4"}, {"LOCAL_WORLD_SIZE", "2"}}) == 2);
+  CHECK(ranks({{"OMPI_COMM_WORLD_RANK", "1"}, {"OMPI_COMM_WORLD_SIZE", "8"}, {"OMPI_COMM_WORLD_LOCAL_SIZE", "4"}}) ==
+        4);
+  CHECK(ranks({{"PMI_RANK", "1"}, {"PMI_SIZE", "8"}, {"MPI_LOCALNRANKS", "2"}}) == 2);
+  CHECK(ranks({{"SLURM_PROCID", "1"}, {"SLURM_STEP_NUM_TASKS", "8"}, {"SLURM_LOCALID", "1"}}) == std::nullopt);
+  CHECK(ranks({{"SLURM_PROCID", "1"}, {"SLURM_STEP_NUM_TASKS", "8"}, {"LOCAL_WORLD_SIZE", "4"}}) == 4);
+  CHECK_THROWS_WITH(ranks({{"LOCAL_WORLD_SIZE", "two"}}), ContainsSubstring("LOCAL_WORLD_SIZE=\"two\""));
+}
+
 TEST_CASE("torchrun") {
   CHECK(parse({{"RANK", "3"},
                {"WORLD_SIZE", "4"},

@@ -10,6 +10,7 @@
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 #include <algorithm>
+#include <cstdlib>
 
 #include "comm/collectives.h"
 #include "dtensor/dtensor.h"
@@ -108,6 +109,25 @@ TEST_CASE("row 58: a group, a pair and a mesh mean the same; both are refused") 
     expect_throws<ValueError>([&] { wrap({.device_mesh = mesh}); }, "FULL_SHARD needs one axis");
     expect_throws<ValueError>([&] { wrap({.sharding_strategy = Strategy::HYBRID_SHARD}); }, "give process_group");
   });
+}
+
+TEST_CASE("hybrid strategies take the ranks of a host, as the launcher tells, for shards") {
+  const auto mesh_shape = [](const char* ranks_on_host) {
+    setenv("LOCAL_WORLD_SIZE", ranks_on_host, /*overwrite=*/1);
+    std::vector<int64_t> shape;
+    run_ranks(4, [&](int rank) {
+      const FullyShardedDataParallel model(
+          make_tower(), {.sharding_strategy = Strategy::HYBRID_SHARD, .auto_wrap_policy = block_policy()});
+      if (rank == 0) {
+        shape = model.device_mesh().shape();
+      }
+    });
+    return shape;
+  };
+  CHECK(mesh_shape("2") == std::vector<int64_t>{2, 2});
+  CHECK(mesh_shape("4") == std::vector<int64_t>{1, 4});
+  CHECK_THROWS_WITH(mesh_shape("3"), Catch::Matchers::ContainsSubstring("3 ranks on this host do not divide the 4"));
+  unsetenv("LOCAL_WORLD_SIZE");
 }
 
 TEST_CASE("row 63: mixed precision: dtypes inside of forward, of shards and of buffers; norms stay in full precision") {

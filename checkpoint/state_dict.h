@@ -22,8 +22,8 @@
 namespace tessera::dcp {
 
 struct StateDictOptions {
-  /// get: whole plain tensors in place of DTensors, one gathered at a time. set: the given tensors are whole; each rank
-  /// takes its part.
+  /// get: copies, whole plain tensors in place of DTensors, one gathered at a time. set: the given tensors are whole;
+  /// each rank takes its part.
   bool full_state_dict = false;
   /// get: copies on the CPU. With full_state_dict rank 0 alone gets them, and the others get nothing; a ValueError
   /// where the model is on a mesh that rank 0 is not in.
@@ -42,8 +42,8 @@ struct StateDictOptions {
 StateDict get_model_state_dict(torch::nn::Module& model, const StateDictOptions& options = {});
 
 /// Copies `state` into the model's parameters and buffers. Collective. Throws KeyError for missing and unexpected
-/// names, ValueError for sizes that differ and for memory that was freed, NotImplementedError for a buffer that is a
-/// DTensor's view and had to be a copy; nothing is changed then.
+/// names, ValueError for sizes that differ, for dtypes that do unless both are floating, and for memory that was freed,
+/// NotImplementedError for a buffer that is a DTensor's view and had to be a copy; nothing is changed then.
 void set_model_state_dict(torch::nn::Module& model, const StateDict& state, const StateDictOptions& options = {});
 
 /// The state that the optimizer has for `model`'s parameters by now: none before its first step. Options as above.

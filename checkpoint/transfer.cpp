@@ -25,7 +25,7 @@ const at::Tensor& tensor_of(const Incoming& incoming, const std::string& key) {
   return std::get<at::Tensor>(incoming.state.at(key));
 }
 
-/// Names and sizes of the tensors, and all values.
+/// Names, sizes and dtypes of the tensors, and all values.
 std::string describe(const StateDict& state) {
   json tensors = json::object();
   for (const auto& [key, value] : state) {
@@ -33,7 +33,7 @@ std::string describe(const StateDict& state) {
       TESSERA_CHECK(ValueError, tensor->defined() && !is_dtensor(*tensor),
                     "set_state_dict: '{}' is {}; with broadcast_from_rank0, rank 0 gives whole plain tensors", key,
                     tensor->defined() ? "a DTensor" : "undefined");
-      tensors[key] = tensor->sizes().vec();
+      tensors[key] = {{"sizes", tensor->sizes().vec()}, {"dtype", static_cast<int>(tensor->scalar_type())}};
     }
   }
   return json{{"tensors", tensors}, {"values", format_values(values_of({.user = state}))}}.dump();
@@ -58,6 +58,13 @@ void copy_part(const at::Tensor& whole, const at::Tensor& target) {
   write_local(target, meta ? part_of_whole(whole.to(meta->local.device()), *meta->spec) : whole);
 }
 
+/// A copy under every layout, or with `copies` false where the whole tensor is not there already.
+at::Tensor whole_of(const at::Tensor& tensor, bool copies) {
+  const auto own = tensor.detach();
+  const auto whole = is_dtensor(own) ? full_tensor(own) : own;
+  return copies && whole.is_alias_of(local_of(own)) ? whole.clone() : whole;
+}
+
 }  // namespace
 
 StateDict exported(StateDict own, const Ranks& ranks, const StateDictOptions& options) {
@@ -66,11 +73,13 @@ StateDict exported(StateDict own, const Ranks& ranks, const StateDictOptions& op
   StateDict result;
   for (auto& [key, value] : own) {
     if (auto* tensor = std::get_if<at::Tensor>(&value)) {
-      if (options.full_state_dict && is_dtensor(*tensor)) {
-        TESSERA_CHECK(ValueError, !only_first || std::ranges::count(device_mesh(*tensor).root().ranks(), 0) > 0,
-                      "get_state_dict: rank 0 alone would have '{}', whose {} it is not in; leave cpu_offload out", key,
-                      device_mesh(*tensor).to_string());
-        *tensor = full_tensor(tensor->detach());
+      TESSERA_CHECK(
+          ValueError,
+          !only_first || !is_dtensor(*tensor) || std::ranges::count(device_mesh(*tensor).root().ranks(), 0) > 0,
+          "get_state_dict: rank 0 alone would have '{}', whose {} it is not in; leave cpu_offload out", key,
+          device_mesh(*tensor).to_string());
+      if (options.full_state_dict) {
+        *tensor = whole_of(*tensor, /*copies=*/!options.cpu_offload);
       }
       if (options.cpu_offload) {
         *tensor = only_first && ranks.rank() > 0 ? at::Tensor()
@@ -91,9 +100,10 @@ Incoming receive(const StateDict& state, const Ranks& ranks, const StateDictOpti
     return incoming;
   }
   const auto described = json::parse(ranks.from_first([&] { return describe(state); }));
-  for (const auto& [key, sizes] : described.at("tensors").items()) {
+  for (const auto& [key, tensor] : described.at("tensors").items()) {
     incoming.state[key] = ranks.rank() == 0 ? state.at(key) : StateValue(at::Tensor());
-    incoming.sizes[key] = sizes.get<std::vector<int64_t>>();
+    incoming.known[key] = {.sizes = tensor.at("sizes").get<std::vector<int64_t>>(),
+                           .dtype = static_cast<at::ScalarType>(tensor.at("dtype").get<int>())};
   }
   const auto values = parse_values(described.at("values").get<std::string>(), "set_state_dict");
   if (const auto own = values.find(Section::User); own != values.end()) {
@@ -107,16 +117,20 @@ Incoming receive(const StateDict& state, const Ranks& ranks, const StateDictOpti
 void check_fits(const Incoming& incoming, const std::string& key, const at::Tensor& target,
                 const StateDictOptions& options) {
   const auto& given = std::get<at::Tensor>(incoming.state.at(key));
-  const auto known = incoming.sizes.find(key);
-  TESSERA_CHECK(ValueError, given.defined() || known != incoming.sizes.end(),
-                "set_state_dict: '{}' is an undefined tensor", key);
+  const auto found = incoming.known.find(key);
+  const bool is_known = found != incoming.known.end();
+  TESSERA_CHECK(ValueError, given.defined() || is_known, "set_state_dict: '{}' is an undefined tensor", key);
   if (given.defined() && given.layout() == at::kStrided) {
     check_memory("set_state_dict", key, local_of(given));
   }
   check_writable("set_state_dict", key, target);
-  const at::IntArrayRef sizes = known != incoming.sizes.end() ? at::IntArrayRef(known->second) : given.sizes();
+  const at::IntArrayRef sizes = is_known ? at::IntArrayRef(found->second.sizes) : given.sizes();
   TESSERA_CHECK(ValueError, sizes == target.sizes(), "set_state_dict: '{}' has sizes [{}], the model's has [{}]", key,
                 fmt::join(sizes, ", "), fmt::join(target.sizes(), ", "));
+  const auto dtype = is_known ? found->second.dtype : given.scalar_type(), own = target.scalar_type();
+  TESSERA_CHECK(ValueError, dtype == own || (c10::isFloatingType(dtype) && c10::isFloatingType(own)),
+                "set_state_dict: '{}' is {}, the model's {}; only floating dtypes are cast", key, c10::toString(dtype),
+                c10::toString(own));
   TESSERA_CHECK(
       ValueError, !is_dtensor(target) || options.broadcast_from_rank0 || options.full_state_dict || is_dtensor(given),
       "set_state_dict: '{}' is a plain tensor, the model's a DTensor; set full_state_dict if it is whole", key);

@@ -1,7 +1,7 @@
 #pragma once
 // Tensors between state dicts and what they belong to, one at a time; internal to this package.
 
-#include <set>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -17,9 +17,14 @@ StateDict exported(StateDict own, const Ranks& ranks, const StateDictOptions& op
 /// What a rank is given, as far as all ranks know it: with broadcast_from_rank0, rank 0's names, sizes and values,
 /// where the other ranks' tensors are undefined.
 struct Incoming {
+  struct Known {
+    std::vector<int64_t> sizes;
+    at::ScalarType dtype;
+  };
+
   StateDict state;
-  /// Sizes of tensors that this rank does not have itself.
-  std::map<std::string, std::vector<int64_t>> sizes;
+  /// Of tensors that this rank may not have itself.
+  std::map<std::string, Known> known;
 };
 
 /// Collective.

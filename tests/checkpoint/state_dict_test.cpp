@@ -151,12 +151,13 @@ TEST_CASE("an optimizer's own state from rank 0: handles are sent too") {
       optimizer.step();
       const auto state = dcp::get_optimizer_state_dict(model, optimizer, {.full_state_dict = full});
       const auto momentum = tensor_at(state, "state.in.weight.momentum_buffer");
-      // Plain parameters: the state has the optimizer's own tensors, which differ between the ranks so far.
+      // Plain parameters: the state has the optimizer's own tensors (if full, copies), which differ between the ranks.
       const auto expected = momentum.clone();
       broadcast(expected, 0, default_group());
       TESSERA_EXPECT(rank == 0 || !momentum.equal(expected));
       dcp::set_optimizer_state_dict(model, optimizer, state, {.full_state_dict = full, .broadcast_from_rank0 = true});
-      expect_bit_equal(momentum, expected);
+      expect_bit_equal(tensor_at(dcp::get_optimizer_state_dict(model, optimizer), "state.in.weight.momentum_buffer"),
+                       expected);
     });
   }
 }
@@ -231,6 +232,26 @@ TEST_CASE("an optimizer's state is set after a forward, too") {
   });
 }
 
+TEST_CASE("a whole state dict is a copy under every layout, and brings all back") {
+  for (const auto& layout : test_layouts()) {
+    run_ranks(layout.ranks, [&](int) {
+      TestTrainer trainer(layout, 1);
+      trainer.model->register_buffer("seen", at::ones({2}));
+      trainer.train(0);
+      const dcp::StateDictOptions full{.full_state_dict = true};
+      const auto model = dcp::get_model_state_dict(trainer.model, full);
+      const auto optimizer = dcp::get_optimizer_state_dict(trainer.model, trainer.optimizer, full);
+      const auto expected = clones(model), expected_optimizer = clones(optimizer);
+      trainer.train(1);
+      trainer.model->named_buffers()["seen"].add_(1);
+      dcp::set_model_state_dict(trainer.model, model, full);
+      dcp::set_optimizer_state_dict(trainer.model, trainer.optimizer, optimizer, full);
+      expect_same(dcp::get_model_state_dict(trainer.model, full), expected);
+      expect_same(dcp::get_optimizer_state_dict(trainer.model, trainer.optimizer, full), expected_optimizer);
+    });
+  }
+}
+
 TEST_CASE("frozen parameters can be left out, and what does not fit is refused on every rank") {
   run_ranks(2, [&](int rank) {
     TestTrainer trainer(test_layout("2"), 1);
@@ -250,6 +271,12 @@ TEST_CASE("frozen parameters can be left out, and what does not fit is refused o
     wrong["in.bias"] = at::ones({16});
     expect_throws<ValueError>([&] { dcp::set_model_state_dict(trainer.model, wrong, {.full_state_dict = true}); },
                               "'in.bias' has sizes [16], the model's has [17]");
+    wrong["in.bias"] = at::ones({17}, at::kLong);
+    for (const bool from_first : {false, true}) {
+      const dcp::StateDictOptions options{.full_state_dict = true, .broadcast_from_rank0 = from_first};
+      expect_throws<ValueError>([&] { dcp::set_model_state_dict(trainer.model, wrong, options); },
+                                "'in.bias' is Long, the model's Float; only floating dtypes are cast");
+    }
     expect_same(dcp::get_model_state_dict(trainer.model, {.full_state_dict = true}), before);
     trainer.model->in->weight.set_requires_grad(false);
     expect_equal(dcp::get_model_state_dict(trainer.model, {.ignore_frozen_params = true}).size(), state.size() - 1);

@@ -2,6 +2,8 @@
 
 #include <ATen/Context.h>
 #include <ATen/Parallel.h>
+#include <ATen/ops/zeros.h>
+#include <fmt/format.h>
 #include <poll.h>
 #include <signal.h>
 #include <sys/wait.h>
@@ -44,6 +46,16 @@ Judgement from_line(const std::string& line) {
   return {static_cast<Outcome>(line.at(0) - '0'), line.substr(1)};
 }
 
+/// Why nothing more can be asked of a GPU in this process. Its errors come late, and every call fails from then on, as
+/// a case may that is to fail.
+std::string failure_of(c10::DeviceType device) {
+  try {
+    return device == c10::kCPU || at::zeros({1}, at::TensorOptions(device)).item<float>() == 0 ? "" : "zeros are none";
+  } catch (const std::exception& failure) {
+    return failure.what();
+  }
+}
+
 [[noreturn]] void run_child(int out, const std::vector<Run>& runs, size_t first, const OpdbRanks& ranks) {
   // libtorch replaces its thread pool at the first use after a fork, not safely if two ranks' threads are that first
   // use.
@@ -53,6 +65,11 @@ Judgement from_line(const std::string& line) {
     const auto op = c10::Dispatcher::singleton().findSchema(runs[i].test->op);
     const auto judgement = op ? judge(*runs[i].test, *op, runs[i].assignment, ranks)
                               : Judgement{Outcome::Unsupported, "this libtorch has no such op"};
+    const auto failure = failure_of(ranks.device);
+    if (!failure.empty()) {
+      fmt::print(stderr, "{} {}: {}\n", runs[i].test->id, runs[i].assignment.label, failure);
+      _exit(1);  // a crash of this run; another process goes on with the next
+    }
     const auto line = to_line(judgement);
     if (write(out, line.data(), line.size()) < 0) {
       break;

@@ -76,8 +76,9 @@ class FSDPModule {
   /// false on the outermost unit: the next backwards do not wait for their reductions; the last one, with true, does.
   /// Sharded gradients are complete only then.
   void set_is_last_backward(bool value);
-  /// Gradients are sums over the ranks divided by `factor` in place of their number. Throws ValueError unless it is
-  /// positive and finite.
+  /// Gradients of this unit's parameters, not of those of units below it, are sums over the ranks divided by `factor`
+  /// in place of their number: a model's are all scaled alike only if each of its units gets the same. Throws
+  /// ValueError unless it is positive and finite.
   void set_gradient_divide_factor(double factor);
   /// Collectives of this unit only add; the division becomes a step of its own.
   void set_force_sum_reduction_for_comms(bool value);

@@ -58,12 +58,12 @@
 // it see all of that, retain_grad() and autograd::grad() the part that comes from outside of the unit. Where that
 // tensor is a leaf or a view of another, shares memory with another input, or retains its gradient, such a change is a
 // StateError that names the unit. An output that is an input, or a view of one, is the caller's tensor or a view of
-// that; one that is a parameter of the unit, or a view of one, is a copy: the parameter's memory goes. Outputs may be
-// changed in place, also where several are views of one tensor; where their history cannot be that of one process
-// (views with tensor hooks, an output that is a view which came in), backward is a StateError then. A forward that
-// writes its parameters is a StateError (through weight.data(), which counts no writes, they are lost), and so is a
-// loss made of what a unit's forward keeps and does not return (one that was computed from its only output, the result
-// of an op of forward's own and no view, is right).
+// that; one that is a parameter of the unit, or a view of one, is a copy, since the parameter's memory goes. Outputs
+// may be changed in place, also where several are views of one tensor; where their history cannot be that of one
+// process (views with tensor hooks, an output that is a view which came in), backward is a StateError then. A forward
+// that writes its parameters is a StateError (through weight.data(), which counts no writes, they are lost), and so is
+// a loss made of what a unit's forward keeps and does not return (one that was computed from its only output, the
+// result of an op of forward's own and no view, is right).
 //
 // Ranks may use different outputs of a model: all gather and reduce alike. Not so where a checkpointed region calls a
 // unit whose result no output depends on: then all ranks use the same outputs.
@@ -129,7 +129,8 @@ struct FullyShardOptions {
   ShardPlacementFn shard_placement_fn = nullptr;
   /// What is sent of a parameter in place of its shard. It gives the same on all ranks.
   AllGatherExtensionFn all_gather_extension_fn = nullptr;
-  /// Left as they are: not sharded, gathered or reduced. A unit around this one takes them unless it ignores them too.
+  /// Left as they are: not sharded, gathered or reduced. Nor does a unit around this one take them: it takes nothing of
+  /// modules that are units.
   std::vector<at::Tensor> ignored_params = {};
 };
 

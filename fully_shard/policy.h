@@ -21,7 +21,8 @@ struct MixedPrecisionPolicy {
   std::optional<at::ScalarType> reduce_dtype = std::nullopt;
   /// Floating-point outputs of the unit's forward are cast to it. Default: left as they are.
   std::optional<at::ScalarType> output_dtype = std::nullopt;
-  /// Floating-point inputs of the unit's forward are cast to param_dtype.
+  /// Floating-point inputs of the unit's forward are cast to param_dtype. One of another dtype is a copy then: if
+  /// forward changes it in place, the caller's tensor stays as it was.
   bool cast_forward_inputs = true;
   /// The param_dtype of single parameters, by their names below the unit's module: none: that above. So norms may
   /// compute in float32 in a unit that computes in bfloat16; the unit still gathers once. It depends only on what all

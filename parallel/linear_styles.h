@@ -68,6 +68,9 @@ struct RowwiseParallelOptions {
   std::optional<Placement> input_layouts = std::nullopt;
   /// Replicate() sums up the ranks' terms by an all-reduce, Shard(1) by a reduce-scatter along the sequence.
   Placement output_layouts = Replicate();
+  /// The output is plain, and with Replicate() equal on all ranks of the mesh. So must be what is made of it: a plain
+  /// dropout draws from libtorch's generator, which has the same seed on these ranks then. That of a DTensor (false)
+  /// and SequenceParallel need no care.
   bool use_local_output = true;
   bool even_shards = false;
 };

@@ -18,8 +18,8 @@
 // the loss is a DTensor, its gradient arrives cut as the logits are, also where the classes do not divide by the ranks.
 //
 // What the scope adds: plain targets and class weights, the same on every rank, count as replicated. Autograd keeps
-// them as they are, so backward must run in the scope too, in the thread of the scope, which on CUDA it does not:
-// there, and on meshes that cut the batch as well, make them DTensors and leave the scope out.
+// them as they are, so backward must run in the scope too. On meshes that cut the batch as well, make them DTensors and
+// leave the scope out.
 //
 // Thread safety: for the calling thread. Scopes nest.
 // After loss_parallel in torch/distributed/tensor/parallel/loss.py, which needs the scope for all of this.

@@ -13,7 +13,8 @@
 // Parameters become DTensors and keep their identity, so members, parameters() and optimizers stay valid. Rank 0 of
 // the mesh has the values that count (src_data_rank). Apply fully_shard over the data-parallel axis after this.
 //
-// All ranks of the mesh must call with the same plan. Everything is checked before anything is changed.
+// All ranks of the mesh must call with the same plan. Everything is checked before anything is changed, but for a tied
+// parameter that two styles of the plan place differently: that is found when the second one meets it.
 // Thread safety: one thread a rank.
 // After parallelize_module in torch/distributed/tensor/parallel/api.py; unlike there, a path that matches nothing is
 // an error.

@@ -47,10 +47,13 @@ TEST_CASE("ignored parameters stay as they are") {
   });
 }
 
-TEST_CASE("a parameter that an inner unit ignores belongs to the unit around it") {
+TEST_CASE("a parameter that an inner unit ignores belongs to no unit around it") {
   run_ranks(2, [](int) {
     Tower tower;
+    const auto num_parameters = tower->parameters().size();
     fully_shard(tower->blocks[0], {.ignored_params = {tower->blocks[0]->up->weight}});
+    fully_shard(tower);
+    expect_equal(fsdp(tower->blocks[0]).num_parameters() + fsdp(tower).num_parameters(), num_parameters - 1);
     Block alone(4, 4);
     fully_shard(alone, {.ignored_params = alone->parameters()});
     expect_equal(fsdp(alone).num_parameters(), 0u);

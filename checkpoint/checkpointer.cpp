@@ -27,7 +27,6 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr const char* kPrefix = "step-";
-constexpr const char* kIncomplete = ".incomplete-";
 
 /// The digits of "step-<digits>"; empty for any other name.
 std::string step_digits(const std::string& name) {

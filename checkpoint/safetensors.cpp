@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <array>
 #include <nlohmann/json.hpp>
-#include <set>
 
 #include "checkpoint/checkpoint_error.h"
 #include "checkpoint/header_reader.h"

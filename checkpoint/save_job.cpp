@@ -16,8 +16,6 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr const char* kIncomplete = ".incomplete-";
-
 /// What a rank tells the others when its bytes are on the disk.
 struct Written {
   std::vector<uint64_t> hashes;  // of its blocks, in the plan's order

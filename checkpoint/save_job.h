@@ -18,6 +18,9 @@
 
 namespace tessera::dcp {
 
+/// What the name of a folder that is not committed, or being removed, has behind that of the checkpoint.
+inline constexpr const char* kIncomplete = ".incomplete-";
+
 /// The plan of the last save, which the next one takes if no rank's tensors changed their sizes or cuts.
 struct PlanCache {
   uint64_t pieces_hash = 0;

@@ -24,6 +24,11 @@ void check_tensor(Collective kind, const char* role, const at::Tensor& tensor) {
                 name(kind), role, end, tensor.storage().nbytes());
 }
 
+void check_rank(Collective kind, const char* role, int rank, int64_t size) {
+  TESSERA_CHECK(ValueError, rank >= 0 && rank < size, "{}: {} {}; the group has ranks 0 to {}", name(kind), role, rank,
+                size - 1);
+}
+
 c10::intrusive_ptr<c10d::Backend> backend_of(Collective kind, c10::DeviceType device, const ProcessGroupPtr& group) {
   TESSERA_CHECK(ValueError, group, "{}: the process group is undefined", name(kind));
   // libtorch 2.11 has no way to ask first.

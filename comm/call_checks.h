@@ -14,6 +14,9 @@ namespace tessera::detail {
 /// Throws ValueError unless `tensor`, the call's `role`, is dense and contiguous, and its memory holds its values.
 void check_tensor(Collective kind, const char* role, const at::Tensor& tensor);
 
+/// Throws ValueError unless a group of `size` has `rank`, which is the call's `role`.
+void check_rank(Collective kind, const char* role, int rank, int64_t size);
+
 /// The group's backend for tensors on `device`. Throws ValueError if there is none.
 c10::intrusive_ptr<c10d::Backend> backend_of(Collective kind, c10::DeviceType device, const ProcessGroupPtr& group);
 

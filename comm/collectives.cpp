@@ -17,6 +17,7 @@ namespace {
 
 using detail::backend_of;
 using detail::bytes;
+using detail::check_rank;
 using detail::check_tensor;
 using BackendPtr = c10::intrusive_ptr<c10d::Backend>;
 
@@ -28,11 +29,6 @@ void check_pair(Collective kind, const at::Tensor& output, const at::Tensor& inp
                 c10::toString(output.scalar_type()));
   TESSERA_CHECK(ValueError, output.device() == input.device(), "{}: input on {} and output on {}; one device is needed",
                 name(kind), input.device().str(), output.device().str());
-}
-
-void check_rank(Collective kind, const char* role, int rank, int64_t group_size) {
-  TESSERA_CHECK(ValueError, rank >= 0 && rank < group_size, "{}: {} {}; the group has ranks 0 to {}", name(kind), role,
-                rank, group_size - 1);
 }
 
 void check_reduction(Collective kind, const at::Tensor& tensor, ReduceOp op) {

@@ -15,11 +15,6 @@ namespace tessera {
 
 namespace {
 
-void check_root(Collective kind, const char* role, int root, int size) {
-  TESSERA_CHECK(ValueError, root >= 0 && root < size, "{}: {} {}; the group has ranks 0 to {}", name(kind), role, root,
-                size - 1);
-}
-
 // The parts of the root: one for each rank, of the dtype and device of `own`, the root's own part of the same size.
 void check_parts(Collective kind, const std::vector<at::Tensor>& parts, const at::Tensor& own, int root, int size) {
   TESSERA_CHECK(ValueError, parts.size() == static_cast<size_t>(size),
@@ -51,7 +46,7 @@ void scatter(const at::Tensor& output, const std::vector<at::Tensor>& inputs, in
   constexpr Collective kind = Collective::Scatter;
   detail::check_tensor(kind, "output", output);
   const int size = get_world_size(group), rank = get_rank(group);
-  check_root(kind, "source", source, size);
+  detail::check_rank(kind, "source", source, size);
   std::vector<int64_t> sends(size, 0), receives(size, 0);
   receives[source] = output.numel();
   at::Tensor packed = at::empty({0}, output.options());
@@ -78,7 +73,7 @@ void gather(const std::vector<at::Tensor>& outputs, const at::Tensor& input, int
   constexpr Collective kind = Collective::Gather;
   detail::check_tensor(kind, "input", input);
   const int size = get_world_size(group), rank = get_rank(group);
-  check_root(kind, "destination", destination, size);
+  detail::check_rank(kind, "destination", destination, size);
   std::vector<int64_t> sends(size, 0), receives(size, 0);
   sends[destination] = input.numel();
   int64_t total = 0;

@@ -1,7 +1,6 @@
 #include "fully_shard/fsdp.h"
 
 #include <ATen/core/grad_mode.h>
-#include <ATen/ops/zeros.h>
 #include <c10/core/ScalarType.h>
 #include <c10/util/Exception.h>
 #include <fmt/ranges.h>

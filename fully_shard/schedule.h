@@ -32,7 +32,6 @@ class Schedule {
   void abandon();
 
   const std::vector<int64_t>& forward_order() const { return forward_; }
-  const std::vector<int64_t>& backward_order() const { return backward_; }
 
  private:
   std::vector<int64_t> forward_, forward_end_, backward_;  // of this iteration

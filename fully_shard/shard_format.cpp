@@ -1,7 +1,5 @@
 #include "fully_shard/shard_format.h"
 
-#include <algorithm>
-
 #include "fully_shard/all_gather.h"
 
 namespace tessera {

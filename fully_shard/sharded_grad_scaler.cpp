@@ -7,7 +7,6 @@
 #include <ATen/ops/zeros.h>
 
 #include <cmath>
-#include <tuple>
 #include <unordered_set>
 #include <vector>
 

@@ -3,7 +3,6 @@
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/index_select.h>
 #include <ATen/ops/tensor.h>
-#include <ATen/ops/zeros.h>
 
 #include "base/error.h"
 #include "nn/hook_point.h"

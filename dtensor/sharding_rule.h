@@ -104,8 +104,8 @@ struct OpRule {
   bool op_takes_shards = false;
   /// Arguments that the op writes though its schema does not say so.
   std::vector<size_t> undeclared_writes = {};
-  /// Whether this call writes argument `arg`, of which the schema says so. It may read which optional arguments are
-  /// given, and nothing else. Null: it does.
+  /// Whether this call writes argument `arg`, of which the schema or undeclared_writes says so. It may read which
+  /// optional arguments are given, and bools, of which plans know, but nothing else. Null: it does.
   bool (*writes)(at::ArrayRef<c10::IValue> args, size_t arg) = nullptr;
 
   bool also_writes(size_t arg) const {

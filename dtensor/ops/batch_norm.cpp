@@ -111,6 +111,12 @@ void local_backward(const c10::OperatorHandle& op, torch::jit::Stack* stack, con
   set_zero_results(op, stack, plan, std::array<bool, 3>{mask.get(0), mask.get(1), mask.get(2)});
 }
 
+/// native_batch_norm writes running statistics in training alone.
+bool writes_statistics(at::ArrayRef<c10::IValue> args, size_t arg) {
+  constexpr size_t kRunningMean = 3, kRunningVar = 4, kTraining = 5;
+  return (arg == kRunningMean || arg == kRunningVar) && args[kTraining].toBool();
+}
+
 const RegisterOpRules rules([] {
   const OpRule forward{.strategies = batch_norm_strategies, .output_metas = batch_norm_metas};
   register_op_rule(
@@ -120,6 +126,7 @@ const RegisterOpRules rules([] {
       forward);
   auto with_undeclared_writes = forward;
   with_undeclared_writes.undeclared_writes = {3, 4};
+  with_undeclared_writes.writes = writes_statistics;
   register_op_rule({"aten::native_batch_norm"}, with_undeclared_writes);
   register_op_rule(
       {"aten::native_batch_norm_backward", "aten::batch_norm_backward"},

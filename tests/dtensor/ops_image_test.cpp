@@ -167,6 +167,21 @@ TEST_CASE("pooling of what needs no gradient, for which ATen has other kernels",
   }));
 }
 
+TEST_CASE("a batch norm in eval mode does not write its statistics", "[dtensor][ops]") {
+  run_ranks(2, [](int) {
+    const auto mesh = init_device_mesh(at::kCPU, {2});
+    const auto x = distribute_tensor(at::ones({3, 2, 4}), mesh, {Shard(0)}).requires_grad_();
+    // from_local: a write of the local tensors is one of the DTensors, for autograd too.
+    const auto mean = from_local(at::zeros({2}), mesh, {Replicate()}),
+               var = from_local(at::ones({2}), mesh, {Replicate()});
+    const auto version = mean._version();
+    const auto y = at::batch_norm(x, {}, {}, mean, var, /*training=*/false, 0.1, 0, /*cudnn_enabled=*/false);
+    expect_equal(mean._version(), version);
+    y.sum().backward();
+    expect_equal(full_tensor(x.grad()).sum().item<float>(), 24.f);
+  });
+}
+
 TEST_CASE("batch norms and their running statistics", "[dtensor][ops]") {
   CHECK_NOTHROW(check_ops({
       batch_norm_case("batch_norm, training", {4, 3, 2}, true),

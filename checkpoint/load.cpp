@@ -2,6 +2,7 @@
 #include <ATen/ops/empty.h>
 #include <fmt/ranges.h>
 
+#include "base/cast.h"
 #include "checkpoint/catalog.h"
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/local_part.h"
@@ -49,7 +50,7 @@ void check_fit(const Catalog& catalog, const Target& target) {
                 "{}: tensor '{}' has sizes [{}], the one to load into has [{}]; is it another model?", file,
                 target.name(), fmt::join(stored.sizes, ", "), fmt::join(target.part.sizes, ", "));
   const auto dtype = target.part.local.scalar_type();
-  TESSERA_CHECK(ValueError, dtype == stored.dtype || (c10::isFloatingType(dtype) && c10::isFloatingType(stored.dtype)),
+  TESSERA_CHECK(ValueError, may_cast(stored.dtype, dtype),
                 "{}: tensor '{}' is {}, the one to load into {}; only floating dtypes are cast", file, target.name(),
                 c10::toString(stored.dtype), c10::toString(dtype));
 }

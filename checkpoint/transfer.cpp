@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
+#include "base/cast.h"
 #include "base/error.h"
 #include "checkpoint/local_part.h"
 #include "checkpoint/manifest.h"
@@ -128,7 +129,7 @@ void check_fits(const Incoming& incoming, const std::string& key, const at::Tens
   TESSERA_CHECK(ValueError, sizes == target.sizes(), "set_state_dict: '{}' has sizes [{}], the model's has [{}]", key,
                 fmt::join(sizes, ", "), fmt::join(target.sizes(), ", "));
   const auto dtype = is_known ? found->second.dtype : given.scalar_type(), own = target.scalar_type();
-  TESSERA_CHECK(ValueError, dtype == own || (c10::isFloatingType(dtype) && c10::isFloatingType(own)),
+  TESSERA_CHECK(ValueError, may_cast(dtype, own),
                 "set_state_dict: '{}' is {}, the model's {}; only floating dtypes are cast", key, c10::toString(dtype),
                 c10::toString(own));
   TESSERA_CHECK(

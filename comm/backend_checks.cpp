@@ -4,6 +4,7 @@
 
 #include <numeric>
 
+#include "base/cast.h"
 #include "base/error.h"
 
 namespace tessera {
@@ -143,8 +144,7 @@ void check_parts(std::string_view place, const std::vector<TensorPart>& parts, c
 void check_written_parts(std::string_view place, const std::vector<TensorPart>& parts, const at::Tensor& flat,
                          int group_size) {
   const at::ScalarType sent = flat.scalar_type(), written = dtype_of(parts).value_or(sent);
-  const bool is_cast = c10::isFloatingType(sent) && c10::isFloatingType(written);
-  check_parts_of(place, parts, flat, is_cast ? written : sent, group_size);
+  check_parts_of(place, parts, flat, may_cast(sent, written) ? written : sent, group_size);
 }
 
 }  // namespace tessera

@@ -6,6 +6,7 @@
 
 #include <unordered_map>
 
+#include "base/cast.h"
 #include "base/error.h"
 #include "dtensor/dtensor.h"
 #include "dtensor/dtensor_impl.h"
@@ -76,11 +77,9 @@ std::unordered_map<c10::TensorImpl*, at::ScalarType> buffer_dtypes(const std::ve
 }
 
 void load_entry(const std::string& name, at::Tensor own, const at::Tensor& value) {
-  const auto dtype = value.scalar_type();
-  TESSERA_CHECK(ValueError,
-                dtype == own.scalar_type() || (c10::isFloatingType(dtype) && c10::isFloatingType(own.scalar_type())),
+  TESSERA_CHECK(ValueError, may_cast(value.scalar_type(), own.scalar_type()),
                 "load_state_dict: '{}' is {}, the module has {}; only floating dtypes are cast", name,
-                c10::toString(dtype), c10::toString(own.scalar_type()));
+                c10::toString(value.scalar_type()), c10::toString(own.scalar_type()));
   const auto* meta = dtensor_meta(own);
   if (!meta || is_dtensor(value)) {
     TESSERA_CHECK(ValueError, own.sizes() == value.sizes(), "load_state_dict: '{}' is {}, the module has {}", name,

@@ -25,7 +25,7 @@
 #include "base/error.h"
 #include "dtensor/dtensor_impl.h"
 #include "dtensor/ops/composite_constants.h"
-#include "dtensor/whole_tensor.h"
+#include "dtensor/ops/read_numbers.h"
 
 namespace tessera {
 
@@ -81,9 +81,7 @@ at::Tensor one_hot(const at::Tensor& self, int64_t num_classes) {
 std::vector<int64_t> numbers_of(const at::Tensor& lengths) {
   TESSERA_CHECK(ValueError, c10::isIntegralType(lengths.scalar_type(), /*includeBool=*/false),
                 "aten::ctc_loss: lengths are integers, not {}", toString(lengths.scalar_type()));
-  const auto* meta = dtensor_meta(lengths);
-  const auto list = (meta ? whole_tensor(*meta) : lengths).to(at::kCPU, at::kLong).contiguous();
-  return {list.const_data_ptr<int64_t>(), list.const_data_ptr<int64_t>() + list.numel()};
+  return read_numbers<int64_t>(lengths);
 }
 
 /// ATen's mean divides by a plain tensor of lengths.

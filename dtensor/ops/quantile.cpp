@@ -18,8 +18,8 @@
 #include <vector>
 
 #include "base/error.h"
-#include "dtensor/dtensor_impl.h"
-#include "dtensor/whole_tensor.h"
+#include "dtensor/dtensor_spec.h"
+#include "dtensor/ops/read_numbers.h"
 
 namespace tessera {
 
@@ -105,9 +105,7 @@ std::vector<double> numbers_of(const at::Tensor& q, const at::Tensor& self) {
                 "aten::quantile: q is a number or vector of the input's dtype {}, not {}", toString(self.scalar_type()),
                 to_string(TensorMeta::of(q)));
   TESSERA_CHECK(NotImplementedError, !q.requires_grad(), "aten::quantile: q gets no gradient; give q.detach()");
-  const auto* meta = dtensor_meta(q);
-  const auto list = (meta ? whole_tensor(*meta) : q).to(at::kCPU, at::kDouble).contiguous();
-  return {list.const_data_ptr<double>(), list.const_data_ptr<double>() + list.numel()};
+  return read_numbers<double>(q);
 }
 
 template <bool ignores_nan>

@@ -1,5 +1,4 @@
 #include <ATen/core/grad_mode.h>
-#include <ATen/ops/full_like.h>
 #include <ATen/ops/zeros_like.h>
 
 #include <functional>
@@ -8,14 +7,16 @@
 #include <type_traits>
 
 #include "checkpoint/catalog.h"
-#include "checkpoint/optimizer_fields.h"
 #include "checkpoint/state_dict.h"
 #include "checkpoint/transfer.h"
 #include "fully_shard/fsdp_module.h"
+#include "optim/optimizer_fields.h"
 
 namespace tessera::dcp {
 
 namespace {
+
+constexpr const char* kWhere = "checkpoint";
 
 /// A parameter of the optimizer under the model's name.
 struct NamedParam {
@@ -84,12 +85,8 @@ at::Tensor new_like(const at::Tensor& param) {
 template <class Types>
 void reset_state(torch::optim::Optimizer& optimizer, const NamedParam& param) {
   optimizer.state().erase(param.tensor.unsafeGetTensorImpl());
-  if constexpr (std::is_same_v<typename Types::State, torch::optim::AdagradParamState>) {
-    // Its constructor makes the state, which step() relies on.
-    const at::NoGradGuard no_grad;
-    make_state<Types>(optimizer, param)
-        .sum(at::full_like(param.tensor.detach(),
-                           options_of<Types>(optimizer, param.group).initial_accumulator_value()));
+  if (auto state = initial_state<Types>(param.tensor, options_of<Types>(optimizer, param.group))) {
+    optimizer.state()[param.tensor.unsafeGetTensorImpl()] = std::move(state);
   }
 }
 
@@ -244,7 +241,7 @@ StateDict get_optimizer_state_dict(torch::nn::Module& model, torch::optim::Optim
                                    const StateDictOptions& options) {
   StateDict own;
   const auto params = named_params(model, optimizer, options.ignore_frozen_params);
-  with_types(optimizer, [&]<class Types>(Types) {
+  with_types(optimizer, kWhere, [&]<class Types>(Types) {
     for (const auto& param : params) {
       if (auto* state = find_state<Types>(optimizer, param)) {
         visit_fields(*state, [&](const char* name, auto& field) {
@@ -267,7 +264,7 @@ void set_optimizer_state_dict(torch::nn::Module& model, torch::optim::Optimizer&
   const Ranks ranks = Ranks::all();
   const auto params = named_params(model, optimizer, options.ignore_frozen_params);
   const Incoming incoming = receive(state, ranks, options);
-  with_types(optimizer, [&]<class Types>(Types) {
+  with_types(optimizer, kWhere, [&]<class Types>(Types) {
     Setter<Types> setter(optimizer, params, incoming, options);
     ranks.together([&] { setter.check(); });
     setter.set(ranks);
@@ -281,7 +278,7 @@ StateDict optimizer_state_to_load(const std::string& path, torch::nn::Module& mo
   const auto& tensors = catalog.tensors[Section::Optimizer];
   const auto& values = catalog.values[Section::Optimizer];
   StateDict own;
-  with_types(optimizer, [&]<class Types>(Types) {
+  with_types(optimizer, kWhere, [&]<class Types>(Types) {
     for (const auto& param : named_params(model, optimizer, false)) {
       typename Types::State fresh;
       auto* existing = find_state<Types>(optimizer, param);

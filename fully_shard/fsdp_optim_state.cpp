@@ -3,9 +3,6 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/scalar_tensor.h>
 #include <fmt/ranges.h>
-#include <torch/optim/adam.h>
-#include <torch/optim/adamw.h>
-#include <torch/optim/sgd.h>
 
 #include <algorithm>
 #include <memory>
@@ -21,6 +18,7 @@
 #include "fully_shard/fsdp.h"
 #include "fully_shard/fsdp_unit.h"
 #include "fully_shard/param_names.h"
+#include "optim/optimizer_fields.h"
 
 namespace tessera {
 
@@ -32,84 +30,54 @@ using Key = OptimStateDict::Key;
 using Entry = std::map<std::string, at::Tensor>;
 using Options = std::map<std::string, double>;
 
-void put(Entry& entry, const char* name, const at::Tensor& tensor) {
-  if (tensor.defined()) {
-    entry[name] = tensor;
-  }
+constexpr const char* kWhere = "optim_state_dict";
+
+/// Numbers as tensors without dims; no entry for a tensor that the optimizer has not made.
+template <class State>
+Entry entry_of(State& state) {
+  Entry entry;
+  visit_fields(state, [&](const char* name, auto& field) {
+    if constexpr (!std::is_same_v<std::decay_t<decltype(field)>, at::Tensor>) {
+      entry[name] = at::scalar_tensor(field, at::kLong);
+    } else if (field.defined()) {
+      entry[name] = field;
+    }
+  });
+  return entry;
 }
 
-at::Tensor find(const Entry& entry, const char* name) {
-  const auto found = entry.find(name);
-  return found == entry.end() ? at::Tensor() : found->second;
+/// Throws std::out_of_range for a number that the entry lacks.
+template <class State>
+std::unique_ptr<State> state_of(const Entry& entry) {
+  auto state = std::make_unique<State>();
+  visit_fields(*state, [&](const char* name, auto& field) {
+    if constexpr (!std::is_same_v<std::decay_t<decltype(field)>, at::Tensor>) {
+      field = entry.at(name).template item<int64_t>();
+    } else if (const auto found = entry.find(name); found != entry.end()) {
+      field = found->second;
+    }
+  });
+  return state;
 }
 
-/// How one kind of optimizer keeps its state; its options are those of a group.
-struct SgdKind {
-  using State = torch::optim::SGDParamState;
-  using GroupOptions = torch::optim::SGDOptions;
-  static Entry read(State& state) {
-    Entry entry;
-    put(entry, "momentum_buffer", state.momentum_buffer());
-    return entry;
-  }
-  static void write(State& state, const Entry& entry) { state.momentum_buffer(find(entry, "momentum_buffer")); }
-  static Options read(GroupOptions& options) {
-    return {{"lr", options.lr()},
-            {"momentum", options.momentum()},
-            {"dampening", options.dampening()},
-            {"weight_decay", options.weight_decay()},
-            {"nesterov", options.nesterov()}};
-  }
-  static void write(GroupOptions& options, const Options& values) {
-    options.lr(values.at("lr")).momentum(values.at("momentum")).dampening(values.at("dampening"));
-    options.weight_decay(values.at("weight_decay")).nesterov(values.at("nesterov") != 0);
-  }
-};
+template <class GroupOptions>
+Options values_of(GroupOptions& options) {
+  Options values;
+  visit_fields(options, [&](const char* name, const auto& field) { values[name] = static_cast<double>(field); });
+  return values;
+}
 
-template <class ParamState, class ParamOptions>
-struct AdamKind {
-  using State = ParamState;
-  using GroupOptions = ParamOptions;
-  static Entry read(State& state) {
-    Entry entry{{"step", at::scalar_tensor(state.step(), at::kLong)}};
-    put(entry, "exp_avg", state.exp_avg());
-    put(entry, "exp_avg_sq", state.exp_avg_sq());
-    put(entry, "max_exp_avg_sq", state.max_exp_avg_sq());
-    return entry;
-  }
-  static void write(State& state, const Entry& entry) {
-    state.step(entry.at("step").item<int64_t>());
-    state.exp_avg(find(entry, "exp_avg"));
-    state.exp_avg_sq(find(entry, "exp_avg_sq"));
-    state.max_exp_avg_sq(find(entry, "max_exp_avg_sq"));
-  }
-  static Options read(GroupOptions& options) {
-    const auto [beta1, beta2] = options.betas();
-    return {{"lr", options.lr()},
-            {"beta1", beta1},
-            {"beta2", beta2},
-            {"eps", options.eps()},
-            {"weight_decay", options.weight_decay()},
-            {"amsgrad", options.amsgrad()}};
-  }
-  static void write(GroupOptions& options, const Options& values) {
-    options.lr(values.at("lr")).betas({values.at("beta1"), values.at("beta2")}).eps(values.at("eps"));
-    options.weight_decay(values.at("weight_decay")).amsgrad(values.at("amsgrad") != 0);
-  }
-};
-
-/// Calls `use` with the optimizer's kind.
-template <class Use>
-void with_kind(const Optimizer& optim, Use&& use) {
-  if (dynamic_cast<const torch::optim::SGD*>(&optim)) {
-    use(SgdKind());
-  } else if (dynamic_cast<const torch::optim::Adam*>(&optim)) {
-    use(AdamKind<torch::optim::AdamParamState, torch::optim::AdamOptions>());
-  } else if (dynamic_cast<const torch::optim::AdamW*>(&optim)) {
-    use(AdamKind<torch::optim::AdamWParamState, torch::optim::AdamWOptions>());
-  } else {
-    throw NotImplementedError("optim_state_dict: only the state of torch::optim::SGD, Adam and AdamW is known");
-  }
+/// Throws std::out_of_range for an option that `values` lacks.
+template <class GroupOptions>
+void set_options(GroupOptions& options, const Options& values) {
+  visit_fields(options, [&]<class Field>(const char* name, Field& field) {
+    const double value = values.at(name);
+    if constexpr (std::is_same_v<Field, bool>) {
+      field = value != 0;
+    } else {
+      field = value;
+    }
+  });
 }
 
 std::vector<at::Tensor> params_of(const Optimizer& optim) {
@@ -176,32 +144,42 @@ void check_key_types(const OptimStateDict& dict) {
   TESSERA_CHECK(ValueError, !is_mixed, "rekey_optim_state_dict: keys are names and ids; they are all of one kind");
 }
 
-template <class Kind>
-void load_into(Optimizer& optim, const OptimStateDict& by_id) {
-  using GroupOptions = typename Kind::GroupOptions;
-  const auto params = params_of(optim);
-  std::remove_reference_t<decltype(optim.state())> state;
-  std::vector<GroupOptions> options;
-  std::vector<c10::TensorImpl*> impls;
-  for (const auto& [key, entry] : by_id.state) {
-    impls.push_back(params.at(static_cast<size_t>(std::get<int64_t>(key))).unsafeGetTensorImpl());
+/// Of the parameters without an entry, what the optimizer begins with.
+template <class Types>
+auto initial_states(Optimizer& optim) {
+  std::remove_reference_t<decltype(optim.state())> states;
+  for (auto& group : optim.param_groups()) {
+    for (const auto& param : group.params()) {
+      const auto& options = static_cast<const typename Types::Options&>(group.options());
+      if (auto state = initial_state<Types>(param, options)) {
+        states[param.unsafeGetTensorImpl()] = std::move(state);
+      }
+    }
   }
+  return states;
+}
+
+template <class Types>
+void load_into(Optimizer& optim, const OptimStateDict& by_id) {
+  using GroupOptions = typename Types::Options;
+  const auto params = params_of(optim);
+  auto states = initial_states<Types>(optim);
+  std::vector<GroupOptions> options;
   try {
-    for (size_t next = 0; const auto& [key, entry] : by_id.state) {
-      auto own = std::make_unique<typename Kind::State>();
-      Kind::write(*own, entry);
-      state[impls[next++]] = std::move(own);
+    for (const auto& [key, entry] : by_id.state) {
+      auto* const impl = params.at(static_cast<size_t>(std::get<int64_t>(key))).unsafeGetTensorImpl();
+      states[impl] = state_of<typename Types::State>(entry);
     }
     for (size_t i = 0; i < by_id.param_groups.size(); ++i) {
       options.push_back(static_cast<const GroupOptions&>(optim.param_groups()[i].options()));
-      Kind::write(options.back(), by_id.param_groups[i].options);
+      set_options(options.back(), by_id.param_groups[i].options);
     }
   } catch (const std::out_of_range&) {
     throw ValueError(
         "optim_state_dict_to_load: the dict lacks what this optimizer keeps; it is that of an optimizer of another "
         "kind");
   }
-  optim.state() = std::move(state);
+  optim.state() = std::move(states);
   for (size_t i = 0; i < options.size(); ++i) {
     static_cast<GroupOptions&>(optim.param_groups()[i].options()) = options[i];
   }
@@ -229,12 +207,11 @@ OptimStateDict optim_state_dict(Module& model, Optimizer& optim) {
   const bool keeps = !config || !config->rank0_only || is_first_rank(fsdp_units(model));
   const auto names = names_of(model, optim);
   OptimStateDict dict;
-  with_kind(optim, [&](auto kind) {
-    using Kind = decltype(kind);
+  with_types(optim, kWhere, [&]<class Types>(Types) {
     size_t place = 0;
     for (auto& group : optim.param_groups()) {
       OptimStateDict::Group saved;
-      saved.options = Kind::read(static_cast<typename Kind::GroupOptions&>(group.options()));
+      saved.options = values_of(static_cast<typename Types::Options&>(group.options()));
       for (const auto& param : group.params()) {
         const Key name = names[place++];
         saved.params.push_back(name);
@@ -242,7 +219,7 @@ OptimStateDict optim_state_dict(Module& model, Optimizer& optim) {
         if (found == optim.state().end()) {
           continue;
         }
-        for (const auto& [field, tensor] : Kind::read(static_cast<typename Kind::State&>(*found->second))) {
+        for (const auto& [field, tensor] : entry_of(static_cast<typename Types::State&>(*found->second))) {
           dict.state[name][field] = saved_tensor(tensor, settings.type, !config || config->offload_to_cpu);
         }
       }
@@ -310,7 +287,7 @@ OptimStateDict optim_state_dict_to_load(Module& model, Optimizer& optim, const O
   }
   const auto by_id = rekey_optim_state_dict(by_name, OptimStateKeyType::PARAM_ID, model, optim);
   if (options.load_directly) {
-    with_kind(optim, [&](auto kind) { load_into<decltype(kind)>(optim, by_id); });
+    with_types(optim, kWhere, [&]<class Types>(Types) { load_into<Types>(optim, by_id); });
   }
   return options.is_named_optimizer ? by_name : by_id;
 }

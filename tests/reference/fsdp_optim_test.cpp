@@ -3,8 +3,10 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/ones.h>
+#include <torch/optim/adagrad.h>
 #include <torch/optim/adam.h>
 #include <torch/optim/adamw.h>
+#include <torch/optim/lbfgs.h>
 #include <torch/optim/rmsprop.h>
 #include <torch/optim/sgd.h>
 
@@ -79,6 +81,8 @@ TEST_CASE("rows 105, 106: training resumes on two ranks from the optimizer state
   check_resume<torch::optim::Adam>(torch::optim::AdamOptions(1e-2));
   check_resume<torch::optim::AdamW>(torch::optim::AdamWOptions(1e-2).amsgrad(true));
   check_resume<torch::optim::SGD>(torch::optim::SGDOptions(1e-2).momentum(0.9));
+  check_resume<torch::optim::RMSprop>(torch::optim::RMSpropOptions(1e-3).momentum(0.9).centered(true));
+  check_resume<torch::optim::Adagrad>(torch::optim::AdagradOptions(1e-2));
 }
 
 TEST_CASE("row 105: full optimizer state is that of the plain model, under names; rank 0 only if asked") {
@@ -114,6 +118,22 @@ TEST_CASE("row 105: full optimizer state is that of the plain model, under names
     train(model, optimizer, 2, 3);
     train(plain, plain_optimizer, 2, 3);
     check_sharded_parity(*plain, *model);
+  });
+}
+
+TEST_CASE("what Adagrad begins with is there for parameters without an entry") {
+  run_ranks(2, [](int) {
+    auto model = make_model();
+    torch::optim::Adagrad optimizer(model->parameters(), torch::optim::AdagradOptions().initial_accumulator_value(0.5));
+    auto saved = optim_state_dict(*model, optimizer);
+    saved.state.erase(Name("in.weight"));
+    train(model, optimizer, 0, 1);
+    optim_state_dict_to_load(*model, optimizer, saved, {.load_directly = true});
+    const auto loaded = optim_state_dict(*model, optimizer);
+    expect_equal(loaded.state.size(), 14u);
+    const auto& sum = loaded.state.at(Name("in.weight")).at("sum");
+    expect_bit_equal(sum, at::full_like(sum, 0.5));
+    train(model, optimizer, 1, 2);
   });
 }
 
@@ -199,8 +219,8 @@ TEST_CASE("rows 110, 116: optimizer dicts that do not fit are refused") {
                               "of another kind");
     const auto kept = optim_state_dict(*model, optimizer).state.at(Name("in.weight")).at("exp_avg");
     expect_bit_equal(kept, saved.state.at(Name("in.weight")).at("exp_avg"));
-    torch::optim::RMSprop rms(model->parameters());
-    expect_throws<NotImplementedError>([&] { optim_state_dict(*model, rms); }, "SGD, Adam and AdamW");
+    torch::optim::LBFGS other_kind(model->parameters());
+    expect_throws<NotImplementedError>([&] { optim_state_dict(*model, other_kind); }, "SGD, RMSprop and Adagrad");
     set_form(model, StateDictType::LOCAL_STATE_DICT);
     expect_throws<NotImplementedError>([&] { optim_state_dict(*model, optimizer); }, "use SHARDED_STATE_DICT");
   });

@@ -1,7 +1,15 @@
 #pragma once
-// What each known optimizer of libtorch keeps for a parameter, and the options of its groups, by name; internal to this
-// package.
+// What each known optimizer of libtorch keeps for a parameter, and the options of its groups, by name.
+//
+//   with_types(optimizer, "save", [&]<class Types>(Types) {
+//     auto& state = static_cast<Types::State&>(*optimizer.state().at(parameter.unsafeGetTensorImpl()));
+//     visit_fields(state, [&](const char* name, auto& field) { ... });     // "exp_avg" and a tensor; "step", int64_t&
+//   });
+//
+// Thread safety: none of its own.
 
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/full_like.h>
 #include <torch/optim/adagrad.h>
 #include <torch/optim/adam.h>
 #include <torch/optim/adamw.h>
@@ -10,10 +18,11 @@
 
 #include <memory>
 #include <tuple>
+#include <type_traits>
 
 #include "base/error.h"
 
-namespace tessera::dcp {
+namespace tessera {
 
 // `visit(name, field)` for every field: at::Tensor&, int64_t&, double& or bool&.
 
@@ -98,26 +107,40 @@ struct OptimizerTypes {
   using Options = OptionsType;
 };
 
-/// Calls `use` with the OptimizerTypes of `optimizer`; throws NotImplementedError for another type.
+/// Calls `use` with the OptimizerTypes of `optimizer`; throws NotImplementedError for another type. `where` names the
+/// caller.
 template <class Use>
-void with_types(torch::optim::Optimizer& optimizer, Use use) {
+void with_types(const torch::optim::Optimizer& optimizer, const char* where, Use use) {
   namespace optim = torch::optim;
-  if (dynamic_cast<optim::Adam*>(&optimizer)) {
+  if (dynamic_cast<const optim::Adam*>(&optimizer)) {
     use(OptimizerTypes<optim::AdamParamState, optim::AdamOptions>());
-  } else if (dynamic_cast<optim::AdamW*>(&optimizer)) {
+  } else if (dynamic_cast<const optim::AdamW*>(&optimizer)) {
     use(OptimizerTypes<optim::AdamWParamState, optim::AdamWOptions>());
-  } else if (dynamic_cast<optim::SGD*>(&optimizer)) {
+  } else if (dynamic_cast<const optim::SGD*>(&optimizer)) {
     use(OptimizerTypes<optim::SGDParamState, optim::SGDOptions>());
-  } else if (dynamic_cast<optim::RMSprop*>(&optimizer)) {
+  } else if (dynamic_cast<const optim::RMSprop*>(&optimizer)) {
     use(OptimizerTypes<optim::RMSpropParamState, optim::RMSpropOptions>());
-  } else if (dynamic_cast<optim::Adagrad*>(&optimizer)) {
+  } else if (dynamic_cast<const optim::Adagrad*>(&optimizer)) {
     use(OptimizerTypes<optim::AdagradParamState, optim::AdagradOptions>());
   } else {
-    throw NotImplementedError(
-        "checkpoint: an optimizer of a type whose state is unknown; known are Adam, AdamW, SGD, RMSprop and Adagrad. "
-        "Put "
-        "its state into State::user yourself");
+    TESSERA_CHECK(NotImplementedError, false,
+                  "{}: an optimizer of a type whose state is unknown; known are Adam, AdamW, SGD, RMSprop and Adagrad. "
+                  "Keep another one's yourself, in State::user of a checkpoint say",
+                  where);
   }
 }
 
-}  // namespace tessera::dcp
+/// What the optimizer has for a parameter before its first step: null but for Adagrad, whose constructor makes the
+/// state that step() relies on.
+template <class Types>
+std::unique_ptr<typename Types::State> initial_state(const at::Tensor& param, const typename Types::Options& options) {
+  if constexpr (std::is_same_v<typename Types::State, torch::optim::AdagradParamState>) {
+    const at::NoGradGuard no_grad;
+    auto state = std::make_unique<torch::optim::AdagradParamState>();
+    state->sum(at::full_like(param.detach(), options.initial_accumulator_value()));
+    return state;
+  }
+  return nullptr;
+}
+
+}  // namespace tessera

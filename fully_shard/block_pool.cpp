@@ -98,12 +98,6 @@ void BlockPool::reset_peak() {
   peak_ = borrowed_;
 }
 
-void BlockPool::trim() {
-  const std::lock_guard lock(mutex_);
-  free_.clear();
-  free_bytes_ = 0;
-}
-
 at::Tensor tensor_without_memory(at::IntArrayRef sizes, const at::TensorOptions& options) {
   const at::AutoDispatchBelowADInplaceOrView below;
   auto tensor = at::empty({0}, options);

@@ -55,8 +55,6 @@ class BlockPool : public std::enable_shared_from_this<BlockPool> {
   size_t bytes_borrowed() const;
   size_t peak_bytes_borrowed() const;
   void reset_peak();
-  /// Gives the free blocks back to the system.
-  void trim();
 
  private:
   friend class Block;

@@ -7,6 +7,7 @@
 
 #include "base/error.h"
 #include "fully_shard/accelerator.h"
+#include "fully_shard/cast_floating.h"
 #include "fully_shard/fsdp.h"
 #include "fully_shard/fsdp_group_mesh.h"
 #include "fully_shard/fsdp_prepare.h"
@@ -132,14 +133,6 @@ DeviceMesh mesh_of(Module& module, const FSDPOptions& options, const WrapScope& 
                 "own; give process_group or device_mesh",
                 module.name(), to_string(strategy));
   return mesh_of_hosts(compute_device(module, options, scope));
-}
-
-void cast_floating(TensorRefs tensors, at::ScalarType dtype) {
-  for (auto* tensor : tensors) {
-    if (tensor->is_floating_point()) {
-      *tensor = tensor->to(dtype);
-    }
-  }
 }
 
 void cast_inputs(FSDPUnit& unit, TensorRefs inputs) {

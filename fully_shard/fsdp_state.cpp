@@ -13,23 +13,13 @@
 #include "base/error.h"
 #include "fully_shard/autocast_cache.h"
 #include "fully_shard/backward_hooks.h"
+#include "fully_shard/cast_floating.h"
 #include "fully_shard/fsdp_root.h"
 #include "fully_shard/unit_outputs.h"
 
 namespace tessera {
 
 namespace {
-
-void cast_floating(TensorRefs tensors, std::optional<at::ScalarType> dtype) {
-  if (!dtype) {
-    return;
-  }
-  for (auto* tensor : tensors) {
-    if (tensor->is_floating_point()) {
-      *tensor = tensor->to(*dtype);
-    }
-  }
-}
 
 /// Of all units' forwards, so that a call knows whether there were others in it.
 thread_local int64_t differentiable_calls = 0;
@@ -156,8 +146,8 @@ void FSDPState::pre_forward(HookPoint& point, size_t module, TensorRefs inputs) 
   }
   open_calls_.emplace_back();
   ran_[module] = true;
-  if (options_.mp_policy.cast_forward_inputs) {
-    cast_floating(inputs, options_.mp_policy.param_dtype);
+  if (options_.mp_policy.cast_forward_inputs && options_.mp_policy.param_dtype) {
+    cast_floating(inputs, *options_.mp_policy.param_dtype);
   }
   if (group_) {
     is_prefetched_ = false;
@@ -265,7 +255,9 @@ void FSDPState::end_call(OpenCall& call, TensorRefs outputs) {
   if (all_ran && open_calls_.empty()) {
     ran_.assign(ran_.size(), false);
   }
-  cast_floating(outputs, options_.mp_policy.output_dtype);
+  if (options_.mp_policy.output_dtype) {
+    cast_floating(outputs, *options_.mp_policy.output_dtype);
+  }
 }
 
 void FSDPState::forward_failed() {

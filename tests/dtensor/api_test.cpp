@@ -94,6 +94,31 @@ TEST_CASE("gradients of full_tensor may be terms", "[dtensor]") {
   });
 }
 
+TEST_CASE("gather_shape adds up what ranks hold", "[dtensor]") {
+  run_ranks(4, [](int rank) {
+    const auto line = init_device_mesh(at::kCPU, {4}), square = init_device_mesh(at::kCPU, {2, 2});
+    const std::vector<int64_t> sizes = {5, 1};
+    for (const auto& [mesh, placed] : std::vector<std::pair<DeviceMesh, Placements>>{
+             {line, {Shard(0)}},              // the last rank has nothing
+             {line, {Shard(1)}},              // all but the first have nothing
+             {line, {Replicate()}},           // nothing is cut
+             {square, {Shard(0), Shard(0)}},  // cut twice
+             {square, {Shard(0), Shard(1)}},
+             {square, {Partial(), Shard(0)}},
+         }) {
+      const auto local = to_local(redistribute(empty(sizes, mesh), placed));
+      expect_equal(gather_shape(local, mesh, placed), sizes);
+    }
+    // Sizes that torch.chunk would not cut are added up too.
+    expect_equal(gather_shape(at::ones({rank, 2}), line, {Shard(0)}), std::vector<int64_t>{6, 2});
+    expect_throws<ValueError>(
+        [&] {
+          gather_shape(rank == 0 ? at::ones({2}) : at::ones({2, 2}), line, {Shard(0)});
+        },
+        "gather_shape");
+  });
+}
+
 TEST_CASE("local_map runs a function of local tensors, uneven shards too", "[dtensor]") {
   for (const int ranks : {1, 2, 3, 4}) {
     run_ranks(ranks, [&](int) {

@@ -20,6 +20,11 @@ namespace tessera {
 
 namespace {
 
+/// Ops with rules whose composite form would come before the fallback.
+constexpr const char* kNotComposite = R"(
+    mish_backward silu_backward linalg_matrix_rank linalg_matrix_rank.tol_tensor linalg_matrix_rank.atol_rtol_tensor
+    linalg_matrix_rank.atol_rtol_float)";
+
 /// item(): the reduced value, the same on every rank.
 at::Scalar local_scalar_dense(const at::Tensor& tensor) {
   return whole_tensor(*dtensor_meta(tensor)).item();
@@ -134,9 +139,8 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, library) {
   library.impl("_local_scalar_dense", &local_scalar_dense);
   library.impl("equal", &equal);
   library.impl("is_same_size", &is_same_size);
-  // They have kernels and a composite form too, which comes before the fallback.
-  for (const char* op : {"mish_backward", "silu_backward"}) {
-    library.impl(op, torch::CppFunction::makeFromBoxedFunction<&dispatch>());
+  for (const auto& op : aten_ops(kNotComposite)) {
+    library.impl(op.substr(6).c_str(), torch::CppFunction::makeFromBoxedFunction<&dispatch>());
   }
   override_composite_explicit_ops(library);
 }

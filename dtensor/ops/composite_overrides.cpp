@@ -131,6 +131,17 @@ void check_features(const char* name, const std::optional<at::Tensor>& tensor, i
                 "aten::batch_norm: {} has {} elements, and the input {} channels", name, tensor->numel(), features);
 }
 
+/// The same tensor with a version counter of its own. In training autograd saves running statistics and takes no harm
+/// from the norm's write of them, which a plain tensor does not count. A DTensor made by from_local would count it: its
+/// counter is that of its local tensor.
+std::optional<at::Tensor> not_counting(const std::optional<at::Tensor>& statistics) {
+  if (!statistics || !statistics->defined() || statistics->is_inference() || !dtensor_meta(*statistics)) {
+    return statistics;
+  }
+  return at::Tensor(statistics->unsafeGetTensorImpl()->shallow_copy_and_detach(c10::VariableVersion(/*version=*/0),
+                                                                               /*allow_tensor_metadata_change=*/false));
+}
+
 /// For CUDA tensors ATen's own calls cuDNN, whose ops have no rules.
 std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, int64_t> batch_norm_impl_index(
     const at::Tensor& input, const std::optional<at::Tensor>& weight, const std::optional<at::Tensor>& bias,
@@ -148,8 +159,10 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, int64_t> batch_norm_i
     const auto unused = at::empty({0}, at::kByte);
     return {output, unused, unused, unused, 0};
   }
+  const auto own_mean = training ? not_counting(running_mean) : running_mean;
+  const auto own_var = training ? not_counting(running_var) : running_var;
   auto [output, mean, inverse_deviation] =
-      at::native_batch_norm(input, weight, bias, running_mean, running_var, training, momentum, eps);
+      at::native_batch_norm(input, weight, bias, own_mean, own_var, training, momentum, eps);
   return {output, mean, inverse_deviation, at::empty({0}, at::kByte), 0};
 }
 

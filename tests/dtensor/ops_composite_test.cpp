@@ -14,6 +14,7 @@
 #include <ATen/ops/istft.h>
 #include <ATen/ops/linalg_matrix_exp.h>
 #include <ATen/ops/linalg_matrix_power.h>
+#include <ATen/ops/linalg_matrix_rank.h>
 #include <ATen/ops/matrix_exp.h>
 #include <ATen/ops/nanquantile.h>
 #include <ATen/ops/one_hot.h>
@@ -80,6 +81,15 @@ TEST_CASE("ops that make masks, indices and bounds", "[dtensor][ops]") {
        .inputs = {{{2, 3, 3}}},
        .call = [](const Tensors& x) -> Tensors {
          return {at::linalg_matrix_power(x[0], 0), at::linalg_matrix_power(x[0], 3)};
+       }},
+      {.name = "matrix ranks",
+       .inputs = {{{2, 5, 3}}, {{2, 3, 3}}, positive({2})},
+       .call = [](const Tensors& x) -> Tensors {
+         const auto of_rank_1 = x[0].narrow(2, 0, 1) * x[0].narrow(1, 0, 1);
+         const auto symmetric = x[1] + x[1].mT();
+         return {at::linalg_matrix_rank(x[0], /*tol=*/1.0), at::linalg_matrix_rank(of_rank_1, {}, {}),
+                 at::linalg_matrix_rank(symmetric, std::optional<double>(0.1), 0.2, /*hermitian=*/true),
+                 at::linalg_matrix_rank(x[0], x[2])};
        }},
       {.name = "causal attention without heads",
        .inputs = {{{4, 3, 5}}, {{4, 3, 5}}, {{4, 3, 5}}},

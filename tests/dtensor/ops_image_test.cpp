@@ -1,5 +1,6 @@
 // Convolutions, pooling, padding, resampling and batch norms.
 
+#include <ATen/core/grad_mode.h>
 #include <ATen/ops/adaptive_avg_pool2d.h>
 #include <ATen/ops/adaptive_max_pool2d.h>
 #include <ATen/ops/avg_pool2d.h>
@@ -177,8 +178,36 @@ TEST_CASE("a batch norm in eval mode does not write its statistics", "[dtensor][
     const auto version = mean._version();
     const auto y = at::batch_norm(x, {}, {}, mean, var, /*training=*/false, 0.1, 0, /*cudnn_enabled=*/false);
     expect_equal(mean._version(), version);
-    y.sum().backward();
+    y.sum().backward(/*gradient=*/{}, /*retain_graph=*/true);
     expect_equal(full_tensor(x.grad()).sum().item<float>(), 24.f);
+    const at::NoGradGuard no_grad;
+    var.fill_(4);
+    expect_throws<c10::Error>([&] { y.sum().backward(); }, "modified by an inplace operation");
+  });
+}
+
+TEST_CASE("a batch norm in training writes statistics of from_local, and backward goes on", "[dtensor][ops]") {
+  const auto generator = make_generator(3);
+  const auto plain = at::randn({3, 2, 4}, generator);
+  const auto norm = [](const at::Tensor& x, const at::Tensor& mean, const at::Tensor& var) {
+    return at::batch_norm(x, {}, {}, mean, var, /*training=*/true, 0.1, 1e-5, /*cudnn_enabled=*/false);
+  };
+  const auto mean = at::zeros({2}), var = at::ones({2}), leaf = plain.clone().requires_grad_();
+  norm(leaf, mean, var).pow(3).sum().backward();
+  run_ranks(2, [&](int) {
+    const auto mesh = init_device_mesh(at::kCPU, {2});
+    const auto x = distribute_tensor(plain, mesh, {Shard(0)}).requires_grad_();
+    const auto local = at::zeros({2});
+    const auto own_mean = from_local(local, mesh, {Replicate()}),
+               own_var = from_local(at::ones({2}), mesh, {Replicate()});
+    const auto version = local._version();
+    const auto y = norm(x, own_mean, own_var);
+    TESSERA_EXPECT(local._version() > version);
+    y.pow(3).sum().backward();
+    expect_close(x.grad(), leaf.grad());
+    expect_close(own_mean, mean);
+    expect_close(local, mean);
+    expect_close(own_var, var);
   });
 }
 

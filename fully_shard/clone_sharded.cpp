@@ -37,7 +37,7 @@ void check_idle(torch::nn::Module& module) {
     if (fault.empty() && (!state->is_idle() || !is_sharded)) {
       fault = fmt::format(
           "clone_sharded: the unit '{}' is in the middle of an iteration, or unsharded; finish the backward, or drop "
-          "its loss, or call fsdp(module).reshard(), first",
+          "its loss, or call fsdp(module).reshard(), first; after a backward that threw, reset_iter_state()",
           path);
     }
   }

@@ -45,9 +45,8 @@ std::vector<NamedState> units_of_params(torch::nn::Module& module) {
 void reshard_all(torch::nn::Module& module) {
   const auto states = units_of_params(module);
   for (const auto& [path, state] : states) {
-    const bool computes = state->is_in_forward() || (state->is_running() && current_backward() != -1);
     TESSERA_CHECK(
-        StateError, !computes,
+        StateError, !state->is_running(),
         "parameters of {}, or their states, are to be saved or loaded while the unit '{}' computes with them; "
         "do it outside of forward and backward",
         module.name(), path);

@@ -94,6 +94,10 @@ void FSDPState::reshard_after_forward() {
   }
 }
 
+bool FSDPState::is_running() const {
+  return is_in_forward() || (active_calls_ > 0 && current_backward() != -1);
+}
+
 /// A share has the values that forward computed with, for its backward. Others may have been gathered before shards
 /// were written: ahead of time by a unit of another tree, by the user, or by a forward that left them.
 void FSDPState::forget_old_values() {

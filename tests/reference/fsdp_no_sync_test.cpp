@@ -42,6 +42,34 @@ TEST_CASE("row 98: no_sync sends no gradients; k micro-batches are one batch; sc
   });
 }
 
+TEST_CASE("after a backward that threw, scopes are open, and training goes on") {
+  run_ranks(2, [](int) {
+    const auto model = make_model();
+    bool fails = true;
+    auto handle = hook_point(*model->blocks[1], "test").register_forward_hook([&](HookPoint&, TensorRefs outputs) {
+      outputs[0]->register_hook([&fails](const at::Tensor& grad) {
+        TESSERA_CHECK(Error, !fails, "on purpose");
+        return grad;
+      });
+    });
+    const auto in_no_sync = [&] { model.no_sync([&] { run_backward(model); }); };
+    for (int i = 0; i < 2; ++i) {  // the second one finds what the first left
+      expect_throws<Error>(in_no_sync, "on purpose");
+      TESSERA_EXPECT(model.training_state() == TrainingState::IDLE);
+    }
+    FSDP::summon_full_params(*model, {}, [&] { expect_bit_equal(model->out->bias, make_tower()->out->bias); });
+    fails = false;
+    model->zero_grad();
+    in_no_sync();
+    run_backward(model);
+    auto reference = reference_after_backward();
+    for (auto& param : reference->parameters()) {
+      param.mutable_grad() = param.grad() * 2;
+    }
+    check_sharded_parity(*reference, *model);
+  });
+}
+
 TEST_CASE("rows 98, 116: no_sync is for the root, and for those who leave its setting alone") {
   run_ranks(2, [](int) {
     const auto model = make_model();

@@ -32,11 +32,30 @@ at::Tensor with_own_memory(const at::Tensor& grad) {
   return owns_memory(grad) ? grad : grad.clone();
 }
 
+/// What a term's gradient is of that of the tensor which it is a term of: nullopt where that depends on the other
+/// terms.
+std::optional<double> gradient_of_term(const DTensorSpec& spec) {
+  double scale = 1;
+  for (size_t axis = 0; axis < spec.placements().size(); ++axis) {
+    const auto& placement = spec.placements()[axis];
+    if (!placement.is_partial() || placement.reduce_op() == ReduceOp::Sum) {
+      continue;
+    }
+    if (placement.reduce_op() != ReduceOp::Avg) {
+      return std::nullopt;
+    }
+    scale /= static_cast<double>(spec.mesh().shape()[axis]);
+  }
+  return scale;
+}
+
 class FromLocalFunction : public torch::autograd::Function<FromLocalFunction> {
  public:
+  /// The local gradient is `scale` of that of the DTensor under `grad_placements`.
   static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& local, const SpecPtr& spec,
-                            const Placements& grad_placements) {
+                            const Placements& grad_placements, std::optional<double> scale) {
     save_spec(context, spec->with_placements(grad_placements));
+    context->saved_data["scale"] = scale;
     auto result = wrap_local(local.detach(), spec);
     if (!local.is_inference() && !result.is_inference()) {  // what autograd saved of either finds writes to the other
       result.unsafeGetTensorImpl()->set_version_counter(local.unsafeGetTensorImpl()->version_counter());
@@ -47,13 +66,20 @@ class FromLocalFunction : public torch::autograd::Function<FromLocalFunction> {
   static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
                                                  const torch::autograd::variable_list& grads) {
     if (!grads[0].defined()) {
-      return {at::Tensor(), at::Tensor(), at::Tensor()};
+      return {at::Tensor(), at::Tensor(), at::Tensor(), at::Tensor()};
     }
+    const auto scale = context->saved_data["scale"].toOptional<double>();
+    TESSERA_CHECK(
+        NotImplementedError, scale,
+        "from_local: a backward reaches a term of a pending maximum, minimum or product, whose gradient depends "
+        "on the other ranks' terms; say in grad_placements what the local tensor is to get, or give "
+        "local.detach()");
     const auto grad = redistribute(grads[0], saved_spec(context)->placements());
     const size_t references = grad.is_same(grads[0]) ? 2 : 1;  // of this function alone
     const bool owned = grad.use_count() == references && has_own_local_memory(grad);
     const auto local = to_local(grad);
-    return {owned ? local : local.clone(), at::Tensor(), at::Tensor()};
+    const auto own = *scale != 1 ? local.mul(*scale) : owned ? local : local.clone();
+    return {own, at::Tensor(), at::Tensor(), at::Tensor()};
   }
 };
 
@@ -210,7 +236,8 @@ at::Tensor from_local(const at::Tensor& local, const DeviceMesh& mesh, Placement
   // What the local tensor looks like may differ between ranks, in dims of one element if nowhere else. The global
   // strides may not, and local tensors of one spec lie alike, as kernels that take several assume.
   const auto laid_out = options.stride ? local : local.contiguous();
-  return FromLocalFunction::apply(laid_out.resolve_conj().resolve_neg(), spec, grad_placements);
+  const auto scale = options.grad_placements ? 1 : gradient_of_term(*spec);
+  return FromLocalFunction::apply(laid_out.resolve_conj().resolve_neg(), spec, grad_placements, scale);
 }
 
 at::Tensor to_local(const at::Tensor& tensor, std::optional<Placements> grad_placements) {

@@ -62,7 +62,9 @@ struct FromLocalOptions {
   /// Compares all ranks' local sizes with `shape` and Replicate copies with the first rank's: a mismatch
   /// throws ValueError on every rank. Costs collectives.
   bool run_check = false;
-  /// Placements of the gradient that reaches `local`. Default: those of the tensor, Replicate for Partial.
+  /// Placements of the gradient that reaches `local`. Default: those of the tensor; for Partial(Sum) Replicate, as each
+  /// term's derivative is that of the sum; for Partial(Avg) that over the number of terms. A backward through another
+  /// Partial throws NotImplementedError, unless they are given.
   std::optional<Placements> grad_placements = std::nullopt;
 };
 

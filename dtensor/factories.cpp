@@ -7,6 +7,7 @@
 #include <c10/core/DefaultDtype.h>
 
 #include "base/error.h"
+#include "dtensor/fill_check.h"
 #include "dtensor/whole_tensor.h"
 
 namespace tessera {
@@ -92,7 +93,10 @@ at::Tensor full(at::IntArrayRef sizes, const at::Scalar& value, const DeviceMesh
     options =
         options.dtype(value.isComplex() ? c10::toComplexType(c10::get_default_dtype_as_scalartype()) : value.type());
   }
-  return make(sizes, mesh, std::move(placements), options, "full", [&](at::Tensor& part) { part.fill_(value); });
+  return make(sizes, mesh, std::move(placements), options, "full", [&](at::Tensor& part) {
+    check_fill(part, c10::multiply_integers(sizes), value);
+    part.fill_(value);
+  });
 }
 
 at::Tensor rand(at::IntArrayRef sizes, const DeviceMesh& mesh, Placements placements, at::TensorOptions options) {

@@ -154,7 +154,7 @@ bool has_nothing_to_compute(const OpPlan& plan) {
 
 /// Whether this rank has no element of an operand of which others have some, so that its kernel might take what theirs
 /// refuse, and the op may be called on zeros to find out: it draws nothing, is no view, and has no effect that could be
-/// a program's own. Lists are left out: where one tensor is empty here, they would be all of a model's parameters.
+/// a program's own. Of lists only where all tensors are empty here: else they would be all of a model's parameters.
 bool has_to_ask(const OpCall& call, const OpRule& rule, const OpPlan& plan) {
   const auto lacks_elements = [](const SpecPtr& spec) {
     return spec && is_empty(spec->local_sizes()) && !is_empty(spec->sizes());
@@ -169,7 +169,8 @@ bool has_to_ask(const OpCall& call, const OpRule& rule, const OpPlan& plan) {
   const auto is_view = [](const c10::Argument& result) { return result.alias_info() && !is_written(result); };
   return (!rule.local_call || rule.op_takes_shards) && call.op.operator_name().getNamespace() == "aten" &&
          !call.op.hasTag(at::Tag::nondeterministic_seeded) && std::ranges::none_of(schema.returns(), is_view) &&
-         std::ranges::none_of(call.args, [](const c10::IValue& value) { return value.isTensorList(); });
+         (plan.nothing_here ||
+          std::ranges::none_of(call.args, [](const c10::IValue& value) { return value.isTensorList(); }));
 }
 
 /// Moved operands are row-major, which may tell kernels to lay out results otherwise than those of the whole operands.

@@ -1,5 +1,6 @@
 // New tensors that take dtype and device, and perhaps sizes, from another one.
 
+#include "dtensor/fill_check.h"
 #include "dtensor/local_arguments.h"
 #include "dtensor/ops/rule_helpers.h"
 
@@ -28,10 +29,19 @@ void local_empty_strided(const c10::OperatorHandle& op, torch::jit::Stack* stack
   op.callBoxed(stack);
 }
 
+void local_new_full(const c10::OperatorHandle& op, torch::jit::Stack* stack, const OpPlan& plan) {
+  const auto value = local_argument(op, stack, 2).toScalar();
+  with_local_sizes(1)(op, stack, plan);
+  check_fill(stack->back().toTensor(), c10::multiply_integers(plan.outputs[0]->sizes()), value);
+}
+
 const RegisterOpRules rules([] {
   register_op_rule({"aten::new_zeros"}, {.strategies = factory_strategies<true>, .local_call = with_local_sizes(1)});
-  register_op_rule({"aten::new_empty", "aten::new_ones", "aten::new_full"},
+  register_op_rule({"aten::new_empty", "aten::new_ones"},
                    {.strategies = factory_strategies<false>, .local_call = with_local_sizes(1)});
+  register_op_rule(
+      {"aten::new_full"},
+      {.strategies = factory_strategies<false>, .local_call = local_new_full, .runs_on_empty_shards = true});
   register_op_rule({"aten::new_empty_strided"},
                    {.strategies = factory_strategies<false>, .local_call = local_empty_strided});
 });

@@ -110,6 +110,11 @@ void check_dtypes(const OpCall& call) {
   TESSERA_CHECK(ValueError, c10::isFloatingType(self.dtype) && weight_dtype == self.dtype,
                 "{}: input {} and weight of {}; they need one floating dtype", toString(call.op.operator_name()),
                 to_string(self), c10::toString(weight_dtype));
+  const auto& target = call.operands[1].meta;
+  const bool takes_bytes = call.op.schema().name() == "aten::nll_loss_forward";  // and not that of images
+  TESSERA_CHECK(ValueError, target.dtype == at::kLong || (takes_bytes && target.dtype == at::kByte),
+                "{}: target {}; classes are Long{}", toString(call.op.operator_name()), to_string(target),
+                takes_bytes ? " or Byte" : "");
 }
 
 Strategies nll_loss_strategies(const OpCall& call) {

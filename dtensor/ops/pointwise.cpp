@@ -6,6 +6,7 @@
 #include <ATen/ops/empty_strided.h>
 #include <ATen/ops/neg.h>
 
+#include "dtensor/fill_check.h"
 #include "dtensor/ops/op_names.h"
 #include "dtensor/ops/rule_helpers.h"
 #include "dtensor/propagate.h"
@@ -101,10 +102,12 @@ Strategies fill_in_place_strategies(const OpCall& call) {
   return strategies;
 }
 
-/// Kernels refuse a number that the dtype cannot hold. All ranks must, also those that do not call one on their part.
-void ask_fill_kernel(const c10::OperatorHandle& op, const at::Tensor& local, int64_t numel, const c10::IValue& value) {
-  torch::jit::Stack call{at::empty({std::min<int64_t>(2, numel)}, local.options()), value};
-  op.callBoxed(&call);
+void check_fill_value(const at::Tensor& part, int64_t numel, const c10::IValue& value) {
+  if (value.isTensor()) {
+    check_fill(part, numel, value.toTensor());
+  } else {
+    check_fill(part, numel, value.toScalar());
+  }
 }
 
 void local_fill_in_place(const c10::OperatorHandle& op, torch::jit::Stack* stack, const OpPlan& plan) {
@@ -115,15 +118,19 @@ void local_fill_in_place(const c10::OperatorHandle& op, torch::jit::Stack* stack
   for (size_t axis = 0; axis < self->placements().size(); ++axis) {
     first = first && (self->placements()[axis] != Partial() || self->mesh().coordinate()[axis] == 0);
   }
-  // Of one element of 16 bits kernels take any number.
-  if (!first || (local.numel() == 1 && numel > 1 && at::isReducedFloatingType(local.scalar_type()))) {
-    ask_fill_kernel(op, local, numel, local_argument(op, stack, 1));
-  }
+  check_fill_value(first ? local : at::empty({0}, local.options()), numel, local_argument(op, stack, 1));
   if (first) {
     op.callBoxed(stack);
   } else {
     set_results(op, stack, {local.zero_()});
   }
+}
+
+/// Of a new tensor, whose dtype may be another one than the operand's.
+void local_filled(const c10::OperatorHandle& op, torch::jit::Stack* stack, const OpPlan& plan) {
+  const auto value = local_argument(op, stack, 1);
+  op.callBoxed(stack);
+  check_fill_value(stack->back().toTensor(), c10::multiply_integers(plan.outputs[0]->sizes()), value);
 }
 
 constexpr const char* kPointwise = R"(
@@ -135,7 +142,7 @@ constexpr const char* kPointwise = R"(
     clamp_min.Tensor clamp_min_ clamp_min_.Tensor copysign.Scalar copysign.Tensor copysign_.Scalar copysign_.Tensor
     cos cos_ cosh cosh_ deg2rad deg2rad_ digamma digamma_ div.Scalar_mode div.Tensor_mode div_.Scalar_mode
     div_.Tensor_mode elu elu_ eq.Scalar eq.Tensor eq_.Scalar eq_.Tensor erf erf_ erfc erfc_ erfinv erfinv_ exp exp2
-    exp2_ exp_ expm1 expm1_ fill.Scalar fill.Tensor floor floor_ floor_divide floor_divide.Scalar floor_divide_.Scalar
+    exp2_ exp_ expm1 expm1_ floor floor_ floor_divide floor_divide.Scalar floor_divide_.Scalar
     floor_divide_.Tensor fmax fmin fmod.Scalar fmod.Tensor fmod_.Scalar fmod_.Tensor frac frac_ ge.Scalar ge.Tensor
     ge_.Scalar ge_.Tensor gelu gelu_ gt.Scalar gt.Tensor gt_.Scalar gt_.Tensor hardsigmoid hardsigmoid_ hardswish
     hardswish_ hardtanh hardtanh_ heaviside hypot isinf isnan isneginf isposinf le.Scalar le.Tensor le_.Scalar
@@ -180,18 +187,27 @@ const RegisterOpRules rules([] {
                                                                   .local_call = local_fill_in_place,
                                                                   .reads_float_scalars = false,
                                                                   .runs_on_empty_shards = true});
+  register_op_rule({"aten::fill.Scalar", "aten::fill.Tensor"}, {.strategies = strategies,
+                                                                .local_call = local_filled,
+                                                                .output_metas = pointwise_metas,
+                                                                .reads_float_scalars = false,
+                                                                .runs_on_empty_shards = true});
   register_op_rule({"aten::masked_fill.Scalar", "aten::masked_fill_.Scalar"},
                    {.strategies = masked_fill_strategies, .output_metas = pointwise_metas, .asks_kernel = true});
   register_op_rule({"aten::add_.Tensor", "aten::sub_.Tensor", "aten::add_.Scalar", "aten::sub_.Scalar"},
                    {.strategies = add_in_place_strategies,
                     .local_call = local_add_in_place,
                     .output_metas = pointwise_metas,
-                    .reads_float_scalars = false});
+                    .reads_float_scalars = false,
+                    .asks_kernel = true});
   register_linear({"aten::mul.Tensor", "aten::mul_.Tensor"}, {{0}, {1}});
   register_linear({"aten::div.Tensor", "aten::div_.Tensor"}, {{0}});
   register_op_rule({"aten::zeros_like", "aten::zero_", "aten::zero"}, {.strategies = zeros_like_strategies});
-  register_op_rule({"aten::empty_like", "aten::ones_like", "aten::full_like"},
-                   {.strategies = constant_like_strategies, .reads_float_scalars = false});
+  register_op_rule({"aten::empty_like", "aten::ones_like"}, {.strategies = constant_like_strategies});
+  register_op_rule({"aten::full_like"}, {.strategies = constant_like_strategies,
+                                         .local_call = local_filled,
+                                         .reads_float_scalars = false,
+                                         .runs_on_empty_shards = true});
 });
 
 }  // namespace

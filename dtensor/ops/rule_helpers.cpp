@@ -13,13 +13,14 @@ namespace tessera {
 
 namespace {
 
-/// Whether a number, or a list with such a number, `is` so; of a complex one the magnitude.
+/// Whether a number, or a list with such a number, `is` so; of a complex one the magnitude, of a bool 0 or 1.
 bool any_number(const c10::IValue& value, bool (*is)(double)) {
   if (value.isList()) {
     const auto list = value.toListRef();
     return std::any_of(list.begin(), list.end(), [&](const c10::IValue& element) { return any_number(element, is); });
   }
   return (value.isDouble() && is(value.toDouble())) || (value.isInt() && is(static_cast<double>(value.toInt()))) ||
+         (value.isBool() && is(value.toBool() ? 1 : 0)) ||
          (value.isComplexDouble() && is(std::abs(value.toComplexDouble())));
 }
 

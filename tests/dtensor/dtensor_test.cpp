@@ -139,6 +139,25 @@ TEST_CASE("from_local and to_local share memory and pass gradients", "[dtensor]"
   });
 }
 
+TEST_CASE("a term's gradient is that of the sum, a part of that of the mean, and otherwise the program's to say",
+          "[dtensor]") {
+  run_ranks(4, [](int rank) {
+    const auto mesh = init_device_mesh(at::kCPU, {2, 2});
+    const auto gradient = [&](const Placements& placements, FromLocalOptions options = {}) {
+      const auto term = at::full({3}, rank, at::kDouble).requires_grad_();
+      full_tensor(from_local(term, mesh, placements, options)).square().sum().backward();
+      return term.grad();
+    };
+    const auto of = [](double number) { return at::full({3}, number, at::kDouble); };
+    const Partial sum, mean(ReduceOp::Avg), largest(ReduceOp::Max);
+    expect_close(gradient({sum, sum}), of(2 * 6));
+    expect_close(gradient({mean, mean}), of(2 * 1.5 / 4));
+    expect_close(gradient({sum, mean}), of(2 * 3 / 2.));
+    expect_throws<NotImplementedError>([&] { gradient({largest, largest}); }, "say in grad_placements");
+    expect_close(gradient({largest, largest}, {.grad_placements = Placements{Replicate(), Replicate()}}), of(2 * 3));
+  });
+}
+
 TEST_CASE("from_local of uneven shards needs the shape", "[dtensor]") {
   run_ranks(2, [](int rank) {
     const auto mesh = init_device_mesh(at::kCPU, {2});

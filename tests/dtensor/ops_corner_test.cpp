@@ -7,6 +7,7 @@
 #include <limits>
 
 #include "dtensor/dtensor.h"
+#include "dtensor/factories.h"
 #include "testing/expect.h"
 #include "testing/run_ranks.h"
 #include "testing/tensor_matchers.h"
@@ -254,10 +255,46 @@ TEST_CASE("corners: numbers that a dtype cannot hold are refused on every rank, 
     const auto pending = from_local(at::ones({3}, at::kHalf), mesh, {Partial()});  // filled by the first rank alone
     expect_throws<std::exception>([&] { pending.fill_(1e10); }, "overflow");
     expect_bit_equal(full_tensor(pending.fill_(2)), at::full({3}, 2, at::kHalf));
+    expect_throws<std::exception>([&] { at::full_like(half, 7e4); }, "overflow");
+    expect_throws<std::exception>([&] { half.new_full({3}, 7e4); }, "overflow");
+    expect_throws<std::exception>([&] { at::fill(half, 7e4); }, "overflow");
+    expect_throws<std::exception>([&] { tessera::full({5}, 7e4, mesh, {Shard(0)}, at::kHalf); }, "overflow");
+    expect_throws<std::exception>([&] { tessera::full({2}, 7e4, mesh, {Shard(0)}, at::kHalf); }, "overflow");
+    const auto byte = distribute_tensor(at::ones({1}, at::kByte), mesh, {Shard(0)});
+    for (const double number : {1., 300.}) {  // the second one finds the plan of the first
+      const auto refuse = [&](const auto& call) {
+        if (number == 1) {
+          expect_equal(full_tensor(call()).template item<int64_t>(), 1);
+        } else {
+          expect_throws<std::exception>(call, "overflow");
+        }
+      };
+      refuse([&] { return at::full_like(byte, number); });
+      refuse([&] { return byte.new_full({1}, number); });
+      refuse([&] { return at::fill(byte, number); });
+      refuse([&] { return tessera::full({1}, number, mesh, {Shard(0)}, at::kByte); });
+    }
+    expect_throws<std::exception>([&] { byte.clone().add_(byte, 300); }, "overflow");
+    expect_throws<c10::Error>([&] { at::_foreach_lgamma({byte.to(at::kComplexFloat)}); }, "not implemented");
     const auto whole = distribute_tensor(at::ones({5}), mesh, {Shard(0)});
     expect_throws<c10::Error>([&] { at::softshrink(whole, -1.0); }, "lambda");
     expect_close(full_tensor(whole.clamp(0, 0.5)), at::full({5}, 0.5));
     expect_close(full_tensor(half.masked_fill(half.gt(0), 3)), at::full({5}, 3, at::kHalf));
+  });
+}
+
+TEST_CASE("corners: targets of a dtype that no loss takes are refused on every rank, be its part none") {
+  run_ranks(2, [](int) {
+    const auto mesh = init_device_mesh(at::kCPU, {2});
+    const auto scores = distribute_tensor(at::ones({1, 5}), mesh, {Shard(0)});
+    const auto images = distribute_tensor(at::ones({1, 5, 1, 1}), mesh, {Shard(0)});
+    for (const Placement& placement : {Placement(Shard(0)), Placement(Replicate())}) {
+      const auto target = distribute_tensor(at::ones({1}, at::kInt), mesh, {placement});
+      expect_throws<ValueError>([&] { at::nll_loss(scores, target); }, "classes are Long or Byte");
+      expect_equal(full_tensor(at::nll_loss(scores, target.to(at::kByte))).item<float>(), -1.f);
+      const auto image = target.to(at::kByte).view({1, 1, 1});
+      expect_throws<ValueError>([&] { at::nll_loss2d(images, image); }, "classes are Long");
+    }
   });
 }
 

@@ -1,0 +1,22 @@
+#pragma once
+// A number that a dtype cannot hold is refused by the kernel that fills a tensor with it, but not of a tensor without
+// elements, nor, on the CPU, of one element of 16 bits. All ranks are to refuse, whatever their part is.
+
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
+
+#include <algorithm>
+
+namespace tessera {
+
+/// Throws what a kernel throws that fills `numel` elements of `part`'s dtype with `value`, a number or a tensor without
+/// dims. `part` is what this rank has of them.
+template <class Value>
+void check_fill(const at::Tensor& part, int64_t numel, const Value& value) {
+  const int64_t telling = std::min<int64_t>(2, numel);
+  if (part.numel() < telling) {
+    at::empty({telling}, part.options()).fill_(value);
+  }
+}
+
+}  // namespace tessera

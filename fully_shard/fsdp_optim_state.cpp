@@ -104,30 +104,33 @@ std::vector<std::string> names_of(const Module& model, const Optimizer& optim) {
   return result;
 }
 
-at::Tensor saved_tensor(const at::Tensor& tensor, StateDictType type, bool offloads) {
+/// A copy.
+at::Tensor saved_tensor(const at::Tensor& tensor, const StateDictSettings& settings) {
   const auto* meta = dtensor_meta(tensor);
   if (!meta) {
     return tensor.clone();
   }
-  if (type == StateDictType::SHARDED_STATE_DICT) {
-    return tensor.detach();
-  }
-  const auto full = whole_tensor(*meta);
-  return offloads && !full.is_cpu() ? full.cpu() : full.clone();
+  const bool offloads =
+      std::visit([](const auto& config) { return config.offload_to_cpu; }, settings.optim_state_dict_config);
+  const auto saved = settings.type == StateDictType::SHARDED_STATE_DICT ? tensor.detach() : whole_tensor(*meta);
+  const auto moved = offloads ? on_device(saved, at::kCPU) : saved;
+  return moved.is_same(saved) ? saved.clone() : moved;
 }
 
-/// A full entry as the optimizer of a sharded parameter holds it.
+/// An entry as the optimizer of a sharded parameter holds it.
 at::Tensor loaded_tensor(const std::string& name, const at::Tensor& value, const at::Tensor& param) {
   const auto* meta = dtensor_meta(param);
-  if (!meta || value.dim() == 0 || dtensor_meta(value)) {
+  if (!meta || value.dim() == 0) {
     return value.clone();
   }
+  const auto moved = on_device(value, meta->local.device());
+  if (dtensor_meta(value)) {
+    return moved.is_same(value) ? value.clone() : moved;
+  }
   TESSERA_CHECK(ValueError, value.sizes() == param.sizes(),
-                "optim_state_dict_to_load: the state of '{}' is {}, the "
-                "parameter {}",
-                name, value.sizes(), param.sizes());
-  const auto own = part_of_whole(value.to(meta->local.device()), *meta->spec).clone();
-  return wrap_local(own, meta->spec->with_dtype(value.scalar_type()));
+                "optim_state_dict_to_load: the state of '{}' is {}, the parameter {}", name, value.sizes(),
+                param.sizes());
+  return wrap_local(part_of_whole(moved, *meta->spec).clone(), meta->spec->with_dtype(value.scalar_type()));
 }
 
 void check_key_types(const OptimStateDict& dict) {
@@ -220,7 +223,7 @@ OptimStateDict optim_state_dict(Module& model, Optimizer& optim) {
           continue;
         }
         for (const auto& [field, tensor] : entry_of(static_cast<typename Types::State&>(*found->second))) {
-          dict.state[name][field] = saved_tensor(tensor, settings.type, !config || config->offload_to_cpu);
+          dict.state[name][field] = saved_tensor(tensor, settings);
         }
       }
       dict.param_groups.push_back(std::move(saved));

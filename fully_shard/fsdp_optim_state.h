@@ -6,7 +6,8 @@
 //   ...
 //   optim_state_dict_to_load(*model, optimizer, saved, {.load_directly = true});
 //
-// FULL has full, plain tensors, SHARDED DTensors; each in the dtype of the shards, since that is what optimizers see.
+// FULL has full, plain tensors, SHARDED DTensors, each a copy, in the dtype of the shards, since that is what optimizers
+// see.
 // A tied parameter has the first of its names. Known optimizers are those of optim/optimizer_fields.h: torch::optim's
 // Adam, AdamW, SGD, RMSprop, Adagrad.
 //

@@ -42,18 +42,29 @@ std::unordered_map<c10::TensorImpl*, const FSDPUnit*> owners(const std::vector<N
   return owners;
 }
 
-at::Tensor full_entry(const at::Tensor& tensor, const FullStateDictConfig& config, bool keeps) {
+bool offloads(const StateDictSettings& settings) {
+  return std::visit([](const auto& config) { return config.offload_to_cpu; }, settings.state_dict_config);
+}
+
+at::Tensor full_entry(const at::Tensor& tensor, const StateDictSettings& settings, bool keeps) {
   const auto* meta = dtensor_meta(tensor);
   const auto full = meta ? whole_tensor(*meta) : tensor;
   if (!keeps) {
     return {};
   }
-  return config.offload_to_cpu && !full.is_cpu() ? full.cpu() : full.clone();
+  return offloads(settings) && !full.is_cpu() ? full.cpu() : full.clone();
 }
 
 at::Tensor sharded_entry(const at::Tensor& tensor, const StateDictSettings& settings) {
   const auto* meta = dtensor_meta(tensor);
-  return settings.type == StateDictType::LOCAL_STATE_DICT ? meta->local.reshape({-1}) : tensor.detach();
+  const auto own = settings.type == StateDictType::LOCAL_STATE_DICT ? meta->local.reshape({-1}) : tensor.detach();
+  return offloads(settings) ? on_device(own, at::kCPU) : own;
+}
+
+/// A copy.
+at::Tensor buffer_entry(const at::Tensor& buffer, at::ScalarType dtype, const StateDictSettings& settings) {
+  const auto device = offloads(settings) ? at::Device(at::kCPU) : buffer.device();
+  return buffer.to(device, dtype, /*non_blocking=*/false, /*copy=*/true);
 }
 
 void check_local(const std::vector<NamedUnit>& units) {
@@ -84,7 +95,7 @@ void load_entry(const std::string& name, at::Tensor own, const at::Tensor& value
   if (!meta || is_dtensor(value)) {
     TESSERA_CHECK(ValueError, own.sizes() == value.sizes(), "load_state_dict: '{}' is {}, the module has {}", name,
                   value.sizes(), own.sizes());
-    own.copy_(value);
+    own.copy_(meta ? on_device(value, meta->local.device()) : value);
     return;
   }
   const bool is_local = value.dim() == 1 && value.numel() == meta->local.numel() && value.sizes() != own.sizes();
@@ -95,6 +106,14 @@ void load_entry(const std::string& name, at::Tensor own, const at::Tensor& value
 }
 
 }  // namespace
+
+at::Tensor on_device(const at::Tensor& tensor, at::Device device) {
+  const auto* meta = dtensor_meta(tensor);
+  if (!meta) {
+    return tensor.to(device);
+  }
+  return meta->local.device() == device ? tensor : wrap_local(meta->local.to(device), meta->spec);
+}
 
 std::string_view to_string(StateDictType type) {
   constexpr std::string_view names[] = {"FULL_STATE_DICT", "LOCAL_STATE_DICT", "SHARDED_STATE_DICT"};
@@ -163,8 +182,8 @@ FSDPStateDict FSDP::state_dict(Module& module) {
   if (settings.type == StateDictType::LOCAL_STATE_DICT) {
     check_local(units);
   }
-  const auto config = is_full ? std::get<FullStateDictConfig>(settings.state_dict_config) : FullStateDictConfig{};
-  const bool keeps = !config.rank0_only || is_first_rank(units);
+  const bool keeps =
+      !is_full || !std::get<FullStateDictConfig>(settings.state_dict_config).rank0_only || is_first_rank(units);
   const auto owner = owners(units);
   FSDPStateDict state;
   for (const auto& item : module.named_parameters()) {
@@ -172,7 +191,7 @@ FSDPStateDict FSDP::state_dict(Module& module) {
     const bool shards = own != owner.end() && own->second->strategy != ShardingStrategy::NO_SHARD &&
                         is_dtensor(item.value());  // not inside of summon_full_params
     const auto entry =
-        is_full || !shards ? full_entry(item.value().detach(), config, keeps) : sharded_entry(item.value(), settings);
+        is_full || !shards ? full_entry(item.value().detach(), settings, keeps) : sharded_entry(item.value(), settings);
     if (keeps) {
       state.insert(item.key(), entry);
     }
@@ -181,7 +200,9 @@ FSDPStateDict FSDP::state_dict(Module& module) {
   for (const auto& item : module.named_buffers()) {
     if (keeps) {
       const auto dtype = dtypes.find(item.value().unsafeGetTensorImpl());
-      state.insert(item.key(), dtype == dtypes.end() ? item.value().clone() : item.value().to(dtype->second));
+      state.insert(
+          item.key(),
+          buffer_entry(item.value(), dtype == dtypes.end() ? item.value().scalar_type() : dtype->second, settings));
     }
   }
   return state;

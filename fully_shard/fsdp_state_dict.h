@@ -3,9 +3,11 @@
 //
 //   FULL     full, plain tensors under the plain model's names: loads into a model that is not wrapped
 //   SHARDED  DTensors: this rank's rows and where they belong
-//   LOCAL    this rank's rows, flat and without padding; refused where a mesh was given, or nothing is sharded
+//   LOCAL    this rank's rows, flat and without padding; refused where a mesh was given
 //
-// Buffers are in the dtype that the plain model has. Units with NO_SHARD are saved as FULL.
+// Units with NO_SHARD are saved as FULL in each. Buffers are in the dtype that the plain model has. SHARDED and LOCAL
+// entries are the parameters' own memory, unless offload_to_cpu takes them from a GPU; all else is a copy. Optimizer
+// states are copies in each form.
 // Names and meaning follow torch/distributed/fsdp/api.py and _state_dict_utils.py.
 
 #include <ATen/core/Tensor.h>

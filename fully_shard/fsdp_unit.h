@@ -59,6 +59,9 @@ std::vector<NamedUnit> fsdp_units(torch::nn::Module& module);
 /// unless the mesh is over some of the ranks.
 bool is_first_rank(const std::vector<NamedUnit>& units);
 
+/// `tensor` in the memory of `device`; of a DTensor the local one. Itself where it is there.
+at::Tensor on_device(const at::Tensor& tensor, at::Device device);
+
 /// Wraps `module`, and before that the modules that the policy chooses. Collective.
 void wrap_with_fsdp(torch::nn::Module& module, FSDPOptions options);
 

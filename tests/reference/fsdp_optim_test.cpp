@@ -121,6 +121,25 @@ TEST_CASE("row 105: full optimizer state is that of the plain model, under names
   });
 }
 
+TEST_CASE("sharded optimizer state is a copy, to which a program can go back") {
+  run_ranks(2, [](int) {
+    auto model = make_model();
+    torch::optim::Adam optimizer(model->parameters(), 1e-2);
+    train(model, optimizer, 0, 2);
+    set_form(model, StateDictType::SHARDED_STATE_DICT);
+    const auto saved = optim_state_dict(*model, optimizer);
+    set_form(model, StateDictType::FULL_STATE_DICT);
+    const auto expected = optim_state_dict(*model, optimizer);
+    train(model, optimizer, 2, 4);
+    optim_state_dict_to_load(*model, optimizer, saved, {.load_directly = true});
+    for (const auto& [name, entry] : optim_state_dict(*model, optimizer).state) {
+      for (const auto& [field, tensor] : entry) {
+        expect_bit_equal(tensor, expected.state.at(name).at(field));
+      }
+    }
+  });
+}
+
 TEST_CASE("what Adagrad begins with is there for parameters without an entry") {
   run_ranks(2, [](int) {
     auto model = make_model();

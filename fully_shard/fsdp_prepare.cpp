@@ -7,6 +7,7 @@
 
 #include "base/error.h"
 #include "comm/collectives.h"
+#include "dtensor/dtensor_impl.h"
 #include "fully_shard/replace_data.h"
 
 namespace tessera {
@@ -114,10 +115,16 @@ void prepare_modules(const std::vector<ManagedModule>& modules, const WrapScope&
 void sync_states(const std::vector<ManagedModule>& modules, const WrapScope& scope, const DeviceMesh& mesh) {
   const at::NoGradGuard no_grad;
   const auto sync = [&](const at::Tensor& tensor) {
+    const auto* meta = dtensor_meta(tensor);  // of a tensor-parallel one rank 0 has the part of its neighbours here
+    const auto own = meta ? meta->local : tensor.detach();
+    const auto sent = own.contiguous();
     for (int64_t axis = 0; axis < mesh.ndim(); ++axis) {
       if (mesh.size(axis) > 1) {
-        broadcast(tensor.detach(), 0, mesh.group(axis));
+        broadcast(sent, 0, mesh.group(axis));
       }
+    }
+    if (!sent.is_alias_of(own)) {
+      own.copy_(sent);
     }
   };
   for (const auto& [name, module] : modules) {

@@ -1,6 +1,5 @@
 // Convolutions, pooling, padding, resampling and batch norms.
 
-#include <ATen/core/grad_mode.h>
 #include <ATen/ops/adaptive_avg_pool2d.h>
 #include <ATen/ops/adaptive_max_pool2d.h>
 #include <ATen/ops/avg_pool2d.h>
@@ -180,7 +179,6 @@ TEST_CASE("a batch norm in eval mode does not write its statistics", "[dtensor][
     expect_equal(mean._version(), version);
     y.sum().backward(/*gradient=*/{}, /*retain_graph=*/true);
     expect_equal(full_tensor(x.grad()).sum().item<float>(), 24.f);
-    const at::NoGradGuard no_grad;
     var.fill_(4);
     expect_throws<c10::Error>([&] { y.sum().backward(); }, "modified by an inplace operation");
   });

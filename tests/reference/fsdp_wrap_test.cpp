@@ -1,6 +1,8 @@
 // FullyShardedDataParallel: what is wrapped, over which ranks, in which dtypes, and that it trains as the plain model.
 
 #include <ATen/core/grad_mode.h>
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/arange.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/ones.h>
@@ -15,7 +17,10 @@
 #include "comm/collectives.h"
 #include "dtensor/dtensor.h"
 #include "fully_shard/replica_check.h"
+#include "nn/linear.h"
 #include "nn/sequential.h"
+#include "parallel/linear_styles.h"
+#include "parallel/parallelize_module.h"
 #include "testing/expect.h"
 #include "testing/parity.h"
 #include "testing/run_ranks.h"
@@ -229,6 +234,7 @@ TEST_CASE("row 67: sync_module_states: rank 0's parameters and buffers win, in n
     auto tower = make_tower();
     const auto expected = make_tower();
     tower->register_buffer("own", at::full({2}, rank + 1.0));
+    tower->register_buffer("turned", at::full({2, 3}, rank + 1.0).t());
     {
       const at::NoGradGuard no_grad;
       for (auto& parameter : tower->parameters()) {
@@ -242,6 +248,19 @@ TEST_CASE("row 67: sync_module_states: rank 0's parameters and buffers win, in n
                          .device_mesh = mesh});
     check_sharded_parity(expected, tower);
     expect_equal(tower->named_buffers()["own"].sum().item<float>(), 2.f);
+    expect_equal(tower->named_buffers()["turned"].sum().item<float>(), 6.f);
+  });
+}
+
+TEST_CASE("row 67: sync_module_states on top of tensor parallelism: the parts of the first replica win") {
+  run_ranks(4, [](int rank) {
+    const auto mesh = init_device_mesh(at::kCPU, {2, 2}, {"dp", "tp"});
+    tessera::nn::Linear layer(4, 6);
+    const at::NoGradGuard no_grad;
+    layer->weight.copy_(at::arange(24).view({6, 4}) + (rank < 2 ? 0 : 100));
+    parallelize_module(*layer, mesh["tp"], ColwiseParallel());
+    wrap_module(*layer, {.sync_module_states = true, .device_mesh = mesh["dp"]});
+    expect_bit_equal(full_tensor(layer->weight), at::arange(24, at::kFloat).view({6, 4}));
   });
 }
 

@@ -46,6 +46,7 @@ LocalPart local_part(Section section, const std::string& key, const at::Tensor& 
   } else {
     part.box = Box::whole(part.sizes);
     part.local = tensor.detach();
+    part.is_plain = true;
   }
   TESSERA_CHECK(ValueError, part.local.layout() == at::kStrided && !part.local.is_meta(),
                 "checkpoint: '{}' lies on {} in layout {}; it needs memory, and the strided layout",
@@ -93,7 +94,8 @@ std::vector<Piece> pieces_of(const std::vector<LocalPart>& parts) {
                       .key = part.key,
                       .dtype = part.local.scalar_type(),
                       .sizes = part.sizes,
-                      .box = part.box});
+                      .box = part.box,
+                      .is_plain = part.is_plain});
   }
   return pieces;
 }

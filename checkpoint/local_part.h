@@ -15,6 +15,7 @@ struct LocalPart {
   Sizes sizes = {};  // of the whole tensor
   Box box = {};
   at::Tensor local = {};  // plain, without autograd history
+  bool is_plain = false;  // the tensor itself is
 };
 
 const StateDict& section_of(const State& state, Section section);

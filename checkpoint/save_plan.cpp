@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <map>
 #include <nlohmann/json.hpp>
+#include <span>
 #include <utility>
 
 #include "base/error.h"
@@ -135,22 +136,37 @@ std::vector<PlannedFile> plan_files(const Wholes& wholes, const LayoutOptions& o
   return files;
 }
 
-/// Gives blocks that several ranks hold to the one that has least so far; those of one holder count first.
-void choose_owners(std::vector<PlannedBlock>& blocks, const std::vector<const std::vector<int>*>& holders,
-                   const SavePlan& plan, size_t ranks) {
+/// A block, and the ranks that may write it.
+struct Choice {
+  PlannedBlock block;
+  std::span<const int> ranks;
+};
+
+/// Gives blocks that several ranks may write to the one that has least so far; those of one rank count first.
+std::vector<PlannedBlock> choose_owners(std::vector<Choice> choices, const SavePlan& plan, size_t ranks) {
   std::vector<int64_t> load(ranks, 0);
   for (const bool shared : {false, true}) {
-    for (size_t i = 0; i < blocks.size(); ++i) {
-      const auto& ranks_of_block = *holders[i];
-      if ((ranks_of_block.size() > 1) == shared) {
-        blocks[i].owner = *std::min_element(ranks_of_block.begin(), ranks_of_block.end(), [&](int a, int b) {
+    for (auto& [block, own] : choices) {
+      if ((own.size() > 1) == shared) {
+        block.owner = *std::ranges::min_element(own, [&](int a, int b) {
           return std::pair(load[static_cast<size_t>(a)], a) < std::pair(load[static_cast<size_t>(b)], b);
         });
-        load[static_cast<size_t>(blocks[i].owner)] +=
-            blocks[i].box.numel() * static_cast<int64_t>(c10::elementSize(plan.entry_of(blocks[i]).dtype));
+        load[static_cast<size_t>(block.owner)] +=
+            block.box.numel() * static_cast<int64_t>(c10::elementSize(plan.entry_of(block).dtype));
       }
     }
   }
+  std::vector<PlannedBlock> blocks;
+  blocks.reserve(choices.size());
+  for (auto& choice : choices) {
+    blocks.push_back(std::move(choice.block));
+  }
+  return blocks;
+}
+
+/// Of the holders of a part, in the order of ranks.
+std::span<const int> may_write(const Whole& whole, const std::vector<int>& holders) {
+  return std::span(holders).first(whole.first->is_plain ? 1 : holders.size());
 }
 
 }  // namespace
@@ -159,7 +175,7 @@ std::string format_pieces(const std::vector<Piece>& pieces) {
   json list = json::array();
   for (const auto& piece : pieces) {
     list.push_back({static_cast<int>(piece.section), piece.key, safetensors_dtype(piece.dtype), piece.sizes,
-                    piece.box.offsets, piece.box.sizes});
+                    piece.box.offsets, piece.box.sizes, piece.is_plain});
   }
   try {
     return list.dump();
@@ -175,7 +191,8 @@ std::vector<Piece> parse_pieces(const std::string& text) {
                       .key = item[1].get<std::string>(),
                       .dtype = *parse_safetensors_dtype(item[2].get_ref<const std::string&>()),
                       .sizes = item[3].get<Sizes>(),
-                      .box = {.offsets = item[4].get<Sizes>(), .sizes = item[5].get<Sizes>()}});
+                      .box = {.offsets = item[4].get<Sizes>(), .sizes = item[5].get<Sizes>()},
+                      .is_plain = item[6].get<bool>()});
   }
   return pieces;
 }
@@ -189,7 +206,7 @@ SavePlan make_save_plan(const std::vector<std::vector<Piece>>& pieces, const Lay
     by_file_key[fmt::format("{}/{}", static_cast<int>(key.first), name)] = &whole;
   }
   SavePlan plan{.files = plan_files(wholes, options), .blocks = {}};
-  std::vector<const std::vector<int>*> holders;
+  std::vector<Choice> choices;
   for (size_t f = 0; f < plan.files.size(); ++f) {
     const auto& entries = plan.files[f].header.entries;
     for (size_t e = 0; e < entries.size(); ++e) {
@@ -198,13 +215,13 @@ SavePlan make_save_plan(const std::vector<std::vector<Piece>>& pieces, const Lay
       const int64_t max_numel = std::max<int64_t>(1, options.max_block_bytes / item_bytes(*whole.first));
       for (const auto& [box, ranks] : whole.holders) {
         for (auto& part : split_box(box, max_numel)) {
-          plan.blocks.push_back({.file = f, .entry = e, .box = std::move(part), .owner = 0});
-          holders.push_back(&ranks);
+          choices.push_back({.block = {.file = f, .entry = e, .box = std::move(part), .owner = 0},
+                             .ranks = may_write(whole, ranks)});
         }
       }
     }
   }
-  choose_owners(plan.blocks, holders, plan, pieces.size());
+  plan.blocks = choose_owners(std::move(choices), plan, pieces.size());
   return plan;
 }
 

@@ -8,7 +8,9 @@
 // right places. So a checkpoint is the same, byte by byte, from every world size, mesh and placements, and any tool
 // that reads safetensors opens it. Only the manifest tells who wrote what, by the blocks that it has checksums of.
 //
-// Copies: a part that several ranks hold is written in blocks by all of them, each by the one that has least so far.
+// Copies: a part that several ranks hold is written in blocks by all of them, each by the one that has least so far. But
+// plain tensors come from the first rank that has them, all of them: ranks may have other values in a buffer, such as
+// a batch norm's statistics, which must not be mixed.
 //
 // Thread safety: values.
 
@@ -28,6 +30,7 @@ struct Piece {
   c10::ScalarType dtype = c10::ScalarType::Float;
   Sizes sizes;  // of the whole tensor
   Box box;
+  bool is_plain = false;  // no DTensor: nothing but the program says that ranks have the same
   bool operator==(const Piece&) const = default;
 };
 

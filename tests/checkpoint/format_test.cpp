@@ -271,6 +271,20 @@ TEST_CASE("a plan gives every element one writer, and copies to all their holder
                                            "optimizer.m [4:8] 1"});
 }
 
+TEST_CASE("plain tensors are written by the first rank that has them, which counts in the even shares") {
+  const auto piece = [](const char* key, bool is_plain) {
+    return Piece{.key = key, .sizes = {4}, .box = {.offsets = {0}, .sizes = {4}}, .is_plain = is_plain};
+  };
+  const auto mean = piece("mean", true), variance = piece("variance", true), w = piece("w", false);
+  const auto plan = make_save_plan({{w}, {mean, variance, w}, {mean, variance}}, {.max_block_bytes = 8});
+  std::vector<std::string> owners;
+  for (const auto& block : plan.blocks) {
+    owners.push_back(fmt::format("{} {}", plan.entry_of(block).key, block.owner));
+  }
+  CHECK(owners == std::vector<std::string>{"mean 1", "mean 1", "variance 1", "variance 1", "w 0", "w 0"});
+  CHECK(parse_pieces(format_pieces({mean, w})) == std::vector{mean, w});
+}
+
 TEST_CASE("tensors go to further files where one would be too long") {
   std::vector<Piece> pieces;
   for (const std::string key : {"a", "b", "c", "d"}) {

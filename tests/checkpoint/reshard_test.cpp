@@ -117,6 +117,26 @@ TEST_CASE("copies are written once, and the ranks' shares are even") {
   CHECK(read_files(folder.path("c"), ".safetensors").begin()->second.size() < 27000);
 }
 
+TEST_CASE("buffers that differ between ranks are rank 0's, all of them") {
+  const TempFolder folder;
+  const std::vector<int64_t> sizes = {8};
+  run_ranks(3, [&](int rank) {
+    const auto buffers = [&](double value) {
+      return dcp::State{
+          .model = {{"count", at::full({}, value, at::kLong)},
+                    {"mean", at::full(sizes, value)},
+                    {"variance", at::full(sizes, value)},
+                    {"weight", distribute_tensor(at::ones(sizes), init_device_mesh(at::kCPU, {3}), {Shard(0)})}}};
+    };
+    dcp::save(folder.path("c"), buffers(rank));
+    auto loaded = buffers(7);
+    dcp::load(folder.path("c"), loaded);
+    for (const char* key : {"count", "mean", "variance"}) {
+      expect_equal(std::get<at::Tensor>(loaded.model.at(key)).sum().item<double>(), 0.);
+    }
+  });
+}
+
 TEST_CASE("another dtype, dims that tensor parallelism cuts, and scalars") {
   const TempFolder folder;
   const auto values = at::randn({5, 7, 3}, make_generator(3));

@@ -18,6 +18,7 @@
 #include "checkpoint/manifest.h"
 #include "checkpoint/save_job.h"
 #include "checkpoint/staging.h"
+#include "comm/comm_observer.h"
 #include "comm/rank_context.h"
 
 namespace tessera::dcp {
@@ -171,6 +172,7 @@ void Checkpointer::async_save(int64_t step, const State& state) {
   impl_->thread =
       std::thread([impl = impl_.get(), context = RankContext::current(), gpu = current_gpu(), job = std::move(job)] {
         const RankContextGuard guard(context);
+        const UnobservedScope unobserved;
         try {
           const c10::OptionalDeviceGuard on_gpu(gpu);
           impl->run(*impl->own_ranks, job);

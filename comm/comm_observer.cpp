@@ -1,5 +1,7 @@
 #include "comm/comm_observer.h"
 
+#include <utility>
+
 #include "comm/rank_state.h"
 
 namespace tessera {
@@ -9,6 +11,12 @@ CommObserverScope::CommObserverScope(CommObserver& observer)
 
 CommObserverScope::~CommObserverScope() {
   detail::rank_state().observer.store(previous_);
+}
+
+UnobservedScope::UnobservedScope() : previous_(std::exchange(detail::is_unobserved, true)) {}
+
+UnobservedScope::~UnobservedScope() {
+  detail::is_unobserved = previous_;
 }
 
 }  // namespace tessera

@@ -28,4 +28,17 @@ class CommObserverScope {
   CommObserver* previous_;
 };
 
+/// What the calling thread issues until the scope ends no observer sees, since that is called without a lock: for a
+/// thread that works for a rank beside its training, as a save in the background. Thread safety: of its own.
+class UnobservedScope {
+ public:
+  UnobservedScope();
+  ~UnobservedScope();
+  UnobservedScope(const UnobservedScope&) = delete;
+  UnobservedScope& operator=(const UnobservedScope&) = delete;
+
+ private:
+  bool previous_;
+};
+
 }  // namespace tessera

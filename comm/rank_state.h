@@ -45,12 +45,16 @@ struct RankState : std::enable_shared_from_this<RankState> {
 /// The state that the calling thread acts in.
 RankState& rank_state();
 
+/// Whether no observer sees the calling thread's collectives.
+inline constinit thread_local bool is_unobserved = false;
+
 inline void count_collective(Collective kind, int64_t bytes_sent) {
   RankState& state = rank_state();
   RankState::Counter& counter = state.counters[static_cast<size_t>(kind)];
   counter.calls.fetch_add(1, std::memory_order_relaxed);
   counter.bytes_sent.fetch_add(bytes_sent, std::memory_order_relaxed);
-  if (CommObserver* observer = state.observer.load(std::memory_order_relaxed)) {
+  CommObserver* const observer = state.observer.load(std::memory_order_relaxed);
+  if (observer != nullptr && !is_unobserved) {
     observer->on_collective(kind, bytes_sent);
   }
 }

@@ -9,7 +9,8 @@
 //     -        backward  aten::mm         all_reduce          1           24
 //     total                                                   2           72
 //
-// op: the op on DTensors that moved its operands; "-" for what fully_shard and redistribute() issue themselves.
+// op: the op on DTensors that moved its operands; "-" for what fully_shard and redistribute() issue themselves. What a
+// checkpoint saves in the background is not counted.
 // After torch/distributed/tensor/debug/_comm_mode.py.
 
 #include <torch/nn/module.h>

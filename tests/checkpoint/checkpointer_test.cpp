@@ -1,10 +1,13 @@
 // A run's checkpoints: in the background, the last few kept, planned once.
 
+#include <atomic>
 #include <filesystem>
+#include <thread>
 
 #include "checkpoint/checkpoint_error.h"
 #include "checkpoint/checkpointer.h"
 #include "comm/collectives.h"
+#include "comm/comm_observer.h"
 #include "comm/comm_stats.h"
 #include "dtensor/dtensor.h"
 #include "testing/expect.h"
@@ -144,6 +147,26 @@ TEST_CASE("async_save writes what the tensors were, while the ranks go on") {
       dcp::load(checkpointer.path_of(step), loaded);
       filled.expect_all(static_cast<double>(step));
     }
+  });
+}
+
+TEST_CASE("who watches a rank's collectives sees none of a save in the background") {
+  struct Watcher : CommObserver {
+    void on_collective(Collective, int64_t) override { ++(std::this_thread::get_id() == own ? calls : of_others); }
+    const std::thread::id own = std::this_thread::get_id();
+    std::atomic<int> calls = 0, of_others = 0;
+  };
+  const TempFolder folder;
+  run_ranks(2, [&](int) {
+    const Filled filled(init_device_mesh(at::kCPU, {2}, {"dp"}));
+    dcp::Checkpointer checkpointer(folder.path("run"));
+    Watcher watcher;
+    const CommObserverScope scope(watcher);
+    const int64_t before = comm_stats().calls();
+    checkpointer.async_save(1, filled.state());
+    checkpointer.wait();
+    TESSERA_EXPECT(watcher.calls > 0 && comm_stats().calls() > before + watcher.calls);
+    expect_equal(watcher.of_others.load(), 0);
   });
 }
 

@@ -3,13 +3,16 @@
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/zeros.h>
 
+#include <algorithm>
 #include <map>
 #include <mutex>
+#include <string>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <tuple>
 
 #include "base/error.h"
 #include "comm/rank_context.h"
+#include "fully_shard/rank_agreement.h"
 
 namespace tessera {
 
@@ -25,6 +28,14 @@ struct Cache {
 Cache& cache() {
   static auto* const cache = new Cache;  // ranks that are threads may outlive static destructors
   return *cache;
+}
+
+/// That of units that are still there.
+std::shared_ptr<const ProcessGroupPtr> find_known(const Key& key) {
+  const std::lock_guard lock(cache().mutex);
+  std::erase_if(cache().groups, [](const auto& entry) { return entry.second.expired(); });
+  const auto found = cache().groups.find(key);
+  return found == cache().groups.end() ? nullptr : found->second.lock();
 }
 
 std::optional<GatherFormat> format_of(const ParamLayout& layout, const std::vector<at::ScalarType>& dtypes) {
@@ -75,14 +86,10 @@ std::shared_ptr<const ProcessGroupPtr> smaller_group(const DeviceMesh& mesh, int
   const auto first = ranks.begin() + mesh.local_rank(axis) / size * size;
   const std::vector<int64_t> members(first, first + size);
   const Key key{rank_context_id(), members};
-  {
-    const std::lock_guard lock(cache().mutex);
-    std::erase_if(cache().groups, [](const auto& entry) { return entry.second.expired(); });
-    if (const auto found = cache().groups.find(key); found != cache().groups.end()) {
-      if (auto group = found->second.lock()) {
-        return group;
-      }
-    }
+  auto known = find_known(key);
+  const auto who_knows = gather_texts(mesh, known ? "it" : "");  // one may keep a model that another has given up
+  if (std::ranges::none_of(who_knows, &std::string::empty)) {
+    return known;
   }
   auto group =
       std::make_shared<const ProcessGroupPtr>(new_group(members, fmt::format("reshard_after_forward_{}", size)));

@@ -46,8 +46,8 @@ class SmallerShare {
 };
 
 /// The group of this rank and its neighbours along `axis`: ranks [0, size), [size, 2 size), ... of the axis, whose size
-/// is a multiple of `size`. Units of one mesh share it while any of them holds it. All ranks of the mesh call it in
-/// the same order.
+/// is a multiple of `size`. Units of one mesh share it while one of them holds it on every rank. Collective over the
+/// mesh.
 std::shared_ptr<const ProcessGroupPtr> smaller_group(const DeviceMesh& mesh, int64_t axis, int64_t size);
 
 }  // namespace tessera

@@ -137,6 +137,21 @@ TEST_CASE("a share that no backward took is forgotten: what comes after a step c
   });
 }
 
+TEST_CASE("a model that one rank alone keeps does not stand in the way of the next one's shares") {
+  run_ranks(4, [](int rank) {
+    Tower kept = filled_tower();
+    shard_tower(kept, {.reshard_after_forward = 2});
+    if (rank != 0) {
+      kept = nullptr;
+    }
+    Tower reference = filled_tower(), tower = filled_tower();
+    shard_tower(tower, {.reshard_after_forward = 2});
+    loss_of(tower, rank).backward();
+    average_reference(*reference, 4, [&](int r) { loss_of(reference, r).backward(); });
+    check_sharded_parity(reference, tower, kExact);
+  });
+}
+
 TEST_CASE("a unit of which one module ran without gradients keeps no share of its parameters") {
   run_ranks(4, [](int rank) {
     Tower reference, tower;

@@ -215,8 +215,8 @@ SavePlan make_save_plan(const std::vector<std::vector<Piece>>& pieces, const Lay
       const int64_t max_numel = std::max<int64_t>(1, options.max_block_bytes / item_bytes(*whole.first));
       for (const auto& [box, ranks] : whole.holders) {
         for (auto& part : split_box(box, max_numel)) {
-          choices.push_back({.block = {.file = f, .entry = e, .box = std::move(part), .owner = 0},
-                             .ranks = may_write(whole, ranks)});
+          choices.push_back(
+              {.block = {.file = f, .entry = e, .box = std::move(part), .owner = 0}, .ranks = may_write(whole, ranks)});
         }
       }
     }

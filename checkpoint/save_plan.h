@@ -8,9 +8,9 @@
 // right places. So a checkpoint is the same, byte by byte, from every world size, mesh and placements, and any tool
 // that reads safetensors opens it. Only the manifest tells who wrote what, by the blocks that it has checksums of.
 //
-// Copies: a part that several ranks hold is written in blocks by all of them, each by the one that has least so far. But
-// plain tensors come from the first rank that has them, all of them: ranks may have other values in a buffer, such as
-// a batch norm's statistics, which must not be mixed.
+// Copies: a part that several ranks hold is written in blocks by all of them, each by the one that has least so far.
+// But plain tensors come from the first rank that has them, all of them: ranks may have other values in a buffer, such
+// as a batch norm's statistics, which must not be mixed.
 //
 // Thread safety: values.
 

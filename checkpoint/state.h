@@ -16,9 +16,9 @@ using StateValue = std::variant<at::Tensor, int64_t, double, std::string>;
 /// through it in one order.
 using StateDict = std::map<std::string, StateValue>;
 
-/// A plain tensor is saved once, as the first rank that has its key has it: so of a model's buffers that differ from rank
-/// to rank, such as a batch norm's running statistics, rank 0's, which load() gives to all. What must come back to each
-/// rank as it was, such as the state of a random generator, needs a key for each: fmt::format("rng.{}", rank).
+/// A plain tensor is saved once, as the first rank that has its key has it: so of a model's buffers that differ from
+/// rank to rank, such as a batch norm's running statistics, rank 0's, which load() gives to all. What must come back to
+/// each rank as it was, such as the state of a random generator, needs a key for each: fmt::format("rng.{}", rank).
 struct State {
   StateDict model = {};
   StateDict optimizer = {};

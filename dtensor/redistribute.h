@@ -7,8 +7,8 @@
 //   auto y = mm(a, b);
 //   auto full_x = pending.wait();                              // ... and ends here
 //
-// Differentiable: the gradient comes back in the placements of the input, for a Partial one Replicate: it is that of the
-// tensor, not of a term.
+// Differentiable: the gradient comes back in the placements of the input, for a Partial one Replicate: it is that of
+// the tensor, not of a term.
 //
 // All ranks of the mesh must call the functions below in the same order.
 // Names and meaning follow DTensor.redistribute in torch/distributed/tensor/_api.py.

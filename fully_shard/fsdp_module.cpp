@@ -12,14 +12,14 @@ namespace tessera {
 
 namespace {
 
-/// Calls `apply` with the unit of `module`, and if `recurse` with all below it.
+/// Calls `apply` with the unit of `module`, and if `recurse` with all below its modules.
 template <class Apply>
 void for_each_state(torch::nn::Module& module, FSDPState& own, bool recurse, Apply&& apply) {
   apply(own);
   if (!recurse) {
     return;
   }
-  for (const auto& [path, state] : fsdp_states(module)) {
+  for (const auto& [path, state] : fsdp_states_of_unit(module)) {
     if (state.get() != &own) {
       apply(*state);
     }

@@ -70,8 +70,8 @@ class FSDPModule {
   /// dtype, until a backward with true reduces their sum. Until then `grad` does not show them and zero_grad() does
   /// not clear them. Sets set_requires_all_reduce() to the same value: where both differ, that is called after.
   void set_requires_gradient_sync(bool value, bool recurse = true);
-  /// false: on a 2-D mesh (HSDP), gradients are reduce-scattered but not yet all-reduced over the replicas; the sums
-  /// wait for a backward with true. Nothing on a 1-D mesh.
+  /// false: where there are replicas (HSDP on a 2-D mesh, replicate), gradients are reduce-scattered, if there are
+  /// shards, but not yet all-reduced; the sums wait for a backward with true. Otherwise it changes nothing.
   void set_requires_all_reduce(bool value, bool recurse = true);
   /// false on the outermost unit: the next backwards do not wait for their reductions; the last one, with true, does.
   /// Sharded gradients are complete only then.

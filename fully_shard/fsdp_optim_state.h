@@ -6,10 +6,9 @@
 //   ...
 //   optim_state_dict_to_load(*model, optimizer, saved, {.load_directly = true});
 //
-// FULL has full, plain tensors, SHARDED DTensors, each a copy, in the dtype of the shards, since that is what optimizers
-// see.
-// A tied parameter has the first of its names. Known optimizers are those of optim/optimizer_fields.h: torch::optim's
-// Adam, AdamW, SGD, RMSprop, Adagrad.
+// FULL has full, plain tensors, SHARDED DTensors, each a copy, in the dtype of the shards, since that is what
+// optimizers see. A tied parameter has the first of its names. Known optimizers are those of optim/optimizer_fields.h:
+// torch::optim's Adam, AdamW, SGD, RMSprop, Adagrad.
 //
 // Thread safety: one thread a rank. After FullyShardedDataParallel.optim_state_dict, optim_state_dict_to_load and
 // rekey_optim_state_dict in torch/distributed/fsdp/fully_sharded_data_parallel.py.

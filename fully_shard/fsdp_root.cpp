@@ -32,8 +32,8 @@ void check_taken_over(const std::vector<NamedState>& states) {
     if (fault.empty() && !state->is_idle()) {
       fault = fmt::format(
           "fully_shard: forward of {} takes over the unit '{}', which still awaits the backward, or the reduction, of "
-          "a forward in which another module was the outermost one. Finish that iteration first, or drop its loss; if its "
-          "backward threw, call reset_iter_state() on that module",
+          "a forward in which another module was the outermost one. Finish that iteration first, or drop its loss; "
+          "if its backward threw, call reset_iter_state() on that module",
           states[0].state->label(), path);
     }
   }

@@ -87,8 +87,8 @@ class FSDPState : public std::enable_shared_from_this<FSDPState> {
   /// Whether gradients wait for a later reduction: unsynchronized, not all-reduced, or in flight.
   bool has_unreduced_gradients() const { return has_unreduced_ || (group_ && group_->is_reducing()); }
   bool is_in_forward() const { return !open_calls_.empty(); }
-  /// A forward or a backward of it computes. What a backward that threw left behind, for the next forward to clear, does
-  /// not count.
+  /// A forward or a backward of it computes. What a backward that threw left behind, for the next forward to clear,
+  /// does not count.
   bool is_running() const;
   /// Between iterations: nothing runs, and neither a backward nor a reduction is awaited.
   bool is_idle() const { return !is_running() && !awaits_backward() && !has_unreduced_gradients(); }

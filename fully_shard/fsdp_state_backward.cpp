@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "base/error.h"
+#include "dtensor/dtensor.h"
 #include "fully_shard/backward_hooks.h"
 #include "fully_shard/fsdp_root.h"
 #include "fully_shard/fsdp_state.h"
@@ -124,13 +125,24 @@ void FSDPState::check_arrival(size_t param) {
 /// Of a term of the loss that was computed with the sharded parameter: it is that of the whole term already, which the
 /// reduction adds the average to, as to what an earlier backward left. Not where it is on its way, or comes in between.
 void FSDPState::take_sharded_gradient(size_t param) {
+  const auto& own = group_->params()[param];
+  if (own.has_foreign_grad()) {
+    const auto mesh = fmt::format("{}", device_mesh(own.param().grad()));
+    own.param().mutable_grad() = at::Tensor();
+    throw StateError(fmt::format(
+        "fully_shard: the gradient of parameter '{}' of {} is a DTensor on {}: the parameter is a plain one, and "
+        "forward "
+        "computed with DTensors beside it. Let it be one of theirs: name its module in the tensor-parallel plan "
+        "(SequenceParallel, say), or distribute_tensor() it as Replicate() on that mesh before fully_shard",
+        own.origin().name, options_.label, mesh));
+  }
   const bool comes_first = !backward_started_ && !group_->is_unsharded() && !group_->is_reducing();
   TESSERA_CHECK(
       StateError, comes_first && (!root_ || root_->reductions().is_drained()),
       "fully_shard: a gradient of parameter '{}' of {}, of a term of the loss that was computed with the sharded "
       "parameter, arrived when gradients were being reduced. Compute such a term after the model's forward, so that "
       "its gradient comes first, or call backward() on it by itself; and zero_grad() before the next backward",
-      group_->params()[param].origin().name, options_.label);
+      own.origin().name, options_.label);
   group_->place_sharded_gradient(param);
 }
 

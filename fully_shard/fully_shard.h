@@ -142,7 +142,8 @@ struct FullyShardOptions {
 /// unit already, or a parameter has a gradient; ValueError if the mesh has more than two axes, a parameter has no dims
 /// or is not contiguous, devices differ inside the unit, or dtypes of parameters that require a gradient, a parameter
 /// is another unit's (shared between both, or wrapped top-down), or a DTensor that is Partial or on a mesh of another
-/// root or of the same axes, or the ranks differ (names the first difference).
+/// root or of the same axes, or the ranks differ (names the first difference); NotImplementedError for a complex
+/// parameter that requires a gradient.
 void fully_shard(torch::nn::Module& module, FullyShardOptions options = {});
 
 /// Makes several modules one unit: fully_shard({&a, &b}). It is gathered when the first of them runs and freed when

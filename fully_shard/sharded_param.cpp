@@ -75,6 +75,11 @@ bool ShardedParam::has_sharded_grad() const {
   return meta && (!unsharded_spec_ || meta->spec->mesh() != unsharded_spec_->mesh());
 }
 
+bool ShardedParam::has_foreign_grad() const {
+  const auto* meta = dtensor_meta(param_.unsafeGetTensorImpl()->grad());
+  return has_sharded_grad() && meta->spec->mesh() != spec_->mesh();
+}
+
 void ShardedParam::place_sharded_grad() {
   auto& grad = param_.mutable_grad();
   const auto* meta = dtensor_meta(grad);

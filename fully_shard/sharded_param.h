@@ -91,6 +91,9 @@ class ShardedParam {
 
   /// Whether the gradient is a sharded one: not what autograd accumulated while the parameter was unsharded.
   bool has_sharded_grad() const;
+  /// Whether the gradient is a DTensor on a mesh that is not the parameter's, sharded or not: of a plain parameter that
+  /// met DTensors.
+  bool has_foreign_grad() const;
   /// The sharded gradient gets the parameter's placements. Collective where it has others, as the backward of an op may
   /// give them.
   void place_sharded_grad();

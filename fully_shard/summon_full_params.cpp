@@ -31,8 +31,12 @@ void write_back(const at::Tensor& full, const DTensorMeta& meta) {
 class SummonedParam {
  public:
   /// Collective, whether or not this rank `shows` it.
-  SummonedParam(at::Tensor param, const SummonFullParamsOptions& options, bool shows)
-      : param_(std::move(param)), sharded_(param_.variable_data()), sharded_grad_(param_.grad()), shows_(shows) {
+  SummonedParam(const ShardedParam& param, const SummonFullParamsOptions& options, bool shows)
+      : param_(param.param()),
+        name_(param.origin().name),
+        sharded_(param_.variable_data()),
+        sharded_grad_(param_.grad()),
+        shows_(shows) {
     const auto full = whole(sharded_, options);
     const auto full_grad = options.with_grads && sharded_grad_.defined() ? whole(sharded_grad_, options) : at::Tensor();
     if (!shows_) {
@@ -40,6 +44,19 @@ class SummonedParam {
     }
     param_.set_data(full);
     param_.mutable_grad() = options.with_grads ? full_grad : at::Tensor();
+  }
+
+  /// Why edits cannot come to the rows; empty if they can.
+  std::string fault() const {
+    const auto fits = [](const at::Tensor& full, const at::Tensor& sharded) {
+      return !full.defined() || !sharded.defined() ||
+             (full.sizes() == sharded.sizes() && full.scalar_type() == sharded.scalar_type());
+    };
+    if (!shows_ || (fits(param_, sharded_) && fits(param_.grad(), sharded_grad_))) {
+      return {};
+    }
+    return fmt::format("'{}' is {} now, and was {}", name_, to_string(TensorMeta::of(param_)),
+                       dtensor_meta(sharded_)->spec->to_string());
   }
 
   void restore(bool writes_back) {
@@ -65,6 +82,7 @@ class SummonedParam {
   }
 
   at::Tensor param_;
+  std::string name_;
   at::Tensor sharded_;
   at::Tensor sharded_grad_;
   bool shows_;
@@ -103,20 +121,26 @@ class SummonScope {
       if (const auto& group = unit->state->group()) {
         group->reshard();
         for (const auto& param : group->params()) {
-          params_.emplace_back(param.param(), options_, shows);
+          params_.emplace_back(param, options_, shows);
         }
       }
     }
   }
 
-  void restore() {
+  /// Returns why edits are lost: empty if they are not. If one cannot be written back, none is.
+  std::string restore() {
     const at::NoGradGuard no_grad;
+    std::string fault;
+    for (const auto& param : params_) {
+      fault = fault.empty() && options_.writeback ? param.fault() : fault;
+    }
     for (auto& param : params_) {
-      param.restore(options_.writeback);
+      param.restore(options_.writeback && fault.empty());
     }
     for (const auto& [path, module, unit] : units_) {
       unit->is_summoned = false;
     }
+    return fault;
   }
 
  private:
@@ -147,7 +171,10 @@ void FSDP::summon_full_params(torch::nn::Module& module, const SummonFullParamsO
     scope.restore();
     throw;
   }
-  scope.restore();
+  const auto fault = scope.restore();
+  TESSERA_CHECK(ValueError, fault.empty(),
+                "summon_full_params: {}; nothing was written back. Change values alone, or pass writeback = false",
+                fault);
 }
 
 }  // namespace tessera

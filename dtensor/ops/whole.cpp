@@ -31,9 +31,9 @@ constexpr const char* kMatrices = R"(
     linalg_lu linalg_lu_factor_ex linalg_lu_solve linalg_lstsq linalg_householder_product linalg_solve_triangular
     linalg_ldl_factor_ex linalg_matrix_exp linalg_matrix_sqrth linalg_cross cholesky_inverse cholesky_solve triangular_solve ormqr
     lu_unpack geqrf linalg_eig _linalg_eigvals linalg_ldl_solve linalg_polar linalg__powsum _cholesky_solve_helper
-    _linalg_check_errors linalg_pinv.atol_rtol_tensor linalg_matrix_rank linalg_matrix_rank.tol_tensor linalg_matrix_rank.atol_rtol_tensor
-    linalg_matrix_rank.atol_rtol_float _int_mm _addmm_activation _grouped_mm _trilinear block_diag
-    diag_embed _euclidean_dist _pdist_forward _pdist_backward _compute_linear_combination)";
+    _linalg_check_errors linalg_pinv.atol_rtol_tensor linalg_matrix_rank linalg_matrix_rank.tol_tensor
+    linalg_matrix_rank.atol_rtol_tensor linalg_matrix_rank.atol_rtol_float _int_mm _addmm_activation _grouped_mm
+    _trilinear block_diag diag_embed _euclidean_dist _pdist_forward _pdist_backward _compute_linear_combination)";
 
 constexpr const char* kLosses = R"(
     multi_margin_loss multi_margin_loss_backward multilabel_margin_loss_forward multilabel_margin_loss_backward

@@ -2,8 +2,10 @@
 
 #include <ATen/ops/ones.h>
 
+#include "dtensor/dispatch_scopes.h"
 #include "dtensor/dtensor.h"
 #include "fully_shard/replicate.h"
+#include "nn/normalization.h"
 #include "testing/expect.h"
 #include "testing/parity.h"
 #include "testing/run_ranks.h"
@@ -32,6 +34,22 @@ TEST_CASE("after a forward that threw, training on both meshes goes on", "[tenso
     expect_equal(fsdp(branch).unsharded_bytes(), 0u);
     loss_of(branch, dp_rank).backward();
     check_sharded_parity(reference, branch, {.tolerance = {.rtol = 1e-5, .atol = 1e-6}});
+  });
+}
+
+TEST_CASE("a plain parameter that forward uses beside DTensors is named, with what to do about it",
+          "[tensor_parallel]") {
+  run_ranks(4, [](int) {
+    const auto mesh = init_device_mesh(at::kCPU, {2, 2}, {"dp", "tp"});
+    tessera::nn::LayerNorm norm(torch::nn::LayerNormOptions({5}));
+    fully_shard(norm, {.mesh = mesh["dp"]});
+    const auto x = distribute_tensor(at::ones({3, 5}), mesh["tp"], {Replicate()});
+    const ImplicitReplication scope;
+    for (int step = 0; step < 2; ++step) {
+      const auto loss = norm(x).sum();
+      expect_throws<StateError>([&] { loss.backward(); }, "is a DTensor on DeviceMesh(cpu, {tp: 2})");
+      TESSERA_EXPECT(!norm->weight.grad().defined() && !norm->bias.grad().defined());
+    }
   });
 }
 

@@ -93,6 +93,23 @@ TEST_CASE("rows 92, 116: summon_full_params on the CPU; refused where nothing is
   });
 }
 
+TEST_CASE("what cannot be written back is named, and the model is as it was") {
+  run_ranks(2, [](int) {
+    const auto model = make_model();
+    const auto as_half = [&] { model->in->to(at::kHalf); };
+    expect_throws<ValueError>([&] { FSDP::summon_full_params(*model, {}, as_half); }, "'in.weight' is Half[8, 5] now");
+    const auto shrink = [&] { model->in->bias.set_data(at::ones({2})); };
+    expect_throws<ValueError>([&] { FSDP::summon_full_params(*model, {}, shrink); }, "'in.bias' is Float[2] now");
+    FSDP::summon_full_params(*model, {.writeback = false}, as_half);
+    const auto both = [&] {
+      as_half();
+      throw Error("from inside");
+    };
+    expect_throws<Error>([&] { FSDP::summon_full_params(*model, {}, both); }, "from inside");
+    expect_gradients_of_average(model);
+  });
+}
+
 TEST_CASE("rows 93, 116: summon_full_params with gradients in the full shape") {
   run_ranks(2, [](int) {
     const auto reference = reference_after_backward();

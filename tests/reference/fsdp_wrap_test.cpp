@@ -1,7 +1,7 @@
 // FullyShardedDataParallel: what is wrapped, over which ranks, in which dtypes, and that it trains as the plain model.
 
-#include <ATen/core/grad_mode.h>
 #include <ATen/TensorOperators.h>
+#include <ATen/core/grad_mode.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/full.h>

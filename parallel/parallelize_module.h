@@ -13,6 +13,10 @@
 // Parameters become DTensors and keep their identity, so members, parameters() and optimizers stay valid. Rank 0 of
 // the mesh has the values that count (src_data_rank). Apply fully_shard over the data-parallel axis after this.
 //
+// A plain input is taken to be the same on all ranks of the mesh, unless a style says that it is cut (input_layouts):
+// give them one batch, that of mesh.local_rank("dp"). Of different ones the results are sums that mean nothing, which
+// nothing finds.
+//
 // All ranks of the mesh must call with the same plan. Everything is checked before anything is changed, but for a tied
 // parameter that two styles of the plan place differently: that is found when the second one meets it.
 // Thread safety: one thread a rank.

@@ -1,5 +1,6 @@
 #include "comm/collectives.h"
 
+#include <ATen/MemoryOverlap.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
@@ -29,6 +30,19 @@ void check_pair(Collective kind, const at::Tensor& output, const at::Tensor& inp
                 c10::toString(output.scalar_type()));
   TESSERA_CHECK(ValueError, output.device() == input.device(), "{}: input on {} and output on {}; one device is needed",
                 name(kind), input.device().str(), output.device().str());
+}
+
+/// Throws ValueError where `whole` and `part` overlap otherwise than that the part is this rank's place in the whole:
+/// peers would read what is written meanwhile.
+void check_overlap(Collective kind, const at::Tensor& whole, const at::Tensor& part, int rank) {
+  const auto status = at::get_overlap_status(whole, part);
+  if (status != at::MemOverlapStatus::Full && status != at::MemOverlapStatus::Partial) {
+    return;
+  }
+  const auto* const own = static_cast<const char*>(whole.const_data_ptr()) + rank * bytes(part);
+  TESSERA_CHECK(ValueError, kind != Collective::AllToAll && part.const_data_ptr() == own,
+                "{}: input and output overlap{}; clone() one of them", name(kind),
+                kind == Collective::AllToAll ? "" : ", and not so that one is this rank's part of the other");
 }
 
 void check_reduction(Collective kind, const at::Tensor& tensor, ReduceOp op) {
@@ -99,6 +113,7 @@ Pending all_gather_async(const at::Tensor& output, const at::Tensor& input, cons
   TESSERA_CHECK(ValueError, output.numel() == size * input.numel(),
                 "all_gather: input has {} elements and output {}; {} ranks make {}", input.numel(), output.numel(),
                 size, size * input.numel());
+  check_overlap(kind, output, input, backend->getRank());
   if (size == 1) {
     copy_own(output, input);
     return Pending();
@@ -118,6 +133,7 @@ Pending reduce_scatter_async(const at::Tensor& output, const at::Tensor& input, 
   TESSERA_CHECK(ValueError, input.numel() == size * output.numel(),
                 "reduce_scatter: input has {} elements and output {}; {} ranks need {}", input.numel(), output.numel(),
                 size, size * output.numel());
+  check_overlap(kind, input, output, backend->getRank());
   if (size == 1) {
     copy_own(output, input);
     return Pending();
@@ -201,6 +217,7 @@ Pending all_to_all_async(const at::Tensor& output, const at::Tensor& input, std:
   const BackendPtr backend = backend_of(kind, input.device().type(), group);
   const int size = backend->getSize(), rank = backend->getRank();
   const auto splits = check_all_to_all(output, input, output_splits, input_splits, rank, size);
+  check_overlap(kind, output, input, rank);
   if (size == 1) {
     copy_own(output, input);
     return Pending();

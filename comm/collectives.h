@@ -18,8 +18,10 @@
 // The plain form waits; the _async form returns a Pending, until whose wait() neither tensor may be written nor the
 // output read. Waits may come in any order, with one limit: a call over "shm" goes on only while its ranks wait for
 // calls over "shm", so ranks that wait for one of these and for one of a group of another backend, such as an adopted
-// one, wait in the same order. On CUDA wait() makes the current stream wait, not the host; over "threads" the host
-// waits until the other ranks have called (comm/thread_backend.h).
+// one, wait in the same order. Over "gloo" a launch may wait for the other ranks to launch the same (an all_reduce of
+// more than 64 KiB on more than two ranks does), so launch collectives and messages in one order. On CUDA wait() makes
+// the current stream wait, not the host; over "threads" the host waits until the other ranks have called
+// (comm/thread_backend.h).
 //
 // Throws ValueError for tensors that do not fit (before anything is sent), CommError naming the group and the
 // collective when a peer left, called something else, or did not arrive in time.
@@ -70,7 +72,8 @@ class [[nodiscard]] Pending {
   c10::intrusive_ptr<LendingWork> being_read_;  // from then on
 };
 
-/// output = the inputs of all ranks, one after the other; output.numel() = group size x input.numel().
+/// output = the inputs of all ranks, one after the other; output.numel() = group size x input.numel(). Neither may
+/// overlap the other, save that input may be this rank's own part of output.
 void all_gather(const at::Tensor& output, const at::Tensor& input, const ProcessGroupPtr& group);
 Pending all_gather_async(const at::Tensor& output, const at::Tensor& input, const ProcessGroupPtr& group);
 
@@ -101,7 +104,8 @@ void broadcast(const at::Tensor& tensor, int source, const ProcessGroupPtr& grou
 Pending broadcast_async(const at::Tensor& tensor, int source, const ProcessGroupPtr& group);
 
 /// Cuts input along dim 0 into input_splits[i] rows for rank i; output = the rows from rank 0, 1, ..., with
-/// output_splits[i] rows from rank i. Empty splits mean equal parts. Rows have the same shape on all ranks.
+/// output_splits[i] rows from rank i. Empty splits mean equal parts. Rows have the same shape on all ranks. The tensors
+/// must not overlap.
 void all_to_all(const at::Tensor& output, const at::Tensor& input, std::vector<int64_t> output_splits,
                 std::vector<int64_t> input_splits, const ProcessGroupPtr& group);
 Pending all_to_all_async(const at::Tensor& output, const at::Tensor& input, std::vector<int64_t> output_splits,

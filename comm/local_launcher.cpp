@@ -20,6 +20,7 @@
 #include <iterator>
 #include <map>
 #include <optional>
+#include <string_view>
 #include <thread>
 
 #include "base/error.h"
@@ -172,6 +173,11 @@ struct Program {
   pid_t launcher;
 };
 
+[[noreturn]] void stop(std::string_view text, int exit_code) {
+  [[maybe_unused]] const auto written = write(STDERR_FILENO, text.data(), text.size());
+  _exit(exit_code);
+}
+
 // Runs in the child between fork and exec, where only calls that are safe in a signal handler are allowed.
 [[noreturn]] void become(const Program& program) {
   prctl(PR_SET_PDEATHSIG, SIGKILL);
@@ -180,17 +186,21 @@ struct Program {
   }
   if (program.output_file != nullptr) {
     const int file = open(program.output_file, O_WRONLY | O_CREAT | O_TRUNC, 0600);
+    if (file < 0) {
+      stop("launch_local: an output file could not be opened\n", 126);
+    }
     dup2(file, STDOUT_FILENO);
     dup2(file, STDERR_FILENO);
+    if (file > STDERR_FILENO) {
+      close(file);
+    }
   }
   if (program.listen_descriptor >= 0) {
     fcntl(program.listen_descriptor, F_SETFD, 0);
   }
   pthread_sigmask(SIG_SETMASK, program.signals, nullptr);
   execve(program.path, program.argv, program.environment);
-  constexpr char text[] = "launch_local: the program could not be started\n";
-  [[maybe_unused]] const auto written = write(STDERR_FILENO, text, sizeof text - 1);
-  _exit(127);
+  stop("launch_local: the program could not be started\n", 127);
 }
 
 /// `status`: of waitpid(); none: nobody knows.
@@ -300,7 +310,7 @@ LaunchResult launch_ranks(const LaunchOptions& options) {
       ranks.send(signal);
       result = {.exit_code = 128 + signal,
                 .message = fmt::format("stopped by signal {} ({})", signal, strsignal(signal))};
-      kill_at = Clock::now() + kGrace;
+      kill_at = kill_at.value_or(Clock::now() + kGrace);
     }
     ranks.reap(result);
     if (result.exit_code != 0 && !kill_at) {

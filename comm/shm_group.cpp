@@ -90,7 +90,7 @@ ShmGroup::~ShmGroup() {
   if (process_ != getpid()) {
     return;  // the parent goes on
   }
-  wait_for_readers();
+  end_lending();
   {
     std::lock_guard lock(registry().mutex);
     std::erase(registry().groups, this);
@@ -105,15 +105,21 @@ ShmGroup::~ShmGroup() {
   }
 }
 
-void ShmGroup::wait_for_readers() noexcept {
+void ShmGroup::end_lending() noexcept {
   try {
     std::unique_lock lock(mutex_);
     const Clock::time_point deadline = Clock::now() + info_->timeout;
-    while (std::uncaught_exceptions() == 0 && Clock::now() < deadline) {
+    while (true) {
       queue_.advance();
       std::vector<int> readers = queue_.readers();
       std::erase_if(readers, [&](int peer) { return has_left(peer) || !is_running(processes_[peer]); });
       if (readers.empty() || queue_.is_stuck() || whole_arena().has_failed()) {
+        return;
+      }
+      if (std::uncaught_exceptions() > 0 || Clock::now() >= deadline) {
+        // Who reads it later must know that it may have been written again.
+        whole_arena().fail(fmt::format("rank {} has ended the group before its input was read by rank(s) [{}]",
+                                       info_->ranks[info_->rank], global_ranks(readers)));
         return;
       }
       sleep(lock);
@@ -203,6 +209,18 @@ void ShmGroup::sleep(std::unique_lock<std::mutex>& lock) {
   own.awaits.store(0);
 }
 
+/// Asks who is missing once more when it is known who `is_gone`: one may have done its part meanwhile, and then gone.
+template <class IsGone>
+std::vector<int> ShmGroup::missing_who(IsGone is_gone) {
+  std::vector<int> gone = queue_.missing();
+  std::erase_if(gone, [&](int peer) { return !is_gone(peer); });
+  if (!gone.empty()) {
+    const std::vector<int> still = queue_.missing();
+    std::erase_if(gone, [&](int peer) { return std::ranges::find(still, peer) == still.end(); });
+  }
+  return gone;
+}
+
 std::string ShmGroup::find_fault(Clock::time_point now) {
   if (!queue_.fault().empty()) {
     whole_arena().fail(fmt::format("rank {} failed: {}", info_->ranks[info_->rank], queue_.fault()));
@@ -213,15 +231,13 @@ std::string ShmGroup::find_fault(Clock::time_point now) {
       return reason;
     }
   }
-  std::vector<int> gone = queue_.missing();
-  std::erase_if(gone, [&](int peer) { return !has_left(peer); });
+  auto gone = missing_who([&](int peer) { return has_left(peer); });
   if (!gone.empty()) {
     return fmt::format("rank(s) [{}] have ended without calling it", global_ranks(gone));
   }
   if (now >= next_look_) {
     next_look_ = now + kLookInterval;
-    gone = queue_.missing();
-    std::erase_if(gone, [&](int peer) { return is_running(processes_[peer]); });
+    gone = missing_who([&](int peer) { return !is_running(processes_[peer]); });
   }
   return gone.empty() ? "" : fmt::format("rank(s) [{}] have died", global_ranks(gone));
 }

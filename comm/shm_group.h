@@ -67,8 +67,11 @@ class ShmGroup {
     return stage == Stage::Read ? queue_.is_read(number) : queue_.is_done(number);
   }
   void sleep(std::unique_lock<std::mutex>& lock);
-  void wait_for_readers() noexcept;
+  /// Waits until peers have read what this rank has lent. If it may not wait, or the time is up, they have an error.
+  void end_lending() noexcept;
   bool has_left(int peer) { return whole_arena().control(members_.ranks[peer]).left.load() != 0; }
+  template <class IsGone>
+  std::vector<int> missing_who(IsGone is_gone);
   /// Why what is missing will not come; "" if it still may.
   std::string find_fault(Clock::time_point now);
   [[noreturn]] void time_out(uint64_t number, std::chrono::milliseconds timeout);

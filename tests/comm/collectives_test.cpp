@@ -297,12 +297,29 @@ TEST_CASE("tensors that do not fit are refused before anything is sent") {
   });
 }
 
+TEST_CASE("an output that overlaps its input is refused, unless one is this rank's part of the other") {
+  run_ranks(2, [](int rank) {
+    const ProcessGroupPtr& group = default_group();
+    const auto whole = at::zeros({4}), own = whole.narrow(0, 2 * rank, 2), other = whole.narrow(0, 2 - 2 * rank, 2);
+    expect_throws<ValueError>([&] { all_gather(whole, other, group); },
+                              "all_gather: input and output overlap, and not");
+    expect_throws<ValueError>([&] { all_gather(whole, whole.narrow(0, 1, 2), group); }, "overlap");
+    expect_throws<ValueError>([&] { reduce_scatter(other, whole, ReduceOp::Sum, group); }, "overlap");
+    expect_throws<ValueError>([&] { all_to_all(whole, whole, {}, {}, group); }, "overlap; clone() one of them");
+    own.fill_(rank + 1);
+    all_gather(whole, own, group);
+    TESSERA_EXPECT(whole.equal(at::tensor({1.f, 1.f, 2.f, 2.f})));
+    reduce_scatter(own, whole, ReduceOp::Sum, group);
+    TESSERA_EXPECT(own.equal(at::full({2}, 2.f * static_cast<float>(rank + 1))));
+  });
+}
+
 TEST_CASE("collectives leave version counters alone and work on leaves that need gradients") {
-  run_ranks(2, [](int) {
+  run_ranks(2, [](int rank) {
     at::Tensor leaf = at::zeros({2}).requires_grad_(true);
     const int64_t version = leaf._version();
     all_reduce(leaf, ReduceOp::Sum, default_group());
-    all_gather(leaf, leaf.detach()[0], default_group());
+    all_gather(leaf, leaf.detach()[rank], default_group());
     expect_equal(leaf._version(), version);
   });
 }

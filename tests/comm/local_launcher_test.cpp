@@ -179,6 +179,7 @@ TEST_CASE("what cannot be started") {
   CHECK_THROWS_AS(launch_ranks({.nproc = 0}), ValueError);
   CHECK_THROWS_AS(launch(2, "true", {"one file"}), ValueError);
   CHECK(launch_ranks({.nproc = 1, .argv = {"/no/such/program"}}).exit_code == 127);
+  CHECK(launch(1, "true", {"/no/such/folder/file"}).exit_code == 126);
   CHECK(launch_local({.nproc = 2, .argv = {"/bin/true"}}) == 0);
   CHECK_FALSE(launched_as_rank());
 }

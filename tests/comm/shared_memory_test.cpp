@@ -281,6 +281,33 @@ TEST_CASE("shm: who reads what was lent after its owner had an error has one too
   run_processes(2, body, kShm);
 }
 
+TEST_CASE("shm: who reads what was lent after its owner gave up waiting, and ended the group, has an error") {
+  const auto body = [](int rank) {
+    destroy_process_group();
+    init_process_group({.backend = "shm", .timeout = milliseconds(1000)});
+    const int peer = pid_of(1 - rank);
+    const auto input = shared_zeros(kLarge, c10::kFloat);
+    const auto output = at::zeros({2 * kLarge});
+    if (rank == 0) {
+      await_stop(peer);
+    }
+    auto pending = all_gather_parts_async(one_part(output), input, default_group());
+    if (rank == 1) {
+      raise(SIGSTOP);
+      expect_throws<CommError>([&] { pending.wait(); }, "rank 0 has ended the group before its input was read");
+      destroy_process_group();
+    } else {
+      pending.wait();
+      pending = Pending();
+      destroy_process_group();  // returns when the time is up
+      input.fill_(-1);
+      kill(peer, SIGCONT);
+    }
+    init_process_group({.backend = "shm"});
+  };
+  run_processes(2, body, kShm);
+}
+
 TEST_CASE("shm: a peer that dies before it has read is named") {
   const auto body = [](int rank) {
     signal(SIGTERM, SIG_IGN);

@@ -103,6 +103,9 @@ int benchmark_main(int argc, char** argv, const Benchmark& benchmark) {
       benchmark.run(options);
     }
     return 0;
+  } catch (const c10::Error& error) {
+    fmt::print(stderr, "{}: {}\n", benchmark.name, error.what_without_backtrace());
+    return 1;
   } catch (const std::exception& error) {
     fmt::print(stderr, "{}: {}\n", benchmark.name, error.what());
     return 1;

@@ -2,6 +2,7 @@
 
 #include <ATen/CPUGeneratorImpl.h>
 #include <c10/core/AutogradState.h>
+#include <c10/util/Exception.h>
 
 #include <exception>
 #include <mutex>
@@ -60,6 +61,8 @@ class FirstFailure {
       rethrow_as<CommError>(failure);
     } catch (const AssertionError& failure) {
       rethrow_as<AssertionError>(failure);
+    } catch (const c10::Error& failure) {  // without a screenful of libtorch's frames
+      throw Error(fmt::format("rank {}: {}", rank_, failure.what_without_backtrace()));
     } catch (const std::exception& failure) {
       rethrow_as<Error>(failure);
     } catch (...) {

@@ -8,6 +8,7 @@
 #include <fmt/ranges.h>
 
 #include <cmath>
+#include <cstdlib>
 #include <optional>
 
 #include "base/error.h"
@@ -228,8 +229,24 @@ at::Tensor place(const at::Tensor& value, const DeviceMesh& mesh, const Placemen
   return from_term(term, mesh, placements);
 }
 
+namespace {
+
+/// With TESSERA_TEST_OPS_ON_GPU_ALONE (tools/gpu_check/run.py) not on the CPU, where there is a GPU: its time is short.
+std::vector<c10::Device> devices_of(const OpCase& test) {
+  if (test.cpu_only) {
+    return {c10::kCPU};
+  }
+  auto devices = test_devices();
+  if (devices.size() > 1 && std::getenv("TESSERA_TEST_OPS_ON_GPU_ALONE") != nullptr) {
+    devices.erase(devices.begin());
+  }
+  return devices;
+}
+
+}  // namespace
+
 void check_op(const OpCase& test) {
-  for (const auto device : test.cpu_only ? std::vector<c10::Device>{c10::kCPU} : test_devices()) {
+  for (const auto device : devices_of(test)) {
     check_op_on(test, device);
   }
 }

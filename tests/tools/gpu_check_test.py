@@ -6,6 +6,7 @@ import io
 import json
 import os
 import pathlib
+import re
 import subprocess
 import sys
 import tempfile
@@ -23,7 +24,9 @@ if [[ $1 == --list-test-names-only ]]; then
 fi
 cat >"${@: -1}" <<XML
 <testsuites><testsuite>
-<testcase classname="a" name="first/part"><failure/></testcase>
+<testcase classname="a" name="first/part"><failure message="a == b">1 == 2
+Exception raised from here
+frame #0: far away</failure></testcase>
 <testcase classname="a" name="second"/>
 </testsuite></testsuites>
 XML
@@ -63,6 +66,7 @@ class Running(unittest.TestCase):
         result = run.run_test(self.program("test", TEST_PROGRAM + "exit 1\n"), dict(os.environ), 60)
         self.assertEqual((result["exit_status"], result["failed"]), (1, ["first/part"]))
         self.assertEqual(result["passed"], ["second", "third"])
+        self.assertEqual(result["reasons"], {"first/part": "a == b 1 == 2"})
 
     def test_a_program_that_crashes_has_run_what_it_reports(self):
         result = run.run_test(self.program("test", TEST_PROGRAM + "kill -SEGV $$\n"), dict(os.environ), 60)
@@ -80,6 +84,13 @@ class Running(unittest.TestCase):
         status, text = run.run(["bash", "-c", "echo here; sleep 100 & sleep 100"], dict(os.environ), timeout=1)
         self.assertEqual((status, text), (None, "here\n"))
         self.assertLess(time.monotonic() - start, 30)
+
+    def test_a_program_that_hangs_may_write_its_report(self):
+        text = TEST_PROGRAM.replace("cat >", "trap 'report \"$@\"; exit 1' TERM\nreport() { cat >")
+        text = text.replace("</testsuites>\nXML\n", "</testsuites>\nXML\n}\nsleep 100 & wait\n")
+        result = run.run_test(self.program("test", text), dict(os.environ), 1)
+        self.assertEqual((result["exit_status"], result["failed"]), (None, ["first/part"]))
+        self.assertEqual(result["passed"], ["second"])
 
     def test_a_program_ends_with_this_process_however_it_ends(self):
         pid_file = self.folder / "pid"
@@ -102,7 +113,7 @@ class Running(unittest.TestCase):
         (self.folder / "commit").write_text("abc\n")
         (self.folder / "lib").mkdir()
         (self.folder / "lib" / "libtorch_cuda.so").touch()
-        self.packed("good", TEST_PROGRAM.replace("<failure/>", ""))
+        self.packed("good", re.sub("<failure.*</failure>", "", TEST_PROGRAM, flags=re.S))
         self.packed("measures", """#!/bin/sh\necho '{"value": 1}'\n""")
         self.packed("ends", "#!/bin/sh\necho as told; exit $1\n")
         version = self.folder / "include/torch/headeronly/version.h"
@@ -132,6 +143,7 @@ class Running(unittest.TestCase):
         self.assertEqual(report["totals"], {"passed": 3, "failed": 0, "skipped": 0})
         self.assertEqual((report["built_with_libtorch"], report["libtorch"]), ("2.15.0", "2.11.0"))
         self.assertEqual(report["commands"]["ends"], {"exit_status": 3, "output": "as told\n"})
+        self.assertEqual((self.folder / "report.ends.txt").read_text(), "as told\n")
         self.assertRegex(report["commands"]["memcheck"]["skipped"], "no no-such-sanitizer on PATH")
         self.assertRegex(report["commands"]["opdb_replay"]["skipped"], "without a corpus")
 

@@ -1,17 +1,19 @@
 """Runs the programs of a gpu_check folder on this machine, and writes one JSON report.
 
-  python3 run.py --libtorch /path/to/torch [--out report.json] [--timeout 600] [--budget SECONDS] [--only NAME...]
+  python3 run.py --libtorch /path/to/torch [--out report.json] [--timeout 180] [--budget SECONDS] [--only NAME...]
 
 --libtorch is the torch/ folder of a pip install or an unpacked libtorch zip, of the version that the programs were built
 with; by default that of this Python's torch. The report tells the GPUs, each program's tests that passed, failed and
 were skipped, the latter with the reason, and what the benchmark measured. Without a GPU everything that needs one is
-"skipped"; nothing is measured. A test that runs on every device has run on the CPU then. The report is written after
-each program, so that one which takes the machine with it leaves what came before. What is left when --budget is used
-up is not run, and the report says so: for machines that are lent for a while, several runs with --only. Exits with 1 if
-a test failed, a program could not run or libtorch is of another version.
+"skipped"; nothing is measured. A test that runs on every device has run on the CPU then; with a GPU, tests of ops run
+there alone. The report is written after each program, so that one which takes the machine with it leaves what came
+before; all that a program printed is in a file beside it, report.NAME.txt. What is left when --budget is used up is not
+run, and the report says so: for machines that are lent for a while, several runs with --only. Exits with 1 if a test
+failed, a program could not run or libtorch is of another version.
 """
 
 import argparse
+import contextlib
 import ctypes
 import gzip
 import importlib.util
@@ -57,6 +59,8 @@ COMMANDS = {
     "racecheck": SANITIZED,
 }
 PREFIXES = {"memcheck": SANITIZER, "racecheck": [*SANITIZER, "--tool", "racecheck"]}
+# Each tensor's memory from CUDA itself: in the caching allocator's large blocks an access past its end would be legal.
+VARIABLES = {"memcheck": {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}}
 
 
 def default_libtorch():
@@ -76,7 +80,8 @@ def environment(libtorch):
     folders += [pathlib.Path(os.environ.get("CUDA_HOME", "/usr/local/cuda")) / "lib64", HERE / "stand_ins"]
     given = os.environ.get("LD_LIBRARY_PATH")
     path = [str(f) for f in folders[:-1] if f.is_dir()] + ([given] if given else []) + [str(folders[-1])]
-    return {**os.environ, "LD_LIBRARY_PATH": ":".join(path), "OMP_NUM_THREADS": "1"}
+    own = {"LD_LIBRARY_PATH": ":".join(path), "OMP_NUM_THREADS": "1", "TESSERA_TEST_OPS_ON_GPU_ALONE": "1"}
+    return {**os.environ, **own}
 
 
 def unpack(name, folder):
@@ -114,6 +119,10 @@ def die_with_parent():
     LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
+# Seconds that a program gets after a time-out to write its report: Catch2 does so when it is told to end.
+LAST_WORDS = 5
+
+
 def run(command, env, timeout, errors=subprocess.STDOUT):
     """(exit status or None after a time-out, output)"""
     process = subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=errors, preexec_fn=die_with_parent)
@@ -121,12 +130,29 @@ def run(command, env, timeout, errors=subprocess.STDOUT):
         output, _ = process.communicate(timeout=timeout)
         return process.returncode, output.decode(errors="replace")
     except subprocess.TimeoutExpired:
+        process.terminate()
+    try:
+        process.wait(timeout=LAST_WORDS)
+    except subprocess.TimeoutExpired:
+        pass
+    with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)  # ranks too, which are processes of its own
     try:
         output, _ = process.communicate(timeout=60)
     except subprocess.TimeoutExpired as expired:  # one does not end, and has the output open
         output = expired.stdout or b""
     return None, output.decode(errors="replace")
+
+
+def short(text, limit=1000):
+    """The start of an error's text, without the frames that libtorch puts after it."""
+    return re.split(r"Exception raised from|\bframe #\d", text, maxsplit=1)[0].strip()[:limit]
+
+
+def end_of(text, name, out):
+    """The last of what a program printed; all of it goes into a file beside the report."""
+    out.with_suffix(f".{name}.txt").write_text(text)
+    return text[-4000:]
 
 
 def devices():
@@ -161,11 +187,12 @@ def run_test(command, env, timeout):
     # What a test prints is in the report, where Catch2 catches it, or in the output.
     printed = "\n".join([*suites.itertext(), text])
     skipped = dict(re.findall(r"^\s*skipped: (.*?): ((?:no CUDA device|needs ).*)$", printed, re.M))
-    failed = {
-        case.get("name")
-        for case in suites.iter("testcase")
-        if case.find("failure") is not None or case.find("error") is not None
-    }
+    failed = {}
+    for case in suites.iter("testcase"):
+        reasons = [*case.iter("failure"), *case.iter("error")]
+        if reasons:
+            texts = [f"{reason.get('message', '')} {''.join(reason.itertext())}" for reason in reasons]
+            failed.setdefault(case.get("name"), short("\n".join(texts)))
     # Cases whose assertions are in processes of their own are not in the report, nor are those that a crash kept from
     # running. Sections are, as "case/section".
     ended = status is not None and status >= 0
@@ -177,10 +204,11 @@ def run_test(command, env, timeout):
         "exit_status": status,
         "passed": sorted(passed - skipped.keys()),
         "failed": sorted(failed),
+        "reasons": failed,
         "skipped": [{"test": test, "reason": reason} for test, reason in sorted(skipped.items())],
     }
     if status != 0 or not passed:
-        result["output"] = printed[-4000:]
+        result["output"] = printed
     return result
 
 
@@ -197,13 +225,13 @@ def run_benchmark(command, env, timeout):
     if skipped:
         result["skipped"] = skipped[1]
     if status != 0:
-        result["output"] = text[-4000:]
+        result["output"] = text
     return result
 
 
 def run_command(command, env, timeout):
     status, text = run(command, env, timeout)
-    return {"exit_status": status, "output": text[-4000:]}
+    return {"exit_status": status, "output": text}
 
 
 def why_not(name, has_gpu):
@@ -257,7 +285,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--libtorch", type=pathlib.Path, default=default_libtorch())
     parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path("report.json"))
-    parser.add_argument("--timeout", type=float, default=600, help="seconds for one program")
+    parser.add_argument("--timeout", type=float, default=180, help="seconds for one program")
     parser.add_argument("--budget", type=float, help="seconds for all programs together")
     parser.add_argument("--only", nargs="+", choices=names, default=names, metavar="NAME")
     options = parser.parse_args()
@@ -280,23 +308,30 @@ def main():
         sum_up(report)
         options.out.write_text(json.dumps(report, indent=1) + "\n")
 
+    def keep(results, name, result):
+        if "output" in result:
+            result["output"] = end_of(result["output"], name, options.out)
+        results[name] = result
+        write()
+
     write()
     env = environment(options.libtorch.resolve())
     limits = Limits(options.timeout, options.budget)
     for commands, runner, place in [(TESTS, run_test, "tests"), (BENCHMARKS, run_benchmark, "benchmarks")]:
         for name, (program, *arguments) in commands.items():
             if name in options.only:
-                report[place][name] = run_program(runner, program, arguments, env, limits)
-                write()
+                result = run_program(runner, program, arguments, env, limits)
+                keep(report[place], name, result)
     for name, (program, *arguments) in COMMANDS.items():
         if name in options.only:
             lack = why_not(name, bool(found))
-            report["commands"][name] = (
+            own = {**env, **VARIABLES.get(name, {})}
+            result = (
                 {"exit_status": 0, "skipped": lack}
                 if lack
-                else run_program(run_command, program, arguments, env, limits, PREFIXES.get(name, ()))
+                else run_program(run_command, program, arguments, own, limits, PREFIXES.get(name, ()))
             )
-            write()
+            keep(report["commands"], name, result)
     report["complete"] = True
     write()
     print(json.dumps({key: report[key] for key in ["gpu", "totals", "ok"]}))

@@ -179,21 +179,21 @@ class GlooBackend final : public GroupBackend {
     const uint64_t number = launches_++;
     const size_t with_all = 2 * (static_cast<size_t>(getSize()) - 1);
     std::list<GlooTransfers> transfers = {{.launch = number}};
-    std::vector<WorkPtr>& works = transfers.front().works;
+    auto& works = transfers.front().works;
     works.reserve(with_all);
     try {
       for (int step = 1; step < getSize(); ++step) {
         const int from = (getRank() - step + getSize()) % getSize();
         if (received[from].defined()) {
           std::vector<at::Tensor> one = {received[from]};
-          works.push_back(gloo_->recv(one, from, tag_of(call, number, one[0].nbytes())));
+          works.push_back({gloo_->recv(one, from, tag_of(call, number, one[0].nbytes())), from});
         }
       }
       for (int step = 1; step < getSize(); ++step) {
         const int to = (getRank() + step) % getSize();
         if (sent[to].defined()) {
           std::vector<at::Tensor> one = {sent[to]};
-          works.push_back(gloo_->send(one, to, tag_of(call, number, one[0].nbytes())));
+          works.push_back({gloo_->send(one, to, tag_of(call, number, one[0].nbytes())), to});
         }
       }
     } catch (const std::exception& failure) {

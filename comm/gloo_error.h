@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include <exception>
+#include <optional>
 #include <string>
 
 #include "base/error.h"
@@ -11,10 +12,12 @@
 
 namespace tessera {
 
-/// `call`: what failed, "all_reduce(Sum)" say.
-inline CommError gloo_error(const std::string& call, const GroupInfo& info, const std::exception& failure) {
-  return CommError(fmt::format("{} on {}: a peer left, called something else, or did not arrive within {} ms: {}", call,
-                               describe(info), info.timeout.count(), failure.what()));
+/// `call`: what failed, "all_reduce(Sum)" say. `peer`: the rank of the group that it waited for, if it is known.
+inline CommError gloo_error(const std::string& call, const GroupInfo& info, const std::exception& failure,
+                            std::optional<int> peer = std::nullopt) {
+  const auto who = peer ? fmt::format("rank {}", info.ranks[static_cast<size_t>(*peer)]) : std::string("a peer");
+  return CommError(fmt::format("{} on {}: {} left, called something else, or did not arrive within {} ms: {}", call,
+                               describe(info), who, info.timeout.count(), failure.what()));
 }
 
 }  // namespace tessera

@@ -42,15 +42,15 @@ bool GlooWork::wait(std::chrono::milliseconds timeout) {
     return true;
   }
   GlooTransfers& launch = transfers_.front();
-  try {
-    for (auto& work : launch.works) {
+  for (auto& [work, peer] : launch.works) {
+    try {
       if (work) {
         work->wait(resolve_timeout(timeout, *info_));
         work.reset();
       }
+    } catch (const std::exception& failure) {
+      throw gloo_error(describe(call_), *info_, failure, peer);
     }
-  } catch (const std::exception& failure) {
-    throw gloo_error(describe(call_), *info_, failure);
   }
   if (finish_) {
     finish_();

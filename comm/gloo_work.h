@@ -25,8 +25,12 @@ struct GlooTransfers {
   uint64_t launch = 0;
   /// Whether they are a send to, and a receive from, every other rank.
   bool with_all = false;
-  /// Null where it is done.
-  std::vector<c10::intrusive_ptr<c10d::Work>> works = {};
+  /// A send or receive, with which rank of the group; null where it is done.
+  struct Transfer {
+    c10::intrusive_ptr<c10d::Work> work;
+    int peer = 0;
+  };
+  std::vector<Transfer> works = {};
 };
 
 /// The transfers of a group's works that went before they were waited for. Thread safety: any number of threads.

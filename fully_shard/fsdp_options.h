@@ -18,11 +18,12 @@
 namespace tessera {
 
 enum class ShardingStrategy {
-  FULL_SHARD,           // parameters are freed after forward (not the root's) and after backward
-  SHARD_GRAD_OP,        // after backward only
-  NO_SHARD,             // every rank has all of them; gradients are all-reduced
-  HYBRID_SHARD,         // FULL_SHARD among some ranks, replicas among the others
-  _HYBRID_SHARD_ZERO2,  // SHARD_GRAD_OP among some ranks, replicas among the others
+  FULL_SHARD,     // parameters are freed after forward (not the root's) and after backward
+  SHARD_GRAD_OP,  // after backward only
+  NO_SHARD,       // every rank has all of them; gradients are all-reduced
+  HYBRID_SHARD,   // FULL_SHARD among some ranks, replicas among the others
+  // SHARD_GRAD_OP among some ranks, replicas among the others
+  _HYBRID_SHARD_ZERO2,  // NOLINT(bugprone-reserved-identifier): PyTorch's name
 };
 std::string_view to_string(ShardingStrategy strategy);
 

@@ -282,6 +282,7 @@ void check_peer_that_does_not_come(const std::string& backend) {
       }
       TESSERA_EXPECT(message.starts_with("all_gather"));
       TESSERA_EXPECT(message.find("on group 'default' (rank 0 of ranks [0, 1])") != std::string::npos);
+      TESSERA_EXPECT(message.find(backend == "gloo" ? "rank 1 left, " : "[1] did not arrive") != std::string::npos);
       TESSERA_EXPECT(Clock::now() - start > std::chrono::milliseconds(1500));
       TESSERA_EXPECT(Clock::now() - start < std::chrono::milliseconds(3500));
     }

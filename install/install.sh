@@ -6,6 +6,7 @@
 #   <prefix>/lib/libtessera.so
 #   <prefix>/lib/cmake/Tessera/TesseraConfig.cmake
 set -euo pipefail
+umask 022  # a prefix is for all who use the machine
 (($# == 1)) || { echo "usage: ./bazelw run //install -- <prefix>" >&2; exit 2; }
 # `bazel run` starts this in the runfiles, and says where it was called.
 [[ $1 == /* ]] && prefix=$1 || prefix=${BUILD_WORKING_DIRECTORY:-$PWD}/$1

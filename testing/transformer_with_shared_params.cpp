@@ -181,11 +181,6 @@ at::Tensor TransformerWithSharedParamsImpl::get_loss(const std::vector<at::Tenso
   return at::cross_entropy_loss(output.view({-1, output.size(-1)}), input.at(1).view({-1}), {}, at::Reduction::Sum);
 }
 
-bool is_transformer_layer(torch::nn::Module& module) {
-  return dynamic_cast<torch::nn::TransformerEncoderLayerImpl*>(&module) != nullptr ||
-         dynamic_cast<torch::nn::TransformerDecoderLayerImpl*>(&module) != nullptr;
-}
-
 const ModelClass& transformer_with_shared_params() {
   static const ModelClass model{"TransformerWithSharedParams", [](const InitOptions& options) {
                                   TransformerWithSharedParams model(options);

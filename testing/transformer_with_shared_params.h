@@ -69,7 +69,4 @@ TESSERA_MODULE(TransformerWithSharedParams);
 /// RECURSIVE: every encoder and decoder layer is a unit, then the whole model.
 const ModelClass& transformer_with_shared_params();
 
-/// Whether `module` is one of the transformer's layers.
-bool is_transformer_layer(torch::nn::Module& module);
-
 }  // namespace tessera::testing

@@ -49,7 +49,7 @@ TEST_CASE("devices: a checkpoint goes from each device and layout to each other"
     train_and_save(test_layout(from), saves, path);
     for (const c10::Device loads : test_devices()) {
       CAPTURE(from, saves, loads);
-      const auto& to = test_layout("2");
+      const TestLayout to = test_layout("2");
       run_ranks(to.ranks, [&](int) {
         const OwnStream stream(loads);
         TestTrainer resumed(to, 2, loads), through(to, 1, loads);
@@ -68,7 +68,7 @@ TEST_CASE("devices: what is saved while training goes on is what was there when 
   const TempFolder folder;
   for (const c10::Device device : test_devices()) {
     CAPTURE(device);
-    const auto& layout = test_layout("3");
+    const TestLayout layout = test_layout("3");
     const auto root = folder.path(device.str());
     run_ranks(layout.ranks, [&](int) {
       const OwnStream stream(device);

@@ -10,9 +10,12 @@
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/library.h>
 
+#include <algorithm>
+
 #include "comm/collectives.h"
 #include "comm/process_group.h"
 #include "dtensor/dtensor.h"
+#include "dtensor/sharding_rule.h"
 #include "testing/expect.h"
 #include "testing/run_ranks.h"
 #include "testing/tensor_matchers.h"
@@ -239,6 +242,14 @@ TEST_CASE("strategies count from the next call on, on every thread that runs alr
     expect_equal(to_string(placements(y)), "(Shard(0))");
     expect_bit_equal(full_tensor(y), ramp({4, 4}) * 2);
   });
+}
+
+TEST_CASE("the ops that have a rule are listed, a program's own among them", "[dtensor]") {
+  register_sharding("own_ops::smooth", all_dims_but_the_last);
+  const auto names = ops_with_rules();
+  CHECK(std::ranges::is_sorted(names));
+  CHECK(std::ranges::count(names, "aten::mm") == 1);
+  CHECK(std::ranges::count(names, "own_ops::smooth") == 1);
 }
 
 TEST_CASE("an own op with one kernel for all backends", "[dtensor]") {

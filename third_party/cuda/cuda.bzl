@@ -194,5 +194,5 @@ cuda_repository = repository_rule(
         "_install": attr.label(default = "//third_party/wheels:install.sh"),
         "_stand_ins": attr.label(default = "//third_party/cuda:stand_ins.sh"),
     },
-    environ = ["CUDA_HOME", "LIBTORCH", "XDG_CACHE_HOME", "HOME"],
+    environ = ["CUDA_HOME", "LIBTORCH", "TESSERA_CACHE_NUMBER", "XDG_CACHE_HOME", "HOME"],
 )

@@ -59,5 +59,5 @@ libtorch_repository = repository_rule(
         "_build_file": attr.label(default = "//third_party/libtorch:libtorch.BUILD"),
         "_install": attr.label(default = "//third_party/wheels:install.sh"),
     },
-    environ = ["LIBTORCH", "XDG_CACHE_HOME", "HOME"],
+    environ = ["LIBTORCH", "TESSERA_CACHE_NUMBER", "XDG_CACHE_HOME", "HOME"],
 )

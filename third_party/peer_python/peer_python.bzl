@@ -55,7 +55,9 @@ def _make(ctx):
     torch = ctx.path(Label("@libtorch//:site/torch/version.py")).realpath.dirname.dirname
     installed = install_wheels(ctx, "peer_python", "Python packages for tests (a download of 28 MB, once per machine)")
     if installed.error:
-        return _NO_PYTHON.format(reason = "pip could not install the packages of third_party/peer_python")
+        reason = "pip could not install the packages of third_party/peer_python; once it can, run " + \
+                 "./bazelw sync --only=peer_python:\n" + installed.error
+        return _NO_PYTHON.format(reason = reason)
     made = ctx.execute([ctx.path(ctx.attr._stand_ins), "{}/torch/lib".format(torch), "stand_ins"] + _STAND_INS)
     if made.return_code:
         fail("third_party/peer_python: no stand-ins for CUDA's libraries:\n" + made.stderr)
@@ -73,5 +75,5 @@ peer_python_repository = repository_rule(
         "_install": attr.label(default = "//third_party/wheels:install.sh"),
         "_stand_ins": attr.label(default = "//third_party/cuda:stand_ins.sh"),
     },
-    environ = ["LIBTORCH", "XDG_CACHE_HOME", "HOME"],
+    environ = ["LIBTORCH", "TESSERA_CACHE_NUMBER", "XDG_CACHE_HOME", "HOME"],
 )

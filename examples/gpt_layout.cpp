@@ -66,11 +66,12 @@ MeshShape checked_shape(MeshShape shape, int64_t world_size) {
   TESSERA_CHECK(ValueError, shape.tp >= 1, "--tp {}: must be at least 1", shape.tp);
   TESSERA_CHECK(ValueError, shape.replicate >= 1, "--replicate {}: must be at least 1", shape.replicate);
   TESSERA_CHECK(ValueError, shape.dp >= 0, "--dp {}: must be at least 1, or 0 for what the other axes leave", shape.dp);
-  const int64_t others = shape.tp * shape.replicate;
-  TESSERA_CHECK(ValueError, world_size % others == 0,
+  const bool is_small = shape.tp <= world_size && shape.replicate <= world_size;  // so that the product is a number
+  const int64_t others = is_small ? shape.tp * shape.replicate : 0;
+  TESSERA_CHECK(ValueError, is_small && world_size % others == 0,
                 "--tp {} and --replicate {}: their product must divide the {} ranks; start more with --nproc", shape.tp,
                 shape.replicate, world_size);
-  TESSERA_CHECK(ValueError, shape.dp == 0 || shape.dp * others == world_size,
+  TESSERA_CHECK(ValueError, shape.dp == 0 || (world_size % shape.dp == 0 && shape.dp * others == world_size),
                 "--dp {}: with --tp {} and --replicate {} it makes {} ranks, but there are {}; leave it out, or start "
                 "{} with --nproc",
                 shape.dp, shape.tp, shape.replicate, shape.dp * others, world_size, shape.dp * others);

@@ -254,23 +254,39 @@ TEST_CASE("shm: a rank that ends its group waits for who has yet to read what it
   CHECK_THAT(result.outputs[0], Catch::Matchers::ContainsSubstring("ended it"));
 }
 
+struct Lent {
+  at::Tensor input;
+  Pending pending;
+  int peer;
+};
+
+/// A gather over a new default group with a time-out of a second. Rank 1 is stopped before it waits, until rank 0,
+/// whose wait is over, lets it go on.
+Lent lend_to_a_stopped_rank(int rank) {
+  destroy_process_group();
+  init_process_group({.backend = "shm", .timeout = milliseconds(1000)});
+  Lent lent{.input = shared_zeros(kLarge, c10::kFloat), .pending = {}, .peer = pid_of(1 - rank)};
+  const auto output = at::zeros({2 * kLarge});
+  if (rank == 0) {
+    await_stop(lent.peer);
+  }
+  lent.pending = all_gather_parts_async(one_part(output), lent.input, default_group());
+  if (rank == 1) {
+    raise(SIGSTOP);
+  } else {
+    lent.pending.wait();
+  }
+  return lent;
+}
+
 TEST_CASE("shm: who reads what was lent after its owner had an error has one too") {
   const auto body = [](int rank) {
-    destroy_process_group();
-    init_process_group({.backend = "shm", .timeout = milliseconds(1000)});
-    const int peer = pid_of(1 - rank);
-    const auto input = shared_zeros(kLarge, c10::kFloat);
-    const auto output = at::zeros({2 * kLarge});
-    if (rank == 0) {
-      await_stop(peer);
-    }
-    auto pending = all_gather_parts_async(one_part(output), input, default_group());
+    auto [input, pending, peer] = lend_to_a_stopped_rank(rank);
     if (rank == 1) {
-      raise(SIGSTOP);
-      expect_throws<CommError>([&] { pending.wait(); }, "rank 0 failed: all_gather(Float[100003])");
+      expect_throws<CommError>([&pending = pending] { pending.wait(); }, "rank 0 failed: all_gather(Float[100003])");
     } else {
-      pending.wait();
-      expect_throws<CommError>([&] { pending.wait_until_read(); }, "rank(s) [1] did not arrive within 1000 ms");
+      expect_throws<CommError>([&pending = pending] { pending.wait_until_read(); },
+                               "rank(s) [1] did not arrive within 1000 ms");
       input.fill_(-1);
       kill(peer, SIGCONT);
     }
@@ -283,21 +299,12 @@ TEST_CASE("shm: who reads what was lent after its owner had an error has one too
 
 TEST_CASE("shm: who reads what was lent after its owner gave up waiting, and ended the group, has an error") {
   const auto body = [](int rank) {
-    destroy_process_group();
-    init_process_group({.backend = "shm", .timeout = milliseconds(1000)});
-    const int peer = pid_of(1 - rank);
-    const auto input = shared_zeros(kLarge, c10::kFloat);
-    const auto output = at::zeros({2 * kLarge});
-    if (rank == 0) {
-      await_stop(peer);
-    }
-    auto pending = all_gather_parts_async(one_part(output), input, default_group());
+    auto [input, pending, peer] = lend_to_a_stopped_rank(rank);
     if (rank == 1) {
-      raise(SIGSTOP);
-      expect_throws<CommError>([&] { pending.wait(); }, "rank 0 has ended the group before its input was read");
+      expect_throws<CommError>([&pending = pending] { pending.wait(); },
+                               "rank 0 has ended the group before its input was read");
       destroy_process_group();
     } else {
-      pending.wait();
       pending = Pending();
       destroy_process_group();  // returns when the time is up
       input.fill_(-1);

@@ -37,8 +37,15 @@ at::Tensor keep_part(at::Tensor tensor, const at::Tensor& whole) {
   return tensor;
 }
 
-at::Tensor whole_like(const at::Tensor& tensor) {
-  return at::empty(tensor.sizes(), at::device(at::kCPU).dtype(tensor.scalar_type()));
+/// What `plain`, of torch::nn::init, makes of a plain tensor, which draws nothing.
+at::Tensor as_plain(at::Tensor tensor, at::Tensor (*plain)(at::Tensor), const char* where, int64_t least_dims,
+                    int64_t most_dims) {
+  if (!is_dtensor(tensor)) {
+    return plain(std::move(tensor));
+  }
+  const at::NoGradGuard no_grad;
+  check(tensor, where, least_dims, most_dims);
+  return keep_part(tensor, plain(at::empty(tensor.sizes(), at::device(at::kCPU).dtype(tensor.scalar_type()))));
 }
 
 /// [rows, columns]: as libtorch draws and turns it.
@@ -68,21 +75,11 @@ at::Tensor orthogonal_(at::Tensor tensor, double gain) {
 }
 
 at::Tensor eye_(at::Tensor tensor) {
-  if (!is_dtensor(tensor)) {
-    return torch::nn::init::eye_(std::move(tensor));
-  }
-  const at::NoGradGuard no_grad;
-  check(tensor, "eye_", 2, 2);
-  return keep_part(tensor, torch::nn::init::eye_(whole_like(tensor)));
+  return as_plain(std::move(tensor), &torch::nn::init::eye_, "eye_", 2, 2);
 }
 
 at::Tensor dirac_(at::Tensor tensor) {
-  if (!is_dtensor(tensor)) {
-    return torch::nn::init::dirac_(std::move(tensor));
-  }
-  const at::NoGradGuard no_grad;
-  check(tensor, "dirac_", 3, 5);
-  return keep_part(tensor, torch::nn::init::dirac_(whole_like(tensor)));
+  return as_plain(std::move(tensor), &torch::nn::init::dirac_, "dirac_", 3, 5);
 }
 
 }  // namespace tessera::init

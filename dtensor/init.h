@@ -2,7 +2,7 @@
 // Those of torch::nn::init that need all of a parameter at once, or write to single elements, for DTensors; the others
 // (normal_, uniform_, constant_, xavier_*, kaiming_*) take DTensors as they are.
 //
-//   fully_shard(policy, mesh);
+//   fully_shard(policy, {.mesh = mesh});
 //   tessera::manual_seed(0);                                              // dtensor/random.h
 //   tessera::init::orthogonal_(policy->head->weight, std::sqrt(2.0));
 //

@@ -7,7 +7,7 @@ with; by default that of this Python's torch. The report tells the GPUs, each pr
 were skipped, the latter with the reason, and what the benchmark measured. Without a GPU everything that needs one is
 "skipped"; nothing is measured. A test that runs on every device has run on the CPU then; with a GPU, tests of ops run
 there alone. The report is written after each program, so that one which takes the machine with it leaves what came
-before; all that a program printed is in a file beside it, report.NAME.txt. What is left when --budget is used up is not
+before; all that a failed program printed is in a file beside it, report.NAME.txt. What is left when --budget is used up is not
 run, and the report says so. Exits with 1 if a test failed, a program could not run or libtorch is of another version.
 """
 

@@ -189,9 +189,6 @@ class HierarchicalBackend final : public GroupBackend {
     check_reducible("all_reduce", tensor.scalar_type(), op);
     return launch("all_reduce", [this, tensor, op, options] {
       const int64_t numel = (tensor.numel() + layout_.per_host - 1) / layout_.per_host;
-      if (numel == 0) {
-        return;
-      }
       std::vector<at::Tensor> own{at::empty({numel}, tensor.options())};
       const auto parts = std::make_shared<const std::vector<TensorPart>>(
           std::vector<TensorPart>{{.offset = 0, .numel = numel, .tensor = flat_elements(tensor)}});

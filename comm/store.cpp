@@ -85,6 +85,11 @@ std::string seat_key(const StoreOptions& options, int rank) {
   return fmt::format("seat/{}/{}", options.world_size, rank);
 }
 
+/// Set while the rank waits for the others.
+std::string taken_key(const StoreOptions& options, int rank) {
+  return seat_key(options, rank) + "/taken";
+}
+
 /// Each rank's seat goes to one process, which may take it again. So ranks of another job that comes to this address,
 /// whose own rank 0 could not listen there, do not mix with those that have met.
 void take_seat(c10d::Store& store, const StoreOptions& options) {
@@ -94,7 +99,22 @@ void take_seat(c10d::Store& store, const StoreOptions& options) {
                 "init_process_group: another process is rank {} of {} at {}:{} already; if another job meets there, "
                 "give this one another MASTER_PORT, else start each rank once",
                 options.rank, options.world_size, options.address, options.port);
-  store.set(key + "/taken", std::string());
+  store.set(taken_key(options, options.rank), std::string());
+}
+
+/// What rank 0 says when all ranks have taken their seats. A rank that gives up on it leaves its own, since a store
+/// that outlives rank 0 would count it among those that have met, and rank 0's next attempt would be the second, this
+/// rank's the first.
+std::string wait_for_all(c10d::Store& store, const StoreOptions& options) {
+  try {
+    return store.get_to_str(kAllConnected);
+  } catch (const std::exception&) {
+    store.deleteKey(taken_key(options, options.rank));
+    if (!store.check({kAllConnected})) {
+      throw;
+    }
+  }
+  return store.get_to_str(kAllConnected);  // rank 0 saw this one just before
 }
 
 /// Rank 0 waits for the others. Where it waits in vain its server goes, and what the others have is of no use.
@@ -103,13 +123,13 @@ void gather_ranks(c10d::Store& store, const StoreOptions& options) {
   if (options.rank == 0) {
     std::vector<std::string> keys;
     for (int rank = 0; rank < options.world_size; ++rank) {
-      keys.push_back(seat_key(options, rank) + "/taken");
+      keys.push_back(taken_key(options, rank));
     }
     store.wait(keys);
     store.set(kAllConnected, world_size);
     return;
   }
-  const std::string met = store.get_to_str(kAllConnected);
+  const std::string met = wait_for_all(store, options);
   TESSERA_CHECK(CommError, met == world_size,
                 "init_process_group: {} ranks have met at {}:{}, and this is rank {} of {}; if another job meets "
                 "there, give this one another MASTER_PORT",

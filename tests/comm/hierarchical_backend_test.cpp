@@ -233,6 +233,16 @@ TEST_CASE("a hierarchical group fails on every rank where one leaves, and stays 
   });
 }
 
+TEST_CASE("a hierarchical all_reduce of nothing beside one of something is an error on every rank", "[comm]") {
+  const HostLayout layout{2, 2};
+  const auto world = std::make_shared<ThreadWorld>(layout.size());
+  run_ranks(layout.size(), [&](int rank) {
+    const auto group = make_group(world, layout, rank);
+    expect_throws<CommError>([&] { all_reduce(at::zeros({rank == 3 ? 0 : 5}), ReduceOp::Sum, group); }, "");
+    world->leave(rank);
+  });
+}
+
 // two_hosts_test.sh runs it as four processes.
 TEST_CASE("ranks of two hosts choose the hierarchical backend, and smaller groups what suits them", "[.two_hosts]") {
   init_process_group({.timeout = std::chrono::seconds(20)});

@@ -219,6 +219,25 @@ TEST_CASE("ranks that torchrun starts again meet in its store, and not those tha
   run_processes(3, body, {.backend = "fake"});
 }
 
+TEST_CASE("a rank that gave up on the others is not counted among those in torchrun's store") {
+  const auto body = [](int) {  // one process is the agent and, in threads, both ranks
+    const StorePtr agent =
+        connect_beside({.isServer = true, .masterListenFd = std::atoi(std::getenv("TESSERA_LISTEN_SOCKET"))});
+    unsetenv("TESSERA_LISTEN_SOCKET");
+    setenv("TORCHELASTIC_USE_AGENT_STORE", "True", 1);
+    setenv("TORCHELASTIC_RESTART_COUNT", "0", 1);
+    const auto connect = [port = launchers_port()](int rank, milliseconds timeout) {
+      return connect_store(store_options(port, rank, 2, timeout));
+    };
+    expect_throws<CommError>([&] { connect(1, milliseconds(300)); }, "rank 1 of 2 could not reach rank 0");
+    expect_throws<CommError>([&] { connect(0, milliseconds(300)); }, "rank 0 of 2 could not gather the other ranks");
+    auto rank_0 = std::async(std::launch::async, connect, 0, std::chrono::seconds(20));
+    TESSERA_EXPECT(connect(1, std::chrono::seconds(20)));
+    TESSERA_EXPECT(rank_0.get());
+  };
+  run_processes(1, body, {.backend = "fake"});
+}
+
 TEST_CASE("ranks that are threads of one process meet at an address, too") {
   const auto run = [port = free_port()](int rank) {
     const RankContextGuard guard(RankContext::create());

@@ -6,6 +6,7 @@
 #include <algorithm>
 
 #include "base/error.h"
+#include "base/report.h"
 #include "nn/clone_scope.h"
 #include "nn/repeatable_call.h"
 
@@ -134,9 +135,9 @@ void HookedCall::failed() noexcept {
     try {
       (*hook)->run(point_, {});
     } catch (const std::exception& error) {
-      TORCH_WARN("an exception hook of ", point_.type_name(), " threw: ", error.what());
+      report_failure("an exception hook of {} threw: {}", point_.type_name(), error.what());
     } catch (...) {
-      TORCH_WARN("an exception hook of ", point_.type_name(), " threw");
+      report_failure("an exception hook of {} threw", point_.type_name());
     }
   }
 }

@@ -152,7 +152,6 @@ class HookPoint {
   std::shared_ptr<T> detach() noexcept {
     return std::static_pointer_cast<T>(detach(typeid(T)));
   }
-  bool has_attachments() const noexcept { return table_ != nullptr && !table_->attachments.empty(); }
 
   /// Throws NotImplementedError if a deep copy of this module alone would not be right: hooks or state are
   /// attached, its type has no clone, or a member is tied past the registry.

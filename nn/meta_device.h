@@ -10,8 +10,7 @@
 //   fully_shard(model, {.mesh = mesh});
 //   to_empty(*model, at::kCPU);                  // fully_shard/to_empty.h: memory for this rank's shards
 //   tessera::manual_seed(0);
-//   reset_parameters(*model);                    // nn/reset_parameters.h: the values of one process, whatever the
-//   ranks
+//   reset_parameters(*model);                    // nn/reset_parameters.h: one process's values, on any number of ranks
 //
 // libtorch has no such switch in C++ (module.to(at::kMeta) comes after the memory was there, and throws).
 // As `with torch.device("meta"):` in Python.

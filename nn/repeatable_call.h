@@ -3,7 +3,8 @@
 // Activation checkpointing recomputes a forward from one.
 //
 // What an argument refers to is not copied: types that point to memory of somebody else (raw pointers, references
-// wrapped in views such as ArrayRef and string_view) cannot be kept, and neither can types without a copy constructor.
+// wrapped in views such as ArrayRef and string_view) cannot be kept, also as elements of a container, and neither can
+// types without a copy constructor. A class of the program's own may hide such a pointer: see shares_tensors().
 //
 // Thread safety: one thread at a time.
 
@@ -14,11 +15,14 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <ranges>
 #include <span>
 #include <string_view>
 #include <tuple>
 #include <type_traits>
+#include <unordered_set>
 #include <utility>
+#include <variant>
 
 #include "nn/tensor_visitor.h"
 
@@ -31,6 +35,9 @@ class RepeatableCall {
   virtual void run() = 0;
   /// Shows the defined tensors among the kept arguments, always in the same order; `visit` may replace them.
   virtual void visit_inputs(const std::function<void(at::Tensor&)>& visit) = 0;
+  /// Whether a tensor among the kept arguments is the caller's own at::Tensor, which some argument points to (by a
+  /// shared_ptr in a class of its own, say): who replaces what visit_inputs() shows would replace it there.
+  virtual bool shares_tensors() = 0;
   /// Shows the defined random generators among the kept arguments.
   virtual void visit_generators(const std::function<void(const at::Generator&)>& visit) const = 0;
 };
@@ -38,7 +45,14 @@ class RepeatableCall {
 namespace detail {
 
 template <class T>
-inline constexpr bool keeps_its_values = !std::is_pointer_v<T> && !std::is_same_v<T, std::string_view>;
+constexpr bool keeps_what_is_inside();
+
+template <class T>
+inline constexpr bool keeps_its_values = keeps_what_is_inside<T>();
+template <class T>
+inline constexpr bool keeps_its_values<T*> = false;
+template <>
+inline constexpr bool keeps_its_values<std::string_view> = false;
 template <class T>
 inline constexpr bool keeps_its_values<c10::ArrayRef<T>> = false;
 template <class T, size_t N>
@@ -46,7 +60,27 @@ inline constexpr bool keeps_its_values<std::span<T, N>> = false;
 template <class T>
 inline constexpr bool keeps_its_values<std::reference_wrapper<T>> = false;
 template <class T>
-inline constexpr bool keeps_its_values<std::optional<T>> = keeps_its_values<T>;
+inline constexpr bool keeps_its_values<std::optional<T>> = keeps_its_values<std::remove_cv_t<T>>;
+template <class... T>
+inline constexpr bool keeps_its_values<std::tuple<T...>> = (keeps_its_values<std::remove_cvref_t<T>> && ...);
+template <class A, class B>
+inline constexpr bool keeps_its_values<std::pair<A, B>> = keeps_its_values<std::tuple<A, B>>;
+template <class... T>
+inline constexpr bool keeps_its_values<std::variant<T...>> = keeps_its_values<std::tuple<T...>>;
+
+/// Of a container: its elements; of a class that lists its members: these. Others are taken for values.
+template <class T>
+constexpr bool keeps_what_is_inside() {
+  if constexpr (PlainValue<T>) {
+    return true;
+  } else if constexpr (HasTensorFields<T>) {
+    return keeps_its_values<decltype(tensor_fields(std::declval<T&>()))>;
+  } else if constexpr (ReferenceRange<T>) {
+    return keeps_its_values<std::remove_cvref_t<std::ranges::range_reference_t<T>>>;
+  } else {
+    return true;
+  }
+}
 
 template <class T>
 at::Generator generator_in(const T& argument) {
@@ -69,9 +103,10 @@ inline constexpr bool is_repeatable_argument =
 /// `A` are the exact argument types of the call.
 template <class Function, class... A>
 class RepeatableFunction final : public RepeatableCall {
-  static_assert((is_repeatable_argument<A> && ...),
-                "tessera::RepeatableCall: an argument cannot be kept: it is a pointer or a view of memory that may be "
-                "gone by then, or cannot be copied. Pass the value itself (at::Tensor, std::vector, std::shared_ptr)");
+  static_assert(
+      (is_repeatable_argument<A> && ...),
+      "tessera::RepeatableCall: an argument cannot be kept: it is, or has in it, a pointer or a view of memory "
+      "that may be gone by then, or cannot be copied. Pass the value itself (at::Tensor, std::vector of them)");
 
  public:
   explicit RepeatableFunction(Function function, const std::decay_t<A>&... args)
@@ -84,6 +119,16 @@ class RepeatableFunction final : public RepeatableCall {
 
   void visit_inputs(const std::function<void(at::Tensor&)>& visit) override {
     std::apply([&](auto&... arg) { (visit_tensors(arg, visit), ...); }, args_);
+  }
+
+  bool shares_tensors() override {
+    std::unordered_set<const at::Tensor*> own;
+    visit_inputs([&](at::Tensor& tensor) { own.insert(&tensor); });
+    bool shares = false;
+    auto copies = args_;
+    const auto look = [&](at::Tensor& tensor) { shares = shares || own.contains(&tensor); };
+    std::apply([&](auto&... arg) { (visit_tensors(arg, look), ...); }, copies);
+    return shares;
   }
 
   void visit_generators(const std::function<void(const at::Generator&)>& visit) const override {

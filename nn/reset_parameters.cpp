@@ -92,7 +92,7 @@ struct Resets {
   std::set<const torch::nn::Module*> seen = {};
 };
 
-/// A module that is there under two names was built once.
+/// Children first. A module that is there under two names was built once.
 void collect(torch::nn::Module& module, const std::string& path, Resets& resets) {
   if (!resets.seen.insert(&module).second) {
     return;
@@ -107,19 +107,19 @@ void collect(torch::nn::Module& module, const std::string& path, Resets& resets)
                 "reset_parameters: {} at '{}' has '{}' and no reset_parameters() that is known here; derive it from "
                 "ResettableParameters",
                 type_name(module), path, first ? first->key() : "");
-  if (reset) {
-    resets.all.push_back(std::move(reset));
-  }
   for (const auto& child : module.named_children()) {
     collect(*child.value(), path.empty() ? child.key() : path + "." + child.key(), resets);
+  }
+  if (reset) {
+    resets.all.push_back(std::move(reset));
   }
 }
 
 }  // namespace
 
-void reset_parameters(torch::nn::Module& module) {
+void reset_parameters(ModuleRef module) {
   Resets resets;
-  collect(module, "", resets);
+  collect(*module, "", resets);
   for (const auto& reset : resets.all) {
     reset();
   }

@@ -147,12 +147,11 @@ TEST_CASE("state is attached by type", "[nn]") {
   step->attach(std::make_shared<Sharding>(Sharding{3}));
   CHECK(step->find<Sharding>()->units == 3);
   CHECK(step->find<Style>() == nullptr);
-  CHECK(step->has_attachments());
   CHECK_FALSE(step->has_hooks());
   CHECK_THROWS_AS(step->attach(std::make_shared<Sharding>()), tessera::StateError);
   CHECK(step->detach<Sharding>()->units == 3);
   CHECK(step->detach<Sharding>() == nullptr);
-  CHECK_FALSE(step->has_attachments());
+  CHECK(step->find<Sharding>() == nullptr);
 }
 
 TEST_CASE("a module without a hook point gives an error with the remedies", "[nn]") {

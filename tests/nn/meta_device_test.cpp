@@ -63,6 +63,23 @@ struct ZooImpl : torch::nn::Module {
   Scale scale{nullptr};
 };
 
+/// Builds a child, then draws a parameter of its own; takes the child's bias for its own business.
+struct ShiftedImpl : torch::nn::Module, ResettableParameters {
+  ShiftedImpl() {
+    linear = register_module("linear", tessera::nn::Linear(3, 4));
+    shift = register_parameter("shift", torch::empty({4}));
+    ShiftedImpl::reset_parameters();
+  }
+  void reset_parameters() override {
+    const torch::NoGradGuard no_grad;
+    shift.normal_();
+    linear->bias.fill_(0.25);
+  }
+
+  tessera::nn::Linear linear{nullptr};
+  at::Tensor shift;
+};
+
 }  // namespace
 
 TEST_CASE("inside of the guard factories without a device make tensors on meta", "[meta_device]") {
@@ -113,6 +130,17 @@ TEST_CASE("reset_parameters gives the values of the constructor", "[meta_device]
     CAPTURE(item.key());
     CHECK(again.named_buffers()[item.key()].equal(item.value()));
   }
+}
+
+TEST_CASE("a module is reset after its children, which it may set anew", "[meta_device]") {
+  at::manual_seed(5);
+  const ShiftedImpl built;
+  ShiftedImpl again;
+  at::manual_seed(5);
+  reset_parameters(again);
+  CHECK(again.linear->weight.equal(built.linear->weight));
+  CHECK(again.shift.equal(built.shift));
+  CHECK(again.linear->bias.equal(torch::full({4}, 0.25)));
 }
 
 TEST_CASE("reset_parameters refuses what it cannot do before it changes anything", "[meta_device]") {

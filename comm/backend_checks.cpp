@@ -6,6 +6,7 @@
 
 #include "base/cast.h"
 #include "base/error.h"
+#include "comm/local_reduce.h"
 
 namespace tessera {
 
@@ -72,9 +73,35 @@ void check_reduce_scatter(const at::Tensor& output, const at::Tensor& input, int
                 group_size, c10::toString(output.scalar_type()), group_size * output.numel());
 }
 
+ReduceOp check_reduce_scatter(const at::Tensor& output, const at::Tensor& input, const c10d::ReduceOp& op,
+                              int group_size) {
+  const ReduceOp own = reduce_op_from_c10d(op);
+  check_reducible("reduce_scatter", input.scalar_type(), own);
+  check_reduce_scatter(output, input, group_size);
+  return own;
+}
+
+ReduceOp check_all_reduce(const at::Tensor& tensor, const c10d::ReduceOp& op) {
+  const ReduceOp own = reduce_op_from_c10d(op);
+  check_reducible("all_reduce", tensor.scalar_type(), own);
+  return own;
+}
+
+int check_broadcast(const c10d::BroadcastOptions& options, int group_size) {
+  TESSERA_CHECK(ValueError, options.rootRank >= 0 && options.rootRank < group_size,
+                "broadcast: source {}; the group has ranks 0 to {}", options.rootRank, group_size - 1);
+  return static_cast<int>(options.rootRank);
+}
+
 const at::Tensor& only_tensor(std::string_view place, const std::vector<at::Tensor>& tensors) {
   TESSERA_CHECK(ValueError, tensors.size() == 1, "{}: {} tensors; exactly one is allowed", place, tensors.size());
   return tensors[0];
+}
+
+const at::Tensor& only_cpu_tensor(std::string_view place, const std::vector<at::Tensor>& tensors) {
+  const at::Tensor& tensor = only_tensor(place, tensors);
+  check_cpu_tensor(place, tensor);
+  return tensor;
 }
 
 std::vector<int64_t> element_splits(std::string_view place, const at::Tensor& tensor,

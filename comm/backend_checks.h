@@ -34,8 +34,19 @@ at::Tensor flat_bytes(const at::Tensor& tensor);
 void check_all_gather(const at::Tensor& output, const at::Tensor& input, int group_size);
 void check_reduce_scatter(const at::Tensor& output, const at::Tensor& input, int group_size);
 
+/// The checks of calls that reduce: of reduce_op_from_c10d(), whose result they return, of check_reducible()
+/// (comm/local_reduce.h), and then of a reduce_scatter's tensors as above.
+ReduceOp check_reduce_scatter(const at::Tensor& output, const at::Tensor& input, const c10d::ReduceOp& op,
+                              int group_size);
+ReduceOp check_all_reduce(const at::Tensor& tensor, const c10d::ReduceOp& op);
+
+/// The source's rank. Throws ValueError unless it is in the group.
+int check_broadcast(const c10d::BroadcastOptions& options, int group_size);
+
 /// The only tensor of c10d's list of one. Throws ValueError for another number.
 const at::Tensor& only_tensor(std::string_view place, const std::vector<at::Tensor>& tensors);
+/// The same, and check_cpu_tensor() of it.
+const at::Tensor& only_cpu_tensor(std::string_view place, const std::vector<at::Tensor>& tensors);
 
 /// Elements for each rank, from rows along dim 0 (none: equal parts). Throws ValueError if they do not add up.
 std::vector<int64_t> element_splits(std::string_view place, const at::Tensor& tensor,

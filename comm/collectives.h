@@ -1,5 +1,5 @@
 #pragma once
-// Collectives over a process group: the only place of the library that calls a c10d backend.
+// Collectives over a process group: with point_to_point.h, the only place of the library that calls a c10d backend.
 //
 // With 2 ranks that hold x = [0, 1] (rank 0) and x = [10, 20] (rank 1):
 //   all_gather(out, x, group)                    out = [0, 1, 10, 20] on both
@@ -15,8 +15,8 @@
 //
 // Messages between two ranks: comm/point_to_point.h.
 //
-// The plain form waits; the _async form returns a Pending, until whose wait() neither tensor may be written nor the
-// output read. Waits may come in any order, with one limit: a call over "shm" goes on only while its ranks wait for
+// The plain form waits. The _async form returns a Pending; until its wait() returns, write neither tensor and do not
+// read the output. Waits may come in any order, with one limit: a call over "shm" goes on only while its ranks wait for
 // calls over "shm", so ranks that wait for one of these and for one of a group of another backend, such as an adopted
 // one, wait in the same order. Over "gloo" a launch may wait for the other ranks to launch the same (an all_reduce of
 // more than 64 KiB on more than two ranks does), so launch collectives and messages in one order. On CUDA wait() makes
@@ -55,11 +55,9 @@ class [[nodiscard]] Pending {
   Pending& operator=(Pending&&) noexcept;
   ~Pending();
 
-  /// Returns when the output may be used, as does each further call, at once. Throws CommError, as then does each
-  /// further call.
+  /// Returns when the output may be used; later calls return at once. Throws CommError, and after a failure every later
+  /// call throws too.
   void wait();
-  /// Whether wait() has returned, or there is nothing to wait for.
-  bool waited() const { return !work_; }
   /// After wait(): returns when the input may be written, which differs for the forms with parts alone. Throws
   /// CommError.
   void wait_until_read();
@@ -111,10 +109,12 @@ void all_to_all(const at::Tensor& output, const at::Tensor& input, std::vector<i
 Pending all_to_all_async(const at::Tensor& output, const at::Tensor& input, std::vector<int64_t> output_splits,
                          std::vector<int64_t> input_splits, const ProcessGroupPtr& group);
 
-/// output on rank i = inputs[i] of rank `source`; parts may differ in size. `inputs` is only read on the source.
+/// output on rank i = inputs[i] of rank `source`; parts may differ in size. `inputs` is only read on the source: where
+/// they do not fit, every rank throws ValueError, for which the source tells the others first.
 void scatter(const at::Tensor& output, const std::vector<at::Tensor>& inputs, int source, const ProcessGroupPtr& group);
 
-/// outputs[i] on rank `destination` = the input of rank i; parts may differ in size. `outputs` is only used there.
+/// outputs[i] on rank `destination` = the input of rank i; parts may differ in size. `outputs` is only used there, and
+/// checked as `inputs` of scatter() are.
 void gather(const std::vector<at::Tensor>& outputs, const at::Tensor& input, int destination,
             const ProcessGroupPtr& group);
 

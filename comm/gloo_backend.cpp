@@ -86,9 +86,7 @@ class GlooBackend final : public GroupBackend {
                                const c10d::ReduceScatterOptions& options) override {
     check_cpu_tensor("reduce_scatter output", output);
     check_cpu_tensor("reduce_scatter input", input);
-    const ReduceOp op = reduce_op_from_c10d(options.reduceOp);
-    check_reducible("reduce_scatter", input.scalar_type(), op);
-    check_reduce_scatter(output, input, getSize());
+    const ReduceOp op = check_reduce_scatter(output, input, options.reduceOp, getSize());
     const int64_t count = output.numel();
     at::AutoDispatchBelowADInplaceOrView guard;
     std::vector<at::Tensor> sent;
@@ -102,10 +100,8 @@ class GlooBackend final : public GroupBackend {
   }
 
   WorkPtr allreduce(std::vector<at::Tensor>& tensors, const c10d::AllreduceOptions& options) override {
-    const at::Tensor& tensor = only_tensor("all_reduce", tensors);
-    check_cpu_tensor("all_reduce", tensor);
-    const ReduceOp op = reduce_op_from_c10d(options.reduceOp);
-    check_reducible("all_reduce", tensor.scalar_type(), op);
+    const at::Tensor& tensor = only_cpu_tensor("all_reduce", tensors);
+    const ReduceOp op = check_all_reduce(tensor, options.reduceOp);
     at::AutoDispatchBelowADInplaceOrView guard;
     const CallShape call{
         .kind = Collective::AllReduce, .op = op, .dtype = tensor.scalar_type(), .output = tensor.numel()};
@@ -117,11 +113,8 @@ class GlooBackend final : public GroupBackend {
   }
 
   WorkPtr broadcast(std::vector<at::Tensor>& tensors, const c10d::BroadcastOptions& options) override {
-    const at::Tensor& tensor = only_tensor("broadcast", tensors);
-    check_cpu_tensor("broadcast", tensor);
-    TESSERA_CHECK(ValueError, options.rootRank >= 0 && options.rootRank < getSize(),
-                  "broadcast: source {}; the group has ranks 0 to {}", options.rootRank, getSize() - 1);
-    const int source = static_cast<int>(options.rootRank);
+    const at::Tensor& tensor = only_cpu_tensor("broadcast", tensors);
+    const int source = check_broadcast(options, getSize());
     std::vector<at::Tensor> sent(getSize()), received(getSize());
     if (source == getRank()) {
       sent.assign(getSize(), tensor);

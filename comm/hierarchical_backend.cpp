@@ -1,22 +1,12 @@
 #include "comm/hierarchical_backend.h"
 
-#include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/empty.h>
 
-#include <algorithm>
-#include <condition_variable>
-#include <deque>
-#include <exception>
-#include <future>
-#include <mutex>
-#include <thread>
 #include <utility>
 
 #include "base/error.h"
 #include "comm/backend_checks.h"
-#include "comm/group_backend.h"
-#include "comm/local_reduce.h"
-#include "comm/rank_context.h"
+#include "comm/job_thread.h"
 
 namespace tessera {
 
@@ -31,115 +21,6 @@ void wait_until_read(const WorkPtr& work) {
     lending->wait_until_read();
   }
 }
-
-class FutureWork final : public c10d::Work {
- public:
-  FutureWork(std::string what, std::shared_future<void> done) : what_(std::move(what)), done_(std::move(done)) {}
-
-  bool wait(std::chrono::milliseconds timeout = kNoTimeout) override {
-    if (timeout != kNoTimeout) {  // the backends below have time-outs of their own
-      TESSERA_CHECK(CommError, is_done_within(std::min(timeout, kLongestTimeout)), "{}: not done within {} ms", what_,
-                    timeout.count());
-    }
-    done_.get();
-    return true;
-  }
-  bool isCompleted() override { return is_done_within(std::chrono::milliseconds(0)); }
-  bool isSuccess() const override {
-    try {
-      if (is_done_within(std::chrono::milliseconds(0))) {
-        done_.get();
-        return true;
-      }
-    } catch (const std::exception&) {
-      return false;
-    }
-    return false;
-  }
-
- private:
-  bool is_done_within(std::chrono::milliseconds time) const {
-    return done_.wait_for(time) == std::future_status::ready;
-  }
-
-  const std::string what_;
-  const std::shared_future<void> done_;
-};
-
-/// A thread that runs jobs in order, as the rank that made it. After one that threw, the others are not run.
-class JobThread {
- public:
-  JobThread() : thread_([this, context = RankContext::current()] { run(context); }) {}
-  /// Waits for the job that runs; the others fail.
-  ~JobThread() {
-    {
-      const std::lock_guard lock(mutex_);
-      stops_ = true;
-    }
-    changed_.notify_all();
-    thread_.join();
-  }
-  JobThread(const JobThread&) = delete;
-  JobThread& operator=(const JobThread&) = delete;
-
-  /// `what`: for messages.
-  std::shared_future<void> push(const std::string& what, std::function<void()> run) {
-    Job job{what, std::move(run), {}};
-    std::shared_future<void> done = job.done.get_future().share();
-    {
-      const std::lock_guard lock(mutex_);
-      jobs_.push_back(std::move(job));
-    }
-    changed_.notify_all();
-    return done;
-  }
-
- private:
-  struct Job {
-    std::string what;
-    std::function<void()> run;
-    std::promise<void> done;
-  };
-
-  void run(const RankContext& context) {
-    const RankContextGuard as_rank(context);
-    const at::AutoDispatchBelowADInplaceOrView below;
-    while (true) {
-      std::unique_lock lock(mutex_);
-      changed_.wait(lock, [&] { return stops_ || !jobs_.empty(); });
-      if (jobs_.empty()) {
-        return;
-      }
-      Job job = std::move(jobs_.front());
-      jobs_.pop_front();
-      if (stops_ && failure_.empty()) {
-        failure_ = "the group was destroyed";
-      }
-      lock.unlock();
-      finish(job);
-    }
-  }
-
-  void finish(Job& job) {
-    try {
-      TESSERA_CHECK(CommError, failure_.empty(), "{}: {}", job.what, failure_);
-      std::exchange(job.run, nullptr)();  // its tensors are free before anyone is told
-      job.done.set_value();
-    } catch (const std::exception& failure) {
-      if (failure_.empty()) {
-        failure_ = fmt::format("an earlier call failed: {}", failure.what());
-      }
-      job.done.set_exception(std::current_exception());
-    }
-  }
-
-  std::mutex mutex_;  // guards what follows
-  std::condition_variable changed_;
-  std::deque<Job> jobs_;
-  bool stops_ = false;
-  std::string failure_;  // of the thread's own
-  std::thread thread_;   // last: it uses the others
-};
 
 class HierarchicalBackend final : public GroupBackend {
  public:
@@ -172,9 +53,7 @@ class HierarchicalBackend final : public GroupBackend {
                                const c10d::ReduceScatterOptions& options) override {
     check_cpu_tensor("reduce_scatter output", output);
     check_cpu_tensor("reduce_scatter input", input);
-    const ReduceOp op = reduce_op_from_c10d(options.reduceOp);
-    check_reducible("reduce_scatter", input.scalar_type(), op);
-    check_reduce_scatter(output, input, getSize());
+    const ReduceOp op = check_reduce_scatter(output, input, options.reduceOp, getSize());
     return launch("reduce_scatter", [this, output, input, op, options]() mutable {
       auto column = at::empty({layout_.hosts * output.numel()}, output.options());
       wait_until_read(host_->reduce_scatter_parts(column, by_host(input, output.numel()), op));
@@ -183,10 +62,8 @@ class HierarchicalBackend final : public GroupBackend {
   }
 
   WorkPtr allreduce(std::vector<at::Tensor>& tensors, const c10d::AllreduceOptions& options) override {
-    const at::Tensor& tensor = only_tensor("all_reduce", tensors);
-    check_cpu_tensor("all_reduce", tensor);
-    const ReduceOp op = reduce_op_from_c10d(options.reduceOp);
-    check_reducible("all_reduce", tensor.scalar_type(), op);
+    const at::Tensor& tensor = only_cpu_tensor("all_reduce", tensors);
+    const ReduceOp op = check_all_reduce(tensor, options.reduceOp);
     return launch("all_reduce", [this, tensor, op, options] {
       const int64_t numel = (tensor.numel() + layout_.per_host - 1) / layout_.per_host;
       std::vector<at::Tensor> own{at::empty({numel}, tensor.options())};
@@ -199,11 +76,9 @@ class HierarchicalBackend final : public GroupBackend {
   }
 
   WorkPtr broadcast(std::vector<at::Tensor>& tensors, const c10d::BroadcastOptions& options) override {
-    const at::Tensor& tensor = only_tensor("broadcast", tensors);
-    check_cpu_tensor("broadcast", tensor);
-    TESSERA_CHECK(ValueError, options.rootRank >= 0 && options.rootRank < getSize(),
-                  "broadcast: source {}; the group has ranks 0 to {}", options.rootRank, getSize() - 1);
-    return launch("broadcast", [this, list = tensors, root = static_cast<int>(options.rootRank)]() mutable {
+    only_cpu_tensor("broadcast", tensors);
+    const int root = check_broadcast(options, getSize());
+    return launch("broadcast", [this, list = tensors, root]() mutable {
       if (layout_.place_of(root) == layout_.place_of(getRank())) {
         c10d::BroadcastOptions from;
         from.rootRank = layout_.host_of(root);
@@ -275,9 +150,7 @@ class HierarchicalBackend final : public GroupBackend {
   }
 
   WorkPtr launch(const char* what, std::function<void()> job) {
-    std::string call = fmt::format("{} on {}", what, describe(info()));
-    std::shared_future<void> done = thread_.push(call, std::move(job));
-    return c10::make_intrusive<FutureWork>(std::move(call), std::move(done));
+    return thread_.push(fmt::format("{} on {}", what, describe(info())), std::move(job));
   }
 
   const HostLayout layout_;

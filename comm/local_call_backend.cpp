@@ -32,9 +32,7 @@ c10::intrusive_ptr<c10d::Work> LocalCallBackend::_allgather_base(at::Tensor& out
 c10::intrusive_ptr<c10d::Work> LocalCallBackend::_reduce_scatter_base(at::Tensor& output, at::Tensor& input,
                                                                       const c10d::ReduceScatterOptions& options) {
   check("reduce_scatter", output, input);
-  const ReduceOp op = reduce_op_from_c10d(options.reduceOp);
-  check_reducible("reduce_scatter", input.scalar_type(), op);
-  check_reduce_scatter(output, input, getSize());
+  const ReduceOp op = check_reduce_scatter(output, input, options.reduceOp, getSize());
   return post({.kind = Collective::ReduceScatter, .op = op, .output = output, .input = input});
 }
 
@@ -63,8 +61,7 @@ c10::intrusive_ptr<c10d::Work> LocalCallBackend::allreduce(std::vector<at::Tenso
                                                            const c10d::AllreduceOptions& options) {
   const at::Tensor& tensor = only_tensor("all_reduce", tensors);
   check("all_reduce", tensor);
-  const ReduceOp op = reduce_op_from_c10d(options.reduceOp);
-  check_reducible("all_reduce", tensor.scalar_type(), op);
+  const ReduceOp op = check_all_reduce(tensor, options.reduceOp);
   return post({.kind = Collective::AllReduce, .op = op, .output = tensor});
 }
 
@@ -72,9 +69,8 @@ c10::intrusive_ptr<c10d::Work> LocalCallBackend::broadcast(std::vector<at::Tenso
                                                            const c10d::BroadcastOptions& options) {
   const at::Tensor& tensor = only_tensor("broadcast", tensors);
   check("broadcast", tensor);
-  TESSERA_CHECK(ValueError, options.rootRank >= 0 && options.rootRank < getSize(),
-                "broadcast: source {}; the group has ranks 0 to {}", options.rootRank, getSize() - 1);
-  return post({.kind = Collective::Broadcast, .root = static_cast<int>(options.rootRank), .output = tensor});
+  const int source = check_broadcast(options, getSize());
+  return post({.kind = Collective::Broadcast, .root = source, .output = tensor});
 }
 
 c10::intrusive_ptr<c10d::Work> LocalCallBackend::alltoall_base(at::Tensor& output, at::Tensor& input,

@@ -11,9 +11,9 @@
 #include <torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp>
 #include <utility>
 
+#include "base/report.h"
 #include "comm/backend_checks.h"
 #include "comm/host_process.h"
-#include "comm/local_reduce.h"
 #include "comm/nccl_environment.h"
 #include "comm/nccl_reduction.h"
 #include "comm/nccl_work.h"
@@ -41,7 +41,7 @@ class NcclBackend final : public GroupBackend {
       const bool gives_up = std::uncaught_exceptions() > 0 || has_failed();
       on_each([=](ProcessGroupNCCL& nccl) { gives_up ? nccl.abort() : nccl.shutdown(); });
     } catch (const std::exception& failure) {
-      fmt::print(stderr, "closing the NCCL communicator of {}: {}\n", describe(info()), failure.what());
+      report_failure("closing the NCCL communicator of {}: {}", describe(info()), failure.what());
     }
   }
 
@@ -66,9 +66,7 @@ class NcclBackend final : public GroupBackend {
                                const c10d::ReduceScatterOptions& options) override {
     check("reduce_scatter output", output);
     check("reduce_scatter input", input);
-    const ReduceOp op = reduce_op_from_c10d(options.reduceOp);
-    check_reducible("reduce_scatter", input.scalar_type(), op);
-    check_reduce_scatter(output, input, getSize());
+    const ReduceOp op = check_reduce_scatter(output, input, options.reduceOp, getSize());
     NcclReduction reduction = nccl_reduce_scatter(output, input, op);
     const NcclPtr& nccl = scatter_ ? scatter_ : nccl_;
     const auto start = [&] { return nccl->_reduce_scatter_base(reduction.output, reduction.input, options); };
@@ -78,8 +76,7 @@ class NcclBackend final : public GroupBackend {
   WorkPtr allreduce(std::vector<at::Tensor>& tensors, const c10d::AllreduceOptions& options) override {
     const at::Tensor& tensor = only_tensor("all_reduce", tensors);
     check("all_reduce", tensor);
-    const ReduceOp op = reduce_op_from_c10d(options.reduceOp);
-    check_reducible("all_reduce", tensor.scalar_type(), op);
+    const ReduceOp op = check_all_reduce(tensor, options.reduceOp);
     NcclReduction reduction = nccl_all_reduce(tensor, op);
     std::vector<at::Tensor> one = {reduction.output};
     const auto start = [&] { return nccl_->allreduce(one, options); };

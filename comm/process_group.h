@@ -73,8 +73,8 @@ struct ProcessGroupOptions {
 void init_process_group(ProcessGroupOptions options = {});
 
 /// Ends the default group. Groups made from it must not be used afterwards. Every rank calls it before its process
-/// ends: over "shm" a peer may still read what this rank has lent it, for which the end of a group waits; that of a
-/// process does not, and the peer has an error. Throws StateError if there is none.
+/// ends. Over "shm" the group first waits until peers have read what this rank lent them; a process that just exits
+/// does not wait, and its peers get an error. Throws StateError if there is none.
 void destroy_process_group();
 
 bool is_initialized();

@@ -74,6 +74,15 @@ void read_ranks(const EnvironmentLookup& lookup, const Launcher& launcher, RankE
   result.local_rank = static_cast<int>(local_rank.value_or(*world_size == 1 ? 0 : -1));
 }
 
+/// MASTER_ADDR and MASTER_PORT, either of which may be absent: "" and 0.
+void read_master(const EnvironmentLookup& lookup, RankEnvironment& result) {
+  result.master_addr = lookup("MASTER_ADDR").value_or("");
+  const std::optional<int64_t> port = integer(lookup, "MASTER_PORT");
+  TESSERA_CHECK(ValueError, !port || (*port >= 1 && *port <= 65535),
+                "environment variable MASTER_PORT={}: a port is 1 to 65535", *port);
+  result.master_port = static_cast<int>(port.value_or(0));
+}
+
 // Rank 0 is on the step's first host; SLURM_LAUNCH_NODE_IPADDR would be where srun was called, such as a login node.
 // Jobs that share a host must not meet at the same port; 20000 to 29999 is below the ports that systems hand out.
 void find_slurm_master(const EnvironmentLookup& lookup, RankEnvironment& result) {
@@ -108,14 +117,6 @@ std::string first_host(const std::string& host_list) {
   return host_list.substr(0, bracket) + host_list.substr(bracket + 1, number_end - bracket - 1);
 }
 
-void parse_master(const EnvironmentLookup& lookup, std::string& master_addr, int& master_port) {
-  master_addr = lookup("MASTER_ADDR").value_or("");
-  const std::optional<int64_t> port = integer(lookup, "MASTER_PORT");
-  TESSERA_CHECK(ValueError, !port || (*port >= 1 && *port <= 65535),
-                "environment variable MASTER_PORT={}: a port is 1 to 65535", *port);
-  master_port = static_cast<int>(port.value_or(0));
-}
-
 RankEnvironment parse_rank_environment(const EnvironmentLookup& lookup) {
   RankEnvironment result;
   const Launcher* launcher = find_launcher(lookup);
@@ -123,7 +124,7 @@ RankEnvironment parse_rank_environment(const EnvironmentLookup& lookup) {
     return result;
   }
   read_ranks(lookup, *launcher, result);
-  parse_master(lookup, result.master_addr, result.master_port);
+  read_master(lookup, result);
   if (result.world_size == 1) {
     return result;
   }

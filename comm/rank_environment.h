@@ -7,9 +7,9 @@
 //   mpiexec    PMI_RANK                 PMI_SIZE                MPI_LOCALRANKID
 //   srun       SLURM_PROCID             SLURM_STEP_NUM_TASKS    SLURM_LOCALID
 //
-// The first line of which any variable of the first two columns is set counts; none: one rank, which needs no network.
-// Of srun the second column's alone: a shell of salloc and a script of sbatch have SLURM_PROCID too, but are no step.
-// Where srun serves PMI-2 and sets mpiexec's variables to the same numbers, it counts as srun.
+// The first launcher in the table counts that has a variable of the first two columns set (for srun only
+// SLURM_STEP_NUM_TASKS, since salloc shells and sbatch scripts set SLURM_PROCID too). With none set there is one rank
+// and no network. Where srun serves PMI-2 and sets mpiexec's variables to the same numbers, it counts as srun.
 // Ranks meet at MASTER_ADDR:MASTER_PORT. Without them: under srun the step's first host and a port made from the job
 // id; under mpirun and mpiexec 127.0.0.1 if all ranks are on this host, and port 29500.
 
@@ -51,9 +51,6 @@ bool is_launched(const EnvironmentLookup& lookup);
 /// How many ranks are on this one's host: LOCAL_WORLD_SIZE, or else what mpirun and mpiexec tell
 /// (OMPI_COMM_WORLD_LOCAL_SIZE, MPI_LOCALNRANKS); srun does not. Throws ValueError for what is no number.
 std::optional<int64_t> parse_local_world_size(const EnvironmentLookup& lookup);
-
-/// Only MASTER_ADDR and MASTER_PORT (each may be absent: "" and 0). Throws ValueError for a port that is none.
-void parse_master(const EnvironmentLookup& lookup, std::string& master_addr, int& master_port);
 
 /// "node[03-07,12],login" -> "node03"; a list of hosts as SLURM writes it.
 std::string first_host(const std::string& host_list);

@@ -2,7 +2,10 @@
 
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/full.h>
 
+#include <exception>
+#include <functional>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
@@ -29,6 +32,30 @@ void check_parts(Collective kind, const std::vector<at::Tensor>& parts, const at
                 name(kind), root, parts[root].numel(), own.numel());
 }
 
+/// Throws what `check` throws on the root, and a ValueError on the others then: they are told, and do not wait for it.
+void check_on_root(Collective kind, c10::DeviceType device, int root, const ProcessGroupPtr& group,
+                   const std::function<void()>& check) {
+  std::exception_ptr failure;
+  if (get_rank(group) == root) {
+    try {
+      check();
+    } catch (const ValueError&) {
+      failure = std::current_exception();
+    }
+  }
+  if (get_world_size(group) > 1) {
+    std::vector<at::Tensor> fits{at::full({1}, failure == nullptr, at::device(device).dtype(at::kByte))};
+    c10d::BroadcastOptions from;
+    from.rootRank = root;
+    detail::backend_of(kind, device, group)->broadcast(fits, from)->wait();
+    TESSERA_CHECK(ValueError, failure || fits[0].item<bool>(),
+                  "{}: the tensors that rank {} gave do not fit: see there", name(kind), root);
+  }
+  if (failure) {
+    std::rethrow_exception(failure);
+  }
+}
+
 void exchange(Collective kind, at::Tensor output, at::Tensor input, std::vector<int64_t> output_splits,
               std::vector<int64_t> input_splits, const ProcessGroupPtr& group) {
   const auto backend = detail::backend_of(kind, input.device().type(), group);
@@ -50,8 +77,8 @@ void scatter(const at::Tensor& output, const std::vector<at::Tensor>& inputs, in
   std::vector<int64_t> sends(size, 0), receives(size, 0);
   receives[source] = output.numel();
   at::Tensor packed = at::empty({0}, output.options());
+  check_on_root(kind, output.device().type(), source, group, [&] { check_parts(kind, inputs, output, source, size); });
   if (rank == source) {
-    check_parts(kind, inputs, output, source, size);
     std::vector<at::Tensor> flat;
     for (int to = 0; to < size; ++to) {
       flat.push_back(inputs[to].reshape(-1));
@@ -77,8 +104,9 @@ void gather(const std::vector<at::Tensor>& outputs, const at::Tensor& input, int
   std::vector<int64_t> sends(size, 0), receives(size, 0);
   sends[destination] = input.numel();
   int64_t total = 0;
+  check_on_root(kind, input.device().type(), destination, group,
+                [&] { check_parts(kind, outputs, input, destination, size); });
   if (rank == destination) {
-    check_parts(kind, outputs, input, destination, size);
     for (int from = 0; from < size; ++from) {
       receives[from] = outputs[from].numel();
       total += receives[from];

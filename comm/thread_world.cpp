@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "base/report.h"
 #include "comm/thread_call.h"
 
 namespace tessera {
@@ -19,7 +20,7 @@ ThreadGroup::Meeting::~Meeting() {
     try {
       carried_out.synchronize();
     } catch (const std::exception& failure) {
-      fmt::print(stderr, "a collective that nobody waited for: {}\n", failure.what());
+      report_failure("a collective that nobody waited for: {}", failure.what());
     }
   }
 }

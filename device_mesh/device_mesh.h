@@ -70,7 +70,7 @@ class DeviceMesh {
   const std::vector<int64_t>& shape() const;
   /// As given; without names they are "axis_0", "axis_1", ...
   const std::vector<std::string>& axis_names() const;
-  /// The place of `axis_name` among the axes, of which those made by flatten are none.
+  /// The index among the mesh's own axes; axes made by flatten() have none (KeyError).
   int64_t axis_index(std::string_view axis_name) const;
 
   /// Number of ranks in all, or along one axis, by name also one made by flatten.
@@ -117,8 +117,8 @@ class DeviceMesh {
   bool shares_root_with(const DeviceMesh& other) const;
   /// Equal meshes have equal hashes; stable over runs for ranks that are processes.
   uint64_t hash() const;
-  /// Meshes that share groups and root have equal ones, of these' addresses: for caches of one process, never to be
-  /// compared between ranks.
+  /// A hash of the addresses of groups and root: equal for meshes that share both. For caches inside one process; never
+  /// compare it between ranks.
   uint64_t groups_hash() const;
   /// "DeviceMesh(cpu, {dp: 2, tp: 3})", as fmt prints it.
   std::string to_string() const;

@@ -210,8 +210,7 @@ TEST_CASE("several collectives may be in flight and be waited for in any order")
     for (int i = 0; i < 3; ++i) {
       order[(i + rank) % 3]->wait();
     }
-    TESSERA_EXPECT(first.waited());
-    first.wait();
+    first.wait();  // at once
     expect_tensor(a, at::full({4}, 6.f));
     expect_tensor(b, at::full({4}, 12.f));
     expect_tensor(c, at::cat({at::full({4}, 0.f), at::full({4}, 1.f), at::full({4}, 2.f)}));
@@ -256,6 +255,20 @@ TEST_CASE("one rank: outputs are copies and nothing is counted") {
     barrier(group);
     expect_tensor(output, input);
     expect_equal(comm_stats().calls(), 0);
+  });
+}
+
+TEST_CASE("lists of scatter and gather that do not fit are an error on every rank") {
+  run_ranks(3, [](int rank) {
+    const ProcessGroupPtr& group = default_group();
+    const at::Tensor own = at::zeros({2});
+    const std::vector<at::Tensor> too_few{own, own}, doubles(3, at::zeros({2}, at::kDouble));
+    const std::string elsewhere = "the tensors that rank 1 gave do not fit";
+    expect_throws<ValueError>([&] { scatter(own, too_few, 1, group); },
+                              rank == 1 ? "scatter: 2 tensors; one for each of 3 ranks" : "scatter: " + elsewhere);
+    expect_throws<ValueError>([&] { gather(doubles, own, 1, group); },
+                              rank == 1 ? "gather: every tensor must have dtype Float" : "gather: " + elsewhere);
+    barrier(group);
   });
 }
 

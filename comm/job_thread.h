@@ -1,0 +1,52 @@
+#pragma once
+// A thread on which a backend runs its collectives one after the other, where each consists of others.
+//
+//   JobThread thread;
+//   auto work = thread.push("all_reduce", [=] { ... });     // returns at once
+//   work->wait();                                           // throws what the job threw
+
+#include <condition_variable>
+#include <deque>
+#include <functional>
+#include <future>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <torch/csrc/distributed/c10d/Work.hpp>
+
+namespace tessera {
+
+class RankContext;
+
+/// Runs jobs in order, as the rank that made it. After one that threw, the others are not run. Thread safety: any
+/// number of threads may push jobs.
+class JobThread {
+ public:
+  JobThread();
+  /// Waits for the job that runs; the others fail.
+  ~JobThread();
+  JobThread(const JobThread&) = delete;
+  JobThread& operator=(const JobThread&) = delete;
+
+  /// `what`: for messages. The result may outlive the thread.
+  c10::intrusive_ptr<c10d::Work> push(std::string what, std::function<void()> run);
+
+ private:
+  struct Job {
+    std::string what;
+    std::function<void()> run;
+    std::promise<void> done;
+  };
+
+  void run(const RankContext& context);
+  void finish(Job& job);
+
+  std::mutex mutex_;  // guards what follows
+  std::condition_variable changed_;
+  std::deque<Job> jobs_;
+  bool stops_ = false;
+  std::string failure_;  // of the thread's own
+  std::thread thread_;   // last: it uses the others
+};
+
+}  // namespace tessera

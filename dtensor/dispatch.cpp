@@ -1,16 +1,10 @@
 #include "dtensor/dispatch.h"
 
 #include <ATen/core/dispatch/Dispatcher.h>
-#include <torch/library.h>
 
 #include <algorithm>
-#include <array>
 #include <iterator>
 #include <memory>
-#include <string>
-#include <tuple>
-#include <type_traits>
-#include <vector>
 
 #include "dtensor/autograd_zeros.h"
 #include "dtensor/call_signature.h"
@@ -30,9 +24,6 @@ namespace {
 
 using torch::jit::Stack;
 using Arguments = c10::SmallVector<c10::IValue, 8>;
-
-// Meshes differ between ranks, and ranks may be threads: one cache a thread, so no locks.
-thread_local PlanCache plan_cache;
 
 std::unique_ptr<const OpPlan> make_plan(const c10::OperatorHandle& op, const CallSignature& call) {
   const auto& rule = call.info->rule ? *call.info->rule : whole_op_rule();
@@ -66,7 +57,7 @@ void ask_once(const c10::OperatorHandle& op, const CallSignature& call, const Op
 
 void run_local(const c10::OperatorHandle& op, const CallSignature& call, const OpPlan& plan, const Locals& locals,
                Stack* stack) {
-  if (plan.nothing_here && make_empty_results(op, call, plan, locals, stack)) {
+  if (plan.nothing_to_compute && make_empty_results(op, call, plan, locals, stack)) {
     if (plan.rule->asks_kernel) {
       ask_kernel(op, call, locals);
     }
@@ -103,124 +94,36 @@ void count_writes(const CallSignature& call) {
   }
 }
 
-/// What a boxed call would have on its stack, but without counting references to tensors: the caller's outlive it.
-template <size_t N>
-struct BorrowedArguments {
-  template <class... Args>
-  explicit BorrowedArguments(const Args&... args) : BorrowedArguments() {
-    size_t i = 0;
-    ((values[i++] = borrow(args)), ...);  // a throw in between reaches the destructor, as this object is constructed
+/// Runs the op on local tensors as `plan` says; its arguments' places are on the stack.
+void run_plan(const c10::OperatorHandle& op, const CallSignature& call, const OpPlan& plan, Stack* stack) {
+  const Locals locals(call, plan);
+  if (plan.has_to_ask) {
+    ask_once(op, call, plan, locals);
   }
-  BorrowedArguments(const BorrowedArguments&) = delete;
-  BorrowedArguments& operator=(const BorrowedArguments&) = delete;
-  ~BorrowedArguments() {
-    for (auto& value : values) {
-      if (value.isTensor()) {
-        c10::MaybeOwnedTraits<c10::IValue>::destroyBorrow(value);
-      }
-    }
+  put_local_arguments(call, locals, stack);
+  run_local(op, call, plan, locals, stack);
+  if (plan.writes_back) {
+    write_back(op, call, plan, locals);
   }
-
-  std::array<c10::IValue, N> values;
-
- private:
-  BorrowedArguments() = default;
-
-  static c10::IValue borrow(const at::Tensor& tensor) {
-    return c10::IValue(c10::MaybeOwnedTraits<at::Tensor>::createBorrow(tensor));
+  wrap_results(call, plan, stack);
+  if (call.info->writes) {
+    count_writes(call);
   }
-  static c10::IValue borrow(const at::Scalar& number) { return {number}; }
-};
-
-const at::Tensor& local_of(const at::Tensor& /*tensor*/, const Locals& locals, size_t& next) {
-  return locals[next++];
-}
-const at::Scalar& local_of(const at::Scalar& number, const Locals& /*locals*/, size_t& /*next*/) {
-  return number;
 }
 
-/// Runs an op that writes nothing and returns one tensor. What is not in the cache, or needs more than a call of the
-/// op on the local tensors, goes to dispatch().
-template <class... Args>
-struct UnboxedDispatch {
-  static constexpr size_t kTensors = (size_t{std::is_same_v<Args, const at::Tensor&>} + ...);
-
-  c10::TypedOperatorHandle<at::Tensor(Args...)> op;
-
-  at::Tensor operator()(Args... args) const {
-    if (const auto& info = OpInfo::of(op); may_run(info)) {
-      const DispatchingOp dispatching(op);
-      const PlanCache::Hold hold(plan_cache);
-      const BorrowedArguments<sizeof...(Args)> arguments(args...);
-      const CallSignature call(info, arguments.values);
-      if (const OpPlan* plan = may_run(call) ? plan_cache.find(call) : nullptr;
-          plan && !plan->nothing_here && !plan->has_to_ask) {
-        plan_cache.count_hit();
-        const Locals locals(call, *plan);
-        size_t next = 0;
-        const std::tuple<Args...> local{local_of(args, locals, next)...};  // in order, as braces are
-        auto result = std::apply([&](Args... of) { return op.call(of...); }, local);
-        return result.defined() ? ResultWrapper{call, *plan}.wrap(std::move(result), info.returns[0].is_view) : result;
-      }
-    }
-    Stack stack;
-    stack.reserve(sizeof...(Args));
-    (stack.emplace_back(args), ...);
-    dispatch(op, {}, &stack);
-    return std::move(stack.back()).toTensor();
+/// A call whose operands are DTensors and plain tensors: runs it if these may be taken for copies, or if autograd made
+/// them of zeros; else throws.
+void run_mixed(const c10::OperatorHandle& op, c10::DispatchKeySet keys, const CallSignature& call, Stack* stack) {
+  if ((ImplicitReplication::active() || has_empty_gradients(call)) && may_replicate_plain_tensors(call)) {
+    std::copy(call.args.begin(), call.args.end(), stack->end() - std::ssize(call.args));
+    replicate_plain_tensors(stack, call.args.size());
+    dispatch(op, keys, stack);
+  } else if (!add_zeros_of_autograd(op, call, stack)) {
+    throw_mixed(op, call);
   }
-
- private:
-  static bool may_run(const OpInfo& info) {
-    return info.rule && !info.rule->local_call && !info.writes &&
-           ExplicitRedistribution::level() == ExplicitRedistribution::Level::Off;
-  }
-  static bool may_run(const CallSignature& call) {
-    return call.operands.size() == kTensors && !call.mixed && !call.has_copied_view;
-  }
-};
-
-template <class... Args>
-torch::CppFunction unboxed(const c10::OperatorHandle& op) {
-  return torch::CppFunction(UnboxedDispatch<Args...>{op.typed<at::Tensor(Args...)>()});
-}
-
-/// "tts" for an op of (Tensor, Tensor, Scalar) that writes nothing and returns one tensor; else "", or what no
-/// UnboxedDispatch is for.
-std::string signature_of(const c10::FunctionSchema& schema) {
-  const auto& returns = schema.returns();
-  if (returns.size() != 1 || returns[0].real_type()->kind() != c10::TypeKind::TensorType) {
-    return "";
-  }
-  std::string signature;
-  for (const auto& argument : schema.arguments()) {
-    const auto kind = argument.real_type()->kind();
-    const char letter = kind == c10::TypeKind::TensorType ? 't' : kind == c10::TypeKind::NumberType ? 's' : '?';
-    signature += is_written(argument) ? 'w' : letter;
-  }
-  return signature;
 }
 
 }  // namespace
-
-torch::CppFunction dispatch_kernel(const c10::OperatorHandle& op) {
-  using T = const at::Tensor&;
-  using S = const at::Scalar&;
-  const auto signature = signature_of(op.schema());
-  if (signature == "t") {
-    return unboxed<T>(op);
-  }
-  if (signature == "ts") {
-    return unboxed<T, S>(op);
-  }
-  if (signature == "tt") {
-    return unboxed<T, T>(op);
-  }
-  if (signature == "tts") {
-    return unboxed<T, T, S>(op);
-  }
-  return torch::CppFunction::makeFromBoxedFunction<&dispatch>();
-}
 
 void dispatch(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) {
   const DispatchingOp dispatching(op);
@@ -233,17 +136,9 @@ void dispatch(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* st
   const auto first = stack->end() - static_cast<std::ptrdiff_t>(info.kinds.size());
   const Arguments arguments(std::make_move_iterator(first), std::make_move_iterator(stack->end()));
   const CallSignature call(info, arguments);
-  if (call.mixed && (ImplicitReplication::active() || has_empty_gradients(call)) && may_replicate_plain_tensors(call)) {
-    std::copy(arguments.begin(), arguments.end(), first);
-    replicate_plain_tensors(stack, arguments.size());
-    dispatch(op, keys, stack);
-    return;
-  }
   if (call.mixed) {
-    if (add_zeros_of_autograd(op, call, stack)) {
-      return;
-    }
-    check_not_mixed(op, call);
+    run_mixed(op, keys, call, stack);
+    return;
   }
   if (call.has_copied_view) {
     check_copied_views(op, call);
@@ -251,33 +146,22 @@ void dispatch(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* st
   if (!info.rule) {
     check_runs_whole(op, call);
   }
-  const PlanCache::Hold hold(plan_cache);
+  auto& cache = PlanCache::of_thread();
+  const PlanCache::Hold hold(cache);
   std::unique_ptr<const OpPlan> uncached;
-  const auto& plan = plan_cache.find_or_make(call, uncached, [&] { return make_plan(op, call); });
-
+  const auto& plan = cache.find_or_make(call, uncached, [&] { return make_plan(op, call); });
   if (ExplicitRedistribution::level() != ExplicitRedistribution::Level::Off) {
     check_moves_allowed(op, call, plan);
   }
   if (plan.writes_back) {
     check_written_once(op, call, plan);
   }
-  const Locals locals(call, plan);
-  if (plan.has_to_ask) {
-    ask_once(op, call, plan, locals);
-  }
-  put_local_arguments(call, locals, stack);
-  run_local(op, call, plan, locals, stack);
-  if (plan.writes_back) {
-    write_back(op, call, plan, locals);
-  }
-  wrap_results(call, plan, stack);
-  if (info.writes) {
-    count_writes(call);
-  }
+  run_plan(op, call, plan, stack);
 }
 
 DispatchStats dispatch_stats() {
-  return {.cache_hits = plan_cache.hits(), .cache_misses = plan_cache.misses()};
+  const auto& cache = PlanCache::of_thread();
+  return {.cache_hits = cache.hits(), .cache_misses = cache.misses()};
 }
 
 }  // namespace tessera

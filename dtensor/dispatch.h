@@ -27,7 +27,7 @@ struct DispatchStats {
 void dispatch(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack);
 
 /// The kernel of `op` on DTensors: dispatch(), or, for the commonest signatures, one that boxes no arguments of a call
-/// whose plan is cached.
+/// whose plan is cached (unboxed_dispatch.cpp).
 torch::CppFunction dispatch_kernel(const c10::OperatorHandle& op);
 
 /// Of the calling thread, since it started: each thread has its own cache (meshes differ between ranks).

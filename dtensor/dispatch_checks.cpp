@@ -20,7 +20,7 @@ std::string describe_arguments(const CallSignature& call) {
   return text;
 }
 
-void check_not_mixed(const c10::OperatorHandle& op, const CallSignature& call) {
+void throw_mixed(const c10::OperatorHandle& op, const CallSignature& call) {
   const std::string name = toString(op.operator_name());
   for (const auto& operand : call.operands) {
     if (operand.dtensor && operand.dtensor->origin) {
@@ -115,7 +115,7 @@ void throw_different_meshes(const c10::OperatorHandle& op, const CallSignature& 
   const auto is_managed = [](const CallOperand& operand) { return operand.dtensor && operand.dtensor->origin; };
   const auto managed = std::count_if(call.operands.begin(), call.operands.end(), is_managed);
   if (managed > 0 && managed < std::ssize(call.operands)) {
-    check_not_mixed(op, call);
+    throw_mixed(op, call);
   }
   TESSERA_CHECK(ValueError, false,
                 "{}: operands lie on different meshes: {}. redistribute(tensor, mesh, placements) carries one over, or "

@@ -12,7 +12,7 @@ std::string describe_arguments(const CallSignature& call);
 
 /// DTensors do not mix with plain tensors: nothing says whether a plain one is a copy or a part. Throws StateError if a
 /// parameter of fully_shard is used while sharded, else ValueError.
-[[noreturn]] void check_not_mixed(const c10::OperatorHandle& op, const CallSignature& call);
+[[noreturn]] void throw_mixed(const c10::OperatorHandle& op, const CallSignature& call);
 
 /// Whether an ImplicitReplication scope may take the call's plain tensors for copies: none is written, and no operand
 /// is a parameter of fully_shard that should have been gathered.

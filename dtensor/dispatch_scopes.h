@@ -107,7 +107,7 @@ class ReplicateAndRun {
 /// The op that the calling thread dispatches on DTensors now, innermost; null outside of one.
 const c10::OperatorHandle* dispatching_op();
 
-/// Sets dispatching_op for its lifetime. For dispatch.cpp.
+/// Sets dispatching_op for its lifetime. For dispatch.cpp and unboxed_dispatch.cpp.
 class DispatchingOp {
  public:
   explicit DispatchingOp(const c10::OperatorHandle& op);

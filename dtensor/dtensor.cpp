@@ -9,6 +9,7 @@
 
 #include "base/error.h"
 #include "comm/collectives.h"
+#include "device_mesh/mesh_layout.h"
 #include "dtensor/from_local_checks.h"
 #include "dtensor/saved_spec.h"
 #include "dtensor/whole_tensor.h"
@@ -103,10 +104,8 @@ class ToLocalFunction : public torch::autograd::Function<ToLocalFunction> {
     }
     const auto spec = saved_spec(context);
     const auto& grad = grads[0];
-    TESSERA_CHECK(ValueError, grad.sizes() == spec->local_sizes(),
-                  "to_local: the local gradient has sizes [{}], but a {} has local sizes [{}]; pass grad_placements "
-                  "that fit it",
-                  fmt::join(grad.sizes(), ", "), spec->to_string(), fmt::join(spec->local_sizes(), ", "));
+    TESSERA_ASSERT(grad.sizes() == spec->local_sizes(), "a local gradient of sizes [{}] for a {}",
+                   fmt::join(grad.sizes(), ", "), spec->to_string());
     const auto grad_meta = TensorMeta::contiguous(spec->sizes(), grad.scalar_type());
     return {from_local(with_own_memory(grad), spec->mesh(), spec->placements(),
                        {.shape = std::vector<int64_t>(grad_meta.sizes.begin(), grad_meta.sizes.end())}),
@@ -114,17 +113,43 @@ class ToLocalFunction : public torch::autograd::Function<ToLocalFunction> {
   }
 };
 
+bool records_gradient(const at::Tensor& tensor) {
+  return at::GradMode::is_enabled() && tensor.requires_grad();
+}
+
+/// A local gradient has the sizes of the local tensor. Looks at all ranks' sizes, since on some of them other cuts may
+/// give the same.
+void check_grad_placements(const DTensorSpec& spec, const Placements& grads) {
+  if (grads == gradient_placements(spec.placements())) {
+    return;
+  }
+  const auto& mesh = spec.mesh();
+  const auto layout = MeshLayout::row_major(mesh.shape());
+  for (int64_t place = 0; place < mesh.size(); ++place) {
+    const auto coordinate = layout.coordinate(place);
+    const MeshPosition position{mesh.shape(), coordinate};
+    const auto own = local_sizes(spec.sizes(), spec.placements(), position);
+    const auto wanted = local_sizes(spec.sizes(), grads, position);
+    TESSERA_CHECK(ValueError, own == wanted,
+                  "to_local: grad_placements {} of a {}: where the mesh has the coordinate [{}], the local tensor and "
+                  "its gradient have sizes [{}], but those placements have [{}]; pass ones that cut the same dims",
+                  to_string(grads), spec.to_string(), fmt::join(coordinate, ", "), fmt::join(own, ", "),
+                  fmt::join(wanted, ", "));
+  }
+}
+
 at::Tensor local_tensor(const at::Tensor& tensor, std::optional<Placements> grad_placements,
                         ToLocalFunction::Result result) {
   const auto& spec = dtensor_spec(tensor);
-  const auto grads = grad_placements ? normalized(std::move(*grad_placements), spec->ndim(), spec->mesh().ndim(),
-                                                  "to_local(grad_placements)")
-                                     : gradient_placements(spec->placements());
+  if (!grad_placements) {
+    return ToLocalFunction::apply(tensor, gradient_placements(spec->placements()), result);
+  }
+  const auto grads =
+      normalized(std::move(*grad_placements), spec->ndim(), spec->mesh().ndim(), "to_local(grad_placements)");
+  if (records_gradient(tensor)) {
+    check_grad_placements(*spec, grads);
+  }
   return ToLocalFunction::apply(tensor, grads, result);
-}
-
-bool records_gradient(const at::Tensor& tensor) {
-  return at::GradMode::is_enabled() && tensor.requires_grad();
 }
 
 void check_device(const at::Tensor& tensor, const DeviceMesh& mesh, const char* where) {

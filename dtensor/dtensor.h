@@ -75,7 +75,8 @@ at::Tensor from_local(const at::Tensor& local, const DeviceMesh& mesh, Placement
                       FromLocalOptions options = {});
 
 /// The local tensor, sharing memory. Differentiable; `grad_placements` say what the local gradients form
-/// together (default: the tensor's placements, Replicate for Partial).
+/// together (default: the tensor's placements, Replicate for Partial). Throws ValueError, on every rank, where a
+/// gradient is recorded and they cut the tensor otherwise than its placements do.
 /// Where a gradient is recorded, an in-place op on the result, or its use after the DTensor was written, is an error of
 /// autograd ("a view ... created inside a custom Function"), as in PyTorch: the DTensor would not know of the write.
 /// clone() it first. Without a gradient, as under NoGradGuard, it may be written, and the DTensor has what was written.

@@ -91,7 +91,26 @@ void check_results(const std::vector<at::Tensor>& results, const LocalMapOptions
                 "local_map: result {} of the function is undefined; return a tensor, zeros say, on every rank",
                 undefined - results.begin());
   TESSERA_CHECK(ValueError, fits_everywhere,
-                "local_map: on another rank the function returned an undefined result, or not {} of them", wanted);
+                "local_map: on another rank the function threw, or returned an undefined result, or not {} of them",
+                wanted);
+}
+
+/// Where it throws, ranks on which it does not are told in check_results(). An error of communication they have too.
+std::vector<at::Tensor> call(const std::function<std::vector<at::Tensor>(const std::vector<at::Tensor>&)>& function,
+                             const std::vector<at::Tensor>& locals, const LocalMapOptions& options,
+                             const DeviceMesh& mesh) {
+  try {
+    return function(locals);
+  } catch (const CommError&) {
+    throw;
+  } catch (...) {
+    if (options.out_shapes.empty()) {
+      const auto failure = std::current_exception();
+      same_on_all_ranks({0}, mesh);
+      std::rethrow_exception(failure);
+    }
+    throw;
+  }
 }
 
 }  // namespace
@@ -110,7 +129,7 @@ std::vector<at::Tensor> local_map(
   for (size_t i = 0; i < inputs.size(); ++i) {
     locals.push_back(local_input(inputs[i], i, options));
   }
-  auto results = function(locals);
+  auto results = call(function, locals, options, mesh);
   check_results(results, options, mesh);
   for (size_t i = 0; i < results.size(); ++i) {
     if (options.out_shapes.empty()) {

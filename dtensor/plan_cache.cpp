@@ -36,6 +36,11 @@ struct PlanCache::Entry {
 PlanCache::PlanCache() = default;
 PlanCache::~PlanCache() = default;
 
+PlanCache& PlanCache::of_thread() {
+  thread_local PlanCache cache;
+  return cache;
+}
+
 bool PlanCache::matches(const Entry& entry, const CallSignature& call) {
   if (entry.info != call.info || entry.default_dtype != call.default_dtype ||
       entry.operands.size() != call.operands.size()) {

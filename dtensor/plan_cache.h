@@ -16,6 +16,9 @@ class PlanCache {
   PlanCache();
   ~PlanCache();
 
+  /// The calling thread's. Meshes differ between ranks, and ranks may be threads: so there are no locks.
+  static PlanCache& of_thread();
+
   /// Plans that the cache drops stay valid while one is alive: an op may call others as it runs.
   class Hold {
    public:

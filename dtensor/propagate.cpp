@@ -1,143 +1,14 @@
 #include "dtensor/propagate.h"
 
-#include <ATen/ops/empty_strided.h>
-#include <ATen/ops/ones.h>
-#include <fmt/ranges.h>
-
 #include <algorithm>
-#include <limits>
+#include <utility>
 
 #include "base/error.h"
+#include "dtensor/output_metas.h"
 
 namespace tessera {
 
 namespace {
-
-at::Tensor meta_tensor(const TensorMeta& meta) {
-  return at::empty_strided(meta.sizes, meta.strides, at::TensorOptions().dtype(meta.dtype).device(at::kMeta));
-}
-
-/// As many dims as `meta` has, all of size 1.
-at::Tensor one_element(const TensorMeta& meta) {
-  return at::ones(DimVector(meta.sizes.size(), 1), at::TensorOptions().dtype(meta.dtype));
-}
-
-/// An op takes a number that is a tensor of the CPU beside tensors of any device, but none of another GPU or meta.
-bool goes_with(const at::Tensor& number, c10::DeviceType device) {
-  return number.is_cpu() || number.device().type() == device;
-}
-
-/// The arguments with stand-ins for the operands, made by `make` on `device`.
-template <class Make>
-torch::jit::Stack stand_in_arguments(const OpCall& call, c10::DeviceType device, Make make) {
-  torch::jit::Stack stack(call.args.begin(), call.args.end());
-  size_t next = 0;
-  const auto& schema = call.op.schema().arguments();
-  for (size_t i = 0; i < stack.size(); ++i) {
-    auto& value = stack[i];
-    if (value.isTensor()) {
-      if (next < call.operands.size() && call.operands[next].arg == i) {
-        const auto& operand = call.operands[next++];
-        if (operand.spec || !goes_with(value.toTensor(), device)) {
-          value = make(operand.meta);
-        }
-      }
-    } else if (value.isTensorList()) {
-      std::vector<at::Tensor> tensors;
-      for (; next < call.operands.size() && call.operands[next].arg == i; ++next) {
-        tensors.push_back(make(call.operands[next].meta));
-      }
-      value = c10::IValue(tensors);
-    } else if (value.isList() && next < call.operands.size() && call.operands[next].arg == i) {
-      auto list = value.toList().copy();  // Tensor?[]: undefined entries stay
-      for (size_t k = 0; k < list.size(); ++k) {
-        const c10::IValue entry = list.get(k);
-        if (entry.isTensor() && entry.toTensor().defined()) {
-          list.set(k, c10::IValue(make(call.operands[next++].meta)));
-        }
-      }
-      value = c10::IValue(list);
-    } else if (schema[i].name() == "device" && value.isDevice()) {
-      value = c10::Device(device);
-    } else if (schema[i].name() == "pin_memory") {
-      value = c10::IValue();
-    }
-  }
-  return stack;
-}
-
-/// The defined tensors of an op's results, lists opened.
-std::vector<at::Tensor> result_tensors(const torch::jit::Stack& results) {
-  std::vector<at::Tensor> tensors;
-  for (const auto& value : results) {
-    if (value.isTensor() && value.toTensor().defined()) {
-      tensors.push_back(value.toTensor());
-    } else if (value.isTensorList()) {
-      const auto list = value.toTensorVector();
-      tensors.insert(tensors.end(), list.begin(), list.end());
-    }
-  }
-  return tensors;
-}
-
-std::vector<TensorMeta> metas_of(const std::vector<at::Tensor>& tensors) {
-  std::vector<TensorMeta> metas;
-  for (const auto& tensor : tensors) {
-    metas.push_back(TensorMeta::of(tensor));
-  }
-  return metas;
-}
-
-}  // namespace
-
-std::vector<TensorMeta> infer_output_metas(const OpCall& call, std::vector<int64_t>* offsets) {
-  auto stack = stand_in_arguments(call, at::kMeta, meta_tensor);
-  call.op.callBoxed(stack);
-  const auto tensors = result_tensors(stack);
-  for (size_t i = 0; offsets && i < tensors.size(); ++i) {
-    offsets->push_back(tensors[i].storage_offset());
-  }
-  return metas_of(tensors);
-}
-
-std::vector<TensorMeta> probe_output_metas(const OpCall& call,
-                                           const std::function<DimVector(const TensorMeta&)>& sizes) {
-  const auto device = call.operands[0].spec->mesh().device_type();
-  auto stack = stand_in_arguments(call, device, [&](const TensorMeta& meta) {
-    return at::ones(sizes(meta), at::TensorOptions().dtype(meta.dtype).device(device));
-  });
-  call.op.callBoxed(stack);
-  return metas_of(result_tensors(stack));
-}
-
-std::vector<at::ScalarType> infer_output_dtypes(const OpCall& call) {
-  auto stack = stand_in_arguments(call, at::kCPU, one_element);
-  call.op.callBoxed(stack);
-  std::vector<at::ScalarType> dtypes;
-  for (const auto& tensor : result_tensors(stack)) {
-    dtypes.push_back(tensor.scalar_type());
-  }
-  return dtypes;
-}
-
-namespace {
-
-/// False if only running the op can tell the metas: their sizes depend on data, or there is no meta kernel.
-bool plan_output_metas(const OpRule& rule, OpCall& call) {
-  if (rule.whole_only && rule.whole_only(call)) {
-    return false;
-  }
-  if (rule.output_metas) {
-    call.outputs = rule.output_metas(call);
-    return true;
-  }
-  try {
-    call.outputs = infer_output_metas(call, &call.offsets);
-    return true;
-  } catch (const c10::NotImplementedError&) {
-    return false;
-  }
-}
 
 /// Local kernels on empty shards raise, crash or change dtypes, so they are not called where all they could compute
 /// is empty. An op on an empty tensor is left to its kernel, which may refuse it, on every rank; but where that tensor
@@ -163,18 +34,18 @@ bool has_to_ask(const OpCall& call, const OpRule& rule, const OpPlan& plan) {
     return false;
   }
   if (rule.asks_kernel) {
-    return !plan.nothing_here;  // else it asks at each call
+    return !plan.nothing_to_compute;  // else it asks at each call
   }
   const auto& schema = call.op.schema();
   const auto is_view = [](const c10::Argument& result) { return result.alias_info() && !is_written(result); };
   return (!rule.local_call || rule.op_takes_shards) && call.op.operator_name().getNamespace() == "aten" &&
          !call.op.hasTag(at::Tag::nondeterministic_seeded) && std::ranges::none_of(schema.returns(), is_view) &&
-         (plan.nothing_here ||
+         (plan.nothing_to_compute ||
           std::ranges::none_of(call.args, [](const c10::IValue& value) { return value.isTensorList(); }));
 }
 
 /// Moved operands are row-major, which may tell kernels to lay out results otherwise than those of the whole operands.
-bool lies_otherwise(const OpCall& call, const OpPlan& plan) {
+bool operand_strides_changed(const OpCall& call, const OpPlan& plan) {
   for (size_t i = 0; i < call.operands.size(); ++i) {
     if (plan.redistribute[i] && plan.operands[i]->strides() != at::IntArrayRef(call.operands[i].meta.strides)) {
       return true;
@@ -233,52 +104,69 @@ c10::SmallVector<size_t, 4> axis_order(const OpCall& call, size_t mesh_ndim) {
   return axes;
 }
 
-}  // namespace
+const DeviceMesh& mesh_of(const OpCall& call) {
+  const auto first =
+      std::ranges::find_if(call.operands, [](const Operand& operand) { return operand.spec != nullptr; });
+  TESSERA_ASSERT(first != call.operands.end(), "{} has no DTensor operand", toString(call.op.operator_name()));
+  return first->spec->mesh();
+}
 
-OpPlan propagate(const OpRule& rule, OpCall& call) {
-  const DTensorSpec* first = nullptr;
-  for (const auto& operand : call.operands) {
-    first = operand.spec && !first ? operand.spec.get() : first;
-  }
-  TESSERA_ASSERT(first != nullptr, "{} has no DTensor operand", toString(call.op.operator_name()));
-  const auto& mesh = first->mesh();
-  OpPlan plan;
-  plan.rule = &rule;
-  plan.outputs_from_results = !plan_output_metas(rule, call);
+/// By operand and by output.
+struct ChosenPlacements {
+  std::vector<Placements> operands;
+  std::vector<Placements> outputs;
+};
 
+/// The cheapest strategy along each axis. Without output metas, which strategies may read, everything is replicated.
+ChosenPlacements choose_placements(const OpRule& rule, OpCall& call, const DeviceMesh& mesh, bool has_output_metas) {
   const auto mesh_ndim = static_cast<size_t>(mesh.ndim());
-  std::vector<Placements> operands(call.operands.size(), Placements(mesh_ndim, Replicate()));
-  std::vector<Placements> outputs(call.outputs.size(), Placements(mesh_ndim, Replicate()));
+  const Placements copies(mesh_ndim, Replicate());
+  ChosenPlacements chosen{.operands = std::vector<Placements>(call.operands.size(), copies),
+                          .outputs = std::vector<Placements>(call.outputs.size(), copies)};
   for (size_t axis = 0; axis < mesh_ndim; ++axis) {
     call.axis = axis;
     call.axis_size = mesh.shape()[axis];
-    const auto strategy = plan.outputs_from_results ? cheapest_of({}, call) : cheapest_of(rule.strategies(call), call);
-    for (size_t i = 0; i < operands.size(); ++i) {
-      operands[i][axis] = strategy.operands[i];
+    const auto strategy = cheapest_of(has_output_metas ? rule.strategies(call) : Strategies(), call);
+    for (size_t i = 0; i < chosen.operands.size(); ++i) {
+      chosen.operands[i][axis] = strategy.operands[i];
     }
-    for (size_t i = 0; i < outputs.size(); ++i) {
-      outputs[i][axis] = strategy.outputs[i];
+    for (size_t i = 0; i < chosen.outputs.size(); ++i) {
+      chosen.outputs[i][axis] = strategy.outputs[i];
     }
   }
+  return chosen;
+}
 
-  const auto order = axis_order(call, mesh_ndim);
-  for (size_t i = 0; i < operands.size(); ++i) {
-    const auto& spec = call.operands[i].spec;
-    operands[i] = with_cut_order(std::move(operands[i]), order);
-    const bool moves = spec && data_moves(*spec, operands[i]);
-    const bool differs = spec && spec->placements() != operands[i];
-    const bool keeps_strides = rule.keeps_strides && moves && is_whole_and_dense(*spec, operands[i]);
-    plan.operands.push_back(differs ? spec->with_placements(operands[i], moves && !keeps_strides) : spec);
-    plan.redistribute.push_back(moves);
-    plan.writes_back = plan.writes_back || (moves && call.operands[i].written);
+void plan_operand(OpPlan& plan, const Operand& operand, const Placements& placements) {
+  const auto& spec = operand.spec;
+  const bool moves = spec && data_moves(*spec, placements);
+  const bool differs = spec && spec->placements() != placements;
+  const bool keeps_strides = plan.rule->keeps_strides && moves && is_whole_and_dense(*spec, placements);
+  plan.operands.push_back(differs ? spec->with_placements(placements, moves && !keeps_strides) : spec);
+  plan.redistribute.push_back(moves);
+  plan.writes_back = plan.writes_back || (moves && operand.written);
+}
+
+}  // namespace
+
+OpPlan propagate(const OpRule& rule, OpCall& call) {
+  const auto& mesh = mesh_of(call);
+  OpPlan plan;
+  plan.rule = &rule;
+  plan.outputs_from_results = !plan_output_metas(rule, call);
+  auto chosen = choose_placements(rule, call, mesh, !plan.outputs_from_results);
+  const auto order = axis_order(call, static_cast<size_t>(mesh.ndim()));
+  for (size_t i = 0; i < call.operands.size(); ++i) {
+    plan_operand(plan, call.operands[i], with_cut_order(std::move(chosen.operands[i]), order));
   }
-  for (size_t i = 0; i < outputs.size(); ++i) {
-    plan.outputs.push_back(DTensorSpec::make(mesh, with_cut_order(std::move(outputs[i]), order), call.outputs[i]));
+  for (size_t i = 0; i < call.outputs.size(); ++i) {
+    plan.outputs.push_back(
+        DTensorSpec::make(mesh, with_cut_order(std::move(chosen.outputs[i]), order), call.outputs[i]));
   }
   plan.offsets = std::move(call.offsets);
-  plan.nothing_here = !rule.runs_on_empty_shards && has_nothing_to_compute(plan);
+  plan.nothing_to_compute = !rule.runs_on_empty_shards && has_nothing_to_compute(plan);
   plan.has_to_ask = has_to_ask(call, rule, plan);
-  plan.lies_otherwise = lies_otherwise(call, plan);
+  plan.operand_strides_changed = operand_strides_changed(call, plan);
   return plan;
 }
 

@@ -20,17 +20,6 @@ OpPlan propagate(const OpRule& rule, OpCall& call);
 /// The cheapest of `strategies` and "everything replicated" along call.axis. Throws as propagate does.
 AxisStrategy cheapest_of(Strategies strategies, const OpCall& call);
 
-/// Global metas of the outputs of a call on tensors with `call.operands`' metas: runs it on meta tensors.
-/// With `offsets`, appends the storage offsets that they got.
-std::vector<TensorMeta> infer_output_metas(const OpCall& call, std::vector<int64_t>* offsets = nullptr);
-
-/// Output metas of a call on small tensors: runs the op itself on ones of `sizes(operand)`, on the mesh's device.
-std::vector<TensorMeta> probe_output_metas(const OpCall& call,
-                                           const std::function<DimVector(const TensorMeta&)>& sizes);
-
-/// The dtypes of the outputs of an op that has no meta kernel: runs it on tensors of one element.
-std::vector<at::ScalarType> infer_output_dtypes(const OpCall& call);
-
 /// Whether a schema argument or result is written in place.
 inline bool is_written(const c10::Argument& argument) {
   return argument.alias_info() != nullptr && argument.alias_info()->isWrite();

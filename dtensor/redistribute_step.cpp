@@ -17,7 +17,7 @@ StepInFlight done(at::Tensor result) {
   return {.collective = Pending(), .finish = [result = std::move(result)] { return result; }};
 }
 
-/// One step's view of the mesh: its group, and the extent of the dim before this axis cut it.
+/// One step's view of the mesh: the ranks along its axis, and this one's place among them.
 struct AxisView {
   const ProcessGroupPtr& group;
   int64_t num_ranks;

@@ -32,7 +32,7 @@ struct ResultWrapper {
     if (!is_view && !local.is_contiguous() && spec->meta().is_contiguous()) {
       local = local.contiguous();
     }
-    if (plan.lies_otherwise) [[unlikely]] {
+    if (plan.operand_strides_changed) [[unlikely]] {
       local = laid_out_as(std::move(local), spec->meta());
     }
     return is_view ? wrap_view(std::move(local), std::move(spec), index)

@@ -120,10 +120,10 @@ struct OpPlan {
   std::vector<SpecPtr> outputs;    // empty if outputs_from_results
   std::vector<int64_t> offsets;    // as OpCall's
   const OpRule* rule = nullptr;
-  bool outputs_from_results = false;  // each result becomes a replicated DTensor of its own sizes
-  bool writes_back = false;           // a written operand is moved: what the op wrote is carried back into it
-  bool nothing_here = false;          // this rank's part of every output is empty, though the outputs are not
-  bool lies_otherwise = false;        // strides of an operand changed as it moved: results may have to be laid out anew
+  bool outputs_from_results = false;     // each result becomes a replicated DTensor of its own sizes
+  bool writes_back = false;              // a written operand is moved: what the op wrote is carried back into it
+  bool nothing_to_compute = false;       // this rank's part of every output is empty, so no kernel has to run
+  bool operand_strides_changed = false;  // as one moved: results may have to be laid out anew
   /// This rank has no element of an operand, and so its kernel might take what those of other ranks refuse: dtypes,
   /// say, or sizes. Before it first runs, it asks the kernel for what that throws. False once that has thrown nothing;
   /// plans belong to one thread.

@@ -63,9 +63,11 @@ std::map<std::string, double> run_probe(const std::string& program) {
     return {};
   }
   const TempFolder folder;
-  const std::string command =
-      fmt::format("valgrind -q --tool=callgrind --collect-atstart=no --callgrind-out-file='{}' {} >'{}' 2>&1",
-                  folder.path("out"), program, folder.path("log"));
+  // Without malloc's fast bins: when they are consolidated, at a cost of hundreds of instructions, is a matter of luck.
+  const std::string command = fmt::format(
+      "GLIBC_TUNABLES=glibc.malloc.mxfast=0 valgrind -q --tool=callgrind --collect-atstart=no "
+      "--callgrind-out-file='{}' {} >'{}' 2>&1",
+      folder.path("out"), program, folder.path("log"));
   if (std::system(command.c_str()) != 0) {
     throw Error(fmt::format("{} fails under valgrind: {}", program, read_file(folder.path("log"))));
   }

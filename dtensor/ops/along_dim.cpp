@@ -17,13 +17,35 @@ Strategies along_dim_strategies(const OpCall& call) {
   return {};
 }
 
-/// _fft_c2c(self, dim, ...) and its kin, of real and complex tensors.
-Strategies fft_strategies(const OpCall& call) {
-  DimVector touched;
+/// Of _fft_c2c(self, dim, ...) and its kin. There are some: of none, fft functions return a copy.
+DimVector fft_dims(const OpCall& call) {
+  DimVector dims;
   for (const int64_t dim : call.args[1].toIntList()) {
-    touched.push_back(wrap_dim(dim, call.operands[0].ndim()));
+    dims.push_back(wrap_dim(dim, call.operands[0].ndim()));
   }
-  return along_dims(call, touched);
+  return dims;
+}
+
+Strategies fft_strategies(const OpCall& call) {
+  return along_dims(call, fft_dims(call));
+}
+
+/// The last of the dims is `length` long, since half of what a real signal has is the other half's conjugate.
+std::vector<TensorMeta> fft_metas(const OpCall& call, at::ScalarType dtype, int64_t length) {
+  auto sizes = call.operands[0].meta.sizes;
+  sizes[static_cast<size_t>(fft_dims(call).back())] = length;
+  return {TensorMeta::contiguous(sizes, dtype)};
+}
+
+std::vector<TensorMeta> real_to_complex_metas(const OpCall& call) {
+  const auto& self = call.operands[0].meta;
+  const int64_t length = self.sizes[static_cast<size_t>(fft_dims(call).back())];
+  const bool is_onesided = call.args[3].toBool();
+  return fft_metas(call, c10::toComplexType(self.dtype), is_onesided ? length / 2 + 1 : length);
+}
+
+std::vector<TensorMeta> complex_to_real_metas(const OpCall& call) {
+  return fft_metas(call, c10::toRealValueType(call.operands[0].meta.dtype), call.args[3].toInt());
 }
 
 Strategies cumulative_sum_strategies(const OpCall& call) {
@@ -55,7 +77,9 @@ const RegisterOpRules rules([] {
   register_op_rule({"aten::cummax", "aten::cummin"},
                    {.strategies = along_dim_strategies, .output_metas = values_and_indices});
   register_op_rule({"aten::cumsum", "aten::cumsum_"}, {.strategies = cumulative_sum_strategies});
-  register_op_rule({"aten::_fft_c2c", "aten::_fft_r2c", "aten::_fft_c2r"}, {.strategies = fft_strategies});
+  register_op_rule({"aten::_fft_c2c"}, {.strategies = fft_strategies, .output_metas = like_operand(0)});
+  register_op_rule({"aten::_fft_r2c"}, {.strategies = fft_strategies, .output_metas = real_to_complex_metas});
+  register_op_rule({"aten::_fft_c2r"}, {.strategies = fft_strategies, .output_metas = complex_to_real_metas});
   register_op_rule({"aten::glu_backward"}, {.strategies = along_dim_strategies, .output_metas = like_operand(1)});
 });
 

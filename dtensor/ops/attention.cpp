@@ -3,7 +3,6 @@
 #include <ATen/OpMathType.h>
 #include <ATen/ops/_scaled_dot_product_flash_attention_for_cpu.h>
 #include <ATen/ops/ones.h>
-#include <ATen/ops/zeros.h>
 
 #include "base/error.h"
 #include "dtensor/local_arguments.h"
@@ -31,11 +30,10 @@ Strategies item_strategies(const OpCall& call, size_t mask_arg) {
     DimVector operands;
     bool fits = true;
     for (const auto& operand : call.operands) {
-      const int64_t own = operand.arg == mask_arg ? dim + operand.ndim() - 4 : dim;
-      const bool cut =
-          own >= 0 && operand.meta.sizes[static_cast<size_t>(own)] == query.sizes[static_cast<size_t>(dim)];
-      fits = fits && (cut || operand.arg == mask_arg);
-      operands.push_back(cut ? own : kNone);
+      const bool is_mask = operand.arg == mask_arg;  // which broadcasts to four dims
+      operands.push_back(
+          broadcast_dim(operand.meta, is_mask ? 4 : operand.ndim(), dim, query.sizes[static_cast<size_t>(dim)]));
+      fits = fits && (is_mask || operands.back() != kNone);
     }
     if (fits) {
       strategies.push_back(sharded(call, operands, DimVector(call.outputs.size(), dim)));
@@ -94,16 +92,11 @@ std::vector<TensorMeta> attention_backward_metas(const OpCall& call) {
 
 /// The kernels divide by the number of items: without items there is nothing to do.
 void local_attention(const c10::OperatorHandle& op, torch::jit::Stack* stack, const OpPlan& plan) {
-  const auto first = local_argument(op, stack, 0).toTensor();
-  if (first.numel() > 0) {
+  if (local_argument(op, stack, 0).toTensor().numel() > 0) {
     op.callBoxed(stack);
-    return;
+  } else {
+    set_zero_results(op, stack, plan, c10::SmallVector<bool, 3>(plan.outputs.size(), true));
   }
-  std::vector<c10::IValue> results;
-  for (const auto& spec : plan.outputs) {
-    results.emplace_back(at::zeros(spec->local_sizes(), first.options().dtype(spec->dtype())));
-  }
-  set_results(op, stack, std::move(results));
 }
 
 const RegisterOpRules rules([] {

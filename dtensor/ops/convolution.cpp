@@ -46,9 +46,10 @@ void check_channels(const OpCall& call) {
       "aten::convolution: input {} and weight {} in {} groups{}; they need one dtype, and the input {} channels",
       to_string(input), to_string(weight), groups, transposed ? ", transposed" : "", transposed ? own : shared);
   const int64_t out = transposed ? shared : own;
-  TESSERA_CHECK(ValueError, call.operands.size() < 3 || call.operands[2].meta.sizes == DimVector{out},
-                "aten::convolution: bias {}; it needs {} elements, one an output channel",
-                to_string(call.operands.back().meta), out);
+  const auto& bias = call.operands.back().meta;
+  TESSERA_CHECK(ValueError, call.operands.size() < 3 || (bias.sizes == DimVector{out} && bias.dtype == input.dtype),
+                "aten::convolution: bias {}; it needs {} elements, one an output channel, in the dtype of input {}",
+                to_string(bias), out, to_string(input));
 }
 
 void check_window(const OpCall& call) {

@@ -10,7 +10,7 @@
 #include "dtensor/ops/pointwise.h"
 #include "dtensor/ops/reduction.h"
 #include "dtensor/ops/rule_helpers.h"
-#include "dtensor/propagate.h"
+#include "dtensor/output_metas.h"
 
 namespace tessera {
 

@@ -1,12 +1,13 @@
 // Reading and writing by index tensors.
 
 #include <ATen/ExpandUtils.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 
 #include "base/error.h"
 #include "dtensor/ops/rule_helpers.h"
-#include "dtensor/propagate.h"
+#include "dtensor/output_metas.h"
 
 namespace tessera {
 
@@ -45,12 +46,6 @@ struct AdvancedIndex {
   }
 };
 
-/// The dim of a tensor that broadcasts to something of `ndim` dims which lies at its dim `dim`, if of size `size`.
-int64_t broadcast_dim(const TensorMeta& meta, int64_t ndim, int64_t dim, int64_t size) {
-  const int64_t own = dim - (ndim - std::ssize(meta.sizes));
-  return own >= 0 && meta.sizes[static_cast<size_t>(own)] == size ? own : kNone;
-}
-
 Strategies index_strategies(const OpCall& call) {
   Strategies strategies;
   const AdvancedIndex index(call);
@@ -64,8 +59,7 @@ Strategies index_strategies(const OpCall& call) {
   for (int64_t k = 0; k < std::ssize(index.broadcast); ++k) {
     DimVector operands(1, kNone);
     for (size_t i = 1; i < call.operands.size(); ++i) {
-      operands.push_back(broadcast_dim(call.operands[i].meta, std::ssize(index.broadcast), k,
-                                       index.broadcast[static_cast<size_t>(k)]));
+      operands.push_back(broadcast_dim(call.operands[i].meta, index.broadcast, k));
     }
     strategies.push_back(sharded(call, operands, {index.place + k}));
   }
@@ -88,11 +82,35 @@ Strategies index_put_strategies(const OpCall& call) {
   return strategies;
 }
 
+/// Of x[indices].
+DimVector result_sizes(const OpCall& call, const AdvancedIndex& index) {
+  DimVector sizes;
+  for (int64_t dim = 0; dim < index.ndim; ++dim) {
+    if (!contains(index.indexed, dim)) {
+      sizes.push_back(call.operands[0].meta.sizes[static_cast<size_t>(dim)]);
+    }
+  }
+  sizes.insert(sizes.begin() + index.place, index.broadcast.begin(), index.broadcast.end());
+  return sizes;
+}
+
 /// A mask selects as many elements as it has true ones.
 bool has_mask(const OpCall& call) {
   return std::any_of(call.operands.begin(), call.operands.end(), [](const Operand& operand) {
     return operand.arg == 1 && (operand.meta.dtype == at::kBool || operand.meta.dtype == at::kByte);
   });
+}
+
+/// ATen's kernel for meta tensors does not look at the sizes of the values; that for data sees those of shards.
+std::vector<TensorMeta> index_put_metas(const OpCall& call) {
+  if (!has_mask(call)) {
+    const auto sizes = result_sizes(call, AdvancedIndex(call));
+    const auto& values = call.operands.back().meta;
+    TESSERA_CHECK(ValueError, at::is_expandable_to(values.sizes, sizes),
+                  "{}: values {} do not broadcast to [{}], the sizes of what is indexed",
+                  toString(call.op.operator_name()), to_string(values), fmt::join(sizes, ", "));
+  }
+  return infer_output_metas(call);
 }
 
 /// gather, scatter: row by row along the dim of argument 1, where all tensors have the other dims in full.
@@ -179,7 +197,7 @@ const RegisterOpRules rules([] {
   register_op_rule({"aten::index.Tensor", "aten::_unsafe_index.Tensor"},
                    {.strategies = index_strategies, .whole_only = has_mask});
   register_op_rule({"aten::index_put", "aten::index_put_", "aten::_unsafe_index_put", "aten::_index_put_impl_"},
-                   {.strategies = index_put_strategies, .whole_only = has_mask});
+                   {.strategies = index_put_strategies, .output_metas = index_put_metas, .whole_only = has_mask});
   register_op_rule({"aten::gather"}, {.strategies = gather_strategies});
   register_op_rule(
       {"aten::scatter.src", "aten::scatter.value", "aten::scatter.reduce", "aten::scatter.value_reduce",

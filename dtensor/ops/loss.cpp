@@ -3,6 +3,7 @@
 
 #include <ATen/ExpandUtils.h>
 #include <ATen/OpMathType.h>
+#include <ATen/core/Reduction.h>
 
 #include <algorithm>
 
@@ -10,15 +11,11 @@
 #include "comm/collectives.h"
 #include "dtensor/ops/pointwise.h"
 #include "dtensor/ops/rule_helpers.h"
-#include "dtensor/propagate.h"
+#include "dtensor/output_metas.h"
 
 namespace tessera {
 
 namespace {
-
-constexpr int64_t kNoReduction = 0;
-constexpr int64_t kMean = 1;
-constexpr int64_t kSum = 2;
 
 size_t reduction_argument(const c10::OperatorHandle& op) {
   return static_cast<size_t>(op.schema().argumentIndexWithName("reduction").value());
@@ -50,18 +47,56 @@ int64_t count(const OpPlan& plan, std::initializer_list<size_t> broadcast_operan
   return c10::multiply_integers(sizes);
 }
 
+/// Null for an optional argument that is left out.
+const TensorMeta* argument_meta(const OpCall& call, const char* name) {
+  const auto index = call.op.schema().argumentIndexWithName(name);
+  const auto found = std::ranges::find_if(
+      call.operands, [&](const Operand& operand) { return index && operand.arg == static_cast<size_t>(*index); });
+  return found == call.operands.end() ? nullptr : &found->meta;
+}
+
+void check_expands(const OpCall& call, const TensorMeta* meta, const char* what, const TensorMeta& to) {
+  TESSERA_CHECK(ValueError, !meta || at::is_expandable_to(meta->sizes, to.sizes),
+                "{}: {} {} does not broadcast to {}, which has the sizes of the loss",
+                toString(call.op.operator_name()), what, meta ? to_string(*meta) : "", to_string(to));
+}
+
+/// What kernels refuse of whole tensors, where the local ones may fit. Most of them take tensors that broadcast to each
+/// other; those of binary_cross_entropy compare element i with element i, whatever the sizes, so these are to be equal.
+void check_sizes(const OpCall& call) {
+  const auto& name = call.op.operator_name().name;
+  const auto* input = argument_meta(call, "self");
+  const auto* target = argument_meta(call, "target");
+  const bool is_of_logits = name == "aten::binary_cross_entropy_with_logits";
+  if (name == "aten::soft_margin_loss") {
+    check_expands(call, target, "target", *input);
+  } else if (is_of_logits) {
+    check_expands(call, input, "input", *target);
+  } else if (name == "aten::binary_cross_entropy" || name == "aten::binary_cross_entropy_backward") {
+    TESSERA_CHECK(ValueError, input->sizes == target->sizes, "{}: input {} and target {}; they need the same sizes",
+                  name, to_string(*input), to_string(*target));
+  }
+  if (is_of_logits && argument_meta(call, "pos_weight")) {
+    check_expands(call, target, "with pos_weight, target", *input);
+    check_expands(call, argument_meta(call, "pos_weight"), "pos_weight", *input);
+  }
+  check_expands(call, argument_meta(call, "weight"), "weight", *target);
+}
+
 std::vector<TensorMeta> loss_metas(const OpCall& call) {
+  check_sizes(call);
   const auto dtype = c10::promoteTypes(call.operands[0].meta.dtype, call.operands[1].meta.dtype);
-  TESSERA_CHECK(ValueError, reduction_of(call) != kMean || !c10::isIntegralType(dtype, /*includeBool=*/true),
+  TESSERA_CHECK(ValueError,
+                reduction_of(call) != at::Reduction::Mean || !c10::isIntegralType(dtype, /*includeBool=*/true),
                 "{}: the mean of a loss of {}; pass tensors of a floating dtype", toString(call.op.operator_name()),
                 c10::toString(dtype));
   const auto sizes = elements<0>(call);
-  return {TensorMeta::contiguous(reduction_of(call) == kNoReduction ? sizes : DimVector(), dtype_of(call))};
+  return {TensorMeta::contiguous(reduction_of(call) == at::Reduction::None ? sizes : DimVector(), dtype_of(call))};
 }
 
 Strategies loss_strategies(const OpCall& call) {
   auto strategies = pointwise_strategies(call, TensorMeta::contiguous(elements<0>(call), call.outputs.at(0).dtype));
-  if (reduction_of(call) != kNoReduction) {
+  if (reduction_of(call) != at::Reduction::None) {
     for (auto& strategy : strategies) {
       strategy.outputs[0] = Partial();
     }
@@ -72,9 +107,9 @@ Strategies loss_strategies(const OpCall& call) {
 /// The sum of a mean may be larger than 16 bits hold where the mean is not, so it is added up as kernels do.
 void local_loss(const c10::OperatorHandle& op, torch::jit::Stack* stack, const OpPlan& plan) {
   auto& reduction = local_argument(op, stack, reduction_argument(op));
-  const bool mean = reduction.toInt() == kMean && plan.outputs[0]->has_partial();
+  const bool mean = reduction.toInt() == at::Reduction::Mean && plan.outputs[0]->has_partial();
   if (mean) {
-    reduction = c10::IValue(kNoReduction);
+    reduction = c10::IValue(int64_t{at::Reduction::None});
   }
   op.callBoxed(stack);
   if (mean) {
@@ -126,6 +161,7 @@ void local_binary_cross_entropy(const c10::OperatorHandle& op, torch::jit::Stack
 }
 
 std::vector<TensorMeta> loss_backward_metas(const OpCall& call) {
+  check_sizes(call);
   return {TensorMeta::contiguous(elements<1>(call), dtype_of(call))};
 }
 
@@ -135,25 +171,16 @@ Strategies loss_backward_strategies(const OpCall& call) {
   return strategies;
 }
 
-/// Tensors of 16 bits in the dtype in which kernels compute: what the count has not divided yet may be larger than 16
-/// bits hold.
-void widen_arguments(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
-  for (size_t arg = 0; arg < op.schema().arguments().size(); ++arg) {
-    auto& value = local_argument(op, stack, arg);
-    if (value.isTensor() && value.toTensor().defined() && at::isReducedFloatingType(value.toTensor().scalar_type())) {
-      const auto tensor = value.toTensor();
-      value = tensor.to(at::toOpMathType(tensor.scalar_type()));
-    }
-  }
-}
-
-/// ATen divides by the number of elements of `self`, also where it was broadcast to the target.
+/// ATen divides by the number of elements of `self`, also where it was broadcast to the target. What the count has not
+/// divided yet may be larger than 16 bits hold.
 void local_loss_backward(const c10::OperatorHandle& op, torch::jit::Stack* stack, const OpPlan& plan) {
   auto& reduction = local_argument(op, stack, reduction_argument(op));
-  const bool mean = reduction.toInt() == kMean && !plan.outputs[0]->is_replicated();
+  const bool mean = reduction.toInt() == at::Reduction::Mean && !plan.outputs[0]->is_replicated();
   if (mean) {
-    reduction = c10::IValue(kSum);
-    widen_arguments(op, stack);
+    reduction = c10::IValue(int64_t{at::Reduction::Sum});
+    for (size_t arg = 0; arg < op.schema().arguments().size(); ++arg) {
+      widen(local_argument(op, stack, arg));
+    }
   }
   op.callBoxed(stack);
   if (mean) {

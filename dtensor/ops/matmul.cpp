@@ -30,13 +30,6 @@ struct Product {
   }
 };
 
-/// The dim of a summand that broadcasts to `out` which lies at `out`'s dim `dim`; kNone if it has size 1 there.
-int64_t summand_dim(const TensorMeta& summand, const TensorMeta& out, int64_t dim) {
-  const int64_t own = dim - static_cast<int64_t>(out.sizes.size() - summand.sizes.size());
-  const bool has_it = own >= 0 && summand.sizes[static_cast<size_t>(own)] == out.sizes[static_cast<size_t>(dim)];
-  return has_it ? own : kNone;
-}
-
 /// Strategies of a product of operands `first` and `first + 1`; operand 0 is a summand if first == 1.
 Strategies product_strategies(const OpCall& call, const Product& product, size_t first) {
   Strategies strategies;
@@ -49,7 +42,7 @@ Strategies product_strategies(const OpCall& call, const Product& product, size_t
     }
     DimVector operands;
     if (first == 1) {
-      operands.push_back(out == kNone ? kNone : summand_dim(call.operands[0].meta, call.outputs[0], out));
+      operands.push_back(out == kNone ? kNone : broadcast_dim(call.operands[0].meta, call.outputs[0].sizes, out));
     }
     operands.append({a, b});
     if (out == kNone && !has_finite_numbers(call)) {
@@ -95,10 +88,19 @@ void fill_empty_factor(c10::IValue& argument, int64_t k, const DTensorSpec& spec
   }
 }
 
-/// addmm(self, a, b, *, beta, alpha) and its kin: beta 0 leaves the summand out.
+/// By beta 0, once the kernel has seen the beta that it reads on the first rank.
+void leave_out_summand(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
+  auto& beta = local_argument(op, stack, 3);
+  if (!beta.toScalar().equal(1)) {
+    ask_on_twos(op, *stack);
+  }
+  beta = c10::IValue(0);
+}
+
+/// addmm(self, a, b, *, beta, alpha) and its kin.
 void local_sum(const c10::OperatorHandle& op, torch::jit::Stack* stack, const OpPlan& plan, const Product& product) {
   if (!adds_summand(plan)) {
-    local_argument(op, stack, 3) = c10::IValue(0);
+    leave_out_summand(op, stack);
   }
   const std::array factors{product.a, product.b};
   for (size_t i = 0; i < factors.size(); ++i) {

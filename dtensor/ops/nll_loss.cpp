@@ -5,7 +5,7 @@
 // local sums form a pending sum. Where classes are cut, each rank counts the targets among its own classes, as a
 // vocabulary-parallel embedding looks up its own rows, and the log-probabilities stay where they are.
 
-#include <ATen/OpMathType.h>
+#include <ATen/core/Reduction.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/zeros.h>
 
@@ -17,9 +17,6 @@
 namespace tessera {
 
 namespace {
-
-constexpr int64_t kMean = 1;
-constexpr int64_t kSum = 2;
 
 // Arguments of both forwards: (self, target, weight, reduction, ignore_index).
 constexpr size_t kWeight = 2;
@@ -41,7 +38,7 @@ int64_t num_classes(const SpecPtr& self) {
 /// Of a forward. Kernels give one item without a reduction a total weight, as if it were a sum.
 int64_t reduction_of(const OpCall& call) {
   const int64_t reduction = call.args[kReduction].toInt();
-  return reduction != kMean && call.operands[0].ndim() == 1 ? kSum : reduction;
+  return reduction != at::Reduction::Mean && call.operands[0].ndim() == 1 ? int64_t{at::Reduction::Sum} : reduction;
 }
 
 /// target is [N, ...]: its dim that is self's dim `dim`; kNone for the classes.
@@ -68,7 +65,7 @@ void check_targets2d(const OpCall& call) {
 std::vector<TensorMeta> nll_loss2d_metas(const OpCall& call) {
   check_targets2d(call);
   const auto dtype = call.operands[0].meta.dtype;
-  const bool per_item = call.args[kReduction].toInt() == 0;
+  const bool per_item = call.args[kReduction].toInt() == at::Reduction::None;
   return {TensorMeta::contiguous(per_item ? call.operands[1].meta.sizes : DimVector(), dtype),
           TensorMeta::contiguous({}, dtype)};
 }
@@ -79,12 +76,12 @@ AxisStrategy cut_items(const OpCall& call, int64_t dim, int64_t in_target) {
   AxisStrategy strategy{.operands = PlacementVector(call.operands.size(), Replicate()),
                         .outputs = {Shard(in_target), Replicate()}};
   strategy.operands[0] = Shard(dim);
-  if (reduction != kMean) {
+  if (reduction != at::Reduction::Mean) {
     strategy.operands[1] = Shard(in_target);
   }
-  if (reduction == kSum) {
+  if (reduction == at::Reduction::Sum) {
     strategy.outputs = {Partial(), Partial()};
-  } else if (reduction == kMean) {
+  } else if (reduction == at::Reduction::Mean) {
     strategy.outputs = {Partial(), Replicate()};
   }
   return strategy;
@@ -96,7 +93,7 @@ AxisStrategy cut_classes(const OpCall& call, int64_t dim) {
   AxisStrategy strategy{.operands = PlacementVector(call.operands.size(), Replicate()),
                         .outputs = {Partial(), Replicate()}};
   strategy.operands[0] = Shard(dim);
-  if (reduction_of(call) == kSum) {
+  if (reduction_of(call) == at::Reduction::Sum) {
     strategy.outputs[1] = Partial();
   }
   return strategy;
@@ -209,17 +206,10 @@ void ensure_a_class(const c10::OperatorHandle& op, torch::jit::Stack* stack, siz
   }
 }
 
-/// A tensor argument, if there is one, in the dtype in which kernels add up.
-void widen(c10::IValue& argument) {
-  if (argument.isTensor() && argument.toTensor().defined()) {
-    const auto tensor = argument.toTensor();
-    argument = tensor.to(at::toOpMathType(tensor.scalar_type()));
-  }
-}
-
 /// The sum of a mean may be larger than 16 bits hold where the mean is not, and so may the total weight.
 void local_nll_loss(const c10::OperatorHandle& op, torch::jit::Stack* stack, const OpPlan& plan) {
-  const bool mean = local_argument(op, stack, kReduction).toInt() == kMean && plan.outputs[0]->has_partial();
+  const bool mean =
+      local_argument(op, stack, kReduction).toInt() == at::Reduction::Mean && plan.outputs[0]->has_partial();
   if (mean) {
     widen(local_argument(op, stack, 0));
     widen(local_argument(op, stack, kWeight));
@@ -237,13 +227,13 @@ void local_nll_loss(const c10::OperatorHandle& op, torch::jit::Stack* stack, con
     total = total_weight(target.toTensor(), weight.isTensor() ? weight.toTensor() : at::Tensor(), ignore_index,
                          self.scalar_type());
     target = own_target(target.toTensor(), plan.operands[0]);
-    local_argument(op, stack, kReduction) = c10::IValue(kSum);
+    local_argument(op, stack, kReduction) = c10::IValue(int64_t{at::Reduction::Sum});
   }
   take_own_classes(op, stack, plan.operands[0], 1);
   ensure_a_class(op, stack, 0, kWeight);
   if (local_argument(op, stack, 0).toTensor().numel() == 0) {
-    const bool of_nothing =
-        local_argument(op, stack, kReduction).toInt() == kMean;  // all ranks have no sample: it is not pending
+    // A mean that is still there is none of terms: all ranks have no sample.
+    const bool of_nothing = local_argument(op, stack, kReduction).toInt() == at::Reduction::Mean;
     set_results(op, stack,
                 {at::full(plan.outputs[0]->local_sizes(), of_nothing ? NAN : 0, self.options()),
                  at::zeros({}, self.options())});
@@ -266,7 +256,7 @@ Strategies nll_loss_backward_strategies(const OpCall& call) {
   const auto add = [&](DimVector operands, int64_t dim) {
     strategies.push_back(sharded(call, operands, {dim}));
     const auto total = pending(call, call.operands.size() - 1);
-    if (total && call.args[4].toInt() != kMean) {
+    if (total && call.args[4].toInt() != at::Reduction::Mean) {
       strategies.back().operands.back() = *total;
     }
   };

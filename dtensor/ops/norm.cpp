@@ -7,7 +7,7 @@
 
 #include "base/error.h"
 #include "dtensor/ops/rule_helpers.h"
-#include "dtensor/propagate.h"
+#include "dtensor/output_metas.h"
 
 namespace tessera {
 

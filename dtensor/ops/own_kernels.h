@@ -1,6 +1,7 @@
 #pragma once
 // Ops that ATen has a composite kernel for and this package one of its own, other than dispatch(). They are named
-// apart from their kernels: dispatch_keys.cpp gives dispatch_kernel() to all the others, whichever file is loaded first.
+// apart from their kernels: dispatch_keys.cpp gives dispatch_kernel() to all the others, whichever file is loaded
+// first.
 
 namespace tessera {
 
@@ -10,7 +11,7 @@ inline constexpr const char* kGradientJoins = R"(
     _index_put_impl_ cat diagonal_scatter glu_backward index.Tensor index_add_ index_put index_select masked_scatter put
     scatter_add select_scatter slice_scatter stack)";
 
-/// In dispatch_keys.cpp and inplace_view.cpp.
+/// In as_strided.cpp, dispatch_keys.cpp and inplace_view.cpp.
 inline constexpr const char* kOtherOwnKernels = "as_strided_copy as_strided_scatter is_same_size";
 
 }  // namespace tessera

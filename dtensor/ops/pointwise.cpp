@@ -9,20 +9,11 @@
 #include "dtensor/fill_check.h"
 #include "dtensor/ops/op_names.h"
 #include "dtensor/ops/rule_helpers.h"
-#include "dtensor/propagate.h"
+#include "dtensor/output_metas.h"
 
 namespace tessera {
 
 namespace {
-
-/// The placement of an operand when dim `dim` of an output of `out` sizes is sharded.
-Placement operand_placement(const TensorMeta& operand, const TensorMeta& out, int64_t dim) {
-  const int64_t own = dim - static_cast<int64_t>(out.sizes.size() - operand.sizes.size());
-  if (own < 0 || operand.sizes[static_cast<size_t>(own)] != out.sizes[static_cast<size_t>(dim)]) {
-    return Replicate();
-  }
-  return Shard(own);
-}
 
 /// self.add_(other), where self is a pending sum that cannot move: a replicated other is added by one rank.
 Strategies add_in_place_strategies(const OpCall& call) {
@@ -37,6 +28,7 @@ void local_add_in_place(const c10::OperatorHandle& op, torch::jit::Stack* stack,
   for (size_t axis = 0; axis < self->placements().size(); ++axis) {
     const bool replicated = !other || other->placements()[axis].is_replicate();
     if (self->placements()[axis] == Partial() && replicated && self->mesh().coordinate()[axis] != 0) {
+      ask_on_twos(op, *stack);
       set_results(op, stack, {local_argument(op, stack, 0)});
       return;
     }
@@ -239,12 +231,11 @@ std::vector<TensorMeta> pointwise_metas(const OpCall& call) {
 Strategies pointwise_strategies(const OpCall& call, const TensorMeta& elements) {
   Strategies strategies;
   for (int64_t dim = 0; dim < std::ssize(elements.sizes); ++dim) {
-    AxisStrategy strategy;
+    DimVector operand_dims;
     for (const auto& operand : call.operands) {
-      strategy.operands.push_back(operand_placement(operand.meta, elements, dim));
+      operand_dims.push_back(broadcast_dim(operand.meta, elements.sizes, dim));
     }
-    strategy.outputs.assign(call.outputs.size(), Shard(dim));
-    strategies.push_back(std::move(strategy));
+    strategies.push_back(sharded(call, operand_dims, DimVector(call.outputs.size(), dim)));
   }
   return strategies;
 }

@@ -1,6 +1,8 @@
 #include "dtensor/ops/rule_helpers.h"
 
 #include <ATen/ExpandUtils.h>
+#include <ATen/OpMathType.h>
+#include <ATen/ops/ones.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/WrapDimMinimal.h>
 
@@ -72,6 +74,15 @@ bool contains(at::IntArrayRef dims, int64_t dim) {
   return std::find(dims.begin(), dims.end(), dim) != dims.end();
 }
 
+int64_t broadcast_dim(const TensorMeta& meta, at::IntArrayRef out, int64_t dim) {
+  return broadcast_dim(meta, std::ssize(out), dim, out[static_cast<size_t>(dim)]);
+}
+
+int64_t broadcast_dim(const TensorMeta& meta, int64_t ndim, int64_t dim, int64_t size) {
+  const int64_t own = dim - (ndim - std::ssize(meta.sizes));
+  return own >= 0 && meta.sizes[static_cast<size_t>(own)] == size ? own : kNone;
+}
+
 int64_t numel(const TensorMeta& meta) {
   return c10::multiply_integers(meta.sizes.begin(), meta.sizes.end());
 }
@@ -92,6 +103,25 @@ Strategies along_dims(const OpCall& call, at::IntArrayRef touched) {
     }
   }
   return strategies;
+}
+
+Strategies map_dims(const OpCall& call, OutDim out_dim) {
+  Strategies strategies;
+  for (int64_t dim = 0; dim < call.operands[0].ndim(); ++dim) {
+    const int64_t to = out_dim(call, dim);
+    if (to != kNone) {
+      strategies.push_back(sharded(call, {dim}, DimVector(call.outputs.size(), to)));
+    }
+  }
+  return strategies;
+}
+
+OpRule dim_map_rule(OutDim out_dim) {
+  return {.strategies = [out_dim](const OpCall& call) {
+    auto strategies = map_dims(call, out_dim);
+    keep_pending(strategies, call);
+    return strategies;
+  }};
 }
 
 std::optional<Placement> pending(const OpCall& call, size_t operand) {
@@ -148,6 +178,17 @@ c10::IValue& local_argument(const c10::OperatorHandle& op, torch::jit::Stack* st
   return (*stack)[stack->size() - op.schema().arguments().size() + index];
 }
 
+at::Tensor widened(const at::Tensor& tensor) {
+  const auto dtype = tensor.scalar_type();
+  return at::isReducedFloatingType(dtype) ? tensor.to(at::toOpMathType(dtype)) : tensor;
+}
+
+void widen(c10::IValue& argument) {
+  if (argument.isTensor() && argument.toTensor().defined()) {
+    argument = widened(argument.toTensor());
+  }
+}
+
 void set_results(const c10::OperatorHandle& op, torch::jit::Stack* stack, std::vector<c10::IValue> results) {
   torch::jit::drop(*stack, op.schema().arguments().size());
   for (auto& result : results) {
@@ -169,6 +210,17 @@ void set_zero_results(const c10::OperatorHandle& op, torch::jit::Stack* stack, c
     results.emplace_back(std::move(result));
   }
   set_results(op, stack, std::move(results));
+}
+
+void ask_on_twos(const c10::OperatorHandle& op, const torch::jit::Stack& stack) {
+  torch::jit::Stack asked(stack.end() - std::ssize(op.schema().arguments()), stack.end());
+  for (auto& value : asked) {
+    if (value.isTensor() && value.toTensor().defined()) {
+      const auto& tensor = value.toTensor();
+      value = at::ones(DimVector(static_cast<size_t>(tensor.dim()), 2), tensor.options());
+    }
+  }
+  op.callBoxed(&asked);
 }
 
 bool is_empty_shard(const c10::OperatorHandle& op, torch::jit::Stack* stack, const SpecPtr& spec, size_t index) {

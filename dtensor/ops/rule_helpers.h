@@ -27,11 +27,26 @@ DimVector dims_argument(const c10::IValue& value, int64_t ndim);
 
 bool contains(at::IntArrayRef dims, int64_t dim);
 
+/// The dim of a tensor that broadcasts to `out` sizes which lies at their dim `dim`; kNone if its size differs there.
+int64_t broadcast_dim(const TensorMeta& meta, at::IntArrayRef out, int64_t dim);
+
+/// The same for something of `ndim` dims whose dim `dim` has `size`.
+int64_t broadcast_dim(const TensorMeta& meta, int64_t ndim, int64_t dim, int64_t size);
+
 int64_t numel(const TensorMeta& meta);
 
 /// For ops that work along some dims and leave every other dim as it is: operands and outputs of one number of
 /// dims, where each dim outside `touched` that all tensors have at one size may be sharded.
 Strategies along_dims(const OpCall& call, at::IntArrayRef touched);
+
+/// Where an op of one tensor puts dim `dim` of its operand, in each output; kNone: it may not be sharded.
+using OutDim = int64_t (*)(const OpCall& call, int64_t dim);
+
+/// For ops of one tensor whose outputs have the operand's dims in another order, with dims dropped or added.
+Strategies map_dims(const OpCall& call, OutDim out_dim);
+
+/// The rule of such an op if it only moves elements: map_dims, and any pending reduction stays pending.
+OpRule dim_map_rule(OutDim out_dim);
 
 /// The placement of an operand along call.axis if it is a pending reduction, else nullopt.
 std::optional<Placement> pending(const OpCall& call, size_t operand);
@@ -55,6 +70,13 @@ void keep_linear(Strategies& strategies, const OpCall& call, size_t operand, at:
 /// Argument `index` of a local call.
 c10::IValue& local_argument(const c10::OperatorHandle& op, torch::jit::Stack* stack, size_t index);
 
+/// A tensor of 16 bits in the dtype in which kernels compute, since sums may be larger than 16 bits hold; others as
+/// they are.
+at::Tensor widened(const at::Tensor& tensor);
+
+/// The same of an argument of a local call, if it is a tensor.
+void widen(c10::IValue& argument);
+
 /// Replaces the arguments of a local call by its results.
 void set_results(const c10::OperatorHandle& op, torch::jit::Stack* stack, std::vector<c10::IValue> results);
 
@@ -62,6 +84,10 @@ void set_results(const c10::OperatorHandle& op, torch::jit::Stack* stack, std::v
 /// be its outputs empty too or terms of a sum. The wanted outputs are the plan's, in their order.
 void set_zero_results(const c10::OperatorHandle& op, torch::jit::Stack* stack, const OpPlan& plan,
                       at::ArrayRef<bool> wanted);
+
+/// Calls the op with tensors of two elements a dim in place of its own, for what it throws of dtypes and numbers: on a
+/// rank that is about to compute with other numbers than the first one, which would throw alone.
+void ask_on_twos(const c10::OperatorHandle& op, const torch::jit::Stack& stack);
 
 /// Whether the rank has no element of tensor argument `index` though there are some.
 bool is_empty_shard(const c10::OperatorHandle& op, torch::jit::Stack* stack, const SpecPtr& spec, size_t index);

@@ -9,7 +9,7 @@ namespace tessera {
 
 namespace {
 
-/// Ops of one tensor that work along the dim of argument `arg`.
+/// Ops of one tensor that work along the dim of argument `arg`, whose size may change.
 template <size_t arg>
 Strategies along_dim_argument(const OpCall& call) {
   auto strategies = along_dims(call, {wrap_dim(call.args[arg].toInt(), call.operands[0].ndim())});
@@ -26,21 +26,9 @@ Strategies slice_strategies(const OpCall& call) {
   return strategies;
 }
 
-/// slice_backward(grad, sizes, dim, start, end, step): the other dims have one size in grad and result.
-Strategies slice_backward_strategies(const OpCall& call) {
-  auto strategies = along_dims(call, {wrap_dim(call.args[2].toInt(), call.operands[0].ndim())});
-  keep_pending(strategies, call);
-  return strategies;
-}
-
-Strategies select_backward_strategies(const OpCall& call) {
-  Strategies strategies;
-  const int64_t added = wrap_dim(call.args[2].toInt(), static_cast<int64_t>(call.outputs[0].sizes.size()));
-  for (int64_t dim = 0; dim < call.operands[0].ndim(); ++dim) {
-    strategies.push_back(sharded(call, {dim}, {dim + (dim >= added ? 1 : 0)}));
-  }
-  keep_pending(strategies, call);
-  return strategies;
+/// select_backward(grad, sizes, dim, index): the selected dim comes back.
+int64_t unselected(const OpCall& call, int64_t dim) {
+  return dim + (dim >= wrap_dim(call.args[2].toInt(), std::ssize(call.outputs[0].sizes)) ? 1 : 0);
 }
 
 Strategies flip_strategies(const OpCall& call) {
@@ -80,30 +68,15 @@ Strategies roll_strategies(const OpCall& call) {
 }
 
 /// repeat(self, repeats): repeats may have more dims than self, in front.
-Strategies repeat_strategies(const OpCall& call) {
-  Strategies strategies;
+int64_t repeated(const OpCall& call, int64_t dim) {
   const auto repeats = call.args[1].toIntVector();
-  const auto added = static_cast<int64_t>(repeats.size()) - call.operands[0].ndim();
-  for (int64_t dim = 0; dim < call.operands[0].ndim(); ++dim) {
-    if (repeats[static_cast<size_t>(dim + added)] == 1) {
-      strategies.push_back(sharded(call, {dim}, {dim + added}));
-    }
-  }
-  keep_pending(strategies, call);
-  return strategies;
+  const int64_t to = dim + std::ssize(repeats) - call.operands[0].ndim();
+  return repeats[static_cast<size_t>(to)] == 1 ? to : kNone;
 }
 
 /// unfold(self, dim, size, step): windows along `dim`, whose elements become a new last dim.
-Strategies unfold_strategies(const OpCall& call) {
-  Strategies strategies;
-  const int64_t along = wrap_dim(call.args[1].toInt(), call.operands[0].ndim());
-  for (int64_t dim = 0; dim < call.operands[0].ndim(); ++dim) {
-    if (dim != along) {
-      strategies.push_back(sharded(call, {dim}, {dim}));
-    }
-  }
-  keep_pending(strategies, call);
-  return strategies;
+int64_t unfolded(const OpCall& call, int64_t dim) {
+  return dim == wrap_dim(call.args[1].toInt(), call.operands[0].ndim()) ? kNone : dim;
 }
 
 /// unfold_backward(grad, input_sizes, dim, size, step): grad has one dim more than the result.
@@ -149,18 +122,10 @@ Strategies triangle_strategies(const OpCall& call) {
 }
 
 /// diagonal(self, offset, dim1, dim2): both dims go, the diagonal comes last.
-Strategies diagonal_strategies(const OpCall& call) {
-  Strategies strategies;
-  const int64_t ndim = call.operands[0].ndim();
-  const int64_t a = wrap_dim(call.args[2].toInt(), ndim);
-  const int64_t b = wrap_dim(call.args[3].toInt(), ndim);
-  for (int64_t dim = 0; dim < ndim; ++dim) {
-    if (dim != a && dim != b) {
-      strategies.push_back(sharded(call, {dim}, {dim - (dim > a ? 1 : 0) - (dim > b ? 1 : 0)}));
-    }
-  }
-  keep_pending(strategies, call);
-  return strategies;
+int64_t beside_diagonal(const OpCall& call, int64_t dim) {
+  const int64_t a = wrap_dim(call.args[2].toInt(), call.operands[0].ndim());
+  const int64_t b = wrap_dim(call.args[3].toInt(), call.operands[0].ndim());
+  return dim == a || dim == b ? kNone : dim - (dim > a ? 1 : 0) - (dim > b ? 1 : 0);
 }
 
 /// cat(tensors, dim). A tensor of sizes [0] is skipped by cat whatever the others' dims are.
@@ -210,20 +175,20 @@ const RegisterOpRules rules([] {
   register_op_rule({"aten::split.Tensor", "aten::split_with_sizes", "aten::unsafe_split.Tensor",
                     "aten::unsafe_split_with_sizes", "aten::split_copy.Tensor", "aten::split_with_sizes_copy"},
                    {.strategies = along_dim_argument<2>});
-  register_op_rule({"aten::slice_backward"},
-                   {.strategies = slice_backward_strategies, .local_call = with_local_sizes(1)});
-  register_op_rule({"aten::select_backward"},
-                   {.strategies = select_backward_strategies, .local_call = with_local_sizes(1)});
-  register_op_rule({"aten::unfold", "aten::unfold_copy"}, {.strategies = unfold_strategies});
+  register_op_rule({"aten::slice_backward"}, {.strategies = along_dim_argument<2>, .local_call = with_local_sizes(1)});
+  auto select_backward = dim_map_rule(unselected);
+  select_backward.local_call = with_local_sizes(1);
+  register_op_rule({"aten::select_backward"}, select_backward);
+  register_op_rule({"aten::unfold", "aten::unfold_copy"}, dim_map_rule(unfolded));
   register_op_rule({"aten::unfold_backward"}, {.strategies = unfold_backward_strategies,
                                                .local_call = with_local_sizes(1),
                                                .output_metas = unfold_backward_metas});
   register_op_rule({"aten::flip"}, {.strategies = flip_strategies, .output_metas = flip_metas});
   register_op_rule({"aten::roll"}, {.strategies = roll_strategies, .output_metas = roll_metas});
-  register_op_rule({"aten::repeat"}, {.strategies = repeat_strategies});
+  register_op_rule({"aten::repeat"}, dim_map_rule(repeated));
   register_op_rule({"aten::constant_pad_nd"}, {.strategies = pad_strategies});
   register_op_rule({"aten::tril", "aten::triu", "aten::tril_", "aten::triu_"}, {.strategies = triangle_strategies});
-  register_op_rule({"aten::diagonal", "aten::diagonal_copy"}, {.strategies = diagonal_strategies});
+  register_op_rule({"aten::diagonal", "aten::diagonal_copy"}, dim_map_rule(beside_diagonal));
   register_op_rule({"aten::cat"}, {.strategies = join_strategies<cat_strategies>});
   register_op_rule({"aten::stack", "aten::_stack"}, {.strategies = join_strategies<stack_strategies>});
 });

@@ -2,7 +2,6 @@
 // of them, one number a row each: the row itself stays where it is. A vocabulary-parallel cross-entropy rests on this
 // (M. Shoeybi et al.: Megatron-LM, 2019).
 
-#include <ATen/OpMathType.h>
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/amax.h>
 #include <ATen/ops/full.h>
@@ -49,11 +48,6 @@ at::Tensor over_rows(const at::Tensor& numbers, ReduceOp op, const SpecPtr& spec
     }
   }
   return result;
-}
-
-/// In the precision that the kernels compute in.
-at::Tensor widened(const at::Tensor& tensor) {
-  return tensor.to(at::toOpMathType(tensor.scalar_type()));
 }
 
 at::Tensor largest(const at::Tensor& rows, int64_t dim) {

@@ -91,29 +91,6 @@ void local_copy(const c10::OperatorHandle& op, torch::jit::Stack* stack, const O
   stack->back() = stack->back().toTensor().clone(at::MemoryFormat::Contiguous);
 }
 
-/// Ops of one tensor whose outputs have the operand's dims in another order, with dims dropped or added:
-/// `out_dim(call, d)` says where dim d goes; kNone: it may not be sharded.
-template <class OutDim>
-Strategies map_dims(const OpCall& call, OutDim out_dim) {
-  Strategies strategies;
-  for (int64_t dim = 0; dim < call.operands[0].ndim(); ++dim) {
-    const int64_t to = out_dim(call, dim);
-    if (to != kNone) {
-      strategies.push_back(sharded(call, {dim}, DimVector(call.outputs.size(), to)));
-    }
-  }
-  return strategies;
-}
-
-template <class OutDim>
-OpRule dim_map_rule(OutDim out_dim) {
-  return {.strategies = [out_dim](const OpCall& call) {
-    auto strategies = map_dims(call, out_dim);
-    keep_pending(strategies, call);
-    return strategies;
-  }};
-}
-
 int64_t transposed(const OpCall& call, int64_t dim) {
   const int64_t ndim = call.operands[0].ndim();
   const int64_t a = wrap_dim(call.args[1].toInt(), ndim);

@@ -24,7 +24,7 @@ constexpr const char* kSelections = R"(
 constexpr const char* kImages = R"(
     _convolution conv_tbc slow_conv3d_forward slow_conv_dilated2d slow_conv_dilated3d slow_conv_transpose2d
     slow_conv_transpose3d _slow_conv2d_forward _slow_conv2d_backward.output_mask affine_grid_generator
-    fractional_max_pool2d fractional_max_pool2d_backward fractional_max_pool3d fractional_max_pool3d_backward col2im)";
+    fractional_max_pool2d fractional_max_pool2d_backward fractional_max_pool3d fractional_max_pool3d_backward)";
 
 constexpr const char* kMatrices = R"(
     linalg_cholesky_ex linalg_inv_ex _linalg_det _linalg_slogdet _linalg_solve_ex _linalg_svd _linalg_eigh linalg_qr

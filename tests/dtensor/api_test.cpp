@@ -152,6 +152,20 @@ TEST_CASE("local_map runs a function of local tensors, uneven shards too", "[dte
   }
 }
 
+TEST_CASE("a function that throws on one rank alone makes local_map throw on all", "[dtensor]") {
+  run_ranks(3, [](int rank) {
+    const auto mesh = init_device_mesh(at::kCPU, {3});
+    const auto x = distribute_tensor(ramp({5, 2}), mesh, {Shard(0)});
+    const auto fails_on_1 = [&](const std::vector<at::Tensor>& in) {
+      TESSERA_CHECK(KeyError, rank != 1, "no such row");
+      return in;
+    };
+    const auto run = [&] { local_map(fails_on_1, {x}, {.out_placements = {{Shard(0)}}}); };
+    rank == 1 ? expect_throws<KeyError>(run, "no such row") : expect_throws<ValueError>(run, "the function threw, or");
+    expect_bit_equal(full_tensor(x), ramp({5, 2}));  // the ranks are in step
+  });
+}
+
 TEST_CASE("local_map runs on DTensors without data, and a function may write what was moved for it", "[dtensor]") {
   run_ranks(2, [](int) {
     const auto mesh = init_device_mesh(at::kCPU, {2});

@@ -214,6 +214,21 @@ TEST_CASE("to_local's gradient lies as grad_placements say", "[dtensor]") {
   });
 }
 
+TEST_CASE("grad_placements that cut otherwise than the tensor are refused on every rank, also where sizes agree",
+          "[dtensor]") {
+  run_ranks(2, [](int) {
+    const auto mesh = init_device_mesh(at::kCPU, {2});
+    const auto row = distribute_tensor(ramp({1, 4}), mesh, {Replicate()});  // cut on dim 0, rank 0 has all of it
+    const Placements cut{Shard(0)};
+    expect_bit_equal(to_local(row, cut), ramp({1, 4}));  // nothing records a gradient
+    row.set_requires_grad(true);
+    expect_throws<ValueError>([&] { to_local(row, cut); },
+                              "coordinate [1], the local tensor and its gradient have sizes [1, 4], but those "
+                              "placements have [0, 4]");
+    expect_throws<ValueError>([&] { take_local(row * 2, cut); }, "pass ones that cut the same dims");
+  });
+}
+
 TEST_CASE("a Partial tensor's gradient reaches every term", "[dtensor]") {
   run_ranks(2, [](int rank) {
     const auto mesh = init_device_mesh(at::kCPU, {2});

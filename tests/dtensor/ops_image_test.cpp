@@ -8,7 +8,11 @@
 #include <ATen/ops/conv1d.h>
 #include <ATen/ops/conv2d.h>
 #include <ATen/ops/conv_transpose2d.h>
+#include <ATen/ops/fft_fft.h>
+#include <ATen/ops/fft_irfftn.h>
+#include <ATen/ops/fft_rfft2.h>
 #include <ATen/ops/grid_sampler.h>
+#include <ATen/ops/im2col.h>
 #include <ATen/ops/max_pool1d.h>
 #include <ATen/ops/max_pool2d.h>
 #include <ATen/ops/max_pool3d.h>
@@ -16,8 +20,12 @@
 #include <ATen/ops/pixel_shuffle.h>
 #include <ATen/ops/randn.h>
 #include <ATen/ops/reflection_pad2d.h>
+#include <ATen/ops/replication_pad2d.h>
+#include <ATen/ops/replication_pad3d.h>
 #include <ATen/ops/upsample_bilinear2d.h>
 #include <ATen/ops/upsample_nearest1d.h>
+#include <ATen/ops/view_as_complex.h>
+#include <ATen/ops/view_as_real.h>
 #include <ATen/ops/zeros.h>
 
 #include "comm/comm_stats.h"
@@ -64,6 +72,60 @@ TEST_CASE("a cut batch, or cut output channels, are convolved without communicat
     expect_equal(to_string(placements(at::conv2d(whole, columns))), "(Shard(1))");
     expect_equal(to_string(placements(at::max_pool2d(items, 2))), "(Shard(0))");
     expect_equal(comm_stats().calls(), 0);
+  });
+}
+
+TEST_CASE("what works within images, or along other dims, is computed batch by batch without communication",
+          "[dtensor][ops]") {
+  const std::vector<std::pair<std::vector<int64_t>, std::function<at::Tensor(const at::Tensor&)>>> calls = {
+      {{3, 2, 4, 5},
+       [](const at::Tensor& x) {
+         return at::reflection_pad2d(x, {1, 2, 0, 3});
+       }},
+      {{3, 2, 4, 5},
+       [](const at::Tensor& x) {
+         return at::replication_pad2d(x, {1, 2, 0, 3});
+       }},
+      {{3, 2, 3, 4, 5},
+       [](const at::Tensor& x) {
+         return at::replication_pad3d(x, {1, 2, 0, 3, 1, 1});
+       }},
+      {{3, 2, 5, 4, 6},
+       [](const at::Tensor& x) {
+         return at::max_pool3d(x, {2, 3, 2}, 2, {1, 1, 0}, 1, true);
+       }},
+      {{3, 2, 5, 6},
+       [](const at::Tensor& x) {
+         return at::im2col(x, {2, 3}, {1, 1}, {1, 0}, {2, 1});
+       }},
+      {{3, 2, 4, 4},
+       [](const at::Tensor& x) {
+         return at::grid_sampler(x, x.narrow(1, 0, 1).squeeze(1).unflatten(2, {2, 2}), 0, 1, true);
+       }},
+      {{3, 5, 6}, [](const at::Tensor& x) { return at::view_as_real(at::fft_fft(x, {}, 1)); }},
+      {{3, 5, 6}, [](const at::Tensor& x) { return at::view_as_real(at::fft_rfft2(x)); }},
+      {{3, 5, 6, 2},
+       [](const at::Tensor& x) {
+         return at::fft_irfftn(at::view_as_complex(x), at::IntArrayRef({5, 9}), at::IntArrayRef({1, 2}));
+       }},
+  };
+  run_ranks(4, [&](int) {  // of a batch of 3 the last rank has nothing
+    const auto mesh = init_device_mesh(at::kCPU, {4});
+    for (size_t i = 0; i < calls.size(); ++i) {
+      const auto& [sizes, call] = calls[i];
+      const auto plain = at::randn(sizes, make_generator(i)).requires_grad_();
+      const auto cut = distribute_tensor(plain.detach(), mesh, {Shard(0)}).requires_grad_();
+      const auto expected = call(plain);
+      expected.square().sum().backward();
+      reset_comm_stats();
+      const auto actual = call(cut);
+      const auto loss = actual.square().sum();
+      loss.backward();
+      expect_equal(fmt::format("call {}: {} collectives, {}", i, comm_stats().calls(), placements(actual)),
+                   fmt::format("call {}: 0 collectives, {}", i, Placements{Shard(0)}));
+      expect_close(full_tensor(actual.detach()), expected.detach());
+      expect_close(full_tensor(cut.grad()), plain.grad());
+    }
   });
 }
 

@@ -1,11 +1,18 @@
 // Calls that one device refuses are refused on every rank, also on one whose kernel would see nothing of it.
 
 #include <ATen/ops/adaptive_avg_pool2d.h>
+#include <ATen/ops/addmm.h>
+#include <ATen/ops/addmv.h>
+#include <ATen/ops/binary_cross_entropy.h>
+#include <ATen/ops/binary_cross_entropy_with_logits.h>
 #include <ATen/ops/conv2d.h>
 #include <ATen/ops/conv_transpose1d.h>
+#include <ATen/ops/convolution.h>
 #include <ATen/ops/dot.h>
 #include <ATen/ops/embedding.h>
 #include <ATen/ops/flip.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/grid_sampler_2d.h>
 #include <ATen/ops/group_norm.h>
 #include <ATen/ops/index_fill.h>
 #include <ATen/ops/index_select.h>
@@ -17,12 +24,17 @@
 #include <ATen/ops/nll_loss.h>
 #include <ATen/ops/nll_loss2d.h>
 #include <ATen/ops/ones.h>
+#include <ATen/ops/reflection_pad2d.h>
 #include <ATen/ops/roll.h>
+#include <ATen/ops/soft_margin_loss.h>
 #include <ATen/ops/zeros.h>
+
+#include <stdexcept>
 
 #include "dtensor/dtensor.h"
 #include "testing/expect.h"
 #include "testing/run_ranks.h"
+#include "testing/tensor_matchers.h"
 #include "third_party/catch2/catch.h"
 
 using namespace tessera;
@@ -48,6 +60,78 @@ TEST_CASE("sizes that do not fit together", "[dtensor][ops]") {
     const auto targets = distribute_tensor(at::zeros({3, 2, 2}, at::kLong), mesh, {Shard(0)});
     expect_throws<ValueError>([&] { at::nll_loss2d(cut({4, 3, 2, 2}), targets); }, "target Long[3, 2, 2]");
     expect_throws<ValueError>([&] { at::adaptive_avg_pool2d(cut({1}), {2, 2}); }, "an output size of 2 dims");
+  });
+}
+
+TEST_CASE("sizes that do not fit together, of which local ones do", "[dtensor][ops]") {
+  run_ranks(2, [](int) {
+    const auto mesh = init_device_mesh(at::kCPU, {2});
+    const auto cut = [&](std::vector<int64_t> sizes) { return distribute_tensor(at::ones(sizes), mesh, {Shard(0)}); };
+    const auto whole = [&](std::vector<int64_t> sizes) {
+      return distribute_tensor(at::ones(sizes), mesh, {Replicate()});
+    };
+    expect_throws<ValueError>([&] { at::binary_cross_entropy(cut({2, 1}), cut({2})); }, "they need the same sizes");
+    expect_throws<ValueError>(
+        [&] {
+          at::binary_cross_entropy(cut({4, 3}), cut({4, 3}), whole({2, 3}));
+        },
+        "weight Float[2, 3] does not broadcast to Float[4, 3]");
+    const auto of_logits = [](const at::Tensor& x, const at::Tensor& y, const at::Tensor& weight = {},
+                              const at::Tensor& pos_weight = {}) {
+      at::binary_cross_entropy_with_logits(x, y, weight, pos_weight);
+    };
+    expect_throws<ValueError>([&] { of_logits(cut({4, 3}), cut({4, 3}), whole({2, 3})); }, "weight Float[2, 3]");
+    expect_throws<ValueError>(
+        [&] {
+          of_logits(cut({4, 3}), cut({4, 3}), {}, whole({2, 3}));
+        },
+        "pos_weight Float[2, 3]");
+    expect_throws<ValueError>([&] { of_logits(cut({3, 3}), whole({1, 3})); }, "input Float[3, 3] does not broadcast");
+    of_logits(whole({3}), cut({3, 3}), whole({3, 1}));
+    expect_throws<ValueError>([&] { at::soft_margin_loss(whole({1, 3}), cut({3, 3})); }, "target Float[3, 3]");
+    // A shard of [4, 4] has as many rows as the values; of [3, 4] one of both has.
+    const auto columns = distribute_tensor(at::zeros({2}, at::kLong), mesh, {Replicate()});
+    const c10::List<std::optional<at::Tensor>> at{std::nullopt, columns};
+    for (const int64_t rows : {4, 3}) {
+      expect_throws<ValueError>([&] { cut({rows, 4}).index_put(at, whole({2, 2})); }, "values Float[2, 2]");
+      expect_throws<ValueError>([&] { cut({rows, 4}).index_put_(at, whole({2, 2})); }, "the sizes of what is indexed");
+      expect_throws<ValueError>([&] { cut({rows, 4}).index_put(at, whole({1, rows, 2})); }, "do not broadcast to [");
+      cut({rows, 4}).index_put_(at, whole({rows, 1}));
+    }
+    expect_throws<ValueError>(
+        [&] {
+          at::grid_sampler_2d(cut({1, 2, 3, 3}), cut({2, 3, 3, 2}), 0, 0, false);
+        },
+        "they need one dtype and as many items");
+    expect_throws<ValueError>([&] { at::reflection_pad2d(cut({3, 2, 2, 2}), {-1, -1, 0, 0}); }, "enough for a window");
+  });
+}
+
+TEST_CASE("numbers and dtypes that only the first rank's kernel reads", "[dtensor][ops]") {
+  run_ranks(2, [](int) {
+    const auto mesh = init_device_mesh(at::kCPU, {2});
+    const auto cut = [&](std::vector<int64_t> sizes, int64_t dim, at::ScalarType dtype = at::kFloat) {
+      return distribute_tensor(at::ones(sizes, dtype), mesh, {Shard(dim)});
+    };
+    const auto whole = [&](std::vector<int64_t> sizes, at::ScalarType dtype = at::kFloat) {
+      return distribute_tensor(at::ones(sizes, dtype), mesh, {Replicate()});
+    };
+    // The contracted dim is cut: the first rank adds the summand.
+    expect_throws<std::runtime_error>([&] { at::addmm(whole({2}), cut({2, 4}, 1), cut({4, 2}, 0), 1e39); }, "overflow");
+    expect_throws<std::runtime_error>(
+        [&] {
+          at::addmv(whole({2}, at::kChar), cut({2, 4}, 1, at::kChar), cut({4}, 0, at::kChar), 300);
+        },
+        "overflow");
+    expect_close(full_tensor(at::addmm(whole({2}), cut({2, 4}, 1), cut({4, 2}, 0), 3)), at::full({2, 2}, 7.f));
+    const auto pending = from_local(at::ones({3}, at::kHalf), mesh, {Partial()});
+    expect_throws<std::runtime_error>([&] { pending.clone().add_(whole({3}, at::kHalf), 1e5); }, "overflow");
+    expect_throws<ValueError>(
+        [&] {
+          at::convolution(cut({1, 2, 3, 3}, 1), cut({2, 2, 1, 1}, 1), whole({2}, at::kDouble), {1, 1}, {0, 0}, {1, 1},
+                          /*transposed=*/false, {0, 0}, /*groups=*/1);
+        },
+        "in the dtype of input");
   });
 }
 

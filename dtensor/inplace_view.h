@@ -1,0 +1,14 @@
+#pragma once
+// In-place ops that change a tensor's sizes: t_, squeeze_, resize_ and their kin. Each computes the new tensor and then
+// lets the written one take on its sizes and content, so whoever holds the tensor sees the change. Internal to this
+// package.
+
+#include <ATen/core/Tensor.h>
+
+namespace tessera {
+
+/// `self` becomes what `other` is, and is returned; detached copies of `self` that share its data keep their own sizes.
+const at::Tensor& take_on(const at::Tensor& self, const at::Tensor& other);
+at::Tensor& take_on(at::Tensor& self, const at::Tensor& other);
+
+}  // namespace tessera

@@ -19,6 +19,7 @@ class ModuleCall final : public RepeatableCall {
 
   void run() override { call_->run(); }
   void visit_inputs(const std::function<void(at::Tensor&)>& visit) override { call_->visit_inputs(visit); }
+  bool shares_tensors() override { return call_->shares_tensors(); }
   void visit_generators(const std::function<void(const at::Generator&)>& visit) const override {
     call_->visit_generators(visit);
   }
@@ -52,11 +53,11 @@ void detail::run_checkpointed(const std::function<void()>& forward, std::unique_
   CheckpointRegion::run(forward, std::move(again), options, "checkpoint");
 }
 
-void checkpoint_module(torch::nn::Module& module, const CheckpointOptions& options) {
-  wrap(checked_point(module, "checkpoint_module"), options);
+void checkpoint_module(ModuleRef module, const CheckpointOptions& options) {
+  wrap(checked_point(*module, "checkpoint_module"), options);
 }
 
-int64_t apply_activation_checkpointing(torch::nn::Module& module, const CheckpointPolicy& policy,
+int64_t apply_activation_checkpointing(ModuleRef module, const CheckpointPolicy& policy,
                                        const CheckpointOptions& options) {
   std::vector<HookPoint*> points;
   std::set<const torch::nn::Module*> seen;
@@ -65,14 +66,14 @@ int64_t apply_activation_checkpointing(torch::nn::Module& module, const Checkpoi
       points.push_back(&checked_point(candidate, "apply_activation_checkpointing"));
     }
   };
-  consider("", module);
-  for (const auto& item : module.named_modules("", /*include_self=*/false)) {
+  consider("", *module);
+  for (const auto& item : module->named_modules("", /*include_self=*/false)) {
     consider(item.key(), *item.value());
   }
   TESSERA_CHECK(ValueError, !points.empty(),
                 "apply_activation_checkpointing: the policy chooses no module of {}; it is asked with names such as "
                 "\"layers.0\"",
-                module.name());
+                module->name());
   for (auto* point : points) {
     wrap(*point, options);
   }

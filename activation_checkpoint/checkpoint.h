@@ -17,10 +17,10 @@
 //
 // A region must compute the same when it is called again with the same arguments and parameters. The random numbers of
 // the first forward are drawn again: those of libtorch's default generators (the CPU's, the current GPU's and those of
-// the tensors' devices), of DTensors, and of at::Generators among the arguments. One that the function captures goes
-// on where it is, and gives other numbers: pass it as an argument, or make it inside. What it writes (a counter, batch
-// norm's running statistics) is written twice. An input that is changed in place after forward is an error in backward,
-// as for any op.
+// the tensors' devices), of DTensors, and of at::Generators among the arguments, or optional ones. One that the
+// function captures, or that is in a vector or struct among the arguments, goes on where it is, and gives other
+// numbers: pass it as an argument, or make it inside. What the function writes (a counter, batch norm's running
+// statistics) is written twice. An input that is changed in place after forward is an error in backward, as for any op.
 //
 // Values: bit-equal to those without checkpointing, where the ops themselves are deterministic.
 //
@@ -30,7 +30,6 @@
 // Thread safety: one thread a rank; backward may run in other threads of autograd.
 
 #include <torch/nn/module.h>
-#include <torch/nn/pimpl.h>
 
 #include <functional>
 #include <memory>
@@ -40,6 +39,7 @@
 #include <utility>
 
 #include "activation_checkpoint/checkpoint_options.h"
+#include "nn/module_ref.h"
 #include "nn/repeatable_call.h"
 
 namespace tessera {
@@ -52,8 +52,10 @@ void run_checkpointed(const std::function<void()>& forward, std::unique_ptr<Repe
 /// Calls `function(args...)` as a checkpointed region and returns its result. `function` and the arguments are copied
 /// (tensors by handle); what `function` captures by reference must live until backward. Without grad mode it is a
 /// plain call.
-/// Throws NotImplementedError where ranks are threads and the region draws random numbers for plain tensors, which all
-/// ranks' threads draw from one generator; backward throws StateError if the second forward is not like the first.
+/// An argument that is or contains a pointer or view does not compile. Throws NotImplementedError for one that reaches
+/// tensors of the caller otherwise (a shared_ptr in a class of its own), and where ranks are threads and the region
+/// draws random numbers for plain tensors, which all ranks' threads draw from one generator; backward throws StateError
+/// if the second forward is not like the first.
 template <class Function, class... Args>
 auto checkpoint(const CheckpointOptions& options, Function function, Args... args) {
   using Result = std::invoke_result_t<Function&, Args&&...>;
@@ -75,13 +77,9 @@ requires(!std::is_same_v<Function, CheckpointOptions>) auto checkpoint(Function 
 /// Makes every call of `module`'s forward a checkpointed region, inside of the module's hooks: what fully_shard or a
 /// tensor-parallel style does before and after forward is done once.
 /// Throws StateError if the module's type has no hook point, or it is checkpointed already. A call throws
-/// NotImplementedError if forward takes a pointer or a view as an argument.
-void checkpoint_module(torch::nn::Module& module, const CheckpointOptions& options = {});
-
-template <class Impl>
-void checkpoint_module(const torch::nn::ModuleHolder<Impl>& module, const CheckpointOptions& options = {}) {
-  checkpoint_module(static_cast<torch::nn::Module&>(*module.ptr()), options);
-}
+/// NotImplementedError if forward takes an argument that is or contains a pointer or view, or that reaches tensors of
+/// the caller otherwise.
+void checkpoint_module(ModuleRef module, const CheckpointOptions& options = {});
 
 /// Which modules to checkpoint, by name below the root ("" for itself).
 using CheckpointPolicy = std::function<bool(const std::string& name, torch::nn::Module& module)>;
@@ -89,13 +87,7 @@ using CheckpointPolicy = std::function<bool(const std::string& name, torch::nn::
 /// checkpoint_module on `module` and all below it for which `policy` says true; returns how many. A module that is
 /// there under two names is asked about once. Throws as checkpoint_module, before any module is changed, and ValueError
 /// if the policy chooses none.
-int64_t apply_activation_checkpointing(torch::nn::Module& module, const CheckpointPolicy& policy,
+int64_t apply_activation_checkpointing(ModuleRef module, const CheckpointPolicy& policy,
                                        const CheckpointOptions& options = {});
-
-template <class Impl>
-int64_t apply_activation_checkpointing(const torch::nn::ModuleHolder<Impl>& module, const CheckpointPolicy& policy,
-                                       const CheckpointOptions& options = {}) {
-  return apply_activation_checkpointing(static_cast<torch::nn::Module&>(*module.ptr()), policy, options);
-}
 
 }  // namespace tessera

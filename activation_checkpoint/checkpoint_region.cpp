@@ -188,6 +188,10 @@ void CheckpointRegion::run(const std::function<void()>& forward, std::unique_ptr
     forward();
     return;
   }
+  TESSERA_CHECK(NotImplementedError, !again->shares_tensors(),
+                "{}: an argument points to tensors of the caller, which a region cannot keep, since it would take them "
+                "away there; a copy of an argument must be one of its tensors too. Pass the tensors themselves",
+                place);
   const std::shared_ptr<CheckpointRegion> region(new CheckpointRegion(std::move(again), options, std::move(place)));
   SlotMaker slots(region);
   const SavedTensorHooksScope scope(&slots);

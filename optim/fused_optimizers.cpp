@@ -218,6 +218,7 @@ void adam_step(Optimizer& optimizer, Op op) {
 
 struct SGDLists {
   TensorList params, grads, buffers;
+  std::vector<std::pair<torch::optim::SGDParamState*, at::Tensor>> new_momenta;  // not initialised before the step
   RowMajorCopies copies;
 
   /// `momentum`: undefined without one.
@@ -231,11 +232,14 @@ struct SGDLists {
     }
   }
 
-  void step(const torch::optim::SGDOptions& options, bool is_first) const {
+  void step(const torch::optim::SGDOptions& options, bool is_first) {
     if (!params.empty()) {
       at::_fused_sgd_(params, grads, buffers, options.weight_decay(), options.momentum(), options.lr(),
                       options.dampening(), options.nesterov(), /*maximize=*/false, is_first);
       copies.write_back();
+      for (auto& [state, momentum] : new_momenta) {  // a step that threw was none
+        state->momentum_buffer(std::move(momentum));
+      }
     }
   }
 };
@@ -270,26 +274,22 @@ at::Tensor FusedSGD::step(LossClosure closure) {
   for (const auto& [group, params] : rounds_to_step(param_groups())) {
     const auto& options = static_cast<const torch::optim::SGDOptions&>(param_groups()[group].options());
     ByKind<std::array<SGDLists, 2>> lists;  // with a momentum from before, and without
-    std::vector<std::pair<torch::optim::SGDParamState*, at::Tensor>> new_momenta;  // not initialised before the step
     for (const auto& param : params) {
-      at::Tensor momentum;
-      bool is_new = false;
-      if (options.momentum() != 0) {
-        auto& state = sgd_state(*this, param);
-        momentum = state.momentum_buffer();
-        is_new = !momentum.defined();
-        if (is_new) {
-          momentum = new_momenta.emplace_back(&state, at::empty_like(param)).second;
-        }
+      auto& [before, anew] = of_kind(lists, param);
+      if (options.momentum() == 0) {
+        before.add(param, at::Tensor());
+        continue;
       }
-      of_kind(lists, param)[is_new ? 1 : 0].add(param, momentum);
+      auto& state = sgd_state(*this, param);
+      if (state.momentum_buffer().defined()) {
+        before.add(param, state.momentum_buffer());
+      } else {
+        anew.add(param, anew.new_momenta.emplace_back(&state, at::empty_like(param)).second);
+      }
     }
-    for (const auto& [kind, both] : lists) {
+    for (auto& [kind, both] : lists) {
       both[0].step(options, /*is_first=*/false);
       both[1].step(options, /*is_first=*/true);
-    }
-    for (auto& [state, momentum] : new_momenta) {
-      state->momentum_buffer(std::move(momentum));
     }
   }
   return loss;

@@ -2,6 +2,17 @@
 
 #include <ATen/TensorOperators.h>
 
+#include <array>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <tuple>
+#include <utility>
+#include <variant>
+#include <vector>
+
 #include "activation_checkpoint/checkpoint.h"
 #include "base/error.h"
 #include "nn/hooked.h"
@@ -33,6 +44,50 @@ struct ByPointerImpl : torch::nn::Module {
   }
 };
 TESSERA_MODULE(ByPointer);
+
+struct ByPointersImpl : torch::nn::Module {
+  at::Tensor forward(std::vector<at::Tensor*> inputs) { return inputs[0]->tanh() * inputs[1]->sin(); }
+};
+TESSERA_MODULE(ByPointers);
+
+/// Copies of it are of one tensor.
+struct Holder {
+  std::shared_ptr<at::Tensor> content;
+};
+auto tensor_fields(Holder& holder) {
+  return std::tie(*holder.content);
+}
+
+struct ByHolderImpl : torch::nn::Module {
+  at::Tensor forward(const Holder& holder) { return holder.content->tanh().sin(); }
+};
+TESSERA_MODULE(ByHolder);
+
+struct Batch {
+  at::Tensor tokens;
+  std::map<std::string, at::Tensor> more;
+};
+auto tensor_fields(Batch& batch) {
+  return std::tie(batch.tokens, batch.more);
+}
+struct BatchOfOthers {
+  at::Tensor* tokens;
+};
+auto tensor_fields(BatchOfOthers& batch) {
+  return std::tie(batch.tokens);
+}
+
+template <class... T>
+inline constexpr bool all_repeatable = (is_repeatable_argument<T> && ...);
+template <class... T>
+inline constexpr bool none_repeatable = (!is_repeatable_argument<T> && ...);
+
+static_assert(all_repeatable<at::Tensor, const std::vector<at::Tensor>&, std::optional<at::Tensor>, std::string, Batch,
+                             std::tuple<at::Tensor, int>, std::array<Batch, 2>, std::variant<at::Tensor, double>>);
+static_assert(
+    none_repeatable<at::Tensor*, std::vector<at::Tensor*>, const std::vector<at::Tensor*>&, std::array<const int*, 2>,
+                    std::optional<at::Tensor*>, std::pair<at::Tensor, at::Tensor*>, std::variant<int, at::Tensor*>,
+                    std::map<int, std::vector<at::Tensor*>>, std::vector<std::string_view>, BatchOfOthers>);
 
 struct NestImpl : torch::nn::Module {
   NestImpl() {
@@ -128,4 +183,21 @@ TEST_CASE("wrong uses of checkpointed modules are errors that name the module an
         by_pointer(leaf(1, {2, 2}), &cache);
       },
       "it takes an argument by pointer or view (ArrayRef, string_view)");
+}
+
+TEST_CASE("a checkpointed module whose arguments reach tensors of the caller is refused, and they stay") {
+  auto x = leaf(1, {2, 2}), y = leaf(2, {2, 2});
+  const auto kept = std::vector{x, y};
+  ByPointers by_pointers;
+  checkpoint_module(*by_pointers);
+  expect_throws<NotImplementedError>([&] { by_pointers(std::vector{&x, &y}); }, "by pointer or view");
+  const Holder holder{std::make_shared<at::Tensor>(x)};
+  ByHolder by_holder;
+  checkpoint_module(*by_holder);
+  expect_throws<NotImplementedError>([&] { by_holder(holder); }, "an argument points to tensors of the caller");
+  expect_throws<NotImplementedError>([&] { checkpoint([](const Holder& own) { return own.content->tanh(); }, holder); },
+                                     "checkpoint: an argument points to tensors of the caller");
+  CHECK(x.is_same(kept[0]));
+  CHECK(y.is_same(kept[1]));
+  CHECK(holder.content->is_same(x));
 }

@@ -322,3 +322,21 @@ TEST_CASE("fused optimizers name the parameter that they cannot step by its plac
   }
   CHECK(at::equal(param, at::zeros({2})));
 }
+
+TEST_CASE("what FusedSGD has stepped keeps its first momentum where another kind of parameter cannot be stepped") {
+  const auto param = at::zeros({2}).requires_grad_(), expected = at::zeros({2}).requires_grad_();
+  const auto impossible = at::zeros({2}, at::kMeta).requires_grad_();  // which has no fused kernel
+  const auto options = torch::optim::SGDOptions(0.1).momentum(0.9);
+  optim::FusedSGD optimizer({param, impossible}, options);
+  torch::optim::SGD stock({expected}, options);
+  param.mutable_grad() = at::ones({2});
+  expected.mutable_grad() = at::ones({2});
+  impossible.mutable_grad() = at::ones({2}, at::kMeta);
+  CHECK_THROWS_AS(optimizer.step(), c10::Error);
+  stock.step();
+  CHECK(at::equal(param, expected));
+  impossible.mutable_grad() = at::Tensor();
+  optimizer.step();
+  stock.step();
+  CHECK(at::allclose(param, expected));
+}

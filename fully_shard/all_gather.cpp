@@ -93,8 +93,30 @@ void ShardGather::start_in_place(const at::Tensor& input, const ProcessGroupPtr&
 }
 
 const at::Tensor& ShardGather::wait() {
-  pending_.wait();
+  try {
+    pending_.wait();
+  } catch (...) {
+    leave_memory();
+    throw;
+  }
   return gathered_;
+}
+
+void ShardGather::discard() {
+  try {
+    pending_.discard();
+  } catch (...) {
+    leave_memory();
+    throw;
+  }
+}
+
+/// A collective that failed on one peer may still receive from another, into tensors that it keeps. So these stay with
+/// it, memory and all, and there are new ones.
+void ShardGather::leave_memory() {
+  gathered_ = at::Tensor();
+  gathered_buffer_ = PooledBuffer(num_ranks_ * numel_, gathered_buffer_.tensor().options());
+  cast_ = PooledBuffer(numel_, cast_.tensor().options());
 }
 
 StreamMemory ShardGather::release() {

@@ -62,7 +62,7 @@ class ShardGather {
   /// After wait(): returns when peers have read the input of start_in_place() too.
   void wait_until_read() { pending_.wait_until_read(); }
   /// As Pending::discard.
-  void discard() { pending_.discard(); }
+  void discard();
   /// The buffers, which end with the result.
   StreamMemory release();
   /// Elements that a rank sends, the stamp included.
@@ -78,6 +78,7 @@ class ShardGather {
   };
   StampPlaces stamp_places() const;
   at::Tensor as_sent(const at::Tensor& flat_shard, BlockPool& pool);
+  void leave_memory();
 
   int64_t num_ranks_, numel_, stamp_offset_;
   PooledBuffer cast_, gathered_buffer_;

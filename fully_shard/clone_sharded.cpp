@@ -13,7 +13,6 @@
 #include "base/error.h"
 #include "dtensor/dtensor_impl.h"
 #include "fully_shard/fsdp_state.h"
-#include "fully_shard/managed_params.h"
 #include "fully_shard/replace_data.h"
 #include "fully_shard/unit_recipe.h"
 #include "fully_shard/unit_tree.h"

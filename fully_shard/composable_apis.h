@@ -13,29 +13,21 @@
 // torch/distributed/fsdp/_fully_shard/_fsdp_init.py.
 
 #include <torch/nn/module.h>
-#include <torch/nn/pimpl.h>
 
 #include <string>
 #include <vector>
+
+#include "nn/module_ref.h"
 
 namespace tessera {
 
 /// The APIs that were called on `module` itself: "fully_shard", "replicate", or none. Also on a module of a list that
 /// became one unit.
-std::vector<std::string> composable_apis(torch::nn::Module& module);
+std::vector<std::string> composable_apis(ModuleRef module);
 
 /// The modules whose parameters the unit of `module` has, or will have if an API is called on it next: `module` and all
 /// below it but inner units and what is below those. Each once, in order of registration, parents first. `module` owns
 /// them.
-std::vector<torch::nn::Module*> managed_modules(torch::nn::Module& module);
-
-template <class Impl>
-std::vector<std::string> composable_apis(const torch::nn::ModuleHolder<Impl>& module) {
-  return composable_apis(static_cast<torch::nn::Module&>(*module.ptr()));
-}
-template <class Impl>
-std::vector<torch::nn::Module*> managed_modules(const torch::nn::ModuleHolder<Impl>& module) {
-  return managed_modules(static_cast<torch::nn::Module&>(*module.ptr()));
-}
+std::vector<torch::nn::Module*> managed_modules(ModuleRef module);
 
 }  // namespace tessera

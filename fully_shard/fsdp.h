@@ -131,7 +131,7 @@ class FSDP {
   static FSDPStateDict state_dict(torch::nn::Module& module);
   /// Copies entries into the module; each may be of any form, whatever is set. Throws KeyError for a name that the
   /// module lacks or that is missing, ValueError for sizes that do not fit, StateError inside of a forward or backward.
-  /// No communication for full and local entries.
+  /// Where that is so on one rank, all of the unit's ranks throw, and nothing is loaded. Collective.
   static void load_state_dict(torch::nn::Module& module, const FSDPStateDict& state);
 
  protected:

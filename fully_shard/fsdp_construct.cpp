@@ -13,6 +13,7 @@
 #include "fully_shard/fsdp_prepare.h"
 #include "fully_shard/fsdp_unit.h"
 #include "fully_shard/fully_shard.h"
+#include "fully_shard/rank_agreement.h"
 #include "fully_shard/replicate.h"
 
 namespace tessera {
@@ -222,7 +223,10 @@ void wrap_one(Module& module, const WrapOne& request) {
   if (!is_hybrid(unit->strategy) && unit->mesh.size() == 1) {
     unit->strategy = ShardingStrategy::NO_SHARD;
   }
-  prepare_modules(modules, scope, options, where);
+  agree_on(unit->mesh, where, [&] {
+    prepare_modules(modules, scope, options, where);
+    return std::vector<std::string>();
+  });
   if (options.sync_module_states) {
     sync_states(modules, scope, unit->mesh);
   }

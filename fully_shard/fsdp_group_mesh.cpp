@@ -21,55 +21,67 @@ std::vector<int64_t> ranks_from(int64_t first, int64_t count, int64_t step) {
   return ranks;
 }
 
-[[noreturn]] void refuse(const std::vector<int64_t>& ranks, int64_t world) {
-  throw NotImplementedError(
-      fmt::format("FullyShardedDataParallel: a group of ranks {} out of {} is no axis of a grid of all ranks; make "
-                  "groups of neighbours, or of ranks at equal distances, or pass device_mesh",
-                  ranks, world));
+constexpr const char* kWhere = "FullyShardedDataParallel";
+
+/// How the groups of all ranks lie in a grid of them.
+enum class Grid { Whole, Neighbours, Apart, Pairs };
+
+/// Of this rank's group, or pair of groups. Throws NotImplementedError for one that is no axis of a grid.
+Grid grid_of(const FSDPProcessGroup& group) {
+  const auto& shard = group.shard_ranks();
+  const int64_t world = get_world_size(), own = get_rank();
+  const auto size = static_cast<int64_t>(shard.size());
+  const int64_t others = world / size;
+  const bool divides = world % size == 0;
+  const bool neighbours = divides && shard == ranks_from(own / size * size, size, 1);
+  const bool apart = divides && shard == ranks_from(own % others, size, others);
+  const auto& replicate = group.replicate_ranks();
+  const bool is_pair = replicate && neighbours && *replicate == ranks_from(own % size, others, size);
+  TESSERA_CHECK(NotImplementedError, replicate ? is_pair : neighbours || apart,
+                "{}: a group of ranks {} out of {} is no axis of a grid of all ranks; make groups of neighbours, or of "
+                "ranks at equal distances, or pass device_mesh",
+                kWhere, replicate && neighbours ? *replicate : shard, world);
+  return is_pair ? Grid::Pairs : size == world ? Grid::Whole : neighbours ? Grid::Neighbours : Grid::Apart;
 }
 
 }  // namespace
 
 DeviceMesh mesh_of_groups(const FSDPProcessGroup& group, at::DeviceType device) {
-  const auto& shard = group.shard_ranks();
-  const int64_t world = get_world_size(), own = get_rank();
-  const auto size = static_cast<int64_t>(shard.size());
-  if (world % size != 0) {
-    refuse(shard, world);
+  const int64_t world = get_world_size();
+  const auto size = static_cast<int64_t>(group.shard_ranks().size());
+  Grid grid = Grid::Whole;
+  agree_on(init_device_mesh(device, {world}), kWhere, [&] {
+    grid = grid_of(group);
+    return std::vector<std::string>{
+        fmt::format("groups of {} ranks, {}", size, grid == Grid::Apart ? "at equal distances" : "neighbours")};
+  });
+  switch (grid) {
+    case Grid::Pairs:
+      return init_device_mesh(device, {world / size, size}, {"replicate", "shard"});
+    case Grid::Neighbours:
+      return init_device_mesh(device, {world / size, size}, {"other", "dp"})["dp"];
+    case Grid::Apart:
+      return init_device_mesh(device, {size, world / size}, {"dp", "other"})["dp"];
+    case Grid::Whole:
+      return init_device_mesh(device, {world}, {"dp"});
   }
-  const int64_t others = world / size;
-  const bool neighbours = shard == ranks_from(own / size * size, size, 1);
-  const bool apart = shard == ranks_from(own % others, size, others);
-  if (const auto& replicate = group.replicate_ranks()) {
-    if (!neighbours || *replicate != ranks_from(own % size, others, size)) {
-      refuse(neighbours ? *replicate : shard, world);
-    }
-    return init_device_mesh(device, {others, size}, {"replicate", "shard"});
-  }
-  if (size == world) {
-    return init_device_mesh(device, {world}, {"dp"});
-  }
-  if (!neighbours && !apart) {
-    refuse(shard, world);
-  }
-  return neighbours ? init_device_mesh(device, {others, size}, {"other", "dp"})["dp"]
-                    : init_device_mesh(device, {size, others}, {"dp", "other"})["dp"];
+  TESSERA_ASSERT(false, "grid {}", static_cast<int>(grid));
 }
 
 DeviceMesh mesh_of_hosts(at::DeviceType device) {
-  constexpr const char* kWhere = "FullyShardedDataParallel";
   const int64_t world = get_world_size();
-  const auto told = parse_local_world_size(process_variable);
-  TESSERA_CHECK(ValueError, told || !is_launched(process_variable),
-                "{}: the launcher does not tell how many of the {} ranks are on this host; set LOCAL_WORLD_SIZE, or "
-                "pass device_mesh",
-                kWhere, world);
-  const int64_t local = told.value_or(world);
-  Statement statement{.items = {fmt::format("{} ranks a host", local)}, .fault = {}};
-  if (local < 1 || world % local != 0) {
-    statement.fault = fmt::format("{} ranks on this host do not divide the {} ranks; pass device_mesh", local, world);
-  }
-  check_agreement(init_device_mesh(device, {world}), kWhere, statement);
+  int64_t local = world;
+  agree_on(init_device_mesh(device, {world}), kWhere, [&] {
+    const auto told = parse_local_world_size(process_variable);
+    TESSERA_CHECK(ValueError, told || !is_launched(process_variable),
+                  "{}: the launcher does not tell how many of the {} ranks are on this host; set LOCAL_WORLD_SIZE, or "
+                  "pass device_mesh",
+                  kWhere, world);
+    local = told.value_or(world);
+    TESSERA_CHECK(ValueError, local >= 1 && world % local == 0,
+                  "{}: {} ranks on this host do not divide the {} ranks; pass device_mesh", kWhere, local, world);
+    return std::vector<std::string>{fmt::format("{} ranks a host", local)};
+  });
   return init_device_mesh(device, {world / local, local}, {"replicate", "shard"});
 }
 

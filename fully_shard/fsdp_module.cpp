@@ -42,14 +42,14 @@ std::vector<NamedState> units_of_params(torch::nn::Module& module) {
 
 }  // namespace
 
-void reshard_all(torch::nn::Module& module) {
-  const auto states = units_of_params(module);
+void reshard_all(ModuleRef module) {
+  const auto states = units_of_params(*module);
   for (const auto& [path, state] : states) {
     TESSERA_CHECK(
         StateError, !state->is_running(),
         "parameters of {}, or their states, are to be saved or loaded while the unit '{}' computes with them; "
         "do it outside of forward and backward",
-        module.name(), path);
+        module->name(), path);
   }
   for (const auto& [path, state] : states) {
     if (const auto& group = state->group()) {
@@ -58,10 +58,11 @@ void reshard_all(torch::nn::Module& module) {
   }
 }
 
-FSDPModule fsdp(torch::nn::Module& module) {
-  auto state = find_fsdp_state(module);
-  TESSERA_CHECK(StateError, state != nullptr, "fsdp({}): fully_shard was not called on this module", module.name());
-  return FSDPModule(module, std::move(state));
+FSDPModule fsdp(ModuleRef module) {
+  auto state = find_fsdp_state(*module);
+  TESSERA_CHECK(StateError, state != nullptr, "fsdp({}): neither fully_shard nor replicate was called on this module",
+                module->name());
+  return FSDPModule(*module, std::move(state));
 }
 
 void UnshardHandle::wait() {

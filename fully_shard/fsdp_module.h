@@ -16,7 +16,6 @@
 // Thread safety: for the thread that runs the rank's forward and backward.
 
 #include <torch/nn/module.h>
-#include <torch/nn/pimpl.h>
 
 #include <functional>
 #include <memory>
@@ -25,6 +24,7 @@
 
 #include "fully_shard/engine_slots.h"
 #include "fully_shard/unit_state.h"
+#include "nn/module_ref.h"
 
 namespace tessera {
 
@@ -43,7 +43,7 @@ class UnshardHandle {
   std::weak_ptr<FSDPState> state_;
 };
 
-/// A handle to a module that fully_shard was called on. Cheap to copy; the module must outlive it.
+/// A handle to a unit: a module that fully_shard or replicate was called on. Cheap to copy; the module must outlive it.
 class FSDPModule {
  public:
   FSDPModule(torch::nn::Module& module, std::shared_ptr<FSDPState> state)
@@ -147,22 +147,12 @@ class FSDPModule {
   std::shared_ptr<FSDPState> state_;
 };
 
-/// All units that parameters of `module` are of back to shards, at and below it or above: an unsharded parameter is a
-/// copy, in the dtype of compute, that the next reshard drops, so what saves or loads parameters calls it first. Waits
-/// as reshard() does. Throws StateError inside of the forward or backward of one of these units.
-void reshard_all(torch::nn::Module& module);
+/// Reshards every unit that owns a parameter of `module`, at, below or above it. An unsharded parameter is a copy in
+/// the compute dtype that the next reshard discards, so call this before parameters are saved or loaded. Waits as
+/// reshard() does. Throws StateError inside of the forward or backward of one of these units.
+void reshard_all(ModuleRef module);
 
-template <class Impl>
-void reshard_all(const torch::nn::ModuleHolder<Impl>& module) {
-  reshard_all(static_cast<torch::nn::Module&>(*module.ptr()));
-}
-
-/// Throws StateError if fully_shard was not called on `module`.
-FSDPModule fsdp(torch::nn::Module& module);
-
-template <class Impl>
-FSDPModule fsdp(const torch::nn::ModuleHolder<Impl>& module) {
-  return fsdp(static_cast<torch::nn::Module&>(*module.ptr()));
-}
+/// Throws StateError if neither fully_shard nor replicate was called on `module`.
+FSDPModule fsdp(ModuleRef module);
 
 }  // namespace tessera

@@ -12,7 +12,6 @@
 #include <vector>
 
 #include "base/error.h"
-#include "comm/process_group.h"
 #include "dtensor/dtensor_impl.h"
 #include "dtensor/whole_tensor.h"
 #include "fully_shard/fsdp.h"

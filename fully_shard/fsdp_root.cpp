@@ -31,13 +31,13 @@ void check_taken_over(const std::vector<NamedState>& states) {
   for (const auto& [path, state] : states) {
     if (fault.empty() && !state->is_idle()) {
       fault = fmt::format(
-          "fully_shard: forward of {} takes over the unit '{}', which still awaits the backward, or the reduction, of "
+          "{}: forward of {} takes over the unit '{}', which still awaits the backward, or the reduction, of "
           "a forward in which another module was the outermost one. Finish that iteration first, or drop its loss; "
           "if its backward threw, call reset_iter_state() on that module",
-          states[0].state->label(), path);
+          states[0].state->api(), states[0].state->label(), path);
     }
   }
-  raise_together(states, "fully_shard", fault);
+  raise_together(states, states[0].state->api(), fault);
 }
 
 /// With each that still exists.
@@ -85,9 +85,9 @@ void end_unshards(const std::vector<NamedState>& states) {
 void FSDPRoot::make(torch::nn::Module& module) {
   const auto states = fsdp_states_of_unit(module);
   TESSERA_CHECK(StateError, !running_module || !is_below(module, *running_module),
-                "fully_shard: {} became a unit after the forward of the module around it, {}, had run, which does not "
-                "know it. Call fully_shard on all modules before the first forward",
-                states.at(0).state->label(), running_module ? running_module->name() : "");
+                "{0}: {1} became a unit after the forward of the module around it, {2}, had run, which does not know "
+                "it. Call {0} on all modules before the first forward",
+                states.at(0).state->api(), states[0].state->label(), running_module ? running_module->name() : "");
   check_taken_over(states);
   auto names = std::make_shared<std::vector<std::string>>();
   std::vector<std::weak_ptr<FSDPState>> units;
@@ -133,7 +133,7 @@ void FSDPRoot::enter_forward(const FSDPState& state, torch::nn::Module& module) 
     }
     schedule_.record_forward(state.unit());
   } else {
-    await_end_of_backward();
+    register_end_of_backward();
   }
   ++open_forwards_;
 }
@@ -242,15 +242,15 @@ void FSDPRoot::abort_backward() {
   reductions_.clear();
 }
 
-void FSDPRoot::await_end_of_backward() {
-  if (!is_awaited_.expired()) {
+void FSDPRoot::register_end_of_backward() {
+  if (!backward_token_.expired()) {
     return;
   }
   if (backward_ != -1) {
     abort_backward();
   }
   const auto token = std::make_shared<BackwardToken>(weak_from_this(), current_backward());
-  is_awaited_ = token;
+  backward_token_ = token;
   backward_ = current_backward();
   gradient_memory_.begin();
   schedule_.begin_backward();
@@ -263,7 +263,7 @@ void FSDPRoot::await_end_of_backward() {
 }
 
 void FSDPRoot::enter_backward(const FSDPState& state) {
-  await_end_of_backward();
+  register_end_of_backward();
   schedule_.record_backward(state.unit());
   if (state.group()->is_reducing()) {
     reductions_.drain();
@@ -304,7 +304,7 @@ void FSDPRoot::finish_backward(int64_t id) {
   }
   gradient_memory_.end();
   backward_ = -1;
-  is_awaited_.reset();
+  backward_token_.reset();
 }
 
 /// A failed forward leaves gathers in flight, which peers may not have joined yet: they are waited for only now.
@@ -320,7 +320,7 @@ void FSDPRoot::recover() {
 
 void FSDPRoot::reset_iter_state() {
   backward_ = -1;
-  is_awaited_.reset();
+  backward_token_.reset();
   open_forwards_ = 0;
   outermost_runs_ = forward_failed_ = false;
   schedule_.abandon();

@@ -55,7 +55,7 @@ class FSDPRoot : public std::enable_shared_from_this<FSDPRoot> {
 
   std::shared_ptr<FSDPState> state_at(std::optional<int64_t> unit) const;
   /// Of the one that runs, unless it is nested in one that is awaited: that one's end is the end for all units.
-  void await_end_of_backward();
+  void register_end_of_backward();
   void await_writes() const;
   void await_copies_of_shards() const;
   void end_gathers() const;
@@ -71,9 +71,9 @@ class FSDPRoot : public std::enable_shared_from_this<FSDPRoot> {
   Schedule schedule_;
   ReductionQueue reductions_;
   HubSearch hub_search_ = make_hub_search();
-  int64_t backward_ = -1;           // the backward whose end is awaited
-  std::weak_ptr<void> is_awaited_;  // while it is: not after one that failed
-  std::thread::id thread_;          // of the last forward
+  int64_t backward_ = -1;               // the backward whose end is awaited
+  std::weak_ptr<void> backward_token_;  // while it is: not after one that failed
+  std::thread::id thread_;              // of the last forward
   int open_forwards_ = 0;
   bool outermost_runs_ = false;
   bool forward_failed_ = false;

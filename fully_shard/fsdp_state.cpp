@@ -11,6 +11,7 @@
 
 #include "activation_checkpoint/saved_tensor_hooks.h"
 #include "base/error.h"
+#include "base/report.h"
 #include "fully_shard/autocast_cache.h"
 #include "fully_shard/backward_hooks.h"
 #include "fully_shard/cast_floating.h"
@@ -40,7 +41,7 @@ FSDPState::~FSDPState() {
       root_->reductions().await_streams();
     }
   } catch (const std::exception& failure) {
-    fmt::print(stderr, "fully_shard: memory of gradients was freed while they were reduced: {}\n", failure.what());
+    report_failure("fully_shard: a unit ended while its gradients were reduced: {}", failure.what());
   }
 }
 
@@ -144,9 +145,14 @@ void FSDPState::pre_forward(HookPoint& point, size_t module, TensorRefs inputs) 
     FSDPRoot::make(point.module());
   }
   root_->enter_forward(*this, point.module());
-  forget_autocasts();
-  if (group_) {
-    forget_old_values();
+  try {
+    forget_autocasts();
+    if (group_) {
+      forget_old_values();
+    }
+  } catch (...) {
+    root_->forward_failed();  // no call is open yet, so that forward_failed() would not
+    throw;
   }
   open_calls_.emplace_back();
   ran_[module] = true;
@@ -163,25 +169,28 @@ void FSDPState::pre_forward(HookPoint& point, size_t module, TensorRefs inputs) 
   root_->prefetch_in_forward(*this);
   report(UnitStep::Forward);
   if (at::GradMode::is_enabled()) {
-    auto& call = open_calls_.back();
-    call.ticket = std::make_shared<Ticket>();
-    if (group_) {
-      call.ticket->versions = group_->versions();
-    }
-    call.ticket->expected_in = root_->awaited_backward();  // of one that is computed again, in whose backward it is
-    call.number = ++differentiable_calls;
-    call.first_node = at::sequence_number::peek();
-    call.border = insert_input_nodes(
-        inputs, call.number,
-        [weak = weak_from_this(), weak_ticket = std::weak_ptr(call.ticket)] {
-          const auto self = weak.lock();
-          const auto ticket = weak_ticket.lock();
-          if (self && ticket) {
-            self->post_backward(*ticket);
-          }
-        },
-        root_->hub_search(), call.inputs);
+    insert_input_border(open_calls_.back(), inputs);
   }
+}
+
+void FSDPState::insert_input_border(OpenCall& call, TensorRefs inputs) {
+  call.ticket = std::make_shared<Ticket>();
+  if (group_) {
+    call.ticket->versions = group_->versions();
+  }
+  call.ticket->expected_in = root_->awaited_backward();  // of one that is computed again, in whose backward it is
+  call.number = ++differentiable_calls;
+  call.first_node = at::sequence_number::peek();
+  call.border = insert_input_nodes(
+      inputs, call.number,
+      [weak = weak_from_this(), weak_ticket = std::weak_ptr(call.ticket)] {
+        const auto self = weak.lock();
+        const auto ticket = weak_ticket.lock();
+        if (self && ticket) {
+          self->post_backward(*ticket);
+        }
+      },
+      root_->hub_search(), call.inputs);
 }
 
 void FSDPState::insert_output_border(const OpenCall& call, UnitOutputs& outputs) {
@@ -195,13 +204,13 @@ void FSDPState::insert_output_border(const OpenCall& call, UnitOutputs& outputs)
        .inputs = call.border,
        .first_node = call.first_node,
        .has_calls = call.number != differentiable_calls},
-      [weak = weak_from_this(), ticket, label = options_.label](bool has_gradient) {
+      [weak = weak_from_this(), ticket, label = options_.label, api = options_.api](bool has_gradient) {
         const auto self = weak.lock();
         TESSERA_CHECK(
             StateError, self,
-            "fully_shard: backward through {}, which was destroyed: nobody gathers its parameters. Keep the module "
-            "until its backward is over",
-            label);
+            "{}: backward through {}, which was destroyed: nobody gathers its parameters. Keep the module until its "
+            "backward is over",
+            api, label);
         self->pre_backward(*ticket, has_gradient);
       },
       root_->hub_search());

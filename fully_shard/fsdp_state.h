@@ -132,6 +132,7 @@ class FSDPState : public std::enable_shared_from_this<FSDPState> {
   void post_forward(TensorRefs outputs);
   void end_call(OpenCall& call, TensorRefs outputs);
   void copy_views_of_params(TensorRefs outputs) const;
+  void insert_input_border(OpenCall& call, TensorRefs inputs);
   void insert_output_border(const OpenCall& call, UnitOutputs& outputs);
   void forward_failed();
   void pre_backward(Ticket& ticket, bool has_gradient);

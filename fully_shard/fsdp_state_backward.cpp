@@ -15,13 +15,13 @@ namespace tessera {
 namespace {
 
 /// Not so a backward that hands gradients of parameters to its caller.
-void check_accumulates(const ParamGroup& group) {
+void check_accumulates(const ParamGroup& group, const std::string& api) {
   for (const auto& param : group.params()) {
     TESSERA_CHECK(NotImplementedError, !param.requires_grad() || !is_captured(param.param()),
-                  "fully_shard: torch::autograd::grad() with respect to parameter '{}' of {}: what it returns would be "
+                  "{}: torch::autograd::grad() with respect to parameter '{}' of {}: what it returns would be "
                   "this rank's part alone, since gradients are reduced as backward() accumulates them. Call backward() "
                   "and read the parameters' grad()",
-                  param.origin().name, param.origin().module);
+                  api, param.origin().name, param.origin().module);
   }
 }
 
@@ -43,7 +43,7 @@ void FSDPState::pre_backward(Ticket& ticket, bool has_gradient) {
     return;  // its border is there for the units inside, which ranks reach by different outputs
   }
   root_->enter_backward(*this);
-  check_accumulates(*group_);
+  check_accumulates(*group_, options_.api);
   backward_started_ = true;
   ++active_calls_;
   if (settings_.unshard_in_backward) {
@@ -112,7 +112,7 @@ void FSDPState::check_arrival(size_t param) {
   }
   group_->drop_arrived(param);
   throw StateError(fmt::format(
-      "fully_shard: a gradient of parameter '{}' arrived {} {}. {}", group_->params()[param].origin().name,
+      "{}: a gradient of parameter '{}' arrived {} {}. {}", options_.api, group_->params()[param].origin().name,
       is_sharded ? "while it is sharded: it was used outside the forward of"
                  : "from a backward that came through no output of",
       options_.label,
@@ -130,19 +130,18 @@ void FSDPState::take_sharded_gradient(size_t param) {
     const auto mesh = fmt::format("{}", device_mesh(own.param().grad()));
     own.param().mutable_grad() = at::Tensor();
     throw StateError(fmt::format(
-        "fully_shard: the gradient of parameter '{}' of {} is a DTensor on {}: the parameter is a plain one, and "
-        "forward "
+        "{0}: the gradient of parameter '{1}' of {2} is a DTensor on {3}: the parameter is a plain one, and forward "
         "computed with DTensors beside it. Let it be one of theirs: name its module in the tensor-parallel plan "
-        "(SequenceParallel, say), or distribute_tensor() it as Replicate() on that mesh before fully_shard",
-        own.origin().name, options_.label, mesh));
+        "(SequenceParallel, say), or distribute_tensor() it as Replicate() on that mesh before {0}",
+        options_.api, own.origin().name, options_.label, mesh));
   }
   const bool comes_first = !backward_started_ && !group_->is_unsharded() && !group_->is_reducing();
   TESSERA_CHECK(
       StateError, comes_first && (!root_ || root_->reductions().is_drained()),
-      "fully_shard: a gradient of parameter '{}' of {}, of a term of the loss that was computed with the sharded "
+      "{}: a gradient of parameter '{}' of {}, of a term of the loss that was computed with the sharded "
       "parameter, arrived when gradients were being reduced. Compute such a term after the model's forward, so that "
       "its gradient comes first, or call backward() on it by itself; and zero_grad() before the next backward",
-      own.origin().name, options_.label);
+      options_.api, own.origin().name, options_.label);
   group_->place_sharded_gradient(param);
 }
 

@@ -13,6 +13,7 @@
 #include "dtensor/whole_tensor.h"
 #include "fully_shard/fsdp.h"
 #include "fully_shard/fsdp_unit.h"
+#include "fully_shard/rank_agreement.h"
 
 namespace tessera {
 
@@ -87,33 +88,54 @@ std::unordered_map<c10::TensorImpl*, at::ScalarType> buffer_dtypes(const std::ve
   return dtypes;
 }
 
-void load_entry(const std::string& name, at::Tensor own, const at::Tensor& value) {
+/// Whether the entry is this rank's rows of `own`, flat.
+bool is_local_entry(const DTensorMeta& own, const at::Tensor& value) {
+  return !is_dtensor(value) && value.dim() == 1 && value.numel() == own.local.numel() &&
+         value.sizes() != own.spec->sizes();
+}
+
+void check_entry(const std::string& name, const at::Tensor& own, const at::Tensor& value) {
   TESSERA_CHECK(ValueError, may_cast(value.scalar_type(), own.scalar_type()),
                 "load_state_dict: '{}' is {}, the module has {}; only floating dtypes are cast", name,
                 c10::toString(value.scalar_type()), c10::toString(own.scalar_type()));
   const auto* meta = dtensor_meta(own);
+  TESSERA_CHECK(ValueError, value.sizes() == own.sizes() || (meta && is_local_entry(*meta, value)),
+                "load_state_dict: '{}' is {}; the module has {}{}", name, value.sizes(), own.sizes(),
+                meta ? fmt::format(", {} elements on this rank", meta->local.numel()) : "");
+}
+
+/// Of one that check_entry let pass.
+void load_entry(at::Tensor own, const at::Tensor& value) {
+  const auto* meta = dtensor_meta(own);
   if (!meta || is_dtensor(value)) {
-    TESSERA_CHECK(ValueError, own.sizes() == value.sizes(), "load_state_dict: '{}' is {}, the module has {}", name,
-                  value.sizes(), own.sizes());
     own.copy_(meta ? on_device(value, meta->local.device()) : value);
     return;
   }
-  const bool is_local = value.dim() == 1 && value.numel() == meta->local.numel() && value.sizes() != own.sizes();
-  TESSERA_CHECK(ValueError, is_local || value.sizes() == own.sizes(),
-                "load_state_dict: '{}' is {}; the module has {}, {} elements on this rank", name, value.sizes(),
-                own.sizes(), meta->local.numel());
-  meta->local.copy_(is_local ? value.view(meta->local.sizes()) : part_of_whole(value, *meta->spec));
+  meta->local.copy_(is_local_entry(*meta, value) ? value.view(meta->local.sizes()) : part_of_whole(value, *meta->spec));
+}
+
+using NamedTensors = torch::OrderedDict<std::string, at::Tensor>;
+
+/// Throws unless there is an entry that fits for each of the module's tensors, and no other.
+void check_entries(const NamedTensors& own, const FSDPStateDict& state) {
+  std::vector<std::string> wrong;
+  for (const auto& item : own) {
+    if (!state.contains(item.key())) {
+      wrong.push_back("missing " + item.key());
+    }
+  }
+  for (const auto& item : state) {
+    if (!own.contains(item.key())) {
+      wrong.push_back("unknown " + item.key());
+    }
+  }
+  TESSERA_CHECK(KeyError, wrong.empty(), "load_state_dict: {}", fmt::join(wrong, ", "));
+  for (const auto& item : own) {
+    check_entry(item.key(), item.value(), state[item.key()]);
+  }
 }
 
 }  // namespace
-
-at::Tensor on_device(const at::Tensor& tensor, at::Device device) {
-  const auto* meta = dtensor_meta(tensor);
-  if (!meta) {
-    return tensor.to(device);
-  }
-  return meta->local.device() == device ? tensor : wrap_local(meta->local.to(device), meta->spec);
-}
 
 std::string_view to_string(StateDictType type) {
   constexpr std::string_view names[] = {"FULL_STATE_DICT", "LOCAL_STATE_DICT", "SHARDED_STATE_DICT"};
@@ -215,20 +237,17 @@ void FSDP::load_state_dict(Module& module, const FSDPStateDict& state) {
   for (const auto& item : module.named_buffers()) {
     own.insert(item.key(), item.value());
   }
-  std::vector<std::string> wrong;
-  for (const auto& item : own) {
-    if (!state.contains(item.key())) {
-      wrong.push_back("missing " + item.key());
-    }
+  const auto check = [&] {
+    check_entries(own, state);
+    return std::vector<std::string>();
+  };
+  if (const auto units = fsdp_units(module); units.empty()) {
+    check();
+  } else {
+    agree_on(units[0].unit->mesh, "load_state_dict", check);
   }
-  for (const auto& item : state) {
-    if (!own.contains(item.key())) {
-      wrong.push_back("unknown " + item.key());
-    }
-  }
-  TESSERA_CHECK(KeyError, wrong.empty(), "load_state_dict: {}", fmt::join(wrong, ", "));
   for (auto& item : own) {
-    load_entry(item.key(), item.value(), state[item.key()]);
+    load_entry(item.value(), state[item.key()]);
   }
 }
 

@@ -8,8 +8,8 @@ void fully_shard(const std::vector<torch::nn::Module*>& modules, FullyShardOptio
   make_unit({.api = "fully_shard", .kind = DataParallelKind::Shard, .modules = modules, .options = std::move(options)});
 }
 
-void fully_shard(torch::nn::Module& module, FullyShardOptions options) {
-  fully_shard(std::vector<torch::nn::Module*>{&module}, std::move(options));
+void fully_shard(ModuleRef module, FullyShardOptions options) {
+  fully_shard(std::vector<torch::nn::Module*>{&*module}, std::move(options));
 }
 
 }  // namespace tessera

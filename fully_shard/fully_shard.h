@@ -57,29 +57,29 @@
 // A unit's forward may change an input in place, and the caller's tensor has the gradient of what it is then: hooks on
 // it see all of that, retain_grad() and autograd::grad() the part that comes from outside of the unit. Where that
 // tensor is a leaf or a view of another, shares memory with another input, or retains its gradient, such a change is a
-// StateError that names the unit. An output that is an input, or a view of one, is the caller's tensor or a view of
-// that; one that is a parameter of the unit, or a view of one, is a copy, since the parameter's memory goes. Outputs
-// may be changed in place, also where several are views of one tensor; where their history cannot be that of one
-// process (views with tensor hooks, an output that is a view which came in), backward is a StateError then. A forward
-// that writes its parameters is a StateError (through weight.data(), which counts no writes, they are lost), and so is
-// a loss made of what a unit's forward keeps and does not return (one that was computed from its only output, the
-// result of an op of forward's own and no view, is right).
+// StateError that names the unit. An output that is an input, or a view of one, stays the caller's tensor or a view of
+// it. An output that is a parameter of the unit, or a view of one, is returned as a copy, because the parameter's
+// memory is freed. Outputs may be changed in place, also where several are views of one tensor; where their history
+// cannot be that of one process (views with tensor hooks, an output that is a view which came in), backward is a
+// StateError then.
+//
+// Writing a parameter in forward is a StateError (writes through weight.data() go unnoticed and are lost). So is a loss
+// made of a tensor that forward keeps instead of returning. Exception: one that is computed from the unit's only
+// output, where that output comes from an op of forward itself and is no view.
 //
 // Ranks may use different outputs of a model: all gather and reduce alike. Not so where a checkpointed region calls a
 // unit whose result no output depends on: then all ranks use the same outputs.
 //
-// A sparse gradient, as of an Embedding with sparse(true), is a NotImplementedError in backward. A backward to chosen
-// tensors (`inputs` of torch::autograd::backward()) does not see parameters that are sharded when it begins, and
+// A sparse gradient, as of an Embedding with sparse(true), is reduced, and arrives, as a dense one. A backward to
+// chosen tensors (`inputs` of torch::autograd::backward()) does not see parameters that are sharded when it begins, and
 // torch::autograd::grad() says that they were not used: requires_grad_(false) on the others instead.
 //
 // Thread safety: one thread a rank; ranks may be threads of one process.
 // Names and meaning follow torch/distributed/fsdp/_fully_shard/_fully_shard.py.
 
 #include <torch/nn/module.h>
-#include <torch/nn/pimpl.h>
 
 #include <functional>
-#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -89,6 +89,7 @@
 #include "fully_shard/all_gather_extension.h"
 #include "fully_shard/fsdp_module.h"
 #include "fully_shard/policy.h"
+#include "nn/module_ref.h"
 
 namespace tessera {
 
@@ -144,20 +145,10 @@ struct FullyShardOptions {
 /// is another unit's (shared between both, or wrapped top-down), or a DTensor that is Partial or on a mesh of another
 /// root or of the same axes, or the ranks differ (names the first difference); NotImplementedError for a complex
 /// parameter that requires a gradient.
-void fully_shard(torch::nn::Module& module, FullyShardOptions options = {});
+void fully_shard(ModuleRef module, FullyShardOptions options = {});
 
 /// Makes several modules one unit: fully_shard({&a, &b}). It is gathered when the first of them runs and freed when
 /// all have run.
 void fully_shard(const std::vector<torch::nn::Module*>& modules, FullyShardOptions options = {});
-
-template <class Impl>
-void fully_shard(const torch::nn::ModuleHolder<Impl>& module, FullyShardOptions options = {}) {
-  fully_shard(static_cast<torch::nn::Module&>(*module.ptr()), std::move(options));
-}
-template <class Impl>
-requires std::is_base_of_v<torch::nn::Module, Impl>
-void fully_shard(const std::shared_ptr<Impl>& module, FullyShardOptions options = {}) {
-  fully_shard(static_cast<torch::nn::Module&>(*module), std::move(options));
-}
 
 }  // namespace tessera

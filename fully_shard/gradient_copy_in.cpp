@@ -29,9 +29,9 @@ void GradientReduction::plan(std::span<const ShardedParam> params) {
     return;
   }
   TESSERA_CHECK(StateError, !has_partial(),
-                "fully_shard: requires_grad of a parameter of {} changed while gradients wait for their all-reduce; "
+                "{}: requires_grad of a parameter of {} changed while gradients wait for their all-reduce; "
                 "run a backward with set_requires_all_reduce(true) first",
-                params[0].origin().module);
+                options_.api, params[0].origin().module);
   trainable_ = std::move(trainable);
   members_.clear();
   std::vector<std::vector<int64_t>> shapes;

@@ -63,8 +63,10 @@ class GradientAllocator final : public c10::Allocator {
   c10::Allocator& next_;
 };
 
-/// Never destroyed: storages refer to it until the process ends.
-void set_allocator() {
+}  // namespace
+
+void GradientMemory::prepare() {
+  // Never destroyed: storages refer to it until the process ends.
   static const auto* const allocator = [] {
     auto* const made = new GradientAllocator(*c10::GetAllocator(c10::kCPU));
     c10::SetAllocator(c10::kCPU, made);
@@ -72,8 +74,6 @@ void set_allocator() {
   }();
   static_cast<void>(allocator);
 }
-
-}  // namespace
 
 GradientMemory::GradientMemory(std::vector<size_t> bytes) : bytes_(std::move(bytes)) {
   std::erase_if(bytes_, [](size_t size) { return size < kFromBytes; });
@@ -83,7 +83,7 @@ GradientMemory::GradientMemory(std::vector<size_t> bytes) : bytes_(std::move(byt
     bytes_.erase(bytes_.begin(), bytes_.end() - kMostSizes);
   }
   if (!bytes_.empty()) {
-    set_allocator();
+    prepare();
   }
 }
 

@@ -76,10 +76,6 @@ void GradientReduction::collect(std::span<ShardedParam> params, const GradientSe
   grads_.clear();  // of a collect() that threw
   for (auto i : members_) {
     auto grad = params[i].take_unsharded_grad(reduce_dtype_);
-    TESSERA_CHECK(NotImplementedError, !grad.defined() || grad.layout() == c10::kStrided,
-                  "fully_shard: the gradient of parameter '{}' of {} is sparse, which cannot be reduced; use "
-                  "sparse(false)",
-                  params[i].origin().name, params[i].origin().module);
     has_grad_.push_back(grad.defined());
     grads_.push_back(grad.defined() ? grad.contiguous() : at::Tensor());
   }

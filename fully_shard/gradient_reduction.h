@@ -62,6 +62,7 @@ struct GradientSettings {
 class GradientReduction {
  public:
   struct Options {
+    std::string api;  // as in ParamGroup::Options
     DataParallelAxes axes;
     std::optional<at::ScalarType> reduce_dtype;  // none: that of the parameters
     at::Device device;                           // of the unsharded parameters

@@ -187,7 +187,8 @@ void make_unit(const UnitRequest& request) {
   std::shared_ptr<ParamGroup> group;
   if (!draft.params.empty()) {
     group = std::make_shared<ParamGroup>(
-        draft.params, ParamGroup::Options{.axes = replicates ? DataParallelAxes::replicated(draft.mesh)
+        draft.params, ParamGroup::Options{.api = request.api,
+                                          .axes = replicates ? DataParallelAxes::replicated(draft.mesh)
                                                              : DataParallelAxes::sharded(draft.mesh),
                                           .policy = options.mp_policy,
                                           .offload = options.offload_policy,

@@ -55,12 +55,27 @@ void ParamGroup::start_gather() {
   }
   const auto& all_gather = custom_all_gather_ ? custom_all_gather_ : slots_->all_gather;
   if (gather_.can_gather_in_place(flat_shard_, all_gather)) {
-    take_memory();
-    gather_.start_in_place(flat_shard_, *pool_, params_);
+    start_gather_in_place();
   } else {
     gather_.start(flat_shard_, {.unit = unit_, .fault = stamped_}, *pool_, all_gather);
   }
   step(UnitStep::Gather);
+}
+
+void ParamGroup::start_gather_in_place() {
+  take_memory();
+  try {
+    gather_.start_in_place(flat_shard_, *pool_, params_);
+  } catch (...) {
+    drop_memory();
+    throw;
+  }
+}
+
+void ParamGroup::drop_memory() {
+  for (auto& param : params_) {
+    param.drop_unsharded_memory();
+  }
 }
 
 void ParamGroup::take_memory() {
@@ -72,15 +87,15 @@ void ParamGroup::take_memory() {
 
 void ParamGroup::check_gathered() {
   for (const auto& param : params_) {
-    TESSERA_CHECK(StateError, !param.was_replaced(),
-                  "fully_shard: the data of parameter '{}' of {} were replaced after it was sharded (module.to(), "
-                  "set_data, or a second unit took it). Convert or load the module before fully_shard, or change the "
-                  "values in place",
-                  param.origin().name, param.origin().module);
+    TESSERA_CHECK(
+        StateError, !param.was_replaced(),
+        "{0}: the data of parameter '{1}' of {2} were replaced after {0} took it (by module.to(), set_data, or a "
+        "second unit). Convert or load the module before {0}, or change the values in place",
+        options_.api, param.origin().name, param.origin().module);
     TESSERA_CHECK(StateError, !is_on_meta(),
-                  "fully_shard: parameter '{}' of {} is still on the meta device, as are the {} parameters of its "
+                  "{}: parameter '{}' of {} is still on the meta device, as are the {} parameters of its "
                   "unit. Call to_empty(model), then initialize the parameters (reset_parameters(model)) or load them",
-                  param.origin().name, param.origin().module, params_.size());
+                  options_.api, param.origin().name, param.origin().module, params_.size());
   }
   gather_.check_stamps(unit_, names_);
 }
@@ -109,9 +124,7 @@ void ParamGroup::finish_unshard() {
 
 void ParamGroup::drop_gather() {
   if (gather_.is_in_place()) {
-    for (auto& param : params_) {
-      param.drop_unsharded_memory();
-    }
+    drop_memory();
   }
   gather_.give_back();
   step(UnitStep::Drop);
@@ -169,17 +182,17 @@ void ParamGroup::check_none_frozen_since() {
   for (const auto& param : params_) {
     TESSERA_CHECK(
         StateError, param.requires_grad() || !param.awaits_reduction(),
-        "fully_shard: parameter '{}' of {} was frozen while its gradient, of a backward with "
+        "{}: parameter '{}' of {} was frozen while its gradient, of a backward with "
         "set_requires_gradient_sync(false), waits for its reduction. Freeze it after a backward that reduces, or "
         "drop those gradients by reset_iter_state()",
-        param.origin().name, param.origin().module);
+        options_.api, param.origin().name, param.origin().module);
   }
   for (size_t part = 0; part < gradients_.size(); ++part) {
     TESSERA_CHECK(StateError, has_trainable(part) || !gradients_.reduction(part).has_partial(),
-                  "fully_shard: all parameters of {} were frozen while gradients of theirs, of a backward with "
+                  "{}: all parameters of {} were frozen while gradients of theirs, of a backward with "
                   "set_requires_all_reduce(false), wait for their all-reduce. Freeze them after a backward that "
                   "all-reduces, or drop those gradients by reset_iter_state()",
-                  params_[0].origin().module);
+                  options_.api, params_[0].origin().module);
   }
 }
 
@@ -293,10 +306,10 @@ std::vector<int64_t> ParamGroup::versions() const {
 void ParamGroup::check_versions(const std::vector<int64_t>& versions) const {
   for (size_t i = 0; i < params_.size(); ++i) {
     TESSERA_CHECK(StateError, params_[i].version() == versions[i],
-                  "fully_shard: parameter '{}' of {} was changed in place between forward and backward, so its "
+                  "{}: parameter '{}' of {} was changed in place between forward and backward, so its "
                   "gradient would be that of other values. Run backward() before optimizer.step(), or forward again "
                   "after it",
-                  params_[i].origin().name, params_[i].origin().module);
+                  options_.api, params_[i].origin().name, params_[i].origin().module);
   }
 }
 
@@ -316,12 +329,11 @@ void ParamGroup::check_not_written() const {
     return;
   }
   for (const auto& param : params_) {
-    TESSERA_CHECK(
-        StateError, !is_unsharded() || !param.was_written(),
-        "fully_shard: forward changed parameter '{}' of {} in place (as max_norm of an embedding does), which {}. "
-        "Change parameters between iterations, or leave the module out of the unit with ignored_params",
-        param.origin().name, param.origin().module,
-        is_alias_ ? "the other ranks' copies would not have" : "its shards would lose");
+    TESSERA_CHECK(StateError, !is_unsharded() || !param.was_written(),
+                  "{}: forward changed parameter '{}' of {} in place (as max_norm of an embedding does), which {}. "
+                  "Change parameters between iterations, or leave the module out of the unit with ignored_params",
+                  options_.api, param.origin().name, param.origin().module,
+                  is_alias_ ? "the other ranks' copies would not have" : "its shards would lose");
   }
 }
 

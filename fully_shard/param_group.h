@@ -37,6 +37,7 @@ struct NamedParam {
 class ParamGroup {
  public:
   struct Options {
+    std::string api;  // the function that the user called, for messages
     DataParallelAxes axes;
     MixedPrecisionPolicy policy;
     std::optional<CPUOffloadPolicy> offload = std::nullopt;
@@ -152,6 +153,7 @@ class ParamGroup {
   bool has_trainable(size_t part);
   void step(UnitStep step);
   void start_gather();
+  void start_gather_in_place();
   void finish_unshard();
   void free_params(bool keeps_share);
   void report(UnitStep step) const;
@@ -164,6 +166,7 @@ class ParamGroup {
   std::vector<int64_t> gradient_bytes() const;
   bool keeps_writes() const;
   void take_memory();
+  void drop_memory();
   void drop_gather();
   void check_gathered();
 

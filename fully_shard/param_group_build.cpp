@@ -8,6 +8,7 @@
 
 #include "base/error.h"
 #include "comm/shared_memory.h"
+#include "fully_shard/gradient_memory.h"
 #include "fully_shard/param_group.h"
 #include "fully_shard/stacked_spec.h"
 #include "fully_shard/tensor_memory.h"
@@ -126,7 +127,8 @@ ParamGroup::ParamGroup(const std::vector<NamedParam>& params, Options options)
 }
 
 GradientReduction::Options ParamGroup::reduction_options(const std::vector<NamedParam>& params) const {
-  return {.axes = options_.axes,
+  return {.api = options_.api,
+          .axes = options_.axes,
           .reduce_dtype = options_.policy.reduce_dtype,
           .device = compute_device_,
           .grad_options = at::TensorOptions(shard_device()).pinned_memory(pins_shards(options_, compute_device_)),
@@ -156,9 +158,9 @@ void ParamGroup::check_trained_dtypes() const {
     first = first ? first : &param;
     TESSERA_CHECK(
         StateError, param.dtype() == first->dtype(),
-        "fully_shard: parameters of {} that are trained need one dtype, but since it was sharded, one of '{}' "
-        "in {} and '{}' in {} was set to require a gradient; freeze one, or convert one before fully_shard",
-        param.origin().module, first->origin().name, c10::toString(first->dtype()), param.origin().name,
+        "{0}: parameters of {1} that are trained need one dtype, but since then one of '{2}' in {3} and '{4}' in "
+        "{5} was set to require a gradient; freeze one, or convert one before {0}",
+        options_.api, param.origin().module, first->origin().name, c10::toString(first->dtype()), param.origin().name,
         c10::toString(param.dtype()));
   }
 }
@@ -189,7 +191,11 @@ at::Tensor ParamGroup::new_flat_shard(bool on_meta) {
   const auto device = on_meta ? at::Device(at::kMeta) : shard_device();
   const bool pins = !on_meta && pins_shards(options_, compute_device_);
   if (device.is_cpu() && !pins) {
-    return gather_.new_flat_shard();
+    const auto shard = gather_.new_flat_shard();
+    if (shared_place(shard)) {
+      GradientMemory::prepare();
+    }
+    return shard;
   }
   const auto& shards = gather_.shards();
   return at::zeros({shards.numel()}, at::TensorOptions(device).dtype(shards.dtype()).pinned_memory(pins));

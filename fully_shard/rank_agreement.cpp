@@ -86,6 +86,28 @@ void check_agreement(const DeviceMesh& mesh, const std::string& where, const Sta
   }
 }
 
+void agree_on(const DeviceMesh& mesh, const std::string& where, const std::function<std::vector<std::string>()>& step) {
+  std::exception_ptr failure;
+  Statement statement;
+  try {
+    statement.items = step();
+  } catch (const std::exception& error) {
+    failure = std::current_exception();
+    statement.fault = fmt::format("{} ", error.what());  // never empty
+  } catch (...) {
+    failure = std::current_exception();
+    statement.fault = "an exception that is no std::exception";
+  }
+  try {
+    check_agreement(mesh, where, statement);
+  } catch (const ValueError&) {
+    if (failure) {
+      std::rethrow_exception(failure);
+    }
+    throw;
+  }
+}
+
 void raise_together(const std::vector<DeviceMesh>& meshes, const std::string& where, const std::string& fault) {
   std::string message = fault;
   for (const auto& mesh : meshes) {

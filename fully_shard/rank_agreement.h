@@ -1,6 +1,7 @@
 #pragma once
 // Do the ranks of a mesh do the same? Asked where a fault of one rank would otherwise leave the others waiting.
 
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -21,6 +22,10 @@ struct Statement {
 /// the message, which names the first rank that cannot, or the first item in which ranks differ. A rank with a fault of
 /// its own may throw that in place of it, after the call. Collective.
 void check_agreement(const DeviceMesh& mesh, const std::string& where, const Statement& own);
+
+/// Calls `step`, which returns what this rank is to do, and checks the agreement. A rank on which it throws throws
+/// that, the others the ValueError. Collective.
+void agree_on(const DeviceMesh& mesh, const std::string& where, const std::function<std::vector<std::string>()>& step);
 
 /// Throws StateError on every rank of the meshes if one has a fault: there with that text, elsewhere with one that
 /// begins with `where` and names the rank. All ranks of a mesh give the same meshes, in the same order. Collective.

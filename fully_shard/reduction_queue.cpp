@@ -1,12 +1,12 @@
 #include "fully_shard/reduction_queue.h"
 
 #include <ATen/core/LegacyTypeDispatch.h>
-#include <fmt/format.h>
 
 #include <algorithm>
-#include <cstdio>
 #include <exception>
 #include <utility>
+
+#include "base/report.h"
 
 namespace tessera {
 
@@ -40,7 +40,7 @@ ReductionQueue::~ReductionQueue() {
     discard_in_flight();
     clear();
   } catch (const std::exception& failure) {
-    fmt::print(stderr, "fully_shard: memory of gradients was freed while they were reduced: {}\n", failure.what());
+    report_failure("fully_shard: reductions were dropped while they ran: {}", failure.what());
   }
 }
 

@@ -123,11 +123,11 @@ void check(const Replicas& replicas) {
 
 }  // namespace
 
-void check_replicas(torch::nn::Module& module, const std::vector<at::Tensor>& ignored_params) {
-  const auto states = fsdp_states(module);
+void check_replicas(ModuleRef module, const std::vector<at::Tensor>& ignored_params) {
+  const auto states = fsdp_states(*module);
   TESSERA_CHECK(StateError, !states.empty(), "check_replicas: neither {} nor a module below it is a unit",
-                module.name());
-  check_none_is_left(module, states, ignored_params);
+                module->name());
+  check_none_is_left(*module, states, ignored_params);
   std::vector<Replicas> all;
   for (const auto& [path, state] : states) {
     if (const auto& group = state->group()) {

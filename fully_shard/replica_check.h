@@ -18,10 +18,10 @@
 // Thread safety: as reading the parameters.
 
 #include <ATen/core/Tensor.h>
-#include <torch/nn/module.h>
-#include <torch/nn/pimpl.h>
 
 #include <vector>
+
+#include "nn/module_ref.h"
 
 namespace tessera {
 
@@ -32,11 +32,6 @@ namespace tessera {
 /// parameter that differs, and the ranks. Copies every parameter of the own rank to the CPU, one at a time. Collective
 /// where there are replicas (replicate, HSDP); a model without any passes. Throws StateError also if no module at or
 /// below it is a unit, or a parameter has no memory yet.
-void check_replicas(torch::nn::Module& module, const std::vector<at::Tensor>& ignored_params = {});
-
-template <class Impl>
-void check_replicas(const torch::nn::ModuleHolder<Impl>& module, const std::vector<at::Tensor>& ignored_params = {}) {
-  check_replicas(static_cast<torch::nn::Module&>(*module.ptr()), ignored_params);
-}
+void check_replicas(ModuleRef module, const std::vector<at::Tensor>& ignored_params = {});
 
 }  // namespace tessera

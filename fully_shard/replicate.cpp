@@ -4,10 +4,10 @@
 
 namespace tessera {
 
-void replicate(torch::nn::Module& module, ReplicateOptions options) {
+void replicate(ModuleRef module, ReplicateOptions options) {
   make_unit({.api = "replicate",
              .kind = DataParallelKind::Replicate,
-             .modules = {&module},
+             .modules = {&*module},
              .options = {.mesh = std::move(options.mesh),
                          .reshard_after_forward = false,
                          .mp_policy = options.mp_policy,

@@ -28,16 +28,13 @@
 // Thread safety: one thread a rank; ranks may be threads of one process.
 // Names and meaning follow torch/distributed/_composable/replicate_with_fsdp.py.
 
-#include <torch/nn/module.h>
-#include <torch/nn/pimpl.h>
-
-#include <memory>
 #include <optional>
 #include <vector>
 
 #include "device_mesh/device_mesh.h"
 #include "fully_shard/fsdp_module.h"
 #include "fully_shard/policy.h"
+#include "nn/module_ref.h"
 
 namespace tessera {
 
@@ -57,16 +54,6 @@ struct ReplicateOptions {
 
 /// Makes `module` one unit of replicated parameters: all below it that no earlier replicate or fully_shard took. Throws
 /// as fully_shard does (fully_shard/fully_shard.h), and ValueError for a mesh that is not 1-D. Collective.
-void replicate(torch::nn::Module& module, ReplicateOptions options = {});
-
-template <class Impl>
-void replicate(const torch::nn::ModuleHolder<Impl>& module, ReplicateOptions options = {}) {
-  replicate(static_cast<torch::nn::Module&>(*module.ptr()), std::move(options));
-}
-template <class Impl>
-requires std::is_base_of_v<torch::nn::Module, Impl>
-void replicate(const std::shared_ptr<Impl>& module, ReplicateOptions options = {}) {
-  replicate(static_cast<torch::nn::Module&>(*module), std::move(options));
-}
+void replicate(ModuleRef module, ReplicateOptions options = {});
 
 }  // namespace tessera

@@ -1,9 +1,9 @@
 #include "fully_shard/retired_memory.h"
 
-#include <fmt/format.h>
-
 #include <exception>
 #include <utility>
+
+#include "base/report.h"
 
 namespace tessera {
 
@@ -11,7 +11,7 @@ RetiredMemory::~RetiredMemory() {
   try {
     end();
   } catch (const std::exception& failure) {
-    fmt::print(stderr, "fully_shard: a stream's memory was freed early: {}\n", failure.what());
+    report_failure("fully_shard: a stream's memory was freed early: {}", failure.what());
   }
 }
 

@@ -5,7 +5,6 @@
 #include "base/error.h"
 #include "dtensor/redistribute.h"
 #include "fully_shard/replace_data.h"
-#include "fully_shard/stacked_spec.h"
 
 namespace tessera {
 
@@ -120,9 +119,13 @@ at::Tensor ShardedParam::take_accumulated() {
   return taken;
 }
 
-/// As autograd left it.
+/// As autograd left it, but dense: other ranks may have a gradient of no or another layout, and all send alike.
 at::Tensor ShardedParam::take_all_accumulated() {
   auto taken = take_accumulated();
+  if (taken.defined() && taken.layout() != c10::kStrided) {
+    const at::AutoDispatchBelowADInplaceOrView below;
+    taken = taken.to_dense();
+  }
   if (!kept_grad_.defined()) {
     return taken;
   }

@@ -15,16 +15,22 @@ namespace tessera {
 
 namespace {
 
-/// Edits of the full tensor come to this rank's rows. Unchanged rows are not written, so that a forward that awaits its
-/// backward still finds the parameters that it used.
-void write_back(const at::Tensor& full, const DTensorMeta& meta) {
+/// Edits of the full tensor come to this rank's rows. Where nobody wrote to it, the rows are not written, so that a
+/// forward that awaits its backward still finds the parameters that it used. Where it `was_written` every rank writes
+/// its rows, changed or not: whether that forward is of old values is the same on all ranks then.
+void write_back(const at::Tensor& full, const DTensorMeta& meta, bool was_written) {
   if (full.is_alias_of(meta.local)) {
     return;
   }
   const auto own = part_of_whole(full.to(meta.local.device()), *meta.spec);
-  if (!at::equal(own, meta.local)) {
+  if (was_written || !at::equal(own, meta.local)) {  // the latter: through data(), which counts no writes
     meta.local.copy_(own);
   }
+}
+
+/// Counts the writes to a tensor; 0 for one that counts none.
+int64_t version_of(const at::Tensor& tensor) {
+  return tensor.defined() && !tensor.is_inference() ? static_cast<int64_t>(tensor._version()) : 0;
 }
 
 /// One parameter in its full form.
@@ -44,6 +50,8 @@ class SummonedParam {
     }
     param_.set_data(full);
     param_.mutable_grad() = options.with_grads ? full_grad : at::Tensor();
+    shown_version_ = version_of(param_);
+    shown_grad_version_ = version_of(full_grad);
   }
 
   /// Why edits cannot come to the rows; empty if they can.
@@ -65,10 +73,10 @@ class SummonedParam {
     }
     const auto full_grad = param_.grad();
     if (writes_back) {
-      write_back(param_.detach(), *dtensor_meta(sharded_));
+      write_back(param_.detach(), *dtensor_meta(sharded_), version_of(param_) != shown_version_);
     }
     if (writes_back && full_grad.defined() && sharded_grad_.defined()) {
-      write_back(full_grad.detach(), *dtensor_meta(sharded_grad_));
+      write_back(full_grad.detach(), *dtensor_meta(sharded_grad_), version_of(full_grad) != shown_grad_version_);
     }
     param_.mutable_grad() = at::Tensor();
     param_.set_data(sharded_);
@@ -85,6 +93,7 @@ class SummonedParam {
   std::string name_;
   at::Tensor sharded_;
   at::Tensor sharded_grad_;
+  int64_t shown_version_ = 0, shown_grad_version_ = 0;
   bool shows_;
 };
 

@@ -60,9 +60,9 @@ void fill_in(const Tensors& tensors, at::Device device) {
 
 }  // namespace
 
-void to_empty(torch::nn::Module& module, at::Device device) {
+void to_empty(ModuleRef module, at::Device device) {
   TESSERA_CHECK(ValueError, device.type() != at::kMeta, "to_empty: the meta device has no memory; pass another");
-  const auto states = fsdp_states(module);
+  const auto states = fsdp_states(*module);
   std::unordered_set<const c10::TensorImpl*> own;
   for (const auto& [path, state] : states) {
     if (!state->group()) {
@@ -73,7 +73,7 @@ void to_empty(torch::nn::Module& module, at::Device device) {
       own.insert(param.param().unsafeGetTensorImpl());
     }
   }
-  const auto params = module.named_parameters();
+  const auto params = module->named_parameters();
   check_managed(params, own);
   for (const auto& [path, state] : states) {
     if (state->group() && state->group()->is_on_meta()) {
@@ -81,7 +81,7 @@ void to_empty(torch::nn::Module& module, at::Device device) {
     }
   }
   fill_in(params, device);
-  fill_in(module.named_buffers(), device);
+  fill_in(module->named_buffers(), device);
 }
 
 }  // namespace tessera

@@ -17,8 +17,9 @@
 // As Module.to_empty of Python, with one difference: tensors that have memory are left alone, so buffers that were
 // computed keep their values.
 
-#include <torch/nn/module.h>
-#include <torch/nn/pimpl.h>
+#include <c10/core/Device.h>
+
+#include "nn/module_ref.h"
 
 namespace tessera {
 
@@ -26,11 +27,6 @@ namespace tessera {
 /// are undefined. Parameters that need no sharding, and DTensors of tensor parallelism, come along. No communication.
 /// Throws ValueError, before it changes anything, if a unit's shards belong on another device: that of its mesh, or
 /// with an offload_policy the CPU; StateError for a parameter whose unit is that of a module above.
-void to_empty(torch::nn::Module& module, at::Device device);
-
-template <class Impl>
-void to_empty(const torch::nn::ModuleHolder<Impl>& module, at::Device device) {
-  to_empty(static_cast<torch::nn::Module&>(*module.ptr()), device);
-}
+void to_empty(ModuleRef module, at::Device device);
 
 }  // namespace tessera

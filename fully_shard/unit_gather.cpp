@@ -105,7 +105,6 @@ at::Tensor UnitGather::new_flat_shard() {
 
 void UnitGather::start_in_place(const at::Tensor& flat_shard, BlockPool& pool,
                                 const std::vector<ShardedParam>& params) {
-  is_in_place_ = true;
   if (!gather_.has_parts()) {
     const at::AutoDispatchBelowADInplaceOrView below;
     std::vector<TensorPart> parts;
@@ -115,6 +114,7 @@ void UnitGather::start_in_place(const at::Tensor& flat_shard, BlockPool& pool,
     gather_.set_parts(std::move(parts));
   }
   gather_.start_in_place(flat_shard, options_.axes.shard_group(), pool);
+  is_in_place_ = true;
 }
 
 void UnitGather::wait() {

@@ -11,8 +11,8 @@
 //   Sharded ───────────▶ Gathering ─────────▶ Unsharded ────────────▶ Sharded
 //                          │    ▲                  │
 //                    drop  │    │ gather           │ reshard_smaller
-//                          ▼    │                  ▼
-//                        (back) └────────── ShardedSmaller
+//                          ▼    │                  ▼       reshard
+//                        (back) └────────── ShardedSmaller ────────▶ Sharded
 
 #include <cstdint>
 #include <functional>

@@ -6,8 +6,10 @@
 
 #include <stdexcept>
 
+#include "base/error.h"
 #include "dtensor/dtensor.h"
 #include "testing/expect.h"
+#include "testing/parity.h"
 #include "testing/run_ranks.h"
 #include "tests/fully_shard/small_models.h"
 #include "third_party/catch2/catch.h"
@@ -71,7 +73,7 @@ TEST_CASE("scalars, mixed dtypes and meshes of three axes are refused by name") 
     expect_throws<ValueError>([&] { fully_shard(block, {.mesh = cube}); }, "{pp: 2, dp: 2, tp: 1}");
     auto mesh = init_device_mesh(at::kCPU, {2, 2}, {"dp", "tp"});
     fully_shard(block, {.mesh = mesh["dp"]});
-    expect_throws<StateError>([&] { fsdp(*block->up); }, "was not called");
+    expect_throws<StateError>([&] { fsdp(*block->up); }, "neither fully_shard nor replicate was called");
   });
 }
 
@@ -132,12 +134,38 @@ TEST_CASE("parameters changed between forward and backward are an error that nam
   });
 }
 
+TEST_CASE("after an observer threw where forward begins, this model and the next one train on") {
+  run_ranks(2, [](int rank) {
+    const auto train = [&](Tower& tower, Tower& reference) {
+      tower->zero_grad();
+      reference->zero_grad();
+      average_reference(*reference, 2, [&](int of) { micro_batch_loss(reference, of).backward(); });
+      micro_batch_loss(tower, rank).backward();
+      check_sharded_parity(reference, tower);
+    };
+    for (int model = 0; model < 2; ++model) {
+      Tower reference = filled_tower(), tower = filled_tower();
+      shard_tower(tower);
+      const auto rows = to_local(tower->out->weight.detach());
+      micro_batch_loss(tower, rank);  // leaves the root unsharded
+      rows.mul_(1);                   // a write, so that the next forward gathers anew
+      bool fails = true;
+      fsdp(tower).set_event_observer([&](const UnitEvent& event) {
+        TESSERA_CHECK(KeyError, !fails || event.step != UnitStep::Reshard, "no place for {}", to_string(event));
+      });
+      expect_throws<KeyError>([&] { micro_batch_loss(tower, rank); }, "no place for reshard root");
+      fails = false;
+      train(tower, reference);
+    }
+  });
+}
+
 TEST_CASE("converting a module after sharding is an error at its next use") {
   run_ranks(2, [](int) {
     Block block(4, 4);
     fully_shard(block);
     block->to(at::kDouble);
-    expect_throws<StateError>([&] { block(make_batch(1, 3, 4)); }, "were replaced after it was sharded");
+    expect_throws<StateError>([&] { block(make_batch(1, 3, 4)); }, "were replaced after fully_shard took it");
   });
 }
 

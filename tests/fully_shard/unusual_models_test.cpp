@@ -197,18 +197,37 @@ TEST_CASE("a forward that writes its parameters is refused, unless one rank has 
   });
 }
 
-TEST_CASE("a sparse gradient is refused by name on every rank", "[unusual]") {
+/// A table whose gradient is sparse, or dense, and a layer in its place.
+struct TableOrLayerImpl : torch::nn::Module {
+  explicit TableOrLayerImpl(bool is_sparse)
+      : table(register_module("table", nn::Embedding(torch::nn::EmbeddingOptions(7, 3).sparse(is_sparse)))),
+        layer(register_module("layer", nn::Linear(2, 3))) {
+    fill_parameters(*this, 1);
+  }
+  at::Tensor forward(const at::Tensor& x) { return x.is_floating_point() ? layer(x) : table(x); }
+
+  nn::Embedding table;
+  nn::Linear layer;
+};
+TESSERA_MODULE(TableOrLayer);
+
+TEST_CASE("a sparse gradient is reduced as a dense one, also where other ranks have none", "[unusual]") {
   const bool syncs = GENERATE(true, false);
+  const int rank_without = GENERATE(-1, 0, 2);
   run_ranks(3, [&](int rank) {
-    nn::Embedding table(torch::nn::EmbeddingOptions(7, 3).sparse(true));
-    fully_shard(table);
-    const auto rows = at::arange(rank, rank + 3, at::kLong);
-    if (!syncs) {
-      fsdp(table).set_requires_gradient_sync(false);
-      table(rows).sum().backward();
-      fsdp(table).set_requires_gradient_sync(true);
+    TableOrLayer reference(/*is_sparse=*/false), sharded(/*is_sparse=*/true);
+    fully_shard(sharded);
+    const auto loss_of = [&](TableOrLayer& net, int of) {
+      return net(of == rank_without ? make_batch(1, 3, 2) : at::arange(of, of + 3, at::kLong)).square().sum();
+    };
+    for (int micro_batch = syncs ? 1 : 0; micro_batch < 2; ++micro_batch) {
+      for (int of = 0; of < 3; ++of) {
+        (loss_of(reference, of) / 3).backward();
+      }
+      fsdp(sharded).set_requires_gradient_sync(micro_batch == 1);
+      loss_of(sharded, rank).backward();
     }
-    expect_throws<NotImplementedError>([&] { table(rows).sum().backward(); }, "gradient of parameter 'weight' of ");
+    check_sharded_parity(reference->table, sharded->table);
   });
 }
 

@@ -117,7 +117,7 @@ TEST_CASE("rows 57, 88, 116: a forward with parameters that were replaced after 
     const auto model = make_model();
     model->to(at::kDouble);
     expect_throws<StateError>([&] { model(batch_of(get_rank()).to(at::kDouble)); },
-                              "were replaced after it was sharded");
+                              "were replaced after fully_shard took it");
     const auto other = make_model();
     // A plain part outside of the unit's forward.
     expect_throws<StateError>([&] { other->in(batch_of(get_rank())); },

@@ -166,6 +166,22 @@ TEST_CASE("rows 86, 116: local state dict: this rank's rows, flat; not over a me
   });
 }
 
+TEST_CASE("rows 86, 116: a state that does not fit on one rank is an error on all, and nothing is loaded") {
+  run_ranks(2, [](int rank) {
+    const auto model = make_model();
+    FSDP::set_state_dict_type(*model, kLocal);
+    FSDPStateDict state;
+    for (const auto& item : FSDP::state_dict(*model)) {
+      const bool is_last = item.key() == "out.bias";
+      state.insert(item.key(), is_last && rank == 1 ? at::zeros({7, 7}) : at::zeros_like(item.value()));
+    }
+    expect_throws<ValueError>(
+        [&] { FSDP::load_state_dict(*model, state); },
+        rank == 1 ? "load_state_dict: 'out.bias' is [7, 7]" : "rank 1 cannot: load_state_dict: '");
+    check_sharded_parity(*make_tower(), *model);
+  });
+}
+
 TEST_CASE("parameters that a forward without backward, or unshard(), left unsharded are saved and loaded as shards") {
   const auto settings = GENERATE(kFull, kSharded, kLocal);
   const bool by_forward = GENERATE(true, false);

@@ -69,6 +69,28 @@ TEST_CASE("row 90: summon_full_params writes back this rank's rows, or not; what
   }
 }
 
+TEST_CASE("rows 90, 116: an edit of one rank's rows between forward and backward is an error on every rank") {
+  run_ranks(2, [](int) {
+    const auto model = make_model();
+    const auto edit = [&](int64_t row) {
+      FSDP::summon_full_params(*model, {}, [&] {
+        const at::NoGradGuard no_grad;
+        TESSERA_EXPECT(row < 0 || model->in->weight[row].ne(7).any().item<bool>());
+        if (row >= 0) {
+          model->in->weight[row].fill_(7);
+        }
+      });
+    };
+    auto loss = weighted_loss(model(batch_of(0)));
+    edit(0);  // a row of rank 0
+    expect_throws<StateError>([&] { loss.backward(); }, "changed in place between forward and backward");
+    model->zero_grad();
+    loss = weighted_loss(model(batch_of(0)));
+    edit(-1);  // a look
+    loss.backward();
+  });
+}
+
 TEST_CASE("rows 91, 116: summon_full_params for rank 0 alone; with write-back it is refused") {
   run_ranks(2, [](int rank) {
     const auto model = make_model();

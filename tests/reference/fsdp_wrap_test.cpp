@@ -229,6 +229,45 @@ TEST_CASE("row 65: param_init_fn fills every module on the meta device once, bef
   CHECK(full_of(2).sum().item<float>() == 4.f);
 }
 
+TEST_CASE("rows 65, 116: what param_init_fn throws on one rank, all ranks throw") {
+  run_ranks(3, [](int rank) {
+    Tower tower(8, 6, 2);
+    for (const auto& parameter : tower->parameters()) {
+      const auto without_memory = at::empty_like(parameter.detach(), at::kMeta);
+      parameter.unsafeGetTensorImpl()->shallow_copy_from(without_memory.getIntrusivePtr());
+    }
+    const auto fill = [&](torch::nn::Module& module) {
+      TESSERA_CHECK(KeyError, rank != 1, "no values");
+      for (auto& parameter : module.parameters(/*recurse=*/false)) {
+        parameter.fill_(1);
+      }
+    };
+    const auto wrap = [&] { wrap_module(*tower, {.param_init_fn = fill, .sync_module_states = true}); };
+    rank == 1 ? expect_throws<KeyError>(wrap, "no values")
+              : expect_throws<ValueError>(wrap, "rank 1 cannot: no values");
+  });
+}
+
+TEST_CASE("rows 58, 116: groups that make no grid are refused on every rank") {
+  run_ranks(4, [](int rank) {
+    const auto wrap = [&](const std::vector<std::vector<int64_t>>& groups) {
+      const auto own =
+          std::ranges::find_if(groups, [&](const auto& ranks) { return std::ranges::count(ranks, rank) > 0; });
+      wrap_module(*make_tower(), {.process_group = FSDPProcessGroup(new_group(*own))});
+    };
+    expect_throws<Error>(
+        [&] {
+          wrap({{0, 1, 2}, {3}});
+        },
+        rank == 3 ? "rank 0 cannot: FullyShardedDataParallel: a group of ranks" : "is no axis of a grid");
+    expect_throws<Error>(
+        [&] {
+          wrap({{0, 2}, {1}, {3}});
+        },
+        "the ranks differ: rank 0 has groups of 2 ranks, at equal distances");
+  });
+}
+
 TEST_CASE("row 67: sync_module_states: rank 0's parameters and buffers win, in nested units too") {
   run_ranks(4, [](int rank) {
     auto tower = make_tower();

@@ -268,7 +268,7 @@ TEST_CASE("row 50: a model that is cast after sharding cannot train, and says wh
   run_ranks(2, [](int) {
     const auto model = sharded_of(nested_wrapped_model(), dp_mesh());
     model->to(at::kDouble);
-    expect_throws<StateError>([&] { train_for_several_steps(*model); }, "were replaced after it was sharded");
+    expect_throws<StateError>([&] { train_for_several_steps(*model); }, "were replaced after fully_shard took it");
   });
 }
 

@@ -7,8 +7,8 @@
 
 namespace tessera {
 
-CommDebugMode::CommDebugMode(torch::nn::Module& module) : scope_(*this) {
-  for (const auto& item : module.named_modules("", /*include_self=*/false)) {
+CommDebugMode::CommDebugMode(ModuleRef module) : scope_(*this) {
+  for (const auto& item : module->named_modules("", /*include_self=*/false)) {
     auto* point = find_hook_point(*item.value());
     if (!point) {
       continue;

@@ -14,7 +14,6 @@
 // After torch/distributed/tensor/debug/_comm_mode.py.
 
 #include <torch/nn/module.h>
-#include <torch/nn/pimpl.h>
 
 #include <map>
 #include <string>
@@ -23,6 +22,7 @@
 
 #include "comm/comm_observer.h"
 #include "nn/hook_point.h"
+#include "nn/module_ref.h"
 
 namespace tessera {
 
@@ -40,10 +40,7 @@ class CommDebugMode : public CommObserver {
 
   CommDebugMode() : scope_(*this) {}
   /// `module` must outlive the mode.
-  explicit CommDebugMode(torch::nn::Module& module);
-  template <class Impl>
-  explicit CommDebugMode(const torch::nn::ModuleHolder<Impl>& module)
-      : CommDebugMode(static_cast<torch::nn::Module&>(*module.ptr())) {}
+  explicit CommDebugMode(ModuleRef module);
   CommDebugMode(const CommDebugMode&) = delete;
   CommDebugMode& operator=(const CommDebugMode&) = delete;
 

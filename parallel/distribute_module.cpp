@@ -6,6 +6,7 @@
 #include <set>
 
 #include "base/error.h"
+#include "parallel/module_type_name.h"
 
 namespace tessera {
 
@@ -28,7 +29,7 @@ void check_without_gradient(const at::Tensor& tensor, const char* caller, const 
                             const torch::nn::Module& module) {
   TESSERA_CHECK(StateError, !tensor.defined() || is_dtensor(tensor) || !tensor.grad().defined(),
                 "{}: \"{}\" of {} has a gradient already, which would stay whole; call zero_grad() before", caller,
-                name, module.name());
+                name, module_type_name(module));
 }
 
 void distribute_in_place(at::Tensor tensor, const DeviceMesh& mesh, const Placements& placements,
@@ -49,20 +50,20 @@ void distribute_parameter(torch::nn::Module& module, const std::string& name, co
     for (const auto& [known, tensor] : tensors) {
       names.push_back(known);
     }
-    throw KeyError(fmt::format("distribute_parameter: {} has no parameter or buffer \"{}\"; it has: {}", module.name(),
-                               name, fmt::join(names, ", ")));
+    throw KeyError(fmt::format("distribute_parameter: {} has no parameter or buffer \"{}\"; it has: {}",
+                               module_type_name(module), name, fmt::join(names, ", ")));
   }
   TESSERA_CHECK(ValueError, !is_dtensor(found->second),
-                "distribute_parameter: \"{}\" of {} is {} already; redistribute it", name, module.name(),
+                "distribute_parameter: \"{}\" of {} is {} already; redistribute it", name, module_type_name(module),
                 dtensor_spec(found->second)->to_string());
   check_without_gradient(found->second, "distribute_parameter", name, module);
   distribute_in_place(found->second, mesh, placements, options);
 }
 
-void distribute_module(torch::nn::Module& module, const DeviceMesh& mesh, DistributeModuleOptions options) {
-  auto* point = options.input_fn || options.output_fn ? &hook_point(module, "distribute_module") : nullptr;
+void distribute_module(ModuleRef module, const DeviceMesh& mesh, DistributeModuleOptions options) {
+  auto* point = options.input_fn || options.output_fn ? &hook_point(*module, "distribute_module") : nullptr;
   const Placements replicated(static_cast<size_t>(mesh.ndim()), Replicate());
-  for (const auto& part : module.modules()) {
+  for (const auto& part : module->modules()) {
     for (const auto& [key, tensor] : own_tensors(*part)) {
       check_without_gradient(tensor, "distribute_module", key, *part);
     }
@@ -81,8 +82,8 @@ void distribute_module(torch::nn::Module& module, const DeviceMesh& mesh, Distri
       }
     }
   };
-  distribute("", module);
-  for (const auto& item : module.named_modules("", /*include_self=*/false)) {
+  distribute("", *module);
+  for (const auto& item : module->named_modules("", /*include_self=*/false)) {
     distribute(item.key(), *item.value());
   }
   if (options.input_fn) {

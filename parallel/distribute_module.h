@@ -14,13 +14,13 @@
 // After torch.distributed.tensor.distribute_module.
 
 #include <torch/nn/module.h>
-#include <torch/nn/pimpl.h>
 
 #include <functional>
 #include <string>
 
 #include "dtensor/dtensor.h"
 #include "nn/hook_point.h"
+#include "nn/module_ref.h"
 
 namespace tessera {
 
@@ -43,12 +43,6 @@ struct DistributeModuleOptions {
 
 /// Runs partition_fn everywhere, replicates the parameters and buffers that are plain after that, and registers
 /// input_fn and output_fn. Throws StateError if one of the latter is given and the module's type has no hook point.
-void distribute_module(torch::nn::Module& module, const DeviceMesh& mesh, DistributeModuleOptions options = {});
-
-template <class Impl>
-void distribute_module(const torch::nn::ModuleHolder<Impl>& module, const DeviceMesh& mesh,
-                       DistributeModuleOptions options = {}) {
-  distribute_module(static_cast<torch::nn::Module&>(*module.ptr()), mesh, std::move(options));
-}
+void distribute_module(ModuleRef module, const DeviceMesh& mesh, DistributeModuleOptions options = {});
 
 }  // namespace tessera

@@ -3,9 +3,14 @@
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/index_select.h>
 #include <ATen/ops/tensor.h>
+#include <ATen/ops/zeros.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
 
 #include "base/error.h"
 #include "nn/hook_point.h"
+#include "parallel/rank_records.h"
 #include "parallel/token_dispatch.h"
 
 namespace tessera {
@@ -27,6 +32,12 @@ int64_t count_experts(const ParallelStyle& style, const StyleTarget& target) {
   return first.value().size(0);
 }
 
+/// What the forwards of all ranks returned.
+struct Returned {
+  std::vector<int64_t> wrong;  // the ranks that did not return one row a token
+  Record row;                  // a row as the first rank that has some returned it
+};
+
 /// What the hooks of one module share. Calls nest: the innermost is the last.
 struct Dispatcher {
   struct Call {
@@ -41,6 +52,7 @@ struct Dispatcher {
 
   void send(TensorRefs inputs);
   void bring_back(torch::nn::Module& experts, TensorRefs outputs);
+  Returned compare_ranks(const at::Tensor& rows, bool is_right) const;
 };
 
 at::Tensor reordered(const at::Tensor& rows, const std::vector<int64_t>& order) {
@@ -53,6 +65,13 @@ std::vector<int64_t> inverse(const std::vector<int64_t>& order) {
     result[static_cast<size_t>(order[i])] = static_cast<int64_t>(i);
   }
   return result;
+}
+
+/// `out`, which has no rows, as what else it is on ranks that have some, and dependent on `zero`.
+at::Tensor without_rows(const at::Tensor& out, const Record& row, const at::Tensor& zero) {
+  const std::vector<int64_t> sizes(row.begin() + kRecordSizes, row.begin() + kRecordSizes + row[0]);
+  const auto dtype = static_cast<at::ScalarType>(row[1]);
+  return at::zeros(sizes, out.options().dtype(dtype)) + (out.sum() + zero).to(dtype);
 }
 
 /// A zero that depends on the tokens and on all parameters, so that backward comes by on a rank without tokens too and
@@ -76,23 +95,58 @@ void Dispatcher::send(TensorRefs inputs) {
                 where, inputs.size(), num_experts);
   auto& tokens = *inputs[0];
   auto& counts = *inputs[1];
-  const auto plan = plan_dispatch(gather_counts(counts, tokens.size(0), num_experts, mesh, where), mesh.local_rank());
+  const auto plan = plan_dispatch(gather_counts(counts, tokens, num_experts, mesh, where), mesh.local_rank());
   tokens = reordered(exchange_rows(tokens, plan.sent, plan.received, mesh), plan.order);
-  counts = at::tensor(plan.counts, at::kLong).to(counts.device());
+  counts = at::tensor(plan.counts, at::kLong).to(counts.device(), counts.scalar_type());
   calls.push_back({plan, tokens});
+}
+
+/// A rank without tokens may run other ops than the others, and return another dtype or width: zeros_like(tokens) does
+/// where the others' experts compute under autocast. The all-to-all back needs one kind on all ranks.
+Returned Dispatcher::compare_ranks(const at::Tensor& rows, bool is_right) const {
+  Record own{is_right ? 1 : 0, rows.size(0)};
+  const auto row = row_record(rows, where);
+  own.insert(own.end(), row.begin(), row.end());
+  const auto records = gather_records(own, mesh);
+  const auto row_of = [](const Record& record) { return Record(record.begin() + 2, record.end()); };
+  const auto has_rows = [](const Record& record) { return record[1] > 0; };
+  const auto first = std::ranges::find_if(records, has_rows);
+  Returned result{.wrong = {}, .row = row_of(first == records.end() ? records[0] : *first)};
+  std::vector<int64_t> other;
+  for (int64_t rank = 0; rank < mesh.size(); ++rank) {
+    const auto& record = records[static_cast<size_t>(rank)];
+    if (record[0] == 0) {
+      result.wrong.push_back(rank);
+    } else if (has_rows(record) && row_of(record) != result.row) {
+      other.push_back(rank);
+    }
+  }
+  TESSERA_CHECK(ValueError, !result.wrong.empty() || other.empty(),
+                "{}: the forwards of ranks [{}] returned rows of another dtype or other sizes than that of rank {}; "
+                "return one kind on all ranks. This rank's returned {}",
+                where, fmt::join(other, ", "), first - records.begin(), to_string(TensorMeta::of(rows)));
+  return result;
 }
 
 void Dispatcher::bring_back(torch::nn::Module& experts, TensorRefs outputs) {
   TESSERA_CHECK(StateError, !calls.empty(), "{}: an inner call of the module threw; call it again from outside", where);
   const auto [plan, tokens] = std::move(calls.back());
   calls.pop_back();
-  TESSERA_CHECK(ValueError, outputs.size() == 1 && outputs[0]->dim() > 0 && outputs[0]->size(0) == tokens.size(0),
-                "{}: forward got {} tokens and returned {} tensors{}; return one row a token", where, tokens.size(0),
-                outputs.size(),
+  const bool is_right = outputs.size() == 1 && outputs[0]->dim() > 0 && outputs[0]->size(0) == tokens.size(0);
+  Returned returned;
+  if (plan.some_get_none) {
+    returned = compare_ranks(is_right ? *outputs[0] : tokens, is_right);
+  } else if (!is_right) {
+    returned.wrong = {mesh.local_rank()};
+  }
+  TESSERA_CHECK(ValueError, returned.wrong.empty(),
+                "{}: the forwards of ranks [{}] did not return one row a token. This rank's got {} tokens and returned "
+                "{} tensors{}",
+                where, fmt::join(returned.wrong, ", "), tokens.size(0), outputs.size(),
                 outputs.empty() ? std::string() : ", the first " + to_string(TensorMeta::of(*outputs[0])));
   auto out = *outputs[0];
   if (tokens.size(0) == 0) {
-    out = out + zero_of(tokens, experts).to(out.scalar_type());
+    out = without_rows(out, returned.row, zero_of(tokens, experts));
   }
   *outputs[0] = exchange_rows(reordered(out, inverse(plan.order)), plan.received, plan.sent, mesh);
 }

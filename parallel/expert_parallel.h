@@ -12,26 +12,30 @@
 //   parallelize_module(moe, mesh["ep"], {{"experts", ExpertParallel()}});
 //
 // The module is called, under this style as without it, with all of a rank's tokens [n, ...] sorted by expert and how
-// many of them each expert has, `counts` [experts], both plain; it returns one row a token. Inside, forward gets the
-// tokens of all ranks for the experts that are here, sorted by expert, and their counts: the same code runs. Neither
-// tokens nor experts need to divide by the ranks; a rank may have none of either.
+// many of them each expert has, `counts` [experts] of int32 or int64, both plain; it returns one row a token. Inside,
+// forward gets the tokens of all ranks for the experts that are here, sorted by expert, and their counts in the
+// caller's dtype: the same code runs. Neither tokens nor experts need to divide by the ranks; a rank may have none of
+// either. What a forward without tokens returns, no rows, may have any dtype and width, as zeros_like(tokens) has: it
+// becomes what the others return.
 //
 // Parameters are cut along dim 0. Their gradients are sums over the tokens of all ranks, those of one process that has
 // all tokens; where the loss of each rank is a mean over its own tokens, and other gradients are averaged over the
 // ranks, divide them by the number of ranks.
 //
-// Communication of a call: an all-gather of the counts, which the host waits for, and two all-to-alls of tokens;
-// backward two again. After ExpertParallel in torchtitan (torchtitan/distributed/expert_parallel.py) and D. Lepikhin et
-// al.: GShard, 2020.
+// Communication of a call: an all-gather of the counts, which the host waits for, and two all-to-alls of tokens; where
+// a rank of the mesh gets no tokens, another such all-gather, of what the forwards returned. Backward: two all-to-alls.
+// After ExpertParallel in torchtitan (torchtitan/distributed/expert_parallel.py) and D. Lepikhin et al.: GShard, 2020.
 
 #include "parallel/parallel_style.h"
 
 namespace tessera {
 
 /// Errors: StateError for a module without hook point; ValueError for one without parameters or whose parameters differ
-/// in dim 0, for other inputs than two plain tensors, counts that do not fit, and another number of rows returned. The
-/// last, as whatever the module's forward throws, is raised on the rank where it happens, and the others wait for it
-/// until the time-out: a forward that may get no tokens has to return none.
+/// in dim 0, and, on every rank, for counts that do not fit and tokens whose dtype or width differs between ranks.
+/// Other inputs than two plain tensors, another number of rows returned, and whatever the module's forward throws, are
+/// errors on the rank where they happen, and the others wait for it until the time-out. Where a rank got no tokens,
+/// what the forwards returned is compared: another number of rows, and rows whose dtype or width differs, are errors on
+/// every rank.
 class ExpertParallel : public ParallelStyle {
  public:
   std::string name() const override { return "ExpertParallel"; }

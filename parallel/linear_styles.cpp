@@ -94,7 +94,8 @@ void apply_layer(const ParallelStyle& style, const StyleTarget& target, const Pa
     });
   }
   point.register_forward_hook([flow](HookPoint&, TensorRefs outputs) {
-    *outputs[0] = style_output(*outputs[0], flow.output_layout, flow.use_local_output);
+    *outputs[0] = style_output(*outputs[0], flow.output_layout,
+                               {.where = flow.input.where, .use_local_output = flow.use_local_output});
   });
 }
 

@@ -103,6 +103,11 @@ class OverlappedLinear : public torch::autograd::Function<OverlappedLinear> {
   static at::Tensor forward(AutogradContext* context, const at::Tensor& input, const at::Tensor& weight_t,
                             const std::optional<at::Tensor>& bias) {
     const at::AutoDispatchBelowADInplaceOrView below;
+    for (const auto& operand : {input, weight_t, bias.value_or(at::Tensor())}) {
+      if (operand.defined()) {  // it reads local tensors past dispatch, which would check that
+        check_not_stale(*dtensor_meta(operand), "ColwiseParallel with overlap");
+      }
+    }
     const auto layout = c10::make_intrusive<Layout>(dtensor_spec(input), bias.has_value());
     const auto& rows = layout->rows;
     const auto own = rows.to_matrix(dtensor_meta(input)->local);

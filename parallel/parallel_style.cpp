@@ -1,9 +1,6 @@
 #include "parallel/parallel_style.h"
 
-#include <c10/util/Type.h>
-
 #include "base/error.h"
-#include "nn/hook_point.h"
 #include "parallel/distribute_module.h"
 
 namespace tessera {
@@ -25,6 +22,31 @@ at::Tensor own_tensor(const torch::nn::Module& module, const std::string& name) 
   const auto buffers = module.named_buffers(/*recurse=*/false);
   const auto* found = buffers.find(name);
   return found ? *found : at::Tensor();
+}
+
+/// The tensor `name` of `module` as seen from the target: "norm.weight" for one of a module below it.
+std::string name_below(const StyleTarget& target, const torch::nn::Module& module, const std::string& name) {
+  for (const auto& item : target.module.named_modules("", /*include_self=*/false)) {
+    if (item.value().get() == &module) {
+      return item.key() + "." + name;
+    }
+  }
+  return name;
+}
+
+/// Throws if another style of the plan wants the tensor elsewhere.
+void claim(const ParallelStyle& style, const StyleTarget& target, const torch::nn::Module& module,
+           const std::string& name, const at::Tensor& tensor, const Placement& placement) {
+  if (!target.claims) {
+    return;
+  }
+  const auto own = style.describe(target);
+  const auto& first =
+      target.claims->try_emplace(tensor.unsafeGetTensorImpl(), StyleClaim{own, placement}).first->second;
+  TESSERA_CHECK(ValueError, first.placement == placement,
+                "{}: its \"{}\" would be {}, but {} of the same plan makes it {}. Use one style a parameter, also for "
+                "tied ones",
+                own, name_below(target, module, name), placement, first.style, first.placement);
 }
 
 /// Reduces a gradient that comes as a pending sum, or whole for a parameter that is cut. The parameter may be
@@ -56,22 +78,24 @@ void check_style_parameter(const ParallelStyle& style, const StyleTarget& target
   if (!tensor.defined()) {
     return;
   }
+  const auto wanted = normalized({placement}, tensor.dim(), target.mesh.ndim(), style.describe(target).c_str());
+  claim(style, target, module, name, tensor, wanted[0]);
   if (!is_dtensor(tensor)) {
     TESSERA_CHECK(ValueError, tensor.is_meta() || tensor.device().type() == target.mesh.device_type(),
                   "{}: its \"{}\" is on {}, but the mesh is {}; move the module to the mesh's device first",
-                  style.describe(target), name, tensor.device().str(), target.mesh);
+                  style.describe(target), name_below(target, module, name), tensor.device().str(), target.mesh);
     TESSERA_CHECK(StateError, !tensor.grad().defined(),
                   "{}: its \"{}\" has a gradient already, which would stay whole; call zero_grad() before "
                   "parallelize_module",
-                  style.describe(target), name);
+                  style.describe(target), name_below(target, module, name));
     return;
   }
   const auto& spec = dtensor_spec(tensor);
-  const auto wanted = normalized({placement}, tensor.dim(), target.mesh.ndim(), style.describe(target).c_str());
   TESSERA_CHECK(ValueError, spec->mesh() == target.mesh && spec->placements() == wanted,
                 "{}: its \"{}\" is {} already, and the style needs {} on {}. Use one style a parameter, also for tied "
                 "ones, and call parallelize_module before fully_shard",
-                style.describe(target), name, spec->to_string(), to_string(wanted), target.mesh);
+                style.describe(target), name_below(target, module, name), spec->to_string(), to_string(wanted),
+                target.mesh);
 }
 
 void distribute_style_parameter(const ParallelStyle& style, const StyleTarget& target, torch::nn::Module& module,
@@ -85,11 +109,6 @@ void distribute_style_parameter(const ParallelStyle& style, const StyleTarget& t
   if (own_parameter(module, name).defined()) {
     keep_gradient_placed(tensor, target.mesh, placement);
   }
-}
-
-std::string module_type_name(const torch::nn::Module& module) {
-  const auto* point = find_hook_point(module);
-  return point ? point->type_name() : c10::demangle(typeid(module).name());
 }
 
 }  // namespace tessera

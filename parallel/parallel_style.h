@@ -8,10 +8,14 @@
 //     std::string name() const override { return "Halved"; }
 //     void apply(const StyleTarget& target) const override {
 //       distribute_style_parameter(*this, target, target.module, "table", Shard(0));
-//       hook_point(target.module, describe(target)).register_forward_pre_hook(
+//       auto& point = hook_point(target.module, describe(target));
+//       point.register_forward_pre_hook(
 //           [mesh = target.mesh, where = describe(target)](HookPoint&, TensorRefs inputs) {
 //             *inputs[0] = style_input(*inputs[0], mesh, Replicate(), Replicate(), {.where = where});
 //           });
+//       point.register_forward_hook([where = describe(target)](HookPoint&, TensorRefs outputs) {
+//         *outputs[0] = style_output(*outputs[0], Shard(-1), {.where = where});
+//       });
 //     }
 //   };
 //   parallelize_module(model, mesh["tp"], {{"embed", Halved()}, {"layers.*.wq", ColwiseParallel()}});
@@ -24,14 +28,23 @@
 
 #include <concepts>
 #include <initializer_list>
+#include <map>
 #include <memory>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "dtensor/dtensor.h"
+#include "parallel/module_type_name.h"
 
 namespace tessera {
+
+/// What a style wants of a parameter or buffer.
+struct StyleClaim {
+  std::string style;  // ParallelStyle::describe
+  Placement placement;
+};
+using StyleClaims = std::map<const c10::TensorImpl*, StyleClaim>;
 
 /// The module that a style is applied to.
 struct StyleTarget {
@@ -42,6 +55,8 @@ struct StyleTarget {
   DeviceMesh mesh;
   /// Whose data count where parameters are cut.
   DistributeOptions distribute = {};
+  /// Of all styles of a plan, so that two that place one tensor differently are found. check_style_parameter keeps it.
+  std::shared_ptr<StyleClaims> claims = nullptr;
 };
 
 class ParallelStyle {
@@ -96,19 +111,16 @@ class ParallelPlan {
 };
 
 /// For ParallelStyle::check: throws ValueError if parameter `name` of `module` (the target or a module below it) is on
-/// another type of device than the target's mesh, or a DTensor that lies otherwise than on that mesh under `placement`,
-/// and StateError if it is whole and has a gradient. A DTensor that lies so is a tied parameter that
-/// another module of the plan brought there.
+/// another type of device than the target's mesh, has no dim that `placement` cuts, is a DTensor that lies otherwise
+/// than on that mesh under `placement`, or is to lie otherwise by another style of the plan; and StateError if it is
+/// whole and has a gradient. A DTensor that lies so is a tied parameter that another module of the plan brought there.
 void check_style_parameter(const ParallelStyle& style, const StyleTarget& target, const torch::nn::Module& module,
                            const std::string& name, const Placement& placement);
 
 /// For ParallelStyle::apply: cuts or copies a parameter or buffer over the target's mesh, unless it is undefined (a
 /// Linear without bias) or a DTensor that lies so already. Gradients of a parameter come in the same placement, also of
-/// one that is frozen and unfrozen later: a pending sum is reduced when backward reaches it, once a use.
+/// one that is frozen and unfrozen later: a pending sum is reduced when backward reaches it, once a backward.
 void distribute_style_parameter(const ParallelStyle& style, const StyleTarget& target, torch::nn::Module& module,
                                 const std::string& name, const Placement& placement);
-
-/// "torch::nn::LinearImpl", also for a hooked one.
-std::string module_type_name(const torch::nn::Module& module);
 
 }  // namespace tessera

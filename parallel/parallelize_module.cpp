@@ -74,7 +74,7 @@ void add_matches(std::vector<Application>& applications, const ParallelPlan::Ent
                   "parallelize_module: {} would get {} by \"{}\", but has {} by an earlier entry of the plan; one "
                   "style a module (PrepareModuleInputOutput places both inputs and outputs)",
                   shown(path), entry.style->name(), entry.path, found->style->name());
-    applications.push_back({entry.style, StyleTarget{*module, path, like.mesh, like.distribute}});
+    applications.push_back({entry.style, StyleTarget{*module, path, like.mesh, like.distribute, like.claims}});
   }
   if (!matched) {
     throw_no_match(entry.path, root, modules);
@@ -94,17 +94,17 @@ void check_application(const Application& application) {
 
 }  // namespace
 
-void parallelize_module(torch::nn::Module& module, const DeviceMesh& tp_mesh, const ParallelPlan& plan,
+void parallelize_module(ModuleRef module, const DeviceMesh& tp_mesh, const ParallelPlan& plan,
                         DistributeOptions options) {
   TESSERA_CHECK(ValueError, tp_mesh.defined() && tp_mesh.ndim() == 1,
                 "parallelize_module: {}, but a style works along one axis; pass mesh[\"tp\"], or whatever that axis is "
                 "called",
                 tp_mesh);
-  const auto modules = named_modules(module);
-  const StyleTarget like{module, "", tp_mesh, options};
+  const auto modules = named_modules(*module);
+  const StyleTarget like{*module, "", tp_mesh, options, std::make_shared<StyleClaims>()};
   std::vector<Application> applications;
   for (const auto& entry : plan.entries()) {
-    add_matches(applications, entry, module, modules, like);
+    add_matches(applications, entry, *module, modules, like);
   }
   for (const auto& application : applications) {
     check_application(application);

@@ -17,29 +17,25 @@
 // give them one batch, that of mesh.local_rank("dp"). Of different ones the results are sums that mean nothing, which
 // nothing finds.
 //
-// All ranks of the mesh must call with the same plan. Everything is checked before anything is changed, but for a tied
-// parameter that two styles of the plan place differently: that is found when the second one meets it.
+// All ranks of the mesh must call with the same plan. Everything is checked before anything is changed, also that no
+// two styles of the plan place one parameter differently, be it tied or below a module that is SequenceParallel. Of
+// styles of one's own that holds as far as their check() says; what it leaves out is found when they are applied.
 // Thread safety: one thread a rank.
 // After parallelize_module in torch/distributed/tensor/parallel/api.py; unlike there, a path that matches nothing is
 // an error.
 
 #include <torch/nn/module.h>
-#include <torch/nn/pimpl.h>
 
+#include "nn/module_ref.h"
 #include "parallel/parallel_style.h"
 
 namespace tessera {
 
 /// Throws KeyError for a path that matches no module (it lists close ones); ValueError if `tp_mesh` has not one axis;
-/// StateError if a module would get two styles, in this plan or with an earlier one, or a style needs hooks and the
-/// module's type has none; and what styles throw for modules that they cannot be applied to.
-void parallelize_module(torch::nn::Module& module, const DeviceMesh& tp_mesh, const ParallelPlan& plan,
+/// StateError if a module would get two styles in this plan, or has one of an earlier call, which is known where its
+/// type has a hook point, or a style needs hooks and the type has none; and what styles throw for modules that they
+/// cannot be applied to.
+void parallelize_module(ModuleRef module, const DeviceMesh& tp_mesh, const ParallelPlan& plan,
                         DistributeOptions options = {});
-
-template <class Impl>
-void parallelize_module(const torch::nn::ModuleHolder<Impl>& module, const DeviceMesh& tp_mesh,
-                        const ParallelPlan& plan, DistributeOptions options = {}) {
-  parallelize_module(static_cast<torch::nn::Module&>(*module.ptr()), tp_mesh, plan, options);
-}
 
 }  // namespace tessera

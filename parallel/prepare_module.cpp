@@ -15,7 +15,6 @@ namespace {
 
 /// What happens to a list of tensors, inputs or outputs.
 struct Preparation {
-  const char* what;  // "input" or "output"
   Layouts layouts;
   Layouts desired;
   bool is_named = false;
@@ -26,12 +25,12 @@ struct Preparation {
     TESSERA_CHECK(ValueError, tensors.size() == layouts.size(),
                   "{}: forward's {}s hold {} tensors, but there are {} {}. Give one for each defined tensor, "
                   "std::nullopt for those to leave alone",
-                  options.where, what, tensors.size(), layouts.size(),
-                  is_named ? "input_names()" : fmt::format("{}_layouts", what));
+                  options.where, options.what, tensors.size(), layouts.size(),
+                  is_named ? "input_names()" : fmt::format("{}_layouts", options.what));
     for (size_t i = 0; i < tensors.size(); ++i) {
       if (layouts[i]) {
-        const auto placed = style_input(*tensors[i], mesh, *layouts[i], *desired[i], options);
-        *tensors[i] = use_local_output ? to_local(placed) : placed;
+        auto placed = style_input(*tensors[i], mesh, *layouts[i], *desired[i], options);
+        *tensors[i] = use_local_output ? moved_local(std::move(placed), *tensors[i]) : placed;
       }
     }
   }
@@ -102,10 +101,12 @@ Positions positions_of(const torch::nn::Module& module, const std::string& where
 
 void prepare_inputs(const StyleTarget& target, const std::string& where, const PrepareModuleInputOptions& options) {
   auto [layouts, desired] = positions_of(target.module, where, options);
+  if (layouts.empty()) {
+    return;
+  }
   hook_point(target.module, where)
       .register_forward_pre_hook(
-          [mesh = target.mesh, prepare = Preparation{.what = "input",
-                                                     .layouts = std::move(layouts),
+          [mesh = target.mesh, prepare = Preparation{.layouts = std::move(layouts),
                                                      .desired = std::move(desired),
                                                      .is_named = !options.input_kwarg_layouts.empty(),
                                                      .use_local_output = options.use_local_output,
@@ -114,13 +115,16 @@ void prepare_inputs(const StyleTarget& target, const std::string& where, const P
 }
 
 void prepare_outputs(const StyleTarget& target, const std::string& where, const PrepareModuleOutputOptions& options) {
+  if (options.output_layouts.empty()) {
+    return;
+  }
   hook_point(target.module, where)
       .register_forward_hook(
-          [mesh = target.mesh, prepare = Preparation{.what = "output",
-                                                     .layouts = options.output_layouts,
-                                                     .desired = options.desired_output_layouts,
-                                                     .use_local_output = options.use_local_output,
-                                                     .options = {.where = where, .even_shards = options.even_shards}}](
+          [mesh = target.mesh,
+           prepare = Preparation{.layouts = options.output_layouts,
+                                 .desired = options.desired_output_layouts,
+                                 .use_local_output = options.use_local_output,
+                                 .options = {.where = where, .what = "output", .even_shards = options.even_shards}}](
               HookPoint&, TensorRefs tensors) { prepare(mesh, tensors); });
 }
 

@@ -9,7 +9,9 @@
 // One entry for each tensor, in the order in which forward declares them. Arguments that hold no tensor (numbers,
 // undefined or absent optional tensors) are not counted, and those that hold several (vectors, tuples, structs with
 // tensor_fields) count as several, opened in order; see nn/tensor_visitor.h. A call with another number of tensors than
-// entries throws, so an optional argument that is left out cannot shift layouts to the wrong tensors.
+// entries throws, so an optional argument that is left out cannot shift layouts to the wrong tensors. Without any
+// entry, as for the inputs of a PrepareModuleInputOutput that is there for outputs only, tensors are left alone and not
+// counted.
 //
 // C++ functions have no named arguments. A module that names its own tensors can be given layouts by those names, as
 // PyTorch's keyword arguments are; what is not named is left alone:
@@ -55,8 +57,8 @@ struct PrepareModuleInputOptions {
   /// The same by name; for modules that are NamedInputs. Both have the same names.
   NamedLayouts input_kwarg_layouts = {};
   NamedLayouts desired_input_kwarg_layouts = {};
-  /// forward gets the local tensors of those DTensors. Their gradients, where the placement is Replicate, must then be
-  /// equal on every rank.
+  /// forward gets the local tensors of those DTensors, which it may write in place where their layout has changed.
+  /// Their gradients, where the placement is Replicate, must then be equal on every rank.
   bool use_local_output = false;
   /// See style_tensors.h: plain shards are cut evenly.
   bool even_shards = false;
@@ -66,7 +68,7 @@ struct PrepareModuleOutputOptions {
   /// What plain results of forward are.
   Layouts output_layouts;
   Layouts desired_output_layouts;
-  /// The caller gets local tensors.
+  /// The caller gets local tensors, which it may write in place where their layout has changed.
   bool use_local_output = true;
   bool even_shards = false;
 };

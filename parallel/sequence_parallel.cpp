@@ -25,6 +25,11 @@ void for_each_tensor(const StyleTarget& target, Visit visit) {
   }
 }
 
+/// Its local tensor, of a sum that is still to be added up the sum: nothing would add up plain terms.
+at::Tensor local_output(const at::Tensor& output) {
+  return moved_local(redistribute(output, gradient_placements(placements(output))), output);
+}
+
 }  // namespace
 
 void SequenceParallel::check(const StyleTarget& target) const {
@@ -48,7 +53,9 @@ void SequenceParallel::apply(const StyleTarget& target) const {
   if (options_.use_local_output) {
     point.register_forward_hook([](HookPoint&, TensorRefs outputs) {
       for (auto* output : outputs) {
-        *output = is_dtensor(*output) ? to_local(*output) : *output;
+        if (is_dtensor(*output)) {
+          *output = local_output(*output);
+        }
       }
     });
   }

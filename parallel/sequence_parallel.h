@@ -20,6 +20,8 @@ namespace tessera {
 
 struct SequenceParallelOptions {
   int64_t sequence_dim = 1;
+  /// Outputs are plain: each rank's part, or the whole where the module left no dim cut. A pending sum is added up
+  /// first, by an all-reduce, so that a plain output is never a mere term.
   bool use_local_output = false;
   /// See style_tensors.h: a plain input is cut evenly.
   bool even_shards = false;

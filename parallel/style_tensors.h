@@ -23,6 +23,8 @@ namespace tessera {
 struct StyleInputOptions {
   /// What errors begin with: ParallelStyle::describe.
   std::string where;
+  /// What errors call the tensor: "input", or "output" where a style places a module's results.
+  const char* what = "input";
   /// The global size of the dim that a plain tensor is sharded along, where the module knows it.
   std::optional<int64_t> sharded_size = std::nullopt;
   /// Plain shards are equally long on all ranks.
@@ -30,16 +32,30 @@ struct StyleInputOptions {
 };
 
 /// `tensor` as a DTensor on `mesh` (1-D) under `desired`. A plain one is this rank's part under `layout`; a DTensor's
-/// own placement counts. Throws ValueError if a DTensor lies on another mesh or a plain tensor does not fit `layout`.
+/// own placement counts. Throws ValueError, which begins with options.where, if a DTensor lies on another mesh, a plain
+/// tensor on another type of device or does not fit `layout`, or `desired` is no placement of a tensor of so many dims.
 at::Tensor style_input(const at::Tensor& tensor, const DeviceMesh& mesh, const Placement& layout,
                        const Placement& desired, const StyleInputOptions& options);
 
-/// `tensor`, which a layer has just computed, under `layout`, or its local tensor then, which may be written in place.
-at::Tensor style_output(const at::Tensor& tensor, const Placement& layout, bool use_local_output);
+struct StyleOutputOptions {
+  /// What errors begin with: ParallelStyle::describe.
+  std::string where;
+  bool use_local_output = true;
+};
+
+/// `tensor`, a DTensor that a layer has just computed, under `layout` on its mesh (1-D), or its local tensor then,
+/// which may be written in place. Throws ValueError, which begins with options.where, for a plain tensor and a `layout`
+/// that does not fit it.
+at::Tensor style_output(const at::Tensor& tensor, const Placement& layout, const StyleOutputOptions& options);
+
+/// The local tensor of `placed`, a DTensor that a style made of `from` and gives up. It may be written in place where
+/// `placed` has memory of its own; else it is that of to_local(), as `from` or who made it would not know of the write.
+at::Tensor moved_local(at::Tensor placed, const at::Tensor& from);
 
 /// Global sizes of the tensor of which each rank of `mesh` (1-D) holds `local` under Shard(dim), found by one
 /// all-gather. Throws ValueError, on every rank, if these tensors are not the cut of one that torch.chunk makes.
+/// `options` say what errors begin with and what they call the tensor.
 std::vector<int64_t> exchange_shape(const at::Tensor& local, const DeviceMesh& mesh, int64_t dim,
-                                    const std::string& where);
+                                    const StyleInputOptions& options);
 
 }  // namespace tessera

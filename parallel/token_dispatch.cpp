@@ -2,15 +2,18 @@
 
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/empty.h>
-#include <ATen/ops/tensor.h>
 #include <fmt/ranges.h>
 #include <torch/csrc/autograd/custom_function.h>
 
+#include <algorithm>
 #include <numeric>
+#include <optional>
 
 #include "base/error.h"
 #include "comm/collectives.h"
+#include "dtensor/dtensor_spec.h"
 #include "dtensor/shard_math.h"
+#include "parallel/rank_records.h"
 
 namespace tessera {
 
@@ -56,6 +59,18 @@ class ExchangeRows : public torch::autograd::Function<ExchangeRows> {
   }
 };
 
+/// The counts if there is one for each expert and they add up to the rows.
+std::optional<std::vector<int64_t>> right_counts(const at::Tensor& counts, int64_t num_rows, int64_t num_experts) {
+  const bool is_integer = counts.scalar_type() == at::kInt || counts.scalar_type() == at::kLong;
+  if (!is_integer || counts.dim() != 1 || counts.size(0) != num_experts) {
+    return std::nullopt;
+  }
+  const auto host = counts.to(at::kCPU, at::kLong).contiguous();
+  std::vector<int64_t> values(host.const_data_ptr<int64_t>(), host.const_data_ptr<int64_t>() + num_experts);
+  const bool adds_up = std::ranges::all_of(values, [](int64_t count) { return count >= 0; }) && sum(values) == num_rows;
+  return adds_up ? std::make_optional(std::move(values)) : std::nullopt;
+}
+
 }  // namespace
 
 DispatchPlan plan_dispatch(const std::vector<std::vector<int64_t>>& counts, int64_t rank) {
@@ -71,6 +86,8 @@ DispatchPlan plan_dispatch(const std::vector<std::vector<int64_t>>& counts, int6
     plan.sent.push_back(sum(rows_for(counts[static_cast<size_t>(rank)], peer)));
     got.push_back(rows_for(counts[static_cast<size_t>(peer)], rank));
     plan.received.push_back(sum(got.back()));
+    const auto rows_of_all = [&](int64_t total, const auto& row) { return total + sum(rows_for(row, peer)); };
+    plan.some_get_none |= std::accumulate(counts.begin(), counts.end(), int64_t{0}, rows_of_all) == 0;
   }
   const size_t own_experts = got[0].size();
   for (size_t expert = 0; expert < own_experts; ++expert) {
@@ -88,36 +105,38 @@ DispatchPlan plan_dispatch(const std::vector<std::vector<int64_t>>& counts, int6
   return plan;
 }
 
-std::vector<std::vector<int64_t>> gather_counts(const at::Tensor& counts, int64_t num_rows, int64_t num_experts,
+std::vector<std::vector<int64_t>> gather_counts(const at::Tensor& counts, const at::Tensor& tokens, int64_t num_experts,
                                                 const DeviceMesh& mesh, const std::string& where) {
-  // The last number of a record says whether the rank's counts are right.
-  std::vector<int64_t> own(static_cast<size_t>(num_experts) + 1, 0);
-  const auto host = counts.to(at::kCPU, at::kLong).contiguous();
-  const auto* values = host.const_data_ptr<int64_t>();
-  const bool right = counts.dim() == 1 && host.numel() == num_experts && !counts.is_floating_point() &&
-                     std::all_of(values, values + num_experts, [](int64_t count) { return count >= 0; }) &&
-                     std::accumulate(values, values + num_experts, int64_t{0}) == num_rows;
-  if (right) {
-    std::copy(values, values + num_experts, own.begin());
-    own.back() = 1;
-  }
-  const auto sent = at::tensor(own, at::kLong).to(at::Device(mesh.device_type()));
-  const auto received = at::empty({mesh.size() * sent.numel()}, sent.options());
-  all_gather(received, sent, mesh.group());
-  const auto all = received.to(at::kCPU);
+  // A record: whether the rank's counts are right, the counts, and a token's dtype and sizes.
+  const auto own_counts = right_counts(counts, tokens.size(0), num_experts);
+  Record own{own_counts ? 1 : 0};
+  const auto told = own_counts.value_or(Record(static_cast<size_t>(num_experts), 0));
+  own.insert(own.end(), told.begin(), told.end());
+  const auto token = row_record(tokens, where);
+  own.insert(own.end(), token.begin(), token.end());
+
+  const auto records = gather_records(own, mesh);
   std::vector<std::vector<int64_t>> result;
-  std::vector<int64_t> wrong;
-  for (int64_t rank = 0; rank < mesh.size(); ++rank) {
-    const auto* first = all.const_data_ptr<int64_t>() + rank * sent.numel();
-    result.emplace_back(first, first + num_experts);
-    if (first[num_experts] == 0) {
+  std::vector<size_t> wrong, other;
+  for (size_t rank = 0; rank < records.size(); ++rank) {
+    const auto& record = records[rank];
+    const auto token_of = [&](const Record& of) { return of.begin() + 1 + num_experts; };
+    result.emplace_back(record.begin() + 1, token_of(record));
+    if (record[0] == 0) {
       wrong.push_back(rank);
+    }
+    if (!std::equal(token_of(record), record.end(), token_of(records[0]))) {
+      other.push_back(rank);
     }
   }
   TESSERA_CHECK(ValueError, wrong.empty(),
-                "{}: the counts of ranks [{}] are not right; pass one integer for each of the {} experts, which add up "
-                "to the number of tokens. This rank has {} tokens and counts of sizes [{}]",
-                where, fmt::join(wrong, ", "), num_experts, num_rows, fmt::join(counts.sizes(), ", "));
+                "{}: the counts of ranks [{}] are not right; pass one integer (int32 or int64) for each of the {} "
+                "experts, which add up to the number of tokens. This rank has {} tokens and counts {}",
+                where, fmt::join(wrong, ", "), num_experts, tokens.size(0), to_string(TensorMeta::of(counts)));
+  TESSERA_CHECK(ValueError, other.empty(),
+                "{}: the tokens of ranks [{}] have another dtype or other sizes behind the rows than those of rank 0; "
+                "pass the same kind on all ranks, also on one that has none. This rank's are {}",
+                where, fmt::join(other, ", "), to_string(TensorMeta::of(tokens)));
   return result;
 }
 

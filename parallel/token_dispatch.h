@@ -25,15 +25,17 @@ struct DispatchPlan {
   std::vector<int64_t> received;  // rows from each rank
   std::vector<int64_t> counts;    // received rows for each of this rank's experts
   std::vector<int64_t> order;     // row i of the sorted ones was got as row order[i]
+  bool some_get_none = false;     // whether there is a rank, this or another, that gets no rows
 };
 
 /// `counts[rank][expert]`: how many rows for each of all experts a rank has. Experts are cut over ranks as torch.chunk
 /// cuts them.
 DispatchPlan plan_dispatch(const std::vector<std::vector<int64_t>>& counts, int64_t rank);
 
-/// Every rank's `counts` (of `num_experts` integers), whose sum is the number of rows. Throws ValueError that names
-/// `where`, on every rank, if one of them passes other counts.
-std::vector<std::vector<int64_t>> gather_counts(const at::Tensor& counts, int64_t num_rows, int64_t num_experts,
+/// Every rank's `counts` (of `num_experts` integers, int32 or int64), whose sum is the number of rows of its `tokens`.
+/// Throws ValueError that names `where`, on every rank, if one of them passes other counts, or tokens of another dtype
+/// or other sizes behind the rows.
+std::vector<std::vector<int64_t>> gather_counts(const at::Tensor& counts, const at::Tensor& tokens, int64_t num_experts,
                                                 const DeviceMesh& mesh, const std::string& where);
 
 /// The first sent[0] rows to rank 0 of the 1-D mesh, the next to rank 1, ...: the rows from rank 0, then those from

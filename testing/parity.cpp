@@ -1,6 +1,9 @@
 #include "testing/parity.h"
 
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/isfinite.h>
+
+#include <algorithm>
 
 #include "dtensor/dtensor.h"
 #include "dtensor/whole_tensor.h"
@@ -32,6 +35,22 @@ at::Tensor reduced(const at::Tensor& tensor) {
   return redistribute(tensor.detach(), settled);
 }
 
+bool is_finite(const at::Tensor& tensor) {
+  // No kernel for numbers of 8 bits.
+  return at::isfinite(tensor.is_floating_point() ? tensor.to(at::kDouble) : tensor).all().item<bool>();
+}
+
+/// The largest magnitude among the gradients; NaNs do not count.
+double largest_gradient(const torch::nn::Module& reference) {
+  double largest = 0;
+  for (const auto& parameter : reference.parameters()) {
+    if (parameter.grad().defined() && parameter.grad().numel() > 0) {
+      largest = std::max(largest, parameter.grad().abs().max().item<double>());
+    }
+  }
+  return largest;
+}
+
 void compare(const std::string& what, const at::Tensor& whole, const at::Tensor& given, Tolerance tolerance) {
   if (!is_dtensor(given)) {
     fail(what +
@@ -39,12 +58,18 @@ void compare(const std::string& what, const at::Tensor& whole, const at::Tensor&
          "it is unsharded and reshard() is to be called");
   }
   const at::Tensor sharded = reduced(given);
+  if (!is_finite(whole)) {
+    fail(what + " is not finite in the reference, which diverged: nothing can be compared with it");
+  }
   if (whole.sizes() != sharded.sizes()) {
     fail(fmt::format("{} is {}, expected {}", what, dtensor_spec(sharded)->to_string(),
                      to_string(TensorMeta::of(whole))));
   }
-  const auto expected = part_of_whole(whole, *dtensor_spec(sharded));
-  const auto text = describe_difference(to_local(sharded), expected, tolerance);
+  const auto local = to_local(sharded);
+  if (local.device() != whole.device()) {
+    fail(fmt::format("the local tensor of {} is on {}, expected {}", what, local.device().str(), whole.device().str()));
+  }
+  const auto text = describe_difference(local, part_of_whole(whole, *dtensor_spec(sharded)), tolerance);
   if (!text.empty()) {
     fail(fmt::format("the local tensor of {}, {}: {}", what, dtensor_spec(sharded)->to_string(), text));
   }
@@ -91,6 +116,8 @@ void check_sharded_parity(const torch::nn::Module& reference, const torch::nn::M
   if (expected.size() != actual.size()) {
     fail(fmt::format("{} parameters, expected {}", actual.size(), expected.size()));
   }
+  auto of_gradients = options.tolerance;
+  of_gradients.atol *= options.gradients ? std::min(1.0, largest_gradient(reference)) : 1;
   FirstDifference first;
   for (size_t i = 0; i < expected.size(); ++i) {
     const auto name = without_prefixes(actual[i].key(), options.prefixes_to_ignore);
@@ -101,7 +128,7 @@ void check_sharded_parity(const torch::nn::Module& reference, const torch::nn::M
     });
     first.look([&] { compare("parameter '" + name + "'", expected[i].value(), actual[i].value(), options.tolerance); });
     if (options.gradients) {
-      first.look([&] { compare_gradients(name, expected[i].value(), actual[i].value(), options.tolerance); });
+      first.look([&] { compare_gradients(name, expected[i].value(), actual[i].value(), of_gradients); });
     }
   }
   first.rethrow();

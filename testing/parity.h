@@ -23,13 +23,15 @@ struct ParityOptions {
   /// Taken out of the sharded module's parameter names wherever they occur, as wrappers add them.
   std::vector<std::string> prefixes_to_ignore = {};
   Tolerance tolerance = {};
-  /// Compare gradients too: both undefined, or equal.
+  /// Compare gradients too: both undefined, or equal. Their atol is the tolerance's times the largest number among all
+  /// gradients of the reference, where that is below 1: else gradients of 1e-6 would be equal to zeros.
   bool gradients = true;
 };
 
-/// Throws ExpectationError naming the first parameter that differs: its name, that it is no DTensor, its local
-/// tensor or its gradient. `reference` holds plain parameters. No communication unless a parameter or gradient is
-/// Partial: then it is reduced, for which all ranks of its mesh call this.
+/// Throws ExpectationError naming the first parameter that differs: its name, that it is no DTensor, its device, its
+/// local tensor or its gradient; or that is not finite in the reference, whose comparison would say nothing.
+/// `reference` holds plain parameters. No communication unless a parameter or gradient is Partial: then it is reduced,
+/// for which all ranks of its mesh call this.
 void check_sharded_parity(const torch::nn::Module& reference, const torch::nn::Module& sharded,
                           const ParityOptions& options = {});
 

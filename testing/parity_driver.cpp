@@ -1,6 +1,7 @@
 #include "testing/parity_driver.h"
 
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/isfinite.h>
 
 #include "comm/collectives.h"
 #include "fully_shard/composable_apis.h"
@@ -13,9 +14,13 @@ namespace {
 
 constexpr Tolerance kLowPrecision{.rtol = 2e-2, .atol = 2e-2};
 
+/// Whether something is computed or sent in less than float32.
 bool is_mixed(const FSDPParityOptions& options) {
+  const auto is_low = [](std::optional<at::ScalarType> dtype) {
+    return dtype && c10::elementSize(*dtype) < c10::elementSize(at::kFloat);
+  };
   const auto& policy = options.fsdp_options.mp_policy;
-  return policy.param_dtype || policy.reduce_dtype;
+  return is_low(policy.param_dtype) || is_low(policy.reduce_dtype);
 }
 
 InitOptions common_init(const FSDPParityOptions& options) {
@@ -109,6 +114,9 @@ void test_fsdp_parity(const ModelClass& model_class, const FSDPParityOptions& op
   train.autocast = false;
   train.save_model = options.save_model;
   const auto actual = train_for_several_steps(*sharded, train);
+  TESSERA_CHECK(ExpectationError, at::isfinite(expected).all().item<bool>(),
+                "test_fsdp_parity: the reference's loss is {}: it diverged, and nothing can be compared with it",
+                expected.item<double>());
   const bool is_low = is_mixed(options) || options.use_pure_fp16;
   expect_close(actual.to(at::kFloat), expected.to(at::kFloat), is_low ? kLowPrecision : options.tolerance);
   if (!is_low) {

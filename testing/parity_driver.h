@@ -4,7 +4,7 @@
 //   test_fsdp_parity(nested_wrapped_model(), {.mesh = mesh, .num_iters = 3});
 //
 // The reference is the plain model with gradients averaged over the ranks. Parameters are compared only where nothing
-// computes in a lower precision; losses always, whatever their dtype.
+// computes in a lower precision than float32; losses always, whatever their dtype.
 // After FSDPTest._test_fsdp_parity in torch/testing/_internal/common_fsdp.py.
 
 #include <functional>
@@ -53,7 +53,7 @@ struct FSDPParityOptions {
 };
 
 /// Throws ValueError for NO_FSDP, and for a model that cannot be built (names it, with the cause);
-/// ExpectationError where a loss or a parameter differs. Collective.
+/// ExpectationError where a loss or a parameter differs, or the reference's loss is not finite. Collective.
 void test_fsdp_parity(const ModelClass& model_class, const FSDPParityOptions& options);
 
 }  // namespace tessera::testing

@@ -6,8 +6,8 @@
 //   expect_close(loss, reference, {.rtol = 1e-4, .atol = 1e-4});
 //   expect_bit_equal(grad, reference_grad);
 //
-// Sizes and dtypes must be equal; NaN equals NaN, whatever its bits. A DTensor is compared by its full tensor (a
-// collective).
+// Sizes and dtypes must be equal; NaN equals NaN, whatever its bits, and an undefined tensor equals another one. A
+// DTensor is compared by its full tensor (a collective).
 
 #include <ATen/core/Tensor.h>
 

@@ -1,14 +1,17 @@
 // Tensor, sequence and context parallelism on every device that there is, each rank on a stream of its own.
 
 #include <ATen/TensorOperators.h>
+#include <ATen/ops/ones.h>
 #include <ATen/ops/scaled_dot_product_attention.h>
 
 #include "activation_checkpoint/checkpoint.h"
 #include "fully_shard/fully_shard.h"
+#include "nn/linear.h"
 #include "parallel/context_parallel.h"
 #include "parallel/linear_styles.h"
 #include "parallel/parallelize_module.h"
 #include "parallel/sequence_parallel.h"
+#include "testing/expect.h"
 #include "testing/tensor_matchers.h"
 #include "testing/test_devices.h"
 #include "tests/parallel/llama.h"
@@ -74,6 +77,21 @@ TEST_CASE("devices: data parallelism over tensor parallelism, blocks computed ag
     }
     fully_shard(sharded, {.mesh = mesh["dp"]});
     compare(reference, sharded, make_tokens(4, 7, device), token_loss);
+  });
+}
+
+TEST_CASE("devices: a plain input on another device than the mesh's is refused by name", "[parallel]") {
+  run_ranks_on_devices(2, [](int /*rank*/, c10::Device device) {
+    if (device.is_cpu()) {
+      return;
+    }
+    tessera::nn::Linear layer(4, 4);
+    layer->to(device);
+    parallelize_module(layer, init_device_mesh(device.type(), {2}, {"tp"}), ColwiseParallel());
+    const auto text = error_text([&] { layer(at::ones({2, 4})); });
+    TESSERA_EXPECT(
+        text.starts_with("ColwiseParallel(the module itself): a plain input is on cpu, but the style works "
+                         "on DeviceMesh("));
   });
 }
 

@@ -92,8 +92,9 @@ TEST_CASE("distribute_module names what does not fit", "[parallel]") {
   run_ranks(2, [](int) {
     const auto mesh = init_device_mesh(at::kCPU, {2});
     auto linear = make_linear();
-    expect_throws<KeyError>([&] { distribute_parameter(*linear, "wieght", mesh, {Shard(0)}); },
-                            "has no parameter or buffer \"wieght\"; it has: weight, bias");
+    expect_throws<KeyError>(
+        [&] { distribute_parameter(*linear, "wieght", mesh, {Shard(0)}); },
+        "distribute_parameter: torch::nn::LinearImpl has no parameter or buffer \"wieght\"; it has: weight, bias");
     distribute_parameter(*linear, "weight", mesh, {Shard(0)});
     expect_throws<ValueError>([&] { distribute_parameter(*linear, "weight", mesh, {Shard(0)}); }, "\"weight\" of");
     auto trained = make_linear();

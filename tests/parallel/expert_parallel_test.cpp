@@ -3,10 +3,13 @@
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/bincount.h>
 #include <ATen/ops/cat.h>
+#include <ATen/ops/full.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/randn.h>
+#include <ATen/ops/repeat_interleave.h>
 #include <ATen/ops/softmax.h>
 #include <ATen/ops/tensor.h>
+#include <ATen/ops/zeros.h>
 #include <ATen/ops/zeros_like.h>
 #include <torch/csrc/autograd/autograd.h>
 
@@ -56,6 +59,35 @@ struct ExpertsImpl : torch::nn::Module {
   at::Tensor weight, bias;
 };
 TESSERA_MODULE(Experts);
+
+/// tokens W_e, which are wider than the tokens and in float32, but as the tokens where there are none.
+struct WideExpertsImpl : torch::nn::Module {
+  WideExpertsImpl() { weight = register_parameter("weight", make_input(7, {3, kDim, 2 * kDim})); }
+  at::Tensor forward(const at::Tensor& tokens, const at::Tensor& counts) {
+    if (tokens.size(0) == 0) {
+      return at::zeros_like(tokens);
+    }
+    const auto w = is_dtensor(weight) ? to_local(weight) : weight;
+    const auto each = at::repeat_interleave(w, counts, 0);
+    return tokens.unsqueeze(1).matmul(each).squeeze(1).to(at::kFloat);
+  }
+
+  at::Tensor weight;
+};
+TESSERA_MODULE(WideExperts);
+
+/// Experts whose forward is a function.
+struct AnyExpertsImpl : torch::nn::Module {
+  using Run = std::function<at::Tensor(const at::Tensor& tokens, const at::Tensor& counts)>;
+  AnyExpertsImpl(int64_t experts, Run run) : run(std::move(run)) {
+    weight = register_parameter("weight", at::ones({experts}));
+  }
+  at::Tensor forward(const at::Tensor& tokens, const at::Tensor& counts) { return run(tokens, counts); }
+
+  Run run;
+  at::Tensor weight;
+};
+TESSERA_MODULE(AnyExperts);
 
 /// Each token goes to its best expert, weighted by the gate.
 struct MixtureImpl : torch::nn::Module {
@@ -138,6 +170,7 @@ TEST_CASE("rows are dispatched by expert", "[parallel]") {
   CHECK(first.received == Rows{3, 2});
   CHECK(first.counts == Rows{2, 1, 2});
   CHECK(first.order == Rows{0, 3, 4, 1, 2});
+  CHECK(!first.some_get_none);
   const auto second = plan_dispatch(counts, 1);
   CHECK(second.sent == Rows{2, 2});
   CHECK(second.received == Rows{1, 2});
@@ -148,6 +181,8 @@ TEST_CASE("rows are dispatched by expert", "[parallel]") {
   CHECK(without.received == Rows{0, 0});
   CHECK(without.counts.empty());
   CHECK(without.order.empty());
+  CHECK(without.some_get_none);
+  CHECK(plan_dispatch({{2, 0}, {1, 0}}, 0).some_get_none);
 }
 
 TEST_CASE("experts on several ranks train as on one", "[parallel]") {
@@ -186,6 +221,33 @@ TEST_CASE("second derivatives go through the experts of all ranks", "[parallel]"
     expect_close(mine.grad(), all.grad().index_select(0, own), kTolerance);
     expect_close(full_tensor(sharded->weight.grad()), reference->weight.grad(), kTolerance);
     expect_close(full_tensor(sharded->bias.grad()), reference->bias.grad(), kTolerance);
+  });
+}
+
+TEST_CASE("a rank without tokens returns what the others do, also of another dtype and width", "[parallel]") {
+  run_ranks(3, [](int rank) {
+    const auto mesh = init_device_mesh(at::kCPU, {3}, {"ep"});
+    WideExperts reference, sharded;
+    parallelize_module(sharded, mesh, ExpertParallel());
+    const auto tokens_of = [](int r) { return make_input(static_cast<uint64_t>(10 + r), {1 + r, kDim}); };
+    const auto counts_of = [](int r) { return at::tensor(std::vector<int64_t>{1, 0, r}, at::kLong); };  // none for 1
+    const auto mine = tokens_of(rank).set_requires_grad(true);
+    const auto out = sharded(mine, counts_of(rank));
+    weighted_loss(out).backward();
+    for (int r = 0; r < 3; ++r) {
+      const auto tokens = tokens_of(r).set_requires_grad(true);
+      const auto expected = reference(tokens, counts_of(r));
+      weighted_loss(expected).backward();
+      if (r == rank) {
+        expect_close(out.detach(), expected.detach());
+        expect_close(mine.grad(), tokens.grad());
+      }
+    }
+    expect_close(full_tensor(sharded->weight.grad()), reference->weight.grad());
+    // Nobody has any.
+    const auto none = sharded(make_input(1, {0, kDim}).set_requires_grad(true), at::zeros({3}, at::kLong));
+    expect_equal(none.size(0), 0);
+    none.sum().backward();
   });
 }
 
@@ -230,8 +292,8 @@ TEST_CASE("what ExpertParallel refuses", "[parallel]") {
     expect_equal(
         error_text([&] { experts(tokens, counts); }),
         fmt::format("ExpertParallel(the module itself): the counts of ranks [1] are not right; pass one integer "
-                    "for each of the 3 experts, which add up to the number of tokens. This rank has {} tokens "
-                    "and counts of sizes [3]",
+                    "(int32 or int64) for each of the 3 experts, which add up to the number of tokens. This rank "
+                    "has {} tokens and counts Long[3]",
                     rank == 0 ? 3 : 4));
     expect_equal(
         error_text([&] {
@@ -241,5 +303,73 @@ TEST_CASE("what ExpertParallel refuses", "[parallel]") {
                     "tokens [n, ...] sorted by expert and counts [3]"));
     // An error leaves nothing behind.
     expect_equal(experts(make_input(1, {3, kDim}), counts).size(0), 3);
+  });
+}
+
+TEST_CASE("tokens and results that differ between ranks are refused on all of them", "[parallel]") {
+  run_ranks(2, [](int rank) {
+    const auto mesh = init_device_mesh(at::kCPU, {2}, {"ep"});
+    const auto experts_of = [&](AnyExpertsImpl::Run run) {
+      AnyExperts experts(2, std::move(run));
+      parallelize_module(experts, mesh, ExpertParallel());
+      return experts;
+    };
+    auto same = experts_of([](const at::Tensor& tokens, const at::Tensor&) { return tokens; });
+    const auto counts = at::ones({2}, at::kLong);
+    for (const auto& tokens : {at::ones({2, rank + 3}), at::ones({2, 3}, rank == 0 ? at::kFloat : at::kDouble)}) {
+      expect_equal(
+          error_text([&] { same(tokens, counts); }),
+          fmt::format("ExpertParallel(the module itself): the tokens of ranks [1] have another dtype or other sizes "
+                      "behind the rows than those of rank 0; pass the same kind on all ranks, also on one that has "
+                      "none. This rank's are {}",
+                      to_string(TensorMeta::of(tokens))));
+    }
+    // All tokens are for expert 0, so rank 1 has none.
+    const auto first = at::tensor(std::vector<int64_t>{2, 0}, at::kLong);
+    auto more = experts_of([](const at::Tensor&, const at::Tensor& got) { return at::ones({got.size(0) + 4, 3}); });
+    expect_equal(error_text([&] {
+                   more(at::ones({2, 3}), first);
+                 }),
+                 fmt::format("ExpertParallel(the module itself): the forwards of ranks [0, 1] did not return one row a "
+                             "token. This rank's got {} tokens and returned 1 tensors, the first Float[5, 3]",
+                             rank == 0 ? 4 : 0));
+    auto short_by_one = experts_of(
+        [](const at::Tensor& tokens, const at::Tensor&) { return tokens.slice(0, tokens.size(0) > 0 ? 1 : 0); });
+    expect_equal(error_text([&] {
+                   short_by_one(at::ones({2, 3}), first);
+                 }),
+                 fmt::format("ExpertParallel(the module itself): the forwards of ranks [0] did not return one row a "
+                             "token. This rank's got {} tokens and returned 1 tensors, the first Float[{}, 3]",
+                             rank == 0 ? 4 : 0, rank == 0 ? 3 : 0));
+  });
+  run_ranks(3, [](int rank) {
+    const auto mesh = init_device_mesh(at::kCPU, {3}, {"ep"});
+    AnyExperts uneven(3, [&](const at::Tensor& tokens, const at::Tensor&) { return tokens.repeat({1, rank + 1}); });
+    parallelize_module(uneven, mesh, ExpertParallel());
+    // Rank 1 has none; ranks 0 and 2 return rows of 3 and 9.
+    const auto text = error_text([&] {
+      uneven(at::ones({2, 3}), at::tensor(std::vector<int64_t>{1, 0, 1}, at::kLong));
+    });
+    TESSERA_EXPECT(
+        text.find("the forwards of ranks [2] returned rows of another dtype or other sizes than that of rank "
+                  "0") != std::string::npos);
+  });
+}
+
+TEST_CASE("experts get counts in the dtype of the caller's", "[parallel]") {
+  run_ranks(2, [](int) {
+    const auto mesh = init_device_mesh(at::kCPU, {2}, {"ep"});
+    for (const auto dtype : {at::kInt, at::kLong}) {
+      AnyExperts experts(2, [&](const at::Tensor& tokens, const at::Tensor& counts) {
+        expect_equal(counts.scalar_type(), dtype);
+        expect_equal(counts[0].item<int64_t>(), 4);
+        return tokens;
+      });
+      parallelize_module(experts, mesh, ExpertParallel());
+      experts(at::ones({4, 3}), at::full({2}, 2, dtype));
+    }
+    auto small = AnyExperts(2, [](const at::Tensor& tokens, const at::Tensor&) { return tokens; });
+    parallelize_module(small, mesh, ExpertParallel());
+    expect_throws<ValueError>([&] { small(at::ones({4, 3}), at::full({2}, 2, at::kChar)); }, "int32 or int64");
   });
 }

@@ -4,10 +4,13 @@
 #include <ATen/core/Reduction.h>
 #include <ATen/ops/cross_entropy_loss.h>
 #include <ATen/ops/log_softmax.h>
+#include <ATen/ops/nll_loss.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/randint.h>
 #include <ATen/ops/softmax.h>
+#include <c10/core/InferenceMode.h>
 
+#include "base/error.h"
 #include "debug/comm_debug_mode.h"
 #include "dtensor/dtensor.h"
 #include "testing/expect.h"
@@ -185,6 +188,48 @@ TEST_CASE("a target that is no class is refused on every rank", "[parallel]") {
         const auto text = error_text([&] { at::cross_entropy_loss(logits, at::ones({4}, at::kLong) * target); });
         TESSERA_EXPECT(text.find("out of bounds") != std::string::npos);
       }
+    });
+  }
+}
+
+TEST_CASE("the scope is one of losses alone", "[parallel]") {
+  run_ranks(2, [](int) {
+    const auto mesh = init_device_mesh(at::kCPU, {2}, {"tp"});
+    const auto whole = make_input(1, {4, 5});
+    const auto labels = at::ones({4}, at::kLong);
+    const auto logits = distribute_tensor(whole, mesh, {Shard(1)});
+    const LossParallel scope;
+    expect_throws<ValueError>([&] { logits* whole; }, "DTensors and plain tensors are mixed");
+    expect_throws<ValueError>([&] { at::cross_entropy_loss(whole, distribute_tensor(labels, mesh, {Replicate()})); },
+                              "DTensors and plain tensors are mixed");
+    expect_close(full_tensor(at::nll_loss(logits.log_softmax(1), labels)), at::nll_loss(whole.log_softmax(1), labels),
+                 kTolerance);
+    const c10::InferenceMode inference;
+    expect_close(full_tensor(at::cross_entropy_loss(logits, labels)), at::cross_entropy_loss(whole, labels),
+                 kTolerance);
+  });
+}
+
+TEST_CASE("backward after the scope, also for plain targets that are trained", "[parallel]") {
+  for (const bool weighted : {false, true}) {
+    run_ranks(3, [&](int) {
+      const auto mesh = init_device_mesh(at::kCPU, {3}, {"tp"});
+      const LossCase test{
+          .name = "", .sizes = {6, 7}, .label_smoothing = 0.1, .weighted = weighted, .probabilities = true};
+      const auto expected_logits = make_input(1, test.sizes).set_requires_grad(true);
+      const auto expected_target = test.target().set_requires_grad(true);
+      test(expected_logits, expected_target).backward();
+      const auto logits = distribute_tensor(make_input(1, test.sizes), mesh, {Shard(1)}).set_requires_grad(true);
+      const auto target = test.target().set_requires_grad(true);
+      at::Tensor loss;
+      {
+        const LossParallel scope;
+        loss = test(logits, target);
+      }
+      loss.backward();
+      expect_close(full_tensor(logits.grad()), expected_logits.grad(), kTolerance);
+      TESSERA_EXPECT(!is_dtensor(target.grad()));
+      expect_close(target.grad(), expected_target.grad(), kTolerance);
     });
   }
 }

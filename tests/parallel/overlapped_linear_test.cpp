@@ -7,6 +7,7 @@
 #include <torch/csrc/autograd/autograd.h>
 
 #include "activation_checkpoint/checkpoint.h"
+#include "base/error.h"
 #include "debug/comm_debug_mode.h"
 #include "nn/modules.h"
 #include "parallel/linear_styles.h"
@@ -233,6 +234,23 @@ TEST_CASE("inputs of an overlapped layer that are not shards of positions", "[pa
                              }},
                         make_input(1, {2, 5, kIn}));
     }
+  });
+}
+
+TEST_CASE("with overlap as without, a copied view is not read once the viewed tensor was written", "[parallel]") {
+  const bool overlap = GENERATE(false, true);
+  run_ranks(2, [&](int) {
+    const auto mesh = init_device_mesh(at::kCPU, {2}, {"tp"});
+    auto layer = make_linear(9);
+    parallelize_module(layer, mesh, column_wise(1, overlap));
+    const auto viewed = distribute_tensor(make_input(1, {4, 9, kIn}), mesh, {Shard(1)});
+    const auto view = viewed.slice(1, 0, 8);  // shards of 4 rather than 5 and 4: a copy
+    layer(view);
+    {
+      const at::NoGradGuard no_grad;
+      viewed.add_(1);
+    }
+    expect_throws<StateError>([&] { layer(view); }, "was written since");
   });
 }
 

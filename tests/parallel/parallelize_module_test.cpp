@@ -38,8 +38,9 @@ class CutScale : public ParallelStyle {
     point.register_forward_pre_hook([mesh = target.mesh, where = describe(target)](HookPoint&, TensorRefs inputs) {
       *inputs[0] = style_input(*inputs[0], mesh, Replicate(), Shard(-1), {.where = where});
     });
-    point.register_forward_hook(
-        [](HookPoint&, TensorRefs outputs) { *outputs[0] = style_output(*outputs[0], Replicate(), true); });
+    point.register_forward_hook([where = describe(target)](HookPoint&, TensorRefs outputs) {
+      *outputs[0] = style_output(*outputs[0], Replicate(), {.where = where});
+    });
   }
 };
 
@@ -150,6 +151,39 @@ TEST_CASE("what a plan must not say", "[parallel]") {
         error({{"0.in_proj", ColwiseParallel()}}),
         std::string("parallelize_module: \"0.in_proj\" would get ColwiseParallel, but has ColwiseParallel from "
                     "an earlier call; one style a module"));
+  });
+}
+
+TEST_CASE("styles that place one parameter differently change nothing", "[parallel]") {
+  run_ranks(2, [](int) {
+    const auto mesh = init_device_mesh(at::kCPU, {2}, {"tp"});
+    nn::Sequential block;
+    nn::Linear first(4, 4), second(4, 4);
+    block->push_back("first", first);
+    block->push_back("second", second);
+    const auto error = [&](const ParallelPlan& plan) {
+      return error_text([&] { parallelize_module(block, mesh, plan); });
+    };
+    const auto expect_unchanged = [&] {
+      for (const auto& parameter : block->parameters()) {
+        TESSERA_EXPECT(!is_dtensor(parameter));
+      }
+      TESSERA_EXPECT(!hook_point(*block, "test").has_hooks());
+    };
+    expect_equal(
+        error({{"first", ColwiseParallel()}, {"", SequenceParallel()}}),
+        std::string("SequenceParallel(the module itself): its \"first.weight\" would be Replicate(), but "
+                    "ColwiseParallel(\"first\") of the same plan makes it Shard(0). Use one style a parameter, "
+                    "also for tied ones"));
+    expect_unchanged();
+    tie_parameter(*second, "weight", first->weight);
+    expect_equal(
+        error({{"first", ColwiseParallel()}, {"second", RowwiseParallel()}}),
+        std::string("RowwiseParallel(\"second\"): its \"weight\" would be Shard(1), but "
+                    "ColwiseParallel(\"first\") of the same plan makes it Shard(0). Use one style a parameter, "
+                    "also for tied ones"));
+    expect_unchanged();
+    parallelize_module(block, mesh, {{"*", ColwiseParallel()}});
   });
 }
 

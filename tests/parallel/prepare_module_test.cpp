@@ -161,6 +161,71 @@ TEST_CASE("a plain module between cut ones", "[parallel]") {
   }
 }
 
+TEST_CASE("without layouts the inputs, or the outputs, are left alone", "[parallel]") {
+  run_ranks(2, [](int) {
+    const auto mesh = init_device_mesh(at::kCPU, {2}, {"tp"});
+    const auto x = make_input(1, {4, 5});
+    nn::ReLU outputs_only, inputs_only;
+    parallelize_module(outputs_only, mesh,
+                       PrepareModuleInputOutput({.input = {},
+                                                 .output = {.output_layouts = {Replicate()},
+                                                            .desired_output_layouts = {Shard(0)},
+                                                            .use_local_output = false}}));
+    expect_equal(layout(outputs_only(x)), "(Shard(0))");
+    parallelize_module(
+        inputs_only, mesh,
+        PrepareModuleInputOutput({.input = {.input_layouts = {Replicate()}, .desired_input_layouts = {Shard(0)}},
+                                  .output = {.output_layouts = {}, .desired_output_layouts = {}}}));
+    expect_equal(layout(inputs_only(x)), "(Shard(0))");
+  });
+}
+
+TEST_CASE("local tensors that were moved may be written in place", "[parallel]") {
+  run_ranks(2, [](int) {
+    const auto mesh = init_device_mesh(at::kCPU, {2}, {"tp"});
+    nn::ReLU relu;
+    parallelize_module(relu, mesh,
+                       PrepareModuleOutput({.output_layouts = {Shard(0)}, .desired_output_layouts = {Replicate()}}));
+    const auto x = make_input(1, {4, 5}).set_requires_grad(true);
+    const auto rows = to_local(redistribute(from_local(x, mesh, {Replicate()}), {Shard(0)}));
+    auto out = relu(rows);
+    out.mul_(3);
+    expect_close(out.detach(), x.detach().relu() * 3);
+    out.sum().backward();
+    expect_close(x.grad(), x.detach().gt(0).to(at::kDouble) * 3);
+    // One that was not moved is the caller's own, also where no gradient says so.
+    nn::Identity same;
+    parallelize_module(same, mesh,
+                       PrepareModuleOutput({.output_layouts = {Shard(0)}, .desired_output_layouts = {Shard(0)}}));
+    expect_throws<std::exception>([&] { same(rows).mul_(3); }, "a view");
+  });
+}
+
+TEST_CASE("errors of outputs call them so", "[parallel]") {
+  run_ranks(2, [](int rank) {
+    const auto mesh = init_device_mesh(at::kCPU, {2}, {"tp"});
+    nn::ReLU relu;
+    parallelize_module(relu, mesh,
+                       PrepareModuleOutput({.output_layouts = {Shard(0)}, .desired_output_layouts = {Shard(2)}}));
+    expect_equal(error_text([&] {
+                   relu(make_input(1, {4, 5}));
+                 }),
+                 std::string("PrepareModuleOutput(the module itself): Shard(2) on a tensor of 2 dims; dim must be in "
+                             "[-2, 1]"));
+    expect_equal(error_text([&] {
+                   relu(make_input(1, {rank + 1, 5, 3}));
+                 }),
+                 std::string("PrepareModuleOutput(the module itself): the ranks' plain outputs have [1, 2] in dim 0, "
+                             "which is not how 3 is cut: [2, 1]. Pass shards as torch.chunk makes them, or DTensors"));
+    const auto other = init_device_mesh(at::kCPU, {2}, {"dp"});
+    expect_throws<ValueError>(
+        [&] {
+          relu(distribute_tensor(make_input(1, {4, 5, 3}), other, {Shard(0)}));
+        },
+        "PrepareModuleOutput(the module itself): an output is Double[4, 5, 3]");
+  });
+}
+
 TEST_CASE("layouts that do not fit each other", "[parallel]") {
   expect_equal(error_text([] { PrepareModuleInput({.input_layouts = {Shard(1)}, .desired_input_layouts = {}}); }),
                std::string("PrepareModuleInput: 1 input_layouts, but 0 desired_input_layouts; give both one entry for "

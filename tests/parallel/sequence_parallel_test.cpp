@@ -1,6 +1,7 @@
 #include "parallel/sequence_parallel.h"
 
 #include <ATen/TensorOperators.h>
+#include <ATen/ops/full_like.h>
 
 #include "debug/comm_debug_mode.h"
 #include "dtensor/random.h"
@@ -37,6 +38,12 @@ ParallelPlan block_plan() {
           {"mlp.in_proj", ColwiseParallel({.use_local_output = false})},
           {"mlp.out_proj", RowwiseParallel({.output_layouts = Shard(1), .use_local_output = false})}};
 }
+
+/// Mixes the positions.
+struct TotalImpl : torch::nn::Module {
+  at::Tensor forward(const at::Tensor& x) { return x.sum(1); }
+};
+TESSERA_MODULE(Total);
 
 template <class Norm>
 void check_norm(const std::function<Norm()>& make, const SequenceParallelOptions& options, const at::Tensor& input,
@@ -184,6 +191,20 @@ TEST_CASE("plain shards of a sequence cost one exchange of sizes, unless they ar
   });
 }
 
+TEST_CASE("a local output of a pending sum is the sum", "[parallel]") {
+  run_ranks(3, [](int) {
+    const auto mesh = init_device_mesh(at::kCPU, {3}, {"tp"});
+    Total total;
+    parallelize_module(total, mesh, SequenceParallel({.use_local_output = true}));
+    const auto x = make_input(1, {2, 5, 6}).set_requires_grad(true);
+    auto out = total(redistribute(from_local(x, mesh, {Replicate()}), {Shard(1)}));
+    expect_close(out.detach(), x.detach().sum(1));
+    out.mul_(2);  // a tensor of its own
+    out.sum().backward();
+    expect_close(x.grad(), at::full_like(x, 2));
+  });
+}
+
 TEST_CASE("what SequenceParallel refuses", "[parallel]") {
   run_ranks(2, [](int) {
     const auto mesh = init_device_mesh(at::kCPU, {2}, {"tp"});
@@ -197,5 +218,7 @@ TEST_CASE("what SequenceParallel refuses", "[parallel]") {
     distribute_parameter(*norm, "bias", mesh, {Shard(0)});
     expect_throws<ValueError>([&] { parallelize_module(norm, mesh, SequenceParallel()); },
                               "SequenceParallel(the module itself): its \"bias\" is Float[5] (Shard(0))");
+    expect_throws<ValueError>([&] { parallelize_module(nn::Sequential(norm), mesh, SequenceParallel()); },
+                              "SequenceParallel(the module itself): its \"0.bias\" is Float[5] (Shard(0))");
   });
 }

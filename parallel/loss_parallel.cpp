@@ -1,0 +1,65 @@
+#include "parallel/loss_parallel.h"
+
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <torch/library.h>
+
+#include <utility>
+
+#include "dtensor/dtensor.h"
+
+namespace tessera {
+
+namespace {
+
+thread_local int scopes = 0;
+
+// Of each op below: (self, target, weight=None, ...).
+constexpr size_t kLogits = 0;
+constexpr size_t kTarget = 1;
+constexpr size_t kWeight = 2;
+
+/// Above autograd, which so sees DTensors only: backward needs no scope.
+void replicate_plain(c10::IValue& value, const DeviceMesh& mesh) {
+  const auto tensor = value.isTensor() ? value.toTensor() : at::Tensor();
+  if (tensor.defined() && !is_dtensor(tensor) && tensor.dim() > 0) {
+    value = from_local(tensor, mesh, Placements(static_cast<size_t>(mesh.ndim()), Replicate()));
+  }
+}
+
+/// The op as libtorch composes it, of DTensors.
+void loss(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
+  auto* const arguments = &*(stack->end() - std::ssize(op.schema().arguments()));
+  const auto logits = arguments[kLogits].toTensor();
+  if (scopes > 0 && is_dtensor(logits)) {
+    replicate_plain(arguments[kTarget], device_mesh(logits));
+    replicate_plain(arguments[kWeight], device_mesh(logits));
+  }
+  op.callBoxedForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd, *stack);
+}
+
+void override_losses(torch::Library& library) {
+  for (const char* op : {"cross_entropy_loss", "nll_loss_nd", "nll_loss", "nll_loss2d"}) {
+    library.impl(op, torch::CppFunction::makeFromBoxedFunction<&loss>());
+  }
+}
+
+}  // namespace
+
+LossParallel::LossParallel() {
+  ++scopes;
+}
+
+LossParallel::~LossParallel() {
+  --scopes;
+}
+
+TORCH_LIBRARY_IMPL(aten, AutogradPrivateUse1, library) {
+  override_losses(library);
+}
+
+// Autograd's keys are off in inference mode.
+TORCH_LIBRARY_IMPL(aten, PrivateUse1, library) {
+  override_losses(library);
+}
+
+}  // namespace tessera

@@ -109,11 +109,12 @@ void add_own_file(Catalog& catalog, const std::string& name, const ManifestFile&
         .parts = {{.file = opened.path,
                    .offset = opened.data_begin + entry.begin,
                    .box = Box::whole(entry.sizes),
-                   .blocks = blocks->second}}};
+                   .blocks = blocks->second}},
+        .unknown_dtype = entry.unknown_dtype};
   }
 }
 
-/// `whole`: the sizes so far, which grow to hold the part.
+/// The tensor's sizes grow to hold the part.
 void add_part(StoredTensor& tensor, StoredPart part) {
   for (size_t dim = 0; dim < part.box.sizes.size(); ++dim) {
     tensor.sizes[dim] = std::max(tensor.sizes[dim], part.box.offsets[dim] + part.box.sizes[dim]);
@@ -141,11 +142,13 @@ void add_foreign_file(std::map<std::string, StoredTensor>& tensors, const Opened
     offsets = parse_sharding_info(info->second, opened.path);
   }
   for (const auto& entry : opened.header.entries) {
-    auto [place, is_new] = tensors.try_emplace(
-        entry.key, StoredTensor{.dtype = entry.dtype, .sizes = Sizes(entry.sizes.size(), 0), .parts = {}});
+    auto [place, is_new] = tensors.try_emplace(entry.key, StoredTensor{.dtype = entry.dtype,
+                                                                       .sizes = Sizes(entry.sizes.size(), 0),
+                                                                       .parts = {},
+                                                                       .unknown_dtype = entry.unknown_dtype});
     TESSERA_CHECK(CheckpointError,
-                  is_new || (place->second.dtype == entry.dtype && offsets.count(entry.key) == 1 &&
-                             place->second.sizes.size() == entry.sizes.size()),
+                  is_new || (place->second.dtype == entry.dtype && place->second.unknown_dtype == entry.unknown_dtype &&
+                             offsets.count(entry.key) == 1 && place->second.sizes.size() == entry.sizes.size()),
                   "{}: tensor '{}' is in another file too, and not as a part of the same tensor", opened.path,
                   entry.key);
     add_part(place->second, {.file = opened.path,
@@ -155,11 +158,18 @@ void add_foreign_file(std::map<std::string, StoredTensor>& tensors, const Opened
   }
 }
 
-/// The files of a folder that we did not write.
-std::vector<std::string> foreign_files(const std::string& folder) {
-  std::vector<std::string> files;
-  if (const auto index = folder + "/" + kIndexName; fs::exists(index)) {
-    for (const auto& [key, name] : parse_index(read_text(index, kMaxHeaderBytes), index)) {
+/// A folder that we did not write.
+struct ForeignFolder {
+  std::vector<std::string> files;            // with the folder
+  std::map<std::string, std::string> index;  // which file has which tensor; empty where the folder does not say
+};
+
+ForeignFolder list_foreign(const std::string& folder) {
+  ForeignFolder found;
+  auto& [files, index] = found;
+  if (const auto path = folder + "/" + kIndexName; fs::exists(path)) {
+    index = parse_index(read_text(path, kMaxHeaderBytes), path);
+    for (const auto& [key, name] : index) {
       files.push_back(folder + "/" + name);
     }
   } else {
@@ -173,7 +183,7 @@ std::vector<std::string> foreign_files(const std::string& folder) {
   files.erase(std::unique(files.begin(), files.end()), files.end());
   TESSERA_CHECK(CheckpointError, !files.empty(), "{}: is no checkpoint: there is no {}, no {} and no .safetensors file",
                 folder, kManifestName, kIndexName);
-  return files;
+  return found;
 }
 
 void add_foreign(Catalog& catalog, const std::vector<std::string>& files) {
@@ -201,13 +211,11 @@ Catalog open_catalog(const std::string& path) {
     }
     catalog.values = manifest.values;
   } else {
-    add_foreign(catalog, foreign_files(path));
-    const auto index = path + "/" + kIndexName;
-    if (fs::exists(index)) {
-      for (const auto& [key, name] : parse_index(read_text(index, kMaxHeaderBytes), index)) {
-        TESSERA_CHECK(CheckpointError, catalog.tensors[Section::Model].count(key) == 1,
-                      "{}: has tensor '{}' in file '{}', which lacks it", index, key, name);
-      }
+    const auto [files, index] = list_foreign(path);
+    add_foreign(catalog, files);
+    for (const auto& [key, name] : index) {
+      TESSERA_CHECK(CheckpointError, catalog.tensors[Section::Model].count(key) == 1,
+                    "{}/{}: has tensor '{}' in file '{}', which lacks it", path, kIndexName, key, name);
     }
   }
   return catalog;

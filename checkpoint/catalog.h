@@ -34,6 +34,7 @@ struct StoredTensor {
   c10::ScalarType dtype = c10::ScalarType::Float;
   Sizes sizes;
   std::vector<StoredPart> parts;
+  std::string unknown_dtype = {};  // not empty: the tensor cannot be read (safetensors.h)
 };
 
 struct Catalog {

@@ -20,8 +20,9 @@
 //   user-00001-of-00001.safetensors           tensors among the user's state
 //   tessera.json                              checksums and values; written last (manifest.h)
 //
-// The files are the same, byte by byte, from every layout of the ranks (save_plan.h). They need a file system that all
-// ranks see and that takes writes of several ranks to one file, as local disks, Lustre, GPFS and NFS do.
+// The .safetensors files are the same, byte by byte, from every layout of the ranks (save_plan.h), for the same
+// max_file_bytes; tessera.json is not: it has the checksum of each part that a rank wrote. They need a file system that
+// all ranks see and that takes writes of several ranks to one file, as local disks, Lustre, GPFS and NFS do.
 //
 // Safe: files come into being in `run/step-100.incomplete-<n>`, are synced to the disk, and get their name by one
 // rename when all of them are whole; a rank that is killed at any moment leaves earlier checkpoints as they were, and a
@@ -51,29 +52,31 @@
 namespace tessera::dcp {
 
 struct SaveOptions {
-  /// A file gets no further tensor that would make it longer than this; 5 GiB.
+  /// A file gets no further tensor that would make it longer than this; 5 GiB. The same on all ranks.
   int64_t max_file_bytes = int64_t{5} << 30;
   /// Called after each block of a few MB, in the thread that writes; empty: not.
   ProgressFn progress = {};
 };
 
 /// Makes the folder `path`. Collective. Throws CheckpointError if there is something else than an empty folder, or the
-/// disk refuses; ValueError if ranks disagree about a tensor's sizes or dtype or about a value, or if parts of a tensor
-/// are missing, or the memory of one was freed; StateError for a DTensor's view that is a copy from before a write.
+/// disk refuses; and before anything is written, ValueError if ranks disagree about the path, a tensor's sizes or dtype
+/// or a value (all NaNs are one), if parts of a tensor are missing, or the memory of one was freed, or a text is not
+/// UTF-8; StateError for a DTensor's view that is a copy from before a write.
 void save(const std::string& path, const State& state, const SaveOptions& options = {});
 
 struct LoadOptions {
-  /// Every key of the state must be in the checkpoint, and the checkpoint's model and optimizer have no further keys,
-  /// where the state's have any. false: what both have is loaded.
+  /// true: every key of the state must be in the checkpoint; and where the state of any rank has a model or optimizer
+  /// section, the checkpoint has no keys in it that no rank asks for. false: loads the keys that both have. The same on
+  /// all ranks.
   bool strict = true;
-  /// As in SaveOptions.
+  /// Called once for each tensor, when it was read and verified, in the thread that loads; empty: not.
   ProgressFn progress = {};
 };
 
 /// Keys with their section, as messages have them: "in.weight", "optimizer.state.in.weight.exp_avg".
 struct LoadResult {
-  std::vector<std::string> missing_keys;     // of the state, that the checkpoint lacks
-  std::vector<std::string> unexpected_keys;  // of the checkpoint's model and optimizer, that the state lacks
+  std::vector<std::string> missing_keys;     // of this rank's state, that the checkpoint lacks
+  std::vector<std::string> unexpected_keys;  // of the checkpoint's model and optimizer, that no rank's state has
 };
 
 /// Fills `state` from `path`: a folder that save() or a Hugging Face tool wrote, or one safetensors file. Tensors are
@@ -81,7 +84,8 @@ struct LoadResult {
 /// dtype on the CPU. Values are replaced, whatever they were. A section that is empty in the state is not loaded.
 /// Collective; ranks may ask for different keys. Needs host memory for this rank's part of all tensors. A write is
 /// counted, so that backward through a graph that saved the tensor is autograd's error. Throws NotImplementedError for
-/// a DTensor's view that had to be a copy.
+/// a DTensor's view that had to be a copy, CheckpointError also for a tensor whose stored dtype this library does not
+/// know.
 LoadResult load(const std::string& path, State& state, const LoadOptions& options = {});
 
 /// One safetensors file of a whole model, written by all ranks, each its own part: nobody ever holds the model. A rank

@@ -29,6 +29,14 @@ namespace fs = std::filesystem;
 
 constexpr const char* kPrefix = "step-";
 
+void check_step(int64_t step) {
+  TESSERA_CHECK(ValueError, step >= 0, "Checkpointer: step {}; steps count from 0", step);
+}
+
+std::string path_of_step(const std::string& folder, int64_t step) {
+  return fmt::format("{}/{}{:08}", folder, kPrefix, step);
+}
+
 /// The digits of "step-<digits>"; empty for any other name.
 std::string step_digits(const std::string& name) {
   const auto digits = name.starts_with(kPrefix) ? name.substr(std::string(kPrefix).size()) : "";
@@ -58,25 +66,25 @@ std::vector<std::string> whole_checkpoints(const std::string& folder) {
   return paths;
 }
 
-/// Rank 0: what killed saves and removals left, and all checkpoints but `saved` and the last `keep_last` - 1 others:
-/// what was just saved stays also where its step is lower than theirs. One that goes gets another name first, so that
-/// there is never half a checkpoint under its own.
-void tidy_up(const std::string& folder, const std::string& saved, int64_t keep_last) {
+/// Rank 0, before a save, which may need the room. Others' files come into being in this folder too, such as those of
+/// export_safetensors.
+void remove_leftovers_of_run(const std::string& folder) {
+  remove_leftovers(folder, [](const std::string& name) { return !step_digits(name).empty(); });
+}
+
+/// Rank 0: removes all checkpoints but `saved` and the last `keep_last` - 1 others: what was just saved stays also
+/// where its step is lower than theirs. One that goes gets another name first, so that there is never half a checkpoint
+/// under its own.
+void remove_old(const std::string& folder, const std::string& saved, int64_t keep_last) {
   auto others = whole_checkpoints(folder);
   const auto name_of = [](const std::string& path) { return fs::path(path).filename(); };
   std::erase_if(others, [&](const std::string& path) { return name_of(path) == name_of(saved); });
   const auto keep = static_cast<size_t>(keep_last);
+  std::error_code ignored;
   for (size_t i = 0; keep_last > 0 && i + keep <= others.size(); ++i) {
-    rename_durably(others[i], others[i] + kIncomplete + "removed");
-  }
-  std::error_code error;
-  for (const auto& entry : fs::directory_iterator(folder, error)) {
-    const auto name = entry.path().filename().string();
-    const auto end = name.find(kIncomplete);
-    // Others' files come into being in this folder too, such as those of export_safetensors.
-    if (end != std::string::npos && !step_digits(name.substr(0, end)).empty()) {
-      fs::remove_all(entry.path(), error);
-    }
+    const auto removed = others[i] + kIncomplete + "removed";
+    rename_durably(others[i], removed);
+    fs::remove_all(removed, ignored);
   }
 }
 
@@ -99,23 +107,30 @@ struct Checkpointer::Impl {
   std::exception_ptr error;
 
   /// The job over copies of this rank's bytes.
-  SaveJob copied_job(const std::string& path, const PlannedSave& planned, const State& state);
+  PlannedSave plan(int64_t step, const State& state);
+  SaveJob copied_job(const PlannedSave& planned);
   void run(const Ranks& over, const SaveJob& job) const {
+    over.on_first([&] { remove_leftovers_of_run(folder); });
     run_save(over, job);
-    over.from_first([&] {
-      tidy_up(folder, job.path, options.keep_last);
-      return std::string();
-    });
+    over.on_first([&] { remove_old(folder, job.path, options.keep_last); });
   }
+  void wait();
 };
 
-SaveJob Checkpointer::Impl::copied_job(const std::string& path, const PlannedSave& planned, const State& state) {
+PlannedSave Checkpointer::Impl::plan(int64_t step, const State& state) {
+  auto planned = plan_save(
+      ranks, state,
+      {.path = path_of_step(folder, step), .layout = {.max_file_bytes = options.max_file_bytes}, .cache = &cache});
+  check_step(step);  // which all ranks have by now, or the paths would differ
+  return planned;
+}
+
+SaveJob Checkpointer::Impl::copied_job(const PlannedSave& planned) {
   const at::NoGradGuard no_grad;
-  SaveJob job = live_job(ranks, path, planned, state);
+  SaveJob job = live_job(ranks, planned);
   std::vector<int64_t> bytes;
   for (const auto& own : job.blocks) {
-    const auto& block = job.plan->blocks[own.block];
-    bytes.push_back(block.box.numel() * static_cast<int64_t>(c10::elementSize(job.plan->entry_of(block).dtype)));
+    bytes.push_back(job.plan->bytes_of(job.plan->blocks[own.block]));
   }
   const auto offsets = staging_offsets(bytes);
   if (!buffer.defined() || buffer.numel() < offsets.back()) {
@@ -152,8 +167,8 @@ Checkpointer::~Checkpointer() {
 
 void Checkpointer::save(int64_t step, const State& state) {
   wait();
-  const auto planned = plan_save(impl_->ranks, state, {.max_file_bytes = impl_->options.max_file_bytes}, &impl_->cache);
-  SaveJob job = live_job(impl_->ranks, path_of(step), planned, state);
+  const auto planned = impl_->plan(step, state);
+  SaveJob job = live_job(impl_->ranks, planned);
   job.progress = impl_->options.progress;
   impl_->run(impl_->ranks, job);
 }
@@ -163,11 +178,10 @@ void Checkpointer::async_save(int64_t step, const State& state) {
   if (!impl_->own_ranks) {
     impl_->own_ranks = impl_->ranks.with_own_group();
   }
-  const auto planned = plan_save(impl_->ranks, state, {.max_file_bytes = impl_->options.max_file_bytes}, &impl_->cache);
-  const auto path = path_of(step);
+  const auto planned = impl_->plan(step, state);
   SaveJob job;
   // A rank that lacks the memory says so here: the others' threads would wait for its.
-  impl_->ranks.together([&] { job = impl_->copied_job(path, planned, state); });
+  impl_->ranks.together([&] { job = impl_->copied_job(planned); });
   job.progress = impl_->options.progress;
   impl_->thread =
       std::thread([impl = impl_.get(), context = RankContext::current(), gpu = current_gpu(), job = std::move(job)] {
@@ -182,21 +196,26 @@ void Checkpointer::async_save(int64_t step, const State& state) {
       });
 }
 
+void Checkpointer::Impl::wait() {
+  if (thread.joinable()) {
+    thread.join();
+  }
+  if (error) {
+    std::rethrow_exception(std::exchange(error, nullptr));
+  }
+}
+
 void Checkpointer::wait() {
-  if (impl_->thread.joinable()) {
-    impl_->thread.join();
-  }
-  if (impl_->error) {
-    std::rethrow_exception(std::exchange(impl_->error, nullptr));
-  }
+  impl_->wait();
 }
 
 std::string Checkpointer::path_of(int64_t step) const {
-  TESSERA_CHECK(ValueError, step >= 0, "Checkpointer: step {}; steps count from 0", step);
-  return fmt::format("{}/{}{:08}", impl_->folder, kPrefix, step);
+  check_step(step);
+  return path_of_step(impl_->folder, step);
 }
 
 std::optional<std::string> Checkpointer::latest() const {
+  impl_->wait();  // a save in flight may end and remove what is found here
   return dcp::latest(impl_->folder);
 }
 

@@ -14,7 +14,11 @@
 //
 // async_save copies what this rank will write to host memory, which it keeps for the next time, and writes it in a
 // thread over a process group of its own. There is at most one save in flight: a further call waits for it first. An
-// error of it is raised, on every rank, by the next call of save, async_save or wait.
+// error of it is raised, on every rank, by the next call of save, async_save, latest or wait.
+//
+// The folder belongs to one run at a time: before a save, what killed saves left in it (step-<n>.incomplete-<m>) is
+// removed. Saves of the same run that are in flight stay, also those of another Checkpointer or of dcp::save(); those
+// of another run, whose rank 0 is another process, are taken for killed ones.
 //
 // Thread safety: for the thread that trains the rank; the rank's other threads may communicate over other groups.
 
@@ -29,8 +33,8 @@
 namespace tessera::dcp {
 
 struct CheckpointerOptions {
-  /// When a checkpoint is whole it stays, and of the others the keep_last - 1 of the highest steps; the rest are
-  /// removed. So what was just saved is never lost, also where its step is lower than all others'. 0: none is removed.
+  /// After a save, the new checkpoint and the keep_last - 1 others with the highest steps are kept. The new one stays
+  /// even if its step is lower. 0 keeps all.
   int64_t keep_last = 0;
   /// As in SaveOptions. With async_save `progress` is called in the background thread.
   int64_t max_file_bytes = int64_t{5} << 30;
@@ -46,18 +50,20 @@ class Checkpointer {
   Checkpointer(const Checkpointer&) = delete;
   Checkpointer& operator=(const Checkpointer&) = delete;
 
-  /// Returns when the checkpoint is whole. Throws as dcp::save. Collective, as everything below but wait().
+  /// Returns when the checkpoint is whole. Throws as dcp::save, and ValueError where ranks give different steps, or
+  /// negative ones. Collective, as async_save and latest.
   void save(int64_t step, const State& state);
-  /// Returns when all ranks have copied their bytes: the tensors may change then. Throws if one cannot, for lack of
-  /// memory say; nothing is saved then.
+  /// Returns when all ranks have copied their bytes: the tensors may change then. Throws what can be told before files
+  /// are written: ranks that disagree, values that are not UTF-8, no memory for the copies. Nothing is saved then.
   void async_save(int64_t step, const State& state);
   /// Returns when no save is in flight; throws its error.
   void wait();
 
   /// Where the checkpoint of `step` is or will be.
   std::string path_of(int64_t step) const;
-  /// The whole checkpoint of the highest step, the same answer on all ranks; none if there is none. Throws
-  /// CheckpointError where the folder is there and cannot be read.
+  /// The whole checkpoint of the highest step, the same answer on all ranks; none if there is none. Waits for the save
+  /// in flight, and throws its error. Throws CheckpointError where the folder, or a checkpoint in it, is there and
+  /// cannot be read.
   std::optional<std::string> latest() const;
 
  private:
@@ -65,7 +71,8 @@ class Checkpointer {
   std::unique_ptr<Impl> impl_;
 };
 
-/// The whole checkpoint of the highest step in `folder`, as Checkpointer names them. Collective.
+/// The whole checkpoint of the highest step in `folder`, as Checkpointer names them. Collective. A Checkpointer's save
+/// in flight may remove it afterwards, if keep_last is 1: ask that one's latest() instead.
 std::optional<std::string> latest(const std::string& folder);
 
 }  // namespace tessera::dcp

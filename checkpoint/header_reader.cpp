@@ -46,9 +46,8 @@ class HeaderReader : public json::json_sax_t {
       header_.metadata[field_] = value;
     } else if (place_ == Place::Tensor && field_ == "dtype") {
       const auto dtype = parse_safetensors_dtype(value);
-      TESSERA_CHECK(CheckpointError, dtype, "{}: tensor '{}' has dtype {}, which this library does not know", file_,
-                    key_, value);
-      entry().dtype = *dtype;
+      entry().dtype = dtype.value_or(c10::ScalarType::Byte);
+      entry().unknown_dtype = dtype ? std::string() : value;
     } else {
       fail("a string");
     }

@@ -2,6 +2,10 @@
 #include <ATen/ops/empty.h>
 #include <fmt/ranges.h>
 
+#include <map>
+#include <nlohmann/json.hpp>
+#include <set>
+
 #include "base/cast.h"
 #include "checkpoint/catalog.h"
 #include "checkpoint/checkpoint.h"
@@ -16,6 +20,8 @@ namespace tessera::dcp {
 
 namespace {
 
+using nlohmann::json;
+
 /// A tensor on its way: read into `staged`, then copied to the state's.
 struct Target {
   LocalPart part;  // part.local is undefined where the state's tensor was
@@ -26,10 +32,18 @@ struct Target {
   std::string name() const { return file_key(part.section, part.key); }
 };
 
+using Keys = std::vector<std::string>;
+
+/// Keys with their section, as messages have them.
+struct KeyCheck {
+  Keys missing;                                 // what this rank's state has and the checkpoint lacks
+  std::map<std::string, Keys> unexpected = {};  // the reverse, by the sections that this rank's state has
+};
+
 struct LoadPlan {
   std::vector<Target> targets;
   std::vector<std::pair<StateValue*, Value>> values;
-  LoadResult result;
+  KeyCheck keys;
 };
 
 template <class Map>
@@ -43,9 +57,13 @@ auto find_in(const std::map<Section, Map>& sections, Section section, const std:
   return found == own->second.end() ? nullptr : &found->second;
 }
 
+std::string file_of(const Catalog& catalog, const StoredTensor& stored) {
+  return stored.parts.empty() ? catalog.path : stored.parts[0].file;
+}
+
 void check_fit(const Catalog& catalog, const Target& target) {
   const StoredTensor& stored = *target.stored;
-  const std::string& file = stored.parts.empty() ? catalog.path : stored.parts[0].file;
+  const std::string file = file_of(catalog, stored);
   TESSERA_CHECK(ValueError, target.part.sizes == stored.sizes,
                 "{}: tensor '{}' has sizes [{}], the one to load into has [{}]; is it another model?", file,
                 target.name(), fmt::join(stored.sizes, ", "), fmt::join(target.part.sizes, ", "));
@@ -58,9 +76,12 @@ void check_fit(const Catalog& catalog, const Target& target) {
 void add_tensor(LoadPlan& plan, const Catalog& catalog, LocalPart part, StateValue& value) {
   const auto* stored = find_in(catalog.tensors, part.section, part.key);
   if (!stored) {
-    plan.result.missing_keys.push_back(file_key(part.section, part.key));
+    plan.keys.missing.push_back(file_key(part.section, part.key));
     return;
   }
+  TESSERA_CHECK(CheckpointError, stored->unknown_dtype.empty(),
+                "{}: tensor '{}' has dtype {}, which this library does not know", file_of(catalog, *stored),
+                file_key(part.section, part.key), stored->unknown_dtype);
   Target target{.part = std::move(part), .stored = stored, .value = &value, .staged = {}};
   if (target.part.local.defined()) {
     check_fit(catalog, target);
@@ -85,17 +106,18 @@ void add_section(LoadPlan& plan, const Catalog& catalog, Section section, StateD
     } else if (const auto* stored = find_in(catalog.values, section, key)) {
       plan.values.emplace_back(&value, *stored);
     } else {
-      plan.result.missing_keys.push_back(file_key(section, key));
+      plan.keys.missing.push_back(file_key(section, key));
     }
   }
   if (section == Section::User || own.empty()) {
     return;
   }
+  auto& unexpected = plan.keys.unexpected[section_name(section)];
   const auto note_unexpected = [&](const auto& sections) {
     if (const auto stored = sections.find(section); stored != sections.end()) {
       for (const auto& [key, unused] : stored->second) {
         if (own.count(key) == 0) {
-          plan.result.unexpected_keys.push_back(file_key(section, key));
+          unexpected.push_back(file_key(section, key));
         }
       }
     }
@@ -110,21 +132,54 @@ std::string listed(std::vector<std::string> keys) {
   return fmt::format("{} ({}{})", count, fmt::join(keys, ", "), count > keys.size() ? ", ..." : "");
 }
 
-LoadPlan make_plan(const Catalog& catalog, State& state, bool strict) {
+LoadPlan make_plan(const Catalog& catalog, State& state) {
   LoadPlan plan;
   for (const Section section : kSections) {
     add_section(plan, catalog, section, section_of(state, section));
   }
-  const auto& [missing, unexpected] = plan.result;
-  TESSERA_CHECK(KeyError, !strict || (missing.empty() && unexpected.empty()),
-                "{}: keys that it lacks: {}; keys that are not to be loaded: {}. With strict = false what both have is "
-                "loaded",
-                catalog.path, listed(missing), listed(unexpected));
   return plan;
 }
 
+/// To be sent. A key of the state that is no UTF-8 is in no checkpoint, and need not come back as it was.
+std::string format_keys(const KeyCheck& keys) {
+  return json{{"missing", keys.missing}, {"unexpected", keys.unexpected}}.dump(-1, ' ', false,
+                                                                               json::error_handler_t::replace);
+}
+
+/// What each rank alone finds missing or unexpected, as all ranks together see it: a key is missing where any rank
+/// asks for it in vain, and unexpected where all ranks do that ask for anything of its section: a rank may have some
+/// layers only.
+LoadResult join_keys(const std::vector<std::string>& texts) {
+  std::set<std::string> missing;
+  std::map<std::string, std::set<std::string>> unexpected;
+  for (const auto& text : texts) {
+    const json keys = json::parse(text);
+    missing.merge(keys.at("missing").get<std::set<std::string>>());
+    for (const auto& [section, own] : keys.at("unexpected").get<std::map<std::string, std::set<std::string>>>()) {
+      const auto [place, is_first] = unexpected.emplace(section, own);
+      if (!is_first) {
+        std::erase_if(place->second, [&, &own = own](const std::string& key) { return own.count(key) == 0; });
+      }
+    }
+  }
+  LoadResult all{.missing_keys = {missing.begin(), missing.end()}, .unexpected_keys = {}};
+  for (const auto section : kSections) {
+    const auto& keys = unexpected[section_name(section)];
+    all.unexpected_keys.insert(all.unexpected_keys.end(), keys.begin(), keys.end());
+  }
+  return all;
+}
+
+/// The same on all ranks.
+void check_strict(const std::string& path, const LoadResult& all) {
+  TESSERA_CHECK(KeyError, all.missing_keys.empty() && all.unexpected_keys.empty(),
+                "{}: keys that it lacks: {}; keys that are not to be loaded: {}. With strict = false what both have is "
+                "loaded",
+                path, listed(all.missing_keys), listed(all.unexpected_keys));
+}
+
 int64_t bytes_to_read(const Target& target) {
-  return target.part.box.numel() * static_cast<int64_t>(c10::elementSize(target.stored->dtype));
+  return target.part.box.numel() * item_bytes(target.stored->dtype);
 }
 
 /// Memory for what is read: a view of one block for each tensor of the state's; one of its own for each that the state
@@ -133,7 +188,7 @@ void stage(std::vector<Target>& targets) {
   std::vector<int64_t> bytes;
   bytes.reserve(targets.size());
   for (const auto& [part, stored, value, staged] : targets) {
-    bytes.push_back(part.local.defined() ? part.box.numel() * static_cast<int64_t>(part.local.element_size()) : 0);
+    bytes.push_back(part.local.defined() ? part.box.numel() * item_bytes(part.local.scalar_type()) : 0);
   }
   const auto offsets = staging_offsets(bytes);
   const auto block = new_staging_block(offsets.back());
@@ -191,14 +246,19 @@ LoadResult load(const std::string& path, State& state, const LoadOptions& option
   const Ranks ranks = Ranks::all();
   Catalog catalog;
   LoadPlan plan;
-  ranks.together([&] {
+  LoadResult result = join_keys(ranks.exchange([&] {
     catalog = open_catalog(path);
-    plan = make_plan(catalog, state, options.strict);
-  });
+    plan = make_plan(catalog, state);
+    return format_keys(plan.keys);
+  }));
+  if (options.strict) {
+    check_strict(path, result);
+  }
   ranks.together([&] { read_all(plan, options.progress); });
   ranks.together([&] { commit_tensors(plan); });
   commit_values(plan);
-  return plan.result;
+  result.missing_keys = std::move(plan.keys.missing);
+  return result;
 }
 
 }  // namespace tessera::dcp

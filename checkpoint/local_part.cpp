@@ -4,6 +4,7 @@
 #include <ATen/core/grad_mode.h>
 
 #include "base/error.h"
+#include "checkpoint/manifest.h"
 #include "dtensor/dtensor.h"
 #include "dtensor/dtensor_impl.h"
 
@@ -41,8 +42,10 @@ LocalPart local_part(Section section, const std::string& key, const at::Tensor& 
     if (meta->copied_view.is_stale()) {
       check_not_stale(*meta, fmt::format("checkpoint: '{}'", file_key(section, key)).c_str());
     }
+    const auto& ranks = meta->spec->mesh().ranks();
     part.box = box_of(*meta->spec);
     part.local = meta->local;
+    part.mesh = hash_bytes(ranks.data(), ranks.size() * sizeof(ranks[0]));
   } else {
     part.box = Box::whole(part.sizes);
     part.local = tensor.detach();
@@ -95,7 +98,8 @@ std::vector<Piece> pieces_of(const std::vector<LocalPart>& parts) {
                       .dtype = part.local.scalar_type(),
                       .sizes = part.sizes,
                       .box = part.box,
-                      .is_plain = part.is_plain});
+                      .is_plain = part.is_plain,
+                      .mesh = part.mesh});
   }
   return pieces;
 }

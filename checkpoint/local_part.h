@@ -16,6 +16,7 @@ struct LocalPart {
   Box box = {};
   at::Tensor local = {};  // plain, without autograd history
   bool is_plain = false;  // the tensor itself is
+  uint64_t mesh = 0;      // as in Piece
 };
 
 const StateDict& section_of(const State& state, Section section);

@@ -50,13 +50,13 @@ void check_names(const StateDict& own, const StateDict& given) {
 
 }  // namespace
 
-StateDict get_model_state_dict(torch::nn::Module& model, const StateDictOptions& options) {
-  return exported(own_tensors(model, options.ignore_frozen_params), Ranks::all(), options);
+StateDict get_model_state_dict(ModuleRef model, const StateDictOptions& options) {
+  return exported(own_tensors(*model, options.ignore_frozen_params), Ranks::all(), options);
 }
 
-void set_model_state_dict(torch::nn::Module& model, const StateDict& state, const StateDictOptions& options) {
+void set_model_state_dict(ModuleRef model, const StateDict& state, const StateDictOptions& options) {
   const Ranks ranks = Ranks::all();
-  const StateDict own = own_tensors(model, options.ignore_frozen_params);
+  const StateDict own = own_tensors(*model, options.ignore_frozen_params);
   const Incoming incoming = receive(state, ranks, options);
   std::vector<std::string> keys;
   ranks.together([&] {

@@ -123,9 +123,11 @@ class Setter {
       : optimizer_(optimizer), params_(params), incoming_(incoming), options_(options) {}
 
   void check() {
-    TESSERA_CHECK(KeyError, !takes_away() || params_.empty() || !incoming_.state.empty(),
-                  "set_optimizer_state_dict: the dict is empty, which would take away all state. With full_state_dict "
-                  "and cpu_offload rank 0 alone has it: set it with broadcast_from_rank0");
+    TESSERA_CHECK(
+        KeyError, !takes_away() || params_.empty() || !incoming_.state.empty(),
+        "set_optimizer_state_dict: the dict is empty, which would take away all state. With full_state_dict "
+        "and cpu_offload rank 0 alone has it: set it with broadcast_from_rank0. A checkpoint of a model alone "
+        "has none: leave this call out");
     std::set<std::string> used;
     for (const auto& param : params_) {
       typename Types::State unused;
@@ -235,46 +237,8 @@ class Setter {
   std::map<std::pair<size_t, std::string>, double> group_options_;
 };
 
-}  // namespace
-
-StateDict get_optimizer_state_dict(torch::nn::Module& model, torch::optim::Optimizer& optimizer,
-                                   const StateDictOptions& options) {
-  StateDict own;
-  const auto params = named_params(model, optimizer, options.ignore_frozen_params);
-  with_types(optimizer, kWhere, [&]<class Types>(Types) {
-    for (const auto& param : params) {
-      if (auto* state = find_state<Types>(optimizer, param)) {
-        visit_fields(*state, [&](const char* name, auto& field) {
-          if constexpr (!std::is_same_v<std::decay_t<decltype(field)>, at::Tensor>) {
-            own[state_key(param, name)] = as_value(field);
-          } else if (field.defined()) {
-            own[state_key(param, name)] = field;
-          }
-        });
-      }
-      visit_fields(options_of<Types>(optimizer, param.group),
-                   [&](const char* name, auto& field) { own[option_key(param, name)] = as_value(field); });
-    }
-  });
-  return exported(std::move(own), Ranks::all(), options);
-}
-
-void set_optimizer_state_dict(torch::nn::Module& model, torch::optim::Optimizer& optimizer, const StateDict& state,
-                              const StateDictOptions& options) {
-  const Ranks ranks = Ranks::all();
-  const auto params = named_params(model, optimizer, options.ignore_frozen_params);
-  const Incoming incoming = receive(state, ranks, options);
-  with_types(optimizer, kWhere, [&]<class Types>(Types) {
-    Setter<Types> setter(optimizer, params, incoming, options);
-    ranks.together([&] { setter.check(); });
-    setter.set(ranks);
-  });
-}
-
-StateDict optimizer_state_to_load(const std::string& path, torch::nn::Module& model,
-                                  torch::optim::Optimizer& optimizer) {
-  Catalog catalog;
-  Ranks::all().together([&] { catalog = open_catalog(path); });
+/// What the checkpoint has for the optimizer's parameters: the optimizer's own tensors, and new ones where it has none.
+StateDict state_to_load(Catalog catalog, torch::nn::Module& model, torch::optim::Optimizer& optimizer) {
   const auto& tensors = catalog.tensors[Section::Optimizer];
   const auto& values = catalog.values[Section::Optimizer];
   StateDict own;
@@ -299,6 +263,52 @@ StateDict optimizer_state_to_load(const std::string& path, torch::nn::Module& mo
       });
     }
   });
+  return own;
+}
+
+}  // namespace
+
+StateDict get_optimizer_state_dict(ModuleRef model, torch::optim::Optimizer& optimizer,
+                                   const StateDictOptions& options) {
+  StateDict own;
+  const auto params = named_params(*model, optimizer, options.ignore_frozen_params);
+  with_types(optimizer, kWhere, [&]<class Types>(Types) {
+    for (const auto& param : params) {
+      if (auto* state = find_state<Types>(optimizer, param)) {
+        visit_fields(*state, [&](const char* name, auto& field) {
+          if constexpr (!std::is_same_v<std::decay_t<decltype(field)>, at::Tensor>) {
+            own[state_key(param, name)] = as_value(field);
+          } else if (field.defined()) {
+            own[state_key(param, name)] = field;
+          }
+        });
+      }
+      visit_fields(options_of<Types>(optimizer, param.group),
+                   [&](const char* name, auto& field) { own[option_key(param, name)] = as_value(field); });
+    }
+  });
+  return exported(std::move(own), Ranks::all(), options);
+}
+
+void set_optimizer_state_dict(ModuleRef model, torch::optim::Optimizer& optimizer, const StateDict& state,
+                              const StateDictOptions& options) {
+  const Ranks ranks = Ranks::all();
+  std::vector<NamedParam> params;
+  ranks.together([&] {
+    params = named_params(*model, optimizer, options.ignore_frozen_params);
+    with_types(optimizer, kWhere, [](auto) {});  // which throws for a type that is not known
+  });
+  const Incoming incoming = receive(state, ranks, options);
+  with_types(optimizer, kWhere, [&]<class Types>(Types) {
+    Setter<Types> setter(optimizer, params, incoming, options);
+    ranks.together([&] { setter.check(); });
+    setter.set(ranks);
+  });
+}
+
+StateDict optimizer_state_to_load(const std::string& path, ModuleRef model, torch::optim::Optimizer& optimizer) {
+  StateDict own;
+  Ranks::all().together([&] { own = state_to_load(open_catalog(path), *model, optimizer); });
   return own;
 }
 

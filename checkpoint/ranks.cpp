@@ -2,6 +2,7 @@
 
 #include <c10/util/Exception.h>
 
+#include <filesystem>
 #include <numeric>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <utility>
@@ -33,6 +34,8 @@ std::string outcome_of(const std::function<std::string()>& step) {
     return std::string("C") + error.what();
   } catch (const c10::Error& error) {
     return std::string("E") + error.what_without_backtrace();
+  } catch (const std::filesystem::filesystem_error& error) {
+    return fmt::format("C{}: {}", error.path1().string(), error.code().message());
   } catch (const std::exception& error) {
     return std::string("E") + error.what();
   } catch (...) {
@@ -103,6 +106,14 @@ void Ranks::together(const std::function<void()>& step) const {
 
 std::string Ranks::from_first(const std::function<std::string()>& step) const {
   return exchange([&] { return rank_ == 0 ? step() : std::string(); })[0];
+}
+
+void Ranks::on_first(const std::function<void()>& step) const {
+  together([&] {
+    if (rank_ == 0) {
+      step();
+    }
+  });
 }
 
 }  // namespace tessera::dcp

@@ -26,12 +26,15 @@ class Ranks {
   int size() const { return size_; }
 
   /// Calls `step` and returns what it returned on every rank, in their order. Where it threw on any rank, all of them
-  /// throw that exception's type, the first such rank's text and its number. Collective.
+  /// throw that exception's type (CheckpointError where the file system refused something), the first such rank's text
+  /// and its number. Collective.
   std::vector<std::string> exchange(const std::function<std::string()>& step) const;
   /// The same, for a step that has no result.
   void together(const std::function<void()>& step) const;
   /// exchange(), for rank 0 alone: the others wait for what it returned.
   std::string from_first(const std::function<std::string()>& step) const;
+  /// The same, for a step that has no result.
+  void on_first(const std::function<void()>& step) const;
 
  private:
   std::shared_ptr<const ProcessGroupPtr> group_;

@@ -5,6 +5,7 @@
 
 #include "checkpoint/checkpoint_error.h"
 #include "checkpoint/read_ahead.h"
+#include "checkpoint/safetensors.h"
 #include "checkpoint/staging.h"
 
 namespace tessera::dcp {
@@ -19,10 +20,6 @@ at::Tensor part_of(at::Tensor tensor, const Box& box) {
     tensor = tensor.narrow(static_cast<int64_t>(dim), box.offsets[dim], box.sizes[dim]);
   }
   return tensor;
-}
-
-int64_t item_bytes(c10::ScalarType dtype) {
-  return static_cast<int64_t>(c10::elementSize(dtype));
 }
 
 }  // namespace
@@ -110,8 +107,13 @@ void TensorReader::verify(size_t piece, const std::string& key) {
 }
 
 const File& TensorReader::file_at(const std::string& path) {
-  const auto found = files_.find(path);
-  return found != files_.end() ? found->second : files_.emplace(path, File::open(path)).first->second;
+  if (const auto found = files_.find(path); found != files_.end()) {
+    return found->second;
+  }
+  if (files_.size() == kOpenFiles) {
+    files_.clear();  // most are read to their end by then
+  }
+  return files_.emplace(path, File::open(path)).first->second;
 }
 
 }  // namespace tessera::dcp

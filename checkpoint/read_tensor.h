@@ -14,8 +14,8 @@
 
 namespace tessera::dcp {
 
-/// Reads tensors in the order in which they were added, a piece at a time, and keeps the files open until it is
-/// destroyed. Thread safety: for one thread at a time; run() has another one read (read_ahead.h).
+/// Reads tensors in the order in which they were added, a piece at a time, with few files open at a time. Thread
+/// safety: for one thread at a time; run() has another one read (read_ahead.h).
 class TensorReader {
  public:
   /// To fill `out`, a contiguous host tensor of box.sizes, with the elements of `box`, cast to its dtype. Where the
@@ -28,6 +28,8 @@ class TensorReader {
  private:
   // In memory at once, for pieces that cannot be read to where they belong.
   static constexpr size_t kBuffers = 3;
+  // At most; a checkpoint may have more files than a process may open.
+  static constexpr size_t kOpenFiles = 16;
 
   /// What is read at once.
   struct Piece {

@@ -39,9 +39,9 @@ constexpr std::array kDtypes = {
     DtypeName{ScalarType::ComplexFloat, "C64"},
 };
 
-/// The bytes of a tensor; none if they are more than 64 bits can count.
+/// The bytes of a tensor, or the elements where the dtype is unknown; none if they are more than 64 bits can count.
 std::optional<uint64_t> byte_count(const SafetensorsEntry& entry) {
-  uint64_t bytes = c10::elementSize(entry.dtype);
+  uint64_t bytes = entry.unknown_dtype.empty() ? c10::elementSize(entry.dtype) : 1;
   for (const int64_t size : entry.sizes) {
     if (__builtin_mul_overflow(bytes, static_cast<uint64_t>(size), &bytes) || bytes > INT64_MAX) {
       return std::nullopt;
@@ -52,7 +52,11 @@ std::optional<uint64_t> byte_count(const SafetensorsEntry& entry) {
 
 void check_bytes(const SafetensorsEntry& entry, const std::string& file) {
   const auto bytes = byte_count(entry);
-  TESSERA_CHECK(CheckpointError, bytes && entry.end >= entry.begin && entry.end - entry.begin == *bytes,
+  // Of an unknown dtype an element has a bit at least.
+  const bool fits =
+      bytes && entry.end >= entry.begin &&
+      (entry.unknown_dtype.empty() ? entry.end - entry.begin == *bytes : entry.end - entry.begin >= *bytes / 8);
+  TESSERA_CHECK(CheckpointError, fits,
                 "{}: tensor '{}' has {} bytes of data (data_offsets [{}, {}]), but its shape and dtype make {}", file,
                 entry.key, entry.end - entry.begin, entry.begin, entry.end,
                 bytes ? std::to_string(*bytes) : "more than any file has");

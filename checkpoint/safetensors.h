@@ -2,11 +2,13 @@
 // The header of a safetensors file: text in, integers out, and back. No files, no tensors.
 //
 //   8 bytes     length N of the header, little endian
-//   N bytes     {"__metadata__": {"format": "pt"}, "weight": {"dtype": "F32", "shape": [2, 3], "data_offsets": [0,
-//   24]}} the rest    the tensors' row-major, little-endian bytes without gaps; offsets count from here
+//   N bytes     {"__metadata__": {"format": "pt"},
+//                "weight": {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]}}
+//   the rest    the tensors' row-major, little-endian bytes without gaps; offsets count from here
 //
 // A header comes from anywhere and is believed in nothing: what it allocates is bounded by its length (at most 100 MB,
 // as in the reference implementation), it nests no deeper than it must, and its tensors fill the file's data exactly.
+// A tensor of a dtype that we do not know is no fault of the file: others in it can be read.
 //
 // The format: https://github.com/huggingface/safetensors#format. Thread safety: values.
 
@@ -32,6 +34,7 @@ struct SafetensorsEntry {
   Sizes sizes = {};
   uint64_t begin = 0;  // of the data, in bytes
   uint64_t end = 0;
+  std::string unknown_dtype = {};  // a name that we do not know; `dtype` says nothing then
   bool operator==(const SafetensorsEntry&) const = default;
 };
 
@@ -40,6 +43,11 @@ struct SafetensorsHeader {
   std::map<std::string, std::string> metadata;
   bool operator==(const SafetensorsHeader&) const = default;
 };
+
+/// Bytes of one element.
+inline int64_t item_bytes(c10::ScalarType dtype) {
+  return static_cast<int64_t>(c10::elementSize(dtype));
+}
 
 /// "F32" for float32. Throws NotImplementedError for a dtype that the format lacks.
 std::string safetensors_dtype(c10::ScalarType dtype);

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <cmath>
 
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/manifest.h"
@@ -28,31 +29,98 @@ std::string without_trailing_slash(std::string path) {
   return path;
 }
 
-}  // namespace
+/// What ranks tell each other before they plan.
+struct Wish {
+  bool has_plan = false;  // for these pieces, from the last save
+  int64_t max_file_bytes = 0;
+  std::string path;
+  std::string values;  // by format_values
+};
 
-PlannedSave plan_save(const Ranks& ranks, const State& state, const LayoutOptions& layout, PlanCache* cache) {
-  PlannedSave planned;
-  std::string own;
-  const auto describe = [&] {
-    planned.parts = local_parts(state);
-    own = format_pieces(checked_pieces(planned.parts));
-    return own;
-  };
-  if (cache) {
-    const auto hits = ranks.exchange([&] {
-      describe();
-      return std::string(cache->plan && cache->pieces_hash == hash_bytes(own.data(), own.size()) ? "hit" : "miss");
-    });
-    if (std::all_of(hits.begin(), hits.end(), [](const std::string& hit) { return hit == "hit"; })) {
-      planned.plan = cache->plan;
-      return planned;
+/// Ends of fields are zeros: JSON has none, so a path may have some.
+std::string format_wish(const Wish& wish) {
+  return fmt::format("{}{}", wish.has_plan ? '+' : '-', wish.max_file_bytes) + '\0' + wish.path + '\0' + wish.values;
+}
+
+Wish parse_wish(const std::string& text) {
+  const size_t path = text.find('\0') + 1, values = text.rfind('\0') + 1;
+  return {.has_plan = text[0] == '+',
+          .max_file_bytes = std::stoll(text.substr(1, path - 2)),
+          .path = text.substr(path, values - path - 1),
+          .values = text.substr(values)};
+}
+
+void check_alike(const std::vector<Wish>& wishes) {
+  for (size_t rank = 1; rank < wishes.size(); ++rank) {
+    TESSERA_CHECK(ValueError, wishes[rank].path == wishes[0].path,
+                  "save: the ranks differ in the path (or step): rank 0 has '{}', rank {} has '{}'", wishes[0].path,
+                  rank, wishes[rank].path);
+    TESSERA_CHECK(ValueError, wishes[rank].max_file_bytes == wishes[0].max_file_bytes,
+                  "save: the ranks differ in max_file_bytes: rank 0 has {}, rank {} has {}", wishes[0].max_file_bytes,
+                  rank, wishes[rank].max_file_bytes);
+  }
+}
+
+/// Zeros by their sign too; all NaNs are one.
+bool same(const Value& a, const Value& b) {
+  const auto *x = std::get_if<double>(&a), *y = std::get_if<double>(&b);
+  return x && y ? (std::isnan(*x) && std::isnan(*y)) || (*x == *y && std::signbit(*x) == std::signbit(*y)) : a == b;
+}
+
+/// All ranks' values; the same key with two values is an error.
+std::map<Section, Values> merge_values(const std::vector<Wish>& wishes) {
+  std::map<Section, Values> merged;
+  std::map<std::string, size_t> origin;
+  for (size_t rank = 0; rank < wishes.size(); ++rank) {
+    if (rank > 0 && wishes[rank].values == wishes[0].values) {
+      continue;  // as most are
+    }
+    for (const auto& [section, values] : parse_values(wishes[rank].values, "save")) {
+      for (const auto& [key, value] : values) {
+        const auto place = merged[section].emplace(key, value).first;
+        const auto first = origin.emplace(file_key(section, key), rank).first;
+        const auto text = [section = section, key = key](const Value& v) {
+          return format_values({{section, {{key, v}}}});
+        };
+        TESSERA_CHECK(
+            ValueError, same(place->second, value),
+            "save: '{}' differs between ranks: rank {} has {}, rank {} has {}. Give each rank a key of its own",
+            file_key(section, key), first->second, text(place->second), rank, text(value));
+      }
     }
   }
+  return merged;
+}
+
+}  // namespace
+
+PlannedSave plan_save(const Ranks& ranks, const State& state, const SaveRequest& request) {
+  PlannedSave planned{.path = without_trailing_slash(request.path), .parts = {}, .plan = {}, .values = {}};
+  PlanCache* const cache = request.cache;
+  std::string own;
+  std::vector<Wish> wishes;
+  for (const auto& text : ranks.exchange([&] {
+         planned.parts = local_parts(state);
+         own = format_pieces(checked_pieces(planned.parts));
+         return format_wish(
+             {.has_plan = cache && cache->plan && cache->pieces_hash == hash_bytes(own.data(), own.size()),
+              .max_file_bytes = request.layout.max_file_bytes,
+              .path = planned.path,
+              .values = format_values(values_of(state))});
+       })) {
+    wishes.push_back(parse_wish(text));
+  }
+  check_alike(wishes);
+  planned.values = merge_values(wishes);
+  if (std::ranges::all_of(wishes, &Wish::has_plan)) {
+    planned.plan = cache->plan;
+    return planned;
+  }
   std::vector<std::vector<Piece>> pieces;
-  for (const auto& text : ranks.exchange([&] { return cache ? own : describe(); })) {
+  for (const auto& text : ranks.exchange([&] { return own; })) {
     pieces.push_back(parse_pieces(text));
   }
-  planned.plan = std::make_shared<const SavePlan>(make_save_plan(pieces, layout));
+  planned.plan = std::make_shared<const SavePlan>(make_save_plan(pieces, request.layout));
   if (cache) {
     *cache = {.pieces_hash = hash_bytes(own.data(), own.size()), .plan = planned.plan};
   }
@@ -75,12 +143,12 @@ std::vector<OwnBlock> own_blocks(const PlannedSave& planned, int rank) {
   return own;
 }
 
-SaveJob live_job(const Ranks& ranks, const std::string& path, const PlannedSave& planned, const State& state) {
-  SaveJob job{.path = without_trailing_slash(path),
+SaveJob live_job(const Ranks& ranks, const PlannedSave& planned) {
+  SaveJob job{.path = planned.path,
               .plan = planned.plan,
               .blocks = own_blocks(planned, ranks.rank()),
               .data = {},
-              .values = values_of(state),
+              .values = planned.values,
               .progress = {}};
   job.data = [&planned, blocks = job.blocks](size_t i) {
     return host_copy(planned.parts[blocks[i].part], planned.plan->blocks[blocks[i].block].box);
@@ -90,8 +158,8 @@ SaveJob live_job(const Ranks& ranks, const std::string& path, const PlannedSave&
 
 void save(const std::string& path, const State& state, const SaveOptions& options) {
   const Ranks ranks = Ranks::all();
-  PlannedSave planned = plan_save(ranks, state, {.max_file_bytes = options.max_file_bytes});
-  SaveJob job = live_job(ranks, path, planned, state);
+  const auto planned = plan_save(ranks, state, {.path = path, .layout = {.max_file_bytes = options.max_file_bytes}});
+  SaveJob job = live_job(ranks, planned);
   job.progress = options.progress;
   run_save(ranks, job);
 }
@@ -108,8 +176,8 @@ void export_safetensors(const std::string& file, const StateDict& model, const S
   TESSERA_CHECK(ValueError,
                 std::any_of(counts.begin(), counts.end(), [](const auto& count) { return count == "some"; }),
                 "export_safetensors: no rank has a tensor to export");
-  PlannedSave planned = plan_save(ranks, state, {.single_file = "model.safetensors"});
-  SaveJob job = live_job(ranks, file, planned, state);
+  const auto planned = plan_save(ranks, state, {.path = file, .layout = {.single_file = "model.safetensors"}});
+  SaveJob job = live_job(ranks, planned);
   job.is_single_file = true;
   job.progress = options.progress;
   run_save(ranks, job);

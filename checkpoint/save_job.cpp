@@ -1,10 +1,13 @@
 #include "checkpoint/save_job.h"
 
 #include <algorithm>
+#include <cstring>
 #include <filesystem>
 #include <map>
 #include <optional>
 #include <random>
+#include <set>
+#include <string_view>
 
 #include "checkpoint/checkpoint_error.h"
 #include "checkpoint/file_io.h"
@@ -16,40 +19,27 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// What a rank tells the others when its bytes are on the disk.
-struct Written {
-  std::vector<uint64_t> hashes;  // of its blocks, in the plan's order
-  std::map<Section, Values> values;
-};
-
-/// Hashes, 16 digits each, then a blank and the values.
-std::string format_written(const Written& written) {
+/// Hashes, 16 digits each.
+std::string format_hashes(const std::vector<uint64_t>& hashes) {
   std::string text;
-  for (const uint64_t hash : written.hashes) {
+  for (const uint64_t hash : hashes) {
     text += fmt::format("{:016x}", hash);
   }
-  return text + " " + format_values(written.values);
+  return text;
 }
 
-Written parse_written(const std::string& text) {
-  const size_t end = text.find(' ');
-  Written written;
-  for (size_t i = 0; i < end; i += 16) {
-    written.hashes.push_back(std::stoull(text.substr(i, 16), nullptr, 16));
+std::vector<uint64_t> parse_hashes(const std::string& text) {
+  std::vector<uint64_t> hashes;
+  for (size_t i = 0; i < text.size(); i += 16) {
+    hashes.push_back(std::stoull(text.substr(i, 16), nullptr, 16));
   }
-  written.values = parse_values(std::string_view(text).substr(end + 1), "save");
-  return written;
+  return hashes;
 }
 
-/// What a save that was killed left behind.
-void remove_incomplete(const std::string& path) {
-  const std::string prefix = fs::path(path).filename().string() + kIncomplete;
-  std::error_code error;
-  for (const auto& entry : fs::directory_iterator(parent_folder(path), error)) {
-    if (entry.path().filename().string().starts_with(prefix)) {
-      fs::remove_all(entry.path(), error);
-    }
-  }
+/// What names of folders have behind kIncomplete while this process saves to them: its own number, drawn once.
+const std::string& process_mark() {
+  static const std::string mark = fmt::format("{:08x}-", std::random_device()());
+  return mark;
 }
 
 /// Whether the folder, or single file, can get the name at the end: in place of nothing or of an empty folder, which a
@@ -65,8 +55,9 @@ std::string prepare_files(const SaveJob& job) {
   TESSERA_CHECK(ValueError, !job.path.empty(), "save: the path is empty; give a folder, or a file to export to");
   TESSERA_CHECK(CheckpointError, is_free(job),
                 "{}: there is something already; save under a new name, or remove it before", job.path);
-  remove_incomplete(job.path);
-  std::string folder = fmt::format("{}{}{:08x}", job.path, kIncomplete, std::random_device()());
+  remove_leftovers(parent_folder(job.path),
+                   [own = fs::path(job.path).filename()](const std::string& name) { return name == own; });
+  std::string folder = fmt::format("{}{}{}{:08x}", job.path, kIncomplete, process_mark(), std::random_device()());
   make_folder(folder);
   try {
     for (const auto& file : job.plan->files) {
@@ -80,22 +71,45 @@ std::string prepare_files(const SaveJob& job) {
   return folder;
 }
 
-/// Writes this rank's blocks; rank 0, which wrote the headers, syncs every file.
+/// The files of a save, of which one is open at a time: there may be more than a process may open.
+class FilesToWrite {
+ public:
+  FilesToWrite(const SavePlan& plan, const std::string& folder) : plan_(plan), folder_(folder) {}
+
+  /// What was at another place is closed.
+  const File& at(size_t i) {
+    if (!file_ || place_ != i) {
+      file_.reset();
+      file_ = File::open_to_write(folder_ + "/" + plan_.files[i].name);
+      place_ = i;
+      written_.insert(i);
+    }
+    return *file_;
+  }
+  /// Those that were written to; `all`: and the rest.
+  void sync(bool all) {
+    for (size_t i = 0; i < plan_.files.size(); ++i) {
+      if (all || written_.count(i) == 1) {
+        at(i).sync();
+      }
+    }
+  }
+
+ private:
+  const SavePlan& plan_;
+  const std::string& folder_;
+  std::optional<File> file_;
+  size_t place_ = 0;
+  std::set<size_t> written_;
+};
+
+/// Writes this rank's blocks, which are in the order of files; rank 0, which wrote the headers, syncs every file.
 std::vector<uint64_t> write_blocks(const SaveJob& job, const std::string& folder, int rank) {
   const SavePlan& plan = *job.plan;
-  std::vector<std::optional<File>> files(plan.files.size());
-  const auto file_at = [&](size_t i) -> const File& {
-    if (!files[i]) {
-      files[i] = File::open_to_write(folder + "/" + plan.files[i].name);
-    }
-    return *files[i];
-  };
+  FilesToWrite files(plan, folder);
   Progress progress;
-  const auto bytes_of = [&](const PlannedBlock& block) {
-    return block.box.numel() * static_cast<int64_t>(c10::elementSize(plan.entry_of(block).dtype));
-  };
   for (const auto& own : job.blocks) {
-    progress.bytes_total += bytes_of(plan.blocks[own.block]);
+    progress.bytes_total += plan.bytes_of(plan.blocks[own.block]);
   }
   std::vector<uint64_t> hashes;
   for (size_t i = 0; i < job.blocks.size(); ++i) {
@@ -103,48 +117,24 @@ std::vector<uint64_t> write_blocks(const SaveJob& job, const std::string& folder
     const SafetensorsEntry& entry = plan.entry_of(block);
     const at::Tensor data = job.data(i);
     hashes.push_back(hash_bytes(data.const_data_ptr(), data.nbytes()));
-    write_box(file_at(block.file),
+    write_box(files.at(block.file),
               {.offset = plan.files[block.file].header_bytes.size() + entry.begin,
                .sizes = entry.sizes,
-               .item_bytes = static_cast<int64_t>(c10::elementSize(entry.dtype))},
+               .item_bytes = item_bytes(entry.dtype)},
               block.box, data.const_data_ptr());
-    progress.bytes_done += bytes_of(block);
+    progress.bytes_done += plan.bytes_of(block);
     if (job.progress) {
       job.progress(progress);
     }
   }
-  for (size_t i = 0; i < files.size(); ++i) {
-    if (rank == 0 || files[i]) {
-      file_at(i).sync();
-    }
-  }
+  files.sync(/*all=*/rank == 0);
   return hashes;
 }
 
-/// All ranks' values; the same key with two values is an error.
-std::map<Section, Values> merge_values(const std::vector<Written>& written) {
-  std::map<Section, Values> merged;
-  std::map<std::string, size_t> origin;
-  for (size_t rank = 0; rank < written.size(); ++rank) {
-    for (const auto& [section, values] : written[rank].values) {
-      for (const auto& [key, value] : values) {
-        const auto [place, is_new] = merged[section].emplace(key, value);
-        const auto [first, unused] = origin.emplace(file_key(section, key), rank);
-        const auto text = [section = section, key = key](const Value& v) {
-          return format_values({{section, {{key, v}}}});
-        };
-        TESSERA_CHECK(
-            ValueError, is_new || text(place->second) == text(value),
-            "save: '{}' differs between ranks: rank {} has {}, rank {} has {}. Give each rank a key of its own",
-            file_key(section, key), first->second, text(place->second), rank, text(value));
-      }
-    }
-  }
-  return merged;
-}
-
-Manifest make_manifest(const SavePlan& plan, const std::vector<Written>& written) {
-  Manifest manifest{.files = {}, .values = merge_values(written)};
+/// `hashes[rank]`: of the blocks that it wrote, in the plan's order.
+Manifest make_manifest(const SaveJob& job, const std::vector<std::vector<uint64_t>>& hashes) {
+  const SavePlan& plan = *job.plan;
+  Manifest manifest{.files = {}, .values = job.values};
   for (const auto& file : plan.files) {
     auto& entry = manifest.files[file.name];
     entry = {.section = file.section,
@@ -155,11 +145,11 @@ Manifest make_manifest(const SavePlan& plan, const std::vector<Written>& written
       entry.tensors[tensor.key];
     }
   }
-  std::vector<size_t> next(written.size(), 0);
+  std::vector<size_t> next(hashes.size(), 0);
   for (const auto& block : plan.blocks) {
     const auto owner = static_cast<size_t>(block.owner);
     manifest.files[plan.files[block.file].name].tensors[plan.entry_of(block).key].push_back(
-        {.box = block.box, .hash = written[owner].hashes[next[owner]++]});
+        {.box = block.box, .hash = hashes[owner][next[owner]++]});
   }
   return manifest;
 }
@@ -180,17 +170,18 @@ std::string make_index(const SavePlan& plan) {
 
 /// Rank 0: the last files, and the name.
 void commit(const SaveJob& job, const std::string& folder, const std::vector<std::string>& texts) {
-  std::vector<Written> written;
-  written.reserve(texts.size());
-  for (const auto& text : texts) {
-    written.push_back(parse_written(text));
-  }
   if (job.is_single_file) {
     rename_durably(folder + "/" + job.plan->files.at(0).name, job.path);
-    fs::remove(folder);
+    std::error_code ignored;  // the file is there
+    fs::remove(folder, ignored);
     return;
   }
-  const auto manifest = format_manifest(make_manifest(*job.plan, written));
+  std::vector<std::vector<uint64_t>> hashes;
+  hashes.reserve(texts.size());
+  for (const auto& text : texts) {
+    hashes.push_back(parse_hashes(text));
+  }
+  const auto manifest = format_manifest(make_manifest(job, hashes));
   write_text(folder + "/" + kIndexName, make_index(*job.plan));
   write_text(folder + "/" + kManifestName, manifest);
   sync_folder(folder);
@@ -199,15 +190,27 @@ void commit(const SaveJob& job, const std::string& folder, const std::vector<std
 
 }  // namespace
 
+void remove_leftovers(const std::string& folder, const std::function<bool(const std::string& name)>& is_ours) {
+  std::vector<fs::path> leftovers;
+  std::error_code ignored;
+  for (const auto& entry : fs::directory_iterator(folder, ignored)) {
+    const auto name = entry.path().filename().string();
+    const auto end = name.find(kIncomplete);
+    if (end != std::string::npos && is_ours(name.substr(0, end)) &&
+        !std::string_view(name).substr(end + std::strlen(kIncomplete)).starts_with(process_mark())) {
+      leftovers.push_back(entry.path());
+    }
+  }
+  for (const auto& leftover : leftovers) {
+    fs::remove_all(leftover, ignored);
+  }
+}
+
 void run_save(const Ranks& ranks, const SaveJob& job) {
   const std::string folder = ranks.from_first([&] { return prepare_files(job); });
   try {
-    const auto texts = ranks.exchange(
-        [&] { return format_written({.hashes = write_blocks(job, folder, ranks.rank()), .values = job.values}); });
-    ranks.from_first([&] {
-      commit(job, folder, texts);
-      return std::string();
-    });
+    const auto texts = ranks.exchange([&] { return format_hashes(write_blocks(job, folder, ranks.rank())); });
+    ranks.on_first([&] { commit(job, folder, texts); });
   } catch (...) {
     if (ranks.rank() == 0) {
       std::error_code ignored;

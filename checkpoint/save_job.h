@@ -1,9 +1,9 @@
 #pragma once
 // A save in three parts, so that the last can run in the background; internal to this package.
 //
-//   auto plan = plan_save(ranks, state, options.layout, &cache);      // a collective or two
-//   SaveJob job = ...;                                               // this rank's bytes, live or copied
-//   run_save(ranks, job);                                            // files, checksums, commit
+//   auto planned = plan_save(ranks, state, {.path = path, .cache = &cache});     // a collective or two
+//   SaveJob job = ...;                                                          // this rank's bytes, live or copied
+//   run_save(ranks, job);                                                       // files, checksums, commit
 
 #include <functional>
 #include <map>
@@ -27,14 +27,24 @@ struct PlanCache {
   std::shared_ptr<const SavePlan> plan;
 };
 
-/// This rank's parts of all tensors, and who writes what of them.
-struct PlannedSave {
-  std::vector<LocalPart> parts;
-  std::shared_ptr<const SavePlan> plan;
+/// What ranks are to save alike.
+struct SaveRequest {
+  std::string path;
+  LayoutOptions layout = {};
+  PlanCache* cache = nullptr;
 };
 
-/// Collective; throws on every rank or on none.
-PlannedSave plan_save(const Ranks& ranks, const State& state, const LayoutOptions& layout, PlanCache* cache = nullptr);
+/// This rank's parts of all tensors, who writes what of them, and what all ranks have beside tensors.
+struct PlannedSave {
+  std::string path;  // without slashes at its end
+  std::vector<LocalPart> parts;
+  std::shared_ptr<const SavePlan> plan;
+  std::map<Section, Values> values;
+};
+
+/// Finds all that is wrong with what ranks want to save, before anything is written. Collective; throws on every rank
+/// or on none: ValueError where ranks have other paths, file sizes, tensors or values, or texts that are not UTF-8.
+PlannedSave plan_save(const Ranks& ranks, const State& state, const SaveRequest& request);
 
 /// The blocks of a plan that this rank writes, and which part of its own each of them lies in.
 struct OwnBlock {
@@ -51,12 +61,16 @@ struct SaveJob {
   std::vector<OwnBlock> blocks;
   /// The bytes of blocks[i], contiguous and in host memory.
   std::function<at::Tensor(size_t i)> data;
-  std::map<Section, Values> values;
+  std::map<Section, Values> values;  // of all ranks
   ProgressFn progress;
 };
 
 /// From the tensors themselves: `planned` must outlive the job, and the tensors must not change while it runs.
-SaveJob live_job(const Ranks& ranks, const std::string& path, const PlannedSave& planned, const State& state);
+SaveJob live_job(const Ranks& ranks, const PlannedSave& planned);
+
+/// Rank 0: removes what killed saves and removals of the checkpoints in `folder` that `is_ours` left there. Saves of
+/// this process, which may be in flight, stay; those of another process that lives are not told from killed ones.
+void remove_leftovers(const std::string& folder, const std::function<bool(const std::string& name)>& is_ours);
 
 /// Collective; throws on every rank or on none. Nothing is at `path` until all of it is.
 void run_save(const Ranks& ranks, const SaveJob& job);

@@ -20,14 +20,10 @@ using nlohmann::json;
 struct Whole {
   const Piece* first = nullptr;
   size_t first_rank = 0;
-  std::map<Box, std::vector<int>> holders;
+  std::map<Box, std::vector<int>> holders;  // of the first rank's mesh
 };
 
 using Wholes = std::map<std::pair<Section, std::string>, Whole>;
-
-int64_t item_bytes(const Piece& piece) {
-  return static_cast<int64_t>(c10::elementSize(piece.dtype));
-}
 
 std::string describe(const Piece& piece) {
   return fmt::format("{}[{}]", safetensors_dtype(piece.dtype), fmt::join(piece.sizes, ", "));
@@ -47,7 +43,8 @@ Wholes collect(const std::vector<std::vector<Piece>>& pieces) {
                     file_key(piece.section, piece.key), whole.first_rank, describe(*whole.first), rank,
                     describe(piece));
       TESSERA_ASSERT(is_inside(piece.box, piece.sizes), "'{}': {}", piece.key, piece.box.to_string());
-      if (piece.box.numel() > 0) {
+      // Copies on other meshes may have other values.
+      if (piece.box.numel() > 0 && piece.mesh == whole.first->mesh) {
         whole.holders[piece.box].push_back(static_cast<int>(rank));
       }
     }
@@ -71,7 +68,8 @@ void check_cover(const std::string& key, const Whole& whole) {
                                  boxes[a].to_string(), ranks[b], boxes[b].to_string()));
   }
   TESSERA_CHECK(ValueError, numel == numel_of(whole.first->sizes),
-                "save: '{}': all ranks together hold {} of its {} elements", key, numel, numel_of(whole.first->sizes));
+                "save: '{}': the ranks that save it together hold {} of its {} elements", key, numel,
+                numel_of(whole.first->sizes));
 }
 
 /// Which tensors go to one file.
@@ -84,7 +82,7 @@ struct FileContent {
 std::vector<FileContent> distribute_over_files(const Wholes& wholes, const LayoutOptions& options) {
   std::vector<FileContent> files;
   for (const auto& [key, whole] : wholes) {
-    const int64_t bytes = numel_of(whole.first->sizes) * item_bytes(*whole.first);
+    const int64_t bytes = numel_of(whole.first->sizes) * item_bytes(whole.first->dtype);
     const bool is_full =
         files.empty() || (options.single_file.empty() &&
                           (files.back().section != key.first ||
@@ -101,11 +99,11 @@ std::vector<FileContent> distribute_over_files(const Wholes& wholes, const Layou
 /// Larger elements first, so that each tensor is aligned to its own.
 SafetensorsHeader make_header(FileContent content) {
   std::stable_sort(content.tensors.begin(), content.tensors.end(),
-                   [](const Piece* a, const Piece* b) { return item_bytes(*a) > item_bytes(*b); });
+                   [](const Piece* a, const Piece* b) { return item_bytes(a->dtype) > item_bytes(b->dtype); });
   SafetensorsHeader header{.entries = {}, .metadata = {{"format", "pt"}}};
   uint64_t begin = 0;
   for (const Piece* piece : content.tensors) {
-    const auto bytes = static_cast<uint64_t>(numel_of(piece->sizes) * item_bytes(*piece));
+    const auto bytes = static_cast<uint64_t>(numel_of(piece->sizes) * item_bytes(piece->dtype));
     header.entries.push_back({.key = file_key(piece->section, piece->key),
                               .dtype = piece->dtype,
                               .sizes = piece->sizes,
@@ -151,8 +149,7 @@ std::vector<PlannedBlock> choose_owners(std::vector<Choice> choices, const SaveP
         block.owner = *std::ranges::min_element(own, [&](int a, int b) {
           return std::pair(load[static_cast<size_t>(a)], a) < std::pair(load[static_cast<size_t>(b)], b);
         });
-        load[static_cast<size_t>(block.owner)] +=
-            block.box.numel() * static_cast<int64_t>(c10::elementSize(plan.entry_of(block).dtype));
+        load[static_cast<size_t>(block.owner)] += plan.bytes_of(block);
       }
     }
   }
@@ -175,7 +172,7 @@ std::string format_pieces(const std::vector<Piece>& pieces) {
   json list = json::array();
   for (const auto& piece : pieces) {
     list.push_back({static_cast<int>(piece.section), piece.key, safetensors_dtype(piece.dtype), piece.sizes,
-                    piece.box.offsets, piece.box.sizes, piece.is_plain});
+                    piece.box.offsets, piece.box.sizes, piece.is_plain, piece.mesh});
   }
   try {
     return list.dump();
@@ -192,7 +189,8 @@ std::vector<Piece> parse_pieces(const std::string& text) {
                       .dtype = *parse_safetensors_dtype(item[2].get_ref<const std::string&>()),
                       .sizes = item[3].get<Sizes>(),
                       .box = {.offsets = item[4].get<Sizes>(), .sizes = item[5].get<Sizes>()},
-                      .is_plain = item[6].get<bool>()});
+                      .is_plain = item[6].get<bool>(),
+                      .mesh = item[7].get<uint64_t>()});
   }
   return pieces;
 }
@@ -212,7 +210,7 @@ SavePlan make_save_plan(const std::vector<std::vector<Piece>>& pieces, const Lay
     for (size_t e = 0; e < entries.size(); ++e) {
       const Whole& whole =
           *by_file_key.at(fmt::format("{}/{}", static_cast<int>(plan.files[f].section), entries[e].key));
-      const int64_t max_numel = std::max<int64_t>(1, options.max_block_bytes / item_bytes(*whole.first));
+      const int64_t max_numel = std::max<int64_t>(1, options.max_block_bytes / item_bytes(whole.first->dtype));
       for (const auto& [box, ranks] : whole.holders) {
         for (auto& part : split_box(box, max_numel)) {
           choices.push_back(

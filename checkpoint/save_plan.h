@@ -9,8 +9,9 @@
 // that reads safetensors opens it. Only the manifest tells who wrote what, by the blocks that it has checksums of.
 //
 // Copies: a part that several ranks hold is written in blocks by all of them, each by the one that has least so far.
-// But plain tensors come from the first rank that has them, all of them: ranks may have other values in a buffer, such
-// as a batch norm's statistics, which must not be mixed.
+// But a plain tensor comes from the first rank that has it, all of it, and a DTensor from the ranks of that rank's
+// mesh: ranks, and replicas of a model each on a mesh of its own, may have other values in a buffer, such as a batch
+// norm's statistics, which must not be mixed.
 //
 // Thread safety: values.
 
@@ -31,6 +32,7 @@ struct Piece {
   Sizes sizes;  // of the whole tensor
   Box box;
   bool is_plain = false;  // no DTensor: nothing but the program says that ranks have the same
+  uint64_t mesh = 0;      // a number for the ranks that the DTensor lies on: those with another have another copy
   bool operator==(const Piece&) const = default;
 };
 
@@ -70,6 +72,7 @@ struct SavePlan {
   const SafetensorsEntry& entry_of(const PlannedBlock& block) const {
     return files[block.file].header.entries[block.entry];
   }
+  int64_t bytes_of(const PlannedBlock& block) const { return block.box.numel() * item_bytes(entry_of(block).dtype); }
 };
 
 /// `pieces[rank]`: what that rank has. Throws ValueError that names the key and the ranks where ranks disagree about

@@ -12,12 +12,12 @@
 // After torch.distributed.checkpoint.state_dict. Thread safety: for the thread that trains the model.
 
 #include <torch/nn/module.h>
-#include <torch/nn/pimpl.h>
 #include <torch/optim/optimizer.h>
 
 #include <string>
 
 #include "checkpoint/state.h"
+#include "nn/module_ref.h"
 
 namespace tessera::dcp {
 
@@ -39,17 +39,18 @@ struct StateDictOptions {
 
 /// Parameters and buffers. Without options handles to the model's own. A module under fully_shard is resharded first.
 /// Collective where full_state_dict is set.
-StateDict get_model_state_dict(torch::nn::Module& model, const StateDictOptions& options = {});
+StateDict get_model_state_dict(ModuleRef model, const StateDictOptions& options = {});
 
 /// Copies `state` into the model's parameters and buffers. Collective. Throws KeyError for missing and unexpected
-/// names, ValueError for sizes that differ, for dtypes that do unless both are floating, and for memory that was freed,
-/// NotImplementedError for a buffer that is a DTensor's view and had to be a copy; nothing is changed then.
-void set_model_state_dict(torch::nn::Module& model, const StateDict& state, const StateDictOptions& options = {});
+/// names, ValueError for sizes that differ, for dtypes that do unless both are floating, for tensors of either side
+/// that are sparse or without memory (freed, or on the meta device: call to_empty() before), NotImplementedError for a
+/// buffer that is a DTensor's view and had to be a copy; nothing is changed then.
+void set_model_state_dict(ModuleRef model, const StateDict& state, const StateDictOptions& options = {});
 
 /// The state that the optimizer has for `model`'s parameters by now: none before its first step. Options as above.
 /// Throws ValueError if it optimizes a tensor that is no parameter of the model, NotImplementedError for an optimizer
 /// of another type.
-StateDict get_optimizer_state_dict(torch::nn::Module& model, torch::optim::Optimizer& optimizer,
+StateDict get_optimizer_state_dict(ModuleRef model, torch::optim::Optimizer& optimizer,
                                    const StateDictOptions& options = {});
 
 /// Gives the optimizer `state`: existing tensors are written to, missing ones are made. Collective. With strict, names
@@ -58,38 +59,12 @@ StateDict get_optimizer_state_dict(torch::nn::Module& model, torch::optim::Optim
 /// saved begins anew (with ignore_frozen_params it stays: a parameter may have been frozen when it was saved).
 /// broadcast_from_rank0 and full_state_dict as for the model. Throws ValueError where parameters of one group have
 /// different options.
-void set_optimizer_state_dict(torch::nn::Module& model, torch::optim::Optimizer& optimizer, const StateDict& state,
+void set_optimizer_state_dict(ModuleRef model, torch::optim::Optimizer& optimizer, const StateDict& state,
                               const StateDictOptions& options = {});
 
 /// The state dict that load(path, ...) fills with all the checkpoint has for the optimizer's parameters: its own
-/// tensors, and new ones, laid out as the parameters, where it has none yet. The optimizer itself is not changed: give
-/// what was loaded to set_optimizer_state_dict.
-StateDict optimizer_state_to_load(const std::string& path, torch::nn::Module& model,
-                                  torch::optim::Optimizer& optimizer);
-
-template <class Impl>
-StateDict get_model_state_dict(const torch::nn::ModuleHolder<Impl>& model, const StateDictOptions& options = {}) {
-  return get_model_state_dict(static_cast<torch::nn::Module&>(*model.ptr()), options);
-}
-template <class Impl>
-void set_model_state_dict(const torch::nn::ModuleHolder<Impl>& model, const StateDict& state,
-                          const StateDictOptions& options = {}) {
-  set_model_state_dict(static_cast<torch::nn::Module&>(*model.ptr()), state, options);
-}
-template <class Impl>
-StateDict get_optimizer_state_dict(const torch::nn::ModuleHolder<Impl>& model, torch::optim::Optimizer& optimizer,
-                                   const StateDictOptions& options = {}) {
-  return get_optimizer_state_dict(static_cast<torch::nn::Module&>(*model.ptr()), optimizer, options);
-}
-template <class Impl>
-void set_optimizer_state_dict(const torch::nn::ModuleHolder<Impl>& model, torch::optim::Optimizer& optimizer,
-                              const StateDict& state, const StateDictOptions& options = {}) {
-  set_optimizer_state_dict(static_cast<torch::nn::Module&>(*model.ptr()), optimizer, state, options);
-}
-template <class Impl>
-StateDict optimizer_state_to_load(const std::string& path, const torch::nn::ModuleHolder<Impl>& model,
-                                  torch::optim::Optimizer& optimizer) {
-  return optimizer_state_to_load(path, static_cast<torch::nn::Module&>(*model.ptr()), optimizer);
-}
+/// tensors, and new ones, laid out as the parameters, where it has none yet; empty for a checkpoint of a model alone.
+/// The optimizer itself is not changed: give what was loaded to set_optimizer_state_dict. Collective.
+StateDict optimizer_state_to_load(const std::string& path, ModuleRef model, torch::optim::Optimizer& optimizer);
 
 }  // namespace tessera::dcp

@@ -45,6 +45,26 @@ at::Tensor local_of(const at::Tensor& tensor) {
   return meta ? meta->local : tensor.detach();
 }
 
+/// What is copied from. Else a rank would fail among the copies, where the others wait for it.
+void check_readable(const std::string& key, const at::Tensor& given) {
+  TESSERA_CHECK(ValueError, given.layout() == at::kStrided && !given.is_meta(),
+                "set_state_dict: the given '{}' lies on {} in layout {}; it needs memory, and the strided layout", key,
+                given.device().str(), c10::str(given.layout()));
+  check_memory("set_state_dict", key, given);
+}
+
+/// What is copied to: nothing would come of a copy to the meta device.
+at::Tensor memory_to_write(const std::string& key, const at::Tensor& target) {
+  auto local = local_of(target);
+  TESSERA_CHECK(ValueError, !local.is_meta(),
+                "set_state_dict: the model's '{}' is on the meta device; call to_empty() before, so that it has memory",
+                key);
+  TESSERA_CHECK(ValueError, local.layout() == at::kStrided,
+                "set_state_dict: the model's '{}' is in layout {}; only strided tensors can be set", key,
+                c10::str(local.layout()));
+  return local;
+}
+
 /// Beside dispatch, but counted as it does: a graph that saved `target` must not use the new values.
 void write_local(const at::Tensor& target, const at::Tensor& local) {
   local_of(target).copy_(local);
@@ -121,10 +141,11 @@ void check_fits(const Incoming& incoming, const std::string& key, const at::Tens
   const auto found = incoming.known.find(key);
   const bool is_known = found != incoming.known.end();
   TESSERA_CHECK(ValueError, given.defined() || is_known, "set_state_dict: '{}' is an undefined tensor", key);
-  if (given.defined() && given.layout() == at::kStrided) {
-    check_memory("set_state_dict", key, local_of(given));
+  if (given.defined()) {
+    check_readable(key, local_of(given));
   }
   check_writable("set_state_dict", key, target);
+  check_memory("set_state_dict", key, memory_to_write(key, target));
   const at::IntArrayRef sizes = is_known ? at::IntArrayRef(found->second.sizes) : given.sizes();
   TESSERA_CHECK(ValueError, sizes == target.sizes(), "set_state_dict: '{}' has sizes [{}], the model's has [{}]", key,
                 fmt::join(sizes, ", "), fmt::join(target.sizes(), ", "));

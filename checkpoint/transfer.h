@@ -30,8 +30,8 @@ struct Incoming {
 /// Collective.
 Incoming receive(const StateDict& state, const Ranks& ranks, const StateDictOptions& options);
 
-/// Throws ValueError that names `key` unless the tensor of `incoming` fits `target`, NotImplementedError where `target`
-/// is a view that is a copy.
+/// Throws ValueError that names `key` unless the tensor of `incoming` fits `target` and both have strided memory,
+/// NotImplementedError where `target` is a view that is a copy.
 void check_fits(const Incoming& incoming, const std::string& key, const at::Tensor& target,
                 const StateDictOptions& options);
 

@@ -39,6 +39,20 @@ TEST_CASE("parts of other tools that overlap and leave a gap, though they have a
   expect_bit_equal(std::get<at::Tensor>(state.model["w"]), at::zeros({4}));
 }
 
+TEST_CASE("a tensor of a dtype that we do not know is refused when it is asked for, and no other in its file") {
+  const TempFolder folder;
+  const auto file = folder.path("a.safetensors");
+  const std::string header =
+      R"({"q":{"dtype":"F4","shape":[4],"data_offsets":[0,2]},"w":{"dtype":"U8","shape":[2],"data_offsets":[2,4]}})";
+  write_file(file, std::string(1, static_cast<char>(header.size())) + std::string(7, '\0') + header + "\1\2\3\4");
+  dcp::State state{.model = {{"w", at::Tensor()}}};
+  CHECK(dcp::load(file, state, {.strict = false}).unexpected_keys == std::vector<std::string>{"q"});
+  CHECK(std::get<at::Tensor>(state.model["w"])[1].item<int>() == 4);
+  state.model["q"] = at::Tensor();
+  CHECK_THROWS_AS(dcp::load(file, state), CheckpointError);
+  CHECK_THROWS_WITH(dcp::load(file, state), file + ": tensor 'q' has dtype F4, which this library does not know");
+}
+
 // What NFS may do to what is open for both: see file_io.cpp.
 TEST_CASE("files that ranks write together are not open for reading") {
   const TempFolder folder;

@@ -1,6 +1,7 @@
 // A run's checkpoints: in the background, the last few kept, planned once.
 
 #include <atomic>
+#include <chrono>
 #include <filesystem>
 #include <thread>
 
@@ -238,4 +239,96 @@ TEST_CASE("a second save of the same tensors is not planned again; one of others
     dcp::load(checkpointer.path_of(3), loaded, {.strict = false});
     expect_bit_equal(std::get<at::Tensor>(loaded.model["of rank 1"]), at::ones({3}));
   });
+}
+
+TEST_CASE("async_save says at once that ranks disagree, and saves nothing") {
+  const TempFolder folder;
+  run_ranks(2, [&](int rank) {
+    Filled filled(init_device_mesh(at::kCPU, {2}, {"dp"}));
+    dcp::Checkpointer checkpointer(folder.path("run"));
+    const auto refused = [&](int64_t step, dcp::StateDict user, const std::string& message) {
+      auto state = filled.state();
+      state.user = std::move(user);
+      expect_throws<ValueError>([&] { checkpointer.async_save(step, state); }, message);
+      expect_throws<ValueError>([&] { checkpointer.save(step, state); }, message);
+    };
+    refused(1, {{"loss", 0.5 + rank}}, "save: 'user.loss' differs between ranks");
+    refused(1, {{"name", std::string("\xff")}}, "must be UTF-8");
+    refused(1 + rank, {}, "the ranks differ in the path (or step)");
+    refused(rank == 0 ? 1 : -1, {}, "the ranks differ in the path (or step)");
+    refused(-1, {}, "step -1; steps count from 0");
+    checkpointer.wait();
+    barrier(default_group());
+    TESSERA_EXPECT(!std::filesystem::exists(folder.path("run")));
+    checkpointer.async_save(1, filled.state());
+    checkpointer.wait();
+  });
+}
+
+TEST_CASE("latest() waits for the save in flight, which may remove what was the latest before") {
+  const TempFolder folder;
+  run_ranks(2, [&](int) {
+    Filled filled(init_device_mesh(at::kCPU, {2}, {"dp"}));
+    const auto slow = [](const dcp::Progress&) { std::this_thread::sleep_for(std::chrono::milliseconds(50)); };
+    dcp::Checkpointer checkpointer(folder.path("run"), {.keep_last = 1, .progress = slow});
+    checkpointer.save(1, filled.state());
+    filled.fill(2);
+    checkpointer.async_save(2, filled.state());
+    const auto path = checkpointer.latest();
+    expect_equal(path.value(), folder.path("run/step-00000002"));
+    dcp::State loaded = filled.state();
+    filled.fill(0);
+    dcp::load(*path, loaded);
+    filled.expect_all(2);
+    checkpointer.async_save(2, filled.state());
+    expect_throws<CheckpointError>([&] { checkpointer.latest(); }, "there is something already");
+    expect_equal(checkpointer.latest().value(), *path);
+  });
+}
+
+TEST_CASE("leftovers of other steps make room before a save, also one that fails") {
+  const TempFolder folder;
+  run_ranks(2, [&](int rank) {
+    Filled filled(init_device_mesh(at::kCPU, {2}, {"dp"}));
+    dcp::Checkpointer checkpointer(folder.path("run"));
+    checkpointer.save(1, filled.state());
+    if (rank == 0) {
+      std::filesystem::create_directories(folder.path("run/step-00000007.incomplete-12345678"));
+      std::filesystem::create_directories(folder.path("run/step-00000008.incomplete-removed"));
+    }
+    barrier(default_group());
+    expect_throws<CheckpointError>([&] { checkpointer.save(1, filled.state()); }, "there is something already");
+  });
+  CHECK(names_in(folder.path("run")) == std::vector<std::string>{"step-00000001"});
+}
+
+TEST_CASE("a save in flight stays whole beside others of the same run in its folder") {
+  const TempFolder folder;
+  run_ranks(2, [&](int) {
+    Filled filled(init_device_mesh(at::kCPU, {2}, {"dp"}));
+    std::atomic<bool> may_end = false;
+    const auto wait_for_end = [&](const dcp::Progress&) {
+      while (!may_end) {
+        std::this_thread::yield();
+      }
+    };
+    dcp::Checkpointer first(folder.path("run"), {.progress = wait_for_end}), second(folder.path("run"));
+    const struct Ending {
+      ~Ending() { flag = true; }
+      std::atomic<bool>& flag;
+    } ending{may_end};  // also where something throws
+    filled.fill(1);
+    first.async_save(1, filled.state());
+    filled.fill(2);
+    second.save(2, filled.state());
+    dcp::save(second.path_of(3), filled.state());
+    may_end = true;
+    first.wait();
+    for (const int64_t step : {1, 2, 3}) {
+      dcp::State loaded = filled.state();
+      dcp::load(first.path_of(step), loaded);
+      filled.expect_all(step == 1 ? 1 : 2);
+    }
+  });
+  CHECK(names_in(folder.path("run")).size() == 3);
 }

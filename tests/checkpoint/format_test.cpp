@@ -98,6 +98,14 @@ TEST_CASE("a header of any writer is read, and ours is read back") {
   CHECK(parse_safetensors_header(std::string_view(bytes).substr(8), kDataBytes, "f") == example_header());
 }
 
+TEST_CASE("a dtype that we do not know is no fault of the header") {
+  const auto header =
+      parse_safetensors_header(R"({"w":{"dtype":"F4","shape":[4,2],"data_offsets":[0,4]}})", /*data_bytes=*/4, "f");
+  CHECK(header.entries ==
+        std::vector<SafetensorsEntry>{
+            {.key = "w", .dtype = ScalarType::Byte, .sizes = {4, 2}, .begin = 0, .end = 4, .unknown_dtype = "F4"}});
+}
+
 TEST_CASE("malformed headers are refused with the file, the key and what is wrong") {
   const auto message = [](const std::string& text, uint64_t data_bytes) -> std::string {
     try {
@@ -120,8 +128,8 @@ TEST_CASE("malformed headers are refused with the file, the key and what is wron
         "a.safetensors: 9 bytes of data, of which its tensors are 4");
   CHECK(message(tensor(R"("dtype":"F32","shape":[1],"data_offsets":[4,8])"), 8) ==
         "a.safetensors: tensor 'w' begins at byte 4 of the data, where 0 are used");
-  CHECK(message(tensor(R"("dtype":"F33","shape":[1],"data_offsets":[0,4])"), 4) ==
-        "a.safetensors: tensor 'w' has dtype F33, which this library does not know");
+  CHECK(message(tensor(R"("dtype":"F4","shape":[9,8],"data_offsets":[0,8])"), 8) ==
+        "a.safetensors: tensor 'w' has 8 bytes of data (data_offsets [0, 8]), but its shape and dtype make 72");
   CHECK(message(tensor(R"("dtype":"F32","shape":[-1],"data_offsets":[0,4])"), 4) ==
         "a.safetensors: a negative number where a header has none, at 'w'");
   CHECK(
@@ -285,6 +293,25 @@ TEST_CASE("plain tensors are written by the first rank that has them, which coun
   CHECK(parse_pieces(format_pieces({mean, w})) == std::vector{mean, w});
 }
 
+TEST_CASE("a DTensor is written by the mesh of the first rank that has it, and by no other replica") {
+  const auto piece = [](const char* key, uint64_t mesh, int64_t offset, int64_t numel) {
+    return Piece{.key = key, .sizes = {4}, .box = {.offsets = {offset}, .sizes = {numel}}, .mesh = mesh};
+  };
+  const auto cut = [&](uint64_t mesh, int64_t offset) { return piece("cut", mesh, offset, 2); };
+  const auto copy = [&](uint64_t mesh) { return piece("copy", mesh, 0, 4); };
+  const auto plan =
+      make_save_plan({{}, {cut(7, 0), copy(7)}, {cut(7, 2), copy(7)}, {cut(8, 0), copy(8)}, {cut(8, 2), copy(8)}},
+                     {.max_block_bytes = 4});
+  std::vector<std::string> owners;
+  for (const auto& block : plan.blocks) {
+    owners.push_back(fmt::format("{} {}", plan.entry_of(block).key, block.owner));
+  }
+  CHECK(owners == std::vector<std::string>{"copy 1", "copy 2", "copy 1", "copy 2", "cut 1", "cut 1", "cut 2", "cut 2"});
+  CHECK(parse_pieces(format_pieces({cut(~uint64_t{0}, 2)})) == std::vector{cut(~uint64_t{0}, 2)});
+  CHECK_THROWS_WITH(make_save_plan({{cut(7, 0)}, {}, {cut(8, 0)}, {cut(8, 2)}}),
+                    "save: 'cut': the ranks that save it together hold 2 of its 4 elements");
+}
+
 TEST_CASE("tensors go to further files where one would be too long") {
   std::vector<Piece> pieces;
   for (const std::string key : {"a", "b", "c", "d"}) {
@@ -306,7 +333,7 @@ TEST_CASE("ranks that disagree, and parts that do not make the tensor, are refus
   CHECK_THROWS_WITH(make_save_plan({{piece({4}, {{0}, {2}})}, {piece({4}, {{2}, {2}}, ScalarType::Half)}}),
                     "save: the ranks differ in 'w': rank 0 has F32[4], rank 1 has F16[4]");
   CHECK_THROWS_WITH(make_save_plan({{piece({4}, {{0}, {2}})}, {piece({4}, {{3}, {1}})}}),
-                    "save: 'w': all ranks together hold 3 of its 4 elements");
+                    "save: 'w': the ranks that save it together hold 3 of its 4 elements");
   CHECK_THROWS_WITH(make_save_plan({{piece({4}, {{0}, {3}})}, {piece({4}, {{2}, {1}})}}),
                     "save: 'w': rank 0 holds [0:3] and rank 1 holds [2:3], which overlap");
 }

@@ -137,6 +137,27 @@ TEST_CASE("buffers that differ between ranks are rank 0's, all of them") {
   });
 }
 
+TEST_CASE("DTensors that differ between data-parallel replicas are the first replica's, all of them") {
+  const TempFolder folder;
+  run_ranks(4, [&](int rank) {
+    const auto mesh = init_device_mesh(at::kCPU, {2, 2}, {"dp", "tp"});
+    const auto buffers = [&](double value) {
+      dcp::StateDict model;
+      for (const auto* key : {"mean", "variance", "more", "most"}) {  // whose copies ranks would write in turn
+        model[fmt::format("{}.cut", key)] = from_local(at::full({4}, value), mesh["tp"], {Shard(0)});
+        model[fmt::format("{}.copied", key)] = from_local(at::full({8}, value), mesh["tp"], {Replicate()});
+      }
+      return dcp::State{.model = model};
+    };
+    dcp::save(folder.path("c"), buffers(rank / 2));
+    auto loaded = buffers(7);
+    dcp::load(folder.path("c"), loaded);
+    for (const auto& [key, value] : loaded.model) {
+      expect_bit_equal(full_tensor(std::get<at::Tensor>(value)), at::zeros({8}));
+    }
+  });
+}
+
 TEST_CASE("another dtype, dims that tensor parallelism cuts, and scalars") {
   const TempFolder folder;
   const auto values = at::randn({5, 7, 3}, make_generator(3));
@@ -213,6 +234,35 @@ TEST_CASE("values, tensors without a place to load into, and keys that only some
     expect_equal(std::get<double>(state.user["loss"]), 0.1);
     expect_equal(std::get<std::string>(state.user["name"]), "run");
     expect_bit_equal(std::get<at::Tensor>(state.user["rng.2"]), at::full({4}, 2, at::kByte));
+  });
+}
+
+TEST_CASE("ranks that have other layers each load theirs; a key that no rank asks for is unexpected on all") {
+  const TempFolder folder;
+  run_ranks(3, [&](int rank) {
+    const auto own = [&](double value) {
+      dcp::State state{.model = {{fmt::format("layer{}", rank), at::full({4}, value)}}};
+      if (rank == 1) {  // whose layers alone are trained
+        state.optimizer["layer1.exp_avg"] = at::full({4}, value);
+      }
+      return state;
+    };
+    dcp::save(folder.path("c"), own(rank + 1));
+    auto loaded = own(0);
+    const auto result = dcp::load(folder.path("c"), loaded);
+    TESSERA_EXPECT(result.missing_keys.empty() && result.unexpected_keys.empty());
+    expect_same_state(loaded, own(rank + 1));
+
+    auto less = rank == 2 ? dcp::State() : own(0);
+    less.optimizer.clear();
+    if (rank == 0) {
+      less.model["more"] = at::zeros({4});
+    }
+    expect_throws<KeyError>([&] { dcp::load(folder.path("c"), less); },
+                            "keys that it lacks: 1 (more); keys that are not to be loaded: 1 (layer2)");
+    const auto partly = dcp::load(folder.path("c"), less, {.strict = false});
+    expect_equal(partly.missing_keys, rank == 0 ? std::vector<std::string>{"more"} : std::vector<std::string>());
+    expect_equal(partly.unexpected_keys, std::vector<std::string>{"layer2"});
   });
 }
 

@@ -3,7 +3,10 @@
 #include <torch/optim/adagrad.h>
 #include <torch/optim/adam.h>
 #include <torch/optim/rmsprop.h>
+#include <torch/optim/schedulers/step_lr.h>
 #include <torch/optim/sgd.h>
+
+#include <set>
 
 #include "checkpoint/checkpoint.h"
 #include "optim/fused_optimizers.h"
@@ -162,5 +165,63 @@ TEST_CASE("Adagrad, which has state from the start, goes back to that") {
     dcp::set_optimizer_state_dict(trainer.model, *trainer.optimizer, less, kFull);
     expect_same(trainer.state(), fresh);
     trainer.train(1);
+  });
+}
+
+TEST_CASE("a learning rate that a scheduler has lowered goes on as without a break, as checkpoint/state.h says") {
+  using Steps = std::vector<double>;
+  const TempFolder folder;
+  constexpr int64_t kSaved = 5, kAll = 12;
+  struct Run {
+    Run() : optimizer(model->parameters(), torch::optim::SGDOptions(0.5)), scheduler(optimizer, 3, 0.5) {}
+    double next_rate() {
+      scheduler.step();
+      return optimizer.param_groups()[0].options().get_lr();
+    }
+    torch::nn::Linear model{3, 5};
+    torch::optim::SGD optimizer;
+    torch::optim::StepLR scheduler;
+  };
+  Run whole;
+  Steps expected;
+  for (int64_t step = 0; step < kAll; ++step) {
+    expected.push_back(whole.next_rate());
+    if (step + 1 == kSaved) {
+      dcp::save(folder.path("c"), {.optimizer = dcp::get_optimizer_state_dict(whole.model, whole.optimizer),
+                                   .user = {{"scheduler steps", kSaved}}});
+    }
+  }
+  REQUIRE(std::set<double>(expected.begin(), expected.end()).size() > 3);
+
+  Run resumed;
+  dcp::State state{.optimizer = dcp::optimizer_state_to_load(folder.path("c"), resumed.model, resumed.optimizer),
+                   .user = {{"scheduler steps", int64_t{0}}}};
+  dcp::load(folder.path("c"), state);
+  const auto steps = std::get<int64_t>(state.user["scheduler steps"]);
+  for (int64_t step = 0; step < steps; ++step) {
+    resumed.scheduler.step();
+  }
+  dcp::set_optimizer_state_dict(resumed.model, resumed.optimizer, state.optimizer);
+  Steps actual(expected.begin(), expected.begin() + steps);
+  while (actual.size() < expected.size()) {
+    actual.push_back(resumed.next_rate());
+  }
+  CHECK(actual == expected);
+}
+
+TEST_CASE("a rank whose optimizer does not fit is an error of all; an empty dict names a checkpoint of a model alone") {
+  const TempFolder folder;
+  run_ranks(2, [&](int rank) {
+    torch::nn::Linear model(3, 5), other(3, 5);
+    dcp::save(folder.path("c"), {.model = dcp::get_model_state_dict(model)});
+    torch::optim::SGD optimizer(model->parameters(), torch::optim::SGDOptions(0.5));
+    const auto message = "is no parameter of the model; pass the module that holds all of the optimizer's parameters";
+    auto& wrong = rank == 1 ? other : model;
+    expect_throws<ValueError>([&] { dcp::optimizer_state_to_load(folder.path("c"), wrong, optimizer); }, message);
+    expect_throws<ValueError>([&] { dcp::set_optimizer_state_dict(wrong, optimizer, {}); }, message);
+    const auto none = dcp::optimizer_state_to_load(folder.path("c"), model, optimizer);
+    TESSERA_EXPECT(none.empty());
+    expect_throws<KeyError>([&] { dcp::set_optimizer_state_dict(model, optimizer, none); },
+                            "A checkpoint of a model alone has none: leave this call out");
   });
 }

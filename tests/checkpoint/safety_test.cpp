@@ -1,14 +1,19 @@
 // What can be wrong with a checkpoint: a clear error on every rank, and no tensor touched.
 
+#include <fcntl.h>
 #include <sys/resource.h>
+#include <unistd.h>
 
+#include <cmath>
 #include <cstdlib>
 #include <filesystem>
+#include <optional>
 
 #include "checkpoint/checkpoint_error.h"
 #include "checkpoint/checkpointer.h"
 #include "checkpoint/file_io.h"
 #include "checkpoint/manifest.h"
+#include "comm/collectives.h"
 #include "comm/process_group.h"
 #include "dtensor/dtensor.h"
 #include "testing/expect.h"
@@ -197,6 +202,102 @@ TEST_CASE("what cannot be saved is an error on every rank, and leaves nothing be
             "save: 'optimizer.z': safetensors has no dtype ComplexDouble");
   });
   CHECK(names_in(folder.path("")) == before);
+}
+
+TEST_CASE("ranks that disagree are an error on all of them before anything is written") {
+  const TempFolder folder;
+  run_ranks(2, [&](int rank) {
+    const auto mesh = init_device_mesh(at::kCPU, {2}, {"dp"});
+    const auto w = distribute_tensor(at::ones({8}), mesh, {Shard(0)});
+    bool has_written = false;
+    const auto refused = [&](const std::string& path, dcp::StateDict user, int64_t max_file_bytes,
+                             const std::string& message) {
+      const dcp::SaveOptions options{.max_file_bytes = max_file_bytes,
+                                     .progress = [&](const dcp::Progress&) { has_written = true; }};
+      expect_throws<ValueError>(
+          [&] {
+            dcp::save(path, {.model = {{"v", w}, {"w", w}}, .user = std::move(user)}, options);
+          },
+          message);
+    };
+    const auto path = folder.path("c");
+    refused(path, {{"step", int64_t{rank}}}, 64, "save: 'user.step' differs between ranks: rank 0 has");
+    refused(path, {{"lr", rank == 0 ? 0.0 : -0.0}}, 64, "save: 'user.lr' differs between ranks: rank 0 has");
+    refused(path, {{"name", std::string(rank == 0 ? "a" : "\xff")}}, 64, "must be UTF-8");
+    refused(folder.path(fmt::format("c{}", rank)), {}, 64,
+            fmt::format("the ranks differ in the path (or step): rank 0 has '{0}0', rank 1 has '{0}1'", path));
+    refused(path, {}, 64 - 32 * rank, "the ranks differ in max_file_bytes: rank 0 has 64, rank 1 has 32");
+    TESSERA_EXPECT(!has_written);
+    const double nan = std::nan("");
+    dcp::save(path + std::string(static_cast<size_t>(rank), '/'), {.user = {{"loss", rank == 0 ? nan : -nan}}});
+  });
+  CHECK(names_in(folder.path()) == std::vector<std::string>{"c"});
+}
+
+TEST_CASE("what the file system refuses is a CheckpointError that names the path, on every rank") {
+  const TempFolder folder;
+  const auto loop = folder.path("run/step-00000001"), too_long = folder.path(std::string(300, 'x'));
+  std::filesystem::create_directory(folder.path("run"));
+  std::filesystem::create_symlink(loop, loop);  // no permissions: tests may run as root
+  run_ranks(2, [&](int) {
+    expect_throws<CheckpointError>([&] { dcp::latest(folder.path("run")); },
+                                   loop + "/tessera.json: Too many levels of symbolic links");
+    dcp::State state{.model = {{"b", at::ones({4})}}};
+    expect_throws<CheckpointError>([&] { dcp::load(loop, state); }, loop + ": Too many levels of symbolic links");
+    expect_throws<CheckpointError>([&] { dcp::load(too_long, state); }, too_long + ": File name too long");
+    expect_throws<CheckpointError>([&] { dcp::save(too_long, state); }, too_long + ": File name too long");
+  });
+}
+
+/// This process may have so many files open as there are, and `more`, for as long as it lives.
+class OpenFilesLimit {
+ public:
+  explicit OpenFilesLimit(int more) {
+    TESSERA_EXPECT(getrlimit(RLIMIT_NOFILE, &before_) == 0);
+    const int next = open("/dev/null", O_RDONLY);
+    TESSERA_EXPECT(next >= 0);
+    close(next);
+    rlimit small = before_;
+    small.rlim_cur = static_cast<rlim_t>(next + more);
+    TESSERA_EXPECT(setrlimit(RLIMIT_NOFILE, &small) == 0);
+  }
+  ~OpenFilesLimit() { setrlimit(RLIMIT_NOFILE, &before_); }
+  OpenFilesLimit(const OpenFilesLimit&) = delete;
+  OpenFilesLimit& operator=(const OpenFilesLimit&) = delete;
+
+ private:
+  rlimit before_{};
+};
+
+TEST_CASE("a checkpoint may have more files than a process may open") {
+  const TempFolder folder;
+  constexpr int kFiles = 200;
+  run_ranks(2, [&](int rank) {
+    const auto mesh = init_device_mesh(at::kCPU, {2}, {"dp"});
+    const auto make = [&](double value) {
+      dcp::State state;
+      for (int i = 0; i < kFiles; ++i) {
+        state.model[fmt::format("w{:03}", i)] = distribute_tensor(at::full({4}, value), mesh, {Shard(0)});
+      }
+      return state;
+    };
+    const auto saved = make(1);
+    auto loaded = make(0);
+    barrier(default_group());
+    std::optional<OpenFilesLimit> limit;
+    if (rank == 0) {
+      limit.emplace(60);
+    }
+    barrier(default_group());
+    dcp::save(folder.path("c"), saved, {.max_file_bytes = 1});
+    dcp::load(folder.path("c"), loaded);
+    barrier(default_group());
+    limit.reset();
+    for (const auto& [key, value] : loaded.model) {
+      expect_bit_equal(std::get<at::Tensor>(value), at::ones({4}));
+    }
+  });
+  CHECK(names_in(folder.path("c")).size() == size_t{kFiles + 2});
 }
 
 /// Files of this process may have so many bytes, for as long as it lives. What writes more has SIGXFSZ, too.

@@ -9,7 +9,9 @@
 #include "checkpoint/checkpoint.h"
 #include "comm/collectives.h"
 #include "dtensor/dtensor.h"
+#include "fully_shard/to_empty.h"
 #include "nn/hook_point.h"
+#include "nn/meta_device.h"
 #include "testing/expect.h"
 #include "testing/run_ranks.h"
 #include "testing/temp_folder.h"
@@ -289,5 +291,71 @@ TEST_CASE("frozen parameters can be left out, and what does not fit is refused o
     optimizer["param_groups.in.bias.lr"] = 0.5;
     expect_throws<ValueError>([&] { dcp::set_optimizer_state_dict(trainer.model, trainer.optimizer, optimizer); },
                               "give parameters that need other options a group of their own");
+  });
+}
+
+TEST_CASE("what has no memory, or is sparse, is refused on every rank, and nothing is set") {
+  run_ranks(2, [](int rank) {
+    Tower model;
+    fill_parameters(*model, 1);
+    const auto before = clones(dcp::get_model_state_dict(model));
+    // Rank 0's tensor is what every rank is sent; without that each has its own, of which one rank's alone is wrong.
+    const auto refused = [&](int faulty_rank, const dcp::StateDictOptions& options, auto wrong) {
+      auto given = clones(before);
+      given["in.bias"] = at::full({17}, 5.0);
+      given["out.bias"] = rank == faulty_rank ? wrong(tensor_at(given, "out.bias")) : tensor_at(given, "out.bias");
+      expect_throws<ValueError>([&] { dcp::set_model_state_dict(model, given, options); },
+                                "the given 'out.bias' lies on");
+      expect_same(dcp::get_model_state_dict(model), before);
+    };
+    const auto meta = [](const at::Tensor& tensor) { return tensor.to(at::kMeta); };
+    const auto sparse = [](const at::Tensor& tensor) { return tensor.to_sparse(); };
+    refused(1, {}, meta);
+    refused(1, {}, sparse);
+    refused(0, {.broadcast_from_rank0 = true}, meta);
+    refused(0, {.broadcast_from_rank0 = true}, sparse);
+
+    torch::optim::SGD optimizer(model->parameters(), torch::optim::SGDOptions(0.01).momentum(0.9));
+    const auto momentum = rank == 1 ? at::ones({17, 5}, at::kMeta) : at::ones({17, 5});
+    expect_throws<ValueError>(
+        [&] {
+          dcp::set_optimizer_state_dict(model, optimizer, {{"state.in.weight.momentum_buffer", momentum}});
+        },
+        "the given 'state.in.weight.momentum_buffer' lies on meta");
+    TESSERA_EXPECT(optimizer.state().empty());
+  });
+}
+
+TEST_CASE("a model on the meta device must get memory before its state is set") {
+  run_ranks(2, [](int) {
+    for (const auto* layout : {"1", "2"}) {
+      Tower source;
+      fill_parameters(*source, 1);
+      const auto state = clones(dcp::get_model_state_dict(source));
+      const auto make = [&] {
+        const MetaDeviceGuard on_meta;
+        return Tower();
+      };
+      Tower model = make();
+      torch::optim::SGD optimizer(model->parameters(), torch::optim::SGDOptions(0.01).momentum(0.9));
+      if (test_layout(layout).shard) {
+        test_layout(layout).shard(model);
+      }
+      for (const bool from_first : {false, true}) {
+        const dcp::StateDictOptions options{.full_state_dict = true, .broadcast_from_rank0 = from_first};
+        expect_throws<ValueError>([&] { dcp::set_model_state_dict(model, state, options); },
+                                  "is on the meta device; call to_empty() before");
+        expect_throws<ValueError>(
+            [&] {
+              dcp::set_optimizer_state_dict(model, optimizer, {{"state.in.weight.momentum_buffer", at::ones({17, 5})}},
+                                            options);
+            },
+            "is on the meta device; call to_empty() before");
+      }
+      to_empty(model, at::kCPU);
+      const dcp::StateDictOptions full{.full_state_dict = true};
+      dcp::set_model_state_dict(model, state, full);
+      expect_same(dcp::get_model_state_dict(model, full), state);
+    }
   });
 }

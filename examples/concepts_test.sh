@@ -11,7 +11,7 @@ declare -A shows=(
   [fully_shard]='^the sharded model equals the one that was trained in one process$'
   [hsdp]='^a step: [34] all-gathers and 2 reduce-scatters among 2 shards, 2 all-reduces between 2 replicas$'
   [tensor_parallel]='^largest difference to one process: outputs below 1e-6, gradient of up.weight below 1e-6$'
-  [train_loop]='^epoch 20: loss 0\.000[0-9]*, of unseen samples 0\.000'
+  [train_loop]='^epoch 20: loss 0\.00[0-9]*, of unseen samples 0\.00'
   [two_d]='^after 20 steps it equals the model that was trained in one process$'
 )
 failures=0

@@ -122,6 +122,7 @@ void gather_ranks(c10d::Store& store, const StoreOptions& options) {
   const std::string world_size = std::to_string(options.world_size);
   if (options.rank == 0) {
     std::vector<std::string> keys;
+    keys.reserve(static_cast<size_t>(options.world_size));
     for (int rank = 0; rank < options.world_size; ++rank) {
       keys.push_back(taken_key(options, rank));
     }
@@ -196,6 +197,7 @@ std::vector<std::string> exchange_texts(c10d::Store& store, const std::string& n
                                         const std::string& text) {
   store.set(fmt::format("{}/{}", name, rank), text);
   std::vector<std::string> keys;
+  keys.reserve(static_cast<size_t>(world_size));
   for (int other = 0; other < world_size; ++other) {
     keys.push_back(fmt::format("{}/{}", name, other));
   }

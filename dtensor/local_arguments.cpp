@@ -57,6 +57,11 @@ at::Tensor zeros_of_first_rank(const DTensorSpec& spec, const at::TensorOptions&
   return at::empty_strided(sizes, local_strides(sizes, spec.strides()), options).zero_();
 }
 
+/// As many dims as `like` has, each of two elements.
+at::Tensor two_a_dim(const at::Tensor& like) {
+  return at::ones(DimVector(static_cast<size_t>(like.dim()), 2), like.options());
+}
+
 }  // namespace
 
 DimVector local_strides(at::IntArrayRef sizes, at::IntArrayRef strides) {
@@ -88,10 +93,20 @@ void ask_kernel(const c10::OperatorHandle& op, const CallSignature& call, const 
   Stack stack(call.args.begin(), call.args.end());
   for (size_t i = 0; i < call.operands.size(); ++i) {
     if (call.operands[i].dtensor) {
-      stack[call.operands[i].arg] = at::ones(DimVector(static_cast<size_t>(locals[i].dim()), 2), locals[i].options());
+      stack[call.operands[i].arg] = two_a_dim(locals[i]);
     }
   }
   op.callBoxed(&stack);
+}
+
+void ask_on_twos(const c10::OperatorHandle& op, const Stack& stack) {
+  Stack asked(stack.end() - std::ssize(op.schema().arguments()), stack.end());
+  for (auto& value : asked) {
+    if (value.isTensor() && value.toTensor().defined()) {
+      value = two_a_dim(value.toTensor());
+    }
+  }
+  op.callBoxed(&asked);
 }
 
 void ask_as_first_rank(const c10::OperatorHandle& op, const CallSignature& call, const OpPlan& plan,

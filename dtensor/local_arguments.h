@@ -59,6 +59,10 @@ bool make_empty_results(const c10::OperatorHandle& op, const CallSignature& call
 /// Calls the op on a few elements, where this rank has none, for what it throws: see OpRule::asks_kernel.
 void ask_kernel(const c10::OperatorHandle& op, const CallSignature& call, const Locals& locals);
 
+/// Calls the op of a local call with tensors of two elements a dim in place of its own, for what it throws of dtypes
+/// and numbers: on a rank that is about to compute with other numbers than the first one, which would throw alone.
+void ask_on_twos(const c10::OperatorHandle& op, const torch::jit::Stack& stack);
+
 /// Calls the op on zeros in place of the mesh's first rank's parts of the operands, which are the largest, for what it
 /// throws: see OpPlan::has_to_ask.
 void ask_as_first_rank(const c10::OperatorHandle& op, const CallSignature& call, const OpPlan& plan,

@@ -41,7 +41,7 @@ torch::jit::Stack stand_in_arguments(const OpCall& call, c10::DeviceType device,
     } else if (value.isList() && next < call.operands.size() && call.operands[next].arg == i) {
       auto list = value.toList().copy();  // Tensor?[]: undefined entries stay
       for (size_t k = 0; k < list.size(); ++k) {
-        const c10::IValue entry = list.get(k);
+        const c10::IValue& entry = list.get(k);
         if (entry.isTensor() && entry.toTensor().defined()) {
           list.set(k, c10::IValue(make(call.operands[next++].meta)));
         }
@@ -72,6 +72,7 @@ std::vector<at::Tensor> result_tensors(const torch::jit::Stack& results) {
 
 std::vector<TensorMeta> metas_of(const std::vector<at::Tensor>& tensors) {
   std::vector<TensorMeta> metas;
+  metas.reserve(tensors.size());
   for (const auto& tensor : tensors) {
     metas.push_back(TensorMeta::of(tensor));
   }

@@ -223,7 +223,7 @@ void wrap_one(Module& module, const WrapOne& request) {
   if (!is_hybrid(unit->strategy) && unit->mesh.size() == 1) {
     unit->strategy = ShardingStrategy::NO_SHARD;
   }
-  agree_on(unit->mesh, where, [&] {
+  agree_on({unit->mesh}, where, [&] {
     prepare_modules(modules, scope, options, where);
     return std::vector<std::string>();
   });

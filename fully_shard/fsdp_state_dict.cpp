@@ -244,7 +244,7 @@ void FSDP::load_state_dict(Module& module, const FSDPStateDict& state) {
   if (const auto units = fsdp_units(module); units.empty()) {
     check();
   } else {
-    agree_on(units[0].unit->mesh, "load_state_dict", check);
+    agree_on({units[0].unit->mesh}, "load_state_dict", check);
   }
   for (auto& item : own) {
     load_entry(item.value(), state[item.key()]);

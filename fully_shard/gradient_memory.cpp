@@ -82,9 +82,6 @@ GradientMemory::GradientMemory(std::vector<size_t> bytes) : bytes_(std::move(byt
   if (bytes_.size() > kMostSizes) {
     bytes_.erase(bytes_.begin(), bytes_.end() - kMostSizes);
   }
-  if (!bytes_.empty()) {
-    prepare();
-  }
 }
 
 GradientMemory::~GradientMemory() {

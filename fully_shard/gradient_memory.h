@@ -25,8 +25,8 @@ class GradientMemory {
   /// Memory that is free goes back to the system.
   ~GradientMemory();
 
-  /// Sets the allocator, once a process. Called where a model is sharded, which is before threads of its loaders run:
-  /// libtorch reads which allocator it has without a lock.
+  /// Sets the allocator, once a process, before the first begin(). Called where a model is sharded, which is before
+  /// threads of its loaders run: libtorch reads which allocator it has without a lock.
   static void prepare();
 
   /// Called in a backward. From here to end(), or to the end of the backward, tensors of these sizes that this thread

@@ -123,37 +123,15 @@ std::string describe(const Draft& draft) {
 /// Plans the unit, if all ranks plan the same; else every rank throws, one that could not plan its own failure. The
 /// ranks that share parameters by tensor parallelism run the unit together, so they ask one another too.
 void plan_together(Draft& draft, const std::vector<ManagedParam>& params) {
-  std::exception_ptr failure;
-  Statement statement{.items = {describe(draft)}, .fault = {}};
-  try {
-    plan(draft, params);
-    const auto texts = describe(draft.params);
-    statement.items.insert(statement.items.end(), texts.begin(), texts.end());
-  } catch (const Error& error) {
-    failure = std::current_exception();
-    statement.fault = error.what();
-  } catch (const std::exception& error) {  // of a function that the user gave
-    failure = std::current_exception();
-    statement.fault = fmt::format("{}: {}", draft.where, error.what());
-  } catch (...) {
-    failure = std::current_exception();
-    statement.fault = fmt::format("{}: an exception that is no std::exception", draft.where);
-  }
   auto meshes = tensor_parallel_meshes(params);
   meshes.insert(meshes.begin(), draft.mesh);
-  for (const auto& mesh : meshes) {
-    try {
-      check_agreement(mesh, draft.where, statement);
-    } catch (const ValueError& error) {
-      if (!failure) {
-        failure = std::current_exception();
-        statement.fault = error.what();
-      }
-    }
-  }
-  if (failure) {
-    std::rethrow_exception(failure);
-  }
+  agree_on(meshes, draft.where, [&] {
+    plan(draft, params);
+    std::vector<std::string> items{describe(draft)};
+    const auto texts = describe(draft.params);
+    items.insert(items.end(), texts.begin(), texts.end());
+    return items;
+  });
 }
 
 std::shared_ptr<UnitRecipe> recipe_of(const Draft& draft) {

@@ -86,25 +86,34 @@ void check_agreement(const DeviceMesh& mesh, const std::string& where, const Sta
   }
 }
 
-void agree_on(const DeviceMesh& mesh, const std::string& where, const std::function<std::vector<std::string>()>& step) {
+void agree_on(const std::vector<DeviceMesh>& meshes, const std::string& where,
+              const std::function<std::vector<std::string>()>& step) {
   std::exception_ptr failure;
   Statement statement;
   try {
     statement.items = step();
-  } catch (const std::exception& error) {
+  } catch (const Error& error) {
     failure = std::current_exception();
-    statement.fault = fmt::format("{} ", error.what());  // never empty
+    statement.fault = error.what();
+  } catch (const std::exception& error) {  // of a function that the user gave
+    failure = std::current_exception();
+    statement.fault = fmt::format("{}: {}", where, error.what());
   } catch (...) {
     failure = std::current_exception();
-    statement.fault = "an exception that is no std::exception";
+    statement.fault = fmt::format("{}: an exception that is no std::exception", where);
   }
-  try {
-    check_agreement(mesh, where, statement);
-  } catch (const ValueError&) {
-    if (failure) {
-      std::rethrow_exception(failure);
+  for (const auto& mesh : meshes) {
+    try {
+      check_agreement(mesh, where, statement);
+    } catch (const ValueError& error) {
+      if (!failure) {
+        failure = std::current_exception();
+        statement.fault = error.what();
+      }
     }
-    throw;
+  }
+  if (failure) {
+    std::rethrow_exception(failure);
   }
 }
 

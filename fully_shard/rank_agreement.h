@@ -23,9 +23,11 @@ struct Statement {
 /// its own may throw that in place of it, after the call. Collective.
 void check_agreement(const DeviceMesh& mesh, const std::string& where, const Statement& own);
 
-/// Calls `step`, which returns what this rank is to do, and checks the agreement. A rank on which it throws throws
-/// that, the others the ValueError. Collective.
-void agree_on(const DeviceMesh& mesh, const std::string& where, const std::function<std::vector<std::string>()>& step);
+/// Calls `step`, which returns what this rank is to do, and checks the agreement of the ranks of each mesh, one after
+/// the other: what one finds the next ones are told. A rank on which `step` throws throws that, the others the
+/// ValueError. All ranks of a mesh give the same meshes, in the same order. Collective.
+void agree_on(const std::vector<DeviceMesh>& meshes, const std::string& where,
+              const std::function<std::vector<std::string>()>& step);
 
 /// Throws StateError on every rank of the meshes if one has a fault: there with that text, elsewhere with one that
 /// begins with `where` and names the rank. All ranks of a mesh give the same meshes, in the same order. Collective.

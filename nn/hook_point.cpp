@@ -162,6 +162,11 @@ const HookPoint* find_hook_point(const torch::nn::Module& module) noexcept {
   return dynamic_cast<const HookPoint*>(&module);
 }
 
+std::string module_type_name(const torch::nn::Module& module) {
+  const auto* point = find_hook_point(module);
+  return point ? point->type_name() : c10::demangle(typeid(module).name());
+}
+
 HookPoint& hook_point(torch::nn::Module& module, std::string_view caller) {
   HookPoint* const point = find_hook_point(module);
   TESSERA_CHECK(

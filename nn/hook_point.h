@@ -198,6 +198,9 @@ class HookedCall {
 HookPoint* find_hook_point(torch::nn::Module& module) noexcept;
 const HookPoint* find_hook_point(const torch::nn::Module& module) noexcept;
 
+/// "torch::nn::LinearImpl", also for a hooked one.
+std::string module_type_name(const torch::nn::Module& module);
+
 /// The module's hook point. Errors: StateError that names `caller`, the module's type and the remedies.
 HookPoint& hook_point(torch::nn::Module& module, std::string_view caller);
 

@@ -23,6 +23,7 @@
 #include <unordered_set>
 #include <utility>
 #include <variant>
+#include <vector>
 
 #include "nn/tensor_visitor.h"
 
@@ -71,16 +72,22 @@ inline constexpr bool keeps_its_values<std::variant<T...>> = keeps_its_values<st
 /// Of a container: its elements; of a class that lists its members: these. Others are taken for values.
 template <class T>
 constexpr bool keeps_what_is_inside() {
-  if constexpr (PlainValue<T>) {
-    return true;
-  } else if constexpr (HasTensorFields<T>) {
+  if constexpr (!PlainValue<T> && HasTensorFields<T>) {
     return keeps_its_values<decltype(tensor_fields(std::declval<T&>()))>;
-  } else if constexpr (ReferenceRange<T>) {
+  } else if constexpr (!PlainValue<T> && ReferenceRange<T>) {
     return keeps_its_values<std::remove_cvref_t<std::ranges::range_reference_t<T>>>;
   } else {
     return true;
   }
 }
+
+/// Types of which it is known that a copy has tensors of its own: most arguments. Others are looked at.
+template <class T>
+inline constexpr bool owns_its_tensors = PlainValue<T> || std::is_same_v<T, at::Tensor>;
+template <class T>
+inline constexpr bool owns_its_tensors<std::optional<T>> = owns_its_tensors<T>;
+template <class T>
+inline constexpr bool owns_its_tensors<std::vector<T>> = owns_its_tensors<T>;
 
 template <class T>
 at::Generator generator_in(const T& argument) {
@@ -122,6 +129,9 @@ class RepeatableFunction final : public RepeatableCall {
   }
 
   bool shares_tensors() override {
+    if constexpr ((detail::owns_its_tensors<std::remove_cvref_t<A>> && ...)) {
+      return false;
+    }
     std::unordered_set<const at::Tensor*> own;
     visit_inputs([&](at::Tensor& tensor) { own.insert(&tensor); });
     bool shares = false;

@@ -74,11 +74,6 @@ Reset reset_of(torch::nn::Module& module) {
                   GRUCellImpl>(module);
 }
 
-std::string type_name(const torch::nn::Module& module) {
-  const auto* point = find_hook_point(module);
-  return point ? point->type_name() : module.name();
-}
-
 void check_memory(const std::string& path, const torch::OrderedDict<std::string, at::Tensor>& tensors) {
   for (const auto& item : tensors) {
     TESSERA_CHECK(StateError, !item.value().defined() || !item.value().is_meta(),
@@ -106,7 +101,7 @@ void collect(torch::nn::Module& module, const std::string& path, Resets& resets)
   TESSERA_CHECK(NotImplementedError, reset || first == nullptr,
                 "reset_parameters: {} at '{}' has '{}' and no reset_parameters() that is known here; derive it from "
                 "ResettableParameters",
-                type_name(module), path, first ? first->key() : "");
+                module_type_name(module), path, first ? first->key() : "");
   for (const auto& child : module.named_children()) {
     collect(*child.value(), path.empty() ? child.key() : path + "." + child.key(), resets);
   }

@@ -6,7 +6,6 @@
 #include <set>
 
 #include "base/error.h"
-#include "parallel/module_type_name.h"
 
 namespace tessera {
 

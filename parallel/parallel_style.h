@@ -35,7 +35,7 @@
 #include <vector>
 
 #include "dtensor/dtensor.h"
-#include "parallel/module_type_name.h"
+#include "nn/hook_point.h"
 
 namespace tessera {
 

@@ -27,12 +27,6 @@ WeightDims weight_dims(bool transposed) {
   return transposed ? WeightDims{.out = 1, .in = 0} : WeightDims{.out = 0, .in = 1};
 }
 
-/// Element `i` of a list of one entry a dim, or of one for all.
-int64_t entry(const c10::IValue& list, size_t i) {
-  const auto values = list.toIntList();
-  return values.get(values.size() == 1 ? 0 : i);
-}
-
 /// Refuses on every rank what only the kernels of ranks with items, or with a shard of that length, would refuse.
 void check_channels(const OpCall& call) {
   const auto& input = call.operands[0].meta;
@@ -54,7 +48,8 @@ void check_channels(const OpCall& call) {
 
 void check_window(const OpCall& call) {
   for (size_t i = 0; i + 2 < call.operands[0].meta.sizes.size(); ++i) {
-    const int64_t stride = entry(call.args[3], i), padding = entry(call.args[4], i), dilation = entry(call.args[5], i);
+    const int64_t stride = spatial_entry(call.args[3], i, 1), padding = spatial_entry(call.args[4], i, 0),
+                  dilation = spatial_entry(call.args[5], i, 1);
     TESSERA_CHECK(ValueError, stride > 0 && padding >= 0 && dilation > 0,
                   "aten::convolution: stride {}, padding {}, dilation {}; no padding is negative, the others are at "
                   "least 1",
@@ -70,12 +65,12 @@ std::vector<TensorMeta> convolution_metas(const OpCall& call) {
   const bool transposed = call.args[kTransposed].toBool();
   DimVector sizes{input.sizes[0], transposed ? weight.sizes[1] * call.args[8].toInt() : weight.sizes[0]};
   for (size_t i = 0; i + 2 < input.sizes.size(); ++i) {
-    const int64_t stride = entry(call.args[3], i);
-    const int64_t padding = 2 * entry(call.args[4], i);
-    const int64_t kernel = entry(call.args[5], i) * (weight.sizes[i + 2] - 1) + 1;
+    const int64_t stride = spatial_entry(call.args[3], i, 1);
+    const int64_t padding = 2 * spatial_entry(call.args[4], i, 0);
+    const int64_t kernel = spatial_entry(call.args[5], i, 1) * (weight.sizes[i + 2] - 1) + 1;
     const int64_t length = input.sizes[i + 2];
     const int64_t room = length + padding - kernel;
-    sizes.push_back(transposed ? (length - 1) * stride - padding + kernel + entry(call.args[7], i)
+    sizes.push_back(transposed ? (length - 1) * stride - padding + kernel + spatial_entry(call.args[7], i, 0)
                     : room < 0 || weight.sizes[i + 2] == 0 ? 0
                                                            : room / stride + 1);
   }

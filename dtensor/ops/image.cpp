@@ -95,21 +95,15 @@ std::vector<TensorMeta> unpooled_metas(const OpCall& call) {
   return with_spatial(call, call.args[2].toIntVector());
 }
 
-/// Entry `i` of a list with one for each dim, or one for all; `otherwise` of an empty list.
-int64_t entry(const c10::IValue& list, size_t i, int64_t otherwise) {
-  const auto values = list.toIntVector();
-  return values.empty() ? otherwise : values.at(values.size() == 1 ? 0 : i);
-}
-
 /// max_pool3d_with_indices(self, kernel_size, stride, padding, dilation, ceil_mode).
 std::vector<TensorMeta> max_pool3d_metas(const OpCall& call) {
   const auto& sizes = call.operands[0].meta.sizes;
   DimVector spatial;
   for (size_t i = 0; i < 3 && sizes.size() > 3; ++i) {
-    const int64_t kernel = entry(call.args[1], i, 1), stride = entry(call.args[2], i, kernel);
-    spatial.push_back(at::native::pooling_output_shape<int64_t>(sizes[sizes.size() - 3 + i], kernel,
-                                                                entry(call.args[3], i, 0), stride,
-                                                                entry(call.args[4], i, 1), call.args[5].toBool()));
+    const int64_t kernel = spatial_entry(call.args[1], i, 1), stride = spatial_entry(call.args[2], i, kernel);
+    spatial.push_back(at::native::pooling_output_shape<int64_t>(
+        sizes[sizes.size() - 3 + i], kernel, spatial_entry(call.args[3], i, 0), stride,
+        spatial_entry(call.args[4], i, 1), call.args[5].toBool()));
   }
   auto metas = with_spatial(call, spatial);
   metas.push_back(TensorMeta::contiguous(metas[0].sizes, at::kLong));
@@ -155,9 +149,9 @@ std::vector<TensorMeta> columns_metas(const OpCall& call) {
                 to_string(self));
   int64_t rows = self.sizes[ndim - 3], columns = 1;
   for (size_t i = 0; i < 2; ++i) {
-    const int64_t kernel = entry(call.args[1], i, 1), dilation = entry(call.args[2], i, 1);
-    const int64_t room = self.sizes[ndim - 2 + i] + 2 * entry(call.args[3], i, 0) - dilation * (kernel - 1) - 1;
-    const int64_t stride = entry(call.args[4], i, 1);
+    const int64_t kernel = spatial_entry(call.args[1], i, 1), dilation = spatial_entry(call.args[2], i, 1);
+    const int64_t room = self.sizes[ndim - 2 + i] + 2 * spatial_entry(call.args[3], i, 0) - dilation * (kernel - 1) - 1;
+    const int64_t stride = spatial_entry(call.args[4], i, 1);
     TESSERA_CHECK(ValueError, kernel > 0 && dilation > 0 && stride > 0 && room >= 0,
                   "aten::im2col: {} has no window of kernel {}, dilation {}, stride {} in spatial dim {}; pad it",
                   to_string(self), kernel, dilation, stride, i);
@@ -173,12 +167,12 @@ std::vector<TensorMeta> columns_metas(const OpCall& call) {
 std::vector<TensorMeta> images_metas(const OpCall& call) {
   const auto& self = call.operands[0].meta;
   const size_t ndim = self.sizes.size();
-  const int64_t window = entry(call.args[2], 0, 1) * entry(call.args[2], 1, 1);
+  const int64_t window = spatial_entry(call.args[2], 0, 1) * spatial_entry(call.args[2], 1, 1);
   TESSERA_CHECK(ValueError, (ndim == 2 || ndim == 3) && window > 0 && self.sizes[ndim - 2] % window == 0,
                 "aten::col2im: {} of windows of {} elements; pass [N, C * window, L] or [C * window, L]",
                 to_string(self), window);
   DimVector sizes(self.sizes.begin(), self.sizes.end() - 2);
-  sizes.append({self.sizes[ndim - 2] / window, entry(call.args[1], 0, 1), entry(call.args[1], 1, 1)});
+  sizes.append({self.sizes[ndim - 2] / window, spatial_entry(call.args[1], 0, 1), spatial_entry(call.args[1], 1, 1)});
   return {TensorMeta::contiguous(sizes, self.dtype)};
 }
 

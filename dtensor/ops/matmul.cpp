@@ -6,6 +6,7 @@
 #include <string_view>
 
 #include "base/error.h"
+#include "dtensor/local_arguments.h"
 #include "dtensor/ops/rule_helpers.h"
 
 namespace tessera {

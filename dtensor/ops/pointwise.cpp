@@ -7,6 +7,7 @@
 #include <ATen/ops/neg.h>
 
 #include "dtensor/fill_check.h"
+#include "dtensor/local_arguments.h"
 #include "dtensor/ops/op_names.h"
 #include "dtensor/ops/rule_helpers.h"
 #include "dtensor/output_metas.h"

@@ -2,7 +2,6 @@
 
 #include <ATen/ExpandUtils.h>
 #include <ATen/OpMathType.h>
-#include <ATen/ops/ones.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/WrapDimMinimal.h>
 
@@ -72,6 +71,11 @@ DimVector dims_argument(const c10::IValue& value, int64_t ndim) {
 
 bool contains(at::IntArrayRef dims, int64_t dim) {
   return std::find(dims.begin(), dims.end(), dim) != dims.end();
+}
+
+int64_t spatial_entry(const c10::IValue& list, size_t i, int64_t otherwise) {
+  const auto values = list.toIntList();
+  return values.empty() ? otherwise : values.get(values.size() == 1 ? 0 : i);
 }
 
 int64_t broadcast_dim(const TensorMeta& meta, at::IntArrayRef out, int64_t dim) {
@@ -210,17 +214,6 @@ void set_zero_results(const c10::OperatorHandle& op, torch::jit::Stack* stack, c
     results.emplace_back(std::move(result));
   }
   set_results(op, stack, std::move(results));
-}
-
-void ask_on_twos(const c10::OperatorHandle& op, const torch::jit::Stack& stack) {
-  torch::jit::Stack asked(stack.end() - std::ssize(op.schema().arguments()), stack.end());
-  for (auto& value : asked) {
-    if (value.isTensor() && value.toTensor().defined()) {
-      const auto& tensor = value.toTensor();
-      value = at::ones(DimVector(static_cast<size_t>(tensor.dim()), 2), tensor.options());
-    }
-  }
-  op.callBoxed(&asked);
 }
 
 bool is_empty_shard(const c10::OperatorHandle& op, torch::jit::Stack* stack, const SpecPtr& spec, size_t index) {

@@ -27,6 +27,9 @@ DimVector dims_argument(const c10::IValue& value, int64_t ndim);
 
 bool contains(at::IntArrayRef dims, int64_t dim);
 
+/// Element `i` of a list of one entry a spatial dim, or of one for all; `otherwise` of an empty one.
+int64_t spatial_entry(const c10::IValue& list, size_t i, int64_t otherwise);
+
 /// The dim of a tensor that broadcasts to `out` sizes which lies at their dim `dim`; kNone if its size differs there.
 int64_t broadcast_dim(const TensorMeta& meta, at::IntArrayRef out, int64_t dim);
 
@@ -84,10 +87,6 @@ void set_results(const c10::OperatorHandle& op, torch::jit::Stack* stack, std::v
 /// be its outputs empty too or terms of a sum. The wanted outputs are the plan's, in their order.
 void set_zero_results(const c10::OperatorHandle& op, torch::jit::Stack* stack, const OpPlan& plan,
                       at::ArrayRef<bool> wanted);
-
-/// Calls the op with tensors of two elements a dim in place of its own, for what it throws of dtypes and numbers: on a
-/// rank that is about to compute with other numbers than the first one, which would throw alone.
-void ask_on_twos(const c10::OperatorHandle& op, const torch::jit::Stack& stack);
 
 /// Whether the rank has no element of tensor argument `index` though there are some.
 bool is_empty_shard(const c10::OperatorHandle& op, torch::jit::Stack* stack, const SpecPtr& spec, size_t index);

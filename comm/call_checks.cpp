@@ -8,8 +8,21 @@
 
 namespace tessera::detail {
 
+namespace {
+
+/// That of dtensor/dtensor_impl.h, which is above this folder: no other tensor has the key.
+bool is_dtensor(const at::Tensor& tensor) {
+  return tensor.key_set().has_backend(c10::BackendComponent::PrivateUse1Bit);
+}
+
+}  // namespace
+
 void check_tensor(Collective kind, const char* role, const at::Tensor& tensor) {
   TESSERA_CHECK(ValueError, tensor.defined(), "{}: the {} is undefined", name(kind), role);
+  TESSERA_CHECK(ValueError, !is_dtensor(tensor),
+                "{}: the {} is a DTensor, which has no memory of its own; pass to_local() of it, this rank's part. The "
+                "gradients of fully_shard and replicate are averages over the ranks already",
+                name(kind), role);
   TESSERA_CHECK(ValueError, tensor.layout() == c10::kStrided && tensor.is_contiguous(),
                 "{}: the {} of sizes [{}] is not dense and contiguous; pass tensor.contiguous()", name(kind), role,
                 fmt::join(tensor.sizes(), ", "));

@@ -95,13 +95,15 @@ void Pending::wait_until_read() {
   }
 }
 
-void Pending::discard() {
+bool Pending::discard() {
   try {
     wait();
     wait_until_read();
+    return true;
   } catch (const CommError&) {
     work_.reset();
     being_read_.reset();
+    return false;
   }
 }
 

@@ -18,10 +18,8 @@
 // The plain form waits. The _async form returns a Pending; until its wait() returns, write neither tensor and do not
 // read the output. Waits may come in any order, with one limit: a call over "shm" goes on only while its ranks wait for
 // calls over "shm", so ranks that wait for one of these and for one of a group of another backend, such as an adopted
-// one, wait in the same order. Over "gloo" a launch may wait for the other ranks to launch the same (an all_reduce of
-// more than 64 KiB on more than two ranks does), so launch collectives and messages in one order. On CUDA wait() makes
-// the current stream wait, not the host; over "threads" the host waits until the other ranks have called
-// (comm/thread_backend.h).
+// one, wait in the same order. On CUDA wait() makes the current stream wait, not the host; over "threads" the host
+// waits until the other ranks have called (comm/thread_backend.h).
 //
 // Throws ValueError for tensors that do not fit (before anything is sent), CommError naming the group and the
 // collective when a peer left, called something else, or did not arrive in time.
@@ -61,9 +59,10 @@ class [[nodiscard]] Pending {
   /// After wait(): returns when the input may be written, which differs for the forms with parts alone. Throws
   /// CommError.
   void wait_until_read();
-  /// Both of the above for a result that nobody wants: a failure of the collective is no matter, and what else its
-  /// group is asked for fails too.
-  void discard();
+  /// Both of the above for a result that nobody wants: a failure of the collective is no error, and what else its group
+  /// is asked for fails too. Returns whether it ended well: if not, peers may still read and write its tensors, which
+  /// the work keeps.
+  bool discard();
 
  private:
   c10::intrusive_ptr<c10d::Work> work_;         // until wait() returned

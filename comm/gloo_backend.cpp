@@ -17,6 +17,7 @@
 #include "comm/backend_checks.h"
 #include "comm/gloo_error.h"
 #include "comm/gloo_messages.h"
+#include "comm/gloo_rounds.h"
 #include "comm/gloo_work.h"
 #include "comm/local_call.h"
 #include "comm/local_reduce.h"
@@ -27,22 +28,31 @@ namespace {
 
 using c10d::ProcessGroupGloo;
 using WorkPtr = c10::intrusive_ptr<c10d::Work>;
+using GlooWorkPtr = c10::intrusive_ptr<GlooWork>;
 
 // Up to here an all_reduce sends whole tensors to everybody: one round of messages in place of two.
 constexpr int64_t kOneRoundBytes = int64_t{64} * 1024;
 
-// A collective's tag: of its launch's number, and a hash.
-constexpr int kLaunchBits = 8;
+// A collective's tag: of its number, a hash, and whether it is of a second round. That is launched later than
+// collectives of higher numbers, at another time on each rank, so no tag of a first round may be like it.
+constexpr int kNumberBits = 7;
 constexpr int kHashBits = 22;
-static_assert(1 << (kLaunchBits + kHashBits) == kGlooMessageTags);
+static_assert(1 << (1 + kNumberBits + kHashBits) == kGlooMessageTags);
+
+/// Which launch of a group's, as all its ranks count.
+struct LaunchNumber {
+  uint64_t collective = 0;
+  bool is_second_round = false;
+};
 
 /// The tag of what one rank sends another in a collective, known to both if they agree on all that they must. Tags of
 /// ranks that do not agree differ, but for one case in four million.
-int tag_of(const CallShape& call, uint64_t launch, size_t bytes) {
+int tag_of(const CallShape& call, LaunchNumber number, size_t bytes) {
   const uint64_t what =
       static_cast<uint64_t>(call.kind) << 16 | static_cast<uint64_t>(call.op) << 8 | static_cast<uint64_t>(call.dtype);
   const uint64_t hash = hash_combine(hash_combine(0, what), bytes) >> (64 - kHashBits);
-  return static_cast<int>((launch % (1 << kLaunchBits)) << kHashBits | hash);
+  const uint64_t launch = number.collective % (1 << kNumberBits) << 1 | static_cast<uint64_t>(number.is_second_round);
+  return static_cast<int>(launch << kHashBits | hash);
 }
 
 void copy_data(const at::Tensor& to, const at::Tensor& from) {
@@ -79,7 +89,8 @@ class GlooBackend final : public GroupBackend {
     }
     copy_data(received[getRank()], input);
     const std::vector<at::Tensor> sent(getSize(), input);
-    return exchange({.kind = Collective::AllGather, .dtype = input.scalar_type(), .input = count}, sent, received);
+    return exchange({.kind = Collective::AllGather, .dtype = input.scalar_type(), .input = count}, next_number(), sent,
+                    received);
   }
 
   WorkPtr _reduce_scatter_base(at::Tensor& output, at::Tensor& input,
@@ -96,7 +107,7 @@ class GlooBackend final : public GroupBackend {
     const at::Tensor own = sent[getRank()];
     const CallShape call{
         .kind = Collective::ReduceScatter, .op = op, .dtype = input.scalar_type(), .input = input.numel()};
-    return reduce_received(call, sent, own, output);
+    return reduce_received(call, next_number(), sent, own, output);
   }
 
   WorkPtr allreduce(std::vector<at::Tensor>& tensors, const c10d::AllreduceOptions& options) override {
@@ -109,7 +120,7 @@ class GlooBackend final : public GroupBackend {
       return all_reduce_in_two_rounds(call, tensor);
     }
     const std::vector<at::Tensor> sent(getSize(), tensor);
-    return reduce_received(call, sent, tensor, tensor);
+    return reduce_received(call, next_number(), sent, tensor, tensor);
   }
 
   WorkPtr broadcast(std::vector<at::Tensor>& tensors, const c10d::BroadcastOptions& options) override {
@@ -122,8 +133,8 @@ class GlooBackend final : public GroupBackend {
       received[source] = tensor;
     }
     return exchange(
-        {.kind = Collective::Broadcast, .root = source, .dtype = tensor.scalar_type(), .output = tensor.numel()}, sent,
-        received);
+        {.kind = Collective::Broadcast, .root = source, .dtype = tensor.scalar_type(), .output = tensor.numel()},
+        next_number(), sent, received);
   }
 
   WorkPtr alltoall_base(at::Tensor& output, at::Tensor& input, std::vector<int64_t>& output_splits,
@@ -141,13 +152,13 @@ class GlooBackend final : public GroupBackend {
       received_begin += receives[rank];
     }
     copy_data(received[getRank()], sent[getRank()]);
-    return exchange({.kind = Collective::AllToAll, .dtype = input.scalar_type(), .input = input.numel()}, sent,
-                    received);
+    return exchange({.kind = Collective::AllToAll, .dtype = input.scalar_type(), .input = input.numel()}, next_number(),
+                    sent, received);
   }
 
   WorkPtr barrier(const c10d::BarrierOptions&) override {
     const std::vector<at::Tensor> nothing(getSize(), at::empty({0}, at::kByte));
-    return exchange({.kind = Collective::Barrier}, nothing, nothing);
+    return exchange({.kind = Collective::Barrier}, next_number(), nothing, nothing);
   }
 
   WorkPtr send(std::vector<at::Tensor>& tensors, int to, int tag) override {
@@ -165,13 +176,14 @@ class GlooBackend final : public GroupBackend {
     return messages_.launch(call);
   }
 
+  LaunchNumber next_number() { return {.collective = collectives_++}; }
+
   // Sends sent[r] to rank r and receives received[r] from it; not where these are undefined, and not for this rank.
-  WorkPtr exchange(const CallShape& call, const std::vector<at::Tensor>& sent, const std::vector<at::Tensor>& received,
-                   std::function<void()> finish = {}) {
+  GlooWorkPtr exchange(const CallShape& call, LaunchNumber number, const std::vector<at::Tensor>& sent,
+                       const std::vector<at::Tensor>& received, std::function<void()> finish = {}) {
     const std::lock_guard lock(launch_mutex_);
-    const uint64_t number = launches_++;
     const size_t with_all = 2 * (static_cast<size_t>(getSize()) - 1);
-    std::list<GlooTransfers> transfers = {{.launch = number}};
+    std::list<GlooTransfers> transfers = {{.launch = launches_++}};
     auto& works = transfers.front().works;
     works.reserve(with_all);
     try {
@@ -198,8 +210,8 @@ class GlooBackend final : public GroupBackend {
   }
 
   // Sends sent[r] to rank r; output = the reduction of `own` and of what the others send, in the order of the ranks.
-  WorkPtr reduce_received(const CallShape& call, const std::vector<at::Tensor>& sent, const at::Tensor& own,
-                          const at::Tensor& output) {
+  GlooWorkPtr reduce_received(const CallShape& call, LaunchNumber number, const std::vector<at::Tensor>& sent,
+                              const at::Tensor& own, const at::Tensor& output) {
     std::vector<at::Tensor> received;
     received.reserve(static_cast<size_t>(getSize()));
     for (int rank = 0; rank < getSize(); ++rank) {
@@ -213,11 +225,11 @@ class GlooBackend final : public GroupBackend {
       }
       reduce_in_order(output.mutable_data_ptr(), inputs, output.numel(), output.scalar_type(), op);
     };
-    return exchange(call, sent, received, std::move(finish));
+    return exchange(call, number, sent, received, std::move(finish));
   }
 
-  // A reduce_scatter of parts and an all_gather of them. Complete on return: a second round in wait() would hang where
-  // ranks wait in different orders.
+  // A reduce_scatter of parts and an all_gather of them. The second round is not wait()'s, which would hang where ranks
+  // wait in different orders.
   WorkPtr all_reduce_in_two_rounds(const CallShape& call, const at::Tensor& tensor) {
     const int64_t size = getSize(), numel = tensor.numel(), part = (numel + size - 1) / size;
     std::vector<at::Tensor> parts;
@@ -226,17 +238,24 @@ class GlooBackend final : public GroupBackend {
       parts.push_back(flat_elements(tensor, begin, std::min(part, numel - begin)));
     }
     const at::Tensor own = parts[getRank()];
-    reduce_received(call, parts, own, own)->wait();
-    exchange(call, std::vector<at::Tensor>(size, own), parts)->wait();
-    return c10::make_intrusive<CompletedWork>();
+    LaunchNumber number = next_number();
+    auto first = reduce_received(call, number, parts, own, own);
+    number.is_second_round = true;
+    auto second = [this, call, number, parts = std::move(parts), own] {
+      return exchange(call, number, std::vector<at::Tensor>(parts.size(), own), parts);
+    };
+    return rounds_.push(fmt::format("{} on {}", describe(call), describe(info())), std::move(first), std::move(second));
   }
 
   const c10::intrusive_ptr<ProcessGroupGloo> gloo_;
   const std::shared_ptr<DroppedTransfers> dropped_;
-  // Messages may have a thread of their own. Guards what follows and gloo_'s counters; nothing waits under it.
+  uint64_t collectives_ = 0;
+  // Messages may have a thread of their own, second rounds do. Guards what follows and gloo_'s counters; nothing waits
+  // under it.
   std::mutex launch_mutex_;
   GlooMessages messages_;
   uint64_t launches_ = 0;
+  GlooRounds rounds_;  // last: its thread uses the others
 };
 
 bool is_loopback(const std::string& address) {

@@ -21,8 +21,8 @@ struct GlooOptions {
 /// Sums are not gloo's own: every reduction is in the order of the ranks with the arithmetic of comm/local_reduce.h, so
 /// that results are the same bits on all ranks and as with the "threads" backend. reduce_scatter is an all-to-all and a
 /// local reduction in wait(); all_reduce gathers all tensors where they are small or the ranks are two, and otherwise
-/// is a reduce_scatter and an all_gather that are complete when the launch returns; the source of a broadcast sends to
-/// every rank. Every dtype moves as bytes.
+/// is a reduce_scatter and an all_gather, which a thread of the group's own launches (comm/gloo_rounds.h); the source
+/// of a broadcast sends to every rank. Every dtype moves as bytes.
 ///
 /// Ranks that call different collectives, or the same one for other operations, dtypes or sizes, have a CommError after
 /// the group's time-out, which says what this rank called: each pair of ranks whose calls do not fit. (Two calls in

@@ -4,6 +4,7 @@
 #include <iterator>
 #include <utility>
 
+#include "base/error.h"
 #include "comm/gloo_error.h"
 
 namespace tessera {
@@ -45,7 +46,8 @@ bool GlooWork::wait(std::chrono::milliseconds timeout) {
   for (auto& [work, peer] : launch.works) {
     try {
       if (work) {
-        work->wait(resolve_timeout(timeout, *info_));
+        TESSERA_CHECK(CommError, work->wait(resolve_timeout(timeout, *info_)), "the group was destroyed");
+        const std::lock_guard lock(mutex_);
         work.reset();
       }
     } catch (const std::exception& failure) {
@@ -59,8 +61,20 @@ bool GlooWork::wait(std::chrono::milliseconds timeout) {
   if (launch.with_all) {
     dropped_->free_before(launch.launch);
   }
+  const std::lock_guard lock(mutex_);
   transfers_.clear();
   return true;
+}
+
+void GlooWork::give_up() noexcept {
+  const std::lock_guard lock(mutex_);
+  for (const auto& launch : transfers_) {
+    for (const auto& [work, peer] : launch.works) {
+      if (work) {
+        work->abort();
+      }
+    }
+  }
 }
 
 }  // namespace tessera

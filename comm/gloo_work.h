@@ -21,7 +21,7 @@ namespace tessera {
 
 /// What a launch has asked gloo for. The works keep the tensors that they read and write.
 struct GlooTransfers {
-  /// The launch's number in its group.
+  /// This rank's count of its group's launches.
   uint64_t launch = 0;
   /// Whether they are a send to, and a receive from, every other rank.
   bool with_all = false;
@@ -48,7 +48,7 @@ class DroppedTransfers {
   std::list<GlooTransfers> kept_;  // a list, so that nothing is allocated to keep one
 };
 
-/// Thread safety: for one thread at a time.
+/// Thread safety: for one thread at a time, but for give_up().
 class GlooWork final : public c10d::Work {
  public:
   /// `transfers`: one launch's. `finish`: what is to be done once they are here, or empty.
@@ -62,10 +62,14 @@ class GlooWork final : public c10d::Work {
   bool isCompleted() override { return transfers_.empty(); }
   bool isSuccess() const override { return transfers_.empty(); }
 
+  /// Makes wait() throw, also one that waits already. From any thread.
+  void give_up() noexcept;
+
  private:
   const CallShape call_;
   const std::shared_ptr<const GroupInfo> info_;
   const std::shared_ptr<DroppedTransfers> dropped_;
+  std::mutex mutex_;                    // guards which transfers there are
   std::list<GlooTransfers> transfers_;  // until they are done
   std::function<void()> finish_;
 };

@@ -1,9 +1,11 @@
 #include "comm/store.h"
 
+#include <fmt/ranges.h>
 #include <netinet/in.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstdlib>
 #include <map>
@@ -137,6 +139,29 @@ void gather_ranks(c10d::Store& store, const StoreOptions& options) {
                 met, options.address, options.port, options.rank, options.world_size);
 }
 
+/// The other ranks that have not taken their seats; none if the store, which may end with rank 0, cannot tell.
+std::vector<int> absent_ranks(const c10::intrusive_ptr<c10d::Store>& store, const StoreOptions& options) {
+  std::vector<int> absent;
+  try {
+    for (int rank = 0; store && rank < options.world_size; ++rank) {
+      if (rank != options.rank && !store->check({taken_key(options, rank)})) {
+        absent.push_back(rank);
+      }
+    }
+  } catch (const std::exception&) {
+    return {};
+  }
+  return absent;
+}
+
+std::string describe_absent(const std::vector<int>& absent) {
+  constexpr size_t kNamed = 16;
+  const std::vector<int> named(absent.begin(),
+                               absent.begin() + static_cast<std::ptrdiff_t>(std::min(absent.size(), kNamed)));
+  return fmt::format("rank{} {}{} did not come", absent.size() == 1 ? "" : "s", fmt::join(named, ", "),
+                     absent.size() > kNamed ? fmt::format(" and {} more", absent.size() - kNamed) : "");
+}
+
 c10::intrusive_ptr<c10d::Store> connect(const StoreOptions& options) {
   c10d::TCPStoreOptions tcp;
   tcp.port = static_cast<uint16_t>(options.port);
@@ -145,19 +170,25 @@ c10::intrusive_ptr<c10d::Store> connect(const StoreOptions& options) {
   if (tcp.isServer) {
     tcp.masterListenFd = take_listen_socket(options.port);
   }
+  c10::intrusive_ptr<c10d::Store> store;
   try {
-    auto store = store_of_attempt(c10::make_intrusive<c10d::TCPStore>(options.address, tcp), options);
+    store = store_of_attempt(c10::make_intrusive<c10d::TCPStore>(options.address, tcp), options);
     take_seat(*store, options);
     gather_ranks(*store, options);
     return store;
   } catch (const CommError&) {
     throw;
   } catch (const std::exception& failure) {
+    const auto absent = absent_ranks(store, options);
+    const char* step = options.rank == 0 ? "gather the other ranks" : "reach rank 0";
+    if (options.rank != 0 && !absent.empty() && absent[0] != 0) {
+      step = "meet the other ranks";
+    }
     throw CommError(fmt::format(
         "init_process_group: rank {} of {} could not {} at {}:{} within {} ms ({}); check MASTER_ADDR and MASTER_PORT "
         "and that every rank was started",
-        options.rank, options.world_size, tcp.isServer ? "gather the other ranks" : "reach rank 0", options.address,
-        options.port, options.timeout.count(), first_line(failure.what())));
+        options.rank, options.world_size, step, options.address, options.port, options.timeout.count(),
+        absent.empty() ? first_line(failure.what()) : describe_absent(absent)));
   }
 }
 

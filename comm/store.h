@@ -22,7 +22,8 @@ struct StoreOptions {
 ///
 /// Each rank is one process: those of another job that comes to the address have a CommError, and the job that has met
 /// there goes on. Where torchrun's agent serves the store, which outlives the ranks, each attempt of a job has keys of
-/// its own. Throws CommError that names address and port. Thread safety: any number of threads.
+/// its own. Throws CommError that names address, port and, as far as it can tell, the ranks that did not come. Thread
+/// safety: any number of threads.
 c10::intrusive_ptr<c10d::Store> connect_store(const StoreOptions& options);
 
 /// Each rank's `text`, by rank; every rank calls it, once for a `name`. Blocks until all have, and rank 0 until the

@@ -1,7 +1,13 @@
 // The gloo backend with ranks as processes, against the threads backend: the same bits.
 
+#include <ATen/ops/full.h>
+#include <ATen/ops/zeros.h>
+
+#include <chrono>
 #include <csignal>
 
+#include "comm/collectives.h"
+#include "comm/point_to_point.h"
 #include "testing/expect.h"
 #include "testing/run_processes.h"
 #include "tests/comm/differing_calls.h"
@@ -27,6 +33,52 @@ TEST_CASE("sub-groups over gloo, made again and again") {
 
 TEST_CASE("gloo: collectives in flight may be waited for in any order") {
   check_waits_in_any_order("gloo", 100000);
+}
+
+TEST_CASE("gloo: an all_reduce in two rounds is launched without the others, and goes on without a wait") {
+  const auto body = [](int rank) {
+    at::Tensor tensor = at::full({100000}, float(rank)), word = at::zeros({1});
+    Pending pending;
+    if (rank == 0) {
+      pending = all_reduce_async(tensor, ReduceOp::Sum, default_group());
+      send(word, 1, default_group());
+      send(word, 2, default_group());
+      recv(word, 1, default_group());  // who has waited for the all_reduce
+    } else {
+      recv(word, 0, default_group());
+      all_reduce(tensor, ReduceOp::Sum, default_group());
+      if (rank == 1) {
+        send(word, 0, default_group());
+      }
+    }
+    pending.wait();
+    TESSERA_EXPECT(tensor.equal(at::full({100000}, 3.f)));
+  };
+  run_processes(3, body, {.backend = "gloo", .timeout = std::chrono::seconds(20)});
+}
+
+TEST_CASE("gloo: hundreds of collectives of one and two rounds in flight") {
+  const auto body = [](int rank) {
+    std::vector<at::Tensor> sums, gathered;
+    std::vector<Pending> pending;
+    for (int i = 0; i < 140; ++i) {
+      sums.push_back(at::full({20000}, float(rank + i)));
+      gathered.push_back(at::zeros({3 * 20000}));
+      pending.push_back(all_reduce_async(sums.back(), ReduceOp::Sum, default_group()));
+      for (int j = 0; j < i % 3; ++j) {
+        pending.push_back(all_gather_async(gathered.back(), at::full({20000}, float(rank * i)), default_group()));
+      }
+    }
+    while (!pending.empty()) {
+      pending.back().wait();
+      pending.pop_back();
+    }
+    for (int i = 0; i < 140; ++i) {
+      TESSERA_EXPECT(sums[i].equal(at::full({20000}, 3.f + 3 * i)));
+      TESSERA_EXPECT(i % 3 == 0 || gathered[i].view({3, 20000}).select(0, 2).equal(at::full({20000}, 2.f * i)));
+    }
+  };
+  run_processes(3, body, {.backend = "gloo", .timeout = std::chrono::seconds(60)});
 }
 
 TEST_CASE("gloo: c10d's own all_to_all of tensors that do not fit") {

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <iterator>
 
 #include "base/error.h"
 
@@ -17,7 +18,10 @@ namespace {
 constexpr int64_t kDigit = 64;
 
 constexpr const char* kFaults[] = {"", ", whose parameters were replaced after they were sharded",
-                                   ", whose parameters are still on the meta device"};
+                                   ", whose parameters are still on the meta device",
+                                   ", whose parameters were changed in place between forward and backward",
+                                   ", whose parameters may have been changed between forward and backward"};
+constexpr auto kLastFault = static_cast<int64_t>(std::size(kFaults)) - 1;
 
 std::string name_of(int64_t unit, const UnitNames& names) {
   const bool known = names && unit < static_cast<int64_t>(names->size());
@@ -34,13 +38,13 @@ std::vector<std::vector<BlockCopy>> gather_copies(const ParamLayout& layout) {
   return copies;
 }
 
-void write_stamp(const at::Tensor& flat_shard, int64_t unit, GatherFault fault) {
+void write_stamp(const at::Tensor& flat_shard, const Stamp& stamp) {
   if (!flat_shard.device().is_cpu()) {
     return;
   }
   const at::AutoDispatchBelowADInplaceOrView below;
-  const auto digits =
-      at::tensor({unit % kDigit, unit / kDigit, static_cast<int64_t>(fault)}, at::device(at::kCPU).dtype(at::kLong));
+  const auto digits = at::tensor({stamp.unit % kDigit, stamp.unit / kDigit, static_cast<int64_t>(stamp.fault)},
+                                 at::device(at::kCPU).dtype(at::kLong));
   flat_shard.narrow(0, flat_shard.numel() - kSlotAlignment, 3).copy_(digits);
 }
 
@@ -104,7 +108,9 @@ const at::Tensor& ShardGather::wait() {
 
 void ShardGather::discard() {
   try {
-    pending_.discard();
+    if (!pending_.discard()) {
+      leave_memory();
+    }
   } catch (...) {
     leave_memory();
     throw;
@@ -128,31 +134,56 @@ ShardGather::StampPlaces ShardGather::stamp_places() const {
   return gathered_.defined() ? StampPlaces{gathered_, stamp_offset_, numel_} : StampPlaces{stamps_, 0, kSlotAlignment};
 }
 
-void ShardGather::check_stamps(int64_t unit, const UnitNames& names) const {
+bool ShardGather::stamps_are_equal() const {
   const auto [in, offset, stride] = stamp_places();
-  if (!in.device().is_cpu()) {
-    return;
-  }
   const size_t item = in.element_size();
   const auto* const stamp = static_cast<const char*>(in.const_data_ptr()) + offset * item;
   bool equal = true;
   for (int64_t rank = 1; rank < num_ranks_; ++rank) {
     equal = equal && std::memcmp(stamp, stamp + rank * stride * item, 3 * item) == 0;
   }
-  if (equal) {
-    return;
-  }
+  return equal;
+}
+
+/// One a rank.
+std::vector<Stamp> ShardGather::stamps() const {
   const at::AutoDispatchBelowADInplaceOrView below;
-  std::string who;
+  const auto [in, offset, stride] = stamp_places();
+  std::vector<Stamp> stamps;
   for (int64_t rank = 0; rank < num_ranks_; ++rank) {
     const auto digits = in.narrow(0, offset + rank * stride, 3).to(at::kLong);
     const auto* digit = digits.const_data_ptr<int64_t>();
-    who += fmt::format("{}rank {}: {}{}", rank == 0 ? "" : ", ", rank, name_of(digit[0] + kDigit * digit[1], names),
-                       kFaults[std::clamp<int64_t>(digit[2], 0, 2)]);
+    const auto fault = static_cast<GatherFault>(std::clamp<int64_t>(digit[2], 0, kLastFault));
+    stamps.push_back({.unit = digit[0] + kDigit * digit[1], .fault = fault});
+  }
+  return stamps;
+}
+
+bool ShardGather::is_stamped(GatherFault fault, GatherFault own) const {
+  if (!reads_stamps()) {
+    return false;
+  }
+  if (stamps_are_equal()) {
+    return own == fault;
+  }
+  return std::ranges::count(stamps(), fault, &Stamp::fault) > 0;
+}
+
+void ShardGather::check_stamps(int64_t unit, const UnitNames& names) const {
+  if (!reads_stamps() || stamps_are_equal()) {
+    return;
+  }
+  std::string who;
+  int64_t rank = 0;
+  for (const auto& stamp : stamps()) {
+    who += fmt::format("{}rank {}: {}{}", rank == 0 ? "" : ", ", rank, name_of(stamp.unit, names),
+                       kFaults[static_cast<size_t>(stamp.fault)]);
+    ++rank;
   }
   TESSERA_CHECK(StateError, false,
                 "fully_shard: the ranks do not gather alike ({}), so every rank stops here; this rank gathers {}. All "
-                "ranks run the same modules in the same order, and leave the parameters' data and dtype as they are",
+                "ranks run the same modules in the same order, leave the parameters' data and dtype as they are, and "
+                "run backward() before optimizer.step()",
                 who, name_of(unit, names));
 }
 

@@ -4,8 +4,9 @@
 // cast what they read, in the pass that writes it to the parameters.
 //
 // Behind the parameters each rank sends a stamp: the number of the unit that it gathers and whether it can go on.
-// So ranks that gather different units of equal size, or of which one found its parameters replaced, all learn of it
-// in the collective itself, and all of them throw. (On CUDA that would stop the host; there only the own rank checks.)
+// So ranks that gather different units of equal size, or of which one found its parameters replaced, or changed since
+// the forward whose backward uses them, all learn of it in the collective itself, and all of them throw. (On CUDA that
+// would stop the host; there only the own rank checks.)
 
 #include <ATen/core/Tensor.h>
 
@@ -32,12 +33,23 @@ inline int64_t gather_numel(const ParamLayout& layout) {
 /// Each parameter's copies out of the gathered buffer.
 std::vector<std::vector<BlockCopy>> gather_copies(const ParamLayout& layout);
 
-/// What a rank's stamp says of it.
-enum class GatherFault : uint8_t { None, Replaced, OnMeta };
+/// What is wrong with a rank's shards.
+enum class GatherFault : uint8_t {
+  None,
+  Replaced,
+  OnMeta,
+  Changed,       // since the forward whose backward is about to use them
+  MaybeChanged,  // the same, of a gather ahead of that backward: whether this rank's loss uses them is not known yet
+};
 
-/// Writes the stamp behind the parameters of `flat_shard`, on the CPU: elsewhere nobody reads it. The unit's number is
-/// below 2^12.
-void write_stamp(const at::Tensor& flat_shard, int64_t unit, GatherFault fault);
+struct Stamp {
+  int64_t unit = 0;  // its number in the tree, below 2^12
+  GatherFault fault = GatherFault::None;
+  bool operator==(const Stamp&) const = default;
+};
+
+/// Writes the stamp behind the parameters of `flat_shard`, on the CPU: elsewhere nobody reads it. Zeros are Stamp().
+void write_stamp(const at::Tensor& flat_shard, const Stamp& stamp);
 
 class ShardGather {
  public:
@@ -69,6 +81,9 @@ class ShardGather {
   int64_t numel() const { return numel_; }
   /// Throws StateError unless all ranks sent the stamp of `unit`. After wait().
   void check_stamps(int64_t unit, const UnitNames& names) const;
+  /// Whether a rank's stamp says `fault`, as this one's says `own`: the same on all ranks, and false where nobody reads
+  /// stamps. After wait().
+  bool is_stamped(GatherFault fault, GatherFault own) const;
 
  private:
   /// Where the ranks' stamps are.
@@ -77,6 +92,9 @@ class ShardGather {
     int64_t offset, stride;
   };
   StampPlaces stamp_places() const;
+  bool reads_stamps() const { return stamp_places().in.device().is_cpu(); }
+  bool stamps_are_equal() const;
+  std::vector<Stamp> stamps() const;
   at::Tensor as_sent(const at::Tensor& flat_shard, BlockPool& pool);
   void leave_memory();
 

@@ -36,24 +36,25 @@ const BorderMark* first_mark(Hooks hooks) {
 
 void check_no_graph_is_made() {
   TESSERA_CHECK(NotImplementedError, !at::GradMode::is_enabled(),
-                "fully_shard: a backward with create_graph through a unit. Its parameters are freed when the unit's "
-                "backward ends, so gradients of gradients would read freed memory; leave create_graph off");
+                "a backward with create_graph through a unit of fully_shard or replicate. Its parameters are freed "
+                "when the unit's backward ends, so gradients of gradients would read freed memory. Compute them within "
+                "the forward of one unit, and return what the loss needs of them; or leave create_graph off");
 }
 
 }  // namespace
 
-UnchangeableMemory::UnchangeableMemory(const at::Tensor& output, std::string unit)
+UnchangeableMemory::UnchangeableMemory(const at::Tensor& output, std::string title)
     : counter_(output.unsafeGetTensorImpl()->version_counter()),
       version_(counter_.current_version()),
       sizes_(output.sizes().vec()),
-      unit_(std::move(unit)) {}
+      title_(std::move(title)) {}
 
 void UnchangeableMemory::check() const {
   TESSERA_CHECK(StateError, counter_.current_version() == version_,
-                "fully_shard: an output of the unit {}, of sizes {}, shares its memory with another output or an input "
-                "of it, and one of them was changed in place between forward and backward. The gradient of the others "
-                "would be that of old values. Change a clone() of the output, or use the op out of place",
-                unit_, sizes_);
+                "{}, of sizes {}, shares its memory with another output or an input of it, and one of them was changed "
+                "in place between forward and backward. The gradient of the others would be that of old values. Change "
+                "a clone() of the output, or use the op out of place",
+                title_, sizes_);
 }
 
 BorderMark::~BorderMark() {

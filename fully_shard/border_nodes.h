@@ -34,8 +34,8 @@ struct BorderSide {
 /// Of a tensor that shares it with others, in ways that autograd's history does not show.
 class UnchangeableMemory {
  public:
-  /// That of an output of `unit`, as it is now.
-  UnchangeableMemory(const at::Tensor& output, std::string unit);
+  /// That of an output, as it is now. `title`: what messages begin with.
+  UnchangeableMemory(const at::Tensor& output, std::string title);
   /// Throws StateError if it was written since.
   void check() const;
 
@@ -43,7 +43,7 @@ class UnchangeableMemory {
   c10::VariableVersion counter_;
   uint32_t version_;
   std::vector<int64_t> sizes_;
-  std::string unit_;
+  std::string title_;
 };
 
 using BorderCallback = std::shared_ptr<const std::function<void(bool has_gradient)>>;

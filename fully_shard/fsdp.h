@@ -107,10 +107,11 @@ class FSDP {
   /// communication.
   static std::vector<FSDP> fsdp_modules(torch::nn::Module& module, bool root_only = false);
 
-  /// Runs `body` while the parameters of all units at and below `module` are full, plain tensors in the dtype of the
-  /// shards. Throws StateError inside of forward, backward or another such scope; NotImplementedError for rank0_only
-  /// with writeback, offload_to_cpu with a unit that is not sharded, with_grads with offload_to_cpu; ValueError for a
-  /// parameter that got another dtype or other sizes and is to be written back: the shards are as they were then.
+  /// Runs `body` while the parameters of all units at and below `module`, also those of fully_shard and replicate, are
+  /// full, plain tensors in the dtype of the shards. Throws StateError inside of forward, backward or another such
+  /// scope, or if they have no memory yet; NotImplementedError for rank0_only with writeback, offload_to_cpu with a
+  /// unit that is not sharded, with_grads with offload_to_cpu; ValueError for a parameter that got another dtype or
+  /// other sizes and is to be written back: the shards are as they were then.
   static void summon_full_params(torch::nn::Module& module, const SummonFullParamsOptions& options,
                                  const std::function<void()>& body);
 

@@ -1,5 +1,5 @@
 // FSDP::register_comm_hook: a hook in the place of the engine's collectives for gradients. The engine sends flags
-// beside the gradients (fully_shard/gradient_reduction.h), which a hook does not see: they go by a small collective
+// beside the gradients (fully_shard/gradient_message.h), which a hook does not see: they go by a small collective
 // after it.
 
 #include <algorithm>

@@ -162,13 +162,8 @@ void cast_inputs(FSDPUnit& unit, TensorRefs inputs) {
 
 void install_hooks(Module& module, const std::shared_ptr<FSDPUnit>& unit) {
   auto& point = hook_point(module, kApi);
-  point.register_forward_pre_hook(
-      [unit](HookPoint& at, TensorRefs) {
-        TESSERA_CHECK(StateError, !unit->is_summoned,
-                      "forward of {} inside of summon_full_params: its parameters are lent to the scope; call it after",
-                      at.type_name());
-      },
-      HookOrder::Prepend);
+  point.register_forward_pre_hook([unit](HookPoint& at, TensorRefs) { check_not_summoned(unit->is_summoned, at); },
+                                  HookOrder::Prepend);
   point.register_forward_pre_hook([unit](HookPoint&, TensorRefs inputs) { cast_inputs(*unit, inputs); });
   point.register_forward_hook([unit](HookPoint&, TensorRefs outputs) {
     if (unit->casts_around && unit->cast_back_to) {

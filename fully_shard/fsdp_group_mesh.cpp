@@ -52,8 +52,9 @@ DeviceMesh mesh_of_groups(const FSDPProcessGroup& group, at::DeviceType device) 
   Grid grid = Grid::Whole;
   agree_on({init_device_mesh(device, {world})}, kWhere, [&] {
     grid = grid_of(group);
-    return std::vector<std::string>{
-        fmt::format("groups of {} ranks, {}", size, grid == Grid::Apart ? "at equal distances" : "neighbours")};
+    return std::vector<std::string>{fmt::format("groups of {} ranks, {}{}", size,
+                                                grid == Grid::Apart ? "at equal distances" : "neighbours",
+                                                grid == Grid::Pairs ? ", with replicas" : "")};
   });
   switch (grid) {
     case Grid::Pairs:

@@ -7,8 +7,9 @@
 namespace tessera {
 
 /// Groups of r ranks out of W, as the axis of a grid that holds all ranks: next to each other ({W/r, r}, its second
-/// axis) or W/r apart ({r, W/r}, its first). With replicas: both axes. Throws NotImplementedError for ranks in any
-/// other arrangement. Collective over all ranks of the default group.
+/// axis) or W/r apart ({r, W/r}, its first). With replicas: both axes. Throws NotImplementedError on ranks whose own
+/// group is arranged otherwise, and ValueError on the others then, or on all where ranks' groups differ in size or
+/// arrangement. Collective over all ranks of the default group.
 DeviceMesh mesh_of_groups(const FSDPProcessGroup& group, at::DeviceType device);
 
 /// (replicas across hosts, shards on one host), by what launchers tell (comm/rank_environment.h). Ranks that none

@@ -181,7 +181,7 @@ UnitState FSDPModule::unit_state() const {
 }
 
 size_t FSDPModule::unsharded_bytes() const {
-  return state_->group() ? state_->group()->unsharded_bytes() : 0;
+  return state_->group() ? state_->group()->unit_params().unsharded_bytes() : 0;
 }
 
 size_t FSDPModule::num_parameters() const {

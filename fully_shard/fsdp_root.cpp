@@ -65,7 +65,7 @@ std::vector<size_t> gradient_bytes(const std::vector<NamedState>& states) {
   std::vector<size_t> bytes;
   for (const auto& [path, state] : states) {
     if (state->group()) {
-      state->group()->add_lent_gradients(bytes);
+      state->group()->gradients().add_lent(bytes);
     }
   }
   return bytes;
@@ -109,7 +109,7 @@ void FSDPRoot::make(torch::nn::Module& module) {
     states[i].state->join(root, static_cast<int64_t>(i), names,
                           group ? pools.at(group->unsharded_device().str()) : nullptr);
     if (group) {
-      group->set_alone(is_alone);
+      group->gradients().set_alone(is_alone);
     }
   }
 }
@@ -228,7 +228,7 @@ void FSDPRoot::backward_ended(int64_t id) noexcept {
   try {
     for_each_live(states_, [](FSDPState& unit) {
       if (unit.group()) {
-        unit.group()->give_gradients_back();
+        unit.group()->gradients().give_back();
       }
     });
   } catch (...) {  // an exception is on its way; the next forward does what is left
@@ -265,7 +265,7 @@ void FSDPRoot::register_end_of_backward() {
 void FSDPRoot::enter_backward(const FSDPState& state) {
   register_end_of_backward();
   schedule_.record_backward(state.unit());
-  if (state.group()->is_reducing()) {
+  if (state.group()->gradients().is_reducing()) {
     reductions_.drain();
   }
 }
@@ -275,15 +275,10 @@ bool FSDPRoot::is_in_outer_backward() const {
 }
 
 void FSDPRoot::prefetch_in_backward(FSDPState& state) {
-  const auto prefetch = [](FSDPState& unit) {
-    if (unit.settings().unshard_in_backward && unit.is_due()) {
-      unit.prefetch();
-    }
-  };
   if (const auto& targets = state.settings().backward_prefetch) {
-    for_each_live(*targets, prefetch);
+    for_each_live(*targets, [](FSDPState& unit) { unit.prefetch_in_backward(); });
   } else if (const auto next = state_at(schedule_.next_in_backward(state.unit()))) {
-    prefetch(*next);
+    next->prefetch_in_backward();
   }
 }
 

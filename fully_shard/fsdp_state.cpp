@@ -163,7 +163,7 @@ void FSDPState::pre_forward(HookPoint& point, size_t module, TensorRefs inputs) 
     is_prefetched_ = false;
     group_->unshard();
     if (open_calls_.size() == 1 && current_backward() == -1) {
-      group_->expect_no_writes();
+      group_->guard().expect_no_writes();
     }
   }
   root_->prefetch_in_forward(*this);
@@ -176,7 +176,7 @@ void FSDPState::pre_forward(HookPoint& point, size_t module, TensorRefs inputs) 
 void FSDPState::insert_input_border(OpenCall& call, TensorRefs inputs) {
   call.ticket = std::make_shared<Ticket>();
   if (group_) {
-    call.ticket->versions = group_->versions();
+    call.ticket->versions = group_->guard().versions();
   }
   call.ticket->expected_in = root_->awaited_backward();  // of one that is computed again, in whose backward it is
   call.number = ++differentiable_calls;
@@ -220,7 +220,7 @@ void FSDPState::insert_output_border(const OpenCall& call, UnitOutputs& outputs)
 /// one changes no parameter.
 void FSDPState::copy_views_of_params(TensorRefs outputs) const {
   for (auto* output : outputs) {
-    if (group_ && group_->lends_memory_to(*output)) {
+    if (group_ && group_->unit_params().lends_memory_to(*output)) {
       *output = output->clone();
     }
   }
@@ -241,12 +241,12 @@ void FSDPState::post_forward(TensorRefs outputs) {
 /// What there is to do without the call, which is open no more.
 void FSDPState::end_call(OpenCall& call, TensorRefs outputs) {
   const auto& ticket = call.ticket;
-  if (group_ && current_backward() == -1) {
-    group_->check_not_written();
+  if (group_ && group_->is_unsharded() && current_backward() == -1) {
+    group_->guard().check_not_written();
   }
   copy_views_of_params(outputs);
   if (ticket) {
-    UnitOutputs given(outputs, call.inputs, {.name = name_, .label = options_.label});
+    UnitOutputs given(outputs, call.inputs, {.api = options_.api, .name = name_, .label = options_.label});
     insert_output_border(call, given);
     given.connect();
   }

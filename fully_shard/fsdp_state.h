@@ -85,7 +85,7 @@ class FSDPState : public std::enable_shared_from_this<FSDPState> {
   /// Whether the running backward has a call of it to come. The same on all ranks.
   bool is_due() const;
   /// Whether gradients wait for a later reduction: unsynchronized, not all-reduced, or in flight.
-  bool has_unreduced_gradients() const { return has_unreduced_ || (group_ && group_->is_reducing()); }
+  bool has_unreduced_gradients() const { return has_unreduced_ || (group_ && group_->gradients().is_reducing()); }
   bool is_in_forward() const { return !open_calls_.empty(); }
   /// A forward or a backward of it computes. What a backward that threw left behind, for the next forward to clear,
   /// does not count.
@@ -97,6 +97,8 @@ class FSDPState : public std::enable_shared_from_this<FSDPState> {
   void unshard(bool async_op);
   /// Issues the all-gather ahead of time; does nothing if it is not needed.
   void prefetch();
+  /// The same for the running backward, if that has a call of the unit to come.
+  void prefetch_in_backward();
   /// The outermost forward is over: what was prefetched in vain or not called by all modules of the unit goes.
   void finish_forward();
   /// The running backward, which has the id, begins: calls in its graph are due.
@@ -112,8 +114,8 @@ class FSDPState : public std::enable_shared_from_this<FSDPState> {
  private:
   /// One differentiable call of forward. Owned by its output nodes: it is gone when the graph is.
   struct Ticket {
-    std::vector<int64_t> versions;  // of the parameters when forward used them
-    UnitBorder outputs = {};        // from the end of forward on
+    ParamVersions versions;   // of the parameters when forward used them
+    UnitBorder outputs = {};  // from the end of forward on
     /// Of a call in a checkpointed region: who asks for it has the region computed again.
     std::optional<torch::autograd::SavedVariable> recomputation;
     int64_t expected_in = -1;  // the backward that is to reach it yet
@@ -137,6 +139,7 @@ class FSDPState : public std::enable_shared_from_this<FSDPState> {
   void forward_failed();
   void pre_backward(Ticket& ticket, bool has_gradient);
   static bool is_to_come(const Ticket& ticket);
+  static bool is_due(const Ticket& ticket);
   void end_calls_of(int64_t id);
   void post_backward(const Ticket& ticket);
   void on_accumulated(size_t param);

@@ -28,11 +28,15 @@ void check_accumulates(const ParamGroup& group, const std::string& api) {
 }  // namespace
 
 void FSDPState::pre_backward(Ticket& ticket, bool has_gradient) {
-  if (group_ && has_gradient) {
-    group_->check_versions(ticket.versions);
+  const bool is_first = ticket.backward != current_backward();  // not at another output before
+  // The gather below tells all ranks what changed. Without it, or behind that of a recomputation, this one alone sees
+  // it.
+  const bool gathers = is_first && !ticket.recomputation && settings_.unshard_in_backward;
+  if (group_ && has_gradient && !gathers) {
+    group_->guard().check_unchanged_since(ticket.versions);
   }
-  if (ticket.backward == current_backward()) {
-    return;  // at another output before
+  if (!is_first) {
+    return;
   }
   if (ticket.recomputation) {
     ticket.recomputation->unpack();  // here, whichever outputs of the region this rank's loss uses
@@ -48,12 +52,12 @@ void FSDPState::pre_backward(Ticket& ticket, bool has_gradient) {
   ++active_calls_;
   if (settings_.unshard_in_backward) {
     is_prefetched_ = false;
-    group_->unshard();
+    group_->unshard_for_backward(ticket.versions, has_gradient);
   }
   if (!settings_.prefetch_after_backward) {
     root_->prefetch_in_backward(*this);
   }
-  group_->begin_backward();
+  group_->gradients().begin();
   report(UnitStep::Backward);
 }
 
@@ -89,14 +93,14 @@ void FSDPState::reduce() {
   backward_started_ = false;
   const auto& gradients = settings_.gradients;
   if (gradients.requires_gradient_sync) {
-    group_->check_none_frozen_since();
+    group_->gradients().check_none_frozen_since();
   }
-  if (!group_->has_trainable()) {
-    group_->restore_gradients();
+  if (!group_->gradients().has_trainable()) {
+    group_->gradients().restore();
     return;
   }
   if (!gradients.requires_gradient_sync) {
-    group_->keep_gradients();
+    group_->gradients().keep();
     has_unreduced_ = true;
     return;
   }
@@ -110,7 +114,7 @@ void FSDPState::check_arrival(size_t param) {
   if (!is_sharded && backward_started_) {
     return;
   }
-  group_->drop_arrived(param);
+  group_->gradients().drop_arrived(param);
   throw StateError(fmt::format(
       "{}: a gradient of parameter '{}' arrived {} {}. {}", options_.api, group_->params()[param].origin().name,
       is_sharded ? "while it is sharded: it was used outside the forward of"
@@ -135,14 +139,14 @@ void FSDPState::take_sharded_gradient(size_t param) {
         "(SequenceParallel, say), or distribute_tensor() it as Replicate() on that mesh before {0}",
         options_.api, own.origin().name, options_.label, mesh));
   }
-  const bool comes_first = !backward_started_ && !group_->is_unsharded() && !group_->is_reducing();
+  const bool comes_first = !backward_started_ && !group_->is_unsharded() && !group_->gradients().is_reducing();
   TESSERA_CHECK(
       StateError, comes_first && (!root_ || root_->reductions().is_drained()),
       "{}: a gradient of parameter '{}' of {}, of a term of the loss that was computed with the sharded "
       "parameter, arrived when gradients were being reduced. Compute such a term after the model's forward, so that "
       "its gradient comes first, or call backward() on it by itself; and zero_grad() before the next backward",
       options_.api, own.origin().name, options_.label);
-  group_->place_sharded_gradient(param);
+  group_->gradients().place_sharded(param);
 }
 
 void FSDPState::on_accumulated(size_t param) {
@@ -151,14 +155,15 @@ void FSDPState::on_accumulated(size_t param) {
     return;
   }
   check_arrival(param);
-  if (group_->gradients().size() == 1) {
+  auto& own = group_->gradients();
+  if (own.parts().size() == 1) {
     return;
   }
-  group_->check_not_taken(param);
+  own.check_not_taken(param);
   const auto& gradients = settings_.gradients;
   if (backward_started_ && gradients.requires_gradient_sync && gradients.requires_all_reduce &&
       root_->is_in_outer_backward() && !is_due()) {
-    group_->gradients().arrived(param);
+    own.parts().arrived(param);
     root_->reductions().push_complete(group_, gradients);
   }
 }
@@ -174,13 +179,37 @@ bool FSDPState::is_to_come(const Ticket& ticket) {
   return ticket.backward != current_backward() && ticket.outputs.is_in_running_backward();
 }
 
+bool FSDPState::is_due(const Ticket& ticket) {
+  return ticket.expected_in != -1 || is_to_come(ticket);
+}
+
 // The graph of the backward that runs says it, of which all ranks have the same: a rank may keep others for long. It is
 // noted when backward begins, for the backwards that are nested in it.
 bool FSDPState::is_due() const {
   return std::any_of(tickets_.begin(), tickets_.end(), [](const auto& weak) {
     const auto ticket = weak.lock();
-    return ticket && (ticket->expected_in != -1 || is_to_come(*ticket));
+    return ticket && is_due(*ticket);
   });
+}
+
+void FSDPState::prefetch_in_backward() {
+  if (!group_ || !settings_.unshard_in_backward) {
+    return;
+  }
+  bool has_call = false, has_changed = false;
+  for (const auto& weak : tickets_) {
+    if (const auto ticket = weak.lock(); ticket && is_due(*ticket)) {
+      has_call = true;
+      has_changed = has_changed || group_->guard().has_changed_since(ticket->versions);
+    }
+  }
+  if (!has_call) {
+    return;
+  }
+  forget_old_values();
+  if (group_->start_for_backward(has_changed)) {
+    is_prefetched_ = true;
+  }
 }
 
 void FSDPState::begin_backward(int64_t id) {

@@ -232,12 +232,13 @@ FSDPStateDict FSDP::state_dict(Module& module) {
 
 void FSDP::load_state_dict(Module& module, const FSDPStateDict& state) {
   const at::NoGradGuard no_grad;
-  reshard_all(module);
-  auto own = module.named_parameters();
-  for (const auto& item : module.named_buffers()) {
-    own.insert(item.key(), item.value());
-  }
+  torch::OrderedDict<std::string, at::Tensor> own;
   const auto check = [&] {
+    reshard_all(module);
+    own = module.named_parameters();
+    for (const auto& item : module.named_buffers()) {
+      own.insert(item.key(), item.value());
+    }
     check_entries(own, state);
     return std::vector<std::string>();
   };

@@ -39,6 +39,12 @@ std::vector<NamedUnit> fsdp_units(Module& module) {
   return units;
 }
 
+void check_not_summoned(bool is_summoned, const HookPoint& at) {
+  TESSERA_CHECK(StateError, !is_summoned,
+                "forward of {} inside of summon_full_params: its parameters are lent to the scope; call it after",
+                at.type_name());
+}
+
 bool is_first_rank(const std::vector<NamedUnit>& units) {
   return get_rank() == (units.empty() ? 0 : std::ranges::min(units.front().unit->mesh.root().ranks()));
 }

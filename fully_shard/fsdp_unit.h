@@ -14,6 +14,7 @@
 #include "fully_shard/fsdp_root.h"
 #include "fully_shard/fsdp_state_dict.h"
 #include "fully_shard/training_state.h"
+#include "nn/hook_point.h"
 
 namespace tessera {
 
@@ -55,6 +56,8 @@ struct NamedUnit {
 std::shared_ptr<FSDPUnit> find_fsdp_unit(torch::nn::Module& module);
 /// At and below `module`, depth-first, parents first.
 std::vector<NamedUnit> fsdp_units(torch::nn::Module& module);
+/// Throws StateError for a forward of the module of `at` if its parameters are lent to summon_full_params.
+void check_not_summoned(bool is_summoned, const HookPoint& at);
 /// Whether this is the rank that `rank0_only` means: the first of those that have the units' mesh, which is rank 0
 /// unless the mesh is over some of the ranks.
 bool is_first_rank(const std::vector<NamedUnit>& units);

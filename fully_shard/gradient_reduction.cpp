@@ -19,40 +19,27 @@ GradientReduction::GradientReduction(Options options)
   }
 }
 
-bool GradientReduction::FlatGrad::is_free() const {
-  const auto is_held_here_alone = [](const at::Tensor& grad) {
-    const auto meta = grad.unsafeGetTensorImpl()->get_backend_meta_intrusive_ptr();
-    return grad.use_count() == 1 && meta.use_count() == 2;  // detached copies of a DTensor share its meta
-  };
-  return flat.defined() && flat.storage().use_count() == 1 + grads.size() &&
-         std::ranges::all_of(grads, is_held_here_alone);
-}
-
-void GradientReduction::ensure_flat_grad(std::span<const ShardedParam> params) {
-  if (flat_grad_.is_free()) {
+/// For the parameters that are trained now.
+void GradientReduction::plan(std::span<const ShardedParam> params) {
+  if (message_.is_of(params)) {
     return;
   }
-  flat_grad_ = {.flat = at::empty({numel_}, grad_options_), .grads = {}};
-  const int64_t rank = options_.axes.shard_rank();
-  for (size_t i = 0; i < members_.size(); ++i) {
-    const auto& param = params[members_[i]];
-    const auto& slot = layout_.slots[i];
-    auto local = flat_grad_.flat.narrow(0, slot.offset, slot.numel_of(rank, layout_.num_ranks));
-    flat_grad_.grads.push_back(wrap_local(local.view(param.spec()->local_sizes()), param.spec(), param.grad_origin()));
-  }
-}
-
-/// Whether the result is the flat gradient itself: nothing is added to it and nothing cast.
-bool GradientReduction::is_flat_grad(std::span<const ShardedParam> params) const {
-  return reduce_dtype_ == grad_options_.dtype() && std::none_of(members_.begin(), members_.end(), [&](size_t i) {
-           return params[i].stashed_grad().defined() || params[i].has_sharded_grad();
-         });
+  TESSERA_CHECK(StateError, !has_partial(),
+                "{}: requires_grad of a parameter of {} changed while gradients wait for their all-reduce; "
+                "run a backward with set_requires_all_reduce(true) first",
+                options_.api, params[0].origin().module);
+  message_ = GradientMessage(
+      params,
+      {.axes = options_.axes, .dtype = options_.reduce_dtype, .device = options_.device, .dims = options_.dims});
+  const auto pieces = message_.pieces(options_.axes.shard_rank());
+  flat_gradient_ = FlatGradient(pieces, numel(), options_.grad_options.dtype(params[pieces.at(0).param].dtype()));
+  input_ = PooledBuffer(options_.axes.num_shards() * numel(), buffer_options());
+  output_buffer_ = PooledBuffer(numel(), buffer_options());
 }
 
 const at::Tensor& GradientReduction::choose_output(std::span<const ShardedParam> params, BlockPool& pool) {
-  if (options_.device == grad_options_.device() && is_flat_grad(params)) {
-    ensure_flat_grad(params);
-    output_ = flat_grad_.flat;
+  if (options_.device == options_.grad_options.device() && flat_gradient_.can_be_result(params, message_.dtype())) {
+    output_ = flat_gradient_.ensure(params);
   } else {
     output_ = output_buffer_.borrow(pool);
   }
@@ -66,33 +53,27 @@ void GradientReduction::collect(std::span<ShardedParam> params, const GradientSe
   scale_ = gradient_scale({.num_ranks = options_.axes.mesh.size(),
                            .divide_factor = settings.divide_factor,
                            .force_sum = settings.force_sum,
-                           .reduce_dtype = reduce_dtype_});
+                           .reduce_dtype = message_.dtype()});
   hook_ = settings.all_reduce_hook;
   reduce_scatter_ = settings.reduce_scatter ? settings.reduce_scatter : slots_->reduce_scatter;
   all_reduce_ = settings.all_reduce ? settings.all_reduce : slots_->all_reduce;
   has_own_all_reduce_ = settings.all_reduce != nullptr;
   all_reduces_ = options_.axes.replica_axis && settings.requires_all_reduce;
-  has_grad_.clear();
-  grads_.clear();  // of a collect() that threw
-  for (auto i : members_) {
-    auto grad = params[i].take_unsharded_grad(reduce_dtype_);
-    has_grad_.push_back(grad.defined());
-    grads_.push_back(grad.defined() ? grad.contiguous() : at::Tensor());
-  }
+  message_.collect(params);
   stage_ = Stage::Collected;
 }
 
 void GradientReduction::start(std::span<ShardedParam> params, BlockPool& pool) {
   TESSERA_ASSERT(stage_ == Stage::Collected, "gradients of {} were not collected", params[0].origin().module);
   const at::AutoDispatchBelowADInplaceOrView below;
-  if (can_send_in_place()) {
+  if (scale_.before == 1 && message_.can_be_parts() && is_default(reduce_scatter_)) {
     stage_ = Stage::ReduceScatter;
-    pending_ = reduce_scatter_parts_async(choose_output(params, pool), gradient_parts(), scale_.op,
+    pending_ = reduce_scatter_parts_async(choose_output(params, pool), message_.take_parts(), scale_.op,
                                           options_.axes.shard_group());
     stream_->wait_for_current();
     return;
   }
-  const bool scatters = layout_.num_ranks > 1;
+  const bool scatters = options_.axes.num_shards() > 1;
   const auto& input = scatters ? input_.borrow(pool) : choose_output(params, pool);
   copy_in(input);
   stage_ = Stage::ReduceScatter;
@@ -106,16 +87,19 @@ void GradientReduction::start(std::span<ShardedParam> params, BlockPool& pool) {
 }
 
 bool GradientReduction::can_share() const {
-  return layout_.num_ranks == 1 && all_reduces_ && !has_own_all_reduce_ && !has_partial();
+  return options_.axes.num_shards() == 1 && all_reduces_ && !has_own_all_reduce_ && !has_partial();
 }
 
 bool GradientReduction::can_share_with(const GradientReduction& other) const {
   return replica_group() == other.replica_group() && scale_.op == other.scale_.op &&
-         reduce_dtype_ == other.reduce_dtype_ && options_.device == other.options_.device;
+         message_.dtype() == other.message_.dtype() && options_.device == other.options_.device;
 }
 
-at::TensorOptions GradientReduction::buffer_options() const {
-  return at::TensorOptions(options_.device).dtype(reduce_dtype_);
+void GradientReduction::copy_in(const at::Tensor& buffer) {
+  message_.copy_to(buffer);
+  if (scale_.before != 1) {
+    buffer.div_(scale_.before);
+  }
 }
 
 void GradientReduction::start_in(const at::Tensor& buffer) {
@@ -189,18 +173,18 @@ void GradientReduction::finish(std::span<ShardedParam> params) {
     const SideStream::Scope scope(*stream_);
     pending_.wait();
     scale_result();
-    if (output_.device() != grad_options_.device()) {
+    if (output_.device() != options_.grad_options.device()) {
       start_host_copy(params);
       return;
     }
   }
-  write_back(params);
+  hand_out(params);
   end();
 }
 
 void GradientReduction::scale_result() {
   if (hook_) {
-    hook_(output_.narrow(0, 0, layout_.shard_numel));
+    hook_(output_.narrow(0, 0, message_.gradients_numel()));
   }
   if (scale_.after != 1) {
     output_.div_(scale_.after);
@@ -209,12 +193,9 @@ void GradientReduction::scale_result() {
 
 /// What is copied stays until finish() has waited, so that no other work gets its memory.
 void GradientReduction::start_host_copy(std::span<const ShardedParam> params) {
-  if (is_flat_grad(params)) {
-    ensure_flat_grad(params);
-    host_output_ = flat_grad_.flat;
-  } else {
-    host_output_ = at::empty({numel_}, grad_options_.dtype(reduce_dtype_));
-  }
+  host_output_ = flat_gradient_.can_be_result(params, message_.dtype())
+                     ? flat_gradient_.ensure(params)
+                     : at::empty({numel()}, options_.grad_options.dtype(message_.dtype()));
   const auto stream = shared_stream<HostCopyStream>(options_.device);
   stream->wait_for_current();
   const SideStream::Scope scope(*stream);
@@ -223,58 +204,14 @@ void GradientReduction::start_host_copy(std::span<const ShardedParam> params) {
   stage_ = Stage::HostCopy;
 }
 
-/// Whether what was set aside is all of the kept flat gradient, so that one addition serves all parameters.
-bool GradientReduction::adds_up_flat(std::span<const ShardedParam> params, const std::vector<bool>& used) const {
-  for (size_t i = 0; i < members_.size(); ++i) {
-    if (!used[i] || flat_grad_.grads.empty() || !params[members_[i]].stashed_grad().is_same(flat_grad_.grads[i])) {
-      return false;
-    }
-  }
-  return true;
-}
-
-void GradientReduction::write_back(std::span<ShardedParam> params) {
-  for (auto i : members_) {
-    params[i].stash_sharded_grad();
-  }
-  const auto used = used_members();
-  const bool is_direct = flat_grad_.flat.defined() && output_.is_same(flat_grad_.flat);
-  if (adds_up_flat(params, used)) {
+/// A user's reduction may bring gradients of ranks whose flags do not come here: then all count as used, and agree on
+/// it.
+void GradientReduction::hand_out(std::span<ShardedParam> params) {
+  const auto used = [&] {
     const SideStream::Scope scope(*stream_);
-    flat_grad_.flat.add_(output_);
-    restore_stashed_grads(params);
-    return;
-  }
-  const int64_t rank = options_.axes.shard_rank();
-  const auto part = [&](size_t i) {
-    const auto& slot = layout_.slots[i];
-    return output_.narrow(0, slot.offset, slot.numel_of(rank, layout_.num_ranks))
-        .view(params[members_[i]].spec()->local_sizes());
+    return hook_ ? std::vector<bool>(message_.size(), true) : message_.used(output_);
   };
-  const auto stashed = [&](size_t i) -> const at::Tensor& { return params[members_[i]].stashed_grad(); };
-  bool needs_new = false;
-  for (size_t i = 0; i < members_.size(); ++i) {
-    needs_new = needs_new || (used[i] && !is_direct && !stashed(i).defined());
-  }
-  if (needs_new && !flat_grad_.is_free()) {
-    ensure_flat_grad(params);
-    stream_->wait_for_current();  // whose memory it is
-  }
-  const SideStream::Scope scope(*stream_);
-  for (size_t i = 0; i < members_.size(); ++i) {
-    if (used[i] && stashed(i).defined()) {
-      dtensor_meta(stashed(i))->local.add_(part(i));
-    }
-  }
-  if (needs_new) {
-    flat_grad_.flat.copy_(output_);
-  }
-  for (size_t i = 0; i < members_.size(); ++i) {
-    if (used[i] && !stashed(i).defined()) {
-      params[members_[i]].set_sharded_grad(flat_grad_.grads[i]);
-    }
-  }
-  restore_stashed_grads(params);
+  flat_gradient_.hand_out(output_, params, used(), *stream_);
 }
 
 void GradientReduction::end() {
@@ -292,7 +229,7 @@ void GradientReduction::discard() {
     stream_->drain();
     copied_.synchronize();
     input_.give_back();
-    grads_.clear();
+    message_.clear();
     end();
   }
   partial_ = at::Tensor();

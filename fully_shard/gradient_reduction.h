@@ -1,7 +1,7 @@
 #pragma once
-// The reduction of a unit's gradients: copy-in of all gradients into one buffer that is laid out as the flat shards
-// are, one reduce-scatter over the shards, an all-reduce of the result over the replicas (HSDP, replicate), and each
-// parameter's rows as views of one flat gradient.
+// The reduction of a unit's gradients: one reduce-scatter over the shards of what all ranks send (gradient_message.h),
+// an all-reduce of the result over the replicas (HSDP, replicate), and each parameter's rows as views of one flat
+// gradient (flat_gradient.h).
 //
 //   collect() → start() ──▶ reduce-scatter in flight ── start_all_reduce() ──▶ all-reduce in flight ── finish()
 //
@@ -16,15 +16,8 @@
 // the result itself, and issues the all-reduce at once. In place of start(), start_in() copies into a part of a buffer
 // that several reductions share, and whoever owns that buffer all-reduces it (reduction_queue.h).
 //
-// Beside the gradients each rank sends one flag a parameter: whether it has a gradient at all. Their sum tells
-// every rank which parameters were used by some rank, so that a parameter that only some ranks used gets the
-// average with zeros for the others, and one that none used keeps an undefined gradient (the optimizer then
-// leaves it alone, as in one process). The collective's size never depends on what was used, so ranks that
-// use different parameters cannot disagree on it (compare pytorch issue 170667). Where a hook of the user's reduces
-// further, every parameter that requires a gradient gets one: its ranks' flags do not come here.
-//
-// The flat gradient and its DTensors are kept from step to step, and used again once nobody else refers to them
-// (after zero_grad()): the reduce-scatter then writes the gradients where they stay.
+// Where a hook of the user's reduces further, every parameter that requires a gradient gets one: the flags of its ranks
+// do not come here.
 //
 // Thread safety: for the thread that runs the rank's backward.
 
@@ -39,8 +32,9 @@
 #include "fully_shard/block_pool.h"
 #include "fully_shard/data_parallel_axes.h"
 #include "fully_shard/engine_slots.h"
+#include "fully_shard/flat_gradient.h"
+#include "fully_shard/gradient_message.h"
 #include "fully_shard/gradient_scale.h"
-#include "fully_shard/param_layout.h"
 #include "fully_shard/reduce_stream.h"
 #include "fully_shard/sharded_param.h"
 
@@ -97,8 +91,8 @@ class GradientReduction {
   bool can_share() const;
   /// Whether both can be in one all-reduce.
   bool can_share_with(const GradientReduction& other) const;
-  int64_t numel() const { return numel_; }
-  at::TensorOptions buffer_options() const;
+  int64_t numel() const { return message_.numel(); }
+  const at::TensorOptions& buffer_options() const { return message_.options(); }
   ReduceOp op() const { return scale_.op; }
   /// On which finish() waits and works.
   const std::shared_ptr<ReduceStream>& stream() const { return stream_; }
@@ -113,46 +107,24 @@ class GradientReduction {
  private:
   enum class Stage { Idle, Collected, ReduceScatter, AllReduce, HostCopy };
 
-  /// A flat gradient and one DTensor a parameter over it.
-  struct FlatGrad {
-    at::Tensor flat;
-    std::vector<at::Tensor> grads;
-    bool is_free() const;
-  };
-
   void plan(std::span<const ShardedParam> params);
   void copy_in(const at::Tensor& buffer);
-  bool can_send_in_place() const;
-  TensorParts gradient_parts();
-  void write_flags(const at::Tensor& buffer, int64_t offset, int64_t stride) const;
-  std::vector<bool> used_members() const;
-  bool is_flat_grad(std::span<const ShardedParam> params) const;
   const at::Tensor& choose_output(std::span<const ShardedParam> params, BlockPool& pool);
-  void ensure_flat_grad(std::span<const ShardedParam> params);
-  void write_back(std::span<ShardedParam> params);
-  bool adds_up_flat(std::span<const ShardedParam> params, const std::vector<bool>& used) const;
   void end_reduce_scatter();
   void keep_partial();
   void issue_all_reduce();
   void scale_result();
   void start_host_copy(std::span<const ShardedParam> params);
+  void hand_out(std::span<ShardedParam> params);
   void end();
 
   Options options_;
   std::shared_ptr<ReduceScatterStream> scatter_stream_;
   std::shared_ptr<ReduceStream> stream_;
   std::shared_ptr<EngineSlots> slots_ = engine_slots();
-  std::vector<bool> trainable_;  // the parameters for which the plan below was made
-  std::vector<size_t> members_;  // their places among the unit's parameters
-  at::TensorOptions grad_options_;
-  at::ScalarType reduce_dtype_ = at::kFloat;
-  ParamLayout layout_;
-  int64_t numel_ = 0;  // of a rank's part: gradients and flags
-  std::vector<std::vector<BlockCopy>> copies_;
-  std::vector<FlatRange> unused_;
+  GradientMessage message_;
+  FlatGradient flat_gradient_;
   PooledBuffer input_, output_buffer_;
-  bool group_takes_parts_ = false;  // and the gradients lie as parts do
-  at::Tensor flags_;                // for all ranks, where gradients are sent in place
 
   Stage stage_ = Stage::Idle;
   Pending pending_;
@@ -163,13 +135,10 @@ class GradientReduction {
   ReduceScatterFn reduce_scatter_;
   AllReduceFn all_reduce_;
   bool has_own_all_reduce_ = false;  // the user's
-  std::vector<at::Tensor> grads_;    // of the members, collected
-  std::vector<bool> has_grad_;       // which members had one on this rank
   at::Tensor output_;                // what the collectives write
   at::Tensor host_output_;           // while it is copied there
   StreamMark copied_;
   at::Tensor partial_;  // sums of reduce-scatters that wait for an all-reduce
-  FlatGrad flat_grad_;
 };
 
 }  // namespace tessera

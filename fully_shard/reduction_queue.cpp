@@ -57,7 +57,7 @@ void ReductionQueue::discard_in_flight() {
 }
 
 void ReductionQueue::push(const std::shared_ptr<ParamGroup>& group, const GradientSettings& settings) {
-  auto& parts = group->gradients();
+  auto& parts = group->gradients().parts();
   while (parts.has_next()) {
     push_part(group, parts.take_next(), settings);
   }
@@ -65,7 +65,7 @@ void ReductionQueue::push(const std::shared_ptr<ParamGroup>& group, const Gradie
 }
 
 void ReductionQueue::push_complete(const std::shared_ptr<ParamGroup>& group, const GradientSettings& settings) {
-  auto& parts = group->gradients();
+  auto& parts = group->gradients().parts();
   while (parts.is_next_complete()) {
     push_part(group, parts.take_next(), settings);
   }
@@ -81,15 +81,16 @@ bool ReductionQueue::belongs_to_collected(const GradientReduction& reduction, in
 
 void ReductionQueue::push_part(const std::shared_ptr<ParamGroup>& group, size_t part,
                                const GradientSettings& settings) {
-  if (!group->collect_gradients(part, settings)) {
+  auto& gradients = group->gradients();
+  if (!gradients.collect(part, settings)) {
     return;
   }
-  const auto& reduction = group->gradients().reduction(part);
-  const int64_t bytes = reduction.can_share() && group->gradients().size() == 1 ? bytes_of(reduction) : 0;
+  const auto& reduction = gradients.reduction(part);
+  const int64_t bytes = reduction.can_share() && gradients.parts().size() == 1 ? bytes_of(reduction) : 0;
   const auto cap = [&] {
-    return is_first_ ? std::min(group->bucket_bytes(), kFirstBucketBytes) : group->bucket_bytes();
+    return is_first_ ? std::min(gradients.bucket_bytes(), kFirstBucketBytes) : gradients.bucket_bytes();
   };
-  if (bytes == 0 || group->bucket_bytes() == 0) {
+  if (bytes == 0 || gradients.bucket_bytes() == 0) {
     issue({.items = {{group, part}}});
     return;
   }
@@ -122,7 +123,7 @@ void ReductionQueue::issue(Bucket bucket) {
     issue_together(bucket);
   } else {
     const auto& [group, part] = bucket.items[0];
-    group->start_reduction(part);
+    group->gradients().start(part, *group->pool());
   }
   if (const auto& stream = stream_of(bucket); stream->exists() && !std::ranges::count(streams_, stream)) {
     streams_.push_back(stream);
@@ -142,15 +143,16 @@ void ReductionQueue::issue_together(Bucket& bucket) const {
   int64_t offset = 0;
   for (const auto& [group, part] : bucket.items) {
     const int64_t own = group->gradients().reduction(part).numel();
-    group->start_reduction_in(part, bucket.buffer.narrow(0, offset, own));
+    group->gradients().start_in(part, bucket.buffer.narrow(0, offset, own));
     offset += own;
   }
   bucket.pending = slots_->all_reduce(bucket.buffer, reduction.op(), reduction.replica_group());
 }
 
 void ReductionQueue::finish(const Item& item) {
-  item.group->finish_reduction(item.part);
-  if (item.group->is_copying(item.part)) {
+  auto& gradients = item.group->gradients();
+  gradients.finish(item.part);
+  if (gradients.is_copying(item.part)) {
     copying_.push_back(item);
   }
 }
@@ -171,7 +173,7 @@ void ReductionQueue::finish(Bucket bucket) {
 
 void ReductionQueue::advance() {
   for (const auto& [group, part] : std::exchange(copying_, {})) {
-    group->finish_reduction(part);
+    group->gradients().finish(part);
   }
   if (auto bucket = std::exchange(reducing_, std::nullopt)) {
     finish(*std::move(bucket));
@@ -179,9 +181,9 @@ void ReductionQueue::advance() {
   if (auto bucket = std::exchange(scattering_, std::nullopt)) {
     const auto& [group, part] = bucket->items[0];
     scattered_.push_back(bucket->items[0]);
-    if (bucket->items.size() > 1 || group->start_all_reduce(part)) {
+    if (bucket->items.size() > 1 || group->gradients().start_all_reduce(part)) {
       reducing_ = std::move(bucket);
-    } else if (group->is_copying(part)) {
+    } else if (group->gradients().is_copying(part)) {
       copying_.push_back(bucket->items[0]);
     }
   }

@@ -6,8 +6,11 @@
 #include <xxhash.h>
 
 #include <algorithm>
+#include <optional>
 #include <string>
+#include <string_view>
 #include <unordered_set>
+#include <utility>
 
 #include "base/error.h"
 #include "fully_shard/fsdp_root.h"
@@ -18,14 +21,21 @@ namespace tessera {
 
 namespace {
 
-/// Parameters that are replicated along one axis of `mesh`, the largest on which one of them lies: tensor parallelism's
-/// axes are part of it, whose ranks run the same units.
-struct Replicas {
-  DeviceMesh data_parallel;
-  std::string axis;
-  DeviceMesh mesh;
-  std::vector<std::string> names;
-  std::vector<std::string> values;  // a text each: equal where the values are
+/// A parameter that is to be compared.
+struct Held {
+  std::string name;
+  at::Tensor param;
+  at::Tensor local;
+  std::optional<DeviceMesh> data_parallel;  // of its unit
+  SpecPtr spec = nullptr;                   // null: plain, and in no unit
+};
+
+/// One that some ranks of a mesh hold alike.
+struct Copied {
+  std::string name;
+  std::string digest;
+  std::vector<int64_t> axes;  // of the mesh, along which its copies are
+  bool beyond_data_parallel;  // one of them is not of its unit's mesh
 };
 
 std::string digest_of(const at::Tensor& local) {
@@ -33,34 +43,66 @@ std::string digest_of(const at::Tensor& local) {
   return fmt::format("{:016x}", XXH3_64bits(bytes.const_data_ptr(), bytes.nbytes()));
 }
 
-bool has_replicas(const ParamGroup& group) {
-  return group.axes().num_replicas() > 1;
+bool has_axis(const DeviceMesh& mesh, const std::string& name) {
+  return std::ranges::find(mesh.axis_names(), name) != mesh.axis_names().end();
 }
 
-void add(const std::string& unit, const ParamGroup& group, std::vector<Replicas>& all) {
-  const auto& axes = group.axes();
-  auto found = std::ranges::find_if(all, [&](const auto& other) { return other.data_parallel == axes.mesh; });
-  if (found == all.end()) {
-    const auto& name = axes.mesh.axis_names()[static_cast<size_t>(*axes.replica_axis)];
-    found =
-        all.insert(all.end(), {.data_parallel = axes.mesh, .axis = name, .mesh = axes.mesh, .names = {}, .values = {}});
-  }
-  for (const auto& param : group.params()) {
-    const auto& mesh = param.spec()->mesh();
-    found->mesh = mesh.ndim() > found->mesh.ndim() ? mesh : found->mesh;
-    found->names.push_back(fmt::format("'{}' of {}", param.origin().name, unit));
-    found->values.push_back(digest_of(param.shard()));
-  }
+bool contains(const DeviceMesh& mesh, const DeviceMesh& part) {
+  return mesh.root() == part.root() &&
+         std::ranges::all_of(part.axis_names(), [&](const auto& name) { return has_axis(mesh, name); });
 }
 
-/// The place in mesh.ranks() of the rank that has the first replica of what number `index` has.
-size_t first_replica(const DeviceMesh& mesh, int64_t axis, size_t index) {
-  size_t stride = 1;
-  for (int64_t inner = mesh.ndim() - 1; inner > axis; --inner) {
-    stride *= static_cast<size_t>(mesh.size(inner));
+/// Those on which the parameters lie that have units of one mesh (or none), without those that are parts of another.
+std::vector<DeviceMesh> widest_meshes(const std::vector<Held>& all, const std::optional<DeviceMesh>& data_parallel) {
+  std::vector<DeviceMesh> meshes;
+  for (const auto& held : all) {
+    const auto is_known = [&](const auto& mesh) { return contains(mesh, held.spec->mesh()); };
+    if (held.data_parallel == data_parallel && held.spec && std::ranges::none_of(meshes, is_known)) {
+      std::erase_if(meshes, [&](const auto& mesh) { return contains(held.spec->mesh(), mesh); });
+      meshes.push_back(held.spec->mesh());
+    }
   }
-  const size_t coordinate = index / stride % static_cast<size_t>(mesh.size(axis));
-  return index - coordinate * stride;
+  return meshes;
+}
+
+/// What the ranks of `mesh` have to compare.
+std::vector<Copied> copies_on(const DeviceMesh& mesh, const std::vector<Held>& all,
+                              const std::optional<DeviceMesh>& data_parallel) {
+  std::vector<Copied> copies;
+  for (const auto& held : all) {
+    if (held.data_parallel != data_parallel || (held.spec && !contains(mesh, held.spec->mesh()))) {
+      continue;
+    }
+    Copied copied{.name = held.name, .digest = {}, .axes = {}, .beyond_data_parallel = false};
+    for (int64_t axis = 0; axis < mesh.ndim(); ++axis) {
+      const auto& name = mesh.axis_names()[static_cast<size_t>(axis)];
+      const bool lies_there = held.spec && has_axis(held.spec->mesh(), name);
+      const bool is_copied =
+          !lies_there ||
+          held.spec->placements()[static_cast<size_t>(held.spec->mesh().axis_index(name))].is_replicate();
+      if (mesh.size(axis) > 1 && is_copied) {
+        copied.axes.push_back(axis);
+        copied.beyond_data_parallel |= !data_parallel || !has_axis(*data_parallel, name);
+      }
+    }
+    if (!copied.axes.empty()) {
+      copied.digest = digest_of(held.local);
+      copies.push_back(std::move(copied));
+    }
+  }
+  return copies;
+}
+
+/// The place in mesh.ranks() of the rank that has the first copy of what number `index` has.
+size_t first_copy(const DeviceMesh& mesh, const std::vector<int64_t>& axes, size_t index) {
+  for (const int64_t axis : axes) {
+    size_t stride = 1;
+    for (int64_t inner = mesh.ndim() - 1; inner > axis; --inner) {
+      stride *= static_cast<size_t>(mesh.size(inner));
+    }
+    index -= index / stride % static_cast<size_t>(mesh.size(axis)) * stride;
+  }
+  return index;
 }
 
 /// A unit of a module above has it, or one below.
@@ -101,46 +143,109 @@ void check_none_is_left(torch::nn::Module& module, const std::vector<NamedState>
   }
 }
 
-void check(const Replicas& replicas) {
+void compare(const DeviceMesh& mesh, const std::vector<Copied>& copies) {
   std::string own;
-  for (const auto& value : replicas.values) {
-    own += value;
+  for (const auto& copied : copies) {
+    own += copied.digest;
   }
-  const size_t width = replicas.values.empty() ? 1 : replicas.values[0].size();
-  const auto texts = gather_texts(replicas.mesh, own);
-  const int64_t axis = replicas.mesh.axis_index(replicas.axis);
+  const auto texts = gather_texts(mesh, own);
+  const size_t width = copies[0].digest.size();
   for (size_t i = 0; i < texts.size(); ++i) {
-    const size_t first = first_replica(replicas.mesh, axis, i);
-    const auto differs = std::ranges::mismatch(texts[i], texts[first]).in1 - texts[i].begin();
-    const size_t param = static_cast<size_t>(differs) / width;
-    TESSERA_CHECK(ValueError, param >= replicas.names.size(),
-                  "check_replicas: parameter {} has other values on rank {} than on rank {}. Build the model from the "
-                  "same seed on all ranks (torch::manual_seed before it), or give all the same state, such as rank 0's "
-                  "with dcp::set_model_state_dict and broadcast_from_rank0",
-                  replicas.names[param], replicas.mesh.ranks()[i], replicas.mesh.ranks()[first]);
+    TESSERA_CHECK(
+        ValueError, texts[i].size() == texts[0].size(),
+        "check_replicas: rank {} has {} parameters to compare, rank {} has {}; all ranks call it for the same "
+        "module",
+        mesh.ranks()[0], texts[0].size() / width, mesh.ranks()[i], texts[i].size() / width);
   }
+  for (size_t param = 0; param < copies.size(); ++param) {
+    const auto digest = [&](size_t i) { return std::string_view(texts[i]).substr(param * width, width); };
+    for (size_t i = 0; i < texts.size(); ++i) {
+      const size_t first = first_copy(mesh, copies[param].axes, i);
+      TESSERA_CHECK(
+          ValueError, digest(i) == digest(first),
+          "check_replicas: parameter {} has other values on rank {} than on rank {}. Build the model from the same "
+          "seed on all ranks (torch::manual_seed before it), or give all the same state, such as rank 0's with "
+          "dcp::set_model_state_dict and broadcast_from_rank0{}",
+          copies[param].name, mesh.ranks()[i], mesh.ranks()[first],
+          copies[param].beyond_data_parallel ? "; or, if it is to differ, name it in ignored_params" : "");
+    }
+  }
+}
+
+std::vector<Held> held_by_units(const std::vector<NamedState>& states) {
+  std::vector<Held> all;
+  for (const auto& [path, state] : states) {
+    if (const auto& group = state->group()) {
+      TESSERA_CHECK(StateError, !group->is_on_meta(),
+                    "check_replicas: the parameters of {} have no memory yet; call to_empty and give them values",
+                    path);
+      for (const auto& param : group->params()) {
+        all.push_back({.name = fmt::format("'{}' of {}", param.origin().name, path),
+                       .param = param.param(),
+                       .local = param.shard(),
+                       .data_parallel = group->axes().mesh,
+                       .spec = param.spec()});
+      }
+    }
+  }
+  return all;
+}
+
+/// No unit, also not of a module above, has the parameters, and some of them are DTensors.
+bool is_tensor_parallel_alone(const torch::nn::Module& module) {
+  bool has_dtensors = false;
+  for (const auto& param : module.parameters()) {
+    const auto* meta = dtensor_meta(param);
+    if (meta && meta->origin) {
+      return false;
+    }
+    has_dtensors = has_dtensors || meta;
+  }
+  return has_dtensors;
+}
+
+/// Of a model that has tensor parallelism alone.
+std::vector<Held> held_by(torch::nn::Module& module) {
+  std::vector<Held> all;
+  for (const auto& item : module.named_parameters()) {
+    const auto& param = item.value();
+    const auto* meta = dtensor_meta(param);
+    const auto& local = meta ? meta->local : param;
+    TESSERA_CHECK(StateError, !local.is_meta(),
+                  "check_replicas: parameter '{}' has no memory yet; call to_empty and give it values", item.key());
+    all.push_back({.name = fmt::format("'{}'", item.key()),
+                   .param = param,
+                   .local = local,
+                   .data_parallel = std::nullopt,
+                   .spec = meta ? meta->spec : nullptr});
+  }
+  return all;
 }
 
 }  // namespace
 
 void check_replicas(ModuleRef module, const std::vector<at::Tensor>& ignored_params) {
   const auto states = fsdp_states(*module);
-  TESSERA_CHECK(StateError, !states.empty(), "check_replicas: neither {} nor a module below it is a unit",
+  TESSERA_CHECK(StateError, !states.empty() || is_tensor_parallel_alone(*module),
+                "check_replicas: neither {} nor a module below it is a unit, and no parameter is a DTensor",
                 module->name());
-  check_none_is_left(*module, states, ignored_params);
-  std::vector<Replicas> all;
-  for (const auto& [path, state] : states) {
-    if (const auto& group = state->group()) {
-      TESSERA_CHECK(StateError, !group->is_on_meta(),
-                    "check_replicas: the parameters of {} have no memory yet; call to_empty and give them values",
-                    path);
-      if (has_replicas(*group)) {
-        add(path, *group, all);
+  if (!states.empty()) {
+    check_none_is_left(*module, states, ignored_params);
+  }
+  auto all = states.empty() ? held_by(*module) : held_by_units(states);
+  std::erase_if(all, [&](const Held& held) {
+    return std::ranges::any_of(ignored_params, [&](const auto& param) { return param.is_same(held.param); });
+  });
+  std::vector<std::optional<DeviceMesh>> done;
+  for (const auto& held : all) {
+    if (std::ranges::find(done, held.data_parallel) == done.end()) {
+      done.push_back(held.data_parallel);
+      for (const auto& mesh : widest_meshes(all, held.data_parallel)) {
+        if (const auto copies = copies_on(mesh, all, held.data_parallel); !copies.empty()) {
+          compare(mesh, copies);
+        }
       }
     }
-  }
-  for (const auto& replicas : all) {
-    check(replicas);
   }
 }
 

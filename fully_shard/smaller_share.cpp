@@ -76,8 +76,17 @@ void SmallerShare::cut(const std::vector<ShardedParam>& params, int64_t unit) {
         .view({slot.outer, rows.length, slot.row_numel})
         .copy_(full.narrow(1, rows.offset, rows.length));
   }
-  write_stamp(share, unit, GatherFault::None);
+  stamp_ = {.unit = unit};
+  write_stamp(share, stamp_);
   share_ = std::move(share);
+}
+
+void SmallerShare::start(const Stamp& stamp, BlockPool& pool, const AllGatherFn& all_gather) {
+  if (stamp != stamp_) {
+    stamp_ = stamp;
+    write_stamp(share_, stamp_);
+  }
+  gather_.start(share_, group_.get(), pool, all_gather);
 }
 
 std::shared_ptr<const ProcessGroupPtr> smaller_group(const DeviceMesh& mesh, int64_t axis, int64_t size) {

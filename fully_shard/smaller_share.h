@@ -27,7 +27,7 @@ class SmallerShare {
   void drop() { share_ = at::Tensor(); }
 
   /// Issues the all-gather of the shares; only while one is at hand.
-  void start(BlockPool& pool, const AllGatherFn& all_gather) { gather_.start(share_, group_.get(), pool, all_gather); }
+  void start(const Stamp& stamp, BlockPool& pool, const AllGatherFn& all_gather);
   ShardGather& gather() { return gather_; }
   /// How the share is laid out where dtypes differ; else null, and by copies().
   const GatherFormat* format() const { return format_ ? &*format_ : nullptr; }
@@ -43,6 +43,7 @@ class SmallerShare {
   std::vector<std::vector<BlockCopy>> copies_;
   ShardGather gather_;
   at::Tensor share_;
+  Stamp stamp_;  // of the share
 };
 
 /// The group of this rank and its neighbours along `axis`: ranks [0, size), [size, 2 size), ... of the axis, whose size

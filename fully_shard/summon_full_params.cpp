@@ -4,12 +4,16 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/equal.h>
 
+#include <algorithm>
+
 #include "base/error.h"
 #include "dtensor/dtensor_impl.h"
 #include "dtensor/whole_tensor.h"
 #include "fully_shard/backward_hooks.h"
 #include "fully_shard/fsdp.h"
 #include "fully_shard/fsdp_unit.h"
+#include "fully_shard/unit_tree.h"
+#include "nn/hook_point.h"
 
 namespace tessera {
 
@@ -97,6 +101,44 @@ class SummonedParam {
   bool shows_;
 };
 
+/// Attached to the modules of a unit of fully_shard or replicate while its parameters are full.
+struct Summoned {};
+
+std::vector<HookPoint*> points_of(const FSDPState& state) {
+  std::vector<HookPoint*> points;
+  for (const auto& module : state.modules()) {
+    if (const auto live = module.lock()) {
+      points.push_back(find_hook_point(*live));
+    }
+  }
+  return points;
+}
+
+/// A unit of fully_shard or replicate, which has no FSDPUnit, as one. It has parameters.
+std::shared_ptr<FSDPUnit> as_fsdp_unit(const std::shared_ptr<FSDPState>& state) {
+  const auto& axes = state->group()->axes();
+  auto unit = std::make_shared<FSDPUnit>();
+  unit->state = state;
+  unit->mesh = axes.mesh;
+  unit->strategy = axes.num_shards() == 1 ? ShardingStrategy::NO_SHARD : ShardingStrategy::FULL_SHARD;
+  unit->is_summoned =
+      std::ranges::any_of(points_of(*state), [](const HookPoint* point) { return point->find<Summoned>() != nullptr; });
+  return unit;
+}
+
+/// At and below `module`, whichever function made them.
+std::vector<NamedUnit> all_units(torch::nn::Module& module) {
+  auto units = fsdp_units(module);
+  for (const auto& [path, state] : fsdp_states(module)) {
+    const auto is_same = [&own = state](const NamedUnit& other) { return other.unit->state == own; };
+    if (state->group() && std::ranges::none_of(units, is_same)) {
+      const bool is_own = state == find_fsdp_state(module);
+      units.push_back({is_own ? "" : path, &module, as_fsdp_unit(state)});
+    }
+  }
+  return units;
+}
+
 void check_options(const std::vector<NamedUnit>& units, const SummonFullParamsOptions& options) {
   TESSERA_CHECK(NotImplementedError, !options.rank0_only || !options.writeback,
                 "summon_full_params: rank0_only with writeback: the other ranks would not see rank 0's changes; pass "
@@ -108,6 +150,9 @@ void check_options(const std::vector<NamedUnit>& units, const SummonFullParamsOp
                   "summon_full_params: {} is in the state {}; neither in forward or backward, nor in another "
                   "summon_full_params",
                   unit->state->label(), to_string(unit->training_state()));
+    TESSERA_CHECK(StateError, !unit->state->group() || !unit->state->group()->is_on_meta(),
+                  "summon_full_params: the parameters of {} have no memory yet; call to_empty and give them values",
+                  unit->state->label());
     TESSERA_CHECK(NotImplementedError, !options.offload_to_cpu || unit->strategy != ShardingStrategy::NO_SHARD,
                   "summon_full_params: offload_to_cpu, but {} is not sharded (NO_SHARD), so that its parameters are in "
                   "use where they are",
@@ -126,7 +171,7 @@ class SummonScope {
     const at::NoGradGuard no_grad;
     const bool shows = !options_.rank0_only || is_first_rank(units_);
     for (const auto& [path, module, unit] : units_) {
-      unit->is_summoned = true;
+      lend(*unit);
       if (const auto& group = unit->state->group()) {
         group->reshard();
         for (const auto& param : group->params()) {
@@ -149,20 +194,42 @@ class SummonScope {
     for (const auto& [path, module, unit] : units_) {
       unit->is_summoned = false;
     }
+    give_back();
     return fault;
   }
 
  private:
+  void lend(FSDPUnit& unit) {
+    unit.is_summoned = true;
+    for (auto* point : points_of(*unit.state)) {
+      if (!point->find<FSDPUnit>()) {  // whose hooks ask it
+        point->attach(std::make_shared<Summoned>());
+        lent_.push_back(point);
+        guards_.emplace_back(point->register_forward_pre_hook(
+            [](HookPoint& at, TensorRefs) { check_not_summoned(true, at); }, HookOrder::Prepend));
+      }
+    }
+  }
+
+  void give_back() {
+    guards_.clear();
+    for (auto* point : lent_) {
+      point->detach<Summoned>();
+    }
+  }
+
   std::vector<NamedUnit> units_;
   SummonFullParamsOptions options_;
   std::vector<SummonedParam> params_;
+  std::vector<HookPoint*> lent_;
+  std::vector<ScopedHook> guards_;
 };
 
 }  // namespace
 
 void FSDP::summon_full_params(torch::nn::Module& module, const SummonFullParamsOptions& options,
                               const std::function<void()>& body) {
-  auto units = fsdp_units(module);
+  auto units = all_units(module);
   if (!options.recurse) {
     std::erase_if(units, [](const NamedUnit& unit) { return !unit.path.empty(); });
   }

@@ -292,8 +292,8 @@ UnitBorder insert_output_nodes(std::span<at::Tensor* const> outputs, bool are_pl
   return connect(border, std::move(side), search, shared_callback);
 }
 
-void refuse_changes(const at::Tensor& output, const std::string& unit) {
-  static_cast<BorderNode&>(*output.grad_fn()).unchangeable = std::make_unique<const UnchangeableMemory>(output, unit);
+void refuse_changes(const at::Tensor& output, const std::string& title) {
+  static_cast<BorderNode&>(*output.grad_fn()).unchangeable = std::make_unique<const UnchangeableMemory>(output, title);
 }
 
 }  // namespace tessera

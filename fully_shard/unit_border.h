@@ -91,7 +91,7 @@ UnitBorder insert_output_nodes(std::span<at::Tensor* const> outputs, bool are_pl
                                std::function<void(bool has_gradient)> callback, HubSearch& search);
 
 /// From now on, a backward through the node of `output` throws StateError if the tensor's memory was changed in place.
-/// `unit` names the unit it is of.
-void refuse_changes(const at::Tensor& output, const std::string& unit);
+/// `title`: what the message calls it.
+void refuse_changes(const at::Tensor& output, const std::string& title);
 
 }  // namespace tessera

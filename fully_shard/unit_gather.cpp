@@ -48,7 +48,7 @@ void UnitGather::start(const at::Tensor& flat_shard, const Stamp& stamp, BlockPo
   const GatherStream::Scope scope(*stream_);
   if (has_share()) {
     share_cut_.wait();
-    smaller_->start(pool, all_gather);
+    smaller_->start(stamp, pool, all_gather);
   } else {
     start_whole(flat_shard, stamp, pool, all_gather);
   }
@@ -69,7 +69,7 @@ void UnitGather::start_whole(const at::Tensor& flat_shard, const Stamp& stamp, B
   } else {
     format_->encode(shards_.chunks(flat_shard.to(input.device(), /*non_blocking=*/true)), input);
   }
-  write_stamp(input, stamp.unit, stamp.fault);
+  write_stamp(input, stamp);
   gather_.start(input, group, pool, all_gather);
 }
 
@@ -96,11 +96,11 @@ bool UnitGather::can_gather_in_place(const at::Tensor& flat_shard, const AllGath
   return can_use_parts() && !has_share() && !flat_shard.is_meta() && is_default(all_gather);
 }
 
-at::Tensor UnitGather::new_flat_shard() {
-  const int64_t numel = shards_.numel();
-  const auto dtype = shards_.dtype();
-  return options_.device.is_cpu() && can_use_parts() ? zeros_to_gather(numel, dtype, options_.axes.shard_group())
-                                                     : at::zeros({numel}, at::device(at::kCPU).dtype(dtype));
+at::Tensor UnitGather::new_flat_shard(const at::TensorOptions& options) {
+  const bool is_pageable = options.device().is_cpu() && !options.pinned_memory();
+  return is_pageable && options_.device.is_cpu() && can_use_parts()
+             ? zeros_to_gather(shards_.numel(), shards_.dtype(), options_.axes.shard_group())
+             : at::zeros({shards_.numel()}, options.dtype(shards_.dtype()));
 }
 
 void UnitGather::start_in_place(const at::Tensor& flat_shard, BlockPool& pool,

@@ -37,12 +37,6 @@ class UnitGather {
   /// With smaller_ranks, all ranks of the mesh call it together.
   explicit UnitGather(Options options);
 
-  /// What is wrong with this rank's flat shard, and which unit it is.
-  struct Stamp {
-    int64_t unit = 0;
-    GatherFault fault = GatherFault::None;
-  };
-
   /// Issues the all-gather, of shares if this rank has one, on stream(). `flat_shard` has the stamp already, and
   /// stream() has waited for whoever wrote it. One on the meta device is not sent, only the stamp.
   void start(const at::Tensor& flat_shard, const Stamp& stamp, BlockPool& pool, const AllGatherFn& all_gather);
@@ -52,8 +46,9 @@ class UnitGather {
   bool can_gather_in_place(const at::Tensor& flat_shard, const AllGatherFn& all_gather);
   /// Where the shards lie in a flat shard.
   const ShardFormat& shards() const { return shards_; }
-  /// Zeros in which to keep a flat shard on the CPU.
-  at::Tensor new_flat_shard();
+  /// Zeros in which to keep a flat shard, on the device of `options`. Those in pageable memory of the CPU lie where
+  /// peers can read them, if the group's ranks do so.
+  at::Tensor new_flat_shard(const at::TensorOptions& options);
   /// The parameters have memory already.
   void start_in_place(const at::Tensor& flat_shard, BlockPool& pool, const std::vector<ShardedParam>& params);
   /// From start_in_place() to give_back().
@@ -66,6 +61,8 @@ class UnitGather {
   void wait_until_read() { gather_.wait_until_read(); }
   /// Throws StateError unless all ranks sent the stamp of `unit`. After wait().
   void check_stamps(int64_t unit, const UnitNames& names) { current().check_stamps(unit, names); }
+  /// As ShardGather::is_stamped.
+  bool is_stamped(GatherFault fault, GatherFault own) { return current().is_stamped(fault, own); }
   /// The parameters have memory. After wait(); not in place.
   void copy_out(const std::vector<ShardedParam>& params);
   void give_back();

@@ -62,9 +62,9 @@ void check_change(const AliasedTensor& changed, const std::vector<AliasedTensor>
   const auto& input = changed.original();
   const bool shares = std::ranges::any_of(inputs, is_shared);
   TESSERA_CHECK(StateError, changed.can_share_history() && !shares,
-                "fully_shard: forward of the unit {} changed an input of sizes {} in place, which {}, so that the "
+                "{}: forward of the unit {} changed an input of sizes {} in place, which {}, so that the "
                 "change has no place in the history of {}. Use the op out of place, or on a clone() of the input",
-                unit.to_string(), input.sizes(),
+                unit.api, unit.to_string(), input.sizes(),
                 shares                             ? "shares its memory with another input"
                 : !changed.alias().requires_grad() ? "is detached there"
                 : input.is_leaf()                  ? "is a leaf that requires a gradient"
@@ -139,7 +139,7 @@ void UnitOutputs::connect() {
     *view.output = view.output->is_same(base.tensor) ? now : view_again(*view.output, now);
   }
   for (const auto* tensor : unchangeable_) {
-    refuse_changes(*tensor, unit_.to_string());
+    refuse_changes(*tensor, fmt::format("{}: an output of the unit {}", unit_.api, unit_.to_string()));
   }
 }
 

@@ -30,6 +30,7 @@ namespace tessera {
 
 /// What messages call a unit. Refers to its texts.
 struct UnitTitle {
+  const std::string& api;  // the function that made it
   const std::string& name;
   const std::string& label;
 

@@ -1,6 +1,8 @@
 // What fully_shard refuses, and how it says so.
 
 #include <ATen/TensorOperators.h>
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
 #include <torch/nn/modules/linear.h>
 #include <torch/optim/sgd.h>
 
@@ -98,6 +100,24 @@ TEST_CASE("a parameter that is used while sharded is named with its module and t
     use();
     fsdp(tower->blocks[1]).reshard();
     expect_throws<StateError>(use, "'up.bias' is sharded");
+  });
+}
+
+TEST_CASE("writes to a sharded parameter, and copies of it, are refused with a remedy that works") {
+  run_ranks(2, [](int) {
+    const at::NoGradGuard no_grad;
+    auto tower = filled_tower();
+    shard_tower(tower);
+    auto& p = tower->in->weight;
+    const auto value = make_batch(1, 17, 5), plain = at::empty({17, 5});
+    expect_throws<StateError>([&] { p.copy_(value); }, "distribute_tensor(value, device_mesh(p), placements(p))");
+    p.copy_(distribute_tensor(value, device_mesh(p), placements(p)));
+    expect_throws<StateError>([&] { plain.copy_(p); }, "take full_tensor() of it");
+    plain.copy_(full_tensor(p));
+    TESSERA_EXPECT(plain.equal(value));
+    // As torch::load.
+    expect_throws<StateError>([&] { p.set_(value); }, "load before the model is sharded");
+    expect_throws<StateError>([&] { p.set_(value); }, "dcp::set_model_state_dict(net, ");
   });
 }
 

@@ -6,6 +6,8 @@
 #include "dtensor/dtensor.h"
 #include "fully_shard/replicate.h"
 #include "parallel/distribute_module.h"
+#include "parallel/linear_styles.h"
+#include "parallel/parallelize_module.h"
 #include "testing/expect.h"
 #include "testing/parity.h"
 #include "testing/run_ranks.h"
@@ -26,7 +28,7 @@ Tower filled_tower(uint64_t seed) {
 // Changes one element of this rank's part.
 void change(const at::Tensor& param) {
   const at::NoGradGuard no_grad;
-  to_local(param.detach()).view({-1})[0].add_(1);
+  (is_dtensor(param) ? to_local(param.detach()) : param.detach()).view({-1})[0].add_(1);
 }
 
 }  // namespace
@@ -83,6 +85,63 @@ TEST_CASE("ranks that run a replica together by tensor parallelism are told, too
     }
     expect_throws<ValueError>([&] { check_replicas(tower); },
                               "parameter 'out.weight' of root has other values on rank 2 than on rank 0");
+  });
+}
+
+TEST_CASE("what a plan leaves plain, or replicates, is compared along its axis, with and without replicas") {
+  const bool replicates = GENERATE(false, true);
+  run_ranks(4, [&](int rank) {
+    const auto mesh = init_device_mesh(at::kCPU, {2, 2}, {"dp", "tp"});
+    const auto sharded_tower = [&](uint64_t seed) {
+      auto tower = filled_tower(seed);
+      parallelize_module(
+          tower, mesh["tp"],
+          {{"block0.up", ColwiseParallel()}, {"block0.down", RowwiseParallel({.output_layouts = Replicate()})}});
+      replicates ? replicate(tower, {.mesh = mesh["dp"]}) : fully_shard(tower, {.mesh = mesh["dp"]});
+      return tower;
+    };
+    auto tower = sharded_tower(1);
+    check_replicas(tower);
+    weighted_loss(tower(make_batch(static_cast<uint64_t>(mesh.local_rank("dp")), 3, 5))).backward();
+    check_replicas(tower);
+
+    // Each rank along tp from a seed of its own: the plan's weights are those of one of them, all else differs.
+    auto other = sharded_tower(static_cast<uint64_t>(mesh.local_rank("tp")));
+    expect_throws<ValueError>([&] { check_replicas(other); },
+                              "parameter 'in.weight' of root has other values on rank 1 than on rank 0");
+
+    if (rank == 3) {
+      change(tower->norm->weight);
+      change(tower->blocks[0]->down->bias);
+    }
+    check_replicas(tower, {tower->norm->weight, tower->blocks[0]->down->bias});
+    const auto text = replicates ? "has other values on rank 3 than on rank 0" : "on rank 3 than on rank 2";
+    expect_throws<ValueError>([&] { check_replicas(tower, {tower->norm->weight}); }, text);
+    expect_throws<ValueError>([&] { check_replicas(tower, {tower->blocks[0]->down->bias}); }, text);
+    expect_throws<ValueError>([&] { check_replicas(tower); }, "'block0.down.bias' of root");
+  });
+}
+
+TEST_CASE("a model with a plan alone is compared along the plan's axis; one of shards alone has nothing to compare") {
+  run_ranks(4, [](int rank) {
+    const auto mesh = init_device_mesh(at::kCPU, {2, 2}, {"dp", "tp"});
+    auto tower = filled_tower(static_cast<uint64_t>(mesh.local_rank("dp")));
+    parallelize_module(tower, mesh["tp"], {{"block0.up", ColwiseParallel()}, {"block0.down", RowwiseParallel()}});
+    check_replicas(tower);
+    if (rank == 2) {
+      change(tower->out->bias);
+    }
+    if (mesh.local_rank("dp") == 1) {
+      expect_throws<ValueError>([&] { check_replicas(tower); },
+                                "parameter 'out.bias' has other values on rank 3 than on rank 2");
+    } else {
+      check_replicas(tower);
+    }
+    check_replicas(tower, {tower->out->bias});
+    auto sharded = filled_tower(static_cast<uint64_t>(rank));
+    shard_tower(sharded, {.mesh = mesh["dp"]});
+    check_replicas(sharded);
+    expect_throws<StateError>([&] { check_replicas(sharded->norm); }, "nor a module below it is a unit");
   });
 }
 

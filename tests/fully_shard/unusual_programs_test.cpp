@@ -9,6 +9,7 @@
 
 #include <optional>
 #include <thread>
+#include <torch/csrc/distributed/c10d/Work.hpp>
 #include <utility>
 
 #include "dtensor/dtensor.h"
@@ -17,6 +18,7 @@
 #include "fully_shard/replicate.h"
 #include "testing/expect.h"
 #include "testing/parity.h"
+#include "testing/patches.h"
 #include "testing/run_ranks.h"
 #include "testing/tensor_matchers.h"
 #include "tests/fully_shard/small_models.h"
@@ -351,6 +353,34 @@ TEST_CASE("what fails at the end of a forward leaves the next iterations as they
       expect_equal(fsdp(tower).memory_stats().borrowed, 0u);
     }
     engine_slots()->reshard = nullptr;
+  });
+}
+
+class LostWork final : public c10d::Work {
+ public:
+  bool wait(std::chrono::milliseconds /*timeout*/ = kNoTimeout) override { throw CommError("a peer has gone"); }
+};
+
+TEST_CASE("memory of an all-gather that failed is not lent again: a peer may still write it", "[unusual]") {
+  const bool waits = GENERATE(false, true);
+  run_ranks(2, [&](int rank) {
+    auto tower = sharded_tower();
+    at::Tensor written;
+    {
+      const auto patch = patch_all_gather(
+          [&](const AllGatherFn&, const at::Tensor& output, const at::Tensor&, const ProcessGroupPtr&) {
+            written = output;
+            return Pending(c10::make_intrusive<LostWork>());
+          });
+      auto handle = fsdp(tower->blocks[0]).unshard(/*async_op=*/true);
+      if (waits) {
+        expect_throws<CommError>([&] { handle.wait(); }, "a peer has gone");
+      }
+      fsdp(tower->blocks[0]).reshard();
+    }
+    TESSERA_EXPECT(written.numel() > 0 && written.storage().nbytes() == written.nbytes());
+    backward_of(tower, rank);
+    TESSERA_EXPECT(written.storage().nbytes() == written.nbytes());
   });
 }
 

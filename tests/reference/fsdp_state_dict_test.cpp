@@ -229,3 +229,21 @@ TEST_CASE("a state dict inside of a forward is refused, and one inside of summon
     expect_gradients_of_average(model);
   });
 }
+
+TEST_CASE("a state that one rank loads inside of a forward is an error on all") {
+  run_ranks(2, [](int rank) {
+    const auto model = make_model();
+    FSDP::set_state_dict_type(*model, kLocal);
+    const auto state = FSDP::state_dict(*model);
+    const auto load = [&] { FSDP::load_state_dict(*model, state); };
+    if (rank == 0) {
+      auto handle =
+          hook_point(*model->blocks[1], "test").register_forward_hook([&](HookPoint&, TensorRefs) { load(); });
+      expect_throws<StateError>([&] { model(batch_of(rank)); }, "the unit 'root' computes");
+      handle.remove();
+    } else {
+      model(batch_of(rank));
+      expect_throws<ValueError>(load, "rank 0 cannot: ");
+    }
+  });
+}

@@ -3,6 +3,7 @@
 #include <ATen/core/grad_mode.h>
 
 #include "dtensor/dtensor.h"
+#include "fully_shard/replicate.h"
 #include "nn/sequential.h"
 #include "testing/expect.h"
 #include "testing/parity.h"
@@ -219,5 +220,52 @@ TEST_CASE("row 80: apply sees full parameters, its edits stay, and the model may
     const FullyShardedDataParallel outer(larger);
     weighted_loss(outer(batch_of(get_rank()))).backward();
     TESSERA_EXPECT(outer.check_is_root() && !model.check_is_root());
+  });
+}
+
+TEST_CASE("summon_full_params shows the parameters of units that fully_shard and replicate made, too") {
+  const bool replicates = GENERATE(false, true);
+  for (const int world_size : {1, 2}) {
+    run_ranks(world_size, [&](int) {
+      auto plain = make_tower(), tower = make_tower();
+      for (auto& block : tower->blocks) {
+        replicates ? replicate(block) : fully_shard(block);
+      }
+      replicates ? replicate(tower) : fully_shard(tower);
+      const auto forward = [&] { return tower(batch_of(get_rank())); };
+      const auto summon = [&] { FSDP::summon_full_params(*tower, {}, [] {}); };
+      forward();  // which leaves the root's parameters unsharded
+      FSDP::summon_full_params(*tower, {.writeback = false}, [&] {
+        expect_values(*tower, *plain);
+        expect_throws<StateError>(forward, "inside of summon_full_params");
+        expect_throws<StateError>(summon, "is in the state SUMMON_FULL_PARAMS");
+      });
+      FSDP::summon_full_params(*tower, {.recurse = false}, [&] {
+        TESSERA_EXPECT(!is_dtensor(tower->in->weight) && is_dtensor(tower->blocks[0]->up->weight));
+      });
+      expect_throws<Error>([&] { FSDP::summon_full_params(*tower, {}, [] { throw Error("from inside"); }); },
+                           "from inside");
+      const at::NoGradGuard no_grad;
+      FSDP::summon_full_params(*tower, {}, [&] { tower->blocks[1]->up->weight.mul_(2); });
+      plain->blocks[1]->up->weight.mul_(2);
+      summon();
+      expect_bit_equal(full_tensor(tower->blocks[1]->up->weight), plain->blocks[1]->up->weight);
+      TESSERA_EXPECT(is_dtensor(tower->in->weight));
+      expect_close(forward(), plain(batch_of(get_rank())));
+    });
+  }
+}
+
+TEST_CASE("summon_full_params of units of fully_shard inside of wrapped ones") {
+  run_ranks(2, [](int) {
+    const auto plain = make_tower();
+    auto tower = make_tower();
+    fully_shard(tower->blocks[0]);
+    const FullyShardedDataParallel model(tower);
+    FSDP::summon_full_params(*model, {}, [&] { expect_values(*tower, *plain); });
+    expect_throws<StateError>(
+        [&] { FSDP::summon_full_params(*model, {}, [&] { tower->blocks[0](make_batch(1, 2, 8)); }); },
+        "inside of summon_full_params");
+    TESSERA_EXPECT(is_dtensor(tower->in->weight) && is_dtensor(tower->blocks[0]->up->weight));
   });
 }

@@ -20,26 +20,72 @@ std::string describe_arguments(const CallSignature& call) {
   return text;
 }
 
+namespace {
+
+constexpr const char* kLoadBefore =
+    "torch::load cannot write to DTensors: load before the model is sharded, or load a plain one and call "
+    "dcp::set_model_state_dict(net, dcp::get_model_state_dict(plain), {.full_state_dict = true})";
+
+/// torch::load gives a parameter the memory of another tensor.
+bool takes_other_memory(const c10::OperatorHandle& op) {
+  const auto& name = op.operator_name().name;
+  return name == "aten::set_" || name == "aten::set";
+}
+
+bool is_loss_of_classes(const c10::OperatorHandle& op) {
+  const auto& name = op.operator_name().name;
+  return name.starts_with("aten::nll_loss") || name.starts_with("aten::cross_entropy_loss");
+}
+
+bool writes_dtensor(const CallSignature& call) {
+  return std::ranges::any_of(
+      call.operands, [&](const CallOperand& operand) { return operand.dtensor && call.is_written(operand.arg); });
+}
+
+/// For a parameter that is sharded. What is written to one that was gathered by hand is lost.
+std::string remedy_for_sharded(const c10::OperatorHandle& op, const CallSignature& call,
+                               const ParameterOrigin& origin) {
+  if (takes_other_memory(op)) {
+    return kLoadBefore;
+  }
+  if (writes_dtensor(call)) {
+    return "To write whole values to a parameter p, make them a DTensor alike: distribute_tensor(value, "
+           "device_mesh(p), placements(p)). If this is an optimizer step, run backward() first";
+  }
+  if (op.operator_name().name == "aten::copy_") {
+    return "To copy it into a plain tensor, take full_tensor() of it, on every rank";
+  }
+  return fmt::format(
+      "It is gathered by the hooks of {} only while that module's forward or backward runs. Call the module itself "
+      "(not its parts or forward of a stock base class), declare its type with TESSERA_MODULE or wrap it with "
+      "hooked(), or gather it by hand with fsdp(module).unshard(). If this is an optimizer step, run backward() first",
+      origin.module);
+}
+
+std::string remedy_for_mixed(const c10::OperatorHandle& op) {
+  if (takes_other_memory(op)) {
+    return kLoadBefore;
+  }
+  return fmt::format(
+      "Make the plain ones DTensors with distribute_tensor(t, mesh, {{Replicate()}}) or from_local, take to_local() / "
+      "full_tensor() of the DTensors, or declare plain tensors equal on all ranks (not a batch that differs between "
+      "ranks) with an ImplicitReplication scope{}",
+      is_loss_of_classes(op) ? ", or the targets of a loss with a LossParallel scope" : "");
+}
+
+}  // namespace
+
 void throw_mixed(const c10::OperatorHandle& op, const CallSignature& call) {
   const std::string name = toString(op.operator_name());
   for (const auto& operand : call.operands) {
     if (operand.dtensor && operand.dtensor->origin) {
       const auto& origin = *operand.dtensor->origin;
-      TESSERA_CHECK(
-          StateError, false,
-          "{}: parameter '{}' is sharded, but it meets tensors that are not: {}. It is gathered by the hooks of {} "
-          "only "
-          "while that module's forward or backward runs. Call the module itself (not its parts or forward of a stock "
-          "base class), declare its type with TESSERA_MODULE or wrap it with hooked(), or gather it by hand with "
-          "fsdp(module).unshard(). If this is an optimizer step, run backward() first",
-          name, origin.name, describe_arguments(call), origin.module);
+      TESSERA_CHECK(StateError, false, "{}: parameter '{}' is sharded, but it meets tensors that are not: {}. {}", name,
+                    origin.name, describe_arguments(call), remedy_for_sharded(op, call, origin));
     }
   }
-  TESSERA_CHECK(ValueError, false,
-                "{}: DTensors and plain tensors are mixed: {}. Make the plain ones DTensors with "
-                "distribute_tensor(t, mesh, {{Replicate()}}) or from_local, take to_local() / full_tensor() of the "
-                "DTensors, or declare plain tensors equal on all ranks with an ImplicitReplication scope",
-                name, describe_arguments(call));
+  TESSERA_CHECK(ValueError, false, "{}: DTensors and plain tensors are mixed: {}. {}", name, describe_arguments(call),
+                remedy_for_mixed(op));
 }
 
 void check_runs_whole(const c10::OperatorHandle& op, const CallSignature& call) {

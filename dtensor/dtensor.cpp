@@ -117,10 +117,31 @@ bool records_gradient(const at::Tensor& tensor) {
   return at::GradMode::is_enabled() && tensor.requires_grad();
 }
 
-/// A local gradient has the sizes of the local tensor. Looks at all ranks' sizes, since on some of them other cuts may
-/// give the same.
+/// The axes of more than one rank that cut `dim`, outer cuts first.
+c10::SmallVector<size_t, 4> axes_that_cut(int64_t dim, const Placements& placements, const DeviceMesh& mesh) {
+  c10::SmallVector<size_t, 4> axes;
+  for (const size_t axis : cut_order(placements)) {
+    if (placements[axis].is_shard(dim) && mesh.shape()[axis] > 1) {
+      axes.push_back(axis);
+    }
+  }
+  return axes;
+}
+
+/// Whether both give every rank the same part of a tensor of `ndim` dims, whatever its sizes are.
+bool cut_alike(const Placements& a, const Placements& b, int64_t ndim, const DeviceMesh& mesh) {
+  for (int64_t dim = 0; dim < ndim; ++dim) {
+    if (axes_that_cut(dim, a, mesh) != axes_that_cut(dim, b, mesh)) {
+      return false;
+    }
+  }
+  return true;
+}
+
+/// A local gradient has the sizes of the local tensor. Where the cuts differ, looks at all ranks' sizes, since on some
+/// of them other cuts may give the same.
 void check_grad_placements(const DTensorSpec& spec, const Placements& grads) {
-  if (grads == gradient_placements(spec.placements())) {
+  if (cut_alike(spec.placements(), grads, spec.ndim(), spec.mesh())) {
     return;
   }
   const auto& mesh = spec.mesh();
@@ -176,8 +197,11 @@ bool is_dtensor(const at::Tensor& tensor) {
 
 const SpecPtr& dtensor_spec(const at::Tensor& tensor) {
   const auto* meta = dtensor_meta(tensor);
-  TESSERA_CHECK(ValueError, meta != nullptr, "{} is not a DTensor; make one with distribute_tensor or from_local",
-                tensor.defined() ? to_string(TensorMeta::of(tensor)) : "an undefined tensor");
+  TESSERA_CHECK(ValueError, meta != nullptr, "{} is not a DTensor; make one with distribute_tensor or from_local{}",
+                tensor.defined() ? to_string(TensorMeta::of(tensor)) : "an undefined tensor",
+                tensor.defined() ? ". A parameter of fully_shard is plain between forward and backward: use it as it "
+                                   "is, or call fsdp(module).reshard() first"
+                                 : "");
   return meta->spec;
 }
 

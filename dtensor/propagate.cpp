@@ -10,19 +10,6 @@ namespace tessera {
 
 namespace {
 
-/// Local kernels on empty shards raise, crash or change dtypes, so they are not called where all they could compute
-/// is empty. An op on an empty tensor is left to its kernel, which may refuse it, on every rank; but where that tensor
-/// is cut, some ranks' kernels would refuse what only their shards lack, such as a channel of no items.
-bool has_nothing_to_compute(const OpPlan& plan) {
-  const auto is_cut = [](const SpecPtr& spec) {
-    return spec && std::ranges::any_of(spec->placements(), [](const auto& placement) { return placement.is_shard(); });
-  };
-  const auto empty_here = [](const SpecPtr& spec) { return is_empty(spec->local_sizes()); };
-  const auto empty_everywhere = [](const SpecPtr& spec) { return is_empty(spec->sizes()); };
-  return !plan.outputs.empty() && std::ranges::all_of(plan.outputs, empty_here) &&
-         (!std::ranges::all_of(plan.outputs, empty_everywhere) || std::ranges::any_of(plan.operands, is_cut));
-}
-
 /// Whether this rank has no element of an operand of which others have some, so that its kernel might take what theirs
 /// refuse, and the op may be called on zeros to find out: it draws nothing, is no view, and has no effect that could be
 /// a program's own. Of lists only where all tensors are empty here: else they would be all of a model's parameters.
@@ -148,6 +135,16 @@ void plan_operand(OpPlan& plan, const Operand& operand, const Placements& placem
 }
 
 }  // namespace
+
+bool has_nothing_to_compute(const OpPlan& plan) {
+  const auto is_cut = [](const SpecPtr& spec) {
+    return spec && std::ranges::any_of(spec->placements(), [](const auto& placement) { return placement.is_shard(); });
+  };
+  const auto empty_here = [](const SpecPtr& spec) { return is_empty(spec->local_sizes()); };
+  const auto empty_everywhere = [](const SpecPtr& spec) { return is_empty(spec->sizes()); };
+  return !plan.outputs.empty() && std::ranges::all_of(plan.outputs, empty_here) &&
+         (!std::ranges::all_of(plan.outputs, empty_everywhere) || std::ranges::any_of(plan.operands, is_cut));
+}
 
 OpPlan propagate(const OpRule& rule, OpCall& call) {
   const auto& mesh = mesh_of(call);

@@ -20,6 +20,11 @@ OpPlan propagate(const OpRule& rule, OpCall& call);
 /// The cheapest of `strategies` and "everything replicated" along call.axis. Throws as propagate does.
 AxisStrategy cheapest_of(Strategies strategies, const OpCall& call);
 
+/// Local kernels on empty shards raise, crash or change dtypes, so they are not called where all they could compute
+/// is empty. An op on an empty tensor is left to its kernel, which may refuse it, on every rank; but where that tensor
+/// is cut, some ranks' kernels would refuse what only their shards lack, such as a channel of no items.
+bool has_nothing_to_compute(const OpPlan& plan);
+
 /// Whether a schema argument or result is written in place.
 inline bool is_written(const c10::Argument& argument) {
   return argument.alias_info() != nullptr && argument.alias_info()->isWrite();

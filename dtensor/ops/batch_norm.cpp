@@ -1,32 +1,39 @@
 // Batch norms: channels are independent of each other. With running statistics (eval) items are too; in training the
-// statistics are taken over all items, so a cut batch is gathered.
+// statistics are taken over all items, so where these are cut, ranks tell each other those of their own
+// (sharded_batch_norm.h).
 
 #include <algorithm>
 #include <array>
 
 #include "dtensor/ops/rule_helpers.h"
+#include "dtensor/ops/sharded_batch_norm.h"
 #include "dtensor/output_metas.h"
+#include "dtensor/propagate.h"
 
 namespace tessera {
 
 namespace {
 
-bool is_backward(const OpCall& call) {
-  return call.op.schema().arguments()[0].name().rfind("grad", 0) == 0;
+bool is_backward(const c10::OperatorHandle& op) {
+  return op.schema().arguments()[0].name().rfind("grad", 0) == 0;
+}
+
+size_t input_operand(const c10::OperatorHandle& op) {
+  return is_backward(op) ? 1 : 0;
 }
 
 const TensorMeta& input_of(const OpCall& call) {
-  return call.operands[is_backward(call) ? 1 : 0].meta;
+  return call.operands[input_operand(call.op)].meta;
 }
 
 /// Whether the statistics come from the batch, as argument "training", "train" or "update" says. Overloads without
 /// such an argument say it by their name.
-bool uses_batch_statistics(const OpCall& call) {
-  const auto& schema = call.op.schema();
+bool uses_batch_statistics(const c10::OperatorHandle& op, at::ArrayRef<c10::IValue> args) {
+  const auto& schema = op.schema();
   for (size_t i = 0; i < schema.arguments().size(); ++i) {
     const auto& name = schema.arguments()[i].name();
     if (name == "training" || name == "train" || name == "update") {
-      return call.args[i].toBool();
+      return args[i].toBool();
     }
   }
   return schema.name().find("no_training") == std::string::npos && schema.name().find("no_update") == std::string::npos;
@@ -52,7 +59,13 @@ AxisStrategy cut_channels(const OpCall& call) {
   return strategy;
 }
 
-/// Cuts dim `dim` of input-like tensors; gradients of weight and bias are then sums over the parts.
+/// Where items are cut: a sum over items that all ranks need is whole on all of them.
+Placement gradient_of_parameters(const OpCall& call) {
+  const bool is_summed = uses_batch_statistics(call.op, call.args) && call.args[kMask].toBoolList().get(0);
+  return is_summed ? Placement(Replicate()) : Placement(Partial());
+}
+
+/// Cuts dim `dim` of input-like tensors.
 AxisStrategy cut_items(const OpCall& call, int64_t dim) {
   AxisStrategy strategy;
   const auto placement = [&](const TensorMeta& meta, const Placement& other) {
@@ -61,10 +74,26 @@ AxisStrategy cut_items(const OpCall& call, int64_t dim) {
   for (const auto& operand : call.operands) {
     strategy.operands.push_back(placement(operand.meta, Replicate()));
   }
+  const auto of_vectors = is_backward(call.op) ? gradient_of_parameters(call) : Placement(Replicate());
   for (const auto& output : call.outputs) {
-    strategy.outputs.push_back(placement(output, is_backward(call) ? Placement(Partial()) : Placement(Replicate())));
+    strategy.outputs.push_back(placement(output, of_vectors));
   }
   return strategy;
+}
+
+/// With the statistics of the batch: there are items, backward has what forward saved, and all vectors fit. (A batch of
+/// nothing is refused by kernels.)
+bool can_cut_items(const OpCall& call) {
+  if (!uses_batch_statistics(call.op, call.args)) {
+    return true;
+  }
+  const auto& input = input_of(call);
+  const bool has_saved = !is_backward(call.op) ||
+                         (call.operand_of_arg(kSavedMean) >= 0 && call.operand_of_arg(kSavedInverseDeviation) >= 0);
+  return has_saved && numel(input) > 0 && std::ranges::all_of(call.operands, [&](const Operand& operand) {
+           return operand.meta.sizes == input.sizes || operand.meta.sizes == DimVector{input.sizes[1]} ||
+                  call.op.schema().arguments()[operand.arg].name() == "reserve";
+         });
 }
 
 Strategies batch_norm_strategies(const OpCall& call) {
@@ -74,7 +103,7 @@ Strategies batch_norm_strategies(const OpCall& call) {
     return strategies;
   }
   strategies.push_back(cut_channels(call));
-  for (int64_t dim = 0; dim < ndim && !uses_batch_statistics(call); ++dim) {
+  for (int64_t dim = 0; dim < ndim && can_cut_items(call); ++dim) {
     if (dim != 1) {
       strategies.push_back(cut_items(call, dim));
     }
@@ -100,15 +129,33 @@ std::vector<TensorMeta> batch_norm_metas(const OpCall& call) {
   return metas;
 }
 
+bool is_over_ranks(const c10::OperatorHandle& op, torch::jit::Stack* stack, const OpPlan& plan) {
+  const at::ArrayRef<c10::IValue> args(&local_argument(op, stack, 0), op.schema().arguments().size());
+  return uses_batch_statistics(op, args) && cuts_items(*plan.operands[input_operand(op)]);
+}
+
+/// Ranks without items take part in the exchange of statistics. Where there is none, a rank without any element of the
+/// results has nothing to do.
+void local_forward(const c10::OperatorHandle& op, torch::jit::Stack* stack, const OpPlan& plan) {
+  if (is_over_ranks(op, stack, plan)) {
+    sharded_batch_norm(op, stack, plan);
+  } else if (has_nothing_to_compute(plan)) {
+    set_zero_results(op, stack, plan, c10::SmallVector<bool, 8>(plan.outputs.size(), true));
+  } else {
+    op.callBoxed(stack);
+  }
+}
+
 /// Kernels divide by the number of channels, and some outputs may not be wanted.
 void local_backward(const c10::OperatorHandle& op, torch::jit::Stack* stack, const OpPlan& plan) {
-  constexpr size_t kMask = 9;
-  if (!is_empty_shard(op, stack, plan.operands[1], 1)) {
+  if (is_over_ranks(op, stack, plan)) {
+    sharded_batch_norm_backward(op, stack, plan);
+  } else if (is_empty_shard(op, stack, plan.operands[1], 1) || has_nothing_to_compute(plan)) {
+    const auto mask = local_argument(op, stack, kMask).toBoolList();
+    set_zero_results(op, stack, plan, std::array<bool, 3>{mask.get(0), mask.get(1), mask.get(2)});
+  } else {
     op.callBoxed(stack);
-    return;
   }
-  const auto mask = local_argument(op, stack, kMask).toBoolList();
-  set_zero_results(op, stack, plan, std::array<bool, 3>{mask.get(0), mask.get(1), mask.get(2)});
 }
 
 /// native_batch_norm writes running statistics in training alone.
@@ -118,7 +165,11 @@ bool writes_statistics(at::ArrayRef<c10::IValue> args, size_t arg) {
 }
 
 const RegisterOpRules rules([] {
-  const OpRule forward{.strategies = batch_norm_strategies, .output_metas = batch_norm_metas};
+  const OpRule forward{.strategies = batch_norm_strategies,
+                       .local_call = local_forward,
+                       .output_metas = batch_norm_metas,
+                       .runs_on_empty_shards = true,
+                       .op_takes_shards = true};
   register_op_rule(
       {"aten::_native_batch_norm_legit", "aten::_native_batch_norm_legit.no_stats",
        "aten::_native_batch_norm_legit_no_training", "aten::_native_batch_norm_legit_functional",
@@ -128,9 +179,11 @@ const RegisterOpRules rules([] {
   with_undeclared_writes.undeclared_writes = {3, 4};
   with_undeclared_writes.writes = writes_statistics;
   register_op_rule({"aten::native_batch_norm"}, with_undeclared_writes);
-  register_op_rule(
-      {"aten::native_batch_norm_backward", "aten::batch_norm_backward"},
-      {.strategies = batch_norm_strategies, .local_call = local_backward, .output_metas = batch_norm_metas});
+  register_op_rule({"aten::native_batch_norm_backward", "aten::batch_norm_backward"},
+                   {.strategies = batch_norm_strategies,
+                    .local_call = local_backward,
+                    .output_metas = batch_norm_metas,
+                    .runs_on_empty_shards = true});
 });
 
 }  // namespace

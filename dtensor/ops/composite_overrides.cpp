@@ -8,12 +8,14 @@
 #include <ATen/ops/_ctc_loss.h>
 #include <ATen/ops/aminmax.h>
 #include <ATen/ops/arange.h>
+#include <ATen/ops/constant_pad_nd.h>
 #include <ATen/ops/ctc_loss.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/istft_compositeimplicitautograd_dispatch.h>
 #include <ATen/ops/max_pool1d_with_indices.h>
 #include <ATen/ops/native_batch_norm.h>
 #include <ATen/ops/ones.h>
+#include <ATen/ops/stft_compositeimplicitautograd_dispatch.h>
 #include <ATen/ops/tensor.h>
 #include <ATen/ops/where.h>
 #include <ATen/ops/zeros_like.h>
@@ -23,6 +25,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "dtensor/dispatch_scopes.h"
 #include "dtensor/dtensor_impl.h"
 #include "dtensor/ops/composite_constants.h"
 #include "dtensor/ops/read_numbers.h"
@@ -113,12 +116,52 @@ at::Tensor max_pool1d(const at::Tensor& self, at::IntArrayRef kernel_size, at::I
   return std::get<0>(at::max_pool1d_with_indices(self, kernel_size, stride, padding, dilation, ceil_mode));
 }
 
+bool has_window(const std::optional<at::Tensor>& window) {
+  return window && window->defined();
+}
+
+/// Ranks may have plain windows that differ.
+void check_window(const char* op, const at::Tensor& self, const std::optional<at::Tensor>& window) {
+  TESSERA_CHECK(ValueError,
+                !dtensor_meta(self) || !has_window(window) || dtensor_meta(*window) || ImplicitReplication::active(),
+                "{}: the window is a plain tensor, and the input is a DTensor. Make it one with "
+                "distribute_tensor(window, mesh, {{Replicate()}}), or declare plain tensors equal on all ranks with an "
+                "ImplicitReplication scope",
+                op);
+}
+
+at::Tensor window_of_ones(int64_t length, const DTensorMeta& input) {
+  const auto dtype = c10::toRealValueType(input.spec->dtype());
+  return replicated(at::ones({length}, input.local.options().dtype(dtype)), *input.spec);
+}
+
+/// ATen's writes a short window, or ones, into plain zeros.
+at::Tensor stft(const at::Tensor& self, int64_t n_fft, std::optional<int64_t> hop_length,
+                std::optional<int64_t> win_length, const std::optional<at::Tensor>& window, bool center,
+                std::string_view pad_mode, bool normalized, std::optional<bool> onesided,
+                std::optional<bool> return_complex, std::optional<bool> align_to_window) {
+  check_window("aten::stft", self, window);
+  const auto* meta = dtensor_meta(self);
+  const int64_t length = win_length.value_or(n_fft);
+  auto given = window;
+  const bool fits = !has_window(window) || window->sizes() == at::IntArrayRef{length};
+  if (meta && fits && length > 0 && length < n_fft && !align_to_window.value_or(false)) {
+    const int64_t left = (n_fft - length) / 2;
+    given = at::constant_pad_nd(has_window(window) ? *window : window_of_ones(length, *meta),
+                                {left, n_fft - length - left});
+    win_length = n_fft;
+  }
+  return at::compositeimplicitautograd::stft(self, n_fft, hop_length, win_length, given, center, pad_mode, normalized,
+                                             onesided, return_complex, align_to_window);
+}
+
 /// ATen's makes a plain window where it is given none.
 at::Tensor istft(const at::Tensor& self, int64_t n_fft, std::optional<int64_t> hop_length,
                  std::optional<int64_t> win_length, const std::optional<at::Tensor>& window, bool center,
                  bool normalized, std::optional<bool> onesided, std::optional<int64_t> length, bool return_complex) {
+  check_window("aten::istft", self, window);
   auto given = window;
-  if (const auto* meta = dtensor_meta(self); meta && !(window && window->defined())) {
+  if (const auto* meta = dtensor_meta(self); meta && !has_window(window)) {
     const auto dtype = return_complex ? self.scalar_type() : c10::toRealValueType(self.scalar_type());
     given = replicated(at::ones({win_length.value_or(n_fft)}, meta->local.options().dtype(dtype)), *meta->spec);
   }
@@ -171,6 +214,7 @@ void override_composites(torch::Library& library) {
   library.impl("value_selecting_reduction_backward", &value_selecting_reduction_backward);
   library.impl("cummaxmin_backward", &cummaxmin_backward);
   library.impl("masked_select_backward", &masked_select_backward);
+  library.impl("stft.center", &stft);
   library.impl("istft", &istft);
   library.impl("max_pool1d", &max_pool1d);
   library.impl("one_hot", &one_hot);

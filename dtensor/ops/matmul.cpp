@@ -1,12 +1,15 @@
 // Matrix products, written by the names of their dims: mm is "mk,kn->mn".
 
+#include <ATen/ops/mm.h>
 #include <ATen/ops/zeros.h>
 
+#include <algorithm>
 #include <array>
 #include <string_view>
 
 #include "base/error.h"
 #include "dtensor/local_arguments.h"
+#include "dtensor/ops/list_parts.h"
 #include "dtensor/ops/rule_helpers.h"
 
 namespace tessera {
@@ -89,10 +92,14 @@ void fill_empty_factor(c10::IValue& argument, int64_t k, const DTensorSpec& spec
   }
 }
 
-/// By beta 0, once the kernel has seen the beta that it reads on the first rank.
+/// By beta 0, once the kernel has seen the beta that it reads on the first rank, if it may refuse that: some read it in
+/// the summand's dtype, some in the factors'.
 void leave_out_summand(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   auto& beta = local_argument(op, stack, 3);
-  if (!beta.toScalar().equal(1)) {
+  const auto is_taken = [&](size_t argument) {
+    return is_surely_taken(beta.toScalar(), local_argument(op, stack, argument).toTensor().scalar_type());
+  };
+  if (!is_taken(0) || !is_taken(1)) {
     ask_on_twos(op, *stack);
   }
   beta = c10::IValue(0);
@@ -135,11 +142,43 @@ std::vector<TensorMeta> dot_metas(const OpCall& call) {
   return {TensorMeta::contiguous({}, call.operands[0].meta.dtype)};
 }
 
+/// Ranks that have nothing of a factor do not see what kernels refuse.
+Strategies foreach_mm_strategies(const OpCall& part) {
+  const auto &a = part.operands[0].meta, &b = part.operands[1].meta;
+  TESSERA_CHECK(ValueError, a.dtype == b.dtype, "{}: factors {} and {}; they need one dtype",
+                toString(part.op.operator_name()), to_string(a), to_string(b));
+  return product_strategies(part, Product::parse("mk,kn->mn"), 0);
+}
+
+/// Kernels for lists need not take shards without elements.
+void local_foreach_mm(const c10::OperatorHandle& op, torch::jit::Stack* stack, const OpPlan& /*plan*/) {
+  const auto a = local_argument(op, stack, 0).toTensorVector(), b = local_argument(op, stack, 1).toTensorVector();
+  const auto has_empty = [](const std::vector<at::Tensor>& list) {
+    return std::ranges::any_of(list, [](const at::Tensor& tensor) { return tensor.numel() == 0; });
+  };
+  if (!has_empty(a) && !has_empty(b)) {
+    op.callBoxed(stack);
+    return;
+  }
+  std::vector<at::Tensor> products;
+  for (size_t i = 0; i < a.size(); ++i) {
+    products.push_back(at::mm(a[i], b[i]));
+  }
+  set_results(op, stack, {std::move(products)});
+}
+
+OpRule foreach_mm_rule() {
+  auto rule = rule_by_parts(foreach_mm_strategies);
+  rule.local_call = local_foreach_mm;
+  return rule;
+}
+
 const RegisterOpRules rules([] {
   register_products({"aten::mm"}, "mk,kn->mn");
   register_products({"aten::bmm"}, "bmk,bkn->bmn");
   register_products({"aten::mv"}, "mk,k->m");
   register_products({"aten::dot", "aten::vdot"}, "k,k->", dot_metas);
+  register_op_rule({"aten::_foreach_mm"}, foreach_mm_rule());
   register_sums({"aten::addmm", "aten::addmm_"}, "mk,kn->mn");
   register_sums({"aten::baddbmm", "aten::baddbmm_"}, "bmk,bkn->bmn");
   register_sums({"aten::addmv", "aten::addmv_"}, "mk,k->m");

@@ -23,13 +23,16 @@ Strategies add_in_place_strategies(const OpCall& call) {
   return strategies;
 }
 
+/// Planning has seen the dtypes; kernels refuse no more than an alpha.
 void local_add_in_place(const c10::OperatorHandle& op, torch::jit::Stack* stack, const OpPlan& plan) {
   const auto& self = plan.operands[0];
   const SpecPtr other = plan.operands.size() > 1 ? plan.operands[1] : nullptr;
   for (size_t axis = 0; axis < self->placements().size(); ++axis) {
     const bool replicated = !other || other->placements()[axis].is_replicate();
     if (self->placements()[axis] == Partial() && replicated && self->mesh().coordinate()[axis] != 0) {
-      ask_on_twos(op, *stack);
+      if (!is_surely_taken(local_argument(op, stack, 2).toScalar(), self->dtype())) {
+        ask_on_twos(op, *stack);
+      }
       set_results(op, stack, {local_argument(op, stack, 0)});
       return;
     }

@@ -4,6 +4,7 @@
 
 #include "dtensor/ops/op_names.h"
 #include "dtensor/ops/rule_helpers.h"
+#include "dtensor/output_metas.h"
 
 namespace tessera {
 
@@ -45,6 +46,48 @@ std::vector<std::string> polynomials_of_numbers() {
   return names;
 }
 
+/// The result, and a buffer for backward: as large on the CPU, of nothing on a GPU. One element tells.
+std::vector<TensorMeta> log_sigmoid_metas(const OpCall& call) {
+  const auto& self = call.operands[0].meta;
+  auto metas = probe_output_metas(call, [](const TensorMeta& meta) { return DimVector(meta.sizes.size(), 1); });
+  for (auto& meta : metas) {
+    meta = numel(meta) == 1 ? TensorMeta::contiguous(self.sizes, meta.dtype) : meta;
+  }
+  return metas;
+}
+
+/// (self) → result and buffer, or (grad_output, self, buffer) → gradient.
+Strategies log_sigmoid_strategies(const OpCall& call) {
+  const auto& sizes = call.operands[0].meta.sizes;
+  const auto placement = [&](const TensorMeta& meta, int64_t dim) {
+    return meta.sizes == sizes ? Placement(Shard(dim)) : Placement(Replicate());
+  };
+  Strategies strategies;
+  for (int64_t dim = 0; dim < call.operands[0].ndim(); ++dim) {
+    AxisStrategy strategy;
+    for (const auto& operand : call.operands) {
+      strategy.operands.push_back(placement(operand.meta, dim));
+    }
+    for (const auto& output : call.outputs) {
+      strategy.outputs.push_back(placement(output, dim));
+    }
+    strategies.push_back(std::move(strategy));
+  }
+  return strategies;
+}
+
+Strategies log_sigmoid_backward_strategies(const OpCall& call) {
+  auto strategies = log_sigmoid_strategies(call);
+  keep_linear(strategies, call, 0);
+  return strategies;
+}
+
+/// What autograd never asks for: ATen broadcasts it.
+bool is_broadcast(const OpCall& call) {
+  const auto &grad = call.operands[0].meta, &self = call.operands[1].meta;
+  return grad.sizes != self.sizes || grad.dtype != self.dtype;
+}
+
 const RegisterOpRules rules([] {
   const OpRule rule{.strategies = [](const OpCall& call) { return pointwise_strategies(call); },
                     .output_metas = pointwise_metas,
@@ -55,6 +98,11 @@ const RegisterOpRules rules([] {
   auto in_place = rule;
   in_place.output_metas = like_operand(0);
   register_op_rule({"aten::conj_physical_"}, in_place);
+  register_op_rule({"aten::log_sigmoid_forward"},
+                   {.strategies = log_sigmoid_strategies, .output_metas = log_sigmoid_metas});
+  register_op_rule(
+      {"aten::log_sigmoid_backward"},
+      {.strategies = log_sigmoid_backward_strategies, .output_metas = like_operand(0), .whole_only = is_broadcast});
 });
 
 }  // namespace

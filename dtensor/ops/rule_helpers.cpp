@@ -33,6 +33,15 @@ bool has_finite_numbers(const OpCall& call) {
                       [&](const c10::IValue& value) { return any_number(value, is_not_finite); });
 }
 
+bool is_surely_taken(const at::Scalar& number, at::ScalarType dtype) {
+  constexpr double kLargestInt8 = 127, kLargestFloat16 = 65504;
+  const bool is_whole = number.isIntegral(/*includeBool=*/false);
+  if (c10::isFloatingType(dtype) || c10::isComplexType(dtype)) {
+    return (is_whole || number.isFloatingPoint()) && std::abs(number.toDouble()) <= kLargestFloat16;
+  }
+  return dtype != at::kBool && is_whole && number.toDouble() >= 0 && number.toDouble() <= kLargestInt8;
+}
+
 AxisStrategy sharded(const OpCall& call, at::IntArrayRef operand_dims, at::IntArrayRef output_dims,
                      const Placement& reduced) {
   TESSERA_ASSERT(operand_dims.size() == call.operands.size() && output_dims.size() == call.outputs.size(),

@@ -62,6 +62,10 @@ void keep_pending(Strategies& strategies, const OpCall& call);
 /// may be infinite of either sign.
 bool divides_by_zero(const c10::IValue& divisor);
 
+/// Whether a number is one that no kernel refuses beside tensors of the dtype, so that none has to be asked: of the
+/// dtype's kind, and so small that every dtype of that kind holds it.
+bool is_surely_taken(const at::Scalar& number, at::ScalarType dtype);
+
 /// Whether terms may be scaled by the numbers among the arguments: inf makes NaN of terms of opposite signs.
 bool has_finite_numbers(const OpCall& call);
 

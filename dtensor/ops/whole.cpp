@@ -16,8 +16,8 @@ constexpr const char* kSelections = R"(
     diagonal_backward rot90 trace dist _cdist_forward _cdist_backward _chunk_cat
     isin.Tensor_Tensor isin.Scalar_Tensor bucketize.Scalar _unique unique_dim_consecutive masked_scatter_backward
     _embedding_bag_forward_only _embedding_bag_per_sample_weights_backward _pack_padded_sequence hash_tensor
-    logspace.Tensor_Tensor logspace.Tensor_Scalar logspace.Scalar_Tensor view.dtype _unsafe_masked_index _unsafe_masked_index_put_accumulate log_sigmoid_forward
-    log_sigmoid_backward _prelu_kernel_backward embedding_renorm embedding_renorm_ _embedding_bag _embedding_bag_backward
+    logspace.Tensor_Tensor logspace.Tensor_Scalar logspace.Scalar_Tensor view.dtype _unsafe_masked_index _unsafe_masked_index_put_accumulate
+    _prelu_kernel_backward embedding_renorm embedding_renorm_ _embedding_bag _embedding_bag_backward
     _embedding_bag_dense_backward _segment_reduce_backward segment_reduce renorm addbmm linspace.Tensor_Tensor
     linspace.Tensor_Scalar linspace.Scalar_Tensor pixel_shuffle pixel_unshuffle channel_shuffle)";
 

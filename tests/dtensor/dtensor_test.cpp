@@ -9,6 +9,8 @@
 #include <c10/core/InferenceMode.h>
 #include <torch/library.h>
 
+#include "comm/collectives.h"
+#include "comm/process_group.h"
 #include "dtensor/dispatch_scopes.h"
 #include "testing/expect.h"
 #include "testing/run_ranks.h"
@@ -199,6 +201,7 @@ TEST_CASE("from_local refuses DTensors, norms to be and placements that do not f
     expect_throws<ValueError>([&] { from_local(ramp({}), mesh, {Shard(0)}); }, "use Replicate() for a scalar");
     expect_throws<ValueError>([&] { from_local(ramp({2}), mesh, {NormPartial(2)}); }, "NormPartial(2)");
     expect_throws<ValueError>([&] { to_local(ramp({2})); }, "is not a DTensor; make one with distribute_tensor");
+    expect_throws<ValueError>([&] { full_tensor(ramp({2})); }, "plain between forward and backward: use it as it is");
     expect_throws<ValueError>([&] { placements(at::Tensor()); }, "an undefined tensor is not a DTensor");
   });
 }
@@ -229,6 +232,30 @@ TEST_CASE("grad_placements that cut otherwise than the tensor are refused on eve
   });
 }
 
+TEST_CASE("grad_placements may cut otherwise over one rank, and where every rank's sizes are the same", "[dtensor]") {
+  run_ranks(4, [](int) {
+    const auto gradient = [](const DeviceMesh& mesh, const Placements& placements, const Placements& grads) {
+      auto x = distribute_tensor(ramp({8, 3}), mesh, placements);
+      x.set_requires_grad(true);
+      to_local(x * 2, grads).square().sum().backward();
+      expect_bit_equal(full_tensor(x.grad()), ramp({8, 3}) * 8);
+    };
+    gradient(init_device_mesh(at::kCPU, {4, 1}), {Shard(0), Replicate()}, {Shard(0), Shard(1)});
+    const auto square = init_device_mesh(at::kCPU, {2, 2});
+    gradient(square, {Shard(0, 1), Shard(0)}, {Shard(0, 1), Shard(0)});
+    const auto x = distribute_tensor(ramp({8, 3}), square, {Shard(0), Shard(0)});
+    x.set_requires_grad(true);
+    expect_equal(to_local(x, Placements{Shard(0, 1), Shard(0)}).size(0), 2);  // the other cut is the outer one
+    const auto uneven = distribute_tensor(ramp({6, 3}), square, {Shard(0), Shard(0)});
+    uneven.set_requires_grad(true);
+    expect_throws<ValueError>(
+        [&] {
+          to_local(uneven, Placements{Shard(0, 1), Shard(0)});
+        },
+        "coordinate [0, 1], the local tensor and its gradient have sizes [1, 3]");
+  });
+}
+
 TEST_CASE("a Partial tensor's gradient reaches every term", "[dtensor]") {
   run_ranks(2, [](int rank) {
     const auto mesh = init_device_mesh(at::kCPU, {2});
@@ -247,10 +274,20 @@ TEST_CASE("DTensors do not mix with plain tensors, except scalars", "[dtensor]")
                               "aten::add.Tensor: DTensors and plain tensors are mixed: Float[4] (Shard(0)) on "
                               "DeviceMesh(cpu, {dp: 2}), plain Float[4] tensor. Make the plain ones DTensors with "
                               "distribute_tensor(t, mesh, {Replicate()})");
+    expect_throws<ValueError>([&] { x + ramp({4}); }, "(not a batch that differs between ranks)");
+    expect_throws<ValueError>([&] { x.set_(ramp({4})); }, "load before the model is sharded");
     expect_throws<ValueError>([&] { ramp({4}).add_(x); }, "mixed");
     expect_throws<ValueError>([&] { x.equal(ramp({4})); }, "aten::equal: one of the tensors is a plain tensor");
     expect_bit_equal(full_tensor(x * 2 + at::full({}, 1., at::kFloat)), ramp({4}) * 2 + 1);
     TESSERA_EXPECT(x.equal(distribute_tensor(ramp({4}), mesh, {Replicate()})));
+  });
+}
+
+TEST_CASE("a collective takes no DTensor", "[dtensor]") {
+  run_ranks(2, [](int) {
+    auto x = distribute_tensor(ramp({4}), init_device_mesh(at::kCPU, {2}, {"dp"}), {Shard(0)});
+    expect_throws<ValueError>([&] { all_reduce(x, ReduceOp::Sum, default_group()); },
+                              "all_reduce: the tensor is a DTensor, which has no memory of its own; pass to_local()");
   });
 }
 

@@ -21,6 +21,7 @@
 #include <ATen/ops/ones.h>
 #include <ATen/ops/pdist.h>
 #include <ATen/ops/quantile.h>
+#include <ATen/ops/randn.h>
 #include <ATen/ops/scaled_dot_product_attention.h>
 #include <ATen/ops/select_scatter.h>
 #include <ATen/ops/slice_scatter.h>
@@ -35,6 +36,7 @@
 #include <cmath>
 #include <functional>
 
+#include "dtensor/dispatch_scopes.h"
 #include "dtensor/dtensor.h"
 #include "testing/expect.h"
 #include "testing/run_ranks.h"
@@ -163,6 +165,36 @@ TEST_CASE("a spectrum and back, without a window", "[dtensor][ops]") {
     return {at::istft(spectrum, 8, 4, 8), at::istft(spectrum, 8, 4)};
   };
   CHECK_NOTHROW(check_op({.name = "stft and istft", .inputs = {{{3, 40}}}, .call = there_and_back}));
+}
+
+TEST_CASE("spectra through a window that is shorter than they are, or none", "[dtensor][ops]") {
+  const auto spectrum = [](const at::Tensor& x, const std::optional<at::Tensor>& window, int64_t length, bool center) {
+    return at::view_as_real(at::stft(x, 8, 3, length, window, center, "reflect", false, true, true));
+  };
+  const auto through_window = [=](const Tensors& x) -> Tensors {
+    return {spectrum(x[0], x[1], x[1].numel(), true), spectrum(x[0], x[1], x[1].numel(), false)};
+  };
+  CHECK_NOTHROW(check_ops({
+      {.name = "stft, short window", .inputs = {{{2, 21}}, {{5}}}, .call = through_window},
+      {.name = "stft, long window", .inputs = {{{2, 21}}, {{8}}}, .call = through_window},
+      {.name = "stft, short and of ones",
+       .inputs = {{{2, 21}}},
+       .call = [=](const Tensors& x) -> Tensors {
+         return {spectrum(x[0], {}, 5, true),
+                 at::view_as_real(at::stft(x[0], 8, 3, 5, {}, /*normalized=*/true, true, true))};
+       }},
+  }));
+  run_ranks(2, [&](int) {
+    const auto mesh = init_device_mesh(at::kCPU, {2});
+    const auto x = distribute_tensor(at::randn({2, 21}, make_generator(1)), mesh, {Shard(0)});
+    const auto window = at::ones({5});
+    expect_throws<ValueError>([&] { spectrum(x, window, 5, true); }, "aten::stft: the window is a plain tensor");
+    const auto whole = at::stft(x, 8, 3, 8, {}, true, "reflect", false, true, true);
+    expect_throws<ValueError>([&] { at::istft(whole, 8, 3, 5, window); }, "aten::istft: the window is a plain tensor");
+    expect_throws<c10::Error>([&] { spectrum(x, distribute_tensor(window, mesh, {Replicate()}), 6, true); }, "");
+    const ImplicitReplication as_copies;
+    expect_close(full_tensor(spectrum(x, window, 5, true)), spectrum(full_tensor(x), window, 5, true));
+  });
 }
 
 TEST_CASE("connectionist temporal classification", "[dtensor][ops]") {

@@ -1,3 +1,4 @@
+#include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/addbmm.h>
 #include <ATen/ops/addmm.h>
 #include <ATen/ops/addmv.h>
@@ -128,5 +129,36 @@ TEST_CASE("a column-wise and a row-wise linear cost one reduction", "[dtensor][o
     expect_equal(comm_stats().calls(), 0);
     expect_equal(full_tensor(y).eq(5 * 8 + 1).all().item<bool>(), true);
     expect_equal(comm_stats().calls(), 1);
+  });
+}
+
+TEST_CASE("a list of products", "[dtensor][ops]") {
+  const auto op = c10::Dispatcher::singleton().findSchema({"aten::_foreach_mm", ""});
+  if (!op) {
+    return;  // libtorch 2.11 has none
+  }
+  const auto products = [&](const Tensors& x) {
+    return op->typed<Tensors(at::TensorList, at::TensorList)>().call({x[0], x[1]}, {x[2], x[3]});
+  };
+  CHECK_NOTHROW(check_ops({
+      {.name = "_foreach_mm", .inputs = {{{5, 3}}, {{1, 2}}, {{3, 2}}, {{2, 4}}}, .call = products},
+      {.name = "_foreach_mm with nothing", .inputs = {{{2, 0}}, {{3, 2}}, {{0, 3}}, {{2, 1}}}, .call = products},
+  }));
+  run_ranks(3, [&](int) {
+    const auto mesh = init_device_mesh(at::kCPU, {3});
+    const auto cut = [&](at::IntArrayRef sizes, int64_t dim, at::ScalarType dtype = at::kFloat) {
+      return distribute_tensor(at::ones(sizes, dtype), mesh, {Shard(dim)});
+    };
+    const auto copies = distribute_tensor(at::ones({4, 3}), mesh, {Replicate()});
+    const Tensors factors{cut({2, 4}, 0), cut({5, 4}, 1), copies, cut({4, 3}, 0)};
+    reset_comm_stats();
+    const auto result = products(factors);
+    expect_equal(comm_stats().calls(), 0);
+    expect_equal(to_string(placements(result[0])) + to_string(placements(result[1])), "(Shard(0))(Partial(Sum))");
+    expect_throws<ValueError>(
+        [&] {
+          products({cut({2, 4}, 0, at::kDouble), copies, copies, copies.t()});
+        },
+        "they need one dtype");
   });
 }

@@ -4,10 +4,15 @@
 #include <ATen/ops/group_norm.h>
 #include <ATen/ops/layer_norm.h>
 #include <ATen/ops/log_softmax.h>
+#include <ATen/ops/ones.h>
+#include <ATen/ops/randn.h>
 #include <ATen/ops/rms_norm.h>
 #include <ATen/ops/softmax.h>
 #include <torch/csrc/autograd/autograd.h>
+#include <torch/nn/modules/batchnorm.h>
 
+#include "testing/expect.h"
+#include "testing/run_ranks.h"
 #include "testing/tensor_matchers.h"
 #include "testing/test_devices.h"
 #include "tests/dtensor/op_oracle.h"
@@ -91,6 +96,42 @@ TEST_CASE("group norms of 16 bits save means of the dtype that their kernel give
       for (size_t i = 0; i < plain.size(); ++i) {
         expect_close(full_tensor(actual_grads[i]).cpu(), expected_grads[i].cpu(), {.rtol = 2e-2, .atol = 2e-2});
       }
+    });
+  }
+}
+
+TEST_CASE("a BatchNorm module trains on a cut batch, and refuses one value a channel", "[dtensor][ops]") {
+  const auto batch = [](int step) { return at::randn({5, 3}, make_generator(static_cast<uint64_t>(step))).add(step); };
+  const auto train_three_steps = [&](torch::nn::BatchNorm1d& norm, const std::function<at::Tensor(at::Tensor)>& place) {
+    for (int step = 0; step < 3; ++step) {
+      norm->forward(place(batch(step))).sin().sum().backward();
+      at::NoGradGuard no_grad;
+      for (auto* parameter : {&norm->weight, &norm->bias}) {
+        parameter->sub_(parameter->grad(), 0.1);
+        parameter->mutable_grad().reset();
+      }
+    }
+    expect_throws<c10::Error>(
+        [&] {
+          norm->forward(place(at::ones({1, 3})));
+        },
+        "Expected more than 1 value per channel");
+  };
+  for (const std::optional<double> momentum : {std::optional<double>(0.1), std::optional<double>()}) {
+    const auto options = torch::nn::BatchNorm1dOptions(3).momentum(momentum);
+    torch::nn::BatchNorm1d plain(options);
+    train_three_steps(plain, [](at::Tensor x) { return x; });
+    run_ranks(3, [&](int) {
+      const auto mesh = init_device_mesh(at::kCPU, {3});
+      torch::nn::BatchNorm1d norm(options);
+      for (auto* tensor : {&norm->weight, &norm->bias, &norm->running_mean, &norm->running_var}) {
+        *tensor = distribute_tensor(tensor->detach(), mesh, {Replicate()}).requires_grad_(tensor->requires_grad());
+      }
+      train_three_steps(norm, [&](at::Tensor x) { return distribute_tensor(x, mesh, {Shard(0)}); });
+      expect_close(full_tensor(norm->weight.detach()), plain->weight.detach());
+      expect_close(full_tensor(norm->bias.detach()), plain->bias.detach());
+      expect_close(full_tensor(norm->running_mean), plain->running_mean);
+      expect_close(full_tensor(norm->running_var), plain->running_var);
     });
   }
 }

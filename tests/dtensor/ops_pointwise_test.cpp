@@ -16,8 +16,12 @@
 #include <ATen/ops/isnan.h>
 #include <ATen/ops/leaky_relu.h>
 #include <ATen/ops/lerp.h>
+#include <ATen/ops/log_sigmoid.h>
+#include <ATen/ops/log_sigmoid_backward.h>
+#include <ATen/ops/log_sigmoid_forward.h>
 #include <ATen/ops/maximum.h>
 #include <ATen/ops/mish.h>
+#include <ATen/ops/ones.h>
 #include <ATen/ops/prelu.h>
 #include <ATen/ops/randn.h>
 #include <ATen/ops/rsub.h>
@@ -30,6 +34,7 @@
 
 #include <limits>
 
+#include "comm/comm_stats.h"
 #include "testing/expect.h"
 #include "testing/run_ranks.h"
 #include "testing/tensor_matchers.h"
@@ -253,7 +258,10 @@ TEST_CASE("gradients that are pending sums stay so", "[dtensor][ops]") {
       {{"threshold_backward", [](auto& grad, auto& x) { return at::threshold_backward(grad, x, 0); }},
        {"gelu_backward", [](auto& grad, auto& x) { return at::gelu_backward(grad, x); }},
        {"silu_backward", [](auto& grad, auto& x) { return at::silu_backward(grad, x); }},
-       {"tanh_backward", [](auto& grad, auto& x) { return at::tanh_backward(grad, x); }}};
+       {"tanh_backward", [](auto& grad, auto& x) { return at::tanh_backward(grad, x); }},
+       {"log_sigmoid_backward", [](auto& grad, auto& x) {
+          return at::log_sigmoid_backward(grad, x, std::get<1>(at::log_sigmoid_forward(x)));
+        }}};
   for (const auto& [name, function] : functions) {
     CHECK_NOTHROW(check_op({.name = name,
                             .inputs = {{{5, 3}}, {{5, 3}}},
@@ -266,4 +274,26 @@ TEST_CASE("gradients that are pending sums stay so", "[dtensor][ops]") {
                    "(Partial(Sum))");
     });
   }
+}
+
+TEST_CASE("log_sigmoid, whose kernels leave a buffer for backward, is computed where its parts lie", "[dtensor][ops]") {
+  std::vector<OpCase> cases;
+  for (const auto& sizes : std::vector<std::vector<int64_t>>{{5, 3}, {1}, {}, {2, 0}}) {
+    cases.push_back({.name = "log_sigmoid", .inputs = {{sizes}}, .call = [](const Tensors& x) -> Tensors {
+                       return {at::log_sigmoid(x[0])};
+                     }});
+  }
+  cases.push_back({.name = "log_sigmoid of columns", .inputs = {{{5, 3}}}, .call = [](const Tensors& x) -> Tensors {
+                     return {at::log_sigmoid(x[0].t())};
+                   }});
+  CHECK_NOTHROW(check_ops(cases));
+  run_ranks(3, [](int) {
+    const auto mesh = init_device_mesh(at::kCPU, {3});
+    const auto x = place(at::randn({2, 4}, make_generator(1)), mesh, {Shard(0)}).requires_grad_();
+    reset_comm_stats();
+    const auto y = at::log_sigmoid(x);
+    y.backward(place(at::ones({2, 4}), mesh, {Shard(0)}));
+    expect_equal(comm_stats().calls(), 0);
+    expect_equal(to_string(placements(y)) + to_string(placements(x.grad())), "(Shard(0))(Shard(0))");
+  });
 }

@@ -5,8 +5,12 @@
 #include <ATen/ops/gru.h>
 #include <ATen/ops/lstm.h>
 #include <ATen/ops/randn.h>
+#include <ATen/ops/zeros_like.h>
 #include <torch/csrc/autograd/autograd.h>
+#include <torch/nn/modules/rnn.h>
 
+#include "base/error.h"
+#include "dtensor/dispatch_scopes.h"
 #include "dtensor/dtensor.h"
 #include "testing/expect.h"
 #include "testing/run_ranks.h"
@@ -120,5 +124,106 @@ TEST_CASE("LSTM and GRU networks of floats", "[dtensor][ops]") {
         }
       }
     }
+  });
+}
+
+namespace {
+
+/// The same module with DTensors for its parameters, which its forward has in a list of its own too.
+template <class Module>
+void make_dtensors(Module& module, const DeviceMesh& mesh) {
+  const at::NoGradGuard no_grad;
+  for (auto& parameter : module->parameters()) {
+    const auto copies = distribute_tensor(parameter.detach(), mesh, {Replicate()});
+    parameter.unsafeGetTensorImpl()->shallow_copy_from(copies.getIntrusivePtr());
+  }
+}
+
+Tensors outputs(const at::Tensor& y) {
+  return {y};
+}
+Tensors outputs(const std::tuple<at::Tensor, at::Tensor>& results) {
+  return {std::get<0>(results), std::get<1>(results)};
+}
+Tensors outputs(const std::tuple<at::Tensor, std::tuple<at::Tensor, at::Tensor>>& results) {
+  return {std::get<0>(results), std::get<0>(std::get<1>(results)), std::get<1>(std::get<1>(results))};
+}
+
+/// Results of a forward without initial state, then gradients of the input and the parameters.
+template <class Module>
+Tensors results_of_module(Module& module, const at::Tensor& input) {
+  const auto leaf = input.detach().requires_grad_();
+  auto results = outputs(module->forward(leaf));
+  at::Tensor loss;
+  for (const auto& result : results) {
+    loss = loss.defined() ? loss + result.square().sum() : result.square().sum();
+  }
+  auto leaves = module->parameters();
+  leaves.push_back(leaf);
+  const auto gradients = torch::autograd::grad({loss}, leaves);
+  results.insert(results.end(), gradients.begin(), gradients.end());
+  return results;
+}
+
+/// Layers take [5, 3 items, 3], cells [3 items, 3]: on 4 ranks the last has no item.
+template <class Module>
+void check_module(const Module& module, std::vector<int64_t> sizes, const Placement& items) {
+  const auto input = at::randn(sizes, make_generator(2));
+  auto plain = module;
+  const auto expected = results_of_module(plain, input);
+  for (const int ranks : {2, 3, 4}) {
+    run_ranks(ranks, [&](int) {
+      const auto mesh = init_device_mesh(at::kCPU, {ranks});
+      for (const auto& placement : {items, Placement(Replicate()), Placement(Shard(input.dim() - 1))}) {
+        auto cut = Module(std::dynamic_pointer_cast<typename Module::ContainedType>(plain->clone()));
+        make_dtensors(cut, mesh);
+        const auto actual = results_of_module(cut, distribute_tensor(input, mesh, {placement}));
+        for (size_t i = 0; i < expected.size(); ++i) {
+          expect_close(full_tensor(actual[i].detach()), expected[i].detach());
+        }
+        if (placement == items) {
+          expect_equal(to_string(placements(actual[0])), "(" + items.to_string() + ")");
+        }
+      }
+    });
+  }
+}
+
+}  // namespace
+
+TEST_CASE("recurrent layers and cells without an initial state", "[dtensor][ops]") {
+  namespace nn = torch::nn;
+  check_module(nn::LSTM(nn::LSTMOptions(3, 4).num_layers(2).bidirectional(true)), {5, 3, 3}, Shard(1));
+  check_module(nn::LSTM(nn::LSTMOptions(3, 4).batch_first(true)), {3, 5, 3}, Shard(0));
+  check_module(nn::GRU(nn::GRUOptions(3, 4)), {5, 3, 3}, Shard(1));
+  check_module(nn::RNN(nn::RNNOptions(3, 4)), {5, 3, 3}, Shard(1));
+  check_module(nn::RNN(nn::RNNOptions(3, 4).nonlinearity(torch::kReLU)), {5, 3, 3}, Shard(1));
+  check_module(nn::LSTMCell(3, 4), {3, 3}, Shard(0));
+  check_module(nn::GRUCell(3, 4), {3, 3}, Shard(0));
+  check_module(nn::RNNCell(3, 4), {3, 3}, Shard(0));
+  check_module(nn::RNNCell(nn::RNNCellOptions(3, 4).nonlinearity(torch::kReLU)), {3, 3}, Shard(0));
+}
+
+TEST_CASE("a plain initial state that is no zeros is refused on every rank", "[dtensor][ops]") {
+  const auto inputs = inputs_of({.name = "LSTM"});
+  run_ranks(2, [&](int rank) {
+    const auto mesh = init_device_mesh(at::kCPU, {2});
+    Tensors placed;
+    for (const auto& input : inputs) {
+      placed.push_back(distribute_tensor(input, mesh, {Replicate()}));
+    }
+    const auto run_with = [&](const at::Tensor& state) {
+      placed[1] = state;
+      return run({.name = "LSTM"}, placed);
+    };
+    const auto zeros = at::zeros_like(inputs[1]);
+    const char* const remedy = "Make it one with distribute_tensor";
+    expect_throws<ValueError>([&] { run_with(rank == 0 ? zeros : inputs[1]); }, remedy);
+    expect_throws<ValueError>([&] { run_with(zeros.clone().requires_grad_()); }, remedy);
+    const auto copies = distribute_tensor(zeros, mesh, {Replicate()});
+    expect_close(full_tensor(run_with(zeros)[0]), full_tensor(run_with(copies)[0]));
+    const ImplicitReplication as_copies;
+    expect_close(full_tensor(run_with(inputs[1])[0]),
+                 full_tensor(run_with(distribute_tensor(inputs[1], mesh, {Replicate()}))[0]));
   });
 }

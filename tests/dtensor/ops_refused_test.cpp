@@ -28,8 +28,12 @@
 #include <ATen/ops/roll.h>
 #include <ATen/ops/soft_margin_loss.h>
 #include <ATen/ops/zeros.h>
+#include <ATen/record_function.h>
 
+#include <functional>
+#include <memory>
 #include <stdexcept>
+#include <string_view>
 
 #include "dtensor/dtensor.h"
 #include "testing/expect.h"
@@ -38,6 +42,25 @@
 #include "third_party/catch2/catch.h"
 
 using namespace tessera;
+
+namespace {
+
+thread_local int ones_made = 0;
+
+/// How often `call` calls at::ones.
+int ones_of(const std::function<void()>& call) {
+  const auto count = [](const at::RecordFunction& op) -> std::unique_ptr<at::ObserverContext> {
+    ones_made += op.name() == std::string_view("aten::ones") ? 1 : 0;
+    return nullptr;
+  };
+  ones_made = 0;
+  const auto handle = at::addThreadLocalCallback(at::RecordFunctionCallback(count).scopes({at::RecordScope::FUNCTION}));
+  call();
+  at::removeCallback(handle);
+  return ones_made;
+}
+
+}  // namespace
 
 TEST_CASE("sizes that do not fit together", "[dtensor][ops]") {
   run_ranks(2, [](int) {
@@ -132,6 +155,34 @@ TEST_CASE("numbers and dtypes that only the first rank's kernel reads", "[dtenso
                           /*transposed=*/false, {0, 0}, /*groups=*/1);
         },
         "in the dtype of input");
+  });
+}
+
+TEST_CASE("no kernel is asked about numbers that every kernel takes", "[dtensor][ops]") {
+  run_ranks(2, [](int rank) {
+    const auto mesh = init_device_mesh(at::kCPU, {2});
+    const auto cut = [&](std::vector<int64_t> sizes, int64_t dim, at::ScalarType dtype = at::kFloat) {
+      return distribute_tensor(at::ones(sizes, dtype), mesh, {Shard(dim)});
+    };
+    const auto a = cut({2, 4}, 1), b = cut({4, 2}, 0);
+    const auto longs = cut({2, 4}, 1, at::kLong), more_longs = cut({4, 2}, 0, at::kLong);
+    const auto bias = distribute_tensor(at::ones({2}), mesh, {Replicate()}), long_bias = bias.to(at::kLong);
+    const auto pending = from_local(at::ones({2}), mesh, {Partial()});
+    const auto count = [&](const std::function<void()>& call) {
+      call();  // which plans
+      return ones_of(call);
+    };
+    for (const at::Scalar& number : {at::Scalar(1), at::Scalar(0), at::Scalar(-0.25), at::Scalar(1000)}) {
+      expect_equal(count([&] { pending.add_(bias, number); }), 0);
+      expect_equal(count([&] { pending.sub_(number); }), 0);
+      expect_equal(count([&] { at::addmm(bias, a, b, number); }), 0);
+    }
+    expect_equal(count([&] { at::addmm(long_bias, longs, more_longs, 3); }), 0);
+    const int asked = rank == 0 ? 0 : 1;
+    expect_equal(count([&] { pending.add_(bias, 1e10); }), 2 * asked);
+    expect_equal(count([&] { pending.sub_(2, 1e10); }), asked);
+    expect_equal(count([&] { at::addmm(bias, a, b, 1e10); }), 3 * asked);
+    expect_equal(count([&] { at::addmm(long_bias, longs, more_longs, 1.0); }), 3 * asked);
   });
 }
 

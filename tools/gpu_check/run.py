@@ -31,7 +31,8 @@ import xml.etree.ElementTree
 HERE = pathlib.Path(__file__).resolve().parent
 VERSION_HEADER = "include/torch/headeronly/version.h"
 # Of OP_FAMILIES (tests/dtensor), all that have a rule on CUDA.
-FAMILIES = "attention complex composite image indexing list loss matmul norm pointwise random reduction view write".split()
+FAMILIES = """attention batch_norm complex composite image indexing list loss matmul norm pointwise random reduction view
+    write""".split()
 # Name in the report → program and its arguments.
 PROGRAMS = """cuda_test gloo_backend_test comm_device_test block_copy_test device_parity_test device_features_test
     float8_all_gather_test parallel_device_test expert_parallel_test checkpoint_device_test dtensor_test

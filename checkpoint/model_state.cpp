@@ -55,8 +55,8 @@ StateDict get_model_state_dict(ModuleRef model, const StateDictOptions& options)
 }
 
 void set_model_state_dict(ModuleRef model, const StateDict& state, const StateDictOptions& options) {
-  const Ranks ranks = Ranks::all();
   const StateDict own = own_tensors(*model, options.ignore_frozen_params);
+  const Ranks ranks = setting_ranks(*model, state, options);
   const Incoming incoming = receive(state, ranks, options);
   std::vector<std::string> keys;
   ranks.together([&] {

@@ -292,7 +292,8 @@ StateDict get_optimizer_state_dict(ModuleRef model, torch::optim::Optimizer& opt
 
 void set_optimizer_state_dict(ModuleRef model, torch::optim::Optimizer& optimizer, const StateDict& state,
                               const StateDictOptions& options) {
-  const Ranks ranks = Ranks::all();
+  reshard_all(*model);
+  const Ranks ranks = setting_ranks(*model, state, options);
   std::vector<NamedParam> params;
   ranks.together([&] {
     params = named_params(*model, optimizer, options.ignore_frozen_params);

@@ -1,13 +1,17 @@
 #include "checkpoint/ranks.h"
 
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/ops/from_blob.h>
 #include <c10/util/Exception.h>
 
 #include <filesystem>
+#include <iterator>
 #include <numeric>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <utility>
 
 #include "checkpoint/checkpoint_error.h"
+#include "comm/collectives.h"
 #include "comm/gather_texts.h"
 
 namespace tessera::dcp {
@@ -114,6 +118,17 @@ void Ranks::on_first(const std::function<void()>& step) const {
       step();
     }
   });
+}
+
+void Ranks::copy_from_first(std::vector<int64_t>& numbers) const {
+  if (size_ == 1 || numbers.empty()) {
+    return;
+  }
+  const at::AutoDispatchBelowADInplaceOrView below;
+  const auto own = at::from_blob(numbers.data(), {std::ssize(numbers)}, at::kLong);
+  const auto sent = own.to(has_backend(*group_, at::kCPU) ? at::kCPU : at::kCUDA);
+  broadcast(sent, 0, *group_);
+  own.copy_(sent);
 }
 
 }  // namespace tessera::dcp

@@ -6,6 +6,7 @@
 //
 // Thread safety: for one thread at a time; a background thread has Ranks over a group of its own.
 
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <string>
@@ -17,6 +18,8 @@ namespace tessera::dcp {
 
 class Ranks {
  public:
+  /// This rank alone.
+  Ranks() = default;
   /// All ranks of the default group; this one alone where there is no group.
   static Ranks all();
   /// The same ranks over a new group, for a background thread. Collective.
@@ -35,6 +38,8 @@ class Ranks {
   std::string from_first(const std::function<std::string()>& step) const;
   /// The same, for a step that has no result.
   void on_first(const std::function<void()>& step) const;
+  /// numbers = those of rank 0, of which every rank knows how many there are. Collective.
+  void copy_from_first(std::vector<int64_t>& numbers) const;
 
  private:
   std::shared_ptr<const ProcessGroupPtr> group_;

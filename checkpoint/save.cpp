@@ -1,8 +1,9 @@
 #include <algorithm>
-#include <cmath>
+#include <utility>
 
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/manifest.h"
+#include "checkpoint/merge_values.h"
 #include "checkpoint/save_job.h"
 
 namespace tessera::dcp {
@@ -34,10 +35,10 @@ struct Wish {
   bool has_plan = false;  // for these pieces, from the last save
   int64_t max_file_bytes = 0;
   std::string path;
-  std::string values;  // by format_values
+  std::string values;  // by summary_of
 };
 
-/// Ends of fields are zeros: JSON has none, so a path may have some.
+/// Ends of fields are zeros: the last one has none, so a path may have some.
 std::string format_wish(const Wish& wish) {
   return fmt::format("{}{}", wish.has_plan ? '+' : '-', wish.max_file_bytes) + '\0' + wish.path + '\0' + wish.values;
 }
@@ -61,37 +62,6 @@ void check_alike(const std::vector<Wish>& wishes) {
   }
 }
 
-/// Zeros by their sign too; all NaNs are one.
-bool same(const Value& a, const Value& b) {
-  const auto *x = std::get_if<double>(&a), *y = std::get_if<double>(&b);
-  return x && y ? (std::isnan(*x) && std::isnan(*y)) || (*x == *y && std::signbit(*x) == std::signbit(*y)) : a == b;
-}
-
-/// All ranks' values; the same key with two values is an error.
-std::map<Section, Values> merge_values(const std::vector<Wish>& wishes) {
-  std::map<Section, Values> merged;
-  std::map<std::string, size_t> origin;
-  for (size_t rank = 0; rank < wishes.size(); ++rank) {
-    if (rank > 0 && wishes[rank].values == wishes[0].values) {
-      continue;  // as most are
-    }
-    for (const auto& [section, values] : parse_values(wishes[rank].values, "save")) {
-      for (const auto& [key, value] : values) {
-        const auto place = merged[section].emplace(key, value).first;
-        const auto first = origin.emplace(file_key(section, key), rank).first;
-        const auto text = [section = section, key = key](const Value& v) {
-          return format_values({{section, {{key, v}}}});
-        };
-        TESSERA_CHECK(
-            ValueError, same(place->second, value),
-            "save: '{}' differs between ranks: rank {} has {}, rank {} has {}. Give each rank a key of its own",
-            file_key(section, key), first->second, text(place->second), rank, text(value));
-      }
-    }
-  }
-  return merged;
-}
-
 }  // namespace
 
 PlannedSave plan_save(const Ranks& ranks, const State& state, const SaveRequest& request) {
@@ -99,19 +69,22 @@ PlannedSave plan_save(const Ranks& ranks, const State& state, const SaveRequest&
   PlanCache* const cache = request.cache;
   std::string own;
   std::vector<Wish> wishes;
+  std::vector<std::string> summaries;
   for (const auto& text : ranks.exchange([&] {
          planned.parts = local_parts(state);
+         planned.values = values_of(state);
          own = format_pieces(checked_pieces(planned.parts));
          return format_wish(
              {.has_plan = cache && cache->plan && cache->pieces_hash == hash_bytes(own.data(), own.size()),
               .max_file_bytes = request.layout.max_file_bytes,
               .path = planned.path,
-              .values = format_values(values_of(state))});
+              .values = summary_of(planned.values)});
        })) {
     wishes.push_back(parse_wish(text));
+    summaries.push_back(wishes.back().values);
   }
   check_alike(wishes);
-  planned.values = merge_values(wishes);
+  planned.values = merge_values(ranks, std::move(planned.values), summaries);
   if (std::ranges::all_of(wishes, &Wish::has_plan)) {
     planned.plan = cache->plan;
     return planned;

@@ -34,12 +34,12 @@ struct SaveRequest {
   PlanCache* cache = nullptr;
 };
 
-/// This rank's parts of all tensors, who writes what of them, and what all ranks have beside tensors.
+/// This rank's parts of all tensors, who writes what of them, and what there is beside tensors.
 struct PlannedSave {
   std::string path;  // without slashes at its end
   std::vector<LocalPart> parts;
   std::shared_ptr<const SavePlan> plan;
-  std::map<Section, Values> values;
+  std::map<Section, Values> values;  // on rank 0 of all ranks
 };
 
 /// Finds all that is wrong with what ranks want to save, before anything is written. Collective; throws on every rank
@@ -61,7 +61,7 @@ struct SaveJob {
   std::vector<OwnBlock> blocks;
   /// The bytes of blocks[i], contiguous and in host memory.
   std::function<at::Tensor(size_t i)> data;
-  std::map<Section, Values> values;  // of all ranks
+  std::map<Section, Values> values;  // on rank 0 of all ranks
   ProgressFn progress;
 };
 

@@ -9,6 +9,12 @@
 // which parameters were given to it, on groups, or on how many ranks there are. Known optimizers: Adam, AdamW, SGD,
 // RMSprop, Adagrad.
 //
+// Setters are collective, and an error of one rank is one of all, but for a plain model: where neither it nor the state
+// has DTensors and each rank has the state itself (no broadcast_from_rank0), a call is of this rank alone, errors too.
+//
+//   const auto state = get_model_state_dict(net, {.full_state_dict = true, .cpu_offload = true});   // every rank
+//   if (get_rank() == 0) set_model_state_dict(plain, state);
+//
 // After torch.distributed.checkpoint.state_dict. Thread safety: for the thread that trains the model.
 
 #include <torch/nn/module.h>
@@ -41,10 +47,10 @@ struct StateDictOptions {
 /// Collective where full_state_dict is set.
 StateDict get_model_state_dict(ModuleRef model, const StateDictOptions& options = {});
 
-/// Copies `state` into the model's parameters and buffers. Collective. Throws KeyError for missing and unexpected
-/// names, ValueError for sizes that differ, for dtypes that do unless both are floating, for tensors of either side
-/// that are sparse or without memory (freed, or on the meta device: call to_empty() before), NotImplementedError for a
-/// buffer that is a DTensor's view and had to be a copy; nothing is changed then.
+/// Copies `state` into the model's parameters and buffers. Collective, but for a plain model (above). Throws KeyError
+/// for missing and unexpected names, ValueError for sizes that differ, for dtypes that do unless both are floating, for
+/// tensors of either side that are sparse or without memory (freed, or on the meta device: call to_empty() before),
+/// NotImplementedError for a buffer that is a DTensor's view and had to be a copy; nothing is changed then.
 void set_model_state_dict(ModuleRef model, const StateDict& state, const StateDictOptions& options = {});
 
 /// The state that the optimizer has for `model`'s parameters by now: none before its first step. Options as above.
@@ -53,12 +59,12 @@ void set_model_state_dict(ModuleRef model, const StateDict& state, const StateDi
 StateDict get_optimizer_state_dict(ModuleRef model, torch::optim::Optimizer& optimizer,
                                    const StateDictOptions& options = {});
 
-/// Gives the optimizer `state`: existing tensors are written to, missing ones are made. Collective. With strict, names
-/// of parameters that the optimizer does not have, and unknown fields, are a KeyError; and what `state` lacks of the
-/// optimizer's state is taken away, as by torch.optim's load_state_dict, so that a parameter that had none when it was
-/// saved begins anew (with ignore_frozen_params it stays: a parameter may have been frozen when it was saved).
-/// broadcast_from_rank0 and full_state_dict as for the model. Throws ValueError where parameters of one group have
-/// different options.
+/// Gives the optimizer `state`: existing tensors are written to, missing ones are made. Collective, but for a plain
+/// model (above). With strict, names of parameters that the optimizer does not have, and unknown fields, are a
+/// KeyError; and what `state` lacks of the optimizer's state is taken away, as by torch.optim's load_state_dict, so
+/// that a parameter that had none when it was saved begins anew (with ignore_frozen_params it stays: a parameter may
+/// have been frozen when it was saved). broadcast_from_rank0 and full_state_dict as for the model. Throws ValueError
+/// where parameters of one group have different options.
 void set_optimizer_state_dict(ModuleRef model, torch::optim::Optimizer& optimizer, const StateDict& state,
                               const StateDictOptions& options = {});
 

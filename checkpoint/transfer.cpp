@@ -86,7 +86,22 @@ at::Tensor whole_of(const at::Tensor& tensor, bool copies) {
   return copies && whole.is_alias_of(local_of(own)) ? whole.clone() : whole;
 }
 
+bool has_dtensors(const torch::nn::Module& model) {
+  return std::ranges::any_of(model.parameters(), is_dtensor) || std::ranges::any_of(model.buffers(), is_dtensor);
+}
+
+bool has_dtensors(const StateDict& state) {
+  return std::ranges::any_of(state, [](const auto& entry) {
+    const auto* tensor = std::get_if<at::Tensor>(&entry.second);
+    return tensor && is_dtensor(*tensor);
+  });
+}
+
 }  // namespace
+
+Ranks setting_ranks(const torch::nn::Module& model, const StateDict& given, const StateDictOptions& options) {
+  return options.broadcast_from_rank0 || has_dtensors(model) || has_dtensors(given) ? Ranks::all() : Ranks();
+}
 
 StateDict exported(StateDict own, const Ranks& ranks, const StateDictOptions& options) {
   const at::NoGradGuard no_grad;

@@ -298,7 +298,9 @@ TEST_CASE("what has no memory, or is sparse, is refused on every rank, and nothi
   run_ranks(2, [](int rank) {
     Tower model;
     fill_parameters(*model, 1);
-    const auto before = clones(dcp::get_model_state_dict(model));
+    test_layout("2").shard(model);
+    const dcp::StateDictOptions whole{.full_state_dict = true};
+    const auto before = dcp::get_model_state_dict(model, whole);
     // Rank 0's tensor is what every rank is sent; without that each has its own, of which one rank's alone is wrong.
     const auto refused = [&](int faulty_rank, const dcp::StateDictOptions& options, auto wrong) {
       auto given = clones(before);
@@ -306,12 +308,12 @@ TEST_CASE("what has no memory, or is sparse, is refused on every rank, and nothi
       given["out.bias"] = rank == faulty_rank ? wrong(tensor_at(given, "out.bias")) : tensor_at(given, "out.bias");
       expect_throws<ValueError>([&] { dcp::set_model_state_dict(model, given, options); },
                                 "the given 'out.bias' lies on");
-      expect_same(dcp::get_model_state_dict(model), before);
+      expect_same(dcp::get_model_state_dict(model, whole), before);
     };
     const auto meta = [](const at::Tensor& tensor) { return tensor.to(at::kMeta); };
     const auto sparse = [](const at::Tensor& tensor) { return tensor.to_sparse(); };
-    refused(1, {}, meta);
-    refused(1, {}, sparse);
+    refused(1, whole, meta);
+    refused(1, whole, sparse);
     refused(0, {.broadcast_from_rank0 = true}, meta);
     refused(0, {.broadcast_from_rank0 = true}, sparse);
 
@@ -319,10 +321,33 @@ TEST_CASE("what has no memory, or is sparse, is refused on every rank, and nothi
     const auto momentum = rank == 1 ? at::ones({17, 5}, at::kMeta) : at::ones({17, 5});
     expect_throws<ValueError>(
         [&] {
-          dcp::set_optimizer_state_dict(model, optimizer, {{"state.in.weight.momentum_buffer", momentum}});
+          dcp::set_optimizer_state_dict(model, optimizer, {{"state.in.weight.momentum_buffer", momentum}}, whole);
         },
         "the given 'state.in.weight.momentum_buffer' lies on meta");
     TESSERA_EXPECT(optimizer.state().empty());
+  });
+}
+
+TEST_CASE("a plain model is set by one rank alone, and so are its faults; not where rank 0 sends") {
+  run_ranks(2, [](int rank) {
+    TestTrainer trainer(test_layout("2"), 1);
+    trainer.train(0);
+    const dcp::StateDictOptions on_first{.full_state_dict = true, .cpu_offload = true};
+    const auto state = dcp::get_model_state_dict(trainer.model, on_first);
+    const auto of_optimizer = dcp::get_optimizer_state_dict(trainer.model, trainer.optimizer, on_first);
+    Tower plain;
+    torch::optim::AdamW optimizer(plain->parameters(), 0.01);
+    if (rank == 0) {
+      dcp::set_model_state_dict(plain, state);
+      expect_same(dcp::get_model_state_dict(plain), state);
+      dcp::set_optimizer_state_dict(plain, optimizer, of_optimizer);
+      expect_same(dcp::get_optimizer_state_dict(plain, optimizer), of_optimizer);
+      dcp::set_model_state_dict(plain, state, {.full_state_dict = true});
+      expect_throws<KeyError>([&] { dcp::set_model_state_dict(plain, {}); }, "missing: (");
+      expect_throws<KeyError>([&] { dcp::set_optimizer_state_dict(plain, optimizer, {}); }, "the dict is empty");
+    }
+    dcp::set_model_state_dict(plain, state, {.full_state_dict = true, .broadcast_from_rank0 = true});
+    expect_same(dcp::get_model_state_dict(plain), dcp::get_model_state_dict(trainer.model, {.full_state_dict = true}));
   });
 }
 

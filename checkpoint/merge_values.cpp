@@ -1,0 +1,115 @@
+#include "checkpoint/merge_values.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <functional>
+#include <set>
+
+#include "base/error.h"
+#include "checkpoint/manifest.h"
+
+namespace tessera::dcp {
+
+namespace {
+
+/// The same text for values that may stand for each other.
+std::string text_of(const Value& value) {
+  if (const auto* number = std::get_if<int64_t>(&value)) {
+    return fmt::format("int {}", *number);
+  }
+  if (const auto* real = std::get_if<double>(&value)) {
+    return std::isnan(*real) ? "double nan" : fmt::format("double {:a}", *real);
+  }
+  return "string " + std::get<std::string>(value);
+}
+
+int64_t hash_of(Section section, const std::string& key, const Value& value) {
+  const auto text = fmt::format("{} {} {} {}", section_name(section), key.size(), key, text_of(value));
+  return static_cast<int64_t>(hash_bytes(text.data(), text.size()));
+}
+
+using VisitValue = std::function<void(Section, const std::string& key, const Value&)>;
+
+void for_each(const std::map<Section, Values>& values, const VisitValue& visit) {
+  for (const auto& [section, of_section] : values) {
+    for (const auto& [key, value] : of_section) {
+      visit(section, key, value);
+    }
+  }
+}
+
+int64_t count_of(const std::map<Section, Values>& values) {
+  int64_t count = 0;
+  for_each(values, [&](Section, const std::string&, const Value&) { ++count; });
+  return count;
+}
+
+/// The hashes of rank 0's values, sorted, on every rank.
+std::vector<int64_t> hashes_of_first(const Ranks& ranks, const std::map<Section, Values>& own,
+                                     const std::vector<std::string>& summaries) {
+  std::vector<int64_t> hashes(std::stoull(summaries[0]));
+  if (ranks.rank() == 0) {
+    auto next = hashes.begin();
+    for_each(own, [&](Section section, const std::string& key, const Value& value) {
+      *next++ = hash_of(section, key, value);
+    });
+    std::ranges::sort(hashes);
+  }
+  ranks.copy_from_first(hashes);
+  return hashes;
+}
+
+/// `own` without the values of these hashes.
+std::map<Section, Values> without(const std::vector<int64_t>& hashes, const std::map<Section, Values>& own) {
+  std::map<Section, Values> rest;
+  for_each(own, [&](Section section, const std::string& key, const Value& value) {
+    if (!std::ranges::binary_search(hashes, hash_of(section, key, value))) {
+      rest[section].emplace(key, value);
+    }
+  });
+  return rest;
+}
+
+/// Adds the other ranks' values to rank 0's.
+void add_others(std::map<Section, Values>& merged, const std::vector<std::string>& texts) {
+  std::map<std::string, size_t> origin;  // of what was added
+  std::set<std::string> added;
+  for (size_t rank = 1; rank < texts.size(); ++rank) {
+    if (!added.insert(texts[rank]).second) {
+      continue;  // as of ranks that are copies of each other
+    }
+    for_each(parse_values(texts[rank], "save"), [&](Section section, const std::string& key, const Value& value) {
+      const auto [place, is_new] = merged[section].emplace(key, value);
+      const auto name = file_key(section, key);
+      if (is_new) {
+        origin[name] = rank;
+      }
+      const auto json = [&](const Value& v) { return format_values({{section, {{key, v}}}}); };
+      TESSERA_CHECK(ValueError, text_of(place->second) == text_of(value),
+                    "save: '{}' differs between ranks: rank {} has {}, rank {} has {}. Give each rank a key of its own",
+                    name, origin.contains(name) ? origin[name] : 0, json(place->second), rank, json(value));
+    });
+  }
+}
+
+}  // namespace
+
+std::string summary_of(const std::map<Section, Values>& values) {
+  const auto text = format_values(values);
+  return fmt::format("{} {:016x}", count_of(values), hash_bytes(text.data(), text.size()));
+}
+
+std::map<Section, Values> merge_values(const Ranks& ranks, std::map<Section, Values> own,
+                                       const std::vector<std::string>& summaries) {
+  if (std::ranges::all_of(summaries, [&](const auto& summary) { return summary == summaries[0]; })) {
+    return own;
+  }
+  const auto hashes = hashes_of_first(ranks, own, summaries);
+  const auto texts = ranks.exchange([&] { return format_values(without(hashes, own)); });
+  ranks.on_first([&] { add_others(own, texts); });
+  return own;
+}
+
+}  // namespace tessera::dcp

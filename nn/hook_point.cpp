@@ -167,14 +167,31 @@ std::string module_type_name(const torch::nn::Module& module) {
   return point ? point->type_name() : c10::demangle(typeid(module).name());
 }
 
+namespace {
+
+/// Containers are told by name, which costs no header: hooked() wants one forward that is no template, and they have
+/// none.
+std::string_view remedy(std::string_view type) {
+  if (type == "torch::nn::SequentialImpl") {
+    return "Use tessera::nn::Sequential, or give the elements instead";
+  }
+  if (type == "torch::nn::ModuleListImpl" || type == "torch::nn::ModuleDictImpl") {
+    return "Give the elements instead, or the module that holds the container";
+  }
+  return "Declare the type's holder with TESSERA_MODULE(Name) in place of TORCH_MODULE(Name), use tessera::nn::* in "
+         "place of torch::nn::*, or wrap the module with tessera::hooked(module)";
+}
+
+}  // namespace
+
 HookPoint& hook_point(torch::nn::Module& module, std::string_view caller) {
   HookPoint* const point = find_hook_point(module);
-  TESSERA_CHECK(
-      StateError, point != nullptr,
-      "{}: modules of type {} have no hook point, so nothing can run before and after their forward. "
-      "Declare the type's holder with TESSERA_MODULE(Name) in place of TORCH_MODULE(Name), use tessera::nn::* "
-      "in place of torch::nn::*, or wrap the module with tessera::hooked(module)",
-      caller, c10::demangle(typeid(module).name()));
+  if (point == nullptr) {
+    const std::string type = c10::demangle(typeid(module).name());
+    TESSERA_CHECK(StateError, false,
+                  "{}: modules of type {} have no hook point, so nothing can run before and after their forward. {}",
+                  caller, type, remedy(type));
+  }
   return *point;
 }
 

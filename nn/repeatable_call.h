@@ -45,37 +45,46 @@ class RepeatableCall {
 
 namespace detail {
 
-template <class T>
+template <class T, class... Outer>
 constexpr bool keeps_what_is_inside();
 
+/// `Outer` are the types that T was found inside of: one of them again, as a tree's node, has nothing else in it.
+template <class T, class... Outer>
+inline constexpr bool keeps_its_values = keeps_what_is_inside<T, Outer...>();
+template <class T, class... Outer>
+inline constexpr bool keeps_its_values<T*, Outer...> = false;
+template <class... Outer>
+inline constexpr bool keeps_its_values<std::string_view, Outer...> = false;
+template <class T, class... Outer>
+inline constexpr bool keeps_its_values<c10::ArrayRef<T>, Outer...> = false;
+template <class T, size_t N, class... Outer>
+inline constexpr bool keeps_its_values<std::span<T, N>, Outer...> = false;
+template <class T, class... Outer>
+inline constexpr bool keeps_its_values<std::reference_wrapper<T>, Outer...> = false;
+template <class T, class... Outer>
+inline constexpr bool keeps_its_values<std::optional<T>, Outer...> = keeps_its_values<std::remove_cv_t<T>, Outer...>;
+template <class... T, class... Outer>
+inline constexpr bool keeps_its_values<std::tuple<T...>, Outer...> =
+    (keeps_its_values<std::remove_cvref_t<T>, Outer...> && ...);
+template <class A, class B, class... Outer>
+inline constexpr bool keeps_its_values<std::pair<A, B>, Outer...> = keeps_its_values<std::tuple<A, B>, Outer...>;
+template <class... T, class... Outer>
+inline constexpr bool keeps_its_values<std::variant<T...>, Outer...> = keeps_its_values<std::tuple<T...>, Outer...>;
+
+/// Ranges to look into. One of which a specialisation of TensorVisitor says that it has no tensors is a value as a
+/// whole.
 template <class T>
-inline constexpr bool keeps_its_values = keeps_what_is_inside<T>();
-template <class T>
-inline constexpr bool keeps_its_values<T*> = false;
-template <>
-inline constexpr bool keeps_its_values<std::string_view> = false;
-template <class T>
-inline constexpr bool keeps_its_values<c10::ArrayRef<T>> = false;
-template <class T, size_t N>
-inline constexpr bool keeps_its_values<std::span<T, N>> = false;
-template <class T>
-inline constexpr bool keeps_its_values<std::reference_wrapper<T>> = false;
-template <class T>
-inline constexpr bool keeps_its_values<std::optional<T>> = keeps_its_values<std::remove_cv_t<T>>;
-template <class... T>
-inline constexpr bool keeps_its_values<std::tuple<T...>> = (keeps_its_values<std::remove_cvref_t<T>> && ...);
-template <class A, class B>
-inline constexpr bool keeps_its_values<std::pair<A, B>> = keeps_its_values<std::tuple<A, B>>;
-template <class... T>
-inline constexpr bool keeps_its_values<std::variant<T...>> = keeps_its_values<std::tuple<T...>>;
+concept LookedInto = ReferenceRange<T> &&(requires { TensorVisitor<T>::range; } || holds_tensors<T>);
 
 /// Of a container: its elements; of a class that lists its members: these. Others are taken for values.
-template <class T>
+template <class T, class... Outer>
 constexpr bool keeps_what_is_inside() {
-  if constexpr (!PlainValue<T> && HasTensorFields<T>) {
-    return keeps_its_values<decltype(tensor_fields(std::declval<T&>()))>;
-  } else if constexpr (!PlainValue<T> && ReferenceRange<T>) {
-    return keeps_its_values<std::remove_cvref_t<std::ranges::range_reference_t<T>>>;
+  if constexpr (PlainValue<T> || is_one_of<T, Outer...>) {
+    return true;
+  } else if constexpr (HasTensorFields<T>) {
+    return keeps_its_values<decltype(tensor_fields(std::declval<T&>())), T, Outer...>;
+  } else if constexpr (LookedInto<T>) {
+    return keeps_its_values<std::remove_cvref_t<std::ranges::range_reference_t<T>>, T, Outer...>;
   } else {
     return true;
   }

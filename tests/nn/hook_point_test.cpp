@@ -2,6 +2,8 @@
 
 #include <ATen/ops/full.h>
 #include <ATen/ops/ones.h>
+#include <torch/nn/modules/container/modulelist.h>
+#include <torch/nn/modules/container/sequential.h>
 
 #include <catch2/catch.hpp>
 
@@ -168,6 +170,17 @@ TEST_CASE("a module without a hook point gives an error with the remedies", "[nn
       "their forward. Declare the type's holder with TESSERA_MODULE(Name) in place of TORCH_MODULE(Name), use "
       "tessera::nn::* in place of torch::nn::*, or wrap the module with tessera::hooked(module)");
   CHECK_THROWS_AS(ours->register_forward_hook(nullptr), tessera::ValueError);
+
+  // Which hooked() cannot wrap.
+  torch::nn::Sequential sequential(torch::nn::Linear(2, 2));
+  CHECK_THROWS_WITH(
+      tessera::hook_point(*sequential, "fully_shard"),
+      "fully_shard: modules of type torch::nn::SequentialImpl have no hook point, so nothing can run before and after "
+      "their forward. Use tessera::nn::Sequential, or give the elements instead");
+  CHECK_THROWS_WITH(
+      tessera::hook_point(*torch::nn::ModuleList(), "fully_shard"),
+      "fully_shard: modules of type torch::nn::ModuleListImpl have no hook point, so nothing can run before and after "
+      "their forward. Give the elements instead, or the module that holds the container");
 }
 
 }  // namespace

@@ -9,9 +9,14 @@
 #include <torch/serialize.h>
 
 #include <catch2/catch.hpp>
+#include <filesystem>
 #include <sstream>
 
 #include "nn/linear.h"
+
+// A range whose elements are ranges of the same type, without tensors.
+template <>
+struct tessera::TensorVisitor<std::filesystem::path> : tessera::NoTensors {};
 
 namespace hooked_test {
 
@@ -50,6 +55,23 @@ struct InPlaceImpl : torch::nn::Module {
   void forward(at::Tensor& out, at::Tensor&& moved, at::Tensor* pointer) { out = moved + *pointer; }
 };
 TESSERA_MODULE(InPlace);
+
+struct Node {
+  at::Tensor value;
+  std::vector<Node> children;
+};
+auto tensor_fields(Node& node) {
+  return std::tie(node.value, node.children);
+}
+
+struct TreeImpl : torch::nn::Module {
+  at::Tensor forward(const Node& node, const std::filesystem::path& path = "a/b") {
+    at::Tensor sum = node.value + std::distance(path.begin(), path.end());
+    for (const auto& child : node.children) sum = sum + child.value;
+    return sum;
+  }
+};
+TESSERA_MODULE(Tree);
 
 struct BlockImpl : torch::nn::Module {
   explicit BlockImpl(int64_t dim, bool bias = true) {
@@ -124,6 +146,16 @@ TEST_CASE("AnyModule and torch's Sequential take hooked modules and run their ho
   CHECK(any.get<Block>().get() == block.get());
   any.forward(x);
   CHECK(calls == 5);
+}
+
+TEST_CASE("forward takes types that hold others of their own, of whose tensors hooks see all", "[nn]") {
+  Tree module;
+  const Node tree{number(1), {{number(2), {{number(9), {}}}}, {number(3), {}}}};
+  CHECK(module(tree).item<double>() == 8);
+  size_t seen = 0;
+  module->register_forward_pre_hook([&](HookPoint&, TensorRefs inputs) { seen = inputs.size(); });
+  CHECK(module(tree, "a/b/c").item<double>() == 9);
+  CHECK(seen == 4);
 }
 
 TEST_CASE("hooks see struct, vector and pair arguments; default arguments work", "[nn]") {

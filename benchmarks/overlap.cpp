@@ -39,9 +39,11 @@ TESSERA_MODULE(Block);
 
 std::function<void()> make_step(const DeviceMesh& tp, bool overlap) {
   Block block;
-  parallelize_module(block, tp,
-                     {{"up", ColwiseParallel({.input_layouts = Shard(1), .even_shards = true, .overlap = overlap})},
-                      {"down", RowwiseParallel({.output_layouts = Shard(1)})}});
+  parallelize_module(
+      block, tp,
+      {{"up", ColwiseParallel(
+                  {.input_layouts = Shard(1), .use_local_output = true, .even_shards = true, .overlap = overlap})},
+       {"down", RowwiseParallel({.output_layouts = Shard(1)})}});
   const auto input = at::randn({1, kPositions / kRanks, kDim}).requires_grad_();
   return [block, input]() mutable {
     block->zero_grad();

@@ -57,7 +57,7 @@ nn::Sequential make_stack() {
 }
 
 void parallelize(nn::Sequential& stack, const DeviceMesh& tp) {
-  const ColwiseParallel columns({.use_local_output = false});
+  const ColwiseParallel columns;
   const RowwiseParallel rows({.use_local_output = false});
   parallelize_module(stack, tp, {{"*.in_proj", columns}, {"[01].out_proj", rows}, {"2.out_proj", RowwiseParallel()}});
 }

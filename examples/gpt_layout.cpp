@@ -28,7 +28,7 @@ bool has_axis(const DeviceMesh& mesh, std::string_view name) {
 /// the two the activations stay DTensors, so that the model's view() into heads sees the number of all heads.
 ParallelPlan tensor_parallel_plan(bool sequence_parallel) {
   const Placement residual = sequence_parallel ? Placement(Shard(1)) : Placement(Replicate());
-  const ColwiseParallel columns({.use_local_output = false});
+  const ColwiseParallel columns;
   const RowwiseParallel rows({.output_layouts = residual, .use_local_output = !sequence_parallel});
   ParallelPlan plan{
       {"token_embedding", rows},      {"block*.qkv", columns},

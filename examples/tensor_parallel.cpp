@@ -40,8 +40,8 @@ void run_rank() {
   const DeviceMesh mesh = init_device_mesh(at::kCPU, {3}, {"tp"});
   Mlp mlp, reference;
   parallelize_module(mlp, mesh,
-                     {{"up", ColwiseParallel({.use_local_output = false})},  // some hidden features on each rank ...
-                      {"down", RowwiseParallel()}});                         // ... and a term of each output feature
+                     {{"up", ColwiseParallel()},      // some hidden features on each rank ...
+                      {"down", RowwiseParallel()}});  // ... and a term of each output feature
 
   torch::manual_seed(1);
   const at::Tensor x = at::randn({4, 8});

@@ -50,8 +50,7 @@ void run_rank() {
   init_process_group();
   const DeviceMesh mesh = init_device_mesh(at::kCPU, {2, 2}, {"dp", "tp"});
   nn::Sequential model = make_model(), reference = make_model();
-  parallelize_module(model, mesh["tp"],
-                     {{"*.up", ColwiseParallel({.use_local_output = false})}, {"*.down", RowwiseParallel()}});
+  parallelize_module(model, mesh["tp"], {{"*.up", ColwiseParallel()}, {"*.down", RowwiseParallel()}});
   for (const auto& block : model->children()) {
     checkpoint_module(*block);
     fully_shard(*block, {.mesh = mesh["dp"]});

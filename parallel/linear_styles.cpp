@@ -1,8 +1,11 @@
 #include "parallel/linear_styles.h"
 
 #include <c10/core/InferenceMode.h>
+#include <fmt/ranges.h>
 #include <torch/nn/modules/embedding.h>
 #include <torch/nn/modules/linear.h>
+
+#include <optional>
 
 #include "base/error.h"
 #include "nn/hook_point.h"
@@ -64,7 +67,18 @@ struct LayerFlow {
   bool use_local_output = true;
   bool overlap = false;
   StyleInputOptions input;
+  /// What a column-wise Linear takes; a row-wise one's sharded input is checked with input.sharded_size.
+  std::optional<int64_t> input_features = std::nullopt;
 };
+
+/// Else the product would throw, which knows no layer. After the input was moved: on every rank.
+void check_input_features(const at::Tensor& input, const LayerFlow& flow) {
+  TESSERA_CHECK(ValueError, !flow.input_features || input.dim() == 0 || input.size(-1) == *flow.input_features,
+                "{}: the input has sizes [{}], but the layer takes {} features. If it is a rank's part of them, as "
+                "a ColwiseParallel with use_local_output = true leaves it, make this layer RowwiseParallel, or set "
+                "input_layouts = Shard(-1)",
+                flow.input.where, fmt::join(input.sizes(), ", "), *flow.input_features);
+}
 
 /// What the input of an overlapping layer becomes: shards of positions stay, and are gathered by the product.
 Placement overlapped_placement(const at::Tensor& input, const LayerFlow& flow) {
@@ -86,6 +100,7 @@ void apply_layer(const ParallelStyle& style, const StyleTarget& target, const Pa
     const bool overlaps = overlap && !c10::InferenceMode::is_enabled();
     const auto desired = overlaps ? overlapped_placement(*inputs[0], flow) : flow.desired;
     *inputs[0] = style_input(*inputs[0], mesh, flow.input_layout, desired, flow.input);
+    check_input_features(*inputs[0], flow);
   });
   if (overlap) {
     point.wrap_forward([](HookPoint&, const std::function<void()>& forward, std::unique_ptr<RepeatableCall>) {
@@ -110,13 +125,19 @@ void ColwiseParallel::check(const StyleTarget& target) const {
 }
 
 void ColwiseParallel::apply(const StyleTarget& target) const {
-  apply_layer(*this, target, colwise_parameters(known_layer(*this, target)),
+  const auto layer = known_layer(*this, target);
+  std::optional<int64_t> features;
+  if (layer == Layer::Linear) {
+    features = dynamic_cast<const torch::nn::LinearImpl&>(target.module).weight.size(1);
+  }
+  apply_layer(*this, target, colwise_parameters(layer),
               {.input_layout = options_.input_layouts,
                .desired = Replicate(),
                .output_layout = options_.output_layouts,
-               .use_local_output = options_.use_local_output,
+               .use_local_output = options_.use_local_output.value_or(options_.output_layouts.is_replicate()),
                .overlap = options_.overlap,
-               .input = {.where = describe(target), .even_shards = options_.even_shards}});
+               .input = {.where = describe(target), .even_shards = options_.even_shards},
+               .input_features = features});
 }
 
 void RowwiseParallel::check(const StyleTarget& target) const {

@@ -10,8 +10,13 @@
 // is right for every number of hidden features, also for fewer of them than there are ranks.
 //
 // input_layouts say what a plain input is; a DTensor's own placement counts. output_layouts say what the output
-// becomes. With use_local_output the output is the plain local tensor, else a DTensor, which keeps its global size: use
-// it where a module between the two styles must know it, and see style_tensors.h about uneven plain inputs.
+// becomes. With use_local_output the output is the plain local tensor, else a DTensor, which keeps its global size.
+//
+// Between the two layers each rank has a part of the features. As a DTensor, which it is by default, that is handled
+// right whatever is done with it: chunk(), softmax(), view({batch, length, heads, -1}). A plain tensor
+// (use_local_output = true, PyTorch's default) is a tensor of fewer features to all of these, which give wrong numbers
+// without an error: it is right for what works element by element, and for programs that count with the local sizes.
+// See style_tensors.h about uneven plain inputs.
 //
 // Attention heads. A column-wise layer's features are cut by torch.chunk, whatever they mean. Where the heads divide by
 // the ranks, x.view({batch, length, heads, head_dim}) of a DTensor output is cut by heads, without communication. Where
@@ -36,7 +41,8 @@ namespace tessera {
 struct ColwiseParallelOptions {
   Placement input_layouts = Replicate();
   Placement output_layouts = Shard(-1);
-  bool use_local_output = true;
+  /// Default: plain where output_layouts make it whole on every rank, else a DTensor (PyTorch: always plain).
+  std::optional<bool> use_local_output = std::nullopt;
   /// See style_tensors.h: a plain input that is sharded (input_layouts = Shard(1)) is cut evenly.
   bool even_shards = false;
   /// For Linear with inputs that are shards of a sequence, plain or DTensors: this rank's rows are multiplied while the

@@ -2,7 +2,7 @@
 // Cross-entropy over logits whose classes are cut over ranks, as a column-wise output layer makes them, without ever
 // gathering them.
 //
-//   {"output", ColwiseParallel({.use_local_output = false})}          // logits [batch, length, vocabulary], Shard(-1)
+//   {"output", ColwiseParallel()}                                     // logits [batch, length, vocabulary], Shard(-1)
 //
 //   const auto logits = model(tokens);                                // each rank has its part of the vocabulary
 //   at::Tensor loss;

@@ -53,7 +53,7 @@ tessera::nn::Sequential make_mlp_stack(int64_t dim, bool with_seq_parallel) {
 }
 
 ParallelPlan mlp_stack_plan(bool with_seq_parallel) {
-  ParallelPlan plan{{"[0-2].in_proj", ColwiseParallel({.use_local_output = false})},
+  ParallelPlan plan{{"[0-2].in_proj", ColwiseParallel()},
                     {"[01].out_proj", RowwiseParallel({.use_local_output = false})}};
   if (with_seq_parallel) {
     plan.add("2.out_proj", RowwiseParallel({.output_layouts = Shard(1)}));

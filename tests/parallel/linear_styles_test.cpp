@@ -3,6 +3,10 @@
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/randint.h>
+#include <ATen/ops/scaled_dot_product_attention.h>
+#include <ATen/ops/silu.h>
+
+#include <utility>
 
 #include "debug/comm_debug_mode.h"
 #include "nn/modules.h"
@@ -54,6 +58,35 @@ at::Tensor same(const at::Tensor& x) {
   return x;
 }
 
+/// Two layers, and what a model does between them.
+struct TwoLayersImpl : torch::nn::Module {
+  TwoLayersImpl(int64_t up_features, int64_t down_features, Forward function) : between(std::move(function)) {
+    up = register_module("up", nn::Linear(8, up_features));
+    down = register_module("down", nn::Linear(down_features, 5));
+    fill_in_double(*this, 7);
+  }
+  at::Tensor forward(const at::Tensor& x) { return down(between(up(x))); }
+  nn::Linear up{nullptr}, down{nullptr};
+  Forward between;
+};
+TESSERA_MODULE(TwoLayers);
+
+at::Tensor gated(const at::Tensor& x) {
+  const auto halves = x.chunk(2, -1);
+  return at::silu(halves[0]) * halves[1];
+}
+
+at::Tensor attention_of_two_heads(const at::Tensor& x) {
+  const auto by_head = [&](const at::Tensor& part) { return part.view({x.size(0), x.size(1), 2, -1}).transpose(1, 2); };
+  const auto parts = x.chunk(3, -1);
+  const auto out = at::scaled_dot_product_attention(by_head(parts[0]), by_head(parts[1]), by_head(parts[2]));
+  return out.transpose(1, 2).reshape({x.size(0), x.size(1), -1});
+}
+
+at::Tensor shares(const at::Tensor& x) {
+  return x.softmax(-1);
+}
+
 /// This rank's part of a plain tensor that all ranks hold, by torch.chunk; differentiable over all ranks.
 at::Tensor own_part(const at::Tensor& tensor, const DeviceMesh& mesh, int64_t dim) {
   return to_local(redistribute(from_local(tensor, mesh, {Replicate()}), {Shard(dim)}));
@@ -74,11 +107,12 @@ TEST_CASE("column-wise linear layers equal plain ones", "[parallel]") {
         const auto input = make_input(1, {2, 5, 7});
         const auto layer = [&](bool bias = true) { return make_linear(7, out, bias); };
         // Plain and whole in, plain shards out.
-        check_layer(layer(), layer(), mesh, ColwiseParallel(), input, same, [&](const at::Tensor& y) {
-          return joined(y, mesh, 2, {2, 5, out});
-        });
+        check_layer(layer(), layer(), mesh, ColwiseParallel({.use_local_output = true}), input, same,
+                    [&](const at::Tensor& y) {
+                      return joined(y, mesh, 2, {2, 5, out});
+                    });
         // A DTensor out, and no bias.
-        check_layer(layer(false), layer(false), mesh, ColwiseParallel({.use_local_output = false}), input, same, whole);
+        check_layer(layer(false), layer(false), mesh, ColwiseParallel(), input, same, whole);
         // Shards of the sequence in, plain and as a DTensor; the whole out.
         const auto by_sequence = ColwiseParallel({.input_layouts = Shard(1), .output_layouts = Replicate()});
         check_layer(
@@ -123,9 +157,10 @@ TEST_CASE("embeddings cut by features and by rows equal plain ones", "[parallel]
       for (const int64_t size : {2, 3, 16, 17}) {
         const auto layer = [&] { return make_embedding(size, 5); };
         const auto wide = [&] { return make_embedding(9, size); };
-        check_layer(wide(), wide(), mesh, ColwiseParallel(), make_indices(9), same, [&](const at::Tensor& y) {
-          return joined(y, mesh, 2, {2, 7, size});
-        });
+        check_layer(wide(), wide(), mesh, ColwiseParallel({.use_local_output = true}), make_indices(9), same,
+                    [&](const at::Tensor& y) {
+                      return joined(y, mesh, 2, {2, 7, size});
+                    });
         check_layer(layer(), layer(), mesh, RowwiseParallel(), make_indices(size), same, same);
         check_layer(layer(), layer(), mesh, RowwiseParallel({.output_layouts = Shard(1), .use_local_output = false}),
                     make_indices(size), same, whole);
@@ -268,4 +303,43 @@ TEST_CASE("what the linear styles refuse", "[parallel]") {
                     "whole; call zero_grad() before parallelize_module"));
     TESSERA_EXPECT(!is_dtensor(used->weight));
   });
+}
+
+TEST_CASE("what is done between a column-wise and a row-wise layer is done to all features", "[parallel]") {
+  for (const int ranks : {2, 3}) {
+    run_ranks(ranks, [&](int) {
+      const auto mesh = init_device_mesh(at::kCPU, {ranks}, {"tp"});
+      const ParallelPlan plan{{"up", ColwiseParallel()}, {"down", RowwiseParallel()}};
+      const auto input = make_input(1, {2, 5, 8});
+      const auto check = [&](int64_t up, int64_t down, const Forward& between) {
+        check_layer(TwoLayers(up, down, between), TwoLayers(up, down, between), mesh, plan, input, same, same);
+      };
+      check(22, 11, gated);
+      check(7, 7, shares);
+      check(24, 8, attention_of_two_heads);
+    });
+  }
+}
+
+TEST_CASE("an input that has not the features of a column-wise layer is refused, with the layer named", "[parallel]") {
+  for (const int ranks : {2, 3}) {
+    run_ranks(ranks, [&](int) {
+      const auto mesh = init_device_mesh(at::kCPU, {ranks}, {"tp"});
+      const auto make = [&](ColwiseParallelOptions first, ColwiseParallelOptions second) {
+        nn::Sequential model(make_linear(5, 12), make_linear(12, 4));
+        parallelize_module(model, mesh, {{"0", ColwiseParallel(first)}, {"1", ColwiseParallel(second)}});
+        return model;
+      };
+      const auto input = make_input(1, {2, 5});
+      auto wrong = make({.use_local_output = true}, {});
+      expect_throws<ValueError>([&] { wrong(input); },
+                                fmt::format("ColwiseParallel(\"1\"): the input has sizes [2, {}], but the layer takes "
+                                            "12 features. If it is a rank's part of them",
+                                            12 / ranks));
+      make({.use_local_output = true}, {.input_layouts = Shard(-1)})(input);
+      make({.output_layouts = Replicate()}, {})(input);
+      auto by_sequence = make({}, {.input_layouts = Shard(0)});
+      expect_throws<ValueError>([&] { by_sequence(make_input(1, {2, 7})); }, "ColwiseParallel(\"0\"): the input has");
+    });
+  }
 }

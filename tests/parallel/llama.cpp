@@ -116,7 +116,7 @@ at::Tensor LlamaImpl::forward(const at::Tensor& tokens) {
 }
 
 ParallelPlan llama_plan() {
-  const ColwiseParallel columns({.use_local_output = false});
+  const ColwiseParallel columns;
   const RowwiseParallel rows({.output_layouts = Shard(1), .use_local_output = false});
   return {
       {"embed", rows},

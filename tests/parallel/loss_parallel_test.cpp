@@ -198,6 +198,7 @@ TEST_CASE("the scope is one of losses alone", "[parallel]") {
     const auto whole = make_input(1, {4, 5});
     const auto labels = at::ones({4}, at::kLong);
     const auto logits = distribute_tensor(whole, mesh, {Shard(1)});
+    expect_throws<ValueError>([&] { at::cross_entropy_loss(logits, labels); }, "with a LossParallel scope");
     const LossParallel scope;
     expect_throws<ValueError>([&] { logits* whole; }, "DTensors and plain tensors are mixed");
     expect_throws<ValueError>([&] { at::cross_entropy_loss(whole, distribute_tensor(labels, mesh, {Replicate()})); },

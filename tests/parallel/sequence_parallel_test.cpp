@@ -35,7 +35,7 @@ nn::Sequential make_block(int64_t dim) {
 
 ParallelPlan block_plan() {
   return {{"norm", SequenceParallel()},
-          {"mlp.in_proj", ColwiseParallel({.use_local_output = false})},
+          {"mlp.in_proj", ColwiseParallel()},
           {"mlp.out_proj", RowwiseParallel({.output_layouts = Shard(1), .use_local_output = false})}};
 }
 

@@ -43,7 +43,8 @@ namespace tessera {
 
 class LendingWork;
 
-/// A collective in flight: a movable value. One that is dropped without wait() leaves the output unspecified.
+/// A collective in flight: a movable value. One that is dropped without wait() leaves the output unspecified. It does
+/// not keep the group: where that has gone, wait() may throw a CommError which says so.
 /// Thread safety: for one thread at a time.
 class [[nodiscard]] Pending {
  public:

@@ -34,6 +34,10 @@ struct GlooOptions {
 /// A work's isCompleted() is told by its wait() alone. One that is dropped without wait() keeps its tensors, until a
 /// later collective with all ranks was waited for or the group goes (comm/gloo_work.h). Messages between two ranks:
 /// comm/gloo_messages.h.
+///
+/// Works do not keep the backend. When it goes, an all_reduce in two rounds fails at once, also one that is waited for:
+/// a rank that leaves by an exception must not wait for peers that do not come. Other works keep the connections and go
+/// on; their waits end when the peers come or leave, or by the group's time-out.
 c10::intrusive_ptr<GroupBackend> make_gloo_backend(GlooOptions options);
 
 /// The same over connections that there are already: c10d's own backend, of the same ranks. Null if it is not gloo's;

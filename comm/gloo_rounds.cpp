@@ -2,8 +2,6 @@
 
 #include <utility>
 
-#include "base/error.h"
-
 namespace tessera {
 
 GlooRounds::~GlooRounds() {
@@ -27,8 +25,10 @@ c10::intrusive_ptr<c10d::Work> GlooRounds::push(std::string what, c10::intrusive
 void GlooRounds::wait(const c10::intrusive_ptr<GlooWork>& work) {
   {
     const std::lock_guard lock(mutex_);
-    TESSERA_CHECK(CommError, !ends_, "the group was destroyed");
     in_flight_ = work;
+    if (ends_) {
+      work->give_up();
+    }
   }
   work->wait();
   const std::lock_guard lock(mutex_);

@@ -44,15 +44,18 @@ bool GlooWork::wait(std::chrono::milliseconds timeout) {
   }
   GlooTransfers& launch = transfers_.front();
   for (auto& [work, peer] : launch.works) {
+    if (!work) {
+      continue;
+    }
+    bool is_done = false;
     try {
-      if (work) {
-        TESSERA_CHECK(CommError, work->wait(resolve_timeout(timeout, *info_)), "the group was destroyed");
-        const std::lock_guard lock(mutex_);
-        work.reset();
-      }
+      is_done = work->wait(resolve_timeout(timeout, *info_));
     } catch (const std::exception& failure) {
       throw gloo_error(describe(call_), *info_, failure, peer);
     }
+    TESSERA_CHECK(CommError, is_done, "{} on {}: the group was destroyed", describe(call_), describe(*info_));
+    const std::lock_guard lock(mutex_);
+    work.reset();
   }
   if (finish_) {
     finish_();

@@ -62,7 +62,7 @@ class GlooWork final : public c10d::Work {
   bool isCompleted() override { return transfers_.empty(); }
   bool isSuccess() const override { return transfers_.empty(); }
 
-  /// Makes wait() throw, also one that waits already. From any thread.
+  /// Makes wait() throw that the group was destroyed, also one that waits already. From any thread.
   void give_up() noexcept;
 
  private:

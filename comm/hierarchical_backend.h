@@ -33,9 +33,9 @@ struct HierarchicalOptions {
 };
 
 /// Collectives run one after the other on a thread of the backend's own, so that a rank's waits may come in any order.
-/// One that failed fails the later ones. Messages go to the backends below at once, which must allow that beside a
-/// collective, as this library's do. Tensors must be dense, contiguous and on the CPU (ValueError).
-/// Thread safety: for one thread at a time.
+/// One that failed fails the later ones. When the backend goes, it waits for the one that runs, and the later ones
+/// fail. Messages go to the backends below at once, which must allow that beside a collective, as this library's do.
+/// Tensors must be dense, contiguous and on the CPU (ValueError). Thread safety: for one thread at a time.
 c10::intrusive_ptr<GroupBackend> make_hierarchical_backend(HierarchicalOptions options);
 
 }  // namespace tessera

@@ -5,9 +5,13 @@
 
 #include <chrono>
 #include <csignal>
+#include <thread>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
+#include "base/error.h"
 #include "comm/collectives.h"
 #include "comm/point_to_point.h"
+#include "comm/process_group.h"
 #include "testing/expect.h"
 #include "testing/run_processes.h"
 #include "tests/comm/differing_calls.h"
@@ -77,6 +81,36 @@ TEST_CASE("gloo: hundreds of collectives of one and two rounds in flight") {
       TESSERA_EXPECT(sums[i].equal(at::full({20000}, 3.f + 3 * i)));
       TESSERA_EXPECT(i % 3 == 0 || gathered[i].view({3, 20000}).select(0, 2).equal(at::full({20000}, 2.f * i)));
     }
+  };
+  run_processes(3, body, {.backend = "gloo", .timeout = std::chrono::seconds(60)});
+}
+
+TEST_CASE("gloo: when a group goes, its all_reduces in two rounds fail at once, and works of one round go on") {
+  const auto body = [](int rank) {
+    ProcessGroupPtr group = new_group({0, 1, 2}, "brief");
+    at::Tensor small = at::full({10}, float(rank));
+    if (rank == 0) {
+      const at::Tensor large = at::zeros({100000}), next = at::zeros({100000});
+      Pending one_round = all_reduce_async(small, ReduceOp::Sum, group);
+      Pending in_flight = all_reduce_async(large, ReduceOp::Sum, group);
+      Pending queued = all_reduce_async(next, ReduceOp::Sum, group);
+      std::this_thread::sleep_for(std::chrono::milliseconds(300));  // by then the group's thread waits for the peers
+      const auto start = std::chrono::steady_clock::now();
+      group.reset();
+      expect_throws<CommError>([&] { in_flight.wait(); },
+                               "all_reduce(Sum, Float[100000]) on group 'brief' (rank 0 of ranks [0, 1, 2]): the group "
+                               "was destroyed");
+      expect_throws<CommError>([&] { queued.wait(); }, "the group was destroyed");
+      TESSERA_EXPECT(std::chrono::steady_clock::now() - start < std::chrono::seconds(20));
+      barrier(default_group());  // for which the peers have waited
+      one_round.wait();
+      expect_equal(large.storage().use_count(), size_t{1});
+    } else {
+      barrier(default_group());
+      all_reduce(small, ReduceOp::Sum, group);
+    }
+    TESSERA_EXPECT(small.equal(at::full({10}, 3.f)));
+    barrier(default_group());  // until here the peers keep the group
   };
   run_processes(3, body, {.backend = "gloo", .timeout = std::chrono::seconds(60)});
 }

@@ -1,14 +1,6 @@
 #pragma once
-// Batch norm in training where the items of the batch are cut: local calls that exchange a few numbers a channel, and
-// leave the batch where it is. All ranks get the statistics of the whole batch, to the same bits.
-//
-// With 2 ranks that hold the values [1, 3] (rank 0) and [8] (rank 1) of a channel, each sends its count, mean and sum
-// of squared deviations, (2, 2, 2) and (1, 8, 0). Both then know the mean 4 and the sum 2 + 0 + 2 (2 - 4)^2 +
-// 1 (8 - 4)^2 = 26, and so the variance 26 / 3. A rank without items sends zeros.
-//
-// The statistics are put together as T. F. Chan, G. H. Golub, R. J. LeVeque do (Updating Formulae and a Pairwise
-// Algorithm for Computing Sample Variances, 1979), which loses no digits to a large mean. Gradients are those of S.
-// Ioffe and C. Szegedy (arXiv:1502.03167); each of their two sums goes over all ranks.
+// Batch norm in training where the items of the batch are cut: local calls that share their statistics
+// (dtensor/batch_statistics.h), and leave the batch where it is.
 
 #include "dtensor/sharding_rule.h"
 

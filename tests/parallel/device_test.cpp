@@ -7,10 +7,12 @@
 #include "activation_checkpoint/checkpoint.h"
 #include "fully_shard/fully_shard.h"
 #include "nn/linear.h"
+#include "nn/normalization.h"
 #include "parallel/context_parallel.h"
 #include "parallel/linear_styles.h"
 #include "parallel/parallelize_module.h"
 #include "parallel/sequence_parallel.h"
+#include "parallel/sync_batch_norm.h"
 #include "testing/expect.h"
 #include "testing/tensor_matchers.h"
 #include "testing/test_devices.h"
@@ -92,6 +94,30 @@ TEST_CASE("devices: a plain input on another device than the mesh's is refused b
     TESSERA_EXPECT(
         text.starts_with("ColwiseParallel(the module itself): a plain input is on cpu, but the style works "
                          "on DeviceMesh("));
+  });
+}
+
+TEST_CASE("devices: batch norms over the batches of all ranks equal one process", "[parallel]") {
+  run_ranks_on_devices(3, [](int rank, c10::Device device) {
+    nn::BatchNorm1d reference(4), layer(4);
+    for (auto* each : {&reference, &layer}) {
+      fill_in_double(**each, 42);
+      (*each)->to(device);
+    }
+    convert_sync_batchnorm(layer, init_device_mesh(device.type(), {3}, {"dp"}));
+    for (uint64_t step = 0; step < 2; ++step) {
+      const auto own = [rank](const at::Tensor& all) { return all.narrow(0, rank * (rank + 1) / 2, rank + 1); };
+      const auto all = make_input(step, {6, 4, 3}).to(device).set_requires_grad(true);
+      const auto x = own(all.detach()).clone().set_requires_grad(true);
+      const auto weights = make_input(10 + step, {6, 4, 3}).to(device);
+      const auto expected = reference(all), y = layer(x);
+      expect_close(y, own(expected), kTolerance);
+      (expected * weights).sum().backward();
+      (y * own(weights)).sum().backward();
+      expect_close(x.grad(), own(all.grad()), kTolerance);
+    }
+    expect_close(layer->running_mean, reference->running_mean, kTolerance);
+    expect_close(layer->running_var, reference->running_var, kTolerance);
   });
 }
 

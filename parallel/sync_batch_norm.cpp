@@ -1,0 +1,225 @@
+#include "parallel/sync_batch_norm.h"
+
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/core/grad_mode.h>
+#include <torch/csrc/autograd/custom_function.h>
+#include <torch/nn/modules/batchnorm.h>
+
+#include <algorithm>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "base/error.h"
+#include "dtensor/batch_statistics.h"
+#include "dtensor/dtensor.h"
+#include "nn/hook_point.h"
+
+namespace tessera {
+
+namespace {
+
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+
+/// The ranks of a layer, and the layer in words. Not a tensor as far as autograd is concerned.
+struct SyncRanks : torch::CustomClassHolder {
+  SyncRanks(const DeviceMesh& of, std::string name) : mesh(of), layer(std::move(name)) {
+    for (size_t axis = 0; axis < mesh.shape().size(); ++axis) {
+      if (mesh.shape()[axis] > 1) {
+        axes.push_back(static_cast<int64_t>(axis));
+      }
+    }
+  }
+
+  DeviceMesh mesh;
+  std::vector<int64_t> axes;  // of more than one rank
+  std::string layer;
+};
+using SyncRanksPtr = c10::intrusive_ptr<SyncRanks>;
+
+/// What a call of a layer computes with. Tensors but the input may be undefined.
+struct BatchNormCall {
+  at::Tensor input;  // [N, C, ...]
+  at::Tensor weight, bias, running_mean, running_var;
+  double momentum;
+  double eps;
+};
+
+/// In float32 where it has 16 bits.
+at::Tensor as_computed(const at::Tensor& tensor) {
+  return at::isReducedFloatingType(tensor.scalar_type()) ? tensor.to(at::kFloat) : tensor;
+}
+
+at::Tensor in_dtype_of(const at::Tensor& gradient, const at::Tensor& tensor) {
+  return tensor.defined() ? gradient.to(tensor.scalar_type()) : at::Tensor();
+}
+
+std::optional<at::Tensor> if_defined(const at::Tensor& tensor) {
+  return tensor.defined() ? std::optional(tensor) : std::nullopt;
+}
+
+class SyncBatchNorm : public torch::autograd::Function<SyncBatchNorm> {
+ public:
+  /// The parameters are those of `call`, for autograd to see, which takes no undefined ones.
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& input,
+                            const std::optional<at::Tensor>& /*weight*/, const std::optional<at::Tensor>& /*bias*/,
+                            const BatchNormCall& call, const SyncRanksPtr& ranks) {
+    const at::AutoDispatchBelowADInplaceOrView below;
+    const auto statistics = batch_statistics(input, ranks->mesh, ranks->axes);
+    TESSERA_CHECK(ValueError, !statistics.count.is_cpu() || statistics.count.item<double>() > 1,
+                  "{}: statistics need more than one value a channel, but the batches of all ranks together have {}",
+                  ranks->layer, statistics.count.item<double>());
+    update_running_statistics(call.running_mean, call.running_var, statistics, call.momentum);
+    context->save_for_backward({input, call.weight, call.bias, statistics.mean,
+                                inverse_deviation(statistics.variance(), call.eps), statistics.count});
+    context->saved_data["ranks"] = c10::IValue::make_capsule(ranks);
+    return normalized_items(input, call.weight, call.bias, statistics, call.eps);
+  }
+
+  static variable_list backward(AutogradContext* context, const variable_list& grads) {
+    const auto capsule = context->saved_data["ranks"].toCapsule();
+    const auto& ranks = static_cast<const SyncRanks&>(*capsule);
+    TESSERA_CHECK(NotImplementedError, !at::GradMode::is_enabled(),
+                  "{}: backward with create_graph through a batch norm over several ranks. Leave the layer out of "
+                  "convert_sync_batchnorm, or give the model a DTensor batch",
+                  ranks.layer);
+    const at::AutoDispatchBelowADInplaceOrView below;
+    const auto saved = context->get_saved_variables();
+    const auto &input = saved[0], &weight = saved[1], &bias = saved[2];
+    BatchNormGradient gradient(as_computed(grads[0]), as_computed(input), saved[3], saved[4]);
+    const auto of_weight = in_dtype_of(gradient.of_weight(), weight), of_bias = in_dtype_of(gradient.of_bias(), bias);
+    gradient.add_up(ranks.mesh, ranks.axes);
+    return {in_dtype_of(gradient.of_items(weight, saved[5]), input), of_weight, of_bias, at::Tensor(), at::Tensor()};
+  }
+};
+
+void check_channels(const BatchNormCall& call, const std::string& layer) {
+  for (const auto* each : {&call.weight, &call.running_mean}) {
+    TESSERA_CHECK(ValueError, !each->defined() || each->numel() == call.input.size(1),
+                  "{}: an input of {} channels; the layer has {}", layer, call.input.size(1), each->numel());
+  }
+}
+
+/// The hooks of a batch norm, which own it. In training the layer's own forward gets an empty batch: so it checks the
+/// dims and counts the batch, and computes nothing. What it returns is replaced.
+template <class Layer>
+class SyncedLayer {
+ public:
+  SyncedLayer(const Layer& layer, SyncRanksPtr ranks) : layer_(layer), ranks_(std::move(ranks)) {}
+
+  void before(const HookPoint& at, TensorRefs inputs) {
+    const bool takes_statistics = layer_.is_training() || !layer_.options.track_running_stats();
+    input_ = at::Tensor();
+    if (inputs.empty() || inputs[0]->dim() < 2 || !takes_statistics || is_dtensor(*inputs[0])) {
+      return;
+    }
+    TESSERA_CHECK(StateError, !at.is_forward_wrapped(),
+                  "{}: activation checkpointing of the layer by itself; checkpoint the module around it",
+                  ranks_->layer);
+    input_ = std::exchange(*inputs[0], inputs[0]->detach().narrow(0, 0, 0));
+  }
+
+  void after(TensorRefs outputs) {
+    if (!input_.defined()) {
+      return;
+    }
+    const BatchNormCall call{.input = std::exchange(input_, at::Tensor()),
+                             .weight = layer_.weight,
+                             .bias = layer_.bias,
+                             .running_mean = layer_.running_mean,
+                             .running_var = layer_.running_var,
+                             .momentum = momentum(),
+                             .eps = layer_.options.eps()};
+    check_channels(call, ranks_->layer);
+    *outputs[0] = SyncBatchNorm::apply(call.input, if_defined(call.weight), if_defined(call.bias), call, ranks_);
+  }
+
+ private:
+  /// Without one, running statistics are an average of all batches.
+  double momentum() const {
+    const auto given = layer_.options.momentum();
+    const bool counts = layer_.is_training() && layer_.num_batches_tracked.defined();
+    return given ? *given : counts ? 1 / layer_.num_batches_tracked.template item<double>() : 0;
+  }
+
+  const Layer& layer_;
+  SyncRanksPtr ranks_;
+  at::Tensor input_;  // of the call that runs
+};
+
+/// That a layer is converted.
+struct Synced {};
+
+/// Around forward itself: parameters are there, whether the layer became a unit before or becomes one later.
+template <class Layer>
+void convert(const Layer& layer, HookPoint& point, const SyncRanksPtr& ranks) {
+  const auto synced = std::make_shared<SyncedLayer<Layer>>(layer, ranks);
+  point.register_forward_pre_hook([synced](HookPoint& at, TensorRefs inputs) { synced->before(at, inputs); });
+  point.register_forward_hook([synced](HookPoint&, TensorRefs outputs) { synced->after(outputs); }, HookOrder::Prepend);
+}
+
+struct NamedLayer {
+  std::string path;
+  HookPoint* point;
+  std::function<void(const SyncRanksPtr&)> convert;
+};
+
+/// Null for another kind of layer.
+template <class Layer>
+std::function<void(const SyncRanksPtr&)> converter(torch::nn::Module& module) {
+  auto* layer = module.as<Layer>();
+  return layer ? [layer, &module](const SyncRanksPtr& ranks) { convert(*layer, *find_hook_point(module), ranks); }
+               : std::function<void(const SyncRanksPtr&)>();
+}
+
+std::function<void(const SyncRanksPtr&)> converter(torch::nn::Module& module) {
+  for (const auto& found :
+       {converter<torch::nn::BatchNorm1dImpl>(module), converter<torch::nn::BatchNorm2dImpl>(module),
+        converter<torch::nn::BatchNorm3dImpl>(module)}) {
+    if (found) {
+      return found;
+    }
+  }
+  return nullptr;
+}
+
+/// Once, if it is one; a layer may be at several places.
+void add_batch_norm(const std::string& path, torch::nn::Module& module, std::vector<NamedLayer>& layers) {
+  auto convert = converter(module);
+  if (!convert) {
+    return;
+  }
+  auto* point = &hook_point(module, fmt::format("convert_sync_batchnorm: '{}'", path));
+  TESSERA_CHECK(StateError, !point->find<Synced>(),
+                "convert_sync_batchnorm: '{}' takes its statistics over several ranks already; call it once", path);
+  if (std::ranges::find(layers, point, &NamedLayer::point) == layers.end()) {
+    layers.push_back({path, point, std::move(convert)});
+  }
+}
+
+std::vector<NamedLayer> batch_norms(torch::nn::Module& module) {
+  std::vector<NamedLayer> layers;
+  add_batch_norm("", module, layers);
+  for (const auto& item : module.named_modules("", /*include_self=*/false)) {
+    add_batch_norm(item.key(), *item.value(), layers);
+  }
+  return layers;
+}
+
+}  // namespace
+
+void convert_sync_batchnorm(ModuleRef module, const DeviceMesh& mesh) {
+  for (const auto& [path, point, convert] : batch_norms(*module)) {
+    const auto ranks = c10::make_intrusive<SyncRanks>(mesh, fmt::format("batch norm '{}'", path));
+    if (!ranks->axes.empty()) {
+      point->attach(std::make_shared<Synced>());
+      convert(ranks);
+    }
+  }
+}
+
+}  // namespace tessera

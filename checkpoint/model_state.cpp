@@ -11,6 +11,7 @@ namespace tessera::dcp {
 
 namespace {
 
+/// Throws StateError inside of the model's forward or backward.
 StateDict own_tensors(torch::nn::Module& model, bool ignore_frozen_params) {
   reshard_all(model);
   StateDict own;
@@ -51,12 +52,16 @@ void check_names(const StateDict& own, const StateDict& given) {
 }  // namespace
 
 StateDict get_model_state_dict(ModuleRef model, const StateDictOptions& options) {
+  if (options.full_state_dict) {
+    reshard_all_together(model, "get_model_state_dict");
+  }
   return exported(own_tensors(*model, options.ignore_frozen_params), Ranks::all(), options);
 }
 
 void set_model_state_dict(ModuleRef model, const StateDict& state, const StateDictOptions& options) {
-  const StateDict own = own_tensors(*model, options.ignore_frozen_params);
   const Ranks ranks = setting_ranks(*model, state, options);
+  StateDict own;
+  ranks.together([&] { own = own_tensors(*model, options.ignore_frozen_params); });
   const Incoming incoming = receive(state, ranks, options);
   std::vector<std::string> keys;
   ranks.together([&] {

@@ -9,6 +9,7 @@
 #include "checkpoint/catalog.h"
 #include "checkpoint/state_dict.h"
 #include "checkpoint/transfer.h"
+#include "dtensor/dtensor.h"
 #include "fully_shard/fsdp_module.h"
 #include "optim/optimizer_fields.h"
 
@@ -25,6 +26,7 @@ struct NamedParam {
   size_t group = 0;
 };
 
+/// Throws StateError inside of the model's forward or backward.
 std::vector<NamedParam> named_params(torch::nn::Module& model, torch::optim::Optimizer& optimizer,
                                      bool ignore_frozen_params) {
   reshard_all(model);
@@ -79,6 +81,11 @@ typename Types::Options& options_of(torch::optim::Optimizer& optimizer, size_t g
 at::Tensor new_like(const at::Tensor& param) {
   const at::NoGradGuard no_grad;
   return at::zeros_like(param.detach());
+}
+
+/// Whether the optimizer's tensor may stay. One that torch::load made is plain also where the parameter is sharded.
+bool has_layout_of(const at::Tensor& field, const at::Tensor& param) {
+  return field.defined() && (is_dtensor(field) || !is_dtensor(param));
 }
 
 /// The optimizer has for the parameter what it had before its first step.
@@ -218,7 +225,7 @@ class Setter {
       return;
     }
     if constexpr (std::is_same_v<Field, at::Tensor>) {
-      if (!field.defined()) {
+      if (!has_layout_of(field, param.tensor)) {
         field = new_like(param.tensor);
       }
       // A handle to the field itself is there already. Not where rank 0 sends: all ranks are to come to that.
@@ -253,7 +260,7 @@ StateDict state_to_load(Catalog catalog, torch::nn::Module& model, torch::optim:
             own[key] = as_value(field);
           }
         } else if (tensors.count(key) == 1) {
-          own[key] = field.defined() ? field : new_like(param.tensor);
+          own[key] = has_layout_of(field, param.tensor) ? field : new_like(param.tensor);
         }
       });
       visit_fields(options_of<Types>(optimizer, param.group), [&](const char* name, auto& field) {
@@ -270,6 +277,9 @@ StateDict state_to_load(Catalog catalog, torch::nn::Module& model, torch::optim:
 
 StateDict get_optimizer_state_dict(ModuleRef model, torch::optim::Optimizer& optimizer,
                                    const StateDictOptions& options) {
+  if (options.full_state_dict) {
+    reshard_all_together(model, "get_optimizer_state_dict");
+  }
   StateDict own;
   const auto params = named_params(*model, optimizer, options.ignore_frozen_params);
   with_types(optimizer, kWhere, [&]<class Types>(Types) {
@@ -292,7 +302,6 @@ StateDict get_optimizer_state_dict(ModuleRef model, torch::optim::Optimizer& opt
 
 void set_optimizer_state_dict(ModuleRef model, torch::optim::Optimizer& optimizer, const StateDict& state,
                               const StateDictOptions& options) {
-  reshard_all(*model);
   const Ranks ranks = setting_ranks(*model, state, options);
   std::vector<NamedParam> params;
   ranks.together([&] {

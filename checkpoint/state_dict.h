@@ -11,6 +11,8 @@
 //
 // Setters are collective, and an error of one rank is one of all, but for a plain model: where neither it nor the state
 // has DTensors and each rank has the state itself (no broadcast_from_rank0), a call is of this rank alone, errors too.
+// A call of one rank inside of the model's forward or backward, where no state can be got or set, is a StateError on it
+// and on all that take part in the call, if no collective of that forward would have come first.
 //
 //   const auto state = get_model_state_dict(net, {.full_state_dict = true, .cpu_offload = true});   // every rank
 //   if (get_rank() == 0) set_model_state_dict(plain, state);

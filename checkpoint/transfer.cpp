@@ -15,6 +15,7 @@
 #include "dtensor/dtensor.h"
 #include "dtensor/dtensor_impl.h"
 #include "dtensor/whole_tensor.h"
+#include "fully_shard/fsdp_module.h"
 
 namespace tessera::dcp {
 
@@ -86,8 +87,8 @@ at::Tensor whole_of(const at::Tensor& tensor, bool copies) {
   return copies && whole.is_alias_of(local_of(own)) ? whole.clone() : whole;
 }
 
-bool has_dtensors(const torch::nn::Module& model) {
-  return std::ranges::any_of(model.parameters(), is_dtensor) || std::ranges::any_of(model.buffers(), is_dtensor);
+bool has_dtensors(torch::nn::Module& model) {
+  return has_sharded_params(model) || std::ranges::any_of(model.buffers(), is_dtensor);
 }
 
 bool has_dtensors(const StateDict& state) {
@@ -99,7 +100,7 @@ bool has_dtensors(const StateDict& state) {
 
 }  // namespace
 
-Ranks setting_ranks(const torch::nn::Module& model, const StateDict& given, const StateDictOptions& options) {
+Ranks setting_ranks(torch::nn::Module& model, const StateDict& given, const StateDictOptions& options) {
   return options.broadcast_from_rank0 || has_dtensors(model) || has_dtensors(given) ? Ranks::all() : Ranks();
 }
 

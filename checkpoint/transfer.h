@@ -11,9 +11,10 @@
 
 namespace tessera::dcp {
 
-/// Who sets `given` together: this rank alone where nothing has to be sent, as neither `given` nor `model`, whose units
-/// are resharded, has DTensors, and each rank has `given` itself; else all ranks.
-Ranks setting_ranks(const torch::nn::Module& model, const StateDict& given, const StateDictOptions& options);
+/// Who sets `given` together: this rank alone where nothing has to be sent, as neither `given` nor `model`, once its
+/// units are resharded, has DTensors, and each rank has `given` itself; else all ranks. The same on all ranks, also
+/// where one is inside of the model's forward.
+Ranks setting_ranks(torch::nn::Module& model, const StateDict& given, const StateDictOptions& options);
 
 /// `own` as `options` want it: itself, whole, on the CPU. Collective where full_state_dict is set.
 StateDict exported(StateDict own, const Ranks& ranks, const StateDictOptions& options);

@@ -26,6 +26,14 @@ constexpr const char* kLoadBefore =
     "torch::load cannot write to DTensors: load before the model is sharded, or load a plain one and call "
     "dcp::set_model_state_dict(net, dcp::get_model_state_dict(plain), {.full_state_dict = true})";
 
+constexpr const char* kBackwardBefore = "If this is an optimizer step, run backward() first";
+
+/// Behind kBackwardBefore.
+constexpr const char* kPlainState =
+    "; if the optimizer's state is plain, as torch::load makes it, load it into an optimizer of a plain model and call "
+    "dcp::set_optimizer_state_dict(net, optimizer, dcp::get_optimizer_state_dict(plain, plain_optimizer), "
+    "{.full_state_dict = true}), or dcp::load a checkpoint";
+
 /// torch::load gives a parameter the memory of another tensor.
 bool takes_other_memory(const c10::OperatorHandle& op) {
   const auto& name = op.operator_name().name;
@@ -42,35 +50,55 @@ bool writes_dtensor(const CallSignature& call) {
       call.operands, [&](const CallOperand& operand) { return operand.dtensor && call.is_written(operand.arg); });
 }
 
-/// For a parameter that is sharded. What is written to one that was gathered by hand is lost.
+bool writes_plain(const CallSignature& call) {
+  return std::ranges::any_of(
+      call.operands, [&](const CallOperand& operand) { return !operand.dtensor && call.is_written(operand.arg); });
+}
+
+/// As x.add_(y) with a plain x, which an optimizer's state may be. Not as a layer, which writes running statistics.
+bool updates_plain(const CallSignature& call) {
+  const auto& first = call.operands[0];
+  return first.arg == 0 && !first.dtensor && call.is_written(0);
+}
+
+/// For a parameter that is sharded, or its gradient. What is written to one that was gathered by hand would be lost.
 std::string remedy_for_sharded(const c10::OperatorHandle& op, const CallSignature& call,
                                const ParameterOrigin& origin) {
   if (takes_other_memory(op)) {
     return kLoadBefore;
   }
   if (writes_dtensor(call)) {
-    return "To write whole values to a parameter p, make them a DTensor alike: distribute_tensor(value, "
-           "device_mesh(p), placements(p)). If this is an optimizer step, run backward() first";
+    return fmt::format(
+        "To write whole values to a parameter p, make them a DTensor alike: distribute_tensor(value, device_mesh(p), "
+        "placements(p)). {}{}",
+        kBackwardBefore, writes_plain(call) ? kPlainState : "");
   }
   if (op.operator_name().name == "aten::copy_") {
     return "To copy it into a plain tensor, take full_tensor() of it, on every rank";
   }
+  if (updates_plain(call)) {
+    return fmt::format(
+        "To update a plain tensor with it, take full_tensor() of it, on every rank; within a forward, call {} itself, "
+        "not its parts. {}{}",
+        origin.module, kBackwardBefore, kPlainState);
+  }
   return fmt::format(
       "It is gathered by the hooks of {} only while that module's forward or backward runs. Call the module itself "
       "(not its parts or forward of a stock base class), declare its type with TESSERA_MODULE or wrap it with "
-      "hooked(), or gather it by hand with fsdp(module).unshard(). If this is an optimizer step, run backward() first",
-      origin.module);
+      "hooked(), or gather it by hand with fsdp(module).unshard(). {}",
+      origin.module, kBackwardBefore);
 }
 
-std::string remedy_for_mixed(const c10::OperatorHandle& op) {
+std::string remedy_for_mixed(const c10::OperatorHandle& op, const CallSignature& call) {
   if (takes_other_memory(op)) {
     return kLoadBefore;
   }
   return fmt::format(
       "Make the plain ones DTensors with distribute_tensor(t, mesh, {{Replicate()}}) or from_local, take to_local() / "
       "full_tensor() of the DTensors, or declare plain tensors equal on all ranks (not a batch that differs between "
-      "ranks) with an ImplicitReplication scope{}",
-      is_loss_of_classes(op) ? ", or the targets of a loss with a LossParallel scope" : "");
+      "ranks) with an ImplicitReplication scope{}{}",
+      is_loss_of_classes(op) ? ", or the targets of a loss with a LossParallel scope" : "",
+      updates_plain(call) ? fmt::format(". {}{}", kBackwardBefore, kPlainState) : "");
 }
 
 }  // namespace
@@ -85,7 +113,7 @@ void throw_mixed(const c10::OperatorHandle& op, const CallSignature& call) {
     }
   }
   TESSERA_CHECK(ValueError, false, "{}: DTensors and plain tensors are mixed: {}. {}", name, describe_arguments(call),
-                remedy_for_mixed(op));
+                remedy_for_mixed(op, call));
 }
 
 void check_runs_whole(const c10::OperatorHandle& op, const CallSignature& call) {

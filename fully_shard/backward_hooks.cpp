@@ -33,6 +33,20 @@ void set_post_accumulate_grad_hook(const at::Tensor& param, std::weak_ptr<FSDPSt
       param, std::make_unique<PostAccumulateGrad>(std::move(owner), std::move(callback)));
 }
 
+void add_pre_accumulate_grad_hook(const at::Tensor& param, std::weak_ptr<FSDPState> owner,
+                                  std::function<void(FSDPState& owner, const at::TensorBase& grad)> callback) {
+  auto& hooks = torch::autograd::impl::materialize_autograd_meta(param)->cpp_hooks_list_;
+  if (!hooks) {
+    torch::autograd::impl::create_cpp_hook(param, /*is_retains_grad_hooks=*/false);
+  }
+  hooks->emplace_back([owner = std::move(owner), callback = std::move(callback)](const at::TensorBase& grad) {
+    if (const auto live = owner.lock()) {
+      callback(*live, grad);
+    }
+    return at::TensorBase();
+  });
+}
+
 std::shared_ptr<FSDPState> owner_of(const at::Tensor& param) {
   if (!param.defined() || !torch::autograd::impl::get_autograd_meta(param)) {
     return nullptr;

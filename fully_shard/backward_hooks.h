@@ -19,6 +19,10 @@ class FSDPState;
 /// is gone. Replaces an earlier one.
 void set_post_accumulate_grad_hook(const at::Tensor& param, std::weak_ptr<FSDPState> owner,
                                    std::function<void(FSDPState& owner)> callback);
+/// Calls `callback` in backward each time before a gradient is accumulated into `param`, of the unit `owner`; not when
+/// the unit is gone. As Tensor::register_hook, but also while the parameter is frozen.
+void add_pre_accumulate_grad_hook(const at::Tensor& param, std::weak_ptr<FSDPState> owner,
+                                  std::function<void(FSDPState& owner, const at::TensorBase& grad)> callback);
 /// The unit that `param` is of, as long as it lives; null if it is of none.
 std::shared_ptr<FSDPState> owner_of(const at::Tensor& param);
 

@@ -44,6 +44,11 @@ const at::Tensor& FlatGradient::ensure(std::span<const ShardedParam> params) {
   return flat_;
 }
 
+void FlatGradient::leave_memory() {
+  grads_.clear();
+  flat_ = at::Tensor();
+}
+
 /// Whether what was set aside is all of the buffer, so that one addition serves all parameters.
 bool FlatGradient::is_all_stashed(std::span<const ShardedParam> params, const std::vector<bool>& used) const {
   for (size_t i = 0; i < pieces_.size(); ++i) {

@@ -37,6 +37,8 @@ class FlatGradient {
   bool can_be_result(std::span<const ShardedParam> params, at::ScalarType dtype) const;
   /// The buffer: a new one where the last one's gradients are somebody's. Contents are undefined.
   const at::Tensor& ensure(std::span<const ShardedParam> params);
+  /// The buffer is somebody else's from now on; the parameters keep gradients that they have.
+  void leave_memory();
   /// Gives the parameters that are `used`, which has an item a piece, their gradients: what ensure() returned, or other
   /// `numel` elements, which are added or copied on `stream`. What the others had before backward they have again.
   void hand_out(const at::Tensor& result, std::span<ShardedParam> params, const std::vector<bool>& used,

@@ -109,9 +109,10 @@ class FSDP {
 
   /// Runs `body` while the parameters of all units at and below `module`, also those of fully_shard and replicate, are
   /// full, plain tensors in the dtype of the shards. Throws StateError inside of forward, backward or another such
-  /// scope, or if they have no memory yet; NotImplementedError for rank0_only with writeback, offload_to_cpu with a
-  /// unit that is not sharded, with_grads with offload_to_cpu; ValueError for a parameter that got another dtype or
-  /// other sizes and is to be written back: the shards are as they were then.
+  /// scope, if they have no memory yet, or, on all ranks, if one changed full ones before (FSDPModule::reshard);
+  /// NotImplementedError for rank0_only with writeback, offload_to_cpu with a unit that is not sharded, with_grads with
+  /// offload_to_cpu; ValueError for a parameter that got another dtype or other sizes and is to be written back: the
+  /// shards are as they were then.
   static void summon_full_params(torch::nn::Module& module, const SummonFullParamsOptions& options,
                                  const std::function<void()>& body);
 
@@ -127,8 +128,9 @@ class FSDP {
                               const std::function<void()>& body);
   /// Parameters and buffers at and below `module` in the form that is set. Entries of FULL are copies; those of SHARDED
   /// and LOCAL are this rank's memory. Parameters that are unsharded, as after a forward without backward, are sharded
-  /// again, here and in load_state_dict. Throws StateError for LOCAL where a mesh was given, and inside of a forward or
-  /// backward.
+  /// again, here and in load_state_dict. Throws StateError for LOCAL where a mesh was given, inside of a forward or
+  /// backward, and where that would lose changes to full ones (FSDPModule::reshard). Collective for FULL, whose errors
+  /// of this kind on one rank are errors on all.
   static FSDPStateDict state_dict(torch::nn::Module& module);
   /// Copies entries into the module; each may be of any form, whatever is set. Throws KeyError for a name that the
   /// module lacks or that is missing, ValueError for sizes that do not fit, StateError inside of a forward or backward.

@@ -2,8 +2,6 @@
 // beside the gradients (fully_shard/gradient_message.h), which a hook does not see: they go by a small collective
 // after it.
 
-#include <algorithm>
-
 #include "base/error.h"
 #include "comm/collectives.h"
 #include "fully_shard/fsdp.h"
@@ -13,12 +11,9 @@ namespace tessera {
 
 namespace {
 
-/// How many elements of a rank's part are gradients; behind them there is a flag for each trained parameter.
+/// How many elements of a rank's part are gradients.
 int64_t gradient_numel(const ParamGroup& group, int64_t part_numel) {
-  const auto& params = group.params();
-  const auto trained =
-      std::count_if(params.begin(), params.end(), [](const auto& param) { return param.requires_grad(); });
-  return part_numel - aligned_numel(trained);
+  return part_numel - gradient_flags_numel(static_cast<int64_t>(group.params().size()));
 }
 
 /// The group owns who calls it, so a pointer does.

@@ -5,8 +5,10 @@
 #include <utility>
 
 #include "base/error.h"
+#include "dtensor/dtensor.h"
 #include "fully_shard/backward_hooks.h"
 #include "fully_shard/fsdp_root.h"
+#include "fully_shard/unit_tree.h"
 
 namespace tessera {
 
@@ -40,22 +42,48 @@ std::vector<NamedState> units_of_params(torch::nn::Module& module) {
   return units;
 }
 
-}  // namespace
-
-void reshard_all(ModuleRef module) {
-  const auto states = units_of_params(*module);
-  for (const auto& [path, state] : states) {
+void check_not_running(const std::vector<NamedState>& units, const torch::nn::Module& module) {
+  for (const auto& [path, state] : units) {
     TESSERA_CHECK(
         StateError, !state->is_running(),
         "parameters of {}, or their states, are to be saved or loaded while the unit '{}' computes with them; "
         "do it outside of forward and backward",
-        module->name(), path);
+        module.name(), path);
   }
-  for (const auto& [path, state] : states) {
-    if (const auto& group = state->group()) {
-      group->reshard();
+}
+
+}  // namespace
+
+void reshard_all(ModuleRef module) {
+  const auto states = units_of_params(*module);
+  check_not_running(states, *module);
+  if (const auto fault = reshard_each(states); !fault.empty()) {
+    throw StateError(fault);
+  }
+}
+
+bool has_sharded_params(ModuleRef module) {
+  return std::ranges::any_of(module->parameters(), [](const at::Tensor& param) {
+    if (is_dtensor(param)) {
+      return true;
     }
+    const auto owner = owner_of(param);
+    return owner && owner->group() && owner->group()->is_unsharded();
+  });
+}
+
+void reshard_all_together(ModuleRef module, const std::string& where) {
+  if (!has_sharded_params(module)) {
+    reshard_all(module);
+    return;
   }
+  std::string fault;
+  try {
+    reshard_all(module);
+  } catch (const StateError& error) {
+    fault = error.what();
+  }
+  raise_together(with_shards(units_of_params(*module)), where, fault);
 }
 
 FSDPModule fsdp(ModuleRef module) {

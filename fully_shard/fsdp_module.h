@@ -20,6 +20,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "fully_shard/engine_slots.h"
@@ -50,11 +51,14 @@ class FSDPModule {
       : module_(&module), state_(std::move(state)) {}
 
   /// Gathers this unit's own parameters (not those of units below it). They stay until reshard() or the unit's next
-  /// forward or backward frees them; changes made to them meanwhile are lost, and where their data were replaced
-  /// (module.to(), set_data) the next gather throws StateError. With async_op it only issues the all-gather.
-  /// Collective.
+  /// forward or backward frees them. They are to be read: one that was changed in place meanwhile is a StateError of
+  /// reshard(), or of that forward or backward (summon_full_params keeps changes), and where their data were replaced
+  /// (module.to(), set_data) the next gather throws it. With async_op it only issues the all-gather. Collective.
   UnshardHandle unshard(bool async_op = false);
   /// Back to shards; does nothing if they are sharded. Waits for the ranks that still gather from this one's shard.
+  /// Throws StateError, of sharded parameters, if a full one was changed in place since unshard() or forward gathered
+  /// it, other than through data(), which cannot be seen: the change is lost. (Not where there is one shard, which the
+  /// full parameter is.) Only ranks that changed one throw.
   void reshard();
 
   /// See FullyShardOptions; for this unit, and with `recurse` for all units below it. true frees all of the parameters,
@@ -149,8 +153,16 @@ class FSDPModule {
 
 /// Reshards every unit that owns a parameter of `module`, at, below or above it. An unsharded parameter is a copy in
 /// the compute dtype that the next reshard discards, so call this before parameters are saved or loaded. Waits as
-/// reshard() does. Throws StateError inside of the forward or backward of one of these units.
+/// reshard() does. Throws StateError inside of the forward or backward of one of these units, and as reshard() does.
 void reshard_all(ModuleRef module);
+
+/// Whether a parameter of `module` is a DTensor, or will be one after reshard_all: inside of a forward as outside of
+/// it, so that ranks agree. One that FSDP::summon_full_params shows whole is none.
+bool has_sharded_params(ModuleRef module);
+
+/// reshard_all, whose StateError on one rank is one on all that have a part of a parameter of these units; `where`
+/// begins that of the others, which names the rank. Collective over those ranks: of none where parameters are replicas.
+void reshard_all_together(ModuleRef module, const std::string& where);
 
 /// Throws StateError if neither fully_shard nor replicate was called on `module`.
 FSDPModule fsdp(ModuleRef module);

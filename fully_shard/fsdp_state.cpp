@@ -8,10 +8,12 @@
 #include <algorithm>
 #include <cstdio>
 #include <exception>
+#include <utility>
 
 #include "activation_checkpoint/saved_tensor_hooks.h"
 #include "base/error.h"
 #include "base/report.h"
+#include "dtensor/dtensor.h"
 #include "fully_shard/autocast_cache.h"
 #include "fully_shard/backward_hooks.h"
 #include "fully_shard/cast_floating.h"
@@ -72,8 +74,17 @@ void FSDPState::join(std::shared_ptr<FSDPRoot> root, int64_t unit, UnitNames nam
   root_ = std::move(root);
   unit_ = unit;
   name_ = names->at(static_cast<size_t>(unit));
-  if (group_) {
-    group_->set_place(unit, std::move(names), std::move(pool));
+  if (!group_) {
+    return;
+  }
+  group_->set_place(unit, std::move(names), std::move(pool));
+  if (unit == 0 && !std::exchange(expects_early_, true)) {
+    for (size_t i = 0; i < group_->params().size(); ++i) {
+      add_pre_accumulate_grad_hook(group_->params()[i].param(), weak_from_this(),
+                                   [i](FSDPState& state, const at::TensorBase& grad) {
+                                     state.before_accumulation(i, is_dtensor(at::Tensor(grad)));
+                                   });
+    }
   }
 }
 
@@ -148,6 +159,7 @@ void FSDPState::pre_forward(HookPoint& point, size_t module, TensorRefs inputs) 
   try {
     forget_autocasts();
     if (group_) {
+      group_->check_kept();
       forget_old_values();
     }
   } catch (...) {
@@ -287,7 +299,7 @@ void FSDPState::forward_failed() {
   }
   root_->forward_failed();
   if (group_ && group_->is_unsharded() && open_calls_.empty() && active_calls_ == 0) {
-    group_->reshard();
+    group_->reshard_unchecked();
   }
 }
 

@@ -142,6 +142,7 @@ class FSDPState : public std::enable_shared_from_this<FSDPState> {
   static bool is_due(const Ticket& ticket);
   void end_calls_of(int64_t id);
   void post_backward(const Ticket& ticket);
+  void before_accumulation(size_t param, bool of_dtensor);
   void on_accumulated(size_t param);
   void check_arrival(size_t param);
   void take_sharded_gradient(size_t param);
@@ -167,6 +168,8 @@ class FSDPState : public std::enable_shared_from_this<FSDPState> {
   bool is_differentiable_ = false;              // a call of the running outermost forward was
   bool may_keep_share_ = true;                  // if the group can
   bool backward_started_ = false;
+  bool is_begun_early_ = false;  // gradients came before the running backward did to the unit
+  bool expects_early_ = false;   // and are seen to
   bool has_unreduced_ = false;
   bool is_prefetched_ = false;  // the gather in flight was not asked for by the user
 };

@@ -48,6 +48,7 @@ void FSDPState::pre_backward(Ticket& ticket, bool has_gradient) {
   }
   root_->enter_backward(*this);
   check_accumulates(*group_, options_.api);
+  group_->check_kept();
   backward_started_ = true;
   ++active_calls_;
   if (settings_.unshard_in_backward) {
@@ -57,7 +58,9 @@ void FSDPState::pre_backward(Ticket& ticket, bool has_gradient) {
   if (!settings_.prefetch_after_backward) {
     root_->prefetch_in_backward(*this);
   }
-  group_->gradients().begin();
+  if (!is_begun_early_) {
+    group_->gradients().begin();
+  }
   report(UnitStep::Backward);
 }
 
@@ -90,7 +93,7 @@ void FSDPState::reshard_and_reduce(bool reshards, bool reduces) {
 }
 
 void FSDPState::reduce() {
-  backward_started_ = false;
+  backward_started_ = is_begun_early_ = false;
   const auto& gradients = settings_.gradients;
   if (gradients.requires_gradient_sync) {
     group_->gradients().check_none_frozen_since();
@@ -108,10 +111,24 @@ void FSDPState::reduce() {
   root_->reductions().push(group_, gradients);
 }
 
+/// A gradient may come before backward does to the outermost unit: that of a parameter which only the loss uses (the
+/// log_std of a policy), and which was whole then, as it is after the unit's forward. It is reduced with the others,
+/// and may not be added to a sharded one that an earlier backward left.
+void FSDPState::before_accumulation(size_t param, bool of_dtensor) {
+  const bool may_be_of_shards = of_dtensor && !group_->is_unsharded();
+  if (backward_started_ || is_begun_early_ || may_be_of_shards || is_captured(group_->params()[param].param()) ||
+      !is_due()) {
+    return;
+  }
+  root_->enter_backward(*this);
+  group_->gradients().begin();
+  is_begun_early_ = true;
+}
+
 /// Of a parameter whose gradient arrived. Nobody would reduce a plain one that is refused, nor drop it later.
 void FSDPState::check_arrival(size_t param) {
   const bool is_sharded = !group_->is_unsharded() && settings_.unshard_in_backward;
-  if (!is_sharded && backward_started_) {
+  if (is_begun_early_ || (!is_sharded && backward_started_)) {
     return;
   }
   group_->gradients().drop_arrived(param);
@@ -161,8 +178,11 @@ void FSDPState::on_accumulated(size_t param) {
   }
   own.check_not_taken(param);
   const auto& gradients = settings_.gradients;
-  if (backward_started_ && gradients.requires_gradient_sync && gradients.requires_all_reduce &&
-      root_->is_in_outer_backward() && !is_due()) {
+  if (!backward_started_) {
+    own.parts().arrived(param);  // early
+    return;
+  }
+  if (gradients.requires_gradient_sync && gradients.requires_all_reduce && root_->is_in_outer_backward() && !is_due()) {
     own.parts().arrived(param);
     root_->reductions().push_complete(group_, gradients);
   }
@@ -241,7 +261,7 @@ void FSDPState::finish_backward(int64_t id) {
   is_prefetched_ = false;
   const bool reduces_rest = has_unreduced_ && settings_.gradients.requires_gradient_sync &&
                             (settings_.gradients.requires_all_reduce || !group_->has_replicas());
-  if (backward_started_) {
+  if (backward_started_ || is_begun_early_) {
     reshard_and_reduce(reshards, /*reduces=*/true);
     return;
   }
@@ -255,7 +275,7 @@ void FSDPState::finish_backward(int64_t id) {
 
 void FSDPState::abort_backward(int64_t id) {
   end_calls_of(id);
-  backward_started_ = has_unreduced_ = is_prefetched_ = false;
+  backward_started_ = is_begun_early_ = has_unreduced_ = is_prefetched_ = false;
   if (group_) {
     group_->abort_backward(/*reshards=*/open_calls_.empty());
   }

@@ -197,10 +197,14 @@ void FSDP::state_dict_type(Module& module, const StateDictSettings& settings, co
 
 FSDPStateDict FSDP::state_dict(Module& module) {
   const at::NoGradGuard no_grad;
-  reshard_all(module);
-  const auto units = fsdp_units(module);
   const auto settings = get_state_dict_type(module).value_or(StateDictSettings());
   const bool is_full = settings.type == StateDictType::FULL_STATE_DICT;
+  if (is_full) {
+    reshard_all_together(module, "state_dict");
+  } else {
+    reshard_all(module);
+  }
+  const auto units = fsdp_units(module);
   if (settings.type == StateDictType::LOCAL_STATE_DICT) {
     check_local(units);
   }

@@ -63,9 +63,14 @@
 // cannot be that of one process (views with tensor hooks, an output that is a view which came in), backward is a
 // StateError then.
 //
-// Writing a parameter in forward is a StateError (writes through weight.data() go unnoticed and are lost). So is a loss
-// made of a tensor that forward keeps instead of returning. Exception: one that is computed from the unit's only
-// output, where that output comes from an op of forward itself and is no view.
+// Writing a parameter in forward is a StateError, and so it is while the unit is unsharded otherwise, as the outermost
+// one is from its forward to the end of its backward: at the next forward, backward or reshard(), of the ranks that
+// wrote (writes through weight.data() go unnoticed and are lost). Write shards, or in summon_full_params
+// (fully_shard/fsdp.h).
+//
+// A loss made of a tensor that forward keeps instead of returning is a StateError. Exceptions: one that is computed
+// from the unit's only output, where that output comes from an op of forward itself and is no view; and a parameter of
+// the outermost unit, whose gradient is averaged with the others where the loss has an output of that unit too.
 //
 // Ranks may use different outputs of a model: all gather and reduce alike. Not so where a checkpointed region calls a
 // unit whose result no output depends on: then all ranks use the same outputs.

@@ -3,6 +3,7 @@
 #include <ATen/ops/empty.h>
 
 #include <algorithm>
+#include <functional>
 
 #include "comm/collectives.h"
 #include "fully_shard/block_copy.h"
@@ -30,12 +31,13 @@ GradientMessage::GradientMessage(std::span<const ShardedParam> params, const Opt
   }
   const int64_t ranks = options.axes.num_shards();
   layout_ = make_param_layout(shapes, ranks, dims);
-  numel_ = layout_.shard_numel + aligned_numel(static_cast<int64_t>(members_.size()));
+  numel_ = layout_.shard_numel + gradient_flags_numel(num_params());
   options_ = at::TensorOptions(options.device).dtype(options.dtype.value_or(params[members_.at(0)].dtype()));
   for (const auto& slot : layout_.slots) {
     copies_.push_back(layout_.copies(slot, numel_));
   }
   unused_ = layout_.unused(numel_);
+  is_read_on_host_ = options.is_read_on_host;
   group_takes_parts_ =
       ranks > 1 && layout_.is_cut_on_dim_0() && takes_parts(options.axes.shard_group(), options.device.type());
 }
@@ -103,43 +105,73 @@ void GradientMessage::copy_to(const at::Tensor& buffer) {
   grads_.clear();
 }
 
-/// Those for each rank, `offset` into its `stride` elements. Flags of float buffers on the CPU are written and read
-/// without an op of libtorch, which would cost more than the copies of a unit of small parameters. On other devices
-/// nothing comes from the host, which would have to wait for the device.
+/// Those for each rank, `offset` into its `stride` elements. On a device nothing comes from the host, which would have
+/// to wait for it.
 void GradientMessage::write_flags(const at::Tensor& buffer, int64_t offset, int64_t stride) const {
-  const int64_t flags = num_flags();
-  const auto members = static_cast<int64_t>(members_.size());
   if (has_host_floats(buffer)) {
-    auto* data = buffer.mutable_data_ptr<float>();
-    for (int64_t rank = 0; rank < layout_.num_ranks; ++rank) {
-      auto* flag = data + rank * stride + offset;
-      std::fill(std::copy(has_grad_.begin(), has_grad_.end(), flag), flag + flags, 0.f);
-    }
+    write_host_flags(buffer, offset, stride);
     return;
   }
-  const auto of_flags = buffer.view({layout_.num_ranks, stride}).narrow(1, offset, flags);
-  of_flags.narrow(1, 0, members).fill_(1);
-  of_flags.narrow(1, members, flags - members).zero_();
-  for (int64_t i = 0; i < members; ++i) {
+  const auto flags = buffer.view({layout_.num_ranks, stride}).narrow(1, offset, num_flags());
+  flags.zero_();
+  const auto of_gradients = flags.narrow(1, num_params(), num_params());
+  of_gradients.fill_(1);
+  for (size_t i = 0; i < members_.size(); ++i) {
     if (!has_grad_[i]) {
-      of_flags.select(1, i).zero_();
+      of_gradients.select(1, static_cast<int64_t>(members_[i])).zero_();
     }
   }
+  for (int64_t i = 0; i < num_params() && is_read_on_host_; ++i) {
+    if (!trainable_[i]) {
+      flags.select(1, i).fill_(1);
+      of_gradients.select(1, i).zero_();
+    }
+  }
+}
+
+/// Without an op of libtorch, which would cost more than the copies of a unit of small parameters.
+void GradientMessage::write_host_flags(const at::Tensor& buffer, int64_t offset, int64_t stride) const {
+  auto* data = buffer.mutable_data_ptr<float>() + offset;
+  for (int64_t rank = 0; rank < layout_.num_ranks; ++rank) {
+    auto* const frozen = data + rank * stride;
+    auto* const has_grad = std::transform(trainable_.begin(), trainable_.end(), frozen, std::logical_not<>());
+    std::fill(has_grad, frozen + num_flags(), 0.f);
+    for (size_t i = 0; i < members_.size(); ++i) {
+      has_grad[members_[i]] = has_grad_[i] ? 1.f : 0.f;
+    }
+  }
+}
+
+const float* GradientMessage::host_flags(const at::Tensor& result, at::Tensor& host) const {
+  if (has_host_floats(result)) {
+    return result.const_data_ptr<float>() + layout_.shard_numel;
+  }
+  host = result.narrow(0, layout_.shard_numel, 2 * num_params()).to(at::kCPU, at::kFloat);
+  return host.const_data_ptr<float>();
 }
 
 std::vector<bool> GradientMessage::used(const at::Tensor& result) const {
   if (std::ranges::find(has_grad_, false) == has_grad_.end()) {
     return has_grad_;
   }
-  const auto flags = result.narrow(0, layout_.shard_numel, static_cast<int64_t>(members_.size()));
-  const auto host = has_host_floats(result) ? flags : flags.to(at::kCPU, at::kFloat);
-  const auto* data = host.const_data_ptr<float>();
+  at::Tensor host;
+  const auto* has_grad = host_flags(result, host) + num_params();
   std::vector<bool> used;
   used.reserve(members_.size());
-  for (size_t i = 0; i < members_.size(); ++i) {
-    used.push_back(data[i] > 0);
+  for (const auto member : members_) {
+    used.push_back(has_grad[member] > 0);
   }
   return used;
+}
+
+std::optional<size_t> GradientMessage::frozen_elsewhere(const at::Tensor& result) const {
+  if (!is_read_on_host_) {
+    return std::nullopt;
+  }
+  at::Tensor host;
+  const auto* frozen = host_flags(result, host);
+  const auto found = std::ranges::find_if(members_, [frozen](size_t member) { return frozen[member] > 0; });
+  return found == members_.end() ? std::nullopt : std::optional(*found);
 }
 
 }  // namespace tessera

@@ -28,9 +28,11 @@ void GradientReduction::plan(std::span<const ShardedParam> params) {
                 "{}: requires_grad of a parameter of {} changed while gradients wait for their all-reduce; "
                 "run a backward with set_requires_all_reduce(true) first",
                 options_.api, params[0].origin().module);
-  message_ = GradientMessage(
-      params,
-      {.axes = options_.axes, .dtype = options_.reduce_dtype, .device = options_.device, .dims = options_.dims});
+  message_ = GradientMessage(params, {.axes = options_.axes,
+                                      .dtype = options_.reduce_dtype,
+                                      .device = options_.device,
+                                      .dims = options_.dims,
+                                      .is_read_on_host = options_.grad_options.device().is_cpu()});
   const auto pieces = message_.pieces(options_.axes.shard_rank());
   flat_gradient_ = FlatGradient(pieces, numel(), options_.grad_options.dtype(params[pieces.at(0).param].dtype()));
   input_ = PooledBuffer(options_.axes.num_shards() * numel(), buffer_options());
@@ -121,11 +123,29 @@ void GradientReduction::issue_all_reduce() {
   stage_ = Stage::AllReduce;
 }
 
+void GradientReduction::wait_for_pending() {
+  try {
+    pending_.wait();
+  } catch (...) {
+    leave_memory();
+    throw;
+  }
+}
+
+/// As that of a gather (all_gather.cpp): peers may still read and write what a collective that failed has, which its
+/// work keeps.
+void GradientReduction::leave_memory() {
+  input_ = PooledBuffer(options_.axes.num_shards() * numel(), buffer_options());
+  output_buffer_ = PooledBuffer(numel(), buffer_options());
+  flat_gradient_.leave_memory();
+  message_.leave_memory();
+}
+
 /// The computing stream waits too: the next unit's gradients get this one's buffer.
 void GradientReduction::end_reduce_scatter() {
   {
     const SideStream::Scope scope(*scatter_stream_);
-    pending_.wait();
+    wait_for_pending();
     scattered_ = std::move(pending_);
   }
   const StreamMark scattered = scatter_stream_->mark();
@@ -171,15 +191,31 @@ void GradientReduction::finish(std::span<ShardedParam> params) {
     output_ = host_output_;
   } else {
     const SideStream::Scope scope(*stream_);
-    pending_.wait();
+    wait_for_pending();
     scale_result();
     if (output_.device() != options_.grad_options.device()) {
       start_host_copy(params);
       return;
     }
   }
+  check_frozen_alike(params);
   hand_out(params);
   end();
+}
+
+/// What was added up is of different parameters otherwise.
+void GradientReduction::check_frozen_alike(std::span<ShardedParam> params) {
+  const auto frozen = message_.frozen_elsewhere(output_);
+  if (!frozen) {
+    return;
+  }
+  restore_stashed_grads(params);
+  end();
+  const auto& origin = params[*frozen].origin();
+  throw StateError(fmt::format(
+      "{}: parameter '{}' of {} is trained on this rank, and frozen (requires_grad is false) on another, so that "
+      "gradients of different parameters would be added up. Freeze the same parameters on all ranks",
+      options_.api, origin.name, origin.module));
 }
 
 void GradientReduction::scale_result() {
@@ -223,9 +259,12 @@ void GradientReduction::end() {
 }
 
 void GradientReduction::discard() {
-  scattered_.discard();
+  const bool was_read = scattered_.discard();
+  const bool has_ended = !in_flight() || pending_.discard();
+  if (!was_read || !has_ended) {
+    leave_memory();
+  }
   if (in_flight()) {
-    pending_.discard();
     stream_->drain();
     copied_.synchronize();
     input_.give_back();

@@ -81,7 +81,8 @@ class GradientReduction {
   /// until then.
   void wait_until_read() { scattered_.wait_until_read(); }
   /// Waits, and gives the parameters their sharded gradients. The first of two calls where they go to the host, after
-  /// which it is_copying().
+  /// which it is_copying(). On the CPU it throws StateError on every rank, and has dropped the gradients, if ranks
+  /// froze different parameters.
   void finish(std::span<ShardedParam> params);
   /// Waits, and throws the result away, with what earlier reductions left to be all-reduced. A group that has failed is
   /// no error here.
@@ -109,12 +110,15 @@ class GradientReduction {
 
   void plan(std::span<const ShardedParam> params);
   void copy_in(const at::Tensor& buffer);
+  void wait_for_pending();
+  void leave_memory();
   const at::Tensor& choose_output(std::span<const ShardedParam> params, BlockPool& pool);
   void end_reduce_scatter();
   void keep_partial();
   void issue_all_reduce();
   void scale_result();
   void start_host_copy(std::span<const ShardedParam> params);
+  void check_frozen_alike(std::span<ShardedParam> params);
   void hand_out(std::span<ShardedParam> params);
   void end();
 

@@ -217,6 +217,7 @@ bool ParamGroup::finish_unshard(const ParamVersions* changed) {
   gather_.give_back();
   gather_.drop_share();
   params_.to_unsharded();
+  guard_.expect_no_writes();
   step(UnitStep::Unshard);
   return true;
 }
@@ -246,6 +247,20 @@ void ParamGroup::drop_unshard() {
 }
 
 void ParamGroup::reshard() {
+  const auto fault = is_unsharded() ? guard_.lost_write() : std::string();
+  reshard_unchecked();
+  if (!fault.empty()) {
+    throw StateError(fault);
+  }
+}
+
+void ParamGroup::check_kept() {
+  if (is_unsharded() && !guard_.lost_write().empty()) {
+    reshard();
+  }
+}
+
+void ParamGroup::reshard_unchecked() {
   drop_unshard();
   if (state_ == UnitState::Sharded) {
     return;
@@ -278,7 +293,7 @@ void ParamGroup::free_params(bool keeps_share) {
 void ParamGroup::abort_backward(bool reshards) {
   try {
     if (reshards) {
-      reshard();
+      reshard_unchecked();
     }
   } catch (const CommError&) {
     // The gradients go all the same; whoever uses the group next has the error.

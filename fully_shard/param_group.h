@@ -89,8 +89,13 @@ class ParamGroup {
   void unshard_for_backward(const ParamVersions& versions, bool is_used);
   /// Waits for an all-gather in flight and throws it away.
   void drop_unshard();
-  /// Back to shards; does nothing if they are sharded.
+  /// Back to shards; does nothing if they are sharded. Throws StateError, and has done so, if full parameters were
+  /// written since they were gathered.
   void reshard();
+  /// The same where an error is on its way already.
+  void reshard_unchecked();
+  /// Calls reshard(), for its error, if full parameters were written since they were gathered.
+  void check_kept();
   /// Keeps a share of the smaller group, if there is one, from which the next unshard gathers.
   void reshard_after_forward();
   /// After a backward that failed: drops what it gathered (if `reshards`), its gradients and its reductions.

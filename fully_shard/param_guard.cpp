@@ -72,4 +72,20 @@ void ParamGuard::check_not_written() const {
   }
 }
 
+std::string ParamGuard::lost_write() const {
+  if (params_.is_alias()) {
+    return {};
+  }
+  const auto params = params_.all();
+  const auto written = std::ranges::find_if(params, &ShardedParam::was_written);
+  if (written == params.end()) {
+    return {};
+  }
+  return fmt::format(
+      "{}: parameter '{}' of {} was changed in place while its unit was unsharded, which the shards do not have, so "
+      "that the change is lost. Change sharded parameters (after fsdp(module).reshard(): the outermost unit stays "
+      "unsharded from its forward to the end of its backward), or full ones inside of summon_full_params",
+      api_, written->origin().name, written->origin().module);
+}
+
 }  // namespace tessera

@@ -1,12 +1,13 @@
 #pragma once
 // What is to hold of a unit's parameters from one step to the next, and what the user is told where it does not: that
 // their data are those which sharding gave them, that they have memory, that shards do not change between a forward and
-// its backward, and that forward does not write the full parameters.
+// its backward, and that nobody writes the full parameters, whose values reshard drops.
 //
 //   gather           fault() goes into the stamp (all_gather.h), so that the other ranks hear of it; note_gather()
-//   its end          check_usable(): this rank's own fault, by the parameter's name
-//   forward          expect_no_writes() ... check_not_written(); versions() are kept for its backward
-//   backward         has_changed_since(versions), check_unchanged_since(versions)
+//   its end          check_usable(): this rank's own fault, by the parameter's name; expect_no_writes()
+//   forward          lost_write(); expect_no_writes() ... check_not_written(); versions() are kept for its backward
+//   backward         lost_write(); has_changed_since(versions), check_unchanged_since(versions)
+//   reshard          lost_write()
 //
 // Thread safety: for the thread that runs the rank's forward and backward.
 
@@ -48,10 +49,13 @@ class ParamGuard {
   /// Throws StateError if one did.
   void check_unchanged_since(const ParamVersions& versions) const;
 
-  /// While unsharded. The second throws StateError if a full parameter was written since the first: its shards would
-  /// not keep that, or its replicas not have it.
+  /// While unsharded: full parameters are not to be written from now on.
   void expect_no_writes();
+  /// Throws StateError if forward wrote one since: its shards would not keep that, or its replicas not have it.
   void check_not_written() const;
+  /// Why values are lost when the full parameters go: one was written since expect_no_writes(). Empty if none was, or
+  /// if they are the shards' memory. What is written through data(), which counts no writes, is not seen.
+  std::string lost_write() const;
 
  private:
   std::string api_;

@@ -83,9 +83,15 @@ class ShardedParam {
   /// The parameter becomes the full tensor.
   void to_unsharded();
   /// For was_written(). While unsharded.
-  void expect_no_writes() { expected_version_ = param_.is_inference() ? 0 : param_._version(); }
-  /// Whether the full tensor was written since expect_no_writes().
-  bool was_written() const { return !param_.is_inference() && param_._version() != expected_version_; }
+  void expect_no_writes() {
+    expected_version_ = version_of(param_);
+    expected_shard_version_ = version_of(shard());
+  }
+  /// Whether the full tensor was written since expect_no_writes(). A DTensor that was taken of the parameter while it
+  /// was sharded counts together with it: who writes that one writes the shard.
+  bool was_written() const {
+    return version_of(param_) != expected_version_ && version_of(shard()) == expected_shard_version_;
+  }
   /// The parameter becomes the DTensor, unless its data were replaced; the unsharded memory is given back.
   void to_sharded();
 
@@ -119,11 +125,16 @@ class ShardedParam {
 
   /// Counts in-place changes of the shard, through the parameter, its data() or its local tensor; 0 for inference
   /// tensors, which do not count.
-  int64_t version() const { return shard().is_inference() ? 0 : static_cast<int64_t>(shard()._version()); }
+  int64_t version() const { return version_of(shard()); }
   /// Bytes that the unsharded tensor occupies now, beside the shard.
   size_t unsharded_bytes() const { return is_alias_ ? 0 : unsharded_.storage().nbytes(); }
 
  private:
+  /// Asks the impl: Tensor::_version() goes through libtorch's hooks for Python.
+  static uint32_t version_of(const at::Tensor& tensor) {
+    auto* impl = tensor.unsafeGetTensorImpl();
+    return impl->is_inference() ? 0 : impl->version_counter().current_version();
+  }
   bool is_in_use() const;
   at::Tensor place_in(const at::Tensor& chunk);
   at::Tensor take_accumulated();
@@ -141,7 +152,7 @@ class ShardedParam {
   at::Tensor stashed_grad_;  // sharded
   at::Tensor kept_grad_;     // unsharded
   bool awaits_reduction_ = false;
-  uint32_t expected_version_ = 0;
+  uint32_t expected_version_ = 0, expected_shard_version_ = 0;
   int64_t own_numel_;
   bool is_alias_;
 };

@@ -170,10 +170,15 @@ class SummonScope {
   void enter() {
     const at::NoGradGuard no_grad;
     const bool shows = !options_.rank0_only || is_first_rank(units_);
+    std::vector<NamedState> states;
     for (const auto& [path, module, unit] : units_) {
       lend(*unit);
-      if (const auto& group = unit->state->group()) {
-        group->reshard();
+      states.push_back({path, unit->state});
+    }
+    const auto fault = reshard_each(states);
+    raise_together(with_shards(states), "summon_full_params", fault);
+    for (const auto& [path, state] : states) {
+      if (const auto& group = state->group()) {
         for (const auto& param : group->params()) {
           params_.emplace_back(param, options_, shows);
         }

@@ -4,6 +4,7 @@
 #include <string>
 #include <utility>
 
+#include "base/error.h"
 #include "fully_shard/fsdp_state.h"
 #include "fully_shard/rank_agreement.h"
 #include "nn/hook_point.h"
@@ -67,6 +68,37 @@ std::vector<NamedState> fsdp_states_of_unit(torch::nn::Module& module) {
   }
   add_states(module, "", states);  // which nobody shares, perhaps
   return states;
+}
+
+std::vector<NamedState> with_shards(std::vector<NamedState> units) {
+  const auto is_cut = [](const ShardedParam& param) {
+    const auto& spec = *param.spec();
+    for (size_t axis = 0; axis < spec.placements().size(); ++axis) {
+      if (!spec.placements()[axis].is_replicate() && spec.mesh().shape()[axis] > 1) {
+        return true;
+      }
+    }
+    return false;
+  };
+  std::erase_if(units, [&](const NamedState& unit) {
+    const auto& group = unit.state->group();
+    return !group || std::ranges::none_of(group->params(), is_cut);
+  });
+  return units;
+}
+
+std::string reshard_each(const std::vector<NamedState>& units) {
+  std::string fault;
+  for (const auto& [path, state] : units) {
+    try {
+      if (const auto& group = state->group()) {
+        group->reshard();
+      }
+    } catch (const StateError& error) {
+      fault = fault.empty() ? error.what() : fault;
+    }
+  }
+  return fault;
 }
 
 void raise_together(const std::vector<NamedState>& units, const std::string& where, const std::string& fault) {

@@ -26,6 +26,13 @@ std::vector<NamedState> fsdp_states(torch::nn::Module& module);
 /// module's place, as parameters' names do: "1.block".
 std::vector<NamedState> fsdp_states_of_unit(torch::nn::Module& module);
 
+/// Of these, the units with a parameter that lies cut over several ranks.
+std::vector<NamedState> with_shards(std::vector<NamedState> units);
+
+/// The parameters of all become shards. Returns why values are lost where full ones were written (ParamGroup::reshard),
+/// of the first such unit; empty if there is none.
+std::string reshard_each(const std::vector<NamedState>& units);
+
 /// As raise_together of rank_agreement.h, on all ranks that have a part of the units' parameters. Collective.
 void raise_together(const std::vector<NamedState>& units, const std::string& where, const std::string& fault);
 

@@ -6,6 +6,7 @@
 #include <algorithm>
 
 #include "dtensor/dtensor.h"
+#include "fully_shard/replicate.h"
 #include "testing/expect.h"
 #include "testing/parity.h"
 #include "testing/run_ranks.h"
@@ -161,6 +162,29 @@ TEST_CASE("freezing a unit whose sums wait for their all-reduce is refused by th
     loss_of(tower, rank, 1).backward();
     TESSERA_EXPECT(!tower->blocks[0]->up->weight.grad().defined());
     TESSERA_EXPECT(tower->blocks[1]->up->weight.grad().defined());
+  });
+}
+
+TEST_CASE("ranks that freeze different parameters of equal size are an error on all that names one", "[frozen]") {
+  const int world_size = GENERATE(2, 3, 4);
+  const auto reduce_dtype = GENERATE(at::kFloat, at::kBFloat16);
+  const bool replicates = GENERATE(false, true);
+  run_ranks(world_size, [&](int rank) {
+    auto tower = new_tower();
+    if (replicates) {
+      replicate(tower, {.mp_policy = {.reduce_dtype = reduce_dtype}});
+    } else {
+      shard_tower(tower, {.mp_policy = {.reduce_dtype = reduce_dtype}});
+    }
+    loss_of(tower, rank, 0).backward();
+    const auto before = to_local(tower->out->weight.grad()).clone();
+    auto& of_root = rank == 0 ? tower->norm->weight : tower->norm->bias;
+    auto& of_all = tower->blocks[rank == 0 ? 1 : 2]->up->weight;
+    (replicates ? of_all : of_root).set_requires_grad(false);
+    auto loss = loss_of(tower, rank, 1);
+    expect_throws<StateError>([&] { loss.backward(); }, "is trained on this rank, and frozen");
+    fsdp(tower).reset_iter_state();
+    expect_bit_equal(to_local(tower->out->weight.grad()), before);
   });
 }
 

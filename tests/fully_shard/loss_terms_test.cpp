@@ -2,10 +2,13 @@
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/mm.h>
+#include <ATen/ops/zeros.h>
+#include <torch/csrc/autograd/autograd.h>
 
 #include <functional>
 #include <optional>
 
+#include "base/error.h"
 #include "dtensor/dtensor.h"
 #include "fully_shard/replicate.h"
 #include "testing/expect.h"
@@ -55,7 +58,113 @@ void compare_with_one_process(int world_size, const std::function<void(Tower&)>&
   });
 }
 
+/// A policy: the spread of its actions is a parameter that forward does not use, as is common.
+struct PolicyImpl : torch::nn::Module {
+  PolicyImpl() {
+    body = register_module("body", Block(5, 3));
+    mean = register_module("mean", nn::Linear(5, 3));
+    log_std = register_parameter("log_std", at::zeros({3}));
+    fill_parameters(*this, 1);
+  }
+  at::Tensor forward(const at::Tensor& x) { return mean(body(x).tanh()); }
+
+  Block body{nullptr};
+  nn::Linear mean{nullptr};
+  at::Tensor log_std;
+};
+TESSERA_MODULE(Policy);
+
+at::Tensor policy_loss(Policy& policy, int rank, int step, bool input_needs_gradient) {
+  auto x = make_batch(static_cast<uint64_t>(10 * step + rank), 3, 5);
+  x.set_requires_grad(input_needs_gradient);
+  const auto mean = policy(x);
+  const auto actions = make_batch(static_cast<uint64_t>(100 + rank), 3, 3);
+  return ((actions - mean) / policy->log_std.exp()).pow(2).mean() + policy->log_std.sum();
+}
+
 }  // namespace
+
+TEST_CASE("a parameter of the outermost unit that only the loss uses gets the average, first and added to a sum",
+          "[loss_terms]") {
+  const int world_size = GENERATE(1, 2, 3, 4);
+  const bool input_needs_gradient = GENERATE(false, true);
+  const bool replicates = GENERATE(false, true);
+  const bool reduces_once = GENERATE(false, true);
+  run_ranks(world_size, [&](int rank) {
+    Policy reference, policy;
+    if (replicates) {
+      replicate(policy);
+    } else {
+      fully_shard(policy->body);
+      fully_shard(policy);
+    }
+    for (int steps = 1; steps <= 3; ++steps) {
+      average_reference(*reference, world_size, [&](int each) {
+        for (int step = 0; step < steps; ++step) {
+          policy_loss(reference, each, step, input_needs_gradient).backward();
+        }
+      });
+      policy->zero_grad();
+      for (int step = 0; step < steps; ++step) {
+        fsdp(policy).set_requires_gradient_sync(!reduces_once || step == steps - 1);
+        policy_loss(policy, rank, step, input_needs_gradient).backward();
+      }
+      check_sharded_parity(reference, policy, kSumsInAnotherOrder);
+    }
+  });
+}
+
+TEST_CASE("so it does in the second backward of a graph, and autograd::grad() of it is this rank's", "[loss_terms]") {
+  const int world_size = GENERATE(1, 2, 3);
+  const bool replicates = GENERATE(false, true);
+  run_ranks(world_size, [&](int rank) {
+    Policy reference, policy;
+    if (replicates) {
+      replicate(policy, {.bucket_cap_mb = 1e-4});
+    } else {
+      fully_shard(policy->body);
+      fully_shard(policy);
+    }
+    const auto twice = [](Policy& model, int each) {
+      const auto loss = policy_loss(model, each, 0, false);
+      loss.backward({}, /*retain_graph=*/true);
+      loss.backward();
+    };
+    average_reference(*reference, world_size, [&](int each) { twice(reference, each); });
+    twice(policy, rank);
+    check_sharded_parity(reference, policy, kSumsInAnotherOrder);
+
+    const auto loss = policy_loss(policy, rank, 1, false), own = policy_loss(reference, rank, 1, false);
+    if (rank == 0) {  // no communication
+      const auto grad = torch::autograd::grad({loss}, {policy->log_std}, {}, /*retain_graph=*/true);
+      expect_close(grad[0], torch::autograd::grad({own}, {reference->log_std}, {}, /*retain_graph=*/true)[0]);
+    }
+    policy->zero_grad();
+    loss.backward();
+    average_reference(*reference, world_size, [&](int each) { policy_loss(reference, each, 1, false).backward(); });
+    check_sharded_parity(reference, policy, kSumsInAnotherOrder);
+  });
+}
+
+TEST_CASE("so it does after a backward that failed, and a loss of it alone is an error", "[loss_terms]") {
+  run_ranks(2, [](int rank) {
+    Policy reference, policy;
+    fully_shard(policy->body);
+    fully_shard(policy);
+    bool fails = true;
+    policy->mean->weight.register_hook([&](const at::Tensor& grad) {
+      TESSERA_CHECK(Error, !fails, "on purpose");
+      return grad;
+    });
+    expect_throws<Error>([&] { policy_loss(policy, rank, 0, false).backward(); }, "on purpose");
+    fails = false;
+    policy(make_batch(0, 3, 5));
+    expect_throws<StateError>([&] { policy->log_std.sum().backward(); }, "Return it from forward");
+    average_reference(*reference, 2, [&](int each) { policy_loss(reference, each, 0, false).backward(); });
+    policy_loss(policy, rank, 0, false).backward();
+    check_sharded_parity(reference, policy, kSumsInAnotherOrder);
+  });
+}
 
 TEST_CASE("a term of the loss that is made of the parameters counts once, as in one process", "[loss_terms]") {
   const int world_size = GENERATE(1, 2, 3, 4);

@@ -99,7 +99,7 @@ TEST_CASE("changes of shards and writes to full parameters are found, by name", 
   });
 }
 
-TEST_CASE("a rank sends the gradients that it has, zeros for others, and a flag for each", "[unit_params]") {
+TEST_CASE("a rank sends the gradients that it has, zeros for others, and two flags for each", "[unit_params]") {
   run_ranks(2, [](int rank) {
     Two two;
     const auto params = two.params.all();
@@ -110,11 +110,15 @@ TEST_CASE("a rank sends the gradients that it has, zeros for others, and a flag 
     const auto buffer = at::full({64}, -1.f);
     message.copy_to(buffer);
     expect_equal(values_of(buffer), std::vector<float>{1,  2,  3,  4,  5,  6,  7, 8, 9, 0, 0, 0, 0, 0, 0, 0,  //
-                                                       0,  0,  0,  0,  0,  0,  0, 0, 1, 0, 0, 0, 0, 0, 0, 0,  //
+                                                       0,  0,  0,  0,  0,  0,  0, 0, 0, 0, 1, 0, 0, 0, 0, 0,  //
                                                        10, 11, 12, 13, 14, 15, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0,  //
-                                                       0,  0,  0,  0,  0,  0,  0, 0, 1, 0, 0, 0, 0, 0, 0, 0});
+                                                       0,  0,  0,  0,  0,  0,  0, 0, 0, 0, 1, 0, 0, 0, 0, 0});
     const auto result = buffer.narrow(0, 32 * rank, 32);
     expect_equal(message.used(result), std::vector<bool>{true, false});
+    TESSERA_EXPECT(!message.frozen_elsewhere(result));
+    const auto of_another = result.clone();
+    of_another[25] += 1;
+    expect_equal(message.frozen_elsewhere(of_another).value(), size_t{1});
 
     FlatGradient flat(message.pieces(rank), message.numel(), at::TensorOptions(at::kCPU).dtype(at::kFloat));
     ReduceStream stream(at::kCPU);
@@ -132,6 +136,16 @@ TEST_CASE("a rank sends the gradients that it has, zeros for others, and a flag 
 
     two.weight.set_requires_grad(false);
     TESSERA_EXPECT(!message.is_of(params));
+    GradientMessage of_bias(params, {.axes = two.axes, .dtype = at::kBFloat16, .device = at::kCPU, .dims = {0, 0}});
+    two.bias.mutable_grad() = at::full({2}, 3.f);
+    of_bias.collect(params);
+    const auto narrow = at::full({32}, -1.f, at::kBFloat16);
+    of_bias.copy_to(narrow);
+    expect_equal(values_of(narrow.to(at::kFloat)),
+                 std::vector<float>{3, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 1, 0, 0, 0, 0,  //
+                                    3, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 1, 0, 0, 0, 0});
+    expect_equal(of_bias.used(narrow.narrow(0, 0, 16)), std::vector<bool>{true});
+    TESSERA_EXPECT(!of_bias.frozen_elsewhere(narrow.narrow(0, 0, 16)));
   });
 }
 

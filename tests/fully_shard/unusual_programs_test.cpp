@@ -3,6 +3,7 @@
 
 #include <ATen/SequenceNumber.h>
 #include <ATen/TensorOperators.h>
+#include <ATen/ops/full_like.h>
 #include <ATen/ops/ones.h>
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/optim/sgd.h>
@@ -381,6 +382,41 @@ TEST_CASE("memory of an all-gather that failed is not lent again: a peer may sti
     TESSERA_EXPECT(written.numel() > 0 && written.storage().nbytes() == written.nbytes());
     backward_of(tower, rank);
     TESSERA_EXPECT(written.storage().nbytes() == written.nbytes());
+  });
+}
+
+TEST_CASE("memory of a reduction that failed is not lent again: a peer may still read and write it", "[unusual]") {
+  run_ranks(2, [&](int rank) {
+    auto tower = sharded_tower();
+    std::vector<at::Tensor> lost;
+    {
+      const auto patch = patch_reduce_scatter([&](const ReduceScatterFn&, const at::Tensor& output,
+                                                  const at::Tensor& input, ReduceOp, const ProcessGroupPtr&) {
+        input.fill_(7);
+        output.fill_(8);
+        lost = {input, output};
+        return Pending(c10::make_intrusive<LostWork>());
+      });
+      expect_throws<CommError>([&] { backward_of(tower, rank); }, "a peer has gone");
+    }
+    const auto expect_kept = [&] {
+      for (size_t i = 0; i < lost.size(); ++i) {
+        TESSERA_EXPECT(lost[i].storage().nbytes() >= lost[i].nbytes());
+        expect_bit_equal(lost[i], at::full_like(lost[i], 7 + static_cast<int>(i)));
+      }
+    };
+    expect_equal(lost.size(), size_t{2});
+    expect_kept();
+    Tower reference;
+    fill_parameters(*reference, 1);
+    for (int step = 0; step < 2; ++step) {
+      reference->zero_grad();
+      tower->zero_grad();
+      average_reference(*reference, 2, [&](int r) { weighted_loss(reference(batch_of(r, step))).backward(); });
+      backward_of(tower, rank, step);
+      check_sharded_parity(reference, tower);
+      expect_kept();
+    }
   });
 }
 

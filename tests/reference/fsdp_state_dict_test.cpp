@@ -230,6 +230,22 @@ TEST_CASE("a state dict inside of a forward is refused, and one inside of summon
   });
 }
 
+TEST_CASE("a full state dict that one rank takes inside of a forward is an error on all") {
+  run_ranks(2, [](int rank) {
+    const auto model = make_model();
+    const auto take = [&] { FSDP::state_dict(*model); };
+    if (rank == 0) {
+      auto handle =
+          hook_point(*model->blocks[1], "test").register_forward_hook([&](HookPoint&, TensorRefs) { take(); });
+      expect_throws<StateError>([&] { model(batch_of(rank)); }, "the unit 'root' computes");
+      handle.remove();
+    } else {
+      model(batch_of(rank));
+      expect_throws<StateError>(take, "rank 0");
+    }
+  });
+}
+
 TEST_CASE("a state that one rank loads inside of a forward is an error on all") {
   run_ranks(2, [](int rank) {
     const auto model = make_model();

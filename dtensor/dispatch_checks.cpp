@@ -30,7 +30,9 @@ constexpr const char* kBackwardBefore = "If this is an optimizer step, run backw
 
 /// Behind kBackwardBefore.
 constexpr const char* kPlainState =
-    "; if the optimizer's state is plain, as torch::load makes it, load it into an optimizer of a plain model and call "
+    "; an Adagrad is to be made after the model was sharded; if the optimizer's state is plain otherwise, as "
+    "torch::load "
+    "makes it, load it into an optimizer of a plain model and call "
     "dcp::set_optimizer_state_dict(net, optimizer, dcp::get_optimizer_state_dict(plain, plain_optimizer), "
     "{.full_state_dict = true}), or dcp::load a checkpoint";
 
@@ -95,8 +97,9 @@ std::string remedy_for_mixed(const c10::OperatorHandle& op, const CallSignature&
   }
   return fmt::format(
       "Make the plain ones DTensors with distribute_tensor(t, mesh, {{Replicate()}}) or from_local, take to_local() / "
-      "full_tensor() of the DTensors, or declare plain tensors equal on all ranks (not a batch that differs between "
-      "ranks) with an ImplicitReplication scope{}{}",
+      "full_tensor() of the DTensors (with Partial grad_placements where each rank goes on with data of its own), or "
+      "declare plain tensors equal on all ranks (not a batch that differs between ranks) with an ImplicitReplication "
+      "scope around forward and backward(){}{}",
       is_loss_of_classes(op) ? ", or the targets of a loss with a LossParallel scope" : "",
       updates_plain(call) ? fmt::format(". {}{}", kBackwardBefore, kPlainState) : "");
 }
@@ -133,8 +136,9 @@ void check_copied_views(const c10::OperatorHandle& op, const CallSignature& call
   for (const auto& operand : call.operands) {
     TESSERA_CHECK(
         NotImplementedError, !operand.dtensor || !operand.dtensor->copied_view || !call.is_written(operand.arg),
-        "{} writes to a view whose data had to be moved, so the viewed tensor would not see it: {}. clone() the "
-        "view to write to it alone, or redistribute() the tensor before the view so that the view cuts no shard",
+        "{} writes to a view whose data had to be moved, so the viewed tensor would not see it: {}. To write to the "
+        "tensor, use an op on all of it (masked_fill_ with a DTensor mask, index_put_ with DTensor indices) or write "
+        "this rank's part, to_local(); to write to the view alone, clone() it, or redistribute() the tensor before it",
         toString(op.operator_name()), describe_arguments(call));
     if (operand.dtensor && operand.dtensor->copied_view.is_stale()) {
       check_not_stale(*operand.dtensor, toString(op.operator_name()).c_str());

@@ -62,7 +62,9 @@ class FSDPModule {
   void reshard();
 
   /// See FullyShardOptions; for this unit, and with `recurse` for all units below it. true frees all of the parameters,
-  /// also of a unit that was made to keep a share among some ranks.
+  /// also of a unit that was made to keep a share among some ranks. false keeps them also after a forward without grad
+  /// mode, which else frees them: so an evaluation of many batches gathers once, and ranks need not have equally many.
+  /// Then true, and reshard_all(module) before parameters are written; the end of a backward shards all units.
   void set_reshard_after_forward(bool value, bool recurse = true);
   /// false: the parameters stay unsharded after backward, which saves the next forward's all-gather while gradients
   /// accumulate. reshard() each unit before the optimizer steps; a step on unsharded parameters is an error.

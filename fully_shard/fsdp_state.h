@@ -72,6 +72,7 @@ class FSDPState : public std::enable_shared_from_this<FSDPState> {
   void set_reshard_after_forward(bool value) {
     options_.reshard_after_forward = value;
     may_keep_share_ = false;
+    keeps_without_backward_ = !value;
   }
 
   /// The unit belongs to `root` from now on, as number `unit`, and is called `name` there.
@@ -167,6 +168,7 @@ class FSDPState : public std::enable_shared_from_this<FSDPState> {
   int active_calls_ = 0;                        // calls whose backward is running
   bool is_differentiable_ = false;              // a call of the running outermost forward was
   bool may_keep_share_ = true;                  // if the group can
+  bool keeps_without_backward_ = false;         // parameters, also after a forward that no backward follows
   bool backward_started_ = false;
   bool is_begun_early_ = false;  // gradients came before the running backward did to the unit
   bool expects_early_ = false;   // and are seen to

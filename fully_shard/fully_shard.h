@@ -49,10 +49,11 @@
 // one rank is built without memory, and only its shards get any (fully_shard/to_empty.h).
 //
 // A term of the loss may be made of parameters, as a penalty of their size, with DTensors where they are sharded:
-// full_tensor(term) is the same on all ranks. Its gradient counts once, beside the average of the others, whatever was
-// set for those; that of a parameter which is plain then, as the outermost unit's are, is averaged with them. Such a
-// term is computed after the model's forward (else its gradient comes too late, and backward throws), or has a
-// backward() of its own.
+// full_tensor(term) is the same on all ranks, also in its gradient. (Where a term has this rank's data as well, return
+// the parameter from forward, or take full_tensor(p, Placements{Partial(ReduceOp::Avg)}).) Its gradient counts once,
+// beside the average of the others, whatever was set for those; that of a parameter which is plain then, as the
+// outermost unit's are, is averaged with them. Such a term is computed after the model's forward (else its gradient
+// comes too late, and backward throws), or has a backward() of its own.
 //
 // A unit's forward may change an input in place, and the caller's tensor has the gradient of what it is then: hooks on
 // it see all of that, retain_grad() and autograd::grad() the part that comes from outside of the unit. Where that
@@ -77,7 +78,8 @@
 //
 // A sparse gradient, as of an Embedding with sparse(true), is reduced, and arrives, as a dense one. A backward to
 // chosen tensors (`inputs` of torch::autograd::backward()) does not see parameters that are sharded when it begins, and
-// torch::autograd::grad() says that they were not used: requires_grad_(false) on the others instead.
+// torch::autograd::grad() says that they were not used, or, where the outermost unit's are among them, throws
+// NotImplementedError: requires_grad_(false) on the others instead.
 //
 // Thread safety: one thread a rank; ranks may be threads of one process.
 // Names and meaning follow torch/distributed/fsdp/_fully_shard/_fully_shard.py.

@@ -14,8 +14,9 @@
 // added up, say of it. So training is that of one process on all batches, if each rank's loss is a mean over equally
 // many items. Running statistics are equal on all ranks.
 //
-// In eval mode with running statistics nothing is exchanged. An input that is a DTensor goes by the rule of batch norm:
-// statistics over the whole of it.
+// A layer in a region that checkpoint_module computes again counts a batch twice in its running statistics, as a batch
+// norm does without ranks. In eval mode with running statistics nothing is exchanged. An input that is a DTensor goes
+// by the rule of batch norm: statistics over the whole of it.
 //
 // Thread safety: forward and backward are for the thread that runs the rank's.
 

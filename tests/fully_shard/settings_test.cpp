@@ -9,6 +9,7 @@
 #include "testing/expect.h"
 #include "testing/parity.h"
 #include "testing/run_ranks.h"
+#include "testing/tensor_matchers.h"
 #include "tests/fully_shard/small_models.h"
 #include "third_party/catch2/catch.h"
 
@@ -186,6 +187,49 @@ TEST_CASE("parameters that stay unsharded after backward need no gather, and no 
       sum = sum.defined() ? sum + grad : grad;
     }
     expect_bit_equal(full_tensor(tower->in->weight.grad()), sum);
+  });
+}
+
+TEST_CASE("set_reshard_after_forward(false) lets an evaluation gather once, and training goes on after it") {
+  const int world_size = GENERATE(2, 3);
+  run_ranks(world_size, [&](int rank) {
+    Pair pair;
+    auto& tower = pair.sharded;
+    const auto evaluate = [&](int batches) {
+      const at::NoGradGuard no_grad;
+      for (int batch = 0; batch < batches; ++batch) {  // another number of them on each rank
+        const auto x = make_batch(static_cast<uint64_t>(batch), 3, 5);
+        expect_close(tower(x), pair.reference(x));
+      }
+    };
+    const auto gathers = [] { return comm_stats()[Collective::AllGather].calls; };
+    const auto train = [&] {
+      tower->zero_grad();
+      average_reference(*pair.reference, world_size, [&](int r) { loss_of(pair.reference, r).backward(); });
+      loss_of(tower, rank).backward();
+      check_sharded_parity(pair.reference, tower, kExact);
+    };
+    evaluate(1);
+    TESSERA_EXPECT(is_dtensor(tower->in->weight));
+    fsdp(tower).set_reshard_after_forward(false);
+    evaluate(1);
+    reset_comm_stats();
+    evaluate(2 + rank);
+    expect_equal(gathers(), 0);
+    train();  // with what is there; its backward shards all
+    for (const auto& param : tower->parameters()) {
+      TESSERA_EXPECT(is_dtensor(param));
+    }
+    evaluate(1);
+    fsdp(tower).set_reshard_after_forward(true);
+    reshard_all(tower);
+    for (auto* model : {&pair.reference, &tower}) {
+      const at::NoGradGuard no_grad;
+      (*model)->out->bias.add_(1);
+    }
+    evaluate(1);
+    TESSERA_EXPECT(is_dtensor(tower->in->weight));
+    train();
   });
 }
 

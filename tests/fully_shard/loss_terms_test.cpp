@@ -114,6 +114,29 @@ TEST_CASE("a parameter of the outermost unit that only the loss uses gets the av
   });
 }
 
+TEST_CASE("a sharded parameter that meets a rank's data in the loss is averaged, as its full tensor's gradients say",
+          "[loss_terms]") {
+  const int world_size = GENERATE(1, 2, 3, 4);
+  const auto loss_of = [](Policy& policy, int rank) {
+    const auto mean = policy(make_batch(static_cast<uint64_t>(rank), 3, 5));
+    const auto log_std = is_dtensor(policy->log_std) ? full_tensor(policy->log_std, Placements{Partial(ReduceOp::Avg)})
+                                                     : policy->log_std;
+    const auto actions = make_batch(static_cast<uint64_t>(100 + rank), 3, 3);
+    return ((actions - mean) / log_std.exp()).pow(2).mean() + log_std.sum();
+  };
+  run_ranks(world_size, [&](int rank) {
+    Policy reference, policy;
+    fully_shard(policy->body);
+    fully_shard(policy, {.reshard_after_forward = true});
+    for (int step = 0; step < 2; ++step) {
+      average_reference(*reference, world_size, [&](int each) { loss_of(reference, each).backward(); });
+      policy->zero_grad();
+      loss_of(policy, rank).backward();
+      check_sharded_parity(reference, policy, kSumsInAnotherOrder);
+    }
+  });
+}
+
 TEST_CASE("so it does in the second backward of a graph, and autograd::grad() of it is this rank's", "[loss_terms]") {
   const int world_size = GENERATE(1, 2, 3);
   const bool replicates = GENERATE(false, true);

@@ -96,7 +96,7 @@ void update_running_statistics(const at::Tensor& mean, const at::Tensor& varianc
 
 /// By kernels, which compute that where statistics are given.
 at::Tensor normalized_items(const at::Tensor& items, const at::Tensor& weight, const at::Tensor& bias,
-                            const BatchStatistics& statistics, double eps) {
+                            const at::Tensor& mean, const at::Tensor& variance, double eps) {
   if (items.numel() == 0) {
     return at::empty_like(items);
   }
@@ -104,12 +104,12 @@ at::Tensor normalized_items(const at::Tensor& items, const at::Tensor& weight, c
   const auto as_computed = [dtype](const at::Tensor& parameter) {
     return parameter.defined() ? std::optional(parameter.to(dtype)) : std::nullopt;
   };
-  auto variance = statistics.variance().to(dtype);
+  auto given = variance.to(dtype);
   if (eps == 0) {  // in training they take the inverse of no deviation for 0
-    variance = variance.masked_fill(variance.eq(0), std::numeric_limits<double>::infinity());
+    given = given.masked_fill(given.eq(0), std::numeric_limits<double>::infinity());
   }
-  return std::get<0>(at::native_batch_norm(items, as_computed(weight), as_computed(bias), statistics.mean.to(dtype),
-                                           variance, /*training=*/false, /*momentum=*/0, eps));
+  return std::get<0>(at::native_batch_norm(items, as_computed(weight), as_computed(bias), mean.to(dtype), given,
+                                           /*training=*/false, /*momentum=*/0, eps));
 }
 
 at::Tensor inverse_deviation(const at::Tensor& variance, double eps) {
@@ -117,12 +117,12 @@ at::Tensor inverse_deviation(const at::Tensor& variance, double eps) {
   return eps == 0 ? inverse.masked_fill_(variance.eq(0), 0) : inverse;
 }
 
-BatchNormGradient::BatchNormGradient(at::Tensor grad, const at::Tensor& items, const at::Tensor& mean,
+BatchNormGradient::BatchNormGradient(const at::Tensor& grad, const at::Tensor& items, const at::Tensor& mean,
                                      at::Tensor inverse_deviation)
-    : grad_(std::move(grad)),
-      inverse_(std::move(inverse_deviation)),
-      centered_(items - beside(mean, items)),
-      product_(centered_ * grad_) {
+    : grad_(grad.to(at::toOpMathType(grad.scalar_type()))), inverse_(std::move(inverse_deviation)) {
+  const auto wide = items.to(at::toOpMathType(items.scalar_type()));
+  centered_ = wide - beside(mean, wide);
+  product_ = centered_ * grad_;
   std::vector<int64_t> item_dims;
   for (int64_t dim = 0; dim < items.dim(); ++dim) {
     if (dim != kChannelDim) {

@@ -41,7 +41,7 @@ void update_running_statistics(const at::Tensor& mean, const at::Tensor& varianc
 
 /// The items less the mean, over the deviation, times `weight` and plus `bias` if there are any.
 at::Tensor normalized_items(const at::Tensor& items, const at::Tensor& weight, const at::Tensor& bias,
-                            const BatchStatistics& statistics, double eps);
+                            const at::Tensor& mean, const at::Tensor& variance, double eps);
 
 /// 1 / sqrt(variance + eps); 0 where that is infinite, as kernels have it.
 at::Tensor inverse_deviation(const at::Tensor& variance, double eps);
@@ -49,9 +49,10 @@ at::Tensor inverse_deviation(const at::Tensor& variance, double eps);
 /// The gradients of normalized_items, with statistics of the items.
 class BatchNormGradient {
  public:
-  /// `grad` is that of the result. Items of 16 bits and their gradient are given in float32. `inverse_deviation` is a
-  /// float64 tensor, `mean` may be narrower.
-  BatchNormGradient(at::Tensor grad, const at::Tensor& items, const at::Tensor& mean, at::Tensor inverse_deviation);
+  /// `grad` is that of the result. `inverse_deviation` is a float64 tensor, `mean` may be narrower. Gradients of items
+  /// of 16 bits are in float32.
+  BatchNormGradient(const at::Tensor& grad, const at::Tensor& items, const at::Tensor& mean,
+                    at::Tensor inverse_deviation);
 
   /// Of this rank's items, and of all ranks' after add_up().
   at::Tensor of_weight() const { return centered_sum_.mul(inverse_); }

@@ -6,7 +6,6 @@
 #include <torch/nn/modules/batchnorm.h>
 
 #include <algorithm>
-#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -49,11 +48,6 @@ struct BatchNormCall {
   double eps;
 };
 
-/// In float32 where it has 16 bits.
-at::Tensor as_computed(const at::Tensor& tensor) {
-  return at::isReducedFloatingType(tensor.scalar_type()) ? tensor.to(at::kFloat) : tensor;
-}
-
 at::Tensor in_dtype_of(const at::Tensor& gradient, const at::Tensor& tensor) {
   return tensor.defined() ? gradient.to(tensor.scalar_type()) : at::Tensor();
 }
@@ -73,11 +67,12 @@ class SyncBatchNorm : public torch::autograd::Function<SyncBatchNorm> {
     TESSERA_CHECK(ValueError, !statistics.count.is_cpu() || statistics.count.item<double>() > 1,
                   "{}: statistics need more than one value a channel, but the batches of all ranks together have {}",
                   ranks->layer, statistics.count.item<double>());
+    const auto variance = statistics.variance();
     update_running_statistics(call.running_mean, call.running_var, statistics, call.momentum);
-    context->save_for_backward({input, call.weight, call.bias, statistics.mean,
-                                inverse_deviation(statistics.variance(), call.eps), statistics.count});
+    context->save_for_backward(
+        {input, call.weight, call.bias, statistics.mean, inverse_deviation(variance, call.eps), statistics.count});
     context->saved_data["ranks"] = c10::IValue::make_capsule(ranks);
-    return normalized_items(input, call.weight, call.bias, statistics, call.eps);
+    return normalized_items(input, call.weight, call.bias, statistics.mean, variance, call.eps);
   }
 
   static variable_list backward(AutogradContext* context, const variable_list& grads) {
@@ -90,7 +85,7 @@ class SyncBatchNorm : public torch::autograd::Function<SyncBatchNorm> {
     const at::AutoDispatchBelowADInplaceOrView below;
     const auto saved = context->get_saved_variables();
     const auto &input = saved[0], &weight = saved[1], &bias = saved[2];
-    BatchNormGradient gradient(as_computed(grads[0]), as_computed(input), saved[3], saved[4]);
+    BatchNormGradient gradient(grads[0], input, saved[3], saved[4]);
     const auto of_weight = in_dtype_of(gradient.of_weight(), weight), of_bias = in_dtype_of(gradient.of_bias(), bias);
     gradient.add_up(ranks.mesh, ranks.axes);
     return {in_dtype_of(gradient.of_items(weight, saved[5]), input), of_weight, of_bias, at::Tensor(), at::Tensor()};
@@ -162,42 +157,34 @@ void convert(const Layer& layer, HookPoint& point, const SyncRanksPtr& ranks) {
   point.register_forward_hook([synced](HookPoint&, TensorRefs outputs) { synced->after(outputs); }, HookOrder::Prepend);
 }
 
+/// Calls `visit` with the layer if `module` is a batch norm, and returns whether it is.
+template <class Visit>
+bool visit_batch_norm(torch::nn::Module& module, const Visit& visit) {
+  const auto visit_if = [&](auto* layer) {
+    if (layer) {
+      visit(*layer);
+    }
+    return layer != nullptr;
+  };
+  return visit_if(module.as<torch::nn::BatchNorm1dImpl>()) || visit_if(module.as<torch::nn::BatchNorm2dImpl>()) ||
+         visit_if(module.as<torch::nn::BatchNorm3dImpl>());
+}
+
 struct NamedLayer {
   std::string path;
   HookPoint* point;
-  std::function<void(const SyncRanksPtr&)> convert;
 };
-
-/// Null for another kind of layer.
-template <class Layer>
-std::function<void(const SyncRanksPtr&)> converter(torch::nn::Module& module) {
-  auto* layer = module.as<Layer>();
-  return layer ? [layer, &module](const SyncRanksPtr& ranks) { convert(*layer, *find_hook_point(module), ranks); }
-               : std::function<void(const SyncRanksPtr&)>();
-}
-
-std::function<void(const SyncRanksPtr&)> converter(torch::nn::Module& module) {
-  for (const auto& found :
-       {converter<torch::nn::BatchNorm1dImpl>(module), converter<torch::nn::BatchNorm2dImpl>(module),
-        converter<torch::nn::BatchNorm3dImpl>(module)}) {
-    if (found) {
-      return found;
-    }
-  }
-  return nullptr;
-}
 
 /// Once, if it is one; a layer may be at several places.
 void add_batch_norm(const std::string& path, torch::nn::Module& module, std::vector<NamedLayer>& layers) {
-  auto convert = converter(module);
-  if (!convert) {
+  if (!visit_batch_norm(module, [](const auto&) {})) {
     return;
   }
   auto* point = &hook_point(module, fmt::format("convert_sync_batchnorm: '{}'", path));
   TESSERA_CHECK(StateError, !point->find<Synced>(),
                 "convert_sync_batchnorm: '{}' takes its statistics over several ranks already; call it once", path);
   if (std::ranges::find(layers, point, &NamedLayer::point) == layers.end()) {
-    layers.push_back({path, point, std::move(convert)});
+    layers.push_back({path, point});
   }
 }
 
@@ -213,11 +200,11 @@ std::vector<NamedLayer> batch_norms(torch::nn::Module& module) {
 }  // namespace
 
 void convert_sync_batchnorm(ModuleRef module, const DeviceMesh& mesh) {
-  for (const auto& [path, point, convert] : batch_norms(*module)) {
+  for (const auto& [path, point] : batch_norms(*module)) {
     const auto ranks = c10::make_intrusive<SyncRanks>(mesh, fmt::format("batch norm '{}'", path));
     if (!ranks->axes.empty()) {
       point->attach(std::make_shared<Synced>());
-      convert(ranks);
+      visit_batch_norm(point->module(), [&, &at = *point](const auto& layer) { convert(layer, at, ranks); });
     }
   }
 }

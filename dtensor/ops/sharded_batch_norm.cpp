@@ -53,6 +53,7 @@ void sharded_batch_norm(const c10::OperatorHandle& op, torch::jit::Stack* stack,
   const auto items = local_argument(op, stack, 0).toTensor();
   const double eps = number(op, stack, "eps");
   const auto statistics = batch_statistics(items, input.mesh(), item_axes(input));
+  const auto variance = statistics.variance();
   auto mean = optional_tensor(op, stack, "running_mean"), var = optional_tensor(op, stack, "running_var");
   const auto& returns = op.schema().returns();
   if (returns.back().name() == "running_var_out") {
@@ -63,9 +64,9 @@ void sharded_batch_norm(const c10::OperatorHandle& op, torch::jit::Stack* stack,
     update_running_statistics(mean, var, statistics, number(op, stack, "momentum"));
   }
   std::vector<c10::IValue> results{normalized_items(items, optional_tensor(op, stack, "weight"),
-                                                    optional_tensor(op, stack, "bias"), statistics, eps),
+                                                    optional_tensor(op, stack, "bias"), statistics.mean, variance, eps),
                                    statistics.mean.to(plan.outputs[1]->dtype()),
-                                   inverse_deviation(statistics.variance(), eps).to(plan.outputs[2]->dtype())};
+                                   inverse_deviation(variance, eps).to(plan.outputs[2]->dtype())};
   for (size_t i = results.size(); i < returns.size(); ++i) {
     const auto& reserve = plan.outputs[i];
     results.emplace_back(returns[i].name() == "running_mean_out" ? mean
@@ -79,8 +80,7 @@ void sharded_batch_norm(const c10::OperatorHandle& op, torch::jit::Stack* stack,
 void sharded_batch_norm_backward(const c10::OperatorHandle& op, torch::jit::Stack* stack, const OpPlan& plan) {
   const auto& input = *plan.operands[1];
   const auto mask = local_argument(op, stack, kMask).toBoolList();
-  BatchNormGradient gradient(widened(local_argument(op, stack, 0).toTensor()),
-                             widened(local_argument(op, stack, 1).toTensor()),
+  BatchNormGradient gradient(local_argument(op, stack, 0).toTensor(), local_argument(op, stack, 1).toTensor(),
                              local_argument(op, stack, kSavedMean).toTensor(),
                              local_argument(op, stack, kSavedInverseDeviation).toTensor().to(at::kDouble));
   at::Tensor of_items;

@@ -99,10 +99,10 @@ bool FSDPState::reshards_after_forward() const {
 }
 
 void FSDPState::reshard_after_forward() {
-  if (may_keep_share_) {
-    group_->reshard_after_forward();
-  } else {
+  if (was_reshard_set_) {
     group_->reshard();
+  } else {
+    group_->reshard_after_forward();
   }
 }
 
@@ -271,7 +271,7 @@ void FSDPState::end_call(OpenCall& call, TensorRefs outputs) {
   const bool all_ran = std::find(ran_.begin(), ran_.end(), false) == ran_.end();
   // Without a backward to come, nothing else would free the parameters; inside of one it comes at once.
   if (group_ && all_ran && open_calls_.empty() && active_calls_ == 0) {
-    if (!differentiable && !keeps_without_backward_) {
+    if (!differentiable && !keeps_without_backward()) {
       group_->reshard();
     } else if (reshards_after_forward() && current_backward() == -1) {
       reshard_after_forward();
@@ -310,7 +310,7 @@ void FSDPState::finish_forward() {
   const bool is_incomplete = std::find(ran_.begin(), ran_.end(), true) != ran_.end();
   ran_.assign(ran_.size(), false);
   if (is_incomplete && group_->is_unsharded()) {
-    if (!is_differentiable_ && !keeps_without_backward_) {
+    if (!is_differentiable_ && !keeps_without_backward()) {
       group_->reshard();
     } else if (reshards_after_forward()) {
       reshard_after_forward();

@@ -71,8 +71,7 @@ class FSDPState : public std::enable_shared_from_this<FSDPState> {
   Settings& settings() { return settings_; }
   void set_reshard_after_forward(bool value) {
     options_.reshard_after_forward = value;
-    may_keep_share_ = false;
-    keeps_without_backward_ = !value;
+    was_reshard_set_ = true;
   }
 
   /// The unit belongs to `root` from now on, as number `unit`, and is called `name` there.
@@ -148,6 +147,8 @@ class FSDPState : public std::enable_shared_from_this<FSDPState> {
   void check_arrival(size_t param);
   void take_sharded_gradient(size_t param);
   bool reshards_after_forward() const;
+  /// Parameters stay also after a forward that no backward follows.
+  bool keeps_without_backward() const { return was_reshard_set_ && !options_.reshard_after_forward.value_or(true); }
   void reshard_after_forward();
   void forget_old_values();
   void reshard_and_reduce(bool reshards, bool reduces);
@@ -167,8 +168,7 @@ class FSDPState : public std::enable_shared_from_this<FSDPState> {
   std::vector<std::weak_ptr<Ticket>> tickets_;  // of graphs that may still run backward
   int active_calls_ = 0;                        // calls whose backward is running
   bool is_differentiable_ = false;              // a call of the running outermost forward was
-  bool may_keep_share_ = true;                  // if the group can
-  bool keeps_without_backward_ = false;         // parameters, also after a forward that no backward follows
+  bool was_reshard_set_ = false;                // by set_reshard_after_forward()
   bool backward_started_ = false;
   bool is_begun_early_ = false;  // gradients came before the running backward did to the unit
   bool expects_early_ = false;   // and are seen to

@@ -51,38 +51,41 @@ double largest_gradient(const torch::nn::Module& reference) {
   return largest;
 }
 
-void compare(const std::string& what, const at::Tensor& whole, const at::Tensor& given, Tolerance tolerance) {
-  if (!is_dtensor(given)) {
+void compare(const std::string& what, const at::Tensor& whole, const at::Tensor& given, Tolerance tolerance,
+             bool allow_plain) {
+  if (!is_dtensor(given) && !allow_plain) {
     fail(what +
          " is not a DTensor: no unit has it, as where the last fully_shard, on the whole model, was left out, or "
-         "it is unsharded and reshard() is to be called");
+         "it is unsharded and reshard() is to be called. Where a tensor-parallel plan left its layer plain, set "
+         "allow_plain");
   }
-  const at::Tensor sharded = reduced(given);
   if (!is_finite(whole)) {
     fail(what + " is not finite in the reference, which diverged: nothing can be compared with it");
   }
-  if (whole.sizes() != sharded.sizes()) {
-    fail(fmt::format("{} is {}, expected {}", what, dtensor_spec(sharded)->to_string(),
-                     to_string(TensorMeta::of(whole))));
+  const at::Tensor tensor = is_dtensor(given) ? reduced(given) : given.detach();
+  const auto layout = is_dtensor(tensor) ? dtensor_spec(tensor)->to_string() : to_string(TensorMeta::of(tensor));
+  if (whole.sizes() != tensor.sizes()) {
+    fail(fmt::format("{} is {}, expected {}", what, layout, to_string(TensorMeta::of(whole))));
   }
-  const auto local = to_local(sharded);
+  const auto local = is_dtensor(tensor) ? to_local(tensor) : tensor;
   if (local.device() != whole.device()) {
     fail(fmt::format("the local tensor of {} is on {}, expected {}", what, local.device().str(), whole.device().str()));
   }
-  const auto text = describe_difference(local, part_of_whole(whole, *dtensor_spec(sharded)), tolerance);
+  const auto expected = is_dtensor(tensor) ? part_of_whole(whole, *dtensor_spec(tensor)) : whole;
+  const auto text = describe_difference(local, expected, tolerance);
   if (!text.empty()) {
-    fail(fmt::format("the local tensor of {}, {}: {}", what, dtensor_spec(sharded)->to_string(), text));
+    fail(fmt::format("the local tensor of {}, {}: {}", what, layout, text));
   }
 }
 
 void compare_gradients(const std::string& name, const at::Tensor& reference, const at::Tensor& sharded,
-                       Tolerance tolerance) {
+                       Tolerance tolerance, bool allow_plain) {
   if (reference.grad().defined() != sharded.grad().defined()) {
     fail(fmt::format("the gradient of '{}' is {}defined, expected {}defined", name,
                      sharded.grad().defined() ? "" : "un", reference.grad().defined() ? "" : "un"));
   }
   if (reference.grad().defined()) {
-    compare("the gradient of '" + name + "'", reference.grad(), sharded.grad(), tolerance);
+    compare("the gradient of '" + name + "'", reference.grad(), sharded.grad(), tolerance, allow_plain);
   }
 }
 
@@ -126,9 +129,13 @@ void check_sharded_parity(const torch::nn::Module& reference, const torch::nn::M
         fail(fmt::format("parameter {} is named '{}', expected '{}'", i, name, expected[i].key()));
       }
     });
-    first.look([&] { compare("parameter '" + name + "'", expected[i].value(), actual[i].value(), options.tolerance); });
+    first.look([&] {
+      compare("parameter '" + name + "'", expected[i].value(), actual[i].value(), options.tolerance,
+              options.allow_plain);
+    });
     if (options.gradients) {
-      first.look([&] { compare_gradients(name, expected[i].value(), actual[i].value(), of_gradients); });
+      first.look(
+          [&] { compare_gradients(name, expected[i].value(), actual[i].value(), of_gradients, options.allow_plain); });
     }
   }
   first.rethrow();

@@ -26,6 +26,9 @@ struct ParityOptions {
   /// Compare gradients too: both undefined, or equal. Their atol is the tolerance's times the largest number among all
   /// gradients of the reference, where that is below 1: else gradients of 1e-6 would be equal to zeros.
   bool gradients = true;
+  /// Compare parameters that are plain tensors whole, as those of layers that a tensor-parallel plan left alone, where
+  /// nothing shards the rest. Without, one is an error, since a unit is missing, as a rule.
+  bool allow_plain = false;
 };
 
 /// Throws ExpectationError naming the first parameter that differs: its name, that it is no DTensor, its device, its

@@ -102,6 +102,21 @@ TEST_CASE("check_sharded_parity: tensors on two devices are a difference") {
   });
 }
 
+TEST_CASE("check_sharded_parity: plain parameters are an error, or compared whole") {
+  run_ranks(2, [](int) {
+    const auto mesh = init_device_mesh(at::kCPU, {2}, {"tp"});
+    const Pair pair(mesh, 1, 1);
+    const ParityOptions allowed{.allow_plain = true};
+    pair.sharded->bias.set_data(pair.reference->bias.detach().clone());
+    expect_throws<ExpectationError>([&] { check_sharded_parity(pair.reference, pair.sharded); }, "set allow_plain");
+    pair.sharded->bias.mutable_grad() = pair.reference->bias.grad().clone();
+    check_sharded_parity(pair.reference, pair.sharded, allowed);
+    pair.sharded->bias.mutable_grad().mul_(2);
+    expect_throws<ExpectationError>([&] { check_sharded_parity(pair.reference, pair.sharded, allowed); },
+                                    "the local tensor of the gradient of 'bias', Float[4]");
+  });
+}
+
 TEST_CASE("test_fsdp_parity: nothing equals a loss that is not finite") {
   run_ranks(2, [](int) {
     const auto mesh = init_device_mesh(at::kCPU, {2}, {"dp"});

@@ -156,6 +156,10 @@ FSDP make_fsdp(torch::nn::Module& module, FSDPOptions options);
 /// are on the meta device and there is no param_init_fn. As fully_shard otherwise.
 template <class Impl>
 class FullyShardedDataParallel : public FSDP {
+  static_assert(
+      std::is_base_of_v<torch::nn::Module, Impl>,
+      "the argument is the module, FullyShardedDataParallel<NetImpl>, not its holder; or none, to be deduced");
+
  public:
   explicit FullyShardedDataParallel(const torch::nn::ModuleHolder<Impl>& module, FSDPOptions options = {})
       : FSDP(detail::make_fsdp(*module.ptr(), std::move(options))), impl_(module.ptr()) {}

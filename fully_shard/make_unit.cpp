@@ -1,9 +1,11 @@
 #include "fully_shard/make_unit.h"
 
+#include <c10/core/InferenceMode.h>
 #include <fmt/ranges.h>
 
 #include <algorithm>
 #include <atomic>
+#include <optional>
 
 #include "base/error.h"
 #include "comm/process_group.h"
@@ -146,6 +148,12 @@ std::shared_ptr<UnitRecipe> recipe_of(const Draft& draft) {
   return recipe;
 }
 
+/// Whether shards are made as outside of InferenceMode: where parameters are that may be trained there.
+bool leaves_inference_mode(const std::vector<ManagedParam>& params) {
+  return c10::InferenceMode::is_enabled() &&
+         std::ranges::none_of(params, [](const ManagedParam& param) { return param.tensor.is_inference(); });
+}
+
 }  // namespace
 
 void make_unit(const UnitRequest& request) {
@@ -158,6 +166,10 @@ void make_unit(const UnitRequest& request) {
   draft.label = label_of(draft.points);
   draft.where = fmt::format("{}({})", request.api, draft.label);
   const auto params = collect_managed_params(request.modules, options.ignored_params);
+  std::optional<c10::InferenceMode> mode;
+  if (leaves_inference_mode(params)) {
+    mode.emplace(/*enabled=*/false);
+  }
   draft.mesh = options.mesh ? *options.mesh : default_mesh(params, options.offload_policy.has_value());
   check_mesh(draft);
   plan_together(draft, params);

@@ -99,6 +99,23 @@ TEST_CASE("a forward in inference mode gives what one process gives, before and 
   });
 }
 
+TEST_CASE("a model that is sharded in inference mode may be trained outside of it") {
+  run_ranks(2, [](int rank) {
+    Pair pair;
+    fill_parameters(*pair.reference, 1);
+    fill_parameters(*pair.sharded, 1);
+    {
+      const c10::InferenceMode guard;
+      shard_tower(pair.sharded);
+      const auto batch = make_batch(static_cast<uint64_t>(rank), 3, 5);
+      expect_bit_equal(pair.sharded(batch), pair.reference(batch));
+    }
+    expect_equal_gradients(pair, rank, 2, [](Tower& tower, int r) {
+      return weighted_loss(tower(make_batch(static_cast<uint64_t>(r), 3, 5)));
+    });
+  });
+}
+
 TEST_CASE("a forward without gradients frees the root's parameters too") {
   run_ranks(2, [](int) {
     auto pair = make_pair_of_towers();

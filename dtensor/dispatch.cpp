@@ -15,6 +15,7 @@
 #include "dtensor/local_arguments.h"
 #include "dtensor/plan_cache.h"
 #include "dtensor/propagate.h"
+#include "dtensor/replicate_plain.h"
 #include "dtensor/result_wrapper.h"
 #include "dtensor/write_back.h"
 
@@ -111,10 +112,10 @@ void run_plan(const c10::OperatorHandle& op, const CallSignature& call, const Op
   }
 }
 
-/// A call whose operands are DTensors and plain tensors: runs it if these may be taken for copies, or if autograd made
-/// them of zeros; else throws.
+/// A call whose operands are DTensors and plain tensors: runs it if these hold nothing, or if autograd made them of
+/// zeros; else throws.
 void run_mixed(const c10::OperatorHandle& op, c10::DispatchKeySet keys, const CallSignature& call, Stack* stack) {
-  if ((ImplicitReplication::active() || has_empty_gradients(call)) && may_replicate_plain_tensors(call)) {
+  if (has_empty_gradients(call) && may_replicate_plain_tensors(call)) {
     std::copy(call.args.begin(), call.args.end(), stack->end() - std::ssize(call.args));
     replicate_plain_tensors(stack, call.args.size());
     dispatch(op, keys, stack);

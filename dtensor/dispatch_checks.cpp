@@ -99,7 +99,7 @@ std::string remedy_for_mixed(const c10::OperatorHandle& op, const CallSignature&
       "Make the plain ones DTensors with distribute_tensor(t, mesh, {{Replicate()}}) or from_local, take to_local() / "
       "full_tensor() of the DTensors (with Partial grad_placements where each rank goes on with data of its own), or "
       "declare plain tensors equal on all ranks (not a batch that differs between ranks) with an ImplicitReplication "
-      "scope around forward and backward(){}{}",
+      "scope{}{}",
       is_loss_of_classes(op) ? ", or the targets of a loss with a LossParallel scope" : "",
       updates_plain(call) ? fmt::format(". {}{}", kBackwardBefore, kPlainState) : "");
 }

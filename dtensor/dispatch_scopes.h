@@ -46,8 +46,8 @@ class BackwardInThisThread {
 
 /// A plain tensor that meets DTensors in an op counts as a replicated one, and must be equal on every rank. One that
 /// the op writes is still an error, but for zeros that a backward adds to, which become a DTensor in any scope or none.
-/// Scopes nest. A plain leaf that meets DTensors gets a DTensor as its gradient: full_tensor(leaf.grad()) is what its
-/// optimizer takes. Parameters are better made DTensors.
+/// Needed around the forward alone: what autograd saves are the DTensors. A plain leaf gets a plain gradient, that of
+/// the whole, the same on every rank. Scopes nest; in one, ops on DTensors cost more (their calls are boxed).
 class ImplicitReplication {
  public:
   ImplicitReplication();
@@ -58,6 +58,7 @@ class ImplicitReplication {
   static bool active();
 
  private:
+  bool was_active_;
   detail::BackwardInThisThread backward_;
 };
 
@@ -118,9 +119,5 @@ class DispatchingOp {
  private:
   const c10::OperatorHandle* previous_;
 };
-
-/// Makes replicated DTensors of the plain tensors of at least one dim among the last `num_arguments` values on `stack`,
-/// on the mesh of the first DTensor there.
-void replicate_plain_tensors(torch::jit::Stack* stack, size_t num_arguments);
 
 }  // namespace tessera

@@ -15,10 +15,10 @@ class DTensorImpl : public c10::TensorImpl {
  public:
   DTensorImpl(c10::Storage&& storage, caffe2::TypeMeta dtype, c10::DeviceType device)
       : c10::TensorImpl(std::move(storage), c10::DispatchKeySet(c10::DispatchKey::PrivateUse1), dtype) {
-    // Autocast follows the backend bit; a DTensor is cast as its real device is.
+    // Autocast follows the backend bit; a DTensor is cast as its real device is. That of PrivateUse1 is there too, for
+    // ImplicitReplication (replicate_plain.h).
     key_set_ =
-        key_set_.remove(c10::DispatchKey::AutocastPrivateUse1)
-            .add(device == c10::DeviceType::CUDA ? c10::DispatchKey::AutocastCUDA : c10::DispatchKey::AutocastCPU);
+        key_set_.add(device == c10::DeviceType::CUDA ? c10::DispatchKey::AutocastCUDA : c10::DispatchKey::AutocastCPU);
   }
 
   /// As set_backend_meta() of a new tensor, whose make_unique() clears all of an ExtraMeta before it constructs it.

@@ -14,6 +14,7 @@
 #include "dtensor/call_signature.h"
 #include "dtensor/dtensor_impl.h"
 #include "dtensor/propagate.h"
+#include "dtensor/replicate_plain.h"
 
 namespace tessera {
 
@@ -136,7 +137,7 @@ std::optional<c10::OperatorHandle> functional_form(const c10::OperatorHandle& op
 void run_functional_form(const c10::OperatorHandle& op, const c10::OperatorHandle& functional, Stack* stack) {
   const at::AutoDispatchBelowADInplaceOrView below;
   // Autocast saw the op that was called, and casts no operands of ops that write.
-  const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
+  const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset.remove(kReplicatingKey));
   const auto& schema = op.schema();
   const size_t num_args = schema.arguments().size();
   const Stack args(stack->end() - static_cast<std::ptrdiff_t>(num_args), stack->end());

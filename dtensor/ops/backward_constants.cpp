@@ -6,10 +6,10 @@
 #include <torch/library.h>
 
 #include "dtensor/dispatch.h"
-#include "dtensor/dispatch_scopes.h"
 #include "dtensor/dtensor_impl.h"
 #include "dtensor/ops/op_names.h"
 #include "dtensor/ops/own_kernels.h"
+#include "dtensor/replicate_plain.h"
 
 namespace tessera {
 

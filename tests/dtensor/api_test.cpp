@@ -2,17 +2,27 @@
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/arange.h>
+#include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
+#include <ATen/ops/layer_norm.h>
+#include <ATen/ops/linalg_matrix_rank.h>
+#include <ATen/ops/linear.h>
 #include <ATen/ops/linspace.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/rand.h>
 #include <ATen/ops/randn.h>
+#include <ATen/ops/scalar_tensor.h>
+#include <ATen/ops/silu_backward.h>
+#include <ATen/ops/stack.h>
+#include <ATen/ops/tensor.h>
+#include <ATen/ops/where.h>
 #include <ATen/ops/zeros_like.h>
 #include <torch/serialize.h>
 
 #include <limits>
 #include <sstream>
+#include <thread>
 
 #include "comm/comm_stats.h"
 #include "dtensor/dispatch_scopes.h"
@@ -249,10 +259,66 @@ TEST_CASE("in an ImplicitReplication scope plain tensors count as copies", "[dte
     expect_bit_equal(full_tensor(x.grad()), plain.expand({3, 2}));
     auto written = ramp({3, 2});
     expect_throws<ValueError>([&] { written.add_(x.detach()); }, "DTensors and plain tensors are mixed");
-    auto leaf = ramp({2}).requires_grad_();
-    (x.detach() * leaf).sum().backward();
-    leaf.mutable_grad() = full_tensor(leaf.grad());  // as its optimizer takes it
-    expect_bit_equal(leaf.grad(), ramp({3, 2}).sum(0));
+  });
+}
+
+TEST_CASE("backward needs no ImplicitReplication scope, and plain leaves get plain gradients", "[dtensor]") {
+  const auto whole = at::randn({5, 3}, make_generator(3), at::kDouble);
+  const auto numbers = at::randn({3}, make_generator(4), at::kDouble);
+  const auto mask = ramp({3}) > 1;
+  // Each saves a plain operand for its backward: by an op of its own, in a list, within ops that ATen composes, in a
+  // mask, as an index, in a function of its own.
+  const auto loss_of = [&](const at::Tensor& x, const at::Tensor& leaf) {
+    auto y = x * leaf + at::linear(x, at::stack({leaf, leaf * 2, leaf * 3})).tanh();
+    y = at::cat({y, leaf.unsqueeze(0) * 2, y.masked_fill(mask, 2).index_select(0, at::tensor({2, 0, 2}))});
+    y = at::where(mask, y, y * y) + at::scalar_tensor(2) * at::layer_norm(y, {3}, leaf, leaf * leaf);
+    return y.matmul(leaf).square().sum();
+  };
+  auto dense = whole.clone().requires_grad_(), dense_leaf = numbers.clone().requires_grad_();
+  loss_of(dense, dense_leaf).backward();
+  for (const int ranks : {1, 2, 3, 4}) {
+    run_ranks(ranks, [&](int) {
+      const auto mesh = init_device_mesh(at::kCPU, {ranks});
+      for (const Placement& placement : {Placement(Shard(0)), Placement(Shard(1)), Placement(Replicate())}) {
+        auto x = distribute_tensor(whole, mesh, {placement}).requires_grad_();
+        auto leaf = numbers.clone().requires_grad_();
+        at::Tensor loss;
+        {
+          const ImplicitReplication scope, nested;
+          loss = loss_of(x, leaf);
+        }
+        expect_throws<ValueError>([&] { x* leaf; }, "are mixed");  // the scopes have ended
+        loss.backward();
+        expect_close(full_tensor(x.grad()), dense.grad());
+        expect_close(leaf.grad(), dense_leaf.grad());
+      }
+    });
+  }
+}
+
+TEST_CASE("plain tensors of an ImplicitReplication scope are numbers, lists and operands of any op", "[dtensor]") {
+  run_ranks(2, [](int) {
+    const auto mesh = init_device_mesh(at::kCPU, {2});
+    const auto values = at::randn({4, 3}, make_generator(3), at::kDouble);
+    auto x = distribute_tensor(values, mesh, {Shard(0)}).requires_grad_();
+    auto scale = at::scalar_tensor(3, at::kDouble).requires_grad_();
+    const auto mask = at::ones({3}, at::kDouble);
+    at::Tensor product;
+    {
+      const ImplicitReplication scope;
+      (x * scale).sum().backward();
+      TESSERA_EXPECT(!is_dtensor(scale.grad()));
+      expect_close(scale.grad(), values.sum());
+      product = x * mask;
+      expect_close(full_tensor(at::silu_backward(x.detach(), values)), at::silu_backward(values, values));
+      const auto rank = at::linalg_matrix_rank(x.detach(), at::scalar_tensor(0.1, at::kDouble).view({1}));
+      expect_equal(full_tensor(rank).item<int64_t>(), 3);
+      bool elsewhere = true;
+      std::thread([&] { elsewhere = ImplicitReplication::active(); }).join();
+      TESSERA_EXPECT(!elsewhere);
+    }
+    mask.zero_();
+    expect_throws<c10::Error>([&] { product.sum().backward(); }, "modified by an inplace operation");
   });
 }
 

@@ -37,19 +37,39 @@ TEST_CASE("after a forward that threw, training on both meshes goes on", "[tenso
   });
 }
 
-TEST_CASE("a plain parameter that forward uses beside DTensors is named, with what to do about it",
+TEST_CASE("a plain parameter that gets a DTensor as its gradient is named, with what to do about it",
           "[tensor_parallel]") {
   run_ranks(4, [](int) {
     const auto mesh = init_device_mesh(at::kCPU, {2, 2}, {"dp", "tp"});
     tessera::nn::LayerNorm norm(torch::nn::LayerNormOptions({5}));
     fully_shard(norm, {.mesh = mesh["dp"]});
-    const auto x = distribute_tensor(at::ones({3, 5}), mesh["tp"], {Replicate()});
-    const ImplicitReplication scope;
+    const auto tp = mesh["tp"];
+    norm->weight.register_hook([tp](const at::Tensor& grad) { return distribute_tensor(grad, tp, {Replicate()}); });
     for (int step = 0; step < 2; ++step) {
-      const auto loss = norm(x).sum();
+      const auto loss = norm(at::ones({3, 5})).sum();
       expect_throws<StateError>([&] { loss.backward(); }, "is a DTensor on DeviceMesh(cpu, {tp: 2})");
       TESSERA_EXPECT(!norm->weight.grad().defined() && !norm->bias.grad().defined());
     }
+  });
+}
+
+TEST_CASE("plain parameters that forward uses beside DTensors, in an ImplicitReplication scope, are trained",
+          "[tensor_parallel]") {
+  run_ranks(4, [](int) {
+    const auto mesh = init_device_mesh(at::kCPU, {2, 2}, {"dp", "tp"});
+    tessera::nn::LayerNorm reference(torch::nn::LayerNormOptions({5})), norm(torch::nn::LayerNormOptions({5}));
+    fully_shard(norm, {.mesh = mesh["dp"]});
+    const auto batch_of = [](int64_t dp_rank) { return make_batch(static_cast<uint64_t>(dp_rank), 3, 5); };
+    for (int64_t dp_rank = 0; dp_rank < 2; ++dp_rank) {
+      (reference(batch_of(dp_rank)).square().sum() / 2).backward();
+    }
+    at::Tensor loss;
+    {
+      const ImplicitReplication scope;
+      loss = norm(distribute_tensor(batch_of(mesh.local_rank("dp")), mesh["tp"], {Shard(0)})).square().sum();
+    }
+    loss.backward();
+    check_sharded_parity(reference, norm, {.tolerance = {.rtol = 1e-5, .atol = 1e-6}});
   });
 }
 

@@ -1,0 +1,21 @@
+#pragma once
+// Plain tensors beside DTensors in an op, taken for replicated ones; internal to this package.
+//
+// In an ImplicitReplication scope that happens above autograd, so that what an op saves for its backward is a DTensor,
+// and backward needs no scope. The way there is a key that DTensors have and every thread leaves out by default, that
+// of PrivateUse1's autocast (a DTensor is cast as its real device is): the scope lets it in, and outside of one it
+// costs nothing.
+
+#include <ATen/core/stack.h>
+#include <c10/core/DispatchKey.h>
+
+namespace tessera {
+
+/// Part of every DTensor's key set; excluded in each thread but where an ImplicitReplication scope is.
+constexpr auto kReplicatingKey = c10::DispatchKey::AutocastPrivateUse1;
+
+/// Makes replicated DTensors of the plain tensors of at least one dim among the last `num_arguments` values on `stack`,
+/// on the mesh of the first DTensor there. They share the memory; autograd is not told.
+void replicate_plain_tensors(torch::jit::Stack* stack, size_t num_arguments);
+
+}  // namespace tessera

@@ -68,8 +68,9 @@ at::Tensor view_strided(const at::Tensor& self, const StridedView& wanted) {
   auto view = at::as_strided(whole, wanted.sizes, wanted.strides, whole.storage_offset() + wanted.offset);
   auto view_spec = DTensorSpec::make(spec.mesh(), replicated, TensorMeta::of(view));
   const bool copied = !whole.is_alias_of(meta->local);
-  auto result = wrap_local(std::move(view), std::move(view_spec), meta->origin,
-                           copied || meta->copied_view ? CopiedView::of(self) : CopiedView());
+  auto result =
+      wrap_local(std::move(view), std::move(view_spec), meta->origin,
+                 copied || meta->copied_view ? CopiedView::of(self, CopiedView::Elements::Same) : CopiedView());
   result.unsafeGetTensorImpl()->set_storage_offset(self.storage_offset() + wanted.offset);
   return result;
 }

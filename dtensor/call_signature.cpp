@@ -10,6 +10,7 @@
 
 #include "base/hash.h"
 #include "dtensor/functional_form.h"
+#include "dtensor/ops/op_names.h"
 #include "dtensor/propagate.h"
 
 namespace tessera {
@@ -36,8 +37,18 @@ bool counts_versions(const c10::OperatorHandle& op) {
          !(returns_new && schema.name().starts_with("aten::"));
 }
 
+constexpr const char* kViewsOfSameElements = R"(
+    alias detach permute select.int slice.Tensor split.Tensor split_with_sizes squeeze squeeze.dim squeeze.dims t
+    transpose.int unbind.int unsqueeze view _reshape_alias)";
+
+bool views_same_elements(const c10::OperatorHandle& op) {
+  static const std::vector<std::string> names = aten_ops(kViewsOfSameElements);
+  return std::ranges::find(names, toString(op.operator_name())) != names.end();
+}
+
 OpInfo make_info(const c10::OperatorHandle& op) {
   OpInfo info;
+  info.views_same_elements = views_same_elements(op);
   info.rule = find_op_rule(op.operator_name());
   info.reads_float_scalars = !info.rule || info.rule->reads_float_scalars;
   info.functional = info.rule ? std::nullopt : functional_form(op);

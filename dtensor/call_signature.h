@@ -30,7 +30,9 @@ struct OpInfo {
   bool counts_versions = false;
   bool reads_float_scalars = true;  // as its rule says
   bool takes_lists = false;         // of tensors
-  std::vector<ArgKind> kinds;       // by schema argument; optional tensors count as tensors
+  /// A view op whose results' elements are those of the viewed tensor, as they lie in memory.
+  bool views_same_elements = false;
+  std::vector<ArgKind> kinds;  // by schema argument; optional tensors count as tensors
   std::vector<char> written_args;
   std::vector<Return> returns;
 

@@ -81,6 +81,20 @@ void write_back(const c10::OperatorHandle& op, const CallSignature& call, const 
   }
 }
 
+/// The one that the call wrote, which check_copied_views() allowed.
+void carry_over_write(const CallSignature& call) {
+  for (const auto& operand : call.operands) {
+    const auto* written = call.is_written(operand.arg) ? dtensor_meta(*operand.tensor) : nullptr;
+    if (written && written->copied_view) {
+      const auto& meta = *written;
+      auto view = c10::make_intrusive<DTensorMeta>(
+          meta.local, meta.spec, meta.origin, meta.copied_view.carry_over(*operand.tensor, call.info->counts_versions));
+      operand.tensor->unsafeGetTensorImpl()->set_backend_meta(std::move(view));
+      return;
+    }
+  }
+}
+
 /// Autograd counts writes of the DTensor; its local tensor, which several DTensors may share (p.data()), counts
 /// its own, so that fully_shard can tell whether a shard changed.
 void count_writes(const CallSignature& call) {
@@ -109,6 +123,9 @@ void run_plan(const c10::OperatorHandle& op, const CallSignature& call, const Op
   wrap_results(call, plan, stack);
   if (call.info->writes) {
     count_writes(call);
+    if (call.has_copied_view) {
+      carry_over_write(call);
+    }
   }
 }
 

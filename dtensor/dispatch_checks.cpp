@@ -133,17 +133,31 @@ void check_runs_whole(const c10::OperatorHandle& op, const CallSignature& call) 
 }
 
 void check_copied_views(const c10::OperatorHandle& op, const CallSignature& call) {
+  int64_t written = 0, written_views = 0;
   for (const auto& operand : call.operands) {
-    TESSERA_CHECK(
-        NotImplementedError, !operand.dtensor || !operand.dtensor->copied_view || !call.is_written(operand.arg),
-        "{} writes to a view whose data had to be moved, so the viewed tensor would not see it: {}. To write to the "
-        "tensor, use an op on all of it (masked_fill_ with a DTensor mask, index_put_ with DTensor indices) or write "
-        "this rank's part, to_local(); to write to the view alone, clone() it, or redistribute() the tensor before it",
-        toString(op.operator_name()), describe_arguments(call));
-    if (operand.dtensor && operand.dtensor->copied_view.is_stale()) {
+    const bool is_written = call.is_written(operand.arg);
+    written += is_written ? 1 : 0;
+    if (!operand.dtensor || !operand.dtensor->copied_view) {
+      continue;
+    }
+    if (operand.dtensor->copied_view.is_stale()) {
       check_not_stale(*operand.dtensor, toString(op.operator_name()).c_str());
     }
+    written_views += is_written ? 1 : 0;
+    const auto reason = is_written ? operand.dtensor->copied_view.why_not_written(*operand.tensor) : "";
+    TESSERA_CHECK(
+        NotImplementedError, reason.empty(),
+        "{} writes to a view whose data had to be moved, and the viewed tensor would not see it, as the view {}: {}. "
+        "To write to the tensor, use slices of its dims, an op on all of it (masked_fill_ with a DTensor mask, "
+        "index_put_ with DTensor indices) or write this rank's part, to_local(); to write to the view alone, clone() "
+        "it, or redistribute() the tensor before it",
+        toString(op.operator_name()), reason, describe_arguments(call));
   }
+  // What one of them is to see of what is written to another depends on the order.
+  TESSERA_CHECK(NotImplementedError, written_views == 0 || written == 1,
+                "{} writes to several tensors, of which one is a view whose data had to be moved: {}. Call it for one "
+                "at a time",
+                toString(op.operator_name()), describe_arguments(call));
 }
 
 bool may_replicate_plain_tensors(const CallSignature& call) {
@@ -171,6 +185,16 @@ void check_written_once(const c10::OperatorHandle& op, const CallSignature& call
 
 void check_moves_allowed(const c10::OperatorHandle& op, const CallSignature& call, const OpPlan& plan) {
   for (size_t i = 0; i < call.operands.size(); ++i) {
+    const auto* dtensor = call.operands[i].dtensor;
+    if (dtensor && dtensor->copied_view && call.is_written(call.operands[i].arg)) {
+      const auto& spec = *dtensor->spec;
+      const Placements replicated(spec.placements().size(), Replicate());
+      TESSERA_CHECK(StateError,
+                    !ExplicitRedistribution::forbids(plan_redistribute(spec.placements(), replicated), spec.mesh()),
+                    "{} would gather what it writes to a view of a tensor that is cut otherwise, which "
+                    "ExplicitRedistribution forbids: {}. redistribute() the tensor before the view",
+                    toString(op.operator_name()), describe_arguments(call));
+    }
     if (!plan.redistribute[i]) {
       continue;
     }

@@ -18,9 +18,10 @@
 // a collective that waits for them in vain. Check such values before they are sharded.
 //
 // A view shares memory with the viewed tensor, unless it cuts a shard, so that its data have to move. Such a view is a
-// copy: writing to it throws NotImplementedError, and reading it once the viewed tensor was written throws StateError.
-// In InferenceMode, where tensors do not count writes, and after a write through data() or to_local() of another view,
-// such a read gives the old values: take the view again.
+// copy. A write to it (x.select(0, 3).zero_(), x.slice(0, 1, 3).add_(y)) reaches the viewed tensor too where slices of
+// dims are what was taken; else, as of a diagonal, and in InferenceMode it throws NotImplementedError. Once the viewed
+// tensor was written otherwise, using the view throws StateError. In InferenceMode, where tensors do not count writes,
+// and after a write through data() or to_local() of another view, it has the old values instead: take the view again.
 //
 // Thread safety: as at::Tensor. Names and meaning follow torch/distributed/tensor/_api.py.
 

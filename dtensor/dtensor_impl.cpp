@@ -2,8 +2,6 @@
 
 #include <fmt/ranges.h>
 
-#include <optional>
-
 #include "base/error.h"
 
 namespace tessera {
@@ -48,47 +46,7 @@ const c10::Storage& storage_without_data(c10::Device device) {
   return last;
 }
 
-/// A version counter, and what it said.
-struct SeenVersion {
-  static SeenVersion of(const at::Tensor& tensor) {
-    const auto& counter = tensor.unsafeGetTensorImpl()->version_counter();
-    return {.counter = counter, .version = counter.enabled() ? counter.current_version() : 0};
-  }
-  bool has_changed() const { return counter.enabled() && counter.current_version() != version; }
-
-  c10::VariableVersion counter;
-  uint32_t version;
-};
-
 }  // namespace
-
-struct CopiedView::Viewed {
-  SeenVersion tensor;
-  std::optional<SeenVersion> local;
-};
-
-CopiedView CopiedView::of(const at::Tensor& viewed) {
-  const auto& meta = *dtensor_meta(viewed);
-  if (meta.copied_view) {
-    return meta.copied_view;
-  }
-  CopiedView view;
-  view.viewed_ =
-      std::make_shared<const Viewed>(Viewed{.tensor = SeenVersion::of(viewed), .local = SeenVersion::of(meta.local)});
-  return view;
-}
-
-bool CopiedView::is_stale() const {
-  return viewed_ && (viewed_->tensor.has_changed() || (viewed_->local && viewed_->local->has_changed()));
-}
-
-CopiedView CopiedView::of_itself() const {
-  auto tensor = viewed_->tensor;
-  ++tensor.version;  // autograd counts what changes the tensor's sizes as a write, once it is done
-  CopiedView view;
-  view.viewed_ = std::make_shared<const Viewed>(Viewed{.tensor = std::move(tensor), .local = std::nullopt});
-  return view;
-}
 
 bool has_own_local_memory(const at::Tensor& tensor) {
   const auto meta = tensor.unsafeGetTensorImpl()->get_backend_meta_intrusive_ptr();

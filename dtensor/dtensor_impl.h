@@ -13,6 +13,7 @@
 #include <memory>
 #include <string>
 
+#include "dtensor/copied_view.h"
 #include "dtensor/dtensor_spec.h"
 
 namespace tessera {
@@ -22,27 +23,6 @@ namespace tessera {
 struct ParameterOrigin {
   std::string name;    // "blocks.0.wq.weight"
   std::string module;  // "blocks.0 (Block)": the unit whose hooks unshard it
-};
-
-/// Of a view whose data had to be moved, which is a copy: the tensor that it should be a view of would not see what is
-/// written to it, nor does it see what is written to that tensor.
-class CopiedView {
- public:
-  /// For DTensors that are none.
-  CopiedView() = default;
-  /// Of `viewed`, a DTensor, which may be a copied view itself.
-  static CopiedView of(const at::Tensor& viewed);
-
-  explicit operator bool() const { return viewed_ != nullptr; }
-  /// Whether the viewed tensor, or its local tensor, was written since, or one that shares a version counter with
-  /// either: tensor.data() shares the local one alone. Inference tensors count no versions: never.
-  bool is_stale() const;
-  /// For the tensor that becomes its own copied view (as_strided_).
-  CopiedView of_itself() const;
-
- private:
-  struct Viewed;
-  std::shared_ptr<const Viewed> viewed_;
 };
 
 class DTensorMeta : public c10::BackendMeta {

@@ -24,7 +24,7 @@ const at::Tensor& take_on(const at::Tensor& self, const at::Tensor& other) {
   auto* impl = self.unsafeGetTensorImpl();
   impl->set_sizes_and_strides(meta->spec->sizes(), meta->spec->strides());
   impl->set_storage_offset(other.storage_offset());
-  auto copied_view = meta->copied_view ? CopiedView::of(self).of_itself() : CopiedView();
+  auto copied_view = meta->copied_view ? CopiedView::of(self, CopiedView::Elements::Other).of_itself() : CopiedView();
   impl->set_backend_meta(
       c10::make_intrusive<DTensorMeta>(meta->local, meta->spec, meta->origin, std::move(copied_view)));
   return self;

@@ -3,7 +3,6 @@
 #include <ATen/ops/slice.h>
 
 #include <algorithm>
-#include <numeric>
 
 namespace tessera {
 
@@ -18,14 +17,41 @@ std::optional<std::vector<size_t>> dims_by_stride(const TensorMeta& meta) {
     }
   }
   std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) { return meta.strides[a] > meta.strides[b]; });
-  for (size_t i = 0; i + 1 < order.size(); ++i) {
-    const size_t inner = order[i + 1];
-    if (meta.strides[order[i]] < meta.strides[inner] * meta.sizes[inner]) {
+  int64_t span = 0;  // to the last element of the dims inside
+  for (auto dim = order.rbegin(); dim != order.rend(); ++dim) {
+    if (meta.strides[*dim] <= span) {
       return std::nullopt;
     }
+    span += meta.strides[*dim] * (meta.sizes[*dim] - 1);
   }
-  const bool valid = order.empty() || meta.strides[order.back()] > 0;
-  return valid ? std::optional(order) : std::nullopt;
+  return order;
+}
+
+/// A tensor of which slices were taken, with its dims as the view has them.
+at::Tensor arranged(at::Tensor sliced, const std::vector<int64_t>& dims) {
+  // Dims that the view has, in its order, then those of which it has one index.
+  std::vector<int64_t> order;
+  std::ranges::copy_if(dims, std::back_inserter(order), [](int64_t dim) { return dim >= 0; });
+  const size_t kept = order.size();
+  for (int64_t dim = 0; dim < sliced.dim(); ++dim) {
+    if (std::ranges::find(order, dim) == order.end()) {
+      order.push_back(dim);
+    }
+  }
+  at::Tensor result = sliced.permute(order);
+  while (result.dim() > static_cast<int64_t>(kept)) {
+    result = result.select(-1, 0);
+  }
+  for (size_t i = 0; i < dims.size(); ++i) {
+    result = dims[i] < 0 ? result.unsqueeze(static_cast<int64_t>(i)) : result;
+  }
+  return result;
+}
+
+/// The number of a slice's first index from `bound` on.
+int64_t first_from(const DimSlice& slice, int64_t bound) {
+  const int64_t number = (bound - slice.start + slice.step - 1) / slice.step;
+  return bound <= slice.start ? 0 : std::min(number, slice.count);
 }
 
 }  // namespace
@@ -64,6 +90,35 @@ std::optional<SlicedDims> take_apart(const TensorMeta& meta, const StridedView& 
   return rest == 0 ? std::optional(result) : std::nullopt;
 }
 
+DimRange indices_within(const DimSlice& slice, const DimRange& range) {
+  const int64_t first = first_from(slice, range.offset);
+  return {.offset = first, .length = first_from(slice, range.offset + range.length) - first};
+}
+
+void copy_to_place(const at::Tensor& view, const SlicedDims& place, const at::Tensor& local, const DTensorSpec& spec) {
+  std::vector<DimRange> indices;
+  at::Tensor target = local;
+  for (int64_t dim = 0; dim < spec.ndim(); ++dim) {
+    const auto& slice = place.slices[static_cast<size_t>(dim)];
+    const auto range = local_range(spec.sizes()[static_cast<size_t>(dim)], dim, spec.placements(), spec.position());
+    const auto mine = indices_within(slice, range);
+    if (mine.length == 0) {
+      return;
+    }
+    const int64_t start = slice.start + mine.offset * slice.step - range.offset;
+    target = at::slice(target, dim, start, start + (mine.length - 1) * slice.step + 1, slice.step);
+    indices.push_back(mine);
+  }
+  at::Tensor source = view;
+  for (size_t i = 0; i < place.dims.size(); ++i) {
+    if (place.dims[i] >= 0) {
+      const auto& mine = indices[static_cast<size_t>(place.dims[i])];
+      source = source.narrow(static_cast<int64_t>(i), mine.offset, mine.length);
+    }
+  }
+  arranged(std::move(target), place.dims).copy_(source);
+}
+
 std::optional<at::Tensor> as_view_by_name(const at::Tensor& self, const StridedView& view) {
   const auto apart = take_apart(TensorMeta::of(self), view);
   if (!apart) {
@@ -74,23 +129,7 @@ std::optional<at::Tensor> as_view_by_name(const at::Tensor& self, const StridedV
     const auto& slice = apart->slices[static_cast<size_t>(dim)];
     result = at::slice(result, dim, slice.start, slice.start + (slice.count - 1) * slice.step + 1, slice.step);
   }
-  // Dims that the view has, in its order, then those of which it has one index.
-  std::vector<int64_t> order;
-  std::ranges::copy_if(apart->dims, std::back_inserter(order), [](int64_t dim) { return dim >= 0; });
-  const size_t kept = order.size();
-  for (int64_t dim = 0; dim < self.dim(); ++dim) {
-    if (std::ranges::find(order, dim) == order.end()) {
-      order.push_back(dim);
-    }
-  }
-  result = result.permute(order);
-  while (result.dim() > static_cast<int64_t>(kept)) {
-    result = result.select(-1, 0);
-  }
-  for (size_t i = 0; i < apart->dims.size(); ++i) {
-    result = apart->dims[i] < 0 ? result.unsqueeze(static_cast<int64_t>(i)) : result;
-  }
-  return result;
+  return arranged(std::move(result), apart->dims);
 }
 
 }  // namespace tessera

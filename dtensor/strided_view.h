@@ -40,6 +40,13 @@ struct SlicedDims {
 /// `view` of a tensor of `meta`; none if it is no such view: it overlaps itself, merges dims, or leaves the tensor.
 std::optional<SlicedDims> take_apart(const TensorMeta& meta, const StridedView& view);
 
+/// Which of a slice's indices into a dim, by number, lie in `range` of it: of 1, 4, 7 in [3, 9) those from number 1 on,
+/// two of them.
+DimRange indices_within(const DimSlice& slice, const DimRange& range);
+
+/// Copies `view`, a plain tensor that lies at `place` of a tensor of `spec`, to this rank's part of that.
+void copy_to_place(const at::Tensor& view, const SlicedDims& place, const at::Tensor& local, const DTensorSpec& spec);
+
 /// `view` of `self` by slice, select, permute and unsqueeze. None as above.
 std::optional<at::Tensor> as_view_by_name(const at::Tensor& self, const StridedView& view);
 

@@ -29,9 +29,9 @@ Tower sharded_tower(const FullyShardOptions& options = {}) {
   return tower;
 }
 
-/// One step of it is as that of a model which nobody wrote.
-void expect_untouched(Tower& tower, int rank, int world_size) {
-  auto reference = filled_tower();
+/// One step of it is as that of a model which nobody wrote, or of `reference`.
+void expect_untouched(Tower& tower, int rank, int world_size, Tower reference = filled_tower()) {
+  reference->zero_grad();
   tower->zero_grad();
   average_reference(*reference, world_size, [&](int each) { micro_batch_loss(reference, each).backward(); });
   micro_batch_loss(tower, rank).backward();
@@ -147,6 +147,29 @@ TEST_CASE("a DTensor of the shards, taken before, may be written: the next forwa
     average_reference(*reference, 2, [&](int each) { micro_batch_loss(reference, each).backward(); });
     micro_batch_loss(tower, rank).backward();
     check_sharded_parity(reference, tower);
+  });
+}
+
+TEST_CASE("rows and columns of shards may be written", "[written_params]") {
+  const int world_size = GENERATE(2, 3, 4);
+  run_ranks(world_size, [&](int rank) {
+    auto reference = filled_tower(), tower = sharded_tower();
+    const auto write = [](const at::Tensor& weight, const at::Tensor& column) {
+      const at::NoGradGuard no_grad;
+      weight.select(0, 3).zero_();
+      weight.slice(0, 1, weight.size(0), 5).mul_(2);
+      weight.narrow(0, 2, 9).select(1, 1).copy_(column);
+    };
+    const auto column = make_batch(7, 1, 9)[0];
+    for (int step = 0; step < 2; ++step) {
+      write(reference->in->weight, column);
+      write(tower->in->weight, distribute_tensor(column, device_mesh(tower->in->weight), {Shard(0)}));
+      expect_untouched(tower, rank, world_size, reference);
+    }
+    auto loss = micro_batch_loss(tower, rank);
+    const at::NoGradGuard no_grad;
+    tower->blocks[0]->up->weight.select(0, 1).zero_();
+    expect_throws<StateError>([&] { loss.backward(); }, "'up.weight' of ");
   });
 }
 

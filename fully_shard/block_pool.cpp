@@ -5,6 +5,7 @@
 #include <c10/core/DeviceGuard.h>
 
 #include <algorithm>
+#include <utility>
 
 namespace tessera {
 
@@ -105,16 +106,56 @@ at::Tensor tensor_without_memory(at::IntArrayRef sizes, const at::TensorOptions&
   return tensor;
 }
 
+namespace {
+
+c10::StorageImpl* storage_of(const at::Tensor& tensor) {
+  return tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl();
+}
+
+template <class Storage>
+constexpr bool kCanExchange = requires(Storage storage) {
+  storage.swap_data_ptr(storage);
+};
+
+template <class Storage>
+void exchange(Storage& a, Storage& b) {
+  if constexpr (kCanExchange<Storage>) {
+    a.swap_data_ptr(b);
+  }
+}
+
+}  // namespace
+
 void set_memory(const at::Tensor& tensor, Block& block, size_t offset, size_t bytes) {
-  auto* storage = tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl();
+  auto* storage = storage_of(tensor);
   storage->set_data_ptr_noswap(block.part(offset));
   storage->set_nbytes(bytes);
 }
 
 c10::DataPtr clear_memory(const at::Tensor& tensor) {
-  auto* storage = tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl();
+  auto* storage = storage_of(tensor);
   storage->set_nbytes(0);
   return storage->set_data_ptr(c10::DataPtr(nullptr, tensor.device()));
+}
+
+ReadGuard::ReadGuard(const at::Tensor& tensor, const std::string& text) {
+  if (!is_effective()) {
+    return;
+  }
+  guarded_ = tensor.storage();
+  guarded_.unsafeGetStorageImpl()->release_data_and_set_meta_custom_data_ptr_error_msg_(text);
+  other_ = c10::Storage(c10::Storage::use_byte_size_t(), 0, c10::DataPtr(nullptr, tensor.device()),
+                        guarded_.allocator(), guarded_.resizable());
+}
+
+void ReadGuard::set_forbidden(bool forbidden) {
+  if (guarded_ && std::exchange(is_forbidden_, forbidden) != forbidden) {
+    exchange(*guarded_.unsafeGetStorageImpl(), *other_.unsafeGetStorageImpl());
+  }
+}
+
+bool ReadGuard::is_effective() {
+  return kCanExchange<c10::StorageImpl>;
 }
 
 const at::Tensor& PooledBuffer::borrow(BlockPool& pool) {

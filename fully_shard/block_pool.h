@@ -19,6 +19,7 @@
 
 #include <memory>
 #include <mutex>
+#include <string>
 #include <vector>
 
 namespace tessera {
@@ -78,6 +79,29 @@ at::Tensor tensor_without_memory(at::IntArrayRef sizes, const at::TensorOptions&
 void set_memory(const at::Tensor& tensor, Block& block, size_t offset, size_t bytes);
 /// The storage of `tensor` has 0 bytes again; its memory ends with the result.
 c10::DataPtr clear_memory(const at::Tensor& tensor);
+
+/// Makes reads of a storage without memory an error. Libtorch 2.11 cannot take that back, so there it does nothing, and
+/// such a read is undefined.
+class ReadGuard {
+ public:
+  ReadGuard() = default;
+  /// Reads through tensors that share the storage of `tensor` throw a c10::Error with this text, but between
+  /// allow_reads() and forbid_reads().
+  ReadGuard(const at::Tensor& tensor, const std::string& text);
+
+  void allow_reads() { set_forbidden(false); }
+  /// After clear_memory(). Does nothing where no other tensor has the storage, as after most backwards.
+  void forbid_reads() { set_forbidden(guarded_ && guarded_.use_count() > kOwners); }
+  static bool is_effective();
+
+ private:
+  void set_forbidden(bool forbidden);
+
+  static constexpr size_t kOwners = 2;  // of the storage: the tensor, and this
+  /// The storage keeps the text; what says whether it holds is exchanged with the other one's.
+  c10::Storage guarded_, other_;
+  bool is_forbidden_ = true;
+};
 
 /// A 1-D tensor whose memory comes and goes while the tensor object stays.
 class PooledBuffer {

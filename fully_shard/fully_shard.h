@@ -69,9 +69,11 @@
 // wrote (writes through weight.data() go unnoticed and are lost). Write shards, or in summon_full_params
 // (fully_shard/fsdp.h).
 //
-// A loss made of a tensor that forward keeps instead of returning is a StateError. Exceptions: one that is computed
-// from the unit's only output, where that output comes from an op of forward itself and is no view; and a parameter of
-// the outermost unit, whose gradient is averaged with the others where the loss has an output of that unit too.
+// A loss made of a tensor that forward keeps instead of returning is an error: a StateError, or one of libtorch where an
+// op saved a view of a parameter, which is freed then. Exceptions: one that is computed from the unit's only output,
+// where that output comes from an op of forward itself and is no view; and a parameter of the outermost unit, whose
+// gradient is averaged with the others where the loss has an output of that unit too. Reading a view or a detach()ed
+// copy of a full parameter once its unit is resharded is an error of libtorch too (with 2.11, undefined): clone() it.
 //
 // Ranks may use different outputs of a model: all gather and reduce alike. Not so where a checkpointed region calls a
 // unit whose result no output depends on: then all ranks use the same outputs.

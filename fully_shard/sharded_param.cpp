@@ -8,6 +8,19 @@
 
 namespace tessera {
 
+namespace {
+
+/// Views of a full parameter outlive it in what forward keeps beside its outputs, and in detached copies.
+std::string describe_read_after_free(const ParameterOrigin& origin) {
+  return fmt::format(
+      "the full parameter '{}' was read after its unit, {}, was resharded, which freed its memory: through a view or a "
+      "detach()ed copy of it, or by the backward of a tensor that forward kept as a member or wrote to an argument. "
+      "clone() what is to be kept, and return from forward what the loss is made of",
+      origin.name, origin.module);
+}
+
+}  // namespace
+
 ShardedParam::ShardedParam(at::Tensor param, const ParamSlot& slot, const at::Tensor& chunk, Options options)
     : param_(std::move(param)),
       slot_(slot),
@@ -23,6 +36,7 @@ ShardedParam::ShardedParam(at::Tensor param, const ParamSlot& slot, const at::Te
   if (!is_alias_) {
     const auto compute = at::TensorOptions(options.compute_device).dtype(options.compute_dtype);
     unsharded_ = tensor_without_memory(full.sizes(), compute);
+    reads_ = ReadGuard(unsharded_, describe_read_after_free(*origin_));
     in_use_ = unsharded_spec_ ? wrap_local(unsharded_, unsharded_spec_) : unsharded_;
   }
   const auto local = place_in(chunk);

@@ -73,11 +73,15 @@ class ShardedParam {
   /// set_unsharded_memory() and to_sharded().
   const at::Tensor& unsharded() const { return unsharded_; }
   /// The unsharded tensor gets its memory in `block`; contents are undefined.
-  void set_unsharded_memory(Block& block, size_t offset) { set_memory(unsharded_, block, offset, unsharded_size()); }
+  void set_unsharded_memory(Block& block, size_t offset) {
+    reads_.allow_reads();
+    set_memory(unsharded_, block, offset, unsharded_size());
+  }
   /// Takes the memory away again, while the parameter is sharded.
   void drop_unsharded_memory() {
     if (!is_alias_) {
       clear_memory(unsharded_);
+      reads_.forbid_reads();
     }
   }
   /// The parameter becomes the full tensor.
@@ -148,6 +152,7 @@ class ShardedParam {
   SpecPtr unsharded_spec_;
   at::Tensor sharded_;       // the DTensor whose data the parameter takes on
   at::Tensor unsharded_;     // plain, full sizes
+  ReadGuard reads_;          // of that
   at::Tensor in_use_;        // what the parameter takes on while unsharded: unsharded_, or the DTensor over it
   at::Tensor stashed_grad_;  // sharded
   at::Tensor kept_grad_;     // unsharded

@@ -16,6 +16,6 @@ TEST_CASE("the instructions of a unit's step beyond the plain model's stay withi
   INFO("a unit of 12 parameters: " << beyond << " instructions beyond the plain model's step of "
                                    << counts.at("plain"));
   CHECK(beyond > 0);
-  // As counted with g++ 12 -O2 and libtorch 2.15.0, and a twentieth: what malloc finds in the heap moves it by 1,500.
-  CHECK(beyond <= 90500);
+  // As counted with g++ 12 -O2 and libtorch 2.15.0, and a fortieth: what malloc finds in the heap moves it by 1,500.
+  CHECK(beyond <= 98500);
 }

@@ -5,8 +5,10 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <limits>
 #include <span>
 #include <typeinfo>
+#include <unordered_set>
 
 #include "base/error.h"
 #include "fully_shard/backward_hooks.h"
@@ -43,6 +45,45 @@ void check_no_graph_is_made() {
 
 }  // namespace
 
+namespace {
+
+/// Whether the graph leads from `from` to what `to` stands for. No node is newer than those that lead to it.
+bool leads_to(const torch::autograd::Node& from, const torch::autograd::Edge& to) {
+  const bool is_leaf = to.function->sequence_nr() == std::numeric_limits<uint64_t>::max();
+  std::vector<const torch::autograd::Node*> to_look_at{&from};
+  std::unordered_set<const torch::autograd::Node*> seen;
+  while (!to_look_at.empty()) {
+    const auto* node = to_look_at.back();
+    to_look_at.pop_back();
+    for (const auto& edge : node->next_edges()) {
+      if (edge == to) {
+        return true;
+      }
+      if (edge.is_valid() && (is_leaf || edge.function->sequence_nr() >= to.function->sequence_nr()) &&
+          seen.insert(edge.function.get()).second) {
+        to_look_at.push_back(edge.function.get());
+      }
+    }
+  }
+  return false;
+}
+
+/// Of outputs with tensor hooks, that these see all of a gradient: not where another one was computed from it, whose
+/// gradient does not come by.
+void check_hooks(const BorderSide& side) {
+  for (auto* output : side.outputs) {
+    const auto brings_more = [&](const BorderNode* other) {
+      return other != output && is_in_running_backward(other) && leads_to(*other, output->next_edge(0));
+    };
+    TESSERA_CHECK(StateError, !output->has_tensor_hooks() || std::ranges::none_of(side.outputs, brings_more),
+                  "an output of a unit of fully_shard or replicate has a tensor hook, or retains its gradient, but the "
+                  "unit's forward computes another output from it, and of that gradient nothing is seen there. Call "
+                  "register_hook() or retain_grad() within forward, on the tensor that it returns later");
+  }
+}
+
+}  // namespace
+
 UnchangeableMemory::UnchangeableMemory(const at::Tensor& output, std::string title)
     : counter_(output.unsafeGetTensorImpl()->version_counter()),
       version_(counter_.current_version()),
@@ -60,6 +101,12 @@ void UnchangeableMemory::check() const {
 BorderMark::~BorderMark() {
   if (side && side->mark == this) {
     side->mark = nullptr;
+  }
+}
+
+BorderNode::~BorderNode() {
+  if (mark.side) {
+    std::erase(mark.side->outputs, this);
   }
 }
 
@@ -88,6 +135,7 @@ HubNode::HubNode(uint64_t number, edge_list&& next, std::shared_ptr<BorderSide> 
 
 variable_list HubNode::apply(variable_list&& /*grads*/) {
   check_no_graph_is_made();
+  check_hooks(*side);
   if (!side->mark || !is_in_running_backward(&side->mark->node)) {  // which does it
     (*callback)(/*has_gradient=*/false);
   }

@@ -17,6 +17,7 @@
 namespace tessera {
 
 struct BorderMark;
+struct BorderNode;
 
 /// What the nodes and the hub of a side share.
 struct BorderSide {
@@ -25,8 +26,9 @@ struct BorderSide {
   bool is_searched = true;             // whether others' hubs lie behind it, before those of the inputs
   uint64_t hub_number = 0;             // of a hub that is made later
   at::Device device = at::kCPU;
-  const BorderMark* mark = nullptr;      // of the one border of a side whose hub is made later, while it lives
-  torch::autograd::Node* hub = nullptr;  // while it lives
+  const BorderMark* mark = nullptr;       // of the one border of a side whose hub is made later, while it lives
+  torch::autograd::Node* hub = nullptr;   // while it lives
+  std::vector<BorderNode*> outputs = {};  // of a side of several outputs, while they live
 
   bool has_nodes() const { return mark || hub; }
 };
@@ -63,6 +65,9 @@ struct BorderMark {
 /// Of one tensor. Its edges: where the tensor came from, and the hub of a side of several.
 struct BorderNode : torch::autograd::Node {
   explicit BorderNode(torch::autograd::edge_list&& next) : Node(std::move(next)), mark(*this) {}
+  ~BorderNode() override;
+
+  bool has_tensor_hooks() { return !tensor_pre_hooks().empty() || !retains_grad_hooks().empty(); }
 
   torch::autograd::variable_list apply(torch::autograd::variable_list&& grads) override;
   void release_variables() override {}

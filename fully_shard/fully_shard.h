@@ -62,15 +62,18 @@
 // it. An output that is a parameter of the unit, or a view of one, is returned as a copy, because the parameter's
 // memory is freed. Outputs may be changed in place, also where several are views of one tensor; where their history
 // cannot be that of one process (views with tensor hooks, an output that is a view which came in), backward is a
-// StateError then.
+// StateError then. Where forward computes one output from another, as logits from features that it returns too, hooks
+// and retain_grad() of the latter are set in forward: outside of it they would see the gradient that comes from there
+// alone, and are a StateError of a backward in which the former takes part; torch::autograd::grad() to it gives that
+// part.
 //
 // Writing a parameter in forward is a StateError, and so it is while the unit is unsharded otherwise, as the outermost
 // one is from its forward to the end of its backward: at the next forward, backward or reshard(), of the ranks that
 // wrote (writes through weight.data() go unnoticed and are lost). Write shards, or in summon_full_params
 // (fully_shard/fsdp.h).
 //
-// A loss made of a tensor that forward keeps instead of returning is an error: a StateError, or one of libtorch where an
-// op saved a view of a parameter, which is freed then. Exceptions: one that is computed from the unit's only output,
+// A loss made of a tensor that forward keeps instead of returning is an error: a StateError, or one of libtorch where
+// an op saved a view of a parameter, which is freed then. Exceptions: one that is computed from the unit's only output,
 // where that output comes from an op of forward itself and is no view; and a parameter of the outermost unit, whose
 // gradient is averaged with the others where the loss has an output of that unit too. Reading a view or a detach()ed
 // copy of a full parameter once its unit is resharded is an error of libtorch too (with 2.11, undefined): clone() it.

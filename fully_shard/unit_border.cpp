@@ -222,6 +222,9 @@ UnitBorder connect(const BorderNodes& border, BorderSide side_to_be, HubSearch& 
   for (const auto& node : border.nodes) {
     node->runs_callback = side->place.is_of_outputs;
     node->add_next_edge({hub, 0});
+    if (side->place.is_of_outputs) {
+      side->outputs.push_back(node.get());
+    }
   }
   return UnitBorder(side);
 }

@@ -205,6 +205,61 @@ TEST_CASE("a view that enters a unit and leaves it is not to be changed", "[shar
   });
 }
 
+TEST_CASE("hooks of an output that others are computed from are set in forward", "[shared_outputs]") {
+  const auto give = [](const at::Tensor& x, const at::Tensor& scale) {
+    const auto features = (x * scale).tanh();
+    return Pair{features, (features * scale).sin()};
+  };
+  run_ranks(2, [&](int rank) {
+    const auto features_grad = [&](Giver& giver, bool within) {
+      at::Tensor features;
+      giver->give = [&](const at::Tensor& x, const at::Tensor& scale) {
+        features = (x * scale).tanh();
+        if (within) {
+          features.retain_grad();
+        }
+        return Pair{features, (features * scale).sin()};
+      };
+      const auto [z, y] = giver(make_batch(static_cast<uint64_t>(rank), 4, 6));
+      if (!within) {
+        z.retain_grad();
+      }
+      weighted_loss(y + z).backward();
+      return features.grad();
+    };
+    Case one(give, [](at::Tensor y, at::Tensor z, at::Tensor) { return y + z; });
+    expect_close(features_grad(one.sharded, true), features_grad(one.reference, true));
+    expect_throws<StateError>([&] { features_grad(one.sharded, false); }, "within forward, on the tensor");
+    one.sharded->give = give;
+    int seen = 0;
+    const auto backward = [&](const auto& hooked, const auto& loss_of) {
+      one.sharded->zero_grad();
+      const auto outputs = one.sharded(make_batch(1, 4, 6));
+      hooked(outputs).register_hook([&](const at::Tensor& grad) {
+        ++seen;
+        return grad * 2;
+      });
+      weighted_loss(loss_of(outputs)).backward();
+    };
+    const auto features = [](const Pair& outputs) { return std::get<0>(outputs); };
+    const auto logits = [](const Pair& outputs) { return std::get<1>(outputs); };
+    const auto both = [](const Pair& outputs) { return std::get<0>(outputs) + std::get<1>(outputs); };
+    expect_throws<StateError>([&] { backward(features, both); }, "has a tensor hook");
+    expect_throws<StateError>([&] { backward(features, [&](const Pair& outputs) { return logits(outputs) * 2; }); },
+                              "has a tensor hook");
+    seen = 0;
+    backward(features, features);  // all of its gradient
+    backward(logits, both);        // from which nothing is computed
+    expect_equal(seen, 2);
+    one.sharded->give = [](const at::Tensor& x, const at::Tensor& scale) {
+      const auto parts = (x * scale).chunk(2, 1);
+      return Pair{parts[0].tanh(), parts[1].sin() * parts[1]};
+    };
+    backward(features, both);
+    expect_equal(seen, 3);
+  });
+}
+
 TEST_CASE("outputs that are DTensors and share memory may be changed in place where DTensors may", "[shared_outputs]") {
   const auto placement = GENERATE(as<Placement>(), Shard(0), Shard(1), Replicate());
   std::atomic<int> compared = 0;

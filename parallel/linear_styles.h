@@ -27,8 +27,8 @@
 // divide.
 //
 // Errors: NotImplementedError for modules other than torch::nn::Linear and Embedding; StateError for a module without
-// hook point; ValueError for a parameter that another style or fully_shard has distributed, and for a call with an
-// undefined tensor.
+// hook point; ValueError for a parameter that another style, fully_shard or replicate has distributed, and for a call
+// with an undefined tensor.
 // Thread safety: values; the hooks run in the thread that calls forward, one a rank.
 // Names and meaning follow torch/distributed/tensor/parallel/style.py.
 

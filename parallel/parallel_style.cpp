@@ -1,6 +1,7 @@
 #include "parallel/parallel_style.h"
 
 #include "base/error.h"
+#include "fully_shard/backward_hooks.h"
 #include "parallel/distribute_module.h"
 
 namespace tessera {
@@ -32,6 +33,12 @@ std::string name_below(const StyleTarget& target, const torch::nn::Module& modul
     }
   }
   return name;
+}
+
+/// Also one that its unit left unsharded, which is plain then, or as a plan placed it before.
+bool is_of_unit(const at::Tensor& tensor) {
+  const auto* meta = dtensor_meta(tensor);
+  return (meta && meta->origin) || owner_of(tensor);
 }
 
 /// Throws if another style of the plan wants the tensor elsewhere.
@@ -80,6 +87,10 @@ void check_style_parameter(const ParallelStyle& style, const StyleTarget& target
   }
   const auto wanted = normalized({placement}, tensor.dim(), target.mesh.ndim(), style.describe(target).c_str());
   claim(style, target, module, name, tensor, wanted[0]);
+  TESSERA_CHECK(ValueError, !is_of_unit(tensor),
+                "{}: its \"{}\" belongs to a unit of fully_shard or replicate already; call parallelize_module before "
+                "fully_shard and replicate",
+                style.describe(target), name_below(target, module, name));
   if (!is_dtensor(tensor)) {
     TESSERA_CHECK(ValueError, tensor.is_meta() || tensor.device().type() == target.mesh.device_type(),
                   "{}: its \"{}\" is on {}, but the mesh is {}; move the module to the mesh's device first",
@@ -93,7 +104,7 @@ void check_style_parameter(const ParallelStyle& style, const StyleTarget& target
   const auto& spec = dtensor_spec(tensor);
   TESSERA_CHECK(ValueError, spec->mesh() == target.mesh && spec->placements() == wanted,
                 "{}: its \"{}\" is {} already, and the style needs {} on {}. Use one style a parameter, also for tied "
-                "ones, and call parallelize_module before fully_shard",
+                "ones",
                 style.describe(target), name_below(target, module, name), spec->to_string(), to_string(wanted),
                 target.mesh);
 }

@@ -111,9 +111,10 @@ class ParallelPlan {
 };
 
 /// For ParallelStyle::check: throws ValueError if parameter `name` of `module` (the target or a module below it) is on
-/// another type of device than the target's mesh, has no dim that `placement` cuts, is a DTensor that lies otherwise
-/// than on that mesh under `placement`, or is to lie otherwise by another style of the plan; and StateError if it is
-/// whole and has a gradient. A DTensor that lies so is a tied parameter that another module of the plan brought there.
+/// another type of device than the target's mesh, has no dim that `placement` cuts, belongs to a unit of fully_shard or
+/// replicate, is a DTensor that lies otherwise than on that mesh under `placement`, or is to lie otherwise by another
+/// style of the plan; and StateError if it is whole and has a gradient. A DTensor that lies so is a tied parameter that
+/// another module of the plan brought there.
 void check_style_parameter(const ParallelStyle& style, const StyleTarget& target, const torch::nn::Module& module,
                            const std::string& name, const Placement& placement);
 

@@ -293,8 +293,7 @@ TEST_CASE("what the linear styles refuse", "[parallel]") {
     expect_equal(error_text([&] { parallelize_module(sharded, mesh, ColwiseParallel()); }),
                  std::string("ColwiseParallel(the module itself): its \"weight\" is Double[2, 5] (Shard(1)) on "
                              "DeviceMesh(cpu, {tp: 2}) already, and the style needs (Shard(0)) on DeviceMesh(cpu, {tp: "
-                             "2}). Use one style a parameter, also for tied ones, and call parallelize_module before "
-                             "fully_shard"));
+                             "2}). Use one style a parameter, also for tied ones"));
     auto used = make_linear(5, 2);
     used->bias.mutable_grad() = at::ones_like(used->bias);
     expect_equal(

@@ -4,6 +4,9 @@
 #include <torch/optim/sgd.h>
 
 #include "base/error.h"
+#include "dtensor/dtensor.h"
+#include "fully_shard/fully_shard.h"
+#include "fully_shard/replicate.h"
 #include "nn/modules.h"
 #include "parallel/linear_styles.h"
 #include "parallel/prepare_module.h"
@@ -43,6 +46,15 @@ class CutScale : public ParallelStyle {
     });
   }
 };
+
+/// Of each parameter; empty for a plain one.
+std::vector<Placements> placements_of(const torch::nn::Module& module) {
+  std::vector<Placements> all;
+  for (const auto& parameter : module.parameters()) {
+    all.push_back(is_dtensor(parameter) ? placements(parameter) : Placements());
+  }
+  return all;
+}
 
 }  // namespace
 
@@ -184,6 +196,37 @@ TEST_CASE("styles that place one parameter differently change nothing", "[parall
                     "also for tied ones"));
     expect_unchanged();
     parallelize_module(block, mesh, {{"*", ColwiseParallel()}});
+  });
+}
+
+TEST_CASE("parameters of a unit are refused, also where the unit placed them as the style would", "[parallel]") {
+  run_ranks(2, [](int) {
+    const auto mesh = init_device_mesh(at::kCPU, {2}, {"dp"});
+    const auto expect_refused = [&](auto& model, const ParallelPlan& plan) {
+      const auto before = placements_of(*model);
+      expect_throws<ValueError>([&] { parallelize_module(model, mesh, plan); },
+                                "belongs to a unit of fully_shard or replicate already; call parallelize_module before "
+                                "fully_shard and replicate");
+      TESSERA_EXPECT(placements_of(*model) == before);
+    };
+    nn::LayerNorm norm(torch::nn::LayerNormOptions({4}));
+    nn::Sequential layers(nn::Linear(4, 4), norm);
+    nn::Embedding table(6, 4);
+    fully_shard(layers, {.mesh = mesh});
+    fully_shard(table, {.mesh = mesh});
+    expect_refused(layers, {{"0", ColwiseParallel()}});
+    expect_refused(layers, {{"0", RowwiseParallel()}});
+    expect_refused(layers, {{"1", SequenceParallel()}});
+    expect_refused(table, RowwiseParallel());
+    expect_refused(norm, SequenceParallel());
+    nn::Sequential copies(nn::Linear(4, 4), nn::LayerNorm(torch::nn::LayerNormOptions({4})));
+    replicate(copies, {.mesh = mesh});
+    expect_refused(copies, {{"1", SequenceParallel()}});
+    // Plain between the outermost unit's forward and its backward.
+    const auto output = copies(make_input(1, {2, 4}).to(at::kFloat));
+    TESSERA_EXPECT(!is_dtensor(copies->parameters()[0]));
+    expect_refused(copies, {{"0", ColwiseParallel()}});
+    output.sum().backward();
   });
 }
 

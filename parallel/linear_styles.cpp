@@ -23,10 +23,14 @@ Layer known_layer(const ParallelStyle& style, const StyleTarget& target) {
   if (dynamic_cast<const torch::nn::LinearImpl*>(&target.module)) {
     return Layer::Linear;
   }
-  TESSERA_CHECK(NotImplementedError, dynamic_cast<const torch::nn::EmbeddingImpl*>(&target.module),
+  const auto* embedding = dynamic_cast<const torch::nn::EmbeddingImpl*>(&target.module);
+  TESSERA_CHECK(NotImplementedError, embedding,
                 "{}: a module of type {}, but the style knows how to cut torch::nn::LinearImpl and "
                 "torch::nn::EmbeddingImpl. Name such a module in the plan, or derive a style from ParallelStyle",
                 style.describe(target), module_type_name(target.module));
+  TESSERA_CHECK(NotImplementedError, !embedding->options.sparse(),
+                "{}: an Embedding with sparse gradients, and DTensors are dense; make it with sparse(false)",
+                style.describe(target));
   return Layer::Embedding;
 }
 

@@ -26,9 +26,9 @@
 // fewer heads of keys and values of grouped-query attention. Plain local outputs (use_local_output) need heads that
 // divide.
 //
-// Errors: NotImplementedError for modules other than torch::nn::Linear and Embedding; StateError for a module without
-// hook point; ValueError for a parameter that another style, fully_shard or replicate has distributed, and for a call
-// with an undefined tensor.
+// Errors: NotImplementedError for modules other than torch::nn::Linear and Embedding, and for an Embedding with sparse
+// gradients; StateError for a module without hook point; ValueError for a parameter that another style, fully_shard or
+// replicate has distributed, and for a call with an undefined tensor.
 // Thread safety: values; the hooks run in the thread that calls forward, one a rank.
 // Names and meaning follow torch/distributed/tensor/parallel/style.py.
 

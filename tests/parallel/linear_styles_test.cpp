@@ -294,6 +294,12 @@ TEST_CASE("what the linear styles refuse", "[parallel]") {
                  std::string("ColwiseParallel(the module itself): its \"weight\" is Double[2, 5] (Shard(1)) on "
                              "DeviceMesh(cpu, {tp: 2}) already, and the style needs (Shard(0)) on DeviceMesh(cpu, {tp: "
                              "2}). Use one style a parameter, also for tied ones"));
+    const nn::Embedding sparse(torch::nn::EmbeddingOptions(6, 4).sparse(true));
+    for (const ParallelPlan& plan : {ParallelPlan(ColwiseParallel()), ParallelPlan(RowwiseParallel())}) {
+      expect_throws<NotImplementedError>([&] { parallelize_module(sparse, mesh, plan); },
+                                         "an Embedding with sparse gradients, and DTensors are dense; make it with "
+                                         "sparse(false)");
+    }
     auto used = make_linear(5, 2);
     used->bias.mutable_grad() = at::ones_like(used->bias);
     expect_equal(

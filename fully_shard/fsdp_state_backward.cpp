@@ -132,15 +132,19 @@ void FSDPState::check_arrival(size_t param) {
     return;
   }
   group_->gradients().drop_arrived(param);
-  throw StateError(fmt::format(
-      "{}: a gradient of parameter '{}' arrived {} {}. {}", options_.api, group_->params()[param].origin().name,
-      is_sharded ? "while it is sharded: it was used outside the forward of"
-                 : "from a backward that came through no output of",
-      options_.label,
+  constexpr auto kKept = "a tensor that forward kept as a member or wrote to an argument";
+  const auto where =
+      fmt::format("{}: a gradient of parameter '{}' arrived", options_.api, group_->params()[param].origin().name);
+  throw StateError(
       is_sharded
-          ? "Call that module, not its parts, and zero_grad() before the next backward"
-          : "The loss is made of the parameter itself, or of a tensor that forward kept as a member or wrote to an "
-            "argument. Return it from forward"));
+          ? fmt::format(
+                "{} while it is sharded: it was used outside the forward of {}, or the loss is made of {}. Call "
+                "that module, not its parts, return the tensor from forward, and zero_grad() before the next "
+                "backward",
+                where, options_.label, kKept)
+          : fmt::format("{} from a backward that came through no output of {}. The loss is made of the parameter "
+                        "itself, or of {}. Return it from forward",
+                        where, options_.label, kKept));
 }
 
 /// Of a term of the loss that was computed with the sharded parameter: it is that of the whole term already, which the

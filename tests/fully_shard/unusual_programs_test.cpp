@@ -162,6 +162,21 @@ TEST_CASE("a loss that goes past the outputs of a unit is an error, and what it 
   });
 }
 
+TEST_CASE("a loss that goes past the outputs of a unit that is sharded again says what it may be made of",
+          "[unusual]") {
+  run_ranks(2, [](int rank) {
+    Auxiliary reference, model;
+    fully_shard(model, {.reshard_after_forward = true});
+    model(batch_of(rank));
+    expect_throws<StateError>([&] { model->auxiliary.backward(); },
+                              "or the loss is made of a tensor that forward kept as a member or wrote to an argument");
+    model->zero_grad();
+    average_reference(*reference, 2, [&](int r) { weighted_loss(reference(batch_of(r))).backward(); });
+    weighted_loss(model(batch_of(rank))).backward();
+    check_sharded_parity(reference, model);
+  });
+}
+
 TEST_CASE("a loss may be made of what forward kept of its only output", "[unusual]") {
   run_ranks(2, [](int rank) {
     Auxiliary reference, model;

@@ -73,7 +73,7 @@ int64_t apply_activation_checkpointing(ModuleRef module, const CheckpointPolicy&
   TESSERA_CHECK(ValueError, !points.empty(),
                 "apply_activation_checkpointing: the policy chooses no module of {}; it is asked with names such as "
                 "\"layers.0\"",
-                module->name());
+                module_type_name(*module));
   for (auto* point : points) {
     wrap(*point, options);
   }

@@ -18,6 +18,7 @@
 #include "fully_shard/unit_tree.h"
 #include "nn/clone.h"
 #include "nn/clone_scope.h"
+#include "nn/hook_point.h"
 #include "nn/meta_device.h"
 
 namespace tessera {
@@ -70,7 +71,7 @@ void check_all_inside(torch::nn::Module& module, const std::vector<Unit>& units)
       TESSERA_CHECK(NotImplementedError,
                     std::ranges::any_of(inside, [&](const auto& each) { return each.get() == member; }),
                     "clone_sharded: the unit {} has modules outside of {}; clone a module that has all of them",
-                    state->label(), module.name());
+                    state->label(), module_type_name(module));
     }
   }
 }
@@ -89,7 +90,7 @@ struct Counterparts {
           NotImplementedError, counterpart->second == to[i].get(),
           "clone_sharded: a {} stands several times in {}, but its clone has one for each place, as containers "
           "of torch::nn make them. Use tessera::nn::Sequential, or register the module in reset()",
-          from[i]->name(), source.name());
+          module_type_name(*from[i]), module_type_name(source));
     }
     const auto params = copy.named_parameters();
     for (const auto& item : source.named_parameters()) {

@@ -47,12 +47,12 @@ void FSDP::register_comm_hook(CommHook hook) const {
   unit_->assert_state("register_comm_hook", {TrainingState::IDLE});
   const auto units = fsdp_units(*module_);
   for (const auto& [path, module, unit] : units) {
+    const auto name = path.empty() ? "the root" : fmt::format("'{}'", path);
     TESSERA_CHECK(NotImplementedError, !is_hybrid(unit->strategy),
-                  "register_comm_hook: '{}' is {}, whose gradients go over two groups of ranks; a hook is for "
+                  "register_comm_hook: {} is {}, whose gradients go over two groups of ranks; a hook is for "
                   "FULL_SHARD, SHARD_GRAD_OP and NO_SHARD",
-                  path, to_string(unit->strategy));
-    TESSERA_CHECK(StateError, !unit->comm_hook, "register_comm_hook: '{}' has a hook already; register one, once",
-                  path);
+                  name, to_string(unit->strategy));
+    TESSERA_CHECK(StateError, !unit->comm_hook, "register_comm_hook: {} has a hook already; register one, once", name);
   }
   TESSERA_CHECK(ValueError, hook.run != nullptr,
                 "register_comm_hook: the hook's run is empty; give a function of (full_flat_grad, output)");

@@ -15,6 +15,7 @@
 #include "fully_shard/fully_shard.h"
 #include "fully_shard/rank_agreement.h"
 #include "fully_shard/replicate.h"
+#include "nn/hook_point.h"
 
 namespace tessera {
 
@@ -30,18 +31,19 @@ bool keeps_after_forward(ShardingStrategy strategy) {
 
 void check_arguments(Module& module, const FSDPOptions& options) {
   TESSERA_CHECK(ValueError, !options.process_group || !options.device_mesh,
-                "FullyShardedDataParallel({}): process_group and device_mesh are both given; give one", module.name());
+                "FullyShardedDataParallel({}): process_group and device_mesh are both given; give one",
+                module_type_name(module));
   TESSERA_CHECK(ValueError, options.ignored_modules.empty() || options.ignored_states.empty(),
                 "FullyShardedDataParallel({}): ignored_modules and ignored_states are both given; give one",
-                module.name());
+                module_type_name(module));
   for (auto* ignored : options.ignored_modules) {
     TESSERA_CHECK(ValueError, !find_fsdp_unit(*ignored),
                   "FullyShardedDataParallel({}): ignored_modules has {}, which is wrapped itself; ignore it before it "
                   "is wrapped, or not at all",
-                  module.name(), ignored->name());
+                  module_type_name(module), module_type_name(*ignored));
   }
   TESSERA_CHECK(ValueError, !find_fsdp_unit(module), "FullyShardedDataParallel({}): the module is wrapped already",
-                module.name());
+                module_type_name(module));
   hook_point(module, kApi);
 }
 
@@ -50,7 +52,7 @@ void check_target(const Module& module, Module& target) {
   TESSERA_CHECK(ValueError, !find_fsdp_unit(target),
                 "FullyShardedDataParallel({}): the policy chooses {}, which is wrapped already; wrap by hand or by "
                 "policy",
-                module.name(), target.name());
+                module_type_name(module), module_type_name(target));
   hook_point(target, kApi);
 }
 
@@ -103,7 +105,7 @@ at::DeviceType compute_device(const Module& module, const FSDPOptions& options, 
     first = first ? first : std::pair(item.key(), device);
     TESSERA_CHECK(ValueError, device.type() == first->second.type(),
                   "FullyShardedDataParallel({}): '{}' is on {}, but '{}' on {}; give device_id, where all are moved",
-                  module.name(), first->first, first->second.str(), item.key(), device.str());
+                  module_type_name(module), first->first, first->second.str(), item.key(), device.str());
   }
   if (first && !first->second.is_cpu()) {
     return first->second.type();
@@ -115,14 +117,14 @@ DeviceMesh mesh_of(Module& module, const FSDPOptions& options, const WrapScope& 
   if (options.device_mesh) {
     const int64_t axes = is_hybrid(strategy) ? 2 : 1;
     TESSERA_CHECK(ValueError, options.device_mesh->ndim() == axes,
-                  "FullyShardedDataParallel({}): the mesh is {}, but {} needs {}", module.name(), *options.device_mesh,
-                  to_string(strategy), axes == 2 ? "two axes, replicas and shards" : "one axis");
+                  "FullyShardedDataParallel({}): the mesh is {}, but {} needs {}", module_type_name(module),
+                  *options.device_mesh, to_string(strategy), axes == 2 ? "two axes, replicas and shards" : "one axis");
     return *options.device_mesh;
   }
   if (options.process_group) {
     const bool is_pair = options.process_group->replicate_ranks().has_value();
     TESSERA_CHECK(ValueError, is_pair == is_hybrid(strategy), "FullyShardedDataParallel({}): {} takes {}",
-                  module.name(), to_string(strategy),
+                  module_type_name(module), to_string(strategy),
                   is_pair ? "one group" : "a pair of groups, for shards and replicas");
     return mesh_of_groups(*options.process_group, compute_device(module, options, scope));
   }
@@ -132,7 +134,7 @@ DeviceMesh mesh_of(Module& module, const FSDPOptions& options, const WrapScope& 
   TESSERA_CHECK(ValueError, static_cast<bool>(options.auto_wrap_policy),
                 "FullyShardedDataParallel({}): {} without groups, mesh and policy: every unit would make groups of its "
                 "own; give process_group or device_mesh",
-                module.name(), to_string(strategy));
+                module_type_name(module), to_string(strategy));
   return mesh_of_hosts(compute_device(module, options, scope));
 }
 
@@ -207,7 +209,7 @@ struct WrapOne {
 
 void wrap_one(Module& module, const WrapOne& request) {
   const auto& [options, scope, mesh_was_given, casts_around] = request;
-  const auto where = fmt::format("FullyShardedDataParallel({})", module.name());
+  const auto where = fmt::format("FullyShardedDataParallel({})", module_type_name(module));
   const auto modules = modules_to_prepare(module, scope);
   auto unit = std::make_shared<FSDPUnit>();
   unit->options = options;

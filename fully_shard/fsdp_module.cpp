@@ -9,6 +9,7 @@
 #include "fully_shard/backward_hooks.h"
 #include "fully_shard/fsdp_root.h"
 #include "fully_shard/unit_tree.h"
+#include "nn/hook_point.h"
 
 namespace tessera {
 
@@ -48,7 +49,7 @@ void check_not_running(const std::vector<NamedState>& units, const torch::nn::Mo
         StateError, !state->is_running(),
         "parameters of {}, or their states, are to be saved or loaded while the unit '{}' computes with them; "
         "do it outside of forward and backward",
-        module.name(), path);
+        module_type_name(module), path);
   }
 }
 
@@ -89,7 +90,7 @@ void reshard_all_together(ModuleRef module, const std::string& where) {
 FSDPModule fsdp(ModuleRef module) {
   auto state = find_fsdp_state(*module);
   TESSERA_CHECK(StateError, state != nullptr, "fsdp({}): neither fully_shard nor replicate was called on this module",
-                module->name());
+                module_type_name(*module));
   return FSDPModule(*module, std::move(state));
 }
 

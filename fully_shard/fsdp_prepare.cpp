@@ -9,6 +9,7 @@
 #include "comm/collectives.h"
 #include "dtensor/dtensor_impl.h"
 #include "fully_shard/replace_data.h"
+#include "nn/hook_point.h"
 
 namespace tessera {
 
@@ -77,7 +78,7 @@ void check_module(const ManagedModule& managed, const WrapScope& scope, const FS
   const auto& [name, module] = managed;
   TESSERA_CHECK(ValueError, !has_meta(*module, scope) || options.param_init_fn,
                 "{}: '{}' ({}) is on the meta device; give param_init_fn, which fills the tensors of one module", where,
-                name, module->name());
+                name, module_type_name(*module));
   for (const auto& parameter : module->named_parameters(/*recurse=*/false)) {
     const auto device = parameter.value().device();
     const bool is_ignored = scope.ignored_params.contains(parameter.value().unsafeGetTensorImpl());

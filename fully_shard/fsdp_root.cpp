@@ -87,7 +87,8 @@ void FSDPRoot::make(torch::nn::Module& module) {
   TESSERA_CHECK(StateError, !running_module || !is_below(module, *running_module),
                 "{0}: {1} became a unit after the forward of the module around it, {2}, had run, which does not know "
                 "it. Call {0} on all modules before the first forward",
-                states.at(0).state->api(), states[0].state->label(), running_module ? running_module->name() : "");
+                states.at(0).state->api(), states[0].state->label(),
+                running_module ? module_type_name(*running_module) : "");
   check_taken_over(states);
   auto names = std::make_shared<std::vector<std::string>>();
   std::vector<std::weak_ptr<FSDPState>> units;

@@ -16,6 +16,7 @@
 #include "fully_shard/fsdp_root.h"
 #include "fully_shard/rank_agreement.h"
 #include "fully_shard/unit_recipe.h"
+#include "nn/hook_point.h"
 
 namespace tessera {
 
@@ -228,7 +229,7 @@ void check_replicas(ModuleRef module, const std::vector<at::Tensor>& ignored_par
   const auto states = fsdp_states(*module);
   TESSERA_CHECK(StateError, !states.empty() || is_tensor_parallel_alone(*module),
                 "check_replicas: neither {} nor a module below it is a unit, and no parameter is a DTensor",
-                module->name());
+                module_type_name(*module));
   if (!states.empty()) {
     check_none_is_left(*module, states, ignored_params);
   }

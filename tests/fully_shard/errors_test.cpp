@@ -75,7 +75,8 @@ TEST_CASE("scalars, mixed dtypes and meshes of three axes are refused by name") 
     expect_throws<ValueError>([&] { fully_shard(block, {.mesh = cube}); }, "{pp: 2, dp: 2, tp: 1}");
     auto mesh = init_device_mesh(at::kCPU, {2, 2}, {"dp", "tp"});
     fully_shard(block, {.mesh = mesh["dp"]});
-    expect_throws<StateError>([&] { fsdp(*block->up); }, "neither fully_shard nor replicate was called");
+    expect_throws<StateError>([&] { fsdp(*block->up); },
+                              "fsdp(torch::nn::LinearImpl): neither fully_shard nor replicate was called");
   });
 }
 

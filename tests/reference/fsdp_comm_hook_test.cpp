@@ -179,13 +179,14 @@ TEST_CASE("rows 111, 116: register_comm_hook is refused below the root, with rep
     expect_throws<ValueError>([&] { model.register_comm_hook({}); }, "the hook's run is empty");
     TESSERA_EXPECT(!model.low_precision_hook_enabled());
     model.register_comm_hook(hook);
-    expect_throws<StateError>([&] { model.register_comm_hook({}); }, "'' has a hook already; register one, once");
+    expect_throws<StateError>([&] { model.register_comm_hook({}); },
+                              "register_comm_hook: the root has a hook already; register one, once");
     for (const auto strategy : {Strategy::HYBRID_SHARD, Strategy::_HYBRID_SHARD_ZERO2}) {
       const auto mesh = init_device_mesh(at::kCPU, {2, 2}, {"replicate", "shard"});
       const auto hybrid = make_model({.sharding_strategy = strategy, .device_mesh = mesh});
       expect_throws<NotImplementedError>(
           [&] { hybrid.register_comm_hook(hook); },
-          fmt::format("'' is {}, whose gradients go over two groups of ranks", to_string(strategy)));
+          fmt::format("the root is {}, whose gradients go over two groups of ranks", to_string(strategy)));
       expect_gradients_of_average(hybrid);
     }
     // A unit below that has one already: nothing is registered.

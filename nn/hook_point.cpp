@@ -171,15 +171,23 @@ namespace {
 
 /// Containers are told by name, which costs no header: hooked() wants one forward that is no template, and they have
 /// none.
-std::string_view remedy(std::string_view type) {
+std::string remedy(std::string_view type) {
   if (type == "torch::nn::SequentialImpl") {
     return "Use tessera::nn::Sequential, or give the elements instead";
   }
   if (type == "torch::nn::ModuleListImpl" || type == "torch::nn::ModuleDictImpl") {
     return "Give the elements instead, or the module that holds the container";
   }
-  return "Declare the type's holder with TESSERA_MODULE(Name) in place of TORCH_MODULE(Name), use tessera::nn::* in "
-         "place of torch::nn::*, or wrap the module with tessera::hooked(module)";
+  constexpr auto general =
+      "Declare the type's holder with TESSERA_MODULE(Name) in place of TORCH_MODULE(Name), use tessera::nn::* in place "
+      "of torch::nn::*, or wrap the module with tessera::hooked(module)";
+  if (!type.starts_with("torch::nn::")) {
+    return general;
+  }
+  return fmt::format(
+      "{}. A layer that a module of libtorch made and calls by itself, as those of TransformerEncoder, "
+      "takes none of these: give that module",
+      general);
 }
 
 }  // namespace

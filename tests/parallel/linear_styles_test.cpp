@@ -251,7 +251,9 @@ TEST_CASE("what the linear styles refuse", "[parallel]") {
                  std::string("RowwiseParallel(\"2\"): modules of type torch::nn::LinearImpl have no hook point, so "
                              "nothing can run before and after their forward. Declare the type's holder with "
                              "TESSERA_MODULE(Name) in place of TORCH_MODULE(Name), use tessera::nn::* in place of "
-                             "torch::nn::*, or wrap the module with tessera::hooked(module)"));
+                             "torch::nn::*, or wrap the module with tessera::hooked(module). A layer that a module of "
+                             "libtorch made and calls by itself, as those of TransformerEncoder, takes none of these: "
+                             "give that module"));
     auto row = make_linear(5, 2);
     parallelize_module(row, mesh, RowwiseParallel());
     expect_equal(

@@ -151,7 +151,23 @@ void FSDPState::prefetch() {
   }
 }
 
+/// Before anything is read that a forward in another thread may be writing.
+void FSDPState::enter_thread() {
+  const auto own = std::this_thread::get_id();
+  std::thread::id running;
+  TESSERA_CHECK(StateError, thread_.compare_exchange_strong(running, own) || running == own,
+                "{}: forward of {} was called while another thread runs it. Use one thread a rank", options_.api,
+                options_.label);
+}
+
+void FSDPState::leave_thread() {
+  if (open_calls_.empty()) {
+    thread_ = std::thread::id();
+  }
+}
+
 void FSDPState::pre_forward(HookPoint& point, size_t module, TensorRefs inputs) {
+  enter_thread();
   if (!root_) {
     FSDPRoot::make(point.module());
   }
@@ -248,6 +264,7 @@ void FSDPState::post_forward(TensorRefs outputs) {
     throw;
   }
   root_->leave_forward(*this);
+  leave_thread();
 }
 
 /// What there is to do without the call, which is open no more.
@@ -285,10 +302,18 @@ void FSDPState::end_call(OpenCall& call, TensorRefs outputs) {
   }
 }
 
+/// Also of a call that did not get as far as to be open, or was refused beside one in another thread.
 void FSDPState::forward_failed() {
-  if (open_calls_.empty()) {
+  if (thread_ != std::this_thread::get_id()) {
     return;
   }
+  if (!open_calls_.empty()) {
+    end_failed_call();
+  }
+  leave_thread();
+}
+
+void FSDPState::end_failed_call() {
   open_calls_.pop_back();
   if (open_calls_.empty()) {
     ran_.assign(ran_.size(), false);

@@ -13,13 +13,16 @@
 // to come. All of this depends on that graph only, which all ranks share, never on local values, nor on which other
 // graphs a rank keeps, as that of a loss that it logs: so every rank issues the same collectives in the same order.
 //
-// Thread safety: for the thread that runs the rank's forward and backward.
+// Thread safety: for the thread that runs the rank's forward and backward. Another one that comes into a forward of the
+// unit is refused.
 
 #include <torch/csrc/autograd/saved_variable.h>
 
+#include <atomic>
 #include <memory>
 #include <optional>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "fully_shard/param_group.h"
@@ -130,6 +133,8 @@ class FSDPState : public std::enable_shared_from_this<FSDPState> {
     uint64_t first_node = 0;  // of autograd that it can have made
   };
 
+  void enter_thread();
+  void leave_thread();
   void pre_forward(HookPoint& point, size_t module, TensorRefs inputs);
   void post_forward(TensorRefs outputs);
   void end_call(OpenCall& call, TensorRefs outputs);
@@ -137,6 +142,7 @@ class FSDPState : public std::enable_shared_from_this<FSDPState> {
   void insert_input_border(OpenCall& call, TensorRefs inputs);
   void insert_output_border(const OpenCall& call, UnitOutputs& outputs);
   void forward_failed();
+  void end_failed_call();
   void pre_backward(Ticket& ticket, bool has_gradient);
   static bool is_to_come(const Ticket& ticket);
   static bool is_due(const Ticket& ticket);
@@ -165,6 +171,7 @@ class FSDPState : public std::enable_shared_from_this<FSDPState> {
   std::string name_;
   std::vector<bool> ran_;                       // which of the unit's modules were called in this forward
   std::vector<OpenCall> open_calls_;            // forwards that are running, innermost last
+  std::atomic<std::thread::id> thread_;         // that runs them; none between forwards
   std::vector<std::weak_ptr<Ticket>> tickets_;  // of graphs that may still run backward
   int active_calls_ = 0;                        // calls whose backward is running
   bool is_differentiable_ = false;              // a call of the running outermost forward was

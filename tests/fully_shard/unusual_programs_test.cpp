@@ -210,6 +210,32 @@ TEST_CASE("the node of an input that another thread made is left alone", "[unusu
   });
 }
 
+TEST_CASE("a second thread in a running forward is refused, and the forward goes on", "[unusual]") {
+  run_ranks(2, [](int rank) {
+    auto reference = filled_tower(), tower = sharded_tower();
+    std::string refusal;
+    const auto enter = [&] {
+      try {
+        tower(batch_of(rank));
+      } catch (const StateError& error) {
+        refusal = error.what();
+      }
+    };
+    auto hook = hook_point(*tower->blocks[1], "test").register_forward_pre_hook([&](HookPoint&, TensorRefs) {
+      std::thread(enter).join();
+    });
+    const auto loss = weighted_loss(tower(batch_of(rank)));
+    expect_equal(refusal,
+                 std::string("fully_shard: forward of tessera::testing::TowerImpl was called while another thread runs "
+                             "it. Use one thread a rank"));
+    hook.remove();
+    loss.backward();
+    average_reference(*reference, 2, [&](int r) { backward_of(reference, r); });
+    check_sharded_parity(reference, tower);
+    expect_equal_steps(reference, tower, rank);
+  });
+}
+
 TEST_CASE("a forward that writes its parameter is an error, and the parameter is as it was", "[unusual]") {
   run_ranks(2, [](int rank) {
     Clamped reference, model;

@@ -1,5 +1,6 @@
 // Matrix products, written by the names of their dims: mm is "mk,kn->mn".
 
+#include <ATen/ExpandUtils.h>
 #include <ATen/ops/mm.h>
 #include <ATen/ops/zeros.h>
 
@@ -124,9 +125,18 @@ void register_products(const std::vector<std::string>& ops, const char* text, Ou
                          .asks_kernel = true});
 }
 
+/// Meta kernels need not look at the summand, and neither do kernels of ranks that have nothing of the product.
+Strategies sum_strategies(const OpCall& call, const Product& product) {
+  const auto& summand = call.operands[0].meta;
+  TESSERA_CHECK(ValueError, at::is_expandable_to(summand.sizes, call.outputs[0].sizes),
+                "{}: the summand is {}, which does not expand to the product, {}", toString(call.op.operator_name()),
+                to_string(summand), to_string(call.outputs[0]));
+  return product_strategies(call, product, 1);
+}
+
 void register_sums(const std::vector<std::string>& ops, const char* text) {
   const auto product = Product::parse(text);
-  register_op_rule(ops, {.strategies = [product](const OpCall& call) { return product_strategies(call, product, 1); },
+  register_op_rule(ops, {.strategies = [product](const OpCall& call) { return sum_strategies(call, product); },
                          .local_call = [product](const c10::OperatorHandle& op, torch::jit::Stack* stack,
                                                  const OpPlan& plan) { local_sum(op, stack, plan, product); },
                          .reads_float_scalars = false,

@@ -14,6 +14,8 @@
 #include <ATen/ops/mv.h>
 #include <ATen/ops/ones.h>
 
+#include <functional>
+
 #include "comm/comm_stats.h"
 #include "dtensor/dtensor.h"
 #include "testing/expect.h"
@@ -94,6 +96,30 @@ TEST_CASE("products with a summand", "[dtensor][ops]") {
        .inputs = {{{2, 4, 3}}, {{5, 3}}, {{5}}},
        .call = [](const Tensors& x) -> Tensors { return {at::linear(x[0], x[1], x[2])}; }},
   }));
+}
+
+TEST_CASE("a summand that does not fit is refused on every rank, also where there is nothing to add it to",
+          "[dtensor][ops]") {
+  run_ranks(4, [](int) {
+    const auto mesh = init_device_mesh(at::kCPU, {4});
+    const auto whole = [&](at::IntArrayRef sizes) { return distribute_tensor(at::ones(sizes), mesh, {Replicate()}); };
+    const auto a = distribute_tensor(at::ones({5, 4}), mesh, {Shard(0)});  // 2, 2, 1 and 0 rows
+    const auto b = whole({5, 4}), bias = whole({4});
+    const auto expect_refused = [](const std::function<void()>& call) {
+      expect_throws<ValueError>(call, "does not expand to the product");
+    };
+    expect_throws<ValueError>([&] { at::linear(a, b, bias); },
+                              "the summand is Float[4], which does not expand to the product, Float[5, 5]");
+    expect_refused([&] { at::linear(a.unsqueeze(1), b, bias); });
+    expect_refused([&] { at::addmm(bias, a, b.t()); });
+    expect_refused([&] { at::addmm(a, a, b.t()); });
+    expect_refused([&] { at::addmm(whole({1, 5, 5}), a, b.t()); });
+    expect_throws<std::exception>([&] { a.clone().addmm_(a, b.t()); }, "");
+    expect_throws<std::exception>([&] { at::addmv(whole({3}), a, bias); }, "");
+    expect_throws<std::exception>([&] { at::addr(bias, a.select(1, 0), bias.slice(0, 0, 3)); }, "");
+    expect_throws<std::exception>([&] { at::baddbmm(bias, a.unsqueeze(1), b.unsqueeze(2)); }, "");
+    expect_throws<std::exception>([&] { at::addbmm(bias, a.unsqueeze(1), b.t().unsqueeze(0).expand({5, 4, 5})); }, "");
+  });
 }
 
 TEST_CASE("a product of what is pending, but not linearly, waits for it", "[dtensor][ops]") {

@@ -3,6 +3,8 @@
 #include <ATen/ops/empty_strided.h>
 #include <ATen/ops/ones.h>
 
+#include <algorithm>
+
 namespace tessera {
 
 namespace {
@@ -12,14 +14,26 @@ at::Tensor one_element(const TensorMeta& meta) {
   return at::ones(DimVector(meta.sizes.size(), 1), at::TensorOptions().dtype(meta.dtype));
 }
 
-/// An op takes a number that is a tensor of the CPU beside tensors of any device, but none of another GPU or meta.
-bool goes_with(const at::Tensor& number, c10::DeviceType device) {
-  return number.is_cpu() || number.device().type() == device;
+/// What becomes of plain numbers that are tensors of the CPU. Most ops take them beside tensors of any device, and some
+/// read them; the others get stand-ins. One of another GPU or meta has to be on the device.
+enum class Numbers { OfCpuStay, AllReplaced };
+
+bool stays(const at::Tensor& number, c10::DeviceType device, Numbers numbers) {
+  return number.device().type() == device || (number.is_cpu() && numbers == Numbers::OfCpuStay);
+}
+
+/// `stand_in` for `number`, of the same weight where dtypes are promoted.
+at::Tensor with_weight_of(const at::Tensor& number, at::Tensor stand_in) {
+  if (number.unsafeGetTensorImpl()->is_wrapped_number()) {
+    stand_in.unsafeGetTensorImpl()->set_wrapped_number(true);
+  }
+  return stand_in;
 }
 
 /// The arguments with stand-ins for the operands, made by `make` on `device`.
 template <class Make>
-torch::jit::Stack stand_in_arguments(const OpCall& call, c10::DeviceType device, Make make) {
+torch::jit::Stack stand_in_arguments(const OpCall& call, c10::DeviceType device, Make make,
+                                     Numbers numbers = Numbers::OfCpuStay) {
   torch::jit::Stack stack(call.args.begin(), call.args.end());
   size_t next = 0;
   const auto& schema = call.op.schema().arguments();
@@ -28,8 +42,10 @@ torch::jit::Stack stand_in_arguments(const OpCall& call, c10::DeviceType device,
     if (value.isTensor()) {
       if (next < call.operands.size() && call.operands[next].arg == i) {
         const auto& operand = call.operands[next++];
-        if (operand.spec || !goes_with(value.toTensor(), device)) {
+        if (operand.spec) {
           value = make(operand.meta);
+        } else if (!stays(value.toTensor(), device, numbers)) {
+          value = with_weight_of(value.toTensor(), make(operand.meta));
         }
       }
     } else if (value.isTensorList()) {
@@ -79,6 +95,33 @@ std::vector<TensorMeta> metas_of(const std::vector<at::Tensor>& tensors) {
   return metas;
 }
 
+bool has_plain_number(const OpCall& call) {
+  return std::ranges::any_of(call.operands, [](const Operand& operand) { return !operand.spec; });
+}
+
+/// What the op returns for meta tensors. Some ops refuse numbers of the CPU beside these.
+std::vector<at::Tensor> results_on_meta(const OpCall& call) {
+  const auto run = [&](Numbers numbers) {
+    auto stack = stand_in_arguments(call, at::kMeta, meta_tensor, numbers);
+    call.op.callBoxed(stack);
+    return result_tensors(stack);
+  };
+  try {
+    return run(Numbers::OfCpuStay);
+  } catch (const c10::NotImplementedError&) {
+    throw;
+  } catch (const c10::Error&) {
+    if (!has_plain_number(call)) {
+      throw;
+    }
+    try {
+      return run(Numbers::AllReplaced);
+    } catch (const c10::Error&) {  // the first one says more, if the op reads the number
+    }
+    throw;
+  }
+}
+
 }  // namespace
 
 at::Tensor meta_tensor(const TensorMeta& meta) {
@@ -86,9 +129,7 @@ at::Tensor meta_tensor(const TensorMeta& meta) {
 }
 
 std::vector<TensorMeta> infer_output_metas(const OpCall& call, std::vector<int64_t>* offsets) {
-  auto stack = stand_in_arguments(call, at::kMeta, meta_tensor);
-  call.op.callBoxed(stack);
-  const auto tensors = result_tensors(stack);
+  const auto tensors = results_on_meta(call);
   for (size_t i = 0; offsets && i < tensors.size(); ++i) {
     offsets->push_back(tensors[i].storage_offset());
   }

@@ -114,6 +114,41 @@ TEST_CASE("corners: a list of tensors as out") {
   });
 }
 
+TEST_CASE("corners: plain numbers beside DTensors, of other dtypes and as indices") {
+  const auto floats = at::arange(15, at::kFloat).view({5, 3}).cos();
+  const auto half = at::scalar_tensor(0.5, at::kDouble), third = at::scalar_tensor(1. / 3, at::kFloat);
+  auto wrapped = at::scalar_tensor(0.25, at::kDouble);
+  wrapped.unsafeGetTensorImpl()->set_wrapped_number(true);
+  using Call = std::function<at::Tensor(const Tensors&)>;
+  const std::vector<Call> calls = {
+      [&](const Tensors& x) { return at::clamp(x[0], third, half); },
+      [&](const Tensors& x) { return at::clamp(x[0], wrapped); },
+      [&](const Tensors& x) { return at::clamp(x[0], std::nullopt, third); },
+      [&](const Tensors& x) { return x[0].clone().to(at::kFloat).clamp_(third, half); },
+      [&](const Tensors& x) { return at::addcdiv(x[0], x[0].to(at::kFloat), half); },
+      [&](const Tensors& x) { return at::addcmul(x[0], x[0], wrapped.to(at::kLong)); },
+      [&](const Tensors& x) { return x[0].clone().to(at::kFloat).addcdiv_(x[0].to(at::kFloat), third, -2); },
+  };
+  const auto row = at::scalar_tensor(2, at::kLong);
+  const std::vector<Call> indexed = {
+      [&](const Tensors& x) { return at::index_add(x[0], 0, row, x[0].slice(0, 4)); },
+      [&](const Tensors& x) { return at::index_copy(x[0], 0, row, x[0].slice(0, 4)); },
+      [&](const Tensors& x) {
+        const auto leaf = x[0].detach().requires_grad_();
+        return torch::autograd::grad({at::index_select(leaf, 0, row).square().sum()}, {leaf})[0];
+      },
+  };
+  for (const Placement placement : {Placement(Shard(0)), Placement(Shard(1)), Placement(Replicate())}) {
+    for (const auto& call : calls) {
+      expect_same({floats}, {placement}, call);
+      expect_same({(floats * 4).to(at::kLong)}, {placement}, call);
+    }
+    for (const auto& call : indexed) {
+      expect_same({floats}, {placement}, call);
+    }
+  }
+}
+
 TEST_CASE("corners: numbers drawn into a pending norm keep their signs") {
   run_ranks(2, [](int) {
     const auto mesh = init_device_mesh(at::kCPU, {2});

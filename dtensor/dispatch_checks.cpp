@@ -3,6 +3,7 @@
 #include <ATen/core/enum_tag.h>
 
 #include <algorithm>
+#include <optional>
 
 #include "base/error.h"
 #include "dtensor/dispatch_scopes.h"
@@ -35,6 +36,14 @@ constexpr const char* kPlainState =
     "makes it, load it into an optimizer of a plain model and call "
     "dcp::set_optimizer_state_dict(net, optimizer, dcp::get_optimizer_state_dict(plain, plain_optimizer), "
     "{.full_state_dict = true}), or dcp::load a checkpoint";
+
+/// In few words, where that is not likely.
+constexpr const char* kOptimizerState =
+    ". If this is an optimizer step, run backward() first; if the optimizer's state is plain, set it by "
+    "dcp::set_optimizer_state_dict(net, optimizer, dcp::get_optimizer_state_dict(plain, plain_optimizer), "
+    "{.full_state_dict = true})";
+
+constexpr const char* kClipGradients = "To clip gradients, call tessera::clip_grad_norm_ (dtensor/clip_grad_norm.h). ";
 
 /// torch::load gives a parameter the memory of another tensor.
 bool takes_other_memory(const c10::OperatorHandle& op) {
@@ -91,17 +100,64 @@ std::string remedy_for_sharded(const c10::OperatorHandle& op, const CallSignatur
       origin.module, kBackwardBefore);
 }
 
+/// As torch::nn::utils::clip_grad_norm_ does with the norms of gradients.
+bool joins_norms(const c10::OperatorHandle& op, const CallSignature& call) {
+  const auto& name = op.operator_name().name;
+  return (name == "aten::stack" || name == "aten::cat") &&
+         std::ranges::all_of(call.operands, [](const CallOperand& operand) { return operand.tensor->numel() == 1; });
+}
+
+/// And with a gradient that is plain.
+bool scales_by_number(const c10::OperatorHandle& op, const CallSignature& call) {
+  const auto& name = op.operator_name().name;
+  const auto& factor = call.operands.back();
+  return (name == "aten::mul_" || name == "aten::_foreach_mul_") && factor.dtensor && factor.tensor->dim() == 0;
+}
+
+/// An optimizer's state takes in what is like a parameter.
+bool may_update_state(const CallSignature& call) {
+  return updates_plain(call) && std::ranges::any_of(call.operands, [](const CallOperand& operand) {
+           return operand.dtensor && operand.tensor->dim() > 0;
+         });
+}
+
+std::string remedy_for_written_plain(const c10::OperatorHandle& op, const CallSignature& call) {
+  const bool copies = op.operator_name().name == "aten::copy_";
+  return fmt::format(
+      "{}A plain tensor t is written, which is taken for no copy, also in an ImplicitReplication scope: {}write "
+      "full_tensor() of the DTensors, taken on every rank, to it, or make it a DTensor with "
+      "distribute_tensor(t, mesh, {{Replicate()}}){}",
+      scales_by_number(op, call) ? kClipGradients : "",
+      updates_plain(call) && !copies ? "write t = t + x, a new tensor, instead of t += x, " : "",
+      may_update_state(call) && !copies ? kOptimizerState : "");
+}
+
 std::string remedy_for_mixed(const c10::OperatorHandle& op, const CallSignature& call) {
   if (takes_other_memory(op)) {
     return kLoadBefore;
   }
+  if (writes_plain(call)) {
+    return remedy_for_written_plain(op, call);
+  }
   return fmt::format(
+      "{}"
       "Make the plain ones DTensors with distribute_tensor(t, mesh, {{Replicate()}}) or from_local, take to_local() / "
       "full_tensor() of the DTensors (with Partial grad_placements where each rank goes on with data of its own), or "
       "declare plain tensors equal on all ranks (not a batch that differs between ranks) with an ImplicitReplication "
-      "scope{}{}",
-      is_loss_of_classes(op) ? ", or the targets of a loss with a LossParallel scope" : "",
-      updates_plain(call) ? fmt::format(". {}{}", kBackwardBefore, kPlainState) : "");
+      "scope{}",
+      joins_norms(op, call) ? kClipGradients : "",
+      is_loss_of_classes(op) ? ", or the targets of a loss with a LossParallel scope" : "");
+}
+
+/// Whether redistribute() takes a tensor from any of the operands' meshes to any other.
+bool share_root(const CallSignature& call) {
+  std::optional<DeviceMesh> root;
+  return std::ranges::all_of(call.operands, [&](const CallOperand& operand) {
+    if (operand.dtensor && !root) {
+      root = operand.dtensor->spec->mesh().root();
+    }
+    return !operand.dtensor || operand.dtensor->spec->mesh().root() == *root;
+  });
 }
 
 }  // namespace
@@ -219,10 +275,12 @@ void throw_different_meshes(const c10::OperatorHandle& op, const CallSignature& 
   if (managed > 0 && managed < std::ssize(call.operands)) {
     throw_mixed(op, call);
   }
-  TESSERA_CHECK(ValueError, false,
-                "{}: operands lie on different meshes: {}. redistribute(tensor, mesh, placements) carries one over, or "
-                "run the op on those of each mesh",
-                toString(op.operator_name()), describe_arguments(call));
+  TESSERA_CHECK(
+      ValueError, false, "{}: operands lie on different meshes: {}. {}{}, or run the op on those of each mesh",
+      toString(op.operator_name()), describe_arguments(call), joins_norms(op, call) ? kClipGradients : "",
+      share_root(call) ? "redistribute(tensor, mesh, placements) carries one over"
+                       : "They are no parts of one mesh, so take full_tensor() of one, on every rank of both, "
+                         "and distribute_tensor() it over the other");
 }
 
 }  // namespace tessera

@@ -89,8 +89,11 @@ void append_tensors(const c10::IValue& value, std::vector<at::Tensor>& tensors) 
 void write_result(const c10::OperatorHandle& op, const at::Tensor& target, const at::Tensor& result) {
   const auto name = toString(op.operator_name());
   TESSERA_CHECK(ValueError, dtensor_meta(target) != nullptr && dtensor_meta(result) != nullptr,
-                "{}: DTensors and plain tensors are mixed: the written tensor is {} and the result {}", name,
-                dtensor_meta(target) ? "a DTensor" : "plain", dtensor_meta(result) ? "a DTensor" : "plain");
+                "{}: DTensors and plain tensors are mixed: {}", name,
+                dtensor_meta(target) ? "the written tensor is a DTensor and the result plain. Make the inputs DTensors "
+                                       "with distribute_tensor, or write to a plain tensor"
+                                     : "the written tensor is plain and the result a DTensor. Write to a DTensor, take "
+                                       "the result without out=, or copy full_tensor() of it, on every rank");
   TESSERA_CHECK(ValueError, c10::canCast(result.scalar_type(), target.scalar_type()),
                 "{}: the result is {}, which a tensor of {} cannot take on", name, toString(result.scalar_type()),
                 toString(target.scalar_type()));

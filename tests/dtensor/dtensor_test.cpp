@@ -1,9 +1,12 @@
 #include "dtensor/dtensor.h"
 
 #include <ATen/TensorOperators.h>
+#include <ATen/ops/_foreach_mul.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/ones.h>
+#include <ATen/ops/stack.h>
+#include <ATen/ops/sum.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/AutogradState.h>
 #include <c10/core/InferenceMode.h>
@@ -283,6 +286,41 @@ TEST_CASE("DTensors do not mix with plain tensors, except scalars", "[dtensor]")
   });
 }
 
+TEST_CASE("where a plain tensor is written, the error offers what helps there", "[dtensor]") {
+  run_ranks(2, [](int) {
+    const auto mesh = init_device_mesh(at::kCPU, {2}, {"dp"});
+    const auto x = distribute_tensor(ramp({4}), mesh, {Shard(0)});
+    const auto message = [](const auto& call) -> std::string {
+      try {
+        call();
+      } catch (const ValueError& error) {
+        return error.what();
+      }
+      return "nothing was thrown";
+    };
+    const auto has = [](const std::string& text, std::string_view part) { return text.find(part) != text.npos; };
+    auto total = at::zeros({}), buffer = ramp({2, 4});
+    {
+      const auto text = message([&] { total += x.sum(); });
+      TESSERA_EXPECT(
+          has(text, "write t = t + x, a new tensor, instead of t += x, write full_tensor() of the DTensors"));
+      TESSERA_EXPECT(!has(text, "optimizer") && !has(text, "clip_grad_norm_"));
+      const ImplicitReplication scope;
+      expect_equal(message([&] { total += x.sum(); }), text);
+    }
+    const auto copy = message([&] { buffer.select(0, 1).copy_(x); });
+    TESSERA_EXPECT(has(copy, "write full_tensor() of the DTensors") && !has(copy, "t += x") && !has(copy, "optimizer"));
+    const auto update = message([&] { buffer.select(0, 1).add_(x); });
+    TESSERA_EXPECT(has(update, "t = t + x") && has(update, "If this is an optimizer step, run backward() first"));
+    const auto scale = message([&] { buffer.mul_(x.sum()); });
+    TESSERA_EXPECT(has(scale, "To clip gradients, call tessera::clip_grad_norm_") && !has(scale, "optimizer"));
+    const auto scale_list = message([&] { at::_foreach_mul_({buffer}, x.sum()); });
+    TESSERA_EXPECT(has(scale_list, "To clip gradients, call tessera::clip_grad_norm_"));
+    const auto out = message([&] { at::sum_out(total, x, at::IntArrayRef{0}); });
+    TESSERA_EXPECT(has(out, "take the result without out=, or copy full_tensor() of it"));
+  });
+}
+
 TEST_CASE("a collective takes no DTensor", "[dtensor]") {
   run_ranks(2, [](int) {
     auto x = distribute_tensor(ramp({4}), init_device_mesh(at::kCPU, {2}, {"dp"}), {Shard(0)});
@@ -296,6 +334,12 @@ TEST_CASE("operands on different meshes are refused", "[dtensor]") {
     const auto a = distribute_tensor(ramp({4}), init_device_mesh(at::kCPU, {2}, {"a"}), {Shard(0)});
     const auto b = distribute_tensor(ramp({4}), init_device_mesh(at::kCPU, {2}, {"b"}), {Shard(0)});
     expect_throws<ValueError>([&] { a + b; }, "operands lie on different meshes");
+    expect_throws<ValueError>([&] { a + b; }, "They are no parts of one mesh, so take full_tensor() of one");
+    expect_throws<ValueError>([&] { at::stack({a.norm(), b.norm()}); }, "call tessera::clip_grad_norm_");
+    const auto grid = init_device_mesh(at::kCPU, {1, 2}, {"dp", "tp"});
+    const auto whole = distribute_tensor(ramp({4}), grid, {Replicate(), Shard(0)});
+    const auto part = distribute_tensor(ramp({4}), grid["tp"], {Shard(0)});
+    expect_throws<ValueError>([&] { whole + part; }, ". redistribute(tensor, mesh, placements) carries one over");
   });
 }
 

@@ -248,6 +248,40 @@ TEST_CASE("a view of moved data outlives its tensor, and is written all the same
   });
 }
 
+TEST_CASE("on one rank every view shares the tensor's memory, whatever the placement says", "[dtensor]") {
+  run_ranks(1, [](int) {
+    const auto values = at::randn({4, 4}, make_generator(1));
+    const std::vector<Step> views = {
+        [](const at::Tensor& x) { return x.diagonal(); },
+        [](const at::Tensor& x) { return x.as_strided({4}, {5}); },
+        [](const at::Tensor& x) {
+          return x.as_strided({3, 2}, {2, 1}, 1);
+        },
+        [](const at::Tensor& x) { return x.view({16}).narrow(0, 3, 6); },
+    };
+    for (const auto& shape : {std::vector<int64_t>{1}, std::vector<int64_t>{1, 1}}) {
+      const auto mesh = init_device_mesh(at::kCPU, shape);
+      for (const Placement placement : {Placement(Replicate()), Placement(Shard(0)), Placement(Shard(1))}) {
+        for (const auto& view : views) {
+          auto x = distribute_tensor(values.clone(), mesh, Placements(shape.size(), placement));
+          auto leaf = values.clone();
+          view(x).add_(3);
+          view(leaf).add_(3);
+          expect_bit_equal(full_tensor(x), leaf);
+          x.requires_grad_();
+          leaf.requires_grad_();
+          for (const auto& input : {x, leaf}) {
+            const auto y = input * 2;
+            view(y).mul_(view(input));
+            y.square().sum().backward();
+          }
+          expect_close(full_tensor(x.grad()), leaf.grad());
+        }
+      }
+    }
+  });
+}
+
 TEST_CASE("writes that a viewed tensor would not see are refused on every rank", "[dtensor]") {
   run_ranks(2, [](int) {
     const auto mesh = init_device_mesh(at::kCPU, {2});

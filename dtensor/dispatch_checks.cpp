@@ -205,8 +205,9 @@ void check_copied_views(const c10::OperatorHandle& op, const CallSignature& call
         NotImplementedError, reason.empty(),
         "{} writes to a view whose data had to be moved, and the viewed tensor would not see it, as the view {}: {}. "
         "To write to the tensor, use slices of its dims, an op on all of it (masked_fill_ with a DTensor mask, "
-        "index_put_ with DTensor indices) or write this rank's part, to_local(); to write to the view alone, clone() "
-        "it, or redistribute() the tensor before it",
+        "index_put_ with DTensor indices), take a new tensor (slice_scatter, select_scatter, diagonal_scatter) or "
+        "write this rank's part, to_local(); to write to the view alone, clone() it, or redistribute() the tensor "
+        "before it",
         toString(op.operator_name()), reason, describe_arguments(call));
   }
   // What one of them is to see of what is written to another depends on the order.

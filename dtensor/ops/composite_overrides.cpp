@@ -19,6 +19,7 @@
 #include <ATen/ops/tensor.h>
 #include <ATen/ops/where.h>
 #include <ATen/ops/zeros_like.h>
+#include <fmt/ranges.h>
 #include <torch/library.h>
 
 #include <algorithm>
@@ -29,6 +30,7 @@
 #include "dtensor/dtensor_impl.h"
 #include "dtensor/ops/composite_constants.h"
 #include "dtensor/ops/read_numbers.h"
+#include "dtensor/redistribute.h"
 
 namespace tessera {
 
@@ -61,6 +63,45 @@ at::Tensor masked_select_backward(const at::Tensor& grad, const at::Tensor& inpu
 at::Tensor replicated(const at::Tensor& plain, const DTensorSpec& spec) {
   const Placements copies(spec.placements().size(), Replicate());
   return wrap_local(plain, DTensorSpec::make(spec.mesh(), copies, TensorMeta::of(plain)));
+}
+
+/// 0, 1, ... along `dim` of `self`, whose other dims have size 1, cut as `self` is.
+at::Tensor indices_along(const at::Tensor& self, int64_t dim) {
+  const auto& meta = *dtensor_meta(self);
+  std::vector<int64_t> sizes(static_cast<size_t>(self.dim()), 1);
+  sizes[static_cast<size_t>(dim)] = self.size(dim);
+  auto placements = meta.spec->placements();
+  for (auto& placement : placements) {
+    placement = placement.is_shard(dim) ? placement : Placement(Replicate());
+  }
+  const auto indices = at::arange(self.size(dim), meta.local.options().dtype(at::kLong)).view(sizes);
+  return redistribute(replicated(indices, *meta.spec), placements);
+}
+
+/// Of a tall matrix, the diagonal that begins again one row below its end: every (width + 1)st element of all.
+at::Tensor wrapped_diagonal(const at::Tensor& self) {
+  const int64_t width = self.size(1);
+  return (indices_along(self, 0) * width + indices_along(self, 1)).remainder(width + 1).eq(0);
+}
+
+at::Tensor main_diagonal(const at::Tensor& self) {
+  const auto first = indices_along(self, 0);
+  auto mask = first.eq(indices_along(self, 1));
+  for (int64_t dim = 2; dim < self.dim(); ++dim) {
+    mask = mask.logical_and(first.eq(indices_along(self, dim)));
+  }
+  return mask;
+}
+
+/// ATen's writes to a strided view, which is none of a shard's.
+at::Tensor& fill_diagonal_(at::Tensor& self, const at::Scalar& value, bool wrap) {
+  TESSERA_CHECK(ValueError, self.dim() >= 2, "aten::fill_diagonal_: [{}] has no diagonal; 2 dims are needed",
+                fmt::join(self.sizes(), ", "));
+  const auto differs = [&](int64_t size) { return size != self.size(0); };
+  TESSERA_CHECK(ValueError, self.dim() == 2 || std::ranges::none_of(self.sizes(), differs),
+                "aten::fill_diagonal_: [{}]; more than 2 dims need equal sizes", fmt::join(self.sizes(), ", "));
+  const bool wraps = wrap && self.dim() == 2 && self.size(0) > self.size(1) + 1;
+  return self.masked_fill_(wraps ? wrapped_diagonal(self) : main_diagonal(self), value);
 }
 
 /// ATen's writes into plain zeros. On the CPU it asks for the values too, so that all ranks refuse the same.
@@ -221,6 +262,7 @@ void override_composites(torch::Library& library) {
   library.impl("ctc_loss.IntList", &ctc_loss);
   library.impl("ctc_loss.Tensor", &ctc_loss_of_tensors);
   library.impl("trace_backward", &trace_backward);
+  library.impl("fill_diagonal_", &fill_diagonal_);
   override_with_own_constants(library);
 }
 

@@ -222,6 +222,33 @@ TEST_CASE("connectionist temporal classification", "[dtensor][ops]") {
   }));
 }
 
+TEST_CASE("fill_diagonal_", "[dtensor][ops]") {
+  const auto filled = [](std::vector<int64_t> sizes, bool wrap) -> OpCase {
+    return {.name = wrap ? "wrapped" : "main diagonal",
+            .inputs = {{std::move(sizes)}},
+            .call = [wrap](const Tensors& x) -> Tensors {
+              auto y = x[0] * 2;
+              return {y.fill_diagonal_(0.5, wrap), y};
+            },
+            .in_place = true};
+  };
+  CHECK_NOTHROW(check_ops({filled({5, 4}, false), filled({4, 5}, true), filled({7, 2}, false), filled({7, 2}, true),
+                           filled({3, 2}, true), filled({3, 3, 3}, true), filled({0, 3}, true)}));
+  run_ranks(2, [](int) {
+    const auto mesh = init_device_mesh(at::kCPU, {2});
+    const auto ones = [&](at::IntArrayRef sizes, at::ScalarType dtype = at::kFloat) {
+      return distribute_tensor(at::ones(sizes, dtype), mesh, {Shard(0)});
+    };
+    expect_throws<ValueError>([&] { ones({3}).fill_diagonal_(0); }, "aten::fill_diagonal_: [3] has no diagonal");
+    expect_throws<ValueError>([&] { ones({3, 3, 2}).fill_diagonal_(0); }, "more than 2 dims need equal sizes");
+    expect_bit_equal(full_tensor(ones({3, 3}, at::kLong).fill_diagonal_(2.5)),
+                     at::ones({3, 3}, at::kLong).fill_diagonal_(2.5));
+    auto columns = ones({2, 5}).t();
+    expect_bit_equal(full_tensor(columns.fill_diagonal_(0, /*wrap=*/true)),
+                     at::ones({2, 5}).t().fill_diagonal_(0, /*wrap=*/true));
+  });
+}
+
 TEST_CASE("gradients whose formulas make tensors", "[dtensor][ops]") {
   CHECK_NOTHROW(check_ops({
       {.name = "select_scatter, diagonal_scatter",

@@ -272,7 +272,7 @@ at::Tensor from_local(const at::Tensor& local, const DeviceMesh& mesh, Placement
   }
   const auto spec = DTensorSpec::make(mesh, target, std::move(meta));
   if (options.run_check) {
-    check_sizes_across_ranks(local, shape, *spec, "from_local");
+    check_sizes_across_ranks(local, shape, *spec, {.where = "from_local", .remedy = "Pass options.shape"});
     check_copies_across_ranks(local, *spec, "from_local");
   }
   TESSERA_CHECK(ValueError, local.sizes() == spec->local_sizes(),

@@ -29,16 +29,17 @@ void check_kind_across_ranks(const at::Tensor& local, const DeviceMesh& mesh, co
 }
 
 void check_sizes_across_ranks(const at::Tensor& local, const std::vector<int64_t>& shape, const DTensorSpec& spec,
-                              const char* where) {
+                              const SizedBy& by) {
   TESSERA_CHECK(ValueError, same_on_all_ranks(shape, spec.mesh()),
-                "{}: the ranks make different global sizes of their local ones; this rank [{}] of [{}]. Pass "
-                "options.shape, the global sizes, the same on every rank",
-                where, fmt::join(shape, ", "), fmt::join(local.sizes(), ", "));
+                "{}: the ranks make different global sizes of their local ones; this rank [{}] of [{}]. {}, the global "
+                "sizes, the same on every rank",
+                by.where, fmt::join(shape, ", "), fmt::join(local.sizes(), ", "), by.remedy);
   const bool fits = local.sizes() == spec.local_sizes();
   TESSERA_CHECK(ValueError, same_on_all_ranks({fits}, spec.mesh()) && fits,
-                "{}: on some rank the local sizes do not fit {}; this rank has [{}] and needs [{}]. Pass "
-                "options.shape, the global sizes, and shards cut as torch.chunk cuts them",
-                where, spec.to_string(), fmt::join(local.sizes(), ", "), fmt::join(spec.local_sizes(), ", "));
+                "{}: on some rank the local sizes do not fit {}; this rank has [{}] and needs [{}]. {}, the global "
+                "sizes, and shards cut as torch.chunk cuts them",
+                by.where, spec.to_string(), fmt::join(local.sizes(), ", "), fmt::join(spec.local_sizes(), ", "),
+                by.remedy);
 }
 
 namespace {

@@ -13,9 +13,15 @@ bool same_on_all_ranks(std::vector<int64_t> values, const DeviceMesh& mesh);
 /// Throws ValueError that names `where` if the ranks' tensors differ in dtype or number of dims.
 void check_kind_across_ranks(const at::Tensor& local, const DeviceMesh& mesh, const char* where);
 
+/// As errors name the call that took the local tensors, and what of its options the global sizes follow from.
+struct SizedBy {
+  const char* where;
+  const char* remedy;  // goes on with ", the global sizes"
+};
+
 /// Throws ValueError if the ranks disagree about the global `shape`, or one holds other local sizes than `spec` says.
 void check_sizes_across_ranks(const at::Tensor& local, const std::vector<int64_t>& shape, const DTensorSpec& spec,
-                              const char* where);
+                              const SizedBy& by);
 
 /// Throws ValueError if a rank's copy along a replicated axis differs from the first one's.
 void check_copies_across_ranks(const at::Tensor& local, const DTensorSpec& spec, const char* where);

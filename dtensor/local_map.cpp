@@ -1,6 +1,7 @@
 #include "dtensor/local_map.h"
 
 #include <ATen/ops/tensor.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 
@@ -113,6 +114,30 @@ std::vector<at::Tensor> call(const std::function<std::vector<at::Tensor>(const s
   }
 }
 
+at::Tensor global_result(const at::Tensor& local, size_t index, const LocalMapOptions& options,
+                         const DeviceMesh& mesh) {
+  const bool is_sized = !options.out_shapes.empty();
+  if (!is_sized) {
+    check_kind_across_ranks(local, mesh, "local_map");  // before what depends on the number of dims
+  }
+  const auto target = normalized(options.out_placements[index], local.dim(), mesh.ndim(), "local_map(out_placements)");
+  const auto shape = is_sized ? options.out_shapes[index] : add_up_sizes(local, mesh, target);
+  TESSERA_CHECK(ValueError, std::ssize(shape) == local.dim(),
+                "local_map: result {} of the function has {} dims, and options.out_shapes has [{}] for it", index,
+                local.dim(), fmt::join(shape, ", "));
+  const auto spec = DTensorSpec::make(mesh, target, TensorMeta::contiguous(shape, local.scalar_type()));
+  if (!is_sized) {
+    check_sizes_across_ranks(
+        local, shape, *spec,
+        {.where = "local_map", .remedy = "Check options.out_placements, or pass options.out_shapes"});
+  }
+  TESSERA_CHECK(ValueError, local.sizes() == spec->local_sizes(),
+                "local_map: result {} of the function is [{}] on this rank, which does not fit {}, as "
+                "options.out_placements and options.out_shapes say",
+                index, fmt::join(local.sizes(), ", "), spec->to_string());
+  return from_local(local, mesh, target, {.shape = shape});
+}
+
 }  // namespace
 
 std::vector<int64_t> gather_shape(const at::Tensor& local, const DeviceMesh& mesh, const Placements& placements) {
@@ -132,17 +157,7 @@ std::vector<at::Tensor> local_map(
   auto results = call(function, locals, options, mesh);
   check_results(results, options, mesh);
   for (size_t i = 0; i < results.size(); ++i) {
-    if (options.out_shapes.empty()) {
-      check_kind_across_ranks(results[i], mesh, "local_map");  // before what depends on the number of dims
-    }
-    const auto target =
-        normalized(options.out_placements[i], results[i].dim(), mesh.ndim(), "local_map(out_placements)");
-    const auto shape = options.out_shapes.empty() ? add_up_sizes(results[i], mesh, target) : options.out_shapes[i];
-    if (options.out_shapes.empty()) {
-      const auto meta = TensorMeta::contiguous(shape, results[i].scalar_type());
-      check_sizes_across_ranks(results[i], shape, *DTensorSpec::make(mesh, target, meta), "local_map");
-    }
-    results[i] = from_local(results[i], mesh, target, {.shape = shape});
+    results[i] = global_result(results[i], i, options, mesh);
   }
   return results;
 }

@@ -157,6 +157,16 @@ TEST_CASE("local_map runs a function of local tensors, uneven shards too", "[dte
         const auto growing = [&](const std::vector<at::Tensor>&) { return std::vector{ramp({mesh.local_rank() + 1})}; };
         expect_throws<ValueError>([&] { local_map(growing, {x}, {.out_placements = {{Shard(0)}}}); },
                                   "on some rank the local sizes do not fit");
+        expect_throws<ValueError>([&] { local_map(growing, {x}, {.out_placements = {{Replicate()}}}); },
+                                  "Check options.out_placements, or pass options.out_shapes, the global sizes");
+        expect_throws<ValueError>(
+            [&] {
+              local_map(one_row, {x.detach()}, {.out_placements = {{Shard(0)}}, .out_shapes = {{9 * ranks, 2}}});
+            },
+            "as options.out_placements and options.out_shapes say");
+        expect_throws<ValueError>(
+            [&] { local_map(one_row, {x.detach()}, {.out_placements = {{Shard(1)}}, .out_shapes = {{ranks}}}); },
+            "options.out_shapes has");
       }
     });
   }

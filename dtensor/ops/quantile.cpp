@@ -86,7 +86,8 @@ at::Tensor quantiles_of(const at::Tensor& self, const std::vector<double>& quant
   const bool has_rows = dim && self.dim() > 0;
   const auto row_dim = has_rows ? at::maybe_wrap_dim(*dim, self.dim()) : 0;
   const auto rows = has_rows ? self.transpose(row_dim, -1) : self.flatten();
-  const auto sorted = std::get<0>(rows.sort(/*stable=*/false, /*dim=*/-1, /*descending=*/false));
+  // Which of equal elements gets the gradient depends on no kernel's order then. (ATen's own picks any of them.)
+  const auto sorted = std::get<0>(rows.sort(/*stable=*/true, /*dim=*/-1, /*descending=*/false));
   const auto result = select(sorted, places(sorted, quantiles, ignores_nan), interpolation);
   if (!has_rows) {
     return keepdim ? result.view(sizes_of_whole(result.size(0), self.dim())) : result;

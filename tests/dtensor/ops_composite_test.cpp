@@ -132,6 +132,27 @@ TEST_CASE("quantiles", "[dtensor][ops]") {
   CHECK_NOTHROW(check_ops(cases));
 }
 
+TEST_CASE("of equal elements the first ones are the lower places of a quantile, in every layout", "[dtensor][ops]") {
+  const auto x = at::arange(240, at::kDouble).mul(7).remainder(11).div(4, "floor").view({60, 4});  // 0, 1 and 2
+  const auto gradient = [](at::Tensor leaf, const std::function<at::Tensor(const at::Tensor&)>& call) {
+    leaf = leaf.detach().requires_grad_();
+    return torch::autograd::grad({call(leaf).sum()}, {leaf})[0];
+  };
+  const auto expected = gradient(x, [](const at::Tensor& t) {
+    return std::get<0>(t.sort(/*stable=*/true, 0, /*descending=*/false)).select(0, 30);
+  });
+  for (const int ranks : {1, 2, 3}) {
+    run_ranks(ranks, [&](int) {
+      const auto mesh = init_device_mesh(at::kCPU, {ranks});
+      for (const Placement placement : {Placement(Replicate()), Placement(Shard(0)), Placement(Shard(1))}) {
+        const auto actual = gradient(distribute_tensor(x, mesh, {placement}),
+                                     [](const at::Tensor& t) { return at::quantile(t, 0.51, 0, false, "lower"); });
+        expect_bit_equal(full_tensor(actual), expected);
+      }
+    });
+  }
+}
+
 TEST_CASE("the place of a quantile of 32 bits is not rounded to them", "[dtensor][ops]") {
   run_ranks(3, [](int) {
     const auto mesh = init_device_mesh(at::kCPU, {3});

@@ -48,7 +48,8 @@ struct DistributeOptions {
 };
 
 /// Cuts or copies `tensor` over `mesh`. `tensor` must be a leaf (or need no gradient); the result is a new leaf
-/// that needs a gradient if `tensor` does. All ranks must call.
+/// that needs a gradient if `tensor` does. The global strides are row-major, whatever those of `tensor` are.
+/// All ranks must call.
 /// Throws ValueError for placements that do not fit, Partial placements, or a DTensor.
 at::Tensor distribute_tensor(const at::Tensor& tensor, const DeviceMesh& mesh, Placements placements,
                              DistributeOptions options = {});

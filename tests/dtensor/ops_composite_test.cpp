@@ -12,6 +12,7 @@
 #include <ATen/ops/diagonal_scatter.h>
 #include <ATen/ops/glu.h>
 #include <ATen/ops/istft.h>
+#include <ATen/ops/linalg_householder_product.h>
 #include <ATen/ops/linalg_matrix_exp.h>
 #include <ATen/ops/linalg_matrix_power.h>
 #include <ATen/ops/linalg_matrix_rank.h>
@@ -268,6 +269,33 @@ TEST_CASE("fill_diagonal_", "[dtensor][ops]") {
     expect_bit_equal(full_tensor(columns.fill_diagonal_(0, /*wrap=*/true)),
                      at::ones({2, 5}).t().fill_diagonal_(0, /*wrap=*/true));
   });
+}
+
+TEST_CASE("the gradient of Householder reflectors, whose formula writes columns of what is cut", "[dtensor][ops]") {
+  const auto gradients = [](at::Tensor vectors, at::Tensor scales) {
+    vectors = vectors.detach().requires_grad_();
+    scales = scales.detach().requires_grad_();
+    const auto product = at::linalg_householder_product(vectors, scales);
+    return torch::autograd::grad({product.square().sum() + product.sum()}, {vectors, scales});
+  };
+  const auto vectors = at::randn({2, 5, 3}, at::kDouble), scales = at::randn({2, 3}, at::kDouble);
+  const auto expected = gradients(vectors, scales);
+  for (const auto& shape : std::vector<std::vector<int64_t>>{{1}, {2}, {4}, {2, 2}}) {
+    run_ranks(static_cast<int>(c10::multiply_integers(shape)), [&](int) {
+      const auto mesh = init_device_mesh(at::kCPU, shape);
+      for (const Placement first :
+           {Placement(Replicate()), Placement(Shard(0)), Placement(Shard(1)), Placement(Shard(2))}) {
+        for (const Placement second : {Placement(Replicate()), Placement(Shard(0)), Placement(Shard(1))}) {
+          Placements of_vectors(shape.size(), Shard(1)), of_scales(shape.size(), second);
+          of_vectors[0] = first;
+          const auto actual =
+              gradients(distribute_tensor(vectors, mesh, of_vectors), distribute_tensor(scales, mesh, of_scales));
+          expect_close(full_tensor(actual[0]), expected[0]);
+          expect_close(full_tensor(actual[1]), expected[1]);
+        }
+      }
+    });
+  }
 }
 
 TEST_CASE("gradients whose formulas make tensors", "[dtensor][ops]") {

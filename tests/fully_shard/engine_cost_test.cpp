@@ -17,5 +17,5 @@ TEST_CASE("the instructions of a unit's step beyond the plain model's stay withi
                                    << counts.at("plain"));
   CHECK(beyond > 0);
   // As counted with g++ 12 -O2 and libtorch 2.15.0, and a fortieth: what malloc finds in the heap moves it by 1,500.
-  CHECK(beyond <= 98500);
+  CHECK(beyond <= 95500);
 }

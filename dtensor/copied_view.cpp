@@ -161,7 +161,7 @@ CopiedView CopiedView::carry_over(const at::Tensor& view, bool is_counted) const
   if (view.numel() > 0) {
     copy_to_target(view, *written.target);
   }
-  if (written.tensor.counter.enabled() && written.local) {
+  if (written.tensor.counter.enabled() && written.local && written.local->counter.enabled()) {
     const auto before = written.tensor.counter.current_version();
     written.local->counter.bump();
     const bool is_one_counter = written.tensor.counter.current_version() != before;  // as from_local makes it

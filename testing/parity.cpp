@@ -59,10 +59,10 @@ void compare(const std::string& what, const at::Tensor& whole, const at::Tensor&
          "it is unsharded and reshard() is to be called. Where a tensor-parallel plan left its layer plain, set "
          "allow_plain");
   }
+  const at::Tensor tensor = is_dtensor(given) ? reduced(given) : given.detach();
   if (!is_finite(whole)) {
     fail(what + " is not finite in the reference, which diverged: nothing can be compared with it");
   }
-  const at::Tensor tensor = is_dtensor(given) ? reduced(given) : given.detach();
   const auto layout = is_dtensor(tensor) ? dtensor_spec(tensor)->to_string() : to_string(TensorMeta::of(tensor));
   if (whole.sizes() != tensor.sizes()) {
     fail(fmt::format("{} is {}, expected {}", what, layout, to_string(TensorMeta::of(whole))));

@@ -4,6 +4,7 @@
 
 #include <ATen/TensorOperators.h>
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/full.h>
 #include <ATen/ops/full_like.h>
 
 #include <limits>
@@ -88,6 +89,22 @@ TEST_CASE("check_sharded_parity: nothing equals a reference that is not finite")
     }
     expect_throws<ExpectationError>([&] { check_sharded_parity(values.reference, values.sharded); },
                                     "parameter 'bias' is not finite in the reference");
+  });
+}
+
+TEST_CASE("check_sharded_parity: a rank whose reference is not finite adds up pending sums with the others") {
+  run_ranks(2, [](int rank) {
+    const auto mesh = init_device_mesh(at::kCPU, {2}, {"dp"});
+    const Pair pair(mesh, 1, 1);
+    const auto compare = [&] { check_sharded_parity(pair.reference, pair.sharded); };
+    pair.sharded->weight.mutable_grad() = from_local(at::full({4, 3}, 0.5F), mesh, {Partial()});
+    compare();
+    if (rank == 0) {
+      pair.reference->weight.mutable_grad().fill_(std::numeric_limits<float>::quiet_NaN());
+      expect_throws<ExpectationError>(compare, "the gradient of 'weight' is not finite in the reference");
+    } else {
+      compare();
+    }
   });
 }
 

@@ -84,11 +84,11 @@ void write_back(const c10::OperatorHandle& op, const CallSignature& call, const 
 /// The one that the call wrote, which check_copied_views() allowed.
 void carry_over_write(const CallSignature& call) {
   for (const auto& operand : call.operands) {
-    const auto* written = call.is_written(operand.arg) ? dtensor_meta(*operand.tensor) : nullptr;
-    if (written && written->copied_view) {
-      const auto& meta = *written;
-      auto view = c10::make_intrusive<DTensorMeta>(
-          meta.local, meta.spec, meta.origin, meta.copied_view.carry_over(*operand.tensor, call.info->counts_versions));
+    const auto* meta = call.is_written(operand.arg) ? dtensor_meta(*operand.tensor) : nullptr;
+    if (meta && meta->copied_view) {
+      auto view =
+          c10::make_intrusive<DTensorMeta>(meta->local, meta->spec, meta->origin,
+                                           meta->copied_view.carry_over(*operand.tensor, call.info->counts_versions));
       operand.tensor->unsafeGetTensorImpl()->set_backend_meta(std::move(view));
       return;
     }

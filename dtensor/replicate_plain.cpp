@@ -44,6 +44,10 @@ void visit_tensors(c10::IValue& value, Visit visit) {
   }
 }
 
+Placements copies_on(const DeviceMesh& mesh) {
+  return Placements(static_cast<size_t>(mesh.ndim()), Replicate());
+}
+
 /// Whether autograd is to know that a plain tensor becomes a DTensor.
 bool is_recorded(const at::Tensor& plain) {
   return plain.requires_grad() && at::GradMode::is_enabled();
@@ -62,28 +66,18 @@ void replace_plain_tensors(torch::jit::Stack* stack, size_t num_arguments, bool 
     return;
   }
   const auto mesh = first->spec->mesh();
-  const Placements replicated(static_cast<size_t>(mesh.ndim()), Replicate());
   for (size_t i = begin; i < stack->size(); ++i) {
     visit_tensors((*stack)[i], [&](at::Tensor& tensor) {
       if (!dtensor_meta(tensor) && (tensor.dim() > 0 || (records && is_recorded(tensor)))) {
-        tensor = as_copy(tensor, mesh, replicated);
+        tensor = as_copy(tensor, mesh);
       }
     });
   }
 }
 
-/// What autograd saves of it knows of writes to the plain tensor.
-at::Tensor wrapped(const at::Tensor& plain, const DeviceMesh& mesh, const Placements& replicated) {
-  auto copy = wrap_local(plain, DTensorSpec::make(mesh, replicated, TensorMeta::of(plain)));
-  if (!plain.is_inference() && !copy.is_inference()) {
-    copy.unsafeGetTensorImpl()->set_version_counter(plain.unsafeGetTensorImpl()->version_counter());
-  }
-  return copy;
-}
-
 /// With the way back, by which a plain leaf gets a plain gradient.
-at::Tensor recorded(const at::Tensor& plain, const DeviceMesh& mesh, const Placements& replicated) {
-  return is_recorded(plain) ? from_local(plain, mesh, replicated) : wrapped(plain, mesh, replicated);
+at::Tensor recorded(const at::Tensor& plain, const DeviceMesh& mesh) {
+  return is_recorded(plain) ? from_local(plain, mesh, copies_on(mesh)) : replicated(plain, mesh);
 }
 
 /// Ops that ATen composes, also of DTensors, call others, which come here too.
@@ -106,15 +100,23 @@ bool mixes_plain_tensors(const c10::OperatorHandle& op, const torch::jit::Stack&
 void replicate_above_autograd(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
   const bool records = keys.has_any(c10::autograd_dispatch_keyset);
   if (!is_composed(op) && mixes_plain_tensors(op, *stack, records)) {
-    replace_plain_tensors(stack, op.schema().arguments().size(), records, records ? recorded : wrapped);
+    replace_plain_tensors(stack, op.schema().arguments().size(), records, records ? recorded : replicated);
   }
   op.redispatchBoxed(keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kReplicatingKey), stack);
 }
 
 }  // namespace
 
+at::Tensor replicated(const at::Tensor& plain, const DeviceMesh& mesh) {
+  auto copy = wrap_local(plain, DTensorSpec::make(mesh, copies_on(mesh), TensorMeta::of(plain)));
+  if (!plain.is_inference() && !copy.is_inference()) {
+    copy.unsafeGetTensorImpl()->set_version_counter(plain.unsafeGetTensorImpl()->version_counter());
+  }
+  return copy;
+}
+
 void replicate_plain_tensors(torch::jit::Stack* stack, size_t num_arguments) {
-  replace_plain_tensors(stack, num_arguments, /*records=*/false, wrapped);
+  replace_plain_tensors(stack, num_arguments, /*records=*/false, replicated);
 }
 
 TORCH_LIBRARY_IMPL(_, AutocastPrivateUse1, library) {

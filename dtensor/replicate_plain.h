@@ -6,16 +6,23 @@
 // of PrivateUse1's autocast (a DTensor is cast as its real device is): the scope lets it in, and outside of one it
 // costs nothing.
 
+#include <ATen/core/Tensor.h>
 #include <ATen/core/stack.h>
 #include <c10/core/DispatchKey.h>
+
+#include "device_mesh/device_mesh.h"
 
 namespace tessera {
 
 /// Part of every DTensor's key set; excluded in each thread but where an ImplicitReplication scope is.
 constexpr auto kReplicatingKey = c10::DispatchKey::AutocastPrivateUse1;
 
+/// A plain tensor that every rank of `mesh` has alike, as a DTensor over its memory, without a way back for gradients.
+/// What autograd saves of it knows of writes to the plain tensor.
+at::Tensor replicated(const at::Tensor& plain, const DeviceMesh& mesh);
+
 /// Makes replicated DTensors of the plain tensors of at least one dim among the last `num_arguments` values on `stack`,
-/// on the mesh of the first DTensor there. They share the memory; autograd is not told.
+/// on the mesh of the first DTensor there.
 void replicate_plain_tensors(torch::jit::Stack* stack, size_t num_arguments);
 
 }  // namespace tessera

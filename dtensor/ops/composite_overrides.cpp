@@ -31,6 +31,7 @@
 #include "dtensor/ops/composite_constants.h"
 #include "dtensor/ops/read_numbers.h"
 #include "dtensor/redistribute.h"
+#include "dtensor/replicate_plain.h"
 
 namespace tessera {
 
@@ -59,12 +60,6 @@ at::Tensor masked_select_backward(const at::Tensor& grad, const at::Tensor& inpu
   return grad.new_zeros(at::infer_size(input.sizes(), mask.sizes())).masked_scatter(mask, grad);
 }
 
-/// A plain tensor that every rank has made alike, as a DTensor beside one of `spec`.
-at::Tensor replicated(const at::Tensor& plain, const DTensorSpec& spec) {
-  const Placements copies(spec.placements().size(), Replicate());
-  return wrap_local(plain, DTensorSpec::make(spec.mesh(), copies, TensorMeta::of(plain)));
-}
-
 /// 0, 1, ... along `dim` of `self`, whose other dims have size 1, cut as `self` is.
 at::Tensor indices_along(const at::Tensor& self, int64_t dim) {
   const auto& meta = *dtensor_meta(self);
@@ -75,7 +70,7 @@ at::Tensor indices_along(const at::Tensor& self, int64_t dim) {
     placement = placement.is_shard(dim) ? placement : Placement(Replicate());
   }
   const auto indices = at::arange(self.size(dim), meta.local.options().dtype(at::kLong)).view(sizes);
-  return redistribute(replicated(indices, *meta.spec), placements);
+  return redistribute(replicated(indices, meta.spec->mesh()), placements);
 }
 
 /// Of a tall matrix, the diagonal that begins again one row below its end: every (width + 1)st element of all.
@@ -118,7 +113,7 @@ at::Tensor one_hot(const at::Tensor& self, int64_t num_classes) {
                   largest, num_classes);
   }
   const auto classes = at::arange(num_classes, self.options());
-  return self.unsqueeze(-1).eq(replicated(classes, *dtensor_meta(self)->spec)).to(at::kLong);
+  return self.unsqueeze(-1).eq(replicated(classes, dtensor_meta(self)->spec->mesh())).to(at::kLong);
 }
 
 /// Lengths are needed as numbers, and are few.
@@ -140,7 +135,7 @@ at::Tensor ctc_loss(const at::Tensor& log_probs, const at::Tensor& targets, at::
   if (reduction == at::Reduction::Mean) {
     auto lengths = at::tensor(target_lengths, losses.options()).clamp_min(1);
     const auto* meta = dtensor_meta(losses);
-    return losses.div(meta ? replicated(lengths, *meta->spec) : lengths).mean();
+    return losses.div(meta ? replicated(lengths, meta->spec->mesh()) : lengths).mean();
   }
   return reduction == at::Reduction::Sum ? losses.sum() : is_batch ? losses : losses.squeeze(0);
 }
@@ -173,7 +168,7 @@ void check_window(const char* op, const at::Tensor& self, const std::optional<at
 
 at::Tensor window_of_ones(int64_t length, const DTensorMeta& input) {
   const auto dtype = c10::toRealValueType(input.spec->dtype());
-  return replicated(at::ones({length}, input.local.options().dtype(dtype)), *input.spec);
+  return replicated(at::ones({length}, input.local.options().dtype(dtype)), input.spec->mesh());
 }
 
 /// ATen's writes a short window, or ones, into plain zeros.
@@ -204,7 +199,7 @@ at::Tensor istft(const at::Tensor& self, int64_t n_fft, std::optional<int64_t> h
   auto given = window;
   if (const auto* meta = dtensor_meta(self); meta && !has_window(window)) {
     const auto dtype = return_complex ? self.scalar_type() : c10::toRealValueType(self.scalar_type());
-    given = replicated(at::ones({win_length.value_or(n_fft)}, meta->local.options().dtype(dtype)), *meta->spec);
+    given = replicated(at::ones({win_length.value_or(n_fft)}, meta->local.options().dtype(dtype)), meta->spec->mesh());
   }
   return at::compositeimplicitautograd::istft(self, n_fft, hop_length, win_length, given, center, normalized, onesided,
                                               length, return_complex);

@@ -14,6 +14,22 @@ namespace {
 /// A free block that is larger than this many times the wish is left for a larger wish.
 constexpr size_t kLargestFit = 2;
 
+c10::StorageImpl* storage_of(const at::Tensor& tensor) {
+  return tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl();
+}
+
+template <class Storage>
+constexpr bool kCanExchange = requires(Storage storage) {
+  storage.swap_data_ptr(storage);
+};
+
+template <class Storage>
+void exchange(Storage& a, Storage& b) {
+  if constexpr (kCanExchange<Storage>) {
+    a.swap_data_ptr(b);
+  }
+}
+
 }  // namespace
 
 Block::Block(std::weak_ptr<BlockPool> pool, c10::DataPtr memory, size_t bytes)
@@ -105,26 +121,6 @@ at::Tensor tensor_without_memory(at::IntArrayRef sizes, const at::TensorOptions&
   tensor.unsafeGetTensorImpl()->set_sizes_contiguous(sizes);
   return tensor;
 }
-
-namespace {
-
-c10::StorageImpl* storage_of(const at::Tensor& tensor) {
-  return tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl();
-}
-
-template <class Storage>
-constexpr bool kCanExchange = requires(Storage storage) {
-  storage.swap_data_ptr(storage);
-};
-
-template <class Storage>
-void exchange(Storage& a, Storage& b) {
-  if constexpr (kCanExchange<Storage>) {
-    a.swap_data_ptr(b);
-  }
-}
-
-}  // namespace
 
 void set_memory(const at::Tensor& tensor, Block& block, size_t offset, size_t bytes) {
   auto* storage = storage_of(tensor);

@@ -43,10 +43,6 @@ void check_no_graph_is_made() {
                 "the forward of one unit, and return what the loss needs of them; or leave create_graph off");
 }
 
-}  // namespace
-
-namespace {
-
 /// Whether the graph leads from `from` to what `to` stands for. No node is newer than those that lead to it.
 bool leads_to(const torch::autograd::Node& from, const torch::autograd::Edge& to) {
   const bool is_leaf = to.function->sequence_nr() == std::numeric_limits<uint64_t>::max();

@@ -123,20 +123,23 @@ def _library_folders(ctx, torch, nccl, toolkit):
     return folders + [nccl.get_child("lib"), toolkit.get_child("lib64"), toolkit.get_child("lib")]
 
 def _locate(ctx, names, folders):
-    """struct(folders: those in use, in order; missing: names)."""
+    """struct(folders: those in use, in order; found: path by name; missing: names)."""
     system = ctx.execute(["/sbin/ldconfig", "-p"]).stdout
-    used, missing = [], []
+    used, found, missing = [], {}, []
     for name in names:
         homes = [folder for folder in folders if folder.get_child(name).exists]
         if homes:
             used.append(str(homes[0]))
-        elif "\t{} ".format(name) not in system:
+            found[name] = homes[0].get_child(name)
+        elif "\t{} ".format(name) in system:
+            found[name] = system.partition("\t{} ".format(name))[2].partition(" => ")[2].partition("\n")[0]
+        else:
             missing.append(name)
     ordered = []
     for folder in folders:
         if str(folder) in used and str(folder) not in ordered:
             ordered.append(str(folder))
-    return struct(folders = ordered, missing = missing)
+    return struct(folders = ordered, found = found, missing = missing)
 
 def _link_headers(ctx, toolkit, nccl):
     for entry in toolkit.get_child("include").readdir():
@@ -181,8 +184,11 @@ def _impl(ctx):
     _link_headers(ctx, toolkit, nccl)
     ctx.file("nvcc", "#!/bin/sh\nexec '{}/bin/nvcc' \"$@\"\n".format(toolkit), executable = True)
     ctx.file("WORKSPACE", "")
-    lines = ["        \"{}\",\n".format(f) for f in folders]
-    ctx.template("BUILD.bazel", ctx.attr._build_file, {"%{folders}": "".join(lines)}, executable = False)
+    values = {
+        "%{folders}": "".join(["        \"{}\",\n".format(f) for f in folders]),
+        "%{runtime}": str(located.found[runtime[0]]),
+    }
+    ctx.template("BUILD.bazel", ctx.attr._build_file, values, executable = False)
 
 # Looked up again after `bazelw sync --only=cuda`. Not `configure`, which `sync --configure` would fetch for everybody.
 cuda_repository = repository_rule(

@@ -1,11 +1,13 @@
 #include "dtensor/dispatch.h"
 
 #include <ATen/core/dispatch/Dispatcher.h>
+#include <c10/core/TensorOptions.h>
 
 #include <algorithm>
 #include <iterator>
 #include <memory>
 
+#include "base/error.h"
 #include "dtensor/autograd_zeros.h"
 #include "dtensor/call_signature.h"
 #include "dtensor/dispatch_checks.h"
@@ -26,6 +28,15 @@ namespace {
 using torch::jit::Stack;
 using Arguments = c10::SmallVector<c10::IValue, 8>;
 
+/// On every rank, before anything moves: ranks without elements would not call the kernel that is not there. The device
+/// is that of the data, which offloaded shards have elsewhere than their mesh.
+void check_kernel_exists(const c10::OperatorHandle& op, c10::Device device) {
+  const auto key = c10::computeDispatchKey(std::nullopt, std::nullopt, device);
+  TESSERA_CHECK(NotImplementedError, device.is_meta() || op.hasComputedKernelForDispatchKey(key),
+                "{}: libtorch has no kernel of it for {}; use another op, or operands on another device",
+                c10::toString(op.operator_name()), c10::DeviceTypeName(device.type()));
+}
+
 std::unique_ptr<const OpPlan> make_plan(const c10::OperatorHandle& op, const CallSignature& call) {
   const auto& rule = call.info->rule ? *call.info->rule : whole_op_rule();
   const DeviceMesh* mesh = nullptr;
@@ -37,6 +48,7 @@ std::unique_ptr<const OpPlan> make_plan(const c10::OperatorHandle& op, const Cal
       if (dtensor->spec->mesh() != *mesh) {
         throw_different_meshes(op, call);
       }
+      check_kernel_exists(op, dtensor->local.device());
     }
     rule_call.operands.push_back({.arg = operand.arg,
                                   .spec = dtensor ? dtensor->spec : SpecPtr(),

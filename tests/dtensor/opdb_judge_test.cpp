@@ -70,7 +70,9 @@ at::Tensor one_more(const at::Tensor& self) {
 /// Of plain tensors; "raise_everywhere" has none.
 TORCH_LIBRARY_IMPL(opdb_test, CPU, library) {
   library.impl("same", same);
-  library.impl("raise_on_last_rank", same);
+  for (const char* name : {"raise_on_last_rank", "wait_on_first_rank", "die"}) {
+    library.impl(name, same);
+  }
   library.impl("other_on_ranks", one_more);
 }
 

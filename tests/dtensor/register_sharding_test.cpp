@@ -103,6 +103,7 @@ TORCH_LIBRARY(own_ops, library) {
   for (const char* name : {"late", "replaced", "many", "far", "without_meta", "without_meta.second"}) {
     library.def((std::string(name) + "(Tensor x) -> Tensor").c_str());
   }
+  library.def("of_another_device(Tensor x) -> Tensor");
   library.def("add_one(Tensor(a!) x) -> Tensor(a!)");
   library.def("of_all_backends(Tensor x) -> Tensor",
               torch::dispatch(c10::DispatchKey::CompositeExplicitAutograd, TORCH_FN(twice_in_memory)));
@@ -121,8 +122,13 @@ TORCH_LIBRARY_IMPL(own_ops, CPU, library) {
   library.impl("add_one", &add_one);
 }
 
+TORCH_LIBRARY_IMPL(own_ops, CUDA, library) {
+  library.impl("of_another_device", &twice);
+}
+
 TORCH_LIBRARY_IMPL(own_ops, Meta, library) {
   library.impl("smooth", &like);
+  library.impl("of_another_device", &like);
   library.impl("smooth_backward", &like);
   library.impl("weigh", &weigh_meta);
   for (const char* name : {"late", "replaced", "many", "far"}) {
@@ -206,6 +212,22 @@ TEST_CASE("an own op that writes its operand", "[dtensor]") {
     op.call(x);
     expect_equal(to_string(placements(x)), "(Shard(0))");
     expect_bit_equal(full_tensor(x), ramp({4, 2}) + 1);
+  });
+}
+
+TEST_CASE("an op that the device has no kernel for is refused on every rank, also on those without elements",
+          "[dtensor]") {
+  register_sharding("own_ops::of_another_device", all_dims);
+  run_ranks(3, [](int) {
+    const auto mesh = init_device_mesh(at::kCPU, {3});
+    expect_throws<NotImplementedError>(
+        [&] {
+          call("own_ops::of_another_device", distribute_tensor(ramp({2, 3}), mesh, {Shard(0)}));
+        },
+        "own_ops::of_another_device: libtorch has no kernel of it for CPU");
+    // Without data: what there is a shape for, there is.
+    const auto shapes = distribute_tensor(at::empty({2, 3}, at::kMeta), mesh, {Shard(0)});
+    expect_equal(to_string(placements(call("own_ops::of_another_device", shapes))), "(Shard(0))");
   });
 }
 

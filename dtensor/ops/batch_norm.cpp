@@ -2,8 +2,12 @@
 // statistics are taken over all items, so where these are cut, ranks tell each other those of their own
 // (sharded_batch_norm.h).
 
+#include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
+
 #include <algorithm>
 #include <array>
+#include <vector>
 
 #include "dtensor/ops/rule_helpers.h"
 #include "dtensor/ops/sharded_batch_norm.h"
@@ -111,6 +115,15 @@ Strategies batch_norm_strategies(const OpCall& call) {
   return strategies;
 }
 
+/// Leaves out what the mask does not ask for: CUDA's kernel of batch_norm_backward, where it is cuDNN's, gives that
+/// too.
+void drop_unwanted(std::vector<TensorMeta>& metas, const c10::List<bool>& mask) {
+  if (metas.size() == mask.size()) {
+    size_t next = 0;
+    std::erase_if(metas, [&](const TensorMeta&) { return !mask.get(next++); });
+  }
+}
+
 /// Which statistics are saved, and in which dtype, depends on device and mode: a batch of one item of one pixel tells.
 std::vector<TensorMeta> batch_norm_metas(const OpCall& call) {
   const auto& input = input_of(call);
@@ -126,12 +139,27 @@ std::vector<TensorMeta> batch_norm_metas(const OpCall& call) {
       meta = TensorMeta::contiguous(input.sizes, meta.dtype);
     }
   }
+  if (is_backward(call.op)) {
+    drop_unwanted(metas, call.args[kMask].toBoolList());
+  }
   return metas;
 }
 
 bool is_over_ranks(const c10::OperatorHandle& op, torch::jit::Stack* stack, const OpPlan& plan) {
   const at::ArrayRef<c10::IValue> args(&local_argument(op, stack, 0), op.schema().arguments().size());
   return uses_batch_statistics(op, args) && cuts_items(*plan.operands[input_operand(op)]);
+}
+
+/// With running statistics, on a rank that has channels and no items: CUDA's kernel, which returns statistics even so,
+/// cannot start without an item: one of zeros takes their place.
+void forward_without_items(const c10::OperatorHandle& op, torch::jit::Stack* stack, const OpPlan& plan) {
+  auto& input = local_argument(op, stack, 0);
+  std::vector<int64_t> one_item(static_cast<size_t>(input.toTensor().dim()), 1);
+  one_item[1] = input.toTensor().size(1);
+  input = at::zeros(one_item, input.toTensor().options());
+  op.callBoxed(stack);
+  auto& items = (*stack)[stack->size() - op.schema().returns().size()];
+  items = at::empty(plan.outputs[0]->local_sizes(), items.toTensor().options());
 }
 
 /// Ranks without items take part in the exchange of statistics. Where there is none, a rank without any element of the
@@ -141,6 +169,8 @@ void local_forward(const c10::OperatorHandle& op, torch::jit::Stack* stack, cons
     sharded_batch_norm(op, stack, plan);
   } else if (has_nothing_to_compute(plan)) {
     set_zero_results(op, stack, plan, c10::SmallVector<bool, 8>(plan.outputs.size(), true));
+  } else if (is_empty_shard(op, stack, plan.operands[0], 0)) {
+    forward_without_items(op, stack, plan);
   } else {
     op.callBoxed(stack);
   }
@@ -154,7 +184,13 @@ void local_backward(const c10::OperatorHandle& op, torch::jit::Stack* stack, con
     const auto mask = local_argument(op, stack, kMask).toBoolList();
     set_zero_results(op, stack, plan, std::array<bool, 3>{mask.get(0), mask.get(1), mask.get(2)});
   } else {
+    const auto mask = local_argument(op, stack, kMask).toBoolList();
     op.callBoxed(stack);
+    for (size_t i = 0; i < mask.size(); ++i) {
+      if (!mask.get(i)) {
+        (*stack)[stack->size() - mask.size() + i] = at::Tensor();
+      }
+    }
   }
 }
 

@@ -231,14 +231,18 @@ void local_nll_loss(const c10::OperatorHandle& op, torch::jit::Stack* stack, con
   }
   take_own_classes(op, stack, plan.operands[0], 1);
   ensure_a_class(op, stack, 0, kWeight);
+  const int64_t reduction = local_argument(op, stack, kReduction).toInt();
   if (local_argument(op, stack, 0).toTensor().numel() == 0) {
     // A mean that is still there is none of terms: all ranks have no sample.
-    const bool of_nothing = local_argument(op, stack, kReduction).toInt() == at::Reduction::Mean;
+    const bool of_nothing = reduction == at::Reduction::Mean;
     set_results(op, stack,
                 {at::full(plan.outputs[0]->local_sizes(), of_nothing ? NAN : 0, self.options()),
                  at::zeros({}, self.options())});
   } else {
     op.callBoxed(stack);
+    if (reduction == at::Reduction::None && self.dim() == 4 && self.is_cuda()) {
+      stack->back() = at::zeros({}, self.options());  // which CUDA's kernel of images does not write
+    }
   }
   if (mean) {
     const auto sum = (*stack)[stack->size() - 2].toTensor();

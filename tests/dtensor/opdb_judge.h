@@ -27,7 +27,8 @@ struct OpdbRanks {
   std::vector<int64_t> mesh = {2};
   c10::DeviceType device = c10::kCPU;
   /// Whether the results have to be the recorded ones, which are the CPU's; else those of a plain call on `device`,
-  /// whose kernels may save other things, or order equal elements otherwise. Where that raises, all ranks have to.
+  /// whose kernels may save other things, or order equal elements otherwise, or the recorded ones all the same. Where
+  /// that raises, all ranks have to.
   bool expects_recorded = true;
 };
 

@@ -122,6 +122,7 @@ TEST_CASE("runs are judged by a plain call where the recorded results are anothe
   const auto recorded_elsewhere = at::full({2, 2}, 7.f);
   CHECK(outcomes(record("same", recorded_elsewhere), false) == three("ok"));
   CHECK(outcomes(record("other_on_ranks", recorded_elsewhere), false) == three("wrong"));
+  CHECK(outcomes(record("other_on_ranks", at::ones({2, 2})), false) == three("ok"));
   CHECK(outcomes(record("raise_everywhere", recorded_elsewhere), false) == three("ok"));
   CHECK(outcomes(record("raise_on_last_rank", recorded_elsewhere), false) == three("diverge"));
 }

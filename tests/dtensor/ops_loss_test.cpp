@@ -9,6 +9,7 @@
 #include <ATen/ops/mse_loss.h>
 #include <ATen/ops/nll_loss.h>
 #include <ATen/ops/nll_loss2d.h>
+#include <ATen/ops/nll_loss2d_forward.h>
 #include <ATen/ops/nll_loss_forward.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/ones_like.h>
@@ -16,6 +17,7 @@
 #include <ATen/ops/soft_margin_loss.h>
 #include <ATen/ops/tensor.h>
 #include <ATen/ops/zeros.h>
+#include <ATen/ops/zeros_like.h>
 #include <fmt/format.h>
 
 #include <cmath>
@@ -91,6 +93,16 @@ TEST_CASE("negative log-likelihood", "[dtensor][ops]") {
                          return {loss, weight};
                        }});
     }
+  }
+  for (const bool is_mean : {false, true}) {
+    cases.push_back({.name = "total weight of images",
+                     .inputs = {{{3, 4, 2, 5}}, indices({3, 2, 5}, 4)},
+                     .call = [=](const Tensors& x) -> Tensors {
+                       const int64_t reduction = is_mean ? at::Reduction::Mean : at::Reduction::None;
+                       const auto weight = std::get<1>(at::nll_loss2d_forward(x[0], x[1], {}, reduction, 2));
+                       return {is_mean || is_dtensor(weight) ? weight : at::zeros_like(weight)};  // unwritten by CUDA's
+                     },
+                     .gradients = false});
   }
   append(cases, "nll_loss2d", {{{3, 4, 2, 5}}, indices({3, 2, 5}, 4)},
          [](auto& x, auto r) { return at::nll_loss2d(x[0], x[1], {}, r, 2); });

@@ -19,6 +19,7 @@
 #include <ATen/ops/renorm.h>
 #include <ATen/ops/sub.h>
 #include <ATen/ops/sum.h>
+#include <ATen/ops/tensor.h>
 
 #include "base/error.h"
 #include "dtensor/dtensor.h"
@@ -300,11 +301,11 @@ TEST_CASE("a tensor that is resized leaves no view behind that reads other memor
 TEST_CASE("a pending norm whose memory others have is refused by ranks with empty shards, too", "[dtensor][ops]") {
   run_ranks(4, [](int) {
     const auto mesh = init_device_mesh(at::kCPU, {2, 2});
-    const auto x = distribute_tensor(at::ones({1, 4}), mesh, {Shard(0), Shard(1)});
+    const auto x = distribute_tensor(at::tensor({3.f, 4.f, 0.f, 0.f}).view({1, 4}), mesh, {Shard(0), Shard(1)});
     const auto norm = at::linalg_vector_norm(x, 2, at::IntArrayRef{1});
     const auto view = norm.unsqueeze(0);
     expect_throws<NotImplementedError>([&] { norm.sub_(10); }, "whose memory other tensors have too");
-    expect_bit_equal(full_tensor(view), at::full({1, 1}, 2.f));
+    expect_bit_equal(full_tensor(view), at::full({1, 1}, 5.f));
   });
 }
 
@@ -317,10 +318,10 @@ TEST_CASE("a tensor that has to move is not written twice by one op", "[dtensor]
           at::_foreach_exp_({term, term});
         },
         "aten::_foreach_exp_ writes to one tensor twice, as operands 0 and 1");
-    auto norm = distribute_tensor(at::ones({4}), mesh, {Shard(0)}).norm();
+    auto norm = distribute_tensor(at::tensor({3.f, 4.f, 0.f, 0.f}), mesh, {Shard(0)}).norm();
     expect_throws<ValueError>([&] { at::_foreach_sub_({norm, norm}, 1); }, "redistribute() it first");
     expect_bit_equal(full_tensor(term), at::full({2}, 2.f));
-    expect_bit_equal(full_tensor(norm), at::full({}, 2.f));
+    expect_bit_equal(full_tensor(norm), at::full({}, 5.f));
     auto copies = redistribute(term, {Replicate()});
     at::_foreach_mul_({copies, copies}, 3);
     expect_bit_equal(full_tensor(copies), at::full({2}, 18.f));

@@ -47,7 +47,7 @@ TEST_CASE("on a GPU the host waits for nothing in a steady step") {
     }
     shard_tower(tower, options);
     optim::FusedAdamW optimizer(tower->parameters(), torch::optim::AdamWOptions(1e-2));
-    const at::Tensor input = make_batch(static_cast<uint64_t>(rank), 3, 17).to(kGpu);
+    const at::Tensor input = make_batch(static_cast<uint64_t>(rank), 3, 5).to(kGpu);
     std::optional<HostWaitsForbidden> forbidden;
     for (int step = 0; step < 4; ++step) {
       barrier(default_group());

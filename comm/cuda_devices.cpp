@@ -13,15 +13,15 @@ namespace tessera {
 namespace {
 
 std::string to_text(const DeviceReport& report) {
-  return fmt::format("{} {}\n{}\n{}\n{}", report.local_rank, report.wish, report.host, fmt::join(report.devices, " "),
-                     report.reason);
+  return fmt::format("{} {} {}\n{}\n{}\n{}", report.local_rank, report.wish, static_cast<int>(report.shares),
+                     report.host, fmt::join(report.devices, " "), report.reason);
 }
 
 DeviceReport from_text(const std::string& text) {
   std::istringstream lines(text);
   DeviceReport report;
   std::string devices;
-  lines >> report.local_rank >> report.wish;
+  lines >> report.local_rank >> report.wish >> report.shares;
   TESSERA_CHECK(ValueError, !lines.fail(),
                 "the store's entry \"{}\" reports no devices; give the ranks a store of their own", text);
   std::getline(lines, report.host);  // the rest of the first line
@@ -68,16 +68,18 @@ std::vector<int> choose_devices(const std::vector<DeviceReport>& reports) {
   for (size_t rank = 0; rank < reports.size(); ++rank) {
     const DeviceReport& own = reports[rank];
     const int count = static_cast<int>(own.devices.size()), number = number_on_host(reports, rank);
-    const int index = own.wish >= 0 ? own.wish : count == 1 ? 0 : number;
+    const int index = own.wish >= 0 ? own.wish : count == 1 ? 0 : own.shares ? number % count : number;
     TESSERA_CHECK(ValueError, index < count,
                   "init_process_group: backend \"nccl\": rank {} would take GPU {}, {}, but sees {}; start at most as "
-                  "many ranks on a host as it has GPUs, or look at CUDA_VISIBLE_DEVICES",
+                  "many ranks on a host as it has GPUs, look at CUDA_VISIBLE_DEVICES, or, in a test, set "
+                  "TESSERA_SHARE_GPUS=1 for all ranks",
                   rank, index, own.wish >= 0 ? "which NcclOptions::device asks for" : "its number on its host", count);
     const auto [owner, is_new] = owners.emplace(own.devices[index], rank);
     TESSERA_CHECK(
-        ValueError, is_new,
+        ValueError, is_new || (own.shares && reports[owner->second].shares),
         "init_process_group: backend \"nccl\": ranks {} and {} would share GPU {}, and NCCL needs one for each; "
-        "start fewer ranks on a host, or let the launcher tell LOCAL_RANK or CUDA_VISIBLE_DEVICES",
+        "start fewer ranks on a host, let the launcher tell LOCAL_RANK or CUDA_VISIBLE_DEVICES, or, in a test, set "
+        "TESSERA_SHARE_GPUS=1 for all ranks",
         owner->second, rank, own.devices[index]);
     chosen.push_back(index);
   }

@@ -31,6 +31,8 @@ struct DeviceReport {
   int local_rank = -1;
   /// What the program asks for; -1: choose.
   int wish = -1;
+  /// Whether it may share its GPU (comm/nccl_options.h).
+  bool shares = false;
   /// An identity for each visible GPU, equal for whoever sees the same one; without blanks.
   std::vector<std::string> devices = {};
   /// Why there are none. One line.
@@ -40,8 +42,9 @@ struct DeviceReport {
 };
 
 /// The index of each rank's GPU among those that it sees: its wish, the only one, or its number on the host. That
-/// number is counted where the launcher does not tell. Throws NoDeviceError (a rank sees none), ValueError (it sees too
-/// few, or two ranks would share one, which NCCL refuses).
+/// number is counted where the launcher does not tell, and begins again at 0 where ranks share GPUs. Throws
+/// NoDeviceError (a rank sees none), ValueError (it sees too few, or two ranks would share one, which NCCL refuses, and
+/// one of them may not).
 std::vector<int> choose_devices(const std::vector<DeviceReport>& reports);
 
 /// The reports of all ranks; every rank calls it. Throws what the store throws at a time-out.

@@ -223,7 +223,7 @@ void check_nccl_is_built() {}
 
 DeviceReport report_devices(int local_rank, int wish) {
   check_header();
-  DeviceReport report{.host = this_process().host, .local_rank = local_rank, .wish = wish};
+  DeviceReport report{.host = this_process().host, .local_rank = local_rank, .wish = wish, .shares = shares_gpus()};
   try {
     for (int device = 0; device < cuda::visible_devices(); ++device) {
       report.devices.push_back(identity_of(device));

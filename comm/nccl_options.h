@@ -7,6 +7,10 @@
 // Each rank takes a GPU of its host (comm/cuda_devices.h), and makes it the thread's current device. A group with a CPU
 // backend beside it uses that for barriers; with "nccl" alone there are no collectives for CPU tensors.
 //
+// To try out several ranks where there are fewer GPUs, set TESSERA_SHARE_GPUS=1 in the environment of all of them:
+// ranks then take the host's GPUs in turn, and NCCL, which is told that each is on a host of its own (NCCL_HOSTID),
+// sends everything through sockets. That is slow, and for tests alone.
+//
 // After a collective that is not complete after ProcessGroupOptions::timeout the next one of the group, or the wait for
 // one, throws CommError on this rank, and the group is of no more use. A minute later, in which libtorch writes its
 // flight recorder's last entries, its watchdog thread ends the communicator: until then whoever waits for the device

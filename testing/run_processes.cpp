@@ -95,9 +95,10 @@ ProcessesResult try_run_processes(int world_size, const std::function<void(int r
   const testing::TempFolder folder;
   const std::vector<std::string> files = output_files(folder, world_size);
   const std::string program = std::filesystem::read_symlink("/proc/self/exe").string();
+  options.environment.emplace_back(kCallVariable, std::to_string(call));
   const LaunchResult launch = launch_ranks({.nproc = world_size,
                                             .argv = {program, escaped(test_name)},
-                                            .environment = {{kCallVariable, std::to_string(call)}},
+                                            .environment = options.environment,
                                             .output_files = files});
   ProcessesResult result = {
       .exit_code = launch.exit_code, .message = launch.message, .skipped = launch.exit_code == kSkippedExitCode};

@@ -18,6 +18,7 @@
 #include <chrono>
 #include <functional>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace tessera {
@@ -31,6 +32,8 @@ struct RunProcessesOptions {
   std::string backend = "gloo";
   /// How long a collective waits for its peers.
   std::chrono::milliseconds timeout = std::chrono::seconds(60);
+  /// Variables that the ranks have beside this process's.
+  std::vector<std::pair<std::string, std::string>> environment = {};
 };
 
 /// How the ranks ended.

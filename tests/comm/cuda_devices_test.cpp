@@ -63,12 +63,13 @@ TEST_CASE("a rank without a GPU is named with the reason") {
 }
 
 TEST_CASE("more ranks on a host than GPUs") {
-  CHECK_THAT(
-      fault({{.host = "a", .local_rank = 0, .devices = {"A0", "A1"}},
-             {.host = "a", .local_rank = 1, .devices = {"A0", "A1"}},
-             {.host = "a", .local_rank = 2, .devices = {"A0", "A1"}}}),
-      ContainsSubstring("V ") && ContainsSubstring("rank 2 would take GPU 2, its number on its host, but sees 2; "
-                                                   "start at most as many ranks"));
+  CHECK_THAT(fault({{.host = "a", .local_rank = 0, .devices = {"A0", "A1"}},
+                    {.host = "a", .local_rank = 1, .devices = {"A0", "A1"}},
+                    {.host = "a", .local_rank = 2, .devices = {"A0", "A1"}}}),
+             ContainsSubstring("V ") &&
+                 ContainsSubstring("rank 2 would take GPU 2, its number on its host, but sees 2; "
+                                   "start at most as many ranks") &&
+                 ContainsSubstring("set TESSERA_SHARE_GPUS=1 for all ranks"));
   CHECK_THAT(
       fault({{.host = "a", .local_rank = 0, .devices = {"A0"}}, {.host = "a", .local_rank = 1, .devices = {"A0"}}}),
       ContainsSubstring("V ") && ContainsSubstring("ranks 0 and 1 would share GPU A0"));
@@ -76,11 +77,26 @@ TEST_CASE("more ranks on a host than GPUs") {
              ContainsSubstring("ranks 0 and 1 would share GPU A0"));
 }
 
+TEST_CASE("ranks that share GPUs take them in turn, where all of them may") {
+  const std::vector<std::string> two{"A0", "A1"};
+  CHECK(choose_devices({{.host = "a", .local_rank = 0, .shares = true, .devices = two},
+                        {.host = "a", .local_rank = 1, .shares = true, .devices = two},
+                        {.host = "a", .local_rank = 2, .shares = true, .devices = two},
+                        {.host = "a", .local_rank = 3, .shares = true, .devices = two},
+                        {.host = "b", .local_rank = 0, .shares = true, .devices = {"B0"}},
+                        {.host = "b", .local_rank = 1, .shares = true, .devices = {"B0"}}}) ==
+        Devices{0, 1, 0, 1, 0, 0});
+  CHECK_THAT(fault({{.host = "a", .local_rank = 0, .shares = true, .devices = {"A0"}},
+                    {.host = "a", .local_rank = 1, .devices = {"A0"}}}),
+             ContainsSubstring("V ") && ContainsSubstring("ranks 0 and 1 would share GPU A0") &&
+                 ContainsSubstring("set TESSERA_SHARE_GPUS=1 for all ranks"));
+}
+
 TEST_CASE("every rank gets the reports of all, and so decides alike") {
   const Reports reports{
       {.host = "a/b/0", .local_rank = 0, .wish = 1, .devices = {"GPU-1", "GPU-2"}},
       {.host = "", .local_rank = -1, .wish = -1, .reason = "no CUDA device: a reason with blanks, \"x\""},
-      {.host = "a/b/0", .local_rank = 7, .devices = {"GPU-9"}}};
+      {.host = "a/b/0", .local_rank = 7, .shares = true, .devices = {"GPU-9"}}};
   const auto store = c10::make_intrusive<c10d::HashStore>();
   std::vector<Reports> seen(3);
   std::vector<std::string> faults(3);

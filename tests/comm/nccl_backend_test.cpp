@@ -1,5 +1,5 @@
 // NCCL under --config=cuda. Without a GPU: what is refused, alike on every rank. With one: every collective in a group
-// of one rank, through NCCL. With two: against values computed by hand.
+// of one rank, through NCCL, and two ranks, which share it where there is no second, against values computed by hand.
 
 #include "comm/nccl_backend.h"
 
@@ -14,10 +14,13 @@
 #include <cmath>
 #include <cstdlib>
 #include <filesystem>
+#include <functional>
 #include <thread>
 #include <torch/csrc/distributed/c10d/FileStore.hpp>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+#include <utility>
+#include <vector>
 
 #include "comm/collectives.h"
 #include "comm/rank_context.h"
@@ -142,47 +145,44 @@ TEST_CASE("a group of one rank, through NCCL") {
   CHECK_THAT(nccl_flight_record(), ContainsSubstring("entries"));
 }
 
-TEST_CASE("two ranks over NCCL, with gloo beside it") {
-  if (cuda::skip_without_devices(2)) {
-    return;
-  }
-  run_processes(2,
-                [](int rank) {
-                  const ProcessGroupPtr& group = default_group();
-                  expect_equal(get_backend(group), std::string(kMixed));
-                  at::Tensor input = at::full({2}, rank + 1.f, on_gpu()), gathered = at::zeros({4}, on_gpu());
-                  expect_equal(static_cast<int>(input.get_device()), rank);
-                  all_gather(gathered, input, group);
-                  TESSERA_EXPECT(gathered.cpu().equal(at::tensor({1.f, 1.f, 2.f, 2.f})));
-                  at::Tensor part = at::zeros({2}, on_gpu());
-                  reduce_scatter(part, at::arange(4, on_gpu()) * (rank + 1), ReduceOp::Sum, group);
-                  TESSERA_EXPECT(part.cpu().equal(at::arange(2, at::kFloat).add(2 * rank).mul(3)));
-                  all_reduce(input, ReduceOp::Avg, group);
-                  TESSERA_EXPECT(input.cpu().equal(at::full({2}, 1.5f)));
-                  at::Tensor largest = at::tensor({1.f, rank == 0 ? NAN : 5.f, rank == 1 ? 7.f : 3.f}).cuda();
-                  all_reduce(largest, ReduceOp::Max, group);
-                  TESSERA_EXPECT(largest.cpu().allclose(at::tensor({1.f, NAN, 7.f}), 0, 0, /*equal_nan=*/true));
-                  at::Tensor on_host = at::full({1}, rank + 1.f);
-                  all_reduce(on_host, ReduceOp::Sum, group);
-                  expect_equal(on_host.item<float>(), 3.f);
-                  const ProcessGroupPtr other = new_group({1, 0}, "other", {.separate_reduce_scatter = true});
-                  at::Tensor sent = at::full({3}, static_cast<float>(rank), on_gpu());
-                  broadcast(sent, 0, other);
-                  TESSERA_EXPECT(sent.cpu().equal(at::full({3}, 1.f)));
-                  at::Tensor scattered = at::zeros({1}, on_gpu());
-                  reduce_scatter(scattered, at::full({2}, 1.f + static_cast<float>(rank), on_gpu()), ReduceOp::Sum,
-                                 other);
-                  TESSERA_EXPECT(scattered.cpu().equal(at::full({1}, 3.f)));
-                  barrier(other);
-                },
-                {.backend = kMixed});
+/// Two ranks over NCCL, which share the GPU where there is one alone.
+void run_two_ranks(const std::function<void(int rank)>& body,
+                   std::vector<std::pair<std::string, std::string>> environment = {}) {
+  environment.emplace_back("TESSERA_SHARE_GPUS", cuda::visible_devices() < 2 ? "1" : "0");
+  run_processes(2, body, {.backend = kMixed, .timeout = std::chrono::seconds(120), .environment = environment});
 }
 
-/// For a test of time-outs, before ranks start: libtorch waits four times as long for its flight record before it
-/// aborts, and its monitor sleeps for the latter after it, and would then end the process.
-void shorten_time_outs() {
-  setenv("TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC", "1000", /*overwrite=*/1);
-  setenv("TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC", "15", /*overwrite=*/1);
+TEST_CASE("two ranks over NCCL, with gloo beside it") {
+  if (cuda::skip_without_devices(1)) {
+    return;
+  }
+  run_two_ranks([](int rank) {
+    const ProcessGroupPtr& group = default_group();
+    expect_equal(get_backend(group), std::string(kMixed));
+    at::Tensor input = at::full({2}, rank + 1.f, on_gpu()), gathered = at::zeros({4}, on_gpu());
+    expect_equal(static_cast<int>(input.get_device()), rank % cuda::visible_devices());
+    all_gather(gathered, input, group);
+    TESSERA_EXPECT(gathered.cpu().equal(at::tensor({1.f, 1.f, 2.f, 2.f})));
+    at::Tensor part = at::zeros({2}, on_gpu());
+    reduce_scatter(part, at::arange(4, on_gpu()) * (rank + 1), ReduceOp::Sum, group);
+    TESSERA_EXPECT(part.cpu().equal(at::arange(2, at::kFloat).add(2 * rank).mul(3)));
+    all_reduce(input, ReduceOp::Avg, group);
+    TESSERA_EXPECT(input.cpu().equal(at::full({2}, 1.5f)));
+    at::Tensor largest = at::tensor({1.f, rank == 0 ? NAN : 5.f, rank == 1 ? 7.f : 3.f}).cuda();
+    all_reduce(largest, ReduceOp::Max, group);
+    TESSERA_EXPECT(largest.cpu().allclose(at::tensor({1.f, NAN, 7.f}), 0, 0, /*equal_nan=*/true));
+    at::Tensor on_host = at::full({1}, rank + 1.f);
+    all_reduce(on_host, ReduceOp::Sum, group);
+    expect_equal(on_host.item<float>(), 3.f);
+    const ProcessGroupPtr other = new_group({1, 0}, "other", {.separate_reduce_scatter = true});
+    at::Tensor sent = at::full({3}, static_cast<float>(rank), on_gpu());
+    broadcast(sent, 0, other);
+    TESSERA_EXPECT(sent.cpu().equal(at::full({3}, 1.f)));
+    at::Tensor scattered = at::zeros({1}, on_gpu());
+    reduce_scatter(scattered, at::full({2}, 1.f + static_cast<float>(rank), on_gpu()), ReduceOp::Sum, other);
+    TESSERA_EXPECT(scattered.cpu().equal(at::full({1}, 3.f)));
+    barrier(other);
+  });
 }
 
 /// Whose first collective, which connects the ranks, is over.
@@ -193,54 +193,53 @@ ProcessGroupPtr connected_group(const std::string& name) {
 }
 
 TEST_CASE("two ranks over NCCL: a peer that does not come is an error after the time-out, and the process lives on") {
-  if (cuda::skip_without_devices(2)) {
+  if (cuda::skip_without_devices(1)) {
     return;
   }
-  shorten_time_outs();
   const testing::TempFolder folder;
-  setenv("TORCH_FR_DUMP_TEMP_FILE", folder.path("record").c_str(), /*overwrite=*/1);
-  run_processes(2,
-                [](int rank) {
-                  const ProcessGroupPtr group = connected_group("late");
-                  group->getBackend(c10::kCUDA)->setTimeout(std::chrono::seconds(5));
-                  if (rank == 1) {
-                    const at::Tensor tensor = at::zeros({1}, on_gpu());
-                    expect_throws<CommError>(
-                        [&] {
-                          for (int attempt = 0; attempt < 120; ++attempt) {
-                            all_reduce(tensor, ReduceOp::Sum, group);
-                            tensor.cpu();
-                          }
-                        },
-                        "group 'late'");
-                  }
-                  std::this_thread::sleep_for(std::chrono::seconds(45));  // the monitor wakes up meanwhile
-                },
-                {.backend = kMixed, .timeout = std::chrono::seconds(120)});
-  unsetenv("TORCH_FR_DUMP_TEMP_FILE");
+  run_two_ranks(
+      [](int rank) {
+        const ProcessGroupPtr group = connected_group("late");
+        group->getBackend(c10::kCUDA)->setTimeout(std::chrono::seconds(5));
+        if (rank == 1) {
+          const at::Tensor tensor = at::zeros({1}, on_gpu());
+          expect_throws<CommError>(
+              [&] {
+                for (int attempt = 0; attempt < 120; ++attempt) {
+                  all_reduce(tensor, ReduceOp::Sum, group);
+                  tensor.cpu();
+                }
+              },
+              "group 'late'");
+        }
+        std::this_thread::sleep_for(std::chrono::seconds(45));  // the monitor wakes up meanwhile
+      },
+      // libtorch waits four times the first for its flight record before it aborts; its monitor sleeps for the
+      // second after it, and would then end the process.
+      {{"TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC", "1000"},
+       {"TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC", "15"},
+       {"TORCH_FR_DUMP_TEMP_FILE", folder.path("record")}});
   CHECK(std::filesystem::exists(folder.path("record1")));  // of the rank that waited
 }
 
 TEST_CASE("two ranks over NCCL: a group that an exception ends does not wait for a peer that does not come") {
-  if (cuda::skip_without_devices(2)) {
+  if (cuda::skip_without_devices(1)) {
     return;
   }
-  run_processes(2,
-                [](int rank) {
-                  if (rank == 0) {
-                    connected_group("left");
-                    return;
-                  }
-                  expect_throws<ValueError>(
-                      [] {
-                        const ProcessGroupPtr group = connected_group("left");
-                        const at::Tensor tensor = at::zeros({1}, on_gpu());
-                        const Pending pending = all_reduce_async(tensor, ReduceOp::Sum, group);
-                        throw ValueError("as an op of the rank does");
-                      },
-                      "as an op of the rank does");
-                },
-                {.backend = kMixed, .timeout = std::chrono::seconds(120)});
+  run_two_ranks([](int rank) {
+    if (rank == 0) {
+      connected_group("left");
+      return;
+    }
+    expect_throws<ValueError>(
+        [] {
+          const ProcessGroupPtr group = connected_group("left");
+          const at::Tensor tensor = at::zeros({1}, on_gpu());
+          const Pending pending = all_reduce_async(tensor, ReduceOp::Sum, group);
+          throw ValueError("as an op of the rank does");
+        },
+        "as an op of the rank does");
+  });
 }
 
 }  // namespace

@@ -2,6 +2,8 @@
 
 #include "comm/nccl_environment.h"
 
+#include <unistd.h>
+
 #include <array>
 #include <cstdlib>
 #include <string>
@@ -47,6 +49,28 @@ TEST_CASE("time-outs over NCCL leave the process alive unless the user says how 
     CHECK(value_of("TORCH_NCCL_ENABLE_MONITORING") == "not set");
   }
   CHECK(value_of("TORCH_NCCL_ASYNC_ERROR_HANDLING") == "not set");
+  clear();
+}
+
+TEST_CASE("ranks that share GPUs are hosts of their own for NCCL, unless the user names them") {
+  unsetenv("NCCL_HOSTID");
+  unsetenv("TESSERA_SHARE_GPUS");
+  CHECK_FALSE(shares_gpus());
+  set_nccl_environment("");
+  CHECK(value_of("NCCL_HOSTID") == "not set");
+  setenv("TESSERA_SHARE_GPUS", "1", /*overwrite=*/1);
+  CHECK(shares_gpus());
+  set_nccl_environment("");
+  const std::string own = value_of("NCCL_HOSTID");
+  CHECK_THAT(own, Catch::Matchers::ContainsSubstring(std::to_string(getpid())));
+  setenv("NCCL_HOSTID", "tessera process 1 of the one that started this", /*overwrite=*/1);
+  set_nccl_environment("");
+  CHECK(value_of("NCCL_HOSTID") == own);
+  setenv("NCCL_HOSTID", "the user's", /*overwrite=*/1);
+  set_nccl_environment("");
+  CHECK(value_of("NCCL_HOSTID") == "the user's");
+  unsetenv("NCCL_HOSTID");
+  unsetenv("TESSERA_SHARE_GPUS");
   clear();
 }
 

@@ -82,9 +82,9 @@ Pending reduce_scatter_async(const at::Tensor& output, const at::Tensor& input, 
                              const ProcessGroupPtr& group);
 
 /// The two above with parts in place of the tensor of all ranks (comm/tensor_part.h); ranks that call one form and the
-/// other may meet. Where takes_parts() says so, else NotImplementedError: for tensors on the CPU over "threads" and
-/// "shm", and on any device over "fake". all_gather casts to the parts' dtype as it writes them, where both
-/// are floating; the peers may read the inputs of both after wait() too, until wait_until_read().
+/// other may meet. Where takes_parts() says so, else NotImplementedError: for tensors on the CPU over "threads", "shm"
+/// and "fake". all_gather casts to the parts' dtype as it writes them, where both are floating; the peers may read the
+/// inputs of both after wait() too, until wait_until_read().
 bool takes_parts(const ProcessGroupPtr& group, c10::DeviceType device);
 Pending all_gather_parts_async(TensorParts outputs, const at::Tensor& input, const ProcessGroupPtr& group);
 Pending reduce_scatter_parts_async(const at::Tensor& output, TensorParts inputs, ReduceOp op,

@@ -67,20 +67,9 @@ c10::intrusive_ptr<c10d::Work> FakeBackend::all_gather_parts(TensorParts outputs
 c10::intrusive_ptr<c10d::Work> FakeBackend::reduce_scatter_parts(const at::Tensor& output, TensorParts inputs,
                                                                  ReduceOp) {
   check_parts("reduce_scatter", *inputs, output, getSize());
-  if (output.device().is_cpu()) {
-    const PartRange whole{
-        .dtype = output.scalar_type(), .rank = getRank(), .begin = 0, .bytes = static_cast<int64_t>(output.nbytes())};
-    read_parts(*inputs, whole, static_cast<char*>(output.mutable_data_ptr()), kNeverStream);
-    return completed_;
-  }
-  {
-    at::AutoDispatchBelowADInplaceOrView guard;
-    output.zero_();
-  }
-  for (const auto& [offset, numel, tensor] : *inputs) {
-    const int64_t begin = getRank() * numel, size = tensor.defined() ? tensor.numel() : 0;
-    copy_part(output, offset, tensor, begin, std::clamp<int64_t>(size - begin, 0, numel));
-  }
+  const PartRange whole{
+      .dtype = output.scalar_type(), .rank = getRank(), .begin = 0, .bytes = static_cast<int64_t>(output.nbytes())};
+  read_parts(*inputs, whole, static_cast<char*>(output.mutable_data_ptr()), kNeverStream);
   return completed_;
 }
 

@@ -22,7 +22,8 @@ class FakeBackend final : public GroupBackend {
                                                  const c10d::AllgatherOptions& options = {}) override;
   c10::intrusive_ptr<c10d::Work> _reduce_scatter_base(at::Tensor& output, at::Tensor& input,
                                                       const c10d::ReduceScatterOptions& options = {}) override;
-  bool takes_parts(c10::DeviceType /*device*/) const override { return true; }
+  /// As the backends that have peers: none takes parts on GPUs.
+  bool takes_parts(c10::DeviceType device) const override { return device == c10::DeviceType::CPU; }
   c10::intrusive_ptr<c10d::Work> all_gather_parts(TensorParts outputs, const at::Tensor& input) override;
   c10::intrusive_ptr<c10d::Work> reduce_scatter_parts(const at::Tensor& output, TensorParts inputs,
                                                       ReduceOp op) override;

@@ -126,6 +126,14 @@ TEST_CASE("devices: parts are for the CPU alone") {
   });
 }
 
+TEST_CASE("over the fake backend parts are for the CPU alone, too") {
+  const RankContextGuard guard(RankContext::create());
+  init_process_group({.backend = "fake", .rank = 0, .world_size = 2});
+  CHECK(takes_parts(default_group(), at::kCPU));
+  CHECK_FALSE(takes_parts(default_group(), at::kCUDA));
+  destroy_process_group();
+}
+
 TEST_CASE("devices: ranks whose tensors are on different devices all learn it") {
   run_ranks_on_devices(2, [](int rank, c10::Device device) {
     const at::Tensor tensor = at::zeros({2}, rank == 0 ? c10::Device(c10::kCPU) : device);

@@ -47,7 +47,7 @@ class Gpt(nn.Module):
         self.output = nn.Linear(dim, BYTE_VALUES, bias=False)
 
     def forward(self, tokens):
-        x = self.token_embedding(tokens) + self.position_embedding(torch.arange(tokens.size(1)))
+        x = self.token_embedding(tokens) + self.position_embedding(torch.arange(tokens.size(1), device=tokens.device))
         for block in self.blocks:
             x = block(x)
         return self.output(self.norm(x))

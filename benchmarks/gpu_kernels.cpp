@@ -90,9 +90,9 @@ void print_bandwidth(const std::string& name, double bytes, const std::function<
   const double us = gpu_us(ours, options.rounds), aten_us = gpu_us(aten, options.rounds);
   print_result(name + "_GB_per_s", bytes / us * 1e-3, "GB/s", {{name + "_GB_per_s", bytes / aten_us * 1e-3}},
                options.json);
-  const double begin = wall_us();
-  ours();
-  print_result(name + "_host_us", wall_us() - begin, "us", {}, options.json);
+  const auto wait = [] { cuda::check_cuda(cudaDeviceSynchronize(), "gpu_kernels"); };
+  const auto host_us = microseconds({wait, ours, wait, aten}, wall_us, options.rounds, /*steps=*/1);
+  print_result(name + "_host_us", host_us[1], "us", {{name + "_host_us", host_us[3]}}, options.json);
 }
 
 void measure_copies(bool out, const BenchmarkOptions& options) {

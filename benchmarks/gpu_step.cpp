@@ -12,12 +12,15 @@
 //   gpu_step/overlap             (compute_ms + communication_ms - step_ms) / the smaller of the two: 1 where one hides
 //                                under the other altogether, 0 where they take turns
 //   gpu_step/host_us_per_unit    time of the host in a step over the fake backend, less that of the plain model, with
-//                                backward in the thread that is timed
+//                                backward in the thread that is timed; on a few tokens, so that the host never waits
+//                                for room in a queue of kernels
 //   gpu_step/tokens_per_s        of all ranks
 //
 // and the timeline of one step of rank 0: for each event of a unit (fully_shard/unit_state.h), when the host came to it
 // and when the stream that computes did, in microseconds from the step's first event. Where the GPU's time jumps at an
 // "unshard", it waited for a gather.
+//
+// gpu_step_peer.py measures in PyTorch what needs one GPU alone; tools/gpu_check runs both.
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/empty.h>
@@ -50,6 +53,8 @@ struct StepOptions {
   int steps = 10;
   std::string backend = "threads";
 };
+
+constexpr int64_t kFewTokens = 32;
 
 /// The calling rank's GPU.
 c10::Device gpu() {
@@ -118,10 +123,10 @@ std::function<void()> communication_of(const examples::Gpt& gpt) {
   };
 }
 
-/// Milliseconds of a call, of the GPU and whatever it waits for.
-double gpu_ms(const std::function<void()>& call, const StepOptions& own, int rounds) {
+/// Milliseconds of a call, of the GPU and whatever it waits for, on all ranks of the group at once.
+double gpu_ms(const std::function<void()>& call, const StepOptions& own, int rounds, const ProcessGroupPtr& group) {
   return microseconds({[&] {
-                        barrier(default_group());
+                        barrier(group);
                         for (int step = 0; step < own.steps; ++step) {
                           call();
                         }
@@ -183,8 +188,8 @@ Results measure(const StepOptions& own, const BenchmarkOptions& options) {
   Results results;
   {
     Model model = make_model(own, /*sharded=*/true);
-    results["step_ms"] = gpu_ms(model.step, own, options.rounds);
-    results["communication_ms"] = gpu_ms(communication_of(model.gpt), own, options.rounds);
+    results["step_ms"] = gpu_ms(model.step, own, options.rounds, default_group());
+    results["communication_ms"] = gpu_ms(communication_of(model.gpt), own, options.rounds, default_group());
     if (get_rank() == 0 && options.json) {
       print_timeline(model);
     } else {
@@ -198,9 +203,11 @@ Results measure(const StepOptions& own, const BenchmarkOptions& options) {
   const RankContextGuard guard(RankContext::create());
   init_process_group({.backend = "fake", .rank = rank, .world_size = ranks});
   {
-    const Model sharded = make_model(own, true), plain = make_model(own, false);
-    barrier(others);
-    results["compute_ms"] = gpu_ms(sharded.step, own, options.rounds);
+    results["compute_ms"] = gpu_ms(make_model(own, /*sharded=*/true).step, own, options.rounds, others);
+    StepOptions few = own;
+    few.batch = 1;
+    few.model.context = std::min<int64_t>(own.model.context, kFewTokens);
+    const Model sharded = make_model(few, true), plain = make_model(few, false);
     for (int turn = 0; turn < ranks; ++turn) {  // one after the other: the driver has locks
       barrier(others);
       if (turn == rank) {
@@ -238,7 +245,9 @@ void run(StepOptions own, const BenchmarkOptions& options) {
   print("step_ms", step, "ms");
   print("compute_ms", compute, "ms");
   print("communication_ms", communication, "ms");
-  print("overlap", (compute + communication - step) / std::min(compute, communication), "x");
+  if (own.ranks > 1) {  // one sends nothing
+    print("overlap", (compute + communication - step) / std::min(compute, communication), "x");
+  }
   print("host_us_per_unit", results.at("host_us_per_unit"), "us");
   print("tokens_per_s", static_cast<double>(own.ranks * own.batch * own.model.context) / step * 1e3, "1/s");
 }

@@ -115,6 +115,8 @@ class Running(unittest.TestCase):
         (self.folder / "lib" / "libtorch_cuda.so").touch()
         self.packed("good", re.sub("<failure.*</failure>", "", TEST_PROGRAM, flags=re.S))
         self.packed("measures", """#!/bin/sh\necho '{"value": 1}'\n""")
+        (self.folder / "peer").mkdir()
+        (self.folder / "peer" / "peer.py").write_text("import sys; print('step/ms', sys.argv[1]); print('other text')")
         self.packed("ends", "#!/bin/sh\necho as told; exit $1\n")
         version = self.folder / "include/torch/headeronly/version.h"
         version.parent.mkdir(parents=True)
@@ -125,7 +127,10 @@ class Running(unittest.TestCase):
         for replaced in (
             unittest.mock.patch("run.HERE", self.folder),
             unittest.mock.patch("run.TESTS", {"missing": ["missing"], "good": ["good"]}),
-            unittest.mock.patch("run.BENCHMARKS", {"measures": ["measures"]}),
+            unittest.mock.patch(
+                "run.BENCHMARKS", {"measures": ["measures"], "peer_step": ["peer.py", "2.5"], "peer_other": ["peer.py"]}
+            ),
+            unittest.mock.patch("run.default_libtorch", lambda: self.folder),
             unittest.mock.patch("run.COMMANDS", {"ends": ["ends", "3"], "memcheck": ["good"], "opdb_replay": ["good"]}),
             unittest.mock.patch("run.devices", lambda: [{"name": "a GPU"}]),
             unittest.mock.patch("run.prefer_library_path"),
@@ -140,12 +145,24 @@ class Running(unittest.TestCase):
         self.assertRegex(report["tests"]["missing"]["output"], "FileNotFoundError")
         self.assertEqual(report["tests"]["good"]["passed"], ["first", "second", "third"])
         self.assertEqual(report["benchmarks"]["measures"]["measurements"], [{"value": 1}])
+        self.assertEqual(report["benchmarks"]["peer_step"]["measurements"], [{"name": "step/ms", "value": 2.5}])
+        self.assertRegex(report["benchmarks"]["peer_other"]["output"], "IndexError")
         self.assertEqual(report["totals"], {"passed": 3, "failed": 0, "skipped": 0})
         self.assertEqual((report["built_with_libtorch"], report["libtorch"]), ("2.15.0", "2.11.0"))
         self.assertEqual(report["commands"]["ends"], {"exit_status": 3, "output": "as told\n"})
         self.assertEqual((self.folder / "report.ends.txt").read_text(), "as told\n")
         self.assertRegex(report["commands"]["memcheck"]["skipped"], "no no-such-sanitizer on PATH")
         self.assertRegex(report["commands"]["opdb_replay"]["skipped"], "without a corpus")
+
+        with unittest.mock.patch("run.default_libtorch", lambda: None):
+            self.assertEqual(run.main(), 1)
+        report = json.loads(out.read_text())
+        self.assertEqual(report["benchmarks"]["peer_step"]["skipped"], "this Python has no torch for CUDA")
+
+        self.assertRegex(run.why_not("train_large", [{"memory.total": "24564 MiB"}]), "36000 MiB")
+        self.assertEqual(run.why_not("train_large", [{"memory.total": "81559 MiB"}]), "")
+        with unittest.mock.patch.dict("os.environ", {"CUDA_VISIBLE_DEVICES": "1"}):
+            self.assertEqual(run.visible([{}, {}]), 1)
 
         with unittest.mock.patch("run.run_program", side_effect=KeyboardInterrupt), self.assertRaises(KeyboardInterrupt):
             run.main()

@@ -37,7 +37,9 @@ if [[ -d $stand_ins ]]; then
   cp "$stand_ins"/lib*.so.*[0-9] "$out/stand_ins/"
 fi
 cp tools/gpu_check/run.py "$out/"
-cat README.md docs/*.md >"$out/text.txt"  # for train_gpt
+mkdir "$out/peer"
+cp benchmarks/{gpu_step_peer,fully_shard_step_peer,peer_measure}.py "$out/peer/"
+cat README.md docs/*.md dtensor/*.h fully_shard/*.h >"$out/text.txt"  # for train_gpt
 cp "$(${BAZEL:-./bazelw} info --config=cuda output_base)/external/libtorch/site/torch/include/torch/headeronly/version.h" \
   "$out/libtorch_version.h"
 if [[ -n ${CORPUS-} ]]; then

@@ -1,6 +1,6 @@
 """Runs the programs of a gpu_check folder on this machine, and writes one JSON report.
 
-  python3 run.py --libtorch /path/to/torch [--out report.json] [--timeout 180] [--budget SECONDS] [--only NAME...]
+  python3 run.py --libtorch /path/to/torch [--out report.json] [--timeout 600] [--budget SECONDS] [--only NAME...]
 
 --libtorch is the torch/ folder of a pip install or an unpacked libtorch zip, of the version that the programs were built
 with; by default that of this Python's torch. The report tells the GPUs, each program's tests that passed, failed and
@@ -31,8 +31,8 @@ import xml.etree.ElementTree
 HERE = pathlib.Path(__file__).resolve().parent
 VERSION_HEADER = "include/torch/headeronly/version.h"
 # Of OP_FAMILIES (tests/dtensor), all that have a rule on CUDA.
-FAMILIES = """attention batch_norm complex composite image indexing list loss matmul norm pointwise random reduction view
-    write""".split()
+FAMILIES = """attention batch_norm complex composite image in_place indexing list loss matmul norm pointwise random
+    reduction view write""".split()
 # Name in the report → program and its arguments.
 PROGRAMS = """cuda_test gloo_backend_test comm_device_test block_copy_test device_parity_test device_features_test
     float8_all_gather_test parallel_device_test expert_parallel_test checkpoint_device_test dtensor_test
@@ -42,7 +42,10 @@ TESTS |= {f"ops_{family}_test": ["ops_tests", "-#", f"[#ops_{family}_test]"] for
 BENCHMARKS = {
     "gpu_kernels": ["gpu_kernels", "--json"],
     "gpu_step": ["gpu_step", "--json"],
+    "gpu_step_of_one": ["gpu_step", "--json", "--ranks", "1"],
     "gpu_step_nccl": ["gpu_step", "--json", "--backend", "nccl"],
+    "peer_step": ["gpu_step_peer.py"],
+    "peer_step_of_one": ["gpu_step_peer.py", "--ranks", "1"],
 }
 # What only a GPU can tell, by the exit status: kernels under compute-sanitizer, where the machine has it, training beside
 # a plain model, and the op corpus, where the folder has one.
@@ -54,6 +57,12 @@ SANITIZED = ["cuda_test", "~a shard of a tensor that 32 bits cannot address"]  #
 COMMANDS = {
     "train_gpt": ["train_gpt", "--device", "cuda", "--nproc", "1", "--check-parity", "--steps", "20"]
     + ["--data", str(HERE / "text.txt"), "--svg", os.devnull],
+    "train_over_nccl": ["train_gpt", "--device", "cuda", "--nproc", "2", "--check-parity", "--steps", "10"]
+    + ["--data", str(HERE / "text.txt"), "--svg", os.devnull],
+    # 1.2 billion parameters in bfloat16: 32 GB of a GPU's memory.
+    "train_large": ["train_gpt", "--device", "cuda", "--nproc", "1", "--dim", "2048", "--layers", "24", "--heads", "16"]
+    + ["--context", "1024", "--batch", "8", "--bf16", "--meta-init", "--steps", "10", "--eval-samples", "8"]
+    + ["--data", str(HERE / "text.txt"), "--svg", os.devnull],
     "opdb_replay": ["opdb_replay", str(HERE / "corpus.pt"), "--cuda", "--mesh", "2"],
     "memcheck": SANITIZED,
     "racecheck": SANITIZED,
@@ -61,6 +70,8 @@ COMMANDS = {
 PREFIXES = {"memcheck": SANITIZER, "racecheck": [*SANITIZER, "--tool", "racecheck"]}
 # Each tensor's memory from CUDA itself: in the caching allocator's large blocks an access past its end would be legal.
 VARIABLES = {"memcheck": {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}}
+SHARES = {"TESSERA_SHARE_GPUS": "1"}  # with train_over_nccl, where there is one GPU alone
+LARGE_MIB = 36000  # what train_large needs
 
 
 def default_libtorch():
@@ -215,6 +226,8 @@ def run_test(command, env, timeout):
 def run_benchmark(command, env, timeout):
     status, text = run(command, env, timeout)
     result = {"exit_status": status, "measurements": []}
+    for name, value in re.findall(r"^(\w+/\w+) ([\d.e+-]+)$", text, re.M):  # of a peer
+        result["measurements"].append({"name": name, "value": float(value)})
     for line in text.splitlines():
         if line.startswith("{"):
             try:
@@ -234,10 +247,21 @@ def run_command(command, env, timeout):
     return {"exit_status": status, "output": text}
 
 
-def why_not(name, has_gpu):
-    """What a command lacks here; "": nothing."""
-    if not has_gpu:
+def visible(found):
+    """How many of the GPUs that nvidia-smi lists a program sees."""
+    names = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return len(found) if names is None else len([name for name in names.split(",") if name])
+
+
+def why_not(name, found):
+    """What a command or a peer lacks on a machine with these GPUs; "": nothing."""
+    if not found:
         return "no CUDA device"
+    torch = default_libtorch()
+    if name.startswith("peer_") and not (torch and (torch / "lib" / "libtorch_cuda.so").exists()):
+        return "this Python has no torch for CUDA"
+    if name == "train_large" and int(found[0].get("memory.total", "0").split()[0]) < LARGE_MIB:
+        return f"needs a GPU with {LARGE_MIB} MiB"
     if name in PREFIXES and not shutil.which(PREFIXES[name][0]):
         return f"no {PREFIXES[name][0]} on PATH"
     if name == "opdb_replay" and not (HERE / "corpus.pt").exists():
@@ -263,6 +287,8 @@ def run_program(runner, program, arguments, env, limits, prefix=()):
     if timeout <= 0:
         return {"exit_status": None, "output": f"not run: the budget of {limits.budget:g} s was used up before"}
     try:
+        if program.endswith(".py"):
+            return runner([sys.executable, str(HERE / "peer" / program), *arguments], dict(os.environ), timeout)
         with tempfile.TemporaryDirectory() as folder:
             unpacked = unpack(program, folder)
             prefer_library_path(unpacked)
@@ -285,7 +311,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--libtorch", type=pathlib.Path, default=default_libtorch())
     parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path("report.json"))
-    parser.add_argument("--timeout", type=float, default=180, help="seconds for one program")
+    parser.add_argument("--timeout", type=float, default=600, help="seconds for one program")
     parser.add_argument("--budget", type=float, help="seconds for all programs together")
     parser.add_argument("--only", nargs="+", choices=names, default=names, metavar="NAME")
     options = parser.parse_args()
@@ -296,6 +322,7 @@ def main():
         "commit": (HERE / "commit").read_text().strip(),
         "built_with_libtorch": version_of(HERE / "libtorch_version.h"),
         "libtorch": version_of(options.libtorch / VERSION_HEADER),
+        "peer_torch": version_of(default_libtorch() / VERSION_HEADER) if default_libtorch() else None,
         "gpus": found,
         "gpu": "present" if found else "skipped: no CUDA device (nvidia-smi lists none)",
         "complete": False,
@@ -320,12 +347,19 @@ def main():
     for commands, runner, place in [(TESTS, run_test, "tests"), (BENCHMARKS, run_benchmark, "benchmarks")]:
         for name, (program, *arguments) in commands.items():
             if name in options.only:
-                result = run_program(runner, program, arguments, env, limits)
+                lack = why_not(name, found) if name.startswith("peer_") else ""
+                result = (
+                    {"exit_status": 0, "measurements": [], "skipped": lack}
+                    if lack
+                    else run_program(runner, program, arguments, env, limits)
+                )
                 keep(report[place], name, result)
     for name, (program, *arguments) in COMMANDS.items():
         if name in options.only:
-            lack = why_not(name, bool(found))
+            lack = why_not(name, found)
             own = {**env, **VARIABLES.get(name, {})}
+            if name == "train_over_nccl" and visible(found) < 2:
+                own |= SHARES
             result = (
                 {"exit_status": 0, "skipped": lack}
                 if lack

@@ -185,8 +185,8 @@ std::string remedy(std::string_view type) {
     return general;
   }
   return fmt::format(
-      "{}. A layer that a module of libtorch made and calls by itself, as those of TransformerEncoder, "
-      "takes none of these: give that module",
+      "{}. A layer that a module of libtorch made and calls by itself, as the linear ones of "
+      "TransformerEncoderLayer, takes none of these: give that module",
       general);
 }
 

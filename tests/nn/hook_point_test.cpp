@@ -169,7 +169,8 @@ TEST_CASE("a module without a hook point gives an error with the remedies", "[nn
       "fully_shard: modules of type torch::nn::LinearImpl have no hook point, so nothing can run before and after "
       "their forward. Declare the type's holder with TESSERA_MODULE(Name) in place of TORCH_MODULE(Name), use "
       "tessera::nn::* in place of torch::nn::*, or wrap the module with tessera::hooked(module). A layer that a module "
-      "of libtorch made and calls by itself, as those of TransformerEncoder, takes none of these: give that module");
+      "of libtorch made and calls by itself, as the linear ones of TransformerEncoderLayer, takes none of these: give "
+      "that module");
   CHECK_THROWS_AS(ours->register_forward_hook(nullptr), tessera::ValueError);
 
   // Which hooked() cannot wrap.

@@ -252,8 +252,8 @@ TEST_CASE("what the linear styles refuse", "[parallel]") {
                              "nothing can run before and after their forward. Declare the type's holder with "
                              "TESSERA_MODULE(Name) in place of TORCH_MODULE(Name), use tessera::nn::* in place of "
                              "torch::nn::*, or wrap the module with tessera::hooked(module). A layer that a module of "
-                             "libtorch made and calls by itself, as those of TransformerEncoder, takes none of these: "
-                             "give that module"));
+                             "libtorch made and calls by itself, as the linear ones of TransformerEncoderLayer, takes "
+                             "none of these: give that module"));
     auto row = make_linear(5, 2);
     parallelize_module(row, mesh, RowwiseParallel());
     expect_equal(

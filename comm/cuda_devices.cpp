@@ -54,9 +54,10 @@ int number_on_host(const std::vector<DeviceReport>& reports, size_t rank) {
   if (own.local_rank >= 0) {
     return own.local_rank;
   }
-  return own.host.empty() ? 0
-                          : static_cast<int>(std::count_if(reports.begin(), reports.begin() + rank,
-                                                           [&](const auto& r) { return r.host == own.host; }));
+  return own.host.empty()
+             ? 0
+             : static_cast<int>(std::count_if(reports.begin(), reports.begin() + static_cast<std::ptrdiff_t>(rank),
+                                              [&](const auto& r) { return r.host == own.host; }));
 }
 
 }  // namespace

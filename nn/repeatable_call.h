@@ -79,15 +79,14 @@ concept LookedInto = ReferenceRange<T> &&(requires { TensorVisitor<T>::range; } 
 /// Of a container: its elements; of a class that lists its members: these. Others are taken for values.
 template <class T, class... Outer>
 constexpr bool keeps_what_is_inside() {
-  if constexpr (PlainValue<T> || is_one_of<T, Outer...>) {
-    return true;
-  } else if constexpr (HasTensorFields<T>) {
-    return keeps_its_values<decltype(tensor_fields(std::declval<T&>())), T, Outer...>;
-  } else if constexpr (LookedInto<T>) {
-    return keeps_its_values<std::remove_cvref_t<std::ranges::range_reference_t<T>>, T, Outer...>;
-  } else {
-    return true;
+  if constexpr (!PlainValue<T> && !is_one_of<T, Outer...>) {
+    if constexpr (HasTensorFields<T>) {
+      return keeps_its_values<decltype(tensor_fields(std::declval<T&>())), T, Outer...>;
+    } else if constexpr (LookedInto<T>) {
+      return keeps_its_values<std::remove_cvref_t<std::ranges::range_reference_t<T>>, T, Outer...>;
+    }
   }
+  return true;
 }
 
 /// Types of which it is known that a copy has tensors of its own: most arguments. Others are looked at.

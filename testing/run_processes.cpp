@@ -74,6 +74,7 @@ int count_call(const std::string& test_name) {
 
 std::vector<std::string> output_files(const testing::TempFolder& folder, int count) {
   std::vector<std::string> result;
+  result.reserve(static_cast<size_t>(count));
   for (int rank = 0; rank < count; ++rank) {
     result.push_back(folder.path(fmt::format("rank{}", rank)));
   }

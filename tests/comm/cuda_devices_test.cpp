@@ -101,6 +101,7 @@ TEST_CASE("every rank gets the reports of all, and so decides alike") {
   std::vector<Reports> seen(3);
   std::vector<std::string> faults(3);
   std::vector<std::thread> ranks;
+  ranks.reserve(3);
   for (int rank = 0; rank < 3; ++rank) {
     ranks.emplace_back([&, rank] {
       seen[rank] = exchange_reports(*store, rank, 3, reports[rank]);

@@ -49,26 +49,20 @@ void check_same(Stock stock, Ours ours, Args... args) {
   CHECK(outputs_seen == expected.size());
 }
 
-// Of modules whose layers have hook points, too, which hooked() cannot give them.
-#define CHECK_SAME_STACK(Name, construct, ...)                 \
-  do {                                                         \
-    auto stock = torch::nn::Name construct;                    \
-    auto ours = tessera::nn::Name construct;                   \
-    stock->eval();                                             \
-    ours->eval();                                              \
-    check_same(stock, ours, __VA_ARGS__);                      \
-    check_same(stock, tessera::nn::Name(*stock), __VA_ARGS__); \
+// `from_stock` makes a drop-in of `stock`.
+#define CHECK_SAME_MADE(from_stock, Name, construct, ...)          \
+  do {                                                             \
+    auto stock = torch::nn::Name construct;                        \
+    auto ours = tessera::nn::Name construct;                       \
+    stock->eval();                                                 \
+    ours->eval();                                                  \
+    check_same(stock, ours, __VA_ARGS__);                          \
+    check_same(stock, tessera::nn::Name(from_stock), __VA_ARGS__); \
   } while (false)
 
-#define CHECK_SAME(Name, construct, ...)                                       \
-  do {                                                                         \
-    auto stock = torch::nn::Name construct;                                    \
-    auto ours = tessera::nn::Name construct;                                   \
-    stock->eval();                                                             \
-    ours->eval();                                                              \
-    check_same(stock, ours, __VA_ARGS__);                                      \
-    check_same(stock, tessera::nn::Name(tessera::hooked(stock)), __VA_ARGS__); \
-  } while (false)
+#define CHECK_SAME(Name, construct, ...) CHECK_SAME_MADE(tessera::hooked(stock), Name, construct, __VA_ARGS__)
+// Of modules whose layers have hook points, too, which hooked() cannot give them.
+#define CHECK_SAME_STACK(Name, construct, ...) CHECK_SAME_MADE(*stock, Name, construct, __VA_ARGS__)
 
 TEST_CASE("linear, embedding and normalization layers", "[nn]") {
   torch::manual_seed(kSeed);

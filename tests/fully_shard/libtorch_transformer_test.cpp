@@ -3,11 +3,11 @@
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/randn.h>
 #include <torch/optim/sgd.h>
-#include <torch/utils.h>
 
 #include "dtensor/random.h"
 #include "fully_shard/fully_shard.h"
 #include "nn/transformer.h"
+#include "testing/fixtures.h"
 #include "testing/parity.h"
 #include "testing/run_ranks.h"
 #include "third_party/catch2/catch.h"
@@ -22,8 +22,8 @@ at::Tensor batch_of(uint64_t step, int64_t length, int64_t items) {
 }
 
 nn::Transformer make_transformer() {
-  torch::manual_seed(3);
   nn::Transformer transformer(torch::nn::TransformerOptions(6, 3, 2, 2).dim_feedforward(10).dropout(0));
+  fill_parameters(*transformer, 3);
   transformer->to(at::kDouble);
   return transformer;
 }

@@ -25,7 +25,7 @@ struct Whole {
 
 using Wholes = std::map<std::pair<Section, std::string>, Whole>;
 
-std::string describe(const Piece& piece) {
+std::string describe_piece(const Piece& piece) {
   return fmt::format("{}[{}]", safetensors_dtype(piece.dtype), fmt::join(piece.sizes, ", "));
 }
 
@@ -40,8 +40,8 @@ Wholes collect(const std::vector<std::vector<Piece>>& pieces) {
       }
       TESSERA_CHECK(ValueError, piece.sizes == whole.first->sizes && piece.dtype == whole.first->dtype,
                     "save: the ranks differ in '{}': rank {} has {}, rank {} has {}",
-                    file_key(piece.section, piece.key), whole.first_rank, describe(*whole.first), rank,
-                    describe(piece));
+                    file_key(piece.section, piece.key), whole.first_rank, describe_piece(*whole.first), rank,
+                    describe_piece(piece));
       TESSERA_ASSERT(is_inside(piece.box, piece.sizes), "'{}': {}", piece.key, piece.box.to_string());
       // Copies on other meshes may have other values.
       if (piece.box.numel() > 0 && piece.mesh == whole.first->mesh) {
@@ -53,7 +53,7 @@ Wholes collect(const std::vector<std::vector<Piece>>& pieces) {
 }
 
 /// The parts must be the tensor: none of its elements twice, and as many as it has.
-void check_cover(const std::string& key, const Whole& whole) {
+void check_saved_parts(const std::string& key, const Whole& whole) {
   std::vector<Box> boxes;
   std::vector<int> ranks;
   int64_t numel = 0;
@@ -200,7 +200,7 @@ SavePlan make_save_plan(const std::vector<std::vector<Piece>>& pieces, const Lay
   std::map<std::string, const Whole*> by_file_key;
   for (const auto& [key, whole] : wholes) {
     const auto name = file_key(key.first, key.second);
-    check_cover(name, whole);
+    check_saved_parts(name, whole);
     by_file_key[fmt::format("{}/{}", static_cast<int>(key.first), name)] = &whole;
   }
   SavePlan plan{.files = plan_files(wholes, options), .blocks = {}};

@@ -32,7 +32,7 @@ at::Tensor summary_of(const std::string& text) {
   return summary;
 }
 
-at::Tensor bytes_of(const std::string& text, int64_t length) {
+at::Tensor padded_bytes(const std::string& text, int64_t length) {
   auto bytes = at::empty({length}, at::kByte);
   std::memset(bytes.mutable_data_ptr(), 0, static_cast<size_t>(length));
   std::memcpy(bytes.mutable_data_ptr(), text.data(), text.size());
@@ -54,7 +54,7 @@ std::vector<std::string> gather_texts(const ProcessGroupPtr& group, const std::s
   if (equal) {
     return std::vector<std::string>(ranks, text);
   }
-  const auto texts = gather_rows(bytes_of(text, longest), group);
+  const auto texts = gather_rows(padded_bytes(text, longest), group);
   const auto* begin = static_cast<const char*>(texts.const_data_ptr());
   std::vector<std::string> result;
   for (size_t rank = 0; rank < ranks; ++rank) {

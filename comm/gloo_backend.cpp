@@ -27,11 +27,10 @@ namespace tessera {
 namespace {
 
 using c10d::ProcessGroupGloo;
-using WorkPtr = c10::intrusive_ptr<c10d::Work>;
 using GlooWorkPtr = c10::intrusive_ptr<GlooWork>;
 
 // Up to here an all_reduce sends whole tensors to everybody: one round of messages in place of two.
-constexpr int64_t kOneRoundBytes = int64_t{64} * 1024;
+constexpr int64_t kGlooOneRoundBytes = int64_t{64} * 1024;
 
 // A collective's tag: of its number, a hash, and whether it is of a second round. That is launched later than
 // collectives of higher numbers, at another time on each rank, so no tag of a first round may be like it.
@@ -55,7 +54,7 @@ int tag_of(const CallShape& call, LaunchNumber number, size_t bytes) {
   return static_cast<int>(launch << kHashBits | hash);
 }
 
-void copy_data(const at::Tensor& to, const at::Tensor& from) {
+void copy_on_host(const at::Tensor& to, const at::Tensor& from) {
   void* const target = to.mutable_data_ptr();
   const void* const source = from.const_data_ptr();
   if (to.numel() != 0 && target != source) {
@@ -87,7 +86,7 @@ class GlooBackend final : public GroupBackend {
     for (int64_t rank = 0; rank < getSize(); ++rank) {
       received.push_back(flat_elements(output, rank * count, count));
     }
-    copy_data(received[getRank()], input);
+    copy_on_host(received[getRank()], input);
     const std::vector<at::Tensor> sent(getSize(), input);
     return exchange({.kind = Collective::AllGather, .dtype = input.scalar_type(), .input = count}, next_number(), sent,
                     received);
@@ -116,7 +115,7 @@ class GlooBackend final : public GroupBackend {
     at::AutoDispatchBelowADInplaceOrView guard;
     const CallShape call{
         .kind = Collective::AllReduce, .op = op, .dtype = tensor.scalar_type(), .output = tensor.numel()};
-    if (getSize() > 2 && tensor.numel() * static_cast<int64_t>(tensor.element_size()) > kOneRoundBytes) {
+    if (getSize() > 2 && tensor.numel() * static_cast<int64_t>(tensor.element_size()) > kGlooOneRoundBytes) {
       return all_reduce_in_two_rounds(call, tensor);
     }
     const std::vector<at::Tensor> sent(getSize(), tensor);
@@ -151,7 +150,7 @@ class GlooBackend final : public GroupBackend {
       sent_begin += sends[rank];
       received_begin += receives[rank];
     }
-    copy_data(received[getRank()], sent[getRank()]);
+    copy_on_host(received[getRank()], sent[getRank()]);
     return exchange({.kind = Collective::AllToAll, .dtype = input.scalar_type(), .input = input.numel()}, next_number(),
                     sent, received);
   }

@@ -17,7 +17,6 @@ namespace tessera {
 namespace {
 
 using c10d::ProcessGroupGloo;
-using WorkPtr = c10::intrusive_ptr<c10d::Work>;
 
 // A tag has 31 bits. Pieces are small enough for the number of their bytes to fit into it.
 constexpr int kPieces = kGlooMessageTags;

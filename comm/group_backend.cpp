@@ -51,7 +51,7 @@ class ListGatherWork final : public c10d::Work {
   bool is_written_ = false;
 };
 
-using Works = std::vector<c10::intrusive_ptr<c10d::Work>>;
+using Works = std::vector<WorkPtr>;
 
 class CoalescedWork final : public c10d::Work {
  public:

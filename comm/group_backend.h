@@ -24,6 +24,9 @@ struct GroupInfo {
   int size() const { return static_cast<int>(ranks.size()); }
 };
 
+/// What c10d's calls return.
+using WorkPtr = c10::intrusive_ptr<c10d::Work>;
+
 /// Longer time-outs are as good as none, and too long for the clock: groups have this one at most.
 constexpr std::chrono::milliseconds kLongestTimeout = std::chrono::hours(24 * 365);
 

@@ -12,8 +12,6 @@ namespace tessera {
 
 namespace {
 
-using WorkPtr = c10::intrusive_ptr<c10d::Work>;
-
 /// Returns when the output may be used, and the input written.
 void wait_until_read(const WorkPtr& work) {
   work->wait();

@@ -24,8 +24,6 @@ namespace tessera {
 namespace {
 
 using c10d::ProcessGroupNCCL;
-using WorkPtr = c10::intrusive_ptr<c10d::Work>;
-
 using NcclPtr = c10::intrusive_ptr<ProcessGroupNCCL>;
 
 class NcclBackend final : public GroupBackend {

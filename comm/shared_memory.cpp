@@ -59,7 +59,7 @@ struct ReleaseBlock {
 
 using OwnedBlock = std::unique_ptr<Block, ReleaseBlock>;
 
-char* data_of(const Block& block) {
+char* block_data(const Block& block) {
   return block.memory.base() + kHeadBytes;
 }
 
@@ -96,7 +96,7 @@ class OwnFile {
     }
     used_bytes_ += size;
     most_used_ = std::max(most_used_, used_bytes_);
-    used_.insert(data_of(*block));
+    used_.insert(block_data(*block));
     return block;
   }
 
@@ -109,7 +109,7 @@ class OwnFile {
   void give_back(OwnedBlock block) {
     std::vector<OwnedBlock> surplus;  // whose memory goes back without the lock
     const std::lock_guard lock(mutex_);
-    used_.erase(data_of(*block));
+    used_.erase(block_data(*block));
     if (block->owner != getpid() || block->owner != owner_) {
       return;  // inherited from the parent
     }
@@ -186,7 +186,7 @@ void recycle(void* data) noexcept {
 
 /// As libtorch's allocators make it: what owns the memory is where it begins (c10::Allocator::raw_allocate).
 at::DataPtr data_ptr_of(OwnedBlock block, c10::DeleterFnPtr deleter) {
-  void* const data = data_of(*block.release());
+  void* const data = block_data(*block.release());
   return {data, data, deleter, c10::kCPU};
 }
 

@@ -21,7 +21,6 @@ namespace tessera {
 
 namespace {
 
-using Clock = std::chrono::steady_clock;
 using std::chrono::milliseconds;
 
 constexpr const char* kArenaKey = "arena";
@@ -114,6 +113,8 @@ std::string left_key(int rank) {
 /// How the members of a group find its memory: rank 0 says where it is, then everyone says whether they have it, and
 /// that they need the store no more.
 class Rendezvous {
+  using Clock = std::chrono::steady_clock;
+
  public:
   explicit Rendezvous(const ShmOptions& options)
       : options_(options), info_(options.info), deadline_(Clock::now() + info_.timeout) {}

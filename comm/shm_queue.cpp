@@ -14,7 +14,7 @@ namespace {
 // An output of this size is larger than a rank's share of any cache.
 constexpr int64_t kStreamBytes = int64_t{16} * 1024 * 1024;
 
-char* data_of(const at::Tensor& tensor) {
+char* data_or_null(const at::Tensor& tensor) {
   return tensor.defined() ? static_cast<char*>(tensor.mutable_data_ptr()) : nullptr;
 }
 
@@ -38,8 +38,8 @@ uint64_t ShmQueue::push(LocalCall call) {
       shape.output >= 0 && shape.output * static_cast<int64_t>(c10::elementSize(shape.dtype)) >= kStreamBytes;
   const bool may_lend = shape.kind == Collective::AllGather && ranks_ > 1;
   auto lent = may_lend ? shared_place(call.input) : std::nullopt;
-  char* const input = data_of(call.input);
-  char* const output = data_of(call.output);
+  char* const input = data_or_null(call.input);
+  char* const output = data_or_null(call.output);
   operations_.push_back({.call = std::move(call),
                          .shape = std::move(shape),
                          .plan = std::move(plan),

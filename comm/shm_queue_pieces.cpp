@@ -20,7 +20,7 @@ constexpr int64_t kStreamCellBytes = 1024;
 constexpr int64_t kLendPieceBytes = int64_t{16} * 1024;
 
 /// Of a rank's flat elements, as parts count them; `range` and `piece` are as in a tensor of all ranks.
-PartRange part_range(const CallShape& shape, int rank, const ByteRange& range, const ByteRange& piece) {
+PartRange piece_range(const CallShape& shape, int rank, const ByteRange& range, const ByteRange& piece) {
   return {.dtype = shape.dtype, .rank = rank, .begin = piece.begin - range.begin, .bytes = piece.bytes};
 }
 
@@ -53,7 +53,7 @@ void ShmQueue::put_pieces(Operation& operation, const ShmPhase& phase) {
 void ShmQueue::put_piece(Operation& operation, const ShmPhase& phase, int to) {
   const char* const source = phase.from_output ? operation.output : operation.input;
   const ByteRange piece = phase.sent[to].piece(put_cursor_.step, phase.chunk);
-  const PartRange range = part_range(operation.shape, to, phase.sent[to], piece);
+  const PartRange range = piece_range(operation.shape, to, phase.sent[to], piece);
   const bool are_parts = source == nullptr && operation.call.parts;
   const PlaceInPart found = are_parts ? find_in_parts(*operation.call.parts, range) : PlaceInPart{};
   if (phase.own_parts && to == rank_ && (!are_parts || found.data != nullptr)) {
@@ -81,7 +81,7 @@ void ShmQueue::put_own(const Operation& operation, const ShmPhase& phase) {
   const ByteRange from = phase.sent_to(rank_).piece(put_cursor_.step, phase.chunk);
   const ByteRange to = phase.received[rank_].piece(put_cursor_.step, phase.chunk);
   if (operation.call.parts) {
-    write_parts(*operation.call.parts, part_range(operation.shape, rank_, phase.received[rank_], to),
+    write_parts(*operation.call.parts, piece_range(operation.shape, rank_, phase.received[rank_], to),
                 source + from.begin, operation.stream_from);
   } else {
     copy_bytes(operation.output + to.begin, source + from.begin, std::min(from.bytes, to.bytes), operation.stream_from);
@@ -140,7 +140,7 @@ void ShmQueue::take_pieces(const Operation& operation, const ShmPhase& phase) {
     const char* const payload = is_borrowed ? operation.borrowed[from].data + to.begin - phase.received[from].begin
                                             : arena_.payload(from, taken_) + offset;
     if (operation.call.parts) {
-      write_parts(*operation.call.parts, part_range(operation.shape, from, phase.received[from], to), payload,
+      write_parts(*operation.call.parts, piece_range(operation.shape, from, phase.received[from], to), payload,
                   operation.stream_from);
     } else {
       copy_bytes(operation.output + to.begin, payload, to.bytes, operation.stream_from);
@@ -170,7 +170,7 @@ const void* ShmQueue::own_piece(const Operation& operation, const ShmPhase& phas
   if (source != nullptr) {
     return source + piece.begin;
   }
-  const PartRange range = part_range(operation.shape, rank_, phase.sent_to(rank_), piece);
+  const PartRange range = piece_range(operation.shape, rank_, phase.sent_to(rank_), piece);
   const char* const found = find_in_parts(*operation.call.parts, range).data;
   return found != nullptr ? found : arena_.payload(rank_, taken_) + rank_ * phase.chunk;
 }

@@ -18,7 +18,7 @@ struct Bytes {
 };
 
 // Elements [begin, begin + count) of a contiguous tensor. Raw pointers: no version counter may change.
-Bytes bytes_of(const at::Tensor& tensor, int64_t begin, int64_t count) {
+Bytes element_bytes(const at::Tensor& tensor, int64_t begin, int64_t count) {
   const size_t item = tensor.element_size();
   char* data = static_cast<char*>(tensor.mutable_data_ptr());
   return {data == nullptr ? nullptr : data + begin * item, count * item};
@@ -32,7 +32,7 @@ void copy(Bytes to, Bytes from) {
 }
 
 Bytes whole(const at::Tensor& tensor) {
-  return bytes_of(tensor, 0, tensor.numel());
+  return element_bytes(tensor, 0, tensor.numel());
 }
 
 struct Elements {
@@ -41,7 +41,7 @@ struct Elements {
 };
 
 /// Of what belongs to rank `rank`, where a rank has as much as `flat`.
-PartRange part_range(const at::Tensor& flat, size_t rank, Elements elements) {
+PartRange elements_range(const at::Tensor& flat, size_t rank, Elements elements) {
   const auto item = static_cast<int64_t>(flat.element_size());
   return {.dtype = flat.scalar_type(),
           .rank = static_cast<int64_t>(rank),
@@ -53,9 +53,9 @@ PartRange part_range(const at::Tensor& flat, size_t rank, Elements elements) {
 const void* sent_elements(const LocalCall& call, size_t to, Elements elements, std::vector<char>& room) {
   if (!call.parts) {
     const auto first = static_cast<int64_t>(to) * call.output.numel() + elements.begin;
-    return bytes_of(call.input, first, elements.count).data;
+    return element_bytes(call.input, first, elements.count).data;
   }
-  const PartRange range = part_range(call.output, to, elements);
+  const PartRange range = elements_range(call.output, to, elements);
   if (const char* const found = find_in_parts(*call.parts, range).data) {
     return found;
   }
@@ -81,7 +81,7 @@ std::vector<Elements> pieces_of(const LocalCall& call) {
   return pieces;
 }
 
-void reduce_scatter(c10::ArrayRef<LocalCall> calls) {
+void reduce_scatter_in_memory(c10::ArrayRef<LocalCall> calls) {
   const auto pieces = pieces_of(calls[0]);
   std::vector<std::vector<char>> rooms(calls.size());
   std::vector<const void*> sent(calls.size());
@@ -91,13 +91,13 @@ void reduce_scatter(c10::ArrayRef<LocalCall> calls) {
       for (size_t from = 0; from < calls.size(); ++from) {
         sent[from] = sent_elements(calls[from], to, piece, rooms[from]);
       }
-      reduce_in_order(bytes_of(output, piece.begin, piece.count).data, sent, piece.count, output.scalar_type(),
+      reduce_in_order(element_bytes(output, piece.begin, piece.count).data, sent, piece.count, output.scalar_type(),
                       calls[0].op);
     }
   }
 }
 
-void all_reduce(c10::ArrayRef<LocalCall> calls) {
+void all_reduce_in_memory(c10::ArrayRef<LocalCall> calls) {
   const at::Tensor& result = calls[0].output;
   std::vector<const void*> inputs;
   for (const LocalCall& call : calls) {
@@ -109,15 +109,15 @@ void all_reduce(c10::ArrayRef<LocalCall> calls) {
   }
 }
 
-void copy_elements(c10::ArrayRef<LocalCall> calls) {
+void copy_in_memory(c10::ArrayRef<LocalCall> calls) {
   for (const ElementCopy& piece : copies_of(calls)) {
     const LocalCall& to = calls[piece.to];
     const at::Tensor& from = sent_tensor(calls[piece.from]);
-    const Bytes sent = bytes_of(from, piece.from_begin, piece.count);
+    const Bytes sent = element_bytes(from, piece.from_begin, piece.count);
     if (to.parts) {  // of an all-gather
-      write_parts(*to.parts, part_range(from, piece.from, {0, piece.count}), sent.data, kNeverStream);
+      write_parts(*to.parts, elements_range(from, piece.from, {0, piece.count}), sent.data, kNeverStream);
     } else {
-      copy(bytes_of(to.output, piece.to_begin, piece.count), sent);
+      copy(element_bytes(to.output, piece.to_begin, piece.count), sent);
     }
   }
 }
@@ -128,11 +128,11 @@ void execute_in_memory(c10::ArrayRef<LocalCall> calls) {
     case Collective::Broadcast:
     case Collective::AllToAll:
     case Collective::Send:
-      return copy_elements(calls);
+      return copy_in_memory(calls);
     case Collective::ReduceScatter:
-      return reduce_scatter(calls);
+      return reduce_scatter_in_memory(calls);
     case Collective::AllReduce:
-      return all_reduce(calls);
+      return all_reduce_in_memory(calls);
     case Collective::Barrier:
       return;
     case Collective::Scatter:

@@ -19,7 +19,7 @@ namespace tessera {
 
 namespace {
 
-void copy_data(const at::Tensor& to, const at::Tensor& from) {
+void copy_flat_bytes(const at::Tensor& to, const at::Tensor& from) {
   TESSERA_ASSERT(to.nbytes() == from.nbytes(), "{} bytes into {}", from.nbytes(), to.nbytes());
   if (to.numel() != 0 && to.const_data_ptr() != from.const_data_ptr()) {
     flat_bytes(to).copy_(flat_bytes(from), /*non_blocking=*/true);
@@ -87,7 +87,7 @@ void reduce(const at::Tensor& output, std::vector<at::Tensor> inputs, ReduceOp o
   output.copy_(total);
 }
 
-void reduce_scatter(c10::ArrayRef<LocalCall> calls) {
+void reduce_scatter_by_tensor_ops(c10::ArrayRef<LocalCall> calls) {
   const int64_t count = calls[0].output.numel();
   for (size_t to = 0; to < calls.size(); ++to) {
     std::vector<at::Tensor> sent;
@@ -98,21 +98,21 @@ void reduce_scatter(c10::ArrayRef<LocalCall> calls) {
   }
 }
 
-void all_reduce(c10::ArrayRef<LocalCall> calls) {
+void all_reduce_by_tensor_ops(c10::ArrayRef<LocalCall> calls) {
   std::vector<at::Tensor> tensors;
   for (const LocalCall& call : calls) {
     tensors.push_back(flat_elements(call.output));
   }
   reduce(tensors[0], tensors, calls[0].op);
   for (const LocalCall& call : calls.slice(1)) {
-    copy_data(flat_elements(call.output), tensors[0]);
+    copy_flat_bytes(flat_elements(call.output), tensors[0]);
   }
 }
 
-void copy_elements(c10::ArrayRef<LocalCall> calls) {
+void copy_by_tensor_ops(c10::ArrayRef<LocalCall> calls) {
   for (const ElementCopy& copy : copies_of(calls)) {
-    copy_data(flat_elements(calls[copy.to].output, copy.to_begin, copy.count),
-              flat_elements(sent_tensor(calls[copy.from]), copy.from_begin, copy.count));
+    copy_flat_bytes(flat_elements(calls[copy.to].output, copy.to_begin, copy.count),
+                    flat_elements(sent_tensor(calls[copy.from]), copy.from_begin, copy.count));
   }
 }
 
@@ -137,11 +137,11 @@ void execute_by_tensor_ops(c10::ArrayRef<LocalCall> calls) {
     case Collective::Broadcast:
     case Collective::AllToAll:
     case Collective::Send:
-      return copy_elements(calls);
+      return copy_by_tensor_ops(calls);
     case Collective::ReduceScatter:
-      return reduce_scatter(calls);
+      return reduce_scatter_by_tensor_ops(calls);
     case Collective::AllReduce:
-      return all_reduce(calls);
+      return all_reduce_by_tensor_ops(calls);
     case Collective::Barrier:
     case Collective::Scatter:
     case Collective::Gather:

@@ -17,12 +17,12 @@ namespace tessera {
 
 namespace {
 
-OpInfo::ArgKind kind_of(const c10::TypePtr& type) {
+OpInfo::ArgKind arg_kind(const c10::TypePtr& type) {
   if (const auto optional = type->cast<c10::OptionalType>()) {
-    return kind_of(optional->getElementType());
+    return arg_kind(optional->getElementType());
   }
   if (const auto list = type->cast<c10::ListType>()) {
-    const bool of_tensors = kind_of(list->getElementType()) == OpInfo::ArgKind::Tensor;
+    const bool of_tensors = arg_kind(list->getElementType()) == OpInfo::ArgKind::Tensor;
     return of_tensors ? OpInfo::ArgKind::TensorList : OpInfo::ArgKind::Scalar;
   }
   return type->kind() == c10::TypeKind::TensorType ? OpInfo::ArgKind::Tensor : OpInfo::ArgKind::Scalar;
@@ -57,7 +57,7 @@ OpInfo make_info(const c10::OperatorHandle& op) {
   for (size_t arg = 0; arg < schema.arguments().size(); ++arg) {
     const auto& argument = schema.arguments()[arg];
     const bool written = is_written(argument) || (info.rule && info.rule->also_writes(arg));
-    info.kinds.push_back(kind_of(argument.real_type()));
+    info.kinds.push_back(arg_kind(argument.real_type()));
     info.takes_lists = info.takes_lists || info.kinds.back() == OpInfo::ArgKind::TensorList;
     info.written_args.push_back(written ? 1 : 0);
     info.writes = info.writes || written;
@@ -91,7 +91,7 @@ bool is_key_scalar(const c10::IValue& value) {
 /// What rules may read of a number though its value is no part of the key: 0, finite, or neither.
 enum class NumberKind : uint8_t { Zero, Finite, NotFinite };
 
-NumberKind kind_of(double number) {
+NumberKind number_kind(double number) {
   return number == 0 ? NumberKind::Zero : std::isfinite(number) ? NumberKind::Finite : NumberKind::NotFinite;
 }
 
@@ -114,7 +114,7 @@ uint64_t hash_scalar(const c10::IValue& value, bool float_values) {
   }
   if (value.isDouble()) {
     const double number = value.toDouble();
-    return float_values ? hash_combine(5, hash_double(number)) : 8 + static_cast<uint64_t>(kind_of(number));
+    return float_values ? hash_combine(5, hash_double(number)) : 8 + static_cast<uint64_t>(number_kind(number));
   }
   if (value.isIntList()) {
     uint64_t hash = 6;
@@ -174,7 +174,7 @@ bool same_scalar(const c10::IValue& a, const c10::IValue& b, bool float_values) 
   }
   if (a.isDouble() && b.isDouble()) {
     return float_values ? hash_double(a.toDouble()) == hash_double(b.toDouble())
-                        : kind_of(a.toDouble()) == kind_of(b.toDouble());
+                        : number_kind(a.toDouble()) == number_kind(b.toDouble());
   }
   if (a.isGenerator() && b.isGenerator()) {
     return true;  // plans do not depend on random states

@@ -98,7 +98,7 @@ AxisStrategy all_replicated(const OpCall& call) {
           .outputs = PlacementVector(call.outputs.size(), Replicate())};
 }
 
-std::string describe(const OpCall& call) {
+std::string describe_operands(const OpCall& call) {
   std::string text;
   for (const auto& operand : call.operands) {
     text += text.empty() ? "" : ", ";
@@ -126,7 +126,7 @@ AxisStrategy cheapest_of(Strategies strategies, const OpCall& call) {
   }
   TESSERA_CHECK(NotImplementedError, best != nullptr,
                 "{}: no right way to run it on {}. redistribute() the pending tensors first",
-                toString(call.op.operator_name()), describe(call));
+                toString(call.op.operator_name()), describe_operands(call));
   return *best;
 }
 

@@ -55,7 +55,7 @@ bool have_norm_kernel(const SameMesh& group, double p) {
 }
 
 /// Tensors without dims whose p-norm is that of all elements.
-std::vector<at::Tensor> norms_of(const SameMesh& group, double p, at::ScalarType dtype) {
+std::vector<at::Tensor> group_norms(const SameMesh& group, double p, at::ScalarType dtype) {
   if (have_norm_kernel(group, p)) {
     return norms_of_shards(group.tensors, p, dtype, [p](at::TensorList locals) { return norm_by_kernel(locals, p); });
   }
@@ -91,7 +91,7 @@ at::Tensor get_total_norm(const std::vector<at::Tensor>& tensors, const ClipGrad
   const auto dtype = norm_dtype(tensors);
   std::vector<at::Tensor> norms;
   for (const auto& group : by_mesh(real_values(tensors))) {
-    const auto each = norms_of(group, options.norm_type, dtype);
+    const auto each = group_norms(group, options.norm_type, dtype);
     const auto norm = at::linalg_vector_norm(at::stack(each), options.norm_type);
     norms.push_back(is_dtensor(norm) ? full_tensor(norm) : norm);
   }

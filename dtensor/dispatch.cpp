@@ -84,7 +84,8 @@ void run_local(const c10::OperatorHandle& op, const CallSignature& call, const O
   }
 }
 
-void write_back(const c10::OperatorHandle& op, const CallSignature& call, const OpPlan& plan, const Locals& locals) {
+void write_back_operands(const c10::OperatorHandle& op, const CallSignature& call, const OpPlan& plan,
+                         const Locals& locals) {
   for (size_t i = 0; i < call.operands.size(); ++i) {
     const auto& operand = call.operands[i];
     if (plan.redistribute[i] && call.is_written(operand.arg)) {
@@ -130,7 +131,7 @@ void run_plan(const c10::OperatorHandle& op, const CallSignature& call, const Op
   put_local_arguments(call, locals, stack);
   run_local(op, call, plan, locals, stack);
   if (plan.writes_back) {
-    write_back(op, call, plan, locals);
+    write_back_operands(op, call, plan, locals);
   }
   wrap_results(call, plan, stack);
   if (call.info->writes) {

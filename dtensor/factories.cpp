@@ -18,7 +18,7 @@ void check_defined(const DeviceMesh& mesh, const char* where) {
   TESSERA_CHECK(ValueError, mesh.defined(), "{}: the mesh is empty; make one with init_device_mesh", where);
 }
 
-Placements checked(Placements placements, int64_t ndim, const DeviceMesh& mesh, const char* where) {
+Placements factory_placements(Placements placements, int64_t ndim, const DeviceMesh& mesh, const char* where) {
   check_defined(mesh, where);
   if (placements.empty()) {
     placements = Placements(static_cast<size_t>(mesh.ndim()), Replicate());
@@ -48,7 +48,7 @@ at::TensorOptions local_options(at::TensorOptions options, const DeviceMesh& mes
 template <class Fill>
 at::Tensor make(at::IntArrayRef sizes, const DeviceMesh& mesh, Placements placements, const at::TensorOptions& options,
                 const char* where, Fill fill) {
-  auto target = checked(std::move(placements), static_cast<int64_t>(sizes.size()), mesh, where);
+  auto target = factory_placements(std::move(placements), static_cast<int64_t>(sizes.size()), mesh, where);
   const auto local = local_options(options, mesh, where);
   const auto dtype = c10::typeMetaToScalarType(local.has_dtype() ? local.dtype() : c10::get_default_dtype());
   const auto spec = DTensorSpec::make(mesh, std::move(target), TensorMeta::contiguous(sizes, dtype));
@@ -66,7 +66,7 @@ at::Tensor make(at::IntArrayRef sizes, const DeviceMesh& mesh, Placements placem
 /// This rank's part of a tensor that every rank has made.
 at::Tensor part_of(const at::Tensor& whole, const DeviceMesh& mesh, Placements placements,
                    const at::TensorOptions& options, const char* where) {
-  const auto spec = DTensorSpec::make(mesh, checked(std::move(placements), whole.dim(), mesh, where),
+  const auto spec = DTensorSpec::make(mesh, factory_placements(std::move(placements), whole.dim(), mesh, where),
                                       TensorMeta::contiguous(whole.sizes(), whole.scalar_type()));
   auto result = wrap_local(part_of_whole(whole, *spec), spec);
   result.set_requires_grad(options.requires_grad());

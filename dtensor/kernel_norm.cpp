@@ -10,7 +10,7 @@ namespace tessera {
 
 namespace {
 
-std::optional<cuda::NormKind> kind_of(double p) {
+std::optional<cuda::NormKind> norm_kind(double p) {
   if (p == 1) {
     return cuda::NormKind::L1;
   }
@@ -23,11 +23,11 @@ std::optional<cuda::NormKind> kind_of(double p) {
 }  // namespace
 
 bool has_norm_kernel(c10::DeviceType device, at::ScalarType dtype, double p) {
-  return device == c10::DeviceType::CUDA && cuda::has_norm(dtype) && kind_of(p);
+  return device == c10::DeviceType::CUDA && cuda::has_norm(dtype) && norm_kind(p);
 }
 
 at::Tensor norm_by_kernel(at::TensorList tensors, double p) {
-  const auto kind = kind_of(p);
+  const auto kind = norm_kind(p);
   TESSERA_ASSERT(kind.has_value(), "no kernel for a {}-norm", p);
   const at::Tensor norm = cuda::multi_tensor_norm(tensors, *kind);
   return kind == cuda::NormKind::L2 ? norm.sqrt() : norm;

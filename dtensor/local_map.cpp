@@ -13,7 +13,7 @@ namespace tessera {
 
 namespace {
 
-const DeviceMesh& mesh_of(const std::vector<at::Tensor>& inputs) {
+const DeviceMesh& mesh_of_inputs(const std::vector<at::Tensor>& inputs) {
   const DeviceMesh* mesh = nullptr;
   for (const auto& input : inputs) {
     if (is_dtensor(input)) {
@@ -148,7 +148,7 @@ std::vector<int64_t> gather_shape(const at::Tensor& local, const DeviceMesh& mes
 std::vector<at::Tensor> local_map(
     const std::function<std::vector<at::Tensor>(const std::vector<at::Tensor>&)>& function,
     const std::vector<at::Tensor>& inputs, const LocalMapOptions& options) {
-  const auto mesh = mesh_of(inputs);
+  const auto mesh = mesh_of_inputs(inputs);
   check_counts(options, inputs.size());
   std::vector<at::Tensor> locals;
   for (size_t i = 0; i < inputs.size(); ++i) {

@@ -91,7 +91,7 @@ c10::SmallVector<size_t, 4> axis_order(const OpCall& call, size_t mesh_ndim) {
   return axes;
 }
 
-const DeviceMesh& mesh_of(const OpCall& call) {
+const DeviceMesh& mesh_of_operands(const OpCall& call) {
   const auto first =
       std::ranges::find_if(call.operands, [](const Operand& operand) { return operand.spec != nullptr; });
   TESSERA_ASSERT(first != call.operands.end(), "{} has no DTensor operand", toString(call.op.operator_name()));
@@ -147,7 +147,7 @@ bool has_nothing_to_compute(const OpPlan& plan) {
 }
 
 OpPlan propagate(const OpRule& rule, OpCall& call) {
-  const auto& mesh = mesh_of(call);
+  const auto& mesh = mesh_of_operands(call);
   OpPlan plan;
   plan.rule = &rule;
   plan.outputs_from_results = !plan_output_metas(rule, call);

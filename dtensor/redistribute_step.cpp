@@ -99,7 +99,7 @@ at::Tensor powers_of(const at::Tensor& norms, double p) {
   return norms.to(at::toOpMathType(norms.scalar_type())).pow(p).contiguous();
 }
 
-at::Tensor norms_of(const at::Tensor& powers, double p, at::ScalarType dtype) {
+at::Tensor norms_of_powers(const at::Tensor& powers, double p, at::ScalarType dtype) {
   return powers.pow(1.0 / p).to(dtype);
 }
 
@@ -120,7 +120,7 @@ StepInFlight reduce_partial(const at::Tensor& local, const Placement& from, cons
   const double p = from.norm_type();
   const auto sum = powers_of(local, p);
   return {.collective = all_reduce_async(sum, ReduceOp::Sum, axis.group),
-          .finish = [sum, p, dtype = local.scalar_type()] { return norms_of(sum, p, dtype); }};
+          .finish = [sum, p, dtype = local.scalar_type()] { return norms_of_powers(sum, p, dtype); }};
 }
 
 StepInFlight scatter_partial(const at::Tensor& local, const Placement& from, int64_t dim, const AxisView& axis) {
@@ -131,7 +131,7 @@ StepInFlight scatter_partial(const at::Tensor& local, const Placement& from, int
   auto sum = reduce_scatter_dim(powers_of(local, p), dim, ReduceOp::Sum, axis);
   return {.collective = std::move(sum.collective),
           .finish = [finish = std::move(sum.finish), p, dtype = local.scalar_type()] {
-            return norms_of(finish(), p, dtype);
+            return norms_of_powers(finish(), p, dtype);
           }};
 }
 

@@ -14,8 +14,8 @@ namespace tessera {
 namespace {
 
 /// `placement` with its dim counted from the front.
-Placement checked(const Placement& placement, const TensorMeta& meta, const std::string& op, const char* what,
-                  size_t index) {
+Placement checked_placement(const Placement& placement, const TensorMeta& meta, const std::string& op, const char* what,
+                            size_t index) {
   if (!placement.is_shard()) {
     return placement;
   }
@@ -27,7 +27,7 @@ Placement checked(const Placement& placement, const TensorMeta& meta, const std:
 }
 
 /// Throws ValueError for strategies that do not fit the call.
-Strategies checked(Strategies strategies, const OpCall& call, const std::string& op) {
+Strategies checked_strategies(Strategies strategies, const OpCall& call, const std::string& op) {
   for (auto& [operands, outputs] : strategies) {
     TESSERA_CHECK(
         ValueError, operands.size() == call.operands.size() && outputs.size() == call.outputs.size(),
@@ -35,10 +35,10 @@ Strategies checked(Strategies strategies, const OpCall& call, const std::string&
         "{} and {} (tensors in lists count one by one)",
         op, operands.size(), outputs.size(), call.operands.size(), call.outputs.size());
     for (size_t i = 0; i < operands.size(); ++i) {
-      operands[i] = checked(operands[i], call.operands[i].meta, op, "operand", i);
+      operands[i] = checked_placement(operands[i], call.operands[i].meta, op, "operand", i);
     }
     for (size_t i = 0; i < outputs.size(); ++i) {
-      outputs[i] = checked(outputs[i], call.outputs[i], op, "output", i);
+      outputs[i] = checked_placement(outputs[i], call.outputs[i], op, "output", i);
     }
   }
   return strategies;
@@ -85,7 +85,7 @@ void register_sharding(const std::string& op, std::function<Strategies(const OpC
   check_replaceable(op);
   dispatch_in_place_of_composite(*handle);  // may throw, and then there is no rule
   replace_op_rule(op, {.strategies = [op, own = std::move(strategies)](const OpCall& call) {
-                    return checked(own(call), call, op);
+                    return checked_strategies(own(call), call, op);
                   }});
 }
 

@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "base/error.h"
+#include "base/version.h"
 #include "examples/data_path.h"
 #include "examples/train_device.h"
 
@@ -131,6 +132,7 @@ std::variant<TrainOptions, ExitNow> parse_train_options(int argc, char** argv) {
   app.option_defaults()->always_capture_default()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
   app.get_formatter()->column_width(36);
   app.footer(kExamples);
+  app.set_version_flag("--version", std::string("train_gpt of Tessera ") + kVersion);
   add_process_options(app, options);
   add_text_options(app, options);
   add_training_options(app, options);

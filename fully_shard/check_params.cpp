@@ -73,7 +73,7 @@ void check_tensor(const ManagedParam& param, const ParamRequirements& required) 
                 where, param.name);
 }
 
-void check_device(const ManagedParam& param, const ManagedParam& first, const std::string& where) {
+void check_same_device(const ManagedParam& param, const ManagedParam& first, const std::string& where) {
   TESSERA_CHECK(ValueError, param.tensor.device() == first.tensor.device(),
                 "{}: parameters of one unit need one device, but '{}' is on {} and '{}' on {}", where, first.name,
                 first.tensor.device().str(), param.name, param.tensor.device().str());
@@ -124,7 +124,7 @@ std::vector<NamedParam> checked_params(const std::vector<ManagedParam>& params, 
   for (const auto& param : params) {
     check_unmanaged(param, required.where);
     check_tensor(param, required);
-    check_device(param, params[0], required.where);
+    check_same_device(param, params[0], required.where);
     checked.push_back({.tensor = param.tensor,
                        .origin = std::make_shared<ParameterOrigin>(ParameterOrigin{param.name, required.label}),
                        .shard_dim = shard_dim_of(param, required.options.shard_placement_fn, required.where),

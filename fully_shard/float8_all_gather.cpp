@@ -15,7 +15,7 @@ at::Tensor scale_of(const at::Tensor& encoded) {
   return encoded.narrow(0, 0, sizeof(float)).view(at::kFloat);
 }
 
-at::Tensor values_of(const at::Tensor& encoded) {
+at::Tensor encoded_values(const at::Tensor& encoded) {
   return encoded.narrow(0, kScaleBytes, encoded.numel() - kScaleBytes).view(kFloat8);
 }
 
@@ -29,11 +29,11 @@ class Float8AllGather final : public AllGatherExtension {
     const at::Tensor scale = kLargest / values.abs().max().clamp_min(kSmallest);
     encoded.narrow(0, 0, kScaleBytes).zero_();
     scale_of(encoded).copy_(scale);
-    values_of(encoded).copy_((values * scale).clamp(-kLargest, kLargest));
+    encoded_values(encoded).copy_((values * scale).clamp(-kLargest, kLargest));
   }
 
   void post_all_gather(const at::Tensor& encoded, const at::Tensor& decoded) const override {
-    decoded.copy_(values_of(encoded).to(at::kFloat) / scale_of(encoded));
+    decoded.copy_(encoded_values(encoded).to(at::kFloat) / scale_of(encoded));
   }
 };
 

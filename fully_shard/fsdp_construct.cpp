@@ -92,7 +92,7 @@ std::vector<at::Tensor> ignored_params(Module& module, const WrapScope& scope) {
 
 /// Where the units compute: on device_id, else where the parameters are. What is offloaded computes on the accelerator
 /// if there is one.
-at::DeviceType compute_device(const Module& module, const FSDPOptions& options, const WrapScope& scope) {
+at::DeviceType compute_device_type(const Module& module, const FSDPOptions& options, const WrapScope& scope) {
   if (options.device_id) {
     return options.device_id->type();
   }
@@ -126,16 +126,16 @@ DeviceMesh mesh_of(Module& module, const FSDPOptions& options, const WrapScope& 
     TESSERA_CHECK(ValueError, is_pair == is_hybrid(strategy), "FullyShardedDataParallel({}): {} takes {}",
                   module_type_name(module), to_string(strategy),
                   is_pair ? "one group" : "a pair of groups, for shards and replicas");
-    return mesh_of_groups(*options.process_group, compute_device(module, options, scope));
+    return mesh_of_groups(*options.process_group, compute_device_type(module, options, scope));
   }
   if (!is_hybrid(strategy)) {
-    return init_device_mesh(compute_device(module, options, scope), {get_world_size()}, {"dp"});
+    return init_device_mesh(compute_device_type(module, options, scope), {get_world_size()}, {"dp"});
   }
   TESSERA_CHECK(ValueError, static_cast<bool>(options.auto_wrap_policy),
                 "FullyShardedDataParallel({}): {} without groups, mesh and policy: every unit would make groups of its "
                 "own; give process_group or device_mesh",
                 module_type_name(module), to_string(strategy));
-  return mesh_of_hosts(compute_device(module, options, scope));
+  return mesh_of_hosts(compute_device_type(module, options, scope));
 }
 
 void cast_inputs(FSDPUnit& unit, TensorRefs inputs) {

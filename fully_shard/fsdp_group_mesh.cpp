@@ -21,7 +21,7 @@ std::vector<int64_t> ranks_from(int64_t first, int64_t count, int64_t step) {
   return ranks;
 }
 
-constexpr const char* kWhere = "FullyShardedDataParallel";
+constexpr const char* kGroupMeshWhere = "FullyShardedDataParallel";
 
 /// How the groups of all ranks lie in a grid of them.
 enum class Grid { Whole, Neighbours, Apart, Pairs };
@@ -40,7 +40,7 @@ Grid grid_of(const FSDPProcessGroup& group) {
   TESSERA_CHECK(NotImplementedError, replicate ? is_pair : neighbours || apart,
                 "{}: a group of ranks {} out of {} is no axis of a grid of all ranks; make groups of neighbours, or of "
                 "ranks at equal distances, or pass device_mesh",
-                kWhere, replicate && neighbours ? *replicate : shard, world);
+                kGroupMeshWhere, replicate && neighbours ? *replicate : shard, world);
   return is_pair ? Grid::Pairs : size == world ? Grid::Whole : neighbours ? Grid::Neighbours : Grid::Apart;
 }
 
@@ -50,7 +50,7 @@ DeviceMesh mesh_of_groups(const FSDPProcessGroup& group, at::DeviceType device) 
   const int64_t world = get_world_size();
   const auto size = static_cast<int64_t>(group.shard_ranks().size());
   Grid grid = Grid::Whole;
-  agree_on({init_device_mesh(device, {world})}, kWhere, [&] {
+  agree_on({init_device_mesh(device, {world})}, kGroupMeshWhere, [&] {
     grid = grid_of(group);
     return std::vector<std::string>{fmt::format("groups of {} ranks, {}{}", size,
                                                 grid == Grid::Apart ? "at equal distances" : "neighbours",
@@ -72,15 +72,16 @@ DeviceMesh mesh_of_groups(const FSDPProcessGroup& group, at::DeviceType device) 
 DeviceMesh mesh_of_hosts(at::DeviceType device) {
   const int64_t world = get_world_size();
   int64_t local = world;
-  agree_on({init_device_mesh(device, {world})}, kWhere, [&] {
+  agree_on({init_device_mesh(device, {world})}, kGroupMeshWhere, [&] {
     const auto told = parse_local_world_size(process_variable);
     TESSERA_CHECK(ValueError, told || !is_launched(process_variable),
                   "{}: the launcher does not tell how many of the {} ranks are on this host; set LOCAL_WORLD_SIZE, or "
                   "pass device_mesh",
-                  kWhere, world);
+                  kGroupMeshWhere, world);
     local = told.value_or(world);
     TESSERA_CHECK(ValueError, local >= 1 && world % local == 0,
-                  "{}: {} ranks on this host do not divide the {} ranks; pass device_mesh", kWhere, local, world);
+                  "{}: {} ranks on this host do not divide the {} ranks; pass device_mesh", kGroupMeshWhere, local,
+                  world);
     return std::vector<std::string>{fmt::format("{} ranks a host", local)};
   });
   return init_device_mesh(device, {world / local, local}, {"replicate", "shard"});

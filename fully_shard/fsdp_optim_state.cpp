@@ -27,9 +27,9 @@ using torch::nn::Module;
 using torch::optim::Optimizer;
 using Key = OptimStateDict::Key;
 using Entry = std::map<std::string, at::Tensor>;
-using Options = std::map<std::string, double>;
+using OptionValues = std::map<std::string, double>;
 
-constexpr const char* kWhere = "optim_state_dict";
+constexpr const char* kOptimStateWhere = "optim_state_dict";
 
 /// Numbers as tensors without dims; no entry for a tensor that the optimizer has not made.
 template <class State>
@@ -60,15 +60,15 @@ std::unique_ptr<State> state_of(const Entry& entry) {
 }
 
 template <class GroupOptions>
-Options values_of(GroupOptions& options) {
-  Options values;
+OptionValues option_values(GroupOptions& options) {
+  OptionValues values;
   visit_fields(options, [&](const char* name, const auto& field) { values[name] = static_cast<double>(field); });
   return values;
 }
 
 /// Throws std::out_of_range for an option that `values` lacks.
 template <class GroupOptions>
-void set_options(GroupOptions& options, const Options& values) {
+void set_options(GroupOptions& options, const OptionValues& values) {
   visit_fields(options, [&]<class Field>(const char* name, Field& field) {
     const double value = values.at(name);
     if constexpr (std::is_same_v<Field, bool>) {
@@ -209,11 +209,11 @@ OptimStateDict optim_state_dict(Module& model, Optimizer& optim) {
   const bool keeps = !config || !config->rank0_only || is_first_rank(fsdp_units(model));
   const auto names = names_of(model, optim);
   OptimStateDict dict;
-  with_types(optim, kWhere, [&]<class Types>(Types) {
+  with_types(optim, kOptimStateWhere, [&]<class Types>(Types) {
     size_t place = 0;
     for (auto& group : optim.param_groups()) {
       OptimStateDict::Group saved;
-      saved.options = values_of(static_cast<typename Types::Options&>(group.options()));
+      saved.options = option_values(static_cast<typename Types::Options&>(group.options()));
       for (const auto& param : group.params()) {
         const Key name = names[place++];
         saved.params.push_back(name);
@@ -289,7 +289,7 @@ OptimStateDict optim_state_dict_to_load(Module& model, Optimizer& optim, const O
   }
   const auto by_id = rekey_optim_state_dict(by_name, OptimStateKeyType::PARAM_ID, model, optim);
   if (options.load_directly) {
-    with_types(optim, kWhere, [&]<class Types>(Types) { load_into<Types>(optim, by_id); });
+    with_types(optim, kOptimStateWhere, [&]<class Types>(Types) { load_into<Types>(optim, by_id); });
   }
   return options.is_named_optimizer ? by_name : by_id;
 }

@@ -25,7 +25,7 @@ constexpr const char* kConfigNames[] = {"FullStateDictConfig", "LocalStateDictCo
 constexpr const char* kOptimConfigNames[] = {"FullOptimStateDictConfig", "LocalOptimStateDictConfig",
                                              "ShardedOptimStateDictConfig"};
 
-std::string describe(const StateDictSettings& settings) {
+std::string describe_settings(const StateDictSettings& settings) {
   return fmt::format("{} with {} and {}", to_string(settings.type), kConfigNames[settings.state_dict_config.index()],
                      kOptimConfigNames[settings.optim_state_dict_config.index()]);
 }
@@ -164,7 +164,8 @@ std::optional<StateDictSettings> FSDP::get_state_dict_type(Module& module) {
   for (const auto& [path, below, unit] : units) {
     TESSERA_CHECK(StateError, unit->state_dict_settings == units[0].unit->state_dict_settings,
                   "get_state_dict_type: the units differ: '{}' has {}, '{}' has {}", units[0].path,
-                  describe(units[0].unit->state_dict_settings), path, describe(unit->state_dict_settings));
+                  describe_settings(units[0].unit->state_dict_settings), path,
+                  describe_settings(unit->state_dict_settings));
   }
   return units.empty() ? std::nullopt : std::optional(units[0].unit->state_dict_settings);
 }

@@ -40,6 +40,16 @@ bool GatherFormat::is_needed(const std::vector<GatherItem>& items) {
                      [&](const GatherItem& item) { return item.extension != nullptr || item.dtype != items[0].dtype; });
 }
 
+std::optional<GatherFormat> GatherFormat::of_dtypes(const ParamLayout& layout,
+                                                    const std::vector<at::ScalarType>& dtypes) {
+  std::vector<GatherItem> items;
+  items.reserve(dtypes.size());
+  for (const auto dtype : dtypes) {
+    items.push_back({.dtype = dtype});
+  }
+  return is_needed(items) ? std::optional<GatherFormat>({layout, std::move(items)}) : std::nullopt;
+}
+
 FlatRange GatherFormat::range(size_t i) const {
   return {offsets_[i], item_bytes(items_[i], layout_.slots[i].chunk_numel)};
 }

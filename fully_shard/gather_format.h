@@ -9,6 +9,7 @@
 // Items begin at multiples of 16 bytes. The stamp (all_gather.h) is in bytes then, one a digit. Shards whose own dtypes
 // differ lie in such a buffer, too (shard_format.h).
 
+#include <optional>
 #include <vector>
 
 #include "fully_shard/all_gather_extension.h"
@@ -32,6 +33,9 @@ class GatherFormat {
 
   /// Whether items differ; else the flat shards are sent as they are, or with one cast.
   static bool is_needed(const std::vector<GatherItem>& items);
+
+  /// Of items in these dtypes, without extensions; null where it is not needed.
+  static std::optional<GatherFormat> of_dtypes(const ParamLayout& layout, const std::vector<at::ScalarType>& dtypes);
 
   /// Of a rank's items, without the stamp; a multiple of 16.
   int64_t bytes() const { return bytes_; }

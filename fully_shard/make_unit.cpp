@@ -110,7 +110,7 @@ void plan(Draft& draft, const std::vector<ManagedParam>& params) {
                 kLargestBucketMb);
 }
 
-std::string describe(const Draft& draft) {
+std::string describe_draft(const Draft& draft) {
   const auto& options = draft.request.options;
   const auto dtype = [](std::optional<at::ScalarType> type) { return type ? c10::toString(*type) : "as it is"; };
   const auto& reshard = options.reshard_after_forward;
@@ -129,7 +129,7 @@ void plan_together(Draft& draft, const std::vector<ManagedParam>& params) {
   meshes.insert(meshes.begin(), draft.mesh);
   agree_on(meshes, draft.where, [&] {
     plan(draft, params);
-    std::vector<std::string> items{describe(draft)};
+    std::vector<std::string> items{describe_draft(draft)};
     const auto texts = describe(draft.params);
     items.insert(items.end(), texts.begin(), texts.end());
     return items;

@@ -4,21 +4,8 @@
 
 namespace tessera {
 
-namespace {
-
-std::optional<GatherFormat> bytes_of(const ParamLayout& layout, const std::vector<at::ScalarType>& dtypes) {
-  std::vector<GatherItem> items;
-  items.reserve(dtypes.size());
-  for (const auto dtype : dtypes) {
-    items.push_back({.dtype = dtype});
-  }
-  return GatherFormat::is_needed(items) ? std::optional<GatherFormat>({layout, std::move(items)}) : std::nullopt;
-}
-
-}  // namespace
-
 ShardFormat::ShardFormat(ParamLayout layout, const std::vector<at::ScalarType>& dtypes)
-    : layout_(std::move(layout)), dtype_(dtypes.at(0)), bytes_(bytes_of(layout_, dtypes)) {}
+    : layout_(std::move(layout)), dtype_(dtypes.at(0)), bytes_(GatherFormat::of_dtypes(layout_, dtypes)) {}
 
 int64_t ShardFormat::numel() const {
   return bytes_ ? bytes_->bytes() + kStampBytes : gather_numel(layout_);

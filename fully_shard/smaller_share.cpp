@@ -18,11 +18,11 @@ namespace tessera {
 
 namespace {
 
-using Key = std::tuple<uint64_t, std::vector<int64_t>>;
+using GroupKey = std::tuple<uint64_t, std::vector<int64_t>>;
 
 struct Cache {
   std::mutex mutex;
-  std::map<Key, std::weak_ptr<const ProcessGroupPtr>> groups;
+  std::map<GroupKey, std::weak_ptr<const ProcessGroupPtr>> groups;
 };
 
 Cache& cache() {
@@ -31,20 +31,11 @@ Cache& cache() {
 }
 
 /// That of units that are still there.
-std::shared_ptr<const ProcessGroupPtr> find_known(const Key& key) {
+std::shared_ptr<const ProcessGroupPtr> find_known(const GroupKey& key) {
   const std::lock_guard lock(cache().mutex);
   std::erase_if(cache().groups, [](const auto& entry) { return entry.second.expired(); });
   const auto found = cache().groups.find(key);
   return found == cache().groups.end() ? nullptr : found->second.lock();
-}
-
-std::optional<GatherFormat> format_of(const ParamLayout& layout, const std::vector<at::ScalarType>& dtypes) {
-  std::vector<GatherItem> items;
-  items.reserve(dtypes.size());
-  for (const auto dtype : dtypes) {
-    items.push_back({.dtype = dtype});
-  }
-  return GatherFormat::is_needed(items) ? std::optional<GatherFormat>({layout, items}) : std::nullopt;
 }
 
 }  // namespace
@@ -54,7 +45,7 @@ SmallerShare::SmallerShare(std::shared_ptr<const ProcessGroupPtr> group, ParamLa
     : group_(std::move(group)),
       layout_(std::move(layout)),
       options_(at::TensorOptions(device).dtype(dtypes.at(0))),
-      format_(format_of(layout_, dtypes)),
+      format_(GatherFormat::of_dtypes(layout_, dtypes)),
       copies_(gather_copies(layout_)),
       gather_(format_ ? ShardGather(layout_.num_ranks, format_->bytes(), device) : ShardGather(layout_, options_)) {}
 
@@ -94,7 +85,7 @@ std::shared_ptr<const ProcessGroupPtr> smaller_group(const DeviceMesh& mesh, int
   const auto ranks = group_ranks(mesh.group(axis));
   const auto first = ranks.begin() + mesh.local_rank(axis) / size * size;
   const std::vector<int64_t> members(first, first + size);
-  const Key key{rank_context_id(), members};
+  const GroupKey key{rank_context_id(), members};
   auto known = find_known(key);
   const auto who_knows = gather_texts(mesh, known ? "it" : "");  // one may keep a model that another has given up
   if (std::ranges::none_of(who_knows, &std::string::empty)) {

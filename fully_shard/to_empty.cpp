@@ -17,7 +17,7 @@ namespace {
 
 using Tensors = torch::OrderedDict<std::string, at::Tensor>;
 
-void check_device(const FSDPState& state, at::Device device) {
+void check_shard_device(const FSDPState& state, at::Device device) {
   const auto type = state.group()->shard_device().type();
   const auto belongs = c10::DeviceTypeName(type, /*lower_case=*/true);
   TESSERA_CHECK(ValueError, device.type() == type,
@@ -68,7 +68,7 @@ void to_empty(ModuleRef module, at::Device device) {
     if (!state->group()) {
       continue;
     }
-    check_device(*state, device);
+    check_shard_device(*state, device);
     for (const auto& param : state->group()->params()) {
       own.insert(param.param().unsafeGetTensorImpl());
     }

@@ -27,7 +27,7 @@ struct BorderNodes {
   std::vector<at::Tensor> tensors;  // in front of them
 };
 
-const at::Tensor& on_device(const BorderNodes& border) {
+const at::Tensor& first_on_device(const BorderNodes& border) {
   const auto found = std::ranges::find_if(border.tensors, [](const at::Tensor& tensor) { return !tensor.is_cpu(); });
   return found == border.tensors.end() ? border.tensors.at(0) : *found;
 }
@@ -35,8 +35,8 @@ const at::Tensor& on_device(const BorderNodes& border) {
 /// Autograd has a thread a device, and runs a node in that of its first input which is not on the CPU.
 void run_in_one_thread(const BorderNodes& border) {
   for (size_t i = 0; i < border.nodes.size(); ++i) {
-    if (border.tensors[i].is_cpu() && !on_device(border).is_cpu()) {
-      border.nodes[i]->add_input_metadata(on_device(border));
+    if (border.tensors[i].is_cpu() && !first_on_device(border).is_cpu()) {
+      border.nodes[i]->add_input_metadata(first_on_device(border));
     }
   }
 }
@@ -205,7 +205,7 @@ class HubMaker {
 UnitBorder connect(const BorderNodes& border, BorderSide side_to_be, HubSearch& search,
                    const BorderCallback& callback) {
   const auto side = std::make_shared<BorderSide>(std::move(side_to_be));
-  side->device = on_device(border).device();
+  side->device = first_on_device(border).device();
   edge_list from;
   for (const auto& node : border.nodes) {
     node->mark.side = side;
@@ -218,7 +218,7 @@ UnitBorder connect(const BorderNodes& border, BorderSide side_to_be, HubSearch& 
   }
   const auto hub = make_node<HubNode>(at::sequence_number::get_and_increment(),
                                       HubMaker(search).edges_behind(*side, from), side, callback);
-  hub->add_input_metadata(on_device(border));
+  hub->add_input_metadata(first_on_device(border));
   for (const auto& node : border.nodes) {
     node->runs_callback = side->place.is_of_outputs;
     node->add_next_edge({hub, 0});

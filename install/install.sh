@@ -4,7 +4,7 @@
 #
 #   <prefix>/include/tessera/fully_shard/fully_shard.h ...   as <tessera/fully_shard/fully_shard.h>, or without tessera/
 #   <prefix>/lib/libtessera.so
-#   <prefix>/lib/cmake/Tessera/TesseraConfig.cmake
+#   <prefix>/lib/cmake/Tessera/TesseraConfig.cmake, TesseraConfigVersion.cmake
 set -euo pipefail
 umask 022  # a prefix is for all who use the machine
 (($# == 1)) || { echo "usage: ./bazelw run //install -- <prefix>" >&2; exit 2; }
@@ -22,7 +22,11 @@ install -D -m 644 install/libtessera.so "$prefix/lib/libtessera.so"
 
 version=$(realpath ../libtorch/site/torch/include/torch/headeronly/version.h)
 torch_number() { awk -v name="TORCH_VERSION_$1" '$2 == name { print $3 }' "$version"; }
+own_number() { awk -v name="TESSERA_VERSION_$1" '$2 == name { print $3 }' base/version.h; }
 mkdir -p "$prefix/lib/cmake/Tessera"
+sed -e "s|@VERSION@|$(own_number MAJOR).$(own_number MINOR).$(own_number PATCH)|" \
+  -e "s|@MAJOR@|$(own_number MAJOR)|" -e "s|@MINOR@|$(own_number MINOR)|" \
+  install/TesseraConfigVersion.cmake.in >"$prefix/lib/cmake/Tessera/TesseraConfigVersion.cmake"
 sed -e "s|@TORCH@|${version%/include/torch/headeronly/version.h}|" \
   -e "s|@TORCH_VERSION@|$(torch_number MAJOR).$(torch_number MINOR)|" \
   install/TesseraConfig.cmake.in >"$prefix/lib/cmake/Tessera/TesseraConfig.cmake"

@@ -12,6 +12,7 @@
 #include "comm/local_launcher.h"
 #include "comm/process_group.h"
 #include "testing/temp_folder.h"
+#include "testing/test_spec.h"
 #include "third_party/catch2/catch.h"
 
 namespace tessera {
@@ -21,18 +22,6 @@ namespace {
 /// Set in a rank: which call of the test case is its own.
 constexpr const char* kCallVariable = "TESSERA_TEST_CALL";
 constexpr const char* kEndMark = "[rank ended well]\n";
-
-// Catch2 gives some characters of a test's name on the command line a meaning.
-std::string escaped(const std::string& test_name) {
-  std::string result;
-  for (const char c : test_name) {
-    if (c == '\\' || c == ',' || c == '[' || c == '"' || c == '*') {
-      result += '\\';
-    }
-    result += c;
-  }
-  return result;
-}
 
 // How many calls this test case has made before, over all of its sections.
 int count_call(const std::string& test_name) {
@@ -98,7 +87,7 @@ ProcessesResult try_run_processes(int world_size, const std::function<void(int r
   const std::string program = std::filesystem::read_symlink("/proc/self/exe").string();
   options.environment.emplace_back(kCallVariable, std::to_string(call));
   const LaunchResult launch = launch_ranks({.nproc = world_size,
-                                            .argv = {program, escaped(test_name)},
+                                            .argv = {program, testing::exact_test_spec(test_name)},
                                             .environment = options.environment,
                                             .output_files = files});
   ProcessesResult result = {

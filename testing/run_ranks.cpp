@@ -82,7 +82,7 @@ void run_backward_in_this_thread() {
   c10::AutogradState::get_tls_state().set_multithreading_enabled(false);
 }
 
-std::string text_of(const std::exception_ptr& failure) {
+std::string failure_text(const std::exception_ptr& failure) {
   try {
     std::rethrow_exception(failure);
   } catch (const std::exception& error) {
@@ -111,7 +111,7 @@ void run_ranks(int world_size, const std::function<void(int rank)>& body, RunRan
       world->leave(rank);
     } catch (...) {
       first_failure.record(rank, std::current_exception());
-      world->abort(rank, text_of(std::current_exception()));
+      world->abort(rank, failure_text(std::current_exception()));
     }
     if (is_initialized()) {
       destroy_process_group();

@@ -9,7 +9,7 @@ namespace tessera::testing {
 
 namespace {
 
-std::string text_of(const SubtestValue& value) {
+std::string value_text(const SubtestValue& value) {
   return std::visit([](const auto& held) { return fmt::format("{}", held); }, value);
 }
 
@@ -18,7 +18,7 @@ std::string text_of(const SubtestValue& value) {
 std::string Subtest::to_string() const {
   std::vector<std::string> parts;
   for (const auto& [name, value] : values_) {
-    parts.push_back(name + "=" + text_of(value));
+    parts.push_back(name + "=" + value_text(value));
   }
   return fmt::format("{}", fmt::join(parts, ", "));
 }

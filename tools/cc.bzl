@@ -1,18 +1,27 @@
 """cc_library, cc_binary and cc_test as this project writes them.
 
 `precompiled` names the libtorch headers that most of a target's sources read: "tensor" (ATen), "module" (torch::nn too)
-or None for what does without libtorch or with little of it. It only saves time (tools/pch/pch.bzl).
+or None for what does without libtorch or with little of it. It only saves time (tools/pch/pch.bzl), as compiling several
+sources at once does (tools/batches.bzl).
 """
 
 load("//tools/pch:pch.bzl", "pch_copts", "pch_deps")
+load(":batches.bzl", "batched")
 load(":copts.bzl", "TESSERA_COPTS", "TEST_COPTS")
 
-def _target(rule, copts, header, precompiled, deps, **kwargs):
+def _target(rule, copts, header, precompiled, deps, name, srcs = [], testonly = None, **kwargs):
     """A target of `rule` whose sources read the kind of header named by `precompiled`, built for these copts."""
     if precompiled:
         copts = copts + pch_copts(precompiled + header)
         deps = deps + pch_deps(precompiled + header)
-    rule(copts = copts, deps = deps, **kwargs)
+    rule(
+        name = name,
+        srcs = batched(name, srcs, testonly),
+        testonly = testonly,
+        copts = copts,
+        deps = deps,
+        **kwargs
+    )
 
 def tessera_library(name, precompiled = None, deps = [], **kwargs):
     """A cc_library with our compiler options.
@@ -35,27 +44,6 @@ def tessera_binary(name, precompiled = None, deps = [], **kwargs):
       **kwargs: passed to cc_binary.
     """
     _target(native.cc_binary, TESSERA_COPTS, "_headers", precompiled, deps, name = name, **kwargs)
-
-def tessera_test_cases(name, precompiled = "module", deps = [], **kwargs):
-    """Test cases that several programs link: a tessera_test of its own, and one of many such files.
-
-    Args:
-      name: as in cc_library.
-      precompiled: see above.
-      deps: as in cc_library; Catch2 is added.
-      **kwargs: passed to cc_library.
-    """
-    _target(
-        native.cc_library,
-        TEST_COPTS,
-        "_headers_of_tests",
-        precompiled,
-        deps + ["//third_party/catch2"],
-        name = name,
-        testonly = True,
-        alwayslink = True,
-        **kwargs
-    )
 
 def tessera_test(
         name,
@@ -83,6 +71,8 @@ def tessera_test(
       tags: as in cc_test.
       **kwargs: passed to cc_test.
     """
+    if ranks_as_processes and "shard_count" in kwargs:
+        fail("ranks inherit the variables of a shard: " + name + " cannot have a shard_count")
     _target(
         native.cc_test,
         TEST_COPTS,

@@ -1,8 +1,10 @@
 """clang-tidy as an aspect: `./bazelw build --config=tidy //...` checks the sources of our C++ targets.
 
 Each file is an action of its own, so that results are cached and only changed files are checked again. Our headers
-are checked through the sources that include them.
+are checked through the sources that include them. `--//tools:tidy_only=base/error.cpp,...` checks these files alone.
 """
+
+load(":cuda.bzl", "StringListInfo")
 
 _SCRIPT = """
 command -v clang-tidy >/dev/null || { echo "clang-tidy is not in $PATH: install Debian's clang-tidy" >&2; exit 1; }
@@ -30,9 +32,10 @@ def _impl(target, ctx):
     if ctx.label.workspace_name or CcInfo not in target or not hasattr(ctx.rule.attr, "srcs"):
         return []
     context = target[CcInfo].compilation_context
+    only = ctx.attr._only[StringListInfo].values
     stamps = []
     for source in ctx.rule.files.srcs:
-        if source.extension not in ["cpp", "cc"]:
+        if source.extension not in ["cpp", "cc"] or (only and source.path not in only):
             continue
         stamp = ctx.actions.declare_file("{}.{}.tidy".format(ctx.label.name, source.basename))
         ctx.actions.run_shell(
@@ -50,6 +53,7 @@ clang_tidy_aspect = aspect(
     implementation = _impl,
     attrs = {
         "_config": attr.label(default = "//:.clang-tidy", allow_single_file = True),
+        "_only": attr.label(default = "//tools:tidy_only"),
         "_source_location": attr.label(default = "//tools:clang_tidy/source_location", allow_single_file = True),
     },
     fragments = ["cpp"],

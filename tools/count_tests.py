@@ -1,7 +1,7 @@
-"""Counts what passed and failed in a CI run: count_tests.py EVENTS_JSON EXIT_STATUS...
+"""Counts what passed and failed in a CI run: count_tests.py EVENTS_JSON tests=EXIT_STATUS NAME=EXIT_STATUS...
 
-EVENTS_JSON is the file of `bazel test --build_event_json_file`; the first EXIT_STATUS is that command's, each other one
-is a check of its own. Prints what failed, then "N passed, N failed"; exits with 1 unless all passed. A test target
+EVENTS_JSON is the file of `bazel test --build_event_json_file`; tests= has that command's exit status, each NAME is a
+check of its own. Prints what failed, then "N passed, N failed"; exits with 1 unless all passed. A test target
 without a result (not built, skipped by a failure) has failed; so has a test command that fails or runs no test.
 """
 
@@ -22,18 +22,20 @@ def test_results(events_file):
     return results
 
 
-def main(events_file, test_status, *other_statuses):
+def main(events_file, *checks):
     try:
         results = test_results(events_file)
     except FileNotFoundError:
         results = {}
+    statuses = {name: int(status) for name, _, status in (check.partition("=") for check in checks)}
+    test_status = statuses.pop("tests")
     failed = [label for label, passed in sorted(results.items()) if not passed]
     if not results:
         failed.append("no test ran")
-    if int(test_status) != 0 and not failed:
-        failed.append("a target that is no test did not build: the test command's exit status is " + test_status)
-    failed += [f"check {i}: exit status {s}" for i, s in enumerate(other_statuses, 1) if int(s) != 0]
-    passed = sum(results.values()) + sum(int(s) == 0 for s in other_statuses)
+    if test_status != 0 and not failed:
+        failed.append(f"a target that is no test did not build: the test command's exit status is {test_status}")
+    failed += [f"{name}: exit status {status}" for name, status in statuses.items() if status != 0]
+    passed = sum(results.values()) + sum(status == 0 for status in statuses.values())
     for what in failed:
         print("FAILED:", what)
     print(f"{passed} passed, {len(failed)} failed")

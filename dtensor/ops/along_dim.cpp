@@ -62,20 +62,20 @@ std::vector<TensorMeta> like_self_as_dtype(const OpCall& call) {
   return {meta};
 }
 
-std::vector<TensorMeta> values_and_indices(const OpCall& call) {
+std::vector<TensorMeta> like_self_with_indices(const OpCall& call) {
   auto metas = like_operand(0, 2)(call);
   metas[1].dtype = at::kLong;
   return metas;
 }
 
 /// glu and glu_backward halve their dim, so its size differs between the tensors; the others are alike.
-const RegisterOpRules rules([] {
+const RegisterOpRules along_dim_rules([] {
   register_op_rule({"aten::cumprod", "aten::cumprod_", "aten::sort", "aten::sort.stable", "aten::topk", "aten::glu"},
                    {.strategies = along_dim_strategies});
   register_op_rule({"aten::_safe_softmax", "aten::logcumsumexp"},
                    {.strategies = along_dim_strategies, .output_metas = like_self_as_dtype});
   register_op_rule({"aten::cummax", "aten::cummin"},
-                   {.strategies = along_dim_strategies, .output_metas = values_and_indices});
+                   {.strategies = along_dim_strategies, .output_metas = like_self_with_indices});
   register_op_rule({"aten::cumsum", "aten::cumsum_"}, {.strategies = cumulative_sum_strategies});
   register_op_rule({"aten::_fft_c2c"}, {.strategies = fft_strategies, .output_metas = like_operand(0)});
   register_op_rule({"aten::_fft_r2c"}, {.strategies = fft_strategies, .output_metas = real_to_complex_metas});

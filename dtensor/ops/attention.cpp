@@ -91,7 +91,7 @@ std::vector<TensorMeta> attention_backward_metas(const OpCall& call) {
 }
 
 /// The kernels divide by the number of items: without items there is nothing to do.
-void local_attention(const c10::OperatorHandle& op, torch::jit::Stack* stack, const OpPlan& plan) {
+void local_flash_attention(const c10::OperatorHandle& op, torch::jit::Stack* stack, const OpPlan& plan) {
   if (local_argument(op, stack, 0).toTensor().numel() > 0) {
     op.callBoxed(stack);
   } else {
@@ -99,13 +99,13 @@ void local_attention(const c10::OperatorHandle& op, torch::jit::Stack* stack, co
   }
 }
 
-const RegisterOpRules rules([] {
+const RegisterOpRules attention_rules([] {
   register_op_rule(
       {"aten::_scaled_dot_product_flash_attention_for_cpu"},
-      {.strategies = attention_strategies, .local_call = local_attention, .output_metas = attention_metas});
+      {.strategies = attention_strategies, .local_call = local_flash_attention, .output_metas = attention_metas});
   register_op_rule({"aten::_scaled_dot_product_flash_attention_for_cpu_backward"},
                    {.strategies = attention_backward_strategies,
-                    .local_call = local_attention,
+                    .local_call = local_flash_attention,
                     .output_metas = attention_backward_metas});
 });
 

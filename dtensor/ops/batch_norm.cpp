@@ -70,7 +70,7 @@ Placement gradient_of_parameters(const OpCall& call) {
 }
 
 /// Cuts dim `dim` of input-like tensors.
-AxisStrategy cut_items(const OpCall& call, int64_t dim) {
+AxisStrategy cut_input_dim(const OpCall& call, int64_t dim) {
   AxisStrategy strategy;
   const auto placement = [&](const TensorMeta& meta, const Placement& other) {
     return meta.sizes.size() > 1 ? Placement(Shard(dim)) : other;
@@ -109,7 +109,7 @@ Strategies batch_norm_strategies(const OpCall& call) {
   strategies.push_back(cut_channels(call));
   for (int64_t dim = 0; dim < ndim && can_cut_items(call); ++dim) {
     if (dim != 1) {
-      strategies.push_back(cut_items(call, dim));
+      strategies.push_back(cut_input_dim(call, dim));
     }
   }
   return strategies;
@@ -164,7 +164,7 @@ void forward_without_items(const c10::OperatorHandle& op, torch::jit::Stack* sta
 
 /// Ranks without items take part in the exchange of statistics. Where there is none, a rank without any element of the
 /// results has nothing to do.
-void local_forward(const c10::OperatorHandle& op, torch::jit::Stack* stack, const OpPlan& plan) {
+void local_batch_norm(const c10::OperatorHandle& op, torch::jit::Stack* stack, const OpPlan& plan) {
   if (is_over_ranks(op, stack, plan)) {
     sharded_batch_norm(op, stack, plan);
   } else if (has_nothing_to_compute(plan)) {
@@ -177,7 +177,7 @@ void local_forward(const c10::OperatorHandle& op, torch::jit::Stack* stack, cons
 }
 
 /// Kernels divide by the number of channels, and some outputs may not be wanted.
-void local_backward(const c10::OperatorHandle& op, torch::jit::Stack* stack, const OpPlan& plan) {
+void local_batch_norm_backward(const c10::OperatorHandle& op, torch::jit::Stack* stack, const OpPlan& plan) {
   if (is_over_ranks(op, stack, plan)) {
     sharded_batch_norm_backward(op, stack, plan);
   } else if (is_empty_shard(op, stack, plan.operands[1], 1) || has_nothing_to_compute(plan)) {
@@ -200,9 +200,9 @@ bool writes_statistics(at::ArrayRef<c10::IValue> args, size_t arg) {
   return (arg == kRunningMean || arg == kRunningVar) && args[kTraining].toBool();
 }
 
-const RegisterOpRules rules([] {
+const RegisterOpRules batch_norm_rules([] {
   const OpRule forward{.strategies = batch_norm_strategies,
-                       .local_call = local_forward,
+                       .local_call = local_batch_norm,
                        .output_metas = batch_norm_metas,
                        .runs_on_empty_shards = true,
                        .op_takes_shards = true};
@@ -217,7 +217,7 @@ const RegisterOpRules rules([] {
   register_op_rule({"aten::native_batch_norm"}, with_undeclared_writes);
   register_op_rule({"aten::native_batch_norm_backward", "aten::batch_norm_backward"},
                    {.strategies = batch_norm_strategies,
-                    .local_call = local_backward,
+                    .local_call = local_batch_norm_backward,
                     .output_metas = batch_norm_metas,
                     .runs_on_empty_shards = true});
 });

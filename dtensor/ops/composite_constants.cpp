@@ -16,7 +16,7 @@ namespace {
 constexpr const char* kOps = R"(
     _scaled_dot_product_attention_math affine_grid_generator_backward combinations linalg_matrix_power)";
 
-bool is_plain(const c10::IValue& value) {
+bool is_plain_argument(const c10::IValue& value) {
   return value.isTensor() && value.toTensor().defined() && !dtensor_meta(value.toTensor()) &&
          value.toTensor().dim() > 0;
 }
@@ -24,7 +24,7 @@ bool is_plain(const c10::IValue& value) {
 void with_own_constants(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   std::optional<ImplicitReplication> scope;
   const auto arguments = torch::jit::last(*stack, op.schema().arguments().size());
-  if (std::none_of(arguments.begin(), arguments.end(), is_plain)) {
+  if (std::none_of(arguments.begin(), arguments.end(), is_plain_argument)) {
     scope.emplace();
   }
   op.callBoxedForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd, *stack);

@@ -117,7 +117,7 @@ at::Tensor one_hot(const at::Tensor& self, int64_t num_classes) {
 }
 
 /// Lengths are needed as numbers, and are few.
-std::vector<int64_t> numbers_of(const at::Tensor& lengths) {
+std::vector<int64_t> length_numbers(const at::Tensor& lengths) {
   TESSERA_CHECK(ValueError, c10::isIntegralType(lengths.scalar_type(), /*includeBool=*/false),
                 "aten::ctc_loss: lengths are integers, not {}", toString(lengths.scalar_type()));
   return read_numbers<int64_t>(lengths);
@@ -142,8 +142,8 @@ at::Tensor ctc_loss(const at::Tensor& log_probs, const at::Tensor& targets, at::
 
 at::Tensor ctc_loss_of_tensors(const at::Tensor& log_probs, const at::Tensor& targets, const at::Tensor& input_lengths,
                                const at::Tensor& target_lengths, int64_t blank, int64_t reduction, bool zero_infinity) {
-  return at::ctc_loss(log_probs, targets, numbers_of(input_lengths), numbers_of(target_lengths), blank, reduction,
-                      zero_infinity);
+  return at::ctc_loss(log_probs, targets, length_numbers(input_lengths), length_numbers(target_lengths), blank,
+                      reduction, zero_infinity);
 }
 
 /// ATen's own takes a kernel that reads memory where nothing needs a gradient.

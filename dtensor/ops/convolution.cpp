@@ -46,7 +46,7 @@ void check_channels(const OpCall& call) {
                 to_string(bias), out, to_string(input));
 }
 
-void check_window(const OpCall& call) {
+void check_convolution_window(const OpCall& call) {
   for (size_t i = 0; i + 2 < call.operands[0].meta.sizes.size(); ++i) {
     const int64_t stride = spatial_entry(call.args[3], i, 1), padding = spatial_entry(call.args[4], i, 0),
                   dilation = spatial_entry(call.args[5], i, 1);
@@ -59,7 +59,7 @@ void check_window(const OpCall& call) {
 
 std::vector<TensorMeta> convolution_metas(const OpCall& call) {
   check_channels(call);
-  check_window(call);
+  check_convolution_window(call);
   const auto& input = call.operands[0].meta;
   const auto& weight = call.operands[1].meta;
   const bool transposed = call.args[kTransposed].toBool();
@@ -172,7 +172,7 @@ at::Tensor bias_gradient(const at::Tensor& grad) {
   return at::sum(grad, dims);
 }
 
-void local_backward(const c10::OperatorHandle& op, torch::jit::Stack* stack, const OpPlan& plan) {
+void local_convolution_backward(const c10::OperatorHandle& op, torch::jit::Stack* stack, const OpPlan& plan) {
   const auto grad = local_argument(op, stack, 0).toTensor();
   const auto mask = local_argument(op, stack, kBackwardMask).toBoolList();
   const bool empty = is_empty_shard(op, stack, plan.operands[0], 0) || is_empty_shard(op, stack, plan.operands[1], 1) ||
@@ -198,14 +198,14 @@ bool is_unusual(const OpCall& call) {
   return meta.sizes.size() != call.operands[input + 1].meta.sizes.size() || meta.sizes.size() < 3 || meta.sizes[1] == 0;
 }
 
-const RegisterOpRules rules([] {
+const RegisterOpRules convolution_rules([] {
   register_op_rule({"aten::convolution"}, {.strategies = convolution_strategies,
                                            .local_call = local_convolution,
                                            .output_metas = convolution_metas,
                                            .whole_only = is_unusual<0>,
                                            .op_takes_shards = true});
   register_op_rule({"aten::convolution_backward"}, {.strategies = backward_strategies,
-                                                    .local_call = local_backward,
+                                                    .local_call = local_convolution_backward,
                                                     .output_metas = backward_metas,
                                                     .whole_only = is_unusual<1>});
 });

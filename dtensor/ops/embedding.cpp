@@ -76,7 +76,7 @@ std::vector<TensorMeta> embedding_backward_metas(const OpCall& call) {
   return {TensorMeta::contiguous({call.args[2].toInt(), grad.sizes.back()}, grad.dtype)};
 }
 
-const RegisterOpRules rules([] {
+const RegisterOpRules embedding_rules([] {
   register_op_rule({"aten::embedding"}, {.strategies = embedding_strategies,
                                          .local_call = local_embedding,
                                          .output_metas = embedding_metas,

@@ -35,7 +35,7 @@ void local_new_full(const c10::OperatorHandle& op, torch::jit::Stack* stack, con
   check_fill(stack->back().toTensor(), c10::multiply_integers(plan.outputs[0]->sizes()), value);
 }
 
-const RegisterOpRules rules([] {
+const RegisterOpRules factory_rules([] {
   register_op_rule({"aten::new_zeros"}, {.strategies = factory_strategies<true>, .local_call = with_local_sizes(1)});
   register_op_rule({"aten::new_empty", "aten::new_ones"},
                    {.strategies = factory_strategies<false>, .local_call = with_local_sizes(1)});

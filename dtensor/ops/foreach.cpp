@@ -18,7 +18,7 @@ namespace {
 
 constexpr const char* kPrefix = "aten::_foreach_";
 
-constexpr const char* kPointwise = R"(
+constexpr const char* kForeachPointwise = R"(
     abs acos addcdiv addcmul asin atan ceil clamp_max clamp_min cos cosh erf erfc exp expm1 floor frac lerp lgamma log
     log10 log1p log2 maximum minimum pow reciprocal round rsqrt sigmoid sign sin sinh sqrt tan tanh trunc zero)";
 
@@ -56,7 +56,7 @@ std::vector<std::vector<size_t>> linear_operands(const Linear& linear, const OpC
 
 void register_pointwise(const std::string& op) {
   const auto name = base_name(op, kPrefix);
-  if (names_contain(kPointwise, name)) {
+  if (names_contain(kForeachPointwise, name)) {
     register_op_rule({op}, rule_by_parts([](const OpCall& part) { return pointwise_strategies(part); }));
   }
   for (const auto& linear : linear_ops()) {
@@ -77,7 +77,7 @@ Strategies reduce_part(const OpCall& part, std::optional<Placement> reduced) {
   return strategies;
 }
 
-Strategies norm_strategies(const OpCall& part) {
+Strategies foreach_norm_strategies(const OpCall& part) {
   const bool real = c10::isFloatingType(part.operands[0].meta.dtype);
   return reduce_part(part, real ? pending_norm(part.args[1].toScalar().toDouble()) : std::nullopt);
 }
@@ -142,11 +142,11 @@ OpRule reducing(Strategies (*strategies)(const OpCall&)) {
   return rule;
 }
 
-const RegisterOpRules rules([] {
+const RegisterOpRules foreach_rules([] {
   for (const auto& op : ops_beginning_with(kPrefix)) {
     register_pointwise(op);
   }
-  register_op_rule({"aten::_foreach_norm.Scalar"}, reducing(norm_strategies));
+  register_op_rule({"aten::_foreach_norm.Scalar"}, reducing(foreach_norm_strategies));
   auto power_sum = reducing(power_sum_strategies);
   power_sum.output_metas = power_sum_metas;
   register_op_rule({"aten::_foreach_powsum.Scalar"}, power_sum);

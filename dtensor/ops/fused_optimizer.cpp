@@ -107,7 +107,7 @@ void local_step(const c10::OperatorHandle& op, torch::jit::Stack* stack, const O
   }
 }
 
-const RegisterOpRules rules([] {
+const RegisterOpRules fused_optimizer_rules([] {
   auto rule = rule_by_parts(step_strategies);
   rule.local_call = local_step;
   rule.writes = writes;

@@ -194,7 +194,7 @@ void register_adaptive_average(const std::string& name, int64_t spatial) {
   register_op_rule({name + "_backward"}, rule);
 }
 
-const RegisterOpRules rules([] {
+const RegisterOpRules image_rules([] {
   const auto rule = [](int64_t spatial, OutputMetas metas) {
     auto made = leading_dims_rule(spatial);
     made.output_metas = std::move(metas);

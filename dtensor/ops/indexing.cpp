@@ -95,7 +95,7 @@ DimVector result_sizes(const OpCall& call, const AdvancedIndex& index) {
 }
 
 /// A mask selects as many elements as it has true ones.
-bool has_mask(const OpCall& call) {
+bool has_mask_index(const OpCall& call) {
   return std::any_of(call.operands.begin(), call.operands.end(), [](const Operand& operand) {
     return operand.arg == 1 && (operand.meta.dtype == at::kBool || operand.meta.dtype == at::kByte);
   });
@@ -103,7 +103,7 @@ bool has_mask(const OpCall& call) {
 
 /// ATen's kernel for meta tensors does not look at the sizes of the values; that for data sees those of shards.
 std::vector<TensorMeta> index_put_metas(const OpCall& call) {
-  if (!has_mask(call)) {
+  if (!has_mask_index(call)) {
     const auto sizes = result_sizes(call, AdvancedIndex(call));
     const auto& values = call.operands.back().meta;
     TESSERA_CHECK(ValueError, at::is_expandable_to(values.sizes, sizes),
@@ -193,11 +193,11 @@ std::vector<TensorMeta> index_add_metas(const OpCall& call) {
   return {is_in_place ? self : TensorMeta::contiguous(self.sizes, self.dtype)};
 }
 
-const RegisterOpRules rules([] {
+const RegisterOpRules indexing_rules([] {
   register_op_rule({"aten::index.Tensor", "aten::_unsafe_index.Tensor"},
-                   {.strategies = index_strategies, .whole_only = has_mask});
+                   {.strategies = index_strategies, .whole_only = has_mask_index});
   register_op_rule({"aten::index_put", "aten::index_put_", "aten::_unsafe_index_put", "aten::_index_put_impl_"},
-                   {.strategies = index_put_strategies, .output_metas = index_put_metas, .whole_only = has_mask});
+                   {.strategies = index_put_strategies, .output_metas = index_put_metas, .whole_only = has_mask_index});
   register_op_rule({"aten::gather"}, {.strategies = gather_strategies});
   register_op_rule(
       {"aten::scatter.src", "aten::scatter.value", "aten::scatter.reduce", "aten::scatter.value_reduce",

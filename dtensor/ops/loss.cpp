@@ -21,7 +21,7 @@ size_t reduction_argument(const c10::OperatorHandle& op) {
   return static_cast<size_t>(op.schema().argumentIndexWithName("reduction").value());
 }
 
-int64_t reduction_of(const OpCall& call) {
+int64_t loss_reduction(const OpCall& call) {
   return call.args[reduction_argument(call.op)].toInt();
 }
 
@@ -87,16 +87,16 @@ std::vector<TensorMeta> loss_metas(const OpCall& call) {
   check_sizes(call);
   const auto dtype = c10::promoteTypes(call.operands[0].meta.dtype, call.operands[1].meta.dtype);
   TESSERA_CHECK(ValueError,
-                reduction_of(call) != at::Reduction::Mean || !c10::isIntegralType(dtype, /*includeBool=*/true),
+                loss_reduction(call) != at::Reduction::Mean || !c10::isIntegralType(dtype, /*includeBool=*/true),
                 "{}: the mean of a loss of {}; pass tensors of a floating dtype", toString(call.op.operator_name()),
                 c10::toString(dtype));
   const auto sizes = elements<0>(call);
-  return {TensorMeta::contiguous(reduction_of(call) == at::Reduction::None ? sizes : DimVector(), dtype_of(call))};
+  return {TensorMeta::contiguous(loss_reduction(call) == at::Reduction::None ? sizes : DimVector(), dtype_of(call))};
 }
 
 Strategies loss_strategies(const OpCall& call) {
   auto strategies = pointwise_strategies(call, TensorMeta::contiguous(elements<0>(call), call.outputs.at(0).dtype));
-  if (reduction_of(call) != at::Reduction::None) {
+  if (loss_reduction(call) != at::Reduction::None) {
     for (auto& strategy : strategies) {
       strategy.outputs[0] = Partial();
     }
@@ -188,7 +188,7 @@ void local_loss_backward(const c10::OperatorHandle& op, torch::jit::Stack* stack
   }
 }
 
-const RegisterOpRules rules([] {
+const RegisterOpRules loss_rules([] {
   register_op_rule({"aten::mse_loss", "aten::smooth_l1_loss", "aten::huber_loss",
                     "aten::binary_cross_entropy_with_logits", "aten::soft_margin_loss"},
                    {.strategies = loss_strategies, .local_call = local_loss, .output_metas = loss_metas});

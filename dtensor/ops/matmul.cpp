@@ -36,7 +36,7 @@ struct Product {
 };
 
 /// Strategies of a product of operands `first` and `first + 1`; operand 0 is a summand if first == 1.
-Strategies product_strategies(const OpCall& call, const Product& product, size_t first) {
+Strategies matrix_product_strategies(const OpCall& call, const Product& product, size_t first) {
   Strategies strategies;
   for (const char letter : kLetters) {
     const int64_t a = index_of(product.a, letter);
@@ -120,23 +120,23 @@ void local_sum(const c10::OperatorHandle& op, torch::jit::Stack* stack, const Op
 
 void register_products(const std::vector<std::string>& ops, const char* text, OutputMetas metas = nullptr) {
   register_op_rule(ops, {.strategies = [product = Product::parse(text)](
-                                           const OpCall& call) { return product_strategies(call, product, 0); },
+                                           const OpCall& call) { return matrix_product_strategies(call, product, 0); },
                          .output_metas = std::move(metas),
                          .asks_kernel = true});
 }
 
 /// Meta kernels need not look at the summand, and neither do kernels of ranks that have nothing of the product.
-Strategies sum_strategies(const OpCall& call, const Product& product) {
+Strategies product_sum_strategies(const OpCall& call, const Product& product) {
   const auto& summand = call.operands[0].meta;
   TESSERA_CHECK(ValueError, at::is_expandable_to(summand.sizes, call.outputs[0].sizes),
                 "{}: the summand is {}, which does not expand to the product, {}", toString(call.op.operator_name()),
                 to_string(summand), to_string(call.outputs[0]));
-  return product_strategies(call, product, 1);
+  return matrix_product_strategies(call, product, 1);
 }
 
 void register_sums(const std::vector<std::string>& ops, const char* text) {
   const auto product = Product::parse(text);
-  register_op_rule(ops, {.strategies = [product](const OpCall& call) { return sum_strategies(call, product); },
+  register_op_rule(ops, {.strategies = [product](const OpCall& call) { return product_sum_strategies(call, product); },
                          .local_call = [product](const c10::OperatorHandle& op, torch::jit::Stack* stack,
                                                  const OpPlan& plan) { local_sum(op, stack, plan, product); },
                          .reads_float_scalars = false,
@@ -157,7 +157,7 @@ Strategies foreach_mm_strategies(const OpCall& part) {
   const auto &a = part.operands[0].meta, &b = part.operands[1].meta;
   TESSERA_CHECK(ValueError, a.dtype == b.dtype, "{}: factors {} and {}; they need one dtype",
                 toString(part.op.operator_name()), to_string(a), to_string(b));
-  return product_strategies(part, Product::parse("mk,kn->mn"), 0);
+  return matrix_product_strategies(part, Product::parse("mk,kn->mn"), 0);
 }
 
 /// Kernels for lists need not take shards without elements.
@@ -183,7 +183,7 @@ OpRule foreach_mm_rule() {
   return rule;
 }
 
-const RegisterOpRules rules([] {
+const RegisterOpRules matmul_rules([] {
   register_products({"aten::mm"}, "mk,kn->mn");
   register_products({"aten::bmm"}, "bmk,bkn->bmn");
   register_products({"aten::mv"}, "mk,k->m");

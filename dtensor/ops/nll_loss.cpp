@@ -36,7 +36,7 @@ int64_t num_classes(const SpecPtr& self) {
 }
 
 /// Of a forward. Kernels give one item without a reduction a total weight, as if it were a sum.
-int64_t reduction_of(const OpCall& call) {
+int64_t nll_reduction(const OpCall& call) {
   const int64_t reduction = call.args[kReduction].toInt();
   return reduction != at::Reduction::Mean && call.operands[0].ndim() == 1 ? int64_t{at::Reduction::Sum} : reduction;
 }
@@ -71,8 +71,8 @@ std::vector<TensorMeta> nll_loss2d_metas(const OpCall& call) {
 }
 
 /// The batch or another dim of items is cut.
-AxisStrategy cut_items(const OpCall& call, int64_t dim, int64_t in_target) {
-  const int64_t reduction = reduction_of(call);
+AxisStrategy cut_item_dim(const OpCall& call, int64_t dim, int64_t in_target) {
+  const int64_t reduction = nll_reduction(call);
   AxisStrategy strategy{.operands = PlacementVector(call.operands.size(), Replicate()),
                         .outputs = {Shard(in_target), Replicate()}};
   strategy.operands[0] = Shard(dim);
@@ -93,7 +93,7 @@ AxisStrategy cut_classes(const OpCall& call, int64_t dim) {
   AxisStrategy strategy{.operands = PlacementVector(call.operands.size(), Replicate()),
                         .outputs = {Partial(), Replicate()}};
   strategy.operands[0] = Shard(dim);
-  if (reduction_of(call) == at::Reduction::Sum) {
+  if (nll_reduction(call) == at::Reduction::Sum) {
     strategy.outputs[1] = Partial();
   }
   return strategy;
@@ -121,7 +121,7 @@ Strategies nll_loss_strategies(const OpCall& call) {
   for (int64_t dim = 0; dim < ndim; ++dim) {
     const int64_t in_target = target_dim(dim, ndim);
     if (in_target != kNone) {
-      strategies.push_back(cut_items(call, dim, in_target));
+      strategies.push_back(cut_item_dim(call, dim, in_target));
     }
   }
   strategies.push_back(cut_classes(call, class_dim(ndim)));
@@ -286,7 +286,7 @@ void local_nll_loss_backward(const c10::OperatorHandle& op, torch::jit::Stack* s
   }
 }
 
-const RegisterOpRules rules([] {
+const RegisterOpRules nll_loss_rules([] {
   register_op_rule({"aten::nll_loss_forward"}, {.strategies = nll_loss_strategies, .local_call = local_nll_loss});
   register_op_rule({"aten::nll_loss2d_forward"},
                    {.strategies = nll_loss_strategies, .local_call = local_nll_loss, .output_metas = nll_loss2d_metas});

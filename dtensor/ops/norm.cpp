@@ -212,7 +212,7 @@ void local_group_norm_backward(const c10::OperatorHandle& op, torch::jit::Stack*
   run_group_norm(op, stack, plan, 5, {mask.get(0), mask.get(1), mask.get(2)});
 }
 
-const RegisterOpRules rules([] {
+const RegisterOpRules norm_rules([] {
   register_op_rule({"aten::native_layer_norm"},
                    {.strategies = layer_norm_strategies, .output_metas = layer_norm_metas});
   register_op_rule({"aten::native_layer_norm_backward"},

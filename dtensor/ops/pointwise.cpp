@@ -159,7 +159,7 @@ constexpr const char* kBackward = R"(
     mish_backward native_dropout_backward sigmoid_backward silu_backward softplus_backward tanh_backward
     threshold_backward)";
 
-const RegisterOpRules rules([] {
+const RegisterOpRules pointwise_rules([] {
   const auto strategies = [](const OpCall& call) { return pointwise_strategies(call); };
   register_op_rule(
       aten_ops(kPointwise),

@@ -10,7 +10,7 @@ namespace tessera {
 
 namespace {
 
-constexpr const char* kPointwise = R"(
+constexpr const char* kSpecialPointwise = R"(
     _conj_physical bitwise_left_shift.Tensor bitwise_left_shift_.Tensor
     bitwise_left_shift.Tensor_Scalar bitwise_right_shift.Tensor bitwise_right_shift_.Tensor
     bitwise_right_shift.Tensor_Scalar celu celu_ elu_backward gcd gcd_ hardshrink hardshrink_backward heaviside_
@@ -88,12 +88,12 @@ bool is_broadcast(const OpCall& call) {
   return grad.sizes != self.sizes || grad.dtype != self.dtype;
 }
 
-const RegisterOpRules rules([] {
+const RegisterOpRules pointwise_special_rules([] {
   const OpRule rule{.strategies = [](const OpCall& call) { return pointwise_strategies(call); },
                     .output_metas = pointwise_metas,
                     .reads_float_scalars = false,
                     .asks_kernel = true};
-  register_op_rule(aten_ops(kPointwise), rule);
+  register_op_rule(aten_ops(kSpecialPointwise), rule);
   register_op_rule(polynomials_of_numbers(), rule);
   auto in_place = rule;
   in_place.output_metas = like_operand(0);

@@ -101,7 +101,7 @@ double rounded(double q, const at::Tensor& self) {
   return self.scalar_type() == at::kFloat ? static_cast<double>(static_cast<float>(q)) : q;
 }
 
-std::vector<double> numbers_of(const at::Tensor& q, const at::Tensor& self) {
+std::vector<double> quantile_numbers(const at::Tensor& q, const at::Tensor& self) {
   TESSERA_CHECK(ValueError, q.dim() <= 1 && q.scalar_type() == self.scalar_type(),
                 "aten::quantile: q is a number or vector of the input's dtype {}, not {}", toString(self.scalar_type()),
                 to_string(TensorMeta::of(q)));
@@ -112,7 +112,7 @@ std::vector<double> numbers_of(const at::Tensor& q, const at::Tensor& self) {
 template <bool ignores_nan>
 at::Tensor of_tensor(const at::Tensor& self, const at::Tensor& q, std::optional<int64_t> dim, bool keepdim,
                      Interpolation interpolation) {
-  const auto result = quantiles_of(self, numbers_of(q, self), dim, keepdim, interpolation, ignores_nan);
+  const auto result = quantiles_of(self, quantile_numbers(q, self), dim, keepdim, interpolation, ignores_nan);
   return q.dim() == 0 ? result.squeeze(0) : result;
 }
 

@@ -122,7 +122,7 @@ constexpr const char* kWhole = R"(
     multinomial poisson binomial _standard_gamma _sample_dirichlet normal.Tensor_Tensor normal.Tensor_float
     normal.float_Tensor rrelu_with_noise rrelu_with_noise_)";
 
-const RegisterOpRules rules([] {
+const RegisterOpRules random_ops_rules([] {
   register_op_rule(aten_ops(kInPlace), {.strategies = draw_in_place_strategies,
                                         .local_call = local_draw_in_place,
                                         .output_metas = like_operand(0),

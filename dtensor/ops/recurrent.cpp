@@ -52,7 +52,7 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> lstm_layer(
   return {at::stack(outputs), h, c, at::empty({0}, at::kByte)};
 }
 
-bool is_plain(const at::Tensor& tensor) {
+bool is_plain_state(const at::Tensor& tensor) {
   return tensor.defined() && !dtensor_meta(tensor);
 }
 
@@ -86,18 +86,18 @@ constexpr BatchDims kCellDims{.input = 0, .state = 0};
 std::vector<at::Tensor> initial_states(const char* op, at::TensorList states, const at::Tensor& input, BatchDims dims) {
   auto result = states.vec();
   const auto* meta = dtensor_meta(input);
-  if (!meta || ImplicitReplication::active() || std::ranges::none_of(states, is_plain)) {
+  if (!meta || ImplicitReplication::active() || std::ranges::none_of(states, is_plain_state)) {
     return result;
   }
   const bool are_zeros = std::ranges::all_of(states, [](const at::Tensor& state) {
-    return !is_plain(state) || (!state.requires_grad() && !state.any().item<bool>());
+    return !is_plain_state(state) || (!state.requires_grad() && !state.any().item<bool>());
   });
   TESSERA_CHECK(ValueError, same_on_all_ranks({are_zeros}, meta->spec->mesh()) && are_zeros,
                 "{}: an initial state is a plain tensor, and not zeros without a gradient, beside an input that is a "
                 "DTensor. Make it one with distribute_tensor(state, mesh, {{Replicate()}}), or leave it out",
                 op);
   for (auto& state : result) {
-    if (is_plain(state)) {
+    if (is_plain_state(state)) {
       state = zero_state(state, *meta->spec, dims.state, dims.input);
     }
   }

@@ -198,7 +198,7 @@ std::vector<TensorMeta> variance_and_mean(const OpCall& call) {
   return metas;
 }
 
-std::vector<TensorMeta> values_and_indices(const OpCall& call) {
+std::vector<TensorMeta> reduced_with_indices(const OpCall& call) {
   for (const int64_t dim : reduction_of(call).dims) {
     TESSERA_CHECK(ValueError, call.operands[0].ndim() == 0 || call.operands[0].meta.sizes[static_cast<size_t>(dim)] > 0,
                   "{}: dim {} of {} has no elements", toString(call.op.operator_name()), dim,
@@ -209,7 +209,7 @@ std::vector<TensorMeta> values_and_indices(const OpCall& call) {
   return metas;
 }
 
-const RegisterOpRules rules([] {
+const RegisterOpRules reduction_rules([] {
   register_op_rule({"aten::sum", "aten::sum.dim_IntList"}, {.strategies = sum_strategies});
   register_op_rule({"aten::nansum"},
                    {.strategies = [](const OpCall& call) { return reduce_strategies(call, Partial()); },
@@ -255,7 +255,7 @@ const RegisterOpRules rules([] {
       {"aten::logsumexp"},
       {.strategies = kept_dims_strategies, .output_metas = reduced_metas(floating_dtype), .asks_kernel = true});
   register_op_rule({"aten::median.dim", "aten::nanmedian.dim", "aten::mode"},
-                   {.strategies = kept_dims_strategies, .output_metas = values_and_indices});
+                   {.strategies = kept_dims_strategies, .output_metas = reduced_with_indices});
 });
 
 }  // namespace

@@ -94,8 +94,8 @@ at::Tensor local_of(const char* role, const at::Tensor& tensor, const Placements
 }
 
 /// Fused kernels divide by the number of items.
-at::Tensor local_attention(const Operands& local, const std::optional<at::Tensor>& mask,
-                           const AttentionOptions& options) {
+at::Tensor attention_of_shards(const Operands& local, const std::optional<at::Tensor>& mask,
+                               const AttentionOptions& options) {
   const auto result = local.query.numel() == 0 || local.key.numel() == 0
                           ? std::get<0>(at::_scaled_dot_product_attention_math(local.query, local.key, local.value,
                                                                                mask, 0.0, options.is_causal, {},
@@ -144,7 +144,7 @@ at::Tensor sharded_attention(const at::Tensor& query, const at::Tensor& key, con
   }
   const auto local_query = local_of("query", query, common, common), local_key = local_of("key", key, common, common),
              local_value = local_of("value", value, common, common);
-  const auto local = local_attention({local_query, local_key, local_value}, local_mask, options);
+  const auto local = attention_of_shards({local_query, local_key, local_value}, local_mask, options);
   const int64_t items = query.size(0), heads = query.size(kHeads), length = query.size(2), width = value.size(3);
   return from_local(local, device_mesh(query), common,
                     {.shape = std::vector{items, heads, length, width},

@@ -169,7 +169,7 @@ Strategies join_strategies(const OpCall& call) {
   return strategies;
 }
 
-const RegisterOpRules rules([] {
+const RegisterOpRules slicing_rules([] {
   register_op_rule({"aten::slice.Tensor", "aten::slice_copy.Tensor"}, {.strategies = slice_strategies});
   register_op_rule({"aten::narrow_copy"}, {.strategies = along_dim_argument<1>});
   register_op_rule({"aten::split.Tensor", "aten::split_with_sizes", "aten::unsafe_split.Tensor",

@@ -95,7 +95,7 @@ void local_softmax_backward(const c10::OperatorHandle& op, torch::jit::Stack* st
 }
 
 // A rank without any element of a row still takes part in the row's reductions.
-const RegisterOpRules rules([] {
+const RegisterOpRules softmax_rules([] {
   register_op_rule({"aten::_softmax"}, {.strategies = softmax_strategies<kForwardDim>,
                                         .local_call = local_softmax<Result::Softmax>,
                                         .runs_on_empty_shards = true});

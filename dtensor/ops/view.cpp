@@ -171,7 +171,7 @@ Strategies complex_parts_strategies(const OpCall& call) {
   return strategies;
 }
 
-const RegisterOpRules rules([] {
+const RegisterOpRules view_rules([] {
   register_op_rule({"aten::view", "aten::_unsafe_view", "aten::_reshape_alias"},
                    {.strategies = view_strategies, .local_call = local_view});
   register_op_rule({"aten::view_copy"}, {.strategies = view_strategies, .local_call = local_copy<local_view>});

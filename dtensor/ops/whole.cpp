@@ -41,7 +41,7 @@ constexpr const char* kLosses = R"(
     _weight_norm_interface _weight_norm_interface_backward _masked_softmax _masked_softmax_backward
     _amp_foreach_non_finite_check_and_unscale_ _amp_update_scale_ allclose)";
 
-const RegisterOpRules rules([] {
+const RegisterOpRules whole_rules([] {
   register_whole_ops(aten_ops(kSelections));
   register_whole_ops(aten_ops(kImages));
   register_whole_ops(aten_ops(kMatrices));

@@ -18,7 +18,7 @@ namespace tessera::simulated_gpu {
 
 namespace {
 
-thread_local c10::DeviceIndex current_device = 0;
+thread_local c10::DeviceIndex current_device_index = 0;
 thread_local std::array<c10::StreamId, kDevices> current_streams{};  // 0: the default one
 
 void check_index(c10::DeviceIndex device) {
@@ -26,7 +26,7 @@ void check_index(c10::DeviceIndex device) {
 }
 
 c10::DeviceIndex index_of(c10::Device device) {
-  const c10::DeviceIndex index = device.has_index() ? device.index() : current_device;
+  const c10::DeviceIndex index = device.has_index() ? device.index() : current_device_index;
   check_index(index);
   return index;
 }
@@ -48,11 +48,11 @@ Event& event_of(void* event) {
 struct GuardImpl final : c10::impl::DeviceGuardImplInterface {
   c10::DeviceType type() const override { return c10::kCUDA; }
   c10::DeviceIndex deviceCount() const noexcept override { return kDevices; }
-  c10::Device getDevice() const override { return {c10::kCUDA, current_device}; }
-  void setDevice(c10::Device device) const override { current_device = index_of(device); }
-  void uncheckedSetDevice(c10::Device device) const noexcept override { current_device = device.index(); }
+  c10::Device getDevice() const override { return {c10::kCUDA, current_device_index}; }
+  void setDevice(c10::Device device) const override { current_device_index = index_of(device); }
+  void uncheckedSetDevice(c10::Device device) const noexcept override { current_device_index = device.index(); }
   c10::Device exchangeDevice(c10::Device device) const override {
-    return {c10::kCUDA, std::exchange(current_device, index_of(device))};
+    return {c10::kCUDA, std::exchange(current_device_index, index_of(device))};
   }
 
   c10::Stream getStream(c10::Device device) const override {
@@ -116,7 +116,7 @@ void free_device_memory(void* address) {
 /// As CUDA's caching allocator: for the current device and its current stream.
 struct DeviceAllocator final : c10::Allocator {
   c10::DataPtr allocate(size_t bytes) override {
-    const c10::Device device(c10::kCUDA, current_device);
+    const c10::Device device(c10::kCUDA, current_device_index);
     if (bytes == 0) {
       return {nullptr, device};
     }
@@ -139,8 +139,8 @@ struct Hooks final : at::CUDAHooksInterface {
   bool hasPrimaryContext(c10::DeviceIndex /*device*/) const override { return true; }
   c10::DeviceIndex deviceCount() const override { return kDevices; }
   int getNumGPUs() const override { return kDevices; }
-  c10::DeviceIndex current_device() const override { return simulated_gpu::current_device; }
-  c10::DeviceIndex getCurrentDevice() const override { return simulated_gpu::current_device; }
+  c10::DeviceIndex current_device() const override { return current_device_index; }
+  c10::DeviceIndex getCurrentDevice() const override { return current_device_index; }
   void setCurrentDevice(c10::DeviceIndex device) const override { GuardImpl().setDevice({c10::kCUDA, device}); }
   c10::DeviceIndex exchangeDevice(c10::DeviceIndex device) const override {
     return GuardImpl().exchangeDevice({c10::kCUDA, device}).index();

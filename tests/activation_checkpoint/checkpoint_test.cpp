@@ -23,9 +23,10 @@
 #include "testing/expect.h"
 #include "testing/run_ranks.h"
 #include "testing/tensor_matchers.h"
+#include "tests/activation_checkpoint/leaf.h"
 #include "third_party/catch2/catch.h"
 
-using namespace tessera;
+namespace tessera {
 
 namespace {
 
@@ -33,10 +34,6 @@ using WeakTensor = c10::weak_intrusive_ptr<at::TensorImpl, at::UndefinedTensorIm
 
 at::Tensor draw(uint64_t seed, at::IntArrayRef sizes) {
   return at::randn(sizes, make_generator(seed));
-}
-
-at::Tensor leaf(uint64_t seed, at::IntArrayRef sizes) {
-  return draw(seed, sizes).requires_grad_();
 }
 
 /// Three ops that save what they compute, then a product that saves its operands.
@@ -362,3 +359,5 @@ TEST_CASE("where ranks are threads, a draw from the shared generator is an error
                                        "draws from libtorch's default generator");
   });
 }
+
+}  // namespace tessera

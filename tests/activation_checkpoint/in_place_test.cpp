@@ -2,7 +2,6 @@
 
 #include <ATen/TensorOperators.h>
 #include <ATen/core/grad_mode.h>
-#include <ATen/ops/randn.h>
 #include <torch/csrc/autograd/autograd.h>
 
 #include <memory>
@@ -12,17 +11,10 @@
 #include "testing/expect.h"
 #include "testing/run_ranks.h"
 #include "testing/tensor_matchers.h"
+#include "tests/activation_checkpoint/leaf.h"
 #include "third_party/catch2/catch.h"
 
-using namespace tessera;
-
-namespace {
-
-at::Tensor leaf(uint64_t seed, at::IntArrayRef sizes) {
-  return at::randn(sizes, make_generator(seed)).requires_grad_();
-}
-
-}  // namespace
+namespace tessera {
 
 TEST_CASE("an input that is changed in place before backward is an error") {
   const auto x = leaf(1, {4});
@@ -97,3 +89,5 @@ TEST_CASE("a region that changes its own input in place cannot be computed again
   }
   CHECK(witness.use_count() == 1);
 }
+
+}  // namespace tessera

@@ -21,14 +21,16 @@
 #include "testing/expect.h"
 #include "testing/run_ranks.h"
 #include "testing/tensor_matchers.h"
+#include "tests/activation_checkpoint/leaf.h"
 #include "tests/fully_shard/small_models.h"
 #include "third_party/catch2/catch.h"
 
-using namespace tessera;
-using namespace tessera::testing;
+namespace tessera {
 
 template <>
-struct tessera::TensorVisitor<std::filesystem::path> : tessera::NoTensors {};
+struct TensorVisitor<std::filesystem::path> : NoTensors {};
+
+namespace testing {
 
 namespace {
 
@@ -127,14 +129,6 @@ struct NestImpl : torch::nn::Module {
 };
 TESSERA_MODULE(Nest);
 
-at::Tensor leaf(uint64_t seed, at::IntArrayRef sizes) {
-  return make_batch(seed, sizes[0], sizes[1]).requires_grad_();
-}
-
-bool is_block(const std::string&, torch::nn::Module& module) {
-  return dynamic_cast<BlockImpl*>(&module) != nullptr;
-}
-
 }  // namespace
 
 TEST_CASE("a checkpointed module computes again inside of its hooks, which run once") {
@@ -203,7 +197,7 @@ TEST_CASE("wrong uses of checkpointed modules are errors that name the module an
   Nest nest;
   const auto none = [](const std::string&, torch::nn::Module&) { return false; };
   expect_throws<ValueError>([&] { apply_activation_checkpointing(*nest, none); },
-                            "the policy chooses no module of (anonymous namespace)::NestImpl;");
+                            "the policy chooses no module of tessera::testing::(anonymous namespace)::NestImpl;");
   const auto all = [](const std::string&, torch::nn::Module&) { return true; };
   torch::nn::Linear stock(2, 2);
   expect_throws<StateError>([&] { apply_activation_checkpointing(*stock, all); },
@@ -238,3 +232,6 @@ TEST_CASE("a checkpointed module whose arguments reach tensors of the caller is 
   CHECK(y.is_same(kept[1]));
   CHECK(holder.content->is_same(x));
 }
+
+}  // namespace testing
+}  // namespace tessera

@@ -3,7 +3,6 @@
 #include "activation_checkpoint/saved_ops.h"
 
 #include <ATen/TensorOperators.h>
-#include <ATen/ops/randn.h>
 #include <torch/library.h>
 
 #include "activation_checkpoint/checkpoint.h"
@@ -13,9 +12,10 @@
 #include "testing/expect.h"
 #include "testing/run_ranks.h"
 #include "testing/tensor_matchers.h"
+#include "tests/activation_checkpoint/leaf.h"
 #include "third_party/catch2/catch.h"
 
-using namespace tessera;
+namespace tessera {
 
 namespace {
 
@@ -31,10 +31,6 @@ at::Tensor counted(const at::Tensor& x) {
                              .findSchemaOrThrow("tessera_saved_ops_test::counted", "")
                              .typed<at::Tensor(const at::Tensor&)>();
   return op.call(x);
-}
-
-at::Tensor leaf(uint64_t seed, at::IntArrayRef sizes) {
-  return at::randn(sizes, make_generator(seed)).requires_grad_();
 }
 
 }  // namespace
@@ -124,3 +120,5 @@ TEST_CASE("ops that cannot be saved are refused by name") {
   expect_throws<ValueError>([] { OpList({"aten::native_dropout"}); },
                             "OpList: aten::native_dropout draws random numbers");
 }
+
+}  // namespace tessera

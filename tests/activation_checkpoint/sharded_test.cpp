@@ -17,14 +17,9 @@
 #include "tests/fully_shard/train_and_compare.h"
 #include "third_party/catch2/catch.h"
 
-using namespace tessera;
-using namespace tessera::testing;
+namespace tessera::testing {
 
 namespace {
-
-bool is_block(const std::string&, torch::nn::Module& module) {
-  return dynamic_cast<BlockImpl*>(&module) != nullptr;
-}
 
 bool is_root(const std::string& name, torch::nn::Module&) {
   return name.empty();
@@ -204,3 +199,5 @@ TEST_CASE("scopes of DTensor around the first forward hold in the second") {
     expect_close(full_tensor(x.grad()), x2.grad());
   });
 }
+
+}  // namespace tessera::testing

@@ -9,7 +9,7 @@
 
 #include "third_party/catch2/catch.h"
 
-using namespace tessera::dcp;
+namespace tessera::dcp {
 
 namespace {
 
@@ -90,3 +90,5 @@ TEST_CASE("boxes that have an element in common are found") {
   CHECK(found > 200);
   CHECK(found < 1800);
 }
+
+}  // namespace tessera::dcp

@@ -8,8 +8,7 @@
 #include "tests/checkpoint/layouts.h"
 #include "third_party/catch2/catch.h"
 
-using namespace tessera;
-using namespace tessera::testing;
+namespace tessera::testing {
 
 namespace {
 
@@ -65,3 +64,5 @@ TEST_CASE("files that ranks write together are not open for reading") {
   }
   CHECK(dcp::read_text(path, 1) == "x");
 }
+
+}  // namespace tessera::testing

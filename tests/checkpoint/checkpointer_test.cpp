@@ -18,8 +18,7 @@
 #include "tests/checkpoint/layouts.h"
 #include "third_party/catch2/catch.h"
 
-using namespace tessera;
-using namespace tessera::testing;
+namespace tessera::testing {
 
 namespace {
 
@@ -332,3 +331,5 @@ TEST_CASE("a save in flight stays whole beside others of the same run in its fol
   });
   CHECK(names_in(folder.path("run")).size() == 3);
 }
+
+}  // namespace tessera::testing

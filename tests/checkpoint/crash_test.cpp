@@ -20,8 +20,7 @@
 #include "tests/checkpoint/layouts.h"
 #include "third_party/catch2/catch.h"
 
-using namespace tessera;
-using namespace tessera::testing;
+namespace tessera::testing {
 
 namespace {
 
@@ -112,3 +111,5 @@ TEST_CASE("a rank that is killed at a random moment leaves a checkpoint that loa
   }
   CHECK(checkpoints >= 1);
 }
+
+}  // namespace tessera::testing

@@ -16,13 +16,12 @@
 #include "tests/checkpoint/layouts.h"
 #include "third_party/catch2/catch.h"
 
-using namespace tessera;
-using namespace tessera::testing;
+namespace tessera::testing {
 
 namespace {
 
 /// Trains `steps` steps on a stream of the rank's own, and saves.
-void train_and_save(const TestLayout& layout, c10::Device device, const std::string& path) {
+void train_and_save_on(const TestLayout& layout, c10::Device device, const std::string& path) {
   run_ranks(layout.ranks, [&](int) {
     const OwnStream stream(device);
     TestTrainer trainer(layout, 1, device);
@@ -46,7 +45,7 @@ TEST_CASE("devices: a checkpoint goes from each device and layout to each other"
   const std::string from = GENERATE(as<std::string>(), "3", "2x2 HSDP", "2x2 FSDP+TP");
   for (const c10::Device saves : test_devices()) {
     const auto path = folder.path(from + " " + saves.str());
-    train_and_save(test_layout(from), saves, path);
+    train_and_save_on(test_layout(from), saves, path);
     for (const c10::Device loads : test_devices()) {
       CAPTURE(from, saves, loads);
       const TestLayout to = test_layout("2");
@@ -104,3 +103,5 @@ TEST_CASE("devices: the thread that writes has its rank's GPU current", "[checkp
     TESSERA_EXPECT(of_thread == own);
   });
 }
+
+}  // namespace tessera::testing

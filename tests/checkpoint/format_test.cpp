@@ -12,8 +12,7 @@
 #include "testing/expect.h"
 #include "third_party/catch2/catch.h"
 
-using namespace tessera;
-using namespace tessera::dcp;
+namespace tessera::dcp {
 using c10::ScalarType;
 
 namespace {
@@ -337,3 +336,5 @@ TEST_CASE("ranks that disagree, and parts that do not make the tensor, are refus
   CHECK_THROWS_WITH(make_save_plan({{piece({4}, {{0}, {3}})}, {piece({4}, {{2}, {1}})}}),
                     "save: 'w': rank 0 holds [0:3] and rank 1 holds [2:3], which overlap");
 }
+
+}  // namespace tessera::dcp

@@ -10,8 +10,7 @@
 #include "tests/checkpoint/layouts.h"
 #include "third_party/catch2/catch.h"
 
-using namespace tessera;
-using namespace tessera::testing;
+namespace tessera::testing {
 
 namespace {
 
@@ -69,3 +68,5 @@ TEST_CASE("we read what safetensors and torch's Hugging Face writer write") {
     });
   }
 }
+
+}  // namespace tessera::testing

@@ -105,6 +105,16 @@ int64_t TestTrainer::load(const std::string& path) {
   return std::get<int64_t>(all.user.at("step"));
 }
 
+dcp::StateDict clones(const dcp::StateDict& state) {
+  dcp::StateDict result = state;
+  for (auto& [key, value] : result) {
+    if (auto* tensor = std::get_if<at::Tensor>(&value)) {
+      *tensor = tensor->detach().clone();
+    }
+  }
+  return result;
+}
+
 std::map<std::string, std::string> read_files(const std::string& folder, const std::string& suffix) {
   std::map<std::string, std::string> files;
   for (const auto& name : names_in(folder)) {

@@ -39,6 +39,11 @@ struct TestTrainer {
   torch::optim::AdamW optimizer;
 };
 
+inline constexpr dcp::StateDictOptions kFull{.full_state_dict = true};
+
+/// The values, with tensors of their own.
+dcp::StateDict clones(const dcp::StateDict& state);
+
 /// Each file of `folder` whose name ends with `suffix`, by name.
 std::map<std::string, std::string> read_files(const std::string& folder, const std::string& suffix);
 void write_file(const std::string& path, const std::string& content);

@@ -12,8 +12,7 @@
 #include "testing/temp_folder.h"
 #include "third_party/catch2/catch.h"
 
-using namespace tessera;
-using namespace tessera::testing;
+namespace tessera::testing {
 
 namespace {
 
@@ -85,3 +84,5 @@ TEST_CASE("one key with two values is an error on every rank, whichever ranks ha
   });
   CHECK(!std::filesystem::exists(folder.path("run")));
 }
+
+}  // namespace tessera::testing

@@ -13,7 +13,7 @@
 #include "testing/expect.h"
 #include "third_party/catch2/catch.h"
 
-using namespace tessera;
+namespace tessera {
 using tessera::dcp::ReadAhead;
 
 TEST_CASE("reads come in order, each once, and never into a place that is in use", "[checkpoint]") {
@@ -70,3 +70,5 @@ TEST_CASE("one that is not waited for ends all the same", "[checkpoint]") {
   }
   CHECK(reads <= 2);
 }
+
+}  // namespace tessera

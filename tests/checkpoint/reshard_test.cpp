@@ -11,8 +11,7 @@
 #include "tests/checkpoint/layouts.h"
 #include "third_party/catch2/catch.h"
 
-using namespace tessera;
-using namespace tessera::testing;
+namespace tessera::testing {
 
 namespace {
 
@@ -302,3 +301,5 @@ TEST_CASE("a whole model that rank 0 alone has is exported; no model at all is r
   dcp::load(file, state);
   expect_same_state({.model = state.model}, {.model = TestTrainer(test_layout("1"), 1).state().model});
 }
+
+}  // namespace tessera::testing

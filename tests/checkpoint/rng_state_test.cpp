@@ -15,8 +15,7 @@
 #include "testing/tensor_matchers.h"
 #include "third_party/catch2/catch.h"
 
-using namespace tessera;
-using namespace tessera::testing;
+namespace tessera::testing {
 
 TEST_CASE("random generators go on where they were when they were saved, on more ranks too") {
   const TempFolder folder;
@@ -123,3 +122,5 @@ TEST_CASE("a checkpoint that has the generator of DTensors once is loaded on eve
     expect_bit_equal(full_tensor(zeros({5}, init_device_mesh(at::kCPU, {3}, {"dp"}), {Shard(0)}).normal_()), expected);
   });
 }
+
+}  // namespace tessera::testing

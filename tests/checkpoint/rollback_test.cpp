@@ -17,24 +17,11 @@
 #include "tests/checkpoint/layouts.h"
 #include "third_party/catch2/catch.h"
 
-using namespace tessera;
-using namespace tessera::testing;
+namespace tessera::testing {
 
 namespace {
 
-constexpr dcp::StateDictOptions kFull{.full_state_dict = true};
-
-dcp::StateDict clones(const dcp::StateDict& state) {
-  dcp::StateDict result = state;
-  for (auto& [key, value] : result) {
-    if (auto* tensor = std::get_if<at::Tensor>(&value)) {
-      *tensor = tensor->detach().clone();
-    }
-  }
-  return result;
-}
-
-void expect_same(const dcp::StateDict& actual, const dcp::StateDict& expected) {
+void expect_same_values(const dcp::StateDict& actual, const dcp::StateDict& expected) {
   expect_equal(actual.size(), expected.size());
   for (const auto& [key, value] : expected) {
     TESSERA_EXPECT(actual.contains(key));
@@ -101,10 +88,10 @@ void check_rollback(const Options& options) {
         const auto weights = trainer.weights(), state = trainer.state();
         trainer.train(2);
         trainer.load(path);
-        expect_same(trainer.state(), saved);
+        expect_same_values(trainer.state(), saved);
         trainer.train(1);
-        expect_same(trainer.weights(), weights);
-        expect_same(trainer.state(), state);
+        expect_same_values(trainer.weights(), weights);
+        expect_same_values(trainer.state(), state);
         trainer.load(path);
       };
       check(folder.path("before the first step"));
@@ -139,18 +126,18 @@ TEST_CASE("set_optimizer_state_dict takes away what a strict dict lacks, and not
       dcp::set_optimizer_state_dict(trainer.model, *trainer.optimizer, state, options);
     };
     set(more, kFull);
-    expect_same(trainer.state(), more);
+    expect_same_values(trainer.state(), more);
     set(less, {.full_state_dict = true, .ignore_frozen_params = true});
     expect_equal(trainer.state().size(), more.size());
     set(less, {.full_state_dict = true, .strict = false});
     expect_equal(trainer.state().size(), more.size());
     set(less, kFull);
-    expect_same(trainer.state(), less);
+    expect_same_values(trainer.state(), less);
     set(more, kFull);
     expect_throws<KeyError>([&] { set(rank == 0 ? less : dcp::StateDict(), kFull); }, "");
     expect_equal(trainer.state().size(), more.size());
     set(rank == 0 ? less : dcp::StateDict(), {.broadcast_from_rank0 = true});
-    expect_same(trainer.state(), less);
+    expect_same_values(trainer.state(), less);
   });
 }
 
@@ -163,7 +150,7 @@ TEST_CASE("Adagrad, which has state from the start, goes back to that") {
     auto less = fresh;
     std::erase_if(less, [](const auto& entry) { return entry.first.starts_with("state."); });
     dcp::set_optimizer_state_dict(trainer.model, *trainer.optimizer, less, kFull);
-    expect_same(trainer.state(), fresh);
+    expect_same_values(trainer.state(), fresh);
     trainer.train(1);
   });
 }
@@ -230,3 +217,5 @@ TEST_CASE("a rank whose optimizer does not fit is an error of all; an empty dict
                             "A checkpoint of a model alone has none: leave this call out");
   });
 }
+
+}  // namespace tessera::testing

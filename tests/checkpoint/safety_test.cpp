@@ -23,8 +23,7 @@
 #include "tests/checkpoint/layouts.h"
 #include "third_party/catch2/catch.h"
 
-using namespace tessera;
-using namespace tessera::testing;
+namespace tessera::testing {
 
 namespace {
 
@@ -406,3 +405,5 @@ TEST_CASE("folders of other tools: an index, files alone, and what is wrong with
   std::filesystem::remove(index);
   load_both();
 }
+
+}  // namespace tessera::testing

@@ -20,12 +20,10 @@
 #include "tests/checkpoint/layouts.h"
 #include "third_party/catch2/catch.h"
 
-using namespace tessera;
-using namespace tessera::testing;
+namespace tessera::testing {
 
 namespace {
 
-constexpr dcp::StateDictOptions kFull{.full_state_dict = true};
 constexpr dcp::StateDictOptions kFromFirst{.broadcast_from_rank0 = true};
 
 /// Copies of this rank's part of each tensor.
@@ -39,7 +37,8 @@ std::map<std::string, at::Tensor> own_parts(const dcp::StateDict& state) {
   return parts;
 }
 
-void expect_same(const std::map<std::string, at::Tensor>& actual, const std::map<std::string, at::Tensor>& expected) {
+void expect_same_parts(const std::map<std::string, at::Tensor>& actual,
+                       const std::map<std::string, at::Tensor>& expected) {
   expect_equal(actual.size(), expected.size());
   for (const auto& [key, tensor] : expected) {
     expect_bit_equal(actual.at(key), tensor);
@@ -76,8 +75,8 @@ void check_call(TestTrainer& trainer, const std::function<void()>& call) {
         }));
     expect_fault_of_first([&] { trainer.model(x); });
   }
-  expect_same(own_parts(handles.model), model);
-  expect_same(own_parts(handles.optimizer), optimizer);
+  expect_same_parts(own_parts(handles.model), model);
+  expect_same_parts(own_parts(handles.optimizer), optimizer);
 }
 
 /// Makes the collective call, from the state of another model on the same layout.
@@ -160,7 +159,7 @@ TEST_CASE("the rank that summon_full_params shows whole parameters gets them alo
     const auto expected = own_parts(dcp::get_model_state_dict(trainer.model, kFull));
     FSDP::summon_full_params(*trainer.model, {.writeback = false, .rank0_only = true}, [&] {
       if (rank == 0) {
-        expect_same(own_parts(dcp::get_model_state_dict(trainer.model, kFull)), expected);
+        expect_same_parts(own_parts(dcp::get_model_state_dict(trainer.model, kFull)), expected);
       }
     });
   });
@@ -193,8 +192,10 @@ TEST_CASE("an optimizer whose state is plain beside sharded parameters says how 
       }
       const auto state = dcp::get_optimizer_state_dict(plain, plain_optimizer);
       dcp::set_optimizer_state_dict(model, optimizer, state, kFull);
-      expect_same(own_parts(dcp::get_optimizer_state_dict(model, optimizer, kFull)), own_parts(state));
+      expect_same_parts(own_parts(dcp::get_optimizer_state_dict(model, optimizer, kFull)), own_parts(state));
       optimizer.step();
     }
   });
 }
+
+}  // namespace tessera::testing

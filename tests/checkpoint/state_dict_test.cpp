@@ -19,8 +19,7 @@
 #include "tests/checkpoint/layouts.h"
 #include "third_party/catch2/catch.h"
 
-using namespace tessera;
-using namespace tessera::testing;
+namespace tessera::testing {
 
 namespace {
 
@@ -37,16 +36,6 @@ void expect_same(const dcp::StateDict& actual, const dcp::StateDict& expected) {
       TESSERA_EXPECT(actual.at(key).index() == value.index());
     }
   }
-}
-
-dcp::StateDict clones(const dcp::StateDict& state) {
-  dcp::StateDict result;
-  for (const auto& [key, value] : state) {
-    result[key] = std::holds_alternative<at::Tensor>(value)
-                      ? dcp::StateValue(std::get<at::Tensor>(value).detach().clone())
-                      : value;
-  }
-  return result;
 }
 
 /// One step of an optimizer of this kind, its state set in another one, then both step again and must be equal.
@@ -384,3 +373,5 @@ TEST_CASE("a model on the meta device must get memory before its state is set") 
     }
   });
 }
+
+}  // namespace tessera::testing

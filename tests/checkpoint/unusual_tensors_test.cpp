@@ -19,8 +19,7 @@
 #include "testing/tensor_matchers.h"
 #include "third_party/catch2/catch.h"
 
-using namespace tessera;
-using namespace tessera::testing;
+namespace tessera::testing {
 
 namespace {
 
@@ -102,3 +101,5 @@ TEST_CASE("one tensor under two names, and lazily conjugated ones") {
     TESSERA_EXPECT(loaded.equal(complex));
   });
 }
+
+}  // namespace tessera::testing

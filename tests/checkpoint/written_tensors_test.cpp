@@ -14,8 +14,7 @@
 #include "testing/tensor_matchers.h"
 #include "third_party/catch2/catch.h"
 
-using namespace tessera;
-using namespace tessera::testing;
+namespace tessera::testing {
 
 TEST_CASE("a graph that saved a DTensor finds that it was loaded into, or set") {
   const TempFolder folder;
@@ -96,3 +95,5 @@ TEST_CASE("tensors whose memory was freed are refused on every rank") {
     }
   });
 }
+
+}  // namespace tessera::testing

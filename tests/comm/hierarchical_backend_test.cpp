@@ -24,7 +24,7 @@
 #include "testing/tensor_matchers.h"
 #include "third_party/catch2/catch.h"
 
-using namespace tessera;
+namespace tessera {
 
 namespace {
 
@@ -289,3 +289,5 @@ TEST_CASE("ranks of two hosts choose the hierarchical backend, and smaller group
   }
   destroy_process_group();
 }
+
+}  // namespace tessera

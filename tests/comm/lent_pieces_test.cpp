@@ -28,10 +28,7 @@ namespace {
 
 using std::chrono::milliseconds;
 
-const RunProcessesOptions kShm = {.backend = "shm"};
-constexpr int64_t kLarge = 100'003;
-
-const float* read_own(PeerMemory& memory, const SharedPlace& place) {
+const float* read_place(PeerMemory& memory, const SharedPlace& place) {
   return reinterpret_cast<const float*>(memory.find(place));
 }
 
@@ -39,7 +36,7 @@ TEST_CASE("shared blocks: the next tensor of a size has the block of the one bef
   PeerMemory memory(getpid());
   auto tensor = shared_tensor(kLarge).fill_(3);
   const auto place = *shared_place(tensor);
-  CHECK(read_own(memory, place)[kLarge - 1] == 3);
+  CHECK(read_place(memory, place)[kLarge - 1] == 3);
   CHECK(memory.is_alive(place));
   tensor = at::Tensor();
   CHECK_FALSE(memory.is_alive(place));
@@ -48,7 +45,7 @@ TEST_CASE("shared blocks: the next tensor of a size has the block of the one bef
   CHECK(next_place.block == place.block);
   CHECK_FALSE(memory.is_alive(place));
   CHECK(memory.is_alive(next_place));
-  CHECK(read_own(memory, next_place)[0] == 4);
+  CHECK(read_place(memory, next_place)[0] == 4);
   CHECK(shared_place(shared_tensor(kLarge))->block != place.block);
   trim_shared_blocks();
 }
@@ -58,7 +55,7 @@ TEST_CASE("shared blocks: of a peer's those pages are resident that were read") 
   PeerMemory memory(getpid());
   const auto tensor = shared_tensor(kFloats).fill_(3);
   const int64_t before = resident_peer_bytes();
-  const float* const found = read_own(memory, *shared_place(tensor));
+  const float* const found = read_place(memory, *shared_place(tensor));
   float sum = 0;
   for (int64_t page = 0; page < kPages / 2; ++page) {
     sum += found[page * 1024];
@@ -103,7 +100,7 @@ TEST_CASE("shared blocks: a child neither uses its parent's free blocks nor free
     tensor = at::Tensor();
     const auto own = shared_tensor(2 * kLarge).fill_(7);
     PeerMemory memory(getpid());
-    const bool is_right = read_own(memory, *shared_place(own))[kLarge] == 7;
+    const bool is_right = read_place(memory, *shared_place(own))[kLarge] == 7;
     trim_shared_blocks();
     _exit(is_right ? 0 : 1);
   }
@@ -118,22 +115,17 @@ TEST_CASE("shared blocks: a child neither uses its parent's free blocks nor free
 }
 
 /// What rank `rank` sends in a round; small integers, so that sums are exact.
-at::Tensor numbers(int64_t numel, int64_t rank, int round) {
+at::Tensor small_integers(int64_t numel, int64_t rank, int round) {
   return (at::arange(numel, c10::kFloat) + static_cast<float>(1000 * rank + round)).remainder(4096);
 }
 
 at::Tensor sums(int64_t numel, int round) {
   auto sum = at::zeros({numel});
   for (int64_t rank = 0; rank < get_world_size(); ++rank) {
-    sum += numbers(numel, rank, round);
+    sum += small_integers(numel, rank, round);
   }
   const int64_t own = numel / get_world_size();
   return sum.narrow(0, get_rank() * own, own);
-}
-
-TensorParts one_part(at::Tensor input) {
-  const int64_t numel = input.numel() / get_world_size();
-  return std::make_shared<const std::vector<TensorPart>>(1, TensorPart{.numel = numel, .tensor = std::move(input)});
 }
 
 TEST_CASE("shm: gradients that the others read where they are, gone at once, by ranks of different speed") {
@@ -146,7 +138,7 @@ TEST_CASE("shm: gradients that the others read where they are, gone at once, by 
           const auto output = at::zeros({each});
           for (int round = 0; round < 6; ++round) {
             auto input = rank == 0 || !only_first ? shared_tensor(numel) : at::zeros({numel});
-            input.copy_(numbers(numel, rank, round));
+            input.copy_(small_integers(numel, rank, round));
             if ((round + rank) % 3 == 0) {
               std::this_thread::sleep_for(milliseconds(5));
             }
@@ -169,7 +161,7 @@ TEST_CASE("shm: a gradient is kept until the others have read it, also when this
   constexpr int64_t kNumel = 2 * 8192;
   const auto body = [](int rank) {
     const int peer = pid_of(1 - rank);
-    auto input = shared_tensor(kNumel).copy_(numbers(kNumel, rank, 0));
+    auto input = shared_tensor(kNumel).copy_(small_integers(kNumel, rank, 0));
     const auto block = shared_place(input)->block;
     const auto output = at::zeros({kNumel / 2});
     if (rank == 0) {

@@ -34,7 +34,7 @@ struct Drawn {
 };
 
 /// The same on all ranks.
-Drawn draw(uint64_t seed, int64_t largest, int64_t ranks) {
+Drawn draw_parts(uint64_t seed, int64_t largest, int64_t ranks) {
   std::mt19937_64 generator(seed);
   const auto up_to = [&](int64_t most) { return static_cast<int64_t>(generator() % (most + 1)); };
   Drawn drawn;
@@ -121,7 +121,7 @@ void check_reduce_scatter(const Drawn& drawn, at::ScalarType dtype, ScatterOptio
 
 void check_parts_against_flat(uint64_t seed, int64_t largest, at::ScalarType dtype) {
   try {
-    const Drawn drawn = draw(seed, largest, get_world_size());
+    const Drawn drawn = draw_parts(seed, largest, get_world_size());
     for (const auto part_dtype : {dtype, at::kFloat, at::kHalf, at::kDouble}) {
       check_all_gather(drawn, dtype, part_dtype);
     }

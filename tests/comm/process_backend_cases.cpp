@@ -33,7 +33,7 @@ at::Tensor with_any_strides(const at::Tensor& tensor) {
   return tensor.numel() == 1 ? tensor.as_strided(tensor.sizes(), std::vector<int64_t>(tensor.dim(), 3)) : tensor;
 }
 
-at::Tensor numbers(std::vector<int64_t> sizes, at::ScalarType dtype, uint64_t seed) {
+at::Tensor random_numbers(std::vector<int64_t> sizes, at::ScalarType dtype, uint64_t seed) {
   if (at::isIntegralType(dtype, /*includeBool=*/true)) {
     return with_any_strides(at::randint(0, 2, sizes, make_generator(seed)).to(dtype));
   }
@@ -48,7 +48,7 @@ std::vector<at::Tensor> run_collectives(at::ScalarType dtype, int64_t part) {
   const auto result = [&](std::vector<int64_t> sizes) {
     return results.emplace_back(with_any_strides(at::zeros(sizes, dtype)));
   };
-  all_gather(result({size, part}), numbers({part}, dtype, rank), group);
+  all_gather(result({size, part}), random_numbers({part}, dtype, rank), group);
   std::vector<ReduceOp> operations = {ReduceOp::Sum, ReduceOp::Product};
   if (!at::isComplexType(dtype)) {
     operations.insert(operations.end(), {ReduceOp::Min, ReduceOp::Max});
@@ -57,24 +57,24 @@ std::vector<at::Tensor> run_collectives(at::ScalarType dtype, int64_t part) {
     operations.push_back(ReduceOp::Avg);
   }
   for (const ReduceOp op : operations) {
-    reduce_scatter(result({part}), numbers({size, part}, dtype, rank), op, group);
-    all_reduce(results.emplace_back(numbers({part, 3}, dtype, 10 + rank)), op, group);
+    reduce_scatter(result({part}), random_numbers({size, part}, dtype, rank), op, group);
+    all_reduce(results.emplace_back(random_numbers({part, 3}, dtype, 10 + rank)), op, group);
   }
-  broadcast(results.emplace_back(numbers({part}, dtype, rank)), size - 1, group);
+  broadcast(results.emplace_back(random_numbers({part}, dtype, rank)), size - 1, group);
   std::vector<int64_t> splits;
   for (int other = 0; other < size; ++other) {
     splits.push_back(rank + other);
   }
   const int64_t rows = size * rank + size * (size - 1) / 2;
-  all_to_all(result({rows, part}), numbers({rows, part}, dtype, 20 + rank), splits, splits, group);
-  std::vector<at::Tensor> parts(rank == 0 ? size : 0, numbers({part}, dtype, 30));
+  all_to_all(result({rows, part}), random_numbers({rows, part}, dtype, 20 + rank), splits, splits, group);
+  std::vector<at::Tensor> parts(rank == 0 ? size : 0, random_numbers({part}, dtype, 30));
   scatter(result({part}), parts, 0, group);
   if (rank == 0) {
     for (at::Tensor& gathered : parts) {
       gathered = result({part});
     }
   }
-  gather(parts, numbers({part}, dtype, 40 + rank), 0, group);
+  gather(parts, random_numbers({part}, dtype, 40 + rank), 0, group);
   barrier(group);
   return results;
 }

@@ -15,6 +15,7 @@
 #include "testing/expect.h"
 #include "testing/run_processes.h"
 #include "tests/comm/point_to_point_cases.h"
+#include "tests/comm/shared_tensors.h"
 #include "third_party/catch2/catch.h"
 
 namespace tessera::testing {
@@ -24,7 +25,7 @@ using Catch::Matchers::ContainsSubstring;
 using Clock = std::chrono::steady_clock;
 using std::chrono::milliseconds;
 
-const RunProcessesOptions kShm = {.backend = "shm"}, kGloo = {.backend = "gloo"};
+const RunProcessesOptions kGloo = {.backend = "gloo"};
 
 // run_processes ends with a barrier, for which a group that failed is no good. The ranks meet in the new one.
 void start_anew(const std::string& backend, milliseconds timeout = std::chrono::seconds(60)) {
@@ -82,7 +83,7 @@ void check_four_ranks(const RunProcessesOptions& backend) {
 }
 
 /// Rank 1 dies: ranks 0 and 2 wait for its messages and have an error that holds `error` within two seconds.
-void check_peer_that_dies(const RunProcessesOptions& backend, const std::string& error) {
+void check_messages_of_dead_peer(const RunProcessesOptions& backend, const std::string& error) {
   const auto body = [&](int rank) {
     signal(SIGTERM, SIG_IGN);
     const at::Tensor tensor = at::zeros({100000});
@@ -145,11 +146,11 @@ TEST_CASE("messages between four processes over gloo") {
 }
 
 TEST_CASE("shm: a peer that dies is named within two seconds") {
-  check_peer_that_dies(kShm, "rank(s) [1] have died");
+  check_messages_of_dead_peer(kShm, "rank(s) [1] have died");
 }
 
 TEST_CASE("gloo: a peer that dies is an error within two seconds") {
-  check_peer_that_dies(kGloo, "rank 1, tag 0, Float[100000]) on group 'default'");
+  check_messages_of_dead_peer(kGloo, "rank 1, tag 0, Float[100000]) on group 'default'");
 }
 
 TEST_CASE("shm: a message that does not come in time names its sender, who learns of it") {

@@ -29,9 +29,6 @@ namespace {
 
 using std::chrono::milliseconds;
 
-const RunProcessesOptions kShm = {.backend = "shm"};
-constexpr int64_t kLarge = 100'003;  // floats: more than a cell has, and no multiple of its size
-
 const float* read_own(PeerMemory& memory, const at::Tensor& tensor) {
   return reinterpret_cast<const float*>(memory.find(*shared_place(tensor)));
 }
@@ -92,11 +89,6 @@ TEST_CASE("shared memory: what a child does to what it inherits is its own affai
   REQUIRE(waitpid(child, &status, 0) == child);
   CHECK(status == 0);
   CHECK(tensor[999].item<float>() == 5);
-}
-
-TensorParts one_part(const at::Tensor& output) {
-  const int64_t numel = output.numel() / get_world_size();
-  return std::make_shared<const std::vector<TensorPart>>(1, TensorPart{.numel = numel, .tensor = output});
 }
 
 at::Tensor input_of(int64_t numel, bool is_shared) {

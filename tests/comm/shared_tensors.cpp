@@ -8,8 +8,11 @@
 
 #include <chrono>
 #include <fstream>
+#include <memory>
 #include <string>
 #include <thread>
+#include <utility>
+#include <vector>
 
 #include "comm/collectives.h"
 #include "comm/process_group.h"
@@ -25,6 +28,11 @@ at::Tensor shared_tensor(int64_t numel) {
                                                          caffe2::TypeMeta::Make<float>());
   tensor.unsafeGetTensorImpl()->set_sizes_contiguous({numel});
   return tensor;
+}
+
+TensorParts one_part(at::Tensor tensor) {
+  const int64_t numel = tensor.numel() / get_world_size();
+  return std::make_shared<const std::vector<TensorPart>>(1, TensorPart{.numel = numel, .tensor = std::move(tensor)});
 }
 
 int pid_of(int rank) {

@@ -24,6 +24,7 @@
 #include "tests/comm/differing_calls.h"
 #include "tests/comm/parts_cases.h"
 #include "tests/comm/process_backend_cases.h"
+#include "tests/comm/shared_tensors.h"
 #include "third_party/catch2/catch.h"
 
 namespace tessera::testing {
@@ -32,8 +33,6 @@ namespace {
 using Catch::Matchers::ContainsSubstring;
 using std::chrono::milliseconds;
 using std::chrono::seconds;
-
-const RunProcessesOptions kShm = {.backend = "shm"};
 
 std::string error_of(const std::function<void()>& action) {
   try {
@@ -45,7 +44,7 @@ std::string error_of(const std::function<void()>& action) {
 }
 
 // run_processes ends with a barrier, for which a group that failed is no good. The ranks meet in the new one.
-void start_anew() {
+void start_shm_anew() {
   destroy_process_group();
   init_process_group(ProcessGroupOptions{.backend = "shm"});
 }
@@ -153,20 +152,20 @@ TEST_CASE("shm: ranks that call different collectives all learn what each of the
     TESSERA_EXPECT(by_kind.find("rank 0: all_reduce(Sum, Float[4]); rank 1: broadcast(source 0, Float[4]); rank 2: "
                                 "all_reduce(Sum, Float[4])") != std::string::npos);
     expect_throws<CommError>([] { barrier(default_group()); }, "the ranks called different collectives");
-    start_anew();
+    start_shm_anew();
     const auto by_size = error_of([&] { all_reduce(at::zeros({4 + rank}), ReduceOp::Sum, default_group()); });
     TESSERA_EXPECT(by_size.find("rank 1: all_reduce(Sum, Float[5])") != std::string::npos);
-    start_anew();
+    start_shm_anew();
     const auto by_dtype = error_of(
         [&] { all_reduce(at::zeros({4}, rank == 2 ? at::kInt : at::kFloat), ReduceOp::Sum, default_group()); });
     TESSERA_EXPECT(by_dtype.find("rank 2: all_reduce(Sum, Int[4])") != std::string::npos);
-    start_anew();
+    start_shm_anew();
     const auto by_splits = error_of([&] {
       const std::vector<int64_t> in = {1, 1, rank == 0 ? 2 : 1}, out = {1, 1, 1};
       all_to_all(at::zeros({3}), at::zeros({rank == 0 ? 4 : 3}), out, in, default_group());
     });
     TESSERA_EXPECT(by_splits.find("rank 0 sends 2 elements to rank 2, which expects 1") != std::string::npos);
-    start_anew();
+    start_shm_anew();
   };
   run_processes(3, body, kShm);
 }
@@ -192,7 +191,7 @@ TEST_CASE("shm: a time-out on one rank is an error on those that come later, whi
     const bool is_named = error.find(rank == 1 ? "rank 0 failed: barrier() on group 'default' (rank 0 of ranks [0, 1])"
                                                : "rank(s) [1] did not arrive within 1000 ms") != std::string::npos;
     TESSERA_EXPECT(is_named);
-    start_anew();
+    start_shm_anew();
   };
   run_processes(2, body, kShm);
 }

@@ -42,7 +42,7 @@ bool is_reducible(at::ScalarType dtype, ReduceOp op) {
 }
 
 /// Of floating types some elements are NaN, infinite, zeros of either sign or tiny.
-at::Tensor draw(int64_t numel, at::ScalarType dtype, uint64_t seed) {
+at::Tensor draw_tensor(int64_t numel, at::ScalarType dtype, uint64_t seed) {
   auto generator = make_generator(seed);
   if (!c10::isFloatingType(dtype) && !c10::isComplexType(dtype)) {
     return at::randint(std::numeric_limits<int64_t>::min(), std::numeric_limits<int64_t>::max(), {numel}, generator,
@@ -125,11 +125,12 @@ TEST_CASE("calls by tensor operations: every reduction of every dtype, in the or
             Calls all_reduces, reduce_scatters;
             for (size_t rank = 0; rank < ranks; ++rank) {
               all_reduces.push_back(
-                  {.kind = Collective::AllReduce, .op = op, .output = draw(count, dtype, 10 * count + rank)});
-              reduce_scatters.push_back({.kind = Collective::ReduceScatter,
-                                         .op = op,
-                                         .output = at::zeros({count}, dtype),
-                                         .input = draw(count * static_cast<int64_t>(ranks), dtype, 7 * count + rank)});
+                  {.kind = Collective::AllReduce, .op = op, .output = draw_tensor(count, dtype, 10 * count + rank)});
+              reduce_scatters.push_back(
+                  {.kind = Collective::ReduceScatter,
+                   .op = op,
+                   .output = at::zeros({count}, dtype),
+                   .input = draw_tensor(count * static_cast<int64_t>(ranks), dtype, 7 * count + rank)});
             }
             check_same(all_reduces, device);
             check_same(reduce_scatters, device);

@@ -21,10 +21,10 @@
 namespace tessera {
 namespace {
 
-using WorkPtr = c10::intrusive_ptr<c10d::Work>;
+using C10dWorkPtr = c10::intrusive_ptr<c10d::Work>;
 using Clock = std::chrono::steady_clock;
 
-void poll(const WorkPtr& work) {
+void poll(const C10dWorkPtr& work) {
   for (const auto end = Clock::now() + std::chrono::seconds(30); !work->isCompleted();) {
     TESSERA_EXPECT(Clock::now() < end);
     std::this_thread::yield();
@@ -42,7 +42,7 @@ TEST_CASE("a work is completed when all ranks have called, and not before") {
     if (rank == 1) {
       launched.get_future().wait_for(std::chrono::seconds(30));
     }
-    const WorkPtr work = backend()->allreduce(tensors);
+    const C10dWorkPtr work = backend()->allreduce(tensors);
     if (rank == 0) {
       TESSERA_EXPECT(!work->isCompleted() && !work->isSuccess());
       launched.set_value();
@@ -58,12 +58,12 @@ TEST_CASE("works of lists are completed, and their outputs there, when those of 
   run_ranks(2, [](int rank) {
     std::vector<std::vector<at::Tensor>> lists = {{at::zeros({2}), at::zeros({2})}};
     std::vector<at::Tensor> input = {at::full({2}, 5.f + rank)};
-    const WorkPtr gather = backend()->allgather(lists, input);
+    const C10dWorkPtr gather = backend()->allgather(lists, input);
     poll(gather);
     TESSERA_EXPECT(gather->isSuccess());
     TESSERA_EXPECT(lists[0][0].equal(at::full({2}, 5.f)) && lists[0][1].equal(at::full({2}, 6.f)));
     std::vector<at::Tensor> tensors = {at::full({2}, 1.f + rank), at::full({3}, 2.f)};
-    const WorkPtr reductions = backend()->allreduce_coalesced(tensors);
+    const C10dWorkPtr reductions = backend()->allreduce_coalesced(tensors);
     poll(reductions);
     TESSERA_EXPECT(reductions->isSuccess());
     TESSERA_EXPECT(tensors[0].equal(at::full({2}, 3.f)) && tensors[1].equal(at::full({3}, 4.f)));
@@ -74,7 +74,7 @@ TEST_CASE("a work that failed is completed without success, and says why as ofte
   run_ranks(2, [](int rank) {
     std::vector<std::vector<at::Tensor>> lists = {{at::zeros({2 + rank}), at::zeros({2 + rank})}};
     std::vector<at::Tensor> input = {at::zeros({2 + rank})};
-    const WorkPtr gather = backend()->allgather(lists, input);
+    const C10dWorkPtr gather = backend()->allgather(lists, input);
     poll(gather);
     TESSERA_EXPECT(!gather->isSuccess());
     for (int i = 0; i < 2; ++i) {
@@ -88,7 +88,7 @@ TEST_CASE("wait() has the time-out that it is given") {
   std::promise<void> timed_out;
   run_ranks(2, [&](int rank) {
     if (rank == 0) {
-      const WorkPtr work = backend()->barrier();
+      const C10dWorkPtr work = backend()->barrier();
       expect_throws<CommError>([&] { work->wait(std::chrono::milliseconds(50)); },
                                "rank(s) [1] did not arrive within 50 ms");
       TESSERA_EXPECT(work->isCompleted() && !work->isSuccess());

@@ -31,7 +31,7 @@ Sum tree(std::vector<Sum> sums) {
 
 /// Both kernels, over tables of at most `a_table` tensors and `blocks` thread blocks.
 template <typename T, typename Sum, NormKind kKind>
-double run_on_cpu(const std::vector<at::Tensor>& tensors, int a_table, int64_t blocks) {
+double norm_on_cpu(const std::vector<at::Tensor>& tensors, int a_table, int64_t blocks) {
   std::vector<NormTable> tables(1);
   for (const auto& tensor : tensors) {
     if (tables.back().count == a_table) {
@@ -91,9 +91,9 @@ void check_kinds(at::ScalarType dtype) {
       const auto close = [&](double actual, NormKind kind) {
         CHECK(actual == Catch::Approx(expected_norm(tensors, kind)).epsilon(1e-5));
       };
-      close(run_on_cpu<T, Sum, NormKind::L1>(tensors, a_table, blocks), NormKind::L1);
-      close(run_on_cpu<T, Sum, NormKind::L2>(tensors, a_table, blocks), NormKind::L2);
-      CHECK(run_on_cpu<T, Sum, NormKind::Inf>(tensors, a_table, blocks) == expected_norm(tensors, NormKind::Inf));
+      close(norm_on_cpu<T, Sum, NormKind::L1>(tensors, a_table, blocks), NormKind::L1);
+      close(norm_on_cpu<T, Sum, NormKind::L2>(tensors, a_table, blocks), NormKind::L2);
+      CHECK(norm_on_cpu<T, Sum, NormKind::Inf>(tensors, a_table, blocks) == expected_norm(tensors, NormKind::Inf));
     }
   }
 }
@@ -108,10 +108,10 @@ TEST_CASE("norms of many tensors, in tables and blocks of any number") {
 TEST_CASE("every element counts once") {
   // Whole numbers, so that sums in float are exact in any order.
   const std::vector<at::Tensor> tensors{at::full({8192 * 3 + 17}, 1.f), at::full({5}, -2.f), at::full({0}, 1.f)};
-  CHECK(run_on_cpu<float, float, NormKind::L1>(tensors, 100, 1024) == 8192 * 3 + 17 + 10);
-  CHECK(run_on_cpu<float, float, NormKind::L2>(tensors, 100, 2) == 8192 * 3 + 17 + 20);
-  CHECK(run_on_cpu<float, float, NormKind::Inf>(tensors, 100, 1024) == 2);
-  CHECK(run_on_cpu<float, float, NormKind::L2>({at::full({0}, 1.f)}, 100, 1024) == 0);
+  CHECK(norm_on_cpu<float, float, NormKind::L1>(tensors, 100, 1024) == 8192 * 3 + 17 + 10);
+  CHECK(norm_on_cpu<float, float, NormKind::L2>(tensors, 100, 2) == 8192 * 3 + 17 + 20);
+  CHECK(norm_on_cpu<float, float, NormKind::Inf>(tensors, 100, 1024) == 2);
+  CHECK(norm_on_cpu<float, float, NormKind::L2>({at::full({0}, 1.f)}, 100, 1024) == 0);
 }
 
 TEST_CASE("a NaN or an infinity anywhere is in the result") {
@@ -119,11 +119,11 @@ TEST_CASE("a NaN or an infinity anywhere is in the result") {
     CAPTURE(place);
     auto tensor = at::randn({10000});
     tensor[place] = std::numeric_limits<float>::quiet_NaN();
-    CHECK(std::isnan(run_on_cpu<float, float, NormKind::L1>({tensor}, 100, 1024)));
-    CHECK(std::isnan(run_on_cpu<float, float, NormKind::L2>({tensor}, 100, 1024)));
-    CHECK(std::isnan(run_on_cpu<float, float, NormKind::Inf>({tensor}, 100, 1024)));
+    CHECK(std::isnan(norm_on_cpu<float, float, NormKind::L1>({tensor}, 100, 1024)));
+    CHECK(std::isnan(norm_on_cpu<float, float, NormKind::L2>({tensor}, 100, 1024)));
+    CHECK(std::isnan(norm_on_cpu<float, float, NormKind::Inf>({tensor}, 100, 1024)));
     tensor[place] = -std::numeric_limits<float>::infinity();
-    CHECK(std::isinf(run_on_cpu<float, float, NormKind::Inf>({tensor}, 100, 1024)));
+    CHECK(std::isinf(norm_on_cpu<float, float, NormKind::Inf>({tensor}, 100, 1024)));
   }
 }
 

@@ -19,7 +19,7 @@ namespace tessera::cuda {
 namespace {
 
 template <typename To, typename From = To>
-void run_on_cpu(const CopyTable& table, int threads) {
+void copy_on_cpu(const CopyTable& table, int threads) {
   for (int64_t tile = 0; tile < table.tiles(); ++tile) {
     for (int thread = 0; thread < threads; ++thread) {
       copy_table_tile<To, From>(table, tile, thread, threads);
@@ -161,7 +161,7 @@ void check_random_copies(uint64_t seed, at::ScalarType to_dtype, at::ScalarType 
     zeros ? target.zero_() : target.copy_(from.as_strided({rows, cols}, {stride, 1}, from_begin));
     begin += rows * stride;
   }
-  run_on_cpu<To, From>(table, static_cast<int>(number(1, 300)));
+  copy_on_cpu<To, From>(table, static_cast<int>(number(1, 300)));
   CHECK(actual.equal(expected));
 }
 
@@ -220,7 +220,7 @@ TEST_CASE("a unit's copy-out and copy-in, on the dims and ranks of the engine, a
       }
     }
     copier.run();
-    run_on_cpu<float, c10::BFloat16>(out, 256);
+    copy_on_cpu<float, c10::BFloat16>(out, 256);
     for (size_t i = 0; i < shapes.size(); ++i) {
       CAPTURE(i);
       CHECK(params[i].equal(expected_params[i]));
@@ -233,12 +233,12 @@ TEST_CASE("a unit's copy-out and copy-in, on the dims and ranks of the engine, a
     const auto unused = layout.unused(rank_numel);
     copier.zero(expected_filled, unused);
     copier.run();
-    run_on_cpu<c10::BFloat16, float>(in, 256);
+    copy_on_cpu<c10::BFloat16, float>(in, 256);
     CopyTable zeros;
     for (const auto& range : unused) {
       zeros.add({.to = data_of<c10::BFloat16>(filled) + range.offset, .rows = 1, .cols = range.numel}, 2, 4);
     }
-    run_on_cpu<c10::BFloat16, float>(zeros, 256);
+    copy_on_cpu<c10::BFloat16, float>(zeros, 256);
     CHECK(filled.equal(expected_filled));
   }
 }

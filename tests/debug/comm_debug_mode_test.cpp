@@ -11,7 +11,7 @@
 #include "testing/run_ranks.h"
 #include "third_party/catch2/catch.h"
 
-using namespace tessera;
+namespace tessera {
 
 namespace {
 
@@ -81,3 +81,5 @@ TEST_CASE("messages between two ranks are counted beside collectives", "[debug]"
                      : std::string("module phase op collective calls bytes sent\n- forward - recv 1 0\ntotal 1 0\n"));
   });
 }
+
+}  // namespace tessera

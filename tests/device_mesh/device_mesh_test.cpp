@@ -1,7 +1,6 @@
 #include "device_mesh/device_mesh.h"
 
 #include <ATen/Context.h>
-#include <ATen/ops/full.h>
 
 #include <array>
 
@@ -10,20 +9,14 @@
 #include "comm/rank_context.h"
 #include "testing/expect.h"
 #include "testing/run_ranks.h"
+#include "tests/device_mesh/mesh_helpers.h"
 #include "third_party/catch2/catch.h"
 
 namespace tessera {
 namespace {
 
 using Catch::Matchers::ContainsSubstring;
-using Ints = std::vector<int64_t>;
 using Names = std::vector<std::string>;
-
-float sum_over(const ProcessGroupPtr& group) {
-  at::Tensor tensor = at::full({1}, float(1 << get_rank()));
-  all_reduce(tensor, ReduceOp::Sum, group);
-  return tensor.item<float>();
-}
 
 TEST_CASE("a 1-D mesh reuses the default group") {
   for (const int world_size : {1, 2, 3, 4}) {

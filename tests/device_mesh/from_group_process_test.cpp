@@ -11,12 +11,11 @@
 #include "testing/expect.h"
 #include "testing/run_processes.h"
 #include "tests/comm/own_gloo.h"
+#include "tests/device_mesh/mesh_helpers.h"
 #include "third_party/catch2/catch.h"
 
 namespace tessera {
 namespace {
-
-using Ints = std::vector<int64_t>;
 
 TEST_CASE("a mesh over a program's own gloo groups, and over shared memory") {
   run_processes(

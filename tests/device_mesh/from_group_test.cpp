@@ -1,7 +1,5 @@
 // Meshes over groups that are there already, and over some of the ranks.
 
-#include <ATen/ops/full.h>
-
 #include <algorithm>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
@@ -11,18 +9,11 @@
 #include "device_mesh/device_mesh.h"
 #include "testing/expect.h"
 #include "testing/run_ranks.h"
+#include "tests/device_mesh/mesh_helpers.h"
 #include "third_party/catch2/catch.h"
 
 namespace tessera {
 namespace {
-
-using Ints = std::vector<int64_t>;
-
-float sum_over(const ProcessGroupPtr& group) {
-  const at::Tensor tensor = at::full({1}, float(1 << get_rank()));
-  all_reduce(tensor, ReduceOp::Sum, group);
-  return tensor.item<float>();
-}
 
 /// This rank's group along each axis of a grid of `ranks`, row-major.
 std::vector<ProcessGroupPtr> groups_of_grid(const Ints& shape, const Ints& ranks) {

@@ -1,11 +1,18 @@
 #include "device_mesh/mesh_layout.h"
 
+#include <ostream>
+
+#include "tests/device_mesh/mesh_helpers.h"
 #include "third_party/catch2/catch.h"
 
 namespace tessera {
-namespace {
 
-using Ints = std::vector<int64_t>;
+// In the type's namespace, where Catch2's messages look for it.
+std::ostream& operator<<(std::ostream& out, const AxisFactor& factor) {
+  return out << "{" << factor.size << " by " << factor.stride << "}";
+}
+
+namespace {
 
 const MeshLayout k234 = MeshLayout::row_major({2, 3, 4});
 

@@ -33,17 +33,10 @@
 #include "testing/expect.h"
 #include "testing/run_ranks.h"
 #include "testing/tensor_matchers.h"
+#include "tests/dtensor/test_values.h"
 #include "third_party/catch2/catch.h"
 
-using namespace tessera;
-
-namespace {
-
-at::Tensor ramp(std::vector<int64_t> sizes) {
-  return at::arange(c10::multiply_integers(sizes), at::kFloat).reshape(sizes);
-}
-
-}  // namespace
+namespace tessera {
 
 TEST_CASE("new DTensors are parts of what one device would make", "[dtensor]") {
   auto generator = make_generator(7);
@@ -411,3 +404,5 @@ TEST_CASE("pictures show which rank holds what", "[dtensor]") {
         "has 3 dims");
   });
 }
+
+}  // namespace tessera

@@ -10,7 +10,6 @@
 #include <ATen/ops/zeros_like.h>
 
 #include <cmath>
-#include <limits>
 
 #include "base/error.h"
 #include "comm/comm_stats.h"
@@ -19,13 +18,12 @@
 #include "testing/run_ranks.h"
 #include "testing/tensor_matchers.h"
 #include "testing/test_devices.h"
+#include "tests/dtensor/test_values.h"
 #include "third_party/catch2/catch.h"
 
-using namespace tessera;
+namespace tessera {
 
 namespace {
-
-constexpr double kInf = std::numeric_limits<double>::infinity();
 
 /// Parameters with gradients: whole ones, and the same as DTensors on {dp}, {dp, tp} and plain.
 struct Model {
@@ -183,3 +181,5 @@ TEST_CASE("a norm that is not finite, and wrong arguments, are errors on every r
     expect_equal(get_total_norm({}).item<double>(), 0.0);
   });
 }
+
+}  // namespace tessera

@@ -16,8 +16,6 @@
 #include "testing/run_ranks.h"
 #include "third_party/catch2/catch.h"
 
-using namespace tessera;
-
 namespace {
 
 thread_local int64_t allocations = 0;
@@ -39,6 +37,8 @@ void operator delete(void* memory) noexcept {
 void operator delete(void* memory, std::size_t) noexcept {
   std::free(memory);
 }
+
+namespace tessera {
 
 namespace {
 
@@ -116,3 +116,5 @@ TEST_CASE("the instructions of a cached op beyond the plain op's stay within lim
     CHECK(beyond <= limits.at(name));
   }
 }
+
+}  // namespace tessera

@@ -2,7 +2,6 @@
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/_foreach_mul.h>
-#include <ATen/ops/arange.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/stack.h>
@@ -19,15 +18,12 @@
 #include "testing/run_ranks.h"
 #include "testing/tensor_matchers.h"
 #include "testing/test_devices.h"
+#include "tests/dtensor/test_values.h"
 #include "third_party/catch2/catch.h"
 
-using namespace tessera;
+namespace tessera {
 
 namespace {
-
-at::Tensor ramp(std::vector<int64_t> sizes) {
-  return at::arange(c10::multiply_integers(sizes), at::kFloat).reshape(sizes);
-}
 
 at::Tensor no_rule(const at::Tensor& x) {
   return x.clone();
@@ -468,3 +464,5 @@ TEST_CASE("item gives every rank the reduced value", "[dtensor]") {
     expect_equal(x.mean().item<float>(), 3.f);
   });
 }
+
+}  // namespace tessera

@@ -17,7 +17,7 @@
 #include "testing/tensor_matchers.h"
 #include "third_party/catch2/catch.h"
 
-using namespace tessera;
+namespace tessera {
 
 namespace {
 
@@ -88,3 +88,5 @@ TEST_CASE("initial values of nothing, and of what has none", "[dtensor][init]") 
     expect_throws<ValueError>([&] { init::eye_(pending); }, "waits for a reduction");
   });
 }
+
+}  // namespace tessera

@@ -3,7 +3,6 @@
 #include <ATen/TensorOperators.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/_neg_view.h>
-#include <ATen/ops/arange.h>
 #include <ATen/ops/complex.h>
 #include <ATen/ops/full.h>
 
@@ -11,15 +10,12 @@
 #include "testing/expect.h"
 #include "testing/run_ranks.h"
 #include "testing/tensor_matchers.h"
+#include "tests/dtensor/test_values.h"
 #include "third_party/catch2/catch.h"
 
-using namespace tessera;
+namespace tessera {
 
 namespace {
-
-at::Tensor ramp(std::vector<int64_t> sizes) {
-  return at::arange(c10::multiply_integers(sizes), at::kFloat).reshape(sizes);
-}
 
 at::Tensor leaf(const at::Tensor& value, const DeviceMesh& mesh) {
   return distribute_tensor(value, mesh, {Shard(0)}).set_requires_grad(true);
@@ -199,3 +195,5 @@ TEST_CASE("from_local's tensors count each other's writes", "[dtensor]") {
     expect_throws<c10::Error>([&] { d.sum().backward(); }, "modified by an inplace operation");
   });
 }
+
+}  // namespace tessera

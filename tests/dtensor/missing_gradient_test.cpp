@@ -14,7 +14,7 @@
 #include "testing/tensor_matchers.h"
 #include "third_party/catch2/catch.h"
 
-using namespace tessera;
+namespace tessera {
 
 namespace {
 
@@ -119,3 +119,5 @@ TEST_CASE("what is zeros on one rank alone is refused on every rank", "[dtensor]
     expect_bit_equal(full_tensor(gradient.add(at::zeros({5}))), at::ones({5}));
   });
 }
+
+}  // namespace tessera

@@ -29,7 +29,7 @@ bool differentiable(const Input& input) {
   return input.kind != Input::Kind::Index && input.kind != Input::Kind::Mask;
 }
 
-at::Tensor draw(const Input& input, at::Generator& generator) {
+at::Tensor draw_input(const Input& input, at::Generator& generator) {
   const auto floats = at::TensorOptions().dtype(at::kDouble);
   switch (input.kind) {
     case Input::Kind::Normal:
@@ -47,18 +47,18 @@ at::Tensor draw(const Input& input, at::Generator& generator) {
 }
 
 /// Values and gradients of all floating results' squares, summed; an undefined gradient stays undefined.
-struct Outcome {
+struct ResultsAndGradients {
   Tensors results;
   Tensors gradients;
 };
 
-Outcome run(const OpCase& test, const Tensors& inputs) {
+ResultsAndGradients run_with_gradients(const OpCase& test, const Tensors& inputs) {
   Tensors leaves;
   for (size_t i = 0; i < inputs.size(); ++i) {
     leaves.push_back(inputs[i].detach());
     leaves.back().set_requires_grad(test.gradients && differentiable(test.inputs[i]));
   }
-  Outcome outcome;
+  ResultsAndGradients outcome;
   outcome.results = test.call(leaves);
   at::Tensor loss;
   for (const auto& result : outcome.results) {
@@ -78,7 +78,7 @@ Outcome run(const OpCase& test, const Tensors& inputs) {
   return outcome;
 }
 
-std::vector<Placement> choices(const Input& input) {
+std::vector<Placement> placement_choices(const Input& input) {
   std::vector<Placement> result{Replicate()};
   for (size_t dim = 0; dim < input.sizes.size(); ++dim) {
     result.push_back(Shard(static_cast<int64_t>(dim)));
@@ -97,7 +97,7 @@ std::vector<Combination> combinations(const OpCase& test, size_t mesh_ndim) {
   size_t count = 1;
   for (const auto& input : test.inputs) {
     for (size_t axis = 0; axis < mesh_ndim; ++axis) {
-      count *= choices(input).size();
+      count *= placement_choices(input).size();
     }
   }
   const size_t taken = std::min(count, kMaxCombinations);
@@ -106,7 +106,7 @@ std::vector<Combination> combinations(const OpCase& test, size_t mesh_ndim) {
     size_t number = k * count / taken;
     Combination combination;
     for (const auto& input : test.inputs) {
-      const auto options = choices(input);
+      const auto options = placement_choices(input);
       Placements placements;
       for (size_t axis = 0; axis < mesh_ndim; ++axis) {
         placements.push_back(options[number % options.size()]);
@@ -119,7 +119,7 @@ std::vector<Combination> combinations(const OpCase& test, size_t mesh_ndim) {
   return result;
 }
 
-std::string describe(const OpCase& test, const Combination& combination, const DeviceMesh& mesh) {
+std::string describe_combination(const OpCase& test, const Combination& combination, const DeviceMesh& mesh) {
   std::string text = fmt::format("{} on a mesh [{}] of {}, seed {}:", test.name, fmt::join(mesh.shape(), ", "),
                                  c10::DeviceTypeName(mesh.device_type(), /*lower_case=*/true), test.seed);
   for (size_t i = 0; i < combination.size(); ++i) {
@@ -141,15 +141,15 @@ void compare(const at::Tensor& actual, const at::Tensor& expected, const std::st
   TESSERA_CHECK(ExpectationError, difference.empty(), "{}: {}", what, difference);
 }
 
-void check_combination(const OpCase& test, const Tensors& inputs, const Outcome& expected, const DeviceMesh& mesh,
-                       const Combination& combination) {
+void check_combination(const OpCase& test, const Tensors& inputs, const ResultsAndGradients& expected,
+                       const DeviceMesh& mesh, const Combination& combination) {
   Tensors placed;
   for (size_t i = 0; i < inputs.size(); ++i) {
     placed.push_back(place(inputs[i], mesh, combination[i]));
   }
-  Outcome actual;
+  ResultsAndGradients actual;
   try {
-    actual = run(test, placed);
+    actual = run_with_gradients(test, placed);
   } catch (const NotImplementedError&) {
     if (test.in_place) {
       return;
@@ -176,9 +176,9 @@ void check_op_on(const OpCase& test, c10::Device device) {
   auto generator = make_generator(test.seed);
   Tensors inputs;
   for (const auto& input : test.inputs) {
-    inputs.push_back(draw(input, generator).to(device));
+    inputs.push_back(draw_input(input, generator).to(device));
   }
-  const auto expected = run(test, inputs);
+  const auto expected = run_with_gradients(test, inputs);
   for (const auto& shape : mesh_shapes(device)) {
     const auto list = combinations(test, shape.size());
     run_ranks(static_cast<int>(c10::multiply_integers(shape)), [&](int) {
@@ -189,7 +189,7 @@ void check_op_on(const OpCase& test, c10::Device device) {
         } catch (const CommError&) {
           throw;
         } catch (const std::exception& failure) {
-          throw ExpectationError(describe(test, combination, mesh) + "\n  " + failure.what());
+          throw ExpectationError(describe_combination(test, combination, mesh) + "\n  " + failure.what());
         }
       }
     });

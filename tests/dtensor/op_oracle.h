@@ -23,6 +23,7 @@
 namespace tessera {
 
 using Tensors = std::vector<at::Tensor>;
+using TensorFunction = std::function<at::Tensor(const at::Tensor&)>;
 
 struct Input {
   enum class Kind { Normal, Positive, Index, Mask, Probability };

@@ -36,7 +36,7 @@ bool can_be_partial(ReduceOp reduction, at::ScalarType dtype, const std::vector<
 }
 
 /// What a tensor may be on an axis. One reduction a tensor: ranks cannot take the greatest of sums, and the reverse.
-std::vector<Placement> choices(const at::Tensor& tensor, ReduceOp reduction, const std::vector<int64_t>& mesh) {
+std::vector<Placement> axis_choices(const at::Tensor& tensor, ReduceOp reduction, const std::vector<int64_t>& mesh) {
   std::vector<Placement> result{Replicate()};
   for (int64_t dim = 0; dim < tensor.dim(); ++dim) {
     result.emplace_back(Shard(dim));
@@ -47,11 +47,12 @@ std::vector<Placement> choices(const at::Tensor& tensor, ReduceOp reduction, con
   return result;
 }
 
-Assignment draw(const std::vector<at::Tensor>& tensors, const std::vector<int64_t>& mesh, std::mt19937& random) {
+Assignment draw_assignment(const std::vector<at::Tensor>& tensors, const std::vector<int64_t>& mesh,
+                           std::mt19937& random) {
   Assignment result;
   for (size_t i = 0; i < tensors.size(); ++i) {
     const auto reduction = kReductions[random() % 2 == 0 ? 0 : random() % std::size(kReductions)];
-    const auto options = choices(tensors[i], reduction, mesh);
+    const auto options = axis_choices(tensors[i], reduction, mesh);
     Placements placements;
     for (size_t axis = 0; axis < mesh.size(); ++axis) {
       placements.push_back(options[random() % options.size()]);
@@ -126,7 +127,7 @@ std::vector<Assignment> drawn_assignments(const OpdbCase& test, const std::vecto
   const auto tensors = test.tensors();
   std::vector<Assignment> result;
   for (int i = 0; i < count; ++i) {
-    result.push_back(draw(tensors, mesh, random));
+    result.push_back(draw_assignment(tensors, mesh, random));
   }
   return result;
 }

@@ -75,7 +75,7 @@ bool is_close(const at::Tensor& actual, const at::Tensor& expected) {
 }
 
 /// Empty if `got` matches: equal shape, dtype and integers, and floats that are close.
-std::string difference(const c10::IValue& got, const c10::IValue& want, bool meta_only, bool has_dtensors) {
+std::string value_difference(const c10::IValue& got, const c10::IValue& want, bool meta_only, bool has_dtensors) {
   if (want.isTensor() != got.isTensor()) {
     return "a result of another kind";
   }
@@ -131,14 +131,14 @@ std::string differences(const OpdbCase& test, const Expected& expected, const st
   };
   for (size_t i = 0; i < results.size(); ++i) {
     const auto differs_from = [&](const c10::IValue& want) {
-      return difference(results[i], want, meta_only, !placed.empty());
+      return value_difference(results[i], want, meta_only, !placed.empty());
     };
     const auto why = differs_from(wanted[i]);
     add("result", i, i < otherwise.size() && differs_from(otherwise[i]).empty() ? "" : why);
   }
   const auto written = written_arguments(test);
   for (size_t i = 0; i < written.size(); ++i) {
-    add("written argument", written[i], difference(placed[written[i]], expected.written[i], meta_only, true));
+    add("written argument", written[i], value_difference(placed[written[i]], expected.written[i], meta_only, true));
   }
   return text;
 }

@@ -15,7 +15,7 @@
 #include "tests/dtensor/opdb_runner.h"
 #include "third_party/catch2/catch.h"
 
-using namespace tessera;
+namespace tessera {
 
 namespace {
 
@@ -140,3 +140,5 @@ TEST_CASE("assignments: all replicated, each tensor cut alone, all cut alike", "
   }
   CHECK(labels == std::vector<std::string>{"R", "0S0", "0S1"});
 }
+
+}  // namespace tessera

@@ -8,8 +8,7 @@
 #include "tests/dtensor/opdb_runner.h"
 #include "third_party/catch2/catch.h"
 
-using namespace tessera;
-using namespace tessera::testing;
+namespace tessera::testing {
 
 namespace {
 
@@ -24,7 +23,7 @@ std::string failures(const std::string& corpus, const OpdbRanks& ranks, int draw
   return lines;
 }
 
-void check(const std::string& options, const OpdbRanks& ranks, int draws = 0) {
+void check_recorded_calls(const std::string& options, const OpdbRanks& ranks, int draws = 0) {
   const TempFolder folder;
   const auto corpus = folder.path("corpus.pt");
   const auto arguments = fmt::format("{} --per-overload 3 --samples 12 {}", corpus, options);
@@ -39,13 +38,15 @@ void check(const std::string& options, const OpdbRanks& ranks, int draws = 0) {
 }  // namespace
 
 TEST_CASE("calls of PyTorch's operator database", "[dtensor][ops]") {
-  check("", {.mesh = {2}});
+  check_recorded_calls("", {.mesh = {2}});
 }
 
 TEST_CASE("the same with sizes that leave shards empty", "[dtensor][ops]") {
-  check("--sizes 1 2 3", {.mesh = {3}});
+  check_recorded_calls("--sizes 1 2 3", {.mesh = {3}});
 }
 
 TEST_CASE("on two axes, in other dtypes, operands cut, whole and partial as drawn", "[dtensor][ops]") {
-  check("--sizes 2 3 5 --dtypes bfloat16 int32 complex64", {.mesh = {2, 2}}, /*draws=*/2);
+  check_recorded_calls("--sizes 2 3 5 --dtypes bfloat16 int32 complex64", {.mesh = {2, 2}}, /*draws=*/2);
 }
+
+}  // namespace tessera::testing

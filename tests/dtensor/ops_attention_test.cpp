@@ -19,7 +19,7 @@
 #include "tests/dtensor/op_oracle.h"
 #include "third_party/catch2/catch.h"
 
-using namespace tessera;
+namespace tessera {
 
 TEST_CASE("attention", "[dtensor][ops]") {
   CHECK_NOTHROW(check_ops({
@@ -153,3 +153,5 @@ TEST_CASE("attention over cut heads moves nothing", "[dtensor][ops]") {
     expect_equal(comm_stats().calls(), 0);
   });
 }
+
+}  // namespace tessera

@@ -25,25 +25,26 @@
 #include "tests/dtensor/op_oracle.h"
 #include "third_party/catch2/catch.h"
 
-using namespace tessera;
+namespace tessera {
 
 namespace {
 
 constexpr double kMomentum = 0.1, kEps = 1e-5;
 
-std::vector<Input> inputs_of(std::vector<int64_t> sizes) {
+std::vector<Input> batch_norm_inputs(std::vector<int64_t> sizes) {
   const int64_t channels = sizes[1];
   return {{std::move(sizes)}, {{channels}}, {{channels}}, {{channels}}, positive({channels})};
 }
 
 /// Of (input, weight, bias, running mean, running variance).
 OpCase forward_case(const char* name, std::vector<int64_t> sizes, std::function<Tensors(const Tensors&)> call) {
-  return {.name = name, .inputs = inputs_of(std::move(sizes)), .call = [call = std::move(call)](const Tensors& x) {
-            return call({x[0], x[1], x[2], x[3].detach().clone(), x[4].detach().clone()});
-          }};
+  return {
+      .name = name, .inputs = batch_norm_inputs(std::move(sizes)), .call = [call = std::move(call)](const Tensors& x) {
+        return call({x[0], x[1], x[2], x[3].detach().clone(), x[4].detach().clone()});
+      }};
 }
 
-at::Tensor train(const Tensors& x) {
+at::Tensor batch_norm_in_training(const Tensors& x) {
   return at::batch_norm(x[0], x[1], x[2], x[3], x[4], /*training=*/true, kMomentum, kEps, /*cudnn_enabled=*/false);
 }
 
@@ -159,7 +160,7 @@ std::string traffic(const std::vector<int64_t>& shape, const Placements& cut) {
   const auto mean = place_as(at::zeros({3}), vectors), var = place_as(at::ones({3}), vectors);
   const auto grad = place_as(at::randn({5, 3, 2}, make_generator(2)), cut);
   reset_comm_stats();
-  const auto y = train({input, weight, {}, mean, var});
+  const auto y = batch_norm_in_training({input, weight, {}, mean, var});
   const auto forward = sent();
   reset_comm_stats();
   y.backward(grad);
@@ -291,6 +292,8 @@ TEST_CASE("a cut batch of one value a channel, and channels without deviation", 
     const auto mesh = init_device_mesh(at::kCPU, {2});
     const auto x = distribute_tensor(at::ones({1, 3}), mesh, {Shard(0)});
     const auto weight = distribute_tensor(at::ones({3}, at::kDouble), mesh, {Replicate()});
-    expect_throws<c10::Error>([&] { train({x, weight, {}, {}, {}}); }, "mixed dtype");
+    expect_throws<c10::Error>([&] { batch_norm_in_training({x, weight, {}, {}, {}}); }, "mixed dtype");
   });
 }
+
+}  // namespace tessera

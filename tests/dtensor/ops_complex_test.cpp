@@ -19,7 +19,7 @@
 #include "tests/dtensor/op_oracle.h"
 #include "third_party/catch2/catch.h"
 
-using namespace tessera;
+namespace tessera {
 
 namespace {
 
@@ -78,3 +78,5 @@ TEST_CASE("a conjugate may be read and not written, and not once its tensor was"
     expect_throws<StateError>([&] { conjugate.mul(2); }, "Take the view again");
   });
 }
+
+}  // namespace tessera

@@ -45,7 +45,7 @@
 #include "tests/dtensor/op_oracle.h"
 #include "third_party/catch2/catch.h"
 
-using namespace tessera;
+namespace tessera {
 
 namespace {
 
@@ -379,3 +379,5 @@ TEST_CASE("classes that are none are refused on every rank", "[dtensor][ops]") {
     expect_throws<ValueError>([&] { at::scaled_dot_product_attention(query, query, at::zeros({2, 3, 4})); }, "mixed");
   });
 }
+
+}  // namespace tessera

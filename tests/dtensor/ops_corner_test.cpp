@@ -12,21 +12,20 @@
 #include "testing/run_ranks.h"
 #include "testing/tensor_matchers.h"
 #include "tests/dtensor/op_oracle.h"
+#include "tests/dtensor/test_values.h"
 #include "third_party/catch2/catch.h"
 
-using namespace tessera;
+namespace tessera {
 
 namespace {
-
-constexpr double kInf = std::numeric_limits<double>::infinity();
 
 at::Tensor tensor(std::initializer_list<double> values, at::ScalarType dtype = at::kFloat) {
   return at::tensor(std::vector<double>(values), at::kDouble).to(dtype);
 }
 
 /// `call` gives the same on plain tensors and where they lie as `placements` say, on two ranks.
-void expect_same(const Tensors& inputs, const std::vector<Placement>& placements,
-                 const std::function<at::Tensor(const Tensors&)>& call, Tolerance tolerance = {}) {
+void expect_same_as_plain(const Tensors& inputs, const std::vector<Placement>& placements,
+                          const std::function<at::Tensor(const Tensors&)>& call, Tolerance tolerance = {}) {
   Tensors plain;
   for (const auto& input : inputs) {
     plain.push_back(input.clone());
@@ -53,8 +52,8 @@ TEST_CASE("corners: a mean of cross-entropies whose ignored targets meet an infi
   const auto target = at::tensor(std::vector<int64_t>{1, 2, -100, 1});
   const auto loss = [](const Tensors& x) { return at::cross_entropy_loss(x[0], x[1], x[2]); };
   const auto scores = at::arange(12, at::kFloat).view({4, 3}).cos();
-  expect_same({scores, target, weight}, {Shard(0), Shard(0), Replicate()}, loss);
-  expect_same({scores, target, weight}, {Shard(1), Replicate(), Replicate()}, loss);
+  expect_same_as_plain({scores, target, weight}, {Shard(0), Shard(0), Replicate()}, loss);
+  expect_same_as_plain({scores, target, weight}, {Shard(1), Replicate(), Replicate()}, loss);
   const auto wide = at::arange(400, at::kFloat).view({2, 200}).cos();
   const auto bytes = tensor({156, 3}, at::kByte);
   expect_throws<Error>(
@@ -67,14 +66,14 @@ TEST_CASE("corners: a mean of cross-entropies whose ignored targets meet an infi
       },
       "Long");
   const auto unweighted = [](const Tensors& x) { return at::cross_entropy_loss(x[0], x[1]); };
-  expect_same({wide, bytes}, {Shard(0), Shard(0)}, unweighted);
-  expect_same({wide, bytes}, {Shard(0), Replicate()}, unweighted);
+  expect_same_as_plain({wide, bytes}, {Shard(0), Shard(0)}, unweighted);
+  expect_same_as_plain({wide, bytes}, {Shard(0), Replicate()}, unweighted);
 }
 
 TEST_CASE("corners: a pending sum is reduced before a cast to fewer bits") {
   const auto x = tensor({1, -2, 3, 0.5});
   for (const auto dtype : {at::kHalf, at::kBFloat16}) {
-    expect_same({x}, {Partial()}, [&](const Tensors& in) { return in[0].to(dtype).to(at::kFloat); });
+    expect_same_as_plain({x}, {Partial()}, [&](const Tensors& in) { return in[0].to(dtype).to(at::kFloat); });
   }
   run_ranks(2, [](int rank) {
     const auto mesh = init_device_mesh(at::kCPU, {2});
@@ -92,14 +91,16 @@ TEST_CASE("corners: reductions into an out tensor compute in its dtype") {
   const auto halves = at::full({4, 2}, 30000.0, at::kHalf);
   const auto whole = at::full({6}, 100000, at::kLong);
   for (const Placement placement : {Placement(Shard(0)), Placement(Replicate())}) {
-    expect_same({halves, at::zeros({2})}, {placement, Replicate()},
-                [](const Tensors& x) { return at::sum_out(const_cast<at::Tensor&>(x[1]), x[0], at::IntArrayRef{0}); });
-    expect_same({whole, at::zeros({}, at::kDouble)}, {placement, Replicate()},
-                [](const Tensors& x) { return at::prod_out(const_cast<at::Tensor&>(x[1]), x[0], 0); });
-    expect_same({whole, at::zeros({6}, at::kDouble)}, {placement, Replicate()},
-                [](const Tensors& x) { return at::cumprod_out(const_cast<at::Tensor&>(x[1]), x[0], 0); });
-    expect_same({halves, at::zeros({2})}, {placement, Replicate()},
-                [](const Tensors& x) { return at::mean_out(const_cast<at::Tensor&>(x[1]), x[0], at::IntArrayRef{0}); });
+    expect_same_as_plain({halves, at::zeros({2})}, {placement, Replicate()}, [](const Tensors& x) {
+      return at::sum_out(const_cast<at::Tensor&>(x[1]), x[0], at::IntArrayRef{0});
+    });
+    expect_same_as_plain({whole, at::zeros({}, at::kDouble)}, {placement, Replicate()},
+                         [](const Tensors& x) { return at::prod_out(const_cast<at::Tensor&>(x[1]), x[0], 0); });
+    expect_same_as_plain({whole, at::zeros({6}, at::kDouble)}, {placement, Replicate()},
+                         [](const Tensors& x) { return at::cumprod_out(const_cast<at::Tensor&>(x[1]), x[0], 0); });
+    expect_same_as_plain({halves, at::zeros({2})}, {placement, Replicate()}, [](const Tensors& x) {
+      return at::mean_out(const_cast<at::Tensor&>(x[1]), x[0], at::IntArrayRef{0});
+    });
   }
 }
 
@@ -140,11 +141,11 @@ TEST_CASE("corners: plain numbers beside DTensors, of other dtypes and as indice
   };
   for (const Placement placement : {Placement(Shard(0)), Placement(Shard(1)), Placement(Replicate())}) {
     for (const auto& call : calls) {
-      expect_same({floats}, {placement}, call);
-      expect_same({(floats * 4).to(at::kLong)}, {placement}, call);
+      expect_same_as_plain({floats}, {placement}, call);
+      expect_same_as_plain({(floats * 4).to(at::kLong)}, {placement}, call);
     }
     for (const auto& call : indexed) {
-      expect_same({floats}, {placement}, call);
+      expect_same_as_plain({floats}, {placement}, call);
     }
   }
 }
@@ -164,8 +165,8 @@ TEST_CASE("corners: numbers drawn into a pending norm keep their signs") {
 
 TEST_CASE("corners: an infinite alpha of a product over a cut dim") {
   const auto rows = tensor({1, 3, 1, 3}).view({2, 2});
-  expect_same({at::zeros({2}), rows, tensor({1, -1})}, {Replicate(), Shard(1), Shard(0)},
-              [](const Tensors& x) { return at::addmv(x[0], x[1], x[2], 0, kInf); });
+  expect_same_as_plain({at::zeros({2}), rows, tensor({1, -1})}, {Replicate(), Shard(1), Shard(0)},
+                       [](const Tensors& x) { return at::addmv(x[0], x[1], x[2], 0, kInf); });
 }
 
 TEST_CASE("corners: what one rank's part has that is no probability, all ranks refuse") {
@@ -189,10 +190,10 @@ TEST_CASE("corners: batch_norm of nothing, and statistics of another length") {
     return at::batch_norm(x[0], x[1], x[2], x[3], x[4], /*training=*/true, 0.1, 1e-5, /*cudnn_enabled=*/false);
   };
   const auto ones = at::ones({3});
-  expect_same({at::ones({0, 3}), ones, ones, at::zeros({3}), ones},
-              {Shard(0), Replicate(), Replicate(), Replicate(), Replicate()}, run);
-  expect_same({at::ones({5, 3}), ones, ones, at::zeros({3}), ones},
-              {Shard(0), Replicate(), Replicate(), Replicate(), Replicate()}, run);
+  expect_same_as_plain({at::ones({0, 3}), ones, ones, at::zeros({3}), ones},
+                       {Shard(0), Replicate(), Replicate(), Replicate(), Replicate()}, run);
+  expect_same_as_plain({at::ones({5, 3}), ones, ones, at::zeros({3}), ones},
+                       {Shard(0), Replicate(), Replicate(), Replicate(), Replicate()}, run);
   run_ranks(2, [&](int) {
     const auto mesh = init_device_mesh(at::kCPU, {2});
     const auto copies = [&](const at::Tensor& x) { return distribute_tensor(x, mesh, {Replicate()}, {std::nullopt}); };
@@ -214,13 +215,13 @@ TEST_CASE("corners: a convolution of no channels, and attention of nothing") {
     const Placements placements{Shard(dim), Replicate(), Replicate()};
     const Tensors inputs{at::ones({2, 0, 4}), at::ones({3, 0, 2}), at::ones({3})};
     const std::vector<Placement> all(placements.begin(), placements.end());
-    expect_same(inputs, all, [](const Tensors& x) { return at::conv1d(x[0], x[1], x[2]); });
-    expect_same(inputs, all, [&](const Tensors& x) {
+    expect_same_as_plain(inputs, all, [](const Tensors& x) { return at::conv1d(x[0], x[1], x[2]); });
+    expect_same_as_plain(inputs, all, [&](const Tensors& x) {
       const Tensors leaves{x[0].detach().requires_grad_(), x[1].detach().requires_grad_()};
       return gradients(leaves, at::conv1d(leaves[0], leaves[1], x[2]));
     });
-    expect_same({at::ones({4, 3, 0, 3})}, {Shard(dim)},
-                [](const Tensors& x) { return at::scaled_dot_product_attention(x[0], x[0], x[0]); });
+    expect_same_as_plain({at::ones({4, 3, 0, 3})}, {Shard(dim)},
+                         [](const Tensors& x) { return at::scaled_dot_product_attention(x[0], x[0], x[0]); });
   }
 }
 
@@ -245,13 +246,13 @@ TEST_CASE("corners: gradients of cumprod with zeros, and of mvlgamma") {
   for (const Placement placement :
        {Placement(Shard(0)), Placement(Shard(1)), Placement(Replicate()), Placement(Partial())}) {
     for (const int64_t dim : {0, 1}) {
-      expect_same({x}, {placement}, gradient_of(cumprod_of(dim)));
-      expect_same({x}, {placement}, second_gradient_of(cumprod_of(dim)));
+      expect_same_as_plain({x}, {placement}, gradient_of(cumprod_of(dim)));
+      expect_same_as_plain({x}, {placement}, second_gradient_of(cumprod_of(dim)));
     }
-    expect_same({x}, {placement}, gradient_of(cumprod_of(-1)));
-    expect_same({x + 2}, {placement}, [&](const Tensors& in) { return mvlgamma(in[0]); });
-    expect_same({x + 2}, {placement}, gradient_of(mvlgamma));
-    expect_same({x + 2}, {placement}, second_gradient_of(mvlgamma));
+    expect_same_as_plain({x}, {placement}, gradient_of(cumprod_of(-1)));
+    expect_same_as_plain({x + 2}, {placement}, [&](const Tensors& in) { return mvlgamma(in[0]); });
+    expect_same_as_plain({x + 2}, {placement}, gradient_of(mvlgamma));
+    expect_same_as_plain({x + 2}, {placement}, second_gradient_of(mvlgamma));
   }
 }
 
@@ -270,14 +271,14 @@ TEST_CASE("corners: losses of a target without dims, and statistics where there 
   const auto halves = tensor({1, 2, 3, 5}, at::kHalf);
   for (const auto reduction : {at::Reduction::None, at::Reduction::Mean, at::Reduction::Sum}) {
     for (const Placement placement : {Placement(Shard(0)), Placement(Replicate())}) {
-      expect_same({halves, at::full({}, 0.5)}, {placement, Replicate()},
-                  [&](const Tensors& x) { return at::mse_loss(x[0], x[1], reduction); });
-      expect_same({halves, at::full({}, 0.5)}, {placement, Replicate()},
-                  [&](const Tensors& x) { return at::smooth_l1_loss(x[0], x[1], reduction); });
+      expect_same_as_plain({halves, at::full({}, 0.5)}, {placement, Replicate()},
+                           [&](const Tensors& x) { return at::mse_loss(x[0], x[1], reduction); });
+      expect_same_as_plain({halves, at::full({}, 0.5)}, {placement, Replicate()},
+                           [&](const Tensors& x) { return at::smooth_l1_loss(x[0], x[1], reduction); });
     }
   }
-  expect_same({at::arange(12).view({4, 3}).to(at::kBFloat16), at::ones({3})}, {Shard(0), Replicate()},
-              [](const Tensors& x) { return std::get<1>(at::native_layer_norm(x[0], {3}, {}, x[1], 1e-5)); });
+  expect_same_as_plain({at::arange(12).view({4, 3}).to(at::kBFloat16), at::ones({3})}, {Shard(0), Replicate()},
+                       [](const Tensors& x) { return std::get<1>(at::native_layer_norm(x[0], {3}, {}, x[1], 1e-5)); });
 }
 
 TEST_CASE("corners: numbers that a dtype cannot hold are refused on every rank, be its part one element or none") {
@@ -348,7 +349,7 @@ TEST_CASE("corners: gradients of a batch norm that updates statistics by itself"
   const auto zeros = at::zeros({3}, at::kDouble), ones = at::ones({3}, at::kDouble);
   for (const bool legit : {false, true}) {
     for (const Placement& placement : {Placement(Shard(0)), Placement(Shard(1)), Placement(Replicate())}) {
-      expect_same(
+      expect_same_as_plain(
           {values, zeros, ones, ones}, {placement, Replicate(), Replicate(), Replicate()}, [=](const Tensors& x) {
             const auto leaf = x[0].detach().requires_grad_();
             auto mean = x[1], variance = x[2];
@@ -365,7 +366,7 @@ TEST_CASE("corners: determinants of a matrix that lies by columns, and their gra
   const auto matrix = at::arange(9, at::kDouble).view({3, 3}).cos() + at::eye(3, at::kDouble);
   for (const Placement& placement : {Placement(Shard(0)), Placement(Shard(1)), Placement(Partial())}) {
     for (const bool logarithm : {false, true}) {
-      expect_same({matrix}, {placement}, [=](const Tensors& x) {
+      expect_same_as_plain({matrix}, {placement}, [=](const Tensors& x) {
         const auto leaf = x[0].detach().requires_grad_();
         const auto value = logarithm ? std::get<1>(at::linalg_slogdet(leaf.t())) : at::linalg_det(leaf.t());
         return torch::autograd::grad({value}, {leaf})[0];
@@ -377,7 +378,7 @@ TEST_CASE("corners: determinants of a matrix that lies by columns, and their gra
 TEST_CASE("corners: norms without kernels for tensors that have no data") {
   const auto values = at::arange(5, at::kFloat);
   for (const Placement& placement : {Placement(Shard(0)), Placement(Replicate())}) {
-    expect_same({values}, {placement}, [](const Tensors& x) { return at::_foreach_powsum(x, 3)[0]; });
+    expect_same_as_plain({values}, {placement}, [](const Tensors& x) { return at::_foreach_powsum(x, 3)[0]; });
   }
   run_ranks(2, [](int) {
     const auto mesh = init_device_mesh(at::kCPU, {2});
@@ -415,10 +416,10 @@ TEST_CASE("corners: losses of an input and a target of different dtypes") {
         }
         for (const Placement& placement : {Placement(Shard(0)), Placement(Replicate())}) {
           const Tolerance of_16_bits{.rtol = 2e-2, .atol = 1e-3};
-          expect_same(
+          expect_same_as_plain(
               inputs, {placement, placement}, [&](const Tensors& x) { return loss(x[0], x[1], reduction); },
               of_16_bits);
-          expect_same(inputs, {placement, placement}, gradient, of_16_bits);
+          expect_same_as_plain(inputs, {placement, placement}, gradient, of_16_bits);
         }
       }
     }
@@ -429,7 +430,7 @@ TEST_CASE("corners: nothing is added to rows, as for an expert without tokens") 
   const auto rows = at::arange(12, at::kFloat).view({4, 3});
   const auto none = at::arange(0);
   for (const Placement& placement : {Placement(Shard(0)), Placement(Shard(1)), Placement(Replicate())}) {
-    expect_same({rows, none}, {placement, Replicate()}, [](const Tensors& x) {
+    expect_same_as_plain({rows, none}, {placement, Replicate()}, [](const Tensors& x) {
       const auto leaf = x[0].detach().requires_grad_();
       const auto own = leaf.index_select(0, x[1]);
       const auto sum = (leaf * 2).index_add(0, x[1], own).index_add_(0, x[1], own);
@@ -484,8 +485,8 @@ TEST_CASE("corners: the mean cross-entropy of no samples is NaN under every plac
   const auto scores = at::ones({0, 3});
   const auto target = at::arange(0);
   for (const Placement& placement : {Placement(Shard(0)), Placement(Replicate())}) {
-    expect_same({scores, target}, {placement, placement},
-                [](const Tensors& x) { return at::cross_entropy_loss(x[0], x[1]).isnan(); });
+    expect_same_as_plain({scores, target}, {placement, placement},
+                         [](const Tensors& x) { return at::cross_entropy_loss(x[0], x[1]).isnan(); });
   }
 }
 
@@ -494,9 +495,11 @@ TEST_CASE("corners: pointwise results of permuted tensors lie as those of plain 
   for (const auto& op : {+[](const at::Tensor& x) { return x.relu(); }, +[](const at::Tensor& x) { return x.abs(); },
                          +[](const at::Tensor& x) { return at::where(x.gt(0), x, -x); }}) {
     for (const Placement& placement : {Placement(Shard(0)), Placement(Shard(2)), Placement(Replicate())}) {
-      expect_same({values}, {placement}, [&](const Tensors& x) {
+      expect_same_as_plain({values}, {placement}, [&](const Tensors& x) {
         return op(x[0].transpose(1, 2)).transpose(1, 2).view({2, 12});
       });
     }
   }
 }
+
+}  // namespace tessera

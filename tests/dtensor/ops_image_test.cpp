@@ -36,7 +36,7 @@
 #include "tests/dtensor/op_oracle.h"
 #include "third_party/catch2/catch.h"
 
-using namespace tessera;
+namespace tessera {
 
 TEST_CASE("convolutions", "[dtensor][ops]") {
   CHECK_NOTHROW(check_ops({
@@ -287,3 +287,5 @@ TEST_CASE("batch norms and their running statistics", "[dtensor][ops]") {
        }},
   }));
 }
+
+}  // namespace tessera

@@ -5,7 +5,7 @@
 #include "tests/dtensor/op_oracle.h"
 #include "third_party/catch2/catch.h"
 
-using namespace tessera;
+namespace tessera {
 
 namespace {
 
@@ -47,3 +47,5 @@ std::vector<OpCase> in_place_cases() {
 TEST_CASE("in-place functions", "[dtensor][ops]") {
   CHECK_NOTHROW(check_ops(in_place_cases()));
 }
+
+}  // namespace tessera

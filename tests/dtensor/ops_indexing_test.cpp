@@ -21,7 +21,7 @@
 #include "tests/dtensor/op_oracle.h"
 #include "third_party/catch2/catch.h"
 
-using namespace tessera;
+namespace tessera {
 
 TEST_CASE("embedding", "[dtensor][ops]") {
   CHECK_NOTHROW(check_ops({
@@ -131,3 +131,5 @@ TEST_CASE("writing by index", "[dtensor][ops]") {
        .call = [](const Tensors& x) -> Tensors { return {at::scatter_reduce(x[0], 1, x[1], x[2], "sum")}; }},
   }));
 }
+
+}  // namespace tessera

@@ -24,8 +24,6 @@
 #include <ATen/ops/stack.h>
 #include <ATen/ops/zeros.h>
 
-#include <limits>
-
 #include "comm/comm_stats.h"
 #include "dtensor/dtensor.h"
 #include "dtensor/dtensor_impl.h"
@@ -33,13 +31,12 @@
 #include "testing/run_ranks.h"
 #include "testing/tensor_matchers.h"
 #include "tests/dtensor/op_oracle.h"
+#include "tests/dtensor/test_values.h"
 #include "third_party/catch2/catch.h"
 
-using namespace tessera;
+namespace tessera {
 
 namespace {
-
-constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
 /// Two tensors of each sizes, so that lists hold tensors of different sizes and placements.
 std::vector<Input> two_lists() {
@@ -94,7 +91,7 @@ TEST_CASE("foreach makes lists of results", "[dtensor][ops]") {
 
 TEST_CASE("foreach reduces each tensor", "[dtensor][ops]") {
   std::vector<OpCase> cases;
-  for (const double p : {0.0, 1.0, 2.0, 3.0, kInfinity}) {
+  for (const double p : {0.0, 1.0, 2.0, 3.0, kInf}) {
     for (const std::vector<int64_t>& sizes : {std::vector<int64_t>{5, 3}, std::vector<int64_t>{1, 2}}) {
       cases.push_back({.name = fmt::format("norm {}", p),
                        .inputs = {{sizes}, {{4}}},
@@ -297,3 +294,5 @@ TEST_CASE("a fused step counts as a write of gradients where it scales them", "[
     expect_bit_equal(full_tensor(param), at::full({5}, -0.25));  // 1 - 0.5 * 2 - 0.5 * 2 / 4
   });
 }
+
+}  // namespace tessera

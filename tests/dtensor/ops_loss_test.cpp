@@ -30,7 +30,7 @@
 #include "tests/dtensor/op_oracle.h"
 #include "third_party/catch2/catch.h"
 
-using namespace tessera;
+namespace tessera {
 
 namespace {
 
@@ -178,3 +178,5 @@ TEST_CASE("a backward does not reduce the loss that it starts from", "[dtensor][
     expect_equal(to_string(placements(at::ones_like(loss))), "(Replicate())");
   });
 }
+
+}  // namespace tessera

@@ -23,7 +23,7 @@
 #include "tests/dtensor/op_oracle.h"
 #include "third_party/catch2/catch.h"
 
-using namespace tessera;
+namespace tessera {
 
 TEST_CASE("matrix products", "[dtensor][ops]") {
   CHECK_NOTHROW(check_ops({
@@ -188,3 +188,5 @@ TEST_CASE("a list of products", "[dtensor][ops]") {
         "they need one dtype");
   });
 }
+
+}  // namespace tessera

@@ -18,7 +18,7 @@
 #include "tests/dtensor/op_oracle.h"
 #include "third_party/catch2/catch.h"
 
-using namespace tessera;
+namespace tessera {
 
 TEST_CASE("softmax and gates", "[dtensor][ops]") {
   std::vector<OpCase> cases;
@@ -135,3 +135,5 @@ TEST_CASE("a BatchNorm module trains on a cut batch, and refuses one value a cha
     });
   }
 }
+
+}  // namespace tessera

@@ -41,7 +41,7 @@
 #include "tests/dtensor/op_oracle.h"
 #include "third_party/catch2/catch.h"
 
-using namespace tessera;
+namespace tessera {
 
 namespace {
 
@@ -260,3 +260,5 @@ TEST_CASE("log_sigmoid, whose kernels leave a buffer for backward, is computed w
     expect_equal(to_string(placements(y)) + to_string(placements(x.grad())), "(Shard(0))(Shard(0))");
   });
 }
+
+}  // namespace tessera

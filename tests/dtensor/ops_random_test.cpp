@@ -30,11 +30,11 @@
 #include "tests/dtensor/op_oracle.h"
 #include "third_party/catch2/catch.h"
 
-using namespace tessera;
+namespace tessera {
 
 namespace {
 
-constexpr uint64_t kSeed = 11;
+constexpr uint64_t kDrawSeed = 11;
 
 struct RandomCase {
   const char* name;
@@ -81,7 +81,7 @@ std::vector<RandomCase> random_cases() {
 /// The generator of plain tensors. It belongs to this test alone while it draws.
 void seed_process(c10::Device device) {
   auto generator = at::globalContext().defaultGenerator(device);
-  generator.set_current_seed(kSeed);
+  generator.set_current_seed(kDrawSeed);
 }
 
 at::Tensor expected_of(const RandomCase& test, const at::Tensor& value) {
@@ -101,7 +101,7 @@ void check_placements(const RandomCase& test, const at::Tensor& value) {
       const auto mesh = init_device_mesh(value.device().type(), shape);
       for (const auto& placement : {Placement(Shard(0)), Placement(Shard(1)), Placement(Replicate())}) {
         const auto x = distribute_tensor(value, mesh, Placements(shape.size(), placement));
-        manual_seed(kSeed);
+        manual_seed(kDrawSeed);
         const auto actual = test.draw(x);
         const auto difference = describe_difference(full_tensor(actual), expected, {});
         TESSERA_CHECK(ExpectationError, difference.empty(), "{} under {}: {}", test.name, to_string(placements(x)),
@@ -132,7 +132,7 @@ TEST_CASE("dropout draws the same elements under all placements, on every device
     for (const int ranks : {1, 2, 3}) {
       run_ranks(ranks, [&](int) {
         const auto mesh = init_device_mesh(device.type(), {ranks});
-        manual_seed(kSeed);
+        manual_seed(kDrawSeed);
         const auto x = distribute_tensor(at::ones({50, 3}, device), mesh, {Shard(0)});
         const auto dropped = full_tensor(at::dropout(x, 0.3, true));
         const auto zeros = dropped.eq(0).sum().item<int64_t>();
@@ -199,7 +199,7 @@ TEST_CASE("rrelu and its gradient, which needs the noise that the op writes", "[
     run_ranks(ranks, [&](int) {
       const auto mesh = init_device_mesh(at::kCPU, {ranks});
       for (const auto& placement : {Placement(Shard(0)), Placement(Shard(1)), Placement(Replicate())}) {
-        manual_seed(kSeed);
+        manual_seed(kDrawSeed);
         const auto [y, gradient] = with_gradient(distribute_tensor(value, mesh, {placement}));
         expect_bit_equal(full_tensor(y), plain);
         expect_bit_equal(full_tensor(gradient), plain_gradient);
@@ -213,7 +213,7 @@ TEST_CASE("dropout and its gradient", "[dtensor][random]") {
   const auto seeded = [](auto call) {
     return [call](const Tensors& x) -> Tensors {
       if (is_dtensor(x[0])) {
-        manual_seed(kSeed);
+        manual_seed(kDrawSeed);
       } else {
         seed_process(at::kCPU);
       }
@@ -232,3 +232,5 @@ TEST_CASE("dropout and its gradient", "[dtensor][random]") {
        .cpu_only = true},
   }));
 }
+
+}  // namespace tessera

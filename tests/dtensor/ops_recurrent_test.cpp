@@ -15,13 +15,12 @@
 #include "testing/expect.h"
 #include "testing/run_ranks.h"
 #include "testing/tensor_matchers.h"
+#include "tests/dtensor/op_oracle.h"
 #include "third_party/catch2/catch.h"
 
-using namespace tessera;
+namespace tessera {
 
 namespace {
-
-using Tensors = std::vector<at::Tensor>;
 
 constexpr int64_t kFeatures = 3, kHidden = 4, kLength = 5, kItems = 3;
 
@@ -35,7 +34,7 @@ struct Network {
 };
 
 /// Input, the states, then the weights of each layer and direction.
-Tensors inputs_of(const Network& network) {
+Tensors network_inputs(const Network& network) {
   auto generator = make_generator(1);
   const auto draw = [&](std::vector<int64_t> sizes) { return at::randn(sizes, generator, at::kFloat) * 0.5; };
   const int64_t directions = network.bidirectional ? 2 : 1;
@@ -56,7 +55,7 @@ Tensors inputs_of(const Network& network) {
   return inputs;
 }
 
-Tensors run(const Network& network, const Tensors& x) {
+Tensors run_network(const Network& network, const Tensors& x) {
   const at::TensorList all(x);
   if (network.gates == 3) {
     const auto [y, h] = at::gru(x[0], x[1], all.slice(2), network.biases, network.layers, 0, true,
@@ -74,7 +73,7 @@ Tensors results_of(const Network& network, const Tensors& inputs) {
   for (const auto& input : inputs) {
     leaves.push_back(input.detach().requires_grad_());
   }
-  auto results = run(network, leaves);
+  auto results = run_network(network, leaves);
   at::Tensor loss;
   for (const auto& result : results) {
     loss = loss.defined() ? loss + result.square().sum() : result.square().sum();
@@ -86,7 +85,7 @@ Tensors results_of(const Network& network, const Tensors& inputs) {
 
 /// Of inputs whose batch, or weights whose rows, are cut.
 void check_network(const Network& network, const DeviceMesh& mesh, bool cut_items, bool cut_weights) {
-  const auto inputs = inputs_of(network);
+  const auto inputs = network_inputs(network);
   Tensors placed;
   for (size_t i = 0; i < inputs.size(); ++i) {
     const size_t states = network.gates == 4 ? 2 : 1;
@@ -103,7 +102,7 @@ void check_network(const Network& network, const DeviceMesh& mesh, bool cut_item
     expect_equal(to_string(placements(actual[0])), network.batch_first ? "(Shard(0))" : "(Shard(1))");
   }
   const at::NoGradGuard no_grad;
-  expect_close(run(network, placed)[0], expected[0].detach());
+  expect_close(run_network(network, placed)[0], expected[0].detach());
 }
 
 }  // namespace
@@ -205,7 +204,7 @@ TEST_CASE("recurrent layers and cells without an initial state", "[dtensor][ops]
 }
 
 TEST_CASE("a plain initial state that is no zeros is refused on every rank", "[dtensor][ops]") {
-  const auto inputs = inputs_of({.name = "LSTM"});
+  const auto inputs = network_inputs({.name = "LSTM"});
   run_ranks(2, [&](int rank) {
     const auto mesh = init_device_mesh(at::kCPU, {2});
     Tensors placed;
@@ -214,7 +213,7 @@ TEST_CASE("a plain initial state that is no zeros is refused on every rank", "[d
     }
     const auto run_with = [&](const at::Tensor& state) {
       placed[1] = state;
-      return run({.name = "LSTM"}, placed);
+      return run_network({.name = "LSTM"}, placed);
     };
     const auto zeros = at::zeros_like(inputs[1]);
     const char* const remedy = "Make it one with distribute_tensor";
@@ -227,3 +226,5 @@ TEST_CASE("a plain initial state that is no zeros is refused on every rank", "[d
                  full_tensor(run_with(distribute_tensor(inputs[1], mesh, {Replicate()}))[0]));
   });
 }
+
+}  // namespace tessera

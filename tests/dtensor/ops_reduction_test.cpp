@@ -18,7 +18,6 @@
 #include <ATen/ops/var_mean.h>
 
 #include <cmath>
-#include <limits>
 
 #include "base/error.h"
 #include "comm/comm_stats.h"
@@ -27,16 +26,14 @@
 #include "testing/expect.h"
 #include "testing/run_ranks.h"
 #include "tests/dtensor/op_oracle.h"
+#include "tests/dtensor/test_values.h"
 #include "third_party/catch2/catch.h"
 
-using namespace tessera;
+namespace tessera {
 
 namespace {
 
-using Function = std::function<at::Tensor(const at::Tensor&)>;
-using Functions = std::vector<std::pair<const char*, Function>>;
-
-constexpr double kInf = std::numeric_limits<double>::infinity();
+using Functions = std::vector<std::pair<const char*, TensorFunction>>;
 
 std::vector<OpCase> over(std::vector<std::vector<int64_t>> sizes, const Functions& functions) {
   std::vector<OpCase> cases;
@@ -223,7 +220,7 @@ TEST_CASE("variances of complex numbers are real", "[dtensor][ops]") {
 }
 
 TEST_CASE("what reductions leave pending", "[dtensor][ops]") {
-  const std::vector<std::pair<Function, Placement>> cases = {
+  const std::vector<std::pair<TensorFunction, Placement>> cases = {
       {[](const at::Tensor& x) { return x.sum(0); }, Partial()},
       {[](const at::Tensor& x) { return x.mean(); }, Partial()},
       {[](const at::Tensor& x) { return x.sum(1); }, Shard(0)},
@@ -250,3 +247,5 @@ TEST_CASE("what reductions leave pending", "[dtensor][ops]") {
     }
   });
 }
+
+}  // namespace tessera

@@ -41,7 +41,7 @@
 #include "testing/tensor_matchers.h"
 #include "third_party/catch2/catch.h"
 
-using namespace tessera;
+namespace tessera {
 
 namespace {
 
@@ -236,3 +236,5 @@ TEST_CASE("arguments that no kernel takes", "[dtensor][ops]") {
     expect_throws<ValueError>([&] { at::roll(x, {1, 2}, {1}); }, "2 shifts for 1 dims");
   });
 }
+
+}  // namespace tessera

@@ -25,13 +25,11 @@
 #include "tests/dtensor/op_oracle.h"
 #include "third_party/catch2/catch.h"
 
-using namespace tessera;
+namespace tessera {
 
 namespace {
 
-using Function = std::function<at::Tensor(const at::Tensor&)>;
-
-OpCase one(const char* name, std::vector<int64_t> sizes, Function function) {
+OpCase one(const char* name, std::vector<int64_t> sizes, TensorFunction function) {
   return {.name = name,
           .inputs = {{std::move(sizes)}},
           .call = [function = std::move(function)](const Tensors& x) -> Tensors { return {function(x[0])}; }};
@@ -358,3 +356,5 @@ TEST_CASE("what permuted tensors give once moved lies on every rank as the DTens
     expect_bit_equal(full_tensor(sorted), at::zeros({5, 3, 2}, at::kLong));
   });
 }
+
+}  // namespace tessera

@@ -30,7 +30,7 @@
 #include "tests/dtensor/op_oracle.h"
 #include "third_party/catch2/catch.h"
 
-using namespace tessera;
+namespace tessera {
 
 namespace {
 
@@ -327,3 +327,5 @@ TEST_CASE("a tensor that has to move is not written twice by one op", "[dtensor]
     expect_bit_equal(full_tensor(copies), at::full({2}, 18.f));
   });
 }
+
+}  // namespace tessera

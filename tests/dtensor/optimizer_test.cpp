@@ -26,21 +26,21 @@
 #include "testing/tensor_matchers.h"
 #include "third_party/catch2/catch.h"
 
-using namespace tessera;
+namespace tessera {
 
 namespace {
 
 using Parameters = std::vector<at::Tensor>;
 using MakeOptimizer = std::function<std::unique_ptr<torch::optim::Optimizer>(const Parameters&)>;
 
-constexpr uint64_t kSeed = 7;
+constexpr uint64_t kProblemSeed = 7;
 
 struct Problem {
   Parameters parameters;  // [17, 5], [17], [3, 17], [3]
   at::Tensor input, target;
 
   Problem() {
-    auto generator = make_generator(kSeed);
+    auto generator = make_generator(kProblemSeed);
     for (const auto& sizes : std::vector<std::vector<int64_t>>{{17, 5}, {17}, {3, 17}, {3}}) {
       parameters.push_back(at::randn(sizes, generator));
     }
@@ -282,3 +282,5 @@ TEST_CASE("plans are those of the default dtype", "[dtensor][optim]") {
     }
   });
 }
+
+}  // namespace tessera

@@ -4,7 +4,7 @@
 #include "dtensor/shard_math.h"
 #include "third_party/catch2/catch.h"
 
-using namespace tessera;
+namespace tessera {
 
 TEST_CASE("placements are values that print as they are written", "[dtensor]") {
   CHECK((Shard(1) == Shard(1)));
@@ -128,3 +128,5 @@ TEST_CASE("local ranges tile the dim on every mesh", "[dtensor]") {
     }
   }
 }
+
+}  // namespace tessera

@@ -18,7 +18,7 @@
 #include "testing/tensor_matchers.h"
 #include "third_party/catch2/catch.h"
 
-using namespace tessera;
+namespace tessera {
 
 namespace {
 
@@ -95,3 +95,5 @@ TEST_CASE("a plan that the cache drops while its op runs stays valid until the o
   }
   destroy_process_group();
 }
+
+}  // namespace tessera

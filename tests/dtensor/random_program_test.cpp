@@ -16,14 +16,14 @@
 #include "tests/dtensor/random_program.h"
 #include "third_party/catch2/catch.h"
 
-using namespace tessera;
+namespace tessera {
 
 namespace {
 
 constexpr uint64_t kDefaultDraws = 20000;
 constexpr uint64_t kDrawsARun = 50;  // of one mesh: starting ranks costs more than a draw
 
-const std::vector<std::vector<int64_t>> kMeshes = {{2}, {3}, {2, 2}, {4}, {1}, {3, 2}, {2, 1, 2}};
+const std::vector<std::vector<int64_t>> kProgramMeshes = {{2}, {3}, {2, 2}, {4}, {1}, {3, 2}, {2, 1, 2}};
 
 Placement draw_placement(Draws& draws, int64_t ndim, ReduceOp pending) {
   const int64_t kind = draws.below(ndim > 0 ? 5 : 3);
@@ -68,7 +68,7 @@ struct Draw {
 };
 
 /// Second gradients are sums of large terms of either sign.
-std::string difference(const at::Tensor& actual, const at::Tensor& expected, double rtol = 1e-7) {
+std::string tensor_difference(const at::Tensor& actual, const at::Tensor& expected, double rtol = 1e-7) {
   if (!actual.defined() || !expected.defined()) {
     return actual.defined() == expected.defined() ? "" : "one is undefined";
   }
@@ -83,7 +83,7 @@ std::string difference(const at::Tensor& actual, const at::Tensor& expected, dou
 
 void check_values(const Draw& draw, const Tensors& values, const std::vector<int64_t>& shape) {
   for (size_t i = draw.placements.size(); i < values.size(); ++i) {
-    const auto text = difference(values[i], draw.program.values[i]);
+    const auto text = tensor_difference(values[i], draw.program.values[i]);
     TESSERA_CHECK(ExpectationError, text.empty(), "{}\n{}", draw.describe(shape, i), text);
   }
 }
@@ -93,7 +93,7 @@ void check_gradients(const Draw& draw, const Tensors& inputs, Tensors of, const 
   for (size_t times = 0; times < expected.size(); ++times) {
     of = gradients_of(inputs, of, /*create_graph=*/times + 1 < expected.size());
     for (size_t i = 0; i < inputs.size(); ++i) {
-      const auto text = difference(of[i], expected[times][i], times == 0 ? 1e-7 : 1e-5);
+      const auto text = tensor_difference(of[i], expected[times][i], times == 0 ? 1e-7 : 1e-5);
       TESSERA_CHECK(ExpectationError, text.empty(), "{}\n{} gradient of v{}: {}", draw.describe(shape),
                     times == 0 ? "first" : "second", i, text);
     }
@@ -102,7 +102,7 @@ void check_gradients(const Draw& draw, const Tensors& inputs, Tensors of, const 
 
 /// Why the op was refused, without the operands; empty if all is the same. Throws ExpectationError with a reproducer.
 /// An op may be refused, by all ranks alike: others would wait for this one.
-std::string check(const Draw& draw, const DeviceMesh& mesh, const std::vector<int64_t>& shape) {
+std::string check_draw(const Draw& draw, const DeviceMesh& mesh, const std::vector<int64_t>& shape) {
   Tensors inputs;
   for (size_t i = 0; i < draw.placements.size(); ++i) {
     inputs.push_back(place(draw.program.values[i].detach(), mesh, draw.placements[i]).detach().requires_grad_());
@@ -169,7 +169,7 @@ TEST_CASE("random programs give what plain tensors give", "[dtensor]") {
   std::string failures;
   uint64_t failed_runs = 0;
   for (uint64_t begin = first; begin < first + draws; begin += kDrawsARun) {
-    const auto& shape = kMeshes[(begin - 1) / kDrawsARun % kMeshes.size()];
+    const auto& shape = kProgramMeshes[(begin - 1) / kDrawsARun % kProgramMeshes.size()];
     std::vector<Draw> batch;
     for (uint64_t seed = begin; seed < std::min(begin + kDrawsARun, first + draws); ++seed) {
       batch.emplace_back(seed, shape.size());
@@ -178,7 +178,7 @@ TEST_CASE("random programs give what plain tensors give", "[dtensor]") {
       run_ranks(static_cast<int>(c10::multiply_integers(shape)), [&](int rank) {
         const auto mesh = init_device_mesh(at::kCPU, shape);
         for (const auto& draw : batch) {
-          const auto refusal = check(draw, mesh, shape);
+          const auto refusal = check_draw(draw, mesh, shape);
           if (rank != 0) {
             continue;
           }
@@ -208,3 +208,5 @@ TEST_CASE("random programs give what plain tensors give", "[dtensor]") {
     CHECK(ops.always_refused() == "");
   }
 }
+
+}  // namespace tessera

@@ -1,7 +1,7 @@
 #include "dtensor/redistribute_plan.h"
 #include "third_party/catch2/catch.h"
 
-using namespace tessera;
+namespace tessera {
 
 namespace {
 
@@ -152,3 +152,5 @@ TEST_CASE("every plan ends at its target, on one to four axes", "[dtensor]") {
     CHECK(wrong == 0);
   }
 }
+
+}  // namespace tessera

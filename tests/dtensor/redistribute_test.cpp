@@ -1,7 +1,6 @@
 #include "dtensor/redistribute.h"
 
 #include <ATen/TensorOperators.h>
-#include <ATen/ops/arange.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/ones_like.h>
@@ -13,15 +12,12 @@
 #include "testing/run_ranks.h"
 #include "testing/tensor_matchers.h"
 #include "testing/test_devices.h"
+#include "tests/dtensor/test_values.h"
 #include "third_party/catch2/catch.h"
 
-using namespace tessera;
+namespace tessera {
 
 namespace {
-
-at::Tensor ramp(std::vector<int64_t> sizes) {
-  return at::arange(1, c10::multiply_integers(sizes) + 1, at::kDouble).div(4).reshape(sizes);
-}
 
 /// The local tensor under which a DTensor of `placement` on a 1-D mesh is `full`.
 at::Tensor local_of(const at::Tensor& full, const DeviceMesh& mesh, const Placement& placement) {
@@ -56,7 +52,7 @@ const std::vector<Placement> kAll = {Replicate(),
                                      Partial(ReduceOp::Product)};
 
 void check_one_axis(c10::Device device, int ranks, const std::vector<int64_t>& sizes) {
-  const auto full = ramp(sizes).to(device);
+  const auto full = quarters(sizes).to(device);
   run_ranks(ranks, [&](int) {
     const auto mesh = init_device_mesh(device.type(), {ranks});
     for (const auto& from : kAll) {
@@ -78,9 +74,9 @@ void check_one_axis(c10::Device device, int ranks, const std::vector<int64_t>& s
 TEST_CASE("what arrives is strided as a new tensor is, in dims of one element too", "[dtensor]") {
   run_ranks(2, [](int) {
     const auto mesh = init_device_mesh(at::kCPU, {2});
-    const auto column = distribute_tensor(ramp({2, 1}), mesh, {Shard(1)});
+    const auto column = distribute_tensor(quarters({2, 1}), mesh, {Shard(1)});
     expect_equal(to_local(redistribute(column, {Replicate()})).strides().vec(), std::vector<int64_t>{1, 1});
-    const auto row = distribute_tensor(ramp({1, 4}), mesh, {Replicate()});
+    const auto row = distribute_tensor(quarters({1, 4}), mesh, {Replicate()});
     expect_equal(to_local(redistribute(row, {Shard(1)})).strides().vec(), std::vector<int64_t>{2, 1});
   });
 }
@@ -114,14 +110,14 @@ std::vector<Placements> layouts(size_t axes, const std::vector<Placement>& choic
   return all;
 }
 
-void expect_same(const at::Tensor& actual, const at::Tensor& expected, const std::string& what) {
+void expect_same_values(const at::Tensor& actual, const at::Tensor& expected, const std::string& what) {
   expect_equal(what + " " + describe_difference(actual, expected, {.rtol = 0, .atol = 0}), what + " ");
 }
 
 /// Redistributes `full` between every pair of `all` on a mesh of `shape`, and a gradient back.
 void check_every_pair_on(c10::Device device, const std::vector<int64_t>& shape, const std::vector<int64_t>& sizes,
                          const std::vector<Placements>& all) {
-  const auto full = ramp(sizes).to(device);
+  const auto full = quarters(sizes).to(device);
   run_ranks(static_cast<int>(c10::multiply_integers(shape)), [&](int) {
     const auto mesh = init_device_mesh(device.type(), shape);
     const auto replicated = from_local(full.clone(), mesh, Placements(shape.size(), Replicate()));
@@ -130,13 +126,13 @@ void check_every_pair_on(c10::Device device, const std::vector<int64_t>& shape, 
       for (const auto& to : all) {
         const auto move = to_string(from) + " to " + to_string(to);
         const auto y = redistribute(x, to);
-        expect_same(full_tensor(y), full, move);
+        expect_same_values(full_tensor(y), full, move);
         if (!dtensor_spec(y)->has_partial()) {  // terms of a sum may be any
-          expect_same(to_local(y), to_local(redistribute(replicated, to)), move + ", local");
+          expect_same_values(to_local(y), to_local(redistribute(replicated, to)), move + ", local");
         }
         x.mutable_grad() = at::Tensor();
         full_tensor(y).square().sum().backward();
-        expect_same(full_tensor(x.grad()), full * 2, move + ", gradient");
+        expect_same_values(full_tensor(x.grad()), full * 2, move + ", gradient");
       }
     }
   });
@@ -167,7 +163,7 @@ TEST_CASE("every pair of layouts on three axes, forward and backward", "[dtensor
 TEST_CASE("a permuted tensor of four dims with an uneven shard moves", "[dtensor]") {
   run_ranks(2, [](int) {
     const auto mesh = init_device_mesh(at::kCPU, {2});
-    const auto full = ramp({3, 3, 2, 4});
+    const auto full = quarters({3, 3, 2, 4});
     const auto x = redistribute(from_local(full.clone(), mesh, {Replicate()}), {Shard(0)}).permute({0, 2, 3, 1});
     expect_bit_equal(full_tensor(x), full.permute({0, 2, 3, 1}));
     expect_bit_equal(full_tensor(redistribute(x, {Shard(3)})), full.permute({0, 2, 3, 1}));
@@ -187,7 +183,7 @@ TEST_CASE("pending norms become the norm of all parts", "[dtensor]") {
 }
 
 TEST_CASE("gradients come back in the placements of the input", "[dtensor]") {
-  const auto full = ramp({5, 3});
+  const auto full = quarters({5, 3});
   for (const int ranks : {2, 3}) {
     run_ranks(ranks, [&](int) {
       const auto mesh = init_device_mesh(at::kCPU, {ranks});
@@ -210,7 +206,7 @@ TEST_CASE("gradients come back in the placements of the input", "[dtensor]") {
 TEST_CASE("one collective a step, none for a cut", "[dtensor]") {
   run_ranks(2, [](int) {
     const auto mesh = init_device_mesh(at::kCPU, {2});
-    const auto x = from_local(ramp({4, 2}), mesh, {Replicate()});
+    const auto x = from_local(quarters({4, 2}), mesh, {Replicate()});
     reset_comm_stats();
     const auto rows = redistribute(x, {Shard(0)});
     expect_equal(comm_stats().calls(), 0);
@@ -232,7 +228,7 @@ TEST_CASE("one collective a step, none for a cut", "[dtensor]") {
 TEST_CASE("an asynchronous redistribute is the same, and several may be under way", "[dtensor]") {
   run_ranks(4, [](int) {
     const auto mesh = init_device_mesh(at::kCPU, {2, 2});
-    const auto full = ramp({5, 3});
+    const auto full = quarters({5, 3});
     const auto replicated = from_local(full.clone(), mesh, {Replicate(), Replicate()});
     auto x = redistribute(replicated, {Shard(0), Shard(0)}).detach().requires_grad_();
     auto y = redistribute(replicated, {Partial(), Shard(1)}).detach().requires_grad_();
@@ -278,7 +274,7 @@ TEST_CASE("redistribute converts what it sends, forward and backward", "[dtensor
 TEST_CASE("a tensor moves between sub-meshes of one mesh", "[dtensor]") {
   run_ranks(6, [](int) {
     const auto mesh = init_device_mesh(at::kCPU, {2, 3}, {"dp", "tp"});
-    const auto full = ramp({5, 4});
+    const auto full = quarters({5, 4});
     const auto tp = redistribute(from_local(full.clone(), mesh["tp"], {Replicate()}), {Shard(0)});
     auto x = tp.detach().requires_grad_();
 
@@ -306,8 +302,8 @@ TEST_CASE("a tensor moves between sub-meshes of one mesh", "[dtensor]") {
 TEST_CASE("redistribute refuses what has no meaning", "[dtensor]") {
   run_ranks(2, [](int) {
     const auto mesh = init_device_mesh(at::kCPU, {2});
-    const auto x = from_local(ramp({2, 2}), mesh, {Shard(0)});
-    expect_throws<ValueError>([&] { redistribute(ramp({2}), {Replicate()}); }, "is not a DTensor");
+    const auto x = from_local(quarters({2, 2}), mesh, {Shard(0)});
+    expect_throws<ValueError>([&] { redistribute(quarters({2}), {Replicate()}); }, "is not a DTensor");
     expect_throws<ValueError>([&] { redistribute(x, {Shard(2)}); }, "redistribute: Shard(2)");
     expect_throws<ValueError>([&] { redistribute(x, {Replicate(), Replicate()}); }, "for a mesh of 1 axes");
     const auto integers = from_local(at::full({2}, 3, at::kLong), mesh, {Partial(ReduceOp::Avg)});
@@ -340,7 +336,7 @@ TEST_CASE("tensors on equal meshes of different roots each move within their own
   run_ranks(4, [](int) {
     const auto root = init_device_mesh(at::kCPU, {2, 2}, {"dp", "tp"});
     const auto alone = DeviceMesh::from_group(root.group("tp"), at::kCPU, "tp");
-    const auto full = ramp({4, 2});
+    const auto full = quarters({4, 2});
     TESSERA_EXPECT(alone == root["tp"]);
     for (const auto& mesh : {alone, root["tp"], alone, root["tp"]}) {
       const auto x = distribute_tensor(full, mesh, {Shard(0)}) * 2;
@@ -351,3 +347,5 @@ TEST_CASE("tensors on equal meshes of different roots each move within their own
     }
   });
 }
+
+}  // namespace tessera

@@ -4,7 +4,6 @@
 #include "dtensor/register_sharding.h"
 
 #include <ATen/TensorOperators.h>
-#include <ATen/ops/arange.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 #include <torch/csrc/autograd/custom_function.h>
@@ -19,15 +18,12 @@
 #include "testing/expect.h"
 #include "testing/run_ranks.h"
 #include "testing/tensor_matchers.h"
+#include "tests/dtensor/test_values.h"
 #include "third_party/catch2/catch.h"
 
-using namespace tessera;
+namespace tessera {
 
 namespace {
-
-at::Tensor ramp(std::vector<int64_t> sizes) {
-  return at::arange(c10::multiply_integers(sizes), at::kFloat).reshape(sizes);
-}
 
 using OneTensorOp = at::Tensor(const at::Tensor&);
 
@@ -341,3 +337,5 @@ TEST_CASE("strategies that do not fit the call are refused on every rank", "[dte
     expect_throws<ValueError>([&] { call("own_ops::far", x); }, "has Shard(2) for output 0, which has 2 dim(s)");
   });
 }
+
+}  // namespace tessera

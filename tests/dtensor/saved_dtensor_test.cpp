@@ -1,6 +1,5 @@
 #include "dtensor/saved_dtensor.h"
 
-#include <ATen/ops/arange.h>
 #include <torch/serialize.h>
 
 #include <sstream>
@@ -9,15 +8,12 @@
 #include "testing/expect.h"
 #include "testing/run_ranks.h"
 #include "testing/tensor_matchers.h"
+#include "tests/dtensor/test_values.h"
 #include "third_party/catch2/catch.h"
 
-using namespace tessera;
+namespace tessera {
 
 namespace {
-
-at::Tensor ramp(std::vector<int64_t> sizes) {
-  return at::arange(c10::multiply_integers(sizes), at::kFloat).reshape(sizes);
-}
 
 /// What torch::load makes of what torch::save wrote of `tensor`, on `mesh`.
 at::Tensor saved_and_loaded(const at::Tensor& tensor, const DeviceMesh& mesh) {
@@ -28,7 +24,7 @@ at::Tensor saved_and_loaded(const at::Tensor& tensor, const DeviceMesh& mesh) {
   return loaded.tensor;
 }
 
-void expect_same(const at::Tensor& loaded, const at::Tensor& tensor) {
+void expect_same_dtensor(const at::Tensor& loaded, const at::Tensor& tensor) {
   expect_equal(loaded.is_leaf(), true);
   expect_equal(loaded.requires_grad(), tensor.requires_grad());
   expect_equal(dtensor_spec(loaded)->to_string(), dtensor_spec(tensor)->to_string());
@@ -44,16 +40,16 @@ TEST_CASE("a DTensor that was saved is loaded as it was", "[dtensor]") {
     for (const Placements& placements : {Placements{Shard(0), Shard(1)}, Placements{Shard(0, 1), Shard(0)},
                                          Placements{Replicate(), Shard(1)}, Placements{Replicate(), Replicate()}}) {
       const auto tensor = distribute_tensor(ramp({5, 3}), mesh, placements);
-      expect_same(saved_and_loaded(tensor, mesh), tensor);
-      expect_same(saved_and_loaded(tensor.t(), mesh), tensor.t());
+      expect_same_dtensor(saved_and_loaded(tensor, mesh), tensor);
+      expect_same_dtensor(saved_and_loaded(tensor.t(), mesh), tensor.t());
     }
     const auto empty_parts = distribute_tensor(ramp({1, 2}).to(at::kBFloat16), mesh["tp"], {Shard(0)});
-    expect_same(saved_and_loaded(empty_parts, mesh["tp"]), empty_parts);
+    expect_same_dtensor(saved_and_loaded(empty_parts, mesh["tp"]), empty_parts);
     auto leaf = distribute_tensor(ramp({5}), mesh, {Shard(0), Replicate()});
     leaf.set_requires_grad(true);
-    expect_same(saved_and_loaded(leaf, mesh), leaf);
+    expect_same_dtensor(saved_and_loaded(leaf, mesh), leaf);
     const auto term = from_local(ramp({3}), mesh, {Replicate(), Partial(ReduceOp::Max)});
-    expect_same(saved_and_loaded(term, mesh), term);
+    expect_same_dtensor(saved_and_loaded(term, mesh), term);
   });
 }
 
@@ -110,3 +106,5 @@ TEST_CASE("a view of moved data is not saved once its tensor was written", "[dte
     expect_throws<StateError>([&] { saved_and_loaded(view, mesh); }, "torch::save: Float[2]");
   });
 }
+
+}  // namespace tessera

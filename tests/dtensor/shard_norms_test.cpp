@@ -21,11 +21,11 @@
 #include "testing/test_devices.h"
 #include "third_party/catch2/catch.h"
 
-using namespace tessera;
+namespace tessera {
 
 namespace {
 
-struct Tensors {
+struct ShardedTensors {
   std::vector<at::Tensor> sharded;
   std::vector<at::Tensor> whole;
 
@@ -36,8 +36,8 @@ struct Tensors {
 };
 
 /// Cut along both axes, one or none, with empty shards, in two dtypes and in memory of another order.
-Tensors make_tensors(const DeviceMesh& mesh, c10::Device device) {
-  Tensors tensors;
+ShardedTensors make_sharded_tensors(const DeviceMesh& mesh, c10::Device device) {
+  ShardedTensors tensors;
   auto random = [&, seed = uint64_t{0}](at::IntArrayRef sizes) mutable {
     return at::randn(sizes, make_generator(seed++)).to(device);
   };
@@ -77,7 +77,7 @@ TEST_CASE("the norm of shards in lists is that of all elements") {
     CAPTURE(p);
     run_ranks_on_devices(world_size, [&](int, c10::Device device) {
       const auto mesh = init_device_mesh(device.type(), {world_size / 2, 2}, {"dp", "tp"});
-      const auto tensors = make_tensors(mesh, device);
+      const auto tensors = make_sharded_tensors(mesh, device);
       CountingNorm local_norm{.p = p};
       const auto norms = norms_of_shards(tensors.sharded, p, at::kFloat, std::ref(local_norm));
       expect_equal(local_norm.calls, 5);
@@ -122,3 +122,5 @@ TEST_CASE("a view that does not see what was written since has no norm of shards
                               "the norm of gradients");
   });
 }
+
+}  // namespace tessera

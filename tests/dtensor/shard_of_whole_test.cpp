@@ -12,13 +12,13 @@
 #include "testing/tensor_matchers.h"
 #include "third_party/catch2/catch.h"
 
-using namespace tessera;
+namespace tessera {
 
 namespace {
 
 const std::vector<Placement> kFirst = {Shard(0), Shard(0, 1), Shard(1), Shard(2), Replicate()};
 
-void check(const at::Tensor& x, const at::Tensor& whole) {
+void check_places(const at::Tensor& x, const at::Tensor& whole) {
   const auto& spec = *dtensor_spec(x);
   const auto memory = at::empty_strided(spec.sizes(), spec.strides(), whole.options()).copy_(whole);
   const auto local = to_local(x);
@@ -43,8 +43,8 @@ TEST_CASE("a shard's places are those of its elements", "[dtensor]") {
           for (const auto& second : {Placement(Shard(0)), Placement(Shard(2)), Placement(Replicate())}) {
             const auto x =
                 distribute_tensor(whole, mesh, shape.size() == 1 ? Placements{first} : Placements{first, second});
-            check(x, whole);
-            check(x.transpose(0, 2), whole.transpose(0, 2));
+            check_places(x, whole);
+            check_places(x.transpose(0, 2), whole.transpose(0, 2));
           }
         }
       }
@@ -70,3 +70,5 @@ TEST_CASE("parts of sums, and memory with gaps, have no such places", "[dtensor]
     TESSERA_EXPECT(!placed({3, 4}, {8, 2}, Shard(0)));
   });
 }
+
+}  // namespace tessera

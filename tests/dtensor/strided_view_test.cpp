@@ -1,15 +1,15 @@
 #include "dtensor/strided_view.h"
 
 #include <ATen/TensorOperators.h>
-#include <ATen/ops/arange.h>
 
 #include "dtensor/dtensor.h"
 #include "testing/expect.h"
 #include "testing/run_ranks.h"
 #include "testing/tensor_matchers.h"
+#include "tests/dtensor/test_values.h"
 #include "third_party/catch2/catch.h"
 
-using namespace tessera;
+namespace tessera {
 
 namespace {
 
@@ -18,10 +18,6 @@ std::optional<SlicedDims> apart(const at::Tensor& base, const at::Tensor& view) 
   return take_apart(
       TensorMeta::of(base),
       {.sizes = meta.sizes, .strides = meta.strides, .offset = view.storage_offset() - base.storage_offset()});
-}
-
-at::Tensor ramp(std::vector<int64_t> sizes) {
-  return at::arange(1, c10::multiply_integers(sizes) + 1, at::kDouble).div(4).reshape(sizes);
 }
 
 /// Writes to a view of a copy of `x`; the gradient of what is overwritten must not reach `x`.
@@ -37,7 +33,7 @@ at::Tensor gradient(const at::Tensor& x, Write write) {
 }  // namespace
 
 TEST_CASE("views are taken apart into slices of dims", "[dtensor]") {
-  const auto x = ramp({4, 6});
+  const auto x = quarters({4, 6});
   CHECK((apart(x, x.slice(0, 1, 4, 2).slice(1, 2, 5)) == SlicedDims{.slices = {{1, 2, 2}, {2, 1, 3}}, .dims = {0, 1}}));
   CHECK((apart(x, x.select(1, 5)) == SlicedDims{.slices = {{0, 1, 4}, {5, 1, 1}}, .dims = {0}}));
   CHECK((apart(x, x.t()) == SlicedDims{.slices = {{0, 1, 4}, {0, 1, 6}}, .dims = {1, 0}}));
@@ -78,8 +74,8 @@ TEST_CASE("a write to a view under autograd reaches its part of the gradient onl
       const auto mesh = init_device_mesh(at::kCPU, {ranks});
       for (const auto& placement : {Placement(Replicate()), Placement(Shard(0)), Placement(Shard(1))}) {
         for (const auto& write : writes) {
-          const auto plain = ramp({4, 5}).requires_grad_();
-          const auto x = redistribute(from_local(ramp({4, 5}), mesh, {Replicate()}), {placement}).detach();
+          const auto plain = quarters({4, 5}).requires_grad_();
+          const auto x = redistribute(from_local(quarters({4, 5}), mesh, {Replicate()}), {placement}).detach();
           x.set_requires_grad(true);
           expect_bit_equal(full_tensor(gradient(x, write)), gradient(plain, write));
         }
@@ -99,7 +95,7 @@ TEST_CASE("a write to a view of copies reaches a gradient that comes cut", "[dte
     run_ranks(ranks, [&](int) {
       const auto mesh = init_device_mesh(at::kCPU, {ranks});
       for (const auto& write : writes) {
-        const auto values = ramp({4, 5}) / 10;
+        const auto values = quarters({4, 5}) / 10;
         const auto plain = values.clone().requires_grad_();
         const auto x = distribute_tensor(values, mesh, {Replicate()}).requires_grad_();
         for (const auto& placement : {Placement(Shard(0)), Placement(Shard(1))}) {
@@ -115,3 +111,5 @@ TEST_CASE("a write to a view of copies reaches a gradient that comes cut", "[dte
     });
   }
 }
+
+}  // namespace tessera

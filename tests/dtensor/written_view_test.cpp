@@ -26,22 +26,22 @@
 #include "testing/tensor_matchers.h"
 #include "third_party/catch2/catch.h"
 
-using namespace tessera;
+namespace tessera {
 
 namespace {
 
-using Step = std::function<at::Tensor(const at::Tensor&)>;
+using Transform = std::function<at::Tensor(const at::Tensor&)>;
 
 /// Views of a tensor, each of the one before, and then writes to the last one. Operands are DTensors as the tensor is.
 struct Program {
   std::vector<int64_t> sizes;
-  std::vector<Step> views;
-  std::vector<std::function<void(const at::Tensor& view, const Step& placed)>> writes;
+  std::vector<Transform> views;
+  std::vector<std::function<void(const at::Tensor& view, const Transform& placed)>> writes;
   std::string text;
 };
 
 /// Autograd refuses writes to parts of split().
-Step draw_view(Draws& draws, const at::Tensor& x, bool differentiable, std::string& text) {
+Transform draw_view(Draws& draws, const at::Tensor& x, bool differentiable, std::string& text) {
   const int64_t ndim = x.dim();
   const auto kind = ndim == 0 ? 5 : draws.below(differentiable ? 6 : 7);
   const int64_t dim = ndim == 0 ? 0 : draws.below(ndim);
@@ -94,7 +94,7 @@ Program draw_program(uint64_t seed, bool differentiable) {
     program.text +=
         std::vector<std::string>{".zero_()", ".add_(values)",         ".mul_(3)",   ".copy_(values)",
                                  ".sin_()",  ".div_(view.abs() + 1)", ".uniform_()"}[static_cast<size_t>(kind)];
-    program.writes.emplace_back([=](const at::Tensor& view, const Step& placed) {
+    program.writes.emplace_back([=](const at::Tensor& view, const Transform& placed) {
       switch (kind) {
         case 0:
           view.zero_();
@@ -127,7 +127,7 @@ struct Results {
   at::Tensor tensor, view, gradient;
 };
 
-Results run(const Program& program, const at::Tensor& leaf, const Step& placed, bool differentiable) {
+Results run_program(const Program& program, const at::Tensor& leaf, const Transform& placed, bool differentiable) {
   at::Tensor x = leaf;
   if (differentiable) {
     leaf.set_requires_grad(true);
@@ -146,7 +146,7 @@ Results run(const Program& program, const at::Tensor& leaf, const Step& placed, 
   return {.tensor = x.detach(), .view = view.detach(), .gradient = leaf.grad()};
 }
 
-Placements draw_placements(Draws& draws, int64_t axes, int64_t ndim) {
+Placements draw_cut_placements(Draws& draws, int64_t axes, int64_t ndim) {
   Placements placements;
   for (int64_t axis = 0; axis < axes; ++axis) {
     placements.push_back(draws.one_in(4) ? Placement(Replicate()) : Placement(Shard(draws.below(ndim))));
@@ -157,18 +157,18 @@ Placements draw_placements(Draws& draws, int64_t axes, int64_t ndim) {
 void check_program(const Program& program, uint64_t seed, const DeviceMesh& mesh, const Placements& placements,
                    bool differentiable) {
   const auto values = at::randn(program.sizes, make_generator(seed), at::kDouble);
-  const auto plain = run(
+  const auto plain = run_program(
       program, values.clone(), [](const at::Tensor& t) { return t; }, differentiable);
   const auto placed = [&](const at::Tensor& t) {
     Draws draws(seed);
     const Placements whole(static_cast<size_t>(mesh.ndim()), Replicate());
-    return distribute_tensor(t, mesh, t.dim() > 0 ? draw_placements(draws, mesh.ndim(), t.dim()) : whole);
+    return distribute_tensor(t, mesh, t.dim() > 0 ? draw_cut_placements(draws, mesh.ndim(), t.dim()) : whole);
   };
   auto x = distribute_tensor(values, mesh, placements);
   if (seed % 2 == 0) {  // whose local tensor counts writes together with it
     x = from_local(to_local(x), mesh, placements, {.shape = program.sizes});
   }
-  const auto sharded = run(program, x, placed, differentiable);
+  const auto sharded = run_program(program, x, placed, differentiable);
   expect_equal(to_string(tessera::placements(sharded.tensor)), to_string(placements));
   expect_close(full_tensor(sharded.tensor), plain.tensor);
   expect_close(full_tensor(sharded.view), plain.view);
@@ -184,7 +184,7 @@ void check_programs(const std::vector<int64_t>& mesh_shape, int64_t count, bool 
     for (uint64_t seed = first; seed < first + static_cast<uint64_t>(count); ++seed) {
       Draws draws(~seed);
       const auto program = draw_program(seed, differentiable);
-      const auto placements = draw_placements(draws, mesh.ndim(), static_cast<int64_t>(program.sizes.size()));
+      const auto placements = draw_cut_placements(draws, mesh.ndim(), static_cast<int64_t>(program.sizes.size()));
       try {
         check_program(program, seed, mesh, placements, differentiable);
       } catch (const std::exception& error) {
@@ -195,18 +195,18 @@ void check_programs(const std::vector<int64_t>& mesh_shape, int64_t count, bool 
   });
 }
 
-const std::vector<std::vector<int64_t>> kMeshes{{1}, {2}, {3}, {4}, {2, 2}, {2, 3}};
+const std::vector<std::vector<int64_t>> kViewMeshes{{1}, {2}, {3}, {4}, {2, 2}, {2, 3}};
 
 }  // namespace
 
 TEST_CASE("writes to random views reach the viewed tensor", "[dtensor]") {
-  for (const auto& mesh : kMeshes) {
+  for (const auto& mesh : kViewMeshes) {
     CHECK_NOTHROW(check_programs(mesh, 1000, /*differentiable=*/false));
   }
 }
 
 TEST_CASE("gradients know of writes to random views", "[dtensor]") {
-  for (const auto& mesh : kMeshes) {
+  for (const auto& mesh : kViewMeshes) {
     CHECK_NOTHROW(check_programs(mesh, 300, /*differentiable=*/true));
   }
 }
@@ -251,7 +251,7 @@ TEST_CASE("a view of moved data outlives its tensor, and is written all the same
 TEST_CASE("on one rank every view shares the tensor's memory, whatever the placement says", "[dtensor]") {
   run_ranks(1, [](int) {
     const auto values = at::randn({4, 4}, make_generator(1));
-    const std::vector<Step> views = {
+    const std::vector<Transform> views = {
         [](const at::Tensor& x) { return x.diagonal(); },
         [](const at::Tensor& x) { return x.as_strided({4}, {5}); },
         [](const at::Tensor& x) {
@@ -320,3 +320,5 @@ TEST_CASE("writes that a viewed tensor would not see are refused on every rank",
     expect_throws<NotImplementedError>([&] { sums.select(0, 1).zero_(); }, "views pending sums");
   });
 }
+
+}  // namespace tessera

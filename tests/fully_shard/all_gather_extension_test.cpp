@@ -12,14 +12,9 @@
 #include "tests/fully_shard/small_models.h"
 #include "third_party/catch2/catch.h"
 
-using namespace tessera;
-using namespace tessera::testing;
+namespace tessera::testing {
 
 namespace {
-
-at::Tensor loss_of(Tower& tower, int batch) {
-  return weighted_loss(tower(make_batch(static_cast<uint64_t>(batch), 3, 5)));
-}
 
 /// int8 with one scale for each kBlock elements: the largest of them is 127. An element is at most half a step off, so
 /// the error is at most the largest of its block / 254, beside the rounding of float32.
@@ -145,3 +140,5 @@ TEST_CASE("training with an int8 all-gather follows that without", "[extension]"
     TESSERA_EXPECT(last < first - 0.5f * (first - expected) && std::abs(last - expected) < 0.1f * (first - expected));
   });
 }
+
+}  // namespace tessera::testing

@@ -16,7 +16,7 @@
 namespace tessera::testing {
 namespace {
 
-constexpr ParityOptions kSumsInAnotherOrder{.tolerance = {.rtol = 1e-5, .atol = 1e-6}};
+constexpr ParityOptions kAutocastTolerance{.tolerance = {.rtol = 1e-5, .atol = 1e-6}};
 
 enum class Casts { Kept, NotKept };
 
@@ -61,14 +61,14 @@ void run_one_backward(Tower& tower, int rank, Casts casts) {
 }
 
 /// Where casts are kept, one process sums the gradients of their uses in bfloat16.
-void compare_with_one_process(int world_size, const std::function<void(Tower&)>& shard,
-                              const std::function<void(Tower&, int, Casts)>& run) {
+void compare_autocast_with_one_process(int world_size, const std::function<void(Tower&)>& shard,
+                                       const std::function<void(Tower&, int, Casts)>& run) {
   run_ranks(world_size, [&](int rank) {
     auto reference = filled_tower(), tower = filled_tower();
     shard(tower);
     average_reference(*reference, world_size, [&](int each) { run(reference, each, Casts::NotKept); });
     run(tower, rank, Casts::Kept);
-    check_sharded_parity(reference, tower, kSumsInAnotherOrder);
+    check_sharded_parity(reference, tower, kAutocastTolerance);
   });
 }
 
@@ -78,15 +78,15 @@ TEST_CASE("micro-batches in one scope of autocast give the gradients of one proc
   const int world_size = GENERATE(1, 2, 3, 4);
   const std::optional<bool> reshards = GENERATE(std::optional<bool>(), std::optional(true), std::optional(false));
   const auto shard = [&](Tower& tower) { shard_tower(tower, {.reshard_after_forward = reshards}); };
-  CHECK_NOTHROW(compare_with_one_process(world_size, shard, run_micro_batches));
-  CHECK_NOTHROW(compare_with_one_process(world_size, shard, run_one_backward));
+  CHECK_NOTHROW(compare_autocast_with_one_process(world_size, shard, run_micro_batches));
+  CHECK_NOTHROW(compare_autocast_with_one_process(world_size, shard, run_one_backward));
 }
 
 TEST_CASE("so do those of replicated units", "[autocast]") {
   const int world_size = GENERATE(1, 3);
   const auto shard = [](Tower& tower) { replicate(tower); };
-  CHECK_NOTHROW(compare_with_one_process(world_size, shard, run_micro_batches));
-  CHECK_NOTHROW(compare_with_one_process(world_size, shard, run_one_backward));
+  CHECK_NOTHROW(compare_autocast_with_one_process(world_size, shard, run_micro_batches));
+  CHECK_NOTHROW(compare_autocast_with_one_process(world_size, shard, run_one_backward));
 }
 
 TEST_CASE("a scope of autocast may validate, step and train on", "[autocast]") {
@@ -109,7 +109,7 @@ TEST_CASE("a scope of autocast may validate, step and train on", "[autocast]") {
       }
       expect_bit_equal(validated, expected);
       micro_batch_loss(tower, rank, step).backward();
-      check_sharded_parity(reference, tower, kSumsInAnotherOrder);
+      check_sharded_parity(reference, tower, kAutocastTolerance);
       const at::NoGradGuard no_grad;
       for (auto* model : {&reference, &tower}) {
         for (auto& param : (*model)->parameters()) {

@@ -6,7 +6,7 @@
 
 #include "third_party/catch2/catch.h"
 
-using namespace tessera;
+namespace tessera {
 
 namespace {
 
@@ -93,3 +93,5 @@ TEST_CASE("tensors hold their block, views see the memory that comes and goes, a
   buffer.give_back();
   CHECK(buffer.tensor().storage().nbytes() == 0);
 }
+
+}  // namespace tessera

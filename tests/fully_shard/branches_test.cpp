@@ -17,13 +17,9 @@
 namespace tessera::testing {
 namespace {
 
-at::Tensor batch_of(int rank, int step = 0) {
-  return make_batch(static_cast<uint64_t>(rank + 10 * step), 3, 5);
-}
-
 /// Three outputs, behind the last of which a tensor hook doubles gradients.
-struct ForkImpl : torch::nn::Module {
-  ForkImpl() {
+struct ThreeOutputsImpl : torch::nn::Module {
+  ThreeOutputsImpl() {
     for (const char* name : {"a", "b", "c"}) {
       register_parameter(name, at::full({4}, 2.0));
     }
@@ -35,7 +31,7 @@ struct ForkImpl : torch::nn::Module {
     return {x * scales["a"], OwnProduct::apply(y, scales["b"]), last};
   }
 };
-TESSERA_MODULE(Fork);
+TESSERA_MODULE(ThreeOutputs);
 
 /// Two branches, each a unit, behind a layer of the root.
 struct BranchesImpl : torch::nn::Module {
@@ -58,14 +54,14 @@ using Loss = at::Tensor (*)(Branches& model, int rank, int step);
 
 /// Of rank 0 that of one branch, of the others that of the other.
 at::Tensor loss_of_a_branch(Branches& model, int rank, int step) {
-  const auto [left, right] = model(batch_of(rank, step));
+  const auto [left, right] = model(rank_batch(rank, step));
   return weighted_loss(rank == 0 ? left : right);
 }
 
-struct Pair {
+struct BranchesPair {
   Branches reference, branches;
 
-  Pair() {
+  BranchesPair() {
     fill_parameters(*reference, 1);
     fill_parameters(*branches, 1);
   }
@@ -104,7 +100,7 @@ struct Towers : torch::nn::Module {
     fill_parameters(*this, 1);
   }
   at::Tensor loss(int rank, int step) {
-    const auto [a, b] = join(text(batch_of(rank, step)), image(batch_of(rank, step + 100)));
+    const auto [a, b] = join(text(rank_batch(rank, step)), image(rank_batch(rank, step + 100)));
     return weighted_loss(rank == 0 ? a : b);
   }
   Block text{nullptr}, image{nullptr};
@@ -115,28 +111,28 @@ struct Towers : torch::nn::Module {
 
 TEST_CASE("what lies behind an output or an input that the loss does not use is not computed", "[branches]") {
   run_ranks(2, [](int rank) {
-    Fork reference, fork;
-    fully_shard(fork);
-    const auto backward = [&](Fork& model, int r) {
-      const auto x = (batch_of(r) * 1).narrow(1, 0, 4), leaf = at::full({3, 4}, 1.5).requires_grad_();
+    ThreeOutputs reference, sharded;
+    fully_shard(sharded);
+    const auto backward = [&](ThreeOutputs& model, int r) {
+      const auto x = (rank_batch(r) * 1).narrow(1, 0, 4), leaf = at::full({3, 4}, 1.5).requires_grad_();
       const auto y = OwnProduct::apply(leaf, at::ones({4}).requires_grad_());
       weighted_loss(std::get<0>(model(x, y))).backward();
       TESSERA_EXPECT(!leaf.grad().defined());
     };
     average_reference(*reference, 2, [&](int r) { backward(reference, r); });
     for (int i = 0; i < 2; ++i) {
-      fork->zero_grad();
-      backward(fork, rank);
-      const auto params = fork->named_parameters();
+      sharded->zero_grad();
+      backward(sharded, rank);
+      const auto params = sharded->named_parameters();
       TESSERA_EXPECT(params["a"].grad().defined() && !params["b"].grad().defined() && !params["c"].grad().defined());
-      check_sharded_parity(reference, fork);
+      check_sharded_parity(reference, sharded);
     }
   });
 }
 
 TEST_CASE("ranks whose losses use different outputs of a unit train together, from the first step on", "[branches]") {
   run_ranks(2, [](int rank) {
-    Pair pair;
+    BranchesPair pair;
     pair.shard();
     pair.train(rank, 3, loss_of_a_branch);
   });
@@ -160,7 +156,7 @@ TEST_CASE("so do ranks that use different trees behind one", "[branches]") {
 TEST_CASE("and where the branches, or all of the model, are computed again", "[branches]") {
   const bool is_whole = GENERATE(false, true);
   run_ranks(2, [=](int rank) {
-    Pair pair;
+    BranchesPair pair;
     if (is_whole) {
       checkpoint_module(pair.branches);
     } else {
@@ -174,14 +170,14 @@ TEST_CASE("and where the branches, or all of the model, are computed again", "[b
 
 TEST_CASE("and where the model had one branch at first", "[branches]") {
   run_ranks(2, [](int rank) {
-    Pair pair;
+    BranchesPair pair;
     pair.shard();
     const auto loss = [](Branches& model, int r, int step) {
       for (const auto& param : model->right->parameters()) {
         param.set_requires_grad(step > 1);
       }
       model->detaches_right = step <= 1;
-      const auto [left, right] = model(batch_of(r, step));
+      const auto [left, right] = model(rank_batch(r, step));
       return weighted_loss(r == 0 || step <= 1 ? left : right);
     };
     pair.train(rank, 4, loss);
@@ -190,11 +186,11 @@ TEST_CASE("and where the model had one branch at first", "[branches]") {
 
 TEST_CASE("a branch may be stepped on before the other's backward", "[branches]") {
   run_ranks(2, [](int rank) {
-    Pair pair;
+    BranchesPair pair;
     pair.shard();
     auto &reference = pair.reference, &branches = pair.branches;
     const auto left_first = [](Branches& model, int r) {
-      const auto [left, right] = model(batch_of(r));
+      const auto [left, right] = model(rank_batch(r));
       weighted_loss(left).backward({}, /*retain_graph=*/true);
       return right;
     };
@@ -205,7 +201,7 @@ TEST_CASE("a branch may be stepped on before the other's backward", "[branches]"
     branches->zero_grad();
     weighted_loss(right).backward();
     // It is of the values before the step, which the reference still has.
-    average_reference(*reference, 2, [&](int r) { weighted_loss(std::get<1>(reference(batch_of(r)))).backward(); });
+    average_reference(*reference, 2, [&](int r) { weighted_loss(std::get<1>(reference(rank_batch(r)))).backward(); });
     expect_close(branches->right->up->weight.grad(), reference->right->up->weight.grad());
   });
 }

@@ -22,8 +22,6 @@ namespace tessera::testing {
 
 namespace {
 
-const ParityOptions kExact{.tolerance = {.rtol = 0, .atol = 0}};
-
 /// Changes its input before it computes with it.
 struct ChangerImpl : torch::nn::Module {
   using Change = std::function<void(at::Tensor& x, const at::Tensor& weight)>;
@@ -39,10 +37,10 @@ struct ChangerImpl : torch::nn::Module {
 };
 TESSERA_MODULE(Changer);
 
-struct NetImpl : torch::nn::Module {
+struct ChangerNetImpl : torch::nn::Module {
   using Join = std::function<at::Tensor(Changer& changer, const at::Tensor& x)>;
 
-  NetImpl(const ChangerImpl::Change& change, Join join) : join(std::move(join)) {
+  ChangerNetImpl(const ChangerImpl::Change& change, Join join) : join(std::move(join)) {
     in = register_module("in", nn::Linear(5, 7));
     changer = register_module("changer", Changer(change));
     out = register_module("out", nn::Linear(7, 3));
@@ -53,7 +51,7 @@ struct NetImpl : torch::nn::Module {
   nn::Linear in{nullptr}, out{nullptr};
   Changer changer{nullptr};
 };
-TESSERA_MODULE(Net);
+TESSERA_MODULE(ChangerNet);
 
 void relu(at::Tensor& x, const at::Tensor& /*weight*/) {
   x.relu_();
@@ -64,10 +62,11 @@ at::Tensor input_too(Changer& changer, const at::Tensor& h) {
   return y + h;
 }
 
-struct Pair {
-  Net reference, sharded;
+struct ChangerNetPair {
+  ChangerNet reference, sharded;
 
-  Pair(const ChangerImpl::Change& change, const NetImpl::Join& join) : reference(change, join), sharded(change, join) {
+  ChangerNetPair(const ChangerImpl::Change& change, const ChangerNetImpl::Join& join)
+      : reference(change, join), sharded(change, join) {
     fill_parameters(*reference, 1);
     fill_parameters(*sharded, 1);
     fully_shard(sharded->changer);
@@ -75,7 +74,9 @@ struct Pair {
   }
 
   void expect_equal_gradients(int rank, int world_size) {
-    const auto loss_of = [](Net& net, int r) { return weighted_loss(net(make_batch(static_cast<uint64_t>(r), 3, 5))); };
+    const auto loss_of = [](ChangerNet& net, int r) {
+      return weighted_loss(net(make_batch(static_cast<uint64_t>(r), 3, 5)));
+    };
     for (int step = 0; step < 2; ++step) {
       sharded->zero_grad();
       average_reference(*reference, world_size, [&](int r) { loss_of(reference, r).backward(); });
@@ -90,7 +91,7 @@ struct Pair {
 
 /// Of the parameters, and of the input of each rank, which `input_grad(module, rank)` gives.
 template <class Module, class InputGrad>
-void expect_equal_gradients(Module& reference, Module& sharded, int rank, const InputGrad& input_grad) {
+void expect_equal_input_gradients(Module& reference, Module& sharded, int rank, const InputGrad& input_grad) {
   at::Tensor expected;
   average_reference(reference, 2, [&](int r) {
     const auto grad = input_grad(reference, r);
@@ -115,13 +116,13 @@ TEST_CASE("an input that a unit changes in place has the gradient of what it bec
         x.add_(1);
       });
   const auto join = GENERATE(
-      as<NetImpl::Join>(), input_too,
+      as<ChangerNetImpl::Join>(), input_too,
       [](Changer& changer, const at::Tensor& h) {
         changer(h);
         return h;
       },
       [](Changer& changer, const at::Tensor& h) { return changer(h); });
-  run_ranks(world_size, [&](int rank) { Pair(change, join).expect_equal_gradients(rank, world_size); });
+  run_ranks(world_size, [&](int rank) { ChangerNetPair(change, join).expect_equal_gradients(rank, world_size); });
 }
 
 TEST_CASE("hooks on an input that a unit changes fire where the input was when they were set", "[changed_inputs]") {
@@ -138,8 +139,8 @@ TEST_CASE("hooks on an input that a unit changes fire where the input was when t
       return y + h * 3;
     };
     const auto twice = [](at::Tensor& x, const at::Tensor&) { x.mul_(2); };
-    Pair pair(twice, join);
-    const auto grads = [&](Net& net) {
+    ChangerNetPair pair(twice, join);
+    const auto grads = [&](ChangerNet& net) {
       seen->assign(3, at::Tensor());
       weighted_loss(net(make_batch(static_cast<uint64_t>(rank), 3, 5))).backward();
       return *seen;
@@ -175,7 +176,7 @@ TEST_CASE("an input that the outer unit passes on is changed for the caller of b
       weighted_loss(y * x).backward();
       return leaf.grad();
     };
-    expect_equal_gradients(*reference, *sharded, rank, input_grad);
+    expect_equal_input_gradients(*reference, *sharded, rank, input_grad);
   });
 }
 
@@ -210,7 +211,7 @@ TEST_CASE("an input that a unit returns is the caller's tensor, which may change
       weighted_loss(y + same + before).backward();
       return at::stack({leaf.grad(), seen});
     };
-    expect_equal_gradients(*reference, *sharded, rank, input_grad);
+    expect_equal_input_gradients(*reference, *sharded, rank, input_grad);
   });
 }
 
@@ -246,8 +247,8 @@ TEST_CASE("a change in place that cannot be the caller's too is refused, and the
         x.relu_();
       }
     };
-    Pair pair(change, input_too);
-    const auto refused = [&](const NetImpl::Join& join, std::string_view why) {
+    ChangerNetPair pair(change, input_too);
+    const auto refused = [&](const ChangerNetImpl::Join& join, std::string_view why) {
       const auto usual = std::exchange(pair.sharded->join, join);
       expect_throws<StateError>([&] { pair.sharded(make_batch(1, 3, 5)); }, "forward of the unit 'changer'");
       expect_throws<StateError>([&] { pair.sharded(make_batch(1, 3, 5)); }, why);

@@ -34,23 +34,23 @@ struct TwoWaysImpl : torch::nn::Module {
 };
 TESSERA_MODULE(TwoWays);
 
-void shard(TwoWays& model, const FullyShardOptions& options = {}) {
+void shard_two_ways(TwoWays& model, const FullyShardOptions& options = {}) {
   fully_shard(model->left, options);
   fully_shard(model->right, options);
   fully_shard(model, options);
 }
 
 /// Of even ranks that of one branch, of the others that of the other.
-at::Tensor loss_of_a_branch(TwoWays& model, int rank) {
+at::Tensor loss_of_one_way(TwoWays& model, int rank) {
   const auto [left, right] = model(make_batch(static_cast<uint64_t>(rank), 3, 5));
   return weighted_loss(rank % 2 == 0 ? left : right);
 }
 
-void train(TwoWays& model, TwoWays& reference, int rank, int world_size) {
+void backward_and_compare(TwoWays& model, TwoWays& reference, int rank, int world_size) {
   model->zero_grad();
   reference->zero_grad();
-  average_reference(*reference, world_size, [&](int r) { loss_of_a_branch(reference, r).backward(); });
-  loss_of_a_branch(model, rank).backward();
+  average_reference(*reference, world_size, [&](int r) { loss_of_one_way(reference, r).backward(); });
+  loss_of_one_way(model, rank).backward();
   check_sharded_parity(reference, model);
 }
 
@@ -65,7 +65,7 @@ constexpr const char* kChanged = "changed in place between forward and backward"
 
 /// A change of the unit `name` by the ranks up to `last_writer`; then a backward in which half of the ranks use it.
 void check_all_ranks_throw(TwoWays& model, int rank, const std::string& name, int last_writer) {
-  auto loss = loss_of_a_branch(model, rank);
+  auto loss = loss_of_one_way(model, rank);
   if (rank <= last_writer) {
     add_one(name == "left" ? *model->left : *model->right);
   }
@@ -84,9 +84,9 @@ TEST_CASE("a unit that changed before backward is an error on every rank, whiche
   const auto dtype = GENERATE(at::kFloat, at::kBFloat16);
   run_ranks(4, [&](int rank) {
     TwoWays model;
-    shard(model, {.mp_policy = {.param_dtype = dtype}});
+    shard_two_ways(model, {.mp_policy = {.param_dtype = dtype}});
     for (int step = 0; step < steps; ++step) {
-      loss_of_a_branch(model, rank).backward();
+      loss_of_one_way(model, rank).backward();
     }
     model->zero_grad();
     check_all_ranks_throw(model, rank, name, /*last_writer=*/3);
@@ -97,9 +97,9 @@ TEST_CASE("so it is where one rank alone changed its rows, and the model trains 
   const int steps = GENERATE(0, 2);
   run_ranks(3, [&](int rank) {
     TwoWays model, reference;
-    shard(model);
+    shard_two_ways(model);
     for (int step = 0; step < steps; ++step) {
-      train(model, reference, rank, 3);
+      backward_and_compare(model, reference, rank, 3);
     }
     const auto rows = to_local(model->left->up->bias.detach()).clone();
     check_all_ranks_throw(model, rank, "left", /*last_writer=*/0);
@@ -112,8 +112,8 @@ TEST_CASE("so it is where one rank alone changed its rows, and the model trains 
       }
       expect_close(to_local(model->left->up->bias.detach()), rows);
     }
-    train(model, reference, rank, 3);
-    train(model, reference, rank, 3);
+    backward_and_compare(model, reference, rank, 3);
+    backward_and_compare(model, reference, rank, 3);
   });
 }
 
@@ -121,11 +121,11 @@ TEST_CASE("and where a share of it stays between forward and backward", "[change
   const int steps = GENERATE(0, 2);
   run_ranks(4, [&](int rank) {
     TwoWays model;
-    shard(model, {.reshard_after_forward = 2});
+    shard_two_ways(model, {.reshard_after_forward = 2});
     for (int step = 0; step < steps; ++step) {
-      loss_of_a_branch(model, rank).backward();
+      loss_of_one_way(model, rank).backward();
     }
-    auto loss = loss_of_a_branch(model, rank);
+    auto loss = loss_of_one_way(model, rank);
     add_one(*model->left);
     expect_throws<StateError>([&] { loss.backward(); }, kChanged);
   });
@@ -136,9 +136,10 @@ TEST_CASE("one that changed and that no rank's loss uses is none, and the next g
   const int last_writer = GENERATE(0, 1);
   run_ranks(2, [&](int rank) {
     TwoWays model, reference;
-    shard(model);
+    shard_two_ways(model);
     for (int step = 0; step < 2; ++step) {
-      train(model, reference, rank, 2);  // from the second step on, gathers are issued ahead of their backward
+      // From the second step on, gathers are issued ahead of their backward.
+      backward_and_compare(model, reference, rank, 2);
     }
     const auto loss_of = [](TwoWays& of, int r) {
       return weighted_loss(std::get<1>(of(make_batch(static_cast<uint64_t>(r), 3, 5))));
@@ -156,7 +157,7 @@ TEST_CASE("one that changed and that no rank's loss uses is none, and the next g
       add_one(*model->left);
     }
     add_one(*reference->left);
-    train(model, reference, rank, 2);
+    backward_and_compare(model, reference, rank, 2);
   });
 }
 

@@ -11,8 +11,7 @@
 #include "tests/fully_shard/small_models.h"
 #include "third_party/catch2/catch.h"
 
-using namespace tessera;
-using namespace tessera::testing;
+namespace tessera::testing {
 
 namespace {
 
@@ -85,3 +84,5 @@ TEST_CASE("units inside of checkpointed regions equal one process bit for bit, a
     }
   });
 }
+
+}  // namespace tessera::testing

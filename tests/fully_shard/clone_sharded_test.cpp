@@ -11,17 +11,13 @@
 #include "fully_shard/replicate.h"
 #include "nn/sequential.h"
 #include "testing/expect.h"
-#include "testing/parity.h"
 #include "testing/run_ranks.h"
 #include "tests/fully_shard/tensor_parallel_models.h"
 #include "third_party/catch2/catch.h"
 
-using namespace tessera;
-using namespace tessera::testing;
+namespace tessera::testing {
 
 namespace {
-
-const ParityOptions kExact{.tolerance = {.rtol = 0, .atol = 0}};
 
 struct LayerImpl : torch::nn::Cloneable<LayerImpl> {
   explicit LayerImpl(int64_t dim) : dim(dim) { reset(); }
@@ -60,7 +56,7 @@ Net make_net(int64_t dim) {
   return net;
 }
 
-void shard(Net& net, const FullyShardOptions& options = {}) {
+void shard_net(Net& net, const FullyShardOptions& options = {}) {
   fully_shard(net->first, options);
   fully_shard(net->second, options);
   fully_shard(net, options);
@@ -82,7 +78,8 @@ TEST_CASE("a copy of a sharded module trains as one process does, apart from its
       replicate(net->second);
       replicate(net);
     } else {
-      shard(net, {.shard_placement_fn = [](const at::Tensor& param) { return std::optional(Shard(param.dim() - 1)); }});
+      shard_net(net,
+                {.shard_placement_fn = [](const at::Tensor& param) { return std::optional(Shard(param.dim() - 1)); }});
     }
     loss_of(net, 90 + rank).backward();
     net->offset.fill_(3);
@@ -115,7 +112,7 @@ TEST_CASE("a copy of a sharded module trains as one process does, apart from its
 TEST_CASE("an exponential moving average in a copy equals that of whole tensors", "[clone]") {
   run_ranks(3, [](int rank) {
     auto net = make_net(5);
-    shard(net);
+    shard_net(net);
     Net average = clone_sharded(net);
     torch::optim::Adam optimizer(net->parameters(), torch::optim::AdamOptions(1e-2));
     auto expected = full_tensor(net->second->linear->weight.detach()).clone();
@@ -151,7 +148,7 @@ TEST_CASE("a copy keeps offloading, precision, HSDP and lists of modules", "[clo
     TESSERA_EXPECT(copy->first->linear->weight.scalar_type() == at::kBFloat16);
     fsdp(copy->second).reshard();
     auto other = make_net(5);
-    shard(other, {.ignored_params = {other->out->bias}});
+    shard_net(other, {.ignored_params = {other->out->bias}});
     Net other_copy = clone_sharded(other);
     TESSERA_EXPECT(!is_dtensor(other_copy->out->bias) && other_copy->out->bias.equal(other->out->bias));
     expect_bit_equal(loss_of(other_copy, rank).detach(), loss_of(other, rank).detach());
@@ -203,7 +200,7 @@ TEST_CASE("a layer that stands twice in a chain is one unit in the copy", "[clon
 TEST_CASE("what cannot be copied is refused and left as it is", "[clone]") {
   run_ranks(2, [](int rank) {
     auto net = make_net(5);
-    shard(net);
+    shard_net(net);
     auto loss = loss_of(net, rank);
     expect_throws<StateError>([&] { clone_sharded(net); }, "finish the backward");
     loss.backward();
@@ -224,3 +221,5 @@ TEST_CASE("what cannot be copied is refused and left as it is", "[clone]") {
     loss_of(net, rank).backward();
   });
 }
+
+}  // namespace tessera::testing

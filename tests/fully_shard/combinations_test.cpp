@@ -9,14 +9,13 @@
 #include "tests/fully_shard/small_models.h"
 #include "third_party/catch2/catch.h"
 
-using namespace tessera;
-using namespace tessera::testing;
+namespace tessera::testing {
 
 namespace {
 
-constexpr int kSteps = 2;
-constexpr int kMicros = 2;
-constexpr double kRate = 0.5;
+constexpr int kOptimizerSteps = 2;
+constexpr int kMicroBatches = 2;
+constexpr double kLearningRate = 0.5;
 
 enum class Accumulation { Reduced, WithoutSync };
 
@@ -33,7 +32,7 @@ struct Mode {
 
 using Grads = std::vector<at::Tensor>;
 
-at::Tensor batch_of(int step, int micro, int64_t rank) {
+at::Tensor micro_batch_of(int step, int micro, int64_t rank) {
   return make_batch(static_cast<uint64_t>(1000 * step + 100 * micro + rank), 2, 5);
 }
 
@@ -79,7 +78,7 @@ Grads averaged(const Mode& mode, const std::function<Grads(int64_t rank)>& grads
 
 Grads expected_grads(const Mode& mode, Tower& scratch, const Grads& values, int step) {
   const auto micro_grads = [&](int micro, int64_t rank) {
-    return grads_of(mode, scratch, values, batch_of(step, micro, rank));
+    return grads_of(mode, scratch, values, micro_batch_of(step, micro, rank));
   };
   const auto in_float = [](Grads grads) {
     for (auto& grad : grads) {
@@ -90,21 +89,21 @@ Grads expected_grads(const Mode& mode, Tower& scratch, const Grads& values, int 
   if (mode.accumulation == Accumulation::WithoutSync) {
     return in_float(averaged(mode, [&](int64_t rank) {
       Grads own;
-      for (int micro = 0; micro < kMicros; ++micro) {
+      for (int micro = 0; micro < kMicroBatches; ++micro) {
         add_to(own, micro_grads(micro, rank));
       }
       return own;
     }));
   }
   Grads sums;  // what is added to them is not rounded to float32 first
-  for (int micro = 0; micro < kMicros; ++micro) {
+  for (int micro = 0; micro < kMicroBatches; ++micro) {
     const auto terms = averaged(mode, [&](int64_t rank) { return micro_grads(micro, rank); });
     micro == 0 ? static_cast<void>(sums = in_float(terms)) : add_to(sums, terms);
   }
   return sums;
 }
 
-void train(const Mode& mode, int rank) {
+void train_in_mode(const Mode& mode, int rank) {
   Tower reference(6, 3, 2), scratch(6, 3, 2), tower(6, 3, 2);
   fill_parameters(*reference, 1);
   fill_parameters(*tower, 1);
@@ -113,12 +112,12 @@ void train(const Mode& mode, int rank) {
   options.mesh = init_device_mesh(
       at::kCPU, mode.mesh, has_replicas ? std::vector<std::string>{"replicate", "dp"} : std::vector<std::string>{"dp"});
   shard_tower(tower, options);
-  torch::optim::SGD optimizer(tower->parameters(), torch::optim::SGDOptions(kRate));
-  for (int step = 0; step < kSteps; ++step) {
+  torch::optim::SGD optimizer(tower->parameters(), torch::optim::SGDOptions(kLearningRate));
+  for (int step = 0; step < kOptimizerSteps; ++step) {
     optimizer.zero_grad();
-    for (int micro = 0; micro < kMicros; ++micro) {
-      fsdp(tower).set_requires_gradient_sync(mode.accumulation == Accumulation::Reduced || micro == kMicros - 1);
-      weighted_loss(tower(batch_of(step, micro, rank)).to(at::kFloat)).backward();
+    for (int micro = 0; micro < kMicroBatches; ++micro) {
+      fsdp(tower).set_requires_gradient_sync(mode.accumulation == Accumulation::Reduced || micro == kMicroBatches - 1);
+      weighted_loss(tower(micro_batch_of(step, micro, rank)).to(at::kFloat)).backward();
     }
     Grads values;
     for (const auto& param : reference->parameters()) {
@@ -131,7 +130,7 @@ void train(const Mode& mode, int rank) {
     check_sharded_parity(reference, tower, {.tolerance = {.rtol = 0, .atol = 0}});
     optimizer.step();
     for (size_t i = 0; i < values.size(); ++i) {
-      values[i].add_(grads[i], -kRate);
+      values[i].add_(grads[i], -kLearningRate);
     }
   }
   check_sharded_parity(reference, tower, {.tolerance = {.rtol = 0, .atol = 0}});
@@ -157,8 +156,10 @@ TEST_CASE("mesh x reshard mode x precision x offloading x accumulation equals on
         }
         CAPTURE(mesh, reshard.to_string(), mode.compute_dtype(), mode.reduce_dtype(), offloads,
                 accumulation == Accumulation::Reduced);
-        run_ranks(static_cast<int>(mode.shards() * mode.replicas()), [&](int rank) { train(mode, rank); });
+        run_ranks(static_cast<int>(mode.shards() * mode.replicas()), [&](int rank) { train_in_mode(mode, rank); });
       }
     }
   }
 }
+
+}  // namespace tessera::testing

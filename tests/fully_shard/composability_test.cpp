@@ -17,8 +17,7 @@
 #include "tests/fully_shard/small_models.h"
 #include "third_party/catch2/catch.h"
 
-using namespace tessera;
-using namespace tessera::testing;
+namespace tessera::testing {
 
 namespace {
 
@@ -65,8 +64,8 @@ struct FeedForwardImpl : torch::nn::Module {
 TESSERA_MODULE(FeedForward);
 
 /// 14 modules: itself, two norms, 6 of attention and 5 of the feed-forward part.
-struct LayerImpl : torch::nn::Module {
-  LayerImpl() {
+struct TransformerLayerImpl : torch::nn::Module {
+  TransformerLayerImpl() {
     attention_norm = register_module("attention_norm", nn::LayerNorm(torch::nn::LayerNormOptions({kDim})));
     attention = register_module("attention", Attention());
     ffn_norm = register_module("ffn_norm", nn::LayerNorm(torch::nn::LayerNormOptions({kDim})));
@@ -80,7 +79,7 @@ struct LayerImpl : torch::nn::Module {
   Attention attention{nullptr};
   FeedForward feed_forward{nullptr};
 };
-TESSERA_MODULE(Layer);
+TESSERA_MODULE(TransformerLayer);
 
 /// 7 modules and 14 a layer: itself, two embeddings, the dropout, the list of layers, the norm and the output.
 struct TransformerImpl : torch::nn::Module {
@@ -106,14 +105,14 @@ struct TransformerImpl : torch::nn::Module {
   }
   nn::Embedding tokens{nullptr}, positions{nullptr};
   nn::Dropout dropout{nullptr};
-  std::vector<Layer> layers;
+  std::vector<TransformerLayer> layers;
   nn::LayerNorm norm{nullptr};
   nn::Linear output{nullptr};
 };
 TESSERA_MODULE(Transformer);
 
-struct NetImpl : torch::nn::Module {
-  NetImpl() {
+struct ThreeLayersImpl : torch::nn::Module {
+  ThreeLayersImpl() {
     fc1 = register_module("fc1", nn::Linear(2, 2));
     fc2 = register_module("fc2", nn::Linear(2, 2));
     fc3 = register_module("fc3", nn::Linear(2, 2));
@@ -121,7 +120,7 @@ struct NetImpl : torch::nn::Module {
   at::Tensor forward(at::Tensor x) { return fc3(at::relu(fc2(at::relu(fc1(x))))); }
   nn::Linear fc1{nullptr}, fc2{nullptr}, fc3{nullptr};
 };
-TESSERA_MODULE(Net);
+TESSERA_MODULE(ThreeLayers);
 
 at::Tensor token_ids(uint64_t seed) {
   return make_batch(seed, 2, 6).mul(100).abs().to(at::kLong).remainder(kVocabulary);
@@ -234,7 +233,7 @@ TEST_CASE("row 118: replicate over one axis of a mesh gives parameters on that a
 
 TEST_CASE("row 119: a net of replicated and sharded layers trains as in one process", "[composability]") {
   run_ranks(4, [](int rank) {
-    Net reference, net;
+    ThreeLayers reference, net;
     fill_parameters(*reference, 42);
     fill_parameters(*net, 42);
     replicate(net->fc1);
@@ -266,7 +265,7 @@ TEST_CASE("row 119: a net of replicated and sharded layers trains as in one proc
 
 TEST_CASE("one module has one of both APIs, once", "[composability]") {
   run_ranks(2, [](int) {
-    Net net;
+    ThreeLayers net;
     replicate(net->fc1);
     fully_shard(net->fc2);
     expect_throws<StateError>([&] { fully_shard(net->fc1); },
@@ -282,3 +281,5 @@ TEST_CASE("one module has one of both APIs, once", "[composability]") {
     expect_equal(composable_apis(net), Apis{"fully_shard"});
   });
 }
+
+}  // namespace tessera::testing

@@ -23,8 +23,7 @@
 #include "tests/fully_shard/small_models.h"
 #include "third_party/catch2/catch.h"
 
-using namespace tessera;
-using namespace tessera::testing;
+namespace tessera::testing {
 
 namespace {
 
@@ -63,7 +62,7 @@ void expect_same_on_devices(int world_size, const std::function<std::vector<at::
   }
 }
 
-Tower make_tower(c10::Device device) {
+Tower tower_on(c10::Device device) {
   Tower tower;
   fill_parameters(*tower, 1);
   tower->to(device);
@@ -148,7 +147,7 @@ TEST_CASE("devices: dtypes by parameter, and an extension of the all-gather, tra
   expect_same_on_devices(
       4,
       [&](const Rank& rank) {
-        auto tower = make_tower(rank.device);
+        auto tower = tower_on(rank.device);
         shard_tower(tower, {.mesh = init_device_mesh(rank.device.type(), {4}),
                             .reshard_after_forward = reshard,
                             .mp_policy = {.param_dtype = dtype, .reduce_dtype = at::kFloat},
@@ -197,7 +196,7 @@ TEST_CASE("devices: frozen parameters of another dtype train alike") {
 
 TEST_CASE("devices: gradients that are kept, scattered only, or divided otherwise train alike") {
   expect_same_on_devices(4, [](const Rank& rank) {
-    auto tower = make_tower(rank.device);
+    auto tower = tower_on(rank.device);
     shard_tower(tower, {.mesh = init_device_mesh(rank.device.type(), {2, 2}, {"replicate", "shard"})});
     fsdp(tower).set_gradient_divide_factor(3);
     auto results = train(tower, rank, [&](int step) { fsdp(tower).set_requires_gradient_sync(step % 2 == 1); });
@@ -231,7 +230,7 @@ TEST_CASE("devices: the first interface: clipping, full parameters and state dic
   expect_same_on_devices(
       2,
       [](const Rank& rank) {
-        auto tower = make_tower(rank.device);
+        auto tower = tower_on(rank.device);
         const FullyShardedDataParallel wrapped(
             tower, {.mixed_precision = {.param_dtype = at::kBFloat16, .reduce_dtype = at::kFloat},
                     .device_mesh = init_device_mesh(rank.device.type(), {2})});
@@ -262,7 +261,7 @@ TEST_CASE("devices: fused optimizers step alike, with a rate that changes and a 
   const int kind = GENERATE(0, 1, 2);
   constexpr double kEps = 1e-3;  // gradients of nearly 0, which devices round apart, are not to count as others do
   const auto train = [&](const Rank& rank) {
-    auto tower = make_tower(rank.device);
+    auto tower = tower_on(rank.device);
     shard_tower(tower, {.mesh = init_device_mesh(rank.device.type(), {3})});
     const auto params = tower->parameters();
     const auto optimizer = [&]() -> std::unique_ptr<torch::optim::Optimizer> {
@@ -291,7 +290,7 @@ TEST_CASE("devices: fused optimizers step alike, with a rate that changes and a 
 
 TEST_CASE("devices: a scaled loss, of which one overflows on one rank") {
   expect_same_on_devices(2, [](const Rank& rank) {
-    auto tower = make_tower(rank.device);
+    auto tower = tower_on(rank.device);
     shard_tower(tower, {.mesh = init_device_mesh(rank.device.type(), {2})});
     torch::optim::SGD optimizer(tower->parameters(), 0.1);
     ShardedGradScaler scaler({.init_scale = 1024, .growth_interval = 1});
@@ -309,3 +308,5 @@ TEST_CASE("devices: a scaled loss, of which one overflows on one rank") {
     return full_parameters(*tower);
   });
 }
+
+}  // namespace tessera::testing

@@ -20,8 +20,7 @@
 #include "tests/parallel/tp_models.h"
 #include "third_party/catch2/catch.h"
 
-using namespace tessera;
-using namespace tessera::testing;
+namespace tessera::testing {
 
 namespace {
 
@@ -215,3 +214,5 @@ TEST_CASE("devices: offloading to the CPU equals one process, with gradients of 
     });
   }
 }
+
+}  // namespace tessera::testing

@@ -4,7 +4,7 @@
 #include "testing/callgrind.h"
 #include "third_party/catch2/catch.h"
 
-using namespace tessera::testing;
+namespace tessera::testing {
 
 TEST_CASE("the instructions of a unit's step beyond the plain model's stay within a limit") {
   const auto counts = run_probe("tests/fully_shard/engine_cost_probe");
@@ -19,3 +19,5 @@ TEST_CASE("the instructions of a unit's step beyond the plain model's stay withi
   // As counted with g++ 12 -O2 and libtorch 2.15.0, and a fortieth: what malloc finds in the heap moves it by 1,500.
   CHECK(beyond <= 95500);
 }
+
+}  // namespace tessera::testing

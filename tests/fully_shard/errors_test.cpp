@@ -16,8 +16,7 @@
 #include "tests/fully_shard/small_models.h"
 #include "third_party/catch2/catch.h"
 
-using namespace tessera;
-using namespace tessera::testing;
+namespace tessera::testing {
 
 namespace {
 
@@ -369,3 +368,5 @@ TEST_CASE("lists of modules: empty, twice the same, and units already are refuse
                               "prefetch itself");
   });
 }
+
+}  // namespace tessera::testing

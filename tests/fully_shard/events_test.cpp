@@ -11,8 +11,7 @@
 #include "tests/fully_shard/small_models.h"
 #include "third_party/catch2/catch.h"
 
-using namespace tessera;
-using namespace tessera::testing;
+namespace tessera::testing {
 
 namespace {
 
@@ -37,10 +36,6 @@ Events joined(std::initializer_list<Events> parts) {
     all.insert(all.end(), part.begin(), part.end());
   }
   return all;
-}
-
-at::Tensor forward(Tower& tower, int rank) {
-  return weighted_loss(tower(make_batch(static_cast<uint64_t>(rank), 3, 5)));
 }
 
 /// Two units after one tensor, of which the later one is left first in backward.
@@ -100,12 +95,12 @@ TEST_CASE("the first iteration prefetches in backward, later ones in forward too
     Tower tower;
     shard_tower(tower);
     EventLog log(tower);
-    auto loss = forward(tower, rank);
+    auto loss = loss_of(tower, rank);
     expect_equal(log.take(), kForwardWithoutPrefetch);
     loss.backward();
     expect_equal(log.take(), kBackwardInRecordedOrder);
     for (int step = 1; step < 3; ++step) {
-      loss = forward(tower, rank);
+      loss = loss_of(tower, rank);
       expect_equal(log.take(), kForwardInRecordedOrder);
       loss.backward();
       expect_equal(log.take(), kBackwardInRecordedOrder);
@@ -119,7 +114,7 @@ TEST_CASE("a root that reshards after forward is gathered first in backward") {
     shard_tower(tower, {.reshard_after_forward = true});
     EventLog log(tower);
     for (int step = 0; step < 2; ++step) {
-      auto loss = forward(tower, rank);
+      auto loss = loss_of(tower, rank);
       expect_equal(log.take(),
                    joined({step == 0 ? kForwardWithoutPrefetch : kForwardInRecordedOrder, {"reshard root"}}));
       loss.backward();
@@ -142,7 +137,7 @@ TEST_CASE("empty lists of modules to prefetch mean none") {
     }
     EventLog log(tower);
     for (int step = 0; step < 2; ++step) {
-      forward(tower, rank).backward();
+      loss_of(tower, rank).backward();
       expect_equal(log.take(), joined({kForwardWithoutPrefetch, kBackwardWithoutPrefetch}));
     }
   });
@@ -160,7 +155,7 @@ TEST_CASE("explicit lists come before the recorded order, and may reach further 
     block(2).set_modules_to_backward_prefetch({{block(0)}});
     EventLog log(tower);
     for (int step = 0; step < 2; ++step) {
-      auto loss = forward(tower, rank);
+      auto loss = loss_of(tower, rank);
       expect_equal(log.take(),
                    Events{"gather root", "unshard root", "gather block0", "gather block1", "forward root",
                           "unshard block0", "gather block2", "forward block0", "reshard block0", "unshard block1",
@@ -181,7 +176,7 @@ TEST_CASE("with replicas an all-reduce follows each reduce-scatter, one unit lat
   run_ranks(4, [](int rank) {
     Tower tower;
     shard_tower(tower, {.mesh = init_device_mesh(at::kCPU, {2, 2}, {"replicate", "shard"})});
-    auto loss = forward(tower, rank);
+    auto loss = loss_of(tower, rank);
     EventLog log(tower);
     loss.backward();
     expect_equal(log.take(),
@@ -222,7 +217,7 @@ TEST_CASE("several modules that are one unit are gathered once, forward and back
     fully_shard({&*tower->blocks[0], &*tower->blocks[1]});
     fully_shard(tower);
     EventLog log(tower);
-    auto loss = forward(tower, rank);
+    auto loss = loss_of(tower, rank);
     expect_equal(log.take(), Events{"gather root", "unshard root", "forward root", "gather block0", "unshard block0",
                                     "forward block0", "forward block0", "reshard block0"});
     loss.backward();
@@ -287,3 +282,5 @@ TEST_CASE("backward leaves a unit before another one begins, whatever used its i
     }
   });
 }
+
+}  // namespace tessera::testing

@@ -20,8 +20,7 @@
 #include "tests/fully_shard/small_models.h"
 #include "third_party/catch2/catch.h"
 
-using namespace tessera;
-using namespace tessera::testing;
+namespace tessera::testing {
 
 namespace {
 
@@ -133,3 +132,5 @@ TEST_CASE("float8: training follows that with exact all-gathers", "[extension]")
     });
   }
 }
+
+}  // namespace tessera::testing

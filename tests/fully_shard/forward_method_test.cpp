@@ -12,8 +12,7 @@
 #include "tests/fully_shard/small_models.h"
 #include "third_party/catch2/catch.h"
 
-using namespace tessera;
-using namespace tessera::testing;
+namespace tessera::testing {
 
 namespace {
 
@@ -38,8 +37,8 @@ struct EncoderImpl : torch::nn::Module {
 TESSERA_MODULE(Encoder);
 
 /// b uses the weight of a; its own is not used.
-struct TiedImpl : torch::nn::Module {
-  TiedImpl() {
+struct TiedLayersImpl : torch::nn::Module {
+  TiedLayersImpl() {
     a = register_module("a", tessera::nn::Linear(4, 4));
     b = register_module("b", tessera::nn::Linear(4, 4));
     b->weight = b->register_parameter("tied", a->weight);
@@ -47,7 +46,7 @@ struct TiedImpl : torch::nn::Module {
   at::Tensor forward(at::Tensor x) { return b(a(x).tanh()); }
   tessera::nn::Linear a{nullptr}, b{nullptr};
 };
-TESSERA_MODULE(Tied);
+TESSERA_MODULE(TiedLayers);
 
 template <class Model>
 Model filled() {
@@ -106,8 +105,10 @@ TEST_CASE("a method that is not said to be an entry point names the parameter an
 TEST_CASE("a parameter that modules of one unit share gets the sum of its uses' gradients", "[fully_shard]") {
   const bool as_list = GENERATE(false, true);
   run_ranks(3, [&](int rank) {
-    auto reference = filled<Tied>(), tied = filled<Tied>();
-    const auto loss = [](Tied& of, int r) { return weighted_loss(of(make_batch(static_cast<uint64_t>(r), 3, 4))); };
+    auto reference = filled<TiedLayers>(), tied = filled<TiedLayers>();
+    const auto loss = [](TiedLayers& of, int r) {
+      return weighted_loss(of(make_batch(static_cast<uint64_t>(r), 3, 4)));
+    };
     as_list ? fully_shard({&*tied->a, &*tied->b}) : fully_shard(tied);
     TESSERA_EXPECT(tied->a->weight.is_same(tied->b->weight));
     loss(tied, rank).backward();
@@ -118,7 +119,7 @@ TEST_CASE("a parameter that modules of one unit share gets the sum of its uses' 
 
 TEST_CASE("a parameter that modules of two units would share is refused with the remedy", "[fully_shard]") {
   run_ranks(2, [](int) {
-    auto tied = filled<Tied>();
+    auto tied = filled<TiedLayers>();
     fully_shard(tied->a);
     expect_throws<ValueError>([&] { replicate(tied->b); },
                               "replicate(torch::nn::LinearImpl): parameter 'tied' belongs to the unit "
@@ -127,3 +128,5 @@ TEST_CASE("a parameter that modules of two units would share is refused with the
                               "that contains both, or of a list of both");
   });
 }
+
+}  // namespace tessera::testing

@@ -17,12 +17,6 @@ namespace tessera::testing {
 
 namespace {
 
-const ParityOptions kExact{.tolerance = {.rtol = 0, .atol = 0}};
-
-at::Tensor loss_of(Tower& tower, int rank, int step) {
-  return weighted_loss(tower(make_batch(static_cast<uint64_t>(10 * step + rank), 3, 5)));
-}
-
 /// As average_reference, but added to the gradients that are there, as backward adds.
 void add_average(Tower& reference, int world_size, int step) {
   const auto params = reference->parameters();
@@ -30,7 +24,7 @@ void add_average(Tower& reference, int world_size, int step) {
   for (const auto& param : params) {
     before.push_back(param.grad());
   }
-  average_reference(*reference, world_size, [&](int r) { loss_of(reference, r, step).backward(); });
+  average_reference(*reference, world_size, [&](int r) { micro_batch_loss(reference, r, step).backward(); });
   for (size_t i = 0; i < params.size(); ++i) {
     if (before[i].defined()) {
       const auto& grad = params[i].grad();
@@ -98,7 +92,7 @@ TEST_CASE("gradients of frozen parameters stay, and their optimizer's zero_grad 
     Trained reference(new_tower(), of_whole_units), sharded(sharded_tower, of_whole_units);
     const auto backward = [&](int step) {
       add_average(reference.tower, world_size, step);
-      loss_of(sharded.tower, rank, step).backward();
+      micro_batch_loss(sharded.tower, rank, step).backward();
       check_sharded_parity(reference.tower, sharded.tower, kExact);
     };
     for (int step = 0; step < 6; step += 2) {
@@ -127,7 +121,7 @@ TEST_CASE("gradients of frozen parameters stay where the others' wait for their 
     auto tower = new_tower();
     shard_tower(tower, {.mesh = init_device_mesh(at::kCPU, {2, 2}, {"replicate", "shard"})});
     Trained model(tower, /*of_whole_units=*/false);
-    loss_of(tower, rank, 0).backward();
+    micro_batch_loss(tower, rank, 0).backward();
     std::vector<at::Tensor> before;
     for (const auto& param : model.params) {
       before.push_back(to_local(param.grad()).clone());
@@ -135,7 +129,7 @@ TEST_CASE("gradients of frozen parameters stay where the others' wait for their 
     model.freeze(true);
     for (const bool all_reduces : {false, true}) {
       fsdp(tower).set_requires_all_reduce(all_reduces);
-      loss_of(tower, rank, 1).backward();
+      micro_batch_loss(tower, rank, 1).backward();
       for (size_t i = 0; i < before.size(); ++i) {
         TESSERA_EXPECT(model.params[i].grad().defined());
         expect_bit_equal(to_local(model.params[i].grad()), before[i]);
@@ -150,16 +144,16 @@ TEST_CASE("freezing a unit whose sums wait for their all-reduce is refused by th
     auto tower = new_tower();
     shard_tower(tower, {.mesh = init_device_mesh(at::kCPU, {2, 2}, {"replicate", "shard"})});
     fsdp(tower).set_requires_all_reduce(false);
-    loss_of(tower, rank, 0).backward();
+    micro_batch_loss(tower, rank, 0).backward();
     fsdp(tower).set_requires_all_reduce(true);
     for (auto& param : tower->blocks[0]->parameters()) {
       param.set_requires_grad(false);
     }
-    auto loss = loss_of(tower, rank, 1);
+    auto loss = micro_batch_loss(tower, rank, 1);
     expect_throws<StateError>([&] { loss.backward(); }, "were frozen while gradients of theirs");
     fsdp(tower).reset_iter_state();
     tower->zero_grad();
-    loss_of(tower, rank, 1).backward();
+    micro_batch_loss(tower, rank, 1).backward();
     TESSERA_EXPECT(!tower->blocks[0]->up->weight.grad().defined());
     TESSERA_EXPECT(tower->blocks[1]->up->weight.grad().defined());
   });
@@ -176,12 +170,12 @@ TEST_CASE("ranks that freeze different parameters of equal size are an error on 
     } else {
       shard_tower(tower, {.mp_policy = {.reduce_dtype = reduce_dtype}});
     }
-    loss_of(tower, rank, 0).backward();
+    micro_batch_loss(tower, rank, 0).backward();
     const auto before = to_local(tower->out->weight.grad()).clone();
     auto& of_root = rank == 0 ? tower->norm->weight : tower->norm->bias;
     auto& of_all = tower->blocks[rank == 0 ? 1 : 2]->up->weight;
     (replicates ? of_all : of_root).set_requires_grad(false);
-    auto loss = loss_of(tower, rank, 1);
+    auto loss = micro_batch_loss(tower, rank, 1);
     expect_throws<StateError>([&] { loss.backward(); }, "is trained on this rank, and frozen");
     fsdp(tower).reset_iter_state();
     expect_bit_equal(to_local(tower->out->weight.grad()), before);
@@ -194,7 +188,7 @@ TEST_CASE("a parameter that a hook freezes within backward keeps the gradient th
     auto tower = new_tower();
     shard_tower(tower);
     auto& block = tower->blocks[1];
-    loss_of(tower, rank, 0).backward();
+    micro_batch_loss(tower, rank, 0).backward();
     const auto before = to_local(block->up->weight.grad()).clone();
     const auto freeze = [](torch::nn::Module& module) {
       for (auto& param : module.parameters()) {
@@ -210,7 +204,7 @@ TEST_CASE("a parameter that a hook freezes within backward keeps the gradient th
         return grad;
       });
     });
-    loss_of(tower, rank, 1).backward();
+    micro_batch_loss(tower, rank, 1).backward();
     TESSERA_EXPECT(block->up->weight.grad().defined() && block->down->weight.grad().defined());
     expect_bit_equal(to_local(block->up->weight.grad()), before);
   });

@@ -13,16 +13,9 @@
 #include "tests/fully_shard/small_models.h"
 #include "third_party/catch2/catch.h"
 
-using namespace tessera;
-using namespace tessera::testing;
+namespace tessera::testing {
 
 namespace {
-
-const ParityOptions kExact{.tolerance = {.rtol = 0, .atol = 0}};
-
-at::Tensor loss_of(Tower& tower, int batch) {
-  return weighted_loss(tower(make_batch(static_cast<uint64_t>(batch), 3, 5)));
-}
 
 torch::optim::SGD make_sgd(Tower& tower) {
   return torch::optim::SGD(tower->parameters(), torch::optim::SGDOptions(0.05).momentum(0.9));
@@ -145,3 +138,5 @@ TEST_CASE("the scaler refuses calls in the wrong order and factors that do not s
     expect_throws<ValueError>([] { ShardedGradScaler({.init_scale = 0}); }, "init_scale is 0");
   });
 }
+
+}  // namespace tessera::testing

@@ -13,12 +13,9 @@
 #include "tests/fully_shard/train_and_compare.h"
 #include "third_party/catch2/catch.h"
 
-using namespace tessera;
-using namespace tessera::testing;
+namespace tessera::testing {
 
 namespace {
-
-using Events = std::vector<std::string>;
 
 constexpr double kBytes = 1.0 / (1024 * 1024);  // in MiB
 
@@ -37,10 +34,6 @@ void replicate_units(Tower& tower, double cap) {
 
 void replicate_whole(Tower& tower, double cap) {
   replicate(tower, {.bucket_cap_mb = cap});
-}
-
-at::Tensor loss_of(Tower& tower, int batch) {
-  return weighted_loss(tower(make_batch(static_cast<uint64_t>(batch), 3, 5)));
 }
 
 int64_t all_reduces() {
@@ -87,14 +80,15 @@ TEST_CASE("units share an all-reduce up to the cap, while backward goes on", "[b
     Tower tower;
     replicate_units(tower, kTwoBlocks);
     auto loss = loss_of(tower, rank);
-    Events events;
+    std::vector<std::string> events;
     fsdp(tower).set_event_observer([&](const UnitEvent& event) { events.push_back(to_string(event)); });
     reset_comm_stats();
     loss.backward();
-    expect_equal(events, Events{"backward root", "backward block2", "reshard block2", "backward block1",
-                                "reshard block1", "all_reduce block2", "all_reduce block1", "backward block0",
-                                "reshard block0", "reshard root", "all_reduce block0", "all_reduce root",
-                                "reduced block2", "reduced block1", "reduced block0", "reduced root"});
+    expect_equal(events,
+                 std::vector<std::string>{"backward root", "backward block2", "reshard block2", "backward block1",
+                                          "reshard block1", "all_reduce block2", "all_reduce block1", "backward block0",
+                                          "reshard block0", "reshard root", "all_reduce block0", "all_reduce root",
+                                          "reduced block2", "reduced block1", "reduced block0", "reduced root"});
     expect_equal(all_reduces(), 2);
   });
 }
@@ -103,7 +97,7 @@ TEST_CASE("a model that is one unit is reduced in parts, each as soon as its gra
   run_ranks(2, [](int rank) {
     Tower tower;
     replicate_whole(tower, kFourParts);
-    Events events;
+    std::vector<std::string> events;
     for (const size_t i : {0, 1}) {
       hook_point(*tower->blocks[i], "test").register_forward_hook([&events, i](HookPoint&, TensorRefs outputs) {
         outputs[0]->register_hook([&events, i](const at::Tensor& grad) {
@@ -116,9 +110,10 @@ TEST_CASE("a model that is one unit is reduced in parts, each as soon as its gra
     fsdp(tower).set_event_observer([&](const UnitEvent& event) { events.push_back(to_string(event)); });
     reset_comm_stats();
     loss.backward();
-    expect_equal(events, Events{"backward root", "all_reduce root", "block1 begins", "all_reduce root", "block0 begins",
-                                "reduced root", "all_reduce root", "reduced root", "all_reduce root", "reshard root",
-                                "reduced root", "reduced root"});
+    expect_equal(events,
+                 std::vector<std::string>{"backward root", "all_reduce root", "block1 begins", "all_reduce root",
+                                          "block0 begins", "reduced root", "all_reduce root", "reduced root",
+                                          "all_reduce root", "reshard root", "reduced root", "reduced root"});
     expect_equal(all_reduces(), 4);
   });
 }
@@ -241,3 +236,5 @@ TEST_CASE("caps that are none, and that differ between ranks, are refused", "[bu
     replicate(block);
   });
 }
+
+}  // namespace tessera::testing

@@ -19,7 +19,7 @@
 namespace tessera::testing {
 namespace {
 
-const c10::Device kGpu(c10::kCUDA, 0);
+const c10::Device kFirstGpu(c10::kCUDA, 0);
 
 /// For its lifetime what makes the host wait for a GPU is an error, in all threads.
 class HostWaitsForbidden {
@@ -37,23 +37,23 @@ TEST_CASE("on a GPU the host waits for nothing in a steady step") {
   const int world_size = GENERATE(1, 2, 3);
   const bool is_mixed = GENERATE(false, true);
   run_ranks(world_size, [&](int rank) {
-    const OwnStream stream(kGpu);
+    const OwnStream stream(kFirstGpu);
     Tower tower;
     fill_parameters(*tower, 1);
-    tower->to(kGpu);
+    tower->to(kFirstGpu);
     FullyShardOptions options{.mesh = init_device_mesh(at::kCUDA, {world_size})};
     if (is_mixed) {
       options.mp_policy = {.param_dtype = at::kBFloat16, .reduce_dtype = at::kFloat};
     }
     shard_tower(tower, options);
     optim::FusedAdamW optimizer(tower->parameters(), torch::optim::AdamWOptions(1e-2));
-    const at::Tensor input = make_batch(static_cast<uint64_t>(rank), 3, 5).to(kGpu);
+    const at::Tensor input = make_batch(static_cast<uint64_t>(rank), 3, 5).to(kFirstGpu);
     std::optional<HostWaitsForbidden> forbidden;
     for (int step = 0; step < 4; ++step) {
       barrier(default_group());
       if (step == 2) {
         forbidden.emplace();
-        expect_throws<c10::Error>([] { at::zeros({1}, kGpu).item<float>(); }, "synchronizing");
+        expect_throws<c10::Error>([] { at::zeros({1}, kFirstGpu).item<float>(); }, "synchronizing");
         barrier(default_group());
       }
       optimizer.zero_grad();

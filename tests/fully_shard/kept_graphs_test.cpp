@@ -19,18 +19,12 @@ namespace tessera::testing {
 
 namespace {
 
-const ParityOptions kExact{.tolerance = {.rtol = 0, .atol = 0}};
+using ShardTower = std::function<void(Tower&)>;
 
-using Shard = std::function<void(Tower&)>;
-
-at::Tensor loss_of(Tower& tower, int batch) {
-  return weighted_loss(tower(make_batch(static_cast<uint64_t>(batch), 3, 5)));
-}
-
-struct Pair {
+struct TrainedPair {
   Tower reference, sharded;
 
-  explicit Pair(const Shard& shard) {
+  explicit TrainedPair(const ShardTower& shard) {
     fill_parameters(*reference, 1);
     fill_parameters(*sharded, 1);
     shard(sharded);
@@ -59,7 +53,7 @@ void shard_a_list(Tower& tower) {
 }
 
 /// Parts of the gradients go while backward goes on.
-void replicate_whole(Tower& tower) {
+void replicate_in_parts(Tower& tower) {
   replicate(tower, {.bucket_cap_mb = 0.001});
 }
 
@@ -67,9 +61,9 @@ void replicate_whole(Tower& tower) {
 
 TEST_CASE("a rank that keeps the loss of a validation forward trains on with the others", "[kept_graphs]") {
   const int world_size = GENERATE(2, 3);
-  const auto shard = GENERATE(as<Shard>(), shard_blocks, shard_a_list, replicate_whole);
+  const auto shard = GENERATE(as<ShardTower>(), shard_blocks, shard_a_list, replicate_in_parts);
   run_ranks(world_size, [&](int rank) {
-    Pair pair(shard);
+    TrainedPair pair(shard);
     std::vector<at::Tensor> kept;
     for (int step = 0; step < 4; ++step) {
       pair.train(rank, world_size, step);
@@ -84,7 +78,7 @@ TEST_CASE("a rank that keeps the loss of a validation forward trains on with the
 
 TEST_CASE("what a unit frees after forward does not depend on the graphs that a rank keeps", "[kept_graphs]") {
   run_ranks(2, [](int rank) {
-    Pair pair(shard_a_list);
+    TrainedPair pair(shard_a_list);
     auto loss = loss_of(pair.sharded, rank);
     if (rank != 0) {
       loss = at::Tensor();
@@ -101,7 +95,7 @@ TEST_CASE("what a unit frees after forward does not depend on the graphs that a 
 TEST_CASE("a backward through several forwards reduces each unit once, also when it is run again", "[kept_graphs]") {
   const bool is_list = GENERATE(false, true);
   run_ranks(2, [&](int rank) {
-    Pair pair(is_list ? shard_a_list : shard_blocks);
+    TrainedPair pair(is_list ? shard_a_list : shard_blocks);
     const auto both = [](Tower& tower, int r) { return loss_of(tower, r) + loss_of(tower, 10 + r); };
     const auto loss = both(pair.sharded, rank);
     for (int i = 0; i < 2; ++i) {

@@ -16,7 +16,7 @@ namespace tessera::testing {
 namespace {
 
 /// [length, items, dim], of all ranks; rank r has items r, r + ranks, ...
-at::Tensor batch_of(uint64_t step, int64_t length, int64_t items) {
+at::Tensor global_batch(uint64_t step, int64_t length, int64_t items) {
   const auto generator = new_generator(at::kCPU, step);
   return at::randn({length, items, 6}, generator, at::kDouble);
 }
@@ -32,7 +32,8 @@ nn::Transformer make_transformer() {
 at::Tensor loss_of(nn::Transformer& model, uint64_t step, int64_t first, int64_t stride) {
   constexpr int64_t kItems = 6;
   const auto own = [&](const at::Tensor& all) { return all.slice(1, first, std::nullopt, stride); };
-  const at::Tensor squares = model(own(batch_of(step, 5, kItems)), own(batch_of(step + 100, 4, kItems))).square();
+  const at::Tensor squares =
+      model(own(global_batch(step, 5, kItems)), own(global_batch(step + 100, 4, kItems))).square();
   return squares.sum() / squares.size(1);
 }
 

@@ -12,28 +12,13 @@
 #include "tests/fully_shard/small_models.h"
 #include "third_party/catch2/catch.h"
 
-using namespace tessera;
-using namespace tessera::testing;
+namespace tessera::testing {
 
 namespace {
 
-const ParityOptions kExact{.tolerance = {.rtol = 0, .atol = 0}};
-
-struct Pair {
-  Tower reference, sharded;
-};
-
-Pair make_pair_of_towers(const FullyShardOptions& options = {}) {
-  Pair pair;
-  fill_parameters(*pair.reference, 1);
-  fill_parameters(*pair.sharded, 1);
-  shard_tower(pair.sharded, options);
-  return pair;
-}
-
 /// One backward through both models with `loss_of(model, rank)`, then bit-equal gradients.
 template <class LossOf>
-void expect_equal_gradients(Pair& pair, int rank, int world_size, LossOf&& loss_of) {
+void expect_equal_backward(TowerPair& pair, int rank, int world_size, LossOf&& loss_of) {
   average_reference(*pair.reference, world_size, [&](int r) { loss_of(pair.reference, r).backward(); });
   loss_of(pair.sharded, rank).backward();
   check_sharded_parity(pair.reference, pair.sharded, kExact);
@@ -51,7 +36,7 @@ size_t unsharded_bytes(Tower& tower) {
 
 TEST_CASE("unsharded parameters occupy no memory between forward and backward, nor after backward") {
   run_ranks(2, [](int rank) {
-    auto pair = make_pair_of_towers({.reshard_after_forward = true});
+    auto pair = make_tower_pair({.reshard_after_forward = true});
     auto& tower = pair.sharded;
     TESSERA_EXPECT(is_dtensor(tower->in->weight));
     expect_equal(unsharded_bytes(tower), 0u);
@@ -66,7 +51,7 @@ TEST_CASE("unsharded parameters occupy no memory between forward and backward, n
 
 TEST_CASE("the root keeps its parameters until backward is done, inner units do not") {
   run_ranks(2, [](int rank) {
-    auto pair = make_pair_of_towers();
+    auto pair = make_tower_pair();
     auto& tower = pair.sharded;
     auto loss = weighted_loss(tower(make_batch(static_cast<uint64_t>(rank), 3, 5)));
     expect_equal(fsdp(tower).unsharded_bytes(), (17 * 5 + 17 + 17 + 17 + 3 * 17 + 3) * sizeof(float));
@@ -79,7 +64,7 @@ TEST_CASE("the root keeps its parameters until backward is done, inner units do 
 TEST_CASE("a forward in inference mode gives what one process gives, before and after training") {
   const bool reshards = GENERATE(true, false);
   run_ranks(2, [=](int rank) {
-    auto pair = make_pair_of_towers({.reshard_after_forward = reshards});
+    auto pair = make_tower_pair({.reshard_after_forward = reshards});
     const auto infer = [&] {
       const c10::InferenceMode guard;
       const auto batch = make_batch(static_cast<uint64_t>(rank), 3, 5);
@@ -87,7 +72,7 @@ TEST_CASE("a forward in inference mode gives what one process gives, before and 
     };
     infer();
     for (int step = 0; step < 2; ++step) {
-      expect_equal_gradients(pair, rank, 2, [](Tower& tower, int r) {
+      expect_equal_backward(pair, rank, 2, [](Tower& tower, int r) {
         return weighted_loss(tower(make_batch(static_cast<uint64_t>(r), 3, 5)));
       });
       for (auto* tower : {&pair.reference, &pair.sharded}) {
@@ -101,7 +86,7 @@ TEST_CASE("a forward in inference mode gives what one process gives, before and 
 
 TEST_CASE("a model that is sharded in inference mode may be trained outside of it") {
   run_ranks(2, [](int rank) {
-    Pair pair;
+    TowerPair pair;
     fill_parameters(*pair.reference, 1);
     fill_parameters(*pair.sharded, 1);
     {
@@ -110,7 +95,7 @@ TEST_CASE("a model that is sharded in inference mode may be trained outside of i
       const auto batch = make_batch(static_cast<uint64_t>(rank), 3, 5);
       expect_bit_equal(pair.sharded(batch), pair.reference(batch));
     }
-    expect_equal_gradients(pair, rank, 2, [](Tower& tower, int r) {
+    expect_equal_backward(pair, rank, 2, [](Tower& tower, int r) {
       return weighted_loss(tower(make_batch(static_cast<uint64_t>(r), 3, 5)));
     });
   });
@@ -118,7 +103,7 @@ TEST_CASE("a model that is sharded in inference mode may be trained outside of i
 
 TEST_CASE("a forward without gradients frees the root's parameters too") {
   run_ranks(2, [](int) {
-    auto pair = make_pair_of_towers();
+    auto pair = make_tower_pair();
     const at::NoGradGuard no_grad;
     pair.sharded(make_batch(1, 3, 5));
     expect_equal(unsharded_bytes(pair.sharded), 0u);
@@ -127,7 +112,7 @@ TEST_CASE("a forward without gradients frees the root's parameters too") {
 
 TEST_CASE("a step costs two all-gathers and one reduce-scatter a unit, one all-gather less for the root") {
   run_ranks(2, [](int rank) {
-    auto pair = make_pair_of_towers();
+    auto pair = make_tower_pair();
     reset_comm_stats();
     weighted_loss(pair.sharded(make_batch(static_cast<uint64_t>(rank), 3, 5))).backward();
     const auto stats = comm_stats();
@@ -151,7 +136,7 @@ TEST_CASE("parameters keep their identity") {
 TEST_CASE("gradients accumulate over several backwards") {
   const int world_size = GENERATE(1, 3);
   run_ranks(world_size, [&](int rank) {
-    auto pair = make_pair_of_towers();
+    auto pair = make_tower_pair();
     for (uint64_t micro = 0; micro < 3; ++micro) {
       average_reference(*pair.reference, world_size, [&](int r) {
         weighted_loss(pair.reference(make_batch(10 * micro + static_cast<uint64_t>(r), 3, 5))).backward();
@@ -168,9 +153,9 @@ TEST_CASE("a unit may be called several times in one forward") {
   const int world_size = GENERATE(1, 2, 3);
   const bool parallel = GENERATE(true, false);
   run_ranks(world_size, [&](int rank) {
-    auto pair = make_pair_of_towers();
+    auto pair = make_tower_pair();
     // The outer layers are left out, so call the blocks through the root's forward hooks as well.
-    expect_equal_gradients(pair, rank, world_size, [&](Tower& tower, int r) {
+    expect_equal_backward(pair, rank, world_size, [&](Tower& tower, int r) {
       const auto x = make_batch(static_cast<uint64_t>(r), 3, 17);
       auto& block = tower->blocks[0];
       auto first = block(x.clone().requires_grad_());
@@ -181,8 +166,8 @@ TEST_CASE("a unit may be called several times in one forward") {
 
 TEST_CASE("in-place changes of a unit's output, also through a view, keep its backward") {
   run_ranks(2, [](int rank) {
-    auto pair = make_pair_of_towers();
-    expect_equal_gradients(pair, rank, 2, [&](Tower& tower, int r) {
+    auto pair = make_tower_pair();
+    expect_equal_backward(pair, rank, 2, [&](Tower& tower, int r) {
       auto x = tower->blocks[0](make_batch(static_cast<uint64_t>(r), 3, 17));
       x.mul_(2);
       x.view({-1}).add_(1);
@@ -193,13 +178,13 @@ TEST_CASE("in-place changes of a unit's output, also through a view, keep its ba
 
 TEST_CASE("a frozen layer before a trainable one in the same unit still passes the gradient on") {
   run_ranks(2, [](int rank) {
-    auto pair = make_pair_of_towers();
+    auto pair = make_tower_pair();
     for (auto* tower : {&pair.reference, &pair.sharded}) {
       (*tower)->blocks[1]->up->weight.set_requires_grad(false);
       (*tower)->blocks[1]->up->bias.set_requires_grad(false);
       (*tower)->blocks[2]->down->weight.set_requires_grad(false);
     }
-    expect_equal_gradients(pair, rank, 2, [&](Tower& tower, int r) {
+    expect_equal_backward(pair, rank, 2, [&](Tower& tower, int r) {
       return weighted_loss(tower(make_batch(static_cast<uint64_t>(r), 3, 5)));
     });
     TESSERA_EXPECT(!pair.sharded->blocks[1]->up->weight.grad().defined());
@@ -208,22 +193,22 @@ TEST_CASE("a frozen layer before a trainable one in the same unit still passes t
 
 TEST_CASE("parameters that no rank used have no gradient; those that one rank used have the average") {
   run_ranks(3, [](int rank) {
-    auto pair = make_pair_of_towers();
+    auto pair = make_tower_pair();
     const auto loss_of = [&](Tower& tower, int r) {
       auto x = make_batch(static_cast<uint64_t>(r), 3, 5);
       auto out = tower(x);
       return r == 1 ? weighted_loss(out) : out.sum() * 0 + 1;
     };
-    expect_equal_gradients(pair, rank, 3, loss_of);
+    expect_equal_backward(pair, rank, 3, loss_of);
   });
 }
 
 TEST_CASE("an exception in forward leaves the model usable") {
   run_ranks(2, [](int rank) {
-    auto pair = make_pair_of_towers();
+    auto pair = make_tower_pair();
     expect_throws<c10::Error>([&] { pair.sharded(make_batch(1, 3, 4)); }, "");
     expect_equal(unsharded_bytes(pair.sharded), 0u);
-    expect_equal_gradients(pair, rank, 2, [&](Tower& tower, int r) {
+    expect_equal_backward(pair, rank, 2, [&](Tower& tower, int r) {
       return weighted_loss(tower(make_batch(static_cast<uint64_t>(r), 3, 5)));
     });
   });
@@ -231,12 +216,12 @@ TEST_CASE("an exception in forward leaves the model usable") {
 
 TEST_CASE("an exception in backward leaves the model usable and keeps earlier gradients") {
   run_ranks(2, [](int rank) {
-    auto pair = make_pair_of_towers();
+    auto pair = make_tower_pair();
     auto& tower = pair.sharded;
     const auto loss_of = [&](Tower& model, int r) {
       return weighted_loss(model(make_batch(static_cast<uint64_t>(r), 3, 5)));
     };
-    expect_equal_gradients(pair, rank, 2, loss_of);
+    expect_equal_backward(pair, rank, 2, loss_of);
 
     bool fail = true;
     auto handle = hook_point(*tower->blocks[1], "test").register_forward_hook([&](HookPoint&, TensorRefs outputs) {
@@ -262,14 +247,14 @@ TEST_CASE("an exception in backward leaves the model usable and keeps earlier gr
     for (auto* model : {&pair.reference, &pair.sharded}) {
       (*model)->zero_grad();
     }
-    expect_equal_gradients(pair, rank, 2, loss_of);
+    expect_equal_backward(pair, rank, 2, loss_of);
   });
 }
 
 TEST_CASE("a backward that failed hides no gradient from zero_grad(), and leaves nothing to the next") {
   const bool has_forward_between = GENERATE(true, false);
   run_ranks(2, [&](int rank) {
-    auto pair = make_pair_of_towers();
+    auto pair = make_tower_pair();
     auto& tower = pair.sharded;
     const auto loss_of = [](Tower& model, int r, uint64_t step) {
       return weighted_loss(model(make_batch(10 * step + static_cast<uint64_t>(r), 3, 5)));
@@ -299,7 +284,7 @@ TEST_CASE("a backward that failed hides no gradient from zero_grad(), and leaves
 
 TEST_CASE("mixed precision computes in bfloat16 and keeps float32 shards and gradients") {
   run_ranks(2, [](int rank) {
-    Pair pair;
+    TowerPair pair;
     auto& tower = pair.sharded;
     fill_parameters(*pair.reference, 1);
     fill_parameters(*tower, 1);
@@ -324,3 +309,5 @@ TEST_CASE("mixed precision computes in bfloat16 and keeps float32 shards and gra
     weighted_loss(tower->blocks[0](tower->blocks[0](x)).to(at::kFloat)).backward();
   });
 }
+
+}  // namespace tessera::testing

@@ -16,8 +16,7 @@
 #include "tests/fully_shard/small_models.h"
 #include "third_party/catch2/catch.h"
 
-using namespace tessera;
-using namespace tessera::testing;
+namespace tessera::testing {
 
 namespace {
 
@@ -184,3 +183,5 @@ TEST_CASE("after the first steps the engine allocates nothing", "[memory]") {
     CHECK(more[1] == 0);
   }
 }
+
+}  // namespace tessera::testing

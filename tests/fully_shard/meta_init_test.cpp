@@ -18,13 +18,11 @@
 #include "tests/fully_shard/tensor_parallel_models.h"
 #include "third_party/catch2/catch.h"
 
-using namespace tessera;
-using namespace tessera::testing;
+namespace tessera::testing {
 
 namespace {
 
 constexpr uint64_t kSeed = 7;
-const ParityOptions kExact{.tolerance = {.rtol = 0, .atol = 0}};
 
 /// By its constructor, from the default generator: so not while ranks run.
 Tower seeded_tower(int64_t dim, int64_t hidden) {
@@ -41,10 +39,6 @@ void initialize(Tower& tower) {
   to_empty(tower, at::kCPU);
   tessera::manual_seed(kSeed);
   reset_parameters(*tower);
-}
-
-at::Tensor loss_of(Tower& tower, int batch) {
-  return weighted_loss(tower(make_batch(static_cast<uint64_t>(batch), 3, 5)));
 }
 
 Tower copy_of(Tower& source, int64_t dim, int64_t hidden) {
@@ -71,8 +65,8 @@ void init_and_train(int rank, int world_size, Tower& expected, Tower& tower, tor
   }
 }
 
-struct TiedImpl : torch::nn::Module {
-  TiedImpl() {
+struct TiedEmbeddingImpl : torch::nn::Module {
+  TiedEmbeddingImpl() {
     embedding = register_module("embedding", tessera::nn::Embedding(7, 4));
     head = register_module("head", tessera::nn::Linear(torch::nn::LinearOptions(4, 7).bias(false)));
     tie_parameter(*head, "weight", embedding->weight);
@@ -84,7 +78,7 @@ struct TiedImpl : torch::nn::Module {
   tessera::nn::Linear head{nullptr};
   at::Tensor mask;
 };
-TESSERA_MODULE(Tied);
+TESSERA_MODULE(TiedEmbedding);
 
 }  // namespace
 
@@ -212,10 +206,10 @@ TEST_CASE("tables with a padding row, and a module under two names, are initiali
 
 TEST_CASE("parameters keep their identity, ties and requires_grad; buffers get memory", "[meta_init]") {
   run_ranks(2, [](int) {
-    Tied tied{nullptr};
+    TiedEmbedding tied{nullptr};
     {
       const MetaDeviceGuard on_meta;
-      tied = Tied();
+      tied = TiedEmbedding();
     }
     TESSERA_EXPECT(tied->mask.is_meta());
     const auto* weight = tied->embedding->weight.unsafeGetTensorImpl();
@@ -282,3 +276,5 @@ TEST_CASE("to_empty refuses other devices and parts of a unit; fully_shard a mix
     expect_throws<ValueError>([&] { fully_shard(rank == 0 ? own : other); }, "on the meta device");
   });
 }
+
+}  // namespace tessera::testing

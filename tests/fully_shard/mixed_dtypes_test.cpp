@@ -24,12 +24,10 @@
 #include "tests/fully_shard/small_models.h"
 #include "third_party/catch2/catch.h"
 
-using namespace tessera;
-using namespace tessera::testing;
+namespace tessera::testing {
 
 namespace {
 
-const ParityOptions kExact{.tolerance = {.rtol = 0, .atol = 0}};
 const ParityOptions kClose{.tolerance = {.rtol = 1e-4, .atol = 1e-5}};
 
 at::Tensor loss_of(Lora& lora, int batch) {
@@ -318,3 +316,5 @@ TEST_CASE("a copy of a unit of several dtypes has its shards", "[mixed]") {
     check_sharded_parity(*reference, *clone_sharded(*sharded), kExact);
   });
 }
+
+}  // namespace tessera::testing

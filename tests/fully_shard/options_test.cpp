@@ -13,18 +13,7 @@
 #include "tests/fully_shard/small_models.h"
 #include "third_party/catch2/catch.h"
 
-using namespace tessera;
-using namespace tessera::testing;
-
-namespace {
-
-const ParityOptions kExact{.tolerance = {.rtol = 0, .atol = 0}};
-
-at::Tensor loss_of(Tower& tower, int rank) {
-  return weighted_loss(tower(make_batch(static_cast<uint64_t>(rank), 3, 5)));
-}
-
-}  // namespace
+namespace tessera::testing {
 
 TEST_CASE("ignored parameters stay as they are") {
   run_ranks(2, [](int rank) {
@@ -315,3 +304,5 @@ TEST_CASE("memory: sharded gradients are views of one buffer a unit, used again 
     TESSERA_EXPECT(to_local(block.up->weight.grad()).storage().unsafeGetStorageImpl() != storage);
   });
 }
+
+}  // namespace tessera::testing

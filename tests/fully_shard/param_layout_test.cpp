@@ -1,8 +1,20 @@
 #include "fully_shard/param_layout.h"
 
+#include <ostream>
+
 #include "third_party/catch2/catch.h"
 
-using namespace tessera;
+namespace tessera {
+
+// In the namespace of the types, where Catch2's messages look for them.
+std::ostream& operator<<(std::ostream& out, const BlockCopy& copy) {
+  return out << "{flat " << copy.flat_offset << " by " << copy.flat_stride << ", param " << copy.param_offset << " by "
+             << copy.param_stride << ", " << copy.rows << " x " << copy.cols << "}";
+}
+
+std::ostream& operator<<(std::ostream& out, const FlatRange& range) {
+  return out << "{" << range.numel << " at " << range.offset << "}";
+}
 
 TEST_CASE("the layout of the header's example") {
   const auto layout = make_param_layout({{5, 3}, {2}}, 2);
@@ -103,3 +115,5 @@ TEST_CASE("copies and unused ranges touch every element once, on both sides") {
     }
   }
 }
+
+}  // namespace tessera

@@ -9,8 +9,7 @@
 #include "tests/fully_shard/train_and_compare.h"
 #include "third_party/catch2/catch.h"
 
-using namespace tessera;
-using namespace tessera::testing;
+namespace tessera::testing {
 
 TEST_CASE("fully_shard equals one process bit for bit over 10 Adam steps") {
   const int world_size = GENERATE(1, 2, 3, 4);
@@ -74,3 +73,5 @@ TEST_CASE("fully_shard on the whole batch at once equals one process within tole
     }
   });
 }
+
+}  // namespace tessera::testing

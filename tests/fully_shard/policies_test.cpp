@@ -17,12 +17,11 @@
 #include "tests/fully_shard/train_and_compare.h"
 #include "third_party/catch2/catch.h"
 
-using namespace tessera;
-using namespace tessera::testing;
+namespace tessera::testing {
 
 namespace {
 
-at::Tensor loss_of(Tower& tower, int batch) {
+at::Tensor loss_in_float(Tower& tower, int batch) {
   return weighted_loss(tower(make_batch(static_cast<uint64_t>(batch), 3, 5)).to(at::kFloat));
 }
 
@@ -46,7 +45,7 @@ TEST_CASE("offloading to the CPU changes no number, and shards and gradients are
     Tower tower;
     shard_tower(tower,
                 {.mp_policy = {.param_dtype = at::kBFloat16}, .offload_policy = CPUOffloadPolicy{.pin_memory = false}});
-    loss_of(tower, rank).backward();
+    loss_in_float(tower, rank).backward();
     for (const auto& param : tower->parameters()) {
       TESSERA_EXPECT(to_local(param.detach()).is_cpu() && to_local(param.grad()).is_cpu());
       TESSERA_EXPECT(param.grad().scalar_type() == at::kFloat);
@@ -83,7 +82,7 @@ TEST_CASE("parameters of one unit in several dtypes: one all-gather, equal to on
       TESSERA_EXPECT(output.scalar_type() == at::kByte && output.numel() == ranks * input.numel());
       return original(output, input, group);
     });
-    auto loss = loss_of(tower, rank);
+    auto loss = loss_in_float(tower, rank);
     expect_equal(fsdp(tower).unit_state() == UnitState::ShardedSmaller, reshard.group_size() && world_size == 4);
     loss.backward();
     expect_equal(gathers, world_size == 1 ? 0 : reshard.is_on() ? 2 : 1);
@@ -136,8 +135,8 @@ TEST_CASE("replicated parameters in several dtypes equal sharded ones", "[overri
     fill_parameters(*replicated, 1);
     fully_shard(sharded, {.mp_policy = vectors_in_float()});
     replicate(replicated, {.mp_policy = vectors_in_float(), .offload_policy = CPUOffloadPolicy{}});
-    loss_of(sharded, rank).backward();
-    loss_of(replicated, rank).backward();
+    loss_in_float(sharded, rank).backward();
+    loss_in_float(replicated, rank).backward();
     const auto expected = sharded->named_parameters();
     for (const auto& item : replicated->named_parameters()) {
       expect_bit_equal(full_tensor(item.value().grad()), full_tensor(expected[item.key()].grad()));
@@ -215,14 +214,14 @@ TEST_CASE("patches see every collective with its tensors, nest, and end", "[patc
           ++scatters;
           TESSERA_EXPECT(out.scalar_type() == at::kFloat);
         }));
-        loss_of(tower, rank).backward();
+        loss_in_float(tower, rank).backward();
       }
       expect_equal(std::tuple(outer, inner, scatters), std::tuple(7, 7, 4));
       tower->zero_grad();
-      loss_of(tower, rank).backward();
+      loss_in_float(tower, rank).backward();
     }
     expect_equal(std::tuple(outer, inner, scatters), std::tuple(14, 7, 4));
-    loss_of(tower, rank).backward();
+    loss_in_float(tower, rank).backward();
     expect_equal(outer, 14);
   });
 }
@@ -231,7 +230,7 @@ TEST_CASE("patches of a unit's steps see them in order, and a step that is left 
   run_ranks(2, [](int rank) {
     Tower tower;
     shard_tower(tower);
-    loss_of(tower, rank).backward();
+    loss_in_float(tower, rank).backward();
     std::vector<std::string> steps;
     const auto record = [&](const char* name) {
       return [&steps, name](const UnitCall& call) {
@@ -243,7 +242,7 @@ TEST_CASE("patches of a unit's steps see them in order, and a step that is left 
       const auto unshards = patch_unshard(record("unshard"));
       const auto reshards = patch_reshard(record("reshard"));
       const auto ends = patch_post_backward(record("post_backward"));
-      loss_of(tower, rank).backward();
+      loss_in_float(tower, rank).backward();
     }
     expect_equal(steps,
                  std::vector<std::string>{"unshard root", "unshard block0", "unshard block1", "reshard block0",
@@ -252,7 +251,7 @@ TEST_CASE("patches of a unit's steps see them in order, and a step that is left 
                                           "post_backward block1", "reshard block1", "post_backward block0",
                                           "reshard block0", "post_backward root", "reshard root"});
     const auto left_out = patch_unshard([](const UnitCall&) {});
-    expect_throws<StateError>([&] { loss_of(tower, rank); }, "is sharded");
+    expect_throws<StateError>([&] { loss_in_float(tower, rank); }, "is sharded");
   });
 }
 
@@ -266,6 +265,8 @@ TEST_CASE("a patch that ends by an exception neither waits nor throws", "[patche
     expect_throws<ValueError>(fail, "fails");
     Tower tower;
     shard_tower(tower);
-    loss_of(tower, rank).backward();
+    loss_in_float(tower, rank).backward();
   });
 }
+
+}  // namespace tessera::testing

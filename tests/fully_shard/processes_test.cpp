@@ -22,8 +22,7 @@
 #include "tests/fully_shard/train_and_compare.h"
 #include "third_party/catch2/catch.h"
 
-using namespace tessera;
-using namespace tessera::testing;
+namespace tessera::testing {
 
 TEST_CASE("fully_shard over gloo equals one process bit for bit, 2 processes") {
   run_processes(2, [](int rank) { train_and_compare(rank, 2, OptimizerBuilt::BeforeSharding, {}); });
@@ -279,3 +278,5 @@ TEST_CASE("fully_shard over shm: parameters that a fast rank changes after forwa
   };
   run_processes(2, body, {.backend = "shm"});
 }
+
+}  // namespace tessera::testing

@@ -247,9 +247,9 @@ std::optional<std::vector<Expected>> run_in_one_process(const Case& drawn) {
   }
 }
 
-void shard(RandomModelImpl& module, const ModelSpec& spec, const Case& drawn, const DeviceMesh& mesh) {
+void shard_model(RandomModelImpl& module, const ModelSpec& spec, const Case& drawn, const DeviceMesh& mesh) {
   for (size_t i = 0; i < spec.inner.size(); ++i) {
-    shard(dynamic_cast<RandomModelImpl&>(*module.children()[i]), spec.inner[i], drawn, mesh);
+    shard_model(dynamic_cast<RandomModelImpl&>(*module.children()[i]), spec.inner[i], drawn, mesh);
   }
   if (spec.is_checkpointed) {
     checkpoint_module(module);
@@ -301,7 +301,7 @@ void check_step(RandomModel& model, const Sight& sight, const Expected& expected
 void run_rank(const Case& drawn, const std::vector<Expected>& expected, int rank) {
   auto model = make_model(drawn.model);
   freeze(*model, drawn.model);
-  shard(*model, drawn.model, drawn, init_device_mesh(at::kCPU, drawn.mesh));
+  shard_model(*model, drawn.model, drawn, init_device_mesh(at::kCPU, drawn.mesh));
   fsdp(model).set_reshard_after_backward(!drawn.keeps_after_backward);
   for (int step = 0; step < static_cast<int>(drawn.steps.size()); ++step) {
     const auto number = static_cast<size_t>(step);

@@ -14,16 +14,9 @@
 #include "tests/fully_shard/small_models.h"
 #include "third_party/catch2/catch.h"
 
-using namespace tessera;
-using namespace tessera::testing;
+namespace tessera::testing {
 
 namespace {
-
-Tower filled_tower(uint64_t seed) {
-  Tower tower;
-  fill_parameters(*tower, seed);
-  return tower;
-}
 
 // Changes one element of this rank's part.
 void change(const at::Tensor& param) {
@@ -189,3 +182,5 @@ TEST_CASE("check_replicas refuses what has no replicas to compare") {
   Tower tower;
   expect_throws<StateError>([&] { check_replicas(tower); }, "nor a module below it is a unit");
 }
+
+}  // namespace tessera::testing

@@ -13,8 +13,7 @@
 #include "tests/fully_shard/train_and_compare.h"
 #include "third_party/catch2/catch.h"
 
-using namespace tessera;
-using namespace tessera::testing;
+namespace tessera::testing {
 
 namespace {
 
@@ -23,10 +22,6 @@ void replicate_tower(Tower& tower, const ReplicateOptions& options = {}) {
     replicate(block, options);
   }
   replicate(tower, options);
-}
-
-at::Tensor loss_of(Tower& tower, int rank) {
-  return weighted_loss(tower(make_batch(static_cast<uint64_t>(rank), 3, 5)));
 }
 
 }  // namespace
@@ -143,3 +138,5 @@ TEST_CASE("a unit has one API, and replicate one axis") {
                               "replicate(tessera::testing::BlockImpl): the mesh");
   });
 }
+
+}  // namespace tessera::testing

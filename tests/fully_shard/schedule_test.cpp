@@ -4,13 +4,13 @@
 
 #include "third_party/catch2/catch.h"
 
-using namespace tessera;
+namespace tessera {
 
 namespace {
 
-using Order = std::vector<int64_t>;
+using UnitOrder = std::vector<int64_t>;
 
-void forward(Schedule& schedule, const Order& begins, const Order& ends) {
+void forward(Schedule& schedule, const UnitOrder& begins, const UnitOrder& ends) {
   schedule.begin_forward();
   for (const auto unit : begins) {
     schedule.record_forward(unit);
@@ -20,7 +20,7 @@ void forward(Schedule& schedule, const Order& begins, const Order& ends) {
   }
 }
 
-void backward(Schedule& schedule, const Order& order) {
+void backward(Schedule& schedule, const UnitOrder& order) {
   schedule.begin_backward();
   for (const auto unit : order) {
     schedule.record_backward(unit);
@@ -33,7 +33,7 @@ TEST_CASE("the first forward expects nothing, the second what the first did") {
   Schedule schedule;
   forward(schedule, {0, 1, 2, 1, 3}, {});
   CHECK(schedule.next_in_forward(0) == std::nullopt);
-  CHECK(schedule.forward_order() == Order{0, 1, 2, 3});
+  CHECK(schedule.forward_order() == UnitOrder{0, 1, 2, 3});
   schedule.begin_forward();
   CHECK(schedule.next_in_forward(0) == 1);
   CHECK(schedule.next_in_forward(2) == 3);
@@ -70,3 +70,5 @@ TEST_CASE("an abandoned iteration leaves the order of the one before") {
   schedule.begin_forward();
   CHECK(schedule.next_in_forward(0) == 1);
 }
+
+}  // namespace tessera

@@ -13,24 +13,11 @@
 #include "tests/fully_shard/small_models.h"
 #include "third_party/catch2/catch.h"
 
-using namespace tessera;
-using namespace tessera::testing;
+namespace tessera::testing {
 
 namespace {
 
-const ParityOptions kExact{.tolerance = {.rtol = 0, .atol = 0}};
-
-struct Pair {
-  Tower reference, sharded;
-
-  explicit Pair(const FullyShardOptions& options = {}) {
-    fill_parameters(*reference, 1);
-    fill_parameters(*sharded, 1);
-    shard_tower(sharded, options);
-  }
-};
-
-at::Tensor loss_of(Tower& tower, int rank, int micro = 0) {
+at::Tensor micro_loss(Tower& tower, int rank, int micro = 0) {
   return weighted_loss(tower(make_batch(static_cast<uint64_t>(100 * micro + rank), 3, 5)));
 }
 
@@ -38,7 +25,7 @@ constexpr int kMicros = 3;
 
 void backward_of_all_micros(Tower& tower, int rank) {
   for (int micro = 0; micro < kMicros; ++micro) {
-    loss_of(tower, rank, micro).backward();
+    micro_loss(tower, rank, micro).backward();
   }
 }
 
@@ -47,7 +34,7 @@ void backward_of_all_micros(Tower& tower, int rank) {
 TEST_CASE("without gradient sync nothing is reduced until the last micro-batch, whose sum is exact") {
   const int world_size = GENERATE(1, 2, 3);
   run_ranks(world_size, [&](int rank) {
-    Pair pair;
+    auto pair = make_tower_pair();
     auto& tower = pair.sharded;
     for (int step = 0; step < 2; ++step) {
       tower->zero_grad();
@@ -55,7 +42,7 @@ TEST_CASE("without gradient sync nothing is reduced until the last micro-batch, 
         const bool is_last = micro == kMicros - 1;
         fsdp(tower).set_requires_gradient_sync(is_last);
         reset_comm_stats();
-        loss_of(tower, rank, micro).backward();
+        micro_loss(tower, rank, micro).backward();
         expect_equal(comm_stats()[Collective::ReduceScatter].calls, is_last && world_size > 1 ? 4 : 0);
         if (!is_last) {
           TESSERA_EXPECT(!tower->in->weight.grad().defined());
@@ -71,11 +58,11 @@ TEST_CASE("without gradient sync nothing is reduced until the last micro-batch, 
 
 TEST_CASE("gradient sync can be off for a part of the model only") {
   run_ranks(2, [](int rank) {
-    Pair pair;
+    auto pair = make_tower_pair();
     fsdp(pair.sharded->blocks[1]).set_requires_gradient_sync(false);
-    loss_of(pair.sharded, rank).backward();
+    micro_loss(pair.sharded, rank).backward();
     TESSERA_EXPECT(!pair.sharded->blocks[1]->up->weight.grad().defined());
-    average_reference(*pair.reference, 2, [&](int r) { loss_of(pair.reference, r).backward(); });
+    average_reference(*pair.reference, 2, [&](int r) { micro_loss(pair.reference, r).backward(); });
     expect_bit_equal(full_tensor(pair.sharded->blocks[0]->up->weight.grad()),
                      pair.reference->blocks[0]->up->weight.grad());
     fsdp(pair.sharded).set_requires_gradient_sync(true);
@@ -89,13 +76,13 @@ TEST_CASE("gradient sync can be off for a part of the model only") {
 
 TEST_CASE("with replicas the all-reduce can wait for the last micro-batch") {
   run_ranks(4, [](int rank) {
-    Pair pair({.mesh = init_device_mesh(at::kCPU, {2, 2}, {"replicate", "shard"})});
+    auto pair = make_tower_pair({.mesh = init_device_mesh(at::kCPU, {2, 2}, {"replicate", "shard"})});
     auto& tower = pair.sharded;
     for (int micro = 0; micro < kMicros; ++micro) {
       const bool is_last = micro == kMicros - 1;
       fsdp(tower).set_requires_all_reduce(is_last);
       reset_comm_stats();
-      loss_of(tower, rank, micro).backward();
+      micro_loss(tower, rank, micro).backward();
       expect_equal(comm_stats()[Collective::ReduceScatter].calls, 4);
       expect_equal(comm_stats()[Collective::AllReduce].calls, is_last ? 4 : 0);
       TESSERA_EXPECT(tower->in->weight.grad().defined() == is_last);
@@ -107,17 +94,17 @@ TEST_CASE("with replicas the all-reduce can wait for the last micro-batch") {
 
 TEST_CASE("reductions are waited for in the last backward only") {
   run_ranks(2, [](int rank) {
-    Pair pair;
+    auto pair = make_tower_pair();
     auto& tower = pair.sharded;
     fsdp(tower).set_is_last_backward(false);
-    loss_of(tower, rank, 0).backward();
+    micro_loss(tower, rank, 0).backward();
     TESSERA_EXPECT(!tower->in->weight.grad().defined());
     expect_throws<StateError>([&] { fsdp(tower).check_ready_for_step(); }, "set_is_last_backward(true)");
     fsdp(tower).set_is_last_backward(true);
-    average_reference(*pair.reference, 2, [&](int r) { loss_of(pair.reference, r, 0).backward(); });
+    average_reference(*pair.reference, 2, [&](int r) { micro_loss(pair.reference, r, 0).backward(); });
     const auto first = pair.reference->in->weight.grad();
-    loss_of(tower, rank, 1).backward();
-    average_reference(*pair.reference, 2, [&](int r) { loss_of(pair.reference, r, 1).backward(); });
+    micro_loss(tower, rank, 1).backward();
+    average_reference(*pair.reference, 2, [&](int r) { micro_loss(pair.reference, r, 1).backward(); });
     expect_bit_equal(full_tensor(tower->in->weight.grad()), first + pair.reference->in->weight.grad());
     fsdp(tower).check_ready_for_step();
   });
@@ -127,16 +114,16 @@ TEST_CASE("gradients are divided by what was set, after sums alone") {
   const bool force_sum = GENERATE(true, false);
   const double factor = GENERATE(2.5, 3.0, 1.0);
   run_ranks(3, [&](int rank) {
-    Pair pair;
+    auto pair = make_tower_pair();
     for (auto* module : {&pair.sharded->blocks[0], &pair.sharded->blocks[1]}) {
       fsdp(*module).set_gradient_divide_factor(factor);
       fsdp(*module).set_force_sum_reduction_for_comms(force_sum);
     }
-    loss_of(pair.sharded, rank).backward();
+    micro_loss(pair.sharded, rank).backward();
     at::Tensor sum;
     for (int r = 0; r < 3; ++r) {
       pair.reference->zero_grad();
-      loss_of(pair.reference, r).backward();
+      micro_loss(pair.reference, r).backward();
       const auto grad = pair.reference->blocks[1]->up->weight.grad();
       sum = sum.defined() ? sum + grad : grad;
     }
@@ -147,30 +134,30 @@ TEST_CASE("gradients are divided by what was set, after sums alone") {
 
 TEST_CASE("sums alone give the average too") {
   run_ranks(3, [](int rank) {
-    Pair pair;
+    auto pair = make_tower_pair();
     for (auto& block : pair.sharded->blocks) {
       fsdp(block).set_force_sum_reduction_for_comms(true);
     }
     fsdp(pair.sharded).set_force_sum_reduction_for_comms(true);
-    loss_of(pair.sharded, rank).backward();
-    average_reference(*pair.reference, 3, [&](int r) { loss_of(pair.reference, r).backward(); });
+    micro_loss(pair.sharded, rank).backward();
+    average_reference(*pair.reference, 3, [&](int r) { micro_loss(pair.reference, r).backward(); });
     check_sharded_parity(pair.reference, pair.sharded, kExact);
   });
 }
 
 TEST_CASE("parameters that stay unsharded after backward need no gather, and no optimizer may step on them") {
   run_ranks(2, [](int rank) {
-    Pair pair;
+    auto pair = make_tower_pair();
     auto& tower = pair.sharded;
     torch::optim::SGD optimizer(tower->parameters(), torch::optim::SGDOptions(0.1));
     fsdp(tower).set_reshard_after_forward(false);
     fsdp(tower).set_reshard_after_backward(false);
-    loss_of(tower, rank, 0).backward();
+    micro_loss(tower, rank, 0).backward();
     TESSERA_EXPECT(!is_dtensor(tower->in->weight));
     TESSERA_EXPECT(is_dtensor(tower->in->weight.grad()));
     reset_comm_stats();
-    loss_of(tower, rank, 1).backward();
-    loss_of(tower, rank, 2).backward();
+    micro_loss(tower, rank, 1).backward();
+    micro_loss(tower, rank, 2).backward();
     expect_equal(comm_stats()[Collective::AllGather].calls, 0);
     expect_throws<StateError>([&] { fsdp(tower).check_ready_for_step(); }, "are unsharded");
     expect_throws<StateError>([&] { optimizer.step(); }, "'in.weight.grad' is sharded");
@@ -182,7 +169,7 @@ TEST_CASE("parameters that stay unsharded after backward need no gather, and no 
     optimizer.step();
     at::Tensor sum;
     for (int micro = 0; micro < kMicros; ++micro) {
-      average_reference(*pair.reference, 2, [&](int r) { loss_of(pair.reference, r, micro).backward(); });
+      average_reference(*pair.reference, 2, [&](int r) { micro_loss(pair.reference, r, micro).backward(); });
       const auto grad = pair.reference->in->weight.grad();
       sum = sum.defined() ? sum + grad : grad;
     }
@@ -193,7 +180,7 @@ TEST_CASE("parameters that stay unsharded after backward need no gather, and no 
 TEST_CASE("set_reshard_after_forward(false) lets an evaluation gather once, and training goes on after it") {
   const int world_size = GENERATE(2, 3);
   run_ranks(world_size, [&](int rank) {
-    Pair pair;
+    auto pair = make_tower_pair();
     auto& tower = pair.sharded;
     const auto evaluate = [&](int batches) {
       const at::NoGradGuard no_grad;
@@ -205,8 +192,8 @@ TEST_CASE("set_reshard_after_forward(false) lets an evaluation gather once, and 
     const auto gathers = [] { return comm_stats()[Collective::AllGather].calls; };
     const auto train = [&] {
       tower->zero_grad();
-      average_reference(*pair.reference, world_size, [&](int r) { loss_of(pair.reference, r).backward(); });
-      loss_of(tower, rank).backward();
+      average_reference(*pair.reference, world_size, [&](int r) { micro_loss(pair.reference, r).backward(); });
+      micro_loss(tower, rank).backward();
       check_sharded_parity(pair.reference, tower, kExact);
     };
     evaluate(1);
@@ -259,7 +246,7 @@ TEST_CASE("an embedding needs no gather in backward") {
 
 TEST_CASE("an asynchronous unshard is finished by its handle or by forward") {
   run_ranks(2, [](int) {
-    Pair pair;
+    auto pair = make_tower_pair();
     auto& block = pair.sharded->blocks[0];
     auto handle = fsdp(block).unshard(/*async_op=*/true);
     TESSERA_EXPECT(fsdp(block).unit_state() == UnitState::Gathering);
@@ -282,13 +269,13 @@ TEST_CASE("asynchronous unshards before the first forward are finished by it") {
   const int world_size = GENERATE(2, 3);
   run_ranks(world_size, [&](int rank) {
     for (int i = 0; i < 10; ++i) {
-      Pair pair;
+      auto pair = make_tower_pair();
       auto& tower = pair.sharded;
       fsdp(tower->blocks[1]).unshard(/*async_op=*/true);
       auto handle = fsdp(tower).unshard(/*async_op=*/true);
-      loss_of(tower, rank).backward();
+      micro_loss(tower, rank).backward();
       handle.wait();
-      average_reference(*pair.reference, world_size, [&](int r) { loss_of(pair.reference, r).backward(); });
+      average_reference(*pair.reference, world_size, [&](int r) { micro_loss(pair.reference, r).backward(); });
       check_sharded_parity(pair.reference, tower, kExact);
     }
   });
@@ -296,17 +283,17 @@ TEST_CASE("asynchronous unshards before the first forward are finished by it") {
 
 TEST_CASE("reset_iter_state forgets an iteration, its unsynchronized gradients too") {
   run_ranks(2, [](int rank) {
-    Pair pair;
+    auto pair = make_tower_pair();
     auto& tower = pair.sharded;
     fsdp(tower).set_requires_gradient_sync(false);
-    loss_of(tower, rank, 0).backward();
-    auto loss = loss_of(tower, rank, 1);
+    micro_loss(tower, rank, 0).backward();
+    auto loss = micro_loss(tower, rank, 1);
     expect_throws<StateError>([&] { fsdp(tower->blocks[0]).reset_iter_state(); }, "'block0' of a larger model");
     fsdp(tower).reset_iter_state();
     TESSERA_EXPECT(!is_dtensor(tower->in->weight) == false);
     fsdp(tower).set_requires_gradient_sync(true);
-    loss_of(tower, rank, 2).backward();
-    average_reference(*pair.reference, 2, [&](int r) { loss_of(pair.reference, r, 2).backward(); });
+    micro_loss(tower, rank, 2).backward();
+    average_reference(*pair.reference, 2, [&](int r) { micro_loss(pair.reference, r, 2).backward(); });
     check_sharded_parity(pair.reference, tower, kExact);
   });
 }
@@ -314,7 +301,7 @@ TEST_CASE("reset_iter_state forgets an iteration, its unsynchronized gradients t
 TEST_CASE("a hook of one's own reduces over an axis that the unit's mesh does not have") {
   run_ranks(4, [](int rank) {
     const auto mesh = init_device_mesh(at::kCPU, {2, 2}, {"outer", "dp"});
-    Pair pair({.mesh = mesh["dp"]});
+    auto pair = make_tower_pair({.mesh = mesh["dp"]});
     auto& tower = pair.sharded;
     int calls = 0;
     const auto average_over_outer = [&](const at::Tensor& flat) {
@@ -325,10 +312,12 @@ TEST_CASE("a hook of one's own reduces over an axis that the unit's mesh does no
     for (auto& block : tower->blocks) {
       fsdp(block).set_all_reduce_hook(average_over_outer);
     }
-    loss_of(tower, rank).backward();
+    micro_loss(tower, rank).backward();
     expect_equal(calls, 4);
     average_reference(
-        *pair.reference, 4, [&](int r) { loss_of(pair.reference, r).backward(); }, /*shard_ranks=*/2);
+        *pair.reference, 4, [&](int r) { micro_loss(pair.reference, r).backward(); }, /*shard_ranks=*/2);
     check_sharded_parity(pair.reference, tower, kExact);
   });
 }
+
+}  // namespace tessera::testing

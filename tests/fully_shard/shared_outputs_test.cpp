@@ -25,14 +25,14 @@ namespace tessera::testing {
 
 namespace {
 
-using Pair = std::tuple<at::Tensor, at::Tensor>;
-using Give = std::function<Pair(const at::Tensor& x, const at::Tensor& scale)>;
+using Outputs = std::tuple<at::Tensor, at::Tensor>;
+using Give = std::function<Outputs(const at::Tensor& x, const at::Tensor& scale)>;
 /// What the caller makes of (y, z) and the input x: its loss.
 using Use = std::function<at::Tensor(at::Tensor y, at::Tensor z, at::Tensor x)>;
 
 struct GiverImpl : torch::nn::Module {
   explicit GiverImpl(Give give) : give(std::move(give)) { scale = register_parameter("scale", at::ones({6})); }
-  Pair forward(at::Tensor x) { return give(x, scale); }
+  Outputs forward(at::Tensor x) { return give(x, scale); }
 
   Give give;
   at::Tensor scale;
@@ -40,11 +40,11 @@ struct GiverImpl : torch::nn::Module {
 TESSERA_MODULE(Giver);
 
 /// One unit, which the same one-process module is compared with.
-struct Case {
+struct GiverCase {
   Giver reference, sharded;
   Use use;
 
-  Case(const Give& give, Use use) : reference(give), sharded(give), use(std::move(use)) {
+  GiverCase(const Give& give, Use use) : reference(give), sharded(give), use(std::move(use)) {
     fill_parameters(*reference, 1);
     fill_parameters(*sharded, 1);
     fully_shard(sharded);
@@ -85,29 +85,29 @@ std::vector<Named> ways_to_share() {
   return {
       {"a view of the input",
        [](const at::Tensor& x, const at::Tensor& scale) {
-         return Pair(x.view({4, 6}), x + scale);
+         return Outputs(x.view({4, 6}), x + scale);
        }},
-      {"the input and a view of it", [](const at::Tensor& x, const at::Tensor&) { return Pair(x, x.t().t()); }},
+      {"the input and a view of it", [](const at::Tensor& x, const at::Tensor&) { return Outputs(x, x.t().t()); }},
       {"a view of the input that the unit changes",
        [](const at::Tensor& x, const at::Tensor& scale) {
          x.add_(scale);
-         return Pair(x.view({4, 6}), x);
+         return Outputs(x.view({4, 6}), x);
        }},
       {"a tensor and a view of it",
        [](const at::Tensor& x, const at::Tensor& scale) {
          const auto y = x + scale;
-         return Pair(y, y.view({6, 4}).view({4, 6}));
+         return Outputs(y, y.view({6, 4}).view({4, 6}));
        }},
       {"views that overlap",
        [](const at::Tensor& x, const at::Tensor& scale) {
          const auto rows = (x + scale).repeat({2, 1});
-         return Pair(rows.narrow(0, 0, 4), rows.narrow(0, 2, 4));
+         return Outputs(rows.narrow(0, 0, 4), rows.narrow(0, 2, 4));
        }},
       {"views of a part that was changed",
        [](const at::Tensor& x, const at::Tensor& scale) {
          const auto rows = (x + scale).repeat({2, 1});
          rows.narrow(0, 3, 2).add_(scale);
-         return Pair(rows.narrow(0, 0, 4), rows.narrow(0, 2, 4));
+         return Outputs(rows.narrow(0, 0, 4), rows.narrow(0, 2, 4));
        }},
   };
 }
@@ -145,7 +145,7 @@ TEST_CASE("outputs that share memory may be changed in place", "[shared_outputs]
   for (const auto& way : ways_to_share()) {
     INFO(way.name);
     for (const auto& use : ways_to_change()) {
-      run_ranks(world_size, [&](int rank) { Case(way.give, use).expect_equal_gradients(rank, world_size); });
+      run_ranks(world_size, [&](int rank) { GiverCase(way.give, use).expect_equal_gradients(rank, world_size); });
     }
   }
 }
@@ -161,14 +161,14 @@ TEST_CASE("outputs that cannot have one history are not to be changed", "[shared
       const auto y = x * scale;
       auto z = y.view({4, 6});
       z.register_hook([](const at::Tensor& grad) { return grad * 2; });
-      return Pair(y, z);
+      return Outputs(y, z);
     };
     const Give parts = [](const at::Tensor& x, const at::Tensor& scale) {
       const auto rows = (x * scale).repeat({2, 1});
-      return Pair(rows.narrow(0, 0, 4), rows.chunk(2)[0]);
+      return Outputs(rows.narrow(0, 0, 4), rows.chunk(2)[0]);
     };
     for (const auto& give : {hooked, parts}) {
-      Case shared(give, changes);
+      GiverCase shared(give, changes);
       shared.expect_refused(rank, "shares its memory with another output or an input");
       shared.use = keeps;
       shared.expect_equal_gradients(rank, 2);
@@ -180,16 +180,16 @@ TEST_CASE("parts of one tensor, as of chunk(), have a node each", "[shared_outpu
   run_ranks(2, [](int rank) {
     const Give give = [](const at::Tensor& x, const at::Tensor& scale) {
       const auto parts = (x * scale).repeat({2, 1}).chunk(2);
-      return Pair(parts[0], parts[1]);
+      return Outputs(parts[0], parts[1]);
     };
     const Use use = [](const at::Tensor& y, const at::Tensor& z, const at::Tensor&) { return y + z.sin(); };
-    Case(give, use).expect_equal_gradients(rank, 2);
+    GiverCase(give, use).expect_equal_gradients(rank, 2);
   });
 }
 
 TEST_CASE("a view that enters a unit and leaves it is not to be changed", "[shared_outputs]") {
   run_ranks(2, [](int) {
-    Giver giver([](const at::Tensor& x, const at::Tensor& scale) { return Pair(x, x * scale); });
+    Giver giver([](const at::Tensor& x, const at::Tensor& scale) { return Outputs(x, x * scale); });
     fill_parameters(*giver, 1);
     fully_shard(giver);
     const auto x = make_batch(1, 8, 6).requires_grad_() * 2;
@@ -208,7 +208,7 @@ TEST_CASE("a view that enters a unit and leaves it is not to be changed", "[shar
 TEST_CASE("hooks of an output that others are computed from are set in forward", "[shared_outputs]") {
   const auto give = [](const at::Tensor& x, const at::Tensor& scale) {
     const auto features = (x * scale).tanh();
-    return Pair{features, (features * scale).sin()};
+    return Outputs{features, (features * scale).sin()};
   };
   run_ranks(2, [&](int rank) {
     const auto features_grad = [&](Giver& giver, bool within) {
@@ -218,7 +218,7 @@ TEST_CASE("hooks of an output that others are computed from are set in forward",
         if (within) {
           features.retain_grad();
         }
-        return Pair{features, (features * scale).sin()};
+        return Outputs{features, (features * scale).sin()};
       };
       const auto [z, y] = giver(make_batch(static_cast<uint64_t>(rank), 4, 6));
       if (!within) {
@@ -227,7 +227,7 @@ TEST_CASE("hooks of an output that others are computed from are set in forward",
       weighted_loss(y + z).backward();
       return features.grad();
     };
-    Case one(give, [](at::Tensor y, at::Tensor z, at::Tensor) { return y + z; });
+    GiverCase one(give, [](at::Tensor y, at::Tensor z, at::Tensor) { return y + z; });
     expect_close(features_grad(one.sharded, true), features_grad(one.reference, true));
     expect_throws<StateError>([&] { features_grad(one.sharded, false); }, "within forward, on the tensor");
     one.sharded->give = give;
@@ -241,11 +241,11 @@ TEST_CASE("hooks of an output that others are computed from are set in forward",
       });
       weighted_loss(loss_of(outputs)).backward();
     };
-    const auto features = [](const Pair& outputs) { return std::get<0>(outputs); };
-    const auto logits = [](const Pair& outputs) { return std::get<1>(outputs); };
-    const auto both = [](const Pair& outputs) { return std::get<0>(outputs) + std::get<1>(outputs); };
+    const auto features = [](const Outputs& outputs) { return std::get<0>(outputs); };
+    const auto logits = [](const Outputs& outputs) { return std::get<1>(outputs); };
+    const auto both = [](const Outputs& outputs) { return std::get<0>(outputs) + std::get<1>(outputs); };
     expect_throws<StateError>([&] { backward(features, both); }, "has a tensor hook");
-    expect_throws<StateError>([&] { backward(features, [&](const Pair& outputs) { return logits(outputs) * 2; }); },
+    expect_throws<StateError>([&] { backward(features, [&](const Outputs& outputs) { return logits(outputs) * 2; }); },
                               "has a tensor hook");
     seen = 0;
     backward(features, features);  // all of its gradient
@@ -253,7 +253,7 @@ TEST_CASE("hooks of an output that others are computed from are set in forward",
     expect_equal(seen, 2);
     one.sharded->give = [](const at::Tensor& x, const at::Tensor& scale) {
       const auto parts = (x * scale).chunk(2, 1);
-      return Pair{parts[0].tanh(), parts[1].sin() * parts[1]};
+      return Outputs{parts[0].tanh(), parts[1].sin() * parts[1]};
     };
     backward(features, both);
     expect_equal(seen, 3);

@@ -17,6 +17,10 @@ at::Tensor BlockImpl::forward(at::Tensor x) {
   return x + down(up(x).tanh());
 }
 
+bool is_block(const std::string& /*name*/, torch::nn::Module& module) {
+  return dynamic_cast<BlockImpl*>(&module) != nullptr;
+}
+
 TowerImpl::TowerImpl(int64_t dim, int64_t hidden, int64_t num_blocks) {
   in = register_module("in", tessera::nn::Linear(5, dim));
   for (int64_t i = 0; i < num_blocks; ++i) {
@@ -45,14 +49,32 @@ void shard_tower(Tower& tower, const FullyShardOptions& options) {
   fully_shard(tower, options);
 }
 
-Tower filled_tower() {
+Tower filled_tower(uint64_t seed) {
   Tower tower;
-  fill_parameters(*tower, 1);
+  fill_parameters(*tower, seed);
   return tower;
 }
 
+Tower sharded_tower(const FullyShardOptions& options) {
+  auto tower = filled_tower();
+  shard_tower(tower, options);
+  return tower;
+}
+
+TowerPair make_tower_pair(const FullyShardOptions& options) {
+  return {.reference = filled_tower(), .sharded = sharded_tower(options)};
+}
+
+at::Tensor rank_batch(int rank, int step) {
+  return make_batch(static_cast<uint64_t>(rank + 10 * step), 3, 5);
+}
+
+at::Tensor loss_of(Tower& tower, int64_t batch) {
+  return weighted_loss(tower(make_batch(static_cast<uint64_t>(batch), 3, 5)));
+}
+
 at::Tensor micro_batch_loss(Tower& tower, int rank, int micro_batch) {
-  return weighted_loss(tower(make_batch(static_cast<uint64_t>(rank + 10 * micro_batch), 3, 5)));
+  return weighted_loss(tower(rank_batch(rank, micro_batch)));
 }
 
 namespace {

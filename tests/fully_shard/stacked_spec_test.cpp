@@ -5,7 +5,7 @@
 #include "testing/run_ranks.h"
 #include "third_party/catch2/catch.h"
 
-using namespace tessera;
+namespace tessera {
 
 TEST_CASE("tensor parallelism cuts before data parallelism, in the fewest orders that say so", "[fully_shard]") {
   const auto stacked = [](const Placements& dp, const Placements& tp) { return to_string(stacked_placements(dp, tp)); };
@@ -66,3 +66,5 @@ TEST_CASE("meshes that cannot be stacked", "[fully_shard]") {
                  "and mesh[\"tp\"]");
   });
 }
+
+}  // namespace tessera

@@ -20,8 +20,7 @@
 #include "tests/fully_shard/train_and_compare.h"
 #include "third_party/catch2/catch.h"
 
-using namespace tessera;
-using namespace tessera::testing;
+namespace tessera::testing {
 
 namespace {
 
@@ -340,3 +339,5 @@ TEST_CASE("streams: a model may go after a backward that failed, with reductions
     }
   });
 }
+
+}  // namespace tessera::testing

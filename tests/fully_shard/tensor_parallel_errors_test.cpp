@@ -12,8 +12,7 @@
 #include "tests/fully_shard/tensor_parallel_models.h"
 #include "third_party/catch2/catch.h"
 
-using namespace tessera;
-using namespace tessera::testing;
+namespace tessera::testing {
 
 TEST_CASE("after a forward that threw, training on both meshes goes on", "[tensor_parallel]") {
   run_ranks(4, [](int) {
@@ -172,3 +171,5 @@ TEST_CASE("a sharded parameter that meets DTensors on tp is named with the remed
     expect_throws<StateError>(use, "fsdp(module).unshard()");
   });
 }
+
+}  // namespace tessera::testing

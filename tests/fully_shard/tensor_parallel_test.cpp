@@ -12,12 +12,10 @@
 #include "tests/fully_shard/tensor_parallel_models.h"
 #include "third_party/catch2/catch.h"
 
-using namespace tessera;
-using namespace tessera::testing;
+namespace tessera::testing {
 
 namespace {
 
-constexpr int kSteps = 10;
 constexpr Tolerance kTight{.rtol = 1e-9, .atol = 1e-11};
 
 struct TowerSizes {
@@ -25,37 +23,38 @@ struct TowerSizes {
 };
 
 /// What one run does with its tower after tensor parallelism.
-using ShardFn = std::function<void(Tower&, const DeviceMesh& dp)>;
+using ShardOverMesh = std::function<void(Tower&, const DeviceMesh& dp)>;
 
-Tower make_tower(const TowerSizes& sizes) {
+Tower tower_in_double(const TowerSizes& sizes) {
   Tower tower(sizes.dim, sizes.hidden, 2);
   tower->to(at::kDouble);
   fill_parameters(*tower, 1);
   return tower;
 }
 
-at::Tensor loss_of(Tower& tower, int64_t batch) {
+at::Tensor loss_in_double(Tower& tower, int64_t batch) {
   return weighted_loss(tower(make_batch(static_cast<uint64_t>(batch), 3, 5).to(at::kDouble)));
 }
 
 /// `dp` and `tp` are parts of one mesh. Ranks along tp have the same batches.
-void train_beside_reference(const DeviceMesh& dp, const DeviceMesh& tp, const TowerSizes& sizes, const ShardFn& shard) {
-  auto reference = make_tower(sizes), sharded = make_tower(sizes);
+void train_tower_beside_reference(const DeviceMesh& dp, const DeviceMesh& tp, const TowerSizes& sizes,
+                                  const ShardOverMesh& shard) {
+  auto reference = tower_in_double(sizes), sharded = tower_in_double(sizes);
   parallelize_tower(sharded, tp);
   torch::optim::Adam optimizer(sharded->parameters(), torch::optim::AdamOptions(1e-2));
   shard(sharded, dp);
   torch::optim::Adam reference_optimizer(reference->parameters(), torch::optim::AdamOptions(1e-2));
   const auto ranks = static_cast<int>(dp.size());
-  for (int step = 0; step < kSteps; ++step) {
+  for (int step = 0; step < 10; ++step) {
     const auto batch = [&](int64_t rank) { return 100 + step * ranks + rank; };
     at::Tensor expected;
     average_reference(*reference, ranks, [&](int rank) {
-      auto loss = loss_of(reference, batch(rank));
+      auto loss = loss_in_double(reference, batch(rank));
       expected = rank == dp.local_rank() ? loss.detach() : expected;
       loss.backward();
     });
     optimizer.zero_grad();
-    auto loss = loss_of(sharded, batch(dp.local_rank()));
+    auto loss = loss_in_double(sharded, batch(dp.local_rank()));
     loss.backward();
     TESSERA_EXPECT(loss.item<double>() != 0);
     expect_close(loss.detach(), expected, kTight);
@@ -68,7 +67,7 @@ void train_beside_reference(const DeviceMesh& dp, const DeviceMesh& tp, const To
   expect_close(weight, reference->blocks[0]->up->weight.detach(), kTight);
 }
 
-const ShardFn shard_units = [](Tower& tower, const DeviceMesh& dp) { shard_tower(tower, {.mesh = dp}); };
+const ShardOverMesh shard_units = [](Tower& tower, const DeviceMesh& dp) { shard_tower(tower, {.mesh = dp}); };
 
 }  // namespace
 
@@ -79,25 +78,26 @@ TEST_CASE("fully_shard over dp of parameters that are cut over tp equals one pro
   CAPTURE(shape, sizes.dim, sizes.hidden);
   run_ranks(static_cast<int>(shape[0] * shape[1]), [&](int) {
     const auto mesh = init_device_mesh(at::kCPU, shape, {"dp", "tp"});
-    train_beside_reference(mesh["dp"], mesh["tp"], sizes, shard_units);
+    train_tower_beside_reference(mesh["dp"], mesh["tp"], sizes, shard_units);
   });
 }
 
 TEST_CASE("the tensor-parallel axis may come first in the root mesh", "[tensor_parallel]") {
   run_ranks(6, [&](int) {
     const auto mesh = init_device_mesh(at::kCPU, {2, 3}, {"tp", "dp"});
-    train_beside_reference(mesh["dp"], mesh["tp"], {}, shard_units);
+    train_tower_beside_reference(mesh["dp"], mesh["tp"], {}, shard_units);
   });
 }
 
 TEST_CASE("units that have no element at all on some ranks of tp", "[tensor_parallel]") {
   run_ranks(4, [&](int) {
     const auto mesh = init_device_mesh(at::kCPU, {2, 2}, {"dp", "tp"});
-    train_beside_reference(mesh["dp"], mesh["tp"], {.dim = 3, .hidden = 1}, [](Tower& tower, const DeviceMesh& dp) {
-      fully_shard(tower->blocks[0]->up, {.mesh = dp});
-      replicate(tower->blocks[1]->up, {.mesh = dp});
-      fully_shard(tower, {.mesh = dp});
-    });
+    train_tower_beside_reference(mesh["dp"], mesh["tp"], {.dim = 3, .hidden = 1},
+                                 [](Tower& tower, const DeviceMesh& dp) {
+                                   fully_shard(tower->blocks[0]->up, {.mesh = dp});
+                                   replicate(tower->blocks[1]->up, {.mesh = dp});
+                                   fully_shard(tower, {.mesh = dp});
+                                 });
   });
 }
 
@@ -107,7 +107,7 @@ TEST_CASE("HSDP over replicas and shards on top of tensor parallelism equals one
   CAPTURE(shape, dim);
   run_ranks(static_cast<int>(shape[0] * shape[1] * shape[2]), [&](int) {
     const auto mesh = init_device_mesh(at::kCPU, shape, {"replicate", "dp", "tp"});
-    train_beside_reference(mesh[{"replicate", "dp"}], mesh["tp"], {dim, 3 * dim}, shard_units);
+    train_tower_beside_reference(mesh[{"replicate", "dp"}], mesh["tp"], {dim, 3 * dim}, shard_units);
   });
 }
 
@@ -117,7 +117,7 @@ TEST_CASE("replicate, and both in one model, on top of tensor parallelism equal 
   CAPTURE(is_mixed, shape);
   run_ranks(static_cast<int>(shape[0] * shape[1]), [&](int) {
     const auto mesh = init_device_mesh(at::kCPU, shape, {"dp", "tp"});
-    train_beside_reference(mesh["dp"], mesh["tp"], {}, [&](Tower& tower, const DeviceMesh& dp) {
+    train_tower_beside_reference(mesh["dp"], mesh["tp"], {}, [&](Tower& tower, const DeviceMesh& dp) {
       replicate(tower->blocks[0], {.mesh = dp});
       is_mixed ? fully_shard(tower->blocks[1], {.mesh = dp}) : replicate(tower->blocks[1], {.mesh = dp});
       replicate(tower, {.mesh = dp});
@@ -140,9 +140,11 @@ TEST_CASE("reshard modes and shard dims on top of tensor parallelism equal one p
                                          {.shard_placement_fn = last_dim},
                                          {.reshard_after_forward = 2, .shard_placement_fn = last_dim}};
     auto chosen = options[mode];
-    train_beside_reference(mesh["dp"], mesh["tp"], {}, [&](Tower& tower, const DeviceMesh& dp) {
+    train_tower_beside_reference(mesh["dp"], mesh["tp"], {}, [&](Tower& tower, const DeviceMesh& dp) {
       chosen.mesh = dp;
       shard_tower(tower, chosen);
     });
   });
 }
+
+}  // namespace tessera::testing

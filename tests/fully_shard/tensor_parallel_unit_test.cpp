@@ -17,8 +17,7 @@
 #include "tests/fully_shard/tensor_parallel_models.h"
 #include "third_party/catch2/catch.h"
 
-using namespace tessera;
-using namespace tessera::testing;
+namespace tessera::testing {
 
 namespace {
 
@@ -274,3 +273,5 @@ TEST_CASE("clip_grad_norm_ and foreach ops over gradients on both meshes", "[ten
     }
   });
 }
+
+}  // namespace tessera::testing

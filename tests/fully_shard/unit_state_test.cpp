@@ -6,7 +6,7 @@
 #include "fully_shard/gradient_scale.h"
 #include "third_party/catch2/catch.h"
 
-using namespace tessera;
+namespace tessera {
 
 TEST_CASE("all transitions of a unit; every other one is refused") {
   using enum UnitState;
@@ -58,3 +58,5 @@ TEST_CASE("in float16 a part of the division comes before the sum") {
   CHECK(half(8) == GradientScale{.before = 4, .op = ReduceOp::Sum, .after = 2});
   CHECK(half(2.5) == GradientScale{.before = 1, .op = ReduceOp::Sum, .after = 2.5});
 }
+
+}  // namespace tessera

@@ -30,8 +30,6 @@ auto tensor_fields(Batch& batch) {
 
 namespace {
 
-const ParityOptions kExact{.tolerance = {.rtol = 0, .atol = 0}};
-
 /// Two towers, called one after the other or apart. No unit itself.
 struct TwoTowersImpl : torch::nn::Module {
   TwoTowersImpl() {
@@ -89,10 +87,6 @@ struct StructNetImpl : torch::nn::Module {
 };
 TESSERA_MODULE(StructNet);
 
-at::Tensor batch_of(int rank) {
-  return make_batch(static_cast<uint64_t>(rank), 3, 5);
-}
-
 template <class Model, class LossOf>
 void expect_equal_gradients(Model& reference, Model& sharded, int rank, int world_size, LossOf&& loss_of) {
   reference->zero_grad();
@@ -111,11 +105,11 @@ TEST_CASE("several roots in one model: together, apart, and one backward through
     fill_parameters(*sharded, 1);
     shard_tower(sharded->first);
     shard_tower(sharded->second);
-    const auto both = [](TwoTowers& model, int r) { return weighted_loss(model(batch_of(r))); };
-    const auto one = [](TwoTowers& model, int r) { return weighted_loss(model->second(batch_of(r))); };
+    const auto both = [](TwoTowers& model, int r) { return weighted_loss(model(rank_batch(r))); };
+    const auto one = [](TwoTowers& model, int r) { return weighted_loss(model->second(rank_batch(r))); };
     const auto reversed = [](TwoTowers& model, int r) {
-      const auto second = model->second(batch_of(r));
-      return weighted_loss(model->first(batch_of(r + 1)) * second);
+      const auto second = model->second(rank_batch(r));
+      return weighted_loss(model->first(rank_batch(r + 1)) * second);
     };
     for (int step = 0; step < 2; ++step) {
       expect_equal_gradients(reference, sharded, rank, 2, both);
@@ -144,7 +138,7 @@ TEST_CASE("what a unit prefetched of another model is gathered again where a ste
     fsdp(sharded->first).set_modules_to_forward_prefetch({{fsdp(block)}});
     const at::NoGradGuard no_grad;
     for (int step = 0; step < 3; ++step) {
-      sharded->first(batch_of(rank));
+      sharded->first(rank_batch(rank));
       expect_equal(fsdp(block).unit_state() == UnitState::Gathering, true);
       for (auto* model : {&reference, &sharded}) {
         for (auto& param : (*model)->second->parameters()) {
@@ -155,7 +149,7 @@ TEST_CASE("what a unit prefetched of another model is gathered again where a ste
         fsdp(block).unshard();
         expect_bit_equal(block->up->weight, reference->second->blocks[0]->up->weight);
       }
-      expect_bit_equal(sharded->second(batch_of(rank)), reference->second(batch_of(rank)));
+      expect_bit_equal(sharded->second(rank_batch(rank)), reference->second(rank_batch(rank)));
     }
   });
 }
@@ -169,7 +163,7 @@ TEST_CASE("an output that is a view of a parameter outlives the parameter's memo
     fill_parameters(*sharded, 1);
     replicates ? replicate(sharded->positions) : fully_shard(sharded->positions);
     fully_shard(sharded);
-    const auto loss_of = [](Placed& model, int r) { return weighted_loss(model(batch_of(r))); };
+    const auto loss_of = [](Placed& model, int r) { return weighted_loss(model(rank_batch(r))); };
     for (int step = 0; step < 2; ++step) {
       expect_equal_gradients(reference, sharded, rank, world_size, loss_of);
       const at::NoGradGuard no_grad;
@@ -252,7 +246,7 @@ TEST_CASE("units without parameters, inside and as the root, send nothing and ch
     for (int step = 0; step < 2; ++step) {
       reset_comm_stats();
       expect_equal_gradients(reference, sharded, rank, 3,
-                             [](nn::Sequential& net, int r) { return weighted_loss(net(batch_of(r))); });
+                             [](nn::Sequential& net, int r) { return weighted_loss(net(rank_batch(r))); });
       expect_equal(comm_stats()[Collective::AllGather].calls, 4);
       expect_equal(comm_stats()[Collective::ReduceScatter].calls, 2);
     }
@@ -275,7 +269,7 @@ TEST_CASE("frozen units are gathered and not reduced, and freezing may change fr
         }
       }
     };
-    const auto loss_of = [](Tower& tower, int r) { return weighted_loss(tower(batch_of(r))); };
+    const auto loss_of = [](Tower& tower, int r) { return weighted_loss(tower(rank_batch(r))); };
     const auto reduced = [&] {
       reset_comm_stats();
       expect_equal_gradients(reference, sharded, rank, 2, loss_of);
@@ -302,7 +296,7 @@ TEST_CASE("structs go into units and come out of them, differentiable in every f
     }
     fully_shard(sharded, {.reshard_after_forward = reshards});
     expect_equal_gradients(reference, sharded, rank, 3, [](StructNet& net, int r) {
-      const auto out = net(Batch{.x = batch_of(r), .skip = std::nullopt});
+      const auto out = net(Batch{.x = rank_batch(r), .skip = std::nullopt});
       expect_equal(out.step, 3);
       return weighted_loss(out.x) + weighted_loss(*out.skip);
     });
@@ -311,7 +305,7 @@ TEST_CASE("structs go into units and come out of them, differentiable in every f
     }
     StructNet low;
     fully_shard(low, {.mp_policy = {.param_dtype = at::kBFloat16, .output_dtype = at::kDouble}});
-    const auto out = low(Batch{.x = batch_of(rank), .skip = batch_of(rank)});
+    const auto out = low(Batch{.x = rank_batch(rank), .skip = rank_batch(rank)});
     TESSERA_EXPECT(out.x.scalar_type() == at::kDouble && out.skip->scalar_type() == at::kDouble);
   });
 }
@@ -350,7 +344,7 @@ TEST_CASE("reset_iter_state after an exception in forward or backward: all is as
         return grad;
       });
     });
-    const auto loss_of = [](Tower& tower, int r) { return weighted_loss(tower(batch_of(r))); };
+    const auto loss_of = [](Tower& tower, int r) { return weighted_loss(tower(rank_batch(r))); };
     expect_throws<Error>([&] { loss_of(sharded, rank).backward(); }, "on purpose");
     handle.remove();
     fsdp(sharded).reset_iter_state();
@@ -374,7 +368,7 @@ TEST_CASE("the next forward recovers from an exception at the end of backward", 
     auto unit = in_root ? fsdp(sharded) : fsdp(sharded->blocks[0]);
     unit.set_all_reduce_hook(
         [&](const at::Tensor&) { TESSERA_CHECK(Error, !std::exchange(fails, false), "on purpose"); });
-    const auto loss_of = [](Tower& tower, int r) { return weighted_loss(tower(batch_of(r))); };
+    const auto loss_of = [](Tower& tower, int r) { return weighted_loss(tower(rank_batch(r))); };
     expect_throws<Error>([&] { loss_of(sharded, rank).backward(); }, "on purpose");
     for (int step = 0; step < 2; ++step) {
       expect_equal_gradients(reference, sharded, rank, 2, loss_of);

@@ -28,19 +28,8 @@
 namespace tessera::testing {
 namespace {
 
-at::Tensor batch_of(int rank, int step = 0) {
-  return make_batch(static_cast<uint64_t>(rank + 10 * step), 3, 5);
-}
-
-Tower sharded_tower() {
-  Tower tower;
-  fill_parameters(*tower, 1);
-  shard_tower(tower);
-  return tower;
-}
-
 void backward_of(Tower& tower, int rank, int step = 0) {
-  weighted_loss(tower(batch_of(rank, step))).backward();
+  weighted_loss(tower(rank_batch(rank, step))).backward();
 }
 
 /// The same by reference.
@@ -142,8 +131,8 @@ template <class Model>
 void expect_equal_steps(Model& reference, Model& model, int rank) {
   for (int step = 0; step < 2; ++step) {
     model->zero_grad();
-    average_reference(*reference, 2, [&](int r) { weighted_loss(reference(batch_of(r, step))).backward(); });
-    weighted_loss(model(batch_of(rank, step))).backward();
+    average_reference(*reference, 2, [&](int r) { weighted_loss(reference(rank_batch(r, step))).backward(); });
+    weighted_loss(model(rank_batch(rank, step))).backward();
     check_sharded_parity(reference, model);
   }
 }
@@ -154,10 +143,10 @@ TEST_CASE("a loss that goes past the outputs of a unit is an error, and what it 
   run_ranks(2, [](int rank) {
     Auxiliary reference, model;
     fully_shard(model);
-    model(batch_of(rank));
+    model(rank_batch(rank));
     expect_throws<StateError>([&] { model->auxiliary.backward(); }, "Return it from forward");
-    average_reference(*reference, 2, [&](int r) { weighted_loss(reference(batch_of(r))).backward(); });
-    weighted_loss(model(batch_of(rank))).backward();
+    average_reference(*reference, 2, [&](int r) { weighted_loss(reference(rank_batch(r))).backward(); });
+    weighted_loss(model(rank_batch(rank))).backward();
     check_sharded_parity(reference, model);
   });
 }
@@ -167,12 +156,12 @@ TEST_CASE("a loss that goes past the outputs of a unit that is sharded again say
   run_ranks(2, [](int rank) {
     Auxiliary reference, model;
     fully_shard(model, {.reshard_after_forward = true});
-    model(batch_of(rank));
+    model(rank_batch(rank));
     expect_throws<StateError>([&] { model->auxiliary.backward(); },
                               "or the loss is made of a tensor that forward kept as a member or wrote to an argument");
     model->zero_grad();
-    average_reference(*reference, 2, [&](int r) { weighted_loss(reference(batch_of(r))).backward(); });
-    weighted_loss(model(batch_of(rank))).backward();
+    average_reference(*reference, 2, [&](int r) { weighted_loss(reference(rank_batch(r))).backward(); });
+    weighted_loss(model(rank_batch(rank))).backward();
     check_sharded_parity(reference, model);
   });
 }
@@ -182,14 +171,14 @@ TEST_CASE("a loss may be made of what forward kept of its only output", "[unusua
     Auxiliary reference, model;
     fully_shard(model);
     average_reference(*reference, 2, [&](int r) {
-      const auto y = reference(batch_of(r));
+      const auto y = reference(rank_batch(r));
       (weighted_loss(y) + reference->of_output).backward();
-      reference(batch_of(r));
+      reference(rank_batch(r));
       reference->of_output.backward();
     });
-    const auto y = model(batch_of(rank));
+    const auto y = model(rank_batch(rank));
     (weighted_loss(y) + model->of_output).backward();
-    model(batch_of(rank));
+    model(rank_batch(rank));
     model->of_output.backward();
     check_sharded_parity(reference, model);
   });
@@ -216,7 +205,7 @@ TEST_CASE("a second thread in a running forward is refused, and the forward goes
     std::string refusal;
     const auto enter = [&] {
       try {
-        tower(batch_of(rank));
+        tower(rank_batch(rank));
       } catch (const StateError& error) {
         refusal = error.what();
       }
@@ -224,7 +213,7 @@ TEST_CASE("a second thread in a running forward is refused, and the forward goes
     auto hook = hook_point(*tower->blocks[1], "test").register_forward_pre_hook([&](HookPoint&, TensorRefs) {
       std::thread(enter).join();
     });
-    const auto loss = weighted_loss(tower(batch_of(rank)));
+    const auto loss = weighted_loss(tower(rank_batch(rank)));
     expect_equal(refusal,
                  std::string("fully_shard: forward of tessera::testing::TowerImpl was called while another thread runs "
                              "it. Use one thread a rank"));
@@ -240,10 +229,10 @@ TEST_CASE("a forward that writes its parameter is an error, and the parameter is
   run_ranks(2, [](int rank) {
     Clamped reference, model;
     fully_shard(model);
-    expect_throws<StateError>([&] { model(batch_of(rank)); }, "parameter 'weight' of");
+    expect_throws<StateError>([&] { model(rank_batch(rank)); }, "parameter 'weight' of");
     reference->clamps = model->clamps = false;
-    average_reference(*reference, 2, [&](int r) { weighted_loss(reference(batch_of(r))).backward(); });
-    weighted_loss(model(batch_of(rank))).backward();
+    average_reference(*reference, 2, [&](int r) { weighted_loss(reference(rank_batch(r))).backward(); });
+    weighted_loss(model(rank_batch(rank))).backward();
     check_sharded_parity(reference, model);
   });
 }
@@ -300,7 +289,7 @@ TEST_CASE("a parameter that is frozen while its gradient waits for the reduction
     Tower reference;
     fill_parameters(*reference, 1);
     reference->blocks[1]->up->weight.set_requires_grad(false);
-    average_reference(*reference, 2, [&](int r) { weighted_loss(reference(batch_of(r, 1))).backward(); });
+    average_reference(*reference, 2, [&](int r) { weighted_loss(reference(rank_batch(r, 1))).backward(); });
     backward_of(tower, rank, 1);
     check_sharded_parity(reference, tower);
   });
@@ -317,14 +306,14 @@ TEST_CASE("autograd::grad with respect to parameters is refused, to inputs it is
       shard_tower(tower);
     }
     expect_throws<NotImplementedError>(
-        [&] { torch::autograd::grad({weighted_loss(tower(batch_of(rank)))}, tower->parameters()); },
+        [&] { torch::autograd::grad({weighted_loss(tower(rank_batch(rank)))}, tower->parameters()); },
         "Call backward() and read the parameters' grad()");
     fsdp(tower).reset_iter_state();
-    const auto x = batch_of(rank).requires_grad_();
+    const auto x = rank_batch(rank).requires_grad_();
     const auto grads = torch::autograd::grad({weighted_loss(tower(x))}, {x});
     Tower reference;
     fill_parameters(*reference, 1);
-    const auto y = batch_of(rank).requires_grad_();
+    const auto y = rank_batch(rank).requires_grad_();
     expect_close(grads[0], torch::autograd::grad({weighted_loss(reference(y))}, {y})[0]);
   });
 }
@@ -334,7 +323,7 @@ TEST_CASE("backward of a model that was destroyed is an error", "[unusual]") {
     at::Tensor loss;
     {
       auto tower = sharded_tower();
-      loss = weighted_loss(tower(batch_of(rank)));
+      loss = weighted_loss(tower(rank_batch(rank)));
     }
     expect_throws<StateError>([&] { loss.backward(); }, "which was destroyed");
   });
@@ -347,7 +336,7 @@ TEST_CASE("a model that is made in inference mode runs there again and again", "
     fill_parameters(*reference, 1);
     auto tower = sharded_tower();
     for (int step = 0; step < 3; ++step) {
-      expect_bit_equal(tower(batch_of(rank, step)), reference(batch_of(rank, step)));
+      expect_bit_equal(tower(rank_batch(rank, step)), reference(rank_batch(rank, step)));
     }
   });
 }
@@ -389,7 +378,7 @@ TEST_CASE("what fails at the end of a forward leaves the next iterations as they
       for (auto* module : {&reference, &tower}) {
         (*module)->zero_grad();
       }
-      average_reference(*reference, 2, [&](int r) { weighted_loss(reference(batch_of(r, step))).backward(); });
+      average_reference(*reference, 2, [&](int r) { weighted_loss(reference(rank_batch(r, step))).backward(); });
       backward_of(tower, rank, step);
       check_sharded_parity(reference, tower);
       expect_equal(fsdp(tower).memory_stats().borrowed, 0u);
@@ -453,7 +442,7 @@ TEST_CASE("memory of a reduction that failed is not lent again: a peer may still
     for (int step = 0; step < 2; ++step) {
       reference->zero_grad();
       tower->zero_grad();
-      average_reference(*reference, 2, [&](int r) { weighted_loss(reference(batch_of(r, step))).backward(); });
+      average_reference(*reference, 2, [&](int r) { weighted_loss(reference(rank_batch(r, step))).backward(); });
       backward_of(tower, rank, step);
       check_sharded_parity(reference, tower);
       expect_kept();

@@ -23,12 +23,6 @@ void double_it(const at::Tensor& param) {
   at::Tensor(param).mul_(2);
 }
 
-Tower sharded_tower(const FullyShardOptions& options = {}) {
-  auto tower = filled_tower();
-  shard_tower(tower, options);
-  return tower;
-}
-
 /// One step of it is as that of a model which nobody wrote, or of `reference`.
 void expect_untouched(Tower& tower, int rank, int world_size, Tower reference = filled_tower()) {
   reference->zero_grad();

@@ -34,6 +34,15 @@ mkdir -p "$TEST_TMPDIR/old/include/torch/headeronly"
 printf '#define TORCH_VERSION_MAJOR 1\n#define TORCH_VERSION_MINOR 9\n' >"$TEST_TMPDIR/old/include/torch/headeronly/version.h"
 expect_error "old is 1.9; set Tessera_LIBTORCH" "${configure[@]}" -DTessera_LIBTORCH="$TEST_TMPDIR/old"
 
+# Versions that this one does not serve.
+for version in 0.2 1 0.0; do
+  mkdir -p "$TEST_TMPDIR/version"
+  printf 'cmake_minimum_required(VERSION 3.18)\nproject(v LANGUAGES CXX)\nfind_package(Tessera %s REQUIRED)\n' $version \
+    >"$TEST_TMPDIR/version/CMakeLists.txt"
+  expect_error "compatible with requested version \"$version\"" \
+    cmake -S "$TEST_TMPDIR/version" -B "$TEST_TMPDIR/version/build" -DCMAKE_PREFIX_PATH="$prefix"
+done
+
 rm -rf "$build"
 "${configure[@]}"
 cmake --build "$build"
@@ -46,7 +55,7 @@ program() {
   cat >"$TEST_TMPDIR/$1/CMakeLists.txt" <<'END'
 cmake_minimum_required(VERSION 3.18)
 project(program LANGUAGES CXX)
-find_package(Tessera REQUIRED)
+find_package(Tessera 0.1 REQUIRED)
 add_executable(program program.cpp)
 target_include_directories(program PRIVATE .)
 target_link_libraries(program PRIVATE Tessera::tessera)

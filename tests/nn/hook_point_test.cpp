@@ -22,11 +22,7 @@ struct StepImpl : torch::nn::Module {
   at::Tensor forward(at::Tensor x, int64_t depth);
 };
 
-}  // namespace
-
 TESSERA_MODULE_IMPL(Step, StepImpl);
-
-namespace {
 
 at::Tensor StepImpl::forward(at::Tensor x, int64_t depth) {
   if (depth == 13) throw std::runtime_error("step 13");

@@ -23,7 +23,7 @@
 #include "nn/rms_norm.h"
 #include "third_party/catch2/catch.h"
 
-using namespace tessera;
+namespace tessera {
 
 namespace {
 
@@ -155,3 +155,5 @@ TEST_CASE("reset_parameters refuses what it cannot do before it changes anything
   torch::nn::Linear meta(2, 2);
   CHECK_THROWS_AS(reset_parameters(*meta), StateError);
 }
+
+}  // namespace tessera

@@ -63,7 +63,7 @@ static_assert(holds_tensors<at::Tensor> && holds_tensors<const at::Tensor> && ho
 static_assert(holds_tensors<Sealed> && holds_tensors<std::vector<std::optional<Batch>>> && holds_tensors<at::Tensor*>);
 static_assert(holds_tensors<std::variant<int, at::Tensor>> && holds_tensors<std::array<at::Tensor, 2>>);
 
-at::Tensor number(double value) {
+at::Tensor scalar(double value) {
   return at::full({}, value);
 }
 
@@ -78,23 +78,23 @@ using Values = std::vector<double>;
 
 TEST_CASE("visit_tensors finds the tensors of nested values in order", "[nn]") {
   std::tuple<at::Tensor, std::vector<at::Tensor>, std::pair<int, std::optional<at::Tensor>>, std::string> nested{
-      number(1), {number(2), number(3)}, {7, number(4)}, "text"};
+      scalar(1), {scalar(2), scalar(3)}, {7, scalar(4)}, "text"};
   CHECK(seen(nested) == Values{1, 2, 3, 4});
 
-  std::array<std::variant<int, at::Tensor>, 2> variants{5, number(6)};
+  std::array<std::variant<int, at::Tensor>, 2> variants{5, scalar(6)};
   CHECK(seen(variants) == Values{6});
 
-  std::map<std::string, at::Tensor> sorted{{"b", number(2)}, {"a", number(1)}};
+  std::map<std::string, at::Tensor> sorted{{"b", scalar(2)}, {"a", scalar(1)}};
   CHECK(seen(sorted) == Values{1, 2});
-  std::unordered_map<int, std::vector<at::Tensor>> hashed{{3, {number(8), number(9)}}};
+  std::unordered_map<int, std::vector<at::Tensor>> hashed{{3, {scalar(8), scalar(9)}}};
   CHECK(seen(hashed) == Values{8, 9});
 
   torch::OrderedDict<std::string, at::Tensor> ordered;
-  ordered.insert("z", number(3));
-  ordered.insert("a", number(4));
+  ordered.insert("z", scalar(3));
+  ordered.insert("a", scalar(4));
   CHECK(seen(ordered) == Values{3, 4});
 
-  at::Tensor pointee = number(5);
+  at::Tensor pointee = scalar(5);
   at::Tensor* pointer = &pointee;
   CHECK(seen(pointer) == Values{5});
   pointer = nullptr;
@@ -102,17 +102,17 @@ TEST_CASE("visit_tensors finds the tensors of nested values in order", "[nn]") {
 }
 
 TEST_CASE("visit_tensors skips undefined tensors and empty optionals", "[nn]") {
-  std::vector<at::Tensor> some{at::Tensor(), number(1), at::Tensor()};
+  std::vector<at::Tensor> some{at::Tensor(), scalar(1), at::Tensor()};
   CHECK(seen(some) == Values{1});
-  Batch batch{number(2), std::nullopt, {}};
+  Batch batch{scalar(2), std::nullopt, {}};
   CHECK(seen(batch) == Values{2});
-  batch.mask = number(3);
+  batch.mask = scalar(3);
   CHECK(seen(batch) == Values{2, 3});
 }
 
 TEST_CASE("visit_tensors can replace tensors, in types with a specialisation too", "[nn]") {
   std::vector<std::pair<Sealed, Batch>> values;
-  values.emplace_back(Sealed(number(1)), Batch{number(2), number(3), {}});
+  values.emplace_back(Sealed(scalar(1)), Batch{scalar(2), scalar(3), {}});
   tessera::visit_tensors(values, [](at::Tensor& tensor) { tensor = at::mul(tensor, 10); });
   CHECK(seen(values) == Values{10, 20, 30});
 }

@@ -11,11 +11,11 @@
 #include "nn/normalization.h"
 #include "third_party/catch2/catch.h"
 
+namespace tessera {
+
 namespace {
 
-using namespace tessera;
-
-constexpr uint64_t kSeed = 11;
+constexpr uint64_t kInitSeed = 11;
 constexpr int64_t kLayers = 3;
 
 torch::nn::TransformerEncoderOptions encoder_options() {
@@ -65,9 +65,9 @@ void check_same_parameters(const A& a, const B& b) {
 }
 
 TEST_CASE("each layer of an encoder runs its hooks, and the results are those of a stock one", "[nn]") {
-  torch::manual_seed(kSeed);
+  torch::manual_seed(kInitSeed);
   torch::nn::TransformerEncoder stock(encoder_options());
-  torch::manual_seed(kSeed);
+  torch::manual_seed(kInitSeed);
   nn::TransformerEncoder encoder(encoder_options());
   check_same_parameters(stock, encoder);
   Calls calls;
@@ -79,9 +79,9 @@ TEST_CASE("each layer of an encoder runs its hooks, and the results are those of
 }
 
 TEST_CASE("each layer of a decoder runs its hooks, and the results are those of a stock one", "[nn]") {
-  torch::manual_seed(kSeed);
+  torch::manual_seed(kInitSeed);
   torch::nn::TransformerDecoder stock(decoder_options());
-  torch::manual_seed(kSeed);
+  torch::manual_seed(kInitSeed);
   nn::TransformerDecoder decoder(decoder_options());
   check_same_parameters(stock, decoder);
   Calls calls;
@@ -93,9 +93,9 @@ TEST_CASE("each layer of a decoder runs its hooks, and the results are those of 
 }
 
 TEST_CASE("the layers of a transformer's own encoder and decoder have hook points", "[nn]") {
-  torch::manual_seed(kSeed);
+  torch::manual_seed(kInitSeed);
   torch::nn::Transformer stock(transformer_options());
-  torch::manual_seed(kSeed);
+  torch::manual_seed(kInitSeed);
   nn::Transformer transformer(transformer_options());
   check_same_parameters(stock, transformer);
   const auto encoder_layers = transformer->encoder.get<nn::TransformerEncoder::Impl>().layers;
@@ -169,3 +169,5 @@ TEST_CASE("a layer of another type is refused", "[nn]") {
 }
 
 }  // namespace
+
+}  // namespace tessera

@@ -20,8 +20,7 @@
 #include "tests/fully_shard/small_models.h"
 #include "third_party/catch2/catch.h"
 
-using namespace tessera;
-using namespace tessera::testing;
+namespace tessera::testing {
 
 namespace {
 
@@ -340,3 +339,5 @@ TEST_CASE("what FusedSGD has stepped keeps its first momentum where another kind
   stock.step();
   CHECK(at::allclose(param, expected));
 }
+
+}  // namespace tessera::testing

@@ -20,12 +20,9 @@
 #include "tests/parallel/tp_models.h"
 #include "third_party/catch2/catch.h"
 
-using namespace tessera;
-using namespace tessera::testing;
+namespace tessera::testing {
 
 namespace {
-
-constexpr Tolerance kTolerance{.rtol = 1e-8, .atol = 1e-10};
 
 /// A model, what is cut where, and the loss of one batch.
 struct Setup {
@@ -83,15 +80,15 @@ void replicate_data(torch::nn::Module& module, const DeviceMesh& data) {
   replicate(module, {.mesh = data});
 }
 
-void compare(const torch::nn::Module& reference, const torch::nn::Module& sharded, bool gradients) {
+void compare_modules(const torch::nn::Module& reference, const torch::nn::Module& sharded, bool gradients) {
   const auto expected = reference.named_parameters();
   const auto actual = sharded.named_parameters();
   double largest = 0;
   for (const auto& item : expected) {
     const auto& parameter = actual[item.key()];
-    expect_close(whole(parameter.detach()), item.value().detach(), kTolerance);
+    expect_close(whole(parameter.detach()), item.value().detach(), kDoubleTolerance);
     if (gradients) {
-      expect_close(whole(parameter.grad()), item.value().grad(), kTolerance);
+      expect_close(whole(parameter.grad()), item.value().grad(), kDoubleTolerance);
       largest = std::max(largest, item.value().grad().abs().max().item<double>());
     }
   }
@@ -123,15 +120,15 @@ void train_composed(const std::function<Setup()>& make, const DeviceMesh& tp, co
       (loss / data.size()).backward();
     }
     const auto loss = sharded.loss(batch(data.local_rank()));
-    expect_close(loss.detach(), expected, kTolerance);
+    expect_close(loss.detach(), expected, kDoubleTolerance);
     TESSERA_EXPECT(std::abs(expected.item<double>()) > 1e-6);
     loss.backward();
-    compare(*reference.model, *sharded.model, /*gradients=*/true);
+    compare_modules(*reference.model, *sharded.model, /*gradients=*/true);
     const auto norm = clip_grad_norm_(sharded.model->parameters(), 0.1);
-    expect_close(norm, clip_grad_norm_(reference.model->parameters(), 0.1), kTolerance);
+    expect_close(norm, clip_grad_norm_(reference.model->parameters(), 0.1), kDoubleTolerance);
     reference_optimizer.step();
     optimizer.step();
-    compare(*reference.model, *sharded.model, /*gradients=*/false);
+    compare_modules(*reference.model, *sharded.model, /*gradients=*/false);
   }
 }
 
@@ -184,3 +181,5 @@ TEST_CASE("a LLaMA-style model in three dimensions", "[parallel]") {
     train_composed([] { return mlp_stack(17, true); }, mesh["tp"], mesh[{"replicate", "shard"}], shard_data, false);
   });
 }
+
+}  // namespace tessera::testing

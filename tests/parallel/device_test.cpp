@@ -20,16 +20,13 @@
 #include "tests/parallel/tp_models.h"
 #include "third_party/catch2/catch.h"
 
-using namespace tessera;
-using namespace tessera::testing;
+namespace tessera::testing {
 
 namespace {
 
-constexpr Tolerance kTolerance{.rtol = 1e-8, .atol = 1e-10};
-
 template <class Model>
-void compare(Model& reference, Model& sharded, const at::Tensor& input,
-             const std::function<at::Tensor(const at::Tensor&)>& loss = weighted_loss) {
+void compare_models(Model& reference, Model& sharded, const at::Tensor& input,
+                    const std::function<at::Tensor(const at::Tensor&)>& loss = weighted_loss) {
   train_and_compare({.reference = *reference,
                      .sharded = *sharded,
                      .run_reference = [&](const at::Tensor& x) { return reference(x); },
@@ -47,7 +44,7 @@ TEST_CASE("devices: a LLaMA-style model under tensor and sequence parallelism eq
   run_ranks_on_devices(ranks, [&](int /*rank*/, c10::Device device) {
     auto reference = make_llama(config, device), sharded = make_llama(config, device);
     parallelize_module(sharded, init_device_mesh(device.type(), {ranks}, {"tp"}), llama_plan());
-    compare(reference, sharded, make_tokens(4, 7, device), token_loss);
+    compare_models(reference, sharded, make_tokens(4, 7, device), token_loss);
   });
 }
 
@@ -63,7 +60,7 @@ TEST_CASE("devices: layers that multiply while they gather equal one process", "
                        {{"[0-2].in_proj", ColwiseParallel({.use_local_output = false, .overlap = true})},
                         {"[0-2].out_proj", RowwiseParallel({.output_layouts = Shard(1), .use_local_output = false})},
                         {"3", SequenceParallel()}});
-    compare(reference, sharded, make_input(3, {3, 5, 7}).to(device));
+    compare_models(reference, sharded, make_input(3, {3, 5, 7}).to(device));
   });
 }
 
@@ -78,7 +75,7 @@ TEST_CASE("devices: data parallelism over tensor parallelism, blocks computed ag
       fully_shard(block, {.mesh = mesh["dp"]});
     }
     fully_shard(sharded, {.mesh = mesh["dp"]});
-    compare(reference, sharded, make_tokens(4, 7, device), token_loss);
+    compare_models(reference, sharded, make_tokens(4, 7, device), token_loss);
   });
 }
 
@@ -111,13 +108,13 @@ TEST_CASE("devices: batch norms over the batches of all ranks equal one process"
       const auto x = own(all.detach()).clone().set_requires_grad(true);
       const auto weights = make_input(10 + step, {6, 4, 3}).to(device);
       const auto expected = reference(all), y = layer(x);
-      expect_close(y, own(expected), kTolerance);
+      expect_close(y, own(expected), kDoubleTolerance);
       (expected * weights).sum().backward();
       (y * own(weights)).sum().backward();
-      expect_close(x.grad(), own(all.grad()), kTolerance);
+      expect_close(x.grad(), own(all.grad()), kDoubleTolerance);
     }
-    expect_close(layer->running_mean, reference->running_mean, kTolerance);
-    expect_close(layer->running_var, reference->running_var, kTolerance);
+    expect_close(layer->running_mean, reference->running_mean, kDoubleTolerance);
+    expect_close(layer->running_var, reference->running_var, kDoubleTolerance);
   });
 }
 
@@ -134,10 +131,12 @@ TEST_CASE("devices: attention over a cut sequence equals that of one process", "
         at::scaled_dot_product_attention(whole_inputs[0], whole_inputs[1], whole_inputs[2], {}, 0.0, causal);
     weighted_loss(expected).backward();
     const auto out = context_parallel_attention(inputs[0], inputs[1], inputs[2], {.is_causal = causal});
-    expect_close(full_tensor(out).detach(), expected.detach(), kTolerance);
+    expect_close(full_tensor(out).detach(), expected.detach(), kDoubleTolerance);
     weighted_loss(full_tensor(out)).backward();
     for (size_t i = 0; i < inputs.size(); ++i) {
-      expect_close(full_tensor(inputs[i].grad()), whole_inputs[i].grad(), kTolerance);
+      expect_close(full_tensor(inputs[i].grad()), whole_inputs[i].grad(), kDoubleTolerance);
     }
   });
 }
+
+}  // namespace tessera::testing

@@ -12,11 +12,11 @@
 #include "testing/tensor_matchers.h"
 #include "third_party/catch2/catch.h"
 
-using namespace tessera;
+namespace tessera {
 
 namespace {
 
-nn::Linear make_linear() {
+nn::Linear filled_linear() {
   auto generator = make_generator(3);
   nn::Linear linear(5, 3);
   const torch::NoGradGuard no_grad;
@@ -25,7 +25,7 @@ nn::Linear make_linear() {
   return linear;
 }
 
-at::Tensor make_input() {
+at::Tensor linear_input() {
   auto generator = make_generator(4);
   return at::randn({4, 5}, generator);
 }
@@ -33,17 +33,17 @@ at::Tensor make_input() {
 }  // namespace
 
 TEST_CASE("a module whose weight is cut trains as a plain one", "[parallel]") {
-  auto reference = make_linear();
+  auto reference = filled_linear();
   torch::optim::Adam reference_optimizer(reference->parameters(), 0.1);
   for (int step = 0; step < 3; ++step) {
     reference_optimizer.zero_grad();
-    reference(make_input()).square().sum().backward();
+    reference(linear_input()).square().sum().backward();
     reference_optimizer.step();
   }
   for (const int ranks : {1, 2, 3, 4}) {
     run_ranks(ranks, [&](int) {
       const auto mesh = init_device_mesh(at::kCPU, {ranks});
-      auto linear = make_linear();
+      auto linear = filled_linear();
       torch::optim::Adam optimizer(linear->parameters(), 0.1);
       const auto weight = linear->weight;
       distribute_module(
@@ -59,7 +59,7 @@ TEST_CASE("a module whose weight is cut trains as a plain one", "[parallel]") {
       expect_equal(to_string(placements(linear->bias)), "(Replicate())");
       for (int step = 0; step < 3; ++step) {
         optimizer.zero_grad();
-        linear(make_input()).square().sum().backward();
+        linear(linear_input()).square().sum().backward();
         optimizer.step();
       }
       expect_close(full_tensor(linear->weight).detach(), reference->weight.detach());
@@ -71,7 +71,7 @@ TEST_CASE("a module whose weight is cut trains as a plain one", "[parallel]") {
 TEST_CASE("a module that is there under two names is distributed once", "[parallel]") {
   run_ranks(2, [](int) {
     const auto mesh = init_device_mesh(at::kCPU, {2});
-    const auto shared = make_linear();
+    const auto shared = filled_linear();
     torch::nn::ModuleList model;
     model->push_back(shared.ptr());
     model->push_back(shared.ptr());
@@ -91,13 +91,13 @@ TEST_CASE("a module that is there under two names is distributed once", "[parall
 TEST_CASE("distribute_module names what does not fit", "[parallel]") {
   run_ranks(2, [](int) {
     const auto mesh = init_device_mesh(at::kCPU, {2});
-    auto linear = make_linear();
+    auto linear = filled_linear();
     expect_throws<KeyError>(
         [&] { distribute_parameter(*linear, "wieght", mesh, {Shard(0)}); },
         "distribute_parameter: torch::nn::LinearImpl has no parameter or buffer \"wieght\"; it has: weight, bias");
     distribute_parameter(*linear, "weight", mesh, {Shard(0)});
     expect_throws<ValueError>([&] { distribute_parameter(*linear, "weight", mesh, {Shard(0)}); }, "\"weight\" of");
-    auto trained = make_linear();
+    auto trained = filled_linear();
     trained->weight.sum().backward();
     expect_throws<StateError>([&] { distribute_module(trained, mesh); }, "call zero_grad() before");
     expect_throws<StateError>([&] { distribute_parameter(*trained, "weight", mesh, {Shard(0)}); }, "has a gradient");
@@ -108,3 +108,5 @@ TEST_CASE("distribute_module names what does not fit", "[parallel]") {
         "distribute_module");
   });
 }
+
+}  // namespace tessera

@@ -26,12 +26,10 @@
 #include "tests/parallel/tp_models.h"
 #include "third_party/catch2/catch.h"
 
-using namespace tessera;
-using namespace tessera::testing;
+namespace tessera::testing {
 
 namespace {
 
-constexpr Tolerance kTolerance{.rtol = 1e-8, .atol = 1e-10};
 constexpr int64_t kDim = 4;
 
 /// tokens W_e, squared, for each token of expert e. Nothing is computed for experts without tokens.
@@ -144,17 +142,17 @@ void train_mixture(int64_t num_experts, const std::vector<int64_t>& rows, bool i
       sharded->zero_grad();
       const auto expected = reference(all);
       const auto actual = sharded(mine);
-      expect_close(actual.detach(), own(expected), kTolerance);
+      expect_close(actual.detach(), own(expected), kDoubleTolerance);
       loss_of(expected, weights).backward();
       loss_of(actual, own(weights)).backward();
       if (input_grads) {
-        expect_close(mine.grad(), own(all.grad()), kTolerance);
+        expect_close(mine.grad(), own(all.grad()), kDoubleTolerance);
       }
-      expect_close(full_tensor(sharded->experts->weight.grad()), reference->experts->weight.grad(), kTolerance);
-      expect_close(full_tensor(sharded->experts->bias.grad()), reference->experts->bias.grad(), kTolerance);
+      expect_close(full_tensor(sharded->experts->weight.grad()), reference->experts->weight.grad(), kDoubleTolerance);
+      expect_close(full_tensor(sharded->experts->bias.grad()), reference->experts->bias.grad(), kDoubleTolerance);
       // The gate is each rank's own, over its own tokens.
       const auto gate = full_tensor(from_local(sharded->gate->weight.grad(), mesh, {Partial()}));
-      expect_close(gate, reference->gate->weight.grad(), kTolerance);
+      expect_close(gate, reference->gate->weight.grad(), kDoubleTolerance);
       TESSERA_EXPECT(reference->experts->weight.grad().abs().sum().item<double>() > 0);
     }
   });
@@ -218,9 +216,9 @@ TEST_CASE("second derivatives go through the experts of all ranks", "[parallel]"
     };
     penalize(reference, all, counts_of_all);
     penalize(sharded, mine, counts[static_cast<size_t>(rank)]);
-    expect_close(mine.grad(), all.grad().index_select(0, own), kTolerance);
-    expect_close(full_tensor(sharded->weight.grad()), reference->weight.grad(), kTolerance);
-    expect_close(full_tensor(sharded->bias.grad()), reference->bias.grad(), kTolerance);
+    expect_close(mine.grad(), all.grad().index_select(0, own), kDoubleTolerance);
+    expect_close(full_tensor(sharded->weight.grad()), reference->weight.grad(), kDoubleTolerance);
+    expect_close(full_tensor(sharded->bias.grad()), reference->bias.grad(), kDoubleTolerance);
   });
 }
 
@@ -373,3 +371,5 @@ TEST_CASE("experts get counts in the dtype of the caller's", "[parallel]") {
     expect_throws<ValueError>([&] { small(at::ones({4, 3}), at::full({2}, 2, at::kChar)); }, "int32 or int64");
   });
 }
+
+}  // namespace tessera::testing

@@ -18,8 +18,7 @@
 #include "tests/parallel/tp_models.h"
 #include "third_party/catch2/catch.h"
 
-using namespace tessera;
-using namespace tessera::testing;
+namespace tessera::testing {
 
 namespace {
 
@@ -350,3 +349,5 @@ TEST_CASE("an input that has not the features of a column-wise layer is refused,
     });
   }
 }
+
+}  // namespace tessera::testing

@@ -21,7 +21,7 @@ namespace tessera::testing {
 
 namespace {
 
-tessera::nn::Linear make_linear(int64_t in, int64_t out) {
+tessera::nn::Linear linear_without_bias(int64_t in, int64_t out) {
   return tessera::nn::Linear(torch::nn::LinearOptions(in, out).bias(false));
 }
 
@@ -57,10 +57,10 @@ at::Tensor rotary_table(int64_t length, int64_t head_dim) {
 }
 
 AttentionImpl::AttentionImpl(const LlamaConfig& config) : config(config) {
-  wq = register_module("wq", make_linear(config.dim(), config.dim()));
-  wk = register_module("wk", make_linear(config.dim(), config.kv_heads * config.head_dim));
-  wv = register_module("wv", make_linear(config.dim(), config.kv_heads * config.head_dim));
-  wo = register_module("wo", make_linear(config.dim(), config.dim()));
+  wq = register_module("wq", linear_without_bias(config.dim(), config.dim()));
+  wk = register_module("wk", linear_without_bias(config.dim(), config.kv_heads * config.head_dim));
+  wv = register_module("wv", linear_without_bias(config.dim(), config.kv_heads * config.head_dim));
+  wo = register_module("wo", linear_without_bias(config.dim(), config.dim()));
 }
 
 at::Tensor AttentionImpl::forward(const at::Tensor& x, const at::Tensor& rotary) {
@@ -74,9 +74,9 @@ at::Tensor AttentionImpl::forward(const at::Tensor& x, const at::Tensor& rotary)
 }
 
 SwiGluImpl::SwiGluImpl(const LlamaConfig& config) {
-  w1 = register_module("w1", make_linear(config.dim(), config.hidden));
-  w2 = register_module("w2", make_linear(config.hidden, config.dim()));
-  w3 = register_module("w3", make_linear(config.dim(), config.hidden));
+  w1 = register_module("w1", linear_without_bias(config.dim(), config.hidden));
+  w2 = register_module("w2", linear_without_bias(config.hidden, config.dim()));
+  w3 = register_module("w3", linear_without_bias(config.dim(), config.hidden));
 }
 
 at::Tensor SwiGluImpl::forward(const at::Tensor& x) {
@@ -103,7 +103,7 @@ LlamaImpl::LlamaImpl(const LlamaConfig& config) : config(config) {
     layers->push_back(blocks.back());
   }
   norm = register_module("norm", tessera::nn::RMSNorm(config.dim()));
-  output = register_module("output", make_linear(config.dim(), config.vocabulary));
+  output = register_module("output", linear_without_bias(config.dim(), config.vocabulary));
 }
 
 at::Tensor LlamaImpl::forward(const at::Tensor& tokens) {

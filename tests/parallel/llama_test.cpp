@@ -13,8 +13,7 @@
 #include "tests/parallel/tp_models.h"
 #include "third_party/catch2/catch.h"
 
-using namespace tessera;
-using namespace tessera::testing;
+namespace tessera::testing {
 
 namespace {
 
@@ -78,3 +77,5 @@ TEST_CASE("what the model communicates", "[parallel]") {
     expect_equal(mode.calls(), 16);
   });
 }
+
+}  // namespace tessera::testing

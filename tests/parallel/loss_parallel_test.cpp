@@ -19,12 +19,9 @@
 #include "tests/parallel/tp_models.h"
 #include "third_party/catch2/catch.h"
 
-using namespace tessera;
-using namespace tessera::testing;
+namespace tessera::testing {
 
 namespace {
-
-constexpr Tolerance kTolerance{.rtol = 1e-8, .atol = 1e-10};
 
 struct LossCase {
   std::string name;
@@ -100,13 +97,13 @@ void check_loss(const LossCase& test, const DeviceMesh& mesh) {
   const auto loss = test(logits, target);
   expect_no_gathering(mode, test);
   const auto whole_loss = full_tensor(loss);
-  expect_close(whole_loss.detach(), expected.detach(), kTolerance);
+  expect_close(whole_loss.detach(), expected.detach(), kDoubleTolerance);
   (whole_loss * whole_loss).sum().backward();
   expect_no_gathering(mode, test);
   if (test.classes() > 1) {
     expect_equal(to_string(placements(logits.grad())), to_string(placements(logits)));
   }
-  expect_close(full_tensor(logits.grad()), expected_logits.grad(), kTolerance);
+  expect_close(full_tensor(logits.grad()), expected_logits.grad(), kDoubleTolerance);
 }
 
 }  // namespace
@@ -153,10 +150,10 @@ TEST_CASE("batch and classes cut by two axes", "[parallel]") {
       expected.backward();
       auto logits = distribute_tensor(make_input(1, test.sizes), mesh, {Shard(0), Shard(1)}).set_requires_grad(true);
       const auto loss = test(logits, distribute_tensor(test.target(), mesh, {Shard(0), Replicate()}));
-      expect_close(full_tensor(loss).detach(), expected.detach(), kTolerance);
+      expect_close(full_tensor(loss).detach(), expected.detach(), kDoubleTolerance);
       loss.backward();
       expect_equal(to_string(placements(logits.grad())), "(Shard(0), Shard(1))");
-      expect_close(full_tensor(logits.grad()), expected_logits.grad(), kTolerance);
+      expect_close(full_tensor(logits.grad()), expected_logits.grad(), kDoubleTolerance);
     });
   }
 }
@@ -166,8 +163,8 @@ TEST_CASE("extreme logits, bfloat16 and rows that are all ignored", "[parallel]"
     const auto mesh = init_device_mesh(at::kCPU, {3}, {"tp"});
     const auto wide = make_input(1, {4, 7}) * 1e4;
     const auto cut = [&](const at::Tensor& x) { return distribute_tensor(x, mesh, {Shard(1)}); };
-    expect_close(full_tensor(cut(wide).log_softmax(1)), wide.log_softmax(1), kTolerance);
-    expect_close(full_tensor(cut(wide).softmax(1)), wide.softmax(1), kTolerance);
+    expect_close(full_tensor(cut(wide).log_softmax(1)), wide.log_softmax(1), kDoubleTolerance);
+    expect_close(full_tensor(cut(wide).softmax(1)), wide.softmax(1), kDoubleTolerance);
     const auto half = make_input(1, {4, 7}).to(at::kBFloat16);
     expect_close(full_tensor(cut(half).log_softmax(1)), half.log_softmax(1), {.rtol = 1e-2, .atol = 1e-2});
     expect_equal(cut(half).softmax(1).scalar_type(), at::kBFloat16);
@@ -204,10 +201,10 @@ TEST_CASE("the scope is one of losses alone", "[parallel]") {
     expect_throws<ValueError>([&] { at::cross_entropy_loss(whole, distribute_tensor(labels, mesh, {Replicate()})); },
                               "DTensors and plain tensors are mixed");
     expect_close(full_tensor(at::nll_loss(logits.log_softmax(1), labels)), at::nll_loss(whole.log_softmax(1), labels),
-                 kTolerance);
+                 kDoubleTolerance);
     const c10::InferenceMode inference;
     expect_close(full_tensor(at::cross_entropy_loss(logits, labels)), at::cross_entropy_loss(whole, labels),
-                 kTolerance);
+                 kDoubleTolerance);
   });
 }
 
@@ -228,9 +225,9 @@ TEST_CASE("backward after the scope, also for plain targets that are trained", "
         loss = test(logits, target);
       }
       loss.backward();
-      expect_close(full_tensor(logits.grad()), expected_logits.grad(), kTolerance);
+      expect_close(full_tensor(logits.grad()), expected_logits.grad(), kDoubleTolerance);
       TESSERA_EXPECT(!is_dtensor(target.grad()));
-      expect_close(target.grad(), expected_target.grad(), kTolerance);
+      expect_close(target.grad(), expected_target.grad(), kDoubleTolerance);
     });
   }
 }
@@ -242,6 +239,8 @@ TEST_CASE("without the scope a plain target is an error, and a DTensor is not", 
     const auto labels = at::ones({4}, at::kLong);
     expect_throws<ValueError>([&] { at::cross_entropy_loss(logits, labels); }, "nll_loss");
     const auto loss = at::cross_entropy_loss(logits, distribute_tensor(labels, mesh, {Replicate()}));
-    expect_close(full_tensor(loss), at::cross_entropy_loss(make_input(1, {4, 5}), labels), kTolerance);
+    expect_close(full_tensor(loss), at::cross_entropy_loss(make_input(1, {4, 5}), labels), kDoubleTolerance);
   });
 }
+
+}  // namespace tessera::testing

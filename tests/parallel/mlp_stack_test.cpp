@@ -9,8 +9,7 @@
 #include "tests/parallel/tp_models.h"
 #include "third_party/catch2/catch.h"
 
-using namespace tessera;
-using namespace tessera::testing;
+namespace tessera::testing {
 
 namespace {
 
@@ -85,3 +84,5 @@ TEST_CASE("what the stack communicates", "[parallel]") {
     }
   });
 }
+
+}  // namespace tessera::testing

@@ -2,7 +2,7 @@
 #include "parallel/path_pattern.h"
 #include "third_party/catch2/catch.h"
 
-using namespace tessera;
+namespace tessera {
 
 TEST_CASE("edit distance", "[parallel]") {
   CHECK(edit_distance("", "") == 0);
@@ -69,3 +69,5 @@ TEST_CASE("a path takes the pattern's components where they match", "[parallel]"
   CHECK(generalized_path("layers.*", "layers.0.wq") == "layers.0.wq");
   CHECK(generalized_path("l*.7", "layers.0") == "l*.0");
 }
+
+}  // namespace tessera

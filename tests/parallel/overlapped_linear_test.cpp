@@ -18,14 +18,13 @@
 #include "tests/parallel/tp_models.h"
 #include "third_party/catch2/catch.h"
 
-using namespace tessera;
-using namespace tessera::testing;
+namespace tessera::testing {
 
 namespace {
 
 constexpr int64_t kIn = 7;
 
-nn::Linear make_linear(int64_t out, bool bias = true) {
+nn::Linear make_layer(int64_t out, bool bias = true) {
   nn::Linear linear(torch::nn::LinearOptions(kIn, out).bias(bias));
   fill_in_double(*linear, 3);
   return linear;
@@ -63,7 +62,7 @@ void set_autocast(bool enabled) {
 }
 
 Run run_layer(const DeviceMesh& mesh, const at::Tensor& input, const RunOptions& options) {
-  auto layer = make_linear(9, options.bias);
+  auto layer = make_layer(9, options.bias);
   layer->to(options.dtype);
   layer->weight.set_requires_grad(options.weight_needs_grad);
   parallelize_module(layer, mesh, column_wise(options.dim, options.overlap));
@@ -137,8 +136,7 @@ TEST_CASE("overlapped column-wise layers equal plain ones", "[parallel]") {
                                        Case{{3, 1, kIn}, 1}, Case{{3, 2, kIn}, 0}, Case{{2, 2, 3, kIn}, 2}}) {
         for (const bool bias : {true, false}) {
           for (const int64_t out : {1, 17}) {
-            auto reference = make_linear(out, bias), plain = make_linear(out, bias),
-                 distributed = make_linear(out, bias);
+            auto reference = make_layer(out, bias), plain = make_layer(out, bias), distributed = make_layer(out, bias);
             auto whole_sizes = sizes;
             whole_sizes.back() = out;
             parallelize_module(plain, mesh, column_wise(dim, true, /*use_local_output=*/true));
@@ -155,7 +153,7 @@ TEST_CASE("overlapped column-wise layers equal plain ones", "[parallel]") {
               const auto y = plain(to_local(cut(x, mesh, dim)));
               return full_tensor(from_local(y, mesh, {Shard(last)}, {.shape = whole_sizes}));
             });
-            reference = make_linear(out, bias);
+            reference = make_layer(out, bias);
             compare(distributed, [&](const at::Tensor& x) { return whole(distributed(cut(x, mesh, dim))); });
           }
         }
@@ -223,7 +221,7 @@ TEST_CASE("inputs of an overlapped layer that are not shards of positions", "[pa
   run_ranks(2, [](int) {
     const auto mesh = init_device_mesh(at::kCPU, {2}, {"tp"});
     for (const Placement& placement : {Placement(Replicate()), Placement(Shard(2)), Placement(Partial())}) {
-      auto reference = make_linear(9), layer = make_linear(9);
+      auto reference = make_layer(9), layer = make_layer(9);
       parallelize_module(layer, mesh, ColwiseParallel({.output_layouts = Replicate(), .overlap = true}));
       train_and_compare({.reference = *reference,
                          .sharded = *layer,
@@ -241,7 +239,7 @@ TEST_CASE("with overlap as without, a copied view is not read once the viewed te
   const bool overlap = GENERATE(false, true);
   run_ranks(2, [&](int) {
     const auto mesh = init_device_mesh(at::kCPU, {2}, {"tp"});
-    auto layer = make_linear(9);
+    auto layer = make_layer(9);
     parallelize_module(layer, mesh, column_wise(1, overlap));
     const auto viewed = distribute_tensor(make_input(1, {4, 9, kIn}), mesh, {Shard(1)});
     const auto view = viewed.slice(1, 0, 8);  // shards of 4 rather than 5 and 4: a copy
@@ -264,13 +262,13 @@ TEST_CASE("what overlap refuses", "[parallel]") {
                  }),
                  std::string("ColwiseParallel(\"0\"): overlap for a module of type torch::nn::EmbeddingImpl, which "
                              "multiplies no matrices while its input is gathered; leave overlap out"));
-    auto checkpointed = make_linear(4);
+    auto checkpointed = make_layer(4);
     checkpoint_module(*checkpointed);
     expect_equal(error_text([&] { parallelize_module(checkpointed, mesh, overlapped); }),
                  std::string("ColwiseParallel(the module itself): overlap for a layer that is checkpointed by itself, "
                              "whose second forward would not overlap; checkpoint the module around it, or leave "
                              "overlap out"));
-    auto layer = make_linear(4);
+    auto layer = make_layer(4);
     parallelize_module(layer, mesh, overlapped);
     expect_throws<StateError>([&] { checkpoint_module(*layer); }, "checkpoint the module around such a layer");
     const auto input = cut(make_input(1, {2, 5, kIn}).set_requires_grad(true), mesh, 1);
@@ -280,3 +278,5 @@ TEST_CASE("what overlap refuses", "[parallel]") {
         "its gradients cannot be differentiated again; leave out overlap");
   });
 }
+
+}  // namespace tessera::testing

@@ -18,8 +18,7 @@
 #include "tests/parallel/tp_models.h"
 #include "third_party/catch2/catch.h"
 
-using namespace tessera;
-using namespace tessera::testing;
+namespace tessera::testing {
 
 namespace {
 
@@ -241,3 +240,5 @@ TEST_CASE("a plan needs one axis", "[parallel]") {
     expect_equal(to_local(linear->weight).sizes().vec(), std::vector<int64_t>{2, 6});
   });
 }
+
+}  // namespace tessera::testing

@@ -11,8 +11,7 @@
 #include "tests/parallel/tp_models.h"
 #include "third_party/catch2/catch.h"
 
-using namespace tessera;
-using namespace tessera::testing;
+namespace tessera::testing {
 
 namespace {
 
@@ -237,3 +236,5 @@ TEST_CASE("layouts that do not fit each other", "[parallel]") {
                std::string("PrepareModuleOutput: tensor 1 has std::nullopt in output_layouts and Shard(0) in "
                            "desired_output_layouts; give both, or std::nullopt twice"));
 }
+
+}  // namespace tessera::testing

@@ -15,8 +15,7 @@
 #include "tests/parallel/tp_models.h"
 #include "third_party/catch2/catch.h"
 
-using namespace tessera;
-using namespace tessera::testing;
+namespace tessera::testing {
 
 namespace {
 
@@ -222,3 +221,5 @@ TEST_CASE("what SequenceParallel refuses", "[parallel]") {
                               "SequenceParallel(the module itself): its \"0.bias\" is Float[5] (Shard(0))");
   });
 }
+
+}  // namespace tessera::testing

@@ -21,8 +21,7 @@
 #include "tests/parallel/llama.h"
 #include "third_party/catch2/catch.h"
 
-using namespace tessera;
-using namespace tessera::testing;
+namespace tessera::testing {
 
 TEST_CASE("streams: the host waits for nothing in a steady step of 2-D training, clipping and optimizer included",
           "[parallel]") {
@@ -65,3 +64,5 @@ TEST_CASE("streams: the host waits for nothing in a steady step of 2-D training,
     expect_equal(simulated_gpu::host_waits(), std::vector<std::string>(8, "aten::copy_"));
   });
 }
+
+}  // namespace tessera::testing

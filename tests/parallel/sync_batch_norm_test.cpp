@@ -74,8 +74,8 @@ void fill(torch::nn::Module& module, at::ScalarType dtype) {
 
 /// Forward and backward of two batches, then of eval mode.
 template <class Layer>
-void check_layer(const BatchNormOptions& options, at::IntArrayRef item, at::ScalarType dtype, int rank,
-                 int world_size) {
+void check_batch_norm(const BatchNormOptions& options, at::IntArrayRef item, at::ScalarType dtype, int rank,
+                      int world_size) {
   Layer layer(options), reference(options);
   const bool is_narrow = dtype == at::kBFloat16;  // the items alone, as mixed precision has it
   fill(*layer, is_narrow ? at::kFloat : dtype);
@@ -161,13 +161,14 @@ TEST_CASE("a layer over the batches of all ranks is that of one process on all i
     for (const bool affine : {true, false}) {
       for (const bool tracks : {true, false}) {
         const auto options = BatchNormOptions(5).affine(affine).track_running_stats(tracks);
-        check_layer<nn::BatchNorm1d>(options, {5}, dtype, rank, world_size);
-        check_layer<nn::BatchNorm1d>(options, {5, 3}, dtype, rank, world_size);
-        check_layer<nn::BatchNorm2d>(options, {5, 3, 2}, dtype, rank, world_size);
-        check_layer<nn::BatchNorm3d>(options, {5, 3, 2, 2}, dtype, rank, world_size);
+        check_batch_norm<nn::BatchNorm1d>(options, {5}, dtype, rank, world_size);
+        check_batch_norm<nn::BatchNorm1d>(options, {5, 3}, dtype, rank, world_size);
+        check_batch_norm<nn::BatchNorm2d>(options, {5, 3, 2}, dtype, rank, world_size);
+        check_batch_norm<nn::BatchNorm3d>(options, {5, 3, 2, 2}, dtype, rank, world_size);
       }
     }
-    check_layer<nn::BatchNorm1d>(BatchNormOptions(5).momentum(std::nullopt).eps(0.1), {5}, dtype, rank, world_size);
+    check_batch_norm<nn::BatchNorm1d>(BatchNormOptions(5).momentum(std::nullopt).eps(0.1), {5}, dtype, rank,
+                                      world_size);
   });
 }
 

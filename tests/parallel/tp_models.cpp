@@ -7,13 +7,10 @@
 #include "dtensor/dtensor.h"
 #include "testing/expect.h"
 #include "testing/run_ranks.h"
-#include "testing/tensor_matchers.h"
 
 namespace tessera::testing {
 
 namespace {
-
-constexpr Tolerance kTolerance{.rtol = 1e-8, .atol = 1e-10};
 
 void compare_parameters(const TrainingPair& pair, bool gradients) {
   const auto expected = pair.reference.named_parameters();
@@ -23,10 +20,10 @@ void compare_parameters(const TrainingPair& pair, bool gradients) {
   for (size_t i = 0; i < expected.size(); ++i) {
     expect_equal(actual[i].key(), expected[i].key());
     const auto& parameter = actual[i].value();
-    expect_close(whole(parameter.detach()), expected[i].value().detach(), kTolerance);
+    expect_close(whole(parameter.detach()), expected[i].value().detach(), kDoubleTolerance);
     if (gradients) {
       const auto& wanted = expected[i].value().grad();
-      expect_close(whole(parameter.grad()), wanted, kTolerance);
+      expect_close(whole(parameter.grad()), wanted, kDoubleTolerance);
       largest = std::max(largest, wanted.abs().max().item<double>());
       if (is_dtensor(parameter)) {
         expect_equal(to_string(placements(parameter.grad())), to_string(placements(parameter)));
@@ -58,11 +55,11 @@ void train_and_compare(const TrainingPair& pair, const at::Tensor& input) {
     optimizer.zero_grad();
     const auto expected = pair.run_reference(expected_input);
     const auto actual = pair.run_sharded(actual_input);
-    expect_close(whole(actual.detach()), expected.detach(), kTolerance);
+    expect_close(whole(actual.detach()), expected.detach(), kDoubleTolerance);
     pair.loss(expected).backward();
     pair.loss(actual).backward();
     if (with_input_grad) {
-      expect_close(actual_input.grad(), expected_input.grad(), kTolerance);
+      expect_close(actual_input.grad(), expected_input.grad(), kDoubleTolerance);
     }
     compare_parameters(pair, /*gradients=*/true);
     reference_optimizer.step();

@@ -9,8 +9,12 @@
 
 #include "testing/fixtures.h"
 #include "testing/mlp_models.h"
+#include "testing/tensor_matchers.h"
 
 namespace tessera::testing {
+
+/// Of numbers in float64 that were added up in another order.
+inline constexpr Tolerance kDoubleTolerance{.rtol = 1e-8, .atol = 1e-10};
 
 /// fill_parameters in float64, so that sums in another order do not matter.
 void fill_in_double(torch::nn::Module& module, uint64_t seed);

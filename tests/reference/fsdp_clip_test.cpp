@@ -17,14 +17,7 @@
 #include "tests/reference/wrapped_tower.h"
 #include "third_party/catch2/catch.h"
 
-using namespace tessera;
-using namespace tessera::testing;
-
-namespace {
-
-using Strategy = ShardingStrategy;
-
-}  // namespace
+namespace tessera::testing {
 
 TEST_CASE("row 100: clip_grad_norm_ clips as on the plain model, with an ignored parameter and replicas") {
   for (const int world_size : {1, 2, 4}) {
@@ -95,3 +88,5 @@ TEST_CASE("rows 102, 104: clip_grad_norm_: no traffic where nothing is sharded; 
     expect_close(total, at::full({}, std::sqrt(32.0), at::kFloat));
   });
 }
+
+}  // namespace tessera::testing

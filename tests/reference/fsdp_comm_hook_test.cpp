@@ -12,13 +12,11 @@
 #include "tests/reference/wrapped_tower.h"
 #include "third_party/catch2/catch.h"
 
-using namespace tessera;
-using namespace tessera::testing;
+namespace tessera::testing {
 
 namespace {
 
-using Strategy = ShardingStrategy;
-constexpr Strategy kStrategies[] = {Strategy::FULL_SHARD, Strategy::SHARD_GRAD_OP, Strategy::NO_SHARD};
+constexpr Strategy kHookStrategies[] = {Strategy::FULL_SHARD, Strategy::SHARD_GRAD_OP, Strategy::NO_SHARD};
 
 /// Adds up over all ranks, and divides by nothing.
 void sum_up(const at::Tensor& full_flat_grad, const at::Tensor& output) {
@@ -55,7 +53,7 @@ TEST_CASE("row 111: an average written by hand is the engine's, and the hook see
   using Sizes = std::vector<std::pair<int64_t, int64_t>>;
   const int world_size = GENERATE(1, 2, 4);
   run_ranks(world_size, [&](int) {
-    for (const auto strategy : kStrategies) {
+    for (const auto strategy : kHookStrategies) {
       const auto built_in = make_model({.sharding_strategy = strategy});
       const auto hooked = make_model({.sharding_strategy = strategy});
       Sizes sizes;
@@ -84,7 +82,7 @@ TEST_CASE("row 111: an average written by hand is the engine's, and the hook see
 TEST_CASE("row 111: the engine does not divide what a hook gives, and calls none inside of no_sync") {
   const int world_size = GENERATE(2, 4);
   run_ranks(world_size, [&](int) {
-    for (const auto strategy : kStrategies) {
+    for (const auto strategy : kHookStrategies) {
       const auto model = make_model({.sharding_strategy = strategy});
       int calls = 0;
       model.register_comm_hook({.run = [&](const at::Tensor& full_flat_grad, const at::Tensor& output) {
@@ -107,7 +105,7 @@ TEST_CASE("row 111: the engine does not divide what a hook gives, and calls none
 TEST_CASE("rows 76, 111: the hooks at hand: the engine's average, and sums in half the bytes") {
   const int world_size = GENERATE(2, 4);
   run_ranks(world_size, [&](int) {
-    for (const auto strategy : kStrategies) {
+    for (const auto strategy : kHookStrategies) {
       const auto built_in = make_model({.sharding_strategy = strategy});
       reset_comm_stats();
       run_backward(built_in);
@@ -201,7 +199,7 @@ TEST_CASE("rows 111, 116: register_comm_hook is refused below the root, with rep
 
 TEST_CASE("a hook that throws in the root's reduction leaves the model usable") {
   run_ranks(2, [](int) {
-    for (const auto strategy : kStrategies) {
+    for (const auto strategy : kHookStrategies) {
       const auto model = make_model({.sharding_strategy = strategy});
       int calls = 0;
       model.register_comm_hook({.run = [&](const at::Tensor& full_flat_grad, const at::Tensor& output) {
@@ -215,3 +213,5 @@ TEST_CASE("a hook that throws in the root's reduction leaves the model usable") 
     }
   });
 }
+
+}  // namespace tessera::testing

@@ -17,8 +17,7 @@
 #include "tests/reference/wrapped_tower.h"
 #include "third_party/catch2/catch.h"
 
-using namespace tessera;
-using namespace tessera::testing;
+namespace tessera::testing {
 
 namespace {
 
@@ -147,3 +146,5 @@ TEST_CASE("row 116: rekey_optim_state_dict refuses a key type that is none") {
                               "key type 7; PARAM_NAME and PARAM_ID are known");
   });
 }
+
+}  // namespace tessera::testing

@@ -10,8 +10,7 @@
 #include "tests/reference/wrapped_tower.h"
 #include "third_party/catch2/catch.h"
 
-using namespace tessera;
-using namespace tessera::testing;
+namespace tessera::testing {
 
 namespace {
 
@@ -82,3 +81,5 @@ TEST_CASE("ignored modules and parameters stay on the meta device, and on their 
     TESSERA_EXPECT(filled.at(0) == other->blocks[0]->up.get() && other->blocks[1]->up->weight.is_meta());
   });
 }
+
+}  // namespace tessera::testing

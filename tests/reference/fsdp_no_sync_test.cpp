@@ -10,8 +10,7 @@
 #include "tests/reference/wrapped_tower.h"
 #include "third_party/catch2/catch.h"
 
-using namespace tessera;
-using namespace tessera::testing;
+namespace tessera::testing {
 
 TEST_CASE("row 98: no_sync sends no gradients; k micro-batches are one batch; scopes nest and restore") {
   const int world_size = GENERATE(2, 4);
@@ -161,3 +160,5 @@ TEST_CASE("row 99: no_sync with cpu_offload: gradients are handed out, on the CP
     expect_sum_of(4);
   });
 }
+
+}  // namespace tessera::testing

@@ -24,8 +24,7 @@
 #include "tests/reference/wrapped_tower.h"
 #include "third_party/catch2/catch.h"
 
-using namespace tessera;
-using namespace tessera::testing;
+namespace tessera::testing {
 
 namespace {
 
@@ -312,3 +311,5 @@ TEST_CASE("row 115: names of parameters and back, for wrapped and plain models; 
     expect_equal(fqn_to_param(*tower).size(), 14u);
   });
 }
+
+}  // namespace tessera::testing

@@ -11,14 +11,7 @@
 #include "tests/reference/wrapped_tower.h"
 #include "third_party/catch2/catch.h"
 
-using namespace tessera;
-using namespace tessera::testing;
-
-namespace {
-
-using Strategy = ShardingStrategy;
-
-}  // namespace
+namespace tessera::testing {
 
 TEST_CASE("rows 61, 73: policies choose units") {
   run_ranks(2, [](int) {
@@ -109,3 +102,5 @@ TEST_CASE("row 30: SkipModel: units are what wrap() was given inside of an Enabl
                  plain->nested_linear->nested_linear->weight.grad());
   });
 }
+
+}  // namespace tessera::testing

@@ -11,8 +11,7 @@
 #include "tests/reference/wrapped_tower.h"
 #include "third_party/catch2/catch.h"
 
-using namespace tessera;
-using namespace tessera::testing;
+namespace tessera::testing {
 
 TEST_CASE("rows 40, 62: backward prefetch decides when the next unit is gathered") {
   run_ranks(2, [](int) {
@@ -119,3 +118,5 @@ TEST_CASE("row 112: a unit that was unsharded by hand is not gathered again by i
     expect_equal(comm_stats()[Collective::AllGather].calls, 3);
   });
 }
+
+}  // namespace tessera::testing

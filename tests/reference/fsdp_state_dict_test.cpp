@@ -13,12 +13,9 @@
 #include "tests/reference/wrapped_tower.h"
 #include "third_party/catch2/catch.h"
 
-using namespace tessera;
-using namespace tessera::testing;
+namespace tessera::testing {
 
 namespace {
-
-using Strategy = ShardingStrategy;
 
 const StateDictSettings kFull = StateDictSettings::make(StateDictType::FULL_STATE_DICT);
 const StateDictSettings kSharded = StateDictSettings::make(StateDictType::SHARDED_STATE_DICT);
@@ -263,3 +260,5 @@ TEST_CASE("a state that one rank loads inside of a forward is an error on all") 
     }
   });
 }
+
+}  // namespace tessera::testing

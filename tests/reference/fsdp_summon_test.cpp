@@ -11,12 +11,9 @@
 #include "tests/reference/wrapped_tower.h"
 #include "third_party/catch2/catch.h"
 
-using namespace tessera;
-using namespace tessera::testing;
+namespace tessera::testing {
 
 namespace {
-
-using Strategy = ShardingStrategy;
 
 void expect_values(const torch::nn::Module& actual, const torch::nn::Module& expected) {
   const auto wanted = expected.named_parameters();
@@ -269,3 +266,5 @@ TEST_CASE("summon_full_params of units of fully_shard inside of wrapped ones") {
     TESSERA_EXPECT(is_dtensor(tower->in->weight) && is_dtensor(tower->blocks[0]->up->weight));
   });
 }
+
+}  // namespace tessera::testing

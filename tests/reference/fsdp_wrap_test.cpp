@@ -27,14 +27,12 @@
 #include "tests/reference/wrapped_tower.h"
 #include "third_party/catch2/catch.h"
 
-using namespace tessera;
-using namespace tessera::testing;
+namespace tessera::testing {
 
 namespace {
 
-using Strategy = ShardingStrategy;
-constexpr Strategy kStrategies[] = {Strategy::FULL_SHARD, Strategy::SHARD_GRAD_OP, Strategy::NO_SHARD,
-                                    Strategy::HYBRID_SHARD, Strategy::_HYBRID_SHARD_ZERO2};
+constexpr Strategy kAllStrategies[] = {Strategy::FULL_SHARD, Strategy::SHARD_GRAD_OP, Strategy::NO_SHARD,
+                                       Strategy::HYBRID_SHARD, Strategy::_HYBRID_SHARD_ZERO2};
 
 }  // namespace
 
@@ -63,7 +61,7 @@ TEST_CASE("rows 54, 55, 66: device_id takes a module on the CPU, and the root mo
 TEST_CASE("rows 56, 59, 73: every strategy has the plain model's gradients; what is freed after forward differs") {
   for (const int world_size : {2, 4}) {
     run_ranks(world_size, [&](int) {
-      for (const auto strategy : kStrategies) {
+      for (const auto strategy : kAllStrategies) {
         const FullyShardedDataParallel model(make_tower(),
                                              {.sharding_strategy = strategy, .auto_wrap_policy = block_policy()});
         expect_equal(unit_names(*model), std::vector<std::string>{"", "block0", "block1"});
@@ -384,3 +382,5 @@ TEST_CASE("rows 78, 79: roots: a child may be asked first; a plain parent has th
     TESSERA_EXPECT(&roots[0].module() == parent->ptr(0).get() && &roots[1].module() == parent->ptr(1).get());
   });
 }
+
+}  // namespace tessera::testing

@@ -23,16 +23,12 @@
 #include "testing/run_ranks.h"
 #include "testing/run_subtests.h"
 #include "testing/transformer_with_shared_params.h"
+#include "tests/reference/dp_mesh.h"
 #include "third_party/catch2/catch.h"
 
-using namespace tessera;
-using namespace tessera::testing;
+namespace tessera::testing {
 
 namespace {
-
-DeviceMesh dp_mesh() {
-  return init_device_mesh(at::kCPU, {get_world_size()}, {"dp"});
-}
 
 std::shared_ptr<FSDPTestModel> nested(const DeviceMesh& mesh, bool sharded) {
   InitOptions options{.mesh = mesh, .deterministic = true};
@@ -46,7 +42,7 @@ std::shared_ptr<FSDPTestModel> nested(const DeviceMesh& mesh, bool sharded) {
   return model;
 }
 
-void run_backward(FSDPTestModel& model, const at::Tensor& input) {
+void forward_and_backward(FSDPTestModel& model, const at::Tensor& input) {
   model.run_backward(model.get_loss({input}, model.forward({input})));
 }
 
@@ -293,13 +289,13 @@ TEST_CASE("row 38: check_sharded_parity: gradients are compared, and undefined m
     const auto sharded = nested(mesh, true);
     const auto input = at::randn({4, 8}, make_generator(1));
     const auto compare = [&] { check_sharded_parity(*reference, *sharded); };
-    run_backward(*sharded, input);
+    forward_and_backward(*sharded, input);
     expect_throws<ExpectationError>(compare, "the gradient of 'module.0.weight' is defined, expected undefined");
-    run_backward(*reference, input);
+    forward_and_backward(*reference, input);
     compare();
     sharded->parameters()[3].mutable_grad() = at::Tensor();
     expect_throws<ExpectationError>(compare, "is undefined, expected defined");
-    run_backward(*reference, input);
+    forward_and_backward(*reference, input);
     check_sharded_parity(*reference, *sharded, {.gradients = false});
   });
 }
@@ -346,7 +342,7 @@ TEST_CASE("row 52: a test runs in every execution mode, with equal results; a fa
     const auto mesh = dp_mesh();
     const auto reference = nested(mesh, false);
     const auto input = at::randn({4, 8}, make_generator(1));
-    run_backward(*reference, input);
+    forward_and_backward(*reference, input);
     std::vector<std::string> names;
     for_each_execution_mode([&](const ExecutionMode& mode) {
       names.push_back(mode.name);
@@ -355,7 +351,7 @@ TEST_CASE("row 52: a test runs in every execution mode, with equal results; a fa
       const auto model = nested_wrapped_model().init(options);
       wrap_unit(*model, options);
       expect_equal(find_hook_point(*model)->is_forward_wrapped(), mode.name == "checkpointed");
-      run_backward(*model, input);
+      forward_and_backward(*model, input);
       check_sharded_parity(*reference, *model);
     });
     expect_equal(names, std::vector<std::string>{"eager", "checkpointed"});
@@ -373,3 +369,5 @@ TEST_CASE("row 52: a test runs in every execution mode, with equal results; a fa
     expect_equal(filtered, 0);
   });
 }
+
+}  // namespace tessera::testing

@@ -17,16 +17,12 @@
 #include "testing/run_ranks.h"
 #include "testing/tensor_matchers.h"
 #include "testing/transformer_with_shared_params.h"
+#include "tests/reference/dp_mesh.h"
 #include "third_party/catch2/catch.h"
 
-using namespace tessera;
-using namespace tessera::testing;
+namespace tessera::testing {
 
 namespace {
-
-DeviceMesh dp_mesh() {
-  return init_device_mesh(at::kCPU, {get_world_size()}, {"dp"});
-}
 
 void expect_number(double actual, double expected, double tolerance = 2e-6) {
   TESSERA_CHECK(ExpectationError, std::abs(actual - expected) <= tolerance * std::max(1.0, std::abs(expected)),
@@ -46,7 +42,7 @@ double weight_sum(const torch::nn::Module& module, const std::string& name) {
 }
 
 /// Names of the modules that are units, "" for the model itself.
-std::set<std::string> unit_names(torch::nn::Module& model) {
+std::set<std::string> unit_name_set(torch::nn::Module& model) {
   std::set<std::string> names;
   for (const auto& item : model.named_modules()) {
     if (!composable_apis(*item.value()).empty()) {
@@ -122,13 +118,13 @@ TEST_CASE("row 13: TransformerWithSharedParams: one unit a layer and the root; o
     InitOptions options{.mesh = mesh, .fsdp_init_mode = FSDPInitMode::RECURSIVE, .deterministic = true};
     options.fsdp_options.reshard_after_forward = true;
     const auto model = transformer_with_shared_params().init(options);
-    expect_equal(unit_names(*model),
+    expect_equal(unit_name_set(*model),
                  std::set<std::string>{"", "transformer.encoder.layers.0", "transformer.encoder.layers.1",
                                        "transformer.decoder.layers.0", "transformer.decoder.layers.1"});
     TESSERA_EXPECT(!options.fsdp_options.mesh && options.fsdp_options.reshard_after_forward);
     expect_equal(options.world_size(), 2);
     const auto plain = transformer_with_shared_params().init({.mesh = mesh, .deterministic = true});
-    expect_equal(unit_names(*plain).size(), 0u);
+    expect_equal(unit_name_set(*plain).size(), 0u);
     const auto ignored = dynamic_cast<TransformerWithSharedParamsImpl&>(*plain).get_ignored_modules();
     expect_equal(ignored.size(), 1u);
     TESSERA_EXPECT(ignored[0] == plain->children().at(1).get());
@@ -173,7 +169,7 @@ TEST_CASE("row 15: NestedWrappedModule: values, names and units") {
     expect_number(weight_sum(*model, "module.3.weight"), -1.069495);
     const auto wrapped =
         nested_wrapped_model().init({.mesh = mesh, .fsdp_init_mode = FSDPInitMode::RECURSIVE, .deterministic = true});
-    expect_equal(unit_names(*wrapped), std::set<std::string>{"module.1", "module.1.0", "module.2"});
+    expect_equal(unit_name_set(*wrapped), std::set<std::string>{"module.1", "module.1.0", "module.2"});
     expect_equal(fsdp(*wrapped->named_modules()["module.1"]).num_parameters(), 2u);
   });
 }
@@ -191,8 +187,8 @@ TEST_CASE("row 17: AlwaysWrapNestedWrappedModule: every module is a unit") {
   run_ranks(2, [](int) {
     const auto model = always_wrap_nested_wrapped_model().init(
         {.mesh = dp_mesh(), .fsdp_init_mode = FSDPInitMode::RECURSIVE, .deterministic = true});
-    expect_equal(unit_names(*model).size(), model->modules().size());
-    expect_equal(unit_names(*model).size(), 8u);
+    expect_equal(unit_name_set(*model).size(), model->modules().size());
+    expect_equal(unit_name_set(*model).size(), 8u);
   });
 }
 
@@ -253,7 +249,7 @@ TEST_CASE("row 22: MixtureOfExperts: the expert is a unit over its own rank alon
   run_ranks(2, [](int) {
     const auto model = mixture_of_experts().init(
         {.mesh = dp_mesh(), .fsdp_init_mode = FSDPInitMode::RECURSIVE, .deterministic = true});
-    expect_equal(unit_names(*model), std::set<std::string>{"module.1", "module.2"});
+    expect_equal(unit_name_set(*model), std::set<std::string>{"module.1", "module.2"});
     const auto expert = model->named_parameters()["module.2.weight"];
     expect_equal(device_mesh(expert).size(), 1);
     expect_equal(to_local(expert.detach()).sizes().vec(), std::vector<int64_t>{12, 23});
@@ -321,7 +317,7 @@ TEST_CASE("row 28: MLPStack: each MLP is a unit, the norm belongs to the root's"
       auto stack = make_mlp_stack(3, /*with_seq_parallel=*/true);
       parallelize_mlp_stack(
           stack, {.tp_mesh = mesh["tp"], .dp_mesh = mesh["dp"], .use_activation_checkpointing = checkpoints});
-      expect_equal(unit_names(*stack), std::set<std::string>{"", "0", "1", "2"});
+      expect_equal(unit_name_set(*stack), std::set<std::string>{"", "0", "1", "2"});
       expect_equal(fsdp(*stack).num_parameters(), 1u);
       expect_equal(find_hook_point(*stack->ptr(0))->is_forward_wrapped(), checkpoints);
       expect_equal(find_hook_point(*stack->ptr(3))->is_forward_wrapped(), false);
@@ -352,3 +348,5 @@ TEST_CASE("row 29: DoubleLinear: both outputs of a unit; a layer that is never u
     TESSERA_EXPECT(!single->lin2->weight.grad().defined());
   });
 }
+
+}  // namespace tessera::testing

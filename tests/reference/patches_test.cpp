@@ -14,16 +14,12 @@
 #include "testing/patches.h"
 #include "testing/run_ranks.h"
 #include "tests/reference/captured_warnings.h"
+#include "tests/reference/dp_mesh.h"
 #include "third_party/catch2/catch.h"
 
-using namespace tessera;
-using namespace tessera::testing;
+namespace tessera::testing {
 
 namespace {
-
-DeviceMesh dp_mesh() {
-  return init_device_mesh(at::kCPU, {get_world_size()}, {"dp"});
-}
 
 /// Units: root, module.1, module.1.0 inside of it, module.2.
 std::shared_ptr<FSDPTestModel> sharded(const InitOptions& options, const ModelClass& model = nested_wrapped_model()) {
@@ -296,3 +292,5 @@ TEST_CASE("row 24: MixtureOfExperts: reshards that come late, on each rank at an
     test_fsdp_parity(late_model, options);
   });
 }
+
+}  // namespace tessera::testing

@@ -8,8 +8,7 @@
 #include "testing/transformer_with_shared_params.h"
 #include "third_party/catch2/catch.h"
 
-using namespace tessera;
-using namespace tessera::testing;
+namespace tessera::testing {
 
 TEST_CASE("rows 39, 40, 49: sharded models train as their references on ranks that are processes") {
   for (const int world_size : {2, 4}) {
@@ -38,3 +37,5 @@ TEST_CASE("row 41: a backend that this build lacks is a skip, not a failure; a f
 TEST_CASE("row 41: ranks without peers") {
   run_processes(2, [](int) { expect_equal(get_world_size(), 2); }, {.backend = "fake"});
 }
+
+}  // namespace tessera::testing

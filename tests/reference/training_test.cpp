@@ -13,16 +13,12 @@
 #include "testing/run_ranks.h"
 #include "testing/run_subtests.h"
 #include "testing/transformer_with_shared_params.h"
+#include "tests/reference/dp_mesh.h"
 #include "third_party/catch2/catch.h"
 
-using namespace tessera;
-using namespace tessera::testing;
+namespace tessera::testing {
 
 namespace {
-
-DeviceMesh dp_mesh() {
-  return init_device_mesh(at::kCPU, {get_world_size()}, {"dp"});
-}
 
 void expect_losses(const std::vector<double>& actual, const std::vector<double>& expected) {
   expect_equal(actual.size(), expected.size());
@@ -290,3 +286,5 @@ TEST_CASE("rows 48, 51: the parity driver refuses NO_FSDP, names a model that fa
     expect_throws<ExpectationError>([&] { test_fsdp_parity(nested_wrapped_model(), sums); }, "differ");
   });
 }
+
+}  // namespace tessera::testing

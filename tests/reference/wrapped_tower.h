@@ -9,6 +9,7 @@
 
 namespace tessera::testing {
 
+using Strategy = ShardingStrategy;
 using TowerModel = FullyShardedDataParallel<Tower::Impl>;
 
 /// 14 parameters; elements: in 48, each block 110 (up 54, down 56), norm 16, out 27.

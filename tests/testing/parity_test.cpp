@@ -18,8 +18,7 @@
 #include "testing/run_ranks.h"
 #include "third_party/catch2/catch.h"
 
-using namespace tessera;
-using namespace tessera::testing;
+namespace tessera::testing {
 
 namespace {
 
@@ -159,3 +158,5 @@ TEST_CASE("test_fsdp_parity: float32 is no low precision") {
     expect_throws<ExpectationError>([&] { test_fsdp_parity(nested_wrapped_model(), options); }, "differ");
   });
 }
+
+}  // namespace tessera::testing

@@ -11,7 +11,7 @@
 #include "testing/expect.h"
 #include "third_party/catch2/catch.h"
 
-using namespace tessera;
+namespace tessera {
 
 namespace {
 
@@ -61,3 +61,5 @@ TEST_CASE("expect_close takes zeros of two signs for equal") {
   CHECK_THROWS_WITH(expect_close(floats({1, 2}), floats({1, 3})),
                     Contains("1 of 2 elements of Float[2] differ; most at flat index 1: is 2, expected 3 (rtol"));
 }
+
+}  // namespace tessera

@@ -11,7 +11,7 @@ for python in python3 /usr/bin/python3 ''; do
 done
 [[ -n $python ]] || { echo "neither python3 nor /usr/bin/python3 has pip: install python3-pip" >&2; exit 1; }
 
-platforms=(--platform "manylinux2014_$machine")
+platforms=(--platform "manylinux2010_$machine" --platform "manylinux2014_$machine")
 for glibc in 17 18 25 27 28; do platforms+=(--platform "manylinux_2_${glibc}_$machine"); done
 
 mkdir -p "${site%/*}"

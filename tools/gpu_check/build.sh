@@ -15,9 +15,8 @@ cd -- "$(dirname -- "${BASH_SOURCE[0]}")/../.."
 
 programs=(
   tests/cuda/cuda_test tests/comm/{gloo_backend_test,comm_device_test}
-  tests/dtensor/{dtensor_test,clip_grad_norm_test,ops_tests,opdb_replay}
-  tests/fully_shard/{block_copy,device_features,device_parity,float8_all_gather}_test
-  tests/checkpoint/checkpoint_device_test tests/parallel/{parallel_device,expert_parallel}_test
+  tests/dtensor/{dtensor_test,ops_test,opdb_replay} tests/fully_shard/fully_shard_device_test
+  tests/checkpoint/checkpoint_device_test tests/parallel/{parallel_device,parallel}_test
   benchmarks/{gpu_kernels,gpu_step} examples/train_gpt
 )
 labels=("${programs[@]/#/\/\/}")

@@ -30,15 +30,24 @@ import xml.etree.ElementTree
 
 HERE = pathlib.Path(__file__).resolve().parent
 VERSION_HEADER = "include/torch/headeronly/version.h"
-# Of OP_FAMILIES (tests/dtensor), all that have a rule on CUDA.
+# Of the families of ops (tests/dtensor/ops_*_test.cpp), all that have a rule on CUDA.
 FAMILIES = """attention batch_norm complex composite image in_place indexing list loss matmul norm pointwise random
     reduction view write""".split()
+# Whole programs, and files of programs, which Catch2 knows by the tag [#file] with the option -#.
+PROGRAMS = "cuda_test gloo_backend_test comm_device_test parallel_device_test checkpoint_device_test".split()
+FILES = {
+    "fully_shard_device_test": "block_copy_test device_parity_test device_features_test float8_all_gather_test".split(),
+    "parallel_test": ["expert_parallel_test"],
+    "ops_test": [f"ops_{family}_test" for family in FAMILIES],
+}
 # Name in the report → program and its arguments.
-PROGRAMS = """cuda_test gloo_backend_test comm_device_test block_copy_test device_parity_test device_features_test
-    float8_all_gather_test parallel_device_test expert_parallel_test checkpoint_device_test dtensor_test
-    clip_grad_norm_test"""
-TESTS = {name: [name] for name in PROGRAMS.split()}
-TESTS |= {f"ops_{family}_test": ["ops_tests", "-#", f"[#ops_{family}_test]"] for family in FAMILIES}
+TESTS = {name: [name] for name in PROGRAMS}
+TESTS |= {file: [program, "-#", f"[#{file}]"] for program, files in FILES.items() for file in files}
+# Those of its files that also run on a GPU.
+TESTS |= {
+    "dtensor_test": ["dtensor_test", "-#", "[#dtensor_test],[#redistribute_test]"],
+    "clip_grad_norm_test": ["dtensor_test", "-#", "[#clip_grad_norm_test],[#shard_norms_test]"],
+}
 BENCHMARKS = {
     "gpu_kernels": ["gpu_kernels", "--json"],
     "gpu_step": ["gpu_step", "--json"],

@@ -1,0 +1,17 @@
+#include "testing/test_spec.h"
+
+namespace tessera::testing {
+
+std::string exact_test_spec(const std::string& test_name) {
+  std::string result;
+  for (const char c : test_name) {
+    // Catch2 gives these characters a meaning.
+    if (c == '\\' || c == ',' || c == '[' || c == '"' || c == '*') {
+      result += '\\';
+    }
+    result += c;
+  }
+  return result;
+}
+
+}  // namespace tessera::testing

@@ -8,7 +8,8 @@
 namespace tessera {
 
 #define TESSERA_TEXT_OF(number) #number
-#define TESSERA_VERSION_TEXT(major, minor, patch) TESSERA_TEXT_OF(major) "." TESSERA_TEXT_OF(minor) "." TESSERA_TEXT_OF(patch)
+#define TESSERA_VERSION_TEXT(major, minor, patch) \
+  TESSERA_TEXT_OF(major) "." TESSERA_TEXT_OF(minor) "." TESSERA_TEXT_OF(patch)
 
 /// The version as "major.minor.patch".
 inline constexpr const char* kVersion =

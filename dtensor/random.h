@@ -31,9 +31,9 @@
 namespace tessera {
 
 /// Seeds the calling rank's generators, of all devices. Call with the same seed on every rank of the meshes on which
-/// DTensors are drawn: on all, for parameters. Replicas of such a mesh, as the data-parallel ones of mesh["tp"], draw the
-/// same: for a dropout on it that differs from sample to sample, seed anew with seed + mesh.local_rank("dp") once the
-/// parameters are there.
+/// DTensors are drawn: on all, for parameters. Replicas of such a mesh, as the data-parallel ones of mesh["tp"], draw
+/// the same: for a dropout on it that differs from sample to sample, seed anew with seed + mesh.local_rank("dp") once
+/// the parameters are there.
 void manual_seed(uint64_t seed);
 
 /// The calling rank's generator for DTensors on `device_type` (CUDA: of the current device). Save and restore its state

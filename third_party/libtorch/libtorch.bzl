@@ -51,12 +51,14 @@ def _impl(ctx):
         _install_pinned(ctx)
     ctx.file("WORKSPACE", "")
     ctx.symlink(ctx.attr._build_file, "BUILD.bazel")
+    ctx.symlink(ctx.attr._fmt, "fmt.cpp")
 
 libtorch_repository = repository_rule(
     implementation = _impl,
     attrs = {
         "requirements": attr.label(mandatory = True, allow_single_file = True, doc = "the pinned wheels, with hashes"),
         "_build_file": attr.label(default = "//third_party/libtorch:libtorch.BUILD"),
+        "_fmt": attr.label(default = "//third_party/libtorch:fmt.cpp"),
         "_install": attr.label(default = "//third_party/wheels:install.sh"),
     },
     environ = ["LIBTORCH", "TESSERA_CACHE_NUMBER", "XDG_CACHE_HOME", "HOME"],

@@ -5,6 +5,10 @@ load("@bazel_tools//tools/cpp:toolchain_utils.bzl", "find_cpp_toolchain")
 def _is_ours(label):
     return label.workspace_name == "" and not label.package.startswith(("third_party", "tools"))
 
+def _is_whole(label):
+    """Whether all objects of a library are taken: of ours, and of fmt, which we compile for libtorch's headers."""
+    return _is_ours(label) or (label.workspace_name == "libtorch" and label.name == "fmt")
+
 def _merged(ctx):
     return cc_common.merge_cc_infos(cc_infos = [dep[CcInfo] for dep in ctx.attr.deps])
 
@@ -28,7 +32,7 @@ def _whole_archives_impl(ctx):
     for given in info.linking_context.linker_inputs.to_list():
         libraries = given.libraries
         named = []
-        if _is_ours(given.owner):
+        if _is_whole(given.owner):
             libraries = [_whole(ctx, library) for library in libraries]
         else:
             named = [_shared_file(library) for library in libraries if _shared_file(library)]

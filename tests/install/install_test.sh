@@ -27,6 +27,8 @@ for name in libcud libcupti _solib; do
   [[ $dynamic != *"$name"* ]] || fail "libtessera.so names $name: $dynamic"
 done
 
+! nm -DC --defined-only "$prefix/lib/libtessera.so" | grep -q ' T fmt::' || fail "libtessera.so exports functions of fmt"
+
 configure=(cmake -S examples/cmake -B "$build" -DCMAKE_PREFIX_PATH="$prefix")
 expect_error "nowhere/include/torch/headeronly/version.h is not there; set Tessera_LIBTORCH" \
   "${configure[@]}" -DTessera_LIBTORCH=/nowhere

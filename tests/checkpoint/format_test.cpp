@@ -1,5 +1,7 @@
 // Headers, manifests and plans: text and integers. What is malformed must be a CheckpointError and nothing else.
 
+#include <algorithm>
+#include <chrono>
 #include <clocale>
 #include <cmath>
 #include <limits>
@@ -67,6 +69,38 @@ std::string mutated(std::string text, std::mt19937_64& random) {
   }
   return text;
 }
+
+/// The texts that a resume parses, for so many parameters: the manifest, the optimizer's values, an index.
+struct TextsOfParameters {
+  explicit TextsOfParameters(int count) {
+    Manifest whole;
+    std::map<std::string, std::string> weight_map;
+    for (int i = 0; i < count; ++i) {
+      const auto name = fmt::format("layers.{}.weight", i);
+      const CheckedBlock block{.box = {.offsets = {0, 0}, .sizes = {1, 3}}, .hash = 1};
+      whole.files["model.safetensors"].tensors[name] = {block};
+      whole.values[Section::Optimizer]["param_groups." + name + ".lr"] = 0.1;
+      weight_map[name] = "model.safetensors";
+    }
+    manifest = format_manifest(whole);
+    values = format_values(whole.values);
+    index = format_index(weight_map, 1);
+  }
+  /// The shortest of several runs.
+  std::chrono::nanoseconds time_of_parsing() const {
+    auto shortest = std::chrono::nanoseconds::max();
+    for (int i = 0; i < 5; ++i) {
+      const auto begin = std::chrono::steady_clock::now();
+      parse_manifest(manifest, "f");
+      parse_values(values, "f");
+      parse_index(index, "f");
+      shortest = std::min(shortest, std::chrono::nanoseconds(std::chrono::steady_clock::now() - begin));
+    }
+    return shortest;
+  }
+
+  std::string manifest, values, index;
+};
 
 /// Parses `count` mutations of `text`; returns how many were refused. Anything but a CheckpointError gets out.
 template <class Parse>
@@ -218,6 +252,22 @@ TEST_CASE("a double must be all of its text") {
     CAPTURE(text);
     CHECK_THROWS_WITH(parse(text), "f: value 'lr' is \"" + text + "\"; a double is written as \"0x1.8p-1\"");
   }
+}
+
+TEST_CASE("the time of parsing grows with the number of parameters, not with its square") {
+  const auto few = TextsOfParameters(1000).time_of_parsing(), many = TextsOfParameters(4000).time_of_parsing();
+  CAPTURE(few.count(), many.count());
+  CHECK(many < 8 * few);  // 4 times as much to do; its square would be 16
+}
+
+TEST_CASE("what is nested too deep is refused before anything goes through it, also beside brackets in texts") {
+  const auto nested = [](int depth, const std::string& middle) {
+    return R"({"weight_map":{"a \"]]{[":"[[[[[[[[[[[[[["},"x":)" + std::string(static_cast<size_t>(depth), '[') +
+           middle + std::string(static_cast<size_t>(depth), ']') + "}";
+  };
+  CHECK(parse_index(nested(11, ""), "f").at("a \"]]{[") == "[[[[[[[[[[[[[[");
+  CHECK_THROWS_WITH(parse_index(nested(12, ""), "f"), "f: nested more than 12 deep");
+  CHECK_THROWS_WITH(parse_index(nested(1'000'000, ""), "f"), "f: nested more than 12 deep");
 }
 
 TEST_CASE("a damaged manifest, and names that leave the folder, are refused") {

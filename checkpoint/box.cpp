@@ -7,6 +7,8 @@
 #include <numeric>
 #include <set>
 
+#include "checkpoint/checkpoint_error.h"
+
 namespace tessera::dcp {
 
 namespace {
@@ -107,6 +109,26 @@ std::optional<std::pair<size_t, size_t>> find_overlap(const std::vector<Box>& bo
     }
   }
   return std::nullopt;
+}
+
+void check_cover(const std::string& key, const Sizes& tensor, const std::vector<Box>& boxes,
+                 const std::function<const std::string&(size_t)>& file_of) {
+  for (size_t i = 0; i < boxes.size(); ++i) {
+    TESSERA_CHECK(CheckpointError, is_inside(boxes[i], tensor), "{}: tensor '{}' has a part {} outside of its sizes",
+                  file_of(i), key, boxes[i].to_string());
+  }
+  if (const auto overlap = find_overlap(boxes)) {
+    const auto [a, b] = *overlap;
+    throw CheckpointError(fmt::format("{}: the part {} of tensor '{}' overlaps the part {} in {}", file_of(a),
+                                      boxes[a].to_string(), key, boxes[b].to_string(), file_of(b)));
+  }
+  int64_t numel = 0;
+  for (const Box& box : boxes) {
+    numel += box.numel();
+  }
+  TESSERA_CHECK(CheckpointError, numel == numel_of(tensor),
+                "{}: the parts of tensor '{}' have {} elements, the tensor {}", file_of(0), key, numel,
+                numel_of(tensor));
 }
 
 Box relative_to(const Box& box, const Box& frame) {

@@ -21,6 +21,9 @@ namespace tessera::dcp {
 
 using Sizes = std::vector<int64_t>;
 
+/// Of a tensor in a file; more than libtorch's ops take.
+inline constexpr size_t kMaxDims = 64;
+
 /// offsets and sizes are equally long and not negative.
 struct Box {
   Sizes offsets;
@@ -47,6 +50,12 @@ Box intersection(const Box& a, const Box& b);
 /// Two boxes of one tensor, by their places in `boxes`, that have an element in common, the smaller place first; none
 /// if no two do. Fast for boxes that cut a tensor as ranks and blocks do, along any dims.
 std::optional<std::pair<size_t, size_t>> find_overlap(const std::vector<Box>& boxes);
+
+/// Throws CheckpointError that names file and key unless the boxes are the tensor: each lies in it, no element of it is
+/// in two, and they have as many as it has. Else memory that is loaded into would stay as it was, though the sizes add
+/// up. `file_of(i)`: where the i-th lies, or the tensor where there is none.
+void check_cover(const std::string& key, const Sizes& tensor, const std::vector<Box>& boxes,
+                 const std::function<const std::string&(size_t)>& file_of);
 
 /// `box`, seen from the corner of `frame`, in which it lies: the same elements in a tensor of frame.sizes.
 Box relative_to(const Box& box, const Box& frame);

@@ -40,28 +40,6 @@ OpenedFile open_safetensors(const std::string& path) {
   return opened;
 }
 
-/// The boxes must be the tensor: each lies in it, no element of it is in two, and they have as many as it has. Else
-/// memory that is loaded into would stay as it was, though the sizes add up. `file_of(i)`: where the i-th lies.
-void check_cover(const std::string& key, const Sizes& sizes, const std::vector<Box>& boxes,
-                 const std::function<const std::string&(size_t)>& file_of) {
-  for (size_t i = 0; i < boxes.size(); ++i) {
-    TESSERA_CHECK(CheckpointError, is_inside(boxes[i], sizes), "{}: tensor '{}' has a part {} outside of its sizes",
-                  file_of(i), key, boxes[i].to_string());
-  }
-  if (const auto overlap = find_overlap(boxes)) {
-    const auto [a, b] = *overlap;
-    throw CheckpointError(fmt::format("{}: the part {} of tensor '{}' overlaps the part {} in {}", file_of(a),
-                                      boxes[a].to_string(), key, boxes[b].to_string(), file_of(b)));
-  }
-  int64_t numel = 0;
-  for (const Box& box : boxes) {
-    numel += box.numel();
-  }
-  TESSERA_CHECK(CheckpointError, numel == numel_of(sizes),
-                "{}: the parts of tensor '{}' have {} elements, the tensor {}", file_of(0), key, numel,
-                numel_of(sizes));
-}
-
 void check_cover(const std::string& file, const SafetensorsEntry& entry, const std::vector<CheckedBlock>& blocks) {
   std::vector<Box> boxes;
   for (const auto& block : blocks) {
@@ -103,14 +81,17 @@ void add_own_file(Catalog& catalog, const std::string& name, const ManifestFile&
     TESSERA_CHECK(CheckpointError, blocks != described.tensors.end(), "{}: tensor '{}' is not in {}", opened.path,
                   entry.key, kManifestName);
     check_cover(opened.path, entry, blocks->second);
-    catalog.tensors[described.section][own_key(described, entry.key, opened.path)] = {
-        .dtype = entry.dtype,
-        .sizes = entry.sizes,
-        .parts = {{.file = opened.path,
-                   .offset = opened.data_begin + entry.begin,
-                   .box = Box::whole(entry.sizes),
-                   .blocks = blocks->second}},
-        .unknown_dtype = entry.unknown_dtype};
+    const auto key = own_key(described, entry.key, opened.path);
+    const auto [place, is_new] = catalog.tensors[described.section].try_emplace(
+        key, StoredTensor{.dtype = entry.dtype,
+                          .sizes = entry.sizes,
+                          .parts = {{.file = opened.path,
+                                     .offset = opened.data_begin + entry.begin,
+                                     .box = Box::whole(entry.sizes),
+                                     .blocks = blocks->second}},
+                          .unknown_dtype = entry.unknown_dtype});
+    TESSERA_CHECK(CheckpointError, is_new, "{}: tensor '{}' is in {} too; a checkpoint has it once", opened.path,
+                  entry.key, place->second.parts[0].file);
   }
 }
 

@@ -81,11 +81,12 @@ struct LoadResult {
 
 /// Fills `state` from `path`: a folder that save() or a Hugging Face tool wrote, or one safetensors file. Tensors are
 /// written in place; floating ones are cast. An undefined tensor becomes a plain one of the checkpoint's sizes and
-/// dtype on the CPU. Values are replaced, whatever they were. A section that is empty in the state is not loaded.
-/// Collective; ranks may ask for different keys. Needs host memory for this rank's part of all tensors. A write is
-/// counted, so that backward through a graph that saved the tensor is autograd's error. Throws NotImplementedError for
-/// a DTensor's view that had to be a copy, CheckpointError also for a tensor whose stored dtype this library does not
-/// know.
+/// dtype on the CPU. Values are replaced by those of the checkpoint, which must have the same type. A section that is
+/// empty in the state is not loaded. Collective; ranks may ask for different keys. Needs host memory for this rank's
+/// part of all tensors. A write is counted, so that backward through a graph that saved the tensor is autograd's error.
+/// Throws NotImplementedError for a DTensor's view that had to be a copy, CheckpointError also for a tensor whose
+/// stored dtype this library does not know, and for a value that has another type in the checkpoint, or is a tensor
+/// there, or the reverse.
 LoadResult load(const std::string& path, State& state, const LoadOptions& options = {});
 
 /// One safetensors file of a whole model, written by all ranks, each its own part: nobody ever holds the model. A rank

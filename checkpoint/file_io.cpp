@@ -68,8 +68,11 @@ File::File(std::string path, int flags) : path_(std::move(path)) {
   }
 }
 
+// Opening a pipe would wait for a writer. The flag means nothing to a regular file.
 File File::open(const std::string& path) {
-  return File(path, O_RDONLY);
+  File file(path, O_RDONLY | O_NONBLOCK);
+  file.size();  // which throws for what is none
+  return file;
 }
 
 // Not O_RDWR where ranks of several hosts write to one file: NFS reads a page that is written in part if the file is

@@ -14,7 +14,7 @@ namespace tessera::dcp {
 /// An open file. Owns its descriptor. All functions throw CheckpointError with the path and the system's reason.
 class File {
  public:
-  /// To read.
+  /// To read; what is no regular file is an error, and never waited for.
   static File open(const std::string& path);
   /// A new file of `bytes` bytes, to write; an old one of this name is an error. read() fails.
   static File create(const std::string& path, uint64_t bytes);

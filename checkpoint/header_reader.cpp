@@ -11,9 +11,6 @@ namespace {
 
 using nlohmann::json;
 
-// More than libtorch's ops take.
-constexpr size_t kMaxDims = 64;
-
 /// Takes the parser's events. Each returns true; what does not belong in a header throws.
 class HeaderReader : public json::json_sax_t {
  public:

@@ -2,6 +2,7 @@
 #include <ATen/ops/empty.h>
 #include <fmt/ranges.h>
 
+#include <array>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <set>
@@ -9,6 +10,7 @@
 #include "base/cast.h"
 #include "checkpoint/catalog.h"
 #include "checkpoint/checkpoint.h"
+#include "checkpoint/checkpoint_error.h"
 #include "checkpoint/local_part.h"
 #include "checkpoint/ranks.h"
 #include "checkpoint/read_tensor.h"
@@ -92,6 +94,23 @@ void add_tensor(LoadPlan& plan, const Catalog& catalog, LocalPart part, StateVal
   plan.targets.push_back(std::move(target));
 }
 
+/// Throws where the checkpoint has something of another type by this key. Else the program's std::get would fail later,
+/// without a word of where the value came from.
+void check_type(const Catalog& catalog, Section section, const std::string& key, const StateValue& own) {
+  static constexpr std::array kTypes = {"a tensor", "an int64_t", "a double", "a string"};  // as in StateValue
+  const auto* tensor = find_in(catalog.tensors, section, key);
+  const auto* value = find_in(catalog.values, section, key);
+  const bool is_tensor = std::holds_alternative<at::Tensor>(own);
+  if ((!tensor && !value) || (is_tensor && tensor)) {
+    return;
+  }
+  const size_t stored = value ? value->index() + 1 : 0;
+  TESSERA_CHECK(CheckpointError, stored == own.index(),
+                "{}: '{}' is {}, the one to load into {}; give the state what the checkpoint has",
+                value ? catalog.path + "/" + kManifestName : file_of(catalog, *tensor), file_key(section, key),
+                kTypes.at(stored), kTypes.at(own.index()));
+}
+
 LocalPart part_to_write(Section section, const std::string& key, const at::Tensor& tensor) {
   check_writable("load", file_key(section, key), tensor);
   return local_part(section, key, tensor);
@@ -99,6 +118,7 @@ LocalPart part_to_write(Section section, const std::string& key, const at::Tenso
 
 void add_section(LoadPlan& plan, const Catalog& catalog, Section section, StateDict& own) {
   for (auto& [key, value] : own) {
+    check_type(catalog, section, key, value);
     if (const auto* tensor = std::get_if<at::Tensor>(&value)) {
       add_tensor(plan, catalog,
                  tensor->defined() ? part_to_write(section, key, *tensor) : LocalPart{.section = section, .key = key},

@@ -70,10 +70,20 @@ auto read_json(const std::string& file, Read read) {
   }
 }
 
+/// What a message has of a value, which may be as long as the file.
+std::string shortened(std::string text) {
+  constexpr size_t kMaxShown = 80;
+  if (text.size() > kMaxShown) {
+    text.resize(kMaxShown);
+    text += "...";
+  }
+  return text;
+}
+
 uint64_t parse_hash(const json& value, const std::string& file) {
   const auto& text = value.get_ref<const std::string&>();
   TESSERA_CHECK(CheckpointError, text.size() == 16 && text.find_first_not_of("0123456789abcdef") == std::string::npos,
-                "{}: '{}' is no checksum", file, text);
+                "{}: '{}' is no checksum", file, shortened(text));
   return std::strtoull(text.c_str(), nullptr, 16);
 }
 
@@ -84,14 +94,37 @@ void check_file_name(const std::string& name, const std::string& file) {
                 "{}: names the file '{}'; only names of files in the same folder are allowed", file, name);
 }
 
+/// An integer from 0 to INT64_MAX; `what` it is meant to be.
+int64_t parse_count(const json& value, const char* what, const std::string& file) {
+  // A floating or negative number would be converted without a word.
+  TESSERA_CHECK(CheckpointError, value.is_number_unsigned() && value.get<uint64_t>() <= INT64_MAX, "{}: {} is no {}",
+                file, shortened(value.dump()), what);
+  return value.get<int64_t>();
+}
+
 Sizes parse_sizes(const json& value, const std::string& file) {
   Sizes sizes;
   for (const auto& size : value.get_ref<const json::array_t&>()) {
-    TESSERA_CHECK(CheckpointError, size.is_number_unsigned() && size.get<uint64_t>() <= INT64_MAX,
-                  "{}: {} is no size of a block", file, size.dump());
-    sizes.push_back(size.get<int64_t>());
+    TESSERA_CHECK(CheckpointError, sizes.size() < kMaxDims, "{}: a block has more than {} dims", file, kMaxDims);
+    sizes.push_back(parse_count(size, "size of a block", file));
   }
   return sizes;
+}
+
+/// Whether it lies in its tensor is for the one who knows the tensor.
+CheckedBlock parse_block(const json& content, const std::string& key, const std::string& file) {
+  CheckedBlock block{.box = {.offsets = parse_sizes(content.at(0), file), .sizes = parse_sizes(content.at(1), file)},
+                     .hash = parse_hash(content.at(2), file)};
+  const auto& [offsets, sizes] = block.box;
+  TESSERA_CHECK(CheckpointError, offsets.size() == sizes.size(),
+                "{}: a block of tensor '{}' has {} offsets and {} sizes; each dim has one of both", file, key,
+                offsets.size(), sizes.size());
+  for (size_t dim = 0; dim < sizes.size(); ++dim) {
+    TESSERA_CHECK(CheckpointError, offsets[dim] <= INT64_MAX - sizes[dim],
+                  "{}: a block of tensor '{}' has offset {} and size {} in dim {}, more than any tensor has", file, key,
+                  offsets[dim], sizes[dim], dim);
+  }
+  return block;
 }
 
 json to_json(const Values& values) {
@@ -131,12 +164,15 @@ Values values_of_section(const json& content, const std::string& file) {
     TESSERA_CHECK(CheckpointError, typed.is_object() && typed.size() == 1, "{}: value '{}' has no type", file, key);
     const auto& [type, value] = *typed.get_ref<const json::object_t&>().begin();
     if (type == "int") {
-      TESSERA_CHECK(CheckpointError, value.is_number_integer(), "{}: value '{}' is no integer", file, key);
+      const bool fits =
+          value.is_number_integer() && (!value.is_number_unsigned() || value.get<uint64_t>() <= uint64_t{INT64_MAX});
+      TESSERA_CHECK(CheckpointError, fits, "{}: value '{}' is no integer of 64 bits: {}", file, key,
+                    shortened(value.dump()));
       values[key] = value.get<int64_t>();
     } else if (type == "double") {
       const auto number = parse_double(value.get_ref<const std::string&>());
       TESSERA_CHECK(CheckpointError, number, "{}: value '{}' is {}; a double is written as \"0x1.8p-1\"", file, key,
-                    value.dump());
+                    shortened(value.dump()));
       values[key] = *number;
     } else {
       TESSERA_CHECK(CheckpointError, type == "string", "{}: value '{}' has the unknown type '{}'", file, key, type);
@@ -157,14 +193,13 @@ Section parse_section(const std::string& name, const std::string& file) {
 
 ManifestFile parse_file(const json& content, const std::string& file) {
   ManifestFile result{.section = parse_section(content.at("section").get_ref<const std::string&>(), file),
-                      .bytes = content.at("bytes").get<uint64_t>(),
+                      .bytes = static_cast<uint64_t>(parse_count(content.at("bytes"), "size of a file", file)),
                       .header_hash = parse_hash(content.at("header"), file),
                       .tensors = {}};
   for (const auto& [key, blocks] : content.at("tensors").get_ref<const json::object_t&>()) {
     auto& target = result.tensors[key];
     for (const auto& block : blocks.get_ref<const json::array_t&>()) {
-      target.push_back({.box = {.offsets = parse_sizes(block.at(0), file), .sizes = parse_sizes(block.at(1), file)},
-                        .hash = parse_hash(block.at(2), file)});
+      target.push_back(parse_block(block, key, file));
     }
   }
   return result;
@@ -227,7 +262,7 @@ std::string format_manifest(const Manifest& manifest) {
 Manifest parse_manifest(std::string_view text, const std::string& file) {
   return read_json(file, [&] {
     const json whole = parse(text, file);
-    const auto version = whole.at("tessera_checkpoint").get<int64_t>();
+    const auto version = parse_count(whole.at("tessera_checkpoint"), "version of the format", file);
     TESSERA_CHECK(CheckpointError, version >= 1 && version <= kManifestVersion,
                   "{}: version {} of the format; this library reads up to {}", file, version, kManifestVersion);
     const json& content = whole.at("content");

@@ -1,6 +1,7 @@
 // Headers, manifests and plans: text and integers. What is malformed must be a CheckpointError and nothing else.
 
 #include <algorithm>
+#include <array>
 #include <chrono>
 #include <clocale>
 #include <cmath>
@@ -287,6 +288,75 @@ TEST_CASE("a damaged manifest, and names that leave the folder, are refused") {
   }
   CHECK(parse_index(format_index({{"w", "model.safetensors"}}, 1), "f") ==
         std::map<std::string, std::string>{{"w", "model.safetensors"}});
+}
+
+namespace {
+
+/// A manifest of this content, whose checksum holds.
+std::string with_content(const std::string& canonical) {
+  return fmt::format(R"({{"tessera_checkpoint":1,"checksum":"{:016x}","content":{}}})",
+                     hash_bytes(canonical.data(), canonical.size()), canonical);
+}
+
+/// One whose tensor "w" has this block.
+std::string with_block(const std::string& block) {
+  return with_content(R"({"files":{"a.safetensors":{"bytes":9,"header":"0000000000000000","section":"model",)"
+                      R"("tensors":{"w":[)" +
+                      block + R"(]}}},"values":{}})");
+}
+
+}  // namespace
+
+TEST_CASE("blocks and numbers that none can be are refused, though the checksum of the manifest holds") {
+  const auto parse_block_of = [&](const std::string& offsets, const std::string& sizes) {
+    return parse_manifest(with_block("[" + offsets + "," + sizes + R"(,"0000000000000000"])"), "f");
+  };
+  CHECK(parse_block_of("[0,9223372036854775806]", "[5,1]").files.size() == 1);
+  for (const auto& [offsets, sizes, text] : std::vector<std::array<std::string, 3>>{
+           {"[]", "[5,3]", "f: a block of tensor 'w' has 0 offsets and 2 sizes; each dim has one of both"},
+           {"[0]", "[5,3]", "f: a block of tensor 'w' has 1 offsets and 2 sizes; each dim has one of both"},
+           {"[0,0]", "[]", "f: a block of tensor 'w' has 2 offsets and 0 sizes; each dim has one of both"},
+           {"[0,9223372036854775807]", "[5,1]",
+            "f: a block of tensor 'w' has offset 9223372036854775807 and size 1 in dim 1, more than any tensor has"},
+           {"[-1]", "[5]", "f: -1 is no size of a block"},
+           {"[0]", "[0.5]", "f: 0.5 is no size of a block"},
+           {"[0]", "[9223372036854775808]", "f: 9223372036854775808 is no size of a block"}}) {
+    CHECK_THROWS_WITH(parse_block_of(offsets, sizes), text);
+  }
+  std::string many = "[0";
+  for (int i = 0; i < 64; ++i) {
+    many += ",0";
+  }
+  CHECK_THROWS_WITH(parse_block_of(many + "]", many + "]"), "f: a block has more than 64 dims");
+  CHECK_THROWS_WITH(parse_block_of("[\"" + std::string(100000, 'x') + "\"]", "[1]"),
+                    "f: \"" + std::string(79, 'x') + "... is no size of a block");
+  for (const std::string number : {"9223372036854775808", "18446744073709551615", "1e300", "0.5", "true"}) {
+    CHECK_THROWS_WITH(parse_values(R"({"user":{"step":{"int":)" + number + "}}}", "f"),
+                      Catch::StartsWith("f: value 'step' is no integer of 64 bits: "));
+    CHECK_THROWS_WITH(parse_manifest(R"({"tessera_checkpoint":)" + number + "}", "f"),
+                      Catch::EndsWith("is no version of the format"));
+  }
+}
+
+TEST_CASE("mutated content of a manifest, with the right checksum, is refused or used, and nothing else happens") {
+  const auto text = format_manifest(example_manifest());
+  const std::string begin = R"("content":)", file = "f";
+  const auto content = text.substr(text.find(begin) + begin.size());
+  const Sizes w{2, 3};
+  const int refused = count_refused(content.substr(0, content.size() - 2), 20000, 5, [&](const std::string& mutation) {
+    const auto manifest = parse_manifest(with_content(mutation), "f");
+    for (const auto& [name, described] : manifest.files) {
+      for (const auto& [key, blocks] : described.tensors) {
+        std::vector<Box> boxes;
+        for (const auto& block : blocks) {
+          boxes.push_back(block.box);
+        }
+        check_cover(key, w, boxes, [&](size_t) -> const std::string& { return file; });
+      }
+    }
+  });
+  CHECK(refused > 10000);
+  CHECK(refused < 20000);
 }
 
 TEST_CASE("mutated manifests and indexes are refused, and nothing else happens") {

@@ -1,10 +1,17 @@
-// libFuzzer on everything that is parsed from files: nothing but CheckpointError may get out.
+// libFuzzer on everything that is parsed from files, and on what is done with it before a byte of a tensor is read:
+// nothing but CheckpointError may get out.
 //
 //   ./bazelw run --config=fuzz //tests/checkpoint:fuzz_headers -- -max_total_time=600        # needs clang
 
-#include <cstdint>
-#include <string_view>
+#include <fmt/format.h>
 
+#include <cstdint>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "checkpoint/box.h"
 #include "checkpoint/checkpoint_error.h"
 #include "checkpoint/manifest.h"
 #include "checkpoint/safetensors.h"
@@ -22,10 +29,41 @@ void survive(Parse parse) {
   }
 }
 
+/// A manifest whose content is `text` and whose checksum holds, so that what comes behind it is reached; "" for no
+/// JSON.
+std::string with_checksum(std::string_view text) {
+  const auto content = nlohmann::json::parse(text, nullptr, /*allow_exceptions=*/false);
+  if (content.is_discarded()) {
+    return "";
+  }
+  const auto canonical = content.dump();
+  return fmt::format(R"({{"tessera_checkpoint":1,"checksum":"{:016x}","content":{}}})",
+                     hash_bytes(canonical.data(), canonical.size()), canonical);
+}
+
+/// As a load does: each tensor's blocks against its sizes, of which the first block says how many dims there are, and
+/// what is read of blocks that fit. `size`: of each dim.
+void use_blocks(const std::string& key, const std::vector<CheckedBlock>& blocks, int64_t size) {
+  std::vector<Box> boxes;
+  for (const auto& block : blocks) {
+    boxes.push_back(block.box);
+  }
+  const Sizes tensor(boxes.empty() ? 0 : boxes[0].sizes.size(), size);
+  const std::string file = "f";
+  survive([&] {
+    check_cover(key, tensor, boxes, [&](size_t) -> const std::string& { return file; });
+    for (const Box& box : boxes) {
+      extent(box, tensor);
+      split_box(box, 1 + size / 2);
+      for_each_run(box, tensor, [](const Run&) {});
+    }
+  });
+}
+
 /// The first byte says which parser gets the rest.
 void parse(std::string_view input) {
   const std::string_view text = input.substr(1);
-  switch (input[0] % 5) {
+  switch (input[0] % 6) {
     case 0:
       // The second byte is the length of the data, so that offsets can be right.
       survive([&] {
@@ -41,6 +79,17 @@ void parse(std::string_view input) {
       break;
     case 3:
       survive([&] { parse_index(text, "f"); });
+      break;
+    case 4:
+      // The second byte is the size of each dim.
+      survive([&] {
+        const auto manifest = parse_manifest(with_checksum(text.substr(text.empty() ? 0 : 1)), "f");
+        for (const auto& [name, file] : manifest.files) {
+          for (const auto& [key, blocks] : file.tensors) {
+            use_blocks(key, blocks, text[0] & 15);
+          }
+        }
+      });
       break;
     default:
       survive([&] { parse_sharding_info(text, "f"); });

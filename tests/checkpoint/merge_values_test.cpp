@@ -47,7 +47,11 @@ TEST_CASE("a checkpoint has the values of all ranks; those that ranks share are 
     for (const int other : {1, 2}) expected.user.merge(state_of(other).user);
     auto loaded = expected;
     for (auto* section : {&loaded.optimizer, &loaded.user}) {
-      for (auto& [key, value] : *section) value = int64_t{-1};
+      for (auto& [key, value] : *section) {
+        value = std::holds_alternative<double>(value)    ? dcp::StateValue(-1.0)
+                : std::holds_alternative<int64_t>(value) ? dcp::StateValue(int64_t{-1})
+                                                         : dcp::StateValue(std::string());
+      }
     }
     dcp::load(checkpointer.path_of(1), loaded);
     for (const auto& [key, value] : expected.optimizer) {

@@ -2,10 +2,14 @@
 
 #include <fcntl.h>
 #include <sys/resource.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
 #include <unistd.h>
 
 #include <cmath>
 #include <cstdlib>
+#include <cstring>
 #include <filesystem>
 #include <optional>
 
@@ -98,6 +102,37 @@ TEST_CASE("files that are damaged, missing, cut or foreign") {
     expect_refused<CheckpointError>(
         path, file + ": the part [0:3, 0:3] of tensor 'w' overlaps the part [2:4, 0:3] in " + file);
   }
+  SECTION("a block with fewer offsets than sizes") {
+    const auto name = path + "/tessera.json";
+    auto manifest = dcp::parse_manifest(read_file(name), name);
+    manifest.files.at(kModelFile).tensors.at("w")[0].box.offsets.clear();
+    write_file(name, dcp::format_manifest(manifest));
+    expect_refused<CheckpointError>(path, name + ": a block of tensor 'w' has 0 offsets and 2 sizes");
+  }
+  SECTION("a tensor that two files have") {
+    const auto name = path + "/tessera.json";
+    auto manifest = dcp::parse_manifest(read_file(name), name);
+    manifest.files["other.safetensors"] = manifest.files.at(kModelFile);
+    std::filesystem::copy_file(file, path + "/other.safetensors");
+    write_file(name, dcp::format_manifest(manifest));
+    expect_refused<CheckpointError>(path, "is in " + file + " too");
+  }
+  SECTION("a value of another type than the one to load into") {
+    const auto name = path + "/tessera.json";
+    auto manifest = dcp::parse_manifest(read_file(name), name);
+    manifest.values[dcp::Section::User]["step"] = std::string("1");
+    write_file(name, dcp::format_manifest(manifest));
+    expect_refused<CheckpointError>(path, name + ": 'user.step' is a string, the one to load into an int64_t; give");
+  }
+  SECTION("a value where the state has a tensor, and a tensor where it has a value") {
+    expect_refused<CheckpointError>(path, file + ": 'b' is a tensor, the one to load into a double", {{"b", 0.5}});
+    const auto name = path + "/tessera.json";
+    auto manifest = dcp::parse_manifest(read_file(name), name);
+    manifest.values[dcp::Section::Model]["more"] = 0.5;
+    write_file(name, dcp::format_manifest(manifest));
+    expect_refused<CheckpointError>(path, name + ": 'more' is a double, the one to load into a tensor",
+                                    {{"more", at::zeros({1})}});
+  }
   SECTION("a file that is too short") {
     std::filesystem::resize_file(file, std::filesystem::file_size(file) - 8);
     expect_refused<CheckpointError>(path, file + ": tensor 'w' ends at byte");
@@ -114,6 +149,32 @@ TEST_CASE("files that are damaged, missing, cut or foreign") {
     std::filesystem::remove(file);
     std::filesystem::create_directory(file);
     expect_refused<CheckpointError>(path, file);
+  }
+  SECTION("a pipe, which nobody writes to, or a socket or a device in the place of a file") {
+    for (const auto& place : {file, path + "/tessera.json"}) {
+      std::filesystem::rename(place, folder.path("kept"));
+      REQUIRE(mkfifo(place.c_str(), 0600) == 0);
+      expect_refused<CheckpointError>(path, place + ": is no regular file");
+      std::filesystem::remove(place);
+      std::filesystem::create_symlink("/dev/zero", place);
+      expect_refused<CheckpointError>(path, place + ": is no regular file");
+      std::filesystem::remove(place);
+      std::filesystem::rename(folder.path("kept"), place);
+    }
+    REQUIRE(mkfifo(folder.path("pipe").c_str(), 0600) == 0);
+    expect_refused<CheckpointError>(folder.path("pipe"), folder.path("pipe") + ": is no regular file");
+    std::filesystem::remove(file);
+    const int socket = ::socket(AF_UNIX, SOCK_STREAM, 0);
+    sockaddr_un address{.sun_family = AF_UNIX, .sun_path = {}};
+    // By a short relative name: a socket's may have 107 characters.
+    const auto before = std::filesystem::current_path();
+    std::filesystem::current_path(path);
+    std::strncpy(address.sun_path, kModelFile, sizeof(address.sun_path) - 1);
+    const int bound = ::bind(socket, reinterpret_cast<const sockaddr*>(&address), sizeof(address));
+    std::filesystem::current_path(before);
+    close(socket);
+    REQUIRE(bound == 0);
+    expect_refused<CheckpointError>(path, file + ": cannot be opened");
   }
   SECTION("another file in its place") {
     write_file(file, "\x40\0\0\0\0\0\0\0 not a header, whatever its length says, and no tensors here either ....");

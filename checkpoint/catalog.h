@@ -2,9 +2,12 @@
 // What there is to load at a path: where the bytes of each tensor lie, whoever wrote them.
 //
 //   a folder with tessera.json       ours: tensors with checksums, and values
-//   a folder with an index           of Hugging Face tools, or PyTorch's consolidated one; all is the model's
+//   a folder with an index           of Hugging Face tools, or PyTorch's consolidated one: the tensors that it names,
+//                                    each from the file that it names; all is the model's
 //   a folder of .safetensors files   the same; parts of tensors too, as PyTorch's ranks write them
 //   one .safetensors file            the same
+//
+// Files whose names begin with a dot do not count, and of variants (model.fp16.safetensors) those that are asked for.
 //
 // Everything is checked against everything else here, so that reading can rely on it: sizes of files, headers, which
 // file has which tensor, parts that make up their tensor. Thread safety: values.
@@ -43,7 +46,7 @@ struct Catalog {
   std::map<Section, Values> values;
 };
 
-/// Throws CheckpointError that names the file, and the key where there is one.
-Catalog open_catalog(const std::string& path);
+/// `variant`: as in LoadOptions. Throws CheckpointError that names the file, and the key where there is one.
+Catalog open_catalog(const std::string& path, const std::string& variant = {});
 
 }  // namespace tessera::dcp

@@ -69,6 +69,9 @@ struct LoadOptions {
   /// section, the checkpoint has no keys in it that no rank asks for. false: loads the keys that both have. The same on
   /// all ranks.
   bool strict = true;
+  /// Which weights of a Hugging Face folder that has several: "fp16" for model.fp16.safetensors, or the index
+  /// model.safetensors.index.fp16.json. Without it files of variants are not looked at. The same on all ranks.
+  std::string variant = {};
   /// Called once for each tensor, when it was read and verified, in the thread that loads; empty: not.
   ProgressFn progress = {};
 };
@@ -79,14 +82,16 @@ struct LoadResult {
   std::vector<std::string> unexpected_keys;  // of the checkpoint's model and optimizer, that no rank's state has
 };
 
-/// Fills `state` from `path`: a folder that save() or a Hugging Face tool wrote, or one safetensors file. Tensors are
-/// written in place; floating ones are cast. An undefined tensor becomes a plain one of the checkpoint's sizes and
-/// dtype on the CPU. Values are replaced by those of the checkpoint, which must have the same type. A section that is
-/// empty in the state is not loaded. Collective; ranks may ask for different keys. Needs host memory for this rank's
-/// part of all tensors. A write is counted, so that backward through a graph that saved the tensor is autograd's error.
-/// Throws NotImplementedError for a DTensor's view that had to be a copy, CheckpointError also for a tensor whose
-/// stored dtype this library does not know, and for a value that has another type in the checkpoint, or is a tensor
-/// there, or the reverse.
+/// Fills `state` from `path`: a folder that save() or a Hugging Face tool wrote, or one safetensors file. Where a
+/// folder of other tools has an index, that says which file each tensor comes from, and what else the files have is
+/// ignored; else a tensor that two files have is an error, unless they are its parts. Tensors are written in place;
+/// floating ones are cast. An undefined tensor becomes a plain one of the checkpoint's sizes and dtype on the CPU.
+/// Values are replaced by those of the checkpoint, which must have the same type. A section that is empty in the state
+/// is not loaded. Collective; ranks may ask for different keys. Needs host memory for this rank's part of all tensors.
+/// A write is counted, so that backward through a graph that saved the tensor is autograd's error. Throws
+/// NotImplementedError for a DTensor's view that had to be a copy, CheckpointError also for a tensor whose stored dtype
+/// this library does not know, and for a value that has another type in the checkpoint, or is a tensor there, or the
+/// reverse.
 LoadResult load(const std::string& path, State& state, const LoadOptions& options = {});
 
 /// One safetensors file of a whole model, written by all ranks, each its own part: nobody ever holds the model. A rank

@@ -11,17 +11,21 @@ namespace {
 
 using nlohmann::json;
 
-/// Takes the parser's events. Each returns true; what does not belong in a header throws.
+// Of what is ignored; the parser keeps a bit for each level.
+constexpr int kMaxUnknownDepth = 100;
+
+/// Takes the parser's events. Each returns true; what does not belong in a header throws. What the reference
+/// implementation accepts is accepted: null for the metadata, and further fields of a tensor, which are ignored.
 class HeaderReader : public json::json_sax_t {
  public:
   explicit HeaderReader(const std::string& file) : file_(file) {}
 
   SafetensorsHeader take() { return std::move(header_); }
 
-  bool null() override { fail("null"); }
-  bool boolean(bool) override { fail("true or false"); }
-  bool number_integer(number_integer_t) override { fail("a negative number"); }
-  bool number_float(number_float_t, const string_t&) override { fail("a number that is no integer"); }
+  bool null() override { return is_null_metadata() || skip_or_fail("null"); }
+  bool boolean(bool) override { return skip_or_fail("true or false"); }
+  bool number_integer(number_integer_t) override { return skip_or_fail("a negative number"); }
+  bool number_float(number_float_t, const string_t&) override { return skip_or_fail("a number that is no integer"); }
   bool binary(binary_t&) override { fail("binary data"); }
 
   bool number_unsigned(number_unsigned_t value) override {
@@ -33,7 +37,7 @@ class HeaderReader : public json::json_sax_t {
     } else if (place_ == Place::Offsets && offsets_ < 2) {
       (offsets_++ == 0 ? entry().begin : entry().end) = value;
     } else {
-      fail("a number");
+      skip_or_fail("a number");
     }
     return true;
   }
@@ -46,7 +50,7 @@ class HeaderReader : public json::json_sax_t {
       entry().dtype = dtype.value_or(c10::ScalarType::Byte);
       entry().unknown_dtype = dtype ? std::string() : value;
     } else {
-      fail("a string");
+      skip_or_fail("a string");
     }
     return true;
   }
@@ -61,7 +65,8 @@ class HeaderReader : public json::json_sax_t {
       }
       fields_.clear();
     } else {
-      fail("an object");
+      skip_or_fail("an object");
+      enter();
     }
     return true;
   }
@@ -70,14 +75,19 @@ class HeaderReader : public json::json_sax_t {
     if (place_ == Place::Top) {
       TESSERA_CHECK(CheckpointError, keys_.insert(name).second, "{}: key '{}' is there twice", file_, name);
       key_ = name;
-    } else {
+    } else if (place_ == Place::Metadata || (place_ == Place::Tensor && kFields.contains(name))) {
       TESSERA_CHECK(CheckpointError, fields_.insert(name).second, "{}: tensor '{}' has '{}' twice", file_, key_, name);
+      field_ = name;
+    } else if (place_ == Place::Tensor) {
       field_ = name;
     }
     return true;
   }
 
   bool end_object() override {
+    if (place_ == Place::Unknown) {
+      return leave();
+    }
     if (place_ == Place::Tensor) {
       TESSERA_CHECK(CheckpointError, fields_ == kFields, "{}: tensor '{}' lacks dtype, shape or data_offsets", file_,
                     key_);
@@ -93,12 +103,16 @@ class HeaderReader : public json::json_sax_t {
       place_ = Place::Offsets;
       offsets_ = 0;
     } else {
-      fail("an array");
+      skip_or_fail("an array");
+      enter();
     }
     return true;
   }
 
   bool end_array() override {
+    if (place_ == Place::Unknown) {
+      return leave();
+    }
     TESSERA_CHECK(CheckpointError, place_ != Place::Offsets || offsets_ == 2,
                   "{}: tensor '{}' has {} data_offsets, not 2", file_, key_, offsets_);
     place_ = Place::Tensor;
@@ -111,10 +125,33 @@ class HeaderReader : public json::json_sax_t {
   }
 
  private:
-  enum class Place { Outside, Top, Metadata, Tensor, Shape, Offsets };
+  enum class Place { Outside, Top, Metadata, Tensor, Shape, Offsets, Unknown };
   inline static const std::set<std::string> kFields = {"data_offsets", "dtype", "shape"};
 
   SafetensorsEntry& entry() { return header_.entries.back(); }
+
+  bool is_null_metadata() const { return place_ == Place::Top && key_ == "__metadata__"; }
+
+  /// Returns where the value belongs to a field of a tensor that the format does not have, which readers ignore.
+  bool skip_or_fail(const char* what) {
+    if (place_ != Place::Unknown && (place_ != Place::Tensor || kFields.contains(field_))) {
+      fail(what);
+    }
+    return true;
+  }
+
+  /// Into an object or array of an unknown field, and out of it.
+  void enter() {
+    place_ = Place::Unknown;
+    TESSERA_CHECK(CheckpointError, ++unknown_depth_ <= kMaxUnknownDepth,
+                  "{}: tensor '{}': field '{}' is nested more than {} deep", file_, key_, field_, kMaxUnknownDepth);
+  }
+  bool leave() {
+    if (--unknown_depth_ == 0) {
+      place_ = Place::Tensor;
+    }
+    return true;
+  }
 
   [[noreturn]] void fail(const char* what) {
     throw CheckpointError(place_ == Place::Outside
@@ -128,6 +165,7 @@ class HeaderReader : public json::json_sax_t {
   std::string key_, field_;
   std::set<std::string> keys_, fields_;
   int offsets_ = 0;
+  int unknown_depth_ = 0;
 };
 
 }  // namespace

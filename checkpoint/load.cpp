@@ -267,7 +267,7 @@ LoadResult load(const std::string& path, State& state, const LoadOptions& option
   Catalog catalog;
   LoadPlan plan;
   LoadResult result = join_keys(ranks.exchange([&] {
-    catalog = open_catalog(path);
+    catalog = open_catalog(path, options.variant);
     plan = make_plan(catalog, state);
     return format_keys(plan.keys);
   }));

@@ -8,7 +8,8 @@
 //
 // A header comes from anywhere and is believed in nothing: what it allocates is bounded by its length (at most 100 MB,
 // as in the reference implementation), it nests no deeper than it must, and its tensors fill the file's data exactly.
-// A tensor of a dtype that we do not know is no fault of the file: others in it can be read.
+// What the reference implementation accepts is accepted: null for the metadata, further fields of a tensor, an empty
+// name. A tensor of a dtype that we do not know is no fault of the file: others in it can be read.
 //
 // The format: https://github.com/huggingface/safetensors#format. Thread safety: values.
 

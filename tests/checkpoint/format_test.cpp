@@ -140,6 +140,30 @@ TEST_CASE("a dtype that we do not know is no fault of the header") {
             {.key = "w", .dtype = ScalarType::Byte, .sizes = {4, 2}, .begin = 0, .end = 4, .unknown_dtype = "F4"}});
 }
 
+TEST_CASE("what the reference implementation accepts beside the format's fields is accepted, and ignored") {
+  const auto expect_w = [](const std::string& text) {
+    CAPTURE(text);
+    const auto header = parse_safetensors_header(text, /*data_bytes=*/4, "f");
+    CHECK(header.metadata.empty());
+    REQUIRE(header.entries.size() == 1);
+    CHECK(header.entries[0].sizes == Sizes{4});
+    CHECK(header.entries[0].end == 4);
+  };
+  const std::string fields = R"("dtype":"U8","shape":[4],"data_offsets":[0,4])";
+  expect_w(R"({"__metadata__":null,"":{)" + fields + "}}");
+  for (const std::string value :
+       {"null", "true", "-1", "0.5", "7", R"("x")", "[]", "{}", R"([{"shape":[9],"dtype":["F32"]},[[1,-2],null]])",
+        R"({"data_offsets":[8,9],"shape":{"a":{},"a":[]}})"}) {
+    expect_w(R"({"w":{"more":)" + value + "," + fields + "}}");
+    expect_w(R"({"w":{)" + fields + R"(,"more":)" + value + R"(,"more":0}})");
+    CHECK_THROWS_AS(parse_safetensors_header(R"({"w":{"shape":)" + value + "," + fields + "}}", 4, "f"),
+                    CheckpointError);
+  }
+  CHECK_THROWS_WITH(parse_safetensors_header(R"({"w":{"more":)" + std::string(1'000'000, '['), 4, "f"),
+                    "f: tensor 'w': field 'more' is nested more than 100 deep");
+  CHECK_THROWS_WITH(parse_safetensors_header(R"({"w":null})", 0, "f"), "f: null where a header has none, at 'w'");
+}
+
 TEST_CASE("malformed headers are refused with the file, the key and what is wrong") {
   const auto message = [](const std::string& text, uint64_t data_bytes) -> std::string {
     try {

@@ -7,15 +7,21 @@
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <c10/util/Exception.h>
 
+#include <fmt/ranges.h>
+
 #include <algorithm>
 #include <exception>
 #include <filesystem>
+#include <limits>
 #include <optional>
+#include <sstream>
 #include <thread>
 
+#include "checkpoint/catalog.h"
 #include "checkpoint/checkpoint_error.h"
 #include "checkpoint/file_io.h"
 #include "checkpoint/manifest.h"
+#include "checkpoint/read_tensor.h"
 #include "checkpoint/save_job.h"
 #include "checkpoint/staging.h"
 #include "comm/comm_observer.h"
@@ -43,9 +49,18 @@ std::string step_digits(const std::string& name) {
   return digits.find_first_not_of("0123456789") == std::string::npos ? digits : "";
 }
 
-/// Whole checkpoints in the folder, oldest first; none where there is no such folder yet.
-std::vector<std::string> whole_checkpoints(const std::string& folder) {
-  std::vector<std::pair<uint64_t, std::string>> found;
+/// "step-<digits>" in the folder.
+struct StepFolder {
+  int64_t step = 0;
+  std::string path;
+  auto operator<=>(const StepFolder&) const = default;
+};
+
+constexpr int64_t kAnyStep = std::numeric_limits<int64_t>::max();
+
+/// In the order of steps; none where there is no such folder yet.
+std::vector<StepFolder> step_folders(const std::string& folder) {
+  std::vector<StepFolder> found;
   std::error_code error;
   const fs::directory_iterator entries(folder, error);
   // Else a run that cannot see its checkpoints would begin anew.
@@ -53,17 +68,83 @@ std::vector<std::string> whole_checkpoints(const std::string& folder) {
                 "{}: its checkpoints cannot be listed: {}", folder, error.message());
   for (const auto& entry : entries) {
     const auto digits = step_digits(entry.path().filename().string());
-    if (!digits.empty() && digits.size() < 19 && fs::exists(entry.path() / kManifestName)) {
-      found.emplace_back(std::stoull(digits), entry.path().string());
+    if (!digits.empty() && digits.size() < 19) {
+      found.push_back({.step = std::stoll(digits), .path = entry.path().string()});
     }
   }
   std::sort(found.begin(), found.end());
-  std::vector<std::string> paths;
-  paths.reserve(found.size());
-  for (auto& [step, path] : found) {
-    paths.push_back(std::move(path));
+  return found;
+}
+
+/// Whole checkpoints in the folder, up to a step, oldest first.
+std::vector<StepFolder> whole_checkpoints(const std::string& folder, int64_t last_step = kAnyStep) {
+  auto found = step_folders(folder);
+  std::erase_if(found, [&](const StepFolder& own) {
+    return own.step > last_step || !fs::exists(fs::path(own.path) / kManifestName);
+  });
+  return found;
+}
+
+/// Rank 0: what is of a later step gets a name that no step has. The last one first: what is killed in between leaves a
+/// row without a gap.
+void set_aside_later(const std::string& folder, int64_t step) {
+  auto later = step_folders(folder);
+  std::erase_if(later, [&](const StepFolder& own) { return own.step <= step; });
+  std::vector<std::string> names;
+  for (auto own = later.rbegin(); own != later.rend(); ++own) {
+    std::string name;
+    for (int i = 0; name.empty() || fs::exists(fs::symlink_status(name)); ++i) {
+      name = fmt::format("{}.aside-{}", own->path, i);
+    }
+    rename_durably(own->path, name);
+    names.push_back(std::move(name));
   }
-  return paths;
+  if (!names.empty()) {
+    TORCH_WARN(fmt::format("Checkpointer: training went on from step {}; later checkpoints are set aside, as {}", step,
+                           fmt::join(names, ", ")));
+  }
+}
+
+struct LatestValid {
+  StepFolder folder;
+  bool is_last = false;  // of all that there are
+};
+
+/// Collective.
+std::optional<LatestValid> find_latest_valid(const Ranks& ranks, const std::string& folder, int64_t last_step) {
+  std::istringstream steps(ranks.from_first([&] {
+    std::string text;
+    for (const auto& own : whole_checkpoints(folder, last_step)) {
+      text = fmt::format("{} {} {}", own.step, fs::path(own.path).filename().string(), text);
+    }
+    return text;
+  }));
+  std::string fault;
+  int64_t step = 0;
+  for (std::string name; steps >> step >> name;) {
+    const auto path = (fs::path(folder) / name).string();
+    try {
+      ranks.together([&] { verify_blocks(open_catalog(path), ranks.rank(), ranks.size()); });
+      return LatestValid{.folder = {.step = step, .path = path}, .is_last = fault.empty()};
+    } catch (const CheckpointError& error) {  // on all ranks
+      if (ranks.rank() == 0) {
+        TORCH_WARN("Checkpointer: ", path, " is damaged, and the one before is looked at: ", error.what());
+      }
+      fault = fault.empty() ? error.what() : fault;
+    }
+  }
+  TESSERA_CHECK(CheckpointError, fault.empty(), "{}: all of its checkpoints are damaged; the last one: {}", folder,
+                fault);
+  return std::nullopt;
+}
+
+/// Collective.
+std::optional<std::string> latest_up_to(const std::string& folder, int64_t last_step) {
+  const auto path = Ranks::all().from_first([&] {
+    const auto found = whole_checkpoints(folder, last_step);
+    return found.empty() ? std::string() : found.back().path;
+  });
+  return path.empty() ? std::nullopt : std::optional(path);
 }
 
 /// Rank 0, before a save, which may need the room. Others' files come into being in this folder too, such as those of
@@ -78,12 +159,12 @@ void remove_leftovers_of_run(const std::string& folder) {
 void remove_old(const std::string& folder, const std::string& saved, int64_t keep_last) {
   auto others = whole_checkpoints(folder);
   const auto name_of = [](const std::string& path) { return fs::path(path).filename(); };
-  std::erase_if(others, [&](const std::string& path) { return name_of(path) == name_of(saved); });
+  std::erase_if(others, [&](const StepFolder& own) { return name_of(own.path) == name_of(saved); });
   const auto keep = static_cast<size_t>(keep_last);
   std::error_code ignored;
   for (size_t i = 0; keep_last > 0 && i + keep <= others.size(); ++i) {
-    const auto removed = others[i] + kIncomplete + "removed";
-    rename_durably(others[i], removed);
+    const auto removed = others[i].path + kIncomplete + "removed";
+    rename_durably(others[i].path, removed);
     fs::remove_all(removed, ignored);
   }
 }
@@ -105,12 +186,27 @@ struct Checkpointer::Impl {
   at::Tensor buffer;
   std::thread thread;
   std::exception_ptr error;
+  std::optional<int64_t> resumed_at;  // until the first save after it
 
+  int64_t last_step() const { return resumed_at.value_or(kAnyStep); }
+  /// Before the first save after resume_at(). Collective.
+  void set_aside() {
+    if (resumed_at) {
+      ranks.on_first([&] { set_aside_later(folder, *resumed_at); });
+      resumed_at.reset();
+    }
+  }
   /// The job over copies of this rank's bytes.
   PlannedSave plan(int64_t step, const State& state);
   SaveJob copied_job(const PlannedSave& planned);
   void run(const Ranks& over, const SaveJob& job) const {
-    over.on_first([&] { remove_leftovers_of_run(folder); });
+    over.on_first([&] {
+      remove_leftovers_of_run(folder);
+      TESSERA_CHECK(CheckpointError, !fs::exists(fs::path(job.path) / kManifestName),
+                    "{}: there is something already, the checkpoint of this step; if training went back to an earlier "
+                    "one, call resume_at() with that one's step, which sets later ones aside",
+                    job.path);
+    });
     run_save(over, job);
     over.on_first([&] { remove_old(folder, job.path, options.keep_last); });
   }
@@ -168,6 +264,7 @@ Checkpointer::~Checkpointer() {
 void Checkpointer::save(int64_t step, const State& state) {
   wait();
   const auto planned = impl_->plan(step, state);
+  impl_->set_aside();
   SaveJob job = live_job(impl_->ranks, planned);
   job.progress = impl_->options.progress;
   impl_->run(impl_->ranks, job);
@@ -182,6 +279,7 @@ void Checkpointer::async_save(int64_t step, const State& state) {
   SaveJob job;
   // A rank that lacks the memory says so here: the others' threads would wait for its.
   impl_->ranks.together([&] { job = impl_->copied_job(planned); });
+  impl_->set_aside();
   job.progress = impl_->options.progress;
   impl_->thread =
       std::thread([impl = impl_.get(), context = RankContext::current(), gpu = current_gpu(), job = std::move(job)] {
@@ -216,15 +314,34 @@ std::string Checkpointer::path_of(int64_t step) const {
 
 std::optional<std::string> Checkpointer::latest() const {
   impl_->wait();  // a save in flight may end and remove what is found here
-  return dcp::latest(impl_->folder);
+  return latest_up_to(impl_->folder, impl_->last_step());
+}
+
+std::optional<std::string> Checkpointer::latest_valid() {
+  impl_->wait();
+  const auto found = find_latest_valid(impl_->ranks, impl_->folder, impl_->last_step());
+  if (found && !found->is_last) {
+    impl_->resumed_at = found->folder.step;
+  }
+  return found ? std::optional(found->folder.path) : std::nullopt;
+}
+
+void Checkpointer::resume_at(int64_t step) {
+  impl_->wait();
+  const auto steps = impl_->ranks.exchange([&] {
+    check_step(step);
+    return std::to_string(step);
+  });
+  for (size_t rank = 1; rank < steps.size(); ++rank) {
+    TESSERA_CHECK(ValueError, steps[rank] == steps[0],
+                  "Checkpointer: resume_at: rank 0 goes on from step {}, rank {} from {}; all go on from one", steps[0],
+                  rank, steps[rank]);
+  }
+  impl_->resumed_at = step;
 }
 
 std::optional<std::string> latest(const std::string& folder) {
-  const auto path = Ranks::all().from_first([&] {
-    const auto paths = whole_checkpoints(folder);
-    return paths.empty() ? std::string() : paths.back();
-  });
-  return path.empty() ? std::nullopt : std::optional(path);
+  return latest_up_to(folder, kAnyStep);
 }
 
 }  // namespace tessera::dcp

@@ -16,6 +16,15 @@
 // thread over a process group of its own. There is at most one save in flight: a further call waits for it first. An
 // error of it is raised, on every rank, by the next call of save, async_save, latest or wait.
 //
+// Going back: a run that goes on from an earlier checkpoint than the last one says so.
+//
+//   dcp::load(checkpointer.path_of(100), state);        // there are 200 and 300 too
+//   checkpointer.resume_at(100);
+//
+// Its first save then sets the checkpoints of later steps aside: they are kept, as step-00000200.aside-0, and a line of
+// output names them, but they count no more, for latest() and keep_last, and their steps can be saved anew. Else 200
+// and 300 would seem to be ahead of 150, and keep_last would remove 100 before them.
+//
 // The folder belongs to one run at a time: before a save, what killed saves left in it (step-<n>.incomplete-<m>) is
 // removed. Saves of the same run that are in flight stay, also those of another Checkpointer or of dcp::save(); those
 // of another run, whose rank 0 is another process, are taken for killed ones.
@@ -59,12 +68,20 @@ class Checkpointer {
   /// Returns when no save is in flight; throws its error.
   void wait();
 
+  /// Says that training goes on from the checkpoint of `step`: those of later steps count no more for latest(), and the
+  /// next save sets them aside. Throws ValueError where ranks give different steps, or negative ones. Collective.
+  void resume_at(int64_t step);
+
   /// Where the checkpoint of `step` is or will be.
   std::string path_of(int64_t step) const;
   /// The whole checkpoint of the highest step, the same answer on all ranks; none if there is none. Waits for the save
   /// in flight, and throws its error. Throws CheckpointError where the folder, or a checkpoint in it, is there and
   /// cannot be read.
   std::optional<std::string> latest() const;
+  /// The same, but verified: all ranks together read every byte of it, once. Where it is damaged, a warning says why
+  /// and the one before is taken, and so on; the next save then sets the later ones aside, as after resume_at(). Throws
+  /// CheckpointError where there are checkpoints and all of them are damaged.
+  std::optional<std::string> latest_valid();
 
  private:
   struct Impl;

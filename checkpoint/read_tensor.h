@@ -60,4 +60,8 @@ class TensorReader {
   std::array<std::vector<char>, kBuffers> buffers_;
 };
 
+/// Verifies the blocks that have checksums, this rank every `ranks`-th one from the `rank`-th on, so that together they
+/// read each once. Throws CheckpointError.
+void verify_blocks(const Catalog& catalog, int rank, int ranks);
+
 }  // namespace tessera::dcp

@@ -3,6 +3,7 @@
 #include <atomic>
 #include <chrono>
 #include <filesystem>
+#include <map>
 #include <thread>
 
 #include "checkpoint/checkpoint_error.h"
@@ -124,6 +125,113 @@ TEST_CASE("what was just saved is kept, also where its step is lower than the ot
     filled.fill(0);
     dcp::load(*one.latest(), loaded);
     filled.expect_all(4);
+  });
+}
+
+TEST_CASE("a run that went back sets later checkpoints aside at its first save, and they count no more") {
+  const TempFolder folder;
+  const auto run = [&](bool is_async) {
+    const auto path = folder.path(is_async ? "async" : "sync");
+    run_ranks(2, [&](int rank) {
+      Filled filled(init_device_mesh(at::kCPU, {2}, {"dp"}));
+      dcp::Checkpointer first(path, {.keep_last = 3}), checkpointer(path, {.keep_last = 3});
+      const auto save = [&](dcp::Checkpointer& by, int64_t step, double value) {
+        filled.fill(value);
+        is_async ? by.async_save(step, filled.state()) : by.save(step, filled.state());
+        by.wait();
+      };
+      const auto expect_names = [&](const std::vector<std::string>& names) {
+        barrier(default_group());
+        if (rank == 0) {
+          expect_equal(names_in(path), names);
+        }
+        barrier(default_group());
+      };
+      for (const int64_t step : {100, 200, 300}) {
+        save(first, step, 1);
+      }
+      expect_throws<CheckpointError>([&] { save(checkpointer, 200, 2); },
+                                     "step-00000200: there is something already, the checkpoint of this step; if "
+                                     "training went back to an earlier one, call resume_at()");
+      checkpointer.resume_at(100);
+      expect_equal(*checkpointer.latest(), checkpointer.path_of(100));
+      expect_names({"step-00000100", "step-00000200", "step-00000300"});  // until the first save
+      save(checkpointer, 150, 2);
+      expect_equal(*checkpointer.latest(), checkpointer.path_of(150));
+      save(checkpointer, 200, 2);
+      expect_names(
+          {"step-00000100", "step-00000150", "step-00000200", "step-00000200.aside-0", "step-00000300.aside-0"});
+      save(checkpointer, 300, 2);
+      expect_equal(*checkpointer.latest(), checkpointer.path_of(300));
+      checkpointer.resume_at(150);
+      save(checkpointer, 160, 3);
+      expect_names({"step-00000150", "step-00000160", "step-00000200.aside-0", "step-00000200.aside-1",
+                    "step-00000300.aside-0", "step-00000300.aside-1"});
+      for (const auto& [name, value] : std::map<std::string, double>{
+               {"step-00000160", 3}, {"step-00000200.aside-0", 1}, {"step-00000200.aside-1", 2}}) {
+        dcp::State loaded = filled.state();
+        filled.fill(0);
+        dcp::load(path + "/" + name, loaded);
+        filled.expect_all(value);
+      }
+      expect_throws<ValueError>([&] { checkpointer.resume_at(100 + rank); },
+                                "rank 0 goes on from step 100, rank 1 from");
+      expect_throws<ValueError>([&] { checkpointer.resume_at(-1); }, "step -1; steps count from 0");
+    });
+  };
+  run(/*is_async=*/false);
+  run(/*is_async=*/true);
+}
+
+TEST_CASE("latest_valid() takes the checkpoint before those that are damaged, which the next save sets aside") {
+  const TempFolder folder;
+  const auto damage = [&](int64_t step, const std::string& what) {
+    const auto path = folder.path(fmt::format("run/step-{:08}", step));
+    const auto file = path + "/model-00001-of-00001.safetensors";
+    if (what == "a flipped bit") {
+      auto content = read_file(file);
+      content.back() = static_cast<char>(content.back() ^ 1);
+      write_file(file, content);
+    } else if (what == "a missing file") {
+      std::filesystem::remove(file);
+    } else {
+      write_file(path + "/tessera.json", "{");
+    }
+  };
+  run_ranks(2, [&](int rank) {
+    Filled filled(init_device_mesh(at::kCPU, {2}, {"dp"}));
+    const auto on_first = [&](const auto& step) {
+      barrier(default_group());
+      if (rank == 0) {
+        step();
+      }
+      barrier(default_group());
+    };
+    dcp::Checkpointer checkpointer(folder.path("run"));
+    TESSERA_EXPECT(!checkpointer.latest_valid());
+    for (const int64_t step : {1, 2, 3, 4}) {
+      filled.fill(static_cast<double>(step));
+      checkpointer.save(step, filled.state());
+    }
+    expect_equal(*checkpointer.latest_valid(), checkpointer.path_of(4));
+    on_first([&] {
+      damage(4, "a flipped bit");
+      damage(3, "a missing file");
+      damage(2, "half a manifest");
+    });
+    expect_equal(*checkpointer.latest(), checkpointer.path_of(4));
+    expect_equal(*checkpointer.latest_valid(), checkpointer.path_of(1));
+    checkpointer.save(2, filled.state());
+    on_first([&] {
+      expect_equal(names_in(folder.path("run")),
+                   std::vector<std::string>{"step-00000001", "step-00000002", "step-00000002.aside-0",
+                                            "step-00000003.aside-0", "step-00000004.aside-0"});
+      damage(1, "a flipped bit");
+      damage(2, "a missing file");
+    });
+    expect_throws<CheckpointError>(
+        [&] { checkpointer.latest_valid(); },
+        folder.path("run") + ": all of its checkpoints are damaged; the last one: " + checkpointer.path_of(2));
   });
 }
 

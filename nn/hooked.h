@@ -41,6 +41,7 @@
 #include "nn/clone.h"
 #include "nn/forward_signature.h"
 #include "nn/hook_point.h"
+#include "nn/python_forward.h"
 #include "nn/run_with_hooks.h"
 
 namespace tessera {
@@ -129,6 +130,21 @@ class HookedModule : public Impl, public HookPoint {
     }
   }
 
+ protected:
+  /// Impl's forward, or Python's where libtorch's rounds otherwise (nn/python_forward.h).
+  template <class... Args>
+  decltype(auto) call_impl(Args&&... args) {
+    if constexpr (has_python_forward<Impl>) {
+      return python_forward(static_cast<const Impl&>(*this), std::forward<Args>(args)...);
+    } else {
+      return Impl::forward(std::forward<Args>(args)...);
+    }
+  }
+  template <class... Args>
+  decltype(auto) call_impl(Args&&... args) const {
+    return Impl::forward(std::forward<Args>(args)...);
+  }
+
  private:
   using ModuleClone = std::shared_ptr<torch::nn::Module> (torch::nn::Module::*)(const std::optional<at::Device>&) const;
   static constexpr bool can_clone =
@@ -169,8 +185,8 @@ class Hooked<Impl, R(A...)> : public detail::HookedModule<Impl, Hooked<Impl, R(A
 
   R forward(A... args) {
     if (!this->has_hooks()) [[likely]]
-      return Impl::forward(std::forward<A>(args)...);
-    const auto run = [this](A... inputs) -> R { return Impl::forward(std::forward<A>(inputs)...); };
+      return this->call_impl(std::forward<A>(args)...);
+    const auto run = [this](A... inputs) -> R { return this->call_impl(std::forward<A>(inputs)...); };
     return run_with_hooks<R, A...>(*this, run, std::forward<A>(args)...);
   }
 
@@ -191,8 +207,10 @@ class Hooked<Impl, R(A...)> : public detail::HookedModule<Impl, Hooked<Impl, R(A
   template <size_t... I>
   R call_prefix(std::index_sequence<I...>, Argument<I>... args) {
     if (!this->has_hooks()) [[likely]]
-      return Impl::forward(std::forward<Argument<I>>(args)...);
-    const auto run = [this](Argument<I>... inputs) -> R { return Impl::forward(std::forward<Argument<I>>(inputs)...); };
+      return this->call_impl(std::forward<Argument<I>>(args)...);
+    const auto run = [this](Argument<I>... inputs) -> R {
+      return this->call_impl(std::forward<Argument<I>>(inputs)...);
+    };
     return run_with_hooks<R, Argument<I>...>(*this, run, std::forward<Argument<I>>(args)...);
   }
 };
@@ -204,8 +222,8 @@ class Hooked<Impl, R(A...) const> : public detail::HookedModule<Impl, Hooked<Imp
 
   R forward(A... args) const {
     if (!this->has_hooks()) [[likely]]
-      return Impl::forward(std::forward<A>(args)...);
-    const auto run = [this](A... inputs) -> R { return Impl::forward(std::forward<A>(inputs)...); };
+      return this->call_impl(std::forward<A>(args)...);
+    const auto run = [this](A... inputs) -> R { return this->call_impl(std::forward<A>(inputs)...); };
     return run_with_hooks<R, A...>(const_cast<Hooked&>(*this), run, std::forward<A>(args)...);
   }
 
@@ -227,8 +245,10 @@ class Hooked<Impl, R(A...) const> : public detail::HookedModule<Impl, Hooked<Imp
   template <size_t... I>
   R call_prefix(std::index_sequence<I...>, Argument<I>... args) const {
     if (!this->has_hooks()) [[likely]]
-      return Impl::forward(std::forward<Argument<I>>(args)...);
-    const auto run = [this](Argument<I>... inputs) -> R { return Impl::forward(std::forward<Argument<I>>(inputs)...); };
+      return this->call_impl(std::forward<Argument<I>>(args)...);
+    const auto run = [this](Argument<I>... inputs) -> R {
+      return this->call_impl(std::forward<Argument<I>>(inputs)...);
+    };
     return run_with_hooks<R, Argument<I>...>(const_cast<Hooked&>(*this), run, std::forward<Argument<I>>(args)...);
   }
 };

@@ -1,5 +1,6 @@
 #pragma once
-// torch::nn's linear layers with a hook point. Same constructors, members and results.
+// torch::nn's linear layers with a hook point. Same constructors, members and results, but that Linear rounds once, as
+// in Python (nn/python_forward.h).
 
 #include <torch/nn/modules/linear.h>
 

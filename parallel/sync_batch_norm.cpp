@@ -107,9 +107,9 @@ class SyncedLayer {
   SyncedLayer(const Layer& layer, SyncRanksPtr ranks) : layer_(layer), ranks_(std::move(ranks)) {}
 
   void before(const HookPoint& at, TensorRefs inputs) {
-    const bool takes_statistics = layer_.is_training() || !layer_.options.track_running_stats();
     input_ = at::Tensor();
-    if (inputs.empty() || inputs[0]->dim() < 2 || !takes_statistics || is_dtensor(*inputs[0])) {
+    // Evaluation communicates not even without running statistics, so that ranks may evaluate by themselves.
+    if (inputs.empty() || inputs[0]->dim() < 2 || !layer_.is_training() || is_dtensor(*inputs[0])) {
       return;
     }
     TESSERA_CHECK(StateError, !at.is_forward_wrapped(),
@@ -137,8 +137,9 @@ class SyncedLayer {
   /// Without one, running statistics are an average of all batches.
   double momentum() const {
     const auto given = layer_.options.momentum();
-    const bool counts = layer_.is_training() && layer_.num_batches_tracked.defined();
-    return given ? *given : counts ? 1 / layer_.num_batches_tracked.template item<double>() : 0;
+    return given                                  ? *given
+           : layer_.num_batches_tracked.defined() ? 1 / layer_.num_batches_tracked.template item<double>()
+                                                  : 0;
   }
 
   const Layer& layer_;

@@ -15,8 +15,9 @@
 // many items. Running statistics are equal on all ranks.
 //
 // A layer in a region that checkpoint_module computes again counts a batch twice in its running statistics, as a batch
-// norm does without ranks. In eval mode with running statistics nothing is exchanged. An input that is a DTensor goes
-// by the rule of batch norm: statistics over the whole of it.
+// norm does without ranks. In eval mode nothing is exchanged: without running statistics a rank takes those of its
+// own batch, and may evaluate alone. An input that is a DTensor goes by the rule of batch norm: statistics over the
+// whole of it.
 //
 // Thread safety: forward and backward are for the thread that runs the rank's.
 

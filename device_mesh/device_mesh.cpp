@@ -2,11 +2,16 @@
 
 #include <fmt/ranges.h>
 
+#include <algorithm>
+#include <exception>
+#include <functional>
+#include <memory>
 #include <optional>
 #include <utility>
 
 #include "base/error.h"
 #include "base/hash.h"
+#include "comm/gather_texts.h"
 #include "comm/rank_context.h"
 #include "device_mesh/axis_names.h"
 #include "device_mesh/group_grid.h"
@@ -69,6 +74,32 @@ std::vector<int64_t> checked_ranks(std::vector<int64_t> ranks) {
   return ranks;
 }
 
+std::string describe_mesh(c10::DeviceType device_type, const std::vector<int64_t>& shape,
+                          const std::vector<std::string>& axis_names) {
+  return fmt::format("shape [{}], names [{}] on {}", fmt::join(shape, ", "), fmt::join(axis_names, ", "),
+                     c10::DeviceTypeName(device_type, /*lower_case=*/true));
+}
+
+/// Runs `check` of this rank's `arguments`. Ranks whose arguments differ would make groups that wait for each other, or
+/// a mesh of which each knows something else. Throws on every rank what `check` throws on one, or that they differ.
+void check_on_all_ranks(const std::string& arguments, const std::function<void()>& check) {
+  std::exception_ptr own;
+  try {
+    check();
+  } catch (const ValueError&) {
+    own = std::current_exception();
+  }
+  const auto texts = gather_texts(default_group(), arguments);
+  if (own) {  // with equal arguments every rank has one
+    std::rethrow_exception(own);
+  }
+  const auto other = std::ranges::find_if(texts, [&](const std::string& text) { return text != arguments; });
+  TESSERA_CHECK(ValueError, other == texts.end(),
+                "init_device_mesh: the ranks' arguments differ: rank {} has {}, rank {} has {}. Give the same ones on "
+                "every rank, or the mesh's own ranks: init_device_mesh(device, shape, names, ranks)",
+                get_rank(), arguments, other - texts.begin(), *other);
+}
+
 }  // namespace
 
 DeviceMesh init_device_mesh(c10::DeviceType device_type, std::vector<int64_t> shape,
@@ -76,16 +107,27 @@ DeviceMesh init_device_mesh(c10::DeviceType device_type, std::vector<int64_t> sh
   if (!is_initialized()) {
     init_process_group();
   }
-  check_shape(shape, ranks.empty() ? get_world_size() : std::ssize(ranks), !ranks.empty());
-  std::vector<std::string> names = checked_axis_names("init_device_mesh", std::move(axis_names), std::ssize(shape));
-  TESSERA_CHECK(ValueError, has_backend(default_group(), device_type),
-                "init_device_mesh: device type {}; the default group's backend \"{}\" is not for it",
-                c10::DeviceTypeName(device_type, /*lower_case=*/true), default_group()->getBackendName());
-  auto root = std::make_shared<detail::MeshRoot>(shape, std::move(names), checked_ranks(std::move(ranks)));
+  const bool ranks_are_given = !ranks.empty();
+  const auto arguments = describe_mesh(device_type, shape, axis_names);
+  std::unique_ptr<detail::MeshRoot> checked_root;
+  const auto check = [&] {
+    check_shape(shape, ranks_are_given ? std::ssize(ranks) : get_world_size(), ranks_are_given);
+    std::vector<std::string> names = checked_axis_names("init_device_mesh", std::move(axis_names), std::ssize(shape));
+    TESSERA_CHECK(ValueError, has_backend(default_group(), device_type),
+                  "init_device_mesh: device type {}; the default group's backend \"{}\" is not for it",
+                  c10::DeviceTypeName(device_type, /*lower_case=*/true), default_group()->getBackendName());
+    checked_root = std::make_unique<detail::MeshRoot>(shape, std::move(names), checked_ranks(std::move(ranks)));
+  };
+  if (ranks_are_given) {
+    check();
+  } else {
+    check_on_all_ranks(arguments, check);
+  }
+  const std::shared_ptr<detail::MeshRoot> root = std::move(checked_root);
   for (int64_t axis = 0; axis < root->layout.ndim(); ++axis) {
     root->groups.push_back(detail::group_along(*root, root->layout.axis(axis), root->axis_names[axis]));
   }
-  return DeviceMesh(detail::root_state(std::move(root), device_type, rank_context_id()));
+  return DeviceMesh(detail::root_state(root, device_type, rank_context_id()));
 }
 
 DeviceMesh DeviceMesh::from_group(const std::vector<ProcessGroupPtr>& groups, c10::DeviceType device_type,

@@ -30,9 +30,20 @@
 #include <memory>
 #include <string>
 #include <string_view>
+#include <type_traits>
 #include <vector>
 
 #include "comm/process_group.h"
+
+// Before C++23, mesh["dp", "tp"] is mesh["tp"]: the comma is an operator, and what is left of it is thrown away. No
+// overload sees that, so a comma within [] is an error in every source that includes this header.
+#if !defined(__cpp_multidimensional_subscript)
+#if defined(__clang__)
+#pragma clang diagnostic error "-Wdeprecated-comma-subscript"
+#elif defined(__GNUC__)
+#pragma GCC diagnostic error "-Wcomma-subscript"
+#endif
+#endif
 
 namespace tessera {
 
@@ -94,10 +105,18 @@ class DeviceMesh {
   /// The group of a 1-D mesh. Throws ValueError for more axes: flatten them first.
   const ProcessGroupPtr& group() const;
 
-  /// The sub-mesh over the named axes, in this order; names made by flatten are allowed.
+  /// The sub-mesh over the named axes, in this order; names made by flatten are allowed. Several names need braces,
+  /// mesh[{"dp", "tp"}], before C++23, where mesh["dp", "tp"] does not compile.
   DeviceMesh operator[](std::string_view axis_name) const;
   DeviceMesh operator[](const std::vector<std::string>& axis_names) const;
   DeviceMesh operator[](std::initializer_list<const char*> axis_names) const;
+#if defined(__cpp_multidimensional_subscript)
+  template <class... Names>
+  requires(sizeof...(Names) > 0 && (std::is_convertible_v<Names, std::string_view> && ...)) DeviceMesh operator[](
+      std::string_view first, const Names&... others) const {
+    return (*this)[std::vector<std::string>{std::string(first), std::string(std::string_view(others))...}];
+  }
+#endif
 
   /// Joins axes (none given: all) into one, with a group of its own, and returns it as a 1-D mesh; mesh[name] finds it
   /// afterwards. `name` defaults to the joined names, "dp_tp". Every rank of the whole mesh calls it. The same call
@@ -135,7 +154,9 @@ class DeviceMesh {
 /// Every rank of the mesh calls it with the same arguments, and no other does. Sets up the default group from the
 /// environment if there is none. Throws ValueError if the product of `shape` is not the number of ranks, for an axis
 /// without ranks, for names that are too few, too many, empty or doubled, and for ranks that are doubled, out of range
-/// or without the caller.
+/// or without the caller. A mesh over all ranks compares the arguments first, by an exchange over the default group:
+/// where they differ, or one rank's are wrong, every rank throws ValueError. Of `ranks` that are given nothing is
+/// compared.
 DeviceMesh init_device_mesh(c10::DeviceType device_type, std::vector<int64_t> shape,
                             std::vector<std::string> axis_names = {}, std::vector<int64_t> ranks = {});
 

@@ -3,6 +3,8 @@
 #include <ATen/Context.h>
 
 #include <array>
+#include <chrono>
+#include <functional>
 
 #include "base/error.h"
 #include "comm/collectives.h"
@@ -174,6 +176,41 @@ TEST_CASE("without a process group init_device_mesh sets one up") {
   CHECK(mesh.coordinate() == Ints{0, 0});
   CHECK(mesh.flatten().group() == default_group());
 }
+
+TEST_CASE("ranks that ask for different meshes are refused on all of them") {
+  const std::vector<std::function<DeviceMesh(int)>> calls = {
+      [](int rank) {
+        return init_device_mesh(at::kCPU, rank == 3 ? Ints{4, 1} : Ints{2, 2}, {"dp", "tp"});
+      },
+      [](int rank) {
+        return init_device_mesh(at::kCPU, rank == 3 ? Ints{4} : Ints{2, 2});
+      },
+      [](int rank) {
+        return init_device_mesh(at::kCPU, rank == 1 ? Ints{2, 3} : Ints{2, 2});
+      },
+      [](int rank) {
+        return init_device_mesh(at::kCPU, {2, 2}, rank == 0 ? Names{"dp", "tp"} : Names{"tp", "dp"});
+      },
+  };
+  for (const auto& call : calls) {
+    run_ranks(4, [&](int rank) { expect_throws<ValueError>([&] { call(rank); }, "shape ["); },
+              {.timeout = std::chrono::seconds(20)});
+  }
+  run_ranks(4, [&](int rank) {
+    expect_throws<ValueError>([&] { calls[0](rank); },
+                              rank == 3 ? "rank 3 has shape [4, 1], names [dp, tp] on cpu, rank 0 has shape [2, 2]"
+                                        : "rank 3 has shape [4, 1], names [dp, tp] on cpu. Give the same ones");
+  });
+}
+
+#if defined(__cpp_multidimensional_subscript)
+TEST_CASE("several names in brackets") {
+  run_ranks(4, [](int) {
+    const DeviceMesh mesh = init_device_mesh(at::kCPU, {2, 2}, {"dp", "tp"});
+    TESSERA_EXPECT((mesh["dp", "tp"] == mesh));
+  });
+}
+#endif
 
 }  // namespace
 }  // namespace tessera

@@ -1,16 +1,22 @@
 // foreach ops: the element-by-element ones by name, norms and maxima, which reduce each tensor of the list.
 
+#include <ATen/ops/_foreach_addcdiv.h>
+#include <ATen/ops/_foreach_addcmul.h>
 #include <ATen/ops/full.h>
+#include <torch/library.h>
 
 #include <algorithm>
 #include <string_view>
 
+#include "base/error.h"
+#include "dtensor/dtensor_impl.h"
 #include "dtensor/ops/list_parts.h"
 #include "dtensor/ops/op_names.h"
 #include "dtensor/ops/pointwise.h"
 #include "dtensor/ops/reduction.h"
 #include "dtensor/ops/rule_helpers.h"
 #include "dtensor/output_metas.h"
+#include "dtensor/whole_tensor.h"
 
 namespace tessera {
 
@@ -156,6 +162,43 @@ const RegisterOpRules foreach_rules([] {
   register_op_rule({"aten::_foreach_max"}, max);
 });
 
+/// A tensor of numbers, one for each tensor of a list, as numbers: kernels read it, and it must lie on the CPU.
+std::vector<at::Scalar> numbers_of(const char* op, const at::Tensor& scalars, size_t tensors) {
+  TESSERA_CHECK(ValueError, scalars.dim() == 1 && scalars.size(0) == static_cast<int64_t>(tensors),
+                "{}: scalars are {}; give a tensor of one dim with a number for each of the {} tensors", op,
+                to_string(TensorMeta::of(scalars)), tensors);
+  const auto* meta = dtensor_meta(scalars);
+  const auto whole = (meta ? whole_tensor(*meta) : scalars).to(at::kCPU);
+  std::vector<at::Scalar> numbers;
+  for (int64_t i = 0; i < whole.size(0); ++i) {
+    numbers.push_back(whole[i].item());
+  }
+  return numbers;
+}
+
+std::vector<at::Tensor> foreach_addcdiv(at::TensorList self, at::TensorList a, at::TensorList b,
+                                        const at::Tensor& scalars) {
+  return at::_foreach_addcdiv(self, a, b, numbers_of("aten::_foreach_addcdiv.Tensor", scalars, self.size()));
+}
+void foreach_addcdiv_(at::TensorList self, at::TensorList a, at::TensorList b, const at::Tensor& scalars) {
+  at::_foreach_addcdiv_(self, a, b, numbers_of("aten::_foreach_addcdiv_.Tensor", scalars, self.size()));
+}
+std::vector<at::Tensor> foreach_addcmul(at::TensorList self, at::TensorList a, at::TensorList b,
+                                        const at::Tensor& scalars) {
+  return at::_foreach_addcmul(self, a, b, numbers_of("aten::_foreach_addcmul.Tensor", scalars, self.size()));
+}
+void foreach_addcmul_(at::TensorList self, at::TensorList a, at::TensorList b, const at::Tensor& scalars) {
+  at::_foreach_addcmul_(self, a, b, numbers_of("aten::_foreach_addcmul_.Tensor", scalars, self.size()));
+}
+
 }  // namespace
+
+/// Before dispatch: a plain tensor of numbers is for these ops no part of anything.
+TORCH_LIBRARY_IMPL(aten, PrivateUse1, library) {
+  library.impl("_foreach_addcdiv.Tensor", &foreach_addcdiv);
+  library.impl("_foreach_addcdiv_.Tensor", &foreach_addcdiv_);
+  library.impl("_foreach_addcmul.Tensor", &foreach_addcmul);
+  library.impl("_foreach_addcmul_.Tensor", &foreach_addcmul_);
+}
 
 }  // namespace tessera

@@ -18,12 +18,15 @@
 #include <ATen/ops/_fused_adam.h>
 #include <ATen/ops/_fused_adamw.h>
 #include <ATen/ops/_fused_sgd.h>
+#include <ATen/ops/arange.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/randn.h>
 #include <ATen/ops/stack.h>
+#include <ATen/ops/tensor.h>
 #include <ATen/ops/zeros.h>
 
+#include "base/error.h"
 #include "comm/comm_stats.h"
 #include "dtensor/dtensor.h"
 #include "dtensor/dtensor_impl.h"
@@ -104,6 +107,39 @@ TEST_CASE("foreach reduces each tensor", "[dtensor][ops]") {
                    .call = [](const Tensors& x) { return at::_foreach_max(x); },
                    .gradients = false});
   CHECK_NOTHROW(check_ops(cases));
+}
+
+TEST_CASE("foreach addcdiv and addcmul by a tensor of numbers, plain or a DTensor", "[dtensor][ops]") {
+  run_ranks(3, [](int) {
+    const auto mesh = init_device_mesh(at::kCPU, {3});
+    const Tensors plain{at::arange(10, at::kFloat).view({5, 2}), at::arange(4, at::kFloat)};
+    const auto numbers = at::tensor({0.5f, 2.0f});
+    const auto whole = [](const Tensors& list) { return Tensors{full_tensor(list[0]), full_tensor(list[1])}; };
+    const auto sharded = [&] {
+      return Tensors{distribute_tensor(plain[0], mesh, {Shard(0)}), distribute_tensor(plain[1] + 1, mesh, {Shard(0)})};
+    };
+    const Tensors same{plain[0].clone(), plain[1] + 1};
+    const auto expect_same = [](const Tensors& a, const Tensors& b) {
+      testing::expect_bit_equal(a[0], b[0]);
+      testing::expect_bit_equal(a[1], b[1]);
+    };
+    const auto ones = Tensors{at::full({5, 2}, 3.0), at::full({4}, 3.0)};
+    const Tensors by{distribute_tensor(ones[0], mesh, {Shard(0)}), distribute_tensor(ones[1], mesh, {Replicate()})};
+    for (const auto& scalars : {numbers, distribute_tensor(numbers, mesh, {Replicate()})}) {
+      expect_same(whole(at::_foreach_addcdiv(sharded(), sharded(), by, scalars)),
+                  at::_foreach_addcdiv(same, same, ones, numbers));
+      expect_same(whole(at::_foreach_addcmul(sharded(), sharded(), by, scalars)),
+                  at::_foreach_addcmul(same, same, ones, numbers));
+      auto x = sharded();
+      at::_foreach_addcdiv_(x, sharded(), by, scalars);
+      expect_same(whole(x), at::_foreach_addcdiv(same, same, ones, numbers));
+      x = sharded();
+      at::_foreach_addcmul_(x, sharded(), by, scalars);
+      expect_same(whole(x), at::_foreach_addcmul(same, same, ones, numbers));
+    }
+    testing::expect_throws<ValueError>([&] { at::_foreach_addcmul_(sharded(), by, by, at::ones({3})); },
+                                       "a number for each of the 2 tensors");
+  });
 }
 
 TEST_CASE("foreach in place keeps each tensor's placements", "[dtensor][ops]") {

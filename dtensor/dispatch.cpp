@@ -156,17 +156,10 @@ void run_mixed(const c10::OperatorHandle& op, c10::DispatchKeySet keys, const Ca
 
 }  // namespace
 
-void dispatch(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) {
-  const DispatchingOp dispatching(op);
-  const auto& info = OpInfo::of(op);
-  if (info.functional) {
-    run_functional_form(op, *info.functional, stack);
-    return;
-  }
-  // The call's arguments leave the stack: they keep the DTensors alive, and are what in-place ops return.
-  const auto first = stack->end() - static_cast<std::ptrdiff_t>(info.kinds.size());
-  const Arguments arguments(std::make_move_iterator(first), std::make_move_iterator(stack->end()));
-  const CallSignature call(info, arguments);
+namespace {
+
+void dispatch_call(const c10::OperatorHandle& op, c10::DispatchKeySet keys, const CallSignature& call, Stack* stack) {
+  const auto& info = *call.info;
   if (call.mixed) {
     run_mixed(op, keys, call, stack);
     return;
@@ -188,6 +181,27 @@ void dispatch(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* st
     check_written_once(op, call, plan);
   }
   run_plan(op, call, plan, stack);
+}
+
+}  // namespace
+
+void dispatch(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) {
+  const DispatchingOp dispatching(op);
+  const auto& info = OpInfo::of(op);
+  if (info.functional) {
+    run_functional_form(op, *info.functional, stack);
+    return;
+  }
+  // The call's arguments leave the stack: they keep the DTensors alive, and are what in-place ops return.
+  const auto first = stack->end() - static_cast<std::ptrdiff_t>(info.kinds.size());
+  const Arguments arguments(std::make_move_iterator(first), std::make_move_iterator(stack->end()));
+  const CallSignature call(info, arguments);
+  try {
+    dispatch_call(op, keys, call, stack);
+  } catch (c10::Error& error) {
+    add_call_to(error, op, call);
+    throw;
+  }
 }
 
 DispatchStats dispatch_stats() {

@@ -96,7 +96,8 @@ std::string remedy_for_sharded(const c10::OperatorHandle& op, const CallSignatur
   return fmt::format(
       "It is gathered by the hooks of {} only while that module's forward or backward runs. Call the module itself "
       "(not its parts or forward of a stock base class), declare its type with TESSERA_MODULE or wrap it with "
-      "hooked(), or gather it by hand with fsdp(module).unshard(). {}",
+      "hooked(), or gather it by hand with fsdp(module).unshard(). A part that is called by itself, as a head by a "
+      "loss in chunks, is to be a unit of its own: fully_shard(part) before fully_shard() of the module around it. {}",
       origin.module, kBackwardBefore);
 }
 
@@ -161,6 +162,19 @@ bool share_root(const CallSignature& call) {
 }
 
 }  // namespace
+
+void add_call_to(c10::Error& error, const c10::OperatorHandle& op, const CallSignature& call) {
+  constexpr const char* kOnDTensors = "of DTensors: ";
+  const auto& context = error.context();
+  if (std::ranges::any_of(context, [&](const std::string& line) { return line.find(kOnDTensors) != line.npos; })) {
+    return;
+  }
+  error.add_context(
+      fmt::format("{} {}{}. The sizes, dtypes and numbers must fit as those of the whole tensors; where they do and "
+                  "plain tensors are taken, run the op on full_tensor() of the DTensors, taken on every rank, or let "
+                  "it run so in a ReplicateAndRun scope",
+                  toString(op.operator_name()), kOnDTensors, describe_arguments(call)));
+}
 
 void throw_mixed(const c10::OperatorHandle& op, const CallSignature& call) {
   const std::string name = toString(op.operator_name());

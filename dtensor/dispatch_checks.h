@@ -1,6 +1,8 @@
 #pragma once
 // What dispatch refuses before it runs an op, and how it says so.
 
+#include <c10/util/Exception.h>
+
 #include <string>
 
 #include "dtensor/call_signature.h"
@@ -9,6 +11,10 @@ namespace tessera {
 
 /// The operands as messages list them.
 std::string describe_arguments(const CallSignature& call);
+
+/// To an error of libtorch, of a meta kernel, say, which knows nothing of DTensors: the op, the operands, and what may
+/// help. Once, where ops call others.
+void add_call_to(c10::Error& error, const c10::OperatorHandle& op, const CallSignature& call);
 
 /// DTensors do not mix with plain tensors: nothing says whether a plain one is a copy or a part. Throws StateError if a
 /// parameter of fully_shard is used while sharded, else ValueError.

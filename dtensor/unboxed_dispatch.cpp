@@ -11,6 +11,7 @@
 
 #include "dtensor/call_signature.h"
 #include "dtensor/dispatch.h"
+#include "dtensor/dispatch_checks.h"
 #include "dtensor/dispatch_scopes.h"
 #include "dtensor/local_arguments.h"
 #include "dtensor/plan_cache.h"
@@ -75,11 +76,17 @@ struct UnboxedDispatch {
       if (const OpPlan* plan = may_run(call) ? cache.find(call) : nullptr;
           plan && !plan->nothing_to_compute && !plan->has_to_ask) {
         cache.count_hit();
-        const Locals locals(call, *plan);
-        size_t next = 0;
-        const std::tuple<Args...> local{local_of(args, locals, next)...};  // in order, as braces are
-        auto result = std::apply([&](Args... of) { return op.call(of...); }, local);
-        return result.defined() ? ResultWrapper{call, *plan}.wrap(std::move(result), info.returns[0].is_view) : result;
+        try {
+          const Locals locals(call, *plan);
+          size_t next = 0;
+          const std::tuple<Args...> local{local_of(args, locals, next)...};  // in order, as braces are
+          auto result = std::apply([&](Args... of) { return op.call(of...); }, local);
+          return result.defined() ? ResultWrapper{call, *plan}.wrap(std::move(result), info.returns[0].is_view)
+                                  : result;
+        } catch (c10::Error& error) {
+          add_call_to(error, op, call);
+          throw;
+        }
       }
     }
     torch::jit::Stack stack;

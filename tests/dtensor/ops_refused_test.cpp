@@ -237,4 +237,23 @@ TEST_CASE("arguments that no kernel takes", "[dtensor][ops]") {
   });
 }
 
+TEST_CASE("an error of libtorch about DTensors names the op, the operands and a remedy", "[dtensor][ops]") {
+  run_ranks(2, [](int) {
+    const auto mesh = init_device_mesh(at::kCPU, {2});
+    const auto a = distribute_tensor(at::ones({5, 3}), mesh, {Shard(0)});
+    const auto b = distribute_tensor(at::ones({4, 2}), mesh, {Replicate()});
+    for (int again = 0; again < 2; ++again) {
+      const auto multiply = [&] { a.mm(b); };
+      expect_throws<c10::Error>(multiply, "aten::mm of DTensors: ");
+      expect_throws<c10::Error>(multiply, "Shard(0)");
+      expect_throws<c10::Error>(multiply, "ReplicateAndRun");
+    }
+    // Of a kernel, where the plan is known.
+    const auto table = distribute_tensor(at::ones({2, 2}), mesh, {Replicate()});
+    const auto right = distribute_tensor(at::zeros({2}, at::kLong), mesh, {Replicate()});
+    at::embedding(table, right);
+    expect_throws<std::exception>([&] { at::embedding(table, right + 7); }, "aten::embedding of DTensors: ");
+  });
+}
+
 }  // namespace tessera

@@ -10,6 +10,7 @@
 
 #include "base/error.h"
 #include "dtensor/dtensor.h"
+#include "fully_shard/fully_shard.h"
 #include "fully_shard/replicate.h"
 #include "testing/expect.h"
 #include "testing/parity.h"
@@ -266,6 +267,31 @@ TEST_CASE("a term whose gradient comes when others are reduced is refused with t
       (own + penalty(reference, squares)).backward();
     });
     check_sharded_parity(reference, tower, kSumsInAnotherOrder);
+  });
+}
+
+TEST_CASE("a loss in chunks through a head: refused in the root's unit, right as a unit of its own", "[loss_terms]") {
+  const auto loss_in_chunks = [](Policy& policy, int rank) {
+    const auto x = policy->body(make_batch(static_cast<uint64_t>(rank), 6, 5)).tanh();
+    const auto leaf = x.detach().requires_grad_();
+    for (const auto& chunk : leaf.chunk(3)) {
+      policy->mean(chunk).pow(2).sum().backward();
+    }
+    x.backward(leaf.grad());
+  };
+  run_ranks(2, [&](int rank) {
+    Policy reference, policy, in_root;
+    fully_shard(in_root->body);
+    fully_shard(in_root);
+    expect_throws<StateError>([&] { loss_in_chunks(in_root, rank); }, "a unit of its own: fully_shard(part) before");
+    fully_shard(policy->body);
+    fully_shard(policy->mean);
+    fully_shard(policy);
+    policy->log_std.set_requires_grad(false);
+    reference->log_std.set_requires_grad(false);
+    average_reference(*reference, 2, [&](int each) { loss_in_chunks(reference, each); });
+    loss_in_chunks(policy, rank);
+    check_sharded_parity(reference, policy, kSumsInAnotherOrder);
   });
 }
 

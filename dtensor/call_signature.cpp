@@ -236,7 +236,9 @@ CallSignature::CallSignature(const OpInfo& op_info, at::ArrayRef<c10::IValue> ca
 
 void CallSignature::add_list(size_t arg, const c10::IValue& list) {
   size_t index = 0;
-  for (const auto& element : list.toListRef()) {
+  const auto elements = list.toListRef();
+  hash = mix(hash, elements.size());  // of a Tensor?[], whose undefined entries are no operands
+  for (const auto& element : elements) {
     if (element.isTensor() && element.toTensor().defined()) {
       list_tensors_.push_back(element.toTensor());
       add(arg, index, list_tensors_.back());

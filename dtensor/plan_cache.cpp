@@ -16,6 +16,16 @@ constexpr size_t kMaxCachedPlans = 1 << 16;
 /// And beyond plans for this many meshes, sub-meshes among them: each of their groups may hold a socket for each peer.
 constexpr size_t kMaxMeshes = 64;
 
+/// A Tensor?[]: its entries that are not defined are no operands, so that its length is a part of the key by itself.
+bool is_list_of_optional(const CallSignature& call, size_t arg) {
+  return call.info->kinds[arg] == OpInfo::ArgKind::TensorList && call.args[arg].isList() &&
+         !call.args[arg].isTensorList();
+}
+
+int64_t list_size(const CallSignature& call, size_t arg) {
+  return std::ssize(call.args[arg].toListRef());
+}
+
 }  // namespace
 
 /// The key in owned form, so that equal hashes are told apart.
@@ -29,7 +39,8 @@ struct PlanCache::Entry {
   const OpInfo* info;
   at::ScalarType default_dtype;
   c10::SmallVector<Operand, 3> operands;
-  std::vector<c10::IValue> scalars;  // keys of plain scalars, then all arguments without tensors
+  std::vector<c10::IValue>
+      scalars;  // keys of plain scalars, then all arguments without tensors and lengths of Tensor?[]
   std::unique_ptr<const OpPlan> plan;
 };
 
@@ -61,8 +72,11 @@ bool PlanCache::matches(const Entry& entry, const CallSignature& call) {
     }
   }
   for (size_t arg = 0; arg < call.args.size(); ++arg) {
-    if (is_scalar_argument(call, arg) &&
-        !same_scalar(entry.scalars[scalar++], call.args[arg], call.info->reads_float_scalars)) {
+    if (is_scalar_argument(call, arg)) {
+      if (!same_scalar(entry.scalars[scalar++], call.args[arg], call.info->reads_float_scalars)) {
+        return false;
+      }
+    } else if (is_list_of_optional(call, arg) && entry.scalars[scalar++].toInt() != list_size(call, arg)) {
       return false;
     }
   }
@@ -142,6 +156,8 @@ void PlanCache::insert(const CallSignature& call, std::unique_ptr<const OpPlan> 
   for (size_t arg = 0; arg < call.args.size(); ++arg) {
     if (is_scalar_argument(call, arg)) {
       entry->scalars.push_back(call.args[arg]);
+    } else if (is_list_of_optional(call, arg)) {
+      entry->scalars.emplace_back(list_size(call, arg));
     }
   }
   if (const uint64_t context = rank_context_id(); context != context_) {

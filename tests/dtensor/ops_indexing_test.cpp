@@ -1,4 +1,5 @@
 #include <ATen/TensorIndexing.h>
+#include <ATen/ops/arange.h>
 #include <ATen/ops/embedding.h>
 #include <ATen/ops/gather.h>
 #include <ATen/ops/index.h>
@@ -10,6 +11,7 @@
 #include <ATen/ops/masked_select.h>
 #include <ATen/ops/nonzero.h>
 #include <ATen/ops/ones.h>
+#include <ATen/ops/scalar_tensor.h>
 #include <ATen/ops/scatter.h>
 #include <ATen/ops/scatter_add.h>
 #include <ATen/ops/scatter_reduce.h>
@@ -18,6 +20,7 @@
 #include "dtensor/dtensor.h"
 #include "testing/expect.h"
 #include "testing/run_ranks.h"
+#include "testing/tensor_matchers.h"
 #include "tests/dtensor/op_oracle.h"
 #include "third_party/catch2/catch.h"
 
@@ -130,6 +133,49 @@ TEST_CASE("writing by index", "[dtensor][ops]") {
        .inputs = {{{5, 3}}, indices({5, 4}, 3), {{5, 4}}},
        .call = [](const Tensors& x) -> Tensors { return {at::scatter_reduce(x[0], 1, x[1], x[2], "sum")}; }},
   }));
+}
+
+TEST_CASE("writing a plain number, as a tensor, where a mask says so", "[dtensor][ops]") {
+  run_ranks(3, [](int) {
+    const auto mesh = init_device_mesh(at::kCPU, {3});
+    const auto plain = at::arange(15, at::kFloat).view({5, 3});
+    for (const auto& placement : {Placement(Shard(0)), Placement(Shard(1)), Placement(Replicate())}) {
+      auto x = distribute_tensor(plain, mesh, {placement});
+      x.index_put_({x > 7}, at::scalar_tensor(-1.0f));
+      auto expected = plain.clone();
+      expected.index_put_({plain > 7}, at::scalar_tensor(-1.0f));
+      testing::expect_bit_equal(full_tensor(x), expected);
+      testing::expect_bit_equal(
+          full_tensor(distribute_tensor(plain, mesh, {placement})
+                          .index_put({distribute_tensor(plain, mesh, {placement}) > 7}, at::scalar_tensor(-1.0f))),
+          expected);
+    }
+  });
+}
+
+TEST_CASE("lists of indices that differ in what is undefined behind the last are calls of their own",
+          "[dtensor][ops]") {
+  run_ranks(2, [](int) {
+    const auto mesh = init_device_mesh(at::kCPU, {2});
+    const auto plain = at::arange(24, at::kFloat).view({4, 3, 2});
+    const auto x = distribute_tensor(plain, mesh, {Shard(0)});
+    const auto rows = at::tensor({2, 0, 1}, at::kLong);
+    const auto index = distribute_tensor(rows, mesh, {Replicate()});
+    using Indices = c10::List<std::optional<at::Tensor>>;
+    const std::optional<at::Tensor> none;
+    const auto dims_of = [](const at::Tensor& tensor, const at::Tensor& at_rows, size_t trailing) {
+      Indices indices({std::optional<at::Tensor>(), std::optional<at::Tensor>(at_rows)});
+      for (size_t i = 0; i < trailing; ++i) {
+        indices.push_back(std::nullopt);
+      }
+      return at::index(tensor, indices);
+    };
+    for (const size_t trailing : {0, 1, 0}) {
+      testing::expect_bit_equal(full_tensor(dims_of(x, index, trailing)), dims_of(plain, rows, trailing));
+    }
+    // One index too many is refused after the right call too.
+    expect_throws<std::exception>([&] { dims_of(x, index, 2); }, "too many indices");
+  });
 }
 
 }  // namespace tessera

@@ -7,6 +7,7 @@
 #include <ATen/ops/linalg_vector_norm.h>
 #include <ATen/ops/stack.h>
 #include <ATen/ops/zeros.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <unordered_set>
@@ -38,6 +39,29 @@ std::vector<SameMesh> by_mesh(const std::vector<at::Tensor>& tensors) {
     group->tensors.push_back(tensor);
   }
   return groups;
+}
+
+/// Each rank computes the norm over the meshes that it has. Where one of them is over fewer ranks than another, the
+/// ranks would get different norms, and scale parts of one gradient differently.
+void check_same_ranks(const std::vector<SameMesh>& groups) {
+  const SameMesh* first = nullptr;
+  const auto ranks_of = [](const SameMesh& group) {
+    auto ranks = group.mesh.root().ranks();
+    std::ranges::sort(ranks);
+    return ranks;
+  };
+  for (const auto& group : groups) {
+    if (!group.mesh.defined()) {
+      continue;
+    }
+    first = first ? first : &group;
+    const auto own = ranks_of(group), others = ranks_of(*first);
+    TESSERA_CHECK(ValueError, own == others,
+                  "get_total_norm: gradients lie on {}, whose mesh is over the ranks [{}], and on {}, over [{}]: each "
+                  "rank would get a norm of its own, and scale its shards by that. Clip those of each mesh by a call "
+                  "of its own, or make both meshes parts of one",
+                  first->mesh, fmt::join(others, ", "), group.mesh, fmt::join(own, ", "));
+  }
 }
 
 at::ScalarType norm_dtype(const std::vector<at::Tensor>& tensors) {
@@ -90,7 +114,9 @@ at::Tensor get_total_norm(const std::vector<at::Tensor>& tensors, const ClipGrad
   const at::NoGradGuard no_grad;
   const auto dtype = norm_dtype(tensors);
   std::vector<at::Tensor> norms;
-  for (const auto& group : by_mesh(real_values(tensors))) {
+  const auto groups = by_mesh(real_values(tensors));
+  check_same_ranks(groups);
+  for (const auto& group : groups) {
     const auto each = group_norms(group, options.norm_type, dtype);
     const auto norm = at::linalg_vector_norm(at::stack(each), options.norm_type);
     norms.push_back(is_dtensor(norm) ? full_tensor(norm) : norm);

@@ -4,7 +4,9 @@
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/cat.h>
+#include <ATen/ops/full.h>
 #include <ATen/ops/linalg_vector_norm.h>
+#include <ATen/ops/ones.h>
 #include <ATen/ops/randn.h>
 #include <ATen/ops/view_as_real.h>
 #include <ATen/ops/zeros_like.h>
@@ -179,6 +181,21 @@ TEST_CASE("a norm that is not finite, and wrong arguments, are errors on every r
     expect_throws<ValueError>([&] { get_total_norm({param}, {.norm_type = 0}); }, "norm_type is 0");
     expect_throws<ValueError>([&] { clip_grad_norm_({param}, -1.0); }, "max_norm is -1");
     expect_equal(get_total_norm({}).item<double>(), 0.0);
+  });
+}
+
+TEST_CASE("gradients on a mesh of this rank alone beside those of all ranks are refused") {
+  run_ranks(2, [](int rank) {
+    const auto all = init_device_mesh(at::kCPU, {2}, {"dp"});
+    const auto alone = init_device_mesh(at::kCPU, {1}, {"own"}, {rank});
+    auto shared = distribute_tensor(at::ones({4}), all, {Shard(0)}).set_requires_grad(true);
+    auto own = distribute_tensor(at::ones({3}), alone, {Shard(0)}).set_requires_grad(true);
+    shared.mutable_grad() = distribute_tensor(at::ones({4}), all, {Shard(0)});
+    own.mutable_grad() = distribute_tensor(at::full({3}, rank + 1.0), alone, {Shard(0)});
+    expect_throws<ValueError>([&] { clip_grad_norm_({shared, own}, 0.5); }, "a norm of its own");
+    clip_grad_norm_({shared}, 0.5);  // one by one, as the error says
+    clip_grad_norm_({own}, 0.5);
+    expect_close(full_tensor(shared.grad()), at::full({4}, 0.25));
   });
 }
 

@@ -133,12 +133,7 @@ void Dispatcher::bring_back(torch::nn::Module& experts, TensorRefs outputs) {
   const auto [plan, tokens] = std::move(calls.back());
   calls.pop_back();
   const bool is_right = outputs.size() == 1 && outputs[0]->dim() > 0 && outputs[0]->size(0) == tokens.size(0);
-  Returned returned;
-  if (plan.some_get_none) {
-    returned = compare_ranks(is_right ? *outputs[0] : tokens, is_right);
-  } else if (!is_right) {
-    returned.wrong = {mesh.local_rank()};
-  }
+  const auto returned = compare_ranks(is_right ? *outputs[0] : tokens, is_right);
   TESSERA_CHECK(ValueError, returned.wrong.empty(),
                 "{}: the forwards of ranks [{}] did not return one row a token. This rank's got {} tokens and returned "
                 "{} tensors{}",

@@ -22,8 +22,8 @@
 // all tokens; where the loss of each rank is a mean over its own tokens, and other gradients are averaged over the
 // ranks, divide them by the number of ranks.
 //
-// Communication of a call: an all-gather of the counts, which the host waits for, and two all-to-alls of tokens; where
-// a rank of the mesh gets no tokens, another such all-gather, of what the forwards returned. Backward: two all-to-alls.
+// Communication of a call: two small all-gathers that the host waits for, of the counts and of what kind of rows the
+// forwards returned, and two all-to-alls of tokens. Backward: two all-to-alls.
 // After ExpertParallel in torchtitan (torchtitan/distributed/expert_parallel.py) and D. Lepikhin et al.: GShard, 2020.
 
 #include "parallel/parallel_style.h"
@@ -32,10 +32,9 @@ namespace tessera {
 
 /// Errors: StateError for a module without hook point; ValueError for one without parameters or whose parameters differ
 /// in dim 0, and, on every rank, for counts that do not fit and tokens whose dtype or width differs between ranks.
-/// Other inputs than two plain tensors, another number of rows returned, and whatever the module's forward throws, are
-/// errors on the rank where they happen, and the others wait for it until the time-out. Where a rank got no tokens,
-/// what the forwards returned is compared: another number of rows, and rows whose dtype or width differs, are errors on
-/// every rank.
+/// Another number of rows returned, and rows whose dtype or width differs between ranks, are errors on every rank.
+/// Other inputs than two plain tensors, and whatever the module's forward throws, are errors on the rank where they
+/// happen, and the others wait for it until the time-out.
 class ExpertParallel : public ParallelStyle {
  public:
   std::string name() const override { return "ExpertParallel"; }

@@ -13,6 +13,8 @@
 #include <ATen/ops/zeros_like.h>
 #include <torch/csrc/autograd/autograd.h>
 
+#include <chrono>
+
 #include "base/error.h"
 #include "debug/comm_debug_mode.h"
 #include "nn/linear.h"
@@ -258,9 +260,9 @@ TEST_CASE("what expert parallelism communicates", "[parallel]") {
     {
       CommDebugMode mode;
       out = mixture(make_input(1, {6, kDim}).set_requires_grad(true));
-      expect_equal(mode.calls(Collective::AllGather), 1);
+      expect_equal(mode.calls(Collective::AllGather), 2);
       expect_equal(mode.calls(Collective::AllToAll), 2);
-      expect_equal(mode.calls(), 3);
+      expect_equal(mode.calls(), 4);
     }
     CommDebugMode mode;
     out.sum().backward();
@@ -370,6 +372,21 @@ TEST_CASE("experts get counts in the dtype of the caller's", "[parallel]") {
     parallelize_module(small, mesh, ExpertParallel());
     expect_throws<ValueError>([&] { small(at::ones({4, 3}), at::full({2}, 2, at::kChar)); }, "int32 or int64");
   });
+}
+
+TEST_CASE("one rank that returns another number of rows is an error on all, where all have tokens", "[parallel]") {
+  run_ranks(2,
+            [](int rank) {
+              const auto mesh = init_device_mesh(at::kCPU, {2}, {"ep"});
+              AnyExperts experts(2, [&](const at::Tensor& tokens, const at::Tensor&) { return tokens.slice(0, rank); });
+              parallelize_module(experts, mesh, ExpertParallel());
+              expect_throws<ValueError>(
+                  [&] {
+                    experts(at::ones({2, 3}), at::ones({2}, at::kLong));
+                  },
+                  "the forwards of ranks [1] did not return one row a token");
+            },
+            {.timeout = std::chrono::seconds(20)});
 }
 
 }  // namespace tessera::testing

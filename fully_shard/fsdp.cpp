@@ -10,6 +10,7 @@
 #include "dtensor/clip_grad_norm.h"
 #include "fully_shard/backward_hooks.h"
 #include "fully_shard/fsdp_unit.h"
+#include "fully_shard/unit_tree.h"
 
 namespace tessera {
 
@@ -86,19 +87,19 @@ void FSDP::no_sync(const std::function<void()>& body) const {
                 unit_->state->label());
   unit_->assert_state("no_sync", {TrainingState::IDLE});
   struct Saved {
-    std::shared_ptr<FSDPUnit> unit;
+    std::shared_ptr<FSDPState> state;
     GradientSettings settings;
   };
   std::vector<Saved> saved;
-  for (const auto& [path, module, unit] : fsdp_units(*module_)) {
-    auto& gradients = unit->state->settings().gradients;
-    saved.push_back({unit, gradients});
+  for (const auto& [path, state] : fsdp_states(*module_)) {  // those of fully_shard and replicate too
+    auto& gradients = state->settings().gradients;
+    saved.push_back({state, gradients});
     gradients.requires_gradient_sync = gradients.requires_all_reduce = false;
   }
   bool changed = false;
   const auto restore = [&] {
-    for (const auto& [unit, settings] : saved) {
-      auto& gradients = unit->state->settings().gradients;
+    for (const auto& [state, settings] : saved) {
+      auto& gradients = state->settings().gradients;
       changed = changed || gradients.requires_gradient_sync;
       gradients.requires_gradient_sync = settings.requires_gradient_sync;
       gradients.requires_all_reduce = settings.requires_all_reduce;

@@ -2,10 +2,13 @@
 // beside the gradients (fully_shard/gradient_message.h), which a hook does not see: they go by a small collective
 // after it.
 
+#include <algorithm>
+
 #include "base/error.h"
 #include "comm/collectives.h"
 #include "fully_shard/fsdp.h"
 #include "fully_shard/fsdp_unit.h"
+#include "fully_shard/unit_tree.h"
 
 namespace tessera {
 
@@ -53,6 +56,14 @@ void FSDP::register_comm_hook(CommHook hook) const {
                   "FULL_SHARD, SHARD_GRAD_OP and NO_SHARD",
                   name, to_string(unit->strategy));
     TESSERA_CHECK(StateError, !unit->comm_hook, "register_comm_hook: {} has a hook already; register one, once", name);
+  }
+  for (const auto& [path, state] : fsdp_states(*module_)) {
+    const auto is_own = [&own = state](const NamedUnit& named) { return named.unit->state == own; };
+    TESSERA_CHECK(NotImplementedError, std::ranges::any_of(units, is_own),
+                  "register_comm_hook: '{}' is a unit of fully_shard or replicate, whose gradients a hook would not "
+                  "see; wrap it in FullyShardedDataParallel, or set collectives of your own on all units, "
+                  "fsdp(module).set_custom_reduce_scatter() and set_custom_all_reduce()",
+                  path);
   }
   TESSERA_CHECK(ValueError, hook.run != nullptr,
                 "register_comm_hook: the hook's run is empty; give a function of (full_flat_grad, output)");

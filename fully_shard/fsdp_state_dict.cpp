@@ -4,7 +4,10 @@
 #include <c10/util/Exception.h>
 #include <fmt/ranges.h>
 
+#include <algorithm>
 #include <unordered_map>
+#include <unordered_set>
+#include <utility>
 
 #include "base/cast.h"
 #include "base/error.h"
@@ -14,6 +17,7 @@
 #include "fully_shard/fsdp.h"
 #include "fully_shard/fsdp_unit.h"
 #include "fully_shard/rank_agreement.h"
+#include "fully_shard/unit_tree.h"
 
 namespace tessera {
 
@@ -43,6 +47,21 @@ std::unordered_map<c10::TensorImpl*, const FSDPUnit*> owners(const std::vector<N
   return owners;
 }
 
+/// Parameters that units of fully_shard, made below those of FullyShardedDataParallel, hold as shards.
+std::unordered_set<c10::TensorImpl*> shards_of_other_units(Module& module, const std::vector<NamedUnit>& units) {
+  auto others = fsdp_states(module);
+  std::erase_if(others, [&](const NamedState& state) {
+    return std::ranges::any_of(units, [&](const NamedUnit& named) { return named.unit->state == state.state; });
+  });
+  std::unordered_set<c10::TensorImpl*> shards;
+  for (const auto& [path, state] : with_shards(std::move(others))) {
+    for (const auto& param : state->group()->params()) {
+      shards.insert(param.param().unsafeGetTensorImpl());
+    }
+  }
+  return shards;
+}
+
 bool offloads(const StateDictSettings& settings) {
   return std::visit([](const auto& config) { return config.offload_to_cpu; }, settings.state_dict_config);
 }
@@ -68,7 +87,14 @@ at::Tensor buffer_entry(const at::Tensor& buffer, at::ScalarType dtype, const St
   return buffer.to(device, dtype, /*non_blocking=*/false, /*copy=*/true);
 }
 
-void check_local(const std::vector<NamedUnit>& units) {
+void check_local(Module& root, const std::vector<NamedUnit>& units) {
+  for (const auto& [path, state] : fsdp_states(root)) {
+    const auto is_own = [&own = state](const NamedUnit& named) { return named.unit->state == own; };
+    TESSERA_CHECK(StateError, std::ranges::any_of(units, is_own),
+                  "state_dict: '{}' is a unit of fully_shard or replicate, for which LOCAL_STATE_DICT is not defined; "
+                  "use SHARDED_STATE_DICT",
+                  path);
+  }
   for (const auto& [path, module, unit] : units) {
     TESSERA_CHECK(StateError, !unit->mesh_was_given,
                   "state_dict: {} was wrapped over a mesh, for which LOCAL_STATE_DICT is not defined; use "
@@ -207,16 +233,18 @@ FSDPStateDict FSDP::state_dict(Module& module) {
   }
   const auto units = fsdp_units(module);
   if (settings.type == StateDictType::LOCAL_STATE_DICT) {
-    check_local(units);
+    check_local(module, units);
   }
   const bool keeps =
       !is_full || !std::get<FullStateDictConfig>(settings.state_dict_config).rank0_only || is_first_rank(units);
   const auto owner = owners(units);
+  const auto other_shards = shards_of_other_units(module, units);
   FSDPStateDict state;
   for (const auto& item : module.named_parameters()) {
     const auto own = owner.find(item.value().unsafeGetTensorImpl());
-    const bool shards = own != owner.end() && own->second->strategy != ShardingStrategy::NO_SHARD &&
-                        is_dtensor(item.value());  // not inside of summon_full_params
+    const bool is_shard = (own != owner.end() && own->second->strategy != ShardingStrategy::NO_SHARD) ||
+                          other_shards.contains(item.value().unsafeGetTensorImpl());
+    const bool shards = is_shard && is_dtensor(item.value());  // not inside of summon_full_params
     const auto entry =
         is_full || !shards ? full_entry(item.value().detach(), settings, keeps) : sharded_entry(item.value(), settings);
     if (keeps) {
@@ -247,11 +275,13 @@ void FSDP::load_state_dict(Module& module, const FSDPStateDict& state) {
     check_entries(own, state);
     return std::vector<std::string>();
   };
-  if (const auto units = fsdp_units(module); units.empty()) {
-    check();
-  } else {
-    agree_on({units[0].unit->mesh}, "load_state_dict", check);
+  auto meshes = meshes_of(fsdp_states(module));
+  for (const auto& [path, below, unit] : fsdp_units(module)) {
+    if (std::ranges::find(meshes, unit->mesh) == meshes.end()) {
+      meshes.push_back(unit->mesh);  // of one without parameters
+    }
   }
+  agree_on(meshes, "load_state_dict", check);
   for (auto& item : own) {
     load_entry(item.value(), state[item.key()]);
   }

@@ -25,22 +25,6 @@ void add_states(torch::nn::Module& module, const std::string& path, std::vector<
   }
 }
 
-/// On which the units' parameters lie, each once: also that of tensor parallelism.
-std::vector<DeviceMesh> meshes_of(const std::vector<NamedState>& units) {
-  std::vector<DeviceMesh> meshes;
-  for (const auto& [path, state] : units) {
-    if (!state->group()) {
-      continue;
-    }
-    for (const auto& param : state->group()->params()) {
-      if (std::ranges::find(meshes, param.spec()->mesh()) == meshes.end()) {
-        meshes.push_back(param.spec()->mesh());
-      }
-    }
-  }
-  return meshes;
-}
-
 }  // namespace
 
 std::shared_ptr<FSDPState> find_fsdp_state(torch::nn::Module& module) {
@@ -68,6 +52,21 @@ std::vector<NamedState> fsdp_states_of_unit(torch::nn::Module& module) {
   }
   add_states(module, "", states);  // which nobody shares, perhaps
   return states;
+}
+
+std::vector<DeviceMesh> meshes_of(const std::vector<NamedState>& units) {
+  std::vector<DeviceMesh> meshes;
+  for (const auto& [path, state] : units) {
+    if (!state->group()) {
+      continue;
+    }
+    for (const auto& param : state->group()->params()) {
+      if (std::ranges::find(meshes, param.spec()->mesh()) == meshes.end()) {
+        meshes.push_back(param.spec()->mesh());
+      }
+    }
+  }
+  return meshes;
 }
 
 std::vector<NamedState> with_shards(std::vector<NamedState> units) {

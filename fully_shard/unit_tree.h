@@ -7,6 +7,8 @@
 #include <string>
 #include <vector>
 
+#include "device_mesh/device_mesh.h"
+
 namespace tessera {
 
 class FSDPState;
@@ -25,6 +27,9 @@ std::vector<NamedState> fsdp_states(torch::nn::Module& module);
 /// The same of all modules of the unit of `module`, which comes first; where it has several, paths begin with the
 /// module's place, as parameters' names do: "1.block".
 std::vector<NamedState> fsdp_states_of_unit(torch::nn::Module& module);
+
+/// On which the units' parameters lie, each once: also that of tensor parallelism.
+std::vector<DeviceMesh> meshes_of(const std::vector<NamedState>& units);
 
 /// Of these, the units with a parameter that lies cut over several ranks.
 std::vector<NamedState> with_shards(std::vector<NamedState> units);

@@ -1,9 +1,15 @@
 // FullyShardedDataParallel: gradients that add up before they are reduced, and shards on the CPU.
 
+#include <ATen/ops/zeros.h>
 #include <torch/optim/adam.h>
 
+#include <chrono>
+
+#include "base/error.h"
 #include "comm/comm_stats.h"
 #include "dtensor/dtensor.h"
+#include "fully_shard/comm_hooks.h"
+#include "fully_shard/fully_shard.h"
 #include "testing/expect.h"
 #include "testing/parity.h"
 #include "testing/run_ranks.h"
@@ -159,6 +165,50 @@ TEST_CASE("row 99: no_sync with cpu_offload: gradients are handed out, on the CP
     run_backward(model);
     expect_sum_of(4);
   });
+}
+
+TEST_CASE("units of fully_shard below a wrapped model: no_sync, state dicts and hooks") {
+  run_ranks(2, [](int) {
+    auto tower = make_tower();
+    fully_shard(tower->blocks[1], {.mesh = init_device_mesh(at::kCPU, {2})});
+    const TowerModel model(tower);
+    reset_comm_stats();
+    model.no_sync([&] { run_backward(model); });
+    expect_equal(comm_stats()[Collective::ReduceScatter].calls, 0);
+    run_backward(model);
+    const auto reference = reference_after_backward();
+    for (auto& parameter : reference->parameters()) {
+      parameter.mutable_grad().mul_(2);
+    }
+    check_sharded_parity(*reference, *model);
+    FSDP::state_dict_type(*model, StateDictSettings::make(StateDictType::SHARDED_STATE_DICT), [&] {
+      for (const auto& item : FSDP::state_dict(*model)) {
+        TESSERA_EXPECT(is_dtensor(item.value()));
+      }
+    });
+    FSDP::state_dict_type(*model, StateDictSettings::make(StateDictType::LOCAL_STATE_DICT), [&] {
+      expect_throws<StateError>([&] { FSDP::state_dict(*model); }, "'blocks.1' is a unit of fully_shard");
+    });
+    expect_throws<NotImplementedError>([&] { model.register_comm_hook(default_hook(DefaultState(default_group()))); },
+                                       "'blocks.1' is a unit of fully_shard");
+  });
+}
+
+TEST_CASE("an entry that fits on one rank alone is an error on all, also where the first unit has one rank") {
+  run_ranks(2,
+            [](int rank) {
+              auto tower = make_tower();
+              fully_shard(tower->in, {.mesh = init_device_mesh(at::kCPU, {1}, {"own"}, {rank})});
+              const TowerModel model(tower);
+              const auto state = FSDP::state_dict(*model);
+              FSDPStateDict given;
+              for (const auto& item : state) {
+                given.insert(item.key(), rank == 1 && item.key() == "out.bias" ? at::zeros({99}) : item.value());
+              }
+              expect_throws<ValueError>([&] { FSDP::load_state_dict(*model, given); }, "load_state_dict: ");
+              FSDP::load_state_dict(*model, state);
+            },
+            {.timeout = std::chrono::seconds(20)});
 }
 
 }  // namespace tessera::testing

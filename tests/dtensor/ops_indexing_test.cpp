@@ -144,8 +144,8 @@ TEST_CASE("writing a plain number, as a tensor, where a mask says so", "[dtensor
       x.index_put_({x > 7}, at::scalar_tensor(-1.0f));
       auto expected = plain.clone();
       expected.index_put_({plain > 7}, at::scalar_tensor(-1.0f));
-      testing::expect_bit_equal(full_tensor(x), expected);
-      testing::expect_bit_equal(
+      expect_bit_equal(full_tensor(x), expected);
+      expect_bit_equal(
           full_tensor(distribute_tensor(plain, mesh, {placement})
                           .index_put({distribute_tensor(plain, mesh, {placement}) > 7}, at::scalar_tensor(-1.0f))),
           expected);
@@ -171,7 +171,7 @@ TEST_CASE("lists of indices that differ in what is undefined behind the last are
       return at::index(tensor, indices);
     };
     for (const size_t trailing : {0, 1, 0}) {
-      testing::expect_bit_equal(full_tensor(dims_of(x, index, trailing)), dims_of(plain, rows, trailing));
+      expect_bit_equal(full_tensor(dims_of(x, index, trailing)), dims_of(plain, rows, trailing));
     }
     // One index too many is refused after the right call too.
     expect_throws<std::exception>([&] { dims_of(x, index, 2); }, "too many indices");

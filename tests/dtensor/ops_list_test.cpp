@@ -120,8 +120,8 @@ TEST_CASE("foreach addcdiv and addcmul by a tensor of numbers, plain or a DTenso
     };
     const Tensors same{plain[0].clone(), plain[1] + 1};
     const auto expect_same = [](const Tensors& a, const Tensors& b) {
-      testing::expect_bit_equal(a[0], b[0]);
-      testing::expect_bit_equal(a[1], b[1]);
+      expect_bit_equal(a[0], b[0]);
+      expect_bit_equal(a[1], b[1]);
     };
     const auto ones = Tensors{at::full({5, 2}, 3.0), at::full({4}, 3.0)};
     const Tensors by{distribute_tensor(ones[0], mesh, {Shard(0)}), distribute_tensor(ones[1], mesh, {Replicate()})};
@@ -137,8 +137,8 @@ TEST_CASE("foreach addcdiv and addcmul by a tensor of numbers, plain or a DTenso
       at::_foreach_addcmul_(x, sharded(), by, scalars);
       expect_same(whole(x), at::_foreach_addcmul(same, same, ones, numbers));
     }
-    testing::expect_throws<ValueError>([&] { at::_foreach_addcmul_(sharded(), by, by, at::ones({3})); },
-                                       "a number for each of the 2 tensors");
+    expect_throws<ValueError>([&] { at::_foreach_addcmul_(sharded(), by, by, at::ones({3})); },
+                              "a number for each of the 2 tensors");
   });
 }
 

@@ -6,6 +6,7 @@
 #include <ATen/ops/addmm.h>
 #include <ATen/ops/constant_pad_nd.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/linear_native.h>
 #include <ATen/ops/matmul_native.h>
 #include <ATen/ops/mm.h>
 #include <torch/csrc/autograd/custom_function.h>
@@ -209,10 +210,25 @@ at::Tensor matmul(const at::Tensor& input, const at::Tensor& weight_t) {
                                    : at::native::matmul(input, weight_t);
 }
 
+bool fits_bias(const at::Tensor& bias, const at::Tensor& input, const at::Tensor& weight_t) {
+  return bias.dim() == 1 && bias.size(0) == weight_t.size(1) && is_cut(dtensor_meta(bias), *dtensor_spec(input), 0);
+}
+
+/// ATen's own folds all dims of the input but the last into one, across the cut.
+at::Tensor linear(const at::Tensor& input, const at::Tensor& weight, const std::optional<at::Tensor>& bias) {
+  const bool has_bias = bias && bias->defined();
+  if (overlapping && dtensor_meta(input) && weight.dim() == 2) {
+    const auto weight_t = weight.t();
+    if (overlaps(input, weight_t) && (!has_bias || fits_bias(*bias, input, weight_t))) {
+      return OverlappedLinear::apply(input, weight_t, has_bias ? bias : std::nullopt);
+    }
+  }
+  return at::native::linear(input, weight, bias);
+}
+
 at::Tensor addmm(c10::DispatchKeySet keys, const at::Tensor& bias, const at::Tensor& input, const at::Tensor& weight_t,
                  const at::Scalar& beta, const at::Scalar& alpha) {
-  if (overlaps(input, weight_t) && bias.dim() == 1 && bias.size(0) == weight_t.size(1) &&
-      is_cut(dtensor_meta(bias), *dtensor_spec(input), 0) && beta.equal(1) && alpha.equal(1)) {
+  if (overlaps(input, weight_t) && fits_bias(bias, input, weight_t) && beta.equal(1) && alpha.equal(1)) {
     return OverlappedLinear::apply(input, weight_t, std::optional<at::Tensor>(bias));
   }
   // Autograd's own kernel, which this one stands before: it is the same for all backends.
@@ -233,6 +249,7 @@ OverlapScope::~OverlapScope() {
 }
 
 TORCH_LIBRARY_IMPL(aten, AutogradPrivateUse1, library) {
+  library.impl("linear", TORCH_FN(linear));
   library.impl("matmul", TORCH_FN(matmul));
   library.impl("addmm", TORCH_FN(addmm));
 }

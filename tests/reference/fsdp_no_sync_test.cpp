@@ -187,10 +187,10 @@ TEST_CASE("units of fully_shard below a wrapped model: no_sync, state dicts and 
       }
     });
     FSDP::state_dict_type(*model, StateDictSettings::make(StateDictType::LOCAL_STATE_DICT), [&] {
-      expect_throws<StateError>([&] { FSDP::state_dict(*model); }, "'blocks.1' is a unit of fully_shard");
+      expect_throws<StateError>([&] { FSDP::state_dict(*model); }, "'block1' is a unit of fully_shard");
     });
     expect_throws<NotImplementedError>([&] { model.register_comm_hook(default_hook(DefaultState(default_group()))); },
-                                       "'blocks.1' is a unit of fully_shard");
+                                       "'block1' is a unit of fully_shard");
   });
 }
 

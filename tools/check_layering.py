@@ -25,7 +25,7 @@ KNOWN_LARGE = {
     "dtensor/ops": 35,
     "examples": 26,
     "fully_shard": 77,
-    "nn": 24,
+    "nn": 25,
     "testing": 27,
 }
 

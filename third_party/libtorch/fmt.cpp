@@ -1,5 +1,5 @@
-// The functions of the fmt that libtorch's headers come with, compiled once. fmt declares some templates as instantiated
-// elsewhere: here.
+// The functions of the fmt that libtorch's headers come with, compiled once. fmt declares some templates as
+// instantiated elsewhere: here.
 #include <fmt/format-inl.h>
 
 template std::locale fmt::locale_ref::get<std::locale>() const;

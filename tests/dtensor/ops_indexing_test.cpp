@@ -135,24 +135,6 @@ TEST_CASE("writing by index", "[dtensor][ops]") {
   }));
 }
 
-TEST_CASE("writing a plain number, as a tensor, where a mask says so", "[dtensor][ops]") {
-  run_ranks(3, [](int) {
-    const auto mesh = init_device_mesh(at::kCPU, {3});
-    const auto plain = at::arange(15, at::kFloat).view({5, 3});
-    for (const auto& placement : {Placement(Shard(0)), Placement(Shard(1)), Placement(Replicate())}) {
-      auto x = distribute_tensor(plain, mesh, {placement});
-      x.index_put_({x > 7}, at::scalar_tensor(-1.0f));
-      auto expected = plain.clone();
-      expected.index_put_({plain > 7}, at::scalar_tensor(-1.0f));
-      expect_bit_equal(full_tensor(x), expected);
-      expect_bit_equal(
-          full_tensor(distribute_tensor(plain, mesh, {placement})
-                          .index_put({distribute_tensor(plain, mesh, {placement}) > 7}, at::scalar_tensor(-1.0f))),
-          expected);
-    }
-  });
-}
-
 TEST_CASE("lists of indices that differ in what is undefined behind the last are calls of their own",
           "[dtensor][ops]") {
   run_ranks(2, [](int) {

@@ -64,8 +64,8 @@ DeviceMesh data_mesh(int world_size) {
 /// As module.to(dtype), which cannot do without running statistics.
 void fill(torch::nn::Module& module, at::ScalarType dtype) {
   fill_parameters(module, 1);
-  for (auto tensors : {module.parameters(), module.buffers()}) {
-    for (auto& tensor : tensors) {
+  for (const auto& tensors : {module.parameters(), module.buffers()}) {
+    for (const auto& tensor : tensors) {
       if (tensor.defined() && tensor.is_floating_point()) {
         tensor.set_data(tensor.to(dtype));
       }

@@ -7,7 +7,7 @@
 
 namespace tessera {
 
-/// The same for the same seed and sizes; requires a gradient.
+/// Makes a tensor that requires a gradient; equal seeds and sizes give equal values.
 inline at::Tensor leaf(uint64_t seed, at::IntArrayRef sizes) {
   return at::randn(sizes, make_generator(seed)).requires_grad_();
 }

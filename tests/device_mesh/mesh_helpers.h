@@ -1,5 +1,5 @@
 #pragma once
-// What the tests of meshes have in common.
+// Helpers that several tests of meshes share.
 
 #include <ATen/ops/full.h>
 
@@ -13,7 +13,7 @@ namespace tessera {
 
 using Ints = std::vector<int64_t>;
 
-/// Of 1 << rank over the ranks of `group`: which ranks it has.
+/// Adds 1 << rank over the ranks of `group`: the bits of the sum name its ranks.
 inline float sum_over(const ProcessGroupPtr& group) {
   const at::Tensor tensor = at::full({1}, static_cast<float>(1 << get_rank()));
   all_reduce(tensor, ReduceOp::Sum, group);

@@ -5,7 +5,7 @@
 
 #include "activation_checkpoint/checkpoint_region.h"
 #include "base/error.h"
-#include "nn/hook_point.h"
+#include "nn/hooks/hook_point.h"
 
 namespace tessera {
 

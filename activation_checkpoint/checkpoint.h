@@ -39,8 +39,8 @@
 #include <utility>
 
 #include "activation_checkpoint/checkpoint_options.h"
-#include "nn/module_ref.h"
-#include "nn/repeatable_call.h"
+#include "nn/hooks/module_ref.h"
+#include "nn/hooks/repeatable_call.h"
 
 namespace tessera {
 

@@ -13,9 +13,9 @@
 
 #include "activation_checkpoint/shared_generator_use.h"
 #include "base/error.h"
-#include "dtensor/dtensor_impl.h"
-#include "dtensor/random.h"
-#include "nn/hook_point.h"
+#include "dtensor/local/dtensor_impl.h"
+#include "dtensor/random/random.h"
+#include "nn/hooks/hook_point.h"
 
 namespace tessera {
 

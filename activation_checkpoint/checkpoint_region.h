@@ -29,8 +29,8 @@
 #include "activation_checkpoint/checkpoint_options.h"
 #include "activation_checkpoint/forward_context.h"
 #include "activation_checkpoint/saved_tensor_hooks.h"
-#include "dtensor/dtensor_spec.h"
-#include "nn/repeatable_call.h"
+#include "dtensor/spec/dtensor_spec.h"
+#include "nn/hooks/repeatable_call.h"
 
 namespace tessera {
 

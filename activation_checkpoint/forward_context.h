@@ -11,7 +11,7 @@
 #include <functional>
 #include <vector>
 
-#include "dtensor/dispatch_scopes.h"
+#include "dtensor/dispatch/dispatch_scopes.h"
 
 namespace tessera {
 

@@ -9,8 +9,8 @@
 
 #include "base/error.h"
 #include "comm/process_group.h"
-#include "dtensor/dispatch_scopes.h"
-#include "dtensor/dtensor_impl.h"
+#include "dtensor/dispatch/dispatch_scopes.h"
+#include "dtensor/local/dtensor_impl.h"
 
 namespace tessera {
 

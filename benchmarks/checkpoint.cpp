@@ -25,7 +25,7 @@
 #include "benchmarks/measure.h"
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/checkpointer.h"
-#include "checkpoint/file_io.h"
+#include "checkpoint/io/file_io.h"
 #include "comm/collectives.h"
 #include "comm/process_group.h"
 #include "dtensor/dtensor.h"
@@ -175,7 +175,7 @@ void run(const BenchmarkOptions& options) {
   results["save_over_write"] = results["save"] / results["plain_write"];
   results["load_over_read"] = results["load"] / results["plain_read"];
   results["async_save_over_memcpy"] = results["async_save_blocks"] / results["memcpy"];
-  const auto peer = run_peer("benchmarks/checkpoint_peer.py", fmt::format("--rounds {}", options.rounds));
+  const auto peer = run_peer("benchmarks/peers/checkpoint_peer.py", fmt::format("--rounds {}", options.rounds));
   const std::pair<const char*, std::vector<const char*>> units[] = {
       {"GB/s", {"plain_write", "save", "plain_read", "load"}},
       {"ms", {"memcpy", "async_save_blocks"}},

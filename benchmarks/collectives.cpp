@@ -2,7 +2,7 @@
 // (--ranks N: of more).
 //
 // Sizes are bytes of a rank's input for all_gather, and of the whole tensor for reduce_scatter and all_reduce; float32.
-// "lent" is shm where the input of an all_gather lies in shared memory, as flat shards do (comm/shared_memory.h).
+// "lent" is shm where the input of an all_gather lies in shared memory, as flat shards do (comm/shm/shared_memory.h).
 // all_gather_bf16 gives bfloat16 of such inputs: cast before they are sent, and, "lent", by those who read them.
 // "floor" is data that lies in shared memory already, two barriers, and the copy or the sum (shm_floor.h); "streamed"
 // is the same with copies past the cache, and "memcpy" the copy of all_gather's output alone. Times are of one call
@@ -25,7 +25,7 @@
 #include "benchmarks/shm_floor.h"
 #include "comm/collectives.h"
 #include "comm/process_group.h"
-#include "comm/shared_memory.h"
+#include "comm/shm/shared_memory.h"
 
 namespace tessera {
 namespace {
@@ -207,7 +207,8 @@ void run(int ranks, const BenchmarkOptions& options) {
     results[key("reduce_scatter", bytes, "floor")] = floor.reduce_scatter;
   }
   results.merge(launch_ranks(ranks));
-  auto peer = run_peer("benchmarks/collectives_peer.py", fmt::format("--ranks {} --rounds {}", ranks, options.rounds));
+  auto peer =
+      run_peer("benchmarks/peers/collectives_peer.py", fmt::format("--ranks {} --rounds {}", ranks, options.rounds));
   results.merge(thread_ranks(ranks, [&] { return measure_backend("threads", options.rounds); }));
   if (options.json) {
     return print_json(results, peer, ranks);

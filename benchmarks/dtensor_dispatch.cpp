@@ -67,7 +67,7 @@ void run(const BenchmarkOptions& options) {
   Fastest reporter;
   benchmark::RunSpecifiedBenchmarks(&reporter);
   destroy_process_group();
-  const auto peer = run_peer("benchmarks/dtensor_dispatch_peer.py", fmt::format("--rounds {}", options.rounds));
+  const auto peer = run_peer("benchmarks/peers/dtensor_dispatch_peer.py", fmt::format("--rounds {}", options.rounds));
   for (const auto& [name, us] : reporter.microseconds) {
     print_result(name, us, "us", peer, options.json);
   }

@@ -33,8 +33,8 @@
 #include "benchmarks/shm_floor.h"
 #include "benchmarks/train_model.h"
 #include "comm/collectives.h"
+#include "comm/context/rank_context.h"
 #include "comm/process_group.h"
-#include "comm/rank_context.h"
 
 namespace tessera {
 namespace {
@@ -120,7 +120,7 @@ void run(const StepOptions& own, const BenchmarkOptions& options) {
     communication = communication_floor_ms(own.size, own.ranks, options.rounds);  // before there are threads
     shm = launch_ranks(own.ranks, "shm");
     gloo = launch_ranks(own.ranks, "gloo");
-    peer = run_peer("benchmarks/fully_shard_step_peer.py",
+    peer = run_peer("benchmarks/peers/fully_shard_step_peer.py",
                     fmt::format("--size {} --ranks {} --rounds {}", own.size, own.ranks, options.rounds));
   }
   if (own.size == "tiny") {

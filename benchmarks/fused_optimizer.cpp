@@ -12,8 +12,8 @@
 #include <fmt/format.h>
 
 #include "benchmarks/measure.h"
+#include "comm/context/rank_context.h"
 #include "comm/process_group.h"
-#include "comm/rank_context.h"
 #include "dtensor/dtensor.h"
 
 namespace tessera {

@@ -16,9 +16,9 @@
 //                                for room in a queue of kernels
 //   gpu_step/tokens_per_s        of all ranks
 //
-// and the timeline of one step of rank 0: for each event of a unit (fully_shard/unit_state.h), when the host came to it
-// and when the stream that computes did, in microseconds from the step's first event. Where the GPU's time jumps at an
-// "unshard", it waited for a gather.
+// and the timeline of one step of rank 0: for each event of a unit (fully_shard/events/unit_state.h), when the host
+// came to it and when the stream that computes did, in microseconds from the step's first event. Where the GPU's time
+// jumps at an "unshard", it waited for a gather.
 //
 // gpu_step_peer.py measures in PyTorch what needs one GPU alone; tools/gpu_check runs both.
 
@@ -37,8 +37,8 @@
 
 #include "benchmarks/measure.h"
 #include "comm/collectives.h"
+#include "comm/context/rank_context.h"
 #include "comm/process_group.h"
-#include "comm/rank_context.h"
 #include "examples/gpt_model.h"
 #include "fully_shard/fsdp_module.h"
 #include "fully_shard/fully_shard.h"

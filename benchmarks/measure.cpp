@@ -17,9 +17,9 @@
 #include <istream>
 #include <sstream>
 
-#include "comm/local_launcher.h"
+#include "comm/launch/local_launcher.h"
 #include "comm/process_group.h"
-#include "examples/peak_memory.h"
+#include "examples/train_gpt/peak_memory.h"
 #include "testing/run_ranks.h"
 #include "testing/temp_folder.h"
 

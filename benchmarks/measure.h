@@ -65,7 +65,7 @@ std::vector<double> microseconds(const std::vector<std::function<void()>>& calls
                                  int steps = 20);
 
 /// The most bytes that this process had in memory since the last reset_peak(), which returns what it has now; what it
-/// reads of other ranks where they have it is theirs (examples/peak_memory.h).
+/// reads of other ranks where they have it is theirs (examples/train_gpt/peak_memory.h).
 double peak_bytes();
 double reset_peak();
 

@@ -2,7 +2,7 @@
 //
 // The most memory that a process has while it builds, shards and trains the model "768" of train_model.h for three
 // steps, less what it had before: what the system counts as resident (VmHWM), shared memory included. Of memory that
-// ranks read in each other (comm/shared_memory.h) the system counts a page in every one of them; here it is its
+// ranks read in each other (comm/shm/shared_memory.h) the system counts a page in every one of them; here it is its
 // owner's.
 //
 //   fully_shard/peak_mib   of the rank with the most, of 2 over shm
@@ -61,7 +61,7 @@ Results measure_peak(const std::string& size) {
 void run(const MemoryOptions& own, const BenchmarkOptions& options) {
   const auto sharded = launch_ranks(own.ranks, "shm");
   const auto plain = launch_ranks(1, "shm");
-  const auto peer = run_peer("benchmarks/fully_shard_step_peer.py",
+  const auto peer = run_peer("benchmarks/peers/fully_shard_step_peer.py",
                              fmt::format("--memory --size {} --ranks {}", own.size, own.ranks));
   print_result("fully_shard/peak_mib", sharded.at("peak"), "MiB", peer, options.json);
   print_result("plain/peak_mib", plain.at("peak"), "MiB", peer, options.json);

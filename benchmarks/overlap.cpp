@@ -16,7 +16,7 @@
 
 #include "benchmarks/measure.h"
 #include "device_mesh/device_mesh.h"
-#include "nn/hooked.h"
+#include "nn/hooks/hooked.h"
 #include "nn/linear.h"
 #include "parallel/linear_styles.h"
 #include "parallel/parallelize_module.h"

@@ -17,7 +17,7 @@
 #include <thread>
 #include <vector>
 
-#include "comm/stream_copy.h"
+#include "comm/backend/stream_copy.h"
 
 namespace tessera {
 

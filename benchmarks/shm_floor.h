@@ -9,7 +9,7 @@ namespace tessera {
 struct FloorTimes {
   /// Microseconds: every rank copies `bytes` of each rank.
   double all_gather = 0;
-  /// The same, the copies being stored past the cache (comm/stream_copy.h).
+  /// The same, the copies being stored past the cache (comm/backend/stream_copy.h).
   double all_gather_streamed = 0;
   /// Every rank adds its part of the ranks' `bytes` of floats.
   double reduce_scatter = 0;

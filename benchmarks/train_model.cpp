@@ -7,7 +7,7 @@
 
 #include "examples/gpt_model.h"
 #include "fully_shard/fully_shard.h"
-#include "nn/hooked.h"
+#include "nn/hooks/hooked.h"
 #include "nn/linear.h"
 #include "optim/fused_optimizers.h"
 

@@ -23,11 +23,11 @@
 #include <memory>
 
 #include "benchmarks/measure.h"
+#include "comm/context/rank_context.h"
 #include "comm/process_group.h"
-#include "comm/rank_context.h"
 #include "dtensor/dtensor.h"
 #include "fully_shard/fully_shard.h"
-#include "nn/hooked.h"
+#include "nn/hooks/hooked.h"
 #include "nn/linear.h"
 #include "nn/sequential.h"
 #include "parallel/linear_styles.h"
@@ -125,7 +125,7 @@ void run(bool host_only, const BenchmarkOptions& options) {
   const int rounds = options.rounds;
   if (!host_only) {
     const double shm = launch_ranks(4, "shm").at(kStep), gloo = launch_ranks(4, "gloo").at(kStep);
-    peer = run_peer("benchmarks/two_d_step_peer.py", fmt::format("--rounds {}", rounds));
+    peer = run_peer("benchmarks/peers/two_d_step_peer.py", fmt::format("--rounds {}", rounds));
     print("two_d/shm_step_ms", shm, "ms");
     print("two_d/gloo_step_ms", gloo, "ms");
     print("two_d/threads_step_ms", threads_step_ms(2, 2, rounds), "ms");

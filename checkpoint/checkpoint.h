@@ -44,9 +44,9 @@
 #include <string>
 #include <vector>
 
-#include "checkpoint/checkpoint_error.h"
-#include "checkpoint/progress.h"
-#include "checkpoint/state.h"
+#include "checkpoint/format/checkpoint_error.h"
+#include "checkpoint/format/progress.h"
+#include "checkpoint/format/state.h"
 #include "checkpoint/state_dict.h"
 
 namespace tessera::dcp {

@@ -17,15 +17,15 @@
 #include <sstream>
 #include <thread>
 
-#include "checkpoint/catalog.h"
-#include "checkpoint/checkpoint_error.h"
-#include "checkpoint/file_io.h"
-#include "checkpoint/manifest.h"
-#include "checkpoint/read_tensor.h"
+#include "checkpoint/format/checkpoint_error.h"
+#include "checkpoint/format/manifest.h"
+#include "checkpoint/io/catalog.h"
+#include "checkpoint/io/file_io.h"
+#include "checkpoint/io/read_tensor.h"
+#include "checkpoint/io/staging.h"
 #include "checkpoint/save_job.h"
-#include "checkpoint/staging.h"
-#include "comm/comm_observer.h"
-#include "comm/rank_context.h"
+#include "comm/context/comm_observer.h"
+#include "comm/context/rank_context.h"
 
 namespace tessera::dcp {
 

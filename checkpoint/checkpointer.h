@@ -36,8 +36,8 @@
 #include <optional>
 #include <string>
 
-#include "checkpoint/progress.h"
-#include "checkpoint/state.h"
+#include "checkpoint/format/progress.h"
+#include "checkpoint/format/state.h"
 
 namespace tessera::dcp {
 

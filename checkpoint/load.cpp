@@ -8,15 +8,15 @@
 #include <set>
 
 #include "base/cast.h"
-#include "checkpoint/catalog.h"
 #include "checkpoint/checkpoint.h"
-#include "checkpoint/checkpoint_error.h"
+#include "checkpoint/format/checkpoint_error.h"
+#include "checkpoint/format/safetensors.h"
+#include "checkpoint/io/catalog.h"
+#include "checkpoint/io/read_tensor.h"
+#include "checkpoint/io/staging.h"
 #include "checkpoint/local_part.h"
 #include "checkpoint/ranks.h"
-#include "checkpoint/read_tensor.h"
-#include "checkpoint/safetensors.h"
-#include "checkpoint/staging.h"
-#include "dtensor/dtensor_impl.h"
+#include "dtensor/local/dtensor_impl.h"
 
 namespace tessera::dcp {
 

@@ -4,9 +4,9 @@
 #include <ATen/core/grad_mode.h>
 
 #include "base/error.h"
-#include "checkpoint/manifest.h"
+#include "checkpoint/format/manifest.h"
 #include "dtensor/dtensor.h"
-#include "dtensor/dtensor_impl.h"
+#include "dtensor/local/dtensor_impl.h"
 
 namespace tessera::dcp {
 

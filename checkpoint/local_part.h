@@ -1,10 +1,10 @@
 #pragma once
 // A tensor of a state dict as this rank holds it; internal to this package.
 
-#include "checkpoint/box.h"
-#include "checkpoint/save_plan.h"
-#include "checkpoint/state.h"
-#include "checkpoint/value.h"
+#include "checkpoint/format/box.h"
+#include "checkpoint/format/state.h"
+#include "checkpoint/format/value.h"
+#include "checkpoint/plan/save_plan.h"
 
 namespace tessera::dcp {
 

@@ -8,7 +8,7 @@
 #include <set>
 
 #include "base/error.h"
-#include "checkpoint/manifest.h"
+#include "checkpoint/format/manifest.h"
 
 namespace tessera::dcp {
 

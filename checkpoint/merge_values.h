@@ -12,8 +12,8 @@
 #include <string>
 #include <vector>
 
+#include "checkpoint/format/value.h"
 #include "checkpoint/ranks.h"
-#include "checkpoint/value.h"
 
 namespace tessera::dcp {
 

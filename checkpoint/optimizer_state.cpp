@@ -6,7 +6,7 @@
 #include <set>
 #include <type_traits>
 
-#include "checkpoint/catalog.h"
+#include "checkpoint/io/catalog.h"
 #include "checkpoint/state_dict.h"
 #include "checkpoint/transfer.h"
 #include "dtensor/dtensor.h"

@@ -10,7 +10,7 @@
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <utility>
 
-#include "checkpoint/checkpoint_error.h"
+#include "checkpoint/format/checkpoint_error.h"
 #include "comm/collectives.h"
 #include "comm/gather_texts.h"
 

@@ -11,9 +11,9 @@
 #include <vector>
 
 #include "base/error.h"
-#include "checkpoint/catalog.h"
+#include "checkpoint/io/catalog.h"
 #include "checkpoint/ranks.h"
-#include "dtensor/random.h"
+#include "dtensor/random/random.h"
 
 namespace tessera::dcp {
 

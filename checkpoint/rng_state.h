@@ -8,9 +8,9 @@
 //   dcp::load(path, state);
 //   dcp::set_rng_state(rng);
 //
-// Keys: "rng.dtensor.cpu" is the generator that DTensors draw from (dtensor/random.h), alike on all ranks of a mesh;
-// "rng.dtensor.cpu.rank2" is that of rank 2, and "rng.plain.cpu.rank2" libtorch's default generator there. The same for
-// "cuda" where there is one, of the rank's current device.
+// Keys: "rng.dtensor.cpu" is the generator that DTensors draw from (dtensor/random/random.h), alike on all ranks of a
+// mesh; "rng.dtensor.cpu.rank2" is that of rank 2, and "rng.plain.cpu.rank2" libtorch's default generator there. The
+// same for "cuda" where there is one, of the rank's current device.
 //
 // Where the generators of DTensors were alike on all ranks that saved, any number of ranks resumes with that state.
 // Where they were not, as on meshes of some ranks each (pipeline stages) that have drawn differently often, each rank
@@ -20,7 +20,7 @@
 
 #include <string>
 
-#include "checkpoint/state.h"
+#include "checkpoint/format/state.h"
 
 namespace tessera::dcp {
 

@@ -2,7 +2,7 @@
 #include <utility>
 
 #include "checkpoint/checkpoint.h"
-#include "checkpoint/manifest.h"
+#include "checkpoint/format/manifest.h"
 #include "checkpoint/merge_values.h"
 #include "checkpoint/save_job.h"
 

@@ -9,9 +9,9 @@
 #include <set>
 #include <string_view>
 
-#include "checkpoint/checkpoint_error.h"
-#include "checkpoint/file_io.h"
-#include "checkpoint/manifest.h"
+#include "checkpoint/format/checkpoint_error.h"
+#include "checkpoint/format/manifest.h"
+#include "checkpoint/io/file_io.h"
 
 namespace tessera::dcp {
 

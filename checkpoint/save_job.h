@@ -11,10 +11,10 @@
 #include <string>
 #include <vector>
 
+#include "checkpoint/format/progress.h"
 #include "checkpoint/local_part.h"
-#include "checkpoint/progress.h"
+#include "checkpoint/plan/save_plan.h"
 #include "checkpoint/ranks.h"
-#include "checkpoint/save_plan.h"
 
 namespace tessera::dcp {
 

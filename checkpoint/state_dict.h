@@ -24,8 +24,8 @@
 
 #include <string>
 
-#include "checkpoint/state.h"
-#include "nn/module_ref.h"
+#include "checkpoint/format/state.h"
+#include "nn/hooks/module_ref.h"
 
 namespace tessera::dcp {
 

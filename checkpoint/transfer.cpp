@@ -9,12 +9,12 @@
 
 #include "base/cast.h"
 #include "base/error.h"
+#include "checkpoint/format/manifest.h"
 #include "checkpoint/local_part.h"
-#include "checkpoint/manifest.h"
 #include "comm/collectives.h"
 #include "dtensor/dtensor.h"
-#include "dtensor/dtensor_impl.h"
-#include "dtensor/whole_tensor.h"
+#include "dtensor/local/dtensor_impl.h"
+#include "dtensor/local/whole_tensor.h"
 #include "fully_shard/fsdp_module.h"
 
 namespace tessera::dcp {

@@ -5,8 +5,8 @@
 #include <string>
 #include <vector>
 
+#include "checkpoint/format/state.h"
 #include "checkpoint/ranks.h"
-#include "checkpoint/state.h"
 #include "checkpoint/state_dict.h"
 
 namespace tessera::dcp {

@@ -3,7 +3,7 @@
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 #include "base/error.h"
-#include "comm/gloo_backend.h"
+#include "comm/gloo/gloo_backend.h"
 #include "comm/make_group.h"
 
 namespace tessera {

@@ -6,8 +6,8 @@
 #include <string>
 #include <vector>
 
-#include "comm/host_layout.h"
-#include "comm/host_process.h"
+#include "comm/launch/host_layout.h"
+#include "comm/launch/host_process.h"
 #include "comm/process_group.h"
 
 namespace tessera {

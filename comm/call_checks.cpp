@@ -10,7 +10,7 @@ namespace tessera::detail {
 
 namespace {
 
-/// That of dtensor/dtensor_impl.h, which is above this folder: no other tensor has the key.
+/// That of dtensor/local/dtensor_impl.h, which is above this folder: no other tensor has the key.
 bool is_dtensor(const at::Tensor& tensor) {
   return tensor.key_set().has_backend(c10::BackendComponent::PrivateUse1Bit);
 }

@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
-#include "comm/comm_stats.h"
+#include "comm/context/collective.h"
 #include "comm/process_group.h"
 
 namespace tessera::detail {

@@ -6,11 +6,11 @@
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 #include "base/error.h"
-#include "comm/backend_checks.h"
+#include "comm/backend/backend_checks.h"
+#include "comm/backend/group_backend.h"
+#include "comm/backend/local_reduce.h"
 #include "comm/call_checks.h"
-#include "comm/group_backend.h"
-#include "comm/local_reduce.h"
-#include "comm/rank_state.h"
+#include "comm/context/rank_state.h"
 
 namespace tessera {
 

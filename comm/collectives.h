@@ -10,8 +10,8 @@
 // Tensors are dense and contiguous, of one dtype and on one device; sizes are compared by number of elements, so that
 // flat buffers serve as well as shaped ones. Every rank of the group calls the same collectives in the same order.
 // Reductions are in the order of the ranks, save over "hierarchical", which takes each host's first, and "nccl", whose
-// order is its own (comm/reduce_op.h); an all_reduce gives all ranks the same bits. No autograd, and a written tensor's
-// version counter does not change. A group of one rank copies and touches no backend.
+// order is its own (comm/backend/reduce_op.h); an all_reduce gives all ranks the same bits. No autograd, and a written
+// tensor's version counter does not change. A group of one rank copies and touches no backend.
 //
 // Messages between two ranks: comm/point_to_point.h.
 //
@@ -19,7 +19,7 @@
 // read the output. Waits may come in any order, with one limit: a call over "shm" goes on only while its ranks wait for
 // calls over "shm", so ranks that wait for one of these and for one of a group of another backend, such as an adopted
 // one, wait in the same order. On CUDA wait() makes the current stream wait, not the host; over "threads" the host
-// waits until the other ranks have called (comm/thread_backend.h).
+// waits until the other ranks have called (comm/threads/thread_backend.h).
 //
 // Throws ValueError for tensors that do not fit (before anything is sent), CommError naming the group and the
 // collective when a peer left, called something else, or did not arrive in time.
@@ -30,10 +30,10 @@
 #include <utility>
 #include <vector>
 
-#include "comm/comm_stats.h"
+#include "comm/backend/reduce_op.h"
+#include "comm/backend/tensor_part.h"
+#include "comm/context/comm_stats.h"
 #include "comm/process_group.h"
-#include "comm/reduce_op.h"
-#include "comm/tensor_part.h"
 
 namespace c10d {
 class Work;
@@ -81,16 +81,17 @@ void reduce_scatter(const at::Tensor& output, const at::Tensor& input, ReduceOp 
 Pending reduce_scatter_async(const at::Tensor& output, const at::Tensor& input, ReduceOp op,
                              const ProcessGroupPtr& group);
 
-/// The two above with parts in place of the tensor of all ranks (comm/tensor_part.h); ranks that call one form and the
-/// other may meet. Where takes_parts() says so, else NotImplementedError: for tensors on the CPU over "threads", "shm"
-/// and "fake". all_gather casts to the parts' dtype as it writes them, where both are floating; the peers may read the
-/// inputs of both after wait() too, until wait_until_read().
+/// The two above with parts in place of the tensor of all ranks (comm/backend/tensor_part.h); ranks that call one form
+/// and the other may meet. Where takes_parts() says so, else NotImplementedError: for tensors on the CPU over
+/// "threads", "shm" and "fake". all_gather casts to the parts' dtype as it writes them, where both are floating; the
+/// peers may read the inputs of both after wait() too, until wait_until_read().
 bool takes_parts(const ProcessGroupPtr& group, c10::DeviceType device);
 Pending all_gather_parts_async(TensorParts outputs, const at::Tensor& input, const ProcessGroupPtr& group);
 Pending reduce_scatter_parts_async(const at::Tensor& output, TensorParts inputs, ReduceOp op,
                                    const ProcessGroupPtr& group);
 /// Zeros on the CPU, to be the input of many all-gathers over a group that takes parts. Where its ranks share memory
-/// ("shm"), they lie, from 64 KiB on, where the others read them directly (comm/shared_memory.h): a copy less a gather.
+/// ("shm"), they lie, from 64 KiB on, where the others read them directly (comm/shm/shared_memory.h): a copy less a
+/// gather.
 at::Tensor zeros_to_gather(int64_t numel, at::ScalarType dtype, const ProcessGroupPtr& group);
 
 /// tensor = the reduction of all ranks' tensors, in place.

@@ -5,8 +5,8 @@
 #include <utility>
 
 #include "base/error.h"
-#include "comm/backend_checks.h"
-#include "comm/job_thread.h"
+#include "comm/backend/backend_checks.h"
+#include "comm/backend/job_thread.h"
 
 namespace tessera {
 

@@ -16,8 +16,8 @@
 
 #include <functional>
 
-#include "comm/group_backend.h"
-#include "comm/host_layout.h"
+#include "comm/backend/group_backend.h"
+#include "comm/launch/host_layout.h"
 
 namespace tessera {
 

@@ -9,12 +9,12 @@
 
 #include "comm/backend_choice.h"
 #include "comm/backend_spec.h"
-#include "comm/fake_backend.h"
-#include "comm/gloo_backend.h"
+#include "comm/fake/fake_backend.h"
+#include "comm/gloo/gloo_backend.h"
 #include "comm/hierarchical_backend.h"
-#include "comm/nccl_backend.h"
-#include "comm/shm_backend.h"
-#include "comm/thread_backend.h"
+#include "comm/nccl/nccl_backend.h"
+#include "comm/shm/shm_backend.h"
+#include "comm/threads/thread_backend.h"
 
 namespace tessera {
 

@@ -1,24 +1,38 @@
 #pragma once
 // A process group with the backends that suit its ranks; internal to comm.
 
+#include <map>
 #include <string>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <vector>
 
+#include "comm/backend/group_backend.h"
 #include "comm/backend_spec.h"
-#include "comm/group_backend.h"
-#include "comm/host_process.h"
-#include "comm/nccl_options.h"
+#include "comm/launch/host_process.h"
+#include "comm/nccl/nccl_options.h"
 #include "comm/process_group.h"
 
 namespace tessera {
 
-/// What carries the CUDA tensors of the default group and of those made from it; kept in the rank context (rank_local).
+/// What carries the CUDA tensors of the default group and of those made from it.
 struct CudaUse {
   /// As in BackendSpec.
   std::string backend = BackendSpec::kNone;
   /// This rank's GPU, and how NCCL is set up: for "nccl" alone.
   int device = 0;
   NcclOptions options = {};
+};
+
+/// The default group and what others are made from; the calling thread's rank has one (rank_local).
+struct DefaultGroup {
+  ProcessGroupPtr group = {};
+  /// As resolved by init_process_group: ranks known, store or thread world set; backend "" if each group chooses.
+  ProcessGroupOptions options = {};
+  /// Of the group's ranks, where groups may share memory; otherwise none.
+  std::vector<HostProcess> processes = {};
+  CudaUse cuda = {};
+  /// How often a (name, ranks) was used by new_group.
+  std::map<std::string, int> group_counts = {};
 };
 
 /// What groups are made from.

@@ -3,9 +3,9 @@
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <vector>
 
+#include "comm/backend/group_backend.h"
 #include "comm/call_checks.h"
-#include "comm/group_backend.h"
-#include "comm/rank_state.h"
+#include "comm/context/rank_state.h"
 
 namespace tessera {
 

@@ -17,7 +17,7 @@
 // Tensors are dense and contiguous; sizes are compared by number of elements, and 0 elements are a message too. Every
 // dtype moves as bytes. No autograd, and a written tensor's version counter does not change. Backends say what else
 // holds: "hierarchical" knows no way between some ranks, "nccl" compares nothing and needs recv before send on one side
-// of each pair (comm/hierarchical_backend.h, comm/nccl_backend.h).
+// of each pair (comm/hierarchical_backend.h, comm/nccl/nccl_backend.h).
 //
 // Throws ValueError for a tensor or peer that does not fit (before anything is sent), also in a group of one rank;
 // CommError that names group and call when the peer sends something else than is received (on both ranks; what it holds

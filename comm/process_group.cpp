@@ -10,16 +10,16 @@
 #include <utility>
 
 #include "base/error.h"
+#include "comm/backend/group_backend.h"
 #include "comm/backend_choice.h"
 #include "comm/backend_spec.h"
-#include "comm/group_backend.h"
+#include "comm/context/rank_context.h"
+#include "comm/context/rank_state.h"
+#include "comm/launch/rank_environment.h"
+#include "comm/launch/store.h"
 #include "comm/make_group.h"
-#include "comm/nccl_backend.h"
-#include "comm/rank_context.h"
-#include "comm/rank_environment.h"
-#include "comm/rank_state.h"
-#include "comm/store.h"
-#include "comm/thread_world.h"
+#include "comm/nccl/nccl_backend.h"
+#include "comm/threads/thread_world.h"
 
 namespace tessera {
 
@@ -132,7 +132,7 @@ const GroupInfo& info_of(const ProcessGroupPtr& group) {
 }
 
 const ProcessGroupPtr& require_default_group(const char* caller) {
-  const ProcessGroupPtr& group = detail::rank_state().default_group;
+  const ProcessGroupPtr& group = rank_local<DefaultGroup>()->group;  // which lives as long as the rank context
   TESSERA_CHECK(StateError, group, "{}: there is no default process group; call init_process_group() first", caller);
   return group;
 }
@@ -150,8 +150,8 @@ void init_process_group(ProcessGroupOptions options) {
 }
 
 void init_process_group(ProcessGroupOptions options, const NcclOptions& nccl) {
-  detail::RankState& state = detail::rank_state();
-  TESSERA_CHECK(StateError, !state.default_group,
+  DefaultGroup& own = *rank_local<DefaultGroup>();
+  TESSERA_CHECK(StateError, !own.group,
                 "init_process_group: the default process group is set up already; call destroy_process_group() first");
   TESSERA_CHECK(ValueError, options.timeout.count() > 0, "init_process_group: timeout {} ms; it must be above 0",
                 options.timeout.count());
@@ -162,27 +162,24 @@ void init_process_group(ProcessGroupOptions options, const NcclOptions& nccl) {
   GroupInfo info = {.name = "default", .ranks = {}, .rank = options.rank, .timeout = options.timeout};
   info.ranks.resize(options.world_size);
   std::iota(info.ranks.begin(), info.ranks.end(), 0);
-  const std::string key = fmt::format("default/{}", state.init_count++);  // of this attempt, whatever becomes of it
+  const std::string key =
+      fmt::format("default/{}", detail::rank_state().init_count++);  // of this attempt, whatever becomes of it
   std::vector<HostProcess> processes = find_processes(options, key);
   CudaUse use = cuda == "nccl" ? resolve_nccl(options, nccl, local_rank, key) : CudaUse{.backend = cuda};
-  state.default_group = make_group({options, processes, use}, std::move(info), key);
-  state.options = std::move(options);
-  state.processes = std::move(processes);
-  *rank_local<CudaUse>() = std::move(use);
-  state.group_counts.clear();
+  ProcessGroupPtr group = make_group({options, processes, use}, std::move(info), key);
+  own = {.group = std::move(group),
+         .options = std::move(options),
+         .processes = std::move(processes),
+         .cuda = std::move(use)};
 }
 
 void destroy_process_group() {
   require_default_group("destroy_process_group");
-  detail::RankState& state = detail::rank_state();
-  state.default_group.reset();
-  state.options = {};
-  state.processes.clear();
-  *rank_local<CudaUse>() = {};
+  *rank_local<DefaultGroup>() = {};
 }
 
 bool is_initialized() {
-  return detail::rank_state().default_group.defined();
+  return rank_local<DefaultGroup>()->group.defined();
 }
 
 const ProcessGroupPtr& default_group() {
@@ -232,17 +229,17 @@ std::vector<int64_t> group_ranks(const ProcessGroupPtr& group) {
 }
 
 ProcessGroupPtr new_group(const std::vector<int64_t>& ranks, const std::string& name) {
-  return new_group(ranks, name, rank_local<CudaUse>()->options);
+  return new_group(ranks, name, rank_local<DefaultGroup>()->cuda.options);
 }
 
 ProcessGroupPtr new_group(const std::vector<int64_t>& ranks, const std::string& name, const NcclOptions& nccl) {
   GroupInfo info = info_of_members("new_group", ranks, name);
-  detail::RankState& state = detail::rank_state();
+  DefaultGroup& own = *rank_local<DefaultGroup>();
   const std::string set = fmt::format("{}[{}]", name, fmt::join(ranks, ","));
-  const std::string key = fmt::format("{}/{}/{}", state.init_count, set, state.group_counts[set]++);
-  CudaUse use = *rank_local<CudaUse>();
+  const std::string key = fmt::format("{}/{}/{}", detail::rank_state().init_count, set, own.group_counts[set]++);
+  CudaUse use = own.cuda;
   use.options = nccl;
-  return make_group({state.options, state.processes, use}, std::move(info), key);
+  return make_group({own.options, own.processes, use}, std::move(info), key);
 }
 
 GroupInfo info_of_members(const char* caller, const std::vector<int64_t>& ranks, const std::string& name) {
@@ -262,7 +259,7 @@ GroupInfo info_of_members(const char* caller, const std::vector<int64_t>& ranks,
   return {.name = name,
           .ranks = ranks,
           .rank = static_cast<int>(place - ranks.begin()),
-          .timeout = detail::rank_state().options.timeout};
+          .timeout = rank_local<DefaultGroup>()->options.timeout};
 }
 
 }  // namespace tessera

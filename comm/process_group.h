@@ -27,6 +27,7 @@ class Store;
 
 namespace tessera {
 
+struct NcclOptions;
 class ThreadWorld;
 
 using ProcessGroupPtr = c10::intrusive_ptr<c10d::ProcessGroup>;
@@ -51,7 +52,7 @@ struct ProcessGroupOptions {
   /// numbered host after host, and gloo otherwise; or what the environment variable TESSERA_CPU_BACKEND says (gloo or
   /// shm; the same for all ranks). One rank needs none and opens no socket.
   std::string backend = {};
-  /// Both given, or both -1: from the environment (comm/rank_environment.h).
+  /// Both given, or both -1: from the environment (comm/launch/rank_environment.h).
   int rank = -1;
   int world_size = -1;
   /// How long a collective waits for its peers, and set-up for the other ranks; above a year the same as a year.
@@ -61,7 +62,7 @@ struct ProcessGroupOptions {
   int master_port = 0;
   /// How ranks find each other; none: a TCPStore at the master's address.
   StoreHandle store = {};
-  /// What ranks as threads share (comm/thread_backend.h); only for "threads" with more than one rank.
+  /// What ranks as threads share (comm/threads/thread_backend.h); only for "threads" with more than one rank.
   std::shared_ptr<ThreadWorld> thread_world = {};
 };
 
@@ -69,8 +70,13 @@ struct ProcessGroupOptions {
 /// Throws ValueError (unknown backend, ranks that make no sense, "shm" for ranks on several hosts), NotImplementedError
 /// (a backend that this build lacks), StateError (set up already), CommError (the other ranks cannot be reached, or
 /// another job meets there; names address and port). After a failure all ranks may call it again, those where it
-/// succeeded after destroy_process_group() (comm/rank_context.h says what counts as an attempt).
+/// succeeded after destroy_process_group() (comm/context/rank_context.h says what counts as an attempt).
 void init_process_group(ProcessGroupOptions options = {});
+
+/// The same with NCCL's options (comm/nccl/nccl_options.h), which new_group uses too where it is given none. Throws
+/// also NoDeviceError, ValueError (comm/nccl/cuda_devices.h), the same on every rank; StateError (this program was
+/// compiled with another NCCL's header than libtorch).
+void init_process_group(ProcessGroupOptions options, const NcclOptions& nccl);
 
 /// Ends the default group. Groups made from it must not be used afterwards. Every rank calls it before its process
 /// ends. Over "shm" the group first waits until peers have read what this rank lent them; a process that just exits
@@ -107,5 +113,8 @@ std::vector<int64_t> group_ranks(const ProcessGroupPtr& group);
 /// groups of the same ranks in the same order. The same name may be used again. A group of one rank needs no peer.
 /// Throws ValueError (no ranks, a rank twice, out of range, or the caller not among them).
 ProcessGroupPtr new_group(const std::vector<int64_t>& ranks, const std::string& name = "group");
+
+/// A group with NCCL's options of its own; its GPU is the default group's. They have no effect where that has no NCCL.
+ProcessGroupPtr new_group(const std::vector<int64_t>& ranks, const std::string& name, const NcclOptions& nccl);
 
 }  // namespace tessera

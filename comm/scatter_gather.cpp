@@ -12,7 +12,7 @@
 #include "base/error.h"
 #include "comm/call_checks.h"
 #include "comm/collectives.h"
-#include "comm/rank_state.h"
+#include "comm/context/rank_state.h"
 
 namespace tessera {
 

@@ -3,7 +3,7 @@
 #include <fmt/format.h>
 #include <torch/csrc/autograd/graph_task.h>
 
-#include "dtensor/dispatch_scopes.h"
+#include "dtensor/dispatch/dispatch_scopes.h"
 
 namespace tessera {
 

@@ -20,9 +20,10 @@
 #include <tuple>
 #include <vector>
 
-#include "comm/comm_observer.h"
-#include "nn/hook_point.h"
-#include "nn/module_ref.h"
+#include "comm/context/comm_observer.h"
+#include "comm/context/comm_stats.h"
+#include "nn/hooks/hook_point.h"
+#include "nn/hooks/module_ref.h"
 
 namespace tessera {
 

@@ -11,8 +11,8 @@
 
 #include "base/error.h"
 #include "base/hash.h"
+#include "comm/context/rank_context.h"
 #include "comm/gather_texts.h"
-#include "comm/rank_context.h"
 #include "device_mesh/axis_names.h"
 #include "device_mesh/group_grid.h"
 #include "device_mesh/mesh_state.h"

@@ -126,8 +126,8 @@ class DeviceMesh {
   /// The mesh from init_device_mesh or from_group that this one is a part of; an equal mesh if it is that one.
   DeviceMesh root() const;
 
-  /// Same ranks, shape, names, device type, and the same rank context (comm/rank_context.h): meshes of two ranks that
-  /// are threads of one process are never equal.
+  /// Same ranks, shape, names, device type, and the same rank context (comm/context/rank_context.h): meshes of two
+  /// ranks that are threads of one process are never equal.
   bool operator==(const DeviceMesh& other) const;
   /// Whether collectives on both go through the same groups: copies and equal parts of one mesh do, equal meshes of two
   /// init_device_mesh calls do not.

@@ -10,9 +10,9 @@
 #include "base/error.h"
 #include "comm/collectives.h"
 #include "device_mesh/mesh_layout.h"
-#include "dtensor/from_local_checks.h"
-#include "dtensor/saved_spec.h"
-#include "dtensor/whole_tensor.h"
+#include "dtensor/local/from_local_checks.h"
+#include "dtensor/local/saved_spec.h"
+#include "dtensor/local/whole_tensor.h"
 
 namespace tessera {
 
@@ -193,16 +193,6 @@ std::vector<int64_t> even_shape(const at::Tensor& local, const DeviceMesh& mesh,
 
 bool is_dtensor(const at::Tensor& tensor) {
   return dtensor_meta(tensor) != nullptr;
-}
-
-const SpecPtr& dtensor_spec(const at::Tensor& tensor) {
-  const auto* meta = dtensor_meta(tensor);
-  TESSERA_CHECK(ValueError, meta != nullptr, "{} is not a DTensor; make one with distribute_tensor or from_local{}",
-                tensor.defined() ? to_string(TensorMeta::of(tensor)) : "an undefined tensor",
-                tensor.defined() ? ". A parameter of fully_shard is plain between forward and backward: use it as it "
-                                   "is, or call fsdp(module).reshard() first"
-                                 : "");
-  return meta->spec;
 }
 
 const Placements& placements(const at::Tensor& tensor) {

@@ -28,8 +28,8 @@
 #include <optional>
 
 #include "device_mesh/device_mesh.h"
-#include "dtensor/placement.h"
-#include "dtensor/redistribute.h"
+#include "dtensor/local/redistribute.h"
+#include "dtensor/spec/placement.h"
 
 namespace tessera {
 
@@ -39,7 +39,6 @@ bool is_dtensor(const at::Tensor& tensor);
 /// Throw ValueError if `tensor` is not a DTensor. The references live as long as the tensor.
 const Placements& placements(const at::Tensor& tensor);
 const DeviceMesh& device_mesh(const at::Tensor& tensor);
-const SpecPtr& dtensor_spec(const at::Tensor& tensor);
 
 struct DistributeOptions {
   /// The rank along each axis of the mesh whose data count; the others' tensors give only sizes and dtype, the

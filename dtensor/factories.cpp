@@ -7,8 +7,8 @@
 #include <c10/core/DefaultDtype.h>
 
 #include "base/error.h"
-#include "dtensor/fill_check.h"
-#include "dtensor/whole_tensor.h"
+#include "dtensor/local/whole_tensor.h"
+#include "dtensor/propagation/fill_check.h"
 
 namespace tessera {
 

@@ -12,8 +12,8 @@
 
 #include "base/error.h"
 #include "dtensor/dtensor.h"
-#include "dtensor/dtensor_spec.h"
-#include "dtensor/random.h"
+#include "dtensor/random/random.h"
+#include "dtensor/spec/dtensor_spec.h"
 
 namespace tessera::init {
 

@@ -3,7 +3,7 @@
 // (normal_, uniform_, constant_, xavier_*, kaiming_*) take DTensors as they are.
 //
 //   fully_shard(policy, {.mesh = mesh});
-//   tessera::manual_seed(0);                                              // dtensor/random.h
+//   tessera::manual_seed(0);                                              // dtensor/random/random.h
 //   tessera::init::orthogonal_(policy->head->weight, std::sqrt(2.0));
 //
 // gives the values that torch::nn::init's function of the same name gives on one device after at::manual_seed(0),
@@ -11,7 +11,7 @@
 // part, with no communication. A plain tensor goes to torch::nn::init. No gradient is recorded. All ranks must call.
 //
 // Errors: ValueError on every rank for another number of dims, or a DTensor with a pending reduction.
-// Thread safety: as writing to the parameter, and as dtensor/random.h.
+// Thread safety: as writing to the parameter, and as dtensor/random/random.h.
 
 #include <ATen/core/Tensor.h>
 

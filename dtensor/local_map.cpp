@@ -7,7 +7,7 @@
 
 #include "base/error.h"
 #include "comm/collectives.h"
-#include "dtensor/from_local_checks.h"
+#include "dtensor/local/from_local_checks.h"
 
 namespace tessera {
 

@@ -7,7 +7,7 @@
 #include <utility>
 
 #include "base/error.h"
-#include "dtensor/dispatch.h"
+#include "dtensor/dispatch/dispatch.h"
 
 namespace tessera {
 

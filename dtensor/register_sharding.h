@@ -30,8 +30,8 @@
 #include <functional>
 #include <string>
 
-#include "dtensor/placement.h"
-#include "dtensor/sharding_rule.h"
+#include "dtensor/propagation/sharding_rule.h"
+#include "dtensor/spec/placement.h"
 
 namespace tessera {
 

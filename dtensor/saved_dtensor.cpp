@@ -8,7 +8,7 @@
 
 #include "base/error.h"
 #include "dtensor/dtensor.h"
-#include "dtensor/dtensor_impl.h"
+#include "dtensor/local/dtensor_impl.h"
 
 namespace tessera {
 

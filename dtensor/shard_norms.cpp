@@ -3,8 +3,7 @@
 #include <algorithm>
 
 #include "base/error.h"
-#include "dtensor/dtensor_impl.h"
-#include "dtensor/ops/reduction.h"
+#include "dtensor/local/dtensor_impl.h"
 
 namespace tessera {
 
@@ -18,7 +17,7 @@ struct Alike {
 };
 
 Placements norm_placements(const DTensorSpec& spec, double p) {
-  const auto pending = pending_norm(p);
+  const auto pending = norm_placement(p);
   TESSERA_ASSERT(pending && !spec.has_partial(), "the {}-norm of shards of {}", p, spec.to_string());
   Placements placements;
   for (const auto& placement : spec.placements()) {

@@ -6,7 +6,7 @@
 
 #include "base/error.h"
 #include "dtensor/dtensor.h"
-#include "fully_shard/stacked_spec.h"
+#include "fully_shard/layout/stacked_spec.h"
 
 namespace tessera {
 

@@ -4,9 +4,9 @@
 #include <string>
 #include <vector>
 
+#include "fully_shard/engine/param_group.h"
 #include "fully_shard/fully_shard.h"
 #include "fully_shard/managed_params.h"
-#include "fully_shard/param_group.h"
 
 namespace tessera {
 

@@ -11,14 +11,14 @@
 #include <vector>
 
 #include "base/error.h"
-#include "dtensor/dtensor_impl.h"
-#include "fully_shard/fsdp_state.h"
-#include "fully_shard/replace_data.h"
+#include "dtensor/local/dtensor_impl.h"
+#include "fully_shard/engine/fsdp_state.h"
+#include "fully_shard/engine/unit_tree.h"
+#include "fully_shard/memory/replace_data.h"
 #include "fully_shard/unit_recipe.h"
-#include "fully_shard/unit_tree.h"
-#include "nn/clone.h"
-#include "nn/clone_scope.h"
-#include "nn/hook_point.h"
+#include "nn/hooks/clone.h"
+#include "nn/hooks/clone_scope.h"
+#include "nn/hooks/hook_point.h"
 #include "nn/meta_device.h"
 
 namespace tessera {

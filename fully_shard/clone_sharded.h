@@ -12,7 +12,7 @@
 // The copy has the same units on the same ranks, with the same options and requires_grad. Ties stay ties. It has no
 // gradients, and the settings of fsdp_module.h are those of a new unit. No rank holds more than its shards at any time.
 //
-// Python's fully_shard refuses copy.deepcopy; nn/clone.h copies modules that are no units.
+// Python's fully_shard refuses copy.deepcopy; nn/hooks/clone.h copies modules that are no units.
 
 #include <torch/nn/module.h>
 
@@ -20,9 +20,10 @@
 
 namespace tessera {
 
-/// Types are torch::nn::Cloneable, as nn/clone.h has it. Collective. Throws NotImplementedError, before it copies, for
-/// a module that cannot be cloned, has hooks or state of others (activation checkpointing, parallelize_module), or
-/// has a part of a unit of several modules, and StateError unless all units are between iterations, on every rank.
+/// Types are torch::nn::Cloneable, as nn/hooks/clone.h has it. Collective. Throws NotImplementedError, before it
+/// copies, for a module that cannot be cloned, has hooks or state of others (activation checkpointing,
+/// parallelize_module), or has a part of a unit of several modules, and StateError unless all units are between
+/// iterations, on every rank.
 std::shared_ptr<torch::nn::Module> clone_sharded(torch::nn::Module& module);
 
 template <class Holder>

@@ -1,8 +1,8 @@
 #include "fully_shard/composable_apis.h"
 
-#include "fully_shard/fsdp_state.h"
+#include "fully_shard/engine/fsdp_state.h"
+#include "fully_shard/engine/unit_tree.h"
 #include "fully_shard/managed_params.h"
-#include "fully_shard/unit_tree.h"
 
 namespace tessera {
 

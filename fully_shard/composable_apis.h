@@ -17,7 +17,7 @@
 #include <string>
 #include <vector>
 
-#include "nn/module_ref.h"
+#include "nn/hooks/module_ref.h"
 
 namespace tessera {
 

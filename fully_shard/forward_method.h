@@ -20,7 +20,7 @@
 #include <type_traits>
 #include <utility>
 
-#include "nn/run_with_hooks.h"
+#include "nn/hooks/run_with_hooks.h"
 
 namespace tessera {
 

@@ -6,10 +6,10 @@
 
 #include "base/error.h"
 #include "dtensor/dtensor.h"
-#include "fully_shard/backward_hooks.h"
-#include "fully_shard/fsdp_root.h"
-#include "fully_shard/unit_tree.h"
-#include "nn/hook_point.h"
+#include "fully_shard/autograd/backward_hooks.h"
+#include "fully_shard/engine/fsdp_root.h"
+#include "fully_shard/engine/unit_tree.h"
+#include "nn/hooks/hook_point.h"
 
 namespace tessera {
 

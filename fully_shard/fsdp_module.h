@@ -23,9 +23,9 @@
 #include <string>
 #include <vector>
 
-#include "fully_shard/engine_slots.h"
-#include "fully_shard/unit_state.h"
-#include "nn/module_ref.h"
+#include "fully_shard/events/engine_slots.h"
+#include "fully_shard/events/unit_state.h"
+#include "nn/hooks/module_ref.h"
 
 namespace tessera {
 
@@ -95,13 +95,13 @@ class FSDPModule {
   /// part. It changes the tensor in place; every rank calls it in the same order. A parameter that no rank of the
   /// unit's mesh used has zeros in it, and gets the gradient that is there after: ranks beyond the mesh may have used
   /// it. Empty: none. Gradients without sync do not pass it. On a GPU the current stream is then one of the engine's
-  /// (fully_shard/reduce_stream.h).
+  /// (fully_shard/memory/reduce_stream.h).
   void set_all_reduce_hook(std::function<void(const at::Tensor& flat_gradient)> hook);
 
   /// Functions of one's own in place of the collectives of this unit: for another transport, say. They keep what
-  /// fully_shard/engine_slots.h promises; a reduction uses the op that it is given. Empty: the usual ones. What is sent
-  /// has a few elements of the engine's own in it, so it must arrive as it is: for another encoding there is
-  /// fully_shard/all_gather_extension.h.
+  /// fully_shard/events/engine_slots.h promises; a reduction uses the op that it is given. Empty: the usual ones. What
+  /// is sent has a few elements of the engine's own in it, so it must arrive as it is: for another encoding there is
+  /// fully_shard/layout/all_gather_extension.h.
   void set_custom_all_gather(AllGatherFn all_gather);
   void set_custom_reduce_scatter(ReduceScatterFn reduce_scatter);
   /// Of the replicas (HSDP, replicate).

@@ -27,7 +27,7 @@
 // change from step to step (accumulation, prefetch, precision of sums) is in fsdp_module.h.
 //
 // On top of tensor parallelism: a parameter may be a DTensor on another axis (tp) of the same root mesh already. It is
-// then sharded over both, and is the DTensor on tp again while it is unsharded (fully_shard/stacked_spec.h):
+// then sharded over both, and is the DTensor on tp again while it is unsharded (fully_shard/layout/stacked_spec.h):
 //
 //   auto mesh = init_device_mesh(at::kCPU, {2, 4}, {"dp", "tp"});
 //   distribute_parameter(*model->up, "weight", mesh["tp"], {Shard(0)});    // tensor parallelism first
@@ -36,9 +36,9 @@
 // A parameter that is still plain is sharded over dp alone, and nothing is reduced over tp for it: it is right where
 // all ranks along tp compute the same gradient. Where each computes a term of it, distribute it as Replicate() first.
 //
-// Where ranks are processes that share memory ("shm"), shards of 64 KiB and more lie in it (comm/shared_memory.h): the
-// others read them there, and a unit is resharded when they have. The system counts such a page in every rank that has
-// read it (VmRSS), though it is there once.
+// Where ranks are processes that share memory ("shm"), shards of 64 KiB and more lie in it (comm/shm/shared_memory.h):
+// the others read them there, and a unit is resharded when they have. The system counts such a page in every rank that
+// has read it (VmRSS), though it is there once.
 //
 // Parameters of one unit may have several dtypes where all that are trained have one: frozen weights in bfloat16 beside
 // adapters in float32, say. They are gathered together all the same. Which are frozen may change between iterations, as
@@ -70,7 +70,7 @@
 // Writing a parameter in forward is a StateError, and so it is while the unit is unsharded otherwise, as the outermost
 // one is from its forward to the end of its backward: at the next forward, backward or reshard(), of the ranks that
 // wrote (writes through weight.data() go unnoticed and are lost). Write shards, or in summon_full_params
-// (fully_shard/fsdp.h).
+// (fsdp1/fsdp.h).
 //
 // A loss made of a tensor that forward keeps instead of returning is an error: a StateError, or one of libtorch where
 // an op saved a view of a parameter, which is freed then. Exceptions: one that is computed from the unit's only output,
@@ -97,11 +97,11 @@
 #include <vector>
 
 #include "device_mesh/device_mesh.h"
-#include "dtensor/placement.h"
-#include "fully_shard/all_gather_extension.h"
+#include "dtensor/spec/placement.h"
 #include "fully_shard/fsdp_module.h"
-#include "fully_shard/policy.h"
-#include "nn/module_ref.h"
+#include "fully_shard/layout/all_gather_extension.h"
+#include "fully_shard/layout/policy.h"
+#include "nn/hooks/module_ref.h"
 
 namespace tessera {
 

@@ -9,11 +9,11 @@
 
 #include "base/error.h"
 #include "comm/process_group.h"
-#include "fully_shard/accelerator.h"
+#include "device_mesh/rank_agreement.h"
 #include "fully_shard/check_params.h"
-#include "fully_shard/fsdp_root.h"
+#include "fully_shard/engine/fsdp_root.h"
 #include "fully_shard/managed_params.h"
-#include "fully_shard/rank_agreement.h"
+#include "fully_shard/memory/accelerator.h"
 #include "fully_shard/unit_recipe.h"
 
 namespace tessera {

@@ -4,8 +4,8 @@
 #include <string>
 #include <vector>
 
-#include "fully_shard/data_parallel_axes.h"
 #include "fully_shard/fully_shard.h"
+#include "fully_shard/layout/data_parallel_axes.h"
 
 namespace tessera {
 

@@ -4,7 +4,7 @@
 
 #include <unordered_set>
 
-#include "fully_shard/unit_tree.h"
+#include "fully_shard/engine/unit_tree.h"
 
 namespace tessera {
 

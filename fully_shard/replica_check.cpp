@@ -13,10 +13,10 @@
 #include <utility>
 
 #include "base/error.h"
-#include "fully_shard/fsdp_root.h"
-#include "fully_shard/rank_agreement.h"
+#include "device_mesh/rank_agreement.h"
+#include "fully_shard/engine/fsdp_root.h"
 #include "fully_shard/unit_recipe.h"
-#include "nn/hook_point.h"
+#include "nn/hooks/hook_point.h"
 
 namespace tessera {
 

@@ -32,7 +32,7 @@
 
 #include <vector>
 
-#include "nn/module_ref.h"
+#include "nn/hooks/module_ref.h"
 
 namespace tessera {
 

@@ -33,8 +33,8 @@
 
 #include "device_mesh/device_mesh.h"
 #include "fully_shard/fsdp_module.h"
-#include "fully_shard/policy.h"
-#include "nn/module_ref.h"
+#include "fully_shard/layout/policy.h"
+#include "nn/hooks/module_ref.h"
 
 namespace tessera {
 

@@ -13,7 +13,7 @@
 #include "base/error.h"
 #include "comm/collectives.h"
 #include "comm/process_group.h"
-#include "dtensor/dtensor_impl.h"
+#include "dtensor/local/dtensor_impl.h"
 
 namespace tessera {
 

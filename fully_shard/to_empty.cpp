@@ -7,9 +7,9 @@
 #include <unordered_set>
 
 #include "base/error.h"
-#include "dtensor/dtensor_impl.h"
-#include "fully_shard/fsdp_root.h"
-#include "fully_shard/replace_data.h"
+#include "dtensor/local/dtensor_impl.h"
+#include "fully_shard/engine/fsdp_root.h"
+#include "fully_shard/memory/replace_data.h"
 
 namespace tessera {
 

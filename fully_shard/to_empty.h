@@ -19,7 +19,7 @@
 
 #include <c10/core/Device.h>
 
-#include "nn/module_ref.h"
+#include "nn/hooks/module_ref.h"
 
 namespace tessera {
 

@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "dtensor/dtensor_spec.h"
+#include "dtensor/spec/dtensor_spec.h"
 #include "fully_shard/make_unit.h"
 
 namespace tessera {

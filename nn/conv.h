@@ -3,7 +3,7 @@
 
 #include <torch/nn/modules/conv.h>
 
-#include "nn/hooked.h"
+#include "nn/hooks/hooked.h"
 
 namespace tessera::nn {
 

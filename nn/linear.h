@@ -1,10 +1,14 @@
 #pragma once
 // torch::nn's linear layers with a hook point. Same constructors, members and results, but that Linear rounds once, as
-// in Python (nn/python_forward.h).
+// in Python (nn/hooks/python_forward.h).
 
 #include <torch/nn/modules/linear.h>
 
-#include "nn/hooked.h"
+#include "nn/hooks/hooked.h"
+
+// In nn/linear.cpp: almost every source that uses modules has a Linear, and would compile it anew.
+extern template class tessera::detail::HookedModule<torch::nn::LinearImpl, tessera::Hooked<torch::nn::LinearImpl>>;
+extern template class tessera::Hooked<torch::nn::LinearImpl>;
 
 namespace tessera::nn {
 

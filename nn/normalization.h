@@ -5,7 +5,7 @@
 #include <torch/nn/modules/instancenorm.h>
 #include <torch/nn/modules/normalization.h>
 
-#include "nn/hooked.h"
+#include "nn/hooks/hooked.h"
 
 namespace tessera::nn {
 

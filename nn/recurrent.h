@@ -4,7 +4,7 @@
 #include <torch/nn/modules/rnn.h>
 #include <torch/nn/utils/rnn.h>
 
-#include "nn/hooked.h"
+#include "nn/hooks/hooked.h"
 
 namespace tessera {
 

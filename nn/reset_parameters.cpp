@@ -17,7 +17,7 @@
 #include <vector>
 
 #include "base/error.h"
-#include "nn/hook_point.h"
+#include "nn/hooks/hook_point.h"
 #include "nn/rms_norm.h"
 
 namespace tessera {

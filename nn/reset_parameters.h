@@ -1,8 +1,8 @@
 #pragma once
 // Initial values for a module that was built without memory (nn/meta_device.h), or once more for any.
 //
-//   tessera::manual_seed(0);               // dtensor/random.h; at::manual_seed(0) where parameters are plain tensors
-//   reset_parameters(*model);
+//   tessera::manual_seed(0);               // dtensor/random/random.h; at::manual_seed(0) where parameters are plain
+//   tensors reset_parameters(*model);
 //
 // calls reset_parameters() of each module that has one, as the layers of libtorch have: a module's children first, in
 // the order in which they are registered, then the module itself. That is the order in which a constructor draws that
@@ -25,7 +25,7 @@
 
 #include <torch/nn/module.h>
 
-#include "nn/module_ref.h"
+#include "nn/hooks/module_ref.h"
 
 namespace tessera {
 

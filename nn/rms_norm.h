@@ -12,7 +12,7 @@
 #include <utility>
 #include <vector>
 
-#include "nn/hooked.h"
+#include "nn/hooks/hooked.h"
 
 namespace tessera::nn {
 

@@ -1,6 +1,6 @@
 #include "nn/sequential.h"
 
-#include "nn/clone_memo.h"
+#include "nn/hooks/clone_memo.h"
 
 namespace tessera::nn {
 

@@ -19,7 +19,7 @@
 #include <memory>
 #include <optional>
 
-#include "nn/hooked.h"
+#include "nn/hooks/hooked.h"
 
 namespace tessera::nn {
 

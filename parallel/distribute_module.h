@@ -19,8 +19,8 @@
 #include <string>
 
 #include "dtensor/dtensor.h"
-#include "nn/hook_point.h"
-#include "nn/module_ref.h"
+#include "nn/hooks/hook_point.h"
+#include "nn/hooks/module_ref.h"
 
 namespace tessera {
 

@@ -8,8 +8,8 @@
 #include <optional>
 
 #include "base/error.h"
-#include "nn/hook_point.h"
-#include "nn/repeatable_call.h"
+#include "nn/hooks/hook_point.h"
+#include "nn/hooks/repeatable_call.h"
 #include "parallel/overlapped_linear.h"
 #include "parallel/style_tensors.h"
 

@@ -13,11 +13,11 @@
 //   loss.backward();
 //   print(loss.item<float>());
 //
-// The rules of log_softmax and nll_loss do it, with or without this scope (dtensor/ops/softmax.cpp, nll_loss.cpp): the
-// ranks exchange the maximum and the sum of exponentials of each row in forward and one number a row in backward, three
-// all-reduces of as many numbers as there are targets, and each rank looks up the targets among its own classes. All
-// reductions, label smoothing, ignore_index, class weights, probabilities as targets and any number of dims are right;
-// the gradient arrives cut as the logits are, also where the classes do not divide by the ranks.
+// The rules of log_softmax and nll_loss do it, with or without this scope (dtensor/ops/reduction/softmax.cpp,
+// nll_loss.cpp): the ranks exchange the maximum and the sum of exponentials of each row in forward and one number a row
+// in backward, three all-reduces of as many numbers as there are targets, and each rank looks up the targets among its
+// own classes. All reductions, label smoothing, ignore_index, class weights, probabilities as targets and any number of
+// dims are right; the gradient arrives cut as the logits are, also where the classes do not divide by the ranks.
 //
 // The loss is a DTensor with a pending sum: item(), full_tensor() and backward() are right, but to_local() is this
 // rank's term alone. (PyTorch's loss is replicated.)
@@ -31,7 +31,7 @@
 // Thread safety: for the calling thread. Scopes nest.
 // After loss_parallel in torch/distributed/tensor/parallel/loss.py, which needs the scope for all of this.
 
-#include "dtensor/dispatch_scopes.h"
+#include "dtensor/dispatch/dispatch_scopes.h"
 
 namespace tessera {
 

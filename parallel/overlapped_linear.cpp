@@ -19,8 +19,8 @@
 #include "base/error.h"
 #include "comm/collectives.h"
 #include "dtensor/dtensor.h"
-#include "dtensor/dtensor_impl.h"
-#include "dtensor/shard_math.h"
+#include "dtensor/local/dtensor_impl.h"
+#include "dtensor/spec/shard_math.h"
 
 namespace tessera {
 

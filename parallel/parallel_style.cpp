@@ -1,7 +1,7 @@
 #include "parallel/parallel_style.h"
 
 #include "base/error.h"
-#include "fully_shard/backward_hooks.h"
+#include "dtensor/local/parameter_origin.h"
 #include "parallel/distribute_module.h"
 
 namespace tessera {
@@ -33,12 +33,6 @@ std::string name_below(const StyleTarget& target, const torch::nn::Module& modul
     }
   }
   return name;
-}
-
-/// Also one that its unit left unsharded, which is plain then, or as a plan placed it before.
-bool is_of_unit(const at::Tensor& tensor) {
-  const auto* meta = dtensor_meta(tensor);
-  return (meta && meta->origin) || owner_of(tensor);
 }
 
 /// Throws if another style of the plan wants the tensor elsewhere.
@@ -87,7 +81,7 @@ void check_style_parameter(const ParallelStyle& style, const StyleTarget& target
   }
   const auto wanted = normalized({placement}, tensor.dim(), target.mesh.ndim(), style.describe(target).c_str());
   claim(style, target, module, name, tensor, wanted[0]);
-  TESSERA_CHECK(ValueError, !is_of_unit(tensor),
+  TESSERA_CHECK(ValueError, !belongs_to_unit(tensor),
                 "{}: its \"{}\" belongs to a unit of fully_shard or replicate already; call parallelize_module before "
                 "fully_shard and replicate",
                 style.describe(target), name_below(target, module, name));

@@ -35,7 +35,7 @@
 #include <vector>
 
 #include "dtensor/dtensor.h"
-#include "nn/hook_point.h"
+#include "nn/hooks/hook_point.h"
 
 namespace tessera {
 

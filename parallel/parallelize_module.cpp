@@ -4,7 +4,7 @@
 
 #include "base/close_names.h"
 #include "base/error.h"
-#include "nn/hook_point.h"
+#include "nn/hooks/hook_point.h"
 #include "parallel/path_pattern.h"
 
 namespace tessera {

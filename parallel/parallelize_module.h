@@ -26,7 +26,7 @@
 
 #include <torch/nn/module.h>
 
-#include "nn/module_ref.h"
+#include "nn/hooks/module_ref.h"
 #include "parallel/parallel_style.h"
 
 namespace tessera {

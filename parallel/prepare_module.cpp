@@ -6,7 +6,7 @@
 
 #include "base/close_names.h"
 #include "base/error.h"
-#include "nn/hook_point.h"
+#include "nn/hooks/hook_point.h"
 #include "parallel/style_tensors.h"
 
 namespace tessera {

@@ -8,10 +8,10 @@
 //
 // One entry for each tensor, in the order in which forward declares them. Arguments that hold no tensor (numbers,
 // undefined or absent optional tensors) are not counted, and those that hold several (vectors, tuples, structs with
-// tensor_fields) count as several, opened in order; see nn/tensor_visitor.h. A call with another number of tensors than
-// entries throws, so an optional argument that is left out cannot shift layouts to the wrong tensors. Without any
-// entry, as for the inputs of a PrepareModuleInputOutput that is there for outputs only, tensors are left alone and not
-// counted.
+// tensor_fields) count as several, opened in order; see nn/hooks/tensor_visitor.h. A call with another number of
+// tensors than entries throws, so an optional argument that is left out cannot shift layouts to the wrong tensors.
+// Without any entry, as for the inputs of a PrepareModuleInputOutput that is there for outputs only, tensors are left
+// alone and not counted.
 //
 // C++ functions have no named arguments. A module that names its own tensors can be given layouts by those names, as
 // PyTorch's keyword arguments are; what is not named is left alone:

@@ -1,7 +1,7 @@
 #include "parallel/sequence_parallel.h"
 
 #include "base/error.h"
-#include "nn/hook_point.h"
+#include "nn/hooks/hook_point.h"
 #include "parallel/style_tensors.h"
 
 namespace tessera {

@@ -11,7 +11,7 @@
 //
 // Any module with a hook point may have this style: parameters and buffers, also of modules below it, are replicated
 // DTensors, so a layer that mixes positions is still right, and costs communication. Dropout draws the same numbers as
-// one process does (dtensor/random.h).
+// one process does (dtensor/random/random.h).
 // Thread safety: as linear_styles.h. After SequenceParallel in torch/distributed/tensor/parallel/style.py.
 
 #include "parallel/parallel_style.h"

@@ -3,8 +3,8 @@
 #include <fmt/ranges.h>
 
 #include "base/error.h"
-#include "dtensor/dtensor_impl.h"
-#include "dtensor/shard_math.h"
+#include "dtensor/local/dtensor_impl.h"
+#include "dtensor/spec/shard_math.h"
 #include "parallel/rank_records.h"
 
 namespace tessera {

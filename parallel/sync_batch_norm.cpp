@@ -13,9 +13,9 @@
 #include <vector>
 
 #include "base/error.h"
-#include "dtensor/batch_statistics.h"
 #include "dtensor/dtensor.h"
-#include "nn/hook_point.h"
+#include "dtensor/ops/norm/batch_statistics.h"
+#include "nn/hooks/hook_point.h"
 
 namespace tessera {
 

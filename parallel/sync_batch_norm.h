@@ -7,12 +7,12 @@
 //   tessera::convert_sync_batchnorm(net, mesh);
 //   tessera::fully_shard(net, {.mesh = mesh});
 //
-// Each forward sends two numbers a channel, in float64, and each backward two more (dtensor/batch_statistics.h). Ranks
-// may have batches of different sizes, or none ([0, C, ...]); every rank calls each of the layers equally often, and
-// runs the backward of each. Gradients of weight and bias are those of this rank's items, to be averaged over the
-// ranks as other gradients are, by fully_shard or replicate; the gradient of the input has what the ranks' losses,
-// added up, say of it. So training is that of one process on all batches, if each rank's loss is a mean over equally
-// many items. Running statistics are equal on all ranks.
+// Each forward sends two numbers a channel, in float64, and each backward two more
+// (dtensor/ops/norm/batch_statistics.h). Ranks may have batches of different sizes, or none ([0, C, ...]); every rank
+// calls each of the layers equally often, and runs the backward of each. Gradients of weight and bias are those of this
+// rank's items, to be averaged over the ranks as other gradients are, by fully_shard or replicate; the gradient of the
+// input has what the ranks' losses, added up, say of it. So training is that of one process on all batches, if each
+// rank's loss is a mean over equally many items. Running statistics are equal on all ranks.
 //
 // A layer in a region that checkpoint_module computes again counts a batch twice in its running statistics, as a batch
 // norm does without ranks. In eval mode nothing is exchanged: without running statistics a rank takes those of its
@@ -22,7 +22,7 @@
 // Thread safety: forward and backward are for the thread that runs the rank's.
 
 #include "device_mesh/device_mesh.h"
-#include "nn/module_ref.h"
+#include "nn/hooks/module_ref.h"
 
 namespace tessera {
 

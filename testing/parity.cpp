@@ -6,7 +6,7 @@
 #include <algorithm>
 
 #include "dtensor/dtensor.h"
-#include "dtensor/whole_tensor.h"
+#include "dtensor/local/whole_tensor.h"
 #include "testing/expect.h"
 
 namespace tessera {

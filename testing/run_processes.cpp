@@ -8,8 +8,8 @@
 
 #include "base/error.h"
 #include "comm/collectives.h"
-#include "comm/cuda_devices.h"
-#include "comm/local_launcher.h"
+#include "comm/launch/local_launcher.h"
+#include "comm/nccl/cuda_devices.h"
 #include "comm/process_group.h"
 #include "testing/temp_folder.h"
 #include "testing/test_spec.h"

@@ -38,7 +38,7 @@ struct RunProcessesOptions {
 
 /// How the ranks ended.
 struct ProcessesResult {
-  /// As in comm/local_launcher.h: 0 and "" if all ended well.
+  /// As in comm/launch/local_launcher.h: 0 and "" if all ended well.
   int exit_code = 0;
   std::string message = {};
   /// Whether the ranks found that they cannot have the backend; exit_code is then kSkippedExitCode.

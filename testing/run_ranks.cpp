@@ -12,9 +12,9 @@
 #include <vector>
 
 #include "base/error.h"
+#include "comm/context/rank_context.h"
 #include "comm/process_group.h"
-#include "comm/rank_context.h"
-#include "comm/thread_world.h"
+#include "comm/threads/thread_world.h"
 #include "testing/expect.h"
 
 namespace tessera {
@@ -76,7 +76,7 @@ class FirstFailure {
 };
 
 /// Autograd runs CUDA nodes in one thread for each device of the process. All ranks would share it: a node that waits
-/// for a peer would wait for ever, and the thread acts as no rank (comm/rank_context.h). After PyTorch's
+/// for a peer would wait for ever, and the thread acts as no rank (comm/context/rank_context.h). After PyTorch's
 /// MultiThreadedTestCase.
 void run_backward_in_this_thread() {
   c10::AutogradState::get_tls_state().set_multithreading_enabled(false);

@@ -2,7 +2,8 @@
 // The devices that a test runs on: a test over them is one of the CPU and of a GPU everywhere. Under --config=cuda it
 // is a real one, where there is one; else testing/simulated_gpu.
 //
-//   run_ranks_on_devices(2, [&](int rank, c10::Device device) {          // ranks share the GPU (comm/thread_backend.h)
+//   run_ranks_on_devices(2, [&](int rank, c10::Device device) {          // ranks share the GPU
+//   (comm/threads/thread_backend.h)
 //     const auto mesh = init_device_mesh(device.type(), {2});
 //     const auto x = at::full({3}, float(rank), device);
 //     ...

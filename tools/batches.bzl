@@ -2,7 +2,7 @@
 
 With libtorch's headers precompiled, a source costs some seconds before its first line: at the end of every translation
 unit g++ instantiates what those headers name. Sources that share a translation unit pay that once. A source must still
-compile alone: names in anonymous namespaces differ within a folder, and each source includes what it uses, which
+compile alone: names in anonymous namespaces differ within a target, and each source includes what it uses, which
 `--config=tidy` checks one by one. `--define=tessera_batches=off` compiles one by one.
 """
 
@@ -34,13 +34,10 @@ _batched_sources = rule(
     implementation = _batched_sources_impl,
     attrs = {
         "count": attr.int(mandatory = True, doc = "how many files to make"),
-        "srcs": attr.label_list(mandatory = True, allow_files = [".cpp"], doc = "of one folder"),
+        "srcs": attr.label_list(mandatory = True, allow_files = [".cpp"], doc = "what to put together"),
         "_script": attr.label(default = "//tools:batch_sources.py", allow_single_file = True),
     },
 )
-
-def _folder(source):
-    return source.rpartition("/")[0]
 
 def batched(name, srcs, testonly):
     """The srcs of a cc_* rule: those given, or batches of them and the headers among them.
@@ -55,31 +52,18 @@ def batched(name, srcs, testonly):
     """
     if type(srcs) != "list":
         return srcs
-    by_folder = {}
-    others = []
-    for source in srcs:
-        if source.endswith(".cpp"):
-            by_folder.setdefault(_folder(source), []).append(source)
-        else:
-            others.append(source)
-    batches = []
-    for folder, sources in by_folder.items():
-        if len(sources) == 1:
-            others += sources
-            continue
-        batch = "_".join([name, folder.replace("/", "_"), "batches"] if folder else [name, "batches"])
-        _batched_sources(
-            name = batch,
-            srcs = sources,
-            count = (len(sources) + _SOURCES_PER_BATCH - 1) // _SOURCES_PER_BATCH,
-            testonly = testonly,
-            tags = ["manual"],
-            visibility = ["//visibility:private"],
-        )
-        batches.append(":" + batch)
-    if not batches:
+    sources = [source for source in srcs if source.endswith(".cpp")]
+    if len(sources) < 2:
         return srcs
+    _batched_sources(
+        name = name + "_batches",
+        srcs = sources,
+        count = (len(sources) + _SOURCES_PER_BATCH - 1) // _SOURCES_PER_BATCH,
+        testonly = testonly,
+        tags = ["manual"],
+        visibility = ["//visibility:private"],
+    )
     return select({
         "//tools:batches_off": srcs,
-        "//conditions:default": others + batches,
+        "//conditions:default": [source for source in srcs if not source.endswith(".cpp")] + [":" + name + "_batches"],
     })

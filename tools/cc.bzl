@@ -24,7 +24,7 @@ def _target(rule, copts, header, precompiled, deps, name, srcs = [], testonly = 
     )
 
 def tessera_library(name, precompiled = None, deps = [], **kwargs):
-    """A cc_library with our compiler options.
+    """A cc_library with our compiler options, under tests/ with those of tests.
 
     Args:
       name: as in cc_library.
@@ -32,7 +32,10 @@ def tessera_library(name, precompiled = None, deps = [], **kwargs):
       deps: as in cc_library.
       **kwargs: passed to cc_library.
     """
-    _target(native.cc_library, TESSERA_COPTS, "_headers", precompiled, deps, name = name, **kwargs)
+    if native.package_name().startswith("tests/"):
+        _target(native.cc_library, TEST_COPTS, "_headers_of_tests", precompiled, deps, name = name, **kwargs)
+    else:
+        _target(native.cc_library, TESSERA_COPTS, "_headers", precompiled, deps, name = name, **kwargs)
 
 def tessera_binary(name, precompiled = None, deps = [], **kwargs):
     """A cc_binary with our compiler options.

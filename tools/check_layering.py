@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 """Checks that packages depend on each other one way: tools/check_layering.py [--graph]
 
-A package is a folder, a component a header with its source, and an #include of another package's header an edge. Fails on
-packages that include each other, and on a package with more than 15 components. KNOWN_CYCLES and KNOWN_LARGE list what
-there is of both today; they may only shrink, and an entry that is no longer needed is an error too. --graph prints each
-package with its size and what it uses.
+A package is a folder, a component a header with its source, and an #include of another package's header an edge. A header
+that only includes another one, under a public name, is neither. Fails on packages that include each other, on a package
+of more than 15 components, and on a folder of more than 30 files. --graph prints each package with its size and what it
+uses.
 """
 
 import collections
@@ -16,18 +16,9 @@ import sys
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 OTHER_FOLDERS = {"tests", "third_party", "tools", "install", "docs"}
 MOST_COMPONENTS = 15
-KNOWN_CYCLES = [{"dtensor", "dtensor/ops"}]
-# Package → how many components it has at most.
-KNOWN_LARGE = {
-    "checkpoint": 27,
-    "comm": 59,
-    "dtensor": 48,
-    "dtensor/ops": 35,
-    "examples": 26,
-    "fully_shard": 77,
-    "nn": 25,
-    "testing": 27,
-}
+MOST_FILES = 30
+FORWARDING = re.compile(r'#pragma once\n(//.*\n)*\n?#include "[^"]+"  // IWYU pragma: export\n')
+
 
 
 def read_graph():
@@ -38,8 +29,11 @@ def read_graph():
     uses = collections.defaultdict(lambda: collections.defaultdict(list))
     for file in files:
         package = file.rpartition("/")[0]
+        text = (ROOT / file).read_text(encoding="utf-8")
+        if FORWARDING.fullmatch(text):
+            continue
         components[package].add(file.rpartition(".")[0])
-        for header in re.findall(r'^#include "([^"]+)"', (ROOT / file).read_text(encoding="utf-8"), re.MULTILINE):
+        for header in re.findall(r'^#include "([^"]+)"', text, re.MULTILINE):
             used = header.rpartition("/")[0]
             if header in files and used != package:
                 uses[package][used].append(f"{file} -> {header}")
@@ -67,22 +61,23 @@ def find_cycles(packages, uses):
     return cycles
 
 
+def count_files():
+    """How many files each folder has, tests and tools too."""
+    listed = subprocess.check_output(["git", "-C", ROOT, "ls-files"], text=True).split()
+    return collections.Counter(file.rpartition("/")[0] for file in listed)
+
+
 def check(components, uses):
     """What is wrong, a text each."""
-    cycles = find_cycles(sorted(components), uses)
-    for knot in cycles:
-        if knot not in KNOWN_CYCLES:
-            edges = [include for one in sorted(knot) for other in sorted(knot) for include in uses[one].get(other, [])]
-            yield f"packages include each other: {' '.join(sorted(knot))}\n  " + "\n  ".join(edges)
-    for knot in KNOWN_CYCLES:
-        if knot not in cycles:
-            yield f"these no longer include each other, take them out of KNOWN_CYCLES: {' '.join(sorted(knot))}"
+    for knot in find_cycles(sorted(components), uses):
+        edges = [include for one in sorted(knot) for other in sorted(knot) for include in uses[one].get(other, [])]
+        yield f"packages include each other: {' '.join(sorted(knot))}\n  " + "\n  ".join(edges)
     for package, parts in sorted(components.items()):
-        most = KNOWN_LARGE.get(package, MOST_COMPONENTS)
-        if len(parts) > most:
-            yield f"{package} has {len(parts)} components, {most} are allowed: make a package of some of them"
-        elif package in KNOWN_LARGE and len(parts) < most:
-            yield f"{package} has {len(parts)} components: lower its number in KNOWN_LARGE"
+        if len(parts) > MOST_COMPONENTS:
+            yield f"{package} has {len(parts)} components, {MOST_COMPONENTS} are allowed: make a package of some of them"
+    for folder, number in sorted(count_files().items()):
+        if number > MOST_FILES:
+            yield f"{folder} has {number} files, {MOST_FILES} are allowed: make a folder of some of them"
 
 
 def main(arguments):

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "dtensor/propagate.h"
+#include "dtensor/propagation/propagate.h"
 
 namespace tessera {
 

@@ -6,7 +6,7 @@
 
 #include <string_view>
 
-#include "dtensor/sharding_rule.h"
+#include "dtensor/propagation/sharding_rule.h"
 
 namespace tessera {
 

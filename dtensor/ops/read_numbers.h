@@ -5,7 +5,7 @@
 
 #include <vector>
 
-#include "dtensor/whole_tensor.h"
+#include "dtensor/local/whole_tensor.h"
 
 namespace tessera {
 

@@ -9,7 +9,7 @@
 
 #include <optional>
 
-#include "dtensor/sharding_rule.h"
+#include "dtensor/propagation/sharding_rule.h"
 
 namespace tessera {
 

@@ -1,8 +1,8 @@
 // Ops that only run on whole tensors: each rank gathers the operands and computes the same. Right, and as slow
 // as one device. Random ops and ops that make tensors out of nothing must not be here: they would differ.
 
-#include "dtensor/ops/op_names.h"
-#include "dtensor/sharding_rule.h"
+#include "dtensor/propagation/op_names.h"
+#include "dtensor/propagation/sharding_rule.h"
 
 namespace tessera {
 

@@ -4,6 +4,7 @@
 
 #include <cstdio>
 #include <cstring>
+#include <mutex>
 
 #include "base/error.h"
 #include "testing/simulated_gpu/simulated_gpu.h"

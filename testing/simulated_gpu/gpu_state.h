@@ -3,10 +3,10 @@
 
 #include <c10/core/Device.h>
 #include <c10/core/Stream.h>
+#include <pthread.h>
 
 #include <map>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <utility>
 #include <vector>
@@ -21,6 +21,17 @@ struct TouchedBytes {
   const void* device_address = nullptr;
   size_t bytes = 0;
   bool writes = false;
+};
+
+/// A mutex that spins a little before it sleeps. Ranks that are threads take it with every op, for less time than it
+/// takes to fall asleep.
+class SpinningMutex {
+ public:
+  void lock() { pthread_mutex_lock(&mutex_); }
+  void unlock() { pthread_mutex_unlock(&mutex_); }
+
+ private:
+  pthread_mutex_t mutex_ = PTHREAD_ADAPTIVE_MUTEX_INITIALIZER_NP;
 };
 
 /// Thread safety: any thread.
@@ -69,7 +80,7 @@ class GpuState {
   void deliver(const IsDue& is_due);
   void deliver_to_host();
 
-  std::mutex mutex_;
+  SpinningMutex mutex_;
   StreamClocks clocks_;
   DeviceMemory memory_;
   std::map<std::pair<c10::DeviceIndex, c10::StreamId>, size_t> numbers_;

@@ -16,13 +16,13 @@
 
 #include "activation_checkpoint/checkpoint.h"
 #include "base/error.h"
-#include "nn/hooked.h"
+#include "nn/hooks/hooked.h"
 #include "nn/linear.h"
 #include "testing/expect.h"
 #include "testing/run_ranks.h"
 #include "testing/tensor_matchers.h"
 #include "tests/activation_checkpoint/leaf.h"
-#include "tests/fully_shard/small_models.h"
+#include "tests/fully_shard/models/small_models.h"
 #include "third_party/catch2/catch.h"
 
 namespace tessera {

@@ -6,15 +6,15 @@
 #include <torch/optim/adam.h>
 
 #include "activation_checkpoint/checkpoint.h"
-#include "comm/comm_stats.h"
-#include "dtensor/dispatch_scopes.h"
+#include "comm/context/comm_stats.h"
+#include "dtensor/dispatch/dispatch_scopes.h"
 #include "dtensor/dtensor.h"
-#include "dtensor/random.h"
+#include "dtensor/random/random.h"
 #include "testing/expect.h"
 #include "testing/parity.h"
 #include "testing/run_ranks.h"
-#include "tests/fully_shard/small_models.h"
-#include "tests/fully_shard/train_and_compare.h"
+#include "tests/fully_shard/models/small_models.h"
+#include "tests/fully_shard/models/train_and_compare.h"
 #include "third_party/catch2/catch.h"
 
 namespace tessera::testing {

@@ -1,6 +1,6 @@
 // Parts of tensors as integers.
 
-#include "checkpoint/box.h"
+#include "checkpoint/format/box.h"
 
 #include <optional>
 #include <random>

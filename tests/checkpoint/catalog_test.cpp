@@ -1,9 +1,9 @@
 // Files and what lies in them, without ranks.
 
 #include "checkpoint/checkpoint.h"
-#include "checkpoint/file_io.h"
-#include "checkpoint/manifest.h"
-#include "checkpoint/safetensors.h"
+#include "checkpoint/format/manifest.h"
+#include "checkpoint/format/safetensors.h"
+#include "checkpoint/io/file_io.h"
 #include "testing/temp_folder.h"
 #include "testing/tensor_matchers.h"
 #include "tests/checkpoint/layouts.h"

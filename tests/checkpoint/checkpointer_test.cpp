@@ -6,11 +6,11 @@
 #include <map>
 #include <thread>
 
-#include "checkpoint/checkpoint_error.h"
 #include "checkpoint/checkpointer.h"
+#include "checkpoint/format/checkpoint_error.h"
 #include "comm/collectives.h"
-#include "comm/comm_observer.h"
-#include "comm/comm_stats.h"
+#include "comm/context/comm_observer.h"
+#include "comm/context/comm_stats.h"
 #include "dtensor/dtensor.h"
 #include "testing/expect.h"
 #include "testing/run_ranks.h"

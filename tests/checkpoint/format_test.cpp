@@ -8,10 +8,10 @@
 #include <limits>
 #include <random>
 
-#include "checkpoint/checkpoint_error.h"
-#include "checkpoint/manifest.h"
-#include "checkpoint/safetensors.h"
-#include "checkpoint/save_plan.h"
+#include "checkpoint/format/checkpoint_error.h"
+#include "checkpoint/format/manifest.h"
+#include "checkpoint/format/safetensors.h"
+#include "checkpoint/plan/save_plan.h"
 #include "testing/expect.h"
 #include "third_party/catch2/catch.h"
 

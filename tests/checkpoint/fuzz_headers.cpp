@@ -11,10 +11,10 @@
 #include <string_view>
 #include <vector>
 
-#include "checkpoint/box.h"
-#include "checkpoint/checkpoint_error.h"
-#include "checkpoint/manifest.h"
-#include "checkpoint/safetensors.h"
+#include "checkpoint/format/box.h"
+#include "checkpoint/format/checkpoint_error.h"
+#include "checkpoint/format/manifest.h"
+#include "checkpoint/format/safetensors.h"
 
 namespace {
 

@@ -8,7 +8,7 @@
 #include "device_mesh/device_mesh.h"
 #include "fully_shard/fully_shard.h"
 #include "testing/temp_folder.h"
-#include "tests/fully_shard/tensor_parallel_models.h"
+#include "tests/fully_shard/models/tensor_parallel_models.h"
 
 namespace tessera::testing {
 

@@ -6,7 +6,7 @@
 
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/checkpointer.h"
-#include "comm/comm_stats.h"
+#include "comm/context/comm_stats.h"
 #include "testing/expect.h"
 #include "testing/run_ranks.h"
 #include "testing/temp_folder.h"

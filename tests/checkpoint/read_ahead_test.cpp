@@ -1,6 +1,6 @@
 // The thread that reads before it is asked.
 
-#include "checkpoint/read_ahead.h"
+#include "checkpoint/io/read_ahead.h"
 
 #include <algorithm>
 #include <array>

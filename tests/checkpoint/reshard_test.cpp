@@ -2,7 +2,7 @@
 
 #include <c10/core/InferenceMode.h>
 
-#include "checkpoint/manifest.h"
+#include "checkpoint/format/manifest.h"
 #include "dtensor/dtensor.h"
 #include "testing/expect.h"
 #include "testing/run_ranks.h"

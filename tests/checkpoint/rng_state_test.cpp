@@ -8,7 +8,7 @@
 #include "comm/collectives.h"
 #include "dtensor/dtensor.h"
 #include "dtensor/factories.h"
-#include "dtensor/random.h"
+#include "dtensor/random/random.h"
 #include "testing/expect.h"
 #include "testing/run_ranks.h"
 #include "testing/temp_folder.h"

@@ -155,7 +155,8 @@ TEST_CASE("Adagrad, which has state from the start, goes back to that") {
   });
 }
 
-TEST_CASE("a learning rate that a scheduler has lowered goes on as without a break, as checkpoint/state.h says") {
+TEST_CASE(
+    "a learning rate that a scheduler has lowered goes on as without a break, as checkpoint/format/state.h says") {
   using Steps = std::vector<double>;
   const TempFolder folder;
   constexpr int64_t kSaved = 5, kAll = 12;

@@ -13,10 +13,10 @@
 #include <filesystem>
 #include <optional>
 
-#include "checkpoint/checkpoint_error.h"
 #include "checkpoint/checkpointer.h"
-#include "checkpoint/file_io.h"
-#include "checkpoint/manifest.h"
+#include "checkpoint/format/checkpoint_error.h"
+#include "checkpoint/format/manifest.h"
+#include "checkpoint/io/file_io.h"
 #include "comm/collectives.h"
 #include "comm/process_group.h"
 #include "dtensor/dtensor.h"

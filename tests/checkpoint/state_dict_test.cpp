@@ -10,7 +10,7 @@
 #include "comm/collectives.h"
 #include "dtensor/dtensor.h"
 #include "fully_shard/to_empty.h"
-#include "nn/hook_point.h"
+#include "nn/hooks/hook_point.h"
 #include "nn/meta_device.h"
 #include "testing/expect.h"
 #include "testing/run_ranks.h"

@@ -11,7 +11,7 @@
 #include "comm/point_to_point.h"
 #include "testing/expect.h"
 #include "testing/run_processes.h"
-#include "tests/comm/own_gloo.h"
+#include "tests/comm/cases/own_gloo.h"
 #include "third_party/catch2/catch.h"
 
 namespace tessera::testing {

@@ -14,10 +14,10 @@
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 #include "base/error.h"
-#include "comm/rank_context.h"
+#include "comm/context/rank_context.h"
 #include "testing/expect.h"
 #include "testing/run_ranks.h"
-#include "tests/comm/parts_cases.h"
+#include "tests/comm/cases/parts_cases.h"
 #include "third_party/catch2/catch.h"
 
 namespace tessera {

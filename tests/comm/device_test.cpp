@@ -13,8 +13,8 @@
 
 #include "base/error.h"
 #include "comm/collectives.h"
+#include "comm/context/rank_context.h"
 #include "comm/point_to_point.h"
-#include "comm/rank_context.h"
 #include "testing/expect.h"
 #include "testing/tensor_matchers.h"
 #include "testing/test_devices.h"

@@ -14,8 +14,8 @@
 #include "comm/process_group.h"
 #include "testing/expect.h"
 #include "testing/run_processes.h"
-#include "tests/comm/differing_calls.h"
-#include "tests/comm/process_backend_cases.h"
+#include "tests/comm/cases/differing_calls.h"
+#include "tests/comm/cases/process_backend_cases.h"
 #include "third_party/catch2/catch.h"
 
 namespace tessera::testing {

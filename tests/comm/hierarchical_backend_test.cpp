@@ -18,7 +18,7 @@
 #include "comm/collectives.h"
 #include "comm/point_to_point.h"
 #include "comm/process_group.h"
-#include "comm/thread_backend.h"
+#include "comm/threads/thread_backend.h"
 #include "testing/expect.h"
 #include "testing/run_ranks.h"
 #include "testing/tensor_matchers.h"

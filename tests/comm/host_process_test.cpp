@@ -1,4 +1,4 @@
-#include "comm/host_process.h"
+#include "comm/launch/host_process.h"
 
 #include <sys/resource.h>
 #include <sys/wait.h>

@@ -1,4 +1,4 @@
-#include "comm/local_launcher.h"
+#include "comm/launch/local_launcher.h"
 
 #include <signal.h>
 #include <sys/wait.h>

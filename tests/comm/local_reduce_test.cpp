@@ -1,4 +1,4 @@
-#include "comm/local_reduce.h"
+#include "comm/backend/local_reduce.h"
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/full.h>

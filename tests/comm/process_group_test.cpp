@@ -10,9 +10,9 @@
 
 #include "base/error.h"
 #include "comm/collectives.h"
-#include "comm/comm_stats.h"
-#include "comm/rank_context.h"
-#include "comm/store.h"
+#include "comm/context/comm_stats.h"
+#include "comm/context/rank_context.h"
+#include "comm/launch/store.h"
 #include "testing/expect.h"
 #include "testing/run_ranks.h"
 #include "third_party/catch2/catch.h"

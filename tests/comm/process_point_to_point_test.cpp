@@ -14,8 +14,8 @@
 #include "comm/point_to_point.h"
 #include "testing/expect.h"
 #include "testing/run_processes.h"
-#include "tests/comm/point_to_point_cases.h"
-#include "tests/comm/shared_tensors.h"
+#include "tests/comm/cases/point_to_point_cases.h"
+#include "tests/comm/cases/shared_tensors.h"
 #include "third_party/catch2/catch.h"
 
 namespace tessera::testing {

@@ -1,4 +1,4 @@
-#include "comm/rank_environment.h"
+#include "comm/launch/rank_environment.h"
 
 #include <map>
 

@@ -1,4 +1,4 @@
-#include "comm/thread_backend.h"
+#include "comm/threads/thread_backend.h"
 
 #include <ATen/ops/full.h>
 #include <ATen/ops/zeros.h>
@@ -13,8 +13,8 @@
 
 #include "base/error.h"
 #include "comm/collectives.h"
+#include "comm/context/rank_context.h"
 #include "comm/process_group.h"
-#include "comm/rank_context.h"
 #include "testing/expect.h"
 #include "testing/run_ranks.h"
 #include "third_party/catch2/catch.h"

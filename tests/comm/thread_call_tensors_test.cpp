@@ -1,6 +1,6 @@
 // The calls by tensor operations give the bits of those by memcpy, on every device that there is.
 
-#include "comm/thread_call_tensors.h"
+#include "comm/threads/thread_call_tensors.h"
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/arange.h>
@@ -16,8 +16,8 @@
 #include <random>
 
 #include "base/error.h"
-#include "comm/local_reduce.h"
-#include "comm/thread_call.h"
+#include "comm/backend/local_reduce.h"
+#include "comm/threads/thread_call.h"
 #include "testing/run_ranks.h"
 #include "testing/test_devices.h"
 #include "third_party/catch2/catch.h"

@@ -11,8 +11,8 @@
 
 #include <random>
 
-#include "fully_shard/block_copy.h"
-#include "fully_shard/param_layout.h"
+#include "fully_shard/layout/block_copy.h"
+#include "fully_shard/layout/param_layout.h"
 #include "third_party/catch2/catch.h"
 
 namespace tessera::cuda {

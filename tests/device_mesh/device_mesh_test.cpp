@@ -8,7 +8,7 @@
 
 #include "base/error.h"
 #include "comm/collectives.h"
-#include "comm/rank_context.h"
+#include "comm/context/rank_context.h"
 #include "testing/expect.h"
 #include "testing/run_ranks.h"
 #include "tests/device_mesh/mesh_helpers.h"

@@ -10,7 +10,7 @@
 #include "device_mesh/device_mesh.h"
 #include "testing/expect.h"
 #include "testing/run_processes.h"
-#include "tests/comm/own_gloo.h"
+#include "tests/comm/cases/own_gloo.h"
 #include "tests/device_mesh/mesh_helpers.h"
 #include "third_party/catch2/catch.h"
 

@@ -8,7 +8,7 @@
 
 #include "device_mesh/device_mesh.h"
 #include "dtensor/dtensor.h"
-#include "fully_shard/fsdp.h"
+#include "fsdp1/fsdp.h"
 #include "fully_shard/fully_shard.h"
 #include "nn/linear.h"
 #include "testing/expect.h"

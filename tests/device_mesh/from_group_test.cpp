@@ -5,7 +5,7 @@
 
 #include "base/error.h"
 #include "comm/collectives.h"
-#include "comm/rank_context.h"
+#include "comm/context/rank_context.h"
 #include "device_mesh/device_mesh.h"
 #include "testing/expect.h"
 #include "testing/run_ranks.h"

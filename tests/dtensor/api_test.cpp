@@ -24,11 +24,11 @@
 #include <sstream>
 #include <thread>
 
-#include "comm/comm_stats.h"
-#include "dtensor/dispatch_scopes.h"
+#include "comm/context/comm_stats.h"
+#include "dtensor/dispatch/dispatch_scopes.h"
 #include "dtensor/factories.h"
 #include "dtensor/local_map.h"
-#include "dtensor/random.h"
+#include "dtensor/random/random.h"
 #include "dtensor/visualize_sharding.h"
 #include "testing/expect.h"
 #include "testing/run_ranks.h"

@@ -14,7 +14,7 @@
 #include <cmath>
 
 #include "base/error.h"
-#include "comm/comm_stats.h"
+#include "comm/context/comm_stats.h"
 #include "dtensor/dtensor.h"
 #include "testing/expect.h"
 #include "testing/run_ranks.h"

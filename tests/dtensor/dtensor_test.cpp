@@ -13,7 +13,7 @@
 
 #include "comm/collectives.h"
 #include "comm/process_group.h"
-#include "dtensor/dispatch_scopes.h"
+#include "dtensor/dispatch/dispatch_scopes.h"
 #include "testing/expect.h"
 #include "testing/run_ranks.h"
 #include "testing/tensor_matchers.h"

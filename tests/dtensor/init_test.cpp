@@ -11,7 +11,7 @@
 
 #include "dtensor/dtensor.h"
 #include "dtensor/factories.h"
-#include "dtensor/random.h"
+#include "dtensor/random/random.h"
 #include "testing/expect.h"
 #include "testing/run_ranks.h"
 #include "testing/tensor_matchers.h"

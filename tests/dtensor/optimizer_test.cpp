@@ -18,8 +18,8 @@
 
 #include <limits>
 
-#include "comm/comm_stats.h"
-#include "dtensor/dispatch.h"
+#include "comm/context/comm_stats.h"
+#include "dtensor/dispatch/dispatch.h"
 #include "dtensor/dtensor.h"
 #include "testing/expect.h"
 #include "testing/run_ranks.h"

@@ -1,7 +1,7 @@
-#include "dtensor/placement.h"
+#include "dtensor/spec/placement.h"
 
 #include "base/error.h"
-#include "dtensor/shard_math.h"
+#include "dtensor/spec/shard_math.h"
 #include "third_party/catch2/catch.h"
 
 namespace tessera {

@@ -10,8 +10,8 @@
 #include <algorithm>
 #include <vector>
 
+#include "comm/context/rank_context.h"
 #include "comm/process_group.h"
-#include "comm/rank_context.h"
 #include "dtensor/dtensor.h"
 #include "dtensor/register_sharding.h"
 #include "testing/expect.h"

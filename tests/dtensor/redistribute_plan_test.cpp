@@ -1,4 +1,4 @@
-#include "dtensor/redistribute_plan.h"
+#include "dtensor/spec/redistribute_plan.h"
 #include "third_party/catch2/catch.h"
 
 namespace tessera {

@@ -14,7 +14,7 @@
 #include "comm/collectives.h"
 #include "comm/process_group.h"
 #include "dtensor/dtensor.h"
-#include "dtensor/sharding_rule.h"
+#include "dtensor/propagation/sharding_rule.h"
 #include "testing/expect.h"
 #include "testing/run_ranks.h"
 #include "testing/tensor_matchers.h"

@@ -1,6 +1,6 @@
 // Where local elements lie in the whole tensor's memory, against the local tensors themselves.
 
-#include "dtensor/shard_of_whole.h"
+#include "dtensor/random/shard_of_whole.h"
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/arange.h>

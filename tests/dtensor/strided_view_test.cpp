@@ -1,4 +1,4 @@
-#include "dtensor/strided_view.h"
+#include "dtensor/spec/strided_view.h"
 
 #include <ATen/TensorOperators.h>
 

@@ -17,9 +17,9 @@
 #include <functional>
 #include <string>
 
-#include "dtensor/dispatch_scopes.h"
+#include "dtensor/dispatch/dispatch_scopes.h"
 #include "dtensor/dtensor.h"
-#include "dtensor/random.h"
+#include "dtensor/random/random.h"
 #include "testing/draws.h"
 #include "testing/expect.h"
 #include "testing/run_ranks.h"

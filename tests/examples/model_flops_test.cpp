@@ -1,6 +1,6 @@
 // The count of a model's arithmetic, by hand, against the published count of GPT-3, and against the model's own layers.
 
-#include "examples/model_flops.h"
+#include "examples/train_gpt/model_flops.h"
 
 #include "third_party/catch2/catch.h"
 

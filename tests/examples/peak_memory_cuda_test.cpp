@@ -2,7 +2,7 @@
 
 #include <ATen/ops/zeros.h>
 
-#include "examples/peak_memory.h"
+#include "examples/train_gpt/peak_memory.h"
 #include "tests/cuda/gpu_test.h"
 
 namespace tessera::examples {

@@ -1,6 +1,6 @@
 // The peak of this process's memory follows what tensors take, and stays when they are gone.
 
-#include "examples/peak_memory.h"
+#include "examples/train_gpt/peak_memory.h"
 
 #include <ATen/ops/ones.h>
 

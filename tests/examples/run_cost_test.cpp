@@ -1,6 +1,6 @@
 // What is shown of a run's cost.
 
-#include "examples/run_cost.h"
+#include "examples/train_gpt/run_cost.h"
 
 #include "third_party/catch2/catch.h"
 

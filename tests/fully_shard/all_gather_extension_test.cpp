@@ -6,10 +6,10 @@
 
 #include "dtensor/dtensor.h"
 #include "testing/expect.h"
-#include "testing/patches.h"
+#include "testing/fsdp_models/patches.h"
 #include "testing/run_ranks.h"
 #include "testing/tensor_matchers.h"
-#include "tests/fully_shard/small_models.h"
+#include "tests/fully_shard/models/small_models.h"
 #include "third_party/catch2/catch.h"
 
 namespace tessera::testing {

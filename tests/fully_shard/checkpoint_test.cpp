@@ -4,11 +4,11 @@
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/autograd/custom_function.h>
 
-#include "comm/comm_stats.h"
+#include "comm/context/comm_stats.h"
 #include "testing/expect.h"
 #include "testing/parity.h"
 #include "testing/run_ranks.h"
-#include "tests/fully_shard/small_models.h"
+#include "tests/fully_shard/models/small_models.h"
 #include "third_party/catch2/catch.h"
 
 namespace tessera::testing {

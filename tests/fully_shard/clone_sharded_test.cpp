@@ -12,7 +12,7 @@
 #include "nn/sequential.h"
 #include "testing/expect.h"
 #include "testing/run_ranks.h"
-#include "tests/fully_shard/tensor_parallel_models.h"
+#include "tests/fully_shard/models/tensor_parallel_models.h"
 #include "third_party/catch2/catch.h"
 
 namespace tessera::testing {

@@ -6,7 +6,7 @@
 #include "testing/expect.h"
 #include "testing/parity.h"
 #include "testing/run_ranks.h"
-#include "tests/fully_shard/small_models.h"
+#include "tests/fully_shard/models/small_models.h"
 #include "third_party/catch2/catch.h"
 
 namespace tessera::testing {

@@ -7,8 +7,8 @@
 #include <torch/optim/sgd.h>
 
 #include "dtensor/dtensor.h"
-#include "dtensor/random.h"
-#include "fully_shard/fsdp.h"
+#include "dtensor/random/random.h"
+#include "fsdp1/fsdp.h"
 #include "fully_shard/replicate.h"
 #include "fully_shard/sharded_grad_scaler.h"
 #include "fully_shard/to_empty.h"
@@ -19,8 +19,8 @@
 #include "testing/run_ranks.h"
 #include "testing/tensor_matchers.h"
 #include "testing/test_devices.h"
-#include "tests/fully_shard/lora_models.h"
-#include "tests/fully_shard/small_models.h"
+#include "tests/fully_shard/models/lora_models.h"
+#include "tests/fully_shard/models/small_models.h"
 #include "third_party/catch2/catch.h"
 
 namespace tessera::testing {

@@ -1,4 +1,4 @@
-#include "fully_shard/float8_all_gather.h"
+#include "fully_shard/layout/float8_all_gather.h"
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/empty.h>
@@ -13,11 +13,11 @@
 #include "dtensor/dtensor.h"
 #include "fully_shard/fully_shard.h"
 #include "testing/expect.h"
-#include "testing/patches.h"
+#include "testing/fsdp_models/patches.h"
 #include "testing/run_ranks.h"
 #include "testing/tensor_matchers.h"
 #include "testing/test_devices.h"
-#include "tests/fully_shard/small_models.h"
+#include "tests/fully_shard/models/small_models.h"
 #include "third_party/catch2/catch.h"
 
 namespace tessera::testing {

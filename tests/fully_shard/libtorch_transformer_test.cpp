@@ -4,7 +4,7 @@
 #include <ATen/ops/randn.h>
 #include <torch/optim/sgd.h>
 
-#include "dtensor/random.h"
+#include "dtensor/random/random.h"
 #include "fully_shard/fully_shard.h"
 #include "nn/transformer.h"
 #include "testing/fixtures.h"

@@ -6,7 +6,7 @@
 #include <torch/optim/adam.h>
 
 #include "dtensor/dtensor.h"
-#include "dtensor/random.h"
+#include "dtensor/random/random.h"
 #include "fully_shard/replicate.h"
 #include "fully_shard/to_empty.h"
 #include "nn/meta_device.h"
@@ -14,8 +14,8 @@
 #include "testing/expect.h"
 #include "testing/parity.h"
 #include "testing/run_ranks.h"
-#include "tests/fully_shard/small_models.h"
-#include "tests/fully_shard/tensor_parallel_models.h"
+#include "tests/fully_shard/models/small_models.h"
+#include "tests/fully_shard/models/tensor_parallel_models.h"
 #include "third_party/catch2/catch.h"
 
 namespace tessera::testing {

@@ -15,13 +15,13 @@
 #include "nn/meta_device.h"
 #include "optim/fused_optimizers.h"
 #include "testing/expect.h"
+#include "testing/fsdp_models/patches.h"
 #include "testing/parity.h"
-#include "testing/patches.h"
 #include "testing/run_ranks.h"
 #include "testing/temp_folder.h"
 #include "testing/tensor_matchers.h"
-#include "tests/fully_shard/lora_models.h"
-#include "tests/fully_shard/small_models.h"
+#include "tests/fully_shard/models/lora_models.h"
+#include "tests/fully_shard/models/small_models.h"
 #include "third_party/catch2/catch.h"
 
 namespace tessera::testing {

@@ -5,12 +5,12 @@
 #include <torch/nn/modules/linear.h>
 #include <torch/optim/sgd.h>
 
-#include "comm/comm_stats.h"
+#include "comm/context/comm_stats.h"
 #include "dtensor/dtensor.h"
 #include "testing/expect.h"
 #include "testing/parity.h"
 #include "testing/run_ranks.h"
-#include "tests/fully_shard/small_models.h"
+#include "tests/fully_shard/models/small_models.h"
 #include "third_party/catch2/catch.h"
 
 namespace tessera::testing {

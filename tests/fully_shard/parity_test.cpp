@@ -5,8 +5,8 @@
 #include "testing/expect.h"
 #include "testing/parity.h"
 #include "testing/run_ranks.h"
-#include "tests/fully_shard/small_models.h"
-#include "tests/fully_shard/train_and_compare.h"
+#include "tests/fully_shard/models/small_models.h"
+#include "tests/fully_shard/models/train_and_compare.h"
 #include "third_party/catch2/catch.h"
 
 namespace tessera::testing {

@@ -10,16 +10,16 @@
 
 #include "base/error.h"
 #include "comm/collectives.h"
-#include "comm/shared_memory.h"
+#include "comm/shm/shared_memory.h"
 #include "dtensor/dtensor.h"
 #include "nn/conv.h"
 #include "testing/expect.h"
 #include "testing/parity.h"
 #include "testing/run_processes.h"
 #include "testing/tensor_matchers.h"
-#include "tests/fully_shard/lora_models.h"
-#include "tests/fully_shard/small_models.h"
-#include "tests/fully_shard/train_and_compare.h"
+#include "tests/fully_shard/models/lora_models.h"
+#include "tests/fully_shard/models/small_models.h"
+#include "tests/fully_shard/models/train_and_compare.h"
 #include "third_party/catch2/catch.h"
 
 namespace tessera::testing {

@@ -19,8 +19,8 @@
 #include "testing/expect.h"
 #include "testing/run_ranks.h"
 #include "testing/tensor_matchers.h"
-#include "tests/fully_shard/random_model.h"
-#include "tests/fully_shard/small_models.h"
+#include "tests/fully_shard/models/random_model.h"
+#include "tests/fully_shard/models/small_models.h"
 #include "third_party/catch2/catch.h"
 
 namespace tessera::testing {

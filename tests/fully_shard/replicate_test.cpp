@@ -4,13 +4,13 @@
 
 #include <ATen/TensorOperators.h>
 
-#include "comm/comm_stats.h"
+#include "comm/context/comm_stats.h"
 #include "dtensor/dtensor.h"
 #include "testing/expect.h"
 #include "testing/parity.h"
 #include "testing/run_ranks.h"
-#include "tests/fully_shard/small_models.h"
-#include "tests/fully_shard/train_and_compare.h"
+#include "tests/fully_shard/models/small_models.h"
+#include "tests/fully_shard/models/train_and_compare.h"
 #include "third_party/catch2/catch.h"
 
 namespace tessera::testing {

@@ -1,4 +1,4 @@
-#include "nn/clone.h"
+#include "nn/hooks/clone.h"
 
 #include <ATen/ops/ones.h>
 #include <ATen/ops/randn.h>

@@ -1,4 +1,4 @@
-#include "nn/hook_point.h"
+#include "nn/hooks/hook_point.h"
 
 #include <ATen/ops/full.h>
 #include <ATen/ops/ones.h>

@@ -1,4 +1,4 @@
-#include "nn/hooked.h"
+#include "nn/hooks/hooked.h"
 
 #include <ATen/ops/full.h>
 #include <ATen/ops/ones.h>

@@ -1,4 +1,4 @@
-#include "nn/module_ref.h"
+#include "nn/hooks/module_ref.h"
 
 #include <torch/nn/modules/linear.h>
 

@@ -1,4 +1,4 @@
-#include "nn/tensor_visitor.h"
+#include "nn/hooks/tensor_visitor.h"
 
 #include <ATen/ops/full.h>
 #include <ATen/ops/mul.h>

@@ -10,14 +10,14 @@
 #include <ATen/ops/stack.h>
 #include <ATen/ops/zeros.h>
 
-#include "comm/comm_stats.h"
+#include "comm/context/comm_stats.h"
 #include "dtensor/dtensor.h"
 #include "fully_shard/fully_shard.h"
 #include "testing/expect.h"
 #include "testing/parity.h"
 #include "testing/run_ranks.h"
 #include "testing/tensor_matchers.h"
-#include "tests/fully_shard/small_models.h"
+#include "tests/fully_shard/models/small_models.h"
 #include "third_party/catch2/catch.h"
 
 namespace tessera::testing {

@@ -1,4 +1,4 @@
-#include "parallel/context_parallel.h"
+#include "parallel/experimental/context_parallel.h"
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/scaled_dot_product_attention.h>

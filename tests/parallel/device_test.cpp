@@ -8,7 +8,7 @@
 #include "fully_shard/fully_shard.h"
 #include "nn/linear.h"
 #include "nn/normalization.h"
-#include "parallel/context_parallel.h"
+#include "parallel/experimental/context_parallel.h"
 #include "parallel/linear_styles.h"
 #include "parallel/parallelize_module.h"
 #include "parallel/sequence_parallel.h"

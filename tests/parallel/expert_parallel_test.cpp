@@ -1,4 +1,4 @@
-#include "parallel/expert_parallel.h"
+#include "parallel/experimental/expert_parallel.h"
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/bincount.h>
@@ -19,8 +19,8 @@
 #include "debug/comm_debug_mode.h"
 #include "nn/linear.h"
 #include "parallel/distribute_module.h"
+#include "parallel/experimental/token_dispatch.h"
 #include "parallel/parallelize_module.h"
-#include "parallel/token_dispatch.h"
 #include "testing/expect.h"
 #include "testing/run_ranks.h"
 #include "testing/tensor_matchers.h"

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "nn/embedding.h"
-#include "nn/hooked.h"
+#include "nn/hooks/hooked.h"
 #include "nn/linear.h"
 #include "nn/rms_norm.h"
 #include "parallel/parallel_style.h"

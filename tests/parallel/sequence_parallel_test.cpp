@@ -4,7 +4,7 @@
 #include <ATen/ops/full_like.h>
 
 #include "debug/comm_debug_mode.h"
-#include "dtensor/random.h"
+#include "dtensor/random/random.h"
 #include "nn/modules.h"
 #include "parallel/distribute_module.h"
 #include "parallel/linear_styles.h"

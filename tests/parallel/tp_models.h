@@ -1,6 +1,6 @@
 #pragma once
 // The oracle of tensor parallelism: training equals that of the plain model on one process. The models are those of
-// testing/mlp_models.h.
+// testing/fsdp_models/mlp_models.h.
 
 #include <torch/nn/module.h>
 
@@ -8,7 +8,7 @@
 #include <string>
 
 #include "testing/fixtures.h"
-#include "testing/mlp_models.h"
+#include "testing/fsdp_models/mlp_models.h"
 #include "testing/tensor_matchers.h"
 
 namespace tessera::testing {

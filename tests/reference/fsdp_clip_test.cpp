@@ -6,7 +6,7 @@
 #include <cmath>
 #include <limits>
 
-#include "comm/comm_stats.h"
+#include "comm/context/comm_stats.h"
 #include "dtensor/clip_grad_norm.h"
 #include "dtensor/dtensor.h"
 #include "nn/linear.h"

@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "comm/collectives.h"
-#include "comm/comm_stats.h"
+#include "comm/context/comm_stats.h"
 #include "dtensor/dtensor.h"
 #include "nn/linear.h"
 #include "testing/expect.h"

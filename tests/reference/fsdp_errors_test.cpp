@@ -7,8 +7,8 @@
 #include <torch/optim/sgd.h>
 
 #include "dtensor/dtensor.h"
-#include "fully_shard/fsdp_optim_state.h"
-#include "nn/clone.h"
+#include "fsdp1/fsdp_optim_state.h"
+#include "nn/hooks/clone.h"
 #include "nn/sequential.h"
 #include "testing/expect.h"
 #include "testing/parity.h"

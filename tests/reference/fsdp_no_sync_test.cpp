@@ -6,9 +6,9 @@
 #include <chrono>
 
 #include "base/error.h"
-#include "comm/comm_stats.h"
+#include "comm/context/comm_stats.h"
 #include "dtensor/dtensor.h"
-#include "fully_shard/comm_hooks.h"
+#include "fsdp1/comm_hooks.h"
 #include "fully_shard/fully_shard.h"
 #include "testing/expect.h"
 #include "testing/parity.h"

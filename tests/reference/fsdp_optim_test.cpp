@@ -12,12 +12,12 @@
 
 #include <cmath>
 
-#include "comm/comm_stats.h"
+#include "comm/context/comm_stats.h"
 #include "dtensor/clip_grad_norm.h"
 #include "dtensor/dtensor.h"
-#include "fully_shard/fsdp_optim_state.h"
-#include "fully_shard/param_names.h"
-#include "nn/clone.h"
+#include "fsdp1/fsdp_optim_state.h"
+#include "fsdp1/param_names.h"
+#include "nn/hooks/clone.h"
 #include "testing/expect.h"
 #include "testing/parity.h"
 #include "testing/run_ranks.h"

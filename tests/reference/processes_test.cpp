@@ -2,10 +2,10 @@
 
 #include "comm/process_group.h"
 #include "testing/expect.h"
-#include "testing/nested_wrapped_models.h"
-#include "testing/parity_driver.h"
+#include "testing/fsdp_models/nested_wrapped_models.h"
+#include "testing/fsdp_models/parity_driver.h"
+#include "testing/fsdp_models/transformer_with_shared_params.h"
 #include "testing/run_processes.h"
-#include "testing/transformer_with_shared_params.h"
 #include "third_party/catch2/catch.h"
 
 namespace tessera::testing {

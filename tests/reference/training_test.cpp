@@ -5,14 +5,14 @@
 #include <cmath>
 #include <limits>
 
-#include "comm/comm_stats.h"
+#include "comm/context/comm_stats.h"
 #include "dtensor/dtensor.h"
 #include "testing/expect.h"
-#include "testing/mixture_of_experts.h"
-#include "testing/parity_driver.h"
+#include "testing/fsdp_models/mixture_of_experts.h"
+#include "testing/fsdp_models/parity_driver.h"
+#include "testing/fsdp_models/run_subtests.h"
+#include "testing/fsdp_models/transformer_with_shared_params.h"
 #include "testing/run_ranks.h"
-#include "testing/run_subtests.h"
-#include "testing/transformer_with_shared_params.h"
 #include "tests/reference/dp_mesh.h"
 #include "third_party/catch2/catch.h"
 

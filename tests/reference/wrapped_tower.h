@@ -4,8 +4,8 @@
 #include <string>
 #include <vector>
 
-#include "fully_shard/fsdp.h"
-#include "tests/fully_shard/small_models.h"
+#include "fsdp1/fsdp.h"
+#include "tests/fully_shard/models/small_models.h"
 
 namespace tessera::testing {
 

@@ -13,8 +13,8 @@
 #include "nn/linear.h"
 #include "parallel/distribute_module.h"
 #include "testing/expect.h"
-#include "testing/nested_wrapped_models.h"
-#include "testing/parity_driver.h"
+#include "testing/fsdp_models/nested_wrapped_models.h"
+#include "testing/fsdp_models/parity_driver.h"
 #include "testing/run_ranks.h"
 #include "third_party/catch2/catch.h"
 

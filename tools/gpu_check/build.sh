@@ -6,7 +6,7 @@
 #   LIBTORCH=/path/to/torch tools/gpu_check/build.sh /tmp/gpu_check      (without LIBTORCH: the pinned one)
 #   python3 /tmp/gpu_check/run.py --libtorch /path/to/torch --out report.json
 #
-# CORPUS=FILE adds calls of ops with their results, for opdb_replay (tests/dtensor/record_opdb.py).
+# CORPUS=FILE adds calls of ops with their results, for opdb_replay (tests/dtensor/opdb/record_opdb.py).
 set -euo pipefail
 (($# == 1)) || { echo "usage: tools/gpu_check/build.sh <new folder>" >&2; exit 2; }
 [[ $1 == /* ]] && out=$1 || out=$PWD/$1
@@ -37,8 +37,8 @@ if [[ -d $stand_ins ]]; then
 fi
 cp tools/gpu_check/run.py "$out/"
 mkdir "$out/peer"
-cp benchmarks/{gpu_step_peer,fully_shard_step_peer,peer_measure}.py "$out/peer/"
-cat README.md docs/*.md dtensor/*.h fully_shard/*.h >"$out/text.txt"  # for train_gpt
+cp benchmarks/peers/{gpu_step_peer,fully_shard_step_peer,peer_measure}.py "$out/peer/"
+cat README.md docs/*.md {dtensor,fully_shard}/{,*/}*.h >"$out/text.txt"  # for train_gpt
 cp "$(${BAZEL:-./bazelw} info --config=cuda output_base)/external/libtorch/site/torch/include/torch/headeronly/version.h" \
   "$out/libtorch_version.h"
 if [[ -n ${CORPUS-} ]]; then

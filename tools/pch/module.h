@@ -9,3 +9,4 @@
 #include <memory>
 #include <string>
 #include <vector>
+// {also}

@@ -40,7 +40,8 @@ def _precompiled_header_impl(ctx):
     output = ctx.actions.declare_file(ctx.label.name + ".h.gch")
     context = cc_common.merge_cc_infos(cc_infos = [dep[CcInfo] for dep in ctx.attr.deps]).compilation_context
     compiler, options = _compile_command(ctx, context, header, output)
-    ctx.actions.expand_template(template = ctx.file.header, output = header, substitutions = {})
+    also = "".join(["#include \"{}\"\n".format(file) for file in ctx.attr.also])
+    ctx.actions.expand_template(template = ctx.file.header, output = header, substitutions = {"// {also}\n": also})
     ctx.actions.run(
         executable = compiler,
         arguments = options,
@@ -58,6 +59,7 @@ precompiled_header = rule(
     implementation = _precompiled_header_impl,
     attrs = {
         "header": attr.label(mandatory = True, allow_single_file = [".h"], doc = "its #includes"),
+        "also": attr.string_list(doc = "further headers, in place of the line // {also}"),
         "copts": attr.string_list(doc = "exactly those of the targets that use it"),
         "deps": attr.label_list(providers = [CcInfo], doc = "libraries whose headers it includes"),
         "_cc_toolchain": attr.label(default = "@bazel_tools//tools/cpp:current_cc_toolchain"),

@@ -8,3 +8,4 @@
 #include <memory>
 #include <string>
 #include <vector>
+// {also}

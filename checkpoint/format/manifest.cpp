@@ -1,0 +1,310 @@
+#include "checkpoint/format/manifest.h"
+
+#define XXH_INLINE_ALL
+#include <xxhash.h>
+
+#include <charconv>
+#include <cstdlib>
+#include <nlohmann/json.hpp>
+#include <optional>
+
+#include "checkpoint/format/checkpoint_error.h"
+
+namespace tessera::dcp {
+
+namespace {
+
+using nlohmann::json;
+
+// Deeper than any text of ours, and no danger to the stack of what goes through the parsed text.
+constexpr int kMaxDepth = 12;
+
+std::string hex(uint64_t hash) {
+  return fmt::format("{:016x}", hash);
+}
+
+std::string dump(const json& value) {
+  try {
+    return value.dump();
+  } catch (const json::exception& error) {
+    throw ValueError(fmt::format("checkpoint: names and texts must be UTF-8 ({})", error.what()));
+  }
+}
+
+/// Before the parser, which would take a callback for this, but then looks through all members of an object each time
+/// one of them ends (nlohmann/json#5457).
+void check_depth(std::string_view text, const std::string& file) {
+  int depth = 0;
+  bool is_in_string = false;
+  for (size_t i = 0; i < text.size(); ++i) {
+    const char c = text[i];
+    if (is_in_string) {
+      i += c == '\\' ? 1 : 0;
+      is_in_string = c != '"';
+    } else if (c == '{' || c == '[') {
+      TESSERA_CHECK(CheckpointError, ++depth <= kMaxDepth, "{}: nested more than {} deep", file, kMaxDepth);
+    } else if (c == '}' || c == ']') {
+      --depth;
+    } else {
+      is_in_string = c == '"';
+    }
+  }
+}
+
+json parse(std::string_view text, const std::string& file) {
+  check_depth(text, file);
+  try {
+    return json::parse(text.begin(), text.end());
+  } catch (const json::exception& error) {
+    throw CheckpointError(fmt::format("{}: damaged, or not what its name says ({})", file, error.what()));
+  }
+}
+
+/// Runs `read` on parsed JSON; where that has not the form that it expects, the file is named.
+template <class Read>
+auto read_json(const std::string& file, Read read) {
+  try {
+    return read();
+  } catch (const json::exception& error) {
+    throw CheckpointError(fmt::format("{}: not of the form that its name says ({})", file, error.what()));
+  }
+}
+
+/// What a message has of a value, which may be as long as the file.
+std::string shortened(std::string text) {
+  constexpr size_t kMaxShown = 80;
+  if (text.size() > kMaxShown) {
+    text.resize(kMaxShown);
+    text += "...";
+  }
+  return text;
+}
+
+uint64_t parse_hash(const json& value, const std::string& file) {
+  const auto& text = value.get_ref<const std::string&>();
+  TESSERA_CHECK(CheckpointError, text.size() == 16 && text.find_first_not_of("0123456789abcdef") == std::string::npos,
+                "{}: '{}' is no checksum", file, shortened(text));
+  return std::strtoull(text.c_str(), nullptr, 16);
+}
+
+void check_file_name(const std::string& name, const std::string& file) {
+  const bool is_plain = !name.empty() && name != "." && name != ".." && name.find('/') == std::string::npos &&
+                        name.find('\\') == std::string::npos && name.find('\0') == std::string::npos;
+  TESSERA_CHECK(CheckpointError, is_plain,
+                "{}: names the file '{}'; only names of files in the same folder are allowed", file, name);
+}
+
+/// An integer from 0 to INT64_MAX; `what` it is meant to be.
+int64_t parse_count(const json& value, const char* what, const std::string& file) {
+  // A floating or negative number would be converted without a word.
+  TESSERA_CHECK(CheckpointError, value.is_number_unsigned() && value.get<uint64_t>() <= INT64_MAX, "{}: {} is no {}",
+                file, shortened(value.dump()), what);
+  return value.get<int64_t>();
+}
+
+Sizes parse_sizes(const json& value, const std::string& file) {
+  Sizes sizes;
+  for (const auto& size : value.get_ref<const json::array_t&>()) {
+    TESSERA_CHECK(CheckpointError, sizes.size() < kMaxDims, "{}: a block has more than {} dims", file, kMaxDims);
+    sizes.push_back(parse_count(size, "size of a block", file));
+  }
+  return sizes;
+}
+
+/// Whether it lies in its tensor is for the one who knows the tensor.
+CheckedBlock parse_block(const json& content, const std::string& key, const std::string& file) {
+  CheckedBlock block{.box = {.offsets = parse_sizes(content.at(0), file), .sizes = parse_sizes(content.at(1), file)},
+                     .hash = parse_hash(content.at(2), file)};
+  const auto& [offsets, sizes] = block.box;
+  TESSERA_CHECK(CheckpointError, offsets.size() == sizes.size(),
+                "{}: a block of tensor '{}' has {} offsets and {} sizes; each dim has one of both", file, key,
+                offsets.size(), sizes.size());
+  for (size_t dim = 0; dim < sizes.size(); ++dim) {
+    TESSERA_CHECK(CheckpointError, offsets[dim] <= INT64_MAX - sizes[dim],
+                  "{}: a block of tensor '{}' has offset {} and size {} in dim {}, more than any tensor has", file, key,
+                  offsets[dim], sizes[dim], dim);
+  }
+  return block;
+}
+
+json to_json(const Values& values) {
+  json result = json::object();
+  for (const auto& [key, value] : values) {
+    if (const auto* number = std::get_if<int64_t>(&value)) {
+      result[key] = {{"int", *number}};
+    } else if (const auto* real = std::get_if<double>(&value)) {
+      result[key] = {{"double", fmt::format("{:a}", *real)}};
+    } else {
+      result[key] = {{"string", std::get<std::string>(value)}};
+    }
+  }
+  return result;
+}
+
+/// What {:a} writes, and nothing else: "-0x1.8p-1", "inf", "-nan". strtod would go by the program's locale: where the
+/// point is a comma, it reads 1 there.
+std::optional<double> parse_double(std::string_view text) {
+  const bool is_negative = text.starts_with('-');
+  text.remove_prefix(is_negative ? 1 : 0);
+  const bool is_finite = text.starts_with("0x");
+  text.remove_prefix(is_finite ? 2 : 0);
+  // from_chars takes a second sign, and "nan" after "0x".
+  const bool has_form = is_finite ? text.find_first_of("0123456789abcdef") == 0 : text == "inf" || text == "nan";
+  double value = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value, std::chars_format::hex);
+  if (!has_form || error != std::errc() || end != text.data() + text.size()) {
+    return std::nullopt;
+  }
+  return is_negative ? -value : value;
+}
+
+Values values_of_section(const json& content, const std::string& file) {
+  Values values;
+  for (const auto& [key, typed] : content.get_ref<const json::object_t&>()) {
+    TESSERA_CHECK(CheckpointError, typed.is_object() && typed.size() == 1, "{}: value '{}' has no type", file, key);
+    const auto& [type, value] = *typed.get_ref<const json::object_t&>().begin();
+    if (type == "int") {
+      const bool fits =
+          value.is_number_integer() && (!value.is_number_unsigned() || value.get<uint64_t>() <= uint64_t{INT64_MAX});
+      TESSERA_CHECK(CheckpointError, fits, "{}: value '{}' is no integer of 64 bits: {}", file, key,
+                    shortened(value.dump()));
+      values[key] = value.get<int64_t>();
+    } else if (type == "double") {
+      const auto number = parse_double(value.get_ref<const std::string&>());
+      TESSERA_CHECK(CheckpointError, number, "{}: value '{}' is {}; a double is written as \"0x1.8p-1\"", file, key,
+                    shortened(value.dump()));
+      values[key] = *number;
+    } else {
+      TESSERA_CHECK(CheckpointError, type == "string", "{}: value '{}' has the unknown type '{}'", file, key, type);
+      values[key] = value.get<std::string>();
+    }
+  }
+  return values;
+}
+
+Section parse_section(const std::string& name, const std::string& file) {
+  for (const Section section : kSections) {
+    if (section_name(section) == name) {
+      return section;
+    }
+  }
+  throw CheckpointError(fmt::format("{}: the unknown section '{}'", file, name));
+}
+
+ManifestFile parse_file(const json& content, const std::string& file) {
+  ManifestFile result{.section = parse_section(content.at("section").get_ref<const std::string&>(), file),
+                      .bytes = static_cast<uint64_t>(parse_count(content.at("bytes"), "size of a file", file)),
+                      .header_hash = parse_hash(content.at("header"), file),
+                      .tensors = {}};
+  for (const auto& [key, blocks] : content.at("tensors").get_ref<const json::object_t&>()) {
+    auto& target = result.tensors[key];
+    for (const auto& block : blocks.get_ref<const json::array_t&>()) {
+      target.push_back(parse_block(block, key, file));
+    }
+  }
+  return result;
+}
+
+std::map<Section, Values> values_of_sections(const json& content, const std::string& file) {
+  std::map<Section, Values> result;
+  for (const auto& [section, values] : content.get_ref<const json::object_t&>()) {
+    result[parse_section(section, file)] = values_of_section(values, file);
+  }
+  return result;
+}
+
+json values_json(const std::map<Section, Values>& values) {
+  json result = json::object();
+  for (const auto& [section, own] : values) {
+    if (!own.empty()) {
+      result[section_name(section)] = to_json(own);
+    }
+  }
+  return result;
+}
+
+}  // namespace
+
+uint64_t hash_bytes(const void* data, size_t bytes) {
+  return XXH3_64bits(data, bytes);
+}
+
+std::string format_values(const std::map<Section, Values>& values) {
+  return dump(values_json(values));
+}
+
+std::map<Section, Values> parse_values(std::string_view text, const std::string& file) {
+  return read_json(file, [&] { return values_of_sections(parse(text, file), file); });
+}
+
+std::string format_manifest(const Manifest& manifest) {
+  json files = json::object();
+  for (const auto& [name, file] : manifest.files) {
+    json tensors = json::object();
+    for (const auto& [key, blocks] : file.tensors) {
+      json list = json::array();
+      for (const auto& block : blocks) {
+        list.push_back({block.box.offsets, block.box.sizes, hex(block.hash)});
+      }
+      tensors[key] = std::move(list);
+    }
+    files[name] = {{"section", section_name(file.section)},
+                   {"bytes", file.bytes},
+                   {"header", hex(file.header_hash)},
+                   {"tensors", std::move(tensors)}};
+  }
+  const json content = {{"files", std::move(files)}, {"values", values_json(manifest.values)}};
+  const auto text = dump(content);
+  return fmt::format("{{\"tessera_checkpoint\":{},\"checksum\":\"{}\",\"content\":{}}}\n", kManifestVersion,
+                     hex(hash_bytes(text.data(), text.size())), text);
+}
+
+Manifest parse_manifest(std::string_view text, const std::string& file) {
+  return read_json(file, [&] {
+    const json whole = parse(text, file);
+    const auto version = parse_count(whole.at("tessera_checkpoint"), "version of the format", file);
+    TESSERA_CHECK(CheckpointError, version >= 1 && version <= kManifestVersion,
+                  "{}: version {} of the format; this library reads up to {}", file, version, kManifestVersion);
+    const json& content = whole.at("content");
+    const auto own_text = content.dump();
+    TESSERA_CHECK(CheckpointError,
+                  parse_hash(whole.at("checksum"), file) == hash_bytes(own_text.data(), own_text.size()),
+                  "{}: damaged, its checksum does not hold", file);
+    Manifest manifest;
+    for (const auto& [name, entry] : content.at("files").get_ref<const json::object_t&>()) {
+      check_file_name(name, file);
+      manifest.files[name] = parse_file(entry, file);
+    }
+    manifest.values = values_of_sections(content.at("values"), file);
+    return manifest;
+  });
+}
+
+std::string format_index(const std::map<std::string, std::string>& weight_map, uint64_t total_bytes) {
+  const json index = {{"metadata", {{"total_size", total_bytes}}}, {"weight_map", weight_map}};
+  return index.dump(2) + "\n";
+}
+
+std::map<std::string, std::string> parse_index(std::string_view text, const std::string& file) {
+  return read_json(file, [&] {
+    const json index = parse(text, file);
+    auto weight_map = index.at("weight_map").get<std::map<std::string, std::string>>();
+    for (const auto& [key, name] : weight_map) {
+      check_file_name(name, file);
+    }
+    return weight_map;
+  });
+}
+
+std::map<std::string, Sizes> parse_sharding_info(std::string_view text, const std::string& file) {
+  return read_json(file, [&] {
+    std::map<std::string, Sizes> result;
+    const json info = parse(text, file);
+    for (const auto& [key, part] : info.get_ref<const json::object_t&>()) {
+      result[key] = parse_sizes(part.at("saved_offsets"), file);
+    }
+    return result;
+  });
+}
+
+}  // namespace tessera::dcp

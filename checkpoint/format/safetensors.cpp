@@ -1,0 +1,146 @@
+#include "checkpoint/format/safetensors.h"
+
+#include <c10/core/ScalarType.h>
+
+#include <algorithm>
+#include <array>
+#include <nlohmann/json.hpp>
+
+#include "checkpoint/format/checkpoint_error.h"
+#include "checkpoint/format/header_reader.h"
+
+namespace tessera::dcp {
+
+namespace {
+
+using c10::ScalarType;
+
+struct DtypeName {
+  ScalarType dtype;
+  const char* name;
+};
+
+constexpr std::array kDtypes = {
+    DtypeName{ScalarType::Float, "F32"},
+    DtypeName{ScalarType::BFloat16, "BF16"},
+    DtypeName{ScalarType::Half, "F16"},
+    DtypeName{ScalarType::Double, "F64"},
+    DtypeName{ScalarType::Long, "I64"},
+    DtypeName{ScalarType::Int, "I32"},
+    DtypeName{ScalarType::Short, "I16"},
+    DtypeName{ScalarType::Char, "I8"},
+    DtypeName{ScalarType::Byte, "U8"},
+    DtypeName{ScalarType::UInt16, "U16"},
+    DtypeName{ScalarType::UInt32, "U32"},
+    DtypeName{ScalarType::UInt64, "U64"},
+    DtypeName{ScalarType::Bool, "BOOL"},
+    DtypeName{ScalarType::Float8_e4m3fn, "F8_E4M3"},
+    DtypeName{ScalarType::Float8_e5m2, "F8_E5M2"},
+    DtypeName{ScalarType::ComplexFloat, "C64"},
+};
+
+/// The bytes of a tensor, or the elements where the dtype is unknown; none if they are more than 64 bits can count.
+std::optional<uint64_t> byte_count(const SafetensorsEntry& entry) {
+  uint64_t bytes = entry.unknown_dtype.empty() ? c10::elementSize(entry.dtype) : 1;
+  for (const int64_t size : entry.sizes) {
+    if (__builtin_mul_overflow(bytes, static_cast<uint64_t>(size), &bytes) || bytes > INT64_MAX) {
+      return std::nullopt;
+    }
+  }
+  return bytes;
+}
+
+void check_bytes(const SafetensorsEntry& entry, const std::string& file) {
+  const auto bytes = byte_count(entry);
+  // Of an unknown dtype an element has a bit at least.
+  const bool fits =
+      bytes && entry.end >= entry.begin &&
+      (entry.unknown_dtype.empty() ? entry.end - entry.begin == *bytes : entry.end - entry.begin >= *bytes / 8);
+  TESSERA_CHECK(CheckpointError, fits,
+                "{}: tensor '{}' has {} bytes of data (data_offsets [{}, {}]), but its shape and dtype make {}", file,
+                entry.key, entry.end - entry.begin, entry.begin, entry.end,
+                bytes ? std::to_string(*bytes) : "more than any file has");
+}
+
+}  // namespace
+
+std::string safetensors_dtype(ScalarType dtype) {
+  for (const auto& known : kDtypes) {
+    if (known.dtype == dtype) {
+      return known.name;
+    }
+  }
+  throw NotImplementedError(
+      fmt::format("safetensors has no dtype {}; cast the tensor before it is saved", c10::toString(dtype)));
+}
+
+std::optional<ScalarType> parse_safetensors_dtype(std::string_view name) {
+  for (const auto& known : kDtypes) {
+    if (known.name == name) {
+      return known.dtype;
+    }
+  }
+  return std::nullopt;
+}
+
+uint64_t parse_header_length(std::string_view first_bytes, uint64_t file_bytes, const std::string& file) {
+  TESSERA_CHECK(CheckpointError, first_bytes.size() >= kLengthBytes,
+                "{}: {} bytes are no safetensors file; is it truncated?", file, file_bytes);
+  uint64_t length = 0;
+  for (size_t i = kLengthBytes; i-- > 0;) {
+    length = length << 8 | static_cast<unsigned char>(first_bytes[i]);
+  }
+  TESSERA_CHECK(CheckpointError, length <= kMaxHeaderBytes,
+                "{}: a header of {} bytes, of at most {}; this is no safetensors file", file, length, kMaxHeaderBytes);
+  TESSERA_CHECK(CheckpointError, length <= file_bytes - kLengthBytes,
+                "{}: a header of {} bytes in a file of {}; the file is truncated", file, length, file_bytes);
+  return length;
+}
+
+SafetensorsHeader parse_safetensors_header(std::string_view text, uint64_t data_bytes, const std::string& file) {
+  SafetensorsHeader header = read_header_json(text, file);
+  // Empty tensors come before the one that begins where they do.
+  std::stable_sort(header.entries.begin(), header.entries.end(),
+                   [](const auto& a, const auto& b) { return a.begin != b.begin ? a.begin < b.begin : a.end < b.end; });
+  uint64_t filled = 0;
+  for (const auto& entry : header.entries) {
+    check_bytes(entry, file);
+    TESSERA_CHECK(CheckpointError, entry.begin == filled,
+                  "{}: tensor '{}' begins at byte {} of the data, where {} are used", file, entry.key, entry.begin,
+                  filled);
+    filled = entry.end;
+    TESSERA_CHECK(CheckpointError, filled <= data_bytes,
+                  "{}: tensor '{}' ends at byte {} of the data, but the file has {}; it is truncated", file, entry.key,
+                  filled, data_bytes);
+  }
+  TESSERA_CHECK(CheckpointError, filled == data_bytes, "{}: {} bytes of data, of which its tensors are {}", file,
+                data_bytes, filled);
+  return header;
+}
+
+std::string format_safetensors_header(const SafetensorsHeader& header) {
+  nlohmann::ordered_json json = nlohmann::ordered_json::object();
+  if (!header.metadata.empty()) {
+    json["__metadata__"] = header.metadata;
+  }
+  for (const auto& entry : header.entries) {
+    json[entry.key] = {
+        {"dtype", safetensors_dtype(entry.dtype)}, {"shape", entry.sizes}, {"data_offsets", {entry.begin, entry.end}}};
+  }
+  std::string text;
+  try {
+    text = json.dump();
+  } catch (const nlohmann::json::exception& error) {
+    throw ValueError(fmt::format("safetensors: keys must be UTF-8 ({})", error.what()));
+  }
+  constexpr size_t alignment = 64;
+  const size_t total = (kLengthBytes + text.size() + alignment - 1) / alignment * alignment;
+  text.resize(total - kLengthBytes, ' ');
+  std::string result;
+  for (size_t i = 0; i < kLengthBytes; ++i) {
+    result += static_cast<char>(text.size() >> (8 * i) & 0xff);
+  }
+  return result + text;
+}
+
+}  // namespace tessera::dcp

@@ -1,0 +1,67 @@
+#pragma once
+// Bytes of a catalog's tensors into memory, verified; internal to this package.
+
+#include <ATen/core/Tensor.h>
+
+#include <array>
+#include <functional>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "checkpoint/io/catalog.h"
+#include "checkpoint/io/file_io.h"
+
+namespace tessera::dcp {
+
+/// Reads tensors in the order in which they were added, a piece at a time, with few files open at a time. Thread
+/// safety: for one thread at a time; run() has another one read (read_ahead.h).
+class TensorReader {
+ public:
+  /// To fill `out`, a contiguous host tensor of box.sizes, with the elements of `box`, cast to its dtype. Where the
+  /// parts have checksums, whole blocks are read and verified. `key` is for messages. `tensor` must outlive this.
+  void add(const StoredTensor& tensor, const std::string& key, const Box& box, const at::Tensor& out);
+
+  /// Fills all, and calls on_filled(i) after the i-th, from 0. Once. Throws CheckpointError.
+  void run(const std::function<void(size_t)>& on_filled);
+
+ private:
+  // In memory at once, for pieces that cannot be read to where they belong.
+  static constexpr size_t kBuffers = 3;
+  // At most; a checkpoint may have more files than a process may open.
+  static constexpr size_t kOpenFiles = 16;
+
+  /// What is read at once.
+  struct Piece {
+    const StoredPart& part;
+    Box read;                     // of the stored tensor
+    const CheckedBlock* checked;  // null: it has no checksum
+    c10::ScalarType dtype;
+    at::Tensor target;  // for the elements of `used`
+    Box used;           // in read's frame
+    char* direct;       // where all of it belongs as it is; null: it goes through a buffer
+  };
+  struct Tensor {
+    std::string key;
+    size_t pieces_end;
+  };
+
+  void add_piece(const StoredTensor& tensor, const StoredPart& part, const Box& read, const CheckedBlock* checked,
+                 const Box& box, const at::Tensor& out);
+  void prepare(size_t piece);
+  char* data_of(size_t piece);
+  void read(size_t piece);
+  void verify(size_t piece, const std::string& key);
+  const File& file_at(const std::string& path);
+
+  std::vector<Tensor> tensors_;
+  std::vector<Piece> pieces_;
+  std::map<std::string, File> files_;
+  std::array<std::vector<char>, kBuffers> buffers_;
+};
+
+/// Verifies the blocks that have checksums, this rank every `ranks`-th one from the `rank`-th on, so that together they
+/// read each once. Throws CheckpointError.
+void verify_blocks(const Catalog& catalog, int rank, int ranks);
+
+}  // namespace tessera::dcp

@@ -1,0 +1,226 @@
+#include "checkpoint/plan/save_plan.h"
+
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <span>
+#include <utility>
+
+#include "base/error.h"
+
+namespace tessera::dcp {
+
+namespace {
+
+using nlohmann::json;
+
+/// One tensor over all ranks.
+struct Whole {
+  const Piece* first = nullptr;
+  size_t first_rank = 0;
+  std::map<Box, std::vector<int>> holders;  // of the first rank's mesh
+};
+
+using Wholes = std::map<std::pair<Section, std::string>, Whole>;
+
+std::string describe_piece(const Piece& piece) {
+  return fmt::format("{}[{}]", safetensors_dtype(piece.dtype), fmt::join(piece.sizes, ", "));
+}
+
+Wholes collect(const std::vector<std::vector<Piece>>& pieces) {
+  Wholes wholes;
+  for (size_t rank = 0; rank < pieces.size(); ++rank) {
+    for (const auto& piece : pieces[rank]) {
+      auto& whole = wholes[{piece.section, piece.key}];
+      if (!whole.first) {
+        whole.first = &piece;
+        whole.first_rank = rank;
+      }
+      TESSERA_CHECK(ValueError, piece.sizes == whole.first->sizes && piece.dtype == whole.first->dtype,
+                    "save: the ranks differ in '{}': rank {} has {}, rank {} has {}",
+                    file_key(piece.section, piece.key), whole.first_rank, describe_piece(*whole.first), rank,
+                    describe_piece(piece));
+      TESSERA_ASSERT(is_inside(piece.box, piece.sizes), "'{}': {}", piece.key, piece.box.to_string());
+      // Copies on other meshes may have other values.
+      if (piece.box.numel() > 0 && piece.mesh == whole.first->mesh) {
+        whole.holders[piece.box].push_back(static_cast<int>(rank));
+      }
+    }
+  }
+  return wholes;
+}
+
+/// The parts must be the tensor: none of its elements twice, and as many as it has.
+void check_saved_parts(const std::string& key, const Whole& whole) {
+  std::vector<Box> boxes;
+  std::vector<int> ranks;
+  int64_t numel = 0;
+  for (const auto& [box, holders] : whole.holders) {
+    boxes.push_back(box);
+    ranks.push_back(holders[0]);
+    numel += box.numel();
+  }
+  if (const auto overlap = find_overlap(boxes)) {
+    const auto [a, b] = *overlap;
+    throw ValueError(fmt::format("save: '{}': rank {} holds {} and rank {} holds {}, which overlap", key, ranks[a],
+                                 boxes[a].to_string(), ranks[b], boxes[b].to_string()));
+  }
+  TESSERA_CHECK(ValueError, numel == numel_of(whole.first->sizes),
+                "save: '{}': the ranks that save it together hold {} of its {} elements", key, numel,
+                numel_of(whole.first->sizes));
+}
+
+/// Which tensors go to one file.
+struct FileContent {
+  Section section = Section::Model;
+  int64_t bytes = 0;
+  std::vector<const Piece*> tensors;
+};
+
+std::vector<FileContent> distribute_over_files(const Wholes& wholes, const LayoutOptions& options) {
+  std::vector<FileContent> files;
+  for (const auto& [key, whole] : wholes) {
+    const int64_t bytes = numel_of(whole.first->sizes) * item_bytes(whole.first->dtype);
+    const bool is_full =
+        files.empty() || (options.single_file.empty() &&
+                          (files.back().section != key.first ||
+                           files.back().bytes > options.max_file_bytes - std::min(bytes, options.max_file_bytes)));
+    if (is_full) {
+      files.push_back({.section = key.first, .bytes = 0, .tensors = {}});
+    }
+    files.back().bytes += bytes;
+    files.back().tensors.push_back(whole.first);
+  }
+  return files;
+}
+
+/// Larger elements first, so that each tensor is aligned to its own.
+SafetensorsHeader make_header(FileContent content) {
+  std::stable_sort(content.tensors.begin(), content.tensors.end(),
+                   [](const Piece* a, const Piece* b) { return item_bytes(a->dtype) > item_bytes(b->dtype); });
+  SafetensorsHeader header{.entries = {}, .metadata = {{"format", "pt"}}};
+  uint64_t begin = 0;
+  for (const Piece* piece : content.tensors) {
+    const auto bytes = static_cast<uint64_t>(numel_of(piece->sizes) * item_bytes(piece->dtype));
+    header.entries.push_back({.key = file_key(piece->section, piece->key),
+                              .dtype = piece->dtype,
+                              .sizes = piece->sizes,
+                              .begin = begin,
+                              .end = begin + bytes});
+    begin += bytes;
+  }
+  return header;
+}
+
+std::vector<PlannedFile> plan_files(const Wholes& wholes, const LayoutOptions& options) {
+  const auto contents = distribute_over_files(wholes, options);
+  std::map<Section, size_t> totals, counts;
+  for (const auto& content : contents) {
+    ++totals[content.section];
+  }
+  std::vector<PlannedFile> files;
+  for (const auto& content : contents) {
+    PlannedFile file{
+        .name = options.single_file, .section = content.section, .header = make_header(content), .header_bytes = {}};
+    if (file.name.empty()) {
+      file.name = fmt::format("{}-{:05}-of-{:05}.safetensors", section_name(content.section), ++counts[content.section],
+                              totals[content.section]);
+    }
+    file.header_bytes = format_safetensors_header(file.header);
+    files.push_back(std::move(file));
+  }
+  return files;
+}
+
+/// A block, and the ranks that may write it.
+struct Choice {
+  PlannedBlock block;
+  std::span<const int> ranks;
+};
+
+/// Gives blocks that several ranks may write to the one that has least so far; those of one rank count first.
+std::vector<PlannedBlock> choose_owners(std::vector<Choice> choices, const SavePlan& plan, size_t ranks) {
+  std::vector<int64_t> load(ranks, 0);
+  for (const bool shared : {false, true}) {
+    for (auto& [block, own] : choices) {
+      if ((own.size() > 1) == shared) {
+        block.owner = *std::ranges::min_element(own, [&](int a, int b) {
+          return std::pair(load[static_cast<size_t>(a)], a) < std::pair(load[static_cast<size_t>(b)], b);
+        });
+        load[static_cast<size_t>(block.owner)] += plan.bytes_of(block);
+      }
+    }
+  }
+  std::vector<PlannedBlock> blocks;
+  blocks.reserve(choices.size());
+  for (auto& choice : choices) {
+    blocks.push_back(std::move(choice.block));
+  }
+  return blocks;
+}
+
+/// Of the holders of a part, in the order of ranks.
+std::span<const int> may_write(const Whole& whole, const std::vector<int>& holders) {
+  return std::span(holders).first(whole.first->is_plain ? 1 : holders.size());
+}
+
+}  // namespace
+
+std::string format_pieces(const std::vector<Piece>& pieces) {
+  json list = json::array();
+  for (const auto& piece : pieces) {
+    list.push_back({static_cast<int>(piece.section), piece.key, safetensors_dtype(piece.dtype), piece.sizes,
+                    piece.box.offsets, piece.box.sizes, piece.is_plain, piece.mesh});
+  }
+  try {
+    return list.dump();
+  } catch (const json::exception& error) {
+    throw ValueError(fmt::format("save: keys must be UTF-8 ({})", error.what()));
+  }
+}
+
+std::vector<Piece> parse_pieces(const std::string& text) {
+  std::vector<Piece> pieces;
+  for (const auto& item : json::parse(text)) {
+    pieces.push_back({.section = static_cast<Section>(item[0].get<int>()),
+                      .key = item[1].get<std::string>(),
+                      .dtype = *parse_safetensors_dtype(item[2].get_ref<const std::string&>()),
+                      .sizes = item[3].get<Sizes>(),
+                      .box = {.offsets = item[4].get<Sizes>(), .sizes = item[5].get<Sizes>()},
+                      .is_plain = item[6].get<bool>(),
+                      .mesh = item[7].get<uint64_t>()});
+  }
+  return pieces;
+}
+
+SavePlan make_save_plan(const std::vector<std::vector<Piece>>& pieces, const LayoutOptions& options) {
+  const Wholes wholes = collect(pieces);
+  std::map<std::string, const Whole*> by_file_key;
+  for (const auto& [key, whole] : wholes) {
+    const auto name = file_key(key.first, key.second);
+    check_saved_parts(name, whole);
+    by_file_key[fmt::format("{}/{}", static_cast<int>(key.first), name)] = &whole;
+  }
+  SavePlan plan{.files = plan_files(wholes, options), .blocks = {}};
+  std::vector<Choice> choices;
+  for (size_t f = 0; f < plan.files.size(); ++f) {
+    const auto& entries = plan.files[f].header.entries;
+    for (size_t e = 0; e < entries.size(); ++e) {
+      const Whole& whole =
+          *by_file_key.at(fmt::format("{}/{}", static_cast<int>(plan.files[f].section), entries[e].key));
+      const int64_t max_numel = std::max<int64_t>(1, options.max_block_bytes / item_bytes(whole.first->dtype));
+      for (const auto& [box, ranks] : whole.holders) {
+        for (auto& part : split_box(box, max_numel)) {
+          choices.push_back(
+              {.block = {.file = f, .entry = e, .box = std::move(part), .owner = 0}, .ranks = may_write(whole, ranks)});
+        }
+      }
+    }
+  }
+  plan.blocks = choose_owners(std::move(choices), plan, pieces.size());
+  return plan;
+}
+
+}  // namespace tessera::dcp

@@ -1,0 +1,27 @@
+#pragma once
+// The kinds of communication that are counted, observed and compared between ranks.
+
+#include <cstdint>
+#include <string_view>
+
+namespace tessera {
+
+/// What ranks call: the collectives, and the messages between two ranks.
+enum class Collective : uint8_t {
+  AllGather,
+  ReduceScatter,
+  AllReduce,
+  Broadcast,
+  AllToAll,
+  Scatter,
+  Gather,
+  Barrier,
+  Send,
+  Recv,
+};
+constexpr int kCollectiveCount = 10;
+
+/// The function's name, e.g. "all_gather".
+std::string_view name(Collective collective);
+
+}  // namespace tessera

@@ -1,0 +1,45 @@
+#pragma once
+// The "fake" backend: any number of ranks, of which this process is one; no peer exists and no data moves.
+// For planning memory at a scale that is not at hand, and for measuring host time without a network.
+
+#include <vector>
+
+#include "comm/backend/group_backend.h"
+
+namespace tessera {
+
+/// Every collective is complete at once. An output is made from this rank's own data: all_gather puts the own input
+/// into every rank's slot, reduce_scatter returns the own part of the input, all_to_all the own part and zeros,
+/// all_reduce, broadcast and recv leave the tensor as it is, and send does nothing. For tensors on any device; those
+/// not on the CPU are written by tensor operations. Thread safety: any number of threads.
+class FakeBackend final : public GroupBackend {
+ public:
+  explicit FakeBackend(GroupInfo info);
+
+  const std::string getBackendName() const override { return "fake"; }
+
+  c10::intrusive_ptr<c10d::Work> _allgather_base(at::Tensor& output, at::Tensor& input,
+                                                 const c10d::AllgatherOptions& options = {}) override;
+  c10::intrusive_ptr<c10d::Work> _reduce_scatter_base(at::Tensor& output, at::Tensor& input,
+                                                      const c10d::ReduceScatterOptions& options = {}) override;
+  /// As the backends that have peers: none takes parts on GPUs.
+  bool takes_parts(c10::DeviceType device) const override { return device == c10::DeviceType::CPU; }
+  c10::intrusive_ptr<c10d::Work> all_gather_parts(TensorParts outputs, const at::Tensor& input) override;
+  c10::intrusive_ptr<c10d::Work> reduce_scatter_parts(const at::Tensor& output, TensorParts inputs,
+                                                      ReduceOp op) override;
+  c10::intrusive_ptr<c10d::Work> allreduce(std::vector<at::Tensor>& tensors,
+                                           const c10d::AllreduceOptions& options = {}) override;
+  c10::intrusive_ptr<c10d::Work> broadcast(std::vector<at::Tensor>& tensors,
+                                           const c10d::BroadcastOptions& options = {}) override;
+  c10::intrusive_ptr<c10d::Work> alltoall_base(at::Tensor& output, at::Tensor& input,
+                                               std::vector<int64_t>& output_splits, std::vector<int64_t>& input_splits,
+                                               const c10d::AllToAllOptions& options = {}) override;
+  c10::intrusive_ptr<c10d::Work> barrier(const c10d::BarrierOptions& options = {}) override;
+  c10::intrusive_ptr<c10d::Work> send(std::vector<at::Tensor>& tensors, int to, int tag) override;
+  c10::intrusive_ptr<c10d::Work> recv(std::vector<at::Tensor>& tensors, int from, int tag) override;
+
+ private:
+  const c10::intrusive_ptr<c10d::Work> completed_;
+};
+
+}  // namespace tessera

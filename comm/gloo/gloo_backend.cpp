@@ -1,0 +1,316 @@
+#include "comm/gloo/gloo_backend.h"
+
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/ops/empty.h>
+#include <signal.h>
+
+#include <cstdlib>
+#include <cstring>
+#include <functional>
+#include <list>
+#include <mutex>
+#include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
+#include <utility>
+
+#include "base/error.h"
+#include "base/hash.h"
+#include "comm/backend/backend_checks.h"
+#include "comm/backend/local_call.h"
+#include "comm/backend/local_reduce.h"
+#include "comm/gloo/gloo_error.h"
+#include "comm/gloo/gloo_messages.h"
+#include "comm/gloo/gloo_rounds.h"
+#include "comm/gloo/gloo_work.h"
+
+namespace tessera {
+
+namespace {
+
+using c10d::ProcessGroupGloo;
+using GlooWorkPtr = c10::intrusive_ptr<GlooWork>;
+
+// Up to here an all_reduce sends whole tensors to everybody: one round of messages in place of two.
+constexpr int64_t kGlooOneRoundBytes = int64_t{64} * 1024;
+
+// A collective's tag: of its number, a hash, and whether it is of a second round. That is launched later than
+// collectives of higher numbers, at another time on each rank, so no tag of a first round may be like it.
+constexpr int kNumberBits = 7;
+constexpr int kHashBits = 22;
+static_assert(1 << (1 + kNumberBits + kHashBits) == kGlooMessageTags);
+
+/// Which launch of a group's, as all its ranks count.
+struct LaunchNumber {
+  uint64_t collective = 0;
+  bool is_second_round = false;
+};
+
+/// The tag of what one rank sends another in a collective, known to both if they agree on all that they must. Tags of
+/// ranks that do not agree differ, but for one case in four million.
+int tag_of(const CallShape& call, LaunchNumber number, size_t bytes) {
+  const uint64_t what =
+      static_cast<uint64_t>(call.kind) << 16 | static_cast<uint64_t>(call.op) << 8 | static_cast<uint64_t>(call.dtype);
+  const uint64_t hash = hash_combine(hash_combine(0, what), bytes) >> (64 - kHashBits);
+  const uint64_t launch = number.collective % (1 << kNumberBits) << 1 | static_cast<uint64_t>(number.is_second_round);
+  return static_cast<int>(launch << kHashBits | hash);
+}
+
+void copy_on_host(const at::Tensor& to, const at::Tensor& from) {
+  void* const target = to.mutable_data_ptr();
+  const void* const source = from.const_data_ptr();
+  if (to.numel() != 0 && target != source) {
+    std::memcpy(target, source, to.nbytes());
+  }
+}
+
+/// Collectives as messages between each pair of ranks, also of no bytes: gloo's device thread receives straight into
+/// the outputs, which saves the worker thread and the staging copies of gloo's own collectives. gloo delivers by sender
+/// and tag, in order. It ends the process where more bytes come than are expected, and does not notice where fewer come
+/// or what they are for; so the tags of calls that do not belong together differ, and their ranks wait in vain.
+class GlooBackend final : public GroupBackend {
+ public:
+  GlooBackend(GroupInfo info, c10::intrusive_ptr<ProcessGroupGloo> gloo)
+      : GroupBackend(std::move(info)),
+        gloo_(std::move(gloo)),
+        dropped_(std::make_shared<DroppedTransfers>()),
+        messages_(shared_info(), gloo_) {}
+
+  const std::string getBackendName() const override { return "gloo"; }
+
+  WorkPtr _allgather_base(at::Tensor& output, at::Tensor& input, const c10d::AllgatherOptions&) override {
+    check_cpu_tensor("all_gather output", output);
+    check_cpu_tensor("all_gather input", input);
+    check_all_gather(output, input, getSize());
+    const int64_t count = input.numel();
+    at::AutoDispatchBelowADInplaceOrView guard;
+    std::vector<at::Tensor> received;
+    for (int64_t rank = 0; rank < getSize(); ++rank) {
+      received.push_back(flat_elements(output, rank * count, count));
+    }
+    copy_on_host(received[getRank()], input);
+    const std::vector<at::Tensor> sent(getSize(), input);
+    return exchange({.kind = Collective::AllGather, .dtype = input.scalar_type(), .input = count}, next_number(), sent,
+                    received);
+  }
+
+  WorkPtr _reduce_scatter_base(at::Tensor& output, at::Tensor& input,
+                               const c10d::ReduceScatterOptions& options) override {
+    check_cpu_tensor("reduce_scatter output", output);
+    check_cpu_tensor("reduce_scatter input", input);
+    const ReduceOp op = check_reduce_scatter(output, input, options.reduceOp, getSize());
+    const int64_t count = output.numel();
+    at::AutoDispatchBelowADInplaceOrView guard;
+    std::vector<at::Tensor> sent;
+    for (int64_t rank = 0; rank < getSize(); ++rank) {
+      sent.push_back(flat_elements(input, rank * count, count));
+    }
+    const at::Tensor own = sent[getRank()];
+    const CallShape call{
+        .kind = Collective::ReduceScatter, .op = op, .dtype = input.scalar_type(), .input = input.numel()};
+    return reduce_received(call, next_number(), sent, own, output);
+  }
+
+  WorkPtr allreduce(std::vector<at::Tensor>& tensors, const c10d::AllreduceOptions& options) override {
+    const at::Tensor& tensor = only_cpu_tensor("all_reduce", tensors);
+    const ReduceOp op = check_all_reduce(tensor, options.reduceOp);
+    at::AutoDispatchBelowADInplaceOrView guard;
+    const CallShape call{
+        .kind = Collective::AllReduce, .op = op, .dtype = tensor.scalar_type(), .output = tensor.numel()};
+    if (getSize() > 2 && tensor.numel() * static_cast<int64_t>(tensor.element_size()) > kGlooOneRoundBytes) {
+      return all_reduce_in_two_rounds(call, tensor);
+    }
+    const std::vector<at::Tensor> sent(getSize(), tensor);
+    return reduce_received(call, next_number(), sent, tensor, tensor);
+  }
+
+  WorkPtr broadcast(std::vector<at::Tensor>& tensors, const c10d::BroadcastOptions& options) override {
+    const at::Tensor& tensor = only_cpu_tensor("broadcast", tensors);
+    const int source = check_broadcast(options, getSize());
+    std::vector<at::Tensor> sent(getSize()), received(getSize());
+    if (source == getRank()) {
+      sent.assign(getSize(), tensor);
+    } else {
+      received[source] = tensor;
+    }
+    return exchange(
+        {.kind = Collective::Broadcast, .root = source, .dtype = tensor.scalar_type(), .output = tensor.numel()},
+        next_number(), sent, received);
+  }
+
+  WorkPtr alltoall_base(at::Tensor& output, at::Tensor& input, std::vector<int64_t>& output_splits,
+                        std::vector<int64_t>& input_splits, const c10d::AllToAllOptions&) override {
+    check_cpu_tensor("all_to_all output", output);
+    check_cpu_tensor("all_to_all input", input);
+    const auto [sends, receives] = check_all_to_all(output, input, output_splits, input_splits, getRank(), getSize());
+    at::AutoDispatchBelowADInplaceOrView guard;
+    std::vector<at::Tensor> sent, received;
+    int64_t sent_begin = 0, received_begin = 0;
+    for (int rank = 0; rank < getSize(); ++rank) {
+      sent.push_back(flat_elements(input, sent_begin, sends[rank]));
+      received.push_back(flat_elements(output, received_begin, receives[rank]));
+      sent_begin += sends[rank];
+      received_begin += receives[rank];
+    }
+    copy_on_host(received[getRank()], sent[getRank()]);
+    return exchange({.kind = Collective::AllToAll, .dtype = input.scalar_type(), .input = input.numel()}, next_number(),
+                    sent, received);
+  }
+
+  WorkPtr barrier(const c10d::BarrierOptions&) override {
+    const std::vector<at::Tensor> nothing(getSize(), at::empty({0}, at::kByte));
+    return exchange({.kind = Collective::Barrier}, next_number(), nothing, nothing);
+  }
+
+  WorkPtr send(std::vector<at::Tensor>& tensors, int to, int tag) override {
+    return launch_message(message_call(Collective::Send, tensors, to, tag, info()));
+  }
+
+  WorkPtr recv(std::vector<at::Tensor>& tensors, int from, int tag) override {
+    return launch_message(message_call(Collective::Recv, tensors, from, tag, info()));
+  }
+
+ private:
+  WorkPtr launch_message(const LocalCall& call) {
+    check_cpu_tensor(name(call.kind), call.kind == Collective::Send ? call.input : call.output);
+    const std::lock_guard lock(launch_mutex_);
+    return messages_.launch(call);
+  }
+
+  LaunchNumber next_number() { return {.collective = collectives_++}; }
+
+  // Sends sent[r] to rank r and receives received[r] from it; not where these are undefined, and not for this rank.
+  GlooWorkPtr exchange(const CallShape& call, LaunchNumber number, const std::vector<at::Tensor>& sent,
+                       const std::vector<at::Tensor>& received, std::function<void()> finish = {}) {
+    const std::lock_guard lock(launch_mutex_);
+    const size_t with_all = 2 * (static_cast<size_t>(getSize()) - 1);
+    std::list<GlooTransfers> transfers = {{.launch = launches_++}};
+    auto& works = transfers.front().works;
+    works.reserve(with_all);
+    try {
+      for (int step = 1; step < getSize(); ++step) {
+        const int from = (getRank() - step + getSize()) % getSize();
+        if (received[from].defined()) {
+          std::vector<at::Tensor> one = {received[from]};
+          works.push_back({gloo_->recv(one, from, tag_of(call, number, one[0].nbytes())), from});
+        }
+      }
+      for (int step = 1; step < getSize(); ++step) {
+        const int to = (getRank() + step) % getSize();
+        if (sent[to].defined()) {
+          std::vector<at::Tensor> one = {sent[to]};
+          works.push_back({gloo_->send(one, to, tag_of(call, number, one[0].nbytes())), to});
+        }
+      }
+    } catch (const std::exception& failure) {
+      dropped_->keep(transfers);
+      throw gloo_error(describe(call), info(), failure);
+    }
+    transfers.front().with_all = works.size() == with_all;
+    return c10::make_intrusive<GlooWork>(call, shared_info(), dropped_, std::move(transfers), std::move(finish));
+  }
+
+  // Sends sent[r] to rank r; output = the reduction of `own` and of what the others send, in the order of the ranks.
+  GlooWorkPtr reduce_received(const CallShape& call, LaunchNumber number, const std::vector<at::Tensor>& sent,
+                              const at::Tensor& own, const at::Tensor& output) {
+    std::vector<at::Tensor> received;
+    received.reserve(static_cast<size_t>(getSize()));
+    for (int rank = 0; rank < getSize(); ++rank) {
+      received.push_back(rank == getRank() ? own : at::empty({own.numel()}, own.options().requires_grad(false)));
+    }
+    auto finish = [received, output, op = call.op] {
+      std::vector<const void*> inputs;
+      inputs.reserve(received.size());
+      for (const at::Tensor& tensor : received) {
+        inputs.push_back(tensor.mutable_data_ptr());
+      }
+      reduce_in_order(output.mutable_data_ptr(), inputs, output.numel(), output.scalar_type(), op);
+    };
+    return exchange(call, number, sent, received, std::move(finish));
+  }
+
+  // A reduce_scatter of parts and an all_gather of them. The second round is not wait()'s, which would hang where ranks
+  // wait in different orders.
+  WorkPtr all_reduce_in_two_rounds(const CallShape& call, const at::Tensor& tensor) {
+    const int64_t size = getSize(), numel = tensor.numel(), part = (numel + size - 1) / size;
+    std::vector<at::Tensor> parts;
+    for (int64_t rank = 0; rank < size; ++rank) {
+      const int64_t begin = std::min(rank * part, numel);
+      parts.push_back(flat_elements(tensor, begin, std::min(part, numel - begin)));
+    }
+    const at::Tensor own = parts[getRank()];
+    LaunchNumber number = next_number();
+    auto first = reduce_received(call, number, parts, own, own);
+    number.is_second_round = true;
+    auto second = [this, call, number, parts = std::move(parts), own] {
+      return exchange(call, number, std::vector<at::Tensor>(parts.size(), own), parts);
+    };
+    return rounds_.push(fmt::format("{} on {}", describe(call), describe(info())), std::move(first), std::move(second));
+  }
+
+  const c10::intrusive_ptr<ProcessGroupGloo> gloo_;
+  const std::shared_ptr<DroppedTransfers> dropped_;
+  uint64_t collectives_ = 0;
+  // Messages may have a thread of their own, second rounds do. Guards what follows and gloo_'s counters; nothing waits
+  // under it.
+  std::mutex launch_mutex_;
+  GlooMessages messages_;
+  uint64_t launches_ = 0;
+  GlooRounds rounds_;  // last: its thread uses the others
+};
+
+bool is_loopback(const std::string& address) {
+  return address == "localhost" || address == "::1" || address.starts_with("127.");
+}
+
+std::shared_ptr<gloo::transport::Device> make_device(const std::string& master_addr) {
+  if (const char* interface = std::getenv("GLOO_SOCKET_IFNAME")) {
+    return ProcessGroupGloo::createDeviceForInterface(interface);
+  }
+  return is_loopback(master_addr) ? ProcessGroupGloo::createDeviceForHostname(master_addr)
+                                  : ProcessGroupGloo::createDefaultDevice();
+}
+
+// gloo writes by writev, which ends a process whose peer has gone by a signal, where it should say so in an error.
+void ignore_broken_pipes() {
+  static const bool done = [] {
+    struct sigaction action = {};
+    if (sigaction(SIGPIPE, nullptr, &action) == 0 && action.sa_handler == SIG_DFL) {
+      action.sa_handler = SIG_IGN;
+      sigaction(SIGPIPE, &action, nullptr);
+    }
+    return true;
+  }();
+  static_cast<void>(done);
+}
+
+}  // namespace
+
+c10::intrusive_ptr<GroupBackend> make_gloo_backend(GlooOptions options) {
+  ignore_broken_pipes();
+  auto gloo_options = ProcessGroupGloo::Options::create(options.info.timeout);
+  try {
+    gloo_options->devices.push_back(make_device(options.master_addr));
+    auto gloo = c10::make_intrusive<ProcessGroupGloo>(options.store, options.info.rank, options.info.size(),
+                                                      std::move(gloo_options));
+    return c10::make_intrusive<GlooBackend>(std::move(options.info), std::move(gloo));
+  } catch (const std::exception& failure) {
+    throw gloo_error("connecting the ranks", options.info, failure);
+  }
+}
+
+c10::intrusive_ptr<GroupBackend> adopt_gloo_backend(GroupInfo info,
+                                                    const c10::intrusive_ptr<c10d::Backend>& connections) {
+  auto* const gloo = dynamic_cast<ProcessGroupGloo*>(connections.get());
+  if (gloo == nullptr) {
+    return {};
+  }
+  ignore_broken_pipes();
+  const auto devices = gloo->getOptions()->devices.size();
+  TESSERA_CHECK(
+      NotImplementedError, devices == 1,
+      "adopt_group(\"{}\"): the backend has {} network devices, between which c10d chooses by the message; it "
+      "must have one, on which messages stay in order",
+      info.name, devices);
+  return c10::make_intrusive<GlooBackend>(std::move(info), c10::intrusive_ptr<ProcessGroupGloo>::reclaim_copy(gloo));
+}
+
+}  // namespace tessera

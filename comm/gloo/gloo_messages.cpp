@@ -1,0 +1,183 @@
+#include "comm/gloo/gloo_messages.h"
+
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/ops/empty.h>
+
+#include <algorithm>
+#include <deque>
+#include <utility>
+#include <vector>
+
+#include "base/error.h"
+#include "comm/backend/backend_checks.h"
+#include "comm/gloo/gloo_error.h"
+
+namespace tessera {
+
+namespace {
+
+using c10d::ProcessGroupGloo;
+
+// A tag has 31 bits. Pieces are small enough for the number of their bytes to fit into it.
+constexpr int kPieces = kGlooMessageTags;
+constexpr int64_t kPieceBytes = int64_t{1} << 28;
+constexpr int kHeaderOfSender = kGlooMessageTags | (1 << 29);
+constexpr int kHeaderOfReceiver = kHeaderOfSender + 1;
+
+/// What the two ends must agree on, in the order of the entries.
+at::Tensor make_header(const CallShape& shape) {
+  at::Tensor header = at::empty({3}, at::kLong);
+  auto* const entries = header.mutable_data_ptr<int64_t>();
+  entries[0] = std::max(shape.input, shape.output);
+  entries[1] = static_cast<int64_t>(shape.dtype);
+  entries[2] = shape.tag;
+  return header;
+}
+
+/// The call of the rank at the other end, of whose header this is.
+CallShape read_header(const at::Tensor& header, const CallShape& own, int own_rank) {
+  const auto* const entries = header.const_data_ptr<int64_t>();
+  CallShape peer = {
+      .root = own_rank, .tag = static_cast<int>(entries[2]), .dtype = static_cast<c10::ScalarType>(entries[1])};
+  const bool sends = own.kind == Collective::Recv;
+  peer.kind = sends ? Collective::Send : Collective::Recv;
+  (sends ? peer.input : peer.output) = entries[0];
+  return peer;
+}
+
+WorkPtr start(ProcessGroupGloo& gloo, bool sends, const at::Tensor& tensor, int peer, int tag) {
+  std::vector<at::Tensor> one = {tensor};
+  return sends ? gloo.send(one, peer, tag) : gloo.recv(one, peer, tag);
+}
+
+}  // namespace
+
+/// The messages from one rank to another of which this rank is the first or the second.
+class GlooMessages::Way {
+ public:
+  Way(std::shared_ptr<const GroupInfo> info, c10::intrusive_ptr<ProcessGroupGloo> gloo)
+      : info_(std::move(info)), gloo_(std::move(gloo)) {}
+
+  /// Returns the message's number, counted from 0.
+  uint64_t launch(const LocalCall& call);
+  void wait(uint64_t number, std::chrono::milliseconds timeout);
+  bool is_done(uint64_t number) const { return number < first_open_; }
+
+ private:
+  struct Message {
+    CallShape shape;
+    at::Tensor peer_header;
+    WorkPtr peer_header_here = {};
+    std::vector<WorkPtr> others = {};  // the own header, and the pieces
+    bool is_agreed = false;
+  };
+
+  void agree(Message& message, std::chrono::milliseconds timeout);
+  [[noreturn]] void raise(const Message& message, const std::string& reason) const;
+
+  const std::shared_ptr<const GroupInfo> info_;
+  const c10::intrusive_ptr<ProcessGroupGloo> gloo_;
+  // All that are not known to be done. One that failed is among them: gloo may still write to its tensor.
+  std::deque<Message> open_;
+  uint64_t first_open_ = 0;
+  std::string mismatch_;
+};
+
+uint64_t GlooMessages::Way::launch(const LocalCall& call) {
+  const bool sends = call.kind == Collective::Send;
+  Message message{.shape = shape_of(call), .peer_header = at::empty({3}, at::kLong)};
+  if (!mismatch_.empty()) {
+    raise(message, mismatch_);
+  }
+  const at::AutoDispatchBelowADInplaceOrView guard;
+  const at::Tensor bytes = flat_bytes(sends ? call.input : call.output);
+  try {
+    message.peer_header_here =
+        start(*gloo_, false, message.peer_header, call.root, sends ? kHeaderOfReceiver : kHeaderOfSender);
+    message.others.push_back(
+        start(*gloo_, true, make_header(message.shape), call.root, sends ? kHeaderOfSender : kHeaderOfReceiver));
+    for (int64_t begin = 0; begin < bytes.numel(); begin += kPieceBytes) {
+      const int64_t count = std::min(kPieceBytes, bytes.numel() - begin);
+      message.others.push_back(
+          start(*gloo_, sends, bytes.narrow(0, begin, count), call.root, kPieces + static_cast<int>(count)));
+    }
+  } catch (const std::exception& failure) {
+    throw gloo_error(describe(message.shape), *info_, failure);
+  }
+  open_.push_back(std::move(message));
+  return first_open_ + open_.size() - 1;
+}
+
+void GlooMessages::Way::wait(uint64_t number, std::chrono::milliseconds timeout) {
+  if (is_done(number)) {
+    return;
+  }
+  Message& message = open_[number - first_open_];
+  timeout = resolve_timeout(timeout, *info_);
+  try {
+    // Those before it too: its bytes may have gone to one of them, if the ends of that did not fit.
+    for (uint64_t i = first_open_; i <= number && mismatch_.empty(); ++i) {
+      agree(open_[i - first_open_], timeout);
+    }
+    for (size_t i = 0; i < message.others.size() && mismatch_.empty(); ++i) {
+      message.others[i]->wait(timeout);
+    }
+  } catch (const std::exception& failure) {
+    throw gloo_error(describe(message.shape), *info_, failure);
+  }
+  if (!mismatch_.empty()) {
+    raise(message, mismatch_);
+  }
+  // A connection moves bytes in the order of the launches. So those before it are done too, also what nobody waits for.
+  for (; first_open_ <= number; ++first_open_) {
+    open_.pop_front();
+  }
+}
+
+void GlooMessages::Way::agree(Message& message, std::chrono::milliseconds timeout) {
+  if (message.is_agreed) {
+    return;
+  }
+  message.peer_header_here->wait(timeout);
+  const CallShape peer = read_header(message.peer_header, message.shape, info_->rank);
+  const bool sends = message.shape.kind == Collective::Send;
+  mismatch_ = sends ? find_mismatch({message.shape, peer}) : find_mismatch({peer, message.shape});
+  message.is_agreed = mismatch_.empty();
+}
+
+void GlooMessages::Way::raise(const Message& message, const std::string& reason) const {
+  throw CommError(fmt::format("{} on {}: {}", describe(message.shape), describe(*info_), reason));
+}
+
+class GlooMessages::MessageWork final : public c10d::Work {
+ public:
+  MessageWork(std::shared_ptr<Way> way, uint64_t number) : way_(std::move(way)), number_(number) {}
+
+  bool wait(std::chrono::milliseconds timeout = kNoTimeout) override {
+    way_->wait(number_, timeout);
+    return true;
+  }
+  bool isCompleted() override { return way_->is_done(number_); }
+  bool isSuccess() const override { return way_->is_done(number_); }
+
+ private:
+  const std::shared_ptr<Way> way_;
+  const uint64_t number_;
+};
+
+GlooMessages::GlooMessages(std::shared_ptr<const GroupInfo> info, c10::intrusive_ptr<ProcessGroupGloo> gloo)
+    : info_(std::move(info)), gloo_(std::move(gloo)) {}
+
+GlooMessages::~GlooMessages() = default;
+
+WorkPtr GlooMessages::launch(const LocalCall& call) {
+  const bool sends = call.kind == Collective::Send;
+  const RankPair pair{.from = sends ? info_->rank : call.root, .to = sends ? call.root : info_->rank};
+  std::shared_ptr<Way>& way = ways_[pair];
+  if (!way) {
+    way = std::make_shared<Way>(info_, gloo_);
+  }
+  return c10::make_intrusive<MessageWork>(way, way->launch(call));
+}
+
+}  // namespace tessera

@@ -1,0 +1,338 @@
+#include "comm/launch/local_launcher.h"
+
+#include <arpa/inet.h>
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <netinet/in.h>
+#include <signal.h>
+#include <sys/prctl.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <fstream>
+#include <iterator>
+#include <map>
+#include <optional>
+#include <string_view>
+#include <thread>
+
+#include "base/error.h"
+#include "base/open_files.h"
+#include "comm/launch/listen_socket.h"
+#include "comm/launch/rank_environment.h"
+
+extern char** environ;  // NOLINT: POSIX's name
+
+namespace tessera {
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+constexpr auto kGrace = std::chrono::seconds(3);  // from SIGTERM to SIGKILL
+constexpr int kForwarded[] = {SIGINT, SIGTERM};
+
+/// A listening socket on a free loopback port, which rank 0 inherits: nobody else can take the port in between.
+class ListenSocket {
+ public:
+  ListenSocket() : descriptor_(above_standard(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0))) {
+    sockaddr_in address{};
+    address.sin_family = AF_INET;
+    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    socklen_t length = sizeof address;
+    auto* generic = reinterpret_cast<sockaddr*>(&address);
+    const int on = 1;
+    setsockopt(descriptor_, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
+    const bool listening = descriptor_ >= 0 && bind(descriptor_, generic, length) == 0 &&
+                           listen(descriptor_, SOMAXCONN) == 0 && getsockname(descriptor_, generic, &length) == 0;
+    TESSERA_CHECK(Error, listening, "launch_local: no port on 127.0.0.1 for the ranks to meet: {}",
+                  std::strerror(errno));
+    port_ = ntohs(address.sin_port);
+  }
+  ~ListenSocket() { close(descriptor_); }
+  ListenSocket(const ListenSocket&) = delete;
+  ListenSocket& operator=(const ListenSocket&) = delete;
+
+  int descriptor() const { return descriptor_; }
+  int port() const { return port_; }
+
+ private:
+  int descriptor_;
+  int port_ = 0;
+};
+
+/// Blocks the signals that the launcher takes with sigtimedwait, until its end. Where SIGCHLD is ignored, which a
+/// program inherits from its parent, nobody could learn how a rank ended; so it is not, until then.
+class BlockedSignals {
+ public:
+  BlockedSignals() {
+    sigemptyset(&set_);
+    for (int signal : kForwarded) {
+      sigaddset(&set_, signal);
+    }
+    sigaddset(&set_, SIGCHLD);
+    pthread_sigmask(SIG_BLOCK, &set_, &previous_);
+    struct sigaction by_default = {};
+    by_default.sa_handler = SIG_DFL;
+    sigaction(SIGCHLD, &by_default, &previous_child_action_);
+  }
+  ~BlockedSignals() {
+    sigaction(SIGCHLD, &previous_child_action_, nullptr);
+    pthread_sigmask(SIG_SETMASK, &previous_, nullptr);
+  }
+  BlockedSignals(const BlockedSignals&) = delete;
+  BlockedSignals& operator=(const BlockedSignals&) = delete;
+
+  /// The next of them, or 0 after `limit`.
+  int wait(std::chrono::milliseconds limit) const {
+    const timespec time = {limit.count() / 1000, (limit.count() % 1000) * 1000000};
+    return std::max(0, sigtimedwait(&set_, nullptr, &time));
+  }
+  const sigset_t& previous() const { return previous_; }
+
+ private:
+  sigset_t set_;
+  sigset_t previous_;
+  struct sigaction previous_child_action_ = {};
+};
+
+std::vector<char*> pointers(std::vector<std::string>& texts) {
+  std::vector<char*> result;
+  result.reserve(texts.size() + 1);
+  for (std::string& text : texts) {
+    result.push_back(text.data());
+  }
+  result.push_back(nullptr);
+  return result;
+}
+
+std::vector<std::string> own_arguments() {
+  std::ifstream file("/proc/self/cmdline", std::ios::binary);
+  std::vector<std::string> arguments;
+  for (std::string argument; std::getline(file, argument, '\0');) {
+    arguments.push_back(argument);
+  }
+  return arguments;
+}
+
+/// A sharded step frees its gradients and whole parameters; malloc then gives the top of the heap back, and the next
+/// step's page faults cost 3 % of it. Blocks from 8 MiB on still go back at once, or the peak grows.
+void keep_heap(std::map<std::string, std::string>& variables) {
+  constexpr const char* kTuning[] = {"GLIBC_TUNABLES", "MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_",
+                                     "MALLOC_TOP_PAD_", "MALLOC_MMAP_MAX_"};
+  const bool is_tuned =
+      std::any_of(std::begin(kTuning), std::end(kTuning), [&](const char* name) { return variables.contains(name); });
+  if (!is_tuned) {
+    variables["MALLOC_TRIM_THRESHOLD_"] = std::to_string(64 << 20);
+    variables["MALLOC_MMAP_THRESHOLD_"] = std::to_string(8 << 20);
+  }
+}
+
+std::vector<std::string> rank_variables(const LaunchOptions& options, int rank, const ListenSocket& socket) {
+  std::map<std::string, std::string> variables;
+  for (char** entry = environ; *entry != nullptr; ++entry) {
+    const std::string text = *entry;
+    const size_t equals = text.find('=');
+    variables[text.substr(0, equals)] = equals == std::string::npos ? "" : text.substr(equals + 1);
+  }
+  const unsigned cores = std::max(1u, std::thread::hardware_concurrency());
+  variables.try_emplace("OMP_NUM_THREADS", std::to_string(std::max(1u, cores / options.nproc)));
+  keep_heap(variables);
+  variables["RANK"] = variables["LOCAL_RANK"] = std::to_string(rank);
+  variables["WORLD_SIZE"] = variables["LOCAL_WORLD_SIZE"] = std::to_string(options.nproc);
+  variables["MASTER_ADDR"] = "127.0.0.1";
+  variables["MASTER_PORT"] = std::to_string(socket.port());
+  variables.erase(kListenSocketVariable);
+  if (rank == 0) {
+    variables[kListenSocketVariable] = std::to_string(socket.descriptor());
+  }
+  for (const auto& [name, value] : options.environment) {
+    variables[name] = value;
+  }
+  std::vector<std::string> result;
+  result.reserve(variables.size());
+  for (const auto& [name, value] : variables) {
+    result.push_back(fmt::format("{}={}", name, value));
+  }
+  return result;
+}
+
+struct Program {
+  const char* path;
+  char** argv;
+  char** environment;
+  const char* output_file;  // or null
+  int listen_descriptor;    // or -1
+  const sigset_t* signals;
+  pid_t launcher;
+};
+
+[[noreturn]] void stop(std::string_view text, int exit_code) {
+  [[maybe_unused]] const auto written = write(STDERR_FILENO, text.data(), text.size());
+  _exit(exit_code);
+}
+
+// Runs in the child between fork and exec, where only calls that are safe in a signal handler are allowed.
+[[noreturn]] void become(const Program& program) {
+  prctl(PR_SET_PDEATHSIG, SIGKILL);
+  if (getppid() != program.launcher) {
+    _exit(1);
+  }
+  if (program.output_file != nullptr) {
+    const int file = open(program.output_file, O_WRONLY | O_CREAT | O_TRUNC, 0600);
+    if (file < 0) {
+      stop("launch_local: an output file could not be opened\n", 126);
+    }
+    dup2(file, STDOUT_FILENO);
+    dup2(file, STDERR_FILENO);
+    if (file > STDERR_FILENO) {
+      close(file);
+    }
+  }
+  if (program.listen_descriptor >= 0) {
+    fcntl(program.listen_descriptor, F_SETFD, 0);
+  }
+  pthread_sigmask(SIG_SETMASK, program.signals, nullptr);
+  execve(program.path, program.argv, program.environment);
+  stop("launch_local: the program could not be started\n", 127);
+}
+
+/// `status`: of waitpid(); none: nobody knows.
+std::string describe_end(std::optional<int> status) {
+  if (!status) {
+    return "ended with unknown status";
+  }
+  return WIFSIGNALED(*status)
+             ? fmt::format("was killed by signal {} ({})", WTERMSIG(*status), strsignal(WTERMSIG(*status)))
+             : fmt::format("ended with exit code {}", WEXITSTATUS(*status));
+}
+
+int exit_code_of(std::optional<int> status) {
+  return !status ? 1 : WIFSIGNALED(*status) ? 128 + WTERMSIG(*status) : WEXITSTATUS(*status);
+}
+
+/// The running ranks, and what has become of the others.
+class Ranks {
+ public:
+  Ranks() = default;
+  Ranks(const Ranks&) = delete;
+  Ranks& operator=(const Ranks&) = delete;
+  ~Ranks() {
+    send(SIGKILL);
+    for (const auto& [pid, rank] : running_) {
+      waitpid(pid, nullptr, 0);
+    }
+  }
+
+  void start(int rank, const Program& program) {
+    const pid_t pid = fork();
+    TESSERA_CHECK(Error, pid >= 0, "launch_local: rank {} could not be started: {}", rank, std::strerror(errno));
+    if (pid == 0) {
+      become(program);
+    }
+    running_[pid] = rank;
+  }
+
+  bool empty() const { return running_.empty(); }
+
+  void send(int signal) const {
+    for (const auto& [pid, rank] : running_) {
+      kill(pid, signal);
+    }
+  }
+
+  /// Collects the ranks that have ended; remembers the first failure. One that somebody else has waited for counts as
+  /// one: how it ended is not known.
+  void reap(LaunchResult& result) {
+    for (auto entry = running_.begin(); entry != running_.end();) {
+      int word = 0;
+      const pid_t ended = waitpid(entry->first, &word, WNOHANG);
+      if (ended == 0) {
+        ++entry;
+        continue;
+      }
+      const std::optional<int> status = ended > 0 ? std::optional(word) : std::nullopt;
+      const auto [pid, rank] = *entry;
+      entry = running_.erase(entry);
+      if (status != 0 && result.exit_code == 0) {
+        result.exit_code = exit_code_of(status);
+        result.message = fmt::format("rank {} (pid {}) {}", rank, pid, describe_end(status));
+        if (!running_.empty()) {
+          result.message += fmt::format("; stopping the other {} rank(s)", running_.size());
+        }
+      }
+    }
+  }
+
+ private:
+  std::map<pid_t, int> running_;
+};
+
+void start_all(const LaunchOptions& options, const BlockedSignals& signals, Ranks& ranks) {
+  const ListenSocket socket;
+  std::vector<std::string> arguments = options.argv.empty() ? own_arguments() : options.argv;
+  const std::string path = options.argv.empty() ? "/proc/self/exe" : options.argv[0];
+  const std::vector<char*> argv = pointers(arguments);
+  const pid_t launcher = getpid();
+  for (int rank = 0; rank < options.nproc; ++rank) {
+    std::vector<std::string> variables = rank_variables(options, rank, socket);
+    const std::vector<char*> environment = pointers(variables);
+    ranks.start(rank, {.path = path.c_str(),
+                       .argv = const_cast<char**>(argv.data()),
+                       .environment = const_cast<char**>(environment.data()),
+                       .output_file = options.output_files.empty() ? nullptr : options.output_files[rank].c_str(),
+                       .listen_descriptor = rank == 0 ? socket.descriptor() : -1,
+                       .signals = &signals.previous(),
+                       .launcher = launcher});
+  }
+}
+
+}  // namespace
+
+LaunchResult launch_ranks(const LaunchOptions& options) {
+  TESSERA_CHECK(ValueError, options.nproc >= 1, "launch_local: nproc {}; it must be at least 1", options.nproc);
+  TESSERA_CHECK(ValueError, options.output_files.empty() || std::ssize(options.output_files) == options.nproc,
+                "launch_local: {} output files for {} ranks", options.output_files.size(), options.nproc);
+  const BlockedSignals signals;
+  Ranks ranks;
+  start_all(options, signals, ranks);
+  LaunchResult result;
+  std::optional<Clock::time_point> kill_at;
+  while (!ranks.empty()) {
+    const int signal = signals.wait(std::chrono::milliseconds(200));
+    if (signal == SIGINT || signal == SIGTERM) {
+      ranks.send(signal);
+      result = {.exit_code = 128 + signal,
+                .message = fmt::format("stopped by signal {} ({})", signal, strsignal(signal))};
+      kill_at = kill_at.value_or(Clock::now() + kGrace);
+    }
+    ranks.reap(result);
+    if (result.exit_code != 0 && !kill_at) {
+      ranks.send(SIGTERM);
+      kill_at = Clock::now() + kGrace;
+    } else if (kill_at && Clock::now() >= *kill_at) {
+      ranks.send(SIGKILL);
+    }
+  }
+  return result;
+}
+
+int launch_local(const LaunchOptions& options) {
+  const LaunchResult result = launch_ranks(options);
+  if (!result.message.empty()) {
+    std::fprintf(stderr, "launch_local: %s\n", result.message.c_str());
+  }
+  return result.exit_code;
+}
+
+bool launched_as_rank() {
+  return is_launched(process_variable);
+}
+
+}  // namespace tessera

@@ -1,0 +1,85 @@
+#include "comm/shm/file_memory.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+
+#include "base/open_files.h"
+
+namespace tessera {
+
+CommError system_error(const std::string& what) {
+  return CommError(fmt::format("{}: {}", what, std::strerror(errno)));
+}
+
+FileDescriptor& FileDescriptor::operator=(FileDescriptor&& other) noexcept {
+  std::swap(number_, other.number_);
+  return *this;
+}
+
+FileDescriptor::~FileDescriptor() {
+  if (number_ >= 0) {
+    close(number_);
+  }
+}
+
+FileDescriptor FileDescriptor::in_memory(const char* label) {
+  FileDescriptor file(above_standard(memfd_create(label, MFD_CLOEXEC)));
+  if (!file) {
+    throw system_error("memfd_create");
+  }
+  return file;
+}
+
+FileDescriptor FileDescriptor::open(const std::string& what, const std::string& path) {
+  FileDescriptor file(above_standard(::open(path.c_str(), O_RDWR | O_CLOEXEC)));
+  if (!file) {
+    throw system_error(fmt::format("{} {}", what, path));
+  }
+  return file;
+}
+
+std::string FileDescriptor::path() const {
+  return fmt::format("/proc/{}/fd/{}", getpid(), number_);
+}
+
+void FileDescriptor::resize(int64_t bytes) {
+  const std::string fault = past_size_limit(static_cast<uint64_t>(bytes));
+  TESSERA_CHECK(CommError, fault.empty(), "shared memory: {}", fault);
+  if (ftruncate(number_, bytes) != 0) {
+    throw system_error(fmt::format("{} bytes of shared memory", bytes));
+  }
+}
+
+int64_t FileDescriptor::size() const {
+  struct stat status {};
+  return fstat(number_, &status) == 0 ? status.st_size : -1;
+}
+
+FileMapping::FileMapping(const FileDescriptor& file, int64_t offset, int64_t bytes, Access access) : bytes_(bytes) {
+  const int protection = access == Access::Read ? PROT_READ : PROT_READ | PROT_WRITE;
+  void* const memory = mmap(nullptr, bytes, protection, MAP_SHARED, file.number(), offset);
+  if (memory == MAP_FAILED) {
+    throw system_error(fmt::format("mapping {} bytes of shared memory", bytes));
+  }
+  base_ = static_cast<char*>(memory);
+}
+
+FileMapping& FileMapping::operator=(FileMapping&& other) noexcept {
+  std::swap(base_, other.base_);
+  std::swap(bytes_, other.bytes_);
+  return *this;
+}
+
+FileMapping::~FileMapping() {
+  if (base_ != nullptr) {
+    munmap(base_, bytes_);
+  }
+}
+
+}  // namespace tessera

@@ -1,0 +1,282 @@
+#include "comm/shm/shm_group.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <exception>
+#include <memory>
+#include <numeric>
+#include <thread>
+#include <utility>
+
+#include "base/error.h"
+
+namespace tessera {
+
+namespace {
+
+using std::chrono::milliseconds;
+
+// About 50 us: longer than a small collective takes, shorter than would matter to another process.
+constexpr int kSpins = 2000;
+// A sleeping rank looks after its peers this often; where a call of another group is open it may have to move that.
+constexpr milliseconds kSleep(50), kSleepWithOtherGroups(1);
+// How often it asks the system whether they still run.
+constexpr milliseconds kLookInterval(200);
+
+void spin_once() {
+#ifdef __SSE2__
+  __builtin_ia32_pause();
+#else
+  std::this_thread::yield();
+#endif
+}
+
+/// The groups of this process; never destroyed, as groups may be after the statics' end.
+struct Registry {
+  const pid_t process = getpid();
+  std::mutex mutex;
+  std::vector<ShmGroup*> groups;
+};
+
+/// A child after fork() begins with none: its parent's groups are not its own, and a thread that it does not have may
+/// hold the mutex.
+Registry& registry() {
+  static std::atomic<Registry*> current = nullptr;
+  Registry* known = current.load();
+  if (known != nullptr && known->process == getpid()) {
+    return *known;
+  }
+  auto made = std::make_unique<Registry>();
+  return *(current.compare_exchange_strong(known, made.get()) ? made.release() : known);
+}
+
+}  // namespace
+
+ShmGroup::ShmGroup(std::shared_ptr<const GroupInfo> info, ShmArena arena, std::vector<HostProcess> processes,
+                   bool spins)
+    : ShmGroup(info, nullptr, std::move(arena), all_members(*info), std::move(processes), spins ? kSpins : 0) {}
+
+ShmGroup::ShmGroup(std::shared_ptr<ShmGroup> whole, RankPair pair)
+    : ShmGroup(whole->info_, whole, whole->arena_.messages(pair.from, pair.to),
+               {.ranks = {pair.from, pair.to}, .own = pair.from == whole->info_->rank ? 0 : 1},
+               {whole->processes_.at(pair.from), whole->processes_.at(pair.to)}, whole->spins_) {}
+
+ShmGroup::ShmGroup(std::shared_ptr<const GroupInfo> info, std::shared_ptr<ShmGroup> whole, ShmArena arena,
+                   Members members, std::vector<HostProcess> processes, int spins)
+    : info_(std::move(info)),
+      whole_(std::move(whole)),
+      arena_(std::move(arena)),
+      members_(std::move(members)),
+      processes_(std::move(processes)),
+      process_(getpid()),
+      spins_(spins),
+      queue_(arena_, members_.own, processes_) {
+  std::lock_guard lock(registry().mutex);
+  registry().groups.push_back(this);
+}
+
+ShmGroup::Members ShmGroup::all_members(const GroupInfo& info) {
+  Members members{.own = info.rank};
+  members.ranks.resize(info.ranks.size());
+  std::iota(members.ranks.begin(), members.ranks.end(), 0);
+  return members;
+}
+
+ShmGroup::~ShmGroup() {
+  if (process_ != getpid()) {
+    return;  // the parent goes on
+  }
+  end_lending();
+  {
+    std::lock_guard lock(registry().mutex);
+    std::erase(registry().groups, this);
+  }
+  if (whole_) {
+    return;  // the rank has not left before that one goes
+  }
+  arena_.control(members_.own).left.store(1);
+  std::atomic_thread_fence(std::memory_order_seq_cst);
+  for (int peer = 0; peer < info_->size(); ++peer) {
+    arena_.wake(peer, kAwaitsPosted | kAwaitsConsumed);
+  }
+}
+
+void ShmGroup::end_lending() noexcept {
+  try {
+    std::unique_lock lock(mutex_);
+    const Clock::time_point deadline = Clock::now() + info_->timeout;
+    while (true) {
+      queue_.advance();
+      std::vector<int> readers = queue_.readers();
+      std::erase_if(readers, [&](int peer) { return has_left(peer) || !is_running(processes_[peer]); });
+      if (readers.empty() || queue_.is_stuck() || whole_arena().has_failed()) {
+        return;
+      }
+      if (std::uncaught_exceptions() > 0 || Clock::now() >= deadline) {
+        // Who reads it later must know that it may have been written again.
+        whole_arena().fail(fmt::format("rank {} has ended the group before its input was read by rank(s) [{}]",
+                                       info_->ranks[info_->rank], global_ranks(readers)));
+        return;
+      }
+      sleep(lock);
+    }
+  } catch (const std::exception&) {  // who reads it later has an error
+  }
+}
+
+uint64_t ShmGroup::launch(LocalCall call) {
+  std::lock_guard lock(mutex_);
+  const std::string failure = failure_.empty() ? whole_arena().failure() : failure_;
+  TESSERA_CHECK(CommError, failure.empty(), "{} on {}: {}", describe(call), describe(*info_), failure);
+  const uint64_t number = queue_.push(std::move(call));
+  queue_.advance();
+  return number;
+}
+
+bool ShmGroup::has_reached(uint64_t number, Stage stage) {
+  std::lock_guard lock(mutex_);
+  queue_.advance();
+  return is_at(number, stage);
+}
+
+bool ShmGroup::is_over(uint64_t number, Stage stage) {
+  std::lock_guard lock(mutex_);
+  queue_.advance();
+  if (is_at(number, stage)) {
+    return true;
+  }
+  const bool has_fault = !find_fault(Clock::now()).empty();
+  return !queue_.advance() && has_fault;  // what the others did before they left counts
+}
+
+void ShmGroup::wait(uint64_t number, Stage stage, milliseconds timeout) {
+  std::unique_lock lock(mutex_);
+  timeout = resolve_timeout(timeout, *info_);
+  Clock::time_point deadline = Clock::time_point::max();
+  for (int idle = 0;; ++idle) {
+    idle = queue_.advance() ? 0 : idle;
+    if (is_at(number, stage)) {
+      return;
+    }
+    if (idle < spins_ && !queue_.is_stuck()) {
+      spin_once();
+      continue;
+    }
+    const Clock::time_point now = Clock::now();
+    deadline = deadline == Clock::time_point::max() ? now + timeout : deadline;
+    const std::string fault = find_fault(now);
+    if (queue_.advance()) {
+      continue;  // what the others did before they left
+    }
+    if (!fault.empty()) {
+      raise(number, fault);
+    }
+    if (now >= deadline) {
+      time_out(number, timeout);
+    }
+    sleep(lock);
+  }
+}
+
+void ShmGroup::time_out(uint64_t number, milliseconds timeout) {
+  const std::string reason = fmt::format(
+      "rank(s) [{}] did not arrive within {} ms; each must call it, and wait for it or another call over shared memory",
+      global_ranks(queue_.missing()), timeout.count());
+  record(number, reason);
+  raise(number, reason);
+}
+
+void ShmGroup::record(uint64_t number, const std::string& reason) {
+  whole_arena().fail(fmt::format("rank {} failed: {} on {}: {}", info_->ranks[info_->rank],
+                                 describe(queue_.shape(number)), describe(*info_), reason));
+}
+
+void ShmGroup::sleep(std::unique_lock<std::mutex>& lock) {
+  const bool others_are_open = advance_other_groups();
+  RankControl& own = arena_.control(members_.own);
+  const uint32_t seen = own.bell.load();
+  own.awaits.store(queue_.awaited());
+  std::atomic_thread_fence(std::memory_order_seq_cst);
+  if (!queue_.advance()) {
+    lock.unlock();
+    arena_.sleep(members_.own, seen, others_are_open ? kSleepWithOtherGroups : kSleep);
+    lock.lock();
+  }
+  own.awaits.store(0);
+}
+
+/// Asks who is missing once more when it is known who `is_gone`: one may have done its part meanwhile, and then gone.
+template <class IsGone>
+std::vector<int> ShmGroup::missing_who(IsGone is_gone) {
+  std::vector<int> gone = queue_.missing();
+  std::erase_if(gone, [&](int peer) { return !is_gone(peer); });
+  if (!gone.empty()) {
+    const std::vector<int> still = queue_.missing();
+    std::erase_if(gone, [&](int peer) { return std::ranges::find(still, peer) == still.end(); });
+  }
+  return gone;
+}
+
+std::string ShmGroup::find_fault(Clock::time_point now) {
+  if (!queue_.fault().empty()) {
+    whole_arena().fail(fmt::format("rank {} failed: {}", info_->ranks[info_->rank], queue_.fault()));
+    return queue_.fault();
+  }
+  for (const std::string& reason : {failure_, queue_.mismatch(), whole_arena().failure()}) {
+    if (!reason.empty()) {
+      return reason;
+    }
+  }
+  auto gone = missing_who([&](int peer) { return has_left(peer); });
+  if (!gone.empty()) {
+    return fmt::format("rank(s) [{}] have ended without calling it", global_ranks(gone));
+  }
+  if (now >= next_look_) {
+    next_look_ = now + kLookInterval;
+    gone = missing_who([&](int peer) { return !is_running(processes_[peer]); });
+  }
+  return gone.empty() ? "" : fmt::format("rank(s) [{}] have died", global_ranks(gone));
+}
+
+void ShmGroup::raise(uint64_t number, const std::string& reason) {
+  failure_ = reason;
+  queue_.stop();
+  if (queue_.lends()) {
+    record(number, reason);  // who reads the input later must know that it may have been written again
+  }
+  throw CommError(fmt::format("{} on {}: {}", describe(queue_.shape(number)), describe(*info_), reason));
+}
+
+// Whether any of them has an open call. A group that another thread is just using needs no help.
+bool ShmGroup::advance_other_groups() {
+  bool any_is_open = false;
+  std::lock_guard lock(registry().mutex);
+  for (ShmGroup* const group : registry().groups) {
+    if (group == this) {
+      continue;
+    }
+    std::unique_lock group_lock(group->mutex_, std::try_to_lock);
+    if (group_lock.owns_lock() && !group->queue_.is_empty()) {
+      any_is_open = true;
+      if (group->queue_.advance()) {
+        group->arena_.wake(group->members_.own, kAwaitsPosted | kAwaitsConsumed);
+      }
+    }
+  }
+  return any_is_open;
+}
+
+std::string ShmGroup::global_ranks(const std::vector<int>& places) const {
+  std::vector<int64_t> ranks;
+  ranks.reserve(places.size());
+  for (const int place : places) {
+    ranks.push_back(info_->ranks[members_.ranks[place]]);
+  }
+  return fmt::format("{}", fmt::join(ranks, ", "));
+}
+
+}  // namespace tessera

@@ -1,0 +1,196 @@
+// How a step's pieces move, by the cells or from where a peer has them. Which step is next, is in shm_queue.cpp.
+
+#include <algorithm>
+#include <atomic>
+#include <utility>
+
+#include "comm/backend/local_reduce.h"
+#include "comm/backend/stream_copy.h"
+#include "comm/shm/cell_header.h"
+#include "comm/shm/shm_queue.h"
+
+namespace tessera {
+
+namespace {
+
+// The lines of a cell are in the cache of the core that has read it last. A store that takes them over one by one costs
+// ten times one past the cache, but for a few of them.
+constexpr int64_t kStreamCellBytes = 1024;
+// A piece of a reduce_scatter that is smaller is always in the cell, so that small calls have nothing to look at.
+constexpr int64_t kLendPieceBytes = int64_t{16} * 1024;
+
+/// Of a rank's flat elements, as parts count them; `range` and `piece` are as in a tensor of all ranks.
+PartRange piece_range(const CallShape& shape, int rank, const ByteRange& range, const ByteRange& piece) {
+  return {.dtype = shape.dtype, .rank = rank, .begin = piece.begin - range.begin, .bytes = piece.bytes};
+}
+
+/// Whether a piece's cell says where the piece is: known to the rank that sends it and to the one that takes it.
+bool has_piece_place(const CallShape& shape, const ByteRange& piece) {
+  return shape.kind == Collective::ReduceScatter && piece.bytes >= kLendPieceBytes;
+}
+
+std::optional<SharedPlace> place_of(const PlaceInPart& found) {
+  auto place = found.tensor != nullptr ? shared_place(*found.tensor) : std::nullopt;
+  if (place) {
+    place->offset += found.data - static_cast<const char*>(found.tensor->const_data_ptr());
+  }
+  return place;
+}
+
+}  // namespace
+
+void ShmQueue::put_pieces(Operation& operation, const ShmPhase& phase) {
+  const int parts = operation.lent ? 0 : phase.own_parts ? ranks_ : 1;
+  for (int to = 0; to < parts; ++to) {
+    put_piece(operation, phase, to);
+  }
+  if (!phase.reduces) {
+    put_own(operation, phase);
+  }
+}
+
+// This rank's own piece too where it lies in several tensors of parts: own_piece() wants it in one.
+void ShmQueue::put_piece(Operation& operation, const ShmPhase& phase, int to) {
+  const char* const source = phase.from_output ? operation.output : operation.input;
+  const ByteRange piece = phase.sent[to].piece(put_cursor_.step, phase.chunk);
+  const PartRange range = piece_range(operation.shape, to, phase.sent[to], piece);
+  const bool are_parts = source == nullptr && operation.call.parts;
+  const PlaceInPart found = are_parts ? find_in_parts(*operation.call.parts, range) : PlaceInPart{};
+  if (phase.own_parts && to == rank_ && (!are_parts || found.data != nullptr)) {
+    return;
+  }
+  if (has_piece_place(operation.shape, piece)) {
+    const auto place = place_of(found);
+    write_piece_place(arena_.cell(rank_, posted_), to, place);
+    operation.lends_pieces = operation.lends_pieces || place;
+    if (place) {
+      return;
+    }
+  }
+  char* const payload = arena_.payload(rank_, posted_) + to * phase.chunk;
+  if (are_parts) {
+    read_parts(*operation.call.parts, range, payload, kStreamCellBytes);
+  } else {
+    copy_bytes(payload, source + piece.begin, piece.bytes, kStreamCellBytes);
+  }
+}
+
+// What a rank sends to itself goes to its place at once.
+void ShmQueue::put_own(const Operation& operation, const ShmPhase& phase) {
+  const char* const source = phase.from_output ? operation.output : operation.input;
+  const ByteRange from = phase.sent_to(rank_).piece(put_cursor_.step, phase.chunk);
+  const ByteRange to = phase.received[rank_].piece(put_cursor_.step, phase.chunk);
+  if (operation.call.parts) {
+    write_parts(*operation.call.parts, piece_range(operation.shape, rank_, phase.received[rank_], to),
+                source + from.begin, operation.stream_from);
+  } else {
+    copy_bytes(operation.output + to.begin, source + from.begin, std::min(from.bytes, to.bytes), operation.stream_from);
+  }
+}
+
+/// Finds what peers have lent.
+bool ShmQueue::borrow(Operation& operation) {
+  for (int peer = 0; peer < ranks_; ++peer) {
+    const auto place = peer == rank_ ? std::nullopt : read_lent(arena_.cell(peer, taken_));
+    if (!place) {
+      continue;
+    }
+    operation.borrowed.resize(ranks_);
+    try {
+      operation.borrowed[peer] = {place, peer_memory_[peer].find(*place)};
+    } catch (const CommError& failure) {
+      fault_ = failure.what();
+    }
+  }
+  return fault_.empty();
+}
+
+/// Whether what was read was still what the peers had lent. A lender that has an error, after a time-out say, may write
+/// its input again, and has recorded a failure before.
+bool ShmQueue::check_borrowed() {
+  if (borrowed_.empty()) {
+    return fault_.empty();
+  }
+  for (const auto& [peer, place] : borrowed_) {
+    if (!peer_memory_[peer].is_alive(place)) {
+      fault_ = "a peer has ended the group before its input was read";
+    }
+  }
+  std::atomic_thread_fence(std::memory_order_acquire);  // the reads come first
+  if (fault_.empty() && arena_.has_failed()) {
+    const std::string failure = arena_.failure();
+    fault_ = failure.empty() ? "a rank has failed before all inputs were read" : failure;
+  }
+  return fault_.empty();
+}
+
+void ShmQueue::take_pieces(const Operation& operation, const ShmPhase& phase) {
+  if (phase.reduces) {
+    reduce_pieces(operation, phase);
+    return;
+  }
+  const int64_t offset = phase.own_parts ? rank_ * phase.chunk : 0;
+  for (int i = 1; i < ranks_; ++i) {
+    const int from = (rank_ + i) % ranks_;
+    const ByteRange to = phase.received[from].piece(take_cursor_.step, phase.chunk);
+    const bool is_borrowed = !operation.borrowed.empty() && operation.borrowed[from].place;
+    if (is_borrowed) {
+      borrowed_.push_back({from, *operation.borrowed[from].place});
+    }
+    const char* const payload = is_borrowed ? operation.borrowed[from].data + to.begin - phase.received[from].begin
+                                            : arena_.payload(from, taken_) + offset;
+    if (operation.call.parts) {
+      write_parts(*operation.call.parts, piece_range(operation.shape, from, phase.received[from], to), payload,
+                  operation.stream_from);
+    } else {
+      copy_bytes(operation.output + to.begin, payload, to.bytes, operation.stream_from);
+    }
+  }
+}
+
+void ShmQueue::reduce_pieces(const Operation& operation, const ShmPhase& phase) {
+  const ByteRange to = phase.received[rank_].piece(take_cursor_.step, phase.chunk);
+  if (to.bytes == 0) {
+    return;
+  }
+  c10::SmallVector<const void*, 8> inputs;
+  for (int from = 0; from < ranks_; ++from) {
+    inputs.push_back(from == rank_ ? own_piece(operation, phase) : find_piece(operation, phase, from));
+    if (inputs.back() == nullptr) {
+      return;
+    }
+  }
+  const auto numel = to.bytes / static_cast<int64_t>(c10::elementSize(operation.shape.dtype));
+  reduce_in_order(operation.output + to.begin, inputs, numel, operation.shape.dtype, operation.shape.op);
+}
+
+const void* ShmQueue::own_piece(const Operation& operation, const ShmPhase& phase) const {
+  const char* const source = phase.from_output ? operation.output : operation.input;
+  const ByteRange piece = phase.sent_to(rank_).piece(take_cursor_.step, phase.chunk);
+  if (source != nullptr) {
+    return source + piece.begin;
+  }
+  const PartRange range = piece_range(operation.shape, rank_, phase.sent_to(rank_), piece);
+  const char* const found = find_in_parts(*operation.call.parts, range).data;
+  return found != nullptr ? found : arena_.payload(rank_, taken_) + rank_ * phase.chunk;
+}
+
+/// Null, and a fault, where a peer's memory cannot be read.
+const void* ShmQueue::find_piece(const Operation& operation, const ShmPhase& phase, int from) {
+  const ByteRange piece = phase.received[from].piece(take_cursor_.step, phase.chunk);
+  const auto place =
+      has_piece_place(operation.shape, piece) ? read_piece_place(arena_.cell(from, taken_), rank_) : std::nullopt;
+  if (!place) {
+    return arena_.payload(from, taken_) + (phase.own_parts ? rank_ * phase.chunk : 0);
+  }
+  borrowed_.push_back({from, *place});
+  try {
+    return peer_memory_[from].find(*place);
+  } catch (const CommError& failure) {
+    fault_ = failure.what();
+    borrowed_.pop_back();
+    return nullptr;
+  }
+}
+
+}  // namespace tessera

@@ -1,0 +1,60 @@
+#include "comm/threads/thread_backend.h"
+
+#include <exception>
+#include <utility>
+
+namespace tessera {
+
+namespace {
+
+class ThreadWork final : public c10d::Work {
+ public:
+  ThreadWork(std::shared_ptr<const GroupInfo> info, std::shared_ptr<ThreadGroup> group, int place, LocalCall call)
+      : info_(std::move(info)),
+        group_(std::move(group)),
+        place_(place),
+        meeting_(group_->post(*info_, place, std::move(call))) {}
+
+  bool wait(std::chrono::milliseconds timeout = kNoTimeout) override {
+    if (failure_) {
+      std::rethrow_exception(failure_);
+    }
+    if (const auto meeting = std::exchange(meeting_, nullptr)) {
+      try {
+        group_->wait(*info_, place_, meeting, resolve_timeout(timeout, *info_));
+      } catch (...) {
+        failure_ = std::current_exception();
+        throw;
+      }
+    }
+    return true;
+  }
+  bool isCompleted() override { return !meeting_ || group_->state_of(*meeting_) != ThreadGroup::State::Open; }
+  bool isSuccess() const override {
+    return !failure_ && (!meeting_ || group_->state_of(*meeting_) == ThreadGroup::State::Done);
+  }
+  void synchronize() override { wait(); }
+
+ private:
+  const std::shared_ptr<const GroupInfo> info_;
+  const std::shared_ptr<ThreadGroup> group_;
+  const int place_;
+  ThreadGroup::MeetingPtr meeting_;  // until wait()
+  std::exception_ptr failure_;       // of wait()
+};
+
+}  // namespace
+
+ThreadBackend::ThreadBackend(GroupInfo info, std::shared_ptr<ThreadGroup> group)
+    : LocalCallBackend(std::move(info)), group_(std::move(group)) {}
+
+c10::intrusive_ptr<c10d::Work> ThreadBackend::post(LocalCall call) {
+  return c10::make_intrusive<ThreadWork>(shared_info(), group_, getRank(), std::move(call));
+}
+
+c10::intrusive_ptr<c10d::Work> ThreadBackend::post_message(LocalCall call, RankPair pair) {
+  const int place = pair.from == getRank() ? 0 : 1;
+  return c10::make_intrusive<ThreadWork>(shared_info(), group_->messages(pair), place, std::move(call));
+}
+
+}  // namespace tessera

@@ -1,0 +1,227 @@
+#include "comm/threads/thread_world.h"
+
+#include <c10/core/StreamGuard.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "base/error.h"
+#include "base/report.h"
+#include "comm/threads/thread_call.h"
+
+namespace tessera {
+
+ThreadGroup::Meeting::~Meeting() {
+  const auto has_tensors = [](const LocalCall& call) { return call.input.defined() || call.output.defined(); };
+  if (std::ranges::any_of(calls, has_tensors)) {
+    try {
+      carried_out.synchronize();
+    } catch (const std::exception& failure) {
+      report_failure("a collective that nobody waited for: {}", failure.what());
+    }
+  }
+}
+
+ThreadGroup::ThreadGroup(std::shared_ptr<ThreadWorld> world, std::vector<int64_t> ranks)
+    : world_(std::move(world)), ranks_(std::move(ranks)), calls_made_(ranks_.size(), 0) {}
+
+std::shared_ptr<ThreadGroup> ThreadGroup::messages(RankPair pair) {
+  std::lock_guard lock(world_->mutex_);
+  std::shared_ptr<ThreadGroup>& group = messages_[pair];
+  if (!group) {
+    group = world_->make_group({ranks_.at(pair.from), ranks_.at(pair.to)});
+  }
+  return group;
+}
+
+ThreadGroup::MeetingPtr ThreadGroup::post(const GroupInfo& info, int place, LocalCall call) {
+  MeetingPtr meeting;
+  StreamMark ready = StreamMark::here(device_of(call));
+  {
+    std::lock_guard lock(world_->mutex_);
+    TESSERA_CHECK(CommError, world_->failure_.empty(), "{} on {}: {}", describe(call), describe(info),
+                  world_->failure_);
+    const size_t number = calls_made_[place]++ - first_open_;
+    if (number == open_.size()) {
+      open_.push_back(std::make_shared<Meeting>());
+      open_.back()->calls.resize(ranks_.size());
+      open_.back()->arrived.resize(ranks_.size());
+      open_.back()->ready.resize(ranks_.size());
+      open_.back()->missing = static_cast<int>(ranks_.size());
+    }
+    meeting = open_[number];
+    meeting->calls[place] = std::move(call);
+    meeting->arrived[place] = true;
+    meeting->ready[place] = std::move(ready);
+    if (--meeting->missing != 0) {
+      return meeting;
+    }
+    TESSERA_ASSERT(number == 0, "meeting {} is complete before the first", number);
+    open_.pop_front();
+    ++first_open_;
+  }
+  finish(*meeting);
+  return meeting;
+}
+
+// Runs outside the lock: all ranks have arrived, so nobody else touches the calls until `done` is set.
+void ThreadGroup::finish(Meeting& meeting) {
+  std::vector<CallShape> shapes;
+  for (const LocalCall& call : meeting.calls) {
+    shapes.push_back(shape_of(call));
+  }
+  std::string error = find_mismatch(shapes);
+  if (error.empty()) {
+    try {
+      carry_out(meeting);
+    } catch (const std::exception& failure) {
+      error = failure.what();
+    }
+  }
+  {
+    const std::lock_guard lock(world_->mutex_);
+    meeting.error = std::move(error);
+    meeting.done = true;
+  }
+  changed_.notify_all();  // outside of the lock, which those that wake up take
+}
+
+/// On a device with streams in the group's own one, as NCCL has one, so that what a rank's stream is given meanwhile
+/// may run beside it.
+void ThreadGroup::carry_out(Meeting& meeting) {
+  const c10::Device device = device_of(meeting.calls[0]);
+  if (!has_streams(device.type())) {
+    execute(meeting.calls);
+    return;
+  }
+  if (!stream_) {
+    stream_ = c10::impl::VirtualGuardImpl(device.type()).getStreamFromGlobalPool(device);
+  }
+  const c10::StreamGuard guard(*stream_);
+  for (const StreamMark& ready : meeting.ready) {
+    ready.wait();
+  }
+  try {
+    execute(meeting.calls);
+  } catch (...) {
+    meeting.carried_out = StreamMark::here(device);
+    throw;
+  }
+  meeting.carried_out = StreamMark::here(device);
+}
+
+bool ThreadGroup::is_hopeless(const Meeting& meeting) const {
+  const auto has_left = [&](int64_t rank) { return world_->left_[rank]; };
+  return meeting.missing != 0 && (!world_->failure_.empty() || std::ranges::any_of(missing_ranks(meeting), has_left));
+}
+
+ThreadGroup::State ThreadGroup::state_of(const Meeting& meeting) const {
+  const std::lock_guard lock(world_->mutex_);
+  if (meeting.done) {
+    return meeting.error.empty() ? State::Done : State::Failed;
+  }
+  return is_hopeless(meeting) ? State::Failed : State::Open;
+}
+
+void ThreadGroup::wait(const GroupInfo& info, int place, const MeetingPtr& meeting, std::chrono::milliseconds timeout) {
+  const auto deadline = std::chrono::steady_clock::now() + timeout;
+  LocalCall own;  // dropped by the rank itself, after the lock: peers must not be the last to hold its tensors
+  std::unique_lock lock(world_->mutex_);
+  const auto has_left = [&](int64_t rank) { return world_->left_[rank]; };
+  // Once all have arrived the call is carried out, whatever happens elsewhere: its tensors are in use until then.
+  const auto over = [&] { return meeting->done || is_hopeless(*meeting); };
+  const bool in_time = changed_.wait_until(lock, deadline, over);
+  if (!in_time && meeting->missing == 0) {
+    changed_.wait(lock, over);
+  }
+  own = std::exchange(meeting->calls[place], {});
+  meeting->carried_out.wait();
+  if (meeting->done && meeting->error.empty()) {
+    return;
+  }
+  std::string reason = meeting->done ? meeting->error : world_->failure_;
+  if (reason.empty()) {
+    std::vector<int64_t> absent = missing_ranks(*meeting);
+    if (in_time) {
+      std::erase_if(absent, std::not_fn(has_left));
+    }
+    reason = fmt::format(
+        "rank(s) [{}] {}", fmt::join(absent, ", "),
+        in_time ? "have ended without calling it" : fmt::format("did not arrive within {} ms", timeout.count()));
+  }
+  reason = fmt::format("{} on {}: {}", describe(own), describe(info), reason);
+  if (!in_time && !meeting->done) {
+    world_->fail(info.ranks[info.rank], reason);
+  }
+  throw CommError(reason);
+}
+
+std::vector<int64_t> ThreadGroup::missing_ranks(const Meeting& meeting) const {
+  std::vector<int64_t> missing;
+  for (size_t i = 0; i < ranks_.size(); ++i) {
+    if (!meeting.arrived[i]) {
+      missing.push_back(ranks_[i]);
+    }
+  }
+  return missing;
+}
+
+ThreadWorld::ThreadWorld(int size) {
+  TESSERA_CHECK(ValueError, size >= 1, "ThreadWorld: {} ranks; at least one is needed", size);
+  left_.resize(size, false);
+}
+
+void ThreadWorld::leave(int64_t rank) {
+  std::lock_guard lock(mutex_);
+  left_.at(rank) = true;
+  notify_all_groups();
+}
+
+void ThreadWorld::abort(int64_t rank, const std::string& reason) {
+  std::lock_guard lock(mutex_);
+  fail(rank, reason);
+}
+
+void ThreadWorld::fail(int64_t rank, const std::string& reason) {
+  left_.at(rank) = true;
+  if (failure_.empty()) {
+    failure_ = fmt::format("rank {} failed: {}", rank, reason);
+  }
+  notify_all_groups();
+}
+
+void ThreadWorld::notify_all_groups() {
+  for (const std::weak_ptr<ThreadGroup>& group : groups_) {
+    if (const auto alive = group.lock()) {
+      alive->changed_.notify_all();
+    }
+  }
+}
+
+std::shared_ptr<ThreadGroup> ThreadWorld::make_group(const std::vector<int64_t>& ranks) {
+  auto group = std::make_shared<ThreadGroup>(shared_from_this(), ranks);
+  std::erase_if(groups_, [](const auto& other) { return other.expired(); });
+  groups_.push_back(group);
+  return group;
+}
+
+std::shared_ptr<ThreadGroup> ThreadWorld::join(const std::string& key, const std::vector<int64_t>& ranks) {
+  std::lock_guard lock(mutex_);
+  Joining& joining = joining_[key];
+  std::shared_ptr<ThreadGroup> group = joining.group.lock();
+  if (!group) {
+    group = make_group(ranks);
+    joining.group = group;
+  }
+  TESSERA_CHECK(CommError, group->ranks_ == ranks, "group '{}': rank sets [{}] and [{}] have the same name", key,
+                fmt::join(group->ranks_, ", "), fmt::join(ranks, ", "));
+  if (++joining.joined == ranks.size()) {
+    joining_.erase(key);
+  }
+  return group;
+}
+
+}  // namespace tessera

@@ -1,0 +1,212 @@
+#include "dtensor/dispatch/dispatch.h"
+
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <c10/core/TensorOptions.h>
+
+#include <algorithm>
+#include <iterator>
+#include <memory>
+
+#include "base/error.h"
+#include "dtensor/dispatch/autograd_zeros.h"
+#include "dtensor/dispatch/call_signature.h"
+#include "dtensor/dispatch/dispatch_checks.h"
+#include "dtensor/dispatch/dispatch_scopes.h"
+#include "dtensor/dispatch/functional_form.h"
+#include "dtensor/dispatch/local_arguments.h"
+#include "dtensor/dispatch/plan_cache.h"
+#include "dtensor/dispatch/replicate_plain.h"
+#include "dtensor/dispatch/result_wrapper.h"
+#include "dtensor/dispatch/write_back.h"
+#include "dtensor/local/dtensor_impl.h"
+#include "dtensor/propagation/propagate.h"
+
+namespace tessera {
+
+namespace {
+
+using torch::jit::Stack;
+using Arguments = c10::SmallVector<c10::IValue, 8>;
+
+/// On every rank, before anything moves: ranks without elements would not call the kernel that is not there. The device
+/// is that of the data, which offloaded shards have elsewhere than their mesh.
+void check_kernel_exists(const c10::OperatorHandle& op, c10::Device device) {
+  const auto key = c10::computeDispatchKey(std::nullopt, std::nullopt, device);
+  TESSERA_CHECK(NotImplementedError, device.is_meta() || op.hasComputedKernelForDispatchKey(key),
+                "{}: libtorch has no kernel of it for {}; use another op, or operands on another device",
+                c10::toString(op.operator_name()), c10::DeviceTypeName(device.type()));
+}
+
+std::unique_ptr<const OpPlan> make_plan(const c10::OperatorHandle& op, const CallSignature& call) {
+  const auto& rule = call.info->rule ? *call.info->rule : whole_op_rule();
+  const DeviceMesh* mesh = nullptr;
+  OpCall rule_call{.op = op, .args = call.args, .operands = {}, .outputs = {}, .offsets = {}};
+  for (const auto& operand : call.operands) {
+    const auto* dtensor = operand.dtensor;
+    if (dtensor) {
+      mesh = mesh ? mesh : &dtensor->spec->mesh();
+      if (dtensor->spec->mesh() != *mesh) {
+        throw_different_meshes(op, call);
+      }
+      check_kernel_exists(op, dtensor->local.device());
+    }
+    rule_call.operands.push_back({.arg = operand.arg,
+                                  .spec = dtensor ? dtensor->spec : SpecPtr(),
+                                  .meta = dtensor ? dtensor->spec->meta() : TensorMeta::of(*operand.tensor),
+                                  .written = call.is_written(operand.arg)});
+  }
+  return std::make_unique<const OpPlan>(propagate(rule, rule_call));
+}
+
+/// Throws what the kernel refuses on ranks that have elements. It is asked again after that, as those call it again.
+void ask_once(const c10::OperatorHandle& op, const CallSignature& call, const OpPlan& plan, const Locals& locals) {
+  if (plan.rule->asks_kernel) {
+    ask_kernel(op, call, locals);
+  } else {
+    ask_as_first_rank(op, call, plan, locals);
+  }
+  plan.has_to_ask = false;
+}
+
+void run_local(const c10::OperatorHandle& op, const CallSignature& call, const OpPlan& plan, const Locals& locals,
+               Stack* stack) {
+  if (plan.nothing_to_compute && make_empty_results(op, call, plan, locals, stack)) {
+    if (plan.rule->asks_kernel) {
+      ask_kernel(op, call, locals);
+    }
+    return;
+  }
+  // What a rule does locally may rest on planned outputs.
+  if (plan.rule->local_call && (!plan.outputs_from_results || plan.rule->whole_only)) {
+    plan.rule->local_call(op, stack, plan);
+  } else {
+    op.callBoxed(stack);
+  }
+}
+
+void write_back_operands(const c10::OperatorHandle& op, const CallSignature& call, const OpPlan& plan,
+                         const Locals& locals) {
+  for (size_t i = 0; i < call.operands.size(); ++i) {
+    const auto& operand = call.operands[i];
+    if (plan.redistribute[i] && call.is_written(operand.arg)) {
+      write_back(op, operand, locals[i], plan.operands[i]);
+    }
+  }
+}
+
+/// The one that the call wrote, which check_copied_views() allowed.
+void carry_over_write(const CallSignature& call) {
+  for (const auto& operand : call.operands) {
+    const auto* meta = call.is_written(operand.arg) ? dtensor_meta(*operand.tensor) : nullptr;
+    if (meta && meta->copied_view) {
+      auto view =
+          c10::make_intrusive<DTensorMeta>(meta->local, meta->spec, meta->origin,
+                                           meta->copied_view.carry_over(*operand.tensor, call.info->counts_versions));
+      operand.tensor->unsafeGetTensorImpl()->set_backend_meta(std::move(view));
+      return;
+    }
+  }
+}
+
+/// Autograd counts writes of the DTensor; its local tensor, which several DTensors may share (p.data()), counts
+/// its own, so that fully_shard can tell whether a shard changed.
+void count_writes(const CallSignature& call) {
+  for (const auto& operand : call.operands) {
+    if (!operand.dtensor || !call.is_written(operand.arg)) {
+      continue;
+    }
+    count_write(dtensor_meta(*operand.tensor)->local);  // which write_back() may have replaced
+    if (call.info->counts_versions) {
+      count_write(*operand.tensor);
+    }
+  }
+}
+
+/// Runs the op on local tensors as `plan` says; its arguments' places are on the stack.
+void run_plan(const c10::OperatorHandle& op, const CallSignature& call, const OpPlan& plan, Stack* stack) {
+  const Locals locals(call, plan);
+  if (plan.has_to_ask) {
+    ask_once(op, call, plan, locals);
+  }
+  put_local_arguments(call, locals, stack);
+  run_local(op, call, plan, locals, stack);
+  if (plan.writes_back) {
+    write_back_operands(op, call, plan, locals);
+  }
+  wrap_results(call, plan, stack);
+  if (call.info->writes) {
+    count_writes(call);
+    if (call.has_copied_view) {
+      carry_over_write(call);
+    }
+  }
+}
+
+/// A call whose operands are DTensors and plain tensors: runs it if these hold nothing, or if autograd made them of
+/// zeros; else throws.
+void run_mixed(const c10::OperatorHandle& op, c10::DispatchKeySet keys, const CallSignature& call, Stack* stack) {
+  if (has_empty_gradients(call) && may_replicate_plain_tensors(call)) {
+    std::copy(call.args.begin(), call.args.end(), stack->end() - std::ssize(call.args));
+    replicate_plain_tensors(stack, call.args.size());
+    dispatch(op, keys, stack);
+  } else if (!add_zeros_of_autograd(op, call, stack)) {
+    throw_mixed(op, call);
+  }
+}
+
+}  // namespace
+
+namespace {
+
+void dispatch_call(const c10::OperatorHandle& op, c10::DispatchKeySet keys, const CallSignature& call, Stack* stack) {
+  const auto& info = *call.info;
+  if (call.mixed) {
+    run_mixed(op, keys, call, stack);
+    return;
+  }
+  if (call.has_copied_view) {
+    check_copied_views(op, call);
+  }
+  if (!info.rule) {
+    check_runs_whole(op, call);
+  }
+  auto& cache = PlanCache::of_thread();
+  const PlanCache::Hold hold(cache);
+  std::unique_ptr<const OpPlan> uncached;
+  const auto& plan = cache.find_or_make(call, uncached, [&] { return make_plan(op, call); });
+  if (ExplicitRedistribution::level() != ExplicitRedistribution::Level::Off) {
+    check_moves_allowed(op, call, plan);
+  }
+  if (plan.writes_back) {
+    check_written_once(op, call, plan);
+  }
+  run_plan(op, call, plan, stack);
+}
+
+}  // namespace
+
+void dispatch(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) {
+  const DispatchingOp dispatching(op);
+  const auto& info = OpInfo::of(op);
+  if (info.functional) {
+    run_functional_form(op, *info.functional, stack);
+    return;
+  }
+  // The call's arguments leave the stack: they keep the DTensors alive, and are what in-place ops return.
+  const auto first = stack->end() - static_cast<std::ptrdiff_t>(info.kinds.size());
+  const Arguments arguments(std::make_move_iterator(first), std::make_move_iterator(stack->end()));
+  const CallSignature call(info, arguments);
+  try {
+    dispatch_call(op, keys, call, stack);
+  } catch (c10::Error& error) {
+    add_call_to(error, op, call);
+    throw;
+  }
+}
+
+DispatchStats dispatch_stats() {
+  const auto& cache = PlanCache::of_thread();
+  return {.cache_hits = cache.hits(), .cache_misses = cache.misses()};
+}
+
+}  // namespace tessera

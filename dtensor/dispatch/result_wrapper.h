@@ -1,0 +1,49 @@
+#pragma once
+// DTensors of what an op computed on local tensors; internal to this package.
+
+#include <ATen/core/Tensor.h>
+#include <ATen/core/stack.h>
+
+#include "dtensor/dispatch/call_signature.h"
+#include "dtensor/local/dtensor_impl.h"
+#include "dtensor/propagation/sharding_rule.h"
+
+namespace tessera {
+
+/// The spec of result number `next`; where the plan could not tell it, the result's own sizes on every rank.
+SpecPtr spec_of_result(const OpPlan& plan, size_t next, const at::Tensor& result);
+
+/// `local`, or a copy whose dims lie in memory in the order of those of the whole tensor.
+at::Tensor laid_out_as(at::Tensor local, const TensorMeta& whole);
+
+/// Makes DTensors of an op's results. Views know where in the viewed tensor they begin, as autograd's own views do.
+struct ResultWrapper {
+  const CallSignature& call;
+  const OpPlan& plan;
+  size_t next = 0;
+
+  at::Tensor wrap(at::Tensor local, bool is_view) {
+    const size_t index = next++;
+    auto spec = spec_of_result(plan, index, local);
+    if (local.is_conj() || local.is_neg()) [[unlikely]] {  // a DTensor has no bit that says so
+      local = local.resolve_conj().resolve_neg();
+    }
+    // Kernels of channels-last tensors, say, lay out their results alike, which not every rule foresees.
+    if (!is_view && !local.is_contiguous() && spec->meta().is_contiguous()) {
+      local = local.contiguous();
+    }
+    if (plan.operand_strides_changed) [[unlikely]] {
+      local = laid_out_as(std::move(local), spec->meta());
+    }
+    return is_view ? wrap_view(std::move(local), std::move(spec), index)
+                   : wrap_local(std::move(local), std::move(spec));
+  }
+
+ private:
+  at::Tensor wrap_view(at::Tensor local, SpecPtr spec, size_t index) const;
+};
+
+/// Makes DTensors of the op's results; a result that aliases a written argument is that argument itself.
+void wrap_results(const CallSignature& call, const OpPlan& plan, torch::jit::Stack* stack);
+
+}  // namespace tessera

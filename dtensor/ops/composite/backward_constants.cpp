@@ -1,0 +1,36 @@
+// Ops by which autograd's formulas put gradients together from parts, places and zeros: the gradients of all parts of
+// split, chunk and unbind, zeros where a scatter wrote. Autograd makes plain tensors of what it knows by itself, such
+// as the zeros for a part that was not used, and every rank makes the same: during a backward they count as replicated.
+
+#include <torch/csrc/autograd/graph_task.h>
+#include <torch/library.h>
+
+#include "dtensor/dispatch/dispatch.h"
+#include "dtensor/dispatch/replicate_plain.h"
+#include "dtensor/local/dtensor_impl.h"
+#include "dtensor/propagation/op_names.h"
+#include "dtensor/propagation/own_kernels.h"
+
+namespace tessera {
+
+namespace {
+
+void join_gradients(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
+  const size_t num_args = op.schema().arguments().size();
+  const auto& first = torch::jit::peek(*stack, 0, num_args);
+  const bool writes_plain = op.schema().is_mutable() && !dtensor_meta(first.toTensor());
+  if (torch::autograd::get_current_graph_task_id() != -1 && !writes_plain) {
+    replicate_plain_tensors(stack, num_args);
+  }
+  dispatch(op, keys, stack);
+}
+
+}  // namespace
+
+TORCH_LIBRARY_IMPL(aten, PrivateUse1, library) {
+  for (const auto& op : aten_ops(kGradientJoins)) {
+    library.impl(op.substr(6).c_str(), torch::CppFunction::makeFromBoxedFunction<&join_gradients>());
+  }
+}
+
+}  // namespace tessera

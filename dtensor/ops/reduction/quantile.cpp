@@ -1,0 +1,142 @@
+// quantile and nanquantile. ATen's reads memory, and mixes plain tensors of ranks with what it was given. It is
+// composite here too, so it can be differentiated again. `q` is a number, or a tensor of them: they are read, and a
+// plain one must be equal on every rank.
+
+#include <ATen/TensorOperators.h>
+#include <ATen/WrapDimUtils.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/gather.h>
+#include <ATen/ops/lerp.h>
+#include <ATen/ops/where.h>
+#include <fmt/ranges.h>
+#include <torch/library.h>
+
+#include <algorithm>
+#include <optional>
+#include <string_view>
+#include <vector>
+
+#include "base/error.h"
+#include "dtensor/ops/read_numbers.h"
+#include "dtensor/spec/dtensor_spec.h"
+
+namespace tessera {
+
+namespace {
+
+using Interpolation = std::string_view;
+
+void check_input(const at::Tensor& self, Interpolation interpolation) {
+  const auto dtype = self.scalar_type();
+  TESSERA_CHECK(ValueError, dtype == at::kFloat || dtype == at::kDouble, "aten::quantile: Float or Double, not {}",
+                toString(dtype));
+  TESSERA_CHECK(ValueError, self.numel() > 0, "aten::quantile of a tensor without elements");
+  constexpr Interpolation kKnown[] = {"linear", "lower", "higher", "midpoint", "nearest"};
+  TESSERA_CHECK(ValueError, std::ranges::find(kKnown, interpolation) != std::end(kKnown),
+                "aten::quantile: interpolation '{}'; there are {}", interpolation, fmt::join(kKnown, ", "));
+}
+
+/// Places among the sorted values of each row, [..., quantiles]. In one that has NaNs, which sort last, the last one,
+/// or places among the other values. In 64 bits, as libtorch 2.15 has them (2.11 rounded them to the input's dtype).
+at::Tensor places(const at::Tensor& sorted, const std::vector<double>& quantiles, bool ignores_nan) {
+  const auto last = static_cast<double>(sorted.size(-1) - 1);
+  const auto nans = sorted.detach().isnan().sum(-1, /*keepdim=*/true).to(at::kDouble);
+  const auto largest = ignores_nan ? (last - nans).clamp_min(0) : nans * 0 + last;
+  std::vector<at::Tensor> result;
+  result.reserve(quantiles.size());
+  for (const double quantile : quantiles) {
+    const auto place = largest * quantile;
+    result.push_back(ignores_nan ? place : place.masked_fill(nans.gt(0), last));
+  }
+  return at::cat(result, -1);
+}
+
+at::Tensor select(const at::Tensor& sorted, at::Tensor places, Interpolation interpolation) {
+  if (interpolation == "nearest") {
+    places = places.round();
+  } else if (interpolation == "lower") {
+    places = places.floor();
+  } else if (interpolation == "higher") {
+    places = places.ceil();
+  }
+  const auto lower = places.floor(), upper = places.ceil();
+  auto values = at::gather(sorted, -1, lower.to(at::kLong));
+  if (interpolation != "linear" && interpolation != "midpoint") {
+    return values;
+  }
+  const auto weights = interpolation == "linear" ? places - lower : places * 0 + 0.5;
+  return at::lerp(values, at::gather(sorted, -1, upper.to(at::kLong)), weights.to(sorted.scalar_type()));
+}
+
+/// [count, 1, 1, ...]
+std::vector<int64_t> sizes_of_whole(int64_t count, int64_t ndim) {
+  std::vector<int64_t> sizes(static_cast<size_t>(ndim) + 1, 1);
+  sizes[0] = count;
+  return sizes;
+}
+
+/// [quantiles, ...], without dim `dim` or with one of size 1.
+at::Tensor quantiles_of(const at::Tensor& self, const std::vector<double>& quantiles, std::optional<int64_t> dim,
+                        bool keepdim, Interpolation interpolation, bool ignores_nan) {
+  check_input(self, interpolation);
+  for (const double quantile : quantiles) {
+    TESSERA_CHECK(ValueError, quantile >= 0 && quantile <= 1, "aten::quantile: q {}; it is from 0 to 1", quantile);
+  }
+  const bool has_rows = dim && self.dim() > 0;
+  const auto row_dim = has_rows ? at::maybe_wrap_dim(*dim, self.dim()) : 0;
+  const auto rows = has_rows ? self.transpose(row_dim, -1) : self.flatten();
+  // Which of equal elements gets the gradient depends on no kernel's order then. (ATen's own picks any of them.)
+  const auto sorted = std::get<0>(rows.sort(/*stable=*/true, /*dim=*/-1, /*descending=*/false));
+  const auto result = select(sorted, places(sorted, quantiles, ignores_nan), interpolation);
+  if (!has_rows) {
+    return keepdim ? result.view(sizes_of_whole(result.size(0), self.dim())) : result;
+  }
+  const auto columns = result.unsqueeze(0).transpose(0, -1);  // the row's dim is of size 1 now, and last
+  return keepdim ? columns.transpose(row_dim + 1, -1) : columns.squeeze(-1);
+}
+
+/// As a number of `self`'s dtype.
+double rounded(double q, const at::Tensor& self) {
+  return self.scalar_type() == at::kFloat ? static_cast<double>(static_cast<float>(q)) : q;
+}
+
+std::vector<double> quantile_numbers(const at::Tensor& q, const at::Tensor& self) {
+  TESSERA_CHECK(ValueError, q.dim() <= 1 && q.scalar_type() == self.scalar_type(),
+                "aten::quantile: q is a number or vector of the input's dtype {}, not {}", toString(self.scalar_type()),
+                to_string(TensorMeta::of(q)));
+  TESSERA_CHECK(NotImplementedError, !q.requires_grad(), "aten::quantile: q gets no gradient; give q.detach()");
+  return read_numbers<double>(q);
+}
+
+template <bool ignores_nan>
+at::Tensor of_tensor(const at::Tensor& self, const at::Tensor& q, std::optional<int64_t> dim, bool keepdim,
+                     Interpolation interpolation) {
+  const auto result = quantiles_of(self, quantile_numbers(q, self), dim, keepdim, interpolation, ignores_nan);
+  return q.dim() == 0 ? result.squeeze(0) : result;
+}
+
+template <bool ignores_nan>
+at::Tensor of_number(const at::Tensor& self, double q, std::optional<int64_t> dim, bool keepdim,
+                     Interpolation interpolation) {
+  return quantiles_of(self, {rounded(q, self)}, dim, keepdim, interpolation, ignores_nan).squeeze(0);
+}
+
+void override_quantiles(torch::Library& library) {
+  library.impl("quantile", &of_tensor<false>);
+  library.impl("quantile.scalar", &of_number<false>);
+  library.impl("nanquantile", &of_tensor<true>);
+  library.impl("nanquantile.scalar", &of_number<true>);
+}
+
+}  // namespace
+
+TORCH_LIBRARY_IMPL(aten, PrivateUse1, library) {
+  override_quantiles(library);
+}
+
+TORCH_LIBRARY_IMPL(aten, AutogradPrivateUse1, library) {
+  override_quantiles(library);
+}
+
+}  // namespace tessera

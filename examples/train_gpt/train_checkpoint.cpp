@@ -1,0 +1,126 @@
+#include "examples/train_gpt/train_checkpoint.h"
+
+#include <ATen/ops/empty.h>
+
+#include <fmt/format.h>
+
+#include "base/error.h"
+#include "checkpoint/checkpoint.h"
+#include "comm/process_group.h"
+
+namespace tessera::examples {
+
+namespace {
+
+/// [points, 2]: steps and losses.
+at::Tensor as_tensor(const std::vector<LossPoint>& points) {
+  const auto tensor = at::empty({static_cast<int64_t>(points.size()), 2}, at::kDouble);
+  auto* data = tensor.mutable_data_ptr<double>();
+  for (const auto& point : points) {
+    *data++ = static_cast<double>(point.step);
+    *data++ = point.loss;
+  }
+  return tensor;
+}
+
+std::vector<LossPoint> as_points(const at::Tensor& tensor) {
+  std::vector<LossPoint> points;
+  const auto* data = tensor.const_data_ptr<double>();
+  for (int64_t i = 0; i < tensor.size(0); ++i) {
+    points.push_back({.step = static_cast<int64_t>(data[2 * i]), .loss = data[2 * i + 1]});
+  }
+  return points;
+}
+
+std::string text_of(const dcp::StateValue& value) {
+  if (const auto* number = std::get_if<int64_t>(&value)) {
+    return fmt::format("{}", *number);
+  }
+  const auto* real = std::get_if<double>(&value);
+  return real ? fmt::format("{}", *real) : std::get<std::string>(value);
+}
+
+}  // namespace
+
+TrainCheckpoint::TrainCheckpoint(Trainer& trainer, const TrainOptions& options, const ByteData& data)
+    : trainer_(trainer),
+      options_(options),
+      data_(data),
+      checkpointer_(options.checkpoint_dir, {.keep_last = options.keep_last}) {}
+
+/// What decides which samples a step sees and how it learns from them, by option.
+dcp::StateDict TrainCheckpoint::run_values() const {
+  return {{"seed", static_cast<int64_t>(options_.seed)},
+          {"data", data_.fingerprint()},
+          {"batch", options_.batch},
+          {"context", options_.model.context},
+          {"heads", options_.model.heads},
+          {"bf16", static_cast<int64_t>(options_.layout.bf16)},
+          {"clip", options_.clip},
+          {"steps", options_.steps},
+          {"lr", options_.lr},
+          {"warmup", options_.warmup},
+          {"weight-decay", options_.weight_decay}};
+}
+
+dcp::State TrainCheckpoint::state(int64_t done) {
+  dcp::State state{.model = dcp::get_model_state_dict(trainer_.model()),
+                   .optimizer = dcp::get_optimizer_state_dict(trainer_.model(), trainer_.optimizer()),
+                   .user = run_values()};
+  state.user["step"] = done;
+  state.user["train_losses"] = as_tensor(trainer_.history().train);
+  state.user["validation_losses"] = as_tensor(trainer_.history().validation);
+  return state;
+}
+
+void TrainCheckpoint::check_same_run(const std::string& path) const {
+  const auto own = run_values();
+  // What the checkpoint lacks stays as it is here.
+  dcp::State saved{.user = own};
+  dcp::load(path, saved, {.strict = false});
+  for (const auto& [key, value] : own) {
+    const auto then = text_of(saved.user.at(key)), now = text_of(value);
+    TESSERA_CHECK(ValueError, then == now,
+                  "--resume: {} was saved with --{} {}, not {}; use the same value, or another --checkpoint-dir", path,
+                  key, then, now);
+  }
+}
+
+void TrainCheckpoint::resume() {
+  if (!options_.resume && options_.save_every == 0) {
+    return;
+  }
+  const auto path = checkpointer_.latest();
+  TESSERA_CHECK(ValueError, !path || options_.resume,
+                "--save-every: {} has checkpoints of an earlier run; add --resume to go on from them, or give another "
+                "--checkpoint-dir",
+                options_.checkpoint_dir);
+  if (!path) {
+    return;
+  }
+  check_same_run(*path);
+  dcp::State state{.model = dcp::get_model_state_dict(trainer_.model()),
+                   .optimizer = dcp::optimizer_state_to_load(*path, *trainer_.model(), trainer_.optimizer()),
+                   .user = {{"step", int64_t{0}}, {"train_losses", at::Tensor()}, {"validation_losses", at::Tensor()}}};
+  dcp::load(*path, state);
+  dcp::set_optimizer_state_dict(trainer_.model(), trainer_.optimizer(), state.optimizer);
+  const auto step = std::get<int64_t>(state.user.at("step"));
+  trainer_.go_on_from(step, {.train = as_points(std::get<at::Tensor>(state.user.at("train_losses"))),
+                             .validation = as_points(std::get<at::Tensor>(state.user.at("validation_losses")))});
+  if (get_rank() == 0) {
+    fmt::print("resumed from {}, {} steps of {} are done\n", *path, step, options_.steps);
+  }
+}
+
+void TrainCheckpoint::after_step(int64_t done) {
+  if (options_.save_every == 0 || (done % options_.save_every != 0 && done != options_.steps)) {
+    return;
+  }
+  if (options_.async_save) {
+    checkpointer_.async_save(done, state(done));
+  } else {
+    checkpointer_.save(done, state(done));
+  }
+}
+
+}  // namespace tessera::examples

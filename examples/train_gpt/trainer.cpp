@@ -1,0 +1,210 @@
+#include "examples/train_gpt/trainer.h"
+
+#include <ATen/ops/scalar_tensor.h>
+#include <ATen/ops/zeros.h>
+#include <torch/utils.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <memory>
+#include <numbers>
+
+#include "comm/collectives.h"
+#include "comm/comm_stats.h"
+#include "dtensor/clip_grad_norm.h"
+#include "dtensor/dtensor.h"
+#include "examples/gpt_layout.h"
+
+namespace tessera::examples {
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+/// Linear warm-up, then a cosine from `peak` to a tenth of it.
+double learning_rate(int64_t step, double peak, int64_t warmup, int64_t steps) {
+  if (step < warmup) {
+    return peak * static_cast<double>(step + 1) / static_cast<double>(warmup);
+  }
+  const double progress =
+      static_cast<double>(step - warmup) / static_cast<double>(std::max<int64_t>(1, steps - warmup));
+  return peak * (0.1 + 0.45 * (1 + std::cos(std::numbers::pi * progress)));
+}
+
+/// Time and traffic of the steps since the last reading.
+class Meter {
+ public:
+  void add_step(double seconds, int64_t bytes_sent) {
+    seconds_ += seconds;
+    bytes_sent_ += bytes_sent;
+    ++steps_;
+  }
+
+  Progress read(int64_t tokens_per_step) {
+    const auto steps = static_cast<double>(steps_);
+    const Progress progress{.tokens_per_second = steps * static_cast<double>(tokens_per_step) / seconds_,
+                            .ms_per_step = 1e3 * seconds_ / steps,
+                            .mb_sent_per_step = static_cast<double>(bytes_sent_) / 1e6 / steps};
+    *this = Meter();
+    return progress;
+  }
+
+ private:
+  double seconds_ = 0;
+  int64_t bytes_sent_ = 0;
+  int64_t steps_ = 0;
+};
+
+}  // namespace
+
+Layout Layout::sharded(const DeviceMesh& mesh) {
+  const int64_t slice = mesh.local_rank("replicate") * mesh.size("dp") + mesh.local_rank("dp");
+  return {.mesh = mesh,
+          .first_slice = static_cast<int>(slice),
+          .slices = static_cast<int>(mesh.size("replicate") * mesh.size("dp"))};
+}
+
+Layout Layout::single(int slices, std::optional<DeviceMesh> own_mesh) {
+  return {.mesh = std::move(own_mesh), .own_slices = slices, .slices = slices};
+}
+
+Trainer::Trainer(const TrainOptions& options, const ByteData& data, Layout layout)
+    : options_(options),
+      data_(data),
+      layout_(std::move(layout)),
+      model_(make_model(options.model, options.seed, options.layout)),
+      optimizer_(make_optimizer()) {
+  if (layout_.mesh) {
+    lay_out(model_, *layout_.mesh, options_.layout);
+  }
+  if (options_.layout.meta_init) {
+    materialize(model_, options_.seed, options_.layout.device);
+  }
+}
+
+optim::FusedAdamW Trainer::make_optimizer() const {
+  std::vector<at::Tensor> matrices;
+  std::vector<at::Tensor> vectors;
+  for (const auto& parameter : model_->parameters()) {
+    (parameter.dim() >= 2 ? matrices : vectors).push_back(parameter);
+  }
+  const auto with_decay = [&](double decay) {
+    return std::make_unique<torch::optim::AdamWOptions>(
+        torch::optim::AdamWOptions(options_.lr).betas({0.9, 0.95}).weight_decay(decay));
+  };
+  std::vector<torch::optim::OptimizerParamGroup> groups;
+  groups.emplace_back(matrices, with_decay(options_.weight_decay));
+  groups.emplace_back(vectors, with_decay(0));
+  return optim::FusedAdamW(groups);
+}
+
+void Trainer::set_learning_rate(int64_t step) {
+  const double lr = learning_rate(step, options_.lr, options_.warmup, options_.steps);
+  for (auto& group : optimizer_.param_groups()) {
+    group.options().set_lr(lr);
+  }
+}
+
+SampleRange Trainer::slice_range(int slice, int64_t first, int64_t samples) const {
+  const int64_t count = samples / layout_.slices;
+  return {.first = first + slice * count, .count = count};
+}
+
+double Trainer::mean_over_slices(double own_sum) const {
+  const at::Tensor sum = at::scalar_tensor(own_sum, at::kDouble);
+  if (layout_.mesh && layout_.own_slices < layout_.slices) {
+    all_reduce(sum, ReduceOp::Sum, layout_.mesh->group("dp"));
+    all_reduce(sum, ReduceOp::Sum, layout_.mesh->group("replicate"));
+  }
+  return sum.item<double>() / layout_.slices;
+}
+
+at::Tensor Trainer::loss_of(const Batch& batch) {
+  const at::Device device(options_.layout.device);
+  return next_byte_loss(model_(batch.tokens.to(device)), batch.targets.to(device));
+}
+
+double Trainer::train_step(int64_t step) {
+  optimizer_.zero_grad();
+  const at::Tensor loss_sum = at::zeros({}, at::dtype(at::kDouble).device(options_.layout.device));
+  for (int i = 0; i < layout_.own_slices; ++i) {
+    const SampleRange range = slice_range(layout_.first_slice + i, 0, options_.batch);
+    const at::Tensor loss = loss_of(data_.train_batch(step, range, options_.batch));
+    (loss / layout_.own_slices).backward();
+    loss_sum.add_(loss.detach());
+  }
+  if (options_.clip > 0) {
+    clip_grad_norm_(model_->parameters(), options_.clip);
+  }
+  set_learning_rate(step);
+  optimizer_.step();
+  // Reading the loss waits for a GPU: only here, so that all of the step's work is in the time of the step.
+  return mean_over_slices(loss_sum.item<double>());
+}
+
+double Trainer::validate() {
+  const torch::NoGradGuard no_grad;
+  double loss_sum = 0;
+  const int64_t batches = options_.eval_samples / options_.batch;
+  for (int64_t b = 0; b < batches; ++b) {
+    for (int i = 0; i < layout_.own_slices; ++i) {
+      const SampleRange range = slice_range(layout_.first_slice + i, b * options_.batch, options_.batch);
+      loss_sum += loss_of(data_.validation_batch(range, options_.eval_samples)).item<double>();
+    }
+  }
+  return mean_over_slices(loss_sum) / static_cast<double>(batches);
+}
+
+void Trainer::go_on_from(int64_t done, LossHistory history) {
+  first_step_ = done;
+  history_ = std::move(history);
+}
+
+void Trainer::run(const std::function<void(const Progress&)>& on_progress,
+                  const std::function<void(int64_t done)>& after_step) {
+  if (first_step_ == 0) {
+    history_.validation.push_back({.step = 0, .loss = validate()});
+  }
+  const int64_t report_every = std::max<int64_t>(1, options_.steps / 100);
+  Meter meter;
+  for (int64_t step = first_step_; step < options_.steps; ++step) {
+    const auto start = Clock::now();
+    const int64_t sent_before = comm_stats().bytes_sent();
+    history_.train.push_back({.step = step, .loss = train_step(step)});
+    const double seconds = std::chrono::duration<double>(Clock::now() - start).count();
+    meter.add_step(seconds, comm_stats().bytes_sent() - sent_before);
+    training_time_.seconds += seconds;
+    ++training_time_.steps;
+
+    const int64_t done = step + 1;
+    const bool validates = done % options_.eval_every == 0 || done == options_.steps;
+    if (validates) {
+      history_.validation.push_back({.step = done, .loss = validate()});
+    }
+    if (validates || done % report_every == 0) {
+      Progress progress = meter.read(options_.batch * options_.model.context);
+      progress.step = done;
+      progress.loss = history_.train.back().loss;
+      if (validates) {
+        progress.validation_loss = history_.validation.back().loss;
+      }
+      on_progress(progress);
+    }
+    if (after_step) {
+      after_step(done);
+    }
+  }
+}
+
+std::vector<std::pair<std::string, at::Tensor>> full_parameters(const torch::nn::Module& model) {
+  const torch::NoGradGuard no_grad;
+  std::vector<std::pair<std::string, at::Tensor>> parameters;
+  for (const auto& item : model.named_parameters()) {
+    const at::Tensor& value = item.value();
+    parameters.emplace_back(item.key(), (is_dtensor(value) ? full_tensor(value) : value).detach().clone());
+  }
+  return parameters;
+}
+
+}  // namespace tessera::examples

@@ -1,0 +1,185 @@
+#include "fsdp1/fsdp.h"
+
+#include <ATen/core/grad_mode.h>
+#include <c10/core/ScalarType.h>
+#include <c10/util/Exception.h>
+
+#include <unordered_set>
+
+#include "base/error.h"
+#include "dtensor/clip_grad_norm.h"
+#include "fsdp1/fsdp_unit.h"
+#include "fully_shard/autograd/backward_hooks.h"
+#include "fully_shard/engine/unit_tree.h"
+
+namespace tessera {
+
+namespace {
+
+using torch::nn::Module;
+
+thread_local const EnableWrap* innermost_scope = nullptr;
+
+void apply_to(Module& module, std::unordered_set<Module*>& seen, const std::function<void(Module&)>& fn) {
+  if (!seen.insert(&module).second) {
+    return;
+  }
+  for (const auto& child : module.children()) {
+    apply_to(*child, seen, fn);
+  }
+  fn(module);
+}
+
+std::vector<at::Tensor> unique_parameters(const Module& module) {
+  std::unordered_set<c10::TensorImpl*> seen;
+  std::vector<at::Tensor> unique;
+  for (const auto& parameter : module.parameters()) {
+    if (seen.insert(parameter.unsafeGetTensorImpl()).second) {
+      unique.push_back(parameter);
+    }
+  }
+  return unique;
+}
+
+}  // namespace
+
+std::string_view to_string(ShardingStrategy strategy) {
+  constexpr std::string_view names[] = {"FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD",
+                                        "_HYBRID_SHARD_ZERO2"};
+  return names[static_cast<size_t>(strategy)];
+}
+
+const FSDPOptions& FSDP::options() const {
+  return unit_->options;
+}
+ShardingStrategy FSDP::sharding_strategy() const {
+  return unit_->strategy;
+}
+const DeviceMesh& FSDP::device_mesh() const {
+  return unit_->mesh;
+}
+bool FSDP::has_params() const {
+  return unit_->state->group() != nullptr;
+}
+bool FSDP::check_is_root() const {
+  return unit_->is_root(*module_);
+}
+TrainingState FSDP::training_state() const {
+  return unit_->training_state();
+}
+void FSDP::assert_state(const std::vector<TrainingState>& allowed) const {
+  unit_->assert_state("assert_state", allowed);
+}
+bool FSDP::mixed_precision_enabled_for_buffers() const {
+  return unit_->options.mixed_precision.buffer_dtype.has_value();
+}
+
+void FSDP::apply(const std::function<void(Module&)>& fn) const {
+  unit_->assert_state("apply", {TrainingState::IDLE});
+  summon_full_params(*module_, {}, [&] {
+    std::unordered_set<Module*> seen;
+    apply_to(*module_, seen, fn);
+  });
+}
+
+void FSDP::no_sync(const std::function<void()>& body) const {
+  TESSERA_CHECK(StateError, check_is_root(), "no_sync: {} is a unit of a larger model; call it on the outermost one",
+                unit_->state->label());
+  unit_->assert_state("no_sync", {TrainingState::IDLE});
+  struct Saved {
+    std::shared_ptr<FSDPState> state;
+    GradientSettings settings;
+  };
+  std::vector<Saved> saved;
+  for (const auto& [path, state] : fsdp_states(*module_)) {  // those of fully_shard and replicate too
+    auto& gradients = state->settings().gradients;
+    saved.push_back({state, gradients});
+    gradients.requires_gradient_sync = gradients.requires_all_reduce = false;
+  }
+  bool changed = false;
+  const auto restore = [&] {
+    for (const auto& [state, settings] : saved) {
+      auto& gradients = state->settings().gradients;
+      changed = changed || gradients.requires_gradient_sync;
+      gradients.requires_gradient_sync = settings.requires_gradient_sync;
+      gradients.requires_all_reduce = settings.requires_all_reduce;
+    }
+  };
+  try {
+    body();
+  } catch (...) {
+    restore();
+    throw;
+  }
+  restore();
+  TESSERA_CHECK(StateError, !changed,
+                "no_sync: the reduction of gradients was switched on inside of the scope; leave set_requires_gradient_"
+                "sync alone there");
+}
+
+at::Tensor FSDP::clip_grad_norm_(double max_norm, double norm_type) const {
+  TESSERA_CHECK(StateError, check_is_root(),
+                "clip_grad_norm_: {} is a unit of a larger model; call it on the outermost one", unit_->state->label());
+  unit_->assert_state("clip_grad_norm_", {TrainingState::IDLE});
+  const at::NoGradGuard no_grad;
+  const auto parameters = unique_parameters(*module_);
+  std::vector<at::Tensor> grads;
+  for (const auto& parameter : parameters) {
+    if (parameter.grad().defined()) {
+      grads.push_back(parameter.grad());
+    }
+  }
+  auto norm = get_total_norm(grads, {.norm_type = norm_type});
+  if (grads.empty()) {
+    TORCH_WARN("clip_grad_norm_ on a model without gradients: the norm is 0, in float32");
+    return norm;
+  }
+  clip_grads_with_norm_(parameters, max_norm, norm);
+  auto dtype = grads[0].scalar_type();
+  for (const auto& grad : grads) {
+    dtype = c10::promoteTypes(dtype, grad.scalar_type());
+  }
+  return norm.to(dtype);
+}
+
+UnshardHandle FSDP::unshard(bool async_op) const {
+  return fsdp(*module_).unshard(async_op);
+}
+
+std::vector<FSDP> FSDP::fsdp_modules(Module& module, bool root_only) {
+  std::vector<FSDP> result;
+  std::vector<std::string> roots;
+  for (const auto& [path, below, unit] : fsdp_units(module)) {
+    const auto is_below = [&, &path = path](const std::string& root) {
+      return root.empty() || path.compare(0, root.size() + 1, root + ".") == 0;
+    };
+    if (!root_only || std::none_of(roots.begin(), roots.end(), is_below)) {
+      roots.push_back(path);
+      result.emplace_back(*below, unit);
+    }
+  }
+  return result;
+}
+
+FSDP detail::make_fsdp(Module& module, FSDPOptions options) {
+  wrap_with_fsdp(module, std::move(options));
+  return FSDP(module, find_fsdp_unit(module));
+}
+
+FSDP wrap_module(Module& module, FSDPOptions options) {
+  return detail::make_fsdp(module, std::move(options));
+}
+
+EnableWrap::EnableWrap(FSDPOptions options) : options_(std::move(options)), outer_(innermost_scope) {
+  innermost_scope = this;
+}
+
+EnableWrap::~EnableWrap() {
+  innermost_scope = outer_;
+}
+
+const FSDPOptions* EnableWrap::current() {
+  return innermost_scope ? &innermost_scope->options_ : nullptr;
+}
+
+}  // namespace tessera

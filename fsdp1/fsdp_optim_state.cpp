@@ -1,0 +1,297 @@
+#include "fsdp1/fsdp_optim_state.h"
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/scalar_tensor.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <memory>
+#include <stdexcept>
+#include <type_traits>
+#include <unordered_map>
+#include <vector>
+
+#include "base/error.h"
+#include "dtensor/local/dtensor_impl.h"
+#include "dtensor/local/whole_tensor.h"
+#include "fsdp1/fsdp.h"
+#include "fsdp1/fsdp_unit.h"
+#include "fsdp1/param_names.h"
+#include "optim/optimizer_fields.h"
+
+namespace tessera {
+
+namespace {
+
+using torch::nn::Module;
+using torch::optim::Optimizer;
+using Key = OptimStateDict::Key;
+using Entry = std::map<std::string, at::Tensor>;
+using OptionValues = std::map<std::string, double>;
+
+constexpr const char* kOptimStateWhere = "optim_state_dict";
+
+/// Numbers as tensors without dims; no entry for a tensor that the optimizer has not made.
+template <class State>
+Entry entry_of(State& state) {
+  Entry entry;
+  visit_fields(state, [&](const char* name, auto& field) {
+    if constexpr (!std::is_same_v<std::decay_t<decltype(field)>, at::Tensor>) {
+      entry[name] = at::scalar_tensor(field, at::kLong);
+    } else if (field.defined()) {
+      entry[name] = field;
+    }
+  });
+  return entry;
+}
+
+/// Throws std::out_of_range for a number that the entry lacks.
+template <class State>
+std::unique_ptr<State> state_of(const Entry& entry) {
+  auto state = std::make_unique<State>();
+  visit_fields(*state, [&](const char* name, auto& field) {
+    if constexpr (!std::is_same_v<std::decay_t<decltype(field)>, at::Tensor>) {
+      field = entry.at(name).template item<int64_t>();
+    } else if (const auto found = entry.find(name); found != entry.end()) {
+      field = found->second;
+    }
+  });
+  return state;
+}
+
+template <class GroupOptions>
+OptionValues option_values(GroupOptions& options) {
+  OptionValues values;
+  visit_fields(options, [&](const char* name, const auto& field) { values[name] = static_cast<double>(field); });
+  return values;
+}
+
+/// Throws std::out_of_range for an option that `values` lacks.
+template <class GroupOptions>
+void set_options(GroupOptions& options, const OptionValues& values) {
+  visit_fields(options, [&]<class Field>(const char* name, Field& field) {
+    const double value = values.at(name);
+    if constexpr (std::is_same_v<Field, bool>) {
+      field = value != 0;
+    } else {
+      field = value;
+    }
+  });
+}
+
+std::vector<at::Tensor> params_of(const Optimizer& optim) {
+  std::vector<at::Tensor> params;
+  for (const auto& group : optim.param_groups()) {
+    params.insert(params.end(), group.params().begin(), group.params().end());
+  }
+  return params;
+}
+
+/// Names of the optimizer's parameters, by their places.
+std::vector<std::string> names_of(const Module& model, const Optimizer& optim) {
+  std::unordered_map<c10::TensorImpl*, std::string> names;
+  for (const auto& [param, name] : param_to_fqn(model)) {
+    names.emplace(param.unsafeGetTensorImpl(), name);
+  }
+  std::vector<std::string> result;
+  for (const auto& param : params_of(optim)) {
+    const auto found = names.find(param.unsafeGetTensorImpl());
+    TESSERA_CHECK(KeyError, found != names.end(),
+                  "optim_state_dict: parameter {} of the optimizer is none of the model", result.size());
+    result.push_back(found->second);
+  }
+  return result;
+}
+
+/// A copy.
+at::Tensor saved_tensor(const at::Tensor& tensor, const StateDictSettings& settings) {
+  const auto* meta = dtensor_meta(tensor);
+  if (!meta) {
+    return tensor.clone();
+  }
+  const bool offloads =
+      std::visit([](const auto& config) { return config.offload_to_cpu; }, settings.optim_state_dict_config);
+  const auto saved = settings.type == StateDictType::SHARDED_STATE_DICT ? tensor.detach() : whole_tensor(*meta);
+  const auto moved = offloads ? on_device(saved, at::kCPU) : saved;
+  return moved.is_same(saved) ? saved.clone() : moved;
+}
+
+/// An entry as the optimizer of a sharded parameter holds it.
+at::Tensor loaded_tensor(const std::string& name, const at::Tensor& value, const at::Tensor& param) {
+  const auto* meta = dtensor_meta(param);
+  if (!meta || value.dim() == 0) {
+    return value.clone();
+  }
+  const auto moved = on_device(value, meta->local.device());
+  if (dtensor_meta(value)) {
+    return moved.is_same(value) ? value.clone() : moved;
+  }
+  TESSERA_CHECK(ValueError, value.sizes() == param.sizes(),
+                "optim_state_dict_to_load: the state of '{}' is {}, the parameter {}", name, value.sizes(),
+                param.sizes());
+  return wrap_local(part_of_whole(moved, *meta->spec).clone(), meta->spec->with_dtype(value.scalar_type()));
+}
+
+void check_key_types(const OptimStateDict& dict) {
+  std::vector<size_t> kinds;
+  for (const auto& [key, entry] : dict.state) {
+    kinds.push_back(key.index());
+  }
+  for (const auto& group : dict.param_groups) {
+    for (const auto& key : group.params) {
+      kinds.push_back(key.index());
+    }
+  }
+  const bool is_mixed = std::adjacent_find(kinds.begin(), kinds.end(), std::not_equal_to<>()) != kinds.end();
+  TESSERA_CHECK(ValueError, !is_mixed, "rekey_optim_state_dict: keys are names and ids; they are all of one kind");
+}
+
+/// Of the parameters without an entry, what the optimizer begins with.
+template <class Types>
+auto initial_states(Optimizer& optim) {
+  std::remove_reference_t<decltype(optim.state())> states;
+  for (auto& group : optim.param_groups()) {
+    for (const auto& param : group.params()) {
+      const auto& options = static_cast<const typename Types::Options&>(group.options());
+      if (auto state = initial_state<Types>(param, options)) {
+        states[param.unsafeGetTensorImpl()] = std::move(state);
+      }
+    }
+  }
+  return states;
+}
+
+template <class Types>
+void load_into(Optimizer& optim, const OptimStateDict& by_id) {
+  using GroupOptions = typename Types::Options;
+  const auto params = params_of(optim);
+  auto states = initial_states<Types>(optim);
+  std::vector<GroupOptions> options;
+  try {
+    for (const auto& [key, entry] : by_id.state) {
+      auto* const impl = params.at(static_cast<size_t>(std::get<int64_t>(key))).unsafeGetTensorImpl();
+      states[impl] = state_of<typename Types::State>(entry);
+    }
+    for (size_t i = 0; i < by_id.param_groups.size(); ++i) {
+      options.push_back(static_cast<const GroupOptions&>(optim.param_groups()[i].options()));
+      set_options(options.back(), by_id.param_groups[i].options);
+    }
+  } catch (const std::out_of_range&) {
+    throw ValueError(
+        "optim_state_dict_to_load: the dict lacks what this optimizer keeps; it is that of an optimizer of another "
+        "kind");
+  }
+  optim.state() = std::move(states);
+  for (size_t i = 0; i < options.size(); ++i) {
+    static_cast<GroupOptions&>(optim.param_groups()[i].options()) = options[i];
+  }
+}
+
+void check_groups(const OptimStateDict& dict, const Optimizer& optim) {
+  const auto& own = optim.param_groups();
+  bool fits = dict.param_groups.size() == own.size();
+  for (size_t i = 0; fits && i < own.size(); ++i) {
+    fits = dict.param_groups[i].params.size() == own[i].params().size();
+  }
+  TESSERA_CHECK(ValueError, fits,
+                "optim_state_dict_to_load: the groups of the dict and of the optimizer differ in "
+                "number or sizes");
+}
+
+}  // namespace
+
+OptimStateDict optim_state_dict(Module& model, Optimizer& optim) {
+  const at::NoGradGuard no_grad;
+  const auto settings = FSDP::get_state_dict_type(model).value_or(StateDictSettings());
+  TESSERA_CHECK(NotImplementedError, settings.type != StateDictType::LOCAL_STATE_DICT,
+                "optim_state_dict: LOCAL_STATE_DICT has no form for optimizers; use SHARDED_STATE_DICT");
+  const auto* config = std::get_if<FullOptimStateDictConfig>(&settings.optim_state_dict_config);
+  const bool keeps = !config || !config->rank0_only || is_first_rank(fsdp_units(model));
+  const auto names = names_of(model, optim);
+  OptimStateDict dict;
+  with_types(optim, kOptimStateWhere, [&]<class Types>(Types) {
+    size_t place = 0;
+    for (auto& group : optim.param_groups()) {
+      OptimStateDict::Group saved;
+      saved.options = option_values(static_cast<typename Types::Options&>(group.options()));
+      for (const auto& param : group.params()) {
+        const Key name = names[place++];
+        saved.params.push_back(name);
+        const auto found = optim.state().find(param.unsafeGetTensorImpl());
+        if (found == optim.state().end()) {
+          continue;
+        }
+        for (const auto& [field, tensor] : entry_of(static_cast<typename Types::State&>(*found->second))) {
+          dict.state[name][field] = saved_tensor(tensor, settings);
+        }
+      }
+      dict.param_groups.push_back(std::move(saved));
+    }
+  });
+  return keeps ? dict : OptimStateDict();
+}
+
+OptimStateDict rekey_optim_state_dict(const OptimStateDict& dict, OptimStateKeyType key_type, const Module& model,
+                                      const Optimizer& optim) {
+  TESSERA_CHECK(ValueError, key_type == OptimStateKeyType::PARAM_NAME || key_type == OptimStateKeyType::PARAM_ID,
+                "rekey_optim_state_dict: key type {}; PARAM_NAME and PARAM_ID are known", static_cast<int>(key_type));
+  check_key_types(dict);
+  const auto names = names_of(model, optim);
+  std::unordered_map<std::string, int64_t> ids;
+  for (size_t i = 0; i < names.size(); ++i) {
+    ids.emplace(names[i], static_cast<int64_t>(i));
+  }
+  const auto rekeyed = [&](const Key& key) -> std::optional<Key> {
+    if (const auto* name = std::get_if<std::string>(&key)) {
+      const auto id = ids.find(*name);
+      return key_type == OptimStateKeyType::PARAM_NAME ? std::optional<Key>(key)
+             : id == ids.end()                         ? std::nullopt
+                                                       : std::optional<Key>(id->second);
+    }
+    const auto id = std::get<int64_t>(key);
+    TESSERA_CHECK(KeyError, id >= 0 && id < static_cast<int64_t>(names.size()),
+                  "rekey_optim_state_dict: id {}; the optimizer has {} parameters", id, names.size());
+    return key_type == OptimStateKeyType::PARAM_ID ? Key(id) : Key(names[static_cast<size_t>(id)]);
+  };
+  OptimStateDict result;
+  for (const auto& [key, entry] : dict.state) {
+    if (const auto other = rekeyed(key)) {
+      result.state.emplace(*other, entry);
+    }
+  }
+  for (const auto& group : dict.param_groups) {
+    OptimStateDict::Group own{{}, group.options};
+    for (const auto& key : group.params) {
+      if (const auto other = rekeyed(key)) {
+        own.params.push_back(*other);
+      }
+    }
+    result.param_groups.push_back(std::move(own));
+  }
+  return result;
+}
+
+OptimStateDict optim_state_dict_to_load(Module& model, Optimizer& optim, const OptimStateDict& dict,
+                                        OptimStateDictToLoadOptions options) {
+  const at::NoGradGuard no_grad;
+  reshard_all(model);
+  auto by_name = rekey_optim_state_dict(dict, OptimStateKeyType::PARAM_NAME, model, optim);
+  check_groups(by_name, optim);
+  const auto names = names_of(model, optim);
+  const auto params = fqn_to_param(model);
+  for (auto& [key, entry] : by_name.state) {
+    const auto& name = std::get<std::string>(key);
+    TESSERA_CHECK(KeyError, std::find(names.begin(), names.end(), name) != names.end(),
+                  "optim_state_dict_to_load: the optimizer has no parameter '{}'", name);
+    for (auto& [field, tensor] : entry) {
+      tensor = loaded_tensor(name, tensor, params.at(name));
+    }
+  }
+  const auto by_id = rekey_optim_state_dict(by_name, OptimStateKeyType::PARAM_ID, model, optim);
+  if (options.load_directly) {
+    with_types(optim, kOptimStateWhere, [&]<class Types>(Types) { load_into<Types>(optim, by_id); });
+  }
+  return options.is_named_optimizer ? by_name : by_id;
+}
+
+}  // namespace tessera

@@ -1,0 +1,17 @@
+#pragma once
+// The cast of mixed precision, of what goes into a forward or comes out of it.
+
+#include "nn/hooks/hook_point.h"
+
+namespace tessera {
+
+/// Those of a floating dtype, in place of themselves; integers and bools stay.
+inline void cast_floating(TensorRefs tensors, at::ScalarType dtype) {
+  for (auto* tensor : tensors) {
+    if (tensor->is_floating_point()) {
+      *tensor = tensor->to(dtype);
+    }
+  }
+}
+
+}  // namespace tessera

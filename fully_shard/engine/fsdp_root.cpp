@@ -1,0 +1,328 @@
+#include "fully_shard/engine/fsdp_root.h"
+
+#include <ATen/core/grad_mode.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <map>
+#include <utility>
+
+#include "base/error.h"
+#include "fully_shard/autograd/backward_hooks.h"
+
+namespace tessera {
+
+namespace {
+
+/// The module whose forward is the outermost that runs in this thread; its type has a root.
+thread_local torch::nn::Module* running_module = nullptr;
+
+bool is_below(const torch::nn::Module& module, const torch::nn::Module& above) {
+  const auto modules = above.modules(/*include_self=*/false);
+  return std::any_of(modules.begin(), modules.end(), [&](const auto& below) { return below.get() == &module; });
+}
+
+/// Units that ran under another root are to be idle. Which graphs wait for their backward one rank alone may know.
+void check_taken_over(const std::vector<NamedState>& states) {
+  if (std::ranges::none_of(states, [](const NamedState& unit) { return unit.state->root() != nullptr; })) {
+    return;
+  }
+  std::string fault;
+  for (const auto& [path, state] : states) {
+    if (fault.empty() && !state->is_idle()) {
+      fault = fmt::format(
+          "{}: forward of {} takes over the unit '{}', which still awaits the backward, or the reduction, of "
+          "a forward in which another module was the outermost one. Finish that iteration first, or drop its loss; "
+          "if its backward threw, call reset_iter_state() on that module",
+          states[0].state->api(), states[0].state->label(), path);
+    }
+  }
+  raise_together(states, states[0].state->api(), fault);
+}
+
+/// With each that still exists.
+template <class Visit>
+void for_each_live(const std::vector<std::weak_ptr<FSDPState>>& units, Visit visit) {
+  for (const auto& weak : units) {
+    if (const auto unit = weak.lock()) {
+      visit(*unit);
+    }
+  }
+}
+
+std::vector<std::shared_ptr<GatherStream>> gather_streams(const std::vector<NamedState>& states) {
+  std::vector<std::shared_ptr<GatherStream>> streams;
+  for (const auto& [path, state] : states) {
+    if (state->group() && std::ranges::find(streams, state->group()->gather_stream()) == streams.end()) {
+      streams.push_back(state->group()->gather_stream());
+    }
+  }
+  return streams;
+}
+
+/// Of gradients that peers can read where they lie.
+std::vector<size_t> gradient_bytes(const std::vector<NamedState>& states) {
+  std::vector<size_t> bytes;
+  for (const auto& [path, state] : states) {
+    if (state->group()) {
+      state->group()->gradients().add_lent(bytes);
+    }
+  }
+  return bytes;
+}
+
+/// Gathers that a user issued carry the numbers that units had, and peers may be reading the shards that get others.
+void end_unshards(const std::vector<NamedState>& states) {
+  for (const auto& [path, state] : states) {
+    if (state->group() && state->group()->state() == UnitState::Gathering) {
+      state->unshard(/*async_op=*/false);
+    }
+  }
+}
+
+}  // namespace
+
+void FSDPRoot::make(torch::nn::Module& module) {
+  const auto states = fsdp_states_of_unit(module);
+  TESSERA_CHECK(StateError, !running_module || !is_below(module, *running_module),
+                "{0}: {1} became a unit after the forward of the module around it, {2}, had run, which does not know "
+                "it. Call {0} on all modules before the first forward",
+                states.at(0).state->api(), states[0].state->label(),
+                running_module ? module_type_name(*running_module) : "");
+  check_taken_over(states);
+  auto names = std::make_shared<std::vector<std::string>>();
+  std::vector<std::weak_ptr<FSDPState>> units;
+  std::map<std::string, std::shared_ptr<BlockPool>> pools;  // by device: one has memory of one
+  for (const auto& [path, state] : states) {
+    names->push_back(path);
+    units.push_back(state);
+    if (const auto& group = state->group()) {
+      pools.try_emplace(group->unsharded_device().str(), group->pool());
+    }
+  }
+  end_unshards(states);
+  const std::shared_ptr<FSDPRoot> root(new FSDPRoot(std::move(units), gradient_bytes(states)));
+  root->gather_streams_ = gather_streams(states);
+  const auto has_params = [](const NamedState& unit) { return unit.state->group() != nullptr; };
+  const bool is_alone = std::ranges::count_if(states, has_params) == 1;
+  for (size_t i = 0; i < states.size(); ++i) {
+    const auto& group = states[i].state->group();
+    states[i].state->join(root, static_cast<int64_t>(i), names,
+                          group ? pools.at(group->unsharded_device().str()) : nullptr);
+    if (group) {
+      group->gradients().set_alone(is_alone);
+    }
+  }
+}
+
+std::shared_ptr<FSDPState> FSDPRoot::state_at(std::optional<int64_t> unit) const {
+  return unit ? states_.at(static_cast<size_t>(*unit)).lock() : nullptr;
+}
+
+// A forward inside of backward is a checkpointed region that is computed again: the order goes on as it was.
+void FSDPRoot::enter_forward(const FSDPState& state, torch::nn::Module& module) {
+  if (current_backward() == -1) {
+    thread_ = std::this_thread::get_id();
+    if (open_forwards_ == 0) {
+      recover();
+      await_writes();
+      outermost_runs_ = is_outermost(state);
+      running_module = &module;
+      if (outermost_runs_) {
+        schedule_.begin_forward();
+      }
+    }
+    schedule_.record_forward(state.unit());
+  } else {
+    register_end_of_backward();
+  }
+  ++open_forwards_;
+}
+
+void FSDPRoot::leave_forward(const FSDPState& state) {
+  --open_forwards_;
+  if (current_backward() != -1) {
+    return;
+  }
+  schedule_.record_forward_end(state.unit());
+  if (open_forwards_ == 0) {
+    hub_search_.forget();
+    outermost_runs_ = false;
+    running_module = nullptr;
+    for_each_live(states_, [](FSDPState& unit) { unit.finish_forward(); });
+    await_copies_of_shards();
+    end_gathers();
+  }
+}
+
+/// Shards on the host may be written once a forward has returned: no gradients come first where its loss is dropped.
+void FSDPRoot::await_copies_of_shards() const {
+  const auto offloads = [](const std::weak_ptr<FSDPState>& weak) {
+    const auto unit = weak.lock();
+    return unit && unit->group() && unit->group()->shard_device() != unit->group()->unsharded_device();
+  };
+  if (std::ranges::any_of(states_, offloads)) {
+    for (const auto& stream : gather_streams_) {
+      stream->mark().synchronize();
+    }
+  }
+}
+
+/// Optimizers, loaders and users write shards between iterations; between forward and backward it is an error.
+void FSDPRoot::await_writes() const {
+  for (const auto& stream : gather_streams_) {
+    stream->wait_for_current();
+  }
+}
+
+void FSDPRoot::end_gathers() const {
+  for (const auto& stream : gather_streams_) {
+    stream->drain();
+  }
+}
+
+void FSDPRoot::forward_failed() {
+  forward_failed_ = true;
+  if (--open_forwards_ == 0) {
+    outermost_runs_ = false;
+    running_module = nullptr;
+  }
+}
+
+void FSDPRoot::prefetch_in_forward(FSDPState& state) {
+  if (current_backward() != -1) {
+    return;
+  }
+  if (const auto& targets = state.settings().forward_prefetch) {
+    for_each_live(*targets, [](FSDPState& unit) { unit.prefetch(); });
+    return;
+  }
+  if (outermost_runs_) {
+    if (const auto next = state_at(schedule_.next_in_forward(state.unit()))) {
+      next->prefetch();
+    }
+  }
+}
+
+/// Goes with the callbacks of a backward, before the caller of one that fails has the exception.
+struct FSDPRoot::BackwardToken {
+  BackwardToken(std::weak_ptr<FSDPRoot> root, int64_t id) : root(std::move(root)), id(id) {}
+  BackwardToken(const BackwardToken&) = delete;
+  BackwardToken& operator=(const BackwardToken&) = delete;
+  ~BackwardToken() {
+    if (const auto live = root.lock()) {
+      live->backward_ended(id);
+    }
+  }
+
+  std::weak_ptr<FSDPRoot> root;
+  int64_t id;
+};
+
+/// One that failed gives the gradients back that earlier ones left, so that zero_grad() finds them and they do not come
+/// back after it. The rest waits for peers, and is left to the next forward or backward. As is all of it where a thread
+/// of libtorch's ends the backward (of a GPU), which the caller's thread does not wait for.
+void FSDPRoot::backward_ended(int64_t id) noexcept {
+  if (backward_ != id || std::this_thread::get_id() != thread_) {
+    return;
+  }
+  try {
+    for_each_live(states_, [](FSDPState& unit) {
+      if (unit.group()) {
+        unit.group()->gradients().give_back();
+      }
+    });
+  } catch (...) {  // an exception is on its way; the next forward does what is left
+  }
+}
+
+void FSDPRoot::abort_backward() {
+  const int64_t failed = std::exchange(backward_, -1);
+  gradient_memory_.end();
+  for_each_live(states_, [failed](FSDPState& unit) { unit.abort_backward(failed); });
+  reductions_.clear();
+}
+
+void FSDPRoot::register_end_of_backward() {
+  if (!backward_token_.expired()) {
+    return;
+  }
+  if (backward_ != -1) {
+    abort_backward();
+  }
+  const auto token = std::make_shared<BackwardToken>(weak_from_this(), current_backward());
+  backward_token_ = token;
+  backward_ = current_backward();
+  gradient_memory_.begin();
+  schedule_.begin_backward();
+  for_each_live(states_, [this](FSDPState& unit) { unit.begin_backward(backward_); });
+  at_end_of_backward([weak = weak_from_this(), id = backward_, token] {
+    if (const auto self = weak.lock()) {
+      self->finish_backward(id);
+    }
+  });
+}
+
+void FSDPRoot::enter_backward(const FSDPState& state) {
+  register_end_of_backward();
+  schedule_.record_backward(state.unit());
+  if (state.group()->gradients().is_reducing()) {
+    reductions_.drain();
+  }
+}
+
+bool FSDPRoot::is_in_outer_backward() const {
+  return backward_ == current_backward();
+}
+
+void FSDPRoot::prefetch_in_backward(FSDPState& state) {
+  if (const auto& targets = state.settings().backward_prefetch) {
+    for_each_live(*targets, [](FSDPState& unit) { unit.prefetch_in_backward(); });
+  } else if (const auto next = state_at(schedule_.next_in_backward(state.unit()))) {
+    next->prefetch_in_backward();
+  }
+}
+
+/// Until all is done backward counts as running, so that the next forward recovers from what throws here, such as a
+/// user's reduction.
+void FSDPRoot::finish_backward(int64_t id) {
+  for (auto state = states_.rbegin(); state != states_.rend(); ++state) {
+    if (const auto locked = state->lock()) {
+      locked->finish_backward(id);
+    }
+  }
+  end_gathers();
+  const auto outermost = states_.front().lock();
+  if (!outermost || outermost->settings().is_last_backward) {
+    reductions_.drain();
+  } else {
+    reductions_.flush();
+  }
+  gradient_memory_.end();
+  backward_ = -1;
+  backward_token_.reset();
+}
+
+/// A failed forward leaves gathers in flight, which peers may not have joined yet: they are waited for only now.
+void FSDPRoot::recover() {
+  if (backward_ != -1) {
+    reset_iter_state();
+  } else if (forward_failed_) {
+    schedule_.abandon();
+    for_each_live(states_, [](FSDPState& unit) { unit.finish_forward(); });
+  }
+  forward_failed_ = false;
+}
+
+void FSDPRoot::reset_iter_state() {
+  backward_ = -1;
+  backward_token_.reset();
+  open_forwards_ = 0;
+  outermost_runs_ = forward_failed_ = false;
+  schedule_.abandon();
+  gradient_memory_.end();
+  for_each_live(states_, [](FSDPState& unit) { unit.abort_iteration(); });
+  reductions_.clear();
+}
+
+}  // namespace tessera

@@ -1,0 +1,82 @@
+#pragma once
+// What the units of one tree share: the order in which they are used, the memory they borrow, and the reductions in
+// flight. Made by the outermost unit when its forward runs first.
+//
+// Thread safety: for the thread that runs the rank's forward and backward.
+
+#include <torch/nn/module.h>
+
+#include <memory>
+#include <thread>
+#include <vector>
+
+#include "fully_shard/engine/fsdp_state.h"
+#include "fully_shard/engine/reduction_queue.h"
+#include "fully_shard/engine/schedule.h"
+#include "fully_shard/engine/unit_tree.h"
+#include "fully_shard/memory/gradient_memory.h"
+
+namespace tessera {
+
+class FSDPRoot : public std::enable_shared_from_this<FSDPRoot> {
+ public:
+  /// The root of the unit of `module` and all units below its modules. Throws StateError if one of these is in the
+  /// middle of an iteration under another root, on this rank or another, or if `module` lies below a root whose forward
+  /// runs: it was sharded after that root was made. Collective where one had another root.
+  static void make(torch::nn::Module& module);
+
+  bool is_outermost(const FSDPState& state) const { return state.unit() == 0; }
+  ReductionQueue& reductions() { return reductions_; }
+
+  void enter_forward(const FSDPState& state, torch::nn::Module& module);
+  void leave_forward(const FSDPState& state);
+  void forward_failed();
+  void prefetch_in_forward(FSDPState& state);
+
+  /// For the running forward's calls.
+  HubSearch& hub_search() { return hub_search_; }
+
+  /// Makes sure that finish_backward runs on all units when the current backward ends.
+  void enter_backward(const FSDPState& state);
+  void prefetch_in_backward(FSDPState& state);
+  /// The backward whose end is awaited; -1 outside of one.
+  int64_t awaited_backward() const { return backward_; }
+  /// Whether the running backward is the one whose end is awaited, not one that is nested in it.
+  bool is_in_outer_backward() const;
+
+  /// Throws away what a forward or backward that failed left behind.
+  void reset_iter_state();
+
+ private:
+  struct BackwardToken;
+
+  FSDPRoot(std::vector<std::weak_ptr<FSDPState>> states, std::vector<size_t> gradient_bytes)
+      : states_(std::move(states)), gradient_memory_(std::move(gradient_bytes)) {}
+
+  std::shared_ptr<FSDPState> state_at(std::optional<int64_t> unit) const;
+  /// Of the one that runs, unless it is nested in one that is awaited: that one's end is the end for all units.
+  void register_end_of_backward();
+  void await_writes() const;
+  void await_copies_of_shards() const;
+  void end_gathers() const;
+  void recover();
+  void finish_backward(int64_t id);
+  void backward_ended(int64_t id) noexcept;
+  /// Of the one that failed, before another begins.
+  void abort_backward();
+
+  std::vector<std::weak_ptr<FSDPState>> states_;  // by number, the outermost first
+  std::vector<std::shared_ptr<GatherStream>> gather_streams_;
+  GradientMemory gradient_memory_;
+  Schedule schedule_;
+  ReductionQueue reductions_;
+  HubSearch hub_search_ = make_hub_search();
+  int64_t backward_ = -1;               // the backward whose end is awaited
+  std::weak_ptr<void> backward_token_;  // while it is: not after one that failed
+  std::thread::id thread_;              // of the last forward
+  int open_forwards_ = 0;
+  bool outermost_runs_ = false;
+  bool forward_failed_ = false;
+};
+
+}  // namespace tessera

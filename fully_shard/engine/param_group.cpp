@@ -1,0 +1,304 @@
+#include "fully_shard/engine/param_group.h"
+
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <c10/core/impl/DeviceGuardImplInterface.h>
+
+#include <algorithm>
+
+#include "base/error.h"
+#include "comm/shm/shared_memory.h"
+#include "fully_shard/memory/gradient_memory.h"
+
+namespace tessera {
+
+namespace {
+
+std::vector<int64_t> dims_of(const std::vector<NamedParam>& params) {
+  std::vector<int64_t> dims;
+  dims.reserve(params.size());
+  for (const auto& param : params) {
+    dims.push_back(param.shard_dim);
+  }
+  return dims;
+}
+
+ParamLayout layout_of(const std::vector<NamedParam>& params, int64_t num_ranks) {
+  std::vector<std::vector<int64_t>> shapes;
+  shapes.reserve(params.size());
+  for (const auto& param : params) {
+    shapes.push_back(param.unsharded_sizes().vec());
+  }
+  return make_param_layout(shapes, num_ranks, dims_of(params));
+}
+
+/// Parameters on the meta device, and on the CPU with offloading, will compute on the thread's present device.
+at::Device compute_device(const at::Tensor& param, const DeviceMesh& mesh) {
+  if (param.device().type() == mesh.device_type() || mesh.device_type() == at::kCPU) {
+    return mesh.device_type() == at::kCPU ? at::Device(at::kCPU) : param.device();
+  }
+  return c10::impl::getDeviceGuardImpl(mesh.device_type())->getDevice();
+}
+
+UnitGather::Options gather_options(const std::vector<NamedParam>& params, const ParamGroup::Options& options,
+                                   at::Device device) {
+  std::vector<at::ScalarType> dtypes;
+  std::vector<GatherItem> items;
+  items.reserve(params.size());
+  for (const auto& param : params) {
+    dtypes.push_back(param.tensor.scalar_type());
+    items.push_back(param.gather);
+  }
+  const int64_t smaller = options.smaller_ranks;
+  return {.axes = options.axes,
+          .layout = layout_of(params, options.axes.num_shards()),
+          .shard_dtypes = std::move(dtypes),
+          .items = std::move(items),
+          .device = device,
+          .smaller_ranks = smaller,
+          .smaller_layout = smaller > 0 ? layout_of(params, smaller) : ParamLayout{}};
+}
+
+/// Whether one rank has all, where and as it is computed with.
+bool is_alias(const std::vector<NamedParam>& params, const ParamGroup::Options& options, at::Device compute_device) {
+  return options.axes.num_shards() == 1 && (!options.offload || compute_device.is_cpu()) &&
+         std::ranges::all_of(params, [](const auto& param) {
+           return param.gather.dtype == param.tensor.scalar_type() && !param.gather.extension;
+         });
+}
+
+/// Where shards and their gradients lie: in page-locked memory, if the user wants that.
+at::TensorOptions shard_options(const ParamGroup::Options& options, at::Device compute_device) {
+  const bool is_pinned = options.offload && options.offload->pin_memory && compute_device.is_cuda();
+  return at::TensorOptions(options.offload ? at::Device(at::kCPU) : compute_device).pinned_memory(is_pinned);
+}
+
+GradientReduction::Options reduction_options(const std::vector<NamedParam>& params, const ParamGroup::Options& options,
+                                             at::Device compute_device) {
+  return {.api = options.api,
+          .axes = options.axes,
+          .reduce_dtype = options.policy.reduce_dtype,
+          .device = compute_device,
+          .grad_options = shard_options(options, compute_device),
+          .dims = dims_of(params)};
+}
+
+}  // namespace
+
+ParamGroup::ParamGroup(const std::vector<NamedParam>& params, Options options)
+    : options_(std::move(options)),
+      compute_device_(compute_device(params.at(0).tensor, options_.axes.mesh)),
+      gather_(gather_options(params, options_, compute_device_)),
+      params_(params, gather_.shards(), new_flat_shard(params[0].tensor.is_meta()),
+              {.axes = options_.axes,
+               .layout = layout_of(params, options_.axes.num_shards()),
+               .device = compute_device_,
+               .is_alias = is_alias(params, options_, compute_device_)}),
+      guard_(options_.api, params_, params_.is_alias() && options_.axes.num_replicas() == 1),
+      gradients_(params_, {.reduction = reduction_options(params, options_, compute_device_),
+                           .has_mixed_dtypes = gather_.shards().is_mixed(),
+                           .bucket_bytes = options_.bucket_bytes}),
+      pool_(std::make_shared<BlockPool>(compute_device_)) {}
+
+at::Tensor ParamGroup::new_flat_shard(bool on_meta) {
+  const at::AutoDispatchBelowADInplaceOrView below;
+  auto shard =
+      gather_.new_flat_shard(on_meta ? at::TensorOptions(at::kMeta) : shard_options(options_, compute_device_));
+  if (shared_place(shard)) {
+    GradientMemory::prepare();
+  }
+  return shard;
+}
+
+void ParamGroup::materialize() {
+  TESSERA_ASSERT(is_on_meta() && state_ == UnitState::Sharded, "{} has memory", params_.module());
+  params_.move_to(gather_.shards(), new_flat_shard(/*on_meta=*/false));
+}
+
+void ParamGroup::set_place(int64_t unit, UnitNames names, std::shared_ptr<BlockPool> pool) {
+  TESSERA_ASSERT(state_ != UnitState::Gathering, "{} gets a place in a tree while it is gathered", name());
+  stamp_.unit = unit;
+  names_ = std::move(names);
+  pool_ = std::move(pool);
+  gather_.wait_until_read();
+  params_.stamp(stamp_);
+}
+
+std::string_view ParamGroup::name() const {
+  return names_ ? names_->at(static_cast<size_t>(stamp_.unit)) : params_.module();
+}
+
+void ParamGroup::set_reporter(const std::function<void(UnitStep)>& report) {
+  report_ = report;
+  gradients_.set_reporter(report);
+}
+
+void ParamGroup::step(UnitStep step) {
+  state_ = next_state(state_, step, gather_.has_share());
+  if (report_) {
+    report_(step);
+  }
+}
+
+bool ParamGroup::start(GatherFault fault) {
+  if (state_ != UnitState::Sharded && state_ != UnitState::ShardedSmaller) {
+    return false;
+  }
+  run_step(slots_->unshard, name(), state_, [this, fault] { start_gather(fault); });
+  return true;
+}
+
+void ParamGroup::start_gather(GatherFault fault) {
+  guard_.note_gather();
+  const auto own = guard_.fault();
+  stamp_.fault = own == GatherFault::None ? fault : own;
+  params_.stamp(stamp_);
+  const auto& all_gather = custom_all_gather_ ? custom_all_gather_ : slots_->all_gather;
+  if (gather_.can_gather_in_place(params_.flat_shard(), all_gather)) {
+    start_gather_in_place();
+  } else {
+    gather_.start(params_.flat_shard(), stamp_, *pool_, all_gather);
+  }
+  step(UnitStep::Gather);
+}
+
+void ParamGroup::start_gather_in_place() {
+  params_.take_memory(*pool_);
+  try {
+    gather_.start_in_place(params_.flat_shard(), *pool_, params());
+  } catch (...) {
+    params_.drop_memory();
+    throw;
+  }
+}
+
+/// `changed`: what a forward, whose backward is about to use the parameters, computed with, if this is not what they
+/// are now.
+void ParamGroup::unshard(const ParamVersions* changed) {
+  const auto fault = changed ? GatherFault::Changed : GatherFault::None;
+  start(fault);
+  if (state_ == UnitState::Gathering && !finish_unshard(changed)) {
+    start(fault);
+    finish_unshard(changed);
+  }
+}
+
+void ParamGroup::unshard_for_backward(const ParamVersions& versions, bool is_used) {
+  const auto* changed = is_used && guard_.has_changed_since(versions) ? &versions : nullptr;
+  if (changed && is_unsharded()) {
+    guard_.check_unchanged_since(versions);
+  }
+  unshard(changed);
+}
+
+/// Returns false, and the unit is sharded again, if a rank could not tell when it issued the gather whether its
+/// parameters may be used: by now it can. All ranks read that in the stamps, so all gather again.
+bool ParamGroup::finish_unshard(const ParamVersions* changed) {
+  bool is_decided = true;
+  try {
+    gather_.wait();
+    is_decided = !gather_.is_stamped(GatherFault::MaybeChanged, stamp_.fault);
+    if (is_decided) {
+      check_gathered(changed);
+      if (!params_.is_alias() && !gather_.is_in_place()) {
+        params_.take_memory(*pool_);
+        gather_.copy_out(params());
+      }
+    }
+  } catch (...) {
+    drop_gather();
+    gather_.wait_until_read();
+    throw;
+  }
+  if (!is_decided) {
+    drop_gather();
+    gather_.wait_until_read();
+    return false;
+  }
+  gather_.give_back();
+  gather_.drop_share();
+  params_.to_unsharded();
+  guard_.expect_no_writes();
+  step(UnitStep::Unshard);
+  return true;
+}
+
+void ParamGroup::check_gathered(const ParamVersions* changed) {
+  guard_.check_usable();
+  if (changed) {
+    guard_.check_unchanged_since(*changed);
+  }
+  gather_.check_stamps(stamp_.unit, names_);
+}
+
+void ParamGroup::drop_gather() {
+  if (gather_.is_in_place()) {
+    params_.drop_memory();
+  }
+  gather_.give_back();
+  step(UnitStep::Drop);
+}
+
+void ParamGroup::drop_unshard() {
+  if (state_ != UnitState::Gathering) {
+    return;
+  }
+  gather_.discard();
+  drop_gather();
+}
+
+void ParamGroup::reshard() {
+  const auto fault = is_unsharded() ? guard_.lost_write() : std::string();
+  reshard_unchecked();
+  if (!fault.empty()) {
+    throw StateError(fault);
+  }
+}
+
+void ParamGroup::check_kept() {
+  if (is_unsharded() && !guard_.lost_write().empty()) {
+    reshard();
+  }
+}
+
+void ParamGroup::reshard_unchecked() {
+  drop_unshard();
+  if (state_ == UnitState::Sharded) {
+    return;
+  }
+  run_step(slots_->reshard, name(), state_, [this] { free_params(/*keeps_share=*/false); });
+}
+
+void ParamGroup::reshard_after_forward() {
+  if (!gather_.can_keep_share() || state_ != UnitState::Unsharded) {
+    reshard();
+    return;
+  }
+  run_step(slots_->reshard, name(), state_, [this] { free_params(/*keeps_share=*/true); });
+}
+
+void ParamGroup::free_params(bool keeps_share) {
+  if (keeps_share) {
+    gather_.keep_share(params(), stamp_.unit);
+  }
+  if (state_ == UnitState::Unsharded) {
+    params_.to_sharded();
+  }
+  if (!keeps_share) {
+    gather_.drop_share();
+  }
+  step(keeps_share ? UnitStep::ReshardSmaller : UnitStep::Reshard);
+  gather_.wait_until_read();
+}
+
+void ParamGroup::abort_backward(bool reshards) {
+  try {
+    if (reshards) {
+      reshard_unchecked();
+    }
+  } catch (const CommError&) {
+    // The gradients go all the same; whoever uses the group next has the error.
+  }
+  gradients_.abort();
+}
+
+}  // namespace tessera

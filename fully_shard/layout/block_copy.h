@@ -1,0 +1,37 @@
+#pragma once
+// Runs the copies that param_layout plans, between a unit's flat buffer and its parameters' or gradients' memory.
+//
+//   BlockCopier copier;
+//   for (i ...) copier.from_flat(params[i], gathered, copies[i]);   // copy-out of an all-gather
+//   copier.run();
+//
+// Of one dtype on the CPU it is memcpy, without an op of libtorch: with small parameters the ops' overhead would be
+// most of a step's host time. On a GPU all copies and zeros are one kernel, with the cast, where this build has it
+// (kernel_copies.h). Otherwise the copies are one _foreach_copy_, with its cast.
+
+#include <ATen/core/Tensor.h>
+
+#include <span>
+#include <vector>
+
+#include "fully_shard/layout/kernel_copies.h"
+#include "fully_shard/layout/param_layout.h"
+
+namespace tessera {
+
+/// Tensors are contiguous. No version counter changes. Nothing may be read before run().
+class BlockCopier {
+ public:
+  void from_flat(const at::Tensor& param, const at::Tensor& flat, std::span<const BlockCopy> copies);
+  void to_flat(const at::Tensor& param, const at::Tensor& flat, std::span<const BlockCopy> copies);
+  /// Sets the ranges of `flat` to zero.
+  void zero(const at::Tensor& flat, std::span<const FlatRange> ranges);
+  void run();
+
+ private:
+  void add(const at::Tensor& to, const at::Tensor& from, const CopyShape& shape);
+
+  std::vector<TensorCopy> copies_;  // that run() starts
+};
+
+}  // namespace tessera

@@ -1,0 +1,35 @@
+#include "fully_shard/layout/gather_tag.h"
+
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/ops/tensor.h>
+
+#include <algorithm>
+
+namespace tessera {
+
+namespace {
+
+/// Digits that every dtype of a parameter holds exactly.
+constexpr int64_t kDigit = 64;
+
+}  // namespace
+
+void write_stamp(const at::Tensor& flat_shard, const Stamp& stamp) {
+  if (!flat_shard.device().is_cpu()) {
+    return;
+  }
+  const at::AutoDispatchBelowADInplaceOrView below;
+  const auto digits = at::tensor({stamp.unit % kDigit, stamp.unit / kDigit, static_cast<int64_t>(stamp.fault)},
+                                 at::device(at::kCPU).dtype(at::kLong));
+  flat_shard.narrow(0, flat_shard.numel() - kSlotAlignment, 3).copy_(digits);
+}
+
+Stamp read_stamp(const at::Tensor& digits) {
+  const at::AutoDispatchBelowADInplaceOrView below;
+  const auto numbers = digits.to(at::kLong);
+  const auto* digit = numbers.const_data_ptr<int64_t>();
+  const auto fault = static_cast<GatherFault>(std::clamp<int64_t>(digit[2], 0, kGatherFaultCount - 1));
+  return {.unit = digit[0] + kDigit * digit[1], .fault = fault};
+}
+
+}  // namespace tessera

@@ -1,0 +1,167 @@
+#include "fully_shard/memory/block_pool.h"
+
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/ops/empty.h>
+#include <c10/core/DeviceGuard.h>
+
+#include <algorithm>
+#include <utility>
+
+namespace tessera {
+
+namespace {
+
+/// A free block that is larger than this many times the wish is left for a larger wish.
+constexpr size_t kLargestFit = 2;
+
+c10::StorageImpl* storage_of(const at::Tensor& tensor) {
+  return tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl();
+}
+
+template <class Storage>
+constexpr bool kCanExchange = requires(Storage storage) {
+  storage.swap_data_ptr(storage);
+};
+
+template <class Storage>
+void exchange(Storage& a, Storage& b) {
+  if constexpr (kCanExchange<Storage>) {
+    a.swap_data_ptr(b);
+  }
+}
+
+}  // namespace
+
+Block::Block(std::weak_ptr<BlockPool> pool, c10::DataPtr memory, size_t bytes)
+    : pool_(std::move(pool)), memory_(std::move(memory)), bytes_(bytes) {}
+
+Block::~Block() {
+  if (const auto pool = pool_.lock()) {
+    pool->give_back(std::move(memory_), bytes_);
+  }
+}
+
+c10::DataPtr Block::part(size_t offset) {
+  c10::raw::intrusive_ptr::incref(this);
+  const auto release = [](void* block) { c10::raw::intrusive_ptr::decref(static_cast<Block*>(block)); };
+  return {static_cast<char*>(memory_.get()) + offset, this, release, memory_.device()};
+}
+
+BlockPtr BlockPool::borrow(size_t bytes) {
+  auto block = take(bytes);
+  return c10::make_intrusive<Block>(weak_from_this(), std::move(block.memory), block.bytes);
+}
+
+BlockPool::FreeBlock BlockPool::take(size_t bytes) {
+  const std::lock_guard lock(mutex_);
+  auto best = free_.end();
+  for (auto block = free_.begin(); block != free_.end(); ++block) {
+    const bool fits = block->bytes >= bytes && block->bytes <= kLargestFit * bytes;
+    if (fits && (best == free_.end() || block->bytes < best->bytes)) {
+      best = block;
+    }
+  }
+  FreeBlock found{{}, bytes};
+  if (best != free_.end()) {
+    found = std::move(*best);
+    free_.erase(best);
+    free_bytes_ -= found.bytes;
+  }
+  borrowed_ += found.bytes;
+  peak_ = std::max(peak_, borrowed_);
+  highest_ = std::max(highest_, borrowed_);
+  if (found.memory.get() == nullptr) {
+    drop_surplus();
+    const c10::DeviceGuard guard(device_);  // allocators serve the current device
+    found.memory = c10::GetAllocator(device_.type())->allocate(bytes);
+  }
+  return found;
+}
+
+void BlockPool::give_back(c10::DataPtr memory, size_t bytes) {
+  const std::lock_guard lock(mutex_);
+  borrowed_ -= bytes;
+  if (device_.is_cpu() && bytes > 0) {
+    free_.push_back({std::move(memory), bytes});
+    free_bytes_ += bytes;
+    drop_surplus();
+  }
+}
+
+void BlockPool::drop_surplus() {
+  while (!free_.empty() && free_bytes_ + borrowed_ > highest_ + highest_ / 4) {
+    free_bytes_ -= free_.front().bytes;
+    free_.erase(free_.begin());
+  }
+}
+
+size_t BlockPool::bytes_held() const {
+  const std::lock_guard lock(mutex_);
+  return free_bytes_ + borrowed_;
+}
+
+size_t BlockPool::bytes_borrowed() const {
+  const std::lock_guard lock(mutex_);
+  return borrowed_;
+}
+
+size_t BlockPool::peak_bytes_borrowed() const {
+  const std::lock_guard lock(mutex_);
+  return peak_;
+}
+
+void BlockPool::reset_peak() {
+  const std::lock_guard lock(mutex_);
+  peak_ = borrowed_;
+}
+
+at::Tensor tensor_without_memory(at::IntArrayRef sizes, const at::TensorOptions& options) {
+  const at::AutoDispatchBelowADInplaceOrView below;
+  auto tensor = at::empty({0}, options);
+  tensor.unsafeGetTensorImpl()->set_sizes_contiguous(sizes);
+  return tensor;
+}
+
+void set_memory(const at::Tensor& tensor, Block& block, size_t offset, size_t bytes) {
+  auto* storage = storage_of(tensor);
+  storage->set_data_ptr_noswap(block.part(offset));
+  storage->set_nbytes(bytes);
+}
+
+c10::DataPtr clear_memory(const at::Tensor& tensor) {
+  auto* storage = storage_of(tensor);
+  storage->set_nbytes(0);
+  return storage->set_data_ptr(c10::DataPtr(nullptr, tensor.device()));
+}
+
+ReadGuard::ReadGuard(const at::Tensor& tensor, const std::string& text) {
+  if (!is_effective()) {
+    return;
+  }
+  guarded_ = tensor.storage();
+  guarded_.unsafeGetStorageImpl()->release_data_and_set_meta_custom_data_ptr_error_msg_(text);
+  other_ = c10::Storage(c10::Storage::use_byte_size_t(), 0, c10::DataPtr(nullptr, tensor.device()),
+                        guarded_.allocator(), guarded_.resizable());
+}
+
+void ReadGuard::set_forbidden(bool forbidden) {
+  if (guarded_ && std::exchange(is_forbidden_, forbidden) != forbidden) {
+    exchange(*guarded_.unsafeGetStorageImpl(), *other_.unsafeGetStorageImpl());
+  }
+}
+
+bool ReadGuard::is_effective() {
+  return kCanExchange<c10::StorageImpl>;
+}
+
+const at::Tensor& PooledBuffer::borrow(BlockPool& pool) {
+  const size_t bytes = static_cast<size_t>(tensor_.numel()) * tensor_.element_size();
+  set_memory(tensor_, *pool.borrow(bytes), 0, bytes);
+  return tensor_;
+}
+
+c10::DataPtr PooledBuffer::give_back() {
+  return tensor_.defined() ? clear_memory(tensor_) : c10::DataPtr();
+}
+
+}  // namespace tessera

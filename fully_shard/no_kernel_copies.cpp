@@ -1,9 +1,0 @@
-#include "fully_shard/kernel_copies.h"
-
-namespace tessera {
-
-bool copy_by_kernels(std::span<const TensorCopy> /*copies*/) {
-  return false;
-}
-
-}  // namespace tessera

@@ -1,0 +1,111 @@
+#include "fully_shard/reduce/flat_gradient.h"
+
+#include <ATen/ops/empty.h>
+
+#include <algorithm>
+
+#include "dtensor/local/dtensor_impl.h"
+
+namespace tessera {
+
+FlatGradient::FlatGradient(std::vector<GradientPiece> pieces, int64_t numel, const at::TensorOptions& options)
+    : pieces_(std::move(pieces)), numel_(numel), options_(options) {}
+
+/// Whether nobody else refers to the buffer.
+bool FlatGradient::is_free() const {
+  const auto is_held_here_alone = [](const at::Tensor& grad) {
+    const auto meta = grad.unsafeGetTensorImpl()->get_backend_meta_intrusive_ptr();
+    return grad.use_count() == 1 && meta.use_count() == 2;  // detached copies of a DTensor share its meta
+  };
+  return flat_.defined() && flat_.storage().use_count() == 1 + grads_.size() &&
+         std::ranges::all_of(grads_, is_held_here_alone);
+}
+
+at::Tensor FlatGradient::piece_of(const at::Tensor& flat, size_t i, const ShardedParam& param) const {
+  return flat.narrow(0, pieces_[i].offset, pieces_[i].numel).view(param.spec()->local_sizes());
+}
+
+bool FlatGradient::can_be_result(std::span<const ShardedParam> params, at::ScalarType dtype) const {
+  return options_.dtype() == dtype && std::ranges::none_of(pieces_, [&](const GradientPiece& piece) {
+           return params[piece.param].stashed_grad().defined() || params[piece.param].has_sharded_grad();
+         });
+}
+
+const at::Tensor& FlatGradient::ensure(std::span<const ShardedParam> params) {
+  if (is_free()) {
+    return flat_;
+  }
+  grads_.clear();
+  flat_ = at::empty({numel_}, options_);
+  for (size_t i = 0; i < pieces_.size(); ++i) {
+    const auto& param = params[pieces_[i].param];
+    grads_.push_back(wrap_local(piece_of(flat_, i, param), param.spec(), param.grad_origin()));
+  }
+  return flat_;
+}
+
+void FlatGradient::leave_memory() {
+  grads_.clear();
+  flat_ = at::Tensor();
+}
+
+/// Whether what was set aside is all of the buffer, so that one addition serves all parameters.
+bool FlatGradient::is_all_stashed(std::span<const ShardedParam> params, const std::vector<bool>& used) const {
+  for (size_t i = 0; i < pieces_.size(); ++i) {
+    if (!used[i] || grads_.empty() || !params[pieces_[i].param].stashed_grad().is_same(grads_[i])) {
+      return false;
+    }
+  }
+  return true;
+}
+
+/// Whether a parameter gets its first gradient, and that is not in the buffer yet.
+bool FlatGradient::needs_copy(const at::Tensor& result, std::span<const ShardedParam> params,
+                              const std::vector<bool>& used) const {
+  if (flat_.defined() && result.is_same(flat_)) {
+    return false;
+  }
+  for (size_t i = 0; i < pieces_.size(); ++i) {
+    if (used[i] && !params[pieces_[i].param].stashed_grad().defined()) {
+      return true;
+    }
+  }
+  return false;
+}
+
+void FlatGradient::hand_out(const at::Tensor& result, std::span<ShardedParam> params, const std::vector<bool>& used,
+                            ReduceStream& stream) {
+  for (const auto& piece : pieces_) {
+    params[piece.param].stash_sharded_grad();
+  }
+  if (is_all_stashed(params, used)) {
+    const SideStream::Scope scope(stream);
+    flat_.add_(result);
+    restore_stashed_grads(params);
+    return;
+  }
+  const bool copies = needs_copy(result, params, used);
+  if (copies && !is_free()) {
+    ensure(params);
+    stream.wait_for_current();  // whose memory it is
+  }
+  const SideStream::Scope scope(stream);
+  for (size_t i = 0; i < pieces_.size(); ++i) {
+    const auto& param = params[pieces_[i].param];
+    if (used[i] && param.stashed_grad().defined()) {
+      dtensor_meta(param.stashed_grad())->local.add_(piece_of(result, i, param));
+    }
+  }
+  if (copies) {
+    flat_.copy_(result);
+  }
+  for (size_t i = 0; i < pieces_.size(); ++i) {
+    auto& param = params[pieces_[i].param];
+    if (used[i] && !param.stashed_grad().defined()) {
+      param.set_sharded_grad(grads_[i]);
+    }
+  }
+  restore_stashed_grads(params);
+}
+
+}  // namespace tessera

@@ -1,0 +1,148 @@
+#pragma once
+// The reduction of a unit's gradients: one reduce-scatter over the shards of what all ranks send (gradient_message.h),
+// an all-reduce of the result over the replicas (HSDP, replicate), and each parameter's rows as views of one flat
+// gradient (flat_gradient.h).
+//
+//   collect() → start() ──▶ reduce-scatter in flight ── start_all_reduce() ──▶ all-reduce in flight ── finish()
+//
+// On a device with streams copy-in is on the stream that computes, and what comes after a collective on another one
+// (fully_shard/memory/reduce_stream.h), until whose drain() the gradients are not to be read.
+//
+// Where gradients go from a device to the CPU, whose optimizer has them, finish() starts the copy, to pinned memory and
+// on a stream of its own, and the next finish() waits for it.
+//
+// Where ranks read each other's memory ("threads", "shm") and the gradients are as they are sent, there is no copy-in:
+// the reduce-scatter reads them where they are (comm/backend/tensor_part.h). Where there is one shard only, start()
+// copies into the result itself, and issues the all-reduce at once. In place of start(), start_in() copies into a part
+// of a buffer that several reductions share, and whoever owns that buffer all-reduces it (reduction_queue.h).
+//
+// Where a hook of the user's reduces further, every parameter that requires a gradient gets one: the flags of its ranks
+// do not come here.
+//
+// Thread safety: for the thread that runs the rank's backward.
+
+#include <ATen/core/Tensor.h>
+
+#include <functional>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "comm/backend/stream_mark.h"
+#include "fully_shard/events/engine_slots.h"
+#include "fully_shard/layout/data_parallel_axes.h"
+#include "fully_shard/memory/block_pool.h"
+#include "fully_shard/memory/reduce_stream.h"
+#include "fully_shard/param/sharded_param.h"
+#include "fully_shard/reduce/flat_gradient.h"
+#include "fully_shard/reduce/gradient_message.h"
+#include "fully_shard/reduce/gradient_scale.h"
+
+namespace tessera {
+
+/// What a user may change from step to step.
+struct GradientSettings {
+  bool requires_gradient_sync = true;
+  bool requires_all_reduce = true;
+  std::optional<double> divide_factor = std::nullopt;
+  bool force_sum = false;
+  /// Called with this rank's reduced flat gradient before it is divided and handed out.
+  std::function<void(const at::Tensor&)> all_reduce_hook = nullptr;
+  /// In place of the slots'; empty: those.
+  ReduceScatterFn reduce_scatter = nullptr;
+  AllReduceFn all_reduce = nullptr;
+};
+
+class GradientReduction {
+ public:
+  struct Options {
+    std::string api;  // as in ParamGroup::Options
+    DataParallelAxes axes;
+    std::optional<at::ScalarType> reduce_dtype;  // none: that of the parameters
+    at::Device device;                           // of the unsharded parameters
+    at::TensorOptions grad_options;              // of the sharded gradients, but for their dtype: the parameters'
+    std::vector<int64_t> dims;                   // that are sharded, one a parameter
+  };
+
+  explicit GradientReduction(Options options);
+
+  bool in_flight() const { return stage_ != Stage::Idle; }
+  bool is_all_reducing() const { return stage_ == Stage::AllReduce; }
+  bool is_copying() const { return stage_ == Stage::HostCopy; }
+  /// Takes the unsharded gradients of the parameters that require one, which have one dtype. Collective, as every step
+  /// here.
+  void collect(std::span<ShardedParam> params, const GradientSettings& settings);
+  /// Copies what was collected, and issues the first collective.
+  void start(std::span<ShardedParam> params, BlockPool& pool);
+  /// Waits for the reduce-scatter. With replicas it issues the all-reduce, if start() did not, and returns true, unless
+  /// the settings said not to: then the result waits for a later reduction. Without replicas it calls finish().
+  bool start_all_reduce(std::span<ShardedParam> params);
+  /// Once that has happened: returns when no peer reads the gradients that the reduce-scatter sent, which are kept
+  /// until then.
+  void wait_until_read() { scattered_.wait_until_read(); }
+  /// Waits, and gives the parameters their sharded gradients. The first of two calls where they go to the host, after
+  /// which it is_copying(). On the CPU it throws StateError on every rank, and has dropped the gradients, if ranks
+  /// froze different parameters.
+  void finish(std::span<ShardedParam> params);
+  /// Waits, and throws the result away, with what earlier reductions left to be all-reduced. A group that has failed is
+  /// no error here.
+  void discard();
+
+  /// Once collected: whether start_in() may take the place of start().
+  bool can_share() const;
+  /// Whether both can be in one all-reduce.
+  bool can_share_with(const GradientReduction& other) const;
+  int64_t numel() const { return message_.numel(); }
+  const at::TensorOptions& buffer_options() const { return message_.options(); }
+  ReduceOp op() const { return scale_.op; }
+  /// On which finish() waits and works.
+  const std::shared_ptr<ReduceStream>& stream() const { return stream_; }
+  const ProcessGroupPtr& replica_group() const { return options_.axes.replica_group(); }
+  /// Copies what was collected to `buffer`, numel() elements of buffer_options(), which stays until finish(). finish()
+  /// comes after the all-reduce of it.
+  void start_in(const at::Tensor& buffer);
+
+  /// Whether a reduce-scatter's result waits for its all-reduce.
+  bool has_partial() const { return partial_.defined(); }
+
+ private:
+  enum class Stage { Idle, Collected, ReduceScatter, AllReduce, HostCopy };
+
+  void plan(std::span<const ShardedParam> params);
+  void copy_in(const at::Tensor& buffer);
+  void wait_for_pending();
+  void leave_memory();
+  const at::Tensor& choose_output(std::span<const ShardedParam> params, BlockPool& pool);
+  void end_reduce_scatter();
+  void keep_partial();
+  void issue_all_reduce();
+  void scale_result();
+  void start_host_copy(std::span<const ShardedParam> params);
+  void check_frozen_alike(std::span<ShardedParam> params);
+  void hand_out(std::span<ShardedParam> params);
+  void end();
+
+  Options options_;
+  std::shared_ptr<ReduceScatterStream> scatter_stream_;
+  std::shared_ptr<ReduceStream> stream_;
+  std::shared_ptr<EngineSlots> slots_ = engine_slots();
+  GradientMessage message_;
+  FlatGradient flat_gradient_;
+  PooledBuffer input_, output_buffer_;
+
+  Stage stage_ = Stage::Idle;
+  Pending pending_;
+  Pending scattered_;  // the last reduce-scatter, which was waited for
+  GradientScale scale_;
+  bool all_reduces_ = false;
+  std::function<void(const at::Tensor&)> hook_;
+  ReduceScatterFn reduce_scatter_;
+  AllReduceFn all_reduce_;
+  bool has_own_all_reduce_ = false;  // the user's
+  at::Tensor output_;                // what the collectives write
+  at::Tensor host_output_;           // while it is copied there
+  StreamMark copied_;
+  at::Tensor partial_;  // sums of reduce-scatters that wait for an all-reduce
+};
+
+}  // namespace tessera

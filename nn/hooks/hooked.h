@@ -1,0 +1,310 @@
+#pragma once
+// Hooked<Impl>: a module type with a hook point, because libtorch's own modules call forward statically.
+//
+//   struct BlockImpl : torch::nn::Module {
+//     BlockImpl(int64_t dim) { fc = register_module("fc", tessera::nn::Linear(dim, dim)); }
+//     at::Tensor forward(at::Tensor x) { return x + fc(x); }
+//     tessera::nn::Linear fc{nullptr};
+//   };
+//   TESSERA_MODULE(Block);                       // in place of TORCH_MODULE(Block)
+//
+//   Block block(64);
+//   hook_point(*block, "example").register_forward_hook(...);
+//   block(x);                                    // runs the hooks
+//
+// A holder that TESSERA_MODULE declares does all that a torch::nn::ModuleHolder does. `holder(x)` accepts forward's
+// default arguments; `holder->forward(...)` has the exact argument types of Impl::forward but no defaults
+// (`holder->call(...)` has them). A default argument is not shown to the hooks.
+//
+// Hooks see copies of the handles: an argument that forward takes by value or by const reference can be replaced
+// without the caller noticing. What it takes by pointer or by non-const reference belongs to the caller, who sees
+// the replacement.
+//
+// The static type on which forward is called decides: through a torch::nn::LinearImpl& no hook of a
+// tessera::nn::Linear runs. A member declared as torch::nn::Linear cannot hold a tessera::nn::Linear, so the members
+// of a stock parent cannot be hooked one by one: hook the parent, hooked(parent).
+//
+// Impl must be complete where TESSERA_MODULE stands.
+
+#include <c10/util/Type.h>
+#include <torch/nn/pimpl.h>
+
+#include <memory>
+#include <ostream>
+#include <string>
+#include <string_view>
+#include <tuple>
+#include <type_traits>
+#include <utility>
+
+#include "base/error.h"
+#include "nn/hooks/clone.h"
+#include "nn/hooks/forward_signature.h"
+#include "nn/hooks/hook_point.h"
+#include "nn/hooks/python_forward.h"
+#include "nn/hooks/run_with_hooks.h"
+
+namespace tessera {
+
+namespace detail {
+
+struct FromImpl {};
+
+// All of Hooked but forward, whose exact signature AnyModule must find in the most derived class.
+template <class Impl, class Derived>
+class HookedModule : public Impl, public HookPoint {
+ public:
+  using Impl::Impl;
+  HookedModule() = default;
+  HookedModule(FromImpl, const Impl& impl) : Impl(impl) {}
+
+  torch::nn::Module& module() noexcept override { return *this; }
+  std::string type_name() const override { return c10::demangle(typeid(Impl).name()); }
+  /// Impl's name. Through a torch::nn::Module& libtorch shows the whole name of Hooked<...>.
+  const std::string& name() const {
+    static const std::string name = c10::demangle(typeid(Impl).name());
+    return name;
+  }
+
+  std::shared_ptr<torch::nn::Module> clone(const std::optional<at::Device>& device = std::nullopt) const override {
+    if constexpr (can_clone) {
+      return clone_checked(*this, [&]() -> std::shared_ptr<torch::nn::Module> {
+        const auto copy = Impl::clone(device);
+        TESSERA_CHECK(NotImplementedError, typeid(*copy) == typeid(Impl),
+                      "clone: {}::clone returned a {}; derive the type from torch::nn::Cloneable<its own type>",
+                      type_name(), c10::demangle(typeid(*copy).name()));
+        return std::make_shared<Derived>(FromImpl(), static_cast<const Impl&>(*copy));
+      });
+    } else {
+      check_cloneable();
+      return nullptr;
+    }
+  }
+
+  /// The second entry point of the recurrent layers (nn/recurrent.h), under the same hooks as forward.
+  template <class Packed, class... Rest>
+  requires requires(Impl& impl, const Packed& packed, Rest&&... rest) {
+    impl.forward_with_packed_input(packed, std::forward<Rest>(rest)...);
+  }
+  auto forward_with_packed_input(const Packed& packed, Rest&&... rest) {
+    const auto run = [this](const Packed& input, std::decay_t<Rest>... inputs) {
+      return Impl::forward_with_packed_input(input, std::move(inputs)...);
+    };
+    using R = decltype(run(packed, std::forward<Rest>(rest)...));
+    return run_with_hooks<R, const Packed&, std::decay_t<Rest>...>(*this, run, packed, std::forward<Rest>(rest)...);
+  }
+
+  void check_cloneable() const override {
+    HookPoint::check_cloneable();
+    TESSERA_CHECK(NotImplementedError, can_clone,
+                  "clone: {} has no clone; derive it from torch::nn::Cloneable<{}> with a copy constructor, and build "
+                  "its parameters and children in reset()",
+                  type_name(), type_name());
+    TESSERA_CHECK(NotImplementedError, typeid(*this) == typeid(Derived),
+                  "clone: {} derives from a Hooked type and would be sliced; hook the most derived type",
+                  c10::demangle(typeid(*this).name()));
+    for (const auto& item : this->parameters_) {
+      const at::Tensor* const member = const_cast<HookedModule*>(this)->parameter_member(item.key());
+      TESSERA_CHECK(NotImplementedError, member == nullptr || member->is_same(item.value()),
+                    "clone: the member {0} of {1} is not its registered parameter {0}, so the copy would lose it; tie "
+                    "with tessera::tie_parameter in place of an assignment to the member",
+                    item.key(), type_name());
+    }
+  }
+
+  bool rebind_parameter(std::string_view name, const at::Tensor& tensor) override {
+    at::Tensor* const member = parameter_member(name);
+    at::Tensor* const entry = this->parameters_.find(std::string(name));
+    if (member == nullptr || entry == nullptr) return false;
+    *member = tensor;
+    *entry = tensor;
+    return true;
+  }
+
+  void pretty_print(std::ostream& stream) const override {
+    using Inherited = void (torch::nn::Module::*)(std::ostream&) const;
+    if constexpr (std::is_same_v<decltype(&Impl::pretty_print), Inherited>) {
+      stream << name();
+    } else {
+      Impl::pretty_print(stream);
+    }
+  }
+
+ protected:
+  /// Impl's forward, or Python's where libtorch's rounds otherwise (nn/hooks/python_forward.h).
+  template <class... Args>
+  decltype(auto) call_impl(Args&&... args) {
+    if constexpr (has_python_forward<Impl>) {
+      return python_forward(static_cast<const Impl&>(*this), std::forward<Args>(args)...);
+    } else {
+      return Impl::forward(std::forward<Args>(args)...);
+    }
+  }
+  template <class... Args>
+  decltype(auto) call_impl(Args&&... args) const {
+    return Impl::forward(std::forward<Args>(args)...);
+  }
+
+ private:
+  using ModuleClone = std::shared_ptr<torch::nn::Module> (torch::nn::Module::*)(const std::optional<at::Device>&) const;
+  static constexpr bool can_clone =
+      std::is_copy_constructible_v<Impl> && !std::is_same_v<decltype(&Impl::clone), ModuleClone>;
+
+  at::Tensor* parameter_member(std::string_view name) {
+    Impl& impl = *this;
+    if constexpr (requires {
+                    { impl.parameter_member(name) } -> std::same_as<at::Tensor*>;
+                  }) {
+      return impl.parameter_member(name);
+    }
+    if constexpr (requires {
+                    { impl.weight } -> std::same_as<at::Tensor&>;
+                  }) {
+      if (name == "weight") return &impl.weight;
+    }
+    if constexpr (requires {
+                    { impl.bias } -> std::same_as<at::Tensor&>;
+                  }) {
+      if (name == "bias") return &impl.bias;
+    }
+    return nullptr;
+  }
+};
+
+}  // namespace detail
+
+/// Impl with a hook point: constructed like Impl, called like Impl, and usable wherever an Impl is.
+/// `Signature` is needed only where Impl::forward is overloaded or a template.
+template <class Impl, class Signature = detail::forward_signature_t<Impl>>
+class Hooked;
+
+template <class Impl, class R, class... A>
+class Hooked<Impl, R(A...)> : public detail::HookedModule<Impl, Hooked<Impl, R(A...)>> {
+ public:
+  using detail::HookedModule<Impl, Hooked>::HookedModule;
+
+  R forward(A... args) {
+    if (!this->has_hooks()) [[likely]]
+      return this->call_impl(std::forward<A>(args)...);
+    const auto run = [this](A... inputs) -> R { return this->call_impl(std::forward<A>(inputs)...); };
+    return run_with_hooks<R, A...>(*this, run, std::forward<A>(args)...);
+  }
+
+  /// forward with Impl's default arguments.
+  template <class... Args>
+  requires(sizeof...(Args) <= sizeof...(A)) R call(Args&&... args) {
+    if constexpr (sizeof...(Args) == sizeof...(A)) {
+      return forward(std::forward<Args>(args)...);
+    } else {
+      return call_prefix(std::index_sequence_for<Args...>(), std::forward<Args>(args)...);
+    }
+  }
+
+ private:
+  template <size_t I>
+  using Argument = std::tuple_element_t<I, std::tuple<A...>>;
+
+  template <size_t... I>
+  R call_prefix(std::index_sequence<I...>, Argument<I>... args) {
+    if (!this->has_hooks()) [[likely]]
+      return this->call_impl(std::forward<Argument<I>>(args)...);
+    const auto run = [this](Argument<I>... inputs) -> R {
+      return this->call_impl(std::forward<Argument<I>>(inputs)...);
+    };
+    return run_with_hooks<R, Argument<I>...>(*this, run, std::forward<Argument<I>>(args)...);
+  }
+};
+
+template <class Impl, class R, class... A>
+class Hooked<Impl, R(A...) const> : public detail::HookedModule<Impl, Hooked<Impl, R(A...) const>> {
+ public:
+  using detail::HookedModule<Impl, Hooked>::HookedModule;
+
+  R forward(A... args) const {
+    if (!this->has_hooks()) [[likely]]
+      return this->call_impl(std::forward<A>(args)...);
+    const auto run = [this](A... inputs) -> R { return this->call_impl(std::forward<A>(inputs)...); };
+    return run_with_hooks<R, A...>(const_cast<Hooked&>(*this), run, std::forward<A>(args)...);
+  }
+
+  /// forward with Impl's default arguments.
+  template <class... Args>
+  requires(sizeof...(Args) <= sizeof...(A)) R call(Args&&... args)
+  const {
+    if constexpr (sizeof...(Args) == sizeof...(A)) {
+      return forward(std::forward<Args>(args)...);
+    } else {
+      return call_prefix(std::index_sequence_for<Args...>(), std::forward<Args>(args)...);
+    }
+  }
+
+ private:
+  template <size_t I>
+  using Argument = std::tuple_element_t<I, std::tuple<A...>>;
+
+  template <size_t... I>
+  R call_prefix(std::index_sequence<I...>, Argument<I>... args) const {
+    if (!this->has_hooks()) [[likely]]
+      return this->call_impl(std::forward<Argument<I>>(args)...);
+    const auto run = [this](Argument<I>... inputs) -> R {
+      return this->call_impl(std::forward<Argument<I>>(inputs)...);
+    };
+    return run_with_hooks<R, Argument<I>...>(const_cast<Hooked&>(*this), run, std::forward<Argument<I>>(args)...);
+  }
+};
+
+/// A ModuleHolder whose `holder(args...)` runs hooks and accepts forward's default arguments.
+template <class HookedType>
+class HookedHolder : public torch::nn::ModuleHolder<HookedType> {
+ public:
+  using torch::nn::ModuleHolder<HookedType>::ModuleHolder;
+
+  template <class... Args>
+  auto operator()(Args&&... args) {
+    return this->get()->call(std::forward<Args>(args)...);
+  }
+};
+
+/// A hooked module that shares parameters, buffers and children with a stock one: the same tensors, so optimizers
+/// that were built on `stock` stay valid and see the same gradients. Other members (options, training mode) are
+/// copied and go their own ways from here on; put the result in the place of `stock`.
+///   auto linear = tessera::hooked(stock_linear);          // torch::nn::Linear -> holder of a hooked one
+/// Errors: ValueError for an empty holder; StateError if `stock` has a hook point already or is of a derived type.
+template <class Impl>
+HookedHolder<Hooked<Impl>> hooked(const std::shared_ptr<Impl>& stock) {
+  static_assert(std::is_copy_constructible_v<Impl>, "tessera::hooked: the module's type must be copyable");
+  static_assert(!std::is_base_of_v<HookPoint, Impl>, "tessera::hooked: the module has a hook point already");
+  TESSERA_CHECK(ValueError, stock != nullptr, "hooked: the module is null");
+  TESSERA_CHECK(StateError, typeid(*stock) == typeid(Impl),
+                "hooked: the module is a {}, but was given as a {}, and would be sliced; {}",
+                c10::demangle(typeid(*stock).name()), c10::demangle(typeid(Impl).name()),
+                find_hook_point(*stock) != nullptr ? "it has a hook point already" : "give it as its own type");
+  return HookedHolder<Hooked<Impl>>(std::make_shared<Hooked<Impl>>(detail::FromImpl(), *stock));
+}
+
+template <class Impl>
+HookedHolder<Hooked<Impl>> hooked(const torch::nn::ModuleHolder<Impl>& stock) {
+  TESSERA_CHECK(ValueError, !stock.is_empty(), "hooked: the module is null");
+  return hooked(stock.ptr());
+}
+
+}  // namespace tessera
+
+// Converts from its base, as libtorch's holders do.
+#define TESSERA_DETAIL_MODULE(Name, ...)                                                              \
+  class Name : public ::tessera::HookedHolder<__VA_ARGS__> { /* NOLINT */                             \
+   public:                                                                                            \
+    using ::tessera::HookedHolder<__VA_ARGS__>::HookedHolder;                                         \
+    Name() = default;                                                                                 \
+    Name(::tessera::HookedHolder<__VA_ARGS__> other) : HookedHolder(std::move(other)) {} /* NOLINT */ \
+    using Impl [[maybe_unused]] = __VA_ARGS__;                                                        \
+  }
+
+/// Like TORCH_MODULE: the holder `Name` of a hooked NameImpl.
+#define TESSERA_MODULE(Name) TESSERA_DETAIL_MODULE(Name, ::tessera::Hooked<Name##Impl>)
+
+/// Like TORCH_MODULE_IMPL: the holder `Name` of a hooked `ImplType`.
+#define TESSERA_MODULE_IMPL(Name, ImplType) TESSERA_DETAIL_MODULE(Name, ::tessera::Hooked<ImplType>)
+
+/// For a NameImpl whose forward is overloaded or a template: TESSERA_MODULE_SIGNATURE(Name, at::Tensor(at::Tensor)).
+#define TESSERA_MODULE_SIGNATURE(Name, ...) TESSERA_DETAIL_MODULE(Name, ::tessera::Hooked<Name##Impl, __VA_ARGS__>)

@@ -1,0 +1,79 @@
+#include "tests/comm/cases/differing_calls.h"
+
+#include <ATen/ops/zeros.h>
+#include <fmt/format.h>
+
+#include <array>
+#include <chrono>
+#include <functional>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+#include <vector>
+
+#include "base/error.h"
+#include "comm/collectives.h"
+#include "comm/process_group.h"
+#include "testing/expect.h"
+#include "testing/run_processes.h"
+
+namespace tessera::testing {
+
+namespace {
+
+/// A collective over the default group of two ranks, and what an error says of it.
+struct Call {
+  std::string name;
+  std::function<void()> run;
+};
+
+Call reduction(ReduceOp op, at::ScalarType dtype = at::kFloat) {
+  return {fmt::format("all_reduce({}, {}[4])", op, c10::toString(dtype)),
+          [=] { all_reduce(at::zeros({4}, dtype), op, default_group()); }};
+}
+
+Call gather_of(int64_t numel) {
+  return {fmt::format("all_gather(Float[{}])", numel),
+          [=] { all_gather(at::zeros({2 * numel}), at::zeros({numel}), default_group()); }};
+}
+
+Call broadcast_of(int64_t numel) {
+  return {fmt::format("broadcast(source 0, Float[{}])", numel),
+          [=] { broadcast(at::zeros({numel}), 0, default_group()); }};
+}
+
+// Of rank 0's, `numel` elements for each rank, and of rank 1's.
+Call scatter_of(int64_t numel) {
+  const at::Tensor part = at::zeros({numel});
+  return {fmt::format("all_to_all(Float[{}])", 2 * numel), [=] { scatter(part, {part, part}, 0, default_group()); }};
+}
+
+Call scatter_to(int64_t numel) {
+  return {"all_to_all(Float[0])", [=] { scatter(at::zeros({numel}), {}, 0, default_group()); }};
+}
+
+}  // namespace
+
+void check_calls_that_differ(const std::string& backend) {
+  const auto body = [&](int rank) {
+    const std::vector<std::array<Call, 2>> pairs = {
+        {reduction(ReduceOp::Sum), reduction(ReduceOp::Max)},
+        {reduction(ReduceOp::Sum), reduction(ReduceOp::Sum, at::kInt)},
+        {reduction(ReduceOp::Sum), gather_of(4)},
+        {reduction(ReduceOp::Sum), Call{"barrier()", [] { barrier(default_group()); }}},
+        {gather_of(4), gather_of(8)},
+        {gather_of(0), gather_of(4)},
+        {broadcast_of(8), broadcast_of(4)},
+        {scatter_of(8), scatter_to(4)},
+        {scatter_of(0), scatter_to(4)},
+    };
+    for (const auto& calls : pairs) {
+      destroy_process_group();
+      init_process_group({.backend = backend, .timeout = std::chrono::milliseconds(1500)});
+      expect_throws<CommError>(calls[rank].run, calls[rank].name + " on group 'default'");
+    }
+    destroy_process_group();
+    init_process_group({.backend = backend});
+  };
+  run_processes(2, body, {.backend = backend});
+}
+
+}  // namespace tessera::testing

@@ -12,9 +12,9 @@ namespace tessera {
 namespace {
 
 /// Keeps the module that a call belongs to until the call is not needed any more.
-class ModuleCall final : public RepeatableCall {
+class ModuleCall final : public RecomputableCall {
  public:
-  ModuleCall(std::shared_ptr<torch::nn::Module> module, std::unique_ptr<RepeatableCall> call)
+  ModuleCall(std::shared_ptr<torch::nn::Module> module, std::unique_ptr<RecomputableCall> call)
       : module_(std::move(module)), call_(std::move(call)) {}
 
   void run() override { call_->run(); }
@@ -26,7 +26,7 @@ class ModuleCall final : public RepeatableCall {
 
  private:
   std::shared_ptr<torch::nn::Module> module_;
-  std::unique_ptr<RepeatableCall> call_;
+  std::unique_ptr<RecomputableCall> call_;
 };
 
 HookPoint& checked_point(torch::nn::Module& module, const char* caller) {
@@ -40,7 +40,7 @@ HookPoint& checked_point(torch::nn::Module& module, const char* caller) {
 
 void wrap(HookPoint& point, const CheckpointOptions& options) {
   point.wrap_forward(
-      [options](HookPoint& at, const std::function<void()>& forward, std::unique_ptr<RepeatableCall> again) {
+      [options](HookPoint& at, const std::function<void()>& forward, std::unique_ptr<RecomputableCall> again) {
         auto call = std::make_unique<ModuleCall>(at.module().weak_from_this().lock(), std::move(again));
         CheckpointRegion::run(forward, std::move(call), options, "checkpoint of " + at.type_name());
       });
@@ -48,7 +48,7 @@ void wrap(HookPoint& point, const CheckpointOptions& options) {
 
 }  // namespace
 
-void detail::run_checkpointed(const std::function<void()>& forward, std::unique_ptr<RepeatableCall> again,
+void detail::run_checkpointed(const std::function<void()>& forward, std::unique_ptr<RecomputableCall> again,
                               const CheckpointOptions& options) {
   CheckpointRegion::run(forward, std::move(again), options, "checkpoint");
 }

@@ -40,12 +40,12 @@
 
 #include "activation_checkpoint/checkpoint_options.h"
 #include "nn/hooks/module_ref.h"
-#include "nn/hooks/repeatable_call.h"
+#include "nn/hooks/recomputable_call.h"
 
 namespace tessera {
 
 namespace detail {
-void run_checkpointed(const std::function<void()>& forward, std::unique_ptr<RepeatableCall> again,
+void run_checkpointed(const std::function<void()>& forward, std::unique_ptr<RecomputableCall> again,
                       const CheckpointOptions& options);
 }  // namespace detail
 

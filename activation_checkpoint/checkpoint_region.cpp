@@ -29,7 +29,7 @@ const at::Tensor& placeholder() {
 
 /// The devices whose random numbers a call with these inputs may use: theirs, and the GPU that tensors made in it lie
 /// on. On the meta device there are none.
-std::vector<at::Device> generator_devices(RepeatableCall& call) {
+std::vector<at::Device> generator_devices(RecomputableCall& call) {
   std::vector<at::Device> devices{at::kCPU};
   const auto add = [&](at::Device device) {
     if (!device.is_meta() && std::ranges::find(devices, device) == devices.end()) {
@@ -49,7 +49,7 @@ std::vector<at::Device> generator_devices(RepeatableCall& call) {
 
 /// Whose states a second call needs. Not those that other ranks draw from as well: to set them would repeat numbers
 /// there, and draws from them are refused (shared_generator_use.h).
-std::vector<at::Generator> generators_of(RepeatableCall& call) {
+std::vector<at::Generator> generators_of(RecomputableCall& call) {
   std::vector<at::Generator> generators;
   const auto add = [&](const at::Generator& generator) {
     if (std::ranges::find(generators, generator) == generators.end()) {
@@ -168,7 +168,7 @@ std::string CheckpointRegion::SavedMeta::to_string() const {
   return spec ? fmt::format("a DTensor {} {}", text, spec->placements()) : text;
 }
 
-CheckpointRegion::CheckpointRegion(std::unique_ptr<RepeatableCall> again, const CheckpointOptions& options,
+CheckpointRegion::CheckpointRegion(std::unique_ptr<RecomputableCall> again, const CheckpointOptions& options,
                                    std::string place)
     : again_(std::move(again)),
       options_(options),
@@ -182,7 +182,7 @@ CheckpointRegion::CheckpointRegion(std::unique_ptr<RepeatableCall> again, const 
   });
 }
 
-void CheckpointRegion::run(const std::function<void()>& forward, std::unique_ptr<RepeatableCall> again,
+void CheckpointRegion::run(const std::function<void()>& forward, std::unique_ptr<RecomputableCall> again,
                            const CheckpointOptions& options, std::string place) {
   if (!at::GradMode::is_enabled()) {
     forward();

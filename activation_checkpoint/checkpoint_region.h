@@ -30,14 +30,14 @@
 #include "activation_checkpoint/forward_context.h"
 #include "activation_checkpoint/saved_tensor_hooks.h"
 #include "dtensor/spec/dtensor_spec.h"
-#include "nn/hooks/repeatable_call.h"
+#include "nn/hooks/recomputable_call.h"
 
 namespace tessera {
 
 class CheckpointRegion : public std::enable_shared_from_this<CheckpointRegion> {
  public:
   /// Calls `forward` once, as one region. `again` is the same call, for backward; `place` names it in errors.
-  static void run(const std::function<void()>& forward, std::unique_ptr<RepeatableCall> again,
+  static void run(const std::function<void()>& forward, std::unique_ptr<RecomputableCall> again,
                   const CheckpointOptions& options, std::string place);
 
  private:
@@ -64,7 +64,7 @@ class CheckpointRegion : public std::enable_shared_from_this<CheckpointRegion> {
   class FillHooks;
   class FillMaker;
 
-  CheckpointRegion(std::unique_ptr<RepeatableCall> again, const CheckpointOptions& options, std::string place);
+  CheckpointRegion(std::unique_ptr<RecomputableCall> again, const CheckpointOptions& options, std::string place);
 
   size_t add_slot(const at::Tensor& tensor);
   at::Tensor tensor_of(size_t slot);
@@ -77,7 +77,7 @@ class CheckpointRegion : public std::enable_shared_from_this<CheckpointRegion> {
   void check_filled() const;
   void clear();
 
-  std::unique_ptr<RepeatableCall> again_;
+  std::unique_ptr<RecomputableCall> again_;
   const CheckpointOptions options_;
   const std::string place_;
   ForwardContext context_;

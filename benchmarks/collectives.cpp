@@ -88,12 +88,12 @@ Results measure_lent(int rounds) {
     const at::Tensor own = shared_zeros(count, at::kFloat), all = at::zeros({get_world_size() * count});
     own.fill_(1);
     results[key("all_gather", bytes, "lent")] = call_us([&] { all_gather(all, own, default_group()); }, bytes, rounds);
-    const auto parts = std::make_shared<const std::vector<TensorPart>>(
-        1, TensorPart{.numel = count, .tensor = at::zeros({get_world_size() * count}, at::kBFloat16)});
+    const auto parts = std::make_shared<const std::vector<TensorSegment>>(
+        1, TensorSegment{.numel = count, .tensor = at::zeros({get_world_size() * count}, at::kBFloat16)});
     const auto gather_cast = [&] {
-      auto pending = all_gather_parts_async(parts, own, default_group());
+      auto pending = all_gather_segments_async(parts, own, default_group());
       pending.wait();
-      pending.wait_until_read();
+      pending.wait_for_readers();
     };
     results[key("all_gather_bf16", bytes, "lent")] = call_us(gather_cast, bytes, rounds);
   }

@@ -16,7 +16,7 @@
 //                                for room in a queue of kernels
 //   gpu_step/tokens_per_s        of all ranks
 //
-// and the timeline of one step of rank 0: for each event of a unit (fully_shard/events/unit_state.h), when the host
+// and the timeline of one step of rank 0: for each event of a unit (fully_shard/events/sharded_state.h), when the host
 // came to it and when the stream that computes did, in microseconds from the step's first event. Where the GPU's time
 // jumps at an "unshard", it waited for a gather.
 //
@@ -158,14 +158,14 @@ double host_us(const std::function<void()>& call, int rounds) {
 }
 
 struct Moment {
-  UnitEvent event;
+  FSDPEvent event;
   double host_us;
   c10::Event on_gpu;
 };
 
 void print_timeline(Model& model) {
   std::vector<Moment> moments;
-  fsdp(model.gpt).set_event_observer([&](const UnitEvent& event) {
+  fsdp(model.gpt).set_event_observer([&](const FSDPEvent& event) {
     moments.push_back({event, wall_us(), c10::Event(c10::kCUDA, c10::EventFlag::BACKEND_DEFAULT)});
     moments.back().on_gpu.record(c10::impl::VirtualGuardImpl(c10::kCUDA).getStream(gpu()));
   });

@@ -31,7 +31,7 @@
 // of the state: one that refuses to be written to, or whose device has no memory left. The state's tensors are partly
 // the loaded ones after that, on all ranks, and its values, such as the step, as they were: load again, or another.
 //
-// Ranks wait for each other as in any collective: one must not read or write longer than another by more than the
+// RankSync wait for each other as in any collective: one must not read or write longer than another by more than the
 // `timeout` of init_process_group, on pain of CommError. Rank 0 syncs all files, and alone writes what it alone has.
 //
 // Errors are raised on every rank or on none: CheckpointError (files), KeyError (missing and unexpected keys),

@@ -19,7 +19,7 @@
 
 #include "checkpoint/format/checkpoint_error.h"
 #include "checkpoint/format/manifest.h"
-#include "checkpoint/io/catalog.h"
+#include "checkpoint/io/checkpoint_index.h"
 #include "checkpoint/io/file_io.h"
 #include "checkpoint/io/read_tensor.h"
 #include "checkpoint/io/staging.h"
@@ -111,8 +111,8 @@ struct LatestValid {
 };
 
 /// Collective.
-std::optional<LatestValid> find_latest_valid(const Ranks& ranks, const std::string& folder, int64_t last_step) {
-  std::istringstream steps(ranks.from_first([&] {
+std::optional<LatestValid> find_latest_valid(const RankSync& ranks, const std::string& folder, int64_t last_step) {
+  std::istringstream steps(ranks.from_rank0([&] {
     std::string text;
     for (const auto& own : whole_checkpoints(folder, last_step)) {
       text = fmt::format("{} {} {}", own.step, fs::path(own.path).filename().string(), text);
@@ -124,7 +124,7 @@ std::optional<LatestValid> find_latest_valid(const Ranks& ranks, const std::stri
   for (std::string name; steps >> step >> name;) {
     const auto path = (fs::path(folder) / name).string();
     try {
-      ranks.together([&] { verify_blocks(open_catalog(path), ranks.rank(), ranks.size()); });
+      ranks.on_all_ranks([&] { verify_blocks(open_catalog(path), ranks.rank(), ranks.size()); });
       return LatestValid{.folder = {.step = step, .path = path}, .is_last = fault.empty()};
     } catch (const CheckpointError& error) {  // on all ranks
       if (ranks.rank() == 0) {
@@ -140,7 +140,7 @@ std::optional<LatestValid> find_latest_valid(const Ranks& ranks, const std::stri
 
 /// Collective.
 std::optional<std::string> latest_up_to(const std::string& folder, int64_t last_step) {
-  const auto path = Ranks::all().from_first([&] {
+  const auto path = RankSync::all().from_rank0([&] {
     const auto found = whole_checkpoints(folder, last_step);
     return found.empty() ? std::string() : found.back().path;
   });
@@ -180,8 +180,8 @@ std::optional<c10::Device> current_gpu() {
 struct Checkpointer::Impl {
   std::string folder;
   CheckpointerOptions options;
-  Ranks ranks = Ranks::all();
-  std::optional<Ranks> own_ranks;  // over the background thread's group
+  RankSync ranks = RankSync::all();
+  std::optional<RankSync> own_ranks;  // over the background thread's group
   PlanCache cache;
   at::Tensor buffer;
   std::thread thread;
@@ -192,15 +192,15 @@ struct Checkpointer::Impl {
   /// Before the first save after resume_at(). Collective.
   void set_aside() {
     if (resumed_at) {
-      ranks.on_first([&] { set_aside_later(folder, *resumed_at); });
+      ranks.on_rank0([&] { set_aside_later(folder, *resumed_at); });
       resumed_at.reset();
     }
   }
   /// The job over copies of this rank's bytes.
   PlannedSave plan(int64_t step, const State& state);
   SaveJob copied_job(const PlannedSave& planned);
-  void run(const Ranks& over, const SaveJob& job) const {
-    over.on_first([&] {
+  void run(const RankSync& over, const SaveJob& job) const {
+    over.on_rank0([&] {
       remove_leftovers_of_run(folder);
       TESSERA_CHECK(CheckpointError, !fs::exists(fs::path(job.path) / kManifestName),
                     "{}: there is something already, the checkpoint of this step; if training went back to an earlier "
@@ -208,7 +208,7 @@ struct Checkpointer::Impl {
                     job.path);
     });
     run_save(over, job);
-    over.on_first([&] { remove_old(folder, job.path, options.keep_last); });
+    over.on_rank0([&] { remove_old(folder, job.path, options.keep_last); });
   }
   void wait();
 };
@@ -278,7 +278,7 @@ void Checkpointer::async_save(int64_t step, const State& state) {
   const auto planned = impl_->plan(step, state);
   SaveJob job;
   // A rank that lacks the memory says so here: the others' threads would wait for its.
-  impl_->ranks.together([&] { job = impl_->copied_job(planned); });
+  impl_->ranks.on_all_ranks([&] { job = impl_->copied_job(planned); });
   impl_->set_aside();
   job.progress = impl_->options.progress;
   impl_->thread =

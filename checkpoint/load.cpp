@@ -11,11 +11,11 @@
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/format/checkpoint_error.h"
 #include "checkpoint/format/safetensors.h"
-#include "checkpoint/io/catalog.h"
+#include "checkpoint/io/checkpoint_index.h"
 #include "checkpoint/io/read_tensor.h"
 #include "checkpoint/io/staging.h"
 #include "checkpoint/local_part.h"
-#include "checkpoint/ranks.h"
+#include "checkpoint/rank_sync.h"
 #include "dtensor/local/dtensor_impl.h"
 
 namespace tessera::dcp {
@@ -59,11 +59,11 @@ auto find_in(const std::map<Section, Map>& sections, Section section, const std:
   return found == own->second.end() ? nullptr : &found->second;
 }
 
-std::string file_of(const Catalog& catalog, const StoredTensor& stored) {
+std::string file_of(const CheckpointIndex& catalog, const StoredTensor& stored) {
   return stored.parts.empty() ? catalog.path : stored.parts[0].file;
 }
 
-void check_fit(const Catalog& catalog, const Target& target) {
+void check_fit(const CheckpointIndex& catalog, const Target& target) {
   const StoredTensor& stored = *target.stored;
   const std::string file = file_of(catalog, stored);
   TESSERA_CHECK(ValueError, target.part.sizes == stored.sizes,
@@ -75,7 +75,7 @@ void check_fit(const Catalog& catalog, const Target& target) {
                 c10::toString(stored.dtype), c10::toString(dtype));
 }
 
-void add_tensor(LoadPlan& plan, const Catalog& catalog, LocalPart part, StateValue& value) {
+void add_tensor(LoadPlan& plan, const CheckpointIndex& catalog, LocalPart part, StateValue& value) {
   const auto* stored = find_in(catalog.tensors, part.section, part.key);
   if (!stored) {
     plan.keys.missing.push_back(file_key(part.section, part.key));
@@ -96,7 +96,7 @@ void add_tensor(LoadPlan& plan, const Catalog& catalog, LocalPart part, StateVal
 
 /// Throws where the checkpoint has something of another type by this key. Else the program's std::get would fail later,
 /// without a word of where the value came from.
-void check_type(const Catalog& catalog, Section section, const std::string& key, const StateValue& own) {
+void check_type(const CheckpointIndex& catalog, Section section, const std::string& key, const StateValue& own) {
   static constexpr std::array kTypes = {"a tensor", "an int64_t", "a double", "a string"};  // as in StateValue
   const auto* tensor = find_in(catalog.tensors, section, key);
   const auto* value = find_in(catalog.values, section, key);
@@ -116,7 +116,7 @@ LocalPart part_to_write(Section section, const std::string& key, const at::Tenso
   return local_part(section, key, tensor);
 }
 
-void add_section(LoadPlan& plan, const Catalog& catalog, Section section, StateDict& own) {
+void add_section(LoadPlan& plan, const CheckpointIndex& catalog, Section section, StateDict& own) {
   for (auto& [key, value] : own) {
     check_type(catalog, section, key, value);
     if (const auto* tensor = std::get_if<at::Tensor>(&value)) {
@@ -152,7 +152,7 @@ std::string listed(std::vector<std::string> keys) {
   return fmt::format("{} ({}{})", count, fmt::join(keys, ", "), count > keys.size() ? ", ..." : "");
 }
 
-LoadPlan make_plan(const Catalog& catalog, State& state) {
+LoadPlan make_plan(const CheckpointIndex& catalog, State& state) {
   LoadPlan plan;
   for (const Section section : kSections) {
     add_section(plan, catalog, section, section_of(state, section));
@@ -263,8 +263,8 @@ void commit_values(LoadPlan& plan) {
 }  // namespace
 
 LoadResult load(const std::string& path, State& state, const LoadOptions& options) {
-  const Ranks ranks = Ranks::all();
-  Catalog catalog;
+  const RankSync ranks = RankSync::all();
+  CheckpointIndex catalog;
   LoadPlan plan;
   LoadResult result = join_keys(ranks.exchange([&] {
     catalog = open_catalog(path, options.variant);
@@ -274,8 +274,8 @@ LoadResult load(const std::string& path, State& state, const LoadOptions& option
   if (options.strict) {
     check_strict(path, result);
   }
-  ranks.together([&] { read_all(plan, options.progress); });
-  ranks.together([&] { commit_tensors(plan); });
+  ranks.on_all_ranks([&] { read_all(plan, options.progress); });
+  ranks.on_all_ranks([&] { commit_tensors(plan); });
   commit_values(plan);
   result.missing_keys = std::move(plan.keys.missing);
   return result;

@@ -39,7 +39,7 @@ LocalPart local_part(Section section, const std::string& key, const at::Tensor& 
         ValueError, !meta->spec->has_partial(),
         "checkpoint: '{}' is {}; a sum that is still to be made has no place in a file. Call redistribute() first",
         file_key(section, key), meta->spec->to_string());
-    if (meta->copied_view.is_stale()) {
+    if (meta->materialized_view.is_stale()) {
       check_not_stale(*meta, fmt::format("checkpoint: '{}'", file_key(section, key)).c_str());
     }
     const auto& ranks = meta->spec->mesh().ranks();
@@ -70,7 +70,7 @@ void check_memory(const char* where, const std::string& key, const at::Tensor& t
 
 void check_writable(const char* where, const std::string& key, const at::Tensor& tensor) {
   const auto* meta = dtensor_meta(tensor);
-  TESSERA_CHECK(NotImplementedError, !meta || !meta->copied_view,
+  TESSERA_CHECK(NotImplementedError, !meta || !meta->materialized_view,
                 "{}: '{}' is a view whose data had to be moved, {}, and what it views would not see what is written to "
                 "it. Give the viewed tensor itself",
                 where, key, meta->spec->to_string());

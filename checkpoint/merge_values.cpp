@@ -47,7 +47,7 @@ int64_t count_of(const std::map<Section, Values>& values) {
 }
 
 /// The hashes of rank 0's values, sorted, on every rank.
-std::vector<int64_t> hashes_of_first(const Ranks& ranks, const std::map<Section, Values>& own,
+std::vector<int64_t> hashes_of_first(const RankSync& ranks, const std::map<Section, Values>& own,
                                      const std::vector<std::string>& summaries) {
   std::vector<int64_t> hashes(std::stoull(summaries[0]));
   if (ranks.rank() == 0) {
@@ -101,14 +101,14 @@ std::string summary_of(const std::map<Section, Values>& values) {
   return fmt::format("{} {:016x}", count_of(values), hash_bytes(text.data(), text.size()));
 }
 
-std::map<Section, Values> merge_values(const Ranks& ranks, std::map<Section, Values> own,
+std::map<Section, Values> merge_values(const RankSync& ranks, std::map<Section, Values> own,
                                        const std::vector<std::string>& summaries) {
   if (std::ranges::all_of(summaries, [&](const auto& summary) { return summary == summaries[0]; })) {
     return own;
   }
   const auto hashes = hashes_of_first(ranks, own, summaries);
   const auto texts = ranks.exchange([&] { return format_values(without(hashes, own)); });
-  ranks.on_first([&] { add_others(own, texts); });
+  ranks.on_rank0([&] { add_others(own, texts); });
   return own;
 }
 

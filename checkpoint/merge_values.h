@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "checkpoint/format/value.h"
-#include "checkpoint/ranks.h"
+#include "checkpoint/rank_sync.h"
 
 namespace tessera::dcp {
 
@@ -22,7 +22,7 @@ std::string summary_of(const std::map<Section, Values>& values);
 
 /// On rank 0 the values of all ranks, elsewhere this rank's `own`. `summaries`: of all ranks. Collective; throws
 /// ValueError on every rank where a key has two values. Zeros differ by their sign; all NaNs are one.
-std::map<Section, Values> merge_values(const Ranks& ranks, std::map<Section, Values> own,
+std::map<Section, Values> merge_values(const RankSync& ranks, std::map<Section, Values> own,
                                        const std::vector<std::string>& summaries);
 
 }  // namespace tessera::dcp

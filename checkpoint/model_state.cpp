@@ -53,18 +53,18 @@ void check_names(const StateDict& own, const StateDict& given) {
 
 StateDict get_model_state_dict(ModuleRef model, const StateDictOptions& options) {
   if (options.full_state_dict) {
-    reshard_all_together(model, "get_model_state_dict");
+    reshard_on_all_ranks(model, "get_model_state_dict");
   }
-  return exported(own_tensors(*model, options.ignore_frozen_params), Ranks::all(), options);
+  return exported(own_tensors(*model, options.ignore_frozen_params), RankSync::all(), options);
 }
 
 void set_model_state_dict(ModuleRef model, const StateDict& state, const StateDictOptions& options) {
-  const Ranks ranks = setting_ranks(*model, state, options);
+  const RankSync ranks = setting_ranks(*model, state, options);
   StateDict own;
-  ranks.together([&] { own = own_tensors(*model, options.ignore_frozen_params); });
+  ranks.on_all_ranks([&] { own = own_tensors(*model, options.ignore_frozen_params); });
   const Incoming incoming = receive(state, ranks, options);
   std::vector<std::string> keys;
-  ranks.together([&] {
+  ranks.on_all_ranks([&] {
     if (options.strict) {
       check_names(own, incoming.state);
     }

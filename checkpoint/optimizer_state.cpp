@@ -6,7 +6,7 @@
 #include <set>
 #include <type_traits>
 
-#include "checkpoint/io/catalog.h"
+#include "checkpoint/io/checkpoint_index.h"
 #include "checkpoint/state_dict.h"
 #include "checkpoint/transfer.h"
 #include "dtensor/dtensor.h"
@@ -156,7 +156,7 @@ class Setter {
     }
   }
 
-  void set(const Ranks& ranks) {
+  void set(const RankSync& ranks) {
     for (const auto& param : params_) {
       visit_fields(options_of<Types>(optimizer_, param.group), [&](const char* name, auto& field) {
         if (const auto* value = find(option_key(param, name))) {
@@ -216,7 +216,7 @@ class Setter {
   }
 
   template <class Field>
-  void set_field(Field& field, const std::string& key, const NamedParam& param, const Ranks& ranks) {
+  void set_field(Field& field, const std::string& key, const NamedParam& param, const RankSync& ranks) {
     const auto* value = find(key);
     if (!value) {
       if (takes_away()) {
@@ -245,7 +245,7 @@ class Setter {
 };
 
 /// What the checkpoint has for the optimizer's parameters: the optimizer's own tensors, and new ones where it has none.
-StateDict state_to_load(Catalog catalog, torch::nn::Module& model, torch::optim::Optimizer& optimizer) {
+StateDict state_to_load(CheckpointIndex catalog, torch::nn::Module& model, torch::optim::Optimizer& optimizer) {
   const auto& tensors = catalog.tensors[Section::Optimizer];
   const auto& values = catalog.values[Section::Optimizer];
   StateDict own;
@@ -278,7 +278,7 @@ StateDict state_to_load(Catalog catalog, torch::nn::Module& model, torch::optim:
 StateDict get_optimizer_state_dict(ModuleRef model, torch::optim::Optimizer& optimizer,
                                    const StateDictOptions& options) {
   if (options.full_state_dict) {
-    reshard_all_together(model, "get_optimizer_state_dict");
+    reshard_on_all_ranks(model, "get_optimizer_state_dict");
   }
   StateDict own;
   const auto params = named_params(*model, optimizer, options.ignore_frozen_params);
@@ -297,28 +297,28 @@ StateDict get_optimizer_state_dict(ModuleRef model, torch::optim::Optimizer& opt
                    [&](const char* name, auto& field) { own[option_key(param, name)] = as_value(field); });
     }
   });
-  return exported(std::move(own), Ranks::all(), options);
+  return exported(std::move(own), RankSync::all(), options);
 }
 
 void set_optimizer_state_dict(ModuleRef model, torch::optim::Optimizer& optimizer, const StateDict& state,
                               const StateDictOptions& options) {
-  const Ranks ranks = setting_ranks(*model, state, options);
+  const RankSync ranks = setting_ranks(*model, state, options);
   std::vector<NamedParam> params;
-  ranks.together([&] {
+  ranks.on_all_ranks([&] {
     params = named_params(*model, optimizer, options.ignore_frozen_params);
     with_types(optimizer, kWhere, [](auto) {});  // which throws for a type that is not known
   });
   const Incoming incoming = receive(state, ranks, options);
   with_types(optimizer, kWhere, [&]<class Types>(Types) {
     Setter<Types> setter(optimizer, params, incoming, options);
-    ranks.together([&] { setter.check(); });
+    ranks.on_all_ranks([&] { setter.check(); });
     setter.set(ranks);
   });
 }
 
 StateDict optimizer_state_to_load(const std::string& path, ModuleRef model, torch::optim::Optimizer& optimizer) {
   StateDict own;
-  Ranks::all().together([&] { own = state_to_load(open_catalog(path), *model, optimizer); });
+  RankSync::all().on_all_ranks([&] { own = state_to_load(open_catalog(path), *model, optimizer); });
   return own;
 }
 

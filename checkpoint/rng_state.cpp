@@ -11,8 +11,8 @@
 #include <vector>
 
 #include "base/error.h"
-#include "checkpoint/io/catalog.h"
-#include "checkpoint/ranks.h"
+#include "checkpoint/io/checkpoint_index.h"
+#include "checkpoint/rank_sync.h"
 #include "dtensor/random/random.h"
 
 namespace tessera::dcp {
@@ -30,7 +30,7 @@ std::vector<NamedGenerator> own_generators() {
   if (at::hasCUDA()) {
     device_types.push_back(at::kCUDA);
   }
-  const int rank = Ranks::all().rank();
+  const int rank = RankSync::all().rank();
   std::vector<NamedGenerator> result;
   for (const auto type : device_types) {
     const auto name = c10::DeviceTypeName(type, /*lower_case=*/true);
@@ -95,10 +95,10 @@ StateDict get_rng_state() {
 }
 
 StateDict rng_state_to_load(const std::string& path) {
-  const Ranks ranks = Ranks::all();
+  const RankSync ranks = RankSync::all();
   StateDict state;
-  ranks.together([&] {
-    Catalog catalog = open_catalog(path);
+  ranks.on_all_ranks([&] {
+    CheckpointIndex catalog = open_catalog(path);
     const SavedTensors& saved = catalog.tensors[Section::User];
     for (const auto& own : own_generators()) {
       if (const auto key = key_to_load(own, saved, path, ranks.size()); !key.empty()) {

@@ -16,7 +16,7 @@
 // Where they were not, as on meshes of some ranks each (pipeline stages) that have drawn differently often, each rank
 // resumes with its own: on as many ranks, which make the same meshes.
 //
-// Thread safety: as at::Generator. Ranks that are threads of one process share libtorch's default generator.
+// Thread safety: as at::Generator. RankSync that are threads of one process share libtorch's default generator.
 
 #include <string>
 

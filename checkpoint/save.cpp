@@ -31,7 +31,7 @@ std::string without_trailing_slash(std::string path) {
 }
 
 /// What ranks tell each other before they plan.
-struct Wish {
+struct SaveProposal {
   bool has_plan = false;  // for these pieces, from the last save
   int64_t max_file_bytes = 0;
   std::string path;
@@ -39,11 +39,11 @@ struct Wish {
 };
 
 /// Ends of fields are zeros: the last one has none, so a path may have some.
-std::string format_wish(const Wish& wish) {
+std::string format_wish(const SaveProposal& wish) {
   return fmt::format("{}{}", wish.has_plan ? '+' : '-', wish.max_file_bytes) + '\0' + wish.path + '\0' + wish.values;
 }
 
-Wish parse_wish(const std::string& text) {
+SaveProposal parse_wish(const std::string& text) {
   const size_t path = text.find('\0') + 1, values = text.rfind('\0') + 1;
   return {.has_plan = text[0] == '+',
           .max_file_bytes = std::stoll(text.substr(1, path - 2)),
@@ -51,7 +51,7 @@ Wish parse_wish(const std::string& text) {
           .values = text.substr(values)};
 }
 
-void check_alike(const std::vector<Wish>& wishes) {
+void check_alike(const std::vector<SaveProposal>& wishes) {
   for (size_t rank = 1; rank < wishes.size(); ++rank) {
     TESSERA_CHECK(ValueError, wishes[rank].path == wishes[0].path,
                   "save: the ranks differ in the path (or step): rank 0 has '{}', rank {} has '{}'", wishes[0].path,
@@ -64,11 +64,11 @@ void check_alike(const std::vector<Wish>& wishes) {
 
 }  // namespace
 
-PlannedSave plan_save(const Ranks& ranks, const State& state, const SaveRequest& request) {
+PlannedSave plan_save(const RankSync& ranks, const State& state, const SaveRequest& request) {
   PlannedSave planned{.path = without_trailing_slash(request.path), .parts = {}, .plan = {}, .values = {}};
   PlanCache* const cache = request.cache;
   std::string own;
-  std::vector<Wish> wishes;
+  std::vector<SaveProposal> wishes;
   std::vector<std::string> summaries;
   for (const auto& text : ranks.exchange([&] {
          planned.parts = local_parts(state);
@@ -85,7 +85,7 @@ PlannedSave plan_save(const Ranks& ranks, const State& state, const SaveRequest&
   }
   check_alike(wishes);
   planned.values = merge_values(ranks, std::move(planned.values), summaries);
-  if (std::ranges::all_of(wishes, &Wish::has_plan)) {
+  if (std::ranges::all_of(wishes, &SaveProposal::has_plan)) {
     planned.plan = cache->plan;
     return planned;
   }
@@ -116,7 +116,7 @@ std::vector<OwnBlock> own_blocks(const PlannedSave& planned, int rank) {
   return own;
 }
 
-SaveJob live_job(const Ranks& ranks, const PlannedSave& planned) {
+SaveJob live_job(const RankSync& ranks, const PlannedSave& planned) {
   SaveJob job{.path = planned.path,
               .plan = planned.plan,
               .blocks = own_blocks(planned, ranks.rank()),
@@ -130,7 +130,7 @@ SaveJob live_job(const Ranks& ranks, const PlannedSave& planned) {
 }
 
 void save(const std::string& path, const State& state, const SaveOptions& options) {
-  const Ranks ranks = Ranks::all();
+  const RankSync ranks = RankSync::all();
   const auto planned = plan_save(ranks, state, {.path = path, .layout = {.max_file_bytes = options.max_file_bytes}});
   SaveJob job = live_job(ranks, planned);
   job.progress = options.progress;
@@ -138,7 +138,7 @@ void save(const std::string& path, const State& state, const SaveOptions& option
 }
 
 void export_safetensors(const std::string& file, const StateDict& model, const SaveOptions& options) {
-  const Ranks ranks = Ranks::all();
+  const RankSync ranks = RankSync::all();
   const State state{.model = model};
   const auto counts = ranks.exchange([&] {
     TESSERA_CHECK(ValueError, values_of(state).empty(),

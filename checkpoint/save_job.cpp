@@ -206,11 +206,11 @@ void remove_leftovers(const std::string& folder, const std::function<bool(const 
   }
 }
 
-void run_save(const Ranks& ranks, const SaveJob& job) {
-  const std::string folder = ranks.from_first([&] { return prepare_files(job); });
+void run_save(const RankSync& ranks, const SaveJob& job) {
+  const std::string folder = ranks.from_rank0([&] { return prepare_files(job); });
   try {
     const auto texts = ranks.exchange([&] { return format_hashes(write_blocks(job, folder, ranks.rank())); });
-    ranks.on_first([&] { commit(job, folder, texts); });
+    ranks.on_rank0([&] { commit(job, folder, texts); });
   } catch (...) {
     if (ranks.rank() == 0) {
       std::error_code ignored;

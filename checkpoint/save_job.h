@@ -14,7 +14,7 @@
 #include "checkpoint/format/progress.h"
 #include "checkpoint/local_part.h"
 #include "checkpoint/plan/save_plan.h"
-#include "checkpoint/ranks.h"
+#include "checkpoint/rank_sync.h"
 
 namespace tessera::dcp {
 
@@ -44,7 +44,7 @@ struct PlannedSave {
 
 /// Finds all that is wrong with what ranks want to save, before anything is written. Collective; throws on every rank
 /// or on none: ValueError where ranks have other paths, file sizes, tensors or values, or texts that are not UTF-8.
-PlannedSave plan_save(const Ranks& ranks, const State& state, const SaveRequest& request);
+PlannedSave plan_save(const RankSync& ranks, const State& state, const SaveRequest& request);
 
 /// The blocks of a plan that this rank writes, and which part of its own each of them lies in.
 struct OwnBlock {
@@ -66,13 +66,13 @@ struct SaveJob {
 };
 
 /// From the tensors themselves: `planned` must outlive the job, and the tensors must not change while it runs.
-SaveJob live_job(const Ranks& ranks, const PlannedSave& planned);
+SaveJob live_job(const RankSync& ranks, const PlannedSave& planned);
 
 /// Rank 0: removes what killed saves and removals of the checkpoints in `folder` that `is_ours` left there. Saves of
 /// this process, which may be in flight, stay; those of another process that lives are not told from killed ones.
 void remove_leftovers(const std::string& folder, const std::function<bool(const std::string& name)>& is_ours);
 
 /// Collective; throws on every rank or on none. Nothing is at `path` until all of it is.
-void run_save(const Ranks& ranks, const SaveJob& job);
+void run_save(const RankSync& ranks, const SaveJob& job);
 
 }  // namespace tessera::dcp

@@ -14,7 +14,7 @@
 #include "comm/collectives.h"
 #include "dtensor/dtensor.h"
 #include "dtensor/local/dtensor_impl.h"
-#include "dtensor/local/whole_tensor.h"
+#include "dtensor/local/gather_full.h"
 #include "fully_shard/fsdp_module.h"
 
 namespace tessera::dcp {
@@ -77,7 +77,7 @@ void write_local(const at::Tensor& target, const at::Tensor& local) {
 /// This rank's part of `whole`, into `target`.
 void copy_part(const at::Tensor& whole, const at::Tensor& target) {
   const auto* meta = dtensor_meta(target);
-  write_local(target, meta ? part_of_whole(whole.to(meta->local.device()), *meta->spec) : whole);
+  write_local(target, meta ? local_shard_of(whole.to(meta->local.device()), *meta->spec) : whole);
 }
 
 /// A copy under every layout, or with `copies` false where the whole tensor is not there already.
@@ -100,11 +100,11 @@ bool has_dtensors(const StateDict& state) {
 
 }  // namespace
 
-Ranks setting_ranks(torch::nn::Module& model, const StateDict& given, const StateDictOptions& options) {
-  return options.broadcast_from_rank0 || has_dtensors(model) || has_dtensors(given) ? Ranks::all() : Ranks();
+RankSync setting_ranks(torch::nn::Module& model, const StateDict& given, const StateDictOptions& options) {
+  return options.broadcast_from_rank0 || has_dtensors(model) || has_dtensors(given) ? RankSync::all() : RankSync();
 }
 
-StateDict exported(StateDict own, const Ranks& ranks, const StateDictOptions& options) {
+StateDict exported(StateDict own, const RankSync& ranks, const StateDictOptions& options) {
   const at::NoGradGuard no_grad;
   const bool only_first = options.full_state_dict && options.cpu_offload;
   StateDict result;
@@ -130,13 +130,13 @@ StateDict exported(StateDict own, const Ranks& ranks, const StateDictOptions& op
   return result;
 }
 
-Incoming receive(const StateDict& state, const Ranks& ranks, const StateDictOptions& options) {
+Incoming receive(const StateDict& state, const RankSync& ranks, const StateDictOptions& options) {
   Incoming incoming;
   if (!options.broadcast_from_rank0) {
     incoming.state = state;
     return incoming;
   }
-  const auto described = json::parse(ranks.from_first([&] { return describe(state); }));
+  const auto described = json::parse(ranks.from_rank0([&] { return describe(state); }));
   for (const auto& [key, tensor] : described.at("tensors").items()) {
     incoming.state[key] = ranks.rank() == 0 ? state.at(key) : StateValue(at::Tensor());
     incoming.known[key] = {.sizes = tensor.at("sizes").get<std::vector<int64_t>>(),
@@ -179,7 +179,7 @@ void check_fits(const Incoming& incoming, const std::string& key, const at::Tens
       device_mesh(given).to_string(), device_mesh(target).to_string());
 }
 
-void copy_in(const Incoming& incoming, const std::string& key, const at::Tensor& target, const Ranks& ranks,
+void copy_in(const Incoming& incoming, const std::string& key, const at::Tensor& target, const RankSync& ranks,
              const StateDictOptions& options) {
   const at::NoGradGuard no_grad;
   const at::Tensor& given = tensor_of(incoming, key);

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "checkpoint/format/state.h"
-#include "checkpoint/ranks.h"
+#include "checkpoint/rank_sync.h"
 #include "checkpoint/state_dict.h"
 
 namespace tessera::dcp {
@@ -14,10 +14,10 @@ namespace tessera::dcp {
 /// Who sets `given` together: this rank alone where nothing has to be sent, as neither `given` nor `model`, once its
 /// units are resharded, has DTensors, and each rank has `given` itself; else all ranks. The same on all ranks, also
 /// where one is inside of the model's forward.
-Ranks setting_ranks(torch::nn::Module& model, const StateDict& given, const StateDictOptions& options);
+RankSync setting_ranks(torch::nn::Module& model, const StateDict& given, const StateDictOptions& options);
 
 /// `own` as `options` want it: itself, whole, on the CPU. Collective where full_state_dict is set.
-StateDict exported(StateDict own, const Ranks& ranks, const StateDictOptions& options);
+StateDict exported(StateDict own, const RankSync& ranks, const StateDictOptions& options);
 
 /// What a rank is given, as far as all ranks know it: with broadcast_from_rank0, rank 0's names, sizes and values,
 /// where the other ranks' tensors are undefined.
@@ -33,7 +33,7 @@ struct Incoming {
 };
 
 /// Collective.
-Incoming receive(const StateDict& state, const Ranks& ranks, const StateDictOptions& options);
+Incoming receive(const StateDict& state, const RankSync& ranks, const StateDictOptions& options);
 
 /// Throws ValueError that names `key` unless the tensor of `incoming` fits `target` and both have strided memory,
 /// NotImplementedError where `target` is a view that is a copy.
@@ -42,7 +42,7 @@ void check_fits(const Incoming& incoming, const std::string& key, const at::Tens
 
 /// target = the tensor of this key. Checked before. Collective: with broadcast_from_rank0 always, and where a DTensor
 /// meets a plain tensor or other placements.
-void copy_in(const Incoming& incoming, const std::string& key, const at::Tensor& target, const Ranks& ranks,
+void copy_in(const Incoming& incoming, const std::string& key, const at::Tensor& target, const RankSync& ranks,
              const StateDictOptions& options);
 
 }  // namespace tessera::dcp

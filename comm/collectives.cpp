@@ -59,15 +59,15 @@ void copy_own(const at::Tensor& output, const at::Tensor& input) {
 }
 
 /// Null where the group does not take parts.
-GroupBackend* find_parts_backend(const BackendPtr& backend, c10::DeviceType device) {
+GroupBackend* find_segments_backend(const BackendPtr& backend, c10::DeviceType device) {
   auto* const own = dynamic_cast<GroupBackend*>(backend.get());
-  return own != nullptr && own->takes_parts(device) && backend->getSize() > 1 ? own : nullptr;
+  return own != nullptr && own->supports_segments(device) && backend->getSize() > 1 ? own : nullptr;
 }
 
 GroupBackend& parts_backend(Collective kind, const BackendPtr& backend, const at::Tensor& flat) {
-  auto* const own = find_parts_backend(backend, flat.device().type());
+  auto* const own = find_segments_backend(backend, flat.device().type());
   TESSERA_CHECK(NotImplementedError, own != nullptr,
-                "{} with parts on {} over backend {} and {} ranks; ask takes_parts() first", name(kind),
+                "{} with parts on {} over backend {} and {} ranks; ask supports_segments() first", name(kind),
                 flat.device().str(), backend->getBackendName(), backend->getSize());
   return *own;
 }
@@ -83,14 +83,14 @@ Pending::~Pending() = default;
 void Pending::wait() {
   if (work_) {
     work_->wait();
-    being_read_ = find_lending(work_);
+    being_read_ = find_zero_copy(work_);
     work_.reset();
   }
 }
 
-void Pending::wait_until_read() {
+void Pending::wait_for_readers() {
   if (being_read_) {
-    being_read_->wait_until_read();
+    being_read_->wait_for_readers();
     being_read_.reset();
   }
 }
@@ -98,7 +98,7 @@ void Pending::wait_until_read() {
 bool Pending::discard() {
   try {
     wait();
-    wait_until_read();
+    wait_for_readers();
     return true;
   } catch (const CommError&) {
     work_.reset();
@@ -147,37 +147,37 @@ Pending reduce_scatter_async(const at::Tensor& output, const at::Tensor& input, 
   return Pending(backend->_reduce_scatter_base(to, from, options));
 }
 
-bool takes_parts(const ProcessGroupPtr& group, c10::DeviceType device) {
-  return find_parts_backend(backend_of(Collective::AllGather, device, group), device) != nullptr;
+bool supports_segments(const ProcessGroupPtr& group, c10::DeviceType device) {
+  return find_segments_backend(backend_of(Collective::AllGather, device, group), device) != nullptr;
 }
 
-Pending all_gather_parts_async(TensorParts outputs, const at::Tensor& input, const ProcessGroupPtr& group) {
+Pending all_gather_segments_async(TensorSegments outputs, const at::Tensor& input, const ProcessGroupPtr& group) {
   constexpr Collective kind = Collective::AllGather;
   check_tensor(kind, "input", input);
   const BackendPtr backend = backend_of(kind, input.device().type(), group);
   GroupBackend& own = parts_backend(kind, backend, input);
   detail::count_collective(kind, (backend->getSize() - 1) * bytes(input));
-  return Pending(own.all_gather_parts(std::move(outputs), input));
+  return Pending(own.all_gather_segments(std::move(outputs), input));
 }
 
 at::Tensor zeros_to_gather(int64_t numel, at::ScalarType dtype, const ProcessGroupPtr& group) {
   const BackendPtr backend = backend_of(Collective::AllGather, c10::DeviceType::CPU, group);
-  const auto* const own = find_parts_backend(backend, c10::DeviceType::CPU);
+  const auto* const own = find_segments_backend(backend, c10::DeviceType::CPU);
   TESSERA_CHECK(NotImplementedError, own != nullptr,
-                "memory to gather from over backend {} and {} ranks; ask takes_parts() first",
+                "memory to gather from over backend {} and {} ranks; ask supports_segments() first",
                 backend->getBackendName(), backend->getSize());
   return own->zeros_to_gather(numel, dtype);
 }
 
-Pending reduce_scatter_parts_async(const at::Tensor& output, TensorParts inputs, ReduceOp op,
-                                   const ProcessGroupPtr& group) {
+Pending reduce_scatter_segments_async(const at::Tensor& output, TensorSegments inputs, ReduceOp op,
+                                      const ProcessGroupPtr& group) {
   constexpr Collective kind = Collective::ReduceScatter;
   check_tensor(kind, "output", output);
   check_reduction(kind, output, op);
   const BackendPtr backend = backend_of(kind, output.device().type(), group);
   GroupBackend& own = parts_backend(kind, backend, output);
   detail::count_collective(kind, (backend->getSize() - 1) * bytes(output));
-  return Pending(own.reduce_scatter_parts(output, std::move(inputs), op));
+  return Pending(own.reduce_scatter_segments(output, std::move(inputs), op));
 }
 
 Pending all_reduce_async(const at::Tensor& tensor, ReduceOp op, const ProcessGroupPtr& group) {

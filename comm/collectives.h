@@ -31,7 +31,7 @@
 #include <vector>
 
 #include "comm/backend/reduce_op.h"
-#include "comm/backend/tensor_part.h"
+#include "comm/backend/tensor_segment.h"
 #include "comm/context/comm_stats.h"
 #include "comm/process_group.h"
 
@@ -41,7 +41,7 @@ class Work;
 
 namespace tessera {
 
-class LendingWork;
+class ZeroCopyWork;
 
 /// A collective in flight: a movable value. One that is dropped without wait() leaves the output unspecified. It does
 /// not keep the group: where that has gone, wait() may throw a CommError which says so.
@@ -59,15 +59,15 @@ class [[nodiscard]] Pending {
   void wait();
   /// After wait(): returns when the input may be written, which differs for the forms with parts alone. Throws
   /// CommError.
-  void wait_until_read();
+  void wait_for_readers();
   /// Both of the above for a result that nobody wants: a failure of the collective is no error, and what else its group
   /// is asked for fails too. Returns whether it ended well: if not, peers may still read and write its tensors, which
   /// the work keeps.
   bool discard();
 
  private:
-  c10::intrusive_ptr<c10d::Work> work_;         // until wait() returned
-  c10::intrusive_ptr<LendingWork> being_read_;  // from then on
+  c10::intrusive_ptr<c10d::Work> work_;          // until wait() returned
+  c10::intrusive_ptr<ZeroCopyWork> being_read_;  // from then on
 };
 
 /// output = the inputs of all ranks, one after the other; output.numel() = group size x input.numel(). Neither may
@@ -81,14 +81,14 @@ void reduce_scatter(const at::Tensor& output, const at::Tensor& input, ReduceOp 
 Pending reduce_scatter_async(const at::Tensor& output, const at::Tensor& input, ReduceOp op,
                              const ProcessGroupPtr& group);
 
-/// The two above with parts in place of the tensor of all ranks (comm/backend/tensor_part.h); ranks that call one form
-/// and the other may meet. Where takes_parts() says so, else NotImplementedError: for tensors on the CPU over
-/// "threads", "shm" and "fake". all_gather casts to the parts' dtype as it writes them, where both are floating; the
-/// peers may read the inputs of both after wait() too, until wait_until_read().
-bool takes_parts(const ProcessGroupPtr& group, c10::DeviceType device);
-Pending all_gather_parts_async(TensorParts outputs, const at::Tensor& input, const ProcessGroupPtr& group);
-Pending reduce_scatter_parts_async(const at::Tensor& output, TensorParts inputs, ReduceOp op,
-                                   const ProcessGroupPtr& group);
+/// The two above with parts in place of the tensor of all ranks (comm/backend/tensor_segment.h); ranks that call one
+/// form and the other may meet. Where supports_segments() says so, else NotImplementedError: for tensors on the CPU
+/// over "threads", "shm" and "fake". all_gather casts to the parts' dtype as it writes them, where both are floating;
+/// the peers may read the inputs of both after wait() too, until wait_for_readers().
+bool supports_segments(const ProcessGroupPtr& group, c10::DeviceType device);
+Pending all_gather_segments_async(TensorSegments outputs, const at::Tensor& input, const ProcessGroupPtr& group);
+Pending reduce_scatter_segments_async(const at::Tensor& output, TensorSegments inputs, ReduceOp op,
+                                      const ProcessGroupPtr& group);
 /// Zeros on the CPU, to be the input of many all-gathers over a group that takes parts. Where its ranks share memory
 /// ("shm"), they lie, from 64 KiB on, where the others read them directly (comm/shm/shared_memory.h): a copy less a
 /// gather.

@@ -13,10 +13,10 @@ namespace tessera {
 namespace {
 
 /// Returns when the output may be used, and the input written.
-void wait_until_read(const WorkPtr& work) {
+void wait_for_readers(const WorkPtr& work) {
   work->wait();
-  if (const auto lending = find_lending(work)) {
-    lending->wait_until_read();
+  if (const auto lending = find_zero_copy(work)) {
+    lending->wait_for_readers();
   }
 }
 
@@ -28,10 +28,10 @@ class HierarchicalBackend final : public GroupBackend {
         host_(std::move(options.host)),
         across_(std::move(options.across)),
         make_flat_(std::move(options.make_flat)) {
-    TESSERA_ASSERT(
-        host_->takes_parts(at::kCPU) && host_->getSize() == layout_.per_host && across_->getSize() == layout_.hosts,
-        "{} ranks on a host and {} across for {} x {}", host_->getSize(), across_->getSize(), layout_.hosts,
-        layout_.per_host);
+    TESSERA_ASSERT(host_->supports_segments(at::kCPU) && host_->getSize() == layout_.per_host &&
+                       across_->getSize() == layout_.hosts,
+                   "{} ranks on a host and {} across for {} x {}", host_->getSize(), across_->getSize(), layout_.hosts,
+                   layout_.per_host);
   }
 
   const std::string getBackendName() const override { return "hierarchical"; }
@@ -43,7 +43,7 @@ class HierarchicalBackend final : public GroupBackend {
     return launch("all_gather", [this, output, input]() mutable {
       auto column = at::empty({layout_.hosts * input.numel()}, input.options());
       across_->_allgather_base(column, input)->wait();
-      host_->all_gather_parts(by_host(output, input.numel()), column)->wait();
+      host_->all_gather_segments(by_host(output, input.numel()), column)->wait();
     });
   }
 
@@ -54,7 +54,7 @@ class HierarchicalBackend final : public GroupBackend {
     const ReduceOp op = check_reduce_scatter(output, input, options.reduceOp, getSize());
     return launch("reduce_scatter", [this, output, input, op, options]() mutable {
       auto column = at::empty({layout_.hosts * output.numel()}, output.options());
-      wait_until_read(host_->reduce_scatter_parts(column, by_host(input, output.numel()), op));
+      wait_for_readers(host_->reduce_scatter_segments(column, by_host(input, output.numel()), op));
       across_->_reduce_scatter_base(output, column, options)->wait();
     });
   }
@@ -65,11 +65,11 @@ class HierarchicalBackend final : public GroupBackend {
     return launch("all_reduce", [this, tensor, op, options] {
       const int64_t numel = (tensor.numel() + layout_.per_host - 1) / layout_.per_host;
       std::vector<at::Tensor> own{at::empty({numel}, tensor.options())};
-      const auto parts = std::make_shared<const std::vector<TensorPart>>(
-          std::vector<TensorPart>{{.offset = 0, .numel = numel, .tensor = flat_elements(tensor)}});
-      host_->reduce_scatter_parts(own[0], parts, op)->wait();
+      const auto parts = std::make_shared<const std::vector<TensorSegment>>(
+          std::vector<TensorSegment>{{.offset = 0, .numel = numel, .tensor = flat_elements(tensor)}});
+      host_->reduce_scatter_segments(own[0], parts, op)->wait();
       across_->allreduce(own, options)->wait();
-      host_->all_gather_parts(parts, own[0])->wait();
+      host_->all_gather_segments(parts, own[0])->wait();
     });
   }
 
@@ -118,12 +118,12 @@ class HierarchicalBackend final : public GroupBackend {
   }
 
  private:
-  struct WayToPeer {
+  struct ChannelToPeer {
     GroupBackend& backend;
     int peer;  // in it
   };
 
-  WayToPeer way_to(const char* call, int peer) const {
+  ChannelToPeer way_to(const char* call, int peer) const {
     check_peer(call, peer, info());
     if (layout_.host_of(peer) == layout_.host_of(getRank())) {
       return {*host_, layout_.place_of(peer)};
@@ -137,14 +137,14 @@ class HierarchicalBackend final : public GroupBackend {
 
   /// The ranks' flat elements, `numel` a rank, as one part for each host: what a rank of this host sends and gets has
   /// one piece a host.
-  TensorParts by_host(const at::Tensor& tensor, int64_t numel) const {
-    std::vector<TensorPart> parts;
+  TensorSegments by_host(const at::Tensor& tensor, int64_t numel) const {
+    std::vector<TensorSegment> parts;
     const int64_t host_numel = layout_.per_host * numel;
     for (int64_t host = 0; host < layout_.hosts; ++host) {
       parts.push_back(
           {.offset = host * numel, .numel = numel, .tensor = flat_elements(tensor, host * host_numel, host_numel)});
     }
-    return std::make_shared<const std::vector<TensorPart>>(std::move(parts));
+    return std::make_shared<const std::vector<TensorSegment>>(std::move(parts));
   }
 
   WorkPtr launch(const char* what, std::function<void()> job) {

@@ -19,8 +19,8 @@ namespace tessera {
 namespace {
 
 // The parts of the root: one for each rank, of the dtype and device of `own`, the root's own part of the same size.
-void check_root_parts(Collective kind, const std::vector<at::Tensor>& parts, const at::Tensor& own, int root,
-                      int size) {
+void check_root_segments(Collective kind, const std::vector<at::Tensor>& parts, const at::Tensor& own, int root,
+                         int size) {
   TESSERA_CHECK(ValueError, parts.size() == static_cast<size_t>(size),
                 "{}: {} tensors; one for each of {} ranks is needed", name(kind), parts.size(), size);
   for (const at::Tensor& part : parts) {
@@ -79,7 +79,7 @@ void scatter(const at::Tensor& output, const std::vector<at::Tensor>& inputs, in
   receives[source] = output.numel();
   at::Tensor packed = at::empty({0}, output.options());
   check_on_root(kind, output.device().type(), source, group,
-                [&] { check_root_parts(kind, inputs, output, source, size); });
+                [&] { check_root_segments(kind, inputs, output, source, size); });
   if (rank == source) {
     std::vector<at::Tensor> flat;
     for (int to = 0; to < size; ++to) {
@@ -107,7 +107,7 @@ void gather(const std::vector<at::Tensor>& outputs, const at::Tensor& input, int
   sends[destination] = input.numel();
   int64_t total = 0;
   check_on_root(kind, input.device().type(), destination, group,
-                [&] { check_root_parts(kind, outputs, input, destination, size); });
+                [&] { check_root_segments(kind, outputs, input, destination, size); });
   if (rank == destination) {
     for (int from = 0; from < size; ++from) {
       receives[from] = outputs[from].numel();

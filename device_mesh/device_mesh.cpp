@@ -11,8 +11,8 @@
 
 #include "base/error.h"
 #include "base/hash.h"
+#include "comm/all_gather_strings.h"
 #include "comm/context/rank_context.h"
-#include "comm/gather_texts.h"
 #include "device_mesh/axis_names.h"
 #include "device_mesh/group_grid.h"
 #include "device_mesh/mesh_state.h"
@@ -89,7 +89,7 @@ void check_on_all_ranks(const std::string& arguments, const std::function<void()
   } catch (const ValueError&) {
     own = std::current_exception();
   }
-  const auto texts = gather_texts(default_group(), arguments);
+  const auto texts = all_gather_strings(default_group(), arguments);
   if (own) {  // with equal arguments every rank has one
     std::rethrow_exception(own);
   }

@@ -6,7 +6,7 @@
 #include <sstream>
 
 #include "base/error.h"
-#include "comm/gather_texts.h"
+#include "comm/all_gather_strings.h"
 #include "device_mesh/mesh_layout.h"
 
 namespace tessera {
@@ -20,7 +20,7 @@ using Groups = std::vector<ProcessGroupPtr>;
 Ranks gather_ranks(const Groups& groups) {
   std::string text = fmt::format("{} ", get_rank());
   for (auto group = groups.rbegin(); group != groups.rend(); ++group) {
-    text = fmt::format("{}", fmt::join(gather_texts(*group, text), ""));
+    text = fmt::format("{}", fmt::join(all_gather_strings(*group, text), ""));
   }
   std::istringstream numbers(text);
   return {std::istream_iterator<int64_t>(numbers), std::istream_iterator<int64_t>()};
@@ -71,7 +71,7 @@ std::string find_fault(const Groups& groups, const Ranks& ranks) {
 std::string find_difference(const Groups& groups, const std::string& own) {
   std::string found;
   for (const ProcessGroupPtr& group : groups) {
-    const auto texts = gather_texts(group, own);
+    const auto texts = all_gather_strings(group, own);
     const auto other = std::ranges::find_if(texts, [&](const std::string& text) { return text != own; });
     if (other != texts.end() && found.empty()) {
       found = fmt::format("rank {} has {}, rank {} has {}", get_rank(), own,
@@ -84,7 +84,7 @@ std::string find_difference(const Groups& groups, const std::string& own) {
 /// A fault of any rank of the grid: along one axis after the other it reaches all of them.
 std::string spread(const Groups& groups, std::string fault) {
   for (const ProcessGroupPtr& group : groups) {
-    const auto faults = gather_texts(group, fault);
+    const auto faults = all_gather_strings(group, fault);
     const auto first = std::ranges::find_if(faults, [](const std::string& text) { return !text.empty(); });
     fault = first == faults.end() ? "" : *first;
   }

@@ -7,7 +7,7 @@
 #include <utility>
 
 #include "base/error.h"
-#include "comm/gather_texts.h"
+#include "comm/all_gather_strings.h"
 
 namespace tessera {
 
@@ -50,11 +50,11 @@ std::string line_at(const std::vector<std::string>& lines, size_t i) {
 
 }  // namespace
 
-std::vector<std::string> gather_texts(const DeviceMesh& mesh, const std::string& text) {
+std::vector<std::string> all_gather_strings(const DeviceMesh& mesh, const std::string& text) {
   std::vector<std::string> texts = {text};
   for (int64_t axis = mesh.ndim() - 1; axis >= 0; --axis) {
     std::vector<std::string> wider;
-    for (const auto& part : gather_texts(mesh.group(axis), packed(texts))) {
+    for (const auto& part : all_gather_strings(mesh.group(axis), packed(texts))) {
       const auto inner = unpacked(part);
       wider.insert(wider.end(), inner.begin(), inner.end());
     }
@@ -65,7 +65,7 @@ std::vector<std::string> gather_texts(const DeviceMesh& mesh, const std::string&
 
 void check_agreement(const DeviceMesh& mesh, const std::string& where, const Statement& own) {
   // One text a rank: the fault, then the items, a line each.
-  const auto texts = gather_texts(mesh, fmt::format("{}\n{}", own.fault, fmt::join(own.items, "\n")));
+  const auto texts = all_gather_strings(mesh, fmt::format("{}\n{}", own.fault, fmt::join(own.items, "\n")));
   std::vector<std::vector<std::string>> lines;
   for (size_t i = 0; i < texts.size(); ++i) {
     lines.push_back(lines_of(texts[i]));
@@ -86,8 +86,8 @@ void check_agreement(const DeviceMesh& mesh, const std::string& where, const Sta
   }
 }
 
-void agree_on(const std::vector<DeviceMesh>& meshes, const std::string& where,
-              const std::function<std::vector<std::string>()>& step) {
+void check_ranks_agree(const std::vector<DeviceMesh>& meshes, const std::string& where,
+                       const std::function<std::vector<std::string>()>& step) {
   std::exception_ptr failure;
   Statement statement;
   try {
@@ -117,10 +117,10 @@ void agree_on(const std::vector<DeviceMesh>& meshes, const std::string& where,
   }
 }
 
-void raise_together(const std::vector<DeviceMesh>& meshes, const std::string& where, const std::string& fault) {
+void throw_on_all_ranks(const std::vector<DeviceMesh>& meshes, const std::string& where, const std::string& fault) {
   std::string message = fault;
   for (const auto& mesh : meshes) {
-    const auto texts = gather_texts(mesh, message);
+    const auto texts = all_gather_strings(mesh, message);
     const auto first = std::ranges::find_if(texts, [](const std::string& text) { return !text.empty(); });
     if (message.empty() && first != texts.end()) {
       message = fmt::format("{}: rank {} cannot: {}", where, mesh.ranks()[static_cast<size_t>(first - texts.begin())],

@@ -9,8 +9,9 @@
 
 namespace tessera {
 
-/// The texts of all ranks of `mesh`, in the order of mesh.ranks(), as gather_texts of comm/gather_texts.h axis by axis.
-std::vector<std::string> gather_texts(const DeviceMesh& mesh, const std::string& text);
+/// The texts of all ranks of `mesh`, in the order of mesh.ranks(), as all_gather_strings of comm/all_gather_strings.h
+/// axis by axis.
+std::vector<std::string> all_gather_strings(const DeviceMesh& mesh, const std::string& text);
 
 /// What one rank has to say about a step that all ranks take together.
 struct Statement {
@@ -26,11 +27,11 @@ void check_agreement(const DeviceMesh& mesh, const std::string& where, const Sta
 /// Calls `step`, which returns what this rank is to do, and checks the agreement of the ranks of each mesh, one after
 /// the other: what one finds the next ones are told. A rank on which `step` throws throws that, the others the
 /// ValueError. All ranks of a mesh give the same meshes, in the same order. Collective.
-void agree_on(const std::vector<DeviceMesh>& meshes, const std::string& where,
-              const std::function<std::vector<std::string>()>& step);
+void check_ranks_agree(const std::vector<DeviceMesh>& meshes, const std::string& where,
+                       const std::function<std::vector<std::string>()>& step);
 
 /// Throws StateError on every rank of the meshes if one has a fault: there with that text, elsewhere with one that
 /// begins with `where` and names the rank. All ranks of a mesh give the same meshes, in the same order. Collective.
-void raise_together(const std::vector<DeviceMesh>& meshes, const std::string& where, const std::string& fault);
+void throw_on_all_ranks(const std::vector<DeviceMesh>& meshes, const std::string& where, const std::string& fault);
 
 }  // namespace tessera

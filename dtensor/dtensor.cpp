@@ -11,8 +11,8 @@
 #include "comm/collectives.h"
 #include "device_mesh/mesh_layout.h"
 #include "dtensor/local/from_local_checks.h"
+#include "dtensor/local/gather_full.h"
 #include "dtensor/local/saved_spec.h"
-#include "dtensor/local/whole_tensor.h"
 
 namespace tessera {
 
@@ -231,7 +231,7 @@ at::Tensor distribute_tensor(const at::Tensor& tensor, const DeviceMesh& mesh, P
   }
   const auto spec =
       DTensorSpec::make(mesh, std::move(target), TensorMeta::contiguous(full.sizes(), full.scalar_type()));
-  auto result = wrap_local(part_of_whole(full, *spec), spec);
+  auto result = wrap_local(local_shard_of(full, *spec), spec);
   result.set_requires_grad(tensor.requires_grad());
   return result;
 }

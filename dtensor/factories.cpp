@@ -7,7 +7,7 @@
 #include <c10/core/DefaultDtype.h>
 
 #include "base/error.h"
-#include "dtensor/local/whole_tensor.h"
+#include "dtensor/local/gather_full.h"
 #include "dtensor/propagation/fill_check.h"
 
 namespace tessera {
@@ -68,7 +68,7 @@ at::Tensor part_of(const at::Tensor& whole, const DeviceMesh& mesh, Placements p
                    const at::TensorOptions& options, const char* where) {
   const auto spec = DTensorSpec::make(mesh, factory_placements(std::move(placements), whole.dim(), mesh, where),
                                       TensorMeta::contiguous(whole.sizes(), whole.scalar_type()));
-  auto result = wrap_local(part_of_whole(whole, *spec), spec);
+  auto result = wrap_local(local_shard_of(whole, *spec), spec);
   result.set_requires_grad(options.requires_grad());
   return result;
 }

@@ -7,7 +7,7 @@
 
 #include "dtensor/dispatch/call_signature.h"
 #include "dtensor/dispatch/dispatch_checks.h"
-#include "dtensor/dispatch/replicate_plain.h"
+#include "dtensor/dispatch/implicit_replication.h"
 #include "dtensor/dtensor.h"
 
 namespace tessera {

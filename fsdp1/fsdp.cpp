@@ -8,7 +8,7 @@
 
 #include "base/error.h"
 #include "dtensor/clip_grad_norm.h"
-#include "fsdp1/fsdp_unit.h"
+#include "fsdp1/wrapper_state.h"
 #include "fully_shard/autograd/backward_hooks.h"
 #include "fully_shard/engine/unit_tree.h"
 

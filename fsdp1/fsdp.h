@@ -52,7 +52,7 @@
 
 namespace tessera {
 
-struct FSDPUnit;
+struct WrapperState;
 
 struct SummonFullParamsOptions {
   bool recurse = true;  // the units below too
@@ -66,7 +66,7 @@ struct SummonFullParamsOptions {
 /// A handle to a module that FullyShardedDataParallel wrapped. Cheap to copy; the module must outlive it.
 class FSDP {
  public:
-  FSDP(torch::nn::Module& module, std::shared_ptr<FSDPUnit> unit) : module_(&module), unit_(std::move(unit)) {}
+  FSDP(torch::nn::Module& module, std::shared_ptr<WrapperState> unit) : module_(&module), unit_(std::move(unit)) {}
 
   torch::nn::Module& module() const { return *module_; }
   /// As they hold for this unit; FULL_SHARD among one rank is NO_SHARD.
@@ -138,11 +138,11 @@ class FSDP {
   static void load_state_dict(torch::nn::Module& module, const FSDPStateDict& state);
 
  protected:
-  std::shared_ptr<FSDPUnit> unit() const { return unit_; }
+  std::shared_ptr<WrapperState> unit() const { return unit_; }
 
  private:
   torch::nn::Module* module_;
-  std::shared_ptr<FSDPUnit> unit_;
+  std::shared_ptr<WrapperState> unit_;
 };
 
 namespace detail {

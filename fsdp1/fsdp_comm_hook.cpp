@@ -1,5 +1,5 @@
 // FSDP::register_comm_hook: a hook in the place of the engine's collectives for gradients. The engine sends flags
-// beside the gradients (fully_shard/reduce/gradient_message.h), which a hook does not see: they go by a small
+// beside the gradients (fully_shard/reduce/reduce_scatter_layout.h), which a hook does not see: they go by a small
 // collective after it.
 
 #include <algorithm>
@@ -7,7 +7,7 @@
 #include "base/error.h"
 #include "comm/collectives.h"
 #include "fsdp1/fsdp.h"
-#include "fsdp1/fsdp_unit.h"
+#include "fsdp1/wrapper_state.h"
 #include "fully_shard/engine/unit_tree.h"
 
 namespace tessera {

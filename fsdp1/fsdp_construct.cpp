@@ -10,7 +10,7 @@
 #include "fsdp1/fsdp.h"
 #include "fsdp1/fsdp_group_mesh.h"
 #include "fsdp1/fsdp_prepare.h"
-#include "fsdp1/fsdp_unit.h"
+#include "fsdp1/wrapper_state.h"
 #include "fully_shard/engine/cast_floating.h"
 #include "fully_shard/fully_shard.h"
 #include "fully_shard/memory/accelerator.h"
@@ -138,7 +138,7 @@ DeviceMesh mesh_of(Module& module, const FSDPOptions& options, const WrapScope& 
   return mesh_of_hosts(compute_device_type(module, options, scope));
 }
 
-void cast_inputs(FSDPUnit& unit, TensorRefs inputs) {
+void cast_inputs(WrapperState& unit, TensorRefs inputs) {
   const auto& precision = unit.options.mixed_precision;
   if (unit.casts_around) {
     unit.cast_back_to.reset();
@@ -162,7 +162,7 @@ void cast_inputs(FSDPUnit& unit, TensorRefs inputs) {
   }
 }
 
-void install_hooks(Module& module, const std::shared_ptr<FSDPUnit>& unit) {
+void install_hooks(Module& module, const std::shared_ptr<WrapperState>& unit) {
   auto& point = hook_point(module, kApi);
   point.register_forward_pre_hook([unit](HookPoint& at, TensorRefs) { check_not_summoned(unit->is_summoned, at); },
                                   HookOrder::Prepend);
@@ -180,7 +180,7 @@ MixedPrecisionPolicy engine_policy(const MixedPrecision& precision) {
           .cast_forward_inputs = false};
 }
 
-void make_engine_unit(Module& module, const FSDPUnit& unit, const WrapScope& scope) {
+void make_engine_unit(Module& module, const WrapperState& unit, const WrapScope& scope) {
   const auto ignored = ignored_params(module, scope);
   const auto policy = engine_policy(unit.options.mixed_precision);
   const auto offload = unit.options.cpu_offload.offload_params ? std::optional(CPUOffloadPolicy{}) : std::nullopt;
@@ -211,7 +211,7 @@ void wrap_one(Module& module, const WrapOne& request) {
   const auto& [options, scope, mesh_was_given, casts_around] = request;
   const auto where = fmt::format("FullyShardedDataParallel({})", module_type_name(module));
   const auto modules = modules_to_prepare(module, scope);
-  auto unit = std::make_shared<FSDPUnit>();
+  auto unit = std::make_shared<WrapperState>();
   unit->options = options;
   unit->mesh = options.device_mesh.value();
   unit->strategy = options.sharding_strategy.value_or(ShardingStrategy::FULL_SHARD);
@@ -220,7 +220,7 @@ void wrap_one(Module& module, const WrapOne& request) {
   if (!is_hybrid(unit->strategy) && unit->mesh.size() == 1) {
     unit->strategy = ShardingStrategy::NO_SHARD;
   }
-  agree_on({unit->mesh}, where, [&] {
+  check_ranks_agree({unit->mesh}, where, [&] {
     prepare_modules(modules, scope, options, where);
     return std::vector<std::string>();
   });

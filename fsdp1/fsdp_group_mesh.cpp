@@ -50,7 +50,7 @@ DeviceMesh mesh_of_groups(const FSDPProcessGroup& group, at::DeviceType device) 
   const int64_t world = get_world_size();
   const auto size = static_cast<int64_t>(group.shard_ranks().size());
   Grid grid = Grid::Whole;
-  agree_on({init_device_mesh(device, {world})}, kGroupMeshWhere, [&] {
+  check_ranks_agree({init_device_mesh(device, {world})}, kGroupMeshWhere, [&] {
     grid = grid_of(group);
     return std::vector<std::string>{fmt::format("groups of {} ranks, {}{}", size,
                                                 grid == Grid::Apart ? "at equal distances" : "neighbours",
@@ -72,7 +72,7 @@ DeviceMesh mesh_of_groups(const FSDPProcessGroup& group, at::DeviceType device) 
 DeviceMesh mesh_of_hosts(at::DeviceType device) {
   const int64_t world = get_world_size();
   int64_t local = world;
-  agree_on({init_device_mesh(device, {world})}, kGroupMeshWhere, [&] {
+  check_ranks_agree({init_device_mesh(device, {world})}, kGroupMeshWhere, [&] {
     const auto told = parse_local_world_size(process_variable);
     TESSERA_CHECK(ValueError, told || !is_launched(process_variable),
                   "{}: the launcher does not tell how many of the {} ranks are on this host; set LOCAL_WORLD_SIZE, or "

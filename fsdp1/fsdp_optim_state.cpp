@@ -13,10 +13,10 @@
 
 #include "base/error.h"
 #include "dtensor/local/dtensor_impl.h"
-#include "dtensor/local/whole_tensor.h"
+#include "dtensor/local/gather_full.h"
 #include "fsdp1/fsdp.h"
-#include "fsdp1/fsdp_unit.h"
 #include "fsdp1/param_names.h"
+#include "fsdp1/wrapper_state.h"
 #include "optim/optimizer_fields.h"
 
 namespace tessera {
@@ -111,7 +111,7 @@ at::Tensor saved_tensor(const at::Tensor& tensor, const StateDictSettings& setti
   }
   const bool offloads =
       std::visit([](const auto& config) { return config.offload_to_cpu; }, settings.optim_state_dict_config);
-  const auto saved = settings.type == StateDictType::SHARDED_STATE_DICT ? tensor.detach() : whole_tensor(*meta);
+  const auto saved = settings.type == StateDictType::SHARDED_STATE_DICT ? tensor.detach() : gather_full(*meta);
   const auto moved = offloads ? on_device(saved, at::kCPU) : saved;
   return moved.is_same(saved) ? saved.clone() : moved;
 }
@@ -129,7 +129,7 @@ at::Tensor loaded_tensor(const std::string& name, const at::Tensor& value, const
   TESSERA_CHECK(ValueError, value.sizes() == param.sizes(),
                 "optim_state_dict_to_load: the state of '{}' is {}, the parameter {}", name, value.sizes(),
                 param.sizes());
-  return wrap_local(part_of_whole(moved, *meta->spec).clone(), meta->spec->with_dtype(value.scalar_type()));
+  return wrap_local(local_shard_of(moved, *meta->spec).clone(), meta->spec->with_dtype(value.scalar_type()));
 }
 
 void check_key_types(const OptimStateDict& dict) {

@@ -135,7 +135,7 @@ void sync_states(const std::vector<ManagedModule>& modules, const WrapScope& sco
   }
 }
 
-void cast_buffers(const std::vector<ManagedModule>& modules, const WrapScope& scope, FSDPUnit& unit) {
+void cast_buffers(const std::vector<ManagedModule>& modules, const WrapScope& scope, WrapperState& unit) {
   const auto dtype = unit.options.mixed_precision.buffer_dtype;
   for (const auto& [name, module] : modules) {
     for (auto& buffer : own_buffers(*module, scope)) {

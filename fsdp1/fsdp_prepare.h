@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "device_mesh/device_mesh.h"
-#include "fsdp1/fsdp_unit.h"
+#include "fsdp1/wrapper_state.h"
 #include "fully_shard/managed_params.h"
 
 namespace tessera {
@@ -25,6 +25,6 @@ void sync_states(const std::vector<ManagedModule>& modules, const WrapScope& sco
 
 /// Floating buffers, but for those that are ignored, become buffer_dtype, if there is one; the unit remembers what they
 /// were.
-void cast_buffers(const std::vector<ManagedModule>& modules, const WrapScope& scope, FSDPUnit& unit);
+void cast_buffers(const std::vector<ManagedModule>& modules, const WrapScope& scope, WrapperState& unit);
 
 }  // namespace tessera

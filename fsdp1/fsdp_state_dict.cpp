@@ -14,9 +14,9 @@
 #include "device_mesh/rank_agreement.h"
 #include "dtensor/dtensor.h"
 #include "dtensor/local/dtensor_impl.h"
-#include "dtensor/local/whole_tensor.h"
+#include "dtensor/local/gather_full.h"
 #include "fsdp1/fsdp.h"
-#include "fsdp1/fsdp_unit.h"
+#include "fsdp1/wrapper_state.h"
 #include "fully_shard/engine/unit_tree.h"
 
 namespace tessera {
@@ -35,8 +35,8 @@ std::string describe_settings(const StateDictSettings& settings) {
 }
 
 /// Which unit has a parameter.
-std::unordered_map<c10::TensorImpl*, const FSDPUnit*> owners(const std::vector<NamedUnit>& units) {
-  std::unordered_map<c10::TensorImpl*, const FSDPUnit*> owners;
+std::unordered_map<c10::TensorImpl*, const WrapperState*> owners(const std::vector<NamedUnit>& units) {
+  std::unordered_map<c10::TensorImpl*, const WrapperState*> owners;
   for (const auto& [path, module, unit] : units) {
     if (const auto& group = unit->state->group()) {
       for (const auto& param : group->params()) {
@@ -68,7 +68,7 @@ bool offloads(const StateDictSettings& settings) {
 
 at::Tensor full_entry(const at::Tensor& tensor, const StateDictSettings& settings, bool keeps) {
   const auto* meta = dtensor_meta(tensor);
-  const auto full = meta ? whole_tensor(*meta) : tensor;
+  const auto full = meta ? gather_full(*meta) : tensor;
   if (!keeps) {
     return {};
   }
@@ -137,7 +137,8 @@ void load_entry(at::Tensor own, const at::Tensor& value) {
     own.copy_(meta ? on_device(value, meta->local.device()) : value);
     return;
   }
-  meta->local.copy_(is_local_entry(*meta, value) ? value.view(meta->local.sizes()) : part_of_whole(value, *meta->spec));
+  meta->local.copy_(is_local_entry(*meta, value) ? value.view(meta->local.sizes())
+                                                 : local_shard_of(value, *meta->spec));
 }
 
 using NamedTensors = torch::OrderedDict<std::string, at::Tensor>;
@@ -227,7 +228,7 @@ FSDPStateDict FSDP::state_dict(Module& module) {
   const auto settings = get_state_dict_type(module).value_or(StateDictSettings());
   const bool is_full = settings.type == StateDictType::FULL_STATE_DICT;
   if (is_full) {
-    reshard_all_together(module, "state_dict");
+    reshard_on_all_ranks(module, "state_dict");
   } else {
     reshard_all(module);
   }
@@ -281,7 +282,7 @@ void FSDP::load_state_dict(Module& module, const FSDPStateDict& state) {
       meshes.push_back(unit->mesh);  // of one without parameters
     }
   }
-  agree_on(meshes, "load_state_dict", check);
+  check_ranks_agree(meshes, "load_state_dict", check);
   for (auto& item : own) {
     load_entry(item.value(), state[item.key()]);
   }

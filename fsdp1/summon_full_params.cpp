@@ -8,9 +8,9 @@
 
 #include "base/error.h"
 #include "dtensor/local/dtensor_impl.h"
-#include "dtensor/local/whole_tensor.h"
+#include "dtensor/local/gather_full.h"
 #include "fsdp1/fsdp.h"
-#include "fsdp1/fsdp_unit.h"
+#include "fsdp1/wrapper_state.h"
 #include "fully_shard/autograd/backward_hooks.h"
 #include "fully_shard/engine/unit_tree.h"
 #include "nn/hooks/hook_point.h"
@@ -26,7 +26,7 @@ void write_back(const at::Tensor& full, const DTensorMeta& meta, bool was_writte
   if (full.is_alias_of(meta.local)) {
     return;
   }
-  const auto own = part_of_whole(full.to(meta.local.device()), *meta.spec);
+  const auto own = local_shard_of(full.to(meta.local.device()), *meta.spec);
   if (was_written || !at::equal(own, meta.local)) {  // the latter: through data(), which counts no writes
     meta.local.copy_(own);
   }
@@ -89,7 +89,7 @@ class SummonedParam {
 
  private:
   static at::Tensor whole(const at::Tensor& sharded, const SummonFullParamsOptions& options) {
-    const auto full = whole_tensor(*dtensor_meta(sharded));
+    const auto full = gather_full(*dtensor_meta(sharded));
     return options.offload_to_cpu ? full.cpu() : full;
   }
 
@@ -114,10 +114,10 @@ std::vector<HookPoint*> points_of(const FSDPState& state) {
   return points;
 }
 
-/// A unit of fully_shard or replicate, which has no FSDPUnit, as one. It has parameters.
-std::shared_ptr<FSDPUnit> as_fsdp_unit(const std::shared_ptr<FSDPState>& state) {
+/// A unit of fully_shard or replicate, which has no WrapperState, as one. It has parameters.
+std::shared_ptr<WrapperState> as_fsdp_unit(const std::shared_ptr<FSDPState>& state) {
   const auto& axes = state->group()->axes();
-  auto unit = std::make_shared<FSDPUnit>();
+  auto unit = std::make_shared<WrapperState>();
   unit->state = state;
   unit->mesh = axes.mesh;
   unit->strategy = axes.num_shards() == 1 ? ShardingStrategy::NO_SHARD : ShardingStrategy::FULL_SHARD;
@@ -176,7 +176,7 @@ class SummonScope {
       states.push_back({path, unit->state});
     }
     const auto fault = reshard_each(states);
-    raise_together(with_shards(states), "summon_full_params", fault);
+    throw_on_all_ranks(with_shards(states), "summon_full_params", fault);
     for (const auto& [path, state] : states) {
       if (const auto& group = state->group()) {
         for (const auto& param : group->params()) {
@@ -204,12 +204,12 @@ class SummonScope {
   }
 
  private:
-  void lend(FSDPUnit& unit) {
+  void lend(WrapperState& unit) {
     unit.is_summoned = true;
     for (auto* point : points_of(*unit.state)) {
-      if (!point->find<FSDPUnit>()) {  // whose hooks ask it
+      if (!point->find<WrapperState>()) {  // whose hooks ask it
         point->attach(std::make_shared<Summoned>());
-        lent_.push_back(point);
+        exposed_.push_back(point);
         guards_.emplace_back(point->register_forward_pre_hook(
             [](HookPoint& at, TensorRefs) { check_not_summoned(true, at); }, HookOrder::Prepend));
       }
@@ -218,7 +218,7 @@ class SummonScope {
 
   void give_back() {
     guards_.clear();
-    for (auto* point : lent_) {
+    for (auto* point : exposed_) {
       point->detach<Summoned>();
     }
   }
@@ -226,7 +226,7 @@ class SummonScope {
   std::vector<NamedUnit> units_;
   SummonFullParamsOptions options_;
   std::vector<SummonedParam> params_;
-  std::vector<HookPoint*> lent_;
+  std::vector<HookPoint*> exposed_;
   std::vector<ScopedHook> guards_;
 };
 

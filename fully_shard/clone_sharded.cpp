@@ -33,7 +33,7 @@ void check_idle(torch::nn::Module& module) {
   const auto states = fsdp_states(module);
   std::string fault;
   for (const auto& [path, state] : states) {
-    const bool is_sharded = !state->group() || state->group()->state() == UnitState::Sharded;
+    const bool is_sharded = !state->group() || state->group()->state() == ShardedState::Sharded;
     if (fault.empty() && (!state->is_idle() || !is_sharded)) {
       fault = fmt::format(
           "clone_sharded: the unit '{}' is in the middle of an iteration, or unsharded; finish the backward, or drop "
@@ -41,7 +41,7 @@ void check_idle(torch::nn::Module& module) {
           path);
     }
   }
-  raise_together(states, "clone_sharded", fault);
+  throw_on_all_ranks(states, "clone_sharded", fault);
 }
 
 struct Unit {

@@ -73,7 +73,7 @@ bool has_sharded_params(ModuleRef module) {
   });
 }
 
-void reshard_all_together(ModuleRef module, const std::string& where) {
+void reshard_on_all_ranks(ModuleRef module, const std::string& where) {
   if (!has_sharded_params(module)) {
     reshard_all(module);
     return;
@@ -84,7 +84,7 @@ void reshard_all_together(ModuleRef module, const std::string& where) {
   } catch (const StateError& error) {
     fault = error.what();
   }
-  raise_together(with_shards(units_of_params(*module)), where, fault);
+  throw_on_all_ranks(with_shards(units_of_params(*module)), where, fault);
 }
 
 FSDPModule fsdp(ModuleRef module) {
@@ -97,7 +97,7 @@ FSDPModule fsdp(ModuleRef module) {
 void UnshardHandle::wait() {
   const auto state = state_.lock();
   state_.reset();
-  if (state && state->group() && state->group()->state() == UnitState::Gathering) {
+  if (state && state->group() && state->group()->state() == ShardedState::Unsharding) {
     state->unshard(/*async_op=*/false);
   }
 }
@@ -205,8 +205,8 @@ void FSDPModule::set_event_observer(const UnitObserver& observer) {
   for_each_state(*module_, *state_, /*recurse=*/true, [&](FSDPState& state) { state.settings().observer = observer; });
 }
 
-UnitState FSDPModule::unit_state() const {
-  return state_->group() ? state_->group()->state() : UnitState::Sharded;
+ShardedState FSDPModule::unit_state() const {
+  return state_->group() ? state_->group()->state() : ShardedState::Sharded;
 }
 
 size_t FSDPModule::unsharded_bytes() const {
@@ -222,7 +222,7 @@ FSDPModule::MemoryStats FSDPModule::memory_stats() const {
     return {};
   }
   const auto& pool = *state_->group()->pool();
-  return {pool.bytes_held(), pool.bytes_borrowed(), pool.peak_bytes_borrowed()};
+  return {pool.bytes_held(), pool.bytes_acquired(), pool.peak_bytes_acquired()};
 }
 
 void FSDPModule::reset_peak_memory() {

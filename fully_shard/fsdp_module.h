@@ -23,8 +23,8 @@
 #include <string>
 #include <vector>
 
-#include "fully_shard/events/engine_slots.h"
-#include "fully_shard/events/unit_state.h"
+#include "fully_shard/events/comm_overrides.h"
+#include "fully_shard/events/sharded_state.h"
 #include "nn/hooks/module_ref.h"
 
 namespace tessera {
@@ -99,9 +99,9 @@ class FSDPModule {
   void set_all_reduce_hook(std::function<void(const at::Tensor& flat_gradient)> hook);
 
   /// Functions of one's own in place of the collectives of this unit: for another transport, say. They keep what
-  /// fully_shard/events/engine_slots.h promises; a reduction uses the op that it is given. Empty: the usual ones. What
-  /// is sent has a few elements of the engine's own in it, so it must arrive as it is: for another encoding there is
-  /// fully_shard/layout/all_gather_extension.h.
+  /// fully_shard/events/comm_overrides.h promises; a reduction uses the op that it is given. Empty: the usual ones.
+  /// What is sent has a few elements of the engine's own in it, so it must arrive as it is: for another encoding there
+  /// is fully_shard/layout/all_gather_extension.h.
   void set_custom_all_gather(AllGatherFn all_gather);
   void set_custom_reduce_scatter(ReduceScatterFn reduce_scatter);
   /// Of the replicas (HSDP, replicate).
@@ -124,7 +124,7 @@ class FSDPModule {
   /// `observer` is called with every step of this unit and all below it, in order; empty: none. For tests and
   /// debugging. It must not call into the model.
   void set_event_observer(const UnitObserver& observer);
-  UnitState unit_state() const;
+  ShardedState unit_state() const;
 
   /// Bytes of unsharded parameters that this unit holds now: 0 while sharded.
   size_t unsharded_bytes() const;
@@ -134,8 +134,8 @@ class FSDPModule {
   /// The memory that this unit shares with all units of its tree, for unsharded parameters and collectives.
   struct MemoryStats {
     size_t held = 0;           // from the system, in bytes
-    size_t borrowed = 0;       // in use now
-    size_t peak_borrowed = 0;  // since reset_peak_memory()
+    size_t acquired = 0;       // in use now
+    size_t peak_acquired = 0;  // since reset_peak_memory()
   };
   MemoryStats memory_stats() const;
   void reset_peak_memory();
@@ -164,7 +164,7 @@ bool has_sharded_params(ModuleRef module);
 
 /// reshard_all, whose StateError on one rank is one on all that have a part of a parameter of these units; `where`
 /// begins that of the others, which names the rank. Collective over those ranks: of none where parameters are replicas.
-void reshard_all_together(ModuleRef module, const std::string& where);
+void reshard_on_all_ranks(ModuleRef module, const std::string& where);
 
 /// Throws StateError if neither fully_shard nor replicate was called on `module`.
 FSDPModule fsdp(ModuleRef module);

@@ -45,7 +45,7 @@ std::string label_of(const std::vector<HookPoint*>& points) {
 }
 
 /// Ranks that keep a share after forward; 0 where a bool says it all.
-int64_t smaller_ranks(const FullyShardOptions& options, const DeviceMesh& mesh, const std::string& where) {
+int64_t post_forward_ranks(const FullyShardOptions& options, const DeviceMesh& mesh, const std::string& where) {
   if (!options.reshard_after_forward || !options.reshard_after_forward->group_size()) {
     return 0;
   }
@@ -74,7 +74,7 @@ struct Draft {
   std::string where;  // "fully_shard(Block)"
   DeviceMesh mesh;
   std::vector<NamedParam> params;
-  int64_t smaller_ranks = 0;
+  int64_t post_forward_ranks = 0;
 };
 
 void check_mesh(const Draft& draft) {
@@ -103,7 +103,7 @@ void plan(Draft& draft, const std::vector<ManagedParam>& params) {
   }
   draft.params = checked_params(
       params, {.mesh = draft.mesh, .options = draft.request.options, .label = draft.label, .where = draft.where});
-  draft.smaller_ranks = smaller_ranks(draft.request.options, draft.mesh, draft.where);
+  draft.post_forward_ranks = post_forward_ranks(draft.request.options, draft.mesh, draft.where);
   const double cap = draft.request.bucket_cap_mb;
   TESSERA_CHECK(ValueError, cap >= 0 && cap <= kLargestBucketMb,
                 "{}: bucket_cap_mb = {}; it is from 0 (each unit has its own all-reduce) to {} MiB", draft.where, cap,
@@ -127,7 +127,7 @@ std::string describe_draft(const Draft& draft) {
 void plan_together(Draft& draft, const std::vector<ManagedParam>& params) {
   auto meshes = tensor_parallel_meshes(params);
   meshes.insert(meshes.begin(), draft.mesh);
-  agree_on(meshes, draft.where, [&] {
+  check_ranks_agree(meshes, draft.where, [&] {
     plan(draft, params);
     std::vector<std::string> items{describe_draft(draft)};
     const auto texts = describe(draft.params);
@@ -182,7 +182,7 @@ void make_unit(const UnitRequest& request) {
                                                              : DataParallelAxes::sharded(draft.mesh),
                                           .policy = options.mp_policy,
                                           .offload = options.offload_policy,
-                                          .smaller_ranks = draft.smaller_ranks,
+                                          .post_forward_ranks = draft.post_forward_ranks,
                                           .bucket_bytes = static_cast<int64_t>(request.bucket_cap_mb * kMebibyte)});
   }
   const auto state = std::make_shared<FSDPState>(

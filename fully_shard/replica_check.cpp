@@ -149,7 +149,7 @@ void compare(const DeviceMesh& mesh, const std::vector<Copied>& copies) {
   for (const auto& copied : copies) {
     own += copied.digest;
   }
-  const auto texts = gather_texts(mesh, own);
+  const auto texts = all_gather_strings(mesh, own);
   const size_t width = copies[0].digest.size();
   for (size_t i = 0; i < texts.size(); ++i) {
     TESSERA_CHECK(

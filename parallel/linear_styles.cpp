@@ -9,7 +9,7 @@
 
 #include "base/error.h"
 #include "nn/hooks/hook_point.h"
-#include "nn/hooks/repeatable_call.h"
+#include "nn/hooks/recomputable_call.h"
 #include "parallel/overlapped_linear.h"
 #include "parallel/style_tensors.h"
 
@@ -107,7 +107,7 @@ void apply_layer(const ParallelStyle& style, const StyleTarget& target, const Pa
     check_input_features(*inputs[0], flow);
   });
   if (overlap) {
-    point.wrap_forward([](HookPoint&, const std::function<void()>& forward, std::unique_ptr<RepeatableCall>) {
+    point.wrap_forward([](HookPoint&, const std::function<void()>& forward, std::unique_ptr<RecomputableCall>) {
       const OverlapScope scope;
       forward();
     });

@@ -6,7 +6,7 @@
 #include <algorithm>
 
 #include "dtensor/dtensor.h"
-#include "dtensor/local/whole_tensor.h"
+#include "dtensor/local/gather_full.h"
 #include "testing/expect.h"
 
 namespace tessera {
@@ -71,7 +71,7 @@ void compare(const std::string& what, const at::Tensor& whole, const at::Tensor&
   if (local.device() != whole.device()) {
     fail(fmt::format("the local tensor of {} is on {}, expected {}", what, local.device().str(), whole.device().str()));
   }
-  const auto expected = is_dtensor(tensor) ? part_of_whole(whole, *dtensor_spec(tensor)) : whole;
+  const auto expected = is_dtensor(tensor) ? local_shard_of(whole, *dtensor_spec(tensor)) : whole;
   const auto text = describe_difference(local, expected, tolerance);
   if (!text.empty()) {
     fail(fmt::format("the local tensor of {}, {}: {}", what, layout, text));

@@ -118,7 +118,7 @@ const File& TensorReader::file_at(const std::string& path) {
   return files_.emplace(path, File::open(path)).first->second;
 }
 
-void verify_blocks(const Catalog& catalog, int rank, int ranks) {
+void verify_blocks(const CheckpointIndex& catalog, int rank, int ranks) {
   std::optional<File> file;
   std::vector<char> buffer;
   int next = 0;

@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "checkpoint/io/catalog.h"
+#include "checkpoint/io/checkpoint_index.h"
 #include "checkpoint/io/file_io.h"
 
 namespace tessera::dcp {
@@ -62,6 +62,6 @@ class TensorReader {
 
 /// Verifies the blocks that have checksums, this rank every `ranks`-th one from the `rank`-th on, so that together they
 /// read each once. Throws CheckpointError.
-void verify_blocks(const Catalog& catalog, int rank, int ranks);
+void verify_blocks(const CheckpointIndex& catalog, int rank, int ranks);
 
 }  // namespace tessera::dcp

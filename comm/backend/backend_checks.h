@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "comm/backend/reduce_op.h"
-#include "comm/backend/tensor_part.h"
+#include "comm/backend/tensor_segment.h"
 
 namespace tessera {
 
@@ -65,9 +65,10 @@ AllToAllSplits check_all_to_all(const at::Tensor& output, const at::Tensor& inpu
 
 /// Throws ValueError unless the parts lie in a rank's `flat` one after the other, and their tensors are as `flat` is
 /// and hold no more than the ranks' parts.
-void check_parts(std::string_view place, const std::vector<TensorPart>& parts, const at::Tensor& flat, int group_size);
+void check_segments(std::string_view place, const std::vector<TensorSegment>& parts, const at::Tensor& flat,
+                    int group_size);
 /// The same for parts that are written, which may be of another floating dtype than `flat`, all of the same one.
-void check_written_parts(std::string_view place, const std::vector<TensorPart>& parts, const at::Tensor& flat,
-                         int group_size);
+void check_written_segments(std::string_view place, const std::vector<TensorSegment>& parts, const at::Tensor& flat,
+                            int group_size);
 
 }  // namespace tessera

@@ -147,7 +147,7 @@ c10::intrusive_ptr<c10d::Work> GroupBackend::reduce_scatter_tensor_coalesced(
   return c10::make_intrusive<CoalescedWork>(std::move(works));
 }
 
-c10::intrusive_ptr<c10d::Work> GroupBackend::all_gather_parts(TensorParts, const at::Tensor&) {
+c10::intrusive_ptr<c10d::Work> GroupBackend::all_gather_segments(TensorSegments, const at::Tensor&) {
   TESSERA_CHECK(NotImplementedError, false, "all_gather into parts: backend {} does not take any", getBackendName());
 }
 
@@ -155,14 +155,14 @@ at::Tensor GroupBackend::zeros_to_gather(int64_t numel, at::ScalarType dtype) co
   return at::zeros({numel}, dtype);
 }
 
-c10::intrusive_ptr<c10d::Work> GroupBackend::reduce_scatter_parts(const at::Tensor&, TensorParts, ReduceOp) {
+c10::intrusive_ptr<c10d::Work> GroupBackend::reduce_scatter_segments(const at::Tensor&, TensorSegments, ReduceOp) {
   TESSERA_CHECK(NotImplementedError, false, "reduce_scatter of parts: backend {} does not take any", getBackendName());
 }
 
-c10::intrusive_ptr<LendingWork> find_lending(const c10::intrusive_ptr<c10d::Work>& work) {
+c10::intrusive_ptr<ZeroCopyWork> find_zero_copy(const c10::intrusive_ptr<c10d::Work>& work) {
   // c10's dynamic_intrusive_pointer_cast leaks what it cannot cast.
-  auto* const lending = dynamic_cast<LendingWork*>(work.get());
-  return lending ? c10::intrusive_ptr<LendingWork>::reclaim_copy(lending) : nullptr;
+  auto* const lending = dynamic_cast<ZeroCopyWork*>(work.get());
+  return lending ? c10::intrusive_ptr<ZeroCopyWork>::reclaim_copy(lending) : nullptr;
 }
 
 }  // namespace tessera

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "comm/backend/reduce_op.h"
-#include "comm/backend/tensor_part.h"
+#include "comm/backend/tensor_segment.h"
 
 namespace tessera {
 
@@ -65,14 +65,15 @@ class GroupBackend : public c10d::Backend {
   /// Whether it has the following two for tensors on `device`, which are _allgather_base and _reduce_scatter_base with
   /// parts in place of the output of all ranks, and of the input for all ranks. Ranks that call one form and the other
   /// may meet.
-  virtual bool takes_parts(c10::DeviceType /*device*/) const { return false; }
-  /// Throw NotImplementedError unless takes_parts() for the tensors' device. all_gather casts (check_written_parts()).
-  virtual c10::intrusive_ptr<c10d::Work> all_gather_parts(TensorParts outputs, const at::Tensor& input);
-  /// Zeros on the CPU, as input of many all_gather_parts(): where ranks share memory, in memory that they read
+  virtual bool supports_segments(c10::DeviceType /*device*/) const { return false; }
+  /// Throw NotImplementedError unless supports_segments() for the tensors' device. all_gather casts
+  /// (check_written_segments()).
+  virtual c10::intrusive_ptr<c10d::Work> all_gather_segments(TensorSegments outputs, const at::Tensor& input);
+  /// Zeros on the CPU, as input of many all_gather_segments(): where ranks share memory, in memory that they read
   /// directly.
   virtual at::Tensor zeros_to_gather(int64_t numel, at::ScalarType dtype) const;
-  virtual c10::intrusive_ptr<c10d::Work> reduce_scatter_parts(const at::Tensor& output, TensorParts inputs,
-                                                              ReduceOp op);
+  virtual c10::intrusive_ptr<c10d::Work> reduce_scatter_segments(const at::Tensor& output, TensorSegments inputs,
+                                                                 ReduceOp op);
 
  protected:
   /// For works, which may outlive the backend.
@@ -83,15 +84,15 @@ class GroupBackend : public c10d::Backend {
 };
 
 /// A work whose wait() returns when the outputs are there, while peers may still read the input.
-class LendingWork : public c10d::Work {
+class ZeroCopyWork : public c10d::Work {
  public:
   using Work::Work;
   /// Returns when nobody reads the input any more. Throws what wait() throws. After wait().
-  virtual void wait_until_read() = 0;
+  virtual void wait_for_readers() = 0;
 };
 
 /// The work if it lends its input, else null.
-c10::intrusive_ptr<LendingWork> find_lending(const c10::intrusive_ptr<c10d::Work>& work);
+c10::intrusive_ptr<ZeroCopyWork> find_zero_copy(const c10::intrusive_ptr<c10d::Work>& work);
 
 /// A work that was complete when it was launched, without state: a backend hands the same one out again and again.
 class CompletedWork : public c10d::Work {

@@ -54,8 +54,8 @@ c10::intrusive_ptr<c10d::Work> FakeBackend::_reduce_scatter_base(at::Tensor& out
   return completed_;
 }
 
-c10::intrusive_ptr<c10d::Work> FakeBackend::all_gather_parts(TensorParts outputs, const at::Tensor& input) {
-  check_written_parts("all_gather", *outputs, input, getSize());
+c10::intrusive_ptr<c10d::Work> FakeBackend::all_gather_segments(TensorSegments outputs, const at::Tensor& input) {
+  check_written_segments("all_gather", *outputs, input, getSize());
   for (const auto& [offset, numel, tensor] : *outputs) {
     for (int64_t rank = 0; tensor.defined() && rank * numel < tensor.numel(); ++rank) {
       copy_part(tensor, rank * numel, input, offset, std::min(numel, tensor.numel() - rank * numel));
@@ -64,12 +64,12 @@ c10::intrusive_ptr<c10d::Work> FakeBackend::all_gather_parts(TensorParts outputs
   return completed_;
 }
 
-c10::intrusive_ptr<c10d::Work> FakeBackend::reduce_scatter_parts(const at::Tensor& output, TensorParts inputs,
-                                                                 ReduceOp) {
-  check_parts("reduce_scatter", *inputs, output, getSize());
+c10::intrusive_ptr<c10d::Work> FakeBackend::reduce_scatter_segments(const at::Tensor& output, TensorSegments inputs,
+                                                                    ReduceOp) {
+  check_segments("reduce_scatter", *inputs, output, getSize());
   const PartRange whole{
       .dtype = output.scalar_type(), .rank = getRank(), .begin = 0, .bytes = static_cast<int64_t>(output.nbytes())};
-  read_parts(*inputs, whole, static_cast<char*>(output.mutable_data_ptr()), kNeverStream);
+  read_segments(*inputs, whole, static_cast<char*>(output.mutable_data_ptr()), kNeverStream);
   return completed_;
 }
 

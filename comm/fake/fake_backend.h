@@ -23,10 +23,10 @@ class FakeBackend final : public GroupBackend {
   c10::intrusive_ptr<c10d::Work> _reduce_scatter_base(at::Tensor& output, at::Tensor& input,
                                                       const c10d::ReduceScatterOptions& options = {}) override;
   /// As the backends that have peers: none takes parts on GPUs.
-  bool takes_parts(c10::DeviceType device) const override { return device == c10::DeviceType::CPU; }
-  c10::intrusive_ptr<c10d::Work> all_gather_parts(TensorParts outputs, const at::Tensor& input) override;
-  c10::intrusive_ptr<c10d::Work> reduce_scatter_parts(const at::Tensor& output, TensorParts inputs,
-                                                      ReduceOp op) override;
+  bool supports_segments(c10::DeviceType device) const override { return device == c10::DeviceType::CPU; }
+  c10::intrusive_ptr<c10d::Work> all_gather_segments(TensorSegments outputs, const at::Tensor& input) override;
+  c10::intrusive_ptr<c10d::Work> reduce_scatter_segments(const at::Tensor& output, TensorSegments inputs,
+                                                         ReduceOp op) override;
   c10::intrusive_ptr<c10d::Work> allreduce(std::vector<at::Tensor>& tensors,
                                            const c10d::AllreduceOptions& options = {}) override;
   c10::intrusive_ptr<c10d::Work> broadcast(std::vector<at::Tensor>& tensors,

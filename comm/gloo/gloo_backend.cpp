@@ -15,7 +15,7 @@
 #include "base/error.h"
 #include "base/hash.h"
 #include "comm/backend/backend_checks.h"
-#include "comm/backend/local_call.h"
+#include "comm/backend/collective_call.h"
 #include "comm/backend/local_reduce.h"
 #include "comm/gloo/gloo_error.h"
 #include "comm/gloo/gloo_messages.h"
@@ -46,7 +46,7 @@ struct LaunchNumber {
 
 /// The tag of what one rank sends another in a collective, known to both if they agree on all that they must. Tags of
 /// ranks that do not agree differ, but for one case in four million.
-int tag_of(const CallShape& call, LaunchNumber number, size_t bytes) {
+int tag_of(const CollectiveSignature& call, LaunchNumber number, size_t bytes) {
   const uint64_t what =
       static_cast<uint64_t>(call.kind) << 16 | static_cast<uint64_t>(call.op) << 8 | static_cast<uint64_t>(call.dtype);
   const uint64_t hash = hash_combine(hash_combine(0, what), bytes) >> (64 - kHashBits);
@@ -104,7 +104,7 @@ class GlooBackend final : public GroupBackend {
       sent.push_back(flat_elements(input, rank * count, count));
     }
     const at::Tensor own = sent[getRank()];
-    const CallShape call{
+    const CollectiveSignature call{
         .kind = Collective::ReduceScatter, .op = op, .dtype = input.scalar_type(), .input = input.numel()};
     return reduce_received(call, next_number(), sent, own, output);
   }
@@ -113,7 +113,7 @@ class GlooBackend final : public GroupBackend {
     const at::Tensor& tensor = only_cpu_tensor("all_reduce", tensors);
     const ReduceOp op = check_all_reduce(tensor, options.reduceOp);
     at::AutoDispatchBelowADInplaceOrView guard;
-    const CallShape call{
+    const CollectiveSignature call{
         .kind = Collective::AllReduce, .op = op, .dtype = tensor.scalar_type(), .output = tensor.numel()};
     if (getSize() > 2 && tensor.numel() * static_cast<int64_t>(tensor.element_size()) > kGlooOneRoundBytes) {
       return all_reduce_in_two_rounds(call, tensor);
@@ -169,7 +169,7 @@ class GlooBackend final : public GroupBackend {
   }
 
  private:
-  WorkPtr launch_message(const LocalCall& call) {
+  WorkPtr launch_message(const CollectiveCall& call) {
     check_cpu_tensor(name(call.kind), call.kind == Collective::Send ? call.input : call.output);
     const std::lock_guard lock(launch_mutex_);
     return messages_.launch(call);
@@ -178,7 +178,7 @@ class GlooBackend final : public GroupBackend {
   LaunchNumber next_number() { return {.collective = collectives_++}; }
 
   // Sends sent[r] to rank r and receives received[r] from it; not where these are undefined, and not for this rank.
-  GlooWorkPtr exchange(const CallShape& call, LaunchNumber number, const std::vector<at::Tensor>& sent,
+  GlooWorkPtr exchange(const CollectiveSignature& call, LaunchNumber number, const std::vector<at::Tensor>& sent,
                        const std::vector<at::Tensor>& received, std::function<void()> finish = {}) {
     const std::lock_guard lock(launch_mutex_);
     const size_t with_all = 2 * (static_cast<size_t>(getSize()) - 1);
@@ -209,7 +209,7 @@ class GlooBackend final : public GroupBackend {
   }
 
   // Sends sent[r] to rank r; output = the reduction of `own` and of what the others send, in the order of the ranks.
-  GlooWorkPtr reduce_received(const CallShape& call, LaunchNumber number, const std::vector<at::Tensor>& sent,
+  GlooWorkPtr reduce_received(const CollectiveSignature& call, LaunchNumber number, const std::vector<at::Tensor>& sent,
                               const at::Tensor& own, const at::Tensor& output) {
     std::vector<at::Tensor> received;
     received.reserve(static_cast<size_t>(getSize()));
@@ -229,7 +229,7 @@ class GlooBackend final : public GroupBackend {
 
   // A reduce_scatter of parts and an all_gather of them. The second round is not wait()'s, which would hang where ranks
   // wait in different orders.
-  WorkPtr all_reduce_in_two_rounds(const CallShape& call, const at::Tensor& tensor) {
+  WorkPtr all_reduce_in_two_rounds(const CollectiveSignature& call, const at::Tensor& tensor) {
     const int64_t size = getSize(), numel = tensor.numel(), part = (numel + size - 1) / size;
     std::vector<at::Tensor> parts;
     for (int64_t rank = 0; rank < size; ++rank) {

@@ -25,7 +25,7 @@ constexpr int kHeaderOfSender = kGlooMessageTags | (1 << 29);
 constexpr int kHeaderOfReceiver = kHeaderOfSender + 1;
 
 /// What the two ends must agree on, in the order of the entries.
-at::Tensor make_header(const CallShape& shape) {
+at::Tensor make_header(const CollectiveSignature& shape) {
   at::Tensor header = at::empty({3}, at::kLong);
   auto* const entries = header.mutable_data_ptr<int64_t>();
   entries[0] = std::max(shape.input, shape.output);
@@ -35,9 +35,9 @@ at::Tensor make_header(const CallShape& shape) {
 }
 
 /// The call of the rank at the other end, of whose header this is.
-CallShape read_header(const at::Tensor& header, const CallShape& own, int own_rank) {
+CollectiveSignature read_header(const at::Tensor& header, const CollectiveSignature& own, int own_rank) {
   const auto* const entries = header.const_data_ptr<int64_t>();
-  CallShape peer = {
+  CollectiveSignature peer = {
       .root = own_rank, .tag = static_cast<int>(entries[2]), .dtype = static_cast<c10::ScalarType>(entries[1])};
   const bool sends = own.kind == Collective::Recv;
   peer.kind = sends ? Collective::Send : Collective::Recv;
@@ -53,19 +53,19 @@ WorkPtr start(ProcessGroupGloo& gloo, bool sends, const at::Tensor& tensor, int 
 }  // namespace
 
 /// The messages from one rank to another of which this rank is the first or the second.
-class GlooMessages::Way {
+class GlooMessages::Channel {
  public:
-  Way(std::shared_ptr<const GroupInfo> info, c10::intrusive_ptr<ProcessGroupGloo> gloo)
+  Channel(std::shared_ptr<const GroupInfo> info, c10::intrusive_ptr<ProcessGroupGloo> gloo)
       : info_(std::move(info)), gloo_(std::move(gloo)) {}
 
   /// Returns the message's number, counted from 0.
-  uint64_t launch(const LocalCall& call);
+  uint64_t launch(const CollectiveCall& call);
   void wait(uint64_t number, std::chrono::milliseconds timeout);
   bool is_done(uint64_t number) const { return number < first_open_; }
 
  private:
   struct Message {
-    CallShape shape;
+    CollectiveSignature shape;
     at::Tensor peer_header;
     WorkPtr peer_header_here = {};
     std::vector<WorkPtr> others = {};  // the own header, and the pieces
@@ -83,7 +83,7 @@ class GlooMessages::Way {
   std::string mismatch_;
 };
 
-uint64_t GlooMessages::Way::launch(const LocalCall& call) {
+uint64_t GlooMessages::Channel::launch(const CollectiveCall& call) {
   const bool sends = call.kind == Collective::Send;
   Message message{.shape = shape_of(call), .peer_header = at::empty({3}, at::kLong)};
   if (!mismatch_.empty()) {
@@ -108,7 +108,7 @@ uint64_t GlooMessages::Way::launch(const LocalCall& call) {
   return first_open_ + open_.size() - 1;
 }
 
-void GlooMessages::Way::wait(uint64_t number, std::chrono::milliseconds timeout) {
+void GlooMessages::Channel::wait(uint64_t number, std::chrono::milliseconds timeout) {
   if (is_done(number)) {
     return;
   }
@@ -134,24 +134,24 @@ void GlooMessages::Way::wait(uint64_t number, std::chrono::milliseconds timeout)
   }
 }
 
-void GlooMessages::Way::agree(Message& message, std::chrono::milliseconds timeout) {
+void GlooMessages::Channel::agree(Message& message, std::chrono::milliseconds timeout) {
   if (message.is_agreed) {
     return;
   }
   message.peer_header_here->wait(timeout);
-  const CallShape peer = read_header(message.peer_header, message.shape, info_->rank);
+  const CollectiveSignature peer = read_header(message.peer_header, message.shape, info_->rank);
   const bool sends = message.shape.kind == Collective::Send;
   mismatch_ = sends ? find_mismatch({message.shape, peer}) : find_mismatch({peer, message.shape});
   message.is_agreed = mismatch_.empty();
 }
 
-void GlooMessages::Way::raise(const Message& message, const std::string& reason) const {
+void GlooMessages::Channel::raise(const Message& message, const std::string& reason) const {
   throw CommError(fmt::format("{} on {}: {}", describe(message.shape), describe(*info_), reason));
 }
 
 class GlooMessages::MessageWork final : public c10d::Work {
  public:
-  MessageWork(std::shared_ptr<Way> way, uint64_t number) : way_(std::move(way)), number_(number) {}
+  MessageWork(std::shared_ptr<Channel> way, uint64_t number) : way_(std::move(way)), number_(number) {}
 
   bool wait(std::chrono::milliseconds timeout = kNoTimeout) override {
     way_->wait(number_, timeout);
@@ -161,7 +161,7 @@ class GlooMessages::MessageWork final : public c10d::Work {
   bool isSuccess() const override { return way_->is_done(number_); }
 
  private:
-  const std::shared_ptr<Way> way_;
+  const std::shared_ptr<Channel> way_;
   const uint64_t number_;
 };
 
@@ -170,12 +170,12 @@ GlooMessages::GlooMessages(std::shared_ptr<const GroupInfo> info, c10::intrusive
 
 GlooMessages::~GlooMessages() = default;
 
-WorkPtr GlooMessages::launch(const LocalCall& call) {
+WorkPtr GlooMessages::launch(const CollectiveCall& call) {
   const bool sends = call.kind == Collective::Send;
   const RankPair pair{.from = sends ? info_->rank : call.root, .to = sends ? call.root : info_->rank};
-  std::shared_ptr<Way>& way = ways_[pair];
+  std::shared_ptr<Channel>& way = ways_[pair];
   if (!way) {
-    way = std::make_shared<Way>(info_, gloo_);
+    way = std::make_shared<Channel>(info_, gloo_);
   }
   return c10::make_intrusive<MessageWork>(way, way->launch(call));
 }

@@ -18,8 +18,8 @@
 #include <memory>
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 
+#include "comm/backend/collective_call.h"
 #include "comm/backend/group_backend.h"
-#include "comm/backend/local_call.h"
 
 namespace tessera {
 
@@ -34,15 +34,15 @@ class GlooMessages {
   ~GlooMessages();
 
   /// Launches a Send or a Recv, to or from call.root. Throws CommError.
-  c10::intrusive_ptr<c10d::Work> launch(const LocalCall& call);
+  c10::intrusive_ptr<c10d::Work> launch(const CollectiveCall& call);
 
  private:
-  class Way;
+  class Channel;
   class MessageWork;
 
   const std::shared_ptr<const GroupInfo> info_;
   const c10::intrusive_ptr<c10d::ProcessGroupGloo> gloo_;
-  std::map<RankPair, std::shared_ptr<Way>> ways_;
+  std::map<RankPair, std::shared_ptr<Channel>> ways_;
 };
 
 }  // namespace tessera

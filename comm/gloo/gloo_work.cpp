@@ -26,8 +26,9 @@ void DroppedTransfers::free_before(uint64_t launch) {
   }
 }
 
-GlooWork::GlooWork(CallShape call, std::shared_ptr<const GroupInfo> info, std::shared_ptr<DroppedTransfers> dropped,
-                   std::list<GlooTransfers> transfers, std::function<void()> finish)
+GlooWork::GlooWork(CollectiveSignature call, std::shared_ptr<const GroupInfo> info,
+                   std::shared_ptr<DroppedTransfers> dropped, std::list<GlooTransfers> transfers,
+                   std::function<void()> finish)
     : call_(std::move(call)),
       info_(std::move(info)),
       dropped_(std::move(dropped)),

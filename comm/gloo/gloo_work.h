@@ -14,8 +14,8 @@
 #include <torch/csrc/distributed/c10d/Work.hpp>
 #include <vector>
 
+#include "comm/backend/collective_call.h"
 #include "comm/backend/group_backend.h"
-#include "comm/backend/local_call.h"
 
 namespace tessera {
 
@@ -52,7 +52,7 @@ class DroppedTransfers {
 class GlooWork final : public c10d::Work {
  public:
   /// `transfers`: one launch's. `finish`: what is to be done once they are here, or empty.
-  GlooWork(CallShape call, std::shared_ptr<const GroupInfo> info, std::shared_ptr<DroppedTransfers> dropped,
+  GlooWork(CollectiveSignature call, std::shared_ptr<const GroupInfo> info, std::shared_ptr<DroppedTransfers> dropped,
            std::list<GlooTransfers> transfers, std::function<void()> finish);
   ~GlooWork() override;
 
@@ -66,7 +66,7 @@ class GlooWork final : public c10d::Work {
   void give_up() noexcept;
 
  private:
-  const CallShape call_;
+  const CollectiveSignature call_;
   const std::shared_ptr<const GroupInfo> info_;
   const std::shared_ptr<DroppedTransfers> dropped_;
   std::mutex mutex_;                    // guards which transfers there are

@@ -11,7 +11,7 @@
 
 #include "base/error.h"
 #include "comm/backend/backend_checks.h"
-#include "comm/backend/stream_mark.h"
+#include "comm/backend/stream_event.h"
 
 namespace tessera {
 

@@ -75,14 +75,14 @@ bool ShmArena::has_failed() const {
 void ShmArena::wake(int rank, uint32_t bits) const {
   RankControl& peer = control(rank);
   if ((peer.awaits.load(std::memory_order_relaxed) & bits) != 0) {
-    peer.bell.fetch_add(1);
-    syscall(SYS_futex, &peer.bell, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
+    peer.futex.fetch_add(1);
+    syscall(SYS_futex, &peer.futex, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
   }
 }
 
 void ShmArena::sleep(int rank, uint32_t seen, std::chrono::milliseconds limit) const {
   const timespec time = {.tv_sec = limit.count() / 1000, .tv_nsec = limit.count() % 1000 * 1000000};
-  syscall(SYS_futex, &control(rank).bell, FUTEX_WAIT, seen, &time, nullptr, 0);
+  syscall(SYS_futex, &control(rank).futex, FUTEX_WAIT, seen, &time, nullptr, 0);
 }
 
 }  // namespace tessera

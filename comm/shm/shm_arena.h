@@ -17,11 +17,11 @@ namespace tessera {
 
 /// What a rank tells its peers. Steps are counted from the group's beginning.
 struct RankControl {
-  /// Steps whose cells this rank has filled, and of whose cells it has no more need.
+  /// Steps whose slots this rank has filled, and of whose slots it has no more need.
   alignas(128) std::atomic<uint64_t> posted;
   alignas(128) std::atomic<uint64_t> consumed;
   /// The futex on which this rank sleeps; peers count it up. They need not where `awaits` is 0.
-  alignas(128) std::atomic<uint32_t> bell;
+  alignas(128) std::atomic<uint32_t> futex;
   std::atomic<uint32_t> awaits;
   /// Set when the rank's end of the group is destroyed.
   alignas(128) std::atomic<uint32_t> left;
@@ -49,9 +49,9 @@ class ShmArena {
 
   const ShmLayout& layout() const { return layout_; }
   RankControl& control(int rank) const;
-  /// The cell of `rank` for `step`: its header, and its payload.
-  char* cell(int rank, uint64_t step) const { return base() + layout_.cell_offset(rank, step); }
-  char* payload(int rank, uint64_t step) const { return cell(rank, step) + layout_.header_bytes(); }
+  /// The slot of `rank` for `step`: its header, and its payload.
+  char* slot(int rank, uint64_t step) const { return base() + layout_.slot_offset(rank, step); }
+  char* payload(int rank, uint64_t step) const { return slot(rank, step) + layout_.header_bytes(); }
 
   /// Records why the group failed; the first reason is kept, and cut where it is too long. failure(): "" for none, or
   /// one that a rank is just writing, which has_failed() knows of already.
@@ -61,7 +61,7 @@ class ShmArena {
 
   /// Wakes `rank` if it awaits any of `bits`. The change must have been stored before.
   void wake(int rank, uint32_t bits) const;
-  /// Sleeps until `rank`'s bell differs from `seen`, or for `limit` at most; may return early.
+  /// Sleeps until `rank`'s futex differs from `seen`, or for `limit` at most; may return early.
   void sleep(int rank, uint32_t seen, std::chrono::milliseconds limit) const;
 
  private:

@@ -14,7 +14,7 @@
 #include <utility>
 
 #include "base/error.h"
-#include "comm/backend/local_call_backend.h"
+#include "comm/backend/collective_call_backend.h"
 #include "comm/shm/shm_group.h"
 
 namespace tessera {
@@ -26,7 +26,7 @@ using std::chrono::milliseconds;
 constexpr const char* kArenaKey = "arena";
 constexpr const char* kJoined = "joined";
 
-class ShmWork final : public LendingWork {
+class ShmWork final : public ZeroCopyWork {
  public:
   /// `done`: when wait() returns.
   ShmWork(std::shared_ptr<ShmGroup> group, uint64_t number, ShmGroup::Stage done)
@@ -36,7 +36,7 @@ class ShmWork final : public LendingWork {
     wait_for(done_, timeout);
     return true;
   }
-  void wait_until_read() override { wait_for(ShmGroup::Stage::Read, kNoTimeout); }
+  void wait_for_readers() override { wait_for(ShmGroup::Stage::Read, kNoTimeout); }
   bool isCompleted() override { return !group_ || group_->is_over(number_, done_); }
   bool isSuccess() const override { return !group_ || group_->has_reached(number_, done_); }
 
@@ -59,19 +59,19 @@ class ShmWork final : public LendingWork {
 /// 16 MiB. Below it there is little to save, and a lender waits for its readers.
 constexpr int64_t kLendFromBytes = int64_t{64} * 1024;
 
-bool is_worth_lending(int64_t numel, at::ScalarType dtype) {
+bool is_worth_zero_copy(int64_t numel, at::ScalarType dtype) {
   return numel * static_cast<int64_t>(c10::elementSize(dtype)) >= kLendFromBytes;
 }
 
-class ShmBackend final : public LocalCallBackend {
+class ShmBackend final : public CollectiveCallBackend {
  public:
   ShmBackend(GroupInfo info, ShmArena arena, std::vector<HostProcess> processes, bool spins)
-      : LocalCallBackend(std::move(info)),
+      : CollectiveCallBackend(std::move(info)),
         group_(std::make_shared<ShmGroup>(shared_info(), std::move(arena), std::move(processes), spins)) {}
 
   const std::string getBackendName() const override { return "shm"; }
   at::Tensor zeros_to_gather(int64_t numel, at::ScalarType dtype) const override {
-    if (is_worth_lending(numel, dtype)) {
+    if (is_worth_zero_copy(numel, dtype)) {
       try {
         return shared_zeros(numel, dtype);
       } catch (const CommError& error) {  // of this rank alone; the others copy what it does not lend
@@ -83,13 +83,13 @@ class ShmBackend final : public LocalCallBackend {
   }
 
  private:
-  c10::intrusive_ptr<c10d::Work> post(LocalCall call) override {
+  c10::intrusive_ptr<c10d::Work> post(CollectiveCall call) override {
     const auto done = call.parts ? ShmGroup::Stage::Done : ShmGroup::Stage::Read;
     const uint64_t number = group_->launch(std::move(call));
     return c10::make_intrusive<ShmWork>(group_, number, done);
   }
 
-  c10::intrusive_ptr<c10d::Work> post_message(LocalCall call, RankPair pair) override {
+  c10::intrusive_ptr<c10d::Work> post_message(CollectiveCall call, RankPair pair) override {
     std::shared_ptr<ShmGroup>& messages = messages_[pair];
     if (!messages) {
       messages = std::make_shared<ShmGroup>(group_, pair);

@@ -21,17 +21,17 @@ struct ShmOptions {
 
 /// Maps one piece of memory into all members; every member calls it. Throws CommError on all of them if one cannot.
 ///
-/// A launch puts what fits into the rank's cells of that memory, the rest moves in wait(), of whichever work: no thread
-/// runs beside the rank's own (comm/shm/shm_queue.h). Reductions read the peers' cells and write the result, in the
+/// A launch puts what fits into the rank's slots of that memory, the rest moves in wait(), of whichever work: no thread
+/// runs beside the rank's own (comm/shm/shm_queue.h). Reductions read the peers' slots and write the result, in the
 /// order of the ranks with the arithmetic of comm/backend/local_reduce.h, so they are the same bits as with the other
 /// backends. Every dtype moves as bytes. A peer that dies is noticed within a second. Nothing is left behind, however
 /// the ranks end.
 ///
-/// An all_gather whose input is in shared memory (comm/shm/shared_memory.h) needs no cells: the peers read it there. So
+/// An all_gather whose input is in shared memory (comm/shm/shared_memory.h) needs no slots: the peers read it there. So
 /// do the pieces of a reduce_scatter's input that lie there. Its work is done when they have, or, of calls with parts,
 /// when the output is there.
 ///
-/// Messages between two ranks go through cells of their own, for each direction (comm/shm/shm_layout.h). The group
+/// Messages between two ranks go through slots of their own, for each direction (comm/shm/shm_layout.h). The group
 /// keeps its file open for them, one descriptor a rank.
 c10::intrusive_ptr<GroupBackend> make_shm_backend(ShmOptions options);
 

@@ -90,7 +90,7 @@ ShmGroup::~ShmGroup() {
   if (process_ != getpid()) {
     return;  // the parent goes on
   }
-  end_lending();
+  end_zero_copy();
   {
     std::lock_guard lock(registry().mutex);
     std::erase(registry().groups, this);
@@ -105,7 +105,7 @@ ShmGroup::~ShmGroup() {
   }
 }
 
-void ShmGroup::end_lending() noexcept {
+void ShmGroup::end_zero_copy() noexcept {
   try {
     std::unique_lock lock(mutex_);
     const Clock::time_point deadline = Clock::now() + info_->timeout;
@@ -128,7 +128,7 @@ void ShmGroup::end_lending() noexcept {
   }
 }
 
-uint64_t ShmGroup::launch(LocalCall call) {
+uint64_t ShmGroup::launch(CollectiveCall call) {
   std::lock_guard lock(mutex_);
   const std::string failure = failure_.empty() ? whole_arena().failure() : failure_;
   TESSERA_CHECK(CommError, failure.empty(), "{} on {}: {}", describe(call), describe(*info_), failure);
@@ -198,7 +198,7 @@ void ShmGroup::record(uint64_t number, const std::string& reason) {
 void ShmGroup::sleep(std::unique_lock<std::mutex>& lock) {
   const bool others_are_open = advance_other_groups();
   RankControl& own = arena_.control(members_.own);
-  const uint32_t seen = own.bell.load();
+  const uint32_t seen = own.futex.load();
   own.awaits.store(queue_.awaited());
   std::atomic_thread_fence(std::memory_order_seq_cst);
   if (!queue_.advance()) {

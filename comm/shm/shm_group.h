@@ -38,7 +38,7 @@ class ShmGroup {
   ~ShmGroup();
 
   /// Returns the call's number. Throws CommError if the group has failed.
-  uint64_t launch(LocalCall call);
+  uint64_t launch(CollectiveCall call);
   /// How far a call has come: this rank has its output; nobody reads its input any more, either, which is the same
   /// unless that is lent (comm/shm/shm_queue.h).
   enum class Stage { Done, Read };
@@ -68,7 +68,7 @@ class ShmGroup {
   }
   void sleep(std::unique_lock<std::mutex>& lock);
   /// Waits until peers have read what this rank has lent. If it may not wait, or the time is up, they have an error.
-  void end_lending() noexcept;
+  void end_zero_copy() noexcept;
   bool has_left(int peer) { return whole_arena().control(members_.ranks[peer]).left.load() != 0; }
   template <class IsGone>
   std::vector<int> missing_who(IsGone is_gone);

@@ -45,8 +45,10 @@ ShmPhase plan_reduce_whole(int64_t bytes, int64_t ranks) {
 }
 
 ShmPhase plan_reduce_scatter(int64_t part, const ShmLayout& layout) {
-  ShmPhase phase{
-      .own_parts = true, .reduces = true, .chunk = layout.part_bytes(), .steps = steps_for(part, layout.part_bytes())};
+  ShmPhase phase{.own_segments = true,
+                 .reduces = true,
+                 .chunk = layout.part_bytes(),
+                 .steps = steps_for(part, layout.part_bytes())};
   for (int64_t to = 0; to < layout.ranks; ++to) {
     phase.sent.push_back({to * part, part});
   }
@@ -75,8 +77,8 @@ c10::SmallVector<ShmPhase, 1> plan_reduce_and_gather(int64_t numel, int64_t item
   return phases;
 }
 
-ShmPhase plan_all_to_all(const CallShape& call, int64_t item, const ShmLayout& layout) {
-  ShmPhase phase{.own_parts = true, .chunk = layout.part_bytes()};
+ShmPhase plan_all_to_all(const CollectiveSignature& call, int64_t item, const ShmLayout& layout) {
+  ShmPhase phase{.own_segments = true, .chunk = layout.part_bytes()};
   int64_t sent = 0, received = 0;
   for (int64_t other = 0; other < layout.ranks; ++other) {
     phase.sent.push_back({sent, call.input_splits[other] * item});
@@ -90,7 +92,7 @@ ShmPhase plan_all_to_all(const CallShape& call, int64_t item, const ShmLayout& l
 
 }  // namespace
 
-ShmPlan plan_call(const CallShape& call, int rank, const ShmLayout& layout) {
+ShmPlan plan_call(const CollectiveSignature& call, int rank, const ShmLayout& layout) {
   const int64_t item = call.kind == Collective::Barrier ? 0 : static_cast<int64_t>(c10::elementSize(call.dtype));
   switch (call.kind) {
     case Collective::AllGather:

@@ -1,17 +1,17 @@
 #pragma once
-// How a collective moves through the cells of an "shm" group. Integers only.
+// How a collective moves through the slots of an "shm" group. Integers only.
 //
 // A call is one phase, or two; a phase is a number of steps, the same on all ranks. In step t each rank puts piece t,
-// `chunk` bytes at most, of what it sends into its cell, and takes piece t of what it receives from the others' cells.
-// With 2 ranks and cells of 8 bytes, an all_gather of 12 bytes is
+// `chunk` bytes at most, of what it sends into its slot, and takes piece t of what it receives from the others' slots.
+// With 2 ranks and slots of 8 bytes, an all_gather of 12 bytes is
 //   step 0: put bytes [0, 8); take the peer's to its place in the output; step 1: the same with bytes [8, 12)
-// and a reduce_scatter of 2 x 8 bytes, where a cell has 4 bytes for each rank, has steps 0 and 1 too.
+// and a reduce_scatter of 2 x 8 bytes, where a slot has 4 bytes for each rank, has steps 0 and 1 too.
 
 #include <c10/util/SmallVector.h>
 
 #include <cstdint>
 
-#include "comm/backend/local_call.h"
+#include "comm/backend/collective_call.h"
 #include "comm/shm/shm_layout.h"
 
 namespace tessera {
@@ -28,8 +28,8 @@ struct ByteRange {
 };
 
 struct ShmPhase {
-  /// A cell carries a part for each rank, `chunk` apart; otherwise one part for all.
-  bool own_parts = false;
+  /// A slot carries a part for each rank, `chunk` apart; otherwise one part for all.
+  bool own_segments = false;
   /// What comes from the ranks is reduced into one range; otherwise each has a place of its own.
   bool reduces = false;
   /// Sends what the phase before has received.
@@ -44,7 +44,7 @@ struct ShmPhase {
   /// Where it goes in the output, by the rank from which it comes.
   c10::SmallVector<ByteRange, 4> received = {};
 
-  const ByteRange& sent_to(int rank) const { return sent[own_parts ? rank : 0]; }
+  const ByteRange& sent_to(int rank) const { return sent[own_segments ? rank : 0]; }
 };
 
 struct ShmPlan {
@@ -55,6 +55,6 @@ struct ShmPlan {
 
 /// The plan of `call` on `rank`. A small all_reduce is one phase, in which every rank reduces the whole tensor;
 /// otherwise each reduces a part, and then they gather the parts.
-ShmPlan plan_call(const CallShape& call, int rank, const ShmLayout& layout);
+ShmPlan plan_call(const CollectiveSignature& call, int rank, const ShmLayout& layout);
 
 }  // namespace tessera

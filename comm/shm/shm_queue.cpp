@@ -5,7 +5,7 @@
 #include <utility>
 
 #include "comm/backend/stream_copy.h"
-#include "comm/shm/cell_header.h"
+#include "comm/shm/slot_header.h"
 
 namespace tessera {
 
@@ -31,13 +31,13 @@ ShmQueue::ShmQueue(const ShmArena& arena, int rank, const std::vector<HostProces
   }
 }
 
-uint64_t ShmQueue::push(LocalCall call) {
-  CallShape shape = shape_of(call);
+uint64_t ShmQueue::push(CollectiveCall call) {
+  CollectiveSignature shape = shape_of(call);
   ShmPlan plan = plan_call(shape, rank_, arena_.layout());
   const bool streams =
       shape.output >= 0 && shape.output * static_cast<int64_t>(c10::elementSize(shape.dtype)) >= kStreamBytes;
-  const bool may_lend = shape.kind == Collective::AllGather && ranks_ > 1;
-  auto lent = may_lend ? shared_place(call.input) : std::nullopt;
+  const bool may_expose = shape.kind == Collective::AllGather && ranks_ > 1;
+  auto lent = may_expose ? shared_place(call.input) : std::nullopt;
   char* const input = data_or_null(call.input);
   char* const output = data_or_null(call.output);
   operations_.push_back({.call = std::move(call),
@@ -53,7 +53,7 @@ uint64_t ShmQueue::push(LocalCall call) {
 bool ShmQueue::advance() {
   bool has_moved = false;
   while (!is_stuck()) {
-    // In turns, so that the ranks work on the same few cells while those are in the cache.
+    // In turns, so that the ranks work on the same few slots while those are in the cache.
     const bool has_put = put(), has_taken = take();
     if (!has_put && !has_taken) {
       break;
@@ -73,7 +73,7 @@ bool ShmQueue::put() {
     return false;
   }
   if (put_cursor_.phase == 0 && put_cursor_.step == 0) {
-    write_header(arena_.cell(rank_, posted_), operation.shape, phase.steps, operation.lent);
+    write_header(arena_.slot(rank_, posted_), operation.shape, phase.steps, operation.lent);
   }
   put_pieces(operation, phase);
   ++put_cursor_.step;
@@ -121,11 +121,11 @@ bool ShmQueue::take() {
 }
 
 bool ShmQueue::agree(Operation& operation) {
-  c10::SmallVector<const char*, 8> cells;
+  c10::SmallVector<const char*, 8> slots;
   for (int rank = 0; rank < ranks_; ++rank) {
-    cells.push_back(arena_.cell(rank, taken_));
+    slots.push_back(arena_.slot(rank, taken_));
   }
-  HeaderAgreement agreement = compare_headers(cells);
+  HeaderAgreement agreement = compare_headers(slots);
   mismatch_ = std::move(agreement.mismatch);
   if (operation.plan.steps_by_agreement) {
     operation.plan.phases[0].steps = agreement.steps;
@@ -150,8 +150,8 @@ void ShmQueue::step_taken() {
 
 void ShmQueue::finish_first() {
   Operation& operation = operations_.front();
-  if (operation.lent || operation.lends_pieces) {
-    lent_.push_back(
+  if (operation.lent || operation.exposes_pieces) {
+    exposed_.push_back(
         {done_, taken_, std::move(operation.shape), std::move(operation.call.input), std::move(operation.call.parts)});
   }
   operations_.pop_front();
@@ -162,7 +162,7 @@ void ShmQueue::finish_first() {
 
 /// Returns whether any was; lets go of their inputs.
 bool ShmQueue::drop_read() {
-  const auto unread = std::find_if(lent_.begin(), lent_.end(), [&](const Lent& lent) {
+  const auto unread = std::find_if(exposed_.begin(), exposed_.end(), [&](const Lent& lent) {
     for (int peer = 0; peer < ranks_; ++peer) {
       if (peer != rank_ && !has_consumed(peer, lent.end)) {
         return true;
@@ -170,28 +170,29 @@ bool ShmQueue::drop_read() {
     }
     return false;
   });
-  const bool any = unread != lent_.begin();
-  lent_.erase(lent_.begin(), unread);
+  const bool any = unread != exposed_.begin();
+  exposed_.erase(exposed_.begin(), unread);
   return any;
 }
 
 bool ShmQueue::lends() const {
-  return !lent_.empty() || std::any_of(operations_.begin(), operations_.end(),
-                                       [](const auto& operation) { return operation.lent || operation.lends_pieces; });
+  return !exposed_.empty() || std::any_of(operations_.begin(), operations_.end(), [](const auto& operation) {
+    return operation.lent || operation.exposes_pieces;
+  });
 }
 
 std::vector<int> ShmQueue::readers() const {
   std::vector<int> peers;
-  for (int peer = 0; !lent_.empty() && peer < ranks_; ++peer) {
-    if (peer != rank_ && !has_consumed(peer, lent_.back().end)) {
+  for (int peer = 0; !exposed_.empty() && peer < ranks_; ++peer) {
+    if (peer != rank_ && !has_consumed(peer, exposed_.back().end)) {
       peers.push_back(peer);
     }
   }
   return peers;
 }
 
-const CallShape& ShmQueue::shape(uint64_t number) const {
-  return number < done_ ? lent_.front().shape : operations_[number - done_].shape;
+const CollectiveSignature& ShmQueue::shape(uint64_t number) const {
+  return number < done_ ? exposed_.front().shape : operations_[number - done_].shape;
 }
 
 void ShmQueue::publish(std::atomic<uint64_t>& counter, uint64_t value, uint32_t awaited_by) {
@@ -220,12 +221,12 @@ bool ShmQueue::has_consumed(int peer, uint64_t step) const {
   return peers_consumed_[peer] >= step;
 }
 
-/// The steps before this one were in the cells up to that which this rank fills next.
+/// The steps before this one were in the slots up to that which this rank fills next.
 uint64_t ShmQueue::freed_by_next_put() const {
   return posted_ - std::min<uint64_t>(posted_, ShmLayout::kCells - 1);
 }
 
-// Whether all ranks have taken what this rank's next cell held before: this one too, where that was parts of its own.
+// Whether all ranks have taken what this rank's next slot held before: this one too, where that was parts of its own.
 bool ShmQueue::has_room() const {
   const uint64_t freed = freed_by_next_put();
   if (taken_ < freed) {
@@ -240,8 +241,8 @@ bool ShmQueue::has_room() const {
 }
 
 std::vector<int> ShmQueue::missing() const {
-  const bool only_unread = operations_.empty() && !lent_.empty();
-  const uint64_t consumed = only_unread ? lent_.front().end : freed_by_next_put();
+  const bool only_unread = operations_.empty() && !exposed_.empty();
+  const uint64_t consumed = only_unread ? exposed_.front().end : freed_by_next_put();
   std::vector<int> peers;
   for (int peer = 0; peer < ranks_; ++peer) {
     const bool blocks = taken_ < posted_ ? !has_posted(peer, taken_) : !has_consumed(peer, consumed);
@@ -253,7 +254,7 @@ std::vector<int> ShmQueue::missing() const {
 }
 
 uint32_t ShmQueue::awaited() const {
-  return (taken_ < posted_ ? kAwaitsPosted : 0) | (has_room() && lent_.empty() ? 0 : kAwaitsConsumed);
+  return (taken_ < posted_ ? kAwaitsPosted : 0) | (has_room() && exposed_.empty() ? 0 : kAwaitsConsumed);
 }
 
 }  // namespace tessera

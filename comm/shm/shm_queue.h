@@ -1,12 +1,12 @@
 #pragma once
 // The calls that a rank of an "shm" group has launched and not finished, and the movement of their bytes through the
-// cells (comm/shm/shm_plan.h). Never waits: advance() does what the peers' progress allows.
+// slots (comm/shm/shm_plan.h). Never waits: advance() does what the peers' progress allows.
 //
 // All calls of a group form one sequence of steps, in the order of launch, which is the same on all ranks. A rank puts
-// its piece of a step into its cell as soon as the cell is free, so small calls are on their way when launch returns,
+// its piece of a step into its slot as soon as the slot is free, so small calls are on their way when launch returns,
 // and takes the others' pieces in the order of the steps.
 //
-// What is in shared memory (comm/shm/shared_memory.h) is lent: the cells stay empty, and the others take the pieces
+// What is in shared memory (comm/shm/shared_memory.h) is lent: the slots stay empty, and the others take the pieces
 // from where they are. Such are the input of an all_gather, and those pieces of a reduce_scatter's input that lie in
 // one tensor there, as gradients do, and have 16 KiB or more, which those of groups of more than 16 ranks do not. Such
 // a call is done when this rank has its output, and read when the others have theirs too.
@@ -33,7 +33,7 @@ class ShmQueue {
   ShmQueue(const ShmArena& arena, int rank, const std::vector<HostProcess>& processes);
 
   /// Adds a call; its number counts from 0. The tensors are kept until it is done, and a lent one until it is read.
-  uint64_t push(LocalCall call);
+  uint64_t push(CollectiveCall call);
   /// Moves all that can be moved; returns whether anything was.
   bool advance();
   /// Nothing moves from now on: whoever waited has an error, and may have given the tensors' memory away.
@@ -42,13 +42,15 @@ class ShmQueue {
   bool is_empty() const { return operations_.empty(); }
   bool is_done(uint64_t number) const { return number < done_; }
   /// Whether nobody reads the call's input any more.
-  bool is_read(uint64_t number) const { return is_done(number) && (lent_.empty() || lent_.front().number > number); }
+  bool is_read(uint64_t number) const {
+    return is_done(number) && (exposed_.empty() || exposed_.front().number > number);
+  }
   /// Whether peers may still read an input of this rank where it lies.
   bool lends() const;
   /// The ranks that have yet to read an input of a call that is done.
   std::vector<int> readers() const;
   /// Of a call that is not done, or not read.
-  const CallShape& shape(uint64_t number) const;
+  const CollectiveSignature& shape(uint64_t number) const;
 
   /// Whether nothing moves any more: stop(), or one of the next two.
   bool is_stuck() const { return is_stopped_ || !mismatch_.empty() || !fault_.empty(); }
@@ -68,14 +70,14 @@ class ShmQueue {
     const char* data = nullptr;
   };
   struct Operation {
-    LocalCall call;
-    CallShape shape;
+    CollectiveCall call;
+    CollectiveSignature shape;
     ShmPlan plan;
     char* input;          // null: parts, or none
     char* output;         // the same
     int64_t stream_from;  // received pieces of so many bytes bypass the cache
     std::optional<SharedPlace> lent;
-    bool lends_pieces = false;                         // some, of a reduce_scatter
+    bool exposes_pieces = false;                       // some, of a reduce_scatter
     bool agreed = false;                               // the ranks' headers were compared
     c10::SmallVector<BorrowedInput, 4> borrowed = {};  // one a rank; empty: none
   };
@@ -83,9 +85,9 @@ class ShmQueue {
   struct Lent {
     uint64_t number;
     uint64_t end;  // the step behind its last
-    CallShape shape;
+    CollectiveSignature shape;
     at::Tensor input;
-    TensorParts parts;
+    TensorSegments parts;
   };
   /// What was read where a peer has it.
   struct BorrowedPiece {
@@ -125,7 +127,7 @@ class ShmQueue {
   const int ranks_;
   std::vector<PeerMemory> peer_memory_;
   std::deque<Operation> operations_;
-  std::vector<Lent> lent_;  // in order
+  std::vector<Lent> exposed_;  // in order
   uint64_t done_ = 0;
   uint64_t posted_ = 0;
   uint64_t taken_ = 0;

@@ -1,4 +1,4 @@
-// How a step's pieces move, by the cells or from where a peer has them. Which step is next, is in shm_queue.cpp.
+// How a step's pieces move, by the slots or from where a peer has them. Which step is next, is in shm_queue.cpp.
 
 #include <algorithm>
 #include <atomic>
@@ -6,27 +6,27 @@
 
 #include "comm/backend/local_reduce.h"
 #include "comm/backend/stream_copy.h"
-#include "comm/shm/cell_header.h"
 #include "comm/shm/shm_queue.h"
+#include "comm/shm/slot_header.h"
 
 namespace tessera {
 
 namespace {
 
-// The lines of a cell are in the cache of the core that has read it last. A store that takes them over one by one costs
+// The lines of a slot are in the cache of the core that has read it last. A store that takes them over one by one costs
 // ten times one past the cache, but for a few of them.
 constexpr int64_t kStreamCellBytes = 1024;
-// A piece of a reduce_scatter that is smaller is always in the cell, so that small calls have nothing to look at.
-constexpr int64_t kLendPieceBytes = int64_t{16} * 1024;
+// A piece of a reduce_scatter that is smaller is always in the slot, so that small calls have nothing to look at.
+constexpr int64_t kZeroCopyPieceBytes = int64_t{16} * 1024;
 
 /// Of a rank's flat elements, as parts count them; `range` and `piece` are as in a tensor of all ranks.
-PartRange piece_range(const CallShape& shape, int rank, const ByteRange& range, const ByteRange& piece) {
+PartRange piece_range(const CollectiveSignature& shape, int rank, const ByteRange& range, const ByteRange& piece) {
   return {.dtype = shape.dtype, .rank = rank, .begin = piece.begin - range.begin, .bytes = piece.bytes};
 }
 
-/// Whether a piece's cell says where the piece is: known to the rank that sends it and to the one that takes it.
-bool has_piece_place(const CallShape& shape, const ByteRange& piece) {
-  return shape.kind == Collective::ReduceScatter && piece.bytes >= kLendPieceBytes;
+/// Whether a piece's slot says where the piece is: known to the rank that sends it and to the one that takes it.
+bool has_piece_place(const CollectiveSignature& shape, const ByteRange& piece) {
+  return shape.kind == Collective::ReduceScatter && piece.bytes >= kZeroCopyPieceBytes;
 }
 
 std::optional<SharedPlace> place_of(const PlaceInPart& found) {
@@ -40,7 +40,7 @@ std::optional<SharedPlace> place_of(const PlaceInPart& found) {
 }  // namespace
 
 void ShmQueue::put_pieces(Operation& operation, const ShmPhase& phase) {
-  const int parts = operation.lent ? 0 : phase.own_parts ? ranks_ : 1;
+  const int parts = operation.lent ? 0 : phase.own_segments ? ranks_ : 1;
   for (int to = 0; to < parts; ++to) {
     put_piece(operation, phase, to);
   }
@@ -54,22 +54,22 @@ void ShmQueue::put_piece(Operation& operation, const ShmPhase& phase, int to) {
   const char* const source = phase.from_output ? operation.output : operation.input;
   const ByteRange piece = phase.sent[to].piece(put_cursor_.step, phase.chunk);
   const PartRange range = piece_range(operation.shape, to, phase.sent[to], piece);
-  const bool are_parts = source == nullptr && operation.call.parts;
-  const PlaceInPart found = are_parts ? find_in_parts(*operation.call.parts, range) : PlaceInPart{};
-  if (phase.own_parts && to == rank_ && (!are_parts || found.data != nullptr)) {
+  const bool are_segments = source == nullptr && operation.call.parts;
+  const PlaceInPart found = are_segments ? find_in_parts(*operation.call.parts, range) : PlaceInPart{};
+  if (phase.own_segments && to == rank_ && (!are_segments || found.data != nullptr)) {
     return;
   }
   if (has_piece_place(operation.shape, piece)) {
     const auto place = place_of(found);
-    write_piece_place(arena_.cell(rank_, posted_), to, place);
-    operation.lends_pieces = operation.lends_pieces || place;
+    write_piece_place(arena_.slot(rank_, posted_), to, place);
+    operation.exposes_pieces = operation.exposes_pieces || place;
     if (place) {
       return;
     }
   }
   char* const payload = arena_.payload(rank_, posted_) + to * phase.chunk;
-  if (are_parts) {
-    read_parts(*operation.call.parts, range, payload, kStreamCellBytes);
+  if (are_segments) {
+    read_segments(*operation.call.parts, range, payload, kStreamCellBytes);
   } else {
     copy_bytes(payload, source + piece.begin, piece.bytes, kStreamCellBytes);
   }
@@ -81,8 +81,8 @@ void ShmQueue::put_own(const Operation& operation, const ShmPhase& phase) {
   const ByteRange from = phase.sent_to(rank_).piece(put_cursor_.step, phase.chunk);
   const ByteRange to = phase.received[rank_].piece(put_cursor_.step, phase.chunk);
   if (operation.call.parts) {
-    write_parts(*operation.call.parts, piece_range(operation.shape, rank_, phase.received[rank_], to),
-                source + from.begin, operation.stream_from);
+    write_segments(*operation.call.parts, piece_range(operation.shape, rank_, phase.received[rank_], to),
+                   source + from.begin, operation.stream_from);
   } else {
     copy_bytes(operation.output + to.begin, source + from.begin, std::min(from.bytes, to.bytes), operation.stream_from);
   }
@@ -91,7 +91,7 @@ void ShmQueue::put_own(const Operation& operation, const ShmPhase& phase) {
 /// Finds what peers have lent.
 bool ShmQueue::borrow(Operation& operation) {
   for (int peer = 0; peer < ranks_; ++peer) {
-    const auto place = peer == rank_ ? std::nullopt : read_lent(arena_.cell(peer, taken_));
+    const auto place = peer == rank_ ? std::nullopt : read_exposed(arena_.slot(peer, taken_));
     if (!place) {
       continue;
     }
@@ -129,7 +129,7 @@ void ShmQueue::take_pieces(const Operation& operation, const ShmPhase& phase) {
     reduce_pieces(operation, phase);
     return;
   }
-  const int64_t offset = phase.own_parts ? rank_ * phase.chunk : 0;
+  const int64_t offset = phase.own_segments ? rank_ * phase.chunk : 0;
   for (int i = 1; i < ranks_; ++i) {
     const int from = (rank_ + i) % ranks_;
     const ByteRange to = phase.received[from].piece(take_cursor_.step, phase.chunk);
@@ -140,8 +140,8 @@ void ShmQueue::take_pieces(const Operation& operation, const ShmPhase& phase) {
     const char* const payload = is_borrowed ? operation.borrowed[from].data + to.begin - phase.received[from].begin
                                             : arena_.payload(from, taken_) + offset;
     if (operation.call.parts) {
-      write_parts(*operation.call.parts, piece_range(operation.shape, from, phase.received[from], to), payload,
-                  operation.stream_from);
+      write_segments(*operation.call.parts, piece_range(operation.shape, from, phase.received[from], to), payload,
+                     operation.stream_from);
     } else {
       copy_bytes(operation.output + to.begin, payload, to.bytes, operation.stream_from);
     }
@@ -179,9 +179,9 @@ const void* ShmQueue::own_piece(const Operation& operation, const ShmPhase& phas
 const void* ShmQueue::find_piece(const Operation& operation, const ShmPhase& phase, int from) {
   const ByteRange piece = phase.received[from].piece(take_cursor_.step, phase.chunk);
   const auto place =
-      has_piece_place(operation.shape, piece) ? read_piece_place(arena_.cell(from, taken_), rank_) : std::nullopt;
+      has_piece_place(operation.shape, piece) ? read_piece_place(arena_.slot(from, taken_), rank_) : std::nullopt;
   if (!place) {
-    return arena_.payload(from, taken_) + (phase.own_parts ? rank_ * phase.chunk : 0);
+    return arena_.payload(from, taken_) + (phase.own_segments ? rank_ * phase.chunk : 0);
   }
   borrowed_.push_back({from, *place});
   try {

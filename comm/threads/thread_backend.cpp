@@ -9,7 +9,7 @@ namespace {
 
 class ThreadWork final : public c10d::Work {
  public:
-  ThreadWork(std::shared_ptr<const GroupInfo> info, std::shared_ptr<ThreadGroup> group, int place, LocalCall call)
+  ThreadWork(std::shared_ptr<const GroupInfo> info, std::shared_ptr<ThreadGroup> group, int place, CollectiveCall call)
       : info_(std::move(info)),
         group_(std::move(group)),
         place_(place),
@@ -39,20 +39,20 @@ class ThreadWork final : public c10d::Work {
   const std::shared_ptr<const GroupInfo> info_;
   const std::shared_ptr<ThreadGroup> group_;
   const int place_;
-  ThreadGroup::MeetingPtr meeting_;  // until wait()
-  std::exception_ptr failure_;       // of wait()
+  ThreadGroup::PendingCollectivePtr meeting_;  // until wait()
+  std::exception_ptr failure_;                 // of wait()
 };
 
 }  // namespace
 
 ThreadBackend::ThreadBackend(GroupInfo info, std::shared_ptr<ThreadGroup> group)
-    : LocalCallBackend(std::move(info)), group_(std::move(group)) {}
+    : CollectiveCallBackend(std::move(info)), group_(std::move(group)) {}
 
-c10::intrusive_ptr<c10d::Work> ThreadBackend::post(LocalCall call) {
+c10::intrusive_ptr<c10d::Work> ThreadBackend::post(CollectiveCall call) {
   return c10::make_intrusive<ThreadWork>(shared_info(), group_, getRank(), std::move(call));
 }
 
-c10::intrusive_ptr<c10d::Work> ThreadBackend::post_message(LocalCall call, RankPair pair) {
+c10::intrusive_ptr<c10d::Work> ThreadBackend::post_message(CollectiveCall call, RankPair pair) {
   const int place = pair.from == getRank() ? 0 : 1;
   return c10::make_intrusive<ThreadWork>(shared_info(), group_->messages(pair), place, std::move(call));
 }

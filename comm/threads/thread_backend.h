@@ -10,14 +10,14 @@
 
 #include <memory>
 
-#include "comm/backend/local_call_backend.h"
+#include "comm/backend/collective_call_backend.h"
 #include "comm/threads/thread_world.h"
 
 namespace tessera {
 
 /// One rank's end of a group. A work's wait() takes part in carrying out the call of all ranks.
 /// Thread safety: for one thread at a time; messages may have a thread of their own.
-class ThreadBackend final : public LocalCallBackend {
+class ThreadBackend final : public CollectiveCallBackend {
  public:
   ThreadBackend(GroupInfo info, std::shared_ptr<ThreadGroup> group);
 
@@ -27,8 +27,8 @@ class ThreadBackend final : public LocalCallBackend {
   bool takes_device(c10::DeviceType device) const override {
     return device == c10::DeviceType::CPU || device == c10::DeviceType::CUDA;
   }
-  c10::intrusive_ptr<c10d::Work> post(LocalCall call) override;
-  c10::intrusive_ptr<c10d::Work> post_message(LocalCall call, RankPair pair) override;
+  c10::intrusive_ptr<c10d::Work> post(CollectiveCall call) override;
+  c10::intrusive_ptr<c10d::Work> post_message(CollectiveCall call, RankPair pair) override;
 
   const std::shared_ptr<ThreadGroup> group_;
 };

@@ -50,7 +50,7 @@ PartRange elements_range(const at::Tensor& flat, size_t rank, Elements elements)
 }
 
 /// Elements [begin, begin + count) of what `call` sends to rank `to`: where they are, or copied to `room`.
-const void* sent_elements(const LocalCall& call, size_t to, Elements elements, std::vector<char>& room) {
+const void* sent_elements(const CollectiveCall& call, size_t to, Elements elements, std::vector<char>& room) {
   if (!call.parts) {
     const auto first = static_cast<int64_t>(to) * call.output.numel() + elements.begin;
     return element_bytes(call.input, first, elements.count).data;
@@ -60,12 +60,12 @@ const void* sent_elements(const LocalCall& call, size_t to, Elements elements, s
     return found;
   }
   room.resize(static_cast<size_t>(range.bytes));
-  read_parts(*call.parts, range, room.data(), kNeverStream);
+  read_segments(*call.parts, range, room.data(), kNeverStream);
   return room.data();
 }
 
 /// Cuts the elements that each rank gets where parts begin and end, so that most pieces lie in one tensor.
-std::vector<Elements> pieces_of(const LocalCall& call) {
+std::vector<Elements> pieces_of(const CollectiveCall& call) {
   const int64_t count = call.output.numel();
   std::vector<Elements> pieces;
   int64_t done = 0;
@@ -81,7 +81,7 @@ std::vector<Elements> pieces_of(const LocalCall& call) {
   return pieces;
 }
 
-void reduce_scatter_in_memory(c10::ArrayRef<LocalCall> calls) {
+void reduce_scatter_in_memory(c10::ArrayRef<CollectiveCall> calls) {
   const auto pieces = pieces_of(calls[0]);
   std::vector<std::vector<char>> rooms(calls.size());
   std::vector<const void*> sent(calls.size());
@@ -97,32 +97,32 @@ void reduce_scatter_in_memory(c10::ArrayRef<LocalCall> calls) {
   }
 }
 
-void all_reduce_in_memory(c10::ArrayRef<LocalCall> calls) {
+void all_reduce_in_memory(c10::ArrayRef<CollectiveCall> calls) {
   const at::Tensor& result = calls[0].output;
   std::vector<const void*> inputs;
-  for (const LocalCall& call : calls) {
+  for (const CollectiveCall& call : calls) {
     inputs.push_back(whole(call.output).data);
   }
   reduce_in_order(whole(result).data, inputs, result.numel(), result.scalar_type(), calls[0].op);
-  for (const LocalCall& call : calls.slice(1)) {
+  for (const CollectiveCall& call : calls.slice(1)) {
     copy(whole(call.output), whole(result));
   }
 }
 
-void copy_in_memory(c10::ArrayRef<LocalCall> calls) {
+void copy_in_memory(c10::ArrayRef<CollectiveCall> calls) {
   for (const ElementCopy& piece : copies_of(calls)) {
-    const LocalCall& to = calls[piece.to];
+    const CollectiveCall& to = calls[piece.to];
     const at::Tensor& from = sent_tensor(calls[piece.from]);
     const Bytes sent = element_bytes(from, piece.from_begin, piece.count);
     if (to.parts) {  // of an all-gather
-      write_parts(*to.parts, elements_range(from, piece.from, {0, piece.count}), sent.data, kNeverStream);
+      write_segments(*to.parts, elements_range(from, piece.from, {0, piece.count}), sent.data, kNeverStream);
     } else {
       copy(element_bytes(to.output, piece.to_begin, piece.count), sent);
     }
   }
 }
 
-void execute_in_memory(c10::ArrayRef<LocalCall> calls) {
+void execute_in_memory(c10::ArrayRef<CollectiveCall> calls) {
   switch (calls[0].kind) {
     case Collective::AllGather:
     case Collective::Broadcast:
@@ -145,7 +145,7 @@ void execute_in_memory(c10::ArrayRef<LocalCall> calls) {
 
 }  // namespace
 
-void execute(c10::ArrayRef<LocalCall> calls) {
+void execute(c10::ArrayRef<CollectiveCall> calls) {
   device_of(calls[0]).is_cpu() ? execute_in_memory(calls) : execute_by_tensor_ops(calls);
 }
 

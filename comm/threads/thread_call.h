@@ -7,12 +7,12 @@
 
 #include <c10/util/ArrayRef.h>
 
-#include "comm/backend/local_call.h"
+#include "comm/backend/collective_call.h"
 
 namespace tessera {
 
 /// Carries out calls (one a rank, in order) that belong together; of a message, that of its sender and its receiver.
 /// On a GPU it is given to the calling thread's current stream.
-void execute(c10::ArrayRef<LocalCall> calls);
+void execute(c10::ArrayRef<CollectiveCall> calls);
 
 }  // namespace tessera

@@ -6,7 +6,7 @@ namespace tessera {
 
 namespace {
 
-std::vector<ElementCopy> all_gather_copies(c10::ArrayRef<LocalCall> calls) {
+std::vector<ElementCopy> all_gather_copies(c10::ArrayRef<CollectiveCall> calls) {
   const int64_t count = calls[0].input.numel();
   std::vector<ElementCopy> copies;
   for (size_t to = 0; to < calls.size(); ++to) {
@@ -17,7 +17,7 @@ std::vector<ElementCopy> all_gather_copies(c10::ArrayRef<LocalCall> calls) {
   return copies;
 }
 
-std::vector<ElementCopy> broadcast_copies(c10::ArrayRef<LocalCall> calls) {
+std::vector<ElementCopy> broadcast_copies(c10::ArrayRef<CollectiveCall> calls) {
   const auto root = static_cast<size_t>(calls[0].root);
   std::vector<ElementCopy> copies;
   for (size_t to = 0; to < calls.size(); ++to) {
@@ -28,7 +28,7 @@ std::vector<ElementCopy> broadcast_copies(c10::ArrayRef<LocalCall> calls) {
   return copies;
 }
 
-std::vector<ElementCopy> all_to_all_copies(c10::ArrayRef<LocalCall> calls) {
+std::vector<ElementCopy> all_to_all_copies(c10::ArrayRef<CollectiveCall> calls) {
   std::vector<int64_t> sent(calls.size(), 0);
   std::vector<ElementCopy> copies;
   for (size_t to = 0; to < calls.size(); ++to) {
@@ -45,7 +45,7 @@ std::vector<ElementCopy> all_to_all_copies(c10::ArrayRef<LocalCall> calls) {
 
 }  // namespace
 
-std::vector<ElementCopy> copies_of(c10::ArrayRef<LocalCall> calls) {
+std::vector<ElementCopy> copies_of(c10::ArrayRef<CollectiveCall> calls) {
   switch (calls[0].kind) {
     case Collective::AllGather:
       return all_gather_copies(calls);
@@ -66,7 +66,7 @@ std::vector<ElementCopy> copies_of(c10::ArrayRef<LocalCall> calls) {
   TESSERA_ASSERT(false, "{} is more than copies", name(calls[0].kind));
 }
 
-const at::Tensor& sent_tensor(const LocalCall& call) {
+const at::Tensor& sent_tensor(const CollectiveCall& call) {
   return call.kind == Collective::Broadcast ? call.output : call.input;
 }
 

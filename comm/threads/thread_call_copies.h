@@ -8,7 +8,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "comm/backend/local_call.h"
+#include "comm/backend/collective_call.h"
 
 namespace tessera {
 
@@ -22,9 +22,9 @@ struct ElementCopy {
 };
 
 /// Of an all-gather, a broadcast, an all-to-all, or a message (its sender's call, then its receiver's).
-std::vector<ElementCopy> copies_of(c10::ArrayRef<LocalCall> calls);
+std::vector<ElementCopy> copies_of(c10::ArrayRef<CollectiveCall> calls);
 
 /// The tensor that a call sends from: of a broadcast, its only one.
-const at::Tensor& sent_tensor(const LocalCall& call);
+const at::Tensor& sent_tensor(const CollectiveCall& call);
 
 }  // namespace tessera

@@ -87,29 +87,29 @@ void reduce(const at::Tensor& output, std::vector<at::Tensor> inputs, ReduceOp o
   output.copy_(total);
 }
 
-void reduce_scatter_by_tensor_ops(c10::ArrayRef<LocalCall> calls) {
+void reduce_scatter_by_tensor_ops(c10::ArrayRef<CollectiveCall> calls) {
   const int64_t count = calls[0].output.numel();
   for (size_t to = 0; to < calls.size(); ++to) {
     std::vector<at::Tensor> sent;
-    for (const LocalCall& from : calls) {
+    for (const CollectiveCall& from : calls) {
       sent.push_back(flat_elements(from.input, static_cast<int64_t>(to) * count, count));
     }
     reduce(flat_elements(calls[to].output), sent, calls[0].op);
   }
 }
 
-void all_reduce_by_tensor_ops(c10::ArrayRef<LocalCall> calls) {
+void all_reduce_by_tensor_ops(c10::ArrayRef<CollectiveCall> calls) {
   std::vector<at::Tensor> tensors;
-  for (const LocalCall& call : calls) {
+  for (const CollectiveCall& call : calls) {
     tensors.push_back(flat_elements(call.output));
   }
   reduce(tensors[0], tensors, calls[0].op);
-  for (const LocalCall& call : calls.slice(1)) {
+  for (const CollectiveCall& call : calls.slice(1)) {
     copy_flat_bytes(flat_elements(call.output), tensors[0]);
   }
 }
 
-void copy_by_tensor_ops(c10::ArrayRef<LocalCall> calls) {
+void copy_by_tensor_ops(c10::ArrayRef<CollectiveCall> calls) {
   for (const ElementCopy& copy : copies_of(calls)) {
     copy_flat_bytes(flat_elements(calls[copy.to].output, copy.to_begin, copy.count),
                     flat_elements(sent_tensor(calls[copy.from]), copy.from_begin, copy.count));
@@ -117,8 +117,8 @@ void copy_by_tensor_ops(c10::ArrayRef<LocalCall> calls) {
 }
 
 // Throws for a tensor without memory of its own, such as a DTensor, whose own ops the copies would call.
-void check_memory(c10::ArrayRef<LocalCall> calls) {
-  for (const LocalCall& call : calls) {
+void check_memory(c10::ArrayRef<CollectiveCall> calls) {
+  for (const CollectiveCall& call : calls) {
     for (const at::Tensor* tensor : {&call.input, &call.output}) {
       if (tensor->defined()) {
         tensor->const_data_ptr();
@@ -129,7 +129,7 @@ void check_memory(c10::ArrayRef<LocalCall> calls) {
 
 }  // namespace
 
-void execute_by_tensor_ops(c10::ArrayRef<LocalCall> calls) {
+void execute_by_tensor_ops(c10::ArrayRef<CollectiveCall> calls) {
   check_memory(calls);
   const at::AutoDispatchBelowADInplaceOrView guard;  // no autograd, no version counter
   switch (calls[0].kind) {

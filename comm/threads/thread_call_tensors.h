@@ -8,11 +8,11 @@
 
 #include <c10/util/ArrayRef.h>
 
-#include "comm/backend/local_call.h"
+#include "comm/backend/collective_call.h"
 
 namespace tessera {
 
 /// As execute() of thread_call.h, on the calling thread's current stream. All tensors are on one device, none is in
 /// parts. Version counters stay as they are.
-void execute_by_tensor_ops(c10::ArrayRef<LocalCall> calls);
+void execute_by_tensor_ops(c10::ArrayRef<CollectiveCall> calls);
 }  // namespace tessera

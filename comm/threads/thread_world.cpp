@@ -14,8 +14,8 @@
 
 namespace tessera {
 
-ThreadGroup::Meeting::~Meeting() {
-  const auto has_tensors = [](const LocalCall& call) { return call.input.defined() || call.output.defined(); };
+ThreadGroup::PendingCollective::~PendingCollective() {
+  const auto has_tensors = [](const CollectiveCall& call) { return call.input.defined() || call.output.defined(); };
   if (std::ranges::any_of(calls, has_tensors)) {
     try {
       carried_out.synchronize();
@@ -37,16 +37,16 @@ std::shared_ptr<ThreadGroup> ThreadGroup::messages(RankPair pair) {
   return group;
 }
 
-ThreadGroup::MeetingPtr ThreadGroup::post(const GroupInfo& info, int place, LocalCall call) {
-  MeetingPtr meeting;
-  StreamMark ready = StreamMark::here(device_of(call));
+ThreadGroup::PendingCollectivePtr ThreadGroup::post(const GroupInfo& info, int place, CollectiveCall call) {
+  PendingCollectivePtr meeting;
+  StreamEvent ready = StreamEvent::here(device_of(call));
   {
     std::lock_guard lock(world_->mutex_);
     TESSERA_CHECK(CommError, world_->failure_.empty(), "{} on {}: {}", describe(call), describe(info),
                   world_->failure_);
     const size_t number = calls_made_[place]++ - first_open_;
     if (number == open_.size()) {
-      open_.push_back(std::make_shared<Meeting>());
+      open_.push_back(std::make_shared<PendingCollective>());
       open_.back()->calls.resize(ranks_.size());
       open_.back()->arrived.resize(ranks_.size());
       open_.back()->ready.resize(ranks_.size());
@@ -68,9 +68,9 @@ ThreadGroup::MeetingPtr ThreadGroup::post(const GroupInfo& info, int place, Loca
 }
 
 // Runs outside the lock: all ranks have arrived, so nobody else touches the calls until `done` is set.
-void ThreadGroup::finish(Meeting& meeting) {
-  std::vector<CallShape> shapes;
-  for (const LocalCall& call : meeting.calls) {
+void ThreadGroup::finish(PendingCollective& meeting) {
+  std::vector<CollectiveSignature> shapes;
+  for (const CollectiveCall& call : meeting.calls) {
     shapes.push_back(shape_of(call));
   }
   std::string error = find_mismatch(shapes);
@@ -91,7 +91,7 @@ void ThreadGroup::finish(Meeting& meeting) {
 
 /// On a device with streams in the group's own one, as NCCL has one, so that what a rank's stream is given meanwhile
 /// may run beside it.
-void ThreadGroup::carry_out(Meeting& meeting) {
+void ThreadGroup::carry_out(PendingCollective& meeting) {
   const c10::Device device = device_of(meeting.calls[0]);
   if (!has_streams(device.type())) {
     execute(meeting.calls);
@@ -101,24 +101,24 @@ void ThreadGroup::carry_out(Meeting& meeting) {
     stream_ = c10::impl::VirtualGuardImpl(device.type()).getStreamFromGlobalPool(device);
   }
   const c10::StreamGuard guard(*stream_);
-  for (const StreamMark& ready : meeting.ready) {
+  for (const StreamEvent& ready : meeting.ready) {
     ready.wait();
   }
   try {
     execute(meeting.calls);
   } catch (...) {
-    meeting.carried_out = StreamMark::here(device);
+    meeting.carried_out = StreamEvent::here(device);
     throw;
   }
-  meeting.carried_out = StreamMark::here(device);
+  meeting.carried_out = StreamEvent::here(device);
 }
 
-bool ThreadGroup::is_hopeless(const Meeting& meeting) const {
+bool ThreadGroup::is_hopeless(const PendingCollective& meeting) const {
   const auto has_left = [&](int64_t rank) { return world_->left_[rank]; };
   return meeting.missing != 0 && (!world_->failure_.empty() || std::ranges::any_of(missing_ranks(meeting), has_left));
 }
 
-ThreadGroup::State ThreadGroup::state_of(const Meeting& meeting) const {
+ThreadGroup::State ThreadGroup::state_of(const PendingCollective& meeting) const {
   const std::lock_guard lock(world_->mutex_);
   if (meeting.done) {
     return meeting.error.empty() ? State::Done : State::Failed;
@@ -126,9 +126,10 @@ ThreadGroup::State ThreadGroup::state_of(const Meeting& meeting) const {
   return is_hopeless(meeting) ? State::Failed : State::Open;
 }
 
-void ThreadGroup::wait(const GroupInfo& info, int place, const MeetingPtr& meeting, std::chrono::milliseconds timeout) {
+void ThreadGroup::wait(const GroupInfo& info, int place, const PendingCollectivePtr& meeting,
+                       std::chrono::milliseconds timeout) {
   const auto deadline = std::chrono::steady_clock::now() + timeout;
-  LocalCall own;  // dropped by the rank itself, after the lock: peers must not be the last to hold its tensors
+  CollectiveCall own;  // dropped by the rank itself, after the lock: peers must not be the last to hold its tensors
   std::unique_lock lock(world_->mutex_);
   const auto has_left = [&](int64_t rank) { return world_->left_[rank]; };
   // Once all have arrived the call is carried out, whatever happens elsewhere: its tensors are in use until then.
@@ -159,7 +160,7 @@ void ThreadGroup::wait(const GroupInfo& info, int place, const MeetingPtr& meeti
   throw CommError(reason);
 }
 
-std::vector<int64_t> ThreadGroup::missing_ranks(const Meeting& meeting) const {
+std::vector<int64_t> ThreadGroup::missing_ranks(const PendingCollective& meeting) const {
   std::vector<int64_t> missing;
   for (size_t i = 0; i < ranks_.size(); ++i) {
     if (!meeting.arrived[i]) {

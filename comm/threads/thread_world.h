@@ -19,9 +19,9 @@
 #include <string>
 #include <vector>
 
+#include "comm/backend/collective_call.h"
 #include "comm/backend/group_backend.h"
-#include "comm/backend/local_call.h"
-#include "comm/backend/stream_mark.h"
+#include "comm/backend/stream_event.h"
 
 namespace tessera {
 
@@ -32,22 +32,22 @@ class ThreadWorld;
 class ThreadGroup {
  public:
   /// One collective; done when all ranks have called and it is carried out.
-  struct Meeting {
-    Meeting() = default;
-    Meeting(const Meeting&) = delete;
-    Meeting& operator=(const Meeting&) = delete;
+  struct PendingCollective {
+    PendingCollective() = default;
+    PendingCollective(const PendingCollective&) = delete;
+    PendingCollective& operator=(const PendingCollective&) = delete;
     /// Waits for the device where a rank did not wait for its call, whose tensors end here.
-    ~Meeting();
+    ~PendingCollective();
 
-    std::vector<LocalCall> calls;
+    std::vector<CollectiveCall> calls;
     std::vector<bool> arrived;
-    std::vector<StreamMark> ready;  // where each rank's stream was when it brought its call
-    StreamMark carried_out;         // in the group's stream
+    std::vector<StreamEvent> ready;  // where each rank's stream was when it brought its call
+    StreamEvent carried_out;         // in the group's stream
     int missing = 0;
     bool done = false;
     std::string error;
   };
-  using MeetingPtr = std::shared_ptr<Meeting>;
+  using PendingCollectivePtr = std::shared_ptr<PendingCollective>;
 
   ThreadGroup(std::shared_ptr<ThreadWorld> world, std::vector<int64_t> ranks);
 
@@ -57,28 +57,28 @@ class ThreadGroup {
 
   /// Brings the call of the rank at `place`, which `info` is of; the rank that completes the meeting carries it out.
   /// Throws CommError if a rank has failed.
-  MeetingPtr post(const GroupInfo& info, int place, LocalCall call);
+  PendingCollectivePtr post(const GroupInfo& info, int place, CollectiveCall call);
   /// Returns when the call is carried out; on a device with streams, when it was given to one for which the calling
   /// thread's current stream waits. Throws CommError: ranks called different collectives, a missing rank has left or
   /// failed, or time is up, which fails this rank for all others as well.
-  void wait(const GroupInfo& info, int place, const MeetingPtr& meeting, std::chrono::milliseconds timeout);
+  void wait(const GroupInfo& info, int place, const PendingCollectivePtr& meeting, std::chrono::milliseconds timeout);
   /// Whether wait() would return or throw at once.
   enum class State { Open, Done, Failed };
-  State state_of(const Meeting& meeting) const;
+  State state_of(const PendingCollective& meeting) const;
 
  private:
   friend class ThreadWorld;
 
-  std::vector<int64_t> missing_ranks(const Meeting& meeting) const;
+  std::vector<int64_t> missing_ranks(const PendingCollective& meeting) const;
   /// Whether a missing rank will not come. With the world's mutex held.
-  bool is_hopeless(const Meeting& meeting) const;
-  void finish(Meeting& meeting);
-  void carry_out(Meeting& meeting);
+  bool is_hopeless(const PendingCollective& meeting) const;
+  void finish(PendingCollective& meeting);
+  void carry_out(PendingCollective& meeting);
 
   const std::shared_ptr<ThreadWorld> world_;
   const std::vector<int64_t> ranks_;
   std::condition_variable changed_;
-  std::deque<MeetingPtr> open_;
+  std::deque<PendingCollectivePtr> open_;
   uint64_t first_open_ = 0;
   std::vector<uint64_t> calls_made_;
   std::map<RankPair, std::shared_ptr<ThreadGroup>> messages_;

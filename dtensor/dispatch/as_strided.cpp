@@ -11,8 +11,8 @@
 #include "dtensor/dispatch/inplace_view.h"
 #include "dtensor/local/dtensor_impl.h"
 #include "dtensor/local/from_local_checks.h"
+#include "dtensor/local/gather_full.h"
 #include "dtensor/local/redistribute.h"
-#include "dtensor/local/whole_tensor.h"
 #include "dtensor/spec/strided_view.h"
 
 namespace tessera {
@@ -31,14 +31,14 @@ bool writes_part_of_gradient() {
 bool become_whole(const at::Tensor& self) {
   const auto* meta = dtensor_meta(self);
   const auto& spec = *meta->spec;
-  const bool owns = has_own_local_memory(self) && !meta->copied_view;
+  const bool owns = has_own_local_memory(self) && !meta->materialized_view;
   if (!same_on_all_ranks({owns}, spec.mesh()) || !owns) {
     return false;
   }
-  const auto whole = whole_tensor(*meta);
+  const auto whole = gather_full(*meta);
   auto local = at::empty_strided(spec.sizes(), spec.strides(), whole.options()).copy_(whole);
   const auto replicated = spec.with_placements(Placements(spec.placements().size(), Replicate()));
-  take_on(self, wrap_local(std::move(local), replicated, meta->origin));
+  adopt_data(self, wrap_local(std::move(local), replicated, meta->origin));
   return true;
 }
 
@@ -49,7 +49,7 @@ bool become_whole(const at::Tensor& self) {
 at::Tensor view_strided(const at::Tensor& self, const StridedView& wanted) {
   {
     auto view = as_view_by_name(self, wanted);
-    if (view && !(dtensor_meta(*view)->copied_view && writes_part_of_gradient())) {
+    if (view && !(dtensor_meta(*view)->materialized_view && writes_part_of_gradient())) {
       return *view;
     }
   }
@@ -64,13 +64,14 @@ at::Tensor view_strided(const at::Tensor& self, const StridedView& wanted) {
                 "use views by name (transpose, unfold, ...) or contiguous() first",
                 spec.to_string());
   const Placements replicated(spec.placements().size(), Replicate());
-  const auto whole = whole_tensor(*meta);
+  const auto whole = gather_full(*meta);
   auto view = at::as_strided(whole, wanted.sizes, wanted.strides, whole.storage_offset() + wanted.offset);
   auto view_spec = DTensorSpec::make(spec.mesh(), replicated, TensorMeta::of(view));
   const bool copied = !whole.is_alias_of(meta->local);
   auto result =
       wrap_local(std::move(view), std::move(view_spec), meta->origin,
-                 copied || meta->copied_view ? CopiedView::of(self, CopiedView::Elements::Same) : CopiedView());
+                 copied || meta->materialized_view ? MaterializedView::of(self, MaterializedView::Elements::Same)
+                                                   : MaterializedView());
   result.unsafeGetTensorImpl()->set_storage_offset(self.storage_offset() + wanted.offset);
   return result;
 }
@@ -115,7 +116,7 @@ at::Tensor as_strided_scatter(const at::Tensor& self, const at::Tensor& source, 
 
 const at::Tensor& as_strided_(const at::Tensor& self, c10::SymIntArrayRef sizes, c10::SymIntArrayRef strides,
                               std::optional<c10::SymInt> offset) {
-  return take_on(self, self.as_strided_symint(sizes, strides, std::move(offset)));
+  return adopt_data(self, self.as_strided_symint(sizes, strides, std::move(offset)));
 }
 
 }  // namespace

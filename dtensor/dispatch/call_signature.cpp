@@ -9,7 +9,7 @@
 #include <unordered_map>
 
 #include "base/hash.h"
-#include "dtensor/dispatch/functional_form.h"
+#include "dtensor/dispatch/functional_variant.h"
 #include "dtensor/propagation/op_names.h"
 #include "dtensor/propagation/propagate.h"
 
@@ -51,7 +51,7 @@ OpInfo make_info(const c10::OperatorHandle& op) {
   info.views_same_elements = views_same_elements(op);
   info.rule = find_op_rule(op.operator_name());
   info.reads_float_scalars = !info.rule || info.rule->reads_float_scalars;
-  info.functional = info.rule ? std::nullopt : functional_form(op);
+  info.functional = info.rule ? std::nullopt : functional_variant(op);
   const auto& schema = op.schema();
   info.counts_versions = counts_versions(op);
   for (size_t arg = 0; arg < schema.arguments().size(); ++arg) {
@@ -257,7 +257,7 @@ void CallSignature::add(size_t arg, size_t index, const at::Tensor& tensor) {
   const uint64_t place = arg << 32 | index;
   if (dtensor) {
     hash = mix(hash, dtensor->spec->hash_with_groups() + place);
-    has_copied_view = has_copied_view || dtensor->copied_view;
+    has_materialized_view = has_materialized_view || dtensor->materialized_view;
   } else {
     mixed = mixed || tensor.dim() > 0 || is_written(arg);
     hash = mix(hash, static_cast<uint64_t>(scalar_tensor_key(tensor)) + place);

@@ -64,7 +64,7 @@ struct CallSignature {
   at::ArrayRef<c10::IValue> args;
   c10::SmallVector<CallOperand, 8> operands;
   at::ScalarType default_dtype;  // that of integers with floating numbers
-  bool has_copied_view = false;
+  bool has_materialized_view = false;
   bool mixed = false;  // a plain tensor that is not a scalar, or a plain one that is written
   uint64_t hash = 0;
   bool cacheable = true;

@@ -12,10 +12,10 @@
 #include "dtensor/dispatch/call_signature.h"
 #include "dtensor/dispatch/dispatch_checks.h"
 #include "dtensor/dispatch/dispatch_scopes.h"
-#include "dtensor/dispatch/functional_form.h"
+#include "dtensor/dispatch/functional_variant.h"
+#include "dtensor/dispatch/implicit_replication.h"
 #include "dtensor/dispatch/local_arguments.h"
 #include "dtensor/dispatch/plan_cache.h"
-#include "dtensor/dispatch/replicate_plain.h"
 #include "dtensor/dispatch/result_wrapper.h"
 #include "dtensor/dispatch/write_back.h"
 #include "dtensor/local/dtensor_impl.h"
@@ -60,24 +60,24 @@ std::unique_ptr<const OpPlan> make_plan(const c10::OperatorHandle& op, const Cal
 
 /// Throws what the kernel refuses on ranks that have elements. It is asked again after that, as those call it again.
 void ask_once(const c10::OperatorHandle& op, const CallSignature& call, const OpPlan& plan, const Locals& locals) {
-  if (plan.rule->asks_kernel) {
-    ask_kernel(op, call, locals);
+  if (plan.rule->needs_dry_run) {
+    dry_run_kernel(op, call, locals);
   } else {
     ask_as_first_rank(op, call, plan, locals);
   }
-  plan.has_to_ask = false;
+  plan.must_dry_run = false;
 }
 
 void run_local(const c10::OperatorHandle& op, const CallSignature& call, const OpPlan& plan, const Locals& locals,
                Stack* stack) {
   if (plan.nothing_to_compute && make_empty_results(op, call, plan, locals, stack)) {
-    if (plan.rule->asks_kernel) {
-      ask_kernel(op, call, locals);
+    if (plan.rule->needs_dry_run) {
+      dry_run_kernel(op, call, locals);
     }
     return;
   }
   // What a rule does locally may rest on planned outputs.
-  if (plan.rule->local_call && (!plan.outputs_from_results || plan.rule->whole_only)) {
+  if (plan.rule->local_call && (!plan.outputs_from_results || plan.rule->requires_replicated)) {
     plan.rule->local_call(op, stack, plan);
   } else {
     op.callBoxed(stack);
@@ -94,14 +94,14 @@ void write_back_operands(const c10::OperatorHandle& op, const CallSignature& cal
   }
 }
 
-/// The one that the call wrote, which check_copied_views() allowed.
+/// The one that the call wrote, which check_materialized_views() allowed.
 void carry_over_write(const CallSignature& call) {
   for (const auto& operand : call.operands) {
     const auto* meta = call.is_written(operand.arg) ? dtensor_meta(*operand.tensor) : nullptr;
-    if (meta && meta->copied_view) {
-      auto view =
-          c10::make_intrusive<DTensorMeta>(meta->local, meta->spec, meta->origin,
-                                           meta->copied_view.carry_over(*operand.tensor, call.info->counts_versions));
+    if (meta && meta->materialized_view) {
+      auto view = c10::make_intrusive<DTensorMeta>(
+          meta->local, meta->spec, meta->origin,
+          meta->materialized_view.carry_over(*operand.tensor, call.info->counts_versions));
       operand.tensor->unsafeGetTensorImpl()->set_backend_meta(std::move(view));
       return;
     }
@@ -125,7 +125,7 @@ void count_writes(const CallSignature& call) {
 /// Runs the op on local tensors as `plan` says; its arguments' places are on the stack.
 void run_plan(const c10::OperatorHandle& op, const CallSignature& call, const OpPlan& plan, Stack* stack) {
   const Locals locals(call, plan);
-  if (plan.has_to_ask) {
+  if (plan.must_dry_run) {
     ask_once(op, call, plan, locals);
   }
   put_local_arguments(call, locals, stack);
@@ -136,7 +136,7 @@ void run_plan(const c10::OperatorHandle& op, const CallSignature& call, const Op
   wrap_results(call, plan, stack);
   if (call.info->writes) {
     count_writes(call);
-    if (call.has_copied_view) {
+    if (call.has_materialized_view) {
       carry_over_write(call);
     }
   }
@@ -164,8 +164,8 @@ void dispatch_call(const c10::OperatorHandle& op, c10::DispatchKeySet keys, cons
     run_mixed(op, keys, call, stack);
     return;
   }
-  if (call.has_copied_view) {
-    check_copied_views(op, call);
+  if (call.has_materialized_view) {
+    check_materialized_views(op, call);
   }
   if (!info.rule) {
     check_runs_whole(op, call);
@@ -189,7 +189,7 @@ void dispatch(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* st
   const DispatchingOp dispatching(op);
   const auto& info = OpInfo::of(op);
   if (info.functional) {
-    run_functional_form(op, *info.functional, stack);
+    run_functional_variant(op, *info.functional, stack);
     return;
   }
   // The call's arguments leave the stack: they keep the DTensors alive, and are what in-place ops return.

@@ -202,19 +202,19 @@ void check_runs_whole(const c10::OperatorHandle& op, const CallSignature& call) 
                 toString(op.operator_name()));
 }
 
-void check_copied_views(const c10::OperatorHandle& op, const CallSignature& call) {
+void check_materialized_views(const c10::OperatorHandle& op, const CallSignature& call) {
   int64_t written = 0, written_views = 0;
   for (const auto& operand : call.operands) {
     const bool is_written = call.is_written(operand.arg);
     written += is_written ? 1 : 0;
-    if (!operand.dtensor || !operand.dtensor->copied_view) {
+    if (!operand.dtensor || !operand.dtensor->materialized_view) {
       continue;
     }
-    if (operand.dtensor->copied_view.is_stale()) {
+    if (operand.dtensor->materialized_view.is_stale()) {
       check_not_stale(*operand.dtensor, toString(op.operator_name()).c_str());
     }
     written_views += is_written ? 1 : 0;
-    const auto reason = is_written ? operand.dtensor->copied_view.why_not_written(*operand.tensor) : "";
+    const auto reason = is_written ? operand.dtensor->materialized_view.why_not_written(*operand.tensor) : "";
     TESSERA_CHECK(
         NotImplementedError, reason.empty(),
         "{} writes to a view whose data had to be moved, and the viewed tensor would not see it, as the view {}: {}. "
@@ -257,7 +257,7 @@ void check_written_once(const c10::OperatorHandle& op, const CallSignature& call
 void check_moves_allowed(const c10::OperatorHandle& op, const CallSignature& call, const OpPlan& plan) {
   for (size_t i = 0; i < call.operands.size(); ++i) {
     const auto* dtensor = call.operands[i].dtensor;
-    if (dtensor && dtensor->copied_view && call.is_written(call.operands[i].arg)) {
+    if (dtensor && dtensor->materialized_view && call.is_written(call.operands[i].arg)) {
       const auto& spec = *dtensor->spec;
       const Placements replicated(spec.placements().size(), Replicate());
       TESSERA_CHECK(StateError,

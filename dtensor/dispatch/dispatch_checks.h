@@ -29,7 +29,7 @@ void check_runs_whole(const c10::OperatorHandle& op, const CallSignature& call);
 
 /// A view that was moved is a copy: the tensor it should be a view of would not see the write, and it has not seen what
 /// was written to that one.
-void check_copied_views(const c10::OperatorHandle& op, const CallSignature& call);
+void check_materialized_views(const c10::OperatorHandle& op, const CallSignature& call);
 
 /// Throws ValueError if the call writes a tensor twice and the plan moves it, so that each write is one to its own
 /// copy.

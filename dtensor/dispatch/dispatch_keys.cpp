@@ -12,7 +12,7 @@
 #include "base/error.h"
 #include "dtensor/dispatch/dispatch.h"
 #include "dtensor/local/dtensor_impl.h"
-#include "dtensor/local/whole_tensor.h"
+#include "dtensor/local/gather_full.h"
 #include "dtensor/propagation/op_names.h"
 #include "dtensor/propagation/own_kernels.h"
 
@@ -27,13 +27,13 @@ constexpr const char* kNotComposite = R"(
 
 /// item(): the reduced value, the same on every rank.
 at::Scalar local_scalar_dense(const at::Tensor& tensor) {
-  return whole_tensor(*dtensor_meta(tensor)).item();
+  return gather_full(*dtensor_meta(tensor)).item();
 }
 
 bool equal(const at::Tensor& a, const at::Tensor& b) {
   TESSERA_CHECK(ValueError, dtensor_meta(a) && dtensor_meta(b),
                 "aten::equal: one of the tensors is a plain tensor; compare full_tensor() of the other one");
-  return whole_tensor(*dtensor_meta(a)).equal(whole_tensor(*dtensor_meta(b)));
+  return gather_full(*dtensor_meta(a)).equal(gather_full(*dtensor_meta(b)));
 }
 
 /// Whether autograd detaches a gradient now to keep it as a leaf's.
@@ -57,7 +57,7 @@ c10::intrusive_ptr<DTensorMeta> meta_of_gradient(const at::Tensor& view) {
 at::Tensor detach(const at::Tensor& tensor) {
   const auto* impl = tensor.unsafeGetTensorImpl();
   c10::intrusive_ptr<DTensorMeta> gradient;
-  if (dtensor_meta(tensor)->copied_view && keeps_gradient()) {
+  if (dtensor_meta(tensor)->materialized_view && keeps_gradient()) {
     gradient = meta_of_gradient(tensor);  // before `view` shares the meta
   }
   auto view = impl->shallow_copy_and_detach(impl->version_counter(), /*allow_tensor_metadata_change=*/true);

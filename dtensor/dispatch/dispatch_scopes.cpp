@@ -7,7 +7,7 @@
 #include <utility>
 
 #include "base/error.h"
-#include "dtensor/dispatch/replicate_plain.h"
+#include "dtensor/dispatch/implicit_replication.h"
 
 namespace tessera {
 

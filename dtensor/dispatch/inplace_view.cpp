@@ -14,51 +14,53 @@
 #include "base/error.h"
 #include "dtensor/local/dtensor_impl.h"
 #include "dtensor/local/from_local_checks.h"
-#include "dtensor/local/whole_tensor.h"
+#include "dtensor/local/gather_full.h"
 
 namespace tessera {
 
-const at::Tensor& take_on(const at::Tensor& self, const at::Tensor& other) {
+const at::Tensor& adopt_data(const at::Tensor& self, const at::Tensor& other) {
   const auto* meta = dtensor_meta(other);
   TESSERA_ASSERT(meta != nullptr, "a view of a DTensor is plain");
   auto* impl = self.unsafeGetTensorImpl();
   impl->set_sizes_and_strides(meta->spec->sizes(), meta->spec->strides());
   impl->set_storage_offset(other.storage_offset());
-  auto copied_view = meta->copied_view ? CopiedView::of(self, CopiedView::Elements::Other).of_itself() : CopiedView();
+  auto materialized_view = meta->materialized_view
+                               ? MaterializedView::of(self, MaterializedView::Elements::Other).of_itself()
+                               : MaterializedView();
   impl->set_backend_meta(
-      c10::make_intrusive<DTensorMeta>(meta->local, meta->spec, meta->origin, std::move(copied_view)));
+      c10::make_intrusive<DTensorMeta>(meta->local, meta->spec, meta->origin, std::move(materialized_view)));
   return self;
 }
 
-at::Tensor& take_on(at::Tensor& self, const at::Tensor& other) {
-  take_on(std::as_const(self), other);
+at::Tensor& adopt_data(at::Tensor& self, const at::Tensor& other) {
+  adopt_data(std::as_const(self), other);
   return self;
 }
 
 namespace {
 
 at::Tensor& t_(at::Tensor& self) {
-  return take_on(self, self.t());
+  return adopt_data(self, self.t());
 }
 
 at::Tensor& transpose_(at::Tensor& self, int64_t dim0, int64_t dim1) {
-  return take_on(self, self.transpose(dim0, dim1));
+  return adopt_data(self, self.transpose(dim0, dim1));
 }
 
 at::Tensor& unsqueeze_(at::Tensor& self, int64_t dim) {
-  return take_on(self, self.unsqueeze(dim));
+  return adopt_data(self, self.unsqueeze(dim));
 }
 
 at::Tensor& squeeze_(at::Tensor& self) {
-  return take_on(self, self.squeeze());
+  return adopt_data(self, self.squeeze());
 }
 
 at::Tensor& squeeze_dim_(at::Tensor& self, int64_t dim) {
-  return take_on(self, self.squeeze(dim));
+  return adopt_data(self, self.squeeze(dim));
 }
 
 at::Tensor& squeeze_dims_(at::Tensor& self, at::IntArrayRef dims) {
-  return take_on(self, self.squeeze(dims));
+  return adopt_data(self, self.squeeze(dims));
 }
 
 /// Shards of dims that the new sizes still have stay; the rest is replicated.
@@ -90,14 +92,14 @@ const at::Tensor& resize_(const at::Tensor& self, at::IntArrayRef sizes, std::op
                 "aten::resize_: {} changes its sizes, and other tensors have its memory too, such as views of it: of a "
                 "DTensor they would not see what is written to it from then on. clone() it first",
                 spec.to_string());
-  const auto whole = whole_tensor(*meta);
+  const auto whole = gather_full(*meta);
   auto resized = at::empty(sizes, whole.options());
   const int64_t kept = std::min(whole.numel(), resized.numel());
   resized.view(-1).narrow(0, 0, kept).copy_(whole.reshape(-1).narrow(0, 0, kept));
   const auto new_spec =
       DTensorSpec::make(spec.mesh(), resized_placements(spec.placements(), static_cast<int64_t>(sizes.size())),
                         TensorMeta::contiguous(sizes, spec.dtype()));
-  return take_on(self, wrap_local(part_of_whole(resized, *new_spec), new_spec, meta->origin));
+  return adopt_data(self, wrap_local(local_shard_of(resized, *new_spec), new_spec, meta->origin));
 }
 
 const at::Tensor& resize_symint_(const at::Tensor& self, c10::SymIntArrayRef sizes,

@@ -8,7 +8,7 @@
 namespace tessera {
 
 /// `self` becomes what `other` is, and is returned; detached copies of `self` that share its data keep their own sizes.
-const at::Tensor& take_on(const at::Tensor& self, const at::Tensor& other);
-at::Tensor& take_on(at::Tensor& self, const at::Tensor& other);
+const at::Tensor& adopt_data(const at::Tensor& self, const at::Tensor& other);
+at::Tensor& adopt_data(at::Tensor& self, const at::Tensor& other);
 
 }  // namespace tessera

@@ -89,7 +89,7 @@ void put_local_arguments(const CallSignature& call, const Locals& locals, Stack*
   put_arguments(call, locals, stack);
 }
 
-void ask_kernel(const c10::OperatorHandle& op, const CallSignature& call, const Locals& locals) {
+void dry_run_kernel(const c10::OperatorHandle& op, const CallSignature& call, const Locals& locals) {
   Stack stack(call.args.begin(), call.args.end());
   for (size_t i = 0; i < call.operands.size(); ++i) {
     if (call.operands[i].dtensor) {
@@ -99,7 +99,7 @@ void ask_kernel(const c10::OperatorHandle& op, const CallSignature& call, const 
   op.callBoxed(&stack);
 }
 
-void ask_on_twos(const c10::OperatorHandle& op, const Stack& stack) {
+void dry_run_on_size_two(const c10::OperatorHandle& op, const Stack& stack) {
   Stack asked(stack.end() - std::ssize(op.schema().arguments()), stack.end());
   for (auto& value : asked) {
     if (value.isTensor() && value.toTensor().defined()) {

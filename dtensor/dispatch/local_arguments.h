@@ -56,15 +56,15 @@ void put_local_arguments(const CallSignature& call, const Locals& locals, torch:
 bool make_empty_results(const c10::OperatorHandle& op, const CallSignature& call, const OpPlan& plan,
                         const Locals& locals, torch::jit::Stack* stack);
 
-/// Calls the op on a few elements, where this rank has none, for what it throws: see OpRule::asks_kernel.
-void ask_kernel(const c10::OperatorHandle& op, const CallSignature& call, const Locals& locals);
+/// Calls the op on a few elements, where this rank has none, for what it throws: see OpRule::needs_dry_run.
+void dry_run_kernel(const c10::OperatorHandle& op, const CallSignature& call, const Locals& locals);
 
 /// Calls the op of a local call with tensors of two elements a dim in place of its own, for what it throws of dtypes
 /// and numbers: on a rank that is about to compute with other numbers than the first one, which would throw alone.
-void ask_on_twos(const c10::OperatorHandle& op, const torch::jit::Stack& stack);
+void dry_run_on_size_two(const c10::OperatorHandle& op, const torch::jit::Stack& stack);
 
 /// Calls the op on zeros in place of the mesh's first rank's parts of the operands, which are the largest, for what it
-/// throws: see OpPlan::has_to_ask.
+/// throws: see OpPlan::must_dry_run.
 void ask_as_first_rank(const c10::OperatorHandle& op, const CallSignature& call, const OpPlan& plan,
                        const Locals& locals);
 

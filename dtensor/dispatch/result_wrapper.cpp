@@ -49,11 +49,12 @@ at::Tensor ResultWrapper::wrap_view(at::Tensor local, SpecPtr spec, size_t index
     mode.emplace(operand.tensor->is_inference());
   }
   // A viewed tensor that was moved is a copy, and so are its views. So is a view that local strides do not allow.
-  const bool copied = viewed && (plan.redistribute[0] || viewed->copied_view || plan.rule->views_are_copies ||
+  const bool copied = viewed && (plan.redistribute[0] || viewed->materialized_view || plan.rule->views_are_copies ||
                                  (local.numel() > 0 && !local.is_alias_of(viewed->local)));
-  const auto elements = call.info->views_same_elements ? CopiedView::Elements::Same : CopiedView::Elements::Other;
+  const auto elements =
+      call.info->views_same_elements ? MaterializedView::Elements::Same : MaterializedView::Elements::Other;
   auto view = wrap_local(std::move(local), std::move(spec), viewed ? viewed->origin : nullptr,
-                         copied ? CopiedView::of(*operand.tensor, elements) : CopiedView());
+                         copied ? MaterializedView::of(*operand.tensor, elements) : MaterializedView());
   const int64_t begin = viewed && call.args[operand.arg].isTensor() ? operand.tensor->storage_offset() : 0;
   const int64_t offset = index < plan.offsets.size() ? plan.offsets[index] : 0;
   view.unsafeGetTensorImpl()->set_storage_offset(begin + offset);

@@ -74,7 +74,7 @@ struct UnboxedDispatch {
       const BorrowedArguments<sizeof...(Args)> arguments(args...);
       const CallSignature call(info, arguments.values);
       if (const OpPlan* plan = may_run(call) ? cache.find(call) : nullptr;
-          plan && !plan->nothing_to_compute && !plan->has_to_ask) {
+          plan && !plan->nothing_to_compute && !plan->must_dry_run) {
         cache.count_hit();
         try {
           const Locals locals(call, *plan);
@@ -102,7 +102,7 @@ struct UnboxedDispatch {
            ExplicitRedistribution::level() == ExplicitRedistribution::Level::Off;
   }
   static bool may_run(const CallSignature& call) {
-    return call.operands.size() == kTensors && !call.mixed && !call.has_copied_view;
+    return call.operands.size() == kTensors && !call.mixed && !call.has_materialized_view;
   }
 };
 

@@ -14,7 +14,7 @@ class DTensorImpl : public c10::TensorImpl {
   DTensorImpl(c10::Storage&& storage, caffe2::TypeMeta dtype, c10::DeviceType device)
       : c10::TensorImpl(std::move(storage), c10::DispatchKeySet(c10::DispatchKey::PrivateUse1), dtype) {
     // Autocast follows the backend bit; a DTensor is cast as its real device is. That of PrivateUse1 is there too, for
-    // ImplicitReplication (replicate_plain.h).
+    // ImplicitReplication (implicit_replication.h).
     key_set_ =
         key_set_.add(device == c10::DeviceType::CUDA ? c10::DispatchKey::AutocastCUDA : c10::DispatchKey::AutocastCPU);
   }
@@ -66,7 +66,7 @@ bool has_own_local_memory(const at::Tensor& tensor) {
 }
 
 void check_not_stale(const DTensorMeta& meta, const char* where) {
-  TESSERA_CHECK(StateError, !meta.copied_view.is_stale(),
+  TESSERA_CHECK(StateError, !meta.materialized_view.is_stale(),
                 "{}: {} is a view whose data had to be moved, and the tensor that it views was written since, which it "
                 "did not see. Take the view again, or redistribute() the tensor before the view so that the view cuts "
                 "no shard",
@@ -74,7 +74,7 @@ void check_not_stale(const DTensorMeta& meta, const char* where) {
 }
 
 at::Tensor wrap_local(at::Tensor local, SpecPtr spec, std::shared_ptr<const ParameterOrigin> origin,
-                      CopiedView copied_view) {
+                      MaterializedView materialized_view) {
   TESSERA_ASSERT(local.sizes() == spec->local_sizes() && local.scalar_type() == spec->dtype(),
                  "a local tensor {} for the spec {} whose local sizes are [{}]", to_string(TensorMeta::of(local)),
                  spec->to_string(), fmt::join(spec->local_sizes(), ", "));
@@ -82,8 +82,8 @@ at::Tensor wrap_local(at::Tensor local, SpecPtr spec, std::shared_ptr<const Para
   auto impl =
       c10::make_intrusive<DTensorImpl>(c10::Storage(storage_without_data(device)), local.dtype(), device.type());
   impl->set_sizes_and_strides(spec->sizes(), spec->strides());
-  impl->set_meta(
-      c10::make_intrusive<DTensorMeta>(std::move(local), std::move(spec), std::move(origin), std::move(copied_view)));
+  impl->set_meta(c10::make_intrusive<DTensorMeta>(std::move(local), std::move(spec), std::move(origin),
+                                                  std::move(materialized_view)));
   return at::Tensor(c10::intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>::reclaim(impl.release()));
 }
 

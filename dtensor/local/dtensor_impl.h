@@ -12,7 +12,7 @@
 
 #include <memory>
 
-#include "dtensor/local/copied_view.h"
+#include "dtensor/local/materialized_view.h"
 #include "dtensor/local/parameter_origin.h"
 #include "dtensor/spec/dtensor_spec.h"
 
@@ -21,11 +21,11 @@ namespace tessera {
 class DTensorMeta : public c10::BackendMeta {
  public:
   DTensorMeta(at::Tensor local, SpecPtr spec, std::shared_ptr<const ParameterOrigin> origin,
-              CopiedView copied_view = {})
+              MaterializedView materialized_view = {})
       : local(std::move(local)),
         spec(std::move(spec)),
         origin(std::move(origin)),
-        copied_view(std::move(copied_view)) {}
+        materialized_view(std::move(materialized_view)) {}
 
   c10::intrusive_ptr<c10::BackendMeta> clone(const c10::intrusive_ptr<c10::BackendMeta>& self) const override {
     return self;
@@ -34,13 +34,13 @@ class DTensorMeta : public c10::BackendMeta {
   const at::Tensor local;
   const SpecPtr spec;
   const std::shared_ptr<const ParameterOrigin> origin;  // null for all but fully_shard's parameters
-  const CopiedView copied_view;
+  const MaterializedView materialized_view;
 };
 
 /// A DTensor of `spec` over `local`, without autograd history. `local` must have the spec's local sizes and
 /// dtype: a mismatch is an AssertionError, since it would be a wrong number later.
 at::Tensor wrap_local(at::Tensor local, SpecPtr spec, std::shared_ptr<const ParameterOrigin> origin = nullptr,
-                      CopiedView copied_view = {});
+                      MaterializedView materialized_view = {});
 
 /// The meta of a DTensor; null for any other tensor, also an undefined one.
 inline const DTensorMeta* dtensor_meta(const at::Tensor& tensor) {

@@ -5,7 +5,7 @@
 
 #include <vector>
 
-#include "dtensor/local/whole_tensor.h"
+#include "dtensor/local/gather_full.h"
 
 namespace tessera {
 
@@ -13,7 +13,7 @@ namespace tessera {
 template <class Number>
 std::vector<Number> read_numbers(const at::Tensor& tensor) {
   const auto* meta = dtensor_meta(tensor);
-  const at::Tensor whole = meta ? whole_tensor(*meta) : tensor;
+  const at::Tensor whole = meta ? gather_full(*meta) : tensor;
   const at::Tensor list = whole.to(at::kCPU, c10::CppTypeToScalarType<Number>::value).contiguous();
   return {list.const_data_ptr<Number>(), list.const_data_ptr<Number>() + list.numel()};
 }

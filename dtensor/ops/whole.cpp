@@ -42,10 +42,10 @@ constexpr const char* kLosses = R"(
     _amp_foreach_non_finite_check_and_unscale_ _amp_update_scale_ allclose)";
 
 const RegisterOpRules whole_rules([] {
-  register_whole_ops(aten_ops(kSelections));
-  register_whole_ops(aten_ops(kImages));
-  register_whole_ops(aten_ops(kMatrices));
-  register_whole_ops(aten_ops(kLosses));
+  register_replicated_ops(aten_ops(kSelections));
+  register_replicated_ops(aten_ops(kImages));
+  register_replicated_ops(aten_ops(kMatrices));
+  register_replicated_ops(aten_ops(kLosses));
 });
 
 }  // namespace

@@ -157,7 +157,7 @@ std::vector<at::ScalarType> infer_output_dtypes(const OpCall& call) {
 }
 
 bool plan_output_metas(const OpRule& rule, OpCall& call) {
-  if (rule.whole_only && rule.whole_only(call)) {
+  if (rule.requires_replicated && rule.requires_replicated(call)) {
     return false;
   }
   if (rule.output_metas) {

@@ -13,14 +13,14 @@ namespace {
 /// Whether this rank has no element of an operand of which others have some, so that its kernel might take what theirs
 /// refuse, and the op may be called on zeros to find out: it draws nothing, is no view, and has no effect that could be
 /// a program's own. Of lists only where all tensors are empty here: else they would be all of a model's parameters.
-bool has_to_ask(const OpCall& call, const OpRule& rule, const OpPlan& plan) {
+bool must_dry_run(const OpCall& call, const OpRule& rule, const OpPlan& plan) {
   const auto lacks_elements = [](const SpecPtr& spec) {
     return spec && is_empty(spec->local_sizes()) && !is_empty(spec->sizes());
   };
   if (std::ranges::none_of(plan.operands, lacks_elements)) {
     return false;
   }
-  if (rule.asks_kernel) {
+  if (rule.needs_dry_run) {
     return !plan.nothing_to_compute;  // else it asks at each call
   }
   const auto& schema = call.op.schema();
@@ -162,7 +162,7 @@ OpPlan propagate(const OpRule& rule, OpCall& call) {
   }
   plan.offsets = std::move(call.offsets);
   plan.nothing_to_compute = !rule.runs_on_empty_shards && has_nothing_to_compute(plan);
-  plan.has_to_ask = has_to_ask(call, rule, plan);
+  plan.must_dry_run = must_dry_run(call, rule, plan);
   plan.operand_strides_changed = operand_strides_changed(call, plan);
   return plan;
 }

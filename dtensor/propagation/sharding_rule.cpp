@@ -62,12 +62,12 @@ void register_op_rule(const std::vector<std::string>& ops, const OpRule& rule) {
 const OpRule& whole_op_rule() {
   static const OpRule rule{
       .strategies = [](const OpCall&) { return Strategies(); },
-      .whole_only = [](const OpCall&) { return true; },
+      .requires_replicated = [](const OpCall&) { return true; },
       .keeps_strides = true};  // _linalg_det factors what is row-major, and its gradient asks again
   return rule;
 }
 
-void register_whole_ops(const std::vector<std::string>& ops) {
+void register_replicated_ops(const std::vector<std::string>& ops) {
   register_op_rule(ops, whole_op_rule());
 }
 
@@ -108,7 +108,7 @@ std::vector<std::string> ops_with_rules() {
   return names;
 }
 
-LocalCall with_local_sizes(size_t arg) {
+CollectiveCall with_local_sizes(size_t arg) {
   return [arg](const c10::OperatorHandle& op, torch::jit::Stack* stack, const OpPlan& plan) {
     const size_t first = stack->size() - op.schema().arguments().size();
     (*stack)[first + arg] = c10::IValue(plan.outputs[0]->local_sizes());

@@ -72,19 +72,19 @@ struct OpPlan;
 /// Runs the op on local tensors: arguments on `stack` (already local) → results on `stack`. Rules whose op
 /// must not see the same scalars locally (sizes of a view, the divisor of a mean) supply one. It may rest on the plan's
 /// outputs; so where only running the op tells them (OpPlan::outputs_from_results) the op itself runs, unless the rule
-/// has a whole_only, which expects that.
-using LocalCall = std::function<void(const c10::OperatorHandle& op, torch::jit::Stack* stack, const OpPlan& plan)>;
+/// has a requires_replicated, which expects that.
+using CollectiveCall = std::function<void(const c10::OperatorHandle& op, torch::jit::Stack* stack, const OpPlan& plan)>;
 
 /// The global metas of an op's outputs, where running the op on meta tensors cannot tell.
 using OutputMetas = std::function<std::vector<TensorMeta>(const OpCall&)>;
 
 struct OpRule {
   std::function<Strategies(const OpCall&)> strategies;
-  LocalCall local_call = nullptr;      // null: the op itself
-  OutputMetas output_metas = nullptr;  // null: the op on meta tensors
+  CollectiveCall local_call = nullptr;  // null: the op itself
+  OutputMetas output_metas = nullptr;   // null: the op on meta tensors
   /// Where it is true the op runs on whole tensors, on every rank the same, and its results' own metas are
   /// taken: for outputs whose sizes depend on data. Null: never.
-  std::function<bool(const OpCall&)> whole_only = nullptr;
+  std::function<bool(const OpCall&)> requires_replicated = nullptr;
   /// Whether strategies or output metas depend on the value of a floating scalar. Its type, and whether it is zero,
   /// finite or neither, they may always read. Where they do not, calls that differ only there, such as an optimizer's
   /// steps, share one cached plan.
@@ -94,8 +94,8 @@ struct OpRule {
   bool runs_on_empty_shards = false;
   /// Whether a rank without any element asks the kernel at each call what it throws of dtypes, dims and numbers, as it
   /// does on the others: on operands whose dims are all of size 2, which must fit together. (Without it, ATen's ops are
-  /// asked once a plan: OpPlan::has_to_ask.)
-  bool asks_kernel = false;
+  /// asked once a plan: OpPlan::must_dry_run.)
+  bool needs_dry_run = false;
   /// Whether the op's views are copies of local tensors, of which every rank must know, also one that has nothing.
   bool views_are_copies = false;
   /// Whether results depend on how operands lie, so that moved ones that are whole get the strides that they had.
@@ -127,7 +127,7 @@ struct OpPlan {
   /// This rank has no element of an operand, and so its kernel might take what those of other ranks refuse: dtypes,
   /// say, or sizes. Before it first runs, it asks the kernel for what that throws. False once that has thrown nothing;
   /// plans belong to one thread.
-  mutable bool has_to_ask = false;
+  mutable bool must_dry_run = false;
 };
 
 /// Registers `rule` of the library for ops such as "aten::add.Tensor". Call from a static initialiser only. A second
@@ -139,7 +139,7 @@ void register_op_rule(const std::vector<std::string>& ops, const OpRule& rule);
 const OpRule& whole_op_rule();
 
 /// Registers ops that have no strategy but "everything replicated", such as matrix decompositions.
-void register_whole_ops(const std::vector<std::string>& ops);
+void register_replicated_ops(const std::vector<std::string>& ops);
 
 /// Throws ValueError where the library has a rule for the op.
 void check_replaceable(const std::string& op);
@@ -159,9 +159,9 @@ const OpRule* find_op_rule(const c10::OperatorName& name);
 /// Names of all ops that have a rule, sorted.
 std::vector<std::string> ops_with_rules();
 
-/// A LocalCall for ops with a sizes argument at index `arg` (view, expand, new_zeros): gives it the local
+/// A CollectiveCall for ops with a sizes argument at index `arg` (view, expand, new_zeros): gives it the local
 /// sizes of output 0.
-LocalCall with_local_sizes(size_t arg);
+CollectiveCall with_local_sizes(size_t arg);
 
 /// Static object that registers: `static const RegisterOpRules rules([] { register_op_rule(...); });`
 struct RegisterOpRules {

@@ -1,5 +1,6 @@
 #pragma once
-// What the engine asks of the backward that runs, and has it call. How units get into its graph is in unit_border.h.
+// What the engine asks of the backward that runs, and has it call. How units get into its graph is in
+// autograd_boundary.h.
 
 #include <ATen/core/Tensor.h>
 

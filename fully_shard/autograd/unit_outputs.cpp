@@ -8,7 +8,7 @@
 #include <utility>
 
 #include "base/error.h"
-#include "fully_shard/autograd/unit_border.h"
+#include "fully_shard/autograd/autograd_boundary.h"
 #include "fully_shard/memory/tensor_memory.h"
 
 namespace tessera {
@@ -43,7 +43,7 @@ bool share_memory(const at::Tensor& a, const at::Tensor& b) {
 }
 
 /// As those of chunk(), which do not overlap.
-bool are_parts(const at::Tensor& a, const at::Tensor& b) {
+bool are_segments(const at::Tensor& a, const at::Tensor& b) {
   return a.is_view() && b.is_view() && a._base().is_same(b._base()) &&
          creation_of(a) == CreationMeta::MULTI_OUTPUT_NODE && creation_of(b) == CreationMeta::MULTI_OUTPUT_NODE;
 }
@@ -146,7 +146,7 @@ void UnitOutputs::connect() {
 bool UnitOutputs::shares_memory(const at::Tensor& tensor, const std::vector<AliasedTensor>& inputs,
                                 const AliasedTensor* own) const {
   const auto shares = [&](const at::Tensor& other) {
-    return !other.is_same(tensor) && share_memory(other, tensor) && !are_parts(other, tensor);
+    return !other.is_same(tensor) && share_memory(other, tensor) && !are_segments(other, tensor);
   };
   return std::ranges::any_of(single_, [&](const at::Tensor* output) { return shares(*output); }) ||
          std::ranges::any_of(bases_, [&](const Base& base) { return shares(base.tensor); }) ||

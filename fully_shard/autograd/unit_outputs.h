@@ -1,8 +1,8 @@
 #pragma once
 // What a unit gives its caller, so that a later change in place is seen wherever autograd sees it in one process.
 //
-// The aliases that a border puts in front of its nodes (unit_border.h) share memory with what they stand for, but no
-// history. So what shares memory is not aliased one by one.
+// The aliases that a border puts in front of its nodes (autograd_boundary.h) share memory with what they stand for, but
+// no history. So what shares memory is not aliased one by one.
 //
 // A unit's input is a tensor of the caller's, and stays that one where forward changes it in place or returns it or a
 // view of it. Such an input is one more output of the unit, the caller's tensor gets the history of that, and is what

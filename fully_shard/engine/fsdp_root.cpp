@@ -37,7 +37,7 @@ void check_taken_over(const std::vector<NamedState>& states) {
           states[0].state->api(), states[0].state->label(), path);
     }
   }
-  raise_together(states, states[0].state->api(), fault);
+  throw_on_all_ranks(states, states[0].state->api(), fault);
 }
 
 /// With each that still exists.
@@ -65,7 +65,7 @@ std::vector<size_t> gradient_bytes(const std::vector<NamedState>& states) {
   std::vector<size_t> bytes;
   for (const auto& [path, state] : states) {
     if (state->group()) {
-      state->group()->gradients().add_lent(bytes);
+      state->group()->gradients().add_exposed(bytes);
     }
   }
   return bytes;
@@ -74,7 +74,7 @@ std::vector<size_t> gradient_bytes(const std::vector<NamedState>& states) {
 /// Gathers that a user issued carry the numbers that units had, and peers may be reading the shards that get others.
 void end_unshards(const std::vector<NamedState>& states) {
   for (const auto& [path, state] : states) {
-    if (state->group() && state->group()->state() == UnitState::Gathering) {
+    if (state->group() && state->group()->state() == ShardedState::Unsharding) {
       state->unshard(/*async_op=*/false);
     }
   }
@@ -229,7 +229,7 @@ void FSDPRoot::backward_ended(int64_t id) noexcept {
   try {
     for_each_live(states_, [](FSDPState& unit) {
       if (unit.group()) {
-        unit.group()->gradients().give_back();
+        unit.group()->gradients().release();
       }
     });
   } catch (...) {  // an exception is on its way; the next forward does what is left

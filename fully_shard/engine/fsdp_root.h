@@ -1,5 +1,5 @@
 #pragma once
-// What the units of one tree share: the order in which they are used, the memory they borrow, and the reductions in
+// What the units of one tree share: the order in which they are used, the memory they acquire, and the reductions in
 // flight. Made by the outermost unit when its forward runs first.
 //
 // Thread safety: for the thread that runs the rank's forward and backward.
@@ -14,7 +14,7 @@
 #include "fully_shard/engine/reduction_queue.h"
 #include "fully_shard/engine/schedule.h"
 #include "fully_shard/engine/unit_tree.h"
-#include "fully_shard/memory/gradient_memory.h"
+#include "fully_shard/memory/shared_gradient_allocator.h"
 
 namespace tessera {
 
@@ -34,7 +34,7 @@ class FSDPRoot : public std::enable_shared_from_this<FSDPRoot> {
   void prefetch_in_forward(FSDPState& state);
 
   /// For the running forward's calls.
-  HubSearch& hub_search() { return hub_search_; }
+  JoinSearch& hub_search() { return hub_search_; }
 
   /// Makes sure that finish_backward runs on all units when the current backward ends.
   void enter_backward(const FSDPState& state);
@@ -67,10 +67,10 @@ class FSDPRoot : public std::enable_shared_from_this<FSDPRoot> {
 
   std::vector<std::weak_ptr<FSDPState>> states_;  // by number, the outermost first
   std::vector<std::shared_ptr<GatherStream>> gather_streams_;
-  GradientMemory gradient_memory_;
+  SharedGradientAllocator gradient_memory_;
   Schedule schedule_;
   ReductionQueue reductions_;
-  HubSearch hub_search_ = make_hub_search();
+  JoinSearch hub_search_ = make_hub_search();
   int64_t backward_ = -1;               // the backward whose end is awaited
   std::weak_ptr<void> backward_token_;  // while it is: not after one that failed
   std::thread::id thread_;              // of the last forward

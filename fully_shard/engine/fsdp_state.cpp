@@ -63,7 +63,7 @@ void FSDPState::install(const std::vector<HookPoint*>& points) {
   if (!group_) {
     return;
   }
-  group_->set_reporter([this](UnitStep step) { report(step); });
+  group_->set_reporter([this](FSDPEventKind step) { report(step); });
   for (size_t i = 0; i < group_->params().size(); ++i) {
     set_post_accumulate_grad_hook(group_->params()[i].param(), weak_from_this(),
                                   [i](FSDPState& state) { state.on_accumulated(i); });
@@ -88,7 +88,7 @@ void FSDPState::join(std::shared_ptr<FSDPRoot> root, int64_t unit, UnitNames nam
   }
 }
 
-void FSDPState::report(UnitStep step) const {
+void FSDPState::report(FSDPEventKind step) const {
   if (settings_.observer) {
     settings_.observer({step, name_});
   }
@@ -113,7 +113,7 @@ bool FSDPState::is_running() const {
 /// A share has the values that forward computed with, for its backward. Others may have been gathered before shards
 /// were written: ahead of time by a unit of another tree, by the user, or by a forward that left them.
 void FSDPState::forget_old_values() {
-  if (current_backward() == -1 && group_->state() == UnitState::ShardedSmaller) {
+  if (current_backward() == -1 && group_->state() == ShardedState::ShardedPostForward) {
     group_->reshard();
   }
   if (!group_->is_outdated()) {
@@ -161,7 +161,7 @@ void FSDPState::enter_thread() {
 }
 
 void FSDPState::leave_thread() {
-  if (open_calls_.empty()) {
+  if (running_forwards_.empty()) {
     thread_ = std::thread::id();
   }
 }
@@ -182,7 +182,7 @@ void FSDPState::pre_forward(HookPoint& point, size_t module, TensorRefs inputs) 
     root_->forward_failed();  // no call is open yet, so that forward_failed() would not
     throw;
   }
-  open_calls_.emplace_back();
+  running_forwards_.emplace_back();
   ran_[module] = true;
   if (options_.mp_policy.cast_forward_inputs && options_.mp_policy.param_dtype) {
     cast_floating(inputs, *options_.mp_policy.param_dtype);
@@ -190,56 +190,56 @@ void FSDPState::pre_forward(HookPoint& point, size_t module, TensorRefs inputs) 
   if (group_) {
     is_prefetched_ = false;
     group_->unshard();
-    if (open_calls_.size() == 1 && current_backward() == -1) {
+    if (running_forwards_.size() == 1 && current_backward() == -1) {
       group_->guard().expect_no_writes();
     }
   }
   root_->prefetch_in_forward(*this);
-  report(UnitStep::Forward);
+  report(FSDPEventKind::Forward);
   if (at::GradMode::is_enabled()) {
-    insert_input_border(open_calls_.back(), inputs);
+    insert_input_boundary(running_forwards_.back(), inputs);
   }
 }
 
-void FSDPState::insert_input_border(OpenCall& call, TensorRefs inputs) {
-  call.ticket = std::make_shared<Ticket>();
+void FSDPState::insert_input_boundary(RunningForward& call, TensorRefs inputs) {
+  call.forward_call = std::make_shared<ForwardCall>();
   if (group_) {
-    call.ticket->versions = group_->guard().versions();
+    call.forward_call->versions = group_->guard().versions();
   }
-  call.ticket->expected_in = root_->awaited_backward();  // of one that is computed again, in whose backward it is
+  call.forward_call->expected_in = root_->awaited_backward();  // of one that is computed again, in whose backward it is
   call.number = ++differentiable_calls;
   call.first_node = at::sequence_number::peek();
   call.border = insert_input_nodes(
       inputs, call.number,
-      [weak = weak_from_this(), weak_ticket = std::weak_ptr(call.ticket)] {
+      [weak = weak_from_this(), weak_ticket = std::weak_ptr(call.forward_call)] {
         const auto self = weak.lock();
-        const auto ticket = weak_ticket.lock();
-        if (self && ticket) {
-          self->post_backward(*ticket);
+        const auto forward_call = weak_ticket.lock();
+        if (self && forward_call) {
+          self->post_backward(*forward_call);
         }
       },
       root_->hub_search(), call.inputs);
 }
 
-void FSDPState::insert_output_border(const OpenCall& call, UnitOutputs& outputs) {
-  const auto& ticket = call.ticket;
+void FSDPState::insert_output_boundary(const RunningForward& call, UnitOutputs& outputs) {
+  const auto& forward_call = call.forward_call;
   if (SavedTensorHooksScope::is_open()) {
-    ticket->recomputation.emplace(at::empty({0}), /*is_output=*/false);
+    forward_call->recomputation.emplace(at::empty({0}), /*is_output=*/false);
   }
-  ticket->outputs = insert_output_nodes(
+  forward_call->outputs = insert_output_nodes(
       outputs.behind_nodes(), outputs.are_plain(),
       {.number = call.number,
        .inputs = call.border,
        .first_node = call.first_node,
        .has_calls = call.number != differentiable_calls},
-      [weak = weak_from_this(), ticket, label = options_.label, api = options_.api](bool has_gradient) {
+      [weak = weak_from_this(), forward_call, label = options_.label, api = options_.api](bool has_gradient) {
         const auto self = weak.lock();
         TESSERA_CHECK(
             StateError, self,
             "{}: backward through {}, which was destroyed: nobody gathers its parameters. Keep the module until its "
             "backward is over",
             api, label);
-        self->pre_backward(*ticket, has_gradient);
+        self->pre_backward(*forward_call, has_gradient);
       },
       root_->hub_search());
 }
@@ -255,12 +255,12 @@ void FSDPState::copy_views_of_params(TensorRefs outputs) const {
 }
 
 void FSDPState::post_forward(TensorRefs outputs) {
-  auto call = std::move(open_calls_.back());
-  open_calls_.pop_back();
+  auto call = std::move(running_forwards_.back());
+  running_forwards_.pop_back();
   try {
     end_call(call, outputs);
   } catch (...) {
-    open_calls_.emplace_back();  // for forward_failed(), which comes next
+    running_forwards_.emplace_back();  // for forward_failed(), which comes next
     throw;
   }
   root_->leave_forward(*this);
@@ -268,33 +268,33 @@ void FSDPState::post_forward(TensorRefs outputs) {
 }
 
 /// What there is to do without the call, which is open no more.
-void FSDPState::end_call(OpenCall& call, TensorRefs outputs) {
-  const auto& ticket = call.ticket;
+void FSDPState::end_call(RunningForward& call, TensorRefs outputs) {
+  const auto& forward_call = call.forward_call;
   if (group_ && group_->is_unsharded() && current_backward() == -1) {
     group_->guard().check_not_written();
   }
   copy_views_of_params(outputs);
-  if (ticket) {
+  if (forward_call) {
     UnitOutputs given(outputs, call.inputs, {.api = options_.api, .name = name_, .label = options_.label});
-    insert_output_border(call, given);
+    insert_output_boundary(call, given);
     given.connect();
   }
-  const bool differentiable = ticket && ticket->outputs.exists();
+  const bool differentiable = forward_call && forward_call->outputs.exists();
   if (differentiable) {
     is_differentiable_ = is_differentiable_ || current_backward() == -1;
-    std::erase_if(tickets_, [](const auto& old) { return old.expired(); });
-    tickets_.push_back(ticket);
+    std::erase_if(forward_calls_, [](const auto& old) { return old.expired(); });
+    forward_calls_.push_back(forward_call);
   }
   const bool all_ran = std::find(ran_.begin(), ran_.end(), false) == ran_.end();
   // Without a backward to come, nothing else would free the parameters; inside of one it comes at once.
-  if (group_ && all_ran && open_calls_.empty() && active_calls_ == 0) {
+  if (group_ && all_ran && running_forwards_.empty() && active_calls_ == 0) {
     if (!differentiable && !keeps_without_backward()) {
       group_->reshard();
     } else if (reshards_after_forward() && current_backward() == -1) {
       reshard_after_forward();
     }
   }
-  if (all_ran && open_calls_.empty()) {
+  if (all_ran && running_forwards_.empty()) {
     ran_.assign(ran_.size(), false);
   }
   if (options_.mp_policy.output_dtype) {
@@ -307,15 +307,15 @@ void FSDPState::forward_failed() {
   if (thread_ != std::this_thread::get_id()) {
     return;
   }
-  if (!open_calls_.empty()) {
+  if (!running_forwards_.empty()) {
     end_failed_call();
   }
   leave_thread();
 }
 
 void FSDPState::end_failed_call() {
-  open_calls_.pop_back();
-  if (open_calls_.empty()) {
+  running_forwards_.pop_back();
+  if (running_forwards_.empty()) {
     ran_.assign(ran_.size(), false);
   }
   if (is_forward_stopped()) {
@@ -323,7 +323,7 @@ void FSDPState::end_failed_call() {
     return;
   }
   root_->forward_failed();
-  if (group_ && group_->is_unsharded() && open_calls_.empty() && active_calls_ == 0) {
+  if (group_ && group_->is_unsharded() && running_forwards_.empty() && active_calls_ == 0) {
     group_->reshard_unchecked();
   }
 }

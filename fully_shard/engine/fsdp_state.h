@@ -8,10 +8,11 @@
 //              end            → units that no input node ended (inputs without gradient) are ended here, and
 //                               the reductions in flight are waited for
 //
-// A module may be called several times in one forward, and a unit may be several modules: each call has a ticket. The
-// parameters stay while any call's backward runs, and gradients are reduced when the graph of that backward has no call
-// to come. All of this depends on that graph only, which all ranks share, never on local values, nor on which other
-// graphs a rank keeps, as that of a loss that it logs: so every rank issues the same collectives in the same order.
+// A module may be called several times in one forward, and a unit may be several modules: each call has a forward_call.
+// The parameters stay while any call's backward runs, and gradients are reduced when the graph of that backward has no
+// call to come. All of this depends on that graph only, which all ranks share, never on local values, nor on which
+// other graphs a rank keeps, as that of a loss that it logs: so every rank issues the same collectives in the same
+// order.
 //
 // Thread safety: for the thread that runs the rank's forward and backward. Another one that comes into a forward of the
 // unit is refused.
@@ -25,7 +26,7 @@
 #include <thread>
 #include <vector>
 
-#include "fully_shard/autograd/unit_border.h"
+#include "fully_shard/autograd/autograd_boundary.h"
 #include "fully_shard/engine/param_group.h"
 #include "nn/hooks/hook_point.h"
 
@@ -89,7 +90,7 @@ class FSDPState : public std::enable_shared_from_this<FSDPState> {
   bool is_due() const;
   /// Whether gradients wait for a later reduction: unsynchronized, not all-reduced, or in flight.
   bool has_unreduced_gradients() const { return has_unreduced_ || (group_ && group_->gradients().is_reducing()); }
-  bool is_in_forward() const { return !open_calls_.empty(); }
+  bool is_in_forward() const { return !running_forwards_.empty(); }
   /// A forward or a backward of it computes. What a backward that threw left behind, for the next forward to clear,
   /// does not count.
   bool is_running() const;
@@ -116,38 +117,38 @@ class FSDPState : public std::enable_shared_from_this<FSDPState> {
 
  private:
   /// One differentiable call of forward. Owned by its output nodes: it is gone when the graph is.
-  struct Ticket {
-    ParamVersions versions;   // of the parameters when forward used them
-    UnitBorder outputs = {};  // from the end of forward on
+  struct ForwardCall {
+    ParamVersions versions;         // of the parameters when forward used them
+    AutogradBoundary outputs = {};  // from the end of forward on
     /// Of a call in a checkpointed region: who asks for it has the region computed again.
     std::optional<torch::autograd::SavedVariable> recomputation;
     int64_t expected_in = -1;  // the backward that is to reach it yet
     int64_t backward = -1;     // the backward that reached it last
   };
 
-  struct OpenCall {
-    std::shared_ptr<Ticket> ticket = nullptr;  // of a differentiable call
+  struct RunningForward {
+    std::shared_ptr<ForwardCall> forward_call = nullptr;  // of a differentiable call
     std::vector<AliasedTensor> inputs = {};
-    UnitBorder border = {};   // of the inputs
-    int64_t number = 0;       // of the thread's differentiable calls
-    uint64_t first_node = 0;  // of autograd that it can have made
+    AutogradBoundary border = {};  // of the inputs
+    int64_t number = 0;            // of the thread's differentiable calls
+    uint64_t first_node = 0;       // of autograd that it can have made
   };
 
   void enter_thread();
   void leave_thread();
   void pre_forward(HookPoint& point, size_t module, TensorRefs inputs);
   void post_forward(TensorRefs outputs);
-  void end_call(OpenCall& call, TensorRefs outputs);
+  void end_call(RunningForward& call, TensorRefs outputs);
   void copy_views_of_params(TensorRefs outputs) const;
-  void insert_input_border(OpenCall& call, TensorRefs inputs);
-  void insert_output_border(const OpenCall& call, UnitOutputs& outputs);
+  void insert_input_boundary(RunningForward& call, TensorRefs inputs);
+  void insert_output_boundary(const RunningForward& call, UnitOutputs& outputs);
   void forward_failed();
   void end_failed_call();
-  void pre_backward(Ticket& ticket, bool has_gradient);
-  static bool is_to_come(const Ticket& ticket);
-  static bool is_due(const Ticket& ticket);
+  void pre_backward(ForwardCall& forward_call, bool has_gradient);
+  static bool is_to_come(const ForwardCall& forward_call);
+  static bool is_due(const ForwardCall& forward_call);
   void end_calls_of(int64_t id);
-  void post_backward(const Ticket& ticket);
+  void post_backward(const ForwardCall& forward_call);
   void before_accumulation(size_t param, bool of_dtensor);
   void on_accumulated(size_t param);
   void check_arrival(size_t param);
@@ -159,23 +160,23 @@ class FSDPState : public std::enable_shared_from_this<FSDPState> {
   void forget_old_values();
   void reshard_and_reduce(bool reshards, bool reduces);
   void reduce();
-  void report(UnitStep step) const;
+  void report(FSDPEventKind step) const;
 
   std::shared_ptr<ParamGroup> group_;
   Options options_;
   Settings settings_;
-  std::shared_ptr<EngineSlots> slots_ = engine_slots();
+  std::shared_ptr<CommOverrides> slots_ = comm_overrides();
   std::shared_ptr<FSDPRoot> root_;
   std::vector<std::weak_ptr<torch::nn::Module>> modules_;
   int64_t unit_ = 0;
   std::string name_;
-  std::vector<bool> ran_;                       // which of the unit's modules were called in this forward
-  std::vector<OpenCall> open_calls_;            // forwards that are running, innermost last
-  std::atomic<std::thread::id> thread_;         // that runs them; none between forwards
-  std::vector<std::weak_ptr<Ticket>> tickets_;  // of graphs that may still run backward
-  int active_calls_ = 0;                        // calls whose backward is running
-  bool is_differentiable_ = false;              // a call of the running outermost forward was
-  bool was_reshard_set_ = false;                // by set_reshard_after_forward()
+  std::vector<bool> ran_;                                  // which of the unit's modules were called in this forward
+  std::vector<RunningForward> running_forwards_;           // forwards that are running, innermost last
+  std::atomic<std::thread::id> thread_;                    // that runs them; none between forwards
+  std::vector<std::weak_ptr<ForwardCall>> forward_calls_;  // of graphs that may still run backward
+  int active_calls_ = 0;                                   // calls whose backward is running
+  bool is_differentiable_ = false;                         // a call of the running outermost forward was
+  bool was_reshard_set_ = false;                           // by set_reshard_after_forward()
   bool backward_started_ = false;
   bool is_begun_early_ = false;  // gradients came before the running backward did to the unit
   bool expects_early_ = false;   // and are seen to

@@ -27,22 +27,22 @@ void check_accumulates(const ParamGroup& group, const std::string& api) {
 
 }  // namespace
 
-void FSDPState::pre_backward(Ticket& ticket, bool has_gradient) {
-  const bool is_first = ticket.backward != current_backward();  // not at another output before
+void FSDPState::pre_backward(ForwardCall& forward_call, bool has_gradient) {
+  const bool is_first = forward_call.backward != current_backward();  // not at another output before
   // The gather below tells all ranks what changed. Without it, or behind that of a recomputation, this one alone sees
   // it.
-  const bool gathers = is_first && !ticket.recomputation && settings_.unshard_in_backward;
+  const bool gathers = is_first && !forward_call.recomputation && settings_.unshard_in_backward;
   if (group_ && has_gradient && !gathers) {
-    group_->guard().check_unchanged_since(ticket.versions);
+    group_->guard().check_unchanged_since(forward_call.versions);
   }
   if (!is_first) {
     return;
   }
-  if (ticket.recomputation) {
-    ticket.recomputation->unpack();  // here, whichever outputs of the region this rank's loss uses
+  if (forward_call.recomputation) {
+    forward_call.recomputation->unpack();  // here, whichever outputs of the region this rank's loss uses
   }
-  ticket.backward = current_backward();
-  ticket.expected_in = -1;
+  forward_call.backward = current_backward();
+  forward_call.expected_in = -1;
   if (!group_) {
     return;  // its border is there for the units inside, which ranks reach by different outputs
   }
@@ -53,7 +53,7 @@ void FSDPState::pre_backward(Ticket& ticket, bool has_gradient) {
   ++active_calls_;
   if (settings_.unshard_in_backward) {
     is_prefetched_ = false;
-    group_->unshard_for_backward(ticket.versions, has_gradient);
+    group_->unshard_for_backward(forward_call.versions, has_gradient);
   }
   if (!settings_.prefetch_after_backward) {
     root_->prefetch_in_backward(*this);
@@ -61,11 +61,11 @@ void FSDPState::pre_backward(Ticket& ticket, bool has_gradient) {
   if (!is_begun_early_) {
     group_->gradients().begin();
   }
-  report(UnitStep::Backward);
+  report(FSDPEventKind::Backward);
 }
 
-void FSDPState::post_backward(const Ticket& ticket) {
-  if (!group_ || ticket.backward != current_backward()) {
+void FSDPState::post_backward(const ForwardCall& forward_call) {
+  if (!group_ || forward_call.backward != current_backward()) {
     return;  // the inputs' gradients do not come through this call's outputs
   }
   if (--active_calls_ > 0) {
@@ -78,7 +78,7 @@ void FSDPState::post_backward(const Ticket& ticket) {
   // Autograd completes a parameter's gradient once, after the last call that used it.
   const bool reshards = settings_.reshard_after_backward && (is_last || ran_.size() == 1);
   // A forward may take a gradient through its own unit.
-  reshard_and_reduce(reshards && open_calls_.empty(), is_last);
+  reshard_and_reduce(reshards && running_forwards_.empty(), is_last);
 }
 
 void FSDPState::reshard_and_reduce(bool reshards, bool reduces) {
@@ -193,26 +193,26 @@ void FSDPState::on_accumulated(size_t param) {
 }
 
 bool FSDPState::awaits_backward() const {
-  return std::any_of(tickets_.begin(), tickets_.end(), [](const auto& weak) {
-    const auto ticket = weak.lock();
-    return ticket && ticket->backward == -1;
+  return std::any_of(forward_calls_.begin(), forward_calls_.end(), [](const auto& weak) {
+    const auto forward_call = weak.lock();
+    return forward_call && forward_call->backward == -1;
   });
 }
 
-bool FSDPState::is_to_come(const Ticket& ticket) {
-  return ticket.backward != current_backward() && ticket.outputs.is_in_running_backward();
+bool FSDPState::is_to_come(const ForwardCall& forward_call) {
+  return forward_call.backward != current_backward() && forward_call.outputs.is_in_running_backward();
 }
 
-bool FSDPState::is_due(const Ticket& ticket) {
-  return ticket.expected_in != -1 || is_to_come(ticket);
+bool FSDPState::is_due(const ForwardCall& forward_call) {
+  return forward_call.expected_in != -1 || is_to_come(forward_call);
 }
 
 // The graph of the backward that runs says it, of which all ranks have the same: a rank may keep others for long. It is
 // noted when backward begins, for the backwards that are nested in it.
 bool FSDPState::is_due() const {
-  return std::any_of(tickets_.begin(), tickets_.end(), [](const auto& weak) {
-    const auto ticket = weak.lock();
-    return ticket && is_due(*ticket);
+  return std::any_of(forward_calls_.begin(), forward_calls_.end(), [](const auto& weak) {
+    const auto forward_call = weak.lock();
+    return forward_call && is_due(*forward_call);
   });
 }
 
@@ -221,10 +221,10 @@ void FSDPState::prefetch_in_backward() {
     return;
   }
   bool has_call = false, has_changed = false;
-  for (const auto& weak : tickets_) {
-    if (const auto ticket = weak.lock(); ticket && is_due(*ticket)) {
+  for (const auto& weak : forward_calls_) {
+    if (const auto forward_call = weak.lock(); forward_call && is_due(*forward_call)) {
       has_call = true;
-      has_changed = has_changed || group_->guard().has_changed_since(ticket->versions);
+      has_changed = has_changed || group_->guard().has_changed_since(forward_call->versions);
     }
   }
   if (!has_call) {
@@ -237,19 +237,19 @@ void FSDPState::prefetch_in_backward() {
 }
 
 void FSDPState::begin_backward(int64_t id) {
-  for (const auto& weak : tickets_) {
-    const auto ticket = weak.lock();
-    if (ticket && is_to_come(*ticket)) {
-      ticket->expected_in = id;
+  for (const auto& weak : forward_calls_) {
+    const auto forward_call = weak.lock();
+    if (forward_call && is_to_come(*forward_call)) {
+      forward_call->expected_in = id;
     }
   }
 }
 
 void FSDPState::end_calls_of(int64_t id) {
-  for (const auto& weak : tickets_) {
-    const auto ticket = weak.lock();
-    if (ticket && ticket->expected_in == id) {
-      ticket->expected_in = -1;
+  for (const auto& weak : forward_calls_) {
+    const auto forward_call = weak.lock();
+    if (forward_call && forward_call->expected_in == id) {
+      forward_call->expected_in = -1;
     }
   }
   active_calls_ = 0;
@@ -261,7 +261,7 @@ void FSDPState::finish_backward(int64_t id) {
     return;
   }
   // Forward may take a gradient through a unit in it.
-  const bool reshards = (settings_.reshard_after_backward || is_prefetched_) && open_calls_.empty();
+  const bool reshards = (settings_.reshard_after_backward || is_prefetched_) && running_forwards_.empty();
   is_prefetched_ = false;
   const bool reduces_rest = has_unreduced_ && settings_.gradients.requires_gradient_sync &&
                             (settings_.gradients.requires_all_reduce || !group_->has_replicas());
@@ -281,13 +281,13 @@ void FSDPState::abort_backward(int64_t id) {
   end_calls_of(id);
   backward_started_ = is_begun_early_ = has_unreduced_ = is_prefetched_ = false;
   if (group_) {
-    group_->abort_backward(/*reshards=*/open_calls_.empty());
+    group_->abort_backward(/*reshards=*/running_forwards_.empty());
   }
 }
 
 void FSDPState::abort_iteration() {
-  open_calls_.clear();
-  tickets_.clear();
+  running_forwards_.clear();
+  forward_calls_.clear();
   ran_.assign(ran_.size(), false);
   is_differentiable_ = false;
   abort_backward(/*id=*/-1);  // no call is left that waits for one

@@ -7,7 +7,7 @@
 
 #include "base/error.h"
 #include "comm/shm/shared_memory.h"
-#include "fully_shard/memory/gradient_memory.h"
+#include "fully_shard/memory/shared_gradient_allocator.h"
 
 namespace tessera {
 
@@ -48,14 +48,14 @@ UnitGather::Options gather_options(const std::vector<NamedParam>& params, const 
     dtypes.push_back(param.tensor.scalar_type());
     items.push_back(param.gather);
   }
-  const int64_t smaller = options.smaller_ranks;
+  const int64_t smaller = options.post_forward_ranks;
   return {.axes = options.axes,
           .layout = layout_of(params, options.axes.num_shards()),
           .shard_dtypes = std::move(dtypes),
           .items = std::move(items),
           .device = device,
-          .smaller_ranks = smaller,
-          .smaller_layout = smaller > 0 ? layout_of(params, smaller) : ParamLayout{}};
+          .post_forward_ranks = smaller,
+          .post_forward_layout = smaller > 0 ? layout_of(params, smaller) : ParamLayout{}};
 }
 
 /// Whether one rank has all, where and as it is computed with.
@@ -104,61 +104,61 @@ at::Tensor ParamGroup::new_flat_shard(bool on_meta) {
   auto shard =
       gather_.new_flat_shard(on_meta ? at::TensorOptions(at::kMeta) : shard_options(options_, compute_device_));
   if (shared_place(shard)) {
-    GradientMemory::prepare();
+    SharedGradientAllocator::prepare();
   }
   return shard;
 }
 
 void ParamGroup::materialize() {
-  TESSERA_ASSERT(is_on_meta() && state_ == UnitState::Sharded, "{} has memory", params_.module());
+  TESSERA_ASSERT(is_on_meta() && state_ == ShardedState::Sharded, "{} has memory", params_.module());
   params_.move_to(gather_.shards(), new_flat_shard(/*on_meta=*/false));
 }
 
 void ParamGroup::set_place(int64_t unit, UnitNames names, std::shared_ptr<BlockPool> pool) {
-  TESSERA_ASSERT(state_ != UnitState::Gathering, "{} gets a place in a tree while it is gathered", name());
-  stamp_.unit = unit;
+  TESSERA_ASSERT(state_ != ShardedState::Unsharding, "{} gets a place in a tree while it is gathered", name());
+  tag_.unit = unit;
   names_ = std::move(names);
   pool_ = std::move(pool);
-  gather_.wait_until_read();
-  params_.stamp(stamp_);
+  gather_.wait_for_readers();
+  params_.tag(tag_);
 }
 
 std::string_view ParamGroup::name() const {
-  return names_ ? names_->at(static_cast<size_t>(stamp_.unit)) : params_.module();
+  return names_ ? names_->at(static_cast<size_t>(tag_.unit)) : params_.module();
 }
 
-void ParamGroup::set_reporter(const std::function<void(UnitStep)>& report) {
+void ParamGroup::set_reporter(const std::function<void(FSDPEventKind)>& report) {
   report_ = report;
   gradients_.set_reporter(report);
 }
 
-void ParamGroup::step(UnitStep step) {
-  state_ = next_state(state_, step, gather_.has_share());
+void ParamGroup::step(FSDPEventKind step) {
+  state_ = next_state(state_, step, gather_.keeps_post_forward_shard());
   if (report_) {
     report_(step);
   }
 }
 
-bool ParamGroup::start(GatherFault fault) {
-  if (state_ != UnitState::Sharded && state_ != UnitState::ShardedSmaller) {
+bool ParamGroup::start(ShardFault fault) {
+  if (state_ != ShardedState::Sharded && state_ != ShardedState::ShardedPostForward) {
     return false;
   }
   run_step(slots_->unshard, name(), state_, [this, fault] { start_gather(fault); });
   return true;
 }
 
-void ParamGroup::start_gather(GatherFault fault) {
+void ParamGroup::start_gather(ShardFault fault) {
   guard_.note_gather();
   const auto own = guard_.fault();
-  stamp_.fault = own == GatherFault::None ? fault : own;
-  params_.stamp(stamp_);
+  tag_.fault = own == ShardFault::None ? fault : own;
+  params_.tag(tag_);
   const auto& all_gather = custom_all_gather_ ? custom_all_gather_ : slots_->all_gather;
   if (gather_.can_gather_in_place(params_.flat_shard(), all_gather)) {
     start_gather_in_place();
   } else {
-    gather_.start(params_.flat_shard(), stamp_, *pool_, all_gather);
+    gather_.start(params_.flat_shard(), tag_, *pool_, all_gather);
   }
-  step(UnitStep::Gather);
+  step(FSDPEventKind::Gather);
 }
 
 void ParamGroup::start_gather_in_place() {
@@ -174,9 +174,9 @@ void ParamGroup::start_gather_in_place() {
 /// `changed`: what a forward, whose backward is about to use the parameters, computed with, if this is not what they
 /// are now.
 void ParamGroup::unshard(const ParamVersions* changed) {
-  const auto fault = changed ? GatherFault::Changed : GatherFault::None;
+  const auto fault = changed ? ShardFault::Changed : ShardFault::None;
   start(fault);
-  if (state_ == UnitState::Gathering && !finish_unshard(changed)) {
+  if (state_ == ShardedState::Unsharding && !finish_unshard(changed)) {
     start(fault);
     finish_unshard(changed);
   }
@@ -191,12 +191,12 @@ void ParamGroup::unshard_for_backward(const ParamVersions& versions, bool is_use
 }
 
 /// Returns false, and the unit is sharded again, if a rank could not tell when it issued the gather whether its
-/// parameters may be used: by now it can. All ranks read that in the stamps, so all gather again.
+/// parameters may be used: by now it can. All ranks read that in the tags, so all gather again.
 bool ParamGroup::finish_unshard(const ParamVersions* changed) {
   bool is_decided = true;
   try {
     gather_.wait();
-    is_decided = !gather_.is_stamped(GatherFault::MaybeChanged, stamp_.fault);
+    is_decided = !gather_.is_tagged(ShardFault::MaybeChanged, tag_.fault);
     if (is_decided) {
       check_gathered(changed);
       if (!params_.is_alias() && !gather_.is_in_place()) {
@@ -206,19 +206,19 @@ bool ParamGroup::finish_unshard(const ParamVersions* changed) {
     }
   } catch (...) {
     drop_gather();
-    gather_.wait_until_read();
+    gather_.wait_for_readers();
     throw;
   }
   if (!is_decided) {
     drop_gather();
-    gather_.wait_until_read();
+    gather_.wait_for_readers();
     return false;
   }
-  gather_.give_back();
-  gather_.drop_share();
+  gather_.release();
+  gather_.drop_post_forward_shard();
   params_.to_unsharded();
   guard_.expect_no_writes();
-  step(UnitStep::Unshard);
+  step(FSDPEventKind::Unshard);
   return true;
 }
 
@@ -227,19 +227,19 @@ void ParamGroup::check_gathered(const ParamVersions* changed) {
   if (changed) {
     guard_.check_unchanged_since(*changed);
   }
-  gather_.check_stamps(stamp_.unit, names_);
+  gather_.check_tags(tag_.unit, names_);
 }
 
 void ParamGroup::drop_gather() {
   if (gather_.is_in_place()) {
     params_.drop_memory();
   }
-  gather_.give_back();
-  step(UnitStep::Drop);
+  gather_.release();
+  step(FSDPEventKind::Drop);
 }
 
 void ParamGroup::drop_unshard() {
-  if (state_ != UnitState::Gathering) {
+  if (state_ != ShardedState::Unsharding) {
     return;
   }
   gather_.discard();
@@ -262,32 +262,32 @@ void ParamGroup::check_kept() {
 
 void ParamGroup::reshard_unchecked() {
   drop_unshard();
-  if (state_ == UnitState::Sharded) {
+  if (state_ == ShardedState::Sharded) {
     return;
   }
-  run_step(slots_->reshard, name(), state_, [this] { free_params(/*keeps_share=*/false); });
+  run_step(slots_->reshard, name(), state_, [this] { free_params(/*keeps_shard=*/false); });
 }
 
 void ParamGroup::reshard_after_forward() {
-  if (!gather_.can_keep_share() || state_ != UnitState::Unsharded) {
+  if (!gather_.can_keep_post_forward_shard() || state_ != ShardedState::Unsharded) {
     reshard();
     return;
   }
-  run_step(slots_->reshard, name(), state_, [this] { free_params(/*keeps_share=*/true); });
+  run_step(slots_->reshard, name(), state_, [this] { free_params(/*keeps_shard=*/true); });
 }
 
-void ParamGroup::free_params(bool keeps_share) {
-  if (keeps_share) {
-    gather_.keep_share(params(), stamp_.unit);
+void ParamGroup::free_params(bool keeps_shard) {
+  if (keeps_shard) {
+    gather_.keep_post_forward_shard(params(), tag_.unit);
   }
-  if (state_ == UnitState::Unsharded) {
+  if (state_ == ShardedState::Unsharded) {
     params_.to_sharded();
   }
-  if (!keeps_share) {
-    gather_.drop_share();
+  if (!keeps_shard) {
+    gather_.drop_post_forward_shard();
   }
-  step(keeps_share ? UnitStep::ReshardSmaller : UnitStep::Reshard);
-  gather_.wait_until_read();
+  step(keeps_shard ? FSDPEventKind::ReshardPostForward : FSDPEventKind::Reshard);
+  gather_.wait_for_readers();
 }
 
 void ParamGroup::abort_backward(bool reshards) {

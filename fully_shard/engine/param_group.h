@@ -1,9 +1,9 @@
 #pragma once
 // The parameters of one fully_shard unit: gathered together, freed together, reduced together. The states and the steps
-// between them are in unit_state.h. What goes through them is in parts of the group:
+// between them are in sharded_state.h. What goes through them is in parts of the group:
 //
 //   UnitParams      the parameters and their memory
-//   ParamGuard      what is to hold of them
+//   ShardVersionCheck      what is to hold of them
 //   UnitGather      the all-gather
 //   UnitGradients   their gradients, begin() to finish()
 //
@@ -15,11 +15,11 @@
 #include <string>
 #include <vector>
 
-#include "fully_shard/events/engine_slots.h"
-#include "fully_shard/events/unit_state.h"
+#include "fully_shard/events/comm_overrides.h"
+#include "fully_shard/events/sharded_state.h"
 #include "fully_shard/gather/unit_gather.h"
 #include "fully_shard/layout/policy.h"
-#include "fully_shard/param/param_guard.h"
+#include "fully_shard/param/shard_version_check.h"
 #include "fully_shard/param/unit_params.h"
 #include "fully_shard/reduce/unit_gradients.h"
 
@@ -33,18 +33,18 @@ class ParamGroup {
     MixedPrecisionPolicy policy;
     std::optional<CPUOffloadPolicy> offload = std::nullopt;
     /// Keep a share among this many ranks after forward; 0: none.
-    int64_t smaller_ranks = 0;
+    int64_t post_forward_ranks = 0;
     /// Up to which units of replicate share an all-reduce, in bytes; 0: they don't (reduction_queue.h).
     int64_t bucket_bytes = 0;
   };
 
   /// Shards `params` (contiguous leaves, at least one dim each, those that are trained of one dtype; all on the meta
-  /// device or none). With smaller_ranks, all ranks of the mesh call it together.
+  /// device or none). With post_forward_ranks, all ranks of the mesh call it together.
   ParamGroup(const std::vector<NamedParam>& params, Options options);
 
   const std::vector<ShardedParam>& params() const { return unit_params().all(); }
   const UnitParams& unit_params() const { return params_; }
-  ParamGuard& guard() { return guard_; }
+  ShardVersionCheck& guard() { return guard_; }
   UnitGradients& gradients() { return gradients_; }
   const UnitGradients& gradients() const { return gradients_; }
   const std::shared_ptr<BlockPool>& pool() const { return pool_; }
@@ -65,21 +65,19 @@ class ParamGroup {
   void set_place(int64_t unit, UnitNames names, std::shared_ptr<BlockPool> pool);
   std::string_view name() const;
   /// `report` sees every step.
-  void set_reporter(const std::function<void(UnitStep)>& report);
+  void set_reporter(const std::function<void(FSDPEventKind)>& report);
   /// In place of the slots'; empty: those.
   void set_custom_all_gather(AllGatherFn all_gather) { custom_all_gather_ = std::move(all_gather); }
 
-  UnitState state() const { return state_; }
-  bool is_unsharded() const { return state_ == UnitState::Unsharded; }
+  ShardedState state() const { return state_; }
+  bool is_unsharded() const { return state_ == ShardedState::Unsharded; }
 
   /// Issues the all-gather if the unit is sharded, and returns whether it was. Collective. On a device with streams,
   /// gather_stream() has waited for the shards' last writes.
-  bool start_if_sharded() { return start(GatherFault::None); }
+  bool start_if_sharded() { return start(ShardFault::None); }
   /// The same ahead of the backward of a forward. `has_changed`: shards did so since that forward. Then backward
   /// gathers again, when it is known whether this rank's loss uses them.
-  bool start_for_backward(bool has_changed) {
-    return start(has_changed ? GatherFault::MaybeChanged : GatherFault::None);
-  }
+  bool start_for_backward(bool has_changed) { return start(has_changed ? ShardFault::MaybeChanged : ShardFault::None); }
   /// Issues it unless that was done, and waits for it. Throws StateError on every rank if one gathered another unit,
   /// or its parameters were replaced.
   void unshard() { unshard(nullptr); }
@@ -103,34 +101,34 @@ class ParamGroup {
 
   /// Whether shards were written since the gather of the full parameters that are there, or under way.
   bool is_outdated() const {
-    return !params_.is_alias() && (is_unsharded() || state_ == UnitState::Gathering) && guard_.has_newer_shards();
+    return !params_.is_alias() && (is_unsharded() || state_ == ShardedState::Unsharding) && guard_.has_newer_shards();
   }
 
  private:
   at::Tensor new_flat_shard(bool on_meta);
-  void step(UnitStep step);
-  bool start(GatherFault fault);
-  void start_gather(GatherFault fault);
+  void step(FSDPEventKind step);
+  bool start(ShardFault fault);
+  void start_gather(ShardFault fault);
   void start_gather_in_place();
   void unshard(const ParamVersions* changed);
   bool finish_unshard(const ParamVersions* changed);
   void check_gathered(const ParamVersions* changed);
   void drop_gather();
-  void free_params(bool keeps_share);
+  void free_params(bool keeps_shard);
 
   Options options_;
   at::Device compute_device_;  // of the full parameters
   UnitGather gather_;
   UnitParams params_;
-  ParamGuard guard_;
+  ShardVersionCheck guard_;
   UnitGradients gradients_;
-  std::shared_ptr<EngineSlots> slots_ = engine_slots();
+  std::shared_ptr<CommOverrides> slots_ = comm_overrides();
   AllGatherFn custom_all_gather_;
   std::shared_ptr<BlockPool> pool_;
-  std::function<void(UnitStep)> report_;
+  std::function<void(FSDPEventKind)> report_;
   UnitNames names_;
-  Stamp stamp_;  // that the last gather sent
-  UnitState state_ = UnitState::Sharded;
+  GatherTag tag_;  // that the last gather sent
+  ShardedState state_ = ShardedState::Sharded;
 };
 
 }  // namespace tessera

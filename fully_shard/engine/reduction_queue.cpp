@@ -13,8 +13,8 @@ namespace tessera {
 namespace {
 
 /// `numel` elements whose memory is the pool's.
-at::Tensor borrowed(int64_t numel, const at::TensorOptions& options, BlockPool& pool) {
-  return PooledBuffer(numel, options).borrow(pool);
+at::Tensor acquired(int64_t numel, const at::TensorOptions& options, BlockPool& pool) {
+  return PooledBuffer(numel, options).acquire(pool);
 }
 
 /// The tensor's memory, which ends with the result and the last of the tensor's views.
@@ -139,7 +139,7 @@ void ReductionQueue::issue_together(Bucket& bucket) const {
   }
   const auto& [first, first_part] = bucket.items[0];
   const auto& reduction = first->gradients().reduction(first_part);
-  bucket.buffer = borrowed(numel, reduction.buffer_options(), *first->pool());
+  bucket.buffer = acquired(numel, reduction.buffer_options(), *first->pool());
   int64_t offset = 0;
   for (const auto& [group, part] : bucket.items) {
     const int64_t own = group->gradients().reduction(part).numel();
@@ -167,7 +167,7 @@ void ReductionQueue::finish(Bucket bucket) {
     finish(item);
   }
   if (bucket.buffer.defined()) {
-    stream->retire(hold(std::move(bucket.buffer)));
+    stream->defer_free(hold(std::move(bucket.buffer)));
   }
 }
 
@@ -195,7 +195,7 @@ void ReductionQueue::drain() {
     advance();
   }
   for (const auto& [group, part] : scattered_) {
-    group->gradients().reduction(part).wait_until_read();
+    group->gradients().reduction(part).wait_for_readers();
   }
   scattered_.clear();
   drain_streams();

@@ -73,7 +73,7 @@ class ReductionQueue {
   void discard_in_flight();
   void drain_streams();
 
-  std::shared_ptr<EngineSlots> slots_ = engine_slots();
+  std::shared_ptr<CommOverrides> slots_ = comm_overrides();
   std::vector<Item> collected_;
   int64_t collected_bytes_ = 0;
   bool is_first_ = true;  // no bucket was filled in this backward

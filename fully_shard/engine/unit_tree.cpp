@@ -100,8 +100,8 @@ std::string reshard_each(const std::vector<NamedState>& units) {
   return fault;
 }
 
-void raise_together(const std::vector<NamedState>& units, const std::string& where, const std::string& fault) {
-  raise_together(meshes_of(units), where, fault);
+void throw_on_all_ranks(const std::vector<NamedState>& units, const std::string& where, const std::string& fault) {
+  throw_on_all_ranks(meshes_of(units), where, fault);
 }
 
 }  // namespace tessera

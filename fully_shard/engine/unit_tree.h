@@ -38,7 +38,7 @@ std::vector<NamedState> with_shards(std::vector<NamedState> units);
 /// of the first such unit; empty if there is none.
 std::string reshard_each(const std::vector<NamedState>& units);
 
-/// As raise_together of rank_agreement.h, on all ranks that have a part of the units' parameters. Collective.
-void raise_together(const std::vector<NamedState>& units, const std::string& where, const std::string& fault);
+/// As throw_on_all_ranks of rank_agreement.h, on all ranks that have a part of the units' parameters. Collective.
+void throw_on_all_ranks(const std::vector<NamedState>& units, const std::string& where, const std::string& fault);
 
 }  // namespace tessera

@@ -17,7 +17,7 @@ constexpr const char* kFaults[] = {"", ", whose parameters were replaced after t
                                    ", whose parameters are still on the meta device",
                                    ", whose parameters were changed in place between forward and backward",
                                    ", whose parameters may have been changed between forward and backward"};
-static_assert(std::size(kFaults) == kGatherFaultCount);
+static_assert(std::size(kFaults) == kShardFaultCount);
 
 std::string name_of(int64_t unit, const UnitNames& names) {
   const bool known = names && unit < static_cast<int64_t>(names->size());
@@ -37,14 +37,14 @@ std::vector<std::vector<BlockCopy>> gather_copies(const ParamLayout& layout) {
 ShardGather::ShardGather(const ParamLayout& layout, const at::TensorOptions& compute_options)
     : num_ranks_(layout.num_ranks),
       numel_(gather_numel(layout)),
-      stamp_offset_(layout.shard_numel),
+      tag_offset_(layout.shard_numel),
       cast_(numel_, compute_options),
       gathered_buffer_(num_ranks_ * numel_, compute_options) {}
 
 ShardGather::ShardGather(int64_t num_ranks, int64_t bytes, at::Device device)
     : num_ranks_(num_ranks),
-      numel_(bytes + kStampBytes),
-      stamp_offset_(numel_ - kSlotAlignment),
+      numel_(bytes + kTagBytes),
+      tag_offset_(numel_ - kSlotAlignment),
       cast_(numel_, at::TensorOptions(device).dtype(at::kByte)),
       gathered_buffer_(num_ranks_ * numel_, at::TensorOptions(device).dtype(at::kByte)) {}
 
@@ -54,7 +54,7 @@ at::Tensor ShardGather::as_sent(const at::Tensor& flat_shard, BlockPool& pool) {
     return flat_shard;
   }
   const at::AutoDispatchBelowADInplaceOrView below;
-  const auto& cast = cast_.borrow(pool);
+  const auto& cast = cast_.acquire(pool);
   cast.copy_(flat_shard, /*non_blocking=*/true);
   return cast;
 }
@@ -66,20 +66,20 @@ void ShardGather::start(const at::Tensor& input, const ProcessGroupPtr* group, B
     gathered_ = std::move(sent);
     return;
   }
-  gathered_ = gathered_buffer_.borrow(pool);
+  gathered_ = gathered_buffer_.acquire(pool);
   pending_ = all_gather(gathered_, sent, *group);
 }
 
-void ShardGather::set_parts(std::vector<TensorPart> parts) {
-  stamps_ = at::empty({num_ranks_ * kSlotAlignment}, cast_.tensor().options());
-  parts.push_back({stamp_offset_, kSlotAlignment, stamps_});
-  parts_ = std::make_shared<const std::vector<TensorPart>>(std::move(parts));
+void ShardGather::set_segments(std::vector<TensorSegment> parts) {
+  tags_ = at::empty({num_ranks_ * kSlotAlignment}, cast_.tensor().options());
+  parts.push_back({tag_offset_, kSlotAlignment, tags_});
+  parts_ = std::make_shared<const std::vector<TensorSegment>>(std::move(parts));
 }
 
 void ShardGather::start_in_place(const at::Tensor& input, const ProcessGroupPtr& group, BlockPool& pool) {
-  TESSERA_ASSERT(has_parts(), "a gather in place without parts");
-  const bool is_cast_on_arrival = input.device() == stamps_.device();
-  pending_ = all_gather_parts_async(parts_, is_cast_on_arrival ? input : as_sent(input, pool), group);
+  TESSERA_ASSERT(has_segments(), "a gather in place without parts");
+  const bool is_cast_on_arrival = input.device() == tags_.device();
+  pending_ = all_gather_segments_async(parts_, is_cast_on_arrival ? input : as_sent(input, pool), group);
 }
 
 const at::Tensor& ShardGather::wait() {
@@ -113,53 +113,53 @@ void ShardGather::leave_memory() {
 
 StreamMemory ShardGather::release() {
   gathered_ = at::Tensor();
-  return {gathered_buffer_.give_back(), cast_.give_back()};
+  return {gathered_buffer_.release(), cast_.release()};
 }
 
-ShardGather::StampPlaces ShardGather::stamp_places() const {
-  return gathered_.defined() ? StampPlaces{gathered_, stamp_offset_, numel_} : StampPlaces{stamps_, 0, kSlotAlignment};
+ShardGather::TagPlaces ShardGather::tag_places() const {
+  return gathered_.defined() ? TagPlaces{gathered_, tag_offset_, numel_} : TagPlaces{tags_, 0, kSlotAlignment};
 }
 
-bool ShardGather::stamps_are_equal() const {
-  const auto [in, offset, stride] = stamp_places();
+bool ShardGather::tags_are_equal() const {
+  const auto [in, offset, stride] = tag_places();
   const size_t item = in.element_size();
-  const auto* const stamp = static_cast<const char*>(in.const_data_ptr()) + offset * item;
+  const auto* const tag = static_cast<const char*>(in.const_data_ptr()) + offset * item;
   bool equal = true;
   for (int64_t rank = 1; rank < num_ranks_; ++rank) {
-    equal = equal && std::memcmp(stamp, stamp + rank * stride * item, 3 * item) == 0;
+    equal = equal && std::memcmp(tag, tag + rank * stride * item, 3 * item) == 0;
   }
   return equal;
 }
 
 /// One a rank.
-std::vector<Stamp> ShardGather::stamps() const {
-  const auto [in, offset, stride] = stamp_places();
-  std::vector<Stamp> stamps;
+std::vector<GatherTag> ShardGather::tags() const {
+  const auto [in, offset, stride] = tag_places();
+  std::vector<GatherTag> tags;
   for (int64_t rank = 0; rank < num_ranks_; ++rank) {
-    stamps.push_back(read_stamp(in.narrow(0, offset + rank * stride, 3)));
+    tags.push_back(read_tag(in.narrow(0, offset + rank * stride, 3)));
   }
-  return stamps;
+  return tags;
 }
 
-bool ShardGather::is_stamped(GatherFault fault, GatherFault own) const {
-  if (!reads_stamps()) {
+bool ShardGather::is_tagged(ShardFault fault, ShardFault own) const {
+  if (!reads_tags()) {
     return false;
   }
-  if (stamps_are_equal()) {
+  if (tags_are_equal()) {
     return own == fault;
   }
-  return std::ranges::count(stamps(), fault, &Stamp::fault) > 0;
+  return std::ranges::count(tags(), fault, &GatherTag::fault) > 0;
 }
 
-void ShardGather::check_stamps(int64_t unit, const UnitNames& names) const {
-  if (!reads_stamps() || stamps_are_equal()) {
+void ShardGather::check_tags(int64_t unit, const UnitNames& names) const {
+  if (!reads_tags() || tags_are_equal()) {
     return;
   }
   std::string who;
   int64_t rank = 0;
-  for (const auto& stamp : stamps()) {
-    who += fmt::format("{}rank {}: {}{}", rank == 0 ? "" : ", ", rank, name_of(stamp.unit, names),
-                       kFaults[static_cast<size_t>(stamp.fault)]);
+  for (const auto& tag : tags()) {
+    who += fmt::format("{}rank {}: {}{}", rank == 0 ? "" : ", ", rank, name_of(tag.unit, names),
+                       kFaults[static_cast<size_t>(tag.fault)]);
     ++rank;
   }
   TESSERA_CHECK(StateError, false,

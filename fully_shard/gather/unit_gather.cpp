@@ -32,30 +32,31 @@ UnitGather::UnitGather(Options options)
       gather_(format_ ? ShardGather(options_.layout.num_ranks, format_->bytes(), options_.device)
                       : ShardGather(options_.layout, compute_options(options_))),
       stream_(shared_stream<GatherStream>(options_.device)) {
-  if (options_.smaller_ranks > 0) {
+  if (options_.post_forward_ranks > 0) {
     const auto& axes = options_.axes;
     std::vector<at::ScalarType> dtypes;
     for (const auto& item : options_.items) {
       dtypes.push_back(item.dtype);
     }
-    smaller_ = std::make_unique<SmallerShare>(smaller_group(axes.mesh, *axes.shard_axis, options_.smaller_ranks),
-                                              options_.smaller_layout, dtypes, options_.device);
+    post_forward_ =
+        std::make_unique<PostForwardShard>(post_forward_group(axes.mesh, *axes.shard_axis, options_.post_forward_ranks),
+                                           options_.post_forward_layout, dtypes, options_.device);
   }
 }
 
-void UnitGather::start(const at::Tensor& flat_shard, const Stamp& stamp, BlockPool& pool,
+void UnitGather::start(const at::Tensor& flat_shard, const GatherTag& tag, BlockPool& pool,
                        const AllGatherFn& all_gather) {
   const GatherStream::Scope scope(*stream_);
-  if (has_share()) {
+  if (keeps_post_forward_shard()) {
     share_cut_.wait();
-    smaller_->start(stamp, pool, all_gather);
+    post_forward_->start(tag, pool, all_gather);
   } else {
-    start_whole(flat_shard, stamp, pool, all_gather);
+    start_whole(flat_shard, tag, pool, all_gather);
   }
-  issued_ = StreamMark::here(options_.device);
+  issued_ = StreamEvent::here(options_.device);
 }
 
-void UnitGather::start_whole(const at::Tensor& flat_shard, const Stamp& stamp, BlockPool& pool,
+void UnitGather::start_whole(const at::Tensor& flat_shard, const GatherTag& tag, BlockPool& pool,
                              const AllGatherFn& all_gather) {
   const auto* group = options_.layout.num_ranks > 1 ? &options_.axes.shard_group() : nullptr;
   if (is_sent_as_it_is() && !flat_shard.is_meta()) {
@@ -63,13 +64,13 @@ void UnitGather::start_whole(const at::Tensor& flat_shard, const Stamp& stamp, B
     return;
   }
   const at::AutoDispatchBelowADInplaceOrView below;
-  const auto& input = gather_.borrow_input(pool);
+  const auto& input = gather_.acquire_input(pool);
   if (flat_shard.is_meta()) {
     input.zero_();
   } else {
     format_->encode(shards_.chunks(flat_shard.to(input.device(), /*non_blocking=*/true)), input);
   }
-  write_stamp(input, stamp);
+  write_tag(input, tag);
   gather_.start(input, group, pool, all_gather);
 }
 
@@ -84,34 +85,35 @@ bool UnitGather::is_sent_as_it_is() const {
   return std::ranges::equal(options_.items, options_.shard_dtypes, is_same);
 }
 
-bool UnitGather::can_use_parts() {
-  if (!group_takes_parts_) {
-    group_takes_parts_ = is_sent_as_it_is() && options_.layout.num_ranks > 1 && options_.layout.is_cut_on_dim_0() &&
-                         takes_parts(options_.axes.shard_group(), options_.device.type());
+bool UnitGather::can_use_segments() {
+  if (!group_supports_segments_) {
+    group_supports_segments_ = is_sent_as_it_is() && options_.layout.num_ranks > 1 &&
+                               options_.layout.is_cut_on_dim_0() &&
+                               supports_segments(options_.axes.shard_group(), options_.device.type());
   }
-  return *group_takes_parts_;
+  return *group_supports_segments_;
 }
 
 bool UnitGather::can_gather_in_place(const at::Tensor& flat_shard, const AllGatherFn& all_gather) {
-  return can_use_parts() && !has_share() && !flat_shard.is_meta() && is_default(all_gather);
+  return can_use_segments() && !keeps_post_forward_shard() && !flat_shard.is_meta() && is_default(all_gather);
 }
 
 at::Tensor UnitGather::new_flat_shard(const at::TensorOptions& options) {
   const bool is_pageable = options.device().is_cpu() && !options.pinned_memory();
-  return is_pageable && options_.device.is_cpu() && can_use_parts()
+  return is_pageable && options_.device.is_cpu() && can_use_segments()
              ? zeros_to_gather(shards_.numel(), shards_.dtype(), options_.axes.shard_group())
              : at::zeros({shards_.numel()}, options.dtype(shards_.dtype()));
 }
 
 void UnitGather::start_in_place(const at::Tensor& flat_shard, BlockPool& pool,
                                 const std::vector<ShardedParam>& params) {
-  if (!gather_.has_parts()) {
+  if (!gather_.has_segments()) {
     const at::AutoDispatchBelowADInplaceOrView below;
-    std::vector<TensorPart> parts;
+    std::vector<TensorSegment> parts;
     for (size_t i = 0; i < params.size(); ++i) {
       parts.push_back(shards_.part(i, params[i].unsharded()));
     }
-    gather_.set_parts(std::move(parts));
+    gather_.set_segments(std::move(parts));
   }
   gather_.start_in_place(flat_shard, options_.axes.shard_group(), pool);
   is_in_place_ = true;
@@ -129,7 +131,7 @@ void UnitGather::discard() {
 
 void UnitGather::copy_out(const std::vector<ShardedParam>& params) {
   const auto* own = format_ ? &*format_ : nullptr;
-  if (const auto* format = has_share() ? smaller_->format() : own) {
+  if (const auto* format = keeps_post_forward_shard() ? post_forward_->format() : own) {
     std::vector<at::Tensor> tensors;
     tensors.reserve(params.size());
     for (const auto& param : params) {
@@ -138,7 +140,7 @@ void UnitGather::copy_out(const std::vector<ShardedParam>& params) {
     format->decode(gathered_, current().numel(), tensors);
     return;
   }
-  const auto& copies = has_share() ? smaller_->copies() : copies_;
+  const auto& copies = keeps_post_forward_shard() ? post_forward_->copies() : copies_;
   BlockCopier copier;
   for (size_t i = 0; i < params.size(); ++i) {
     copier.from_flat(params[i].unsharded(), gathered_, copies[i]);
@@ -146,20 +148,20 @@ void UnitGather::copy_out(const std::vector<ShardedParam>& params) {
   copier.run();
 }
 
-void UnitGather::give_back() {
+void UnitGather::release() {
   gathered_ = at::Tensor();
   is_in_place_ = false;
-  stream_->retire(current().release());
+  stream_->defer_free(current().release());
 }
 
-void UnitGather::keep_share(const std::vector<ShardedParam>& params, int64_t unit) {
-  smaller_->cut(params, unit);
-  share_cut_ = StreamMark::here(options_.device);
+void UnitGather::keep_post_forward_shard(const std::vector<ShardedParam>& params, int64_t unit) {
+  post_forward_->cut(params, unit);
+  share_cut_ = StreamEvent::here(options_.device);
 }
 
-void UnitGather::drop_share() {
-  if (smaller_) {
-    smaller_->drop();
+void UnitGather::drop_post_forward_shard() {
+  if (post_forward_) {
+    post_forward_->drop();
   }
 }
 

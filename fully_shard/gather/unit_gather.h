@@ -1,9 +1,9 @@
 #pragma once
 // How a unit's full parameters come together: from all ranks' flat shards, as they are or in a format of their own
-// (gather_format.h), or, between forward and backward, from the shares of a smaller group (smaller_share.h).
+// (gather_format.h), or, between forward and backward, from the shares of a smaller group (post_forward_shard.h).
 //
-//   start() → wait() → copy_out() → give_back()
-//   start_in_place() → wait() → give_back()           where nothing has to be copied
+//   start() → wait() → copy_out() → release()
+//   start_in_place() → wait() → release()           where nothing has to be copied
 //
 // Thread safety: for the thread that runs the rank's forward and backward.
 
@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "fully_shard/gather/all_gather.h"
-#include "fully_shard/gather/smaller_share.h"
+#include "fully_shard/gather/post_forward_shard.h"
 #include "fully_shard/layout/data_parallel_axes.h"
 #include "fully_shard/layout/gather_format.h"
 #include "fully_shard/layout/shard_format.h"
@@ -30,16 +30,16 @@ class UnitGather {
     std::vector<GatherItem> items;             // one a parameter
     at::Device device;                         // of the unsharded parameters
     /// Of the shares among that many ranks; 0: there are none.
-    int64_t smaller_ranks = 0;
-    ParamLayout smaller_layout = {};
+    int64_t post_forward_ranks = 0;
+    ParamLayout post_forward_layout = {};
   };
 
-  /// With smaller_ranks, all ranks of the mesh call it together.
+  /// With post_forward_ranks, all ranks of the mesh call it together.
   explicit UnitGather(Options options);
 
-  /// Issues the all-gather, of shares if this rank has one, on stream(). `flat_shard` has the stamp already, and
-  /// stream() has waited for whoever wrote it. One on the meta device is not sent, only the stamp.
-  void start(const at::Tensor& flat_shard, const Stamp& stamp, BlockPool& pool, const AllGatherFn& all_gather);
+  /// Issues the all-gather, of shares if this rank has one, on stream(). `flat_shard` has the tag already, and
+  /// stream() has waited for whoever wrote it. One on the meta device is not sent, only the tag.
+  void start(const at::Tensor& flat_shard, const GatherTag& tag, BlockPool& pool, const AllGatherFn& all_gather);
   /// Whether start_in_place() can take the place of start(): where ranks read each other's memory ("threads", "shm"),
   /// and all parameters are sharded on dim 0 and sent alike, or all as they are, peers' rows come straight to where
   /// they belong.
@@ -51,45 +51,45 @@ class UnitGather {
   at::Tensor new_flat_shard(const at::TensorOptions& options);
   /// The parameters have memory already.
   void start_in_place(const at::Tensor& flat_shard, BlockPool& pool, const std::vector<ShardedParam>& params);
-  /// From start_in_place() to give_back().
+  /// From start_in_place() to release().
   bool is_in_place() const { return is_in_place_; }
   void wait();
   /// In place of wait() where nobody wants the parameters any more: returns when the all-gather is over, failed or not.
   void discard();
   /// Returns when peers have read the flat shard of start_in_place() too: before it is written, or the parameters are
   /// seen as shards. After wait(). Throws CommError.
-  void wait_until_read() { gather_.wait_until_read(); }
-  /// Throws StateError unless all ranks sent the stamp of `unit`. After wait().
-  void check_stamps(int64_t unit, const UnitNames& names) { current().check_stamps(unit, names); }
-  /// As ShardGather::is_stamped.
-  bool is_stamped(GatherFault fault, GatherFault own) { return current().is_stamped(fault, own); }
+  void wait_for_readers() { gather_.wait_for_readers(); }
+  /// Throws StateError unless all ranks sent the tag of `unit`. After wait().
+  void check_tags(int64_t unit, const UnitNames& names) { current().check_tags(unit, names); }
+  /// As ShardGather::is_tagged.
+  bool is_tagged(ShardFault fault, ShardFault own) { return current().is_tagged(fault, own); }
   /// The parameters have memory. After wait(); not in place.
   void copy_out(const std::vector<ShardedParam>& params);
-  void give_back();
+  void release();
 
-  bool can_keep_share() const { return smaller_ != nullptr; }
-  bool has_share() const { return smaller_ && smaller_->is_at_hand(); }
-  void keep_share(const std::vector<ShardedParam>& params, int64_t unit);
-  void drop_share();
+  bool can_keep_post_forward_shard() const { return post_forward_ != nullptr; }
+  bool keeps_post_forward_shard() const { return post_forward_ && post_forward_->is_at_hand(); }
+  void keep_post_forward_shard(const std::vector<ShardedParam>& params, int64_t unit);
+  void drop_post_forward_shard();
 
   const std::shared_ptr<GatherStream>& stream() const { return stream_; }
 
  private:
-  void start_whole(const at::Tensor& flat_shard, const Stamp& stamp, BlockPool& pool, const AllGatherFn& all_gather);
+  void start_whole(const at::Tensor& flat_shard, const GatherTag& tag, BlockPool& pool, const AllGatherFn& all_gather);
   bool is_sent_as_it_is() const;
-  bool can_use_parts();
-  ShardGather& current() { return has_share() ? smaller_->gather() : gather_; }
+  bool can_use_segments();
+  ShardGather& current() { return keeps_post_forward_shard() ? post_forward_->gather() : gather_; }
 
   Options options_;
   ShardFormat shards_;
   std::optional<GatherFormat> format_;
   std::vector<std::vector<BlockCopy>> copies_;  // where there is no format
   ShardGather gather_;
-  std::unique_ptr<SmallerShare> smaller_;
+  std::unique_ptr<PostForwardShard> post_forward_;
   std::shared_ptr<GatherStream> stream_;
-  StreamMark share_cut_, issued_;
+  StreamEvent share_cut_, issued_;
   at::Tensor gathered_;
-  std::optional<bool> group_takes_parts_;
+  std::optional<bool> group_supports_segments_;
   bool is_in_place_ = false;
 };
 

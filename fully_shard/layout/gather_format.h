@@ -4,9 +4,9 @@
 //
 // Example, over 2 ranks: a weight [5, 3] in bfloat16 (chunks of 9 elements) and a bias [2] in float32 (chunks of 1):
 //
-//   bytes 0-17 the weight's rows | 14 unused | bytes 32-35 the bias's | 12 unused | 16 for the stamp
+//   bytes 0-17 the weight's rows | 14 unused | bytes 32-35 the bias's | 12 unused | 16 for the tag
 //
-// Items begin at multiples of 16 bytes. The stamp (all_gather.h) is in bytes then, one a digit. Shards whose own dtypes
+// Items begin at multiples of 16 bytes. The tag (all_gather.h) is in bytes then, one a digit. Shards whose own dtypes
 // differ lie in such a buffer, too (shard_format.h).
 
 #include <optional>
@@ -23,8 +23,8 @@ struct GatherItem {
   std::shared_ptr<const AllGatherExtension> extension = nullptr;
 };
 
-/// Of the stamp behind the items. With it, a rank's bytes are a multiple of 16 too.
-inline constexpr int64_t kStampBytes = 16;
+/// Of the tag behind the items. With it, a rank's bytes are a multiple of 16 too.
+inline constexpr int64_t kTagBytes = 16;
 
 class GatherFormat {
  public:
@@ -37,7 +37,7 @@ class GatherFormat {
   /// Of items in these dtypes, without extensions; null where it is not needed.
   static std::optional<GatherFormat> of_dtypes(const ParamLayout& layout, const std::vector<at::ScalarType>& dtypes);
 
-  /// Of a rank's items, without the stamp; a multiple of 16.
+  /// Of a rank's items, without the tag; a multiple of 16.
   int64_t bytes() const { return bytes_; }
 
   /// The bytes of item i in what one rank sends.

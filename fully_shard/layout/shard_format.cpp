@@ -8,7 +8,7 @@ ShardFormat::ShardFormat(ParamLayout layout, const std::vector<at::ScalarType>& 
     : layout_(std::move(layout)), dtype_(dtypes.at(0)), bytes_(GatherFormat::of_dtypes(layout_, dtypes)) {}
 
 int64_t ShardFormat::numel() const {
-  return bytes_ ? bytes_->bytes() + kStampBytes : gather_numel(layout_);
+  return bytes_ ? bytes_->bytes() + kTagBytes : gather_numel(layout_);
 }
 
 at::Tensor ShardFormat::chunk(const at::Tensor& flat, size_t i) const {
@@ -25,7 +25,7 @@ std::vector<at::Tensor> ShardFormat::chunks(const at::Tensor& flat) const {
   return chunks;
 }
 
-TensorPart ShardFormat::part(size_t i, const at::Tensor& full) const {
+TensorSegment ShardFormat::part(size_t i, const at::Tensor& full) const {
   if (!bytes_) {
     return {layout_.slots[i].offset, layout_.slots[i].chunk_numel, full};
   }

@@ -37,7 +37,7 @@ Block::Block(std::weak_ptr<BlockPool> pool, c10::DataPtr memory, size_t bytes)
 
 Block::~Block() {
   if (const auto pool = pool_.lock()) {
-    pool->give_back(std::move(memory_), bytes_);
+    pool->release(std::move(memory_), bytes_);
   }
 }
 
@@ -47,7 +47,7 @@ c10::DataPtr Block::part(size_t offset) {
   return {static_cast<char*>(memory_.get()) + offset, this, release, memory_.device()};
 }
 
-BlockPtr BlockPool::borrow(size_t bytes) {
+BlockPtr BlockPool::acquire(size_t bytes) {
   auto block = take(bytes);
   return c10::make_intrusive<Block>(weak_from_this(), std::move(block.memory), block.bytes);
 }
@@ -67,9 +67,9 @@ BlockPool::FreeBlock BlockPool::take(size_t bytes) {
     free_.erase(best);
     free_bytes_ -= found.bytes;
   }
-  borrowed_ += found.bytes;
-  peak_ = std::max(peak_, borrowed_);
-  highest_ = std::max(highest_, borrowed_);
+  acquired_ += found.bytes;
+  peak_ = std::max(peak_, acquired_);
+  highest_ = std::max(highest_, acquired_);
   if (found.memory.get() == nullptr) {
     drop_surplus();
     const c10::DeviceGuard guard(device_);  // allocators serve the current device
@@ -78,9 +78,9 @@ BlockPool::FreeBlock BlockPool::take(size_t bytes) {
   return found;
 }
 
-void BlockPool::give_back(c10::DataPtr memory, size_t bytes) {
+void BlockPool::release(c10::DataPtr memory, size_t bytes) {
   const std::lock_guard lock(mutex_);
-  borrowed_ -= bytes;
+  acquired_ -= bytes;
   if (device_.is_cpu() && bytes > 0) {
     free_.push_back({std::move(memory), bytes});
     free_bytes_ += bytes;
@@ -89,7 +89,7 @@ void BlockPool::give_back(c10::DataPtr memory, size_t bytes) {
 }
 
 void BlockPool::drop_surplus() {
-  while (!free_.empty() && free_bytes_ + borrowed_ > highest_ + highest_ / 4) {
+  while (!free_.empty() && free_bytes_ + acquired_ > highest_ + highest_ / 4) {
     free_bytes_ -= free_.front().bytes;
     free_.erase(free_.begin());
   }
@@ -97,22 +97,22 @@ void BlockPool::drop_surplus() {
 
 size_t BlockPool::bytes_held() const {
   const std::lock_guard lock(mutex_);
-  return free_bytes_ + borrowed_;
+  return free_bytes_ + acquired_;
 }
 
-size_t BlockPool::bytes_borrowed() const {
+size_t BlockPool::bytes_acquired() const {
   const std::lock_guard lock(mutex_);
-  return borrowed_;
+  return acquired_;
 }
 
-size_t BlockPool::peak_bytes_borrowed() const {
+size_t BlockPool::peak_bytes_acquired() const {
   const std::lock_guard lock(mutex_);
   return peak_;
 }
 
 void BlockPool::reset_peak() {
   const std::lock_guard lock(mutex_);
-  peak_ = borrowed_;
+  peak_ = acquired_;
 }
 
 at::Tensor tensor_without_memory(at::IntArrayRef sizes, const at::TensorOptions& options) {
@@ -154,13 +154,13 @@ bool ReadGuard::is_effective() {
   return kCanExchange<c10::StorageImpl>;
 }
 
-const at::Tensor& PooledBuffer::borrow(BlockPool& pool) {
+const at::Tensor& PooledBuffer::acquire(BlockPool& pool) {
   const size_t bytes = static_cast<size_t>(tensor_.numel()) * tensor_.element_size();
-  set_memory(tensor_, *pool.borrow(bytes), 0, bytes);
+  set_memory(tensor_, *pool.acquire(bytes), 0, bytes);
   return tensor_;
 }
 
-c10::DataPtr PooledBuffer::give_back() {
+c10::DataPtr PooledBuffer::release() {
   return tensor_.defined() ? clear_memory(tensor_) : c10::DataPtr();
 }
 

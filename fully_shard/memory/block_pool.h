@@ -1,16 +1,16 @@
 #pragma once
-// Memory that units borrow for their unsharded parameters and communication buffers, and give back.
+// Memory that units acquire for their unsharded parameters and communication buffers, and give back.
 //
-//   BlockPtr block = pool->borrow(bytes);
+//   BlockPtr block = pool->acquire(bytes);
 //   set_memory(tensor, block, 0, tensor_bytes);     // the tensor's storage holds the block
 //   block.reset();
 //   clear_memory(tensor);                           // last holder gone: the block is free for the next unit
 //
 // Malloc hands blocks of this size back to the system and gets them anew, page fault by page fault, several times
-// a unit and step. The pool keeps them, up to a quarter more than were ever borrowed at one time: with prefetch, two
+// a unit and step. The pool keeps them, up to a quarter more than were ever acquired at one time: with prefetch, two
 // units' worth and the buffers of the collectives in flight. Blocks that were free for longest go first.
 //
-// CPU memory only; on other devices libtorch's caching allocators do the same, and borrow() goes straight to them.
+// CPU memory only; on other devices libtorch's caching allocators do the same, and acquire() goes straight to them.
 // Thread safety: all calls may come from any thread; a block may be dropped by any thread, also after the pool.
 
 #include <ATen/core/Tensor.h>
@@ -26,7 +26,7 @@ namespace tessera {
 
 class BlockPool;
 
-/// A piece of borrowed memory. It goes back to its pool with its last holder.
+/// A piece of acquired memory. It goes back to its pool with its last holder.
 class Block : public c10::intrusive_ptr_target {
  public:
   Block(std::weak_ptr<BlockPool> pool, c10::DataPtr memory, size_t bytes);
@@ -48,13 +48,13 @@ class BlockPool : public std::enable_shared_from_this<BlockPool> {
   explicit BlockPool(at::Device device) : device_(device) {}
 
   /// At least `bytes` bytes, aligned for any dtype; contents undefined.
-  BlockPtr borrow(size_t bytes);
+  BlockPtr acquire(size_t bytes);
 
-  /// Bytes that the pool has from the system: borrowed or free.
+  /// Bytes that the pool has from the system: acquired or free.
   size_t bytes_held() const;
-  /// Bytes that are borrowed now, and the most that ever were since reset_peak().
-  size_t bytes_borrowed() const;
-  size_t peak_bytes_borrowed() const;
+  /// Bytes that are acquired now, and the most that ever were since reset_peak().
+  size_t bytes_acquired() const;
+  size_t peak_bytes_acquired() const;
   void reset_peak();
 
  private:
@@ -63,14 +63,14 @@ class BlockPool : public std::enable_shared_from_this<BlockPool> {
     c10::DataPtr memory;
     size_t bytes;
   };
-  void give_back(c10::DataPtr memory, size_t bytes);
+  void release(c10::DataPtr memory, size_t bytes);
   FreeBlock take(size_t bytes);
   void drop_surplus();
 
   const at::Device device_;
   mutable std::mutex mutex_;
   std::vector<FreeBlock> free_;  // the longest free first
-  size_t free_bytes_ = 0, borrowed_ = 0, peak_ = 0, highest_ = 0;
+  size_t free_bytes_ = 0, acquired_ = 0, peak_ = 0, highest_ = 0;
 };
 
 /// A contiguous tensor whose storage has no bytes yet.
@@ -110,9 +110,9 @@ class PooledBuffer {
   PooledBuffer(int64_t numel, const at::TensorOptions& options) : tensor_(tensor_without_memory({numel}, options)) {}
 
   /// Contents are undefined after it.
-  const at::Tensor& borrow(BlockPool& pool);
+  const at::Tensor& acquire(BlockPool& pool);
   /// The memory ends with the result.
-  c10::DataPtr give_back();
+  c10::DataPtr release();
   const at::Tensor& tensor() const { return tensor_; }
 
  private:

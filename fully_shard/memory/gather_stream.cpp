@@ -4,9 +4,9 @@
 
 namespace tessera {
 
-void GatherStream::retire(StreamMemory memory) {
+void GatherStream::defer_free(StreamMemory memory) {
   if (exists()) {
-    retired_.keep(std::move(memory), StreamMark::here(device_));
+    deferred_.keep(std::move(memory), StreamEvent::here(device_));
   }
 }
 

@@ -8,10 +8,10 @@
 //     ... cast, take a buffer, issue the all-gather
 //   }
 //   ... wait for it on the current stream, and copy from the buffer there
-//   stream->retire({std::move(buffer)});
+//   stream->defer_free({std::move(buffer)});
 //
-// The buffer is memory of this stream (retired_memory.h): two units' buffers are held, and a gather waits for what was
-// computed two units before. After FSDPCommContext and AllGatherState of
+// The buffer is memory of this stream (stream_keep_alive.h): two units' buffers are held, and a gather waits for what
+// was computed two units before. After FSDPCommContext and AllGatherState of
 // torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py.
 //
 // On devices without streams memory ends at once.
@@ -19,22 +19,22 @@
 
 #include <c10/core/Device.h>
 
-#include "fully_shard/memory/retired_memory.h"
 #include "fully_shard/memory/side_stream.h"
+#include "fully_shard/memory/stream_keep_alive.h"
 
 namespace tessera {
 
 class GatherStream : public SideStream {
  public:
-  explicit GatherStream(c10::Device device) : SideStream(device), retired_(stream_) {}
+  explicit GatherStream(c10::Device device) : SideStream(device), deferred_(stream_) {}
 
   /// Memory that was taken in a Scope, and that the current stream has been given work with since.
-  void retire(StreamMemory memory);
+  void defer_free(StreamMemory memory);
   /// Ends what is retired.
-  void drain() { retired_.end(); }
+  void drain() { deferred_.end(); }
 
  private:
-  RetiredMemory retired_;
+  StreamKeepAlive deferred_;
 };
 
 }  // namespace tessera

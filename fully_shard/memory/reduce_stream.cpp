@@ -4,16 +4,16 @@
 
 namespace tessera {
 
-void ReduceStream::retire(c10::DataPtr memory) {
+void ReduceStream::defer_free(c10::DataPtr memory) {
   if (exists() && memory) {
-    retired_.keep({std::move(memory), {}}, mark());
+    deferred_.keep({std::move(memory), {}}, mark());
   }
 }
 
 void ReduceStream::drain() {
   if (exists()) {
     mark().wait();
-    retired_.end();
+    deferred_.end();
   }
 }
 

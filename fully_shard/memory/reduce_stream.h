@@ -19,8 +19,8 @@
 
 #include <c10/core/Allocator.h>
 
-#include "fully_shard/memory/retired_memory.h"
 #include "fully_shard/memory/side_stream.h"
+#include "fully_shard/memory/stream_keep_alive.h"
 
 namespace tessera {
 
@@ -28,14 +28,14 @@ class ReduceStream : public SideStream {
  public:
   using SideStream::SideStream;
 
-  /// Memory of the stream that computes, which this one has been given work with (retired_memory.h): that stream waits
-  /// for what was reduced a unit before.
-  void retire(c10::DataPtr memory);
+  /// Memory of the stream that computes, which this one has been given work with (stream_keep_alive.h): that stream
+  /// waits for what was reduced a unit before.
+  void defer_free(c10::DataPtr memory);
   /// What the computing stream is given next comes after all that this one was given. Ends what is retired.
   void drain();
 
  private:
-  RetiredMemory retired_;
+  StreamKeepAlive deferred_;
 };
 
 struct ReduceScatterStream : ReduceStream {

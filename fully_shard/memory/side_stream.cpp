@@ -11,18 +11,18 @@ SideStream::SideStream(c10::Device device) : device_(device) {
 }
 
 void SideStream::wait_for_current() const {
-  wait_for(StreamMark::here(device_));
+  wait_for(StreamEvent::here(device_));
 }
 
-void SideStream::wait_for(const StreamMark& mark) const {
+void SideStream::wait_for(const StreamEvent& mark) const {
   if (stream_) {
     mark.wait(*stream_);
   }
 }
 
-StreamMark SideStream::mark() const {
+StreamEvent SideStream::mark() const {
   const Scope scope(*this);
-  return StreamMark::here(device_);
+  return StreamEvent::here(device_);
 }
 
 }  // namespace tessera

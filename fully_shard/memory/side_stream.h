@@ -16,7 +16,7 @@
 #include <optional>
 #include <unordered_map>
 
-#include "comm/backend/stream_mark.h"
+#include "comm/backend/stream_event.h"
 #include "comm/context/rank_context.h"
 
 namespace tessera {
@@ -43,9 +43,9 @@ class SideStream {
   /// What the stream is given next waits for what the calling thread's current one was given so far.
   void wait_for_current() const;
   /// What the stream is given next waits for `mark`.
-  void wait_for(const StreamMark& mark) const;
+  void wait_for(const StreamEvent& mark) const;
   /// After what the stream was given.
-  StreamMark mark() const;
+  StreamEvent mark() const;
 
  protected:
   c10::Device device_;

@@ -11,7 +11,7 @@
 //
 // What set_data does switches the *same* TensorImpl between the two, so module members, parameters() and optimizers
 // built before or after sharding all keep referring to it. Autograd saves views of the unsharded tensor that
-// share its storage; so the storage object lives on, and only its bytes are borrowed and given back.
+// share its storage; so the storage object lives on, and only its bytes are acquired and given back.
 //
 // Thread safety: for the thread that runs the rank's forward and backward.
 // The vocabulary follows [Note: FSDP tensors] in torch/distributed/fsdp/_fully_shard/_fsdp_param.py.

@@ -60,21 +60,21 @@ UnitParams::UnitParams(const std::vector<NamedParam>& params, const ShardFormat&
 void UnitParams::move_to(const ShardFormat& format, at::Tensor flat_shard) {
   const at::AutoDispatchBelowADInplaceOrView below;
   flat_shard_ = std::move(flat_shard);
-  stamp_ = {};
+  tag_ = {};
   for (size_t i = 0; i < params_.size(); ++i) {
     params_[i].move_to(format.chunk(flat_shard_, i));
   }
 }
 
-void UnitParams::stamp(const Stamp& stamp) {
-  if (stamp != stamp_) {
-    stamp_ = stamp;
-    write_stamp(flat_shard_, stamp_);
+void UnitParams::tag(const GatherTag& tag) {
+  if (tag != tag_) {
+    tag_ = tag;
+    write_tag(flat_shard_, tag_);
   }
 }
 
 void UnitParams::take_memory(BlockPool& pool) {
-  const auto block = pool.borrow(memory_offsets_.back());
+  const auto block = pool.acquire(memory_offsets_.back());
   for (size_t i = 0; i < params_.size(); ++i) {
     params_[i].set_unsharded_memory(*block, memory_offsets_[i]);
   }

@@ -1,10 +1,11 @@
 #pragma once
 // The parameters of one unit, which change their state together, and their memory. All shards are views of one flat
-// buffer (shard_format.h) with the stamp behind them (all_gather.h), so the all-gather has no copy-in. The full
+// buffer (shard_format.h) with the tag behind them (all_gather.h), so the all-gather has no copy-in. The full
 // parameters lie in one block of the pool, so that they come and go at once. Example, a weight of 663 elements and a
 // bias of 13 in float32 on the CPU: the block has the weight in bytes 0-2651, the bias in 2688-2739, and ends at 2752.
 //
-// When they are in which state is up to their ParamGroup, as is what may be done with them in it (param_guard.h).
+// When they are in which state is up to their ParamGroup, as is what may be done with them in it
+// (shard_version_check.h).
 //
 // Thread safety: for the thread that runs the rank's forward and backward.
 
@@ -56,8 +57,8 @@ class UnitParams {
   bool is_alias() const { return is_alias_; }
   /// The shards are in `flat_shard`, zeros as `format` says, from now on. Only while sharded.
   void move_to(const ShardFormat& format, at::Tensor flat_shard);
-  /// The flat shard has this stamp from now on. While nobody reads it.
-  void stamp(const Stamp& stamp);
+  /// The flat shard has this tag from now on. While nobody reads it.
+  void tag(const GatherTag& tag);
 
   /// The full parameters get memory; contents are undefined. Not where is_alias().
   void take_memory(BlockPool& pool);
@@ -78,7 +79,7 @@ class UnitParams {
  private:
   std::vector<ShardedParam> params_;
   at::Tensor flat_shard_;
-  Stamp stamp_;                         // in flat_shard_
+  GatherTag tag_;                       // in flat_shard_
   std::vector<size_t> memory_offsets_;  // of the full parameters in their block, in bytes; its size at the end
   bool is_alias_;
 };

@@ -28,11 +28,11 @@ void GradientReduction::plan(std::span<const ShardedParam> params) {
                 "{}: requires_grad of a parameter of {} changed while gradients wait for their all-reduce; "
                 "run a backward with set_requires_all_reduce(true) first",
                 options_.api, params[0].origin().module);
-  message_ = GradientMessage(params, {.axes = options_.axes,
-                                      .dtype = options_.reduce_dtype,
-                                      .device = options_.device,
-                                      .dims = options_.dims,
-                                      .is_read_on_host = options_.grad_options.device().is_cpu()});
+  message_ = ReduceScatterLayout(params, {.axes = options_.axes,
+                                          .dtype = options_.reduce_dtype,
+                                          .device = options_.device,
+                                          .dims = options_.dims,
+                                          .is_read_on_host = options_.grad_options.device().is_cpu()});
   const auto pieces = message_.pieces(options_.axes.shard_rank());
   flat_gradient_ = FlatGradient(pieces, numel(), options_.grad_options.dtype(params[pieces.at(0).param].dtype()));
   input_ = PooledBuffer(options_.axes.num_shards() * numel(), buffer_options());
@@ -43,7 +43,7 @@ const at::Tensor& GradientReduction::choose_output(std::span<const ShardedParam>
   if (options_.device == options_.grad_options.device() && flat_gradient_.can_be_result(params, message_.dtype())) {
     output_ = flat_gradient_.ensure(params);
   } else {
-    output_ = output_buffer_.borrow(pool);
+    output_ = output_buffer_.acquire(pool);
   }
   return output_;
 }
@@ -68,15 +68,15 @@ void GradientReduction::collect(std::span<ShardedParam> params, const GradientSe
 void GradientReduction::start(std::span<ShardedParam> params, BlockPool& pool) {
   TESSERA_ASSERT(stage_ == Stage::Collected, "gradients of {} were not collected", params[0].origin().module);
   const at::AutoDispatchBelowADInplaceOrView below;
-  if (scale_.before == 1 && message_.can_be_parts() && is_default(reduce_scatter_)) {
+  if (scale_.before == 1 && message_.can_be_segments() && is_default(reduce_scatter_)) {
     stage_ = Stage::ReduceScatter;
-    pending_ = reduce_scatter_parts_async(choose_output(params, pool), message_.take_parts(), scale_.op,
-                                          options_.axes.shard_group());
+    pending_ = reduce_scatter_segments_async(choose_output(params, pool), message_.take_segments(), scale_.op,
+                                             options_.axes.shard_group());
     stream_->wait_for_current();
     return;
   }
   const bool scatters = options_.axes.num_shards() > 1;
-  const auto& input = scatters ? input_.borrow(pool) : choose_output(params, pool);
+  const auto& input = scatters ? input_.acquire(pool) : choose_output(params, pool);
   copy_in(input);
   stage_ = Stage::ReduceScatter;
   if (scatters) {
@@ -148,10 +148,10 @@ void GradientReduction::end_reduce_scatter() {
     wait_for_pending();
     scattered_ = std::move(pending_);
   }
-  const StreamMark scattered = scatter_stream_->mark();
+  const StreamEvent scattered = scatter_stream_->mark();
   scattered.wait();
   stream_->wait_for(scattered);
-  input_.give_back();
+  input_.release();
 }
 
 /// The next backward may write its sums where these lie.
@@ -236,7 +236,7 @@ void GradientReduction::start_host_copy(std::span<const ShardedParam> params) {
   stream->wait_for_current();
   const SideStream::Scope scope(*stream);
   host_output_.copy_(output_, /*non_blocking=*/true);
-  copied_ = StreamMark::here(options_.device);
+  copied_ = StreamEvent::here(options_.device);
   stage_ = Stage::HostCopy;
 }
 
@@ -253,8 +253,8 @@ void GradientReduction::hand_out(std::span<ShardedParam> params) {
 void GradientReduction::end() {
   output_ = at::Tensor();
   host_output_ = at::Tensor();
-  copied_ = StreamMark();
-  stream_->retire(output_buffer_.give_back());
+  copied_ = StreamEvent();
+  stream_->defer_free(output_buffer_.release());
   stage_ = Stage::Idle;
 }
 
@@ -267,7 +267,7 @@ void GradientReduction::discard() {
   if (in_flight()) {
     stream_->drain();
     copied_.synchronize();
-    input_.give_back();
+    input_.release();
     message_.clear();
     end();
   }

@@ -1,7 +1,7 @@
 #pragma once
-// The reduction of a unit's gradients: one reduce-scatter over the shards of what all ranks send (gradient_message.h),
-// an all-reduce of the result over the replicas (HSDP, replicate), and each parameter's rows as views of one flat
-// gradient (flat_gradient.h).
+// The reduction of a unit's gradients: one reduce-scatter over the shards of what all ranks send
+// (reduce_scatter_layout.h), an all-reduce of the result over the replicas (HSDP, replicate), and each parameter's rows
+// as views of one flat gradient (flat_gradient.h).
 //
 //   collect() → start() ──▶ reduce-scatter in flight ── start_all_reduce() ──▶ all-reduce in flight ── finish()
 //
@@ -12,7 +12,7 @@
 // on a stream of its own, and the next finish() waits for it.
 //
 // Where ranks read each other's memory ("threads", "shm") and the gradients are as they are sent, there is no copy-in:
-// the reduce-scatter reads them where they are (comm/backend/tensor_part.h). Where there is one shard only, start()
+// the reduce-scatter reads them where they are (comm/backend/tensor_segment.h). Where there is one shard only, start()
 // copies into the result itself, and issues the all-reduce at once. In place of start(), start_in() copies into a part
 // of a buffer that several reductions share, and whoever owns that buffer all-reduces it (reduction_queue.h).
 //
@@ -28,15 +28,15 @@
 #include <span>
 #include <vector>
 
-#include "comm/backend/stream_mark.h"
-#include "fully_shard/events/engine_slots.h"
+#include "comm/backend/stream_event.h"
+#include "fully_shard/events/comm_overrides.h"
 #include "fully_shard/layout/data_parallel_axes.h"
 #include "fully_shard/memory/block_pool.h"
 #include "fully_shard/memory/reduce_stream.h"
 #include "fully_shard/param/sharded_param.h"
 #include "fully_shard/reduce/flat_gradient.h"
-#include "fully_shard/reduce/gradient_message.h"
 #include "fully_shard/reduce/gradient_scale.h"
+#include "fully_shard/reduce/reduce_scatter_layout.h"
 
 namespace tessera {
 
@@ -79,7 +79,7 @@ class GradientReduction {
   bool start_all_reduce(std::span<ShardedParam> params);
   /// Once that has happened: returns when no peer reads the gradients that the reduce-scatter sent, which are kept
   /// until then.
-  void wait_until_read() { scattered_.wait_until_read(); }
+  void wait_for_readers() { scattered_.wait_for_readers(); }
   /// Waits, and gives the parameters their sharded gradients. The first of two calls where they go to the host, after
   /// which it is_copying(). On the CPU it throws StateError on every rank, and has dropped the gradients, if ranks
   /// froze different parameters.
@@ -125,8 +125,8 @@ class GradientReduction {
   Options options_;
   std::shared_ptr<ReduceScatterStream> scatter_stream_;
   std::shared_ptr<ReduceStream> stream_;
-  std::shared_ptr<EngineSlots> slots_ = engine_slots();
-  GradientMessage message_;
+  std::shared_ptr<CommOverrides> slots_ = comm_overrides();
+  ReduceScatterLayout message_;
   FlatGradient flat_gradient_;
   PooledBuffer input_, output_buffer_;
 
@@ -141,7 +141,7 @@ class GradientReduction {
   bool has_own_all_reduce_ = false;  // the user's
   at::Tensor output_;                // what the collectives write
   at::Tensor host_output_;           // while it is copied there
-  StreamMark copied_;
+  StreamEvent copied_;
   at::Tensor partial_;  // sums of reduce-scatters that wait for an all-reduce
 };
 

@@ -15,11 +15,12 @@ void UnitGradients::set_alone(bool is_alone) {
   const auto params = params_.all();
   const bool is_plain =
       std::ranges::none_of(params, [](const ShardedParam& param) { return param.is_tensor_parallel(); });
-  const bool has_parts = is_alone && is_plain && options_.bucket_bytes > 0 && options_.reduction.axes.num_shards() == 1;
-  parts_.cut(has_parts ? cut_by_bytes(bytes_of_each(), options_.bucket_bytes) : std::vector{params.size()});
+  const bool has_segments =
+      is_alone && is_plain && options_.bucket_bytes > 0 && options_.reduction.axes.num_shards() == 1;
+  parts_.cut(has_segments ? cut_by_bytes(bytes_of_each(), options_.bucket_bytes) : std::vector{params.size()});
 }
 
-void UnitGradients::report(UnitStep step) const {
+void UnitGradients::report(FSDPEventKind step) const {
   if (report_) {
     report_(step);
   }
@@ -62,10 +63,10 @@ void UnitGradients::keep() {
     param.keep_unsharded_grad(reduce_dtype(param));
   }
   restore();
-  report(UnitStep::KeepGradients);
+  report(FSDPEventKind::KeepGradients);
 }
 
-void UnitGradients::give_back() {
+void UnitGradients::release() {
   for (auto& param : params_.all()) {
     param.drop_unsharded_grads();
   }
@@ -77,7 +78,7 @@ void UnitGradients::abort() {
     reduction(part).discard();
   }
   parts_.end();
-  give_back();
+  release();
 }
 
 bool UnitGradients::is_reducing() const {
@@ -102,19 +103,19 @@ bool UnitGradients::collect(size_t part, const GradientSettings& settings) {
 
 void UnitGradients::start(size_t part, BlockPool& pool) {
   reduction(part).start(params_of(part), pool);
-  report(reduction(part).is_all_reducing() ? UnitStep::AllReduce : UnitStep::ReduceScatter);
+  report(reduction(part).is_all_reducing() ? FSDPEventKind::AllReduce : FSDPEventKind::ReduceScatter);
 }
 
 void UnitGradients::start_in(size_t part, const at::Tensor& buffer) {
   reduction(part).start_in(buffer);
-  report(UnitStep::AllReduce);
+  report(FSDPEventKind::AllReduce);
 }
 
 bool UnitGradients::start_all_reduce(size_t part) {
   const bool was_issued = reduction(part).is_all_reducing();
   const bool in_flight = reduction(part).start_all_reduce(params_of(part));
   if (!was_issued && !is_copying(part)) {
-    report(in_flight ? UnitStep::AllReduce : UnitStep::Reduced);
+    report(in_flight ? FSDPEventKind::AllReduce : FSDPEventKind::Reduced);
   }
   return in_flight;
 }
@@ -122,7 +123,7 @@ bool UnitGradients::start_all_reduce(size_t part) {
 void UnitGradients::finish(size_t part) {
   reduction(part).finish(params_of(part));
   if (!is_copying(part)) {
-    report(UnitStep::Reduced);
+    report(FSDPEventKind::Reduced);
   }
 }
 
@@ -169,7 +170,7 @@ void UnitGradients::check_not_taken(size_t param) const {
 }
 
 /// The shards lie there where the group's ranks read each other's memory.
-void UnitGradients::add_lent(std::vector<size_t>& bytes) const {
+void UnitGradients::add_exposed(std::vector<size_t>& bytes) const {
   if (!shared_place(params_.flat_shard())) {
     return;
   }

@@ -3,9 +3,9 @@
 //
 //   begin() → autograd accumulates → collect() → start() → start_all_reduce() → finish()
 //                                  → keep()                without communication, for a later collect()
-//                                  → give_back()           after a backward that failed
+//                                  → release()           after a backward that failed
 //
-// collect() to finish() are called for each part of the parameters (gradient_parts.h); a unit has one as a rule. When
+// collect() to finish() are called for each part of the parameters (gradient_buckets.h); a unit has one as a rule. When
 // they are called is up to the unit's hooks and the queue of its tree (reduction_queue.h).
 //
 // Thread safety: for the thread that runs the rank's backward.
@@ -14,9 +14,9 @@
 #include <span>
 #include <vector>
 
-#include "fully_shard/events/unit_state.h"
+#include "fully_shard/events/sharded_state.h"
 #include "fully_shard/param/unit_params.h"
-#include "fully_shard/reduce/gradient_parts.h"
+#include "fully_shard/reduce/gradient_buckets.h"
 
 namespace tessera {
 
@@ -34,12 +34,12 @@ class UnitGradients {
   UnitGradients& operator=(const UnitGradients&) = delete;
 
   /// `report` sees every step.
-  void set_reporter(std::function<void(UnitStep)> report) { report_ = std::move(report); }
+  void set_reporter(std::function<void(FSDPEventKind)> report) { report_ = std::move(report); }
   /// Whether no other unit of the tree has parameters: then they are reduced in parts, if bucket_bytes says so. Only
   /// while nothing is in flight.
   void set_alone(bool is_alone);
   int64_t bucket_bytes() const { return options_.bucket_bytes; }
-  GradientParts& parts() { return parts_; }
+  GradientBuckets& parts() { return parts_; }
   GradientReduction& reduction(size_t part) { return parts_.reduction(part); }
   const GradientReduction& reduction(size_t part) const { return parts_.reduction(part); }
   bool has_trainable() const { return params_.has_trainable(); }
@@ -52,7 +52,7 @@ class UnitGradients {
   void keep();
   /// Drops unsharded gradients and puts back the sharded ones, where zero_grad() and optimizers find them: once a
   /// backward has failed. Nothing is waited for.
-  void give_back();
+  void release();
   /// The same, and reductions in flight are waited for and thrown away.
   void abort();
 
@@ -80,7 +80,7 @@ class UnitGradients {
   /// not.
   void place_sharded(size_t param) { params_.all()[param].place_sharded_grad(); }
   /// Adds the sizes in bytes of gradients that peers can read where they lie, if that is in shared memory.
-  void add_lent(std::vector<size_t>& bytes) const;
+  void add_exposed(std::vector<size_t>& bytes) const;
 
  private:
   std::span<ShardedParam> params_of(size_t part) const { return parts_.params_of(part, params_.all()); }
@@ -88,12 +88,12 @@ class UnitGradients {
   at::ScalarType reduce_dtype(const ShardedParam& param) const;
   std::vector<int64_t> bytes_of_each() const;
   void check_trained_dtypes() const;
-  void report(UnitStep step) const;
+  void report(FSDPEventKind step) const;
 
   UnitParams& params_;
   Options options_;
-  GradientParts parts_;
-  std::function<void(UnitStep)> report_;
+  GradientBuckets parts_;
+  std::function<void(FSDPEventKind)> report_;
 };
 
 }  // namespace tessera

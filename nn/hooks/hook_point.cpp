@@ -8,7 +8,7 @@
 #include "base/error.h"
 #include "base/report.h"
 #include "nn/hooks/clone_scope.h"
-#include "nn/hooks/repeatable_call.h"
+#include "nn/hooks/recomputable_call.h"
 
 namespace tessera {
 
@@ -115,7 +115,7 @@ HookedCall::HookedCall(HookPoint& point) : point_(point) {
   wrapper_ = point.table_->wrapper;
 }
 
-void HookedCall::run_wrapped(const std::function<void()>& forward, std::unique_ptr<RepeatableCall> again) {
+void HookedCall::run_wrapped(const std::function<void()>& forward, std::unique_ptr<RecomputableCall> again) {
   (*wrapper_)(point_, forward, std::move(again));
 }
 

@@ -40,12 +40,12 @@ using TensorRefs = std::span<at::Tensor* const>;
 using ForwardHook = std::function<void(HookPoint&, TensorRefs)>;
 using ExceptionHook = std::function<void(HookPoint&)>;
 
-class RepeatableCall;
+class RecomputableCall;
 
 /// Runs one forward in a way of its own: calls `forward`, once, and may keep `again`, the same call on copies of its
 /// arguments as the pre-hooks left them, for later.
 using ForwardWrapper =
-    std::function<void(HookPoint&, const std::function<void()>& forward, std::unique_ptr<RepeatableCall> again)>;
+    std::function<void(HookPoint&, const std::function<void()>& forward, std::unique_ptr<RecomputableCall> again)>;
 
 /// What a wrapper throws to end a forward whose rest nobody needs. Not a failure: see is_forward_stopped(). No
 /// std::exception, so that a forward that handles its own errors lets it pass.
@@ -183,7 +183,7 @@ class HookedCall {
   void after(TensorRefs outputs) { run(detail::HookKind::Post, outputs); }
   void failed() noexcept;
   bool is_wrapped() const noexcept { return wrapper_ != nullptr; }
-  void run_wrapped(const std::function<void()>& forward, std::unique_ptr<RepeatableCall> again);
+  void run_wrapped(const std::function<void()>& forward, std::unique_ptr<RecomputableCall> again);
   HookPoint& point() const noexcept { return point_; }
 
  private:

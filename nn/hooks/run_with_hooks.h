@@ -11,7 +11,7 @@
 
 #include "base/error.h"
 #include "nn/hooks/hook_point.h"
-#include "nn/hooks/repeatable_call.h"
+#include "nn/hooks/recomputable_call.h"
 #include "nn/hooks/tensor_visitor.h"
 
 namespace tessera {
@@ -39,8 +39,8 @@ TensorRefBuffer tensor_refs(Ts&... values) {
 }
 
 template <class... A, class Forward, class... Inputs>
-std::unique_ptr<RepeatableCall> make_repeatable(const HookPoint& point, const Forward& forward,
-                                                const Inputs&... inputs) {
+std::unique_ptr<RecomputableCall> make_repeatable(const HookPoint& point, const Forward& forward,
+                                                  const Inputs&... inputs) {
   if constexpr ((is_repeatable_argument<A> && ...)) {
     return std::make_unique<RepeatableFunction<Forward, A...>>(forward, inputs...);
   } else {

@@ -72,7 +72,7 @@ void assert_module_states(const torch::nn::Module& module, const DeviceMesh& mes
   for (auto& [name, tensor] : own) {
     tensor = whole(tensor).cpu().contiguous();
   }
-  const auto headers = gather_texts(mesh, header(own));
+  const auto headers = all_gather_strings(mesh, header(own));
   for (size_t rank = 1; rank < headers.size(); ++rank) {
     TESSERA_CHECK(ExpectationError, headers[rank] == headers[0], "assert_module_states: rank 0 has\n{}rank {} has\n{}",
                   headers[0], rank, headers[rank]);
@@ -145,7 +145,7 @@ StateDict broadcast_state_dict(const StateDict& state, const DeviceMesh& mesh, a
       own.emplace_back(item.key(), item.value().detach().cpu().contiguous());
     }
   }
-  const auto text = gather_texts(mesh, !fault.empty() ? fault : header(own)).at(0);
+  const auto text = all_gather_strings(mesh, !fault.empty() ? fault : header(own)).at(0);
   TESSERA_CHECK(ValueError, text.empty() || text[0] != '!', "broadcast_state_dict: {}; give full tensors",
                 text.substr(1));
   if (!is_source) {

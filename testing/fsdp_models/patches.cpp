@@ -23,7 +23,7 @@ UnitSlot nested(const UnitSlot& former, UnitSlot replacement) {
 }  // namespace
 
 Patch::Patch(const Install& install)
-    : slots_(engine_slots()), former_(*slots_), exceptions_(std::uncaught_exceptions()) {
+    : slots_(comm_overrides()), former_(*slots_), exceptions_(std::uncaught_exceptions()) {
   barrier(default_group());
   install(*slots_);
 }
@@ -43,13 +43,13 @@ Patch patch_all_gather(
     std::function<Pending(const AllGatherFn&, const at::Tensor&, const at::Tensor&, const ProcessGroupPtr&)>
         replacement) {
   return Patch(
-      [&](EngineSlots& slots) { slots.all_gather = std::bind_front(std::move(replacement), slots.all_gather); });
+      [&](CommOverrides& slots) { slots.all_gather = std::bind_front(std::move(replacement), slots.all_gather); });
 }
 
 Patch patch_reduce_scatter(std::function<Pending(const ReduceScatterFn&, const at::Tensor&, const at::Tensor&, ReduceOp,
                                                  const ProcessGroupPtr&)>
                                replacement) {
-  return Patch([&](EngineSlots& slots) {
+  return Patch([&](CommOverrides& slots) {
     slots.reduce_scatter = std::bind_front(std::move(replacement), slots.reduce_scatter);
   });
 }
@@ -57,19 +57,20 @@ Patch patch_reduce_scatter(std::function<Pending(const ReduceScatterFn&, const a
 Patch patch_all_reduce(
     std::function<Pending(const AllReduceFn&, const at::Tensor&, ReduceOp, const ProcessGroupPtr&)> replacement) {
   return Patch(
-      [&](EngineSlots& slots) { slots.all_reduce = std::bind_front(std::move(replacement), slots.all_reduce); });
+      [&](CommOverrides& slots) { slots.all_reduce = std::bind_front(std::move(replacement), slots.all_reduce); });
 }
 
 Patch patch_unshard(UnitSlot replacement) {
-  return Patch([&](EngineSlots& slots) { slots.unshard = nested(slots.unshard, std::move(replacement)); });
+  return Patch([&](CommOverrides& slots) { slots.unshard = nested(slots.unshard, std::move(replacement)); });
 }
 
 Patch patch_reshard(UnitSlot replacement) {
-  return Patch([&](EngineSlots& slots) { slots.reshard = nested(slots.reshard, std::move(replacement)); });
+  return Patch([&](CommOverrides& slots) { slots.reshard = nested(slots.reshard, std::move(replacement)); });
 }
 
 Patch patch_post_backward(UnitSlot replacement) {
-  return Patch([&](EngineSlots& slots) { slots.post_backward = nested(slots.post_backward, std::move(replacement)); });
+  return Patch(
+      [&](CommOverrides& slots) { slots.post_backward = nested(slots.post_backward, std::move(replacement)); });
 }
 
 Pending reduce_scatter_with_assert(const std::function<void(const at::Tensor& output)>& check,

@@ -31,14 +31,14 @@
 #include <functional>
 #include <memory>
 
-#include "fully_shard/events/engine_slots.h"
+#include "fully_shard/events/comm_overrides.h"
 
 namespace tessera {
 
 /// A replacement in force. It ends with its scope.
 class [[nodiscard]] Patch {
  public:
-  using Install = std::function<void(EngineSlots&)>;
+  using Install = std::function<void(CommOverrides&)>;
   /// Installs by `install`, and at its end puts back `slots` as they were: of the calling rank. Collective.
   explicit Patch(const Install& install);
   ~Patch();
@@ -46,8 +46,8 @@ class [[nodiscard]] Patch {
   Patch& operator=(const Patch&) = delete;
 
  private:
-  std::shared_ptr<EngineSlots> slots_;
-  EngineSlots former_;
+  std::shared_ptr<CommOverrides> slots_;
+  CommOverrides former_;
   int exceptions_;
 };
 
@@ -62,8 +62,8 @@ Patch patch_all_reduce(std::function<Pending(const AllReduceFn& original, const 
                                              const ProcessGroupPtr& group)>
                            replacement);
 
-/// Steps of units (fully_shard/events/engine_slots.h). call.run() is the original; a replacement that does not call it
-/// leaves the step out.
+/// Steps of units (fully_shard/events/comm_overrides.h). call.run() is the original; a replacement that does not call
+/// it leaves the step out.
 Patch patch_unshard(UnitSlot replacement);
 Patch patch_reshard(UnitSlot replacement);
 Patch patch_post_backward(UnitSlot replacement);

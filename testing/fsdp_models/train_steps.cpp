@@ -76,7 +76,7 @@ void save_and_load(FSDPTestModel& model) {
 void check_idle(torch::nn::Module& model) {
   for (const auto& module : model.modules()) {
     if (!composable_apis(*module).empty()) {
-      TESSERA_CHECK(ExpectationError, fsdp(*module).unit_state() == UnitState::Sharded,
+      TESSERA_CHECK(ExpectationError, fsdp(*module).unit_state() == ShardedState::Sharded,
                     "train_for_several_steps: {} ends {}, expected Sharded", module->name(),
                     to_string(fsdp(*module).unit_state()));
     }

@@ -200,7 +200,7 @@ TEST_CASE("latest_valid() takes the checkpoint before those that are damaged, wh
   };
   run_ranks(2, [&](int rank) {
     Filled filled(init_device_mesh(at::kCPU, {2}, {"dp"}));
-    const auto on_first = [&](const auto& step) {
+    const auto on_rank0 = [&](const auto& step) {
       barrier(default_group());
       if (rank == 0) {
         step();
@@ -214,7 +214,7 @@ TEST_CASE("latest_valid() takes the checkpoint before those that are damaged, wh
       checkpointer.save(step, filled.state());
     }
     expect_equal(*checkpointer.latest_valid(), checkpointer.path_of(4));
-    on_first([&] {
+    on_rank0([&] {
       damage(4, "a flipped bit");
       damage(3, "a missing file");
       damage(2, "half a manifest");
@@ -222,7 +222,7 @@ TEST_CASE("latest_valid() takes the checkpoint before those that are damaged, wh
     expect_equal(*checkpointer.latest(), checkpointer.path_of(4));
     expect_equal(*checkpointer.latest_valid(), checkpointer.path_of(1));
     checkpointer.save(2, filled.state());
-    on_first([&] {
+    on_rank0([&] {
       expect_equal(names_in(folder.path("run")),
                    std::vector<std::string>{"step-00000001", "step-00000002", "step-00000002.aside-0",
                                             "step-00000003.aside-0", "step-00000004.aside-0"});

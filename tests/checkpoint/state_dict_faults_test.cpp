@@ -27,7 +27,7 @@ namespace {
 constexpr dcp::StateDictOptions kFromFirst{.broadcast_from_rank0 = true};
 
 /// Copies of this rank's part of each tensor.
-std::map<std::string, at::Tensor> own_parts(const dcp::StateDict& state) {
+std::map<std::string, at::Tensor> own_segments(const dcp::StateDict& state) {
   std::map<std::string, at::Tensor> parts;
   for (const auto& [key, value] : state) {
     if (const auto* tensor = std::get_if<at::Tensor>(&value)) {
@@ -63,7 +63,7 @@ void expect_fault_of_first(const std::function<void()>& call) {
 /// Rank 0 calls it inside of its forward, the others after theirs: all throw, and nothing is set.
 void check_call(TestTrainer& trainer, const std::function<void()>& call) {
   const auto handles = trainer.state();
-  const auto model = own_parts(handles.model), optimizer = own_parts(handles.optimizer);
+  const auto model = own_segments(handles.model), optimizer = own_segments(handles.optimizer);
   const auto x = make_batch(0, 3, 5);
   if (get_rank() > 0) {
     trainer.model(x);
@@ -75,8 +75,8 @@ void check_call(TestTrainer& trainer, const std::function<void()>& call) {
         }));
     expect_fault_of_first([&] { trainer.model(x); });
   }
-  expect_same_parts(own_parts(handles.model), model);
-  expect_same_parts(own_parts(handles.optimizer), optimizer);
+  expect_same_parts(own_segments(handles.model), model);
+  expect_same_parts(own_segments(handles.optimizer), optimizer);
 }
 
 /// Makes the collective call, from the state of another model on the same layout.
@@ -156,10 +156,10 @@ TEST_CASE("whole state dicts that one rank gets inside of its forward are an err
 TEST_CASE("the rank that summon_full_params shows whole parameters gets them alone") {
   run_ranks(2, [](int rank) {
     TestTrainer trainer(test_layout("2"), 1);
-    const auto expected = own_parts(dcp::get_model_state_dict(trainer.model, kFull));
+    const auto expected = own_segments(dcp::get_model_state_dict(trainer.model, kFull));
     FSDP::summon_full_params(*trainer.model, {.writeback = false, .rank0_only = true}, [&] {
       if (rank == 0) {
-        expect_same_parts(own_parts(dcp::get_model_state_dict(trainer.model, kFull)), expected);
+        expect_same_parts(own_segments(dcp::get_model_state_dict(trainer.model, kFull)), expected);
       }
     });
   });
@@ -192,7 +192,7 @@ TEST_CASE("an optimizer whose state is plain beside sharded parameters says how 
       }
       const auto state = dcp::get_optimizer_state_dict(plain, plain_optimizer);
       dcp::set_optimizer_state_dict(model, optimizer, state, kFull);
-      expect_same_parts(own_parts(dcp::get_optimizer_state_dict(model, optimizer, kFull)), own_parts(state));
+      expect_same_parts(own_segments(dcp::get_optimizer_state_dict(model, optimizer, kFull)), own_segments(state));
       optimizer.step();
     }
   });

@@ -111,9 +111,9 @@ TEST_CASE("whole state dicts, and back from rank 0 alone or from every rank") {
       const auto model = dcp::get_model_state_dict(trainer.model, offloaded);
       const auto optimizer = dcp::get_optimizer_state_dict(trainer.model, trainer.optimizer, offloaded);
       TESSERA_EXPECT(model.empty() == (rank > 0) && optimizer.empty() == (rank > 0));
-      const dcp::StateDictOptions from_first{.broadcast_from_rank0 = true};
-      dcp::set_model_state_dict(other.model, model, from_first);
-      dcp::set_optimizer_state_dict(other.model, other.optimizer, optimizer, from_first);
+      const dcp::StateDictOptions from_rank0{.broadcast_from_rank0 = true};
+      dcp::set_model_state_dict(other.model, model, from_rank0);
+      dcp::set_optimizer_state_dict(other.model, other.optimizer, optimizer, from_rank0);
       trainer.train(1);
       other.train(1);
       const dcp::StateDictOptions full{.full_state_dict = true};
@@ -263,8 +263,8 @@ TEST_CASE("frozen parameters can be left out, and what does not fit is refused o
     expect_throws<ValueError>([&] { dcp::set_model_state_dict(trainer.model, wrong, {.full_state_dict = true}); },
                               "'in.bias' has sizes [16], the model's has [17]");
     wrong["in.bias"] = at::ones({17}, at::kLong);
-    for (const bool from_first : {false, true}) {
-      const dcp::StateDictOptions options{.full_state_dict = true, .broadcast_from_rank0 = from_first};
+    for (const bool from_rank0 : {false, true}) {
+      const dcp::StateDictOptions options{.full_state_dict = true, .broadcast_from_rank0 = from_rank0};
       expect_throws<ValueError>([&] { dcp::set_model_state_dict(trainer.model, wrong, options); },
                                 "'in.bias' is Long, the model's Float; only floating dtypes are cast");
     }
@@ -321,9 +321,9 @@ TEST_CASE("a plain model is set by one rank alone, and so are its faults; not wh
   run_ranks(2, [](int rank) {
     TestTrainer trainer(test_layout("2"), 1);
     trainer.train(0);
-    const dcp::StateDictOptions on_first{.full_state_dict = true, .cpu_offload = true};
-    const auto state = dcp::get_model_state_dict(trainer.model, on_first);
-    const auto of_optimizer = dcp::get_optimizer_state_dict(trainer.model, trainer.optimizer, on_first);
+    const dcp::StateDictOptions on_rank0{.full_state_dict = true, .cpu_offload = true};
+    const auto state = dcp::get_model_state_dict(trainer.model, on_rank0);
+    const auto of_optimizer = dcp::get_optimizer_state_dict(trainer.model, trainer.optimizer, on_rank0);
     Tower plain;
     torch::optim::AdamW optimizer(plain->parameters(), 0.01);
     if (rank == 0) {
@@ -355,8 +355,8 @@ TEST_CASE("a model on the meta device must get memory before its state is set") 
       if (test_layout(layout).shard) {
         test_layout(layout).shard(model);
       }
-      for (const bool from_first : {false, true}) {
-        const dcp::StateDictOptions options{.full_state_dict = true, .broadcast_from_rank0 = from_first};
+      for (const bool from_rank0 : {false, true}) {
+        const dcp::StateDictOptions options{.full_state_dict = true, .broadcast_from_rank0 = from_rank0};
         expect_throws<ValueError>([&] { dcp::set_model_state_dict(model, state, options); },
                                   "is on the meta device; call to_empty() before");
         expect_throws<ValueError>(

@@ -67,27 +67,27 @@ TEST_CASE("collectives with parts give the bits of those with one tensor") {
   for (const int world_size : {2, 3, 4}) {
     run_ranks(world_size, [](int) {
       for (uint64_t seed = 0; seed < 40; ++seed) {
-        testing::check_parts_against_flat(seed, /*largest=*/1 + static_cast<int64_t>(seed), at::kFloat);
-        testing::check_parts_against_flat(seed, /*largest=*/9, at::kBFloat16);
+        testing::check_segments_against_flat(seed, /*largest=*/1 + static_cast<int64_t>(seed), at::kFloat);
+        testing::check_segments_against_flat(seed, /*largest=*/9, at::kBFloat16);
       }
     });
   }
 }
 
-TensorParts parts(std::vector<TensorPart> list) {
-  return std::make_shared<const std::vector<TensorPart>>(std::move(list));
+TensorSegments parts(std::vector<TensorSegment> list) {
+  return std::make_shared<const std::vector<TensorSegment>>(std::move(list));
 }
 
 TEST_CASE("over the fake backend, parts get this rank's own data, as one tensor would") {
   const RankContextGuard guard(RankContext::create());
   init_process_group({.backend = "fake", .rank = 1, .world_size = 3});
   const at::Tensor whole = at::zeros({5}), reduced = at::full({4}, 7.f);
-  all_gather_parts_async(parts({{1, 2, whole}}), floats({1, 2, 3}), default_group()).wait();
+  all_gather_segments_async(parts({{1, 2, whole}}), floats({1, 2, 3}), default_group()).wait();
   expect_tensor(whole, floats({2, 3, 2, 3, 2}));
   const at::Tensor narrow = at::zeros({5}, at::kBFloat16);
-  all_gather_parts_async(parts({{1, 2, narrow}}), floats({1, 2, 3}), default_group()).wait();
+  all_gather_segments_async(parts({{1, 2, narrow}}), floats({1, 2, 3}), default_group()).wait();
   expect_tensor(narrow, whole.to(at::kBFloat16));
-  reduce_scatter_parts_async(reduced, parts({{1, 2, floats({1, 2, 3})}}), ReduceOp::Sum, default_group()).wait();
+  reduce_scatter_segments_async(reduced, parts({{1, 2, floats({1, 2, 3})}}), ReduceOp::Sum, default_group()).wait();
   expect_tensor(reduced, floats({0, 3, 0, 0}));
   destroy_process_group();
 }
@@ -95,9 +95,9 @@ TEST_CASE("over the fake backend, parts get this rank's own data, as one tensor 
 TEST_CASE("parts that do not fit are refused, and so are groups that take none") {
   run_ranks(2, [](int) {
     const at::Tensor input = at::zeros({6});
-    const auto refused = [&](std::vector<TensorPart> list, const std::string& message) {
+    const auto refused = [&](std::vector<TensorSegment> list, const std::string& message) {
       const auto shared = parts(std::move(list));
-      expect_throws<ValueError>([&] { all_gather_parts_async(shared, input, default_group()).wait(); }, message);
+      expect_throws<ValueError>([&] { all_gather_segments_async(shared, input, default_group()).wait(); }, message);
     };
     refused({{4, 3, at::zeros({6})}}, "a part of elements 4 to 7");
     refused({{0, 3, at::zeros({6})}, {2, 1, at::zeros({2})}}, "a part of elements 2 to 3");
@@ -106,17 +106,18 @@ TEST_CASE("parts that do not fit are refused, and so are groups that take none")
     refused({{0, 3, at::zeros({6}, at::kHalf)}, {3, 1, at::zeros({2})}}, "Float[2] on cpu; contiguous Half");
     expect_throws<ValueError>(
         [&] {
-          reduce_scatter_parts_async(at::zeros({6}), parts({{0, 3, at::zeros({6}, at::kDouble)}}), ReduceOp::Sum,
-                                     default_group())
+          reduce_scatter_segments_async(at::zeros({6}), parts({{0, 3, at::zeros({6}, at::kDouble)}}), ReduceOp::Sum,
+                                        default_group())
               .wait();
         },
         "Double[6] on cpu; contiguous Float");
-    TESSERA_EXPECT(takes_parts(default_group(), at::kCPU));
+    TESSERA_EXPECT(supports_segments(default_group(), at::kCPU));
   });
   run_ranks(1, [](int) {
-    TESSERA_EXPECT(!takes_parts(default_group(), at::kCPU));
+    TESSERA_EXPECT(!supports_segments(default_group(), at::kCPU));
     expect_throws<NotImplementedError>(
-        [] { all_gather_parts_async(parts({}), at::zeros({2}), default_group()).wait(); }, "ask takes_parts() first");
+        [] { all_gather_segments_async(parts({}), at::zeros({2}), default_group()).wait(); },
+        "ask supports_segments() first");
   });
 }
 

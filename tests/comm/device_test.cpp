@@ -113,15 +113,15 @@ TEST_CASE("devices: a tensor of one element may have any strides") {
 
 TEST_CASE("devices: parts are for the CPU alone") {
   run_ranks_on_devices(2, [](int, c10::Device device) {
-    expect_equal(takes_parts(default_group(), device.type()), device.is_cpu());
+    expect_equal(supports_segments(default_group(), device.type()), device.is_cpu());
     if (!device.is_cpu()) {
-      const auto parts = std::make_shared<std::vector<TensorPart>>();
+      const auto parts = std::make_shared<std::vector<TensorSegment>>();
       const at::Tensor flat = at::zeros({2}, device);
-      expect_throws<NotImplementedError>([&] { all_gather_parts_async(parts, flat, default_group()).wait(); },
+      expect_throws<NotImplementedError>([&] { all_gather_segments_async(parts, flat, default_group()).wait(); },
                                          "with parts on cuda:0 over backend threads");
       expect_throws<NotImplementedError>(
-          [&] { reduce_scatter_parts_async(flat, parts, ReduceOp::Sum, default_group()).wait(); },
-          "ask takes_parts() first");
+          [&] { reduce_scatter_segments_async(flat, parts, ReduceOp::Sum, default_group()).wait(); },
+          "ask supports_segments() first");
     }
   });
 }
@@ -129,8 +129,8 @@ TEST_CASE("devices: parts are for the CPU alone") {
 TEST_CASE("over the fake backend parts are for the CPU alone, too") {
   const RankContextGuard guard(RankContext::create());
   init_process_group({.backend = "fake", .rank = 0, .world_size = 2});
-  CHECK(takes_parts(default_group(), at::kCPU));
-  CHECK_FALSE(takes_parts(default_group(), at::kCUDA));
+  CHECK(supports_segments(default_group(), at::kCPU));
+  CHECK_FALSE(supports_segments(default_group(), at::kCUDA));
   destroy_process_group();
 }
 

@@ -25,7 +25,7 @@
 namespace tessera {
 namespace {
 
-using Calls = std::vector<LocalCall>;
+using Calls = std::vector<CollectiveCall>;
 
 constexpr at::ScalarType kReducible[] = {at::kBool,  at::kByte,   at::kChar,         at::kShort,
                                          at::kInt,   at::kLong,   at::kHalf,         at::kBFloat16,
@@ -88,7 +88,7 @@ bool same_bits(at::Tensor a, at::Tensor b) {
 /// The same calls on tensors of their own, on `device`.
 Calls copies(const Calls& calls, c10::Device device) {
   Calls result = calls;
-  for (LocalCall& call : result) {
+  for (CollectiveCall& call : result) {
     for (at::Tensor* tensor : {&call.input, &call.output}) {
       *tensor = tensor->defined() ? tensor->to(device, tensor->scalar_type(), false, /*copy=*/true) : *tensor;
     }
@@ -100,7 +100,7 @@ void check_same(const Calls& calls, c10::Device device) {
   const Calls by_memory = copies(calls, c10::kCPU), by_ops = copies(calls, device);
   execute(by_memory);
   std::vector<uint32_t> versions;
-  for (const LocalCall& call : by_ops) {
+  for (const CollectiveCall& call : by_ops) {
     versions.push_back(call.output.defined() ? call.output._version() : 0);
   }
   execute_by_tensor_ops(by_ops);
@@ -202,7 +202,7 @@ TEST_CASE("calls by tensor operations: an output may be this rank's part of the 
 }
 
 TEST_CASE("calls of ranks whose tensors are on different devices do not belong together") {
-  CallShape here = {.kind = Collective::AllReduce, .dtype = c10::kFloat, .output = 4}, there = here;
+  CollectiveSignature here = {.kind = Collective::AllReduce, .dtype = c10::kFloat, .output = 4}, there = here;
   CHECK(find_mismatch({here, there}).empty());
   there.device = c10::Device(c10::kCUDA, 1);
   CHECK(find_mismatch({here, there}) ==

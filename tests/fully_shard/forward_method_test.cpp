@@ -67,7 +67,7 @@ TEST_CASE("another entry point than forward gathers, reshards and reduces", "[fu
     fully_shard(encoder->trunk);
     fully_shard(encoder, {.reshard_after_forward = true});
     std::vector<std::string> events;
-    fsdp(encoder).set_event_observer([&](const UnitEvent& event) { events.push_back(to_string(event)); });
+    fsdp(encoder).set_event_observer([&](const FSDPEvent& event) { events.push_back(to_string(event)); });
     auto loss = weighted_loss(encoder->encode(batch(rank)));
     expect_equal(events, std::vector<std::string>{"gather root", "unshard root", "forward root", "gather trunk",
                                                   "unshard trunk", "forward trunk", "reshard trunk", "reshard root"});

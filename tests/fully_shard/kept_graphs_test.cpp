@@ -87,7 +87,7 @@ TEST_CASE("what a unit frees after forward does not depend on the graphs that a 
       const at::NoGradGuard no_grad;
       pair.sharded->blocks[1](make_batch(1, 3, 17));
     }
-    TESSERA_EXPECT(fsdp(pair.sharded->blocks[0]).unit_state() == UnitState::Sharded);
+    TESSERA_EXPECT(fsdp(pair.sharded->blocks[0]).unit_state() == ShardedState::Sharded);
     pair.train(rank, 2, 0);
   });
 }

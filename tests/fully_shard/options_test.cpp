@@ -84,11 +84,11 @@ TEST_CASE("a share among fewer ranks is gathered among them in backward") {
     auto& block = tower->blocks[1];
     const int64_t numel = 17 * 13 + 13 + 13 * 17 + 17;
     auto loss = loss_of(tower, rank);
-    TESSERA_EXPECT(fsdp(block).unit_state() == UnitState::ShardedSmaller);
+    TESSERA_EXPECT(fsdp(block).unit_state() == ShardedState::ShardedPostForward);
     TESSERA_EXPECT(is_dtensor(block->up->weight));
     reset_comm_stats();
     loss.backward();
-    TESSERA_EXPECT(fsdp(block).unit_state() == UnitState::Sharded);
+    TESSERA_EXPECT(fsdp(block).unit_state() == ShardedState::Sharded);
     const auto gathers = comm_stats()[Collective::AllGather];
     expect_equal(gathers.calls, 4);
     // Half of each block, uneven cuts padded, goes to one peer; over all ranks it would be a quarter to three peers.
@@ -98,7 +98,7 @@ TEST_CASE("a share among fewer ranks is gathered among them in backward") {
     fsdp(block).reshard();
     fsdp(tower).set_reshard_after_forward(true);
     loss = loss_of(tower, rank);
-    TESSERA_EXPECT(fsdp(block).unit_state() == UnitState::Sharded);
+    TESSERA_EXPECT(fsdp(block).unit_state() == ShardedState::Sharded);
   });
 }
 
@@ -115,7 +115,7 @@ TEST_CASE("a share that no backward took is forgotten: what comes after a step c
       average_reference(*reference, 4, [&](int r) { loss_of(reference, r).backward(); });
       check_sharded_parity(reference, tower, kExact);
       expect_bit_equal(loss_of(tower, rank).detach(), loss_of(reference, rank).detach());  // differentiable
-      TESSERA_EXPECT(fsdp(tower->blocks[0]).unit_state() == UnitState::ShardedSmaller);
+      TESSERA_EXPECT(fsdp(tower->blocks[0]).unit_state() == ShardedState::ShardedPostForward);
       optimizer.step();
       reference_optimizer.step();
       fsdp(tower->blocks[0]).unshard();
@@ -159,7 +159,7 @@ TEST_CASE("a unit of which one module ran without gradients keeps no share of it
         const auto x = make_batch(static_cast<uint64_t>(rank), 3, 17);
         expect_bit_equal(tower->blocks[1](x), reference->blocks[1](x));
       }
-      TESSERA_EXPECT(fsdp(tower->blocks[0]).unit_state() == UnitState::Sharded);
+      TESSERA_EXPECT(fsdp(tower->blocks[0]).unit_state() == ShardedState::Sharded);
       optimizer.step();
       reference_optimizer.step();
     }
@@ -250,14 +250,14 @@ TEST_CASE("inputs are cast to the compute dtype unless the policy says no") {
   });
 }
 
-TEST_CASE("memory: with prefetch at most two units are borrowed at one time, and kept; buffers only where needed") {
+TEST_CASE("memory: with prefetch at most two units are acquired at one time, and kept; buffers only where needed") {
   const bool has_buffers = GENERATE(false, true);
   run_ranks(2, [&](int rank) {
     constexpr int64_t kDim = 64, kHidden = 256;
     if (has_buffers) {
       // Functions of one's own get the flat buffers that the engine does without otherwise.
-      engine_slots()->all_gather = [](const auto&... arguments) { return all_gather_async(arguments...); };
-      engine_slots()->reduce_scatter = [](const auto&... arguments) { return reduce_scatter_async(arguments...); };
+      comm_overrides()->all_gather = [](const auto&... arguments) { return all_gather_async(arguments...); };
+      comm_overrides()->reduce_scatter = [](const auto&... arguments) { return reduce_scatter_async(arguments...); };
     }
     Tower tower(kDim, kHidden, 6);
     shard_tower(tower);
@@ -272,12 +272,12 @@ TEST_CASE("memory: with prefetch at most two units are borrowed at one time, and
       run_step();
     }
     const auto stats = fsdp(tower).memory_stats();
-    expect_equal(stats.borrowed, 0u);
+    expect_equal(stats.acquired, 0u);
     // In backward, while a unit computes: its parameters, those of the next, and the root's few. With buffers, while a
     // unit is copied out: its gather, its parameters, and the gradients of the unit before in flight.
     const size_t units = has_buffers ? 3 : 2;
-    TESSERA_EXPECT(stats.peak_borrowed >= units * unit && stats.peak_borrowed <= units * unit + unit / 10);
-    TESSERA_EXPECT(stats.held <= stats.peak_borrowed + stats.peak_borrowed / 4);
+    TESSERA_EXPECT(stats.peak_acquired >= units * unit && stats.peak_acquired <= units * unit + unit / 10);
+    TESSERA_EXPECT(stats.held <= stats.peak_acquired + stats.peak_acquired / 4);
     const size_t before = stats.held;
     run_step();
     expect_equal(fsdp(tower).memory_stats().held, before);

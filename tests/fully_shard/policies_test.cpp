@@ -83,7 +83,7 @@ TEST_CASE("parameters of one unit in several dtypes: one all-gather, equal to on
       return original(output, input, group);
     });
     auto loss = loss_in_float(tower, rank);
-    expect_equal(fsdp(tower).unit_state() == UnitState::ShardedSmaller, reshard.group_size() && world_size == 4);
+    expect_equal(fsdp(tower).unit_state() == ShardedState::ShardedPostForward, reshard.group_size() && world_size == 4);
     loss.backward();
     expect_equal(gathers, world_size == 1 ? 0 : reshard.is_on() ? 2 : 1);
 

@@ -316,7 +316,7 @@ void run_rank(const Case& drawn, const std::vector<Expected>& expected, int rank
     check_step(model, sight, expected[number], rank);
     step_and_clear(model);
   }
-  expect_equal(fsdp(model).memory_stats().borrowed, 0u);
+  expect_equal(fsdp(model).memory_stats().acquired, 0u);
 }
 
 bool gives_views(const ModelSpec& spec) {

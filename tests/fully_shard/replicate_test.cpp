@@ -75,7 +75,7 @@ TEST_CASE("the all-reduces of replicated units overlap with backward") {
     replicate_tower(tower, {.bucket_cap_mb = 0});
     auto loss = loss_of(tower, rank);
     std::vector<std::string> events;
-    fsdp(tower).set_event_observer([&](const UnitEvent& event) { events.push_back(to_string(event)); });
+    fsdp(tower).set_event_observer([&](const FSDPEvent& event) { events.push_back(to_string(event)); });
     loss.backward();
     expect_equal(events,
                  std::vector<std::string>{"backward root", "backward block2", "reshard block2", "all_reduce block2",

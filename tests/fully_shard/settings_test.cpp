@@ -249,19 +249,19 @@ TEST_CASE("an asynchronous unshard is finished by its handle or by forward") {
     auto pair = make_tower_pair();
     auto& block = pair.sharded->blocks[0];
     auto handle = fsdp(block).unshard(/*async_op=*/true);
-    TESSERA_EXPECT(fsdp(block).unit_state() == UnitState::Gathering);
+    TESSERA_EXPECT(fsdp(block).unit_state() == ShardedState::Unsharding);
     handle.wait();
     handle.wait();
-    TESSERA_EXPECT(fsdp(block).unit_state() == UnitState::Unsharded);
+    TESSERA_EXPECT(fsdp(block).unit_state() == ShardedState::Unsharded);
     expect_bit_equal(block->up->weight.detach(), pair.reference->blocks[0]->up->weight.detach());
     fsdp(block).reshard();
     handle = fsdp(block).unshard(/*async_op=*/true);
     block(make_batch(1, 3, 17)).sum().backward();
     handle.wait();
-    TESSERA_EXPECT(fsdp(block).unit_state() == UnitState::Sharded);
+    TESSERA_EXPECT(fsdp(block).unit_state() == ShardedState::Sharded);
     fsdp(block).unshard(/*async_op=*/true);
     fsdp(block).reshard();
-    TESSERA_EXPECT(fsdp(block).unit_state() == UnitState::Sharded);
+    TESSERA_EXPECT(fsdp(block).unit_state() == ShardedState::Sharded);
   });
 }
 

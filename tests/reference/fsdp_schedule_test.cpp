@@ -23,7 +23,7 @@ TEST_CASE("rows 40, 62: backward prefetch decides when the next unit is gathered
       for (int step = 0; step < 2; ++step) {
         const auto loss = weighted_loss(model(batch_of(get_rank())));
         events.clear();
-        fsdp(*model).set_event_observer([&](const UnitEvent& event) {
+        fsdp(*model).set_event_observer([&](const FSDPEvent& event) {
           const auto text = to_string(event);
           if (text == "gather block0" || text == "backward block1" || text == "reduce_scatter block1" ||
               text == "backward block0") {
@@ -52,7 +52,7 @@ TEST_CASE("rows 40, 68: forward prefetch gathers the next unit before this one c
       TESSERA_EXPECT(model.options().forward_prefetch == prefetches);
       weighted_loss(model(batch_of(get_rank()))).backward();
       std::vector<std::string> events;
-      fsdp(*model).set_event_observer([&](const UnitEvent& event) { events.push_back(to_string(event)); });
+      fsdp(*model).set_event_observer([&](const FSDPEvent& event) { events.push_back(to_string(event)); });
       const at::NoGradGuard no_grad;
       model(batch_of(get_rank()));
       const auto place = [&](const std::string& event) {
@@ -77,7 +77,7 @@ TEST_CASE("row 69: two units' full parameters at most are in memory, beside the 
         find_hook_point(*block)->register_forward_pre_hook([&](HookPoint&, TensorRefs) {
           size_t full = 0;
           for (auto& other : model->blocks) {
-            full += fsdp(other).unit_state() != UnitState::Sharded;
+            full += fsdp(other).unit_state() != ShardedState::Sharded;
           }
           most = std::max(most, full);
         });
@@ -93,7 +93,7 @@ TEST_CASE("row 88: forward: unshard, compute, reshard, and the first unit belong
     const auto model = make_model({.forward_prefetch = true});
     run_backward(model);
     std::vector<std::string> events;
-    fsdp(*model).set_event_observer([&](const UnitEvent& event) { events.push_back(to_string(event)); });
+    fsdp(*model).set_event_observer([&](const FSDPEvent& event) { events.push_back(to_string(event)); });
     const at::NoGradGuard no_grad;
     model(batch_of(get_rank()));
     expect_equal(events,

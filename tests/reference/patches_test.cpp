@@ -72,7 +72,7 @@ Calls count_calls(FSDPTestModel& model, at::ScalarType gathered, at::ScalarType 
 
 /// Whether the calling rank's slots are those of the library.
 void expect_no_patches() {
-  const auto slots = engine_slots();
+  const auto slots = comm_overrides();
   using AllGather = Pending (*)(const at::Tensor&, const at::Tensor&, const ProcessGroupPtr&);
   using ReduceScatter = Pending (*)(const at::Tensor&, const at::Tensor&, ReduceOp, const ProcessGroupPtr&);
   const auto* gather = slots->all_gather.target<AllGather>();
@@ -268,7 +268,7 @@ TEST_CASE("row 24: MixtureOfExperts: reshards that come late, on each rank at an
       bool is_patched = false;
       auto& experts = dynamic_cast<MixtureOfExpertsImpl&>(*dynamic_cast<ModuleWithDelayImpl&>(model).module);
       const ScopedHook hook(find_hook_point(experts.shared())->register_forward_pre_hook([&](HookPoint&, TensorRefs) {
-        is_patched = static_cast<bool>(engine_slots()->reshard);
+        is_patched = static_cast<bool>(comm_overrides()->reshard);
       }));
       model.forward(model.get_input(at::kCPU));
       expect_no_patches();

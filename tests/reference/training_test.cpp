@@ -217,12 +217,12 @@ TEST_CASE("row 47: training ends with idle, sharded units; one that stays unshar
     train_for_several_steps(*model);
     for (const auto& module : model->modules()) {
       if (is_sharded_model(*module) && module.get() == model.get()) {
-        TESSERA_EXPECT(fsdp(*module).unit_state() == UnitState::Sharded);
+        TESSERA_EXPECT(fsdp(*module).unit_state() == ShardedState::Sharded);
       }
     }
     // a throw in forward leaves a model that says what it is, and trains on
     expect_throws<std::exception>([&] { model->forward({at::Tensor()}); }, "");
-    TESSERA_EXPECT(fsdp(*model).unit_state() == UnitState::Sharded);
+    TESSERA_EXPECT(fsdp(*model).unit_state() == ShardedState::Sharded);
     train_for_several_steps(*model);
     fsdp(*model).set_reshard_after_backward(false);
     expect_throws<Error>([&] { train_for_several_steps(*model); }, "");

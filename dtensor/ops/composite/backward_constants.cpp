@@ -6,7 +6,7 @@
 #include <torch/library.h>
 
 #include "dtensor/dispatch/dispatch.h"
-#include "dtensor/dispatch/replicate_plain.h"
+#include "dtensor/dispatch/implicit_replication.h"
 #include "dtensor/local/dtensor_impl.h"
 #include "dtensor/propagation/op_names.h"
 #include "dtensor/propagation/own_kernels.h"

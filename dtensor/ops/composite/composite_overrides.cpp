@@ -27,7 +27,7 @@
 
 #include "base/error.h"
 #include "dtensor/dispatch/dispatch_scopes.h"
-#include "dtensor/dispatch/replicate_plain.h"
+#include "dtensor/dispatch/implicit_replication.h"
 #include "dtensor/local/dtensor_impl.h"
 #include "dtensor/local/redistribute.h"
 #include "dtensor/ops/composite/composite_constants.h"

@@ -10,7 +10,7 @@
 
 #include "base/error.h"
 #include "dtensor/local/dtensor_impl.h"
-#include "dtensor/local/whole_tensor.h"
+#include "dtensor/local/gather_full.h"
 #include "dtensor/ops/list_parts.h"
 #include "dtensor/ops/pointwise/pointwise.h"
 #include "dtensor/ops/reduction/reduction.h"
@@ -115,7 +115,7 @@ std::vector<TensorMeta> max_metas(const OpCall& call) {
 
 /// Runs the op on the shards that have elements; `neutral(dtype)` stands for the others, which kernels refuse.
 template <class Neutral>
-LocalCall of_nonempty(Neutral neutral) {
+CollectiveCall of_nonempty(Neutral neutral) {
   return [neutral](const c10::OperatorHandle& op, torch::jit::Stack* stack, const OpPlan& plan) {
     const auto locals = local_argument(op, stack, 0).toTensorVector();
     const auto skipped = [&](size_t i) { return locals[i].numel() == 0 && plan.outputs[i]->has_partial(); };
@@ -168,7 +168,7 @@ std::vector<at::Scalar> numbers_of(const char* op, const at::Tensor& scalars, si
                 "{}: scalars are {}; give a tensor of one dim with a number for each of the {} tensors", op,
                 to_string(TensorMeta::of(scalars)), tensors);
   const auto* meta = dtensor_meta(scalars);
-  const auto whole = (meta ? whole_tensor(*meta) : scalars).to(at::kCPU);
+  const auto whole = (meta ? gather_full(*meta) : scalars).to(at::kCPU);
   std::vector<at::Scalar> numbers;
   for (int64_t i = 0; i < whole.size(0); ++i) {
     numbers.push_back(whole[i].item());

@@ -204,8 +204,8 @@ class LocalLists {
   void take(const at::Tensor& tensor, const Param& param, bool is_written, BorrowedTensors& locals) {
     const auto* meta = dtensor_meta(tensor);
     const bool is_step_count = !meta && tensor.dim() == 0 && param.meta->spec->ndim() > 0;
-    lie_alike_ = is_step_count ||
-                 (meta && !meta->copied_view && same_spec(meta->spec, param.meta->spec) && param.lies_as(meta->local));
+    lie_alike_ = is_step_count || (meta && !meta->materialized_view && same_spec(meta->spec, param.meta->spec) &&
+                                   param.lies_as(meta->local));
     if (!lie_alike_) {
       return;
     }

@@ -202,12 +202,12 @@ const RegisterOpRules convolution_rules([] {
   register_op_rule({"aten::convolution"}, {.strategies = convolution_strategies,
                                            .local_call = local_convolution,
                                            .output_metas = convolution_metas,
-                                           .whole_only = is_unusual<0>,
+                                           .requires_replicated = is_unusual<0>,
                                            .op_takes_shards = true});
   register_op_rule({"aten::convolution_backward"}, {.strategies = backward_strategies,
                                                     .local_call = local_convolution_backward,
                                                     .output_metas = backward_metas,
-                                                    .whole_only = is_unusual<1>});
+                                                    .requires_replicated = is_unusual<1>});
 });
 
 }  // namespace

@@ -101,7 +101,7 @@ void leave_out_summand(const c10::OperatorHandle& op, torch::jit::Stack* stack) 
     return is_surely_taken(beta.toScalar(), local_argument(op, stack, argument).toTensor().scalar_type());
   };
   if (!is_taken(0) || !is_taken(1)) {
-    ask_on_twos(op, *stack);
+    dry_run_on_size_two(op, *stack);
   }
   beta = c10::IValue(0);
 }
@@ -122,7 +122,7 @@ void register_products(const std::vector<std::string>& ops, const char* text, Ou
   register_op_rule(ops, {.strategies = [product = Product::parse(text)](
                                            const OpCall& call) { return matrix_product_strategies(call, product, 0); },
                          .output_metas = std::move(metas),
-                         .asks_kernel = true});
+                         .needs_dry_run = true});
 }
 
 /// Meta kernels need not look at the summand, and neither do kernels of ranks that have nothing of the product.
@@ -140,7 +140,7 @@ void register_sums(const std::vector<std::string>& ops, const char* text) {
                          .local_call = [product](const c10::OperatorHandle& op, torch::jit::Stack* stack,
                                                  const OpPlan& plan) { local_sum(op, stack, plan, product); },
                          .reads_float_scalars = false,
-                         .asks_kernel = true});
+                         .needs_dry_run = true});
 }
 
 /// Kernels compare lengths of shards only.

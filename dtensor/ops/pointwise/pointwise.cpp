@@ -31,7 +31,7 @@ void local_add_in_place(const c10::OperatorHandle& op, torch::jit::Stack* stack,
     const bool replicated = !other || other->placements()[axis].is_replicate();
     if (self->placements()[axis] == Partial() && replicated && self->mesh().coordinate()[axis] != 0) {
       if (!is_surely_taken(local_argument(op, stack, 2).toScalar(), self->dtype())) {
-        ask_on_twos(op, *stack);
+        dry_run_on_size_two(op, *stack);
       }
       set_results(op, stack, {local_argument(op, stack, 0)});
       return;
@@ -44,7 +44,7 @@ void register_linear(const std::vector<std::string>& ops, std::vector<std::vecto
   const auto strategies = [linear_operands](const OpCall& call) { return linear_strategies(call, linear_operands); };
   register_op_rule(
       ops,
-      {.strategies = strategies, .output_metas = pointwise_metas, .reads_float_scalars = false, .asks_kernel = true});
+      {.strategies = strategies, .output_metas = pointwise_metas, .reads_float_scalars = false, .needs_dry_run = true});
 }
 
 Strategies divided_by_number_strategies(const OpCall& call) {
@@ -163,7 +163,7 @@ const RegisterOpRules pointwise_rules([] {
   const auto strategies = [](const OpCall& call) { return pointwise_strategies(call); };
   register_op_rule(
       aten_ops(kPointwise),
-      {.strategies = strategies, .output_metas = pointwise_metas, .reads_float_scalars = false, .asks_kernel = true});
+      {.strategies = strategies, .output_metas = pointwise_metas, .reads_float_scalars = false, .needs_dry_run = true});
   register_linear({"aten::neg", "aten::neg_", "aten::clone", "aten::alias", "aten::detach_", "aten::_to_copy",
                    "aten::lift_fresh", "aten::lift", "aten::lift_fresh_copy", "aten::alias_copy", "aten::detach_copy",
                    "aten::mul.Scalar", "aten::mul_.Scalar"},
@@ -189,13 +189,13 @@ const RegisterOpRules pointwise_rules([] {
                                                                 .reads_float_scalars = false,
                                                                 .runs_on_empty_shards = true});
   register_op_rule({"aten::masked_fill.Scalar", "aten::masked_fill_.Scalar"},
-                   {.strategies = masked_fill_strategies, .output_metas = pointwise_metas, .asks_kernel = true});
+                   {.strategies = masked_fill_strategies, .output_metas = pointwise_metas, .needs_dry_run = true});
   register_op_rule({"aten::add_.Tensor", "aten::sub_.Tensor", "aten::add_.Scalar", "aten::sub_.Scalar"},
                    {.strategies = add_in_place_strategies,
                     .local_call = local_add_in_place,
                     .output_metas = pointwise_metas,
                     .reads_float_scalars = false,
-                    .asks_kernel = true});
+                    .needs_dry_run = true});
   register_linear({"aten::mul.Tensor", "aten::mul_.Tensor"}, {{0}, {1}});
   register_linear({"aten::div.Tensor", "aten::div_.Tensor"}, {{0}});
   register_op_rule({"aten::zeros_like", "aten::zero_", "aten::zero"}, {.strategies = zeros_like_strategies});

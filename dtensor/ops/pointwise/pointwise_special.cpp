@@ -92,7 +92,7 @@ const RegisterOpRules pointwise_special_rules([] {
   const OpRule rule{.strategies = [](const OpCall& call) { return pointwise_strategies(call); },
                     .output_metas = pointwise_metas,
                     .reads_float_scalars = false,
-                    .asks_kernel = true};
+                    .needs_dry_run = true};
   register_op_rule(aten_ops(kSpecialPointwise), rule);
   register_op_rule(polynomials_of_numbers(), rule);
   auto in_place = rule;
@@ -100,9 +100,9 @@ const RegisterOpRules pointwise_special_rules([] {
   register_op_rule({"aten::conj_physical_"}, in_place);
   register_op_rule({"aten::log_sigmoid_forward"},
                    {.strategies = log_sigmoid_strategies, .output_metas = log_sigmoid_metas});
-  register_op_rule(
-      {"aten::log_sigmoid_backward"},
-      {.strategies = log_sigmoid_backward_strategies, .output_metas = like_operand(0), .whole_only = is_broadcast});
+  register_op_rule({"aten::log_sigmoid_backward"}, {.strategies = log_sigmoid_backward_strategies,
+                                                    .output_metas = like_operand(0),
+                                                    .requires_replicated = is_broadcast});
 });
 
 }  // namespace

@@ -9,7 +9,7 @@
 
 #include <algorithm>
 
-#include "dtensor/local/whole_tensor.h"
+#include "dtensor/local/gather_full.h"
 #include "dtensor/ops/rule_helpers.h"
 #include "dtensor/propagation/op_names.h"
 #include "dtensor/random/kernel_draw.h"
@@ -101,7 +101,7 @@ void local_draw_in_place(const c10::OperatorHandle& op, torch::jit::Stack* stack
   const auto whole = at::empty_strided(spec.sizes(), spec.strides(), local.options());
   local_argument(op, stack, 0) = whole;
   op.callBoxed(stack);
-  local.copy_(part_of_whole(whole, spec));
+  local.copy_(local_shard_of(whole, spec));
   stack->back() = local;
 }
 
@@ -130,7 +130,7 @@ const RegisterOpRules random_ops_rules([] {
                                         .runs_on_empty_shards = true});
   register_op_rule(aten_ops(kWhole), {.strategies = [](const OpCall&) { return Strategies(); },
                                       .local_call = local_draw,
-                                      .whole_only = [](const OpCall&) { return true; },
+                                      .requires_replicated = [](const OpCall&) { return true; },
                                       .reads_float_scalars = false,
                                       .runs_on_empty_shards = true});
 });

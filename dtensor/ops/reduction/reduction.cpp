@@ -214,7 +214,7 @@ const RegisterOpRules reduction_rules([] {
   register_op_rule({"aten::nansum"},
                    {.strategies = [](const OpCall& call) { return reduce_strategies(call, Partial()); },
                     .output_metas = reduced_metas(sum_dtype),
-                    .asks_kernel = true});
+                    .needs_dry_run = true});
   register_op_rule({"aten::mean", "aten::mean.dim"}, {.strategies = sum_strategies, .local_call = local_mean});
   register_op_rule({"aten::prod"}, {.strategies = product_strategies, .output_metas = reduced_metas(sum_dtype)});
   register_op_rule({"aten::prod.dim_int"}, {.strategies = product_strategies});
@@ -223,10 +223,10 @@ const RegisterOpRules reduction_rules([] {
                     .output_metas = reduced_metas(long_dtype)});
   const OpRule max{.strategies = extremum_strategies<ReduceOp::Max>,
                    .local_call = local_extremum<ReduceOp::Max>,
-                   .asks_kernel = true};
+                   .needs_dry_run = true};
   const OpRule min{.strategies = extremum_strategies<ReduceOp::Min>,
                    .local_call = local_extremum<ReduceOp::Min>,
-                   .asks_kernel = true};
+                   .needs_dry_run = true};
   register_op_rule({"aten::amax", "aten::any", "aten::any.dim", "aten::_is_any_true"}, max);
   register_op_rule({"aten::amin", "aten::all", "aten::all.dim", "aten::_is_all_true"}, min);
   auto any = max;
@@ -246,14 +246,14 @@ const RegisterOpRules reduction_rules([] {
                    {.strategies = norm_strategies, .local_call = local_norm});
   register_op_rule(
       {"aten::var.correction", "aten::std.correction"},
-      {.strategies = kept_dims_strategies, .output_metas = reduced_metas(real_dtype), .asks_kernel = true});
+      {.strategies = kept_dims_strategies, .output_metas = reduced_metas(real_dtype), .needs_dry_run = true});
   register_op_rule({"aten::var_mean.correction", "aten::std_mean.correction"},
-                   {.strategies = kept_dims_strategies, .output_metas = variance_and_mean, .asks_kernel = true});
+                   {.strategies = kept_dims_strategies, .output_metas = variance_and_mean, .needs_dry_run = true});
   register_op_rule({"aten::max.dim", "aten::min.dim", "aten::argmax", "aten::argmin", "aten::aminmax"},
-                   {.strategies = kept_dims_strategies, .asks_kernel = true});
+                   {.strategies = kept_dims_strategies, .needs_dry_run = true});
   register_op_rule(
       {"aten::logsumexp"},
-      {.strategies = kept_dims_strategies, .output_metas = reduced_metas(floating_dtype), .asks_kernel = true});
+      {.strategies = kept_dims_strategies, .output_metas = reduced_metas(floating_dtype), .needs_dry_run = true});
   register_op_rule({"aten::median.dim", "aten::nanmedian.dim", "aten::mode"},
                    {.strategies = kept_dims_strategies, .output_metas = reduced_with_indices});
 });

@@ -195,9 +195,10 @@ std::vector<TensorMeta> index_add_metas(const OpCall& call) {
 
 const RegisterOpRules indexing_rules([] {
   register_op_rule({"aten::index.Tensor", "aten::_unsafe_index.Tensor"},
-                   {.strategies = index_strategies, .whole_only = has_mask_index});
-  register_op_rule({"aten::index_put", "aten::index_put_", "aten::_unsafe_index_put", "aten::_index_put_impl_"},
-                   {.strategies = index_put_strategies, .output_metas = index_put_metas, .whole_only = has_mask_index});
+                   {.strategies = index_strategies, .requires_replicated = has_mask_index});
+  register_op_rule(
+      {"aten::index_put", "aten::index_put_", "aten::_unsafe_index_put", "aten::_index_put_impl_"},
+      {.strategies = index_put_strategies, .output_metas = index_put_metas, .requires_replicated = has_mask_index});
   register_op_rule({"aten::gather"}, {.strategies = gather_strategies});
   register_op_rule(
       {"aten::scatter.src", "aten::scatter.value", "aten::scatter.reduce", "aten::scatter.value_reduce",

@@ -61,12 +61,12 @@ void check_all_gather(const Drawn& drawn, at::ScalarType dtype, at::ScalarType p
   const auto flat = at::zeros({ranks, drawn.numel}, dtype);
   all_gather(flat, input, group);
   const auto expected = flat.to(part_dtype);
-  std::vector<TensorPart> parts;
+  std::vector<TensorSegment> parts;
   for (const auto& part : drawn.parts) {
     parts.push_back(
         {part.offset, part.numel, at::full({part.present + 1}, kUntouched, part_dtype).narrow(0, 0, part.present)});
   }
-  all_gather_parts_async(std::make_shared<const std::vector<TensorPart>>(parts), input, group).wait();
+  all_gather_segments_async(std::make_shared<const std::vector<TensorSegment>>(parts), input, group).wait();
   for (size_t i = 0; i < parts.size(); ++i) {
     const auto& part = drawn.parts[i];
     for (int64_t rank = 0; rank < ranks; ++rank) {
@@ -88,7 +88,7 @@ void check_reduce_scatter(const Drawn& drawn, at::ScalarType dtype, ScatterOptio
   const auto& group = default_group();
   const int64_t ranks = get_world_size();
   const auto flat = at::zeros({ranks, drawn.numel}, dtype);
-  std::vector<TensorPart> parts;
+  std::vector<TensorSegment> parts;
   for (const auto& part : drawn.parts) {
     // One of the ranks may have nothing at all.
     const bool is_missing = part.present % 5 == 1 && get_rank() == part.present % ranks;
@@ -104,14 +104,14 @@ void check_reduce_scatter(const Drawn& drawn, at::ScalarType dtype, ScatterOptio
     }
     parts.push_back({part.offset, part.numel, std::move(tensor)});
   }
-  const auto shared = std::make_shared<const std::vector<TensorPart>>(std::move(parts));
+  const auto shared = std::make_shared<const std::vector<TensorSegment>>(std::move(parts));
   for (const auto op : {ReduceOp::Sum, ReduceOp::Avg}) {
     const auto expected = at::full({drawn.numel}, kUntouched, dtype), actual = expected.clone();
     reduce_scatter(expected, flat, op, group);
     if (options.first_is_flat && get_rank() == 0) {
       reduce_scatter(actual, flat, op, group);
     } else {
-      reduce_scatter_parts_async(actual, shared, op, group).wait();
+      reduce_scatter_segments_async(actual, shared, op, group).wait();
     }
     expect_bit_equal(actual, expected);
   }
@@ -119,7 +119,7 @@ void check_reduce_scatter(const Drawn& drawn, at::ScalarType dtype, ScatterOptio
 
 }  // namespace
 
-void check_parts_against_flat(uint64_t seed, int64_t largest, at::ScalarType dtype) {
+void check_segments_against_flat(uint64_t seed, int64_t largest, at::ScalarType dtype) {
   try {
     const Drawn drawn = draw_parts(seed, largest, get_world_size());
     for (const auto part_dtype : {dtype, at::kFloat, at::kHalf, at::kDouble}) {

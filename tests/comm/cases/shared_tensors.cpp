@@ -30,9 +30,10 @@ at::Tensor shared_tensor(int64_t numel) {
   return tensor;
 }
 
-TensorParts one_part(at::Tensor tensor) {
+TensorSegments one_part(at::Tensor tensor) {
   const int64_t numel = tensor.numel() / get_world_size();
-  return std::make_shared<const std::vector<TensorPart>>(1, TensorPart{.numel = numel, .tensor = std::move(tensor)});
+  return std::make_shared<const std::vector<TensorSegment>>(1,
+                                                            TensorSegment{.numel = numel, .tensor = std::move(tensor)});
 }
 
 int pid_of(int rank) {

@@ -12,14 +12,14 @@ namespace tessera::testing {
 
 inline const RunProcessesOptions kShm = {.backend = "shm"};
 
-/// Floats: more than a cell has, and no multiple of its size.
+/// Floats: more than a slot has, and no multiple of its size.
 inline constexpr int64_t kLarge = 100'003;
 
 /// Floats in a block of comm/shm/shared_memory.h, with undefined contents.
 at::Tensor shared_tensor(int64_t numel);
 
 /// `tensor`, of which each rank has an equal share, as the one part of a collective over the default group.
-TensorParts one_part(at::Tensor tensor);
+TensorSegments one_part(at::Tensor tensor);
 
 /// The process of a rank. Collective over the default group.
 int pid_of(int rank);

@@ -18,7 +18,7 @@
 #include <vector>
 
 #include "base/error.h"
-#include "comm/backend/stream_mark.h"
+#include "comm/backend/stream_event.h"
 #include "testing/test_devices.h"
 #include "third_party/catch2/catch.h"
 
@@ -58,13 +58,13 @@ void check_equal(const at::Tensor& actual, const at::Tensor& expected) {
 
 /// On another stream than the one that the reduction was issued on, which then gets its memory.
 void finish_elsewhere(NcclReduction reduction, c10::Device device) {
-  const StreamMark reduced = StreamMark::here(device);
-  StreamMark finished;
+  const StreamEvent reduced = StreamEvent::here(device);
+  StreamEvent finished;
   {
     const OwnStream waiting(device);
     reduced.wait();
     reduction.finish();
-    finished = StreamMark::here(device);
+    finished = StreamEvent::here(device);
   }
   const auto sizes = reduction.input.sizes().vec();
   const auto options = reduction.input.options();

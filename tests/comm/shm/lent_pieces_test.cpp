@@ -143,7 +143,7 @@ TEST_CASE("shm: gradients that the others read where they are, gone at once, by 
               std::this_thread::sleep_for(milliseconds(5));
             }
             auto pending =
-                reduce_scatter_parts_async(output, one_part(std::move(input)), ReduceOp::Sum, default_group());
+                reduce_scatter_segments_async(output, one_part(std::move(input)), ReduceOp::Sum, default_group());
             pending.wait();
             const auto next = shared_tensor(numel).fill_(-1);
             TESSERA_EXPECT(output.equal(sums(numel, round)));
@@ -167,7 +167,7 @@ TEST_CASE("shm: a gradient is kept until the others have read it, also when this
     if (rank == 0) {
       await_stop(peer);
     }
-    auto pending = reduce_scatter_parts_async(output, one_part(std::move(input)), ReduceOp::Sum, default_group());
+    auto pending = reduce_scatter_segments_async(output, one_part(std::move(input)), ReduceOp::Sum, default_group());
     if (rank == 1) {
       raise(SIGSTOP);
       pending.wait();
@@ -175,7 +175,7 @@ TEST_CASE("shm: a gradient is kept until the others have read it, also when this
       pending.wait();
       TESSERA_EXPECT(shared_place(shared_tensor(kNumel).fill_(-1))->block != block);
       kill(peer, SIGCONT);
-      pending.wait_until_read();
+      pending.wait_for_readers();
       TESSERA_EXPECT(shared_place(shared_tensor(kNumel))->block == block);
     }
     TESSERA_EXPECT(output.equal(sums(kNumel, 0)));
@@ -190,14 +190,14 @@ TEST_CASE("shm: a rank that ends the group while its gradient is read is an erro
     const auto output = at::zeros({kNumel / 2});
     auto input = shared_tensor(kNumel).fill_(1);
     if (rank == 1) {
-      { const auto pending = reduce_scatter_parts_async(output, one_part(input), ReduceOp::Sum, group); }
+      { const auto pending = reduce_scatter_segments_async(output, one_part(input), ReduceOp::Sum, group); }
       group.reset();
       input = at::Tensor();
       barrier(default_group());
       return;
     }
     barrier(default_group());
-    auto pending = reduce_scatter_parts_async(output, one_part(input), ReduceOp::Sum, group);
+    auto pending = reduce_scatter_segments_async(output, one_part(input), ReduceOp::Sum, group);
     expect_throws<CommError>([&] { pending.wait(); }, "a peer has ended the group before its input was read");
   };
   run_processes(2, body, kShm);

@@ -129,9 +129,9 @@ TEST_CASE("shm: inputs that the others read where they are, written again at onc
             } else {
               // In half of them what is read is cast.
               const auto parts = round % 4 == 1 ? output.to(c10::kDouble) : output;
-              auto pending = all_gather_parts_async(one_part(parts), input, group);
+              auto pending = all_gather_segments_async(one_part(parts), input, group);
               pending.wait();
-              pending.wait_until_read();
+              pending.wait_for_readers();
               output.copy_(parts);
             }
             input.fill_(-1);
@@ -153,7 +153,7 @@ TEST_CASE("shm: an output is there before the others have read the input, which 
     if (rank == 0) {
       await_stop(peer);  // it has called, and cannot have read what is lent only now
     }
-    auto pending = all_gather_parts_async(one_part(output), input, default_group());
+    auto pending = all_gather_segments_async(one_part(output), input, default_group());
     if (rank == 1) {
       raise(SIGSTOP);
       pending.wait();
@@ -161,7 +161,7 @@ TEST_CASE("shm: an output is there before the others have read the input, which 
       pending.wait();
       TESSERA_EXPECT(is_from_round(output, 0));
       kill(peer, SIGCONT);
-      pending.wait_until_read();
+      pending.wait_for_readers();
       input.fill_(-1);
     }
     TESSERA_EXPECT(is_from_round(output, 0));
@@ -200,14 +200,14 @@ TEST_CASE("shm: a rank that frees what it has lent and ends the group is an erro
     auto input = shared_zeros(kLarge, c10::kFloat).fill_(1);
     const auto output = at::zeros({2 * kLarge});
     if (rank == 1) {
-      { const auto pending = all_gather_parts_async(one_part(output), input, group); }
+      { const auto pending = all_gather_segments_async(one_part(output), input, group); }
       group.reset();
       input = at::Tensor();
       barrier(default_group());
       return;
     }
     barrier(default_group());
-    auto pending = all_gather_parts_async(one_part(output), input, group);
+    auto pending = all_gather_segments_async(one_part(output), input, group);
     expect_throws<CommError>([&] { pending.wait(); }, "a peer has ended the group before its input was read");
   };
   run_processes(2, body, kShm);
@@ -224,7 +224,7 @@ TEST_CASE("shm: a rank that ends its group waits for who has yet to read what it
       if (rank == 0) {
         await_stop(peer);
       }
-      auto pending = all_gather_parts_async(one_part(output), input, group);
+      auto pending = all_gather_segments_async(one_part(output), input, group);
       if (rank == 1) {
         raise(SIGSTOP);
       }
@@ -262,7 +262,7 @@ Lent lend_to_a_stopped_rank(int rank) {
   if (rank == 0) {
     await_stop(lent.peer);
   }
-  lent.pending = all_gather_parts_async(one_part(output), lent.input, default_group());
+  lent.pending = all_gather_segments_async(one_part(output), lent.input, default_group());
   if (rank == 1) {
     raise(SIGSTOP);
   } else {
@@ -277,7 +277,7 @@ TEST_CASE("shm: who reads what was lent after its owner had an error has one too
     if (rank == 1) {
       expect_throws<CommError>([&pending = pending] { pending.wait(); }, "rank 0 failed: all_gather(Float[100003])");
     } else {
-      expect_throws<CommError>([&pending = pending] { pending.wait_until_read(); },
+      expect_throws<CommError>([&pending = pending] { pending.wait_for_readers(); },
                                "rank(s) [1] did not arrive within 1000 ms");
       input.fill_(-1);
       kill(peer, SIGCONT);
@@ -316,13 +316,13 @@ TEST_CASE("shm: a peer that dies before it has read is named") {
     if (rank == 0) {
       await_stop(peer);
     }
-    auto pending = all_gather_parts_async(one_part(output), input, default_group());
+    auto pending = all_gather_segments_async(one_part(output), input, default_group());
     if (rank == 1) {
       raise(SIGSTOP);
     }
     pending.wait();
     kill(peer, SIGKILL);
-    expect_throws<CommError>([&] { pending.wait_until_read(); }, "rank(s) [1] have died");
+    expect_throws<CommError>([&] { pending.wait_for_readers(); }, "rank(s) [1] have died");
     std::fprintf(stderr, "had the error\n");
   };
   const ProcessesResult result = try_run_processes(2, body, kShm);

@@ -55,7 +55,7 @@ TEST_CASE("shm gives the same bits as threads, for every dtype") {
   }
 }
 
-TEST_CASE("shm gives the same bits as threads, for sizes from nothing to many cells") {
+TEST_CASE("shm gives the same bits as threads, for sizes from nothing to many slots") {
   check_same_bits_as_threads("shm", 2, {c10::kFloat}, {0, 1, 1000, 300001});
   check_same_bits_as_threads("shm", 3, {c10::kBFloat16, c10::kDouble}, {1, 70001});
   check_same_bits_as_threads("shm", 4, {c10::kFloat}, {0, 20011, 70001});
@@ -80,12 +80,12 @@ TEST_CASE("shm: an output beyond the cache is written past it, whatever its alig
 TEST_CASE("shm: collectives with parts give the bits of those with one tensor") {
   const auto body = [](int) {
     for (uint64_t seed = 0; seed < 20; ++seed) {
-      check_parts_against_flat(seed, /*largest=*/20, c10::kFloat);
-      check_parts_against_flat(seed, /*largest=*/40000, c10::kBFloat16);
+      check_segments_against_flat(seed, /*largest=*/20, c10::kFloat);
+      check_segments_against_flat(seed, /*largest=*/40000, c10::kBFloat16);
     }
-    // Several cells; and, with 2 ranks, outputs beyond the cache.
-    check_parts_against_flat(/*seed=*/3, /*largest=*/1000000, c10::kFloat);
-    check_parts_against_flat(/*seed=*/4, /*largest=*/1000000, c10::kFloat);
+    // Several slots; and, with 2 ranks, outputs beyond the cache.
+    check_segments_against_flat(/*seed=*/3, /*largest=*/1000000, c10::kFloat);
+    check_segments_against_flat(/*seed=*/4, /*largest=*/1000000, c10::kFloat);
   };
   run_processes(2, body, kShm);
   run_processes(3, body, kShm);
@@ -101,7 +101,7 @@ TEST_CASE("shm: collectives in flight may be waited for in any order") {
 
 TEST_CASE("shm: large collectives of two groups, waited for in opposite orders") {
   const auto body = [](int rank) {
-    constexpr int64_t count = 2000000;  // 8 MB, four rings of cells
+    constexpr int64_t count = 2000000;  // 8 MB, four rings of slots
     const ProcessGroupPtr groups[] = {new_group({0, 1}, "first"), new_group({0, 1}, "second")};
     at::Tensor tensors[] = {at::full({count}, float(rank)), at::full({count}, float(10 * rank))};
     Pending pending[] = {all_reduce_async(tensors[0], ReduceOp::Sum, groups[0]),
@@ -113,7 +113,7 @@ TEST_CASE("shm: large collectives of two groups, waited for in opposite orders")
   run_processes(2, body, kShm);
 }
 
-TEST_CASE("shm: more calls in flight than a rank has cells, and one that is never waited for") {
+TEST_CASE("shm: more calls in flight than a rank has slots, and one that is never waited for") {
   const auto body = [](int rank) {
     std::vector<at::Tensor> outputs;
     std::vector<Pending> pending;

@@ -22,55 +22,55 @@ void* address(const BlockPtr& block) {
 
 TEST_CASE("a block that was given back is the next one") {
   const auto pool = make_pool();
-  auto first = pool->borrow(1000);
+  auto first = pool->acquire(1000);
   const void* memory = address(first);
-  CHECK(pool->bytes_borrowed() == 1000);
+  CHECK(pool->bytes_acquired() == 1000);
   first.reset();
-  CHECK(pool->bytes_borrowed() == 0);
+  CHECK(pool->bytes_acquired() == 0);
   CHECK(pool->bytes_held() == 1000);
-  const auto second = pool->borrow(600);
+  const auto second = pool->acquire(600);
   CHECK(address(second) == memory);
   CHECK(second->bytes() == 1000);
-  const auto third = pool->borrow(600);
+  const auto third = pool->acquire(600);
   CHECK(address(third) != memory);
   CHECK(pool->bytes_held() == 1600);
 }
 
 TEST_CASE("the smallest block that fits is taken, and none that is more than twice too large") {
   const auto pool = make_pool();
-  auto large = pool->borrow(1500), middle = pool->borrow(1200), small = pool->borrow(500);
+  auto large = pool->acquire(1500), middle = pool->acquire(1200), small = pool->acquire(500);
   const void* const middle_memory = address(middle);
   large.reset();
   middle.reset();
   small.reset();
-  const auto block = pool->borrow(1000);
+  const auto block = pool->acquire(1000);
   CHECK(address(block) == middle_memory);
-  const auto tiny = pool->borrow(100);
+  const auto tiny = pool->acquire(100);
   CHECK(tiny->bytes() == 100);
 }
 
-TEST_CASE("no more than a quarter above the most that was ever borrowed is kept") {
+TEST_CASE("no more than a quarter above the most that was ever acquired is kept") {
   const auto pool = make_pool();
   for (size_t bytes = 1000; bytes < 100000; bytes *= 3) {
-    pool->borrow(bytes);
+    pool->acquire(bytes);
     CHECK(pool->bytes_held() <= bytes + bytes / 4);
   }
 }
 
-TEST_CASE("the peak counts what was borrowed at one time") {
+TEST_CASE("the peak counts what was acquired at one time") {
   const auto pool = make_pool();
-  { const auto a = pool->borrow(100), b = pool->borrow(200); }
-  const auto c = pool->borrow(100);
-  CHECK(pool->peak_bytes_borrowed() == 300);
+  { const auto a = pool->acquire(100), b = pool->acquire(200); }
+  const auto c = pool->acquire(100);
+  CHECK(pool->peak_bytes_acquired() == 300);
   pool->reset_peak();
-  CHECK(pool->peak_bytes_borrowed() == 100);
+  CHECK(pool->peak_bytes_acquired() == 100);
 }
 
 TEST_CASE("tensors hold their block, views see the memory that comes and goes, and the pool may go first") {
   auto pool = make_pool();
   const auto a = tensor_without_memory({2, 3}, at::kFloat), b = tensor_without_memory({4}, at::kFloat);
   CHECK(a.storage().nbytes() == 0);
-  auto block = pool->borrow(128);
+  auto block = pool->acquire(128);
   set_memory(a, *block, 0, 24);
   const auto view = a.t();
   clear_memory(a);
@@ -83,14 +83,14 @@ TEST_CASE("tensors hold their block, views see the memory that comes and goes, a
   CHECK(static_cast<char*>(b.data_ptr()) - static_cast<char*>(a.data_ptr()) == 64);
   clear_memory(a);
   CHECK(a.storage().nbytes() == 0);
-  CHECK(pool->bytes_borrowed() == 128);
+  CHECK(pool->bytes_acquired() == 128);
   clear_memory(b);
-  CHECK(pool->bytes_borrowed() == 0);
+  CHECK(pool->bytes_acquired() == 0);
   PooledBuffer buffer(8, at::kFloat);
-  buffer.borrow(*pool).fill_(1);
+  buffer.acquire(*pool).fill_(1);
   pool.reset();
   CHECK(buffer.tensor().sum().item<float>() == 8);
-  buffer.give_back();
+  buffer.release();
   CHECK(buffer.tensor().storage().nbytes() == 0);
 }
 

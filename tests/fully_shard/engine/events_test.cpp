@@ -21,7 +21,7 @@ class EventLog {
  public:
   template <class Holder>
   explicit EventLog(const Holder& module) {
-    fsdp(module).set_event_observer([this](const UnitEvent& event) { events_.push_back(to_string(event)); });
+    fsdp(module).set_event_observer([this](const FSDPEvent& event) { events_.push_back(to_string(event)); });
   }
   Events take() { return std::exchange(events_, {}); }
 

@@ -4,7 +4,7 @@
 
 #include "comm/context/comm_stats.h"
 #include "dtensor/dtensor.h"
-#include "fully_shard/reduce/gradient_parts.h"
+#include "fully_shard/reduce/gradient_buckets.h"
 #include "fully_shard/replicate.h"
 #include "testing/expect.h"
 #include "testing/parity.h"
@@ -81,7 +81,7 @@ TEST_CASE("units share an all-reduce up to the cap, while backward goes on", "[b
     replicate_units(tower, kTwoBlocks);
     auto loss = loss_of(tower, rank);
     std::vector<std::string> events;
-    fsdp(tower).set_event_observer([&](const UnitEvent& event) { events.push_back(to_string(event)); });
+    fsdp(tower).set_event_observer([&](const FSDPEvent& event) { events.push_back(to_string(event)); });
     reset_comm_stats();
     loss.backward();
     expect_equal(events,
@@ -107,7 +107,7 @@ TEST_CASE("a model that is one unit is reduced in parts, each as soon as its gra
       });
     }
     auto loss = loss_of(tower, rank);
-    fsdp(tower).set_event_observer([&](const UnitEvent& event) { events.push_back(to_string(event)); });
+    fsdp(tower).set_event_observer([&](const FSDPEvent& event) { events.push_back(to_string(event)); });
     reset_comm_stats();
     loss.backward();
     expect_equal(events,

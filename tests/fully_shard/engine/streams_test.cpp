@@ -92,8 +92,8 @@ TEST_CASE("streams: gradients that the program keeps are not written again") {
     fill_and_move(tower);
     shard_tower(tower, {.mesh = init_device_mesh(at::kCUDA, {4}), .mp_policy = {.reduce_dtype = at::kBFloat16}});
     int64_t numel = 1;  // of a block's flat gradient
-    fsdp(tower).set_event_observer([&](const UnitEvent& event) {
-      if (event.step == UnitStep::Reshard) {
+    fsdp(tower).set_event_observer([&](const FSDPEvent& event) {
+      if (event.step == FSDPEventKind::Reshard) {
         at::ones({numel}, kGpu);
       }
     });
@@ -153,8 +153,8 @@ TEST_CASE("streams: a gather does not wait for what is computed before it is iss
     fill_and_move(tower);
     shard_tower(tower, {.mesh = init_device_mesh(at::kCUDA, {2})});
     at::Tensor probe;
-    fsdp(tower).set_event_observer([&](const UnitEvent& event) {
-      if (event.step == UnitStep::Forward) {
+    fsdp(tower).set_event_observer([&](const FSDPEvent& event) {
+      if (event.step == FSDPEventKind::Forward) {
         probe = at::ones({1}, kGpu);
       }
     });
@@ -206,8 +206,8 @@ TEST_CASE("streams: reductions are finished beside what is computed") {
         return 1;
       }
     };
-    fsdp(tower).set_event_observer([&](const UnitEvent& event) {
-      if (event.step == UnitStep::Backward || event.step == UnitStep::Reshard) {
+    fsdp(tower).set_event_observer([&](const FSDPEvent& event) {
+      if (event.step == FSDPEventKind::Backward || event.step == FSDPEventKind::Reshard) {
         reduced_beside += reduced.defined() ? is_beside(reduced) : 0;
         reduced = at::Tensor();
         computed = new_probe();

@@ -13,10 +13,10 @@
 #include "base/error.h"
 #include "device_mesh/device_mesh.h"
 #include "dtensor/dtensor.h"
-#include "fully_shard/param/param_guard.h"
+#include "fully_shard/param/shard_version_check.h"
 #include "fully_shard/param/unit_params.h"
 #include "fully_shard/reduce/flat_gradient.h"
-#include "fully_shard/reduce/gradient_message.h"
+#include "fully_shard/reduce/reduce_scatter_layout.h"
 #include "testing/expect.h"
 #include "testing/run_ranks.h"
 #include "third_party/catch2/catch.h"
@@ -50,11 +50,11 @@ struct Two {
 
 }  // namespace
 
-TEST_CASE("shards are views of one flat buffer with a stamp, full parameters of one block", "[unit_params]") {
+TEST_CASE("shards are views of one flat buffer with a tag, full parameters of one block", "[unit_params]") {
   run_ranks(2, [](int rank) {
     Two two;
     auto& params = two.params;
-    params.stamp({.unit = 65, .fault = GatherFault::Changed});
+    params.tag({.unit = 65, .fault = ShardFault::Changed});
     const std::vector<float> expected = rank == 0
                                             ? std::vector<float>{1,  2, 3, 4, 5, 6, 7, 8, 9, 0, 0, 0, 0, 0, 0, 0,
                                                                  16, 0, 0, 0, 0, 0, 0, 0, 1, 1, 3, 0, 0, 0, 0, 0}
@@ -65,7 +65,7 @@ TEST_CASE("shards are views of one flat buffer with a stamp, full parameters of 
 
     const auto pool = std::make_shared<BlockPool>(at::kCPU);
     params.take_memory(*pool);
-    expect_equal(pool->bytes_borrowed(), 128u);  // each begins on a cache line
+    expect_equal(pool->bytes_acquired(), 128u);  // each begins on a cache line
     expect_equal(params.unsharded_bytes(), 68u);
     params.to_unsharded();
     TESSERA_EXPECT(!is_dtensor(two.weight) && params.lends_memory_to(two.weight[1]));
@@ -81,11 +81,11 @@ TEST_CASE("shards are views of one flat buffer with a stamp, full parameters of 
 TEST_CASE("changes of shards and writes to full parameters are found, by name", "[unit_params]") {
   run_ranks(2, [](int) {
     Two two;
-    ParamGuard guard("fully_shard", two.params, /*keeps_writes=*/false);
+    ShardVersionCheck guard("fully_shard", two.params, /*keeps_writes=*/false);
     const auto versions = guard.versions();
     guard.note_gather();
     guard.check_unchanged_since(versions);
-    TESSERA_EXPECT(!guard.has_newer_shards() && guard.fault() == GatherFault::None);
+    TESSERA_EXPECT(!guard.has_newer_shards() && guard.fault() == ShardFault::None);
     {
       const at::NoGradGuard no_grad;
       two.bias.add_(1);
@@ -94,7 +94,7 @@ TEST_CASE("changes of shards and writes to full parameters are found, by name", 
     expect_throws<StateError>([&] { guard.check_unchanged_since(versions); }, "parameter 'bias' of Layer was changed");
 
     two.weight.set_data(at::zeros({5, 3}));
-    TESSERA_EXPECT(guard.fault() == GatherFault::Replaced);
+    TESSERA_EXPECT(guard.fault() == ShardFault::Replaced);
     expect_throws<StateError>([&] { guard.check_usable(); }, "the data of parameter 'weight' of Layer were replaced");
   });
 }
@@ -103,7 +103,7 @@ TEST_CASE("a rank sends the gradients that it has, zeros for others, and two fla
   run_ranks(2, [](int rank) {
     Two two;
     const auto params = two.params.all();
-    GradientMessage message(params, {.axes = two.axes, .dtype = std::nullopt, .device = at::kCPU, .dims = {0, 0}});
+    ReduceScatterLayout message(params, {.axes = two.axes, .dtype = std::nullopt, .device = at::kCPU, .dims = {0, 0}});
     expect_equal(message.numel(), 32);
     two.weight.mutable_grad() = at::arange(1.f, 16.f).view({5, 3});
     message.collect(params);
@@ -136,7 +136,7 @@ TEST_CASE("a rank sends the gradients that it has, zeros for others, and two fla
 
     two.weight.set_requires_grad(false);
     TESSERA_EXPECT(!message.is_of(params));
-    GradientMessage of_bias(params, {.axes = two.axes, .dtype = at::kBFloat16, .device = at::kCPU, .dims = {0, 0}});
+    ReduceScatterLayout of_bias(params, {.axes = two.axes, .dtype = at::kBFloat16, .device = at::kCPU, .dims = {0, 0}});
     two.bias.mutable_grad() = at::full({2}, 3.f);
     of_bias.collect(params);
     const auto narrow = at::full({32}, -1.f, at::kBFloat16);

@@ -170,8 +170,8 @@ TEST_CASE("after an observer threw where forward begins, this model and the next
       micro_batch_loss(tower, rank);  // leaves the root unsharded
       rows.mul_(1);                   // a write, so that the next forward gathers anew
       bool fails = true;
-      fsdp(tower).set_event_observer([&](const UnitEvent& event) {
-        TESSERA_CHECK(KeyError, !fails || event.step != UnitStep::Reshard, "no place for {}", to_string(event));
+      fsdp(tower).set_event_observer([&](const FSDPEvent& event) {
+        TESSERA_CHECK(KeyError, !fails || event.step != FSDPEventKind::Reshard, "no place for {}", to_string(event));
       });
       expect_throws<KeyError>([&] { micro_batch_loss(tower, rank); }, "no place for reshard root");
       fails = false;

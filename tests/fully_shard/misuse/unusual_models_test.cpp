@@ -139,7 +139,7 @@ TEST_CASE("what a unit prefetched of another model is gathered again where a ste
     const at::NoGradGuard no_grad;
     for (int step = 0; step < 3; ++step) {
       sharded->first(rank_batch(rank));
-      expect_equal(fsdp(block).unit_state() == UnitState::Gathering, true);
+      expect_equal(fsdp(block).unit_state() == ShardedState::Unsharding, true);
       for (auto* model : {&reference, &sharded}) {
         for (auto& param : (*model)->second->parameters()) {
           param.mul_(0.5);
@@ -349,9 +349,9 @@ TEST_CASE("reset_iter_state after an exception in forward or backward: all is as
     handle.remove();
     fsdp(sharded).reset_iter_state();
     for (auto& block : sharded->blocks) {
-      TESSERA_EXPECT(fsdp(block).unit_state() == UnitState::Sharded);
+      TESSERA_EXPECT(fsdp(block).unit_state() == ShardedState::Sharded);
     }
-    expect_equal(fsdp(sharded).memory_stats().borrowed, 0u);
+    expect_equal(fsdp(sharded).memory_stats().acquired, 0u);
     expect_equal_gradients(reference, sharded, rank, 2, loss_of);
   });
 }
@@ -374,9 +374,9 @@ TEST_CASE("the next forward recovers from an exception at the end of backward", 
       expect_equal_gradients(reference, sharded, rank, 2, loss_of);
     }
     for (auto& block : sharded->blocks) {
-      TESSERA_EXPECT(fsdp(block).unit_state() == UnitState::Sharded);
+      TESSERA_EXPECT(fsdp(block).unit_state() == ShardedState::Sharded);
     }
-    expect_equal(fsdp(sharded).memory_stats().borrowed, 0u);
+    expect_equal(fsdp(sharded).memory_stats().acquired, 0u);
   });
 }
 

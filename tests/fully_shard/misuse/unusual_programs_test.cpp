@@ -14,7 +14,7 @@
 #include <utility>
 
 #include "dtensor/dtensor.h"
-#include "fully_shard/events/engine_slots.h"
+#include "fully_shard/events/comm_overrides.h"
 #include "fully_shard/forward_method.h"
 #include "fully_shard/replicate.h"
 #include "testing/expect.h"
@@ -367,7 +367,7 @@ TEST_CASE("what fails at the end of a forward leaves the next iterations as they
   run_ranks(2, [](int rank) {
     auto tower = sharded_tower();
     bool fails = true;
-    engine_slots()->reshard = [&](const UnitCall& call) {
+    comm_overrides()->reshard = [&](const UnitCall& call) {
       TESSERA_CHECK(Error, !std::exchange(fails, false), "on purpose");
       call.run();
     };
@@ -381,9 +381,9 @@ TEST_CASE("what fails at the end of a forward leaves the next iterations as they
       average_reference(*reference, 2, [&](int r) { weighted_loss(reference(rank_batch(r, step))).backward(); });
       backward_of(tower, rank, step);
       check_sharded_parity(reference, tower);
-      expect_equal(fsdp(tower).memory_stats().borrowed, 0u);
+      expect_equal(fsdp(tower).memory_stats().acquired, 0u);
     }
-    engine_slots()->reshard = nullptr;
+    comm_overrides()->reshard = nullptr;
   });
 }
 
@@ -472,7 +472,7 @@ TEST_CASE("when a rank has failed in backward, the others' models are as before,
       expect_throws<CommError>(step, "on purpose");
       if (resets) {
         fsdp(sharded).reset_iter_state();
-        expect_equal(fsdp(sharded).memory_stats().borrowed, 0u);
+        expect_equal(fsdp(sharded).memory_stats().acquired, 0u);
         for (const auto& param : sharded->parameters()) {
           TESSERA_EXPECT(is_dtensor(param) && !param.grad().defined());
         }

@@ -76,7 +76,7 @@ TEST_CASE("sharded, a parameter lies on both meshes; in forward it is the DTenso
     expect_equal(bytes_in_forward, (hidden * 5 + hidden + 5 * hidden + 5) * sizeof(float));
     fsdp(block).reshard();
     expect_equal(fsdp(block).unsharded_bytes(), 0u);
-    expect_equal(fsdp(block).memory_stats().borrowed, 0u);
+    expect_equal(fsdp(block).memory_stats().acquired, 0u);
     loss.backward();
     expect_equal(fsdp(block).unsharded_bytes(), 0u);
     TESSERA_EXPECT(dtensor_spec(weight.grad()) == dtensor_spec(weight));
@@ -101,7 +101,7 @@ TEST_CASE("a unit gathers once over dp, and tensor parallelism communicates as i
     expect_equal(forward.calls(Collective::AllReduce), 2);  // after each block's down
     expect_equal(forward.calls(), 5);
     // A block's local weights, 6 x 6 and 6 + 6 x 6 and 6, cut over dp (12, 2, 12, 2) in slots of 16, 8, 16, 8 and the
-    // stamp of 8 elements, go to two peers. The root's slots: 16 (10), 8 (2), 8 (2), 8 (2), 8 (6), 8 (1).
+    // tag of 8 elements, go to two peers. The root's slots: 16 (10), 8 (2), 8 (2), 8 (2), 8 (6), 8 (1).
     const auto bytes_of = [](const CommDebugMode& mode, Collective kind) {
       int64_t bytes = 0;
       for (const auto& [key, entry] : mode.entries()) {

@@ -1,0 +1,303 @@
+#include "fully_shard/autograd/autograd_boundary.h"
+
+#include <ATen/SequenceNumber.h>
+#include <ATen/ops/empty.h>
+#include <ATen/record_function.h>
+#include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/variable.h>
+
+#include <algorithm>
+#include <memory>
+#include <typeinfo>
+#include <utility>
+#include <vector>
+
+#include "dtensor/dtensor.h"
+#include "fully_shard/autograd/backward_hooks.h"
+#include "fully_shard/autograd/boundary_nodes.h"
+
+namespace tessera {
+
+namespace {
+
+using torch::autograd::edge_list;
+
+struct BoundaryNodes {
+  std::vector<decltype(make_node<BoundaryNode>(edge_list()))> nodes;
+  std::vector<at::Tensor> tensors;  // in front of them
+};
+
+const at::Tensor& first_on_device(const BoundaryNodes& border) {
+  const auto found = std::ranges::find_if(border.tensors, [](const at::Tensor& tensor) { return !tensor.is_cpu(); });
+  return found == border.tensors.end() ? border.tensors.at(0) : *found;
+}
+
+/// Autograd has a thread a device, and runs a node in that of its first input which is not on the CPU.
+void run_in_one_thread(const BoundaryNodes& border) {
+  for (size_t i = 0; i < border.nodes.size(); ++i) {
+    if (border.tensors[i].is_cpu() && !first_on_device(border).is_cpu()) {
+      border.nodes[i]->add_input_metadata(first_on_device(border));
+    }
+  }
+}
+
+/// What detach() makes, without the dispatcher where that has nothing to say.
+at::Tensor alias_of(const at::Tensor& tensor) {
+  const auto* impl = tensor.unsafeGetTensorImpl();
+  if (is_dtensor(tensor) || tensor.is_inference() || tensor.layout() != at::kStrided) {
+    return tensor.detach();
+  }
+  return at::Tensor(impl->shallow_copy_and_detach(impl->version_counter(), /*allow_tensor_metadata_change=*/false));
+}
+
+/// Puts each tensor that needs a gradient behind a node of its own.
+BoundaryNodes insert_border_nodes(std::span<at::Tensor* const> tensors, std::vector<AliasedTensor>* aliased) {
+  BoundaryNodes border;
+  if (!at::GradMode::is_enabled()) {
+    return border;
+  }
+  std::vector<at::Tensor> originals;  // of border.tensors: one alias of each, so that who changes one changes all
+  for (auto* tensor : tensors) {
+    if (!tensor->requires_grad()) {
+      if (aliased) {
+        aliased->emplace_back(*tensor, *tensor);
+      }
+      continue;
+    }
+    const auto is_tensor = [&](const at::Tensor& other) { return other.is_same(*tensor); };
+    if (std::ranges::any_of(border.tensors, is_tensor)) {
+      continue;  // one variable may be there twice, and is the alias already
+    }
+    if (const auto known = std::ranges::find_if(originals, is_tensor); known != originals.end()) {
+      *tensor = border.tensors[static_cast<size_t>(known - originals.begin())];
+      continue;
+    }
+    auto alias = alias_of(*tensor);
+    const auto& node =
+        border.nodes.emplace_back(make_node<BoundaryNode>(edge_list{torch::autograd::impl::gradient_edge(*tensor)}));
+    torch::autograd::impl::set_gradient_edge(alias, {node, node->add_input_metadata(alias)});
+    if (aliased) {
+      aliased->emplace_back(*tensor, alias);
+    }
+    border.tensors.push_back(alias);
+    originals.push_back(std::exchange(*tensor, std::move(alias)));
+  }
+  run_in_one_thread(border);
+  return border;
+}
+
+/// The node of the op that made `tensor`, if it can be a border. Not that of a view, which an op in place may leave out
+/// of the history, nor one that hooks of tensors run at, or that another thread made and others may use: node numbers
+/// are a thread's, too.
+torch::autograd::Node* op_of(const at::Tensor& tensor) {
+  if (!at::GradMode::is_enabled() || !tensor.requires_grad() || tensor.is_view()) {
+    return nullptr;
+  }
+  auto* node = tensor.grad_fn().get();
+  const bool is_free = node && node->num_outputs() > 0 && typeid(*node) != typeid(BoundaryNode) &&
+                       node->thread_id() == at::RecordFunction::currentThreadId() && node->tensor_pre_hooks().empty() &&
+                       node->retains_grad_hooks().empty();
+  return is_free ? node : nullptr;
+}
+
+/// The one tensor that needs a gradient; null if there is none, or more.
+at::Tensor* only_one(std::span<at::Tensor* const> tensors) {
+  const auto needs_gradient = [](const at::Tensor* tensor) { return tensor->requires_grad(); };
+  const auto found = std::ranges::find_if(tensors, needs_gradient);
+  return std::ranges::count_if(tensors, needs_gradient) == 1 ? *found : nullptr;
+}
+
+/// That of the output of a call which made it, and no unit inside of it.
+torch::autograd::Node* op_of_output(const at::Tensor& output, uint64_t first_node) {
+  auto* node = op_of(output);
+  return node && node->sequence_nr() >= first_node && node->pre_hooks().empty() ? node : nullptr;
+}
+
+/// That of the input of a call, which nothing else can have used before: what did so would come between the unit and
+/// the node in backward, and the unit would keep its memory for so long. No node is newer, but for a unit's that ends
+/// there.
+torch::autograd::Node* op_of_input(const at::Tensor& input) {
+  auto* node = op_of(input);
+  if (!node) {
+    return nullptr;
+  }
+  auto newest = node->sequence_nr();
+  if (!node->pre_hooks().empty()) {
+    const auto* mark = node->pre_hooks().size() == 1 ? first_mark(*node) : nullptr;
+    if (!mark || !mark->side->place.is_of_outputs) {
+      return nullptr;
+    }
+    newest = mark->side->hub_number;
+  }
+  return newest <= node->sequence_nr() + 1 && at::sequence_number::peek() == newest + 1 ? node : nullptr;
+}
+
+/// Gives hubs to sides that have none yet.
+class JoinMaker {
+ public:
+  explicit JoinMaker(JoinSearch& search) : search_(search) {}
+
+  /// To the hubs behind a side, whose tensors come `from` there.
+  edge_list edges_behind(const BoundarySide& side, const edge_list& from) {
+    const auto sides = sides_behind(side, from);
+    std::vector<Made> made;
+    make_all(sides, made);
+    return edges_to(sides);
+  }
+
+ private:
+  struct Made {
+    decltype(make_node<JoinNode>(0, edge_list(), nullptr, nullptr)) hub;
+    std::vector<BoundarySide*> behind;
+  };
+
+  std::vector<BoundarySide*> sides_behind(const BoundarySide& side, const edge_list& from) {
+    std::vector<BoundarySide*> sides;
+    JoinPlace known;
+    if (side.inputs && side.inputs->has_nodes()) {
+      sides.push_back(side.inputs.get());
+      known = side.inputs->place;
+    }
+    if (side.is_searched) {
+      for (const auto* node : search_.find(from, side.place, known)) {
+        sides.push_back(first_mark(*node)->side.get());
+      }
+    }
+    return sides;
+  }
+
+  /// And those behind them. A hub gets its edges before one that has an edge to it, as autograd asks.
+  void make_all(std::vector<BoundarySide*> sides, std::vector<Made>& made) {
+    while (!sides.empty()) {
+      auto* side = sides.back();
+      sides.pop_back();
+      if (side->hub) {
+        continue;
+      }
+      const auto& mark = *side->mark;
+      auto hub = make_node<JoinNode>(side->hub_number, edge_list(), mark.side, mark.callback);
+      hub->add_input_metadata(at::empty({0}, side->device));
+      const auto* next = next_mark(mark);
+      made.push_back(
+          {std::move(hub), next ? std::vector{next->side.get()} : sides_behind(*side, edges_of_border(mark.node))});
+      sides.insert(sides.end(), made.back().behind.begin(), made.back().behind.end());
+    }
+    std::ranges::sort(made, {}, [](const Made& one) { return one.hub->sequence_nr(); });
+    for (const auto& [hub, behind] : made) {
+      for (auto& edge : edges_to(behind)) {
+        hub->add_next_edge(std::move(edge));
+      }
+    }
+  }
+
+  static edge_list edges_to(const std::vector<BoundarySide*>& sides) {
+    edge_list edges;
+    for (auto* side : sides) {
+      edges.emplace_back(side->hub->getptr(), 0);
+    }
+    return edges;
+  }
+
+  JoinSearch& search_;
+};
+
+/// Puts the nodes onto the side. Several have their hub at once, and it waits for them.
+AutogradBoundary connect(const BoundaryNodes& border, BoundarySide side_to_be, JoinSearch& search,
+                         const BoundaryCallback& callback) {
+  const auto side = std::make_shared<BoundarySide>(std::move(side_to_be));
+  side->device = first_on_device(border).device();
+  edge_list from;
+  for (const auto& node : border.nodes) {
+    node->mark.side = side;
+    node->mark.callback = callback;
+    from.push_back(node->next_edge(0));
+  }
+  if (border.nodes.size() == 1) {
+    side->mark = &border.nodes[0]->mark;
+    return AutogradBoundary(side);
+  }
+  const auto hub = make_node<JoinNode>(at::sequence_number::get_and_increment(),
+                                       JoinMaker(search).edges_behind(*side, from), side, callback);
+  hub->add_input_metadata(first_on_device(border));
+  for (const auto& node : border.nodes) {
+    node->runs_callback = side->place.is_of_outputs;
+    node->add_next_edge({hub, 0});
+    if (side->place.is_of_outputs) {
+      side->outputs.push_back(node.get());
+    }
+  }
+  return AutogradBoundary(side);
+}
+
+/// Makes the node of the op that made a tensor, of which this is the side, its border.
+AutogradBoundary hook_onto(torch::autograd::Node& node, BoundarySide side_to_be, const BoundaryCallback& callback) {
+  const auto side = std::make_shared<BoundarySide>(std::move(side_to_be));
+  auto hook = std::make_unique<BoundaryHook>(node);
+  hook->mark.side = side;
+  hook->mark.callback = callback;
+  side->mark = &hook->mark;
+  node.pre_hooks().insert(node.pre_hooks().begin(), std::move(hook));
+  return AutogradBoundary(side);
+}
+
+}  // namespace
+
+bool AutogradBoundary::is_in_running_backward() const {
+  return side_ && ((side_->mark && tessera::is_in_running_backward(&side_->mark->node)) ||
+                   (side_->hub && tessera::is_in_running_backward(side_->hub)));
+}
+
+JoinSearch make_hub_search() {
+  return JoinSearch([](const torch::autograd::Node& node) -> const JoinPlace* {
+    const auto* mark = first_mark(node);
+    return mark ? &mark->side->place : nullptr;
+  });
+}
+
+AutogradBoundary insert_input_nodes(std::span<at::Tensor* const> inputs, int64_t call, std::function<void()> callback,
+                                    JoinSearch& search, std::vector<AliasedTensor>& aliased) {
+  const auto* only = only_one(inputs);
+  auto* op = only ? op_of_input(*only) : nullptr;
+  BoundarySide side{.place = {.call = call},
+                    .inputs = nullptr,
+                    .hub_number = at::sequence_number::get_and_increment()};  // before the nodes: it runs after them
+  const auto shared_callback = [&callback] {
+    return std::make_shared<const std::function<void(bool)>>([callback = std::move(callback)](bool) { callback(); });
+  };
+  if (op) {
+    for (const auto* tensor : inputs) {
+      aliased.emplace_back(*tensor, *tensor);
+    }
+    side.device = only->device();
+    return hook_onto(*op, std::move(side), shared_callback());
+  }
+  const auto border = insert_border_nodes(inputs, &aliased);
+  return border.nodes.empty() ? AutogradBoundary() : connect(border, std::move(side), search, shared_callback());
+}
+
+AutogradBoundary insert_output_nodes(std::span<at::Tensor* const> outputs, bool are_plain, const BoundedCall& call,
+                                     std::function<void(bool has_gradient)> callback, JoinSearch& search) {
+  const auto* only = are_plain ? only_one(outputs) : nullptr;
+  auto* op = only ? op_of_output(*only, call.first_node) : nullptr;
+  const auto border = op ? BoundaryNodes() : insert_border_nodes(outputs, nullptr);
+  if (!op && border.nodes.empty()) {
+    return {};
+  }
+  BoundarySide side{.place = {.call = call.number, .is_of_outputs = true},
+                    .inputs = call.inputs.side(),
+                    .is_searched = call.has_calls,
+                    .hub_number = at::sequence_number::get_and_increment()};
+  const auto shared_callback = std::make_shared<const std::function<void(bool)>>(std::move(callback));
+  if (op) {
+    side.device = only->device();
+    return hook_onto(*op, std::move(side), shared_callback);
+  }
+  return connect(border, std::move(side), search, shared_callback);
+}
+
+void refuse_changes(const at::Tensor& output, const std::string& title) {
+  static_cast<BoundaryNode&>(*output.grad_fn()).unchangeable =
+      std::make_unique<const UnchangeableMemory>(output, title);
+}
+
+}  // namespace tessera

@@ -1,0 +1,163 @@
+#include "fully_shard/autograd/boundary_nodes.h"
+
+#include <ATen/core/Tensor.h>
+#include <ATen/core/grad_mode.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <limits>
+#include <span>
+#include <typeinfo>
+#include <unordered_set>
+
+#include "base/error.h"
+#include "fully_shard/autograd/backward_hooks.h"
+
+namespace tessera {
+
+namespace {
+
+using torch::autograd::edge_list;
+using torch::autograd::variable_list;
+
+using Hooks = std::span<const std::unique_ptr<torch::autograd::FunctionPreHook>>;
+
+/// Null for others.
+const BoundaryHook* as_border(const torch::autograd::FunctionPreHook& hook) {
+  return typeid(hook) == typeid(BoundaryHook) ? static_cast<const BoundaryHook*>(&hook) : nullptr;
+}
+
+const BoundaryMark* first_mark_among(Hooks hooks) {
+  for (const auto& hook : hooks) {
+    if (const auto* border = as_border(*hook)) {
+      return &border->mark;
+    }
+  }
+  return nullptr;
+}
+
+void check_no_graph_is_made() {
+  TESSERA_CHECK(NotImplementedError, !at::GradMode::is_enabled(),
+                "a backward with create_graph through a unit of fully_shard or replicate. Its parameters are freed "
+                "when the unit's backward ends, so gradients of gradients would read freed memory. Compute them within "
+                "the forward of one unit, and return what the loss needs of them; or leave create_graph off");
+}
+
+/// Whether the graph leads from `from` to what `to` stands for. No node is newer than those that lead to it.
+bool leads_to(const torch::autograd::Node& from, const torch::autograd::Edge& to) {
+  const bool is_leaf = to.function->sequence_nr() == std::numeric_limits<uint64_t>::max();
+  std::vector<const torch::autograd::Node*> to_look_at{&from};
+  std::unordered_set<const torch::autograd::Node*> seen;
+  while (!to_look_at.empty()) {
+    const auto* node = to_look_at.back();
+    to_look_at.pop_back();
+    for (const auto& edge : node->next_edges()) {
+      if (edge == to) {
+        return true;
+      }
+      if (edge.is_valid() && (is_leaf || edge.function->sequence_nr() >= to.function->sequence_nr()) &&
+          seen.insert(edge.function.get()).second) {
+        to_look_at.push_back(edge.function.get());
+      }
+    }
+  }
+  return false;
+}
+
+/// Of outputs with tensor hooks, that these see all of a gradient: not where another one was computed from it, whose
+/// gradient does not come by.
+void check_hooks(const BoundarySide& side) {
+  for (auto* output : side.outputs) {
+    const auto brings_more = [&](const BoundaryNode* other) {
+      return other != output && is_in_running_backward(other) && leads_to(*other, output->next_edge(0));
+    };
+    TESSERA_CHECK(StateError, !output->has_tensor_hooks() || std::ranges::none_of(side.outputs, brings_more),
+                  "an output of a unit of fully_shard or replicate has a tensor hook, or retains its gradient, but the "
+                  "unit's forward computes another output from it, and of that gradient nothing is seen there. Call "
+                  "register_hook() or retain_grad() within forward, on the tensor that it returns later");
+  }
+}
+
+}  // namespace
+
+UnchangeableMemory::UnchangeableMemory(const at::Tensor& output, std::string title)
+    : counter_(output.unsafeGetTensorImpl()->version_counter()),
+      version_(counter_.current_version()),
+      sizes_(output.sizes().vec()),
+      title_(std::move(title)) {}
+
+void UnchangeableMemory::check() const {
+  TESSERA_CHECK(StateError, counter_.current_version() == version_,
+                "{}, of sizes {}, shares its memory with another output or an input of it, and one of them was changed "
+                "in place between forward and backward. The gradient of the others would be that of old values. Change "
+                "a clone() of the output, or use the op out of place",
+                title_, sizes_);
+}
+
+BoundaryMark::~BoundaryMark() {
+  if (side && side->mark == this) {
+    side->mark = nullptr;
+  }
+}
+
+BoundaryNode::~BoundaryNode() {
+  if (mark.side) {
+    std::erase(mark.side->outputs, this);
+  }
+}
+
+variable_list BoundaryNode::apply(variable_list&& grads) {
+  check_no_graph_is_made();
+  if (unchangeable) {
+    unchangeable->check();
+  }
+  if (runs_callback) {
+    (*mark.callback)(/*has_gradient=*/true);
+  }
+  grads.resize(num_outputs());
+  return std::move(grads);
+}
+
+variable_list BoundaryHook::operator()(const variable_list& grads) {
+  check_no_graph_is_made();
+  (*mark.callback)(/*has_gradient=*/true);
+  return grads;
+}
+
+JoinNode::JoinNode(uint64_t number, edge_list&& next, std::shared_ptr<BoundarySide> of, BoundaryCallback callback)
+    : Node(number, std::move(next)), side(std::move(of)), callback(std::move(callback)) {
+  side->hub = this;
+}
+
+variable_list JoinNode::apply(variable_list&& /*grads*/) {
+  check_no_graph_is_made();
+  check_hooks(*side);
+  if (!side->mark || !is_in_running_backward(&side->mark->node)) {  // which does it
+    (*callback)(/*has_gradient=*/false);
+  }
+  return variable_list(num_outputs());
+}
+
+const BoundaryMark* first_mark(const torch::autograd::Node& node) {
+  if (typeid(node) == typeid(BoundaryNode)) {
+    return &static_cast<const BoundaryNode&>(node).mark;
+  }
+  return first_mark_among(node.pre_hooks());
+}
+
+const BoundaryMark* next_mark(const BoundaryMark& mark) {
+  const std::span hooks(mark.node.pre_hooks());
+  const auto is_own = [&](const auto& hook) {
+    const auto* own = as_border(*hook);
+    return own && &own->mark == &mark;
+  };
+  const auto found = std::ranges::find_if(hooks, is_own);
+  return found == hooks.end() ? nullptr
+                              : first_mark_among(hooks.subspan(static_cast<size_t>(found - hooks.begin()) + 1));
+}
+
+edge_list edges_of_border(const torch::autograd::Node& border) {
+  return typeid(border) == typeid(BoundaryNode) ? edge_list{border.next_edge(0)} : border.next_edges();
+}
+
+}  // namespace tessera

@@ -1,0 +1,124 @@
+#pragma once
+// The nodes of autograd that autograd_boundary.h puts into a graph.
+
+#include <c10/core/TensorImpl.h>
+#include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/function_hook.h>
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "fully_shard/autograd/join_search.h"
+
+namespace tessera {
+
+struct BoundaryMark;
+struct BoundaryNode;
+
+/// What the nodes and the hub of a side share.
+struct BoundarySide {
+  JoinPlace place;
+  std::shared_ptr<BoundarySide> inputs;  // of a side of outputs that the inputs lie behind
+  bool is_searched = true;               // whether others' hubs lie behind it, before those of the inputs
+  uint64_t hub_number = 0;               // of a hub that is made later
+  at::Device device = at::kCPU;
+  const BoundaryMark* mark = nullptr;       // of the one border of a side whose hub is made later, while it lives
+  torch::autograd::Node* hub = nullptr;     // while it lives
+  std::vector<BoundaryNode*> outputs = {};  // of a side of several outputs, while they live
+
+  bool has_nodes() const { return mark || hub; }
+};
+
+/// Of a tensor that shares it with others, in ways that autograd's history does not show.
+class UnchangeableMemory {
+ public:
+  /// That of an output, as it is now. `title`: what messages begin with.
+  UnchangeableMemory(const at::Tensor& output, std::string title);
+  /// Throws StateError if it was written since.
+  void check() const;
+
+ private:
+  c10::VariableVersion counter_;
+  uint32_t version_;
+  std::vector<int64_t> sizes_;
+  std::string title_;
+};
+
+using BoundaryCallback = std::shared_ptr<const std::function<void(bool has_gradient)>>;
+
+/// What makes a node, which owns it, a border.
+struct BoundaryMark {
+  explicit BoundaryMark(const torch::autograd::Node& of) : node(of) {}
+  BoundaryMark(const BoundaryMark&) = delete;
+  BoundaryMark& operator=(const BoundaryMark&) = delete;
+  ~BoundaryMark();
+
+  const torch::autograd::Node& node;
+  std::shared_ptr<BoundarySide> side;
+  BoundaryCallback callback;
+};
+
+/// Of one tensor. Its edges: where the tensor came from, and the hub of a side of several.
+struct BoundaryNode : torch::autograd::Node {
+  explicit BoundaryNode(torch::autograd::edge_list&& next) : Node(std::move(next)), mark(*this) {}
+  ~BoundaryNode() override;
+
+  bool has_tensor_hooks() { return !tensor_pre_hooks().empty() || !retains_grad_hooks().empty(); }
+
+  torch::autograd::variable_list apply(torch::autograd::variable_list&& grads) override;
+  void release_variables() override {}
+  std::string name() const override { return "TesseraUnitBoundary"; }
+
+  BoundaryMark mark;
+  bool runs_callback = true;  // not where the hub waits for the nodes
+  std::unique_ptr<const UnchangeableMemory> unchangeable;
+};
+
+/// Makes the node of an op a border: that of the outputs of a call, and then that of the inputs of another, to which
+/// its tensor goes on. The later one runs first.
+struct BoundaryHook : torch::autograd::FunctionPreHook {
+  explicit BoundaryHook(const torch::autograd::Node& node) : mark(node) {}
+
+  torch::autograd::variable_list operator()(const torch::autograd::variable_list& grads) override;
+
+  BoundaryMark mark;
+};
+
+/// Gets no gradients.
+struct JoinNode : torch::autograd::Node {
+  JoinNode(uint64_t number, torch::autograd::edge_list&& next, std::shared_ptr<BoundarySide> of,
+           BoundaryCallback callback);
+  ~JoinNode() override { side->hub = nullptr; }
+
+  torch::autograd::variable_list apply(torch::autograd::variable_list&& grads) override;
+  void release_variables() override {}
+  std::string name() const override { return "TesseraUnit"; }
+
+  const std::shared_ptr<BoundarySide> side;
+  const BoundaryCallback callback;
+};
+
+/// Owned as libtorch owns nodes: by std::shared_ptr up to some version before 2.15, by c10::intrusive_ptr since.
+template <class NodeType, class... Args>
+auto make_node(Args&&... args) {
+  using NodePtr = decltype(torch::autograd::Edge::function);
+  if constexpr (std::is_same_v<NodePtr, std::shared_ptr<torch::autograd::Node>>) {
+    return std::make_shared<NodeType>(std::forward<Args>(args)...);
+  } else {
+    return c10::make_intrusive<NodeType>(std::forward<Args>(args)...);
+  }
+}
+
+/// That which backward meets first. Null for a node that is no border.
+const BoundaryMark* first_mark(const torch::autograd::Node& node);
+/// That which backward meets next at the same node. Null behind the last.
+const BoundaryMark* next_mark(const BoundaryMark& mark);
+
+/// The edges of a border to what its tensor came from.
+torch::autograd::edge_list edges_of_border(const torch::autograd::Node& border);
+
+}  // namespace tessera

@@ -1,0 +1,78 @@
+#include "fully_shard/autograd/join_search.h"
+
+#include <torch/csrc/autograd/function.h>
+
+#include <algorithm>
+#include <queue>
+#include <unordered_set>
+#include <utility>
+
+namespace tessera {
+
+namespace {
+
+using torch::autograd::Edge;
+using torch::autograd::Node;
+
+constexpr int64_t kNoSearch = -1;
+
+/// One for each hub.
+int64_t search_of(JoinPlace place) {
+  return 2 * place.call + (place.is_of_outputs ? 1 : 0);
+}
+
+/// The searches behind a hub.
+void add_searches(JoinPlace place, std::unordered_set<int64_t>& searches) {
+  searches.insert(search_of(place));
+  searches.insert(search_of({.call = place.call}));
+}
+
+struct Visit {
+  const Node* node;
+  int64_t last_search;  // that came by before
+  bool operator<(const Visit& other) const { return node->sequence_nr() < other.node->sequence_nr(); }
+};
+
+}  // namespace
+
+std::vector<const Node*> JoinSearch::find(const std::vector<Edge>& from, JoinPlace place, JoinPlace known) {
+  const int64_t search = search_of(place), run = ++runs_;
+  std::unordered_set<int64_t> behind_hubs;
+  if (known.call != -1) {
+    add_searches(known, behind_hubs);
+  }
+  std::priority_queue<Visit> visits;  // the newest first, so that a hub is found before the ways around it
+  const auto add = [&](const Edge& edge) {
+    const auto* node = edge.function.get();
+    if (!node || node->num_outputs() == 0) {
+      return;
+    }
+    const Note fresh{.sequence_nr = node->sequence_nr(), .search = kNoSearch, .run = 0};
+    auto& note = notes_.try_emplace(node, fresh).first->second;
+    if (note.sequence_nr != fresh.sequence_nr) {
+      note = fresh;
+    }
+    if (note.run != run) {
+      visits.push({node, std::exchange(note.search, search)});
+      note.run = run;
+    }
+  };
+  std::ranges::for_each(from, add);
+  std::vector<const Node*> found;
+  while (!visits.empty()) {
+    const auto visit = visits.top();
+    visits.pop();
+    if (behind_hubs.contains(visit.last_search)) {
+      continue;
+    }
+    if (const auto* hub = place_of_(*visit.node); !hub) {
+      std::ranges::for_each(visit.node->next_edges(), add);
+    } else if (!behind_hubs.contains(search_of(*hub))) {
+      add_searches(*hub, behind_hubs);
+      found.push_back(visit.node);
+    }
+  }
+  return found;
+}
+
+}  // namespace tessera

@@ -1,0 +1,59 @@
+#include "fully_shard/events/sharded_state.h"
+
+#include "base/error.h"
+
+namespace tessera {
+
+std::string_view to_string(ShardedState state) {
+  constexpr std::string_view names[] = {"Sharded", "Unsharding", "Unsharded", "ShardedPostForward"};
+  return names[static_cast<size_t>(state)];
+}
+
+std::string_view to_string(FSDPEventKind step) {
+  constexpr std::string_view names[] = {
+      "gather",   "unshard",        "drop",       "reshard", "reshard_post_forward", "forward",
+      "backward", "reduce_scatter", "all_reduce", "reduced", "keep_gradients"};
+  return names[static_cast<size_t>(step)];
+}
+
+std::string to_string(const FSDPEvent& event) {
+  return fmt::format("{} {}", to_string(event.step), event.unit);
+}
+
+ShardedState next_state(ShardedState state, FSDPEventKind step, bool has_post_forward_shard) {
+  using enum ShardedState;
+  const bool is_sharded = state == Sharded || state == ShardedPostForward;
+  switch (step) {
+    case FSDPEventKind::Gather:
+      if (is_sharded) {
+        return Unsharding;
+      }
+      break;
+    case FSDPEventKind::Unshard:
+      if (state == Unsharding) {
+        return Unsharded;
+      }
+      break;
+    case FSDPEventKind::Drop:
+      if (state == Unsharding) {
+        return has_post_forward_shard ? ShardedPostForward : Sharded;
+      }
+      break;
+    case FSDPEventKind::Reshard:
+      if (state == Unsharded || state == ShardedPostForward) {
+        return Sharded;
+      }
+      break;
+    case FSDPEventKind::ReshardPostForward:
+      if (state == Unsharded) {
+        return ShardedPostForward;
+      }
+      break;
+    default:
+      break;
+  }
+  TESSERA_ASSERT(false, "a unit that is {} cannot {}", to_string(state), to_string(step));
+  return state;
+}
+
+}  // namespace tessera

@@ -95,12 +95,6 @@ BENCHMARKS = (
         "parallelism. tp and dp are 2 ranks of the one or the other alone. PyTorch's peer of shm and gloo is gloo.",
     ),
     Benchmark(
-        "overlap",
-        "overlap",
-        "Forward and backward of a tensor-parallel block, 512 to 2048 to 512 on 256 positions that 2 ranks cut, with "
-        "and without ColwiseParallel's overlap of collectives with products.",
-    ),
-    Benchmark(
         "fused_optimizer",
         "fused_optimizer",
         "libtorch's fused AdamW and SGD on DTensors, 192 of 8 x 16 and 4 of 512 x 1024 floats a rank; ratio is to "

@@ -10,7 +10,6 @@
 #include "base/error.h"
 #include "nn/hooks/hook_point.h"
 #include "nn/hooks/recomputable_call.h"
-#include "parallel/overlapped_linear.h"
 #include "parallel/style_tensors.h"
 
 namespace tessera {
@@ -54,22 +53,10 @@ void check_layer(const ParallelStyle& style, const StyleTarget& target, const Pa
   check_style_parameter(style, target, target.module, "bias", placements.bias);
 }
 
-void check_overlap(const ParallelStyle& style, const StyleTarget& target, Layer layer) {
-  TESSERA_CHECK(NotImplementedError, layer == Layer::Linear,
-                "{}: overlap for a module of type {}, which multiplies no matrices while its input is gathered; leave "
-                "overlap out",
-                style.describe(target), module_type_name(target.module));
-  TESSERA_CHECK(StateError, !find_hook_point(target.module)->is_forward_wrapped(),
-                "{}: overlap for a layer that is checkpointed by itself, whose second forward would not overlap; "
-                "checkpoint the module around it, or leave overlap out",
-                style.describe(target));
-}
-
 /// What a layer's hooks do.
 struct LayerFlow {
   Placement input_layout, desired, output_layout;
   bool use_local_output = true;
-  bool overlap = false;
   StyleInputOptions input;
   /// What a column-wise Linear takes; a row-wise one's sharded input is checked with input.sharded_size.
   std::optional<int64_t> input_features = std::nullopt;
@@ -84,34 +71,16 @@ void check_input_features(const at::Tensor& input, const LayerFlow& flow) {
                 flow.input.where, fmt::join(input.sizes(), ", "), *flow.input_features);
 }
 
-/// What the input of an overlapping layer becomes: shards of positions stay, and are gathered by the product.
-Placement overlapped_placement(const at::Tensor& input, const LayerFlow& flow) {
-  const auto own = is_dtensor(input) ? placements(input)[0]
-                                     : normalized({flow.input_layout}, input.dim(), 1, flow.input.where.c_str())[0];
-  const bool cut_by_position = own.is_shard() && !own.is_shard(input.dim() - 1);
-  return cut_by_position ? own : flow.desired;
-}
-
 void apply_layer(const ParallelStyle& style, const StyleTarget& target, const ParameterPlacements& placements,
                  const LayerFlow& flow) {
   distribute_style_parameter(style, target, target.module, "weight", placements.weight);
   distribute_style_parameter(style, target, target.module, "bias", placements.bias);
   auto& point = hook_point(target.module, flow.input.where);
-  const bool overlap = flow.overlap && target.mesh.size() > 1;
-  point.register_forward_pre_hook([flow, overlap, mesh = target.mesh](HookPoint&, TensorRefs inputs) {
+  point.register_forward_pre_hook([flow, mesh = target.mesh](HookPoint&, TensorRefs inputs) {
     TESSERA_CHECK(ValueError, !inputs.empty(), "{}: forward was called with an undefined tensor", flow.input.where);
-    // Autograd's keys, on which the product is overlapped, are off in inference mode.
-    const bool overlaps = overlap && !c10::InferenceMode::is_enabled();
-    const auto desired = overlaps ? overlapped_placement(*inputs[0], flow) : flow.desired;
-    *inputs[0] = style_input(*inputs[0], mesh, flow.input_layout, desired, flow.input);
+    *inputs[0] = style_input(*inputs[0], mesh, flow.input_layout, flow.desired, flow.input);
     check_input_features(*inputs[0], flow);
   });
-  if (overlap) {
-    point.wrap_forward([](HookPoint&, const std::function<void()>& forward, std::unique_ptr<RecomputableCall>) {
-      const OverlapScope scope;
-      forward();
-    });
-  }
   point.register_forward_hook([flow](HookPoint&, TensorRefs outputs) {
     *outputs[0] = style_output(*outputs[0], flow.output_layout,
                                {.where = flow.input.where, .use_local_output = flow.use_local_output});
@@ -121,11 +90,7 @@ void apply_layer(const ParallelStyle& style, const StyleTarget& target, const Pa
 }  // namespace
 
 void ColwiseParallel::check(const StyleTarget& target) const {
-  const auto layer = known_layer(*this, target);
-  check_layer(*this, target, colwise_parameters(layer));
-  if (options_.overlap) {
-    check_overlap(*this, target, layer);
-  }
+  check_layer(*this, target, colwise_parameters(known_layer(*this, target)));
 }
 
 void ColwiseParallel::apply(const StyleTarget& target) const {
@@ -139,7 +104,6 @@ void ColwiseParallel::apply(const StyleTarget& target) const {
                .desired = Replicate(),
                .output_layout = options_.output_layouts,
                .use_local_output = options_.use_local_output.value_or(options_.output_layouts.is_replicate()),
-               .overlap = options_.overlap,
                .input = {.where = describe(target), .even_shards = options_.even_shards},
                .input_features = features});
 }

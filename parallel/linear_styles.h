@@ -45,14 +45,6 @@ struct ColwiseParallelOptions {
   std::optional<bool> use_local_output = std::nullopt;
   /// See style_tensors.h: a plain input that is sharded (input_layouts = Shard(1)) is cut evenly.
   bool even_shards = false;
-  /// For Linear with inputs that are shards of a sequence, plain or DTensors: this rank's rows are multiplied while the
-  /// others' arrive, and in backward the weight's gradient is computed while the input's travels (overlapped_linear.h).
-  /// Forward and backward of two layers, 512 → 2048 → 512, on 256 positions of 2 ranks take 32.5 ms rather than 33.4
-  /// over gloo on an idle machine, 34 to 37 rather than 37 to 42 on a busy one, and over shm and threads as long as
-  /// without (benchmarks/overlap.cpp): it is for slow networks.
-  /// Other inputs, and a mesh of one rank, take the way without it. Errors: NotImplementedError for an Embedding and
-  /// for backward with create_graph; StateError for a layer that is checkpointed by itself, not within its block.
-  bool overlap = false;
 };
 
 /// Linear: weight and bias Shard(0). Embedding: the table [rows, features] Shard(1). The input is made Replicate.

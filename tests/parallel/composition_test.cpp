@@ -33,19 +33,12 @@ struct Setup {
   std::function<at::Tensor(uint64_t batch)> loss;
 };
 
-/// Activations between the Mlps are shards of the sequence, which the next one gathers with overlap.
-ParallelPlan overlapped_plan() {
-  return {{"[0-2].in_proj", ColwiseParallel({.use_local_output = false, .overlap = true})},
-          {"[0-2].out_proj", RowwiseParallel({.output_layouts = Shard(1), .use_local_output = false})},
-          {"3", SequenceParallel()}};
-}
-
-Setup mlp_stack(int64_t dim, bool sequence_parallel, std::optional<ParallelPlan> plan = std::nullopt) {
+Setup mlp_stack(int64_t dim, bool sequence_parallel) {
   auto stack = make_mlp_stack(dim, sequence_parallel);
   fill_in_double(*stack, 42);
   return {.model = stack.ptr(),
           .units = {stack->ptr(0), stack->ptr(1), stack->ptr(2)},
-          .plan = plan.value_or(mlp_stack_plan(sequence_parallel)),
+          .plan = mlp_stack_plan(sequence_parallel),
           .loss = [stack, dim](uint64_t batch) mutable {
             return weighted_loss(whole(stack(make_input(batch, {3, 5, dim}))));
           }};
@@ -147,18 +140,6 @@ TEST_CASE("the stack of Mlps in two dimensions", "[parallel]") {
       train_composed([&] { return mlp_stack(17, sequence_parallel); }, mesh["tp"], mesh["dp"], replicate_data, false);
     });
   }
-}
-
-TEST_CASE("overlapped layers in two dimensions", "[parallel]") {
-  run_ranks(4, [&](int) {
-    const auto mesh = init_device_mesh(at::kCPU, {2, 2}, {"dp", "tp"});
-    for (const int64_t dim : {3, 16}) {
-      for (const bool checkpointed : {false, true}) {
-        train_composed([&] { return mlp_stack(dim, true, overlapped_plan()); }, mesh["tp"], mesh["dp"], shard_data,
-                       checkpointed);
-      }
-    }
-  });
 }
 
 TEST_CASE("a LLaMA-style model in two dimensions", "[parallel]") {

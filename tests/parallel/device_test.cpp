@@ -48,22 +48,6 @@ TEST_CASE("devices: a LLaMA-style model under tensor and sequence parallelism eq
   });
 }
 
-TEST_CASE("devices: layers that multiply while they gather equal one process", "[parallel]") {
-  const int ranks = GENERATE(2, 3);
-  run_ranks_on_devices(ranks, [&](int /*rank*/, c10::Device device) {
-    auto reference = make_mlp_stack(7, /*with_seq_parallel=*/true), sharded = make_mlp_stack(7, true);
-    for (auto* stack : {&reference, &sharded}) {
-      fill_in_double(**stack, 42);
-      (*stack)->to(device);
-    }
-    parallelize_module(sharded, init_device_mesh(device.type(), {ranks}, {"tp"}),
-                       {{"[0-2].in_proj", ColwiseParallel({.use_local_output = false, .overlap = true})},
-                        {"[0-2].out_proj", RowwiseParallel({.output_layouts = Shard(1), .use_local_output = false})},
-                        {"3", SequenceParallel()}});
-    compare_models(reference, sharded, make_input(3, {3, 5, 7}).to(device));
-  });
-}
-
 TEST_CASE("devices: data parallelism over tensor parallelism, blocks computed again, equals one process",
           "[parallel]") {
   run_ranks_on_devices(4, [](int /*rank*/, c10::Device device) {

@@ -2,6 +2,7 @@
 // What a process has to see to itself when it opens and grows files. Thread safety: any thread.
 
 #include <cstdint>
+#include <map>
 #include <string>
 
 namespace tessera {
@@ -13,5 +14,22 @@ int above_standard(int descriptor);
 /// Why a file of this process may not have `bytes`; "" where it may. What is past the limit (ulimit -f) would end the
 /// process by a signal.
 std::string past_size_limit(uint64_t bytes);
+
+/// The open files of this process: what each number stands for, "socket:[4711]" say. None where /proc cannot be read.
+std::map<int, std::string> open_files();
+
+/// For code of others that opens sockets without FD_CLOEXEC: a program that this one starts would keep them open, and a
+/// peer would not see this process's end. Gives FD_CLOEXEC to the network sockets, and to what their event loops use
+/// (epoll, pipes that do not block), that came while it lived, by whatever thread, and are open at its end.
+class CloseOnExecScope {
+ public:
+  CloseOnExecScope() : before_(open_files()) {}
+  ~CloseOnExecScope();
+  CloseOnExecScope(const CloseOnExecScope&) = delete;
+  CloseOnExecScope& operator=(const CloseOnExecScope&) = delete;
+
+ private:
+  const std::map<int, std::string> before_;
+};
 
 }  // namespace tessera

@@ -14,6 +14,7 @@
 
 #include "base/error.h"
 #include "base/hash.h"
+#include "base/open_files.h"
 #include "comm/backend/backend_checks.h"
 #include "comm/backend/collective_call.h"
 #include "comm/backend/local_reduce.h"
@@ -287,6 +288,7 @@ void ignore_broken_pipes() {
 c10::intrusive_ptr<GroupBackend> make_gloo_backend(GlooOptions options) {
   ignore_broken_pipes();
   auto gloo_options = ProcessGroupGloo::Options::create(options.info.timeout);
+  const CloseOnExecScope scope;
   try {
     gloo_options->devices.push_back(make_device(options.master_addr));
     auto gloo = c10::make_intrusive<ProcessGroupGloo>(options.store, options.info.rank, options.info.size(),

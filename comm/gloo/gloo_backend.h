@@ -31,6 +31,9 @@ struct GlooOptions {
 /// The first such backend of a process makes it ignore SIGPIPE, unless the program has a handler for that: by it gloo
 /// would end a rank whose peer has died, before an error could say so.
 ///
+/// Programs that a rank starts do not inherit its connections, so that peers notice a rank's end while such a program
+/// goes on.
+///
 /// A work's isCompleted() is told by its wait() alone. One that is dropped without wait() keeps its tensors, until a
 /// later collective with all ranks was waited for or the group goes (comm/gloo/gloo_work.h). Messages between two
 /// ranks: comm/gloo/gloo_messages.h.

@@ -2,13 +2,17 @@
 
 #include <ATen/ops/full.h>
 #include <ATen/ops/zeros.h>
+#include <fcntl.h>
 
 #include <chrono>
 #include <csignal>
+#include <cstdio>
+#include <cstdlib>
 #include <thread>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 #include "base/error.h"
+#include "base/open_files.h"
 #include "comm/collectives.h"
 #include "comm/point_to_point.h"
 #include "comm/process_group.h"
@@ -129,6 +133,41 @@ TEST_CASE("gloo: calls that do not belong together are an error on both ranks") 
 
 TEST_CASE("gloo: a peer that dies in a collective: the others get an error with group and collective, soon") {
   check_peer_that_dies("gloo", "all_reduce(Sum, Float[100000]) on group 'default'", std::chrono::seconds(20));
+}
+
+TEST_CASE("gloo: a peer that dies is noticed while a program that it has started goes on") {
+  const auto body = [](int rank) {
+    signal(SIGTERM, SIG_IGN);
+    barrier(default_group());
+    if (rank == 1) {
+      expect_equal(std::system("sleep 30 </dev/null >/dev/null 2>&1 &"), 0);
+      raise(SIGKILL);
+    }
+    const auto start = std::chrono::steady_clock::now();
+    expect_throws<CommError>([] { all_reduce(at::zeros({4}), ReduceOp::Sum, default_group()); }, "rank 1 left");
+    TESSERA_EXPECT(std::chrono::steady_clock::now() - start < std::chrono::seconds(10));
+    std::fprintf(stderr, "had the error\n");
+  };
+  const ProcessesResult result = try_run_processes(2, body, {.backend = "gloo", .timeout = std::chrono::seconds(15)});
+  CHECK_THAT(result.outputs.at(0), Catch::Matchers::ContainsSubstring("had the error"));
+}
+
+TEST_CASE("gloo: what a group opens is closed in the programs that a rank starts") {
+  const auto before = open_files();  // in the ranks, too
+  run_processes(2, [&](int) {
+    const ProcessGroupPtr group = new_group({0, 1}, "pair");
+    barrier(group);
+    int sockets = 0;
+    for (const auto& [number, what] : open_files()) {
+      const auto found = before.find(number);
+      if (found == before.end() || found->second != what) {
+        sockets += what.starts_with("socket:");
+        const bool is_kept = (fcntl(number, F_GETFD) & FD_CLOEXEC) == 0;
+        expect_equal(is_kept ? what : std::string(), std::string());
+      }
+    }
+    TESSERA_EXPECT(sockets >= 4);  // one that listens and one to the peer, for each of two groups
+  });
 }
 
 void on_broken_pipe(int) {}

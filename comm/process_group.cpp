@@ -101,7 +101,8 @@ void resolve_store(ProcessGroupOptions& options) {
                                  .port = options.master_port,
                                  .rank = options.rank,
                                  .world_size = options.world_size,
-                                 .timeout = options.timeout});
+                                 .timeout = options.timeout,
+                                 .job = parse_job_identity(process_variable)});
 }
 
 /// Every rank calls it: this rank's GPU, which becomes the current one.

@@ -90,17 +90,24 @@ bool is_running(const HostProcess& process) {
          status.start_time == process.start_time;
 }
 
+std::string to_text(const HostProcess& process) {
+  return fmt::format("{} {} {}", process.pid, process.start_time, process.host);
+}
+
+HostProcess parse_process(const std::string& text) {
+  std::istringstream fields(text);
+  HostProcess process;
+  fields >> process.pid >> process.start_time;
+  TESSERA_CHECK(ValueError, !fields.fail() && process.pid > 0,
+                "the store's entry \"{}\" names no process; give the ranks a store of their own", text);
+  fields >> process.host;
+  return process;
+}
+
 std::vector<HostProcess> exchange_processes(c10d::Store& store, int rank, int world_size) {
-  const HostProcess own = this_process();
-  const std::string text = fmt::format("{} {} {}", own.pid, own.start_time, own.host);
   std::vector<HostProcess> processes;
-  for (const std::string& entry : exchange_texts(store, "process", rank, world_size, text)) {
-    std::istringstream fields(entry);
-    HostProcess& process = processes.emplace_back();
-    fields >> process.pid >> process.start_time;
-    TESSERA_CHECK(ValueError, !fields.fail(),
-                  "the store's entry \"{}\" names no process; give the ranks a store of their own", entry);
-    fields >> process.host;
+  for (const std::string& entry : exchange_texts(store, "process", rank, world_size, to_text(this_process()))) {
+    processes.push_back(parse_process(entry));
   }
   return processes;
 }

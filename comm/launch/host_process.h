@@ -21,6 +21,11 @@ struct HostProcess {
 
 HostProcess this_process();
 
+/// As the store has it: pid, start time, host. What follows in the text is left alone. Throws ValueError for a text
+/// that is none of this library's.
+std::string to_text(const HostProcess& process);
+HostProcess parse_process(const std::string& text);
+
 /// Whether a process of this host runs; one that has ended but was not yet waited for does not. Where /proc cannot be
 /// read, for want of a file descriptor say, one with its number does.
 bool is_running(const HostProcess& process);

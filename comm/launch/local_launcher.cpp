@@ -20,6 +20,7 @@
 #include <iterator>
 #include <map>
 #include <optional>
+#include <random>
 #include <string_view>
 #include <thread>
 
@@ -134,7 +135,14 @@ void keep_heap(std::map<std::string, std::string>& variables) {
   }
 }
 
-std::vector<std::string> rank_variables(const LaunchOptions& options, int rank, const ListenSocket& socket) {
+/// Of one launch, on any host.
+std::string new_job_identity() {
+  std::random_device random;
+  return fmt::format("local {}-{:08x}{:08x}", getpid(), random(), random());
+}
+
+std::vector<std::string> rank_variables(const LaunchOptions& options, int rank, const ListenSocket& socket,
+                                        const std::string& job) {
   std::map<std::string, std::string> variables;
   for (char** entry = environ; *entry != nullptr; ++entry) {
     const std::string text = *entry;
@@ -148,6 +156,7 @@ std::vector<std::string> rank_variables(const LaunchOptions& options, int rank, 
   variables["WORLD_SIZE"] = variables["LOCAL_WORLD_SIZE"] = std::to_string(options.nproc);
   variables["MASTER_ADDR"] = "127.0.0.1";
   variables["MASTER_PORT"] = std::to_string(socket.port());
+  variables[kJobVariable] = job;
   variables.erase(kListenSocketVariable);
   if (rank == 0) {
     variables[kListenSocketVariable] = std::to_string(socket.descriptor());
@@ -280,8 +289,9 @@ void start_all(const LaunchOptions& options, const BlockedSignals& signals, Rank
   const std::string path = options.argv.empty() ? "/proc/self/exe" : options.argv[0];
   const std::vector<char*> argv = pointers(arguments);
   const pid_t launcher = getpid();
+  const std::string job = new_job_identity();
   for (int rank = 0; rank < options.nproc; ++rank) {
-    std::vector<std::string> variables = rank_variables(options, rank, socket);
+    std::vector<std::string> variables = rank_variables(options, rank, socket, job);
     const std::vector<char*> environment = pointers(variables);
     ranks.start(rank, {.path = path.c_str(),
                        .argv = const_cast<char**>(argv.data()),

@@ -9,7 +9,8 @@
 //     init_process_group();                         // in each of them
 //   }
 //
-// Every rank finds RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR=127.0.0.1, MASTER_PORT, and
+// Every rank finds RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR=127.0.0.1, MASTER_PORT, a
+// TESSERA_JOB_ID of their own, and
 // OMP_NUM_THREADS = cores / nproc unless that is set. Unless glibc's malloc is tuned by a variable already (malloc(3)),
 // MALLOC_TRIM_THRESHOLD_ and MALLOC_MMAP_THRESHOLD_ let a rank keep up to 64 MiB of free heap, which sharded steps
 // would otherwise give back and take again (docs/profiles.md). SIGINT and SIGTERM to the launcher go to all ranks. When

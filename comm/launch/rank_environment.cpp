@@ -1,5 +1,7 @@
 #include "comm/launch/rank_environment.h"
 
+#include <fmt/format.h>
+
 #include <charconv>
 #include <cstdlib>
 
@@ -148,6 +150,30 @@ std::optional<int64_t> parse_local_world_size(const EnvironmentLookup& lookup) {
   }
   const Launcher* launcher = find_launcher(lookup);
   return launcher && launcher->local_world_size ? integer(lookup, launcher->local_world_size) : std::nullopt;
+}
+
+std::string parse_job_identity(const EnvironmentLookup& lookup) {
+  const auto text = [&](const char* name) { return lookup(name).value_or(""); };
+  const auto named = [](const char* launcher, const std::string& id) {
+    return id.empty() ? "" : fmt::format("{} {}", launcher, id);
+  };
+  if (const std::string given = text(kJobVariable); !given.empty()) {
+    return given;
+  }
+  const Launcher* launcher = find_launcher(lookup);
+  if (launcher == &kTorchrun) {
+    const std::string run = text("TORCHELASTIC_RUN_ID");
+    return run == "none" ? "" : named("torchrun", run);
+  }
+  if (launcher == &kSlurm) {
+    const std::string job = text("SLURM_JOB_ID");
+    return named("slurm", job.empty() ? "" : fmt::format("{}.{}", job, text("SLURM_STEP_ID")));
+  }
+  if (launcher == nullptr) {
+    return "";
+  }
+  const std::string space = text("PMIX_NAMESPACE");
+  return named("mpi", space.empty() && launcher == &kOpenMpi ? text("OMPI_MCA_ess_base_jobid") : space);
 }
 
 std::optional<std::string> process_variable(const std::string& name) {

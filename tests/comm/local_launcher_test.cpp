@@ -39,6 +39,16 @@ TEST_CASE("ranks find their numbers and the master's address in the environment"
   CHECK(read_file(folder.path("1")) == "1 2 1 2 127.0.0.1 port " + threads + "\n");
 }
 
+TEST_CASE("the ranks of a launch have an identity that is not another one's") {
+  const TempFolder folder;
+  for (const std::string job : {"a", "b"}) {
+    launch(2, "echo $TESSERA_JOB_ID", {folder.path(job + "0"), folder.path(job + "1")});
+  }
+  CHECK(read_file(folder.path("a0")).size() > 10);
+  CHECK(read_file(folder.path("a0")) == read_file(folder.path("a1")));
+  CHECK(read_file(folder.path("a0")) != read_file(folder.path("b0")));
+}
+
 TEST_CASE("ranks keep their heap unless malloc is tuned already") {
   const TempFolder folder;
   const auto heap_of_rank = [&] {

@@ -121,6 +121,25 @@ TEST_CASE("who is a rank starts no further ones") {
   CHECK_THROWS_AS(launched({{"PMI_RANK", "0"}}), ValueError);
 }
 
+TEST_CASE("what tells a job from another one") {
+  const auto job = [](const std::map<std::string, std::string>& variables) {
+    return parse_job_identity(lookup_in(variables));
+  };
+  CHECK(job({}).empty());
+  CHECK(job({{"RANK", "0"}, {"WORLD_SIZE", "2"}}).empty());
+  CHECK(job({{"RANK", "0"}, {"WORLD_SIZE", "2"}, {"TORCHELASTIC_RUN_ID", "a"}}) == "torchrun a");
+  CHECK(job({{"RANK", "0"}, {"WORLD_SIZE", "2"}, {"TORCHELASTIC_RUN_ID", "none"}}).empty());
+  CHECK(job({{"RANK", "0"}, {"WORLD_SIZE", "2"}, {"TORCHELASTIC_RUN_ID", "a"}, {"TESSERA_JOB_ID", "b"}}) == "b");
+  CHECK(job({{"OMPI_COMM_WORLD_RANK", "0"}, {"OMPI_COMM_WORLD_SIZE", "2"}, {"PMIX_NAMESPACE", "5@1"}}) == "mpi 5@1");
+  CHECK(job({{"OMPI_COMM_WORLD_RANK", "0"}, {"OMPI_COMM_WORLD_SIZE", "2"}, {"OMPI_MCA_ess_base_jobid", "7"}}) ==
+        "mpi 7");
+  CHECK(job({{"PMI_RANK", "0"}, {"PMI_SIZE", "2"}}).empty());
+  CHECK(job({{"SLURM_PROCID", "0"}, {"SLURM_STEP_NUM_TASKS", "2"}, {"SLURM_JOB_ID", "12"}, {"SLURM_STEP_ID", "3"}}) ==
+        "slurm 12.3");
+  // A script that sets RANK may start the ranks of one job by several steps.
+  CHECK(job({{"RANK", "0"}, {"WORLD_SIZE", "2"}, {"SLURM_JOB_ID", "12"}, {"SLURM_STEP_ID", "3"}}).empty());
+}
+
 TEST_CASE("the first host of a list as SLURM writes it") {
   CHECK(first_host("node1") == "node1");
   CHECK(first_host("node1,node2") == "node1");

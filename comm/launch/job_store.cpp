@@ -1,0 +1,220 @@
+#include "comm/launch/job_store.h"
+
+#include <c10/util/Exception.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+#include <sys/time.h>
+
+#include <algorithm>
+#include <future>
+#include <thread>
+#include <utility>
+
+#include "base/open_files.h"
+
+namespace tessera {
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+using std::chrono::milliseconds;
+
+struct Connection {
+  c10::intrusive_ptr<c10d::TCPStore> store;
+  std::vector<int> sockets;
+};
+
+/// 0: to none that can be told.
+int peer_port(int socket) {
+  sockaddr_storage address{};
+  socklen_t length = sizeof address;
+  if (getpeername(socket, reinterpret_cast<sockaddr*>(&address), &length) != 0) {
+    return 0;
+  }
+  return address.ss_family == AF_INET    ? ntohs(reinterpret_cast<const sockaddr_in&>(address).sin_port)
+         : address.ss_family == AF_INET6 ? ntohs(reinterpret_cast<const sockaddr_in6&>(address).sin6_port)
+                                         : 0;
+}
+
+/// TCPStore does not tell its socket: the new ones to its port, among which may be those of other stores of the job.
+Connection connect_now(const std::string& address, const c10d::TCPStoreOptions& options) {
+  const auto before = open_files();
+  Connection connection{.store = c10::make_intrusive<c10d::TCPStore>(address, options), .sockets = {}};
+  for (const auto& [number, what] : open_files()) {
+    const auto found = before.find(number);
+    const bool is_new = found == before.end() || found->second != what;
+    if (is_new && what.starts_with("socket:") && peer_port(number) == connection.store->getPort()) {
+      connection.sockets.push_back(number);
+    }
+  }
+  return connection;
+}
+
+/// TCPStore's constructor waits without end for the first answer of a server that says nothing, so it has a thread.
+Connection connect(const std::string& address, const c10d::TCPStoreOptions& options) {
+  constexpr milliseconds kGrace(300);  // in which it says itself why it could not connect
+  std::promise<Connection> promise;
+  auto result = promise.get_future();
+  std::thread([address, options, promise = std::move(promise)]() mutable {
+    try {
+      promise.set_value(connect_now(address, options));
+    } catch (...) {
+      promise.set_exception(std::current_exception());
+    }
+  }).detach();
+  TESSERA_CHECK(CommError, result.wait_for(options.timeout + kGrace) == std::future_status::ready,
+                "what listens there has not answered; it may be another program");
+  return result.get();
+}
+
+/// How long the system waits for an answer: after that the call has an error.
+void limit_calls(const std::vector<int>& sockets, int port, milliseconds timeout) {
+  const timeval time = {.tv_sec = timeout.count() / 1000, .tv_usec = timeout.count() % 1000 * 1000};
+  for (const int socket : sockets) {
+    if (peer_port(socket) == port) {  // else it is closed, and the number another file's
+      setsockopt(socket, SOL_SOCKET, SO_RCVTIMEO, &time, sizeof time);
+      setsockopt(socket, SOL_SOCKET, SO_SNDTIMEO, &time, sizeof time);
+    }
+  }
+}
+
+bool is_time_out(const c10::Error& failure) {
+  return std::string(failure.what_without_backtrace()).find("imeout") != std::string::npos;
+}
+
+}  // namespace
+
+JobStore::JobStore(const std::string& address, const c10d::TCPStoreOptions& options, std::string server)
+    : Store(options.timeout), address_(address), options_(options), server_(std::move(server)) {
+  Connection connection = connect(address, options);
+  tcp_ = std::move(connection.store);
+  sockets_ = std::move(connection.sockets);
+  limit_calls(sockets_, tcp_->getPort(), options.timeout);
+}
+
+/// libtorch's errors of a connection that has ended do not say whose it was.
+template <class Call>
+auto JobStore::guarded(Call call) {
+  const auto server = [&] {
+    return fmt::format("{}, which serves the store at {}:{},", server_, address_, tcp_->getPort());
+  };
+  TESSERA_CHECK(CommError, !is_silent_, "{} did not answer in time before", server());
+  try {
+    return call();
+  } catch (const c10::DistNetworkError& failure) {
+    if (is_time_out(failure)) {
+      is_silent_ = true;  // an answer that comes yet would be taken for the next call's
+      throw CommError(fmt::format("{} did not answer within {} ms", server(), getTimeout().count()));
+    }
+    throw StoreEnded(fmt::format("{} has ended or given up", server()));
+  }
+}
+
+c10::intrusive_ptr<c10d::Store> JobStore::clone() {
+  c10d::TCPStoreOptions options = options_;
+  options.isServer = false;
+  options.masterListenFd = std::nullopt;
+  options.port = tcp_->getPort();
+  options.timeout = getTimeout();
+  return c10::make_intrusive<JobStore>(address_, options, server_);
+}
+
+void JobStore::set(const std::string& key, const std::vector<uint8_t>& value) {
+  guarded([&] { tcp_->set(key, value); });
+}
+
+std::vector<uint8_t> JobStore::compareSet(const std::string& key, const std::vector<uint8_t>& expected,
+                                          const std::vector<uint8_t>& desired) {
+  return guarded([&] { return tcp_->compareSet(key, expected, desired); });
+}
+
+std::vector<uint8_t> JobStore::get(const std::string& key) {
+  wait({key});
+  return guarded([&] { return tcp_->get(key); });
+}
+
+int64_t JobStore::add(const std::string& key, int64_t value) {
+  return guarded([&] { return tcp_->add(key, value); });
+}
+
+bool JobStore::deleteKey(const std::string& key) {
+  return guarded([&] { return tcp_->deleteKey(key); });
+}
+
+bool JobStore::check(const std::vector<std::string>& keys) {
+  return guarded([&] { return tcp_->check(keys); });
+}
+
+int64_t JobStore::getNumKeys() {
+  return guarded([&] { return tcp_->getNumKeys(); });
+}
+
+void JobStore::wait(const std::vector<std::string>& keys) {
+  wait(keys, getTimeout());
+}
+
+void JobStore::wait(const std::vector<std::string>& keys, const milliseconds& timeout) {
+  wait_for_keys(*this, keys, timeout, [] {});
+}
+
+const milliseconds& JobStore::getTimeout() const noexcept {
+  return tcp_->getTimeout();
+}
+
+void JobStore::setTimeout(const milliseconds& timeout) {
+  tcp_->setTimeout(timeout);
+  limit_calls(sockets_, tcp_->getPort(), timeout);
+}
+
+void JobStore::append(const std::string& key, const std::vector<uint8_t>& value) {
+  guarded([&] { tcp_->append(key, value); });
+}
+
+std::vector<std::vector<uint8_t>> JobStore::multiGet(const std::vector<std::string>& keys) {
+  wait(keys);
+  return guarded([&] { return tcp_->multiGet(keys); });
+}
+
+void JobStore::multiSet(const std::vector<std::string>& keys, const std::vector<std::vector<uint8_t>>& values) {
+  guarded([&] { tcp_->multiSet(keys, values); });
+}
+
+bool JobStore::hasExtendedApi() const {
+  return tcp_->hasExtendedApi();
+}
+
+void JobStore::queuePush(const std::string& key, const std::vector<uint8_t>& value) {
+  guarded([&] { tcp_->queuePush(key, value); });
+}
+
+std::vector<uint8_t> JobStore::queuePop(const std::string& key, bool block) {
+  return guarded([&] { return tcp_->queuePop(key, block); });
+}
+
+int64_t JobStore::queueLen(const std::string& key) {
+  return guarded([&] { return tcp_->queueLen(key); });
+}
+
+void wait_for_keys(c10d::Store& store, const std::vector<std::string>& keys, milliseconds timeout,
+                   const std::function<void()>& look) {
+  constexpr std::chrono::microseconds kShortestPause(100), kLongestPause(20000);
+  constexpr milliseconds kLookInterval(200);
+  const Clock::time_point start = Clock::now();
+  Clock::time_point next_look = start + kLookInterval;
+  while (!store.check(keys)) {
+    const Clock::time_point now = Clock::now();
+    const auto waited = std::chrono::duration_cast<std::chrono::microseconds>(now - start);
+    if (timeout != c10d::Store::kNoTimeout && waited >= timeout) {
+      C10_THROW_ERROR(DistStoreError,
+                      fmt::format("wait timeout after {} ms for the store's key \"{}\"{}", timeout.count(),
+                                  keys.empty() ? "" : keys[0], keys.size() > 1 ? " and others" : ""));
+    }
+    if (now >= next_look) {
+      next_look = now + kLookInterval;
+      look();
+    }
+    std::this_thread::sleep_for(std::clamp(waited / 8, kShortestPause, kLongestPause));
+  }
+}
+
+}  // namespace tessera

@@ -1,0 +1,216 @@
+// How ranks that are processes meet over the store, and what becomes of those that cannot: the ranks of the "fake"
+// backend leave the launcher's port to the test.
+
+#include <arpa/inet.h>
+#include <fmt/format.h>
+#include <netinet/in.h>
+#include <signal.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <cstdlib>
+#include <string>
+#include <thread>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+#include <torch/csrc/distributed/c10d/TCPStore.hpp>
+
+#include "base/error.h"
+#include "comm/collectives.h"
+#include "comm/context/rank_context.h"
+#include "comm/launch/store.h"
+#include "comm/process_group.h"
+#include "testing/expect.h"
+#include "testing/run_processes.h"
+#include "third_party/catch2/catch.h"
+
+namespace tessera {
+namespace {
+
+using Catch::Matchers::ContainsSubstring;
+using Clock = std::chrono::steady_clock;
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+
+/// A TCP socket at a port of 127.0.0.1 that nobody has; it is closed at the end.
+class LoopbackSocket {
+ public:
+  LoopbackSocket() : file_(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)) {
+    address_.sin_family = AF_INET;
+    address_.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    socklen_t length = sizeof address_;
+    auto* const generic = reinterpret_cast<sockaddr*>(&address_);
+    TESSERA_EXPECT(bind(file_, generic, length) == 0 && getsockname(file_, generic, &length) == 0);
+  }
+  ~LoopbackSocket() { close(file_); }
+  LoopbackSocket(const LoopbackSocket&) = delete;
+  LoopbackSocket& operator=(const LoopbackSocket&) = delete;
+
+  void listen_without_a_word() { TESSERA_EXPECT(listen(file_, 5) == 0); }
+  int port() const { return ntohs(address_.sin_port); }
+
+ private:
+  int file_;
+  sockaddr_in address_{};
+};
+
+int free_port() {
+  return LoopbackSocket().port();
+}
+
+int launchers_port() {
+  return std::atoi(std::getenv("MASTER_PORT"));
+}
+
+StoreOptions store_options(int port, int rank, int world_size, milliseconds timeout) {
+  return {.address = "127.0.0.1", .port = port, .rank = rank, .world_size = world_size, .timeout = timeout};
+}
+
+/// A connection of the test's own, beside those of ranks.
+c10::intrusive_ptr<c10d::Store> connect_beside() {
+  c10d::TCPStoreOptions tcp;
+  tcp.port = static_cast<uint16_t>(launchers_port());
+  return c10::make_intrusive<c10d::TCPStore>("127.0.0.1", tcp);
+}
+
+/// Runs `action` in a process of its own, which is killed when the store has `key`.
+void run_and_kill(const std::function<void()>& action, const std::string& key) {
+  const pid_t child = fork();
+  if (child == 0) {
+    try {
+      action();
+    } catch (const std::exception&) {
+    }
+    pause();
+  }
+  connect_beside()->wait({key});
+  kill(child, SIGKILL);
+  waitpid(child, nullptr, 0);
+}
+
+TEST_CASE("a program at MASTER_PORT that says nothing: the time-out ends the wait") {
+  const RankContextGuard guard(RankContext::create());
+  LoopbackSocket silent;
+  silent.listen_without_a_word();
+  const auto start = Clock::now();
+  const auto init = [&] {
+    init_process_group({.backend = "gloo",
+                        .rank = 1,
+                        .world_size = 2,
+                        .timeout = seconds(1),
+                        .master_addr = "127.0.0.1",
+                        .master_port = silent.port()});
+  };
+  CHECK_THROWS_AS(init(), CommError);
+  CHECK(Clock::now() - start < seconds(3));
+  CHECK_THROWS_WITH(init(), ContainsSubstring("rank 1 of 2 could not reach rank 0 at 127.0.0.1:") &&
+                                ContainsSubstring("within 1000 ms") && ContainsSubstring("has not answered"));
+}
+
+TEST_CASE("a rank 0 that stops answering: a call of the store ends at the time-out") {
+  const auto body = [](int rank) {
+    const auto store = connect_store(store_options(launchers_port(), rank, 2, seconds(rank == 0 ? 20 : 1)));
+    const auto beside = connect_beside();
+    if (rank == 0) {
+      beside->set("pid", std::to_string(getpid()));
+      beside->wait({"was silent"});
+      return;
+    }
+    const pid_t rank_0 = std::stoi(beside->get_to_str("pid"));
+    kill(rank_0, SIGSTOP);
+    std::this_thread::sleep_for(milliseconds(200));  // until all of its threads have stopped
+    const auto start = Clock::now();
+    expect_throws<CommError>([&] { store->check({"some"}); }, "rank 0, which serves the store at 127.0.0.1:");
+    const auto waited = Clock::now() - start;
+    kill(rank_0, SIGCONT);
+    TESSERA_EXPECT(waited < seconds(4));
+    beside->set("was silent", std::string());
+  };
+  run_processes(2, body, {.backend = "fake"});
+}
+
+TEST_CASE("ranks of two jobs that start at once at one address do not mix, and learn who has it") {
+  const auto body = [](int process) {
+    const RankContextGuard guard(RankContext::create());
+    const bool is_first = process < 2;
+    setenv("TESSERA_JOB_ID", is_first ? "first" : "second", 1);
+    const int rank = process % 2;
+    const auto init = [&] {
+      init_process_group({.backend = "gloo",
+                          .rank = rank,
+                          .world_size = 2,
+                          .timeout = seconds(20),
+                          .master_addr = "127.0.0.1",
+                          .master_port = launchers_port()});
+    };
+    if (is_first) {  // whose rank 0 has the launcher's socket
+      init();
+      barrier(default_group());
+      destroy_process_group();
+      if (rank == 0) {  // which serves the store
+        connect_beside()->wait({"refused/0", "refused/1"});
+      }
+      return;
+    }
+    if (rank == 0) {
+      connect_beside()->wait({"job"});  // it could not say whose before
+    }
+    expect_throws<CommError>(init, rank == 0 ? "job \"first\" meets there" : "job \"first\" meets at 127.0.0.1:");
+    connect_beside()->set(fmt::format("refused/{}", rank), std::string());
+  };
+  run_processes(4, body, {.backend = "fake"});
+}
+
+TEST_CASE("a rank that dies before all have met: those that have come learn which, soon") {
+  const auto body = [](int rank) {
+    const auto connect = [&] { connect_store(store_options(launchers_port(), rank, 4, seconds(30))); };
+    if (rank == 2) {
+      run_and_kill(connect, "seat/4/2/taken");
+      return;
+    }
+    const auto start = Clock::now();
+    expect_throws<CommError>(connect, "rank 2 of 4 (pid ");
+    TESSERA_EXPECT(Clock::now() - start < seconds(6));
+  };
+  run_processes(3, body, {.backend = "fake"});
+}
+
+TEST_CASE("a rank 0 that dies before all have met is named by the others, soon") {
+  const auto body = [](int rank) {
+    const auto connect = [&] { connect_store(store_options(launchers_port(), rank, 3, seconds(30))); };
+    if (rank == 0) {
+      run_and_kill(connect, "seat/3/1/taken");
+      return;
+    }
+    const auto start = Clock::now();
+    expect_throws<CommError>(connect, "rank 0, which serves the store at 127.0.0.1:");
+    TESSERA_EXPECT(Clock::now() - start < seconds(6));
+  };
+  run_processes(2, body, {.backend = "fake"});
+}
+
+/// Whether somebody listens at the port of that address of this host.
+bool is_open(const char* host, int port) {
+  const int file = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_port = htons(static_cast<uint16_t>(port));
+  inet_pton(AF_INET, host, &address.sin_addr);
+  const bool is_open = connect(file, reinterpret_cast<sockaddr*>(&address), sizeof address) == 0;
+  close(file);
+  return is_open;
+}
+
+TEST_CASE("rank 0 listens at the address that it is given, and nowhere else") {
+  for (const char* name : {"127.0.0.1", "localhost"}) {
+    StoreOptions options = store_options(free_port(), 0, 1, seconds(20));
+    options.address = name;
+    const auto store = connect_store(options);
+    CHECK(is_open("127.0.0.1", options.port));
+    CHECK_FALSE(is_open("127.0.0.2", options.port));
+  }
+}
+
+}  // namespace
+}  // namespace tessera

@@ -22,8 +22,9 @@ class FileDescriptor {
 
   /// A file in memory, without a name; it grows as it is asked to. Throws CommError.
   static FileDescriptor in_memory(const char* label);
-  /// Throws CommError, which begins with `what`, `path` and the reason.
-  static FileDescriptor open(const std::string& what, const std::string& path);
+  /// A regular file, or one in memory, of this process's user: `path` may come from a peer. Throws CommError, which
+  /// begins with `what`, `path` and the reason.
+  static FileDescriptor open_own(const std::string& what, const std::string& path);
 
   int number() const { return number_; }
   explicit operator bool() const { return number_ >= 0; }

@@ -247,7 +247,8 @@ const char* PeerMemory::find(const SharedPlace& place) {
   if (found == blocks_.end()) {
     drop_dead();
     if (!file_) {
-      file_ = FileDescriptor::open("opening a peer's shared memory", fmt::format("/proc/{}/fd/{}", pid_, place.file));
+      file_ =
+          FileDescriptor::open_own("opening a peer's shared memory", fmt::format("/proc/{}/fd/{}", pid_, place.file));
     }
     FileMapping block(file_, place.block, place.block_bytes, FileMapping::Access::Read);
     found = blocks_.emplace(place.block, std::move(block)).first;

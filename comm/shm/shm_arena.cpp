@@ -35,7 +35,7 @@ ShmArena ShmArena::create(ShmLayout layout) {
 }
 
 ShmArena ShmArena::attach(ShmLayout layout, const std::string& address) {
-  FileDescriptor file = FileDescriptor::open("opening rank 0's shared memory", address);
+  FileDescriptor file = FileDescriptor::open_own("opening rank 0's shared memory", address);
   if (file.size() != layout.file_bytes()) {
     throw CommError(fmt::format("{} is not the group's shared memory of {} bytes", address, layout.file_bytes()));
   }

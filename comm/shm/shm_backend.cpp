@@ -24,6 +24,8 @@ namespace {
 using std::chrono::milliseconds;
 
 constexpr const char* kArenaKey = "arena";
+/// In the place of an address.
+constexpr const char* kNone = "none";
 constexpr const char* kJoined = "joined";
 
 class ShmWork final : public ZeroCopyWork {
@@ -174,12 +176,22 @@ class Rendezvous {
       options_.store->set(kArenaKey, arena.address());
       return arena;
     } catch (const CommError&) {
-      options_.store->set(kArenaKey, std::string("none"));
+      options_.store->set(kArenaKey, std::string(kNone));
       throw;
     }
   }
 
-  ShmArena attach() { return ShmArena::attach({.ranks = info_.size()}, wait_for(kArenaKey, 0)); }
+  // Who else can write to the store is not to choose which file this rank opens.
+  ShmArena attach() {
+    const std::string address = wait_for(kArenaKey, 0);
+    const std::string files = fmt::format("/proc/{}/fd/", options_.processes[0].pid);
+    const bool is_rank_0s = address.starts_with(files) && address.size() > files.size() &&
+                            address.find_first_not_of("0123456789", files.size()) == std::string::npos;
+    TESSERA_CHECK(CommError, is_rank_0s || address == kNone,
+                  "opening rank 0's shared memory: \"{}\" is no open file of its process, {}<number>", address, files);
+    TESSERA_CHECK(CommError, is_rank_0s, "rank 0 has no shared memory");
+    return ShmArena::attach({.ranks = info_.size()}, address);
+  }
 
   // The value that `rank` of the group is to set. Polls, since the store's own wait does not know whether it lives.
   std::string wait_for(const std::string& key, int rank) {

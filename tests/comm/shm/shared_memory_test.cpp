@@ -60,7 +60,7 @@ TEST_CASE("shared memory: where stdout is closed, it does not become that") {
   const int standard = dup(STDOUT_FILENO);
   close(STDOUT_FILENO);
   const FileDescriptor file = FileDescriptor::in_memory("test");
-  const FileDescriptor again = FileDescriptor::open("opening", file.path());
+  const FileDescriptor again = FileDescriptor::open_own("opening", file.path());
   const bool is_closed = fcntl(STDOUT_FILENO, F_GETFD) == -1;
   dup2(standard, STDOUT_FILENO);
   close(standard);

@@ -9,6 +9,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <array>
 #include <chrono>
 #include <cstdlib>
 #include <future>
@@ -76,6 +77,26 @@ TEST_CASE("shm: a rank that gives up keeps rank 0 no longer") {
   const StorePtr store = c10::make_intrusive<c10d::HashStore>();
   CHECK_THROWS_WITH(set_up(1, store, milliseconds(50)).get(), ContainsSubstring("rank 0 did not arrive within 50 ms"));
   CHECK_THROWS_WITH(set_up(0, store).get(), ContainsSubstring("rank 1: connecting the ranks on group 'pair'"));
+}
+
+TEST_CASE("shm: a rank opens no other file than rank 0's memory, whatever the store says") {
+  for (const std::string& address : {std::string("/dev/null"), std::string("/proc/self/exe"),
+                                    fmt::format("/proc/{}/fd/../exe", getpid()), std::string()}) {
+    const StorePtr store = c10::make_intrusive<c10d::HashStore>();
+    store->set("arena", address);
+    store->set("joined/0", std::string("joined"));
+    CHECK_THROWS_WITH(set_up(1, store, std::chrono::seconds(5)).get(),
+                      ContainsSubstring(fmt::format("\"{}\" is no open file of its process", address)));
+  }
+  std::array<int, 2> pipe_ends{};
+  REQUIRE(pipe(pipe_ends.data()) == 0);
+  const StorePtr store = c10::make_intrusive<c10d::HashStore>();
+  store->set("arena", fmt::format("/proc/{}/fd/{}", getpid(), pipe_ends[0]));
+  store->set("joined/0", std::string("joined"));
+  CHECK_THROWS_WITH(set_up(1, store, std::chrono::seconds(5)).get(),
+                    ContainsSubstring("it is no regular file of user"));
+  close(pipe_ends[0]);
+  close(pipe_ends[1]);
 }
 
 /// Which the launcher keeps for the ranks of run_processes(); the "fake" backend leaves it free.

@@ -17,7 +17,8 @@ std::string backend_from_environment() {
 }
 
 std::vector<HostProcess> find_processes(const ProcessGroupOptions& options, const std::string& key) {
-  if (options.world_size == 1 || (!options.backend.empty() && options.backend != "shm")) {
+  const bool are_processes = options.backend.empty() || options.backend == "shm" || options.backend == "gloo";
+  if (options.world_size == 1 || !are_processes) {
     return {};
   }
   std::vector<HostProcess> processes;
@@ -30,7 +31,7 @@ std::vector<HostProcess> find_processes(const ProcessGroupOptions& options, cons
   }
   for (int rank = 0; rank < options.world_size; ++rank) {
     TESSERA_CHECK(
-        ValueError, options.backend.empty() || share_host(processes, {0, rank}),
+        ValueError, options.backend != "shm" || share_host(processes, {0, rank}),
         "init_process_group: backend \"shm\", but ranks 0 and {} do not share a host (boot, pid namespace and "
         "user: \"{}\" and \"{}\"); use \"gloo\"",
         rank, processes[0].host, processes[rank].host);

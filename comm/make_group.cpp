@@ -22,11 +22,25 @@ namespace {
 
 using Backend = c10::intrusive_ptr<GroupBackend>;
 
-Backend make_shm(const GroupSource& source, GroupInfo info, c10::intrusive_ptr<c10d::Store> store) {
+/// The group's, where they are known.
+std::vector<HostProcess> members_of(const GroupSource& source, const GroupInfo& info) {
   std::vector<HostProcess> members;
-  for (const int64_t rank : info.ranks) {
-    members.push_back(source.processes.at(rank));
+  for (size_t place = 0; place < info.ranks.size() && !source.processes.empty(); ++place) {
+    members.push_back(source.processes.at(static_cast<size_t>(info.ranks[place])));
   }
+  return members;
+}
+
+Backend make_gloo(const GroupSource& source, GroupInfo info, c10::intrusive_ptr<c10d::Store> store) {
+  std::vector<HostProcess> members = members_of(source, info);
+  return make_gloo_backend({.info = std::move(info),
+                            .store = std::move(store),
+                            .processes = std::move(members),
+                            .master_addr = source.options.master_addr});
+}
+
+Backend make_shm(const GroupSource& source, GroupInfo info, c10::intrusive_ptr<c10d::Store> store) {
+  const std::vector<HostProcess> members = members_of(source, info);
   const std::string& host = members[0].host;
   const auto host_ranks = std::ranges::count(source.processes, host, &HostProcess::host);
   return make_shm_backend({.info = std::move(info),
@@ -51,19 +65,17 @@ Backend make_hierarchical(const GroupSource& source, GroupInfo info, const std::
   const auto prefixed = [=](const std::string& suffix) {
     return c10::make_intrusive<c10d::PrefixStore>(key + suffix, store);
   };
-  const auto gloo = [address = source.options.master_addr](GroupInfo part, c10::intrusive_ptr<c10d::Store> keys) {
-    return make_gloo_backend({.info = std::move(part), .store = std::move(keys), .master_addr = address});
-  };
   auto host = make_shm(source, part_of_group(info, layout.on_host_of(info.rank), "this host"),
                        prefixed(fmt::format("/host{}", layout.host_of(info.rank))));
-  auto across = gloo(part_of_group(info, layout.across_hosts_of(info.rank), "across hosts"),
-                     prefixed(fmt::format("/across{}", layout.place_of(info.rank))));
+  auto across = make_gloo(source, part_of_group(info, layout.across_hosts_of(info.rank), "across hosts"),
+                          prefixed(fmt::format("/across{}", layout.place_of(info.rank))));
   // Made on the group's thread when it is first needed, with a connection of its own: while one group's thread waits
   // for a key, others cannot use that connection to set theirs.
-  const auto make_flat = [=] {
+  const auto make_flat = [=, address = source.options.master_addr] {
     const auto own = store->clone();
     own->setTimeout(store->getTimeout());
-    return gloo(info, c10::make_intrusive<c10d::PrefixStore>(key + "/flat", own));
+    return make_gloo_backend(
+        {.info = info, .store = c10::make_intrusive<c10d::PrefixStore>(key + "/flat", own), .master_addr = address});
   };
   return make_hierarchical_backend(
       {.info = info, .layout = layout, .host = std::move(host), .across = std::move(across), .make_flat = make_flat});
@@ -95,7 +107,7 @@ Backend make_cpu_backend(const std::string& backend, const GroupSource& source, 
   if (backend == "shm") {
     return make_shm(source, std::move(info), std::move(store));
   }
-  return make_gloo_backend({.info = std::move(info), .store = std::move(store), .master_addr = options.master_addr});
+  return make_gloo(source, std::move(info), std::move(store));
 }
 
 Backend make_cuda_backend(const GroupSource& source, GroupInfo info, const std::string& key) {

@@ -28,7 +28,7 @@ struct DefaultGroup {
   ProcessGroupPtr group = {};
   /// As resolved by init_process_group: ranks known, store or thread world set; backend "" if each group chooses.
   ProcessGroupOptions options = {};
-  /// Of the group's ranks, where groups may share memory; otherwise none.
+  /// Of the group's ranks, where these are processes on CPUs; otherwise none.
   std::vector<HostProcess> processes = {};
   CudaUse cuda = {};
   /// How often a (name, ranks) was used by new_group.

@@ -22,6 +22,7 @@
 #include "comm/gloo/gloo_messages.h"
 #include "comm/gloo/gloo_rounds.h"
 #include "comm/gloo/gloo_work.h"
+#include "comm/launch/job_store.h"
 
 namespace tessera {
 
@@ -69,10 +70,10 @@ void copy_on_host(const at::Tensor& to, const at::Tensor& from) {
 /// or what they are for; so the tags of calls that do not belong together differ, and their ranks wait in vain.
 class GlooBackend final : public GroupBackend {
  public:
-  GlooBackend(GroupInfo info, c10::intrusive_ptr<ProcessGroupGloo> gloo)
+  GlooBackend(GroupInfo info, c10::intrusive_ptr<ProcessGroupGloo> gloo, c10::intrusive_ptr<c10d::Store> notes)
       : GroupBackend(std::move(info)),
         gloo_(std::move(gloo)),
-        dropped_(std::make_shared<DroppedTransfers>()),
+        shared_(std::make_shared<GlooShared>(std::move(notes))),
         messages_(shared_info(), gloo_) {}
 
   const std::string getBackendName() const override { return "gloo"; }
@@ -183,7 +184,7 @@ class GlooBackend final : public GroupBackend {
                        const std::vector<at::Tensor>& received, std::function<void()> finish = {}) {
     const std::lock_guard lock(launch_mutex_);
     const size_t with_all = 2 * (static_cast<size_t>(getSize()) - 1);
-    std::list<GlooTransfers> transfers = {{.launch = launches_++}};
+    std::list<GlooTransfers> transfers = {{.launch = launches_++, .collective = number.collective}};
     auto& works = transfers.front().works;
     works.reserve(with_all);
     try {
@@ -202,11 +203,11 @@ class GlooBackend final : public GroupBackend {
         }
       }
     } catch (const std::exception& failure) {
-      dropped_->keep(transfers);
+      shared_->dropped.keep(transfers);
       throw gloo_error(describe(call), info(), failure);
     }
     transfers.front().with_all = works.size() == with_all;
-    return c10::make_intrusive<GlooWork>(call, shared_info(), dropped_, std::move(transfers), std::move(finish));
+    return c10::make_intrusive<GlooWork>(call, shared_info(), shared_, std::move(transfers), std::move(finish));
   }
 
   // Sends sent[r] to rank r; output = the reduction of `own` and of what the others send, in the order of the ranks.
@@ -248,7 +249,7 @@ class GlooBackend final : public GroupBackend {
   }
 
   const c10::intrusive_ptr<ProcessGroupGloo> gloo_;
-  const std::shared_ptr<DroppedTransfers> dropped_;
+  const std::shared_ptr<GlooShared> shared_;
   uint64_t collectives_ = 0;
   // Messages may have a thread of their own, second rounds do. Guards what follows and gloo_'s counters; nothing waits
   // under it.
@@ -283,6 +284,45 @@ void ignore_broken_pipes() {
   static_cast<void>(done);
 }
 
+class MemberDied : public CommError {
+ public:
+  using CommError::CommError;
+};
+
+/// gloo waits for a member that has died until the time-out; so all come here first. Throws MemberDied.
+void await_members(const GlooOptions& options) {
+  const GroupInfo& info = options.info;
+  if (options.processes.empty()) {
+    return;
+  }
+  const auto key = [](int rank) { return fmt::format("here/{}", rank); };
+  std::vector<std::string> keys;
+  for (int rank = 0; rank < info.size(); ++rank) {
+    keys.push_back(key(rank));
+  }
+  const HostProcess own = this_process();
+  options.store->set(key(info.rank), std::string());
+  wait_for_keys(*options.store, keys, info.timeout, [&] {
+    for (int rank = 0; rank < info.size(); ++rank) {
+      const HostProcess& process = options.processes.at(static_cast<size_t>(rank));
+      const bool may_look = !own.host.empty() && process.host == own.host;
+      TESSERA_CHECK(MemberDied, !may_look || is_running(process),
+                    "connecting the ranks on {}: rank {} (pid {}) has died", describe(info),
+                    info.ranks[static_cast<size_t>(rank)], process.pid);
+    }
+  });
+}
+
+/// gloo says that a connection has ended, and not whose: throws where rank 0, which serves the store, has.
+void find_ended_store(const GlooOptions& options) {
+  try {
+    options.store->check({"here"});
+  } catch (const StoreEnded& ended) {
+    throw CommError(fmt::format("connecting the ranks on {}: {}", describe(options.info), ended.what()));
+  } catch (const std::exception&) {  // gloo's own error is said
+  }
+}
+
 }  // namespace
 
 c10::intrusive_ptr<GroupBackend> make_gloo_backend(GlooOptions options) {
@@ -290,11 +330,15 @@ c10::intrusive_ptr<GroupBackend> make_gloo_backend(GlooOptions options) {
   auto gloo_options = ProcessGroupGloo::Options::create(options.info.timeout);
   const CloseOnExecScope scope;
   try {
+    await_members(options);
     gloo_options->devices.push_back(make_device(options.master_addr));
     auto gloo = c10::make_intrusive<ProcessGroupGloo>(options.store, options.info.rank, options.info.size(),
                                                       std::move(gloo_options));
-    return c10::make_intrusive<GlooBackend>(std::move(options.info), std::move(gloo));
+    return c10::make_intrusive<GlooBackend>(std::move(options.info), std::move(gloo), options.store);
+  } catch (const MemberDied&) {
+    throw;
   } catch (const std::exception& failure) {
+    find_ended_store(options);
     throw gloo_error("connecting the ranks", options.info, failure);
   }
 }
@@ -312,7 +356,8 @@ c10::intrusive_ptr<GroupBackend> adopt_gloo_backend(GroupInfo info,
       "adopt_group(\"{}\"): the backend has {} network devices, between which c10d chooses by the message; it "
       "must have one, on which messages stay in order",
       info.name, devices);
-  return c10::make_intrusive<GlooBackend>(std::move(info), c10::intrusive_ptr<ProcessGroupGloo>::reclaim_copy(gloo));
+  return c10::make_intrusive<GlooBackend>(std::move(info), c10::intrusive_ptr<ProcessGroupGloo>::reclaim_copy(gloo),
+                                          c10::intrusive_ptr<c10d::Store>());
 }
 
 }  // namespace tessera

@@ -3,8 +3,10 @@
 
 #include <string>
 #include <torch/csrc/distributed/c10d/Store.hpp>
+#include <vector>
 
 #include "comm/backend/group_backend.h"
+#include "comm/launch/host_process.h"
 
 namespace tessera {
 
@@ -12,11 +14,14 @@ struct GlooOptions {
   GroupInfo info = {};
   /// For this group alone (a PrefixStore of the default group's).
   c10::intrusive_ptr<c10d::Store> store = {};
+  /// The members'; none: not known.
+  std::vector<HostProcess> processes = {};
   /// Where the ranks met: a loopback address keeps all traffic on the loopback interface. "": the host's own name.
   std::string master_addr = {};
 };
 
-/// Connects to all members of the group; every member calls it. Throws CommError.
+/// Connects to all members of the group; every member calls it. Throws CommError, within a second if a member on this
+/// host has died.
 ///
 /// Sums are not gloo's own: every reduction is in the order of the ranks with the arithmetic of
 /// comm/backend/local_reduce.h, so that results are the same bits on all ranks and as with the "threads" backend.
@@ -25,8 +30,8 @@ struct GlooOptions {
 /// launches (comm/gloo/gloo_rounds.h); the source of a broadcast sends to every rank. Every dtype moves as bytes.
 ///
 /// Ranks that call different collectives, or the same one for other operations, dtypes or sizes, have a CommError after
-/// the group's time-out, which says what this rank called: each pair of ranks whose calls do not fit. (Two calls in
-/// four million are not told apart.)
+/// the group's time-out, which says what this rank called, and what the other did if that fails within half a second:
+/// each pair of ranks whose calls do not fit. (Two calls in four million are not told apart.)
 ///
 /// The first such backend of a process makes it ignore SIGPIPE, unless the program has a handler for that: by it gloo
 /// would end a rank whose peer has died, before an error could say so.

@@ -26,17 +26,16 @@ void DroppedTransfers::free_before(uint64_t launch) {
   }
 }
 
-GlooWork::GlooWork(CollectiveSignature call, std::shared_ptr<const GroupInfo> info,
-                   std::shared_ptr<DroppedTransfers> dropped, std::list<GlooTransfers> transfers,
-                   std::function<void()> finish)
+GlooWork::GlooWork(CollectiveSignature call, std::shared_ptr<const GroupInfo> info, std::shared_ptr<GlooShared> shared,
+                   std::list<GlooTransfers> transfers, std::function<void()> finish)
     : call_(std::move(call)),
       info_(std::move(info)),
-      dropped_(std::move(dropped)),
+      shared_(std::move(shared)),
       transfers_(std::move(transfers)),
       finish_(std::move(finish)) {}
 
 GlooWork::~GlooWork() {
-  dropped_->keep(transfers_);
+  shared_->dropped.keep(transfers_);
 }
 
 bool GlooWork::wait(std::chrono::milliseconds timeout) {
@@ -52,7 +51,9 @@ bool GlooWork::wait(std::chrono::milliseconds timeout) {
     try {
       is_done = work->wait(resolve_timeout(timeout, *info_));
     } catch (const std::exception& failure) {
-      throw gloo_error(describe(call_), *info_, failure, peer);
+      // Not only at a time-out: the peer's, which may be a moment earlier, closes the connection.
+      const auto error = gloo_error(describe(call_), *info_, failure, peer);
+      throw CommError(error.what() + shared_->notes.compare(launch.collective, call_, *info_, peer));
     }
     TESSERA_CHECK(CommError, is_done, "{} on {}: the group was destroyed", describe(call_), describe(*info_));
     const std::lock_guard lock(mutex_);
@@ -63,7 +64,7 @@ bool GlooWork::wait(std::chrono::milliseconds timeout) {
     finish_ = nullptr;
   }
   if (launch.with_all) {
-    dropped_->free_before(launch.launch);
+    shared_->dropped.free_before(launch.launch);
   }
   const std::lock_guard lock(mutex_);
   transfers_.clear();

@@ -12,10 +12,12 @@
 #include <memory>
 #include <mutex>
 #include <torch/csrc/distributed/c10d/Work.hpp>
+#include <utility>
 #include <vector>
 
 #include "comm/backend/collective_call.h"
 #include "comm/backend/group_backend.h"
+#include "comm/gloo/gloo_notes.h"
 
 namespace tessera {
 
@@ -23,6 +25,8 @@ namespace tessera {
 struct GlooTransfers {
   /// This rank's count of its group's launches.
   uint64_t launch = 0;
+  /// Its count of the group's collectives, of which some are launched in two rounds.
+  uint64_t collective = 0;
   /// Whether they are a send to, and a receive from, every other rank.
   bool with_all = false;
   /// A send or receive, with which rank of the group; null where it is done.
@@ -48,15 +52,23 @@ class DroppedTransfers {
   std::list<GlooTransfers> kept_;  // a list, so that nothing is allocated to keep one
 };
 
+/// Of a group, for its works, which may outlive it.
+struct GlooShared {
+  explicit GlooShared(c10::intrusive_ptr<c10d::Store> store) : notes(std::move(store)) {}
+
+  DroppedTransfers dropped;
+  const GlooNotes notes;
+};
+
 /// Thread safety: for one thread at a time, but for give_up().
 class GlooWork final : public c10d::Work {
  public:
   /// `transfers`: one launch's. `finish`: what is to be done once they are here, or empty.
-  GlooWork(CollectiveSignature call, std::shared_ptr<const GroupInfo> info, std::shared_ptr<DroppedTransfers> dropped,
+  GlooWork(CollectiveSignature call, std::shared_ptr<const GroupInfo> info, std::shared_ptr<GlooShared> shared,
            std::list<GlooTransfers> transfers, std::function<void()> finish);
   ~GlooWork() override;
 
-  /// Throws gloo's errors as a CommError.
+  /// Throws gloo's errors as a CommError, with the call of the peer if that was another one and failed too.
   bool wait(std::chrono::milliseconds timeout = kNoTimeout) override;
   /// Only wait() tells.
   bool isCompleted() override { return transfers_.empty(); }
@@ -68,7 +80,7 @@ class GlooWork final : public c10d::Work {
  private:
   const CollectiveSignature call_;
   const std::shared_ptr<const GroupInfo> info_;
-  const std::shared_ptr<DroppedTransfers> dropped_;
+  const std::shared_ptr<GlooShared> shared_;
   std::mutex mutex_;                    // guards which transfers there are
   std::list<GlooTransfers> transfers_;  // until they are done
   std::function<void()> finish_;

@@ -131,6 +131,45 @@ TEST_CASE("gloo: calls that do not belong together are an error on both ranks") 
   check_calls_that_differ("gloo");
 }
 
+TEST_CASE("gloo: where calls do not belong together the error shows both") {
+  const auto body = [](int rank) {
+    destroy_process_group();
+    init_process_group({.backend = "gloo", .timeout = std::chrono::seconds(1)});
+    barrier(default_group());
+    const auto call = [&] {
+      rank == 0 ? all_reduce(at::zeros({4}), ReduceOp::Sum, default_group())
+                : all_gather(at::zeros({16}), at::zeros({8}), default_group());
+    };
+    expect_throws<CommError>(
+        call, rank == 0 ? "; rank 1 called all_gather(Float[8])" : "; rank 0 called all_reduce(Sum, Float[4])");
+    destroy_process_group();
+    init_process_group({.backend = "gloo"});
+  };
+  run_processes(2, body, {.backend = "gloo"});
+}
+
+TEST_CASE("gloo: a rank that dies before a group is made: the other members learn which, soon") {
+  const auto body = [](int rank) {
+    signal(SIGTERM, SIG_IGN);
+    barrier(default_group());
+    if (rank == 2) {
+      raise(SIGKILL);
+    }
+    const auto start = std::chrono::steady_clock::now();
+    expect_throws<CommError>(
+        [] {
+          new_group({0, 1, 2}, "late");
+        },
+        fmt::format("connecting the ranks on group 'late' (rank {} of ranks [0, 1, 2]): rank 2 (pid ", rank));
+    TESSERA_EXPECT(std::chrono::steady_clock::now() - start < std::chrono::seconds(3));
+    std::fprintf(stderr, "had the error\n");
+    std::this_thread::sleep_for(std::chrono::seconds(1));  // rank 0, whose end would be an error of its own, looks, too
+  };
+  const ProcessesResult result = try_run_processes(3, body, {.backend = "gloo", .timeout = std::chrono::seconds(15)});
+  CHECK_THAT(result.outputs.at(0), Catch::Matchers::ContainsSubstring("had the error"));
+  CHECK_THAT(result.outputs.at(1), Catch::Matchers::ContainsSubstring("had the error"));
+}
+
 TEST_CASE("gloo: a peer that dies in a collective: the others get an error with group and collective, soon") {
   check_peer_that_dies("gloo", "all_reduce(Sum, Float[100000]) on group 'default'", std::chrono::seconds(20));
 }

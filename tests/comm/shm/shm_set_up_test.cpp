@@ -81,7 +81,7 @@ TEST_CASE("shm: a rank that gives up keeps rank 0 no longer") {
 
 TEST_CASE("shm: a rank opens no other file than rank 0's memory, whatever the store says") {
   for (const std::string& address : {std::string("/dev/null"), std::string("/proc/self/exe"),
-                                    fmt::format("/proc/{}/fd/../exe", getpid()), std::string()}) {
+                                     fmt::format("/proc/{}/fd/../exe", getpid()), std::string()}) {
     const StorePtr store = c10::make_intrusive<c10d::HashStore>();
     store->set("arena", address);
     store->set("joined/0", std::string("joined"));

@@ -130,22 +130,6 @@ std::string describe_combination(const OpCase& test, const Combination& combinat
   return text;
 }
 
-bool has_partial(const at::Tensor& tensor) {
-  return std::ranges::any_of(placements(tensor), [](const Placement& placement) { return placement.is_partial(); });
-}
-
-/// What this rank has of `tensor`, so that comparing needs no collective; the whole of terms, which mean nothing alone.
-at::Tensor to_compare(const at::Tensor& tensor) {
-  return has_partial(tensor) ? full_tensor(tensor) : to_local(tensor);
-}
-
-/// The same of the plain tensor that `like` is to be equal to.
-at::Tensor shard_to_compare(const at::Tensor& plain, const at::Tensor& like) {
-  return has_partial(like) ? plain
-                           : to_local(distribute_tensor(plain.detach(), device_mesh(like), placements(like),
-                                                        {.src_data_rank = std::nullopt}));
-}
-
 void compare(const at::Tensor& actual, const at::Tensor& expected, const std::string& what) {
   TESSERA_CHECK(ExpectationError, actual.defined() == expected.defined(), "{} is {}defined", what,
                 actual.defined() ? "" : "un");
@@ -155,8 +139,7 @@ void compare(const at::Tensor& actual, const at::Tensor& expected, const std::st
   TESSERA_CHECK(ExpectationError, is_dtensor(actual), "{} is a plain tensor", what);
   TESSERA_CHECK(ExpectationError, actual.sizes() == expected.sizes() && actual.dtype() == expected.dtype(),
                 "{} is {}, expected {}", what, to_string(TensorMeta::of(actual)), to_string(TensorMeta::of(expected)));
-  const auto difference =
-      describe_difference(to_compare(actual), shard_to_compare(expected, actual), {.rtol = 1e-8, .atol = 1e-9});
+  const auto difference = shard_difference(actual, expected, {.rtol = 1e-8, .atol = 1e-9});
   TESSERA_CHECK(ExpectationError, difference.empty(), "{}: {}", what, difference);
 }
 
@@ -235,6 +218,15 @@ at::Tensor pending_term(const at::Tensor& value, const at::Tensor& other, Reduce
 }
 
 }  // namespace
+
+std::string shard_difference(const at::Tensor& actual, const at::Tensor& expected, Tolerance tolerance) {
+  const auto& own = placements(actual);
+  if (std::ranges::any_of(own, [](const Placement& placement) { return placement.is_partial(); })) {
+    return describe_difference(full_tensor(actual), expected, tolerance);
+  }
+  const auto shard = distribute_tensor(expected.detach(), device_mesh(actual), own, {.src_data_rank = std::nullopt});
+  return describe_difference(to_local(actual), to_local(shard), tolerance);
+}
 
 at::Tensor place(const at::Tensor& value, const DeviceMesh& mesh, const Placements& placements) {
   at::Tensor term = value;

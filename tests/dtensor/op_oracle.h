@@ -19,6 +19,7 @@
 #include <vector>
 
 #include "dtensor/dtensor.h"
+#include "testing/tensor_matchers.h"
 
 namespace tessera {
 
@@ -62,6 +63,10 @@ struct OpCase {
 /// value - (n - 1) * other and the rest hold `other`, so that every rank's term matters; so with averages and products,
 /// and a maximum or minimum is the first rank's. Pending axes have one reduction. Collective.
 at::Tensor place(const at::Tensor& value, const DeviceMesh& mesh, const Placements& placements);
+
+/// How this rank's part of `actual` differs from that of the plain `expected`, empty if it does not. Without
+/// communication, but for partial placements, whose terms mean nothing alone: then the whole is compared. Collective.
+std::string shard_difference(const at::Tensor& actual, const at::Tensor& expected, Tolerance tolerance);
 
 /// Throws ExpectationError at the first difference.
 void check_op(const OpCase& test);

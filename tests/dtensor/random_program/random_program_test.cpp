@@ -78,7 +78,7 @@ std::string tensor_difference(const at::Tensor& actual, const at::Tensor& expect
   if (actual.sizes() != expected.sizes() || actual.dtype() != expected.dtype()) {
     return to_string(TensorMeta::of(actual)) + " instead of " + to_string(TensorMeta::of(expected));
   }
-  return describe_difference(full_tensor(actual.detach()), expected.detach(), {.rtol = rtol, .atol = 1e-8});
+  return shard_difference(actual.detach(), expected.detach(), {.rtol = rtol, .atol = 1e-8});
 }
 
 void check_values(const Draw& draw, const Tensors& values, const std::vector<int64_t>& shape) {

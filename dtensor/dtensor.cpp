@@ -294,6 +294,12 @@ at::Tensor take_local(at::Tensor tensor, std::optional<Placements> grad_placemen
 }
 
 at::Tensor full_tensor(const at::Tensor& tensor, std::optional<Placements> grad_placements) {
+  if (tensor.defined() && !is_dtensor(tensor)) {
+    TESSERA_CHECK(ValueError, !grad_placements,
+                  "full_tensor: grad_placements {} for {}, a plain tensor, whose gradient has none; leave them away",
+                  to_string(*grad_placements), to_string(TensorMeta::of(tensor)));
+    return tensor;
+  }
   const Placements replicated(dtensor_spec(tensor)->placements().size(), Replicate());
   auto whole = redistribute(tensor, replicated);
   return whole.is_same(tensor) ? to_local(whole, std::move(grad_placements))

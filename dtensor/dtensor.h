@@ -90,6 +90,8 @@ at::Tensor take_local(at::Tensor tensor, std::optional<Placements> grad_placemen
 /// The whole tensor as a plain one on every rank: redistribute to Replicate, then to_local with
 /// `grad_placements` (default: Replicate, the ranks' gradients are equal; Partial: they are terms of the gradient).
 /// It shares memory with a tensor that is replicated already, and what to_local() says of in-place ops holds then.
+/// A plain tensor is returned as it is, so that a parameter of fully_shard can be read whether it is gathered or not.
+/// Throws ValueError for an undefined tensor, and for grad_placements of a plain one.
 at::Tensor full_tensor(const at::Tensor& tensor, std::optional<Placements> grad_placements = std::nullopt);
 
 }  // namespace tessera

@@ -30,7 +30,10 @@ c10::Storage make_storage_without_data(c10::Device device) {
   c10::Storage storage(c10::Storage::use_byte_size_t(), 0, c10::DataPtr(nullptr, device), nullptr, false);
   storage.unsafeGetStorageImpl()->release_data_and_set_meta_custom_data_ptr_error_msg_(
       "a DTensor has no data pointer of its own; take to_local() or full_tensor() first. To print, "
-      "describe() (dtensor/visualize_sharding.h). To save, dcp::save "
+      "std::cout << describe(x) (dtensor/visualize_sharding.h), which sends nothing, or full_tensor(x), taken on every "
+      "rank. In x.index_put_(indices, value), where libtorch compares the memory of x and of a value without dims, "
+      "pass "
+      "value.item() or a DTensor, or call at::index_put_(x, indices, value). To save, dcp::save "
       "(checkpoint/checkpoint.h) writes whole models, which load under any layout; torch::save of a "
       "SavedDTensor{tensor} writes this rank's part of one");
   return storage;

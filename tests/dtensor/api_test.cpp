@@ -1,10 +1,12 @@
 // What stands beside ops: new tensors, local functions, scopes, pictures.
 
+#include <ATen/TensorIndexing.h>
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
+#include <ATen/ops/index_put.h>
 #include <ATen/ops/layer_norm.h>
 #include <ATen/ops/linalg_matrix_rank.h>
 #include <ATen/ops/linear.h>
@@ -368,10 +370,69 @@ TEST_CASE("what needs a data pointer says that a DTensor has none", "[dtensor]")
     const auto x = distribute_tensor(ramp({4}), mesh, {Shard(0)});
     std::ostringstream stream;
     expect_throws<c10::Error>([&] { torch::save(x, stream); },
-                              "a DTensor has no data pointer of its own; take to_local() or full_tensor() first. To "
-                              "print, describe() (dtensor/visualize_sharding.h). To save, dcp::save "
-                              "(checkpoint/checkpoint.h) writes whole models");
+                              "a DTensor has no data pointer of its own; take to_local() or full_tensor() first. To ");
+    expect_throws<c10::Error>([&] { torch::save(x, stream); },
+                              "To save, dcp::save (checkpoint/checkpoint.h) writes whole models");
   });
+}
+
+TEST_CASE("printing a DTensor is refused with what to print, and describe() prints without communication",
+          "[dtensor]") {
+  for (const int ranks : {1, 2, 3, 4}) {
+    run_ranks(ranks, [&](int rank) {
+      const auto mesh = init_device_mesh(at::kCPU, {ranks}, {"dp"});
+      const auto x = distribute_tensor(ramp({5, 3}), mesh, {Shard(0)});
+      reset_comm_stats();
+      std::ostringstream refused, stream;
+      expect_throws<c10::Error>([&] { refused << x; },
+                                "To print, std::cout << describe(x) (dtensor/visualize_sharding.h), which sends "
+                                "nothing, or full_tensor(x), taken on every rank");
+      stream << describe(x);
+      expect_equal(stream.str(),
+                   fmt::format("DTensor Float[5, 3] (Shard(0)) on DeviceMesh(cpu, {{dp: {}}}), local [{}, 3]", ranks,
+                               chunk_range(5, ranks, rank).length));
+      expect_equal(comm_stats().calls(), 0);
+      std::ostringstream whole, plain;
+      whole << full_tensor(x);
+      plain << ramp({5, 3});
+      expect_equal(whole.str(), plain.str());
+    });
+  }
+}
+
+TEST_CASE("a plain value without dims: index_put_ takes it or names what to pass, and each of that works",
+          "[dtensor]") {
+  using at::indexing::TensorIndex;
+  const auto mask = ramp({5, 3}) > 3;
+  const auto expected = ramp({5, 3}).masked_fill(mask, 7);
+  for (const int ranks : {1, 2, 3, 4}) {
+    run_ranks(ranks, [&](int) {
+      const auto mesh = init_device_mesh(at::kCPU, {ranks});
+      const auto where = distribute_tensor(mask, mesh, {Shard(0)});
+      const auto seven = at::scalar_tensor(7.);
+      auto x = distribute_tensor(ramp({5, 3}), mesh, {Shard(0)});
+      try {  // libtorch 2.11 does not compare memory
+        x.index_put_({TensorIndex(where)}, seven);
+        expect_bit_equal(full_tensor(x), expected);
+        x = distribute_tensor(ramp({5, 3}), mesh, {Shard(0)});
+      } catch (const c10::Error& refusal) {
+        TESSERA_EXPECT(std::string_view(refusal.what())
+                           .find("In x.index_put_(indices, value), where libtorch compares the memory of x and of a "
+                                 "value without dims, pass value.item() or a DTensor, or call at::index_put_") !=
+                       std::string_view::npos);
+      }
+      expect_bit_equal(full_tensor(x), ramp({5, 3}));
+      x.index_put_({TensorIndex(where)}, seven.item());
+      expect_bit_equal(full_tensor(x), expected);
+      x = distribute_tensor(ramp({5, 3}), mesh, {Shard(0)});
+      x.index_put_({TensorIndex(where)}, distribute_tensor(seven, mesh, {Replicate()}));
+      expect_bit_equal(full_tensor(x), expected);
+      x = distribute_tensor(ramp({5, 3}), mesh, {Shard(0)});
+      at::index_put_(x, {where}, seven);
+      expect_bit_equal(full_tensor(x), expected);
+      TESSERA_EXPECT(placements(x) == Placements{Shard(0)});
+    });
+  }
 }
 
 TEST_CASE("pictures show which rank holds what", "[dtensor]") {

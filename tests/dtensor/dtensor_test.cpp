@@ -12,6 +12,7 @@
 #include <torch/library.h>
 
 #include "comm/collectives.h"
+#include "comm/context/comm_stats.h"
 #include "comm/process_group.h"
 #include "dtensor/dispatch/dispatch_scopes.h"
 #include "testing/expect.h"
@@ -200,9 +201,27 @@ TEST_CASE("from_local refuses DTensors, norms to be and placements that do not f
     expect_throws<ValueError>([&] { from_local(ramp({}), mesh, {Shard(0)}); }, "use Replicate() for a scalar");
     expect_throws<ValueError>([&] { from_local(ramp({2}), mesh, {NormPartial(2)}); }, "NormPartial(2)");
     expect_throws<ValueError>([&] { to_local(ramp({2})); }, "is not a DTensor; make one with distribute_tensor");
-    expect_throws<ValueError>([&] { full_tensor(ramp({2})); }, "plain between forward and backward: use it as it is");
+    expect_throws<ValueError>([&] { to_local(ramp({2})); }, "plain between forward and backward: use it as it is");
     expect_throws<ValueError>([&] { placements(at::Tensor()); }, "an undefined tensor is not a DTensor");
   });
+}
+
+TEST_CASE("full_tensor gives a plain tensor as it is, and sends nothing for it", "[dtensor]") {
+  for (const int ranks : {1, 2, 3, 4}) {
+    run_ranks(ranks, [](int rank) {
+      auto plain = ramp({5});
+      plain.set_requires_grad(true);
+      reset_comm_stats();
+      TESSERA_EXPECT(full_tensor(plain).is_same(plain));
+      const auto result = plain * (rank + 1);
+      full_tensor(result).sum().backward();
+      expect_bit_equal(plain.grad(), at::full({5}, rank + 1., at::kFloat));
+      expect_equal(comm_stats().calls(), 0);
+      expect_throws<ValueError>([&] { full_tensor(plain, Placements{Replicate()}); },
+                                "grad_placements (Replicate()) for Float[5], a plain tensor");
+      expect_throws<ValueError>([&] { full_tensor(at::Tensor()); }, "an undefined tensor is not a DTensor");
+    });
+  }
 }
 
 TEST_CASE("to_local's gradient lies as grad_placements say", "[dtensor]") {

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <memory>
+#include <optional>
 #include <stdexcept>
 #include <type_traits>
 #include <unordered_map>
@@ -14,6 +15,8 @@
 #include "base/error.h"
 #include "dtensor/local/dtensor_impl.h"
 #include "dtensor/local/gather_full.h"
+#include "dtensor/local/redistribute.h"
+#include "fsdp1/first_rank.h"
 #include "fsdp1/fsdp.h"
 #include "fsdp1/param_names.h"
 #include "fsdp1/wrapper_state.h"
@@ -30,6 +33,7 @@ using Entry = std::map<std::string, at::Tensor>;
 using OptionValues = std::map<std::string, double>;
 
 constexpr const char* kOptimStateWhere = "optim_state_dict";
+constexpr const char* kOptimLoadWhere = "optim_state_dict_to_load";
 
 /// Numbers as tensors without dims; no entry for a tensor that the optimizer has not made.
 template <class State>
@@ -117,19 +121,22 @@ at::Tensor saved_tensor(const at::Tensor& tensor, const StateDictSettings& setti
 }
 
 /// An entry as the optimizer of a sharded parameter holds it.
-at::Tensor loaded_tensor(const std::string& name, const at::Tensor& value, const at::Tensor& param) {
+at::Tensor loaded_tensor(const at::Tensor& value, const at::Tensor& param) {
   const auto* meta = dtensor_meta(param);
   if (!meta || value.dim() == 0) {
     return value.clone();
   }
   const auto moved = on_device(value, meta->local.device());
   if (dtensor_meta(value)) {
-    return moved.is_same(value) ? value.clone() : moved;
+    const auto placed = redistribute(moved, meta->spec->mesh(), meta->spec->placements());
+    return placed.is_same(value) ? value.clone() : placed;
   }
-  TESSERA_CHECK(ValueError, value.sizes() == param.sizes(),
-                "optim_state_dict_to_load: the state of '{}' is {}, the parameter {}", name, value.sizes(),
-                param.sizes());
   return wrap_local(local_shard_of(moved, *meta->spec).clone(), meta->spec->with_dtype(value.scalar_type()));
+}
+
+void check_known(const char* where, const std::vector<std::string>& names, const std::string& name) {
+  TESSERA_CHECK(KeyError, std::find(names.begin(), names.end(), name) != names.end(),
+                "{}: the optimizer has no parameter '{}'", where, name);
 }
 
 void check_key_types(const OptimStateDict& dict) {
@@ -187,48 +194,87 @@ void load_into(Optimizer& optim, const OptimStateDict& by_id) {
   }
 }
 
-void check_groups(const OptimStateDict& dict, const Optimizer& optim) {
+void check_groups(const char* where, const OptimStateDict& dict, const Optimizer& optim) {
   const auto& own = optim.param_groups();
   bool fits = dict.param_groups.size() == own.size();
   for (size_t i = 0; fits && i < own.size(); ++i) {
     fits = dict.param_groups[i].params.size() == own[i].params().size();
   }
   TESSERA_CHECK(ValueError, fits,
-                "optim_state_dict_to_load: the groups of the dict and of the optimizer differ in "
-                "number or sizes");
+                "{}: the groups of the dict and of the optimizer differ in number or sizes; build the optimizer over "
+                "the same groups of parameters",
+                where);
 }
 
-}  // namespace
-
-OptimStateDict optim_state_dict(Module& model, Optimizer& optim) {
-  const at::NoGradGuard no_grad;
-  const auto settings = FSDP::get_state_dict_type(model).value_or(StateDictSettings());
-  TESSERA_CHECK(NotImplementedError, settings.type != StateDictType::LOCAL_STATE_DICT,
-                "optim_state_dict: LOCAL_STATE_DICT has no form for optimizers; use SHARDED_STATE_DICT");
-  const auto* config = std::get_if<FullOptimStateDictConfig>(&settings.optim_state_dict_config);
-  const bool keeps = !config || !config->rank0_only || is_first_rank(fsdp_units(model));
+/// The state of the optimizer under names, not copied.
+OptimStateDict held_by(const Module& model, Optimizer& optim) {
   const auto names = names_of(model, optim);
   OptimStateDict dict;
   with_types(optim, kOptimStateWhere, [&]<class Types>(Types) {
     size_t place = 0;
     for (auto& group : optim.param_groups()) {
-      OptimStateDict::Group saved;
-      saved.options = option_values(static_cast<typename Types::Options&>(group.options()));
+      OptimStateDict::Group held;
+      held.options = option_values(static_cast<typename Types::Options&>(group.options()));
       for (const auto& param : group.params()) {
         const Key name = names[place++];
-        saved.params.push_back(name);
+        held.params.push_back(name);
         const auto found = optim.state().find(param.unsafeGetTensorImpl());
-        if (found == optim.state().end()) {
-          continue;
-        }
-        for (const auto& [field, tensor] : entry_of(static_cast<typename Types::State&>(*found->second))) {
-          dict.state[name][field] = saved_tensor(tensor, settings);
+        if (found != optim.state().end()) {
+          dict.state[name] = entry_of(static_cast<typename Types::State&>(*found->second));
         }
       }
-      dict.param_groups.push_back(std::move(saved));
+      dict.param_groups.push_back(std::move(held));
     }
   });
-  return keeps ? dict : OptimStateDict();
+  return dict;
+}
+
+/// A dict that the program gives in place of the optimizer's own, under names.
+OptimStateDict named_source(const OptimStateDict& source, const Module& model, const Optimizer& optim) {
+  auto dict = rekey_optim_state_dict(source, OptimStateKeyType::PARAM_NAME, model, optim);
+  check_groups(kOptimStateWhere, dict, optim);
+  const auto names = names_of(model, optim);
+  for (const auto& [key, entry] : dict.state) {
+    check_known(kOptimStateWhere, names, std::get<std::string>(key));
+  }
+  return dict;
+}
+
+bool is_rank0_only(const StateDictSettings& settings) {
+  const auto* config = std::get_if<FullOptimStateDictConfig>(&settings.optim_state_dict_config);
+  return config && config->rank0_only;
+}
+
+/// On the meta device too, of which the outline of another rank's dict is.
+void check_entries(const OptimStateDict& by_name, const std::vector<std::string>& names,
+                   const std::map<std::string, at::Tensor>& params) {
+  for (const auto& [key, entry] : by_name.state) {
+    const auto& name = std::get<std::string>(key);
+    check_known(kOptimLoadWhere, names, name);
+    for (const auto& [field, tensor] : entry) {
+      const auto& param = params.at(name);
+      TESSERA_CHECK(ValueError, tensor.dim() == 0 || !dtensor_meta(param) || tensor.sizes() == param.sizes(),
+                    "optim_state_dict_to_load: the state of '{}' is {}, the parameter {}; the dict is that of another "
+                    "model",
+                    name, tensor.sizes(), param.sizes());
+    }
+  }
+}
+
+}  // namespace
+
+OptimStateDict optim_state_dict(Module& model, Optimizer& optim, const OptimStateDictOptions& options) {
+  const at::NoGradGuard no_grad;
+  const auto settings = FSDP::get_state_dict_type(model).value_or(StateDictSettings());
+  TESSERA_CHECK(NotImplementedError, settings.type != StateDictType::LOCAL_STATE_DICT,
+                "optim_state_dict: LOCAL_STATE_DICT has no form for optimizers; use SHARDED_STATE_DICT");
+  auto dict = options.optim_state_dict ? named_source(*options.optim_state_dict, model, optim) : held_by(model, optim);
+  for (auto& [name, entry] : dict.state) {
+    for (auto& [field, tensor] : entry) {
+      tensor = saved_tensor(tensor, settings);
+    }
+  }
+  return !is_rank0_only(settings) || FirstRank(model, options.group).is_this_one() ? dict : OptimStateDict();
 }
 
 OptimStateDict rekey_optim_state_dict(const OptimStateDict& dict, OptimStateKeyType key_type, const Module& model,
@@ -275,16 +321,19 @@ OptimStateDict optim_state_dict_to_load(Module& model, Optimizer& optim, const O
                                         OptimStateDictToLoadOptions options) {
   const at::NoGradGuard no_grad;
   reshard_all(model);
-  auto by_name = rekey_optim_state_dict(dict, OptimStateKeyType::PARAM_NAME, model, optim);
-  check_groups(by_name, optim);
-  const auto names = names_of(model, optim);
+  const auto own = [&] { return rekey_optim_state_dict(dict, OptimStateKeyType::PARAM_NAME, model, optim); };
+  const auto settings = FSDP::get_state_dict_type(model).value_or(StateDictSettings());
+  std::optional<FirstRank> first;
+  if (is_rank0_only(settings)) {
+    first.emplace(model, options.group);
+  }
+  auto by_name = first ? first->outline(own) : own();
+  check_groups(kOptimLoadWhere, by_name, optim);
   const auto params = fqn_to_param(model);
+  check_entries(by_name, names_of(model, optim), params);
   for (auto& [key, entry] : by_name.state) {
-    const auto& name = std::get<std::string>(key);
-    TESSERA_CHECK(KeyError, std::find(names.begin(), names.end(), name) != names.end(),
-                  "optim_state_dict_to_load: the optimizer has no parameter '{}'", name);
     for (auto& [field, tensor] : entry) {
-      tensor = loaded_tensor(name, tensor, params.at(name));
+      tensor = loaded_tensor(first ? first->value_of(tensor) : tensor, params.at(std::get<std::string>(key)));
     }
   }
   const auto by_id = rekey_optim_state_dict(by_name, OptimStateKeyType::PARAM_ID, model, optim);

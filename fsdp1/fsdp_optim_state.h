@@ -22,6 +22,8 @@
 #include <variant>
 #include <vector>
 
+#include "comm/process_group.h"
+
 namespace tessera {
 
 enum class OptimStateKeyType {
@@ -41,22 +43,37 @@ struct OptimStateDict {
   std::vector<Group> param_groups;
 };
 
+struct OptimStateDictOptions {
+  /// What is saved in place of the optimizer's own state: a dict as that optimizer holds it, of either key type, as one
+  /// that a program has changed. Null: the optimizer's own. Only read during the call.
+  const OptimStateDict* optim_state_dict = nullptr;
+  /// Whose first rank keeps the dict where the settings say rank0_only. Null: the ranks of the units' mesh. The ranks
+  /// over which entries are gathered are always those of the parameters' meshes.
+  const ProcessGroupPtr* group = nullptr;
+};
+
 /// The optimizer's state under names. On ranks but the first of the mesh empty if the settings say rank0_only.
 /// Collective. Throws NotImplementedError for an unknown optimizer, and LOCAL_STATE_DICT; KeyError for a parameter of
-/// the optimizer that the model lacks.
-OptimStateDict optim_state_dict(torch::nn::Module& model, torch::optim::Optimizer& optim);
+/// the optimizer that the model lacks, or of the given dict that the optimizer lacks; ValueError for a given dict whose
+/// groups are others than the optimizer's.
+OptimStateDict optim_state_dict(torch::nn::Module& model, torch::optim::Optimizer& optim,
+                                const OptimStateDictOptions& options = {});
 
 struct OptimStateDictToLoadOptions {
   /// The result is keyed by name in place of id.
   bool is_named_optimizer = false;
   /// Also puts it into the optimizer: state and options of its groups.
   bool load_directly = false;
+  /// Whose first rank's dict counts where the settings say rank0_only. Null: the ranks of the units' mesh.
+  const ProcessGroupPtr* group = nullptr;
 };
 
 /// The dict as the optimizer of this model holds it: entries of sharded parameters as DTensors of this rank's rows. The
-/// dict, of either key type, is the same on all ranks. Unsharded parameters are sharded again. No communication for
-/// FULL entries. Throws KeyError for a name that the optimizer lacks, ValueError for groups that differ in number or
-/// sizes, StateError inside of a forward or backward.
+/// dict, of either key type, is the same on all ranks; if the settings say rank0_only, that of the first rank counts,
+/// in full tensors, of which each rank has one at a time, and the others' may be empty. Unsharded parameters are
+/// sharded again. Otherwise no communication, but for DTensors that lie otherwise than the parameter. Throws KeyError
+/// for a name that the optimizer lacks, ValueError for groups that differ in number or sizes, StateError inside of a
+/// forward or backward.
 OptimStateDict optim_state_dict_to_load(torch::nn::Module& model, torch::optim::Optimizer& optim,
                                         const OptimStateDict& dict, OptimStateDictToLoadOptions options = {});
 

@@ -24,9 +24,10 @@
 // covered, and what is not applicable.
 //
 // Not supported, and refused: double backward through a unit (a backward with create_graph throws NotImplementedError);
-// forward of a plain part of a unit outside of the unit's forward; conversions (module.to()) after wrapping; parameters
-// that two units share. Not noticed: a parameter that is registered after wrapping is in no unit, so nobody shards it
-// or reduces its gradient; check_replicas (fully_shard/replica_check.h) finds it.
+// forward of a plain part of a unit outside of the unit's forward; conversions after wrapping to another device or
+// dtype (to() says so at once, module.to() of libtorch at the next forward); parameters that two units share. Not
+// noticed: a parameter that is registered after wrapping is in no unit, so nobody shards it or reduces its gradient;
+// check_replicas (fully_shard/replica_check.h) finds it.
 //
 // Errors: a call at the wrong time (not the root, a scope inside another) is a StateError, also where PyTorch asserts;
 // a method that needs the state IDLE throws ValueError in another one, as assert_state there.
@@ -88,6 +89,18 @@ class FSDP {
   /// Calls `fn` on every module below, children first, then on this one, while all parameters are full; what it
   /// writes to them stays. Throws ValueError unless IDLE.
   void apply(const std::function<void(torch::nn::Module&)>& fn) const;
+  /// Moves what is not sharded, buffers and ignored parameters, to `device`. The shards have a device of their own from
+  /// the mesh, or the CPU with offload_params: any other is refused. Gradients of what moves stay where they are.
+  /// Throws ValueError for another device, or unless IDLE: nothing has changed then. No communication.
+  void to(at::Device device) const;
+  /// Casts buffers, and ignored parameters, of floating dtypes to `dtype`. The shards keep the dtype in which they were
+  /// wrapped: any other is refused. Throws NotImplementedError for another one, ValueError for a dtype that is not
+  /// floating, or unless IDLE: nothing has changed then. No communication.
+  void to(at::ScalarType dtype) const;
+  /// to() of the GPU that this rank computes on, and of the CPU.
+  void cuda() const;
+  void cpu() const;
+
   /// Runs `body` without reducing gradients: they add up unsharded, until the first backward after it. Scopes nest.
   /// Throws StateError unless on the root, or if somebody switched reduction on inside; ValueError unless IDLE.
   void no_sync(const std::function<void()>& body) const;

@@ -227,6 +227,16 @@ TEST_CASE("row 118: replicate over one axis of a mesh gives parameters on that a
     for (const auto& param : model->parameters()) {
       expect_equal(device_mesh(param).shape(), std::vector<int64_t>{2});
       TESSERA_EXPECT(device_mesh(param) == mesh["replicate"]);
+      expect_equal(placements(param), Placements{Replicate()});
+    }
+    // A slice of two names.
+    Transformer hybrid(2);
+    const auto both = mesh[{"replicate", "shard"}];
+    fully_shard(hybrid, {.mesh = both});
+    for (const auto& param : hybrid->parameters()) {
+      expect_equal(device_mesh(param).shape(), std::vector<int64_t>{2, 1});
+      TESSERA_EXPECT(device_mesh(param) == both);
+      expect_equal(placements(param), Placements{Replicate(), Shard(0)});
     }
   });
 }
@@ -256,6 +266,16 @@ TEST_CASE("row 119: a net of replicated and sharded layers trains as in one proc
       expect_bit_equal(loss.detach(), expected);
       check_sharded_parity(reference, net, {.tolerance = {.rtol = 0, .atol = 0}});
       TESSERA_EXPECT(full_tensor(net->fc2->weight.grad()).abs().sum().item<float>() > 0);
+      TESSERA_EXPECT(full_tensor(net->fc1->weight.grad()).abs().sum().item<float>() > 0);
+      if (step == 0) {  // the mean over the ranks, of replicated layers as of sharded ones, not the sum
+        ThreeLayers sum;
+        fill_parameters(*sum, 42);
+        for (int r = 0; r < 4; ++r) {
+          weighted_loss(sum(input(r))).backward();
+        }
+        expect_close(full_tensor(net->fc1->weight.grad()) * 4, sum->fc1->weight.grad());
+        expect_close(full_tensor(net->fc2->weight.grad()) * 4, sum->fc2->weight.grad());
+      }
       optimizer.step();
       reference_optimizer.step();
       check_sharded_parity(reference, net, {.tolerance = {.rtol = 0, .atol = 0}});

@@ -49,6 +49,29 @@ TEST_CASE("rows 61, 73: policies choose units") {
   });
 }
 
+TEST_CASE("row 61: a threshold of 1e5 elements, and a function with an argument that is bound to it") {
+  for (const int ranks : {1, 2}) {
+    run_ranks(ranks, [](int) {
+      const auto units_with = [](const WrapPolicy& policy) {
+        tessera::nn::Sequential chain;
+        chain->push_back(tessera::nn::Linear(400, 249));  // 99 849
+        chain->push_back(tessera::nn::Linear(400, 250));  // 100 250
+        chain->push_back(tessera::nn::Linear(3, 2));
+        wrap_module(*chain, {.auto_wrap_policy = policy});
+        return unit_names(*chain);
+      };
+      using Names = std::vector<std::string>;
+      expect_equal(units_with(size_based_auto_wrap_policy({.min_num_params = 100'000})), Names{"", "1"});
+      const auto larger_than = [](int64_t least) {
+        return auto_wrap_policy(
+            [least](torch::nn::Module& /*module*/, bool recurse, int64_t numel) { return recurse || numel >= least; });
+      };
+      expect_equal(units_with(larger_than(100'000)), Names{"", "1"});
+      expect_equal(units_with(larger_than(99'000)), Names{"", "0", "1"});
+    });
+  }
+}
+
 TEST_CASE("row 30: wrap() wraps inside of an EnableWrap only; scopes nest") {
   run_ranks(2, [](int) {
     const auto is_wrapped = [](torch::nn::Module& module) { return !FSDP::fsdp_modules(module).empty(); };

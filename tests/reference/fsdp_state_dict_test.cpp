@@ -6,6 +6,7 @@
 #include <ATen/ops/zeros_like.h>
 
 #include "dtensor/dtensor.h"
+#include "nn/hooks/clone.h"
 #include "nn/linear.h"
 #include "testing/expect.h"
 #include "testing/parity.h"
@@ -93,6 +94,25 @@ TEST_CASE("row 84: full state dict: plain names and shapes, copies, rank 0 only,
     expect_throws<KeyError>([&] { FSDP::load_state_dict(*model, missing); }, "unknown in.weigth");
     expect_throws<KeyError>([&] { FSDP::load_state_dict(*model, missing); }, "missing in.weight");
   });
+}
+
+TEST_CASE("row 84: a full state dict has a tied parameter under both names, and copies on the CPU") {
+  for (const int ranks : {1, 2, 3}) {
+    run_ranks(ranks, [](int) {
+      auto tower = make_tower();
+      tie_parameter(*tower->blocks[1]->up, "weight", tower->blocks[0]->up->weight);
+      const FullyShardedDataParallel model(tower);
+      FSDP::set_state_dict_type(
+          *model, StateDictSettings::make(StateDictType::FULL_STATE_DICT, FullStateDictConfig{.offload_to_cpu = true}));
+      const auto state = FSDP::state_dict(*model);
+      expect_equal(state.size(), 14u);
+      expect_bit_equal(state["block0.up.weight"], make_tower()->blocks[0]->up->weight.detach());
+      expect_bit_equal(state["block1.up.weight"], state["block0.up.weight"]);
+      for (const auto& item : state) {
+        TESSERA_EXPECT(item.value().is_cpu() && !is_dtensor(item.value()));
+      }
+    });
+  }
 }
 
 TEST_CASE("rows 85, 87: sharded state dict: DTensors; four ranks' shards make the model of two ranks") {

@@ -8,6 +8,7 @@
 #include <ATen/ops/ones.h>
 
 #include <torch/nn/modules/container/modulelist.h>
+#include <torch/optim/adam.h>
 
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
@@ -37,15 +38,84 @@ constexpr Strategy kAllStrategies[] = {Strategy::FULL_SHARD, Strategy::SHARD_GRA
 }  // namespace
 
 TEST_CASE("row 53: an optimizer that was built before wrapping moves the shards") {
-  run_ranks(2, [](int) {
-    auto tower = make_tower();
-    const auto before = tower->parameters();
-    const FullyShardedDataParallel model(tower, {.auto_wrap_policy = block_policy()});
-    for (size_t i = 0; i < before.size(); ++i) {
-      TESSERA_EXPECT(before[i].is_same(model->parameters()[i]));
-      TESSERA_EXPECT(is_dtensor(before[i]));
-    }
-  });
+  for (const int ranks : {1, 2, 3, 4}) {
+    run_ranks(ranks, [&](int) {
+      auto tower = make_tower(), reference = make_tower();
+      const auto before = tower->parameters();
+      torch::optim::Adam optimizer(before, 1e-2), reference_optimizer(reference->parameters(), 1e-2);
+      const FullyShardedDataParallel model(tower, {.auto_wrap_policy = block_policy()});
+      for (size_t i = 0; i < before.size(); ++i) {
+        TESSERA_EXPECT(before[i].is_same(model->parameters()[i]));
+        TESSERA_EXPECT(is_dtensor(before[i]));
+      }
+      for (int step = 0; step < 3; ++step) {
+        reference_optimizer.zero_grad();
+        average_reference(*reference, ranks, [&](int of) { weighted_loss(reference(batch_of(of))).backward(); });
+        reference_optimizer.step();
+        optimizer.zero_grad();
+        weighted_loss(model(batch_of(get_rank()))).backward();
+        optimizer.step();
+        check_sharded_parity(*reference, *model, {.tolerance = {.rtol = 1e-5, .atol = 1e-5}});
+      }
+      const auto initial = make_tower();
+      TESSERA_EXPECT((full_tensor(model->in->weight.detach()) - initial->in->weight).abs().max().item<float>() > 1e-3);
+      // What the optimizer keeps is of this rank's rows.
+      const auto& state = optimizer.state().at(before[0].unsafeGetTensorImpl());
+      const auto& moment = static_cast<const torch::optim::AdamParamState&>(*state).exp_avg();
+      TESSERA_EXPECT(placements(moment) == placements(before[0]));
+    });
+  }
+}
+
+TEST_CASE("row 95: to(), cpu() and cuda() after wrapping: what is not sharded follows, and the shards stay") {
+  for (const int ranks : {1, 2, 3, 4}) {
+    run_ranks(ranks, [&](int) {
+      auto tower = make_tower();
+      tower->register_buffer("scale", at::ones({3}, at::kHalf));
+      tower->register_buffer("count", at::arange(3));
+      const FullyShardedDataParallel model(tower, {.auto_wrap_policy = block_policy()});
+      const auto values = [&] {
+        std::vector<at::Tensor> copies;
+        for (const auto& parameter : model->parameters()) {
+          copies.push_back(full_tensor(parameter.detach()).clone());
+        }
+        return copies;
+      };
+      const auto before = values();
+      const auto buffer_dtypes = [&] {
+        const auto buffers = model->named_buffers();
+        return std::pair(buffers["scale"].scalar_type(), buffers["count"].scalar_type());
+      };
+      // What cannot be is refused at once, and nothing has changed.
+      expect_throws<NotImplementedError>([&] { model.to(at::kDouble); },
+                                         "is sharded in Float, and cannot become Double");
+      expect_throws<NotImplementedError>([&] { model.to(at::kDouble); }, "mixed_precision.param_dtype");
+      expect_throws<ValueError>([&] { model.cuda(); }, "are on cpu, and cannot go to cuda");
+      expect_throws<ValueError>([&] { model.to(at::Device(at::kCUDA, 0)); }, "wrap it with device_id = cuda:0");
+      expect_throws<ValueError>([&] { model.to(at::kLong); }, "Long is no floating dtype");
+      FSDP::summon_full_params(*model, {}, [&] {
+        expect_throws<ValueError>([&] { model.to(at::kFloat); }, "to: ");
+        expect_throws<ValueError>([&] { model.cpu(); }, "SUMMON_FULL_PARAMS, allowed: IDLE");
+      });
+      TESSERA_EXPECT(buffer_dtypes() == std::pair(at::kHalf, at::kLong));
+      // In the middle of training.
+      expect_gradients_of_average(model);
+      model.to(at::kFloat);
+      TESSERA_EXPECT(buffer_dtypes() == std::pair(at::kFloat, at::kLong));
+      model.cpu();
+      model.to(at::Device(at::kCPU));
+      model->to(at::kFloat);  // libtorch's own
+      const auto after = values();
+      for (size_t i = 0; i < before.size(); ++i) {
+        expect_bit_equal(after[i], before[i]);
+      }
+      for (const auto& parameter : model->parameters()) {
+        TESSERA_EXPECT(is_dtensor(parameter) && is_dtensor(parameter.grad()));
+      }
+      model->zero_grad();
+      expect_gradients_of_average(model);
+    });
+  }
 }
 
 TEST_CASE("rows 54, 55, 66: device_id takes a module on the CPU, and the root moves its inputs there") {
@@ -339,6 +409,7 @@ TEST_CASE("row 76: a unit whose parameters belong to units below trains, clips a
     const FullyShardedDataParallel model(chain, {.auto_wrap_policy = module_wrap_policy<torch::nn::LinearImpl>()});
     TESSERA_EXPECT(!model.has_params());
     TESSERA_EXPECT(FSDP::fsdp_modules(*model)[1].has_params());
+    TESSERA_EXPECT(!model.mixed_precision_enabled_for_buffers() && !model.low_precision_hook_enabled());
     weighted_loss(model(batch_of(get_rank()))).backward();
     TESSERA_EXPECT(model.clip_grad_norm_(1.0).item<float>() > 0);
     expect_equal(FSDP::state_dict(*model).size(), 4u);

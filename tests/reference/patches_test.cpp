@@ -94,7 +94,7 @@ double milliseconds_since(std::chrono::steady_clock::time_point begin) {
 
 }  // namespace
 
-TEST_CASE("row 31: patches see each all-gather, reduce-scatter and all-reduce of a step, with its dtypes") {
+TEST_CASE("rows 31, 63: patches see each all-gather, reduce-scatter and all-reduce of a step, with its dtypes") {
   const int world_size = GENERATE(2, 4);
   run_ranks(world_size, [&](int) {
     const auto model = sharded({.mesh = dp_mesh()});

@@ -7,6 +7,7 @@
 #include <c10/core/AutogradState.h>
 #include <fmt/ranges.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstdlib>
 #include <optional>
@@ -143,7 +144,8 @@ void compare(const at::Tensor& actual, const at::Tensor& expected, const std::st
   TESSERA_CHECK(ExpectationError, difference.empty(), "{}: {}", what, difference);
 }
 
-void check_combination(const OpCase& test, const Tensors& inputs, const ResultsAndGradients& expected,
+/// Returns whether the op ran; an in-place one may be refused.
+bool check_combination(const OpCase& test, const Tensors& inputs, const ResultsAndGradients& expected,
                        const DeviceMesh& mesh, const Combination& combination) {
   Tensors placed;
   for (size_t i = 0; i < inputs.size(); ++i) {
@@ -154,7 +156,7 @@ void check_combination(const OpCase& test, const Tensors& inputs, const ResultsA
     actual = run_with_gradients(test, placed);
   } catch (const NotImplementedError&) {
     if (test.in_place) {
-      return;
+      return false;
     }
     throw;
   }
@@ -166,7 +168,35 @@ void check_combination(const OpCase& test, const Tensors& inputs, const ResultsA
   for (size_t i = 0; i < inputs.size(); ++i) {
     compare(actual.gradients[i], expected.gradients[i], fmt::format("gradient {}", i));
   }
+  return true;
 }
+
+bool is_replicated(const Placements& placements) {
+  return std::ranges::all_of(placements, [](const Placement& placement) { return placement.is_replicate(); });
+}
+
+bool is_cut(const Placements& placements) {
+  return std::ranges::all_of(placements, [](const Placement& placement) { return placement.is_shard(); });
+}
+
+/// What of an op ran: an in-place op that is always refused would pass otherwise.
+struct Ran {
+  bool replicated = false;  // on copies alone
+  bool cut = false;         // with an input that is cut along every axis
+
+  void add(const Combination& combination) {
+    replicated = replicated || std::ranges::all_of(combination, is_replicated);
+    cut = cut || std::ranges::any_of(combination, is_cut);
+  }
+  void check(const OpCase& test, const DeviceMesh& mesh) const {
+    TESSERA_CHECK(ExpectationError, replicated && (cut || mesh.size() == 1 || !can_be_cut(test)),
+                  "{} on a mesh [{}]: refused {}", test.name, fmt::join(mesh.shape(), ", "),
+                  replicated ? "wherever a tensor is cut" : "on copies, which the op need not move");
+  }
+  static bool can_be_cut(const OpCase& test) {
+    return std::ranges::any_of(test.inputs, [](const Input& input) { return !input.sizes.empty(); });
+  }
+};
 
 /// Rules and plans do not know devices; on others than the CPU it is the kernels, and what they take, that are tested.
 std::vector<std::vector<int64_t>> mesh_shapes(c10::Device device) {
@@ -185,15 +215,19 @@ void check_op_on(const OpCase& test, c10::Device device) {
     const auto list = combinations(test, shape.size());
     run_ranks(static_cast<int>(c10::multiply_integers(shape)), [&](int) {
       const auto mesh = init_device_mesh(device.type(), shape);
+      Ran ran;
       for (const auto& combination : list) {
         try {
-          check_combination(test, inputs, expected, mesh, combination);
+          if (check_combination(test, inputs, expected, mesh, combination)) {
+            ran.add(combination);
+          }
         } catch (const CommError&) {
           throw;
         } catch (const std::exception& failure) {
           throw ExpectationError(describe_combination(test, combination, mesh) + "\n  " + failure.what());
         }
       }
+      ran.check(test, mesh);
     });
   }
 }

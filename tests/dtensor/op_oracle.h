@@ -51,7 +51,8 @@ struct OpCase {
   std::string name;
   std::vector<Input> inputs;
   std::function<Tensors(const Tensors&)> call;
-  /// A written tensor may have placements that the op cannot keep: NotImplementedError is then right as well.
+  /// A written tensor may have placements that the op cannot keep: NotImplementedError is then right as well, but on
+  /// no mesh for copies alone, nor for every cut of every input.
   bool in_place = false;
   bool gradients = true;
   uint64_t seed = 1;

@@ -2,6 +2,11 @@
 
 #include <ATen/TensorOperators.h>
 
+#include <algorithm>
+#include <functional>
+
+#include "base/error.h"
+#include "testing/expect.h"
 #include "tests/dtensor/op_oracle.h"
 #include "third_party/catch2/catch.h"
 
@@ -43,6 +48,25 @@ std::vector<OpCase> in_place_cases() {
 }
 
 }  // namespace
+
+TEST_CASE("an in-place op that is refused on copies, or wherever a tensor is cut, does not pass", "[dtensor][ops]") {
+  const auto refused_where = [](const std::function<bool(const Placement&)>& is_refused) -> OpCase {
+    return {.name = "refused",
+            .inputs = {{{5, 3}}},
+            .call = [is_refused](const Tensors& x) -> Tensors {
+              if (is_dtensor(x[0]) && std::ranges::any_of(placements(x[0]), is_refused)) {
+                throw NotImplementedError("not here");
+              }
+              return {x[0] * 1};
+            },
+            .in_place = true};
+  };
+  const auto on_copies = refused_where([](const Placement& placement) { return placement.is_replicate(); });
+  expect_throws<std::exception>([&] { check_op(on_copies); }, "refused on copies");
+  const auto where_cut = refused_where([](const Placement& placement) { return placement.is_shard(); });
+  expect_throws<std::exception>([&] { check_op(where_cut); }, "refused wherever a tensor is cut");
+  check_op(refused_where([](const Placement& placement) { return placement.is_shard(1); }));
+}
 
 TEST_CASE("in-place functions", "[dtensor][ops]") {
   CHECK_NOTHROW(check_ops(in_place_cases()));

@@ -8,7 +8,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
-#include <map>
+#include <array>
 #include <numeric>
 #include <optional>
 
@@ -323,14 +323,32 @@ bool gives_views(const ModelSpec& spec) {
   return spec.op == ModelOp::ViewOfInput || spec.op == ModelOp::ViewAndBase || spec.op == ModelOp::Overlapping;
 }
 
+/// A program that is none: what is right of it is an error.
+enum class Refusal { InOneProcess, ChangesRecomputed, ChangesSharedInput, ChangesForeignView };
+
+struct RefusalKind {
+  const char* what;
+  /// The part of the draws that may end so. More mean that the library refuses what it took before.
+  double most;
+};
+
+constexpr size_t kRefusalKinds = 4;
+constexpr RefusalKind kRefusals[kRefusalKinds] = {
+    {"one process refuses it too", 0.03},
+    {"changes in place what is computed again", 0.05},
+    {"changes an input in place that is a view, or of which another is", 0.02},
+    {"changes a view in place whose base is not the unit's", 0.01},
+};
+
 struct Outcome {
-  std::string failure = {}, refusal = {};
+  std::string failure = {};
+  std::optional<Refusal> refusal = {};
 };
 
 Outcome run(const Case& drawn, std::chrono::milliseconds timeout = std::chrono::seconds(60)) {
   const auto expected = run_in_one_process(drawn);
   if (!expected) {
-    return {.refusal = "in one process too"};
+    return {.refusal = Refusal::InOneProcess};
   }
   try {
     run_ranks(drawn.ranks(), [&](int rank) { run_rank(drawn, *expected, rank); }, {.timeout = timeout});
@@ -340,15 +358,15 @@ Outcome run(const Case& drawn, std::chrono::milliseconds timeout = std::chrono::
     if (drawn.model.has_any(&ModelSpec::is_checkpointed) &&
         (text.find("modified by an inplace operation") != std::string::npos ||
          text.find("changed in place") != std::string::npos)) {
-      return {.refusal = "changes in place what is computed again"};
+      return {.refusal = Refusal::ChangesRecomputed};
     }
     if (drawn.model.has_any(gives_views) &&
         text.find("changed an input of sizes [3, 5] in place, which") != std::string::npos) {
-      return {.refusal = "changes an input in place that is a view, or of which another is"};
+      return {.refusal = Refusal::ChangesSharedInput};
     }
     if (drawn.model.has_any(gives_views) &&
         text.find("shares its memory with another output or an input") != std::string::npos) {
-      return {.refusal = "changes a view in place whose base is not the unit's"};
+      return {.refusal = Refusal::ChangesForeignView};
     }
     return {.failure = text.substr(0, text.find("\nException raised from"))};
   }
@@ -425,7 +443,7 @@ std::string shrunk(Case drawn, std::string failure) {
 TEST_CASE("random models and programs give the gradients of one process", "[random_model]") {
   const uint64_t first = number_from_environment("TESSERA_SEED", 1);
   const uint64_t draws = number_from_environment("TESSERA_DRAWS", kDefaultDraws);
-  std::map<std::string, int> refusals;
+  std::array<uint64_t, kRefusalKinds> refused{};
   std::string failures;
   int failed = 0;
   for (uint64_t seed = first; seed < first + draws && failed < 3; ++seed) {
@@ -434,20 +452,17 @@ TEST_CASE("random models and programs give the gradients of one process", "[rand
     if (!outcome.failure.empty()) {
       ++failed;
       failures += fmt::format("seed {}, shrunk: {}\n", seed, shrunk(drawn, outcome.failure));
-    } else if (!outcome.refusal.empty()) {
-      ++refusals[outcome.refusal.substr(0, 100)];
+    } else if (outcome.refusal) {
+      ++refused.at(static_cast<size_t>(*outcome.refusal));
     }
   }
   INFO(failures);
   CHECK(failed == 0);
-  std::string list;
-  uint64_t refused = 0;
-  for (const auto& [reason, count] : refusals) {
-    refused += static_cast<uint64_t>(count);
-    list += fmt::format("\n{:5} {}", count, reason);
+  for (size_t kind = 0; kind < kRefusalKinds; ++kind) {
+    WARN(fmt::format("{} of {} draws: {}", refused.at(kind), draws, kRefusals[kind].what));
+    // The one beside the part is for runs of few draws.
+    CHECK(static_cast<double>(refused.at(kind)) <= 1 + kRefusals[kind].most * static_cast<double>(draws));
   }
-  WARN(fmt::format("{} draws, {} refused{}", draws, refused, list));
-  CHECK(refused * 4 < draws);
 }
 
 }  // namespace tessera::testing

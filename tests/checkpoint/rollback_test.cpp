@@ -134,7 +134,8 @@ TEST_CASE("set_optimizer_state_dict takes away what a strict dict lacks, and not
     set(less, kFull);
     expect_same_values(trainer.state(), less);
     set(more, kFull);
-    expect_throws<KeyError>([&] { set(rank == 0 ? less : dcp::StateDict(), kFull); }, "");
+    expect_throws<KeyError>([&] { set(rank == 0 ? less : dcp::StateDict(), kFull); },
+                            "the dict is empty, which would take away all state");
     expect_equal(trainer.state().size(), more.size());
     set(rank == 0 ? less : dcp::StateDict(), {.broadcast_from_rank0 = true});
     expect_same_values(trainer.state(), less);

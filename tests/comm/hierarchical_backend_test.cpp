@@ -226,7 +226,7 @@ TEST_CASE("a hierarchical group fails on every rank where one leaves, and stays 
     if (rank == 3) {
       world->leave(3);
     } else {
-      expect_throws<CommError>([&] { barrier(group); }, "");
+      expect_throws<CommError>([&] { barrier(group); }, "have ended without calling it");
       world->leave(rank);
       expect_throws<CommError>([&] { barrier(group); }, "an earlier call failed");
     }
@@ -238,7 +238,7 @@ TEST_CASE("a hierarchical all_reduce of nothing beside one of something is an er
   const auto world = std::make_shared<ThreadWorld>(layout.size());
   run_ranks(layout.size(), [&](int rank) {
     const auto group = make_group(world, layout, rank);
-    expect_throws<CommError>([&] { all_reduce(at::zeros({rank == 3 ? 0 : 5}), ReduceOp::Sum, group); }, "");
+    expect_throws<CommError>([&] { all_reduce(at::zeros({rank == 3 ? 0 : 5}), ReduceOp::Sum, group); }, "(Sum, Float[");
     world->leave(rank);
   });
 }

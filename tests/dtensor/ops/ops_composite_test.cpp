@@ -213,7 +213,8 @@ TEST_CASE("spectra through a window that is shorter than they are, or none", "[d
     expect_throws<ValueError>([&] { spectrum(x, window, 5, true); }, "aten::stft: the window is a plain tensor");
     const auto whole = at::stft(x, 8, 3, 8, {}, true, "reflect", false, true, true);
     expect_throws<ValueError>([&] { at::istft(whole, 8, 3, 5, window); }, "aten::istft: the window is a plain tensor");
-    expect_throws<c10::Error>([&] { spectrum(x, distribute_tensor(window, mesh, {Replicate()}), 6, true); }, "");
+    expect_throws<c10::Error>([&] { spectrum(x, distribute_tensor(window, mesh, {Replicate()}), 6, true); },
+                              "expected a 1D window tensor of size equal to win_length=6");
     const ImplicitReplication as_copies;
     expect_close(full_tensor(spectrum(x, window, 5, true)), spectrum(full_tensor(x), window, 5, true));
   });

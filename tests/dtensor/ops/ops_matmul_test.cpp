@@ -114,11 +114,17 @@ TEST_CASE("a summand that does not fit is refused on every rank, also where ther
     expect_refused([&] { at::addmm(bias, a, b.t()); });
     expect_refused([&] { at::addmm(a, a, b.t()); });
     expect_refused([&] { at::addmm(whole({1, 5, 5}), a, b.t()); });
-    expect_throws<std::exception>([&] { a.clone().addmm_(a, b.t()); }, "");
-    expect_throws<std::exception>([&] { at::addmv(whole({3}), a, bias); }, "");
-    expect_throws<std::exception>([&] { at::addr(bias, a.select(1, 0), bias.slice(0, 0, 3)); }, "");
-    expect_throws<std::exception>([&] { at::baddbmm(bias, a.unsqueeze(1), b.unsqueeze(2)); }, "");
-    expect_throws<std::exception>([&] { at::addbmm(bias, a.unsqueeze(1), b.t().unsqueeze(0).expand({5, 4, 5})); }, "");
+    expect_throws<std::exception>([&] { a.clone().addmm_(a, b.t()); }, "output tensor size [5, 5] should match");
+    expect_throws<std::exception>([&] { at::addmv(whole({3}), a, bias); }, "got input (3), mat (5x4)");
+    expect_throws<std::exception>([&] { at::addr(bias, a.select(1, 0), bias.slice(0, 0, 3)); },
+                                  "The size of tensor a (4)");
+    expect_throws<std::exception>([&] { at::baddbmm(bias, a.unsqueeze(1), b.unsqueeze(2)); },
+                                  "Target sizes: [5, 1, 1]");
+    expect_throws<std::exception>(
+        [&] {
+          at::addbmm(bias, a.unsqueeze(1), b.t().unsqueeze(0).expand({5, 4, 5}));
+        },
+        "aten::addbmm of DTensors");
   });
 }
 

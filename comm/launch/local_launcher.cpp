@@ -257,8 +257,8 @@ class Ranks {
   }
 
   /// Collects the ranks that have ended; remembers the first failure. One that somebody else has waited for counts as
-  /// one: how it ended is not known.
-  void reap(LaunchResult& result) {
+  /// one: how it ended is not known. `prefers_signals`: a rank that a signal ended counts as the first.
+  void reap(LaunchResult& result, bool prefers_signals) {
     for (auto entry = running_.begin(); entry != running_.end();) {
       int word = 0;
       const pid_t ended = waitpid(entry->first, &word, WNOHANG);
@@ -269,7 +269,8 @@ class Ranks {
       const std::optional<int> status = ended > 0 ? std::optional(word) : std::nullopt;
       const auto [pid, rank] = *entry;
       entry = running_.erase(entry);
-      if (status != 0 && result.exit_code == 0) {
+      const bool is_signaled = status && WIFSIGNALED(*status);
+      if (status != 0 && (result.exit_code == 0 || (prefers_signals && is_signaled && result.exit_code < 128))) {
         result.exit_code = exit_code_of(status);
         result.message = fmt::format("rank {} (pid {}) {}", rank, pid, describe_end(status));
         if (!running_.empty()) {
@@ -320,10 +321,13 @@ LaunchResult launch_ranks(const LaunchOptions& options) {
       ranks.send(signal);
       result = {.exit_code = 128 + signal,
                 .message = fmt::format("stopped by signal {} ({})", signal, strsignal(signal))};
-      kill_at = kill_at.value_or(Clock::now() + kGrace);
+      kill_at = kill_at.value_or(Clock::now() + options.stop_grace);
     }
-    ranks.reap(result);
+    ranks.reap(result, /*prefers_signals=*/!kill_at);
     if (result.exit_code != 0 && !kill_at) {
+      // A rank that was killed, whose memory the system still takes back, may end after those that fail for it.
+      std::this_thread::sleep_for(std::chrono::milliseconds(50));
+      ranks.reap(result, /*prefers_signals=*/true);
       ranks.send(SIGTERM);
       kill_at = Clock::now() + kGrace;
     } else if (kill_at && Clock::now() >= *kill_at) {

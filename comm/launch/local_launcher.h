@@ -17,6 +17,7 @@
 // a rank ends with a failure, the others get SIGTERM, and SIGKILL 3 s later. Ranks end with the launcher, even if it is
 // killed.
 
+#include <chrono>
 #include <string>
 #include <utility>
 #include <vector>
@@ -31,6 +32,8 @@ struct LaunchOptions {
   std::vector<std::pair<std::string, std::string>> environment = {};
   /// Where rank i writes its output and errors: the i-th file. None: where the launcher writes.
   std::vector<std::string> output_files = {};
+  /// How long ranks may go on after a SIGINT or SIGTERM, which they get too, until they are killed.
+  std::chrono::milliseconds stop_grace = std::chrono::seconds(3);
 };
 
 struct LaunchResult {

@@ -106,7 +106,7 @@ std::vector<Combination> combinations(const OpCase& test, size_t mesh_ndim) {
   const size_t shift = std::hash<std::string>()(test.name) % std::max<size_t>(count / taken, 1);
   std::vector<Combination> result;
   for (size_t k = 0; k < taken; ++k) {
-    size_t number = (k * count / taken + shift) % count;
+    size_t number = k == 0 ? 0 : (k * count / taken + shift) % count;  // the first has copies alone
     Combination combination;
     for (const auto& input : test.inputs) {
       const auto options = placement_choices(input);

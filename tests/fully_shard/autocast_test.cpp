@@ -82,7 +82,7 @@ TEST_CASE("micro-batches in one scope of autocast give the gradients of one proc
   CHECK_NOTHROW(compare_autocast_with_one_process(world_size, shard, run_one_backward));
 }
 
-TEST_CASE("so do those of replicated units", "[autocast]") {
+TEST_CASE("replicate: micro-batches in one scope of autocast give the gradients of one process", "[autocast]") {
   const int world_size = GENERATE(1, 3);
   const auto shard = [](Tower& tower) { replicate(tower); };
   CHECK_NOTHROW(compare_autocast_with_one_process(world_size, shard, run_micro_batches));

@@ -138,7 +138,7 @@ TEST_CASE("ranks whose losses use different outputs of a unit train together, fr
   });
 }
 
-TEST_CASE("so do ranks that use different trees behind one", "[branches]") {
+TEST_CASE("ranks that use different trees of units behind one output train together", "[branches]") {
   run_ranks(2, [](int rank) {
     Towers reference, towers;
     fully_shard(towers.text);
@@ -153,7 +153,7 @@ TEST_CASE("so do ranks that use different trees behind one", "[branches]") {
   });
 }
 
-TEST_CASE("and where the branches, or all of the model, are computed again", "[branches]") {
+TEST_CASE("ranks that use different outputs train together with activation checkpointing", "[branches]") {
   const bool is_whole = GENERATE(false, true);
   run_ranks(2, [=](int rank) {
     BranchesPair pair;
@@ -168,7 +168,7 @@ TEST_CASE("and where the branches, or all of the model, are computed again", "[b
   });
 }
 
-TEST_CASE("and where the model had one branch at first", "[branches]") {
+TEST_CASE("ranks that use different outputs train together after a first step with one branch", "[branches]") {
   run_ranks(2, [](int rank) {
     BranchesPair pair;
     pair.shard();

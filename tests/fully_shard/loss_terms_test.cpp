@@ -138,7 +138,9 @@ TEST_CASE("a sharded parameter that meets a rank's data in the loss is averaged,
   });
 }
 
-TEST_CASE("so it does in the second backward of a graph, and autograd::grad() of it is this rank's", "[loss_terms]") {
+TEST_CASE(
+    "a sharded parameter in the loss is averaged in a graph's second backward; autograd::grad() gives this rank's part",
+    "[loss_terms]") {
   const int world_size = GENERATE(1, 2, 3);
   const bool replicates = GENERATE(false, true);
   run_ranks(world_size, [&](int rank) {
@@ -170,7 +172,8 @@ TEST_CASE("so it does in the second backward of a graph, and autograd::grad() of
   });
 }
 
-TEST_CASE("so it does after a backward that failed, and a loss of it alone is an error", "[loss_terms]") {
+TEST_CASE("a sharded parameter in the loss is averaged after a backward that failed; a loss of it alone is an error",
+          "[loss_terms]") {
   run_ranks(2, [](int rank) {
     Policy reference, policy;
     fully_shard(policy->body);
@@ -206,7 +209,8 @@ TEST_CASE("a term of the loss that is made of the parameters counts once, as in 
   }));
 }
 
-TEST_CASE("so it does with replicas, on the host, and where other dims are cut", "[loss_terms]") {
+TEST_CASE("a term of the loss made of parameters counts once with replicas, offloading and other shard dims",
+          "[loss_terms]") {
   const Run run = [](Tower& tower, int rank) {
     const auto loss = micro_batch_loss(tower, rank);
     (loss + penalty(tower, squares)).backward();

@@ -41,11 +41,11 @@ TEST_CASE("calls of PyTorch's operator database", "[dtensor][ops]") {
   check_recorded_calls("", {.mesh = {2}});
 }
 
-TEST_CASE("the same with sizes that leave shards empty", "[dtensor][ops]") {
+TEST_CASE("calls of PyTorch's operator database with empty shards", "[dtensor][ops]") {
   check_recorded_calls("--sizes 1 2 3", {.mesh = {3}});
 }
 
-TEST_CASE("on two axes, in other dtypes, operands cut, whole and partial as drawn", "[dtensor][ops]") {
+TEST_CASE("calls of PyTorch's operator database on two axes, in other dtypes and placements", "[dtensor][ops]") {
   check_recorded_calls("--sizes 2 3 5 --dtypes bfloat16 int32 complex64", {.mesh = {2, 2}}, /*draws=*/2);
 }
 

@@ -93,7 +93,8 @@ TEST_CASE("a unit that changed before backward is an error on every rank, whiche
   });
 }
 
-TEST_CASE("so it is where one rank alone changed its rows, and the model trains on", "[changed_params]") {
+TEST_CASE("a shard that one rank changed before backward is an error on every rank, and the model trains on",
+          "[changed_params]") {
   const int steps = GENERATE(0, 2);
   run_ranks(3, [&](int rank) {
     TwoWays model, reference;
@@ -117,7 +118,7 @@ TEST_CASE("so it is where one rank alone changed its rows, and the model trains 
   });
 }
 
-TEST_CASE("and where a share of it stays between forward and backward", "[changed_params]") {
+TEST_CASE("a shard that changed before backward is an error with reshard_after_forward = int", "[changed_params]") {
   const int steps = GENERATE(0, 2);
   run_ranks(4, [&](int rank) {
     TwoWays model;

@@ -45,7 +45,7 @@ TEST_CASE("a write to the outermost unit after its forward is an error of its ba
   });
 }
 
-TEST_CASE("and of its next forward, where the loss is dropped", "[written_params]") {
+TEST_CASE("a write to the outermost unit after its forward is an error of its next forward", "[written_params]") {
   const int world_size = GENERATE(2, 3);
   run_ranks(world_size, [&](int rank) {
     auto tower = sharded_tower();

@@ -1,5 +1,7 @@
 #include "examples/train_gpt/data_path.h"
 
+#include <unistd.h>
+
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
@@ -31,6 +33,15 @@ std::string default_data_path() {
 void check_writable(const std::string& option, const std::string& path) {
   const std::ofstream file(path, std::ios::app);
   TESSERA_CHECK(ValueError, file.is_open(), "{} {}: cannot be written: {}", option, path, std::strerror(errno));
+}
+
+void check_writable_folder(const std::string& option, const std::string& path) {
+  std::error_code failure;
+  fs::create_directories(path, failure);
+  if (!failure && access(path.c_str(), W_OK | X_OK) != 0) {
+    failure = std::error_code(errno, std::generic_category());
+  }
+  TESSERA_CHECK(ValueError, !failure, "{} {}: cannot be written to: {}", option, path, failure.message());
 }
 
 }  // namespace tessera::examples

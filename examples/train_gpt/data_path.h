@@ -16,4 +16,7 @@ std::string default_data_path();
 /// called before the work whose result goes there.
 void check_writable(const std::string& option, const std::string& path);
 
+/// The same for a folder, which is made.
+void check_writable_folder(const std::string& option, const std::string& path);
+
 }  // namespace tessera::examples

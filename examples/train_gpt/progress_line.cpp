@@ -4,15 +4,23 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <cstdio>
+#include <cstring>
 #include <string>
 
+#include "base/error.h"
 #include "comm/process_group.h"
 #include "examples/train_gpt/model_flops.h"
 #include "examples/train_gpt/peak_memory.h"
 #include "examples/train_gpt/run_cost.h"
 
 namespace tessera::examples {
+
+void write_out(const std::string& text) {
+  const bool is_written = std::fwrite(text.data(), 1, text.size(), stdout) == text.size() && std::fflush(stdout) == 0;
+  TESSERA_CHECK(Error, is_written, "stdout cannot be written: {}", std::strerror(errno));
+}
 
 ProgressLine::ProgressLine(const TrainOptions& options)
     : steps_(options.steps),
@@ -39,12 +47,11 @@ void ProgressLine::show(const Progress& progress) {
     line += fmt::format("  validation {:.3f}", *progress.validation_loss);
   }
   if (in_place_) {
-    fmt::print("\r\x1b[K{}{}", line, progress.validation_loss ? "\n" : "");
+    write_out(fmt::format("\r\x1b[K{}{}", line, progress.validation_loss ? "\n" : ""));
   } else {
-    fmt::print("{}\n", line);
+    write_out(line + "\n");
     next_line_ = progress.step - progress.step % std::max<int64_t>(1, steps_ / 10) + std::max<int64_t>(1, steps_ / 10);
   }
-  std::fflush(stdout);
 }
 
 }  // namespace tessera::examples

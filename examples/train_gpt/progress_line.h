@@ -5,11 +5,15 @@
 
 #include <cstdint>
 #include <optional>
+#include <string>
 
 #include "examples/train_gpt/train_options.h"
 #include "examples/train_gpt/trainer.h"
 
 namespace tessera::examples {
+
+/// Writes to stdout at once. Throws Error if that cannot be done, as where it is closed or a disk is full.
+void write_out(const std::string& text);
 
 /// Writes to stdout. For rank 0.
 class ProgressLine {

@@ -7,6 +7,7 @@
 #include "base/error.h"
 #include "checkpoint/checkpoint.h"
 #include "comm/process_group.h"
+#include "examples/train_gpt/progress_line.h"
 
 namespace tessera::examples {
 
@@ -108,12 +109,12 @@ void TrainCheckpoint::resume() {
   trainer_.go_on_from(step, {.train = as_points(std::get<at::Tensor>(state.user.at("train_losses"))),
                              .validation = as_points(std::get<at::Tensor>(state.user.at("validation_losses")))});
   if (get_rank() == 0) {
-    fmt::print("resumed from {}, {} steps of {} are done\n", *path, step, options_.steps);
+    write_out(fmt::format("resumed from {}, {} steps of {} are done\n", *path, step, options_.steps));
   }
 }
 
-void TrainCheckpoint::after_step(int64_t done) {
-  if (options_.save_every == 0 || (done % options_.save_every != 0 && done != options_.steps)) {
+void TrainCheckpoint::after_step(int64_t done, bool stops) {
+  if (options_.save_every == 0 || (done % options_.save_every != 0 && done != options_.steps && !stops)) {
     return;
   }
   if (options_.async_save) {

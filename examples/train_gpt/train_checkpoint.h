@@ -3,7 +3,7 @@
 //
 //   TrainCheckpoint checkpoint(trainer, options, data);
 //   checkpoint.resume();                                             // with --resume: from the latest, if there is one
-//   trainer.run(on_progress, [&](int64_t done) { checkpoint.after_step(done); });
+//   trainer.run(on_progress, [&](int64_t done) { return checkpoint.after_step(done, /*stops=*/false), true; });
 //   checkpoint.finish();
 //
 // A run that was killed and resumed on as many ranks ends bit by bit as one that was not: a step's samples depend on
@@ -26,8 +26,8 @@ class TrainCheckpoint {
   /// the checkpoint's run differed where this one would see other data, or learn from them in another way; the bytes of
   /// --data count, not where they lie. What an older checkpoint does not tell (--data, --weight-decay) is not compared.
   void resume();
-  /// Saves where --save-every says so.
-  void after_step(int64_t done);
+  /// Saves where --save-every says so, and where the run stops here.
+  void after_step(int64_t done, bool stops);
   /// Returns when the last save is whole.
   void finish() { checkpointer_.wait(); }
 

@@ -6,10 +6,14 @@
 #include <c10/util/Exception.h>
 #include <fmt/format.h>
 
+#include <cerrno>
 #include <chrono>
 #include <cstdio>
+#include <cstring>
 #include <exception>
+#include <iostream>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "base/error.h"
@@ -23,6 +27,7 @@
 #include "examples/train_gpt/parity.h"
 #include "examples/train_gpt/progress_line.h"
 #include "examples/train_gpt/run_cost.h"
+#include "examples/train_gpt/stop_request.h"
 #include "examples/train_gpt/text_sample.h"
 #include "examples/train_gpt/train_checkpoint.h"
 #include "examples/train_gpt/train_device.h"
@@ -33,8 +38,7 @@ namespace tessera::examples {
 namespace {
 
 void print(const std::string& line) {
-  fmt::print("{}\n", line);
-  std::fflush(stdout);
+  write_out(line + "\n");
 }
 
 std::string backend_name() {
@@ -129,15 +133,34 @@ int run_rank(const TrainOptions& options, const ByteData& data) {
   }
   TrainCheckpoint checkpoint(trainer, options, data);
   checkpoint.resume();
+  std::optional<StopRequest> stop;
+  if (options.save_every > 0) {
+    stop.emplace();
+  }
   const auto start = std::chrono::steady_clock::now();
+  int64_t steps_done = 0;
+  int signal = 0;
   trainer.run(
       [&](const Progress& progress) {
         if (line) {
           line->show(progress);
         }
       },
-      [&](int64_t done) { checkpoint.after_step(done); });
+      [&](int64_t done) {
+        steps_done = done;
+        signal = stop ? stop->signal_on_any_rank() : 0;
+        checkpoint.after_step(done, /*stops=*/signal != 0);
+        return signal == 0;
+      });
   checkpoint.finish();
+  if (signal != 0) {
+    if (get_rank() == 0) {
+      print(fmt::format("stopped by signal {} after step {} of {}, which is saved; --resume goes on", signal,
+                        steps_done, options.steps));
+    }
+    destroy_process_group();
+    return 128 + signal;
+  }
   const RunCost cost = cost_of_run(trainer, options);
   if (get_rank() == 0) {
     print(describe(cost));
@@ -147,6 +170,10 @@ int run_rank(const TrainOptions& options, const ByteData& data) {
   destroy_process_group();
   return exit_code;
 }
+
+// From SIGINT or SIGTERM to the end of ranks that go on: a step and a checkpoint must fit into it.
+constexpr auto kStopGrace = std::chrono::seconds(3);
+constexpr auto kStopGraceWithCheckpoint = std::chrono::minutes(5);
 
 int fail(const std::exception& error, const std::string& place = "") {
   const auto* torch_error = dynamic_cast<const c10::Error*>(&error);
@@ -173,13 +200,17 @@ int run(int argc, char** argv) {
       check_local_devices(options.layout.device, options.nproc);
     }
     check_writable("--svg", options.svg);
+    if (options.save_every > 0) {
+      check_writable_folder("--checkpoint-dir", options.checkpoint_dir);
+    }
     data = std::make_unique<ByteData>(options.data, options.model.context, options.seed);
   } catch (const std::exception& error) {
     return ranks.local_rank > 0 ? 1 : fail(error);
   }
   if (!has_launcher && options.nproc > 1) {
     data.reset();
-    return launch_local({.nproc = options.nproc});
+    return launch_local(
+        {.nproc = options.nproc, .stop_grace = options.save_every > 0 ? kStopGraceWithCheckpoint : kStopGrace});
   }
   try {
     return run_rank(options, *data);
@@ -193,7 +224,10 @@ int run(int argc, char** argv) {
 
 int main(int argc, char** argv) {
   try {
-    return tessera::examples::run(argc, argv);
+    const int code = tessera::examples::run(argc, argv);
+    // What CLI11 wrote: the help and the version.
+    TESSERA_CHECK(Error, std::cout.flush().good(), "stdout cannot be written: {}", std::strerror(errno));
+    return code;
   } catch (const std::exception& error) {
     return tessera::examples::fail(error);
   }

@@ -112,6 +112,30 @@ run "${saving[@]}" --checkpoint-dir "$work/a" --resume --weight-decay 0.2 && fai
 grep -qF 'was saved with --weight-decay 0.1, not 0.2' "$work/err" || fail "--resume with another decay: the message"
 expect_refused '--async-save: nothing is saved without --save-every' "${small[@]}" --async-save
 
+# A run that a signal stops is saved where it stands, and ends as one that was not stopped.
+long=("${small[@]}" --svg "$work/curve.svg" --steps 1500 --eval-every 1500 --save-every 1500 --keep-last 0)
+run "${long[@]}" --checkpoint-dir "$work/whole" || fail "1,500 steps: exit code $?"
+"$program" "${long[@]}" --checkpoint-dir "$work/stopped" >"$work/out" 2>"$work/err" &
+stopped=$!
+for ((i = 0; i < 100; i++)); do
+  grep -q '^step' "$work/out" && break
+  sleep 0.1
+done
+kill -TERM "$stopped"
+wait "$stopped"
+code=$?
+((code == 143)) || fail "a run that SIGTERM stops: exit code $code, expected 143"
+expect_output '^stopped by signal 15 after step [0-9]+ of 1500, which is saved; --resume goes on$'
+run "${long[@]}" --checkpoint-dir "$work/stopped" --resume || fail "--resume of a stopped run: exit code $?"
+expect_output '^resumed from '
+diff -r "$work/whole/step-00001500" "$work/stopped/step-00001500" || fail "a stopped run ends in other values"
+
+# What nobody can read is a failure, and so is a folder for checkpoints that cannot be written, before training.
+"$program" "${small[@]}" --svg "$work/curve.svg" >/dev/full 2>"$work/err" && fail "a full disk under stdout is a success"
+grep -qF 'stdout cannot be written: No space left on device' "$work/err" || fail "a full disk under stdout: the message"
+"$program" --version >/dev/full 2>"$work/err" && fail "--version with a full disk under stdout is a success"
+expect_refused '--checkpoint-dir /proc/none: cannot be written to' "${small[@]}" --save-every 2 --checkpoint-dir /proc/none
+
 expect_refused "--data $work/none.txt: there is no such file" "${small[@]}" --data "$work/none.txt"
 echo 'too short' >"$work/short.txt"
 expect_refused "--data $work/short.txt: 10 bytes are too few" "${small[@]}" --data "$work/short.txt"
@@ -128,6 +152,9 @@ expect_refused '--peak-tflops 0: must be above 0, the TFLOP/s that the vendor pu
 expect_refused '--peak-tflops -1: must be above 0' "${small[@]}" --peak-tflops -1
 expect_refused '--peak-tflops nan: must be above 0' "${small[@]}" --peak-tflops nan
 expect_refused '--peak-tflops = fast' "${small[@]}" --peak-tflops fast
+expect_refused '--seed: -1: must not be negative' "${small[@]}" --seed -1
+expect_refused '--lr inf: must be above 0 and finite' "${small[@]}" --lr inf
+expect_refused '--clip nan: must not be negative or infinite' "${small[@]}" --clip nan
 
 # Both ranks of another launcher's group, without a device for them: exit codes 1, and what they say.
 run_ranks_without_device() {

@@ -26,6 +26,11 @@ constexpr const char* kExamples =
     "  ./bazelw run --config=cuda //examples:train_gpt -- --device cuda --bf16 --peak-tflops 989\n"
     "  mpirun -n 2 bazel-bin/examples/train_gpt --dim 256 --layers 6 --heads 8";
 
+/// CLI11 takes -1 for the largest unsigned number.
+std::string check_not_negative(const std::string& text) {
+  return text.starts_with('-') ? text + ": must not be negative" : std::string();
+}
+
 void add_model_options(CLI::App& app, TrainOptions& options) {
   const char* group = "Model";
   app.add_option("--dim", options.model.dim, "width of the residual stream")->group(group);
@@ -64,7 +69,9 @@ void add_training_options(CLI::App& app, TrainOptions& options) {
   app.add_option("--warmup", options.warmup, "steps in which the learning rate rises")->group(group);
   app.add_option("--weight-decay", options.weight_decay, "of matrices; vectors are not decayed")->group(group);
   app.add_option("--clip", options.clip, "largest norm of all gradients together; 0: any")->group(group);
-  app.add_option("--seed", options.seed, "of initial values, samples and text")->group(group);
+  app.add_option("--seed", options.seed, "of initial values, samples and text")
+      ->group(group)
+      ->check(check_not_negative);
   app.add_option("--eval-every", options.eval_every, "steps between two validations")->group(group);
   app.add_option("--eval-samples", options.eval_samples, "samples a validation; a multiple of --batch")->group(group);
 }
@@ -85,7 +92,9 @@ void add_text_options(CLI::App& app, TrainOptions& options) {
 
 void add_checkpoint_options(CLI::App& app, TrainOptions& options) {
   const char* group = "Checkpoints";
-  app.add_option("--save-every", options.save_every, "steps between two checkpoints; 0: none")->group(group);
+  app.add_option("--save-every", options.save_every,
+                 "steps between two checkpoints; 0: none. Ctrl-C\nand SIGTERM end the run with one; twice, at once")
+      ->group(group);
   app.add_option("--checkpoint-dir", options.checkpoint_dir, "where they go (default: checkpoints)")
       ->group(group)
       ->type_name("FOLDER");
@@ -185,16 +194,20 @@ void check_train_options(const TrainOptions& options, int world_size) {
   TESSERA_CHECK(ValueError, options.warmup >= 0, "--warmup {}: must not be negative", options.warmup);
   TESSERA_CHECK(ValueError, options.sample_bytes >= 0, "--sample-bytes {}: must not be negative", options.sample_bytes);
   TESSERA_CHECK(ValueError, !options.prompt.empty(), "--prompt '': must have at least one byte");
-  TESSERA_CHECK(ValueError, options.lr > 0, "--lr {}: must be above 0", options.lr);
-  TESSERA_CHECK(ValueError, options.weight_decay >= 0, "--weight-decay {}: must not be negative", options.weight_decay);
+  TESSERA_CHECK(ValueError, options.lr > 0 && std::isfinite(options.lr), "--lr {}: must be above 0 and finite",
+                options.lr);
+  TESSERA_CHECK(ValueError, options.weight_decay >= 0 && std::isfinite(options.weight_decay),
+                "--weight-decay {}: must not be negative or infinite", options.weight_decay);
   TESSERA_CHECK(ValueError, options.save_every >= 0, "--save-every {}: must not be negative", options.save_every);
   TESSERA_CHECK(ValueError, options.keep_last >= 0, "--keep-last {}: must not be negative", options.keep_last);
   TESSERA_CHECK(ValueError, options.save_every > 0 || !options.async_save,
                 "--async-save: nothing is saved without --save-every");
   TESSERA_CHECK(ValueError, !options.check_parity || !options.resume,
                 "--check-parity: compares whole runs; leave --resume out");
-  TESSERA_CHECK(ValueError, options.clip >= 0, "--clip {}: must not be negative", options.clip);
-  TESSERA_CHECK(ValueError, options.temperature > 0, "--temperature {}: must be above 0", options.temperature);
+  TESSERA_CHECK(ValueError, options.clip >= 0 && std::isfinite(options.clip),
+                "--clip {}: must not be negative or infinite; 0 clips nothing", options.clip);
+  TESSERA_CHECK(ValueError, options.temperature > 0 && std::isfinite(options.temperature),
+                "--temperature {}: must be above 0 and finite", options.temperature);
 }
 
 }  // namespace tessera::examples

@@ -162,7 +162,7 @@ void Trainer::go_on_from(int64_t done, LossHistory history) {
 }
 
 void Trainer::run(const std::function<void(const Progress&)>& on_progress,
-                  const std::function<void(int64_t done)>& after_step) {
+                  const std::function<bool(int64_t done)>& after_step) {
   if (first_step_ == 0) {
     history_.validation.push_back({.step = 0, .loss = validate()});
   }
@@ -191,8 +191,8 @@ void Trainer::run(const std::function<void(const Progress&)>& on_progress,
       }
       on_progress(progress);
     }
-    if (after_step) {
-      after_step(done);
+    if (after_step && !after_step(done)) {
+      return;
     }
   }
 }

@@ -72,9 +72,9 @@ class Trainer {
   Trainer(const TrainOptions& options, const ByteData& data, Layout layout);
 
   /// Trains for options.steps steps and validates before the first, every options.eval_every and after the last.
-  /// `after_step` is called with the number of steps that are done.
+  /// `after_step` is called with the number of steps that are done, and ends the run by returning false on every rank.
   void run(const std::function<void(const Progress&)>& on_progress,
-           const std::function<void(int64_t done)>& after_step = {});
+           const std::function<bool(int64_t done)>& after_step = {});
 
   /// run() begins after `done` steps, of which `history` tells.
   void go_on_from(int64_t done, LossHistory history);

@@ -10,7 +10,7 @@ namespace tessera {
 std::string backend_from_environment() {
   constexpr const char* kVariable = "TESSERA_CPU_BACKEND";
   const char* const value = std::getenv(kVariable);
-  const std::string wish = value == nullptr ? "" : value;
+  std::string wish = value == nullptr ? "" : value;
   TESSERA_CHECK(ValueError, wish.empty() || wish == "gloo" || wish == "shm",
                 "init_process_group: {}=\"{}\"; allowed are \"gloo\" and \"shm\"", kVariable, wish);
   return wish;
@@ -41,6 +41,7 @@ std::vector<HostProcess> find_processes(const ProcessGroupOptions& options, cons
 
 std::optional<HostLayout> host_layout_of(const std::vector<HostProcess>& processes, const std::vector<int64_t>& ranks) {
   std::vector<std::string> hosts;
+  hosts.reserve(ranks.size());
   for (const int64_t rank : ranks) {
     hosts.push_back(processes.empty() ? "" : processes.at(static_cast<size_t>(rank)).host);
   }

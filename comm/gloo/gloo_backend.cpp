@@ -297,6 +297,7 @@ void await_members(const GlooOptions& options) {
   }
   const auto key = [](int rank) { return fmt::format("here/{}", rank); };
   std::vector<std::string> keys;
+  keys.reserve(info.ranks.size());
   for (int rank = 0; rank < info.size(); ++rank) {
     keys.push_back(key(rank));
   }

@@ -15,7 +15,7 @@ namespace {
 
 /// [points, 2]: steps and losses.
 at::Tensor as_tensor(const std::vector<LossPoint>& points) {
-  const auto tensor = at::empty({static_cast<int64_t>(points.size()), 2}, at::kDouble);
+  auto tensor = at::empty({static_cast<int64_t>(points.size()), 2}, at::kDouble);
   auto* data = tensor.mutable_data_ptr<double>();
   for (const auto& point : points) {
     *data++ = static_cast<double>(point.step);

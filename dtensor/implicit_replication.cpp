@@ -16,9 +16,7 @@ namespace {
 
 /// With the way back, by which a plain leaf gets a plain gradient.
 at::Tensor recorded(const at::Tensor& plain, const DeviceMesh& mesh) {
-  return has_gradient_to_record(plain)
-             ? from_local(plain, mesh, Placements(static_cast<size_t>(mesh.ndim()), Replicate()))
-             : replicated(plain, mesh);
+  return has_gradient_to_record(plain) ? from_local(plain, mesh, copies_on(mesh)) : replicated(plain, mesh);
 }
 
 /// Ops that ATen composes, also of DTensors, call others, which come here too.

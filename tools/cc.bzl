@@ -32,10 +32,10 @@ def tessera_library(name, precompiled = None, deps = [], **kwargs):
       deps: as in cc_library.
       **kwargs: passed to cc_library.
     """
-    if native.package_name().startswith("tests/"):
-        _target(native.cc_library, TEST_COPTS, "_headers_of_tests", precompiled, deps, name = name, **kwargs)
-    else:
-        _target(native.cc_library, TESSERA_COPTS, "_headers", precompiled, deps, name = name, **kwargs)
+    is_test_code = native.package_name().startswith("tests/")
+    copts = TEST_COPTS if is_test_code else TESSERA_COPTS
+    header = "_headers_of_tests" if is_test_code else "_headers"
+    _target(native.cc_library, copts, header, precompiled, deps, name = name, **kwargs)
 
 def tessera_binary(name, precompiled = None, deps = [], **kwargs):
     """A cc_binary with our compiler options.

@@ -306,10 +306,8 @@ void await_members(const GlooOptions& options) {
   wait_for_keys(*options.store, keys, info.timeout, [&] {
     for (int rank = 0; rank < info.size(); ++rank) {
       const HostProcess& process = options.processes.at(static_cast<size_t>(rank));
-      const bool may_look = !own.host.empty() && process.host == own.host;
-      TESSERA_CHECK(MemberDied, !may_look || is_running(process),
-                    "connecting the ranks on {}: rank {} (pid {}) has died", describe(info),
-                    info.ranks[static_cast<size_t>(rank)], process.pid);
+      TESSERA_CHECK(MemberDied, !has_died(process, own), "connecting the ranks on {}: rank {} (pid {}) has died",
+                    describe(info), info.ranks[static_cast<size_t>(rank)], process.pid);
     }
   });
 }

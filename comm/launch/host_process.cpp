@@ -90,6 +90,10 @@ bool is_running(const HostProcess& process) {
          status.start_time == process.start_time;
 }
 
+bool has_died(const HostProcess& process, const HostProcess& own) {
+  return !own.host.empty() && process.host == own.host && !is_running(process);
+}
+
 std::string to_text(const HostProcess& process) {
   return fmt::format("{} {} {}", process.pid, process.start_time, process.host);
 }

@@ -30,6 +30,9 @@ HostProcess parse_process(const std::string& text);
 /// read, for want of a file descriptor say, one with its number does.
 bool is_running(const HostProcess& process);
 
+/// Returns true if `process` is on the host of `own` and runs no more; false also where that cannot be known.
+bool has_died(const HostProcess& process, const HostProcess& own);
+
 /// The processes of all ranks, through the store; every rank calls it. Throws what the store throws at a time-out, and
 /// ValueError for an entry that is none of this library's.
 std::vector<HostProcess> exchange_processes(c10d::Store& store, int rank, int world_size);

@@ -1,7 +1,6 @@
 #include "comm/launch/job_store.h"
 
 #include <c10/util/Exception.h>
-#include <netinet/in.h>
 #include <sys/socket.h>
 #include <sys/time.h>
 
@@ -11,6 +10,7 @@
 #include <utility>
 
 #include "base/open_files.h"
+#include "comm/launch/listen_socket.h"
 
 namespace tessera {
 
@@ -31,9 +31,7 @@ int peer_port(int socket) {
   if (getpeername(socket, reinterpret_cast<sockaddr*>(&address), &length) != 0) {
     return 0;
   }
-  return address.ss_family == AF_INET    ? ntohs(reinterpret_cast<const sockaddr_in&>(address).sin_port)
-         : address.ss_family == AF_INET6 ? ntohs(reinterpret_cast<const sockaddr_in6&>(address).sin6_port)
-                                         : 0;
+  return port_of(address);
 }
 
 /// TCPStore does not tell its socket: the new ones to its port, among which may be those of other stores of the job.

@@ -89,6 +89,12 @@ int bound_port(int socket) {
   if (getsockname(socket, reinterpret_cast<sockaddr*>(&address), &length) != 0) {
     return 0;
   }
+  return port_of(address);
+}
+
+}  // namespace
+
+int port_of(const sockaddr_storage& address) {
   switch (address.ss_family) {
     case AF_INET:
       return ntohs(reinterpret_cast<const sockaddr_in&>(address).sin_port);
@@ -98,8 +104,6 @@ int bound_port(int socket) {
       return 0;
   }
 }
-
-}  // namespace
 
 std::optional<int> take_listen_socket(int port) {
   static std::atomic<bool> taken{false};

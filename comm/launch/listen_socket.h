@@ -1,6 +1,8 @@
 #pragma once
 // The socket on which rank 0 listens for the others.
 
+#include <sys/socket.h>
+
 #include <optional>
 #include <string>
 
@@ -9,6 +11,9 @@ namespace tessera {
 /// How a launcher hands the socket of a reserved port to rank 0: the number of the open file, a socket that listens at
 /// MASTER_PORT.
 constexpr const char* kListenSocketVariable = "TESSERA_LISTEN_SOCKET";
+
+/// The port of an internet address; 0 for another kind.
+int port_of(const sockaddr_storage& address);
 
 /// The launcher's socket, if it is at that port; once in a process, since it is closed with the store that takes it.
 std::optional<int> take_listen_socket(int port);

@@ -81,8 +81,7 @@ class Attendance {
       }
     }
     for (const auto& [rank, process] : seats_) {
-      const bool may_look = !process.host.empty() && process.host == own_.host;
-      TESSERA_CHECK(MeetingError, !may_look || is_running(process) || !store_.check({taken_key(options_, rank)}),
+      TESSERA_CHECK(MeetingError, !has_died(process, own_) || !store_.check({taken_key(options_, rank)}),
                     "init_process_group: rank {} of {} (pid {}) has died before all ranks had met at {}:{}", rank,
                     options_.world_size, process.pid, options_.address, options_.port);
     }
@@ -130,7 +129,7 @@ std::string wait_for_all(c10d::Store& store, const StoreOptions& options) {
       throw;
     }
   }
-  return store.get_to_str(kAllConnected);  // if the wait was in vain, rank 0 saw this one just before
+  return store.get_to_str(kAllConnected);  // if the wait timed out, rank 0 saw this one just before
 }
 
 }  // namespace

@@ -10,11 +10,11 @@
 #include <map>
 #include <memory>
 #include <optional>
-#include <thread>
 #include <utility>
 
 #include "base/error.h"
 #include "comm/backend/collective_call_backend.h"
+#include "comm/launch/job_store.h"
 #include "comm/shm/shm_group.h"
 
 namespace tessera {
@@ -193,23 +193,18 @@ class Rendezvous {
     return ShmArena::attach({.ranks = info_.size()}, address);
   }
 
-  // The value that `rank` of the group is to set. Polls, since the store's own wait does not know whether it lives.
+  /// The value that `rank` of the group sets. Throws CommError if it does not come in time, or dies.
   std::string wait_for(const std::string& key, int rank) {
-    constexpr milliseconds kLongestPause(8), kLookInterval(200);
-    Clock::time_point next_look = Clock::now() + kLookInterval;
-    std::chrono::microseconds pause(100);
-    while (!options_.store->check({key})) {
-      const Clock::time_point now = Clock::now();
-      check(now < deadline_,
-            fmt::format("rank {} did not arrive within {} ms", info_.ranks[rank], info_.timeout.count()));
-      if (now >= next_look) {
-        next_look = now + kLookInterval;
-        // One that has just ended may have set it before.
-        check(is_running(options_.processes[rank]) || options_.store->check({key}),
-              fmt::format("rank {} has died", info_.ranks[rank]));
-      }
-      std::this_thread::sleep_for(pause);
-      pause = std::min<std::chrono::microseconds>(2 * pause, kLongestPause);
+    const auto look = [&] {
+      // A rank that has just ended may have set it before.
+      check(is_running(options_.processes[rank]) || options_.store->check({key}),
+            fmt::format("rank {} has died", info_.ranks[rank]));
+    };
+    const auto left = std::chrono::duration_cast<milliseconds>(deadline_ - Clock::now());
+    try {
+      wait_for_keys(*options_.store, {key}, std::max(left, milliseconds(1)), look);
+    } catch (const c10::DistStoreError&) {
+      check(false, fmt::format("rank {} did not arrive within {} ms", info_.ranks[rank], info_.timeout.count()));
     }
     return options_.store->get_to_str(key);
   }

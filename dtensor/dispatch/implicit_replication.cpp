@@ -37,11 +37,11 @@ void visit_tensors(c10::IValue& value, Visit visit) {
   }
 }
 
+}  // namespace
+
 Placements copies_on(const DeviceMesh& mesh) {
   return Placements(static_cast<size_t>(mesh.ndim()), Replicate());
 }
-
-}  // namespace
 
 bool has_gradient_to_record(const at::Tensor& plain) {
   return plain.requires_grad() && at::GradMode::is_enabled();

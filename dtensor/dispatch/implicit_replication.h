@@ -12,6 +12,7 @@
 #include <c10/util/FunctionRef.h>
 
 #include "device_mesh/device_mesh.h"
+#include "dtensor/spec/placement.h"
 
 namespace tessera {
 
@@ -22,7 +23,10 @@ constexpr auto kReplicatingKey = c10::DispatchKey::AutocastPrivateUse1;
 /// What autograd saves of it knows of writes to the plain tensor.
 at::Tensor replicated(const at::Tensor& plain, const DeviceMesh& mesh);
 
-/// Whether autograd records what a plain tensor becomes.
+/// Replicate along every axis of `mesh`.
+Placements copies_on(const DeviceMesh& mesh);
+
+/// Returns true if autograd records what a plain tensor becomes.
 bool has_gradient_to_record(const at::Tensor& plain);
 
 using MakeReplicated = c10::function_ref<at::Tensor(const at::Tensor& plain, const DeviceMesh& mesh)>;

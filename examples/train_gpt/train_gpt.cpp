@@ -172,7 +172,6 @@ int run_rank(const TrainOptions& options, const ByteData& data) {
 }
 
 // From SIGINT or SIGTERM to the end of ranks that go on: a step and a checkpoint must fit into it.
-constexpr auto kStopGrace = std::chrono::seconds(3);
 constexpr auto kStopGraceWithCheckpoint = std::chrono::minutes(5);
 
 int fail(const std::exception& error, const std::string& place = "") {
@@ -209,8 +208,11 @@ int run(int argc, char** argv) {
   }
   if (!has_launcher && options.nproc > 1) {
     data.reset();
-    return launch_local(
-        {.nproc = options.nproc, .stop_grace = options.save_every > 0 ? kStopGraceWithCheckpoint : kStopGrace});
+    LaunchOptions launch{.nproc = options.nproc};
+    if (options.save_every > 0) {
+      launch.stop_grace = kStopGraceWithCheckpoint;
+    }
+    return launch_local(launch);
   }
   try {
     return run_rank(options, *data);

@@ -8,8 +8,8 @@
 //   dcp::load(path, state);
 //   dcp::set_rng_state(rng);
 //
-// Keys: "rng.dtensor.cpu" is the generator that DTensors draw from (dtensor/random/random.h), alike on all ranks of a
-// mesh; "rng.dtensor.cpu.rank2" is that of rank 2, and "rng.plain.cpu.rank2" libtorch's default generator there. The
+// Keys: "rng.dtensor.cpu" is the generator that DTensors draw from (dtensor/random/random.h), the same on all ranks of
+// a mesh; "rng.dtensor.cpu.rank2" is that of rank 2, and "rng.plain.cpu.rank2" libtorch's default generator there. The
 // same for "cuda" where there is one, of the rank's current device.
 //
 // Where the generators of DTensors were alike on all ranks that saved, any number of ranks resumes with that state.

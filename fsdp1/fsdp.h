@@ -26,8 +26,8 @@
 // Not supported, and refused: double backward through a unit (a backward with create_graph throws NotImplementedError);
 // forward of a plain part of a unit outside of the unit's forward; conversions after wrapping to another device or
 // dtype (to() says so at once, module.to() of libtorch at the next forward); parameters that two units share. Not
-// noticed: a parameter that is registered after wrapping is in no unit, so nobody shards it or reduces its gradient;
-// check_replicas (fully_shard/replica_check.h) finds it.
+// noticed: a parameter that is registered after wrapping is in no unit, so it is not sharded, and its gradient is not
+// reduced; check_replicas (fully_shard/replica_check.h) finds it.
 //
 // Errors: a call at the wrong time (not the root, a scope inside another) is a StateError, also where PyTorch asserts;
 // a method that needs the state IDLE throws ValueError in another one, as assert_state there.
@@ -57,7 +57,7 @@ struct WrapperState;
 
 struct SummonFullParamsOptions {
   bool recurse = true;  // the units below too
-  /// Changes to this rank's rows stay; each rank makes them, alike. Where nothing is sharded they stay anyway.
+  /// Changes to this rank's rows stay; each rank makes the same ones. Where nothing is sharded they stay anyway.
   bool writeback = true;
   bool rank0_only = false;      // ranks but the first of the mesh keep their shards; needs writeback = false
   bool offload_to_cpu = false;  // full parameters in the memory of the CPU
@@ -102,7 +102,7 @@ class FSDP {
   void cpu() const;
 
   /// Runs `body` without reducing gradients: they add up unsharded, until the first backward after it. Scopes nest.
-  /// Throws StateError unless on the root, or if somebody switched reduction on inside; ValueError unless IDLE.
+  /// Throws StateError unless on the root, or if reduction was switched on inside; ValueError unless IDLE.
   void no_sync(const std::function<void()>& body) const;
   /// Clips the gradients of all parameters, sharded or not, as if the model was whole; returns the norm before, in the
   /// widest dtype of the gradients, float32 if there are none (with a warning). norm_type: above 0, or infinity.

@@ -71,9 +71,9 @@ struct OptimStateDictToLoadOptions {
 /// The dict as the optimizer of this model holds it: entries of sharded parameters as DTensors of this rank's rows. The
 /// dict, of either key type, is the same on all ranks; if the settings say rank0_only, that of the first rank counts,
 /// in full tensors, of which each rank has one at a time, and the others' may be empty. Unsharded parameters are
-/// sharded again. Otherwise no communication, but for DTensors that lie otherwise than the parameter. Throws KeyError
-/// for a name that the optimizer lacks, ValueError for groups that differ in number or sizes, StateError inside of a
-/// forward or backward.
+/// sharded again. Otherwise no communication, except for DTensors placed differently than the parameter. Throws
+/// KeyError for a name that the optimizer lacks, ValueError for groups that differ in number or sizes, StateError
+/// inside of a forward or backward.
 OptimStateDict optim_state_dict_to_load(torch::nn::Module& model, torch::optim::Optimizer& optim,
                                         const OptimStateDict& dict, OptimStateDictToLoadOptions options = {});
 

@@ -6,7 +6,7 @@
 
 namespace tessera {
 
-/// What ranks call: the collectives, and the messages between two ranks.
+/// A collective, or a message between two ranks.
 enum class Collective : uint8_t {
   AllGather,
   ReduceScatter,

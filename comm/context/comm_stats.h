@@ -1,5 +1,5 @@
 #pragma once
-// What this rank has communicated so far: for progress lines and tests.
+// Counters of what this rank has communicated, for progress lines and tests.
 //
 //   reset_comm_stats();
 //   train_step();

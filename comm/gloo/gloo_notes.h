@@ -1,6 +1,6 @@
 #pragma once
-// What ranks called, for the error of a rank whose peer called something else: over gloo they wait for each other in
-// vain, and neither learns of the other's call.
+// Notes of ranks' calls, for the error of a rank whose peer called something else: over gloo both wait until the
+// time-out, and neither learns of the other's call.
 
 #include <cstdint>
 #include <string>

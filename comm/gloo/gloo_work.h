@@ -52,7 +52,7 @@ class DroppedTransfers {
   std::list<GlooTransfers> kept_;  // a list, so that nothing is allocated to keep one
 };
 
-/// Of a group, for its works, which may outlive it.
+/// State that a group shares with its works, which may outlive it.
 struct GlooShared {
   explicit GlooShared(c10::intrusive_ptr<c10d::Store> store) : notes(std::move(store)) {}
 

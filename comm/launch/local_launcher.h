@@ -30,7 +30,7 @@ struct LaunchOptions {
   std::vector<std::string> argv = {};
   /// Further variables for every rank; they win over those above.
   std::vector<std::pair<std::string, std::string>> environment = {};
-  /// Where rank i writes its output and errors: the i-th file. None: where the launcher writes.
+  /// Files for output and errors, one a rank. None: ranks write where the launcher does.
   std::vector<std::string> output_files = {};
   /// How long ranks may go on after a SIGINT or SIGTERM, which they get too, until they are killed.
   std::chrono::milliseconds stop_grace = std::chrono::seconds(3);
@@ -52,8 +52,8 @@ LaunchResult launch_ranks(const LaunchOptions& options);
 /// launch_ranks, with the message on stderr; returns the exit code.
 int launch_local(const LaunchOptions& options);
 
-/// Whether this process was started as a rank, by this launcher, torchrun, mpirun, mpiexec or srun: is_launched
-/// (comm/launch/rank_environment.h) of the process's own environment, which says what it throws.
+/// Returns true in a rank of this launcher, torchrun, mpirun, mpiexec or srun. Throws as is_launched
+/// (comm/launch/rank_environment.h), which it calls for the process's own environment.
 bool launched_as_rank();
 
 }  // namespace tessera

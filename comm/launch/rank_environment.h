@@ -43,9 +43,8 @@ RankEnvironment parse_rank_environment(const EnvironmentLookup& lookup);
 /// The process's own environment.
 RankEnvironment rank_environment();
 
-/// Whether ranks were started already, so that this process is one of them and starts none: RANK is set, or another
-/// launcher started more than one. (One process of srun or mpirun is free to start its own.) Throws as
-/// parse_rank_environment.
+/// Returns true if a launcher started this process as a rank: RANK is set, or another launcher started more than one.
+/// (A single process of srun or mpirun may start ranks itself.) Throws as parse_rank_environment.
 bool is_launched(const EnvironmentLookup& lookup);
 
 /// How many ranks are on this one's host: LOCAL_WORLD_SIZE, or else what mpirun and mpiexec tell
@@ -55,10 +54,10 @@ std::optional<int64_t> parse_local_world_size(const EnvironmentLookup& lookup);
 /// The identity of a job that its user, or launch_local, gives it.
 constexpr const char* kJobVariable = "TESSERA_JOB_ID";
 
-/// What tells the ranks' job from others that may come to the same address: TESSERA_JOB_ID, which launch_local sets and
-/// a user may; else torchrun's TORCHELASTIC_RUN_ID (but "none", its default), mpirun's PMIX_NAMESPACE or
-/// OMPI_MCA_ess_base_jobid, mpiexec's PMIX_NAMESPACE, srun's SLURM_JOB_ID and SLURM_STEP_ID. "" where there is none, as
-/// where RANK is set by hand: a user who starts several such jobs at one address sets TESSERA_JOB_ID.
+/// Returns the identity by which the ranks' job differs from others at the same address: TESSERA_JOB_ID, which
+/// launch_local sets and a user may; else torchrun's TORCHELASTIC_RUN_ID (but "none", its default), mpirun's
+/// PMIX_NAMESPACE or OMPI_MCA_ess_base_jobid, mpiexec's PMIX_NAMESPACE, srun's SLURM_JOB_ID and SLURM_STEP_ID. "" where
+/// there is none, as where RANK is set by hand: a user who starts several such jobs at one address sets TESSERA_JOB_ID.
 std::string parse_job_identity(const EnvironmentLookup& lookup);
 
 /// "node[03-07,12],login" -> "node03"; a list of hosts as SLURM writes it.

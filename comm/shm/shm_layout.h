@@ -23,7 +23,7 @@ namespace tessera {
 struct ShmLayout {
   /// Payload of a slot, and slots of a rank: a message is cut into pieces that stay in the cache between the rank that
   /// writes and those that read, and the ring takes the ranks' jitter. Measured with 2 ranks that gather 16 MiB each:
-  /// 64 KiB to 512 KiB and 4 to 16 slots are alike, fewer or smaller ones lose, more fall out of the cache.
+  /// 64 KiB to 512 KiB and 4 to 16 slots perform equally, fewer or smaller ones lose, more fall out of the cache.
   static constexpr int64_t kCellBytes = int64_t{256} * 1024;
   static constexpr int64_t kCells = 8;
   static constexpr int64_t kFailureBytes = 1024;

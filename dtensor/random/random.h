@@ -9,9 +9,9 @@
 // on one device is at::manual_seed(0), x.normal_() on a plain [5, 3], and the same dropout. (On CUDA the dropout of a
 // plain tensor is a fused kernel that draws other elements.)
 //
-// How: every rank draws the whole tensor from its generator and keeps its own part, so generators advance alike on all
-// ranks. The cost is one tensor of the global size, freed at once, and the time to draw it; no communication. Ops that
-// read values to draw by them (bernoulli of probabilities, normal of means, multinomial) gather those first.
+// How: every rank draws the whole tensor from its generator and keeps its own part, so generators advance equally on
+// all ranks. The cost is one tensor of the global size, freed at once, and the time to draw it; no communication. Ops
+// that read values to draw by them (bernoulli of probabilities, normal of means, multinomial) gather those first.
 //
 // On CUDA (--config=cuda) normal_, uniform_ and bernoulli_ of a number, and what is made of them (randn, rand,
 // dropout), draw a rank's own part alone, with the same numbers (cuda/sharded_draw.h): neither memory nor time for the

@@ -130,7 +130,7 @@ run "${long[@]}" --checkpoint-dir "$work/stopped" --resume || fail "--resume of 
 expect_output '^resumed from '
 diff -r "$work/whole/step-00001500" "$work/stopped/step-00001500" || fail "a stopped run ends in other values"
 
-# What nobody can read is a failure, and so is a folder for checkpoints that cannot be written, before training.
+# Output that cannot be written is a failure, and so is a folder for checkpoints that cannot be written, before training.
 "$program" "${small[@]}" --svg "$work/curve.svg" >/dev/full 2>"$work/err" && fail "a full disk under stdout is a success"
 grep -qF 'stdout cannot be written: No space left on device' "$work/err" || fail "a full disk under stdout: the message"
 "$program" --version >/dev/full 2>"$work/err" && fail "--version with a full disk under stdout is a success"

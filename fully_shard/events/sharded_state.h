@@ -32,7 +32,7 @@ enum class ShardedState : uint8_t {
 enum class FSDPEventKind : uint8_t {
   Gather,              // an all-gather is issued
   Unshard,             // it is waited for, and the parameters are full tensors
-  Drop,                // an all-gather that was prefetched in vain is waited for and thrown away
+  Drop,                // an unused prefetched all-gather is waited for and thrown away
   Reshard,             // the full parameters are freed
   ReshardPostForward,  // the same, but a share stays
   Forward,             // forward computes from here on

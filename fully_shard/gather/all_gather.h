@@ -59,7 +59,7 @@ class ShardGather {
   int64_t numel() const { return numel_; }
   /// Throws StateError unless all ranks sent the tag of `unit`. After wait().
   void check_tags(int64_t unit, const UnitNames& names) const;
-  /// Whether a rank's tag says `fault`, as this one's says `own`: the same on all ranks, and false where nobody reads
+  /// Whether a rank's tag says `fault`, as this one's says `own`: the same on all ranks, and false where none reads
   /// tags. After wait().
   bool is_tagged(ShardFault fault, ShardFault own) const;
 

@@ -38,7 +38,7 @@ class UnitGather {
   explicit UnitGather(Options options);
 
   /// Issues the all-gather, of shares if this rank has one, on stream(). `flat_shard` has the tag already, and
-  /// stream() has waited for whoever wrote it. One on the meta device is not sent, only the tag.
+  /// stream() has waited for its last write. One on the meta device is not sent, only the tag.
   void start(const at::Tensor& flat_shard, const GatherTag& tag, BlockPool& pool, const AllGatherFn& all_gather);
   /// Whether start_in_place() can take the place of start(): where ranks read each other's memory ("threads", "shm"),
   /// and all parameters are sharded on dim 0 and sent alike, or all as they are, peers' rows come straight to where

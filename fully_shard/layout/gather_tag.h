@@ -30,7 +30,7 @@ struct GatherTag {
   bool operator==(const GatherTag&) const = default;
 };
 
-/// Writes the tag behind the parameters of `flat_shard`, on the CPU: elsewhere nobody reads it. Zeros are GatherTag().
+/// Writes the tag behind the parameters of `flat_shard`, on the CPU; it is not read elsewhere. Zeros are GatherTag().
 void write_tag(const at::Tensor& flat_shard, const GatherTag& tag);
 
 /// The tag whose digits, as write_tag() wrote them, are the three elements of `digits`, on the CPU.

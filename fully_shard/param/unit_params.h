@@ -57,7 +57,7 @@ class UnitParams {
   bool is_alias() const { return is_alias_; }
   /// The shards are in `flat_shard`, zeros as `format` says, from now on. Only while sharded.
   void move_to(const ShardFormat& format, at::Tensor flat_shard);
-  /// The flat shard has this tag from now on. While nobody reads it.
+  /// Writes the tag into the flat shard, which must not be read meanwhile.
   void tag(const GatherTag& tag);
 
   /// The full parameters get memory; contents are undefined. Not where is_alias().

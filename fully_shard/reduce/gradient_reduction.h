@@ -14,7 +14,7 @@
 // Where ranks read each other's memory ("threads", "shm") and the gradients are as they are sent, there is no copy-in:
 // the reduce-scatter reads them where they are (comm/backend/tensor_segment.h). Where there is one shard only, start()
 // copies into the result itself, and issues the all-reduce at once. In place of start(), start_in() copies into a part
-// of a buffer that several reductions share, and whoever owns that buffer all-reduces it (reduction_queue.h).
+// of a buffer that several reductions share, and the buffer's owner all-reduces it (reduction_queue.h).
 //
 // Where a hook of the user's reduces further, every parameter that requires a gradient gets one: the flags of its ranks
 // do not come here.

@@ -33,7 +33,7 @@ using Clock = std::chrono::steady_clock;
 using std::chrono::milliseconds;
 using std::chrono::seconds;
 
-/// A TCP socket at a port of 127.0.0.1 that nobody has; it is closed at the end.
+/// A TCP socket at a port of 127.0.0.1 that is free; it is closed at the end.
 class LoopbackSocket {
  public:
   LoopbackSocket() : file_(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)) {
@@ -190,7 +190,7 @@ TEST_CASE("a rank 0 that dies before all have met is named by the others, soon")
   run_processes(2, body, {.backend = "fake"});
 }
 
-/// Whether somebody listens at the port of that address of this host.
+/// Returns true if a socket listens at the port of that address of this host.
 bool is_open(const char* host, int port) {
   const int file = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
   sockaddr_in address{};

@@ -66,7 +66,8 @@ struct OpCase {
 at::Tensor place(const at::Tensor& value, const DeviceMesh& mesh, const Placements& placements);
 
 /// How this rank's part of `actual` differs from that of the plain `expected`, empty if it does not. Without
-/// communication, but for partial placements, whose terms mean nothing alone: then the whole is compared. Collective.
+/// communication, except for partial placements, whose terms mean nothing alone: then the whole is compared.
+/// Collective.
 std::string shard_difference(const at::Tensor& actual, const at::Tensor& expected, Tolerance tolerance);
 
 /// Throws ExpectationError at the first difference.

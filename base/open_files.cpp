@@ -64,11 +64,18 @@ std::map<int, std::string> open_files() {
   return files;
 }
 
+std::map<int, std::string> opened_since(const std::map<int, std::string>& before) {
+  auto files = open_files();
+  std::erase_if(files, [&](const auto& file) {
+    const auto found = before.find(file.first);
+    return found != before.end() && found->second == file.second;
+  });
+  return files;
+}
+
 CloseOnExecScope::~CloseOnExecScope() {
-  for (const auto& [number, what] : open_files()) {
-    const auto found = before_.find(number);
-    const bool is_new = found == before_.end() || found->second != what;
-    if (is_new && belongs_to_network(number, what)) {
+  for (const auto& [number, what] : opened_since(before_)) {
+    if (belongs_to_network(number, what)) {
       fcntl(number, F_SETFD, FD_CLOEXEC);
     }
   }

@@ -18,6 +18,9 @@ std::string past_size_limit(uint64_t bytes);
 /// The open files of this process: what each number stands for, "socket:[4711]" say. None where /proc cannot be read.
 std::map<int, std::string> open_files();
 
+/// Returns those that are open now, and were not, or stood for something else, when open_files() gave `before`.
+std::map<int, std::string> opened_since(const std::map<int, std::string>& before);
+
 /// For code of others that opens sockets without FD_CLOEXEC: a program that this one starts would keep them open, and a
 /// peer would not see this process's end. Gives FD_CLOEXEC to the network sockets, and to what their event loops use
 /// (epoll, pipes that do not block), that came while it lived, by whatever thread, and are open at its end.

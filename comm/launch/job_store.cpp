@@ -38,10 +38,8 @@ int peer_port(int socket) {
 Connection connect_now(const std::string& address, const c10d::TCPStoreOptions& options) {
   const auto before = open_files();
   Connection connection{.store = c10::make_intrusive<c10d::TCPStore>(address, options), .sockets = {}};
-  for (const auto& [number, what] : open_files()) {
-    const auto found = before.find(number);
-    const bool is_new = found == before.end() || found->second != what;
-    if (is_new && what.starts_with("socket:") && peer_port(number) == connection.store->getPort()) {
+  for (const auto& [number, what] : opened_since(before)) {
+    if (what.starts_with("socket:") && peer_port(number) == connection.store->getPort()) {
       connection.sockets.push_back(number);
     }
   }

@@ -157,7 +157,7 @@ std::string parse_job_identity(const EnvironmentLookup& lookup) {
   const auto named = [](const char* launcher, const std::string& id) {
     return id.empty() ? "" : fmt::format("{} {}", launcher, id);
   };
-  if (const std::string given = text(kJobVariable); !given.empty()) {
+  if (std::string given = text(kJobVariable); !given.empty()) {
     return given;
   }
   const Launcher* launcher = find_launcher(lookup);

@@ -41,6 +41,7 @@ void read_dump(const std::filesystem::path& path, std::map<std::string, double>&
 }  // namespace
 
 void count_instructions(const std::string& name, int calls, const std::function<void()>& call) {
+  CALLGRIND_START_INSTRUMENTATION;  // not for libtorch's start, which takes several times as long with it
   for (int i = 0; i < kWarmUp; ++i) {
     call();
   }
@@ -65,7 +66,7 @@ std::map<std::string, double> run_probe(const std::string& program) {
   const TempFolder folder;
   // Without malloc's fast bins: when they are consolidated, at a cost of hundreds of instructions, is a matter of luck.
   const std::string command = fmt::format(
-      "GLIBC_TUNABLES=glibc.malloc.mxfast=0 valgrind -q --tool=callgrind --collect-atstart=no "
+      "GLIBC_TUNABLES=glibc.malloc.mxfast=0 valgrind -q --tool=callgrind --instr-atstart=no --collect-atstart=no "
       "--callgrind-out-file='{}' {} >'{}' 2>&1",
       folder.path("out"), program, folder.path("log"));
   if (std::system(command.c_str()) != 0) {

@@ -67,8 +67,9 @@ def tessera_test(
       srcs: as in cc_test.
       precompiled: see above.
       deps: as in cc_test; the test's main and Catch2 are added.
-      ranks_as_processes: ranks are processes of their own that talk over sockets. Such a test runs alone, since its
-        time-outs must not depend on what else runs, and not under tsan, which watches one process's memory.
+      ranks_as_processes: ranks are processes of their own that talk over sockets. Such a test does not run under tsan,
+        which watches one process's memory. One with short time-outs is tagged "exclusive", too: it runs alone, since
+        they must not depend on what else runs.
       size: as in cc_test.
       data: as in cc_test; the tsan suppressions are added.
       tags: as in cc_test.
@@ -89,6 +90,6 @@ def tessera_test(
         srcs = srcs,
         size = size,
         data = data + ["//tools:tsan_suppressions.txt"],
-        tags = tags + (["exclusive", "processes"] if ranks_as_processes else []),
+        tags = tags + (["processes"] if ranks_as_processes else []),
         **kwargs
     )

@@ -95,7 +95,7 @@ class FSDPModule {
   /// part. It changes the tensor in place; every rank calls it in the same order. A parameter that no rank of the
   /// unit's mesh used has zeros in it, and gets the gradient that is there after: ranks beyond the mesh may have used
   /// it. Empty: none. Gradients without sync do not pass it. On a GPU the current stream is then one of the engine's
-  /// (fully_shard/memory/reduce_stream.h).
+  /// (fully_shard/memory/stream_lane.h).
   void set_all_reduce_hook(std::function<void(const at::Tensor& flat_gradient)> hook);
 
   /// Functions of one's own in place of the collectives of this unit: for another transport, say. They keep what

@@ -50,8 +50,8 @@ void for_each_live(const std::vector<std::weak_ptr<FSDPState>>& units, Visit vis
   }
 }
 
-std::vector<std::shared_ptr<GatherStream>> gather_streams(const std::vector<NamedState>& states) {
-  std::vector<std::shared_ptr<GatherStream>> streams;
+std::vector<std::shared_ptr<StreamLane>> gather_streams(const std::vector<NamedState>& states) {
+  std::vector<std::shared_ptr<StreamLane>> streams;
   for (const auto& [path, state] : states) {
     if (state->group() && std::ranges::find(streams, state->group()->gather_stream()) == streams.end()) {
       streams.push_back(state->group()->gather_stream());
@@ -177,7 +177,7 @@ void FSDPRoot::await_writes() const {
 
 void FSDPRoot::end_gathers() const {
   for (const auto& stream : gather_streams_) {
-    stream->drain();
+    stream->end_deferred();
   }
 }
 

@@ -66,7 +66,7 @@ class FSDPRoot : public std::enable_shared_from_this<FSDPRoot> {
   void abort_backward();
 
   std::vector<std::weak_ptr<FSDPState>> states_;  // by number, the outermost first
-  std::vector<std::shared_ptr<GatherStream>> gather_streams_;
+  std::vector<std::shared_ptr<StreamLane>> gather_streams_;
   SharedGradientAllocator gradient_memory_;
   Schedule schedule_;
   ReductionQueue reductions_;

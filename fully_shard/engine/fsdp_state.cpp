@@ -191,7 +191,7 @@ void FSDPState::pre_forward(HookPoint& point, size_t module, TensorRefs inputs) 
     is_prefetched_ = false;
     group_->unshard();
     if (running_forwards_.size() == 1 && current_backward() == -1) {
-      group_->guard().expect_no_writes();
+      group_->unit_params().expect_no_writes();
     }
   }
   root_->prefetch_in_forward(*this);
@@ -204,7 +204,7 @@ void FSDPState::pre_forward(HookPoint& point, size_t module, TensorRefs inputs) 
 void FSDPState::insert_input_boundary(RunningForward& call, TensorRefs inputs) {
   call.forward_call = std::make_shared<ForwardCall>();
   if (group_) {
-    call.forward_call->versions = group_->guard().versions();
+    call.forward_call->versions = group_->unit_params().versions();
   }
   call.forward_call->expected_in = root_->awaited_backward();  // of one that is computed again, in whose backward it is
   call.number = ++differentiable_calls;
@@ -271,7 +271,7 @@ void FSDPState::post_forward(TensorRefs outputs) {
 void FSDPState::end_call(RunningForward& call, TensorRefs outputs) {
   const auto& forward_call = call.forward_call;
   if (group_ && group_->is_unsharded() && current_backward() == -1) {
-    group_->guard().check_not_written();
+    group_->unit_params().check_not_written();
   }
   copy_views_of_params(outputs);
   if (forward_call) {

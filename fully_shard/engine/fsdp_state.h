@@ -126,6 +126,16 @@ class FSDPState : public std::enable_shared_from_this<FSDPState> {
     int64_t backward = -1;     // the backward that reached it last
   };
 
+  /// Where the running backward is with the unit's parameters.
+  enum class BackwardPhase {
+    Idle,
+    Early,         // gradients came before backward did to the unit
+    Running,       // backward is in the unit, or behind it with gradients to come
+    RunningEarly,  // the same after Early
+  };
+  bool is_early() const { return phase_ == BackwardPhase::Early || phase_ == BackwardPhase::RunningEarly; }
+  bool has_entered_backward() const { return phase_ >= BackwardPhase::Running; }
+
   struct RunningForward {
     std::shared_ptr<ForwardCall> forward_call = nullptr;  // of a differentiable call
     std::vector<AliasedTensor> inputs = {};
@@ -177,9 +187,8 @@ class FSDPState : public std::enable_shared_from_this<FSDPState> {
   int active_calls_ = 0;                                   // calls whose backward is running
   bool is_differentiable_ = false;                         // a call of the running outermost forward was
   bool was_reshard_set_ = false;                           // by set_reshard_after_forward()
-  bool backward_started_ = false;
-  bool is_begun_early_ = false;  // gradients came before the running backward did to the unit
-  bool expects_early_ = false;   // and are seen to
+  BackwardPhase phase_ = BackwardPhase::Idle;
+  bool expects_early_ = false;  // gradients are seen to that come before backward does to the unit
   bool has_unreduced_ = false;
   bool is_prefetched_ = false;  // the gather in flight was not asked for by the user
 };

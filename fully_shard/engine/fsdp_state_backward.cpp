@@ -33,7 +33,7 @@ void FSDPState::pre_backward(ForwardCall& forward_call, bool has_gradient) {
   // it.
   const bool gathers = is_first && !forward_call.recomputation && settings_.unshard_in_backward;
   if (group_ && has_gradient && !gathers) {
-    group_->guard().check_unchanged_since(forward_call.versions);
+    group_->unit_params().check_unchanged_since(forward_call.versions);
   }
   if (!is_first) {
     return;
@@ -49,7 +49,7 @@ void FSDPState::pre_backward(ForwardCall& forward_call, bool has_gradient) {
   root_->enter_backward(*this);
   check_accumulates(*group_, options_.api);
   group_->check_kept();
-  backward_started_ = true;
+  phase_ = is_early() ? BackwardPhase::RunningEarly : BackwardPhase::Running;
   ++active_calls_;
   if (settings_.unshard_in_backward) {
     is_prefetched_ = false;
@@ -58,7 +58,7 @@ void FSDPState::pre_backward(ForwardCall& forward_call, bool has_gradient) {
   if (!settings_.prefetch_after_backward) {
     root_->prefetch_in_backward(*this);
   }
-  if (!is_begun_early_) {
+  if (!is_early()) {
     group_->gradients().begin();
   }
   report(FSDPEventKind::Backward);
@@ -93,7 +93,7 @@ void FSDPState::reshard_and_reduce(bool reshards, bool reduces) {
 }
 
 void FSDPState::reduce() {
-  backward_started_ = is_begun_early_ = false;
+  phase_ = BackwardPhase::Idle;
   const auto& gradients = settings_.gradients;
   if (gradients.requires_gradient_sync) {
     group_->gradients().check_none_frozen_since();
@@ -116,19 +116,18 @@ void FSDPState::reduce() {
 /// and may not be added to a sharded one that an earlier backward left.
 void FSDPState::before_accumulation(size_t param, bool of_dtensor) {
   const bool may_be_of_shards = of_dtensor && !group_->is_unsharded();
-  if (backward_started_ || is_begun_early_ || may_be_of_shards || is_captured(group_->params()[param].param()) ||
-      !is_due()) {
+  if (phase_ != BackwardPhase::Idle || may_be_of_shards || is_captured(group_->params()[param].param()) || !is_due()) {
     return;
   }
   root_->enter_backward(*this);
   group_->gradients().begin();
-  is_begun_early_ = true;
+  phase_ = BackwardPhase::Early;
 }
 
 /// Of a parameter whose gradient arrived. Nobody would reduce a plain one that is refused, nor drop it later.
 void FSDPState::check_arrival(size_t param) {
   const bool is_sharded = !group_->is_unsharded() && settings_.unshard_in_backward;
-  if (is_begun_early_ || (!is_sharded && backward_started_)) {
+  if (is_early() || (!is_sharded && has_entered_backward())) {
     return;
   }
   group_->gradients().drop_arrived(param);
@@ -160,7 +159,7 @@ void FSDPState::take_sharded_gradient(size_t param) {
         "(SequenceParallel, say), or distribute_tensor() it as Replicate() on that mesh before {0}",
         options_.api, own.origin().name, options_.label, mesh));
   }
-  const bool comes_first = !backward_started_ && !group_->is_unsharded() && !group_->gradients().is_reducing();
+  const bool comes_first = !has_entered_backward() && !group_->is_unsharded() && !group_->gradients().is_reducing();
   TESSERA_CHECK(
       StateError, comes_first && (!root_ || root_->reductions().is_drained()),
       "{}: a gradient of parameter '{}' of {}, of a term of the loss that was computed with the sharded "
@@ -177,17 +176,17 @@ void FSDPState::on_accumulated(size_t param) {
   }
   check_arrival(param);
   auto& own = group_->gradients();
-  if (own.parts().size() == 1) {
+  if (!own.has_buckets()) {
     return;
   }
   own.check_not_taken(param);
   const auto& gradients = settings_.gradients;
-  if (!backward_started_) {
-    own.parts().arrived(param);  // early
+  if (!has_entered_backward()) {
+    own.arrived(param);  // early
     return;
   }
   if (gradients.requires_gradient_sync && gradients.requires_all_reduce && root_->is_in_outer_backward() && !is_due()) {
-    own.parts().arrived(param);
+    own.arrived(param);
     root_->reductions().push_complete(group_, gradients);
   }
 }
@@ -224,7 +223,7 @@ void FSDPState::prefetch_in_backward() {
   for (const auto& weak : forward_calls_) {
     if (const auto forward_call = weak.lock(); forward_call && is_due(*forward_call)) {
       has_call = true;
-      has_changed = has_changed || group_->guard().has_changed_since(forward_call->versions);
+      has_changed = has_changed || group_->unit_params().has_changed_since(forward_call->versions);
     }
   }
   if (!has_call) {
@@ -265,7 +264,7 @@ void FSDPState::finish_backward(int64_t id) {
   is_prefetched_ = false;
   const bool reduces_rest = has_unreduced_ && settings_.gradients.requires_gradient_sync &&
                             (settings_.gradients.requires_all_reduce || !group_->has_replicas());
-  if (backward_started_ || is_begun_early_) {
+  if (phase_ != BackwardPhase::Idle) {
     reshard_and_reduce(reshards, /*reduces=*/true);
     return;
   }
@@ -279,7 +278,8 @@ void FSDPState::finish_backward(int64_t id) {
 
 void FSDPState::abort_backward(int64_t id) {
   end_calls_of(id);
-  backward_started_ = is_begun_early_ = has_unreduced_ = is_prefetched_ = false;
+  phase_ = BackwardPhase::Idle;
+  has_unreduced_ = is_prefetched_ = false;
   if (group_) {
     group_->abort_backward(/*reshards=*/running_forwards_.empty());
   }

@@ -39,8 +39,8 @@ at::Device compute_device(const at::Tensor& param, const DeviceMesh& mesh) {
   return c10::impl::getDeviceGuardImpl(mesh.device_type())->getDevice();
 }
 
-UnitGather::Options gather_options(const std::vector<NamedParam>& params, const ParamGroup::Options& options,
-                                   at::Device device) {
+AllGather::Options gather_options(const std::vector<NamedParam>& params, const ParamGroup::Options& options,
+                                  at::Device device) {
   std::vector<at::ScalarType> dtypes;
   std::vector<GatherItem> items;
   items.reserve(params.size());
@@ -72,8 +72,8 @@ at::TensorOptions shard_options(const ParamGroup::Options& options, at::Device c
   return at::TensorOptions(options.offload ? at::Device(at::kCPU) : compute_device).pinned_memory(is_pinned);
 }
 
-GradientReduction::Options reduction_options(const std::vector<NamedParam>& params, const ParamGroup::Options& options,
-                                             at::Device compute_device) {
+GradientReducer::Options reduction_options(const std::vector<NamedParam>& params, const ParamGroup::Options& options,
+                                           at::Device compute_device) {
   return {.api = options.api,
           .axes = options.axes,
           .reduce_dtype = options.policy.reduce_dtype,
@@ -89,13 +89,12 @@ ParamGroup::ParamGroup(const std::vector<NamedParam>& params, Options options)
       compute_device_(compute_device(params.at(0).tensor, options_.axes.mesh)),
       gather_(gather_options(params, options_, compute_device_)),
       params_(params, gather_.shards(), new_flat_shard(params[0].tensor.is_meta()),
-              {.axes = options_.axes,
-               .layout = layout_of(params, options_.axes.num_shards()),
+              {.api = options_.api,
+               .axes = options_.axes,
                .device = compute_device_,
                .is_alias = is_alias(params, options_, compute_device_)}),
-      guard_(options_.api, params_, params_.is_alias() && options_.axes.num_replicas() == 1),
       gradients_(params_, {.reduction = reduction_options(params, options_, compute_device_),
-                           .has_mixed_dtypes = gather_.shards().is_mixed(),
+                           .has_mixed_dtypes = gather_.shards().is_in_bytes(),
                            .bucket_bytes = options_.bucket_bytes}),
       pool_(std::make_shared<BlockPool>(compute_device_)) {}
 
@@ -133,7 +132,7 @@ void ParamGroup::set_reporter(const std::function<void(FSDPEventKind)>& report) 
 }
 
 void ParamGroup::step(FSDPEventKind step) {
-  state_ = next_state(state_, step, gather_.keeps_post_forward_shard());
+  state_ = next_state(state_, step, gather_.has_share());
   if (report_) {
     report_(step);
   }
@@ -143,22 +142,20 @@ bool ParamGroup::start(ShardFault fault) {
   if (state_ != ShardedState::Sharded && state_ != ShardedState::ShardedPostForward) {
     return false;
   }
-  run_step(slots_->unshard, name(), state_, [this, fault] { start_gather(fault); });
+  run_step(slots_->unshard, name(), state_, [this, fault] {
+    params_.note_gather();
+    const auto own = params_.fault();
+    tag_.fault = own == ShardFault::None ? fault : own;
+    params_.tag(tag_);
+    const auto& all_gather = custom_all_gather_ ? custom_all_gather_ : slots_->all_gather;
+    if (gather_.can_gather_in_place(params_.flat_shard(), all_gather)) {
+      start_gather_in_place();
+    } else {
+      gather_.start(params_.flat_shard(), tag_, *pool_, all_gather);
+    }
+    step(FSDPEventKind::Gather);
+  });
   return true;
-}
-
-void ParamGroup::start_gather(ShardFault fault) {
-  guard_.note_gather();
-  const auto own = guard_.fault();
-  tag_.fault = own == ShardFault::None ? fault : own;
-  params_.tag(tag_);
-  const auto& all_gather = custom_all_gather_ ? custom_all_gather_ : slots_->all_gather;
-  if (gather_.can_gather_in_place(params_.flat_shard(), all_gather)) {
-    start_gather_in_place();
-  } else {
-    gather_.start(params_.flat_shard(), tag_, *pool_, all_gather);
-  }
-  step(FSDPEventKind::Gather);
 }
 
 void ParamGroup::start_gather_in_place() {
@@ -171,8 +168,6 @@ void ParamGroup::start_gather_in_place() {
   }
 }
 
-/// `changed`: what a forward, whose backward is about to use the parameters, computed with, if this is not what they
-/// are now.
 void ParamGroup::unshard(const ParamVersions* changed) {
   const auto fault = changed ? ShardFault::Changed : ShardFault::None;
   start(fault);
@@ -183,9 +178,9 @@ void ParamGroup::unshard(const ParamVersions* changed) {
 }
 
 void ParamGroup::unshard_for_backward(const ParamVersions& versions, bool is_used) {
-  const auto* changed = is_used && guard_.has_changed_since(versions) ? &versions : nullptr;
+  const auto* changed = is_used && params_.has_changed_since(versions) ? &versions : nullptr;
   if (changed && is_unsharded()) {
-    guard_.check_unchanged_since(versions);
+    params_.check_unchanged_since(versions);
   }
   unshard(changed);
 }
@@ -215,17 +210,17 @@ bool ParamGroup::finish_unshard(const ParamVersions* changed) {
     return false;
   }
   gather_.release();
-  gather_.drop_post_forward_shard();
+  gather_.drop_share();
   params_.to_unsharded();
-  guard_.expect_no_writes();
+  params_.expect_no_writes();
   step(FSDPEventKind::Unshard);
   return true;
 }
 
 void ParamGroup::check_gathered(const ParamVersions* changed) {
-  guard_.check_usable();
+  params_.check_usable();
   if (changed) {
-    guard_.check_unchanged_since(*changed);
+    params_.check_unchanged_since(*changed);
   }
   gather_.check_tags(tag_.unit, names_);
 }
@@ -247,7 +242,7 @@ void ParamGroup::drop_unshard() {
 }
 
 void ParamGroup::reshard() {
-  const auto fault = is_unsharded() ? guard_.lost_write() : std::string();
+  const auto fault = is_unsharded() ? params_.lost_write() : std::string();
   reshard_unchecked();
   if (!fault.empty()) {
     throw StateError(fault);
@@ -255,7 +250,7 @@ void ParamGroup::reshard() {
 }
 
 void ParamGroup::check_kept() {
-  if (is_unsharded() && !guard_.lost_write().empty()) {
+  if (is_unsharded() && !params_.lost_write().empty()) {
     reshard();
   }
 }
@@ -269,7 +264,7 @@ void ParamGroup::reshard_unchecked() {
 }
 
 void ParamGroup::reshard_after_forward() {
-  if (!gather_.can_keep_post_forward_shard() || state_ != ShardedState::Unsharded) {
+  if (!gather_.can_keep_share() || state_ != ShardedState::Unsharded) {
     reshard();
     return;
   }
@@ -278,13 +273,13 @@ void ParamGroup::reshard_after_forward() {
 
 void ParamGroup::free_params(bool keeps_shard) {
   if (keeps_shard) {
-    gather_.keep_post_forward_shard(params(), tag_.unit);
+    gather_.keep_share(params(), tag_.unit);
   }
   if (state_ == ShardedState::Unsharded) {
     params_.to_sharded();
   }
   if (!keeps_shard) {
-    gather_.drop_post_forward_shard();
+    gather_.drop_share();
   }
   step(keeps_shard ? FSDPEventKind::ReshardPostForward : FSDPEventKind::Reshard);
   gather_.wait_for_readers();

@@ -2,9 +2,8 @@
 // The parameters of one fully_shard unit: gathered together, freed together, reduced together. The states and the steps
 // between them are in sharded_state.h. What goes through them is in parts of the group:
 //
-//   UnitParams      the parameters and their memory
-//   ShardVersionCheck      what is to hold of them
-//   UnitGather      the all-gather
+//   UnitParams      the parameters, their memory, and what is to hold of them
+//   AllGather       the all-gather
 //   UnitGradients   their gradients, begin() to finish()
 //
 // Thread safety: for the thread that runs the rank's forward and backward.
@@ -17,9 +16,8 @@
 
 #include "fully_shard/events/comm_overrides.h"
 #include "fully_shard/events/sharded_state.h"
-#include "fully_shard/gather/unit_gather.h"
+#include "fully_shard/gather/all_gather.h"
 #include "fully_shard/layout/policy.h"
-#include "fully_shard/param/shard_version_check.h"
 #include "fully_shard/param/unit_params.h"
 #include "fully_shard/reduce/unit_gradients.h"
 
@@ -44,11 +42,11 @@ class ParamGroup {
 
   const std::vector<ShardedParam>& params() const { return unit_params().all(); }
   const UnitParams& unit_params() const { return params_; }
-  ShardVersionCheck& guard() { return guard_; }
+  UnitParams& unit_params() { return params_; }
   UnitGradients& gradients() { return gradients_; }
   const UnitGradients& gradients() const { return gradients_; }
   const std::shared_ptr<BlockPool>& pool() const { return pool_; }
-  const std::shared_ptr<GatherStream>& gather_stream() const { return gather_.stream(); }
+  const std::shared_ptr<StreamLane>& gather_stream() const { return gather_.stream(); }
   const DataParallelAxes& axes() const { return options_.axes; }
   /// Whether gradients are all-reduced over replicas.
   bool has_replicas() const { return options_.axes.replica_axis.has_value(); }
@@ -80,7 +78,9 @@ class ParamGroup {
   bool start_for_backward(bool has_changed) { return start(has_changed ? ShardFault::MaybeChanged : ShardFault::None); }
   /// Issues it unless that was done, and waits for it. Throws StateError on every rank if one gathered another unit,
   /// or its parameters were replaced.
-  void unshard() { unshard(nullptr); }
+  /// `changed`: what a forward, whose backward is about to use the parameters, computed with, if this is not what they
+  /// are now.
+  void unshard(const ParamVersions* changed = nullptr);
   /// The same for the backward of a forward that computed with `versions`. Throws StateError on every rank that gathers
   /// with this one if this one's shards changed since, and its loss uses them (`is_used`). On this one alone where
   /// nothing is gathered any more: the unit is unsharded, or the user had it gathered.
@@ -101,16 +101,14 @@ class ParamGroup {
 
   /// Whether shards were written since the gather of the full parameters that are there, or under way.
   bool is_outdated() const {
-    return !params_.is_alias() && (is_unsharded() || state_ == ShardedState::Unsharding) && guard_.has_newer_shards();
+    return !params_.is_alias() && (is_unsharded() || state_ == ShardedState::Unsharding) && params_.has_newer_shards();
   }
 
  private:
   at::Tensor new_flat_shard(bool on_meta);
   void step(FSDPEventKind step);
   bool start(ShardFault fault);
-  void start_gather(ShardFault fault);
   void start_gather_in_place();
-  void unshard(const ParamVersions* changed);
   bool finish_unshard(const ParamVersions* changed);
   void check_gathered(const ParamVersions* changed);
   void drop_gather();
@@ -118,9 +116,8 @@ class ParamGroup {
 
   Options options_;
   at::Device compute_device_;  // of the full parameters
-  UnitGather gather_;
+  AllGather gather_;
   UnitParams params_;
-  ShardVersionCheck guard_;
   UnitGradients gradients_;
   std::shared_ptr<CommOverrides> slots_ = comm_overrides();
   AllGatherFn custom_all_gather_;

@@ -25,8 +25,8 @@ c10::DataPtr hold(at::Tensor tensor) {
   return {data, holder.release(), [](void* held) { delete static_cast<at::Tensor*>(held); }, device};
 }
 
-int64_t bytes_of(const GradientReduction& reduction) {
-  return reduction.numel() * static_cast<int64_t>(reduction.buffer_options().dtype().itemsize());
+int64_t bytes_of(const GradientReducer& reducer) {
+  return reducer.numel() * static_cast<int64_t>(reducer.buffer_options().dtype().itemsize());
 }
 
 }  // namespace
@@ -51,53 +51,44 @@ void ReductionQueue::discard_in_flight() {
       items.insert(items.end(), (*bucket)->items.begin(), (*bucket)->items.end());
     }
   }
-  for (const auto& [group, part] : items) {
-    group->gradients().reduction(part).discard();
+  for (const auto& item : items) {
+    item.reducer->discard();
   }
 }
 
 void ReductionQueue::push(const std::shared_ptr<ParamGroup>& group, const GradientSettings& settings) {
-  auto& parts = group->gradients().parts();
-  while (parts.has_next()) {
-    push_part(group, parts.take_next(), settings);
+  while (auto* const reducer = group->gradients().next()) {
+    push({group, reducer}, settings);
   }
-  parts.end();
 }
 
 void ReductionQueue::push_complete(const std::shared_ptr<ParamGroup>& group, const GradientSettings& settings) {
-  auto& parts = group->gradients().parts();
-  while (parts.is_next_complete()) {
-    push_part(group, parts.take_next(), settings);
+  while (auto* const reducer = group->gradients().next_complete()) {
+    push({group, reducer}, settings);
   }
 }
 
-bool ReductionQueue::belongs_to_collected(const GradientReduction& reduction, int64_t bytes, int64_t cap) const {
-  if (collected_.empty() || collected_bytes_ + bytes > cap) {
-    return false;
-  }
-  const auto& [group, part] = collected_.front();
-  return reduction.can_share_with(group->gradients().reduction(part));
+bool ReductionQueue::belongs_to_collected(const GradientReducer& reducer, int64_t bytes, int64_t cap) const {
+  return !collected_.empty() && collected_bytes_ + bytes <= cap && reducer.can_share_with(*collected_.front().reducer);
 }
 
-void ReductionQueue::push_part(const std::shared_ptr<ParamGroup>& group, size_t part,
-                               const GradientSettings& settings) {
-  auto& gradients = group->gradients();
-  if (!gradients.collect(part, settings)) {
+void ReductionQueue::push(Item item, const GradientSettings& settings) {
+  const auto& gradients = item.group->gradients();
+  if (!item.reducer->collect(settings)) {
     return;
   }
-  const auto& reduction = gradients.reduction(part);
-  const int64_t bytes = reduction.can_share() && gradients.parts().size() == 1 ? bytes_of(reduction) : 0;
+  const int64_t bytes = item.reducer->can_share() && !gradients.has_buckets() ? bytes_of(*item.reducer) : 0;
   const auto cap = [&] {
     return is_first_ ? std::min(gradients.bucket_bytes(), kFirstBucketBytes) : gradients.bucket_bytes();
   };
   if (bytes == 0 || gradients.bucket_bytes() == 0) {
-    issue({.items = {{group, part}}});
+    issue({.items = {std::move(item)}});
     return;
   }
-  if (!belongs_to_collected(reduction, bytes, cap())) {
+  if (!belongs_to_collected(*item.reducer, bytes, cap())) {
     flush();
   }
-  collected_.push_back({group, part});
+  collected_.push_back(std::move(item));
   collected_bytes_ += bytes;
   if (collected_bytes_ >= cap()) {
     flush();
@@ -112,9 +103,8 @@ void ReductionQueue::flush() {
   }
 }
 
-const std::shared_ptr<ReduceStream>& ReductionQueue::stream_of(const Bucket& bucket) {
-  const auto& [group, part] = bucket.items[0];
-  return group->gradients().reduction(part).stream();
+const std::shared_ptr<StreamLane>& ReductionQueue::stream_of(const Bucket& bucket) {
+  return bucket.items[0].reducer->stream();
 }
 
 void ReductionQueue::issue(Bucket bucket) {
@@ -122,8 +112,8 @@ void ReductionQueue::issue(Bucket bucket) {
   if (bucket.items.size() > 1) {
     issue_together(bucket);
   } else {
-    const auto& [group, part] = bucket.items[0];
-    group->gradients().start(part, *group->pool());
+    const auto& [group, reducer] = bucket.items[0];
+    reducer->start(*group->pool());
   }
   if (const auto& stream = stream_of(bucket); stream->exists() && !std::ranges::count(streams_, stream)) {
     streams_.push_back(stream);
@@ -134,25 +124,22 @@ void ReductionQueue::issue(Bucket bucket) {
 void ReductionQueue::issue_together(Bucket& bucket) const {
   const at::AutoDispatchBelowADInplaceOrView below;
   int64_t numel = 0;
-  for (const auto& [group, part] : bucket.items) {
-    numel += group->gradients().reduction(part).numel();
+  for (const auto& item : bucket.items) {
+    numel += item.reducer->numel();
   }
-  const auto& [first, first_part] = bucket.items[0];
-  const auto& reduction = first->gradients().reduction(first_part);
-  bucket.buffer = acquired(numel, reduction.buffer_options(), *first->pool());
+  const auto& [group, first] = bucket.items[0];
+  bucket.buffer = acquired(numel, first->buffer_options(), *group->pool());
   int64_t offset = 0;
-  for (const auto& [group, part] : bucket.items) {
-    const int64_t own = group->gradients().reduction(part).numel();
-    group->gradients().start_in(part, bucket.buffer.narrow(0, offset, own));
-    offset += own;
+  for (const auto& item : bucket.items) {
+    item.reducer->start_in(bucket.buffer.narrow(0, offset, item.reducer->numel()));
+    offset += item.reducer->numel();
   }
-  bucket.pending = slots_->all_reduce(bucket.buffer, reduction.op(), reduction.replica_group());
+  bucket.pending = slots_->all_reduce(bucket.buffer, first->op(), first->replica_group());
 }
 
 void ReductionQueue::finish(const Item& item) {
-  auto& gradients = item.group->gradients();
-  gradients.finish(item.part);
-  if (gradients.is_copying(item.part)) {
+  item.reducer->finish();
+  if (item.reducer->is_copying()) {
     copying_.push_back(item);
   }
 }
@@ -160,31 +147,31 @@ void ReductionQueue::finish(const Item& item) {
 void ReductionQueue::finish(Bucket bucket) {
   const auto& stream = stream_of(bucket);
   {
-    const SideStream::Scope scope(*stream);
+    const StreamLane::Scope scope(*stream);
     bucket.pending.wait();
   }
   for (const auto& item : bucket.items) {
     finish(item);
   }
   if (bucket.buffer.defined()) {
-    stream->defer_free(hold(std::move(bucket.buffer)));
+    stream->defer_free_of_current(hold(std::move(bucket.buffer)));
   }
 }
 
 void ReductionQueue::advance() {
-  for (const auto& [group, part] : std::exchange(copying_, {})) {
-    group->gradients().finish(part);
+  for (const auto& item : std::exchange(copying_, {})) {
+    item.reducer->finish();
   }
   if (auto bucket = std::exchange(reducing_, std::nullopt)) {
     finish(*std::move(bucket));
   }
   if (auto bucket = std::exchange(scattering_, std::nullopt)) {
-    const auto& [group, part] = bucket->items[0];
-    scattered_.push_back(bucket->items[0]);
-    if (bucket->items.size() > 1 || group->gradients().start_all_reduce(part)) {
+    const Item first = bucket->items[0];
+    scattered_.push_back(first);
+    if (bucket->items.size() > 1 || first.reducer->start_all_reduce()) {
       reducing_ = std::move(bucket);
-    } else if (group->gradients().is_copying(part)) {
-      copying_.push_back(bucket->items[0]);
+    } else if (first.reducer->is_copying()) {
+      copying_.push_back(first);
     }
   }
 }
@@ -194,8 +181,8 @@ void ReductionQueue::drain() {
   while (scattering_ || reducing_ || !copying_.empty()) {
     advance();
   }
-  for (const auto& [group, part] : scattered_) {
-    group->gradients().reduction(part).wait_for_readers();
+  for (const auto& item : scattered_) {
+    item.reducer->wait_for_readers();
   }
   scattered_.clear();
   drain_streams();

@@ -36,7 +36,7 @@ class ReductionQueue {
 
   /// All gradients of a unit, or what push_complete() left of them. Collective.
   void push(const std::shared_ptr<ParamGroup>& group, const GradientSettings& settings);
-  /// The parts whose gradients are complete, and before which none is missing.
+  /// The buckets whose gradients are complete, and before which none is missing.
   void push_complete(const std::shared_ptr<ParamGroup>& group, const GradientSettings& settings);
   /// Issues what was collected.
   void flush();
@@ -50,10 +50,10 @@ class ReductionQueue {
   void await_streams() const;
 
  private:
-  /// One part of a unit.
+  /// One reducer of a unit.
   struct Item {
-    std::shared_ptr<ParamGroup> group;
-    size_t part;
+    std::shared_ptr<ParamGroup> group;  // that has it
+    GradientReducer* reducer;
   };
   /// One item, or several in one all-reduce.
   struct Bucket {
@@ -62,9 +62,9 @@ class ReductionQueue {
     Pending pending = {};
   };
 
-  void push_part(const std::shared_ptr<ParamGroup>& group, size_t part, const GradientSettings& settings);
-  bool belongs_to_collected(const GradientReduction& reduction, int64_t bytes, int64_t cap) const;
-  static const std::shared_ptr<ReduceStream>& stream_of(const Bucket& bucket);
+  void push(Item item, const GradientSettings& settings);
+  bool belongs_to_collected(const GradientReducer& reducer, int64_t bytes, int64_t cap) const;
+  static const std::shared_ptr<StreamLane>& stream_of(const Bucket& bucket);
   void issue(Bucket bucket);
   void issue_together(Bucket& bucket) const;
   void finish(const Item& item);
@@ -78,9 +78,9 @@ class ReductionQueue {
   int64_t collected_bytes_ = 0;
   bool is_first_ = true;  // no bucket was filled in this backward
   std::optional<Bucket> scattering_, reducing_;
-  std::vector<Item> scattered_;                         // which peers may still read
-  std::vector<Item> copying_;                           // to the host
-  std::vector<std::shared_ptr<ReduceStream>> streams_;  // on which something was reduced since they were drained
+  std::vector<Item> scattered_;                       // which peers may still read
+  std::vector<Item> copying_;                         // to the host
+  std::vector<std::shared_ptr<StreamLane>> streams_;  // on which something was reduced since they were drained
 };
 
 }  // namespace tessera

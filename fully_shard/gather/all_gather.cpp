@@ -2,12 +2,14 @@
 
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
 
 #include <algorithm>
 #include <cstring>
 #include <iterator>
 
 #include "base/error.h"
+#include "fully_shard/gather/post_forward_group.h"
 
 namespace tessera {
 
@@ -24,124 +26,240 @@ std::string name_of(int64_t unit, const UnitNames& names) {
   return known ? fmt::format("'{}'", (*names)[unit]) : fmt::format("number {}", unit);
 }
 
+std::vector<GatherItem> items_of(const std::vector<at::ScalarType>& dtypes) {
+  std::vector<GatherItem> items;
+  items.reserve(dtypes.size());
+  for (const auto dtype : dtypes) {
+    items.push_back({.dtype = dtype});
+  }
+  return items;
+}
+
+/// In their compute dtypes, without extensions.
+std::vector<GatherItem> computed_items(std::vector<GatherItem> items) {
+  for (auto& item : items) {
+    item.extension = nullptr;
+  }
+  return items;
+}
+
+/// Null for one rank. The mesh of `axes` keeps the group.
+std::shared_ptr<const ProcessGroupPtr> shard_group(const DataParallelAxes& axes) {
+  return axes.num_shards() > 1 ? std::make_shared<const ProcessGroupPtr>(axes.shard_group()) : nullptr;
+}
+
 }  // namespace
 
-std::vector<std::vector<BlockCopy>> gather_copies(const ParamLayout& layout) {
-  std::vector<std::vector<BlockCopy>> copies;
-  for (const auto& slot : layout.slots) {
-    copies.push_back(layout.copies(slot, gather_numel(layout)));
-  }
-  return copies;
-}
-
-ShardGather::ShardGather(const ParamLayout& layout, const at::TensorOptions& compute_options)
-    : num_ranks_(layout.num_ranks),
-      numel_(gather_numel(layout)),
-      tag_offset_(layout.shard_numel),
-      cast_(numel_, compute_options),
-      gathered_buffer_(num_ranks_ * numel_, compute_options) {}
-
-ShardGather::ShardGather(int64_t num_ranks, int64_t bytes, at::Device device)
-    : num_ranks_(num_ranks),
-      numel_(bytes + kTagBytes),
-      tag_offset_(numel_ - kSlotAlignment),
-      cast_(numel_, at::TensorOptions(device).dtype(at::kByte)),
-      gathered_buffer_(num_ranks_ * numel_, at::TensorOptions(device).dtype(at::kByte)) {}
-
-/// In the dtype and on the device of the unsharded parameters.
-at::Tensor ShardGather::as_sent(const at::Tensor& flat_shard, BlockPool& pool) {
-  if (flat_shard.dtype() == cast_.tensor().dtype() && flat_shard.device() == cast_.tensor().device()) {
-    return flat_shard;
-  }
-  const at::AutoDispatchBelowADInplaceOrView below;
-  const auto& cast = cast_.acquire(pool);
-  cast.copy_(flat_shard, /*non_blocking=*/true);
-  return cast;
-}
-
-void ShardGather::start(const at::Tensor& input, const ProcessGroupPtr* group, BlockPool& pool,
-                        const AllGatherFn& all_gather) {
-  auto sent = as_sent(input, pool);
-  if (num_ranks_ == 1) {
-    gathered_ = std::move(sent);
-    return;
-  }
-  gathered_ = gathered_buffer_.acquire(pool);
-  pending_ = all_gather(gathered_, sent, *group);
-}
-
-void ShardGather::set_segments(std::vector<TensorSegment> parts) {
-  tags_ = at::empty({num_ranks_ * kSlotAlignment}, cast_.tensor().options());
-  parts.push_back({tag_offset_, kSlotAlignment, tags_});
-  parts_ = std::make_shared<const std::vector<TensorSegment>>(std::move(parts));
-}
-
-void ShardGather::start_in_place(const at::Tensor& input, const ProcessGroupPtr& group, BlockPool& pool) {
-  TESSERA_ASSERT(has_segments(), "a gather in place without parts");
-  const bool is_cast_on_arrival = input.device() == tags_.device();
-  pending_ = all_gather_segments_async(parts_, is_cast_on_arrival ? input : as_sent(input, pool), group);
-}
-
-const at::Tensor& ShardGather::wait() {
-  try {
-    pending_.wait();
-  } catch (...) {
-    leave_memory();
-    throw;
-  }
-  return gathered_;
-}
-
-void ShardGather::discard() {
-  try {
-    if (!pending_.discard()) {
-      leave_memory();
-    }
-  } catch (...) {
-    leave_memory();
-    throw;
-  }
-}
+AllGather::Source::Source(FlatLayout flat, std::shared_ptr<const ProcessGroupPtr> among, at::Device device)
+    : layout(std::move(flat)),
+      group(std::move(among)),
+      sent(layout.numel(), at::TensorOptions(device).dtype(layout.dtype())),
+      gathered(layout.num_ranks() * layout.numel(), at::TensorOptions(device).dtype(layout.dtype())) {}
 
 /// A collective that failed on one peer may still receive from another, into tensors that it keeps. So these stay with
 /// it, memory and all, and there are new ones.
-void ShardGather::leave_memory() {
+void AllGather::Source::leave_memory() {
+  sent = PooledBuffer(layout.numel(), sent.tensor().options());
+  gathered = PooledBuffer(layout.num_ranks() * layout.numel(), gathered.tensor().options());
+}
+
+// Shards of several dtypes are sent item by item even where one dtype is computed with: no one cast fits them all.
+AllGather::AllGather(Options options)
+    : options_(std::move(options)),
+      shards_(options_.layout, items_of(options_.shard_dtypes)),
+      flat_(FlatLayout(options_.layout, options_.items, shards_.is_in_bytes()), shard_group(options_.axes),
+            options_.device),
+      stream_(shared_lane(LaneKind::Gather, options_.device)) {
+  if (options_.post_forward_ranks > 0) {
+    const auto& axes = options_.axes;
+    post_forward_.emplace(FlatLayout(options_.post_forward_layout, computed_items(options_.items)),
+                          post_forward_group(axes.mesh, *axes.shard_axis, options_.post_forward_ranks),
+                          options_.device);
+  }
+}
+
+/// In the dtype and on the device of the unsharded parameters.
+const at::Tensor& AllGather::as_sent(const at::Tensor& input, BlockPool& pool) {
+  auto& sent = source().sent;
+  if (input.dtype() == sent.tensor().dtype() && input.device() == sent.tensor().device()) {
+    return input;
+  }
+  const at::AutoDispatchBelowADInplaceOrView below;
+  const auto& cast = sent.acquire(pool);
+  cast.copy_(input, /*non_blocking=*/true);
+  return cast;
+}
+
+/// What is sent where that is not the flat shard, in one cast or none.
+const at::Tensor& AllGather::encoded(const at::Tensor& flat_shard, const GatherTag& tag, BlockPool& pool) {
+  const at::AutoDispatchBelowADInplaceOrView below;
+  const auto& sent = flat_.sent.acquire(pool);
+  if (flat_shard.is_meta()) {
+    sent.zero_();
+  } else {
+    flat_.layout.encode(shards_.chunks(flat_shard.to(sent.device(), /*non_blocking=*/true)), sent);
+  }
+  write_tag(sent, tag);
+  return sent;
+}
+
+void AllGather::start(const at::Tensor& flat_shard, const GatherTag& tag, BlockPool& pool,
+                      const AllGatherFn& all_gather) {
+  const StreamLane::Scope scope(*stream_);
+  auto& from = source();
+  at::Tensor sent;
+  if (has_share()) {
+    share_cut_.wait();
+    if (tag != share_tag_) {
+      share_tag_ = tag;
+      write_tag(share_, tag);
+    }
+    sent = share_;
+  } else {
+    sent = flat_shard.is_meta() || !sends_shards_as_they_are() ? encoded(flat_shard, tag, pool)
+                                                               : as_sent(flat_shard, pool);
+  }
+  if (from.group) {
+    gathered_ = from.gathered.acquire(pool);
+    pending_ = all_gather(gathered_, sent, *from.group);
+  } else {
+    gathered_ = std::move(sent);
+  }
+  issued_ = StreamEvent::here(options_.device);
+}
+
+bool AllGather::can_use_segments() {
+  if (!group_supports_segments_) {
+    group_supports_segments_ = sends_shards_as_they_are() && flat_.group && shards_.is_cut_on_dim_0() &&
+                               supports_segments(*flat_.group, options_.device.type());
+  }
+  return *group_supports_segments_;
+}
+
+bool AllGather::can_gather_in_place(const at::Tensor& flat_shard, const AllGatherFn& all_gather) {
+  return can_use_segments() && !has_share() && !flat_shard.is_meta() && is_default(all_gather);
+}
+
+at::Tensor AllGather::new_flat_shard(const at::TensorOptions& options) {
+  const bool is_pageable = options.device().is_cpu() && !options.pinned_memory();
+  return is_pageable && options_.device.is_cpu() && can_use_segments()
+             ? zeros_to_gather(shards_.numel(), shards_.dtype(), *flat_.group)
+             : at::zeros({shards_.numel()}, options.dtype(shards_.dtype()));
+}
+
+void AllGather::set_segments(const std::vector<ShardedParam>& params) {
+  const at::AutoDispatchBelowADInplaceOrView below;
+  std::vector<TensorSegment> segments;
+  for (size_t i = 0; i < params.size(); ++i) {
+    segments.push_back(shards_.segment(i, params[i].unsharded()));
+  }
+  tags_ = at::empty({shards_.num_ranks() * kSlotAlignment}, flat_.sent.tensor().options());
+  segments.push_back({shards_.numel() - kSlotAlignment, kSlotAlignment, tags_});
+  segments_ = std::make_shared<const std::vector<TensorSegment>>(std::move(segments));
+}
+
+void AllGather::start_in_place(const at::Tensor& flat_shard, BlockPool& pool, const std::vector<ShardedParam>& params) {
+  if (!segments_) {
+    set_segments(params);
+  }
+  const bool is_cast_on_arrival = flat_shard.device() == tags_.device();
+  pending_ =
+      all_gather_segments_async(segments_, is_cast_on_arrival ? flat_shard : as_sent(flat_shard, pool), *flat_.group);
+  is_in_place_ = true;
+}
+
+void AllGather::wait() {
+  issued_.wait();  // a cast without a collective, where there is one rank
+  try {
+    pending_.wait();
+  } catch (...) {
+    gathered_ = at::Tensor();
+    source().leave_memory();
+    throw;
+  }
+}
+
+void AllGather::discard() {
+  issued_.wait();
+  bool has_ended = false;
+  try {
+    has_ended = pending_.discard();
+  } catch (...) {
+    gathered_ = at::Tensor();
+    source().leave_memory();
+    throw;
+  }
+  if (!has_ended) {
+    gathered_ = at::Tensor();
+    source().leave_memory();
+  }
+}
+
+void AllGather::copy_out(const std::vector<ShardedParam>& params) const {
+  std::vector<at::Tensor> tensors;
+  tensors.reserve(params.size());
+  for (const auto& param : params) {
+    tensors.push_back(param.unsharded());
+  }
+  source().layout.decode(gathered_, tensors);
+}
+
+void AllGather::release() {
   gathered_ = at::Tensor();
-  gathered_buffer_ = PooledBuffer(num_ranks_ * numel_, gathered_buffer_.tensor().options());
-  cast_ = PooledBuffer(numel_, cast_.tensor().options());
+  is_in_place_ = false;
+  stream_->defer_free({source().gathered.release(), source().sent.release()});
 }
 
-StreamMemory ShardGather::release() {
-  gathered_ = at::Tensor();
-  return {gathered_buffer_.release(), cast_.release()};
+void AllGather::keep_share(const std::vector<ShardedParam>& params, int64_t unit) {
+  const at::AutoDispatchBelowADInplaceOrView below;
+  const auto& layout = post_forward_->layout;
+  const int64_t rank = get_rank(*post_forward_->group), ranks = layout.num_ranks();
+  const auto share = at::zeros({layout.numel()}, post_forward_->sent.tensor().options());
+  for (size_t i = 0; i < params.size(); ++i) {
+    const auto& slot = layout.slot(i);
+    const auto rows = slot.rows_of(rank, ranks);
+    const auto full = params[i].unsharded().view({slot.outer, slot.rows, slot.row_numel});
+    layout.chunk(share, i)
+        .narrow(0, 0, slot.numel_of(rank, ranks))
+        .view({slot.outer, rows.length, slot.row_numel})
+        .copy_(full.narrow(1, rows.offset, rows.length));
+  }
+  share_tag_ = {.unit = unit};
+  write_tag(share, share_tag_);
+  share_ = share;
+  share_cut_ = StreamEvent::here(options_.device);
 }
 
-ShardGather::TagPlaces ShardGather::tag_places() const {
-  return gathered_.defined() ? TagPlaces{gathered_, tag_offset_, numel_} : TagPlaces{tags_, 0, kSlotAlignment};
+AllGather::TagPlaces AllGather::tag_places() const {
+  const int64_t numel = source().layout.numel();
+  return gathered_.defined() ? TagPlaces{gathered_, numel - kSlotAlignment, numel}
+                             : TagPlaces{tags_, 0, kSlotAlignment};
 }
 
-bool ShardGather::tags_are_equal() const {
+bool AllGather::tags_are_equal() const {
   const auto [in, offset, stride] = tag_places();
   const size_t item = in.element_size();
   const auto* const tag = static_cast<const char*>(in.const_data_ptr()) + offset * item;
+  const int64_t ranks = source().layout.num_ranks();
   bool equal = true;
-  for (int64_t rank = 1; rank < num_ranks_; ++rank) {
+  for (int64_t rank = 1; rank < ranks; ++rank) {
     equal = equal && std::memcmp(tag, tag + rank * stride * item, 3 * item) == 0;
   }
   return equal;
 }
 
 /// One a rank.
-std::vector<GatherTag> ShardGather::tags() const {
+std::vector<GatherTag> AllGather::tags() const {
   const auto [in, offset, stride] = tag_places();
+  const int64_t ranks = source().layout.num_ranks();
   std::vector<GatherTag> tags;
-  for (int64_t rank = 0; rank < num_ranks_; ++rank) {
+  for (int64_t rank = 0; rank < ranks; ++rank) {
     tags.push_back(read_tag(in.narrow(0, offset + rank * stride, 3)));
   }
   return tags;
 }
 
-bool ShardGather::is_tagged(ShardFault fault, ShardFault own) const {
+bool AllGather::is_tagged(ShardFault fault, ShardFault own) const {
   if (!reads_tags()) {
     return false;
   }
@@ -151,7 +269,7 @@ bool ShardGather::is_tagged(ShardFault fault, ShardFault own) const {
   return std::ranges::count(tags(), fault, &GatherTag::fault) > 0;
 }
 
-void ShardGather::check_tags(int64_t unit, const UnitNames& names) const {
+void AllGather::check_tags(int64_t unit, const UnitNames& names) const {
   if (!reads_tags() || tags_are_equal()) {
     return;
   }

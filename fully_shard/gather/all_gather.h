@@ -1,87 +1,140 @@
 #pragma once
-// The collective half of a unit's unshard: the flat shards of all ranks in one buffer, from one all-gather, with the
-// cast to the compute dtype before it so that only the narrow dtype is sent. Where ranks read each other's memory they
-// cast what they read, in the pass that writes it to the parameters.
+// How a unit's full parameters come together: all ranks' flat shards in one buffer, from one all-gather, with the cast
+// to the compute dtype before it so that only the narrow dtype is sent; then copied to where parameters belong.
+//
+//   start() → wait() → copy_out() → release()
+//   start_in_place() → wait() → release()           where nothing has to be copied
+//
+// Where ranks read each other's memory ("threads", "shm") they cast what they read, in the pass that writes it to the
+// parameters. Between forward and backward the parameters may come from shares of a smaller group in place of the flat
+// shards (post_forward_group.h). A share has the parameters as forward computed with them: each in its compute dtype,
+// whatever was sent for forward. So it is for that forward's backward alone.
 //
 // Behind the parameters each rank sends a tag: the number of the unit that it gathers and whether it can go on.
 // So ranks that gather different units of equal size, or of which one found its parameters replaced, or changed since
 // the forward whose backward uses them, all learn of it in the collective itself, and all of them throw. (On CUDA that
 // would stop the host; there only the own rank checks.)
+//
+// Thread safety: for the thread that runs the rank's forward and backward.
 
 #include <ATen/core/Tensor.h>
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "fully_shard/events/comm_overrides.h"
-#include "fully_shard/layout/gather_format.h"
+#include "fully_shard/layout/data_parallel_axes.h"
+#include "fully_shard/layout/flat_layout.h"
 #include "fully_shard/layout/gather_tag.h"
-#include "fully_shard/layout/param_layout.h"
 #include "fully_shard/memory/block_pool.h"
-#include "fully_shard/memory/stream_keep_alive.h"
+#include "fully_shard/memory/stream_lane.h"
+#include "fully_shard/param/sharded_param.h"
 
 namespace tessera {
 
 /// The unit of a tag, in words: all units of the tree by number. Shared by the tree.
 using UnitNames = std::shared_ptr<const std::vector<std::string>>;
 
-/// Each parameter's copies out of the gathered buffer.
-std::vector<std::vector<BlockCopy>> gather_copies(const ParamLayout& layout);
-
-class ShardGather {
+class AllGather {
  public:
-  /// `layout`: what each rank's flat shard, of gather_numel(layout) elements, holds.
-  ShardGather(const ParamLayout& layout, const at::TensorOptions& compute_options);
-  /// Each rank sends `bytes` bytes, a multiple of 16, and a tag (gather_format.h).
-  ShardGather(int64_t num_ranks, int64_t bytes, at::Device device);
+  struct Options {
+    DataParallelAxes axes;
+    ParamLayout layout;                        // of the flat shards
+    std::vector<at::ScalarType> shard_dtypes;  // of the parameters' shards
+    std::vector<GatherItem> items;             // how they are sent, one a parameter
+    at::Device device;                         // of the unsharded parameters
+    /// Of the shares among that many ranks; 0: there are none.
+    int64_t post_forward_ranks = 0;
+    ParamLayout post_forward_layout = {};
+  };
 
-  /// A buffer to send from, where the shard itself is not sent; contents are undefined. Until release().
-  const at::Tensor& acquire_input(BlockPool& pool) { return cast_.acquire(pool); }
-  /// Issues the all-gather of `input`, which may be of another dtype, or on another device, and must stay as it is
-  /// until wait(). With one rank there is no group, and nothing but the cast.
-  void start(const at::Tensor& input, const ProcessGroupPtr* group, BlockPool& pool, const AllGatherFn& all_gather);
-  /// The same with parts in place of the gathered buffer, over a group of several ranks that takes them; wait() then
-  /// returns an undefined tensor, and the input must stay as it is until wait_for_readers(). The parts, where
-  /// parameters are in what a rank sends, are set once; their tensors have memory.
-  void start_in_place(const at::Tensor& input, const ProcessGroupPtr& group, BlockPool& pool);
-  bool has_segments() const { return parts_ != nullptr; }
-  void set_segments(std::vector<TensorSegment> parts);
-  /// The ranks' flat shards, one after the other. Valid until release().
-  const at::Tensor& wait();
-  /// After wait(): returns when peers have read the input of start_in_place() too.
-  void wait_for_readers() { pending_.wait_for_readers(); }
-  /// As Pending::discard.
+  /// With post_forward_ranks, all ranks of the mesh call it together.
+  explicit AllGather(Options options);
+
+  const std::shared_ptr<StreamLane>& stream() const { return stream_; }
+  /// Where the shards lie in a flat shard.
+  const FlatLayout& shards() const { return shards_; }
+  /// Zeros in which to keep a flat shard, on the device of `options`. Those in pageable memory of the CPU lie where
+  /// peers can read them, if the group's ranks do so.
+  at::Tensor new_flat_shard(const at::TensorOptions& options);
+
+  /// Issues the all-gather, of shares if this rank has one, on stream(). `flat_shard` has the tag already, stays as it
+  /// is until wait(), and stream() has waited for its last write. One on the meta device is not sent, only the tag.
+  /// With one rank there is no group, and nothing but the cast.
+  void start(const at::Tensor& flat_shard, const GatherTag& tag, BlockPool& pool, const AllGatherFn& all_gather);
+  /// Whether start_in_place() can take the place of start(): where ranks read each other's memory, and all parameters
+  /// are sharded on dim 0 and sent in one dtype, or all as they are, peers' rows come straight to where they belong.
+  bool can_gather_in_place(const at::Tensor& flat_shard, const AllGatherFn& all_gather);
+  /// The parameters have memory already. `flat_shard` stays as it is until wait_for_readers().
+  void start_in_place(const at::Tensor& flat_shard, BlockPool& pool, const std::vector<ShardedParam>& params);
+  /// From start_in_place() to release().
+  bool is_in_place() const { return is_in_place_; }
+  void wait();
+  /// In place of wait() where nobody wants the parameters any more: returns when the all-gather is over, failed or not.
   void discard();
-  /// The buffers, which end with the result.
-  StreamMemory release();
-  /// Elements that a rank sends, the tag included.
-  int64_t numel() const { return numel_; }
+  /// Returns when peers have read the flat shard of start_in_place() too: before it is written, or the parameters are
+  /// seen as shards. After wait(). Throws CommError.
+  void wait_for_readers() { pending_.wait_for_readers(); }
   /// Throws StateError unless all ranks sent the tag of `unit`. After wait().
   void check_tags(int64_t unit, const UnitNames& names) const;
   /// Whether a rank's tag says `fault`, as this one's says `own`: the same on all ranks, and false where none reads
   /// tags. After wait().
   bool is_tagged(ShardFault fault, ShardFault own) const;
+  /// The parameters have memory. After wait(); not in place.
+  void copy_out(const std::vector<ShardedParam>& params) const;
+  void release();
+
+  bool can_keep_share() const { return post_forward_.has_value(); }
+  bool has_share() const { return share_.defined(); }
+  /// Cuts this rank's share from the full parameters, of which wait_for_readers() has returned.
+  void keep_share(const std::vector<ShardedParam>& params, int64_t unit);
+  void drop_share() { share_ = at::Tensor(); }
 
  private:
+  /// What is gathered among whom, and the buffers for it.
+  struct Source {
+    FlatLayout layout;
+    std::shared_ptr<const ProcessGroupPtr> group;  // null where there is one rank
+    PooledBuffer sent, gathered;
+
+    Source(FlatLayout flat, std::shared_ptr<const ProcessGroupPtr> among, at::Device device);
+    /// They are somebody else's from now on.
+    void leave_memory();
+  };
   /// Where the ranks' tags are.
   struct TagPlaces {
     const at::Tensor& in;
     int64_t offset, stride;
   };
+
+  Source& source() { return has_share() ? *post_forward_ : flat_; }
+  const Source& source() const { return has_share() ? *post_forward_ : flat_; }
+  bool sends_shards_as_they_are() const { return !flat_.layout.is_in_bytes() || flat_.layout.has_dtypes_of(shards_); }
+  bool can_use_segments();
+  const at::Tensor& as_sent(const at::Tensor& input, BlockPool& pool);
+  const at::Tensor& encoded(const at::Tensor& flat_shard, const GatherTag& tag, BlockPool& pool);
+  void set_segments(const std::vector<ShardedParam>& params);
   TagPlaces tag_places() const;
   bool reads_tags() const { return tag_places().in.device().is_cpu(); }
   bool tags_are_equal() const;
   std::vector<GatherTag> tags() const;
-  at::Tensor as_sent(const at::Tensor& flat_shard, BlockPool& pool);
-  void leave_memory();
 
-  int64_t num_ranks_, numel_, tag_offset_;
-  PooledBuffer cast_, gathered_buffer_;
-  at::Tensor gathered_;
-  at::Tensor tags_;  // in place
-  TensorSegments parts_;
+  Options options_;
+  FlatLayout shards_;
+  Source flat_;
+  std::optional<Source> post_forward_;
+  std::shared_ptr<StreamLane> stream_;
+  at::Tensor share_;
+  GatherTag share_tag_;
+  StreamEvent share_cut_, issued_;
   Pending pending_;
+  at::Tensor gathered_;
+  TensorSegments segments_;  // of start_in_place()
+  at::Tensor tags_;          // likewise
+  std::optional<bool> group_supports_segments_;
+  bool is_in_place_ = false;
 };
 
 }  // namespace tessera

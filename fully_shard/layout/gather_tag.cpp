@@ -5,6 +5,8 @@
 
 #include <algorithm>
 
+#include "fully_shard/layout/param_layout.h"
+
 namespace tessera {
 
 namespace {

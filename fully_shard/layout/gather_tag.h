@@ -5,14 +5,7 @@
 
 #include <cstdint>
 
-#include "fully_shard/layout/param_layout.h"
-
 namespace tessera {
-
-/// Elements of a flat buffer that is gathered: the flat shard and the tag.
-inline int64_t gather_numel(const ParamLayout& layout) {
-  return layout.shard_numel + kSlotAlignment;
-}
 
 /// What is wrong with a rank's shards.
 enum class ShardFault : uint8_t {

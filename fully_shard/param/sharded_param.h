@@ -43,7 +43,7 @@ class ShardedParam {
   };
 
   /// Takes `param`, a contiguous leaf, plain or on the mesh of unsharded_spec: copies its own part into `chunk`, its
-  /// place in the unit's flat shard (shard_format.h), and makes it sharded. On the meta device there is nothing to
+  /// place in the unit's flat shard (flat_layout.h), and makes it sharded. On the meta device there is nothing to
   /// copy.
   ShardedParam(at::Tensor param, const ParamSlot& slot, const at::Tensor& chunk, Options options);
 

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "base/error.h"
 #include "fully_shard/layout/stacked_spec.h"
 #include "fully_shard/memory/autocast_cache.h"
 #include "fully_shard/memory/tensor_memory.h"
@@ -27,7 +28,7 @@ SpecPtr sharded_spec(const NamedParam& param, const DataParallelAxes& axes) {
                            TensorMeta::contiguous(param.tensor.sizes(), param.tensor.scalar_type()));
 }
 
-ShardedParam::Options param_options(const NamedParam& param, const UnitParams::Options& options) {
+ShardedParam::Options param_options(const NamedParam& param, int64_t num_ranks, const UnitParams::Options& options) {
   const auto dtype = param.gather.dtype;
   return {.spec = sharded_spec(param, options.axes),
           .unsharded_spec = param.tp_spec ? param.tp_spec->with_dtype(dtype) : nullptr,
@@ -35,34 +36,37 @@ ShardedParam::Options param_options(const NamedParam& param, const UnitParams::O
           .compute_device = options.device,
           .origin = param.origin,
           .rank = options.axes.shard_rank(),
-          .num_ranks = options.layout.num_ranks,
+          .num_ranks = num_ranks,
           .dim = param.shard_dim,
           .is_alias = options.is_alias};
 }
 
 }  // namespace
 
-UnitParams::UnitParams(const std::vector<NamedParam>& params, const ShardFormat& format, at::Tensor flat_shard,
+UnitParams::UnitParams(const std::vector<NamedParam>& params, const FlatLayout& layout, at::Tensor flat_shard,
                        const Options& options)
-    : flat_shard_(std::move(flat_shard)), is_alias_(options.is_alias) {
+    : api_(options.api),
+      flat_shard_(std::move(flat_shard)),
+      is_alias_(options.is_alias),
+      keeps_writes_(options.is_alias && options.axes.num_replicas() == 1) {
   const at::AutoDispatchBelowADInplaceOrView below;
   const size_t alignment = alignment_on(options.device);
   params_.reserve(params.size());
   memory_offsets_.push_back(0);
   for (size_t i = 0; i < params.size(); ++i) {
-    const auto& param = params_.emplace_back(params[i].tensor, options.layout.slots[i], format.chunk(flat_shard_, i),
-                                             param_options(params[i], options));
+    const auto& param = params_.emplace_back(params[i].tensor, layout.slot(i), layout.chunk(flat_shard_, i),
+                                             param_options(params[i], layout.num_ranks(), options));
     memory_offsets_.push_back(memory_offsets_.back() +
                               (param.unsharded_size() + alignment - 1) / alignment * alignment);
   }
 }
 
-void UnitParams::move_to(const ShardFormat& format, at::Tensor flat_shard) {
+void UnitParams::move_to(const FlatLayout& layout, at::Tensor flat_shard) {
   const at::AutoDispatchBelowADInplaceOrView below;
   flat_shard_ = std::move(flat_shard);
   tag_ = {};
   for (size_t i = 0; i < params_.size(); ++i) {
-    params_[i].move_to(format.chunk(flat_shard_, i));
+    params_[i].move_to(layout.chunk(flat_shard_, i));
   }
 }
 
@@ -100,6 +104,7 @@ void UnitParams::to_sharded() {
   }
 }
 
+/// Grows with each change in place of a shard.
 int64_t UnitParams::version() const {
   int64_t sum = 0;
   for (const auto& param : params_) {
@@ -124,6 +129,84 @@ bool UnitParams::lends_memory_to(const at::Tensor& tensor) const {
   const auto* memory = memory_of(tensor);
   return memory && std::ranges::any_of(
                        params_, [&](const ShardedParam& param) { return memory_of(param.unsharded()) == memory; });
+}
+
+ShardFault UnitParams::fault() const {
+  const auto is_replaced = [](const ShardedParam& param) { return param.was_replaced(); };
+  return std::ranges::any_of(params_, is_replaced) ? ShardFault::Replaced
+         : is_on_meta()                            ? ShardFault::OnMeta
+                                                   : ShardFault::None;
+}
+
+void UnitParams::check_usable() const {
+  for (const auto& param : params_) {
+    TESSERA_CHECK(
+        StateError, !param.was_replaced(),
+        "{0}: the data of parameter '{1}' of {2} were replaced after {0} took it (by module.to(), set_data, or a "
+        "second unit). Convert or load the module before {0}, or change the values in place",
+        api_, param.origin().name, param.origin().module);
+    TESSERA_CHECK(StateError, !is_on_meta(),
+                  "{}: parameter '{}' of {} is still on the meta device, as are the {} parameters of its "
+                  "unit. Call to_empty(model), then initialize the parameters (reset_parameters(model)) or load them",
+                  api_, param.origin().name, param.origin().module, params_.size());
+  }
+}
+
+ParamVersions UnitParams::versions() const {
+  ParamVersions versions;
+  versions.each.reserve(params_.size());
+  for (const auto& param : params_) {
+    versions.each.push_back(param.version());
+    versions.sum += versions.each.back();
+  }
+  return versions;
+}
+
+void UnitParams::check_unchanged_since(const ParamVersions& versions) const {
+  if (!has_changed_since(versions)) {
+    return;
+  }
+  for (size_t i = 0; i < params_.size(); ++i) {
+    TESSERA_CHECK(StateError, params_[i].version() == versions.each[i],
+                  "{}: parameter '{}' of {} was changed in place between forward and backward, so its "
+                  "gradient would be that of other values. Run backward() before optimizer.step(), or forward again "
+                  "after it",
+                  api_, params_[i].origin().name, params_[i].origin().module);
+  }
+}
+
+void UnitParams::expect_no_writes() {
+  for (auto& param : params_) {
+    param.expect_no_writes();
+  }
+}
+
+void UnitParams::check_not_written() const {
+  if (keeps_writes_) {
+    return;
+  }
+  for (const auto& param : params_) {
+    TESSERA_CHECK(StateError, !param.was_written(),
+                  "{}: forward changed parameter '{}' of {} in place (as max_norm of an embedding does), which {}. "
+                  "Change parameters between iterations, or leave the module out of the unit with ignored_params",
+                  api_, param.origin().name, param.origin().module,
+                  is_alias_ ? "the other ranks' copies would not have" : "its shards would lose");
+  }
+}
+
+std::string UnitParams::lost_write() const {
+  if (is_alias_) {
+    return {};
+  }
+  const auto written = std::ranges::find_if(params_, &ShardedParam::was_written);
+  if (written == params_.end()) {
+    return {};
+  }
+  return fmt::format(
+      "{}: parameter '{}' of {} was changed in place while its unit was unsharded, which the shards do not have, so "
+      "that the change is lost. Change sharded parameters (after fsdp(module).reshard(): the outermost unit stays "
+      "unsharded from its forward to the end of its backward), or full ones inside of summon_full_params",
+      api_, written->origin().name, written->origin().module);
 }
 
 }  // namespace tessera

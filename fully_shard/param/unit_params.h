@@ -1,22 +1,29 @@
 #pragma once
 // The parameters of one unit, which change their state together, and their memory. All shards are views of one flat
-// buffer (shard_format.h) with the tag behind them (all_gather.h), so the all-gather has no copy-in. The full
+// buffer (flat_layout.h) with the tag behind them (all_gather.h), so the all-gather has no copy-in. The full
 // parameters lie in one block of the pool, so that they come and go at once. Example, a weight of 663 elements and a
 // bias of 13 in float32 on the CPU: the block has the weight in bytes 0-2651, the bias in 2688-2739, and ends at 2752.
 //
-// When they are in which state is up to their ParamGroup, as is what may be done with them in it
-// (shard_version_check.h).
+// When they are in which state is up to their ParamGroup. What is to hold of them from one step to the next is checked
+// here: that their data are those which sharding gave them, that they have memory, that shards do not change between a
+// forward and its backward, and that nobody writes the full parameters, whose values reshard drops.
+//
+//   gather           fault() goes into the tag (all_gather.h), so that the other ranks hear of it; note_gather()
+//   its end          check_usable(): this rank's own fault, by the parameter's name; expect_no_writes()
+//   forward          lost_write(); expect_no_writes() ... check_not_written(); versions() are kept for its backward
+//   backward         lost_write(); has_changed_since(versions), check_unchanged_since(versions)
+//   reshard          lost_write()
 //
 // Thread safety: for the thread that runs the rank's forward and backward.
 
 #include <memory>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "fully_shard/layout/data_parallel_axes.h"
-#include "fully_shard/layout/gather_format.h"
+#include "fully_shard/layout/flat_layout.h"
 #include "fully_shard/layout/gather_tag.h"
-#include "fully_shard/layout/shard_format.h"
 #include "fully_shard/param/sharded_param.h"
 
 namespace tessera {
@@ -32,17 +39,23 @@ struct NamedParam {
   at::IntArrayRef unsharded_sizes() const { return tp_spec ? tp_spec->local_sizes() : tensor.sizes(); }
 };
 
+/// What a forward computed with: how often each shard had been changed by then.
+struct ParamVersions {
+  std::vector<int64_t> each;
+  int64_t sum = 0;
+};
+
 class UnitParams {
  public:
   struct Options {
+    std::string api;  // the function that the user called, for messages
     DataParallelAxes axes;
-    ParamLayout layout;  // of the flat shard
-    at::Device device;   // of the full parameters
-    bool is_alias;       // these are the flat shard's memory
+    at::Device device;  // of the full parameters
+    bool is_alias;      // these are the flat shard's memory
   };
 
-  /// Shards `params` into `flat_shard`, zeros as `format` says.
-  UnitParams(const std::vector<NamedParam>& params, const ShardFormat& format, at::Tensor flat_shard,
+  /// Shards `params` into `flat_shard`, zeros as `layout` says.
+  UnitParams(const std::vector<NamedParam>& params, const FlatLayout& layout, at::Tensor flat_shard,
              const Options& options);
   UnitParams(const UnitParams&) = delete;
   UnitParams& operator=(const UnitParams&) = delete;
@@ -55,8 +68,8 @@ class UnitParams {
   const at::Tensor& flat_shard() const { return flat_shard_; }
   bool is_on_meta() const { return flat_shard_.is_meta(); }
   bool is_alias() const { return is_alias_; }
-  /// The shards are in `flat_shard`, zeros as `format` says, from now on. Only while sharded.
-  void move_to(const ShardFormat& format, at::Tensor flat_shard);
+  /// The shards are in `flat_shard`, zeros as `layout` says, from now on. Only while sharded.
+  void move_to(const FlatLayout& layout, at::Tensor flat_shard);
   /// Writes the tag into the flat shard, which must not be read meanwhile.
   void tag(const GatherTag& tag);
 
@@ -68,20 +81,47 @@ class UnitParams {
   void to_unsharded();
   void to_sharded();
 
-  /// Grows with each change in place of a shard.
-  int64_t version() const;
   bool has_trainable() const;
   /// Bytes that full parameters occupy now.
   size_t unsharded_bytes() const;
   /// Whether `tensor` is a full parameter or a view of one: memory that goes with to_sharded(), or is the shard's.
   bool lends_memory_to(const at::Tensor& tensor) const;
 
+  /// Why the parameters cannot be gathered at all.
+  ShardFault fault() const;
+  /// Throws StateError if there is such a reason.
+  void check_usable() const;
+
+  /// The full parameters will have the values that the shards have now.
+  void note_gather() { gathered_version_ = version(); }
+  /// Whether shards were written since note_gather(): by a loader, say.
+  bool has_newer_shards() const { return version() != gathered_version_; }
+
+  ParamVersions versions() const;
+  /// Whether a shard changed since versions() gave `versions`.
+  bool has_changed_since(const ParamVersions& versions) const { return version() != versions.sum; }
+  /// Throws StateError if one did.
+  void check_unchanged_since(const ParamVersions& versions) const;
+
+  /// While unsharded: full parameters are not to be written from now on.
+  void expect_no_writes();
+  /// Throws StateError if forward wrote one since, where its shards would not keep that, or its replicas not have it.
+  void check_not_written() const;
+  /// Why values are lost when the full parameters go: one was written since expect_no_writes(). Empty if none was, or
+  /// if they are the shards' memory. What is written through data(), which counts no writes, is not seen.
+  std::string lost_write() const;
+
  private:
+  int64_t version() const;
+
+  std::string api_;
   std::vector<ShardedParam> params_;
   at::Tensor flat_shard_;
   GatherTag tag_;                       // in flat_shard_
   std::vector<size_t> memory_offsets_;  // of the full parameters in their block, in bytes; its size at the end
   bool is_alias_;
+  bool keeps_writes_;  // to a full parameter: they are not lost, and no replica would have others
+  int64_t gathered_version_ = 0;
 };
 
 }  // namespace tessera

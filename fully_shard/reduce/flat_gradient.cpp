@@ -74,12 +74,12 @@ bool FlatGradient::needs_copy(const at::Tensor& result, std::span<const ShardedP
 }
 
 void FlatGradient::hand_out(const at::Tensor& result, std::span<ShardedParam> params, const std::vector<bool>& used,
-                            ReduceStream& stream) {
+                            StreamLane& stream) {
   for (const auto& piece : pieces_) {
     params[piece.param].stash_sharded_grad();
   }
   if (is_all_stashed(params, used)) {
-    const SideStream::Scope scope(stream);
+    const StreamLane::Scope scope(stream);
     flat_.add_(result);
     restore_stashed_grads(params);
     return;
@@ -89,7 +89,7 @@ void FlatGradient::hand_out(const at::Tensor& result, std::span<ShardedParam> pa
     ensure(params);
     stream.wait_for_current();  // whose memory it is
   }
-  const SideStream::Scope scope(stream);
+  const StreamLane::Scope scope(stream);
   for (size_t i = 0; i < pieces_.size(); ++i) {
     const auto& param = params[pieces_[i].param];
     if (used[i] && param.stashed_grad().defined()) {

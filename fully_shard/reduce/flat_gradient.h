@@ -15,7 +15,7 @@
 #include <span>
 #include <vector>
 
-#include "fully_shard/memory/reduce_stream.h"
+#include "fully_shard/memory/stream_lane.h"
 #include "fully_shard/param/sharded_param.h"
 
 namespace tessera {
@@ -42,7 +42,7 @@ class FlatGradient {
   /// Gives the parameters that are `used`, which has an item a piece, their gradients: what ensure() returned, or other
   /// `numel` elements, which are added or copied on `stream`. What the others had before backward they have again.
   void hand_out(const at::Tensor& result, std::span<ShardedParam> params, const std::vector<bool>& used,
-                ReduceStream& stream);
+                StreamLane& stream);
 
  private:
   bool is_free() const;

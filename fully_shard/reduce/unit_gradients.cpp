@@ -7,17 +7,65 @@
 
 namespace tessera {
 
-UnitGradients::UnitGradients(UnitParams& params, Options options)
-    : params_(params), options_(std::move(options)), parts_(options_.reduction) {}
+std::vector<size_t> cut_by_bytes(const std::vector<int64_t>& bytes, int64_t cap) {
+  std::vector<size_t> counts;
+  int64_t limit = std::min(cap, kFirstBucketBytes);
+  int64_t filled = 0;
+  size_t count = 0;
+  for (auto next = bytes.rbegin(); next != bytes.rend(); ++next) {
+    if (count > 0 && filled + *next > limit) {
+      counts.push_back(std::exchange(count, 0));
+      filled = 0;
+      limit = cap;
+    }
+    filled += *next;
+    ++count;
+  }
+  if (count > 0) {
+    counts.push_back(count);
+  }
+  return counts;
+}
+
+UnitGradients::UnitGradients(UnitParams& params, Options options) : params_(params), options_(std::move(options)) {
+  cut({params_.all().size()});
+}
+
+/// Into buckets of so many parameters each, from the last parameter on.
+void UnitGradients::cut(const std::vector<size_t>& counts) {
+  if (std::ranges::equal(buckets_, counts, {}, &Bucket::count)) {
+    return;
+  }
+  buckets_.clear();
+  const auto params = params_.all();
+  size_t first = params.size();
+  for (const auto count : counts) {
+    TESSERA_ASSERT(count <= first, "buckets of more than {} parameters", params.size());
+    first -= count;
+    auto options = options_.reduction;
+    const auto dim = options_.reduction.dims.begin() + static_cast<std::ptrdiff_t>(first);
+    options.dims.assign(dim, dim + static_cast<std::ptrdiff_t>(count));
+    buckets_.push_back({.first = first,
+                        .count = count,
+                        .reducer = GradientReducer(params.subspan(first, count), std::move(options),
+                                                   [this](FSDPEventKind step) { report(step); })});
+  }
+  TESSERA_ASSERT(first == 0, "buckets lack the first {} parameters", first);
+}
+
+size_t UnitGradients::bucket_of(size_t param) const {
+  const auto bucket = std::ranges::find_if(buckets_, [&](const Bucket& own) { return own.first <= param; });
+  return static_cast<size_t>(bucket - buckets_.begin());
+}
 
 /// Gradients on a tensor-parallel mesh may need collectives of their own, which are not for any time in backward.
 void UnitGradients::set_alone(bool is_alone) {
   const auto params = params_.all();
   const bool is_plain =
       std::ranges::none_of(params, [](const ShardedParam& param) { return param.is_tensor_parallel(); });
-  const bool has_segments =
+  const bool has_buckets =
       is_alone && is_plain && options_.bucket_bytes > 0 && options_.reduction.axes.num_shards() == 1;
-  parts_.cut(has_segments ? cut_by_bytes(bytes_of_each(), options_.bucket_bytes) : std::vector{params.size()});
+  cut(has_buckets ? cut_by_bytes(bytes_of_each(), options_.bucket_bytes) : std::vector{params.size()});
 }
 
 void UnitGradients::report(FSDPEventKind step) const {
@@ -39,10 +87,6 @@ std::vector<int64_t> UnitGradients::bytes_of_each() const {
   return bytes;
 }
 
-bool UnitGradients::has_trainable(size_t part) const {
-  return std::ranges::any_of(params_of(part), [](const ShardedParam& param) { return param.requires_grad(); });
-}
-
 // Nothing accumulates into a frozen parameter: its gradient stays, where an optimizer's zero_grad() finds it.
 void UnitGradients::begin() {
   const auto params = params_.all();
@@ -51,7 +95,13 @@ void UnitGradients::begin() {
       param.stash_sharded_grad();
     }
   }
-  parts_.begin(params);
+  if (!has_buckets()) {
+    return;
+  }
+  next_ = 0;
+  for (auto& bucket : buckets_) {
+    bucket.waits_for = std::ranges::count_if(params.subspan(bucket.first, bucket.count), &ShardedParam::requires_grad);
+  }
 }
 
 void UnitGradients::restore() {
@@ -74,57 +124,35 @@ void UnitGradients::release() {
 }
 
 void UnitGradients::abort() {
-  for (size_t part = 0; part < parts_.size(); ++part) {
-    reduction(part).discard();
+  for (auto& bucket : buckets_) {
+    bucket.reducer.discard();
   }
-  parts_.end();
+  next_ = 0;
   release();
 }
 
 bool UnitGradients::is_reducing() const {
-  bool in_flight = false;
-  for (size_t part = 0; part < parts_.size(); ++part) {
-    in_flight = in_flight || reduction(part).in_flight();
-  }
-  return in_flight;
+  return std::ranges::any_of(buckets_, [](const Bucket& bucket) { return bucket.reducer.in_flight(); });
 }
 
-bool UnitGradients::collect(size_t part, const GradientSettings& settings) {
-  if (!has_trainable(part)) {
-    restore_stashed_grads(params_of(part));
-    return false;
+void UnitGradients::arrived(size_t param) {
+  --buckets_[bucket_of(param)].waits_for;
+}
+
+GradientReducer* UnitGradients::next() {
+  if (next_ == buckets_.size()) {
+    next_ = 0;
+    return nullptr;
   }
   if (options_.has_mixed_dtypes) {
     check_trained_dtypes();
   }
-  reduction(part).collect(params_of(part), settings);
-  return true;
+  return &buckets_[next_++].reducer;
 }
 
-void UnitGradients::start(size_t part, BlockPool& pool) {
-  reduction(part).start(params_of(part), pool);
-  report(reduction(part).is_all_reducing() ? FSDPEventKind::AllReduce : FSDPEventKind::ReduceScatter);
-}
-
-void UnitGradients::start_in(size_t part, const at::Tensor& buffer) {
-  reduction(part).start_in(buffer);
-  report(FSDPEventKind::AllReduce);
-}
-
-bool UnitGradients::start_all_reduce(size_t part) {
-  const bool was_issued = reduction(part).is_all_reducing();
-  const bool in_flight = reduction(part).start_all_reduce(params_of(part));
-  if (!was_issued && !is_copying(part)) {
-    report(in_flight ? FSDPEventKind::AllReduce : FSDPEventKind::Reduced);
-  }
-  return in_flight;
-}
-
-void UnitGradients::finish(size_t part) {
-  reduction(part).finish(params_of(part));
-  if (!is_copying(part)) {
-    report(FSDPEventKind::Reduced);
-  }
+GradientReducer* UnitGradients::next_complete() {
+  const bool is_complete = next_ < buckets_.size() && buckets_[next_].waits_for == 0;
+  return is_complete ? next() : nullptr;
 }
 
 /// fully_shard saw that they are of one dtype; others may be trained since.
@@ -153,8 +181,8 @@ void UnitGradients::check_none_frozen_since() const {
         "drop those gradients by reset_iter_state()",
         options_.reduction.api, param.origin().name, param.origin().module);
   }
-  for (size_t part = 0; part < parts_.size(); ++part) {
-    TESSERA_CHECK(StateError, has_trainable(part) || !reduction(part).has_partial(),
+  for (const auto& bucket : buckets_) {
+    TESSERA_CHECK(StateError, bucket.reducer.has_trainable() || !bucket.reducer.has_partial(),
                   "{}: all parameters of {} were frozen while gradients of theirs, of a backward with "
                   "set_requires_all_reduce(false), wait for their all-reduce. Freeze them after a backward that "
                   "all-reduces, or drop those gradients by reset_iter_state()",
@@ -163,7 +191,7 @@ void UnitGradients::check_none_frozen_since() const {
 }
 
 void UnitGradients::check_not_taken(size_t param) const {
-  TESSERA_CHECK(StateError, !parts_.was_taken(param),
+  TESSERA_CHECK(StateError, bucket_of(param) >= next_,
                 "replicate: parameter '{}' of {} got a second gradient in one backward, from a backward inside of it, "
                 "when the first was on its way to the other ranks. Call replicate with bucket_cap_mb = 0",
                 params_.all()[param].origin().name, params_.all()[param].origin().module);

@@ -4,7 +4,7 @@
 
 #include "comm/context/comm_stats.h"
 #include "dtensor/dtensor.h"
-#include "fully_shard/reduce/gradient_buckets.h"
+#include "fully_shard/reduce/unit_gradients.h"
 #include "fully_shard/replicate.h"
 #include "testing/expect.h"
 #include "testing/parity.h"

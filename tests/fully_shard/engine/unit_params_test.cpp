@@ -13,7 +13,6 @@
 #include "base/error.h"
 #include "device_mesh/device_mesh.h"
 #include "dtensor/dtensor.h"
-#include "fully_shard/param/shard_version_check.h"
 #include "fully_shard/param/unit_params.h"
 #include "fully_shard/reduce/flat_gradient.h"
 #include "fully_shard/reduce/reduce_scatter_layout.h"
@@ -40,12 +39,11 @@ struct Two {
   at::Tensor weight = at::arange(1.f, 16.f).view({5, 3}).requires_grad_();
   at::Tensor bias = at::arange(16.f, 18.f).requires_grad_();
   DataParallelAxes axes = DataParallelAxes::sharded(init_device_mesh(at::kCPU, {2}, {"dp"}));
-  ParamLayout layout = make_param_layout({{5, 3}, {2}}, 2);
-  ShardFormat format{layout, {at::kFloat, at::kFloat}};
+  FlatLayout layout{make_param_layout({{5, 3}, {2}}, 2), {{.dtype = at::kFloat}, {.dtype = at::kFloat}}};
   UnitParams params{{named(weight, "weight"), named(bias, "bias")},
-                    format,
-                    at::zeros({format.numel()}),
-                    {.axes = axes, .layout = layout, .device = at::kCPU, .is_alias = false}};
+                    layout,
+                    at::zeros({layout.numel()}),
+                    {.api = "fully_shard", .axes = axes, .device = at::kCPU, .is_alias = false}};
 };
 
 }  // namespace
@@ -73,7 +71,7 @@ TEST_CASE("shards are views of one flat buffer with a tag, full parameters of on
     TESSERA_EXPECT(is_dtensor(two.weight));
     expect_equal(params.unsharded_bytes(), 0u);
 
-    params.move_to(two.format, at::zeros({two.format.numel()}));
+    params.move_to(two.layout, at::zeros({two.layout.numel()}));
     expect_equal(values_of(to_local(two.weight.detach())), std::vector<float>(rank == 0 ? 9 : 6));
   });
 }
@@ -81,21 +79,21 @@ TEST_CASE("shards are views of one flat buffer with a tag, full parameters of on
 TEST_CASE("changes of shards and writes to full parameters are found, by name", "[unit_params]") {
   run_ranks(2, [](int) {
     Two two;
-    ShardVersionCheck guard("fully_shard", two.params, /*keeps_writes=*/false);
-    const auto versions = guard.versions();
-    guard.note_gather();
-    guard.check_unchanged_since(versions);
-    TESSERA_EXPECT(!guard.has_newer_shards() && guard.fault() == ShardFault::None);
+    auto& params = two.params;
+    const auto versions = params.versions();
+    params.note_gather();
+    params.check_unchanged_since(versions);
+    TESSERA_EXPECT(!params.has_newer_shards() && params.fault() == ShardFault::None);
     {
       const at::NoGradGuard no_grad;
       two.bias.add_(1);
     }
-    TESSERA_EXPECT(guard.has_newer_shards() && guard.has_changed_since(versions));
-    expect_throws<StateError>([&] { guard.check_unchanged_since(versions); }, "parameter 'bias' of Layer was changed");
+    TESSERA_EXPECT(params.has_newer_shards() && params.has_changed_since(versions));
+    expect_throws<StateError>([&] { params.check_unchanged_since(versions); }, "parameter 'bias' of Layer was changed");
 
     two.weight.set_data(at::zeros({5, 3}));
-    TESSERA_EXPECT(guard.fault() == ShardFault::Replaced);
-    expect_throws<StateError>([&] { guard.check_usable(); }, "the data of parameter 'weight' of Layer were replaced");
+    TESSERA_EXPECT(params.fault() == ShardFault::Replaced);
+    expect_throws<StateError>([&] { params.check_usable(); }, "the data of parameter 'weight' of Layer were replaced");
   });
 }
 
@@ -121,7 +119,7 @@ TEST_CASE("a rank sends the gradients that it has, zeros for others, and two fla
     expect_equal(message.frozen_elsewhere(of_another).value(), size_t{1});
 
     FlatGradient flat(message.pieces(rank), message.numel(), at::TensorOptions(at::kCPU).dtype(at::kFloat));
-    ReduceStream stream(at::kCPU);
+    StreamLane stream(at::kCPU);
     for (const float times : {1.f, 2.f}) {  // a second backward adds
       flat.hand_out(result, params, message.used(result), stream);
       TESSERA_EXPECT(!two.bias.grad().defined());

@@ -1,12 +1,12 @@
 #pragma once
-// The reduction of a unit's gradients: one reduce-scatter over the shards of what all ranks send
-// (reduce_scatter_layout.h), an all-reduce of the result over the replicas (HSDP, replicate), and each parameter's rows
-// as views of one flat gradient (flat_gradient.h).
+// Reduces the gradients of a unit's parameters, or of a bucket of them (unit_gradients.h): one reduce-scatter over the
+// shards of what all ranks send (reduce_scatter_layout.h), an all-reduce of the result over the replicas (HSDP,
+// replicate), and each parameter's rows as views of one flat gradient (flat_gradient.h).
 //
 //   collect() → start() ──▶ reduce-scatter in flight ── start_all_reduce() ──▶ all-reduce in flight ── finish()
 //
 // On a device with streams copy-in is on the stream that computes, and what comes after a collective on another one
-// (fully_shard/memory/reduce_stream.h), until whose drain() the gradients are not to be read.
+// (fully_shard/memory/stream_lane.h), until whose drain() the gradients are not to be read.
 //
 // Where gradients go from a device to the CPU, whose optimizer has them, finish() starts the copy, to pinned memory and
 // on a stream of its own, and the next finish() waits for it.
@@ -30,9 +30,10 @@
 
 #include "comm/backend/stream_event.h"
 #include "fully_shard/events/comm_overrides.h"
+#include "fully_shard/events/sharded_state.h"
 #include "fully_shard/layout/data_parallel_axes.h"
 #include "fully_shard/memory/block_pool.h"
-#include "fully_shard/memory/reduce_stream.h"
+#include "fully_shard/memory/stream_lane.h"
 #include "fully_shard/param/sharded_param.h"
 #include "fully_shard/reduce/flat_gradient.h"
 #include "fully_shard/reduce/gradient_scale.h"
@@ -53,7 +54,7 @@ struct GradientSettings {
   AllReduceFn all_reduce = nullptr;
 };
 
-class GradientReduction {
+class GradientReducer {
  public:
   struct Options {
     std::string api;  // as in ParamGroup::Options
@@ -64,26 +65,30 @@ class GradientReduction {
     std::vector<int64_t> dims;                   // that are sharded, one a parameter
   };
 
-  explicit GradientReduction(Options options);
+  /// Sees every step that is taken.
+  using Reporter = std::function<void(FSDPEventKind)>;
 
+  /// `params` outlive it, and there is at least one.
+  GradientReducer(std::span<ShardedParam> params, Options options, Reporter report);
+
+  bool has_trainable() const;
   bool in_flight() const { return stage_ != Stage::Idle; }
-  bool is_all_reducing() const { return stage_ == Stage::AllReduce; }
   bool is_copying() const { return stage_ == Stage::HostCopy; }
-  /// Takes the unsharded gradients of the parameters that require one, which have one dtype. Collective, as every step
-  /// here.
-  void collect(std::span<ShardedParam> params, const GradientSettings& settings);
+  /// Takes the unsharded gradients of the parameters that require one, which have one dtype. Returns whether there is
+  /// such a parameter; the rest is called only then. Collective, as every step here.
+  bool collect(const GradientSettings& settings);
   /// Copies what was collected, and issues the first collective.
-  void start(std::span<ShardedParam> params, BlockPool& pool);
+  void start(BlockPool& pool);
   /// Waits for the reduce-scatter. With replicas it issues the all-reduce, if start() did not, and returns true, unless
   /// the settings said not to: then the result waits for a later reduction. Without replicas it calls finish().
-  bool start_all_reduce(std::span<ShardedParam> params);
+  bool start_all_reduce();
   /// Once that has happened: returns when no peer reads the gradients that the reduce-scatter sent, which are kept
   /// until then.
   void wait_for_readers() { scattered_.wait_for_readers(); }
   /// Waits, and gives the parameters their sharded gradients. The first of two calls where they go to the host, after
   /// which it is_copying(). On the CPU it throws StateError on every rank, and has dropped the gradients, if ranks
   /// froze different parameters.
-  void finish(std::span<ShardedParam> params);
+  void finish();
   /// Waits, and throws the result away, with what earlier reductions left to be all-reduced. A group that has failed is
   /// no error here.
   void discard();
@@ -91,12 +96,12 @@ class GradientReduction {
   /// Once collected: whether start_in() may take the place of start().
   bool can_share() const;
   /// Whether both can be in one all-reduce.
-  bool can_share_with(const GradientReduction& other) const;
+  bool can_share_with(const GradientReducer& other) const;
   int64_t numel() const { return message_.numel(); }
   const at::TensorOptions& buffer_options() const { return message_.options(); }
   ReduceOp op() const { return scale_.op; }
   /// On which finish() waits and works.
-  const std::shared_ptr<ReduceStream>& stream() const { return stream_; }
+  const std::shared_ptr<StreamLane>& stream() const { return stream_; }
   const ProcessGroupPtr& replica_group() const { return options_.axes.replica_group(); }
   /// Copies what was collected to `buffer`, numel() elements of buffer_options(), which stays until finish(). finish()
   /// comes after the all-reduce of it.
@@ -108,23 +113,27 @@ class GradientReduction {
  private:
   enum class Stage { Idle, Collected, ReduceScatter, AllReduce, HostCopy };
 
-  void plan(std::span<const ShardedParam> params);
+  bool all_reduces() const { return options_.axes.replica_axis && settings_.requires_all_reduce; }
+  void plan();
   void copy_in(const at::Tensor& buffer);
   void wait_for_pending();
   void leave_memory();
-  const at::Tensor& choose_output(std::span<const ShardedParam> params, BlockPool& pool);
+  const at::Tensor& choose_output(BlockPool& pool);
+  void issue_reduce_scatter(BlockPool& pool);
   void end_reduce_scatter();
   void keep_partial();
   void issue_all_reduce();
   void scale_result();
-  void start_host_copy(std::span<const ShardedParam> params);
-  void check_frozen_alike(std::span<ShardedParam> params);
-  void hand_out(std::span<ShardedParam> params);
+  void start_host_copy();
+  void check_frozen_alike();
+  void hand_out();
   void end();
 
+  std::span<ShardedParam> params_;
   Options options_;
-  std::shared_ptr<ReduceScatterStream> scatter_stream_;
-  std::shared_ptr<ReduceStream> stream_;
+  Reporter report_;
+  std::shared_ptr<StreamLane> scatter_stream_;
+  std::shared_ptr<StreamLane> stream_;
   std::shared_ptr<CommOverrides> slots_ = comm_overrides();
   ReduceScatterLayout message_;
   FlatGradient flat_gradient_;
@@ -134,10 +143,7 @@ class GradientReduction {
   Pending pending_;
   Pending scattered_;  // the last reduce-scatter, which was waited for
   GradientScale scale_;
-  bool all_reduces_ = false;
-  std::function<void(const at::Tensor&)> hook_;
-  ReduceScatterFn reduce_scatter_;
-  AllReduceFn all_reduce_;
+  GradientSettings settings_;        // of collect(), the slots' functions in place of none
   bool has_own_all_reduce_ = false;  // the user's
   at::Tensor output_;                // what the collectives write
   at::Tensor host_output_;           // while it is copied there

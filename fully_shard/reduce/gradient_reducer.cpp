@@ -1,0 +1,304 @@
+#include "fully_shard/reduce/gradient_reducer.h"
+
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/ops/empty.h>
+
+#include <algorithm>
+
+#include "base/error.h"
+
+namespace tessera {
+
+GradientReducer::GradientReducer(std::span<ShardedParam> params, Options options, Reporter report)
+    : params_(params),
+      options_(std::move(options)),
+      report_(std::move(report)),
+      scatter_stream_(shared_lane(LaneKind::ReduceScatter, options_.device)) {
+  if (options_.axes.replica_axis) {
+    stream_ = shared_lane(LaneKind::AllReduce, options_.device);
+  } else {
+    stream_ = scatter_stream_;
+  }
+}
+
+/// For the parameters that are trained now.
+void GradientReducer::plan() {
+  if (message_.is_of(params_)) {
+    return;
+  }
+  TESSERA_CHECK(StateError, !has_partial(),
+                "{}: requires_grad of a parameter of {} changed while gradients wait for their all-reduce; "
+                "run a backward with set_requires_all_reduce(true) first",
+                options_.api, params_[0].origin().module);
+  message_ = ReduceScatterLayout(params_, {.axes = options_.axes,
+                                           .dtype = options_.reduce_dtype,
+                                           .device = options_.device,
+                                           .dims = options_.dims,
+                                           .is_read_on_host = options_.grad_options.device().is_cpu()});
+  const auto pieces = message_.pieces(options_.axes.shard_rank());
+  flat_gradient_ = FlatGradient(pieces, numel(), options_.grad_options.dtype(params_[pieces.at(0).param].dtype()));
+  input_ = PooledBuffer(options_.axes.num_shards() * numel(), buffer_options());
+  output_buffer_ = PooledBuffer(numel(), buffer_options());
+}
+
+const at::Tensor& GradientReducer::choose_output(BlockPool& pool) {
+  if (options_.device == options_.grad_options.device() && flat_gradient_.can_be_result(params_, message_.dtype())) {
+    output_ = flat_gradient_.ensure(params_);
+  } else {
+    output_ = output_buffer_.acquire(pool);
+  }
+  return output_;
+}
+
+bool GradientReducer::has_trainable() const {
+  return std::ranges::any_of(params_, [](const ShardedParam& param) { return param.requires_grad(); });
+}
+
+bool GradientReducer::collect(const GradientSettings& settings) {
+  TESSERA_ASSERT(!in_flight(), "a reduction of {} is in flight already", params_[0].origin().module);
+  if (!has_trainable()) {
+    restore_stashed_grads(params_);
+    return false;
+  }
+  const at::AutoDispatchBelowADInplaceOrView below;
+  plan();
+  scale_ = gradient_scale({.num_ranks = options_.axes.mesh.size(),
+                           .divide_factor = settings.divide_factor,
+                           .force_sum = settings.force_sum,
+                           .reduce_dtype = message_.dtype()});
+  settings_ = settings;
+  has_own_all_reduce_ = settings.all_reduce != nullptr;
+  if (!settings_.reduce_scatter) {
+    settings_.reduce_scatter = slots_->reduce_scatter;
+  }
+  if (!settings_.all_reduce) {
+    settings_.all_reduce = slots_->all_reduce;
+  }
+  message_.collect(params_);
+  stage_ = Stage::Collected;
+  return true;
+}
+
+void GradientReducer::start(BlockPool& pool) {
+  TESSERA_ASSERT(stage_ == Stage::Collected, "gradients of {} were not collected", params_[0].origin().module);
+  const at::AutoDispatchBelowADInplaceOrView below;
+  const bool scatters = options_.axes.num_shards() > 1;
+  if (scatters) {
+    issue_reduce_scatter(pool);
+  } else {
+    copy_in(choose_output(pool));
+    stage_ = Stage::ReduceScatter;
+  }
+  stream_->wait_for_current();
+  if (!scatters && all_reduces()) {
+    issue_all_reduce();
+  } else {
+    report_(FSDPEventKind::ReduceScatter);
+  }
+}
+
+/// From where the gradients are, if the group can.
+void GradientReducer::issue_reduce_scatter(BlockPool& pool) {
+  const auto& group = options_.axes.shard_group();
+  if (scale_.before == 1 && message_.can_be_segments() && is_default(settings_.reduce_scatter)) {
+    stage_ = Stage::ReduceScatter;
+    pending_ = reduce_scatter_segments_async(choose_output(pool), message_.take_segments(), scale_.op, group);
+    return;
+  }
+  const auto& input = input_.acquire(pool);
+  copy_in(input);
+  stage_ = Stage::ReduceScatter;
+  pending_ = settings_.reduce_scatter(choose_output(pool), input, scale_.op, group);
+}
+
+bool GradientReducer::can_share() const {
+  return options_.axes.num_shards() == 1 && all_reduces() && !has_own_all_reduce_ && !has_partial();
+}
+
+bool GradientReducer::can_share_with(const GradientReducer& other) const {
+  return replica_group() == other.replica_group() && scale_.op == other.scale_.op &&
+         message_.dtype() == other.message_.dtype() && options_.device == other.options_.device;
+}
+
+void GradientReducer::copy_in(const at::Tensor& buffer) {
+  message_.copy_to(buffer);
+  if (scale_.before != 1) {
+    buffer.div_(scale_.before);
+  }
+}
+
+void GradientReducer::start_in(const at::Tensor& buffer) {
+  TESSERA_ASSERT(stage_ == Stage::Collected && can_share(), "a reduction that cannot share its all-reduce");
+  const at::AutoDispatchBelowADInplaceOrView below;
+  copy_in(buffer);
+  stream_->wait_for_current();
+  output_ = buffer;
+  stage_ = Stage::AllReduce;
+  report_(FSDPEventKind::AllReduce);
+}
+
+void GradientReducer::issue_all_reduce() {
+  const StreamLane::Scope scope(*stream_);
+  if (partial_.defined()) {
+    output_.add_(partial_);
+    partial_ = at::Tensor();
+  }
+  pending_ = settings_.all_reduce(output_, scale_.op, options_.axes.replica_group());
+  stage_ = Stage::AllReduce;
+  report_(FSDPEventKind::AllReduce);
+}
+
+void GradientReducer::wait_for_pending() {
+  try {
+    pending_.wait();
+  } catch (...) {
+    leave_memory();
+    throw;
+  }
+}
+
+/// As that of a gather (all_gather.cpp): peers may still read and write what a collective that failed has, which its
+/// work keeps.
+void GradientReducer::leave_memory() {
+  input_ = PooledBuffer(options_.axes.num_shards() * numel(), buffer_options());
+  output_buffer_ = PooledBuffer(numel(), buffer_options());
+  flat_gradient_.leave_memory();
+  message_.leave_memory();
+}
+
+/// The computing stream waits too: the next unit's gradients get this one's buffer.
+void GradientReducer::end_reduce_scatter() {
+  {
+    const StreamLane::Scope scope(*scatter_stream_);
+    wait_for_pending();
+    scattered_ = std::move(pending_);
+  }
+  const StreamEvent scattered = scatter_stream_->mark();
+  scattered.wait();
+  stream_->wait_for(scattered);
+  input_.release();
+}
+
+/// The next backward may write its sums where these lie.
+void GradientReducer::keep_partial() {
+  {
+    const StreamLane::Scope scope(*stream_);
+    partial_ = partial_.defined() ? partial_.add_(output_) : output_.clone();
+  }
+  stream_->mark().wait();
+}
+
+bool GradientReducer::start_all_reduce() {
+  TESSERA_ASSERT(in_flight(), "no reduction of {} is in flight", params_[0].origin().module);
+  if (stage_ == Stage::AllReduce) {
+    return true;
+  }
+  const at::AutoDispatchBelowADInplaceOrView below;
+  end_reduce_scatter();
+  if (all_reduces()) {
+    issue_all_reduce();
+    return true;
+  }
+  if (!options_.axes.replica_axis) {
+    finish();
+    return false;
+  }
+  keep_partial();
+  restore_stashed_grads(params_);
+  end();
+  report_(FSDPEventKind::Reduced);
+  return false;
+}
+
+void GradientReducer::finish() {
+  const at::AutoDispatchBelowADInplaceOrView below;
+  if (stage_ == Stage::HostCopy) {
+    copied_.synchronize();
+    output_ = host_output_;
+  } else {
+    const StreamLane::Scope scope(*stream_);
+    wait_for_pending();
+    scale_result();
+    if (output_.device() != options_.grad_options.device()) {
+      start_host_copy();
+      return;
+    }
+  }
+  check_frozen_alike();
+  hand_out();
+  end();
+  report_(FSDPEventKind::Reduced);
+}
+
+/// What was added up is of different parameters otherwise.
+void GradientReducer::check_frozen_alike() {
+  const auto frozen = message_.frozen_elsewhere(output_);
+  if (!frozen) {
+    return;
+  }
+  restore_stashed_grads(params_);
+  end();
+  const auto& origin = params_[*frozen].origin();
+  throw StateError(fmt::format(
+      "{}: parameter '{}' of {} is trained on this rank, and frozen (requires_grad is false) on another, so that "
+      "gradients of different parameters would be added up. Freeze the same parameters on all ranks",
+      options_.api, origin.name, origin.module));
+}
+
+void GradientReducer::scale_result() {
+  if (settings_.all_reduce_hook) {
+    settings_.all_reduce_hook(output_.narrow(0, 0, message_.gradients_numel()));
+  }
+  if (scale_.after != 1) {
+    output_.div_(scale_.after);
+  }
+}
+
+/// What is copied stays until finish() has waited, so that no other work gets its memory.
+void GradientReducer::start_host_copy() {
+  host_output_ = flat_gradient_.can_be_result(params_, message_.dtype())
+                     ? flat_gradient_.ensure(params_)
+                     : at::empty({numel()}, options_.grad_options.dtype(message_.dtype()));
+  const auto stream = shared_lane(LaneKind::HostCopy, options_.device);
+  stream->wait_for_current();
+  const StreamLane::Scope scope(*stream);
+  host_output_.copy_(output_, /*non_blocking=*/true);
+  copied_ = StreamEvent::here(options_.device);
+  stage_ = Stage::HostCopy;
+}
+
+/// A user's reduction may bring gradients of ranks whose flags do not come here: then all count as used, and agree on
+/// it.
+void GradientReducer::hand_out() {
+  const auto used = [&] {
+    const StreamLane::Scope scope(*stream_);
+    return settings_.all_reduce_hook ? std::vector<bool>(message_.size(), true) : message_.used(output_);
+  };
+  flat_gradient_.hand_out(output_, params_, used(), *stream_);
+}
+
+void GradientReducer::end() {
+  output_ = at::Tensor();
+  host_output_ = at::Tensor();
+  copied_ = StreamEvent();
+  stream_->defer_free_of_current(output_buffer_.release());
+  stage_ = Stage::Idle;
+}
+
+void GradientReducer::discard() {
+  const bool was_read = scattered_.discard();
+  const bool has_ended = !in_flight() || pending_.discard();
+  if (!was_read || !has_ended) {
+    leave_memory();
+  }
+  if (in_flight()) {
+    stream_->drain();
+    copied_.synchronize();
+    input_.release();
+    message_.clear();
+    end();
+  }
+  partial_ = at::Tensor();
+}
+
+}  // namespace tessera

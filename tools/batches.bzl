@@ -6,8 +6,10 @@ compile alone: names in anonymous namespaces differ within a target, and each so
 `--config=tidy` checks one by one. `--define=tessera_batches=off` compiles one by one.
 """
 
-# A change to a source compiles its batch again, so that batches are no larger than needed.
-_SOURCES_PER_BATCH = 12
+# A change to a source compiles its batch again, so that batches are no larger than needed. Those of tests are larger: most
+# of what a test's source costs is what libtorch's headers and Catch2's instantiate.
+SOURCES_PER_BATCH = 12
+TEST_SOURCES_PER_BATCH = 24
 
 def _batched_sources_impl(ctx):
     outputs = [
@@ -39,13 +41,14 @@ _batched_sources = rule(
     },
 )
 
-def batched(name, srcs, testonly):
+def batched(name, srcs, testonly, sources_per_batch):
     """The srcs of a cc_* rule: those given, or batches of them and the headers among them.
 
     Args:
       name: of the target.
       srcs: as in the target; a select() is taken as it is.
       testonly: as in the target.
+      sources_per_batch: at most.
 
     Returns:
       Labels, in a select() where there is a choice.
@@ -58,7 +61,7 @@ def batched(name, srcs, testonly):
     _batched_sources(
         name = name + "_batches",
         srcs = sources,
-        count = (len(sources) + _SOURCES_PER_BATCH - 1) // _SOURCES_PER_BATCH,
+        count = (len(sources) + sources_per_batch - 1) // sources_per_batch,
         testonly = testonly,
         tags = ["manual"],
         visibility = ["//visibility:private"],

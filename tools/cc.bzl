@@ -6,7 +6,7 @@ sources at once does (tools/batches.bzl).
 """
 
 load("//tools/pch:pch.bzl", "pch_copts", "pch_deps")
-load(":batches.bzl", "batched")
+load(":batches.bzl", "SOURCES_PER_BATCH", "TEST_SOURCES_PER_BATCH", "batched")
 load(":copts.bzl", "TESSERA_COPTS", "TEST_COPTS")
 
 def _target(rule, copts, header, precompiled, deps, name, srcs = [], testonly = None, **kwargs):
@@ -16,7 +16,7 @@ def _target(rule, copts, header, precompiled, deps, name, srcs = [], testonly = 
         deps = deps + pch_deps(precompiled + header)
     rule(
         name = name,
-        srcs = batched(name, srcs, testonly),
+        srcs = batched(name, srcs, testonly, TEST_SOURCES_PER_BATCH if header == "_headers_of_tests" else SOURCES_PER_BATCH),
         testonly = testonly,
         copts = copts,
         deps = deps,
@@ -68,8 +68,7 @@ def tessera_test(
       precompiled: see above.
       deps: as in cc_test; the test's main and Catch2 are added.
       ranks_as_processes: ranks are processes of their own that talk over sockets. Such a test does not run under tsan,
-        which watches one process's memory. One with short time-outs is tagged "exclusive", too: it runs alone, since
-        they must not depend on what else runs.
+        which watches one process's memory.
       size: as in cc_test.
       data: as in cc_test; the tsan suppressions are added.
       tags: as in cc_test.

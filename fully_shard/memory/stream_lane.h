@@ -2,7 +2,8 @@
 // A stream beside the one that computes, and memory that goes between the two, on a device that has streams; on others
 // nothing here does anything, and memory ends at once. All units of a rank share one lane of each kind:
 //
-//   Gather         all-gathers and the casts before them: a gather waits for what it reads and for the gathers before it,
+//   Gather         all-gathers and the casts before them: a gather waits for what it reads and for the gathers before
+//   it,
 //                  but not for all that the computing stream was given, so that it runs beside that
 //   ReduceScatter  where a reduce-scatter is waited for, and, without replicas, its result divided, added and cast
 //   AllReduce      the same of the all-reduce over replicas
@@ -16,10 +17,10 @@
 //   ...
 //   waits for both: gradients are there
 //
-// Memory of one stream that another one was given work with may not be used again before that work is done. If the first
-// waited for that at once, it would wait for all that the other was given before as well. So memory stays until the next
-// is deferred: two are held, and the wait is for what was done one before. Nothing needs record_stream, whose memory
-// comes back at a time that nobody can tell. After FSDPCommContext and AllGatherState of
+// Memory of one stream that another one was given work with may not be used again before that work is done. If the
+// first waited for that at once, it would wait for all that the other was given before as well. So memory stays until
+// the next is deferred: two are held, and the wait is for what was done one before. Nothing needs record_stream, whose
+// memory comes back at a time that nobody can tell. After FSDPCommContext and AllGatherState of
 // torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py.
 //
 // Thread safety: for the thread that runs the rank's forward and backward.

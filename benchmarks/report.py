@@ -1,4 +1,4 @@
-"""What measurements look like: summaries, a table, a chart and docs/performance.md.
+"""What measurements look like: summaries, a table, a chart and docs/generated/performance.md.
 
   report.py RESULTS_JSON MD SVG           writes the page and its chart
   report.py --check RESULTS_JSON MD SVG   exits with 1 if they are not what would be written

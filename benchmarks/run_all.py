@@ -210,7 +210,7 @@ def main(arguments):
     if not options.source:
         print(f"\n{out}/performance.json, performance.svg")
     if options.write_docs:
-        docs = Path(os.environ["BUILD_WORKSPACE_DIRECTORY"], "docs")
+        docs = Path(os.environ["BUILD_WORKSPACE_DIRECTORY"], "docs", "generated")
         write_results(results, docs)
         (docs / "performance.md").write_text(report.markdown(results), encoding="utf-8")
     return 1 if results["failures"] else 0

@@ -20,8 +20,8 @@
 // it is the only one, and its full parameters are in memory at one time: give a policy, or wrap bottom-up by hand.
 //
 // `FSDP` is the handle to what a wrapper did to a module; its static functions take any module with units below it.
-// Scopes are functions that take a body: they end as they should when it throws. docs/fsdp_surface.md lists what is
-// covered, and what is not applicable.
+// Scopes are functions that take a body: they end as they should when it throws. docs/generated/fsdp_surface.md lists
+// what is covered, and what is not applicable.
 //
 // Not supported, and refused: double backward through a unit (a backward with create_graph throws NotImplementedError);
 // forward of a plain part of a unit outside of the unit's forward; conversions after wrapping to another device or

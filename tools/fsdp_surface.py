@@ -1,4 +1,4 @@
-"""Writes docs/fsdp_surface.md: which test shows which row of the reference surface.
+"""Writes docs/generated/fsdp_surface.md: which test shows which row of the reference surface.
 
   fsdp_surface.py ROWS_TSV OUTPUT_MD TEST_CPP...           writes the table
   fsdp_surface.py --check ROWS_TSV OUTPUT_MD TEST_CPP...   exits with 1 if the file is not what would be written

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# How the suite of benchmarks runs programs and shows their results; docs/performance.md is what it would write now.
+# How the suite of benchmarks runs programs and shows their results; docs/generated/performance.md is what it would write now.
 set -euo pipefail
 export PYTHONDONTWRITEBYTECODE=1 PYTHONPATH=benchmarks
 python3 tests/benchmarks/report_test.py

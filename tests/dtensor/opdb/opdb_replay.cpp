@@ -1,7 +1,7 @@
 // Replays a corpus of recorded ATen calls (opdb_corpus.h) on DTensors:
 //
 //   $(./bazelw info output_base)/external/peer_python/python tests/dtensor/opdb/record_opdb.py corpus.pt
-//   ./bazelw run //tests/dtensor:opdb_replay -- $PWD/corpus.pt --mesh 2 3 --report $PWD/docs/op_coverage.md
+//   ./bazelw run //tests/dtensor:opdb_replay -- $PWD/corpus.pt --mesh 2 3 --report $PWD/docs/generated/op_coverage.md
 //   ./bazelw run //tests/dtensor:opdb_replay -- $PWD/corpus.pt --mesh 3 2x2 --draws 8
 //   ./bazelw run --config=cuda //tests/dtensor:opdb_replay -- $PWD/corpus.pt --cuda          ranks share the GPU
 //

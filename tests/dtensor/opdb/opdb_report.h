@@ -1,5 +1,5 @@
 #pragma once
-// The outcome of a replay as a table and as docs/op_coverage.md.
+// The outcome of a replay as a table and as docs/generated/op_coverage.md.
 
 #include <string>
 #include <vector>

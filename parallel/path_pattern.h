@@ -6,7 +6,8 @@
 //   matches_path("layers.[0-3].w?", "layers.2.wk")     true
 //
 // A component may hold * (any characters), ? (one character), [abc], [a-z] (one of these) and [!abc] (none of these),
-// as Python's fnmatch, which torch.distributed.tensor.parallel.parallelize_module applies to components too.
+// as for POSIX's fnmatch(), and Python's, which torch.distributed.tensor.parallel.parallelize_module applies to
+// components too.
 
 #include <string>
 #include <string_view>
@@ -16,8 +17,6 @@ namespace tessera {
 
 /// "layers.0.wq" → "layers", "0", "wq". The empty path has no components.
 std::vector<std::string> path_components(std::string_view path);
-
-bool matches_component(std::string_view pattern, std::string_view name);
 
 /// Whether there are equally many components and each matches. The empty pattern matches the empty path only.
 bool matches_path(std::string_view pattern, std::string_view path);

@@ -103,7 +103,7 @@ class FSDPState : public std::enable_shared_from_this<FSDPState> {
   void prefetch();
   /// The same for the running backward, if that has a call of the unit to come.
   void prefetch_in_backward();
-  /// The outermost forward is over: what was prefetched in vain or not called by all modules of the unit goes.
+  /// The outermost forward is over: what was prefetched without need or not called by all modules of the unit goes.
   void finish_forward();
   /// The running backward, which has the id, begins: calls in its graph are due.
   void begin_backward(int64_t id);

@@ -13,49 +13,12 @@ namespace tessera {
 
 namespace {
 
-std::vector<int64_t> dims_of(const std::vector<NamedParam>& params) {
-  std::vector<int64_t> dims;
-  dims.reserve(params.size());
-  for (const auto& param : params) {
-    dims.push_back(param.shard_dim);
-  }
-  return dims;
-}
-
-ParamLayout layout_of(const std::vector<NamedParam>& params, int64_t num_ranks) {
-  std::vector<std::vector<int64_t>> shapes;
-  shapes.reserve(params.size());
-  for (const auto& param : params) {
-    shapes.push_back(param.unsharded_sizes().vec());
-  }
-  return make_param_layout(shapes, num_ranks, dims_of(params));
-}
-
 /// Parameters on the meta device, and on the CPU with offloading, will compute on the thread's present device.
 at::Device compute_device(const at::Tensor& param, const DeviceMesh& mesh) {
   if (param.device().type() == mesh.device_type() || mesh.device_type() == at::kCPU) {
     return mesh.device_type() == at::kCPU ? at::Device(at::kCPU) : param.device();
   }
   return c10::impl::getDeviceGuardImpl(mesh.device_type())->getDevice();
-}
-
-AllGather::Options gather_options(const std::vector<NamedParam>& params, const ParamGroup::Options& options,
-                                  at::Device device) {
-  std::vector<at::ScalarType> dtypes;
-  std::vector<GatherItem> items;
-  items.reserve(params.size());
-  for (const auto& param : params) {
-    dtypes.push_back(param.tensor.scalar_type());
-    items.push_back(param.gather);
-  }
-  const int64_t smaller = options.post_forward_ranks;
-  return {.axes = options.axes,
-          .layout = layout_of(params, options.axes.num_shards()),
-          .shard_dtypes = std::move(dtypes),
-          .items = std::move(items),
-          .device = device,
-          .post_forward_ranks = smaller,
-          .post_forward_layout = smaller > 0 ? layout_of(params, smaller) : ParamLayout{}};
 }
 
 /// Whether one rank has all, where and as it is computed with.
@@ -72,36 +35,29 @@ at::TensorOptions shard_options(const ParamGroup::Options& options, at::Device c
   return at::TensorOptions(options.offload ? at::Device(at::kCPU) : compute_device).pinned_memory(is_pinned);
 }
 
-GradientReducer::Options reduction_options(const std::vector<NamedParam>& params, const ParamGroup::Options& options,
-                                           at::Device compute_device) {
-  return {.api = options.api,
-          .axes = options.axes,
-          .reduce_dtype = options.policy.reduce_dtype,
-          .device = compute_device,
-          .grad_options = shard_options(options, compute_device),
-          .dims = dims_of(params)};
+UnitContextPtr make_context(const std::vector<NamedParam>& params, const ParamGroup::Options& options) {
+  const auto device = compute_device(params.at(0).tensor, options.axes.mesh);
+  return std::make_shared<const UnitContext>(UnitContext{.api = options.api,
+                                                         .axes = options.axes,
+                                                         .device = device,
+                                                         .shard_options = shard_options(options, device),
+                                                         .reduce_dtype = options.policy.reduce_dtype});
 }
 
 }  // namespace
 
-ParamGroup::ParamGroup(const std::vector<NamedParam>& params, Options options)
-    : options_(std::move(options)),
-      compute_device_(compute_device(params.at(0).tensor, options_.axes.mesh)),
-      gather_(gather_options(params, options_, compute_device_)),
-      params_(params, gather_.shards(), new_flat_shard(params[0].tensor.is_meta()),
-              {.api = options_.api,
-               .axes = options_.axes,
-               .device = compute_device_,
-               .is_alias = is_alias(params, options_, compute_device_)}),
-      gradients_(params_, {.reduction = reduction_options(params, options_, compute_device_),
-                           .has_mixed_dtypes = gather_.shards().is_in_bytes(),
-                           .bucket_bytes = options_.bucket_bytes}),
-      pool_(std::make_shared<BlockPool>(compute_device_)) {}
+ParamGroup::ParamGroup(const std::vector<NamedParam>& params, const Options& options)
+    : context_(make_context(params, options)),
+      gather_(context_, params, options.post_forward_ranks),
+      params_(params, gather_.shards(), new_flat_shard(params[0].tensor.is_meta()), *context_,
+              is_alias(params, options, context_->device)),
+      gradients_(params_, context_,
+                 {.has_mixed_dtypes = gather_.shards().is_in_bytes(), .bucket_bytes = options.bucket_bytes}),
+      pool_(std::make_shared<BlockPool>(context_->device)) {}
 
 at::Tensor ParamGroup::new_flat_shard(bool on_meta) {
   const at::AutoDispatchBelowADInplaceOrView below;
-  auto shard =
-      gather_.new_flat_shard(on_meta ? at::TensorOptions(at::kMeta) : shard_options(options_, compute_device_));
+  auto shard = gather_.new_flat_shard(on_meta ? at::TensorOptions(at::kMeta) : context_->shard_options);
   if (shared_place(shard)) {
     SharedGradientAllocator::prepare();
   }

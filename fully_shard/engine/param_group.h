@@ -38,7 +38,7 @@ class ParamGroup {
 
   /// Shards `params` (contiguous leaves, at least one dim each, those that are trained of one dtype; all on the meta
   /// device or none). With post_forward_ranks, all ranks of the mesh call it together.
-  ParamGroup(const std::vector<NamedParam>& params, Options options);
+  ParamGroup(const std::vector<NamedParam>& params, const Options& options);
 
   const std::vector<ShardedParam>& params() const { return unit_params().all(); }
   const UnitParams& unit_params() const { return params_; }
@@ -47,15 +47,15 @@ class ParamGroup {
   const UnitGradients& gradients() const { return gradients_; }
   const std::shared_ptr<BlockPool>& pool() const { return pool_; }
   const std::shared_ptr<StreamLane>& gather_stream() const { return gather_.stream(); }
-  const DataParallelAxes& axes() const { return options_.axes; }
+  const DataParallelAxes& axes() const { return context_->axes; }
   /// Whether gradients are all-reduced over replicas.
-  bool has_replicas() const { return options_.axes.replica_axis.has_value(); }
+  bool has_replicas() const { return context_->axes.replica_axis.has_value(); }
 
   /// Where the shards are to be, and whether they have no memory yet.
-  at::Device shard_device() const { return options_.offload ? at::Device(at::kCPU) : compute_device_; }
+  at::Device shard_device() const { return context_->shard_options.device(); }
   bool is_on_meta() const { return params_.is_on_meta(); }
   /// Of the full parameters.
-  at::Device unsharded_device() const { return compute_device_; }
+  at::Device unsharded_device() const { return context_->device; }
   /// Gives shards on the meta device memory on shard_device(); their values are zeros.
   void materialize();
 
@@ -114,8 +114,7 @@ class ParamGroup {
   void drop_gather();
   void free_params(bool keeps_shard);
 
-  Options options_;
-  at::Device compute_device_;  // of the full parameters
+  UnitContextPtr context_;
   AllGather gather_;
   UnitParams params_;
   UnitGradients gradients_;

@@ -26,21 +26,34 @@ std::string name_of(int64_t unit, const UnitNames& names) {
   return known ? fmt::format("'{}'", (*names)[unit]) : fmt::format("number {}", unit);
 }
 
-std::vector<GatherItem> items_of(const std::vector<at::ScalarType>& dtypes) {
+ParamLayout layout_of(const std::vector<NamedParam>& params, int64_t num_ranks) {
+  std::vector<std::vector<int64_t>> shapes;
+  std::vector<int64_t> dims;
+  for (const auto& param : params) {
+    shapes.push_back(param.unsharded_sizes().vec());
+    dims.push_back(param.shard_dim);
+  }
+  return make_param_layout(shapes, num_ranks, dims);
+}
+
+/// How each parameter is sent: as its shard lies, as `gather` says, or in its compute dtype without extension.
+template <class Item>
+std::vector<GatherItem> items_of(const std::vector<NamedParam>& params, Item item) {
   std::vector<GatherItem> items;
-  items.reserve(dtypes.size());
-  for (const auto dtype : dtypes) {
-    items.push_back({.dtype = dtype});
+  items.reserve(params.size());
+  for (const auto& param : params) {
+    items.push_back(item(param));
   }
   return items;
 }
-
-/// In their compute dtypes, without extensions.
-std::vector<GatherItem> computed_items(std::vector<GatherItem> items) {
-  for (auto& item : items) {
-    item.extension = nullptr;
-  }
-  return items;
+std::vector<GatherItem> shard_items(const std::vector<NamedParam>& params) {
+  return items_of(params, [](const NamedParam& param) { return GatherItem{.dtype = param.tensor.scalar_type()}; });
+}
+std::vector<GatherItem> sent_items(const std::vector<NamedParam>& params) {
+  return items_of(params, [](const NamedParam& param) { return param.gather; });
+}
+std::vector<GatherItem> computed_items(const std::vector<NamedParam>& params) {
+  return items_of(params, [](const NamedParam& param) { return GatherItem{.dtype = param.gather.dtype}; });
 }
 
 /// Null for one rank. The mesh of `axes` keeps the group.
@@ -64,17 +77,16 @@ void AllGather::Source::leave_memory() {
 }
 
 // Shards of several dtypes are sent item by item even where one dtype is computed with: no one cast fits them all.
-AllGather::AllGather(Options options)
-    : options_(std::move(options)),
-      shards_(options_.layout, items_of(options_.shard_dtypes)),
-      flat_(FlatLayout(options_.layout, options_.items, shards_.is_in_bytes()), shard_group(options_.axes),
-            options_.device),
-      stream_(shared_lane(LaneKind::Gather, options_.device)) {
-  if (options_.post_forward_ranks > 0) {
-    const auto& axes = options_.axes;
-    post_forward_.emplace(FlatLayout(options_.post_forward_layout, computed_items(options_.items)),
-                          post_forward_group(axes.mesh, *axes.shard_axis, options_.post_forward_ranks),
-                          options_.device);
+AllGather::AllGather(UnitContextPtr context, const std::vector<NamedParam>& params, int64_t post_forward_ranks)
+    : context_(std::move(context)),
+      shards_(layout_of(params, context_->axes.num_shards()), shard_items(params)),
+      flat_(FlatLayout(layout_of(params, context_->axes.num_shards()), sent_items(params), shards_.is_in_bytes()),
+            shard_group(context_->axes), context_->device),
+      stream_(shared_lane(LaneKind::Gather, context_->device)) {
+  if (post_forward_ranks > 0) {
+    post_forward_.emplace(FlatLayout(layout_of(params, post_forward_ranks), computed_items(params)),
+                          post_forward_group(context_->axes.mesh, *context_->axes.shard_axis, post_forward_ranks),
+                          context_->device);
   }
 }
 
@@ -125,13 +137,13 @@ void AllGather::start(const at::Tensor& flat_shard, const GatherTag& tag, BlockP
   } else {
     gathered_ = std::move(sent);
   }
-  issued_ = StreamEvent::here(options_.device);
+  issued_ = StreamEvent::here(context_->device);
 }
 
 bool AllGather::can_use_segments() {
   if (!group_supports_segments_) {
     group_supports_segments_ = sends_shards_as_they_are() && flat_.group && shards_.is_cut_on_dim_0() &&
-                               supports_segments(*flat_.group, options_.device.type());
+                               supports_segments(*flat_.group, context_->device.type());
   }
   return *group_supports_segments_;
 }
@@ -142,7 +154,7 @@ bool AllGather::can_gather_in_place(const at::Tensor& flat_shard, const AllGathe
 
 at::Tensor AllGather::new_flat_shard(const at::TensorOptions& options) {
   const bool is_pageable = options.device().is_cpu() && !options.pinned_memory();
-  return is_pageable && options_.device.is_cpu() && can_use_segments()
+  return is_pageable && context_->device.is_cpu() && can_use_segments()
              ? zeros_to_gather(shards_.numel(), shards_.dtype(), *flat_.group)
              : at::zeros({shards_.numel()}, options.dtype(shards_.dtype()));
 }
@@ -227,7 +239,7 @@ void AllGather::keep_share(const std::vector<ShardedParam>& params, int64_t unit
   share_tag_ = {.unit = unit};
   write_tag(share, share_tag_);
   share_ = share;
-  share_cut_ = StreamEvent::here(options_.device);
+  share_cut_ = StreamEvent::here(context_->device);
 }
 
 AllGather::TagPlaces AllGather::tag_places() const {

@@ -25,12 +25,13 @@
 #include <vector>
 
 #include "fully_shard/events/comm_overrides.h"
-#include "fully_shard/layout/data_parallel_axes.h"
 #include "fully_shard/layout/flat_layout.h"
 #include "fully_shard/layout/gather_tag.h"
+#include "fully_shard/layout/unit_context.h"
 #include "fully_shard/memory/block_pool.h"
 #include "fully_shard/memory/stream_lane.h"
 #include "fully_shard/param/sharded_param.h"
+#include "fully_shard/param/unit_params.h"
 
 namespace tessera {
 
@@ -39,19 +40,9 @@ using UnitNames = std::shared_ptr<const std::vector<std::string>>;
 
 class AllGather {
  public:
-  struct Options {
-    DataParallelAxes axes;
-    ParamLayout layout;                        // of the flat shards
-    std::vector<at::ScalarType> shard_dtypes;  // of the parameters' shards
-    std::vector<GatherItem> items;             // how they are sent, one a parameter
-    at::Device device;                         // of the unsharded parameters
-    /// Of the shares among that many ranks; 0: there are none.
-    int64_t post_forward_ranks = 0;
-    ParamLayout post_forward_layout = {};
-  };
-
-  /// With post_forward_ranks, all ranks of the mesh call it together.
-  explicit AllGather(Options options);
+  /// `post_forward_ranks`: how many ranks keep a share of the parameters between forward and backward; 0: none do. With
+  /// it, all ranks of the mesh call it together.
+  AllGather(UnitContextPtr context, const std::vector<NamedParam>& params, int64_t post_forward_ranks);
 
   const std::shared_ptr<StreamLane>& stream() const { return stream_; }
   /// Where the shards lie in a flat shard.
@@ -121,7 +112,7 @@ class AllGather {
   bool tags_are_equal() const;
   std::vector<GatherTag> tags() const;
 
-  Options options_;
+  UnitContextPtr context_;
   FlatLayout shards_;
   Source flat_;
   std::optional<Source> post_forward_;

@@ -52,24 +52,29 @@ std::vector<FlatRange> ParamLayout::unused(int64_t rank_numel) const {
   return ranges;
 }
 
+ParamLayout pack_slots(std::vector<ParamSlot> slots, int64_t num_ranks) {
+  ParamLayout layout{.slots = std::move(slots), .num_ranks = num_ranks, .shard_numel = 0};
+  for (auto& slot : layout.slots) {
+    slot.chunk_numel = slot.outer * chunk_length(slot.rows, num_ranks) * slot.row_numel;
+    slot.offset = layout.shard_numel;
+    layout.shard_numel += aligned_numel(slot.chunk_numel);
+  }
+  return layout;
+}
+
 ParamLayout make_param_layout(const std::vector<std::vector<int64_t>>& shapes, int64_t num_ranks,
                               const std::vector<int64_t>& dims) {
   TESSERA_ASSERT(dims.empty() || dims.size() == shapes.size(), "{} dims for {} shapes", dims.size(), shapes.size());
-  ParamLayout layout{.slots = {}, .num_ranks = num_ranks, .shard_numel = 0};
+  std::vector<ParamSlot> slots;
   for (size_t i = 0; i < shapes.size(); ++i) {
     const auto& shape = shapes[i];
     const int64_t dim = dims.empty() ? 0 : dims[i];
     TESSERA_ASSERT(dim >= 0 && dim < static_cast<int64_t>(shape.size()), "dim {} of {}", dim, shape.size());
-    ParamSlot slot{.outer = c10::multiply_integers(shape.begin(), shape.begin() + dim),
-                   .rows = shape[dim],
-                   .row_numel = c10::multiply_integers(shape.begin() + dim + 1, shape.end()),
-                   .chunk_numel = 0,
-                   .offset = layout.shard_numel};
-    slot.chunk_numel = slot.outer * chunk_length(slot.rows, num_ranks) * slot.row_numel;
-    layout.shard_numel += aligned_numel(slot.chunk_numel);
-    layout.slots.push_back(slot);
+    slots.push_back({.outer = c10::multiply_integers(shape.begin(), shape.begin() + dim),
+                     .rows = shape[dim],
+                     .row_numel = c10::multiply_integers(shape.begin() + dim + 1, shape.end())});
   }
-  return layout;
+  return pack_slots(std::move(slots), num_ranks);
 }
 
 }  // namespace tessera

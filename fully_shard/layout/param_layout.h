@@ -82,6 +82,9 @@ struct ParamLayout {
   std::vector<FlatRange> unused(int64_t rank_numel) const;
 };
 
+/// Lays slots out one after the other, whatever their offsets were.
+ParamLayout pack_slots(std::vector<ParamSlot> slots, int64_t num_ranks);
+
 /// `shapes`: sizes of each parameter, of at least one dim. `dims`: the dim on which each is sharded; none: dim 0.
 ParamLayout make_param_layout(const std::vector<std::vector<int64_t>>& shapes, int64_t num_ranks,
                               const std::vector<int64_t>& dims = {});

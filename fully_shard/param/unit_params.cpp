@@ -28,34 +28,34 @@ SpecPtr sharded_spec(const NamedParam& param, const DataParallelAxes& axes) {
                            TensorMeta::contiguous(param.tensor.sizes(), param.tensor.scalar_type()));
 }
 
-ShardedParam::Options param_options(const NamedParam& param, int64_t num_ranks, const UnitParams::Options& options) {
+ShardedParam::Options param_options(const NamedParam& param, const UnitContext& context, bool is_alias) {
   const auto dtype = param.gather.dtype;
-  return {.spec = sharded_spec(param, options.axes),
+  return {.spec = sharded_spec(param, context.axes),
           .unsharded_spec = param.tp_spec ? param.tp_spec->with_dtype(dtype) : nullptr,
           .compute_dtype = dtype,
-          .compute_device = options.device,
+          .compute_device = context.device,
           .origin = param.origin,
-          .rank = options.axes.shard_rank(),
-          .num_ranks = num_ranks,
+          .rank = context.axes.shard_rank(),
+          .num_ranks = context.axes.num_shards(),
           .dim = param.shard_dim,
-          .is_alias = options.is_alias};
+          .is_alias = is_alias};
 }
 
 }  // namespace
 
 UnitParams::UnitParams(const std::vector<NamedParam>& params, const FlatLayout& layout, at::Tensor flat_shard,
-                       const Options& options)
-    : api_(options.api),
+                       const UnitContext& context, bool is_alias)
+    : api_(context.api),
       flat_shard_(std::move(flat_shard)),
-      is_alias_(options.is_alias),
-      keeps_writes_(options.is_alias && options.axes.num_replicas() == 1) {
+      is_alias_(is_alias),
+      keeps_writes_(is_alias && context.axes.num_replicas() == 1) {
   const at::AutoDispatchBelowADInplaceOrView below;
-  const size_t alignment = alignment_on(options.device);
+  const size_t alignment = alignment_on(context.device);
   params_.reserve(params.size());
   memory_offsets_.push_back(0);
   for (size_t i = 0; i < params.size(); ++i) {
     const auto& param = params_.emplace_back(params[i].tensor, layout.slot(i), layout.chunk(flat_shard_, i),
-                                             param_options(params[i], layout.num_ranks(), options));
+                                             param_options(params[i], context, is_alias));
     memory_offsets_.push_back(memory_offsets_.back() +
                               (param.unsharded_size() + alignment - 1) / alignment * alignment);
   }

@@ -21,9 +21,9 @@
 #include <string>
 #include <vector>
 
-#include "fully_shard/layout/data_parallel_axes.h"
 #include "fully_shard/layout/flat_layout.h"
 #include "fully_shard/layout/gather_tag.h"
+#include "fully_shard/layout/unit_context.h"
 #include "fully_shard/param/sharded_param.h"
 
 namespace tessera {
@@ -47,16 +47,9 @@ struct ParamVersions {
 
 class UnitParams {
  public:
-  struct Options {
-    std::string api;  // the function that the user called, for messages
-    DataParallelAxes axes;
-    at::Device device;  // of the full parameters
-    bool is_alias;      // these are the flat shard's memory
-  };
-
-  /// Shards `params` into `flat_shard`, zeros as `layout` says.
+  /// Shards `params` into `flat_shard`, zeros as `layout` says. `is_alias`: the full parameters are its memory.
   UnitParams(const std::vector<NamedParam>& params, const FlatLayout& layout, at::Tensor flat_shard,
-             const Options& options);
+             const UnitContext& context, bool is_alias);
   UnitParams(const UnitParams&) = delete;
   UnitParams& operator=(const UnitParams&) = delete;
 

@@ -9,13 +9,13 @@
 
 namespace tessera {
 
-GradientReducer::GradientReducer(std::span<ShardedParam> params, Options options, Reporter report)
+GradientReducer::GradientReducer(std::span<ShardedParam> params, UnitContextPtr context, Reporter report)
     : params_(params),
-      options_(std::move(options)),
+      context_(std::move(context)),
       report_(std::move(report)),
-      scatter_stream_(shared_lane(LaneKind::ReduceScatter, options_.device)) {
-  if (options_.axes.replica_axis) {
-    stream_ = shared_lane(LaneKind::AllReduce, options_.device);
+      scatter_stream_(shared_lane(LaneKind::ReduceScatter, context_->device)) {
+  if (context_->axes.replica_axis) {
+    stream_ = shared_lane(LaneKind::AllReduce, context_->device);
   } else {
     stream_ = scatter_stream_;
   }
@@ -29,20 +29,16 @@ void GradientReducer::plan() {
   TESSERA_CHECK(StateError, !has_partial(),
                 "{}: requires_grad of a parameter of {} changed while gradients wait for their all-reduce; "
                 "run a backward with set_requires_all_reduce(true) first",
-                options_.api, params_[0].origin().module);
-  message_ = ReduceScatterLayout(params_, {.axes = options_.axes,
-                                           .dtype = options_.reduce_dtype,
-                                           .device = options_.device,
-                                           .dims = options_.dims,
-                                           .is_read_on_host = options_.grad_options.device().is_cpu()});
-  const auto pieces = message_.pieces(options_.axes.shard_rank());
-  flat_gradient_ = FlatGradient(pieces, numel(), options_.grad_options.dtype(params_[pieces.at(0).param].dtype()));
-  input_ = PooledBuffer(options_.axes.num_shards() * numel(), buffer_options());
+                context_->api, params_[0].origin().module);
+  message_ = ReduceScatterLayout(params_, *context_);
+  const auto pieces = message_.pieces(context_->axes.shard_rank());
+  flat_gradient_ = FlatGradient(pieces, numel(), context_->shard_options.dtype(params_[pieces.at(0).param].dtype()));
+  input_ = PooledBuffer(context_->axes.num_shards() * numel(), buffer_options());
   output_buffer_ = PooledBuffer(numel(), buffer_options());
 }
 
 const at::Tensor& GradientReducer::choose_output(BlockPool& pool) {
-  if (options_.device == options_.grad_options.device() && flat_gradient_.can_be_result(params_, message_.dtype())) {
+  if (context_->device == context_->shard_options.device() && flat_gradient_.can_be_result(params_, message_.dtype())) {
     output_ = flat_gradient_.ensure(params_);
   } else {
     output_ = output_buffer_.acquire(pool);
@@ -62,7 +58,7 @@ bool GradientReducer::collect(const GradientSettings& settings) {
   }
   const at::AutoDispatchBelowADInplaceOrView below;
   plan();
-  scale_ = gradient_scale({.num_ranks = options_.axes.mesh.size(),
+  scale_ = gradient_scale({.num_ranks = context_->axes.mesh.size(),
                            .divide_factor = settings.divide_factor,
                            .force_sum = settings.force_sum,
                            .reduce_dtype = message_.dtype()});
@@ -82,7 +78,7 @@ bool GradientReducer::collect(const GradientSettings& settings) {
 void GradientReducer::start(BlockPool& pool) {
   TESSERA_ASSERT(stage_ == Stage::Collected, "gradients of {} were not collected", params_[0].origin().module);
   const at::AutoDispatchBelowADInplaceOrView below;
-  const bool scatters = options_.axes.num_shards() > 1;
+  const bool scatters = context_->axes.num_shards() > 1;
   if (scatters) {
     issue_reduce_scatter(pool);
   } else {
@@ -99,7 +95,7 @@ void GradientReducer::start(BlockPool& pool) {
 
 /// From where the gradients are, if the group can.
 void GradientReducer::issue_reduce_scatter(BlockPool& pool) {
-  const auto& group = options_.axes.shard_group();
+  const auto& group = context_->axes.shard_group();
   if (scale_.before == 1 && message_.can_be_segments() && is_default(settings_.reduce_scatter)) {
     stage_ = Stage::ReduceScatter;
     pending_ = reduce_scatter_segments_async(choose_output(pool), message_.take_segments(), scale_.op, group);
@@ -112,12 +108,12 @@ void GradientReducer::issue_reduce_scatter(BlockPool& pool) {
 }
 
 bool GradientReducer::can_share() const {
-  return options_.axes.num_shards() == 1 && all_reduces() && !has_own_all_reduce_ && !has_partial();
+  return context_->axes.num_shards() == 1 && all_reduces() && !has_own_all_reduce_ && !has_partial();
 }
 
 bool GradientReducer::can_share_with(const GradientReducer& other) const {
   return replica_group() == other.replica_group() && scale_.op == other.scale_.op &&
-         message_.dtype() == other.message_.dtype() && options_.device == other.options_.device;
+         message_.dtype() == other.message_.dtype() && context_->device == other.context_->device;
 }
 
 void GradientReducer::copy_in(const at::Tensor& buffer) {
@@ -143,7 +139,7 @@ void GradientReducer::issue_all_reduce() {
     output_.add_(partial_);
     partial_ = at::Tensor();
   }
-  pending_ = settings_.all_reduce(output_, scale_.op, options_.axes.replica_group());
+  pending_ = settings_.all_reduce(output_, scale_.op, context_->axes.replica_group());
   stage_ = Stage::AllReduce;
   report_(FSDPEventKind::AllReduce);
 }
@@ -160,7 +156,7 @@ void GradientReducer::wait_for_pending() {
 /// As that of a gather (all_gather.cpp): peers may still read and write what a collective that failed has, which its
 /// work keeps.
 void GradientReducer::leave_memory() {
-  input_ = PooledBuffer(options_.axes.num_shards() * numel(), buffer_options());
+  input_ = PooledBuffer(context_->axes.num_shards() * numel(), buffer_options());
   output_buffer_ = PooledBuffer(numel(), buffer_options());
   flat_gradient_.leave_memory();
   message_.leave_memory();
@@ -199,7 +195,7 @@ bool GradientReducer::start_all_reduce() {
     issue_all_reduce();
     return true;
   }
-  if (!options_.axes.replica_axis) {
+  if (!context_->axes.replica_axis) {
     finish();
     return false;
   }
@@ -219,7 +215,7 @@ void GradientReducer::finish() {
     const StreamLane::Scope scope(*stream_);
     wait_for_pending();
     scale_result();
-    if (output_.device() != options_.grad_options.device()) {
+    if (output_.device() != context_->shard_options.device()) {
       start_host_copy();
       return;
     }
@@ -242,7 +238,7 @@ void GradientReducer::check_frozen_alike() {
   throw StateError(fmt::format(
       "{}: parameter '{}' of {} is trained on this rank, and frozen (requires_grad is false) on another, so that "
       "gradients of different parameters would be added up. Freeze the same parameters on all ranks",
-      options_.api, origin.name, origin.module));
+      context_->api, origin.name, origin.module));
 }
 
 void GradientReducer::scale_result() {
@@ -258,12 +254,12 @@ void GradientReducer::scale_result() {
 void GradientReducer::start_host_copy() {
   host_output_ = flat_gradient_.can_be_result(params_, message_.dtype())
                      ? flat_gradient_.ensure(params_)
-                     : at::empty({numel()}, options_.grad_options.dtype(message_.dtype()));
-  const auto stream = shared_lane(LaneKind::HostCopy, options_.device);
+                     : at::empty({numel()}, context_->shard_options.dtype(message_.dtype()));
+  const auto stream = shared_lane(LaneKind::HostCopy, context_->device);
   stream->wait_for_current();
   const StreamLane::Scope scope(*stream);
   host_output_.copy_(output_, /*non_blocking=*/true);
-  copied_ = StreamEvent::here(options_.device);
+  copied_ = StreamEvent::here(context_->device);
   stage_ = Stage::HostCopy;
 }
 

@@ -31,7 +31,7 @@
 #include "comm/backend/stream_event.h"
 #include "fully_shard/events/comm_overrides.h"
 #include "fully_shard/events/sharded_state.h"
-#include "fully_shard/layout/data_parallel_axes.h"
+#include "fully_shard/layout/unit_context.h"
 #include "fully_shard/memory/block_pool.h"
 #include "fully_shard/memory/stream_lane.h"
 #include "fully_shard/param/sharded_param.h"
@@ -56,20 +56,11 @@ struct GradientSettings {
 
 class GradientReducer {
  public:
-  struct Options {
-    std::string api;  // as in ParamGroup::Options
-    DataParallelAxes axes;
-    std::optional<at::ScalarType> reduce_dtype;  // none: that of the parameters
-    at::Device device;                           // of the unsharded parameters
-    at::TensorOptions grad_options;              // of the sharded gradients, but for their dtype: the parameters'
-    std::vector<int64_t> dims;                   // that are sharded, one a parameter
-  };
-
   /// Sees every step that is taken.
   using Reporter = std::function<void(FSDPEventKind)>;
 
   /// `params` outlive it, and there is at least one.
-  GradientReducer(std::span<ShardedParam> params, Options options, Reporter report);
+  GradientReducer(std::span<ShardedParam> params, UnitContextPtr context, Reporter report);
 
   bool has_trainable() const;
   bool in_flight() const { return stage_ != Stage::Idle; }
@@ -102,7 +93,7 @@ class GradientReducer {
   ReduceOp op() const { return scale_.op; }
   /// On which finish() waits and works.
   const std::shared_ptr<StreamLane>& stream() const { return stream_; }
-  const ProcessGroupPtr& replica_group() const { return options_.axes.replica_group(); }
+  const ProcessGroupPtr& replica_group() const { return context_->axes.replica_group(); }
   /// Copies what was collected to `buffer`, numel() elements of buffer_options(), which stays until finish(). finish()
   /// comes after the all-reduce of it.
   void start_in(const at::Tensor& buffer);
@@ -113,7 +104,7 @@ class GradientReducer {
  private:
   enum class Stage { Idle, Collected, ReduceScatter, AllReduce, HostCopy };
 
-  bool all_reduces() const { return options_.axes.replica_axis && settings_.requires_all_reduce; }
+  bool all_reduces() const { return context_->axes.replica_axis && settings_.requires_all_reduce; }
   void plan();
   void copy_in(const at::Tensor& buffer);
   void wait_for_pending();
@@ -130,7 +121,7 @@ class GradientReducer {
   void end();
 
   std::span<ShardedParam> params_;
-  Options options_;
+  UnitContextPtr context_;
   Reporter report_;
   std::shared_ptr<StreamLane> scatter_stream_;
   std::shared_ptr<StreamLane> stream_;

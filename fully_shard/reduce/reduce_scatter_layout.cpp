@@ -18,28 +18,26 @@ bool has_host_floats(const at::Tensor& tensor) {
 
 }  // namespace
 
-ReduceScatterLayout::ReduceScatterLayout(std::span<const ShardedParam> params, const Options& options) {
-  std::vector<std::vector<int64_t>> shapes;
-  std::vector<int64_t> dims;
+ReduceScatterLayout::ReduceScatterLayout(std::span<const ShardedParam> params, const UnitContext& context) {
+  std::vector<ParamSlot> slots;
   for (size_t i = 0; i < params.size(); ++i) {
     trainable_.push_back(params[i].requires_grad());
     if (trainable_[i]) {
       members_.push_back(i);
-      shapes.push_back(params[i].unsharded().sizes().vec());
-      dims.push_back(options.dims[i]);
+      slots.push_back(params[i].slot());
     }
   }
-  const int64_t ranks = options.axes.num_shards();
-  layout_ = make_param_layout(shapes, ranks, dims);
+  const int64_t ranks = context.axes.num_shards();
+  layout_ = pack_slots(std::move(slots), ranks);
   numel_ = layout_.shard_numel + gradient_flags_numel(num_params());
-  options_ = at::TensorOptions(options.device).dtype(options.dtype.value_or(params[members_.at(0)].dtype()));
+  options_ = at::TensorOptions(context.device).dtype(context.reduce_dtype.value_or(params[members_.at(0)].dtype()));
   for (const auto& slot : layout_.slots) {
     copies_.push_back(layout_.copies(slot, numel_));
   }
   unused_ = layout_.unused(numel_);
-  is_read_on_host_ = options.is_read_on_host;
+  is_read_on_host_ = context.shard_options.device().is_cpu();
   group_supports_segments_ =
-      ranks > 1 && layout_.is_cut_on_dim_0() && supports_segments(options.axes.shard_group(), options.device.type());
+      ranks > 1 && layout_.is_cut_on_dim_0() && supports_segments(context.axes.shard_group(), context.device.type());
 }
 
 bool ReduceScatterLayout::is_of(std::span<const ShardedParam> params) const {

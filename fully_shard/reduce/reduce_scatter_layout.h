@@ -23,8 +23,8 @@
 #include <vector>
 
 #include "comm/backend/tensor_segment.h"
-#include "fully_shard/layout/data_parallel_axes.h"
 #include "fully_shard/layout/param_layout.h"
+#include "fully_shard/layout/unit_context.h"
 #include "fully_shard/param/sharded_param.h"
 #include "fully_shard/reduce/flat_gradient.h"
 
@@ -37,18 +37,10 @@ inline int64_t gradient_flags_numel(int64_t num_params) {
 
 class ReduceScatterLayout {
  public:
-  struct Options {
-    DataParallelAxes axes;
-    std::optional<at::ScalarType> dtype;  // in which gradients are reduced; none: that of the parameters
-    at::Device device;                    // of the unsharded parameters
-    std::vector<int64_t> dims;            // that are sharded, one a parameter
-    bool is_read_on_host = true;          // the result: then the flags of frozen parameters are of use
-  };
-
   ReduceScatterLayout() = default;
   /// Of those of `params` that require a gradient now, which have one dtype; there is at least one. Of frozen
   /// parameters the flags alone are sent.
-  ReduceScatterLayout(std::span<const ShardedParam> params, const Options& options);
+  ReduceScatterLayout(std::span<const ShardedParam> params, const UnitContext& context);
 
   /// Whether the same ones of `params` require a gradient.
   bool is_of(std::span<const ShardedParam> params) const;
@@ -100,7 +92,7 @@ class ReduceScatterLayout {
   at::TensorOptions options_;
   std::vector<std::vector<BlockCopy>> copies_;
   std::vector<FlatRange> unused_;
-  bool is_read_on_host_ = true;
+  bool is_read_on_host_ = true;           // the result: then the flags of frozen parameters are of use
   bool group_supports_segments_ = false;  // and the gradients lie as parts do
   std::vector<at::Tensor> grads_;         // of the members, collected
   std::vector<bool> has_grad_;            // which members had one on this rank

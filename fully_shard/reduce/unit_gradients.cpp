@@ -27,7 +27,8 @@ std::vector<size_t> cut_by_bytes(const std::vector<int64_t>& bytes, int64_t cap)
   return counts;
 }
 
-UnitGradients::UnitGradients(UnitParams& params, Options options) : params_(params), options_(std::move(options)) {
+UnitGradients::UnitGradients(UnitParams& params, UnitContextPtr context, Options options)
+    : params_(params), context_(std::move(context)), options_(std::move(options)) {
   cut({params_.all().size()});
 }
 
@@ -42,12 +43,9 @@ void UnitGradients::cut(const std::vector<size_t>& counts) {
   for (const auto count : counts) {
     TESSERA_ASSERT(count <= first, "buckets of more than {} parameters", params.size());
     first -= count;
-    auto options = options_.reduction;
-    const auto dim = options_.reduction.dims.begin() + static_cast<std::ptrdiff_t>(first);
-    options.dims.assign(dim, dim + static_cast<std::ptrdiff_t>(count));
     buckets_.push_back({.first = first,
                         .count = count,
-                        .reducer = GradientReducer(params.subspan(first, count), std::move(options),
+                        .reducer = GradientReducer(params.subspan(first, count), context_,
                                                    [this](FSDPEventKind step) { report(step); })});
   }
   TESSERA_ASSERT(first == 0, "buckets lack the first {} parameters", first);
@@ -63,8 +61,7 @@ void UnitGradients::set_alone(bool is_alone) {
   const auto params = params_.all();
   const bool is_plain =
       std::ranges::none_of(params, [](const ShardedParam& param) { return param.is_tensor_parallel(); });
-  const bool has_buckets =
-      is_alone && is_plain && options_.bucket_bytes > 0 && options_.reduction.axes.num_shards() == 1;
+  const bool has_buckets = is_alone && is_plain && options_.bucket_bytes > 0 && context_->axes.num_shards() == 1;
   cut(has_buckets ? cut_by_bytes(bytes_of_each(), options_.bucket_bytes) : std::vector{params.size()});
 }
 
@@ -75,7 +72,7 @@ void UnitGradients::report(FSDPEventKind step) const {
 }
 
 at::ScalarType UnitGradients::reduce_dtype(const ShardedParam& param) const {
-  return options_.reduction.reduce_dtype.value_or(param.dtype());
+  return context_->reduce_dtype.value_or(param.dtype());
 }
 
 /// Of each parameter, as it is reduced.
@@ -167,8 +164,8 @@ void UnitGradients::check_trained_dtypes() const {
         StateError, param.dtype() == first->dtype(),
         "{0}: parameters of {1} that are trained need one dtype, but since then one of '{2}' in {3} and '{4}' in "
         "{5} was set to require a gradient; freeze one, or convert one before {0}",
-        options_.reduction.api, param.origin().module, first->origin().name, c10::toString(first->dtype()),
-        param.origin().name, c10::toString(param.dtype()));
+        context_->api, param.origin().module, first->origin().name, c10::toString(first->dtype()), param.origin().name,
+        c10::toString(param.dtype()));
   }
 }
 
@@ -179,14 +176,14 @@ void UnitGradients::check_none_frozen_since() const {
         "{}: parameter '{}' of {} was frozen while its gradient, of a backward with "
         "set_requires_gradient_sync(false), waits for its reduction. Freeze it after a backward that reduces, or "
         "drop those gradients by reset_iter_state()",
-        options_.reduction.api, param.origin().name, param.origin().module);
+        context_->api, param.origin().name, param.origin().module);
   }
   for (const auto& bucket : buckets_) {
     TESSERA_CHECK(StateError, bucket.reducer.has_trainable() || !bucket.reducer.has_partial(),
                   "{}: all parameters of {} were frozen while gradients of theirs, of a backward with "
                   "set_requires_all_reduce(false), wait for their all-reduce. Freeze them after a backward that "
                   "all-reduces, or drop those gradients by reset_iter_state()",
-                  options_.reduction.api, params_.module());
+                  context_->api, params_.module());
   }
 }
 

@@ -39,13 +39,12 @@ std::vector<size_t> cut_by_bytes(const std::vector<int64_t>& bytes, int64_t cap)
 class UnitGradients {
  public:
   struct Options {
-    GradientReducer::Options reduction;  // of all parameters
-    bool has_mixed_dtypes;               // of the parameters
-    int64_t bucket_bytes;                // as in ParamGroup::Options
+    bool has_mixed_dtypes;  // of the parameters
+    int64_t bucket_bytes;   // as in ParamGroup::Options
   };
 
   /// `params` outlive it.
-  UnitGradients(UnitParams& params, Options options);
+  UnitGradients(UnitParams& params, UnitContextPtr context, Options options);
   UnitGradients(const UnitGradients&) = delete;
   UnitGradients& operator=(const UnitGradients&) = delete;
 
@@ -109,6 +108,7 @@ class UnitGradients {
   void report(FSDPEventKind step) const;
 
   UnitParams& params_;
+  UnitContextPtr context_;
   Options options_;
   std::function<void(FSDPEventKind)> report_;
   std::deque<Bucket> buckets_;

@@ -38,12 +38,17 @@ struct Two {
 
   at::Tensor weight = at::arange(1.f, 16.f).view({5, 3}).requires_grad_();
   at::Tensor bias = at::arange(16.f, 18.f).requires_grad_();
-  DataParallelAxes axes = DataParallelAxes::sharded(init_device_mesh(at::kCPU, {2}, {"dp"}));
+  UnitContext context{.api = "fully_shard",
+                      .axes = DataParallelAxes::sharded(init_device_mesh(at::kCPU, {2}, {"dp"})),
+                      .device = at::kCPU,
+                      .shard_options = at::kCPU,
+                      .reduce_dtype = std::nullopt};
   FlatLayout layout{make_param_layout({{5, 3}, {2}}, 2), {{.dtype = at::kFloat}, {.dtype = at::kFloat}}};
   UnitParams params{{named(weight, "weight"), named(bias, "bias")},
                     layout,
                     at::zeros({layout.numel()}),
-                    {.api = "fully_shard", .axes = axes, .device = at::kCPU, .is_alias = false}};
+                    context,
+                    /*is_alias=*/false};
 };
 
 }  // namespace
@@ -101,7 +106,7 @@ TEST_CASE("a rank sends the gradients that it has, zeros for others, and two fla
   run_ranks(2, [](int rank) {
     Two two;
     const auto params = two.params.all();
-    ReduceScatterLayout message(params, {.axes = two.axes, .dtype = std::nullopt, .device = at::kCPU, .dims = {0, 0}});
+    ReduceScatterLayout message(params, two.context);
     expect_equal(message.numel(), 32);
     two.weight.mutable_grad() = at::arange(1.f, 16.f).view({5, 3});
     message.collect(params);
@@ -134,7 +139,8 @@ TEST_CASE("a rank sends the gradients that it has, zeros for others, and two fla
 
     two.weight.set_requires_grad(false);
     TESSERA_EXPECT(!message.is_of(params));
-    ReduceScatterLayout of_bias(params, {.axes = two.axes, .dtype = at::kBFloat16, .device = at::kCPU, .dims = {0, 0}});
+    two.context.reduce_dtype = at::kBFloat16;
+    ReduceScatterLayout of_bias(params, two.context);
     two.bias.mutable_grad() = at::full({2}, 3.f);
     of_bias.collect(params);
     const auto narrow = at::full({32}, -1.f, at::kBFloat16);

@@ -15,12 +15,10 @@
 //
 // Results of some ops can be kept, if computing them costs more than keeping them: see saved_ops.h.
 //
-// A region must compute the same when it is called again with the same arguments and parameters. The random numbers of
-// the first forward are drawn again: those of libtorch's default generators (the CPU's, the current GPU's and those of
-// the tensors' devices), of DTensors, and of at::Generators among the arguments, or optional ones. One that the
-// function captures, or that is in a vector or struct among the arguments, goes on where it is, and gives other
-// numbers: pass it as an argument, or make it inside. What the function writes (a counter, batch norm's running
-// statistics) is written twice. An input that is changed in place after forward is an error in backward, as for any op.
+// A region must compute the same when it is called again. Random numbers are drawn again from the same state, of
+// libtorch's default generators, of DTensors, and of at::Generators among the arguments. What the function writes (a
+// counter, running statistics) is written twice. An input changed in place after forward is an error in backward, as
+// for any op.
 //
 // Values: bit-equal to those without checkpointing, where the ops themselves are deterministic.
 //

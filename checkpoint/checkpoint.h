@@ -20,25 +20,19 @@
 //   user-00001-of-00001.safetensors           tensors among the user's state
 //   tessera.json                              checksums and values; written last (manifest.h)
 //
-// The .safetensors files are the same, byte by byte, from every layout of the ranks (save_plan.h), for the same
-// max_file_bytes; tessera.json is not: it has the checksum of each part that a rank wrote. They need a file system that
-// all ranks see and that takes writes of several ranks to one file, as local disks, Lustre, GPFS and NFS do.
+// A save is atomic: the folder gets its name when all files are whole, so a rank killed at any moment leaves earlier
+// checkpoints as they were. load() verifies every byte against its checksum before it touches a tensor.
+// docs/semantics.md has the details, and what is asked of file systems.
 //
-// Safe: files come into being in `run/step-100.incomplete-<n>`, are synced to the disk, and get their name by one
-// rename when all of them are whole; a rank that is killed at any moment leaves earlier checkpoints as they were, and a
-// folder that the next save of this name removes. load() verifies every byte that it reads against its checksum, and
-// touches no tensor before all ranks have read and verified all of theirs. What may fail then is a copy into a tensor
-// of the state: one that refuses to be written to, or whose device has no memory left. The state's tensors are partly
-// the loaded ones after that, on all ranks, and its values, such as the step, as they were: load again, or another.
+// Errors are raised on every rank or on none, and name file and key:
+// - CheckpointError: files.
+// - KeyError: missing and unexpected keys.
+// - ValueError: sizes, dtypes, ranks that disagree.
+// - CommError: a rank that took longer than another by the time-out of init_process_group.
+// - Error: what libtorch throws (out of memory).
 //
-// RankSync wait for each other as in any collective: one must not read or write longer than another by more than the
-// `timeout` of init_process_group, on pain of CommError. Rank 0 syncs all files, and alone writes what it alone has.
-//
-// Errors are raised on every rank or on none: CheckpointError (files), KeyError (missing and unexpected keys),
-// ValueError (sizes, dtypes, ranks that disagree), Error (what libtorch throws: no memory). They name file and key.
-//
-// After torch.distributed.checkpoint, whose Hugging Face reader reads these folders, and whose Hugging Face writer's
-// folders load() reads. Thread safety: one save or load of a rank at a time.
+// Thread safety: one save or load of a rank at a time.
+// Source: torch.distributed.checkpoint, whose Hugging Face reader and writer use the same folders.
 
 #include <cstdint>
 #include <string>
@@ -58,10 +52,11 @@ struct SaveOptions {
   ProgressFn progress = {};
 };
 
-/// Makes the folder `path`. Collective. Throws CheckpointError if there is something else than an empty folder, or the
-/// disk refuses; and before anything is written, ValueError if ranks disagree about the path, a tensor's sizes or dtype
-/// or a value (all NaNs are one), if parts of a tensor are missing, or the memory of one was freed, or a text is not
-/// UTF-8; StateError for a DTensor's view that is a copy from before a write.
+/// Writes `state` to the new folder `path`. Collective. Throws, before anything is written:
+/// - ValueError if ranks disagree about the path, a value, or a tensor's sizes or dtype; parts of a tensor are missing;
+///   its memory was freed; or a text is not UTF-8.
+/// - StateError for a DTensor's view that is a copy from before a write.
+/// Throws CheckpointError if `path` is anything but an empty folder, or the disk refuses.
 void save(const std::string& path, const State& state, const SaveOptions& options = {});
 
 struct LoadOptions {
@@ -82,22 +77,17 @@ struct LoadResult {
   std::vector<std::string> unexpected_keys;  // of the checkpoint's model and optimizer, that no rank's state has
 };
 
-/// Fills `state` from `path`: a folder that save() or a Hugging Face tool wrote, or one safetensors file. Where a
-/// folder of other tools has an index, that says which file each tensor comes from, and what else the files have is
-/// ignored; else a tensor that two files have is an error, unless they are its parts. Tensors are written in place;
-/// floating ones are cast. An undefined tensor becomes a plain one of the checkpoint's sizes and dtype on the CPU.
-/// Values are replaced by those of the checkpoint, which must have the same type. A section that is empty in the state
-/// is not loaded. Collective; ranks may ask for different keys. Needs host memory for this rank's part of all tensors.
-/// A write is counted, so that backward through a graph that saved the tensor is autograd's error. Throws
-/// NotImplementedError for a DTensor's view that had to be a copy, CheckpointError also for a tensor whose stored dtype
-/// this library does not know, and for a value that has another type in the checkpoint, or is a tensor there, or the
-/// reverse.
+/// Fills `state` from `path`: a folder that save() or a Hugging Face tool wrote, or one safetensors file. Collective.
+/// - Tensors are written in place; floating ones are cast. An undefined one becomes a plain CPU tensor.
+/// - Values are replaced by those of the checkpoint, which have the same type.
+/// - A section that is empty in the state is not loaded. Ranks may ask for different keys.
+/// Needs host memory for this rank's part of all tensors. Throws NotImplementedError for a DTensor's view that had to
+/// be a copy, and CheckpointError for an unknown stored dtype or a value of another type.
 LoadResult load(const std::string& path, State& state, const LoadOptions& options = {});
 
-/// One safetensors file of a whole model, written by all ranks, each its own part: nobody ever holds the model. A rank
-/// may have no tensor, as all but rank 0 of a whole state dict on the CPU (state_dict.h). An old file of this name is
-/// replaced when the new one is whole. load(file, state) is the way back. Collective. Throws ValueError if the model
-/// has values, or no rank a tensor.
+/// Writes one safetensors file of a whole model; each rank writes its own part, so nobody holds the model. Collective.
+/// An old file of this name is replaced once the new one is whole. Throws ValueError if the model has values, or no
+/// rank has a tensor.
 void export_safetensors(const std::string& file, const StateDict& model, const SaveOptions& options = {});
 
 }  // namespace tessera::dcp

@@ -9,27 +9,21 @@
 //   }
 //   checkpointer.wait();
 //
-// run/step-00000100, run/step-00000200, ... are folders as save() makes them. A save that another one of the same
-// sizes and cuts preceded costs no planning.
+// run/step-00000100, run/step-00000200, ... are folders as save() makes them. async_save copies what this rank will
+// write to host memory and writes it in a thread, over a process group of its own. At most one save is in flight: the
+// next call waits for it and throws its error, on every rank.
 //
-// async_save copies what this rank will write to host memory, which it keeps for the next time, and writes it in a
-// thread over a process group of its own. There is at most one save in flight: a further call waits for it first. An
-// error of it is raised, on every rank, by the next call of save, async_save, latest or wait.
-//
-// Going back: a run that goes on from an earlier checkpoint than the last one says so.
+// A run that resumes from an earlier checkpoint than the last one calls resume_at():
 //
 //   dcp::load(checkpointer.path_of(100), state);        // there are 200 and 300 too
 //   checkpointer.resume_at(100);
 //
-// Its first save then sets the checkpoints of later steps aside: they are kept, as step-00000200.aside-0, and a line of
-// output names them, but they count no more, for latest() and keep_last, and their steps can be saved anew. Else 200
-// and 300 would seem to be ahead of 150, and keep_last would remove 100 before them.
+// Its first save renames later checkpoints (step-00000200.aside-0) and prints their names. They are kept, but latest()
+// and keep_last ignore them.
 //
-// The folder belongs to one run at a time: before a save, what killed saves left in it (step-<n>.incomplete-<m>) is
-// removed. Saves of the same run that are in flight stay, also those of another Checkpointer or of dcp::save(); those
-// of another run, whose rank 0 is another process, are taken for killed ones.
+// The folder belongs to one run at a time: a save removes what killed saves of other processes left in it.
 //
-// Thread safety: for the thread that trains the rank; the rank's other threads may communicate over other groups.
+// Thread safety: for the thread that trains the rank; its other threads may communicate over other groups.
 
 #include <cstdint>
 #include <memory>
@@ -42,15 +36,14 @@
 namespace tessera::dcp {
 
 struct CheckpointerOptions {
-  /// After a save, the new checkpoint and the keep_last - 1 others with the highest steps are kept. The new one stays
-  /// even if its step is lower. 0 keeps all.
+  /// How many checkpoints to keep: the new one and those of the highest steps. 0 keeps all.
   int64_t keep_last = 0;
   /// As in SaveOptions. With async_save `progress` is called in the background thread.
   int64_t max_file_bytes = int64_t{5} << 30;
   ProgressFn progress = {};
 };
 
-/// Owns the thread that writes. Every rank makes one, with the same arguments, and calls the same functions.
+/// Owns the thread that writes. Every rank makes one with the same arguments and calls the same functions.
 class Checkpointer {
  public:
   explicit Checkpointer(std::string folder, CheckpointerOptions options = {});
@@ -59,28 +52,26 @@ class Checkpointer {
   Checkpointer(const Checkpointer&) = delete;
   Checkpointer& operator=(const Checkpointer&) = delete;
 
-  /// Returns when the checkpoint is whole. Throws as dcp::save, and ValueError where ranks give different steps, or
-  /// negative ones. Collective, as async_save and latest.
+  /// Saves, and returns when the checkpoint is whole. Collective, as async_save and latest.
+  /// Throws as dcp::save(), and ValueError for a negative step or one that differs between ranks.
   void save(int64_t step, const State& state);
-  /// Returns when all ranks have copied their bytes: the tensors may change then. Throws what can be told before files
-  /// are written: ranks that disagree, values that are not UTF-8, no memory for the copies. Nothing is saved then.
+  /// Saves in the background, and returns when all ranks have copied their bytes, so that the tensors may change.
+  /// Throws what is known before files are written; nothing is saved then.
   void async_save(int64_t step, const State& state);
-  /// Returns when no save is in flight; throws its error.
+  /// Waits for the save in flight and throws its error.
   void wait();
 
-  /// Says that training goes on from the checkpoint of `step`: those of later steps count no more for latest(), and the
-  /// next save sets them aside. Throws ValueError where ranks give different steps, or negative ones. Collective.
+  /// Declares that training goes on from the checkpoint of `step`. Collective.
+  /// Throws ValueError for a negative step or one that differs between ranks.
   void resume_at(int64_t step);
 
   /// Where the checkpoint of `step` is or will be.
   std::string path_of(int64_t step) const;
-  /// The whole checkpoint of the highest step, the same answer on all ranks; none if there is none. Waits for the save
-  /// in flight, and throws its error. Throws CheckpointError where the folder, or a checkpoint in it, is there and
-  /// cannot be read.
+  /// Returns the path of the whole checkpoint with the highest step, if any. Waits for the save in flight.
+  /// Throws its error, and CheckpointError if the folder or a checkpoint in it cannot be read.
   std::optional<std::string> latest() const;
-  /// The same, but verified: all ranks together read every byte of it, once. Where it is damaged, a warning says why
-  /// and the one before is taken, and so on; the next save then sets the later ones aside, as after resume_at(). Throws
-  /// CheckpointError where there are checkpoints and all of them are damaged.
+  /// The same after verifying every byte. A damaged checkpoint is skipped with a warning, and set aside by the next
+  /// save. Throws CheckpointError if all of them are damaged.
   std::optional<std::string> latest_valid();
 
  private:
@@ -88,8 +79,8 @@ class Checkpointer {
   std::unique_ptr<Impl> impl_;
 };
 
-/// The whole checkpoint of the highest step in `folder`, as Checkpointer names them. Collective. A Checkpointer's save
-/// in flight may remove it afterwards, if keep_last is 1: ask that one's latest() instead.
+/// Returns the path of the whole checkpoint with the highest step in `folder`, if any. Collective.
+/// A Checkpointer's save in flight may remove it afterwards, if keep_last is 1.
 std::optional<std::string> latest(const std::string& folder);
 
 }  // namespace tessera::dcp

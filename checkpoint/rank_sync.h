@@ -4,7 +4,7 @@
 //   RankSync ranks = RankSync::all();
 //   std::vector<std::string> texts = ranks.exchange([&] { return describe(own_tensors); });
 //
-// Thread safety: for one thread at a time; a background thread has RankSync over a group of its own.
+// Thread safety: for one thread at a time; a background thread has a RankSync over a group of its own.
 
 #include <cstdint>
 #include <functional>

@@ -5,14 +5,11 @@
 //   "state.layers.0.weight.exp_avg", ".step"   in the optimizer's: what it keeps for a parameter
 //   "param_groups.layers.0.weight.lr"          and the options of the parameter's group
 //
-// Names come from named_parameters() and named_buffers(), so that the optimizer's state does not depend on the order in
-// which parameters were given to it, on groups, or on how many ranks there are. Known optimizers: Adam, AdamW, SGD,
-// RMSprop, Adagrad.
+// Names come from named_parameters() and named_buffers(), so the state depends neither on the order in which an
+// optimizer was given its parameters nor on the number of ranks. Known optimizers: Adam, AdamW, SGD, RMSprop, Adagrad.
 //
-// Setters are collective, and an error of one rank is one of all, but for a plain model: where neither it nor the state
-// has DTensors and each rank has the state itself (no broadcast_from_rank0), a call is of this rank alone, errors too.
-// A call of one rank inside of the model's forward or backward, where no state can be got or set, is a StateError on it
-// and on all that take part in the call, if no collective of that forward would have come first.
+// Setters are collective, and an error of one rank is an error of all. A plain model, whose state each rank has itself,
+// is the exception: then the call concerns this rank alone.
 //
 //   const auto state = get_model_state_dict(net, {.full_state_dict = true, .cpu_offload = true});   // every rank
 //   if (get_rank() == 0) set_model_state_dict(plain, state);
@@ -45,34 +42,35 @@ struct StateDictOptions {
   bool strict = true;
 };
 
-/// Parameters and buffers. Without options handles to the model's own. A module under fully_shard is resharded first.
-/// Collective where full_state_dict is set.
+/// Returns parameters and buffers: handles to the model's own, without options. Collective with full_state_dict.
+/// Reshards a module under fully_shard first.
 StateDict get_model_state_dict(ModuleRef model, const StateDictOptions& options = {});
 
-/// Copies `state` into the model's parameters and buffers. Collective, but for a plain model (above). Throws KeyError
-/// for missing and unexpected names, ValueError for sizes that differ, for dtypes that do unless both are floating, for
-/// tensors of either side that are sparse or without memory (freed, or on the meta device: call to_empty() before),
-/// NotImplementedError for a buffer that is a DTensor's view and had to be a copy; nothing is changed then.
+/// Copies `state` into the model's parameters and buffers. Collective, except for a plain model (above).
+/// Throws, before anything is changed:
+/// - KeyError for missing and unexpected names.
+/// - ValueError for sizes that differ, dtypes that differ unless both are floating, sparse tensors, and tensors without
+///   memory.
+/// - NotImplementedError for a buffer that is a DTensor's view and had to be a copy.
+/// - StateError inside the model's forward or backward.
 void set_model_state_dict(ModuleRef model, const StateDict& state, const StateDictOptions& options = {});
 
-/// The state that the optimizer has for `model`'s parameters by now: none before its first step. Options as above.
+/// Returns the optimizer's state for `model`'s parameters: none before its first step.
 /// Throws ValueError if it optimizes a tensor that is no parameter of the model, NotImplementedError for an optimizer
 /// of another type.
 StateDict get_optimizer_state_dict(ModuleRef model, torch::optim::Optimizer& optimizer,
                                    const StateDictOptions& options = {});
 
-/// Gives the optimizer `state`: existing tensors are written to, missing ones are made. Collective, but for a plain
-/// model (above). With strict, names of parameters that the optimizer does not have, and unknown fields, are a
-/// KeyError; and what `state` lacks of the optimizer's state is taken away, as by torch.optim's load_state_dict, so
-/// that a parameter that had none when it was saved begins anew (with ignore_frozen_params it stays: a parameter may
-/// have been frozen when it was saved). broadcast_from_rank0 and full_state_dict as for the model. Throws ValueError
-/// where parameters of one group have different options.
+/// Sets the optimizer's state: existing tensors are written, missing ones are made. Collective, except for a plain
+/// model. With strict, unknown names are a KeyError, and state that `state` lacks is removed, as by torch.optim's
+/// load_state_dict; with ignore_frozen_params it stays. Throws ValueError where parameters of one group have different
+/// options.
 void set_optimizer_state_dict(ModuleRef model, torch::optim::Optimizer& optimizer, const StateDict& state,
                               const StateDictOptions& options = {});
 
-/// The state dict that load(path, ...) fills with all the checkpoint has for the optimizer's parameters: its own
-/// tensors, and new ones, laid out as the parameters, where it has none yet; empty for a checkpoint of a model alone.
-/// The optimizer itself is not changed: give what was loaded to set_optimizer_state_dict. Collective.
+/// Returns the state dict that load() fills with all that the checkpoint at `path` has for the optimizer's parameters.
+/// The optimizer is not changed: pass the loaded state to set_optimizer_state_dict. Empty for a checkpoint of a model
+/// alone. Collective.
 StateDict optimizer_state_to_load(const std::string& path, ModuleRef model, torch::optim::Optimizer& optimizer);
 
 }  // namespace tessera::dcp

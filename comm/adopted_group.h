@@ -18,17 +18,14 @@ class Backend;
 
 namespace tessera {
 
-/// A group of `ranks` of the default group, in this order, over `backend`, which connects them: c10d's "gloo". Called
-/// by its members, by each once for a backend; nothing is sent. Its time-out is the default group's.
+/// Makes a group of `ranks` of the default group over `backend`, c10d's "gloo". Called by its members; nothing is sent.
+/// The group holds a reference to the backend, whose connections last until the program has let go of it too. The
+/// program may use the backend's collectives, from the thread that calls this group's, but not its send and recv.
 ///
-/// The group owns a reference to the backend, and destroy_process_group() does not end it: the connections last until
-/// both the program and the group have let go of them. The program may go on to use the backend's collectives, from the
-/// thread that calls this group's, but its send and recv share the tags of this group's calls. Works of the group must
-/// have been waited for when it goes.
-///
-/// Throws as new_group(), ValueError if rank and size of `backend` are not those of the group, NotImplementedError for
-/// a backend of another kind, or of several network devices (as several names in GLOO_SOCKET_IFNAME make), StateError
-/// without a default group.
+/// Throws as new_group(), and:
+/// - ValueError if rank and size of `backend` are not those of the group.
+/// - NotImplementedError for a backend of another kind or of several network devices.
+/// - StateError without a default group.
 ProcessGroupPtr adopt_group(const c10::intrusive_ptr<c10d::Backend>& backend, const std::vector<int64_t>& ranks,
                             const std::string& name = "group");
 

@@ -6,25 +6,23 @@
 //   recv(y, (rank + 2) % 3, group);                        y = x of the rank before
 //   sent.wait();
 //
-// Messages from one rank to another arrive in the order of their sends: the k-th send meets the k-th recv of this
-// ordered pair. The two must agree on the number of elements, the dtype and the tag, which is for the ranks to tell
-// kinds of messages apart, and chooses none. Nothing is said about their order relative to messages between other
-// ranks, to those in the other direction, and to the group's collectives.
+// Messages from one rank to another arrive in the order of their sends. The k-th send and the k-th recv of a pair agree
+// on the number of elements, the dtype and the tag, which only checks that both mean the same message. There is no
+// order relative to other pairs, the other direction, or the group's collectives.
 //
-// A send may wait for its recv, whatever the size. So ranks that send to each other, or in a ring, call send_async and
-// then recv, or recv_async and then send. Any number may be in flight, and waits may come in any order.
+// A send may wait for its recv, whatever the size. Ranks that send to each other, or in a ring, call send_async and
+// then recv. Any number may be in flight, and waits may come in any order.
 //
-// Tensors are dense and contiguous; sizes are compared by number of elements, and 0 elements are a message too. Every
-// dtype moves as bytes. No autograd, and a written tensor's version counter does not change. Backends say what else
-// holds: "hierarchical" knows no way between some ranks, "nccl" compares nothing and needs recv before send on one side
-// of each pair (comm/hierarchical_backend.h, comm/nccl/nccl_backend.h).
+// Tensors are dense and contiguous, of any dtype, and may be empty. No autograd; version counters do not change. Limits
+// of backends: comm/hierarchical_backend.h, comm/nccl/nccl_backend.h.
 //
-// Throws ValueError for a tensor or peer that does not fit (before anything is sent), also in a group of one rank;
-// CommError that names group and call when the peer sends something else than is received (on both ranks; what it holds
-// then is unspecified, and later messages on the same way may fail as well), left, died, or did not arrive in time.
+// Throws:
+// - ValueError, before anything is sent, for a tensor or peer that does not fit.
+// - CommError, naming group and call, on both ranks if send and recv do not match, and if the peer left, died, or did
+// not
+//   arrive in time.
 //
-// After send, recv, isend and irecv of torch/distributed/distributed_c10d.py, where tags choose messages, and of gloo,
-// which does not compare what it moves.
+// Source: torch/distributed/distributed_c10d.py, where tags choose messages.
 
 #include <ATen/core/Tensor.h>
 
@@ -33,12 +31,12 @@
 
 namespace tessera {
 
-/// Sends tensor to rank `peer` of the group. Until the wait() of its Pending the tensor may not be written.
+/// Sends `tensor` to rank `peer` of the group. It may not be written until the Pending's wait() returns.
 /// Thread safety of all: each rank from one thread at a time.
 void send(const at::Tensor& tensor, int peer, const ProcessGroupPtr& group, int tag = 0);
 Pending send_async(const at::Tensor& tensor, int peer, const ProcessGroupPtr& group, int tag = 0);
 
-/// tensor = what rank `peer` of the group sends, in place.
+/// Receives what rank `peer` of the group sends into `tensor`.
 void recv(const at::Tensor& tensor, int peer, const ProcessGroupPtr& group, int tag = 0);
 Pending recv_async(const at::Tensor& tensor, int peer, const ProcessGroupPtr& group, int tag = 0);
 

@@ -150,13 +150,10 @@ class DeviceMesh {
   std::shared_ptr<const detail::MeshState> state_;
 };
 
-/// A mesh over all ranks of the default group, or over `ranks` of it in row-major order, with a group for each axis.
-/// Every rank of the mesh calls it with the same arguments, and no other does. Sets up the default group from the
-/// environment if there is none. Throws ValueError if the product of `shape` is not the number of ranks, for an axis
-/// without ranks, for names that are too few, too many, empty or doubled, and for ranks that are doubled, out of range
-/// or without the caller. A mesh over all ranks compares the arguments first, by an exchange over the default group:
-/// where they differ, or one rank's are wrong, every rank throws ValueError. Of `ranks` that are given nothing is
-/// compared.
+/// Makes a mesh over all ranks of the default group, or over `ranks` of it in row-major order, with a group per axis.
+/// Every rank of the mesh calls it with the same arguments, and no other does. Sets up the default group if there is
+/// none. Throws ValueError if `shape` does not fit the number of ranks, or names or ranks are invalid. A mesh over all
+/// ranks compares the arguments and throws on every rank; for given `ranks` nothing is compared.
 DeviceMesh init_device_mesh(c10::DeviceType device_type, std::vector<int64_t> shape,
                             std::vector<std::string> axis_names = {}, std::vector<int64_t> ranks = {});
 

@@ -7,12 +7,10 @@
 //   const at::Tensor norm = clip_grad_norm_(model->parameters(), 1.0);     // before clipping, the same on every rank
 //   optimizer.step();
 //
-// Gradients may be plain, DTensors in any placements, and of several dtypes. A plain gradient counts once: it must be
-// equal on all ranks, or every rank gets a norm of its own. Communication: one reduction of one number for each mesh
-// and combination of sharded axes.
+// Gradients may be plain, DTensors in any placements, and of several dtypes. Plain gradients must be equal on all
+// ranks. Collective, with one reduction of one number for each mesh and combination of sharded axes.
 //
-// All ranks call together. Thread safety: one thread a rank.
-// Names and meaning follow torch.nn.utils (get_total_norm, clip_grads_with_norm_, clip_grad_norm_).
+// Thread safety: one thread per rank. Source: torch.nn.utils.
 
 #include <ATen/core/Tensor.h>
 

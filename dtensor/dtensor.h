@@ -1,29 +1,19 @@
 #pragma once
-// DTensor: a tensor that lies on a device mesh. It is an at::Tensor (there is no other type) with global
-// sizes; stock autograd, optimizers and modules work on it, and each op runs on the local tensors after the
-// operands were brought into placements that make its result right.
+// DTensor: an at::Tensor with global sizes that lies on a device mesh. Stock autograd, optimizers and modules work on
+// it. Each op runs on the local tensors, after operands were redistributed so that its result is right.
 //
 //   auto mesh = init_device_mesh(at::kCPU, {2}, {"dp"});
 //   auto x = distribute_tensor(at::randn({5, 3}), mesh, {Shard(0)});   // ranks hold 3 and 2 rows
 //   auto y = x.matmul(w).relu();                                      // a DTensor, Shard(0)
 //   full_tensor(y.sum()).item<float>();                               // the same on every rank
 //
-// Every rank of the mesh must call the same ops in the same order. An op that the library has no rule for
-// throws NotImplementedError with the op's name, the placements and the remedy; mixing DTensors with plain
-// tensors (other than scalars) throws ValueError. sizes(), dim(), dtype() are those of the global tensor;
-// data_ptr() throws.
+// Every rank of the mesh calls the same ops in the same order. sizes(), dim() and dtype() are global; data_ptr()
+// throws.
+// - An op without a rule throws NotImplementedError with its name, the placements and the remedy.
+// - Mixing DTensors with plain tensors, other than scalars, throws ValueError.
+// docs/semantics.md has views that must move data, and values that only some ranks hold.
 //
-// What an op refuses of dtypes, sizes and numbers it refuses on every rank. Of values in tensors (an index out of
-// range, an integer to be divided by zero) only the ranks that hold them know: these throw, and the others go on, up to
-// a collective that waits for them in vain. Check such values before they are sharded.
-//
-// A view shares memory with the viewed tensor, unless it cuts a shard, so that its data have to move. Such a view is a
-// copy. A write to it (x.select(0, 3).zero_(), x.slice(0, 1, 3).add_(y)) reaches the viewed tensor too where slices of
-// dims are what was taken; else, as of a diagonal, and in InferenceMode it throws NotImplementedError. Once the viewed
-// tensor was written otherwise, using the view throws StateError. In InferenceMode, where tensors do not count writes,
-// and after a write through data() or to_local() of another view, it has the old values instead: take the view again.
-//
-// Thread safety: as at::Tensor. Names and meaning follow torch/distributed/tensor/_api.py.
+// Thread safety: as at::Tensor. Source: torch/distributed/tensor/_api.py.
 
 #include <optional>
 
@@ -33,10 +23,10 @@
 
 namespace tessera {
 
-/// False for an undefined tensor.
+/// Returns whether `tensor` is a DTensor; false for an undefined one.
 bool is_dtensor(const at::Tensor& tensor);
 
-/// Throw ValueError if `tensor` is not a DTensor. The references live as long as the tensor.
+/// Return references that live as long as `tensor`. Throw ValueError if it is not a DTensor.
 const Placements& placements(const at::Tensor& tensor);
 const DeviceMesh& device_mesh(const at::Tensor& tensor);
 
@@ -46,9 +36,7 @@ struct DistributeOptions {
   std::optional<int> src_data_rank = 0;
 };
 
-/// Cuts or copies `tensor` over `mesh`. `tensor` must be a leaf (or need no gradient); the result is a new leaf
-/// that needs a gradient if `tensor` does. The global strides are row-major, whatever those of `tensor` are.
-/// All ranks must call.
+/// Shards or replicates `tensor`, a leaf, over `mesh`; returns a new row-major leaf. Collective.
 /// Throws ValueError for placements that do not fit, Partial placements, or a DTensor.
 at::Tensor distribute_tensor(const at::Tensor& tensor, const DeviceMesh& mesh, Placements placements,
                              DistributeOptions options = {});
@@ -69,29 +57,24 @@ struct FromLocalOptions {
   std::optional<Placements> grad_placements = std::nullopt;
 };
 
-/// Each rank's local tensor becomes its part of a DTensor. No communication (unless run_check), and no copy of what is
-/// contiguous or comes with options.stride: they share memory, and a backward that needs what either was throws if the
-/// other was written. Differentiable: the gradient of the DTensor reaches `local`.
+/// Makes each rank's local tensor its part of a DTensor, sharing memory where `local` is contiguous. Differentiable.
+/// No communication, unless run_check.
 at::Tensor from_local(const at::Tensor& local, const DeviceMesh& mesh, Placements placements,
                       FromLocalOptions options = {});
 
-/// The local tensor, sharing memory. Differentiable; `grad_placements` say what the local gradients form
-/// together (default: the tensor's placements, Replicate for Partial). Throws ValueError, on every rank, where a
-/// gradient is recorded and they cut the tensor otherwise than its placements do.
-/// Where a gradient is recorded, an in-place op on the result, or its use after the DTensor was written, is an error of
-/// autograd ("a view ... created inside a custom Function"), as in PyTorch: the DTensor would not know of the write.
-/// clone() it first. Without a gradient, as under NoGradGuard, it may be written, and the DTensor has what was written.
+/// Returns the local tensor, which shares memory. Differentiable.
+/// `grad_placements` say what the ranks' local gradients form together; default: the tensor's placements, Replicate for
+/// Partial. Throws ValueError, on every rank, if they shard the tensor differently. Clone the result before an in-place
+/// op where a gradient is recorded.
 at::Tensor to_local(const at::Tensor& tensor, std::optional<Placements> grad_placements = std::nullopt);
 
-/// to_local of a DTensor that the program gives up, as one that redistribute() or an op has just made: the result may
-/// be written in place.
+/// Returns the local tensor of a DTensor that the program gives up; it may be written in place.
 at::Tensor take_local(at::Tensor tensor, std::optional<Placements> grad_placements = std::nullopt);
 
-/// The whole tensor as a plain one on every rank: redistribute to Replicate, then to_local with
-/// `grad_placements` (default: Replicate, the ranks' gradients are equal; Partial: they are terms of the gradient).
-/// It shares memory with a tensor that is replicated already, and what to_local() says of in-place ops holds then.
-/// A plain tensor is returned as it is, so that a parameter of fully_shard can be read whether it is gathered or not.
-/// Throws ValueError for an undefined tensor, and for grad_placements of a plain one.
+/// Returns the whole tensor as a plain one on every rank; a plain tensor is returned as it is.
+/// `grad_placements`: Replicate, the default, if the ranks' gradients are equal; Partial if they are terms of a sum.
+/// The result of a replicated tensor shares its memory. Throws ValueError for an undefined tensor, and for
+/// grad_placements of a plain one.
 at::Tensor full_tensor(const at::Tensor& tensor, std::optional<Placements> grad_placements = std::nullopt);
 
 }  // namespace tessera

@@ -13,19 +13,16 @@
 //     return strategies;
 //   });
 //
-// A strategy says how the operands may lie along ONE axis of a mesh, and how the outputs then lie: the op, called on
-// the local tensors, must give the local tensors of the outputs, be the shards uneven or empty. (A rank whose parts of
-// all outputs are empty does not call it.) The cheapest strategy is taken for each axis, and operands that lie
-// otherwise are moved. "Everything replicated" is always among them. Operands are the tensors among the arguments,
-// lists opened; OpCall (sharding_rule.h) has their global sizes and the other arguments. An in-place op's output lies
-// as what it writes.
+// A strategy gives placements of the operands and the outputs along ONE axis of a mesh. With the operands placed so,
+// the op called on the local tensors must give the local tensors of the outputs, even if shards are uneven or empty.
+// The cheapest strategy is taken for each axis; "everything replicated" is always one. Operands are the tensors among
+// the arguments, lists opened. An in-place op's output is placed as what it writes.
 //
-// The op needs a kernel for the Meta device, which says the outputs' sizes and dtypes; without one it runs on whole
-// tensors, on every rank. Gradients are as on plain tensors: an autograd kernel (TORCH_LIBRARY_IMPL(..., Autograd,
-// ...)) runs on DTensors, and each op that it calls under its own rule.
+// The op needs a kernel for the Meta device, which gives the outputs' sizes and dtypes; without one it runs on whole
+// tensors on every rank. An autograd kernel runs on DTensors, and each op that it calls under its own rule.
 //
-// Thread safety: may be called at any time from any thread; calls that begin later run under it. Every rank must
-// register the same before it runs the op; ranks that are threads may each do so, or one for all.
+// Thread safety: may be called at any time from any thread. Every rank registers the same before it runs the op; ranks
+// that are threads may each do so, or one for all.
 
 #include <functional>
 #include <string>
@@ -35,13 +32,10 @@
 
 namespace tessera {
 
-/// Registers `strategies`, a pure function (same call, same strategies, on every rank), for the op of this name, such
-/// as "robots::smooth" or "robots::smooth.out". The op's earlier one is replaced. Throws ValueError where there is no
-/// such op, where the library has a rule for it (all of aten that docs/op_coverage.md counts), where its kernel is a
-/// CompositeImplicitAutograd one, or strategies is empty.
-///
-/// A call of the op throws ValueError, on every rank, where a strategy has not one placement for each operand and each
-/// output, or cuts a dim that the tensor lacks. Negative dims count from the end.
+/// Registers `strategies`, a pure function, for an op such as "robots::smooth.out", and replaces its earlier one.
+/// Throws ValueError if there is no such op, the library has a rule for it, its kernel is a CompositeImplicitAutograd
+/// one, or `strategies` is empty. A call of the op throws ValueError, on every rank, if a strategy lacks a placement or
+/// shards a dim that the tensor lacks. Negative dims count from the end.
 void register_sharding(const std::string& op, std::function<Strategies(const OpCall& call)> strategies);
 
 }  // namespace tessera

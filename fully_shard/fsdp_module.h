@@ -1,5 +1,5 @@
 #pragma once
-// FSDPModule: what can be asked of, and set on, a module after fully_shard. Names and meaning follow FSDPModule in
+// FSDPModule: the handle to a module after fully_shard or replicate, with its settings and state. Source: FSDPModule in
 // torch/distributed/fsdp/_fully_shard/_fully_shard.py.
 //
 // Gradients of several micro-batches, reduced once:
@@ -10,8 +10,8 @@
 //   }
 //   optimizer.step();
 //
-// All settings are the same on all ranks: they decide which collectives run. They hold from the unit's next forward or
-// backward on, until they are set again.
+// All ranks use the same settings, because they decide which collectives run. A setting holds from the unit's next
+// forward or backward until it is set again.
 //
 // Thread safety: for the thread that runs the rank's forward and backward.
 
@@ -50,79 +50,60 @@ class FSDPModule {
   FSDPModule(torch::nn::Module& module, std::shared_ptr<FSDPState> state)
       : module_(&module), state_(std::move(state)) {}
 
-  /// Gathers this unit's own parameters (not those of units below it). They stay until reshard() or the unit's next
-  /// forward or backward frees them. They are to be read: one that was changed in place meanwhile is a StateError of
-  /// reshard(), or of that forward or backward (summon_full_params keeps changes), and where their data were replaced
-  /// (module.to(), set_data) the next gather throws it. With async_op it only issues the all-gather. Collective.
+  /// Gathers this unit's own parameters, not those of units below it. Collective; async_op only issues the all-gather.
+  /// They stay until reshard(), or until the unit's next forward or backward frees them, and are for reading only.
   UnshardHandle unshard(bool async_op = false);
-  /// Back to shards; does nothing if they are sharded. Waits for the ranks that still gather from this one's shard.
-  /// Throws StateError, of sharded parameters, if a full one was changed in place since unshard() or forward gathered
-  /// it, other than through data(), which cannot be seen: the change is lost. (Not where there is one shard, which the
-  /// full parameter is.) Only ranks that changed one throw.
+  /// Frees the full parameters; does nothing if they are sharded. Waits for ranks that still read this rank's shard.
+  /// Throws StateError on a rank that changed a full parameter in place, since the change is lost.
   void reshard();
 
-  /// See FullyShardOptions; for this unit, and with `recurse` for all units below it. true frees all of the parameters,
-  /// also of a unit that was made to keep a share among some ranks. false keeps them also after a forward without grad
-  /// mode, which else frees them: so an evaluation of many batches gathers once, and ranks need not have equally many.
-  /// Then true, and reshard_all(module) before parameters are written; the end of a backward shards all units.
+  /// Sets FullyShardOptions::reshard_after_forward of this unit and, with `recurse`, of all units below it.
+  /// false also keeps the parameters after a forward without grad mode, so that evaluating many batches gathers once.
+  /// Afterwards set true and call reshard_all() before parameters are written.
   void set_reshard_after_forward(bool value, bool recurse = true);
-  /// false: the parameters stay unsharded after backward, which saves the next forward's all-gather while gradients
-  /// accumulate. reshard() each unit before the optimizer steps; a step on unsharded parameters is an error.
+  /// false keeps the parameters unsharded after backward, which saves an all-gather per accumulated micro-batch.
+  /// Call reshard() on each unit before the optimizer steps.
   void set_reshard_after_backward(bool value, bool recurse = true);
-  /// false: backward does not gather this unit's parameters, because it does not need them (an embedding).
+  /// false skips the gather in backward, for a unit whose backward does not need its parameters (an embedding).
   void set_unshard_in_backward(bool value);
 
-  /// false: backward reduces no gradients, and no rank communicates for them. They add up unsharded, in the reduce
-  /// dtype, until a backward with true reduces their sum. Until then `grad` does not show them and zero_grad() does
-  /// not clear them. Sets set_requires_all_reduce() to the same value: where both differ, that is called after.
+  /// false lets gradients accumulate unsharded, without communication, until a backward with true reduces their sum.
+  /// Until then grad() does not show them and zero_grad() does not clear them. Also sets set_requires_all_reduce().
   void set_requires_gradient_sync(bool value, bool recurse = true);
-  /// false: where there are replicas (HSDP on a 2-D mesh, replicate), gradients are reduce-scattered, if there are
-  /// shards, but not yet all-reduced; the sums wait for a backward with true. Otherwise it changes nothing.
+  /// false postpones the all-reduce over replicas (HSDP, replicate) to a backward with true; reduce-scatters still run.
   void set_requires_all_reduce(bool value, bool recurse = true);
-  /// false on the outermost unit: the next backwards do not wait for their reductions; the last one, with true, does.
-  /// Sharded gradients are complete only then.
+  /// false, on the outermost unit, lets a backward end before its reductions do. The last backward must have true.
   void set_is_last_backward(bool value);
-  /// Gradients of this unit's parameters, not of those of units below it, are sums over the ranks divided by `factor`
-  /// in place of their number: a model's are all scaled alike only if each of its units gets the same. Throws
-  /// ValueError unless it is positive and finite.
+  /// Divides the summed gradients of this unit's own parameters by `factor` instead of by the number of ranks.
+  /// Throws ValueError unless it is positive and finite.
   void set_gradient_divide_factor(double factor);
-  /// Collectives of this unit only add; the division becomes a step of its own.
+  /// Makes this unit's collectives only add; the division becomes a separate step.
   void set_force_sum_reduction_for_comms(bool value);
 
-  /// `hook` is called once a backward with this rank's reduced gradients of the unit, flat and in the reduce dtype,
-  /// after the unit's own collectives: for a reduction of one's own, over an axis that the mesh does not have. For a
-  /// unit of replicate that is alone in its tree, whose gradients go in parts (bucket_cap_mb), it is called once a
-  /// part. It changes the tensor in place; every rank calls it in the same order. A parameter that no rank of the
-  /// unit's mesh used has zeros in it, and gets the gradient that is there after: ranks beyond the mesh may have used
-  /// it. Empty: none. Gradients without sync do not pass it. On a GPU the current stream is then one of the engine's
-  /// (fully_shard/memory/stream_lane.h).
+  /// Calls `hook` after the unit's own collectives, to reduce over an axis that the mesh does not have. Empty: none.
+  /// It changes the flat gradient, in the reduce dtype, in place; all ranks call it in the same order. It runs once a
+  /// backward, or once a bucket for a single unit of replicate. A parameter that no rank of the mesh used has zeros.
+  /// On a GPU the current stream is one of the engine's (fully_shard/memory/stream_lane.h).
   void set_all_reduce_hook(std::function<void(const at::Tensor& flat_gradient)> hook);
 
-  /// Functions of one's own in place of the collectives of this unit: for another transport, say. They keep what
-  /// fully_shard/events/comm_overrides.h promises; a reduction uses the op that it is given. Empty: the usual ones.
-  /// What is sent has a few elements of the engine's own in it, so it must arrive as it is: for another encoding there
-  /// is fully_shard/layout/all_gather_extension.h.
+  /// Replaces this unit's collectives, for another transport. Empty: the usual ones. They keep the contract of
+  /// fully_shard/events/comm_overrides.h and must deliver the bytes unchanged.
   void set_custom_all_gather(AllGatherFn all_gather);
   void set_custom_reduce_scatter(ReduceScatterFn reduce_scatter);
   /// Of the replicas (HSDP, replicate).
   void set_custom_all_reduce(AllReduceFn all_reduce);
 
-  /// The units to gather ahead when this one's forward begins: their all-gathers are issued before it computes. Two or
-  /// more overlap further and hold more memory. None given: the unit that came next in the last forward, which is the
-  /// default. An empty list: nothing. All ranks give the same list. A unit of another model is gathered again if its
-  /// parameters have changed before it runs. Throws ValueError if this unit is in it.
+  /// Sets which units are gathered before this one's forward computes, the same on all ranks. Empty list: none.
+  /// nullopt, the default: the unit that came next in the last forward. Throws ValueError if this unit is listed.
   void set_modules_to_forward_prefetch(std::optional<std::vector<FSDPModule>> modules);
-  /// The same for backward. The default is the unit that came next in the last backward, or in the first backward the
-  /// reverse of forward.
+  /// The same for backward. The default is the order of the last backward, or at first the reverse of forward.
   void set_modules_to_backward_prefetch(std::optional<std::vector<FSDPModule>> modules);
 
-  /// After an exception in forward or backward that is to be forgotten: waits for collectives in flight, reshards all
-  /// units, drops unsharded gradients of this iteration and unreduced ones of earlier micro-batches. Only on the
-  /// outermost unit; throws StateError on another. The next forward does it by itself after a backward that threw.
+  /// Discards an iteration that threw: waits for collectives, reshards all units, drops unreduced gradients.
+  /// Only for the outermost unit; throws StateError on another. The forward after a failed backward does it by itself.
   void reset_iter_state();
 
-  /// `observer` is called with every step of this unit and all below it, in order; empty: none. For tests and
-  /// debugging. It must not call into the model.
+  /// Calls `observer` with every step of this unit and all below it, in order. It must not call into the model.
   void set_event_observer(const UnitObserver& observer);
   ShardedState unit_state() const;
 
@@ -140,10 +121,8 @@ class FSDPModule {
   MemoryStats memory_stats() const;
   void reset_peak_memory();
 
-  /// Throws StateError unless every unit from here down is between iterations with gradients to step on: no
-  /// forward that awaits its backward (on this rank: one whose loss is kept does), no gradient that awaits its
-  /// reduction, all parameters sharded, and a gradient on at least one. A stock optimizer passes over undefined
-  /// gradients without a word, so call it where step() might come before backward().
+  /// Throws StateError unless an optimizer may step: all units below are sharded and idle, and a gradient is there.
+  /// A stock optimizer silently skips undefined gradients.
   void check_ready_for_step() const;
 
  private:
@@ -153,9 +132,8 @@ class FSDPModule {
   std::shared_ptr<FSDPState> state_;
 };
 
-/// Reshards every unit that owns a parameter of `module`, at, below or above it. An unsharded parameter is a copy in
-/// the compute dtype that the next reshard discards, so call this before parameters are saved or loaded. Waits as
-/// reshard() does. Throws StateError inside of the forward or backward of one of these units, and as reshard() does.
+/// Reshards every unit that owns a parameter of `module`, at, below or above it. Call it before saving or loading.
+/// Throws StateError as FSDPModule::reshard() does, and inside the forward or backward of one of these units.
 void reshard_all(ModuleRef module);
 
 /// Whether a parameter of `module` is a DTensor, or will be one after reshard_all: inside of a forward as outside of

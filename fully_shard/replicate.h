@@ -5,28 +5,15 @@
 //   loss(model(batch_of_this_rank)).backward();
 //   optimizer.step();                         // the same on all ranks
 //
-// Between uses each parameter is a DTensor, Replicate(), over its own memory, which forward and backward use in place:
-// nothing is gathered, copied or freed (but for a cast to param_dtype). Units of both kinds may be in one model.
-// fsdp(module) is the handle to a unit of either.
+// Between uses, each parameter is a DTensor, Replicate(), over its own memory, which forward and backward use in place:
+// nothing is gathered, copied or freed, except for a cast to param_dtype. Gradients are averaged in all-reduces of up
+// to bucket_cap_mb, which overlap with backward. Submodules may be units of their own, of replicate or fully_shard
+// (docs/semantics.md); fsdp(module) is the handle to a unit of either.
 //
-// Gradients are averaged in all-reduces of up to bucket_cap_mb, which overlap with backward. A model that is one unit,
-// as above, starts each as soon as autograd has completed its gradients. Submodules may be units of their own:
+// All ranks start from the same values: use the same seed or load the same state. check_replicas verifies it.
 //
-//   for (auto& block : model->blocks) {
-//     replicate(block, {.mesh = mesh});
-//   }
-//   replicate(model, {.mesh = mesh});
-//
-// Then a unit's gradients go when backward leaves the unit, small units together, and the root's at the end. That is
-// needed for mixed precision (one block's parameters are cast at a time), and where units of fully_shard are inside.
-//
-// Parameters may be DTensors on a tensor-parallel axis of the same root mesh already, as with fully_shard.
-//
-// Every rank starts from its own values: build the model with the same seed on all ranks, or load the same state.
-// check_replicas (fully_shard/replica_check.h) finds ranks that differ.
-//
-// Thread safety: one thread a rank; ranks may be threads of one process.
-// Names and meaning follow torch/distributed/_composable/replicate_with_fsdp.py.
+// Thread safety: one thread per rank; ranks may be threads of one process.
+// Source: torch/distributed/_composable/replicate_with_fsdp.py.
 
 #include <optional>
 #include <vector>
@@ -52,8 +39,8 @@ struct ReplicateOptions {
   double bucket_cap_mb = 25;
 };
 
-/// Makes `module` one unit of replicated parameters: all below it that no earlier replicate or fully_shard took. Throws
-/// as fully_shard does (fully_shard/fully_shard.h), and ValueError for a mesh that is not 1-D. Collective.
+/// Makes `module` one unit of replicated parameters: all below it that are in no unit yet. Collective.
+/// Throws as fully_shard() does, and ValueError for a mesh that is not 1-D.
 void replicate(ModuleRef module, ReplicateOptions options = {});
 
 }  // namespace tessera

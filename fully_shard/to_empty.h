@@ -11,11 +11,9 @@
 //   tessera::manual_seed(0);
 //   reset_parameters(*model);                                // or load the shards of a checkpoint
 //
-// Parameters keep their identity, so members, optimizers and ties stay. A forward before it throws on every rank and
-// names a parameter.
-//
-// As Module.to_empty of Python, with one difference: tensors that have memory are left alone, so buffers that were
-// computed keep their values.
+// Parameters keep their identity, so members, optimizers and ties stay valid. A forward before to_empty() throws on
+// every rank. Tensors that have memory already are left alone, unlike in PyTorch, so computed buffers keep their
+// values.
 
 #include <c10/core/Device.h>
 
@@ -23,10 +21,10 @@
 
 namespace tessera {
 
-/// Gives all parameters and buffers at and below `module` that are on the meta device memory on `device`. Their values
-/// are undefined. Parameters that need no sharding, and DTensors of tensor parallelism, come along. No communication.
-/// Throws ValueError, before it changes anything, if a unit's shards belong on another device: that of its mesh, or
-/// with an offload_policy the CPU; StateError for a parameter whose unit is that of a module above.
+/// Allocates all parameters and buffers at and below `module` that are on the meta device. Their values are undefined.
+/// No communication. Throws, before it changes anything:
+/// - ValueError if a unit's shards belong on another device: that of its mesh, or the CPU with an offload_policy.
+/// - StateError for a parameter whose unit is that of a module above.
 void to_empty(ModuleRef module, at::Device device);
 
 }  // namespace tessera

@@ -17,10 +17,8 @@
 
 namespace tessera {
 
-/// While it lives, tensors that this thread makes without naming a device are on the meta device: torch::empty,
-/// ones, randn and their kin, so all that stock layers make. Tensors from data (torch::tensor({1, 2})) cannot be, and
-/// throw. Initializing functions do nothing on them and draw no random numbers. set_data() takes a tensor of any device
-/// meanwhile, as module.clone() needs. Guards nest.
+/// Lets this thread make tensors on the meta device while it lives, unless a device is named. Guards nest.
+/// Initializers do nothing on them and draw no random numbers; tensors from data (torch::tensor({1, 2})) throw.
 /// Thread safety: concerns the thread that made it, which must also end it.
 class MetaDeviceGuard {
  public:

@@ -10,27 +10,15 @@
 // is right for every number of hidden features, also for fewer of them than there are ranks.
 //
 // input_layouts say what a plain input is; a DTensor's own placement counts. output_layouts say what the output
-// becomes. With use_local_output the output is the plain local tensor, else a DTensor, which keeps its global size.
+// becomes. With use_local_output the output is the plain local tensor, else a DTensor with its global size.
+// docs/semantics.md has the layers in between, and attention heads.
 //
-// Between the two layers each rank has a part of the features. As a DTensor, which it is by default, that is handled
-// right whatever is done with it: chunk(), softmax(), view({batch, length, heads, -1}). A plain tensor
-// (use_local_output = true, PyTorch's default) is a tensor of fewer features to all of these, which give wrong numbers
-// without an error: it is right for what works element by element, and for programs that count with the local sizes.
-// See style_tensors.h about uneven plain inputs.
-//
-// Attention heads. A column-wise layer's features are cut by torch.chunk, whatever they mean. Where the heads divide by
-// the ranks, x.view({batch, length, heads, head_dim}) of a DTensor output is cut by heads, without communication. Where
-// they do not, a cut goes through a head: the view is right all the same, but gathers the features; say
-// redistribute(view, {Shard(2)}) after it, and each rank takes its heads again and computes attention for those alone,
-// also if some ranks have none. The same holds on the way back, for the view before the row-wise layer, and for the
-// fewer heads of keys and values of grouped-query attention. Plain local outputs (use_local_output) need heads that
-// divide.
-//
-// Errors: NotImplementedError for modules other than torch::nn::Linear and Embedding, and for an Embedding with sparse
-// gradients; StateError for a module without hook point; ValueError for a parameter that another style, fully_shard or
-// replicate has distributed, and for a call with an undefined tensor.
-// Thread safety: values; the hooks run in the thread that calls forward, one a rank.
-// Names and meaning follow torch/distributed/tensor/parallel/style.py.
+// Throws:
+// - NotImplementedError for modules other than torch::nn::Linear and Embedding, and for sparse gradients.
+// - StateError for a module without hook point.
+// - ValueError for a parameter that is distributed already, and for a call with an undefined tensor.
+// Thread safety: values; the hooks run in the thread that calls forward.
+// Source: torch/distributed/tensor/parallel/style.py.
 
 #include <optional>
 

@@ -13,23 +13,15 @@
 //   loss.backward();
 //   print(loss.item<float>());
 //
-// The rules of log_softmax and nll_loss do it, with or without this scope (dtensor/ops/reduction/softmax.cpp,
-// nll_loss.cpp): the ranks exchange the maximum and the sum of exponentials of each row in forward and one number a row
-// in backward, three all-reduces of as many numbers as there are targets, and each rank looks up the targets among its
-// own classes. All reductions, label smoothing, ignore_index, class weights, probabilities as targets and any number of
-// dims are right; the gradient arrives cut as the logits are, also where the classes do not divide by the ranks.
+// The rules of log_softmax and nll_loss do this with or without the scope: the ranks exchange three numbers per target.
+// All reductions, label smoothing, ignore_index, class weights, probabilities as targets and uneven shards are
+// supported. The loss is a DTensor, Partial: item(), full_tensor() and backward() are right, while to_local() is this
+// rank's term. (PyTorch's loss is replicated.)
 //
-// The loss is a DTensor with a pending sum: item(), full_tensor() and backward() are right, but to_local() is this
-// rank's term alone. (PyTorch's loss is replicated.)
+// The scope lets plain targets and class weights, equal on every rank, count as replicated in cross_entropy and
+// nll_loss of a DTensor. On meshes that shard the batch as well, make targets DTensors and leave the scope out.
 //
-// What the scope adds: plain targets and class weights, the same on every rank, count as replicated: in cross_entropy
-// and nll_loss of a DTensor, and nowhere else, so that the model, and what is done with the loss, may be called inside
-// of it or outside. So may backward, unless it computes the loss again (a checkpointed region that holds it). Targets
-// that need a gradient get it as plain tensors. On meshes that cut the batch as well, make targets DTensors and leave
-// the scope out.
-//
-// Thread safety: for the calling thread. Scopes nest.
-// After loss_parallel in torch/distributed/tensor/parallel/loss.py, which needs the scope for all of this.
+// Thread safety: for the calling thread. Scopes nest. Source: torch/distributed/tensor/parallel/loss.py.
 
 #include "dtensor/dispatch/dispatch_scopes.h"
 

@@ -1,4 +1,4 @@
-// RankSync that are killed at any moment of saving: the last checkpoint that was whole stays loadable, and the next run
+// Ranks that are killed at any moment of saving: the last checkpoint that was whole stays loadable, and the next run
 // goes on from it. TESSERA_CRASHES raises the number of kills.
 
 #include <signal.h>

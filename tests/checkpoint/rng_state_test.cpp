@@ -21,7 +21,7 @@ TEST_CASE("random generators go on where they were when they were saved, on more
   const TempFolder folder;
   const auto path = folder.path("saved");
   at::Tensor of_dtensors, plain;
-  // RankSync that are threads share libtorch's default generator: rank 0 alone draws from it, or sets it last.
+  // Ranks that are threads share libtorch's default generator: rank 0 alone draws from it, or sets it last.
   const auto draw = [&](int rank) {
     const auto mesh = init_device_mesh(at::kCPU, {get_world_size()}, {"dp"});
     auto values = full_tensor(zeros({5, 3}, mesh, {Shard(0)}).normal_());

@@ -53,7 +53,8 @@ std::string step_digits(const std::string& name) {
 struct StepFolder {
   int64_t step = 0;
   std::string path;
-  auto operator<=>(const StepFolder&) const = default;
+  // clang-tidy takes what the default compares with, a 0, for a null pointer.
+  auto operator<=>(const StepFolder&) const = default;  // NOLINT(modernize-use-nullptr)
 };
 
 constexpr int64_t kAnyStep = std::numeric_limits<int64_t>::max();

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cstring>
 #include <iterator>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 #include "base/error.h"
 #include "fully_shard/gather/post_forward_group.h"

@@ -56,7 +56,7 @@ FlatLayout::FlatLayout(ParamLayout params, std::vector<GatherItem> items, bool i
 }
 
 int64_t FlatLayout::item_size(size_t i) const {
-  return static_cast<int64_t>(c10::elementSize(items_[i].dtype) / c10::elementSize(dtype_));
+  return is_in_bytes() ? static_cast<int64_t>(c10::elementSize(items_[i].dtype)) : 1;
 }
 
 bool FlatLayout::has_dtypes_of(const FlatLayout& other) const {
@@ -100,7 +100,7 @@ void FlatLayout::encode(const std::vector<at::Tensor>& chunks, const at::Tensor&
 /// The chunks of parameter i, which has an extension, one a rank, in its compute dtype.
 at::Tensor FlatLayout::decoded_chunks(const at::Tensor& gathered, size_t i) const {
   const auto& slot = params_.slots[i];
-  const auto chunks = at::empty({params_.num_ranks * slot.chunk_numel}, gathered.options().dtype(items_[i].dtype));
+  auto chunks = at::empty({params_.num_ranks * slot.chunk_numel}, gathered.options().dtype(items_[i].dtype));
   for (int64_t rank = 0; rank < params_.num_ranks; ++rank) {
     if (slot.numel_of(rank, params_.num_ranks) > 0) {
       items_[i].extension->post_all_gather(gathered.narrow(0, rank * numel_ + ranges_[i].offset, ranges_[i].numel),

@@ -28,7 +28,7 @@ std::vector<size_t> cut_by_bytes(const std::vector<int64_t>& bytes, int64_t cap)
 }
 
 UnitGradients::UnitGradients(UnitParams& params, UnitContextPtr context, Options options)
-    : params_(params), context_(std::move(context)), options_(std::move(options)) {
+    : params_(params), context_(std::move(context)), options_(options) {
   cut({params_.all().size()});
 }
 

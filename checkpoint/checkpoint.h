@@ -85,7 +85,7 @@ struct LoadResult {
 /// be a copy, and CheckpointError for an unknown stored dtype or a value of another type.
 LoadResult load(const std::string& path, State& state, const LoadOptions& options = {});
 
-/// Writes one safetensors file of a whole model; each rank writes its own part, so nobody holds the model. Collective.
+/// Writes one safetensors file of a whole model; each rank writes its own part, so no rank holds the model. Collective.
 /// An old file of this name is replaced once the new one is whole. Throws ValueError if the model has values, or no
 /// rank has a tensor.
 void export_safetensors(const std::string& file, const StateDict& model, const SaveOptions& options = {});

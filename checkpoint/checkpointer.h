@@ -70,8 +70,8 @@ class Checkpointer {
   /// Returns the path of the whole checkpoint with the highest step, if any. Waits for the save in flight.
   /// Throws its error, and CheckpointError if the folder or a checkpoint in it cannot be read.
   std::optional<std::string> latest() const;
-  /// The same after verifying every byte. A damaged checkpoint is skipped with a warning, and set aside by the next
-  /// save. Throws CheckpointError if all of them are damaged.
+  /// Returns the same after it has verified every byte. A damaged checkpoint is skipped with a warning, and set aside
+  /// by the next save. Throws CheckpointError if all of them are damaged.
   std::optional<std::string> latest_valid();
 
  private:

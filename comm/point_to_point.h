@@ -18,9 +18,8 @@
 //
 // Throws:
 // - ValueError, before anything is sent, for a tensor or peer that does not fit.
-// - CommError, naming group and call, on both ranks if send and recv do not match, and if the peer left, died, or did
-// not
-//   arrive in time.
+// - CommError, naming group and call, on both ranks if send and recv do not match.
+// - CommError if the peer left, died, or did not arrive in time.
 //
 // Source: torch/distributed/distributed_c10d.py, where tags choose messages.
 

@@ -96,7 +96,7 @@ class FSDPModule {
   /// Sets which units are gathered before this one's forward computes, the same on all ranks. Empty list: none.
   /// nullopt, the default: the unit that came next in the last forward. Throws ValueError if this unit is listed.
   void set_modules_to_forward_prefetch(std::optional<std::vector<FSDPModule>> modules);
-  /// The same for backward. The default is the order of the last backward, or at first the reverse of forward.
+  /// Does the same for backward. The default is the order of the last backward, or at first the reverse of forward.
   void set_modules_to_backward_prefetch(std::optional<std::vector<FSDPModule>> modules);
 
   /// Discards an iteration that threw: waits for collectives, reshards all units, drops unreduced gradients.

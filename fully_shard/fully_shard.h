@@ -98,10 +98,10 @@ struct FullyShardOptions {
 /// Throws:
 /// - StateError if the module's type has no hook point (TESSERA_MODULE, tessera::nn, hooked()), the module is a unit
 ///   already, or a parameter has a gradient.
-/// - ValueError if the mesh has more than two axes; a parameter has no dims, is not contiguous, belongs to another
-/// unit,
-///   or is a DTensor that is Partial or on a mesh of another root or the same axes; devices differ inside the unit, or
-///   dtypes of trained parameters do; or the ranks disagree (names the first difference).
+/// - ValueError if the mesh has more than two axes, or the ranks disagree (names the first difference).
+/// - ValueError if a parameter has no dims, is not contiguous, belongs to another unit, or is a DTensor that is Partial
+///   or on a mesh of another root or the same axes.
+/// - ValueError if devices differ inside the unit, or dtypes of trained parameters do.
 /// - NotImplementedError for a complex parameter that requires a gradient.
 void fully_shard(ModuleRef module, FullyShardOptions options = {});
 

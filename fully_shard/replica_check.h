@@ -26,7 +26,7 @@ namespace tessera {
 /// - StateError, before anything is sent, for a trained parameter in no unit, one without memory, or a model without
 ///   units and DTensors.
 /// - ValueError, on every rank that has a copy or a part of what differs; it names the first such parameter and the
-/// ranks.
+///   ranks.
 void check_replicas(ModuleRef module, const std::vector<at::Tensor>& ignored_params = {});
 
 }  // namespace tessera

@@ -126,7 +126,7 @@ class FSDPState : public std::enable_shared_from_this<FSDPState> {
     int64_t backward = -1;     // the backward that reached it last
   };
 
-  /// Where the running backward is with the unit's parameters.
+  /// How far the running backward has come with the unit's parameters.
   enum class BackwardPhase {
     Idle,
     Early,         // gradients came before backward did to the unit

@@ -50,9 +50,9 @@ class ReductionQueue {
   void await_streams() const;
 
  private:
-  /// One reducer of a unit.
+  /// A reducer, and the unit that owns it.
   struct Item {
-    std::shared_ptr<ParamGroup> group;  // that has it
+    std::shared_ptr<ParamGroup> group;
     GradientReducer* reducer;
   };
   /// One item, or several in one all-reduce.

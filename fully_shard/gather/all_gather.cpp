@@ -72,17 +72,17 @@ AllGather::Source::Source(FlatLayout flat, std::shared_ptr<const ProcessGroupPtr
 
 /// A collective that failed on one peer may still receive from another, into tensors that it keeps. So these stay with
 /// it, memory and all, and there are new ones.
-void AllGather::Source::leave_memory() {
-  sent = PooledBuffer(layout.numel(), sent.tensor().options());
-  gathered = PooledBuffer(layout.num_ranks() * layout.numel(), gathered.tensor().options());
+void AllGather::leave_memory() {
+  gathered_ = at::Tensor();
+  source() = Source(source().layout, source().group, context_->device);
 }
 
 // Shards of several dtypes are sent item by item even where one dtype is computed with: no one cast fits them all.
 AllGather::AllGather(UnitContextPtr context, const std::vector<NamedParam>& params, int64_t post_forward_ranks)
     : context_(std::move(context)),
       shards_(layout_of(params, context_->axes.num_shards()), shard_items(params)),
-      flat_(FlatLayout(layout_of(params, context_->axes.num_shards()), sent_items(params), shards_.is_in_bytes()),
-            shard_group(context_->axes), context_->device),
+      flat_(FlatLayout(shards_.params(), sent_items(params), shards_.is_in_bytes()), shard_group(context_->axes),
+            context_->device),
       stream_(shared_lane(LaneKind::Gather, context_->device)) {
   if (post_forward_ranks > 0) {
     post_forward_.emplace(FlatLayout(layout_of(params, post_forward_ranks), computed_items(params)),
@@ -103,7 +103,7 @@ const at::Tensor& AllGather::as_sent(const at::Tensor& input, BlockPool& pool) {
   return cast;
 }
 
-/// What is sent where that is not the flat shard, in one cast or none.
+/// Returns what is sent where the flat shard is not sent as it is: item by item, or the tag alone.
 const at::Tensor& AllGather::encoded(const at::Tensor& flat_shard, const GatherTag& tag, BlockPool& pool) {
   const at::AutoDispatchBelowADInplaceOrView below;
   const auto& sent = flat_.sent.acquire(pool);
@@ -186,25 +186,20 @@ void AllGather::wait() {
   try {
     pending_.wait();
   } catch (...) {
-    gathered_ = at::Tensor();
-    source().leave_memory();
+    leave_memory();
     throw;
   }
 }
 
 void AllGather::discard() {
   issued_.wait();
-  bool has_ended = false;
   try {
-    has_ended = pending_.discard();
+    if (!pending_.discard()) {
+      leave_memory();
+    }
   } catch (...) {
-    gathered_ = at::Tensor();
-    source().leave_memory();
+    leave_memory();
     throw;
-  }
-  if (!has_ended) {
-    gathered_ = at::Tensor();
-    source().leave_memory();
   }
 }
 

@@ -5,7 +5,7 @@
 //   start() → wait() → copy_out() → release()
 //   start_in_place() → wait() → release()           where nothing has to be copied
 //
-// Where ranks read each other's memory ("threads", "shm") they cast what they read, in the pass that writes it to the
+// Ranks that read each other's memory ("threads", "shm") cast what they read, in the pass that writes it to the
 // parameters. Between forward and backward the parameters may come from shares of a smaller group in place of the flat
 // shards (post_forward_group.h). A share has the parameters as forward computed with them: each in its compute dtype,
 // whatever was sent for forward. So it is for that forward's backward alone.
@@ -45,7 +45,7 @@ class AllGather {
   AllGather(UnitContextPtr context, const std::vector<NamedParam>& params, int64_t post_forward_ranks);
 
   const std::shared_ptr<StreamLane>& stream() const { return stream_; }
-  /// Where the shards lie in a flat shard.
+  /// Layout of the parameters in a flat shard.
   const FlatLayout& shards() const { return shards_; }
   /// Zeros in which to keep a flat shard, on the device of `options`. Those in pageable memory of the CPU lie where
   /// peers can read them, if the group's ranks do so.
@@ -55,15 +55,17 @@ class AllGather {
   /// is until wait(), and stream() has waited for its last write. One on the meta device is not sent, only the tag.
   /// With one rank there is no group, and nothing but the cast.
   void start(const at::Tensor& flat_shard, const GatherTag& tag, BlockPool& pool, const AllGatherFn& all_gather);
-  /// Whether start_in_place() can take the place of start(): where ranks read each other's memory, and all parameters
-  /// are sharded on dim 0 and sent in one dtype, or all as they are, peers' rows come straight to where they belong.
+  /// Returns whether start_in_place() can take the place of start(): where ranks read each other's memory, and all
+  /// parameters are sharded on dim 0 and sent in one dtype, or all as they are, peers' rows come straight to where they
+  /// belong.
   bool can_gather_in_place(const at::Tensor& flat_shard, const AllGatherFn& all_gather);
   /// The parameters have memory already. `flat_shard` stays as it is until wait_for_readers().
   void start_in_place(const at::Tensor& flat_shard, BlockPool& pool, const std::vector<ShardedParam>& params);
   /// From start_in_place() to release().
   bool is_in_place() const { return is_in_place_; }
   void wait();
-  /// In place of wait() where nobody wants the parameters any more: returns when the all-gather is over, failed or not.
+  /// Takes the place of wait() where the parameters are no longer wanted: returns when the all-gather is over, failed
+  /// or not.
   void discard();
   /// Returns when peers have read the flat shard of start_in_place() too: before it is written, or the parameters are
   /// seen as shards. After wait(). Throws CommError.
@@ -79,20 +81,18 @@ class AllGather {
 
   bool can_keep_share() const { return post_forward_.has_value(); }
   bool has_share() const { return share_.defined(); }
-  /// Cuts this rank's share from the full parameters, of which wait_for_readers() has returned.
+  /// Cuts this rank's share from the full parameters.
   void keep_share(const std::vector<ShardedParam>& params, int64_t unit);
   void drop_share() { share_ = at::Tensor(); }
 
  private:
-  /// What is gathered among whom, and the buffers for it.
+  /// A layout that is gathered among the ranks of a group, and the buffers for it.
   struct Source {
     FlatLayout layout;
     std::shared_ptr<const ProcessGroupPtr> group;  // null where there is one rank
     PooledBuffer sent, gathered;
 
     Source(FlatLayout flat, std::shared_ptr<const ProcessGroupPtr> among, at::Device device);
-    /// They are somebody else's from now on.
-    void leave_memory();
   };
   /// Where the ranks' tags are.
   struct TagPlaces {
@@ -104,6 +104,7 @@ class AllGather {
   const Source& source() const { return has_share() ? *post_forward_ : flat_; }
   bool sends_shards_as_they_are() const { return !flat_.layout.is_in_bytes() || flat_.layout.has_dtypes_of(shards_); }
   bool can_use_segments();
+  void leave_memory();
   const at::Tensor& as_sent(const at::Tensor& input, BlockPool& pool);
   const at::Tensor& encoded(const at::Tensor& flat_shard, const GatherTag& tag, BlockPool& pool);
   void set_segments(const std::vector<ShardedParam>& params);

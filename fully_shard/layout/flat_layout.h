@@ -34,6 +34,7 @@ class FlatLayout {
   /// `items`: one for each slot of `params`. `in_bytes`: a buffer of bytes also where all items are of one dtype.
   FlatLayout(ParamLayout params, std::vector<GatherItem> items, bool in_bytes = false);
 
+  const ParamLayout& params() const { return params_; }
   int64_t num_ranks() const { return params_.num_ranks; }
   const ParamSlot& slot(size_t i) const { return params_.slots[i]; }
   bool is_cut_on_dim_0() const { return params_.is_cut_on_dim_0(); }

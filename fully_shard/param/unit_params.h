@@ -6,7 +6,7 @@
 //
 // When they are in which state is up to their ParamGroup. What is to hold of them from one step to the next is checked
 // here: that their data are those which sharding gave them, that they have memory, that shards do not change between a
-// forward and its backward, and that nobody writes the full parameters, whose values reshard drops.
+// forward and its backward, and that the full parameters are not written, whose values reshard drops.
 //
 //   gather           fault() goes into the tag (all_gather.h), so that the other ranks hear of it; note_gather()
 //   its end          check_usable(): this rank's own fault, by the parameter's name; expect_no_writes()

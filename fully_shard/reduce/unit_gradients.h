@@ -79,7 +79,7 @@ class UnitGradients {
   /// Whether a reduction is in flight.
   bool is_reducing() const;
 
-  /// Throws StateError if a parameter was frozen while its gradient waits for the reduction: nobody would reduce it
+  /// Throws StateError if a parameter was frozen while its gradient waits for the reduction: it would not be reduced
   /// now, and a later one would add it to gradients of another time.
   void check_none_frozen_since() const;
   /// Throws StateError if the bucket of a parameter whose gradient arrived was taken already. Autograd completes a

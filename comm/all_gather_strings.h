@@ -1,5 +1,5 @@
 #pragma once
-// What each rank of a group has to say, on all of them.
+// All-gathers strings over a process group.
 
 #include <string>
 #include <vector>
@@ -8,8 +8,7 @@
 
 namespace tessera {
 
-/// The texts of all ranks of `group`, in their order. One collective of 16 bytes a rank where all are equal (told by
-/// size and hash), a second one where they are not. Collective; throws CommError.
+/// Returns all ranks' texts in rank order; cheap if they are equal. All ranks must call it. Throws CommError.
 std::vector<std::string> all_gather_strings(const ProcessGroupPtr& group, const std::string& text);
 
 }  // namespace tessera

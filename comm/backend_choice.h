@@ -1,6 +1,5 @@
 #pragma once
-// Which backend a group of ranks takes that are processes: shared memory where they share a host, TCP across
-// hosts, and both where several hosts have several each.
+// Chooses a backend by where ranks run: shared memory on one host, TCP across hosts, or both.
 
 #include <optional>
 #include <string>
@@ -12,19 +11,17 @@
 
 namespace tessera {
 
-/// What the environment variable TESSERA_CPU_BACKEND asks for where the program leaves the choice: "shm", "gloo" or "".
-/// Throws ValueError for anything else.
+/// Returns TESSERA_CPU_BACKEND: "shm", "gloo" or "". Throws ValueError for other values.
 std::string backend_from_environment();
 
-/// Where the ranks of the default group run, if a group may come to share memory; otherwise none. Every rank calls it;
-/// `key` is for this use of the store alone. Throws CommError (a rank does not come), ValueError ("shm" was asked for,
-/// and the ranks do not share a host).
+/// Returns where all ranks run, or nothing if they cannot share memory. `key` is used once. Throws CommError if a rank
+/// is missing, and ValueError for "shm" across hosts.
 std::vector<HostProcess> find_processes(const ProcessGroupOptions& options, const std::string& key);
 
-/// The hosts of `ranks` as a layout, if a hierarchical backend suits them.
+/// Returns the hosts of `ranks`, if the "hierarchical" backend suits them.
 std::optional<HostLayout> host_layout_of(const std::vector<HostProcess>& processes, const std::vector<int64_t>& ranks);
 
-/// The backend that was asked for, or what suits `ranks`.
+/// Returns the requested backend, or the one that suits `ranks`.
 std::string backend_for_group(const ProcessGroupOptions& options, const std::vector<HostProcess>& processes,
                               const std::vector<int64_t>& ranks);
 

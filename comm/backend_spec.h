@@ -1,11 +1,5 @@
 #pragma once
-// Which backends a group has, by the device of the tensors that they take, from what a program asks for:
-//
-//   "shm", "gloo"   CPU only            "fake"                 any device
-//   "threads"       CPU and CUDA        "cpu:gloo,cuda:nccl"   each its own; in any order, but not "fake"
-//   "nccl"          CUDA only           ""                     CPU, each group chooses between shm, gloo and both
-//
-// "cpu:threads" is for the CPU alone.
+// Parses a backend choice into a backend per device: "shm", "gloo", "threads", "nccl", "fake" or "cpu:gloo,cuda:nccl".
 
 #include <string>
 
@@ -14,15 +8,12 @@ namespace tessera {
 struct BackendSpec {
   static constexpr const char* kNone = "none";
 
-  /// "shm", "gloo", "threads", "fake", "" (each group chooses), or kNone.
-  std::string cpu = kNone;
-  /// "nccl", "threads", "fake" or kNone.
-  std::string cuda = kNone;
+  std::string cpu = kNone;   // "shm", "gloo", "threads", "fake", "" (each group chooses), or kNone
+  std::string cuda = kNone;  // "nccl", "threads", "fake" or kNone
 
   bool operator==(const BackendSpec&) const = default;
 };
 
-/// Throws ValueError that names the part and what is allowed.
-BackendSpec parse_backend(const std::string& backend);
+BackendSpec parse_backend(const std::string& backend);  // throws ValueError
 
 }  // namespace tessera

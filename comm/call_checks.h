@@ -1,5 +1,5 @@
 #pragma once
-// What collectives and messages check before they hand their tensors to a backend; internal to comm.
+// Checks the tensors of a call before a backend gets them; internal to comm.
 
 #include <ATen/core/Tensor.h>
 
@@ -11,13 +11,12 @@
 
 namespace tessera::detail {
 
-/// Throws ValueError unless `tensor`, the call's `role`, is dense and contiguous, and its memory holds its values.
+/// Throws ValueError unless `tensor` is plain, dense and contiguous, and its memory holds its values.
 void check_tensor(Collective kind, const char* role, const at::Tensor& tensor);
 
-/// Throws ValueError unless a group of `size` has `rank`, which is the call's `role`.
-void check_rank(Collective kind, const char* role, int rank, int64_t size);
+void check_rank(Collective kind, const char* role, int rank, int64_t size);  // throws ValueError unless rank < size
 
-/// The group's backend for tensors on `device`. Throws ValueError if there is none.
+/// Returns the group's backend for `device`. Throws ValueError if there is none.
 c10::intrusive_ptr<c10d::Backend> backend_of(Collective kind, c10::DeviceType device, const ProcessGroupPtr& group);
 
 inline int64_t bytes(const at::Tensor& tensor) {

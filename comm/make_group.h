@@ -1,5 +1,5 @@
 #pragma once
-// A process group with the backends that suit its ranks; internal to comm.
+// Makes process groups with the right backends; internal to comm.
 
 #include <map>
 #include <string>
@@ -14,40 +14,32 @@
 
 namespace tessera {
 
-/// What carries the CUDA tensors of the default group and of those made from it.
+/// Backend for CUDA tensors of the default group and of groups made from it.
 struct CudaUse {
-  /// As in BackendSpec.
-  std::string backend = BackendSpec::kNone;
-  /// This rank's GPU, and how NCCL is set up: for "nccl" alone.
-  int device = 0;
+  std::string backend = BackendSpec::kNone;  // see BackendSpec
+  int device = 0;                            // this rank's GPU, for "nccl"
   NcclOptions options = {};
 };
 
-/// The default group and what others are made from; the calling thread's rank has one (rank_local).
+/// Default group of a rank (rank_local), and what other groups are made from.
 struct DefaultGroup {
   ProcessGroupPtr group = {};
-  /// As resolved by init_process_group: ranks known, store or thread world set; backend "" if each group chooses.
-  ProcessGroupOptions options = {};
-  /// Of the group's ranks, where these are processes on CPUs; otherwise none.
-  std::vector<HostProcess> processes = {};
+  ProcessGroupOptions options = {};         // resolved; backend "" if each group chooses
+  std::vector<HostProcess> processes = {};  // of all ranks, if these are processes on CPUs
   CudaUse cuda = {};
-  /// How often a (name, ranks) was used by new_group.
-  std::map<std::string, int> group_counts = {};
+  std::map<std::string, int> group_counts = {};  // uses of a name and ranks in new_group
 };
 
-/// What groups are made from.
 struct GroupSource {
-  /// As resolved by init_process_group; `backend` is the CPU's, "" if each group chooses, BackendSpec::kNone.
-  const ProcessGroupOptions& options;
+  const ProcessGroupOptions& options;  // resolved; `backend` is the CPU's, "" or kNone
   const std::vector<HostProcess>& processes;
   const CudaUse& cuda;
 };
 
-/// The group of `ranks` of the default group, of which this rank must be one; with the default group's time-out.
-/// `caller` opens the messages. Throws as new_group().
+/// Returns the info of a group that includes this rank. `caller` starts error messages. Throws like new_group().
 GroupInfo info_of_members(const char* caller, const std::vector<int64_t>& ranks, const std::string& name);
 
-/// Every member calls it, with the same `key`, which no other group has.
+/// Makes the group. All of its members call this, with the same unique `key`.
 ProcessGroupPtr make_group(const GroupSource& source, GroupInfo info, const std::string& key);
 
 }  // namespace tessera

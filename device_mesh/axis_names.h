@@ -1,5 +1,5 @@
 #pragma once
-// The names of a mesh's axes: checks, and a helpful error for one that is not there.
+// Checks the axis names of a mesh.
 
 #include <cstdint>
 #include <string>
@@ -8,11 +8,11 @@
 
 namespace tessera {
 
-/// `names`, or "axis_0", "axis_1", ... if there are none. Throws ValueError for a count that is not `ndim`, an empty
-/// name, and a name that is there twice; `caller` opens the message.
+/// Returns `names`, or "axis_0", "axis_1", ... if empty. Throws ValueError, prefixed by `caller`, unless there are
+/// `ndim` distinct, nonempty names.
 std::vector<std::string> checked_axis_names(std::string_view caller, std::vector<std::string> names, int64_t ndim);
 
-/// Throws KeyError: `mesh` (as printed) has no axis `name`, but those of `names`; did you mean ...?
+/// Throws a KeyError that lists `names` and suggests the closest one.
 [[noreturn]] void throw_unknown_axis(const std::string& mesh, std::string_view name,
                                      const std::vector<std::string>& names);
 

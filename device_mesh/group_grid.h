@@ -1,5 +1,5 @@
 #pragma once
-// The grid of which process groups are the axes; internal to this package.
+// Finds the grid whose axes are given process groups; internal to this package.
 
 #include <cstdint>
 #include <string>
@@ -9,9 +9,8 @@
 
 namespace tessera {
 
-/// The ranks of the grid, row-major, as ranks of the default group: `groups` are this rank's, one for each axis.
-/// `description`: what else the ranks must agree on. Collective over each of the groups, the last first. Throws
-/// ValueError, on all ranks of the grid, if the groups are not the axes of one grid or the ranks do not agree.
+/// Returns the grid's ranks in the default group, row-major. All ranks of the grid must call it. Throws ValueError on
+/// all of them if the groups are not the axes of one grid, or `description` differs between ranks.
 std::vector<int64_t> ranks_of_groups(const std::vector<ProcessGroupPtr>& groups, const std::string& description);
 
 }  // namespace tessera

@@ -1,13 +1,9 @@
 #pragma once
-// Where the ranks of a mesh lie: integers only.
+// Maps ranks to mesh coordinates with integers only, like torch's _mesh_layout.py.
 //
-// Places 0 to n-1 fill the root mesh row-major, and are its ranks unless the mesh says otherwise (mesh_state.h); "rank"
-// means the place here. An axis is a list of factors (size, stride): a step along the factor adds `stride` to the rank.
-// A {2, 3, 4} mesh has the axes {(2, 12)}, {(3, 4)}, {(4, 1)}. Slicing picks axes; flattening joins their factors: axes
-// 0 and 1 together are {(6, 4)}, axes 0 and 2 are {(2, 12), (4, 1)}, which no single stride can say. The digit of rank
-// r along a factor is (r / stride) % size, so rank 17 has coordinate {1, 1, 1} in the mesh above.
-//
-// After torch's _mesh_layout.py, whose nested sizes and strides these factors are.
+// An axis is a list of factors (size, stride) of a row-major root mesh. A {2, 3, 4} mesh has the axes {(2, 12)}, {(3,
+// 4)} and {(4, 1)}. Flattening joins factors: axes 0 and 1 become {(6, 4)}, and axes 0 and 2 become {(2, 12), (4, 1)}.
+// The digit of rank r along a factor is (r / stride) % size. Here, "rank" means a place in the root mesh.
 
 #include <cstdint>
 #include <vector>
@@ -21,23 +17,20 @@ struct AxisFactor {
   bool operator==(const AxisFactor&) const = default;
 };
 
-/// The slowest factor first; neighbours that one stride can say are one factor, and none has size 1.
+/// Factors from slowest to fastest, with no factor of size 1 and no neighbors that could be merged.
 using AxisLayout = std::vector<AxisFactor>;
 
 int64_t axis_size(const AxisLayout& axis);
-/// The place of `rank` along the axis.
-int64_t axis_coordinate(const AxisLayout& axis, int64_t rank);
-/// Whether the axes share a factor or a part of one.
+int64_t axis_coordinate(const AxisLayout& axis, int64_t rank);  // of `rank` along the axis
+/// Returns whether the axes share a factor or part of one.
 bool axes_overlap(const AxisLayout& a, const AxisLayout& b);
-/// One axis over all of them, the first slowest. The axes must not overlap.
+/// Joins axes that do not overlap into one, the first being the slowest.
 AxisLayout join_axes(const std::vector<AxisLayout>& axes);
 
-/// A value. Thread safety: immutable.
+/// Immutable layout of axes that do not overlap. Thread safety: any thread.
 class MeshLayout {
  public:
-  /// All of shape's ranks, row-major. Sizes are at least 1.
-  static MeshLayout row_major(const std::vector<int64_t>& shape);
-  /// A mesh of axes that do not overlap.
+  static MeshLayout row_major(const std::vector<int64_t>& shape);  // sizes are at least 1
   explicit MeshLayout(std::vector<AxisLayout> axes) : axes_(std::move(axes)) {}
 
   int64_t ndim() const { return static_cast<int64_t>(axes_.size()); }
@@ -47,7 +40,7 @@ class MeshLayout {
   std::vector<int64_t> shape() const;
 
   std::vector<int64_t> coordinate(int64_t rank) const;
-  /// The ranks that differ from `rank` along the axes of this mesh only, row-major.
+  /// Returns the ranks that differ from `rank` only along the axes of this mesh, row-major.
   std::vector<int64_t> ranks_through(int64_t rank) const;
 
   bool operator==(const MeshLayout&) const = default;
@@ -56,7 +49,7 @@ class MeshLayout {
   std::vector<AxisLayout> axes_;
 };
 
-/// The ranks at layout.ranks_through(place), in a root mesh whose rank at place i is ranks[i].
+/// Returns layout.ranks_through(place) as ranks, where ranks[i] is the rank at place i of the root mesh.
 std::vector<int64_t> ranks_along(const MeshLayout& layout, int64_t place, const std::vector<int64_t>& ranks);
 
 }  // namespace tessera

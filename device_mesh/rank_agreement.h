@@ -1,5 +1,5 @@
 #pragma once
-// Do the ranks of a mesh do the same? Asked where a fault of one rank would otherwise leave the others waiting.
+// Checks that ranks of a mesh act alike, so that one rank's error does not leave the others waiting.
 
 #include <functional>
 #include <string>
@@ -9,29 +9,26 @@
 
 namespace tessera {
 
-/// The texts of all ranks of `mesh`, in the order of mesh.ranks(), as all_gather_strings of comm/all_gather_strings.h
-/// axis by axis.
+/// Returns all ranks' texts in the order of mesh.ranks(). All ranks must call it.
 std::vector<std::string> all_gather_strings(const DeviceMesh& mesh, const std::string& text);
 
-/// What one rank has to say about a step that all ranks take together.
+/// Description of a rank's next step.
 struct Statement {
-  std::vector<std::string> items;  // what this rank does, each one line
-  std::string fault;               // why it cannot; empty if it can
+  std::vector<std::string> items;  // what this rank does, one line each
+  std::string fault;               // why it cannot, or empty
 };
 
-/// Throws ValueError on every rank of `mesh` unless all make the same statement and none has a fault. `where` begins
-/// the message, which names the first rank that cannot, or the first item in which ranks differ. A rank with a fault of
-/// its own may throw that in place of it, after the call. Collective.
+/// Throws ValueError on every rank, naming the first fault or difference, unless all statements are equal and without
+/// fault. A rank with a fault may throw its own error instead, after the call. All ranks must call it.
 void check_agreement(const DeviceMesh& mesh, const std::string& where, const Statement& own);
 
-/// Calls `step`, which returns what this rank is to do, and checks the agreement of the ranks of each mesh, one after
-/// the other: what one finds the next ones are told. A rank on which `step` throws throws that, the others the
-/// ValueError. All ranks of a mesh give the same meshes, in the same order. Collective.
+/// Calls `step`, which returns this rank's items, and checks agreement on each mesh in turn. If `step` throws, this
+/// rank rethrows that and the others throw ValueError. All ranks of a mesh must pass the same meshes in the same order.
 void check_ranks_agree(const std::vector<DeviceMesh>& meshes, const std::string& where,
                        const std::function<std::vector<std::string>()>& step);
 
-/// Throws StateError on every rank of the meshes if one has a fault: there with that text, elsewhere with one that
-/// begins with `where` and names the rank. All ranks of a mesh give the same meshes, in the same order. Collective.
+/// Throws StateError on every rank of the meshes if one has a fault; other ranks' messages begin with `where` and name
+/// it. All ranks of a mesh must pass the same meshes in the same order.
 void throw_on_all_ranks(const std::vector<DeviceMesh>& meshes, const std::string& where, const std::string& fault);
 
 }  // namespace tessera

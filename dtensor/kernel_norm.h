@@ -1,17 +1,14 @@
 #pragma once
-// The norm of many tensors of a GPU by kernels of their own (cuda/multi_norm.h), where this build has them
-// (--config=cuda).
+// Norms of many CUDA tensors by one kernel (cuda/multi_norm.h), if this build has CUDA.
 
 #include <ATen/core/Tensor.h>
 #include <c10/core/DeviceType.h>
 
 namespace tessera {
 
-/// Whether norm_by_kernel() takes tensors of this kind: the same on all ranks of a build.
-bool has_norm_kernel(c10::DeviceType device, at::ScalarType dtype, double p);
+bool has_norm_kernel(c10::DeviceType device, at::ScalarType dtype, double p);  // equal on all ranks
 
-/// The p-norm of all elements of `tensors` together, on the current stream, as a tensor without dims: float32, or
-/// float64 of float64. At least one tensor, contiguous, on one GPU and of one dtype; only where has_norm_kernel().
+/// Returns the p-norm of all elements as a scalar. Tensors are contiguous, on one GPU, of one supported dtype.
 at::Tensor norm_by_kernel(at::TensorList tensors, double p);
 
 }  // namespace tessera

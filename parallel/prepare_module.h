@@ -1,30 +1,9 @@
 #pragma once
-// Styles that place a module's inputs and outputs and leave its parameters alone: at the borders of parts of a model
-// that are laid out differently.
-//
-//   // attention(x, mask): x comes as shards of the sequence and is needed whole; the mask stays as it is
-//   {"layers.*.attention", PrepareModuleInput({.input_layouts = {Shard(1), std::nullopt},
-//                                              .desired_input_layouts = {Replicate(), std::nullopt}})}
-//
-// One entry for each tensor, in the order in which forward declares them. Arguments that hold no tensor (numbers,
-// undefined or absent optional tensors) are not counted, and those that hold several (vectors, tuples, structs with
-// tensor_fields) count as several, opened in order; see nn/hooks/tensor_visitor.h. A call with another number of
-// tensors than entries throws, so an optional argument that is left out cannot shift layouts to the wrong tensors.
-// Without any entry, as for the inputs of a PrepareModuleInputOutput that is there for outputs only, tensors are left
-// alone and not counted.
-//
-// C++ functions have no named arguments. A module that names its own tensors can be given layouts by those names, as
-// PyTorch's keyword arguments are; what is not named is left alone:
-//
-//   struct AttentionImpl : torch::nn::Module, NamedInputs {
-//     std::vector<std::string> input_names() const override { return {"x", "mask", "positions"}; }
-//     at::Tensor forward(at::Tensor x, at::Tensor mask, at::Tensor positions);
-//   };
-//   {"layers.*.attention", PrepareModuleInput({.input_kwarg_layouts = {{"x", Shard(1)}},
-//                                              .desired_input_kwarg_layouts = {{"x", Replicate()}}})}
-//
-// Thread safety: as linear_styles.h.
-// After the classes of the same names in torch/distributed/tensor/parallel/style.py.
+// Styles that redistribute a module's inputs and outputs without changing its parameters. Layouts have one entry per
+// defined tensor, in forward's order. docs/semantics.md has an example and named inputs.
+// Throws ValueError for options that do not match each other or the number of tensors, KeyError for an unknown input
+// name, and StateError without a hook point.
+// Thread safety: hooks run in the thread that calls forward. Source: torch/distributed/tensor/parallel/style.py.
 
 #include <map>
 #include <optional>
@@ -35,14 +14,11 @@
 
 namespace tessera {
 
-/// One entry a tensor; std::nullopt leaves it as it is.
-using Layouts = std::vector<std::optional<Placement>>;
+using Layouts = std::vector<std::optional<Placement>>;  // one entry per tensor; std::nullopt leaves it alone
 
-/// By the names that the module gives its inputs.
-using NamedLayouts = std::map<std::string, Placement>;
+using NamedLayouts = std::map<std::string, Placement>;  // by input name
 
-/// A module that names the tensors of its forward, in the order in which forward declares them: one name each, all of
-/// them given in every call. Its type derives from this beside torch::nn::Module.
+/// Names a module's inputs in forward's order. The module derives from this class and torch::nn::Module.
 class NamedInputs {
  public:
   virtual ~NamedInputs() = default;
@@ -50,32 +26,23 @@ class NamedInputs {
 };
 
 struct PrepareModuleInputOptions {
-  /// What plain tensors are. A DTensor's own placement counts. Together with input_kwarg_layouts: of the first ones.
-  Layouts input_layouts = {};
-  /// What forward gets: DTensors in these placements; entries where input_layouts has some.
-  Layouts desired_input_layouts = {};
-  /// The same by name; for modules that are NamedInputs. Both have the same names.
+  Layouts input_layouts = {};          // of plain inputs; a DTensor uses its own
+  Layouts desired_input_layouts = {};  // what forward receives
+  /// Like the layouts above, by name; the module must be a NamedInputs.
   NamedLayouts input_kwarg_layouts = {};
   NamedLayouts desired_input_kwarg_layouts = {};
-  /// forward gets the local tensors of those DTensors, which it may write in place where their layout has changed.
-  /// Their gradients, where the placement is Replicate, must then be equal on every rank.
+  /// Passes local tensors to forward. Gradients of replicated ones must be equal on all ranks.
   bool use_local_output = false;
-  /// See style_tensors.h: plain shards are cut evenly.
-  bool even_shards = false;
+  bool even_shards = false;  // see style_tensors.h
 };
 
 struct PrepareModuleOutputOptions {
-  /// What plain results of forward are.
-  Layouts output_layouts;
+  Layouts output_layouts;  // of plain outputs
   Layouts desired_output_layouts;
-  /// The caller gets local tensors, which it may write in place where their layout has changed.
-  bool use_local_output = true;
+  bool use_local_output = true;  // return local tensors
   bool even_shards = false;
 };
 
-/// Errors of all three: ValueError for options that do not fit each other (when made) and for another number of
-/// tensors than entries (when called); StateError for a module without hook point; KeyError for a name that the module
-/// does not have, and ValueError if it has no names (when applied, before anything is changed).
 class PrepareModuleInput : public ParallelStyle {
  public:
   explicit PrepareModuleInput(PrepareModuleInputOptions options);
@@ -100,7 +67,7 @@ class PrepareModuleOutput : public ParallelStyle {
   PrepareModuleOutputOptions options_;
 };
 
-/// Both of them on one module.
+/// Options for both the inputs and outputs of a module.
 struct PrepareModuleInputOutputOptions {
   PrepareModuleInputOptions input;
   PrepareModuleOutputOptions output;

@@ -1,10 +1,6 @@
 #pragma once
-// Integers that the ranks tell each other before they send tensors, so that what does not fit is an error on all of
-// them rather than a hang or garbage.
-//
-//   const auto records = gather_records(tensor_record(tensor, "here"), mesh);     // records[rank]
-//
-// Thread safety: tensor_record is a pure function; gather_records is a collective, one thread a rank.
+// Exchanges integers before tensors are sent, so that a mismatch throws on every rank instead of hanging.
+// Thread safety: gather_records is a collective for one thread per rank; the other functions are pure.
 
 #include <ATen/core/Tensor.h>
 
@@ -18,17 +14,15 @@ namespace tessera {
 
 using Record = std::vector<int64_t>;
 
-/// Where a tensor's sizes begin in its record.
-constexpr size_t kRecordSizes = 2;
+constexpr size_t kRecordSizes = 2;  // index of the first size in a tensor's record
 
-/// Number of dims, dtype, sizes, padded with zeros to a length that all ranks know. Throws NotImplementedError that
-/// names `where` for more dims than have room, 30.
+/// Returns the number of dims, dtype and zero-padded sizes. Throws NotImplementedError for more than 30 dims.
 Record tensor_record(const at::Tensor& tensor, const std::string& where);
 
-/// The record of any number of rows of the tensor, one of at least one dim: its first size is 0.
+/// Like tensor_record, but with size 0 for dim 0, so that any number of rows has the same record.
 Record row_record(const at::Tensor& tensor, const std::string& where);
 
-/// Every rank's `own`, equally long on all ranks of `mesh` (1-D). One all-gather, which the host waits for.
+/// Returns all ranks' records, which must have one length. Runs an all-gather over a 1-D mesh and blocks the host.
 std::vector<Record> gather_records(const Record& own, const DeviceMesh& mesh);
 
 }  // namespace tessera

@@ -1,21 +1,12 @@
 #pragma once
-// One checkpointed forward: what it would have saved for backward is not kept, but computed again.
+// One checkpointed forward, whose saved tensors are recomputed instead of kept.
 //
-//   forward    each tensor that autograd saves becomes a slot: a number and the region, nothing more
-//   backward   the first slot that is asked for runs the forward again, with the inputs, random numbers and scopes
-//              of the first time; the tensors that autograd saves in it fill the slots, in the same order
-//   then       each slot frees its tensor when autograd lets go of it
-//
-// Versions of tensors are compared as autograd compares those that it keeps itself: one that is changed in place after
-// it was saved, in the second forward or between the two, is an error and no wrong gradient.
-//
-// The backward that runs is that of the first forward: gradients, hooks and fully_shard see one graph; the graph of the
-// second forward is dropped as soon as it is done. Regions nest: the inputs of an inner one are saved through autograd,
-// so the outer region's slots hold them.
-//
-// The idea is that of torch.utils.checkpoint with use_reentrant=False.
-//
-// Thread safety: slots may be asked for by several threads of autograd.
+// In forward, each tensor that autograd saves becomes a slot: a number and the region. In backward, the first slot
+// needed runs forward again with the same inputs, random numbers and scopes, and the tensors that autograd saves in it
+// fill the slots in order; that second graph is dropped. A slot frees its tensor when autograd releases it. Tensor
+// versions are checked as autograd does. The inputs of a nested region are saved through autograd, in the outer
+// region's slots.
+// Thread safety: several autograd threads may request slots. Source: torch.utils.checkpoint (use_reentrant=False).
 
 #include <ATen/core/Tensor.h>
 #include <torch/csrc/autograd/saved_variable.h>
@@ -36,12 +27,12 @@ namespace tessera {
 
 class CheckpointRegion : public std::enable_shared_from_this<CheckpointRegion> {
  public:
-  /// Calls `forward` once, as one region. `again` is the same call, for backward; `place` names it in errors.
+  /// Runs `forward` once as a region. `again` is the same call, for backward; `place` names it in errors.
   static void run(const std::function<void()>& forward, std::unique_ptr<RecomputableCall> again,
                   const CheckpointOptions& options, std::string place);
 
  private:
-  /// What is known of a saved tensor.
+  /// Metadata of a saved tensor.
   struct SavedMeta {
     std::vector<int64_t> sizes;
     at::ScalarType dtype;
@@ -55,7 +46,7 @@ class CheckpointRegion : public std::enable_shared_from_this<CheckpointRegion> {
   struct Slot {
     SavedMeta meta;
     int64_t first_version;   // of the tensor that the first forward saved
-    at::Tensor tensor = {};  // defined from the second forward on
+    at::Tensor tensor = {};  // defined once the second forward has run
     int64_t version = 0;     // of `tensor` when it was saved
     bool is_needed = true;
   };
@@ -82,10 +73,10 @@ class CheckpointRegion : public std::enable_shared_from_this<CheckpointRegion> {
   const std::string place_;
   ForwardContext context_;
   SavedOps ops_;
-  std::vector<torch::autograd::SavedVariable> inputs_;  // in the order in which `again_` shows them
+  std::vector<torch::autograd::SavedVariable> inputs_;  // in the order in which `again_` visits them
   std::vector<Slot> slots_;
-  bool is_whole_ = false;  // the first forward is over: there will be no more slots
-  size_t filled_ = 0;      // by the second forward that runs or ran last
+  bool is_whole_ = false;  // the first forward has ended, so there are no more slots
+  size_t filled_ = 0;      // by the latest second forward
   int64_t backward_ = -1;  // for which the slots are filled
   std::recursive_mutex mutex_;
 };

@@ -1,7 +1,5 @@
 #pragma once
-// What decides a computation beside its inputs: random generators, autocast, scopes of DTensor. Taken before a
-// forward, so that it can be computed again alike.
-//
+// State that affects a forward besides its inputs: random generators, autocast and DTensor scopes.
 // Thread safety: for the thread that runs the rank's forward and backward.
 
 #include <ATen/core/Generator.h>
@@ -17,10 +15,10 @@ namespace tessera {
 
 class ForwardContext {
  public:
-  /// `generators`: those whose state counts.
+  /// Captures the current state, including that of `generators`.
   explicit ForwardContext(std::vector<at::Generator> generators);
 
-  /// Calls `forward` in the context that was taken; afterwards everything is as before, also if it throws.
+  /// Runs `forward` in the captured state and then restores the previous one, even after an exception.
   void run(const std::function<void()>& forward) const;
 
  private:
@@ -31,7 +29,7 @@ class ForwardContext {
   };
 
   std::vector<at::Generator> generators_;
-  std::vector<at::Tensor> states_;  // theirs
+  std::vector<at::Tensor> states_;  // of `generators_`
   std::vector<Autocast> autocast_;
   bool replicates_;
   bool runs_replicated_;

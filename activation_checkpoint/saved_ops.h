@@ -1,12 +1,10 @@
 #pragma once
-// Selective checkpointing: results of some ops of a region are kept, so that the second forward need not compute them
-// again. Worth it for those that cost much time and little memory, products above all:
+// Selective checkpointing: keeps the results of some ops, such as matrix products, instead of recomputing them.
 //
 //   checkpoint({.ops_to_save = OpList({"aten::mm", "aten::addmm"})}, block, x);
 //
-// How: between autograd and the ops, a dispatch key of the calling thread sees every op of the region. In the first
-// forward it keeps results, in the second it hands them out in place of running the op; autograd, above it, sees no
-// difference. After torch.utils.checkpoint.create_selective_checkpoint_contexts.
+// A thread-local dispatch key below autograd sees every op of the region. The first forward saves results, and the
+// second returns them instead of running the op. Source: torch.utils.checkpoint.create_selective_checkpoint_contexts.
 
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/operator_name.h>
@@ -20,13 +18,12 @@
 
 namespace tessera {
 
-/// Ops by name, all their overloads that return new tensors. Cheap to copy. Thread safety: immutable.
+/// Set of ops by name, with all overloads that return new tensors. Cheap to copy. Thread safety: immutable.
 class OpList {
  public:
   OpList() = default;
-  /// Throws KeyError for a name that libtorch does not know; ValueError for an op that consists of others
-  /// (aten::linear: name aten::addmm and aten::mm, which it runs), that writes or returns its arguments, or that draws
-  /// random numbers (the second forward draws them again, to keep later draws the same).
+  /// Throws KeyError for an unknown name; ValueError for an op that decomposes into others (instead of aten::linear,
+  /// name aten::addmm and aten::mm), writes or returns its arguments, or draws random numbers.
   OpList(const std::vector<std::string>& names);  // NOLINT: a list of names is one
 
   bool empty() const { return !ops_; }
@@ -36,25 +33,24 @@ class OpList {
   std::shared_ptr<const std::unordered_set<c10::OperatorName>> ops_;
 };
 
-/// What the ops of one region gave. Thread safety: for the thread that runs a forward of the region.
+/// Results of a region's ops. Thread safety: for the thread that runs a forward of the region.
 class SavedOps {
  public:
   explicit SavedOps(OpList list) : list_(std::move(list)) {}
 
   bool covers(const c10::OperatorHandle& op) const { return list_.contains(op.operator_name()); }
-  /// Runs the op and keeps what it returns.
+  /// Runs the op and saves its results.
   void run(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack);
-  /// Starts a second forward.
-  void rewind() { next_ = 0; }
-  /// In place of running the op: returns what the call of the same order returned. Throws StateError if that was
-  /// another op, or its result was changed in place since.
+  void rewind() { next_ = 0; }  // starts a second forward
+  /// Returns the saved results of the corresponding call instead of running the op. Throws StateError if that call was
+  /// another op, or if its result has been changed in place.
   void replay(const c10::OperatorHandle& op, torch::jit::Stack* stack);
 
  private:
   struct Result {
     c10::OperatorName op;
     std::vector<c10::IValue> values;
-    std::vector<int64_t> versions;  // of the tensors among them
+    std::vector<int64_t> versions;  // of the tensors in `values`
   };
 
   OpList list_;
@@ -62,7 +58,7 @@ class SavedOps {
   size_t next_ = 0;
 };
 
-/// Lets the calling thread's ops go through `ops` until its end; null: through none. Scopes nest, the innermost counts.
+/// Routes the calling thread's ops through `ops`; null means none. Scopes nest, and the innermost applies.
 class SavedOpsScope {
  public:
   enum class Mode { Save, Replay };

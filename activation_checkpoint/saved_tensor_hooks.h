@@ -1,11 +1,7 @@
 #pragma once
-// Who keeps the tensors that autograd saves for backward: what torch.autograd.graph.saved_tensors_hooks is in Python,
-// and libtorch leaves to its Python engine.
-//
-// How: libtorch asks its default engine for the hooks of each tensor that it saves. The first scope replaces that
-// engine by one that is the same but for this answer.
-//
-// Thread safety: a scope holds for the calling thread.
+// Hooks for tensors that autograd saves, like torch.autograd.graph.saved_tensors_hooks in Python.
+// libtorch asks its default engine for such hooks; the first scope replaces that engine by one that provides them.
+// Thread safety: a scope affects the calling thread.
 
 #include <torch/csrc/autograd/saved_variable_hooks.h>
 
@@ -13,17 +9,16 @@
 
 namespace tessera {
 
-/// Makes the hooks of one saved tensor: call_pack_hook is called at once with the tensor, call_unpack_hook when
-/// backward needs it; the hooks are destroyed when the graph lets the tensor go.
+/// Makes the hooks of one saved tensor. call_pack_hook runs at once, call_unpack_hook when backward needs the tensor;
+/// the hooks are destroyed when the graph releases it.
 class SavedTensorHooks {
  public:
   virtual ~SavedTensorHooks() = default;
   virtual std::unique_ptr<torch::autograd::SavedVariableHooks> make() = 0;
 };
 
-/// All tensors that the calling thread saves in the scope go to `hooks`, which must outlive it; null: kept by autograd
-/// as usual. The innermost scope counts. Throws StateError if another library has replaced libtorch's engine (PyTorch's
-/// Python does), whose own hooks would be lost.
+/// Passes all tensors that the calling thread saves to `hooks`, which must outlive the scope; null disables hooks. The
+/// innermost scope applies. Throws StateError if the engine was already replaced, as by PyTorch's Python module.
 class SavedTensorHooksScope {
  public:
   explicit SavedTensorHooksScope(SavedTensorHooks* hooks);
@@ -31,7 +26,7 @@ class SavedTensorHooksScope {
   SavedTensorHooksScope(const SavedTensorHooksScope&) = delete;
   SavedTensorHooksScope& operator=(const SavedTensorHooksScope&) = delete;
 
-  /// Whether hooks take what the calling thread saves.
+  /// Returns whether hooks are active in the calling thread.
   static bool is_open();
 
  private:

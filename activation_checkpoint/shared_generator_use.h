@@ -1,8 +1,5 @@
 #pragma once
-// Where ranks are threads of one process, plain tensors of all ranks draw from libtorch's one default generator. Its
-// state before a forward says nothing then about what the forward drew, so dropout could not be repeated. This notices
-// such a draw, so that it becomes an error and no wrong gradient.
-//
+// Detects random draws that a second forward could not repeat, because ranks that are threads share one generator.
 // Thread safety: watches the calling thread.
 
 #include <ATen/record_function.h>
@@ -12,18 +9,18 @@
 
 namespace tessera {
 
-/// Whether ranks are threads, which have libtorch's default generators in common.
+/// Returns whether ranks are threads, which share libtorch's default generators.
 bool ranks_share_generators();
 
 class SharedGeneratorUse {
  public:
-  /// Watches until its end if `enabled` and ranks share generators; costs nothing otherwise.
+  /// Starts watching if `enabled` and ranks share generators; otherwise costs nothing.
   explicit SharedGeneratorUse(bool enabled);
   ~SharedGeneratorUse();
   SharedGeneratorUse(const SharedGeneratorUse&) = delete;
   SharedGeneratorUse& operator=(const SharedGeneratorUse&) = delete;
 
-  /// Throws NotImplementedError that names the op if there was a draw.
+  /// Throws NotImplementedError, naming the op, if there was a draw.
   void check(const std::string& place) const;
 
  private:

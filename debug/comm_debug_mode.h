@@ -1,5 +1,5 @@
 #pragma once
-// Counts the collectives of a rank by module, op and kind while it lives.
+// Counts a rank's collectives by module, op and kind, like torch/distributed/tensor/debug/_comm_mode.py.
 //
 //   CommDebugMode mode(*model);
 //   model(x).sum().backward();
@@ -7,11 +7,8 @@
 //     module   phase     op               collective      calls   bytes sent
 //     up       forward   -                all_gather          1           48
 //     -        backward  aten::mm         all_reduce          1           24
-//     total                                                   2           72
 //
-// op: the op on DTensors that moved its operands; "-" for what fully_shard and redistribute() issue themselves. What a
-// checkpoint saves in the background is not counted.
-// After torch/distributed/tensor/debug/_comm_mode.py.
+// The op "-" means fully_shard or redistribute() itself.
 
 #include <torch/nn/module.h>
 
@@ -27,21 +24,20 @@
 
 namespace tessera {
 
-/// Scopes nest; the innermost counts. Modules without a hook point are not told from the one that calls them.
-/// Thread safety: for the rank's thread; make and end it there.
+/// Scope that counts, except checkpoint saves in the background. Scopes nest; the innermost counts. Modules without a
+/// hook point count as their caller. Thread safety: for the rank's thread.
 class CommDebugMode : public CommObserver {
  public:
   struct Key {
-    std::string module;  // name below the module given, "" outside of all
+    std::string module;  // name below the given module; "" outside of all
     bool backward = false;
-    std::string op;  // "" if none
+    std::string op;  // DTensor op that redistributed its operands; "" if none
     Collective collective = Collective::AllGather;
     auto operator<=>(const Key&) const = default;
   };
 
   CommDebugMode() : scope_(*this) {}
-  /// `module` must outlive the mode.
-  explicit CommDebugMode(ModuleRef module);
+  explicit CommDebugMode(ModuleRef module);  // `module` must outlive the mode
   CommDebugMode(const CommDebugMode&) = delete;
   CommDebugMode& operator=(const CommDebugMode&) = delete;
 
@@ -51,14 +47,13 @@ class CommDebugMode : public CommObserver {
   int64_t bytes_sent() const;
   void reset() { entries_.clear(); }
 
-  /// A table with a line an entry and a total.
-  std::string to_string() const;
+  std::string to_string() const;  // a table with a line per entry and a total
 
   void on_collective(Collective kind, int64_t bytes_sent) override;
 
  private:
   std::map<Key, CommStats::Entry> entries_;
-  std::vector<std::string> running_;  // names of the modules whose forward runs, innermost last
+  std::vector<std::string> running_;  // modules whose forward is running, innermost last
   std::vector<ScopedHook> hooks_;
   CommObserverScope scope_;
 };

@@ -1,27 +1,17 @@
 #pragma once
-// Adam, AdamW and SGD whose step is one op of libtorch for all parameters of a group that are of one dtype, device and
-// mesh.
+// Adam, AdamW and SGD that update all parameters of one group, dtype, device and mesh with a single libtorch op.
 //
-//   fully_shard(model);
 //   tessera::optim::FusedAdamW optimizer(model->parameters(), torch::optim::AdamWOptions(3e-4));
 //   loss.backward();
-//   optimizer.step();                        // one at::_fused_adamw_ over all local shards
+//   optimizer.step();  // one at::_fused_adamw_ over all local shards
 //
-// libtorch's own optimizers take about twelve ops a parameter and step: on small or sharded parameters they are most of
-// a step's time. These are libtorch's in all but step(): options, groups, state, saving and loading are theirs, so that
-// checkpoints, schedulers and whatever takes a torch::optim::AdamW& take these as well. Results differ from libtorch's
-// by rounding only.
-//
-// A parameter that is listed twice is stepped twice, as libtorch's own do: so are tied parameters in what libtorch's
-// parameters() returns. Where one step is meant, list them once.
-//
-// A group may have plain tensors and DTensors, of several meshes, dtypes and devices. A parameter without a gradient is
-// left alone, and its count of steps does not grow. Those that lie on CUDA are updated by one kernel for many.
-//
-// step(closure) as in torch::optim. Throws ValueError for a sparse gradient and for one of another dtype than its
-// parameter, NotImplementedError for parameters that are not Float, Double, Half or BFloat16, such as complex ones; no
-// parameter has changed then. Source of the idea: `fused=True` of torch/optim/adamw.py.
-// Thread safety: as torch::optim; each rank has its own.
+// libtorch's optimizers run about twelve ops per parameter, most of a step's time for small or sharded parameters.
+// These differ only in step(), and from libtorch's results only by rounding; options, state, saving and loading are
+// libtorch's. A group may mix plain tensors and DTensors of several meshes, dtypes and devices. Parameters without a
+// gradient are skipped. A parameter listed twice, as libtorch's parameters() lists tied ones, is updated twice.
+// step() throws, before any change, ValueError for a gradient that is sparse or of another dtype, and
+// NotImplementedError for parameters other than Float, Double, Half and BFloat16.
+// Thread safety: like torch::optim; each rank has its own. Source: `fused=True` of torch/optim/adamw.py.
 
 #include <torch/optim/adam.h>
 #include <torch/optim/adamw.h>

@@ -1,9 +1,9 @@
 #pragma once
-// What each known optimizer of libtorch keeps for a parameter, and the options of its groups, by name.
+// Visits the state and options of libtorch's optimizers by field name.
 //
 //   with_types(optimizer, "save", [&]<class Types>(Types) {
 //     auto& state = static_cast<Types::State&>(*optimizer.state().at(parameter.unsafeGetTensorImpl()));
-//     visit_fields(state, [&](const char* name, auto& field) { ... });     // "exp_avg" and a tensor; "step", int64_t&
+//     visit_fields(state, [&](const char* name, auto& field) { ... });  // "exp_avg", at::Tensor&; "step", int64_t&
 //   });
 //
 // Thread safety: none of its own.
@@ -24,7 +24,7 @@
 
 namespace tessera {
 
-// `visit(name, field)` for every field: at::Tensor&, int64_t&, double& or bool&.
+// Calls `visit(name, field)` for every field: at::Tensor&, int64_t&, double& or bool&.
 
 template <class Visit>
 void visit_fields(torch::optim::AdamParamState& state, Visit visit) {
@@ -100,15 +100,14 @@ void visit_fields(torch::optim::AdagradOptions& options, Visit visit) {
   visit("eps", options.eps());
 }
 
-/// The types of an optimizer that we know.
+/// Types of a known optimizer.
 template <class StateType, class OptionsType>
 struct OptimizerTypes {
   using State = StateType;
   using Options = OptionsType;
 };
 
-/// Calls `use` with the OptimizerTypes of `optimizer`; throws NotImplementedError for another type. `where` names the
-/// caller.
+/// Calls `use` with the OptimizerTypes of `optimizer`. Throws NotImplementedError, naming `where`, for other types.
 template <class Use>
 void with_types(const torch::optim::Optimizer& optimizer, const char* where, Use use) {
   namespace optim = torch::optim;
@@ -130,8 +129,7 @@ void with_types(const torch::optim::Optimizer& optimizer, const char* where, Use
   }
 }
 
-/// What the optimizer has for a parameter before its first step: null but for Adagrad, whose constructor makes the
-/// state that step() relies on.
+/// Returns the state before the first step: null except for Adagrad, whose constructor creates state that step() needs.
 template <class Types>
 std::unique_ptr<typename Types::State> initial_state(const at::Tensor& param, const typename Types::Options& options) {
   if constexpr (std::is_same_v<typename Types::State, torch::optim::AdagradParamState>) {

@@ -1,5 +1,5 @@
 #pragma once
-// An optimizer's state that one rank has, for all ranks.
+// Shares the optimizer state of one rank with all ranks.
 
 #include <torch/nn/module.h>
 
@@ -13,18 +13,16 @@
 
 namespace tessera {
 
-/// The first rank of `group`; where that is null, of those that have the mesh of the model's units, and without units
-/// of the default group, in which a rank without peers is its own first.
+/// The first rank of `group` or, if null, of the units' mesh or, without units, of the default group.
 class FirstRank {
  public:
   FirstRank(torch::nn::Module& model, const ProcessGroupPtr* group);
 
   bool is_this_one() const { return is_this_one_; }
-  /// The dict that `own` gives on the first rank, where alone it is called. On the others tensors with dims are on the
-  /// meta device: value_of() has their values. Throws what `own` throws there, and elsewhere a ValueError with its
-  /// text. Collective.
+  /// Returns the dict of `own`, called on the first rank only; elsewhere its tensors with dims are on the meta device.
+  /// Throws what `own` throws there, and a ValueError with its text elsewhere. All ranks must call it.
   OptimStateDict outline(const std::function<OptimStateDict()>& own) const;
-  /// The values behind an entry of outline(), on every rank. Collective.
+  /// Returns the values of an outline() entry on every rank. All ranks must call it.
   at::Tensor value_of(const at::Tensor& entry) const;
 
  private:
@@ -32,7 +30,7 @@ class FirstRank {
   void broadcast_from_first(const at::Tensor& tensor) const;
 
   const ProcessGroupPtr* group_;
-  std::optional<DeviceMesh> mesh_;  // with all axes; where there is a group, unused
+  std::optional<DeviceMesh> mesh_;  // with all axes; unused if there is a group
   size_t place_ = 0;                // of the first rank in mesh_->ranks()
   at::Device device_ = at::kCPU;
   bool is_this_one_ = true;

@@ -1,38 +1,18 @@
 #pragma once
-// FullyShardedDataParallel: the interface of PyTorch's first FSDP, over the engine of fully_shard.
+// FullyShardedDataParallel: the interface of PyTorch's first FSDP, on the engine of fully_shard.
 //
-//   // Gpt and Block are declared with TESSERA_MODULE (nn/hooks/hooked.h); every rank builds the same model.
-//   FullyShardedDataParallel model(Gpt(config), {.auto_wrap_policy = module_wrap_policy<BlockImpl>(),
-//                                                .mixed_precision = {.param_dtype = at::kBFloat16}});
+//   FullyShardedDataParallel model(Gpt(config), {.auto_wrap_policy = module_wrap_policy<BlockImpl>()});
 //   torch::optim::AdamW optimizer(model->parameters());
-//   model.no_sync([&] { loss(model(first_half)).backward(); });      // gradients add up, nothing is sent
-//   loss(model(second_half)).backward();
+//   loss(model(batch)).backward();
 //   model.clip_grad_norm_(1.0);
 //   optimizer.step();
-//   FSDP::summon_full_params(*model, {}, [&] { inspect(model->head->weight); });
 //
-// A wrapper holds the module, is called like it and gives its members by ->. It puts no module of its own between
-// parent and child: what a policy chooses stays where it is, names do not change, and every parameter is sharded by
-// itself and stays the same tensor (PyTorch's use_orig_params=True, the only mode). So the optimizer may be built
-// before or after, units may mix frozen and trained parameters, and dtypes of gradients may differ.
-//
-// The wrapped module itself becomes a unit too, the root, with all parameters that no unit below has. Without a policy
-// it is the only one, and its full parameters are in memory at one time: give a policy, or wrap bottom-up by hand.
-//
-// `FSDP` is the handle to what a wrapper did to a module; its static functions take any module with units below it.
-// Scopes are functions that take a body: they end as they should when it throws. docs/generated/fsdp_surface.md lists
-// what is covered, and what is not applicable.
-//
-// Not supported, and refused: double backward through a unit (a backward with create_graph throws NotImplementedError);
-// forward of a plain part of a unit outside of the unit's forward; conversions after wrapping to another device or
-// dtype (to() says so at once, module.to() of libtorch at the next forward); parameters that two units share. Not
-// noticed: a parameter that is registered after wrapping is in no unit, so it is not sharded, and its gradient is not
-// reduced; check_replicas (fully_shard/replica_check.h) finds it.
-//
-// Errors: a call at the wrong time (not the root, a scope inside another) is a StateError, also where PyTorch asserts;
-// a method that needs the state IDLE throws ValueError in another one, as assert_state there.
-// Thread safety: one thread a rank; ranks may be threads of one process. All calls are collective unless said.
-// Names and meaning follow torch/distributed/fsdp/fully_sharded_data_parallel.py.
+// Wrapping keeps the module tree, names and parameter tensors (PyTorch's use_orig_params=True, the only mode). The
+// wrapped module becomes the root unit, with all parameters that no inner unit has; without a policy it is the only
+// one. docs/semantics.md and docs/generated/fsdp_surface.md list what is not supported.
+// Throws StateError for calls at the wrong time, such as outside the root or inside another scope, and ValueError if a
+// method needs the state IDLE. All ranks must make all calls; docs/semantics.md lists those that do not communicate.
+// Thread safety: one thread per rank. Source: torch/distributed/fsdp/fully_sharded_data_parallel.py.
 
 #include <torch/nn/module.h>
 #include <torch/nn/pimpl.h>
@@ -56,98 +36,78 @@ namespace tessera {
 struct WrapperState;
 
 struct SummonFullParamsOptions {
-  bool recurse = true;  // the units below too
-  /// Changes to this rank's rows stay; each rank makes the same ones. Where nothing is sharded they stay anyway.
-  bool writeback = true;
-  bool rank0_only = false;      // ranks but the first of the mesh keep their shards; needs writeback = false
-  bool offload_to_cpu = false;  // full parameters in the memory of the CPU
-  bool with_grads = false;      // `grad` is the full gradient; without, it is undefined inside
+  bool recurse = true;          // include inner units
+  bool writeback = true;        // keep changes to this rank's rows; NO_SHARD keeps them anyway
+  bool rank0_only = false;      // other ranks than the mesh's first keep their shards; needs writeback = false
+  bool offload_to_cpu = false;  // put full parameters in CPU memory
+  bool with_grads = false;      // `grad` is the full gradient; otherwise it is undefined inside
 };
 
-/// A handle to a module that FullyShardedDataParallel wrapped. Cheap to copy; the module must outlive it.
+/// Handle to a module that FullyShardedDataParallel wrapped. Cheap to copy; the module must outlive it.
 class FSDP {
  public:
   FSDP(torch::nn::Module& module, std::shared_ptr<WrapperState> unit) : module_(&module), unit_(std::move(unit)) {}
 
   torch::nn::Module& module() const { return *module_; }
-  /// As they hold for this unit; FULL_SHARD among one rank is NO_SHARD.
   const FSDPOptions& options() const;
-  ShardingStrategy sharding_strategy() const;
+  ShardingStrategy sharding_strategy() const;  // on one rank, FULL_SHARD becomes NO_SHARD
   const DeviceMesh& device_mesh() const;
-  /// Whether the unit has parameters of its own: those below inner units are theirs.
-  bool has_params() const;
-  /// Whether no other unit runs over this one. If no forward ran yet it becomes the root of those below it, until a
-  /// larger one runs. No communication, but where one of those ran without this one: then all ranks call it.
+  bool has_params() const;  // of its own, without those of inner units
+  /// Returns whether this is an outermost unit; before the first forward, makes it the root of the units below.
   bool check_is_root() const;
   TrainingState training_state() const;
-  /// Throws ValueError, on every rank, unless the state is one of `allowed`. No communication.
+  /// Throws ValueError, on every rank, unless the state is in `allowed`.
   void assert_state(const std::vector<TrainingState>& allowed) const;
   bool mixed_precision_enabled_for_buffers() const;
-  /// Whether a hook is registered that sends a lower precision than it is given.
-  bool low_precision_hook_enabled() const;
+  bool low_precision_hook_enabled() const;  // a hook that sends a lower precision is registered
 
-  /// Calls `fn` on every module below, children first, then on this one, while all parameters are full; what it
-  /// writes to them stays. Throws ValueError unless IDLE.
+  /// Calls `fn` on all modules, children first, with full parameters. Writes persist. Throws ValueError unless IDLE.
   void apply(const std::function<void(torch::nn::Module&)>& fn) const;
-  /// Moves what is not sharded, buffers and ignored parameters, to `device`. The shards have a device of their own from
-  /// the mesh, or the CPU with offload_params: any other is refused. Gradients of what moves stay where they are.
-  /// Throws ValueError for another device, or unless IDLE: nothing has changed then. No communication.
+  /// Moves buffers and ignored parameters. Throws ValueError, before any change, unless IDLE and the shards are there.
   void to(at::Device device) const;
-  /// Casts buffers, and ignored parameters, of floating dtypes to `dtype`. The shards keep the dtype in which they were
-  /// wrapped: any other is refused. Throws NotImplementedError for another one, ValueError for a dtype that is not
-  /// floating, or unless IDLE: nothing has changed then. No communication.
+  /// Casts floating buffers and ignored parameters. Throws, before any change, NotImplementedError if shards have
+  /// another dtype, and ValueError unless IDLE or if `dtype` is not floating.
   void to(at::ScalarType dtype) const;
-  /// to() of the GPU that this rank computes on, and of the CPU.
-  void cuda() const;
+  void cuda() const;  // to this rank's GPU
   void cpu() const;
 
-  /// Runs `body` without reducing gradients: they add up unsharded, until the first backward after it. Scopes nest.
-  /// Throws StateError unless on the root, or if reduction was switched on inside; ValueError unless IDLE.
+  /// Runs `body` without reducing gradients, which accumulate unsharded until the next backward outside. Scopes nest.
+  /// Throws StateError outside the root or if `body` enables reduction, and ValueError unless IDLE.
   void no_sync(const std::function<void()>& body) const;
-  /// Clips the gradients of all parameters, sharded or not, as if the model was whole; returns the norm before, in the
-  /// widest dtype of the gradients, float32 if there are none (with a warning). norm_type: above 0, or infinity.
-  /// Throws StateError unless on the root, ValueError unless IDLE or for another norm_type.
+  /// Clips gradients by their norm over the whole model and returns it, in the widest dtype of the gradients. Throws
+  /// StateError outside the root, and ValueError unless IDLE or if norm_type <= 0.
   at::Tensor clip_grad_norm_(double max_norm, double norm_type = 2.0) const;
-  /// Gathers this unit's parameters ahead of its next forward, which then does not gather.
-  UnshardHandle unshard(bool async_op = false) const;
-  /// From now on `hook` reduces the gradients of this unit and all below it, in place of the engine
-  /// (fsdp1/comm_hooks.h). Inside of no_sync it is not called. Each unit's backward waits for it.
-  /// Throws StateError unless on the root, or if there is a hook already; NotImplementedError if a unit has a hybrid
-  /// strategy; ValueError unless IDLE, or for an empty hook. Nothing has changed then. No communication.
+  UnshardHandle unshard(bool async_op = false) const;  // gathers parameters before the next forward
+  /// Lets `hook` reduce the gradients of this unit and all below, except in no_sync. Throws, before any change,
+  /// StateError outside the root or if there is a hook, NotImplementedError for units with a hybrid strategy or of
+  /// fully_shard or replicate, and ValueError unless IDLE or if `hook` is empty.
   void register_comm_hook(CommHook hook) const;
 
-  /// The wrapped modules at and below `module`, depth-first; with root_only those that no other is above of. No
-  /// communication.
+  /// Returns the wrapped modules at and below `module`, depth-first, or only the outermost.
   static std::vector<FSDP> fsdp_modules(torch::nn::Module& module, bool root_only = false);
 
-  /// Runs `body` while the parameters of all units at and below `module`, also those of fully_shard and replicate, are
-  /// full, plain tensors in the dtype of the shards. Throws StateError inside of forward, backward or another such
-  /// scope, if they have no memory yet, or, on all ranks, if one changed full ones before (FSDPModule::reshard);
-  /// NotImplementedError for rank0_only with writeback, offload_to_cpu with a unit that is not sharded, with_grads with
-  /// offload_to_cpu; ValueError for a parameter that got another dtype or other sizes and is to be written back: the
-  /// shards are as they were then.
+  /// Runs `body` while the parameters of all units at and below `module`, including those of fully_shard and replicate,
+  /// are full, plain tensors. Throws StateError inside forward, backward or another such scope, without memory, or
+  /// after a full parameter was written; NotImplementedError for options that exclude each other; and ValueError, with
+  /// unchanged shards, if a parameter to write back has another dtype or size.
   static void summon_full_params(torch::nn::Module& module, const SummonFullParamsOptions& options,
                                  const std::function<void()>& body);
 
-  /// Sets the form of state dicts for all units at and below `module`, and returns the one before; nothing if there are
-  /// no units. Throws StateError for a config of another type, or if the units differ; nothing has changed then. No
-  /// communication.
+  /// Sets the state dict type of the units at and below `module` and returns the previous one, or nothing without
+  /// units. Throws StateError, before any change, for a config of another type or if units differ.
   static std::optional<StateDictSettings> set_state_dict_type(torch::nn::Module& module,
                                                               const StateDictSettings& settings);
-  /// Nothing if there are no units. Throws StateError if they differ. No communication.
+  /// Returns nothing without units. Throws StateError if units differ.
   static std::optional<StateDictSettings> get_state_dict_type(torch::nn::Module& module);
-  /// Runs `body` with these settings. Without units it only runs it.
+  /// Runs `body` with these settings.
   static void state_dict_type(torch::nn::Module& module, const StateDictSettings& settings,
                               const std::function<void()>& body);
-  /// Parameters and buffers at and below `module` in the form that is set. Entries of FULL are copies; those of SHARDED
-  /// and LOCAL are this rank's memory. Parameters that are unsharded, as after a forward without backward, are sharded
-  /// again, here and in load_state_dict. Throws StateError for LOCAL where a mesh was given, inside of a forward or
-  /// backward, and where that would lose changes to full ones (FSDPModule::reshard). Collective for FULL, whose errors
-  /// of this kind on one rank are errors on all.
+  /// Returns parameters and buffers at and below `module`: copies for FULL, this rank's memory for SHARDED and LOCAL.
+  /// Reshards units. Throws StateError for LOCAL with a given mesh, inside forward or backward, or if a full parameter
+  /// was written; for FULL, on all ranks.
   static FSDPStateDict state_dict(torch::nn::Module& module);
-  /// Copies entries into the module; each may be of any form, whatever is set. Throws KeyError for a name that the
-  /// module lacks or that is missing, ValueError for sizes that do not fit, StateError inside of a forward or backward.
-  /// Where that is so on one rank, all of the unit's ranks throw, and nothing is loaded. Collective.
+  /// Copies entries of any type into the module. Throws on all ranks of a unit, before any change: KeyError for unknown
+  /// or missing names, ValueError for sizes that do not fit, StateError inside forward or backward.
   static void load_state_dict(torch::nn::Module& module, const FSDPStateDict& state);
 
  protected:
@@ -162,11 +122,8 @@ namespace detail {
 FSDP make_fsdp(torch::nn::Module& module, FSDPOptions options);
 }  // namespace detail
 
-/// Holds a module and wraps it. Impl is a Hooked type: what TESSERA_MODULE declares. Collective.
-/// Throws StateError if it is not; ValueError if group and mesh are both given, or both of the ignored lists; for a
-/// hybrid strategy without group, mesh and policy; for a mesh of the wrong number of axes; if an ignored module is
-/// wrapped itself, or the policy chooses one that is; if the module is on another device than device_id; if parameters
-/// are on the meta device and there is no param_init_fn. As fully_shard otherwise.
+/// Holds and wraps a module whose Impl is a Hooked type, as TESSERA_MODULE declares. Throws StateError without a hook
+/// point, ValueError for options that do not fit each other or the module, and like fully_shard.
 template <class Impl>
 class FullyShardedDataParallel : public FSDP {
   static_assert(
@@ -185,7 +142,6 @@ class FullyShardedDataParallel : public FSDP {
   Impl* operator->() const { return impl_.get(); }
   Impl& operator*() const { return *impl_; }
   const std::shared_ptr<Impl>& ptr() const { return impl_; }
-  /// An element of a wrapped container.
   decltype(auto) operator[](size_t index) const { return (*impl_)[index]; }
 
  private:
@@ -197,11 +153,10 @@ FullyShardedDataParallel(const Holder&, FSDPOptions) -> FullyShardedDataParallel
 template <class Holder>
 FullyShardedDataParallel(const Holder&) -> FullyShardedDataParallel<typename Holder::ContainedType>;
 
-/// Wraps `module` in place; for modules that are not held by a holder at hand.
+/// Wraps `module` in place, for modules without a holder.
 FSDP wrap_module(torch::nn::Module& module, FSDPOptions options = {});
 
-/// While it lives, wrap() wraps with its options; outside of any it leaves modules as they are. Scopes nest; for the
-/// calling thread.
+/// Makes wrap() wrap with these options. Scopes nest and affect the calling thread.
 class EnableWrap {
  public:
   explicit EnableWrap(FSDPOptions options);
@@ -209,15 +164,14 @@ class EnableWrap {
   EnableWrap(const EnableWrap&) = delete;
   EnableWrap& operator=(const EnableWrap&) = delete;
 
-  /// The options of the innermost scope, or null.
-  static const FSDPOptions* current();
+  static const FSDPOptions* current();  // of the innermost scope, or null
 
  private:
   FSDPOptions options_;
   const EnableWrap* outer_;
 };
 
-/// `module` itself, wrapped if inside an EnableWrap: with its options, of which `overrides` may change some.
+/// Wraps `module` if inside an EnableWrap, with its options as changed by `overrides`, and returns it.
 template <class Holder>
 Holder wrap(Holder module, const std::function<void(FSDPOptions&)>& overrides = nullptr) {
   if (const auto* scope = EnableWrap::current()) {

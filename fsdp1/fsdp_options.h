@@ -1,5 +1,5 @@
 #pragma once
-// The options of FullyShardedDataParallel (fsdp1/fsdp.h). Names and meaning follow torch/distributed/fsdp/api.py.
+// Options of FullyShardedDataParallel (fsdp1/fsdp.h). Source: torch/distributed/fsdp/api.py.
 
 #include <ATen/core/Tensor.h>
 #include <c10/core/Device.h>
@@ -18,46 +18,39 @@
 namespace tessera {
 
 enum class ShardingStrategy {
-  FULL_SHARD,     // parameters are freed after forward (not the root's) and after backward
-  SHARD_GRAD_OP,  // after backward only
-  NO_SHARD,       // every rank has all of them; gradients are all-reduced
-  HYBRID_SHARD,   // FULL_SHARD among some ranks, replicas among the others
-  // SHARD_GRAD_OP among some ranks, replicas among the others
+  FULL_SHARD,     // frees parameters after forward (except the root's) and after backward
+  SHARD_GRAD_OP,  // frees them after backward only
+  NO_SHARD,       // replicates parameters and all-reduces gradients
+  HYBRID_SHARD,   // FULL_SHARD in a group of ranks, replicated across groups
+  // SHARD_GRAD_OP in a group of ranks, replicated across groups.
   _HYBRID_SHARD_ZERO2,  // NOLINT(bugprone-reserved-identifier): PyTorch's name
 };
 std::string_view to_string(ShardingStrategy strategy);
 
 enum class BackwardPrefetch {
-  BACKWARD_PRE,   // the next unit is gathered before this one's gradients are computed
-  BACKWARD_POST,  // after that: less memory, less overlap
+  BACKWARD_PRE,   // gather the next unit before computing this one's gradients
+  BACKWARD_POST,  // gather it after that: less memory, less overlap
 };
 
-/// Where a unit's shards, their gradients and so the optimizer's state are between uses.
+/// Placement of shards, their gradients and optimizer state between uses.
 struct CPUOffload {
-  /// In the memory of the CPU. A shard goes to the compute device for its all-gather, its gradient comes back when it
-  /// is reduced; until then, inside of no_sync, gradients stay on the compute device.
-  bool offload_params = false;
+  bool offload_params = false;  // keep them in CPU memory
 };
 
-/// In which dtypes a unit computes and communicates. Only floating tensors are cast; shards, gradients of shards,
-/// optimizer states and state dicts keep the dtype that the parameter had.
+/// Dtypes for computation and communication. Shards, their gradients, optimizer state and state dicts keep the
+/// parameter's dtype. Only floating tensors are cast.
 struct MixedPrecision {
   std::optional<at::ScalarType> param_dtype = std::nullopt;
-  /// Default: param_dtype.
-  std::optional<at::ScalarType> reduce_dtype = std::nullopt;
+  std::optional<at::ScalarType> reduce_dtype = std::nullopt;  // default: param_dtype
   std::optional<at::ScalarType> buffer_dtype = std::nullopt;
-  /// Inputs of every unit are cast to param_dtype.
-  bool cast_forward_inputs = false;
-  /// Inputs of the outermost one are.
-  bool cast_root_forward_inputs = true;
-  /// With a wrap policy, modules of these types become units of their own in full precision, whose inputs are cast to
-  /// float32 and whose outputs back.
+  bool cast_forward_inputs = false;      // of every unit, to param_dtype
+  bool cast_root_forward_inputs = true;  // of the outermost unit
+  /// With a wrap policy, makes modules of these types units of their own in float32, casting their inputs and outputs.
   ModulePredicate module_classes_to_ignore =
       module_classes<torch::nn::BatchNorm1dImpl, torch::nn::BatchNorm2dImpl, torch::nn::BatchNorm3dImpl>();
 };
 
-/// Over which ranks: one group for the shards, or a pair with the group of the replicas. Together they are all ranks of
-/// the default group; the ranks of a smaller single group lie next to each other, or at equal distances.
+/// Group of the shards, or also of the replicas; together, groups cover the default group (fsdp1/fsdp_group_mesh.h).
 class FSDPProcessGroup {
  public:
   FSDPProcessGroup(const ProcessGroupPtr& shard) : shard_(group_ranks(shard)) {}  // NOLINT: a group as it is
@@ -73,38 +66,26 @@ class FSDPProcessGroup {
 };
 
 struct FSDPOptions {
-  /// Exclusive with device_mesh. Default: all ranks; for the hybrid strategies those of this host, as the launcher
-  /// tells (under srun set LOCAL_WORLD_SIZE, or it is a ValueError), and their peers.
+  /// Default: all ranks; for hybrid strategies, those of this host (under srun, set LOCAL_WORLD_SIZE) and their peers.
+  /// Exclusive with device_mesh.
   std::optional<FSDPProcessGroup> process_group = std::nullopt;
-  /// Default: FULL_SHARD. Among one rank it becomes NO_SHARD.
-  std::optional<ShardingStrategy> sharding_strategy = std::nullopt;
+  std::optional<ShardingStrategy> sharding_strategy = std::nullopt;  // FULL_SHARD; on one rank NO_SHARD
   CPUOffload cpu_offload = {};
-  /// Which modules below become units of their own, with these options (fsdp1/wrap_policy.h). Default: none, so
-  /// that one unit has all parameters that were not wrapped before.
+  /// Chooses inner modules that become units with these options (fsdp1/wrap_policy.h). Default: none.
   WrapPolicy auto_wrap_policy = {};
-  /// None: the next unit is gathered when its backward begins, without overlap.
   std::optional<BackwardPrefetch> backward_prefetch = BackwardPrefetch::BACKWARD_PRE;
   MixedPrecision mixed_precision = {};
-  /// They and all below them are left alone, with their dtypes, devices and values, but units below them stay units.
+  /// Modules to leave alone, with everything below them except units.
   std::vector<torch::nn::Module*> ignored_modules = {};
-  /// The same for single parameters. At most one of both is given.
-  std::vector<at::Tensor> ignored_states = {};
-  /// Called once for every module that has parameters or buffers on the meta device, after these got memory on
-  /// device_id (the CPU); it sets what the module itself has, not what its children have.
+  std::vector<at::Tensor> ignored_states = {};  // parameters to leave alone; exclusive with ignored_modules
+  /// Initializes a module's own meta tensors, with memory on device_id (or the CPU). Runs once per module.
   std::function<void(torch::nn::Module&)> param_init_fn = nullptr;
-  /// Where a module on the CPU is moved, and inputs of the root are. A module on another device is an error. Default:
-  /// modules and inputs stay where they are.
+  /// Device to move CPU modules and the root's inputs to. Default: none. A module on another device is an error.
   std::optional<at::Device> device_id = std::nullopt;
-  /// Parameters and buffers of rank 0 of the groups, on all ranks.
-  bool sync_module_states = false;
-  /// The next unit, in the order of the last iteration, is gathered before this one's forward computes.
-  bool forward_prefetch = false;
-  /// Whether the host waits before it issues an all-gather while two units' full parameters are in memory. Here false
-  /// lifts no wait: units are gathered one ahead at most, either way, and memory is freed before its next use is
-  /// issued.
-  bool limit_all_gathers = true;
-  /// One axis to shard over, or (replicas, shards) for the hybrid strategies.
-  std::optional<DeviceMesh> device_mesh = std::nullopt;
+  bool sync_module_states = false;  // broadcast parameters and buffers from rank 0 of the groups
+  bool forward_prefetch = false;    // gather the next unit of the last iteration before computing this one
+  bool limit_all_gathers = true;    // no effect: at most one unit is gathered ahead anyway
+  std::optional<DeviceMesh> device_mesh = std::nullopt;  // 1-D, or (replicas, shards) for hybrid strategies
 };
 
 }  // namespace tessera

@@ -1,14 +1,13 @@
 #pragma once
-// State dicts of models that FullyShardedDataParallel wrapped: which form they take, per tree of units.
+// Types of state dicts of FullyShardedDataParallel models, set per tree of units.
 //
-//   FULL     full, plain tensors under the plain model's names: loads into a model that is not wrapped
-//   SHARDED  DTensors: this rank's rows and where they belong
-//   LOCAL    this rank's rows, flat and without padding; refused where a mesh was given
+//   FULL     full plain tensors, which load into a model that is not wrapped
+//   SHARDED  DTensors: this rank's rows and their layout
+//   LOCAL    this rank's rows, flat and without padding; not available with a given mesh
 //
-// Units with NO_SHARD are saved as FULL in each. Buffers are in the dtype that the plain model has. SHARDED and LOCAL
-// entries are the parameters' own memory, unless offload_to_cpu takes them from a GPU; all else is a copy. Optimizer
-// states are copies in each form.
-// Names and meaning follow torch/distributed/fsdp/api.py and _state_dict_utils.py.
+// NO_SHARD units are saved as FULL. Buffers have their original dtype. SHARDED and LOCAL entries are the parameters'
+// own memory unless offload_to_cpu copies them from a GPU; other entries, and optimizer states, are copies.
+// Source: torch/distributed/fsdp/api.py and _state_dict_utils.py.
 
 #include <ATen/core/Tensor.h>
 #include <torch/ordered_dict.h>
@@ -24,7 +23,7 @@ std::string_view to_string(StateDictType type);
 
 struct FullStateDictConfig {
   bool offload_to_cpu = false;
-  bool rank0_only = false;  // ranks but the first of the mesh get an empty dict
+  bool rank0_only = false;  // other ranks than the mesh's first get an empty dict
   bool operator==(const FullStateDictConfig&) const = default;
 };
 struct LocalStateDictConfig {
@@ -59,8 +58,7 @@ struct StateDictSettings {
   OptimStateDictConfig optim_state_dict_config = FullOptimStateDictConfig{};
   bool operator==(const StateDictSettings&) const = default;
 
-  /// With the type's default configs where none are given. Throws StateError for a config of another type, naming
-  /// what is expected and what was given.
+  /// Makes settings with default configs for `type`. Throws StateError for a config of another type.
   static StateDictSettings make(StateDictType type, std::optional<StateDictConfig> state_dict_config = std::nullopt,
                                 std::optional<OptimStateDictConfig> optim_state_dict_config = std::nullopt);
 };

@@ -1,6 +1,5 @@
 #pragma once
-// Names of a model's parameters and back: sharding changes neither, so the maps hold before and after it.
-// Thread safety: pure functions.
+// Maps a model's parameters to names and back. Sharding changes neither. Thread safety: pure functions.
 
 #include <ATen/core/Tensor.h>
 #include <torch/nn/module.h>
@@ -12,9 +11,9 @@
 
 namespace tessera {
 
-/// Each parameter's name, the first if it is tied, in order of registration.
+/// Returns parameters and their names in order of registration, with the first name of a tied parameter.
 std::vector<std::pair<at::Tensor, std::string>> param_to_fqn(const torch::nn::Module& model);
-/// Each name's parameter.
+/// Returns the parameter of each name.
 std::map<std::string, at::Tensor> fqn_to_param(const torch::nn::Module& model);
 
 }  // namespace tessera

@@ -1,5 +1,5 @@
 #pragma once
-// What a module that FullyShardedDataParallel wrapped is doing.
+// Activity of a module that FullyShardedDataParallel wrapped.
 
 #include <cstdint>
 #include <string_view>
@@ -8,8 +8,8 @@ namespace tessera {
 
 enum class TrainingState : uint8_t {
   IDLE,
-  FORWARD_BACKWARD,    // its forward or its backward computes
-  SUMMON_FULL_PARAMS,  // inside of summon_full_params
+  FORWARD_BACKWARD,    // its forward or backward is running
+  SUMMON_FULL_PARAMS,  // inside summon_full_params
 };
 
 constexpr std::string_view to_string(TrainingState state) {

@@ -1,19 +1,15 @@
 #pragma once
-// Which modules of a model become units of their own. A policy is given to FullyShardedDataParallel, which asks it for
-// the modules below the one that it wraps:
+// Policies that choose which modules below a wrapped one become units of their own:
 //
-//   module_wrap_policy<EncoderLayerImpl, DecoderLayerImpl>()            every module of these types
-//   lambda_auto_wrap_policy([](torch::nn::Module& m) { ... })           every module for which it says true
-//   size_based_auto_wrap_policy(1'000'000)                              enough parameters that no unit below has
-//   custom_policy([](torch::nn::Module& m) -> WrapChoice { ... })       with other options for some
-//   auto_wrap_policy(callable)                                          (module, recurse, nonwrapped_numel) -> bool
-//   always_wrap_policy()                                                every module
+//   module_wrap_policy<EncoderLayerImpl, DecoderLayerImpl>()        modules of these types
+//   lambda_auto_wrap_policy([](torch::nn::Module& m) { ... })       modules for which it returns true
+//   size_based_auto_wrap_policy(1'000'000)                          modules with enough parameters outside inner units
+//   custom_policy([](torch::nn::Module& m) -> WrapChoice { ... })   with other options for some
+//   auto_wrap_policy(callable)                                      (module, recurse, nonwrapped_numel) -> bool
+//   always_wrap_policy()                                            every module
 //
-// Children come before their parents, and the module that was asked about is not in the list. Types are asked by
-// dynamic_cast, so a Hooked<Impl> and a type derived from Impl count as Impl.
-//
-// Thread safety: a policy may be used by several threads if its function may.
-// After torch/distributed/fsdp/wrap.py.
+// Children come before parents. Hooked<Impl> and types derived from Impl match Impl.
+// Thread safety: threads may share a policy if its function allows that. Source: torch/distributed/fsdp/wrap.py.
 
 #include <torch/nn/module.h>
 
@@ -29,15 +25,14 @@ struct FSDPOptions;
 
 using ModulePredicate = std::function<bool(torch::nn::Module&)>;
 
-/// "Is it one of these types?"
 template <class... Impls>
 ModulePredicate module_classes() {
   return [](torch::nn::Module& module) { return ((dynamic_cast<Impls*>(&module) != nullptr) || ...); };
 }
 
-/// What a custom policy says of one module: whether to wrap it, and what is different about its options.
+/// Answer of a custom policy: whether to wrap a module, and changes to its options.
 struct WrapChoice {
-  /// A lambda without captures would be taken for a bool too, so only a bool is one.
+  /// Accepts only bool, since a lambda without captures converts to one.
   template <std::same_as<bool> Bool>
   WrapChoice(Bool wrap) : wrap(wrap) {}  // NOLINT: reads as the answer that it is
   template <std::invocable<FSDPOptions&> Overrides>
@@ -52,7 +47,7 @@ struct WrapTarget {
   std::function<void(FSDPOptions&)> overrides = nullptr;
 };
 
-/// What no policy may touch: modules that are ignored with all below them, and parameters that count for nothing.
+/// Modules, with all below them, and parameters that a policy must ignore.
 struct WrapScope {
   std::unordered_set<const torch::nn::Module*> ignored_modules;
   std::unordered_set<const c10::TensorImpl*> ignored_params;
@@ -80,17 +75,15 @@ WrapPolicy module_wrap_policy() {
 WrapPolicy always_wrap_policy();
 WrapPolicy custom_policy(std::function<WrapChoice(torch::nn::Module&)> choose);
 
-/// With `recurse`: whether to look below the module. Without: whether to wrap it, where `nonwrapped_numel` elements are
-/// in no unit below it. Bind further arguments with a lambda.
+/// With `recurse`, returns whether to look below the module; otherwise, whether to wrap it, given the number of
+/// elements that no inner unit has. Bind further arguments with a lambda.
 using AutoWrapFunction = std::function<bool(torch::nn::Module& module, bool recurse, int64_t nonwrapped_numel)>;
 WrapPolicy auto_wrap_policy(AutoWrapFunction function);
 
 struct SizeBasedOptions {
-  int64_t min_num_params = 100'000'000;  // elements
-  /// Not looked into. Default: multi-head attention.
-  ModulePredicate force_leaf_modules = nullptr;
-  /// Never wrapped. Default: list and dict containers.
-  ModulePredicate exclude_wrap_modules = nullptr;
+  int64_t min_num_params = 100'000'000;            // elements
+  ModulePredicate force_leaf_modules = nullptr;    // not looked into; default: multi-head attention
+  ModulePredicate exclude_wrap_modules = nullptr;  // never wrapped; default: list and dict containers
 };
 WrapPolicy size_based_auto_wrap_policy(SizeBasedOptions options = {});
 

@@ -1,12 +1,12 @@
 #pragma once
-// Where a strided copy between two tensors reads and writes.
+// Offsets, strides and sizes of a strided copy between two tensors.
 
 #include <cstdint>
 
 namespace tessera {
 
-/// to[to_offset + i * to_stride + j] = from[from_offset + i * from_stride + j] for i < rows, j < cols, in elements from
-/// a tensor's first one, with a cast.
+/// Copies to[to_offset + i * to_stride + j] = from[from_offset + i * from_stride + j] for i < rows and j < cols, in
+/// elements, with a cast.
 struct CopyShape {
   int64_t to_offset = 0;
   int64_t to_stride = 0;

@@ -1,5 +1,5 @@
 #pragma once
-// Whether there is a GPU to work on, and what the CUDA runtime answers.
+// Availability of GPUs, and errors of the CUDA runtime.
 
 #include <cuda_runtime_api.h>
 
@@ -7,13 +7,13 @@
 
 namespace tessera::cuda {
 
-/// GPUs that this process sees; 0 without a driver. Throws nothing.
+/// Returns the number of GPUs that this process sees, or 0 without a driver. Does not throw.
 int visible_devices() noexcept;
 
-/// Why visible_devices() is 0: "no CUDA device is visible: <what the runtime says>; <remedy>".
+/// Returns why visible_devices() is 0: "no CUDA device is visible: <the runtime's message>; <remedy>".
 std::string no_device_message();
 
-/// Throws StateError naming `place`, and the remedy where one is known, unless it is cudaSuccess.
+/// Throws StateError with `place` and a known remedy unless the status is cudaSuccess.
 void check_cuda(cudaError_t status, const char* place);
 
 }  // namespace tessera::cuda

@@ -1,5 +1,5 @@
 #pragma once
-// Launches of the kernel that draws a shard of a tensor of random numbers.
+// Launches the kernel that draws a shard of a random tensor.
 
 #include <cuda_runtime_api.h>
 
@@ -10,10 +10,10 @@ namespace tessera::cuda {
 
 enum class DrawDtype { Float32, BFloat16, Float16, Float64, Bool };
 
-/// Numbers of one of ATen's draws.
+/// Numbers that one of ATen's draws gives.
 int draw_width(DrawDtype dtype);
 
-/// Draws the table's shard into `local` on `stream`. Bool is for Bernoulli alone: cudaErrorInvalidValue else.
+/// Draws the table's shard into `local` on `stream`. Returns cudaErrorInvalidValue for bool other than Bernoulli.
 cudaError_t launch_draw(const DrawTable& table, DrawDtype dtype, const DrawParameters& parameters, void* local,
                         cudaStream_t stream);
 

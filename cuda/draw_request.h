@@ -1,5 +1,5 @@
 #pragma once
-// Which random numbers a shard of a tensor gets.
+// Describes the random numbers of a shard.
 
 #include <cstdint>
 #include <vector>
@@ -8,16 +8,16 @@ namespace tessera {
 
 enum class Distribution { Normal, Uniform, Bernoulli };
 
-/// Normal of mean a and standard deviation b; Uniform over [a, b); Bernoulli of probability a.
+/// Parameters: Normal has mean a and standard deviation b, Uniform is over [a, b), Bernoulli has probability a.
 struct DrawParameters {
   Distribution distribution = Distribution::Normal;
   double a = 0;
   double b = 1;
 };
 
-/// The shard's element at a coordinate is element whole_offset + sum of coordinate[d] * whole_strides[d] of the whole
-/// tensor's memory, and element sum of coordinate[d] * local_strides[d] of the shard's. The whole tensor's memory has
-/// whole_numel elements without gaps.
+/// Maps a shard's coordinate to element whole_offset + sum(coordinate[d] * whole_strides[d]) of the whole tensor's
+/// memory, which has whole_numel elements without gaps, and element sum(coordinate[d] * local_strides[d]) of the
+/// shard's.
 struct ShardOfWhole {
   std::vector<int64_t> sizes;
   std::vector<int64_t> whole_strides;

@@ -1,19 +1,18 @@
 #pragma once
-// A part of a tensor of random numbers, as ATen's kernels draw the whole one: which number of which sequence an element
-// gets. Integers; for the CPU and the GPU.
+// Computes which random number ATen gives to an element of a whole tensor. Integers only, for the CPU and the GPU.
 //
 // ATen fills a tensor by `threads` threads (distribution_elementwise_grid_stride_kernel in
 // ATen/native/cuda/DistributionTemplates.h). Thread t draws from sequence t of a Philox generator, `width` numbers at a
-// time, which go to elements t, t + threads, t + 2 * threads, ...; then it goes on threads * width elements further.
-// Example, 4 threads of width 2:
+// time, for elements t, t + threads, t + 2 * threads, ..., and then advances by threads * width elements. Example with
+// 4 threads of width 2:
 //
 //   element      0  1  2  3  4  5  6  7  8  9 10 11 ...
 //   sequence     0  1  2  3  0  1  2  3  0  1  2  3
-//   its draw     0  0  0  0  0  0  0  0  1  1  1  1
+//   draw         0  0  0  0  0  0  0  0  1  1  1  1
 //   number       0  0  0  0  1  1  1  1  0  0  0  0
 //
-// So each element is computed by itself from its place in the whole tensor, whatever part a rank holds. Tensors that
-// need more than 32 bits to address are filled in pieces, with a grid and an offset each (draw_table.h).
+// So each element depends only on its place in the whole tensor, whichever part a rank has. Tensors that need more than
+// 32 bits to address are filled in pieces, with a grid and an offset each (draw_table.h).
 
 #include <cstdint>
 
@@ -22,10 +21,10 @@
 
 namespace tessera::cuda {
 
-/// By how much a draw moves a Philox generator's offset.
+/// Advance of a Philox generator's offset per draw.
 inline constexpr uint64_t kOffsetsADraw = 4;
 
-/// What one launch draws; passed to the kernel by value.
+/// Draws of one launch; passed to the kernel by value.
 struct DrawTable {
   static constexpr int kMaxDims = 8;
   static constexpr int kMaxPieces = 64;
@@ -42,12 +41,12 @@ struct DrawTable {
   int32_t width = 0;
   int64_t threads = 0;
   int32_t pieces = 0;
-  int64_t first_element[kMaxPieces + 1] = {};  // of each piece; at the end, the number of all elements
-  uint64_t offset[kMaxPieces] = {};            // the generator's, where the piece begins
+  int64_t first_element[kMaxPieces + 1] = {};  // of each piece, then the number of all elements
+  uint64_t offset[kMaxPieces] = {};            // of the generator, where the piece begins
 };
 static_assert(sizeof(DrawTable) <= 4000, "with the kernel's other arguments");
 
-/// Number `lane` of what a generator gives at `offset` of `sequence`.
+/// Returns number `lane` that a generator gives at `offset` of `sequence`.
 struct DrawPlace {
   uint64_t sequence = 0;
   uint64_t offset = 0;
@@ -55,7 +54,7 @@ struct DrawPlace {
   bool operator==(const DrawPlace&) const = default;
 };
 
-/// Where the number of an element of the whole tensor is drawn.
+/// Sequence, offset and lane of an element of the whole tensor.
 TESSERA_HOST_DEVICE DrawPlace draw_place(const DrawTable& table, int64_t element) {
   const int piece = find_owner(table.first_element, table.pieces, element);
   const int64_t index = element - table.first_element[piece], a_draw = table.threads * table.width;
@@ -64,13 +63,13 @@ TESSERA_HOST_DEVICE DrawPlace draw_place(const DrawTable& table, int64_t element
           table.offset[piece] + static_cast<uint64_t>(draw) * kOffsetsADraw, static_cast<int>(lane)};
 }
 
-/// The place of one of the shard's elements in the shard's memory and in the whole tensor's.
+/// Place of a shard's element in the shard's memory and in the whole tensor's.
 struct ShardPlace {
   int64_t local = 0;
   int64_t whole = 0;
 };
 
-/// `index` counts the shard's elements with its last dim fastest.
+/// Returns the places of an element; `index` counts the shard's elements, last dim fastest.
 TESSERA_HOST_DEVICE ShardPlace shard_place(const DrawTable& table, int64_t index) {
   ShardPlace place = {0, table.whole_offset};
   for (int dim = table.dims - 1; dim >= 0; --dim) {
@@ -82,7 +81,7 @@ TESSERA_HOST_DEVICE ShardPlace shard_place(const DrawTable& table, int64_t index
   return place;
 }
 
-/// Thread `thread` of `threads`: local[...] = item(draw(seed, place)) for its elements of the shard.
+/// Fills thread `thread`'s elements of the shard: local[...] = item(draw(seed, place)).
 template <typename T, typename Draw, typename Item>
 TESSERA_HOST_DEVICE void draw_elements(const DrawTable& table, int64_t thread, int64_t threads, T* local,
                                        const Draw& draw, const Item& item) {
@@ -92,8 +91,7 @@ TESSERA_HOST_DEVICE void draw_elements(const DrawTable& table, int64_t thread, i
   }
 }
 
-// What becomes of a number of the normal distribution, or of the uniform one over (0, 1]: as ATen does it, in the same
-// order of operations.
+// Transforms normal numbers, or uniform ones over (0, 1], with the same order of operations as ATen.
 
 template <typename T, typename Number>
 struct NormalItem {
@@ -101,7 +99,7 @@ struct NormalItem {
   TESSERA_HOST_DEVICE T operator()(Number drawn) const { return static_cast<T>(drawn * deviation + mean); }
 };
 
-/// Over [from, to).
+/// Transforms to [from, to).
 template <typename T, typename Number>
 struct UniformItem {
   T from, to;

@@ -1,5 +1,5 @@
 #pragma once
-// Functions for g++ and for nvcc's device code alike: what a thread of a kernel does is tested on the CPU.
+// Marks functions for both g++ and nvcc's device code, so that tests run a kernel's threads on the CPU.
 
 #if defined(__CUDACC__)
 #define TESSERA_HOST_DEVICE __host__ __device__ inline

@@ -9,14 +9,14 @@ namespace tessera::cuda {
 
 enum class NormDtype { Float32, BFloat16, Float16, Float64 };
 
-/// Thread blocks that a table of so many tiles is run by; each leaves one partial result.
+/// Returns the number of thread blocks for so many tiles; each writes one partial result.
 int norm_blocks(int64_t tiles);
 
-/// partials[0, norm_blocks(table.tiles())) = partial results, float, or double for Float64.
+/// Writes partials[0, norm_blocks(table.tiles())), as float, or as double for Float64.
 cudaError_t launch_norm(const NormTable& table, NormDtype dtype, NormKind kind, void* partials, cudaStream_t stream);
 
-/// *result = all partial results combined, 0 of none: the sum of absolute values (L1), of squares (L2), or the largest
-/// absolute value (Inf).
+/// Combines the partial results into *result (0 if there are none): the sum of absolute values (L1) or of squares (L2),
+/// or the largest absolute value (Inf).
 cudaError_t launch_norm_result(const void* partials, int64_t count, NormDtype dtype, NormKind kind, void* result,
                                cudaStream_t stream);
 

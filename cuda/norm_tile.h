@@ -1,9 +1,9 @@
 #pragma once
-// The norm of many tensors in one pass: what a thread adds up. For the CPU and the GPU.
+// Computes a thread's part of the norm of many tensors in one pass. For the CPU and the GPU.
 //
-// Tensors are cut into tiles of kTileNumel elements, numbered through a table. A thread block takes every gridDim-th
-// tile; its threads' sums are combined in a fixed tree, and a last kernel combines the blocks' sums in the same way. So
-// the result depends on sizes, values and alignment alone, and is the same bits each time.
+// Tensors are split into tiles of kTileNumel elements, numbered through a table. A thread block takes every gridDim-th
+// tile, combines its threads' sums in a fixed tree, and a last kernel combines the blocks' sums likewise. Results
+// depend only on sizes, values and alignment.
 
 #include <cmath>
 #include <cstdint>
@@ -24,7 +24,7 @@ struct NormTable {
 
   bool full() const { return count == kMaxTensors; }
   int64_t tiles() const { return first_tile[count]; }
-  /// Not while full().
+  /// Adds a tensor. Must not be called if full().
   void add(const void* address, int64_t size) {
     data[count] = address;
     numel[count] = size;
@@ -34,7 +34,7 @@ struct NormTable {
 };
 static_assert(sizeof(NormTable) <= 4000, "with the kernel's other arguments");
 
-/// Two partial results; a NaN stays one.
+/// Combines two partial results; NaN stays NaN.
 template <NormKind kKind, typename Sum>
 TESSERA_HOST_DEVICE Sum combine(Sum a, Sum b) {
   if constexpr (kKind == NormKind::Inf) {
@@ -53,7 +53,7 @@ TESSERA_HOST_DEVICE Sum contribution(Sum value) {
   }
 }
 
-/// The partial result of thread `thread` of `threads` over tile `tile` of the table.
+/// Returns the partial result of thread `thread` of `threads` over tile `tile`.
 template <typename T, typename Sum, NormKind kKind>
 TESSERA_HOST_DEVICE Sum norm_of_tile(const NormTable& table, int64_t tile, int thread, int threads) {
   constexpr int kWide = kAccessBytes / static_cast<int>(sizeof(T));
@@ -75,7 +75,7 @@ TESSERA_HOST_DEVICE Sum norm_of_tile(const NormTable& table, int64_t tile, int t
   return sum;
 }
 
-/// The partial result of thread `thread` over what the blocks of all launches left.
+/// Returns the partial result of thread `thread` over the results of all blocks.
 template <typename Sum, NormKind kKind>
 TESSERA_HOST_DEVICE Sum norm_of_partials(const Sum* partials, int64_t count, int thread, int threads) {
   Sum sum = 0;
@@ -85,8 +85,8 @@ TESSERA_HOST_DEVICE Sum norm_of_partials(const Sum* partials, int64_t count, int
   return sum;
 }
 
-/// One step of the tree over `sums` of a block's threads, of which the first 2 * half are left: threads below `half`
-/// call it, and all wait before the next.
+/// Performs one step of the tree over a block's sums, of which 2 * half remain. Threads below `half` call it, and all
+/// threads synchronize before the next step.
 template <NormKind kKind, typename Sum>
 TESSERA_HOST_DEVICE void combine_step(Sum* sums, int half, int thread) {
   if (thread < half) {

@@ -1,14 +1,14 @@
 #pragma once
-// Many strided copies as one kernel: which elements a thread copies. Integers and pointers; for the CPU and the GPU.
+// Computes which elements a thread copies when many strided copies share a kernel. For the CPU and the GPU.
 //
-// A copy is `rows` pieces of `cols` elements. It is cut into tiles of at most kTileNumel elements, either a part of one
-// row or several whole rows; tiles are numbered through all copies of a table. Example, tiles of 8192 elements:
+// A copy has `rows` rows of `cols` elements. It is split into tiles of up to kTileNumel elements, each part of one row
+// or several whole rows, numbered through all copies of a table. Example with tiles of 8192 elements:
 //
-//   copy 0   2 rows of 10000   tiles 0-1 of row 0 (8192 and 1808 elements), tiles 2-3 of row 1
-//   copy 1   5 rows of 3000    tile 4: rows 0-1, tile 5: rows 2-3, tile 6: row 4
+//   copy 0   2 rows of 10000   tiles 0-1 are row 0 (8192 and 1808 elements), tiles 2-3 are row 1
+//   copy 1   5 rows of 3000    tile 4 is rows 0-1, tile 5 is rows 2-3, tile 6 is row 4
 //
-// A thread block takes a tile, and each thread in turn an access of `width` elements: 16 bytes of the wider dtype where
-// all addresses of the copy allow it, else one element. Neighbours in a block are neighbours in memory.
+// A thread block takes a tile, and its threads take accesses of `width` elements in turn: 16 bytes of the wider dtype
+// if all addresses allow it, otherwise one element.
 
 #include <cstdint>
 
@@ -16,8 +16,8 @@
 
 namespace tessera::cuda {
 
-/// to[i * to_stride + j] = from[i * from_stride + j] for i < rows, j < cols; strides in elements, of each side's dtype.
-/// No `from`: zeros.
+/// Copies to[i * to_stride + j] = from[i * from_stride + j] for i < rows and j < cols, with strides in elements of each
+/// side's dtype. A null `from` means zeros.
 struct StridedCopy {
   void* to = nullptr;
   const void* from = nullptr;
@@ -30,7 +30,7 @@ struct StridedCopy {
 inline constexpr int64_t kTileNumel = 8192;
 inline constexpr int kAccessBytes = 16;
 
-/// A part of a copy.
+/// Part of a copy.
 struct CopyTile {
   int64_t row = 0;
   int64_t col = 0;
@@ -50,7 +50,7 @@ TESSERA_HOST_DEVICE int64_t num_tiles(const StridedCopy& copy) {
                                  : ceil_div(copy.rows, kTileNumel / copy.cols);
 }
 
-/// `tile` is below num_tiles(copy).
+/// Returns tile `tile` of a copy; it must be below num_tiles(copy).
 TESSERA_HOST_DEVICE CopyTile tile_of(const StridedCopy& copy, int64_t tile) {
   if (copy.cols >= kTileNumel) {
     const int64_t tiles_a_row = ceil_div(copy.cols, kTileNumel);
@@ -62,12 +62,12 @@ TESSERA_HOST_DEVICE CopyTile tile_of(const StridedCopy& copy, int64_t tile) {
   return {row, 0, static_cast<int32_t>(rest < rows_a_tile ? rest : rows_a_tile), static_cast<int32_t>(copy.cols)};
 }
 
-/// Elements that one access of 16 bytes takes of a pair of dtypes.
+/// Returns the number of elements in a 16-byte access of a pair of dtypes.
 TESSERA_HOST_DEVICE int wide_access(int to_size, int from_size) {
   return kAccessBytes / (to_size > from_size ? to_size : from_size);
 }
 
-/// Whether `width` elements at a time never cross what an access must be aligned to.
+/// Returns whether accesses of `width` elements are always aligned.
 inline bool allows_width(const StridedCopy& copy, int width, int to_size, int from_size) {
   const auto side_allows = [&](const void* address, int64_t stride, int size) {
     return reinterpret_cast<uintptr_t>(address) % static_cast<uintptr_t>(width * size) == 0 &&
@@ -77,19 +77,18 @@ inline bool allows_width(const StridedCopy& copy, int width, int to_size, int fr
          (copy.from == nullptr || side_allows(copy.from, copy.from_stride, from_size));
 }
 
-/// What one launch copies; passed to the kernel by value, so that there is nothing to send ahead and nothing to wait
-/// for.
+/// Copies of one launch, passed to the kernel by value, so that nothing is sent beforehand.
 struct CopyTable {
   static constexpr int kMaxCopies = 64;
 
   int32_t count = 0;
-  int32_t width[kMaxCopies] = {};           // elements of an access
-  int64_t first_tile[kMaxCopies + 1] = {};  // of each copy; at the end, the number of all tiles
+  int32_t width[kMaxCopies] = {};           // elements per access
+  int64_t first_tile[kMaxCopies + 1] = {};  // of each copy, then the number of all tiles
   StridedCopy copies[kMaxCopies] = {};
 
   bool full() const { return count == kMaxCopies; }
   int64_t tiles() const { return first_tile[count]; }
-  /// Not while full().
+  /// Adds a copy. Must not be called if full().
   void add(const StridedCopy& copy, int to_size, int from_size) {
     const int wide = wide_access(to_size, from_size);
     width[count] = allows_width(copy, wide, to_size, from_size) ? wide : 1;
@@ -99,8 +98,7 @@ struct CopyTable {
 };
 static_assert(sizeof(CopyTable) <= 4096, "what a kernel takes as arguments on every GPU");
 
-/// The place of the last entry of first[0, count] that is at most `tile`, where first[count] > tile: with copies that
-/// have no tiles, the one that has it.
+/// Returns the last index with first[index] <= tile, where first[count] > tile. This skips copies without tiles.
 TESSERA_HOST_DEVICE int find_owner(const int64_t* first, int count, int64_t tile) {
   int low = 0, high = count;
   while (high - low > 1) {
@@ -114,13 +112,13 @@ TESSERA_HOST_DEVICE int find_owner(const int64_t* first, int count, int64_t tile
   return low;
 }
 
-/// Loaded and stored as one.
+/// Elements that are loaded and stored together.
 template <typename T, int kWidth>
 struct alignas(sizeof(T) * kWidth) Pack {
   T items[kWidth];
 };
 
-/// Dtypes meet in float; equal ones are copied.
+/// Casts through float; equal dtypes are copied.
 template <typename To, typename From>
 TESSERA_HOST_DEVICE To cast_item(From from) {
   return static_cast<To>(static_cast<float>(from));
@@ -142,7 +140,7 @@ TESSERA_HOST_DEVICE uint64_t cast_item<uint64_t, uint64_t>(uint64_t from) {
   return from;
 }
 
-/// What thread `thread` of `threads` does of a tile.
+/// Copies thread `thread`'s elements of a tile.
 template <typename To, typename From, int kWidth>
 TESSERA_HOST_DEVICE void copy_tile(const StridedCopy& copy, int64_t tile, int thread, int threads) {
   const CopyTile part = tile_of(copy, tile);
@@ -163,7 +161,7 @@ TESSERA_HOST_DEVICE void copy_tile(const StridedCopy& copy, int64_t tile, int th
   }
 }
 
-/// What thread `thread` of `threads` does of tile `tile` of a table.
+/// Copies thread `thread`'s elements of tile `tile` of a table.
 template <typename To, typename From>
 TESSERA_HOST_DEVICE void copy_table_tile(const CopyTable& table, int64_t tile, int thread, int threads) {
   constexpr int kWide = kAccessBytes / static_cast<int>(sizeof(To) > sizeof(From) ? sizeof(To) : sizeof(From));

@@ -1,12 +1,6 @@
 #pragma once
-// Instructions as callgrind counts them: numbers that do not depend on what else the machine does. A test starts a
-// probe, a program of its own that names what is to be counted:
-//
-//   int main() { count_instructions("add", 100, [&] { a.add(b); }); }           // the probe
-//   const auto counts = run_probe("tests/dtensor/dispatch_cost_probe");         // the test
-//   CHECK(counts.at("add") <= 3900);
-//
-// Thread safety: for one thread of a process.
+// Counts instructions with callgrind, so that results do not depend on the machine's load. A test calls run_probe() on
+// a program of its own, which calls count_instructions(). Thread safety: one thread of a process.
 
 #include <functional>
 #include <map>
@@ -14,11 +8,11 @@
 
 namespace tessera::testing {
 
-/// Counts `calls` calls after some that are not counted. Outside of callgrind it only calls.
+/// Counts `calls` calls after some warm-up calls. Without callgrind, only calls.
 void count_instructions(const std::string& name, int calls, const std::function<void()>& call);
 
-/// Instructions of one call, by name. `program`: from the runfiles' root. Empty, after a line to stderr that says why,
-/// where there is no valgrind or a sanitizer is in force. Throws Error where the probe fails.
+/// Returns instructions per call, by name. `program` is a runfiles path. Returns nothing, with a note on stderr,
+/// without valgrind or under a sanitizer. Throws Error if the probe fails.
 std::map<std::string, double> run_probe(const std::string& program);
 
 }  // namespace tessera::testing

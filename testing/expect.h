@@ -1,8 +1,7 @@
 #pragma once
-// Checks for test bodies that run in several threads or processes, where Catch2's assertions cannot be used.
-// A check that fails throws ExpectationError with the place and the values; run_ranks adds the rank.
+// Checks for test bodies that run in several threads or processes, where Catch2's assertions cannot be used. A failed
+// check throws ExpectationError with the location and the values; run_ranks adds the rank.
 //
-//   TESSERA_EXPECT(tensor.is_contiguous());
 //   expect_equal(mesh.ranks(), std::vector<int64_t>{0, 2});
 //   expect_throws<ValueError>([&] { mesh.size(7); }, "axis 7");
 
@@ -19,7 +18,7 @@
 
 namespace tessera {
 
-/// A check of a test body does not hold.
+/// Failure of a check in a test body.
 class ExpectationError : public Error {
  public:
   using Error::Error;
@@ -30,7 +29,7 @@ namespace detail {
 void expect_message_contains(std::string_view message, std::string_view part, const std::source_location& where);
 }  // namespace detail
 
-/// Throws unless actual == expected. Types that fmt cannot print are shown as "?".
+/// Throws unless actual == expected. Prints types that fmt cannot format as "?".
 template <typename Actual, typename Expected>
 void expect_equal(const Actual& actual, const Expected& expected,
                   const std::source_location& where = std::source_location::current()) {

@@ -1,19 +1,9 @@
 #pragma once
-// Runs a test body on several ranks that are processes over gloo.
+// Runs a test body on several ranks that are processes over gloo. docs/semantics.md describes how.
 //
-//   TEST_CASE("gloo adds") {
-//     run_processes(2, [](int rank) {
-//       at::Tensor x = at::full({3}, float(rank));
-//       all_reduce(x, ReduceOp::Sum, default_group());
-//       expect_equal(x[0].item<float>(), 1.f);                  // testing/expect.h
-//     });
-//   }
+//   run_processes(2, [](int rank) { expect_equal(get_rank(), rank); });  // testing/expect.h
 //
-// In each rank: set-up, a barrier, the body, a barrier, destroy_process_group().
-//
-// Each rank is this test binary once more, told to run this test case only; when it comes to the same call it sets up
-// the default group, runs the body and ends. So what stands before the call runs in every rank as well, and must not
-// depend on chance. Nothing that the body writes to captured variables comes back.
+// Code before the call runs in every rank too. Writes to captured variables are lost.
 
 #include <chrono>
 #include <functional>
@@ -23,35 +13,27 @@
 
 namespace tessera {
 
-/// A rank ends with it where the backend is not part of this build, or a rank has no GPU for it: the test is skipped,
-/// and has not failed.
+/// Exit code of a rank that lacks the backend or a GPU for it; the test is then skipped.
 constexpr int kSkippedExitCode = 72;
 
 struct RunProcessesOptions {
-  /// Of the default group; "fake" gives ranks without peers.
-  std::string backend = "gloo";
-  /// How long a collective waits for its peers.
-  std::chrono::milliseconds timeout = std::chrono::seconds(60);
-  /// Variables that the ranks have beside this process's.
-  std::vector<std::pair<std::string, std::string>> environment = {};
+  std::string backend = "gloo";                                       // of the default group; "fake" has no peers
+  std::chrono::milliseconds timeout = std::chrono::seconds(60);       // of collectives
+  std::vector<std::pair<std::string, std::string>> environment = {};  // additional variables
 };
 
-/// How the ranks ended.
+/// Exit status and output of the ranks.
 struct ProcessesResult {
-  /// As in comm/launch/local_launcher.h: 0 and "" if all ended well.
-  int exit_code = 0;
-  std::string message = {};
-  /// Whether the ranks found that they cannot have the backend; exit_code is then kSkippedExitCode.
-  bool skipped = false;
-  /// What each rank wrote.
-  std::vector<std::string> outputs = {};
+  int exit_code = 0;                      // see comm/launch/local_launcher.h
+  std::string message = {};               // "" on success
+  bool skipped = false;                   // exit_code is kSkippedExitCode
+  std::vector<std::string> outputs = {};  // of each rank
 };
 
-/// Throws Error with the rank that failed first and what the ranks wrote; warns where the test is skipped. Call it from
-/// a Catch2 test case's thread.
+/// Throws Error with the first failed rank and all output, and warns if skipped. Call it in a Catch2 test's thread.
 void run_processes(int world_size, const std::function<void(int rank)>& body, RunProcessesOptions options = {});
 
-/// The same for bodies that are meant to fail: throws nothing for a rank that fails.
+/// Like run_processes, but does not throw if a rank fails.
 ProcessesResult try_run_processes(int world_size, const std::function<void(int rank)>& body,
                                   RunProcessesOptions options = {});
 

@@ -1,12 +1,11 @@
 #pragma once
-// A folder of a test's own.
+// Temporary folders for tests.
 
 #include <string>
 
 namespace tessera::testing {
 
-/// A new folder under TEST_TMPDIR, else TMPDIR, else /tmp; the destructor removes it with all that is in it.
-/// Throws Error where none can be made.
+/// Folder in TEST_TMPDIR, TMPDIR or /tmp, removed with its contents on destruction. Throws Error if it cannot be made.
 class TempFolder {
  public:
   TempFolder();
@@ -15,14 +14,12 @@ class TempFolder {
   TempFolder& operator=(const TempFolder&) = delete;
 
   const std::string& path() const { return path_; }
-  /// The path of `name` in it.
   std::string path(const std::string& name) const { return path_ + "/" + name; }
 
  private:
   std::string path_;
 };
 
-/// The bytes of a file; "" if it cannot be read.
-std::string read_file(const std::string& path);
+std::string read_file(const std::string& path);  // "" if it cannot be read
 
 }  // namespace tessera::testing

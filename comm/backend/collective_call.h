@@ -1,6 +1,5 @@
 #pragma once
-// One collective, or one end of a message, as a rank brings it to the backends in which ranks read each other's memory
-// ("threads" and "shm").
+// A rank's call of a collective or message, for backends whose ranks read each other's memory ("threads" and "shm").
 
 #include <ATen/core/Tensor.h>
 #include <c10/core/Device.h>
@@ -20,66 +19,66 @@ namespace tessera {
 
 struct GroupInfo;
 
-/// The tensors are dense, contiguous, of one dtype and on one device. AllReduce, Broadcast and Recv use `output` alone,
-/// and Send `input`. On the CPU, AllGather may have parts in place of `output`, also of another dtype, and
-/// ReduceScatter in place of `input`; the peers need not know.
+/// Arguments of a call. Tensors are dense, contiguous, of one dtype and on one device. AllReduce, Broadcast and Recv
+/// use only `output`, and Send only `input`. On the CPU, `parts` may replace the output of AllGather (with another
+/// dtype, too) or the input of ReduceScatter; peers need not do the same.
 struct CollectiveCall {
   Collective kind = Collective::Barrier;
   ReduceOp op = ReduceOp::Sum;
-  /// The source of a Broadcast, or the rank at the other end of a Send or Recv.
+  /// Source of a Broadcast, or the peer of a Send or Recv.
   int root = 0;
   int tag = 0;
   at::Tensor output = {};
   at::Tensor input = {};
   TensorSegments parts = {};
-  /// Elements of the tensor in whose place the parts are.
+  /// Elements of the tensor that the parts replace.
   int64_t parts_numel = -1;
-  /// AllToAll: elements that go to, and come from, each rank.
+  /// Elements to and from each rank in an AllToAll.
   std::vector<int64_t> input_splits = {};
   std::vector<int64_t> output_splits = {};
 };
 
-/// A call without its tensors: what the ranks must agree on.
+/// A call without its tensors: what ranks must agree on.
 struct CollectiveSignature {
   Collective kind = Collective::Barrier;
   ReduceOp op = ReduceOp::Sum;
   int root = 0;
   int tag = 0;
   c10::ScalarType dtype = c10::ScalarType::Undefined;
-  /// The CPU for a call without tensors.
+  /// CPU for a call without tensors.
   c10::Device device = c10::kCPU;
-  /// Elements; -1 where there is no such tensor.
+  /// Number of elements; -1 without such a tensor.
   int64_t output = -1;
   int64_t input = -1;
   std::vector<int64_t> input_splits = {};
   std::vector<int64_t> output_splits = {};
 };
 
-/// The way of a message, by ranks of the group.
+/// Direction of a message, by ranks of the group.
 struct RankPair {
   int from = 0;
   int to = 0;
-  // clang-tidy 14 takes the 0 of the comparison that is generated for a null pointer. NOLINTNEXTLINE
+  // Works around clang-tidy 14, which reports the generated comparison's 0 as a null pointer. NOLINTNEXTLINE
   auto operator<=>(const RankPair&) const = default;
 };
 
-/// One end of a message, a Send or a Recv, as c10d's call brings it. Throws ValueError unless `tensors` is one dense
-/// and contiguous tensor and `peer` another rank of the group.
+/// Makes a Send or Recv from c10d's arguments. Throws ValueError unless there is one dense, contiguous tensor, and
+/// `peer` is another rank of the group.
 CollectiveCall message_call(Collective kind, const std::vector<at::Tensor>& tensors, int peer, int tag,
                             const GroupInfo& info);
 
-/// The CPU for a call without tensors.
+/// Returns the CPU for a call without tensors.
 c10::Device device_of(const CollectiveCall& call);
 
 CollectiveSignature shape_of(const CollectiveCall& call);
 
-/// "all_reduce(Sum, Float[8])", "broadcast(source 1, Int[4] on cuda:0)" or "send(to rank 1, tag 3, Float[8])", for
-/// messages.
+/// Describes a call in errors: "all_reduce(Sum, Float[8])", "broadcast(source 1, Int[4] on cuda:0)" or "send(to rank 1,
+/// tag 3, Float[8])".
 std::string describe(const CollectiveSignature& call);
 std::string describe(const CollectiveCall& call);
 
-/// "" if the ranks' calls (one a rank, in order) belong together; otherwise what each rank called. Of a message the two
-/// calls are those of its sender and of its receiver.
+/// Returns "" if the ranks' calls, in rank order (sender and receiver of a message), match; otherwise, what each rank
+/// called.
 std::string find_mismatch(c10::ArrayRef<CollectiveSignature> calls);
 
 }  // namespace tessera

@@ -1,5 +1,5 @@
 #pragma once
-// c10d's interface to the backends in which ranks read each other's memory: checks, then one CollectiveCall.
+// Implements c10d's interface for backends whose ranks read each other's memory: checks, then one CollectiveCall.
 
 #include <vector>
 
@@ -8,8 +8,8 @@
 
 namespace tessera {
 
-/// Tensors must be dense, contiguous and on one device that the backend takes (ValueError); parts on the CPU. Thread
-/// safety: for one thread at a time; messages may have a thread of their own.
+/// Throws ValueError for tensors that are not dense and contiguous on one supported device, or parts not on the CPU.
+/// Thread safety: one thread at a time; messages may use another thread.
 class CollectiveCallBackend : public GroupBackend {
  public:
   using GroupBackend::GroupBackend;
@@ -35,9 +35,9 @@ class CollectiveCallBackend : public GroupBackend {
 
  protected:
   virtual bool takes_device(c10::DeviceType device) const { return device == c10::DeviceType::CPU; }
-  /// Launches the call; does not wait for other ranks.
+  /// Launches the call without waiting for other ranks.
   virtual c10::intrusive_ptr<c10d::Work> post(CollectiveCall call) = 0;
-  /// Launches this rank's end of a message, a Send or a Recv; the same.
+  /// Launches this rank's Send or Recv without waiting.
   virtual c10::intrusive_ptr<c10d::Work> post_message(CollectiveCall call, RankPair pair) = 0;
 
  private:

@@ -1,9 +1,9 @@
 #pragma once
-// A thread on which a backend runs its collectives one after the other, where each consists of others.
+// Runs a backend's composite collectives one after another on a thread.
 //
 //   JobThread thread;
-//   auto work = thread.push("all_reduce", [=] { ... });     // returns at once
-//   work->wait();                                           // throws what the job threw
+//   auto work = thread.push("all_reduce", [=] { ... });  // returns at once
+//   work->wait();                                        // throws what the job threw
 
 #include <condition_variable>
 #include <deque>
@@ -18,17 +18,17 @@ namespace tessera {
 
 class RankContext;
 
-/// Runs jobs in order, as the rank that made it. After one that threw, the others are not run. Thread safety: any
-/// number of threads may push jobs.
+/// Runs jobs in order, as the rank that made it. If one throws, later ones do not run. Thread safety: any number of
+/// threads may push jobs.
 class JobThread {
  public:
   JobThread();
-  /// Waits for the job that runs; the others fail.
+  /// Waits for the running job; later ones fail.
   ~JobThread();
   JobThread(const JobThread&) = delete;
   JobThread& operator=(const JobThread&) = delete;
 
-  /// `what`: for messages. The result may outlive the thread.
+  /// Adds a job, named `what` in errors. The result may outlive the thread.
   c10::intrusive_ptr<c10d::Work> push(std::string what, std::function<void()> run);
 
  private:
@@ -41,12 +41,12 @@ class JobThread {
   void run(const RankContext& context);
   void finish(Job& job);
 
-  std::mutex mutex_;  // guards what follows
+  std::mutex mutex_;  // guards the following members
   std::condition_variable changed_;
   std::deque<Job> jobs_;
   bool stops_ = false;
-  std::string failure_;  // of the thread's own
-  std::thread thread_;   // last: it uses the others
+  std::string failure_;  // of this thread
+  std::thread thread_;   // last, since it uses the others
 };
 
 }  // namespace tessera

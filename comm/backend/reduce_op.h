@@ -1,5 +1,5 @@
 #pragma once
-// How a reducing collective combines the values of the ranks.
+// Reductions of collectives.
 
 #include <fmt/format.h>
 
@@ -8,12 +8,11 @@
 
 namespace tessera {
 
-/// A reduction runs in the order of the ranks, ((r0 + r1) + r2) + ..., so that a result is the same on every rank, in
-/// every run and on every backend, save two: a hierarchical group (comm/hierarchical_backend.h) adds up each host's
-/// ranks first, and NCCL (comm/nccl/nccl_backend.h) has an order of its own, which depends on sizes and links. bfloat16
-/// and float16 accumulate in float32 and round once, at the end; in those two they are rounded in between as well. Avg
-/// divides the sum by the number of ranks and needs a floating or complex type. On bool, Sum and Max are "or", Product
-/// and Min are "and". Min and Max hand a NaN on.
+/// Reductions follow the order of the ranks, ((r0 + r1) + r2) + ..., so results are equal on all ranks, in all runs and
+/// on all backends but two: "hierarchical" first adds each host's ranks, and NCCL has its own order, which depends on
+/// sizes and links. bfloat16 and float16 accumulate in float32 and round once at the end; in those two they also round
+/// in between. Avg divides the sum by the number of ranks and needs a floating or complex dtype. For bool, Sum and Max
+/// are "or", Product and Min are "and". Min and Max propagate NaN.
 enum class ReduceOp : uint8_t { Sum, Avg, Min, Max, Product };
 
 constexpr std::string_view name(ReduceOp op) {

@@ -1,9 +1,9 @@
 #pragma once
-// The order of work on streams of a device, without the host's waiting: an event that exists on devices with streams.
+// Orders work on device streams without blocking the host. Does nothing on devices without streams.
 //
-//   StreamEvent mark = StreamEvent::here(tensor.device());   // after what the current stream was given
+//   StreamEvent mark = StreamEvent::here(tensor.device());  // after work issued to the current stream so far
 //   ... on another thread, or with another current stream:
-//   mark.wait();                                           // what this stream is given next comes after it
+//   mark.wait();                                            // work issued to this stream from now on follows it
 
 #include <c10/core/Device.h>
 #include <c10/core/Event.h>
@@ -13,22 +13,22 @@
 
 namespace tessera {
 
-/// Whether work on this device goes to streams, and the host goes on. No for the CPU and meta.
+/// Returns whether work on this device is asynchronous; false for the CPU and meta.
 bool has_streams(c10::DeviceType device);
 
-/// Thread safety: as that of a value.
+/// Event as a value. Thread safety: like any value.
 class StreamEvent {
  public:
-  /// There is nothing to wait for.
+  /// Makes an event without anything to wait for.
   StreamEvent() = default;
-  /// Where the calling thread's current stream of `device` is now; nothing on a device without streams.
+  /// Records the calling thread's current stream of `device`.
   static StreamEvent here(c10::Device device);
 
-  /// What the calling thread's current stream of the mark's device is given next waits for it.
+  /// Makes the calling thread's current stream of the event's device wait.
   void wait() const;
-  /// The same for another stream.
+  /// Makes `stream` wait.
   void wait(const c10::Stream& stream) const;
-  /// The host waits.
+  /// Makes the host wait.
   void synchronize() const;
 
  private:

@@ -1,5 +1,5 @@
 #pragma once
-// The kinds of communication that are counted, observed and compared between ranks.
+// Kinds of communication that are counted, observed and compared between ranks.
 
 #include <cstdint>
 #include <string_view>
@@ -21,7 +21,7 @@ enum class Collective : uint8_t {
 };
 constexpr int kCollectiveCount = 10;
 
-/// The function's name, e.g. "all_gather".
+/// Returns the function's name, such as "all_gather".
 std::string_view name(Collective collective);
 
 }  // namespace tessera

@@ -1,5 +1,5 @@
 #pragma once
-// Watches the collectives and messages that a rank issues, as they are issued: for tests and debugging.
+// Observes the collectives and messages that a rank issues, for tests and debugging.
 
 #include <cstdint>
 
@@ -7,16 +7,16 @@
 
 namespace tessera {
 
-/// Called in the thread that issues a collective; must not issue one itself.
+/// Runs in the thread that issues a collective, and must not issue one itself.
 class CommObserver {
  public:
   virtual ~CommObserver() = default;
-  /// `bytes_sent` as CommStats counts them.
+  /// Handles a call; `bytes_sent` is counted like CommStats.
   virtual void on_collective(Collective kind, int64_t bytes_sent) = 0;
 };
 
-/// The calling rank's collectives go to `observer` until the scope ends; scopes nest, the innermost sees them.
-/// Thread safety: for the thread of the rank that issues its collectives.
+/// Passes the calling rank's collectives to `observer`. Scopes nest, and the innermost one applies. Thread safety: for
+/// the thread that issues the rank's collectives.
 class CommObserverScope {
  public:
   explicit CommObserverScope(CommObserver& observer);
@@ -28,8 +28,8 @@ class CommObserverScope {
   CommObserver* previous_;
 };
 
-/// What the calling thread issues until the scope ends no observer sees, since that is called without a lock: for a
-/// thread that works for a rank beside its training, as a save in the background. Thread safety: of its own.
+/// Hides the calling thread's collectives from observers, which are called without a lock. For threads that work for a
+/// rank besides training, such as background saves. Thread safety: affects its own thread only.
 class UnobservedScope {
  public:
   UnobservedScope();

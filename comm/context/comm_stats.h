@@ -1,5 +1,5 @@
 #pragma once
-// Counters of what this rank has communicated, for progress lines and tests.
+// Counts a rank's communication.
 //
 //   reset_comm_stats();
 //   train_step();
@@ -12,10 +12,10 @@
 
 namespace tessera {
 
-/// Calls and bytes for each kind of collective. Bytes are what a rank must hand to its peers at least, whichever way
-/// the backend takes: with n ranks (n-1) x input for all_gather, (n-1) x output for reduce_scatter, 2 (n-1)/n x tensor
-/// for all_reduce, (n-1) x tensor for the source of a broadcast, the tensor for a send and nothing for a recv, the
-/// parts for the others. Groups of one rank do not count.
+/// Calls and bytes per kind of collective. Bytes are the least that a rank must send, whatever the backend does. With n
+/// ranks: (n-1) x input for all_gather, (n-1) x output for reduce_scatter, 2 (n-1)/n x tensor for all_reduce, (n-1) x
+/// tensor for the source of a broadcast, the tensor for a send, nothing for a recv, and the parts for others. Groups of
+/// one rank do not count.
 struct CommStats {
   struct Entry {
     int64_t calls = 0;
@@ -28,7 +28,7 @@ struct CommStats {
   int64_t bytes_sent() const;
 };
 
-/// The counters of the calling thread's rank. Thread safety: both may be called at any time.
+/// Returns or resets the counters of the calling thread's rank. Thread safety: any time.
 CommStats comm_stats();
 void reset_comm_stats();
 

@@ -1,5 +1,5 @@
 #pragma once
-// What a rank context holds; internal to comm.
+// State of a rank context; internal to comm.
 
 #include <array>
 #include <atomic>
@@ -22,7 +22,7 @@ struct RankState : std::enable_shared_from_this<RankState> {
 
   explicit RankState(uint64_t number) : number(number) {}
 
-  const uint64_t number;    // 0: the process's own
+  const uint64_t number;    // 0 for the process's own
   uint32_t init_count = 0;  // attempts of init_process_group (comm/context/rank_context.h)
   std::array<Counter, kCollectiveCount> counters;
   std::atomic<CommObserver*> observer{nullptr};
@@ -30,10 +30,10 @@ struct RankState : std::enable_shared_from_this<RankState> {
   std::map<std::type_index, std::shared_ptr<void>> locals;  // rank_local<T>(), by T
 };
 
-/// The state that the calling thread acts in.
+/// Returns the state that the calling thread acts in.
 RankState& rank_state();
 
-/// Whether no observer sees the calling thread's collectives.
+/// True while no observer sees the calling thread's collectives.
 inline constinit thread_local bool is_unobserved = false;
 
 inline void count_collective(Collective kind, int64_t bytes_sent) {

@@ -1,6 +1,6 @@
 #pragma once
-// The "fake" backend: any number of ranks, of which this process is one; no peer exists and no data moves.
-// For planning memory at a scale that is not at hand, and for measuring host time without a network.
+// The "fake" backend: this process is one of any number of ranks; there are no peers, and no data moves. For planning
+// memory of larger runs, and for measuring host time without a network.
 
 #include <vector>
 
@@ -8,10 +8,9 @@
 
 namespace tessera {
 
-/// Every collective is complete at once. An output is made from this rank's own data: all_gather puts the own input
-/// into every rank's slot, reduce_scatter returns the own part of the input, all_to_all the own part and zeros,
-/// all_reduce, broadcast and recv leave the tensor as it is, and send does nothing. For tensors on any device; those
-/// not on the CPU are written by tensor operations. Thread safety: any number of threads.
+/// Completes every collective at once with this rank's own data: all_gather repeats the input, reduce_scatter returns
+/// this rank's part of it, all_to_all this rank's part and zeros; all_reduce, broadcast and recv leave the tensor
+/// unchanged, and send does nothing. Works on any device. Thread safety: any number of threads.
 class FakeBackend final : public GroupBackend {
  public:
   explicit FakeBackend(GroupInfo info);
@@ -22,7 +21,7 @@ class FakeBackend final : public GroupBackend {
                                                  const c10d::AllgatherOptions& options = {}) override;
   c10::intrusive_ptr<c10d::Work> _reduce_scatter_base(at::Tensor& output, at::Tensor& input,
                                                       const c10d::ReduceScatterOptions& options = {}) override;
-  /// As the backends that have peers: none takes parts on GPUs.
+  /// Excludes GPUs, like backends with peers.
   bool supports_segments(c10::DeviceType device) const override { return device == c10::DeviceType::CPU; }
   c10::intrusive_ptr<c10d::Work> all_gather_segments(TensorSegments outputs, const at::Tensor& input) override;
   c10::intrusive_ptr<c10d::Work> reduce_scatter_segments(const at::Tensor& output, TensorSegments inputs,

@@ -1,5 +1,5 @@
 #pragma once
-// What gloo throws, as this library's error.
+// Converts gloo's exceptions.
 
 #include <fmt/format.h>
 
@@ -12,7 +12,7 @@
 
 namespace tessera {
 
-/// `call`: what failed, "all_reduce(Sum)" say. `peer`: the rank of the group that it waited for, if it is known.
+/// Returns a CommError for failed `call`, such as "all_reduce(Sum)". `peer` is the awaited rank of the group, if known.
 inline CommError gloo_error(const std::string& call, const GroupInfo& info, const std::exception& failure,
                             std::optional<int> peer = std::nullopt) {
   const auto who = peer ? fmt::format("rank {}", info.ranks[static_cast<size_t>(*peer)]) : std::string("a peer");

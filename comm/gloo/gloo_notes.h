@@ -1,6 +1,6 @@
 #pragma once
-// Notes of ranks' calls, for the error of a rank whose peer called something else: over gloo both wait until the
-// time-out, and neither learns of the other's call.
+// Notes of ranks' calls for error messages: over gloo, ranks with different calls both time out without learning of the
+// other's call.
 
 #include <cstdint>
 #include <string>
@@ -12,14 +12,13 @@
 
 namespace tessera {
 
-/// Notes in the group's store, or none where there is no store. Thread safety: any number of threads.
+/// Notes in the group's store, or none without a store. Thread safety: any number of threads.
 class GlooNotes {
  public:
   explicit GlooNotes(c10::intrusive_ptr<c10d::Store> store) : store_(std::move(store)) {}
 
-  /// Writes down what this rank called as its collective `number`, which failed, and waits up to half a second for
-  /// the note of `peer`, whose own time-out ends about now if it has called something. "; rank 1 called
-  /// barrier()" where that differs, else "".
+  /// Records this rank's failed collective `number`, and waits up to half a second for the note of `peer`, which times
+  /// out at about the same time. Returns "; rank 1 called barrier()" if that differs, otherwise "".
   std::string compare(uint64_t number, const CollectiveSignature& own, const GroupInfo& info, int peer) const noexcept;
 
  private:

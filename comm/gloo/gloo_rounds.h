@@ -1,6 +1,6 @@
 #pragma once
-// Collectives over gloo of several rounds of transfers, where a round needs what the one before has brought. They move
-// while nobody waits for them, so that ranks may wait in any order, and compute meanwhile.
+// Collectives over gloo with several rounds, in which a round needs the result of the previous one. They progress while
+// no rank waits for them, so ranks may wait in any order.
 
 #include <functional>
 #include <mutex>
@@ -13,26 +13,25 @@
 
 namespace tessera {
 
-/// A thread, from the first call on, on which a group's later rounds are launched. Thread safety: for one thread at a
-/// time.
+/// Launches a group's later rounds on a thread, which starts with the first call. Thread safety: one thread at a time.
 class GlooRounds {
  public:
   using Round = std::function<c10::intrusive_ptr<GlooWork>()>;
 
-  /// Gives up what is in flight, whose waits fail: peers would not come where a rank leaves by an exception.
+  /// Abandons works in flight, whose waits fail: peers may not come if a rank leaves by an exception.
   ~GlooRounds();
 
-  /// Waits for `first`, then launches `second` and waits for it. After one that failed, the others fail. `what`: for
-  /// messages. The result may outlive this.
+  /// Waits for `first`, then launches `second` and waits for it. After a failure, later ones fail. `what` is used in
+  /// errors. The result may outlive this object.
   c10::intrusive_ptr<c10d::Work> push(std::string what, c10::intrusive_ptr<GlooWork> first, Round second);
 
  private:
   void wait(const c10::intrusive_ptr<GlooWork>& work);
 
-  std::mutex mutex_;                        // guards the next two
-  c10::intrusive_ptr<GlooWork> in_flight_;  // for which the thread waits
+  std::mutex mutex_;                        // guards the next two members
+  c10::intrusive_ptr<GlooWork> in_flight_;  // what the thread waits for
   bool ends_ = false;
-  std::optional<JobThread> thread_;  // last: its jobs use the others
+  std::optional<JobThread> thread_;  // last, since its jobs use the others
 };
 
 }  // namespace tessera

@@ -11,23 +11,23 @@
 
 namespace tessera {
 
-/// A failed collective: on which group, the time-out, and `why`.
+/// Returns the error of a failed collective, with the group, the timeout and `why`.
 CommError nccl_error(const std::string& collective, const GroupInfo& info, const std::string& why);
 
-/// Throws CommError where the watchdog has given the group up.
+/// Throws CommError if the watchdog has aborted the group.
 void check_nccl_alive(const std::string& collective, const GroupInfo& info, c10d::ProcessGroupNCCL& nccl);
 
-/// Thread safety: as the work that it holds.
+/// Thread safety: like the work that it holds.
 class NcclWork final : public c10d::Work {
  public:
-  /// `finish`, if any, is called once, on the stream that is current in wait(), which waits for the work then.
+  /// `finish`, if any, runs once, on the current stream of wait(), after the work.
   NcclWork(std::string collective, std::shared_ptr<const GroupInfo> info,
            c10::intrusive_ptr<c10d::ProcessGroupNCCL> nccl, c10::intrusive_ptr<c10d::Work> work,
            std::function<void()> finish = nullptr);
 
-  /// Throws CommError where it failed or timed out.
+  /// Throws CommError on failure or timeout.
   bool wait(std::chrono::milliseconds timeout = kNoTimeout) override;
-  /// Finishes it, since who polls need not wait.
+  /// Finishes the work, so that polling needs no wait().
   bool isCompleted() override;
   bool isSuccess() const override { return work_->isSuccess(); }
   void synchronize() override { wait(); }

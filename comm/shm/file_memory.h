@@ -1,5 +1,5 @@
 #pragma once
-// Owners of a file's number and of a part of a file in memory. The system calls' errors as exceptions, no more.
+// Owners of file descriptors and mappings. System errors become exceptions.
 
 #include <cstdint>
 #include <string>
@@ -9,10 +9,10 @@
 
 namespace tessera {
 
-/// What the system says of the call that has just failed.
+/// Returns the error of the system call that has just failed.
 CommError system_error(const std::string& what);
 
-/// Closes a file.
+/// Closes a file on destruction.
 class FileDescriptor {
  public:
   explicit FileDescriptor(int number = -1) : number_(number) {}
@@ -20,31 +20,30 @@ class FileDescriptor {
   FileDescriptor& operator=(FileDescriptor&& other) noexcept;
   ~FileDescriptor();
 
-  /// A file in memory, without a name; it grows as it is asked to. Throws CommError.
+  /// Opens a growable file in memory, without a name. Throws CommError.
   static FileDescriptor in_memory(const char* label);
-  /// A regular file, or one in memory, of this process's user: `path` may come from a peer. Throws CommError, which
+  /// Opens a regular or in-memory file of this process's user; `path` may come from a peer. Throws a CommError that
   /// begins with `what`, `path` and the reason.
   static FileDescriptor open_own(const std::string& what, const std::string& path);
 
   int number() const { return number_; }
   explicit operator bool() const { return number_ >= 0; }
-  /// The way to it for other processes of this user and pid namespace.
+  /// Returns the path for other processes of this user and pid namespace.
   std::string path() const;
-  /// Throws CommError.
-  void resize(int64_t bytes);
+  void resize(int64_t bytes);  // throws CommError
   int64_t size() const;
 
  private:
   int number_;
 };
 
-/// Unmaps memory.
+/// Unmaps memory on destruction.
 class FileMapping {
  public:
   enum class Access { Read, ReadWrite };
 
   FileMapping() = default;
-  /// Shared by all who map it. `offset`: a multiple of the system's page. Throws CommError.
+  /// Maps shared memory. `offset` is a multiple of the system's page size. Throws CommError.
   FileMapping(const FileDescriptor& file, int64_t offset, int64_t bytes, Access access = Access::ReadWrite);
   FileMapping(FileMapping&& other) noexcept
       : base_(std::exchange(other.base_, nullptr)), bytes_(std::exchange(other.bytes_, 0)) {}

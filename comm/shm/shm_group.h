@@ -1,6 +1,6 @@
 #pragma once
-// One rank's end of an "shm" group, or of the messages between two of its ranks: launch and wait, and how a rank learns
-// that another is gone.
+// One rank's end of an "shm" group, or of the messages between two of its ranks: launch, wait, and detection of lost
+// ranks.
 
 #include <chrono>
 #include <cstdint>
@@ -16,43 +16,39 @@
 
 namespace tessera {
 
-/// Works of a rank may be waited for in any order, also across groups: a rank that waits moves the calls of its other
-/// groups along as well. A rank that fails, by a time-out, makes the group's other ranks fail too; once a group has
-/// failed every further call does.
-///
+/// Works may be waited for in any order, also across groups: a waiting rank also advances the calls of its other
+/// groups. A rank that fails, for example by a timeout, fails the group's other ranks; every later call of a failed
+/// group fails.
 /// Thread safety: calls from one thread at a time; other groups may be used by other threads.
 class ShmGroup {
  public:
-  /// `processes`: of the group's ranks, in order. `spins`: whether to wait for a while before sleeping, which is good
-  /// where every rank has a core.
+  /// `processes` are the group's ranks, in order. `spins`: wait actively before sleeping, which pays off if each rank
+  /// has a core.
   ShmGroup(std::shared_ptr<const GroupInfo> info, ShmArena arena, std::vector<HostProcess> processes, bool spins);
-  /// Messages of `pair`, of which this rank is one, among the ranks of `whole`: calls of their own, in an order of
-  /// their own. Waits for nobody. They fail where `whole` has failed; where a message is not done in time, `whole`
-  /// fails. Throws CommError if the memory cannot be mapped.
+  /// Messages of `pair`, which includes this rank, within `whole`, with a sequence of their own. Does not wait. Fails
+  /// if `whole` has failed, and fails `whole` on timeout. Throws CommError if the memory cannot be mapped.
   ShmGroup(std::shared_ptr<ShmGroup> whole, RankPair pair);
   ShmGroup(const ShmGroup&) = delete;
   ShmGroup& operator=(const ShmGroup&) = delete;
-  /// Peers that wait for a call which this rank has not made fail. Inputs that are lent go with the group, so it waits
-  /// for who has yet to read one of a call that is done here, as long as a call may take; not while an exception
-  /// unwinds. A child after fork(), for which the group is of no use, only unmaps its memory.
+  /// Fails peers that wait for a call that this rank has not made. Waits until peers have read this rank's inputs in
+  /// place, up to the timeout, unless an exception unwinds. In a child after fork(), only unmaps the memory.
   ~ShmGroup();
 
   /// Returns the call's number. Throws CommError if the group has failed.
   uint64_t launch(CollectiveCall call);
-  /// How far a call has come: this rank has its output; nobody reads its input any more, either, which is the same
-  /// unless that is lent (comm/shm/shm_queue.h).
+  /// Progress of a call: this rank has its output, or peers have also read its input (comm/shm/shm_queue.h).
   enum class Stage { Done, Read };
   bool has_reached(uint64_t number, Stage stage);
-  /// The same, or that it never will, since wait() would throw at once.
+  /// Returns whether wait() would return or throw at once.
   bool is_over(uint64_t number, Stage stage);
-  /// Returns when the call has reached `stage`; `timeout` 0: the group's. Throws CommError: the ranks called different
-  /// collectives, a missing rank died, left or failed, or time is up.
+  /// Returns when the call has reached `stage`; a `timeout` of 0 is the group's. Throws CommError if ranks made
+  /// different calls, a missing rank died, left or failed, or on timeout.
   void wait(uint64_t number, Stage stage, std::chrono::milliseconds timeout);
 
  private:
   using Clock = std::chrono::steady_clock;
 
-  /// Which of the group's ranks share an arena, in its order, and which of them this one is.
+  /// Ranks of the group that share an arena, in its order, and this rank among them.
   struct Members {
     std::vector<int> ranks = {};
     int own = 0;
@@ -61,21 +57,21 @@ class ShmGroup {
   ShmGroup(std::shared_ptr<const GroupInfo> info, std::shared_ptr<ShmGroup> whole, ShmArena arena, Members members,
            std::vector<HostProcess> processes, int spins);
   static Members all_members(const GroupInfo& info);
-  /// Where failures are recorded, and ranks that leave.
+  /// Returns the arena in which failures and leaving ranks are recorded.
   ShmArena& whole_arena() { return whole_ ? whole_->arena_ : arena_; }
   bool is_at(uint64_t number, Stage stage) const {
     return stage == Stage::Read ? queue_.is_read(number) : queue_.is_done(number);
   }
   void sleep(std::unique_lock<std::mutex>& lock);
-  /// Waits until peers have read what this rank has lent. If it may not wait, or the time is up, they have an error.
+  /// Waits until peers have read this rank's inputs in place. Without waiting, or on timeout, they get an error.
   void end_zero_copy() noexcept;
   bool has_left(int peer) { return whole_arena().control(members_.ranks[peer]).left.load() != 0; }
   template <class IsGone>
   std::vector<int> missing_who(IsGone is_gone);
-  /// Why what is missing will not come; "" if it still may.
+  /// Returns why what is missing will not come, or "" if it still may.
   std::string find_fault(Clock::time_point now);
   [[noreturn]] void time_out(uint64_t number, std::chrono::milliseconds timeout);
-  /// For the group's other ranks.
+  /// Records a failure for the group's other ranks.
   void record(uint64_t number, const std::string& reason);
   [[noreturn]] void raise(uint64_t number, const std::string& reason);
   bool advance_other_groups();
@@ -86,9 +82,9 @@ class ShmGroup {
   ShmArena arena_;
   const Members members_;
   const std::vector<HostProcess> processes_;  // of the members
-  const int process_;                         // this one's number
+  const int process_;                         // index of this process
   const int spins_;
-  std::mutex mutex_;  // guards what follows
+  std::mutex mutex_;  // guards the following members
   ShmQueue queue_;
   std::string failure_;
   Clock::time_point next_look_{};

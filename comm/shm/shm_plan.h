@@ -1,11 +1,10 @@
 #pragma once
 // How a collective moves through the slots of an "shm" group. Integers only.
 //
-// A call is one phase, or two; a phase is a number of steps, the same on all ranks. In step t each rank puts piece t,
-// `chunk` bytes at most, of what it sends into its slot, and takes piece t of what it receives from the others' slots.
-// With 2 ranks and slots of 8 bytes, an all_gather of 12 bytes is
-//   step 0: put bytes [0, 8); take the peer's to its place in the output; step 1: the same with bytes [8, 12)
-// and a reduce_scatter of 2 x 8 bytes, where a slot has 4 bytes for each rank, has steps 0 and 1 too.
+// A call has one or two phases of a number of steps that is equal on all ranks. In step t each rank puts piece t of
+// what it sends, up to `chunk` bytes, into its slot, and takes piece t of what it receives from other slots. With 2
+// ranks and slots of 8 bytes, an all_gather of 12 bytes has two steps, for bytes [0, 8) and [8, 12). A reduce_scatter
+// of 2 x 8 bytes, with 4 bytes per rank in a slot, also has two.
 
 #include <c10/util/SmallVector.h>
 
@@ -20,7 +19,7 @@ struct ByteRange {
   int64_t begin = 0;
   int64_t bytes = 0;
 
-  /// Piece t of a range that is cut into pieces of `chunk`; empty past the end.
+  /// Returns piece t of a range that is split into pieces of `chunk`; empty past the end.
   ByteRange piece(int64_t t, int64_t chunk) const {
     const int64_t skipped = std::min(t * chunk, bytes);
     return {begin + skipped, std::min(chunk, bytes - skipped)};
@@ -28,20 +27,20 @@ struct ByteRange {
 };
 
 struct ShmPhase {
-  /// A slot carries a part for each rank, `chunk` apart; otherwise one part for all.
+  /// Slots have a part for each rank, `chunk` apart; otherwise one part for all.
   bool own_segments = false;
-  /// What comes from the ranks is reduced into one range; otherwise each has a place of its own.
+  /// Received pieces are reduced into one range; otherwise each has its own place.
   bool reduces = false;
-  /// Sends what the phase before has received.
+  /// Sends what the previous phase has received.
   bool after_previous = false;
-  /// Whether it sends from the output; otherwise from the input.
+  /// Sends from the output; otherwise from the input.
   bool from_output = false;
   int64_t chunk = ShmLayout::kCellBytes;
-  /// At least 1. For an all_to_all the most that this rank alone needs.
+  /// At least 1. For an all_to_all, what this rank alone needs.
   int64_t steps = 1;
-  /// What goes to each rank, or the one part for all.
+  /// Range for each rank, or one for all.
   c10::SmallVector<ByteRange, 4> sent = {};
-  /// Where it goes in the output, by the rank from which it comes.
+  /// Place in the output, by source rank.
   c10::SmallVector<ByteRange, 4> received = {};
 
   const ByteRange& sent_to(int rank) const { return sent[own_segments ? rank : 0]; }
@@ -49,12 +48,12 @@ struct ShmPhase {
 
 struct ShmPlan {
   c10::SmallVector<ShmPhase, 1> phases = {};
-  /// Whether the number of steps is the largest of all ranks' (all_to_all), known once their calls are.
+  /// The number of steps is the maximum of all ranks' (all_to_all), known once their calls are.
   bool steps_by_agreement = false;
 };
 
-/// The plan of `call` on `rank`. A small all_reduce is one phase, in which every rank reduces the whole tensor;
-/// otherwise each reduces a part, and then they gather the parts.
+/// Returns the plan of `call` on `rank`. In a small all_reduce every rank reduces the whole tensor, in one phase.
+/// Otherwise each reduces a part, and then they gather the parts.
 ShmPlan plan_call(const CollectiveSignature& call, int rank, const ShmLayout& layout);
 
 }  // namespace tessera

@@ -1,15 +1,15 @@
 #pragma once
-// The calls that a rank of an "shm" group has launched and not finished, and the movement of their bytes through the
-// slots (comm/shm/shm_plan.h). Never waits: advance() does what the peers' progress allows.
+// Unfinished calls of a rank of an "shm" group, and the movement of their bytes through slots (comm/shm/shm_plan.h).
+// Never waits: advance() does what the peers' progress allows.
 //
-// All calls of a group form one sequence of steps, in the order of launch, which is the same on all ranks. A rank puts
-// its piece of a step into its slot as soon as the slot is free, so small calls are on their way when launch returns,
-// and takes the others' pieces in the order of the steps.
+// All calls of a group form one sequence of steps in launch order, which is equal on all ranks. A rank puts a piece
+// into its slot as soon as the slot is free, so small calls are sent when launch returns, and takes peers' pieces in
+// order of steps.
 //
-// What is in shared memory (comm/shm/shared_memory.h) is lent: the slots stay empty, and the others take the pieces
-// from where they are. Such are the input of an all_gather, and those pieces of a reduce_scatter's input that lie in
-// one tensor there, as gradients do, and have 16 KiB or more, which those of groups of more than 16 ranks do not. Such
-// a call is done when this rank has its output, and read when the others have theirs too.
+// Inputs in shared memory (comm/shm/shared_memory.h) do not move through slots; peers read them in place. This applies
+// to the input of an all_gather, and to pieces of a reduce_scatter's input that are within one such tensor and have 16
+// KiB or more, in groups of up to 16 ranks. Such a call is done when this rank has its output, and read when the others
+// have theirs too.
 
 #include <c10/util/SmallVector.h>
 
@@ -26,45 +26,46 @@
 
 namespace tessera {
 
-/// Thread safety: for one thread at a time.
+/// Thread safety: one thread at a time.
 class ShmQueue {
  public:
-  /// `arena` must outlive the queue. `processes`: of all ranks.
+  /// `arena` must outlive the queue. `processes` are those of all ranks.
   ShmQueue(const ShmArena& arena, int rank, const std::vector<HostProcess>& processes);
 
-  /// Adds a call; its number counts from 0. The tensors are kept until it is done, and a lent one until it is read.
+  /// Adds a call and returns its number, from 0. Tensors are kept until it is done, and an input in shared memory until
+  /// read.
   uint64_t push(CollectiveCall call);
-  /// Moves all that can be moved; returns whether anything was.
+  /// Moves all that can be moved, and returns whether anything was.
   bool advance();
-  /// Nothing moves from now on: whoever waited has an error, and may have given the tensors' memory away.
+  /// Stops all movement: waits have failed, and the tensors' memory may be gone.
   void stop() { is_stopped_ = true; }
 
   bool is_empty() const { return operations_.empty(); }
   bool is_done(uint64_t number) const { return number < done_; }
-  /// Whether nobody reads the call's input any more.
+  /// Returns whether no rank reads the call's input any more.
   bool is_read(uint64_t number) const {
     return is_done(number) && (exposed_.empty() || exposed_.front().number > number);
   }
-  /// Whether peers may still read an input of this rank where it lies.
+  /// Returns whether peers may still read an input of this rank in place.
   bool lends() const;
-  /// The ranks that have yet to read an input of a call that is done.
+  /// Returns the ranks that have yet to read an input of a call that is done.
   std::vector<int> readers() const;
-  /// Of a call that is not done, or not read.
+  /// Returns the signature of a call that is not done, or not read.
   const CollectiveSignature& shape(uint64_t number) const;
 
-  /// Whether nothing moves any more: stop(), or one of the next two.
+  /// Returns whether nothing can move after stop(), a mismatch or a fault.
   bool is_stuck() const { return is_stopped_ || !mismatch_.empty() || !fault_.empty(); }
-  /// "", or what the ranks called where that does not belong together; all of them find it.
+  /// Returns the ranks' calls if they do not match, otherwise ""; all ranks find it.
   const std::string& mismatch() const { return mismatch_; }
-  /// "", or why this rank cannot read what a peer has lent, or may have read something else.
+  /// Returns why this rank cannot read a peer's memory, or may have read something else; otherwise "".
   const std::string& fault() const { return fault_; }
-  /// The ranks without which nothing moves; where all is done, those that have yet to read.
+  /// Returns the ranks that block progress or, if all is done, those that have yet to read.
   std::vector<int> missing() const;
-  /// Bits of RankControl::awaits: what lets advance() go on.
+  /// Returns bits of RankControl::awaits that would let advance() continue.
   uint32_t awaited() const;
 
  private:
-  /// What a peer has lent.
+  /// Input of a peer that is read in place.
   struct BorrowedInput {
     std::optional<SharedPlace> place = {};
     const char* data = nullptr;
@@ -73,23 +74,23 @@ class ShmQueue {
     CollectiveCall call;
     CollectiveSignature shape;
     ShmPlan plan;
-    char* input;          // null: parts, or none
-    char* output;         // the same
-    int64_t stream_from;  // received pieces of so many bytes bypass the cache
+    char* input;          // null for parts, or without input
+    char* output;         // likewise
+    int64_t stream_from;  // received pieces of at least so many bytes bypass the cache
     std::optional<SharedPlace> lent;
-    bool exposes_pieces = false;                       // some, of a reduce_scatter
+    bool exposes_pieces = false;                       // peers read some pieces of a reduce_scatter in place
     bool agreed = false;                               // the ranks' headers were compared
-    c10::SmallVector<BorrowedInput, 4> borrowed = {};  // one a rank; empty: none
+    c10::SmallVector<BorrowedInput, 4> borrowed = {};  // one per rank; empty if there are none
   };
-  /// A call that is done, with an input that peers may still read.
+  /// Call that is done, with an input that peers may still read.
   struct Lent {
     uint64_t number;
-    uint64_t end;  // the step behind its last
+    uint64_t end;  // one past its last step
     CollectiveSignature shape;
     at::Tensor input;
     TensorSegments parts;
   };
-  /// What was read where a peer has it.
+  /// Piece that was read in a peer's memory.
   struct BorrowedPiece {
     int peer;
     SharedPlace place;
@@ -133,8 +134,8 @@ class ShmQueue {
   uint64_t taken_ = 0;
   Cursor put_cursor_;
   Cursor take_cursor_;                           // its operation is always the first
-  c10::SmallVector<BorrowedPiece, 4> borrowed_;  // in the present step
-  // The peers' counters as last read.
+  c10::SmallVector<BorrowedPiece, 4> borrowed_;  // in the current step
+  // Peers' counters as last read.
   mutable std::vector<uint64_t> peers_posted_;
   mutable std::vector<uint64_t> peers_consumed_;
   bool is_stopped_ = false;

@@ -1,6 +1,6 @@
 #pragma once
-// The head of a slot, in plain bytes. That of the slot that opens a call says what the rank called, for its peers to
-// compare; those of a reduce_scatter, where pieces are that are not in the slot.
+// Header of a slot, as bytes. The first slot of a call says what the rank called, for peers to compare. Those of a
+// reduce_scatter also locate pieces outside the slot.
 
 #include <c10/util/ArrayRef.h>
 
@@ -13,24 +13,21 @@
 
 namespace tessera {
 
-/// Writes ShmLayout::header_bytes() at most. `steps`: what this rank alone needs. `lent`: where the input of an
-/// all_gather is, if the peers are to read it there and not in the slots.
+/// Writes at most ShmLayout::header_bytes(). `steps` is what this rank alone needs. `lent` locates the input of an
+/// all_gather if peers are to read it in place.
 void write_header(char* slot, const CollectiveSignature& call, int64_t steps, const std::optional<SharedPlace>& lent);
 std::optional<SharedPlace> read_exposed(const char* slot);
 
-/// Of a step of a reduce_scatter: where this rank's piece for rank `to` is, if it is to be read there and not in the
-/// slot.
+/// Locates this rank's piece for rank `to` in a step of a reduce_scatter, if it is to be read in place.
 void write_piece_place(char* slot, int to, const std::optional<SharedPlace>& place);
 std::optional<SharedPlace> read_piece_place(const char* slot, int to);
 
 struct HeaderAgreement {
-  /// "" if the calls belong together; otherwise what each rank called.
-  std::string mismatch = {};
-  /// The most that a rank needs.
-  int64_t steps = 1;
+  std::string mismatch = {};  // "" if the calls match; otherwise what each rank called
+  int64_t steps = 1;          // the maximum over ranks
 };
 
-/// Compares the heads of all ranks' slots, in order.
+/// Compares the headers of all ranks' slots, in order.
 HeaderAgreement compare_headers(c10::ArrayRef<const char*> slots);
 
 }  // namespace tessera

@@ -1,12 +1,11 @@
 #pragma once
 // The "threads" backend: ranks are threads of one process and read each other's tensors (comm/threads/thread_world.h).
-// For tests, debuggers and sanitizers; it is not made to be fast. For tensors on the CPU and on CUDA, where several
-// ranks may share one GPU, which NCCL refuses.
+// For tests, debuggers and sanitizers rather than speed. Ranks may share a GPU, which NCCL does not allow.
 //
-// On CUDA a call goes to a stream of the group, as NCCL's do: it waits for what each rank's current stream was given
-// before the call, and the stream that is current in a work's wait() waits for it. The host waits for other ranks'
-// calls alone. Tensors stay until a rank has waited. All tensors of a call, of all ranks, are on one device. Autograd
-// runs the backward of CUDA tensors of all ranks in one thread, unless each rank's thread says otherwise (docs/gpu.md).
+// On CUDA, calls run on a stream of the group, like NCCL's. It waits for the ranks' current streams at the call, and
+// the current stream of wait() waits for it. The host waits only for other ranks' calls. Tensors are kept until a rank
+// has waited. All tensors of a call are on one device. Autograd runs the backward of all ranks' CUDA tensors in one
+// thread, unless each rank's thread disables that (docs/gpu.md).
 
 #include <memory>
 
@@ -15,8 +14,8 @@
 
 namespace tessera {
 
-/// One rank's end of a group. A work's wait() takes part in carrying out the call of all ranks.
-/// Thread safety: for one thread at a time; messages may have a thread of their own.
+/// One rank's end of a group. wait() helps to carry out the call of all ranks. Thread safety: one thread at a time;
+/// messages may use another thread.
 class ThreadBackend final : public CollectiveCallBackend {
  public:
   ThreadBackend(GroupInfo info, std::shared_ptr<ThreadGroup> group);

@@ -1,6 +1,6 @@
 #pragma once
-// Which elements a collective of ranks that are threads moves unchanged: integers alone, for those who copy memory
-// (thread_call.cpp) and those who copy by tensor operations (thread_call_tensors.cpp).
+// Elements that a collective of threads moves unchanged: integers only, for copies of memory (thread_call.cpp) and by
+// tensor operations (thread_call_tensors.cpp).
 
 #include <c10/util/ArrayRef.h>
 
@@ -12,7 +12,7 @@
 
 namespace tessera {
 
-/// `count` elements of the tensor that rank `from` sends, to the tensor that rank `to` receives into.
+/// Copies `count` elements from the tensor that rank `from` sends to the one that rank `to` receives into.
 struct ElementCopy {
   size_t from = 0;
   int64_t from_begin = 0;
@@ -21,10 +21,10 @@ struct ElementCopy {
   int64_t count = 0;
 };
 
-/// Of an all-gather, a broadcast, an all-to-all, or a message (its sender's call, then its receiver's).
+/// Returns the copies of an all-gather, broadcast, all-to-all, or message (the sender's call, then the receiver's).
 std::vector<ElementCopy> copies_of(c10::ArrayRef<CollectiveCall> calls);
 
-/// The tensor that a call sends from: of a broadcast, its only one.
+/// Returns the tensor that a call sends from: a broadcast's only one.
 const at::Tensor& sent_tensor(const CollectiveCall& call);
 
 }  // namespace tessera

@@ -1,10 +1,10 @@
 #pragma once
-// The calls of thread_call.h by tensor operations alone, for tensors that the host cannot reach by memcpy.
+// Implements thread_call.h by tensor operations alone, for tensors that the host cannot copy by memcpy.
 //
-// A result has the bits of the CPU's: bytes are copied as bytes, ranks are added up in their order, float16 and
-// bfloat16 in float32 with one rounding at the end. Min, Max, Avg and complex products are spelled out: ATen's kernels
-// take the other one of two zeros, multiply by 1/n, or round once where the CPU rounds twice. Tests run it on CPU
-// tensors beside comm/backend/local_reduce.h.
+// Results have the same bits as on the CPU: bytes are copied, ranks are added in order, and float16 and bfloat16
+// accumulate in float32 with one rounding at the end. Min, Max, Avg and complex products are written out, because
+// ATen's kernels choose the other of two zeros, multiply by 1/n, or round once where the CPU rounds twice. Tests
+// compare it with comm/backend/local_reduce.h on CPU tensors.
 
 #include <c10/util/ArrayRef.h>
 
@@ -12,7 +12,7 @@
 
 namespace tessera {
 
-/// As execute() of thread_call.h, on the calling thread's current stream. All tensors are on one device, none is in
-/// parts. Version counters stay as they are.
+/// Like execute() of thread_call.h, on the current stream. All tensors are on one device, without parts. Version
+/// counters do not change.
 void execute_by_tensor_ops(c10::ArrayRef<CollectiveCall> calls);
 }  // namespace tessera

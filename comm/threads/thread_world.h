@@ -1,8 +1,8 @@
 #pragma once
-// What ranks that are threads of one process share: where they meet, and how they learn that one of them is gone.
+// State that ranks share if they are threads of one process: where they meet, and which of them are gone.
 //
 //   auto world = std::make_shared<ThreadWorld>(4);
-//   // in the thread of rank r, in a rank context of its own:
+//   // in the thread of rank r, in its own rank context:
 //   init_process_group({.backend = "threads", .rank = r, .world_size = 4, .thread_world = world});
 //   ...
 //   world->leave(r);               // or world->abort(r, "what went wrong")
@@ -27,21 +27,21 @@ namespace tessera {
 
 class ThreadWorld;
 
-/// The meeting place of one group, or of the two ranks of a message. Each rank's k-th call meets the others' k-th call;
-/// calls do not wait, so that several may be in flight. Thread safety: each rank from one thread at a time.
+/// Meeting place of one group, or of the two ranks of a message. Each rank's k-th call meets the others' k-th call;
+/// calls do not wait, so several may be in flight. Thread safety: one thread at a time per rank.
 class ThreadGroup {
  public:
-  /// One collective; done when all ranks have called and it is carried out.
+  /// One collective; done when all ranks have called and it is executed.
   struct PendingCollective {
     PendingCollective() = default;
     PendingCollective(const PendingCollective&) = delete;
     PendingCollective& operator=(const PendingCollective&) = delete;
-    /// Waits for the device where a rank did not wait for its call, whose tensors end here.
+    /// Waits for the device if a rank did not wait for its call, whose tensors are freed here.
     ~PendingCollective();
 
     std::vector<CollectiveCall> calls;
     std::vector<bool> arrived;
-    std::vector<StreamEvent> ready;  // where each rank's stream was when it brought its call
+    std::vector<StreamEvent> ready;  // streams of the ranks when they posted their call
     StreamEvent carried_out;         // in the group's stream
     int missing = 0;
     bool done = false;
@@ -51,18 +51,18 @@ class ThreadGroup {
 
   ThreadGroup(std::shared_ptr<ThreadWorld> world, std::vector<int64_t> ranks);
 
-  /// Where messages go from one rank to another: a meeting place of `pair.from` and `pair.to`, in this order. Whoever
-  /// comes first makes it, and nobody waits. May be called from any thread.
+  /// Returns the meeting place of `pair.from` and `pair.to`, in this order. The first caller makes it, without waiting.
+  /// May be called from any thread.
   std::shared_ptr<ThreadGroup> messages(RankPair pair);
 
-  /// Brings the call of the rank at `place`, which `info` is of; the rank that completes the meeting carries it out.
-  /// Throws CommError if a rank has failed.
+  /// Posts the call of the rank at `place`, described by `info`; the last rank executes it. Throws CommError if a rank
+  /// has failed.
   PendingCollectivePtr post(const GroupInfo& info, int place, CollectiveCall call);
-  /// Returns when the call is carried out; on a device with streams, when it was given to one for which the calling
-  /// thread's current stream waits. Throws CommError: ranks called different collectives, a missing rank has left or
-  /// failed, or time is up, which fails this rank for all others as well.
+  /// Returns when the call is executed or, on a device with streams, when the current stream waits for it. Throws
+  /// CommError if ranks made different calls, a missing rank has left or failed, or on timeout, which fails this rank
+  /// for all others.
   void wait(const GroupInfo& info, int place, const PendingCollectivePtr& meeting, std::chrono::milliseconds timeout);
-  /// Whether wait() would return or throw at once.
+  /// State of a call: whether wait() would return or throw at once.
   enum class State { Open, Done, Failed };
   State state_of(const PendingCollective& meeting) const;
 
@@ -70,7 +70,7 @@ class ThreadGroup {
   friend class ThreadWorld;
 
   std::vector<int64_t> missing_ranks(const PendingCollective& meeting) const;
-  /// Whether a missing rank will not come. With the world's mutex held.
+  /// Returns whether a missing rank will not come. Requires the world's mutex.
   bool is_hopeless(const PendingCollective& meeting) const;
   void finish(PendingCollective& meeting);
   void carry_out(PendingCollective& meeting);
@@ -82,22 +82,22 @@ class ThreadGroup {
   uint64_t first_open_ = 0;
   std::vector<uint64_t> calls_made_;
   std::map<RankPair, std::shared_ptr<ThreadGroup>> messages_;
-  std::optional<c10::Stream> stream_;  // for whoever carries a call out, one at a time
+  std::optional<c10::Stream> stream_;  // for the thread that executes a call, one at a time
 };
 
-/// Thread safety: all calls may come from any thread.
+/// Thread safety: any thread.
 class ThreadWorld : public std::enable_shared_from_this<ThreadWorld> {
  public:
   explicit ThreadWorld(int size);
 
   int size() const { return static_cast<int>(left_.size()); }
 
-  /// The rank takes part no more; ranks that wait for it fail, the others go on.
+  /// Removes the rank; ranks that wait for it fail, and others continue.
   void leave(int64_t rank);
-  /// The rank failed: every rank that waits, or calls a collective from now on, fails. The first failure is kept.
+  /// Marks the rank as failed: every rank that waits, or calls a collective from now on, fails. Keeps the first reason.
   void abort(int64_t rank, const std::string& reason);
 
-  /// The meeting place named `key`; each of `ranks` asks for it once.
+  /// Returns the meeting place named `key`; each of `ranks` requests it once.
   std::shared_ptr<ThreadGroup> join(const std::string& key, const std::vector<int64_t>& ranks);
 
  private:
@@ -108,12 +108,12 @@ class ThreadWorld : public std::enable_shared_from_this<ThreadWorld> {
     size_t joined = 0;
   };
 
-  // With the mutex held.
+  // Functions that require the mutex.
   void fail(int64_t rank, const std::string& reason);
   std::shared_ptr<ThreadGroup> make_group(const std::vector<int64_t>& ranks);
   void notify_all_groups();
 
-  std::mutex mutex_;  // guards all state of the world and of its groups
+  std::mutex mutex_;  // guards all state of the world and its groups
   std::vector<bool> left_;
   std::string failure_;
   std::map<std::string, Joining> joining_;

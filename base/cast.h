@@ -1,11 +1,11 @@
 #pragma once
-// Which dtypes a value may change to on its way into a tensor that is there.
+// Dtypes that a value may be cast to when it is stored in an existing tensor.
 
 #include <c10/core/ScalarType.h>
 
 namespace tessera {
 
-/// Floating ones alone: of an integer or a complex number the other dtype may lose what counts.
+/// Returns whether both are floating or equal: other casts may lose information.
 inline bool may_cast(at::ScalarType from, at::ScalarType to) {
   return from == to || (c10::isFloatingType(from) && c10::isFloatingType(to));
 }

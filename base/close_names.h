@@ -1,5 +1,5 @@
 #pragma once
-// Names that a user may have meant: pure functions on strings, for errors about names that do not exist.
+// Finds similar names, for errors about unknown ones. Pure functions on strings.
 
 #include <cstddef>
 #include <string>
@@ -8,12 +8,12 @@
 
 namespace tessera {
 
-/// The smallest number of insertions, deletions, replacements and swaps of neighbours that make `b` of `a`.
-/// edit_distance("wq", "qw") = 1.
+/// Returns the least number of insertions, deletions, replacements and swaps of neighbors that turn `a` into `b`, such
+/// as 1 for ("wq", "qw").
 size_t edit_distance(std::string_view a, std::string_view b);
 
-/// Those of `candidates` that are at most a third of the name's length (and at least one edit) away from `name`,
-/// the closest first, equally close ones in their order, each once, and at most `limit` of them.
+/// Returns candidates within an edit distance of a third of the name's length (at least 1), closest first, without
+/// duplicates, and at most `limit`.
 std::vector<std::string> close_names(std::string_view name, const std::vector<std::string>& candidates,
                                      size_t limit = 3);
 

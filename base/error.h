@@ -1,10 +1,9 @@
 #pragma once
-// The library's exceptions and the macros that throw them.
+// The library's exceptions, and macros that throw them.
 //
-// A user's fault is an exception whose text names the place, the value and what is allowed, with the
-// remedy where there is one. Every such check must depend only on what all ranks share (configuration,
-// shapes, placements), so that it throws on every rank or on none and nobody waits for a rank that left.
-// A fault of the library itself is an AssertionError. The library never ends the process.
+// A user's error throws an exception with the place, the value, what is allowed and, if known, the remedy. Such checks
+// must depend only on what all ranks share (configuration, shapes, placements), so that all ranks throw or none. An
+// error of the library itself is an AssertionError. The library never ends the process.
 //
 //   TESSERA_CHECK(ValueError, dim < ndim, "Shard(dim={}): a tensor of {} dims has dims 0 to {}", ...);
 //   TESSERA_ASSERT(sizes.size() == strides.size(), "{} sizes, {} strides", ...);
@@ -16,43 +15,43 @@
 
 namespace tessera {
 
-/// Base of every exception that the library throws on purpose.
+/// Base of all exceptions that the library throws.
 class Error : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;
 };
 
-/// An argument has a value that is not allowed.
+/// An argument has an invalid value.
 class ValueError : public Error {
  public:
   using Error::Error;
 };
 
-/// A name (mesh axis, module, parameter) that does not exist.
+/// A name (mesh axis, module, parameter) does not exist.
 class KeyError : public Error {
  public:
   using Error::Error;
 };
 
-/// A combination that the library refuses because it has no right answer for it.
+/// A combination is not supported.
 class NotImplementedError : public Error {
  public:
   using Error::Error;
 };
 
-/// A call at the wrong time: before set-up, twice, or in the wrong order.
+/// A call comes at the wrong time: before set-up, twice, or in the wrong order.
 class StateError : public Error {
  public:
   using Error::Error;
 };
 
-/// A collective failed: a peer left, a time-out passed, or ranks called different collectives.
+/// A collective failed: a peer left, a timeout expired, or ranks called different collectives.
 class CommError : public Error {
  public:
   using Error::Error;
 };
 
-/// An invariant of the library does not hold: please report it.
+/// An invariant of the library is violated; please report it.
 class AssertionError : public Error {
  public:
   using Error::Error;

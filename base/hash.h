@@ -1,12 +1,12 @@
 #pragma once
-// 64-bit hashing for caches inside one process: cheap, allocation-free, not stable between versions.
+// 64-bit hashes for caches within one process: cheap, without allocation, not stable across versions.
 
 #include <cstdint>
 #include <cstring>
 
 namespace tessera {
 
-/// Mixes `value` into `seed`: the finaliser of MurmurHash3 over their combination.
+/// Mixes `value` into `seed` with MurmurHash3's finalizer.
 inline uint64_t hash_combine(uint64_t seed, uint64_t value) {
   uint64_t x = seed ^ (value + 0x9e3779b97f4a7c15ULL + (seed << 6) + (seed >> 2));
   x ^= x >> 33;

@@ -1,5 +1,5 @@
 #pragma once
-// What destructors and threads of the library's own say: they have nobody to throw to.
+// Reports failures in destructors and library threads, which cannot throw.
 
 #include <fmt/format.h>
 
@@ -8,12 +8,12 @@
 
 namespace tessera {
 
-/// Writes a line to stderr. What cannot be written, or put into words, is dropped. Thread safety: any thread.
+/// Writes a line to stderr, and ignores errors in doing so. Thread safety: any thread.
 template <class... Args>
 void report_failure(fmt::format_string<Args...> format, Args&&... args) noexcept {
   try {
     fmt::print(stderr, "{}\n", fmt::format(format, std::forward<Args>(args)...));
-  } catch (...) {  // stderr is closed, or memory is short
+  } catch (...) {  // stderr is closed, or memory is exhausted
   }
 }
 

@@ -1,6 +1,6 @@
 #pragma once
 // Compares a sharded model with an unsharded one: names, values and gradients of this rank's parameters. Unlike its
-// source, torch/testing/_internal/common_fsdp.py, it compares the number of parameters and does not communicate.
+// source, torch/testing/_internal/common_fsdp.py, it compares the number of parameters and sends nothing but Partials.
 
 #include <torch/nn/module.h>
 #include <torch/nn/pimpl.h>

@@ -1,10 +1,9 @@
 #pragma once
-// Memory that the host cannot touch by its address on the device.
+// Memory that the host cannot access at its device address.
 //
-// A block has two addresses, a fixed distance apart: the device's, at which the host has no access (a read or write
-// there ends the program, as that of a GPU's memory would), and the host's, which simulated kernels use.
-//
-// Thread safety: for one thread at a time.
+// A block has two addresses, a fixed distance apart: the device's, where an access by the host ends the program, as
+// with a real GPU, and the host's, which simulated kernels use.
+// Thread safety: one thread at a time.
 
 #include <cstddef>
 #include <map>
@@ -16,11 +15,11 @@
 namespace tessera::simulated_gpu {
 
 struct MemoryBlock {
-  size_t begin = 0;  // from the memory's first byte
+  size_t begin = 0;  // from the first byte of the memory
   size_t bytes = 0;
-  size_t stream = 0;  // that was current when it was allocated
+  size_t stream = 0;  // current when it was allocated
   bool is_free = false;
-  std::vector<size_t> recorded = {};  // streams of record_stream
+  std::vector<size_t> recorded = {};  // streams passed to record_stream
   AccessLog accesses = {};
 };
 
@@ -29,11 +28,10 @@ class DeviceMemory {
   /// Reserves addresses. Throws std::system_error.
   DeviceMemory();
 
-  /// A block of at least this many bytes, full of 0xff (NaN in every floating type): what nobody wrote shows. As CUDA's
-  /// caching allocator, one that was freed is given again to its own stream, and to no other. Throws Error (there is no
-  /// more).
+  /// Returns a block filled with 0xff (NaN in every floating dtype), so that uninitialized reads show. Like CUDA's
+  /// caching allocator, reuses a freed block only for its own stream. Throws Error if memory is exhausted.
   void* allocate(size_t bytes, size_t stream);
-  /// The block at this address of the device, and anywhere within it.
+  /// Returns the block that contains this device address.
   MemoryBlock& block_of(const void* device_address);
   void free(MemoryBlock& block);
 
@@ -44,7 +42,7 @@ class DeviceMemory {
   char* device_ = nullptr;
   char* host_ = nullptr;
   size_t used_ = 0;
-  std::map<size_t, MemoryBlock> blocks_;                           // by where they begin
+  std::map<size_t, MemoryBlock> blocks_;                           // by offset
   std::map<std::pair<size_t, size_t>, std::vector<size_t>> free_;  // by stream and bytes
 };
 

@@ -1,5 +1,5 @@
 #pragma once
-// The simulated GPUs: streams, events and memory, for the device guard and the ops.
+// State of the simulated GPUs: streams, events and memory, for the device guard and the ops.
 
 #include <c10/core/Device.h>
 #include <c10/core/Stream.h>
@@ -23,8 +23,7 @@ struct TouchedBytes {
   bool writes = false;
 };
 
-/// A mutex that spins a little before it sleeps. Ranks that are threads take it with every op, for less time than it
-/// takes to fall asleep.
+/// A mutex that spins briefly before it sleeps. Ranks that are threads take it in every op, for a very short time.
 class SpinningMutex {
  public:
   void lock() { pthread_mutex_lock(&mutex_); }
@@ -49,15 +48,15 @@ class GpuState {
   std::vector<std::string> waits();
   void forget_waits();
 
-  /// A piece of work on `stream`. Throws Error if it, or anything before it, does what simulated_gpu.h says.
+  /// Launches work on `stream`. Throws Error if this or earlier work violates a rule of simulated_gpu.h.
   void launch(const c10::Stream& stream, const char* op, const std::vector<TouchedBytes>& touched);
 
-  /// What the last work on `stream` has written at `host_address` is there when the host has waited for it; before, the
-  /// bytes are 0xff.
+  /// Delays what the last work on `stream` wrote at `host_address` until the host has waited for it; before, bytes are
+  /// 0xff.
   void deliver_later(const c10::Stream& stream, void* host_address, size_t bytes);
-  /// What is over for `stream` is there for its next work.
+  /// Delivers what is done before the next work of `stream`.
   void deliver_for(const c10::Stream& stream);
-  /// The memory ends.
+  /// Drops deliveries to memory that is freed.
   void drop_deliveries(const void* host_address, size_t bytes);
 
   void* allocate(size_t bytes, const c10::Stream& stream);
@@ -65,7 +64,7 @@ class GpuState {
   void record_stream(const void* device_address, const c10::Stream& stream);
   void* host_address(const void* device_address) const { return memory_.host_address(device_address); }
 
-  /// What was found and not thrown yet; "" for nothing.
+  /// Returns what was found and not yet thrown, or "".
   std::string take_fault();
 
  private:

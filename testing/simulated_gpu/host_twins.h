@@ -1,7 +1,6 @@
 #pragma once
-// The operands of one op as tensors of the CPU that share the GPU's memory, and its results as the GPU's again.
-//
-// Thread safety: for one thread at a time.
+// Operands of one op as CPU tensors that share the GPU's memory, and its results as GPU tensors.
+// Thread safety: one thread at a time.
 
 #include <ATen/core/Tensor.h>
 
@@ -14,16 +13,15 @@ namespace tessera::simulated_gpu {
 
 class HostTwins {
  public:
-  /// The CPU's tensor for one on a GPU; tensors that share a storage get twins that share one.
+  /// Returns the CPU tensor for a GPU tensor; tensors that share a storage get twins that share one.
   at::Tensor twin(const at::Tensor& tensor, bool is_written = false);
 
-  /// Takes sizes, strides and memory of what was written over, which the op may have resized.
+  /// Updates sizes, strides and memory of written operands, which the op may have resized.
   void update_written();
-  /// What `result` of the op stands for: an operand itself, a view of one, or a new tensor on `device`.
+  /// Returns what `result` corresponds to: an operand, a view of one, or a new tensor on `device`.
   at::Tensor result(const at::Tensor& result, c10::Device device);
 
-  /// Empty: the op has no operand on a GPU.
-  const std::vector<at::Tensor>& operands() const { return operands_; }
+  const std::vector<at::Tensor>& operands() const { return operands_; }  // empty without operands on a GPU
 
  private:
   struct Storage {

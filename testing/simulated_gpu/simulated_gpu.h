@@ -1,28 +1,25 @@
 #pragma once
-// GPUs for tests on a machine without one: the device type CUDA of a program that does not link libtorch's CUDA half.
+// Simulates GPUs for tests: the device type CUDA in a program that does not link libtorch's CUDA half.
 //
 //   const c10::Device gpu(c10::kCUDA, 0);
-//   at::Tensor x = at::ones({3}, gpu) * 2;       // computed on the CPU, by ATen
-//   host_waits();                                // {}: nobody has waited for the device
-//   x.sum().item();                              // now it is {"aten::_local_scalar_dense"}
+//   at::Tensor x = at::ones({3}, gpu) * 2;  // computed on the CPU, by ATen
+//   host_waits();                           // {}: the host has not waited for the device
+//   x.sum().item();                         // now it is {"aten::_local_scalar_dense"}
 //
-// What it finds, as an exception of the op that does it:
-// - an access to memory that other work on another stream reads or writes, without an event or the host between them;
-// - memory that is freed while a stream may still use it, of which its owner was not told (record_stream);
-// - an op on tensors of two GPUs, or on memory that was freed.
-// The host has no access to a tensor's memory by its data_ptr(): the program ends there. Memory that nobody has written
-// is NaN.
+// It detects, with an exception in the op:
+// - accesses to memory that work on another stream reads or writes, without an event or the host in between;
+// - memory that is freed while a stream unknown to its owner (record_stream) may still use it;
+// - ops on tensors of two GPUs, or on freed memory.
 //
-// How: kernels run at once, on the CPU, on tensors that share the GPU's memory (gpu_ops.cpp); streams and events are
-// vector clocks (stream_clocks.h) that tell what a real GPU would be free to do in another order. After CUDA Sanitizer
-// of PyTorch (torch/cuda/_sanitizer.py), which watches a real one.
+// If the host accesses a tensor's memory by data_ptr(), the program ends. Uninitialized memory is NaN, as is pinned
+// memory that the GPU copies to until the host has waited.
 //
-// What the GPU copies to pinned memory, while the host goes on, is there once the host has waited; until then, NaN.
+// Kernels run immediately on the CPU, on tensors that share the GPU's memory (gpu_ops.cpp); streams and events are
+// vector clocks (stream_clocks.h), which tell how a real GPU could reorder work. It does not simulate speed, CUDA
+// kernels with their rounding and limits, NCCL, or pinned memory that the host writes while the GPU reads it.
 //
-// What it does not show: speed, kernels of CUDA itself with their own rounding and limits, NCCL, and pinned memory that
-// the host writes while the GPU reads it.
-//
-// Linking it makes at::hasCUDA() true. Thread safety: as CUDA's; each thread has its current device and streams.
+// Linking it makes at::hasCUDA() true. Thread safety: like CUDA; each thread has its current device and streams.
+// Source: PyTorch's CUDA Sanitizer (torch/cuda/_sanitizer.py), which observes a real GPU.
 
 #include <string>
 #include <vector>
@@ -31,8 +28,8 @@ namespace tessera::simulated_gpu {
 
 constexpr int kDevices = 4;
 
-/// What the host has waited for, by any thread, since the program began or forget_host_waits(): names of ops, or of
-/// calls such as "Stream::synchronize".
+/// Returns what the host, in any thread, has waited for since the program began or forget_host_waits(): names of ops,
+/// or of calls such as "Stream::synchronize".
 std::vector<std::string> host_waits();
 void forget_host_waits();
 

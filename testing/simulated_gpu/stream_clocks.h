@@ -1,11 +1,10 @@
 #pragma once
-// Which work on streams is done before which, by vector clocks: integers alone.
+// Vector clocks that tell which work on streams precedes which. Integers only.
 //
-// A stream does its work in order. Work of two streams has no order unless an event of one was recorded, and the other
-// one waited for it, or the host waited for one before it gave the other its work. All threads of the host count as
-// one: what the host does has the order in which it happened.
-//
-// Thread safety: for one thread at a time.
+// A stream runs its work in order. Work of two streams is unordered unless one waited for an event of the other, or the
+// host waited for one before issuing work to the other. All threads of the host count as one, in the order of their
+// actions.
+// Thread safety: one thread at a time.
 
 #include <cstddef>
 #include <cstdint>
@@ -13,32 +12,32 @@
 
 namespace tessera::simulated_gpu {
 
-/// The `time`-th piece of work that a stream was given; the first is 1.
+/// The `time`-th work of a stream, from 1.
 struct Moment {
   size_t stream = 0;
   uint64_t time = 0;
 };
 
-/// Of each stream, how many pieces of work are done. Streams that are missing have 0.
+/// Number of completed works per stream; missing streams have 0.
 using Clock = std::vector<uint64_t>;
 
 class StreamClocks {
  public:
-  /// A new stream, by its number.
+  /// Adds a stream and returns its number.
   size_t add_stream();
 
-  /// A stream gets a piece of work.
+  /// Adds work to a stream.
   Moment launch(size_t stream);
-  /// What is done once the stream is where it is now: what an event records.
+  /// Returns what is complete once the stream reaches its current position, as an event records it.
   Clock record(size_t stream) const;
   void wait(size_t stream, const Clock& event);
   void host_waits(const Clock& event);
 
-  /// Whether `moment` is over before anything begins that `stream` is given from now on.
+  /// Returns whether `moment` is over before any future work of `stream`.
   bool is_over(Moment moment, size_t stream) const;
-  /// Whether the host has waited until `moment` was over.
+  /// Returns whether the host has waited for `moment`.
   bool is_over_for_host(Moment moment) const;
-  /// The last piece of work that `stream` was given; its time is 0 if there is none.
+  /// Returns the last work of `stream`; its time is 0 if there is none.
   Moment last(size_t stream) const;
 
  private:

@@ -1,6 +1,6 @@
 #pragma once
-// Autograd adds up the gradients that meet at one place, and makes plain zeros of those that it knows to be none, such
-// as the second gradient of a pooling to its input; internal to this package.
+// Handles plain zeros that autograd adds to DTensor gradients, such as the second gradient of a pooling's input;
+// internal to this package.
 
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/stack.h>
@@ -9,15 +9,15 @@
 
 namespace tessera {
 
-/// Within a backward, where `call` adds a DTensor and a plain tensor of zeros, one to the other or both to a new one:
-/// the result is on `stack`, which lacks the arguments, and true is returned. A plain tensor that is written becomes a
-/// DTensor, but not where others share its memory, who would not see the sum. (Who made the zeros cannot be told: a
-/// hook's own sum that begins with them becomes a DTensor, too.) Collective where sizes and dtypes are equal, and the
-/// same on every rank: all run the same backward, but another's plain tensor may hold numbers.
+/// Within a backward, handles a call that adds a DTensor and a plain tensor of zeros, in place or to a new tensor: pops
+/// the arguments, pushes the result and returns true. A plain tensor that is written becomes a DTensor, unless others
+/// share its memory and would not see the sum. (A hook's own sum that begins with zeros cannot be told apart and
+/// becomes a DTensor too.) If sizes and dtypes are equal, all ranks must call it, and the result is equal on all: they
+/// run the same backward, but plain tensors of other ranks may be nonzero.
 bool add_zeros_of_autograd(const c10::OperatorHandle& op, const CallSignature& call, torch::jit::Stack* stack);
 
-/// Whether, within a backward, the plain tensors of at least one dim in `call` have no elements: gradients of parts
-/// that are empty.
+/// Returns whether, within a backward, all plain tensors of `call` with at least one dim are empty: gradients of empty
+/// parts.
 bool has_empty_gradients(const CallSignature& call);
 
 }  // namespace tessera

@@ -1,6 +1,6 @@
 #pragma once
-// One call of an op as the dispatcher sees it, reduced to what decides its plan: the op, the operands' specs
-// and the scalars. Plans are cached under it (plan_cache.h).
+// A call of an op, reduced to what determines its plan: the op, the operands' specs and the scalars. It is the key of
+// the plan cache (plan_cache.h).
 
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/stack.h>
@@ -14,39 +14,39 @@
 
 namespace tessera {
 
-/// What is known of an op from its schema, looked up once a thread.
+/// Properties of an op from its schema, looked up once per thread.
 struct OpInfo {
   enum class ArgKind : uint8_t { Scalar, Tensor, TensorList };
   struct Return {
-    int64_t written_arg = -1;  // the argument that this result is, for in-place and out= ops
+    int64_t written_arg = -1;  // argument that this result is, for in-place and out= ops
     bool is_view = false;
   };
   const OpRule* rule = nullptr;
-  std::optional<c10::OperatorHandle> functional;  // of an in-place or out= op without rule
+  std::optional<c10::OperatorHandle> functional;  // of an in-place or out= op without a rule
   bool writes = false;
-  /// Whether dispatch() counts the versions of written DTensors, since nothing on the way to it does: ops that write
-  /// lists, and a program's own. (On plain tensors the ops that their kernels call may count them.) Not where ATen's op
-  /// returns a new tensor too: autograd saves what such an op writes before the call, and would take it for changed.
+  /// True if dispatch() must count versions of written DTensors, since libtorch does not: for ops that write lists and
+  /// a program's own ops. (For plain tensors, ops called by their kernels may count.) False if ATen's op also returns a
+  /// new tensor: autograd saves what it writes before the call, and would report it as modified.
   bool counts_versions = false;
-  bool reads_float_scalars = true;  // as its rule says
+  bool reads_float_scalars = true;  // see OpRule
   bool takes_lists = false;         // of tensors
-  /// A view op whose results' elements are those of the viewed tensor, as they lie in memory.
+  /// True for a view op whose results have the viewed tensor's elements as stored in memory.
   bool views_same_elements = false;
-  std::vector<ArgKind> kinds;  // by schema argument; optional tensors count as tensors
+  std::vector<ArgKind> kinds;  // by schema argument; optional tensors are tensors
   std::vector<char> written_args;
   std::vector<Return> returns;
 
   bool is_written(size_t arg) const { return written_args[arg] != 0; }
-  /// Thread safety: from a cache of the calling thread.
+  /// Returns the properties from the calling thread's cache.
   static const OpInfo& of(const c10::OperatorHandle& op);
 };
 
-/// A defined tensor argument; list arguments are opened.
+/// A defined tensor argument; lists are expanded.
 struct CallOperand {
   size_t arg;
-  size_t index;  // in a list argument, else 0
+  size_t index;  // in a list argument, otherwise 0
   const at::Tensor* tensor;
-  const DTensorMeta* dtensor;  // null: a plain tensor
+  const DTensorMeta* dtensor;  // null for a plain tensor
 };
 
 /// Refers to `args`, which must outlive it.
@@ -55,7 +55,7 @@ struct CallSignature {
   CallSignature(const CallSignature&) = delete;
   CallSignature& operator=(const CallSignature&) = delete;
 
-  /// Whether this call writes the argument, which OpInfo says of the op.
+  /// Returns whether this call writes the argument; OpInfo says so of the op.
   bool is_written(size_t arg) const {
     return info->is_written(arg) && (!info->rule || !info->rule->writes || info->rule->writes(args, arg));
   }
@@ -63,9 +63,9 @@ struct CallSignature {
   const OpInfo* info;
   at::ArrayRef<c10::IValue> args;
   c10::SmallVector<CallOperand, 8> operands;
-  at::ScalarType default_dtype;  // that of integers with floating numbers
+  at::ScalarType default_dtype;  // for integers combined with floating numbers
   bool has_materialized_view = false;
-  bool mixed = false;  // a plain tensor that is not a scalar, or a plain one that is written
+  bool mixed = false;  // has a plain tensor that is not a scalar, or that is written
   uint64_t hash = 0;
   bool cacheable = true;
 
@@ -74,18 +74,17 @@ struct CallSignature {
   void add_list(size_t arg, const c10::IValue& list);
   void add_scalar(const c10::IValue& value);
 
-  std::vector<at::Tensor> list_tensors_;  // keeps tensors of list arguments alive
+  std::vector<at::Tensor> list_tensors_;  // keeps tensors of lists alive
 };
 
-/// A plain 0-dim tensor decides type promotion, so its dtype and whether it wraps a number are part of the key.
+/// Returns the key of a plain 0-dim tensor: its dtype, and whether it wraps a number, which affect type promotion.
 int64_t scalar_tensor_key(const at::Tensor& tensor);
 
-/// Whether argument `arg` holds no tensors. None in the place of an optional tensor counts too, so that presence is
-/// part of the key.
+/// Returns whether argument `arg` has no tensors. An absent optional tensor counts, so its presence is part of the key.
 bool is_scalar_argument(const CallSignature& call, size_t arg);
 
-/// Whether two scalar arguments are one in a key; without `float_values`, floating numbers are by what they are: zero,
-/// finite, or neither.
+/// Returns whether scalars are equal in a key. Without `float_values`, floating numbers are only zero, finite, or
+/// neither.
 bool same_scalar(const c10::IValue& a, const c10::IValue& b, bool float_values);
 
 }  // namespace tessera

@@ -1,5 +1,5 @@
 #pragma once
-// What dispatch refuses before it runs an op, and how it says so.
+// Checks of dispatch before it runs an op, and their messages.
 
 #include <c10/util/Exception.h>
 
@@ -9,33 +9,31 @@
 
 namespace tessera {
 
-/// The operands as messages list them.
+/// Lists the operands for messages.
 std::string describe_arguments(const CallSignature& call);
 
-/// To an error of libtorch, of a meta kernel, say, which knows nothing of DTensors: the op, the operands, and what may
-/// help. Once, where ops call others.
+/// Adds the op, the operands and possible remedies to an error of libtorch, such as a meta kernel's, which does not
+/// know DTensors. Adds them once if ops call others.
 void add_call_to(c10::Error& error, const c10::OperatorHandle& op, const CallSignature& call);
 
-/// DTensors do not mix with plain tensors: nothing says whether a plain one is a copy or a part. Throws StateError if a
-/// parameter of fully_shard is used while sharded, else ValueError.
+/// Throws for a mix of DTensors and plain tensors, which may be replicas or parts: StateError if a parameter of
+/// fully_shard is used while sharded, otherwise ValueError.
 [[noreturn]] void throw_mixed(const c10::OperatorHandle& op, const CallSignature& call);
 
-/// Whether an ImplicitReplication scope may take the call's plain tensors for copies: none is written, and no operand
-/// is a parameter of fully_shard that should have been gathered.
+/// Returns whether an ImplicitReplication scope may treat the call's plain tensors as replicated: none is written, and
+/// no operand is a fully_shard parameter that should be gathered.
 bool may_replicate_plain_tensors(const CallSignature& call);
 
-/// For an op without a rule. Throws NotImplementedError unless a ReplicateAndRun scope lets it run.
+/// Throws NotImplementedError for an op without a rule, unless in a ReplicateAndRun scope.
 void check_runs_whole(const c10::OperatorHandle& op, const CallSignature& call);
 
-/// A view that was moved is a copy: the tensor it should be a view of would not see the write, and it has not seen what
-/// was written to that one.
+/// Throws for views that were moved: the viewed tensor would not see a write, and they have not seen its writes.
 void check_materialized_views(const c10::OperatorHandle& op, const CallSignature& call);
 
-/// Throws ValueError if the call writes a tensor twice and the plan moves it, so that each write is one to its own
-/// copy.
+/// Throws ValueError if the call writes a tensor twice and the plan moves it, so that each write has its own copy.
 void check_written_once(const c10::OperatorHandle& op, const CallSignature& call, const OpPlan& plan);
 
-/// In an ExplicitRedistribution scope: throws if the plan moves an operand.
+/// Throws in an ExplicitRedistribution scope if the plan moves an operand.
 void check_moves_allowed(const c10::OperatorHandle& op, const CallSignature& call, const OpPlan& plan);
 
 /// Throws ValueError: the operands' meshes differ.

@@ -1,22 +1,22 @@
 #pragma once
-// Scopes that change what ops on DTensors may do, for the calling thread.
+// Scopes that change what ops on DTensors may do in the calling thread.
 //
 //   {
-//     ImplicitReplication scope;             // plain tensors beside DTensors count as replicated
+//     ImplicitReplication scope;     // plain tensors next to DTensors count as replicated
 //     y = x + torch::ones({3});
 //   }
 //   {
-//     ExplicitRedistribution scope;          // an op that would have to communicate throws instead
+//     ExplicitRedistribution scope;  // an op that would have to communicate throws instead
 //     y = mm(a, b);
 //   }
 //   {
-//     ReplicateAndRun scope;                 // an op that has no sharding rule runs on whole tensors
+//     ReplicateAndRun scope;         // an op without a sharding rule runs on whole tensors
 //     y = my_library_op(x);
 //   }
 //
-// After torch.distributed.tensor.experimental.implicit_replication and ExplicitRedistributionContext. A scope around
-// backward() holds for it too: while there is one, autograd runs the nodes of a GPU in the thread that calls
-// backward(), too, as torch.autograd.set_multithreading_enabled(False) has it.
+// A scope around backward() applies to it as well: within a scope, autograd runs a GPU's nodes in the calling thread,
+// as with torch.autograd.set_multithreading_enabled(False).
+// Source: torch.distributed.tensor.experimental.implicit_replication and ExplicitRedistributionContext.
 
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/stack.h>
@@ -30,7 +30,7 @@ namespace tessera {
 
 namespace detail {
 
-/// For its lifetime a backward runs in the thread that calls it.
+/// Makes backwards run in the thread that calls them.
 class BackwardInThisThread {
  public:
   BackwardInThisThread();
@@ -44,10 +44,10 @@ class BackwardInThisThread {
 
 }  // namespace detail
 
-/// A plain tensor that meets DTensors in an op counts as a replicated one, and must be equal on every rank. One that
-/// the op writes is still an error, but for zeros that a backward adds to, which become a DTensor in any scope or none.
-/// Needed around the forward alone: what autograd saves are the DTensors. A plain leaf gets a plain gradient, that of
-/// the whole, the same on every rank. Scopes nest; in one, ops on DTensors cost more (their calls are boxed).
+/// Treats plain tensors next to DTensors as replicated; they must be equal on all ranks. Plain tensors that an op
+/// writes remain errors, except for zeros that a backward adds to, which become DTensors in any scope. Only the forward
+/// needs the scope, since autograd saves the DTensors. A plain leaf gets a plain gradient of the whole, equal on all
+/// ranks. Scopes nest. Ops on DTensors are slower inside, as their calls are boxed.
 class ImplicitReplication {
  public:
   ImplicitReplication();
@@ -62,24 +62,24 @@ class ImplicitReplication {
   detail::BackwardInThisThread backward_;
 };
 
-/// An op whose operands would have to be redistributed throws a StateError that names it, its operands and the
-/// placements that it needs. Not strict: only moves that communicate are refused; cutting a replicated tensor, or a
-/// move along an axis of one rank, is not. redistribute() itself and full_tensor() are explicit and allowed. So are
-/// numbers that an op's ranks exchange inside of it where no operand moves (softmax and cross-entropy over a cut dim),
-/// and what reads a whole tensor by itself: item(), equal(), as_strided() and resize_(). The innermost scope counts.
+/// Makes an op throw StateError, with the op, its operands and the required placements, instead of redistributing
+/// operands. Unless strict, only moves that communicate throw; sharding a replicated tensor and moves along an axis of
+/// one rank do not. Allowed are redistribute() and full_tensor(), numbers that ranks exchange within an op whose
+/// operands do not move (softmax and cross-entropy over a sharded dim), and item(), equal(), as_strided() and
+/// resize_(). The innermost scope applies.
 class ExplicitRedistribution {
  public:
   enum class Level { Off, Communication, Strict };
 
   explicit ExplicitRedistribution(bool strict = false);
-  /// The level of another place: who computes something again does so as it was.
+  /// Sets the level of another place, for recomputation.
   explicit ExplicitRedistribution(Level level);
   ~ExplicitRedistribution();
   ExplicitRedistribution(const ExplicitRedistribution&) = delete;
   ExplicitRedistribution& operator=(const ExplicitRedistribution&) = delete;
 
   static Level level();
-  /// Whether the calling thread's innermost scope refuses to move an operand on `mesh` by these steps.
+  /// Returns whether the calling thread's innermost scope forbids moving an operand on `mesh` by these steps.
   static bool forbids(const std::vector<RedistributeStep>& steps, const DeviceMesh& mesh);
 
  private:
@@ -87,11 +87,11 @@ class ExplicitRedistribution {
   detail::BackwardInThisThread backward_;
 };
 
-/// An op without a sharding rule, ATen's or a program's own, runs all the same: each rank gathers its operands whole
-/// and computes the same, so the results are replicated, and what it writes goes back to where it was. As slow, and as
-/// large, as on one device; it must give the same on every rank. Ops that say that they draw random numbers are refused
-/// with a NotImplementedError. Where the op's gradient is such an op too, the scope is needed around backward() as
-/// well. Scopes nest; ops that have a rule run by it.
+/// Runs ops without a sharding rule, ATen's or a program's own, on whole tensors: each rank gathers its operands and
+/// computes the same, so results are replicated, and written operands are placed back. It is as slow, and needs as much
+/// memory, as one device. The op must give equal results on all ranks. Ops that declare random draws throw
+/// NotImplementedError. If the op's gradient has no rule either, backward() needs the scope too. Scopes nest; ops with
+/// a rule use it.
 class ReplicateAndRun {
  public:
   ReplicateAndRun();
@@ -105,7 +105,7 @@ class ReplicateAndRun {
   detail::BackwardInThisThread backward_;
 };
 
-/// The op that the calling thread dispatches on DTensors now, innermost; null outside of one.
+/// Returns the op that the calling thread dispatches on DTensors, the innermost one, or null.
 const c10::OperatorHandle* dispatching_op();
 
 /// Sets dispatching_op for its lifetime. For dispatch.cpp and unboxed_dispatch.cpp.

@@ -1,5 +1,5 @@
 #pragma once
-// The arguments of a call on this rank's local tensors; internal to this package.
+// Arguments of a call on this rank's local tensors; internal to this package.
 
 #include <ATen/core/Tensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -15,8 +15,8 @@
 
 namespace tessera {
 
-/// This rank's local tensors of a call's operands, in their order. Those that stay where they are belong to the call's
-/// arguments, which outlive it, and are not counted: atomic operations are 2 % of a small op.
+/// This rank's local tensors of a call's operands, in order. Those that are not redistributed are owned by the call's
+/// arguments and not reference-counted: atomic operations would take 2 % of a small op.
 class Locals {
  public:
   Locals(const CallSignature& call, const OpPlan& plan) {
@@ -45,26 +45,26 @@ class Locals {
   std::vector<at::Tensor> moved_;
 };
 
-/// Strides of a dense tensor of `sizes` whose dims lie in memory in the order of `strides`.
+/// Returns the strides of a dense tensor of `sizes` with the memory order of `strides`.
 DimVector local_strides(at::IntArrayRef sizes, at::IntArrayRef strides);
 
-/// Fills the places of the call's arguments on the stack: this rank's local tensors where there were DTensors.
+/// Replaces the call's arguments on the stack by local tensors.
 void put_local_arguments(const CallSignature& call, const Locals& locals, torch::jit::Stack* stack);
 
-/// Empty results where this rank has no part of any output; a written operand then has nothing to write.
-/// False if the results cannot be told from the plan: some are undefined.
+/// Makes empty results if this rank has no part of any output; there is then nothing to write. Returns false if the
+/// plan does not determine the results, since some are undefined.
 bool make_empty_results(const c10::OperatorHandle& op, const CallSignature& call, const OpPlan& plan,
                         const Locals& locals, torch::jit::Stack* stack);
 
-/// Calls the op on a few elements, where this rank has none, for what it throws: see OpRule::needs_dry_run.
+/// Calls the op on a few elements if this rank has none, to throw what it throws; see OpRule::needs_dry_run.
 void dry_run_kernel(const c10::OperatorHandle& op, const CallSignature& call, const Locals& locals);
 
-/// Calls the op of a local call with tensors of two elements a dim in place of its own, for what it throws of dtypes
-/// and numbers: on a rank that is about to compute with other numbers than the first one, which would throw alone.
+/// Calls the op of a local call on tensors of size 2 in each dim, to throw what it throws for dtypes and numbers. For
+/// ranks that compute with other numbers than the first one, which would otherwise throw alone.
 void dry_run_on_size_two(const c10::OperatorHandle& op, const torch::jit::Stack& stack);
 
-/// Calls the op on zeros in place of the mesh's first rank's parts of the operands, which are the largest, for what it
-/// throws: see OpPlan::must_dry_run.
+/// Calls the op on zeros with the sizes of the first rank's parts, which are the largest, to throw what it throws; see
+/// OpPlan::must_dry_run.
 void ask_as_first_rank(const c10::OperatorHandle& op, const CallSignature& call, const OpPlan& plan,
                        const Locals& locals);
 

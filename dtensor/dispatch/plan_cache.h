@@ -1,5 +1,5 @@
 #pragma once
-// Plans of calls that were seen before.
+// Cache of plans by call.
 
 #include <memory>
 #include <vector>
@@ -8,18 +8,18 @@
 
 namespace tessera {
 
-/// Plans by call: an open hash table that is emptied when full, and, since plans keep the groups of their meshes, at
-/// the first plan of another process group, and of one mesh too many, as of a program that makes meshes in a loop. Not
-/// thread-safe: one a thread.
+/// Open hash table of plans, emptied when full. Since plans keep their meshes' groups, it is also emptied at the first
+/// plan of another process group, and if there are too many meshes, such as in a loop that makes them. Thread safety:
+/// one per thread.
 class PlanCache {
  public:
   PlanCache();
   ~PlanCache();
 
-  /// The calling thread's. Meshes differ between ranks, and ranks may be threads: so there are no locks.
+  /// Returns the calling thread's cache. Meshes differ between ranks, which may be threads, so there are no locks.
   static PlanCache& of_thread();
 
-  /// Plans that the cache drops stay valid while one is alive: an op may call others as it runs.
+  /// Keeps dropped plans valid while one is alive, since an op may call others.
   class Hold {
    public:
     explicit Hold(PlanCache& cache) : cache_(cache) { ++cache_.holds_; }
@@ -35,11 +35,11 @@ class PlanCache {
     PlanCache& cache_;
   };
 
-  /// The plan of a call that was seen before, or null. Needs a Hold. Who uses it calls count_hit().
+  /// Returns the plan of a known call, or null. Requires a Hold. Users of the plan call count_hit().
   const OpPlan* find(const CallSignature& call) const;
   void count_hit() { ++hits_; }
 
-  /// The same, or what `make` returns; one that cannot be cached is put into `uncached`.
+  /// Returns the plan of a known call, or that of `make`; stores one that cannot be cached in `uncached`.
   template <class Make>
   const OpPlan& find_or_make(const CallSignature& call, std::unique_ptr<const OpPlan>& uncached, Make&& make) {
     if (const OpPlan* plan = find(call)) {
@@ -70,13 +70,13 @@ class PlanCache {
   void make_room(uint64_t groups);
   static bool matches(const Entry& entry, const CallSignature& call);
 
-  std::vector<std::unique_ptr<Entry>> slots_;    // a power of two; an entry is at its hash's place or soon after
+  std::vector<std::unique_ptr<Entry>> slots_;  // size is a power of two; an entry is at its hash's index or soon after
   std::vector<std::unique_ptr<Entry>> dropped_;  // while there are holds
   bool has_dropped_ = false;
   size_t holds_ = 0;
   size_t size_ = 0;
-  uint64_t context_ = 0;          // the rank_context_id() of the plans
-  std::vector<uint64_t> meshes_;  // the groups_hash() of each of theirs
+  uint64_t context_ = 0;          // rank_context_id() of the plans
+  std::vector<uint64_t> meshes_;  // groups_hash() of their meshes
   size_t hits_ = 0;
   size_t misses_ = 0;
 };

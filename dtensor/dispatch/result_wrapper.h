@@ -1,5 +1,5 @@
 #pragma once
-// DTensors of what an op computed on local tensors; internal to this package.
+// Makes DTensors of what an op computed on local tensors; internal to this package.
 
 #include <ATen/core/Tensor.h>
 #include <ATen/core/stack.h>
@@ -10,13 +10,13 @@
 
 namespace tessera {
 
-/// The spec of result number `next`; where the plan could not tell it, the result's own sizes on every rank.
+/// Returns the spec of result `next`; if the plan does not determine it, replicated with the result's sizes.
 SpecPtr spec_of_result(const OpPlan& plan, size_t next, const at::Tensor& result);
 
-/// `local`, or a copy whose dims lie in memory in the order of those of the whole tensor.
+/// Returns `local`, or a copy with the memory order of the whole tensor's dims.
 at::Tensor laid_out_as(at::Tensor local, const TensorMeta& whole);
 
-/// Makes DTensors of an op's results. Views know where in the viewed tensor they begin, as autograd's own views do.
+/// Makes DTensors of an op's results. Views record their offset in the viewed tensor, like autograd's own views.
 struct ResultWrapper {
   const CallSignature& call;
   const OpPlan& plan;
@@ -25,10 +25,10 @@ struct ResultWrapper {
   at::Tensor wrap(at::Tensor local, bool is_view) {
     const size_t index = next++;
     auto spec = spec_of_result(plan, index, local);
-    if (local.is_conj() || local.is_neg()) [[unlikely]] {  // a DTensor has no bit that says so
+    if (local.is_conj() || local.is_neg()) [[unlikely]] {  // which a DTensor has no bit for
       local = local.resolve_conj().resolve_neg();
     }
-    // Kernels of channels-last tensors, say, lay out their results alike, which not every rule foresees.
+    // Some kernels keep their input's layout, such as channels last, which not every rule predicts.
     if (!is_view && !local.is_contiguous() && spec->meta().is_contiguous()) {
       local = local.contiguous();
     }

@@ -1,11 +1,10 @@
 #pragma once
-// The tensor behind a DTensor: a plain c10::TensorImpl with the *global* sizes and strides, the dispatch key
-// PrivateUse1 and the real device, whose BackendMeta holds this rank's local tensor and the spec.
+// Implementation of DTensors: a plain c10::TensorImpl with *global* sizes and strides, the dispatch key PrivateUse1 and
+// the real device. Its BackendMeta has this rank's local tensor and the spec.
 //
-// Being an ordinary at::Tensor, it goes through stock autograd, optimizers and modules unchanged; below
-// autograd every op lands in dispatch.cpp. It owns no data: data_ptr() on it throws.
-//
-// Thread safety: as at::Tensor; the meta is immutable, so shallow copies may share it.
+// As an ordinary at::Tensor, it passes through autograd, optimizers and modules unchanged; below autograd every op
+// reaches dispatch.cpp. It owns no data, so data_ptr() throws.
+// Thread safety: like at::Tensor; shallow copies share the immutable meta.
 
 #include <ATen/core/Tensor.h>
 #include <c10/core/TensorImpl.h>
@@ -33,16 +32,16 @@ class DTensorMeta : public c10::BackendMeta {
 
   const at::Tensor local;
   const SpecPtr spec;
-  const std::shared_ptr<const ParameterOrigin> origin;  // null for all but fully_shard's parameters
+  const std::shared_ptr<const ParameterOrigin> origin;  // null except for parameters of fully_shard
   const MaterializedView materialized_view;
 };
 
-/// A DTensor of `spec` over `local`, without autograd history. `local` must have the spec's local sizes and
-/// dtype: a mismatch is an AssertionError, since it would be a wrong number later.
+/// Makes a DTensor of `spec` over `local`, without autograd history. Throws AssertionError unless `local` has the
+/// spec's local sizes and dtype.
 at::Tensor wrap_local(at::Tensor local, SpecPtr spec, std::shared_ptr<const ParameterOrigin> origin = nullptr,
                       MaterializedView materialized_view = {});
 
-/// The meta of a DTensor; null for any other tensor, also an undefined one.
+/// Returns the meta of a DTensor; null for other tensors, including undefined ones.
 inline const DTensorMeta* dtensor_meta(const at::Tensor& tensor) {
   auto* impl = tensor.unsafeGetTensorImpl();
   if (!impl->key_set().has_backend(c10::BackendComponent::PrivateUse1Bit)) {
@@ -51,22 +50,22 @@ inline const DTensorMeta* dtensor_meta(const at::Tensor& tensor) {
   return static_cast<const DTensorMeta*>(impl->get_backend_meta());
 }
 
-/// The spec of a DTensor, which lives as long as the tensor. Throws ValueError if `tensor` is not one.
+/// Returns the spec of a DTensor, which lives as long as the tensor. Throws ValueError for other tensors.
 const SpecPtr& dtensor_spec(const at::Tensor& tensor);
 
-/// Whether the DTensor's local memory is its own: no view of it, no detached copy, no program that called to_local(),
-/// and nothing that a backward needs refers to it.
+/// Returns whether only this DTensor uses its local memory: no view, detached copy, result of to_local() or saved
+/// variable of a backward refers to it.
 bool has_own_local_memory(const at::Tensor& tensor);
 
-/// Counts the tensor's version up, as an op that writes to it does. Inference tensors have none.
+/// Increments the tensor's version, like an op that writes it. Inference tensors have no version.
 inline void count_write(const at::Tensor& tensor) {
   if (!tensor.is_inference()) {
     tensor.unsafeGetTensorImpl()->bump_version();
   }
 }
 
-/// Throws StateError if `meta` is that of a copied view and the viewed tensor was written since: on every rank, as all
-/// ranks write. `where` names the reader.
+/// Throws StateError, on every rank, if `meta` is a copied view whose viewed tensor was written since. `where` names
+/// the reader.
 void check_not_stale(const DTensorMeta& meta, const char* where);
 
 }  // namespace tessera

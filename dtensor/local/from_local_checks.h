@@ -1,5 +1,5 @@
 #pragma once
-// Checks that the ranks' local tensors form one DTensor. Each is collective and throws on every rank or on none.
+// Checks that the ranks' local tensors form one DTensor. All ranks must call them; they throw on every rank or on none.
 
 #include <vector>
 
@@ -7,23 +7,23 @@
 
 namespace tessera {
 
-/// Whether all ranks of the mesh hold the same `values`, of which there are equally many on each.
+/// Returns whether all ranks of the mesh have the same `values`, in the same number.
 bool same_on_all_ranks(std::vector<int64_t> values, const DeviceMesh& mesh);
 
-/// Throws ValueError that names `where` if the ranks' tensors differ in dtype or number of dims.
+/// Throws ValueError, naming `where`, if dtypes or numbers of dims differ between ranks.
 void check_kind_across_ranks(const at::Tensor& local, const DeviceMesh& mesh, const char* where);
 
-/// As errors name the call that took the local tensors, and what of its options the global sizes follow from.
+/// Names for error messages: the call, and how to set the global sizes.
 struct SizedBy {
   const char* where;
-  const char* remedy;  // goes on with ", the global sizes"
+  const char* remedy;  // continued by ", the global sizes"
 };
 
-/// Throws ValueError if the ranks disagree about the global `shape`, or one holds other local sizes than `spec` says.
+/// Throws ValueError if ranks disagree about the global `shape`, or one has other local sizes than `spec`.
 void check_sizes_across_ranks(const at::Tensor& local, const std::vector<int64_t>& shape, const DTensorSpec& spec,
                               const SizedBy& by);
 
-/// Throws ValueError if a rank's copy along a replicated axis differs from the first one's.
+/// Throws ValueError if a copy along a replicated axis differs from the first one.
 void check_copies_across_ranks(const at::Tensor& local, const DTensorSpec& spec, const char* where);
 
 }  // namespace tessera

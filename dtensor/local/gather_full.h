@@ -1,15 +1,15 @@
 #pragma once
-// Between a DTensor's local tensors and the whole tensor that every rank holds, below autograd.
+// Converts between a DTensor's local tensors and the whole tensor, below autograd.
 
 #include "dtensor/local/dtensor_impl.h"
 
 namespace tessera {
 
-/// The whole tensor; `meta.local` itself where that is it. Collective.
+/// Returns the whole tensor; `meta.local` itself if that is whole. All ranks must call it.
 at::Tensor gather_full(const DTensorMeta& meta);
 
-/// This rank's part of `whole`, which every rank holds alike, under `spec`; `whole` itself where that is it.
-/// No communication.
+/// Returns this rank's part under `spec` of `whole`, which is equal on all ranks; `whole` itself if that is it. Does
+/// not communicate.
 at::Tensor local_shard_of(const at::Tensor& whole, const DTensorSpec& spec);
 
 }  // namespace tessera

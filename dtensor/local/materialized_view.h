@@ -1,8 +1,7 @@
 #pragma once
-// Views of DTensors whose data had to be moved: x.select(0, 3) of a Shard(0), which one rank has the row of, or a
-// narrow() across shards. Such a view is a copy. A write to it is carried over to the viewed tensor, where the view is
-// made of slices of dims (strided_view.h); what is written to that tensor otherwise makes the view stale, which is an
-// error where it is read. (PyTorch's DTensor loses the write, and reads on.)
+// Views of DTensors that required moving data, such as x.select(0, 3) of a Shard(0), or a narrow() across shards. Such
+// a view is a copy. Writes to it are copied to the viewed tensor if the view consists of slices (strided_view.h). Other
+// writes to that tensor make the view stale, and reading it an error. (PyTorch's DTensor loses the write.)
 
 #include <ATen/core/Tensor.h>
 
@@ -15,29 +14,28 @@ namespace tessera {
 
 class MaterializedView {
  public:
-  /// Whether an element of the view is one of the viewed tensor as it lies in memory; not so of conjugates, of parts of
-  /// complex numbers, and where nobody knows.
+  /// Relation of the view's elements to the viewed tensor's memory: equal, or not (conjugates, parts of complex
+  /// numbers) or unknown.
   enum class Elements { Same, Other };
 
-  /// For DTensors that are none.
+  /// For DTensors that are not such views.
   MaterializedView() = default;
-  /// Of `viewed`, a DTensor, which may be a copied view itself. Memory of `viewed` is not kept by it.
+  /// Makes the view of `viewed`, a DTensor that may be a copied view itself. Does not keep its memory.
   static MaterializedView of(const at::Tensor& viewed, Elements elements);
 
   explicit operator bool() const { return viewed_ != nullptr; }
-  /// Whether the viewed tensor, or its local tensor, was written since, or one that shares a version counter with
-  /// either: tensor.data() shares the local one alone. Inference tensors count no versions: never.
+  /// Returns whether the viewed tensor, its local tensor, or one that shares a version counter with either was written
+  /// since; tensor.data() shares only the local one. Always false for inference tensors, which have no versions.
   bool is_stale() const;
-  /// For the tensor that becomes its own copied view (as_strided_).
+  /// Returns the meta for a tensor that becomes its own copied view (as_strided_).
   MaterializedView of_itself() const;
 
-  /// Why a write to `view`, the DTensor that this belongs to, cannot be carried over; empty if it can be. The same on
-  /// every rank.
+  /// Returns why a write to `view`, which this belongs to, cannot be copied back, or "". Equal on all ranks.
   std::string why_not_written(const at::Tensor& view) const;
-  /// Copies `view`, which was written just now, to this rank's part of the viewed tensor, and counts that as a write of
-  /// it. Returns what belongs to `view` from then on: the others that were made of the viewed tensor are stale.
-  /// `is_counted`: whether the write of `view` was counted; else autograd does so once the op is done. Collective where
-  /// `view` is not replicated. why_not_written() is empty.
+  /// Copies `view`, which was just written, to this rank's part of the viewed tensor, and counts that as a write of it.
+  /// Returns the meta of `view` from then on; other views of the viewed tensor become stale. `is_counted`: the write of
+  /// `view` was counted; otherwise autograd will do so after the op. Requires an empty why_not_written(). All ranks
+  /// must call it if `view` is not replicated.
   MaterializedView carry_over(const at::Tensor& view, bool is_counted) const;
 
  private:

@@ -1,5 +1,5 @@
 #pragma once
-// Which unit of data parallelism a parameter belongs to, for those who only know the tensor.
+// Tells which unit of data parallelism a parameter belongs to, given only the tensor.
 
 #include <ATen/core/Tensor.h>
 #include <torch/csrc/autograd/function_hook.h>
@@ -8,23 +8,21 @@
 
 namespace tessera {
 
-/// Why a parameter is a DTensor: which unit sharded it. Errors name it when an op meets the parameter where
-/// it should have been unsharded.
+/// Unit that sharded a parameter. Errors name it if an op gets the parameter where it should be unsharded.
 struct ParameterOrigin {
   std::string name;    // "blocks.0.wq.weight"
-  std::string module;  // "blocks.0 (Block)": the unit whose hooks unshard it
+  std::string module;  // "blocks.0 (Block)": the unit that unshards it
 };
 
-/// The hook by which a unit learns of a parameter's gradient. It marks the parameter as the unit's also while that is a
-/// plain tensor.
+/// Hook that notifies a unit of a parameter's gradient. It also marks plain parameters as the unit's.
 struct UnitParameterHook : torch::autograd::PostAccumulateGradHook {
   virtual bool has_live_unit() const = 0;
 };
 
-/// The unit's hook on `param`; null where there is none, also for an undefined tensor.
+/// Returns the unit's hook on `param`; null without one, or if undefined.
 const UnitParameterHook* unit_parameter_hook(const at::Tensor& param);
 
-/// Returns true for a parameter of a living unit, sharded or not.
+/// Returns whether `param` belongs to a living unit, sharded or not.
 bool belongs_to_unit(const at::Tensor& param);
 
 }  // namespace tessera

@@ -1,17 +1,15 @@
 #pragma once
-// Carries a DTensor from one list of placements to another by collectives.
+// Changes the placements of a DTensor with collectives.
 //
-//   at::Tensor full = redistribute(weight, {Replicate()});     // all-gather
+//   at::Tensor full = redistribute(weight, {Replicate()});  // all-gather
 //
-//   auto pending = redistribute_async(x, {Replicate()});       // the all-gather starts ...
+//   auto pending = redistribute_async(x, {Replicate()});    // starts the all-gather
 //   auto y = mm(a, b);
-//   auto full_x = pending.wait();                              // ... and ends here
+//   auto full_x = pending.wait();                           // ends it
 //
-// Differentiable: the gradient comes back in the placements of the input, for a Partial one Replicate: it is that of
-// the tensor, not of a term.
-//
-// All ranks of the mesh must call the functions below in the same order.
-// Names and meaning follow DTensor.redistribute in torch/distributed/tensor/_api.py.
+// The functions support autograd: gradients get the placements of the input, with Replicate for Partial, since they are
+// gradients of the tensor rather than of a term. All ranks of the mesh must call them in the same order.
+// Source: DTensor.redistribute in torch/distributed/tensor/_api.py.
 
 #include <functional>
 #include <optional>
@@ -23,29 +21,28 @@
 namespace tessera {
 
 struct RedistributeOptions {
-  /// Floating tensors are cast to it before anything is sent, and so is the result. Default: as they are.
+  /// Casts floating tensors to this dtype before anything is sent. Default: no cast.
   std::optional<at::ScalarType> forward_dtype = std::nullopt;
-  /// The gradient is cast to it before anything is sent, and then to the dtype of the input.
+  /// Casts the gradient to this dtype before anything is sent, and then to the input's dtype.
   std::optional<at::ScalarType> backward_dtype = std::nullopt;
 };
 
-/// `tensor` under `placements` (same mesh; negative dims count from the end). Returns `tensor` itself if
-/// nothing changes. Throws ValueError if `tensor` is not a DTensor, the placements do not fit it or a dtype
-/// in the options is not floating.
+/// Returns `tensor` under `placements` on its mesh, or itself if nothing changes. Throws ValueError if `tensor` is not
+/// a DTensor, or if placements do not fit or a dtype is not floating.
 at::Tensor redistribute(const at::Tensor& tensor, Placements placements, RedistributeOptions options = {});
 
-/// `tensor` on `mesh`, where its mesh and `mesh` are sub-meshes of one root (or the root itself), such as
-/// mesh["tp"] and mesh["dp"]. Along the axes that its own mesh lacks all ranks must hold the same values.
-/// Throws ValueError as above, or if the meshes have no root in common or an axis made by flatten.
+/// Returns `tensor` on `mesh`, such as mesh["tp"] from mesh["dp"]; both are sub-meshes of one root. Along axes that its
+/// mesh lacks, all ranks must have equal values. Throws ValueError as above, without a common root, or for an axis of
+/// flatten().
 at::Tensor redistribute(const at::Tensor& tensor, const DeviceMesh& mesh, Placements placements,
                         RedistributeOptions options = {});
 
-/// A plan under way on the local tensors: below autograd.
+/// A plan in progress on local tensors, below autograd.
 class LocalMove {
  public:
-  /// Starts the plan from `from` to `to` up to its first collective.
+  /// Starts the plan up to its first collective.
   LocalMove(const at::Tensor& local, SpecPtr from, const Placements& to);
-  /// Runs the rest; the new local tensor, contiguous if it moved. Call it once.
+  /// Runs the rest and returns the new local tensor, contiguous if it moved. Must be called once.
   at::Tensor wait();
 
  private:
@@ -60,11 +57,11 @@ class LocalMove {
   std::function<at::Tensor()> finish_;
 };
 
-/// A redistribution under way. Every rank waits for it, or all drop it.
-/// Thread safety: for the thread that started it.
+/// A redistribution in progress. All ranks must wait for it, or all drop it. Thread safety: for the thread that started
+/// it.
 class [[nodiscard]] PendingRedistribute {
  public:
-  /// What redistribute would have returned. Call it once.
+  /// Returns the result of redistribute. Must be called once.
   at::Tensor wait();
 
  private:
@@ -73,19 +70,20 @@ class [[nodiscard]] PendingRedistribute {
 
   at::Tensor tensor_;
   RedistributeOptions options_;
-  SpecPtr result_;                 // null: nothing changes
+  SpecPtr result_;                 // null if nothing changes
   std::optional<LocalMove> move_;  // set with result_
 };
 
-/// Starts redistribute(tensor, placements, options): its first collective runs until wait(). Until then `tensor` may be
-/// read, but not written.
+/// Starts redistribute(tensor, placements, options), up to its first collective. Until wait(), `tensor` must not be
+/// written.
 PendingRedistribute redistribute_async(const at::Tensor& tensor, Placements placements,
                                        RedistributeOptions options = {});
 
-/// Below autograd: the local tensor of `from` brought to `to` (same mesh and sizes). Contiguous if it moved.
+/// Redistributes the local tensor of `from` to `to` on the same mesh, below autograd. The result is contiguous if it
+/// moved.
 at::Tensor redistribute_local(const at::Tensor& local, const DTensorSpec& from, const Placements& to);
 
-/// Placements that a gradient of a tensor with `placements` is kept in: Partial becomes Replicate.
+/// Returns the placements of gradients of a tensor with `placements`: Partial becomes Replicate.
 Placements gradient_placements(const Placements& placements);
 
 }  // namespace tessera

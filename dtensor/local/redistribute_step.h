@@ -1,7 +1,5 @@
 #pragma once
-// One step of a redistribution on this rank's local tensor: the work around its collective.
-//
-// Thread safety: as comm/collectives.h.
+// Runs one step of a redistribution on this rank's local tensor. Thread safety: like comm/collectives.h.
 
 #include <functional>
 
@@ -11,10 +9,10 @@
 
 namespace tessera {
 
-/// A step whose collective is under way.
+/// A step whose collective is in flight.
 struct StepInFlight {
   Pending collective;
-  std::function<at::Tensor()> finish;  // what is left to do once the collective is done
+  std::function<at::Tensor()> finish;  // remaining work after the collective
 
   at::Tensor wait() {
     collective.wait();
@@ -22,7 +20,7 @@ struct StepInFlight {
   }
 };
 
-/// Starts `step` on the `local` tensor of a DTensor of `spec`'s mesh and sizes that lies as `current` says.
+/// Starts `step` on the `local` tensor of a DTensor with `spec`'s mesh and sizes and placements `current`.
 StepInFlight start_step(const at::Tensor& local, const RedistributeStep& step, const DTensorSpec& spec,
                         const Placements& current);
 

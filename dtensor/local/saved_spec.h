@@ -1,5 +1,5 @@
 #pragma once
-// A spec that an autograd function of this folder keeps from its forward for its backward.
+// Saves a spec in an autograd function's forward for its backward.
 
 #include <torch/csrc/autograd/custom_function.h>
 
@@ -7,7 +7,7 @@
 
 namespace tessera {
 
-/// One a function call: a second save_spec replaces the first.
+/// One per function call: a second save_spec replaces the first.
 void save_spec(torch::autograd::AutogradContext* context, SpecPtr spec);
 SpecPtr saved_spec(torch::autograd::AutogradContext* context);
 

@@ -1,5 +1,5 @@
 #pragma once
-// Values of a tensor that an op needs as numbers, of which there are few.
+// Reads small tensors whose values an op needs as numbers.
 
 #include <ATen/core/Tensor.h>
 
@@ -9,7 +9,7 @@
 
 namespace tessera {
 
-/// Those of the whole tensor, where that is a DTensor (collective then), in row-major order.
+/// Returns the values of the whole tensor in row-major order. For a DTensor, all ranks must call it.
 template <class Number>
 std::vector<Number> read_numbers(const at::Tensor& tensor) {
   const auto* meta = dtensor_meta(tensor);

@@ -1,8 +1,8 @@
 #pragma once
-// The vocabulary in which the op families are written.
+// Helpers for writing sharding rules.
 //
-// Most strategies say: along one dim of the computation, operand i has it as its dim operand_dims[i] and output j
-// as output_dims[j]; whoever lacks it (kNone) is replicated. bmm(a[b, m, k], b[b, k, n]) → [b, m, n]:
+// Most strategies shard one dim of the computation, which is dim operand_dims[i] of operand i and output_dims[j] of
+// output j; tensors without it (kNone) are replicated. bmm(a[b, m, k], b[b, k, n]) → [b, m, n]:
 //
 //     b: sharded(call, {0, 0}, {0})        m: sharded(call, {1, kNone}, {1})
 //     k: sharded(call, {2, 1}, {kNone}, Partial())
@@ -15,93 +15,92 @@ namespace tessera {
 
 constexpr int64_t kNone = -1;
 
-/// The strategy in which one dim is sharded; tensors that lack it are Replicate, outputs that lack it `reduced`.
+/// Returns the strategy that shards one dim. Operands without it are Replicate, and outputs without it `reduced`.
 AxisStrategy sharded(const OpCall& call, at::IntArrayRef operand_dims, at::IntArrayRef output_dims,
                      const Placement& reduced = Replicate());
 
-/// `dim` counted from the front. A tensor of no dims counts as one of one dim, as in ATen.
+/// Returns `dim` as a non-negative index. A tensor without dims counts as 1-D, as in ATen.
 int64_t wrap_dim(int64_t dim, int64_t ndim);
 
-/// An int, a list of ints, or None (all dims) as wrapped dims; an empty list means all dims too.
+/// Converts an int, a list of ints, or None (all dims) to non-negative dims; an empty list also means all.
 DimVector dims_argument(const c10::IValue& value, int64_t ndim);
 
 bool contains(at::IntArrayRef dims, int64_t dim);
 
-/// Element `i` of a list of one entry a spatial dim, or of one for all; `otherwise` of an empty one.
+/// Returns element `i` of a list with one entry per spatial dim, or with one for all; `otherwise` for an empty one.
 int64_t spatial_entry(const c10::IValue& list, size_t i, int64_t otherwise);
 
-/// The dim of a tensor that broadcasts to `out` sizes which lies at their dim `dim`; kNone if its size differs there.
+/// Returns the dim of a tensor that broadcasts to dim `dim` of `out` sizes; kNone if its size differs there.
 int64_t broadcast_dim(const TensorMeta& meta, at::IntArrayRef out, int64_t dim);
 
-/// The same for something of `ndim` dims whose dim `dim` has `size`.
+/// Like the above, for `ndim` dims of which dim `dim` has `size`.
 int64_t broadcast_dim(const TensorMeta& meta, int64_t ndim, int64_t dim, int64_t size);
 
 int64_t numel(const TensorMeta& meta);
 
-/// For ops that work along some dims and leave every other dim as it is: operands and outputs of one number of
-/// dims, where each dim outside `touched` that all tensors have at one size may be sharded.
+/// Strategies of ops that affect only some dims: operands and outputs have the same number of dims, and each dim
+/// outside `touched` with equal size in all tensors may be sharded.
 Strategies along_dims(const OpCall& call, at::IntArrayRef touched);
 
-/// Where an op of one tensor puts dim `dim` of its operand, in each output; kNone: it may not be sharded.
+/// Maps dim `dim` of the operand to each output's; kNone if it must not be sharded.
 using OutDim = int64_t (*)(const OpCall& call, int64_t dim);
 
-/// For ops of one tensor whose outputs have the operand's dims in another order, with dims dropped or added.
+/// Strategies of ops of one tensor that reorder, drop or add dims.
 Strategies map_dims(const OpCall& call, OutDim out_dim);
 
-/// The rule of such an op if it only moves elements: map_dims, and any pending reduction stays pending.
+/// Returns the rule of such an op that only moves elements: map_dims, and Partial stays Partial.
 OpRule dim_map_rule(OutDim out_dim);
 
-/// The placement of an operand along call.axis if it is a pending reduction, else nullopt.
+/// Returns an operand's placement along call.axis if it is Partial, otherwise nullopt.
 std::optional<Placement> pending(const OpCall& call, size_t operand);
 
-/// For ops of one tensor that only move elements (or drop, repeat, or set them to zero): any pending reduction
-/// stays pending.
+/// Keeps Partial for ops of one tensor that only move, drop, repeat or zero elements.
 void keep_pending(Strategies& strategies, const OpCall& call);
 
-/// Whether a divisor is the number 0, or a list with it. A pending sum over 0 is no sum of the terms' quotients: these
-/// may be infinite of either sign.
+/// Returns whether a divisor is 0, or a list with 0. A partial sum over 0 does not equal the sum of its terms'
+/// quotients, which may be infinite with either sign.
 bool divides_by_zero(const c10::IValue& divisor);
 
-/// Whether a number is one that no kernel refuses beside tensors of the dtype, so that none has to be asked: of the
-/// dtype's kind, and so small that every dtype of that kind holds it.
+/// Returns whether no kernel rejects the number with tensors of the dtype, so that none has to be asked: it has the
+/// dtype's kind and fits every dtype of that kind.
 bool is_surely_taken(const at::Scalar& number, at::ScalarType dtype);
 
-/// Whether terms may be scaled by the numbers among the arguments: inf makes NaN of terms of opposite signs.
+/// Returns whether terms may be scaled by the numbers among the arguments: inf would turn terms of opposite signs to
+/// NaN.
 bool has_finite_numbers(const OpCall& call);
 
-/// For ops that are linear in `operand` and `others` together: if it is a pending sum or average, then so may be they
-/// and all outputs. Not of integers, whose sums may wrap and whose quotients are rounded, not with infinite
-/// numbers, and not into fewer bits than the terms have.
+/// For ops that are linear in `operand` and `others` together: if it is a partial sum or average, so may be they and
+/// all outputs. Excludes integers, whose sums may wrap and quotients are rounded, infinite numbers, and narrower output
+/// dtypes.
 void keep_linear(Strategies& strategies, const OpCall& call, size_t operand, at::ArrayRef<size_t> others = {});
 
-/// Argument `index` of a local call.
+/// Returns argument `index` of a local call.
 c10::IValue& local_argument(const c10::OperatorHandle& op, torch::jit::Stack* stack, size_t index);
 
-/// A tensor of 16 bits in the dtype in which kernels compute, since sums may be larger than 16 bits hold; others as
-/// they are.
+/// Returns a 16-bit tensor in the dtype in which kernels compute, since sums may exceed 16 bits; others unchanged.
 at::Tensor widened(const at::Tensor& tensor);
 
-/// The same of an argument of a local call, if it is a tensor.
+/// Like widened, for an argument of a local call, if it is a tensor.
 void widen(c10::IValue& argument);
 
 /// Replaces the arguments of a local call by its results.
 void set_results(const c10::OperatorHandle& op, torch::jit::Stack* stack, std::vector<c10::IValue> results);
 
-/// Zeros as results where `wanted` is true, undefined tensors elsewhere: what an op makes of a shard without elements,
-/// be its outputs empty too or terms of a sum. The wanted outputs are the plan's, in their order.
+/// Sets zeros as results where `wanted` is true, and undefined tensors elsewhere: the results of a shard without
+/// elements, whether outputs are empty or terms of a sum. Wanted outputs are the plan's, in order.
 void set_zero_results(const c10::OperatorHandle& op, torch::jit::Stack* stack, const OpPlan& plan,
                       at::ArrayRef<bool> wanted);
 
-/// Whether the rank has no element of tensor argument `index` though there are some.
+/// Returns whether this rank has no element of a nonempty tensor argument `index`.
 bool is_empty_shard(const c10::OperatorHandle& op, torch::jit::Stack* stack, const SpecPtr& spec, size_t index);
 
-/// The rank's range of a dim of a sharded operand or output.
+/// Returns this rank's range of a dim of a sharded operand or output.
 DimRange range_of(const SpecPtr& spec, int64_t dim);
 
-/// Output metas of ops without a meta kernel whose outputs are all like operand `operand`.
+/// Output metas of ops without a meta kernel whose outputs are like operand `operand`.
 OutputMetas like_operand(size_t operand, size_t num_outputs = 1);
 
-/// The shape of two broadcast tensors.
+/// Returns the sizes of two broadcast tensors.
 DimVector broadcast_sizes(const TensorMeta& a, const TensorMeta& b);
 
 }  // namespace tessera

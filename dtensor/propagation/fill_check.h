@@ -1,6 +1,6 @@
 #pragma once
-// A number that a dtype cannot hold is refused by the kernel that fills a tensor with it, but not of a tensor without
-// elements, nor, on the CPU, of one element of 16 bits. All ranks are to refuse, whatever their part is.
+// Checks numbers that a dtype cannot hold. Fill kernels reject them, but not for tensors without elements nor, on the
+// CPU, for single elements of 16 bits. All ranks must reject them, whatever their part.
 
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>

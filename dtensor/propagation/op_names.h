@@ -1,5 +1,5 @@
 #pragma once
-// Long lists of ops as text: aten_ops("abs abs_ add.Scalar") is {"aten::abs", "aten::abs_", "aten::add.Scalar"}.
+// Lists of ops as text: aten_ops("abs abs_ add.Scalar") is {"aten::abs", "aten::abs_", "aten::add.Scalar"}.
 
 #include <sstream>
 #include <string>

@@ -1,6 +1,6 @@
 #pragma once
-// The global sizes, strides and dtypes of an op's outputs, from those of its operands: what a call on stand-ins for
-// them returns, without data where the op has a meta kernel. Internal to this package.
+// Infers the global sizes, strides and dtypes of an op's outputs by a call on tensors without data, if the op has a
+// meta kernel. Internal to this package.
 
 #include <ATen/core/Tensor.h>
 
@@ -11,22 +11,22 @@
 
 namespace tessera {
 
-/// Sets call.outputs and call.offsets. False if only running the op can tell the metas: their sizes depend on data, or
+/// Sets call.outputs and call.offsets. Returns false if only running the op determines them: sizes depend on data, or
 /// there is no meta kernel.
 bool plan_output_metas(const OpRule& rule, OpCall& call);
 
-/// Global metas of the outputs of a call on tensors with `call.operands`' metas: runs it on meta tensors.
-/// With `offsets`, appends the storage offsets that they got.
+/// Returns the output metas of a call on meta tensors with `call.operands`' metas. Appends storage offsets to
+/// `offsets`.
 std::vector<TensorMeta> infer_output_metas(const OpCall& call, std::vector<int64_t>* offsets = nullptr);
 
-/// Output metas of a call on small tensors: runs the op itself on ones of `sizes(operand)`, on the mesh's device.
+/// Returns the output metas of a call on small tensors of `sizes(operand)`, by running the op on the mesh's device.
 std::vector<TensorMeta> probe_output_metas(const OpCall& call,
                                            const std::function<DimVector(const TensorMeta&)>& sizes);
 
-/// The dtypes of the outputs of an op that has no meta kernel: runs it on tensors of one element.
+/// Returns the output dtypes of an op without a meta kernel, by running it on tensors of one element.
 std::vector<at::ScalarType> infer_output_dtypes(const OpCall& call);
 
-/// A tensor that has no data.
+/// Returns a tensor without data.
 at::Tensor meta_tensor(const TensorMeta& meta);
 
 }  // namespace tessera

@@ -1,6 +1,5 @@
 #pragma once
-// Random numbers for a rank's shard alone, by a kernel of a GPU (cuda/sharded_draw.h), where this build has it
-// (--config=cuda).
+// Draws random numbers of a rank's shard alone with a CUDA kernel (cuda/sharded_draw.h), if this build has CUDA.
 
 #include <ATen/core/Generator.h>
 #include <ATen/core/Tensor.h>
@@ -9,8 +8,8 @@
 
 namespace tessera {
 
-/// Writes `local` and returns true; returns false, having done nothing, in a build without the kernel and where it does
-/// not draw what ATen draws for the whole tensor.
+/// Fills `local` and returns true. Returns false, without any change, without the kernel or if it does not reproduce
+/// ATen's draw of the whole tensor.
 bool draw_by_kernel(const at::Tensor& local, const ShardOfWhole& shard, const DrawParameters& parameters,
                     const at::Generator& generator);
 

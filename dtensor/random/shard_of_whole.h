@@ -1,5 +1,5 @@
 #pragma once
-// Where a rank's local elements lie in the whole tensor's memory.
+// Location of a rank's local elements in the whole tensor's memory.
 
 #include <optional>
 
@@ -8,8 +8,8 @@
 
 namespace tessera {
 
-/// Of a local tensor of these strides, under `spec`. nullopt where the spec has a Partial, or its strides leave gaps or
-/// overlap.
+/// Returns the location for a local tensor with these strides under `spec`; nullopt for Partial, or if the spec's
+/// strides leave gaps or overlap.
 std::optional<ShardOfWhole> shard_of_whole(const DTensorSpec& spec, at::IntArrayRef local_strides);
 
 }  // namespace tessera

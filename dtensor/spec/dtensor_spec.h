@@ -1,8 +1,7 @@
 #pragma once
-// DTensorSpec: everything about a DTensor but its data. Immutable and shared between tensors, so that
-// comparing two specs is mostly comparing two pointers, and sharding propagation can be cached by hash.
-//
-// Thread safety: immutable after construction; may be shared between threads.
+// DTensorSpec: everything about a DTensor except its data. Immutable and shared between tensors, so most comparisons of
+// specs compare pointers, and sharding propagation is cached by hash.
+// Thread safety: immutable after construction; threads may share it.
 
 #include <ATen/core/Tensor.h>
 #include <c10/util/intrusive_ptr.h>
@@ -16,14 +15,14 @@
 
 namespace tessera {
 
-/// Sizes, strides (both of the whole, global tensor, in elements) and dtype.
+/// Global sizes and strides (in elements), and dtype.
 struct TensorMeta {
   DimVector sizes;
   DimVector strides;
   at::ScalarType dtype = at::ScalarType::Float;
 
   static TensorMeta of(const at::Tensor& tensor);
-  /// Row-major.
+  /// Returns the meta of a row-major tensor.
   static TensorMeta contiguous(at::IntArrayRef sizes, at::ScalarType dtype);
   bool is_contiguous() const;
   bool operator==(const TensorMeta&) const = default;
@@ -34,11 +33,10 @@ using SpecPtr = c10::intrusive_ptr<DTensorSpec>;
 
 class DTensorSpec : public c10::intrusive_ptr_target {
  public:
-  /// The spec that this thread made before, if it is equal, over the same groups of the same root mesh, and still in
-  /// use: so most comparisons end at equal pointers. `placements` must be normalized(). Throws ValueError for an empty
-  /// mesh.
+  /// Returns the spec that this thread made earlier if it is equal, over the same groups of the same root mesh, and
+  /// still in use. `placements` must be normalized(). Throws ValueError for an empty mesh.
   static SpecPtr make(DeviceMesh mesh, Placements placements, TensorMeta meta);
-  /// The same mesh and tensor under other (normalized) placements, and row-major if `contiguous`.
+  /// Returns the spec with other (normalized) placements, row-major if `contiguous`.
   SpecPtr with_placements(Placements placements, bool contiguous = false) const;
   SpecPtr with_dtype(at::ScalarType dtype) const;
 
@@ -49,7 +47,7 @@ class DTensorSpec : public c10::intrusive_ptr_target {
   at::IntArrayRef strides() const { return meta_.strides; }
   at::ScalarType dtype() const { return meta_.dtype; }
   int64_t ndim() const { return static_cast<int64_t>(meta_.sizes.size()); }
-  /// Sizes of this rank's local tensor.
+  /// Returns the sizes of this rank's local tensor.
   at::IntArrayRef local_sizes() const { return local_sizes_; }
   MeshPosition position() const;
 
@@ -57,15 +55,16 @@ class DTensorSpec : public c10::intrusive_ptr_target {
   bool has_partial() const;
 
   uint64_t hash() const { return hash_; }
-  /// Specs that are equal over the same groups of the same root mesh have equal ones (DeviceMesh::groups_hash()).
+  /// Returns a hash that is equal for equal specs over the same groups of the same root mesh
+  /// (DeviceMesh::groups_hash()).
   uint64_t hash_with_groups() const { return hash_with_groups_; }
   bool operator==(const DTensorSpec& other) const;
 
-  /// "Float[5, 3] (Shard(0)) on DeviceMesh(cpu, {dp: 2})"
+  /// Returns a text such as "Float[5, 3] (Shard(0)) on DeviceMesh(cpu, {dp: 2})".
   std::string to_string() const;
 
   DTensorSpec(DeviceMesh mesh, Placements placements, TensorMeta meta);
-  /// When the last owner is gone: those that only remember the spec (make()) do not keep the mesh's groups.
+  /// Releases the mesh's groups with the last owner, as make() keeps weak references.
   void release_resources() override { mesh_ = {}; }
 
  private:
@@ -81,13 +80,14 @@ inline bool same_spec(const SpecPtr& a, const SpecPtr& b) {
   return a == b || (a && b && a->hash() == b->hash() && *a == *b);
 }
 
-/// Equal meshes may communicate over groups of their own, or be parts of different ones (DeviceMesh::from_group).
+/// Returns whether specs are equal and use the same groups and root mesh; equal meshes may not
+/// (DeviceMesh::from_group).
 inline bool same_spec_and_groups(const SpecPtr& a, const SpecPtr& b) {
   return a == b || (same_spec(a, b) &&
                     (!a || (a->mesh().shares_groups_with(b->mesh()) && a->mesh().shares_root_with(b->mesh()))));
 }
 
-/// "Float[5, 3]"
+/// Returns a text such as "Float[5, 3]".
 std::string to_string(const TensorMeta& meta);
 
 }  // namespace tessera

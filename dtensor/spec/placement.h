@@ -1,26 +1,19 @@
 #pragma once
-// Placements: how a tensor lies along one axis of a device mesh.
+// Placements: how a tensor is distributed along one axis of a device mesh.
 //
-//   Shard(dim)     each rank holds a slice of `dim`, cut as torch.chunk cuts: ceil(size / n) each, the
-//                  last ones smaller or empty. A negative dim counts from the end, as in PyTorch.
-//   Replicate()    each rank holds the whole tensor
-//   Partial(op)    each rank holds a term; the tensor is the reduction of all terms by `op`
+//   Shard(dim)     each rank has a slice of `dim`, as torch.chunk makes it: ceil(size / n) each, the last ones
+//                  smaller or empty; a negative dim counts from the end
+//   Replicate()    each rank has the whole tensor
+//   Partial(op)    each rank has a term; the tensor is the reduction of all terms by `op`
 //
-// A DTensor has one placement an axis: on the mesh {dp: 2, tp: 2}, {Shard(0), Replicate()} cuts dim 0 over
-// dp and copies it over tp. Two axes may shard the same dim. The earlier axis then makes the outer cut, unless
-// orders say otherwise: a weight whose rows tensor parallelism cut first and FSDP second is
-// {Shard(0, 1), Shard(0)} on that mesh: tp's cut (order 0) is the outer one, dp's (order 1) lies inside it.
-// PyTorch spells it _StridedShard(0, split_factor=2); an order needs no even sizes.
+// A DTensor has one placement per axis: on the mesh {dp: 2, tp: 2}, {Shard(0), Replicate()} shards dim 0 over dp and
+// replicates it over tp. Two axes may shard the same dim. The earlier axis then shards first, unless orders say
+// otherwise: if tensor parallelism shards a weight's rows first and FSDP second, it is {Shard(0, 1), Shard(0)}, with
+// order 0 for tp and order 1 for dp. PyTorch writes _StridedShard(0, split_factor=2); an order does not require even
+// sizes.
 //
-// Linear ops leave a pending sum or average pending: each rank computes on its own term. That is the op on the whole
-// as long as the other tensors are finite. Where they hold infinities (or zeros that are divided by), terms of opposite
-// signs give NaN where the whole gives inf: redistribute before such an op. Where it is a number that is infinite, or
-// zero and divided by, the sum is reduced first by itself.
-//
-// Terms are kept in the tensor's dtype. In float16 and bfloat16 a term may be rounded, or too large, where the sum is
-// neither: reduce in float32 (MixedPrecisionPolicy::reduce_dtype, x.sum(at::kFloat)) where that matters.
-//
-// Thread safety: values. Names and meaning follow torch/distributed/tensor/placement_types.py.
+// docs/semantics.md covers Partial tensors in linear ops and in low precision.
+// Thread safety: values. Source: torch/distributed/tensor/placement_types.py.
 
 #include <c10/util/SmallVector.h>
 #include <fmt/format.h>
@@ -39,26 +32,26 @@ class Placement {
   bool is_replicate() const { return kind_ == Kind::Replicate; }
   bool is_shard() const { return kind_ == Kind::Shard; }
   bool is_shard(int64_t dim) const { return kind_ == Kind::Shard && dim_ == dim; }
-  /// True for every pending reduction, also for norm_partial.
+  /// Returns whether a reduction is pending, including NormPartial.
   bool is_partial() const { return kind_ == Kind::Partial || kind_ == Kind::NormPartial; }
   bool is_partial(ReduceOp op) const { return kind_ == Kind::Partial && op_ == op; }
   bool is_norm_partial() const { return kind_ == Kind::NormPartial; }
 
-  /// The sharded dim. Only for is_shard().
+  /// Returns the sharded dim. Requires is_shard().
   int64_t dim() const { return dim_; }
-  /// Which cut comes first where several axes shard one dim: lower orders are outer, equal ones in order of
-  /// the axes. Only for is_shard().
+  /// Returns the order if several axes shard one dim: lower orders shard first, equal ones in the order of axes.
+  /// Requires is_shard().
   int order() const { return order_; }
-  /// The pending reduction. Only for is_partial() that is not is_norm_partial().
+  /// Returns the pending reduction. Requires is_partial() without is_norm_partial().
   ReduceOp reduce_op() const { return op_; }
-  /// The p of a pending p-norm. Only for is_norm_partial().
+  /// Returns the p of a pending p-norm. Requires is_norm_partial().
   double norm_type() const { return norm_type_; }
 
   bool operator==(const Placement& other) const = default;
-  /// This placement with order 0.
+  /// Returns this placement with order 0.
   Placement without_order() const;
 
-  /// As it is written in C++: "Shard(0)", "Shard(0, 1)", "Replicate()", "Partial(Sum)".
+  /// Returns the placement as written in C++: "Shard(0)", "Shard(0, 1)", "Replicate()", "Partial(Sum)".
   std::string to_string() const;
   uint64_t hash() const;
 
@@ -79,7 +72,7 @@ class Placement {
   double norm_type_;
 };
 
-// Spelled as types so that `Shard(0)` reads as in Python; they add nothing to Placement and may be sliced.
+// Types that make `Shard(0)` read like Python; they add nothing to Placement and may be sliced.
 class Shard : public Placement {
  public:
   explicit Shard(int64_t dim, int order = 0) : Placement(Kind::Shard, dim, ReduceOp::Sum, 0, order) {}
@@ -95,34 +88,33 @@ class Partial : public Placement {
   explicit Partial(ReduceOp op = ReduceOp::Sum) : Placement(Kind::Partial, 0, op) {}
 };
 
-/// The terms are p-norms of the parts; the tensor is (sum term^p)^(1/p). It lets a norm over many sharded
-/// tensors (gradient clipping) cost one reduction. The library makes it; from_local refuses it.
+/// Terms are p-norms of parts of the tensor, which is (sum term^p)^(1/p), so that a norm over many sharded tensors
+/// (gradient clipping) costs one reduction. Made by the library only; from_local rejects it.
 class NormPartial : public Placement {
  public:
   explicit NormPartial(double p) : Placement(Kind::NormPartial, 0, ReduceOp::Sum, p) {}
 };
 
-/// What the p-norms of shards form; nullopt where a norm cannot be computed from them.
+/// Returns the placement of p-norms of shards; nullopt if they do not determine the norm.
 std::optional<Placement> norm_placement(double p);
 
-/// One placement an axis. Up to four axes need no allocation.
+/// One placement per axis. Up to four axes need no allocation.
 using Placements = c10::SmallVector<Placement, 4>;
 
-/// "(Shard(0), Replicate())"
+/// Returns a text such as "(Shard(0), Replicate())".
 std::string to_string(const Placements& placements);
 
-/// The axes of `placements` that shard, in the order of their cuts: where two of them cut the same dim, the one
-/// that comes first makes the outer cut.
+/// Returns the sharding axes in order: of two that shard the same dim, the one that shards first comes first.
 c10::SmallVector<size_t, 4> cut_order(const Placements& placements);
 
-/// `placements` with orders such that cuts of one dim come in the order of the axes in `axes`, each axis once.
-/// Orders are the smallest that say so: 0 for all cuts of a dim that come in the order of the mesh's axes.
+/// Returns `placements` with orders such that axes shard each dim in the order of `axes`, which has each axis once.
+/// Orders are minimal: 0 if a dim is sharded in the order of the mesh's axes.
 Placements with_cut_order(Placements placements, const c10::SmallVector<size_t, 4>& axes);
 
-/// `placements` with non-negative dims and the smallest orders, for a tensor of `ndim` dims on a mesh of
-/// `mesh_ndim` axes: equal layouts become equal placements.
-/// Throws ValueError that names `where` if their number is not mesh_ndim or a dim or order is out of range, or if
-/// pending reductions of several axes do not commute, as Sum and Max.
+/// Returns `placements` with non-negative dims and minimal orders, for a tensor of `ndim` dims on a mesh of `mesh_ndim`
+/// axes, so that equal layouts have equal placements.
+/// Throws ValueError, naming `where`, for another number of placements, a dim or order out of range, or pending
+/// reductions of several axes that do not commute, such as Sum and Max.
 Placements normalized(Placements placements, int64_t ndim, int64_t mesh_ndim, const char* where);
 
 }  // namespace tessera

@@ -1,10 +1,10 @@
 #pragma once
-// From one list of placements to another: which collectives, in which order. Pure and printable.
+// Plans the collectives from one list of placements to another. Pure functions.
 //
-// Example on {dp: 2, tp: 2}, (Shard(0), Shard(0)) → (Shard(0), Replicate()): the cut of tp lies inside that
-// of dp, so one all-gather over tp does it. (Shard(0), Shard(0)) → (Replicate(), Shard(0)) must undo tp,
-// then dp, and cut over tp again: all-gather(tp), all-gather(dp), chunk(tp). With the cuts the other way
-// round, (Shard(0, 1), Shard(0)) → (Replicate(), Shard(0)) is one all-gather over dp.
+// Example on {dp: 2, tp: 2}: (Shard(0), Shard(0)) → (Shard(0), Replicate()) is one all-gather over tp, which sharded
+// last. (Shard(0), Shard(0)) → (Replicate(), Shard(0)) must undo tp, then dp, and shard over tp again: all-gather(tp),
+// all-gather(dp), chunk(tp). In the other order, (Shard(0, 1), Shard(0)) → (Replicate(), Shard(0)) is one all-gather
+// over dp.
 
 #include <string>
 #include <vector>
@@ -21,7 +21,7 @@ struct RedistributeStep {
     AllReduce,      // Partial → Replicate
     Chunk,          // Replicate → Shard, no communication
     MakePartial,    // Replicate → Partial, no communication
-    PadToPartial,   // Shard → Partial(Sum), no communication: zeros where the other ranks' shards are
+    PadToPartial,   // Shard → Partial(Sum), no communication: zeros for other ranks' shards
   };
   Kind kind;
   size_t axis;
@@ -31,14 +31,14 @@ struct RedistributeStep {
   bool communicates() const { return kind <= Kind::AllReduce; }
 };
 
-/// The steps that lead from `from` to `to` (both normalized, of equal length). Empty if they are equal.
-/// A step's shards are always the innermost cut of their dim at that moment, whatever order it names.
+/// Returns the steps from `from` to `to`, which are normalized and equally long; empty if they are equal. The shards of
+/// a step are the innermost of their dim at that moment, whatever their order.
 std::vector<RedistributeStep> plan_redistribute(const Placements& from, const Placements& to);
 
-/// `current` after `step`, with orders that make a new cut the innermost one of its dim.
+/// Returns `current` after `step`, where a new shard is the innermost of its dim.
 Placements after_step(Placements current, const RedistributeStep& step);
 
-/// "all_gather(axis 1: Shard(0) → Replicate())", joined by ", "; "nothing" for an empty plan.
+/// Returns "all_gather(axis 1: Shard(0) → Replicate())", joined by ", ", or "nothing".
 std::string to_string(const std::vector<RedistributeStep>& plan);
 
 }  // namespace tessera

@@ -1,7 +1,7 @@
 #pragma once
-// Composite ops of ATen that make tensors of sizes and numbers alone, such as a causal mask, and mix them with what
-// they are given. Every rank makes the same, so that they count as replicated within the op: unless it was given plain
-// tensors, which may differ between ranks. None of these ops draws random numbers but on DTensors.
+// Composite ops that create tensors from sizes and numbers alone, such as a causal mask, and combine them with their
+// inputs. All ranks create the same, so these tensors count as replicated within the op, unless it gets plain tensors,
+// which may differ between ranks. None of these ops draws random numbers except on DTensors.
 
 namespace torch {
 class Library;
@@ -9,7 +9,7 @@ class Library;
 
 namespace tessera {
 
-/// Under the key that `library` is of.
+/// Overrides the ops under `library`'s key.
 void override_with_own_constants(torch::Library& library);
 
 }  // namespace tessera

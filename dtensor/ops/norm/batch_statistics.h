@@ -1,18 +1,17 @@
 #pragma once
-// Batch norm in training over the items of several ranks, which exchange a few numbers a channel and leave the items
-// where they are. All ranks get the statistics of the whole batch, to the same bits.
+// Batch norm in training over the items of several ranks, which exchange a few numbers per channel. All ranks get the
+// same bits.
 //
-// With 2 ranks that hold the values [1, 3] (rank 0) and [8] (rank 1) of a channel, each sends its count, mean and sum
-// of squared deviations, (2, 2, 2) and (1, 8, 0). Both then know the mean 4 and the sum 2 + 0 + 2 (2 - 4)^2 +
-// 1 (8 - 4)^2 = 26, and so the variance 26 / 3. A rank without items sends zeros.
+// If 2 ranks have the values [1, 3] (rank 0) and [8] (rank 1) of a channel, each sends its count, mean and sum of
+// squared deviations, (2, 2, 2) and (1, 8, 0). Both then know the mean 4, the sum 2 + 0 + 2 (2 - 4)^2 + 1 (8 - 4)^2 =
+// 26, and so the variance 26 / 3. A rank without items sends zeros.
 //
-// Items are [N, C, ...] with the channels C, on the CPU or a GPU, empty ones too. Numbers a channel are float64 tensors
-// [C], so that only the local kernels round.
+// Items are [N, C, ...] with channels C, on the CPU or a GPU, and may be empty. Numbers per channel are float64 tensors
+// [C], so only local kernels round.
 //
-// The statistics are put together as T. F. Chan, G. H. Golub, R. J. LeVeque do (Updating Formulae and a Pairwise
-// Algorithm for Computing Sample Variances, 1979), which loses no digits to a large mean. Gradients are those of S.
-// Ioffe and C. Szegedy (arXiv:1502.03167); each of their two sums goes over all ranks.
-//
+// Statistics are combined as in T. F. Chan, G. H. Golub, R. J. LeVeque, Updating Formulae and a Pairwise Algorithm for
+// Computing Sample Variances, 1979, which loses no digits to a large mean. Gradients are those of S. Ioffe and C.
+// Szegedy (arXiv:1502.03167), with sums over all ranks.
 // Thread safety: for the thread that runs the rank's forward and backward.
 
 #include <ATen/core/Tensor.h>
@@ -24,53 +23,53 @@
 
 namespace tessera {
 
-/// The channels of a batch: its sizes are samples, channels, and what each channel has.
+/// Dim of the channels: sizes are samples, channels, and others.
 inline constexpr int64_t kChannelDim = 1;
 
 struct BatchStatistics {
   at::Tensor mean;
-  at::Tensor squares;  // the sum of squared deviations from the mean
-  at::Tensor count;    // values a channel, [1]
+  at::Tensor squares;  // sum of squared deviations from the mean
+  at::Tensor count;    // values per channel, [1]
 
   at::Tensor variance() const { return squares.div(count); }
 };
 
-/// Of the items of all ranks along these axes of `mesh`. Collective.
+/// Returns statistics of all ranks' items along these axes of `mesh`. All ranks must call it.
 BatchStatistics batch_statistics(const at::Tensor& items, const DeviceMesh& mesh, const std::vector<int64_t>& axes);
 
-/// What training does to running statistics; an undefined tensor stays.
+/// Updates running statistics as in training; skips undefined tensors.
 void update_running_statistics(const at::Tensor& mean, const at::Tensor& variance, const BatchStatistics& statistics,
                                double momentum);
 
-/// The items less the mean, over the deviation, times `weight` and plus `bias` if there are any.
+/// Returns (items - mean) / deviation, times `weight` and plus `bias` if defined.
 at::Tensor normalized_items(const at::Tensor& items, const at::Tensor& weight, const at::Tensor& bias,
                             const at::Tensor& mean, const at::Tensor& variance, double eps);
 
-/// 1 / sqrt(variance + eps); 0 where that is infinite, as kernels have it.
+/// Returns 1 / sqrt(variance + eps), or 0 if that is infinite, like ATen's kernels.
 at::Tensor inverse_deviation(const at::Tensor& variance, double eps);
 
-/// The gradients of normalized_items, with statistics of the items.
+/// Gradients of normalized_items, with statistics of the items.
 class BatchNormGradient {
  public:
-  /// `grad` is that of the result. `inverse_deviation` is a float64 tensor, `mean` may be narrower. Gradients of items
-  /// of 16 bits are in float32.
+  /// `grad` is the result's. `inverse_deviation` is float64; `mean` may be narrower. Gradients of 16-bit items are
+  /// float32.
   BatchNormGradient(const at::Tensor& grad, const at::Tensor& items, const at::Tensor& mean,
                     at::Tensor inverse_deviation);
 
-  /// Of this rank's items, and of all ranks' after add_up().
+  /// Returns this rank's gradient, or that of all ranks after add_up().
   at::Tensor of_weight() const { return centered_sum_.mul(inverse_); }
   const at::Tensor& of_bias() const { return grad_sum_; }
-  /// Over the same axes. Collective.
+  /// Adds up the sums along the same axes. All ranks must call it.
   void add_up(const DeviceMesh& mesh, const std::vector<int64_t>& axes);
-  /// Of this rank's items; once, after add_up(). `count`: values a channel on all ranks, one number, also on the CPU.
-  /// `weight` may be undefined.
+  /// Returns this rank's gradient of the items; once, after add_up(). `count` is the number of values per channel on
+  /// all ranks, possibly on the CPU. `weight` may be undefined.
   at::Tensor of_items(const at::Tensor& weight, const at::Tensor& count);
 
  private:
   at::Tensor grad_, inverse_;
-  at::Tensor centered_;      // items less their mean
-  at::Tensor product_;       // with the gradient
-  at::Tensor grad_sum_;      // over the items, as the next
+  at::Tensor centered_;      // items minus mean
+  at::Tensor product_;       // of that and the gradient
+  at::Tensor grad_sum_;      // over the items, like the next
   at::Tensor centered_sum_;  // of the product
 };
 

@@ -1,5 +1,5 @@
 #pragma once
-// What other families need of reductions.
+// Helpers of reductions for other families.
 
 #include <c10/core/Scalar.h>
 
@@ -7,7 +7,7 @@
 
 namespace tessera {
 
-/// The value that changes no maximum (ReduceOp::Max) or minimum of a tensor of `dtype`.
+/// Returns the value that does not change a maximum (ReduceOp::Max) or minimum of a tensor of `dtype`.
 c10::Scalar neutral_of(ReduceOp op, at::ScalarType dtype);
 
 }  // namespace tessera

@@ -1,9 +1,9 @@
 #pragma once
-// The ops by which the cost of dispatch is judged: by time in benchmarks/dtensor_dispatch, by instructions and
-// allocations in tests/dtensor/dispatch_cost_test.
+// Ops that measure the cost of dispatch: by time in benchmarks/dtensor_dispatch, and by instructions and allocations in
+// tests/dtensor/dispatch_cost_test.
 //
-// 8 x 8 floats on a mesh of one rank, so that nothing moves and the kernels take next to no time; plans are cached
-// from the second call on.
+// Operands are 8 x 8 floats on a mesh of one rank, so that nothing moves and kernels take almost no time. Plans are
+// cached from the second call on.
 
 #include <ATen/core/Tensor.h>
 
@@ -19,7 +19,7 @@ struct DispatchOperands {
 struct DispatchOp {
   const char* name;
   std::function<void(const DispatchOperands&)> run;
-  /// The op is none of a plain tensor's.
+  /// True if plain tensors have no such op.
   bool dtensor_only = false;
 };
 

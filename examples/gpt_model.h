@@ -1,13 +1,12 @@
 #pragma once
-// A decoder-only transformer over bytes, written as any libtorch module is: nothing in it knows about sharding.
-// The only difference to a stock model is TESSERA_MODULE and tessera::nn in place of TORCH_MODULE and torch::nn,
-// which give the modules the hook points that fully_shard needs.
+// A decoder-only transformer over bytes, written like any libtorch module, without sharding. The only difference is
+// TESSERA_MODULE and tessera::nn instead of TORCH_MODULE and torch::nn, for the hook points that fully_shard needs.
 //
 //   Gpt model(GptConfig{.dim = 64, .layers = 2, .heads = 4, .context = 32}, /*seed=*/1);
 //   at::Tensor logits = model(tokens);        // tokens [batch, time] int64 -> logits [batch, time, 256]
 //
-// Layers and initial values are GPT-2's (pre-norm blocks, learned positions, GELU), save that the token embedding and
-// the output layer have weights of their own.
+// Layers and initial values are GPT-2's (pre-norm blocks, learned positions, GELU), except that the token embedding and
+// the output layer have separate weights.
 
 #include <ATen/core/Tensor.h>
 #include <torch/nn/module.h>
@@ -29,11 +28,11 @@ struct GptConfig {
   int64_t layers = 4;
   /// Must divide dim.
   int64_t heads = 4;
-  /// The most bytes that the model looks at.
+  /// Maximum number of bytes that the model sees.
   int64_t context = 128;
 };
 
-/// x + attention(norm(x)), then x + mlp(norm(x)); x is [batch, time, dim].
+/// Computes x + attention(norm(x)), then x + mlp(norm(x)); x is [batch, time, dim].
 struct BlockImpl : torch::nn::Module {
   explicit BlockImpl(const GptConfig& config);
   at::Tensor forward(at::Tensor x);
@@ -52,13 +51,13 @@ struct BlockImpl : torch::nn::Module {
 TESSERA_MODULE(Block);
 
 struct GptImpl : torch::nn::Module {
-  /// On the CPU. The same config and seed give the same parameters in every process. Throws ValueError unless
-  /// config.heads divides config.dim.
+  /// Builds the model on the CPU. The same config and seed give the same parameters in every process. Throws ValueError
+  /// unless config.heads divides config.dim.
   GptImpl(const GptConfig& config, uint64_t seed);
-  /// Logits of the byte that follows each of `tokens`; at most config.context of them.
+  /// Returns logits of the byte after each of `tokens`, which has at most config.context bytes.
   at::Tensor forward(const at::Tensor& tokens);
-  /// What the constructor gives the parameters; also after lay_out, where each rank keeps its parts of the same values.
-  /// They are drawn on the parameters' device, and another kind of device draws other ones.
+  /// Sets the constructor's initial values, also after lay_out, where each rank keeps its parts of them. They are drawn
+  /// on the parameters' device; other types of device draw others.
   void initialize(uint64_t seed);
 
   GptConfig config;
@@ -70,10 +69,11 @@ struct GptImpl : torch::nn::Module {
 };
 TESSERA_MODULE(Gpt);
 
-/// The number of scalars in all parameters.
+/// Returns the number of scalars in all parameters.
 int64_t parameter_count(const torch::nn::Module& module);
 
-/// Mean over all positions of -log p(target), in nats; logits [batch, time, 256] of any dtype, targets [batch, time].
+/// Returns the mean of -log p(target) over all positions, in nats; logits [batch, time, 256] of any dtype, targets
+/// [batch, time].
 at::Tensor next_byte_loss(const at::Tensor& logits, const at::Tensor& targets);
 
 }  // namespace tessera::examples

@@ -1,12 +1,12 @@
 #pragma once
-// A text file as training data. It is cut into blocks of 16 samples' length; every tenth block is kept for validation,
-// so that training and validation see the same kinds of text.
+// A text file as training data. It is split into blocks of 16 samples' length; every tenth block is for validation, so
+// that training and validation see the same kinds of text.
 //
 //   ByteData data("book.txt", /*context=*/128, /*seed=*/1);
 //   Batch batch = data.train_batch(step, {.first = 8, .count = 8});   // the second half of a global batch of 16
 //
-// Which bytes sample i of step s shows depends on the seed, s and i alone, so that any number of ranks, each with its
-// own range of samples, sees the same global batch.
+// The bytes of sample i in step s depend only on the seed, s and i, so any number of ranks, each with its own range of
+// samples, sees the same global batch.
 
 #include <ATen/core/Tensor.h>
 
@@ -16,7 +16,7 @@
 
 namespace tessera::examples {
 
-/// targets[b][t] is the byte that follows tokens[b][t]; both [samples, context], int64.
+/// Training pairs: targets[b][t] is the byte after tokens[b][t]; both [samples, context], int64.
 struct Batch {
   at::Tensor tokens;
   at::Tensor targets;
@@ -31,17 +31,17 @@ struct SampleRange {
 /// Thread safety: any number of threads may read.
 class ByteData {
  public:
-  /// Reads the whole file. Throws ValueError that names it if it cannot be read or has fewer than ten blocks.
+  /// Reads the whole file. Throws ValueError, naming it, if it cannot be read or has fewer than ten blocks.
   ByteData(const std::string& path, int64_t context, uint64_t seed);
 
   Batch train_batch(int64_t step, SampleRange range, int64_t global_batch) const;
 
-  /// Samples of a fixed set of `total` ones, spread evenly over the validation part.
+  /// Returns samples of a fixed set of `total` ones, spread evenly over the validation part.
   Batch validation_batch(SampleRange range, int64_t total) const;
 
   int64_t train_bytes() const { return train_.numel(); }
   int64_t validation_bytes() const { return validation_.numel(); }
-  /// Tells this text from others, wherever it lies: "(8893 bytes, XXH3 0123456789abcdef)".
+  /// Returns an identity of the text that does not depend on its path: "(8893 bytes, XXH3 0123456789abcdef)".
   std::string fingerprint() const;
 
  private:

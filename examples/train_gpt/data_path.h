@@ -1,22 +1,21 @@
 #pragma once
-// Files of an example: those that come with it, and those that the user names.
+// Files of an example: its own, and those that the user names.
 
 #include <string>
 
 namespace tessera::examples {
 
-/// `path` as the user meant it: `bazel run` starts programs elsewhere and gives the user's directory in
-/// $BUILD_WORKING_DIRECTORY. Absolute.
+/// Returns an absolute path relative to the user's directory, which `bazel run` gives in $BUILD_WORKING_DIRECTORY.
 std::string path_from_caller(const std::string& path);
 
-/// The text that the build makes for train_gpt. Throws ValueError if it is not beside the program.
+/// Returns the text that the build makes for train_gpt. Throws ValueError if it is not next to the program.
 std::string default_data_path();
 
-/// Throws ValueError that names `option` and the path unless a file can be written there; makes an empty one. To be
-/// called before the work whose result goes there.
+/// Makes an empty file, and throws ValueError, naming `option` and the path, if that fails. Call it before the work
+/// whose result goes there.
 void check_writable(const std::string& option, const std::string& path);
 
-/// The same for a folder, which is made.
+/// Like check_writable, for a folder.
 void check_writable_folder(const std::string& option, const std::string& path);
 
 }  // namespace tessera::examples

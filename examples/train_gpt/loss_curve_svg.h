@@ -1,5 +1,5 @@
 #pragma once
-// The course of training and validation loss as a picture (SVG, for any browser).
+// Draws training and validation loss as an SVG picture.
 
 #include <string>
 
@@ -7,10 +7,10 @@
 
 namespace tessera::examples {
 
-/// A self-contained SVG document. `title` is shown above the curves.
+/// Returns a self-contained SVG document, with `title` above the curves.
 std::string loss_curve_svg(const LossHistory& history, const std::string& title);
 
-/// Throws ValueError that names the file if it cannot be written.
+/// Throws ValueError, naming the file, if it cannot be written.
 void write_loss_curve(const std::string& path, const LossHistory& history, const std::string& title);
 
 }  // namespace tessera::examples

@@ -1,11 +1,10 @@
 #pragma once
-// The most memory that a rank has had so far.
+// Peak memory of a rank.
 //
-// On the CPU it is what the system has counted as resident in this process, shared memory and libraries included
-// (Linux's VmHWM; getrusage's ru_maxrss would also count what the process had before exec, here the launcher's data),
-// without the shards and gradients of other ranks that this one reads where they lie: they are their owners'.
-// On CUDA it is what tensors have had of the current device, as libtorch's caching allocator counts it: without what
-// that keeps in reserve, and without what CUDA and NCCL take for themselves.
+// On the CPU, it is the resident memory of this process, including shared memory and libraries (Linux's VmHWM;
+// getrusage's ru_maxrss would include memory before exec, here the launcher's data), without shards and gradients of
+// other ranks that are read in place. On CUDA, it is the memory of tensors on the current device by libtorch's caching
+// allocator, without its reserve and without CUDA's and NCCL's own memory.
 
 #include <c10/core/DeviceType.h>
 
@@ -13,10 +12,10 @@ namespace tessera::examples {
 
 inline constexpr double kMebibyte = 1 << 20;
 
-/// In bytes. On CUDA the device must have been used. Throws Error (Linux does not say).
+/// Returns bytes. On CUDA, the device must have been used. Throws Error if Linux does not report it.
 double peak_memory_bytes(c10::DeviceType device);
 
-/// What the number counts: "resident" or "allocated by tensors on the GPU".
+/// Returns what is counted: "resident" or "allocated by tensors on the GPU".
 const char* peak_memory_kind(c10::DeviceType device);
 
 }  // namespace tessera::examples

@@ -1,5 +1,5 @@
 #pragma once
-// Shows how training goes: a line that renews itself on a terminal, and a line every tenth of the way elsewhere.
+// Shows training progress: a line that is updated on a terminal, and ten lines in total elsewhere.
 
 #include <c10/core/DeviceType.h>
 
@@ -12,16 +12,17 @@
 
 namespace tessera::examples {
 
-/// Writes to stdout at once. Throws Error if that cannot be done, as where it is closed or a disk is full.
+/// Writes to stdout at once. Throws Error if that fails, such as for a closed stdout or a full disk.
 void write_out(const std::string& text);
 
 /// Writes to stdout. For rank 0.
 class ProgressLine {
  public:
-  /// For a run on all ranks of the default group. It shows the peak memory of rank 0, and MFU with options.peak_tflops.
+  /// Makes a line for a run on all ranks of the default group, with rank 0's peak memory and, with options.peak_tflops,
+  /// MFU.
   explicit ProgressLine(const TrainOptions& options);
 
-  /// Validations get a line that stays.
+  /// Prints validations on lines that stay.
   void show(const Progress& progress);
 
  private:

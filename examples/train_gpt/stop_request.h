@@ -1,9 +1,9 @@
 #pragma once
-// Ctrl-C and SIGTERM as a request to stop once the running step is done.
+// Treats Ctrl-C and SIGTERM as requests to stop after the current step.
 
 namespace tessera::examples {
 
-/// Keeps the process's first SIGINT or SIGTERM for signal_on_any_rank() as long as it lives. Another one, at least a
+/// Records the process's first SIGINT or SIGTERM for signal_on_any_rank() while it lives. Another one, at least a
 /// second later (a terminal and the launcher both send the first), ends the process at once. One per process.
 class StopRequest {
  public:
@@ -12,7 +12,8 @@ class StopRequest {
   StopRequest(const StopRequest&) = delete;
   StopRequest& operator=(const StopRequest&) = delete;
 
-  /// Returns the signal that a rank of the default group got, the same on every rank; 0 for none. Collective.
+  /// Returns the signal that a rank of the default group received, equal on all ranks; 0 for none. All ranks must call
+  /// it.
   int signal_on_any_rank() const;
 };
 

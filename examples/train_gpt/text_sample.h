@@ -1,5 +1,5 @@
 #pragma once
-// Lets the model write: byte after byte, each drawn from what the model predicts.
+// Generates text byte by byte from the model's predictions.
 
 #include <c10/core/DeviceType.h>
 
@@ -13,18 +13,18 @@ namespace tessera::examples {
 struct SampleOptions {
   std::string prompt;
   int64_t bytes = 400;
-  /// Divides the logits: below 1 the likely bytes become likelier, above 1 less likely.
+  /// Divisor of the logits: below 1 makes likely bytes likelier, above 1 less likely.
   double temperature = 0.8;
   uint64_t seed = 1;
-  /// The model's.
+  /// Device of the model.
   c10::DeviceType device = c10::DeviceType::CPU;
 };
 
-/// The bytes that the model goes on with after the prompt; they are drawn on the CPU, wherever the model lies. With a
-/// sharded model every rank calls it with the same options and gets the same text.
+/// Returns bytes that continue the prompt, drawn on the CPU. With a sharded model, all ranks must call it with the same
+/// options, and get the same text.
 std::string sample_text(Gpt& model, const SampleOptions& options);
 
-/// `text` for a terminal: bytes other than printable ASCII, newline and tab become '?'.
+/// Returns `text` for a terminal: bytes other than printable ASCII, newline and tab become '?'.
 std::string printable(const std::string& text);
 
 }  // namespace tessera::examples

@@ -1,13 +1,13 @@
 #pragma once
-// Checkpoints of a training run: what is in them, and how a run goes on from one.
+// Checkpoints of a training run, and resuming from them.
 //
 //   TrainCheckpoint checkpoint(trainer, options, data);
 //   checkpoint.resume();                                             // with --resume: from the latest, if there is one
 //   trainer.run(on_progress, [&](int64_t done) { return checkpoint.after_step(done, /*stops=*/false), true; });
 //   checkpoint.finish();
 //
-// A run that was killed and resumed on as many ranks ends bit by bit as one that was not: a step's samples depend on
-// the seed and the step alone, and so does the learning rate.
+// A run that was killed and resumed on the same number of ranks ends with the same bits as one that was not, since a
+// step's samples and learning rate depend only on the seed and the step.
 
 #include <string>
 
@@ -17,18 +17,18 @@
 
 namespace tessera::examples {
 
-/// `trainer`, `options` and `data` must outlive it. Every rank calls the same functions in the same order.
+/// `trainer`, `options` and `data` must outlive it. All ranks must make the same calls in the same order.
 class TrainCheckpoint {
  public:
   TrainCheckpoint(Trainer& trainer, const TrainOptions& options, const ByteData& data);
 
-  /// Does nothing without --resume, or if there is no checkpoint yet. Throws ValueError that names the option in which
-  /// the checkpoint's run differed where this one would see other data, or learn from them in another way; the bytes of
-  /// --data count, not where they lie. What an older checkpoint does not tell (--data, --weight-decay) is not compared.
+  /// Does nothing without --resume or without a checkpoint. Throws ValueError, naming the option, if the checkpoint's
+  /// run had other data or learned differently; the bytes of --data count, not its path. Options that an older
+  /// checkpoint lacks (--data, --weight-decay) are not compared.
   void resume();
-  /// Saves where --save-every says so, and where the run stops here.
+  /// Saves as --save-every says, and if the run stops here.
   void after_step(int64_t done, bool stops);
-  /// Returns when the last save is whole.
+  /// Returns when the last save is complete.
   void finish() { checkpointer_.wait(); }
 
  private:

@@ -1,11 +1,11 @@
 #pragma once
-// The training loop: the same code for a sharded model and for a plain one in a single process.
+// The training loop, for a sharded model and for a plain one in a single process.
 //
 //   Trainer trainer(options, data, Layout::sharded(mesh));
 //   trainer.run([](const Progress& progress) { fmt::print("{}: {}\n", progress.step, progress.loss); });
 //   double loss = trainer.validate();
 //
-// Every rank of the mesh makes a trainer and calls the same functions in the same order.
+// All ranks of the mesh must make a trainer and the same calls in the same order.
 
 #include <cstdint>
 #include <functional>
@@ -21,20 +21,19 @@
 
 namespace tessera::examples {
 
-/// Where the model lies, and which slices of each global batch this process computes. A global batch is cut into as
-/// many slices as there are places on the mesh's data-parallel axes: a sharded rank computes its own, a single process
-/// all of them, one after the other. Both add up the slices' gradients in the same order, so that they can be compared
-/// bit by bit.
+/// Placement of the model, and this process's slices of each global batch. A global batch has as many slices as the
+/// mesh's data-parallel axes have ranks: a sharded rank computes its own, and a single process all of them in sequence.
+/// Both add the slices' gradients in the same order, so results can be compared bit by bit.
 struct Layout {
-  /// The ranks that the model lies on, as gpt_layout.h has it; none: a plain model.
+  /// Mesh of the model, as in gpt_layout.h; none for a plain model.
   std::optional<DeviceMesh> mesh = std::nullopt;
   int first_slice = 0;
   int own_slices = 1;
   int slices = 1;
 
   static Layout sharded(const DeviceMesh& mesh);
-  /// A single process that computes what `slices` ranks would: with a plain model, or one that is sharded over a mesh
-  /// of this rank alone, which casts as the sharded one does.
+  /// Layout of a single process that computes what `slices` ranks would: with a plain model, or one sharded over a mesh
+  /// of this rank alone, which casts like the sharded one.
   static Layout single(int slices, std::optional<DeviceMesh> own_mesh = std::nullopt);
 };
 
@@ -48,13 +47,13 @@ struct LossHistory {
   std::vector<LossPoint> validation;
 };
 
-/// What the steps that this process made have taken so far, without validations and checkpoints.
+/// Time of this process's steps so far, without validations and checkpoints.
 struct TrainingTime {
   int64_t steps = 0;
   double seconds = 0;
 };
 
-/// What a progress line shows; the rates are means since the line before, validations not counted.
+/// Contents of a progress line; rates are means since the previous line, without validations.
 struct Progress {
   int64_t step = 0;
   double loss = 0;
@@ -62,7 +61,7 @@ struct Progress {
   double ms_per_step = 0;
   /// By this rank.
   double mb_sent_per_step = 0;
-  /// Set where a validation was made at this step.
+  /// Set if a validation was made at this step.
   std::optional<double> validation_loss = std::nullopt;
 };
 
@@ -71,18 +70,18 @@ class Trainer {
   /// `options` and `data` must outlive the trainer.
   Trainer(const TrainOptions& options, const ByteData& data, Layout layout);
 
-  /// Trains for options.steps steps and validates before the first, every options.eval_every and after the last.
-  /// `after_step` is called with the number of steps that are done, and ends the run by returning false on every rank.
+  /// Trains for options.steps steps, and validates before the first, every options.eval_every and after the last. Calls
+  /// `after_step` with the number of completed steps; it ends the run by returning false on every rank.
   void run(const std::function<void(const Progress&)>& on_progress,
            const std::function<bool(int64_t done)>& after_step = {});
 
-  /// run() begins after `done` steps, of which `history` tells.
+  /// Makes run() begin after `done` steps, with their `history`.
   void go_on_from(int64_t done, LossHistory history);
 
-  /// One optimizer step. Returns the mean loss of the global batch before it.
+  /// Makes one optimizer step. Returns the mean loss of the global batch before it.
   double train_step(int64_t step);
 
-  /// Mean loss of the validation samples, in nats a byte.
+  /// Returns the mean loss of the validation samples, in nats per byte.
   double validate();
 
   const Layout& layout() const { return layout_; }
@@ -90,16 +89,16 @@ class Trainer {
   const TrainingTime& training_time() const { return training_time_; }
   Gpt& model() { return model_; }
   optim::FusedAdamW& optimizer() { return optimizer_; }
-  /// Scalars in the whole model.
+  /// Returns the scalars in the whole model.
   int64_t parameters() const { return parameter_count(*model_); }
 
  private:
   optim::FusedAdamW make_optimizer() const;
   void set_learning_rate(int64_t step);
   at::Tensor loss_of(const Batch& batch);
-  /// The part of `samples` consecutive ones that belongs to a slice.
+  /// Returns a slice's part of `samples` consecutive ones.
   SampleRange slice_range(int slice, int64_t first, int64_t samples) const;
-  /// The mean over all slices, from the sum over this process's.
+  /// Returns the mean over all slices, from the sum over this process's.
   double mean_over_slices(double own_sum) const;
 
   const TrainOptions& options_;
@@ -112,7 +111,7 @@ class Trainer {
   int64_t first_step_ = 0;
 };
 
-/// All parameters by name, whole and plain. Every rank calls it.
+/// Returns all parameters by name, whole and plain. All ranks must call it.
 std::vector<std::pair<std::string, at::Tensor>> full_parameters(const torch::nn::Module& model);
 
 }  // namespace tessera::examples

@@ -1,15 +1,15 @@
 #pragma once
-// One test, run once for each way in which units may compute: as they are, and with each unit's compute checkpointed,
-// so that backward runs forwards again inside of itself.
+// Runs a test in each mode of unit computation: normally, and with each unit checkpointed, so that backward reruns
+// forwards.
 //
 //   for_each_execution_mode([&](const ExecutionMode& mode) {
-//     mode.shard(*model, {.mesh = mesh});            // in place of fully_shard(model, {.mesh = mesh})
+//     mode.shard(*model, {.mesh = mesh});            // instead of fully_shard(model, {.mesh = mesh})
 //     train_and_compare(...);
 //   });
 //
-// After the decorator test_compiled_fsdp in torch/testing/_internal/common_fsdp.py, which runs a test eagerly and with
-// the units' compute compiled, by a replaced fully_shard that a failing test leaves in place. Here the replacement is a
-// value: there is nothing to restore. libtorch has no compiler; checkpointing takes its place.
+// Its source, the decorator test_compiled_fsdp in torch/testing/_internal/common_fsdp.py, runs a test eagerly and
+// compiled, by a replaced fully_shard that a failing test leaves in place. Here the replacement is a value, so there is
+// nothing to restore, and checkpointing takes the place of the compiler, which libtorch lacks.
 
 #include <functional>
 #include <string>
@@ -24,14 +24,14 @@ struct ExecutionMode {
   ShardFn shard;
 };
 
-/// Which modules' compute a mode may change; none: all.
+/// Modules that a mode may change; none means all.
 using ModuleFilter = std::function<bool(torch::nn::Module&)>;
 
-/// "eager" and "checkpointed".
+/// Returns "eager" and "checkpointed".
 std::vector<ExecutionMode> execution_modes(ModuleFilter filter = nullptr);
 
-/// Runs `test` in every mode, with a barrier over the default group before and after each. Throws ExpectationError that
-/// names the mode. Collective.
+/// Runs `test` in every mode, with a barrier over the default group before and after each. Throws ExpectationError,
+/// naming the mode. All ranks must call it.
 void for_each_execution_mode(const std::function<void(const ExecutionMode&)>& test, ModuleFilter filter = nullptr);
 
 }  // namespace tessera::testing

@@ -1,8 +1,8 @@
 #pragma once
-// MixtureOfExperts: 8 → 12 → 23 (shared) → 12 (expert) → 8, where every rank has an expert of its own, which nobody
-// reduces. Wrapped, the expert is a unit over this rank alone and the shared layer one over all ranks; the outer layers
-// stay bare. Not wrapped, run_backward averages the gradients of all but the expert over the ranks itself.
-// After torch/testing/_internal/common_fsdp.py.
+// MixtureOfExperts: 8 → 12 → 23 (shared) → 12 (expert) → 8, where each rank has its own expert, whose gradients are not
+// reduced. Wrapped, the expert is a unit over this rank alone, and the shared layer one over all ranks; the outer
+// layers are not units. Otherwise, run_backward averages the gradients of all but the expert itself.
+// Source: torch/testing/_internal/common_fsdp.py.
 
 #include "testing/fsdp_models/nested_wrapped_models.h"
 
@@ -13,7 +13,7 @@ class MixtureOfExpertsImpl : public NestedWrappedModuleImpl {
   explicit MixtureOfExpertsImpl(const InitOptions& options);
 
   at::Tensor forward(std::vector<at::Tensor> inputs) override;
-  /// Collective where the model is not wrapped.
+  /// All ranks must call it if the model is not wrapped.
   void run_backward(const at::Tensor& loss) override;
 
   bool is_expert(const at::Tensor& parameter) const;

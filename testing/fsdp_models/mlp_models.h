@@ -1,10 +1,10 @@
 #pragma once
-// Small feed-forward models whose sizes do not divide evenly.
+// Small feed-forward models with uneven sizes.
 //
-//   MLP stack: three MLPs with multipliers 3, 4 and 3, so that tensor parallelism over 2 cuts 3 x 3 = 9 features
-//   unevenly DoubleLinear: two results, or a second layer that is never used
+//   MLP stack: three MLPs with multipliers 3, 4 and 3, so that tensor parallelism over 2 shards 9 features unevenly
+//   DoubleLinear: two results, or a second layer that is never used
 //
-// After torch/testing/_internal/common_fsdp.py.
+// Source: torch/testing/_internal/common_fsdp.py.
 
 #include <optional>
 #include <utility>
@@ -24,11 +24,11 @@ struct MLPOptions {
   int64_t dim_multiplier = 4;
 };
 
-/// relu(out_proj(relu(in_proj(x)))), plus the buffer if there is one.
+/// Computes relu(out_proj(relu(in_proj(x)))), plus the buffer if there is one.
 struct MLPImpl : torch::nn::Module {
   explicit MLPImpl(int64_t dim, MLPOptions options = {});
   at::Tensor forward(at::Tensor x);
-  /// Draws the buffer anew; the layers have a reset_parameters of their own.
+  /// Draws the buffer anew; layers have their own reset_parameters.
   void reset_parameters();
 
   tessera::nn::Linear in_proj{nullptr}, out_proj{nullptr};
@@ -48,8 +48,8 @@ TESSERA_MODULE(ScaleNorm);
 /// Three MLPs, and a ScaleNorm if sequence-parallel.
 tessera::nn::Sequential make_mlp_stack(int64_t dim, bool with_seq_parallel = false);
 
-/// Column-wise, then row-wise, activations as DTensors, so that they may be cut unevenly; the last output is plain and
-/// whole, or a DTensor cut along dim 1 behind the norm.
+/// Column-wise, then row-wise, with DTensor activations, which may be uneven. The last output is plain and replicated,
+/// or a DTensor sharded on dim 1 after the norm.
 ParallelPlan mlp_stack_plan(bool with_seq_parallel = false);
 
 struct ParallelizeMlpStackOptions {
@@ -60,11 +60,11 @@ struct ParallelizeMlpStackOptions {
   ShardFn shard = nullptr;  // fully_shard
 };
 
-/// Tensor parallelism over the whole stack; then each MLP, checkpointed if asked, a unit; last the stack, whose unit
-/// has the norm. Collective.
+/// Applies tensor parallelism to the whole stack, then makes each MLP, checkpointed if requested, a unit, and last the
+/// stack, whose unit has the norm. All ranks must call it.
 void parallelize_mlp_stack(tessera::nn::Sequential& stack, const ParallelizeMlpStackOptions& options);
 
-/// (relu(lin1 x), relu(lin2 x)).
+/// Computes (relu(lin1 x), relu(lin2 x)).
 struct DoubleLinearImpl : torch::nn::Module {
   explicit DoubleLinearImpl(int64_t dim);
   std::pair<at::Tensor, at::Tensor> forward(at::Tensor x);
@@ -73,7 +73,7 @@ struct DoubleLinearImpl : torch::nn::Module {
 };
 TESSERA_MODULE(DoubleLinear);
 
-/// relu(lin1 x); lin2 is never used.
+/// Computes relu(lin1 x); lin2 is never used.
 struct DoubleLinearUnusedImpl : torch::nn::Module {
   explicit DoubleLinearUnusedImpl(int64_t dim);
   at::Tensor forward(at::Tensor x);

@@ -1,25 +1,25 @@
 #pragma once
-// ModuleWithDelay: a model around another one that is late, to show races: before its units reshard in forward, after
-// the loss was computed, or before each reduce-scatter of its backward. Results must not depend on it.
+// ModuleWithDelay: a model around another one that delays it, to expose races: before units reshard in forward, after
+// the loss is computed, or before each reduce-scatter of backward. Results must not depend on it.
 //
 //   auto init = delayed_init_options(mesh);                           // DEVICE_AFTER
 //   init.fsdp_init_mode = FSDPInitMode::RECURSIVE;
 //   const auto late = nested_wrapped_model_with_delay({.before_reduction = 5.0 * get_rank()});
-//   auto model = late.init(init);                                     // ranks may be late by different times
+//   auto model = late.init(init);                                     // delays may differ between ranks
 //
-// After torch/testing/_internal/common_fsdp.py.
+// Source: torch/testing/_internal/common_fsdp.py.
 
 #include "nn/hooks/hooked.h"
 #include "testing/fsdp_models/test_model.h"
 
 namespace tessera::testing {
 
-/// Returns that much later: what this rank issues next comes late. Does nothing for 0.
+/// Returns after a delay, so that what this rank issues next is late. Does nothing for 0.
 void delay(double milliseconds);
 
-/// In ms.
+/// Delays in ms.
 struct Delays {
-  /// Before each reshard of forward, of all units. Above 0 on all ranks or on none.
+  /// Before each reshard of forward, in all units. Positive on all ranks or on none.
   double before_free = 0;
   double after_loss = 0;
   double before_reduction = 0;
@@ -29,10 +29,10 @@ class ModuleWithDelayImpl : public DummyDDP {
  public:
   ModuleWithDelayImpl(std::shared_ptr<FSDPTestModel> module, Delays delays);
 
-  /// Patches reshards meanwhile if they are to be late; then it is collective over the default group.
+  /// Patches reshards if they are to be late, for which all ranks of the default group must call it.
   at::Tensor forward(std::vector<at::Tensor> inputs) override;
   at::Tensor get_loss(const std::vector<at::Tensor>& input, const at::Tensor& output) override;
-  /// Patches the reduce-scatter meanwhile (testing/fsdp_models/patches.h). Collective over the default group.
+  /// Patches the reduce-scatter (testing/fsdp_models/patches.h). All ranks of the default group must call it.
   void run_backward(const at::Tensor& loss) override;
 
  private:
@@ -40,12 +40,12 @@ class ModuleWithDelayImpl : public DummyDDP {
 };
 TESSERA_MODULE(ModuleWithDelay);
 
-/// NestedWrappedModule inside of it.
+/// Wraps a NestedWrappedModule.
 ModelClass nested_wrapped_model_with_delay(Delays delays = {});
-/// MixtureOfExperts inside of it, with late reshards if it is wrapped.
+/// Wraps a MixtureOfExperts, with late reshards if it is wrapped.
 ModelClass mixture_of_experts_with_delay(double before_free);
 
-/// What its init has as defaults.
+/// Returns the defaults of its init.
 InitOptions delayed_init_options(DeviceMesh mesh);
 
 }  // namespace tessera::testing

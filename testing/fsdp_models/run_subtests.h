@@ -1,5 +1,5 @@
 #pragma once
-// The cross product of a test's parameters, on the groups that the ranks already have.
+// Runs the cross product of a test's parameters on the ranks' existing groups.
 //
 //   run_ranks(2, [](int rank) {
 //     run_subtests({{"reshard", {true, false}}, {"dim", {3, 16}}, {"dtype", {"bf16"}}}, [&](const Subtest& subtest) {
@@ -7,9 +7,9 @@
 //     });
 //   });
 //
-// The first axis changes slowest. After each combination there is a barrier over the default group; a combination that
-// fails ends the test with its values in the message, and run_ranks wakes the other ranks.
-// After run_subtests in torch/testing/_internal/common_fsdp.py.
+// The first axis changes slowest. After each combination there is a barrier over the default group. A failing
+// combination ends the test with its values in the message, and run_ranks wakes the other ranks.
+// Source: run_subtests in torch/testing/_internal/common_fsdp.py.
 
 #include <cstdint>
 #include <functional>
@@ -34,7 +34,7 @@ class Subtest {
  public:
   explicit Subtest(std::vector<std::pair<std::string, SubtestValue>> values) : values_(std::move(values)) {}
 
-  /// Throws KeyError for an unknown name, ValueError for another type than the axis's values have.
+  /// Throws KeyError for an unknown name, and ValueError for another type than the axis has.
   template <class T>
   const T& get(const std::string& name) const {
     const auto* value = std::get_if<T>(&at(name));
@@ -42,7 +42,7 @@ class Subtest {
                   name, to_string());
     return *value;
   }
-  /// "reshard=true, dim=3"
+  /// Returns a text such as "reshard=true, dim=3".
   std::string to_string() const;
 
  private:
@@ -51,8 +51,8 @@ class Subtest {
   std::vector<std::pair<std::string, SubtestValue>> values_;
 };
 
-/// Calls `run` for every combination, on every rank; returns how many there were. Throws ExpectationError that names
-/// the combination that failed and what it threw. Collective.
+/// Calls `run` for every combination on every rank, and returns their number. Throws ExpectationError, naming the
+/// failed combination and its error. All ranks must call it.
 int64_t run_subtests(const std::vector<SubtestAxis>& config, const std::function<void(const Subtest&)>& run);
 
 }  // namespace tessera::testing

@@ -1,12 +1,12 @@
 #pragma once
-// SkipModel: three layers of 10 → 10 without biases, of which two lie in modules of their own, and one of these is
-// handed to wrap() (fsdp1/fsdp.h), which wraps inside of an EnableWrap only:
+// SkipModel: three layers of 10 → 10 without biases. Two are in modules of their own, one of which is passed to wrap()
+// (fsdp1/fsdp.h), which wraps only inside an EnableWrap:
 //
 //   SkipModel             linear → linear_skip → nested_linear
 //     SkipModule          lin; never wrapped
-//     NestedLinear        nested_linear, handed to wrap() too where `fsdp_wrap` says so; itself always is
+//     NestedLinear        nested_linear, passed to wrap() too if `fsdp_wrap`; itself always is
 //
-// After torch/testing/_internal/common_fsdp.py.
+// Source: torch/testing/_internal/common_fsdp.py.
 
 #include "fsdp1/fsdp.h"
 #include "nn/linear.h"
@@ -30,7 +30,8 @@ struct NestedLinearImpl : torch::nn::Module {
 TESSERA_MODULE(NestedLinear);
 
 struct SkipModelImpl : torch::nn::Module {
-  /// double_nest: the layer inside of nested_linear is handed to wrap() too. `device` is wrap()'s device_id.
+  /// Builds the model. With double_nest, the layer inside nested_linear is passed to wrap() too. `device` is wrap()'s
+  /// device_id.
   explicit SkipModelImpl(bool double_nest, at::Device device = at::kCPU);
   at::Tensor forward(at::Tensor x) { return nested_linear(linear_skip(linear(x))); }
 

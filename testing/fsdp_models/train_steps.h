@@ -1,7 +1,7 @@
 #pragma once
-// The training loop of the parity tests: a few steps of SGD with momentum on the model's own input. Not Adam, whose
-// steps do not depend on the scale of the gradients and would hide a wrong one.
-// After _train_for_several_steps in torch/testing/_internal/common_fsdp.py.
+// The training loop of the parity tests: a few steps of SGD with momentum on the model's own input. Adam would hide
+// wrong gradients, since its steps do not depend on their scale.
+// Source: _train_for_several_steps in torch/testing/_internal/common_fsdp.py.
 
 #include <optional>
 
@@ -14,29 +14,27 @@ namespace tessera::testing {
 struct TrainOptions {
   int num_steps = 2;
   double lr = 0.01;
-  /// Runs forward and loss under autocast to mixed_precision's param_dtype (bfloat16 if it names none).
+  /// Runs forward and loss under autocast to mixed_precision's param_dtype (default: bfloat16).
   bool autocast = false;
-  /// In every step: copy the state, clear the model, load the copy. Training must not notice.
+  /// Copies the state, clears the model, and loads the copy in every step, which training must not notice.
   bool save_model = false;
-  /// What the sharded model computes in; a plain one gets inputs in that dtype.
+  /// Dtypes of the sharded model; a plain one gets inputs in param_dtype.
   std::optional<MixedPrecisionPolicy> mixed_precision = std::nullopt;
-  /// The model is in float16; inputs are cast to it.
+  /// Uses a float16 model and float16 inputs.
   bool use_pure_fp16 = false;
-  /// Scales losses, and skips the steps in which a gradient of some rank is not finite. Off by default.
+  /// Scales losses, and skips steps with a gradient that is not finite on some rank. Off by default.
   GradScalerOptions grad_scaler = {.enabled = false};
 };
 
-/// Whether a module of it is a unit of fully_shard or replicate.
+/// Returns whether a module of it is a unit of fully_shard or replicate.
 bool is_sharded_model(torch::nn::Module& model);
 
-/// Trains, and returns the last step's loss, of the parameters before that step's update, detached: with a grad_scaler
-/// the scaled one.
-/// Throws ExpectationError if a loss has another dtype than the options say: float32; float16 for pure fp16; the
-/// policy's param_dtype for a sharded model with mixed precision; or if a unit is not idle and sharded at the end.
-/// Collective.
+/// Trains, and returns the last step's loss before its update, detached and, with a grad_scaler, scaled. Throws
+/// ExpectationError if a loss has an unexpected dtype (float32; float16 for pure fp16; the policy's param_dtype for a
+/// sharded model with mixed precision), or if a unit is not idle and sharded at the end. All ranks must call it.
 at::Tensor train_for_several_steps(FSDPTestModel& model, const TrainOptions& options = {});
 
-/// All losses, in order.
+/// Like train_for_several_steps, but returns all losses in order.
 std::vector<double> train_losses(FSDPTestModel& model, const TrainOptions& options);
 
 }  // namespace tessera::testing

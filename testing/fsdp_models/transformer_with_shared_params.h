@@ -1,13 +1,13 @@
 #pragma once
 // A small transformer whose output projection shares its weight with the embedding: 2 encoder and 2 decoder layers of
-// width 16 and 8 heads over a vocabulary of 23. 68 parameters of 8,427 elements, 66 of 8,423 without batch norm.
+// width 16 and 8 heads, over a vocabulary of 23. It has 68 parameters of 8,427 elements, or 66 of 8,423 without batch
+// norm.
 //
-// The layers have hook points (those inside of a stock torch::nn::Transformer have none), and are drawn in the order of
-// Python's nn.Transformer, which is not that of libtorch's: the deterministic model is Python's.
-//
-// Every rank has the same input, so averages over ranks are not put to the test by this model; the seed of get_input
-// in the source touches later draws (dropout) only, and is left out, since ranks as threads share the generator.
-// After torch/testing/_internal/common_fsdp.py.
+// The layers have hook points (those inside a stock torch::nn::Transformer do not), and are drawn in the order of
+// Python's nn.Transformer rather than libtorch's, so the deterministic model is Python's. All ranks have the same
+// input, so this model does not test averages over ranks. The source's seed in get_input affects only later draws
+// (dropout), and is omitted, since ranks that are threads share the generator.
+// Source: torch/testing/_internal/common_fsdp.py.
 
 #include <string>
 
@@ -20,7 +20,7 @@
 
 namespace tessera::testing {
 
-/// Two encoder layers, and a norm behind them.
+/// Two encoder layers, followed by a norm.
 struct EncoderStackImpl : torch::nn::Module {
   EncoderStackImpl();
   at::Tensor forward(at::Tensor src);
@@ -55,7 +55,7 @@ class TransformerWithSharedParamsImpl : public FSDPTestModel {
   std::vector<at::Tensor> get_input(at::Device device) override;
   at::Tensor forward(std::vector<at::Tensor> inputs) override;
   at::Tensor get_loss(const std::vector<at::Tensor>& input, const at::Tensor& output) override;
-  /// The transformer only.
+  /// Runs only the transformer.
   std::vector<torch::nn::Module*> get_ignored_modules() const { return {transformer.ptr().get()}; }
 
   tessera::nn::Embedding embed_tokens{nullptr};
@@ -66,7 +66,7 @@ class TransformerWithSharedParamsImpl : public FSDPTestModel {
 };
 TESSERA_MODULE(TransformerWithSharedParams);
 
-/// RECURSIVE: every encoder and decoder layer is a unit, then the whole model.
+/// RECURSIVE makes every encoder and decoder layer a unit, then the whole model.
 const ModelClass& transformer_with_shared_params();
 
 }  // namespace tessera::testing

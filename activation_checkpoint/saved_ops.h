@@ -22,8 +22,8 @@ namespace tessera {
 class OpList {
  public:
   OpList() = default;
-  /// Throws KeyError for an unknown name; ValueError for an op that decomposes into others (instead of aten::linear,
-  /// name aten::addmm and aten::mm), writes or returns its arguments, or draws random numbers.
+  /// Throws KeyError for an unknown name. Throws ValueError for an op that decomposes into others (instead of
+  /// aten::linear, name aten::addmm and aten::mm), writes or returns its arguments, or draws random numbers.
   OpList(const std::vector<std::string>& names);  // NOLINT: a list of names is one
 
   bool empty() const { return !ops_; }

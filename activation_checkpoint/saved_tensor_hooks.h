@@ -9,8 +9,8 @@
 
 namespace tessera {
 
-/// Makes the hooks of one saved tensor. call_pack_hook runs at once, call_unpack_hook when backward needs the tensor;
-/// the hooks are destroyed when the graph releases it.
+/// Makes the hooks of one saved tensor. They are destroyed when the graph releases it; call_pack_hook runs at once, and
+/// call_unpack_hook when backward needs the tensor.
 class SavedTensorHooks {
  public:
   virtual ~SavedTensorHooks() = default;

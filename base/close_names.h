@@ -8,12 +8,12 @@
 
 namespace tessera {
 
-/// Returns the least number of insertions, deletions, replacements and swaps of neighbors that turn `a` into `b`, such
-/// as 1 for ("wq", "qw").
+/// Returns the least number of edits that turn `a` into `b`: insertions, deletions, replacements and swaps of
+/// neighbors. For ("wq", "qw") it is 1.
 size_t edit_distance(std::string_view a, std::string_view b);
 
-/// Returns candidates within an edit distance of a third of the name's length (at least 1), closest first, without
-/// duplicates, and at most `limit`.
+/// Returns at most `limit` different candidates, closest first. Their edit distance is at most a third of the name's
+/// length, or 1.
 std::vector<std::string> close_names(std::string_view name, const std::vector<std::string>& candidates,
                                      size_t limit = 3);
 

@@ -21,9 +21,9 @@ std::map<int, std::string> open_files();
 /// Returns descriptors that were opened, or replaced, since open_files() returned `before`.
 std::map<int, std::string> opened_since(const std::map<int, std::string>& before);
 
-/// Sets FD_CLOEXEC on network sockets, and on the epoll descriptors and nonblocking pipes of their event loops, that
-/// any thread opened during its lifetime. For foreign code that does not do so: child processes would keep the sockets
-/// open, and peers would not notice this process's end.
+/// Sets FD_CLOEXEC on network sockets that any thread opened during its lifetime. This includes the epoll descriptors
+/// and nonblocking pipes of their event loops. For foreign code that does not do so: child processes would keep the
+/// sockets open, and peers would not notice this process's end.
 class CloseOnExecScope {
  public:
   CloseOnExecScope() : before_(open_files()) {}

@@ -44,7 +44,7 @@ struct Benchmark {
   std::function<Results(const BenchmarkOptions&)> on_rank = {};
 };
 
-/// Main function of a benchmark: parses options, rejects unknown ones, and runs `run` or, in a rank, `on_rank`, with
+/// Main function of a benchmark. It parses options, rejects unknown ones, and runs `run` or, in a rank, `on_rank`, with
 /// one thread per process. Errors go to stderr.
 int benchmark_main(int argc, char** argv, const Benchmark& benchmark);
 
@@ -69,8 +69,8 @@ std::vector<double> microseconds(const std::vector<std::function<void()>>& calls
 double peak_bytes();
 double reset_peak();
 
-/// Returns the lines "name value" that the Python script prints under PEER_PYTHON with these arguments; nothing if that
-/// is not set. Throws if the script fails or prints none.
+/// Returns the lines "name value" that the Python script prints under PEER_PYTHON. Returns nothing if that is not set.
+/// Throws if the script fails or prints none.
 Results run_peer(const std::string& script, const std::string& arguments);
 
 /// Prints one line, with the peer's value and the ratio ours / peer if available.

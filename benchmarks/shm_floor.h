@@ -11,7 +11,7 @@ struct FloorTimes {
   double all_gather = 0;
   /// Like the above, bypassing the cache (comm/backend/stream_copy.h).
   double all_gather_streamed = 0;
-  /// Every rank adds its part of the ranks' `bytes` of floats.
+  /// Every rank adds its chunk of the ranks' `bytes` of floats.
   double reduce_scatter = 0;
   /// One process copies `bytes` for each rank, without a barrier.
   double copy = 0;

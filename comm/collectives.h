@@ -50,11 +50,11 @@ class [[nodiscard]] Pending {
   c10::intrusive_ptr<ZeroCopyWork> being_read_;  // after that
 };
 
-/// Concatenates the inputs of all ranks. `input` may be this rank's part of `output`; otherwise they must not overlap.
+/// Concatenates the inputs of all ranks. `input` may be this rank's chunk of `output`; otherwise they must not overlap.
 void all_gather(const at::Tensor& output, const at::Tensor& input, const ProcessGroupPtr& group);
 Pending all_gather_async(const at::Tensor& output, const at::Tensor& input, const ProcessGroupPtr& group);
 
-/// Reduces the inputs and stores the i-th equal part on rank i. `output` may be this rank's part of `input`.
+/// Reduces the inputs and stores the i-th of equal chunks on rank i. `output` may be this rank's chunk of `input`.
 void reduce_scatter(const at::Tensor& output, const at::Tensor& input, ReduceOp op, const ProcessGroupPtr& group);
 Pending reduce_scatter_async(const at::Tensor& output, const at::Tensor& input, ReduceOp op,
                              const ProcessGroupPtr& group);

@@ -54,7 +54,7 @@ struct ProcessGroupOptions {
 /// if already set up, and CommError if ranks cannot be reached or another job uses the address.
 void init_process_group(ProcessGroupOptions options = {});
 
-/// Like the above, with NCCL's options. Also throws NoDeviceError and ValueError on every rank
+/// Like the above, with NCCL's options. It throws NoDeviceError and ValueError on every rank
 /// (comm/nccl/cuda_devices.h), and StateError if compiled with another NCCL than libtorch.
 void init_process_group(ProcessGroupOptions options, const NcclOptions& nccl);
 
@@ -80,8 +80,8 @@ const std::string& group_name(const ProcessGroupPtr& group);  // used in errors,
 
 std::vector<int64_t> group_ranks(const ProcessGroupPtr& group);  // in the default group, in order
 
-/// Makes a group of `ranks` of the default group, in this order. Only members call it, in one order per set of ranks.
-/// Throws ValueError if ranks are empty, repeated, out of range or without the caller.
+/// Makes a group of `ranks` of the default group, in this order. Its members, and no other ranks, call it, in one order
+/// per set of ranks. Throws ValueError if ranks are empty, repeated, out of range or without the caller.
 ProcessGroupPtr new_group(const std::vector<int64_t>& ranks, const std::string& name = "group");
 
 /// Like the above, with NCCL options of its own, which have no effect without NCCL.

@@ -5,8 +5,8 @@
 
 namespace tessera {
 
-/// Copies to[to_offset + i * to_stride + j] = from[from_offset + i * from_stride + j] for i < rows and j < cols, in
-/// elements, with a cast.
+/// Copies rows with a cast: to[to_offset + i * to_stride + j] = from[from_offset + i * from_stride + j] for i < rows
+/// and j < cols, in elements.
 struct CopyShape {
   int64_t to_offset = 0;
   int64_t to_stride = 0;

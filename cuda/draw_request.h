@@ -15,9 +15,9 @@ struct DrawParameters {
   double b = 1;
 };
 
-/// Maps a shard's coordinate to element whole_offset + sum(coordinate[d] * whole_strides[d]) of the whole tensor's
-/// memory, which has whole_numel elements without gaps, and element sum(coordinate[d] * local_strides[d]) of the
-/// shard's.
+/// Location of a shard in the whole tensor. A coordinate is element whole_offset + sum(coordinate[d] *
+/// whole_strides[d]) of the whole tensor's memory, which has whole_numel elements without gaps, and sum(coordinate[d] *
+/// local_strides[d]) of the shard's.
 struct ShardOfWhole {
   std::vector<int64_t> sizes;
   std::vector<int64_t> whole_strides;

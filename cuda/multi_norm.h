@@ -13,8 +13,8 @@
 
 namespace tessera::cuda {
 
-/// Returns the sum of absolute values (L1) or squares (L2), or the largest absolute value (Inf; 0 without elements), as
-/// a scalar on the GPU: float64 for float64 tensors, otherwise float32. NaN gives NaN.
+/// Returns the sum of absolute values (L1) or squares (L2), or the largest absolute value (Inf; 0 without elements). It
+/// is a scalar on the GPU, float64 for float64 tensors and otherwise float32. NaN gives NaN.
 /// Takes at least one contiguous tensor, on one CUDA device, of one dtype among float32, bfloat16, float16 and float64.
 /// Allocates up to 8 KiB per 160 tensors. Throws ValueError otherwise.
 at::Tensor multi_tensor_norm(at::TensorList tensors, NormKind kind);

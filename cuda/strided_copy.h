@@ -16,7 +16,7 @@
 
 namespace tessera::cuda {
 
-/// Copies to[i * to_stride + j] = from[i * from_stride + j] for i < rows and j < cols, with strides in elements of each
+/// Copies to[i * to_stride + j] = from[i * from_stride + j] for i < rows and j < cols. Strides are in elements of each
 /// side's dtype. A null `from` means zeros.
 struct StridedCopy {
   void* to = nullptr;

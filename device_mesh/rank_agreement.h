@@ -1,5 +1,5 @@
 #pragma once
-// Checks that ranks of a mesh act alike, so that one rank's error does not leave the others waiting.
+// Checks that ranks of a mesh do the same, so that one rank's error does not leave the others waiting.
 
 #include <functional>
 #include <string>
@@ -27,7 +27,7 @@ void check_agreement(const DeviceMesh& mesh, const std::string& where, const Sta
 void check_ranks_agree(const std::vector<DeviceMesh>& meshes, const std::string& where,
                        const std::function<std::vector<std::string>()>& step);
 
-/// Throws StateError on every rank of the meshes if one has a fault; other ranks' messages begin with `where` and name
+/// Throws StateError on every rank of the meshes if one has a fault. Other ranks' messages begin with `where` and name
 /// it. All ranks of a mesh must pass the same meshes in the same order.
 void throw_on_all_ranks(const std::vector<DeviceMesh>& meshes, const std::string& where, const std::string& fault);
 

@@ -44,7 +44,7 @@ at::Tensor from_local(const at::Tensor& local, const DeviceMesh& mesh, Placement
 /// ValueError on every rank if `grad_placements` (default: the tensor's, Replicate for Partial) shard it differently.
 at::Tensor to_local(const at::Tensor& tensor, std::optional<Placements> grad_placements = std::nullopt);
 
-/// Like to_local, but for a DTensor that is no longer used; the result may be written.
+/// Like to_local, for a DTensor that is no longer used; the result may be written.
 at::Tensor take_local(at::Tensor tensor, std::optional<Placements> grad_placements = std::nullopt);
 
 /// Returns the whole tensor on every rank, sharing memory if replicated. Pass Partial `grad_placements` if the ranks'

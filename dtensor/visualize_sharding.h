@@ -1,5 +1,5 @@
 #pragma once
-// Shows which ranks hold which part of a DTensor. Source: torch/distributed/tensor/debug/_visualize_sharding.py.
+// Shows which ranks hold which elements of a DTensor. Source: torch/distributed/tensor/debug/_visualize_sharding.py.
 
 #include <string>
 #include <vector>
@@ -8,7 +8,7 @@
 
 namespace tessera {
 
-/// Part of a tensor of up to two dims, and the ranks that hold it (or a term of it).
+/// Block of a tensor of up to two dims, and the ranks that hold it (or a term of it).
 struct ShardCell {
   DimRange rows;  // of dim 0; [0, 1) if the tensor has none
   DimRange columns;
@@ -18,7 +18,7 @@ struct ShardCell {
 
 std::string describe(const at::Tensor& tensor);  // "DTensor Float[5, 3] (Shard(0)) on DeviceMesh(cpu, {dp: 2}), ..."
 
-/// Returns the non-empty parts in row-major order. Throws ValueError for a plain tensor or more than two dims.
+/// Returns the non-empty blocks in row-major order. Throws ValueError for a plain tensor or more than two dims.
 std::vector<ShardCell> shard_cells(const at::Tensor& tensor);
 
 std::string visualize_sharding(const at::Tensor& tensor);  // table; throws like shard_cells

@@ -39,7 +39,7 @@ struct LayoutOptions {
   bool sequence_parallel = false;
   /// Recomputes blocks in backward.
   bool checkpoint_activations = false;
-  /// Builds the model without memory, so that no rank ever holds more than its parts.
+  /// Builds the model without memory, so that no rank ever holds more than its shards.
   bool meta_init = false;
 };
 
@@ -47,7 +47,7 @@ struct LayoutOptions {
 /// lay_out.
 Gpt make_model(const GptConfig& config, uint64_t seed, const LayoutOptions& options);
 
-/// Allocates and initializes this rank's parts: bit by bit those of make_model without meta_init.
+/// Allocates and initializes this rank's shards: bit by bit those of make_model without meta_init.
 void materialize(Gpt& model, uint64_t seed, c10::DeviceType device);
 
 /// Applies the tensor-parallel plan, activation checkpointing and fully_shard. `mesh` has an axis dp, and may have

@@ -51,13 +51,13 @@ struct BlockImpl : torch::nn::Module {
 TESSERA_MODULE(Block);
 
 struct GptImpl : torch::nn::Module {
-  /// Builds the model on the CPU. The same config and seed give the same parameters in every process. Throws ValueError
+  /// Builds the model on the CPU. Parameters are equal in every process for the same config and seed. Throws ValueError
   /// unless config.heads divides config.dim.
   GptImpl(const GptConfig& config, uint64_t seed);
   /// Returns logits of the byte after each of `tokens`, which has at most config.context bytes.
   at::Tensor forward(const at::Tensor& tokens);
-  /// Sets the constructor's initial values, also after lay_out, where each rank keeps its parts of them. They are drawn
-  /// on the parameters' device; other types of device draw others.
+  /// Sets the constructor's initial values, also after lay_out, where each rank keeps its shards of them. They are
+  /// drawn on the parameters' device; other types of device draw others.
   void initialize(uint64_t seed);
 
   GptConfig config;
@@ -72,8 +72,8 @@ TESSERA_MODULE(Gpt);
 /// Returns the number of scalars in all parameters.
 int64_t parameter_count(const torch::nn::Module& module);
 
-/// Returns the mean of -log p(target) over all positions, in nats; logits [batch, time, 256] of any dtype, targets
-/// [batch, time].
+/// Returns the mean of -log p(target) over all positions, in nats. Logits are [batch, time, 256] of any dtype, and
+/// targets [batch, time].
 at::Tensor next_byte_loss(const at::Tensor& logits, const at::Tensor& targets);
 
 }  // namespace tessera::examples

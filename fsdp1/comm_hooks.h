@@ -17,7 +17,7 @@ namespace tessera {
 struct CommHook {
   /// Reduces (and divides) this rank's gradients of one unit, without inner ones, and returns when done.
   /// `full_flat_grad` is in the reduce dtype and may be overwritten. If the unit is sharded, it has an equal,
-  /// zero-padded part per rank, and `output` receives this rank's result. Otherwise `output` is undefined, and
+  /// zero-padded chunk per rank, and `output` receives this rank's result. Otherwise `output` is undefined, and
   /// `full_flat_grad` receives it.
   std::function<void(const at::Tensor& full_flat_grad, const at::Tensor& output)> run;
   bool is_low_precision = false;  // see FSDP::low_precision_hook_enabled
@@ -39,7 +39,7 @@ class DefaultState {
 };
 
 void allreduce_hook(const DefaultState& state, const at::Tensor& grad);  // averages in place
-/// Stores this rank's part of the average in `output` and overwrites `grad`.
+/// Stores this rank's chunk of the average in `output` and overwrites `grad`.
 void reduce_scatter_hook(const DefaultState& state, const at::Tensor& grad, const at::Tensor& output);
 
 CommHook default_hook(DefaultState state);  // acts like the engine

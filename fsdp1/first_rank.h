@@ -19,7 +19,7 @@ class FirstRank {
   FirstRank(torch::nn::Module& model, const ProcessGroupPtr* group);
 
   bool is_this_one() const { return is_this_one_; }
-  /// Returns the dict of `own`, called on the first rank only; elsewhere its tensors with dims are on the meta device.
+  /// Returns the dict of `own`, called on the first rank only. Elsewhere its tensors with dims are on the meta device.
   /// Throws what `own` throws there, and a ValueError with its text elsewhere. All ranks must call it.
   OptimStateDict outline(const std::function<OptimStateDict()>& own) const;
   /// Returns the values of an outline() entry on every rank. All ranks must call it.

@@ -86,15 +86,15 @@ class FSDP {
   /// Returns the wrapped modules at and below `module`, depth-first, or only the outermost.
   static std::vector<FSDP> fsdp_modules(torch::nn::Module& module, bool root_only = false);
 
-  /// Runs `body` while the parameters of all units at and below `module`, including those of fully_shard and replicate,
-  /// are full, plain tensors. Throws StateError inside forward, backward or another such scope, without memory, or
-  /// after a full parameter was written; NotImplementedError for options that exclude each other; and ValueError, with
-  /// unchanged shards, if a parameter to write back has another dtype or size.
+  /// Runs `body` while the parameters of all units at and below `module` are full, plain tensors, also of fully_shard
+  /// units. Throws StateError inside forward, backward or another such scope, without memory, or after a full parameter
+  /// was written; NotImplementedError for options that exclude each other; and ValueError, with unchanged shards, if a
+  /// parameter to write back has another dtype or size.
   static void summon_full_params(torch::nn::Module& module, const SummonFullParamsOptions& options,
                                  const std::function<void()>& body);
 
-  /// Sets the state dict type of the units at and below `module` and returns the previous one, or nothing without
-  /// units. Throws StateError, before any change, for a config of another type or if units differ.
+  /// Sets the state dict type of units at and below `module`. Returns the previous one, or nothing without units.
+  /// Throws StateError, before any change, for a config of another type or if units differ.
   static std::optional<StateDictSettings> set_state_dict_type(torch::nn::Module& module,
                                                               const StateDictSettings& settings);
   /// Returns nothing without units. Throws StateError if units differ.

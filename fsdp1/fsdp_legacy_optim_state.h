@@ -23,7 +23,7 @@ OptimStateDict full_optim_state_dict(torch::nn::Module& model, torch::optim::Opt
 /// Returns DTensors of this rank's rows. All ranks must call it.
 OptimStateDict sharded_optim_state_dict(torch::nn::Module& model, torch::optim::Optimizer& optim);
 
-/// Returns this rank's part of full tensors that every rank has, without communication.
+/// Returns this rank's shards of full tensors that every rank has, without communication.
 OptimStateDict shard_full_optim_state_dict(const OptimStateDict& full, torch::nn::Module& model,
                                            torch::optim::Optimizer& optim);
 
@@ -32,7 +32,8 @@ OptimStateDict shard_full_optim_state_dict(const OptimStateDict& full, torch::nn
 OptimStateDict flatten_sharded_optim_state_dict(const OptimStateDict& sharded, torch::nn::Module& model,
                                                 torch::optim::Optimizer& optim);
 
-/// Returns this rank's part of full tensors that only the first rank of `group` needs to have. All ranks must call it.
+/// Returns this rank's shards of full tensors that only the first rank of `group` needs to have. All ranks must call
+/// it.
 OptimStateDict scatter_full_optim_state_dict(const OptimStateDict& full, torch::nn::Module& model,
                                              torch::optim::Optimizer& optim, const ProcessGroupPtr* group = nullptr);
 

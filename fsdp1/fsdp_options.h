@@ -38,7 +38,7 @@ struct CPUOffload {
 };
 
 /// Dtypes for computation and communication. Shards, their gradients, optimizer state and state dicts keep the
-/// parameter's dtype. Only floating tensors are cast.
+/// parameter's dtype. Casts apply to floating tensors.
 struct MixedPrecision {
   std::optional<at::ScalarType> param_dtype = std::nullopt;
   std::optional<at::ScalarType> reduce_dtype = std::nullopt;  // default: param_dtype

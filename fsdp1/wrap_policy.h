@@ -75,8 +75,8 @@ WrapPolicy module_wrap_policy() {
 WrapPolicy always_wrap_policy();
 WrapPolicy custom_policy(std::function<WrapChoice(torch::nn::Module&)> choose);
 
-/// With `recurse`, returns whether to look below the module; otherwise, whether to wrap it, given the number of
-/// elements that no inner unit has. Bind further arguments with a lambda.
+/// Returns whether to look below the module, if `recurse`; otherwise, whether to wrap it. `nonwrapped_numel` elements
+/// are in no inner unit. Bind further arguments with a lambda.
 using AutoWrapFunction = std::function<bool(torch::nn::Module& module, bool recurse, int64_t nonwrapped_numel)>;
 WrapPolicy auto_wrap_policy(AutoWrapFunction function);
 

@@ -38,7 +38,7 @@ struct WrapperState {
   TrainingState training_state() const;
   /// Throws ValueError, naming the state and the allowed ones.
   void assert_state(const std::string& where, const std::vector<TrainingState>& allowed) const;
-  /// Makes this the root of the units below if no unit above has run yet, and returns whether it is a root.
+  /// Returns whether this is a root. Makes it the root of the units below if no unit above has run yet.
   bool is_root(torch::nn::Module& module) const;
 };
 

@@ -39,7 +39,7 @@ struct RowwiseParallelOptions {
   bool even_shards = false;
 };
 
-/// Shards a Linear's weight on dim 1 and the input on its last dim, or an Embedding's weight on dim 0 (by vocabulary).
+/// Shards a Linear's weight on dim 1 and its input on the last. An Embedding's weight is sharded on dim 0.
 class RowwiseParallel : public ParallelStyle {
  public:
   explicit RowwiseParallel(RowwiseParallelOptions options = {}) : options_(std::move(options)) {}

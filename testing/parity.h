@@ -22,8 +22,8 @@ struct ParityOptions {
   bool allow_plain = false;
 };
 
-/// Throws ExpectationError for the first parameter whose name, type, device, local tensor or gradient differs, or that
-/// is not finite in `reference`. Reduces Partial tensors, for which all ranks of their mesh must call it.
+/// Throws ExpectationError for the first parameter whose name, type, device, local tensor or gradient differs. Values
+/// must be finite in `reference`. Reduces Partial tensors, for which all ranks of their mesh must call it.
 void check_sharded_parity(const torch::nn::Module& reference, const torch::nn::Module& sharded,
                           const ParityOptions& options = {});
 

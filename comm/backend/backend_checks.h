@@ -23,8 +23,8 @@ void check_dense_tensor(std::string_view place, const at::Tensor& tensor);
 /// Like check_dense_tensor, and requires the CPU.
 void check_cpu_tensor(std::string_view place, const at::Tensor& tensor);
 
-/// Returns elements [begin, begin + count) of a contiguous tensor, all elements, or all bytes, as a 1-D view of stride
-/// 1. (For a tensor of one element with other strides, view(-1) would keep them and view(dtype) would reject them.)
+/// Returns some elements, all elements, or all bytes of a contiguous tensor, as a 1-D view of stride 1. (For a tensor
+/// of one element with other strides, view(-1) would keep them and view(dtype) would reject them.)
 at::Tensor flat_elements(const at::Tensor& tensor, int64_t begin, int64_t count);
 at::Tensor flat_elements(const at::Tensor& tensor);
 at::Tensor flat_bytes(const at::Tensor& tensor);
@@ -47,7 +47,7 @@ const at::Tensor& only_tensor(std::string_view place, const std::vector<at::Tens
 /// Like only_tensor, with check_cpu_tensor().
 const at::Tensor& only_cpu_tensor(std::string_view place, const std::vector<at::Tensor>& tensors);
 
-/// Returns the number of elements per rank, from rows along dim 0 (empty: equal parts). Throws ValueError if they do
+/// Returns the number of elements per rank, from rows along dim 0 (empty: equal splits). Throws ValueError if they do
 /// not add up.
 std::vector<int64_t> element_splits(std::string_view place, const at::Tensor& tensor,
                                     const std::vector<int64_t>& row_splits, int group_size);
@@ -57,17 +57,17 @@ struct AllToAllSplits {
   std::vector<int64_t> sends, receives;
 };
 
-/// Returns the splits by element_splits(). Throws ValueError if they do not add up, dtypes differ, or this rank's part
+/// Returns the splits by element_splits(). Throws ValueError if they do not add up, dtypes differ, or this rank's split
 /// for itself has two sizes.
 AllToAllSplits check_all_to_all(const at::Tensor& output, const at::Tensor& input,
                                 const std::vector<int64_t>& output_splits, const std::vector<int64_t>& input_splits,
                                 int rank, int group_size);
 
-/// Throws ValueError unless the parts follow each other within a rank's `flat`, and their tensors match its dtype and
-/// device and hold no more than all ranks' parts.
+/// Throws ValueError unless the segments follow each other within a rank's `flat`. Their tensors must match its dtype
+/// and device, and have no more elements than all ranks' segments.
 void check_segments(std::string_view place, const std::vector<TensorSegment>& parts, const at::Tensor& flat,
                     int group_size);
-/// Like check_segments, for parts that are written; all of these may have another floating dtype than `flat`.
+/// Like check_segments, for segments that are written; all of these may have another floating dtype than `flat`.
 void check_written_segments(std::string_view place, const std::vector<TensorSegment>& parts, const at::Tensor& flat,
                             int group_size);
 

@@ -31,7 +31,7 @@ struct CollectiveCall {
   at::Tensor output = {};
   at::Tensor input = {};
   TensorSegments parts = {};
-  /// Elements of the tensor that the parts replace.
+  /// Elements of the tensor that the segments replace.
   int64_t parts_numel = -1;
   /// Elements to and from each rank in an AllToAll.
   std::vector<int64_t> input_splits = {};

@@ -8,7 +8,7 @@
 
 namespace tessera {
 
-/// Throws ValueError for tensors that are not dense and contiguous on one supported device, or parts not on the CPU.
+/// Throws ValueError for tensors that are not dense and contiguous on one supported device, or segments not on the CPU.
 /// Thread safety: one thread at a time; messages may use another thread.
 class CollectiveCallBackend : public GroupBackend {
  public:

@@ -62,8 +62,8 @@ class GroupBackend : public c10d::Backend {
       std::vector<at::Tensor>& outputs, std::vector<at::Tensor>& inputs,
       const c10d::ReduceScatterOptions& options = {}) override;
 
-  /// Returns whether the segment forms below, with parts instead of the tensor of all ranks, exist for `device`. Ranks
-  /// may mix these and the plain forms.
+  /// Returns whether the forms below, with segments instead of the tensor of all ranks, exist for `device`. Ranks may
+  /// mix these and the plain forms.
   virtual bool supports_segments(c10::DeviceType /*device*/) const { return false; }
   /// Throws NotImplementedError unless supports_segments(). all_gather casts (check_written_segments()).
   virtual c10::intrusive_ptr<c10d::Work> all_gather_segments(TensorSegments outputs, const at::Tensor& input);

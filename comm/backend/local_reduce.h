@@ -14,8 +14,8 @@
 
 namespace tessera {
 
-/// Throws, prefixed by `place`, ValueError for Avg of integers and for Min or Max of complex numbers, and
-/// NotImplementedError for dtypes without arithmetic, such as float8.
+/// Throws ValueError for Avg of integers and for Min or Max of complex numbers. Throws NotImplementedError for dtypes
+/// without arithmetic, such as float8. Messages begin with `place`.
 void check_reducible(std::string_view place, c10::ScalarType dtype, ReduceOp op);
 
 /// Computes output[i] = inputs[0][i] op inputs[1][i] op ..., in this order (comm/backend/reduce_op.h). `output` may be

@@ -56,7 +56,7 @@ class RankContextGuard {
 /// different groups. In a process that is one rank, it is the number of attempts.
 ///
 /// All ranks must have the same number of attempts, by which they find each other and ignore leftovers of a failed
-/// attempt. An attempt counts, whatever its result, once the rank has its store, which over a TCPStore all ranks get or
+/// attempt. An attempt counts, successful or not, once the rank has its store, which over a TCPStore all ranks get or
 /// none. An attempt that fails before that does not count. So after a failure on some ranks, such as a timeout, all
 /// ranks make the next attempt; those on which it succeeded first call destroy_process_group().
 uint64_t rank_context_id();
@@ -65,8 +65,8 @@ namespace detail {
 std::shared_ptr<void> rank_local(std::type_index type, std::shared_ptr<void> (*make)());
 }
 
-/// Returns the T of the calling thread's rank, made at the first call: state that a process of one rank would keep in a
-/// global. It lives as long as the context and its holders. Thread safety: any time; T guards itself.
+/// Returns the T of the calling thread's rank, made at the first call. It is state that a process of one rank would
+/// keep in a global. It lives as long as the context and its holders. Thread safety: any time; T guards itself.
 template <typename T>
 std::shared_ptr<T> rank_local() {
   return std::static_pointer_cast<T>(

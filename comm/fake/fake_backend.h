@@ -8,8 +8,8 @@
 
 namespace tessera {
 
-/// Completes every collective at once with this rank's own data: all_gather repeats the input, reduce_scatter returns
-/// this rank's part of it, all_to_all this rank's part and zeros; all_reduce, broadcast and recv leave the tensor
+/// Completes every collective at once with this rank's own data. all_gather repeats the input, reduce_scatter returns
+/// this rank's chunk of it, and all_to_all this rank's split and zeros; all_reduce, broadcast and recv leave the tensor
 /// unchanged, and send does nothing. Works on any device. Thread safety: any number of threads.
 class FakeBackend final : public GroupBackend {
  public:

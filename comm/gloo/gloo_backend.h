@@ -35,8 +35,9 @@ struct GlooOptions {
 /// rank whose peer has died before it could report an error. Child processes do not inherit connections, so peers
 /// notice a rank's end.
 ///
-/// Only wait() changes a work's isCompleted(). A work dropped without wait() keeps its tensors until a later collective
-/// of all ranks was waited for, or the group is destroyed (comm/gloo/gloo_work.h). Messages: comm/gloo/gloo_messages.h.
+/// A work's isCompleted() is changed by wait() alone. A work dropped without wait() keeps its tensors until a later
+/// collective of all ranks was waited for, or the group is destroyed (comm/gloo/gloo_work.h). Messages:
+/// comm/gloo/gloo_messages.h.
 ///
 /// Works do not keep the backend alive. Its destruction fails an all_reduce of two rounds at once, so that a rank that
 /// leaves by an exception does not wait for peers. Other works keep the connections and end when peers come, leave or

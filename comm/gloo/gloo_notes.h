@@ -17,7 +17,7 @@ class GlooNotes {
  public:
   explicit GlooNotes(c10::intrusive_ptr<c10d::Store> store) : store_(std::move(store)) {}
 
-  /// Records this rank's failed collective `number`, and waits up to half a second for the note of `peer`, which times
+  /// Records this rank's failed collective `number`, and waits up to half a second for the note of `peer`. A peer times
   /// out at about the same time. Returns "; rank 1 called barrier()" if that differs, otherwise "".
   std::string compare(uint64_t number, const CollectiveSignature& own, const GroupInfo& info, int peer) const noexcept;
 

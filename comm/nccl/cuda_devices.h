@@ -38,10 +38,10 @@ struct DeviceReport {
   bool operator==(const DeviceReport&) const = default;
 };
 
-/// Returns the index of each rank's GPU among those it sees: its wish, the only one, or its number on the host. That
-/// number is counted if the launcher does not tell, and wraps around if ranks share GPUs. Throws NoDeviceError if a
-/// rank sees none, and ValueError if it sees too few or two ranks would share one that is not shared, which NCCL
-/// rejects.
+/// Returns the index of each rank's GPU among those it sees. It is the rank's wish, the only GPU, or the rank's number
+/// on the host. That number is counted if the launcher does not tell, and wraps around if ranks share GPUs. Throws
+/// NoDeviceError if a rank sees none, and ValueError if it sees too few or two ranks would share one that is not
+/// shared, which NCCL rejects.
 std::vector<int> choose_devices(const std::vector<DeviceReport>& reports);
 
 /// Returns the reports of all ranks, which must all call it. Throws like the store on timeout.

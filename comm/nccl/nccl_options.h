@@ -24,12 +24,12 @@ struct NcclOptions {
   int device = -1;
   /// Runs collectives on a high-priority stream, so that they start before waiting compute kernels.
   bool high_priority_stream = false;
-  /// Gives reduce-scatters their own communicator and stream, so that the next unit's all-gather in a backward of
-  /// fully_shard does not wait for them. Costs NCCL's buffers twice. Both communicators run at once, for which NCCL
-  /// requires the same order of collectives on all ranks; the engine ensures it.
+  /// Gives reduce-scatters their own communicator and stream. In a backward of fully_shard, the next unit's all-gather
+  /// then does not wait for them. Costs NCCL's buffers twice. Both communicators run at once, for which NCCL requires
+  /// the same order of collectives on all ranks; the engine ensures it.
   bool separate_reduce_scatter = false;
-  /// Prefix of flight recorder files: with "/tmp/hang_", rank 3 writes /tmp/hang_3 on a timeout, for libtorch's
-  /// fr_trace. "" means libtorch's default. The first group of a process decides.
+  /// Prefix of flight recorder files, for libtorch's fr_trace. With "/tmp/hang_", rank 3 writes /tmp/hang_3 on a
+  /// timeout. "" means libtorch's default. The first group of a process decides.
   std::string flight_record_prefix = {};
 };
 

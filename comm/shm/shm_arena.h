@@ -43,7 +43,7 @@ class ShmArena {
 
   /// Returns the address for attach() in other processes.
   std::string address() const { return file_.path(); }
-  /// Maps the memory of messages from one rank to another, which are ranks 0 and 1 there, anew in each call. Throws
+  /// Maps the memory of messages from one rank to another, anew in each call. The two are ranks 0 and 1 there. Throws
   /// CommError.
   ShmArena messages(int from, int to) const;
 

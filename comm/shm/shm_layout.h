@@ -40,7 +40,7 @@ struct ShmLayout {
     return (value + multiple - 1) / multiple * multiple;
   }
 
-  /// Size of a CellHeader and, per rank, the splits of an all_to_all or the location of a piece of a reduce_scatter.
+  /// Size of a CellHeader and, per rank, an all_to_all's splits or the location of a reduce_scatter's piece.
   constexpr int64_t header_bytes() const { return round_up(kAlignment + ranks * kPlaceBytes, kAlignment); }
   /// Includes more than the payload's pages, so that equal offsets of slots do not collide in the cache.
   constexpr int64_t slot_stride() const { return round_up(header_bytes() + kCellBytes, kPage); }

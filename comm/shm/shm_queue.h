@@ -74,7 +74,7 @@ class ShmQueue {
     CollectiveCall call;
     CollectiveSignature shape;
     ShmPlan plan;
-    char* input;          // null for parts, or without input
+    char* input;          // null for segments, or without input
     char* output;         // likewise
     int64_t stream_from;  // received pieces of at least so many bytes bypass the cache
     std::optional<SharedPlace> lent;

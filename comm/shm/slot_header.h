@@ -13,12 +13,12 @@
 
 namespace tessera {
 
-/// Writes at most ShmLayout::header_bytes(). `steps` is what this rank alone needs. `lent` locates the input of an
-/// all_gather if peers are to read it in place.
+/// Writes at most ShmLayout::header_bytes(). `steps` is what this rank alone needs. The last argument locates the input
+/// of an all_gather if peers are to read it in place.
 void write_header(char* slot, const CollectiveSignature& call, int64_t steps, const std::optional<SharedPlace>& lent);
 std::optional<SharedPlace> read_exposed(const char* slot);
 
-/// Locates this rank's piece for rank `to` in a step of a reduce_scatter, if it is to be read in place.
+/// Locates this rank's piece for rank `to` in a reduce_scatter, if it is to be read in place.
 void write_piece_place(char* slot, int to, const std::optional<SharedPlace>& place);
 std::optional<SharedPlace> read_piece_place(const char* slot, int to);
 

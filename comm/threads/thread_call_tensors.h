@@ -12,7 +12,7 @@
 
 namespace tessera {
 
-/// Like execute() of thread_call.h, on the current stream. All tensors are on one device, without parts. Version
+/// Like execute() of thread_call.h, on the current stream. All tensors are on one device, without segments. Version
 /// counters do not change.
 void execute_by_tensor_ops(c10::ArrayRef<CollectiveCall> calls);
 }  // namespace tessera

@@ -24,9 +24,9 @@ struct OpInfo {
   const OpRule* rule = nullptr;
   std::optional<c10::OperatorHandle> functional;  // of an in-place or out= op without a rule
   bool writes = false;
-  /// True if dispatch() must count versions of written DTensors, since libtorch does not: for ops that write lists and
-  /// a program's own ops. (For plain tensors, ops called by their kernels may count.) False if ATen's op also returns a
-  /// new tensor: autograd saves what it writes before the call, and would report it as modified.
+  /// True if dispatch() must count versions of written DTensors, since libtorch does not. This holds for ops that write
+  /// lists and a program's own ops. (For plain tensors, ops called by their kernels may count.) False if ATen's op also
+  /// returns a new tensor: autograd saves what it writes before the call, and would report it as modified.
   bool counts_versions = false;
   bool reads_float_scalars = true;  // see OpRule
   bool takes_lists = false;         // of tensors

@@ -25,7 +25,7 @@ struct DispatchStats {
 /// Runs `op` on the arguments on `stack`, at least one of which is a DTensor. This is the boxed kernel.
 void dispatch(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack);
 
-/// Returns the kernel of `op` on DTensors: dispatch() or, for the most common signatures, one that does not box
+/// Returns the kernel of `op` on DTensors. It is dispatch() or, for the most common signatures, one that does not box
 /// arguments if the plan is cached (unboxed_dispatch.cpp).
 torch::CppFunction dispatch_kernel(const c10::OperatorHandle& op);
 

@@ -12,25 +12,25 @@ namespace tessera {
 /// Lists the operands for messages.
 std::string describe_arguments(const CallSignature& call);
 
-/// Adds the op, the operands and possible remedies to an error of libtorch, such as a meta kernel's, which does not
-/// know DTensors. Adds them once if ops call others.
+/// Adds the op, the operands and possible remedies to an error of libtorch, such as a meta kernel's. Adds them once if
+/// ops call others.
 void add_call_to(c10::Error& error, const c10::OperatorHandle& op, const CallSignature& call);
 
-/// Throws for a mix of DTensors and plain tensors, which may be replicas or parts: StateError if a parameter of
+/// Throws for a mix of DTensors and plain tensors, which may be replicas or shards. Throws StateError if a parameter of
 /// fully_shard is used while sharded, otherwise ValueError.
 [[noreturn]] void throw_mixed(const c10::OperatorHandle& op, const CallSignature& call);
 
-/// Returns whether an ImplicitReplication scope may treat the call's plain tensors as replicated: none is written, and
-/// no operand is a fully_shard parameter that should be gathered.
+/// Returns whether an ImplicitReplication scope may treat the call's plain tensors as replicated. None may be written,
+/// and no operand may be a fully_shard parameter that should be gathered.
 bool may_replicate_plain_tensors(const CallSignature& call);
 
 /// Throws NotImplementedError for an op without a rule, unless in a ReplicateAndRun scope.
 void check_runs_whole(const c10::OperatorHandle& op, const CallSignature& call);
 
-/// Throws for views that were moved: the viewed tensor would not see a write, and they have not seen its writes.
+/// Throws for views that were moved. The viewed tensor would not see a write, and they have not seen its writes.
 void check_materialized_views(const c10::OperatorHandle& op, const CallSignature& call);
 
-/// Throws ValueError if the call writes a tensor twice and the plan moves it, so that each write has its own copy.
+/// Throws ValueError if the call writes a tensor twice and the plan moves it. Each write would have its own copy.
 void check_written_once(const c10::OperatorHandle& op, const CallSignature& call, const OpPlan& plan);
 
 /// Throws in an ExplicitRedistribution scope if the plan moves an operand.

@@ -45,9 +45,9 @@ class BackwardInThisThread {
 }  // namespace detail
 
 /// Treats plain tensors next to DTensors as replicated; they must be equal on all ranks. Plain tensors that an op
-/// writes remain errors, except for zeros that a backward adds to, which become DTensors in any scope. Only the forward
-/// needs the scope, since autograd saves the DTensors. A plain leaf gets a plain gradient of the whole, equal on all
-/// ranks. Scopes nest. Ops on DTensors are slower inside, as their calls are boxed.
+/// writes remain errors, except for zeros that a backward adds to, which become DTensors in any scope. The scope is
+/// needed for the forward alone, since autograd saves the DTensors. A plain leaf gets a plain gradient of the whole,
+/// equal on all ranks. Scopes nest. Ops on DTensors are slower inside, as their calls are boxed.
 class ImplicitReplication {
  public:
   ImplicitReplication();
@@ -87,7 +87,7 @@ class ExplicitRedistribution {
   detail::BackwardInThisThread backward_;
 };
 
-/// Runs ops without a sharding rule, ATen's or a program's own, on whole tensors: each rank gathers its operands and
+/// Runs ops without a sharding rule, ATen's or a program's own, on whole tensors. Each rank gathers its operands and
 /// computes the same, so results are replicated, and written operands are placed back. It is as slow, and needs as much
 /// memory, as one device. The op must give equal results on all ranks. Ops that declare random draws throw
 /// NotImplementedError. If the op's gradient has no rule either, backward() needs the scope too. Scopes nest; ops with

@@ -30,12 +30,13 @@ bool has_gradient_to_record(const at::Tensor& plain);
 
 using MakeReplicated = c10::function_ref<at::Tensor(const at::Tensor& plain, const DeviceMesh& mesh)>;
 
-/// Replaces plain tensors among the last `num_arguments` values on `stack` with the results of `as_copy`, on the mesh
-/// of the first DTensor there: those of at least one dim and, if `records`, those with a gradient to record.
+/// Replaces plain tensors among the last `num_arguments` values on `stack` with the results of `as_copy`. These are on
+/// the mesh of the first DTensor there. Replaces tensors of at least one dim and, if `records`, those with a gradient
+/// to record.
 void replace_plain_tensors(torch::jit::Stack* stack, size_t num_arguments, bool records, MakeReplicated as_copy);
 
-/// Replaces plain tensors of at least one dim among the last `num_arguments` values on `stack` with replicated DTensors
-/// on the mesh of the first DTensor there.
+/// Replaces plain tensors of at least one dim on `stack` with replicated DTensors. These are on the mesh of the first
+/// DTensor among the last `num_arguments` values.
 void replicate_plain_tensors(torch::jit::Stack* stack, size_t num_arguments);
 
 }  // namespace tessera

@@ -51,7 +51,7 @@ DimVector local_strides(at::IntArrayRef sizes, at::IntArrayRef strides);
 /// Replaces the call's arguments on the stack by local tensors.
 void put_local_arguments(const CallSignature& call, const Locals& locals, torch::jit::Stack* stack);
 
-/// Makes empty results if this rank has no part of any output; there is then nothing to write. Returns false if the
+/// Makes empty results if this rank has no elements of any output; there is then nothing to write. Returns false if the
 /// plan does not determine the results, since some are undefined.
 bool make_empty_results(const c10::OperatorHandle& op, const CallSignature& call, const OpPlan& plan,
                         const Locals& locals, torch::jit::Stack* stack);
@@ -59,11 +59,11 @@ bool make_empty_results(const c10::OperatorHandle& op, const CallSignature& call
 /// Calls the op on a few elements if this rank has none, to throw what it throws; see OpRule::needs_dry_run.
 void dry_run_kernel(const c10::OperatorHandle& op, const CallSignature& call, const Locals& locals);
 
-/// Calls the op of a local call on tensors of size 2 in each dim, to throw what it throws for dtypes and numbers. For
-/// ranks that compute with other numbers than the first one, which would otherwise throw alone.
+/// Calls the op on tensors of size 2 in each dim, to throw what it throws for dtypes and numbers. For ranks that
+/// compute with other numbers than the first one, which would otherwise throw alone.
 void dry_run_on_size_two(const c10::OperatorHandle& op, const torch::jit::Stack& stack);
 
-/// Calls the op on zeros with the sizes of the first rank's parts, which are the largest, to throw what it throws; see
+/// Calls the op on zeros with the sizes of the first rank's shards, to throw what it throws. These are the largest; see
 /// OpPlan::must_dry_run.
 void ask_as_first_rank(const c10::OperatorHandle& op, const CallSignature& call, const OpPlan& plan,
                        const Locals& locals);

@@ -7,7 +7,7 @@
 
 namespace tessera {
 
-/// Copies `local`, placed by `spec`, which the op wrote instead of `operand`, to the operand's placements: a Partial
+/// Copies `local`, placed by `spec`, which the op wrote instead of `operand`, to the operand's placements. A Partial
 /// tensor has it as its only term. A NormPartial one, whose terms cannot be negative, becomes replicated. Throws
 /// NotImplementedError, on every rank if the program keeps the same tensors on all, if other tensors share that norm's
 /// memory.

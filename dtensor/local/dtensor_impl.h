@@ -2,8 +2,8 @@
 // Implementation of DTensors: a plain c10::TensorImpl with *global* sizes and strides, the dispatch key PrivateUse1 and
 // the real device. Its BackendMeta has this rank's local tensor and the spec.
 //
-// As an ordinary at::Tensor, it passes through autograd, optimizers and modules unchanged; below autograd every op
-// reaches dispatch.cpp. It owns no data, so data_ptr() throws.
+// It passes through autograd, optimizers and modules like any at::Tensor; below autograd every op reaches dispatch.cpp.
+// It owns no data, so data_ptr() throws.
 // Thread safety: like at::Tensor; shallow copies share the immutable meta.
 
 #include <ATen/core/Tensor.h>
@@ -53,8 +53,8 @@ inline const DTensorMeta* dtensor_meta(const at::Tensor& tensor) {
 /// Returns the spec of a DTensor, which lives as long as the tensor. Throws ValueError for other tensors.
 const SpecPtr& dtensor_spec(const at::Tensor& tensor);
 
-/// Returns whether only this DTensor uses its local memory: no view, detached copy, result of to_local() or saved
-/// variable of a backward refers to it.
+/// Returns whether this DTensor alone uses its local memory. No view, detached copy, result of to_local() or saved
+/// variable of a backward may refer to it.
 bool has_own_local_memory(const at::Tensor& tensor);
 
 /// Increments the tensor's version, like an op that writes it. Inference tensors have no version.

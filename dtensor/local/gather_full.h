@@ -8,7 +8,7 @@ namespace tessera {
 /// Returns the whole tensor; `meta.local` itself if that is whole. All ranks must call it.
 at::Tensor gather_full(const DTensorMeta& meta);
 
-/// Returns this rank's part under `spec` of `whole`, which is equal on all ranks; `whole` itself if that is it. Does
+/// Returns this rank's shard under `spec` of `whole`, which is equal on all ranks; `whole` itself if that is it. Does
 /// not communicate.
 at::Tensor local_shard_of(const at::Tensor& whole, const DTensorSpec& spec);
 

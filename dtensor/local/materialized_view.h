@@ -24,15 +24,15 @@ class MaterializedView {
   static MaterializedView of(const at::Tensor& viewed, Elements elements);
 
   explicit operator bool() const { return viewed_ != nullptr; }
-  /// Returns whether the viewed tensor, its local tensor, or one that shares a version counter with either was written
-  /// since; tensor.data() shares only the local one. Always false for inference tensors, which have no versions.
+  /// Returns whether the viewed tensor was written since, or another one with its or its local tensor's version
+  /// counter. tensor.data() has only the local one's. Always false for inference tensors, which have no versions.
   bool is_stale() const;
   /// Returns the meta for a tensor that becomes its own copied view (as_strided_).
   MaterializedView of_itself() const;
 
   /// Returns why a write to `view`, which this belongs to, cannot be copied back, or "". Equal on all ranks.
   std::string why_not_written(const at::Tensor& view) const;
-  /// Copies `view`, which was just written, to this rank's part of the viewed tensor, and counts that as a write of it.
+  /// Copies `view`, which was just written, to this rank's shard of the viewed tensor, and counts that as a write.
   /// Returns the meta of `view` from then on; other views of the viewed tensor become stale. `is_counted`: the write of
   /// `view` was counted; otherwise autograd will do so after the op. Requires an empty why_not_written(). All ranks
   /// must call it if `view` is not replicated.

@@ -27,7 +27,7 @@ DimVector dims_argument(const c10::IValue& value, int64_t ndim);
 
 bool contains(at::IntArrayRef dims, int64_t dim);
 
-/// Returns element `i` of a list with one entry per spatial dim, or with one for all; `otherwise` for an empty one.
+/// Returns entry `i` of a list with one entry per spatial dim or for all; `otherwise` for an empty one.
 int64_t spatial_entry(const c10::IValue& list, size_t i, int64_t otherwise);
 
 /// Returns the dim of a tensor that broadcasts to dim `dim` of `out` sizes; kNone if its size differs there.
@@ -38,7 +38,7 @@ int64_t broadcast_dim(const TensorMeta& meta, int64_t ndim, int64_t dim, int64_t
 
 int64_t numel(const TensorMeta& meta);
 
-/// Strategies of ops that affect only some dims: operands and outputs have the same number of dims, and each dim
+/// Strategies of ops that affect only some dims. Operands and outputs have the same number of dims, and each dim
 /// outside `touched` with equal size in all tensors may be sharded.
 Strategies along_dims(const OpCall& call, at::IntArrayRef touched);
 
@@ -61,17 +61,17 @@ void keep_pending(Strategies& strategies, const OpCall& call);
 /// quotients, which may be infinite with either sign.
 bool divides_by_zero(const c10::IValue& divisor);
 
-/// Returns whether no kernel rejects the number with tensors of the dtype, so that none has to be asked: it has the
-/// dtype's kind and fits every dtype of that kind.
+/// Returns whether no kernel rejects the number with tensors of the dtype. This holds if it has the dtype's kind and
+/// fits every dtype of that kind.
 bool is_surely_taken(const at::Scalar& number, at::ScalarType dtype);
 
-/// Returns whether terms may be scaled by the numbers among the arguments: inf would turn terms of opposite signs to
-/// NaN.
+/// Returns whether terms may be scaled by the numbers among the arguments. Infinity would turn terms of opposite signs
+/// to NaN.
 bool has_finite_numbers(const OpCall& call);
 
-/// For ops that are linear in `operand` and `others` together: if it is a partial sum or average, so may be they and
-/// all outputs. Excludes integers, whose sums may wrap and quotients are rounded, infinite numbers, and narrower output
-/// dtypes.
+/// Keeps Partial for ops that are linear in `operand` and `others` together. If `operand` is a partial sum or average,
+/// so may be the others and all outputs. Excludes integers, whose sums may wrap and quotients are rounded, infinite
+/// numbers, and narrower output dtypes.
 void keep_linear(Strategies& strategies, const OpCall& call, size_t operand, at::ArrayRef<size_t> others = {});
 
 /// Returns argument `index` of a local call.
@@ -86,8 +86,8 @@ void widen(c10::IValue& argument);
 /// Replaces the arguments of a local call by its results.
 void set_results(const c10::OperatorHandle& op, torch::jit::Stack* stack, std::vector<c10::IValue> results);
 
-/// Sets zeros as results where `wanted` is true, and undefined tensors elsewhere: the results of a shard without
-/// elements, whether outputs are empty or terms of a sum. Wanted outputs are the plan's, in order.
+/// Sets zeros as results where `wanted` is true, and undefined tensors elsewhere. These are the results of a shard
+/// without elements, whether outputs are empty or terms of a sum. Wanted outputs are the plan's, in order.
 void set_zero_results(const c10::OperatorHandle& op, torch::jit::Stack* stack, const OpPlan& plan,
                       at::ArrayRef<bool> wanted);
 

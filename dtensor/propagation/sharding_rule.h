@@ -81,7 +81,7 @@ struct OpRule {
   std::function<Strategies(const OpCall&)> strategies;
   CollectiveCall local_call = nullptr;  // null: the op itself
   OutputMetas output_metas = nullptr;   // null: the op on meta tensors
-  /// If true, the op runs on whole tensors, equally on every rank, with its results' own metas: for outputs whose sizes
+  /// If true, the op runs on whole tensors, equally on every rank, with its results' own metas. For outputs whose sizes
   /// depend on data. Null: never.
   std::function<bool(const OpCall&)> requires_replicated = nullptr;
   /// False if strategies and output metas do not depend on values of floating scalars. They may always depend on their
@@ -91,7 +91,7 @@ struct OpRule {
   /// True if local_call has effects besides computing outputs, such as drawing random numbers, so that all ranks must
   /// call it.
   bool runs_on_empty_shards = false;
-  /// True if a rank without elements must ask the kernel in each call what it throws for dtypes, dims and numbers, on
+  /// True if a rank without elements must ask the kernel in each call for errors of dtypes, dims and numbers. It uses
   /// operands of size 2 in each dim, which must fit together. (Otherwise ATen's ops are asked once per plan:
   /// OpPlan::must_dry_run.)
   bool needs_dry_run = false;
@@ -99,7 +99,8 @@ struct OpRule {
   bool views_are_copies = false;
   /// True if results depend on the memory layout of operands, so that moved whole ones keep their strides.
   bool keeps_strides = false;
-  /// With a local_call: true if the op itself accepts shards with the call's other arguments, so that it can be asked.
+  /// True if the op itself accepts shards with the call's other arguments, so that it can be asked. For rules with a
+  /// local_call.
   bool op_takes_shards = false;
   /// Arguments that the op writes, although its schema does not say so.
   std::vector<size_t> undeclared_writes = {};
@@ -121,16 +122,16 @@ struct OpPlan {
   const OpRule* rule = nullptr;
   bool outputs_from_results = false;     // results become replicated DTensors with their own sizes
   bool writes_back = false;              // a written operand is moved, so what the op wrote is copied back
-  bool nothing_to_compute = false;       // this rank's part of every output is empty, so no kernel runs
+  bool nothing_to_compute = false;       // this rank's shard of every output is empty, so no kernel runs
   bool operand_strides_changed = false;  // as one is moved, results may need another layout
-  /// True if this rank has no element of an operand, so that its kernel might accept dtypes or sizes that other ranks'
+  /// True if this rank has no element of an operand. Its kernel might then accept dtypes or sizes that other ranks'
   /// reject. Before its first run it asks the kernel, and becomes false if that does not throw. Plans belong to one
   /// thread.
   mutable bool must_dry_run = false;
 };
 
-/// Registers a rule of the library for ops such as "aten::add.Tensor". Only for static initializers. A second rule for
-/// an op is an AssertionError. (For a program's own ops, see dtensor/register_sharding.h.)
+/// Registers a rule of the library for ops such as "aten::add.Tensor", in static initializers. A second rule for an op
+/// is an AssertionError. (For a program's own ops, see dtensor/register_sharding.h.)
 void register_op_rule(std::initializer_list<std::string_view> ops, const OpRule& rule);
 void register_op_rule(const std::vector<std::string>& ops, const OpRule& rule);
 

@@ -1,6 +1,6 @@
 #pragma once
-// Random numbers of DTensors. The same seed gives the same global tensor for all placements, meshes and numbers of
-// ranks, equal to a plain tensor's on one device.
+// Random numbers of DTensors. A seed gives one global tensor for all placements, meshes and numbers of ranks, equal to
+// a plain tensor's on one device.
 //
 //   tessera::manual_seed(0);  // on every rank; like at::manual_seed(0) on one device
 //   x.normal_();              // a DTensor [5, 3], Shard(0) or anything else; like a plain [5, 3]

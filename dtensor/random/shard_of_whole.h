@@ -8,8 +8,8 @@
 
 namespace tessera {
 
-/// Returns the location for a local tensor with these strides under `spec`; nullopt for Partial, or if the spec's
-/// strides leave gaps or overlap.
+/// Returns the location of a local tensor with these strides under `spec`. Returns nullopt for Partial, or if the
+/// spec's strides leave gaps or overlap.
 std::optional<ShardOfWhole> shard_of_whole(const DTensorSpec& spec, at::IntArrayRef local_strides);
 
 }  // namespace tessera

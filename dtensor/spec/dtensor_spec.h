@@ -33,8 +33,8 @@ using SpecPtr = c10::intrusive_ptr<DTensorSpec>;
 
 class DTensorSpec : public c10::intrusive_ptr_target {
  public:
-  /// Returns the spec that this thread made earlier if it is equal, over the same groups of the same root mesh, and
-  /// still in use. `placements` must be normalized(). Throws ValueError for an empty mesh.
+  /// Returns this thread's earlier spec if one is equal, over the same groups of the same root mesh, and in use.
+  /// `placements` must be normalized(). Throws ValueError for an empty mesh.
   static SpecPtr make(DeviceMesh mesh, Placements placements, TensorMeta meta);
   /// Returns the spec with other (normalized) placements, row-major if `contiguous`.
   SpecPtr with_placements(Placements placements, bool contiguous = false) const;

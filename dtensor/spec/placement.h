@@ -88,8 +88,8 @@ class Partial : public Placement {
   explicit Partial(ReduceOp op = ReduceOp::Sum) : Placement(Kind::Partial, 0, op) {}
 };
 
-/// Terms are p-norms of parts of the tensor, which is (sum term^p)^(1/p), so that a norm over many sharded tensors
-/// (gradient clipping) costs one reduction. Made by the library only; from_local rejects it.
+/// Placement of terms that are p-norms; the tensor is (sum term^p)^(1/p). A norm over many sharded tensors (gradient
+/// clipping) then costs one reduction. Made by the library only; from_local rejects it.
 class NormPartial : public Placement {
  public:
   explicit NormPartial(double p) : Placement(Kind::NormPartial, 0, ReduceOp::Sum, p) {}
@@ -111,8 +111,8 @@ c10::SmallVector<size_t, 4> cut_order(const Placements& placements);
 /// Orders are minimal: 0 if a dim is sharded in the order of the mesh's axes.
 Placements with_cut_order(Placements placements, const c10::SmallVector<size_t, 4>& axes);
 
-/// Returns `placements` with non-negative dims and minimal orders, for a tensor of `ndim` dims on a mesh of `mesh_ndim`
-/// axes, so that equal layouts have equal placements.
+/// Returns `placements` with non-negative dims and minimal orders, so that equal layouts have equal placements. The
+/// tensor has `ndim` dims and the mesh `mesh_ndim` axes.
 /// Throws ValueError, naming `where`, for another number of placements, a dim or order out of range, or pending
 /// reductions of several axes that do not commute, such as Sum and Max.
 Placements normalized(Placements placements, int64_t ndim, int64_t mesh_ndim, const char* where);

@@ -32,7 +32,7 @@ struct RedistributeStep {
 };
 
 /// Returns the steps from `from` to `to`, which are normalized and equally long; empty if they are equal. The shards of
-/// a step are the innermost of their dim at that moment, whatever their order.
+/// a step are the innermost of their dim at that moment, for any order.
 std::vector<RedistributeStep> plan_redistribute(const Placements& from, const Placements& to);
 
 /// Returns `current` after `step`, where a new shard is the innermost of its dim.

@@ -40,10 +40,10 @@ struct SlicedDims {
 /// Decomposes a view of a tensor with `meta`. Returns nothing if it overlaps itself, merges dims or exceeds the tensor.
 std::optional<SlicedDims> take_apart(const TensorMeta& meta, const StridedView& view);
 
-/// Returns which of a slice's indices, by number, are in `range`: for 1, 4, 7 and [3, 9), two indices from number 1.
+/// Returns which of a slice's indices, by number, are in `range`. For 1, 4, 7 and [3, 9), these are two from number 1.
 DimRange indices_within(const DimSlice& slice, const DimRange& range);
 
-/// Copies plain `view`, at `place` of a tensor of `spec`, to this rank's part of that tensor.
+/// Copies plain `view`, at `place` of a tensor of `spec`, to this rank's shard of that tensor.
 void copy_to_place(const at::Tensor& view, const SlicedDims& place, const at::Tensor& local, const DTensorSpec& spec);
 
 /// Returns `view` of `self` by slice, select, permute and unsqueeze, or nothing as above.

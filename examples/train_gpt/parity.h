@@ -17,8 +17,8 @@ Parity allowed_parity(bool bf16);
 /// Returns false also if a difference is NaN.
 bool is_within(const Parity& parity, const Parity& allowed);
 
-/// Trains again in one process, on rank 0 and its device, with the options and global batches of `trainer`, which has
-/// run, and compares all losses and parameters. All ranks must call it, and get the same answer.
+/// Trains again in one process, on rank 0 and its device, and compares all losses and parameters. It uses the options
+/// and global batches of `trainer`, which has run. All ranks must call it, and get the same answer.
 ///
 /// Data-parallel ranks add gradients in the same order as one process. They differ only in the norm for clipping, whose
 /// squares are added shard by shard, and in the mean if their number is not a power of two. Tensor-parallel ranks add

@@ -18,8 +18,8 @@ void write_out(const std::string& text);
 /// Writes to stdout. For rank 0.
 class ProgressLine {
  public:
-  /// Makes a line for a run on all ranks of the default group, with rank 0's peak memory and, with options.peak_tflops,
-  /// MFU.
+  /// Makes a line for a run on all ranks of the default group. It has rank 0's peak memory and, with
+  /// options.peak_tflops, MFU.
   explicit ProgressLine(const TrainOptions& options);
 
   /// Prints validations on lines that stay.

@@ -27,8 +27,8 @@ struct RunCost {
   std::optional<double> peak_tflops = std::nullopt;
 };
 
-/// Returns the cost of the steps that `trainer` made in this process, by the time of its slowest rank, and memory so
-/// far. All ranks of the default group must call it, and get the same.
+/// Returns the cost of this process's steps of `trainer`, by the time of the slowest rank, and memory so far. All ranks
+/// of the default group must call it, and get the same.
 RunCost cost_of_run(const Trainer& trainer, const TrainOptions& options);
 
 /// Returns model FLOPs utilization, from 0 to 1: `flops_per_second` relative to `peak_tflops`, both of one rank. Pure.

@@ -19,8 +19,8 @@ std::string backend_for(c10::DeviceType device);
 /// Throws ValueError, with the remedy, if this build has no such devices. Equal in every process of the program.
 void check_is_built_for(c10::DeviceType device);
 
-/// Throws ValueError, with cause and remedy, if this host lacks a device for each of `nproc` ranks, on each of which
-/// init_process_group would throw. For a program that is about to start them.
+/// Throws ValueError, with cause and remedy, if this host lacks a device for each of `nproc` ranks. For a program that
+/// is about to start them; otherwise init_process_group would throw on each of them.
 void check_local_devices(c10::DeviceType device, int nproc);
 
 }  // namespace tessera::examples

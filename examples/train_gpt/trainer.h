@@ -32,8 +32,8 @@ struct Layout {
   int slices = 1;
 
   static Layout sharded(const DeviceMesh& mesh);
-  /// Layout of a single process that computes what `slices` ranks would: with a plain model, or one sharded over a mesh
-  /// of this rank alone, which casts like the sharded one.
+  /// Returns the layout of a single process that computes what `slices` ranks would. Its model is plain, or sharded
+  /// over a mesh of this rank alone, which casts like the sharded one.
   static Layout single(int slices, std::optional<DeviceMesh> own_mesh = std::nullopt);
 };
 

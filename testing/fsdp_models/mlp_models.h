@@ -60,8 +60,8 @@ struct ParallelizeMlpStackOptions {
   ShardFn shard = nullptr;  // fully_shard
 };
 
-/// Applies tensor parallelism to the whole stack, then makes each MLP, checkpointed if requested, a unit, and last the
-/// stack, whose unit has the norm. All ranks must call it.
+/// Applies tensor parallelism to the whole stack, then makes each MLP and last the stack a unit. MLPs are checkpointed
+/// if requested; the stack's unit has the norm. All ranks must call it.
 void parallelize_mlp_stack(tessera::nn::Sequential& stack, const ParallelizeMlpStackOptions& options);
 
 /// Computes (relu(lin1 x), relu(lin2 x)).

@@ -52,8 +52,8 @@ struct FSDPParityOptions {
   InitOptions init_options = {};
 };
 
-/// Throws ValueError for NO_FSDP, and for a model that cannot be built (with its name and the cause); ExpectationError
-/// if a loss or parameter differs, or the reference's loss is not finite. All ranks must call it.
+/// Throws ValueError for NO_FSDP, and for a model that cannot be built (with its name and the cause). Throws
+/// ExpectationError if a loss or parameter differs, or the reference's loss is not finite. All ranks must call it.
 void test_fsdp_parity(const ModelClass& model_class, const FSDPParityOptions& options);
 
 }  // namespace tessera::testing

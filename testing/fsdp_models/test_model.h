@@ -67,8 +67,8 @@ struct InitOptions {
   int world_size() const { return static_cast<int>(mesh.size(mesh.ndim() - 1)); }
 };
 
-/// Finishes a model's init after its layers are drawn: casts, moves, calls `wrap` if RECURSIVE, and moves if that comes
-/// last. Throws ValueError for an unknown mode.
+/// Finishes a model's init: casts, moves, calls `wrap` if RECURSIVE, and moves if that comes last. Throws ValueError
+/// for an unknown mode.
 std::shared_ptr<FSDPTestModel> finish_init(std::shared_ptr<FSDPTestModel> model, const InitOptions& options,
                                            const std::function<void()>& wrap);
 

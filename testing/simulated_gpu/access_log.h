@@ -26,7 +26,7 @@ class AccessLog {
   /// Returns an access by a stream other than `stream` that its next work may not wait for.
   std::optional<Access> find_open(size_t stream, const StreamClocks& clocks) const;
   void add(const Access& access, const StreamClocks& clocks);
-  /// Marks accesses by this stream as known to the owner of the memory, who waits for them.
+  /// Marks accesses by this stream as known to the owner of the memory, which waits for them.
   void forgive(size_t stream);
 
  private:

@@ -51,8 +51,7 @@ class GpuState {
   /// Launches work on `stream`. Throws Error if this or earlier work violates a rule of simulated_gpu.h.
   void launch(const c10::Stream& stream, const char* op, const std::vector<TouchedBytes>& touched);
 
-  /// Delays what the last work on `stream` wrote at `host_address` until the host has waited for it; before, bytes are
-  /// 0xff.
+  /// Delays what the last work on `stream` wrote at `host_address` until the host has waited. Before, bytes are 0xff.
   void deliver_later(const c10::Stream& stream, void* host_address, size_t bytes);
   /// Delivers what is done before the next work of `stream`.
   void deliver_for(const c10::Stream& stream);

@@ -28,8 +28,8 @@ namespace tessera::simulated_gpu {
 
 constexpr int kDevices = 4;
 
-/// Returns what the host, in any thread, has waited for since the program began or forget_host_waits(): names of ops,
-/// or of calls such as "Stream::synchronize".
+/// Returns what the host, in any thread, has waited for since the program began or forget_host_waits(). These are names
+/// of ops, or of calls such as "Stream::synchronize".
 std::vector<std::string> host_waits();
 void forget_host_waits();
 

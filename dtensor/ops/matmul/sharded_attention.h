@@ -17,8 +17,8 @@ struct AttentionOptions {
   bool enable_gqa = false;
 };
 
-/// Returns whether sharded_attention() supports the arguments: DTensors [batch, heads, length, width] on one mesh with
-/// equal batch sizes, and no mask or one of up to 4 dims.
+/// Returns whether sharded_attention() supports the arguments. It needs DTensors [batch, heads, length, width] on one
+/// mesh with equal batch sizes, and no mask or one of up to 4 dims.
 bool can_shard_attention(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
                          const std::optional<at::Tensor>& mask);
 

@@ -5,7 +5,7 @@
 
 namespace tessera {
 
-/// Returns a strategy for each dim of output 0: operands that have it in full are sharded, and those that broadcast
+/// Returns a strategy for each dim of output 0. Operands that have it in full are sharded, and those that broadcast
 /// replicated.
 Strategies pointwise_strategies(const OpCall& call);
 

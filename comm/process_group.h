@@ -74,7 +74,7 @@ int get_world_size(const ProcessGroupPtr& group);
 
 std::string get_backend(const ProcessGroupPtr& group);  // such as "gloo" or "cpu:gloo,cuda:nccl"
 
-bool has_backend(const ProcessGroupPtr& group, c10::DeviceType device_type);  // absent in libtorch 2.11
+bool has_backend(const ProcessGroupPtr& group, c10::DeviceType device_type);  // libtorch 2.11 has no such query
 
 const std::string& group_name(const ProcessGroupPtr& group);  // used in errors, such as "tp"
 

@@ -16,7 +16,7 @@ struct ShardCell {
   bool operator==(const ShardCell&) const = default;
 };
 
-std::string describe(const at::Tensor& tensor);  // "DTensor Float[5, 3] (Shard(0)) on DeviceMesh(cpu, {dp: 2}), ..."
+std::string describe(const at::Tensor& tensor);  // "DTensor Float[5, 3] (Shard(0)) on ..."; plain: "Float[5, 3]"
 
 /// Returns the non-empty blocks in row-major order. Throws ValueError for a plain tensor or more than two dims.
 std::vector<ShardCell> shard_cells(const at::Tensor& tensor);

@@ -40,7 +40,7 @@
 #include <string>
 #include <vector>
 
-#include "fully_shard/autograd/aliased_tensor.h"
+#include "fully_shard/autograd/in_place_changes.h"
 #include "fully_shard/autograd/join_search.h"
 
 namespace tessera {

@@ -15,7 +15,7 @@
 #include "base/report.h"
 #include "dtensor/dtensor.h"
 #include "fully_shard/autograd/backward_hooks.h"
-#include "fully_shard/autograd/unit_outputs.h"
+#include "fully_shard/autograd/in_place_changes.h"
 #include "fully_shard/engine/cast_floating.h"
 #include "fully_shard/engine/fsdp_root.h"
 #include "fully_shard/memory/autocast_cache.h"
@@ -221,13 +221,16 @@ void FSDPState::insert_input_boundary(RunningForward& call, TensorRefs inputs) {
       root_->hub_search(), call.inputs);
 }
 
-void FSDPState::insert_output_boundary(const RunningForward& call, UnitOutputs& outputs) {
+void FSDPState::insert_output_boundary(const RunningForward& call, TensorRefs outputs) {
   const auto& forward_call = call.forward_call;
+  const UnitTitle title{.api = options_.api, .name = name_, .label = options_.label};
+  check_inputs_unchanged(call.inputs, title);
+  const auto shared = find_shared_outputs(outputs, call.inputs);
   if (SavedTensorHooksScope::is_open()) {
     forward_call->recomputation.emplace(at::empty({0}), /*is_output=*/false);
   }
   forward_call->outputs = insert_output_nodes(
-      outputs.behind_nodes(), outputs.are_plain(),
+      outputs, /*are_plain=*/shared.empty(),
       {.number = call.number,
        .inputs = call.border,
        .first_node = call.first_node,
@@ -242,6 +245,12 @@ void FSDPState::insert_output_boundary(const RunningForward& call, UnitOutputs& 
         self->pre_backward(*forward_call, has_gradient);
       },
       root_->hub_search());
+  if (!forward_call->outputs.exists()) {
+    return;
+  }
+  for (const auto* output : shared) {
+    refuse_changes(*output, fmt::format("{}: an output of the unit {}", title.api, title.to_string()));
+  }
 }
 
 /// As positions may be, the first rows of a table: the copies stay when the parameters' memory goes, and who changes
@@ -275,9 +284,7 @@ void FSDPState::end_call(RunningForward& call, TensorRefs outputs) {
   }
   copy_views_of_params(outputs);
   if (forward_call) {
-    UnitOutputs given(outputs, call.inputs, {.api = options_.api, .name = name_, .label = options_.label});
-    insert_output_boundary(call, given);
-    given.connect();
+    insert_output_boundary(call, outputs);
   }
   const bool differentiable = forward_call && forward_call->outputs.exists();
   if (differentiable) {

@@ -33,7 +33,6 @@
 namespace tessera {
 
 class FSDPRoot;
-class UnitOutputs;
 
 class FSDPState : public std::enable_shared_from_this<FSDPState> {
  public:
@@ -151,7 +150,7 @@ class FSDPState : public std::enable_shared_from_this<FSDPState> {
   void end_call(RunningForward& call, TensorRefs outputs);
   void copy_views_of_params(TensorRefs outputs) const;
   void insert_input_boundary(RunningForward& call, TensorRefs inputs);
-  void insert_output_boundary(const RunningForward& call, UnitOutputs& outputs);
+  void insert_output_boundary(const RunningForward& call, TensorRefs outputs);
   void forward_failed();
   void end_failed_call();
   void pre_backward(ForwardCall& forward_call, bool has_gradient);

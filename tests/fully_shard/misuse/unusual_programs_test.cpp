@@ -345,8 +345,8 @@ TEST_CASE("a tensor that a unit gets twice and changes in place is one there, to
   run_ranks(2, [](int rank) {
     const auto run = [&](ScaledProduct& module) {
       const auto x = make_batch(static_cast<uint64_t>(rank), 3, 4).requires_grad_();
-      const auto h = x * 3;
-      const auto loss = module(h, h).sum();
+      auto h = x * 3, same = h;
+      const auto loss = module(std::move(h), std::move(same)).sum();
       loss.backward();
       return std::pair(loss.detach(), x.grad());
     };

@@ -39,11 +39,11 @@ void GradientReducer::plan() {
 
 const at::Tensor& GradientReducer::choose_output(BlockPool& pool) {
   if (context_->device == context_->shard_options.device() && flat_gradient_.can_be_result(params_, message_.dtype())) {
-    output_ = flat_gradient_.ensure(params_);
+    current_.output = flat_gradient_.ensure(params_);
   } else {
-    output_ = output_buffer_.acquire(pool);
+    current_.output = output_buffer_.acquire(pool);
   }
-  return output_;
+  return current_.output;
 }
 
 bool GradientReducer::has_trainable() const {
@@ -58,17 +58,17 @@ bool GradientReducer::collect(const GradientSettings& settings) {
   }
   const at::AutoDispatchBelowADInplaceOrView below;
   plan();
-  scale_ = gradient_scale({.num_ranks = context_->axes.mesh.size(),
-                           .divide_factor = settings.divide_factor,
-                           .force_sum = settings.force_sum,
-                           .reduce_dtype = message_.dtype()});
-  settings_ = settings;
-  has_own_all_reduce_ = settings.all_reduce != nullptr;
-  if (!settings_.reduce_scatter) {
-    settings_.reduce_scatter = slots_->reduce_scatter;
+  current_.scale = gradient_scale({.num_ranks = context_->axes.mesh.size(),
+                                   .divide_factor = settings.divide_factor,
+                                   .force_sum = settings.force_sum,
+                                   .reduce_dtype = message_.dtype()});
+  current_.settings = settings;
+  current_.has_own_all_reduce = settings.all_reduce != nullptr;
+  if (!current_.settings.reduce_scatter) {
+    current_.settings.reduce_scatter = slots_->reduce_scatter;
   }
-  if (!settings_.all_reduce) {
-    settings_.all_reduce = slots_->all_reduce;
+  if (!current_.settings.all_reduce) {
+    current_.settings.all_reduce = slots_->all_reduce;
   }
   message_.collect(params_);
   stage_ = Stage::Collected;
@@ -96,30 +96,31 @@ void GradientReducer::start(BlockPool& pool) {
 /// From where the gradients are, if the group can.
 void GradientReducer::issue_reduce_scatter(BlockPool& pool) {
   const auto& group = context_->axes.shard_group();
-  if (scale_.before == 1 && message_.can_be_segments() && is_default(settings_.reduce_scatter)) {
+  if (current_.scale.before == 1 && message_.can_be_segments() && is_default(current_.settings.reduce_scatter)) {
     stage_ = Stage::ReduceScatter;
-    pending_ = reduce_scatter_segments_async(choose_output(pool), message_.take_segments(), scale_.op, group);
+    current_.pending =
+        reduce_scatter_segments_async(choose_output(pool), message_.take_segments(), current_.scale.op, group);
     return;
   }
   const auto& input = input_.acquire(pool);
   copy_in(input);
   stage_ = Stage::ReduceScatter;
-  pending_ = settings_.reduce_scatter(choose_output(pool), input, scale_.op, group);
+  current_.pending = current_.settings.reduce_scatter(choose_output(pool), input, current_.scale.op, group);
 }
 
 bool GradientReducer::can_share() const {
-  return context_->axes.num_shards() == 1 && all_reduces() && !has_own_all_reduce_ && !has_partial();
+  return context_->axes.num_shards() == 1 && all_reduces() && !current_.has_own_all_reduce && !has_partial();
 }
 
 bool GradientReducer::can_share_with(const GradientReducer& other) const {
-  return replica_group() == other.replica_group() && scale_.op == other.scale_.op &&
+  return replica_group() == other.replica_group() && current_.scale.op == other.current_.scale.op &&
          message_.dtype() == other.message_.dtype() && context_->device == other.context_->device;
 }
 
 void GradientReducer::copy_in(const at::Tensor& buffer) {
   message_.copy_to(buffer);
-  if (scale_.before != 1) {
-    buffer.div_(scale_.before);
+  if (current_.scale.before != 1) {
+    buffer.div_(current_.scale.before);
   }
 }
 
@@ -128,7 +129,7 @@ void GradientReducer::start_in(const at::Tensor& buffer) {
   const at::AutoDispatchBelowADInplaceOrView below;
   copy_in(buffer);
   stream_->wait_for_current();
-  output_ = buffer;
+  current_.output = buffer;
   stage_ = Stage::AllReduce;
   report_(FSDPEventKind::AllReduce);
 }
@@ -136,17 +137,17 @@ void GradientReducer::start_in(const at::Tensor& buffer) {
 void GradientReducer::issue_all_reduce() {
   const StreamLane::Scope scope(*stream_);
   if (partial_.defined()) {
-    output_.add_(partial_);
+    current_.output.add_(partial_);
     partial_ = at::Tensor();
   }
-  pending_ = settings_.all_reduce(output_, scale_.op, context_->axes.replica_group());
+  current_.pending = current_.settings.all_reduce(current_.output, current_.scale.op, context_->axes.replica_group());
   stage_ = Stage::AllReduce;
   report_(FSDPEventKind::AllReduce);
 }
 
 void GradientReducer::wait_for_pending() {
   try {
-    pending_.wait();
+    current_.pending.wait();
   } catch (...) {
     leave_memory();
     throw;
@@ -167,7 +168,7 @@ void GradientReducer::end_reduce_scatter() {
   {
     const StreamLane::Scope scope(*scatter_stream_);
     wait_for_pending();
-    scattered_ = std::move(pending_);
+    scattered_ = std::move(current_.pending);
   }
   const StreamEvent scattered = scatter_stream_->mark();
   scattered.wait();
@@ -179,7 +180,7 @@ void GradientReducer::end_reduce_scatter() {
 void GradientReducer::keep_partial() {
   {
     const StreamLane::Scope scope(*stream_);
-    partial_ = partial_.defined() ? partial_.add_(output_) : output_.clone();
+    partial_ = partial_.defined() ? partial_.add_(current_.output) : current_.output.clone();
   }
   stream_->mark().wait();
 }
@@ -209,13 +210,13 @@ bool GradientReducer::start_all_reduce() {
 void GradientReducer::finish() {
   const at::AutoDispatchBelowADInplaceOrView below;
   if (stage_ == Stage::HostCopy) {
-    copied_.synchronize();
-    output_ = host_output_;
+    current_.copied.synchronize();
+    current_.output = current_.host_output;
   } else {
     const StreamLane::Scope scope(*stream_);
     wait_for_pending();
     scale_result();
-    if (output_.device() != context_->shard_options.device()) {
+    if (current_.output.device() != context_->shard_options.device()) {
       start_host_copy();
       return;
     }
@@ -228,7 +229,7 @@ void GradientReducer::finish() {
 
 /// What was added up is of different parameters otherwise.
 void GradientReducer::check_frozen_alike() {
-  const auto frozen = message_.frozen_elsewhere(output_);
+  const auto frozen = message_.frozen_elsewhere(current_.output);
   if (!frozen) {
     return;
   }
@@ -242,24 +243,24 @@ void GradientReducer::check_frozen_alike() {
 }
 
 void GradientReducer::scale_result() {
-  if (settings_.all_reduce_hook) {
-    settings_.all_reduce_hook(output_.narrow(0, 0, message_.gradients_numel()));
+  if (current_.settings.all_reduce_hook) {
+    current_.settings.all_reduce_hook(current_.output.narrow(0, 0, message_.gradients_numel()));
   }
-  if (scale_.after != 1) {
-    output_.div_(scale_.after);
+  if (current_.scale.after != 1) {
+    current_.output.div_(current_.scale.after);
   }
 }
 
 /// What is copied stays until finish() has waited, so that no other work gets its memory.
 void GradientReducer::start_host_copy() {
-  host_output_ = flat_gradient_.can_be_result(params_, message_.dtype())
-                     ? flat_gradient_.ensure(params_)
-                     : at::empty({numel()}, context_->shard_options.dtype(message_.dtype()));
+  current_.host_output = flat_gradient_.can_be_result(params_, message_.dtype())
+                             ? flat_gradient_.ensure(params_)
+                             : at::empty({numel()}, context_->shard_options.dtype(message_.dtype()));
   const auto stream = shared_lane(LaneKind::HostCopy, context_->device);
   stream->wait_for_current();
   const StreamLane::Scope scope(*stream);
-  host_output_.copy_(output_, /*non_blocking=*/true);
-  copied_ = StreamEvent::here(context_->device);
+  current_.host_output.copy_(current_.output, /*non_blocking=*/true);
+  current_.copied = StreamEvent::here(context_->device);
   stage_ = Stage::HostCopy;
 }
 
@@ -268,28 +269,27 @@ void GradientReducer::start_host_copy() {
 void GradientReducer::hand_out() {
   const auto used = [&] {
     const StreamLane::Scope scope(*stream_);
-    return settings_.all_reduce_hook ? std::vector<bool>(message_.size(), true) : message_.used(output_);
+    return current_.settings.all_reduce_hook ? std::vector<bool>(message_.size(), true)
+                                             : message_.used(current_.output);
   };
-  flat_gradient_.hand_out(output_, params_, used(), *stream_);
+  flat_gradient_.hand_out(current_.output, params_, used(), *stream_);
 }
 
 void GradientReducer::end() {
-  output_ = at::Tensor();
-  host_output_ = at::Tensor();
-  copied_ = StreamEvent();
+  current_ = {};
   stream_->defer_free_of_current(output_buffer_.release());
   stage_ = Stage::Idle;
 }
 
 void GradientReducer::discard() {
   const bool was_read = scattered_.discard();
-  const bool has_ended = !in_flight() || pending_.discard();
+  const bool has_ended = !in_flight() || current_.pending.discard();
   if (!was_read || !has_ended) {
     leave_memory();
   }
   if (in_flight()) {
     stream_->drain();
-    copied_.synchronize();
+    current_.copied.synchronize();
     input_.release();
     message_.clear();
     end();

@@ -90,7 +90,7 @@ class GradientReducer {
   bool can_share_with(const GradientReducer& other) const;
   int64_t numel() const { return message_.numel(); }
   const at::TensorOptions& buffer_options() const { return message_.options(); }
-  ReduceOp op() const { return scale_.op; }
+  ReduceOp op() const { return current_.scale.op; }
   /// On which finish() waits and works.
   const std::shared_ptr<StreamLane>& stream() const { return stream_; }
   const ProcessGroupPtr& replica_group() const { return context_->axes.replica_group(); }
@@ -103,8 +103,18 @@ class GradientReducer {
 
  private:
   enum class Stage { Idle, Collected, ReduceScatter, AllReduce, HostCopy };
+  /// State of one reduction, from collect() to its end.
+  struct Reduction {
+    GradientSettings settings = {};   // the slots' functions in place of none
+    bool has_own_all_reduce = false;  // the user's
+    GradientScale scale = {};
+    Pending pending = {};
+    at::Tensor output = {};       // of the collectives
+    at::Tensor host_output = {};  // while `output` is copied there
+    StreamEvent copied = {};
+  };
 
-  bool all_reduces() const { return context_->axes.replica_axis && settings_.requires_all_reduce; }
+  bool all_reduces() const { return context_->axes.replica_axis && current_.settings.requires_all_reduce; }
   void plan();
   void copy_in(const at::Tensor& buffer);
   void wait_for_pending();
@@ -131,14 +141,8 @@ class GradientReducer {
   PooledBuffer input_, output_buffer_;
 
   Stage stage_ = Stage::Idle;
-  Pending pending_;
-  Pending scattered_;  // the last reduce-scatter, which was waited for
-  GradientScale scale_;
-  GradientSettings settings_;        // of collect(), the slots' functions in place of none
-  bool has_own_all_reduce_ = false;  // the user's
-  at::Tensor output_;                // what the collectives write
-  at::Tensor host_output_;           // while it is copied there
-  StreamEvent copied_;
+  Reduction current_;
+  Pending scattered_;   // the last reduce-scatter, which was waited for
   at::Tensor partial_;  // sums of reduce-scatters that wait for an all-reduce
 };
 

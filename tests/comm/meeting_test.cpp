@@ -23,6 +23,7 @@
 #include "comm/process_group.h"
 #include "testing/expect.h"
 #include "testing/run_processes.h"
+#include "tests/comm/cases/loopback_store.h"
 #include "third_party/catch2/catch.h"
 
 namespace tessera {
@@ -32,47 +33,11 @@ using Catch::Matchers::ContainsSubstring;
 using Clock = std::chrono::steady_clock;
 using std::chrono::milliseconds;
 using std::chrono::seconds;
-
-/// A TCP socket at a port of 127.0.0.1 that is free; it is closed at the end.
-class LoopbackSocket {
- public:
-  LoopbackSocket() : file_(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)) {
-    address_.sin_family = AF_INET;
-    address_.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-    socklen_t length = sizeof address_;
-    auto* const generic = reinterpret_cast<sockaddr*>(&address_);
-    TESSERA_EXPECT(bind(file_, generic, length) == 0 && getsockname(file_, generic, &length) == 0);
-  }
-  ~LoopbackSocket() { close(file_); }
-  LoopbackSocket(const LoopbackSocket&) = delete;
-  LoopbackSocket& operator=(const LoopbackSocket&) = delete;
-
-  void listen_without_a_word() { TESSERA_EXPECT(listen(file_, 5) == 0); }
-  int port() const { return ntohs(address_.sin_port); }
-
- private:
-  int file_;
-  sockaddr_in address_{};
-};
-
-int free_port() {
-  return LoopbackSocket().port();
-}
-
-int launchers_port() {
-  return std::atoi(std::getenv("MASTER_PORT"));
-}
-
-StoreOptions store_options(int port, int rank, int world_size, milliseconds timeout) {
-  return {.address = "127.0.0.1", .port = port, .rank = rank, .world_size = world_size, .timeout = timeout};
-}
-
-/// A connection of the test's own, beside those of ranks.
-c10::intrusive_ptr<c10d::Store> connect_beside() {
-  c10d::TCPStoreOptions tcp;
-  tcp.port = static_cast<uint16_t>(launchers_port());
-  return c10::make_intrusive<c10d::TCPStore>("127.0.0.1", tcp);
-}
+using testing::connect_beside;
+using testing::free_port;
+using testing::launchers_port;
+using testing::LoopbackSocket;
+using testing::store_options;
 
 /// Runs `action` in a process of its own, which is killed when the store has `key`.
 void run_and_kill(const std::function<void()>& action, const std::string& key) {

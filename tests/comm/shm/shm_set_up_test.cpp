@@ -1,11 +1,8 @@
 // How ranks find each other and come to share memory: most of it in this process, over a store of the test's own.
 
 #include <ATen/ops/full.h>
-#include <arpa/inet.h>
 #include <fmt/format.h>
-#include <netinet/in.h>
 #include <signal.h>
-#include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -27,6 +24,7 @@
 #include "comm/shm/shm_backend.h"
 #include "testing/expect.h"
 #include "testing/run_processes.h"
+#include "tests/comm/cases/loopback_store.h"
 #include "third_party/catch2/catch.h"
 
 namespace tessera {
@@ -34,6 +32,10 @@ namespace {
 
 using Catch::Matchers::ContainsSubstring;
 using std::chrono::milliseconds;
+using testing::connect_beside;
+using testing::free_port;
+using testing::launchers_port;
+using testing::store_options;
 using StorePtr = c10::intrusive_ptr<c10d::Store>;
 
 TEST_CASE("ranks on several hosts: shm is refused, with both hosts named") {
@@ -99,15 +101,6 @@ TEST_CASE("shm: a rank opens no other file than rank 0's memory, whatever the st
   close(pipe_ends[1]);
 }
 
-/// Which the launcher keeps for the ranks of run_processes(); the "fake" backend leaves it free.
-int launchers_port() {
-  return std::atoi(std::getenv("MASTER_PORT"));
-}
-
-StoreOptions store_options(int port, int rank, int world_size, milliseconds timeout = std::chrono::seconds(20)) {
-  return {.address = "127.0.0.1", .port = port, .rank = rank, .world_size = world_size, .timeout = timeout};
-}
-
 TEST_CASE("where a rank does not come to the store, the others fail, and not only the one that serves it") {
   const auto body = [](int rank) {
     const StoreOptions options = store_options(launchers_port(), rank, 3, std::chrono::seconds(1));
@@ -127,26 +120,6 @@ TEST_CASE("ranks that did not come to the store are named by rank 0, and by othe
     expect_throws<CommError>([&] { connect_store(options); }, fmt::format(fmt::runtime(text), launchers_port()));
   };
   run_processes(2, body, {.backend = "fake"});
-}
-
-/// Which nobody listens on just now.
-int free_port() {
-  const int file = socket(AF_INET, SOCK_STREAM, 0);
-  sockaddr_in address{};
-  address.sin_family = AF_INET;
-  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  socklen_t length = sizeof address;
-  auto* const generic = reinterpret_cast<sockaddr*>(&address);
-  REQUIRE(bind(file, generic, length) == 0);
-  REQUIRE(getsockname(file, generic, &length) == 0);
-  close(file);
-  return ntohs(address.sin_port);
-}
-
-/// A connection of the test's own, beside those of ranks.
-StorePtr connect_beside(c10d::TCPStoreOptions tcp = {}) {
-  tcp.port = static_cast<uint16_t>(launchers_port());
-  return c10::make_intrusive<c10d::TCPStore>("127.0.0.1", tcp);
 }
 
 void init_at_launchers_port(const std::string& backend, int rank, int world_size) {
@@ -236,8 +209,8 @@ int run_rank(int rank, bool is_killed) {
 TEST_CASE("ranks that torchrun starts again meet in its store, and not those that are dead") {
   const auto body = [](int process) {
     if (process == 0) {  // as torchrun's agent
-      const StorePtr store =
-          connect_beside({.isServer = true, .masterListenFd = std::atoi(std::getenv("TESSERA_LISTEN_SOCKET"))});
+      const StorePtr store = connect_beside(
+          {.port = 0, .isServer = true, .masterListenFd = std::atoi(std::getenv("TESSERA_LISTEN_SOCKET"))});
       store->wait({"ended/0", "ended/1"});
       return;
     }
@@ -255,8 +228,8 @@ TEST_CASE("ranks that torchrun starts again meet in its store, and not those tha
 
 TEST_CASE("a rank that gave up on the others is not counted among those in torchrun's store") {
   const auto body = [](int) {  // one process is the agent and, in threads, both ranks
-    const StorePtr agent =
-        connect_beside({.isServer = true, .masterListenFd = std::atoi(std::getenv("TESSERA_LISTEN_SOCKET"))});
+    const StorePtr agent = connect_beside(
+        {.port = 0, .isServer = true, .masterListenFd = std::atoi(std::getenv("TESSERA_LISTEN_SOCKET"))});
     unsetenv("TESSERA_LISTEN_SOCKET");
     setenv("TORCHELASTIC_USE_AGENT_STORE", "True", 1);
     setenv("TORCHELASTIC_RESTART_COUNT", "0", 1);

@@ -1,0 +1,43 @@
+#pragma once
+// Stores that ranks, and tests beside them, reach at 127.0.0.1.
+
+#include <netinet/in.h>
+
+#include <chrono>
+#include <torch/csrc/distributed/c10d/Store.hpp>
+#include <torch/csrc/distributed/c10d/TCPStore.hpp>
+
+#include "comm/launch/store.h"
+
+namespace tessera::testing {
+
+/// A TCP socket at a port of 127.0.0.1 that is free; it is closed at the end.
+class LoopbackSocket {
+ public:
+  LoopbackSocket();
+  ~LoopbackSocket();
+  LoopbackSocket(const LoopbackSocket&) = delete;
+  LoopbackSocket& operator=(const LoopbackSocket&) = delete;
+
+  void listen_without_a_word();
+  int port() const { return ntohs(address_.sin_port); }
+
+ private:
+  int file_;
+  sockaddr_in address_{};
+};
+
+/// Which nobody listens on just now.
+int free_port();
+
+/// Which the launcher keeps for the ranks of run_processes(); the "fake" backend leaves it free.
+int launchers_port();
+
+StoreOptions store_options(int port, int rank, int world_size,
+                           std::chrono::milliseconds timeout = std::chrono::seconds(20));
+
+/// A connection of the test's own, beside those of ranks, that knows no secret. At the launcher's port unless `tcp` has
+/// another.
+c10::intrusive_ptr<c10d::Store> connect_beside(c10d::TCPStoreOptions tcp = {.port = 0});
+
+}  // namespace tessera::testing

@@ -36,16 +36,20 @@ FileDescriptor FileDescriptor::in_memory(const char* label) {
   return file;
 }
 
-// A device or a pipe is not to wait, nor to become this process's terminal, before it is refused.
+// O_PATH finds a file and does not open it: to open a device or a pipe may do something by itself.
 FileDescriptor FileDescriptor::open_own(const std::string& what, const std::string& path) {
-  FileDescriptor file(above_standard(::open(path.c_str(), O_RDWR | O_CLOEXEC | O_NONBLOCK | O_NOCTTY)));
+  const FileDescriptor place(above_standard(::open(path.c_str(), O_PATH | O_CLOEXEC)));
   struct stat status {};
-  if (!file || fstat(file.number(), &status) != 0) {
+  if (!place || fstat(place.number(), &status) != 0) {
     throw system_error(fmt::format("{} {}", what, path));
   }
   TESSERA_CHECK(CommError, S_ISREG(status.st_mode) && status.st_uid == geteuid(),
                 "{} {}: it is {} of user {}; only regular files of this process's user, {}, are opened", what, path,
                 S_ISREG(status.st_mode) ? "a file" : "no regular file", status.st_uid, geteuid());
+  FileDescriptor file(above_standard(::open(place.path().c_str(), O_RDWR | O_CLOEXEC | O_NOCTTY)));
+  if (!file) {
+    throw system_error(fmt::format("{} {}", what, path));
+  }
   return file;
 }
 

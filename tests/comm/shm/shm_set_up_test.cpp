@@ -1,8 +1,11 @@
 // How ranks find each other and come to share memory: most of it in this process, over a store of the test's own.
 
 #include <ATen/ops/full.h>
+#include <fcntl.h>
 #include <fmt/format.h>
 #include <signal.h>
+#include <sys/inotify.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -24,6 +27,7 @@
 #include "comm/shm/shm_backend.h"
 #include "testing/expect.h"
 #include "testing/run_processes.h"
+#include "testing/temp_folder.h"
 #include "tests/comm/cases/loopback_store.h"
 #include "third_party/catch2/catch.h"
 
@@ -99,6 +103,26 @@ TEST_CASE("shm: a rank opens no other file than rank 0's memory, whatever the st
                     ContainsSubstring("it is no regular file of user"));
   close(pipe_ends[0]);
   close(pipe_ends[1]);
+}
+
+TEST_CASE("shm: what is refused is not opened before") {
+  const testing::TempFolder folder;
+  const std::string pipe = folder.path("pipe");
+  REQUIRE(mkfifo(pipe.c_str(), 0600) == 0);
+  const int file = open(pipe.c_str(), O_RDWR | O_CLOEXEC);
+  const int watch = inotify_init1(IN_NONBLOCK | IN_CLOEXEC);
+  REQUIRE(inotify_add_watch(watch, pipe.c_str(), IN_OPEN) >= 0);
+  const StorePtr store = c10::make_intrusive<c10d::HashStore>();
+  store->set("arena", fmt::format("/proc/{}/fd/{}", getpid(), file));
+  store->set("joined/0", std::string("joined"));
+  CHECK_THROWS_WITH(set_up(1, store, std::chrono::seconds(5)).get(),
+                    ContainsSubstring("it is no regular file of user"));
+  std::array<char, 1024> events{};
+  CHECK(read(watch, events.data(), events.size()) == -1);
+  close(open(pipe.c_str(), O_RDWR | O_CLOEXEC));
+  CHECK(read(watch, events.data(), events.size()) > 0);
+  close(watch);
+  close(file);
 }
 
 TEST_CASE("where a rank does not come to the store, the others fail, and not only the one that serves it") {

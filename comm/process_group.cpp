@@ -15,6 +15,7 @@
 #include "comm/backend_spec.h"
 #include "comm/context/rank_context.h"
 #include "comm/context/rank_state.h"
+#include "comm/launch/job_secret.h"
 #include "comm/launch/rank_environment.h"
 #include "comm/launch/store.h"
 #include "comm/make_group.h"
@@ -102,7 +103,8 @@ void resolve_store(ProcessGroupOptions& options) {
                                  .rank = options.rank,
                                  .world_size = options.world_size,
                                  .timeout = options.timeout,
-                                 .job = parse_job_identity(process_variable)});
+                                 .job = parse_job_identity(process_variable),
+                                 .secret = parse_job_secret(process_variable)});
 }
 
 /// Every rank calls it: this rank's GPU, which becomes the current one.

@@ -80,8 +80,9 @@ bool is_time_out(const c10::Error& failure) {
 
 }  // namespace
 
-JobStore::JobStore(const std::string& address, const c10d::TCPStoreOptions& options, std::string server)
-    : Store(options.timeout), address_(address), options_(options), server_(std::move(server)) {
+JobStore::JobStore(const std::string& address, const c10d::TCPStoreOptions& options, std::string server,
+                   std::optional<JobSecret> secret)
+    : Store(options.timeout), address_(address), options_(options), server_(std::move(server)), secret_(secret) {
   Connection connection = connect(address, options);
   tcp_ = std::move(connection.store);
   sockets_ = std::move(connection.sockets);
@@ -106,27 +107,53 @@ auto JobStore::guarded(Call call) {
   }
 }
 
+StoreValue JobStore::sealed(const std::string& key, const StoreValue& value) const {
+  return secret_ ? secret_->seal(key, value) : value;
+}
+
+StoreValue JobStore::opened(const std::string& key, StoreValue stored) const {
+  if (!secret_) {
+    if (is_sealed(stored)) {
+      throw UntrustedValue(
+          fmt::format("the store's key \"{}\" at {}:{} has a value with a tag, and this rank has no {} "
+                      "to check it; set the same on all ranks",
+                      key, address_, tcp_->getPort(), kSecretVariable),
+          unverified_text(stored));
+    }
+    return stored;
+  }
+  std::optional<StoreValue> value = secret_->open(key, stored);
+  if (!value) {
+    throw UntrustedValue(
+        fmt::format("the store's key \"{}\" at {}:{} has a value that no rank with this one's {} wrote: another rank "
+                    "has another one, or none, or a stranger can reach the port; set the same on all ranks",
+                    key, address_, tcp_->getPort(), kSecretVariable),
+        unverified_text(stored));
+  }
+  return std::move(*value);
+}
+
 c10::intrusive_ptr<c10d::Store> JobStore::clone() {
   c10d::TCPStoreOptions options = options_;
   options.isServer = false;
   options.masterListenFd = std::nullopt;
   options.port = tcp_->getPort();
   options.timeout = getTimeout();
-  return c10::make_intrusive<JobStore>(address_, options, server_);
+  return c10::make_intrusive<JobStore>(address_, options, server_, secret_);
 }
 
-void JobStore::set(const std::string& key, const std::vector<uint8_t>& value) {
-  guarded([&] { tcp_->set(key, value); });
+void JobStore::set(const std::string& key, const StoreValue& value) {
+  guarded([&] { tcp_->set(key, sealed(key, value)); });
 }
 
-std::vector<uint8_t> JobStore::compareSet(const std::string& key, const std::vector<uint8_t>& expected,
-                                          const std::vector<uint8_t>& desired) {
-  return guarded([&] { return tcp_->compareSet(key, expected, desired); });
+StoreValue JobStore::compareSet(const std::string& key, const StoreValue& expected, const StoreValue& desired) {
+  const StoreValue before = expected.empty() ? expected : sealed(key, expected);
+  return opened(key, guarded([&] { return tcp_->compareSet(key, before, sealed(key, desired)); }));
 }
 
-std::vector<uint8_t> JobStore::get(const std::string& key) {
+StoreValue JobStore::get(const std::string& key) {
   wait({key});
-  return guarded([&] { return tcp_->get(key); });
+  return opened(key, guarded([&] { return tcp_->get(key); }));
 }
 
 int64_t JobStore::add(const std::string& key, int64_t value) {
@@ -162,29 +189,37 @@ void JobStore::setTimeout(const milliseconds& timeout) {
   limit_calls(sockets_, tcp_->getPort(), timeout);
 }
 
-void JobStore::append(const std::string& key, const std::vector<uint8_t>& value) {
-  guarded([&] { tcp_->append(key, value); });
+void JobStore::append(const std::string& key, const StoreValue& value) {
+  guarded([&] { tcp_->append(key, sealed(key, value)); });
 }
 
-std::vector<std::vector<uint8_t>> JobStore::multiGet(const std::vector<std::string>& keys) {
+std::vector<StoreValue> JobStore::multiGet(const std::vector<std::string>& keys) {
   wait(keys);
-  return guarded([&] { return tcp_->multiGet(keys); });
+  std::vector<StoreValue> values = guarded([&] { return tcp_->multiGet(keys); });
+  for (size_t i = 0; i < values.size(); ++i) {
+    values[i] = opened(keys.at(i), std::move(values[i]));
+  }
+  return values;
 }
 
-void JobStore::multiSet(const std::vector<std::string>& keys, const std::vector<std::vector<uint8_t>>& values) {
-  guarded([&] { tcp_->multiSet(keys, values); });
+void JobStore::multiSet(const std::vector<std::string>& keys, const std::vector<StoreValue>& values) {
+  std::vector<StoreValue> stored = values;
+  for (size_t i = 0; i < std::min(keys.size(), values.size()); ++i) {
+    stored[i] = sealed(keys[i], values[i]);
+  }
+  guarded([&] { tcp_->multiSet(keys, stored); });
 }
 
 bool JobStore::hasExtendedApi() const {
   return tcp_->hasExtendedApi();
 }
 
-void JobStore::queuePush(const std::string& key, const std::vector<uint8_t>& value) {
-  guarded([&] { tcp_->queuePush(key, value); });
+void JobStore::queuePush(const std::string& key, const StoreValue& value) {
+  guarded([&] { tcp_->queuePush(key, sealed(key, value)); });
 }
 
-std::vector<uint8_t> JobStore::queuePop(const std::string& key, bool block) {
-  return guarded([&] { return tcp_->queuePop(key, block); });
+StoreValue JobStore::queuePop(const std::string& key, bool block) {
+  return opened(key, guarded([&] { return tcp_->queuePop(key, block); }));
 }
 
 int64_t JobStore::queueLen(const std::string& key) {

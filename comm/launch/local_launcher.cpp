@@ -26,6 +26,7 @@
 
 #include "base/error.h"
 #include "base/open_files.h"
+#include "comm/launch/job_secret.h"
 #include "comm/launch/listen_socket.h"
 #include "comm/launch/rank_environment.h"
 
@@ -141,8 +142,14 @@ std::string new_job_identity() {
   return fmt::format("local {}-{:08x}{:08x}", getpid(), random(), random());
 }
 
+/// What all ranks of one launch know of their job.
+struct LaunchedJob {
+  std::string identity = new_job_identity();
+  std::string secret = new_job_secret();
+};
+
 std::vector<std::string> rank_variables(const LaunchOptions& options, int rank, const ListenSocket& socket,
-                                        const std::string& job) {
+                                        const LaunchedJob& job) {
   std::map<std::string, std::string> variables;
   for (char** entry = environ; *entry != nullptr; ++entry) {
     const std::string text = *entry;
@@ -156,7 +163,8 @@ std::vector<std::string> rank_variables(const LaunchOptions& options, int rank, 
   variables["WORLD_SIZE"] = variables["LOCAL_WORLD_SIZE"] = std::to_string(options.nproc);
   variables["MASTER_ADDR"] = "127.0.0.1";
   variables["MASTER_PORT"] = std::to_string(socket.port());
-  variables[kJobVariable] = job;
+  variables[kJobVariable] = job.identity;
+  variables.try_emplace(kSecretVariable, job.secret);
   variables.erase(kListenSocketVariable);
   if (rank == 0) {
     variables[kListenSocketVariable] = std::to_string(socket.descriptor());
@@ -290,7 +298,7 @@ void start_all(const LaunchOptions& options, const BlockedSignals& signals, Rank
   const std::string path = options.argv.empty() ? "/proc/self/exe" : options.argv[0];
   const std::vector<char*> argv = pointers(arguments);
   const pid_t launcher = getpid();
-  const std::string job = new_job_identity();
+  const LaunchedJob job;
   for (int rank = 0; rank < options.nproc; ++rank) {
     std::vector<std::string> variables = rank_variables(options, rank, socket, job);
     const std::vector<char*> environment = pointers(variables);
@@ -310,6 +318,7 @@ LaunchResult launch_ranks(const LaunchOptions& options) {
   TESSERA_CHECK(ValueError, options.nproc >= 1, "launch_local: nproc {}; it must be at least 1", options.nproc);
   TESSERA_CHECK(ValueError, options.output_files.empty() || std::ssize(options.output_files) == options.nproc,
                 "launch_local: {} output files for {} ranks", options.output_files.size(), options.nproc);
+  parse_job_secret(process_variable);  // of which no rank would be pleased
   const BlockedSignals signals;
   Ranks ranks;
   start_all(options, signals, ranks);

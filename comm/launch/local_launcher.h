@@ -10,7 +10,7 @@
 //   }
 //
 // Every rank finds RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR=127.0.0.1, MASTER_PORT, a
-// TESSERA_JOB_ID of their own, and
+// TESSERA_JOB_ID of their own, a random TESSERA_JOB_SECRET unless that is set (SECURITY.md), and
 // OMP_NUM_THREADS = cores / nproc unless that is set. Unless glibc's malloc is tuned by a variable already (malloc(3)),
 // MALLOC_TRIM_THRESHOLD_ and MALLOC_MMAP_THRESHOLD_ let a rank keep up to 64 MiB of free heap, which sharded steps
 // would otherwise give back and take again (docs/profiles.md). SIGINT and SIGTERM to the launcher go to all ranks. When
@@ -44,9 +44,9 @@ struct LaunchResult {
   std::string message = {};
 };
 
-/// Returns when all ranks have ended. Throws ValueError (nproc < 1, a number of files that is not nproc), Error where
-/// the system refuses a process. Thread safety: one call at a time; call it before other threads start, since it
-/// handles the process's signals while it runs.
+/// Returns when all ranks have ended. Throws ValueError (nproc < 1, a number of files that is not nproc, a
+/// TESSERA_JOB_SECRET of less than 16 characters), Error where the system refuses a process. Thread safety: one call at
+/// a time; call it before other threads start, since it handles the process's signals while it runs.
 LaunchResult launch_ranks(const LaunchOptions& options);
 
 /// launch_ranks, with the message on stderr; returns the exit code.

@@ -20,11 +20,17 @@ using std::chrono::milliseconds;
 constexpr const char* kJob = "job";
 constexpr const char* kAllConnected = "all_connected";
 constexpr const char* kGaveUp = "gave_up";
+constexpr const char* kOtherSecret = "other_secret";
 /// In front of an identity: a store does not tell an empty value from none.
 constexpr const char* kJobPrefix = "job ";
 
 std::string describe_job(const std::string& job) {
-  return job.empty() ? "a job without an identity" : fmt::format("job \"{}\"", job);
+  return job.empty() ? "a job without an identity" : fmt::format("job {:?}", job);  // a stranger's may hold anything
+}
+
+/// What the key "job" says.
+std::string describe_entry(const std::string& entry) {
+  return entry.starts_with(kJobPrefix) ? describe_job(entry.substr(std::string(kJobPrefix).size())) : "no job of ranks";
 }
 
 /// Tells this process from all others, and says which it is.
@@ -45,16 +51,51 @@ std::string taken_key(const StoreOptions& options, int rank) {
   return seat_key(options, rank) + "/taken";
 }
 
-/// Rank 0, whose store it is, says whose job meets here. Where a launcher serves the store, the first rank 0 does.
+/// Returns what `call` does; a value that is not to be trusted is a MeetingError.
+template <class Call>
+auto trusting(const StoreOptions& options, Call call) {
+  try {
+    return call();
+  } catch (const UntrustedValue& value) {
+    throw MeetingError(fmt::format(
+        "init_process_group: rank {} of {}: {}; if another job meets there, give this one another MASTER_PORT",
+        options.rank, options.world_size, value.what()));
+  }
+}
+
+/// Rank 0, whose store it is, says whose job meets here. Where a launcher serves the store, the first rank 0 does. The
+/// name of another job is told whatever its secret; a rank of this one that has another secret says so to rank 0.
 void check_job(c10d::Store& store, const StoreOptions& options) {
   const std::string own = kJobPrefix + options.job;
-  const std::string here = options.rank == 0 ? store.compareSet(kJob, std::string(), own) : store.get_to_str(kJob);
-  TESSERA_CHECK(
-      MeetingError, here == own,
-      "init_process_group: {} meets at {}:{}, and this is rank {} of {} of {}; give each job a MASTER_PORT of "
-      "its own",
-      describe_job(here.substr(std::string(kJobPrefix).size())), options.address, options.port, options.rank,
-      options.world_size, describe_job(options.job));
+  const auto check = [&](const std::string& here) {
+    TESSERA_CHECK(
+        MeetingError, here == own,
+        "init_process_group: {} meets at {}:{}, and this is rank {} of {} of {}; give each job a MASTER_PORT of "
+        "its own",
+        describe_entry(here), options.address, options.port, options.rank, options.world_size,
+        describe_job(options.job));
+  };
+  try {
+    check(options.rank == 0 ? store.compareSet(kJob, std::string(), own) : store.get_to_str(kJob));
+  } catch (const UntrustedValue& value) {
+    check(value.text());
+    store.set(kOtherSecret, std::to_string(options.rank));
+    throw;
+  }
+}
+
+/// Of the last rank that has found a secret that is not its own. Its number is not to be trusted.
+std::string who_has_other_secret(c10d::Store& store) {
+  constexpr size_t kMostDigits = 9;
+  std::string number;
+  try {
+    number = store.get_to_str(kOtherSecret);
+  } catch (const UntrustedValue& value) {
+    number = value.text();
+  }
+  const bool is_number =
+      !number.empty() && number.size() <= kMostDigits && number.find_first_not_of("0123456789") == std::string::npos;
+  return is_number ? "rank " + number : "a process";
 }
 
 /// Each rank's seat goes to one process, which may take it again: a rank that was started twice, or one of another job
@@ -75,6 +116,12 @@ class Attendance {
 
   /// Throws MeetingError.
   void look() {
+    TESSERA_CHECK(
+        MeetingError, !store_.check({kOtherSecret}),
+        "init_process_group: {} has come to {}:{} with another {} than rank 0, which has {}, or with none; set "
+        "the same on all ranks",
+        who_has_other_secret(store_), options_.address, options_.port, kSecretVariable,
+        options_.secret ? "one" : "none");
     for (int rank = 1; rank < options_.world_size; ++rank) {
       if (!seats_.contains(rank) && store_.check({taken_key(options_, rank)})) {
         seats_.emplace(rank, parse_process(store_.get_to_str(seat_key(options_, rank))));
@@ -95,18 +142,24 @@ class Attendance {
 };
 
 void gather_others(c10d::Store& store, const StoreOptions& options) {
-  std::vector<std::string> keys;
+  std::vector<std::string> keys, seats;
   keys.reserve(static_cast<size_t>(options.world_size));
+  seats.reserve(static_cast<size_t>(options.world_size));
   for (int rank = 0; rank < options.world_size; ++rank) {
     keys.push_back(taken_key(options, rank));
+    seats.push_back(seat_key(options, rank));
   }
   Attendance attendance(store, options);
   try {
-    wait_for_keys(store, keys, options.timeout, [&] { attendance.look(); });
+    trusting(options, [&] {
+      wait_for_keys(store, keys, options.timeout, [&] { attendance.look(); });
+      store.multiGet(seats);  // a stranger can make a key, but not what a rank says there
+    });
   } catch (const MeetingError& failure) {
     store.set(kGaveUp, std::string(failure.what()));
     std::this_thread::sleep_for(milliseconds(500));  // then the server goes, and with it what the others could read
     store.deleteKey(kGaveUp);
+    store.deleteKey(kOtherSecret);
     throw;
   }
   store.set(kAllConnected, std::to_string(options.world_size));
@@ -132,9 +185,7 @@ std::string wait_for_all(c10d::Store& store, const StoreOptions& options) {
   return store.get_to_str(kAllConnected);  // if the wait timed out, rank 0 saw this one just before
 }
 
-}  // namespace
-
-void meet(c10d::Store& store, const StoreOptions& options) {
+void meet_trusting(c10d::Store& store, const StoreOptions& options) {
   check_job(store, options);
   take_seat(store, options);
   if (options.rank == 0) {
@@ -146,6 +197,12 @@ void meet(c10d::Store& store, const StoreOptions& options) {
                 "init_process_group: {} ranks have met at {}:{}, and this is rank {} of {}; if another job meets "
                 "there, give this one another MASTER_PORT",
                 met, options.address, options.port, options.rank, options.world_size);
+}
+
+}  // namespace
+
+void meet(c10d::Store& store, const StoreOptions& options) {
+  trusting(options, [&] { meet_trusting(store, options); });
 }
 
 std::vector<int> absent_ranks(c10d::Store& store, const StoreOptions& options) {
@@ -167,8 +224,10 @@ std::string find_job_at(const std::string& address, int port) {
     c10d::TCPStoreOptions tcp;
     tcp.port = static_cast<uint16_t>(port);
     tcp.timeout = std::chrono::seconds(1);
-    JobStore store(address, tcp, "");
-    return store.check({kJob}) ? describe_job(store.get_to_str(kJob).substr(std::string(kJobPrefix).size())) : "";
+    JobStore store(address, tcp, "", /*secret=*/std::nullopt);
+    return store.check({kJob}) ? describe_entry(store.get_to_str(kJob)) : "";
+  } catch (const UntrustedValue& value) {
+    return describe_entry(value.text());
   } catch (const std::exception&) {
     return "";
   }

@@ -54,10 +54,11 @@ std::optional<int64_t> parse_local_world_size(const EnvironmentLookup& lookup);
 /// The identity of a job that its user, or launch_local, gives it.
 constexpr const char* kJobVariable = "TESSERA_JOB_ID";
 
-/// Returns the identity by which the ranks' job differs from others at the same address: TESSERA_JOB_ID, which
-/// launch_local sets and a user may; else torchrun's TORCHELASTIC_RUN_ID (but "none", its default), mpirun's
-/// PMIX_NAMESPACE or OMPI_MCA_ess_base_jobid, mpiexec's PMIX_NAMESPACE, srun's SLURM_JOB_ID and SLURM_STEP_ID. "" where
-/// there is none, as where RANK is set by hand: a user who starts several such jobs at one address sets TESSERA_JOB_ID.
+/// Returns the identity, no secret, by which the ranks' job differs from others at the same address. It is
+/// TESSERA_JOB_ID, which launch_local sets and a user may; else torchrun's TORCHELASTIC_RUN_ID (but "none", its
+/// default), mpirun's PMIX_NAMESPACE or OMPI_MCA_ess_base_jobid, mpiexec's PMIX_NAMESPACE, srun's SLURM_JOB_ID and
+/// SLURM_STEP_ID. "" where there is none, as where RANK is set by hand: a user who starts several such jobs at one
+/// address sets TESSERA_JOB_ID.
 std::string parse_job_identity(const EnvironmentLookup& lookup);
 
 /// "node[03-07,12],login" -> "node03"; a list of hosts as SLURM writes it.

@@ -63,8 +63,12 @@ c10::intrusive_ptr<c10d::Store> open_store(const StoreOptions& options) {
   if (tcp.isServer) {
     tcp.masterListenFd = find_listen_socket(options);
   }
+  std::optional<JobSecret> secret;
+  if (options.secret) {
+    secret.emplace(*options.secret, options.job);
+  }
   c10::intrusive_ptr<c10d::Store> store =
-      c10::make_intrusive<JobStore>(options.address, tcp, agent_serves ? "torchrun's agent" : "rank 0");
+      c10::make_intrusive<JobStore>(options.address, tcp, agent_serves ? "torchrun's agent" : "rank 0", secret);
   if (!agent_serves) {
     return store;
   }

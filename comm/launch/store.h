@@ -2,6 +2,7 @@
 // The key-value store through which ranks that are processes find each other.
 
 #include <chrono>
+#include <optional>
 #include <string>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 #include <vector>
@@ -16,6 +17,9 @@ struct StoreOptions {
   std::chrono::milliseconds timeout{0};
   /// Whose ranks meet (parse_job_identity, comm/launch/rank_environment.h); "": a job without an identity.
   std::string job = {};
+  /// Of the job's ranks (parse_job_secret, comm/launch/job_secret.h), for the tags of all that they store; none: values
+  /// have no tags.
+  std::optional<std::string> secret = {};
 };
 
 /// A TCPStore that rank 0 serves; returns when all ranks are connected, or on none of them. It lives to the end of the
@@ -26,9 +30,10 @@ struct StoreOptions {
 /// Rank 0 listens on the interface that the address names, if that can be told (comm/launch/listen_socket.h). Each rank
 /// is one process of one job: others that come to the address have a CommError that says which job has it, and the job
 /// that has met there goes on. Jobs without an identity are told apart by their ranks alone: of two that start at once
-/// ranks may mix. Where torchrun's agent serves the store, which outlives the ranks, each attempt of a job has keys of
-/// its own. Throws CommError that names address, port and, as far as it can tell, the ranks that did not come or have
-/// died. Thread safety: any number of threads.
+/// ranks may mix. Where secrets differ, or some ranks have none, all have a CommError that says so. Where torchrun's
+/// agent serves the store, which outlives the ranks, each attempt of a job has keys of its own. Throws CommError that
+/// names address, port and, as far as it can tell, the ranks that did not come or have died. Thread safety: any number
+/// of threads.
 c10::intrusive_ptr<c10d::Store> connect_store(const StoreOptions& options);
 
 /// Each rank's `text`, by rank; every rank calls it, once for a `name`. Blocks until all have, and rank 0 until the

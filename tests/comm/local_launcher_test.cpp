@@ -49,6 +49,32 @@ TEST_CASE("the ranks of a launch have an identity that is not another one's") {
   CHECK(read_file(folder.path("a0")) != read_file(folder.path("b0")));
 }
 
+TEST_CASE("the ranks of a launch have its secret, or the launcher's; no command line and no message shows it") {
+  const TempFolder folder;
+  const auto secret_of_ranks = [&] {
+    const LaunchResult result = launch(
+        2, "echo $TESSERA_JOB_SECRET; tr '\\0' ' ' </proc/$$/cmdline >" + folder.path("command") + "$RANK; exit 3",
+        {folder.path("0"), folder.path("1")});
+    const std::string secret = read_file(folder.path("0"));
+    CHECK(read_file(folder.path("1")) == secret);
+    CHECK_THAT(read_file(folder.path("command0")), ContainsSubstring("/bin/sh") && !ContainsSubstring(secret));
+    CHECK_THAT(result.message, ContainsSubstring("exit code 3") && !ContainsSubstring(secret));
+    return secret.substr(0, secret.find('\n'));
+  };
+  unsetenv("TESSERA_JOB_SECRET");
+  const std::string one = secret_of_ranks();
+  CHECK(one.size() == 64);
+  CHECK(secret_of_ranks() != one);
+  CHECK(std::getenv("TESSERA_JOB_SECRET") == nullptr);
+  setenv("TESSERA_JOB_SECRET", "a secret of the user's", 1);
+  CHECK(secret_of_ranks() == "a secret of the user's");
+  for (const char* unfit : {"", "short"}) {
+    setenv("TESSERA_JOB_SECRET", unfit, 1);
+    CHECK_THROWS_AS(launch(1, "true"), ValueError);
+  }
+  unsetenv("TESSERA_JOB_SECRET");
+}
+
 TEST_CASE("ranks keep their heap unless malloc is tuned already") {
   const TempFolder folder;
   const auto heap_of_rank = [&] {

@@ -20,8 +20,8 @@ expect_error "usage:" "$install"
 
 # Where it is installed there may be no CUDA, and no folders of the build.
 dynamic=$(LC_ALL=C readelf -d "$prefix/lib/libtessera.so")
-for name in libtorch_cpu.so libc10.so; do
-  [[ $dynamic == *"(NEEDED)"*"[$name]"* ]] || fail "libtessera.so does not need $name: $dynamic"
+for name in libtorch_cpu.so libc10.so libcrypto.so; do
+  [[ $dynamic == *"(NEEDED)"*"[$name"* ]] || fail "libtessera.so does not need $name: $dynamic"
 done
 for name in libcud libcupti _solib; do
   [[ $dynamic != *"$name"* ]] || fail "libtessera.so names $name: $dynamic"

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # tools/gpu_check/build.sh <folder>: builds the tests of CUDA, those that also run on a GPU (testing/test_devices.h), the
 # benchmarks of GPUs and train_gpt, and gathers them with run.py in a new folder of less than 60 MiB, for a machine that
-# has a GPU and the same libtorch, but neither Bazel nor a network:
+# has a GPU, the same libtorch and OpenSSL's libcrypto, but neither Bazel nor a network:
 #
 #   LIBTORCH=/path/to/torch tools/gpu_check/build.sh /tmp/gpu_check      (without LIBTORCH: the pinned one)
 #   python3 /tmp/gpu_check/run.py --libtorch /path/to/torch --out report.json

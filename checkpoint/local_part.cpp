@@ -58,6 +58,11 @@ LocalPart local_part(Section section, const std::string& key, const at::Tensor& 
   return part;
 }
 
+at::Tensor local_of(const at::Tensor& tensor) {
+  const auto* meta = dtensor_meta(tensor);
+  return meta ? meta->local : tensor.detach();
+}
+
 void check_memory(const char* where, const std::string& key, const at::Tensor& tensor) {
   const auto offset = static_cast<size_t>(tensor.storage_offset());
   const auto end =
@@ -125,7 +130,10 @@ at::Tensor block_view(const LocalPart& part, const Box& box) {
   at::Tensor view = part.local;
   const Box inside = relative_to(box, part.box);
   for (size_t dim = 0; dim < inside.sizes.size(); ++dim) {
-    view = view.narrow(static_cast<int64_t>(dim), inside.offsets[dim], inside.sizes[dim]);
+    const auto own = static_cast<int64_t>(dim);
+    if (inside.sizes[dim] != view.size(own)) {
+      view = view.narrow(own, inside.offsets[dim], inside.sizes[dim]);
+    }
   }
   return view;
 }

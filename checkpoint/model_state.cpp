@@ -62,24 +62,27 @@ void set_model_state_dict(ModuleRef model, const StateDict& state, const StateDi
   const RankSync ranks = setting_ranks(*model, state, options);
   StateDict own;
   ranks.on_all_ranks([&] { own = own_tensors(*model, options.ignore_frozen_params); });
-  const Incoming incoming = receive(state, ranks, options);
-  std::vector<std::string> keys;
+  const auto received = receive(state, ranks, options);
+  const StateDict& given = received ? *received : state;
+  std::vector<Transfer> transfers;
   ranks.on_all_ranks([&] {
     if (options.strict) {
-      check_names(own, incoming.state);
+      check_names(own, given);
     }
-    for (const auto& [key, value] : incoming.state) {
-      if (own.count(key) == 1) {
+    for (const auto& [key, value] : given) {
+      if (const auto found = own.find(key); found != own.end()) {
         TESSERA_CHECK(ValueError, std::holds_alternative<at::Tensor>(value), "set_model_state_dict: '{}' is no tensor",
                       key);
-        check_fits(incoming, key, std::get<at::Tensor>(own.at(key)), options);
-        keys.push_back(key);
+        const auto& [tensor, target] = transfers.emplace_back(
+            Transfer{.given = std::get<at::Tensor>(value), .target = std::get<at::Tensor>(found->second)});
+        if (!received) {
+          check_readable(key, tensor);
+        }
+        check_fits(key, tensor, target, options);
       }
     }
   });
-  for (const auto& key : keys) {
-    copy_in(incoming, key, std::get<at::Tensor>(own.at(key)), ranks, options);
-  }
+  transfer(transfers, ranks, options);
 }
 
 }  // namespace tessera::dcp

@@ -1,10 +1,12 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/zeros_like.h>
 
-#include <functional>
+#include <algorithm>
 #include <map>
-#include <set>
+#include <string_view>
 #include <type_traits>
+#include <unordered_set>
+#include <utility>
 
 #include "checkpoint/io/checkpoint_index.h"
 #include "checkpoint/state_dict.h"
@@ -125,31 +127,32 @@ void assign(Field& field, const std::string& key, const StateValue& value) {
 template <class Types>
 class Setter {
  public:
-  Setter(torch::optim::Optimizer& optimizer, const std::vector<NamedParam>& params, const Incoming& incoming,
-         const StateDictOptions& options)
-      : optimizer_(optimizer), params_(params), incoming_(incoming), options_(options) {}
+  /// `received`: whether rank 0 alone has the tensors of `given`.
+  Setter(torch::optim::Optimizer& optimizer, const std::vector<NamedParam>& params, const StateDict& given,
+         bool received, const StateDictOptions& options)
+      : optimizer_(optimizer), params_(params), given_(given), received_(received), options_(options) {}
 
   void check() {
     TESSERA_CHECK(
-        KeyError, !takes_away() || params_.empty() || !incoming_.state.empty(),
+        KeyError, !takes_away() || params_.empty() || !given_.empty(),
         "set_optimizer_state_dict: the dict is empty, which would take away all state. With full_state_dict "
         "and cpu_offload rank 0 alone has it: set it with broadcast_from_rank0. A checkpoint of a model alone "
         "has none: leave this call out");
-    std::set<std::string> used;
     for (const auto& param : params_) {
       typename Types::State unused;
       visit_fields(unused, [&](const char* name, auto& field) {
         const auto key = state_key(param, name);
-        if (const auto* value = find(key)) {
-          used.insert(key);
+        const auto* value = find(key);
+        state_.push_back(value);
+        if (value) {
           check_field(field, key, *value, param.tensor);
         }
       });
-      check_options(param, used);
+      check_options(param);
     }
-    for (const auto& [key, value] : incoming_.state) {
+    for (const auto& [key, value] : given_) {
       TESSERA_CHECK(
-          KeyError, !options_.strict || used.count(key) == 1,
+          KeyError, !options_.strict || used_.count(&value) == 1,
           "set_optimizer_state_dict: '{}' belongs to no parameter of the optimizer, or is not a field of this "
           "type of optimizer",
           key);
@@ -157,67 +160,73 @@ class Setter {
   }
 
   void set(const RankSync& ranks) {
-    for (const auto& param : params_) {
-      visit_fields(options_of<Types>(optimizer_, param.group), [&](const char* name, auto& field) {
-        if (const auto* value = find(option_key(param, name))) {
-          assign(field, option_key(param, name), *value);
+    for (size_t group = 0; group < optimizer_.param_groups().size(); ++group) {
+      visit_fields(options_of<Types>(optimizer_, group), [&](const char* name, auto& field) {
+        if (const auto found = group_options_.find({group, name}); found != group_options_.end()) {
+          assign(field, name, *found->second);
         }
       });
-      if (has_state(param)) {
+    }
+    auto value = state_.begin();
+    for (const auto& param : params_) {
+      const auto end = value + std::ssize(state_) / std::ssize(params_);
+      if (std::any_of(value, end, [](const StateValue* found) { return found != nullptr; })) {
         visit_fields(make_state<Types>(optimizer_, param),
-                     [&](const char* name, auto& field) { set_field(field, state_key(param, name), param, ranks); });
+                     [&](const char* name, auto& field) { set_field(field, name, *value++, param.tensor); });
       } else if (takes_away()) {
         reset_state<Types>(optimizer_, param);
       }
+      value = end;
     }
+    transfer(transfers_, ranks, options_);
   }
 
  private:
   /// Whether what the dict lacks goes. A parameter that is left out for being frozen may have state all the same.
   bool takes_away() const { return options_.strict && !options_.ignore_frozen_params; }
 
-  bool has_state(const NamedParam& param) const {
-    bool found = false;
-    typename Types::State fields;
-    visit_fields(fields, [&](const char* name, const auto&) { found = found || find(state_key(param, name)); });
-    return found;
-  }
-
-  const StateValue* find(const std::string& key) const {
-    const auto found = incoming_.state.find(key);
-    return found == incoming_.state.end() ? nullptr : &found->second;
+  const StateValue* find(const std::string& key) {
+    const auto found = given_.find(key);
+    if (found == given_.end()) {
+      return nullptr;
+    }
+    used_.insert(&found->second);
+    return &found->second;
   }
 
   template <class Field>
   void check_field(Field& field, const std::string& key, const StateValue& value, const at::Tensor& param) {
     if constexpr (std::is_same_v<Field, at::Tensor>) {
-      TESSERA_CHECK(ValueError, std::holds_alternative<at::Tensor>(value),
-                    "set_optimizer_state_dict: '{}' is no tensor", key);
-      check_fits(incoming_, key, param, options_);
+      const auto* tensor = std::get_if<at::Tensor>(&value);
+      TESSERA_CHECK(ValueError, tensor != nullptr, "set_optimizer_state_dict: '{}' is no tensor", key);
+      if (!received_) {
+        check_readable(key, *tensor);
+      }
+      check_fits(key, *tensor, param, options_);
     } else {
       assign(field, key, value);
     }
   }
 
-  void check_options(const NamedParam& param, std::set<std::string>& used) {
-    typename Types::Options unused(0.0);
-    visit_fields(unused, [&](const char* name, auto& field) {
+  void check_options(const NamedParam& param) {
+    typename Types::Options own(0.0);
+    visit_fields(own, [&](const char* name, auto& field) {
       const auto key = option_key(param, name);
       if (const auto* value = find(key)) {
-        used.insert(key);
         assign(field, key, *value);
-        const auto [first, is_new] = group_options_.try_emplace({param.group, name}, static_cast<double>(field));
-        TESSERA_CHECK(ValueError, is_new || first->second == static_cast<double>(field),
+        const auto place = group_options_.try_emplace({param.group, name}, value).first;
+        auto of_others = field;
+        assign(of_others, key, *place->second);
+        TESSERA_CHECK(ValueError, place->second == value || of_others == field,
                       "set_optimizer_state_dict: '{}' is {}, but other parameters of the optimizer's group {} have {}; "
                       "give parameters that need other options a group of their own",
-                      key, static_cast<double>(field), param.group, first->second);
+                      key, static_cast<double>(field), param.group, static_cast<double>(of_others));
       }
     });
   }
 
   template <class Field>
-  void set_field(Field& field, const std::string& key, const NamedParam& param, const RankSync& ranks) {
-    const auto* value = find(key);
+  void set_field(Field& field, const char* name, const StateValue* value, const at::Tensor& param) {
     if (!value) {
       if (takes_away()) {
         field = Field();
@@ -225,23 +234,28 @@ class Setter {
       return;
     }
     if constexpr (std::is_same_v<Field, at::Tensor>) {
-      if (!has_layout_of(field, param.tensor)) {
-        field = new_like(param.tensor);
+      if (!has_layout_of(field, param)) {
+        field = new_like(param);
       }
       // A handle to the field itself is there already. Not where rank 0 sends: all ranks are to come to that.
-      if (options_.broadcast_from_rank0 || !std::get<at::Tensor>(*value).is_same(field)) {
-        copy_in(incoming_, key, field, ranks, options_);
+      const auto& given = std::get<at::Tensor>(*value);
+      if (options_.broadcast_from_rank0 || !given.is_same(field)) {
+        transfers_.push_back({.given = given, .target = field});
       }
     } else {
-      assign(field, key, *value);
+      assign(field, name, *value);
     }
   }
 
   torch::optim::Optimizer& optimizer_;
   const std::vector<NamedParam>& params_;
-  const Incoming& incoming_;
+  const StateDict& given_;
+  const bool received_;
   const StateDictOptions& options_;
-  std::map<std::pair<size_t, std::string>, double> group_options_;
+  std::unordered_set<const StateValue*> used_;
+  std::vector<const StateValue*> state_;  // for each parameter one of each field, or null
+  std::map<std::pair<size_t, std::string_view>, const StateValue*> group_options_;
+  std::vector<Transfer> transfers_;
 };
 
 /// What the checkpoint has for the optimizer's parameters: the optimizer's own tensors, and new ones where it has none.
@@ -308,9 +322,9 @@ void set_optimizer_state_dict(ModuleRef model, torch::optim::Optimizer& optimize
     params = named_params(*model, optimizer, options.ignore_frozen_params);
     with_types(optimizer, kWhere, [](auto) {});  // which throws for a type that is not known
   });
-  const Incoming incoming = receive(state, ranks, options);
+  const auto received = receive(state, ranks, options);
   with_types(optimizer, kWhere, [&]<class Types>(Types) {
-    Setter<Types> setter(optimizer, params, incoming, options);
+    Setter<Types> setter(optimizer, params, received ? *received : state, received.has_value(), options);
     ranks.on_all_ranks([&] { setter.check(); });
     setter.set(ranks);
   });

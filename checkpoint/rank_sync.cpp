@@ -109,7 +109,13 @@ void RankSync::on_all_ranks(const std::function<void()>& step) const {
 }
 
 std::string RankSync::from_rank0(const std::function<std::string()>& step) const {
-  return exchange([&] { return rank_ == 0 ? step() : std::string(); })[0];
+  std::string text;
+  on_rank0([&] { text = step(); });
+  std::vector<int64_t> size = {std::ssize(text)};
+  copy_from_first(size);
+  text.resize(static_cast<size_t>(size[0]));
+  copy_from_first(at::from_blob(text.data(), {size[0]}, at::kByte));
+  return text;
 }
 
 void RankSync::on_rank0(const std::function<void()>& step) const {
@@ -121,11 +127,14 @@ void RankSync::on_rank0(const std::function<void()>& step) const {
 }
 
 void RankSync::copy_from_first(std::vector<int64_t>& numbers) const {
-  if (size_ == 1 || numbers.empty()) {
+  copy_from_first(at::from_blob(numbers.data(), {std::ssize(numbers)}, at::kLong));
+}
+
+void RankSync::copy_from_first(const at::Tensor& own) const {
+  if (size_ == 1 || own.numel() == 0) {
     return;
   }
   const at::AutoDispatchBelowADInplaceOrView below;
-  const auto own = at::from_blob(numbers.data(), {std::ssize(numbers)}, at::kLong);
   const auto sent = own.to(has_backend(*group_, at::kCPU) ? at::kCPU : at::kCUDA);
   broadcast(sent, 0, *group_);
   own.copy_(sent);

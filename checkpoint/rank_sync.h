@@ -6,6 +6,8 @@
 //
 // Thread safety: for one thread at a time; a background thread has a RankSync over a group of its own.
 
+#include <ATen/core/Tensor.h>
+
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -34,7 +36,7 @@ class RankSync {
   std::vector<std::string> exchange(const std::function<std::string()>& step) const;
   /// The same, for a step that has no result.
   void on_all_ranks(const std::function<void()>& step) const;
-  /// exchange(), for rank 0 alone: the others wait for what it returned.
+  /// Calls `step` on rank 0 and returns what it returned on all ranks. Where it throws, all do, as of exchange().
   std::string from_rank0(const std::function<std::string()>& step) const;
   /// The same, for a step that has no result.
   void on_rank0(const std::function<void()>& step) const;
@@ -42,6 +44,8 @@ class RankSync {
   void copy_from_first(std::vector<int64_t>& numbers) const;
 
  private:
+  void copy_from_first(const at::Tensor& own) const;
+
   std::shared_ptr<const ProcessGroupPtr> group_;
   int rank_ = 0;
   int size_ = 1;

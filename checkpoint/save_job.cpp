@@ -76,15 +76,22 @@ class FilesToWrite {
  public:
   FilesToWrite(const SavePlan& plan, const std::string& folder) : plan_(plan), folder_(folder) {}
 
-  /// What was at another place is closed.
-  const File& at(size_t i) {
-    if (!file_ || place_ != i) {
-      file_.reset();
-      file_ = File::open_to_write(folder_ + "/" + plan_.files[i].name);
-      place_ = i;
-      written_.insert(i);
+  /// Every few MB the disk shall begin with what was written since.
+  void write(const PlannedBlock& block, const void* data) {
+    const SafetensorsEntry& entry = plan_.entry_of(block);
+    const TensorBytes bytes{.offset = plan_.files[block.file].header_bytes.size() + entry.begin,
+                            .sizes = entry.sizes,
+                            .item_bytes = item_bytes(entry.dtype)};
+    const File& file = at(block.file);
+    write_box(file, bytes, block.box, data);
+    const Run all = extent(block.box, entry.sizes);
+    const uint64_t begin = bytes.offset + static_cast<uint64_t>(all.in_tensor * bytes.item_bytes);
+    const uint64_t end = begin + static_cast<uint64_t>(all.numel * bytes.item_bytes);
+    unsynced_begin_ = std::min(unsynced_begin_, begin);
+    if (end >= unsynced_begin_ + kSyncBytes) {
+      file.begin_sync(end - unsynced_begin_, unsynced_begin_);
+      unsynced_begin_ = end;
     }
-    return *file_;
   }
   /// Those that were written to; `all`: and the rest.
   void sync(bool all) {
@@ -96,10 +103,25 @@ class FilesToWrite {
   }
 
  private:
+  static constexpr uint64_t kSyncBytes = uint64_t{4} << 20;
+
+  /// What was at another place is closed.
+  const File& at(size_t i) {
+    if (!file_ || place_ != i) {
+      file_.reset();
+      file_ = File::open_to_write(folder_ + "/" + plan_.files[i].name);
+      place_ = i;
+      unsynced_begin_ = UINT64_MAX - kSyncBytes;
+      written_.insert(i);
+    }
+    return *file_;
+  }
+
   const SavePlan& plan_;
   const std::string& folder_;
   std::optional<File> file_;
   size_t place_ = 0;
+  uint64_t unsynced_begin_ = 0;  // of the open file, from where on its disk was not told to begin
   std::set<size_t> written_;
 };
 
@@ -114,14 +136,9 @@ std::vector<uint64_t> write_blocks(const SaveJob& job, const std::string& folder
   std::vector<uint64_t> hashes;
   for (size_t i = 0; i < job.blocks.size(); ++i) {
     const PlannedBlock& block = plan.blocks[job.blocks[i].block];
-    const SafetensorsEntry& entry = plan.entry_of(block);
     const at::Tensor data = job.data(i);
     hashes.push_back(hash_bytes(data.const_data_ptr(), data.nbytes()));
-    write_box(files.at(block.file),
-              {.offset = plan.files[block.file].header_bytes.size() + entry.begin,
-               .sizes = entry.sizes,
-               .item_bytes = item_bytes(entry.dtype)},
-              block.box, data.const_data_ptr());
+    files.write(block, data.const_data_ptr());
     progress.bytes_done += plan.bytes_of(block);
     if (job.progress) {
       job.progress(progress);

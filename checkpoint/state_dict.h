@@ -27,16 +27,16 @@
 namespace tessera::dcp {
 
 struct StateDictOptions {
-  /// get: copies, whole plain tensors in place of DTensors, one gathered at a time. set: the given tensors are whole;
-  /// each rank takes its part.
+  /// get: copies, whole plain tensors in place of DTensors, gathered one at a time, or a few MB of small ones. set: the
+  /// given tensors are whole; each rank takes its part.
   bool full_state_dict = false;
   /// get: copies on the CPU. With full_state_dict rank 0 alone gets them, and the others get nothing; a ValueError
   /// where the model is on a mesh that rank 0 is not in.
   bool cpu_offload = false;
   /// Without parameters that need no gradient.
   bool ignore_frozen_params = false;
-  /// set: rank 0 alone has the state, whole; it sends one tensor at a time. The others' argument is not looked at.
-  /// All ranks of the default group call it, and have the model.
+  /// set: rank 0 alone has the state, whole; it sends one tensor at a time, or a few MB of small ones. The others'
+  /// argument is not looked at. All ranks of the default group call it, and have the model.
   bool broadcast_from_rank0 = false;
   /// set: the names must be the model's, no more and no less; an optimizer has no other state afterwards.
   bool strict = true;

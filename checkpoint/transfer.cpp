@@ -5,13 +5,15 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
-#include <nlohmann/json.hpp>
+#include <bit>
+#include <string_view>
+#include <utility>
 
 #include "base/cast.h"
 #include "base/error.h"
-#include "checkpoint/format/manifest.h"
+#include "checkpoint/format/fields.h"
 #include "checkpoint/local_part.h"
-#include "comm/collectives.h"
+#include "checkpoint/whole_tensors.h"
 #include "dtensor/dtensor.h"
 #include "dtensor/local/dtensor_impl.h"
 #include "dtensor/local/gather_full.h"
@@ -21,37 +23,53 @@ namespace tessera::dcp {
 
 namespace {
 
-using nlohmann::json;
-
-const at::Tensor& tensor_of(const Incoming& incoming, const std::string& key) {
-  return std::get<at::Tensor>(incoming.state.at(key));
-}
-
-/// Names, sizes and dtypes of the tensors, and all values.
+/// Names and values, and of tensors dtype and sizes.
 std::string describe(const StateDict& state) {
-  json tensors = json::object();
+  std::string text;
   for (const auto& [key, value] : state) {
+    append_field(text, key);
+    append_field(text, static_cast<int64_t>(value.index()));
     if (const auto* tensor = std::get_if<at::Tensor>(&value)) {
       TESSERA_CHECK(ValueError, tensor->defined() && !is_dtensor(*tensor),
                     "set_state_dict: '{}' is {}; with broadcast_from_rank0, rank 0 gives whole plain tensors", key,
                     tensor->defined() ? "a DTensor" : "undefined");
-      tensors[key] = {{"sizes", tensor->sizes().vec()}, {"dtype", static_cast<int>(tensor->scalar_type())}};
+      append_field(text, static_cast<int64_t>(tensor->scalar_type()));
+      append_field(text, tensor->sizes().vec());
+    } else if (const auto* number = std::get_if<int64_t>(&value)) {
+      append_field(text, *number);
+    } else if (const auto* real = std::get_if<double>(&value)) {
+      append_field(text, std::bit_cast<int64_t>(*real));
+    } else {
+      append_field(text, std::get<std::string>(value));
     }
   }
-  return json{{"tensors", tensors}, {"values", format_values(values_of({.user = state}))}}.dump();
+  return text;
 }
 
-at::Tensor local_of(const at::Tensor& tensor) {
-  const auto* meta = dtensor_meta(tensor);
-  return meta ? meta->local : tensor.detach();
-}
-
-/// What is copied from. Else a rank would fail among the copies, where the others wait for it.
-void check_readable(const std::string& key, const at::Tensor& given) {
-  TESSERA_CHECK(ValueError, given.layout() == at::kStrided && !given.is_meta(),
-                "set_state_dict: the given '{}' lies on {} in layout {}; it needs memory, and the strided layout", key,
-                given.device().str(), c10::str(given.layout()));
-  check_memory("set_state_dict", key, given);
+/// A tensor without memory stands for each that was described.
+StateDict described(std::string_view text) {
+  StateDict state;
+  for (FieldReader reader(text); !reader.at_end();) {
+    const std::string key(reader.text());
+    StateValue value;
+    switch (reader.number()) {
+      case 0: {
+        const auto dtype = static_cast<at::ScalarType>(reader.number());
+        value = at::empty(reader.numbers(), at::device(at::kMeta).dtype(dtype));
+        break;
+      }
+      case 1:
+        value = reader.number();
+        break;
+      case 2:
+        value = std::bit_cast<double>(reader.number());
+        break;
+      default:
+        value = std::string(reader.text());
+    }
+    state.emplace_hint(state.end(), key, std::move(value));
+  }
+  return state;
 }
 
 /// What is copied to: nothing would come of a copy to the meta device.
@@ -80,13 +98,6 @@ void copy_part(const at::Tensor& whole, const at::Tensor& target) {
   write_local(target, meta ? local_shard_of(whole.to(meta->local.device()), *meta->spec) : whole);
 }
 
-/// A copy under every layout, or with `copies` false where the whole tensor is not there already.
-at::Tensor whole_of(const at::Tensor& tensor, bool copies) {
-  const auto own = tensor.detach();
-  const auto whole = is_dtensor(own) ? full_tensor(own) : own;
-  return copies && whole.is_alias_of(local_of(own)) ? whole.clone() : whole;
-}
-
 bool has_dtensors(torch::nn::Module& model) {
   return has_sharded_params(model) || std::ranges::any_of(model.buffers(), is_dtensor);
 }
@@ -107,96 +118,97 @@ RankSync setting_ranks(torch::nn::Module& model, const StateDict& given, const S
 StateDict exported(StateDict own, const RankSync& ranks, const StateDictOptions& options) {
   const at::NoGradGuard no_grad;
   const bool only_first = options.full_state_dict && options.cpu_offload;
-  StateDict result;
+  const bool has_none = only_first && ranks.rank() > 0;
+  std::vector<at::Tensor> tensors;
+  std::vector<StateValue*> places;
   for (auto& [key, value] : own) {
-    if (auto* tensor = std::get_if<at::Tensor>(&value)) {
+    if (const auto* tensor = std::get_if<at::Tensor>(&value)) {
       TESSERA_CHECK(
           ValueError,
           !only_first || !is_dtensor(*tensor) || std::ranges::count(device_mesh(*tensor).root().ranks(), 0) > 0,
           "get_state_dict: rank 0 alone would have '{}', whose {} it is not in; leave cpu_offload out", key,
           device_mesh(*tensor).to_string());
-      if (options.full_state_dict) {
-        *tensor = whole_of(*tensor, /*copies=*/!options.cpu_offload);
-      }
-      if (options.cpu_offload) {
-        *tensor = only_first && ranks.rank() > 0 ? at::Tensor()
-                                                 : tensor->detach().to(at::kCPU, tensor->scalar_type(), false, true);
-      }
-    }
-    if (!only_first || ranks.rank() == 0) {
-      result[key] = std::move(value);
+      tensors.push_back(*tensor);
+      places.push_back(&value);
     }
   }
-  return result;
+  const auto take = [&](size_t i, const at::Tensor& tensor) {
+    *places[i] = has_none              ? at::Tensor()
+                 : options.cpu_offload ? tensor.detach().to(at::kCPU, tensor.scalar_type(), false, true)
+                                       : tensor;
+  };
+  if (options.full_state_dict) {
+    gather_wholes(tensors, /*copies=*/!options.cpu_offload, take);
+  } else {
+    for (size_t i = 0; i < tensors.size(); ++i) {
+      take(i, tensors[i]);
+    }
+  }
+  if (has_none) {
+    own.clear();
+  }
+  return own;
 }
 
-Incoming receive(const StateDict& state, const RankSync& ranks, const StateDictOptions& options) {
-  Incoming incoming;
+std::optional<StateDict> receive(const StateDict& state, const RankSync& ranks, const StateDictOptions& options) {
   if (!options.broadcast_from_rank0) {
-    incoming.state = state;
-    return incoming;
+    return std::nullopt;
   }
-  const auto described = json::parse(ranks.from_rank0([&] { return describe(state); }));
-  for (const auto& [key, tensor] : described.at("tensors").items()) {
-    incoming.state[key] = ranks.rank() == 0 ? state.at(key) : StateValue(at::Tensor());
-    incoming.known[key] = {.sizes = tensor.at("sizes").get<std::vector<int64_t>>(),
-                           .dtype = static_cast<at::ScalarType>(tensor.at("dtype").get<int>())};
-  }
-  const auto values = parse_values(described.at("values").get<std::string>(), "set_state_dict");
-  if (const auto own = values.find(Section::User); own != values.end()) {
-    for (const auto& [key, value] : own->second) {
-      std::visit([&, &name = key](const auto& content) { incoming.state[name] = content; }, value);
+  const auto text = ranks.from_rank0([&] { return describe(state); });
+  std::optional<StateDict> received;
+  ranks.on_all_ranks([&] {
+    if (ranks.rank() > 0) {
+      received = described(text);
     }
-  }
-  return incoming;
+  });
+  return received;
 }
 
-void check_fits(const Incoming& incoming, const std::string& key, const at::Tensor& target,
+void check_readable(const std::string& key, const at::Tensor& given) {
+  TESSERA_CHECK(ValueError, given.defined(), "set_state_dict: '{}' is an undefined tensor", key);
+  const auto local = local_of(given);
+  TESSERA_CHECK(ValueError, local.layout() == at::kStrided && !local.is_meta(),
+                "set_state_dict: the given '{}' lies on {} in layout {}; it needs memory, and the strided layout", key,
+                local.device().str(), c10::str(local.layout()));
+  check_memory("set_state_dict", key, local);
+}
+
+void check_fits(const std::string& key, const at::Tensor& given, const at::Tensor& target,
                 const StateDictOptions& options) {
-  const auto& given = std::get<at::Tensor>(incoming.state.at(key));
-  const auto found = incoming.known.find(key);
-  const bool is_known = found != incoming.known.end();
-  TESSERA_CHECK(ValueError, given.defined() || is_known, "set_state_dict: '{}' is an undefined tensor", key);
-  if (given.defined()) {
-    check_readable(key, local_of(given));
-  }
   check_writable("set_state_dict", key, target);
   check_memory("set_state_dict", key, memory_to_write(key, target));
-  const at::IntArrayRef sizes = is_known ? at::IntArrayRef(found->second.sizes) : given.sizes();
-  TESSERA_CHECK(ValueError, sizes == target.sizes(), "set_state_dict: '{}' has sizes [{}], the model's has [{}]", key,
-                fmt::join(sizes, ", "), fmt::join(target.sizes(), ", "));
-  const auto dtype = is_known ? found->second.dtype : given.scalar_type(), own = target.scalar_type();
+  TESSERA_CHECK(ValueError, given.sizes() == target.sizes(),
+                "set_state_dict: '{}' has sizes [{}], the model's has [{}]", key, fmt::join(given.sizes(), ", "),
+                fmt::join(target.sizes(), ", "));
+  const auto dtype = given.scalar_type(), own = target.scalar_type();
   TESSERA_CHECK(ValueError, may_cast(dtype, own),
                 "set_state_dict: '{}' is {}, the model's {}; only floating dtypes are cast", key, c10::toString(dtype),
                 c10::toString(own));
   TESSERA_CHECK(
       ValueError, !is_dtensor(target) || options.broadcast_from_rank0 || options.full_state_dict || is_dtensor(given),
       "set_state_dict: '{}' is a plain tensor, the model's a DTensor; set full_state_dict if it is whole", key);
-  TESSERA_CHECK(
-      ValueError,
-      !is_dtensor(target) || !given.defined() || !is_dtensor(given) || device_mesh(given) == device_mesh(target),
-      "set_state_dict: '{}' lies on {}, the model's on {}; go through a checkpoint", key,
-      device_mesh(given).to_string(), device_mesh(target).to_string());
+  TESSERA_CHECK(ValueError, !is_dtensor(target) || !is_dtensor(given) || device_mesh(given) == device_mesh(target),
+                "set_state_dict: '{}' lies on {}, the model's on {}; go through a checkpoint", key,
+                device_mesh(given).to_string(), device_mesh(target).to_string());
 }
 
-void copy_in(const Incoming& incoming, const std::string& key, const at::Tensor& target, const RankSync& ranks,
-             const StateDictOptions& options) {
+void transfer(const std::vector<Transfer>& transfers, const RankSync& ranks, const StateDictOptions& options) {
   const at::NoGradGuard no_grad;
-  const at::Tensor& given = tensor_of(incoming, key);
   if (options.broadcast_from_rank0 && ranks.size() > 1) {
-    const auto local = local_of(target);
-    const auto whole = at::empty(target.sizes(), local.options());
-    if (ranks.rank() == 0) {
-      whole.copy_(given);
+    std::vector<at::Tensor> given, targets;
+    for (const auto& transfer : transfers) {
+      given.push_back(transfer.given);
+      targets.push_back(transfer.target);
     }
-    broadcast(whole, 0, default_group());
-    copy_part(whole, target);
-  } else if (is_dtensor(given) && is_dtensor(target)) {
-    write_local(target, local_of(redistribute(given.detach(), placements(target))));
-  } else if (is_dtensor(given)) {
-    copy_part(full_tensor(given.detach()), target);
-  } else {
-    copy_part(given, target);
+    broadcast_wholes(given, targets, [&](size_t i, const at::Tensor& whole) { copy_part(whole, targets[i]); });
+    return;
+  }
+  for (const auto& [given, target] : transfers) {
+    if (is_dtensor(given) && is_dtensor(target)) {
+      write_local(target, local_of(redistribute(given.detach(), placements(target))));
+    } else {
+      copy_part(is_dtensor(given) ? full_tensor(given.detach()) : given, target);
+    }
   }
 }
 

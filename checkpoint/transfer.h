@@ -1,7 +1,7 @@
 #pragma once
-// Tensors between state dicts and what they belong to, one at a time; internal to this package.
+// Tensors between state dicts and what they belong to; internal to this package.
 
-#include <map>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -19,30 +19,27 @@ RankSync setting_ranks(torch::nn::Module& model, const StateDict& given, const S
 /// `own` as `options` want it: itself, whole, on the CPU. Collective where full_state_dict is set.
 StateDict exported(StateDict own, const RankSync& ranks, const StateDictOptions& options);
 
-/// What a rank is given, as far as all ranks know it: with broadcast_from_rank0, rank 0's names, sizes and values,
-/// where the other ranks' tensors are undefined.
-struct Incoming {
-  struct Known {
-    std::vector<int64_t> sizes;
-    at::ScalarType dtype;
-  };
+/// With broadcast_from_rank0, on the other ranks: what rank 0 has, whole plain tensors, which are on the meta device
+/// here. Else none: this rank has `state` itself. Collective.
+std::optional<StateDict> receive(const StateDict& state, const RankSync& ranks, const StateDictOptions& options);
 
-  StateDict state;
-  /// Of tensors that this rank may not have itself.
-  std::map<std::string, Known> known;
-};
+/// Throws ValueError that names `key` unless this rank's own tensor `given` has strided memory to copy from. Else the
+/// rank would fail among the copies, where the others wait for it.
+void check_readable(const std::string& key, const at::Tensor& given);
 
-/// Collective.
-Incoming receive(const StateDict& state, const RankSync& ranks, const StateDictOptions& options);
-
-/// Throws ValueError that names `key` unless the tensor of `incoming` fits `target` and both have strided memory,
-/// NotImplementedError where `target` is a view that is a copy.
-void check_fits(const Incoming& incoming, const std::string& key, const at::Tensor& target,
+/// Throws ValueError that names `key` unless `given` fits `target`, which has strided memory, NotImplementedError where
+/// `target` is a view that is a copy.
+void check_fits(const std::string& key, const at::Tensor& given, const at::Tensor& target,
                 const StateDictOptions& options);
 
-/// target = the tensor of this key. Checked before. Collective: with broadcast_from_rank0 always, and where a DTensor
-/// meets a plain tensor or other placements.
-void copy_in(const Incoming& incoming, const std::string& key, const at::Tensor& target, const RankSync& ranks,
-             const StateDictOptions& options);
+/// `target` is to have what `given` has.
+struct Transfer {
+  at::Tensor given;
+  at::Tensor target;
+};
+
+/// Copies all, in this order on all ranks. Checked before. Collective: with broadcast_from_rank0, which sends many in
+/// one message, always, and where a DTensor meets a plain tensor or other placements.
+void transfer(const std::vector<Transfer>& transfers, const RankSync& ranks, const StateDictOptions& options);
 
 }  // namespace tessera::dcp

@@ -5,10 +5,13 @@
 
 #include <charconv>
 #include <cstdlib>
+#include <iterator>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <ranges>
 
 #include "checkpoint/format/checkpoint_error.h"
+#include "checkpoint/format/json_text.h"
 
 namespace tessera::dcp {
 
@@ -19,16 +22,11 @@ using nlohmann::json;
 // Deeper than any text of ours, and no danger to the stack of what goes through the parsed text.
 constexpr int kMaxDepth = 12;
 
+// What the manifest's content, the last that it has, comes after.
+constexpr std::string_view kContent = R"("content":)";
+
 std::string hex(uint64_t hash) {
   return fmt::format("{:016x}", hash);
-}
-
-std::string dump(const json& value) {
-  try {
-    return value.dump();
-  } catch (const json::exception& error) {
-    throw ValueError(fmt::format("checkpoint: names and texts must be UTF-8 ({})", error.what()));
-  }
 }
 
 /// Before the parser, which would take a callback for this, but then looks through all members of an object each time
@@ -127,20 +125,6 @@ CheckedBlock parse_block(const json& content, const std::string& key, const std:
   return block;
 }
 
-json to_json(const Values& values) {
-  json result = json::object();
-  for (const auto& [key, value] : values) {
-    if (const auto* number = std::get_if<int64_t>(&value)) {
-      result[key] = {{"int", *number}};
-    } else if (const auto* real = std::get_if<double>(&value)) {
-      result[key] = {{"double", fmt::format("{:a}", *real)}};
-    } else {
-      result[key] = {{"string", std::get<std::string>(value)}};
-    }
-  }
-  return result;
-}
-
 /// What {:a} writes, and nothing else: "-0x1.8p-1", "inf", "-nan". strtod would go by the program's locale: where the
 /// point is a comma, it reads 1 there.
 std::optional<double> parse_double(std::string_view text) {
@@ -168,15 +152,15 @@ Values values_of_section(const json& content, const std::string& file) {
           value.is_number_integer() && (!value.is_number_unsigned() || value.get<uint64_t>() <= uint64_t{INT64_MAX});
       TESSERA_CHECK(CheckpointError, fits, "{}: value '{}' is no integer of 64 bits: {}", file, key,
                     shortened(value.dump()));
-      values[key] = value.get<int64_t>();
+      values.emplace_hint(values.end(), key, value.get<int64_t>());
     } else if (type == "double") {
       const auto number = parse_double(value.get_ref<const std::string&>());
       TESSERA_CHECK(CheckpointError, number, "{}: value '{}' is {}; a double is written as \"0x1.8p-1\"", file, key,
                     shortened(value.dump()));
-      values[key] = *number;
+      values.emplace_hint(values.end(), key, *number);
     } else {
       TESSERA_CHECK(CheckpointError, type == "string", "{}: value '{}' has the unknown type '{}'", file, key, type);
-      values[key] = value.get<std::string>();
+      values.emplace_hint(values.end(), key, value.get<std::string>());
     }
   }
   return values;
@@ -197,7 +181,7 @@ ManifestFile parse_file(const json& content, const std::string& file) {
                       .header_hash = parse_hash(content.at("header"), file),
                       .tensors = {}};
   for (const auto& [key, blocks] : content.at("tensors").get_ref<const json::object_t&>()) {
-    auto& target = result.tensors[key];
+    auto& target = result.tensors.try_emplace(result.tensors.end(), key)->second;  // sorted, as JSON's objects are
     for (const auto& block : blocks.get_ref<const json::array_t&>()) {
       target.push_back(parse_block(block, key, file));
     }
@@ -213,14 +197,48 @@ std::map<Section, Values> values_of_sections(const json& content, const std::str
   return result;
 }
 
-json values_json(const std::map<Section, Values>& values) {
-  json result = json::object();
-  for (const auto& [section, own] : values) {
-    if (!own.empty()) {
-      result[section_name(section)] = to_json(own);
-    }
+/// Appends `{"int":1}`.
+void append_value(std::string& out, const Value& value) {
+  if (const auto* number = std::get_if<int64_t>(&value)) {
+    fmt::format_to(std::back_inserter(out), R"({{"int":{}}})", *number);
+  } else if (const auto* real = std::get_if<double>(&value)) {
+    fmt::format_to(std::back_inserter(out), R"({{"double":"{:a}"}})", *real);
+  } else {
+    out += R"({"string":)";
+    append_json(out, std::get<std::string>(value));
+    out += '}';
   }
-  return result;
+}
+
+void append_blocks(std::string& out, const std::vector<CheckedBlock>& blocks) {
+  append_json_list(out, '[', blocks, ']', [&](const CheckedBlock& block) {
+    out += '[';
+    append_json(out, block.box.offsets);
+    out += ',';
+    append_json(out, block.box.sizes);
+    fmt::format_to(std::back_inserter(out), R"(,"{}"])", hex(block.hash));
+  });
+}
+
+void append_file(std::string& out, const ManifestFile& file) {
+  fmt::format_to(std::back_inserter(out), R"({{"bytes":{},"header":"{}","section":"{}","tensors":)", file.bytes,
+                 hex(file.header_hash), section_name(file.section));
+  append_json_list(out, '{', file.tensors, '}', [&](const auto& tensor) {
+    append_json_key(out, tensor.first);
+    append_blocks(out, tensor.second);
+  });
+  out += '}';
+}
+
+/// Whether `sum` is that of the content: of its text as it stands, or, where a tool has laid the file out anew, of the
+/// text that format_manifest() would have written.
+bool has_checksum(std::string_view text, const json& content, uint64_t sum) {
+  const size_t begin = text.find(kContent) + kContent.size(), end = text.rfind('}');
+  if (begin < end && hash_bytes(text.data() + begin, end - begin) == sum) {
+    return true;
+  }
+  const auto own_text = content.dump();
+  return hash_bytes(own_text.data(), own_text.size()) == sum;
 }
 
 }  // namespace
@@ -230,33 +248,32 @@ uint64_t hash_bytes(const void* data, size_t bytes) {
 }
 
 std::string format_values(const std::map<Section, Values>& values) {
-  return dump(values_json(values));
+  std::string text;
+  const auto is_there = [](const auto& section) { return !section.second.empty(); };
+  append_json_list(text, '{', values | std::views::filter(is_there), '}', [&](const auto& section) {
+    append_json_key(text, section_name(section.first));
+    append_json_list(text, '{', section.second, '}', [&](const auto& value) {
+      append_json_key(text, value.first);
+      append_value(text, value.second);
+    });
+  });
+  return text;
 }
 
 std::map<Section, Values> parse_values(std::string_view text, const std::string& file) {
   return read_json(file, [&] { return values_of_sections(parse(text, file), file); });
 }
 
+// Keys of objects are sorted, so that nlohmann::json writes what it has read as it was.
 std::string format_manifest(const Manifest& manifest) {
-  json files = json::object();
-  for (const auto& [name, file] : manifest.files) {
-    json tensors = json::object();
-    for (const auto& [key, blocks] : file.tensors) {
-      json list = json::array();
-      for (const auto& block : blocks) {
-        list.push_back({block.box.offsets, block.box.sizes, hex(block.hash)});
-      }
-      tensors[key] = std::move(list);
-    }
-    files[name] = {{"section", section_name(file.section)},
-                   {"bytes", file.bytes},
-                   {"header", hex(file.header_hash)},
-                   {"tensors", std::move(tensors)}};
-  }
-  const json content = {{"files", std::move(files)}, {"values", values_json(manifest.values)}};
-  const auto text = dump(content);
-  return fmt::format("{{\"tessera_checkpoint\":{},\"checksum\":\"{}\",\"content\":{}}}\n", kManifestVersion,
-                     hex(hash_bytes(text.data(), text.size())), text);
+  std::string content = R"({"files":)";
+  append_json_list(content, '{', manifest.files, '}', [&](const auto& file) {
+    append_json_key(content, file.first);
+    append_file(content, file.second);
+  });
+  content += R"(,"values":)" + format_values(manifest.values) + "}";
+  return fmt::format("{{\"tessera_checkpoint\":{},\"checksum\":\"{}\",{}{}}}\n", kManifestVersion,
+                     hex(hash_bytes(content.data(), content.size())), kContent, content);
 }
 
 Manifest parse_manifest(std::string_view text, const std::string& file) {
@@ -266,9 +283,7 @@ Manifest parse_manifest(std::string_view text, const std::string& file) {
     TESSERA_CHECK(CheckpointError, version >= 1 && version <= kManifestVersion,
                   "{}: version {} of the format; this library reads up to {}", file, version, kManifestVersion);
     const json& content = whole.at("content");
-    const auto own_text = content.dump();
-    TESSERA_CHECK(CheckpointError,
-                  parse_hash(whole.at("checksum"), file) == hash_bytes(own_text.data(), own_text.size()),
+    TESSERA_CHECK(CheckpointError, has_checksum(text, content, parse_hash(whole.at("checksum"), file)),
                   "{}: damaged, its checksum does not hold", file);
     Manifest manifest;
     for (const auto& [name, entry] : content.at("files").get_ref<const json::object_t&>()) {
@@ -281,8 +296,15 @@ Manifest parse_manifest(std::string_view text, const std::string& file) {
 }
 
 std::string format_index(const std::map<std::string, std::string>& weight_map, uint64_t total_bytes) {
-  const json index = {{"metadata", {{"total_size", total_bytes}}}, {"weight_map", weight_map}};
-  return index.dump(2) + "\n";
+  std::string text =
+      fmt::format("{{\n  \"metadata\": {{\n    \"total_size\": {}\n  }},\n  \"weight_map\": ", total_bytes);
+  append_json_list(text, '{', weight_map, '\n', [&](const auto& item) {
+    text += "\n    ";
+    append_json(text, item.first);
+    text += ": ";
+    append_json(text, item.second);
+  });
+  return text + "  }\n}\n";
 }
 
 std::map<std::string, std::string> parse_index(std::string_view text, const std::string& file) {

@@ -4,10 +4,11 @@
 
 #include <algorithm>
 #include <array>
-#include <nlohmann/json.hpp>
+#include <iterator>
 
 #include "checkpoint/format/checkpoint_error.h"
 #include "checkpoint/format/header_reader.h"
+#include "checkpoint/format/json_text.h"
 
 namespace tessera::dcp {
 
@@ -119,20 +120,24 @@ SafetensorsHeader parse_safetensors_header(std::string_view text, uint64_t data_
 }
 
 std::string format_safetensors_header(const SafetensorsHeader& header) {
-  nlohmann::ordered_json json = nlohmann::ordered_json::object();
+  std::string text = "{";
   if (!header.metadata.empty()) {
-    json["__metadata__"] = header.metadata;
+    append_json_key(text, "__metadata__");
+    append_json_list(text, '{', header.metadata, '}', [&](const auto& item) {
+      append_json_key(text, item.first);
+      append_json(text, item.second);
+    });
   }
   for (const auto& entry : header.entries) {
-    json[entry.key] = {
-        {"dtype", safetensors_dtype(entry.dtype)}, {"shape", entry.sizes}, {"data_offsets", {entry.begin, entry.end}}};
+    if (text.size() > 1) {
+      text += ',';
+    }
+    append_json_key(text, entry.key);
+    fmt::format_to(std::back_inserter(text), R"({{"dtype":"{}","shape":)", safetensors_dtype(entry.dtype));
+    append_json(text, entry.sizes);
+    fmt::format_to(std::back_inserter(text), R"(,"data_offsets":[{},{}]}})", entry.begin, entry.end);
   }
-  std::string text;
-  try {
-    text = json.dump();
-  } catch (const nlohmann::json::exception& error) {
-    throw ValueError(fmt::format("safetensors: keys must be UTF-8 ({})", error.what()));
-  }
+  text += '}';
   constexpr size_t alignment = 64;
   const size_t total = (kLengthBytes + text.size() + alignment - 1) / alignment * alignment;
   text.resize(total - kLengthBytes, ' ');

@@ -166,8 +166,6 @@ void write_box(const File& file, const TensorBytes& tensor, const Box& box, cons
     file.write(static_cast<const char*>(data) + run.in_box * item, static_cast<uint64_t>(run.numel * item),
                tensor.offset + static_cast<uint64_t>(run.in_tensor * item));
   });
-  const Run all = extent(box, tensor.sizes);
-  file.begin_sync(static_cast<uint64_t>(all.numel * item), tensor.offset + static_cast<uint64_t>(all.in_tensor * item));
 }
 
 void read_box(const File& file, const TensorBytes& tensor, const Box& box, void* data) {

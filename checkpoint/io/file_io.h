@@ -47,7 +47,7 @@ struct TensorBytes {
   int64_t item_bytes = 1;
 };
 
-/// The elements of `box`, row-major, between `data` and the file. What is written goes to the disk at once.
+/// The elements of `box`, row-major, between `data` and the file.
 void write_box(const File& file, const TensorBytes& tensor, const Box& box, const void* data);
 void read_box(const File& file, const TensorBytes& tensor, const Box& box, void* data);
 

@@ -14,12 +14,23 @@ namespace tessera::dcp {
 
 namespace {
 
-// What is read at once where no checksum says how much belongs together.
+// What is read at once, unless a checksum is of more.
 constexpr int64_t kReadBytes = 4 << 20;
+// Memory that is worth a call to have its pages.
+constexpr size_t kPopulateFrom = size_t{64} << 10;
+
+/// For elements of every dtype.
+size_t aligned(size_t bytes) {
+  constexpr size_t kAlignment = 64;
+  return (bytes + kAlignment - 1) / kAlignment * kAlignment;
+}
 
 at::Tensor part_of(at::Tensor tensor, const Box& box) {
   for (size_t dim = 0; dim < box.sizes.size(); ++dim) {
-    tensor = tensor.narrow(static_cast<int64_t>(dim), box.offsets[dim], box.sizes[dim]);
+    const auto own = static_cast<int64_t>(dim);
+    if (box.sizes[dim] != tensor.size(own)) {
+      tensor = tensor.narrow(own, box.offsets[dim], box.sizes[dim]);
+    }
   }
   return tensor;
 }
@@ -49,62 +60,84 @@ void TensorReader::add_piece(const StoredTensor& tensor, const StoredPart& part,
   const Box common = intersection(read, box);
   const at::Tensor target = part_of(out, relative_to(common, box));
   const bool is_direct = common == read && target.scalar_type() == tensor.dtype && target.is_contiguous();
-  pieces_.push_back({.part = part,
-                     .read = read,
-                     .checked = checked,
-                     .dtype = tensor.dtype,
-                     .target = target,
-                     .used = relative_to(common, read),
-                     .direct = is_direct ? static_cast<char*>(target.mutable_data_ptr()) : nullptr});
+  Piece piece{.part = part,
+              .read = read,
+              .checked = checked,
+              .dtype = tensor.dtype,
+              .target = target,
+              .used = relative_to(common, read),
+              .direct = is_direct ? static_cast<char*>(target.mutable_data_ptr()) : nullptr,
+              .batch = 0,
+              .begin = 0};
+  if (batches_.empty() || batches_.back().bytes + piece.bytes() > size_t{kReadBytes}) {
+    batches_.push_back({.first = pieces_.size(), .end = pieces_.size(), .bytes = 0, .buffer_bytes = 0});
+  }
+  Batch& batch = batches_.back();
+  piece.batch = batches_.size() - 1;
+  piece.begin = batch.buffer_bytes;
+  batch.bytes += piece.bytes();
+  batch.buffer_bytes += is_direct ? 0 : aligned(piece.bytes());
+  ++batch.end;
+  pieces_.push_back(std::move(piece));
+}
+
+size_t TensorReader::Piece::bytes() const {
+  return static_cast<size_t>(read.numel() * item_bytes(dtype));
 }
 
 void TensorReader::run(const std::function<void(size_t)>& on_filled) {
   const at::NoGradGuard no_grad;
-  ReadAhead ahead(pieces_.size(), kBuffers, [this](size_t piece) { read(piece); });
-  size_t piece = 0;
+  ReadAhead ahead(batches_.size(), kBuffers, [this](size_t batch) { read(batch); });
+  size_t next = 0;
   for (size_t i = 0; i < tensors_.size(); ++i) {
-    for (; piece < tensors_[i].pieces_end; ++piece) {
-      ahead.wait_for(piece);
-      prepare(piece + kBuffers);
+    for (; next < tensors_[i].pieces_end; ++next) {
+      const Piece& piece = pieces_[next];
+      if (next == batches_[piece.batch].first) {
+        ahead.wait_for(piece.batch);
+        prepare(piece.batch + kBuffers);
+      }
       verify(piece, tensors_[i].key);
     }
     on_filled(i);
   }
 }
 
-/// Of a piece that is not yet being read: that thread is to wait for nothing but the disk.
-void TensorReader::prepare(size_t piece) {
-  if (piece < pieces_.size() && pieces_[piece].direct) {
-    populate(pieces_[piece].direct, pieces_[piece].target.nbytes());
+/// Of a batch that is not yet being read: that thread is to wait for nothing but the disk.
+void TensorReader::prepare(size_t batch) {
+  if (batch < batches_.size()) {
+    for (size_t i = batches_[batch].first; i < batches_[batch].end; ++i) {
+      if (pieces_[i].direct && pieces_[i].bytes() >= kPopulateFrom) {
+        populate(pieces_[i].direct, pieces_[i].target.nbytes());
+      }
+    }
   }
 }
 
-char* TensorReader::data_of(size_t piece) {
-  return pieces_[piece].direct ? pieces_[piece].direct : buffers_[piece % kBuffers].data();
+char* TensorReader::data_of(const Piece& piece) {
+  return piece.direct ? piece.direct : buffers_[piece.batch % kBuffers].data() + piece.begin;
 }
 
-void TensorReader::read(size_t piece) {
-  const auto& [part, read, checked, dtype, target, used, direct] = pieces_[piece];
-  const int64_t item = item_bytes(dtype);
-  auto& buffer = buffers_[piece % kBuffers];
-  const auto bytes = static_cast<size_t>(read.numel() * item);
-  if (!direct && buffer.size() < bytes) {
-    buffer.resize(bytes);
+void TensorReader::read(size_t batch) {
+  auto& buffer = buffers_[batch % kBuffers];
+  if (buffer.size() < batches_[batch].buffer_bytes) {
+    buffer.resize(batches_[batch].buffer_bytes);
   }
-  read_box(file_at(part.file), {.offset = part.offset, .sizes = part.box.sizes, .item_bytes = item},
-           relative_to(read, part.box), data_of(piece));
+  for (size_t i = batches_[batch].first; i < batches_[batch].end; ++i) {
+    const Piece& piece = pieces_[i];
+    read_box(file_at(piece.part.file),
+             {.offset = piece.part.offset, .sizes = piece.part.box.sizes, .item_bytes = item_bytes(piece.dtype)},
+             relative_to(piece.read, piece.part.box), data_of(piece));
+  }
 }
 
 /// And puts a buffer's elements where they belong.
-void TensorReader::verify(size_t piece, const std::string& key) {
-  const auto& [part, read, checked, dtype, target, used, direct] = pieces_[piece];
+void TensorReader::verify(const Piece& piece, const std::string& key) {
   char* const data = data_of(piece);
-  const auto bytes = static_cast<size_t>(read.numel() * item_bytes(dtype));
-  TESSERA_CHECK(CheckpointError, !checked || hash_bytes(data, bytes) == checked->hash,
-                "{}: tensor '{}' is damaged: the checksum of its part {} does not hold", part.file, key,
-                read.to_string());
-  if (!direct) {
-    target.copy_(part_of(at::from_blob(data, read.sizes, at::TensorOptions(dtype)), used));
+  TESSERA_CHECK(CheckpointError, !piece.checked || hash_bytes(data, piece.bytes()) == piece.checked->hash,
+                "{}: tensor '{}' is damaged: the checksum of its part {} does not hold", piece.part.file, key,
+                piece.read.to_string());
+  if (!piece.direct) {
+    piece.target.copy_(part_of(at::from_blob(data, piece.read.sizes, at::TensorOptions(piece.dtype)), piece.used));
   }
 }
 

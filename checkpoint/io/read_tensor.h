@@ -14,7 +14,7 @@
 
 namespace tessera::dcp {
 
-/// Reads tensors in the order in which they were added, a piece at a time, with few files open at a time. Thread
+/// Reads tensors in the order in which they were added, a few MB at a time, with few files open at a time. Thread
 /// safety: for one thread at a time; run() has another one read (read_ahead.h).
 class TensorReader {
  public:
@@ -31,7 +31,7 @@ class TensorReader {
   // At most; a checkpoint may have more files than a process may open.
   static constexpr size_t kOpenFiles = 16;
 
-  /// What is read at once.
+  /// What has one checksum, or none.
   struct Piece {
     const StoredPart& part;
     Box read;                     // of the stored tensor
@@ -40,6 +40,17 @@ class TensorReader {
     at::Tensor target;  // for the elements of `used`
     Box used;           // in read's frame
     char* direct;       // where all of it belongs as it is; null: it goes through a buffer
+    size_t batch;       // with which it is read
+    size_t begin;       // in that batch's buffer
+
+    size_t bytes() const;
+  };
+  /// Pieces that are read in one go: small ones would have two threads wait for each other all the time.
+  struct Batch {
+    size_t first;
+    size_t end;
+    size_t bytes;
+    size_t buffer_bytes;
   };
   struct Tensor {
     std::string key;
@@ -48,14 +59,15 @@ class TensorReader {
 
   void add_piece(const StoredTensor& tensor, const StoredPart& part, const Box& read, const CheckedBlock* checked,
                  const Box& box, const at::Tensor& out);
-  void prepare(size_t piece);
-  char* data_of(size_t piece);
-  void read(size_t piece);
-  void verify(size_t piece, const std::string& key);
+  void prepare(size_t batch);
+  char* data_of(const Piece& piece);
+  void read(size_t batch);
+  void verify(const Piece& piece, const std::string& key);
   const File& file_at(const std::string& path);
 
   std::vector<Tensor> tensors_;
   std::vector<Piece> pieces_;
+  std::vector<Batch> batches_;
   std::map<std::string, File> files_;
   std::array<std::vector<char>, kBuffers> buffers_;
 };

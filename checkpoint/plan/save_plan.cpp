@@ -3,18 +3,17 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <functional>
 #include <map>
-#include <nlohmann/json.hpp>
 #include <span>
 #include <utility>
 
 #include "base/error.h"
+#include "checkpoint/format/fields.h"
 
 namespace tessera::dcp {
 
 namespace {
-
-using nlohmann::json;
 
 /// One tensor over all ranks.
 struct Whole {
@@ -72,11 +71,11 @@ void check_saved_parts(const std::string& key, const Whole& whole) {
                 numel_of(whole.first->sizes));
 }
 
-/// Which tensors go to one file.
+/// Which tensors go to one file, in the order of their bytes.
 struct FileContent {
   Section section = Section::Model;
   int64_t bytes = 0;
-  std::vector<const Piece*> tensors;
+  std::vector<const Whole*> tensors;
 };
 
 std::vector<FileContent> distribute_over_files(const Wholes& wholes, const LayoutOptions& options) {
@@ -91,22 +90,25 @@ std::vector<FileContent> distribute_over_files(const Wholes& wholes, const Layou
       files.push_back({.section = key.first, .bytes = 0, .tensors = {}});
     }
     files.back().bytes += bytes;
-    files.back().tensors.push_back(whole.first);
+    files.back().tensors.push_back(&whole);
+  }
+  // Larger elements first, so that each tensor is aligned to its own.
+  for (auto& file : files) {
+    std::ranges::stable_sort(file.tensors, std::greater(),
+                             [](const Whole* whole) { return item_bytes(whole->first->dtype); });
   }
   return files;
 }
 
-/// Larger elements first, so that each tensor is aligned to its own.
-SafetensorsHeader make_header(FileContent content) {
-  std::stable_sort(content.tensors.begin(), content.tensors.end(),
-                   [](const Piece* a, const Piece* b) { return item_bytes(a->dtype) > item_bytes(b->dtype); });
+SafetensorsHeader make_header(const FileContent& content) {
   SafetensorsHeader header{.entries = {}, .metadata = {{"format", "pt"}}};
   uint64_t begin = 0;
-  for (const Piece* piece : content.tensors) {
-    const auto bytes = static_cast<uint64_t>(numel_of(piece->sizes) * item_bytes(piece->dtype));
-    header.entries.push_back({.key = file_key(piece->section, piece->key),
-                              .dtype = piece->dtype,
-                              .sizes = piece->sizes,
+  for (const Whole* whole : content.tensors) {
+    const Piece& piece = *whole->first;
+    const auto bytes = static_cast<uint64_t>(numel_of(piece.sizes) * item_bytes(piece.dtype));
+    header.entries.push_back({.key = file_key(piece.section, piece.key),
+                              .dtype = piece.dtype,
+                              .sizes = piece.sizes,
                               .begin = begin,
                               .end = begin + bytes});
     begin += bytes;
@@ -114,8 +116,7 @@ SafetensorsHeader make_header(FileContent content) {
   return header;
 }
 
-std::vector<PlannedFile> plan_files(const Wholes& wholes, const LayoutOptions& options) {
-  const auto contents = distribute_over_files(wholes, options);
+std::vector<PlannedFile> plan_files(const std::vector<FileContent>& contents, const LayoutOptions& options) {
   std::map<Section, size_t> totals, counts;
   for (const auto& content : contents) {
     ++totals[content.section];
@@ -169,47 +170,47 @@ std::span<const int> may_write(const Whole& whole, const std::vector<int>& holde
 }  // namespace
 
 std::string format_pieces(const std::vector<Piece>& pieces) {
-  json list = json::array();
+  std::string text;
   for (const auto& piece : pieces) {
-    list.push_back({static_cast<int>(piece.section), piece.key, safetensors_dtype(piece.dtype), piece.sizes,
-                    piece.box.offsets, piece.box.sizes, piece.is_plain, piece.mesh});
+    append_field(text, static_cast<int64_t>(piece.section));
+    append_field(text, piece.key);
+    append_field(text, static_cast<int64_t>(piece.dtype));
+    append_field(text, piece.sizes);
+    append_field(text, piece.box.offsets);
+    append_field(text, piece.box.sizes);
+    append_field(text, static_cast<int64_t>(piece.is_plain));
+    append_field(text, static_cast<int64_t>(piece.mesh));
   }
-  try {
-    return list.dump();
-  } catch (const json::exception& error) {
-    throw ValueError(fmt::format("save: keys must be UTF-8 ({})", error.what()));
-  }
+  return text;
 }
 
 std::vector<Piece> parse_pieces(const std::string& text) {
   std::vector<Piece> pieces;
-  for (const auto& item : json::parse(text)) {
-    pieces.push_back({.section = static_cast<Section>(item[0].get<int>()),
-                      .key = item[1].get<std::string>(),
-                      .dtype = *parse_safetensors_dtype(item[2].get_ref<const std::string&>()),
-                      .sizes = item[3].get<Sizes>(),
-                      .box = {.offsets = item[4].get<Sizes>(), .sizes = item[5].get<Sizes>()},
-                      .is_plain = item[6].get<bool>(),
-                      .mesh = item[7].get<uint64_t>()});
+  for (FieldReader reader(text); !reader.at_end();) {
+    Piece& piece = pieces.emplace_back();
+    piece.section = static_cast<Section>(reader.number());
+    piece.key = reader.text();
+    piece.dtype = static_cast<c10::ScalarType>(reader.number());
+    piece.sizes = reader.numbers();
+    piece.box.offsets = reader.numbers();
+    piece.box.sizes = reader.numbers();
+    piece.is_plain = reader.number() != 0;
+    piece.mesh = static_cast<uint64_t>(reader.number());
   }
   return pieces;
 }
 
 SavePlan make_save_plan(const std::vector<std::vector<Piece>>& pieces, const LayoutOptions& options) {
   const Wholes wholes = collect(pieces);
-  std::map<std::string, const Whole*> by_file_key;
   for (const auto& [key, whole] : wholes) {
-    const auto name = file_key(key.first, key.second);
-    check_saved_parts(name, whole);
-    by_file_key[fmt::format("{}/{}", static_cast<int>(key.first), name)] = &whole;
+    check_saved_parts(file_key(key.first, key.second), whole);
   }
-  SavePlan plan{.files = plan_files(wholes, options), .blocks = {}};
+  const auto contents = distribute_over_files(wholes, options);
+  SavePlan plan{.files = plan_files(contents, options), .blocks = {}};
   std::vector<Choice> choices;
-  for (size_t f = 0; f < plan.files.size(); ++f) {
-    const auto& entries = plan.files[f].header.entries;
-    for (size_t e = 0; e < entries.size(); ++e) {
-      const Whole& whole =
-          *by_file_key.at(fmt::format("{}/{}", static_cast<int>(plan.files[f].section), entries[e].key));
+  for (size_t f = 0; f < contents.size(); ++f) {
+    for (size_t e = 0; e < contents[f].tensors.size(); ++e) {
+      const Whole& whole = *contents[f].tensors[e];
       const int64_t max_numel = std::max<int64_t>(1, options.max_block_bytes / item_bytes(whole.first->dtype));
       for (const auto& [box, ranks] : whole.holders) {
         for (auto& part : split_box(box, max_numel)) {

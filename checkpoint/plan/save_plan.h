@@ -36,7 +36,7 @@ struct Piece {
   bool operator==(const Piece&) const = default;
 };
 
-/// All ranks' pieces as text, to be sent, and back.
+/// Pieces as text, to be sent to ranks of the same build, and back.
 std::string format_pieces(const std::vector<Piece>& pieces);
 std::vector<Piece> parse_pieces(const std::string& text);
 

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
+#include <span>
 
 #include "comm/backend/stream_copy.h"
 
@@ -41,9 +42,19 @@ Overlap overlap_of(const TensorSegment& part, const PartRange& range) {
   return {begin - range.begin, bytes, data, present};
 }
 
+/// Those of the parts, which are in order, that may have bytes of the range: a call looks at ranges of all its parts.
+std::span<const TensorSegment> parts_at(const std::vector<TensorSegment>& parts, const PartRange& range) {
+  const int64_t item = item_bytes(range.dtype), end = range.begin + range.bytes;
+  const auto first = std::ranges::partition_point(
+      parts, [&](const TensorSegment& part) { return (part.offset + part.numel) * item <= range.begin; });
+  const auto last =
+      std::partition_point(first, parts.end(), [&](const TensorSegment& part) { return part.offset * item < end; });
+  return {first, last};
+}
+
 void write_same(const std::vector<TensorSegment>& parts, const PartRange& range, const char* from,
                 int64_t stream_from) {
-  for (const auto& part : parts) {
+  for (const auto& part : parts_at(parts, range)) {
     const auto [at, bytes, data, present] = overlap_of(part, range);
     if (present > 0) {
       copy_bytes(data, from + at, present, stream_from);
@@ -86,7 +97,7 @@ std::optional<at::ScalarType> dtype_of(const std::vector<TensorSegment>& parts) 
 
 void read_segments(const std::vector<TensorSegment>& parts, const PartRange& range, char* to, int64_t stream_from) {
   int64_t filled = 0;
-  for (const auto& part : parts) {
+  for (const auto& part : parts_at(parts, range)) {
     const auto [at, bytes, data, present] = overlap_of(part, range);
     if (present > 0) {
       std::memset(to + filled, 0, static_cast<size_t>(at - filled));
@@ -108,7 +119,7 @@ void write_segments(const std::vector<TensorSegment>& parts, const PartRange& ra
 }
 
 PlaceInPart find_in_parts(const std::vector<TensorSegment>& parts, const PartRange& range) {
-  for (const auto& part : parts) {
+  for (const auto& part : parts_at(parts, range)) {
     const auto [at, bytes, data, present] = overlap_of(part, range);
     if (present == range.bytes) {
       return {.tensor = &part.tensor, .data = data};

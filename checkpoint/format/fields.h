@@ -1,0 +1,38 @@
+#pragma once
+// Numbers and texts in one text, for what ranks of one build tell each other; internal to this package.
+//
+//   std::string text;
+//   append_field(text, 3);
+//   append_field(text, "a b");          " 3 3 a b"
+//   FieldReader reader(text);
+//   reader.number();                    3
+//   reader.text();                      "a b"
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+#include "checkpoint/format/box.h"
+
+namespace tessera::dcp {
+
+void append_field(std::string& out, int64_t number);
+void append_field(std::string& out, std::string_view text);
+void append_field(std::string& out, const Sizes& numbers);
+
+/// Reads fields in the order in which they were appended. What was not is an AssertionError.
+class FieldReader {
+ public:
+  /// `text` must outlive it.
+  explicit FieldReader(std::string_view text) : rest_(text) {}
+
+  bool at_end() const { return rest_.empty(); }
+  int64_t number();
+  std::string_view text();
+  Sizes numbers();
+
+ private:
+  std::string_view rest_;
+};
+
+}  // namespace tessera::dcp

@@ -318,7 +318,7 @@ LaunchResult launch_ranks(const LaunchOptions& options) {
   TESSERA_CHECK(ValueError, options.nproc >= 1, "launch_local: nproc {}; it must be at least 1", options.nproc);
   TESSERA_CHECK(ValueError, options.output_files.empty() || std::ssize(options.output_files) == options.nproc,
                 "launch_local: {} output files for {} ranks", options.output_files.size(), options.nproc);
-  parse_job_secret(process_variable);  // of which no rank would be pleased
+  parse_job_secret(process_variable);  // an unfit one is refused here, and not by each rank
   const BlockedSignals signals;
   Ranks ranks;
   start_all(options, signals, ranks);

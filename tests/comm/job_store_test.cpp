@@ -182,6 +182,7 @@ TEST_CASE("a rank without a secret says so where it reads a value that has a tag
 /// Ranks that are threads meet at a port, each with a secret or none; returns each one's error, "" where it has met.
 std::vector<std::string> meet_with(int port, const std::vector<std::optional<std::string>>& secrets) {
   std::vector<std::future<std::string>> ranks;
+  ranks.reserve(secrets.size());
   for (size_t rank = 0; rank < secrets.size(); ++rank) {
     StoreOptions options = store_options(port, static_cast<int>(rank), static_cast<int>(secrets.size()));
     options.secret = secrets[rank];
@@ -195,6 +196,7 @@ std::vector<std::string> meet_with(int port, const std::vector<std::optional<std
     }));
   }
   std::vector<std::string> errors;
+  errors.reserve(ranks.size());
   for (auto& rank : ranks) {
     errors.push_back(rank.get());
   }

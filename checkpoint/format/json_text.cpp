@@ -31,7 +31,8 @@ void append_json_key(std::string& out, std::string_view key) {
 }
 
 void append_json(std::string& out, const Sizes& numbers) {
-  append_json_list(out, '[', numbers, ']', [&](int64_t number) { fmt::format_to(std::back_inserter(out), "{}", number); });
+  append_json_list(out, '[', numbers, ']',
+                   [&](int64_t number) { fmt::format_to(std::back_inserter(out), "{}", number); });
 }
 
 }  // namespace tessera::dcp

@@ -37,7 +37,12 @@ TrainOptions common_train(const FSDPParityOptions& options) {
   TrainOptions train{.num_steps = options.num_iters,
                      .lr = options.lr,
                      .use_pure_fp16 = options.use_pure_fp16,
+                     .cpu_offload = options.fsdp_options.offload_policy.has_value(),
+                     .device = options.init_options.device,
                      .grad_scaler = options.grad_scaler};
+  if (const auto& reshards = options.fsdp_options.reshard_after_forward) {
+    train.reshard_after_forward = reshards->is_on();
+  }
   if (is_mixed(options)) {
     train.mixed_precision = options.fsdp_options.mp_policy;
   }
@@ -74,13 +79,15 @@ std::shared_ptr<FSDPTestModel> make_sharded(const ModelClass& model_class, const
   }
 }
 
-void compare_parameters(torch::nn::Module& reference, torch::nn::Module& sharded, Tolerance tolerance) {
+void compare_parameters(torch::nn::Module& reference, torch::nn::Module& sharded, bool is_offloaded,
+                        Tolerance tolerance) {
   const auto expected = get_full_params(reference);
   const auto actual = get_full_params(sharded);
   expect_equal(actual.size(), expected.size());
   for (size_t i = 0; i < expected.size(); ++i) {
-    TESSERA_EXPECT(actual[i].device() == expected[i].device());
-    expect_close(actual[i], expected[i], tolerance);
+    const auto device = is_offloaded ? at::Device(at::kCPU) : expected[i].device();
+    TESSERA_EXPECT(actual[i].device() == device);
+    expect_close(actual[i], expected[i].to(device), tolerance);
   }
 }
 
@@ -118,9 +125,10 @@ void test_fsdp_parity(const ModelClass& model_class, const FSDPParityOptions& op
                 "test_fsdp_parity: the reference's loss is {}: it diverged, and nothing can be compared with it",
                 expected.item<double>());
   const bool is_low = is_mixed(options) || options.use_pure_fp16;
-  expect_close(actual.to(at::kFloat), expected.to(at::kFloat), is_low ? kLowPrecision : options.tolerance);
+  expect_close(actual.to(expected.device(), at::kFloat), expected.to(at::kFloat),
+               is_low ? kLowPrecision : options.tolerance);
   if (!is_low) {
-    compare_parameters(*reference, *sharded, options.tolerance);
+    compare_parameters(*reference, *sharded, train.cpu_offload, options.tolerance);
   }
 }
 

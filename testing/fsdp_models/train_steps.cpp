@@ -4,7 +4,9 @@
 #include <torch/optim/sgd.h>
 
 #include <algorithm>
+#include <set>
 
+#include "dtensor/dtensor.h"
 #include "fully_shard/composable_apis.h"
 #include "testing/expect.h"
 #include "testing/fsdp_models/module_states.h"
@@ -53,7 +55,36 @@ void check_loss_dtype(const at::Tensor& loss, bool is_sharded, const TrainOption
                 c10::toString(allowed[0]));
 }
 
-at::Tensor compute_loss(FSDPTestModel& model, bool is_sharded, at::Device device, const TrainOptions& options) {
+/// The modules at and below `module` whose parameters units have that are in no other.
+void add_modules_of_outermost(torch::nn::Module& module, std::set<const torch::nn::Module*>& modules) {
+  if (!composable_apis(module).empty()) {
+    const auto managed = managed_modules(module);
+    modules.insert(managed.begin(), managed.end());
+    return;
+  }
+  for (const auto& child : module.children()) {
+    add_modules_of_outermost(*child, modules);
+  }
+}
+
+/// Between uses offloaded parameters are shards on the CPU. After forward the outermost unit may hold full ones.
+void check_offloaded(torch::nn::Module& model, std::string_view when, bool outermost_may_keep) {
+  std::set<const torch::nn::Module*> outermost;
+  add_modules_of_outermost(model, outermost);
+  for (const auto& module : model.named_modules()) {
+    for (const auto& item : module.value()->named_parameters(/*recurse=*/false)) {
+      const auto& parameter = item.value();
+      const bool is_kept = outermost_may_keep && !is_dtensor(parameter) && outermost.contains(module.value().get());
+      TESSERA_CHECK(ExpectationError, is_kept || parameter.device().is_cpu(),
+                    "train_for_several_steps: after {} '{}' of {} is on {}, expected cpu, where it is offloaded to",
+                    when, item.key(), module.key().empty() ? "the model" : module.key(), parameter.device().str());
+    }
+  }
+}
+
+at::Tensor compute_loss(FSDPTestModel& model, bool is_sharded, const TrainOptions& options) {
+  const auto parameter_device = model.parameters().at(0).device();
+  const auto device = options.device.value_or(parameter_device);
   const auto dtype =
       options.mixed_precision ? options.mixed_precision->param_dtype.value_or(at::kBFloat16) : at::kFloat;
   const AutocastScope autocast(device.type(), options.autocast, options.autocast ? dtype : at::kBFloat16);
@@ -64,7 +95,10 @@ at::Tensor compute_loss(FSDPTestModel& model, bool is_sharded, at::Device device
     }
   }
   const auto output = model.forward(input);
-  return model.get_loss(input, output).to(device);
+  if (is_sharded && options.cpu_offload && options.reshard_after_forward) {
+    check_offloaded(model, "forward", /*outermost_may_keep=*/true);
+  }
+  return model.get_loss(input, output).to(parameter_device);
 }
 
 void save_and_load(FSDPTestModel& model) {
@@ -102,15 +136,17 @@ namespace {
 std::vector<at::Tensor> train(FSDPTestModel& model, const TrainOptions& options) {
   const bool is_sharded = is_sharded_model(model);
   const auto parameters = unique_parameters(model);
-  const auto device = parameters.at(0).device();
   torch::optim::SGD optimizer(parameters, torch::optim::SGDOptions(options.lr).momentum(0.9));
   ShardedGradScaler scaler(options.grad_scaler);
   std::vector<at::Tensor> losses;
   for (int step = 0; step < options.num_steps; ++step) {
     optimizer.zero_grad();
-    const auto loss = scaler.scale(compute_loss(model, is_sharded, device, options));
+    const auto loss = scaler.scale(compute_loss(model, is_sharded, options));
     check_loss_dtype(loss, is_sharded, options);
     model.run_backward(loss);
+    if (is_sharded && options.cpu_offload) {
+      check_offloaded(model, "backward", /*outermost_may_keep=*/false);
+    }
     scaler.step(optimizer);
     scaler.update();
     if (options.save_model) {

@@ -22,6 +22,11 @@ struct TrainOptions {
   std::optional<MixedPrecisionPolicy> mixed_precision = std::nullopt;
   /// Uses a float16 model and float16 inputs.
   bool use_pure_fp16 = false;
+  /// Shards are offloaded: all parameters of a sharded model must be on the CPU after backward, and after forward if
+  /// units free theirs then, except those that the outermost unit keeps.
+  bool cpu_offload = false;
+  bool reshard_after_forward = true;
+  std::optional<at::Device> device = std::nullopt;  // of inputs; default: the first parameter's
   /// Scales losses, and skips steps with a gradient that is not finite on some rank. Off by default.
   GradScalerOptions grad_scaler = {.enabled = false};
 };
@@ -31,7 +36,8 @@ bool is_sharded_model(torch::nn::Module& model);
 
 /// Trains, and returns the last step's loss before its update, detached and, with a grad_scaler, scaled. Throws
 /// ExpectationError if a loss has an unexpected dtype (float32; float16 for pure fp16; the policy's param_dtype for a
-/// sharded model with mixed precision), or if a unit is not idle and sharded at the end. All ranks must call it.
+/// sharded model with mixed precision), if a parameter is not where cpu_offload says, or if a unit is not idle and
+/// sharded at the end. All ranks must call it.
 at::Tensor train_for_several_steps(FSDPTestModel& model, const TrainOptions& options = {});
 
 /// Like train_for_several_steps, but returns all losses in order.

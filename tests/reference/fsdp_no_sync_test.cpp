@@ -1,7 +1,6 @@
-// FullyShardedDataParallel: gradients that add up before they are reduced, and shards on the CPU.
+// FullyShardedDataParallel: gradients that add up before they are reduced.
 
 #include <ATen/ops/zeros.h>
-#include <torch/optim/adam.h>
 
 #include <chrono>
 
@@ -83,50 +82,6 @@ TEST_CASE("rows 98, 116: no_sync is for the root, and for those who leave its se
     expect_throws<StateError>([&] { child.no_sync([] {}); }, "is a unit of a larger model");
     expect_throws<StateError>([&] { model.no_sync([&] { fsdp(*model).set_requires_gradient_sync(true); }); },
                               "was switched on inside");
-  });
-}
-
-TEST_CASE("rows 40, 60: cpu_offload: shards, gradients and optimizer states on the CPU, and training as without") {
-  const int world_size = GENERATE(2, 4);
-  run_ranks(world_size, [](int rank) {
-    for (const auto strategy : {ShardingStrategy::FULL_SHARD, ShardingStrategy::SHARD_GRAD_OP,
-                                ShardingStrategy::NO_SHARD, ShardingStrategy::HYBRID_SHARD}) {
-      const auto train = [&](bool offloads) {
-        const auto model = make_model({.sharding_strategy = strategy, .cpu_offload = {.offload_params = offloads}});
-        TESSERA_EXPECT(model.options().cpu_offload.offload_params == offloads);
-        torch::optim::Adam optimizer(model->parameters(), 1e-2);
-        for (int step = 0; step < 3; ++step) {
-          optimizer.zero_grad();
-          run_backward(model);
-          model.clip_grad_norm_(0.5);
-          optimizer.step();
-        }
-        return std::pair(model, std::move(optimizer));
-      };
-      reset_comm_stats();
-      const auto [plain, plain_optimizer] = train(false);
-      const auto without = comm_stats();
-      reset_comm_stats();
-      const auto [model, optimizer] = train(true);
-      expect_equal(comm_stats().calls(), without.calls());
-      expect_equal(comm_stats().bytes_sent(), without.bytes_sent());
-      const auto expected = plain->named_parameters();
-      for (const auto& item : model->named_parameters()) {
-        const auto& parameter = item.value();
-        const auto& state = optimizer.state().at(parameter.unsafeGetTensorImpl());
-        const auto& moment = static_cast<const torch::optim::AdamParamState&>(*state).exp_avg();
-        TESSERA_EXPECT(to_local(parameter.detach()).is_cpu() && to_local(parameter.grad()).is_cpu());
-        TESSERA_EXPECT(to_local(moment).is_cpu());
-        expect_bit_equal(to_local(parameter.detach()), to_local(expected[item.key()].detach()));
-      }
-    }
-    // It reaches the engine, whose ranks agree on it, for sharded and for replicated units.
-    for (const auto strategy : {ShardingStrategy::FULL_SHARD, ShardingStrategy::NO_SHARD}) {
-      auto tower = make_tower();
-      expect_throws<ValueError>(
-          [&] { wrap_module(*tower, {.sharding_strategy = strategy, .cpu_offload = {.offload_params = rank == 0}}); },
-          "offloaded to the CPU");
-    }
   });
 }
 

@@ -66,6 +66,37 @@ TEST_CASE("rows 82, 83, 116: units that differ are refused and stay as they are;
   });
 }
 
+TEST_CASE("rows 83, 113: a scope that throws restores the type and both configs, for state dicts and optimizers'") {
+  run_ranks(2, [](int) {
+    const auto model = make_model();
+    const auto before = StateDictSettings::make(StateDictType::FULL_STATE_DICT,
+                                                FullStateDictConfig{.offload_to_cpu = true, .rank0_only = true},
+                                                FullOptimStateDictConfig{.offload_to_cpu = false, .rank0_only = true});
+    const auto inside = StateDictSettings::make(StateDictType::FULL_STATE_DICT);
+    FSDP::set_state_dict_type(*model, before);
+    for (const auto& settings : {kSharded, kLocal, inside}) {
+      TESSERA_EXPECT(settings.state_dict_config != before.state_dict_config);
+      TESSERA_EXPECT(settings.optim_state_dict_config != before.optim_state_dict_config);
+      expect_throws<Error>(
+          [&] {
+            FSDP::state_dict_type(*model, settings, [&] {
+              for (const auto& unit : FSDP::fsdp_modules(*model)) {
+                TESSERA_EXPECT(FSDP::get_state_dict_type(unit.module()) == settings);
+              }
+              throw Error("from inside");
+            });
+          },
+          "from inside");
+      for (const auto& unit : FSDP::fsdp_modules(*model)) {
+        const auto after = FSDP::get_state_dict_type(unit.module()).value();
+        TESSERA_EXPECT(after.type == before.type);
+        TESSERA_EXPECT(after.state_dict_config == before.state_dict_config);
+        TESSERA_EXPECT(after.optim_state_dict_config == before.optim_state_dict_config);
+      }
+    }
+  });
+}
+
 TEST_CASE("row 84: full state dict: plain names and shapes, copies, rank 0 only, and it loads into a plain model") {
   run_ranks(2, [](int rank) {
     const auto plain = make_tower();

@@ -152,7 +152,7 @@ TEST_CASE("rows 93, 116: summon_full_params with gradients in the full shape") {
   });
 }
 
-TEST_CASE("rows 94, 113, 116: no scope inside of a scope, of forward or of backward, and no forward inside of one") {
+TEST_CASE("rows 94, 116: no scope inside of a scope, of forward or of backward, and no forward inside of one") {
   run_ranks(2, [](int) {
     const auto model = make_model();
     const auto summon = [&] { FSDP::summon_full_params(*model, {}, [] {}); };
@@ -182,6 +182,73 @@ TEST_CASE("rows 94, 113, 116: no scope inside of a scope, of forward or of backw
                          "from inside");
     TESSERA_EXPECT(is_dtensor(model->in->weight) && model.training_state() == TrainingState::IDLE);
     run_backward(model);
+  });
+}
+
+namespace {
+
+/// Of every unit: what its module does, and whether its parameters are sharded.
+void expect_states(const TowerModel& model, TrainingState training, ShardedState sharded) {
+  const auto units = FSDP::fsdp_modules(*model);
+  expect_equal(units.size(), 3u);
+  for (const auto& unit : units) {
+    expect_equal(to_string(unit.training_state()), to_string(training));
+    expect_equal(to_string(fsdp(unit.module()).unit_state()), to_string(sharded));
+  }
+}
+
+void expect_idle(const TowerModel& model) {
+  expect_states(model, TrainingState::IDLE, ShardedState::Sharded);
+}
+
+}  // namespace
+
+TEST_CASE(
+    "row 113: what throws inside of summon_full_params or forward restores both states; of backward, the next one") {
+  const int world_size = GENERATE(2, 4);
+  run_ranks(world_size, [](int) {
+    const auto model = make_model();
+    expect_idle(model);
+    const auto fail = [] { throw Error("from inside"); };
+    for (const bool writeback : {true, false}) {
+      expect_throws<Error>(
+          [&] {
+            FSDP::summon_full_params(*model, {.writeback = writeback}, [&] {
+              for (const auto& unit : FSDP::fsdp_modules(*model)) {
+                TESSERA_EXPECT(unit.training_state() == TrainingState::SUMMON_FULL_PARAMS);
+              }
+              fail();
+            });
+          },
+          "from inside");
+      expect_idle(model);
+    }
+    auto& inner = model->blocks[1];  // behind the first block and inside of the root
+    {
+      const ScopedHook hook(find_hook_point(*inner)->register_forward_pre_hook([&](HookPoint&, TensorRefs) {
+        const auto unit = FSDP::fsdp_modules(*inner).at(0);
+        TESSERA_EXPECT(unit.training_state() == TrainingState::FORWARD_BACKWARD);
+        TESSERA_EXPECT(fsdp(*inner).unit_state() == ShardedState::Unsharded);
+        fail();
+      }));
+      expect_throws<Error>([&] { model(batch_of(get_rank())); }, "from inside");
+      expect_idle(model);
+    }
+    {
+      const ScopedHook hook(find_hook_point(*inner)->register_forward_hook([&](HookPoint&, TensorRefs outputs) {
+        outputs[0]->register_hook([&](const at::Tensor& grad) {
+          fail();
+          return grad;
+        });
+      }));
+      expect_throws<Error>([&] { run_backward(model); }, "from inside");
+      for (const auto& unit : FSDP::fsdp_modules(*model)) {
+        TESSERA_EXPECT(unit.training_state() == TrainingState::IDLE);
+      }
+    }
+    model->zero_grad();
+    expect_gradients_of_average(model);
+    expect_idle(model);
   });
 }
 

@@ -67,6 +67,18 @@ std::shared_ptr<FSDPTestModel> sharded_of(const ModelClass& model, const DeviceM
   return sharded;
 }
 
+const MixedPrecisionPolicy kMixed{.param_dtype = at::kBFloat16};
+
+/// NestedWrappedModule with parameters of this dtype.
+std::shared_ptr<FSDPTestModel> sharded_in(at::ScalarType dtype, const MixedPrecisionPolicy& policy) {
+  InitOptions options{
+      .mesh = dp_mesh(), .fsdp_init_mode = FSDPInitMode::RECURSIVE, .deterministic = true, .dtype = dtype};
+  options.fsdp_options.mp_policy = policy;
+  auto model = nested_wrapped_model().init(options);
+  wrap_unit(*model, options);
+  return model;
+}
+
 /// A model whose loss is in a dtype of the test's choice.
 class OddLoss : public DummyDDP {
  public:
@@ -77,6 +89,22 @@ class OddLoss : public DummyDDP {
 
  private:
   at::ScalarType dtype_;
+};
+
+/// Two inputs alike, and the dtypes in which forward gets them.
+class RecordedInputs : public DummyDDP {
+ public:
+  using DummyDDP::DummyDDP;
+  std::vector<at::Tensor> get_input(at::Device device) override {
+    const auto input = DummyDDP::get_input(device).at(0);
+    return {input, input.clone()};
+  }
+  at::Tensor forward(std::vector<at::Tensor> inputs) override {
+    dtypes = {inputs.at(0).scalar_type(), inputs.at(1).scalar_type()};
+    return DummyDDP::forward({inputs.at(0)});
+  }
+
+  std::vector<at::ScalarType> dtypes;
 };
 
 /// Every gradient of the last rank is infinite in the first step.
@@ -189,11 +217,37 @@ TEST_CASE("row 44: the train loop refuses losses of another dtype than the optio
     expect_throws<ExpectationError>([&] { train_for_several_steps(*whole, {.use_pure_fp16 = true}); },
                                     "the loss is Float, expected Half");
 
-    InitOptions options{.mesh = mesh, .fsdp_init_mode = FSDPInitMode::RECURSIVE, .deterministic = true};
-    options.fsdp_options.mp_policy = {.param_dtype = at::kBFloat16};
-    const auto mixed = nested_wrapped_model().init(options);
-    wrap_unit(*mixed, options);
+    const auto mixed = sharded_in(at::kFloat, kMixed);
     expect_throws<ExpectationError>([&] { train_for_several_steps(*mixed); }, "the loss is BFloat16, expected Float");
+    const TrainOptions options{.mixed_precision = kMixed};
+    TESSERA_EXPECT(train_for_several_steps(*mixed, options).scalar_type() == at::kBFloat16);
+    expect_throws<ExpectationError>([&] { train_for_several_steps(*odd(mixed, at::kFloat), options); },
+                                    "the loss is Float, expected BFloat16");
+    const TrainOptions reference{.autocast = true, .mixed_precision = kMixed};
+    TESSERA_EXPECT(train_for_several_steps(*odd(plain(), at::kFloat), reference).scalar_type() == at::kFloat);
+    expect_throws<ExpectationError>([&] { train_for_several_steps(*odd(plain(), at::kHalf), reference); },
+                                    "the loss is Half, expected Float");
+  });
+}
+
+TEST_CASE("row 44: the train loop casts all inputs for pure fp16 and for a plain model in mixed precision alone") {
+  run_ranks(2, [](int) {
+    const auto expect_inputs = [](const std::shared_ptr<FSDPTestModel>& model, at::ScalarType dtype,
+                                  const TrainOptions& options) {
+      const auto recorded = std::make_shared<RecordedInputs>(model);
+      train_for_several_steps(*recorded, options);
+      expect_equal(recorded->dtypes == std::vector<at::ScalarType>{dtype, dtype}, true);
+    };
+    const auto plain_in = [&](at::ScalarType dtype) {
+      return nested_wrapped_model().init({.mesh = dp_mesh(), .deterministic = true, .dtype = dtype});
+    };
+    const TrainOptions pure_fp16{.use_pure_fp16 = true};
+    expect_inputs(plain_in(at::kHalf), at::kHalf, pure_fp16);
+    expect_inputs(sharded_in(at::kHalf, {}), at::kHalf, pure_fp16);
+    expect_inputs(plain_in(at::kFloat), at::kBFloat16, {.autocast = true, .mixed_precision = kMixed});
+    expect_inputs(sharded_in(at::kFloat, kMixed), at::kFloat, {.mixed_precision = kMixed});  // its units cast
+    expect_inputs(plain_in(at::kFloat), at::kFloat, {});
+    expect_inputs(sharded_in(at::kFloat, {}), at::kFloat, {});
   });
 }
 

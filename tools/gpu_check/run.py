@@ -34,7 +34,8 @@ VERSION_HEADER = "include/torch/headeronly/version.h"
 FAMILIES = """attention batch_norm complex composite image in_place indexing list loss matmul norm pointwise random
     reduction view write""".split()
 # Whole programs, and files of programs, which Catch2 knows by the tag [#file] with the option -#.
-PROGRAMS = "cuda_test gloo_backend_test comm_device_test parallel_device_test checkpoint_device_test".split()
+PROGRAMS = """cuda_test gloo_backend_test comm_device_test parallel_device_test checkpoint_device_test
+    fsdp_offload_test""".split()
 FILES = {
     "fully_shard_device_test": "block_copy_test device_parity_test device_features_test float8_all_gather_test".split(),
     "parallel_test": ["expert_parallel_test"],

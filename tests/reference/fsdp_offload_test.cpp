@@ -158,7 +158,7 @@ Tower train_reference(c10::Device device) {
   for (int step = 0; step < 3; ++step) {
     average_reference(*reference, get_world_size(),
                       [&](int rank) { weighted_loss(reference(batch_on(device, rank))).backward(); });
-    if (reference->in->bias.grad().defined()) reference->in->bias.mutable_grad().mul_(0);
+    torch::nn::utils::clip_grad_norm_(reference->parameters(), kMaxNorm);
     optimizer.step();
   }
   return reference;

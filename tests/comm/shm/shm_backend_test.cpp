@@ -234,14 +234,15 @@ TEST_CASE("shm: a forked child that drops the groups does not leave for its pare
   run_processes(2, body, kShm);
 }
 
-// Names of what a rank could have left on the host. Other programs may make files of their own meanwhile.
+// Names of what a rank could have left on the host: shared memory. Other programs, which may run beside this one, have
+// folders for their data.
 std::set<std::string> names_on_host() {
   std::set<std::string> names;
   for (const char* folder : {"/dev/shm", "/tmp"}) {
     std::error_code ignored;
     for (const auto& entry : std::filesystem::directory_iterator(folder, ignored)) {
       const std::string name = entry.path().filename();
-      if (name.find("tessera") != std::string::npos && !name.starts_with("tessera_ranks_")) {
+      if (name.find("tessera_shared") != std::string::npos) {
         names.insert(entry.path());
       }
     }

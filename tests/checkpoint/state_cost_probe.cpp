@@ -104,10 +104,10 @@ void count_steps(int layers) {
 }  // namespace tessera::testing
 
 int main() {
-  for (const int layers : {30, 120}) {
+  for (const int layers : {15, 60}) {
     tessera::run_ranks(1, [&](int) { tessera::testing::count_steps(layers); });
   }
-  for (const int tensors : {400, 1600}) {
+  for (const int tensors : {200, 800}) {
     tessera::testing::count_texts(tensors);
   }
   return 0;

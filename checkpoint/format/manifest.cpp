@@ -8,7 +8,8 @@
 #include <iterator>
 #include <nlohmann/json.hpp>
 #include <optional>
-#include <ranges>
+#include <utility>
+#include <vector>
 
 #include "checkpoint/format/checkpoint_error.h"
 #include "checkpoint/format/json_text.h"
@@ -249,10 +250,15 @@ uint64_t hash_bytes(const void* data, size_t bytes) {
 
 std::string format_values(const std::map<Section, Values>& values) {
   std::string text;
-  const auto is_there = [](const auto& section) { return !section.second.empty(); };
-  append_json_list(text, '{', values | std::views::filter(is_there), '}', [&](const auto& section) {
+  std::vector<std::pair<Section, const Values*>> there;
+  for (const auto& [section, of_section] : values) {
+    if (!of_section.empty()) {
+      there.emplace_back(section, &of_section);
+    }
+  }
+  append_json_list(text, '{', there, '}', [&](const auto& section) {
     append_json_key(text, section_name(section.first));
-    append_json_list(text, '{', section.second, '}', [&](const auto& value) {
+    append_json_list(text, '{', *section.second, '}', [&](const auto& value) {
       append_json_key(text, value.first);
       append_value(text, value.second);
     });

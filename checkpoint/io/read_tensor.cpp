@@ -107,7 +107,7 @@ void TensorReader::prepare(size_t batch) {
   if (batch < batches_.size()) {
     for (size_t i = batches_[batch].first; i < batches_[batch].end; ++i) {
       if (pieces_[i].direct && pieces_[i].bytes() >= kPopulateFrom) {
-        populate(pieces_[i].direct, pieces_[i].target.nbytes());
+        populate(pieces_[i].direct, static_cast<int64_t>(pieces_[i].bytes()));
       }
     }
   }

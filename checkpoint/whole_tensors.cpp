@@ -106,6 +106,7 @@ std::vector<at::Tensor> gather_rows(const std::vector<at::Tensor>& tensors) {
 
 std::vector<at::Tensor> at_places(const std::vector<at::Tensor>& tensors, const std::vector<size_t>& places) {
   std::vector<at::Tensor> result;
+  result.reserve(places.size());
   for (const size_t i : places) {
     result.push_back(tensors[i]);
   }

@@ -31,7 +31,7 @@ struct Box {
 
   int64_t numel() const;
   bool operator==(const Box&) const = default;
-  auto operator<=>(const Box&) const = default;
+  auto operator<=>(const Box&) const = default;  // NOLINT(modernize-use-nullptr)
 
   static Box whole(const Sizes& tensor);
   /// "[1:3, 0:3]"

@@ -5,6 +5,7 @@
 
 #include "base/error.h"
 #include "checkpoint/format/manifest.h"
+#include "checkpoint/io/read_tensor.h"
 #include "dtensor/dtensor.h"
 #include "dtensor/local/dtensor_impl.h"
 
@@ -127,15 +128,7 @@ std::map<Section, Values> values_of(const State& state) {
 
 at::Tensor block_view(const LocalPart& part, const Box& box) {
   const at::NoGradGuard no_grad;
-  at::Tensor view = part.local;
-  const Box inside = relative_to(box, part.box);
-  for (size_t dim = 0; dim < inside.sizes.size(); ++dim) {
-    const auto own = static_cast<int64_t>(dim);
-    if (inside.sizes[dim] != view.size(own)) {
-      view = view.narrow(own, inside.offsets[dim], inside.sizes[dim]);
-    }
-  }
-  return view;
+  return narrow_to(part.local, relative_to(box, part.box));
 }
 
 at::Tensor host_copy(const LocalPart& part, const Box& box) {

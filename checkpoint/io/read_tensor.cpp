@@ -25,7 +25,9 @@ size_t aligned(size_t bytes) {
   return (bytes + kAlignment - 1) / kAlignment * kAlignment;
 }
 
-at::Tensor part_of(at::Tensor tensor, const Box& box) {
+}  // namespace
+
+at::Tensor narrow_to(at::Tensor tensor, const Box& box) {
   for (size_t dim = 0; dim < box.sizes.size(); ++dim) {
     const auto own = static_cast<int64_t>(dim);
     if (box.sizes[dim] != tensor.size(own)) {
@@ -34,8 +36,6 @@ at::Tensor part_of(at::Tensor tensor, const Box& box) {
   }
   return tensor;
 }
-
-}  // namespace
 
 void TensorReader::add(const StoredTensor& tensor, const std::string& key, const Box& box, const at::Tensor& out) {
   const at::NoGradGuard no_grad;
@@ -58,7 +58,7 @@ void TensorReader::add(const StoredTensor& tensor, const std::string& key, const
 void TensorReader::add_piece(const StoredTensor& tensor, const StoredPart& part, const Box& read,
                              const CheckedBlock* checked, const Box& box, const at::Tensor& out) {
   const Box common = intersection(read, box);
-  const at::Tensor target = part_of(out, relative_to(common, box));
+  const at::Tensor target = narrow_to(out, relative_to(common, box));
   const bool is_direct = common == read && target.scalar_type() == tensor.dtype && target.is_contiguous();
   Piece piece{.part = part,
               .read = read,
@@ -137,7 +137,7 @@ void TensorReader::verify(const Piece& piece, const std::string& key) {
                 "{}: tensor '{}' is damaged: the checksum of its part {} does not hold", piece.part.file, key,
                 piece.read.to_string());
   if (!piece.direct) {
-    piece.target.copy_(part_of(at::from_blob(data, piece.read.sizes, at::TensorOptions(piece.dtype)), piece.used));
+    piece.target.copy_(narrow_to(at::from_blob(data, piece.read.sizes, at::TensorOptions(piece.dtype)), piece.used));
   }
 }
 

@@ -14,6 +14,9 @@
 
 namespace tessera::dcp {
 
+/// Returns the view of `tensor` with the elements of `box`, or the tensor itself if these are all.
+at::Tensor narrow_to(at::Tensor tensor, const Box& box);
+
 /// Reads tensors in the order in which they were added, a few MB at a time, with few files open at a time. Thread
 /// safety: for one thread at a time; run() has another one read (read_ahead.h).
 class TensorReader {
@@ -31,7 +34,7 @@ class TensorReader {
   // At most; a checkpoint may have more files than a process may open.
   static constexpr size_t kOpenFiles = 16;
 
-  /// What has one checksum, or none.
+  /// Part of a tensor under one checksum, or under none.
   struct Piece {
     const StoredPart& part;
     Box read;                     // of the stored tensor

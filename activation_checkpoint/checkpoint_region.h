@@ -1,5 +1,5 @@
 #pragma once
-// One checkpointed forward, whose saved tensors are recomputed instead of kept.
+// Recomputes the tensors that one checkpointed forward saves, instead of keeping them.
 //
 // In forward, each tensor that autograd saves becomes a slot: a number and the region. In backward, the first slot
 // needed runs forward again with the same inputs, random numbers and scopes, and the tensors that autograd saves in it

@@ -26,7 +26,7 @@ StateDict& section_of(State& state, Section section);
 /// device, one that is not dense, or one whose memory was freed; StateError for a view that is a copy, and old.
 LocalPart local_part(Section section, const std::string& key, const at::Tensor& tensor);
 
-/// What this rank holds of the tensor: plain, without autograd history.
+/// Returns the part of the tensor that this rank holds, as a plain tensor without autograd history.
 at::Tensor local_of(const at::Tensor& tensor);
 
 /// Throws NotImplementedError, beginning with `where`, for a view that is a copy: what it views would not see the

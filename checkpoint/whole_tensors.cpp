@@ -22,15 +22,15 @@ namespace {
 // A tensor of more bytes is sent by itself; smaller ones go together, until a message has as many.
 constexpr int64_t kMessageBytes = 4 << 20;
 
-/// A copy under every layout, or with `copies` false where the whole tensor is not there already.
+/// Returns the whole tensor: a copy under every layout, or with `copies` false, only if it is not there already.
 at::Tensor whole_of(const at::Tensor& tensor, bool copies) {
   const auto own = tensor.detach();
   const auto whole = is_dtensor(own) ? full_tensor(own) : own;
   return copies && whole.is_alias_of(local_of(own)) ? whole.clone() : whole;
 }
 
-/// Which of the tensors go in one message: some that are of one kind, or one that is of none. Messages are in the order
-/// of their first tensors, so that ranks which have some tensors in common send these in one order.
+/// Returns which tensors go in one message: several of one kind, or a single one without a kind. Messages are in the
+/// order of their first tensors, so that ranks which share some tensors send these in one order.
 template <class KindOf>
 std::vector<std::vector<size_t>> messages_of(const std::vector<at::Tensor>& tensors, const KindOf& kind_of) {
   struct Open {
@@ -57,7 +57,7 @@ std::vector<std::vector<size_t>> messages_of(const std::vector<at::Tensor>& tens
   return messages;
 }
 
-/// Of a tensor that ranks hold alike but for their rows: the group of the axis that cuts them. Null for any other.
+/// Returns the group of the only mesh axis that shards the tensor, which does so by rows. Null for any other tensor.
 const ProcessGroupPtr* group_of_rows(const at::Tensor& tensor) {
   const auto* meta = dtensor_meta(tensor);
   if (!meta || !meta->spec->meta().is_contiguous() || tensor.numel() == 0) {
@@ -77,9 +77,9 @@ const ProcessGroupPtr* group_of_rows(const at::Tensor& tensor) {
   return group;
 }
 
-/// Of DTensors of one dtype, on one kind of device, whose rows are cut over one group: whole copies. A rank's part of
-/// the message is its rows of each, padded to those of the first rank, so that all ranks' rows of a tensor are the
-/// tensor, and zeros behind it.
+/// Returns whole copies of DTensors of one dtype, on one kind of device, whose rows are sharded over one group. Each
+/// rank sends its rows of each tensor, padded to the number of the first rank's, so that all ranks' rows together are
+/// the tensor and zeros behind it.
 std::vector<at::Tensor> gather_rows(const std::vector<at::Tensor>& tensors) {
   const auto& group = *group_of_rows(tensors[0]);
   const int64_t ranks = group->getSize();

@@ -26,7 +26,7 @@ namespace tessera {
 /// First tag of messages; a group's collectives use lower ones.
 constexpr int kGlooMessageTags = 1 << 30;
 
-/// One rank's messages with all others. Works may outlive it. After a mismatch, all later messages in that direction
+/// Sends and receives one rank's messages. Works may outlive it. After a mismatch, all later messages in that direction
 /// fail. Thread safety: one thread at a time.
 class GlooMessages {
  public:

@@ -17,16 +17,16 @@
 
 namespace tessera {
 
-/// What a store holds for a key.
+/// Bytes that a store holds for a key.
 using StoreValue = std::vector<uint8_t>;
 
-/// The same text for all ranks of a job. launch_local makes one for its ranks; under another launcher the user does.
+/// Names the variable with the secret, equal on all ranks of a job. launch_local sets it; elsewhere, the user does.
 constexpr const char* kSecretVariable = "TESSERA_JOB_SECRET";
 
-/// Reads the secret; where there is none, values have no tags. Throws ValueError for one of less than 16 characters.
+/// Reads the secret. Without one, values have no tags. Throws ValueError for one of less than 16 characters.
 std::optional<std::string> parse_job_secret(const EnvironmentLookup& lookup);
 
-/// 32 bytes of the system's random source, as 64 hexadecimal digits.
+/// Returns 32 bytes of the system's random source, as 64 hexadecimal digits.
 std::string new_job_secret();
 
 /// Makes and checks tags. Thread safety: any number of threads.
@@ -35,9 +35,9 @@ class JobSecret {
   /// `job`: its identity (parse_job_identity); "" is one, too.
   JobSecret(const std::string& secret, const std::string& job);
 
-  /// A record of `value`, to be stored or appended under `key`.
+  /// Returns a record of `value`, to be stored or appended under `key`.
   StoreValue seal(const std::string& key, const StoreValue& value) const;
-  /// The values of all records of `key`, one after the other; none where a tag is wrong or missing.
+  /// Returns the values of all records of `key`, one after the other; none if a tag is wrong or missing.
   std::optional<StoreValue> open(const std::string& key, const StoreValue& stored) const;
 
  private:
@@ -47,7 +47,7 @@ class JobSecret {
 /// Returns true if it begins as a record does, which values of ranks without a secret do not.
 bool is_sealed(const StoreValue& stored);
 
-/// Returns what a value says, whoever wrote it: for messages.
+/// Returns a value's text without a check of its tag, for error messages.
 std::string unverified_text(const StoreValue& stored);
 
 }  // namespace tessera

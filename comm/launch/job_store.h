@@ -26,7 +26,7 @@ class StoreEnded : public CommError {
 class UntrustedValue : public CommError {
  public:
   UntrustedValue(const std::string& what, std::string text) : CommError(what), text_(std::move(text)) {}
-  /// What the value says, whoever wrote it: for messages.
+  /// Text of the value, which is not verified, for error messages.
   const std::string& text() const { return text_; }
 
  private:

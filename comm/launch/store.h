@@ -17,8 +17,7 @@ struct StoreOptions {
   std::chrono::milliseconds timeout{0};
   /// Whose ranks meet (parse_job_identity, comm/launch/rank_environment.h); "": a job without an identity.
   std::string job = {};
-  /// Of the job's ranks (parse_job_secret, comm/launch/job_secret.h), for the tags of all that they store; none: values
-  /// have no tags.
+  /// Secret of the job's ranks (parse_job_secret, comm/launch/job_secret.h), which tags what they store. None: no tags.
   std::optional<std::string> secret = {};
 };
 

@@ -101,7 +101,7 @@ TEST_CASE("values that were appended open together, if each has its tag") {
   CHECK(unverified_text(stored) == "one, two, three, four");
 }
 
-TEST_CASE("what a value says, whoever wrote it") {
+TEST_CASE("the text of a value is told without a check of its tag") {
   const StoreValue stored = JobSecret(kSecretOfTest, "job").seal("key", to_value("value"));
   CHECK(is_sealed(stored));
   CHECK(unverified_text(stored) == "value");

@@ -265,7 +265,7 @@ TEST_CASE("rows 92, 116: summon_full_params on the CPU: full values, edits come 
   });
 }
 
-TEST_CASE("rows 91, 92: summon_full_params on the CPU of rank 0 alone: the others keep shards, and nobody is warned") {
+TEST_CASE("rows 91, 92: summon_full_params on the CPU of rank 0 alone: the others keep shards, without a warning") {
   run_ranks_on_devices(2, [](int rank, c10::Device device) {
     const auto model = make_model({.device_id = device});
     const CapturedWarnings warnings;

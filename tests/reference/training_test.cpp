@@ -91,7 +91,7 @@ class OddLoss : public DummyDDP {
   at::ScalarType dtype_;
 };
 
-/// Two inputs alike, and the dtypes in which forward gets them.
+/// Two equal inputs, and the dtypes in which forward gets them.
 class RecordedInputs : public DummyDDP {
  public:
   using DummyDDP::DummyDDP;

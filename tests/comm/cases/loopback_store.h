@@ -27,7 +27,7 @@ class LoopbackSocket {
   sockaddr_in address_{};
 };
 
-/// Which nobody listens on just now.
+/// Returns a port on which no process listens now.
 int free_port();
 
 /// Which the launcher keeps for the ranks of run_processes(); the "fake" backend leaves it free.

@@ -9,6 +9,7 @@
 
 #include "base/error.h"
 #include "fully_shard/autograd/backward_hooks.h"
+#include "fully_shard/layout/gather_tag.h"
 
 namespace tessera {
 
@@ -89,6 +90,7 @@ void FSDPRoot::make(torch::nn::Module& module) {
                 "it. Call {0} on all modules before the first forward",
                 states.at(0).state->api(), states[0].state->label(),
                 running_module ? module_type_name(*running_module) : "");
+  check_unit_count(states.size(), states[0].state->api(), states[0].state->label());
   check_taken_over(states);
   auto names = std::make_shared<std::vector<std::string>>();
   std::vector<std::weak_ptr<FSDPState>> units;

@@ -251,7 +251,7 @@ bool AllGather::tags_are_equal() const {
   const int64_t ranks = source().layout.num_ranks();
   bool equal = true;
   for (int64_t rank = 1; rank < ranks; ++rank) {
-    equal = equal && std::memcmp(tag, tag + rank * stride * item, 3 * item) == 0;
+    equal = equal && std::memcmp(tag, tag + rank * stride * item, kTagNumel * item) == 0;
   }
   return equal;
 }
@@ -262,7 +262,7 @@ std::vector<GatherTag> AllGather::tags() const {
   const int64_t ranks = source().layout.num_ranks();
   std::vector<GatherTag> tags;
   for (int64_t rank = 0; rank < ranks; ++rank) {
-    tags.push_back(read_tag(in.narrow(0, offset + rank * stride, 3)));
+    tags.push_back(read_tag(in.narrow(0, offset + rank * stride, kTagNumel)));
   }
   return tags;
 }

@@ -18,6 +18,11 @@ TEST_CASE("the instructions of a unit's step beyond the plain model's stay withi
   CHECK(beyond > 0);
   // As counted with g++ 12 -O2 and libtorch 2.15.0, and a fortieth: what malloc finds in the heap moves it by 1,500.
   CHECK(beyond <= 95500);
+
+  const double few = counts.at("parts 400") / 400, many = counts.at("parts 1600") / 1600;
+  INFO("to find a parameter in a unit: " << few << " instructions of 400, " << many << " of 1600");
+  CHECK(many > 0);
+  CHECK(many < 1.2 * few);  // a search in a sorted list grows as well, a little; what is squared has 4 times
 }
 
 }  // namespace tessera::testing

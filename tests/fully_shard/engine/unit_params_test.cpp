@@ -60,9 +60,9 @@ TEST_CASE("shards are views of one flat buffer with a tag, full parameters of on
     params.tag({.unit = 65, .fault = ShardFault::Changed});
     const std::vector<float> expected = rank == 0
                                             ? std::vector<float>{1,  2, 3, 4, 5, 6, 7, 8, 9, 0, 0, 0, 0, 0, 0, 0,
-                                                                 16, 0, 0, 0, 0, 0, 0, 0, 1, 1, 3, 0, 0, 0, 0, 0}
+                                                                 16, 0, 0, 0, 0, 0, 0, 0, 1, 0, 1, 0, 0, 0, 3, 0}
                                             : std::vector<float>{10, 11, 12, 13, 14, 15, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0,
-                                                                 17, 0,  0,  0,  0,  0,  0, 0, 1, 1, 3, 0, 0, 0, 0, 0};
+                                                                 17, 0,  0,  0,  0,  0,  0, 0, 1, 0, 1, 0, 0, 0, 3, 0};
     expect_equal(values_of(params.flat_shard()), expected);
     TESSERA_EXPECT(is_dtensor(two.weight));
 

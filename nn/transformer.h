@@ -1,5 +1,6 @@
 #pragma once
-// torch::nn's attention and transformer layers with a hook point: same constructors, members and results.
+// torch::nn's attention and transformer layers with a hook point: same constructors and members, and the results of
+// PyTorch's Python, masks included (nn/hooks/python_forward.h).
 //
 // The layers of an encoder or a decoder have one each, so that they can be units of fully_shard, be checkpointed, and
 // so on; those of a stock one are stock, and called by it in a way that no hook sees. What is inside of a layer (its

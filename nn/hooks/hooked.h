@@ -131,11 +131,11 @@ class HookedModule : public Impl, public HookPoint {
   }
 
  protected:
-  /// Impl's forward, or Python's where libtorch's rounds otherwise (nn/hooks/python_forward.h).
+  /// Impl's forward, or Python's where libtorch's is another (nn/hooks/python_forward.h).
   template <class... Args>
   decltype(auto) call_impl(Args&&... args) {
     if constexpr (has_python_forward<Impl>) {
-      return python_forward(static_cast<const Impl&>(*this), std::forward<Args>(args)...);
+      return python_forward(static_cast<Impl&>(*this), std::forward<Args>(args)...);
     } else {
       return Impl::forward(std::forward<Args>(args)...);
     }

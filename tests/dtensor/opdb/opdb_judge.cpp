@@ -1,8 +1,7 @@
 #include "tests/dtensor/opdb/opdb_judge.h"
 
 #include <ATen/core/grad_mode.h>
-#include <ATen/ops/allclose.h>
-#include <ATen/ops/view_as_real.h>
+#include <ATen/ops/where.h>
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -22,151 +21,116 @@ struct RankResult {
   enum class Kind { NotRun, Ok, Wrong, Raised, Broken, Stuck };
   Kind kind = Kind::NotRun;
   std::string text;
+  double worst_part = 0;
 };
 
-struct Expected {
-  std::vector<c10::IValue> results;
-  std::vector<c10::IValue> written;  // what the call leaves in the arguments that it writes
+/// The largest distance of an element from what it should be, as a part of its bound, and where. Elements that are
+/// equal, NaN or not, have none.
+struct WorstElement {
+  double part = 0;
+  std::string text;
 };
 
-/// The numbers of the tensor arguments that the call writes.
-std::vector<size_t> written_arguments(const OpdbCase& test) {
-  std::vector<size_t> numbers;
-  for (const auto& number : test.content.toGenericDict().at("mutated").toListRef()) {
-    numbers.push_back(static_cast<size_t>(number.toInt()));
+WorstElement worst_element(const at::Tensor& got, const at::Tensor& want, const at::Tensor& bound) {
+  if (want.numel() == 0) {
+    return {};
   }
-  return numbers;
+  const auto is_equal = (got == want).logical_or(got.isnan().logical_and(want.isnan()));
+  const auto part = at::where(is_equal, 0, (got - want).abs() / bound).nan_to_num(INFINITY, INFINITY).flatten();
+  const auto place = part.argmax().item<int64_t>();
+  const auto at_place = [&](const at::Tensor& tensor) { return tensor.flatten()[place].item<double>(); };
+  return {at_place(part), fmt::format("element {} is {:.9g} for {:.9g}, and may be {:.2g} off", place, at_place(got),
+                                      at_place(want), at_place(bound))};
 }
 
-Expected recorded(const OpdbCase& test) {
-  const auto dict = test.content.toGenericDict();
-  return {dict.at("out").toListRef().vec(), dict.at("mutated_out").toListRef().vec()};
-}
+/// Compares the results of a call on one rank with what they should be.
+class Comparison {
+ public:
+  explicit Comparison(bool meta_only) : meta_only_(meta_only) {}
 
-bool same_scalar(const c10::IValue& got, const c10::IValue& want) {
-  if (!want.isDouble()) {
-    return want.isNone() ? got.isNone() : got == want;
-  }
-  if (!got.isDouble()) {
-    return false;
-  }
-  const double a = got.toDouble(), b = want.toDouble();
-  return a == b || (std::isnan(a) && std::isnan(b)) || std::abs(a - b) <= 1e-4 * std::max(1.0, std::abs(b));
-}
-
-/// In a dtype in which differences can be told.
-at::Tensor comparable(const at::Tensor& tensor) {
-  return tensor.is_complex() ? at::view_as_real(tensor.resolve_conj()).to(at::kDouble) : tensor.to(at::kDouble);
-}
-
-bool has_16_bits(const at::Tensor& tensor) {
-  return tensor.scalar_type() == at::kHalf || tensor.scalar_type() == at::kBFloat16;
-}
-
-/// To rtol 1e-3 and atol 1e-4 of the largest finite value; 2e-2 and 4e-2 where each partial result was rounded to 16
-/// bits.
-bool is_close(const at::Tensor& actual, const at::Tensor& expected) {
-  const auto want = comparable(expected);
-  const auto finite = want.masked_select(want.isfinite());
-  const double scale = finite.numel() > 0 ? std::max(1.0, finite.abs().max().item().toDouble()) : 1.0;
-  const bool is_coarse = has_16_bits(expected);
-  return at::allclose(comparable(actual), want, is_coarse ? 2e-2 : 1e-3, (is_coarse ? 4e-2 : 1e-4) * scale,
-                      /*equal_nan=*/true);
-}
-
-/// Empty if `got` matches: equal shape, dtype and integers, and floats that are close.
-std::string value_difference(const c10::IValue& got, const c10::IValue& want, bool meta_only, bool has_dtensors) {
-  if (want.isTensor() != got.isTensor()) {
-    return "a result of another kind";
-  }
-  if (!want.isTensor()) {
-    return same_scalar(got, want) ? "" : "another number";
-  }
-  auto actual = got.toTensor();
-  const auto& expected = want.toTensor();
-  const auto shape_of = [](const at::Tensor& t) { return to_string(TensorMeta::of(t)); };
-  for (const bool gathered : {false, true}) {
-    if (gathered && is_dtensor(actual)) {
-      actual = full_tensor(actual);
-    } else if (!gathered && has_dtensors && !is_dtensor(actual)) {
-      return "a plain tensor";
+  /// Empty if `got` matches: equal shape, dtype and integers, and floats within their bounds.
+  std::string difference(const c10::IValue& got, const ExpectedValue& want, bool has_dtensors) {
+    if (want.value.isTensor() != got.isTensor() || want.value.isDouble() != got.isDouble()) {
+      return "a result of another kind";
     }
-    if (actual.sizes() != expected.sizes() || actual.scalar_type() != expected.scalar_type()) {
-      return fmt::format("{} for {}", shape_of(actual), shape_of(expected));
+    if (!want.value.isTensor()) {
+      if (want.bound.defined()) {
+        return value_difference(comparable(got), comparable(want.value), want.bound);
+      }
+      const bool is_same = want.value.isNone() ? got.isNone() : got == want.value;
+      return is_same ? "" : "another number";
     }
+    auto actual = got.toTensor();
+    const auto& expected = want.value.toTensor();
+    const auto shape_of = [](const at::Tensor& t) { return to_string(TensorMeta::of(t)); };
+    for (const bool gathered : {false, true}) {
+      if (gathered && is_dtensor(actual)) {
+        actual = full_tensor(actual);
+      } else if (!gathered && has_dtensors && !is_dtensor(actual)) {
+        return "a plain tensor";
+      }
+      if (actual.sizes() != expected.sizes() || actual.scalar_type() != expected.scalar_type()) {
+        return fmt::format("{} for {}", shape_of(actual), shape_of(expected));
+      }
+    }
+    if (meta_only_) {
+      return "";
+    }
+    if (!want.bound.defined()) {
+      return actual.cpu().equal(expected.cpu()) ? "" : "values differ";
+    }
+    return value_difference(comparable(actual), comparable(expected), want.bound);
   }
-  if (meta_only) {
+
+  /// Of all values so far that matched, the largest distance of an element, as a part of its bound.
+  double worst_part() const { return worst_part_; }
+
+ private:
+  std::string value_difference(const at::Tensor& got, const at::Tensor& want, const at::Tensor& bound) {
+    const auto worst = worst_element(got, want, bound);
+    if (worst.part > 1) {
+      return worst.text;
+    }
+    worst_part_ = std::max(worst_part_, worst.part);
     return "";
   }
-  const auto ours = actual.cpu(), theirs = expected.cpu();
-  const bool is_exact = !expected.is_floating_point() && !expected.is_complex();
-  return (is_exact ? ours.equal(theirs) : is_close(ours, theirs)) ? "" : "values differ";
-}
 
-std::vector<c10::IValue> results_on(const torch::jit::Stack& stack) {
-  std::vector<c10::IValue> results;
-  for (const auto& value : stack) {
-    flatten(value, results);
-  }
-  if (stack.empty()) {
-    results.emplace_back();
-  }
-  return results;
-}
+  bool meta_only_;
+  double worst_part_ = 0;
+};
 
-/// What differs of all results and written arguments. Every rank compares all of them: comparing gathers. `otherwise`
-/// is right as well: kernels of another device leave some memory unwritten (nll_loss2d_forward's total weight without a
-/// reduction).
-std::string differences(const OpdbCase& test, const Expected& expected, const std::vector<c10::IValue>& otherwise,
-                        const torch::jit::Stack& stack, const std::vector<at::Tensor>& placed) {
-  const bool meta_only = test.content.toGenericDict().at("check").toStringRef() == "meta";
+/// What differs of all results and written arguments. Every rank compares all of them: comparing gathers.
+RankResult compare(const OpdbCase& test, const ExpectedCall& expected, const torch::jit::Stack& stack,
+                   const std::vector<at::Tensor>& placed) {
+  using Kind = RankResult::Kind;
   const auto results = results_on(stack);
   const auto& wanted = expected.results;
   if (wanted.size() != results.size()) {
-    return fmt::format("{} results for {}", results.size(), wanted.size());
+    return {Kind::Wrong, fmt::format("{} results for {}", results.size(), wanted.size())};
   }
+  const bool meta_only = test.content.toGenericDict().at("check").toStringRef() == "meta";
+  Comparison comparison(meta_only);
   std::string text;
   const auto add = [&](const std::string& what, size_t number, const std::string& why) {
     text += why.empty() ? "" : fmt::format("{}{} {}: {}", text.empty() ? "" : ", ", what, number, why);
   };
   for (size_t i = 0; i < results.size(); ++i) {
-    const auto differs_from = [&](const c10::IValue& want) {
-      return value_difference(results[i], want, meta_only, !placed.empty());
-    };
-    const auto why = differs_from(wanted[i]);
-    add("result", i, i < otherwise.size() && differs_from(otherwise[i]).empty() ? "" : why);
+    auto why = comparison.difference(results[i], wanted[i], !placed.empty());
+    if (i < expected.otherwise.size()) {
+      const ExpectedValue otherwise{expected.otherwise[i], wanted[i].bound};
+      const auto other_why = Comparison(meta_only).difference(results[i], otherwise, !placed.empty());
+      why = other_why.empty() ? "" : why;
+    }
+    add("result", i, why);
   }
   const auto written = written_arguments(test);
   for (size_t i = 0; i < written.size(); ++i) {
-    add("written argument", written[i], value_difference(placed[written[i]], expected.written[i], meta_only, true));
+    add("written argument", written[i], comparison.difference(placed[written[i]], expected.written[i], true));
   }
-  return text;
+  return {text.empty() ? Kind::Ok : Kind::Wrong, text, comparison.worst_part()};
 }
 
-/// The same arguments with `device` in place of the CPU.
-void move_device_arguments(torch::jit::Stack& stack, c10::DeviceType device) {
-  for (auto& value : stack) {
-    if (value.isDevice() && value.toDevice().is_cpu()) {
-      value = c10::Device(device);
-    }
-  }
-}
-
-Expected of_plain_call(const OpdbCase& test, const c10::OperatorHandle& op, c10::DeviceType device) {
-  const at::NoGradGuard no_grad;
-  std::vector<at::Tensor> placed;
-  auto stack = make_stack(
-      test, op.schema(), [&](size_t, const at::Tensor& tensor) { return tensor.to(device).clone(); }, placed);
-  move_device_arguments(stack, device);
-  op.callBoxed(stack);
-  Expected expected{.results = results_on(stack), .written = {}};
-  for (const auto number : written_arguments(test)) {
-    expected.written.emplace_back(placed[number]);
-  }
-  return expected;
-}
-
-RankResult run_on_rank(const OpdbCase& test, const c10::OperatorHandle& op, const Expected& expected,
+RankResult run_on_rank(const OpdbCase& test, const c10::OperatorHandle& op, const ExpectedCall& expected,
                        const Assignment& assignment, const OpdbRanks& ranks) {
   using Kind = RankResult::Kind;
   const at::NoGradGuard no_grad;
@@ -182,9 +146,7 @@ RankResult run_on_rank(const OpdbCase& test, const c10::OperatorHandle& op, cons
   move_device_arguments(stack, ranks.device);
   try {
     op.callBoxed(stack);
-    const auto otherwise = ranks.expects_recorded ? std::vector<c10::IValue>() : recorded(test).results;
-    const auto text = differences(test, expected, otherwise, stack, placed);
-    return {text.empty() ? Kind::Ok : Kind::Wrong, text};
+    return compare(test, expected, stack, placed);
   } catch (const CommError& error) {
     return {Kind::Stuck, error.what()};
   } catch (const AssertionError& error) {
@@ -205,7 +167,7 @@ Judgement judge_ranks(const std::vector<RankResult>& ranks) {
   };
   const auto all = static_cast<std::ptrdiff_t>(ranks.size());
   if (count(Kind::Ok) == all) {
-    return {};
+    return {.worst_part = ranks[0].worst_part};
   }
   if (count(Kind::Raised) == all) {
     return {Outcome::Unsupported, ranks[0].text};
@@ -240,17 +202,10 @@ const char* name_of(Outcome outcome) {
   return "?";
 }
 
-Judgement judge(const OpdbCase& test, const c10::OperatorHandle& op, const Assignment& assignment,
-                const OpdbRanks& ranks) {
+Judgement judge(const OpdbCase& test, const c10::OperatorHandle& op, const ExpectedCall& expected,
+                const Assignment& assignment, const OpdbRanks& ranks) {
   const auto count = std::accumulate(ranks.mesh.begin(), ranks.mesh.end(), int64_t{1}, std::multiplies<>());
   std::vector<RankResult> results(static_cast<size_t>(count));
-  Expected expected;
-  bool should_raise = false;
-  try {
-    expected = ranks.expects_recorded ? recorded(test) : of_plain_call(test, op, ranks.device);
-  } catch (const c10::Error&) {
-    should_raise = true;
-  }
   try {
     run_ranks(
         static_cast<int>(count),
@@ -260,7 +215,7 @@ Judgement judge(const OpdbCase& test, const c10::OperatorHandle& op, const Assig
     return {Outcome::Diverge, error.what()};
   }
   auto judgement = judge_ranks(results);
-  return should_raise && judgement.outcome == Outcome::Unsupported ? Judgement() : judgement;
+  return expected.raises && judgement.outcome == Outcome::Unsupported ? Judgement() : judgement;
 }
 
 }  // namespace tessera

@@ -4,6 +4,7 @@
 #include <string>
 
 #include "tests/dtensor/opdb/opdb_assignment.h"
+#include "tests/dtensor/opdb/opdb_expected.h"
 
 namespace tessera {
 
@@ -19,7 +20,9 @@ const char* name_of(Outcome outcome);
 
 struct Judgement {
   Outcome outcome = Outcome::Ok;
-  std::string reason;  // empty if Ok
+  std::string reason = {};  // empty if Ok
+  /// Where values were compared, the largest distance of an element from what it should be, as a part of its bound.
+  double worst_part = 0;
 };
 
 /// The ranks that run a case: threads on a mesh of this shape, with tensors on `device`.
@@ -33,7 +36,7 @@ struct OpdbRanks {
 };
 
 /// Never throws for what the op does. Collectives that wait for more than ten seconds count as Diverge.
-Judgement judge(const OpdbCase& test, const c10::OperatorHandle& op, const Assignment& assignment,
-                const OpdbRanks& ranks);
+Judgement judge(const OpdbCase& test, const c10::OperatorHandle& op, const ExpectedCall& expected,
+                const Assignment& assignment, const OpdbRanks& ranks);
 
 }  // namespace tessera

@@ -118,7 +118,7 @@ int replay(const Options& options) {
     replays.push_back({.mesh = mesh, .overloads = replay_on(mesh, cases, options)});
     any_wrong = any_wrong || std::ranges::any_of(replays.back().overloads, &OverloadResult::is_wrong);
   }
-  fmt::print("{}", summary_table(replays));
+  fmt::print("{}{}", summary_table(replays), bounds_summary(replays));
   if (!options.report.empty()) {
     std::ofstream(options.report) << coverage_report(replays);
   }

@@ -4,6 +4,8 @@
 #include <torch/version.h>
 
 #include <algorithm>
+#include <functional>
+#include <numeric>
 
 namespace tessera {
 
@@ -70,6 +72,30 @@ std::string summary_table(const std::vector<Replay>& replays) {
                         count_runs(replay, Outcome::Ok), count_runs(replay, Outcome::Unsupported),
                         count_runs(replay, Outcome::Wrong), count_runs(replay, Outcome::Diverge),
                         count_runs(replay, Outcome::Crash));
+  }
+  return text;
+}
+
+std::string bounds_summary(const std::vector<Replay>& replays) {
+  std::string text;
+  for (const auto& replay : replays) {
+    std::array<int64_t, kBoundSourceCount> elements{};
+    OpdbRun worst;
+    for (const auto& overload : replay.overloads) {
+      for (const auto& run : overload.runs) {
+        std::ranges::transform(elements, run.elements, elements.begin(), std::plus<>());
+        worst = run.judgement.worst_part > worst.judgement.worst_part ? run : worst;
+      }
+    }
+    const auto all = static_cast<double>(std::accumulate(elements.begin(), elements.end(), int64_t{0}));
+    const auto share = [&](BoundSource source) {
+      return 100 * static_cast<double>(elements[static_cast<size_t>(source)]) / std::max(all, 1.0);
+    };
+    text += fmt::format(
+        "mesh {}: of {} elements {:.2f} % bounded by their own rounding, {:.2f} % by repeated calls, {:.2f} % "
+        "by the largest element; at most {:.2f} of its bound: {}\n",
+        replay.mesh, all, share(BoundSource::OwnRounding), share(BoundSource::RepeatedCalls),
+        share(BoundSource::LargestElement), worst.judgement.worst_part, worst.label);
   }
   return text;
 }

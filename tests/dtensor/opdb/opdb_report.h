@@ -17,6 +17,9 @@ struct Replay {
 /// Markdown: a row a replay.
 std::string summary_table(const std::vector<Replay>& replays);
 
+/// Lines that tell what elements' bounds come from, and the largest distance as a part of its bound, for each replay.
+std::string bounds_summary(const std::vector<Replay>& replays);
+
 /// Markdown: the table, and every overload that is not full with the first reason.
 std::string coverage_report(const std::vector<Replay>& replays);
 

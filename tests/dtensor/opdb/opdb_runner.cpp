@@ -4,12 +4,14 @@
 #include <ATen/Parallel.h>
 #include <ATen/ops/zeros.h>
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <poll.h>
 #include <signal.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <sstream>
 
 #include "base/error.h"
 
@@ -36,14 +38,26 @@ std::vector<Run> runs_of(const std::vector<OpdbCase>& cases, const std::vector<i
   return runs;
 }
 
-/// A judgement on one line: its outcome as a digit, its reason, '\n'.
-std::string to_line(const Judgement& judgement) {
-  auto reason = judgement.reason.substr(0, judgement.reason.find('\n'));
-  return std::to_string(static_cast<int>(judgement.outcome)) + reason + "\n";
+/// A run on one line: the outcome as a number, the worst part, the elements by their bounds' sources, the reason, '\n'.
+std::string to_line(const OpdbRun& run) {
+  const auto& [outcome, reason, worst_part] = run.judgement;
+  return fmt::format("{} {} {} {}\n", static_cast<int>(outcome), worst_part, fmt::join(run.elements, " "),
+                     reason.substr(0, reason.find('\n')));
 }
 
-Judgement from_line(const std::string& line) {
-  return {static_cast<Outcome>(line.at(0) - '0'), line.substr(1)};
+OpdbRun from_line(const std::string& line) {
+  std::istringstream in(line);
+  int outcome = 0;
+  OpdbRun run;
+  in >> outcome >> run.judgement.worst_part;
+  for (auto& count : run.elements) {
+    in >> count;
+  }
+  TESSERA_CHECK(Error, in.good(), "opdb: no run: {}", line);
+  in.get();
+  std::getline(in, run.judgement.reason);
+  run.judgement.outcome = static_cast<Outcome>(outcome);
+  return run;
 }
 
 /// Why nothing more can be asked of a GPU in this process. Its errors come late, and every call fails from then on, as
@@ -61,16 +75,22 @@ std::string failure_of(c10::DeviceType device) {
   // use.
   at::set_num_threads(1);
   at::globalContext().setAllowTF32CuDNN(false);  // by which whole and cut convolutions differ visibly
+  ExpectedCall expected;
   for (size_t i = first; i < runs.size(); ++i) {
-    const auto op = c10::Dispatcher::singleton().findSchema(runs[i].test->op);
-    const auto judgement = op ? judge(*runs[i].test, *op, runs[i].assignment, ranks)
-                              : Judgement{Outcome::Unsupported, "this libtorch has no such op"};
+    const auto& test = *runs[i].test;
+    const auto op = c10::Dispatcher::singleton().findSchema(test.op);
+    if (op && (i == first || runs[i - 1].test != &test)) {
+      expected = expected_call(test, *op, ranks.device, ranks.expects_recorded);
+    }
+    OpdbRun run{.elements = expected.elements};
+    run.judgement = op ? judge(test, *op, expected, runs[i].assignment, ranks)
+                       : Judgement{Outcome::Unsupported, "this libtorch has no such op"};
     const auto failure = failure_of(ranks.device);
     if (!failure.empty()) {
       fmt::print(stderr, "{} {}: {}\n", runs[i].test->id, runs[i].assignment.label, failure);
       _exit(1);  // a crash of this run; another process goes on with the next
     }
-    const auto line = to_line(judgement);
+    const auto line = to_line(run);
     if (write(out, line.data(), line.size()) < 0) {
       break;
     }
@@ -143,9 +163,10 @@ bool OverloadResult::is_wrong() const {
 std::vector<OpdbRun> run_cases(const std::vector<OpdbCase>& cases, const OpdbRanks& ranks, int draws) {
   const auto runs = runs_of(cases, ranks.mesh, draws);
   std::vector<OpdbRun> done;
-  const auto add = [&](Judgement judgement) {
-    const auto& run = runs[done.size()];
-    done.push_back({run.test->id + " " + run.assignment.label, std::move(judgement)});
+  const auto add = [&](OpdbRun run) {
+    const auto& [test, assignment] = runs[done.size()];
+    run.label = test->id + " " + assignment.label;
+    done.push_back(std::move(run));
   };
   while (done.size() < runs.size()) {
     Child child(runs, done.size(), ranks);
@@ -153,8 +174,8 @@ std::vector<OpdbRun> run_cases(const std::vector<OpdbCase>& cases, const OpdbRan
       add(from_line(line));
     }
     if (done.size() < runs.size()) {
-      add(child.timed_out ? Judgement{Outcome::Diverge, "no end after a minute"}
-                          : Judgement{Outcome::Crash, "the process died"});
+      add({.judgement = child.timed_out ? Judgement{Outcome::Diverge, "no end after a minute"}
+                                        : Judgement{Outcome::Crash, "the process died"}});
     }
   }
   return done;

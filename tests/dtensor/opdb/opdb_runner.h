@@ -8,8 +8,9 @@
 namespace tessera {
 
 struct OpdbRun {
-  std::string label;  // "aten::add.Tensor#3 0S1"
-  Judgement judgement;
+  std::string label = {};  // "aten::add.Tensor#3 0S1"
+  Judgement judgement = {};
+  std::array<int64_t, kBoundSourceCount> elements{};  // of the results, by where their bounds come from
 };
 
 /// Each case with the assignments() or, where `draws` is not 0, as many drawn_assignments(). The calling process must

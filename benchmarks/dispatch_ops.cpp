@@ -25,24 +25,26 @@ const std::vector<DispatchOp>& dispatch_ops() {
   static const std::vector<DispatchOp> ops{
       {"add", [](const Operands& x) { drop(at::add(x.a, x.b)); }},
       {"add_", [](const Operands& x) { x.a.add_(x.b); }},
-      {"mm", [](const Operands& x) { drop(at::mm(x.a, x.b)); }},
+      {"mm", [](const Operands& x) { drop(at::mm(x.a, x.weight)); }},
       {"t", [](const Operands& x) { drop(at::t(x.a)); }},
       {"view", [](const Operands& x) { drop(x.a.view({64})); }},
       {"sum", [](const Operands& x) { drop(at::sum(x.a)); }},
-      {"linear", [](const Operands& x) { drop(at::linear(x.a, x.b)); }},
+      {"linear", [](const Operands& x) { drop(at::linear(x.a, x.weight)); }},
       {"redistribute to the same", [](const Operands& x) { drop(redistribute(x.a, {Shard(0)})); }, true},
   };
   return ops;
 }
 
 DispatchOperands plain_operands() {
-  return {at::ones({8, 8}), at::zeros({8, 8})};
+  return {.a = at::ones({8, 8}), .b = at::zeros({8, 8}), .weight = at::ones({8, 8})};
 }
 
 DispatchOperands dtensor_operands() {
   const auto mesh = init_device_mesh(at::kCPU, {1});
   const auto plain = plain_operands();
-  return {distribute_tensor(plain.a, mesh, {Shard(0)}), distribute_tensor(plain.b, mesh, {Shard(0)})};
+  return {.a = distribute_tensor(plain.a, mesh, {Shard(0)}),
+          .b = distribute_tensor(plain.b, mesh, {Shard(0)}),
+          .weight = distribute_tensor(plain.weight, mesh, {Replicate()})};
 }
 
 }  // namespace tessera

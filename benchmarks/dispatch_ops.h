@@ -14,6 +14,7 @@ namespace tessera {
 
 struct DispatchOperands {
   at::Tensor a, b;
+  at::Tensor weight;  // of mm and linear; replicated, so that nothing is redistributed
 };
 
 struct DispatchOp {

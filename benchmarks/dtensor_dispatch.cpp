@@ -7,12 +7,9 @@
 // Where PEER_PYTHON names a Python that has torch, dtensor_dispatch_peer.py measures PyTorch's DTensor.
 
 #include <ATen/core/grad_mode.h>
-#include <benchmark/benchmark.h>
 #include <fmt/format.h>
 
-#include <algorithm>
 #include <string>
-#include <vector>
 
 #include "benchmarks/dispatch_ops.h"
 #include "benchmarks/measure.h"
@@ -21,57 +18,28 @@
 namespace tessera {
 namespace {
 
-constexpr double kSecondsOfARound = 0.1;
-
-void register_benchmark(const std::string& name, const DispatchOp& op, const DispatchOperands& operands, int rounds) {
-  benchmark::RegisterBenchmark(name.c_str(),
-                               [op, operands](benchmark::State& state) {
-                                 const at::NoGradGuard no_grad;
-                                 for (auto _ : state) {
-                                   op.run(operands);
-                                 }
-                               })
-      ->Unit(benchmark::kMicrosecond)
-      ->MinTime(kSecondsOfARound)
-      ->Repetitions(rounds);
-}
-
-/// The fastest repetition of each benchmark, in microseconds: what else the machine does only adds to it.
-class Fastest : public benchmark::BenchmarkReporter {
- public:
-  bool ReportContext(const Context& /*context*/) override { return true; }
-
-  void ReportRuns(const std::vector<Run>& runs) override {
-    for (const auto& run : runs) {
-      if (run.run_type == Run::RT_Iteration) {
-        const double us = run.GetAdjustedRealTime();
-        const auto [entry, is_new] = microseconds.try_emplace(run.run_name.function_name, us);
-        entry->second = std::min(us, entry->second);
-      }
-    }
-  }
-
-  Results microseconds;
-};
+constexpr int kCalls = 2000;  // a round, as in the peer
 
 void run(const BenchmarkOptions& options) {
   init_process_group({.rank = 0, .world_size = 1});
   const auto plain = plain_operands();
   const auto dtensors = dtensor_operands();
+  const c10::NoGradGuard no_grad;
+  Results us;
   for (const auto& op : dispatch_ops()) {
-    register_benchmark(op.name, op, dtensors, options.rounds);
+    const auto measure = [&](const DispatchOperands& operands) {
+      return microseconds({[&] { op.run(operands); }}, wall_us, options.rounds, kCalls)[0];
+    };
+    us[op.name] = measure(dtensors);
     if (!op.dtensor_only) {
-      register_benchmark(std::string("plain/") + op.name, op, plain, options.rounds);
+      us[std::string("plain/") + op.name] = measure(plain);
     }
   }
-  Fastest reporter;
-  benchmark::RunSpecifiedBenchmarks(&reporter);
   destroy_process_group();
   const auto peer = run_peer("benchmarks/peers/dtensor_dispatch_peer.py", fmt::format("--rounds {}", options.rounds));
-  for (const auto& [name, us] : reporter.microseconds) {
-    print_result(name, us, "us", peer, options.json);
+  for (const auto& [name, value] : us) {
+    print_result(name, value, "us", peer, options.json);
   }
-  const auto& us = reporter.microseconds;
   print_result("add_over_plain", us.at("add") / us.at("plain/add"), "x", peer, options.json);
 }
 

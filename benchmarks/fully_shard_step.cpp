@@ -92,7 +92,7 @@ double communication_floor_ms(const std::string& size, int ranks, int rounds) {
   const double block = bytes_of(*model.blocks[0]), all = bytes_of(*model.module);
   const auto blocks = static_cast<double>(model.blocks.size());
   const auto block_bytes = static_cast<size_t>(block);
-  const double gather = measure_shm_floor(ranks, block_bytes / ranks, rounds).all_gather;
+  const double gather = measure_shm_floor(ranks, block_bytes / ranks, rounds).all_gather();
   const double reduce = measure_shm_floor(ranks, block_bytes, rounds).reduce_scatter;
   return (gather * (blocks + all / block) + reduce * all / block) / 1e3;
 }

@@ -30,6 +30,8 @@ namespace {
 using Clock = std::chrono::steady_clock;
 constexpr const char* kResultFile = "TESSERA_BENCHMARK_RESULTS";
 constexpr const char* kBackend = "TESSERA_BENCHMARK_BACKEND";
+// As launch_local sets it for our ranks (comm/launch/local_launcher.h).
+constexpr const char* kHeapOfRanks = "MALLOC_TRIM_THRESHOLD_=67108864 MALLOC_MMAP_THRESHOLD_=8388608";
 constexpr const char* kMoreHelp =
     "Where PEER_PYTHON names a Python that has torch, PyTorch's numbers stand beside ours, if there are any.\n";
 
@@ -171,7 +173,8 @@ Results run_peer(const std::string& script, const std::string& arguments) {
   if (python == nullptr) {
     return {};
   }
-  FILE* const pipe = popen(fmt::format("OMP_NUM_THREADS=1 '{}' '{}' {}", python, script, arguments).c_str(), "r");
+  FILE* const pipe =
+      popen(fmt::format("OMP_NUM_THREADS=1 {} '{}' '{}' {}", kHeapOfRanks, python, script, arguments).c_str(), "r");
   TORCH_CHECK(pipe != nullptr, "PEER_PYTHON does not start: ", python);
   std::string text;
   std::array<char, 256> part;

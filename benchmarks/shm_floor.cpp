@@ -94,7 +94,7 @@ FloorTimes measure_as_rank(int rank, int ranks, size_t bytes, int rounds, Shared
     });
   };
   const auto plain_copy = [](void* to, const void* from, size_t size) { std::memcpy(to, from, size); };
-  times.all_gather = gather_us(plain_copy);
+  times.all_gather_plain = gather_us(plain_copy);
   times.all_gather_streamed = gather_us(stream_copy);
   const size_t count = sum.size() / ranks;
   times.reduce_scatter = fastest_us(rounds, calls, [&] {

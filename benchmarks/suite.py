@@ -72,8 +72,8 @@ BENCHMARKS = (
         "A collective of 2 ranks and its wait. Sizes are of a rank's input for all_gather, of the whole tensor for the "
         "others. PyTorch's peer of shm and gloo is gloo. Lent is shm where the inputs lie in shared memory, as the "
         "flat shards of `fully_shard` do, so that peers read them there. The floor is data that lies in shared memory "
-        "already, two barriers, and a copy or a sum; streamed is the same with copies past the cache. all_gather_bf16 "
-        "gives bfloat16 of float32: cast before it is sent or, lent, by the rank that reads it. GB/s are the bytes that "
+        "already, two barriers, and a sum or a copy, plain or past the cache as is faster; streamed is the copy past the "
+        "cache. all_gather_bf16 gives bfloat16 of float32: cast before it is sent or, lent, by the rank that reads it. GB/s are the bytes that "
         "a rank has to receive, twice those of a reduce-scatter for all_reduce, by the time; for memcpy those copied.",
     ),
     _step("tiny", rounds=5),

@@ -133,7 +133,7 @@ void run(bool host_only, const BenchmarkOptions& options) {
     print("dp/threads_step_ms", threads_step_ms(2, 1, rounds), "ms");
   }
   print("two_d/host_us", host_us(rounds), "us");
-  print("plain/step_ms", step_ms(1, 1, rounds), "ms");
+  print("plain/step_ms", launch_ranks(1, "shm").at(kStep), "ms");
 }
 
 }  // namespace
@@ -152,6 +152,7 @@ int main(int argc, char** argv) {
                          .run = [&](const BenchmarkOptions& options) { run(host_only, options); },
                          .on_rank =
                              [](const BenchmarkOptions& options) {
-                               return Results{{kStep, step_ms(2, 2, options.rounds)}};
+                               const int64_t ranks = get_world_size() == 1 ? 1 : 2;
+                               return Results{{kStep, step_ms(ranks, ranks, options.rounds)}};
                              }});
 }

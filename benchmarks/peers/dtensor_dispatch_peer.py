@@ -6,7 +6,7 @@ import torch
 import torch.distributed as dist
 from peer_measure import microseconds, parse_options, print_results
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import Shard, distribute_tensor
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
 CALLS = 2000  # a round
 
@@ -19,14 +19,15 @@ def main():
     mesh = init_device_mesh("cpu", (1,))
     a = distribute_tensor(torch.ones(8, 8), mesh, [Shard(0)])
     b = distribute_tensor(torch.zeros(8, 8), mesh, [Shard(0)])
+    weight = distribute_tensor(torch.ones(8, 8), mesh, [Replicate()])
     calls = {
         "add": lambda: torch.add(a, b),
         "add_": lambda: a.add_(b),
-        "mm": lambda: torch.mm(a, b),
+        "mm": lambda: torch.mm(a, weight),
         "t": lambda: a.t(),
         "view": lambda: a.view(64),
         "sum": lambda: a.sum(),
-        "linear": lambda: torch.nn.functional.linear(a, b),
+        "linear": lambda: torch.nn.functional.linear(a, weight),
         "redistribute to the same": lambda: a.redistribute(mesh, [Shard(0)]),
     }
     with torch.no_grad():

@@ -108,13 +108,13 @@ def peak_mib(size, is_sharded):
 
 def host_us_per_unit(rounds):
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
-    steps = []
+    calls = []
     for is_sharded in (False, True):
         model, blocks, loss, _ = make_model("tiny")
         if is_sharded:
             shard(model, blocks)
-        steps.append(make_step(model, loss, False))
-    plain, sharded = microseconds(steps, rounds, clock=time.thread_time)
+        calls.append(make_step(model, loss, False))
+    plain, sharded = microseconds(calls, 20 * rounds, steps=5, clock=time.thread_time)
     dist.destroy_process_group()
     return (sharded - plain) / TINY_BLOCKS
 

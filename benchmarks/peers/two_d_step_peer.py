@@ -26,7 +26,7 @@ def make_stack():
 
 def parallelize(stack, tp):
     plan = {
-        **{f"{i}.in_proj": ColwiseParallel(use_local_output=False) for i in range(3)},
+        **{f"{i}.in_proj": ColwiseParallel() for i in range(3)},
         **{f"{i}.out_proj": RowwiseParallel(use_local_output=False) for i in range(2)},
         "2.out_proj": RowwiseParallel(),
     }

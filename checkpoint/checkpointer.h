@@ -1,29 +1,13 @@
 #pragma once
-// The checkpoints of one run: saved every so often, in the background if wanted, the last few of them kept.
+// Manages the checkpoints of a run: saves them, optionally in the background, and keeps the latest ones.
 //
-//   dcp::Checkpointer checkpointer("run", {.keep_last = 3});
-//   if (auto path = checkpointer.latest()) { ... dcp::load(*path, state) ... }
-//   for (...) {
-//     train(step);
-//     if (step % 100 == 0) checkpointer.async_save(step, state());     // goes on when the bytes are copied
-//   }
-//   checkpointer.wait();
+//   dcp::Checkpointer checkpointer("run", {.keep_last = 3});      // on every rank, with the same arguments
+//   checkpointer.async_save(step, state());                       // run/step-00000100
+//   checkpointer.wait();                                          // before the program ends
 //
-// run/step-00000100, run/step-00000200, ... are folders as save() makes them. async_save copies what this rank will
-// write to host memory and writes it in a thread, over a process group of its own. At most one save is in flight: the
-// next call waits for it and throws its error, on every rank.
-//
-// A run that resumes from an earlier checkpoint than the last one calls resume_at():
-//
-//   dcp::load(checkpointer.path_of(100), state);        // there are 200 and 300 too
-//   checkpointer.resume_at(100);
-//
-// Its first save renames later checkpoints (step-00000200.aside-0) and prints their names. They are kept, but latest()
-// and keep_last ignore them.
-//
-// The folder belongs to one run at a time: a save removes what killed saves of other processes left in it.
-//
-// Thread safety: for the thread that trains the rank; its other threads may communicate over other groups.
+// All ranks make the same calls. At most one save is in flight: the next call waits for it, and throws its error. A
+// folder belongs to one run at a time. docs/semantics.md shows how to go back to an earlier checkpoint.
+// Thread safety: the thread that trains the rank. Other threads may use other process groups meanwhile.
 
 #include <cstdint>
 #include <memory>
@@ -36,42 +20,33 @@
 namespace tessera::dcp {
 
 struct CheckpointerOptions {
-  /// How many checkpoints to keep: the new one and those of the highest steps. 0 keeps all.
-  int64_t keep_last = 0;
-  /// As in SaveOptions. With async_save `progress` is called in the background thread.
-  int64_t max_file_bytes = int64_t{5} << 30;
-  ProgressFn progress = {};
+  int64_t keep_last = 0;                      // keep the new checkpoint and those of the highest steps; 0 keeps all
+  int64_t max_file_bytes = int64_t{5} << 30;  // like SaveOptions
+  ProgressFn progress = {};                   // like SaveOptions; async_save() calls it in the background thread
 };
 
-/// Owns the thread that writes. Every rank makes one with the same arguments and calls the same functions.
-class Checkpointer {
+class Checkpointer {  // owns the background thread
  public:
   explicit Checkpointer(std::string folder, CheckpointerOptions options = {});
-  /// Waits; an error becomes a warning.
-  ~Checkpointer();
+  ~Checkpointer();  // waits for the save in flight and logs its error
   Checkpointer(const Checkpointer&) = delete;
   Checkpointer& operator=(const Checkpointer&) = delete;
 
-  /// Saves, and returns when the checkpoint is whole. Collective, as async_save and latest.
-  /// Throws as dcp::save(), and ValueError for a negative step or one that differs between ranks.
+  /// Saves. Collective. Throws like dcp::save(), and ValueError for a step that is negative or differs between ranks.
   void save(int64_t step, const State& state);
-  /// Saves in the background, and returns when all ranks have copied their bytes, so that the tensors may change.
-  /// Throws what is known before files are written; nothing is saved then.
+  /// Copies this rank's data to host memory, then saves it in the background. Collective. Tensors may change once it
+  /// returns. Throws errors that are found before files are written.
   void async_save(int64_t step, const State& state);
-  /// Waits for the save in flight and throws its error.
-  void wait();
+  void wait();  // waits for the save in flight and throws its error
 
-  /// Declares that training goes on from the checkpoint of `step`. Collective.
-  /// Throws ValueError for a negative step or one that differs between ranks.
-  void resume_at(int64_t step);
+  void resume_at(int64_t step);  // training continues from this step; collective; throws ValueError like save()
 
-  /// Where the checkpoint of `step` is or will be.
-  std::string path_of(int64_t step) const;
-  /// Returns the path of the whole checkpoint with the highest step, if any. Waits for the save in flight.
-  /// Throws its error, and CheckpointError if the folder or a checkpoint in it cannot be read.
+  std::string path_of(int64_t step) const;  // of the step's checkpoint, which need not exist; ValueError if negative
+  /// Returns the path of the complete checkpoint with the highest step, if any. Collective. Throws CheckpointError if
+  /// the folder cannot be read.
   std::optional<std::string> latest() const;
-  /// Returns the same after it has verified every byte. A damaged checkpoint is skipped with a warning, and set aside
-  /// by the next save. Throws CheckpointError if all of them are damaged.
+  /// Like latest(), but verifies every byte, and skips damaged checkpoints with a warning. Throws CheckpointError if
+  /// all are damaged.
   std::optional<std::string> latest_valid();
 
  private:
@@ -79,8 +54,7 @@ class Checkpointer {
   std::unique_ptr<Impl> impl_;
 };
 
-/// Returns the path of the whole checkpoint with the highest step in `folder`, if any. Collective.
-/// A Checkpointer's save in flight may remove it afterwards, if keep_last is 1.
+/// Like Checkpointer::latest(), for any folder. With `keep_last = 1`, a save in flight may remove what it returns.
 std::optional<std::string> latest(const std::string& folder);
 
 }  // namespace tessera::dcp

@@ -1,10 +1,6 @@
 #pragma once
-// The ranks that save or load together, and how a fault of one becomes an error of all.
-//
-//   RankSync ranks = RankSync::all();
-//   std::vector<std::string> texts = ranks.exchange([&] { return describe(own_tensors); });
-//
-// Thread safety: for one thread at a time; a background thread has a RankSync over a group of its own.
+// Synchronizes the ranks of a save or load, and turns an error on one rank into an error on all. Internal to this
+// package. Thread safety: one thread at a time; a background thread needs a RankSync with a group of its own.
 
 #include <ATen/core/Tensor.h>
 
@@ -20,28 +16,20 @@ namespace tessera::dcp {
 
 class RankSync {
  public:
-  /// This rank alone.
-  RankSync() = default;
-  /// All ranks of the default group; this one alone where there is no group.
-  static RankSync all();
-  /// The same ranks over a new group, for a background thread. Collective.
-  RankSync with_own_group() const;
+  RankSync() = default;             // this rank alone
+  static RankSync all();            // all ranks of the default group, or this rank alone without one
+  RankSync with_own_group() const;  // the same ranks over a new group, for a background thread; collective
 
   int rank() const { return rank_; }
   int size() const { return size_; }
 
-  /// Calls `step` and returns what it returned on every rank, in their order. Where it threw on any rank, all of them
-  /// throw that exception's type (CheckpointError where the file system refused something), the first such rank's text
-  /// and its number. Collective.
+  /// Calls `step` and returns its results on all ranks, in rank order. Collective. If it throws on any rank, all throw
+  /// an error of that type, or CheckpointError for std::filesystem's, with the number of the first such rank.
   std::vector<std::string> exchange(const std::function<std::string()>& step) const;
-  /// The same, for a step that has no result.
-  void on_all_ranks(const std::function<void()>& step) const;
-  /// Calls `step` on rank 0 and returns what it returned on all ranks. Where it throws, all do, as of exchange().
-  std::string from_rank0(const std::function<std::string()>& step) const;
-  /// The same, for a step that has no result.
-  void on_rank0(const std::function<void()>& step) const;
-  /// numbers = those of rank 0, of which every rank knows how many there are. Collective.
-  void copy_from_first(std::vector<int64_t>& numbers) const;
+  void on_all_ranks(const std::function<void()>& step) const;              // exchange() for a step without result
+  std::string from_rank0(const std::function<std::string()>& step) const;  // runs on rank 0; all get its result
+  void on_rank0(const std::function<void()>& step) const;                  // from_rank0() for a step without result
+  void copy_from_first(std::vector<int64_t>& numbers) const;               // from rank 0, of equal size; collective
 
  private:
   void copy_from_first(const at::Tensor& own) const;

@@ -1,21 +1,11 @@
 #pragma once
-// Random generators in a checkpoint, so that a resumed run draws what the whole one would have drawn.
+// Saves and restores random generators, so that a resumed run draws the numbers that an uninterrupted one would.
 //
-//   state.user.merge(dcp::get_rng_state());                       // before save
+//   state.user.merge(dcp::get_rng_state());        // before save()
+//   auto rng = dcp::rng_state_to_load(path);       // before load(): add these to state.user, too
+//   dcp::set_rng_state(rng);                       // after load()
 //
-//   auto rng = dcp::rng_state_to_load(path);                      // to resume
-//   state.user.insert(rng.begin(), rng.end());                    // handles: load() writes into rng's tensors
-//   dcp::load(path, state);
-//   dcp::set_rng_state(rng);
-//
-// Keys: "rng.dtensor.cpu" is the generator that DTensors draw from (dtensor/random/random.h), equal on all ranks of a
-// mesh. "rng.dtensor.cpu.rank2" is that of rank 2 where ranks differ, and "rng.plain.cpu.rank2" libtorch's default
-// generator there. The same for "cuda", of the rank's current device.
-//
-// If DTensors' generators were equal on all ranks that saved, any number of ranks may resume. If they were not
-// (pipeline stages), the same number of ranks with the same meshes resumes, each with its own.
-//
-// Thread safety: as at::Generator. Ranks that are threads of one process share libtorch's default generator.
+// docs/semantics.md lists the keys, and when the number of ranks may change. Thread safety: like at::Generator.
 
 #include <string>
 
@@ -23,15 +13,12 @@
 
 namespace tessera::dcp {
 
-/// Returns copies of the states of the calling rank's generators.
-StateDict get_rng_state();
+StateDict get_rng_state();  // copies of the states of this rank's generators
 
-/// Returns tensors for load() to fill: of the calling rank's generators, those that the checkpoint has. Collective.
-/// Throws CheckpointError, and ValueError if another number of ranks saved states that differ between ranks.
+/// Returns tensors for load() to fill, for those of this rank's generators that were saved. Collective. Throws
+/// CheckpointError, and ValueError if the saved states differ between ranks and the number of ranks has changed.
 StateDict rng_state_to_load(const std::string& path);
 
-/// Sets the generators that `state` has a key for; other keys are ignored.
-/// Throws ValueError, naming the key, for what is not the state of such a generator.
-void set_rng_state(const StateDict& state);
+void set_rng_state(const StateDict& state);  // ignores other keys; ValueError names the key of an invalid state
 
 }  // namespace tessera::dcp

@@ -1,9 +1,9 @@
 #pragma once
-// A save in three parts, so that the last can run in the background; internal to this package.
+// A save in three steps, the last of which can run in the background. Internal to this package.
 //
-//   auto planned = plan_save(ranks, state, {.path = path, .cache = &cache});     // a collective or two
-//   SaveJob job = ...;                                                          // this rank's bytes, live or copied
-//   run_save(ranks, job);                                                       // files, checksums, commit
+//   auto planned = plan_save(ranks, state, {.path = path, .cache = &cache});  // one or more collectives
+//   SaveJob job = live_job(ranks, planned);                                   // or with copies of the data
+//   run_save(ranks, job);                                                     // files, checksums, commit
 
 #include <functional>
 #include <map>
@@ -18,35 +18,31 @@
 
 namespace tessera::dcp {
 
-/// What the name of a folder that is not committed, or being removed, has behind that of the checkpoint.
-inline constexpr const char* kIncomplete = ".incomplete-";
+inline constexpr const char* kIncomplete = ".incomplete-";  // follows the name of an uncommitted folder
 
-/// The plan of the last save, which the next one takes if no rank's tensors changed their sizes or cuts.
-struct PlanCache {
+struct PlanCache {  // plan of the last save, reused if all ranks' pieces are the same again
   uint64_t pieces_hash = 0;
   std::shared_ptr<const SavePlan> plan;
 };
 
-/// What ranks are to save alike.
-struct SaveRequest {
+struct SaveRequest {  // equal on all ranks
   std::string path;
   LayoutOptions layout = {};
   PlanCache* cache = nullptr;
 };
 
-/// This rank's parts of all tensors, who writes what of them, and what there is beside tensors.
 struct PlannedSave {
-  std::string path;  // without slashes at its end
-  std::vector<LocalPart> parts;
+  std::string path;              // without trailing slashes
+  std::vector<LocalPart> parts;  // this rank's shards of all tensors
   std::shared_ptr<const SavePlan> plan;
-  std::map<Section, Values> values;  // on rank 0 of all ranks
+  std::map<Section, Values> values;  // of all ranks on rank 0
 };
 
-/// Finds all that is wrong with what ranks want to save, before anything is written. Collective; throws on every rank
-/// or on none: ValueError where ranks have other paths, file sizes, tensors or values, or texts that are not UTF-8.
+/// Validates what the ranks want to save and plans it, before anything is written. Collective. Throws on every rank or
+/// on none, like save().
 PlannedSave plan_save(const RankSync& ranks, const State& state, const SaveRequest& request);
 
-/// The blocks of a plan that this rank writes, and which part of its own each of them lies in.
+/// Block that this rank writes.
 struct OwnBlock {
   size_t block = 0;  // in SavePlan::blocks
   size_t part = 0;   // in PlannedSave::parts
@@ -55,24 +51,22 @@ std::vector<OwnBlock> own_blocks(const PlannedSave& planned, int rank);
 
 struct SaveJob {
   std::string path;
-  /// A single file gets the name `path`, without a manifest; else `path` is a folder.
-  bool is_single_file = false;
+  bool is_single_file = false;  // writes one file `path` without a manifest, rather than a folder
   std::shared_ptr<const SavePlan> plan;
   std::vector<OwnBlock> blocks;
-  /// The bytes of blocks[i], contiguous and in host memory.
-  std::function<at::Tensor(size_t i)> data;
-  std::map<Section, Values> values;  // on rank 0 of all ranks
+  std::function<at::Tensor(size_t i)> data;  // returns the data of blocks[i], contiguous on the host
+  std::map<Section, Values> values;          // of all ranks on rank 0
   ProgressFn progress;
 };
 
-/// From the tensors themselves: `planned` must outlive the job, and the tensors must not change while it runs.
+/// Returns a job that reads the tensors themselves, which must not change meanwhile. `planned` must outlive it.
 SaveJob live_job(const RankSync& ranks, const PlannedSave& planned);
 
-/// Rank 0: removes what killed saves and removals of the checkpoints in `folder` that `is_ours` left there. Saves of
-/// this process, which may be in flight, stay; those of another process that lives are not told from killed ones.
+/// Removes incomplete saves and removals of the checkpoints in `folder` that `is_ours` accepts, except those of this
+/// process. For rank 0. Cannot tell whether another process is still saving.
 void remove_leftovers(const std::string& folder, const std::function<bool(const std::string& name)>& is_ours);
 
-/// Collective; throws on every rank or on none. Nothing is at `path` until all of it is.
+/// Writes the files, then commits them to `path` at once. Collective. Throws on every rank or on none.
 void run_save(const RankSync& ranks, const SaveJob& job);
 
 }  // namespace tessera::dcp

@@ -1,20 +1,14 @@
 #pragma once
-// A model's and an optimizer's state by parameter name, out of them and back into them.
+// Gets and sets the state of models and optimizers by parameter name.
 //
-//   "layers.0.weight"                          in the model's state dict
-//   "state.layers.0.weight.exp_avg", ".step"   in the optimizer's: what it keeps for a parameter
-//   "param_groups.layers.0.weight.lr"          and the options of the parameter's group
+//   "layers.0.weight"                          in a model's state dict
+//   "state.layers.0.weight.exp_avg", ".step"   in an optimizer's: the state of a parameter
+//   "param_groups.layers.0.weight.lr"          in an optimizer's: the options of the parameter's group
 //
-// Names come from named_parameters() and named_buffers(), so the state depends neither on the order in which an
-// optimizer was given its parameters nor on the number of ranks. Known optimizers: Adam, AdamW, SGD, RMSprop, Adagrad.
-//
-// Setters are collective, and an error of one rank is an error of all. A plain model, whose state each rank has itself,
-// is the exception: then the call concerns this rank alone.
-//
-//   const auto state = get_model_state_dict(net, {.full_state_dict = true, .cpu_offload = true});   // every rank
-//   if (get_rank() == 0) set_model_state_dict(plain, state);
-//
-// After torch.distributed.checkpoint.state_dict. Thread safety: for the thread that trains the model.
+// Supports Adam, AdamW, SGD, RMSprop and Adagrad; other optimizers are a NotImplementedError. Sharded modules are
+// resharded first; inside their forward or backward, this is a StateError. Setters are collective and throw on every
+// rank or on none, except for plain models with plain states. docs/semantics.md has details.
+// Thread safety: the thread that trains the model. Source: torch.distributed.checkpoint.state_dict.
 
 #include <torch/nn/module.h>
 #include <torch/optim/optimizer.h>
@@ -27,50 +21,32 @@
 namespace tessera::dcp {
 
 struct StateDictOptions {
-  /// get: copies, whole plain tensors in place of DTensors, gathered one at a time, or a few MB of small ones. set: the
-  /// given tensors are whole; each rank takes its part.
-  bool full_state_dict = false;
-  /// get: copies on the CPU. With full_state_dict rank 0 alone gets them, and the others get nothing; a ValueError
-  /// where the model is on a mesh that rank 0 is not in.
-  bool cpu_offload = false;
-  /// Without parameters that need no gradient.
-  bool ignore_frozen_params = false;
-  /// set: rank 0 alone has the state, whole; it sends one tensor at a time, or a few MB of small ones. The others'
-  /// argument is not looked at. All ranks of the default group call it, and have the model.
-  bool broadcast_from_rank0 = false;
-  /// set: the names must be the model's, no more and no less; an optimizer has no other state afterwards.
-  bool strict = true;
+  bool full_state_dict = false;       // getters copy whole plain tensors; setters take whole tensors
+  bool cpu_offload = false;           // getters copy to the CPU; with full_state_dict, only on rank 0
+  bool ignore_frozen_params = false;  // omit parameters that require no gradient
+  bool broadcast_from_rank0 = false;  // setters take whole tensors from rank 0, on all ranks of the default group
+  bool strict = true;                 // setters require exactly the model's names, and remove other optimizer state
 };
 
-/// Returns parameters and buffers: handles to the model's own, without options. Collective with full_state_dict.
-/// Reshards a module under fully_shard first.
+/// Returns parameters and buffers: handles, unless `options` request copies. Collective with full_state_dict.
 StateDict get_model_state_dict(ModuleRef model, const StateDictOptions& options = {});
 
-/// Copies `state` into the model's parameters and buffers. Collective, except for a plain model (above).
-/// Throws, before anything is changed:
-/// - KeyError for missing and unexpected names.
-/// - ValueError for sizes that differ, dtypes that differ unless both are floating, sparse tensors, and tensors without
-///   memory.
-/// - NotImplementedError for a buffer that is a DTensor's view and had to be a copy.
-/// - StateError inside the model's forward or backward.
+/// Copies `state` into parameters and buffers. Throws, before it changes anything, KeyError for missing and unexpected
+/// names, ValueError for sizes, dtypes or tensors that do not fit, and NotImplementedError for a view that is a copy.
 void set_model_state_dict(ModuleRef model, const StateDict& state, const StateDictOptions& options = {});
 
-/// Returns the optimizer's state for `model`'s parameters: none before its first step.
-/// Throws ValueError if it optimizes a tensor that is no parameter of the model, NotImplementedError for an optimizer
-/// of another type.
+/// Returns the options of the optimizer's groups by parameter, and state if there is any. Collective with
+/// full_state_dict. Throws ValueError if the optimizer has a tensor that is not a parameter of `model`.
 StateDict get_optimizer_state_dict(ModuleRef model, torch::optim::Optimizer& optimizer,
                                    const StateDictOptions& options = {});
 
-/// Sets the optimizer's state: existing tensors are written, missing ones are made. Collective, except for a plain
-/// model. With strict, unknown names are a KeyError, and state that `state` lacks is removed, as by torch.optim's
-/// load_state_dict; with ignore_frozen_params it stays. Throws ValueError where parameters of one group have different
-/// options.
+/// Writes existing state tensors and creates missing ones. With strict, throws KeyError for unknown names and an empty
+/// dict. Throws ValueError if parameters of one group have different options.
 void set_optimizer_state_dict(ModuleRef model, torch::optim::Optimizer& optimizer, const StateDict& state,
                               const StateDictOptions& options = {});
 
-/// Returns the state dict that load() fills with all that the checkpoint at `path` has for the optimizer's parameters.
-/// The optimizer is not changed: pass the loaded state to set_optimizer_state_dict. Empty for a checkpoint of a model
-/// alone. Collective.
+/// Returns what load() fills: all that the checkpoint has of the optimizer's parameters. Pass it to
+/// set_optimizer_state_dict afterwards. Empty if only a model was saved. Collective.
 StateDict optimizer_state_to_load(const std::string& path, ModuleRef model, torch::optim::Optimizer& optimizer);
 
 }  // namespace tessera::dcp

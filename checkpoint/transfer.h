@@ -1,5 +1,5 @@
 #pragma once
-// Tensors between state dicts and what they belong to; internal to this package.
+// Moves tensors between state dicts and the models and optimizers they belong to. Internal to this package.
 
 #include <optional>
 #include <string>
@@ -11,35 +11,31 @@
 
 namespace tessera::dcp {
 
-/// Who sets `given` together: this rank alone where nothing has to be sent, as neither `given` nor `model`, once its
-/// units are resharded, has DTensors, and each rank has `given` itself; else all ranks. The same on all ranks, also
-/// where one is inside of the model's forward.
+/// Returns the ranks that set `given` together: all, or this one if nothing is a DTensor and rank 0 does not send.
+/// Equal on all ranks, even if one is inside the model's forward.
 RankSync setting_ranks(torch::nn::Module& model, const StateDict& given, const StateDictOptions& options);
 
-/// `own` as `options` want it: itself, whole, on the CPU. Collective where full_state_dict is set.
+/// Returns `own` as `options` request it. Collective with full_state_dict.
 StateDict exported(StateDict own, const RankSync& ranks, const StateDictOptions& options);
 
-/// With broadcast_from_rank0, on the other ranks: what rank 0 has, whole plain tensors, which are on the meta device
-/// here. Else none: this rank has `state` itself. Collective.
+/// Returns, with broadcast_from_rank0 and not on rank 0, a copy of rank 0's state with tensors on the meta device;
+/// otherwise none. Collective.
 std::optional<StateDict> receive(const StateDict& state, const RankSync& ranks, const StateDictOptions& options);
 
-/// Throws ValueError that names `key` unless this rank's own tensor `given` has strided memory to copy from. Else the
-/// rank would fail among the copies, where the others wait for it.
+/// Throws ValueError if `given` has no strided memory; failing among the copies would leave other ranks waiting.
 void check_readable(const std::string& key, const at::Tensor& given);
 
-/// Throws ValueError that names `key` unless `given` fits `target`, which has strided memory, NotImplementedError where
+/// Throws ValueError if `given` does not fit `target` or `target` has no strided memory, and NotImplementedError if
 /// `target` is a view that is a copy.
 void check_fits(const std::string& key, const at::Tensor& given, const at::Tensor& target,
                 const StateDictOptions& options);
 
-/// `target` is to have what `given` has.
-struct Transfer {
+struct Transfer {  // copies `given` to `target`
   at::Tensor given;
   at::Tensor target;
 };
 
-/// Copies all, in this order on all ranks. Checked before. Collective: with broadcast_from_rank0, which sends many in
-/// one message, always, and where a DTensor meets a plain tensor or other placements.
+/// Runs transfers, which must be checked, in one order on all ranks. Collective unless nothing has to be sent.
 void transfer(const std::vector<Transfer>& transfers, const RankSync& ranks, const StateDictOptions& options);
 
 }  // namespace tessera::dcp

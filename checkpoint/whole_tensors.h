@@ -1,6 +1,5 @@
 #pragma once
-// Whole tensors that ranks make of their parts, or have from rank 0: many small ones in one message; internal to this
-// package. Thread safety: collectives.
+// Gathers DTensors and broadcasts tensors of rank 0, many small ones per message. Internal to this package.
 
 #include <ATen/core/Tensor.h>
 
@@ -10,14 +9,13 @@
 
 namespace tessera::dcp {
 
-/// Is called with each tensor whole, by its place, a message at a time.
-using TakeWhole = std::function<void(size_t i, const at::Tensor& whole)>;
+using TakeWhole = std::function<void(size_t i, const at::Tensor& whole)>;  // receives tensors[i], a message at a time
 
-/// Whole plain tensors of `tensors`; with `copies` false where one is not there already, else copies. Collective.
+/// Calls `take` with each tensor as a whole plain one, copied if `copies`. Collective.
 void gather_wholes(const std::vector<at::Tensor>& tensors, bool copies, const TakeWhole& take);
 
-/// Rank 0's tensors `given`, with sizes, dtype and device of `targets`. `given` is not looked at on other ranks of the
-/// default group. Collective.
+/// Calls `take` with rank 0's tensors `given`, which have the sizes, dtypes and devices of `targets`. Collective over
+/// the default group, whose other ranks do not read `given`.
 void broadcast_wholes(const std::vector<at::Tensor>& given, const std::vector<at::Tensor>& targets,
                       const TakeWhole& take);
 

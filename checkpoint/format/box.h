@@ -1,14 +1,12 @@
 #pragma once
-// Parts of a tensor as integers: which elements a rank holds, and where they lie in the tensor's row-major bytes.
+// Boxes: rectangular parts of a tensor, and where their elements are in its row-major data. Pure functions on values.
 //
 // The box {.offsets = {1, 0}, .sizes = {2, 3}} of a tensor [4, 5]:
 //
-//     0  1  2  3  4          in the tensor, from element      in the box, from element      elements
-//   [ 5  6  7] 8  9                    5                              0                         3
-//   [10 11 12]13 14                   10                              3                         3
-//    15 16 17 18 19
-//
-// Thread safety: values.
+//      0  1  2  3  4
+//    [ 5  6  7] 8  9        Run{.in_tensor = 5, .in_box = 0, .numel = 3}
+//    [10 11 12]13 14        Run{.in_tensor = 10, .in_box = 3, .numel = 3}
+//     15 16 17 18 19
 
 #include <cstdint>
 #include <functional>
@@ -21,11 +19,9 @@ namespace tessera::dcp {
 
 using Sizes = std::vector<int64_t>;
 
-/// Of a tensor in a file; more than libtorch's ops take.
-inline constexpr size_t kMaxDims = 64;
+inline constexpr size_t kMaxDims = 64;  // of a tensor in a file; more than libtorch's ops support
 
-/// offsets and sizes are equally long and not negative.
-struct Box {
+struct Box {  // offsets and sizes have equal lengths and are not negative
   Sizes offsets;
   Sizes sizes;
 
@@ -34,48 +30,40 @@ struct Box {
   auto operator<=>(const Box&) const = default;  // NOLINT(modernize-use-nullptr)
 
   static Box whole(const Sizes& tensor);
-  /// "[1:3, 0:3]"
-  std::string to_string() const;
+  std::string to_string() const;  // "[1:3, 0:3]"
 };
 
-/// INT64_MAX where there are more than that, as sizes from a file may say.
-int64_t numel_of(const Sizes& sizes);
+int64_t numel_of(const Sizes& sizes);  // INT64_MAX on overflow
 
-/// Whether the box has as many dims as the tensor and lies in it.
-bool is_inside(const Box& box, const Sizes& tensor);
+bool is_inside(const Box& box, const Sizes& tensor);  // false if the number of dims differs
 
-/// What two boxes of one tensor have in common; numel() is 0 if nothing.
-Box intersection(const Box& a, const Box& b);
+Box intersection(const Box& a, const Box& b);  // numel() is 0 if they are disjoint
 
-/// Two boxes of one tensor, by their places in `boxes`, that have an element in common, the smaller place first; none
-/// if no two do. Fast for boxes that cut a tensor as ranks and blocks do, along any dims.
+/// Returns the indices of two boxes that share an element, smaller first, if any. Fast for boxes that form a grid.
 std::optional<std::pair<size_t, size_t>> find_overlap(const std::vector<Box>& boxes);
 
-/// Throws CheckpointError that names file and key unless the boxes are the tensor: each lies in it, no element of it is
-/// in two, and they have as many as it has. Else memory that is loaded into would stay as it was, though the sizes add
-/// up. `file_of(i)`: where the i-th lies, or the tensor where there is none.
+/// Throws CheckpointError that names file and key unless the boxes tile the tensor, so that a load writes every
+/// element. `file_of(i)` returns the file of the i-th box, and must accept 0 without boxes.
 void check_cover(const std::string& key, const Sizes& tensor, const std::vector<Box>& boxes,
                  const std::function<const std::string&(size_t)>& file_of);
 
-/// `box`, seen from the corner of `frame`, in which it lies: the same elements in a tensor of frame.sizes.
-Box relative_to(const Box& box, const Box& frame);
+Box relative_to(const Box& box, const Box& frame);  // in coordinates of `frame`, which contains it
 
-/// `box` in pieces of at most `max_numel` elements (or one element), each of which is one run of the box's own
-/// row-major elements, in their order. None for an empty box.
+/// Splits `box` into pieces of at most max(max_numel, 1) elements. Each is contiguous in the box, in order. Returns no
+/// pieces for an empty box.
 std::vector<Box> split_box(const Box& box, int64_t max_numel);
 
-/// Elements that follow each other both in the tensor and in the box.
-struct Run {
+struct Run {  // elements that are contiguous in both the tensor and the box
   int64_t in_tensor = 0;
   int64_t in_box = 0;
   int64_t numel = 0;
   bool operator==(const Run&) const = default;
 };
 
-/// The tensor's elements from the box's first one to its last, with what lies between; an empty one for an empty box.
+/// Returns the range from the box's first element to its last, including gaps. Empty for an empty box.
 Run extent(const Box& box, const Sizes& tensor);
 
-/// Calls `visit` for each run of the box in a tensor of `sizes`, in order; runs are as long as they can be.
+/// Calls `visit` for each run of the box in a tensor of `sizes`, in order. Runs are as long as possible.
 void for_each_run(const Box& box, const Sizes& tensor, const std::function<void(const Run&)>& visit);
 
 }  // namespace tessera::dcp

@@ -1,12 +1,11 @@
 #pragma once
-// The error of everything that files do: a checkpoint that cannot be written, or that is not what it should be.
+// Error for checkpoints that cannot be read or written.
 
 #include "base/error.h"
 
 namespace tessera {
 
-/// Names the file, the key where there is one, and what is wrong: the disk is full, a file is missing, truncated or
-/// damaged, a header is malformed. Raised on every rank where any rank meets it.
+/// Names the file, the key if any, and the problem, such as a full disk or a truncated file.
 class CheckpointError : public Error {
  public:
   using Error::Error;

@@ -1,12 +1,8 @@
 #pragma once
-// Numbers and texts in one text, for what ranks of one build tell each other; internal to this package.
+// Serializes integers and strings for ranks of the same build. Internal to this package.
 //
-//   std::string text;
-//   append_field(text, 3);
-//   append_field(text, "a b");          " 3 3 a b"
-//   FieldReader reader(text);
-//   reader.number();                    3
-//   reader.text();                      "a b"
+//   append_field(text, 3); append_field(text, "a b");  // " 3 3 a b"
+//   FieldReader reader(text); reader.number();         // 3
 
 #include <cstdint>
 #include <string>
@@ -20,11 +16,10 @@ void append_field(std::string& out, int64_t number);
 void append_field(std::string& out, std::string_view text);
 void append_field(std::string& out, const Sizes& numbers);
 
-/// Reads fields in the order in which they were appended. What was not is an AssertionError.
+/// Reads fields in the order in which they were appended. Anything else is an AssertionError.
 class FieldReader {
  public:
-  /// `text` must outlive it.
-  explicit FieldReader(std::string_view text) : rest_(text) {}
+  explicit FieldReader(std::string_view text) : rest_(text) {}  // `text` must outlive it
 
   bool at_end() const { return rest_.empty(); }
   int64_t number();

@@ -1,6 +1,5 @@
 #pragma once
-// The JSON of a safetensors header, read as it comes, so that text which is no header is refused before anything grows
-// with it; internal to this package.
+// Streaming JSON parser for safetensors headers: rejects malformed text before it allocates for it. Internal.
 
 #include <string>
 #include <string_view>
@@ -9,7 +8,7 @@
 
 namespace tessera::dcp {
 
-/// Entries as they stand in the text; their bytes are not checked. Throws CheckpointError that names `file`.
+/// Returns entries in the text's order, with unchecked ranges. Throws CheckpointError that names `file`.
 SafetensorsHeader read_header_json(std::string_view text, const std::string& file);
 
 }  // namespace tessera::dcp

@@ -1,6 +1,5 @@
 #pragma once
-// JSON as text, put together piece by piece: what a checkpoint has for each of its many names is not worth a tree of
-// nodes that is written once. Internal to this package.
+// Writes JSON text directly: a tree of nodes would be slow for a checkpoint's many keys. Internal to this package.
 
 #include <string>
 #include <string_view>
@@ -9,14 +8,11 @@
 
 namespace tessera::dcp {
 
-/// Appends `text` as a string. Throws ValueError where it is not UTF-8.
-void append_json(std::string& out, std::string_view text);
-/// Appends `"key":`.
-void append_json_key(std::string& out, std::string_view key);
-/// Appends `[1,2]`.
-void append_json(std::string& out, const Sizes& numbers);
+void append_json(std::string& out, std::string_view text);     // as a string; ValueError if not UTF-8
+void append_json_key(std::string& out, std::string_view key);  // `"key":`
+void append_json(std::string& out, const Sizes& numbers);      // `[1,2]`
 
-/// Appends `open`, what `append` appends for each item, with commas between, and `close`.
+/// Appends `open`, the items as `append` writes them, separated by commas, and `close`.
 template <class Items, class Append>
 void append_json_list(std::string& out, char open, Items&& items, char close, Append append) {
   out += open;

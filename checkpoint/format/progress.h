@@ -1,13 +1,12 @@
 #pragma once
-// How far a save or load has come.
+// Progress of a save or load.
 
 #include <cstdint>
 #include <functional>
 
 namespace tessera::dcp {
 
-/// Of this rank's own bytes.
-struct Progress {
+struct Progress {  // of this rank's own data
   int64_t bytes_done = 0;
   int64_t bytes_total = 0;
 };

@@ -1,17 +1,14 @@
 #pragma once
-// The header of a safetensors file: text in, integers out, and back. No files, no tensors.
+// Parses and formats the header of a safetensors file. Pure functions on values: no files, no tensors.
 //
 //   8 bytes     length N of the header, little endian
 //   N bytes     {"__metadata__": {"format": "pt"},
 //                "weight": {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]}}
-//   the rest    the tensors' row-major, little-endian bytes without gaps; offsets count from here
+//   the rest    row-major, little-endian data without gaps; offsets count from here
 //
-// A header comes from anywhere and is believed in nothing: what it allocates is bounded by its length (at most 100 MB,
-// as in the reference implementation), it nests no deeper than it must, and its tensors fill the file's data exactly.
-// What the reference implementation accepts is accepted: null for the metadata, further fields of a tensor, an empty
-// name. A tensor of a dtype that we do not know is no fault of the file: others in it can be read.
-//
-// The format: https://github.com/huggingface/safetensors#format. Thread safety: values.
+// Headers are untrusted: their length bounds allocations and nesting, and tensors must fill the data exactly. Accepts
+// what the reference implementation does. A tensor of unknown dtype does not make a file invalid.
+// Format: https://github.com/huggingface/safetensors#format.
 
 #include <c10/core/ScalarType.h>
 
@@ -26,45 +23,41 @@
 
 namespace tessera::dcp {
 
-inline constexpr uint64_t kMaxHeaderBytes = 100'000'000;
+inline constexpr uint64_t kMaxHeaderBytes = 100'000'000;  // like the reference implementation
 inline constexpr uint64_t kLengthBytes = 8;
 
 struct SafetensorsEntry {
   std::string key;
   c10::ScalarType dtype = c10::ScalarType::Float;
   Sizes sizes = {};
-  uint64_t begin = 0;  // of the data, in bytes
+  uint64_t begin = 0;  // byte range in the data
   uint64_t end = 0;
-  std::string unknown_dtype = {};  // a name that we do not know; `dtype` says nothing then
+  std::string unknown_dtype = {};  // name of a dtype that is not supported; `dtype` is then unspecified
   bool operator==(const SafetensorsEntry&) const = default;
 };
 
 struct SafetensorsHeader {
-  std::vector<SafetensorsEntry> entries;  // in order of their bytes
+  std::vector<SafetensorsEntry> entries;  // by offset
   std::map<std::string, std::string> metadata;
   bool operator==(const SafetensorsHeader&) const = default;
 };
 
-/// Bytes of one element.
-inline int64_t item_bytes(c10::ScalarType dtype) {
+inline int64_t item_bytes(c10::ScalarType dtype) {  // bytes per element
   return static_cast<int64_t>(c10::elementSize(dtype));
 }
 
-/// "F32" for float32. Throws NotImplementedError for a dtype that the format lacks.
-std::string safetensors_dtype(c10::ScalarType dtype);
-/// None for a name that we do not know.
-std::optional<c10::ScalarType> parse_safetensors_dtype(std::string_view name);
+std::string safetensors_dtype(c10::ScalarType dtype);  // "F32" for float32; NotImplementedError if the format lacks it
+std::optional<c10::ScalarType> parse_safetensors_dtype(std::string_view name);  // none for an unknown name
 
-/// The header's length from the file's first 8 bytes. Throws CheckpointError that names `file` if a file of
-/// `file_bytes` cannot have such a header.
+/// Returns the header's length. Throws CheckpointError that names `file` if a file of this size cannot have it.
 uint64_t parse_header_length(std::string_view first_bytes, uint64_t file_bytes, const std::string& file);
 
-/// `text`: the header without its length; `data_bytes`: how much follows it. Throws CheckpointError that names `file`,
-/// and the key where there is one.
+/// Parses a header without its length. `data_bytes` is the size of the rest of the file. Throws CheckpointError that
+/// names file and key.
 SafetensorsHeader parse_safetensors_header(std::string_view text, uint64_t data_bytes, const std::string& file);
 
-/// The file's first bytes: length and header, padded with blanks so that the data are aligned to 64 bytes. Entries need
-/// to be as parse_safetensors_header returns them. Throws ValueError for a key that is not UTF-8.
+/// Returns length and header, padded to a multiple of 64 bytes. Entries must be sorted by offset and without gaps.
+/// Throws ValueError for a key that is not UTF-8.
 std::string format_safetensors_header(const SafetensorsHeader& header);
 
 }  // namespace tessera::dcp

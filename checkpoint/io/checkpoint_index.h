@@ -1,16 +1,13 @@
 #pragma once
-// What there is to load at a path: where the bytes of each tensor lie, whoever wrote them.
+// Locates the data of each tensor in a checkpoint.
 //
-//   a folder with tessera.json       ours: tensors with checksums, and values
-//   a folder with an index           of Hugging Face tools, or PyTorch's consolidated one: the tensors that it names,
-//                                    each from the file that it names; all is the model's
-//   a folder of .safetensors files   the same; parts of tensors too, as PyTorch's ranks write them
-//   one .safetensors file            the same
+//   folder with tessera.json        from save(): tensors with checksums, and values
+//   folder with an index            from Hugging Face tools or consolidated by PyTorch: each tensor that the index has
+//   folder of .safetensors files    all tensors in them, including shards as PyTorch's ranks write them
+//   one .safetensors file           all tensors in it
 //
-// Files whose names begin with a dot do not count, and of variants (model.fp16.safetensors) those that are asked for.
-//
-// Everything is checked against everything else here, so that reading can rely on it: sizes of files, headers, which
-// file has which tensor, parts that make up their tensor. Thread safety: values.
+// Validates file sizes, headers, and that shards tile their tensors, so that readers can rely on them. Tensors of other
+// tools belong to the model's section.
 
 #include <c10/core/ScalarType.h>
 
@@ -24,29 +21,28 @@
 
 namespace tessera::dcp {
 
-/// A part of a tensor, row-major, in one file.
+/// Part of a tensor, row-major, in one file.
 struct StoredPart {
-  std::string file;     // with its folder
-  uint64_t offset = 0;  // in the file
-  Box box;              // of the tensor
-  /// With checksums, covering the part; empty: there are none. Boxes are of the tensor.
-  std::vector<CheckedBlock> blocks;
+  std::string file;                  // path
+  uint64_t offset = 0;               // in the file
+  Box box;                           // of the tensor
+  std::vector<CheckedBlock> blocks;  // boxes of the tensor that cover the part; empty without checksums
 };
 
 struct StoredTensor {
   c10::ScalarType dtype = c10::ScalarType::Float;
   Sizes sizes;
   std::vector<StoredPart> parts;
-  std::string unknown_dtype = {};  // not empty: the tensor cannot be read (safetensors.h)
+  std::string unknown_dtype = {};  // if not empty, the tensor cannot be read (safetensors.h)
 };
 
 struct CheckpointIndex {
   std::string path;
-  std::map<Section, std::map<std::string, StoredTensor>> tensors;  // by the section's own keys
+  std::map<Section, std::map<std::string, StoredTensor>> tensors;  // by keys within the section
   std::map<Section, Values> values;
 };
 
-/// `variant`: as in LoadOptions. Throws CheckpointError that names the file, and the key where there is one.
+/// Validates and indexes `path`. `variant` is that of LoadOptions. Throws CheckpointError that names file and key.
 CheckpointIndex open_catalog(const std::string& path, const std::string& variant = {});
 
 }  // namespace tessera::dcp

@@ -1,7 +1,6 @@
 #pragma once
-// A thread that reads before the bytes are asked for, so that the disk works while what has come is verified; internal
-// to this package. Measured: hints to the kernel (posix_fadvise, readahead) halve what comes in, and a second thread
-// gains nothing.
+// Reads ahead in a thread, so that reading overlaps verification. Internal to this package. Measured: hints to the
+// kernel (posix_fadvise, readahead) halve the throughput, and a second thread gains nothing.
 
 #include <condition_variable>
 #include <cstddef>
@@ -12,18 +11,17 @@
 
 namespace tessera::dcp {
 
-/// Calls read(0), read(1), ..., read(count - 1) in a thread of its own. Thread safety: for one thread at a time.
+/// Calls read(0), read(1), ..., read(count - 1) in a background thread. Thread safety: one thread at a time.
 class ReadAhead {
  public:
-  /// read(i) begins when the caller no longer uses what read(i - depth) has read.
+  /// Starts the thread. read(i) begins once the caller no longer uses the result of read(i - depth).
   ReadAhead(size_t count, size_t depth, std::function<void(size_t)> read);
   ReadAhead(const ReadAhead&) = delete;
   ReadAhead& operator=(const ReadAhead&) = delete;
-  /// Waits for a call that has begun; the rest are not made.
-  ~ReadAhead();
+  ~ReadAhead();  // waits for a running call and makes no further ones
 
-  /// Returns when read(i) has, or throws what it threw; no call is made after that. The caller, which waits for 0, 1,
-  /// ... in turn, no longer uses what was read before.
+  /// Waits for read(i) and throws its error, after which no calls are made. The caller waits for 0, 1, ... in order,
+  /// and no longer uses earlier results.
   void wait_for(size_t i);
 
  private:
@@ -31,13 +29,13 @@ class ReadAhead {
 
   const size_t count_, depth_;
   const std::function<void(size_t)> read_;
-  std::mutex mutex_;  // guards what follows
+  std::mutex mutex_;  // guards the members below
   std::condition_variable changed_;
-  size_t used_ = 0;  // what the caller waits for, or uses
+  size_t used_ = 0;  // index that the caller waits for or uses
   size_t done_ = 0;
   bool stops_ = false;
   std::exception_ptr error_;
-  std::thread thread_;  // last: it uses the others
+  std::thread thread_;  // last, since it uses the other members
 };
 
 }  // namespace tessera::dcp

@@ -1,5 +1,5 @@
 #pragma once
-// Bytes of a catalog's tensors into memory, verified; internal to this package.
+// Reads and verifies the tensors of a checkpoint. Internal to this package.
 
 #include <ATen/core/Tensor.h>
 
@@ -17,38 +17,35 @@ namespace tessera::dcp {
 /// Returns the view of `tensor` with the elements of `box`, or the tensor itself if these are all.
 at::Tensor narrow_to(at::Tensor tensor, const Box& box);
 
-/// Reads tensors in the order in which they were added, a few MB at a time, with few files open at a time. Thread
-/// safety: for one thread at a time; run() has another one read (read_ahead.h).
+/// Reads tensors in the order in which they were added, a few MB at a time. Thread safety: one thread at a time; run()
+/// reads in another (read_ahead.h).
 class TensorReader {
  public:
-  /// To fill `out`, a contiguous host tensor of box.sizes, with the elements of `box`, cast to its dtype. Where the
-  /// parts have checksums, whole blocks are read and verified. `key` is for messages. `tensor` must outlive this.
+  /// Adds the elements of `box`, to be cast and written to `out`, a contiguous host tensor of box.sizes. Verifies whole
+  /// blocks if there are checksums. `key` is for messages; `tensor` must outlive this reader.
   void add(const StoredTensor& tensor, const std::string& key, const Box& box, const at::Tensor& out);
 
-  /// Fills all, and calls on_filled(i) after the i-th, from 0. Once. Throws CheckpointError.
+  /// Fills all tensors and calls on_filled(i) after the i-th. Call once. Throws CheckpointError.
   void run(const std::function<void(size_t)>& on_filled);
 
  private:
-  // In memory at once, for pieces that cannot be read to where they belong.
-  static constexpr size_t kBuffers = 3;
-  // At most; a checkpoint may have more files than a process may open.
-  static constexpr size_t kOpenFiles = 16;
+  static constexpr size_t kBuffers = 3;     // for pieces that cannot be read in place
+  static constexpr size_t kOpenFiles = 16;  // a checkpoint may have more files than a process may open
 
-  /// Part of a tensor under one checksum, or under none.
-  struct Piece {
+  struct Piece {  // part of a tensor with one checksum, or without
     const StoredPart& part;
     Box read;                     // of the stored tensor
-    const CheckedBlock* checked;  // null: it has no checksum
+    const CheckedBlock* checked;  // null without a checksum
     c10::ScalarType dtype;
-    at::Tensor target;  // for the elements of `used`
-    Box used;           // in read's frame
-    char* direct;       // where all of it belongs as it is; null: it goes through a buffer
-    size_t batch;       // with which it is read
-    size_t begin;       // in that batch's buffer
+    at::Tensor target;  // receives the elements of `used`
+    Box used;           // relative to `read`
+    char* direct;       // target for reading in place; null: uses the batch's buffer
+    size_t batch;       // index of its batch
+    size_t begin;       // offset in the batch's buffer
 
     size_t bytes() const;
   };
-  /// Pieces that are read in one go: small ones would have two threads wait for each other all the time.
+  /// Pieces that are read together: small ones alone would make the threads wait for each other.
   struct Batch {
     size_t first;
     size_t end;
@@ -75,8 +72,8 @@ class TensorReader {
   std::array<std::vector<char>, kBuffers> buffers_;
 };
 
-/// Verifies the blocks that have checksums, this rank every `ranks`-th one from the `rank`-th on, so that together they
-/// read each once. Throws CheckpointError.
+/// Verifies every `ranks`-th block from the `rank`-th on, so that all ranks together read each once. Skips parts
+/// without checksums and tensors of unknown dtype. Throws CheckpointError.
 void verify_blocks(const CheckpointIndex& catalog, int rank, int ranks);
 
 }  // namespace tessera::dcp

@@ -1,19 +1,12 @@
 #pragma once
-// Who writes what where: integers only, the same on every rank.
+// Plans who writes what where in a save: integers only, equal on every rank. Pure functions on values.
 //
-//   rank 0 has "w" [4, 5] rows 0-1, "b" [5] whole       file: b 0-4, w 0-19 (of float32, in the order of keys)
-//   rank 1 has "w" [4, 5] rows 2-3, "b" [5] whole       rank 0 writes w rows 0-1 and b, rank 1 writes w rows 2-3
+//   rank 0 has "w" [4, 5] rows 0-1, "b" [5]    file: b 0-4, w 0-19 (float32; in the order of keys)
+//   rank 1 has "w" [4, 5] rows 2-3, "b" [5]    rank 0 writes w rows 0-1 and b, rank 1 writes w rows 2-3
 //
-// Every tensor lies whole in one file, whatever its cuts were; ranks write their parts of it to the same file at the
-// right places. So a checkpoint is the same, byte by byte, from every world size, mesh and placements, and any tool
-// that reads safetensors opens it. Only the manifest tells who wrote what, by the blocks that it has checksums of.
-//
-// Copies: a part that several ranks hold is written in blocks by all of them, each by the one that has least so far.
-// But a plain tensor comes from the first rank that has it, all of it, and a DTensor from the ranks of that rank's
-// mesh: ranks, and replicas of a model each on a mesh of its own, may have other values in a buffer, such as a batch
-// norm's statistics, which must not be mixed.
-//
-// Thread safety: values.
+// Each tensor is whole in one file, so the files are equal for all layouts. A shard that several ranks hold is split
+// into blocks, each written by the one with the least data so far. Plain tensors come from the first rank that has
+// them, and DTensors from that rank's mesh: copies elsewhere, such as running statistics, may differ.
 
 #include <string>
 #include <vector>
@@ -24,29 +17,25 @@
 
 namespace tessera::dcp {
 
-/// What a rank has of one tensor.
-struct Piece {
+struct Piece {  // shard of a tensor that a rank holds
   Section section = Section::Model;
   std::string key;  // within the section
   c10::ScalarType dtype = c10::ScalarType::Float;
   Sizes sizes;  // of the whole tensor
   Box box;
-  bool is_plain = false;  // no DTensor: nothing but the program says that ranks have the same
-  uint64_t mesh = 0;      // a number for the ranks that the DTensor lies on: those with another have another copy
+  bool is_plain = false;  // not a DTensor, so ranks may have different values
+  uint64_t mesh = 0;      // hash of the mesh's ranks; other meshes may have different values
   bool operator==(const Piece&) const = default;
 };
 
-/// Pieces as text, to be sent to ranks of the same build, and back.
+/// Converts pieces to text and back, for ranks of the same build.
 std::string format_pieces(const std::vector<Piece>& pieces);
 std::vector<Piece> parse_pieces(const std::string& text);
 
 struct LayoutOptions {
-  /// A file gets no further tensor that would make it longer than this.
-  int64_t max_file_bytes = int64_t{5} << 30;
-  /// The longest block with one checksum.
-  int64_t max_block_bytes = int64_t{4} << 20;
-  /// All tensors in one file of this name; "": files by section and number, "model-00001-of-00002.safetensors".
-  std::string single_file = {};
+  int64_t max_file_bytes = int64_t{5} << 30;   // see SaveOptions
+  int64_t max_block_bytes = int64_t{4} << 20;  // largest block with one checksum
+  std::string single_file = {};  // name of the only file; "": "model-00001-of-00002.safetensors" and so on
 };
 
 struct PlannedFile {
@@ -67,7 +56,7 @@ struct PlannedBlock {
 
 struct SavePlan {
   std::vector<PlannedFile> files;
-  std::vector<PlannedBlock> blocks;  // in the order of files, entries and the tensor's rows
+  std::vector<PlannedBlock> blocks;  // ordered by file, entry and row
 
   const SafetensorsEntry& entry_of(const PlannedBlock& block) const {
     return files[block.file].header.entries[block.entry];
@@ -75,8 +64,8 @@ struct SavePlan {
   int64_t bytes_of(const PlannedBlock& block) const { return block.box.numel() * item_bytes(entry_of(block).dtype); }
 };
 
-/// `pieces[rank]`: what that rank has. Throws ValueError that names the key and the ranks where ranks disagree about
-/// sizes or dtype, or where parts of a tensor are missing or overlap.
+/// Plans the save of `pieces[rank]` on every rank. Throws ValueError that names key and ranks if they disagree about
+/// sizes or dtype, or if shards are missing or overlap.
 SavePlan make_save_plan(const std::vector<std::vector<Piece>>& pieces, const LayoutOptions& options = {});
 
 }  // namespace tessera::dcp

@@ -1,5 +1,5 @@
 #pragma once
-// How the ranks of a group lie on hosts. Integers only.
+// Layout of a group's ranks over hosts. Integers only.
 
 #include <cstdint>
 #include <optional>
@@ -8,22 +8,19 @@
 
 namespace tessera {
 
-/// Ranks 0 to per_host - 1 on the first host, as many on the next, and so on.
+/// Ranks 0 to per_host - 1 are on the first host, the next per_host on the second, and so on.
 struct HostLayout {
   int hosts = 1;
   int per_host = 1;
 
   int size() const { return hosts * per_host; }
   int host_of(int rank) const { return rank / per_host; }
-  /// The rank's place on its host.
-  int place_of(int rank) const { return rank % per_host; }
-  /// All ranks on the host of `rank`, in order, and those with its place on each host.
-  std::vector<int> on_host_of(int rank) const;
-  std::vector<int> across_hosts_of(int rank) const;
+  int place_of(int rank) const { return rank % per_host; }  // place on its host
+  std::vector<int> on_host_of(int rank) const;              // all ranks on the host of `rank`, in order
+  std::vector<int> across_hosts_of(int rank) const;         // the ranks at the same place on all hosts
 };
 
-/// The layout of ranks whose hosts are these, if there are several hosts, of several ranks each, that lie as above; ""
-/// is a host that cannot be told.
+/// Returns the layout of ranks on these hosts, if there are several with several ranks each and none is unknown ("").
 std::optional<HostLayout> find_host_layout(const std::vector<std::string>& hosts);
 
 }  // namespace tessera

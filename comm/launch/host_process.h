@@ -1,5 +1,5 @@
 #pragma once
-// Which host a rank's process is on, and whether it still runs.
+// Identifies the processes of ranks, and finds out whether they still run.
 
 #include <cstdint>
 #include <string>
@@ -8,36 +8,28 @@
 
 namespace tessera {
 
-/// Number and start time together name a process for good: numbers are used again.
 struct HostProcess {
-  /// Equal for processes that can open each other's files through /proc: same boot, pid namespace and user. "": cannot
-  /// be told.
-  std::string host = {};
+  std::string host = {};  // boot, pid namespace and user, which /proc access to each other needs; "" if unknown
   int pid = 0;
-  uint64_t start_time = 0;
+  uint64_t start_time = 0;  // identifies the process together with `pid`, since pids are reused
 
   bool operator==(const HostProcess&) const = default;
 };
 
 HostProcess this_process();
 
-/// As the store has it: pid, start time, host. What follows in the text is left alone. Throws ValueError for a text
-/// that is none of this library's.
-std::string to_text(const HostProcess& process);
-HostProcess parse_process(const std::string& text);
+std::string to_text(const HostProcess& process);     // for the store: "pid start_time host"
+HostProcess parse_process(const std::string& text);  // ignores text that follows; ValueError for other text
 
-/// Whether a process of this host runs; one that has ended but was not yet waited for does not. Where /proc cannot be
-/// read, for want of a file descriptor say, one with its number does.
+/// Returns whether a process of this host runs; zombies do not. Without /proc, any process with that pid counts.
 bool is_running(const HostProcess& process);
 
-/// Returns true if `process` is on the host of `own` and runs no more; false also where that cannot be known.
-bool has_died(const HostProcess& process, const HostProcess& own);
+bool has_died(const HostProcess& process, const HostProcess& own);  // false for other hosts, or if unknown
 
-/// The processes of all ranks, through the store; every rank calls it. Throws what the store throws at a time-out, and
-/// ValueError for an entry that is none of this library's.
+/// Returns the processes of all ranks. All must call it. Throws the store's errors, and ValueError for a bad entry.
 std::vector<HostProcess> exchange_processes(c10d::Store& store, int rank, int world_size);
 
-/// Whether these ranks are on one host.
+/// Returns whether these ranks are on one host.
 bool share_host(const std::vector<HostProcess>& processes, const std::vector<int64_t>& ranks);
 
 }  // namespace tessera

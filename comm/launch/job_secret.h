@@ -1,11 +1,11 @@
 #pragma once
-// The secret of a job, by which its ranks tell each other's values in the store from those of strangers.
+// Authenticates what the ranks of a job write to the store, by a secret that they share.
 //
-//   in the store   a record; several, one after the other, where ranks have appended
+//   in the store   a record, or several if ranks have appended
 //   record         a mark, the tag, the value's length, the value
-//   tag            HMAC-SHA256 of the key and the value, under HMAC-SHA256(secret, identity of the job)
+//   tag            HMAC-SHA256 of key and value, under HMAC-SHA256(secret, identity of the job)
 //
-// So a value holds for one key of one job. An older value of the same key holds, too: keys are for one use.
+// A value is thus valid for one key of one job. An older value of the same key is valid too: use each key once.
 
 #include <array>
 #include <cstdint>
@@ -17,37 +17,28 @@
 
 namespace tessera {
 
-/// Bytes that a store holds for a key.
-using StoreValue = std::vector<uint8_t>;
+using StoreValue = std::vector<uint8_t>;  // what a store holds for a key
 
-/// Names the variable with the secret, equal on all ranks of a job. launch_local sets it; elsewhere, the user does.
-constexpr const char* kSecretVariable = "TESSERA_JOB_SECRET";
+constexpr const char* kSecretVariable = "TESSERA_JOB_SECRET";  // set by launch_local or the user, equal on all ranks
 
-/// Reads the secret. Without one, values have no tags. Throws ValueError for one of less than 16 characters.
-std::optional<std::string> parse_job_secret(const EnvironmentLookup& lookup);
+std::optional<std::string> parse_job_secret(const EnvironmentLookup& lookup);  // ValueError if under 16 characters
 
-/// Returns 32 bytes of the system's random source, as 64 hexadecimal digits.
-std::string new_job_secret();
+std::string new_job_secret();  // 32 random bytes of the system as 64 hexadecimal digits
 
-/// Makes and checks tags. Thread safety: any number of threads.
-class JobSecret {
+class JobSecret {  // makes and checks tags; thread-safe
  public:
-  /// `job`: its identity (parse_job_identity); "" is one, too.
-  JobSecret(const std::string& secret, const std::string& job);
+  JobSecret(const std::string& secret, const std::string& job);  // `job`: parse_job_identity(), which may be ""
 
-  /// Returns a record of `value`, to be stored or appended under `key`.
-  StoreValue seal(const std::string& key, const StoreValue& value) const;
-  /// Returns the values of all records of `key`, one after the other; none if a tag is wrong or missing.
+  StoreValue seal(const std::string& key, const StoreValue& value) const;  // makes a record to store or append
+  /// Returns the concatenated values of all records of `key`, or none if a tag is wrong or missing.
   std::optional<StoreValue> open(const std::string& key, const StoreValue& stored) const;
 
  private:
   std::array<uint8_t, 32> key_;
 };
 
-/// Returns true if it begins as a record does, which values of ranks without a secret do not.
-bool is_sealed(const StoreValue& stored);
+bool is_sealed(const StoreValue& stored);  // whether it begins with a record's mark
 
-/// Returns a value's text without a check of its tag, for error messages.
-std::string unverified_text(const StoreValue& stored);
+std::string unverified_text(const StoreValue& stored);  // value without a check of its tag, for error messages
 
 }  // namespace tessera

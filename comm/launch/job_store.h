@@ -1,5 +1,5 @@
 #pragma once
-// A job's connection to the store of its rank 0, whose every call ends, and whose values are known to be the job's.
+// Store of a job: a TCPStore with a timeout for every call and, with a secret, authenticated values.
 
 #include <atomic>
 #include <chrono>
@@ -16,35 +16,28 @@
 
 namespace tessera {
 
-/// The store's server has gone: rank 0, say, has ended or has given up on the others.
-class StoreEnded : public CommError {
+class StoreEnded : public CommError {  // the server has gone, for example because rank 0 has ended
  public:
   using CommError::CommError;
 };
 
-/// A value of the store that no rank with this one's secret has written for its key.
-class UntrustedValue : public CommError {
+class UntrustedValue : public CommError {  // a value that no rank with this secret has written for its key
  public:
   UntrustedValue(const std::string& what, std::string text) : CommError(what), text_(std::move(text)) {}
-  /// Text of the value, which is not verified, for error messages.
-  const std::string& text() const { return text_; }
+  const std::string& text() const { return text_; }  // unverified, for error messages
 
  private:
   std::string text_;
 };
 
-/// A TCPStore. Calls to a server that says nothing throw at the time-out, as waits for keys do, and StoreEnded is
-/// thrown where the connection has ended. A wait polls, and so leaves the connection to other threads' calls.
-///
-/// With a secret each value is stored with a tag, and UntrustedValue is thrown where one is read whose tag is wrong or
-/// missing; without a secret, where it has a tag. A stranger may change what has none: which keys there are, the
-/// counters of add(), the lengths of queues. With a secret, an empty value that compareSet() expects stands for an
-/// absent key alone. Thread safety: any number of threads.
+/// A TCPStore that throws CommError if the server is silent beyond the timeout, and StoreEnded if it has gone. Throws
+/// UntrustedValue for a value with a wrong or missing tag or, without a secret, with a tag. Waits poll, so that other
+/// threads can use the connection. Not authenticated: which keys exist, counters of add(), and lengths of queues. In
+/// compareSet() with a secret, an empty `expected` means an absent key. Thread-safe.
 class JobStore final : public c10d::Store {
  public:
-  /// Connects, and serves the store where the options say so; `server`: who does it, for messages. Throws what TCPStore
-  /// throws, and CommError when the server has said nothing within the options' time-out; the connection is left to a
-  /// thread that ends with it then.
+  /// Connects, and serves the store if `options` say so. `server` names the server in messages. Throws TCPStore's
+  /// errors, and CommError if the server does not answer in time; a thread then keeps the connection until it ends.
   JobStore(const std::string& address, const c10d::TCPStoreOptions& options, std::string server,
            std::optional<JobSecret> secret);
 
@@ -74,21 +67,19 @@ class JobStore final : public c10d::Store {
  private:
   template <class Call>
   auto guarded(Call call);
-  /// As the store has it, and back.
-  StoreValue sealed(const std::string& key, const StoreValue& value) const;
-  StoreValue opened(const std::string& key, StoreValue stored) const;
+  StoreValue sealed(const std::string& key, const StoreValue& value) const;  // adds the tag
+  StoreValue opened(const std::string& key, StoreValue stored) const;        // checks and removes it
 
   const std::string address_;
   const c10d::TCPStoreOptions options_;
   const std::string server_;
   const std::optional<JobSecret> secret_;
   c10::intrusive_ptr<c10d::TCPStore> tcp_;
-  std::vector<int> sockets_;  // to the server; tcp_ owns them
+  std::vector<int> sockets_;  // to the server, owned by tcp_
   std::atomic<bool> is_silent_ = false;
 };
 
-/// Waits until the store has all of `keys`, and calls `look`, which may throw, every 200 ms meanwhile. Throws
-/// c10::DistStoreError at the time-out.
+/// Waits for all `keys` and calls `look`, which may throw, every 200 ms. Throws c10::DistStoreError at the timeout.
 void wait_for_keys(c10d::Store& store, const std::vector<std::string>& keys, std::chrono::milliseconds timeout,
                    const std::function<void()>& look);
 

@@ -1,5 +1,5 @@
 #pragma once
-// The socket on which rank 0 listens for the others.
+// The socket on which rank 0 listens for other ranks.
 
 #include <sys/socket.h>
 
@@ -8,20 +8,14 @@
 
 namespace tessera {
 
-/// How a launcher hands the socket of a reserved port to rank 0: the number of the open file, a socket that listens at
-/// MASTER_PORT.
-constexpr const char* kListenSocketVariable = "TESSERA_LISTEN_SOCKET";
+constexpr const char* kListenSocketVariable = "TESSERA_LISTEN_SOCKET";  // rank 0's descriptor from its launcher
 
-/// The port of an internet address; 0 for another kind.
-int port_of(const sockaddr_storage& address);
+int port_of(const sockaddr_storage& address);  // 0 if it is not an internet address
 
-/// The launcher's socket, if it is at that port; once in a process, since it is closed with the store that takes it.
-std::optional<int> take_listen_socket(int port);
+std::optional<int> take_listen_socket(int port);  // the launcher's; once per process, as its store closes it
 
-/// A socket that listens at `port` of the one interface that `address` names: a number, localhost, or a name of one
-/// address that is not the loopback's. None where that cannot be told: for names of several addresses, for a host's own
-/// name that stands for the loopback there and for something else on other hosts, and for addresses of no interface
-/// here, as behind a translation of addresses. Throws CommError where the port is taken.
+/// Returns a socket that listens on the interface of `address`: a number, localhost, or a name with a single address
+/// that is not a loopback address. Returns none for others. Throws CommError if the port is taken or not permitted.
 std::optional<int> listen_at(const std::string& address, int port);
 
 }  // namespace tessera

@@ -1,14 +1,12 @@
 #pragma once
-// How the ranks of a job meet over its store: who may take part, and when all have come.
+// Protocol by which the ranks of a job meet over its store. Keys:
 //
-//   key                    set by    to
-//   job                    rank 0    the job's identity; ranks of other jobs go
-//   seat/<ranks>/<rank>    the rank  its process, which may take it again; another process goes
+//   job                    rank 0    the job's identity; ranks of other jobs leave
+//   seat/<ranks>/<rank>    the rank  its process, which may retry; another process leaves
 //   .../taken              the rank  "", while it waits for the others
-//   all_connected          rank 0    the number of ranks, once all seats are taken
-//   gave_up                rank 0    why it ends the meeting (a rank has died, say), for half a second before it does
-//   other_secret           a rank    its number, where it has another secret than rank 0: both give up. Rank 0 takes a
-//                                    stranger's word for it, who could as well stop the meeting in another way
+//   all_connected          rank 0    the number of ranks, once all have come
+//   gave_up                rank 0    why the meeting fails, for half a second before rank 0 ends it
+//   other_secret           a rank    its number, if its secret differs from rank 0's: both give up. Not authenticated
 
 #include <string>
 #include <torch/csrc/distributed/c10d/Store.hpp>
@@ -19,22 +17,18 @@
 
 namespace tessera {
 
-/// A rank that may not take part, or whose peer has died.
-class MeetingError : public CommError {
+class MeetingError : public CommError {  // a rank that may not take part, or whose peer has died
  public:
   using CommError::CommError;
 };
 
-/// Returns when all ranks have come. Throws MeetingError for a rank of another job, a second process of a rank, and
-/// where a rank that had come dies on the host of rank 0, has another secret, or a stranger has changed what a rank
-/// said; what the store throws at a time-out.
+/// Returns when all ranks have come. Throws the store's error at the timeout. Throws MeetingError for a rank of another
+/// job, a second process of a rank, a rank that dies on rank 0's host, a different secret, and a forged value.
 void meet(c10d::Store& store, const StoreOptions& options);
 
-/// The other ranks that have not taken their seats; none if the store, which may end with rank 0, cannot tell.
-std::vector<int> absent_ranks(c10d::Store& store, const StoreOptions& options);
+std::vector<int> absent_ranks(c10d::Store& store, const StoreOptions& options);  // empty if the store has ended
 
-/// "job \"slurm 7.0\"", which has met at an address; "" if none can be told within a moment. Whoever serves the store
-/// may have made it up: it is for messages.
+/// Returns the unverified job at an address, for messages: "job \"slurm 7.0\"", or "" if unknown after 1 s.
 std::string find_job_at(const std::string& address, int port);
 
 }  // namespace tessera

@@ -1,5 +1,5 @@
 #pragma once
-// torch::nn's embedding layers with a hook point. Same constructors, members and results.
+// torch::nn's embedding layers with a hook point, and with the same constructors, members and results.
 
 #include <torch/nn/modules/embedding.h>
 
@@ -12,13 +12,13 @@ using torch::nn::EmbeddingBagOptions;
 using torch::nn::EmbeddingFromPretrainedOptions;
 using torch::nn::EmbeddingOptions;
 
-/// Adds the stock holders' from_pretrained.
+/// Holder with torch::nn::Embedding's from_pretrained.
 class Embedding : public HookedHolder<Hooked<torch::nn::EmbeddingImpl>> {
  public:
   using HookedHolder::HookedHolder;
   using Impl = Hooked<torch::nn::EmbeddingImpl>;
   Embedding() = default;
-  Embedding(HookedHolder other)  // NOLINT(google-explicit-constructor): as the holder it is
+  Embedding(HookedHolder other)  // NOLINT(google-explicit-constructor): converts like torch's holders
       : HookedHolder(std::move(other)) {}
 
   static Embedding from_pretrained(const at::Tensor& embeddings, const EmbeddingFromPretrainedOptions& options = {}) {
@@ -31,7 +31,7 @@ class EmbeddingBag : public HookedHolder<Hooked<torch::nn::EmbeddingBagImpl>> {
   using HookedHolder::HookedHolder;
   using Impl = Hooked<torch::nn::EmbeddingBagImpl>;
   EmbeddingBag() = default;
-  EmbeddingBag(HookedHolder other)  // NOLINT(google-explicit-constructor): as the holder it is
+  EmbeddingBag(HookedHolder other)  // NOLINT(google-explicit-constructor): converts like torch's holders
       : HookedHolder(std::move(other)) {}
 
   static EmbeddingBag from_pretrained(const at::Tensor& embeddings,

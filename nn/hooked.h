@@ -1,4 +1,4 @@
 #pragma once
-// The public name of nn/hooks/hooked.h.
+// Public name of nn/hooks/hooked.h.
 
 #include "nn/hooks/hooked.h"  // IWYU pragma: export

@@ -1,12 +1,12 @@
 #pragma once
-// torch::nn's linear layers with a hook point. Same constructors, members and results, but that Linear rounds once, as
-// in Python (nn/hooks/python_forward.h).
+// torch::nn's linear layers with a hook point, and with the same constructors, members and results, except that Linear
+// rounds once, like Python's (nn/hooks/python_forward.h).
 
 #include <torch/nn/modules/linear.h>
 
 #include "nn/hooks/hooked.h"
 
-// In nn/linear.cpp: almost every source that uses modules has a Linear, and would compile it anew.
+// Instantiated in nn/linear.cpp: otherwise almost every source that uses modules would compile it again.
 extern template class tessera::detail::HookedModule<torch::nn::LinearImpl, tessera::Hooked<torch::nn::LinearImpl>>;
 extern template class tessera::Hooked<torch::nn::LinearImpl>;
 

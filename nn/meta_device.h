@@ -1,25 +1,22 @@
 #pragma once
-// Modules without memory: tensors on the meta device, which have sizes and a dtype only.
+// Builds modules without memory, on the meta device, whose tensors have only sizes and a dtype.
 //
 //   Gpt model{nullptr};
 //   {
 //     const MetaDeviceGuard on_meta;
-//     model = Gpt(config);                       // of any size, at once
+//     model = Gpt(config);                       // any size, at once
 //   }
-//   for (auto& block : model->blocks) fully_shard(block, {.mesh = mesh});
-//   fully_shard(model, {.mesh = mesh});
+//   fully_shard(model, {.mesh = mesh});          // and its blocks before
 //   to_empty(*model, at::kCPU);                  // fully_shard/to_empty.h: memory for this rank's shards
-//   tessera::manual_seed(0);
-//   reset_parameters(*model);                    // nn/reset_parameters.h: one process's values, on any number of ranks
+//   reset_parameters(*model);                    // nn/reset_parameters.h: the values of a single process
 //
-// libtorch has no such switch in C++ (module.to(at::kMeta) comes after the memory was there, and throws).
-// As `with torch.device("meta"):` in Python.
+// libtorch's module.to(at::kMeta) needs the memory first, and throws. Source: Python's `with torch.device("meta"):`.
 
 namespace tessera {
 
-/// Lets this thread make tensors on the meta device while it lives, unless a device is named. Guards nest.
-/// Initializers do nothing on them and draw no random numbers; tensors from data (torch::tensor({1, 2})) throw.
-/// Thread safety: concerns the thread that made it, which must also end it.
+/// Makes tensors of this thread on the meta device while it lives, unless a device is given. Guards nest. Initializers
+/// then do nothing and draw no random numbers. Tensors from data (torch::tensor({1, 2})) throw. Thread safety: a guard
+/// must end in the thread that made it.
 class MetaDeviceGuard {
  public:
   MetaDeviceGuard();

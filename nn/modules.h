@@ -1,6 +1,6 @@
 #pragma once
-// Every layer of tessera::nn: drop-ins for torch::nn with a hook point, plus RMSNorm and a Sequential that nests.
-// Losses, pooling with indices and containers without parameters need no hooks: use torch::nn's.
+// All layers of tessera::nn: torch::nn's with a hook point, RMSNorm, and a Sequential that nests. Losses, pooling with
+// indices, and containers without a forward need no hooks: use torch::nn's.
 
 #include <torch/nn/modules/container/moduledict.h>
 #include <torch/nn/modules/container/modulelist.h>
@@ -19,7 +19,7 @@
 
 namespace tessera::nn {
 
-// No forward of their own, so there is nothing to hook: shard their elements.
+// Have no forward, so there is nothing to hook. Shard their elements.
 using torch::nn::ModuleDict;
 using torch::nn::ModuleList;
 

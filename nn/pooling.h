@@ -1,5 +1,5 @@
 #pragma once
-// torch::nn's common pooling layers with a hook point. Same constructors, members and results.
+// torch::nn's common pooling layers with a hook point, and with the same constructors, members and results.
 
 #include <torch/nn/modules/pooling.h>
 

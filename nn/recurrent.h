@@ -1,5 +1,5 @@
 #pragma once
-// torch::nn's recurrent layers with a hook point; hooks run for forward and for forward_with_packed_input.
+// torch::nn's recurrent layers with a hook point. Hooks run for forward and for forward_with_packed_input.
 
 #include <torch/nn/modules/rnn.h>
 #include <torch/nn/utils/rnn.h>
@@ -8,7 +8,7 @@
 
 namespace tessera {
 
-/// PackedSequence shows its tensors read-only; a copy of it that is not const may still be changed by hooks.
+/// Casts away the const of PackedSequence's accessors: hooks may change tensors of a copy that is not const.
 template <>
 struct TensorVisitor<torch::nn::utils::rnn::PackedSequence> {
   static constexpr bool holds_tensors = true;

@@ -1,23 +1,13 @@
 #pragma once
-// Initial values for a module that was built without memory (nn/meta_device.h), or once more for any.
+// Initializes a module that was built without memory (nn/meta_device.h), or any module again.
 //
-//   tessera::manual_seed(0);               // dtensor/random/random.h; at::manual_seed(0) where parameters are plain
-//   tensors reset_parameters(*model);
+//   tessera::manual_seed(0);               // dtensor/random/random.h; at::manual_seed(0) if parameters are plain
+//   reset_parameters(*model);
 //
-// calls reset_parameters() of each module that has one, as libtorch's layers do: children first, in the order in which
-// they are registered, then the module itself, as constructors draw. So a sharded model gets the values of one process
-// that built the model with the same seed, bit for bit. A parameter that two modules share gets the later one's values.
-//
-// A module with parameters of its own says itself how they begin:
-//
-//   struct ScaleImpl : torch::nn::Module, ResettableParameters {
-//     void reset_parameters() override { const torch::NoGradGuard no_grad; scale.fill_(1); }
-//     at::Tensor scale;
-//   };
-//
-// It may set those of its children too, which are initialized before it.
-//
-// Thread safety: as writing to the parameters.
+// Calls reset_parameters() of each module that has one, like libtorch's layers, in the order in which constructors
+// draw: registered children first, then the module. A sharded model thus gets, bit for bit, the values of a single
+// process that builds it with the same seed. A parameter of two modules gets the later one's values.
+// Thread safety: like writes to the parameters.
 
 #include <torch/nn/module.h>
 
@@ -25,7 +15,13 @@
 
 namespace tessera {
 
-/// Interface of a module that initializes its own parameters and buffers, after those of its children.
+/// Interface of a module that initializes its own parameters and buffers. Runs after that of its children, whose
+/// parameters it may set too.
+///
+///   struct ScaleImpl : torch::nn::Module, ResettableParameters {
+///     void reset_parameters() override { const torch::NoGradGuard no_grad; scale.fill_(1); }
+///     at::Tensor scale;
+///   };
 class ResettableParameters {
  public:
   virtual ~ResettableParameters() = default;
@@ -33,9 +29,9 @@ class ResettableParameters {
 };
 
 /// Initializes all parameters at and below `module`. Throws, before it changes anything:
-/// - NotImplementedError that names the first module with parameters or buffers of its own that cannot initialize them
-///   (torch::nn::MultiheadAttention and PReLU, whose functions are not public).
-/// - StateError for a parameter on the meta device.
+/// - NotImplementedError that names the first module with own parameters or buffers that cannot initialize them, such
+///   as torch::nn::MultiheadAttention and PReLU, whose functions are not public.
+/// - StateError for a parameter or buffer on the meta device.
 void reset_parameters(ModuleRef module);
 
 }  // namespace tessera

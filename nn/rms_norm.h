@@ -1,8 +1,10 @@
 #pragma once
-// Root mean square normalization, which libtorch's C++ modules lack: x / sqrt(mean(x^2) + eps) * weight over the
-// last dims (B. Zhang, R. Sennrich: Root Mean Square Layer Normalization, 2019). Same as Python's torch.nn.RMSNorm.
+// Root mean square normalization, which libtorch's C++ modules lack: x / sqrt(mean(x^2) + eps) * weight over the last
+// dims. It equals Python's torch.nn.RMSNorm.
 //
 //   tessera::nn::RMSNorm norm(RMSNormOptions({64}).eps(1e-6));
+//
+// Source: B. Zhang, R. Sennrich, Root Mean Square Layer Normalization, 2019.
 
 #include <torch/arg.h>
 #include <torch/nn/cloneable.h>
@@ -17,20 +19,20 @@
 namespace tessera::nn {
 
 struct RMSNormOptions {
-  // As libtorch's options of norms, which convert from a shape.
+  // Converts from a shape, like libtorch's options of norms.
   // NOLINTNEXTLINE(google-explicit-constructor)
   RMSNormOptions(std::vector<int64_t> normalized_shape) : normalized_shape_(std::move(normalized_shape)) {}
   // NOLINTNEXTLINE(google-explicit-constructor)
   RMSNormOptions(int64_t normalized_size) : normalized_shape_{normalized_size} {}
-  /// Sizes of the last dims, over which the mean is taken.
+  /// Sizes of the last dims, which the mean is over.
   TORCH_ARG(std::vector<int64_t>, normalized_shape);
-  /// Added to the mean of squares; none: the machine epsilon of the input's dtype.
+  /// Added to the mean of squares. Default: the machine epsilon of the input's dtype.
   TORCH_ARG(std::optional<double>, eps) = std::nullopt;
-  /// Whether there is a weight, which starts as ones.
+  /// Adds a weight, initially ones.
   TORCH_ARG(bool, elementwise_affine) = true;
 };
 
-/// Errors: ValueError for an empty normalized_shape or a size below 1.
+/// Throws ValueError for an empty normalized_shape and for a size below 1.
 class RMSNormImpl : public torch::nn::Cloneable<RMSNormImpl> {
  public:
   explicit RMSNormImpl(RMSNormOptions options_);
@@ -41,8 +43,7 @@ class RMSNormImpl : public torch::nn::Cloneable<RMSNormImpl> {
   at::Tensor forward(const at::Tensor& input);
 
   RMSNormOptions options;
-  /// Undefined without elementwise_affine.
-  at::Tensor weight;
+  at::Tensor weight;  // undefined without elementwise_affine
 };
 
 TESSERA_MODULE(RMSNorm);

@@ -1,9 +1,9 @@
 #pragma once
-// A chain of modules that map one tensor to one tensor. Unlike torch::nn::Sequential its forward is an ordinary
-// function, so that chains nest and have a hook point.
+// A chain of modules that map one tensor to one tensor. Unlike torch::nn::Sequential's, its forward is not a template,
+// so that chains nest and have a hook point.
 //
 //   tessera::nn::Sequential mlp;
-//   mlp->push_back("up", tessera::nn::Linear(64, 256));     // one statement a layer: arguments of one call would be
+//   mlp->push_back("up", tessera::nn::Linear(64, 256));     // one statement per layer: arguments of one call would be
 //   mlp->push_back("act", tessera::nn::GELU());             // constructed, and draw random numbers, in any order
 //   mlp->push_back("down", tessera::nn::Linear(256, 64));
 //   tessera::nn::Sequential net({{"mlp", mlp}, {"norm", tessera::nn::LayerNorm(LayerNormOptions({64}))}});
@@ -54,8 +54,8 @@ concept ModuleArgument = requires(const M& module) {
 
 }  // namespace detail
 
-/// One element of a Sequential: any module, held as a holder or a shared pointer, whose forward takes one tensor
-/// and returns one. Stock torch::nn modules are fine, but have no hook point of their own.
+/// Element of a Sequential: a holder or shared pointer of a module that maps one tensor to one tensor. Stock torch::nn
+/// modules are accepted, but have no hook point.
 class SequentialEntry {
  public:
   template <detail::ModuleArgument M>
@@ -91,8 +91,8 @@ class SequentialEntry {
   at::Tensor (*forward_)(torch::nn::Module&, at::Tensor);
 };
 
-/// Errors: ValueError for a null module, a name that is taken, empty or has a dot, an index out of range and a
-/// forward without elements.
+/// Throws ValueError for a null module, an index out of range, and a forward without elements. Names must be new, not
+/// empty, and without dots.
 class SequentialImpl : public torch::nn::Cloneable<SequentialImpl> {
  public:
   SequentialImpl() = default;
@@ -116,7 +116,7 @@ class SequentialImpl : public torch::nn::Cloneable<SequentialImpl> {
   bool is_empty() const noexcept { return entries_.empty(); }
   const std::shared_ptr<torch::nn::Module>& ptr(size_t index) const;
   std::shared_ptr<torch::nn::Module> operator[](size_t index) const { return ptr(index); }
-  /// The element as a module type: `net->at<torch::nn::LinearImpl>(0).weight`. Errors: ValueError for another type.
+  /// Returns an element as its type: `net->at<torch::nn::LinearImpl>(0).weight`. Throws ValueError for another type.
   template <class Impl>
   Impl& at(size_t index) const {
     auto* const impl = dynamic_cast<Impl*>(ptr(index).get());
@@ -140,7 +140,7 @@ class Sequential : public HookedHolder<Hooked<SequentialImpl>> {
   using HookedHolder::HookedHolder;
   using Impl = Hooked<SequentialImpl>;
   Sequential() = default;
-  // As libtorch's holders, which convert from the holder that they are made of.
+  // Converts from its base, like libtorch's holders.
   // NOLINTNEXTLINE(google-explicit-constructor)
   Sequential(HookedHolder other) : HookedHolder(std::move(other)) {}
   Sequential(std::initializer_list<SequentialEntry> entries) : HookedHolder(std::make_shared<Impl>(entries)) {}

@@ -1,10 +1,9 @@
 #pragma once
-// torch::nn's attention and transformer layers with a hook point: same constructors and members, and the results of
-// PyTorch's Python, masks included (nn/hooks/python_forward.h).
+// torch::nn's attention and transformer layers with a hook point, and the same constructors and members. Results are
+// those of PyTorch's Python, masks included (nn/hooks/python_forward.h).
 //
-// The layers of an encoder or a decoder have one each, so that they can be units of fully_shard, be checkpointed, and
-// so on; those of a stock one are stock, and called by it in a way that no hook sees. What is inside of a layer (its
-// attention, its linear layers) is stock.
+// Each layer of an encoder or decoder has a hook point too, so it can be a unit of fully_shard or be checkpointed. (A
+// stock encoder calls its layers without running hooks.) Modules inside a layer, such as its attention, are stock.
 //
 //   tessera::nn::TransformerEncoder encoder(TransformerEncoderOptions(torch::nn::TransformerEncoderLayer(64, 4), 6));
 //   for (const auto& layer : *encoder->layers) {
@@ -35,12 +34,12 @@ TESSERA_MODULE_IMPL(MultiheadAttention, torch::nn::MultiheadAttentionImpl);
 TESSERA_MODULE_IMPL(TransformerDecoderLayer, torch::nn::TransformerDecoderLayerImpl);
 TESSERA_MODULE_IMPL(TransformerEncoderLayer, torch::nn::TransformerEncoderLayerImpl);
 
-/// Its `layers` are tessera::nn::TransformerEncoderLayers.
+/// Holds tessera::nn::TransformerEncoderLayers in `layers`.
 class TransformerEncoderImpl : public torch::nn::TransformerEncoderImpl {
  public:
   TransformerEncoderImpl(torch::nn::TransformerEncoderLayer layer, int64_t num_layers);
   explicit TransformerEncoderImpl(TransformerEncoderOptions options);
-  /// Shares parameters, buffers and what is inside of layers with `stock`.
+  /// Shares parameters, buffers and the modules inside layers with `stock`.
   explicit TransformerEncoderImpl(const torch::nn::TransformerEncoderImpl& stock);
 
   at::Tensor forward(const at::Tensor& src, const at::Tensor& src_mask = {},
@@ -53,12 +52,12 @@ class TransformerEncoderImpl : public torch::nn::TransformerEncoderImpl {
 };
 TESSERA_MODULE(TransformerEncoder);
 
-/// Its `layers` are tessera::nn::TransformerDecoderLayers.
+/// Holds tessera::nn::TransformerDecoderLayers in `layers`.
 class TransformerDecoderImpl : public torch::nn::TransformerDecoderImpl {
  public:
   TransformerDecoderImpl(torch::nn::TransformerDecoderLayer layer, int64_t num_layers);
   explicit TransformerDecoderImpl(TransformerDecoderOptions options);
-  /// As of the encoder.
+  /// Shares parameters, buffers and the modules inside layers with `stock`.
   explicit TransformerDecoderImpl(const torch::nn::TransformerDecoderImpl& stock);
 
   at::Tensor forward(const at::Tensor& tgt, const at::Tensor& memory, const at::Tensor& tgt_mask = {},
@@ -72,8 +71,7 @@ class TransformerDecoderImpl : public torch::nn::TransformerDecoderImpl {
 };
 TESSERA_MODULE(TransformerDecoder);
 
-/// Its `encoder` holds a tessera::nn::TransformerEncoder and its `decoder` a tessera::nn::TransformerDecoder, where the
-/// options give none of one's own.
+/// Holds a tessera::nn::TransformerEncoder and TransformerDecoder, unless the options provide custom ones.
 class TransformerImpl : public torch::nn::TransformerImpl {
  public:
   TransformerImpl(int64_t d_model, int64_t nhead);

@@ -1,14 +1,12 @@
 #pragma once
-// A deep copy of a module that keeps tied parameters tied.
+// Deep copies of modules in which tied parameters stay tied.
 //
-// torch::nn::Cloneable::clone builds the copy with reset(), so it draws random numbers, and it copies child by
-// child, so two layers that share a weight get one each. clone_module repairs both:
+//   tie_parameter(*head, "weight", wte->weight);  // one tensor in the member and in the registry
+//   auto copy = clone_module(*model);             // one tensor again, other than the model's
 //
-//   tessera::nn::Embedding wte(256, 64); tessera::nn::Linear head(LinearOptions(64, 256).bias(false));
-//   tie_parameter(*head, "weight", wte->weight);            // one tensor for the member and the registry
-//   auto copy = clone_module(*model);                       // again one tensor, another one than the model's
-//
-// `Hooked::clone` does the same; use clone_module where the outermost module is a stock one.
+// torch::nn::Cloneable::clone copies child by child, so that layers that share a weight get one each, and draws random
+// numbers, because it calls reset(). Hooked::clone works like clone_module, which is for outermost modules that are
+// stock.
 
 #include <torch/nn/module.h>
 
@@ -19,21 +17,20 @@
 
 namespace tessera {
 
-/// Deep copy of `module`, on `device` if one is given. The default generators end in the state in which they
-/// started; no other thread may draw from them meanwhile.
-/// Errors: NotImplementedError if hooks or state are attached anywhere in the module, if a type in it has no clone,
-/// or if a tie cannot be carried over because a module that shares the tensor has no hook point or no member of the
-/// parameter's name.
+/// Returns a deep copy, on `device` if given. Leaves default generators as they were; no other thread may draw from
+/// them meanwhile. Throws NotImplementedError:
+/// - if a module has hooks or attached state, or a hooked type has no clone;
+/// - for a tied parameter, if a module that shares it has no hook point or no member of its name;
+/// - for a buffer that two modules share.
 std::shared_ptr<torch::nn::Module> clone_module(const torch::nn::Module& module,
                                                 const std::optional<at::Device>& device = std::nullopt);
 
-/// Makes `tensor` the parameter `name` of a hooked module: the registry entry and the member of that name.
-/// Errors: StateError without a hook point, KeyError if the module has no such parameter or member,
-/// ValueError if the sizes differ.
+/// Makes `tensor` the parameter `name` of a hooked module, in its registry and in the member of that name. Throws
+/// StateError without a hook point, KeyError without such a parameter or member, and ValueError if the sizes differ.
 void tie_parameter(torch::nn::Module& module, std::string_view name, const at::Tensor& tensor);
 
 namespace detail {
-/// Runs `clone` on `source` between the checks and the repairs that clone_module promises.
+/// Runs `clone` on `source` with the checks and repairs of clone_module.
 std::shared_ptr<torch::nn::Module> clone_checked(const torch::nn::Module& source,
                                                  const std::function<std::shared_ptr<torch::nn::Module>()>& clone);
 }  // namespace detail

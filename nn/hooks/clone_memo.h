@@ -1,5 +1,5 @@
 #pragma once
-// A module that stands in several places is one module in a copy, too.
+// Remembers copied modules, so that a module that a container holds twice is one module in the copy too.
 
 #include <torch/nn/module.h>
 
@@ -9,9 +9,8 @@
 
 namespace tessera {
 
-/// For containers, in their clone(): the outermost one of a thread has the modules of all of them that are cloned while
-/// it lives.
-/// Thread safety: concerns the thread that made it, which must also end it.
+/// For clone() of containers. The outermost memo of a thread serves all containers that are cloned while it lives.
+/// Thread safety: a memo must end in the thread that made it.
 class CloneMemo {
  public:
   CloneMemo();
@@ -19,12 +18,12 @@ class CloneMemo {
   CloneMemo(const CloneMemo&) = delete;
   CloneMemo& operator=(const CloneMemo&) = delete;
 
-  /// The copy of `module`, cloned at the first time.
+  /// Returns the copy of `module`, which the first call clones.
   std::shared_ptr<torch::nn::Module> copy_of(const std::shared_ptr<torch::nn::Module>& module,
                                              const std::optional<at::Device>& device);
 
  private:
-  // Keeps the modules, so that no other one gets the address of one that has gone.
+  // Keeps the originals alive, so that their addresses are not reused.
   std::unordered_map<std::shared_ptr<torch::nn::Module>, std::shared_ptr<torch::nn::Module>> copies_;
 };
 

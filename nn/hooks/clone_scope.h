@@ -1,5 +1,5 @@
 #pragma once
-// For packages that can give a copy of a module what they gave the module itself.
+// Lets packages that attach hooks to modules attach them to copies again.
 
 #include <cstddef>
 #include <functional>
@@ -8,12 +8,12 @@ namespace tessera {
 
 class HookPoint;
 
-/// While it lives, copies that this thread makes pass over hooks and state that the scope's owner will install on the
-/// copy anew; HookPoint::check_cloneable still throws for any beyond those. Scopes nest; the innermost counts.
-/// Thread safety: concerns the thread that made it, which must also end it.
+/// Allows this thread, while it lives, to clone modules whose hooks and state the scope's owner will attach again.
+/// HookPoint::check_cloneable still throws for others. Scopes nest; the innermost one counts. Thread safety: a scope
+/// must end in the thread that made it.
 class CloneScope {
  public:
-  /// How many hooks and attached objects of a module will be renewed.
+  /// Numbers of a module's hooks and attached objects that will be attached again.
   struct Renewed {
     size_t hooks = 0;
     size_t attachments = 0;
@@ -25,8 +25,7 @@ class CloneScope {
   CloneScope(const CloneScope&) = delete;
   CloneScope& operator=(const CloneScope&) = delete;
 
-  /// By the innermost scope of this thread; nothing without one.
-  static Renewed renewed(const HookPoint& point);
+  static Renewed renewed(const HookPoint& point);  // by this thread's innermost scope; zeros without one
 
  private:
   Count count_;

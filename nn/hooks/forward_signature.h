@@ -1,6 +1,5 @@
 #pragma once
-// The signature of a module's forward as a type: `R(A...)` or `R(A...) const`, with the exact argument types.
-// Found also when forward is inherited from a base class.
+// Signature of a module's forward, own or inherited, as a type: `R(A...)` or `R(A...) const` with exact argument types.
 
 #include <cstddef>
 #include <tuple>

@@ -1,23 +1,22 @@
 #pragma once
-// What libtorch's modules lack: code that runs before and after a module's forward, and state attached to a module.
+// Code that runs before and after a module's forward, and state attached to a module, both of which libtorch lacks.
 //
-// A HookPoint is one half of `Hooked<Impl>` (nn/hooks/hooked.h), found from any torch::nn::Module& at run time:
+// A HookPoint is a base class of `Hooked<Impl>` (nn/hooks/hooked.h), found from any torch::nn::Module& at run time:
 //
 //   HookPoint& point = hook_point(module, "fully_shard");     // StateError if the module's type has none
 //   HookHandle handle = point.register_forward_pre_hook([](HookPoint&, TensorRefs inputs) {
-//     for (at::Tensor* input : inputs) *input = input->to(at::kBFloat16);    // the caller's tensors stay as they are
+//     for (at::Tensor* input : inputs) *input = input->to(at::kBFloat16);    // the caller's tensors are unchanged
 //   });
 //   handle.remove();
 //
-// Order of a call: pre-hooks in order, forward, post-hooks in order. If any of them throws, every exception hook
-// runs in reverse order and the exception goes on. A module may be called recursively; hooks then run at each level.
-// Hooks may register and remove hooks: a removed one does not run any more, a new one runs from the next call on.
-// One wrapper may stand around forward itself, inside of all hooks (see wrap_forward).
+// Order of a call: pre-hooks in order, forward, post-hooks in order. If one throws, all exception hooks run in reverse
+// order, and the exception propagates. Hooks also run for recursive calls. Hooks may register and remove hooks: a
+// removed one no longer runs, and a new one runs from the next call on. A wrapper (wrap_forward) is inside all hooks.
 //
-// Ownership: the module owns its hooks and its state. A hook that owns its module is a cycle and never freed.
-// Copies of a module (clone, hooked) start without hooks and state.
-// Thread safety: forward may run in several threads at once; registering, removing and attaching may not run
-// beside anything else on the same module.
+// Ownership: a module owns its hooks and state, so a hook that owns its module is a reference cycle. Copies of a module
+// (clone, hooked) have neither.
+// Thread safety: several threads may run forward. Registering, removing and attaching need exclusive access to the
+// module.
 
 #include <torch/nn/module.h>
 
@@ -34,7 +33,7 @@ namespace tessera {
 
 class HookPoint;
 
-/// The defined tensors of a module's inputs or outputs, nested ones too, in order. Assign to replace one.
+/// Defined tensors of a module's inputs or outputs, in order, including nested ones. Assign to replace one.
 using TensorRefs = std::span<at::Tensor* const>;
 
 using ForwardHook = std::function<void(HookPoint&, TensorRefs)>;
@@ -42,20 +41,18 @@ using ExceptionHook = std::function<void(HookPoint&)>;
 
 class RecomputableCall;
 
-/// Runs one forward in a way of its own: calls `forward`, once, and may keep `again`, the same call on copies of its
-/// arguments as the pre-hooks left them, for later.
+/// Runs one forward by calling `forward` once. It may keep `again`, which repeats the call on copies of the arguments
+/// that the pre-hooks left.
 using ForwardWrapper =
     std::function<void(HookPoint&, const std::function<void()>& forward, std::unique_ptr<RecomputableCall> again)>;
 
-/// What a wrapper throws to end a forward whose rest nobody needs. Not a failure: see is_forward_stopped(). No
+/// Thrown by a wrapper to end a forward whose remainder is not needed, which is not a failure. It is not a
 /// std::exception, so that a forward that handles its own errors lets it pass.
 struct StopForward {};
 
-/// For exception hooks: whether forward was ended by StopForward.
-bool is_forward_stopped() noexcept;
+bool is_forward_stopped() noexcept;  // for exception hooks: whether StopForward ended forward
 
-/// Where a new hook goes in its list.
-enum class HookOrder { Append, Prepend };
+enum class HookOrder { Append, Prepend };  // place of a new hook in its list
 
 namespace detail {
 
@@ -65,7 +62,7 @@ struct HookRecord {
   bool active = true;
 };
 
-// A list is replaced and never changed, so that a running call can go on with the one it started with.
+// Lists are replaced rather than changed, so that a running call continues with the one it started with.
 using HookList = std::vector<std::shared_ptr<HookRecord>>;
 
 enum class HookKind { Pre, Post, Exception };
@@ -82,12 +79,11 @@ struct HookTable {
 
 }  // namespace detail
 
-/// Names a registered hook. Destroying it leaves the hook in place (compare ScopedHook).
+/// Handle of a registered hook. Its destruction does not remove the hook (see ScopedHook).
 class HookHandle {
  public:
   HookHandle() = default;
-  /// Removes the hook; does nothing if it or its module is gone.
-  void remove();
+  void remove();  // does nothing if the hook or its module is gone
 
  private:
   friend class HookPoint;
@@ -114,50 +110,47 @@ class ScopedHook {
 
 class HookPoint {
  public:
-  /// A copy is another module: it starts without hooks and state, and assignment keeps the target's own.
+  /// Copies have no hooks and state, and assignment keeps the target's.
   HookPoint(const HookPoint&) noexcept {}
   HookPoint& operator=(const HookPoint&) noexcept { return *this; }  // NOLINT(bugprone-unhandled-self-assignment)
   virtual ~HookPoint() = default;
 
   virtual torch::nn::Module& module() noexcept = 0;
-  /// The user's type, demangled: "torch::nn::LinearImpl" for a Hooked<torch::nn::LinearImpl>.
-  virtual std::string type_name() const = 0;
+  virtual std::string type_name() const = 0;  // Impl of Hooked<Impl>, demangled: "torch::nn::LinearImpl"
 
   HookHandle register_forward_pre_hook(ForwardHook hook, HookOrder order = HookOrder::Append);
   HookHandle register_forward_hook(ForwardHook hook, HookOrder order = HookOrder::Append);
-  /// Runs when a pre-hook, forward or a post-hook throws, also for hooks whose own pre-hook was not reached.
-  /// What it throws itself becomes a warning.
+  /// Runs if a pre-hook, forward or post-hook throws, even if that was before this hook's own pre-hook. An exception of
+  /// the hook itself is logged.
   HookHandle register_exception_hook(ExceptionHook hook, HookOrder order = HookOrder::Append);
 
-  /// Lets `wrapper` run forward; a module has at most one. Stays until the module's end.
-  /// Errors: StateError if there is one.
+  /// Lets `wrapper` run forward, until the module's end. Throws StateError if there is one already.
   void wrap_forward(ForwardWrapper wrapper);
   bool is_forward_wrapped() const noexcept { return table_ != nullptr && table_->wrapper != nullptr; }
 
-  /// Whether a call has more to do than forward itself.
-  bool has_hooks() const noexcept { return table_ != nullptr && table_->hooks > 0; }
+  bool has_hooks() const noexcept { return table_ != nullptr && table_->hooks > 0; }  // or a wrapper
 
-  /// Keeps `state` with the module, one object a type. Errors: StateError if the type is attached already.
+  /// Attaches `state`, one object per type. Throws StateError if an object of this type is attached.
   template <class T>
   void attach(std::shared_ptr<T> state) {
     attach(typeid(T), std::move(state));
   }
-  /// The attached object of the type, or null.
+  /// Returns the attached object of the type, or null.
   template <class T>
   std::shared_ptr<T> find() const noexcept {
     return std::static_pointer_cast<T>(find(typeid(T)));
   }
-  /// Takes the attached object of the type away and returns it, or null.
+  /// Detaches and returns the object of the type, or null.
   template <class T>
   std::shared_ptr<T> detach() noexcept {
     return std::static_pointer_cast<T>(detach(typeid(T)));
   }
 
-  /// Throws NotImplementedError if a deep copy of this module alone would not be right: hooks or state are
-  /// attached, its type has no clone, or a member is tied past the registry.
+  /// Throws NotImplementedError if a deep copy of this module alone would be wrong. That is so if it has hooks or
+  /// state, if its type has no clone, or if a member is not its registered parameter.
   virtual void check_cloneable() const;
-  /// Lets the parameter `name` of this module and the member of that name be `tensor`; false if the type has no
-  /// such member. Used by clone to keep tied parameters tied.
+  /// Makes `tensor` the parameter `name` and the member of that name. Returns false if there is no such member. clone
+  /// uses it to keep parameters tied.
   virtual bool rebind_parameter(std::string_view name, const at::Tensor& tensor) = 0;
 
  protected:
@@ -175,7 +168,7 @@ class HookPoint {
   std::shared_ptr<detail::HookTable> table_;
 };
 
-/// One run of a module's forward under its hooks; used by Hooked and by layers with a second entry point.
+/// One hooked call of a module's forward. For Hooked, and for layers with a second entry point.
 class HookedCall {
  public:
   explicit HookedCall(HookPoint& point);
@@ -194,14 +187,13 @@ class HookedCall {
   std::shared_ptr<const ForwardWrapper> wrapper_;
 };
 
-/// The module's hook point, or null if its type has none.
+/// Returns the module's hook point, or null if its type has none.
 HookPoint* find_hook_point(torch::nn::Module& module) noexcept;
 const HookPoint* find_hook_point(const torch::nn::Module& module) noexcept;
 
-/// "torch::nn::LinearImpl", also for a hooked one.
-std::string module_type_name(const torch::nn::Module& module);
+std::string module_type_name(const torch::nn::Module& module);  // "torch::nn::LinearImpl", hooked or not
 
-/// The module's hook point. Errors: StateError that names `caller`, the module's type and the remedies.
+/// Returns the module's hook point. Throws StateError that names `caller`, the module's type and remedies.
 HookPoint& hook_point(torch::nn::Module& module, std::string_view caller);
 
 }  // namespace tessera

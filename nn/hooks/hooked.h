@@ -1,30 +1,26 @@
 #pragma once
-// Hooked<Impl>: a module type with a hook point, because libtorch's own modules call forward statically.
+// Hooked<Impl>: a module type with a hook point. libtorch's own modules call forward statically, without hooks.
 //
 //   struct BlockImpl : torch::nn::Module {
 //     BlockImpl(int64_t dim) { fc = register_module("fc", tessera::nn::Linear(dim, dim)); }
 //     at::Tensor forward(at::Tensor x) { return x + fc(x); }
 //     tessera::nn::Linear fc{nullptr};
 //   };
-//   TESSERA_MODULE(Block);                       // in place of TORCH_MODULE(Block)
+//   TESSERA_MODULE(Block);                       // instead of TORCH_MODULE(Block); BlockImpl must be complete
 //
 //   Block block(64);
 //   hook_point(*block, "example").register_forward_hook(...);
 //   block(x);                                    // runs the hooks
 //
-// A holder that TESSERA_MODULE declares does all that a torch::nn::ModuleHolder does. `holder(x)` accepts forward's
-// default arguments; `holder->forward(...)` has the exact argument types of Impl::forward but no defaults
-// (`holder->call(...)` has them). A default argument is not shown to the hooks.
+// A holder that TESSERA_MODULE declares works like a torch::nn::ModuleHolder. `holder(x)` and `holder->call(x)` accept
+// forward's default arguments, which hooks do not see. `holder->forward(...)` has the exact argument types of
+// Impl::forward and no defaults.
 //
-// Hooks see copies of the handles: an argument that forward takes by value or by const reference can be replaced
-// without the caller noticing. What it takes by pointer or by non-const reference belongs to the caller, who sees
-// the replacement.
+// Hooks get copies of the tensor handles that forward takes by value or by const reference, so the caller does not see
+// replacements. It does for arguments by pointer or non-const reference.
 //
-// The static type on which forward is called decides: through a torch::nn::LinearImpl& no hook of a
-// tessera::nn::Linear runs. A member declared as torch::nn::Linear cannot hold a tessera::nn::Linear, so the members
-// of a stock parent cannot be hooked one by one: hook the parent, hooked(parent).
-//
-// Impl must be complete where TESSERA_MODULE stands.
+// The static type decides: a call through torch::nn::LinearImpl& runs no hooks of a tessera::nn::Linear. A member of
+// type torch::nn::Linear cannot hold a tessera::nn::Linear, so hook a stock parent as a whole: hooked(parent).
 
 #include <c10/util/Type.h>
 #include <torch/nn/pimpl.h>
@@ -50,7 +46,7 @@ namespace detail {
 
 struct FromImpl {};
 
-// All of Hooked but forward, whose exact signature AnyModule must find in the most derived class.
+// Everything of Hooked except forward, whose exact signature AnyModule must find in the most derived class.
 template <class Impl, class Derived>
 class HookedModule : public Impl, public HookPoint {
  public:
@@ -60,7 +56,7 @@ class HookedModule : public Impl, public HookPoint {
 
   torch::nn::Module& module() noexcept override { return *this; }
   std::string type_name() const override { return c10::demangle(typeid(Impl).name()); }
-  /// Impl's name. Through a torch::nn::Module& libtorch shows the whole name of Hooked<...>.
+  /// Returns Impl's name. Through a torch::nn::Module&, libtorch returns the full name of Hooked<...>.
   const std::string& name() const {
     static const std::string name = c10::demangle(typeid(Impl).name());
     return name;
@@ -81,7 +77,7 @@ class HookedModule : public Impl, public HookPoint {
     }
   }
 
-  /// The second entry point of the recurrent layers (nn/recurrent.h), under the same hooks as forward.
+  /// Runs the second entry point of recurrent layers (nn/recurrent.h) with the same hooks as forward.
   template <class Packed, class... Rest>
   requires requires(Impl& impl, const Packed& packed, Rest&&... rest) {
     impl.forward_with_packed_input(packed, std::forward<Rest>(rest)...);
@@ -131,7 +127,7 @@ class HookedModule : public Impl, public HookPoint {
   }
 
  protected:
-  /// Impl's forward, or Python's where libtorch's is another (nn/hooks/python_forward.h).
+  /// Runs Impl's forward, or Python's if libtorch's differs (nn/hooks/python_forward.h).
   template <class... Args>
   decltype(auto) call_impl(Args&&... args) {
     if constexpr (has_python_forward<Impl>) {
@@ -173,8 +169,8 @@ class HookedModule : public Impl, public HookPoint {
 
 }  // namespace detail
 
-/// Impl with a hook point: constructed like Impl, called like Impl, and usable wherever an Impl is.
-/// `Signature` is needed only where Impl::forward is overloaded or a template.
+/// Impl with a hook point: constructed, called and used like Impl. `Signature` is needed only if Impl::forward is
+/// overloaded or a template.
 template <class Impl, class Signature = detail::forward_signature_t<Impl>>
 class Hooked;
 
@@ -190,7 +186,7 @@ class Hooked<Impl, R(A...)> : public detail::HookedModule<Impl, Hooked<Impl, R(A
     return run_with_hooks<R, A...>(*this, run, std::forward<A>(args)...);
   }
 
-  /// forward with Impl's default arguments.
+  /// Runs forward with Impl's default arguments.
   template <class... Args>
   requires(sizeof...(Args) <= sizeof...(A)) R call(Args&&... args) {
     if constexpr (sizeof...(Args) == sizeof...(A)) {
@@ -227,7 +223,7 @@ class Hooked<Impl, R(A...) const> : public detail::HookedModule<Impl, Hooked<Imp
     return run_with_hooks<R, A...>(const_cast<Hooked&>(*this), run, std::forward<A>(args)...);
   }
 
-  /// forward with Impl's default arguments.
+  /// Runs forward with Impl's default arguments.
   template <class... Args>
   requires(sizeof...(Args) <= sizeof...(A)) R call(Args&&... args)
   const {
@@ -253,7 +249,7 @@ class Hooked<Impl, R(A...) const> : public detail::HookedModule<Impl, Hooked<Imp
   }
 };
 
-/// A ModuleHolder whose `holder(args...)` runs hooks and accepts forward's default arguments.
+/// ModuleHolder whose `holder(args...)` runs hooks and accepts forward's default arguments.
 template <class HookedType>
 class HookedHolder : public torch::nn::ModuleHolder<HookedType> {
  public:
@@ -265,11 +261,10 @@ class HookedHolder : public torch::nn::ModuleHolder<HookedType> {
   }
 };
 
-/// A hooked module that shares parameters, buffers and children with a stock one: the same tensors, so optimizers
-/// that were built on `stock` stay valid and see the same gradients. Other members (options, training mode) are
-/// copied and go their own ways from here on; put the result in the place of `stock`.
+/// Returns a hooked module that shares parameters, buffers and children with a stock one, so optimizers stay valid.
+/// Other members (options, training mode) are copied. Use the result in place of `stock`.
 ///   auto linear = tessera::hooked(stock_linear);          // torch::nn::Linear -> holder of a hooked one
-/// Errors: ValueError for an empty holder; StateError if `stock` has a hook point already or is of a derived type.
+/// Throws ValueError if empty, and StateError if `stock` has a hook point or is of a derived type.
 template <class Impl>
 HookedHolder<Hooked<Impl>> hooked(const std::shared_ptr<Impl>& stock) {
   static_assert(std::is_copy_constructible_v<Impl>, "tessera::hooked: the module's type must be copyable");
@@ -290,7 +285,7 @@ HookedHolder<Hooked<Impl>> hooked(const torch::nn::ModuleHolder<Impl>& stock) {
 
 }  // namespace tessera
 
-// Converts from its base, as libtorch's holders do.
+// Converts from its base, like libtorch's holders.
 #define TESSERA_DETAIL_MODULE(Name, ...)                                                              \
   class Name : public ::tessera::HookedHolder<__VA_ARGS__> { /* NOLINT */                             \
    public:                                                                                            \
@@ -300,11 +295,11 @@ HookedHolder<Hooked<Impl>> hooked(const torch::nn::ModuleHolder<Impl>& stock) {
     using Impl [[maybe_unused]] = __VA_ARGS__;                                                        \
   }
 
-/// Like TORCH_MODULE: the holder `Name` of a hooked NameImpl.
+/// Declares the holder `Name` of a hooked NameImpl, like TORCH_MODULE.
 #define TESSERA_MODULE(Name) TESSERA_DETAIL_MODULE(Name, ::tessera::Hooked<Name##Impl>)
 
-/// Like TORCH_MODULE_IMPL: the holder `Name` of a hooked `ImplType`.
+/// Declares the holder `Name` of a hooked `ImplType`, like TORCH_MODULE_IMPL.
 #define TESSERA_MODULE_IMPL(Name, ImplType) TESSERA_DETAIL_MODULE(Name, ::tessera::Hooked<ImplType>)
 
-/// For a NameImpl whose forward is overloaded or a template: TESSERA_MODULE_SIGNATURE(Name, at::Tensor(at::Tensor)).
+/// For a forward that is overloaded or a template: TESSERA_MODULE_SIGNATURE(Name, at::Tensor(at::Tensor)).
 #define TESSERA_MODULE_SIGNATURE(Name, ...) TESSERA_DETAIL_MODULE(Name, ::tessera::Hooked<Name##Impl, __VA_ARGS__>)

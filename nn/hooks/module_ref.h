@@ -1,14 +1,12 @@
 #pragma once
-// A module as users have it: in a holder, in a shared pointer, or itself.
+// Parameter type of functions that take a module as a holder, as a shared pointer, or itself.
 //
 //   void check_something(ModuleRef module);
-//
-//   Net net;                               // a holder, which TESSERA_MODULE or TORCH_MODULE declared
-//   check_something(net);
+//   check_something(net);                  // a holder from TESSERA_MODULE or TORCH_MODULE
 //   check_something(*net);
 //   for (const auto& child : net->children()) check_something(child);
 //
-// Like a reference it owns nothing: the module outlives it. Thread safety: as a reference.
+// Does not own the module, which must outlive it. Thread safety: like a reference.
 
 #include <torch/nn/module.h>
 #include <torch/nn/pimpl.h>
@@ -22,7 +20,7 @@ namespace tessera {
 
 class ModuleRef {
  public:
-  ModuleRef(torch::nn::Module& module) : module_(&module) {}  // NOLINT: functions take what users have
+  ModuleRef(torch::nn::Module& module) : module_(&module) {}  // NOLINT: converts from what users have
   /// Throws c10::Error for an empty holder.
   template <class Impl>
   ModuleRef(const torch::nn::ModuleHolder<Impl>& holder) : module_(holder.ptr().get()) {}  // NOLINT

@@ -1,11 +1,11 @@
 #pragma once
-// Forwards of torch::nn's layers as PyTorch's Python has them, where libtorch's C++ has others. A hook point calls them
-// in place of the layer's own.
+// Forwards of layers as in PyTorch's Python, where libtorch's C++ differs. Hook points call them instead of the layer's
+// own.
 //
-// Linear is one op, at::linear: libtorch's adds the bias to a product that is rounded already, where the input has not
-// two dims. Attention uses at::scaled_dot_product_attention unless its weights are wanted, and takes masks of bool, of
-// float in every dtype, and one a head; libtorch's adds the ones of a bool mask to the scores, and has no mask of keys
-// in bfloat16 and float16.
+// - Linear is one op, at::linear. libtorch adds the bias to an already rounded product unless the input has two dims.
+// - Attention uses at::scaled_dot_product_attention unless its weights are requested. It accepts masks of bool and of
+//   any floating dtype, and one per head. libtorch adds the ones of a bool mask to the scores, and refuses key masks in
+//   bfloat16 and float16.
 
 #include <ATen/core/Tensor.h>
 
@@ -33,7 +33,7 @@ struct ClassOfMember<Function C::*> {
 template <class Type, class... Types>
 inline constexpr bool is_any_of = (std::is_same_v<Type, Types> || ...);
 
-/// Whether the forward of Impl is that of one of these layers, itself or inherited.
+/// True if the forward of Impl is that of one of these layers, own or inherited.
 template <class Impl>
 inline constexpr bool has_python_forward = false;
 template <HasOneForward Impl>

@@ -1,11 +1,10 @@
 #pragma once
-// A function call that keeps copies of its arguments, so that it can be made again after the caller's are gone.
-// Activation checkpointing recomputes a forward from one.
+// A function call that owns copies of its arguments, so that it can be repeated later. Activation checkpointing uses
+// it.
 //
-// What an argument refers to is not copied: types that point to memory of somebody else (raw pointers, references
-// wrapped in views such as ArrayRef and string_view) cannot be kept, also as elements of a container, and neither can
-// types without a copy constructor. A class of the program's own may hide such a pointer: see shares_tensors().
-//
+// Copies do not extend to memory that an argument points to. So types that point elsewhere (raw pointers, ArrayRef,
+// string_view), also as elements of a container, and types without a copy constructor do not compile; wrap_forward()
+// throws NotImplementedError for them. A user-defined class may hide such a pointer: see shares_tensors().
 // Thread safety: one thread at a time.
 
 #include <ATen/core/Generator.h>
@@ -32,14 +31,14 @@ namespace tessera {
 class RecomputableCall {
  public:
   virtual ~RecomputableCall() = default;
-  /// Makes the call with copies of the kept arguments, and drops its result.
+  /// Repeats the call with copies of the arguments, and drops the result.
   virtual void run() = 0;
-  /// Shows the defined tensors among the kept arguments, always in the same order; `visit` may replace them.
+  /// Visits the defined tensors among the arguments, always in the same order. `visit` may replace them.
   virtual void visit_inputs(const std::function<void(at::Tensor&)>& visit) = 0;
-  /// Whether a tensor among the kept arguments is the caller's own at::Tensor, which some argument points to (by a
-  /// shared_ptr in a class of its own, say): who replaces what visit_inputs() shows would replace it there.
+  /// Returns whether an argument points to a tensor of the caller, for example by a shared_ptr in a user-defined class.
+  /// Replacing it in visit_inputs() would replace the caller's.
   virtual bool shares_tensors() = 0;
-  /// Shows the defined random generators among the kept arguments.
+  /// Visits the defined random generators among the arguments.
   virtual void visit_generators(const std::function<void(const at::Generator&)>& visit) const = 0;
 };
 
@@ -48,7 +47,8 @@ namespace detail {
 template <class T, class... Outer>
 constexpr bool keeps_what_is_inside();
 
-/// `Outer` are the types that T was found inside of: one of them again, as a tree's node, has nothing else in it.
+/// True if a copy of T owns its values. `Outer` are the types that T is nested in; a repeated one, such as a tree's
+/// node, adds nothing.
 template <class T, class... Outer>
 inline constexpr bool keeps_its_values = keeps_what_is_inside<T, Outer...>();
 template <class T, class... Outer>
@@ -71,12 +71,11 @@ inline constexpr bool keeps_its_values<std::pair<A, B>, Outer...> = keeps_its_va
 template <class... T, class... Outer>
 inline constexpr bool keeps_its_values<std::variant<T...>, Outer...> = keeps_its_values<std::tuple<T...>, Outer...>;
 
-/// Ranges to look into. One of which a specialisation of TensorVisitor says that it has no tensors is a value as a
-/// whole.
+/// Ranges whose elements are examined. One whose TensorVisitor declares that it has no tensors is a plain value.
 template <class T>
 concept LookedInto = ReferenceRange<T> &&(requires { TensorVisitor<T>::range; } || holds_tensors<T>);
 
-/// Of a container: its elements; of a class that lists its members: these. Others are taken for values.
+/// Examines the elements of a container and the listed members of a class. Other types count as values.
 template <class T, class... Outer>
 constexpr bool keeps_what_is_inside() {
   if constexpr (!PlainValue<T> && !is_one_of<T, Outer...>) {
@@ -89,7 +88,7 @@ constexpr bool keeps_what_is_inside() {
   return true;
 }
 
-/// Types of which it is known that a copy has tensors of its own: most arguments. Others are looked at.
+/// Types whose copies are known to have tensors of their own, which saves shares_tensors() the comparison.
 template <class T>
 inline constexpr bool owns_its_tensors = PlainValue<T> || std::is_same_v<T, at::Tensor>;
 template <class T>
@@ -110,12 +109,12 @@ at::Generator generator_in(const T& argument) {
 
 }  // namespace detail
 
-/// Whether an argument of the type (by value or reference) can be kept for a later call.
+/// True if an argument of the type (by value or reference) can be kept for a later call.
 template <class A>
 inline constexpr bool is_repeatable_argument =
     std::is_copy_constructible_v<std::decay_t<A>>&& detail::keeps_its_values<std::decay_t<A>>;
 
-/// `A` are the exact argument types of the call.
+/// RecomputableCall of `function`. `A` are the exact argument types of the call.
 template <class Function, class... A>
 class RepeatableFunction final : public RecomputableCall {
   static_assert(

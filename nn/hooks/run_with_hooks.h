@@ -1,5 +1,5 @@
 #pragma once
-// Runs a function under the hooks of a module: shows its inputs to the pre-hooks and its result to the post-hooks.
+// Runs a function with a module's hooks: pre-hooks get its inputs, post-hooks its result.
 
 #include <c10/util/SmallVector.h>
 
@@ -18,8 +18,8 @@ namespace tessera {
 
 namespace detail {
 
-// How hooks hold an argument that forward takes as A: a const reference to tensors is copied (handles only), so
-// that the caller's variable stays as it is; everything else is the caller's or already our own.
+// How hooks hold an argument that forward takes as A. A const reference to tensors is copied (handles only), so that
+// the caller's variable is unchanged. Others already belong to the call, or are the caller's on purpose.
 template <class A>
 struct InputSlot {
   using type = std::remove_reference_t<A>&;
@@ -79,8 +79,8 @@ R forward_with_inputs(HookedCall& call, Forward& forward, A&... args) {
 
 }  // namespace detail
 
-/// Runs `forward(args...)` under the hooks of `point`. For a layer's second entry point beside forward; A are the
-/// exact argument types: run_with_hooks<R, const at::Tensor&>(point, forward, input).
+/// Runs `forward(args...)` with the hooks of `point`, for a layer's second entry point. A are the exact argument types:
+/// run_with_hooks<R, const at::Tensor&>(point, forward, input).
 template <class R, class... A, class Forward>
 R run_with_hooks(HookPoint& point, Forward&& forward, A... args) {
   static_assert(!std::is_reference_v<R>, "tessera::Hooked: forward must return a value, so that hooks can replace it");

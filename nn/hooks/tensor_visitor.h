@@ -1,23 +1,23 @@
 #pragma once
-// Which tensors does a value hold? Hooks see the inputs and outputs of a module through this file.
+// Visits the tensors in a value. Hooks access the inputs and outputs of a module through it.
 //
-// Known: at::Tensor; std::optional, pair, tuple, variant, array, vector and every other range whose elements
-// can be assigned; values of maps and of torch::OrderedDict; pointers (null: none); all of these nested. Numbers,
-// enums, strings, devices, scalars and empty classes hold none. Any other class is a compile error: a tensor is
-// never skipped silently. A struct of one's own lists its members in a free function that lies beside it:
+// Supported: at::Tensor; std::optional, pair, tuple, variant, array, vector and other ranges with assignable elements;
+// values of maps and of torch::OrderedDict; pointers; and combinations of these. Numbers, enums, strings, devices,
+// scalars and empty classes hold no tensors. Any other class is a compile error, so that no tensor is skipped silently.
+// For a class of your own, list its members in a free function next to it:
 //
 //   struct Batch { at::Tensor tokens; std::optional<at::Tensor> mask; int64_t step; };
 //   auto tensor_fields(Batch& batch) { return std::tie(batch.tokens, batch.mask); }
 //   auto tensor_fields(Config&) { return std::tie(); }              // holds no tensors
 //
-// A type whose namespace is not one's own:
+// For a type in a namespace that is not yours:
 //
 //   template <> struct tessera::TensorVisitor<their::Config> : tessera::NoTensors {};
 //   template <> struct tessera::TensorVisitor<their::Pair> {
 //     template <class F> static void visit(their::Pair& pair, F&& fn) { tessera::visit_tensors(pair.first(), fn); }
 //   };
 //
-// Thread safety: pure functions on the value that is given.
+// Pure functions; thread-safe for separate values.
 
 #include <ATen/core/Generator.h>
 #include <ATen/core/Tensor.h>
@@ -46,7 +46,7 @@ struct NoTensors {
   static void visit(T&, F&&) {}
 };
 
-/// The customization point: `visit(T&, fn)` calls `fn(at::Tensor&)` on every tensor, which may assign to it.
+/// Customization point: `visit(T&, fn)` calls `fn(at::Tensor&)`, which may assign, on every tensor.
 template <class T>
 struct TensorVisitor;
 
@@ -65,7 +65,7 @@ concept HasTensorFields = requires(T& value) {
   tensor_fields(value);
 };
 
-// Ranges that hand out references to their elements; a range of proxies could not be assigned through.
+// Ranges with references to elements; assigning through a range of proxies would have no effect.
 template <class T>
 concept ReferenceRange = std::ranges::input_range<T> && std::is_lvalue_reference_v<std::ranges::range_reference_t<T>>;
 
@@ -74,18 +74,18 @@ constexpr bool visitor_holds_tensors() {
   if constexpr (requires { TensorVisitor<T>::holds_tensors; }) {
     return TensorVisitor<T>::holds_tensors;
   } else {
-    static_cast<void>(sizeof(TensorVisitor<T>));  // a type that no visitor knows fails here
+    static_cast<void>(sizeof(TensorVisitor<T>));  // does not compile for an unknown type
     return true;
   }
 }
 
 }  // namespace detail
 
-/// True if a value of the type may hold a tensor; false costs nothing at run time.
+/// True if a value of the type may hold a tensor. If false, visiting costs nothing at run time.
 template <class T>
 inline constexpr bool holds_tensors = detail::visitor_holds_tensors<std::remove_cv_t<T>>();
 
-/// Calls `fn(at::Tensor&)` on every defined tensor that `value` holds, in the order of declaration.
+/// Calls `fn(at::Tensor&)` on every defined tensor in `value`, in the order of declaration.
 template <class T, class F>
 void visit_tensors(T& value, F&& fn) {
   if constexpr (holds_tensors<T>) {
@@ -145,7 +145,7 @@ struct TensorVisitor<std::optional<T>> {
   }
 };
 
-/// The pointee: an argument that is passed by pointer belongs to the caller, who sees what hooks replace.
+/// Visits the pointee, if any. It belongs to the caller, which sees replacements.
 template <class T>
 struct TensorVisitor<T*> {
   static constexpr bool holds_any() {

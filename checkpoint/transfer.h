@@ -11,21 +11,21 @@
 
 namespace tessera::dcp {
 
-/// Returns the ranks that set `given` together: all, or this one if nothing is a DTensor and rank 0 does not send.
-/// Equal on all ranks, even if one is inside the model's forward.
+/// Returns the ranks that set `given` together. This one alone suffices if nothing is a DTensor and rank 0 does not
+/// send. Equal on all ranks, even if one is inside the model's forward.
 RankSync setting_ranks(torch::nn::Module& model, const StateDict& given, const StateDictOptions& options);
 
 /// Returns `own` as `options` request it. Collective with full_state_dict.
 StateDict exported(StateDict own, const RankSync& ranks, const StateDictOptions& options);
 
-/// Returns, with broadcast_from_rank0 and not on rank 0, a copy of rank 0's state with tensors on the meta device;
-/// otherwise none. Collective.
+/// Returns rank 0's state with tensors on the meta device. Returns none on rank 0 or without broadcast_from_rank0.
+/// Collective.
 std::optional<StateDict> receive(const StateDict& state, const RankSync& ranks, const StateDictOptions& options);
 
 /// Throws ValueError if `given` has no strided memory; failing among the copies would leave other ranks waiting.
 void check_readable(const std::string& key, const at::Tensor& given);
 
-/// Throws ValueError if `given` does not fit `target` or `target` has no strided memory, and NotImplementedError if
+/// Throws ValueError if `given` does not fit `target`, or that has no strided memory. Throws NotImplementedError if
 /// `target` is a view that is a copy.
 void check_fits(const std::string& key, const at::Tensor& given, const at::Tensor& target,
                 const StateDictOptions& options);

@@ -1,5 +1,5 @@
 #pragma once
-// Plans who writes what where in a save: integers only, equal on every rank. Pure functions on values.
+// Plans which rank writes which data to which file: integers only, equal on every rank. Pure functions on values.
 //
 //   rank 0 has "w" [4, 5] rows 0-1, "b" [5]    file: b 0-4, w 0-19 (float32; in the order of keys)
 //   rank 1 has "w" [4, 5] rows 2-3, "b" [5]    rank 0 writes w rows 0-1 and b, rank 1 writes w rows 2-3

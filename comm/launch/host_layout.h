@@ -20,7 +20,7 @@ struct HostLayout {
   std::vector<int> across_hosts_of(int rank) const;         // the ranks at the same place on all hosts
 };
 
-/// Returns the layout of ranks on these hosts, if there are several with several ranks each and none is unknown ("").
+/// Returns the layout of ranks on these hosts. Needs several hosts with several ranks each, none unknown ("").
 std::optional<HostLayout> find_host_layout(const std::vector<std::string>& hosts);
 
 }  // namespace tessera

@@ -32,7 +32,7 @@ class UntrustedValue : public CommError {  // a value that no rank with this sec
 
 /// A TCPStore that throws CommError if the server is silent beyond the timeout, and StoreEnded if it has gone. Throws
 /// UntrustedValue for a value with a wrong or missing tag or, without a secret, with a tag. Waits poll, so that other
-/// threads can use the connection. Not authenticated: which keys exist, counters of add(), and lengths of queues. In
+/// threads can use the connection. Which keys exist, counters of add() and lengths of queues are not authenticated. In
 /// compareSet() with a secret, an empty `expected` means an absent key. Thread-safe.
 class JobStore final : public c10d::Store {
  public:

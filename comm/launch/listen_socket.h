@@ -14,8 +14,8 @@ int port_of(const sockaddr_storage& address);  // 0 if it is not an internet add
 
 std::optional<int> take_listen_socket(int port);  // the launcher's; once per process, as its store closes it
 
-/// Returns a socket that listens on the interface of `address`: a number, localhost, or a name with a single address
-/// that is not a loopback address. Returns none for others. Throws CommError if the port is taken or not permitted.
+/// Returns a socket that listens on the interface of `address` only. Accepts a number, localhost, or a name with a
+/// single address that is not a loopback; returns none for others. Throws CommError if the port is taken or denied.
 std::optional<int> listen_at(const std::string& address, int port);
 
 }  // namespace tessera

@@ -23,7 +23,7 @@ struct LaunchOptions {
 };
 
 struct LaunchResult {
-  /// 0 if all ranks returned 0; otherwise the first failing rank's, or 128 + n for signal n to it or to the launcher.
+  /// 0 if all ranks returned 0, else that of the first to fail. 128 + n for signal n to it or to the launcher.
   int exit_code = 0;
   std::string message = {};  // such as "rank 1 (pid 4711) ended with exit code 3; stopping the other 2 rank(s)"
 };

@@ -43,7 +43,7 @@ class Checkpointer {  // owns the background thread
 
   std::string path_of(int64_t step) const;  // of the step's checkpoint, which need not exist; ValueError if negative
   /// Returns the path of the complete checkpoint with the highest step, if any. Collective. Throws CheckpointError if
-  /// the folder cannot be read.
+  /// the folder or a checkpoint in it cannot be read.
   std::optional<std::string> latest() const;
   /// Like latest(), but verifies every byte, and skips damaged checkpoints with a warning. Throws CheckpointError if
   /// all are damaged.

@@ -31,8 +31,10 @@ struct StateDictOptions {
 /// Returns parameters and buffers: handles, unless `options` request copies. Collective with full_state_dict.
 StateDict get_model_state_dict(ModuleRef model, const StateDictOptions& options = {});
 
-/// Copies `state` into parameters and buffers. Throws, before it changes anything, KeyError for missing and unexpected
-/// names, ValueError for sizes, dtypes or tensors that do not fit, and NotImplementedError for a view that is a copy.
+/// Copies `state` into parameters and buffers. Throws, before it changes anything:
+/// - KeyError for missing and unexpected names.
+/// - ValueError for sizes and dtypes that do not fit, and for tensors that are sparse or without memory.
+/// - NotImplementedError for a buffer that is a DTensor's view and a copy.
 void set_model_state_dict(ModuleRef model, const StateDict& state, const StateDictOptions& options = {});
 
 /// Returns the options of the optimizer's groups by parameter, and state if there is any. Collective with

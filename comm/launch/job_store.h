@@ -30,10 +30,12 @@ class UntrustedValue : public CommError {  // a value that no rank with this sec
   std::string text_;
 };
 
-/// A TCPStore that throws CommError if the server is silent beyond the timeout, and StoreEnded if it has gone. Throws
-/// UntrustedValue for a value with a wrong or missing tag or, without a secret, with a tag. Waits poll, so that other
-/// threads can use the connection. Which keys exist, counters of add() and lengths of queues are not authenticated. In
-/// compareSet() with a secret, an empty `expected` means an absent key. Thread-safe.
+/// A TCPStore whose calls end at the timeout and whose values are authenticated. They throw:
+/// - CommError if the server does not answer within the timeout.
+/// - StoreEnded if the connection has ended.
+/// - UntrustedValue for a value with a wrong or missing tag or, without a secret, with a tag.
+/// Waits poll, so that other threads can use the connection. Which keys exist, counters of add() and lengths of queues
+/// are not authenticated. In compareSet() with a secret, an empty `expected` means an absent key. Thread-safe.
 class JobStore final : public c10d::Store {
  public:
   /// Connects, and serves the store if `options` say so. `server` names the server in messages. Throws TCPStore's

@@ -28,9 +28,11 @@ struct LaunchResult {
   std::string message = {};  // such as "rank 1 (pid 4711) ended with exit code 3; stopping the other 2 rank(s)"
 };
 
-/// Runs the ranks until all have ended. Throws ValueError for `nproc < 1`, a number of files other than nproc, or a
-/// TESSERA_JOB_SECRET of fewer than 16 characters, and Error if the system refuses a process. Thread safety: one call
-/// at a time, before other threads start, since it handles the process's signals.
+/// Runs the ranks until all have ended. Throws:
+/// - ValueError for `nproc < 1`, a number of files other than nproc, or a TESSERA_JOB_SECRET of fewer than 16
+///   characters.
+/// - Error if the system refuses a process.
+/// Thread safety: one call at a time, before other threads start, since it handles the process's signals.
 LaunchResult launch_ranks(const LaunchOptions& options);
 
 int launch_local(const LaunchOptions& options);  // runs launch_ranks(), prints the message and returns the exit code

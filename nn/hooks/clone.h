@@ -25,8 +25,10 @@ namespace tessera {
 std::shared_ptr<torch::nn::Module> clone_module(const torch::nn::Module& module,
                                                 const std::optional<at::Device>& device = std::nullopt);
 
-/// Makes `tensor` the parameter `name` of a hooked module, in its registry and in the member of that name. Throws
-/// StateError without a hook point, KeyError without such a parameter or member, and ValueError if the sizes differ.
+/// Makes `tensor` the parameter `name` of a hooked module, in its registry and in the member of that name. Throws:
+/// - StateError if the module has no hook point.
+/// - KeyError if it has no such parameter or member.
+/// - ValueError if the sizes differ or `tensor` is undefined.
 void tie_parameter(torch::nn::Module& module, std::string_view name, const at::Tensor& tensor);
 
 namespace detail {

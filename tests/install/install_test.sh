@@ -39,7 +39,7 @@ expect_error "old is 1.9; set Tessera_LIBTORCH" "${configure[@]}" -DTessera_LIBT
 # Versions that this one does not serve.
 for version in 0.2 1 0.0; do
   mkdir -p "$TEST_TMPDIR/version"
-  printf 'cmake_minimum_required(VERSION 3.18)\nproject(v LANGUAGES CXX)\nfind_package(Tessera %s REQUIRED)\n' $version \
+  printf 'cmake_minimum_required(VERSION 3.18)\nproject(v LANGUAGES NONE)\nfind_package(Tessera %s REQUIRED)\n' $version \
     >"$TEST_TMPDIR/version/CMakeLists.txt"
   expect_error "compatible with requested version \"$version\"" \
     cmake -S "$TEST_TMPDIR/version" -B "$TEST_TMPDIR/version/build" -DCMAKE_PREFIX_PATH="$prefix"
@@ -52,9 +52,36 @@ output=$("$build/fully_shard")
 echo "$output"
 [[ $output == *"the sharded model equals the one that was trained in one process"* ]] || fail "it does not train"
 
-# program <name>: what lies in that folder, as a program that links Tessera.
-program() {
-  cat >"$TEST_TMPDIR/$1/CMakeLists.txt" <<'END'
+# A program that has folders and headers of the same names, and includes headers that no other header includes.
+program=$TEST_TMPDIR/program
+mkdir -p "$program/"{base,comm,nn}
+echo '#define OWN_ERROR 40' >"$program/base/error.h"
+echo '#define OWN_GROUP 2' >"$program/comm/process_group.h"
+echo '#error "who includes this?"' >"$program/nn/hooked.h"
+cat >"$program/program.cpp" <<'END'
+#include <tessera/comm/process_group.h>
+#include <tessera/device_mesh/device_mesh.h>
+#include <tessera/fully_shard/fully_shard.h>
+#include <tessera/nn/linear.h>
+#include <torch/nn/modules/linear.h>
+
+#include "base/error.h"
+#include "comm/process_group.h"
+#include "device_mesh/device_mesh.h"
+#include "fully_shard/forward_method.h"
+#include "nn/reset_parameters.h"
+
+int main() {
+  torch::nn::Linear stock(2, 3);
+  tessera::reset_parameters(*stock);
+  const auto twice = [&](at::Tensor x) { return stock(x) * 2; };
+  const bool calls = tessera::forward_method(*stock, twice, stock->weight).numel() == 9;
+  tessera::nn::Linear linear(2, 3);
+  tessera::fully_shard(linear, {.mesh = tessera::init_device_mesh(at::kCPU, {1})});
+  return calls && OWN_ERROR + OWN_GROUP == 42 && tessera::get_rank() == 0 ? 0 : 1;
+}
+END
+cat >"$program/CMakeLists.txt" <<'END'
 cmake_minimum_required(VERSION 3.18)
 project(program LANGUAGES CXX)
 find_package(Tessera 0.1 REQUIRED)
@@ -62,47 +89,6 @@ add_executable(program program.cpp)
 target_include_directories(program PRIVATE .)
 target_link_libraries(program PRIVATE Tessera::tessera)
 END
-  cmake -S "$TEST_TMPDIR/$1" -B "$TEST_TMPDIR/$1/build" -DCMAKE_PREFIX_PATH="$prefix" -DCMAKE_BUILD_TYPE=Release
-  cmake --build "$TEST_TMPDIR/$1/build"
-  "$TEST_TMPDIR/$1/build/program" || fail "program $1: exit code $?"
-}
-
-# Headers that no other header includes.
-mkdir "$TEST_TMPDIR/headers"
-cat >"$TEST_TMPDIR/headers/program.cpp" <<'END'
-#include <torch/nn/modules/linear.h>
-
-#include "fully_shard/forward_method.h"
-#include "nn/reset_parameters.h"
-
-int main() {
-  torch::nn::Linear linear(2, 3);
-  tessera::reset_parameters(*linear);
-  const auto twice = [&](at::Tensor x) { return linear(x) * 2; };
-  return tessera::forward_method(*linear, twice, linear->weight).numel() == 9 ? 0 : 1;
-}
-END
-program headers
-
-# A program that has folders and headers of the same names.
-mkdir -p "$TEST_TMPDIR/collision/"{base,comm,nn}
-echo '#define OWN_ERROR 40' >"$TEST_TMPDIR/collision/base/error.h"
-echo '#define OWN_GROUP 2' >"$TEST_TMPDIR/collision/comm/process_group.h"
-echo '#error "who includes this?"' >"$TEST_TMPDIR/collision/nn/hooked.h"
-cat >"$TEST_TMPDIR/collision/program.cpp" <<'END'
-#include <tessera/comm/process_group.h>
-#include <tessera/device_mesh/device_mesh.h>
-#include <tessera/fully_shard/fully_shard.h>
-#include <tessera/nn/linear.h>
-
-#include "base/error.h"
-#include "comm/process_group.h"
-#include "device_mesh/device_mesh.h"
-
-int main() {
-  tessera::nn::Linear linear(2, 3);
-  tessera::fully_shard(linear, {.mesh = tessera::init_device_mesh(at::kCPU, {1})});
-  return OWN_ERROR + OWN_GROUP == 42 && tessera::get_rank() == 0 ? 0 : 1;
-}
-END
-program collision
+cmake -S "$program" -B "$program/build" -DCMAKE_PREFIX_PATH="$prefix" -DCMAKE_BUILD_TYPE=Release
+cmake --build "$program/build"
+"$program/build/program" || fail "the program: exit code $?"

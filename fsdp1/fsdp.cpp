@@ -266,7 +266,7 @@ void FSDP::to(at::Device device) const {
   unit_->assert_state("to", {TrainingState::IDLE});
   const auto units = units_with_params(*module_);
   for (const auto& state : units) {
-    const auto belongs = state->group()->shard_device();
+    const auto belongs = state->group()->context().shard_options.device();
     TESSERA_CHECK(ValueError,
                   device.type() == belongs.type() && (!device.has_index() || device == belongs || device.is_cpu()),
                   "to: the shards of {} are on {}, and cannot go to {}: their mesh communicates there. Move the module "

@@ -116,7 +116,7 @@ std::vector<HookPoint*> points_of(const FSDPState& state) {
 
 /// A unit of fully_shard or replicate, which has no WrapperState, as one. It has parameters.
 std::shared_ptr<WrapperState> as_fsdp_unit(const std::shared_ptr<FSDPState>& state) {
-  const auto& axes = state->group()->axes();
+  const auto& axes = state->group()->context().axes;
   auto unit = std::make_shared<WrapperState>();
   unit->state = state;
   unit->mesh = axes.mesh;
@@ -150,7 +150,7 @@ void check_options(const std::vector<NamedUnit>& units, const SummonFullParamsOp
                   "summon_full_params: {} is in the state {}; neither in forward or backward, nor in another "
                   "summon_full_params",
                   unit->state->label(), to_string(unit->training_state()));
-    TESSERA_CHECK(StateError, !unit->state->group() || !unit->state->group()->is_on_meta(),
+    TESSERA_CHECK(StateError, !unit->state->group() || !unit->state->group()->unit_params().is_on_meta(),
                   "summon_full_params: the parameters of {} have no memory yet; call to_empty and give them values",
                   unit->state->label());
     TESSERA_CHECK(NotImplementedError, !options.offload_to_cpu || unit->strategy != ShardingStrategy::NO_SHARD,

@@ -114,7 +114,7 @@ void FSDPModule::reshard() {
 }
 
 void FSDPModule::set_reshard_after_forward(bool value, bool recurse) {
-  for_each_state(*module_, *state_, recurse, [&](FSDPState& state) { state.set_reshard_after_forward(value); });
+  for_each_state(*module_, *state_, recurse, [&](FSDPState& state) { state.settings().reshard_after_forward = value; });
 }
 
 void FSDPModule::set_reshard_after_backward(bool value, bool recurse) {
@@ -234,10 +234,10 @@ void FSDPModule::reset_peak_memory() {
 void FSDPModule::check_ready_for_step() const {
   bool has_grad = false;
   for (const auto& [path, state] : fsdp_states(*module_)) {
-    TESSERA_CHECK(StateError, !state->awaits_backward(),
+    TESSERA_CHECK(StateError, !state->backward().is_awaited(),
                   "optimizer step: the forward of {} still awaits its backward; call loss.backward() before step()",
                   state->label());
-    TESSERA_CHECK(StateError, !state->has_unreduced_gradients(),
+    TESSERA_CHECK(StateError, !state->backward().has_unreduced(),
                   "optimizer step: gradients of {} await their reduction; the last backward before step() needs "
                   "set_requires_gradient_sync(true), set_requires_all_reduce(true) and set_is_last_backward(true)",
                   state->label());

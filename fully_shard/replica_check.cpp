@@ -177,14 +177,14 @@ std::vector<Held> held_by_units(const std::vector<NamedState>& states) {
   std::vector<Held> all;
   for (const auto& [path, state] : states) {
     if (const auto& group = state->group()) {
-      TESSERA_CHECK(StateError, !group->is_on_meta(),
+      TESSERA_CHECK(StateError, !group->unit_params().is_on_meta(),
                     "check_replicas: the parameters of {} have no memory yet; call to_empty and give them values",
                     path);
       for (const auto& param : group->params()) {
         all.push_back({.name = fmt::format("'{}' of {}", param.origin().name, path),
                        .param = param.param(),
                        .local = param.shard(),
-                       .data_parallel = group->axes().mesh,
+                       .data_parallel = group->context().axes.mesh,
                        .spec = param.spec()});
       }
     }

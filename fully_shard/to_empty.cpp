@@ -18,7 +18,7 @@ namespace {
 using Tensors = torch::OrderedDict<std::string, at::Tensor>;
 
 void check_shard_device(const FSDPState& state, at::Device device) {
-  const auto type = state.group()->shard_device().type();
+  const auto type = state.group()->context().shard_options.device().type();
   const auto belongs = c10::DeviceTypeName(type, /*lower_case=*/true);
   TESSERA_CHECK(ValueError, device.type() == type,
                 "to_empty: the shards of {} belong on {}, but the device is {}; pass {}, which the unit's mesh and "
@@ -76,7 +76,7 @@ void to_empty(ModuleRef module, at::Device device) {
   const auto params = module->named_parameters();
   check_managed(params, own);
   for (const auto& [path, state] : states) {
-    if (state->group() && state->group()->is_on_meta()) {
+    if (state->group() && state->group()->unit_params().is_on_meta()) {
       state->group()->materialize();
     }
   }

@@ -99,7 +99,7 @@ void FSDPRoot::make(torch::nn::Module& module) {
     names->push_back(path);
     units.push_back(state);
     if (const auto& group = state->group()) {
-      pools.try_emplace(group->unsharded_device().str(), group->pool());
+      pools.try_emplace(group->context().device.str(), group->pool());
     }
   }
   end_unshards(states);
@@ -110,7 +110,7 @@ void FSDPRoot::make(torch::nn::Module& module) {
   for (size_t i = 0; i < states.size(); ++i) {
     const auto& group = states[i].state->group();
     states[i].state->join(root, static_cast<int64_t>(i), names,
-                          group ? pools.at(group->unsharded_device().str()) : nullptr);
+                          group ? pools.at(group->context().device.str()) : nullptr);
     if (group) {
       group->gradients().set_alone(is_alone);
     }
@@ -161,7 +161,7 @@ void FSDPRoot::leave_forward(const FSDPState& state) {
 void FSDPRoot::await_copies_of_shards() const {
   const auto offloads = [](const std::weak_ptr<FSDPState>& weak) {
     const auto unit = weak.lock();
-    return unit && unit->group() && unit->group()->shard_device() != unit->group()->unsharded_device();
+    return unit && unit->group() && unit->group()->context().is_offloaded();
   };
   if (std::ranges::any_of(states_, offloads)) {
     for (const auto& stream : gather_streams_) {
@@ -241,7 +241,7 @@ void FSDPRoot::backward_ended(int64_t id) noexcept {
 void FSDPRoot::abort_backward() {
   const int64_t failed = std::exchange(backward_, -1);
   gradient_memory_.end();
-  for_each_live(states_, [failed](FSDPState& unit) { unit.abort_backward(failed); });
+  for_each_live(states_, [failed](FSDPState& unit) { unit.backward().abort(failed); });
   reductions_.clear();
 }
 
@@ -257,7 +257,7 @@ void FSDPRoot::register_end_of_backward() {
   backward_ = current_backward();
   gradient_memory_.begin();
   schedule_.begin_backward();
-  for_each_live(states_, [this](FSDPState& unit) { unit.begin_backward(backward_); });
+  for_each_live(states_, [this](FSDPState& unit) { unit.backward().begin(backward_); });
   at_end_of_backward([weak = weak_from_this(), id = backward_, token] {
     if (const auto self = weak.lock()) {
       self->finish_backward(id);
@@ -279,9 +279,9 @@ bool FSDPRoot::is_in_outer_backward() const {
 
 void FSDPRoot::prefetch_in_backward(FSDPState& state) {
   if (const auto& targets = state.settings().backward_prefetch) {
-    for_each_live(*targets, [](FSDPState& unit) { unit.prefetch_in_backward(); });
+    for_each_live(*targets, [](FSDPState& unit) { unit.backward().prefetch(); });
   } else if (const auto next = state_at(schedule_.next_in_backward(state.unit()))) {
-    next->prefetch_in_backward();
+    next->backward().prefetch();
   }
 }
 
@@ -290,7 +290,7 @@ void FSDPRoot::prefetch_in_backward(FSDPState& state) {
 void FSDPRoot::finish_backward(int64_t id) {
   for (auto state = states_.rbegin(); state != states_.rend(); ++state) {
     if (const auto locked = state->lock()) {
-      locked->finish_backward(id);
+      locked->backward().finish(id);
     }
   }
   end_gathers();

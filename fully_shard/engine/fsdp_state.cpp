@@ -6,14 +6,12 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cstdio>
 #include <exception>
 #include <utility>
 
 #include "activation_checkpoint/saved_tensor_hooks.h"
 #include "base/error.h"
 #include "base/report.h"
-#include "dtensor/dtensor.h"
 #include "fully_shard/autograd/backward_hooks.h"
 #include "fully_shard/autograd/in_place_changes.h"
 #include "fully_shard/engine/cast_floating.h"
@@ -24,7 +22,7 @@ namespace tessera {
 
 namespace {
 
-/// Of all units' forwards, so that a call knows whether there were others in it.
+/// Counts the calls of all units, so that a call knows whether there were others in it.
 thread_local int64_t differentiable_calls = 0;
 
 }  // namespace
@@ -60,13 +58,9 @@ void FSDPState::install(const std::vector<HookPoint*>& points) {
     point.register_forward_hook([self](HookPoint&, TensorRefs outputs) { self->post_forward(outputs); });
     point.register_exception_hook([self](HookPoint&) { self->forward_failed(); });
   }
-  if (!group_) {
-    return;
-  }
-  group_->set_reporter([this](FSDPEventKind step) { report(step); });
-  for (size_t i = 0; i < group_->params().size(); ++i) {
-    set_post_accumulate_grad_hook(group_->params()[i].param(), weak_from_this(),
-                                  [i](FSDPState& state) { state.on_accumulated(i); });
+  if (group_) {
+    group_->set_reporter([this](FSDPEventKind step) { report(step); });
+    backward_.install();
   }
 }
 
@@ -78,13 +72,8 @@ void FSDPState::join(std::shared_ptr<FSDPRoot> root, int64_t unit, UnitNames nam
     return;
   }
   group_->set_place(unit, std::move(names), std::move(pool));
-  if (unit == 0 && !std::exchange(expects_early_, true)) {
-    for (size_t i = 0; i < group_->params().size(); ++i) {
-      add_pre_accumulate_grad_hook(group_->params()[i].param(), weak_from_this(),
-                                   [i](FSDPState& state, const at::TensorBase& grad) {
-                                     state.before_accumulation(i, is_dtensor(at::Tensor(grad)));
-                                   });
-    }
+  if (unit == 0) {
+    backward_.expect_early_gradients();
   }
 }
 
@@ -94,32 +83,21 @@ void FSDPState::report(FSDPEventKind step) const {
   }
 }
 
-bool FSDPState::reshards_after_forward() const {
-  return options_.reshard_after_forward.value_or(!root_->is_outermost(*this));
-}
-
-void FSDPState::reshard_after_forward() {
-  if (was_reshard_set_) {
-    group_->reshard();
-  } else {
-    group_->reshard_after_forward();
-  }
-}
-
 bool FSDPState::is_running() const {
-  return is_in_forward() || (active_calls_ > 0 && current_backward() != -1);
+  return is_in_forward() || (backward_.is_entered() && current_backward() != -1);
 }
 
-/// A share has the values that forward computed with, for its backward. Others may have been gathered before shards
-/// were written: ahead of time by a unit of another tree, by the user, or by a forward that left them.
-void FSDPState::forget_old_values() {
+/// Frees what does not have the shards' values. A share has those that forward computed with, for its backward. Others
+/// may have been gathered before shards were written: ahead of time by a unit of another tree, by the user, or by a
+/// forward that left them.
+void FSDPState::drop_outdated() {
   if (current_backward() == -1 && group_->state() == ShardedState::ShardedPostForward) {
     group_->reshard();
   }
   if (!group_->is_outdated()) {
     return;
   }
-  if (is_prefetched_ || !is_running()) {
+  if (group_->is_prefetched() || !is_running()) {
     group_->drop_unshard();
   }
   if (!is_running() && current_backward() == -1 && group_->is_unsharded()) {
@@ -131,43 +109,28 @@ void FSDPState::unshard(bool async_op) {
   if (!group_) {
     return;
   }
-  forget_old_values();
-  is_prefetched_ = false;
-  group_->gather_stream()->wait_for_current();  // who calls it may have written the parameters just now
+  drop_outdated();
+  group_->gather_stream()->wait_for_current();  // the caller may have written the parameters just now
   if (async_op) {
-    group_->start_if_sharded();
+    group_->start();
   } else {
     group_->unshard();
   }
 }
 
-void FSDPState::prefetch() {
-  if (!group_) {
-    return;
-  }
-  forget_old_values();
-  if (group_->start_if_sharded()) {
-    is_prefetched_ = true;
-  }
-}
-
-/// Before anything is read that a forward in another thread may be writing.
-void FSDPState::enter_thread() {
-  const auto own = std::this_thread::get_id();
-  std::thread::id running;
-  TESSERA_CHECK(StateError, thread_.compare_exchange_strong(running, own) || running == own,
-                "{}: forward of {} was called while another thread runs it. Use one thread a rank", options_.api,
-                options_.label);
-}
-
-void FSDPState::leave_thread() {
-  if (running_forwards_.empty()) {
-    thread_ = std::thread::id();
+void FSDPState::prefetch(ShardFault fault) {
+  if (group_) {
+    drop_outdated();
+    group_->prefetch(fault);
   }
 }
 
 void FSDPState::pre_forward(HookPoint& point, size_t module, TensorRefs inputs) {
-  enter_thread();
+  std::thread::id running;  // compared first: a forward in another thread may be writing all else
+  const auto own = std::this_thread::get_id();
+  TESSERA_CHECK(StateError, thread_.compare_exchange_strong(running, own) || running == own,
+                "{}: forward of {} was called while another thread runs it. Use one thread a rank", options_.api,
+                options_.label);
   if (!root_) {
     FSDPRoot::make(point.module());
   }
@@ -176,7 +139,7 @@ void FSDPState::pre_forward(HookPoint& point, size_t module, TensorRefs inputs) 
     forget_autocasts();
     if (group_) {
       group_->check_kept();
-      forget_old_values();
+      drop_outdated();
     }
   } catch (...) {
     root_->forward_failed();  // no call is open yet, so that forward_failed() would not
@@ -188,7 +151,6 @@ void FSDPState::pre_forward(HookPoint& point, size_t module, TensorRefs inputs) 
     cast_floating(inputs, *options_.mp_policy.param_dtype);
   }
   if (group_) {
-    is_prefetched_ = false;
     group_->unshard();
     if (running_forwards_.size() == 1 && current_backward() == -1) {
       group_->unit_params().expect_no_writes();
@@ -209,13 +171,13 @@ void FSDPState::insert_input_boundary(RunningForward& call, TensorRefs inputs) {
   call.forward_call->expected_in = root_->awaited_backward();  // of one that is computed again, in whose backward it is
   call.number = ++differentiable_calls;
   call.first_node = at::sequence_number::peek();
-  call.border = insert_input_nodes(
+  call.boundary = insert_input_nodes(
       inputs, call.number,
-      [weak = weak_from_this(), weak_ticket = std::weak_ptr(call.forward_call)] {
+      [weak = weak_from_this(), weak_call = std::weak_ptr(call.forward_call)] {
         const auto self = weak.lock();
-        const auto forward_call = weak_ticket.lock();
+        const auto forward_call = weak_call.lock();
         if (self && forward_call) {
-          self->post_backward(*forward_call);
+          self->backward_.leave(*forward_call);
         }
       },
       root_->hub_search(), call.inputs);
@@ -232,7 +194,7 @@ void FSDPState::insert_output_boundary(const RunningForward& call, TensorRefs ou
   forward_call->outputs = insert_output_nodes(
       outputs, /*are_plain=*/shared.empty(),
       {.number = call.number,
-       .inputs = call.border,
+       .inputs = call.boundary,
        .first_node = call.first_node,
        .has_calls = call.number != differentiable_calls},
       [weak = weak_from_this(), forward_call, label = options_.label, api = options_.api](bool has_gradient) {
@@ -242,7 +204,7 @@ void FSDPState::insert_output_boundary(const RunningForward& call, TensorRefs ou
             "{}: backward through {}, which was destroyed: nobody gathers its parameters. Keep the module until its "
             "backward is over",
             api, label);
-        self->pre_backward(*forward_call, has_gradient);
+        self->backward_.enter(*forward_call, has_gradient);
       },
       root_->hub_search());
   if (!forward_call->outputs.exists()) {
@@ -250,16 +212,6 @@ void FSDPState::insert_output_boundary(const RunningForward& call, TensorRefs ou
   }
   for (const auto* output : shared) {
     refuse_changes(*output, fmt::format("{}: an output of the unit {}", title.api, title.to_string()));
-  }
-}
-
-/// As positions may be, the first rows of a table: the copies stay when the parameters' memory goes, and who changes
-/// one changes no parameter.
-void FSDPState::copy_views_of_params(TensorRefs outputs) const {
-  for (auto* output : outputs) {
-    if (group_ && group_->unit_params().lends_memory_to(*output)) {
-      *output = output->clone();
-    }
   }
 }
 
@@ -273,35 +225,37 @@ void FSDPState::post_forward(TensorRefs outputs) {
     throw;
   }
   root_->leave_forward(*this);
-  leave_thread();
+  if (!is_in_forward()) {
+    thread_ = std::thread::id();
+  }
 }
 
-/// What there is to do without the call, which is open no more.
+/// Does what there is to do without the call, which is open no more.
 void FSDPState::end_call(RunningForward& call, TensorRefs outputs) {
   const auto& forward_call = call.forward_call;
   if (group_ && group_->is_unsharded() && current_backward() == -1) {
     group_->unit_params().check_not_written();
   }
-  copy_views_of_params(outputs);
+  // Outputs that alias a parameter (the first rows of a table of positions) are copied: its storage is freed at
+  // reshard.
+  for (auto* output : outputs) {
+    if (group_ && group_->unit_params().lends_memory_to(*output)) {
+      *output = output->clone();
+    }
+  }
   if (forward_call) {
     insert_output_boundary(call, outputs);
   }
-  const bool differentiable = forward_call && forward_call->outputs.exists();
-  if (differentiable) {
+  const bool is_differentiable = forward_call && forward_call->outputs.exists();
+  if (is_differentiable) {
     is_differentiable_ = is_differentiable_ || current_backward() == -1;
-    std::erase_if(forward_calls_, [](const auto& old) { return old.expired(); });
-    forward_calls_.push_back(forward_call);
+    backward_.add_call(forward_call);
   }
-  const bool all_ran = std::find(ran_.begin(), ran_.end(), false) == ran_.end();
-  // Without a backward to come, nothing else would free the parameters; inside of one it comes at once.
-  if (group_ && all_ran && running_forwards_.empty() && active_calls_ == 0) {
-    if (!differentiable && !keeps_without_backward()) {
-      group_->reshard();
-    } else if (reshards_after_forward() && current_backward() == -1) {
-      reshard_after_forward();
+  const bool all_ran = std::ranges::find(ran_, false) == ran_.end();
+  if (all_ran && !is_in_forward()) {
+    if (group_ && !backward_.is_entered()) {
+      reshard_after_forward(is_differentiable);
     }
-  }
-  if (all_ran && running_forwards_.empty()) {
     ran_.assign(ran_.size(), false);
   }
   if (options_.mp_policy.output_dtype) {
@@ -309,29 +263,42 @@ void FSDPState::end_call(RunningForward& call, TensorRefs outputs) {
   }
 }
 
-/// Also of a call that did not get as far as to be open, or was refused beside one in another thread.
+/// Without a backward to come, nothing else would free the parameters; inside of one it comes at once.
+void FSDPState::reshard_after_forward(bool is_differentiable) {
+  const auto& setting = settings_.reshard_after_forward;
+  const bool reshards = setting ? *setting : options_.reshard_after_forward.value_or(!root_->is_outermost(*this));
+  if (!is_differentiable && setting.value_or(true)) {
+    group_->reshard();
+  } else if (reshards && current_backward() == -1) {
+    if (setting) {
+      group_->reshard();
+    } else {
+      group_->reshard_after_forward();
+    }
+  }
+}
+
+/// Also called for a call that did not get as far as to be open, or was refused beside one in another thread.
 void FSDPState::forward_failed() {
   if (thread_ != std::this_thread::get_id()) {
     return;
   }
-  if (!running_forwards_.empty()) {
-    end_failed_call();
+  if (is_in_forward()) {
+    running_forwards_.pop_back();
+    if (!is_in_forward()) {
+      ran_.assign(ran_.size(), false);
+    }
+    if (is_forward_stopped()) {
+      root_->leave_forward(*this);  // of a checkpointed region; the unit's backward is about to use what was gathered
+    } else {
+      root_->forward_failed();
+      if (group_ && group_->is_unsharded() && !is_in_forward() && !backward_.is_entered()) {
+        group_->reshard_unchecked();
+      }
+    }
   }
-  leave_thread();
-}
-
-void FSDPState::end_failed_call() {
-  running_forwards_.pop_back();
-  if (running_forwards_.empty()) {
-    ran_.assign(ran_.size(), false);
-  }
-  if (is_forward_stopped()) {
-    root_->leave_forward(*this);  // of a checkpointed region; the unit's backward is about to use what was gathered
-    return;
-  }
-  root_->forward_failed();
-  if (group_ && group_->is_unsharded() && running_forwards_.empty() && active_calls_ == 0) {
-    group_->reshard_unchecked();
+  if (!is_in_forward()) {
+    thread_ = std::thread::id();
   }
 }
 
@@ -339,20 +306,22 @@ void FSDPState::finish_forward() {
   if (!group_) {
     return;
   }
-  const bool is_incomplete = std::find(ran_.begin(), ran_.end(), true) != ran_.end();
+  const bool is_incomplete = std::ranges::find(ran_, true) != ran_.end();
   ran_.assign(ran_.size(), false);
   if (is_incomplete && group_->is_unsharded()) {
-    if (!is_differentiable_ && !keeps_without_backward()) {
-      group_->reshard();
-    } else if (reshards_after_forward()) {
-      reshard_after_forward();
-    }
+    reshard_after_forward(is_differentiable_);
   }
   is_differentiable_ = false;
-  if (is_prefetched_) {
+  if (group_->is_prefetched()) {
     group_->drop_unshard();
-    is_prefetched_ = false;
   }
+}
+
+void FSDPState::abort_iteration() {
+  running_forwards_.clear();
+  ran_.assign(ran_.size(), false);
+  is_differentiable_ = false;
+  backward_.abort_all();
 }
 
 }  // namespace tessera

@@ -44,29 +44,31 @@ UnitContextPtr make_context(const std::vector<NamedParam>& params, const ParamGr
                                                          .reduce_dtype = options.policy.reduce_dtype});
 }
 
-}  // namespace
-
-ParamGroup::ParamGroup(const std::vector<NamedParam>& params, const Options& options)
-    : context_(make_context(params, options)),
-      gather_(context_, params, options.post_forward_ranks),
-      params_(params, gather_.shards(), new_flat_shard(params[0].tensor.is_meta()), *context_,
-              is_alias(params, options, context_->device)),
-      gradients_(params_, context_,
-                 {.has_mixed_dtypes = gather_.shards().is_in_bytes(), .bucket_bytes = options.bucket_bytes}),
-      pool_(std::make_shared<BlockPool>(context_->device)) {}
-
-at::Tensor ParamGroup::new_flat_shard(bool on_meta) {
+at::Tensor new_flat_shard(AllGather& gather, const at::TensorOptions& options) {
   const at::AutoDispatchBelowADInplaceOrView below;
-  auto shard = gather_.new_flat_shard(on_meta ? at::TensorOptions(at::kMeta) : context_->shard_options);
+  auto shard = gather.new_flat_shard(options);
   if (shared_place(shard)) {
     SharedGradientAllocator::prepare();
   }
   return shard;
 }
 
+}  // namespace
+
+ParamGroup::ParamGroup(const std::vector<NamedParam>& params, const Options& options)
+    : context_(make_context(params, options)),
+      gather_(context_, params, options.post_forward_ranks),
+      params_(
+          params, gather_.shards(),
+          new_flat_shard(gather_, params[0].tensor.is_meta() ? at::TensorOptions(at::kMeta) : context_->shard_options),
+          *context_, is_alias(params, options, context_->device)),
+      gradients_(params_, context_,
+                 {.has_mixed_dtypes = gather_.shards().is_in_bytes(), .bucket_bytes = options.bucket_bytes}),
+      pool_(std::make_shared<BlockPool>(context_->device)) {}
+
 void ParamGroup::materialize() {
-  TESSERA_ASSERT(is_on_meta() && state_ == ShardedState::Sharded, "{} has memory", params_.module());
-  params_.move_to(gather_.shards(), new_flat_shard(/*on_meta=*/false));
+  TESSERA_ASSERT(params_.is_on_meta() && state_ == ShardedState::Sharded, "{} has memory", params_.module());
+  params_.move_to(gather_.shards(), new_flat_shard(gather_, context_->shard_options));
 }
 
 void ParamGroup::set_place(int64_t unit, UnitNames names, std::shared_ptr<BlockPool> pool) {
@@ -94,7 +96,7 @@ void ParamGroup::step(FSDPEventKind step) {
   }
 }
 
-bool ParamGroup::start(ShardFault fault) {
+bool ParamGroup::issue(ShardFault fault) {
   if (state_ != ShardedState::Sharded && state_ != ShardedState::ShardedPostForward) {
     return false;
   }
@@ -103,32 +105,27 @@ bool ParamGroup::start(ShardFault fault) {
     const auto own = params_.fault();
     tag_.fault = own == ShardFault::None ? fault : own;
     params_.tag(tag_);
-    const auto& all_gather = custom_all_gather_ ? custom_all_gather_ : slots_->all_gather;
-    if (gather_.can_gather_in_place(params_.flat_shard(), all_gather)) {
-      start_gather_in_place();
-    } else {
-      gather_.start(params_.flat_shard(), tag_, *pool_, all_gather);
-    }
+    gather_.start(params_, tag_, *pool_, custom_all_gather_ ? custom_all_gather_ : slots_->all_gather);
     step(FSDPEventKind::Gather);
   });
   return true;
 }
 
-void ParamGroup::start_gather_in_place() {
-  params_.take_memory(*pool_);
-  try {
-    gather_.start_in_place(params_.flat_shard(), *pool_, params());
-  } catch (...) {
-    params_.drop_memory();
-    throw;
-  }
+void ParamGroup::start() {
+  is_prefetched_ = false;
+  issue(ShardFault::None);
+}
+
+void ParamGroup::prefetch(ShardFault fault) {
+  is_prefetched_ = issue(fault) || is_prefetched_;
 }
 
 void ParamGroup::unshard(const ParamVersions* changed) {
+  is_prefetched_ = false;
   const auto fault = changed ? ShardFault::Changed : ShardFault::None;
-  start(fault);
+  issue(fault);
   if (state_ == ShardedState::Unsharding && !finish_unshard(changed)) {
-    start(fault);
+    issue(fault);
     finish_unshard(changed);
   }
 }
@@ -145,47 +142,37 @@ void ParamGroup::unshard_for_backward(const ParamVersions& versions, bool is_use
 /// parameters may be used: by now it can. All ranks read that in the tags, so all gather again.
 bool ParamGroup::finish_unshard(const ParamVersions* changed) {
   bool is_decided = true;
+  const auto drop = [this] {
+    drop_gather();
+    gather_.wait_for_readers();
+  };
   try {
     gather_.wait();
     is_decided = !gather_.is_tagged(ShardFault::MaybeChanged, tag_.fault);
     if (is_decided) {
-      check_gathered(changed);
-      if (!params_.is_alias() && !gather_.is_in_place()) {
-        params_.take_memory(*pool_);
-        gather_.copy_out(params());
+      params_.check_usable();
+      if (changed) {
+        params_.check_unchanged_since(*changed);
       }
+      gather_.check_tags(tag_.unit, names_);
+      gather_.finish(params_, *pool_);
     }
   } catch (...) {
-    drop_gather();
-    gather_.wait_for_readers();
+    drop();
     throw;
   }
   if (!is_decided) {
-    drop_gather();
-    gather_.wait_for_readers();
+    drop();
     return false;
   }
-  gather_.release();
-  gather_.drop_share();
   params_.to_unsharded();
   params_.expect_no_writes();
   step(FSDPEventKind::Unshard);
   return true;
 }
 
-void ParamGroup::check_gathered(const ParamVersions* changed) {
-  params_.check_usable();
-  if (changed) {
-    params_.check_unchanged_since(*changed);
-  }
-  gather_.check_tags(tag_.unit, names_);
-}
-
 void ParamGroup::drop_gather() {
-  if (gather_.is_in_place()) {
-    params_.drop_memory();
-  }
-  gather_.release();
+  gather_.release(params_);
   step(FSDPEventKind::Drop);
 }
 

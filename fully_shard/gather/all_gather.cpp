@@ -8,6 +8,7 @@
 #include <cstring>
 #include <iterator>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+#include <utility>
 
 #include "base/error.h"
 #include "fully_shard/gather/post_forward_group.h"
@@ -37,7 +38,7 @@ ParamLayout layout_of(const std::vector<NamedParam>& params, int64_t num_ranks) 
   return make_param_layout(shapes, num_ranks, dims);
 }
 
-/// How each parameter is sent: as its shard lies, as `gather` says, or in its compute dtype without extension.
+/// One item a parameter.
 template <class Item>
 std::vector<GatherItem> items_of(const std::vector<NamedParam>& params, Item item) {
   std::vector<GatherItem> items;
@@ -46,15 +47,6 @@ std::vector<GatherItem> items_of(const std::vector<NamedParam>& params, Item ite
     items.push_back(item(param));
   }
   return items;
-}
-std::vector<GatherItem> shard_items(const std::vector<NamedParam>& params) {
-  return items_of(params, [](const NamedParam& param) { return GatherItem{.dtype = param.tensor.scalar_type()}; });
-}
-std::vector<GatherItem> sent_items(const std::vector<NamedParam>& params) {
-  return items_of(params, [](const NamedParam& param) { return param.gather; });
-}
-std::vector<GatherItem> computed_items(const std::vector<NamedParam>& params) {
-  return items_of(params, [](const NamedParam& param) { return GatherItem{.dtype = param.gather.dtype}; });
 }
 
 /// Null for one rank. The mesh of `axes` keeps the group.
@@ -80,12 +72,15 @@ void AllGather::leave_memory() {
 // Shards of several dtypes are sent item by item even where one dtype is computed with: no one cast fits them all.
 AllGather::AllGather(UnitContextPtr context, const std::vector<NamedParam>& params, int64_t post_forward_ranks)
     : context_(std::move(context)),
-      shards_(layout_of(params, context_->axes.num_shards()), shard_items(params)),
-      flat_(FlatLayout(shards_.params(), sent_items(params), shards_.is_in_bytes()), shard_group(context_->axes),
-            context_->device),
+      shards_(layout_of(params, context_->axes.num_shards()),
+              items_of(params, [](const auto& param) { return GatherItem{.dtype = param.tensor.scalar_type()}; })),
+      flat_(FlatLayout(shards_.params(), items_of(params, [](const auto& param) { return param.gather; }),
+                       shards_.is_in_bytes()),
+            shard_group(context_->axes), context_->device),
       stream_(shared_lane(LaneKind::Gather, context_->device)) {
   if (post_forward_ranks > 0) {
-    post_forward_.emplace(FlatLayout(layout_of(params, post_forward_ranks), computed_items(params)),
+    const auto computed = items_of(params, [](const auto& param) { return GatherItem{.dtype = param.gather.dtype}; });
+    post_forward_.emplace(FlatLayout(layout_of(params, post_forward_ranks), computed),
                           post_forward_group(context_->axes.mesh, *context_->axes.shard_axis, post_forward_ranks),
                           context_->device);
   }
@@ -116,8 +111,12 @@ const at::Tensor& AllGather::encoded(const at::Tensor& flat_shard, const GatherT
   return sent;
 }
 
-void AllGather::start(const at::Tensor& flat_shard, const GatherTag& tag, BlockPool& pool,
-                      const AllGatherFn& all_gather) {
+void AllGather::start(UnitParams& params, const GatherTag& tag, BlockPool& pool, const AllGatherFn& all_gather) {
+  const auto& flat_shard = params.flat_shard();
+  if (can_use_segments() && !has_share() && !flat_shard.is_meta() && is_default(all_gather)) {
+    start_in_place(params, pool);
+    return;
+  }
   const StreamLane::Scope scope(*stream_);
   auto& from = source();
   at::Tensor sent;
@@ -141,16 +140,13 @@ void AllGather::start(const at::Tensor& flat_shard, const GatherTag& tag, BlockP
   issued_ = StreamEvent::here(context_->device);
 }
 
+/// All parameters are sharded on dim 0, and sent in one dtype or as they are.
 bool AllGather::can_use_segments() {
   if (!group_supports_segments_) {
     group_supports_segments_ = sends_shards_as_they_are() && flat_.group && shards_.is_cut_on_dim_0() &&
                                supports_segments(*flat_.group, context_->device.type());
   }
   return *group_supports_segments_;
-}
-
-bool AllGather::can_gather_in_place(const at::Tensor& flat_shard, const AllGatherFn& all_gather) {
-  return can_use_segments() && !has_share() && !flat_shard.is_meta() && is_default(all_gather);
 }
 
 at::Tensor AllGather::new_flat_shard(const at::TensorOptions& options) {
@@ -160,25 +156,27 @@ at::Tensor AllGather::new_flat_shard(const at::TensorOptions& options) {
              : at::zeros({shards_.numel()}, options.dtype(shards_.dtype()));
 }
 
-void AllGather::set_segments(const std::vector<ShardedParam>& params) {
-  const at::AutoDispatchBelowADInplaceOrView below;
-  std::vector<TensorSegment> segments;
-  for (size_t i = 0; i < params.size(); ++i) {
-    segments.push_back(shards_.segment(i, params[i].unsharded()));
-  }
-  tags_ = at::empty({shards_.num_ranks() * kSlotAlignment}, flat_.sent.tensor().options());
-  segments.push_back({shards_.numel() - kSlotAlignment, kSlotAlignment, tags_});
-  segments_ = std::make_shared<const std::vector<TensorSegment>>(std::move(segments));
-}
-
-void AllGather::start_in_place(const at::Tensor& flat_shard, BlockPool& pool, const std::vector<ShardedParam>& params) {
-  if (!segments_) {
-    set_segments(params);
-  }
-  const bool is_cast_on_arrival = flat_shard.device() == tags_.device();
-  pending_ =
-      all_gather_segments_async(segments_, is_cast_on_arrival ? flat_shard : as_sent(flat_shard, pool), *flat_.group);
+void AllGather::start_in_place(UnitParams& params, BlockPool& pool) {
+  params.take_memory(pool);
   is_in_place_ = true;
+  try {
+    if (!segments_) {
+      const at::AutoDispatchBelowADInplaceOrView below;
+      std::vector<TensorSegment> segments;
+      for (size_t i = 0; i < params.all().size(); ++i) {
+        segments.push_back(shards_.segment(i, params.all()[i].unsharded()));
+      }
+      tags_ = at::empty({shards_.num_ranks() * kSlotAlignment}, flat_.sent.tensor().options());
+      segments.push_back({shards_.numel() - kSlotAlignment, kSlotAlignment, tags_});
+      segments_ = std::make_shared<const std::vector<TensorSegment>>(std::move(segments));
+    }
+    const bool is_cast_on_arrival = params.flat_shard().device() == tags_.device();
+    const auto& sent = is_cast_on_arrival ? params.flat_shard() : as_sent(params.flat_shard(), pool);
+    pending_ = all_gather_segments_async(segments_, sent, *flat_.group);
+  } catch (...) {
+    release(params);
+    throw;
+  }
 }
 
 void AllGather::wait() {
@@ -203,18 +201,26 @@ void AllGather::discard() {
   }
 }
 
-void AllGather::copy_out(const std::vector<ShardedParam>& params) const {
-  std::vector<at::Tensor> tensors;
-  tensors.reserve(params.size());
-  for (const auto& param : params) {
-    tensors.push_back(param.unsharded());
+void AllGather::finish(UnitParams& params, BlockPool& pool) {
+  if (!params.is_alias() && !is_in_place_) {
+    params.take_memory(pool);
+    std::vector<at::Tensor> tensors;
+    tensors.reserve(params.all().size());
+    for (const auto& param : params.all()) {
+      tensors.push_back(param.unsharded());
+    }
+    source().layout.decode(gathered_, tensors);
   }
-  source().layout.decode(gathered_, tensors);
+  is_in_place_ = false;  // the parameters keep their memory
+  release(params);
+  drop_share();
 }
 
-void AllGather::release() {
+void AllGather::release(UnitParams& params) {
+  if (std::exchange(is_in_place_, false)) {
+    params.drop_memory();
+  }
   gathered_ = at::Tensor();
-  is_in_place_ = false;
   stream_->defer_free({source().gathered.release(), source().sent.release()});
 }
 

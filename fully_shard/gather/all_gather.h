@@ -1,19 +1,17 @@
 #pragma once
-// How a unit's full parameters come together: all ranks' flat shards in one buffer, from one all-gather, with the cast
-// to the compute dtype before it so that only the narrow dtype is sent; then copied to where parameters belong.
+// AllGather: all ranks' flat shards in one buffer, then copied to where parameters belong. The cast to the compute
+// dtype comes first, so that only the narrow dtype is sent.
 //
-//   start() → wait() → copy_out() → release()
-//   start_in_place() → wait() → release()           where nothing has to be copied
+//   start() → wait() → check_tags() → finish()
+//                    → release()               where the parameters are no longer wanted
 //
-// Ranks that read each other's memory ("threads", "shm") cast what they read, in the pass that writes it to the
-// parameters. Between forward and backward the parameters may come from shares of a smaller group in place of the flat
-// shards (post_forward_group.h). A share has the parameters as forward computed with them: each in its compute dtype,
-// whatever was sent for forward. So it is for that forward's backward alone.
-//
-// Behind the parameters each rank sends a tag: the number of the unit that it gathers and whether it can go on.
-// So ranks that gather different units of equal size, or of which one found its parameters replaced, or changed since
-// the forward whose backward uses them, all learn of it in the collective itself, and all of them throw. (On CUDA that
-// would stop the host; there only the own rank checks.)
+// - Ranks that read each other's memory ("threads", "shm") cast what they read, in the pass that writes it to the
+//   parameters. Then nothing is copied: the gather is in place.
+// - Between forward and backward, parameters may come from post-forward shards: a group of a few ranks keeps them all,
+//   in their compute dtypes (post_forward_group.h).
+// - Behind the parameters each rank sends a tag: which unit it gathers, and whether it can go on. So every rank throws
+//   if one gathers another unit, or has parameters that were replaced or changed. On CUDA reading tags would stop the
+//   host, and each rank checks its own parameters alone.
 //
 // Thread safety: for the thread that runs the rank's forward and backward.
 
@@ -51,33 +49,25 @@ class AllGather {
   /// peers can read them, if the group's ranks do so.
   at::Tensor new_flat_shard(const at::TensorOptions& options);
 
-  /// Issues the all-gather, of shares if this rank has one, on stream(). `flat_shard` has the tag already, stays as it
-  /// is until wait(), and stream() has waited for its last write. One on the meta device is not sent, only the tag.
-  /// With one rank there is no group, and nothing but the cast.
-  void start(const at::Tensor& flat_shard, const GatherTag& tag, BlockPool& pool, const AllGatherFn& all_gather);
-  /// Returns whether start_in_place() can take the place of start(): where ranks read each other's memory, and all
-  /// parameters are sharded on dim 0 and sent in one dtype, or all as they are, peers' rows come straight to where they
-  /// belong.
-  bool can_gather_in_place(const at::Tensor& flat_shard, const AllGatherFn& all_gather);
-  /// The parameters have memory already. `flat_shard` stays as it is until wait_for_readers().
-  void start_in_place(const at::Tensor& flat_shard, BlockPool& pool, const std::vector<ShardedParam>& params);
-  /// From start_in_place() to release().
-  bool is_in_place() const { return is_in_place_; }
+  /// Issues the all-gather, of shares if this rank has one, on stream(). The flat shard has the tag already, stays as
+  /// it is until wait(), in place until wait_for_readers(), and stream() has waited for its last write. On the meta
+  /// device only the tag is sent; with one rank there is nothing but the cast.
+  void start(UnitParams& params, const GatherTag& tag, BlockPool& pool, const AllGatherFn& all_gather);
   void wait();
-  /// Takes the place of wait() where the parameters are no longer wanted: returns when the all-gather is over, failed
-  /// or not.
+  /// Waits where the parameters are no longer wanted, until the all-gather is over, failed or not.
   void discard();
-  /// Returns when peers have read the flat shard of start_in_place() too: before it is written, or the parameters are
+  /// Returns when peers have read the flat shard, after a gather in place: before it is written, or the parameters are
   /// seen as shards. After wait(). Throws CommError.
   void wait_for_readers() { pending_.wait_for_readers(); }
   /// Throws StateError unless all ranks sent the tag of `unit`. After wait().
   void check_tags(int64_t unit, const UnitNames& names) const;
-  /// Whether a rank's tag says `fault`, as this one's says `own`: the same on all ranks, and false where none reads
-  /// tags. After wait().
+  /// Returns whether a rank's tag says `fault`, as this one's says `own`: the same on all ranks, and false where none
+  /// reads tags. After wait().
   bool is_tagged(ShardFault fault, ShardFault own) const;
-  /// The parameters have memory. After wait(); not in place.
-  void copy_out(const std::vector<ShardedParam>& params) const;
-  void release();
+  /// Copies the parameters, unless they are the shard's memory, and frees the buffers and the share. After wait().
+  void finish(UnitParams& params, BlockPool& pool);
+  /// Frees the buffers, and the parameters' memory of a gather in place.
+  void release(UnitParams& params);
 
   bool can_keep_share() const { return post_forward_.has_value(); }
   bool has_share() const { return share_.defined(); }
@@ -107,7 +97,7 @@ class AllGather {
   void leave_memory();
   const at::Tensor& as_sent(const at::Tensor& input, BlockPool& pool);
   const at::Tensor& encoded(const at::Tensor& flat_shard, const GatherTag& tag, BlockPool& pool);
-  void set_segments(const std::vector<ShardedParam>& params);
+  void start_in_place(UnitParams& params, BlockPool& pool);
   TagPlaces tag_places() const;
   bool reads_tags() const { return tag_places().in.device().is_cpu(); }
   bool tags_are_equal() const;

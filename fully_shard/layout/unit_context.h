@@ -19,6 +19,9 @@ struct UnitContext {
   at::Device device;                           // of the full parameters
   at::TensorOptions shard_options;             // of shards and their gradients, except for their dtype
   std::optional<at::ScalarType> reduce_dtype;  // of gradients; none: that of the parameters
+
+  /// Returns whether shards and their gradients lie elsewhere than full parameters.
+  bool is_offloaded() const { return shard_options.device() != device; }
 };
 
 /// Shared by the parts.

@@ -54,7 +54,6 @@ class UnitGradients {
   /// while nothing is in flight.
   void set_alone(bool is_alone);
   int64_t bucket_bytes() const { return options_.bucket_bytes; }
-  bool has_trainable() const { return params_.has_trainable(); }
 
   /// Sets sharded gradients aside, of parameters that require one, so that backward accumulates unsharded ones.
   void begin();
@@ -85,11 +84,6 @@ class UnitGradients {
   /// Throws StateError if the bucket of a parameter whose gradient arrived was taken already. Autograd completes a
   /// gradient once in a backward; only one that is nested in it brings more.
   void check_not_taken(size_t param) const;
-  /// Drops the gradient that autograd has just accumulated.
-  void drop_arrived(size_t param) { params_.all()[param].drop_accumulated(); }
-  /// Lets the sharded gradient that autograd has just accumulated lie as its parameter does. Collective where it does
-  /// not.
-  void place_sharded(size_t param) { params_.all()[param].place_sharded_grad(); }
   /// Adds the sizes in bytes of gradients that peers can read where they lie, if that is in shared memory.
   void add_exposed(std::vector<size_t>& bytes) const;
 

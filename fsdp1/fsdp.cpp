@@ -288,11 +288,11 @@ void FSDP::to(at::ScalarType dtype) const {
   const auto units = units_with_params(*module_);
   for (const auto& state : units) {
     for (const auto& param : state->group()->params()) {
-      TESSERA_CHECK(NotImplementedError, param.dtype() == dtype || !c10::isFloatingType(param.dtype()),
+      const auto own = param.spec()->dtype();
+      TESSERA_CHECK(NotImplementedError, own == dtype || !c10::isFloatingType(own),
                     "to: parameter '{}' of {} is sharded in {}, and cannot become {}. Convert the module before it is "
                     "wrapped, or let it compute in {} with mixed_precision.param_dtype, which keeps the shards",
-                    param.origin().name, param.origin().module, toString(param.dtype()), toString(dtype),
-                    toString(dtype));
+                    param.origin().name, param.origin().module, toString(own), toString(dtype), toString(dtype));
     }
   }
   const at::NoGradGuard no_grad;

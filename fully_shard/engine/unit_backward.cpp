@@ -222,7 +222,7 @@ void UnitBackward::check_arrival(size_t param) const {
     return;
   }
   auto& own = group->unit_params().all()[param];
-  own.drop_accumulated();
+  own.take_accumulated();
   constexpr auto kKept = "a tensor that forward kept as a member or wrote to an argument";
   const auto& label = unit_.label();
   const auto where = fmt::format("{}: a gradient of parameter '{}' arrived", unit_.api(), own.origin().name);

@@ -1,6 +1,7 @@
 #include "fully_shard/param/sharded_param.h"
 
 #include <ATen/core/LegacyTypeDispatch.h>
+#include <c10/util/accumulate.h>
 
 #include "base/error.h"
 #include "dtensor/local/redistribute.h"
@@ -19,67 +20,87 @@ std::string describe_read_after_free(const ParameterOrigin& origin) {
       origin.name, origin.module);
 }
 
+/// Asks the impl: Tensor::_version() goes through libtorch's hooks for Python.
+uint32_t version_of(const at::Tensor& tensor) {
+  auto* impl = tensor.unsafeGetTensorImpl();
+  return impl->is_inference() ? 0 : impl->version_counter().current_version();
+}
+
 }  // namespace
 
 ShardedParam::ShardedParam(at::Tensor param, const ParamSlot& slot, const at::Tensor& chunk, Options options)
     : param_(std::move(param)),
       slot_(slot),
-      origin_(std::move(options.origin)),
-      spec_(std::move(options.spec)),
+      grad_origin_(
+          std::make_shared<ParameterOrigin>(ParameterOrigin{options.origin->name + ".grad", options.origin->module})),
       unsharded_spec_(std::move(options.unsharded_spec)),
-      own_numel_(slot_.numel_of(options.rank, options.num_ranks)),
       is_alias_(options.is_alias) {
   const at::AutoDispatchBelowADInplaceOrView below;
   const auto full = unsharded_spec_ ? dtensor_meta(param_)->local : param_.detach();
-  const auto own = slot_.rows_of(options.rank, options.num_ranks);
-  grad_origin_ = std::make_shared<ParameterOrigin>(ParameterOrigin{origin_->name + ".grad", origin_->module});
   if (!is_alias_) {
     const auto compute = at::TensorOptions(options.compute_device).dtype(options.compute_dtype);
     unsharded_ = tensor_without_memory(full.sizes(), compute);
-    reads_ = ReadGuard(unsharded_, describe_read_after_free(*origin_));
+    reads_ = ReadGuard(unsharded_, describe_read_after_free(*options.origin));
     in_use_ = unsharded_spec_ ? wrap_local(unsharded_, unsharded_spec_) : unsharded_;
   }
-  const auto local = place_in(chunk);
+  const auto own = slot_.rows_of(options.rank, options.num_ranks);
+  const auto rows = full.narrow(options.dim, own.offset, own.length);
+  sharded_ = wrap_local(rows, std::move(options.spec), std::move(options.origin));
+  move_to(chunk);
   if (!full.is_meta()) {
-    local.copy_(full.narrow(options.dim, own.offset, own.length));
+    shard().copy_(rows);
   }
-  replace_data(param_, sharded_);
-}
-
-/// Returns the shard's local tensor there.
-at::Tensor ShardedParam::place_in(const at::Tensor& chunk) {
-  auto local = chunk.narrow(0, 0, own_numel_).view(spec_->local_sizes());
-  sharded_ = wrap_local(local, spec_, origin_);
-  if (is_alias_) {
-    unsharded_ = local;
-    in_use_ = unsharded_spec_ ? wrap_local(unsharded_, unsharded_spec_) : unsharded_;
-  }
-  return local;
 }
 
 void ShardedParam::move_to(const at::Tensor& chunk) {
   const at::AutoDispatchBelowADInplaceOrView below;
-  place_in(chunk);
+  const auto sizes = spec()->local_sizes();
+  const auto local = chunk.narrow(0, 0, c10::multiply_integers(sizes)).view(sizes);
+  sharded_ = wrap_local(local, spec(), dtensor_meta(sharded_)->origin);
+  if (is_alias_) {
+    unsharded_ = local;
+    in_use_ = unsharded_spec_ ? wrap_local(unsharded_, unsharded_spec_) : unsharded_;
+  }
   replace_data(param_, sharded_);
+}
+
+void ShardedParam::set_unsharded_memory(Block& block, size_t offset) {
+  reads_.allow_reads();
+  set_memory(unsharded_, block, offset, unsharded_.nbytes());
+}
+
+void ShardedParam::drop_unsharded_memory() {
+  if (!is_alias_) {
+    clear_memory(unsharded_);
+    reads_.forbid_reads();
+  }
 }
 
 void ShardedParam::to_unsharded() {
   replace_data(param_, in_use_);
 }
 
-/// Whether the parameter still is what to_unsharded() made it.
-bool ShardedParam::is_in_use() const {
+void ShardedParam::to_sharded() {
   const auto memory = [](const at::Tensor& tensor) {
     return tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl();
   };
-  return dtensor_meta(param_) == dtensor_meta(in_use_) && memory(param_) == memory(in_use_);
-}
-
-void ShardedParam::to_sharded() {
-  if (is_in_use()) {
+  if (dtensor_meta(param_) == dtensor_meta(in_use_) && memory(param_) == memory(in_use_)) {
     replace_data(param_, sharded_);
   }
   drop_unsharded_memory();
+}
+
+void ShardedParam::expect_no_writes() {
+  expected_version_ = version_of(param_);
+  expected_shard_version_ = version_of(shard());
+}
+
+bool ShardedParam::was_written() const {
+  return version_of(param_) != expected_version_ && version_of(shard()) == expected_shard_version_;
+}
+
+int64_t ShardedParam::version() const {
+  return version_of(shard());
 }
 
 /// Asks the impl: Tensor::grad() also finds out whether to warn, which takes 1 us for a unit of 12 parameters.
@@ -88,19 +109,14 @@ bool ShardedParam::has_sharded_grad() const {
   return meta && (!unsharded_spec_ || meta->spec->mesh() != unsharded_spec_->mesh());
 }
 
-bool ShardedParam::has_foreign_grad() const {
-  const auto* meta = dtensor_meta(param_.unsafeGetTensorImpl()->grad());
-  return has_sharded_grad() && meta->spec->mesh() != spec_->mesh();
-}
-
 void ShardedParam::place_sharded_grad() {
   auto& grad = param_.mutable_grad();
   const auto* meta = dtensor_meta(grad);
-  if (meta->spec->placements() == spec_->placements()) {
+  if (meta->spec->placements() == spec()->placements()) {
     return;
   }
   const at::AutoDispatchBelowADInplaceOrView below;
-  grad = wrap_local(redistribute_local(meta->local, *meta->spec, spec_->placements()), spec_, grad_origin_);
+  grad = wrap_local(redistribute_local(meta->local, *meta->spec, spec()->placements()), spec(), grad_origin_);
 }
 
 void ShardedParam::stash_sharded_grad() {
@@ -159,7 +175,7 @@ at::Tensor ShardedParam::take_unsharded_grad(at::ScalarType dtype) {
     return grad;
   }
   const auto* meta = dtensor_meta(grad);
-  TESSERA_ASSERT(meta != nullptr, "a plain gradient of '{}', which is {}", origin_->name, unsharded_spec_->to_string());
+  TESSERA_ASSERT(meta != nullptr, "a plain gradient of '{}', which is {}", origin().name, unsharded_spec_->to_string());
   const auto& to = unsharded_spec_->placements();
   if (meta->spec->placements() == to) {
     return meta->local;

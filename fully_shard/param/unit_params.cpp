@@ -56,8 +56,8 @@ UnitParams::UnitParams(const std::vector<NamedParam>& params, const FlatLayout& 
   for (size_t i = 0; i < params.size(); ++i) {
     const auto& param = params_.emplace_back(params[i].tensor, layout.slot(i), layout.chunk(flat_shard_, i),
                                              param_options(params[i], context, is_alias));
-    memory_offsets_.push_back(memory_offsets_.back() +
-                              (param.unsharded_size() + alignment - 1) / alignment * alignment);
+    const size_t bytes = param.unsharded().nbytes();
+    memory_offsets_.push_back(memory_offsets_.back() + (bytes + alignment - 1) / alignment * alignment);
   }
 }
 
@@ -120,7 +120,7 @@ bool UnitParams::has_trainable() const {
 size_t UnitParams::unsharded_bytes() const {
   size_t bytes = 0;
   for (const auto& param : params_) {
-    bytes += param.unsharded_bytes();
+    bytes += is_alias_ ? 0 : param.unsharded().storage().nbytes();
   }
   return bytes;
 }

@@ -32,7 +32,8 @@ void GradientReducer::plan() {
                 context_->api, params_[0].origin().module);
   message_ = ReduceScatterLayout(params_, *context_);
   const auto pieces = message_.pieces(context_->axes.shard_rank());
-  flat_gradient_ = FlatGradient(pieces, numel(), context_->shard_options.dtype(params_[pieces.at(0).param].dtype()));
+  flat_gradient_ =
+      FlatGradient(pieces, numel(), context_->shard_options.dtype(params_[pieces.at(0).param].spec()->dtype()));
   input_ = PooledBuffer(context_->axes.num_shards() * numel(), buffer_options());
   output_buffer_ = PooledBuffer(numel(), buffer_options());
 }

@@ -30,7 +30,8 @@ ReduceScatterLayout::ReduceScatterLayout(std::span<const ShardedParam> params, c
   const int64_t ranks = context.axes.num_shards();
   layout_ = pack_slots(std::move(slots), ranks);
   numel_ = layout_.shard_numel + gradient_flags_numel(num_params());
-  options_ = at::TensorOptions(context.device).dtype(context.reduce_dtype.value_or(params[members_.at(0)].dtype()));
+  options_ =
+      at::TensorOptions(context.device).dtype(context.reduce_dtype.value_or(params[members_.at(0)].spec()->dtype()));
   for (const auto& slot : layout_.slots) {
     copies_.push_back(layout_.copies(slot, numel_));
   }

@@ -59,8 +59,9 @@ size_t UnitGradients::bucket_of(size_t param) const {
 /// Gradients on a tensor-parallel mesh may need collectives of their own, which are not for any time in backward.
 void UnitGradients::set_alone(bool is_alone) {
   const auto params = params_.all();
+  const auto& mesh = context_->axes.mesh;
   const bool is_plain =
-      std::ranges::none_of(params, [](const ShardedParam& param) { return param.is_tensor_parallel(); });
+      std::ranges::all_of(params, [&](const ShardedParam& param) { return param.spec()->mesh() == mesh; });
   const bool has_buckets = is_alone && is_plain && options_.bucket_bytes > 0 && context_->axes.num_shards() == 1;
   cut(has_buckets ? cut_by_bytes(bytes_of_each(), options_.bucket_bytes) : std::vector{params.size()});
 }
@@ -72,7 +73,7 @@ void UnitGradients::report(FSDPEventKind step) const {
 }
 
 at::ScalarType UnitGradients::reduce_dtype(const ShardedParam& param) const {
-  return context_->reduce_dtype.value_or(param.dtype());
+  return context_->reduce_dtype.value_or(param.spec()->dtype());
 }
 
 /// Of each parameter, as it is reduced.
@@ -161,11 +162,11 @@ void UnitGradients::check_trained_dtypes() const {
     }
     first = first ? first : &param;
     TESSERA_CHECK(
-        StateError, param.dtype() == first->dtype(),
+        StateError, param.spec()->dtype() == first->spec()->dtype(),
         "{0}: parameters of {1} that are trained need one dtype, but since then one of '{2}' in {3} and '{4}' in "
         "{5} was set to require a gradient; freeze one, or convert one before {0}",
-        context_->api, param.origin().module, first->origin().name, c10::toString(first->dtype()), param.origin().name,
-        c10::toString(param.dtype()));
+        context_->api, param.origin().module, first->origin().name, c10::toString(first->spec()->dtype()),
+        param.origin().name, c10::toString(param.spec()->dtype()));
   }
 }
 
@@ -201,7 +202,7 @@ void UnitGradients::add_exposed(std::vector<size_t>& bytes) const {
   }
   for (const auto& param : params_.all()) {
     if (param.requires_grad() && param.unsharded().scalar_type() == reduce_dtype(param)) {
-      bytes.push_back(param.unsharded_size());
+      bytes.push_back(param.unsharded().nbytes());
     }
   }
 }

@@ -25,8 +25,14 @@ c10::DataPtr hold(at::Tensor tensor) {
   return {data, holder.release(), [](void* held) { delete static_cast<at::Tensor*>(held); }, device};
 }
 
-int64_t bytes_of(const GradientReducer& reducer) {
-  return reducer.numel() * static_cast<int64_t>(reducer.buffer_options().dtype().itemsize());
+int64_t bytes_of(const ReduceScatterLayout& layout) {
+  return layout.numel() * static_cast<int64_t>(layout.options().dtype().itemsize());
+}
+
+/// Returns whether both can be in one all-reduce.
+bool can_share(const GradientReducer& a, const GradientReducer& b) {
+  return a.context().axes.replica_group() == b.context().axes.replica_group() && a.op() == b.op() &&
+         a.layout().dtype() == b.layout().dtype() && a.context().device == b.context().device;
 }
 
 }  // namespace
@@ -68,16 +74,12 @@ void ReductionQueue::push_complete(const std::shared_ptr<ParamGroup>& group, con
   }
 }
 
-bool ReductionQueue::belongs_to_collected(const GradientReducer& reducer, int64_t bytes, int64_t cap) const {
-  return !collected_.empty() && collected_bytes_ + bytes <= cap && reducer.can_share_with(*collected_.front().reducer);
-}
-
 void ReductionQueue::push(Item item, const GradientSettings& settings) {
   const auto& gradients = item.group->gradients();
   if (!item.reducer->collect(settings)) {
     return;
   }
-  const int64_t bytes = item.reducer->can_share() && !gradients.has_buckets() ? bytes_of(*item.reducer) : 0;
+  const int64_t bytes = item.reducer->can_share() && !gradients.has_buckets() ? bytes_of(item.reducer->layout()) : 0;
   const auto cap = [&] {
     return is_first_ ? std::min(gradients.bucket_bytes(), kFirstBucketBytes) : gradients.bucket_bytes();
   };
@@ -85,7 +87,8 @@ void ReductionQueue::push(Item item, const GradientSettings& settings) {
     issue({.items = {std::move(item)}});
     return;
   }
-  if (!belongs_to_collected(*item.reducer, bytes, cap())) {
+  if (!collected_.empty() &&
+      (collected_bytes_ + bytes > cap() || !can_share(*item.reducer, *collected_.front().reducer))) {
     flush();
   }
   collected_.push_back(std::move(item));
@@ -125,16 +128,16 @@ void ReductionQueue::issue_together(Bucket& bucket) const {
   const at::AutoDispatchBelowADInplaceOrView below;
   int64_t numel = 0;
   for (const auto& item : bucket.items) {
-    numel += item.reducer->numel();
+    numel += item.reducer->layout().numel();
   }
   const auto& [group, first] = bucket.items[0];
-  bucket.buffer = acquired(numel, first->buffer_options(), *group->pool());
+  bucket.buffer = acquired(numel, first->layout().options(), *group->pool());
   int64_t offset = 0;
   for (const auto& item : bucket.items) {
-    item.reducer->start_in(bucket.buffer.narrow(0, offset, item.reducer->numel()));
-    offset += item.reducer->numel();
+    item.reducer->start_in(bucket.buffer.narrow(0, offset, item.reducer->layout().numel()));
+    offset += item.reducer->layout().numel();
   }
-  bucket.pending = slots_->all_reduce(bucket.buffer, first->op(), first->replica_group());
+  bucket.pending = slots_->all_reduce(bucket.buffer, first->op(), first->context().axes.replica_group());
 }
 
 void ReductionQueue::finish(const Item& item) {

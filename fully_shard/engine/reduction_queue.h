@@ -63,7 +63,6 @@ class ReductionQueue {
   };
 
   void push(Item item, const GradientSettings& settings);
-  bool belongs_to_collected(const GradientReducer& reducer, int64_t bytes, int64_t cap) const;
   static const std::shared_ptr<StreamLane>& stream_of(const Bucket& bucket);
   void issue(Bucket bucket);
   void issue_together(Bucket& bucket) const;

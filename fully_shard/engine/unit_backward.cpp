@@ -187,7 +187,7 @@ void UnitBackward::reduce() {
   if (settings.requires_gradient_sync) {
     gradients.check_none_frozen_since();
   }
-  if (!unit_.group()->unit_params().has_trainable()) {
+  if (!has_trainable(unit_.group()->params())) {
     gradients.restore();
     return;
   }

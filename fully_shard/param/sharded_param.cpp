@@ -3,6 +3,8 @@
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <c10/util/accumulate.h>
 
+#include <algorithm>
+
 #include "base/error.h"
 #include "dtensor/local/redistribute.h"
 #include "fully_shard/memory/replace_data.h"
@@ -197,6 +199,10 @@ void ShardedParam::drop_unsharded_grads() {
   take_accumulated();
   kept_grad_ = at::Tensor();
   awaits_reduction_ = false;
+}
+
+bool has_trainable(std::span<const ShardedParam> params) {
+  return std::ranges::any_of(params, &ShardedParam::requires_grad);
 }
 
 void restore_stashed_grads(std::span<ShardedParam> params) {

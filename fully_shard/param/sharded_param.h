@@ -124,6 +124,8 @@ class ShardedParam {
   bool is_alias_;
 };
 
+/// Returns whether one of them requires a gradient.
+bool has_trainable(std::span<const ShardedParam> params);
 /// Restores the stashed gradients of all, also of those that were frozen since.
 void restore_stashed_grads(std::span<ShardedParam> params);
 

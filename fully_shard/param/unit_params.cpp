@@ -113,10 +113,6 @@ int64_t UnitParams::version() const {
   return sum;
 }
 
-bool UnitParams::has_trainable() const {
-  return std::ranges::any_of(params_, [](const ShardedParam& param) { return param.requires_grad(); });
-}
-
 size_t UnitParams::unsharded_bytes() const {
   size_t bytes = 0;
   for (const auto& param : params_) {

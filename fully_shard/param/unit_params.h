@@ -74,7 +74,6 @@ class UnitParams {
   void to_unsharded();
   void to_sharded();
 
-  bool has_trainable() const;
   /// Bytes that full parameters occupy now.
   size_t unsharded_bytes() const;
   /// Whether `tensor` is a full parameter or a view of one: memory that goes with to_sharded(), or is the shard's.

@@ -23,23 +23,27 @@ GradientReducer::GradientReducer(std::span<ShardedParam> params, UnitContextPtr 
 
 /// For the parameters that are trained now.
 void GradientReducer::plan() {
-  if (message_.is_of(params_)) {
+  if (layout_.is_of(params_)) {
     return;
   }
   TESSERA_CHECK(StateError, !has_partial(),
                 "{}: requires_grad of a parameter of {} changed while gradients wait for their all-reduce; "
                 "run a backward with set_requires_all_reduce(true) first",
                 context_->api, params_[0].origin().module);
-  message_ = ReduceScatterLayout(params_, *context_);
-  const auto pieces = message_.pieces(context_->axes.shard_rank());
+  layout_ = ReduceScatterLayout(params_, *context_);
+  const auto pieces = layout_.pieces(context_->axes.shard_rank());
   flat_gradient_ =
-      FlatGradient(pieces, numel(), context_->shard_options.dtype(params_[pieces.at(0).param].spec()->dtype()));
-  input_ = PooledBuffer(context_->axes.num_shards() * numel(), buffer_options());
-  output_buffer_ = PooledBuffer(numel(), buffer_options());
+      FlatGradient(pieces, layout_.numel(), context_->shard_options.dtype(params_[pieces.at(0).param].spec()->dtype()));
+  make_buffers();
+}
+
+void GradientReducer::make_buffers() {
+  input_ = PooledBuffer(context_->axes.num_shards() * layout_.numel(), layout_.options());
+  output_buffer_ = PooledBuffer(layout_.numel(), layout_.options());
 }
 
 const at::Tensor& GradientReducer::choose_output(BlockPool& pool) {
-  if (context_->device == context_->shard_options.device() && flat_gradient_.can_be_result(params_, message_.dtype())) {
+  if (!context_->is_offloaded() && flat_gradient_.can_be_result(params_, layout_.dtype())) {
     current_.output = flat_gradient_.ensure(params_);
   } else {
     current_.output = output_buffer_.acquire(pool);
@@ -47,13 +51,9 @@ const at::Tensor& GradientReducer::choose_output(BlockPool& pool) {
   return current_.output;
 }
 
-bool GradientReducer::has_trainable() const {
-  return std::ranges::any_of(params_, [](const ShardedParam& param) { return param.requires_grad(); });
-}
-
 bool GradientReducer::collect(const GradientSettings& settings) {
   TESSERA_ASSERT(!in_flight(), "a reduction of {} is in flight already", params_[0].origin().module);
-  if (!has_trainable()) {
+  if (!has_trainable(params_)) {
     restore_stashed_grads(params_);
     return false;
   }
@@ -62,7 +62,7 @@ bool GradientReducer::collect(const GradientSettings& settings) {
   current_.scale = gradient_scale({.num_ranks = context_->axes.mesh.size(),
                                    .divide_factor = settings.divide_factor,
                                    .force_sum = settings.force_sum,
-                                   .reduce_dtype = message_.dtype()});
+                                   .reduce_dtype = layout_.dtype()});
   current_.settings = settings;
   current_.has_own_all_reduce = settings.all_reduce != nullptr;
   if (!current_.settings.reduce_scatter) {
@@ -71,7 +71,7 @@ bool GradientReducer::collect(const GradientSettings& settings) {
   if (!current_.settings.all_reduce) {
     current_.settings.all_reduce = slots_->all_reduce;
   }
-  message_.collect(params_);
+  layout_.collect(params_);
   stage_ = Stage::Collected;
   return true;
 }
@@ -97,10 +97,10 @@ void GradientReducer::start(BlockPool& pool) {
 /// From where the gradients are, if the group can.
 void GradientReducer::issue_reduce_scatter(BlockPool& pool) {
   const auto& group = context_->axes.shard_group();
-  if (current_.scale.before == 1 && message_.can_be_segments() && is_default(current_.settings.reduce_scatter)) {
+  if (current_.scale.before == 1 && layout_.can_be_segments() && is_default(current_.settings.reduce_scatter)) {
     stage_ = Stage::ReduceScatter;
     current_.pending =
-        reduce_scatter_segments_async(choose_output(pool), message_.take_segments(), current_.scale.op, group);
+        reduce_scatter_segments_async(choose_output(pool), layout_.take_segments(), current_.scale.op, group);
     return;
   }
   const auto& input = input_.acquire(pool);
@@ -113,13 +113,8 @@ bool GradientReducer::can_share() const {
   return context_->axes.num_shards() == 1 && all_reduces() && !current_.has_own_all_reduce && !has_partial();
 }
 
-bool GradientReducer::can_share_with(const GradientReducer& other) const {
-  return replica_group() == other.replica_group() && current_.scale.op == other.current_.scale.op &&
-         message_.dtype() == other.message_.dtype() && context_->device == other.context_->device;
-}
-
 void GradientReducer::copy_in(const at::Tensor& buffer) {
-  message_.copy_to(buffer);
+  layout_.copy_to(buffer);
   if (current_.scale.before != 1) {
     buffer.div_(current_.scale.before);
   }
@@ -158,10 +153,9 @@ void GradientReducer::wait_for_pending() {
 /// As that of a gather (all_gather.cpp): peers may still read and write what a collective that failed has, which its
 /// work keeps.
 void GradientReducer::leave_memory() {
-  input_ = PooledBuffer(context_->axes.num_shards() * numel(), buffer_options());
-  output_buffer_ = PooledBuffer(numel(), buffer_options());
+  make_buffers();
   flat_gradient_.leave_memory();
-  message_.leave_memory();
+  layout_.leave_memory();
 }
 
 /// The computing stream waits too: the next unit's gradients get this one's buffer.
@@ -175,15 +169,6 @@ void GradientReducer::end_reduce_scatter() {
   scattered.wait();
   stream_->wait_for(scattered);
   input_.release();
-}
-
-/// The next backward may write its sums where these lie.
-void GradientReducer::keep_partial() {
-  {
-    const StreamLane::Scope scope(*stream_);
-    partial_ = partial_.defined() ? partial_.add_(current_.output) : current_.output.clone();
-  }
-  stream_->mark().wait();
 }
 
 bool GradientReducer::start_all_reduce() {
@@ -201,7 +186,12 @@ bool GradientReducer::start_all_reduce() {
     finish();
     return false;
   }
-  keep_partial();
+  {
+    const StreamLane::Scope scope(*stream_);
+    // A copy: the next backward may write its sums where these lie.
+    partial_ = partial_.defined() ? partial_.add_(current_.output) : current_.output.clone();
+  }
+  stream_->mark().wait();
   restore_stashed_grads(params_);
   end();
   report_(FSDPEventKind::Reduced);
@@ -216,47 +206,27 @@ void GradientReducer::finish() {
   } else {
     const StreamLane::Scope scope(*stream_);
     wait_for_pending();
-    scale_result();
-    if (current_.output.device() != context_->shard_options.device()) {
+    if (current_.settings.all_reduce_hook) {
+      current_.settings.all_reduce_hook(current_.output.narrow(0, 0, layout_.gradients_numel()));
+    }
+    if (current_.scale.after != 1) {
+      current_.output.div_(current_.scale.after);
+    }
+    if (context_->is_offloaded()) {
       start_host_copy();
       return;
     }
   }
-  check_frozen_alike();
   hand_out();
   end();
   report_(FSDPEventKind::Reduced);
 }
 
-/// What was added up is of different parameters otherwise.
-void GradientReducer::check_frozen_alike() {
-  const auto frozen = message_.frozen_elsewhere(current_.output);
-  if (!frozen) {
-    return;
-  }
-  restore_stashed_grads(params_);
-  end();
-  const auto& origin = params_[*frozen].origin();
-  throw StateError(fmt::format(
-      "{}: parameter '{}' of {} is trained on this rank, and frozen (requires_grad is false) on another, so that "
-      "gradients of different parameters would be added up. Freeze the same parameters on all ranks",
-      context_->api, origin.name, origin.module));
-}
-
-void GradientReducer::scale_result() {
-  if (current_.settings.all_reduce_hook) {
-    current_.settings.all_reduce_hook(current_.output.narrow(0, 0, message_.gradients_numel()));
-  }
-  if (current_.scale.after != 1) {
-    current_.output.div_(current_.scale.after);
-  }
-}
-
 /// What is copied stays until finish() has waited, so that no other work gets its memory.
 void GradientReducer::start_host_copy() {
-  current_.host_output = flat_gradient_.can_be_result(params_, message_.dtype())
+  current_.host_output = flat_gradient_.can_be_result(params_, layout_.dtype())
                              ? flat_gradient_.ensure(params_)
-                             : at::empty({numel()}, context_->shard_options.dtype(message_.dtype()));
+                             : at::empty({layout_.numel()}, context_->shard_options.dtype(layout_.dtype()));
   const auto stream = shared_lane(LaneKind::HostCopy, context_->device);
   stream->wait_for_current();
   const StreamLane::Scope scope(*stream);
@@ -265,13 +235,21 @@ void GradientReducer::start_host_copy() {
   stage_ = Stage::HostCopy;
 }
 
-/// A user's reduction may bring gradients of ranks whose flags do not come here: then all count as used, and agree on
-/// it.
+/// Of ranks that froze different parameters, different gradients were added up. A user's reduction may bring gradients
+/// of ranks whose flags do not come here: then all count as used, and agree on it.
 void GradientReducer::hand_out() {
+  if (const auto frozen = layout_.frozen_elsewhere(current_.output)) {
+    restore_stashed_grads(params_);
+    end();
+    const auto& origin = params_[*frozen].origin();
+    throw StateError(fmt::format(
+        "{}: parameter '{}' of {} is trained on this rank, and frozen (requires_grad is false) on another, so that "
+        "gradients of different parameters would be added up. Freeze the same parameters on all ranks",
+        context_->api, origin.name, origin.module));
+  }
   const auto used = [&] {
     const StreamLane::Scope scope(*stream_);
-    return current_.settings.all_reduce_hook ? std::vector<bool>(message_.size(), true)
-                                             : message_.used(current_.output);
+    return current_.settings.all_reduce_hook ? std::vector<bool>(layout_.size(), true) : layout_.used(current_.output);
   };
   flat_gradient_.hand_out(current_.output, params_, used(), *stream_);
 }
@@ -292,7 +270,7 @@ void GradientReducer::discard() {
     stream_->drain();
     current_.copied.synchronize();
     input_.release();
-    message_.clear();
+    layout_.clear();
     end();
   }
   partial_ = at::Tensor();

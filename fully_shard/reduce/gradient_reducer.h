@@ -1,23 +1,18 @@
 #pragma once
-// Reduces the gradients of a unit's parameters, or of a bucket of them (unit_gradients.h): one reduce-scatter over the
-// shards of what all ranks send (reduce_scatter_layout.h), an all-reduce of the result over the replicas (HSDP,
-// replicate), and each parameter's rows as views of one flat gradient (flat_gradient.h).
+// GradientReducer: reduces the gradients of a unit's parameters, or of a bucket of them (unit_gradients.h). A
+// reduce-scatter over the shards sends what reduce_scatter_layout.h says, an all-reduce of the result follows over the
+// replicas (HSDP, replicate), and each parameter's rows are views of one flat gradient (flat_gradient.h).
 //
 //   collect() → start() ──▶ reduce-scatter in flight ── start_all_reduce() ──▶ all-reduce in flight ── finish()
 //
-// On a device with streams copy-in is on the stream that computes, and what comes after a collective on another one
-// (fully_shard/memory/stream_lane.h), until whose drain() the gradients are not to be read.
-//
-// Where gradients go from a device to the CPU, whose optimizer has them, finish() starts the copy, to pinned memory and
-// on a stream of its own, and the next finish() waits for it.
-//
-// Where ranks read each other's memory ("threads", "shm") and the gradients are as they are sent, there is no copy-in:
-// the reduce-scatter reads them where they are (comm/backend/tensor_segment.h). Where there is one shard only, start()
-// copies into the result itself, and issues the all-reduce at once. In place of start(), start_in() copies into a part
-// of a buffer that several reductions share, and the buffer's owner all-reduces it (reduction_queue.h).
-//
-// Where a hook of the user's reduces further, every parameter that requires a gradient gets one: the flags of its ranks
-// do not come here.
+// - On a device with streams copy-in is on the stream that computes, and what comes after a collective on another one
+//   (stream_lane.h), until whose drain() the gradients are not to be read.
+// - With offloading, finish() starts a copy to pinned memory on a stream of its own, and the next finish() waits for
+// it.
+// - Ranks that read each other's memory ("threads", "shm") reduce gradients from where they are, without copy-in.
+// - With one shard, start() copies into the result and issues the all-reduce at once; start_in(), in place of it,
+// copies
+//   into a part of a buffer that several reductions share and that its owner all-reduces (reduction_queue.h).
 //
 // Thread safety: for the thread that runs the rank's backward.
 
@@ -49,7 +44,7 @@ struct GradientSettings {
   bool force_sum = false;
   /// Called with this rank's reduced flat gradient before it is divided and handed out.
   std::function<void(const at::Tensor&)> all_reduce_hook = nullptr;
-  /// In place of the slots'; empty: those.
+  /// In place of those of comm_overrides(); empty: those.
   ReduceScatterFn reduce_scatter = nullptr;
   AllReduceFn all_reduce = nullptr;
 };
@@ -62,9 +57,16 @@ class GradientReducer {
   /// `params` outlive it, and there is at least one.
   GradientReducer(std::span<ShardedParam> params, UnitContextPtr context, Reporter report);
 
-  bool has_trainable() const;
   bool in_flight() const { return stage_ != Stage::Idle; }
   bool is_copying() const { return stage_ == Stage::HostCopy; }
+  /// Returns whether a reduce-scatter's result waits for its all-reduce.
+  bool has_partial() const { return partial_.defined(); }
+  const UnitContext& context() const { return *context_; }
+  const ReduceScatterLayout& layout() const { return layout_; }
+  ReduceOp op() const { return current_.scale.op; }
+  /// On which finish() waits and works.
+  const std::shared_ptr<StreamLane>& stream() const { return stream_; }
+
   /// Takes the unsharded gradients of the parameters that require one, which have one dtype. Returns whether there is
   /// such a parameter; the rest is called only then. Collective, as every step here.
   bool collect(const GradientSettings& settings);
@@ -73,39 +75,28 @@ class GradientReducer {
   /// Waits for the reduce-scatter. With replicas it issues the all-reduce, if start() did not, and returns true, unless
   /// the settings said not to: then the result waits for a later reduction. Without replicas it calls finish().
   bool start_all_reduce();
-  /// Once that has happened: returns when no peer reads the gradients that the reduce-scatter sent, which are kept
-  /// until then.
+  /// Returns when no peer reads the gradients that the reduce-scatter sent, which are kept until then. After
+  /// start_all_reduce().
   void wait_for_readers() { scattered_.wait_for_readers(); }
   /// Waits, and gives the parameters their sharded gradients. The first of two calls where they go to the host, after
   /// which it is_copying(). On the CPU it throws StateError on every rank, and has dropped the gradients, if ranks
   /// froze different parameters.
   void finish();
-  /// Waits, and throws the result away, with what earlier reductions left to be all-reduced. A group that has failed is
-  /// no error here.
+  /// Waits, and discards the result and what earlier reductions left to be all-reduced. A group that has failed is no
+  /// error here.
   void discard();
 
-  /// Once collected: whether start_in() may take the place of start().
+  /// Returns whether start_in() may take the place of start(). After collect().
   bool can_share() const;
-  /// Whether both can be in one all-reduce.
-  bool can_share_with(const GradientReducer& other) const;
-  int64_t numel() const { return message_.numel(); }
-  const at::TensorOptions& buffer_options() const { return message_.options(); }
-  ReduceOp op() const { return current_.scale.op; }
-  /// On which finish() waits and works.
-  const std::shared_ptr<StreamLane>& stream() const { return stream_; }
-  const ProcessGroupPtr& replica_group() const { return context_->axes.replica_group(); }
-  /// Copies what was collected to `buffer`, numel() elements of buffer_options(), which stays until finish(). finish()
-  /// comes after the all-reduce of it.
+  /// Copies what was collected to `buffer`, layout().numel() elements, which stays until finish(). That comes after the
+  /// all-reduce of the buffer.
   void start_in(const at::Tensor& buffer);
-
-  /// Whether a reduce-scatter's result waits for its all-reduce.
-  bool has_partial() const { return partial_.defined(); }
 
  private:
   enum class Stage { Idle, Collected, ReduceScatter, AllReduce, HostCopy };
   /// State of one reduction, from collect() to its end.
   struct Reduction {
-    GradientSettings settings = {};   // the slots' functions in place of none
+    GradientSettings settings = {};   // with the functions of comm_overrides() in place of none
     bool has_own_all_reduce = false;  // the user's
     GradientScale scale = {};
     Pending pending = {};
@@ -116,17 +107,15 @@ class GradientReducer {
 
   bool all_reduces() const { return context_->axes.replica_axis && current_.settings.requires_all_reduce; }
   void plan();
+  void make_buffers();
   void copy_in(const at::Tensor& buffer);
   void wait_for_pending();
   void leave_memory();
   const at::Tensor& choose_output(BlockPool& pool);
   void issue_reduce_scatter(BlockPool& pool);
   void end_reduce_scatter();
-  void keep_partial();
   void issue_all_reduce();
-  void scale_result();
   void start_host_copy();
-  void check_frozen_alike();
   void hand_out();
   void end();
 
@@ -136,7 +125,7 @@ class GradientReducer {
   std::shared_ptr<StreamLane> scatter_stream_;
   std::shared_ptr<StreamLane> stream_;
   std::shared_ptr<CommOverrides> slots_ = comm_overrides();
-  ReduceScatterLayout message_;
+  ReduceScatterLayout layout_;
   FlatGradient flat_gradient_;
   PooledBuffer input_, output_buffer_;
 

@@ -180,7 +180,8 @@ void UnitGradients::check_none_frozen_since() const {
         context_->api, param.origin().name, param.origin().module);
   }
   for (const auto& bucket : buckets_) {
-    TESSERA_CHECK(StateError, bucket.reducer.has_trainable() || !bucket.reducer.has_partial(),
+    TESSERA_CHECK(StateError,
+                  !bucket.reducer.has_partial() || has_trainable(params_.all().subspan(bucket.first, bucket.count)),
                   "{}: all parameters of {} were frozen while gradients of theirs, of a backward with "
                   "set_requires_all_reduce(false), wait for their all-reduce. Freeze them after a backward that "
                   "all-reduces, or drop those gradients by reset_iter_state()",

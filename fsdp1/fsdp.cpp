@@ -16,7 +16,7 @@
 #include "fsdp1/wrapper_state.h"
 #include "fully_shard/autograd/backward_hooks.h"
 #include "fully_shard/engine/unit_tree.h"
-#include "fully_shard/memory/replace_data.h"
+#include "fully_shard/memory/tensor_memory.h"
 
 namespace tessera {
 

@@ -14,7 +14,7 @@
 #include "dtensor/local/dtensor_impl.h"
 #include "fully_shard/engine/fsdp_state.h"
 #include "fully_shard/engine/unit_tree.h"
-#include "fully_shard/memory/replace_data.h"
+#include "fully_shard/memory/tensor_memory.h"
 #include "fully_shard/unit_recipe.h"
 #include "nn/hooks/clone.h"
 #include "nn/hooks/clone_scope.h"

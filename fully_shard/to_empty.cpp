@@ -9,7 +9,7 @@
 #include "base/error.h"
 #include "dtensor/local/dtensor_impl.h"
 #include "fully_shard/engine/fsdp_root.h"
-#include "fully_shard/memory/replace_data.h"
+#include "fully_shard/memory/tensor_memory.h"
 
 namespace tessera {
 

@@ -16,7 +16,7 @@
 #include "fully_shard/autograd/in_place_changes.h"
 #include "fully_shard/engine/cast_floating.h"
 #include "fully_shard/engine/fsdp_root.h"
-#include "fully_shard/memory/autocast_cache.h"
+#include "fully_shard/memory/tensor_memory.h"
 
 namespace tessera {
 

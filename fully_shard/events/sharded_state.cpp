@@ -22,35 +22,24 @@ std::string to_string(const FSDPEvent& event) {
 
 ShardedState next_state(ShardedState state, FSDPEventKind step, bool has_post_forward_shard) {
   using enum ShardedState;
-  const bool is_sharded = state == Sharded || state == ShardedPostForward;
-  switch (step) {
-    case FSDPEventKind::Gather:
-      if (is_sharded) {
-        return Unsharding;
-      }
-      break;
-    case FSDPEventKind::Unshard:
-      if (state == Unsharding) {
-        return Unsharded;
-      }
-      break;
-    case FSDPEventKind::Drop:
-      if (state == Unsharding) {
-        return has_post_forward_shard ? ShardedPostForward : Sharded;
-      }
-      break;
-    case FSDPEventKind::Reshard:
-      if (state == Unsharded || state == ShardedPostForward) {
-        return Sharded;
-      }
-      break;
-    case FSDPEventKind::ReshardPostForward:
-      if (state == Unsharded) {
-        return ShardedPostForward;
-      }
-      break;
-    default:
-      break;
+  struct Transition {
+    ShardedState from;
+    FSDPEventKind step;
+    ShardedState to;
+  };
+  const Transition transitions[] = {
+      {Sharded, FSDPEventKind::Gather, Unsharding},
+      {ShardedPostForward, FSDPEventKind::Gather, Unsharding},
+      {Unsharding, FSDPEventKind::Unshard, Unsharded},
+      {Unsharding, FSDPEventKind::Drop, has_post_forward_shard ? ShardedPostForward : Sharded},
+      {Unsharded, FSDPEventKind::Reshard, Sharded},
+      {ShardedPostForward, FSDPEventKind::Reshard, Sharded},
+      {Unsharded, FSDPEventKind::ReshardPostForward, ShardedPostForward},
+  };
+  for (const auto& transition : transitions) {
+    if (transition.from == state && transition.step == step) {
+      return transition.to;
+    }
   }
   TESSERA_ASSERT(false, "a unit that is {} cannot {}", to_string(state), to_string(step));
   return state;

@@ -7,11 +7,15 @@
 #include <algorithm>
 #include <cstring>
 #include <iterator>
+#include <map>
+#include <mutex>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+#include <tuple>
 #include <utility>
 
 #include "base/error.h"
-#include "fully_shard/gather/post_forward_group.h"
+#include "comm/context/rank_context.h"
+#include "device_mesh/rank_agreement.h"
 
 namespace tessera {
 
@@ -52,6 +56,47 @@ std::vector<GatherItem> items_of(const std::vector<NamedParam>& params, Item ite
 /// Null for one rank. The mesh of `axes` keeps the group.
 std::shared_ptr<const ProcessGroupPtr> shard_group(const DataParallelAxes& axes) {
   return axes.num_shards() > 1 ? std::make_shared<const ProcessGroupPtr>(axes.shard_group()) : nullptr;
+}
+
+using GroupKey = std::tuple<uint64_t, std::vector<int64_t>>;
+
+struct GroupCache {
+  std::mutex mutex;
+  std::map<GroupKey, std::weak_ptr<const ProcessGroupPtr>> groups;
+};
+
+GroupCache& group_cache() {
+  static auto* const cache = new GroupCache;  // ranks that are threads may outlive static destructors
+  return *cache;
+}
+
+/// That of units that are still there.
+std::shared_ptr<const ProcessGroupPtr> find_known(const GroupKey& key) {
+  const std::lock_guard lock(group_cache().mutex);
+  std::erase_if(group_cache().groups, [](const auto& entry) { return entry.second.expired(); });
+  const auto found = group_cache().groups.find(key);
+  return found == group_cache().groups.end() ? nullptr : found->second.lock();
+}
+
+/// The group of this rank and its neighbours along `axis`: ranks [0, size), [size, 2 size), ... of the axis, whose size
+/// is a multiple of `size`. Units of one mesh share it while one of them holds it on every rank. Collective over the
+/// mesh.
+std::shared_ptr<const ProcessGroupPtr> post_forward_group(const DeviceMesh& mesh, int64_t axis, int64_t size) {
+  TESSERA_ASSERT(mesh.size(axis) % size == 0, "{} ranks in groups of {}", mesh.size(axis), size);
+  const auto ranks = group_ranks(mesh.group(axis));
+  const auto first = ranks.begin() + mesh.local_rank(axis) / size * size;
+  const std::vector<int64_t> members(first, first + size);
+  const GroupKey key{rank_context_id(), members};
+  auto known = find_known(key);
+  const auto who_knows = all_gather_strings(mesh, known ? "it" : "");  // one may keep a model that another has given up
+  if (std::ranges::none_of(who_knows, &std::string::empty)) {
+    return known;
+  }
+  auto group =
+      std::make_shared<const ProcessGroupPtr>(new_group(members, fmt::format("reshard_after_forward_{}", size)));
+  const std::lock_guard lock(group_cache().mutex);
+  group_cache().groups.insert_or_assign(key, group);
+  return group;
 }
 
 }  // namespace

@@ -8,7 +8,7 @@
 // - Ranks that read each other's memory ("threads", "shm") cast what they read, in the pass that writes it to the
 //   parameters. Then nothing is copied: the gather is in place.
 // - Between forward and backward, parameters may come from post-forward shards: a group of a few ranks keeps them all,
-//   in their compute dtypes (post_forward_group.h).
+//   in their compute dtypes. With 8 ranks and groups of 2, a rank keeps half of the parameters in place of an eighth.
 // - Behind the parameters each rank sends a tag: which unit it gathers, and whether it can go on. So every rank throws
 //   if one gathers another unit, or has parameters that were replaced or changed. On CUDA reading tags would stop the
 //   host, and each rank checks its own parameters alone.

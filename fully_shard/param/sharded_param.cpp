@@ -7,7 +7,7 @@
 
 #include "base/error.h"
 #include "dtensor/local/redistribute.h"
-#include "fully_shard/memory/replace_data.h"
+#include "fully_shard/memory/tensor_memory.h"
 
 namespace tessera {
 

@@ -6,7 +6,6 @@
 
 #include "base/error.h"
 #include "fully_shard/layout/stacked_spec.h"
-#include "fully_shard/memory/autocast_cache.h"
 #include "fully_shard/memory/tensor_memory.h"
 
 namespace tessera {

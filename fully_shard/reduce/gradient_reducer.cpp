@@ -3,11 +3,25 @@
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/empty.h>
 
-#include <algorithm>
+#include <cmath>
 
 #include "base/error.h"
 
 namespace tessera {
+
+GradientScale gradient_scale(const GradientScaleOptions& options) {
+  if (!options.divide_factor && !options.force_sum) {
+    return {};
+  }
+  const double factor = options.divide_factor.value_or(static_cast<double>(options.num_ranks));
+  double before = 1;
+  if (options.reduce_dtype == at::kHalf) {
+    while (std::fmod(factor, before) == 0 && factor / before > before) {
+      before *= 2;
+    }
+  }
+  return {.before = before, .op = ReduceOp::Sum, .after = factor / before};
+}
 
 GradientReducer::GradientReducer(std::span<ShardedParam> params, UnitContextPtr context, Reporter report)
     : params_(params),

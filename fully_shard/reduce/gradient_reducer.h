@@ -23,6 +23,7 @@
 #include <span>
 #include <vector>
 
+#include "comm/backend/reduce_op.h"
 #include "comm/backend/stream_event.h"
 #include "fully_shard/events/comm_overrides.h"
 #include "fully_shard/events/sharded_state.h"
@@ -31,7 +32,6 @@
 #include "fully_shard/memory/stream_lane.h"
 #include "fully_shard/param/sharded_param.h"
 #include "fully_shard/reduce/flat_gradient.h"
-#include "fully_shard/reduce/gradient_scale.h"
 #include "fully_shard/reduce/reduce_scatter_layout.h"
 
 namespace tessera {
@@ -48,6 +48,29 @@ struct GradientSettings {
   ReduceScatterFn reduce_scatter = nullptr;
   AllReduceFn all_reduce = nullptr;
 };
+
+struct GradientScaleOptions {
+  int64_t num_ranks = 1;  // over which the gradients are reduced, replicas included
+  /// Divide the sum by it; none: by num_ranks, which is the average.
+  std::optional<double> divide_factor = std::nullopt;
+  /// Collectives only add; the division is a step of its own.
+  bool force_sum = false;
+  at::ScalarType reduce_dtype = at::kFloat;
+};
+
+/// gradient = reduce(gradients / before) / after, each collective reducing with `op`.
+struct GradientScale {
+  double before = 1;
+  ReduceOp op = ReduceOp::Avg;
+  double after = 1;
+  bool operator==(const GradientScale&) const = default;
+};
+
+/// A division after the reduction touches 1 / num_ranks of the elements. In float16, whose range is small, half of it
+/// (the powers of two up to its square root) comes before, so that the sum does not overflow. Example: factor 24 in
+/// float16 is 8 before and 3 after. As _get_gradient_divide_factors in
+/// torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py.
+GradientScale gradient_scale(const GradientScaleOptions& options);
 
 class GradientReducer {
  public:

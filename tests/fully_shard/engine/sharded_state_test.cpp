@@ -3,7 +3,7 @@
 #include "fully_shard/events/sharded_state.h"
 
 #include "base/error.h"
-#include "fully_shard/reduce/gradient_scale.h"
+#include "fully_shard/reduce/gradient_reducer.h"
 #include "third_party/catch2/catch.h"
 
 namespace tessera {

@@ -247,13 +247,6 @@ bool AutogradBoundary::is_in_running_backward() const {
                    (side_->hub && tessera::is_in_running_backward(side_->hub)));
 }
 
-JoinSearch make_hub_search() {
-  return JoinSearch([](const torch::autograd::Node& node) -> const JoinPlace* {
-    const auto* mark = first_mark(node);
-    return mark ? &mark->side->place : nullptr;
-  });
-}
-
 AutogradBoundary insert_input_nodes(std::span<at::Tensor* const> inputs, int64_t call, std::function<void()> callback,
                                     JoinSearch& search, std::vector<AliasedTensor>& aliased) {
   const auto* only = only_one(inputs);

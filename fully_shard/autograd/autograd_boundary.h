@@ -65,9 +65,6 @@ class AutogradBoundary {
   std::shared_ptr<BoundarySide> side_;
 };
 
-/// For the calls of one forward of a tree.
-JoinSearch make_hub_search();
-
 /// Replaces each input that needs a gradient by an alias behind a node of its own. A tensor that is there twice gets
 /// one alias. The only one stays what it is if the node of the op that made it can be the border. `callback` runs in
 /// backward when the gradients of all of them (that the backward computes) are there, and lives as long as the nodes.

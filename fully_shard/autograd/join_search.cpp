@@ -7,6 +7,8 @@
 #include <unordered_set>
 #include <utility>
 
+#include "fully_shard/autograd/boundary_nodes.h"
+
 namespace tessera {
 
 namespace {
@@ -65,10 +67,10 @@ std::vector<const Node*> JoinSearch::find(const std::vector<Edge>& from, JoinPla
     if (behind_hubs.contains(visit.last_search)) {
       continue;
     }
-    if (const auto* hub = place_of_(*visit.node); !hub) {
+    if (const auto* mark = first_mark(*visit.node); !mark) {
       std::ranges::for_each(visit.node->next_edges(), add);
-    } else if (!behind_hubs.contains(search_of(*hub))) {
-      add_searches(*hub, behind_hubs);
+    } else if (!behind_hubs.contains(search_of(mark->side->place))) {
+      add_searches(mark->side->place, behind_hubs);
       found.push_back(visit.node);
     }
   }

@@ -30,11 +30,6 @@ struct JoinPlace {
 
 class JoinSearch {
  public:
-  /// The place to which a border node belongs: the search does not go past it. Null for other nodes.
-  using PlaceOf = const JoinPlace* (*)(const torch::autograd::Node&);
-
-  explicit JoinSearch(PlaceOf place_of) : place_of_(place_of) {}
-
   /// The border nodes behind the nodes `from`, one a place, for the hub at `place`. What lies behind the hub at `known`
   /// is left out.
   std::vector<const torch::autograd::Node*> find(const std::vector<torch::autograd::Edge>& from, JoinPlace place,
@@ -49,7 +44,6 @@ class JoinSearch {
     int64_t run;
   };
 
-  PlaceOf place_of_;
   std::unordered_map<const torch::autograd::Node*, Note> notes_;
   int64_t runs_ = 0;
 };

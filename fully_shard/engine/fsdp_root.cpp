@@ -148,7 +148,7 @@ void FSDPRoot::leave_forward(const FSDPState& state) {
   }
   schedule_.record_forward_end(state.unit());
   if (open_forwards_ == 0) {
-    hub_search_.forget();
+    join_search_.forget();
     outermost_runs_ = false;
     running_module = nullptr;
     for_each_live(states_, [](FSDPState& unit) { unit.finish_forward(); });

@@ -34,7 +34,7 @@ class FSDPRoot : public std::enable_shared_from_this<FSDPRoot> {
   void prefetch_in_forward(FSDPState& state);
 
   /// For the running forward's calls.
-  JoinSearch& hub_search() { return hub_search_; }
+  JoinSearch& join_search() { return join_search_; }
 
   /// Makes sure that finish_backward runs on all units when the current backward ends.
   void enter_backward(const FSDPState& state);
@@ -70,7 +70,7 @@ class FSDPRoot : public std::enable_shared_from_this<FSDPRoot> {
   SharedGradientAllocator gradient_memory_;
   Schedule schedule_;
   ReductionQueue reductions_;
-  JoinSearch hub_search_ = make_hub_search();
+  JoinSearch join_search_;
   int64_t backward_ = -1;               // the backward whose end is awaited
   std::weak_ptr<void> backward_token_;  // while it is: not after one that failed
   std::thread::id thread_;              // of the last forward

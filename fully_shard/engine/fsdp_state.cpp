@@ -180,7 +180,7 @@ void FSDPState::insert_input_boundary(RunningForward& call, TensorRefs inputs) {
           self->backward_.leave(*forward_call);
         }
       },
-      root_->hub_search(), call.inputs);
+      root_->join_search(), call.inputs);
 }
 
 void FSDPState::insert_output_boundary(const RunningForward& call, TensorRefs outputs) {
@@ -206,7 +206,7 @@ void FSDPState::insert_output_boundary(const RunningForward& call, TensorRefs ou
             api, label);
         self->backward_.enter(*forward_call, has_gradient);
       },
-      root_->hub_search());
+      root_->join_search());
   if (!forward_call->outputs.exists()) {
     return;
   }

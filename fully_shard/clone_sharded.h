@@ -1,18 +1,10 @@
 #pragma once
-// A deep copy of a module that fully_shard or replicate was called on, for an exponential moving average, say.
+// A deep copy of a module with units, such as one for an exponential moving average.
 //
 //   Gpt average = clone_sharded(model);                       // its own shards, with the same values
-//   for (...) {
-//     train_step(model);
-//     const torch::NoGradGuard no_grad;
-//     for (size_t i = 0; i < shards.size(); ++i) averages[i].lerp_(shards[i], 0.001);    // DTensors, of parameters()
-//   }
-//   validate(average);                                        // gathers as the model does
 //
-// The copy has the same units on the same ranks, with the same options and requires_grad. Ties stay ties. It has no
-// gradients, and the settings of fsdp_module.h are those of a new unit. No rank holds more than its shards at any time.
-//
-// Python's fully_shard refuses copy.deepcopy; nn/hooks/clone.h copies modules that are no units.
+// The copy has the same units on the same ranks, with the same options, requires_grad and ties, but no gradients, and
+// the settings of new units. Python's fully_shard refuses copy.deepcopy; nn/hooks/clone.h copies modules without units.
 
 #include <torch/nn/module.h>
 
@@ -20,10 +12,9 @@
 
 namespace tessera {
 
-/// Types are torch::nn::Cloneable, as nn/hooks/clone.h has it. Collective. Throws NotImplementedError, before it
-/// copies, for a module that cannot be cloned, has hooks or state of others (activation checkpointing,
-/// parallelize_module), or has a part of a unit of several modules, and StateError unless all units are between
-/// iterations, on every rank.
+/// Clones a module of torch::nn::Cloneable types. Collective. Throws NotImplementedError, before it copies, for a
+/// module that cannot be cloned, has hooks of others (activation checkpointing, parallelize_module), or has a part of a
+/// unit of several modules, and StateError, on every rank, unless all units are between iterations.
 std::shared_ptr<torch::nn::Module> clone_sharded(torch::nn::Module& module);
 
 template <class Holder>

@@ -1,14 +1,9 @@
 #pragma once
 // Which data-parallel API a module has, and which modules a call of one takes.
 //
-//   replicate(model->blocks[0], {.mesh = mesh});
-//   fully_shard(model->blocks[1], {.mesh = mesh});
 //   composable_apis(*model->blocks[0]);    // {"replicate"}
-//   managed_modules(*model);               // all but the two blocks and what is below them
+//   managed_modules(*model);               // all but the units inside and what is below them
 //
-// One module has one of both, which may differ from module to module of one model.
-//
-// Thread safety: for the thread that runs the rank's forward and backward.
 // After torch/distributed/_composable/contract.py and _get_managed_modules in
 // torch/distributed/fsdp/_fully_shard/_fsdp_init.py.
 
@@ -21,13 +16,11 @@
 
 namespace tessera {
 
-/// The APIs that were called on `module` itself: "fully_shard", "replicate", or none. Also on a module of a list that
-/// became one unit.
+/// Returns the API that was called on `module` itself: "fully_shard", "replicate", or none.
 std::vector<std::string> composable_apis(ModuleRef module);
 
-/// The modules whose parameters the unit of `module` has, or will have if an API is called on it next: `module` and all
-/// below it but inner units and what is below those. Each once, in order of registration, parents first. `module` owns
-/// them.
+/// Returns the modules whose parameters the unit of `module` has, or would have: all but inner units and what is below
+/// those. Each once, in order of registration, parents first.
 std::vector<torch::nn::Module*> managed_modules(ModuleRef module);
 
 }  // namespace tessera

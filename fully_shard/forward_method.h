@@ -1,19 +1,11 @@
 #pragma once
-// A module's entry point beside forward, under fully_shard. What register_fsdp_forward_method is in PyTorch: parameters
-// are gathered by the hooks of a call of forward, so another method must say that it is such a call too.
+// An entry point of a module beside forward: register_fsdp_forward_method in PyTorch.
 //
-//   struct VisionModelImpl : torch::nn::Module {
-//     at::Tensor forward(at::Tensor image) { return head(encode(image)); }
-//     at::Tensor encode(at::Tensor image) {
-//       return forward_method(*this, [this](at::Tensor x) { return trunk(x); }, image);
-//     }
-//   };
-//   TESSERA_MODULE(VisionModel);
+//   at::Tensor encode(at::Tensor image) {
+//     return forward_method(*this, [this](at::Tensor x) { return trunk(x); }, image);
+//   }
 //
-// Calls may nest, as forward calls encode here. In a module without hooks, and of a type that has none, it is a plain
-// call.
-//
-// Thread safety: as calls of forward.
+// Calls may nest. In a module without hooks it is a plain call. Thread safety: as calls of forward.
 
 #include <torch/nn/module.h>
 
@@ -24,8 +16,7 @@
 
 namespace tessera {
 
-/// Calls `method(args...)` as a call of the forward of `module`: under all of its hooks, which see the tensors among
-/// the arguments and in the result.
+/// Calls `method(args...)` under all hooks of the module's forward, which see the tensors among arguments and result.
 template <class Method, class... Args>
 std::invoke_result_t<Method&, Args&&...> forward_method(torch::nn::Module& module, Method method, Args... args) {
   using Result = std::invoke_result_t<Method&, Args&&...>;

@@ -36,30 +36,29 @@ class UnshardHandle {
  public:
   UnshardHandle() = default;
   explicit UnshardHandle(std::weak_ptr<FSDPState> state) : state_(std::move(state)) {}
-  /// Returns when the parameters are full tensors; a second call returns at once. The unit's next forward waits by
-  /// itself.
+  /// Returns when the parameters are full tensors. The unit's next forward waits by itself.
   void wait();
 
  private:
   std::weak_ptr<FSDPState> state_;
 };
 
-/// A handle to a unit: a module that fully_shard or replicate was called on. Cheap to copy; the module must outlive it.
+/// A handle to a unit. Cheap to copy; the module must outlive it.
 class FSDPModule {
  public:
   FSDPModule(torch::nn::Module& module, std::shared_ptr<FSDPState> state)
       : module_(&module), state_(std::move(state)) {}
 
-  /// Gathers this unit's own parameters, not those of units below it. Collective; async_op only issues the all-gather.
-  /// They stay until reshard(), or until the unit's next forward or backward frees them, and are for reading only.
+  /// Gathers this unit's own parameters, for reading only, until reshard() or the unit's next forward or backward frees
+  /// them. Collective; async_op only issues the all-gather.
   UnshardHandle unshard(bool async_op = false);
-  /// Frees the full parameters; does nothing if they are sharded. Waits for ranks that still read this rank's shard.
-  /// Throws StateError on a rank that changed a full parameter in place, since the change is lost.
+  /// Frees the full parameters; does nothing if they are sharded. Throws StateError on a rank that changed one in
+  /// place.
   void reshard();
 
-  /// Sets FullyShardOptions::reshard_after_forward of this unit and, with `recurse`, of all units below it.
-  /// false also keeps the parameters after a forward without grad mode, so that evaluating many batches gathers once.
-  /// Afterwards set true and call reshard_all() before parameters are written.
+  /// Sets FullyShardOptions::reshard_after_forward of this unit and, with `recurse`, of all units below it. false also
+  /// keeps the parameters after a forward without grad mode: set true and call reshard_all() before parameters are
+  /// written.
   void set_reshard_after_forward(bool value, bool recurse = true);
   /// false keeps the parameters unsharded after backward, which saves an all-gather per accumulated micro-batch.
   /// Call reshard() on each unit before the optimizer steps.
@@ -74,33 +73,29 @@ class FSDPModule {
   void set_requires_all_reduce(bool value, bool recurse = true);
   /// false, on the outermost unit, lets a backward end before its reductions do. The last backward must have true.
   void set_is_last_backward(bool value);
-  /// Divides the summed gradients of this unit's own parameters by `factor` instead of by the number of ranks.
-  /// Throws ValueError unless it is positive and finite.
+  /// Divides this unit's summed gradients by `factor` instead of the number of ranks. Throws ValueError unless
+  /// positive.
   void set_gradient_divide_factor(double factor);
   /// Makes this unit's collectives only add; the division becomes a separate step.
   void set_force_sum_reduction_for_comms(bool value);
 
-  /// Calls `hook` after the unit's own collectives, to reduce over an axis that the mesh does not have. Empty: none.
-  /// It changes the flat gradient, in the reduce dtype, in place; all ranks call it in the same order. It runs once a
-  /// backward, or once a bucket for a single unit of replicate. A parameter that no rank of the mesh used has zeros.
-  /// On a GPU the current stream is one of the engine's (fully_shard/memory/stream_lane.h).
+  /// Calls `hook` after the unit's own collectives, to reduce over an axis that the mesh does not have. Empty: none. It
+  /// changes the flat gradient in place, once a backward or bucket, on the engine's stream on a GPU.
   void set_all_reduce_hook(std::function<void(const at::Tensor& flat_gradient)> hook);
 
   /// Replaces this unit's collectives, for another transport. Empty: the usual ones. They keep the contract of
   /// fully_shard/events/comm_overrides.h and must deliver the bytes unchanged.
   void set_custom_all_gather(AllGatherFn all_gather);
   void set_custom_reduce_scatter(ReduceScatterFn reduce_scatter);
-  /// Of the replicas (HSDP, replicate).
   void set_custom_all_reduce(AllReduceFn all_reduce);
 
-  /// Sets which units are gathered before this one's forward computes, the same on all ranks. Empty list: none.
-  /// nullopt, the default: the unit that came next in the last forward. Throws ValueError if this unit is listed.
+  /// Sets which units are gathered before this one computes, the same on all ranks; nullopt, the default: those of the
+  /// last iteration, or at first the reverse of forward. Throws ValueError if this unit is listed.
   void set_modules_to_forward_prefetch(std::optional<std::vector<FSDPModule>> modules);
-  /// Does the same for backward. The default is the order of the last backward, or at first the reverse of forward.
   void set_modules_to_backward_prefetch(std::optional<std::vector<FSDPModule>> modules);
 
-  /// Discards an iteration that threw: waits for collectives, reshards all units, drops unreduced gradients.
-  /// Only for the outermost unit; throws StateError on another. The forward after a failed backward does it by itself.
+  /// Discards an iteration that threw: waits for collectives, reshards all units, drops unreduced gradients. The next
+  /// forward does it by itself. Throws StateError unless this is the outermost unit.
   void reset_iter_state();
 
   /// Calls `observer` with every step of this unit and all below it, in order. It must not call into the model.
@@ -112,7 +107,7 @@ class FSDPModule {
   /// Number of this unit's own parameters.
   size_t num_parameters() const;
 
-  /// The memory that this unit shares with all units of its tree, for unsharded parameters and collectives.
+  /// Bytes of the memory that all units of a tree share, for unsharded parameters and collectives.
   struct MemoryStats {
     size_t held = 0;           // from the system, in bytes
     size_t acquired = 0;       // in use now
@@ -122,7 +117,6 @@ class FSDPModule {
   void reset_peak_memory();
 
   /// Throws StateError unless an optimizer may step: all units below are sharded and idle, and a gradient is there.
-  /// A stock optimizer silently skips undefined gradients.
   void check_ready_for_step() const;
 
  private:
@@ -132,16 +126,15 @@ class FSDPModule {
   std::shared_ptr<FSDPState> state_;
 };
 
-/// Reshards every unit that owns a parameter of `module`, at, below or above it. Call it before saving or loading.
-/// Throws StateError as FSDPModule::reshard() does, and inside the forward or backward of one of these units.
+/// Reshards every unit that owns a parameter of `module`, at, below or above it, before saving or loading. Throws
+/// StateError as FSDPModule::reshard() does, and inside the forward or backward of one of these units.
 void reshard_all(ModuleRef module);
 
-/// Whether a parameter of `module` is a DTensor, or will be one after reshard_all: inside of a forward as outside of
-/// it, so that ranks agree. One that FSDP::summon_full_params shows whole is none.
+/// Returns whether a parameter of `module` is a DTensor, or is one after reshard_all(). The same on all ranks.
 bool has_sharded_params(ModuleRef module);
 
-/// reshard_all, whose StateError on one rank is one on all that have a part of a parameter of these units; `where`
-/// begins that of the others, which names the rank. Collective over those ranks: of none where parameters are replicas.
+/// Calls reshard_all(), whose StateError on one rank becomes one on all that share these units' parameters. `where`
+/// begins that of the others. Collective over those ranks.
 void reshard_on_all_ranks(ModuleRef module, const std::string& where);
 
 /// Throws StateError if neither fully_shard nor replicate was called on `module`.

@@ -27,13 +27,13 @@ namespace tessera {
 
 struct GradScalerOptions {
   double init_scale = 65536;
-  /// By what the scale is multiplied after `growth_interval` steps in a row without an overflow, and after one with.
+  /// Multiply the scale after growth_interval steps in a row without an overflow, and after one with.
   double growth_factor = 2;
   double backoff_factor = 0.5;
   int64_t growth_interval = 2000;
   /// false: scale() returns the loss, step() always steps, and nothing is sent.
   bool enabled = true;
-  /// The ranks that step together. Default: all of the default group.
+  /// Ranks that step together. Default: all of the default group.
   std::optional<DeviceMesh> mesh = std::nullopt;
 };
 
@@ -42,16 +42,16 @@ class ShardedGradScaler {
   /// Throws ValueError for factors that do not grow and shrink, and an interval below 1.
   explicit ShardedGradScaler(GradScalerOptions options = {});
 
-  /// The loss times the scale, of the loss's dtype. Differentiable.
+  /// Returns the loss times the scale, in the loss's dtype. Differentiable.
   at::Tensor scale(const at::Tensor& loss) const;
-  /// Divides the optimizer's gradients by the scale, and finds out whether any rank's is not finite. Collective, also
-  /// for a rank without gradients. Throws StateError if that was done since the last update().
+  /// Divides the optimizer's gradients by the scale, and finds out whether any rank's is not finite. Collective. Throws
+  /// StateError if that was done since the last update().
   void unscale_(torch::optim::Optimizer& optimizer);
   /// Unscales if that was not done, and steps unless a gradient of some rank is not finite; returns whether it did.
   /// Collective. Throws StateError for a second step() since the last update().
   bool step(torch::optim::Optimizer& optimizer);
   /// Changes the scale by what the steps since the last update() found, or to `new_scale`. Throws StateError if there
-  /// were none and no scale is given; ValueError unless that is positive and finite.
+  /// were neither; ValueError unless that is positive and finite.
   void update(std::optional<double> new_scale = std::nullopt);
 
   double get_scale() const { return options_.enabled ? scale_ : 1; }

@@ -1,19 +1,11 @@
 #pragma once
 // Memory for a model that was built without any (nn/meta_device.h): for this rank's shards only.
 //
-//   {
-//     const MetaDeviceGuard on_meta;
-//     model = Gpt(config);
-//   }
-//   torch::optim::AdamW optimizer(model->parameters());     // here, or after any of the lines below
-//   fully_shard(model, {.mesh = mesh});                      // also on top of parallelize_module
+//   fully_shard(model, {.mesh = mesh});                      // built under a MetaDeviceGuard
 //   to_empty(*model, at::kCPU);
-//   tessera::manual_seed(0);
 //   reset_parameters(*model);                                // or load the shards of a checkpoint
 //
-// Parameters keep their identity, so members, optimizers and ties stay valid. A forward before to_empty() throws on
-// every rank. Tensors that have memory already are left alone, unlike in PyTorch, so computed buffers keep their
-// values.
+// Parameters keep their identity, so members, optimizers and ties stay valid.
 
 #include <c10/core/Device.h>
 
@@ -21,10 +13,9 @@
 
 namespace tessera {
 
-/// Allocates all parameters and buffers at and below `module` that are on the meta device. Their values are undefined.
-/// No communication. Throws, before it changes anything:
-/// - ValueError if a unit's shards belong on another device: that of its mesh, or the CPU with an offload_policy.
-/// - StateError for a parameter whose unit is that of a module above.
+/// Allocates all parameters and buffers at and below `module` that are on the meta device. Others keep their values,
+/// unlike in PyTorch. Throws ValueError, before it changes anything, if a unit's shards belong on another device, and
+/// StateError for a parameter whose unit is that of a module above.
 void to_empty(ModuleRef module, at::Device device);
 
 }  // namespace tessera

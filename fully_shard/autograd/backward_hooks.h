@@ -1,6 +1,5 @@
 #pragma once
-// What the engine asks of the backward that runs, and has it call. How units get into its graph is in
-// autograd_boundary.h.
+// What the engine asks of the running backward, and hooks into it. autograd_boundary.h puts units into its graph.
 
 #include <ATen/core/Tensor.h>
 
@@ -16,29 +15,25 @@ namespace tessera {
 
 class FSDPState;
 
-/// Calls `callback` in backward each time the gradient of `param`, of the unit `owner`, is complete; not when the unit
-/// is gone. Replaces an earlier one.
+/// Calls `callback` each time the gradient of `param` is complete, while `owner` lives. Replaces an earlier hook.
 void set_post_accumulate_grad_hook(const at::Tensor& param, std::weak_ptr<FSDPState> owner,
                                    std::function<void(FSDPState& owner)> callback);
-/// Calls `callback` in backward each time before a gradient is accumulated into `param`, of the unit `owner`; not when
-/// the unit is gone. As Tensor::register_hook, but also while the parameter is frozen.
+/// Calls `callback` before a gradient is accumulated into `param`, also a frozen one, while `owner` lives.
 void add_pre_accumulate_grad_hook(const at::Tensor& param, std::weak_ptr<FSDPState> owner,
                                   std::function<void(FSDPState& owner, const at::TensorBase& grad)> callback);
-/// The unit that `param` is of, as long as it lives; null if it is of none.
+/// Returns the unit of `param`; null if it has none.
 std::shared_ptr<FSDPState> owner_of(const at::Tensor& param);
 
 /// Calls `callback` at the end of the running backward. Only inside a backward.
 void at_end_of_backward(std::function<void()> callback);
 
-/// An id of the running backward; -1 outside of one.
+/// Returns the id of the running backward; -1 outside of one.
 int64_t current_backward();
 
-/// Whether the running backward hands the gradient of `leaf` to its caller, as that of torch::autograd::grad does, in
-/// place of accumulating it.
+/// Returns whether the running backward returns the gradient of `leaf`, as torch::autograd::grad does.
 bool is_captured(const at::Tensor& leaf);
 
-/// Whether a node is in the graph of the running backward. Of the node where that graph begins, which runs first, this
-/// may not be said.
+/// Returns whether a node is in the running graph. Unspecified for its root.
 bool is_in_running_backward(const torch::autograd::Node* node);
 
 }  // namespace tessera

@@ -1,12 +1,9 @@
 #pragma once
 // Refuses changes in place across the boundary of a unit.
 //
-// The aliases behind a unit's nodes (autograd_boundary.h) share memory with the tensors that they stand for, but no
-// history: a change in place on one side would be missing in the gradient of the other. So forward must not change an
-// input whose caller still has the original, and the caller must not change outputs that share memory. An input that
-// needs no alias may change: the caller has the tensor that changed.
-//
-// Thread safety: for the thread that runs the rank's forward.
+// The aliases behind a unit's nodes share memory with the tensors that they stand for, but no history: a change in
+// place on one side would be missing in the gradient of the other. So forward must not change an input whose caller
+// still has the original, and the caller must not change outputs that share memory.
 
 #include <ATen/core/Tensor.h>
 

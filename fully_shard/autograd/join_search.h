@@ -1,14 +1,9 @@
 #pragma once
-// Which hubs lie behind a unit's tensors, first on the ways back through the graph (autograd_boundary.h).
+// JoinSearch: which joins lie behind a unit's tensors, first on the ways back through the graph (autograd_boundary.h).
 //
-// Each search would walk as far as a way around the units leads, as that of residual sums does:
-//
-//   h1 = h0 + a(h0);  h2 = h1 + b(h1)       b's input leads to a's hub, and past it to h0
-//
-// But what the search for a hub walked lies behind that hub. So one that has found it need not walk there again: with
-// a note on each node of the last search that came by, the searches of such a forward are as long as its graph, in all.
-//
-// Thread safety: for the thread that runs the rank's forward.
+// What the search for a join walked lies behind that join, so a search that finds it need not walk there again. With a
+// note on each node of the last search that came by, the searches of a forward are as long as its graph, in all, also
+// where ways lead around units, as residual sums do.
 
 #include <torch/csrc/autograd/edge.h>
 
@@ -22,7 +17,7 @@ struct Node;
 
 namespace tessera {
 
-/// Of the inputs, or of the outputs, of a call of a unit. What is behind the inputs is behind the outputs too.
+/// The inputs or the outputs of a call of a unit. What is behind the inputs is behind the outputs too.
 struct JoinPlace {
   int64_t call = -1;  // its number; -1: none
   bool is_of_outputs = false;
@@ -30,11 +25,11 @@ struct JoinPlace {
 
 class JoinSearch {
  public:
-  /// The border nodes behind the nodes `from`, one a place, for the hub at `place`. What lies behind the hub at `known`
-  /// is left out.
+  /// Returns the boundary nodes behind the nodes `from`, one a place, for the join at `place`, but not those behind
+  /// that at `known`.
   std::vector<const torch::autograd::Node*> find(const std::vector<torch::autograd::Edge>& from, JoinPlace place,
                                                  JoinPlace known);
-  /// The notes, of graphs that are over.
+  /// Forgets the notes, of graphs that are over.
   void forget() { notes_.clear(); }
 
  private:

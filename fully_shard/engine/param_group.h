@@ -35,8 +35,8 @@ class ParamGroup {
     int64_t bucket_bytes = 0;        // cap of an all-reduce of replicate (reduction_queue.h); 0: one a unit
   };
 
-  /// Shards `params` (contiguous leaves, at least one dim each, those that are trained of one dtype; all on the meta
-  /// device or none). With post_forward_ranks, all ranks of the mesh call it together.
+  /// Shards `params`: contiguous leaves of one dim or more, trained ones of one dtype, all on the meta device or none.
+  /// Collective with post_forward_ranks.
   ParamGroup(const std::vector<NamedParam>& params, const Options& options);
 
   const UnitContext& context() const { return *context_; }
@@ -48,38 +48,33 @@ class ParamGroup {
   ShardedState state() const { return state_; }
   bool is_unsharded() const { return state_ == ShardedState::Unsharded; }
 
-  /// Gives shards on the meta device memory on the device of shard_options; their values are zeros.
+  /// Gives shards on the meta device memory; their values are zeros.
   void materialize();
   /// Sets the unit's number in its tree, the same on all ranks. Not while the unit is gathered.
   void set_place(int64_t unit, UnitNames names, std::shared_ptr<BlockPool> pool);
   std::string_view name() const;
-  /// Sets the function that sees every step.
   void set_reporter(const std::function<void(FSDPEventKind)>& report);
   /// Replaces the all-gather of comm_overrides(); empty: that one.
   void set_custom_all_gather(AllGatherFn all_gather) { custom_all_gather_ = std::move(all_gather); }
 
-  /// Issues the all-gather if the unit is sharded. Collective. On a device with streams, gather_stream() has waited for
-  /// the shards' last writes.
+  /// Issues the all-gather if the unit is sharded. Collective. gather_stream() has waited for the shards' last writes.
   void start();
-  /// Does the same ahead of use. MaybeChanged: shards changed since the forward whose backward comes. That backward
-  /// gathers again, when it is known whether this rank's loss uses them.
+  /// Does the same ahead of use. With MaybeChanged (since the forward whose backward comes), that backward gathers
+  /// again, when it is known whether this rank's loss uses the parameters.
   void prefetch(ShardFault fault);
   /// Returns whether a gather is in flight that prefetch() issued and nothing has asked for since.
   bool is_prefetched() const { return is_prefetched_ && state_ == ShardedState::Unsharding; }
-  /// Issues the all-gather unless that was done, and waits for it. Throws StateError on every rank if one gathered
-  /// another unit, or its parameters were replaced. `changed`: what a forward computed with whose backward is about to
-  /// use the parameters, if they changed since.
+  /// Unshards, and throws StateError on every rank if one gathered another unit, or its parameters were replaced.
+  /// `changed`: what a forward computed with whose backward comes, if the parameters changed since.
   void unshard(const ParamVersions* changed = nullptr);
-  /// Unshards for the backward of a forward that computed with `versions`. Throws StateError on every rank that gathers
-  /// with this one if this one's shards changed since, and its loss uses them (`is_used`); on this one alone where
-  /// nothing is gathered any more.
+  /// Unshards for the backward of a forward that computed with `versions`. Throws StateError if the shards changed
+  /// since and the loss uses them (`is_used`): on all ranks that gather, on this one where nothing is gathered any
+  /// more.
   void unshard_for_backward(const ParamVersions& versions, bool is_used);
   /// Waits for an all-gather in flight and discards it.
   void drop_unshard();
-  /// Frees the full parameters; does nothing if they are sharded. Throws StateError, and has done so, if full
-  /// parameters were written since they were gathered.
+  /// Frees the full parameters, if there are any. Then throws StateError if they were written since they were gathered.
   void reshard();
-  /// Does the same without the check, where an error is on its way already.
   void reshard_unchecked();
   /// Calls reshard(), for its error, if full parameters were written since they were gathered.
   void check_kept();
@@ -88,7 +83,7 @@ class ParamGroup {
   /// Discards the gradients and reductions of a backward that failed and, with `reshards`, what it gathered.
   void abort_backward(bool reshards);
 
-  /// Returns whether shards were written since the gather of the full parameters that are there, or under way.
+  /// Returns whether shards were written since the gather of the full parameters.
   bool is_outdated() const {
     return !params_.is_alias() && (is_unsharded() || state_ == ShardedState::Unsharding) && params_.has_newer_shards();
   }

@@ -1,19 +1,13 @@
 #pragma once
-// The reductions of a tree's units, in order, and which of them share an all-reduce.
+// ReductionQueue: the reductions of a tree's units, in order, and which of them share an all-reduce.
 //
-// One reduce-scatter is in flight while backward goes on, and behind it (HSDP) one all-reduce: a unit's copy-in waits
-// for the reduce-scatter of the unit before, whose buffer it gets. Behind both are copies to the host, where an
-// offload policy asks for them.
+// One reduce-scatter is in flight while backward goes on, behind it (HSDP) one all-reduce, and copies to the host. A
+// unit's copy-in waits for the reduce-scatter of the unit before, whose buffer it gets.
 //
-// Units of replicate have nothing to scatter. Their gradients are collected in the order in which backward leaves the
-// units, until the next would make them more than the unit's bucket_bytes; then all go into one buffer and one
-// all-reduce. The first of a backward goes at kFirstBucketBytes. A unit that is as large as that goes alone, from where
-// its gradients stay. Example, units of 10, 10, 30, 4 and 1 MiB in the order of backward, 25 MiB at most:
-//
-//   {10} | {10} | {30} | {4, 1}
-//
-// Every element is added up over the ranks in their order, however units are put together, so gradients do not depend
-// on it. And it depends on sizes alone, so ranks agree on it. As bucket_cap_mb of DistributedDataParallel.
+// Units of replicate share an all-reduce of at most bucket_bytes, the first of a backward of kFirstBucketBytes. A
+// larger unit goes alone, from where its gradients stay. Example, units of 10, 10, 30, 4 and 1 MiB in the order of
+// backward, 25 MiB at most: {10} | {10} | {30} | {4, 1}. Elements are added up in the order of ranks, so gradients do
+// not depend on it. As bucket_cap_mb of DistributedDataParallel.
 //
 // Thread safety: for the thread that runs the rank's backward.
 
@@ -30,23 +24,22 @@ class ReductionQueue {
   ReductionQueue() = default;
   ReductionQueue(const ReductionQueue&) = delete;
   ReductionQueue& operator=(const ReductionQueue&) = delete;
-  /// Throws away what a backward that failed left. On a device with streams, what the computing one is given next comes
-  /// after it; reports on stderr that a stream could not be told to wait.
+  /// Discards what a backward that failed left, before later work of the computing stream. Reports failures on stderr.
   ~ReductionQueue();
 
-  /// All gradients of a unit, or what push_complete() left of them. Collective.
+  /// Reduces all gradients of a unit, or what push_complete() left of them. Collective.
   void push(const std::shared_ptr<ParamGroup>& group, const GradientSettings& settings);
-  /// The buckets whose gradients are complete, and before which none is missing.
+  /// Reduces the buckets whose gradients are complete, and before which none is missing.
   void push_complete(const std::shared_ptr<ParamGroup>& group, const GradientSettings& settings);
   /// Issues what was collected.
   void flush();
   /// Waits for all, and until no peer reads this rank's gradients.
   void drain();
-  /// Whether nothing came since drain().
+  /// Returns whether nothing came since drain().
   bool is_drained() const;
-  /// After the units' abort_backward().
+  /// Forgets all reductions, after the units' abort_backward().
   void clear();
-  /// Before a unit's memory goes: what the computing stream is given next comes after what was given to others.
+  /// Makes the computing stream wait for the reductions, before a unit's memory goes.
   void await_streams() const;
 
  private:

@@ -1,11 +1,10 @@
 #pragma once
-// In which order the units of one tree are used, and so which one to gather ahead. Numbers of units only.
+// Schedule: the order in which the units of a tree are used, and so which one to gather ahead. Integers only.
 //
-// Forward follows the order of the last forward. Backward follows the order of the last backward; where there was
-// none, or the unit was not in it, the reverse of the order in which units ended this forward. Example: a root (0)
-// and blocks 1 to 3 begin forward as 0 1 2 3 and end it as 1 2 3 0; so the first backward expects 0 3 2 1.
-//
-// The orders come from the modules' calls, which are the same on all ranks: so all ranks prefetch alike.
+// Forward follows the order of the last forward. Backward follows that of the last backward; where there was none, or
+// the unit was not in it, the reverse of the order in which units ended this forward. Example: a root (0) and blocks 1
+// to 3 begin forward as 0 1 2 3 and end it as 1 2 3 0; so the first backward expects 0 3 2 1. Modules' calls, which are
+// the same on all ranks, decide.
 
 #include <cstdint>
 #include <optional>
@@ -15,17 +14,17 @@ namespace tessera {
 
 class Schedule {
  public:
-  /// The outermost unit's forward begins: what was recorded last is now the order to follow.
+  /// Starts the outermost unit's forward: what was recorded last is now the order to follow.
   void begin_forward();
-  /// A unit that is called several times counts where it was called first.
+  /// Records a unit where it is called first.
   void record_forward(int64_t unit);
   void record_forward_end(int64_t unit);
-  /// Which unit is expected after `unit` in this forward.
+  /// Returns which unit is expected after `unit` in this forward.
   std::optional<int64_t> next_in_forward(int64_t unit) const;
 
   void begin_backward();
   void record_backward(int64_t unit);
-  /// Which unit is expected after `unit` in this backward.
+  /// Returns which unit is expected after `unit` in this backward.
   std::optional<int64_t> next_in_backward(int64_t unit) const;
 
   /// Forgets what this iteration recorded: after a forward or backward that failed.

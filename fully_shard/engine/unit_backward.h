@@ -5,10 +5,9 @@
 //   input nodes  → leave(), at the last of them: reshard, start the reduction of the gradients
 //   end          → finish(): ends units that no input node ended (inputs without gradient)
 //
-// A module may be called several times in one forward, and a unit may be several modules: each call has a ForwardCall.
-// The parameters stay while any call's backward runs, and gradients are reduced when the graph of that backward has no
-// call to come. All ranks share that graph, so every rank issues the same collectives in the same order, whichever
-// other graphs it keeps (that of a loss that it logs).
+// Each call of a module in forward has a ForwardCall. The parameters stay while any call's backward runs, and gradients
+// are reduced when the graph of that backward has no call to come. All ranks share that graph, whichever others they
+// keep, so every rank issues the same collectives in the same order.
 //
 // Thread safety: for the thread that runs the rank's forward and backward.
 
@@ -38,7 +37,6 @@ struct ForwardCall {
 
 class UnitBackward {
  public:
-  /// `unit` owns this.
   explicit UnitBackward(FSDPState& unit) : unit_(unit) {}
 
   /// Registers the gradient hooks of the unit's parameters.
@@ -47,7 +45,7 @@ class UnitBackward {
   void expect_early_gradients();
 
   void add_call(const std::shared_ptr<ForwardCall>& call);
-  /// Returns whether a forward call whose graph this rank keeps had no backward yet. Ranks may differ.
+  /// Returns whether a call whose graph this rank keeps had no backward yet. Ranks may differ.
   bool is_awaited() const;
   /// Returns whether the running backward has a call of the unit to come. The same on all ranks.
   bool is_due() const;

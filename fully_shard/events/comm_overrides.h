@@ -1,16 +1,13 @@
 #pragma once
-// The functions through which a rank's units communicate and change their state, in slots that tests swap.
+// CommOverrides: the functions through which a rank's units communicate and change state, which tests replace.
 //
 //   const auto slots = comm_overrides();                           // of the calling rank
-//   const auto original = slots->all_gather;
-//   slots->all_gather = [=](const auto& output, const auto& input, const auto& group) {
+//   slots->all_gather = [original = slots->all_gather](const auto& output, const auto& input, const auto& group) {
 //     fmt::print("{} elements\n", output.numel());
 //     return original(output, input, group);
 //   };
 //
-// testing/fsdp_models/patches.h does it by guards, with the barriers that keep the ranks together. Each rank has its
-// own slots, also where ranks are threads of one process. For functions that stay, see
-// FSDPModule::set_custom_all_gather and its kin.
+// testing/fsdp_models/patches.h does it by guards. Programs use FSDPModule::set_custom_all_gather and its kin.
 //
 // Thread safety: for the thread that runs the rank's forward and backward; not while a collective is being issued.
 
@@ -25,8 +22,7 @@
 
 namespace tessera {
 
-/// As the functions of the same names in comm/collectives.h, whose promises a replacement keeps: the same collectives
-/// on every rank, outputs written by wait().
+/// Keep the contracts of comm/collectives.h: the same collectives on every rank, outputs written by wait().
 using AllGatherFn =
     std::function<Pending(const at::Tensor& output, const at::Tensor& input, const ProcessGroupPtr& group)>;
 using ReduceScatterFn = std::function<Pending(const at::Tensor& output, const at::Tensor& input, ReduceOp op,
@@ -52,12 +48,11 @@ struct CommOverrides {
   UnitSlot post_backward;  // its backward is over: reshard and reduce its gradients
 };
 
-/// Whether it is what the slot has from the start: then the engine may use the form with parts, which spares a copy and
-/// sends the same.
+/// Returns whether it is the initial one: then the engine may use the form with segments, which sends the same.
 bool is_default(const AllGatherFn& all_gather);
 bool is_default(const ReduceScatterFn& reduce_scatter);
 
-/// Of the calling rank.
+/// Returns those of the calling rank.
 std::shared_ptr<CommOverrides> comm_overrides();
 
 /// Takes the step, through `slot` if that is set.

@@ -1,11 +1,7 @@
 #pragma once
-// The states of a unit's parameters, the steps between them, and what tests and debuggers can watch of both.
+// The states of a unit's parameters, the steps between them, and events for tests and debuggers.
 //
 //   fsdp(model).set_event_observer([](const FSDPEvent& event) { fmt::print("{}\n", to_string(event)); });
-//
-// prints, for the forward of a root and its two blocks from the second iteration on:
-//   gather root, unshard root, gather block0, forward root, unshard block0, gather block1, forward block0,
-//   reshard block0, unshard block1, forward block1, reshard block1
 //
 //                gather             unshard               reshard
 //   Sharded ───────────▶ Unsharding ─────────▶ Unsharded ────────────▶ Sharded
@@ -46,8 +42,8 @@ enum class FSDPEventKind : uint8_t {
 std::string_view to_string(ShardedState state);
 std::string_view to_string(FSDPEventKind step);
 
-/// The state after `step`, one of the transitions. Throws AssertionError for one that the diagram above lacks.
-/// `has_post_forward_shard`: a share among a few ranks is at hand, which a dropped gather falls back to.
+/// Returns the state after `step`, one of the transitions. Throws AssertionError for one that the diagram lacks.
+/// `has_post_forward_shard`: a dropped gather falls back to it.
 ShardedState next_state(ShardedState state, FSDPEventKind step, bool has_post_forward_shard = false);
 
 struct FSDPEvent {

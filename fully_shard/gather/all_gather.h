@@ -5,13 +5,11 @@
 //   start() → wait() → check_tags() → finish()
 //                    → release()               where the parameters are no longer wanted
 //
-// - Ranks that read each other's memory ("threads", "shm") cast what they read, in the pass that writes it to the
-//   parameters. Then nothing is copied: the gather is in place.
-// - Between forward and backward, parameters may come from post-forward shards: a group of a few ranks keeps them all,
-//   in their compute dtypes. With 8 ranks and groups of 2, a rank keeps half of the parameters in place of an eighth.
-// - Behind the parameters each rank sends a tag: which unit it gathers, and whether it can go on. So every rank throws
-//   if one gathers another unit, or has parameters that were replaced or changed. On CUDA reading tags would stop the
-//   host, and each rank checks its own parameters alone.
+// - Ranks that read each other's memory ("threads", "shm") cast what they read, into the parameters (in place).
+// - Between forward and backward, parameters may come from post-forward shards of a smaller group, in their compute
+//   dtypes. With 8 ranks and groups of 2, a rank keeps half of the parameters in place of an eighth.
+// - Behind the parameters each rank sends a tag: which unit it gathers, and whether it can go on. Every rank throws
+//   where tags differ. On CUDA, where reading them would stop the host, each rank checks its own parameters alone.
 //
 // Thread safety: for the thread that runs the rank's forward and backward.
 
@@ -33,38 +31,34 @@
 
 namespace tessera {
 
-/// The unit of a tag, in words: all units of the tree by number. Shared by the tree.
+/// The names of the units of a tree, by number.
 using UnitNames = std::shared_ptr<const std::vector<std::string>>;
 
 class AllGather {
  public:
-  /// `post_forward_ranks`: how many ranks keep a share of the parameters between forward and backward; 0: none do. With
-  /// it, all ranks of the mesh call it together.
+  /// `post_forward_ranks`: how many ranks keep a share between forward and backward; 0: none. Else collective.
   AllGather(UnitContextPtr context, const std::vector<NamedParam>& params, int64_t post_forward_ranks);
 
   const std::shared_ptr<StreamLane>& stream() const { return stream_; }
   /// Layout of the parameters in a flat shard.
   const FlatLayout& shards() const { return shards_; }
-  /// Zeros in which to keep a flat shard, on the device of `options`. Those in pageable memory of the CPU lie where
-  /// peers can read them, if the group's ranks do so.
+  /// Makes zeros for a flat shard on the device of `options`, in memory that peers read, if the group does so.
   at::Tensor new_flat_shard(const at::TensorOptions& options);
 
-  /// Issues the all-gather, of shares if this rank has one, on stream(). The flat shard has the tag already, stays as
-  /// it is until wait(), in place until wait_for_readers(), and stream() has waited for its last write. On the meta
+  /// Issues the all-gather, of shares if this rank has one, on stream(), which has waited for the last write of the
+  /// flat shard. That has the tag, and stays as it is until wait(), in place until wait_for_readers(). On the meta
   /// device only the tag is sent; with one rank there is nothing but the cast.
   void start(UnitParams& params, const GatherTag& tag, BlockPool& pool, const AllGatherFn& all_gather);
   void wait();
-  /// Waits where the parameters are no longer wanted, until the all-gather is over, failed or not.
+  /// Waits, where the parameters are no longer wanted, until the all-gather is over, failed or not.
   void discard();
-  /// Returns when peers have read the flat shard, after a gather in place: before it is written, or the parameters are
-  /// seen as shards. After wait(). Throws CommError.
+  /// Returns when peers have read the flat shard, before it is written. After wait(). Throws CommError.
   void wait_for_readers() { pending_.wait_for_readers(); }
   /// Throws StateError unless all ranks sent the tag of `unit`. After wait().
   void check_tags(int64_t unit, const UnitNames& names) const;
-  /// Returns whether a rank's tag says `fault`, as this one's says `own`: the same on all ranks, and false where none
-  /// reads tags. After wait().
+  /// Returns whether a rank's tag says `fault`, as this one's says `own`: the same on all ranks, false on CUDA.
   bool is_tagged(ShardFault fault, ShardFault own) const;
-  /// Copies the parameters, unless they are the shard's memory, and frees the buffers and the share. After wait().
+  /// Copies the parameters, unless they are the shard's memory, and frees the buffers and the share.
   void finish(UnitParams& params, BlockPool& pool);
   /// Frees the buffers, and the parameters' memory of a gather in place.
   void release(UnitParams& params);
@@ -84,7 +78,7 @@ class AllGather {
 
     Source(FlatLayout flat, std::shared_ptr<const ProcessGroupPtr> among, at::Device device);
   };
-  /// Where the ranks' tags are.
+  /// Places of the ranks' tags.
   struct TagPlaces {
     const at::Tensor& in;
     int64_t offset, stride;

@@ -1,13 +1,11 @@
 #pragma once
-// Runs the copies that param_layout plans, between a unit's flat buffer and its parameters' or gradients' memory.
+// BlockCopier: runs the copies of param_layout.h between a unit's flat buffer and its parameters or gradients.
 //
-//   BlockCopier copier;
 //   for (i ...) copier.from_flat(params[i], gathered, copies[i]);   // copy-out of an all-gather
 //   copier.run();
 //
-// Of one dtype on the CPU it is memcpy, without an op of libtorch: with small parameters the ops' overhead would be
-// most of a step's host time. On a GPU all copies and zeros are one kernel, with the cast, where this build has it
-// (kernel_copies.h). Otherwise the copies are one _foreach_copy_, with its cast.
+// Of one dtype on the CPU it is memcpy, without the overhead of ops. On a GPU all copies and zeros are one kernel
+// (kernel_copies.h), else one _foreach_copy_, with the cast.
 
 #include <ATen/core/Tensor.h>
 

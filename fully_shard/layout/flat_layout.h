@@ -1,16 +1,11 @@
 #pragma once
-// The flat buffer in which the shards of a unit's parameters lie, and the one in which a rank sends them. Where all are
-// of one dtype it is a buffer of that dtype, laid out as param_layout says. Where dtypes differ, as those of frozen
-// bfloat16 weights beside trained float32 ones, or an extension encodes some (all_gather_extension.h), it is a buffer
-// of bytes with one item a parameter, still one all-gather. Behind the parameters is the tag (gather_tag.h).
+// FlatLayout: the flat buffer of a unit's shards, and the one that a rank sends. Where all are of one dtype it is laid
+// out as param_layout.h says. Where dtypes differ, or an extension encodes some (all_gather_extension.h), it is a
+// buffer of bytes with an item a parameter, at multiples of 16 bytes. Behind the parameters is the tag (gather_tag.h).
 //
 // Example, over 2 ranks: a weight [5, 3] in bfloat16 (chunks of 9 elements) and a bias [2] in float32 (chunks of 1):
 //
 //   bytes 0-17 the weight's rows | 14 unused | bytes 32-35 the bias's | 12 unused | 16 for the tag
-//
-// Items begin at multiples of 16 bytes. The tag is in bytes then, one a digit.
-//
-// Thread safety: values.
 
 #include <ATen/core/Tensor.h>
 
@@ -31,7 +26,7 @@ struct GatherItem {
 
 class FlatLayout {
  public:
-  /// `items`: one for each slot of `params`. `in_bytes`: a buffer of bytes also where all items are of one dtype.
+  /// Takes one item a slot. `in_bytes`: a buffer of bytes also where all items are of one dtype.
   FlatLayout(ParamLayout params, std::vector<GatherItem> items, bool in_bytes = false);
 
   const ParamLayout& params() const { return params_; }
@@ -39,26 +34,26 @@ class FlatLayout {
   const ParamSlot& slot(size_t i) const { return params_.slots[i]; }
   bool is_cut_on_dim_0() const { return params_.is_cut_on_dim_0(); }
   bool is_in_bytes() const { return dtype_ == at::kByte; }
-  /// Of a rank's buffer: its dtype, and its elements, the tag included.
+  /// Dtype and elements of a rank's buffer, the tag included.
   at::ScalarType dtype() const { return dtype_; }
   int64_t numel() const { return numel_; }
-  /// Whether the parameters' dtypes in both are equal, and no extension encodes one.
+  /// Returns whether the parameters' dtypes in both are equal, and no extension encodes one.
   bool has_dtypes_of(const FlatLayout& other) const;
 
-  /// The place of parameter i, without extension, in a rank's buffer: 1-D, in its own dtype, as long as a full chunk.
+  /// Returns parameter i, without extension, in a rank's buffer: 1-D, in its own dtype, as long as a full chunk.
   at::Tensor chunk(const at::Tensor& flat, size_t i) const;
   std::vector<at::Tensor> chunks(const at::Tensor& flat) const;
-  /// The same of all ranks' buffers, as a segment of an all-gather: `full` is all of parameter i.
+  /// Returns the same of all ranks' buffers: `full` is all of parameter i.
   TensorSegment segment(size_t i, const at::Tensor& full) const;
 
-  /// Writes what this rank sends to `flat`. `chunks`: this rank's rows of each parameter, 1-D in any dtype, followed by
-  /// zeros where other ranks have more; on the device of `flat`.
+  /// Writes what this rank sends to `flat`, on its device: this rank's rows of each parameter in any dtype, 1-D, with
+  /// zeros where other ranks have more.
   void encode(const std::vector<at::Tensor>& chunks, const at::Tensor& flat) const;
-  /// Copies the parameters, contiguous and full, out of all ranks' buffers, which `gathered` has one after the other.
+  /// Copies the parameters, contiguous and full, out of all ranks' buffers.
   void decode(const at::Tensor& gathered, const std::vector<at::Tensor>& params) const;
 
  private:
-  /// Elements of dtype_ in an element of the item's.
+  /// Elements of dtype_ in one of the item.
   int64_t item_size(size_t i) const;
   at::Tensor decoded_chunks(const at::Tensor& gathered, size_t i) const;
 

@@ -1,17 +1,15 @@
 #pragma once
-// Where each parameter's shard lies in a unit's flat buffer, and which copies carry a parameter between that
-// buffer and its own memory. Integers only.
+// ParamLayout: where each parameter's shard lies in a unit's flat buffer, and the copies from there. Integers only.
 //
-// Rank r's flat shard holds, parameter after parameter, its chunk of the sharded dim (cut as torch.chunk cuts),
-// padded to the length of a full chunk so that every rank's flat shard is equally long. Example, parameters
-// [5, 3] and [2] over 2 ranks: chunks of 3 rows = 9 elements and 1 row = 1 element; offsets are multiples of 8:
+// Rank r's flat shard holds, parameter after parameter, its chunk of the sharded dim (as torch.chunk shards), padded to
+// the length of a full chunk. Example, parameters [5, 3] and [2] over 2 ranks: chunks of 3 rows = 9 elements and 1 row
+// = 1 element; offsets are multiples of 8:
 //
 //   rank 0   rows 0-2 (9) | 7 unused | row 0 (1) | 7 unused        24 elements
 //   rank 1   rows 3-4 (6) | 10 unused | row 1 (1) | 7 unused       24 elements
 //
-// The all-gather of the flat shards is then one collective without copy-in. A parameter that is sharded on dim 0
-// is in the gathered buffer as at most two blocks: its full chunks and the rest. One that is sharded on another
-// dim is one block a rank, with as many rows as the dims before the sharded one have elements.
+// A parameter that is sharded on dim 0 is in the gathered buffer as at most two blocks: its full chunks and the rest.
+// Sharded on another dim it is one block a rank, with as many rows as the dims before have elements.
 
 #include <ATen/ArrayRef.h>
 
@@ -32,19 +30,16 @@ struct ParamSlot {
   bool operator==(const ParamSlot&) const = default;
 
   int64_t numel() const { return outer * rows * row_numel; }
-  /// The rows of `rank`, of `num_ranks`.
   DimRange rows_of(int64_t rank, int64_t num_ranks) const { return chunk_range(rows, num_ranks, rank); }
-  /// The elements of `rank`, of `num_ranks`.
   int64_t numel_of(int64_t rank, int64_t num_ranks) const {
     return outer * rows_of(rank, num_ranks).length * row_numel;
   }
-  /// How many of the leading ranks have a full chunk.
+  /// Leading ranks that have a full chunk, and what the rank after those has.
   int64_t full_chunks() const { return chunk_numel == 0 ? 0 : numel() / chunk_numel; }
-  /// What the rank after those has.
   int64_t rest_numel() const { return chunk_numel == 0 ? 0 : numel() % chunk_numel; }
 };
 
-/// `rows` pieces of `cols` elements each; where they begin and how far apart they are on both sides.
+/// Copy of `rows` pieces of `cols` elements; where they begin and how far apart they are on both sides.
 struct BlockCopy {
   int64_t flat_offset = 0;
   int64_t flat_stride = 0;
@@ -61,7 +56,7 @@ struct FlatRange {
   bool operator==(const FlatRange&) const = default;
 };
 
-/// Offsets are multiples of it: 16 bytes for 2-byte dtypes, which collectives and vector loads want.
+/// Alignment of offsets: 16 bytes for 2-byte dtypes, which collectives and vector loads want.
 inline constexpr int64_t kSlotAlignment = 8;
 
 inline int64_t aligned_numel(int64_t numel) {
@@ -73,19 +68,19 @@ struct ParamLayout {
   int64_t num_ranks = 1;
   int64_t shard_numel = 0;  // of every rank's flat shard; a multiple of 8
 
-  /// Whether each rank's part of every parameter is one run of the parameter's elements.
+  /// Returns whether each rank's part of every parameter is one run of the parameter's elements.
   bool is_cut_on_dim_0() const;
 
-  /// The copies of one parameter where the buffer has `rank_numel` elements a rank, the flat shard first.
+  /// Returns the copies of one parameter where the buffer has `rank_numel` elements a rank, the flat shard first.
   std::vector<BlockCopy> copies(const ParamSlot& slot, int64_t rank_numel) const;
-  /// What no copy touches of the ranks' flat shards in such a buffer.
+  /// Returns what no copy touches of the ranks' flat shards in such a buffer.
   std::vector<FlatRange> unused(int64_t rank_numel) const;
 };
 
 /// Lays slots out one after the other, whatever their offsets were.
 ParamLayout pack_slots(std::vector<ParamSlot> slots, int64_t num_ranks);
 
-/// `shapes`: sizes of each parameter, of at least one dim. `dims`: the dim on which each is sharded; none: dim 0.
+/// Lays out parameters of these sizes, one dim or more, sharded on `dims`; none: dim 0.
 ParamLayout make_param_layout(const std::vector<std::vector<int64_t>>& shapes, int64_t num_ranks,
                               const std::vector<int64_t>& dims = {});
 

@@ -1,5 +1,5 @@
 #pragma once
-// In which precision a fully_shard unit communicates and computes, and where its shards are between uses.
+// Mixed-precision and offload policies.
 
 #include <ATen/core/Tensor.h>
 #include <c10/core/ScalarType.h>
@@ -10,32 +10,26 @@
 
 namespace tessera {
 
-/// Sharded parameters, gradients and optimizer states keep their own dtype (usually float32); only what is
-/// gathered, computed with and reduced is cast. As torch.distributed.fsdp.MixedPrecisionPolicy.
+/// Dtypes of communication and computation. Shards, gradients and optimizer states keep their own dtype (usually
+/// float32). As torch.distributed.fsdp.MixedPrecisionPolicy.
 struct MixedPrecisionPolicy {
-  /// Dtype of the unsharded parameters, so of the all-gather and the computation. Default: the parameter's; so it is
-  /// for parameters that are not floating, such as quantized weights in uint8.
+  /// Dtype of the all-gather and the computation. Default, and for parameters that are not floating: the parameter's.
   std::optional<at::ScalarType> param_dtype = std::nullopt;
-  /// Dtype of the gradient reduction. Default: the dtype of the sharded parameters that are trained, so that a float32
-  /// model reduces in float32 also where it computes in bfloat16.
+  /// Dtype of the gradient reduction. Default: that of the sharded parameters.
   std::optional<at::ScalarType> reduce_dtype = std::nullopt;
-  /// Floating-point outputs of the unit's forward are cast to it. Default: left as they are.
+  /// Dtype of forward's floating-point outputs. Default: left as they are.
   std::optional<at::ScalarType> output_dtype = std::nullopt;
-  /// Floating-point inputs of the unit's forward are cast to param_dtype. One of another dtype is a copy then: if
-  /// forward changes it in place, the caller's tensor stays as it was.
+  /// Casts forward's floating-point inputs to param_dtype.
   bool cast_forward_inputs = true;
-  /// The param_dtype of single parameters, by their names below the unit's module: none: that above. So norms may
-  /// compute in float32 in a unit that computes in bfloat16; the unit still gathers once. It depends only on what all
-  /// ranks share.
+  /// Gives the param_dtype of single parameters, by their names below the unit's module; none: that above. It gives the
+  /// same on all ranks.
   std::function<std::optional<at::ScalarType>(const at::Tensor& param, const std::string& name)>
       param_dtype_override_fn = nullptr;
 };
 
-/// Sharded parameters, gradients and so the optimizer's states are in the memory of the CPU. A unit's shard goes to the
-/// mesh's device for its all-gather, and its reduced gradients come back. As torch.distributed.fsdp.CPUOffloadPolicy.
-/// On a mesh of CPUs nothing moves.
+/// Keeps shards, gradients and optimizer states in the CPU's memory, page-locked with `pin_memory`. A unit's shard goes
+/// to the mesh's device for its all-gather, and its gradients come back. As torch.distributed.fsdp.CPUOffloadPolicy.
 struct CPUOffloadPolicy {
-  /// Shards in page-locked memory, from which copies to CUDA overlap with computation; only there.
   bool pin_memory = true;
 };
 

@@ -1,17 +1,16 @@
 #pragma once
-// Memory that units acquire for their unsharded parameters and communication buffers, and give back.
+// BlockPool: memory that units acquire for their unsharded parameters and communication buffers, and give back.
 //
 //   BlockPtr block = pool->acquire(bytes);
 //   set_memory(tensor, block, 0, tensor_bytes);     // the tensor's storage holds the block
 //   block.reset();
 //   clear_memory(tensor);                           // last holder gone: the block is free for the next unit
 //
-// Malloc hands blocks of this size back to the system and gets them anew, page fault by page fault, several times
-// a unit and step. The pool keeps them, up to a quarter more than were ever acquired at one time: with prefetch, two
-// units' worth and the buffers of the collectives in flight. Blocks that were free for longest go first.
+// Malloc would give blocks of this size back to the system, and page-fault on them several times a unit and step. The
+// pool keeps a quarter more than were ever acquired at one time. On other devices acquire() goes to libtorch's caching
+// allocators.
 //
-// CPU memory only; on other devices libtorch's caching allocators do the same, and acquire() goes straight to them.
-// Thread safety: all calls may come from any thread; a block may be dropped by any thread, also after the pool.
+// Thread safety: any thread, also for dropping a block after the pool.
 
 #include <ATen/core/Tensor.h>
 #include <c10/core/Allocator.h>
@@ -80,17 +79,16 @@ void set_memory(const at::Tensor& tensor, Block& block, size_t offset, size_t by
 /// The storage of `tensor` has 0 bytes again; its memory ends with the result.
 c10::DataPtr clear_memory(const at::Tensor& tensor);
 
-/// Makes reads of a storage without memory an error. Libtorch 2.11 cannot take that back, so there it does nothing, and
-/// such a read is undefined.
+/// Makes reads of a storage without memory an error. With libtorch 2.11 it does nothing, and they are undefined.
 class ReadGuard {
  public:
   ReadGuard() = default;
-  /// Reads through tensors that share the storage of `tensor` throw a c10::Error with this text, but between
+  /// Makes reads through tensors with the storage of `tensor` throw a c10::Error with this text, except between
   /// allow_reads() and forbid_reads().
   ReadGuard(const at::Tensor& tensor, const std::string& text);
 
   void allow_reads() { set_forbidden(false); }
-  /// After clear_memory(). Does nothing where no other tensor has the storage, as after most backwards.
+  /// Forbids reads after clear_memory(), if another tensor has the storage.
   void forbid_reads() { set_forbidden(guarded_ && guarded_.use_count() > kOwners); }
   static bool is_effective();
 

@@ -1,13 +1,10 @@
 #pragma once
-// Where autograd's gradients lie. Where the ranks of a unit's group read each other's shared memory ("shm"), a gradient
-// that lies there needs no copy to be reduced: the peers add it up from where it is (comm/shm/shared_memory.h).
+// SharedGradientAllocator: lets autograd's gradients lie in shared memory, where peers ("shm") reduce them in place.
 //
-// Autograd allocates gradients by itself. So from the first unit whose shards lie in shared memory on, an allocator
-// stands before libtorch's for the CPU. In a thread whose backward runs it serves what is as large as one of
-// the units' gradients, and hands all else on, as it does in other threads, outside of backward and in a backward
-// within a backward. A tensor that is as large by chance is served too, which makes no difference to it but for fork():
-// the child shares it with its parent. A gradient that comes from elsewhere is copied, as ever. An allocator that the
-// program sets later takes its place.
+// Autograd allocates gradients by itself. So from the first unit with shards in shared memory on, an allocator stands
+// before libtorch's for the CPU. In a thread whose backward runs it serves what is as large as one of the units'
+// gradients, and hands all else on. A tensor of that size by chance is served too, and a forked child shares it with
+// its parent. A gradient from elsewhere is copied. An allocator that the program sets later takes its place.
 
 #include <cstddef>
 #include <vector>
@@ -17,20 +14,17 @@ namespace tessera {
 /// Thread safety: begin() and end() are for the thread that runs the rank's backward.
 class SharedGradientAllocator {
  public:
-  /// `bytes`: the sizes of the gradients, in any order. Of more than kMostSizes different ones the largest count. None:
-  /// there is nothing to do.
+  /// `bytes`: the sizes of the gradients; beyond kMostSizes different ones the largest count.
   explicit SharedGradientAllocator(std::vector<size_t> bytes = {});
   SharedGradientAllocator(const SharedGradientAllocator&) = delete;
   SharedGradientAllocator& operator=(const SharedGradientAllocator&) = delete;
-  /// Memory that is free goes back to the system.
   ~SharedGradientAllocator();
 
-  /// Sets the allocator, once a process, before the first begin(). Called where a model is sharded, which is before
-  /// threads of its loaders run: libtorch reads which allocator it has without a lock.
+  /// Sets the allocator, once a process, where a model is sharded: libtorch reads it without a lock, and loaders run
+  /// later.
   static void prepare();
 
-  /// Called in a backward. From here to end(), or to the end of the backward, tensors of these sizes that this thread
-  /// makes lie in shared memory.
+  /// Serves tensors of these sizes that this thread makes, from here to end() or the end of the backward.
   void begin() const;
   void end() const;
 

@@ -1,27 +1,16 @@
 #pragma once
-// A stream beside the one that computes, and memory that goes between the two, on a device that has streams; on others
-// nothing here does anything, and memory ends at once. All units of a rank share one lane of each kind:
-//
-//   Gather         all-gathers and the casts before them: a gather waits for what it reads and for the gathers before
-//   it,
-//                  but not for all that the computing stream was given, so that it runs beside that
-//   ReduceScatter  where a reduce-scatter is waited for, and, without replicas, its result divided, added and cast
-//   AllReduce      the same of the all-reduce over replicas
-//   HostCopy       copies of gradients to the host
+// StreamLane: a stream beside the computing one, and memory that goes between the two. Does nothing on devices without
+// streams. All units of a rank share one lane of each kind:
 //
 //   computing                      ReduceScatter                   AllReduce
 //   copy-in i, reduce-scatter i
 //   backward of the next unit      waits for reduce-scatter i      all-reduce i; waits for it; divides, adds, casts
 //   waits for reduce-scatter i
 //   copy-in, reduce-scatter i + 1
-//   ...
-//   waits for both: gradients are there
 //
-// Memory of one stream that another one was given work with may not be used again before that work is done. If the
-// first waited for that at once, it would wait for all that the other was given before as well. So memory stays until
-// the next is deferred: two are held, and the wait is for what was done one before. Nothing needs record_stream, whose
-// memory comes back at a time that nobody can tell. After FSDPCommContext and AllGatherState of
-// torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py.
+// Memory that another stream was given work with may not be used again before that work is done. To wait for that at
+// once would wait for everything queued there. So memory stays until the next is deferred. Nothing needs record_stream.
+// After FSDPCommContext and AllGatherState of torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py.
 //
 // Thread safety: for the thread that runs the rank's forward and backward.
 
@@ -44,12 +33,11 @@ using StreamMemory = std::array<c10::DataPtr, 2>;
 class StreamLane {
  public:
   explicit StreamLane(c10::Device device);
-  /// Ends what is deferred; reports on stderr that a stream could not be told to wait.
   ~StreamLane();
   StreamLane(const StreamLane&) = delete;
   StreamLane& operator=(const StreamLane&) = delete;
 
-  /// For its lifetime the lane's stream is the calling thread's current one.
+  /// Makes the lane's stream the calling thread's current one.
   class Scope {
    public:
     explicit Scope(const StreamLane& lane) {
@@ -62,22 +50,20 @@ class StreamLane {
     std::optional<c10::StreamGuard> guard_;
   };
 
-  /// Whether the device has streams.
   bool exists() const { return stream_.has_value(); }
-  /// What the lane is given next waits for what the calling thread's current stream was given so far.
+  /// Makes later work of the lane wait for what the current stream was given so far.
   void wait_for_current() const { wait_for(StreamEvent::here(device_)); }
-  /// What the lane is given next waits for `mark`.
   void wait_for(const StreamEvent& mark) const;
-  /// After what the lane was given.
+  /// Returns an event after what the lane was given.
   StreamEvent mark() const;
 
-  /// Memory that was taken in a Scope, and that the current stream has been given work with since.
+  /// Frees memory that was taken in a Scope after the work that the current stream was given with it.
   void defer_free(StreamMemory memory);
-  /// Memory of the computing stream that the lane has been given work with.
+  /// Does the same for memory of the computing stream that the lane was given work with.
   void defer_free_of_current(c10::DataPtr memory);
-  /// The owner of what is deferred comes after the work on it, and may have the memory.
+  /// Makes the owner of deferred memory wait for the work on it, and frees it.
   void end_deferred();
-  /// What the current stream is given next comes after all that the lane was given. Ends what is deferred.
+  /// Makes the current stream wait for all that the lane was given. Ends what is deferred.
   void drain();
 
  private:
@@ -90,9 +76,14 @@ class StreamLane {
   std::optional<c10::Stream> owner_;  // of it; none: the calling thread's current stream
 };
 
-enum class LaneKind { Gather, ReduceScatter, AllReduce, HostCopy };
+enum class LaneKind {
+  Gather,         // all-gathers and the casts before them
+  ReduceScatter,  // waits for it; without replicas also divides, adds and casts
+  AllReduce,      // the same of the all-reduce over replicas
+  HostCopy,       // of gradients
+};
 
-/// The calling rank's lane of this kind on `device`.
+/// Returns the calling rank's lane of this kind on `device`.
 std::shared_ptr<StreamLane> shared_lane(LaneKind kind, c10::Device device);
 
 }  // namespace tessera

@@ -1,19 +1,15 @@
 #pragma once
 // ShardedParam: one parameter of a fully_shard unit and its two states.
 //
-//   sharded     a DTensor, Shard(dim) over the sharding axis, whose local tensor is this rank's part of the unit's flat
-//               shard. The optimizer sees this, and `grad` is a DTensor with the same spec.
-//   unsharded   a plain tensor with all rows, in the compute dtype. Its memory exists only in this state; where one
-//   rank
-//               has all rows anyway, and nothing is cast, it is that of the shard.
-//
-// A parameter that is a DTensor by tensor parallelism is sharded over both meshes (stacked_spec.h), and unsharded it is
-// a DTensor on the tensor-parallel mesh again. "All rows" are then those of its local tensor there.
+//   sharded     a DTensor, Shard(dim) over the sharding axis (with tensor parallelism over both meshes,
+//   stacked_spec.h),
+//               whose local tensor is this rank's part of the unit's flat shard. The optimizer sees this.
+//   unsharded   a plain tensor with all rows, in the compute dtype; with tensor parallelism a DTensor on its mesh. Its
+//               memory exists only in this state, or is that of the shard: one rank has all rows, and nothing is cast.
 //
 // What set_data does switches the *same* TensorImpl between the two, so module members, parameters() and optimizers
-// stay valid. Views that autograd saved share the unsharded tensor's storage object, so that lives on, and only its
-// bytes come and go. The vocabulary follows [Note: FSDP tensors] in
-// torch/distributed/fsdp/_fully_shard/_fsdp_param.py.
+// stay valid. Views that autograd saved share the unsharded storage, so that stays and only its bytes come and go. The
+// vocabulary follows [Note: FSDP tensors] in torch/distributed/fsdp/_fully_shard/_fsdp_param.py.
 //
 // Thread safety: for the thread that runs the rank's forward and backward.
 
@@ -42,32 +38,29 @@ class ShardedParam {
     bool is_alias;      // the full tensor is the flat shard's memory: there is one shard, and no cast
   };
 
-  /// Takes `param`, a contiguous leaf, plain or on the mesh of unsharded_spec, and makes it sharded. Copies its own
-  /// part into `chunk`, its place in the unit's flat shard, unless it is on the meta device.
+  /// Shards `param`, a contiguous leaf, plain or on the mesh of unsharded_spec: copies its own part into `chunk`,
+  /// unless it is on the meta device.
   ShardedParam(at::Tensor param, const ParamSlot& slot, const at::Tensor& chunk, Options options);
 
   const at::Tensor& param() const { return param_; }
   const ParamSlot& slot() const { return slot_; }
   const SpecPtr& spec() const { return dtensor_meta(sharded_)->spec; }
   const ParameterOrigin& origin() const { return *dtensor_meta(sharded_)->origin; }
-  /// "weight.grad", for messages about the gradient.
+  /// Says "weight.grad" in messages about the gradient.
   const std::shared_ptr<const ParameterOrigin>& grad_origin() const { return grad_origin_; }
   bool requires_grad() const { return param_.requires_grad(); }
   /// This rank's part, a plain tensor, in either state.
   const at::Tensor& shard() const { return dtensor_meta(sharded_)->local; }
-  /// The full tensor in the compute dtype, or its local part, but always a plain tensor. Has memory only between
-  /// set_unsharded_memory() and to_sharded().
+  /// The full tensor (or its local part), a plain one. Has memory from set_unsharded_memory() to to_sharded().
   const at::Tensor& unsharded() const { return unsharded_; }
 
   /// Moves the shard to `chunk`, without its values. Only while sharded.
   void move_to(const at::Tensor& chunk);
-  /// Returns whether the data are not those that sharding gave the parameter: after module.to() or set_data, also while
-  /// it was unsharded. Only while sharded.
+  /// Returns whether module.to() or set_data replaced what sharding gave the parameter. Only while sharded.
   bool was_replaced() const { return dtensor_meta(param_) != dtensor_meta(sharded_); }
 
   /// Gives the unsharded tensor memory in `block`; contents are undefined.
   void set_unsharded_memory(Block& block, size_t offset);
-  /// Takes the memory away again, while the parameter is sharded.
   void drop_unsharded_memory();
   void to_unsharded();
   /// Makes the parameter the DTensor, unless its data were replaced, and drops the unsharded memory.
@@ -75,14 +68,12 @@ class ShardedParam {
 
   /// Expects that the full tensor is not written from now on. While unsharded.
   void expect_no_writes();
-  /// Returns whether it was. A DTensor that was taken of the parameter while it was sharded shares its version counter,
-  /// but a write to that one is one to the shard.
+  /// Returns whether it was, rather than the shard, whose version a DTensor taken while sharded counts too.
   bool was_written() const;
-  /// Counts in-place changes of the shard, through the parameter, its data() or its local tensor; 0 for inference
-  /// tensors, which do not count.
+  /// Counts in-place changes of the shard; 0 for inference tensors, which do not count.
   int64_t version() const;
 
-  /// Returns whether the gradient is a sharded one: not what autograd accumulated while the parameter was unsharded.
+  /// Returns whether the gradient is a sharded one: not what autograd accumulated while unsharded.
   bool has_sharded_grad() const;
   /// Gives the sharded gradient the parameter's placements. Collective where an op's backward gave it others.
   void place_sharded_grad();
@@ -93,14 +84,13 @@ class ShardedParam {
   /// Sets the gradient, a DTensor, in place of the stashed one.
   void set_sharded_grad(at::Tensor grad);
 
-  /// Takes what autograd accumulated, added to what keep_unsharded_grad() kept, as a plain tensor of the sizes of
-  /// unsharded(); undefined if there is nothing. Collective over the tensor-parallel mesh where autograd left the
-  /// gradient with other placements than the parameter's; partial sums are reduced in `dtype`.
+  /// Takes what autograd accumulated and keep_unsharded_grad() kept, as a plain tensor like unsharded(); undefined if
+  /// there is nothing. With tensor parallelism it is redistributed, collectively, if need be; partial sums are reduced
+  /// in `dtype`.
   at::Tensor take_unsharded_grad(at::ScalarType dtype);
   /// Sets what autograd accumulated aside, in `dtype`, for a later take_unsharded_grad(). No communication.
   void keep_unsharded_grad(at::ScalarType dtype);
-  /// Returns whether keep_unsharded_grad() was called while the parameter was trained, since the last take or drop: the
-  /// same on all ranks, whichever of them had a gradient.
+  /// Returns whether it did so while the parameter was trained, since the last take or drop. The same on all ranks.
   bool awaits_reduction() const { return awaits_reduction_; }
   void drop_unsharded_grads();
   /// Takes what autograd accumulated since backward began, as it is.

@@ -1,14 +1,11 @@
 #pragma once
-// The parameters of one unit, which change their state together, and their memory. All shards are views of one flat
-// buffer (flat_layout.h) with the tag behind them (all_gather.h), so the all-gather has no copy-in. The full
-// parameters lie in one block of the pool, so that they come and go at once. Example, a weight of 663 elements and a
-// bias of 13 in float32 on the CPU: the block has the weight in bytes 0-2651, the bias in 2688-2739, and ends at 2752.
+// UnitParams: the parameters of one unit, their memory, and what must hold of them from step to step.
 //
-// When they are in which state is up to their ParamGroup. What is to hold of them from one step to the next is checked
-// here: that their data are those which sharding gave them, that they have memory, that shards do not change between a
-// forward and its backward, and that the full parameters are not written, whose values reshard drops.
+// Shards are views of one flat buffer (flat_layout.h) with the tag behind them (gather_tag.h), so the all-gather has no
+// copy-in. Full parameters lie in one block of the pool. Example, a weight of 663 elements and a bias of 13 in float32
+// on the CPU: the block has the weight in bytes 0-2651, the bias in 2688-2739, and ends at 2752.
 //
-//   gather           fault() goes into the tag (all_gather.h), so that the other ranks hear of it; note_gather()
+//   gather           fault() goes into the tag, so that the other ranks hear of it; note_gather()
 //   its end          check_usable(): this rank's own fault, by the parameter's name; expect_no_writes()
 //   forward          lost_write(); expect_no_writes() ... check_not_written(); versions() are kept for its backward
 //   backward         lost_write(); has_changed_since(versions), check_unchanged_since(versions)
@@ -39,7 +36,7 @@ struct NamedParam {
   at::IntArrayRef unsharded_sizes() const { return tp_spec ? tp_spec->local_sizes() : tensor.sizes(); }
 };
 
-/// What a forward computed with: how often each shard had been changed by then.
+/// Versions of the shards that a forward computed with.
 struct ParamVersions {
   std::vector<int64_t> each;
   int64_t sum = 0;
@@ -61,46 +58,44 @@ class UnitParams {
   const at::Tensor& flat_shard() const { return flat_shard_; }
   bool is_on_meta() const { return flat_shard_.is_meta(); }
   bool is_alias() const { return is_alias_; }
-  /// The shards are in `flat_shard`, zeros as `layout` says, from now on. Only while sharded.
+  /// Moves the shards to `flat_shard`, zeros as `layout` says. Only while sharded.
   void move_to(const FlatLayout& layout, at::Tensor flat_shard);
   /// Writes the tag into the flat shard, which must not be read meanwhile.
   void tag(const GatherTag& tag);
 
-  /// The full parameters get memory; contents are undefined. Not where is_alias().
+  /// Gives the full parameters memory; contents are undefined. Not where is_alias().
   void take_memory(BlockPool& pool);
-  /// It is given back, while they are sharded.
+  /// Takes it away again, while they are sharded.
   void drop_memory();
-  /// All become full tensors, which have memory, and shards again, which ends that memory.
   void to_unsharded();
   void to_sharded();
 
-  /// Bytes that full parameters occupy now.
   size_t unsharded_bytes() const;
-  /// Whether `tensor` is a full parameter or a view of one: memory that goes with to_sharded(), or is the shard's.
+  /// Returns whether `tensor` shares memory with a full parameter.
   bool lends_memory_to(const at::Tensor& tensor) const;
 
-  /// Why the parameters cannot be gathered at all.
+  /// Says why the parameters cannot be gathered at all.
   ShardFault fault() const;
   /// Throws StateError if there is such a reason.
   void check_usable() const;
 
-  /// The full parameters will have the values that the shards have now.
+  /// Notes the values of the shards, which the full parameters will have.
   void note_gather() { gathered_version_ = version(); }
-  /// Whether shards were written since note_gather(): by a loader, say.
+  /// Returns whether shards were written since note_gather().
   bool has_newer_shards() const { return version() != gathered_version_; }
 
   ParamVersions versions() const;
-  /// Whether a shard changed since versions() gave `versions`.
+  /// Returns whether a shard changed since versions() gave `versions`.
   bool has_changed_since(const ParamVersions& versions) const { return version() != versions.sum; }
   /// Throws StateError if one did.
   void check_unchanged_since(const ParamVersions& versions) const;
 
-  /// While unsharded: full parameters are not to be written from now on.
+  /// Expects that full parameters are not written from now on. While unsharded.
   void expect_no_writes();
   /// Throws StateError if forward wrote one since, where its shards would not keep that, or its replicas not have it.
   void check_not_written() const;
-  /// Why values are lost when the full parameters go: one was written since expect_no_writes(). Empty if none was, or
-  /// if they are the shards' memory. What is written through data(), which counts no writes, is not seen.
+  /// Says which write since expect_no_writes() is lost when the full parameters go; empty if none is. Writes through
+  /// data(), which counts none, are not seen.
   std::string lost_write() const;
 
  private:

@@ -1,12 +1,9 @@
 #pragma once
-// Where a unit's sharded gradients stay: views of one flat buffer, as the reduction has them in its result, one DTensor
-// a parameter. They are kept from step to step, and used again once nobody else refers to them (after zero_grad()): the
-// reduction can then write them where they stay.
+// FlatGradient: one buffer of a unit's sharded gradients, whose views are the parameters' DTensor gradients. It is used
+// again once nothing else refers to them (after zero_grad()), and is then itself the result of the reduction:
 //
 //   if (flat.can_be_result(params, dtype)) reduce to flat.ensure(params);
-//   flat.hand_out(result, params, used, stream);        // the parameters have their gradients
-//
-// A parameter that has a gradient of an earlier backward gets the sum.
+//   flat.hand_out(result, params, used, stream);        // the parameters have their gradients, or the sum
 //
 // Thread safety: for the thread that runs the rank's backward.
 
@@ -33,14 +30,14 @@ class FlatGradient {
   /// `options`: of the gradients, whose dtype is the parameters'.
   FlatGradient(std::vector<GradientPiece> pieces, int64_t numel, const at::TensorOptions& options);
 
-  /// Whether a result in `dtype` can be the flat gradient itself: nothing is added to it and nothing cast.
+  /// Returns whether a result in `dtype` can be the flat gradient: nothing is added to it and nothing cast.
   bool can_be_result(std::span<const ShardedParam> params, at::ScalarType dtype) const;
-  /// The buffer: a new one where the last one's gradients are somebody's. Contents are undefined.
+  /// Returns the buffer, a new one where others have gradients of the last. Contents are undefined.
   const at::Tensor& ensure(std::span<const ShardedParam> params);
-  /// The buffer is somebody else's from now on; the parameters keep gradients that they have.
+  /// Leaves the buffer to a collective that failed; the parameters keep their gradients.
   void leave_memory();
-  /// Gives the parameters that are `used`, which has an item a piece, their gradients: what ensure() returned, or other
-  /// `numel` elements, which are added or copied on `stream`. What the others had before backward they have again.
+  /// Gives the parameters that are `used` their gradients: what ensure() returned, or other elements, which are added
+  /// or copied on `stream`. Others get what they had before backward.
   void hand_out(const at::Tensor& result, std::span<ShardedParam> params, const std::vector<bool>& used,
                 StreamLane& stream);
 

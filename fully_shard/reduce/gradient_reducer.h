@@ -1,18 +1,15 @@
 #pragma once
-// GradientReducer: reduces the gradients of a unit's parameters, or of a bucket of them (unit_gradients.h). A
-// reduce-scatter over the shards sends what reduce_scatter_layout.h says, an all-reduce of the result follows over the
-// replicas (HSDP, replicate), and each parameter's rows are views of one flat gradient (flat_gradient.h).
+// GradientReducer: reduces the gradients of a unit's parameters, or of a bucket of them (unit_gradients.h). Sends what
+// reduce_scatter_layout.h says, and hands out views of one flat gradient (flat_gradient.h).
 //
 //   collect() → start() ──▶ reduce-scatter in flight ── start_all_reduce() ──▶ all-reduce in flight ── finish()
 //
-// - On a device with streams copy-in is on the stream that computes, and what comes after a collective on another one
-//   (stream_lane.h), until whose drain() the gradients are not to be read.
-// - With offloading, finish() starts a copy to pinned memory on a stream of its own, and the next finish() waits for
-// it.
-// - Ranks that read each other's memory ("threads", "shm") reduce gradients from where they are, without copy-in.
-// - With one shard, start() copies into the result and issues the all-reduce at once; start_in(), in place of it,
-// copies
-//   into a part of a buffer that several reductions share and that its owner all-reduces (reduction_queue.h).
+// - With streams, what follows a collective is on a lane (stream_lane.h), before whose drain() gradients are not read.
+// - With offloading, finish() starts a copy to the host, and the next finish() waits for it.
+// - Ranks that read each other's memory ("threads", "shm") reduce gradients in place, without copy-in.
+// - With one shard, start() issues the all-reduce at once; start_in(), in place of it, copies into a buffer that
+// several
+//   reductions share and its owner all-reduces (reduction_queue.h).
 //
 // Thread safety: for the thread that runs the rank's backward.
 
@@ -42,9 +39,9 @@ struct GradientSettings {
   bool requires_all_reduce = true;
   std::optional<double> divide_factor = std::nullopt;
   bool force_sum = false;
-  /// Called with this rank's reduced flat gradient before it is divided and handed out.
+  /// Sees this rank's reduced flat gradient before it is divided and handed out.
   std::function<void(const at::Tensor&)> all_reduce_hook = nullptr;
-  /// In place of those of comm_overrides(); empty: those.
+  /// Replace those of comm_overrides(), unless empty.
   ReduceScatterFn reduce_scatter = nullptr;
   AllReduceFn all_reduce = nullptr;
 };
@@ -66,10 +63,9 @@ struct GradientScale {
   bool operator==(const GradientScale&) const = default;
 };
 
-/// A division after the reduction touches 1 / num_ranks of the elements. In float16, whose range is small, half of it
-/// (the powers of two up to its square root) comes before, so that the sum does not overflow. Example: factor 24 in
-/// float16 is 8 before and 3 after. As _get_gradient_divide_factors in
-/// torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py.
+/// Divides after the reduction, which touches 1 / num_ranks of the elements. In float16 half of the factor (its powers
+/// of two up to the square root) comes before, so that the sum does not overflow: 24 is 8 before and 3 after. After
+/// _get_gradient_divide_factors in torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py.
 GradientScale gradient_scale(const GradientScaleOptions& options);
 
 class GradientReducer {
@@ -87,32 +83,28 @@ class GradientReducer {
   const UnitContext& context() const { return *context_; }
   const ReduceScatterLayout& layout() const { return layout_; }
   ReduceOp op() const { return current_.scale.op; }
-  /// On which finish() waits and works.
+  /// The lane on which finish() waits and works.
   const std::shared_ptr<StreamLane>& stream() const { return stream_; }
 
-  /// Takes the unsharded gradients of the parameters that require one, which have one dtype. Returns whether there is
-  /// such a parameter; the rest is called only then. Collective, as every step here.
+  /// Takes the unsharded gradients of trained parameters, which have one dtype. Returns whether there are such
+  /// parameters; the rest is called only then. Collective, as every step here.
   bool collect(const GradientSettings& settings);
   /// Copies what was collected, and issues the first collective.
   void start(BlockPool& pool);
-  /// Waits for the reduce-scatter. With replicas it issues the all-reduce, if start() did not, and returns true, unless
-  /// the settings said not to: then the result waits for a later reduction. Without replicas it calls finish().
+  /// Waits for the reduce-scatter. Returns true if an all-reduce is in flight then. Else calls finish(), or with
+  /// replicas keeps the result for a later reduction.
   bool start_all_reduce();
-  /// Returns when no peer reads the gradients that the reduce-scatter sent, which are kept until then. After
-  /// start_all_reduce().
+  /// Returns when no peer reads the gradients that were sent. After start_all_reduce().
   void wait_for_readers() { scattered_.wait_for_readers(); }
-  /// Waits, and gives the parameters their sharded gradients. The first of two calls where they go to the host, after
-  /// which it is_copying(). On the CPU it throws StateError on every rank, and has dropped the gradients, if ranks
-  /// froze different parameters.
+  /// Waits, and gives the parameters their sharded gradients, in a second call if it is_copying() after the first.
+  /// Throws StateError on every rank, on the CPU, if ranks froze different parameters.
   void finish();
-  /// Waits, and discards the result and what earlier reductions left to be all-reduced. A group that has failed is no
-  /// error here.
+  /// Waits, and discards the result and what earlier reductions left. A group that failed is no error here.
   void discard();
 
   /// Returns whether start_in() may take the place of start(). After collect().
   bool can_share() const;
-  /// Copies what was collected to `buffer`, layout().numel() elements, which stays until finish(). That comes after the
-  /// all-reduce of the buffer.
+  /// Copies what was collected to `buffer`, layout().numel() elements, which is all-reduced before finish().
   void start_in(const at::Tensor& buffer);
 
  private:

@@ -1,18 +1,13 @@
 #pragma once
-// What a rank sends in one reduction of gradients: the gradients of the parameters that are trained, laid out as the
-// flat shards are, and behind them two flags a parameter: whether it is frozen, and whether it has a gradient at all.
+// ReduceScatterLayout: what a rank sends in one reduction. The gradients of trained parameters are laid out as the flat
+// shards are; behind them are two flags a parameter: whether it is frozen, and whether it has a gradient at all.
 // Example, over 2 ranks, a weight [5, 3] and a bias [2] of which this rank has no gradient (param_layout.h):
 //
 //   to rank 0   weight's rows 0-2 (9) | 7 zeros | 0 | 7 zeros | frozen 0 0 | has one 1 0 | 4 zeros     32 elements
 //   to rank 1   weight's rows 3-4 (6) | 10 zeros | 0 | 7 zeros | frozen 0 0 | has one 1 0 | 4 zeros    32 elements
 //
-// The sums of the second tell every rank which parameters some rank used. So one that only some ranks used gets the
-// average with zeros for the others, and one that none used keeps an undefined gradient (the optimizer then leaves it
-// alone, as in one process). The size never depends on what was used, so ranks that use different parameters cannot
-// disagree on it (compare pytorch issue 170667).
-//
-// Which are frozen is a matter of the model, so ranks should agree on it. Where they freeze different ones and send as
-// much all the same, each of them trains one that another has frozen, which the sums of the first flags show.
+// The sums of the second flags tell every rank which parameters some rank used: others keep an undefined gradient, and
+// sizes never depend on it (compare pytorch issue 170667). Those of the first show ranks that freeze different ones.
 //
 // Thread safety: for the thread that runs the rank's backward.
 
@@ -30,7 +25,7 @@
 
 namespace tessera {
 
-/// Elements behind the gradients, for so many parameters, frozen ones included.
+/// Returns the elements behind the gradients, for so many parameters, frozen ones included.
 inline int64_t gradient_flags_numel(int64_t num_params) {
   return aligned_numel(2 * num_params);
 }
@@ -38,43 +33,36 @@ inline int64_t gradient_flags_numel(int64_t num_params) {
 class ReduceScatterLayout {
  public:
   ReduceScatterLayout() = default;
-  /// Of those of `params` that require a gradient now, which have one dtype; there is at least one. Of frozen
-  /// parameters the flags alone are sent.
+  /// Lays out those of `params` that require a gradient now: one or more, of one dtype.
   ReduceScatterLayout(std::span<const ShardedParam> params, const UnitContext& context);
 
-  /// Whether the same ones of `params` require a gradient.
+  /// Returns whether the same ones of `params` require a gradient.
   bool is_of(std::span<const ShardedParam> params) const;
-  /// Where this rank's gradients lie in the result.
+  /// Returns the places of this rank's gradients in the result.
   std::vector<GradientPiece> pieces(int64_t rank) const;
 
-  /// Elements that go to one rank, and how many of them come before the flags.
+  /// Elements for one rank, and those before the flags.
   int64_t numel() const { return numel_; }
   int64_t gradients_numel() const { return layout_.shard_numel; }
-  /// Of the elements, and where they are.
   const at::TensorOptions& options() const { return options_; }
   at::ScalarType dtype() const { return c10::typeMetaToScalarType(options_.dtype()); }
 
-  /// Takes the parameters' unsharded gradients. Collective where tensor parallelism cuts them.
+  /// Takes the parameters' unsharded gradients. Collective with tensor parallelism.
   void collect(std::span<ShardedParam> params);
-  /// Whether they can be sent from where they are: the group takes parts, and nothing is cast.
+  /// Returns whether they can be sent from where they are: the group takes segments, and nothing is cast.
   bool can_be_segments() const;
-  /// What was collected, to be sent from where it is. Missing gradients, and the ends of uneven ones, are sent as
-  /// zeros.
+  /// Returns what was collected, to be sent from where it is, with zeros for what is missing.
   TensorSegments take_segments();
-  /// What was collected, copied to `buffer`, numel() elements for each rank.
+  /// Copies what was collected to `buffer`, numel() elements for each rank.
   void copy_to(const at::Tensor& buffer);
-  /// Drops what was collected.
   void clear() { grads_.clear(); }
-  /// The memory that take_segments() sends from, beside the gradients, is that of the collective from now on.
+  /// Leaves the memory of take_segments() to a collective that failed.
   void leave_memory() { flags_ = at::Tensor(); }
 
-  /// Which parameters got a gradient on any rank: for each of those that are sent. `result` is what this rank received.
-  /// What this rank has is known without the device's answer.
+  /// Returns which of the sent parameters got a gradient on any rank. `result` is what this rank received.
   std::vector<bool> used(const at::Tensor& result) const;
-  /// The place among all parameters of one that is sent and that another rank has frozen. Known where the result is on
-  /// the host: elsewhere it would have to wait for the answer.
+  /// Returns the index of a parameter that is sent and that another rank has frozen, if the result is on the host.
   std::optional<size_t> frozen_elsewhere(const at::Tensor& result) const;
-  /// How many are sent.
   size_t size() const { return members_.size(); }
 
  private:
@@ -82,7 +70,6 @@ class ReduceScatterLayout {
   int64_t num_flags() const { return numel_ - layout_.shard_numel; }
   void write_flags(const at::Tensor& buffer, int64_t offset, int64_t stride) const;
   void write_host_flags(const at::Tensor& buffer, int64_t offset, int64_t stride) const;
-  /// The flags of a result on the CPU, as floats; `host` keeps them where they were converted.
   const float* host_flags(const at::Tensor& result, at::Tensor& host) const;
 
   std::vector<bool> trainable_;  // of all parameters

@@ -3,6 +3,7 @@
 #include <ATen/SequenceNumber.h>
 #include <ATen/ops/empty.h>
 #include <ATen/record_function.h>
+#include <fmt/ranges.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/variable.h>
 
@@ -12,6 +13,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/error.h"
 #include "dtensor/dtensor.h"
 #include "fully_shard/autograd/backward_hooks.h"
 #include "fully_shard/autograd/boundary_nodes.h"
@@ -202,9 +204,8 @@ class JoinMaker {
 };
 
 /// Puts the nodes onto the side. Several have their hub at once, and it waits for them.
-AutogradBoundary connect(const BoundaryNodes& border, BoundarySide side_to_be, JoinSearch& search,
-                         const BoundaryCallback& callback) {
-  const auto side = std::make_shared<BoundarySide>(std::move(side_to_be));
+void connect(const BoundaryNodes& border, const std::shared_ptr<BoundarySide>& side, JoinSearch& search,
+             const BoundaryCallback& callback) {
   side->device = first_on_device(border).device();
   edge_list from;
   for (const auto& node : border.nodes) {
@@ -214,7 +215,7 @@ AutogradBoundary connect(const BoundaryNodes& border, BoundarySide side_to_be, J
   }
   if (border.nodes.size() == 1) {
     side->mark = &border.nodes[0]->mark;
-    return AutogradBoundary(side);
+    return;
   }
   const auto hub = make_node<JoinNode>(at::sequence_number::get_and_increment(),
                                        JoinMaker(search).edges_behind(*side, from), side, callback);
@@ -226,17 +227,35 @@ AutogradBoundary connect(const BoundaryNodes& border, BoundarySide side_to_be, J
       side->outputs.push_back(node.get());
     }
   }
-  return AutogradBoundary(side);
 }
 
-/// Makes the node of the op that made a tensor, of which this is the side, its border.
-AutogradBoundary hook_onto(torch::autograd::Node& node, BoundarySide side_to_be, const BoundaryCallback& callback) {
+/// Makes `op`, the node of the op that made the only tensor, the boundary, or gives the tensors nodes where it is null.
+AutogradBoundary insert_nodes(std::span<at::Tensor* const> tensors, torch::autograd::Node* op, BoundarySide side_to_be,
+                              std::function<void(bool)> callback, JoinSearch& search,
+                              std::vector<AliasedTensor>* aliased) {
+  const auto border = op ? BoundaryNodes() : insert_border_nodes(tensors, aliased);
+  if (!op && border.nodes.empty()) {
+    return {};
+  }
   const auto side = std::make_shared<BoundarySide>(std::move(side_to_be));
-  auto hook = std::make_unique<BoundaryHook>(node);
+  const auto shared_callback = std::make_shared<const std::function<void(bool)>>(std::move(callback));
+  if (side->place.is_of_outputs) {
+    side->hub_number = at::sequence_number::get_and_increment();
+  }
+  if (!op) {
+    connect(border, side, search, shared_callback);
+    return AutogradBoundary(side);
+  }
+  for (const auto* tensor : tensors) {
+    if (aliased) {
+      aliased->emplace_back(*tensor, *tensor);
+    }
+  }
+  auto hook = std::make_unique<BoundaryHook>(*op);
   hook->mark.side = side;
-  hook->mark.callback = callback;
+  hook->mark.callback = shared_callback;
   side->mark = &hook->mark;
-  node.pre_hooks().insert(node.pre_hooks().begin(), std::move(hook));
+  op->pre_hooks().insert(op->pre_hooks().begin(), std::move(hook));
   return AutogradBoundary(side);
 }
 
@@ -247,50 +266,39 @@ bool AutogradBoundary::is_in_running_backward() const {
                    (side_->hub && tessera::is_in_running_backward(side_->hub)));
 }
 
-AutogradBoundary insert_input_nodes(std::span<at::Tensor* const> inputs, int64_t call, std::function<void()> callback,
-                                    JoinSearch& search, std::vector<AliasedTensor>& aliased) {
+AutogradBoundary insert_input_nodes(std::span<at::Tensor* const> inputs, int64_t call,
+                                    std::function<void(bool)> callback, JoinSearch& search,
+                                    std::vector<AliasedTensor>& aliased) {
   const auto* only = only_one(inputs);
   auto* op = only ? op_of_input(*only) : nullptr;
   BoundarySide side{.place = {.call = call},
                     .inputs = nullptr,
-                    .hub_number = at::sequence_number::get_and_increment()};  // before the nodes: it runs after them
-  const auto shared_callback = [&callback] {
-    return std::make_shared<const std::function<void(bool)>>([callback = std::move(callback)](bool) { callback(); });
-  };
-  if (op) {
-    for (const auto* tensor : inputs) {
-      aliased.emplace_back(*tensor, *tensor);
-    }
-    side.device = only->device();
-    return hook_onto(*op, std::move(side), shared_callback());
-  }
-  const auto border = insert_border_nodes(inputs, &aliased);
-  return border.nodes.empty() ? AutogradBoundary() : connect(border, std::move(side), search, shared_callback());
+                    .hub_number = at::sequence_number::get_and_increment(),  // before the nodes: it runs after them
+                    .device = op ? only->device() : at::kCPU};
+  return insert_nodes(inputs, op, std::move(side), std::move(callback), search, &aliased);
 }
 
 AutogradBoundary insert_output_nodes(std::span<at::Tensor* const> outputs, bool are_plain, const BoundedCall& call,
-                                     std::function<void(bool has_gradient)> callback, JoinSearch& search) {
+                                     std::function<void(bool)> callback, JoinSearch& search) {
   const auto* only = are_plain ? only_one(outputs) : nullptr;
   auto* op = only ? op_of_output(*only, call.first_node) : nullptr;
-  const auto border = op ? BoundaryNodes() : insert_border_nodes(outputs, nullptr);
-  if (!op && border.nodes.empty()) {
-    return {};
-  }
   BoundarySide side{.place = {.call = call.number, .is_of_outputs = true},
                     .inputs = call.inputs.side(),
                     .is_searched = call.has_calls,
-                    .hub_number = at::sequence_number::get_and_increment()};
-  const auto shared_callback = std::make_shared<const std::function<void(bool)>>(std::move(callback));
-  if (op) {
-    side.device = only->device();
-    return hook_onto(*op, std::move(side), shared_callback);
-  }
-  return connect(border, std::move(side), search, shared_callback);
+                    .device = op ? only->device() : at::kCPU};
+  return insert_nodes(outputs, op, std::move(side), std::move(callback), search, nullptr);
 }
 
 void refuse_changes(const at::Tensor& output, const std::string& title) {
-  static_cast<BoundaryNode&>(*output.grad_fn()).unchangeable =
-      std::make_unique<const UnchangeableMemory>(output, title);
+  const auto counter = output.unsafeGetTensorImpl()->version_counter();
+  static_cast<BoundaryNode&>(*output.grad_fn()).check_unchanged = [counter, version = counter.current_version(),
+                                                                   sizes = output.sizes().vec(), title] {
+    TESSERA_CHECK(StateError, counter.current_version() == version,
+                  "{}, of sizes {}, shares its memory with another output or an input of it, and one of them was "
+                  "changed in place between forward and backward. The gradient of the others would be that of old "
+                  "values. Change a clone() of the output, or use the op out of place",
+                  title, sizes);
+  };
 }
 
 }  // namespace tessera

@@ -44,8 +44,9 @@ class AutogradBoundary {
 /// Replaces each input that needs a gradient by an alias behind a node, and adds both to `aliased`. The only one stays
 /// what it is if the node of its op can be the boundary. `callback` runs in backward when the gradients of all are
 /// there. Does nothing if grad mode is off. `call` grows from call to call.
-AutogradBoundary insert_input_nodes(std::span<at::Tensor* const> inputs, int64_t call, std::function<void()> callback,
-                                    JoinSearch& search, std::vector<AliasedTensor>& aliased);
+AutogradBoundary insert_input_nodes(std::span<at::Tensor* const> inputs, int64_t call,
+                                    std::function<void(bool)> callback, JoinSearch& search,
+                                    std::vector<AliasedTensor>& aliased);
 
 /// A call whose outputs get their boundary.
 struct BoundedCall {
@@ -55,10 +56,10 @@ struct BoundedCall {
   bool has_calls;       // whether units were called between the inputs and the outputs
 };
 
-/// Does the same for outputs. `callback` runs with each gradient, and at the join without one. `are_plain`: they share
-/// no memory with each other or with inputs.
+/// Does the same for outputs. `callback` runs with each gradient (true), and at the join without one (false).
+/// `are_plain`: they share no memory with each other or with inputs.
 AutogradBoundary insert_output_nodes(std::span<at::Tensor* const> outputs, bool are_plain, const BoundedCall& call,
-                                     std::function<void(bool has_gradient)> callback, JoinSearch& search);
+                                     std::function<void(bool)> callback, JoinSearch& search);
 
 /// Makes backward through `output` throw StateError, about `title`, if the tensor's memory changes in place.
 void refuse_changes(const at::Tensor& output, const std::string& title);

@@ -2,7 +2,6 @@
 
 #include <ATen/core/Tensor.h>
 #include <ATen/core/grad_mode.h>
-#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <limits>
@@ -80,20 +79,6 @@ void check_hooks(const BoundarySide& side) {
 
 }  // namespace
 
-UnchangeableMemory::UnchangeableMemory(const at::Tensor& output, std::string title)
-    : counter_(output.unsafeGetTensorImpl()->version_counter()),
-      version_(counter_.current_version()),
-      sizes_(output.sizes().vec()),
-      title_(std::move(title)) {}
-
-void UnchangeableMemory::check() const {
-  TESSERA_CHECK(StateError, counter_.current_version() == version_,
-                "{}, of sizes {}, shares its memory with another output or an input of it, and one of them was changed "
-                "in place between forward and backward. The gradient of the others would be that of old values. Change "
-                "a clone() of the output, or use the op out of place",
-                title_, sizes_);
-}
-
 BoundaryMark::~BoundaryMark() {
   if (side && side->mark == this) {
     side->mark = nullptr;
@@ -108,8 +93,8 @@ BoundaryNode::~BoundaryNode() {
 
 variable_list BoundaryNode::apply(variable_list&& grads) {
   check_no_graph_is_made();
-  if (unchangeable) {
-    unchangeable->check();
+  if (check_unchanged) {
+    check_unchanged();
   }
   if (runs_callback) {
     (*mark.callback)(/*has_gradient=*/true);

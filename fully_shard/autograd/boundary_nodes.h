@@ -33,21 +33,6 @@ struct BoundarySide {
   bool has_nodes() const { return mark || hub; }
 };
 
-/// Of a tensor that shares it with others, in ways that autograd's history does not show.
-class UnchangeableMemory {
- public:
-  /// That of an output, as it is now. `title`: what messages begin with.
-  UnchangeableMemory(const at::Tensor& output, std::string title);
-  /// Throws StateError if it was written since.
-  void check() const;
-
- private:
-  c10::VariableVersion counter_;
-  uint32_t version_;
-  std::vector<int64_t> sizes_;
-  std::string title_;
-};
-
 using BoundaryCallback = std::shared_ptr<const std::function<void(bool has_gradient)>>;
 
 /// What makes a node, which owns it, a border.
@@ -75,7 +60,8 @@ struct BoundaryNode : torch::autograd::Node {
 
   BoundaryMark mark;
   bool runs_callback = true;  // not where the hub waits for the nodes
-  std::unique_ptr<const UnchangeableMemory> unchangeable;
+  std::function<void()>
+      check_unchanged;  // throws if memory that others share was changed in place; empty: nothing to check
 };
 
 /// Makes the node of an op a border: that of the outputs of a call, and then that of the inputs of another, to which

@@ -173,7 +173,7 @@ void FSDPState::insert_input_boundary(RunningForward& call, TensorRefs inputs) {
   call.first_node = at::sequence_number::peek();
   call.boundary = insert_input_nodes(
       inputs, call.number,
-      [weak = weak_from_this(), weak_call = std::weak_ptr(call.forward_call)] {
+      [weak = weak_from_this(), weak_call = std::weak_ptr(call.forward_call)](bool) {
         const auto self = weak.lock();
         const auto forward_call = weak_call.lock();
         if (self && forward_call) {

@@ -15,16 +15,16 @@ namespace tessera {
 
 namespace {
 
-/// Calls `apply` with the unit of `module`, and if `recurse` with all below its modules.
+/// Calls `apply` with the settings of the unit of `module`, and if `recurse` with those of all units below.
 template <class Apply>
-void for_each_state(torch::nn::Module& module, FSDPState& own, bool recurse, Apply&& apply) {
-  apply(own);
+void for_settings(torch::nn::Module& module, FSDPState& own, bool recurse, Apply&& apply) {
+  apply(own.settings());
   if (!recurse) {
     return;
   }
   for (const auto& [path, state] : fsdp_states_of_unit(module)) {
     if (state.get() != &own) {
-      apply(*state);
+      apply(state->settings());
     }
   }
 }
@@ -114,12 +114,11 @@ void FSDPModule::reshard() {
 }
 
 void FSDPModule::set_reshard_after_forward(bool value, bool recurse) {
-  for_each_state(*module_, *state_, recurse, [&](FSDPState& state) { state.settings().reshard_after_forward = value; });
+  for_settings(*module_, *state_, recurse, [&](auto& settings) { settings.reshard_after_forward = value; });
 }
 
 void FSDPModule::set_reshard_after_backward(bool value, bool recurse) {
-  for_each_state(*module_, *state_, recurse,
-                 [&](FSDPState& state) { state.settings().reshard_after_backward = value; });
+  for_settings(*module_, *state_, recurse, [&](auto& settings) { settings.reshard_after_backward = value; });
 }
 
 void FSDPModule::set_unshard_in_backward(bool value) {
@@ -127,15 +126,13 @@ void FSDPModule::set_unshard_in_backward(bool value) {
 }
 
 void FSDPModule::set_requires_gradient_sync(bool value, bool recurse) {
-  for_each_state(*module_, *state_, recurse, [&](FSDPState& state) {
-    state.settings().gradients.requires_gradient_sync = value;
-    state.settings().gradients.requires_all_reduce = value;
+  for_settings(*module_, *state_, recurse, [&](auto& settings) {
+    settings.gradients.requires_gradient_sync = settings.gradients.requires_all_reduce = value;
   });
 }
 
 void FSDPModule::set_requires_all_reduce(bool value, bool recurse) {
-  for_each_state(*module_, *state_, recurse,
-                 [&](FSDPState& state) { state.settings().gradients.requires_all_reduce = value; });
+  for_settings(*module_, *state_, recurse, [&](auto& settings) { settings.gradients.requires_all_reduce = value; });
 }
 
 void FSDPModule::set_is_last_backward(bool value) {
@@ -170,10 +167,13 @@ void FSDPModule::set_custom_all_reduce(AllReduceFn all_reduce) {
   state_->settings().gradients.all_reduce = std::move(all_reduce);
 }
 
-std::vector<std::weak_ptr<FSDPState>> FSDPModule::targets(const std::vector<FSDPModule>& modules,
-                                                          const char* caller) const {
+std::optional<std::vector<std::weak_ptr<FSDPState>>> FSDPModule::targets(
+    const std::optional<std::vector<FSDPModule>>& modules, const char* caller) const {
+  if (!modules) {
+    return std::nullopt;
+  }
   std::vector<std::weak_ptr<FSDPState>> targets;
-  for (const auto& module : modules) {
+  for (const auto& module : *modules) {
     TESSERA_CHECK(ValueError, module.state_ != state_, "{}: {} is to prefetch itself", caller, state_->label());
     targets.push_back(module.state_);
   }
@@ -181,13 +181,11 @@ std::vector<std::weak_ptr<FSDPState>> FSDPModule::targets(const std::vector<FSDP
 }
 
 void FSDPModule::set_modules_to_forward_prefetch(std::optional<std::vector<FSDPModule>> modules) {
-  auto& setting = state_->settings().forward_prefetch;
-  setting = modules ? std::optional(targets(*modules, "set_modules_to_forward_prefetch")) : std::nullopt;
+  state_->settings().forward_prefetch = targets(modules, "set_modules_to_forward_prefetch");
 }
 
 void FSDPModule::set_modules_to_backward_prefetch(std::optional<std::vector<FSDPModule>> modules) {
-  auto& setting = state_->settings().backward_prefetch;
-  setting = modules ? std::optional(targets(*modules, "set_modules_to_backward_prefetch")) : std::nullopt;
+  state_->settings().backward_prefetch = targets(modules, "set_modules_to_backward_prefetch");
 }
 
 void FSDPModule::reset_iter_state() {
@@ -202,7 +200,7 @@ void FSDPModule::reset_iter_state() {
 }
 
 void FSDPModule::set_event_observer(const UnitObserver& observer) {
-  for_each_state(*module_, *state_, /*recurse=*/true, [&](FSDPState& state) { state.settings().observer = observer; });
+  for_settings(*module_, *state_, /*recurse=*/true, [&](auto& settings) { settings.observer = observer; });
 }
 
 ShardedState FSDPModule::unit_state() const {

@@ -120,7 +120,8 @@ class FSDPModule {
   void check_ready_for_step() const;
 
  private:
-  std::vector<std::weak_ptr<FSDPState>> targets(const std::vector<FSDPModule>& modules, const char* caller) const;
+  std::optional<std::vector<std::weak_ptr<FSDPState>>> targets(const std::optional<std::vector<FSDPModule>>& modules,
+                                                               const char* caller) const;
 
   torch::nn::Module* module_;
   std::shared_ptr<FSDPState> state_;

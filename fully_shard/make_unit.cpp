@@ -14,7 +14,6 @@
 #include "fully_shard/engine/fsdp_root.h"
 #include "fully_shard/managed_params.h"
 #include "fully_shard/memory/accelerator.h"
-#include "fully_shard/unit_recipe.h"
 
 namespace tessera {
 

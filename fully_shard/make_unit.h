@@ -1,9 +1,11 @@
 #pragma once
 // What fully_shard and replicate have in common: modules become one unit of the engine.
 
+#include <map>
 #include <string>
 #include <vector>
 
+#include "dtensor/spec/dtensor_spec.h"
 #include "fully_shard/fully_shard.h"
 #include "fully_shard/layout/data_parallel_axes.h"
 
@@ -17,6 +19,16 @@ struct UnitRequest {
   std::vector<torch::nn::Module*> modules;
   FullyShardOptions options;
   double bucket_cap_mb = 0;  // of replicate
+};
+
+/// How a unit was made, kept with each of its modules: enough to make it again from a copy of them.
+struct UnitRecipe {
+  /// The modules own this, and so are alive; the mesh is given.
+  UnitRequest request;
+  /// Where tensor parallelism had put parameters, by their names in the unit.
+  std::map<std::string, SpecPtr> tp_specs;
+  /// Grows from one unit of a thread to the next: a unit has the parameters that none before it took.
+  int64_t number;
 };
 
 /// Checks that all ranks ask for the same, shards (or wraps) the parameters and installs the hooks. Collective.

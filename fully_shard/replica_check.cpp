@@ -15,7 +15,7 @@
 #include "base/error.h"
 #include "device_mesh/rank_agreement.h"
 #include "fully_shard/engine/fsdp_root.h"
-#include "fully_shard/unit_recipe.h"
+#include "fully_shard/make_unit.h"
 #include "nn/hooks/hook_point.h"
 
 namespace tessera {

@@ -127,7 +127,9 @@ void FSDPRoot::enter_forward(const FSDPState& state, torch::nn::Module& module) 
     thread_ = std::this_thread::get_id();
     if (open_forwards_ == 0) {
       recover();
-      await_writes();
+      for (const auto& stream : gather_streams_) {
+        stream->wait_for_current();  // optimizers, loaders and users write shards between iterations
+      }
       outermost_runs_ = is_outermost(state);
       running_module = &module;
       if (outermost_runs_) {
@@ -167,13 +169,6 @@ void FSDPRoot::await_copies_of_shards() const {
     for (const auto& stream : gather_streams_) {
       stream->mark().synchronize();
     }
-  }
-}
-
-/// Optimizers, loaders and users write shards between iterations; between forward and backward it is an error.
-void FSDPRoot::await_writes() const {
-  for (const auto& stream : gather_streams_) {
-    stream->wait_for_current();
   }
 }
 

@@ -56,7 +56,6 @@ class FSDPRoot : public std::enable_shared_from_this<FSDPRoot> {
   std::shared_ptr<FSDPState> state_at(std::optional<int64_t> unit) const;
   /// Of the one that runs, unless it is nested in one that is awaited: that one's end is the end for all units.
   void register_end_of_backward();
-  void await_writes() const;
   void await_copies_of_shards() const;
   void end_gathers() const;
   void recover();

@@ -58,12 +58,13 @@ size_t UnitGradients::bucket_of(size_t param) const {
 
 /// Gradients on a tensor-parallel mesh may need collectives of their own, which are not for any time in backward.
 void UnitGradients::set_alone(bool is_alone) {
-  const auto params = params_.all();
-  const auto& mesh = context_->axes.mesh;
-  const bool is_plain =
-      std::ranges::all_of(params, [&](const ShardedParam& param) { return param.spec()->mesh() == mesh; });
-  const bool has_buckets = is_alone && is_plain && options_.bucket_bytes > 0 && context_->axes.num_shards() == 1;
-  cut(has_buckets ? cut_by_bytes(bytes_of_each(), options_.bucket_bytes) : std::vector{params.size()});
+  bool has_buckets = is_alone && options_.bucket_bytes > 0 && context_->axes.num_shards() == 1;
+  std::vector<int64_t> bytes;
+  for (const auto& param : params_.all()) {
+    has_buckets = has_buckets && param.spec()->mesh() == context_->axes.mesh;
+    bytes.push_back(param.slot().numel() * static_cast<int64_t>(c10::elementSize(reduce_dtype(param))));
+  }
+  cut(has_buckets ? cut_by_bytes(bytes, options_.bucket_bytes) : std::vector{bytes.size()});
 }
 
 void UnitGradients::report(FSDPEventKind step) const {
@@ -74,15 +75,6 @@ void UnitGradients::report(FSDPEventKind step) const {
 
 at::ScalarType UnitGradients::reduce_dtype(const ShardedParam& param) const {
   return context_->reduce_dtype.value_or(param.spec()->dtype());
-}
-
-/// Of each parameter, as it is reduced.
-std::vector<int64_t> UnitGradients::bytes_of_each() const {
-  std::vector<int64_t> bytes;
-  for (const auto& param : params_.all()) {
-    bytes.push_back(param.slot().numel() * static_cast<int64_t>(c10::elementSize(reduce_dtype(param))));
-  }
-  return bytes;
 }
 
 // Nothing accumulates into a frozen parameter: its gradient stays, where an optimizer's zero_grad() finds it.

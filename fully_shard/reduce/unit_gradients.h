@@ -86,7 +86,6 @@ class UnitGradients {
   void cut(const std::vector<size_t>& counts);
   size_t bucket_of(size_t param) const;
   at::ScalarType reduce_dtype(const ShardedParam& param) const;
-  std::vector<int64_t> bytes_of_each() const;
   void check_trained_dtypes() const;
   void report(FSDPEventKind step) const;
 

@@ -93,7 +93,7 @@ void check_module(const ManagedModule& managed, const WrapScope& scope, const FS
 }  // namespace
 
 std::vector<ManagedModule> modules_to_prepare(Module& module, const WrapScope& scope) {
-  auto modules = collect_managed_modules(module);
+  auto modules = named_managed_modules(module);
   std::erase_if(modules, [&](const ManagedModule& own) { return scope.ignored_modules.contains(own.module); });
   return modules;
 }

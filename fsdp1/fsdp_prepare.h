@@ -6,7 +6,7 @@
 
 #include "device_mesh/device_mesh.h"
 #include "fsdp1/wrapper_state.h"
-#include "fully_shard/managed_params.h"
+#include "fully_shard/composable_apis.h"
 
 namespace tessera {
 

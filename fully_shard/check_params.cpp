@@ -3,9 +3,11 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <unordered_set>
 
 #include "base/error.h"
 #include "dtensor/dtensor.h"
+#include "fully_shard/composable_apis.h"
 #include "fully_shard/layout/stacked_spec.h"
 
 namespace tessera {
@@ -118,6 +120,27 @@ GatherItem gather_item(const ManagedParam& param, const FullyShardOptions& optio
 }
 
 }  // namespace
+
+std::vector<ManagedParam> collect_managed_params(const std::vector<torch::nn::Module*>& modules,
+                                                 const std::vector<at::Tensor>& ignored) {
+  std::unordered_set<c10::TensorImpl*> seen;
+  for (const auto& param : ignored) {
+    seen.insert(param.unsafeGetTensorImpl());
+  }
+  std::vector<ManagedParam> params;
+  for (size_t i = 0; i < modules.size(); ++i) {
+    const std::string place = modules.size() == 1 ? "" : std::to_string(i) + ".";
+    for (const auto& [name, module] : named_managed_modules(*modules[i])) {
+      for (const auto& item : module->named_parameters(/*recurse=*/false)) {
+        if (item.value().defined() && seen.insert(item.value().unsafeGetTensorImpl()).second) {
+          const auto dot = name.empty() ? "" : ".";
+          params.push_back({fmt::format("{}{}{}{}", place, name, dot, item.key()), item.value()});
+        }
+      }
+    }
+  }
+  return params;
+}
 
 std::vector<NamedParam> checked_params(const std::vector<ManagedParam>& params, const ParamRequirements& required) {
   std::vector<NamedParam> checked;

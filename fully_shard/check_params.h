@@ -6,9 +6,18 @@
 
 #include "fully_shard/engine/param_group.h"
 #include "fully_shard/fully_shard.h"
-#include "fully_shard/managed_params.h"
 
 namespace tessera {
+
+struct ManagedParam {
+  std::string name;  // path below the unit's module: "attention.wq.weight"
+  at::Tensor tensor;
+};
+
+/// Returns the parameters at and below `modules` that are in no inner unit and not `ignored`, each once, in order of
+/// registration. Names of several modules begin with the module's place: "1.up.weight".
+std::vector<ManagedParam> collect_managed_params(const std::vector<torch::nn::Module*>& modules,
+                                                 const std::vector<at::Tensor>& ignored);
 
 struct ParamRequirements {
   DeviceMesh mesh;

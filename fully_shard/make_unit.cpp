@@ -12,7 +12,6 @@
 #include "device_mesh/rank_agreement.h"
 #include "fully_shard/check_params.h"
 #include "fully_shard/engine/fsdp_root.h"
-#include "fully_shard/managed_params.h"
 #include "fully_shard/memory/accelerator.h"
 
 namespace tessera {

@@ -201,21 +201,6 @@ void FSDPRoot::prefetch_in_forward(FSDPState& state) {
   }
 }
 
-/// Goes with the callbacks of a backward, before the caller of one that fails has the exception.
-struct FSDPRoot::BackwardToken {
-  BackwardToken(std::weak_ptr<FSDPRoot> root, int64_t id) : root(std::move(root)), id(id) {}
-  BackwardToken(const BackwardToken&) = delete;
-  BackwardToken& operator=(const BackwardToken&) = delete;
-  ~BackwardToken() {
-    if (const auto live = root.lock()) {
-      live->backward_ended(id);
-    }
-  }
-
-  std::weak_ptr<FSDPRoot> root;
-  int64_t id;
-};
-
 /// One that failed gives the gradients back that earlier ones left, so that zero_grad() finds them and they do not come
 /// back after it. The rest waits for peers, and is left to the next forward or backward. As is all of it where a thread
 /// of libtorch's ends the backward (of a GPU), which the caller's thread does not wait for.
@@ -247,9 +232,14 @@ void FSDPRoot::register_end_of_backward() {
   if (backward_ != -1) {
     abort_backward();
   }
-  const auto token = std::make_shared<BackwardToken>(weak_from_this(), current_backward());
-  backward_token_ = token;
   backward_ = current_backward();
+  // Ends with the callbacks of a backward, before the caller of a failed one gets the exception.
+  const std::shared_ptr<void> token(nullptr, [weak = weak_from_this(), id = backward_](void*) {
+    if (const auto self = weak.lock()) {
+      self->backward_ended(id);
+    }
+  });
+  backward_token_ = token;
   gradient_memory_.begin();
   schedule_.begin_backward();
   for_each_live(states_, [this](FSDPState& unit) { unit.backward().begin(backward_); });

@@ -48,8 +48,6 @@ class FSDPRoot : public std::enable_shared_from_this<FSDPRoot> {
   void reset_iter_state();
 
  private:
-  struct BackwardToken;
-
   FSDPRoot(std::vector<std::weak_ptr<FSDPState>> states, std::vector<size_t> gradient_bytes)
       : states_(std::move(states)), gradient_memory_(std::move(gradient_bytes)) {}
 

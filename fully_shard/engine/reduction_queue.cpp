@@ -43,22 +43,18 @@ ReductionQueue::~ReductionQueue() {
     return;
   }
   try {
-    discard_in_flight();
+    auto items = copying_;
+    for (const auto* bucket : {&scattering_, &reducing_}) {
+      if (*bucket) {
+        items.insert(items.end(), (*bucket)->items.begin(), (*bucket)->items.end());
+      }
+    }
+    for (const auto& item : items) {
+      item.reducer->discard();
+    }
     clear();
   } catch (const std::exception& failure) {
     report_failure("fully_shard: reductions were dropped while they ran: {}", failure.what());
-  }
-}
-
-void ReductionQueue::discard_in_flight() {
-  auto items = copying_;
-  for (const auto* bucket : {&scattering_, &reducing_}) {
-    if (*bucket) {
-      items.insert(items.end(), (*bucket)->items.begin(), (*bucket)->items.end());
-    }
-  }
-  for (const auto& item : items) {
-    item.reducer->discard();
   }
 }
 

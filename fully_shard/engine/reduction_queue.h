@@ -62,7 +62,6 @@ class ReductionQueue {
   void finish(const Item& item);
   void finish(Bucket bucket);
   void advance();
-  void discard_in_flight();
   void drain_streams();
 
   std::shared_ptr<CommOverrides> slots_ = comm_overrides();

@@ -14,6 +14,7 @@
 
 #include "base/error.h"
 #include "device_mesh/rank_agreement.h"
+#include "fully_shard/autograd/backward_hooks.h"
 #include "fully_shard/engine/fsdp_root.h"
 #include "fully_shard/make_unit.h"
 #include "nn/hooks/hook_point.h"
@@ -106,18 +107,12 @@ size_t first_copy(const DeviceMesh& mesh, const std::vector<int64_t>& axes, size
   return index;
 }
 
-/// A unit of a module above has it, or one below.
-bool is_in_unit(const at::Tensor& param, const std::unordered_set<const c10::TensorImpl*>& known) {
-  const auto* meta = dtensor_meta(param);
-  return (meta && meta->origin) || known.contains(param.unsafeGetTensorImpl());
-}
-
-void check_none_is_left(torch::nn::Module& module, const std::vector<NamedState>& states,
+void check_none_is_left(torch::nn::Module& module, const std::string& api,
                         const std::vector<at::Tensor>& ignored_params) {
-  std::unordered_set<const c10::TensorImpl*> known;
+  std::unordered_set<const c10::TensorImpl*> ignored;
   const auto add_all = [&](const std::vector<at::Tensor>& params) {
     for (const auto& param : params) {
-      known.insert(param.unsafeGetTensorImpl());
+      ignored.insert(param.unsafeGetTensorImpl());
     }
   };
   add_all(ignored_params);
@@ -127,20 +122,14 @@ void check_none_is_left(torch::nn::Module& module, const std::vector<NamedState>
       add_all(recipe->request.options.ignored_params);
     }
   }
-  for (const auto& [path, state] : states) {
-    if (const auto& group = state->group()) {
-      for (const auto& param : group->params()) {
-        known.insert(param.param().unsafeGetTensorImpl());
-      }
-    }
-  }
   for (const auto& item : module.named_parameters()) {
+    const auto& param = item.value();
     TESSERA_CHECK(
-        StateError, !item.value().requires_grad() || is_in_unit(item.value(), known),
+        StateError, !param.requires_grad() || owner_of(param) || ignored.contains(param.unsafeGetTensorImpl()),
         "check_replicas: parameter '{}' requires a gradient, but is in no unit, so that it trains on this "
         "rank's gradients alone. Call {} on the module that holds it, as on the whole model, last; or, if the "
         "program reduces its gradients by itself, name it in ignored_params",
-        item.key(), states.at(0).state->api());
+        item.key(), api);
   }
 }
 
@@ -231,7 +220,7 @@ void check_replicas(ModuleRef module, const std::vector<at::Tensor>& ignored_par
                 "check_replicas: neither {} nor a module below it is a unit, and no parameter is a DTensor",
                 module_type_name(*module));
   if (!states.empty()) {
-    check_none_is_left(*module, states, ignored_params);
+    check_none_is_left(*module, states[0].state->api(), ignored_params);
   }
   auto all = states.empty() ? held_by(*module) : held_by_units(states);
   std::erase_if(all, [&](const Held& held) {

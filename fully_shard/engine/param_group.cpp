@@ -120,22 +120,18 @@ void ParamGroup::prefetch(ShardFault fault) {
   is_prefetched_ = issue(fault) || is_prefetched_;
 }
 
-void ParamGroup::unshard(const ParamVersions* changed) {
+void ParamGroup::unshard(const ParamVersions* used) {
   is_prefetched_ = false;
+  const auto* changed = used && params_.has_changed_since(*used) ? used : nullptr;
+  if (changed && is_unsharded()) {
+    params_.check_unchanged_since(*changed);
+  }
   const auto fault = changed ? ShardFault::Changed : ShardFault::None;
   issue(fault);
   if (state_ == ShardedState::Unsharding && !finish_unshard(changed)) {
     issue(fault);
     finish_unshard(changed);
   }
-}
-
-void ParamGroup::unshard_for_backward(const ParamVersions& versions, bool is_used) {
-  const auto* changed = is_used && params_.has_changed_since(versions) ? &versions : nullptr;
-  if (changed && is_unsharded()) {
-    params_.check_unchanged_since(versions);
-  }
-  unshard(changed);
 }
 
 /// Returns false, and the unit is sharded again, if a rank could not tell when it issued the gather whether its

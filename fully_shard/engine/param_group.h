@@ -64,13 +64,10 @@ class ParamGroup {
   void prefetch(ShardFault fault);
   /// Returns whether a gather is in flight that prefetch() issued and nothing has asked for since.
   bool is_prefetched() const { return is_prefetched_ && state_ == ShardedState::Unsharding; }
-  /// Unshards, and throws StateError on every rank if one gathered another unit, or its parameters were replaced.
-  /// `changed`: what a forward computed with whose backward comes, if the parameters changed since.
-  void unshard(const ParamVersions* changed = nullptr);
-  /// Unshards for the backward of a forward that computed with `versions`. Throws StateError if the shards changed
-  /// since and the loss uses them (`is_used`): on all ranks that gather, on this one where nothing is gathered any
-  /// more.
-  void unshard_for_backward(const ParamVersions& versions, bool is_used);
+  /// Unshards. Throws StateError on every rank if one gathered another unit, or its parameters were replaced. `used`:
+  /// what a forward computed with whose backward comes and uses the parameters. If the shards changed since, it throws
+  /// on all ranks that gather, or on this one alone where nothing is gathered any more.
+  void unshard(const ParamVersions* used = nullptr);
   /// Waits for an all-gather in flight and discards it.
   void drop_unshard();
   /// Frees the full parameters, if there are any. Then throws StateError if they were written since they were gathered.

@@ -141,7 +141,7 @@ void UnitBackward::enter(ForwardCall& call, bool has_gradient) {
   phase_ = is_early() ? Phase::RunningEarly : Phase::Running;
   ++active_calls_;
   if (settings.unshard_in_backward) {
-    group->unshard_for_backward(call.versions, has_gradient);
+    group->unshard(has_gradient ? &call.versions : nullptr);
   }
   if (!settings.prefetch_after_backward) {
     unit_.root()->prefetch_in_backward(unit_);

@@ -7,7 +7,6 @@
 
 #include <ATen/core/Tensor.h>
 
-#include <cstdint>
 #include <string>
 #include <vector>
 

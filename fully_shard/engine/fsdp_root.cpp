@@ -1,6 +1,5 @@
 #include "fully_shard/engine/fsdp_root.h"
 
-#include <ATen/core/grad_mode.h>
 #include <fmt/format.h>
 
 #include <algorithm>

@@ -62,8 +62,7 @@ ParamGroup::ParamGroup(const std::vector<NamedParam>& params, const Options& opt
           params, gather_.shards(),
           new_flat_shard(gather_, params[0].tensor.is_meta() ? at::TensorOptions(at::kMeta) : context_->shard_options),
           *context_, is_alias(params, options, context_->device)),
-      gradients_(params_, context_,
-                 {.has_mixed_dtypes = gather_.shards().is_in_bytes(), .bucket_bytes = options.bucket_bytes}),
+      gradients_(params_, context_, options.bucket_bytes),
       pool_(std::make_shared<BlockPool>(context_->device)) {}
 
 void ParamGroup::materialize() {

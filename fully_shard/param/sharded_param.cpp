@@ -7,6 +7,7 @@
 
 #include "base/error.h"
 #include "dtensor/local/redistribute.h"
+#include "fully_shard/layout/stacked_spec.h"
 #include "fully_shard/memory/tensor_memory.h"
 
 namespace tessera {
@@ -22,6 +23,15 @@ std::string describe_read_after_free(const ParameterOrigin& origin) {
       origin.name, origin.module);
 }
 
+SpecPtr sharded_spec(const NamedParam& param, const DataParallelAxes& axes) {
+  const auto placements = axes.placements(param.shard_dim);
+  if (param.tp_spec) {
+    return stacked_spec(axes.mesh, placements, *param.tp_spec);
+  }
+  return DTensorSpec::make(axes.mesh, placements,
+                           TensorMeta::contiguous(param.tensor.sizes(), param.tensor.scalar_type()));
+}
+
 /// Asks the impl: Tensor::_version() goes through libtorch's hooks for Python.
 uint32_t version_of(const at::Tensor& tensor) {
   auto* impl = tensor.unsafeGetTensorImpl();
@@ -30,24 +40,25 @@ uint32_t version_of(const at::Tensor& tensor) {
 
 }  // namespace
 
-ShardedParam::ShardedParam(at::Tensor param, const ParamSlot& slot, const at::Tensor& chunk, Options options)
-    : param_(std::move(param)),
+ShardedParam::ShardedParam(const NamedParam& param, const ParamSlot& slot, const at::Tensor& chunk,
+                           const UnitContext& context, bool is_alias)
+    : param_(param.tensor),
       slot_(slot),
       grad_origin_(
-          std::make_shared<ParameterOrigin>(ParameterOrigin{options.origin->name + ".grad", options.origin->module})),
-      unsharded_spec_(std::move(options.unsharded_spec)),
-      is_alias_(options.is_alias) {
+          std::make_shared<ParameterOrigin>(ParameterOrigin{param.origin->name + ".grad", param.origin->module})),
+      unsharded_spec_(param.tp_spec ? param.tp_spec->with_dtype(param.gather.dtype) : nullptr),
+      is_alias_(is_alias) {
   const at::AutoDispatchBelowADInplaceOrView below;
   const auto full = unsharded_spec_ ? dtensor_meta(param_)->local : param_.detach();
   if (!is_alias_) {
-    const auto compute = at::TensorOptions(options.compute_device).dtype(options.compute_dtype);
+    const auto compute = at::TensorOptions(context.device).dtype(param.gather.dtype);
     unsharded_ = tensor_without_memory(full.sizes(), compute);
-    reads_ = ReadGuard(unsharded_, describe_read_after_free(*options.origin));
+    reads_ = ReadGuard(unsharded_, describe_read_after_free(*param.origin));
     in_use_ = unsharded_spec_ ? wrap_local(unsharded_, unsharded_spec_) : unsharded_;
   }
-  const auto own = slot_.rows_of(options.rank, options.num_ranks);
-  const auto rows = full.narrow(options.dim, own.offset, own.length);
-  sharded_ = wrap_local(rows, std::move(options.spec), std::move(options.origin));
+  const auto own = slot_.rows_of(context.axes.shard_rank(), context.axes.num_shards());
+  const auto rows = full.narrow(param.shard_dim, own.offset, own.length);
+  sharded_ = wrap_local(rows, sharded_spec(param, context.axes), param.origin);
   move_to(chunk);
   if (!full.is_meta()) {
     shard().copy_(rows);

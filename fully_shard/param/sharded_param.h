@@ -19,28 +19,29 @@
 #include <span>
 
 #include "dtensor/local/dtensor_impl.h"
-#include "fully_shard/layout/param_layout.h"
+#include "fully_shard/layout/flat_layout.h"
+#include "fully_shard/layout/unit_context.h"
 #include "fully_shard/memory/block_pool.h"
 
 namespace tessera {
 
+struct NamedParam {
+  at::Tensor tensor;
+  std::shared_ptr<const ParameterOrigin> origin;
+  int64_t shard_dim = 0;
+  SpecPtr tp_spec = nullptr;  // where tensor parallelism put it; null for a plain tensor
+  GatherItem gather;          // how it is sent, and computed with
+
+  /// Sizes of what one rank has of it while it is unsharded.
+  at::IntArrayRef unsharded_sizes() const { return tp_spec ? tp_spec->local_sizes() : tensor.sizes(); }
+};
+
 class ShardedParam {
  public:
-  struct Options {
-    SpecPtr spec;            // of the sharded parameter
-    SpecPtr unsharded_spec;  // of the unsharded one, in the compute dtype; null where that is a plain tensor
-    at::ScalarType compute_dtype;
-    at::Device compute_device;
-    std::shared_ptr<const ParameterOrigin> origin;
-    int64_t rank;       // in the sharding group
-    int64_t num_ranks;  // of the sharding group
-    int64_t dim;        // that is sharded
-    bool is_alias;      // the full tensor is the flat shard's memory: there is one shard, and no cast
-  };
-
-  /// Shards `param`, a contiguous leaf, plain or on the mesh of unsharded_spec: copies its own part into `chunk`,
-  /// unless it is on the meta device.
-  ShardedParam(at::Tensor param, const ParamSlot& slot, const at::Tensor& chunk, Options options);
+  /// Shards a parameter: copies its own part into `chunk`, unless it is on the meta device. `is_alias`: the full tensor
+  /// is the flat shard's memory.
+  ShardedParam(const NamedParam& param, const ParamSlot& slot, const at::Tensor& chunk, const UnitContext& context,
+               bool is_alias);
 
   const at::Tensor& param() const { return param_; }
   const ParamSlot& slot() const { return slot_; }

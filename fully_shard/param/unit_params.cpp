@@ -5,7 +5,6 @@
 #include <algorithm>
 
 #include "base/error.h"
-#include "fully_shard/layout/stacked_spec.h"
 #include "fully_shard/memory/tensor_memory.h"
 
 namespace tessera {
@@ -16,28 +15,6 @@ namespace {
 /// operands are aligned, and libtorch's allocator gives no less).
 size_t alignment_on(at::Device device) {
   return device.is_cpu() ? 64 : 256;
-}
-
-SpecPtr sharded_spec(const NamedParam& param, const DataParallelAxes& axes) {
-  const auto placements = axes.placements(param.shard_dim);
-  if (param.tp_spec) {
-    return stacked_spec(axes.mesh, placements, *param.tp_spec);
-  }
-  return DTensorSpec::make(axes.mesh, placements,
-                           TensorMeta::contiguous(param.tensor.sizes(), param.tensor.scalar_type()));
-}
-
-ShardedParam::Options param_options(const NamedParam& param, const UnitContext& context, bool is_alias) {
-  const auto dtype = param.gather.dtype;
-  return {.spec = sharded_spec(param, context.axes),
-          .unsharded_spec = param.tp_spec ? param.tp_spec->with_dtype(dtype) : nullptr,
-          .compute_dtype = dtype,
-          .compute_device = context.device,
-          .origin = param.origin,
-          .rank = context.axes.shard_rank(),
-          .num_ranks = context.axes.num_shards(),
-          .dim = param.shard_dim,
-          .is_alias = is_alias};
 }
 
 }  // namespace
@@ -53,8 +30,8 @@ UnitParams::UnitParams(const std::vector<NamedParam>& params, const FlatLayout& 
   params_.reserve(params.size());
   memory_offsets_.push_back(0);
   for (size_t i = 0; i < params.size(); ++i) {
-    const auto& param = params_.emplace_back(params[i].tensor, layout.slot(i), layout.chunk(flat_shard_, i),
-                                             param_options(params[i], context, is_alias));
+    const auto& param =
+        params_.emplace_back(params[i], layout.slot(i), layout.chunk(flat_shard_, i), context, is_alias);
     const size_t bytes = param.unsharded().nbytes();
     memory_offsets_.push_back(memory_offsets_.back() + (bytes + alignment - 1) / alignment * alignment);
   }

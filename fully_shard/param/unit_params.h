@@ -18,23 +18,10 @@
 #include <string>
 #include <vector>
 
-#include "fully_shard/layout/flat_layout.h"
 #include "fully_shard/layout/gather_tag.h"
-#include "fully_shard/layout/unit_context.h"
 #include "fully_shard/param/sharded_param.h"
 
 namespace tessera {
-
-struct NamedParam {
-  at::Tensor tensor;
-  std::shared_ptr<const ParameterOrigin> origin;
-  int64_t shard_dim = 0;
-  SpecPtr tp_spec = nullptr;  // where tensor parallelism put it; null for a plain tensor
-  GatherItem gather;          // how it is sent, and computed with
-
-  /// Sizes of what one rank has of it while it is unsharded.
-  at::IntArrayRef unsharded_sizes() const { return tp_spec ? tp_spec->local_sizes() : tensor.sizes(); }
-};
 
 /// Versions of the shards that a forward computed with.
 struct ParamVersions {

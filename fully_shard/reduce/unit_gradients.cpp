@@ -27,8 +27,8 @@ std::vector<size_t> cut_by_bytes(const std::vector<int64_t>& bytes, int64_t cap)
   return counts;
 }
 
-UnitGradients::UnitGradients(UnitParams& params, UnitContextPtr context, Options options)
-    : params_(params), context_(std::move(context)), options_(options) {
+UnitGradients::UnitGradients(UnitParams& params, UnitContextPtr context, int64_t bucket_bytes)
+    : params_(params), context_(std::move(context)), bucket_bytes_(bucket_bytes) {
   cut({params_.all().size()});
 }
 
@@ -58,13 +58,13 @@ size_t UnitGradients::bucket_of(size_t param) const {
 
 /// Gradients on a tensor-parallel mesh may need collectives of their own, which are not for any time in backward.
 void UnitGradients::set_alone(bool is_alone) {
-  bool has_buckets = is_alone && options_.bucket_bytes > 0 && context_->axes.num_shards() == 1;
+  bool has_buckets = is_alone && bucket_bytes_ > 0 && context_->axes.num_shards() == 1;
   std::vector<int64_t> bytes;
   for (const auto& param : params_.all()) {
     has_buckets = has_buckets && param.spec()->mesh() == context_->axes.mesh;
     bytes.push_back(param.slot().numel() * static_cast<int64_t>(c10::elementSize(reduce_dtype(param))));
   }
-  cut(has_buckets ? cut_by_bytes(bytes, options_.bucket_bytes) : std::vector{bytes.size()});
+  cut(has_buckets ? cut_by_bytes(bytes, bucket_bytes_) : std::vector{bytes.size()});
 }
 
 void UnitGradients::report(FSDPEventKind step) const {
@@ -134,7 +134,7 @@ GradientReducer* UnitGradients::next() {
     next_ = 0;
     return nullptr;
   }
-  if (options_.has_mixed_dtypes) {
+  if (next_ == 0) {
     check_trained_dtypes();
   }
   return &buckets_[next_++].reducer;

@@ -32,13 +32,8 @@ std::vector<size_t> cut_by_bytes(const std::vector<int64_t>& bytes, int64_t cap)
 
 class UnitGradients {
  public:
-  struct Options {
-    bool has_mixed_dtypes;  // of the parameters
-    int64_t bucket_bytes;   // as in ParamGroup::Options
-  };
-
-  /// `params` outlive it.
-  UnitGradients(UnitParams& params, UnitContextPtr context, Options options);
+  /// `params` outlive it. `bucket_bytes`: as in ParamGroup::Options.
+  UnitGradients(UnitParams& params, UnitContextPtr context, int64_t bucket_bytes);
   UnitGradients(const UnitGradients&) = delete;
   UnitGradients& operator=(const UnitGradients&) = delete;
 
@@ -46,7 +41,7 @@ class UnitGradients {
   /// Says whether no other unit of the tree has parameters, and so whether bucket_bytes makes buckets of this one's.
   /// Only while nothing is in flight.
   void set_alone(bool is_alone);
-  int64_t bucket_bytes() const { return options_.bucket_bytes; }
+  int64_t bucket_bytes() const { return bucket_bytes_; }
 
   /// Stashes the sharded gradients of trained parameters, so that backward accumulates unsharded ones.
   void begin();
@@ -91,7 +86,7 @@ class UnitGradients {
 
   UnitParams& params_;
   UnitContextPtr context_;
-  Options options_;
+  int64_t bucket_bytes_;
   std::function<void(FSDPEventKind)> report_;
   std::deque<Bucket> buckets_;
   size_t next_ = 0;

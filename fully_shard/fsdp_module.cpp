@@ -219,8 +219,8 @@ FSDPModule::MemoryStats FSDPModule::memory_stats() const {
   if (!state_->group()) {
     return {};
   }
-  const auto& pool = *state_->group()->pool();
-  return {pool.bytes_held(), pool.bytes_acquired(), pool.peak_bytes_acquired()};
+  const auto [held, acquired, peak] = state_->group()->pool()->stats();
+  return {.held = held, .acquired = acquired, .peak_acquired = peak};
 }
 
 void FSDPModule::reset_peak_memory() {

@@ -95,19 +95,9 @@ void BlockPool::drop_surplus() {
   }
 }
 
-size_t BlockPool::bytes_held() const {
+BlockPool::Stats BlockPool::stats() const {
   const std::lock_guard lock(mutex_);
-  return free_bytes_ + acquired_;
-}
-
-size_t BlockPool::bytes_acquired() const {
-  const std::lock_guard lock(mutex_);
-  return acquired_;
-}
-
-size_t BlockPool::peak_bytes_acquired() const {
-  const std::lock_guard lock(mutex_);
-  return peak_;
+  return {.held = free_bytes_ + acquired_, .acquired = acquired_, .peak = peak_};
 }
 
 void BlockPool::reset_peak() {

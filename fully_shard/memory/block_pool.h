@@ -49,11 +49,11 @@ class BlockPool : public std::enable_shared_from_this<BlockPool> {
   /// At least `bytes` bytes, aligned for any dtype; contents undefined.
   BlockPtr acquire(size_t bytes);
 
-  /// Bytes that the pool has from the system: acquired or free.
-  size_t bytes_held() const;
-  /// Bytes that are acquired now, and the most that ever were since reset_peak().
-  size_t bytes_acquired() const;
-  size_t peak_bytes_acquired() const;
+  /// Bytes that the pool has from the system, those in use, and the most that were since reset_peak().
+  struct Stats {
+    size_t held, acquired, peak;
+  };
+  Stats stats() const;
   void reset_peak();
 
  private:

@@ -24,16 +24,16 @@ TEST_CASE("a block that was given back is the next one") {
   const auto pool = make_pool();
   auto first = pool->acquire(1000);
   const void* memory = address(first);
-  CHECK(pool->bytes_acquired() == 1000);
+  CHECK(pool->stats().acquired == 1000);
   first.reset();
-  CHECK(pool->bytes_acquired() == 0);
-  CHECK(pool->bytes_held() == 1000);
+  CHECK(pool->stats().acquired == 0);
+  CHECK(pool->stats().held == 1000);
   const auto second = pool->acquire(600);
   CHECK(address(second) == memory);
   CHECK(second->bytes() == 1000);
   const auto third = pool->acquire(600);
   CHECK(address(third) != memory);
-  CHECK(pool->bytes_held() == 1600);
+  CHECK(pool->stats().held == 1600);
 }
 
 TEST_CASE("the smallest block that fits is taken, and none that is more than twice too large") {
@@ -53,7 +53,7 @@ TEST_CASE("no more than a quarter above the most that was ever acquired is kept"
   const auto pool = make_pool();
   for (size_t bytes = 1000; bytes < 100000; bytes *= 3) {
     pool->acquire(bytes);
-    CHECK(pool->bytes_held() <= bytes + bytes / 4);
+    CHECK(pool->stats().held <= bytes + bytes / 4);
   }
 }
 
@@ -61,9 +61,9 @@ TEST_CASE("the peak counts what was acquired at one time") {
   const auto pool = make_pool();
   { const auto a = pool->acquire(100), b = pool->acquire(200); }
   const auto c = pool->acquire(100);
-  CHECK(pool->peak_bytes_acquired() == 300);
+  CHECK(pool->stats().peak == 300);
   pool->reset_peak();
-  CHECK(pool->peak_bytes_acquired() == 100);
+  CHECK(pool->stats().peak == 100);
 }
 
 TEST_CASE("tensors hold their block, views see the memory that comes and goes, and the pool may go first") {
@@ -83,9 +83,9 @@ TEST_CASE("tensors hold their block, views see the memory that comes and goes, a
   CHECK(static_cast<char*>(b.data_ptr()) - static_cast<char*>(a.data_ptr()) == 64);
   clear_memory(a);
   CHECK(a.storage().nbytes() == 0);
-  CHECK(pool->bytes_acquired() == 128);
+  CHECK(pool->stats().acquired == 128);
   clear_memory(b);
-  CHECK(pool->bytes_acquired() == 0);
+  CHECK(pool->stats().acquired == 0);
   PooledBuffer buffer(8, at::kFloat);
   buffer.acquire(*pool).fill_(1);
   pool.reset();

@@ -68,7 +68,7 @@ TEST_CASE("shards are views of one flat buffer with a tag, full parameters of on
 
     const auto pool = std::make_shared<BlockPool>(at::kCPU);
     params.take_memory(*pool);
-    expect_equal(pool->bytes_acquired(), 128u);  // each begins on a cache line
+    expect_equal(pool->stats().acquired, 128u);  // each begins on a cache line
     expect_equal(params.unsharded_bytes(), 68u);
     params.to_unsharded();
     TESSERA_EXPECT(!is_dtensor(two.weight) && params.lends_memory_to(two.weight[1]));

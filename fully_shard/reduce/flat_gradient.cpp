@@ -59,20 +59,6 @@ bool FlatGradient::is_all_stashed(std::span<const ShardedParam> params, const st
   return true;
 }
 
-/// Whether a parameter gets its first gradient, and that is not in the buffer yet.
-bool FlatGradient::needs_copy(const at::Tensor& result, std::span<const ShardedParam> params,
-                              const std::vector<bool>& used) const {
-  if (flat_.defined() && result.is_same(flat_)) {
-    return false;
-  }
-  for (size_t i = 0; i < pieces_.size(); ++i) {
-    if (used[i] && !params[pieces_[i].param].stashed_grad().defined()) {
-      return true;
-    }
-  }
-  return false;
-}
-
 void FlatGradient::hand_out(const at::Tensor& result, std::span<ShardedParam> params, const std::vector<bool>& used,
                             StreamLane& stream) {
   for (const auto& piece : pieces_) {
@@ -84,7 +70,13 @@ void FlatGradient::hand_out(const at::Tensor& result, std::span<ShardedParam> pa
     restore_stashed_grads(params);
     return;
   }
-  const bool copies = needs_copy(result, params, used);
+  std::vector<size_t> first;  // pieces whose parameter has no gradient yet
+  for (size_t i = 0; i < pieces_.size(); ++i) {
+    if (used[i] && !params[pieces_[i].param].stashed_grad().defined()) {
+      first.push_back(i);
+    }
+  }
+  const bool copies = !first.empty() && !(flat_.defined() && result.is_same(flat_));
   if (copies && !is_free()) {
     ensure(params);
     stream.wait_for_current();  // whose memory it is
@@ -99,11 +91,8 @@ void FlatGradient::hand_out(const at::Tensor& result, std::span<ShardedParam> pa
   if (copies) {
     flat_.copy_(result);
   }
-  for (size_t i = 0; i < pieces_.size(); ++i) {
-    auto& param = params[pieces_[i].param];
-    if (used[i] && !param.stashed_grad().defined()) {
-      param.set_sharded_grad(grads_[i]);
-    }
+  for (const auto i : first) {
+    params[pieces_[i].param].set_sharded_grad(grads_[i]);
   }
   restore_stashed_grads(params);
 }

@@ -44,7 +44,6 @@ class FlatGradient {
  private:
   bool is_free() const;
   bool is_all_stashed(std::span<const ShardedParam> params, const std::vector<bool>& used) const;
-  bool needs_copy(const at::Tensor& result, std::span<const ShardedParam> params, const std::vector<bool>& used) const;
   at::Tensor piece_of(const at::Tensor& flat, size_t i, const ShardedParam& param) const;
 
   std::vector<GradientPiece> pieces_;

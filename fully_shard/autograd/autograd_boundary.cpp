@@ -244,7 +244,7 @@ AutogradBoundary insert_nodes(std::span<at::Tensor* const> tensors, torch::autog
   }
   if (!op) {
     connect(border, side, search, shared_callback);
-    return AutogradBoundary(side);
+    return side;
   }
   for (const auto* tensor : tensors) {
     if (aliased) {
@@ -256,14 +256,14 @@ AutogradBoundary insert_nodes(std::span<at::Tensor* const> tensors, torch::autog
   hook->mark.callback = shared_callback;
   side->mark = &hook->mark;
   op->pre_hooks().insert(op->pre_hooks().begin(), std::move(hook));
-  return AutogradBoundary(side);
+  return side;
 }
 
 }  // namespace
 
-bool AutogradBoundary::is_in_running_backward() const {
-  return side_ && ((side_->mark && tessera::is_in_running_backward(&side_->mark->node)) ||
-                   (side_->hub && tessera::is_in_running_backward(side_->hub)));
+bool is_in_running_backward(const AutogradBoundary& boundary) {
+  return boundary && ((boundary->mark && is_in_running_backward(&boundary->mark->node)) ||
+                      (boundary->hub && is_in_running_backward(boundary->hub)));
 }
 
 AutogradBoundary insert_input_nodes(std::span<at::Tensor* const> inputs, int64_t call,
@@ -283,7 +283,7 @@ AutogradBoundary insert_output_nodes(std::span<at::Tensor* const> outputs, bool 
   const auto* only = are_plain ? only_one(outputs) : nullptr;
   auto* op = only ? op_of_output(*only, call.first_node) : nullptr;
   BoundarySide side{.place = {.call = call.number, .is_of_outputs = true},
-                    .inputs = call.inputs.side(),
+                    .inputs = call.inputs,
                     .is_searched = call.has_calls,
                     .device = op ? only->device() : at::kCPU};
   return insert_nodes(outputs, op, std::move(side), std::move(callback), search, nullptr);

@@ -24,22 +24,12 @@ namespace tessera {
 
 struct BoundarySide;
 
-/// The inputs of a call, or its outputs. On a GPU all nodes run in the thread of its backward, also of tensors on the
-/// CPU.
-class AutogradBoundary {
- public:
-  AutogradBoundary() = default;
-  explicit AutogradBoundary(std::shared_ptr<BoundarySide> side) : side_(std::move(side)) {}
+/// The inputs of a call, or its outputs; null if none needs a gradient. On a GPU all nodes run in the thread of its
+/// backward, also of tensors on the CPU.
+using AutogradBoundary = std::shared_ptr<BoundarySide>;
 
-  /// Returns whether any of its tensors needs a gradient.
-  bool exists() const { return side_ != nullptr; }
-  /// Returns whether it belongs to the running backward, the same on all ranks. Unspecified for that graph's root.
-  bool is_in_running_backward() const;
-  const std::shared_ptr<BoundarySide>& side() const { return side_; }
-
- private:
-  std::shared_ptr<BoundarySide> side_;
-};
+/// Returns whether it belongs to the running backward, the same on all ranks. Unspecified for that graph's root.
+bool is_in_running_backward(const AutogradBoundary& boundary);
 
 /// Replaces each input that needs a gradient by an alias behind a node, and adds both to `aliased`. The only one stays
 /// what it is if the node of its op can be the boundary. `callback` runs in backward when the gradients of all are

@@ -207,7 +207,7 @@ void FSDPState::insert_output_boundary(const RunningForward& call, TensorRefs ou
         self->backward_.enter(*forward_call, has_gradient);
       },
       root_->join_search());
-  if (!forward_call->outputs.exists()) {
+  if (!forward_call->outputs) {
     return;
   }
   for (const auto* output : shared) {
@@ -246,7 +246,7 @@ void FSDPState::end_call(RunningForward& call, TensorRefs outputs) {
   if (forward_call) {
     insert_output_boundary(call, outputs);
   }
-  const bool is_differentiable = forward_call && forward_call->outputs.exists();
+  const bool is_differentiable = forward_call && forward_call->outputs != nullptr;
   if (is_differentiable) {
     is_differentiable_ = is_differentiable_ || current_backward() == -1;
     backward_.add_call(forward_call);

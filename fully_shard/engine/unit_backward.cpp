@@ -40,7 +40,7 @@ void check_not_foreign(const ShardedParam& param, const FSDPState& unit) {
 }
 
 bool is_to_come(const ForwardCall& call) {
-  return call.backward != current_backward() && call.outputs.is_in_running_backward();
+  return call.backward != current_backward() && is_in_running_backward(call.outputs);
 }
 
 /// The graph of the running backward decides, and for one nested in it what was noted when it began.

@@ -29,16 +29,16 @@ struct BoundaryNodes {
   std::vector<at::Tensor> tensors;  // in front of them
 };
 
-const at::Tensor& first_on_device(const BoundaryNodes& border) {
-  const auto found = std::ranges::find_if(border.tensors, [](const at::Tensor& tensor) { return !tensor.is_cpu(); });
-  return found == border.tensors.end() ? border.tensors.at(0) : *found;
+const at::Tensor& first_on_device(const BoundaryNodes& boundary) {
+  const auto found = std::ranges::find_if(boundary.tensors, [](const at::Tensor& tensor) { return !tensor.is_cpu(); });
+  return found == boundary.tensors.end() ? boundary.tensors.at(0) : *found;
 }
 
 /// Autograd has a thread a device, and runs a node in that of its first input which is not on the CPU.
-void run_in_one_thread(const BoundaryNodes& border) {
-  for (size_t i = 0; i < border.nodes.size(); ++i) {
-    if (border.tensors[i].is_cpu() && !first_on_device(border).is_cpu()) {
-      border.nodes[i]->add_input_metadata(first_on_device(border));
+void run_in_one_thread(const BoundaryNodes& boundary) {
+  for (size_t i = 0; i < boundary.nodes.size(); ++i) {
+    if (boundary.tensors[i].is_cpu() && !first_on_device(boundary).is_cpu()) {
+      boundary.nodes[i]->add_input_metadata(first_on_device(boundary));
     }
   }
 }
@@ -53,12 +53,12 @@ at::Tensor alias_of(const at::Tensor& tensor) {
 }
 
 /// Puts each tensor that needs a gradient behind a node of its own.
-BoundaryNodes insert_border_nodes(std::span<at::Tensor* const> tensors, std::vector<AliasedTensor>* aliased) {
-  BoundaryNodes border;
+BoundaryNodes insert_boundary_nodes(std::span<at::Tensor* const> tensors, std::vector<AliasedTensor>* aliased) {
+  BoundaryNodes boundary;
   if (!at::GradMode::is_enabled()) {
-    return border;
+    return boundary;
   }
-  std::vector<at::Tensor> originals;  // of border.tensors: one alias of each, so that who changes one changes all
+  std::vector<at::Tensor> originals;  // of boundary.tensors: one alias of each, so that who changes one changes all
   for (auto* tensor : tensors) {
     if (!tensor->requires_grad()) {
       if (aliased) {
@@ -67,30 +67,30 @@ BoundaryNodes insert_border_nodes(std::span<at::Tensor* const> tensors, std::vec
       continue;
     }
     const auto is_tensor = [&](const at::Tensor& other) { return other.is_same(*tensor); };
-    if (std::ranges::any_of(border.tensors, is_tensor)) {
+    if (std::ranges::any_of(boundary.tensors, is_tensor)) {
       continue;  // one variable may be there twice, and is the alias already
     }
     if (const auto known = std::ranges::find_if(originals, is_tensor); known != originals.end()) {
-      *tensor = border.tensors[static_cast<size_t>(known - originals.begin())];
+      *tensor = boundary.tensors[static_cast<size_t>(known - originals.begin())];
       continue;
     }
     auto alias = alias_of(*tensor);
     const auto& node =
-        border.nodes.emplace_back(make_node<BoundaryNode>(edge_list{torch::autograd::impl::gradient_edge(*tensor)}));
+        boundary.nodes.emplace_back(make_node<BoundaryNode>(edge_list{torch::autograd::impl::gradient_edge(*tensor)}));
     torch::autograd::impl::set_gradient_edge(alias, {node, node->add_input_metadata(alias)});
     if (aliased) {
       aliased->emplace_back(*tensor, alias);
     }
-    border.tensors.push_back(alias);
+    boundary.tensors.push_back(alias);
     originals.push_back(std::exchange(*tensor, std::move(alias)));
   }
-  run_in_one_thread(border);
-  return border;
+  run_in_one_thread(boundary);
+  return boundary;
 }
 
-/// The node of the op that made `tensor`, if it can be a border. Not that of a view, which an op in place may leave out
-/// of the history, nor one that hooks of tensors run at, or that another thread made and others may use: node numbers
-/// are a thread's, too.
+/// The node of the op that made `tensor`, if it can be a boundary. Not that of a view, which an op in place may leave
+/// out of the history, nor one that hooks of tensors run at, or that another thread made and others may use: node
+/// numbers are a thread's, too.
 torch::autograd::Node* op_of(const at::Tensor& tensor) {
   if (!at::GradMode::is_enabled() || !tensor.requires_grad() || tensor.is_view()) {
     return nullptr;
@@ -129,100 +129,87 @@ torch::autograd::Node* op_of_input(const at::Tensor& input) {
     if (!mark || !mark->side->place.is_of_outputs) {
       return nullptr;
     }
-    newest = mark->side->hub_number;
+    newest = mark->side->join_number;
   }
   return newest <= node->sequence_nr() + 1 && at::sequence_number::peek() == newest + 1 ? node : nullptr;
 }
 
-/// Gives hubs to sides that have none yet.
-class JoinMaker {
- public:
-  explicit JoinMaker(JoinSearch& search) : search_(search) {}
-
-  /// To the hubs behind a side, whose tensors come `from` there.
-  edge_list edges_behind(const BoundarySide& side, const edge_list& from) {
-    const auto sides = sides_behind(side, from);
-    std::vector<Made> made;
-    make_all(sides, made);
-    return edges_to(sides);
+edge_list edges_to(const std::vector<BoundarySide*>& sides) {
+  edge_list edges;
+  for (auto* side : sides) {
+    edges.emplace_back(side->join->getptr(), 0);
   }
+  return edges;
+}
 
- private:
+/// The sides whose joins lie behind a side, to which its tensors come `from`.
+std::vector<BoundarySide*> sides_behind(const BoundarySide& side, const edge_list& from, JoinSearch& search) {
+  std::vector<BoundarySide*> sides;
+  JoinPlace known;
+  if (side.inputs && side.inputs->has_nodes()) {
+    sides.push_back(side.inputs.get());
+    known = side.inputs->place;
+  }
+  if (side.is_searched) {
+    for (const auto* node : search.find(from, side.place, known)) {
+      sides.push_back(first_mark(*node)->side.get());
+    }
+  }
+  return sides;
+}
+
+/// Returns edges to the joins of sides, and makes those that are missing there and behind. A join gets its edges before
+/// one that has an edge to it, as autograd asks.
+edge_list edges_to_joins(const std::vector<BoundarySide*>& sides, JoinSearch& search) {
   struct Made {
-    decltype(make_node<JoinNode>(0, edge_list(), nullptr, nullptr)) hub;
+    decltype(make_node<JoinNode>(0, edge_list(), nullptr, nullptr)) join;
     std::vector<BoundarySide*> behind;
   };
-
-  std::vector<BoundarySide*> sides_behind(const BoundarySide& side, const edge_list& from) {
-    std::vector<BoundarySide*> sides;
-    JoinPlace known;
-    if (side.inputs && side.inputs->has_nodes()) {
-      sides.push_back(side.inputs.get());
-      known = side.inputs->place;
+  std::vector<Made> made;
+  auto left = sides;
+  while (!left.empty()) {
+    auto* side = left.back();
+    left.pop_back();
+    if (side->join) {
+      continue;
     }
-    if (side.is_searched) {
-      for (const auto* node : search_.find(from, side.place, known)) {
-        sides.push_back(first_mark(*node)->side.get());
-      }
-    }
-    return sides;
+    const auto& mark = *side->mark;
+    auto join = make_node<JoinNode>(side->join_number, edge_list(), mark.side, mark.callback);
+    join->add_input_metadata(at::empty({0}, side->device));
+    const auto* next = next_mark(mark);
+    made.push_back({std::move(join),
+                    next ? std::vector{next->side.get()} : sides_behind(*side, edges_of_boundary(mark.node), search)});
+    left.insert(left.end(), made.back().behind.begin(), made.back().behind.end());
   }
-
-  /// And those behind them. A hub gets its edges before one that has an edge to it, as autograd asks.
-  void make_all(std::vector<BoundarySide*> sides, std::vector<Made>& made) {
-    while (!sides.empty()) {
-      auto* side = sides.back();
-      sides.pop_back();
-      if (side->hub) {
-        continue;
-      }
-      const auto& mark = *side->mark;
-      auto hub = make_node<JoinNode>(side->hub_number, edge_list(), mark.side, mark.callback);
-      hub->add_input_metadata(at::empty({0}, side->device));
-      const auto* next = next_mark(mark);
-      made.push_back(
-          {std::move(hub), next ? std::vector{next->side.get()} : sides_behind(*side, edges_of_border(mark.node))});
-      sides.insert(sides.end(), made.back().behind.begin(), made.back().behind.end());
-    }
-    std::ranges::sort(made, {}, [](const Made& one) { return one.hub->sequence_nr(); });
-    for (const auto& [hub, behind] : made) {
-      for (auto& edge : edges_to(behind)) {
-        hub->add_next_edge(std::move(edge));
-      }
+  std::ranges::sort(made, {}, [](const Made& one) { return one.join->sequence_nr(); });
+  for (const auto& [join, behind] : made) {
+    for (auto& edge : edges_to(behind)) {
+      join->add_next_edge(std::move(edge));
     }
   }
+  return edges_to(sides);  // while `made` keeps the joins
+}
 
-  static edge_list edges_to(const std::vector<BoundarySide*>& sides) {
-    edge_list edges;
-    for (auto* side : sides) {
-      edges.emplace_back(side->hub->getptr(), 0);
-    }
-    return edges;
-  }
-
-  JoinSearch& search_;
-};
-
-/// Puts the nodes onto the side. Several have their hub at once, and it waits for them.
-void connect(const BoundaryNodes& border, const std::shared_ptr<BoundarySide>& side, JoinSearch& search,
+/// Puts the nodes onto the side. Several have their join at once, and it waits for them.
+void connect(const BoundaryNodes& boundary, const std::shared_ptr<BoundarySide>& side, JoinSearch& search,
              const BoundaryCallback& callback) {
-  side->device = first_on_device(border).device();
+  side->device = first_on_device(boundary).device();
   edge_list from;
-  for (const auto& node : border.nodes) {
+  for (const auto& node : boundary.nodes) {
     node->mark.side = side;
     node->mark.callback = callback;
     from.push_back(node->next_edge(0));
   }
-  if (border.nodes.size() == 1) {
-    side->mark = &border.nodes[0]->mark;
+  if (boundary.nodes.size() == 1) {
+    side->mark = &boundary.nodes[0]->mark;
     return;
   }
-  const auto hub = make_node<JoinNode>(at::sequence_number::get_and_increment(),
-                                       JoinMaker(search).edges_behind(*side, from), side, callback);
-  hub->add_input_metadata(first_on_device(border));
-  for (const auto& node : border.nodes) {
+  auto edges = edges_to_joins(sides_behind(*side, from, search), search);
+  const auto join = make_node<JoinNode>(at::sequence_number::get_and_increment(), std::move(edges), side, callback);
+  join->add_input_metadata(first_on_device(boundary));
+  for (const auto& node : boundary.nodes) {
     node->runs_callback = side->place.is_of_outputs;
-    node->add_next_edge({hub, 0});
+    node->add_next_edge({join, 0});
     if (side->place.is_of_outputs) {
       side->outputs.push_back(node.get());
     }
@@ -233,17 +220,17 @@ void connect(const BoundaryNodes& border, const std::shared_ptr<BoundarySide>& s
 AutogradBoundary insert_nodes(std::span<at::Tensor* const> tensors, torch::autograd::Node* op, BoundarySide side_to_be,
                               std::function<void(bool)> callback, JoinSearch& search,
                               std::vector<AliasedTensor>* aliased) {
-  const auto border = op ? BoundaryNodes() : insert_border_nodes(tensors, aliased);
-  if (!op && border.nodes.empty()) {
+  const auto boundary = op ? BoundaryNodes() : insert_boundary_nodes(tensors, aliased);
+  if (!op && boundary.nodes.empty()) {
     return {};
   }
   const auto side = std::make_shared<BoundarySide>(std::move(side_to_be));
   const auto shared_callback = std::make_shared<const std::function<void(bool)>>(std::move(callback));
   if (side->place.is_of_outputs) {
-    side->hub_number = at::sequence_number::get_and_increment();
+    side->join_number = at::sequence_number::get_and_increment();
   }
   if (!op) {
-    connect(border, side, search, shared_callback);
+    connect(boundary, side, search, shared_callback);
     return side;
   }
   for (const auto* tensor : tensors) {
@@ -263,7 +250,7 @@ AutogradBoundary insert_nodes(std::span<at::Tensor* const> tensors, torch::autog
 
 bool is_in_running_backward(const AutogradBoundary& boundary) {
   return boundary && ((boundary->mark && is_in_running_backward(&boundary->mark->node)) ||
-                      (boundary->hub && is_in_running_backward(boundary->hub)));
+                      (boundary->join && is_in_running_backward(boundary->join)));
 }
 
 AutogradBoundary insert_input_nodes(std::span<at::Tensor* const> inputs, int64_t call,
@@ -273,7 +260,7 @@ AutogradBoundary insert_input_nodes(std::span<at::Tensor* const> inputs, int64_t
   auto* op = only ? op_of_input(*only) : nullptr;
   BoundarySide side{.place = {.call = call},
                     .inputs = nullptr,
-                    .hub_number = at::sequence_number::get_and_increment(),  // before the nodes: it runs after them
+                    .join_number = at::sequence_number::get_and_increment(),  // before the nodes: it runs after them
                     .device = op ? only->device() : at::kCPU};
   return insert_nodes(inputs, op, std::move(side), std::move(callback), search, &aliased);
 }

@@ -22,14 +22,14 @@ using torch::autograd::variable_list;
 using Hooks = std::span<const std::unique_ptr<torch::autograd::FunctionPreHook>>;
 
 /// Null for others.
-const BoundaryHook* as_border(const torch::autograd::FunctionPreHook& hook) {
+const BoundaryHook* as_boundary(const torch::autograd::FunctionPreHook& hook) {
   return typeid(hook) == typeid(BoundaryHook) ? static_cast<const BoundaryHook*>(&hook) : nullptr;
 }
 
 const BoundaryMark* first_mark_among(Hooks hooks) {
   for (const auto& hook : hooks) {
-    if (const auto* border = as_border(*hook)) {
-      return &border->mark;
+    if (const auto* boundary = as_boundary(*hook)) {
+      return &boundary->mark;
     }
   }
   return nullptr;
@@ -111,7 +111,7 @@ variable_list BoundaryHook::operator()(const variable_list& grads) {
 
 JoinNode::JoinNode(uint64_t number, edge_list&& next, std::shared_ptr<BoundarySide> of, BoundaryCallback callback)
     : Node(number, std::move(next)), side(std::move(of)), callback(std::move(callback)) {
-  side->hub = this;
+  side->join = this;
 }
 
 variable_list JoinNode::apply(variable_list&& /*grads*/) {
@@ -133,7 +133,7 @@ const BoundaryMark* first_mark(const torch::autograd::Node& node) {
 const BoundaryMark* next_mark(const BoundaryMark& mark) {
   const std::span hooks(mark.node.pre_hooks());
   const auto is_own = [&](const auto& hook) {
-    const auto* own = as_border(*hook);
+    const auto* own = as_boundary(*hook);
     return own && &own->mark == &mark;
   };
   const auto found = std::ranges::find_if(hooks, is_own);
@@ -141,8 +141,8 @@ const BoundaryMark* next_mark(const BoundaryMark& mark) {
                               : first_mark_among(hooks.subspan(static_cast<size_t>(found - hooks.begin()) + 1));
 }
 
-edge_list edges_of_border(const torch::autograd::Node& border) {
-  return typeid(border) == typeid(BoundaryNode) ? edge_list{border.next_edge(0)} : border.next_edges();
+edge_list edges_of_boundary(const torch::autograd::Node& boundary) {
+  return typeid(boundary) == typeid(BoundaryNode) ? edge_list{boundary.next_edge(0)} : boundary.next_edges();
 }
 
 }  // namespace tessera

@@ -19,23 +19,23 @@ namespace tessera {
 struct BoundaryMark;
 struct BoundaryNode;
 
-/// What the nodes and the hub of a side share.
+/// What the nodes and the join of a side share.
 struct BoundarySide {
   JoinPlace place;
   std::shared_ptr<BoundarySide> inputs;  // of a side of outputs that the inputs lie behind
-  bool is_searched = true;               // whether others' hubs lie behind it, before those of the inputs
-  uint64_t hub_number = 0;               // of a hub that is made later
+  bool is_searched = true;               // whether others' joins lie behind it, before those of the inputs
+  uint64_t join_number = 0;              // of a join that is made later
   at::Device device = at::kCPU;
-  const BoundaryMark* mark = nullptr;       // of the one border of a side whose hub is made later, while it lives
-  torch::autograd::Node* hub = nullptr;     // while it lives
+  const BoundaryMark* mark = nullptr;       // of the one boundary of a side whose join is made later, while it lives
+  torch::autograd::Node* join = nullptr;    // while it lives
   std::vector<BoundaryNode*> outputs = {};  // of a side of several outputs, while they live
 
-  bool has_nodes() const { return mark || hub; }
+  bool has_nodes() const { return mark || join; }
 };
 
 using BoundaryCallback = std::shared_ptr<const std::function<void(bool has_gradient)>>;
 
-/// What makes a node, which owns it, a border.
+/// What makes a node, which owns it, a boundary.
 struct BoundaryMark {
   explicit BoundaryMark(const torch::autograd::Node& of) : node(of) {}
   BoundaryMark(const BoundaryMark&) = delete;
@@ -47,7 +47,7 @@ struct BoundaryMark {
   BoundaryCallback callback;
 };
 
-/// Of one tensor. Its edges: where the tensor came from, and the hub of a side of several.
+/// Of one tensor. Its edges: where the tensor came from, and the join of a side of several.
 struct BoundaryNode : torch::autograd::Node {
   explicit BoundaryNode(torch::autograd::edge_list&& next) : Node(std::move(next)), mark(*this) {}
   ~BoundaryNode() override;
@@ -59,12 +59,12 @@ struct BoundaryNode : torch::autograd::Node {
   std::string name() const override { return "TesseraUnitBoundary"; }
 
   BoundaryMark mark;
-  bool runs_callback = true;  // not where the hub waits for the nodes
+  bool runs_callback = true;  // not where the join waits for the nodes
   std::function<void()>
       check_unchanged;  // throws if memory that others share was changed in place; empty: nothing to check
 };
 
-/// Makes the node of an op a border: that of the outputs of a call, and then that of the inputs of another, to which
+/// Makes the node of an op a boundary: that of the outputs of a call, and then that of the inputs of another, to which
 /// its tensor goes on. The later one runs first.
 struct BoundaryHook : torch::autograd::FunctionPreHook {
   explicit BoundaryHook(const torch::autograd::Node& node) : mark(node) {}
@@ -78,7 +78,7 @@ struct BoundaryHook : torch::autograd::FunctionPreHook {
 struct JoinNode : torch::autograd::Node {
   JoinNode(uint64_t number, torch::autograd::edge_list&& next, std::shared_ptr<BoundarySide> of,
            BoundaryCallback callback);
-  ~JoinNode() override { side->hub = nullptr; }
+  ~JoinNode() override { side->join = nullptr; }
 
   torch::autograd::variable_list apply(torch::autograd::variable_list&& grads) override;
   void release_variables() override {}
@@ -99,12 +99,12 @@ auto make_node(Args&&... args) {
   }
 }
 
-/// That which backward meets first. Null for a node that is no border.
+/// That which backward meets first. Null for a node that is no boundary.
 const BoundaryMark* first_mark(const torch::autograd::Node& node);
 /// That which backward meets next at the same node. Null behind the last.
 const BoundaryMark* next_mark(const BoundaryMark& mark);
 
-/// The edges of a border to what its tensor came from.
-torch::autograd::edge_list edges_of_border(const torch::autograd::Node& border);
+/// The edges of a boundary to what its tensor came from.
+torch::autograd::edge_list edges_of_boundary(const torch::autograd::Node& boundary);
 
 }  // namespace tessera

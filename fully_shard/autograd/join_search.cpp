@@ -18,12 +18,12 @@ using torch::autograd::Node;
 
 constexpr int64_t kNoSearch = -1;
 
-/// One for each hub.
+/// One for each join.
 int64_t search_of(JoinPlace place) {
   return 2 * place.call + (place.is_of_outputs ? 1 : 0);
 }
 
-/// The searches behind a hub.
+/// The searches behind a join.
 void add_searches(JoinPlace place, std::unordered_set<int64_t>& searches) {
   searches.insert(search_of(place));
   searches.insert(search_of({.call = place.call}));
@@ -39,11 +39,11 @@ struct Visit {
 
 std::vector<const Node*> JoinSearch::find(const std::vector<Edge>& from, JoinPlace place, JoinPlace known) {
   const int64_t search = search_of(place), run = ++runs_;
-  std::unordered_set<int64_t> behind_hubs;
+  std::unordered_set<int64_t> behind_joins;
   if (known.call != -1) {
-    add_searches(known, behind_hubs);
+    add_searches(known, behind_joins);
   }
-  std::priority_queue<Visit> visits;  // the newest first, so that a hub is found before the ways around it
+  std::priority_queue<Visit> visits;  // the newest first, so that a join is found before the ways around it
   const auto add = [&](const Edge& edge) {
     const auto* node = edge.function.get();
     if (!node || node->num_outputs() == 0) {
@@ -64,13 +64,13 @@ std::vector<const Node*> JoinSearch::find(const std::vector<Edge>& from, JoinPla
   while (!visits.empty()) {
     const auto visit = visits.top();
     visits.pop();
-    if (behind_hubs.contains(visit.last_search)) {
+    if (behind_joins.contains(visit.last_search)) {
       continue;
     }
     if (const auto* mark = first_mark(*visit.node); !mark) {
       std::ranges::for_each(visit.node->next_edges(), add);
-    } else if (!behind_hubs.contains(search_of(mark->side->place))) {
-      add_searches(mark->side->place, behind_hubs);
+    } else if (!behind_joins.contains(search_of(mark->side->place))) {
+      add_searches(mark->side->place, behind_joins);
       found.push_back(visit.node);
     }
   }

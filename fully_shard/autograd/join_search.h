@@ -35,7 +35,7 @@ class JoinSearch {
  private:
   struct Note {
     uint64_t sequence_nr;  // of the node: an address may be used again
-    int64_t search;        // one for each hub, which may be made again
+    int64_t search;        // one for each join, which may be made again
     int64_t run;
   };
 

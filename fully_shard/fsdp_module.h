@@ -1,19 +1,16 @@
 #pragma once
-// FSDPModule: the handle to a module after fully_shard or replicate, with its settings and state. Source: FSDPModule in
-// torch/distributed/fsdp/_fully_shard/_fully_shard.py.
+// FSDPModule: the handle to a unit, a module after fully_shard or replicate, with its settings and state.
 //
-// Gradients of several micro-batches, reduced once:
-//
-//   for (int i = 0; i < n; ++i) {
+//   for (int i = 0; i < n; ++i) {                              // gradients of several micro-batches, reduced once
 //     fsdp(model).set_requires_gradient_sync(i == n - 1);
 //     loss(model(batch[i])).backward();
 //   }
 //   optimizer.step();
 //
-// All ranks use the same settings, because they decide which collectives run. A setting holds from the unit's next
-// forward or backward until it is set again.
+// All ranks use the same settings, which hold from the unit's next forward or backward on.
 //
 // Thread safety: for the thread that runs the rank's forward and backward.
+// Source: torch/distributed/fsdp/_fully_shard/_fully_shard.py.
 
 #include <torch/nn/module.h>
 
@@ -52,13 +49,11 @@ class FSDPModule {
   /// Gathers this unit's own parameters, for reading only, until reshard() or the unit's next forward or backward frees
   /// them. Collective; async_op only issues the all-gather.
   UnshardHandle unshard(bool async_op = false);
-  /// Frees the full parameters; does nothing if they are sharded. Throws StateError on a rank that changed one in
-  /// place.
+  /// Frees the full parameters, if there are any. Throws StateError on a rank that changed one in place.
   void reshard();
 
-  /// Sets FullyShardOptions::reshard_after_forward of this unit and, with `recurse`, of all units below it. false also
-  /// keeps the parameters after a forward without grad mode: set true and call reshard_all() before parameters are
-  /// written.
+  /// Sets FullyShardOptions::reshard_after_forward of this unit and, with `recurse`, of all units below it. false keeps
+  /// the parameters without grad mode, too: set true and call reshard_all() before they are written.
   void set_reshard_after_forward(bool value, bool recurse = true);
   /// false keeps the parameters unsharded after backward, which saves an all-gather per accumulated micro-batch.
   /// Call reshard() on each unit before the optimizer steps.
@@ -73,8 +68,7 @@ class FSDPModule {
   void set_requires_all_reduce(bool value, bool recurse = true);
   /// false, on the outermost unit, lets a backward end before its reductions do. The last backward must have true.
   void set_is_last_backward(bool value);
-  /// Divides this unit's summed gradients by `factor` instead of the number of ranks. Throws ValueError unless
-  /// positive.
+  /// Divides this unit's summed gradients by a positive factor instead of the number of ranks; else throws ValueError.
   void set_gradient_divide_factor(double factor);
   /// Makes this unit's collectives only add; the division becomes a separate step.
   void set_force_sum_reduction_for_comms(bool value);
@@ -83,8 +77,7 @@ class FSDPModule {
   /// changes the flat gradient in place, once a backward or bucket, on the engine's stream on a GPU.
   void set_all_reduce_hook(std::function<void(const at::Tensor& flat_gradient)> hook);
 
-  /// Replaces this unit's collectives, for another transport. Empty: the usual ones. They keep the contract of
-  /// fully_shard/events/comm_overrides.h and must deliver the bytes unchanged.
+  /// Replaces this unit's collectives. Empty: the usual ones. The contract is in fully_shard/events/comm_overrides.h.
   void set_custom_all_gather(AllGatherFn all_gather);
   void set_custom_reduce_scatter(ReduceScatterFn reduce_scatter);
   void set_custom_all_reduce(AllReduceFn all_reduce);
@@ -94,8 +87,8 @@ class FSDPModule {
   void set_modules_to_forward_prefetch(std::optional<std::vector<FSDPModule>> modules);
   void set_modules_to_backward_prefetch(std::optional<std::vector<FSDPModule>> modules);
 
-  /// Discards an iteration that threw: waits for collectives, reshards all units, drops unreduced gradients. The next
-  /// forward does it by itself. Throws StateError unless this is the outermost unit.
+  /// Discards an iteration that threw, as the next forward does by itself. Only on the outermost unit (else
+  /// StateError).
   void reset_iter_state();
 
   /// Calls `observer` with every step of this unit and all below it, in order. It must not call into the model.
@@ -128,7 +121,7 @@ class FSDPModule {
 };
 
 /// Reshards every unit that owns a parameter of `module`, at, below or above it, before saving or loading. Throws
-/// StateError as FSDPModule::reshard() does, and inside the forward or backward of one of these units.
+/// StateError like reshard(), and inside the forward or backward of one of these units.
 void reshard_all(ModuleRef module);
 
 /// Returns whether a parameter of `module` is a DTensor, or is one after reshard_all(). The same on all ranks.

@@ -62,8 +62,7 @@ struct FullyShardOptions {
   /// 1-D: shard over it. 2-D (HSDP): shard over axis 1, keep replicas along axis 0, over which gradients are
   /// all-reduced after the reduce-scatter. Default: one axis over all ranks of the default process group.
   std::optional<DeviceMesh> mesh = std::nullopt;
-  /// false keeps the parameters until backward is done: more memory, one all-gather less. Default: true, but false for
-  /// the outermost unit.
+  /// false keeps the parameters until backward is done. Default: true, but false for the outermost unit.
   std::optional<ReshardAfterForward> reshard_after_forward = std::nullopt;
   MixedPrecisionPolicy mp_policy = {};
   /// Keeps shards and their gradients in the CPU's memory. Default: on the mesh's device.
@@ -79,9 +78,8 @@ struct FullyShardOptions {
 /// same modules and options, inner modules first; if one cannot, every rank throws.
 ///
 /// Throws StateError if the module's type has no hook point (TESSERA_MODULE, tessera::nn, hooked()), the module is a
-/// unit already, or a parameter has a gradient; ValueError for other parameters and meshes that cannot be, or if ranks
-/// disagree; NotImplementedError for a complex parameter that requires a gradient. docs/semantics.md lists the
-/// requirements.
+/// unit already, or a parameter has a gradient; ValueError or NotImplementedError for parameters and meshes that do not
+/// meet the requirements in docs/semantics.md, or if ranks disagree.
 void fully_shard(ModuleRef module, FullyShardOptions options = {});
 
 /// Makes several modules one unit, gathered when the first of them runs and freed when all have run.

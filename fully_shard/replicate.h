@@ -25,7 +25,7 @@ struct ReplicateOptions {
   /// 1-D. Default: one axis over all ranks of the default process group.
   std::optional<DeviceMesh> mesh = std::nullopt;
   MixedPrecisionPolicy mp_policy = {};
-  /// Keeps parameters and gradients in the CPU's memory; they go to the mesh's device for each forward and backward.
+  /// Keeps parameters and gradients in the CPU's memory.
   std::optional<CPUOffloadPolicy> offload_policy = std::nullopt;
   /// Stay as they are: their gradients are not reduced.
   std::vector<at::Tensor> ignored_params = {};

@@ -10,7 +10,8 @@
 //   scaler.step(optimizer);                                   // or not, if a gradient is infinite or NaN
 //   scaler.update();
 //
-// Gradients may be DTensors on any mesh, and plain; their sharded parts are looked at, and one flag is sent a step.
+// Gradients may be DTensors on any mesh, and plain. Throws StateError for calls out of this order, ValueError for
+// numbers out of range.
 //
 // Thread safety: for the thread that runs the rank's forward and backward.
 // After torch/distributed/fsdp/sharded_grad_scaler.py and torch/amp/grad_scaler.py. libtorch has none in C++.
@@ -39,19 +40,17 @@ struct GradScalerOptions {
 
 class ShardedGradScaler {
  public:
-  /// Throws ValueError for factors that do not grow and shrink, and an interval below 1.
   explicit ShardedGradScaler(GradScalerOptions options = {});
 
   /// Returns the loss times the scale, in the loss's dtype. Differentiable.
   at::Tensor scale(const at::Tensor& loss) const;
-  /// Divides the optimizer's gradients by the scale, and finds out whether any rank's is not finite. Collective. Throws
-  /// StateError if that was done since the last update().
+  /// Divides the optimizer's gradients by the scale, once an update(), and looks for any rank's that is not finite.
+  /// Collective.
   void unscale_(torch::optim::Optimizer& optimizer);
-  /// Unscales if that was not done, and steps unless a gradient of some rank is not finite; returns whether it did.
-  /// Collective. Throws StateError for a second step() since the last update().
+  /// Unscales if that was not done, and steps, once an update(), if all gradients are finite; returns whether it did.
+  /// Collective.
   bool step(torch::optim::Optimizer& optimizer);
-  /// Changes the scale by what the steps since the last update() found, or to `new_scale`. Throws StateError if there
-  /// were neither; ValueError unless that is positive and finite.
+  /// Changes the scale by what the steps since the last update() found, or to `new_scale`.
   void update(std::optional<double> new_scale = std::nullopt);
 
   double get_scale() const { return options_.enabled ? scale_ : 1; }

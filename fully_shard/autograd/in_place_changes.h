@@ -23,8 +23,7 @@ class AliasedTensor {
   const at::Tensor& alias() const { return alias_; }
   /// Returns whether the caller may still use the original.
   bool has_caller() const;
-  /// Returns whether an op in place gave the alias a history that the original lacks. Without grad mode an op changes
-  /// values alone.
+  /// Returns whether an op in place gave the alias a history that the original lacks.
   bool has_own_history() const;
 
  private:

@@ -25,8 +25,7 @@ struct JoinPlace {
 
 class JoinSearch {
  public:
-  /// Returns the boundary nodes behind the nodes `from`, one a place, for the join at `place`, but not those behind
-  /// that at `known`.
+  /// Returns the boundary nodes behind `from`, one a place, for the join at `place`, without those behind `known`.
   std::vector<const torch::autograd::Node*> find(const std::vector<torch::autograd::Edge>& from, JoinPlace place,
                                                  JoinPlace known);
   /// Forgets the notes, of graphs that are over.

@@ -5,8 +5,7 @@
 //              post_forward   reshard (if configured); nodes on the outputs
 //   backward   see unit_backward.h
 //
-// Thread safety: for the thread that runs the rank's forward and backward. Forward throws StateError while another
-// thread runs it.
+// Thread safety: for one thread a rank. Forward throws StateError while another thread runs it.
 
 #include <atomic>
 #include <memory>

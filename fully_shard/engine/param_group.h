@@ -35,8 +35,7 @@ class ParamGroup {
     int64_t bucket_bytes = 0;        // cap of an all-reduce of replicate (reduction_queue.h); 0: one a unit
   };
 
-  /// Shards `params`: contiguous leaves of one dim or more, trained ones of one dtype, all on the meta device or none.
-  /// Collective with post_forward_ranks.
+  /// Shards `params`: contiguous leaves with dims, trained ones of one dtype. Collective with post_forward_ranks.
   ParamGroup(const std::vector<NamedParam>& params, const Options& options);
 
   const UnitContext& context() const { return *context_; }

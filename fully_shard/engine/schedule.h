@@ -3,8 +3,7 @@
 //
 // Forward follows the order of the last forward. Backward follows that of the last backward; where there was none, or
 // the unit was not in it, the reverse of the order in which units ended this forward. Example: a root (0) and blocks 1
-// to 3 begin forward as 0 1 2 3 and end it as 1 2 3 0; so the first backward expects 0 3 2 1. Modules' calls, which are
-// the same on all ranks, decide.
+// to 3 begin forward as 0 1 2 3 and end it as 1 2 3 0; so the first backward expects 0 3 2 1.
 
 #include <cstdint>
 #include <optional>

@@ -30,14 +30,13 @@ class AllGatherExtension {
 
   /// Returns the bytes that `numel` elements are sent in: the same on all ranks.
   virtual int64_t encoded_bytes(int64_t numel) const = 0;
-  /// Writes `encoded`, encoded_bytes(shard.numel()) bytes, from this rank's rows in the parameter's own dtype, 1-D,
-  /// with zeros behind where other ranks have more.
+  /// Writes `encoded`, encoded_bytes(shard.numel()) bytes, from this rank's rows, 1-D, with zeros behind.
   virtual void pre_all_gather(const at::Tensor& shard, const at::Tensor& encoded) const = 0;
   /// Writes `decoded`, 1-D in the compute dtype, from what some rank has encoded.
   virtual void post_all_gather(const at::Tensor& encoded, const at::Tensor& decoded) const = 0;
 };
 
-/// Gives the extension of a parameter, by its name below the unit's module; null: it is sent in the compute dtype.
+/// Gives the extension of a parameter by its name in the unit; null: it is sent in the compute dtype.
 using AllGatherExtensionFn =
     std::function<std::shared_ptr<const AllGatherExtension>(const at::Tensor& param, const std::string& name)>;
 

@@ -46,8 +46,7 @@ class FlatLayout {
   /// Returns the same of all ranks' buffers: `full` is all of parameter i.
   TensorSegment segment(size_t i, const at::Tensor& full) const;
 
-  /// Writes what this rank sends to `flat`, on its device: this rank's rows of each parameter in any dtype, 1-D, with
-  /// zeros where other ranks have more.
+  /// Writes what this rank sends to `flat`, on its device: its rows of each parameter, 1-D, with zeros behind.
   void encode(const std::vector<at::Tensor>& chunks, const at::Tensor& flat) const;
   /// Copies the parameters, contiguous and full, out of all ranks' buffers.
   void decode(const at::Tensor& gathered, const std::vector<at::Tensor>& params) const;

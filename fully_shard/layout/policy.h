@@ -10,8 +10,7 @@
 
 namespace tessera {
 
-/// Dtypes of communication and computation. Shards, gradients and optimizer states keep their own dtype (usually
-/// float32). As torch.distributed.fsdp.MixedPrecisionPolicy.
+/// Dtypes of communication and computation; shards, gradients and optimizer states keep their own (usually float32).
 struct MixedPrecisionPolicy {
   /// Dtype of the all-gather and the computation. Default, and for parameters that are not floating: the parameter's.
   std::optional<at::ScalarType> param_dtype = std::nullopt;
@@ -21,8 +20,7 @@ struct MixedPrecisionPolicy {
   std::optional<at::ScalarType> output_dtype = std::nullopt;
   /// Casts forward's floating-point inputs to param_dtype.
   bool cast_forward_inputs = true;
-  /// Gives the param_dtype of single parameters, by their names below the unit's module; none: that above. It gives the
-  /// same on all ranks.
+  /// Gives the param_dtype of single parameters by their names in the unit, the same on all ranks; none: that above.
   std::function<std::optional<at::ScalarType>(const at::Tensor& param, const std::string& name)>
       param_dtype_override_fn = nullptr;
 };

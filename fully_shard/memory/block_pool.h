@@ -6,9 +6,8 @@
 //   block.reset();
 //   clear_memory(tensor);                           // last holder gone: the block is free for the next unit
 //
-// Malloc would give blocks of this size back to the system, and page-fault on them several times a unit and step. The
-// pool keeps a quarter more than were ever acquired at one time. On other devices acquire() goes to libtorch's caching
-// allocators.
+// Malloc would give blocks of this size back to the system, and page-fault on them each time. The pool keeps a quarter
+// more than were ever acquired at one time. On other devices acquire() goes to libtorch's caching allocators.
 //
 // Thread safety: any thread, also for dropping a block after the pool.
 
@@ -83,8 +82,7 @@ c10::DataPtr clear_memory(const at::Tensor& tensor);
 class ReadGuard {
  public:
   ReadGuard() = default;
-  /// Makes reads through tensors with the storage of `tensor` throw a c10::Error with this text, except between
-  /// allow_reads() and forbid_reads().
+  /// Makes reads of the storage throw this text, except between allow_reads() and forbid_reads().
   ReadGuard(const at::Tensor& tensor, const std::string& text);
 
   void allow_reads() { set_forbidden(false); }

@@ -20,8 +20,7 @@ class SharedGradientAllocator {
   SharedGradientAllocator& operator=(const SharedGradientAllocator&) = delete;
   ~SharedGradientAllocator();
 
-  /// Sets the allocator, once a process, where a model is sharded: libtorch reads it without a lock, and loaders run
-  /// later.
+  /// Sets the allocator, once a process, where a model is sharded: before loaders run, which read it without a lock.
   static void prepare();
 
   /// Serves tensors of these sizes that this thread makes, from here to end() or the end of the backward.

@@ -38,8 +38,7 @@ struct NamedParam {
 
 class ShardedParam {
  public:
-  /// Shards a parameter: copies its own part into `chunk`, unless it is on the meta device. `is_alias`: the full tensor
-  /// is the flat shard's memory.
+  /// Shards a parameter into `chunk`, on the meta device without values. `is_alias`: the full tensor is that memory.
   ShardedParam(const NamedParam& param, const ParamSlot& slot, const at::Tensor& chunk, const UnitContext& context,
                bool is_alias);
 
@@ -86,8 +85,7 @@ class ShardedParam {
   void set_sharded_grad(at::Tensor grad);
 
   /// Takes what autograd accumulated and keep_unsharded_grad() kept, as a plain tensor like unsharded(); undefined if
-  /// there is nothing. With tensor parallelism it is redistributed, collectively, if need be; partial sums are reduced
-  /// in `dtype`.
+  /// there is nothing. Collective with tensor parallelism, with partial sums in `dtype`.
   at::Tensor take_unsharded_grad(at::ScalarType dtype);
   /// Sets what autograd accumulated aside, in `dtype`, for a later take_unsharded_grad(). No communication.
   void keep_unsharded_grad(at::ScalarType dtype);

@@ -39,7 +39,6 @@ class UnitParams {
 
   const std::vector<ShardedParam>& all() const { return params_; }
   std::span<ShardedParam> all() { return params_; }
-  /// The module that has the first one, for messages about all.
   const std::string& module() const { return params_.at(0).origin().module; }
 
   const at::Tensor& flat_shard() const { return flat_shard_; }
@@ -52,7 +51,6 @@ class UnitParams {
 
   /// Gives the full parameters memory; contents are undefined. Not where is_alias().
   void take_memory(BlockPool& pool);
-  /// Takes it away again, while they are sharded.
   void drop_memory();
   void to_unsharded();
   void to_sharded();

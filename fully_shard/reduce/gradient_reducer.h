@@ -7,8 +7,7 @@
 // - With streams, what follows a collective is on a lane (stream_lane.h), before whose drain() gradients are not read.
 // - With offloading, finish() starts a copy to the host, and the next finish() waits for it.
 // - Ranks that read each other's memory ("threads", "shm") reduce gradients in place, without copy-in.
-// - With one shard, start() issues the all-reduce at once; start_in(), in place of it, copies into a buffer that
-// several
+// - With one shard, start() issues the all-reduce at once; start_in() instead copies into a buffer that several
 //   reductions share and its owner all-reduces (reduction_queue.h).
 //
 // Thread safety: for the thread that runs the rank's backward.
@@ -63,9 +62,9 @@ struct GradientScale {
   bool operator==(const GradientScale&) const = default;
 };
 
-/// Divides after the reduction, which touches 1 / num_ranks of the elements. In float16 half of the factor (its powers
-/// of two up to the square root) comes before, so that the sum does not overflow: 24 is 8 before and 3 after. After
-/// _get_gradient_divide_factors in torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py.
+/// Divides after the reduction, which touches 1 / num_ranks of the elements. In float16 half of the factor comes
+/// before, so that sums do not overflow: 24 is 8 before and 3 after. After _get_gradient_divide_factors in
+/// torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py.
 GradientScale gradient_scale(const GradientScaleOptions& options);
 
 class GradientReducer {

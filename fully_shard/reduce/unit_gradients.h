@@ -26,8 +26,8 @@ namespace tessera {
 /// Cap of the first all-reduce of a backward, which starts early.
 inline constexpr int64_t kFirstBucketBytes = int64_t{1024} * 1024;
 
-/// Returns the lengths of runs of at most `cap` bytes, the first of kFirstBucketBytes, from the last parameter on.
-/// Larger ones stand alone. {3, 3, 1, 5} MiB and 6 MiB: {1, 2, 1}.
+/// Returns the lengths of runs of at most `cap` bytes (the first: kFirstBucketBytes), from the last parameter on.
+/// {3, 3, 1, 5} MiB and 6 MiB: {1, 2, 1}.
 std::vector<size_t> cut_by_bytes(const std::vector<int64_t>& bytes, int64_t cap);
 
 class UnitGradients {
@@ -38,14 +38,12 @@ class UnitGradients {
   UnitGradients& operator=(const UnitGradients&) = delete;
 
   void set_reporter(std::function<void(FSDPEventKind)> report) { report_ = std::move(report); }
-  /// Says whether no other unit of the tree has parameters, and so whether bucket_bytes makes buckets of this one's.
-  /// Only while nothing is in flight.
+  /// Says whether no other unit of the tree has parameters, so that these get buckets. Only while nothing is in flight.
   void set_alone(bool is_alone);
   int64_t bucket_bytes() const { return bucket_bytes_; }
 
   /// Stashes the sharded gradients of trained parameters, so that backward accumulates unsharded ones.
   void begin();
-  /// Restores the stashed gradients, without a reduction.
   void restore();
   /// Keeps the accumulated gradients for a later reduction, without communication.
   void keep();
@@ -57,8 +55,7 @@ class UnitGradients {
   bool has_buckets() const { return buckets_.size() > 1; }
   /// Notes that the gradient of a parameter is complete.
   void arrived(size_t param);
-  /// Returns the next reducer, and null after the last one, which ends the unit's backward. Throws StateError if
-  /// parameters of several dtypes are trained.
+  /// Returns the next reducer, null after the last one. Throws StateError if parameters of several dtypes are trained.
   GradientReducer* next();
   /// Returns the same if all its gradients are there, else null.
   GradientReducer* next_complete();

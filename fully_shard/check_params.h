@@ -1,5 +1,5 @@
 #pragma once
-// What fully_shard asks of a unit's parameters.
+// The parameters of a unit, and the checks of what fully_shard requires of them.
 
 #include <string>
 #include <vector>
@@ -26,14 +26,14 @@ struct ParamRequirements {
   std::string where;  // begins messages: "fully_shard(Block)"
 };
 
-/// The parameters with the dim on which each is sharded. Throws ValueError, StateError or NotImplementedError that
-/// names the first one that cannot be.
+/// Returns the parameters with the dim on which each is sharded. Throws an Error that names the first one that cannot
+/// be.
 std::vector<NamedParam> checked_params(const std::vector<ManagedParam>& params, const ParamRequirements& required);
 
-/// One line a parameter: name, dtype, sizes, placement.
+/// Returns one line a parameter: name, dtype, sizes, placement.
 std::vector<std::string> describe(const std::vector<NamedParam>& params);
 
-/// The meshes on which parameters are DTensors that are no unit's yet, each once.
+/// Returns the meshes of parameters that are DTensors and in no unit yet, each once.
 std::vector<DeviceMesh> tensor_parallel_meshes(const std::vector<ManagedParam>& params);
 
 }  // namespace tessera

@@ -1,5 +1,5 @@
 #pragma once
-// Which data-parallel API a module has, and which modules a call of one takes.
+// The data-parallel API of a module, and the modules that a call of one takes.
 //
 //   composable_apis(*model->blocks[0]);    // {"replicate"}
 //   managed_modules(*model);               // all but the units inside and what is below them

@@ -1,5 +1,5 @@
 #pragma once
-// What fully_shard and replicate have in common: modules become one unit of the engine.
+// The common part of fully_shard and replicate: modules become one unit of the engine.
 
 #include <map>
 #include <string>
@@ -23,11 +23,10 @@ struct UnitRequest {
 
 /// How a unit was made, kept with each of its modules: enough to make it again from a copy of them.
 struct UnitRecipe {
-  /// The modules own this, and so are alive; the mesh is given.
-  UnitRequest request;
-  /// Where tensor parallelism had put parameters, by their names in the unit.
+  UnitRequest request;  // with the mesh; the modules own this, and so are alive
+  /// Specs of tensor parallelism, by the names of parameters in the unit.
   std::map<std::string, SpecPtr> tp_specs;
-  /// Grows from one unit of a thread to the next: a unit has the parameters that none before it took.
+  /// Grows from unit to unit: each has the parameters that none before it took.
   int64_t number;
 };
 

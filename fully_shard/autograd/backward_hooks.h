@@ -1,5 +1,5 @@
 #pragma once
-// What the engine asks of the running backward, and hooks into it. autograd_boundary.h puts units into its graph.
+// Queries and hooks of the running backward. autograd_boundary.h puts units into its graph.
 
 #include <ATen/core/Tensor.h>
 

@@ -19,7 +19,7 @@ namespace tessera {
 struct BoundaryMark;
 struct BoundaryNode;
 
-/// What the nodes and the join of a side share.
+/// State that the nodes and the join of a side share.
 struct BoundarySide {
   JoinPlace place;
   std::shared_ptr<BoundarySide> inputs;  // of a side of outputs that the inputs lie behind
@@ -35,7 +35,7 @@ struct BoundarySide {
 
 using BoundaryCallback = std::shared_ptr<const std::function<void(bool has_gradient)>>;
 
-/// What makes a node, which owns it, a boundary.
+/// Mark of a node, which owns it, as a boundary.
 struct BoundaryMark {
   explicit BoundaryMark(const torch::autograd::Node& of) : node(of) {}
   BoundaryMark(const BoundaryMark&) = delete;
@@ -47,7 +47,7 @@ struct BoundaryMark {
   BoundaryCallback callback;
 };
 
-/// Of one tensor. Its edges: where the tensor came from, and the join of a side of several.
+/// A node of one tensor. Its edges: where the tensor came from, and the join of a side of several.
 struct BoundaryNode : torch::autograd::Node {
   explicit BoundaryNode(torch::autograd::edge_list&& next) : Node(std::move(next)), mark(*this) {}
   ~BoundaryNode() override;
@@ -99,12 +99,12 @@ auto make_node(Args&&... args) {
   }
 }
 
-/// That which backward meets first. Null for a node that is no boundary.
+/// Returns the mark that backward meets first; null for a node that is no boundary.
 const BoundaryMark* first_mark(const torch::autograd::Node& node);
-/// That which backward meets next at the same node. Null behind the last.
+/// Returns the mark that backward meets next at the same node; null behind the last.
 const BoundaryMark* next_mark(const BoundaryMark& mark);
 
-/// The edges of a boundary to what its tensor came from.
+/// Returns the edges of a boundary to what its tensor came from.
 torch::autograd::edge_list edges_of_boundary(const torch::autograd::Node& boundary);
 
 }  // namespace tessera

@@ -5,7 +5,7 @@
 
 namespace tessera {
 
-/// Those of a floating dtype, in place of themselves; integers and bools stay.
+/// Casts tensors of a floating dtype in place; integers and bools stay.
 inline void cast_floating(TensorRefs tensors, at::ScalarType dtype) {
   for (auto* tensor : tensors) {
     if (tensor->is_floating_point()) {

@@ -1,6 +1,6 @@
 #pragma once
-// What the units of one tree share: the order in which they are used, the memory they acquire, and the reductions in
-// flight. Made by the outermost unit when its forward runs first.
+// FSDPRoot: what the units of a tree share, their order, their memory, and the reductions in flight. The outermost unit
+// makes it when its forward runs first.
 //
 // Thread safety: for the thread that runs the rank's forward and backward.
 
@@ -33,18 +33,17 @@ class FSDPRoot : public std::enable_shared_from_this<FSDPRoot> {
   void forward_failed();
   void prefetch_in_forward(FSDPState& state);
 
-  /// For the running forward's calls.
   JoinSearch& join_search() { return join_search_; }
 
-  /// Makes sure that finish_backward runs on all units when the current backward ends.
+  /// Makes sure that the end of the current backward ends it for all units.
   void enter_backward(const FSDPState& state);
   void prefetch_in_backward(FSDPState& state);
-  /// The backward whose end is awaited; -1 outside of one.
+  /// Returns the backward whose end is awaited; -1 outside of one.
   int64_t awaited_backward() const { return backward_; }
-  /// Whether the running backward is the one whose end is awaited, not one that is nested in it.
+  /// Returns whether the running backward is that one, and not nested in it.
   bool is_in_outer_backward() const;
 
-  /// Throws away what a forward or backward that failed left behind.
+  /// Discards what a forward or backward that failed left behind.
   void reset_iter_state();
 
  private:
@@ -52,14 +51,14 @@ class FSDPRoot : public std::enable_shared_from_this<FSDPRoot> {
       : states_(std::move(states)), gradient_memory_(std::move(gradient_bytes)) {}
 
   std::shared_ptr<FSDPState> state_at(std::optional<int64_t> unit) const;
-  /// Of the one that runs, unless it is nested in one that is awaited: that one's end is the end for all units.
+  /// Queues the end-of-backward callback, unless an outer backward has it.
   void register_end_of_backward();
   void await_copies_of_shards() const;
   void end_gathers() const;
   void recover();
   void finish_backward(int64_t id);
   void backward_ended(int64_t id) noexcept;
-  /// Of the one that failed, before another begins.
+  /// Discards a backward that failed, before another begins.
   void abort_backward();
 
   std::vector<std::weak_ptr<FSDPState>> states_;  // by number, the outermost first

@@ -33,7 +33,7 @@ class FSDPState : public std::enable_shared_from_this<FSDPState> {
 
   using Targets = std::vector<std::weak_ptr<FSDPState>>;
 
-  /// What a user may change from step to step.
+  /// Settings that a user may change from step to step.
   struct Settings {
     GradientSettings gradients;
     std::optional<bool> reshard_after_forward;  // none: that of Options

@@ -24,7 +24,7 @@ enum class ShardedState : uint8_t {
   ShardedPostForward,  // beside its rows, a share of all parameters among a few ranks (reshard_after_forward = int)
 };
 
-/// What happens to a unit. The first five are the transitions of ShardedState.
+/// Step of a unit. The first five are the transitions of ShardedState.
 enum class FSDPEventKind : uint8_t {
   Gather,              // an all-gather is issued
   Unshard,             // it is waited for, and the parameters are full tensors

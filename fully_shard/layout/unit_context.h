@@ -1,7 +1,5 @@
 #pragma once
-// What the parts of one unit's engine have in common.
-//
-// Thread safety: a value that does not change.
+// UnitContext: what the parts of one unit's engine have in common.
 
 #include <ATen/core/Tensor.h>
 

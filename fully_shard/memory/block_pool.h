@@ -45,7 +45,7 @@ class BlockPool : public std::enable_shared_from_this<BlockPool> {
  public:
   explicit BlockPool(at::Device device) : device_(device) {}
 
-  /// At least `bytes` bytes, aligned for any dtype; contents undefined.
+  /// Returns at least `bytes` bytes, aligned for any dtype; contents undefined.
   BlockPtr acquire(size_t bytes);
 
   /// Bytes that the pool has from the system, those in use, and the most that were since reset_peak().

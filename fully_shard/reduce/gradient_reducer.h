@@ -32,7 +32,7 @@
 
 namespace tessera {
 
-/// What a user may change from step to step.
+/// Settings that a user may change from step to step.
 struct GradientSettings {
   bool requires_gradient_sync = true;
   bool requires_all_reduce = true;

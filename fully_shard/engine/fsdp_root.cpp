@@ -3,10 +3,13 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <exception>
 #include <map>
 #include <utility>
 
 #include "base/error.h"
+#include "comm/context/comm_observer.h"
+#include "device_mesh/rank_agreement.h"
 #include "fully_shard/autograd/backward_hooks.h"
 #include "fully_shard/layout/gather_tag.h"
 
@@ -71,6 +74,25 @@ std::vector<size_t> gradient_bytes(const std::vector<NamedState>& states) {
   return bytes;
 }
 
+/// One line for each frozen parameter on the mesh, at least one.
+std::vector<std::string> frozen_params_on(const DeviceMesh& mesh, const std::vector<NamedState>& units) {
+  std::vector<std::string> lines;
+  for (const auto& [path, state] : units) {
+    if (!state->group()) {
+      continue;
+    }
+    for (const auto& param : state->group()->params()) {
+      if (!param.requires_grad() && param.spec()->mesh() == mesh) {
+        lines.push_back(fmt::format("'{}' of unit '{}' frozen", param.origin().name, path));
+      }
+    }
+  }
+  if (lines.empty()) {
+    lines.emplace_back("no frozen parameter");
+  }
+  return lines;
+}
+
 /// Gathers that a user issued carry the numbers that units had, and peers may be reading the shards that get others.
 void end_unshards(const std::vector<NamedState>& states) {
   for (const auto& [path, state] : states) {
@@ -104,6 +126,13 @@ void FSDPRoot::make(torch::nn::Module& module) {
   end_unshards(states);
   const std::shared_ptr<FSDPRoot> root(new FSDPRoot(std::move(units), gradient_bytes(states)));
   root->gather_streams_ = gather_streams(states);
+  root->has_shards_ = std::ranges::any_of(states, [](const NamedState& unit) {
+    return unit.state->group() && unit.state->group()->context().axes.num_shards() > 1;
+  });
+  // On the CPU each reduction compares them (reduce_scatter_layout.h), without a collective more.
+  root->agrees_on_frozen_ = std::ranges::all_of(states, [](const NamedState& unit) {
+    return !unit.state->group() || unit.state->group()->context().device.is_cpu();
+  });
   const auto has_params = [](const NamedState& unit) { return unit.state->group() != nullptr; };
   const bool is_alone = std::ranges::count_if(states, has_params) == 1;
   for (size_t i = 0; i < states.size(); ++i) {
@@ -114,6 +143,36 @@ void FSDPRoot::make(torch::nn::Module& module) {
       group->gradients().set_alone(is_alone);
     }
   }
+}
+
+// On a GPU gradients of different parameters would be added up otherwise. In forward where it communicates anyway; a
+// rank may run replicas alone, up to their backward.
+void FSDPRoot::agree_on_frozen() {
+  const UnobservedScope unobserved;
+  std::vector<NamedState> units;
+  for_each_live(states_, [&](FSDPState& unit) { units.push_back({unit.name(), unit.shared_from_this()}); });
+  auto meshes = meshes_of(units);
+  // What is found on a small one is known to all ranks of the larger ones.
+  std::ranges::stable_sort(meshes, {}, [](const DeviceMesh& mesh) { return mesh.size(); });
+  const auto where = fmt::format("{}: all ranks are to freeze (requires_grad is false) the same parameters of {}",
+                                 units.at(0).state->api(), units[0].state->label());
+  std::exception_ptr failure;
+  Statement statement;
+  for (const auto& mesh : meshes) {
+    statement.items = frozen_params_on(mesh, units);
+    try {
+      check_agreement(mesh, where, statement);
+    } catch (const ValueError& error) {
+      if (!failure) {
+        failure = std::current_exception();
+        statement.fault = error.what();
+      }
+    }
+  }
+  if (failure) {
+    std::rethrow_exception(failure);
+  }
+  agrees_on_frozen_ = true;
 }
 
 std::shared_ptr<FSDPState> FSDPRoot::state_at(std::optional<int64_t> unit) const {
@@ -128,6 +187,9 @@ void FSDPRoot::enter_forward(const FSDPState& state, torch::nn::Module& module) 
       recover();
       for (const auto& stream : gather_streams_) {
         stream->wait_for_current();  // optimizers, loaders and users write shards between iterations
+      }
+      if (is_outermost(state) && has_shards_ && !agrees_on_frozen_ && at::GradMode::is_enabled()) {
+        agree_on_frozen();
       }
       outermost_runs_ = is_outermost(state);
       running_module = &module;
@@ -230,6 +292,9 @@ void FSDPRoot::register_end_of_backward() {
   }
   if (backward_ != -1) {
     abort_backward();
+  }
+  if (!agrees_on_frozen_) {
+    agree_on_frozen();
   }
   backward_ = current_backward();
   // Ends with the callbacks of a backward, before the caller of a failed one gets the exception.

@@ -53,6 +53,8 @@ class FSDPRoot : public std::enable_shared_from_this<FSDPRoot> {
   std::shared_ptr<FSDPState> state_at(std::optional<int64_t> unit) const;
   /// Queues the end-of-backward callback, unless an outer backward has it.
   void register_end_of_backward();
+  /// Throws ValueError on every rank unless all freeze the same parameters. Collective, until it has succeeded.
+  void agree_on_frozen();
   void await_copies_of_shards() const;
   void end_gathers() const;
   void recover();
@@ -71,6 +73,8 @@ class FSDPRoot : public std::enable_shared_from_this<FSDPRoot> {
   std::weak_ptr<void> backward_token_;  // while it is: not after one that failed
   std::thread::id thread_;              // of the last forward
   int open_forwards_ = 0;
+  bool has_shards_ = false;        // a unit is gathered in forward
+  bool agrees_on_frozen_ = false;  // as of the first forward or backward, on a GPU
   bool outermost_runs_ = false;
   bool forward_failed_ = false;
 };

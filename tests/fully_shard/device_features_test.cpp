@@ -194,6 +194,37 @@ TEST_CASE("devices: frozen parameters of another dtype train alike") {
       kLowPrecision);
 }
 
+TEST_CASE("devices: ranks that freeze different parameters are refused by the first iteration, with the names") {
+  const int world_size = GENERATE(1, 2, 3, 4);
+  const bool replicates = GENERATE(false, true);
+  run_ranks_on_devices(world_size, [&](int rank, c10::Device device) {
+    auto tower = tower_on(device);
+    const auto mesh = init_device_mesh(device.type(), {world_size});
+    if (replicates) {
+      replicate(tower, {.mesh = mesh});
+    } else {
+      shard_tower(tower, {.mesh = mesh});
+    }
+    const auto iterate = [&] { loss_of(tower(batch_of({.rank = rank, .device = device}, 0))).backward(); };
+    auto& param = rank == 0 ? tower->norm->weight : tower->norm->bias;  // of equal size
+    param.set_requires_grad(false);
+    if (world_size > 1 && !device.is_cpu()) {  // on the CPU: frozen_params_test
+      expect_throws<ValueError>(iterate,
+                                "the same parameters of tessera::testing::TowerImpl: the ranks differ: rank 0 has "
+                                "'norm.weight' of unit 'root' frozen, rank 1 has 'norm.bias' of unit 'root' frozen");
+      param.set_requires_grad(rank == 0);
+      expect_throws<ValueError>(iterate,
+                                "rank 0 has no frozen parameter, rank 1 has 'norm.bias' of unit 'root' frozen");
+      TESSERA_EXPECT(!tower->out->weight.grad().defined());
+    }
+    param.set_requires_grad(true);
+    tower->norm->weight.set_requires_grad(false);
+    iterate();
+    TESSERA_EXPECT(!tower->norm->weight.grad().defined());
+    TESSERA_EXPECT(tower->norm->bias.grad().defined() && tower->out->weight.grad().defined());
+  });
+}
+
 TEST_CASE("devices: gradients that are kept, scattered only, or divided otherwise train alike") {
   expect_same_on_devices(4, [](const Rank& rank) {
     auto tower = tower_on(rank.device);

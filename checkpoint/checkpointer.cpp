@@ -188,6 +188,7 @@ struct Checkpointer::Impl {
   std::thread thread;
   std::exception_ptr error;
   std::optional<int64_t> resumed_at;  // until the first save after it
+  bool has_warned_of_later = false;
 
   int64_t last_step() const { return resumed_at.value_or(kAnyStep); }
   /// Before the first save after resume_at(). Collective.
@@ -200,19 +201,36 @@ struct Checkpointer::Impl {
   /// The job over copies of this rank's bytes.
   PlannedSave plan(int64_t step, const State& state);
   SaveJob copied_job(const PlannedSave& planned);
-  void run(const RankSync& over, const SaveJob& job) const {
+  void warn_of_later(const fs::path& saved);
+  void run(const RankSync& over, const SaveJob& job) {
     over.on_rank0([&] {
       remove_leftovers_of_run(folder);
       TESSERA_CHECK(CheckpointError, !fs::exists(fs::path(job.path) / kManifestName),
                     "{}: there is something already, the checkpoint of this step; if training went back to an earlier "
                     "one, call resume_at() with that one's step, which sets later ones aside",
                     job.path);
+      warn_of_later(job.path);
     });
     run_save(over, job);
     over.on_rank0([&] { remove_old(folder, job.path, options.keep_last); });
   }
   void wait();
 };
+
+/// Rank 0, of a run that may have gone back.
+void Checkpointer::Impl::warn_of_later(const fs::path& saved) {
+  if (has_warned_of_later) {
+    return;
+  }
+  const auto whole = whole_checkpoints(folder);
+  if (whole.empty() || whole.back().step <= std::stoll(step_digits(saved.filename().string()))) {
+    return;
+  }
+  has_warned_of_later = true;
+  TORCH_WARN("Checkpointer: ", saved.string(), " is saved while there is a later one, ", whole.back().path,
+             ", which latest() goes on to return; if training went back to an earlier step, call resume_at() with that "
+             "step before the first save, which then sets later ones aside");
+}
 
 PlannedSave Checkpointer::Impl::plan(int64_t step, const State& state) {
   auto planned = plan_save(

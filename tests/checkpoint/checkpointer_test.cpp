@@ -17,6 +17,7 @@
 #include "testing/temp_folder.h"
 #include "testing/tensor_matchers.h"
 #include "tests/checkpoint/layouts.h"
+#include "tests/reference/captured_warnings.h"
 #include "third_party/catch2/catch.h"
 
 namespace tessera::testing {
@@ -39,6 +40,16 @@ struct Filled {
 
   at::Tensor w, b;
 };
+
+/// The first rank warned once, and said all of `words`; the others did not.
+void expect_one_warning_of_rank0(const CapturedWarnings& warnings, int rank, const std::vector<std::string>& words) {
+  expect_equal(warnings.texts().size(), rank == 0 ? size_t{1} : size_t{0});
+  for (const auto& text : warnings.texts()) {
+    for (const auto& word : words) {
+      TESSERA_EXPECT(text.find(word) != std::string::npos);
+    }
+  }
+}
 
 }  // namespace
 
@@ -183,6 +194,42 @@ TEST_CASE("a run that went back sets later checkpoints aside at its first save, 
   run(/*is_async=*/true);
 }
 
+TEST_CASE("a run that went back is told of resume_at(), once, and of what its first save after it sets aside") {
+  const int world_size = GENERATE(1, 2, 3, 4);
+  const TempFolder folder;
+  run_ranks(world_size, [&](int rank) {
+    const Filled filled(init_device_mesh(at::kCPU, {world_size}, {"dp"}));
+    {
+      const CapturedWarnings warnings;
+      dcp::Checkpointer first(folder.path("run"));
+      for (const int64_t step : {100, 99999999, 100000000}) {
+        first.save(step, filled.state());
+      }
+      expect_equal(warnings.texts(), std::vector<std::string>{});
+    }
+    dcp::Checkpointer checkpointer(folder.path("run"));
+    {
+      const CapturedWarnings warnings;
+      checkpointer.save(150, filled.state());
+      checkpointer.save(250, filled.state());
+      expect_one_warning_of_rank0(
+          warnings, rank,
+          {"Checkpointer: " + checkpointer.path_of(150) + " is saved while there is a later one, " +
+               checkpointer.path_of(100000000),
+           "if training went back to an earlier step, call resume_at() with that step before the first save"});
+      expect_equal(checkpointer.latest().value(), checkpointer.path_of(100000000));
+    }
+    checkpointer.resume_at(150);
+    const CapturedWarnings warnings;
+    checkpointer.save(200, filled.state());
+    checkpointer.save(300, filled.state());
+    expect_one_warning_of_rank0(warnings, rank,
+                                {"Checkpointer: training went on from step 150; later checkpoints are set aside, as ",
+                                 checkpointer.path_of(100000000) + ".aside-0, " + checkpointer.path_of(99999999) +
+                                     ".aside-0, " + checkpointer.path_of(250) + ".aside-0"});
+  });
+}
+
 TEST_CASE("latest_valid() takes the checkpoint before those that are damaged, which the next save sets aside") {
   const TempFolder folder;
   const auto damage = [&](int64_t step, const std::string& what) {
@@ -220,7 +267,17 @@ TEST_CASE("latest_valid() takes the checkpoint before those that are damaged, wh
       damage(2, "half a manifest");
     });
     expect_equal(*checkpointer.latest(), checkpointer.path_of(4));
-    expect_equal(*checkpointer.latest_valid(), checkpointer.path_of(1));
+    {
+      const CapturedWarnings warnings;
+      expect_equal(*checkpointer.latest_valid(), checkpointer.path_of(1));
+      expect_equal(warnings.texts().size(), rank == 0 ? size_t{3} : size_t{0});
+      int64_t step = 4;
+      for (const auto& text : warnings.texts()) {
+        const auto path = checkpointer.path_of(step--);
+        const auto begin = "Checkpointer: " + path + " is damaged, and the one before is looked at: ";
+        expect_equal(text.substr(0, begin.size() + path.size()), begin + path);  // the fault begins with its file
+      }
+    }
     checkpointer.save(2, filled.state());
     on_rank0([&] {
       expect_equal(names_in(folder.path("run")),

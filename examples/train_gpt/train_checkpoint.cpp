@@ -91,7 +91,7 @@ void TrainCheckpoint::resume() {
   if (!options_.resume && options_.save_every == 0) {
     return;
   }
-  const auto path = checkpointer_.latest();
+  const auto path = options_.resume ? checkpointer_.latest_valid() : checkpointer_.latest();
   TESSERA_CHECK(ValueError, !path || options_.resume,
                 "--save-every: {} has checkpoints of an earlier run; add --resume to go on from them, or give another "
                 "--checkpoint-dir",

@@ -99,6 +99,14 @@ run "${saving[@]}" --checkpoint-dir "$work/b" --resume || fail "--resume of a fi
 expect_output '^resumed from .*/b/step-00000004, 4 steps of 4 are done'
 expect_output '^training: all steps had been made before$'
 grep -o '^validation loss [0-9.]*' "$work/out" >"$work/loss"
+# What is damaged is not gone on from, but from the one before, and the next save sets it aside.
+printf '{' >"$work/b/step-00000004/tessera.json"
+run "${saving[@]}" --checkpoint-dir "$work/b" --resume || fail "--resume with a damaged checkpoint: exit code $?"
+expect_output '^resumed from .*/b/step-00000002, 2 steps of 4 are done'
+grep -qF '/b/step-00000004 is damaged, and the one before is looked at' "$work/err" || fail "nothing is said of damage"
+[[ -d $work/b/step-00000004.aside-0 ]] || fail "the damaged checkpoint is not set aside: $(ls "$work/b")"
+rm -r "$work/b/step-00000004.aside-0"
+diff -r "$work/a" "$work/b" || fail "--resume with a damaged checkpoint: the checkpoints differ"
 rm -r "$work/b/step-00000004"
 run "${saving[@]}" --checkpoint-dir "$work/b" --resume --nproc 4 --tp 2 || fail "--resume with --tp 2: exit code $?"
 grep -o '^validation loss [0-9.]*' "$work/out" | cmp - "$work/loss" || fail "--resume with --tp 2: another loss"

@@ -100,8 +100,8 @@ void add_checkpoint_options(CLI::App& app, TrainOptions& options) {
       ->type_name("FOLDER");
   app.add_option("--keep-last", options.keep_last, "checkpoints that are kept; 0: all")->group(group);
   app.add_flag("--resume", options.resume,
-               "go on from the latest checkpoint, on any number of ranks; from the start if there is\n"
-               "none. On as many ranks the run ends bit by bit as if it had never stopped")
+               "go on from the latest checkpoint that is not damaged, on any number of ranks; from the\n"
+               "start if there is none. On as many ranks the run ends bit by bit as if it had never stopped")
       ->group(group);
   app.add_flag("--async-save", options.async_save, "write checkpoints while training goes on")->group(group);
 }

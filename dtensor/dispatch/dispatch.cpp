@@ -198,9 +198,8 @@ void dispatch(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* st
   const CallSignature call(info, arguments);
   try {
     dispatch_call(op, keys, call, stack);
-  } catch (c10::Error& error) {
-    add_call_to(error, op, call);
-    throw;
+  } catch (...) {
+    rethrow_with_call(op, call);
   }
 }
 

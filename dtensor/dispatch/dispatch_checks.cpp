@@ -1,8 +1,11 @@
 #include "dtensor/dispatch/dispatch_checks.h"
 
 #include <ATen/core/enum_tag.h>
+#include <c10/util/Exception.h>
 
 #include <algorithm>
+#include <exception>
+#include <new>
 #include <optional>
 
 #include "base/error.h"
@@ -150,6 +153,17 @@ std::string remedy_for_mixed(const c10::OperatorHandle& op, const CallSignature&
       is_loss_of_classes(op) ? ", or the targets of a loss with a LossParallel scope" : "");
 }
 
+constexpr const char* kOnDTensors = "of DTensors: ";
+
+/// For an error that does not say so itself.
+std::string describe_call(const c10::OperatorHandle& op, const CallSignature& call) {
+  return fmt::format(
+      "{} {}{}. The sizes, dtypes and numbers must fit as those of the whole tensors; where they do and "
+      "plain tensors are taken, run the op on full_tensor() of the DTensors, taken on every rank, or "
+      "let it run so in a ReplicateAndRun scope",
+      toString(op.operator_name()), kOnDTensors, describe_arguments(call));
+}
+
 /// Whether redistribute() takes a tensor from any of the operands' meshes to any other.
 bool share_root(const CallSignature& call) {
   std::optional<DeviceMesh> root;
@@ -163,17 +177,22 @@ bool share_root(const CallSignature& call) {
 
 }  // namespace
 
-void add_call_to(c10::Error& error, const c10::OperatorHandle& op, const CallSignature& call) {
-  constexpr const char* kOnDTensors = "of DTensors: ";
-  const auto& context = error.context();
-  if (std::ranges::any_of(context, [&](const std::string& line) { return line.find(kOnDTensors) != line.npos; })) {
-    return;
+void rethrow_with_call(const c10::OperatorHandle& op, const CallSignature& call) {
+  try {
+    throw;
+  } catch (c10::Error& error) {
+    const auto has_call = [](const std::string& line) { return line.find(kOnDTensors) != line.npos; };
+    if (std::ranges::none_of(error.context(), has_call)) {
+      error.add_context(describe_call(op, call));
+    }
+    throw;
+  } catch (const Error&) {
+    throw;
+  } catch (const std::bad_alloc&) {
+    throw;
+  } catch (const std::exception& error) {
+    throw ValueError(fmt::format("{} ({})", error.what(), describe_call(op, call)));
   }
-  error.add_context(
-      fmt::format("{} {}{}. The sizes, dtypes and numbers must fit as those of the whole tensors; where they do and "
-                  "plain tensors are taken, run the op on full_tensor() of the DTensors, taken on every rank, or let "
-                  "it run so in a ReplicateAndRun scope",
-                  toString(op.operator_name()), kOnDTensors, describe_arguments(call)));
 }
 
 void throw_mixed(const c10::OperatorHandle& op, const CallSignature& call) {

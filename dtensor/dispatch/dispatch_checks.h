@@ -1,8 +1,6 @@
 #pragma once
 // Checks of dispatch before it runs an op, and their messages.
 
-#include <c10/util/Exception.h>
-
 #include <string>
 
 #include "dtensor/dispatch/call_signature.h"
@@ -12,9 +10,10 @@ namespace tessera {
 /// Lists the operands for messages.
 std::string describe_arguments(const CallSignature& call);
 
-/// Adds the op, the operands and possible remedies to an error of libtorch, such as a meta kernel's. Adds them once if
-/// ops call others.
-void add_call_to(c10::Error& error, const c10::OperatorHandle& op, const CallSignature& call);
+/// Rethrows the exception that is being handled. Adds the op, the operands and possible remedies to an error of
+/// libtorch, such as a meta kernel's, once if ops call others. A std::exception of a kernel becomes a ValueError with
+/// them; errors of this library and std::bad_alloc stay as they are.
+[[noreturn]] void rethrow_with_call(const c10::OperatorHandle& op, const CallSignature& call);
 
 /// Throws for a mix of DTensors and plain tensors, which may be replicas or shards. Throws StateError if a parameter of
 /// fully_shard is used while sharded, otherwise ValueError.

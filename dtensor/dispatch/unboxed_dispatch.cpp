@@ -83,9 +83,8 @@ struct UnboxedDispatch {
           auto result = std::apply([&](Args... of) { return op.call(of...); }, local);
           return result.defined() ? ResultWrapper{call, *plan}.wrap(std::move(result), info.returns[0].is_view)
                                   : result;
-        } catch (c10::Error& error) {
-          add_call_to(error, op, call);
-          throw;
+        } catch (...) {
+          rethrow_with_call(op, call);
         }
       }
     }

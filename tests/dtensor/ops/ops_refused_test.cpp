@@ -256,4 +256,23 @@ TEST_CASE("an error of libtorch about DTensors names the op, the operands and a 
   });
 }
 
+TEST_CASE("an error of a kernel that is none of libtorch's names the op, the operands and a remedy", "[dtensor][ops]") {
+  for (const int ranks : {1, 2, 3, 4}) {
+    run_ranks(ranks, [&](int) {
+      const auto mesh = init_device_mesh(at::kCPU, {ranks});
+      const auto x = distribute_tensor(at::ones({5, 3}), mesh, {Shard(0)});
+      const auto y = distribute_tensor(at::ones({3}), mesh, {Replicate()});
+      at::add(x, y);  // so that the plan is known where ops run unboxed
+      for (int again = 0; again < 2; ++again) {
+        const auto add = [&] { at::add(x, y, 1e39); };
+        expect_throws<ValueError>(add, "overflow (aten::add.Tensor of DTensors: Float[5, 3] ");
+        expect_throws<ValueError>(add, "Shard(0)");
+        expect_throws<ValueError>(add, "ReplicateAndRun");
+        const auto add_in_place = [&] { x.add_(y, 1e39); };
+        expect_throws<ValueError>(add_in_place, "overflow (aten::add_.Tensor of DTensors: Float[5, 3] ");
+      }
+    });
+  }
+}
+
 }  // namespace tessera

@@ -16,6 +16,7 @@
 #include "device_mesh/axis_names.h"
 #include "device_mesh/group_grid.h"
 #include "device_mesh/mesh_state.h"
+#include "device_mesh/rank_agreement.h"
 
 namespace tessera {
 
@@ -56,11 +57,8 @@ void check_shape(const std::vector<int64_t>& shape, int64_t count, bool ranks_ar
                 ranks_are_given ? "give" : "start", ranks);
 }
 
-/// `ranks`, or all ranks if there are none.
-std::vector<int64_t> checked_ranks(std::vector<int64_t> ranks) {
-  if (ranks.empty()) {
-    return group_ranks(default_group());
-  }
+/// Returns the group of `ranks` in ascending order.
+ProcessGroupPtr group_of_given(const std::vector<int64_t>& ranks) {
   std::vector<int64_t> sorted = ranks;
   std::ranges::sort(sorted);
   TESSERA_CHECK(
@@ -71,25 +69,28 @@ std::vector<int64_t> checked_ranks(std::vector<int64_t> ranks) {
   TESSERA_CHECK(ValueError, std::ranges::binary_search(sorted, get_rank()),
                 "init_device_mesh: ranks [{}] are without the caller, rank {}; only they call it",
                 fmt::join(ranks, ", "), get_rank());
-  return ranks;
+  return new_group(sorted, "init_device_mesh");
 }
 
 std::string describe_mesh(c10::DeviceType device_type, const std::vector<int64_t>& shape,
-                          const std::vector<std::string>& axis_names) {
-  return fmt::format("shape [{}], names [{}] on {}", fmt::join(shape, ", "), fmt::join(axis_names, ", "),
+                          const std::vector<std::string>& axis_names, const std::vector<int64_t>& ranks) {
+  return fmt::format("shape [{}], names [{}]{} on {}", fmt::join(shape, ", "), fmt::join(axis_names, ", "),
+                     ranks.empty() ? "" : fmt::format(", ranks [{}]", fmt::join(ranks, ", ")),
                      c10::DeviceTypeName(device_type, /*lower_case=*/true));
 }
 
 /// Runs `check` of this rank's `arguments`. Ranks whose arguments differ would make groups that wait for each other, or
-/// a mesh of which each knows something else. Throws on every rank what `check` throws on one, or that they differ.
-void check_on_all_ranks(const std::string& arguments, const std::function<void()>& check) {
+/// a mesh of which each knows something else. Throws on every rank of `group` what `check` throws on one, or that they
+/// differ.
+void check_on_all_ranks(const ProcessGroupPtr& group, const std::string& arguments,
+                        const std::function<void()>& check) {
   std::exception_ptr own;
   try {
     check();
   } catch (const ValueError&) {
     own = std::current_exception();
   }
-  const auto texts = all_gather_strings(default_group(), arguments);
+  const auto texts = all_gather_strings(group, arguments);
   if (own) {  // with equal arguments every rank has one
     std::rethrow_exception(own);
   }
@@ -97,7 +98,7 @@ void check_on_all_ranks(const std::string& arguments, const std::function<void()
   TESSERA_CHECK(ValueError, other == texts.end(),
                 "init_device_mesh: the ranks' arguments differ: rank {} has {}, rank {} has {}. Give the same ones on "
                 "every rank, or the mesh's own ranks: init_device_mesh(device, shape, names, ranks)",
-                get_rank(), arguments, other - texts.begin(), *other);
+                get_rank(), arguments, group_ranks(group)[static_cast<size_t>(other - texts.begin())], *other);
 }
 
 }  // namespace
@@ -108,22 +109,22 @@ DeviceMesh init_device_mesh(c10::DeviceType device_type, std::vector<int64_t> sh
     init_process_group();
   }
   const bool ranks_are_given = !ranks.empty();
-  const auto arguments = describe_mesh(device_type, shape, axis_names);
+  const auto arguments = describe_mesh(device_type, shape, axis_names, ranks);
+  ProcessGroupPtr group = ranks_are_given ? group_of_given(ranks) : default_group();
+  if (!ranks_are_given) {
+    ranks = group_ranks(group);
+  }
   std::unique_ptr<detail::MeshRoot> checked_root;
-  const auto check = [&] {
-    check_shape(shape, ranks_are_given ? std::ssize(ranks) : get_world_size(), ranks_are_given);
+  check_on_all_ranks(group, arguments, [&] {
+    check_shape(shape, std::ssize(ranks), ranks_are_given);
     std::vector<std::string> names = checked_axis_names("init_device_mesh", std::move(axis_names), std::ssize(shape));
     TESSERA_CHECK(ValueError, has_backend(default_group(), device_type),
                   "init_device_mesh: device type {}; the default group's backend \"{}\" is not for it",
                   c10::DeviceTypeName(device_type, /*lower_case=*/true), default_group()->getBackendName());
-    checked_root = std::make_unique<detail::MeshRoot>(shape, std::move(names), checked_ranks(std::move(ranks)));
-  };
-  if (ranks_are_given) {
-    check();
-  } else {
-    check_on_all_ranks(arguments, check);
-  }
+    checked_root = std::make_unique<detail::MeshRoot>(shape, std::move(names), std::move(ranks));
+  });
   const std::shared_ptr<detail::MeshRoot> root = std::move(checked_root);
+  root->agreed_by = std::move(group);
   for (int64_t axis = 0; axis < root->layout.ndim(); ++axis) {
     root->groups.push_back(detail::group_along(*root, root->layout.axis(axis), root->axis_names[axis]));
   }
@@ -260,8 +261,27 @@ DeviceMesh DeviceMesh::operator[](const std::vector<std::string>& axis_names) co
 
 DeviceMesh DeviceMesh::flatten(const std::vector<std::string>& axis_names, std::string name) const {
   const MeshState& state = checked(state_);
-  const auto axes = detail::find_axes(state, axis_names.empty() ? state.axis_names : axis_names);
-  return DeviceMesh(detail::sub_mesh(state, {detail::flatten_axes(state, axes, std::move(name))}));
+  const auto& names = axis_names.empty() ? state.axis_names : axis_names;
+  std::vector<detail::NamedAxis> axes;
+  detail::NamedAxis joined;
+  std::exception_ptr failure;
+  try {
+    axes = detail::find_axes(state, names);
+    joined = detail::joined_axis(state, axes, std::move(name));
+  } catch (const Error&) {
+    failure = std::current_exception();
+  }
+  if (failure || !joined.group) {
+    // Ranks that join different axes would make groups that wait for each other.
+    check_ranks_agree({root()}, "DeviceMesh::flatten", [&] {
+      if (failure) {
+        std::rethrow_exception(failure);
+      }
+      return std::vector<std::string>{fmt::format("axes [{}] as \"{}\"", fmt::join(names, ", "), joined.name)};
+    });
+    detail::register_axis(state, axes, joined);
+  }
+  return DeviceMesh(detail::sub_mesh(state, {std::move(joined)}));
 }
 
 bool DeviceMesh::operator==(const DeviceMesh& other) const {

@@ -90,7 +90,8 @@ class DeviceMesh {
 #endif
 
   /// Joins axes (default: all) into one, with a new group, that mesh[name] finds later. All ranks of the whole mesh
-  /// must call it. `name` defaults to "dp_tp". Throws ValueError if another axis has the name.
+  /// must call it. `name` defaults to "dp_tp". Throws ValueError if another axis has the name or if ranks join
+  /// different axes, on all ranks.
   DeviceMesh flatten(const std::vector<std::string>& axis_names = {}, std::string name = "") const;
 
   DeviceMesh root() const;  // the mesh that this one is part of
@@ -113,8 +114,9 @@ class DeviceMesh {
 };
 
 /// Makes a mesh over all ranks of the default group, or over `ranks`, in row-major order. Sets up the default group if
-/// needed. All ranks of the mesh, and no others, call it with the same arguments. Throws ValueError for arguments that
-/// do not fit, on every rank unless `ranks` are given.
+/// needed. All ranks of the mesh, and no others, call it with the same arguments. Throws ValueError, on all of them,
+/// for arguments that do not fit or differ. `ranks` that are out of range, repeated or without the caller throw on it
+/// alone.
 DeviceMesh init_device_mesh(c10::DeviceType device_type, std::vector<int64_t> shape,
                             std::vector<std::string> axis_names = {}, std::vector<int64_t> ranks = {});
 

@@ -147,7 +147,7 @@ std::shared_ptr<const MeshState> sub_mesh(const MeshState& parent, const std::ve
                        .hash = 0});
 }
 
-NamedAxis flatten_axes(const MeshState& state, const std::vector<NamedAxis>& axes, std::string name) {
+NamedAxis joined_axis(const MeshState& state, const std::vector<NamedAxis>& axes, std::string name) {
   std::vector<AxisLayout> layouts;
   std::vector<std::string> names;
   for (const NamedAxis& axis : axes) {
@@ -170,11 +170,14 @@ NamedAxis flatten_axes(const MeshState& state, const std::vector<NamedAxis>& axe
                   "{}.flatten([{}], \"{}\"): the name is another axis already; choose a new one", print(state),
                   fmt::join(names, ", "), name);
     joined.group = is_own ? root.groups[index] : known->second.group;
-  } else {
-    joined.group = axes.size() == 1 ? axes[0].group : group_along(root, joined.layout, name);
-    root.flattened.emplace(name, MeshRoot::FlattenedAxis{joined.layout, joined.group});
   }
   return joined;
+}
+
+void register_axis(const MeshState& state, const std::vector<NamedAxis>& axes, NamedAxis& joined) {
+  joined.group = axes.size() == 1 ? axes[0].group : group_along(*state.root, joined.layout, joined.name);
+  std::lock_guard lock(state.root->mutex);
+  state.root->flattened.emplace(joined.name, MeshRoot::FlattenedAxis{joined.layout, joined.group});
 }
 
 }  // namespace tessera::detail

@@ -31,6 +31,7 @@ struct MeshRoot {
   const std::vector<std::string> axis_names;
   const std::vector<int64_t> ranks;  // rank in the default group at each place
   std::vector<ProcessGroupPtr> groups;
+  ProcessGroupPtr agreed_by;  // all ranks, of a mesh over some of the world's
 
   std::mutex mutex;
   std::map<std::string, FlattenedAxis, std::less<>> flattened;
@@ -80,7 +81,11 @@ std::vector<NamedAxis> find_axes(const MeshState& state, const std::vector<std::
 
 std::shared_ptr<const MeshState> sub_mesh(const MeshState& parent, const std::vector<NamedAxis>& axes);
 
-/// Joins `axes` and registers the result with the root as `name` ("": the joined names).
-NamedAxis flatten_axes(const MeshState& state, const std::vector<NamedAxis>& axes, std::string name);
+/// Returns `axes` joined as `name` ("": the joined names), without a group if the root does not have it yet. Throws
+/// ValueError if another axis has the name.
+NamedAxis joined_axis(const MeshState& state, const std::vector<NamedAxis>& axes, std::string name);
+
+/// Gives `joined`, which joins `axes`, a group, and registers it with the root.
+void register_axis(const MeshState& state, const std::vector<NamedAxis>& axes, NamedAxis& joined);
 
 }  // namespace tessera::detail

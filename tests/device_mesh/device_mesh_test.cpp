@@ -2,6 +2,7 @@
 
 #include <ATen/Context.h>
 
+#include <algorithm>
 #include <array>
 #include <chrono>
 #include <functional>
@@ -200,6 +201,85 @@ TEST_CASE("ranks that ask for different meshes are refused on all of them") {
     expect_throws<ValueError>([&] { calls[0](rank); },
                               rank == 3 ? "rank 3 has shape [4, 1], names [dp, tp] on cpu, rank 0 has shape [2, 2]"
                                         : "rank 3 has shape [4, 1], names [dp, tp] on cpu. Give the same ones");
+  });
+}
+
+TEST_CASE("ranks of a mesh over some ranks that ask for different ones are refused on all of them") {
+  struct Call {
+    Ints ranks;
+    std::function<DeviceMesh(int, const Ints&)> make;
+  };
+  const std::vector<Call> calls = {
+      {.ranks = {0, 1},
+       .make =
+           [](int rank, const Ints& ranks) {
+             return init_device_mesh(at::kCPU, rank == 0 ? Ints{2} : Ints{1, 2}, {}, ranks);
+           }},
+      {.ranks = {3, 1, 0, 4},
+       .make =
+           [](int rank, const Ints& ranks) {
+             return init_device_mesh(at::kCPU, rank == 4 ? Ints{2, 2} : Ints{4}, {}, ranks);
+           }},
+      {.ranks = {4, 2},
+       .make = [](int rank,
+                  const Ints& ranks) { return init_device_mesh(at::kCPU, {2}, {rank == 4 ? "dp" : "tp"}, ranks); }},
+      {.ranks = {1, 2, 3},
+       .make =
+           [](int rank, const Ints& ranks) {
+             return init_device_mesh(at::kCPU, {3}, {"dp"}, rank == 2 ? Ints{3, 2, 1} : ranks);
+           }},
+      {.ranks = {1, 4},
+       .make = [](int rank, const Ints& ranks) { return init_device_mesh(at::kCPU, {rank == 1 ? 3 : 2}, {}, ranks); }},
+  };
+  run_ranks(5, [&](int rank) {
+    for (const auto& [ranks, make] : calls) {
+      if (std::ranges::find(ranks, rank) != ranks.end()) {
+        expect_throws<ValueError>([&] { make(rank, ranks); }, "shape [");
+        expect_equal(init_device_mesh(at::kCPU, {std::ssize(ranks)}, {}, ranks).ranks(), ranks);
+      }
+    }
+    if (rank == 1 || rank == 4) {
+      expect_throws<ValueError>(
+          [&] {
+            calls[0].make(rank == 1 ? 0 : 1, {4, 1});
+          },
+          rank == 1 ? "rank 1 has shape [2], names [], ranks [4, 1] on cpu, rank 4 has shape "
+                      "[1, 2], names [], ranks [4, 1] on cpu"
+                    : "rank 4 has shape [1, 2], names [], ranks [4, 1] on cpu, rank 1 has");
+    }
+  });
+}
+
+TEST_CASE("ranks that flatten different axes, or by different names, are refused on all of them") {
+  const std::vector<std::function<DeviceMesh(int, const DeviceMesh&)>> calls = {
+      [](int rank, const DeviceMesh& mesh) {
+        return mesh.flatten(rank == 3 ? Names{"tp", "dp"} : Names{"dp", "tp"});
+      },
+      [](int rank, const DeviceMesh& mesh) {
+        return mesh.flatten(rank == 1 ? Names{"dp"} : Names{"dp", "tp"}, "new");
+      },
+      [](int rank, const DeviceMesh& mesh) {
+        return mesh.flatten({"dp", "tp"}, rank == 0 ? "a" : "b");
+      },
+      [](int rank, const DeviceMesh& mesh) { return mesh.flatten({rank == 0 ? "dp" : "tp"}, "other"); },
+  };
+  run_ranks(4, [&](int rank) {
+    const DeviceMesh mesh = init_device_mesh(at::kCPU, {2, 2}, {"dp", "tp"});
+    for (const auto& call : calls) {
+      expect_throws<ValueError>([&] { call(rank, mesh); }, "DeviceMesh::flatten: the ranks differ: rank 0 has axes [");
+    }
+    expect_throws<ValueError>([&] { calls[2](rank, mesh); },
+                              "rank 0 has axes [dp, tp] as \"a\", rank 1 has axes [dp, tp] as \"b\"");
+    const auto misspell = [&] { mesh.flatten({rank == 2 ? "pd" : "dp", "tp"}, "new"); };
+    if (rank == 2) {
+      expect_throws<KeyError>(misspell, "has no axis \"pd\"");
+    } else {
+      expect_throws<ValueError>(misspell, "DeviceMesh::flatten: rank 2 cannot: DeviceMesh(cpu, {dp: 2, tp: 2}) has no");
+    }
+    expect_equal(mesh.flatten({"dp", "tp"}, "new").ranks(), Ints{0, 1, 2, 3});
+    if (rank == 3) {
+      expect_equal(mesh.flatten({"dp", "tp"}, "new").ranks(), Ints{0, 1, 2, 3});  // it is known: nobody is asked
+    }
   });
 }
 

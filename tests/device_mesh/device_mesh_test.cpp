@@ -283,14 +283,5 @@ TEST_CASE("ranks that flatten different axes, or by different names, are refused
   });
 }
 
-#if defined(__cpp_multidimensional_subscript)
-TEST_CASE("several names in brackets") {
-  run_ranks(4, [](int) {
-    const DeviceMesh mesh = init_device_mesh(at::kCPU, {2, 2}, {"dp", "tp"});
-    TESSERA_EXPECT((mesh["dp", "tp"] == mesh));
-  });
-}
-#endif
-
 }  // namespace
 }  // namespace tessera

@@ -92,3 +92,7 @@ END
 cmake -S "$program" -B "$program/build" -DCMAKE_PREFIX_PATH="$prefix" -DCMAKE_BUILD_TYPE=Release
 cmake --build "$program/build"
 "$program/build/program" || fail "the program: exit code $?"
+
+# Before C++23 a comma in brackets would mean the last name alone.
+sed -i 's/tessera::get_rank() == 0/tessera::init_device_mesh(at::kCPU, {1}, {"dp"})["dp", "dp"].ndim() == 1/' "$program/program.cpp"
+expect_error "comma-subscript" cmake --build "$program/build"

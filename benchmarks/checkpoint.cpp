@@ -1,6 +1,7 @@
 // What saving and loading costs beside plain files: 2 ranks as threads, each with a shard of 32 float32 tensors.
 //
-//   plain_write, plain_read    each rank its shard, one file a rank; the disk begins to write while the rank goes on, as
+//   plain_write, plain_read    each rank its shard, one file a rank; the disk begins to write while the rank goes on,
+//   as
 //                              in a save, and fsync; read from the disk
 //   save, load                 the same bytes through dcp::save and dcp::load
 //   memcpy                     a rank copies its shard

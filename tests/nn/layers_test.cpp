@@ -69,9 +69,8 @@ void check_same_layers(Compare compare, const Layer& stock, const Layer& ours, H
 
 template <class Stock, class Ours, class... Args>
 void check_same(Compare compare, Stock stock, Ours ours, Args... args) {
-  check_same_layers(
-      compare, {*stock, [&] { return tensors_of(stock(args...)); }}, {*ours, [&] { return tensors_of(ours(args...)); }},
-      *ours, (tensors_of(args).size() + ... + 0));
+  check_same_layers(compare, {*stock, [&] { return tensors_of(stock(args...)); }},
+                    {*ours, [&] { return tensors_of(ours(args...)); }}, *ours, (tensors_of(args).size() + ... + 0));
 }
 
 // `from_stock` makes a drop-in of `stock`.

@@ -94,7 +94,7 @@ std::vector<at::Tensor> ignored_params(Module& module, const WrapScope& scope) {
 /// if there is one.
 at::DeviceType compute_device_type(const Module& module, const FSDPOptions& options, const WrapScope& scope) {
   if (options.device_id) {
-    return options.device_id->type();
+    return at::Device(*options.device_id).type();
   }
   std::optional<std::pair<std::string, at::Device>> first;
   for (const auto& item : module.named_parameters()) {
@@ -138,6 +138,23 @@ DeviceMesh mesh_of(Module& module, const FSDPOptions& options, const WrapScope& 
   return mesh_of_hosts(compute_device_type(module, options, scope));
 }
 
+/// Moves the root's inputs to where it computes; a batch may be on the CPU.
+void move_inputs(const WrapperState& unit, TensorRefs inputs) {
+  const auto& device_id = unit.options.device_id;
+  const auto* group = unit.state->group().get();
+  const at::Device device = device_id ? at::Device(*device_id)
+                            : group   ? group->context().device
+                                      : at::Device(unit.mesh.device_type());
+  if (device.is_cpu() && !device_id) {
+    return;
+  }
+  for (auto* tensor : inputs) {
+    if (tensor->defined() && (device_id || tensor->is_cpu())) {
+      *tensor = tensor->to(device);
+    }
+  }
+}
+
 void cast_inputs(WrapperState& unit, TensorRefs inputs) {
   const auto& precision = unit.options.mixed_precision;
   if (unit.casts_around) {
@@ -155,10 +172,8 @@ void cast_inputs(WrapperState& unit, TensorRefs inputs) {
   if (precision.param_dtype && casts) {
     cast_floating(inputs, *precision.param_dtype);
   }
-  if (is_root && unit.options.device_id) {
-    for (auto* tensor : inputs) {
-      *tensor = tensor->to(*unit.options.device_id);
-    }
+  if (is_root) {
+    move_inputs(unit, inputs);
   }
 }
 
@@ -221,7 +236,10 @@ void wrap_one(Module& module, const WrapOne& request) {
     unit->strategy = ShardingStrategy::NO_SHARD;
   }
   check_ranks_agree({unit->mesh}, where, [&] {
-    prepare_modules(modules, scope, options, where);
+    if (auto& device_id = unit->options.device_id) {
+      device_id = device_id->resolved();
+    }
+    prepare_modules(modules, scope, unit->options, where);
     return std::vector<std::string>();
   });
   if (options.sync_module_states) {

@@ -65,6 +65,20 @@ class FSDPProcessGroup {
   std::optional<std::vector<int64_t>> replicate_;
 };
 
+/// A device, or the index of a GPU.
+class DeviceId {
+ public:
+  DeviceId(at::Device device) : device_(device) {}  // NOLINT: a device as it is
+  DeviceId(at::DeviceType type) : device_(type) {}  // NOLINT: the current device of this type
+  DeviceId(int64_t gpu);                            // NOLINT: throws ValueError unless it fits an index
+  operator at::Device() const { return device_; }   // NOLINT: reads as the device that it is
+  /// Returns it with an index, or the CPU. Throws ValueError if there is no such GPU.
+  at::Device resolved() const;
+
+ private:
+  at::Device device_;
+};
+
 struct FSDPOptions {
   /// Default: all ranks; for hybrid strategies, those of this host (under srun, set LOCAL_WORLD_SIZE) and their peers.
   /// Exclusive with device_mesh.
@@ -80,8 +94,9 @@ struct FSDPOptions {
   std::vector<at::Tensor> ignored_states = {};  // parameters to leave alone; exclusive with ignored_modules
   /// Initializes a module's own meta tensors, with memory on device_id (or the CPU). Runs once per module.
   std::function<void(torch::nn::Module&)> param_init_fn = nullptr;
-  /// Device to move CPU modules and the root's inputs to. Default: none. A module on another device is an error.
-  std::optional<at::Device> device_id = std::nullopt;
+  /// Device to move CPU modules and the root's inputs to. Default: where the module is. One on another device is an
+  /// error.
+  std::optional<DeviceId> device_id = std::nullopt;
   bool sync_module_states = false;  // broadcast parameters and buffers from rank 0 of the groups
   bool forward_prefetch = false;    // gather the next unit of the last iteration before computing this one
   bool limit_all_gathers = true;    // no effect: at most one unit is gathered ahead anyway

@@ -44,7 +44,7 @@ std::vector<at::Tensor> own_tensors(const Module& module, const WrapScope& scope
 /// Gives tensors on the meta device memory, and lets the user's function fill it, once a module.
 void materialize(Module& module, const WrapScope& scope, const FSDPOptions& options) {
   const at::NoGradGuard no_grad;
-  const auto device = options.device_id.value_or(at::kCPU);
+  const at::Device device = options.device_id.value_or(at::kCPU);
   bool any = false;
   for (const auto& tensor : own_tensors(module, scope)) {
     if (tensor.is_meta()) {
@@ -60,10 +60,11 @@ void materialize(Module& module, const WrapScope& scope, const FSDPOptions& opti
 /// To device_id; parameters that are offloaded stay on the CPU.
 void move(const Module& module, const WrapScope& scope, const FSDPOptions& options) {
   const at::NoGradGuard no_grad;
+  const at::Device device = *options.device_id;
   for (const auto& tensor :
        options.cpu_offload.offload_params ? own_buffers(module, scope) : own_tensors(module, scope)) {
-    if (tensor.device() != *options.device_id) {
-      replace_data(tensor, tensor.detach().to(*options.device_id));
+    if (tensor.device() != device) {
+      replace_data(tensor, tensor.detach().to(device));
     }
   }
 }
@@ -86,7 +87,8 @@ void check_module(const ManagedModule& managed, const WrapScope& scope, const FS
         ValueError,
         is_ignored || !options.device_id || device.is_cpu() || device.is_meta() || device == *options.device_id,
         "{}: '{}' is on {}, but device_id is {}; move the module there, or to the CPU, before wrapping", where,
-        name.empty() ? parameter.key() : name + "." + parameter.key(), device.str(), options.device_id->str());
+        name.empty() ? parameter.key() : name + "." + parameter.key(), device.str(),
+        at::Device(*options.device_id).str());
   }
 }
 

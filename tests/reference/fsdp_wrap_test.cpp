@@ -67,67 +67,6 @@ TEST_CASE("row 53: an optimizer that was built before wrapping moves the shards"
   }
 }
 
-TEST_CASE("row 95: to(), cpu() and cuda() after wrapping: what is not sharded follows, and the shards stay") {
-  for (const int ranks : {1, 2, 3, 4}) {
-    run_ranks(ranks, [&](int) {
-      auto tower = make_tower();
-      tower->register_buffer("scale", at::ones({3}, at::kHalf));
-      tower->register_buffer("count", at::arange(3));
-      const FullyShardedDataParallel model(tower, {.auto_wrap_policy = block_policy()});
-      const auto values = [&] {
-        std::vector<at::Tensor> copies;
-        for (const auto& parameter : model->parameters()) {
-          copies.push_back(full_tensor(parameter.detach()).clone());
-        }
-        return copies;
-      };
-      const auto before = values();
-      const auto buffer_dtypes = [&] {
-        const auto buffers = model->named_buffers();
-        return std::pair(buffers["scale"].scalar_type(), buffers["count"].scalar_type());
-      };
-      // What cannot be is refused at once, and nothing has changed.
-      expect_throws<NotImplementedError>([&] { model.to(at::kDouble); },
-                                         "is sharded in Float, and cannot become Double");
-      expect_throws<NotImplementedError>([&] { model.to(at::kDouble); }, "mixed_precision.param_dtype");
-      expect_throws<ValueError>([&] { model.cuda(); }, "are on cpu, and cannot go to cuda");
-      expect_throws<ValueError>([&] { model.to(at::Device(at::kCUDA, 0)); }, "wrap it with device_id = cuda:0");
-      expect_throws<ValueError>([&] { model.to(at::kLong); }, "Long is no floating dtype");
-      FSDP::summon_full_params(*model, {}, [&] {
-        expect_throws<ValueError>([&] { model.to(at::kFloat); }, "to: ");
-        expect_throws<ValueError>([&] { model.cpu(); }, "SUMMON_FULL_PARAMS, allowed: IDLE");
-      });
-      TESSERA_EXPECT(buffer_dtypes() == std::pair(at::kHalf, at::kLong));
-      // In the middle of training.
-      expect_gradients_of_average(model);
-      model.to(at::kFloat);
-      TESSERA_EXPECT(buffer_dtypes() == std::pair(at::kFloat, at::kLong));
-      model.cpu();
-      model.to(at::Device(at::kCPU));
-      model->to(at::kFloat);  // libtorch's own
-      const auto after = values();
-      for (size_t i = 0; i < before.size(); ++i) {
-        expect_bit_equal(after[i], before[i]);
-      }
-      for (const auto& parameter : model->parameters()) {
-        TESSERA_EXPECT(is_dtensor(parameter) && is_dtensor(parameter.grad()));
-      }
-      model->zero_grad();
-      expect_gradients_of_average(model);
-    });
-  }
-}
-
-TEST_CASE("rows 54, 55, 66: device_id takes a module on the CPU, and the root moves its inputs there") {
-  run_ranks(2, [](int) {
-    const FullyShardedDataParallel model(make_tower(), {.device_id = at::Device(at::kCPU)});
-    for (const auto& parameter : model->parameters()) {
-      TESSERA_EXPECT(parameter.device().is_cpu());
-    }
-    expect_gradients_of_average(model);
-  });
-}
-
 TEST_CASE("rows 56, 59, 73: every strategy has the plain model's gradients; what is freed after forward differs") {
   for (const int world_size : {2, 4}) {
     run_ranks(world_size, [&](int) {

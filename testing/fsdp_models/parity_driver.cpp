@@ -14,12 +14,35 @@ namespace {
 
 constexpr Tolerance kLowPrecision{.rtol = 2e-2, .atol = 2e-2};
 
+MixedPrecisionPolicy policy_of(const FSDPParityOptions& options) {
+  if (!options.wrapper_options) {
+    return options.fsdp_options.mp_policy;
+  }
+  const auto& precision = options.wrapper_options->mixed_precision;
+  return {.param_dtype = precision.param_dtype, .reduce_dtype = precision.reduce_dtype};
+}
+
+/// Returns whether units free their parameters after forward, if the options say so.
+std::optional<bool> reshards_after_forward(const FSDPParityOptions& options) {
+  if (options.wrapper_options) {
+    const auto strategy = options.wrapper_options->sharding_strategy.value_or(ShardingStrategy::FULL_SHARD);
+    return strategy == ShardingStrategy::FULL_SHARD || strategy == ShardingStrategy::HYBRID_SHARD;
+  }
+  const auto& reshards = options.fsdp_options.reshard_after_forward;
+  return reshards ? std::optional(reshards->is_on()) : std::nullopt;
+}
+
+bool is_offloaded(const FSDPParityOptions& options) {
+  return options.wrapper_options ? options.wrapper_options->cpu_offload.offload_params
+                                 : options.fsdp_options.offload_policy.has_value();
+}
+
 /// Whether something is computed or sent in less than float32.
 bool is_mixed(const FSDPParityOptions& options) {
   const auto is_low = [](std::optional<at::ScalarType> dtype) {
     return dtype && c10::elementSize(*dtype) < c10::elementSize(at::kFloat);
   };
-  const auto& policy = options.fsdp_options.mp_policy;
+  const auto policy = policy_of(options);
   return is_low(policy.param_dtype) || is_low(policy.reduce_dtype);
 }
 
@@ -37,14 +60,12 @@ TrainOptions common_train(const FSDPParityOptions& options) {
   TrainOptions train{.num_steps = options.num_iters,
                      .lr = options.lr,
                      .use_pure_fp16 = options.use_pure_fp16,
-                     .cpu_offload = options.fsdp_options.offload_policy.has_value(),
+                     .cpu_offload = is_offloaded(options),
                      .device = options.init_options.device,
                      .grad_scaler = options.grad_scaler};
-  if (const auto& reshards = options.fsdp_options.reshard_after_forward) {
-    train.reshard_after_forward = reshards->is_on();
-  }
+  train.reshard_after_forward = reshards_after_forward(options).value_or(true);
   if (is_mixed(options)) {
-    train.mixed_precision = options.fsdp_options.mp_policy;
+    train.mixed_precision = policy_of(options);
   }
   return train;
 }
@@ -65,6 +86,7 @@ std::shared_ptr<FSDPTestModel> make_sharded(const ModelClass& model_class, const
   init.device_init_mode = options.device_init_mode;
   init.fsdp_options = options.fsdp_options;
   init.shard = options.shard;
+  init.wrapper_options = options.wrapper_options;
   try {
     auto model = model_class.init(init);
     if (composable_apis(*model).empty()) {
@@ -79,13 +101,12 @@ std::shared_ptr<FSDPTestModel> make_sharded(const ModelClass& model_class, const
   }
 }
 
-void compare_parameters(torch::nn::Module& reference, torch::nn::Module& sharded, bool is_offloaded,
-                        Tolerance tolerance) {
+void compare_parameters(torch::nn::Module& reference, torch::nn::Module& sharded, bool on_cpu, Tolerance tolerance) {
   const auto expected = get_full_params(reference);
   const auto actual = get_full_params(sharded);
   expect_equal(actual.size(), expected.size());
   for (size_t i = 0; i < expected.size(); ++i) {
-    const auto device = is_offloaded ? at::Device(at::kCPU) : expected[i].device();
+    const auto device = on_cpu ? at::Device(at::kCPU) : expected[i].device();
     TESSERA_EXPECT(actual[i].device() == device);
     expect_close(actual[i], expected[i].to(device), tolerance);
   }

@@ -43,6 +43,8 @@ struct FSDPParityOptions {
   /// Options of all units; mp_policy also determines how the reference computes.
   FullyShardOptions fsdp_options = {};
   ShardFn shard = nullptr;
+  /// Wraps units in FullyShardedDataParallel with these options, instead of the two above.
+  std::optional<FSDPOptions> wrapper_options = std::nullopt;
   bool use_pure_fp16 = false;
   /// Scaler of both trainings, whose losses are then scaled. Off by default.
   GradScalerOptions grad_scaler = {.enabled = false};

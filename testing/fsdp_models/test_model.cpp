@@ -5,6 +5,7 @@
 #include <unordered_set>
 
 #include "base/error.h"
+#include "fsdp1/fsdp.h"
 
 namespace tessera::testing {
 
@@ -74,7 +75,25 @@ std::shared_ptr<FSDPTestModel> finish_init(std::shared_ptr<FSDPTestModel> model,
   return model;
 }
 
+namespace {
+
+FSDPOptions wrapper_options_on(const DeviceMesh& mesh, FSDPOptions options) {
+  options.device_mesh = mesh;
+  if (mesh.ndim() == 1 && options.sharding_strategy == ShardingStrategy::HYBRID_SHARD) {
+    options.sharding_strategy = ShardingStrategy::FULL_SHARD;
+  } else if (mesh.ndim() == 1 && options.sharding_strategy == ShardingStrategy::_HYBRID_SHARD_ZERO2) {
+    options.sharding_strategy = ShardingStrategy::SHARD_GRAD_OP;
+  }
+  return options;
+}
+
+}  // namespace
+
 void wrap_unit(torch::nn::Module& module, const InitOptions& options, std::optional<DeviceMesh> mesh) {
+  if (options.wrapper_options) {
+    wrap_module(module, wrapper_options_on(mesh.value_or(options.mesh), *options.wrapper_options));
+    return;
+  }
   FullyShardOptions unit = options.fsdp_options;
   if (mesh) {
     unit.mesh = std::move(mesh);

@@ -24,6 +24,7 @@
 #include <string>
 #include <vector>
 
+#include "fsdp1/fsdp_options.h"
 #include "fully_shard/fully_shard.h"
 
 namespace tessera::testing {
@@ -56,6 +57,8 @@ struct InitOptions {
   /// Options of all units; their mesh is the one above by default.
   FullyShardOptions fsdp_options = {};
   ShardFn shard = nullptr;
+  /// Wraps units in FullyShardedDataParallel with these options, instead of the two above, over the same mesh.
+  std::optional<FSDPOptions> wrapper_options = std::nullopt;
   bool deterministic = false;
   at::Device device = at::kCPU;
   /// Dtype of all parameters before wrapping. Default: float32, as drawn.
@@ -72,7 +75,7 @@ struct InitOptions {
 std::shared_ptr<FSDPTestModel> finish_init(std::shared_ptr<FSDPTestModel> model, const InitOptions& options,
                                            const std::function<void()>& wrap);
 
-/// Makes `module` a unit by `options`, over their mesh or another one.
+/// Makes `module` a unit by `options`, over their mesh or another one. On one axis, hybrid strategies have no replicas.
 void wrap_unit(torch::nn::Module& module, const InitOptions& options, std::optional<DeviceMesh> mesh = std::nullopt);
 
 /// A model and its name, for drivers that build several.

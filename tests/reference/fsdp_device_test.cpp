@@ -10,6 +10,8 @@
 #include "dtensor/dtensor.h"
 #include "nn/hooks/hook_point.h"
 #include "testing/expect.h"
+#include "testing/fsdp_models/nested_wrapped_models.h"
+#include "testing/fsdp_models/parity_driver.h"
 #include "testing/run_ranks.h"
 #include "testing/tensor_matchers.h"
 #include "testing/test_devices.h"
@@ -197,6 +199,22 @@ TEST_CASE("row 84: entries of state dicts are on the CPU with offload_to_cpu, an
         TESSERA_EXPECT(own.device() == where);
       }
       expect_trains_on(device, model);
+    }
+  });
+}
+
+TEST_CASE("rows 49, 51: the parity driver under FullyShardedDataParallel: moved before wrapping, or by device_id") {
+  run_ranks_on_devices(2, [](int, c10::Device device) {
+    for (const auto strategy : kAllStrategies) {
+      for (const auto mode : {DEVICEInitMode::DEVICE_BEFORE, DEVICEInitMode::DEVICE_NEVER}) {
+        FSDPParityOptions options{.mesh = mesh_for(strategy, device.type()), .device_init_mode = mode};
+        options.init_options.device = device;
+        options.wrapper_options = FSDPOptions{.sharding_strategy = strategy};
+        if (mode == DEVICEInitMode::DEVICE_NEVER) {
+          options.wrapper_options->device_id = device;
+        }
+        test_fsdp_parity(nested_wrapped_model(), options);
+      }
     }
   });
 }

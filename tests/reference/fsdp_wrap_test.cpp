@@ -30,13 +30,6 @@
 
 namespace tessera::testing {
 
-namespace {
-
-constexpr Strategy kAllStrategies[] = {Strategy::FULL_SHARD, Strategy::SHARD_GRAD_OP, Strategy::NO_SHARD,
-                                       Strategy::HYBRID_SHARD, Strategy::_HYBRID_SHARD_ZERO2};
-
-}  // namespace
-
 TEST_CASE("row 53: an optimizer that was built before wrapping moves the shards") {
   for (const int ranks : {1, 2, 3, 4}) {
     run_ranks(ranks, [&](int) {

@@ -7,6 +7,8 @@
 
 #include "comm/context/comm_stats.h"
 #include "dtensor/dtensor.h"
+#include "fsdp1/fsdp.h"
+#include "fully_shard/composable_apis.h"
 #include "testing/expect.h"
 #include "testing/fsdp_models/mixture_of_experts.h"
 #include "testing/fsdp_models/parity_driver.h"
@@ -14,6 +16,7 @@
 #include "testing/fsdp_models/transformer_with_shared_params.h"
 #include "testing/run_ranks.h"
 #include "tests/reference/dp_mesh.h"
+#include "tests/reference/strategies.h"
 #include "third_party/catch2/catch.h"
 
 namespace tessera::testing {
@@ -65,6 +68,42 @@ std::shared_ptr<FSDPTestModel> sharded_of(const ModelClass& model, const DeviceM
     wrap_unit(*sharded, options);
   }
   return sharded;
+}
+
+/// Returns the model with every unit under FullyShardedDataParallel.
+std::shared_ptr<FSDPTestModel> wrapped_of(const ModelClass& model, Strategy strategy) {
+  const InitOptions options{.mesh = mesh_for(strategy),
+                            .fsdp_init_mode = FSDPInitMode::RECURSIVE,
+                            .wrapper_options = FSDPOptions{.sharding_strategy = strategy},
+                            .deterministic = true};
+  auto wrapped = model.init(options);
+  if (composable_apis(*wrapped).empty()) {
+    wrap_unit(*wrapped, options);
+  }
+  return wrapped;
+}
+
+/// Returns the units at and below `model`, of any API.
+std::vector<torch::nn::Module*> unit_modules(torch::nn::Module& model) {
+  std::vector<torch::nn::Module*> units;
+  for (const auto& module : model.modules()) {
+    if (!composable_apis(*module).empty()) {
+      units.push_back(module.get());
+    }
+  }
+  return units;
+}
+
+/// NestedWrappedModule, whose root's gradients are sums where it is wrapped.
+ModelClass nested_with_sums() {
+  return {"NestedWrappedModule of sums", [](const InitOptions& options) {
+            auto model = nested_wrapped_model().init(options);
+            if (options.fsdp_init_mode == FSDPInitMode::RECURSIVE) {
+              wrap_unit(*model, options);
+              fsdp(*model).set_gradient_divide_factor(1);  // too large by the number of ranks
+            }
+            return model;
+          }};
 }
 
 const MixedPrecisionPolicy kMixed{.param_dtype = at::kBFloat16};
@@ -283,17 +322,46 @@ TEST_CASE("row 47: training ends with idle, sharded units; one that stays unshar
   });
 }
 
+TEST_CASE("rows 12, 18, 23, 49: under FullyShardedDataParallel models' losses are Python's, with every strategy") {
+  for (const int world_size : {1, 2}) {
+    run_ranks(world_size, [&](int rank) {
+      run_subtests({{"model", {0, 1, 2, 3}}, {"strategy", {0, 1, 2, 3, 4}}}, [&](const Subtest& subtest) {
+        const auto golden = golden_losses()[static_cast<size_t>(subtest.get<int64_t>("model"))];
+        const auto strategy = kAllStrategies[subtest.get<int64_t>("strategy")];
+        const auto model = wrapped_of(golden.model, strategy);
+        const auto units = FSDP::fsdp_modules(*model);
+        expect_equal(units.size(), unit_modules(*model).size());
+        for (const auto& unit : units) {
+          const bool is_hybrid = unit.device_mesh().ndim() == 2;
+          const bool is_alone = !is_hybrid && unit.device_mesh().size() == 1;  // on one rank, or an expert
+          TESSERA_EXPECT(unit.sharding_strategy() == (is_alone ? Strategy::NO_SHARD : strategy));
+        }
+        expect_losses(train_losses(*model, {.num_steps = 3}),
+                      world_size == 1 ? golden.alone : golden.of_two[static_cast<size_t>(rank)]);
+      });
+    });
+  }
+}
+
 TEST_CASE("rows 49, 51: the parity driver passes for every model, device mode and strategy") {
+  const std::vector<const ModelClass*> models{&nested_wrapped_model(), &always_wrap_nested_wrapped_model(),
+                                              &non_uniform_req_grad_model(), &transformer_with_shared_params(),
+                                              &mixture_of_experts()};
   for (const int world_size : {2, 4}) {
-    run_ranks(world_size, [](int) {
-      const auto mesh = dp_mesh();
-      const std::vector<const ModelClass*> models{&nested_wrapped_model(), &always_wrap_nested_wrapped_model(),
-                                                  &non_uniform_req_grad_model(), &transformer_with_shared_params(),
-                                                  &mixture_of_experts()};
-      run_subtests({{"model", {0, 1, 2, 3, 4}}, {"device", {0, 1, 2}}}, [&](const Subtest& subtest) {
+    // On the CPU the device modes are one. The last strategy is fully_shard.
+    const std::vector<SubtestAxis> axes{
+        {"model", {0, 1, 2, 3, 4}},
+        {"device", world_size == 2 ? std::vector<SubtestValue>{0, 1, 2} : std::vector<SubtestValue>{0}},
+        {"strategy", {0, 1, 2, 3, 4, 5}}};
+    run_ranks(world_size, [&](int) {
+      run_subtests(axes, [&](const Subtest& subtest) {
         const auto* model = models[static_cast<size_t>(subtest.get<int64_t>("model"))];
-        FSDPParityOptions options{.mesh = mesh};
+        FSDPParityOptions options{.mesh = dp_mesh()};
         options.device_init_mode = static_cast<DEVICEInitMode>(subtest.get<int64_t>("device"));
+        if (const int64_t strategy = subtest.get<int64_t>("strategy"); strategy < 5) {
+          options.mesh = mesh_for(kAllStrategies[strategy]);
+          options.wrapper_options = FSDPOptions{.sharding_strategy = kAllStrategies[strategy]};
+        }
         if (model == &mixture_of_experts()) {
           options.ref_init_fn = [](std::shared_ptr<FSDPTestModel> plain) { return std::make_shared<DummyDDP>(plain); };
         }
@@ -311,6 +379,12 @@ TEST_CASE("row 49: the parity driver with mixed precision, HSDP and float16") {
     mixed.fsdp_options.mp_policy = {.param_dtype = at::kBFloat16};
     test_fsdp_parity(nested_wrapped_model(), mixed);
     test_fsdp_parity(nested_wrapped_model(), {.mesh = dp_mesh(), .use_pure_fp16 = true});
+    FSDPParityOptions wrapped{.mesh = dp_mesh(), .use_pure_fp16 = true};
+    wrapped.wrapper_options = FSDPOptions();
+    test_fsdp_parity(nested_wrapped_model(), wrapped);
+    wrapped.use_pure_fp16 = false;
+    wrapped.wrapper_options->mixed_precision.param_dtype = at::kBFloat16;
+    test_fsdp_parity(nested_wrapped_model(), wrapped);
   });
 }
 
@@ -338,6 +412,11 @@ TEST_CASE("rows 48, 51: the parity driver refuses NO_FSDP, names a model that fa
       fsdp(module).set_gradient_divide_factor(1);  // gradients are sums: too large by the number of ranks
     };
     expect_throws<ExpectationError>([&] { test_fsdp_parity(nested_wrapped_model(), sums); }, "differ");
+    for (const auto strategy : kAllStrategies) {
+      FSDPParityOptions wrapped{.mesh = mesh_for(strategy)};
+      wrapped.wrapper_options = FSDPOptions{.sharding_strategy = strategy};
+      expect_throws<ExpectationError>([&] { test_fsdp_parity(nested_with_sums(), wrapped); }, "differ");
+    }
   });
 }
 

@@ -6,10 +6,10 @@
 
 #include "fsdp1/fsdp.h"
 #include "tests/fully_shard/models/small_models.h"
+#include "tests/reference/strategies.h"
 
 namespace tessera::testing {
 
-using Strategy = ShardingStrategy;
 using TowerModel = FullyShardedDataParallel<Tower::Impl>;
 
 /// 14 parameters; elements: in 48, each block 110 (up 54, down 56), norm 16, out 27.

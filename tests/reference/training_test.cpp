@@ -9,6 +9,7 @@
 #include "dtensor/dtensor.h"
 #include "fsdp1/fsdp.h"
 #include "fully_shard/composable_apis.h"
+#include "nn/hooks/hook_point.h"
 #include "testing/expect.h"
 #include "testing/fsdp_models/mixture_of_experts.h"
 #include "testing/fsdp_models/parity_driver.h"
@@ -144,6 +145,20 @@ class RecordedInputs : public DummyDDP {
   }
 
   std::vector<at::ScalarType> dtypes;
+};
+
+/// A unit below the root is gathered again after backward.
+class UnshardedInnerUnit : public DummyDDP {
+ public:
+  UnshardedInnerUnit(std::shared_ptr<FSDPTestModel> module, torch::nn::Module& unit)
+      : DummyDDP(std::move(module)), unit_(unit) {}
+  void run_backward(const at::Tensor& loss) override {
+    DummyDDP::run_backward(loss);
+    fsdp(unit_).unshard();
+  }
+
+ private:
+  torch::nn::Module& unit_;
 };
 
 /// Every gradient of the last rank is infinite in the first step.
@@ -304,21 +319,48 @@ TEST_CASE("row 46: copying, clearing and loading the model in every step changes
   }
 }
 
-TEST_CASE("row 47: training ends with idle, sharded units; one that stays unsharded is reported") {
+TEST_CASE("row 47: training ends with idle, sharded units, also after a throw in forward") {
   run_ranks(2, [](int) {
     const auto model = sharded_of(nested_wrapped_model(), dp_mesh());
-    train_for_several_steps(*model);
-    for (const auto& module : model->modules()) {
-      if (is_sharded_model(*module) && module.get() == model.get()) {
-        TESSERA_EXPECT(fsdp(*module).unit_state() == ShardedState::Sharded);
+    const auto units = unit_modules(*model);
+    expect_equal(units.size(), 4u);
+    const auto expect_states = [&](ShardedState root, ShardedState first, ShardedState inner, ShardedState last) {
+      const ShardedState expected[] = {root, first, inner, last};
+      for (size_t i = 0; i < units.size(); ++i) {
+        expect_equal(to_string(fsdp(*units[i]).unit_state()), to_string(expected[i]));
       }
-    }
-    // a throw in forward leaves a model that says what it is, and trains on
-    expect_throws<std::exception>([&] { model->forward({at::Tensor()}); }, "undefined Tensor");
-    TESSERA_EXPECT(fsdp(*model).unit_state() == ShardedState::Sharded);
+    };
+    const auto sharded = ShardedState::Sharded, gathering = ShardedState::Unsharding;
     train_for_several_steps(*model);
+    expect_states(sharded, sharded, sharded, sharded);
+    // In the root's first layer: the next unit is in flight.
+    expect_throws<std::exception>([&] { model->forward({at::Tensor()}); }, "undefined Tensor");
+    expect_states(sharded, gathering, sharded, sharded);
+    fsdp(*model).reset_iter_state();
+    expect_states(sharded, sharded, sharded, sharded);
+    {  // In the last unit.
+      const ScopedHook hook(hook_point(*units.back(), "test").register_forward_pre_hook([&](HookPoint&, TensorRefs) {
+        TESSERA_EXPECT(fsdp(*model).unit_state() == ShardedState::Unsharded);
+        throw Error("from inside");
+      }));
+      expect_throws<Error>([&] { model->forward(model->get_input(at::kCPU)); }, "from inside");
+    }
+    expect_states(sharded, sharded, sharded, sharded);
+    train_for_several_steps(*model);
+    expect_states(sharded, sharded, sharded, sharded);
     fsdp(*model).set_reshard_after_backward(false);
     expect_throws<Error>([&] { train_for_several_steps(*model); }, "DTensors and plain tensors are mixed");
+  });
+}
+
+TEST_CASE("row 47: training that ends with an inner unit unsharded is reported") {
+  run_ranks(2, [](int) {
+    const auto model = sharded_of(non_uniform_req_grad_model(), dp_mesh());
+    auto* frozen = unit_modules(*model).at(1);  // the optimizer does not look at its parameters
+    const auto unsharded = std::make_shared<UnshardedInnerUnit>(model, *frozen);
+    expect_throws<ExpectationError>([&] { train_for_several_steps(*unsharded); }, "ends Unsharded, expected Sharded");
+    fsdp(*frozen).reshard();
+    train_for_several_steps(*model);
   });
 }
 

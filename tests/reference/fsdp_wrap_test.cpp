@@ -8,11 +8,13 @@
 #include <ATen/ops/ones.h>
 
 #include <torch/nn/modules/container/modulelist.h>
+#include <torch/nn/utils/clip_grad.h>
 #include <torch/optim/adam.h>
 
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 #include <algorithm>
+#include <cmath>
 #include <cstdlib>
 
 #include "comm/collectives.h"
@@ -23,6 +25,7 @@
 #include "parallel/linear_styles.h"
 #include "parallel/parallelize_module.h"
 #include "testing/expect.h"
+#include "testing/fsdp_models/patches.h"
 #include "testing/parity.h"
 #include "testing/run_ranks.h"
 #include "tests/reference/wrapped_tower.h"
@@ -163,6 +166,42 @@ TEST_CASE("row 63: mixed precision: dtypes inside of forward, of shards and of b
     TESSERA_EXPECT(model.mixed_precision_enabled_for_buffers());
     TESSERA_EXPECT(FSDP::state_dict(*model)["scale"].scalar_type() == at::kFloat);
   });
+}
+
+TEST_CASE("row 63: the dtype in which gradients are reduced: reduce_dtype, else param_dtype, else the parameters'") {
+  const auto strategy = GENERATE(Strategy::FULL_SHARD, Strategy::NO_SHARD);
+  struct Dtypes {
+    std::optional<at::ScalarType> param, reduce;
+    at::ScalarType expected;
+  };
+  for (const auto& [param, reduce, expected] :
+       {Dtypes{at::kBFloat16, at::kFloat, at::kFloat}, Dtypes{at::kBFloat16, std::nullopt, at::kBFloat16},
+        Dtypes{std::nullopt, at::kBFloat16, at::kBFloat16}, Dtypes{std::nullopt, std::nullopt, at::kFloat}}) {
+    run_ranks(2, [&, param = param, reduce = reduce, expected = expected](int) {
+      const auto model = make_model(
+          {.sharding_strategy = strategy, .mixed_precision = {.param_dtype = param, .reduce_dtype = reduce}});
+      std::vector<at::ScalarType> reduced;
+      {
+        const auto scatter =
+            patch_reduce_scatter([&](const ReduceScatterFn& original, const at::Tensor& output, const at::Tensor& input,
+                                     ReduceOp op, const ProcessGroupPtr& group) {
+              TESSERA_EXPECT(output.scalar_type() == input.scalar_type());
+              reduced.push_back(input.scalar_type());
+              return original(output, input, op, group);
+            });
+        const auto all = patch_all_reduce(
+            [&](const AllReduceFn& original, const at::Tensor& tensor, ReduceOp op, const ProcessGroupPtr& group) {
+              reduced.push_back(tensor.scalar_type());
+              return original(tensor, op, group);
+            });
+        run_backward(model);
+      }
+      TESSERA_EXPECT(reduced == std::vector<at::ScalarType>(3, expected));
+      for (const auto& parameter : model->parameters()) {
+        TESSERA_EXPECT(parameter.scalar_type() == at::kFloat && parameter.grad().scalar_type() == at::kFloat);
+      }
+    });
+  }
 }
 
 TEST_CASE("row 64: what is ignored stays as it is on every rank; both lists are refused") {
@@ -333,23 +372,56 @@ TEST_CASE("row 74: a parameter that is registered after wrapping is named") {
   });
 }
 
-TEST_CASE("row 76: a unit whose parameters belong to units below trains, clips and saves") {
-  run_ranks(2, [](int) {
+TEST_CASE("row 76: a unit whose parameters belong to units below trains, clips and saves as the plain chain") {
+  const auto chain_of = [](uint64_t seed) {
     tessera::nn::Sequential chain;
     chain->push_back(tessera::nn::Linear(5, 4));
     chain->push_back(tessera::nn::Linear(4, 3));
-    const FullyShardedDataParallel model(chain, {.auto_wrap_policy = module_wrap_policy<torch::nn::LinearImpl>()});
-    TESSERA_EXPECT(!model.has_params());
-    TESSERA_EXPECT(FSDP::fsdp_modules(*model)[1].has_params());
-    TESSERA_EXPECT(!model.mixed_precision_enabled_for_buffers() && !model.low_precision_hook_enabled());
-    weighted_loss(model(batch_of(get_rank()))).backward();
-    TESSERA_EXPECT(model.clip_grad_norm_(1.0).item<float>() > 0);
-    expect_equal(FSDP::state_dict(*model).size(), 4u);
-    // every parameter has a unit
-    for (const auto& parameter : model->parameters()) {
-      TESSERA_EXPECT(is_dtensor(parameter));
-    }
-  });
+    fill_parameters(*chain, seed);
+    return chain;
+  };
+  for (const int ranks : {1, 2, 3}) {
+    run_ranks(ranks, [&](int rank) {
+      auto reference = chain_of(1);
+      const FullyShardedDataParallel model(chain_of(1),
+                                           {.auto_wrap_policy = module_wrap_policy<torch::nn::LinearImpl>()});
+      TESSERA_EXPECT(!model.has_params());
+      TESSERA_EXPECT(FSDP::fsdp_modules(*model)[1].has_params());
+      TESSERA_EXPECT(!model.mixed_precision_enabled_for_buffers() && !model.low_precision_hook_enabled());
+      for (const auto& parameter : model->parameters()) {
+        TESSERA_EXPECT(is_dtensor(parameter));  // every one has a unit
+      }
+      torch::optim::Adam optimizer(model->parameters(), 1e-2), reference_optimizer(reference->parameters(), 1e-2);
+      constexpr double kMaxNorm = 0.2;
+      for (int step = 0; step < 3; ++step) {
+        reference_optimizer.zero_grad();
+        average_reference(*reference, ranks, [&](int r) { weighted_loss(reference(batch_of(r))).backward(); });
+        optimizer.zero_grad();
+        weighted_loss(model(batch_of(rank))).backward();
+        check_sharded_parity(*reference, *model);
+        const double expected = torch::nn::utils::clip_grad_norm_(reference->parameters(), kMaxNorm);
+        TESSERA_EXPECT(expected > kMaxNorm);
+        TESSERA_EXPECT(std::abs(model.clip_grad_norm_(kMaxNorm).item<double>() - expected) < 1e-5 * expected);
+        optimizer.step();
+        reference_optimizer.step();
+        check_sharded_parity(*reference, *model, {.tolerance = {.rtol = 1e-5, .atol = 1e-5}});
+      }
+      const auto initial = chain_of(1);
+      TESSERA_EXPECT(
+          (full_tensor(model->parameters()[0].detach()) - initial->parameters()[0]).abs().max().item<float>() > 1e-2);
+      // What is saved of it is a plain chain's, and a plain chain's loads.
+      auto saved = chain_of(2);
+      FSDP::load_state_dict(*saved, FSDP::state_dict(*model));
+      for (size_t i = 0; i < 4; ++i) {
+        expect_bit_equal(saved->parameters()[i], full_tensor(model->parameters()[i].detach()));
+      }
+      FSDP::load_state_dict(*model, FSDP::state_dict(*chain_of(3)));
+      check_sharded_parity(*chain_of(3), *model, {.gradients = false});
+      model.unshard(/*async_op=*/true).wait();
+      FSDP::summon_full_params(*model, {.recurse = false}, [&] { TESSERA_EXPECT(is_dtensor(model->parameters()[0])); });
+      model.no_sync([&] { weighted_loss(model(batch_of(rank))).backward(); });
+    });
+  }
 }
 
 TEST_CASE("rows 75, 77: the wrapper gives the module, its members and its elements") {

@@ -1,5 +1,6 @@
 // FullyShardedDataParallel: gradients that add up before they are reduced.
 
+#include <ATen/TensorOperators.h>
 #include <ATen/ops/zeros.h>
 
 #include <chrono>
@@ -9,6 +10,7 @@
 #include "dtensor/dtensor.h"
 #include "fsdp1/comm_hooks.h"
 #include "fully_shard/fully_shard.h"
+#include "fully_shard/replicate.h"
 #include "testing/expect.h"
 #include "testing/parity.h"
 #include "testing/run_ranks.h"
@@ -122,30 +124,46 @@ TEST_CASE("row 99: no_sync with cpu_offload: gradients are handed out, on the CP
   });
 }
 
-TEST_CASE("units of fully_shard below a wrapped model: no_sync, state dicts and hooks") {
-  run_ranks(2, [](int) {
+TEST_CASE("units of fully_shard or replicate below a wrapped model: no_sync, state dicts and hooks") {
+  const bool replicates = GENERATE(false, true);
+  run_ranks(2, [&](int) {
     auto tower = make_tower();
-    fully_shard(tower->blocks[1], {.mesh = init_device_mesh(at::kCPU, {2})});
+    const auto mesh = init_device_mesh(at::kCPU, {2});
+    replicates ? replicate(tower->blocks[1], {.mesh = mesh}) : fully_shard(tower->blocks[1], {.mesh = mesh});
     const TowerModel model(tower);
     reset_comm_stats();
     model.no_sync([&] { run_backward(model); });
     expect_equal(comm_stats()[Collective::ReduceScatter].calls, 0);
+    expect_equal(comm_stats()[Collective::AllReduce].calls, 0);
     run_backward(model);
+    expect_equal(comm_stats()[Collective::ReduceScatter].calls, replicates ? 1 : 2);
+    expect_equal(comm_stats()[Collective::AllReduce].calls, replicates ? 1 : 0);
     const auto reference = reference_after_backward();
     for (auto& parameter : reference->parameters()) {
       parameter.mutable_grad().mul_(2);
     }
     check_sharded_parity(*reference, *model);
     FSDP::state_dict_type(*model, StateDictSettings::make(StateDictType::SHARDED_STATE_DICT), [&] {
-      for (const auto& item : FSDP::state_dict(*model)) {
-        TESSERA_EXPECT(is_dtensor(item.value()));
+      const auto state = FSDP::state_dict(*model);
+      expect_equal(state.size(), 14u);
+      FSDPStateDict doubled;
+      for (const auto& item : state) {
+        const bool is_replica = replicates && item.key().starts_with("block1.");
+        expect_equal(is_dtensor(item.value()), !is_replica);  // as with NO_SHARD
+        TESSERA_EXPECT(is_replica || placements(item.value()) == Placements{Shard(0)});
+        doubled.insert(item.key(), item.value() * 2);
       }
+      FSDP::load_state_dict(*model, doubled);
     });
+    const auto plain = make_tower()->named_parameters();
+    for (const auto& item : FSDP::state_dict(*model)) {  // full
+      expect_bit_equal(item.value(), plain[item.key()].detach() * 2);
+    }
     FSDP::state_dict_type(*model, StateDictSettings::make(StateDictType::LOCAL_STATE_DICT), [&] {
-      expect_throws<StateError>([&] { FSDP::state_dict(*model); }, "'block1' is a unit of fully_shard");
+      expect_throws<StateError>([&] { FSDP::state_dict(*model); }, "'block1' is a unit of fully_shard or replicate");
     });
     expect_throws<NotImplementedError>([&] { model.register_comm_hook(default_hook(DefaultState(default_group()))); },
-                                       "'block1' is a unit of fully_shard");
+                                       "'block1' is a unit of fully_shard or replicate");
   });
 }
 

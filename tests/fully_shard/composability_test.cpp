@@ -7,6 +7,8 @@
 #include <ATen/ops/scaled_dot_product_attention.h>
 #include <torch/optim/adam.h>
 
+#include <functional>
+
 #include "dtensor/dtensor.h"
 #include "fully_shard/composable_apis.h"
 #include "fully_shard/replicate.h"
@@ -241,45 +243,73 @@ TEST_CASE("row 118: replicate over one axis of a mesh gives parameters on that a
   });
 }
 
+namespace {
+
+/// Takes ten steps of Adam, and expects the losses, gradients and parameters of one process in each.
+void train_three_layers(int rank, const std::function<void(ThreeLayers&)>& make_units) {
+  ThreeLayers reference, net;
+  fill_parameters(*reference, 42);
+  fill_parameters(*net, 42);
+  make_units(net);
+  torch::optim::Adam optimizer(net->parameters(), torch::optim::AdamOptions(0.01));
+  torch::optim::Adam reference_optimizer(reference->parameters(), torch::optim::AdamOptions(0.01));
+  const auto input = [](int r) { return make_batch(static_cast<uint64_t>(42 + r + 1), 2, 2); };
+  for (int step = 0; step < 10; ++step) {
+    at::Tensor expected;
+    average_reference(*reference, 4, [&](int r) {
+      auto loss = weighted_loss(reference(input(r)));
+      expected = r == rank ? loss.detach() : expected;
+      loss.backward();
+    });
+    optimizer.zero_grad();
+    auto loss = weighted_loss(net(input(rank)));
+    loss.backward();
+    TESSERA_EXPECT(loss.item<float>() != 0);
+    expect_bit_equal(loss.detach(), expected);
+    check_sharded_parity(reference, net, {.tolerance = {.rtol = 0, .atol = 0}});
+    for (const auto& param : net->parameters()) {
+      TESSERA_EXPECT(full_tensor(param.grad()).abs().sum().item<float>() > 0);
+    }
+    if (step == 0) {  // the mean over the ranks, of replicated layers as of sharded ones, not the sum
+      ThreeLayers sum;
+      fill_parameters(*sum, 42);
+      for (int r = 0; r < 4; ++r) {
+        weighted_loss(sum(input(r))).backward();
+      }
+      for (size_t i = 0; i < net->parameters().size(); ++i) {
+        expect_close(full_tensor(net->parameters()[i].grad()) * 4, sum->parameters()[i].grad());
+      }
+    }
+    optimizer.step();
+    reference_optimizer.step();
+    check_sharded_parity(reference, net, {.tolerance = {.rtol = 0, .atol = 0}});
+  }
+}
+
+}  // namespace
+
+TEST_CASE("row 119: a net whose layers and root are all replicated trains as in one process", "[composability]") {
+  run_ranks(4, [](int rank) {
+    train_three_layers(rank, [](ThreeLayers& net) {
+      for (auto* layer : {&net->fc1, &net->fc2, &net->fc3}) {
+        replicate(*layer);
+        expect_equal(composable_apis(*layer), Apis{"replicate"});
+      }
+      replicate(net);
+      for (const auto& param : net->parameters()) {
+        expect_equal(placements(param), Placements{Replicate()});
+      }
+    });
+  });
+}
+
 TEST_CASE("row 119: a net of replicated and sharded layers trains as in one process", "[composability]") {
   run_ranks(4, [](int rank) {
-    ThreeLayers reference, net;
-    fill_parameters(*reference, 42);
-    fill_parameters(*net, 42);
-    replicate(net->fc1);
-    fully_shard(net->fc2);
-    replicate(net);
-    torch::optim::Adam optimizer(net->parameters(), torch::optim::AdamOptions(0.01));
-    torch::optim::Adam reference_optimizer(reference->parameters(), torch::optim::AdamOptions(0.01));
-    const auto input = [](int r) { return make_batch(static_cast<uint64_t>(42 + r + 1), 2, 2); };
-    for (int step = 0; step < 10; ++step) {
-      at::Tensor expected;
-      average_reference(*reference, 4, [&](int r) {
-        auto loss = weighted_loss(reference(input(r)));
-        expected = r == rank ? loss.detach() : expected;
-        loss.backward();
-      });
-      optimizer.zero_grad();
-      auto loss = weighted_loss(net(input(rank)));
-      loss.backward();
-      TESSERA_EXPECT(loss.item<float>() != 0);
-      expect_bit_equal(loss.detach(), expected);
-      check_sharded_parity(reference, net, {.tolerance = {.rtol = 0, .atol = 0}});
-      TESSERA_EXPECT(full_tensor(net->fc2->weight.grad()).abs().sum().item<float>() > 0);
-      TESSERA_EXPECT(full_tensor(net->fc1->weight.grad()).abs().sum().item<float>() > 0);
-      if (step == 0) {  // the mean over the ranks, of replicated layers as of sharded ones, not the sum
-        ThreeLayers sum;
-        fill_parameters(*sum, 42);
-        for (int r = 0; r < 4; ++r) {
-          weighted_loss(sum(input(r))).backward();
-        }
-        expect_close(full_tensor(net->fc1->weight.grad()) * 4, sum->fc1->weight.grad());
-        expect_close(full_tensor(net->fc2->weight.grad()) * 4, sum->fc2->weight.grad());
-      }
-      optimizer.step();
-      reference_optimizer.step();
-      check_sharded_parity(reference, net, {.tolerance = {.rtol = 0, .atol = 0}});
-    }
+    train_three_layers(rank, [](ThreeLayers& net) {
+      replicate(net->fc1);
+      fully_shard(net->fc2);
+      replicate(net);
+    });
   });
 }
 

@@ -6,11 +6,10 @@
 #include <ATen/TensorOperators.h>
 #include <torch/optim/adam.h>
 
-#include "activation_checkpoint/checkpoint.h"
 #include "dtensor/dtensor.h"
 #include "fully_shard/fully_shard.h"
 #include "fully_shard/replicate.h"
-#include "parallel/parallelize_module.h"
+#include "nn/hooks/hook_point.h"
 #include "testing/expect.h"
 #include "testing/parity.h"
 #include "testing/run_ranks.h"
@@ -33,20 +32,6 @@ nn::Sequential filled_stack(const StackOptions& options) {
   return stack;
 }
 
-using ShardModule = std::function<void(torch::nn::Module& module)>;
-
-/// Each MLP is a unit, which may be computed again in backward; the norm belongs to the root's.
-void make_units(nn::Sequential& stack, bool checkpoints, const ShardModule& shard) {
-  const auto children = stack->children();
-  for (size_t i = 0; i < 3; ++i) {
-    if (checkpoints) {
-      checkpoint_module(*children[i]);
-    }
-    shard(*children[i]);
-  }
-  shard(*stack);
-}
-
 /// Pulls outputs towards 2, so that relu does not end the training.
 at::Tensor loss_of(nn::Sequential& stack, const at::Tensor& input) {
   return weighted_loss(whole(stack(input)) - 2);
@@ -65,10 +50,11 @@ at::Tensor average_backward(nn::Sequential& reference, const DeviceMesh& dp,
 }
 
 void train_stack_beside_reference(const DeviceMesh& dp, const DeviceMesh& tp, const StackOptions& options,
-                                  const ShardModule& shard) {
+                                  const ShardFn& shard = nullptr) {
   auto reference = filled_stack(options), stack = filled_stack(options);
-  parallelize_module(stack, tp, mlp_stack_plan(options.sequence_parallel));
-  make_units(stack, options.checkpoints, shard);
+  parallelize_mlp_stack(
+      stack, {.tp_mesh = tp, .dp_mesh = dp, .use_activation_checkpointing = options.checkpoints, .shard = shard});
+  expect_equal(find_hook_point(*stack->ptr(0))->is_forward_wrapped(), options.checkpoints);
   const torch::optim::AdamOptions adam(1e-2);
   torch::optim::Adam optimizer(stack->parameters(), adam), reference_optimizer(reference->parameters(), adam);
   for (int step = 0; step < 10; ++step) {
@@ -105,13 +91,12 @@ TEST_CASE("rows 27, 28, 120: replicate and fully_shard over the stack under tens
   run_ranks(4, [&](int) {
     const auto mesh = init_device_mesh(at::kCPU, {2, 1, 2}, {"replicate", "shard", "tp"});
     const auto replicas = mesh["replicate"];
-    train_stack_beside_reference(replicas, mesh["tp"], options,
-                                 [&](torch::nn::Module& module) { replicate(module, {.mesh = replicas}); });
-    train_stack_beside_reference(replicas, mesh["tp"], options,
-                                 [&](torch::nn::Module& module) { fully_shard(module, {.mesh = replicas}); });
-    const auto hybrid = mesh[{"replicate", "shard"}];
-    train_stack_beside_reference(hybrid, mesh["tp"], options,
-                                 [&](torch::nn::Module& module) { fully_shard(module, {.mesh = hybrid}); });
+    const ShardFn replicated = [](torch::nn::Module& module, const FullyShardOptions& unit) {
+      replicate(module, {.mesh = unit.mesh});
+    };
+    train_stack_beside_reference(replicas, mesh["tp"], options, replicated);
+    train_stack_beside_reference(replicas, mesh["tp"], options);
+    train_stack_beside_reference(mesh[{"replicate", "shard"}], mesh["tp"], options);
   });
 }
 
@@ -122,9 +107,7 @@ TEST_CASE("rows 27, 120: the stack on uneven and 3-D meshes equals one process",
   CAPTURE(shape, sequence_parallel);
   run_ranks(static_cast<int>(shape[0] * shape[1] * shape[2]), [&](int) {
     const auto mesh = init_device_mesh(at::kCPU, shape, {"replicate", "shard", "tp"});
-    const auto dp = mesh[{"replicate", "shard"}];
-    train_stack_beside_reference(dp, mesh["tp"], {17, sequence_parallel},
-                                 [&](torch::nn::Module& module) { fully_shard(module, {.mesh = dp}); });
+    train_stack_beside_reference(mesh[{"replicate", "shard"}], mesh["tp"], {17, sequence_parallel});
   });
 }
 

@@ -6,6 +6,8 @@
 #include <array>
 #include <chrono>
 #include <functional>
+#include <future>
+#include <string>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <vector>
 
@@ -19,35 +21,37 @@ namespace tessera::testing {
 
 namespace {
 
-/// A collective over the default group of two ranks, and what an error says of it.
+/// A collective over a group of two ranks, and what an error says of it.
 struct Call {
   std::string name;
-  std::function<void()> run;
+  std::function<void(const ProcessGroupPtr& group)> run;
 };
 
 Call reduction(ReduceOp op, at::ScalarType dtype = at::kFloat) {
   return {fmt::format("all_reduce({}, {}[4])", op, c10::toString(dtype)),
-          [=] { all_reduce(at::zeros({4}, dtype), op, default_group()); }};
+          [=](const auto& group) { all_reduce(at::zeros({4}, dtype), op, group); }};
 }
 
 Call gather_of(int64_t numel) {
   return {fmt::format("all_gather(Float[{}])", numel),
-          [=] { all_gather(at::zeros({2 * numel}), at::zeros({numel}), default_group()); }};
+          [=](const auto& group) { all_gather(at::zeros({2 * numel}), at::zeros({numel}), group); }};
 }
 
 Call broadcast_of(int64_t numel) {
   return {fmt::format("broadcast(source 0, Float[{}])", numel),
-          [=] { broadcast(at::zeros({numel}), 0, default_group()); }};
+          [=](const auto& group) { broadcast(at::zeros({numel}), 0, group); }};
 }
 
 // Of rank 0's, `numel` elements for each rank, and of rank 1's.
 Call scatter_of(int64_t numel) {
   const at::Tensor part = at::zeros({numel});
-  return {fmt::format("all_to_all(Float[{}])", 2 * numel), [=] { scatter(part, {part, part}, 0, default_group()); }};
+  return {fmt::format("all_to_all(Float[{}])", 2 * numel), [=](const auto& group) {
+            scatter(part, {part, part}, 0, group);
+          }};
 }
 
 Call scatter_to(int64_t numel) {
-  return {"all_to_all(Float[0])", [=] { scatter(at::zeros({numel}), {}, 0, default_group()); }};
+  return {"all_to_all(Float[0])", [=](const auto& group) { scatter(at::zeros({numel}), {}, 0, group); }};
 }
 
 }  // namespace
@@ -58,17 +62,25 @@ void check_calls_that_differ(const std::string& backend) {
         {reduction(ReduceOp::Sum), reduction(ReduceOp::Max)},
         {reduction(ReduceOp::Sum), reduction(ReduceOp::Sum, at::kInt)},
         {reduction(ReduceOp::Sum), gather_of(4)},
-        {reduction(ReduceOp::Sum), Call{"barrier()", [] { barrier(default_group()); }}},
+        {reduction(ReduceOp::Sum), Call{"barrier()", [](const auto& group) { barrier(group); }}},
         {gather_of(4), gather_of(8)},
         {gather_of(0), gather_of(4)},
         {broadcast_of(8), broadcast_of(4)},
         {scatter_of(8), scatter_to(4)},
         {scatter_of(0), scatter_to(4)},
     };
-    for (const auto& calls : pairs) {
-      destroy_process_group();
-      init_process_group({.backend = backend, .timeout = std::chrono::milliseconds(1500)});
-      expect_throws<CommError>(calls[rank].run, calls[rank].name + " on group 'default'");
+    destroy_process_group();
+    init_process_group({.backend = backend, .timeout = std::chrono::milliseconds(1500)});
+    // All at once, each over a group and in a thread of its own: over gloo each waits for the time-out.
+    std::vector<std::future<void>> results;
+    for (size_t i = 0; i < pairs.size(); ++i) {
+      const std::string name = fmt::format("pair {}", i);
+      results.push_back(std::async(std::launch::async, [call = pairs[i][rank], name, group = new_group({0, 1}, name)] {
+        expect_throws<CommError>([&] { call.run(group); }, fmt::format("{} on group '{}'", call.name, name));
+      }));
+    }
+    for (std::future<void>& result : results) {
+      result.get();
     }
     destroy_process_group();
     init_process_group({.backend = backend});

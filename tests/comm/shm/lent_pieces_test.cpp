@@ -114,18 +114,18 @@ TEST_CASE("shared blocks: a child neither uses its parent's free blocks nor free
   trim_shared_blocks();
 }
 
-/// What rank `rank` sends in a round; small integers, so that sums are exact.
-at::Tensor small_integers(int64_t numel, int64_t rank, int round) {
-  return (at::arange(numel, c10::kFloat) + static_cast<float>(1000 * rank + round)).remainder(4096);
+/// What rank `rank` sends in a round, from element `begin` on; small integers, so that sums are exact.
+at::Tensor small_integers(int64_t numel, int64_t rank, int round, int64_t begin = 0) {
+  return (at::arange(begin, begin + numel, c10::kFloat) + static_cast<float>(1000 * rank + round)).remainder(4096);
 }
 
 at::Tensor sums(int64_t numel, int round) {
-  auto sum = at::zeros({numel});
-  for (int64_t rank = 0; rank < get_world_size(); ++rank) {
-    sum += small_integers(numel, rank, round);
-  }
   const int64_t own = numel / get_world_size();
-  return sum.narrow(0, get_rank() * own, own);
+  auto sum = at::zeros({own});
+  for (int64_t rank = 0; rank < get_world_size(); ++rank) {
+    sum += small_integers(own, rank, round, get_rank() * own);
+  }
+  return sum;
 }
 
 TEST_CASE("shm: gradients that the others read where they are, gone at once, by ranks of different speed") {

@@ -135,11 +135,11 @@ TEST_CASE("where a rank does not come to the store, the others fail, and not onl
 
 TEST_CASE("ranks that did not come to the store are named by rank 0, and by others that wait no longer than it") {
   const auto body = [](int rank) {
-    const StoreOptions options = store_options(launchers_port(), rank, 4, std::chrono::seconds(rank == 0 ? 3 : 1));
+    const StoreOptions options = store_options(launchers_port(), rank, 4, milliseconds(rank == 0 ? 2000 : 700));
     const std::string text =
-        rank == 0 ? "rank 0 of 4 could not gather the other ranks at 127.0.0.1:{} within 3000 ms (ranks 1, 2, 3 did "
+        rank == 0 ? "rank 0 of 4 could not gather the other ranks at 127.0.0.1:{} within 2000 ms (ranks 1, 2, 3 did "
                     "not come)"
-                  : "rank 1 of 4 could not meet the other ranks at 127.0.0.1:{} within 1000 ms (ranks 2, 3 did not "
+                  : "rank 1 of 4 could not meet the other ranks at 127.0.0.1:{} within 700 ms (ranks 2, 3 did not "
                     "come)";
     expect_throws<CommError>([&] { connect_store(options); }, fmt::format(fmt::runtime(text), launchers_port()));
   };

@@ -21,11 +21,7 @@ char* data_or_null(const at::Tensor& tensor) {
 }  // namespace
 
 ShmQueue::ShmQueue(const ShmArena& arena, int rank, const std::vector<HostProcess>& processes)
-    : arena_(arena),
-      rank_(rank),
-      ranks_(static_cast<int>(arena.layout().ranks)),
-      peers_posted_(ranks_, 0),
-      peers_consumed_(ranks_, 0) {
+    : arena_(arena), rank_(rank), ranks_(static_cast<int>(arena.layout().ranks)), progress_(arena, rank) {
   for (const HostProcess& process : processes) {
     peer_memory_.emplace_back(process.pid);
   }
@@ -64,20 +60,20 @@ bool ShmQueue::advance() {
 }
 
 bool ShmQueue::put() {
-  if (!find_phase_to_put() || !has_room()) {
+  if (!find_phase_to_put() || !progress_.has_room()) {
     return false;
   }
   Operation& operation = operations_[put_cursor_.operation];
   const ShmPhase& phase = operation.plan.phases[put_cursor_.phase];
-  if (phase.after_previous && put_cursor_.step == 0 && taken_ != posted_) {
+  if (phase.after_previous && put_cursor_.step == 0 && progress_.taken() != progress_.posted()) {
     return false;
   }
   if (put_cursor_.phase == 0 && put_cursor_.step == 0) {
-    write_header(arena_.slot(rank_, posted_), operation.shape, phase.steps, operation.lent);
+    write_header(arena_.slot(rank_, progress_.posted()), operation.shape, phase.steps, operation.lent);
   }
   put_pieces(operation, phase);
   ++put_cursor_.step;
-  publish(arena_.control(rank_).posted, ++posted_, kAwaitsPosted);
+  progress_.post();
   return true;
 }
 
@@ -99,13 +95,8 @@ bool ShmQueue::find_phase_to_put() {
 }
 
 bool ShmQueue::take() {
-  if (taken_ == posted_) {
+  if (!progress_.have_all_posted(progress_.taken())) {
     return false;
-  }
-  for (int peer = 0; peer < ranks_; ++peer) {
-    if (peer != rank_ && !has_posted(peer, taken_)) {
-      return false;
-    }
   }
   Operation& operation = operations_.front();
   if (!operation.agreed && !agree(operation)) {
@@ -123,7 +114,7 @@ bool ShmQueue::take() {
 bool ShmQueue::agree(Operation& operation) {
   c10::SmallVector<const char*, 8> slots;
   for (int rank = 0; rank < ranks_; ++rank) {
-    slots.push_back(arena_.slot(rank, taken_));
+    slots.push_back(arena_.slot(rank, progress_.taken()));
   }
   HeaderAgreement agreement = compare_headers(slots);
   mismatch_ = std::move(agreement.mismatch);
@@ -135,7 +126,7 @@ bool ShmQueue::agree(Operation& operation) {
 }
 
 void ShmQueue::step_taken() {
-  publish(arena_.control(rank_).consumed, ++taken_, kAwaitsConsumed);
+  progress_.take();
   const ShmPlan& plan = operations_.front().plan;
   if (++take_cursor_.step < plan.phases[take_cursor_.phase].steps) {
     return;
@@ -151,8 +142,8 @@ void ShmQueue::step_taken() {
 void ShmQueue::finish_first() {
   Operation& operation = operations_.front();
   if (operation.lent || operation.exposes_pieces) {
-    exposed_.push_back(
-        {done_, taken_, std::move(operation.shape), std::move(operation.call.input), std::move(operation.call.parts)});
+    exposed_.push_back({done_, progress_.taken(), std::move(operation.shape), std::move(operation.call.input),
+                        std::move(operation.call.parts)});
   }
   operations_.pop_front();
   ++done_;
@@ -162,14 +153,8 @@ void ShmQueue::finish_first() {
 
 /// Returns whether any was; lets go of their inputs.
 bool ShmQueue::drop_read() {
-  const auto unread = std::find_if(exposed_.begin(), exposed_.end(), [&](const Lent& lent) {
-    for (int peer = 0; peer < ranks_; ++peer) {
-      if (peer != rank_ && !has_consumed(peer, lent.end)) {
-        return true;
-      }
-    }
-    return false;
-  });
+  const auto unread =
+      std::ranges::find_if(exposed_, [&](const Lent& lent) { return !progress_.have_all_taken(lent.end); });
   const bool any = unread != exposed_.begin();
   exposed_.erase(exposed_.begin(), unread);
   return any;
@@ -184,7 +169,7 @@ bool ShmQueue::lends() const {
 std::vector<int> ShmQueue::readers() const {
   std::vector<int> peers;
   for (int peer = 0; !exposed_.empty() && peer < ranks_; ++peer) {
-    if (peer != rank_ && !has_consumed(peer, exposed_.back().end)) {
+    if (peer != rank_ && !progress_.has_taken(peer, exposed_.back().end)) {
       peers.push_back(peer);
     }
   }
@@ -195,57 +180,13 @@ const CollectiveSignature& ShmQueue::shape(uint64_t number) const {
   return number < done_ ? exposed_.front().shape : operations_[number - done_].shape;
 }
 
-void ShmQueue::publish(std::atomic<uint64_t>& counter, uint64_t value, uint32_t awaited_by) {
-  counter.store(value, std::memory_order_release);
-  // Either this rank sees that a peer is about to sleep, or the peer sees the new value before it does.
-  std::atomic_thread_fence(std::memory_order_seq_cst);
-  for (int peer = 0; peer < ranks_; ++peer) {
-    if (peer != rank_) {
-      arena_.wake(peer, awaited_by);
-    }
-  }
-}
-
-bool ShmQueue::has_posted(int peer, uint64_t step) const {
-  if (peers_posted_[peer] <= step) {
-    peers_posted_[peer] = arena_.control(peer).posted.load(std::memory_order_acquire);
-  }
-  return peers_posted_[peer] > step;
-}
-
-/// Whether it has taken all steps before `step`.
-bool ShmQueue::has_consumed(int peer, uint64_t step) const {
-  if (peers_consumed_[peer] < step) {
-    peers_consumed_[peer] = arena_.control(peer).consumed.load(std::memory_order_acquire);
-  }
-  return peers_consumed_[peer] >= step;
-}
-
-/// The steps before this one were in the slots up to that which this rank fills next.
-uint64_t ShmQueue::freed_by_next_put() const {
-  return posted_ - std::min<uint64_t>(posted_, ShmLayout::kCells - 1);
-}
-
-// Whether all ranks have taken what this rank's next slot held before: this one too, where that was parts of its own.
-bool ShmQueue::has_room() const {
-  const uint64_t freed = freed_by_next_put();
-  if (taken_ < freed) {
-    return false;
-  }
-  for (int peer = 0; peer < ranks_; ++peer) {
-    if (peer != rank_ && !has_consumed(peer, freed)) {
-      return false;
-    }
-  }
-  return true;
-}
-
 std::vector<int> ShmQueue::missing() const {
   const bool only_unread = operations_.empty() && !exposed_.empty();
-  const uint64_t consumed = only_unread ? exposed_.front().end : freed_by_next_put();
+  const uint64_t consumed = only_unread ? exposed_.front().end : progress_.freed_by_next_post();
   std::vector<int> peers;
   for (int peer = 0; peer < ranks_; ++peer) {
-    const bool blocks = taken_ < posted_ ? !has_posted(peer, taken_) : !has_consumed(peer, consumed);
+    const bool blocks = progress_.taken() < progress_.posted() ? !progress_.has_posted(peer, progress_.taken())
+                                                               : !progress_.has_taken(peer, consumed);
     if (peer != rank_ && blocks) {
       peers.push_back(peer);
     }
@@ -254,7 +195,8 @@ std::vector<int> ShmQueue::missing() const {
 }
 
 uint32_t ShmQueue::awaited() const {
-  return (taken_ < posted_ ? kAwaitsPosted : 0) | (has_room() && exposed_.empty() ? 0 : kAwaitsConsumed);
+  return (progress_.taken() < progress_.posted() ? kAwaitsPosted : 0) |
+         (progress_.has_room() && exposed_.empty() ? 0 : kAwaitsConsumed);
 }
 
 }  // namespace tessera

@@ -23,6 +23,7 @@
 #include "comm/shm/shared_memory.h"
 #include "comm/shm/shm_arena.h"
 #include "comm/shm/shm_plan.h"
+#include "comm/shm/step_progress.h"
 
 namespace tessera {
 
@@ -108,10 +109,6 @@ class ShmQueue {
   bool borrow(Operation& operation);
   bool check_borrowed();
   bool drop_read();
-  uint64_t freed_by_next_put() const;
-  bool has_room() const;
-  bool has_consumed(int peer, uint64_t step) const;
-  bool has_posted(int peer, uint64_t step) const;
   void put_pieces(Operation& operation, const ShmPhase& phase);
   void put_piece(Operation& operation, const ShmPhase& phase, int to);
   void put_own(const Operation& operation, const ShmPhase& phase);
@@ -121,23 +118,18 @@ class ShmQueue {
   const void* find_piece(const Operation& operation, const ShmPhase& phase, int from);
   void step_taken();
   void finish_first();
-  void publish(std::atomic<uint64_t>& counter, uint64_t value, uint32_t awaited_by);
 
   const ShmArena& arena_;
   const int rank_;
   const int ranks_;
+  StepProgress progress_;
   std::vector<PeerMemory> peer_memory_;
   std::deque<Operation> operations_;
   std::vector<Lent> exposed_;  // in order
   uint64_t done_ = 0;
-  uint64_t posted_ = 0;
-  uint64_t taken_ = 0;
   Cursor put_cursor_;
   Cursor take_cursor_;                           // its operation is always the first
   c10::SmallVector<BorrowedPiece, 4> borrowed_;  // in the current step
-  // Peers' counters as last read.
-  mutable std::vector<uint64_t> peers_posted_;
-  mutable std::vector<uint64_t> peers_consumed_;
   bool is_stopped_ = false;
   std::string mismatch_;
   std::string fault_;

@@ -61,13 +61,13 @@ void ShmQueue::put_piece(Operation& operation, const ShmPhase& phase, int to) {
   }
   if (has_piece_place(operation.shape, piece)) {
     const auto place = place_of(found);
-    write_piece_place(arena_.slot(rank_, posted_), to, place);
+    write_piece_place(arena_.slot(rank_, progress_.posted()), to, place);
     operation.exposes_pieces = operation.exposes_pieces || place;
     if (place) {
       return;
     }
   }
-  char* const payload = arena_.payload(rank_, posted_) + to * phase.chunk;
+  char* const payload = arena_.payload(rank_, progress_.posted()) + to * phase.chunk;
   if (are_segments) {
     read_segments(*operation.call.parts, range, payload, kStreamCellBytes);
   } else {
@@ -91,7 +91,7 @@ void ShmQueue::put_own(const Operation& operation, const ShmPhase& phase) {
 /// Finds what peers have lent.
 bool ShmQueue::borrow(Operation& operation) {
   for (int peer = 0; peer < ranks_; ++peer) {
-    const auto place = peer == rank_ ? std::nullopt : read_exposed(arena_.slot(peer, taken_));
+    const auto place = peer == rank_ ? std::nullopt : read_exposed(arena_.slot(peer, progress_.taken()));
     if (!place) {
       continue;
     }
@@ -138,7 +138,7 @@ void ShmQueue::take_pieces(const Operation& operation, const ShmPhase& phase) {
       borrowed_.push_back({from, *operation.borrowed[from].place});
     }
     const char* const payload = is_borrowed ? operation.borrowed[from].data + to.begin - phase.received[from].begin
-                                            : arena_.payload(from, taken_) + offset;
+                                            : arena_.payload(from, progress_.taken()) + offset;
     if (operation.call.parts) {
       write_segments(*operation.call.parts, piece_range(operation.shape, from, phase.received[from], to), payload,
                      operation.stream_from);
@@ -172,16 +172,17 @@ const void* ShmQueue::own_piece(const Operation& operation, const ShmPhase& phas
   }
   const PartRange range = piece_range(operation.shape, rank_, phase.sent_to(rank_), piece);
   const char* const found = find_in_parts(*operation.call.parts, range).data;
-  return found != nullptr ? found : arena_.payload(rank_, taken_) + rank_ * phase.chunk;
+  return found != nullptr ? found : arena_.payload(rank_, progress_.taken()) + rank_ * phase.chunk;
 }
 
 /// Null, and a fault, where a peer's memory cannot be read.
 const void* ShmQueue::find_piece(const Operation& operation, const ShmPhase& phase, int from) {
   const ByteRange piece = phase.received[from].piece(take_cursor_.step, phase.chunk);
-  const auto place =
-      has_piece_place(operation.shape, piece) ? read_piece_place(arena_.slot(from, taken_), rank_) : std::nullopt;
+  const auto place = has_piece_place(operation.shape, piece)
+                         ? read_piece_place(arena_.slot(from, progress_.taken()), rank_)
+                         : std::nullopt;
   if (!place) {
-    return arena_.payload(from, taken_) + (phase.own_segments ? rank_ * phase.chunk : 0);
+    return arena_.payload(from, progress_.taken()) + (phase.own_segments ? rank_ * phase.chunk : 0);
   }
   borrowed_.push_back({from, *place});
   try {

@@ -82,8 +82,8 @@ class FSDPModule {
   void set_custom_reduce_scatter(ReduceScatterFn reduce_scatter);
   void set_custom_all_reduce(AllReduceFn all_reduce);
 
-  /// Sets which units are gathered before this one computes, the same on all ranks; nullopt, the default: those of the
-  /// last iteration, or at first the reverse of forward. Throws ValueError if this unit is listed.
+  /// Sets which units are gathered before this one computes, the same on all ranks. Empty list: none. nullopt, the
+  /// default: by the last iteration, or in backward the reverse of forward. Throws ValueError for this unit itself.
   void set_modules_to_forward_prefetch(std::optional<std::vector<FSDPModule>> modules);
   void set_modules_to_backward_prefetch(std::optional<std::vector<FSDPModule>> modules);
 

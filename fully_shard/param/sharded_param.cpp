@@ -32,12 +32,6 @@ SpecPtr sharded_spec(const NamedParam& param, const DataParallelAxes& axes) {
                            TensorMeta::contiguous(param.tensor.sizes(), param.tensor.scalar_type()));
 }
 
-/// Asks the impl: Tensor::_version() goes through libtorch's hooks for Python.
-uint32_t version_of(const at::Tensor& tensor) {
-  auto* impl = tensor.unsafeGetTensorImpl();
-  return impl->is_inference() ? 0 : impl->version_counter().current_version();
-}
-
 }  // namespace
 
 ShardedParam::ShardedParam(const NamedParam& param, const ParamSlot& slot, const at::Tensor& chunk,
@@ -101,19 +95,6 @@ void ShardedParam::to_sharded() {
     replace_data(param_, sharded_);
   }
   drop_unsharded_memory();
-}
-
-void ShardedParam::expect_no_writes() {
-  expected_version_ = version_of(param_);
-  expected_shard_version_ = version_of(shard());
-}
-
-bool ShardedParam::was_written() const {
-  return version_of(param_) != expected_version_ && version_of(shard()) == expected_shard_version_;
-}
-
-int64_t ShardedParam::version() const {
-  return version_of(shard());
 }
 
 /// Asks the impl: Tensor::grad() also finds out whether to warn, which takes 1 us for a unit of 12 parameters.

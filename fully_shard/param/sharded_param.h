@@ -67,11 +67,16 @@ class ShardedParam {
   void to_sharded();
 
   /// Expects that the full tensor is not written from now on. While unsharded.
-  void expect_no_writes();
+  void expect_no_writes() {
+    expected_version_ = version_of(param_);
+    expected_shard_version_ = version_of(shard());
+  }
   /// Returns whether it was, rather than the shard, whose version a DTensor taken while sharded counts too.
-  bool was_written() const;
+  bool was_written() const {
+    return version_of(param_) != expected_version_ && version_of(shard()) == expected_shard_version_;
+  }
   /// Counts in-place changes of the shard; 0 for inference tensors, which do not count.
-  int64_t version() const;
+  int64_t version() const { return version_of(shard()); }
 
   /// Returns whether the gradient is a sharded one: not what autograd accumulated while unsharded.
   bool has_sharded_grad() const;
@@ -96,6 +101,12 @@ class ShardedParam {
   at::Tensor take_accumulated();
 
  private:
+  // Asks the impl: Tensor::_version() goes through libtorch's hooks for Python.
+  static uint32_t version_of(const at::Tensor& tensor) {
+    auto* impl = tensor.unsafeGetTensorImpl();
+    return impl->is_inference() ? 0 : impl->version_counter().current_version();
+  }
+
   at::Tensor take_all_accumulated();
 
   at::Tensor param_;

@@ -71,11 +71,13 @@ Backend make_hierarchical(const GroupSource& source, GroupInfo info, const std::
                           prefixed(fmt::format("/across{}", layout.place_of(info.rank))));
   // Made on the group's thread when it is first needed, with a connection of its own: while one group's thread waits
   // for a key, others cannot use that connection to set theirs.
-  const auto make_flat = [=, address = source.options.master_addr] {
+  const auto make_flat = [=, members = members_of(source, info), address = source.options.master_addr] {
     const auto own = store->clone();
     own->setTimeout(store->getTimeout());
-    return make_gloo_backend(
-        {.info = info, .store = c10::make_intrusive<c10d::PrefixStore>(key + "/flat", own), .master_addr = address});
+    return make_gloo_backend({.info = info,
+                              .store = c10::make_intrusive<c10d::PrefixStore>(key + "/flat", own),
+                              .processes = members,
+                              .master_addr = address});
   };
   return make_hierarchical_backend(
       {.info = info, .layout = layout, .host = std::move(host), .across = std::move(across), .make_flat = make_flat});

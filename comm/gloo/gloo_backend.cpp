@@ -7,8 +7,10 @@
 #include <cstdlib>
 #include <cstring>
 #include <functional>
+#include <future>
 #include <list>
 #include <mutex>
+#include <thread>
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 #include <utility>
 
@@ -289,6 +291,15 @@ class MemberDied : public CommError {
   using CommError::CommError;
 };
 
+/// Throws MemberDied.
+void look_at_members(const GlooOptions& options, const HostProcess& own) {
+  for (size_t rank = 0; rank < options.processes.size(); ++rank) {
+    const HostProcess& process = options.processes[rank];
+    TESSERA_CHECK(MemberDied, !has_died(process, own), "connecting the ranks on {}: rank {} (pid {}) has died",
+                  describe(options.info), options.info.ranks[rank], process.pid);
+  }
+}
+
 /// gloo waits for a member that has died until the time-out; so all come here first. Throws MemberDied.
 void await_members(const GlooOptions& options) {
   const GroupInfo& info = options.info;
@@ -303,13 +314,30 @@ void await_members(const GlooOptions& options) {
   }
   const HostProcess own = this_process();
   options.store->set(key(info.rank), std::string());
-  wait_for_keys(*options.store, keys, info.timeout, [&] {
-    for (int rank = 0; rank < info.size(); ++rank) {
-      const HostProcess& process = options.processes.at(static_cast<size_t>(rank));
-      TESSERA_CHECK(MemberDied, !has_died(process, own), "connecting the ranks on {}: rank {} (pid {}) has died",
-                    describe(info), info.ranks[static_cast<size_t>(rank)], process.pid);
-    }
-  });
+  wait_for_keys(*options.store, keys, info.timeout, [&] { look_at_members(options, own); });
+}
+
+/// gloo's constructor waits for a member that dies meanwhile until the time-out, so it has a thread, to which it is
+/// left then. Throws MemberDied, and what the constructor throws.
+c10::intrusive_ptr<ProcessGroupGloo> connect_members(const GlooOptions& options) {
+  constexpr std::chrono::milliseconds kLookInterval(200);
+  auto gloo_options = ProcessGroupGloo::Options::create(options.info.timeout);
+  gloo_options->devices.push_back(make_device(options.master_addr));
+  std::packaged_task<c10::intrusive_ptr<ProcessGroupGloo>()> task(
+      [store = options.store, rank = options.info.rank, size = options.info.size(), gloo_options] {
+        return c10::make_intrusive<ProcessGroupGloo>(store, rank, size, gloo_options);
+      });
+  auto result = task.get_future();
+  if (options.processes.empty()) {
+    task();
+    return result.get();
+  }
+  const HostProcess own = this_process();
+  std::thread(std::move(task)).detach();
+  while (result.wait_for(kLookInterval) != std::future_status::ready) {
+    look_at_members(options, own);
+  }
+  return result.get();
 }
 
 /// gloo says that a connection has ended, and not whose: throws where rank 0, which serves the store, has.
@@ -326,13 +354,10 @@ void find_ended_store(const GlooOptions& options) {
 
 c10::intrusive_ptr<GroupBackend> make_gloo_backend(GlooOptions options) {
   ignore_broken_pipes();
-  auto gloo_options = ProcessGroupGloo::Options::create(options.info.timeout);
   const CloseOnExecScope scope;
   try {
     await_members(options);
-    gloo_options->devices.push_back(make_device(options.master_addr));
-    auto gloo = c10::make_intrusive<ProcessGroupGloo>(options.store, options.info.rank, options.info.size(),
-                                                      std::move(gloo_options));
+    auto gloo = connect_members(options);
     return c10::make_intrusive<GlooBackend>(std::move(options.info), std::move(gloo), options.store);
   } catch (const MemberDied&) {
     throw;

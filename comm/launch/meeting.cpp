@@ -7,6 +7,7 @@
 #include <map>
 #include <random>
 #include <thread>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
 #include "comm/launch/host_process.h"
 #include "comm/launch/job_store.h"
@@ -42,8 +43,12 @@ const std::string& process_mark() {
   return mark;
 }
 
+std::string seat_key(int world_size, int rank) {
+  return fmt::format("seat/{}/{}", world_size, rank);
+}
+
 std::string seat_key(const StoreOptions& options, int rank) {
-  return fmt::format("seat/{}/{}", options.world_size, rank);
+  return seat_key(options.world_size, rank);
 }
 
 /// Set while the rank waits for the others.
@@ -203,6 +208,29 @@ void meet_trusting(c10d::Store& store, const StoreOptions& options) {
 
 void meet(c10d::Store& store, const StoreOptions& options) {
   trusting(options, [&] { meet_trusting(store, options); });
+}
+
+void SeatWatch::look() {
+  if (!is_read_) {
+    is_read_ = true;
+    auto* const prefixed = dynamic_cast<c10d::PrefixStore*>(&store_);
+    c10d::Store& store = prefixed == nullptr ? store_ : *prefixed->getUnderlyingStore();
+    std::vector<std::string> keys;
+    keys.reserve(static_cast<size_t>(world_size_));
+    for (int rank = 0; rank < world_size_; ++rank) {
+      keys.push_back(seat_key(world_size_, rank));
+    }
+    if (store.check(keys)) {
+      own_ = this_process();
+      for (const std::string& key : keys) {
+        processes_.push_back(parse_process(store.get_to_str(key)));
+      }
+    }
+  }
+  for (size_t rank = 0; rank < processes_.size(); ++rank) {
+    TESSERA_CHECK(MeetingError, !has_died(processes_[rank], own_), "rank {} (pid {}) has died", rank,
+                  processes_[rank].pid);
+  }
 }
 
 std::vector<int> absent_ranks(c10d::Store& store, const StoreOptions& options) {

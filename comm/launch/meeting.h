@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "comm/launch/host_process.h"
 #include "comm/launch/store.h"
 
 namespace tessera {
@@ -25,6 +26,23 @@ class MeetingError : public CommError {  // a rank that may not take part, or wh
 /// Returns when all ranks have come. Throws the store's error at the timeout. Throws MeetingError for a rank of another
 /// job, a second process of a rank, a rank that dies on rank 0's host, a different secret, and a forged value.
 void meet(c10d::Store& store, const StoreOptions& options);
+
+/// Watches ranks that have met and wait for each other over the store, without connections yet. Reads who they are at
+/// the first look.
+class SeatWatch {
+ public:
+  /// `store`: where they met, or a PrefixStore of it. Watches nobody if the ranks did not meet there.
+  SeatWatch(c10d::Store& store, int world_size) : store_(store), world_size_(world_size) {}
+  /// Throws MeetingError that names a rank of this host that has died.
+  void look();
+
+ private:
+  c10d::Store& store_;
+  const int world_size_;
+  bool is_read_ = false;
+  HostProcess own_ = {};
+  std::vector<HostProcess> processes_ = {};
+};
 
 std::vector<int> absent_ranks(c10d::Store& store, const StoreOptions& options);  // empty if the store has ended
 

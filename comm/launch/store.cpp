@@ -102,10 +102,10 @@ c10::intrusive_ptr<c10d::Store> connect(const StoreOptions& options) {
 }
 
 /// Rank 0, in whose process the store may be, returns after the others: it may be about to fail and end.
-void leave_in_order(c10d::Store& store, const std::string& name, int rank, int world_size) {
+void leave_in_order(c10d::Store& store, const std::string& name, int rank, int world_size, SeatWatch& watch) {
   const std::string count = name + "/left", all = name + "/all_left";
   if (rank == 0 && world_size > 1) {
-    store.wait({all});
+    wait_for_keys(store, {all}, store.getTimeout(), [&] { watch.look(); });
   } else if (rank != 0 && store.add(count, 1) == world_size - 1) {
     store.set(all, "1");
   }
@@ -141,11 +141,13 @@ std::vector<std::string> exchange_texts(c10d::Store& store, const std::string& n
   for (int other = 0; other < world_size; ++other) {
     keys.push_back(fmt::format("{}/{}", name, other));
   }
+  SeatWatch watch(store, world_size);
+  wait_for_keys(store, keys, store.getTimeout(), [&] { watch.look(); });
   std::vector<std::string> texts;
   for (const std::vector<uint8_t>& entry : store.multiGet(keys)) {
     texts.emplace_back(entry.begin(), entry.end());
   }
-  leave_in_order(store, name, rank, world_size);
+  leave_in_order(store, name, rank, world_size, watch);
   return texts;
 }
 

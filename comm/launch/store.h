@@ -27,7 +27,8 @@ struct StoreOptions {
 c10::intrusive_ptr<c10d::Store> connect_store(const StoreOptions& options);
 
 /// Returns each rank's `text`. All ranks must call it, once per `name`. Blocks until all have, and on rank 0, which may
-/// serve the store, until the others have read.
+/// serve the store, until the others have read. Throws CommError within a second if a rank of this host that has met
+/// the others over `store` dies.
 std::vector<std::string> exchange_texts(c10d::Store& store, const std::string& name, int rank, int world_size,
                                         const std::string& text);
 

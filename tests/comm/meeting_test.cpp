@@ -19,6 +19,8 @@
 #include "base/error.h"
 #include "comm/collectives.h"
 #include "comm/context/rank_context.h"
+#include "comm/launch/job_secret.h"
+#include "comm/launch/rank_environment.h"
 #include "comm/launch/store.h"
 #include "comm/process_group.h"
 #include "testing/expect.h"
@@ -38,8 +40,8 @@ using testing::launchers_port;
 using testing::LoopbackSocket;
 using testing::store_options;
 
-/// Runs `action` in a process of its own, which is killed when the store has `key`.
-void run_and_kill(const std::function<void()>& action, const std::string& key) {
+/// Runs `action` in a process of its own, which is killed when the store has `keys`.
+void run_and_kill(const std::function<void()>& action, const std::vector<std::string>& keys) {
   const pid_t child = fork();
   if (child == 0) {
     try {
@@ -48,7 +50,7 @@ void run_and_kill(const std::function<void()>& action, const std::string& key) {
     }
     pause();
   }
-  connect_beside()->wait({key});
+  connect_beside()->wait(keys);
   kill(child, SIGKILL);
   waitpid(child, nullptr, 0);
 }
@@ -133,7 +135,7 @@ TEST_CASE("a rank that dies before all have met: those that have come learn whic
   const auto body = [](int rank) {
     const auto connect = [&] { connect_store(store_options(launchers_port(), rank, 4, seconds(30))); };
     if (rank == 2) {
-      run_and_kill(connect, "seat/4/2/taken");
+      run_and_kill(connect, {"seat/4/2/taken"});
       return;
     }
     const auto start = Clock::now();
@@ -147,7 +149,7 @@ TEST_CASE("a rank 0 that dies before all have met is named by the others, soon")
   const auto body = [](int rank) {
     const auto connect = [&] { connect_store(store_options(launchers_port(), rank, 3, seconds(30))); };
     if (rank == 0) {
-      run_and_kill(connect, "seat/3/1/taken");
+      run_and_kill(connect, {"seat/3/1/taken"});
       return;
     }
     const auto start = Clock::now();
@@ -155,6 +157,47 @@ TEST_CASE("a rank 0 that dies before all have met is named by the others, soon")
     TESSERA_EXPECT(Clock::now() - start < seconds(6));
   };
   run_processes(2, body, {.backend = "fake"});
+}
+
+TEST_CASE("a rank that dies after all have met, and before they have a group: the others learn which, soon") {
+  const int victim = GENERATE(0, 2);  // 0 serves the store
+  const auto body = [&](int rank) {
+    const RankContextGuard guard(RankContext::create());
+    const auto meet = [&] {
+      StoreOptions options = store_options(launchers_port(), rank, 3, seconds(30));
+      options.job = parse_job_identity(process_variable);
+      options.secret = parse_job_secret(process_variable);
+      connect_store(options);
+    };
+    if (rank == victim) {
+      run_and_kill(
+          meet, victim == 0 ? std::vector<std::string>{"met/1", "met/2"} : std::vector<std::string>{"met/0", "met/1"});
+      return;
+    }
+    meet();
+    connect_beside()->set(fmt::format("met/{}", rank), std::string());
+    const auto start = Clock::now();
+    const auto init = [&] {
+      init_process_group({.backend = "gloo",
+                          .rank = rank,
+                          .world_size = 3,
+                          .timeout = seconds(30),
+                          .master_addr = "127.0.0.1",
+                          .master_port = launchers_port()});
+    };
+    expect_throws<CommError>(init, victim == 0 ? "rank 0, which serves the store at 127.0.0.1:"
+                                               : "could not learn where the other ranks run: rank 2 (pid ");
+    TESSERA_EXPECT(Clock::now() - start < seconds(5));
+    // The first of them to end would be one that has died, for the other.
+    if (rank == 0) {  // which serves the store
+      connect_beside()->set("ends/0", std::string());
+      connect_beside()->wait({"ends/1"});
+    } else if (victim == 2) {
+      connect_beside()->wait({"ends/0"});
+      connect_beside()->set("ends/1", std::string());
+    }
+  };
+  run_processes(3, body, {.backend = "fake"});
 }
 
 /// Returns true if a socket listens at the port of that address of this host.

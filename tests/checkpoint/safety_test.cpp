@@ -1,5 +1,6 @@
 // What can be wrong with a checkpoint: a clear error on every rank, and no tensor touched.
 
+#include <ATen/ops/ones.h>
 #include <fcntl.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
@@ -13,6 +14,7 @@
 #include <filesystem>
 #include <optional>
 
+#include "base/open_files.h"
 #include "checkpoint/checkpointer.h"
 #include "checkpoint/format/checkpoint_error.h"
 #include "checkpoint/format/manifest.h"
@@ -328,6 +330,31 @@ class OpenFilesLimit {
  private:
   rlimit before_{};
 };
+
+TEST_CASE("files of a checkpoint are closed in the programs that a process starts, and none stays open") {
+  const TempFolder folder;
+  const auto before = open_files();
+  const auto count_open = [&] {
+    int count = 0;
+    for (const auto& [number, what] : opened_since(before)) {
+      if (what.starts_with(folder.path())) {
+        INFO(what);
+        CHECK((fcntl(number, F_GETFD) & FD_CLOEXEC) != 0);
+        ++count;
+      }
+    }
+    return count;
+  };
+  {
+    const auto created = dcp::File::create(folder.path("new"), 8);
+    const auto read = dcp::File::open(folder.path("new")), written = dcp::File::open_to_write(folder.path("new"));
+    CHECK(count_open() == 3);
+  }
+  dcp::State state{.model = {{"w", at::ones({1000})}}};
+  dcp::save(folder.path("c"), state);
+  dcp::load(folder.path("c"), state);
+  CHECK(count_open() == 0);
+}
 
 TEST_CASE("a checkpoint may have more files than a process may open") {
   const TempFolder folder;

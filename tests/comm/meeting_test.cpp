@@ -11,6 +11,8 @@
 
 #include <chrono>
 #include <cstdlib>
+#include <future>
+#include <memory>
 #include <string>
 #include <thread>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
@@ -210,6 +212,27 @@ bool is_open(const char* host, int port) {
   const bool is_open = connect(file, reinterpret_cast<sockaddr*>(&address), sizeof address) == 0;
   close(file);
   return is_open;
+}
+
+TEST_CASE("connections that say nothing do not keep ranks from meeting") {
+  const int port = free_port();
+  const auto connect_rank = [&](int rank) {
+    return std::async(std::launch::async, [=] { connect_store(store_options(port, rank, 2, seconds(20))); });
+  };
+  auto rank_0 = connect_rank(0);
+  while (!is_open("127.0.0.1", port)) {
+    std::this_thread::sleep_for(milliseconds(5));
+  }
+  std::vector<std::unique_ptr<LoopbackSocket>> idle;
+  for (int i = 0; i < 200; ++i) {
+    idle.push_back(std::make_unique<LoopbackSocket>());
+    REQUIRE(idle.back()->connect_to(port));
+  }
+  const auto start = Clock::now();
+  auto rank_1 = connect_rank(1);
+  CHECK_NOTHROW(rank_1.get());
+  CHECK_NOTHROW(rank_0.get());
+  CHECK(Clock::now() - start < seconds(10));
 }
 
 TEST_CASE("rank 0 listens at the address that it is given, and nowhere else") {

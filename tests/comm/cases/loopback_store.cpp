@@ -26,6 +26,12 @@ void LoopbackSocket::listen_without_a_word() {
   TESSERA_EXPECT(listen(file_, 5) == 0);
 }
 
+bool LoopbackSocket::connect_to(int port) {
+  sockaddr_in other = address_;
+  other.sin_port = htons(static_cast<uint16_t>(port));
+  return connect(file_, reinterpret_cast<sockaddr*>(&other), sizeof other) == 0;
+}
+
 int free_port() {
   return LoopbackSocket().port();
 }

@@ -20,6 +20,8 @@ class LoopbackSocket {
   LoopbackSocket& operator=(const LoopbackSocket&) = delete;
 
   void listen_without_a_word();
+  /// Returns whether another one listens at that port.
+  bool connect_to(int port);
   int port() const { return ntohs(address_.sin_port); }
 
  private:

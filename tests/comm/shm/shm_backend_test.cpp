@@ -4,6 +4,7 @@
 
 #include <ATen/ops/full.h>
 #include <ATen/ops/zeros.h>
+#include <fcntl.h>
 #include <signal.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -17,6 +18,7 @@
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 #include "base/error.h"
+#include "base/open_files.h"
 #include "comm/collectives.h"
 #include "comm/process_group.h"
 #include "testing/expect.h"
@@ -275,6 +277,25 @@ TEST_CASE("shm: ranks that are all killed, in set-up or in collectives, leave no
     CHECK_THAT(result.message, ContainsSubstring("killed by signal 9"));
   }
   CHECK(names_on_host() == before);
+}
+
+TEST_CASE("shm: what a group opens is closed in the programs that a rank starts") {
+  const auto before = tessera::open_files();  // in the ranks, too
+  const auto body = [&](int) {
+    const ProcessGroupPtr group = new_group({0, 1}, "pair");
+    const auto lent = shared_tensor(kLarge);
+    const auto output = at::zeros({2 * kLarge});
+    all_gather(output, lent, group);
+    int memories = 0;
+    for (const auto& [number, what] : opened_since(before)) {
+      memories += what.starts_with("/memfd:") ? 1 : 0;
+      const bool is_kept = (fcntl(number, F_GETFD) & FD_CLOEXEC) == 0;
+      expect_equal(is_kept ? what : std::string(), std::string());
+    }
+    TESSERA_EXPECT(memories >= 3);  // of two groups, and of what is lent
+    barrier(group);
+  };
+  run_processes(2, body, kShm);
 }
 
 TEST_CASE("ranks of one host choose shm, for sub-groups too; TESSERA_CPU_BACKEND overrides") {

@@ -3,9 +3,17 @@
 #include "fully_shard/replicate.h"
 
 #include <ATen/TensorOperators.h>
+#include <ATen/ops/ones.h>
+#include <ATen/ops/randn.h>
+#include <ATen/ops/zeros.h>
+#include <fmt/format.h>
 
 #include "comm/context/comm_stats.h"
+#include "debug/comm_debug_mode.h"
 #include "dtensor/dtensor.h"
+#include "nn/modules.h"
+#include "nn/rms_norm.h"
+#include "nn/transformer.h"
 #include "testing/expect.h"
 #include "testing/parity.h"
 #include "testing/run_ranks.h"
@@ -136,6 +144,107 @@ TEST_CASE("a unit has one API, and replicate one axis") {
     const auto mesh = init_device_mesh(at::kCPU, {2, 1}, {"replicate", "shard"});
     expect_throws<ValueError>([&] { replicate(other, {.mesh = mesh}); },
                               "replicate(tessera::testing::BlockImpl): the mesh");
+  });
+}
+
+namespace {
+
+/// In eval() a forward below replicate sends nothing, and the backward one all-reduce.
+template <class Layer, class... Inputs>
+void check_calls_in_eval(const char* name, Layer layer, const Inputs&... inputs) {
+  replicate(layer);
+  layer->eval();
+  const auto sum = [&] {
+    at::Tensor total = at::zeros({});
+    auto result = layer(inputs...);
+    visit_tensors(result, [&](at::Tensor& tensor) { total = total + tensor.sum(); });
+    return total;
+  };
+  sum().backward();  // the first one of a unit sets it up
+  const CommDebugMode mode;
+  const at::Tensor loss = sum();
+  const int64_t in_forward = mode.calls();
+  loss.backward();
+  if (in_forward != 0 || mode.calls() != 1 || mode.calls(Collective::AllReduce) != 1) {
+    throw ExpectationError(
+        fmt::format("{}: {} collectives in forward, and in all\n{}", name, in_forward, mode.to_string()));
+  }
+}
+
+#define CHECK_CALLS(Name, arguments, ...) check_calls_in_eval(#Name, nn::Name arguments, __VA_ARGS__)
+/// Of a layer without parameters, behind one that has some.
+#define CHECK_CALLS_BEHIND(Name, arguments, ...)  \
+  {                                               \
+    nn::Sequential net;                           \
+    net->push_back(nn::PReLU());                  \
+    net->push_back(nn::Name arguments);           \
+    check_calls_in_eval(#Name, net, __VA_ARGS__); \
+  }
+
+void check_layers_with_parameters() {
+  const auto x = at::randn({2, 5, 8}), line = at::randn({2, 4, 9}), image = at::randn({2, 4, 6, 6}),
+             cube = at::randn({1, 4, 5, 5, 5});
+  CHECK_CALLS(Linear, (8, 7), x);
+  CHECK_CALLS(Bilinear, (8, 8, 3), x, x);
+  CHECK_CALLS(Embedding, (9, 4), at::ones({3, 5}, at::kLong));
+  CHECK_CALLS(LayerNorm, (nn::LayerNormOptions({8})), x);
+  CHECK_CALLS(RMSNorm, (nn::RMSNormOptions({8})), x);
+  CHECK_CALLS(GroupNorm, (2, 4), image);
+  CHECK_CALLS(BatchNorm1d, (4), line);
+  CHECK_CALLS(BatchNorm2d, (4), image);
+  CHECK_CALLS(BatchNorm3d, (4), cube);
+  CHECK_CALLS(BatchNorm2d, (nn::BatchNormOptions(4).track_running_stats(false)), image);
+  CHECK_CALLS(InstanceNorm2d, (nn::InstanceNormOptions(4).affine(true)), image);
+  CHECK_CALLS(Conv1d, (4, 3, 3), line);
+  CHECK_CALLS(Conv2d, (4, 3, 3), image);
+  CHECK_CALLS(Conv3d, (4, 3, 3), cube);
+  CHECK_CALLS(ConvTranspose1d, (4, 3, 3), line);
+  CHECK_CALLS(ConvTranspose2d, (4, 3, 3), image);
+  CHECK_CALLS(ConvTranspose3d, (4, 3, 3), cube);
+  CHECK_CALLS(PReLU, (), x);
+  CHECK_CALLS(RNN, (8, 4), x);
+  CHECK_CALLS(GRU, (8, 4), x);
+  CHECK_CALLS(LSTM, (8, 4), x);
+  CHECK_CALLS(RNNCell, (8, 4), x[0]);
+  CHECK_CALLS(GRUCell, (8, 4), x[0]);
+  CHECK_CALLS(LSTMCell, (8, 4), x[0]);
+  CHECK_CALLS(MultiheadAttention, (8, 2), x, x, x);
+  CHECK_CALLS(TransformerEncoderLayer, (8, 2), x);
+  CHECK_CALLS(TransformerDecoderLayer, (8, 2), x, x);
+}
+
+void check_layers_without_parameters() {
+  const auto x = at::randn({3, 5, 8}), line = at::randn({2, 4, 8}), image = at::randn({2, 4, 6, 6}),
+             cube = at::randn({1, 4, 5, 5, 5});
+  CHECK_CALLS_BEHIND(ReLU, (), x);
+  CHECK_CALLS_BEHIND(GELU, (), x);
+  CHECK_CALLS_BEHIND(SiLU, (), x);
+  CHECK_CALLS_BEHIND(GLU, (), x);
+  CHECK_CALLS_BEHIND(RReLU, (), x);
+  CHECK_CALLS_BEHIND(Softmax, (1), x);
+  CHECK_CALLS_BEHIND(LogSoftmax, (1), x);
+  CHECK_CALLS_BEHIND(Flatten, (), x);
+  CHECK_CALLS_BEHIND(Identity, (), x);
+  CHECK_CALLS_BEHIND(Dropout, (0.5), x);
+  CHECK_CALLS_BEHIND(Dropout2d, (0.5), image);
+  CHECK_CALLS_BEHIND(AlphaDropout, (0.5), x);
+  CHECK_CALLS_BEHIND(FeatureAlphaDropout, (0.5), x);
+  CHECK_CALLS_BEHIND(LocalResponseNorm, (2), image);
+  CHECK_CALLS_BEHIND(InstanceNorm1d, (4), line);
+  CHECK_CALLS_BEHIND(AvgPool2d, (2), image);
+  CHECK_CALLS_BEHIND(MaxPool1d, (2), line);
+  CHECK_CALLS_BEHIND(MaxPool2d, (2), image);
+  CHECK_CALLS_BEHIND(MaxPool3d, (2), cube);
+  CHECK_CALLS_BEHIND(AdaptiveAvgPool2d, (2), image);
+  CHECK_CALLS_BEHIND(AdaptiveMaxPool2d, (2), image);
+}
+
+}  // namespace
+
+TEST_CASE("in eval() no layer below replicate communicates beyond its unit") {
+  run_ranks(2, [](int) {
+    check_layers_with_parameters();
+    check_layers_without_parameters();
   });
 }
 

@@ -107,8 +107,7 @@ void run_rank(const std::string& folder) {
 int main() {
   if (launched_as_rank()) {
     const char* const folder = std::getenv(kFolder);
-    run_rank(folder ? folder : "checkpoints");
-    return 0;
+    return report_errors([&] { run_rank(folder ? folder : "checkpoints"); });
   }
   const auto folder = std::filesystem::temp_directory_path() / fmt::format("tessera_checkpoint_{}", getpid());
   const auto launch = [&](int ranks) { return launch_local({.nproc = ranks, .environment = {{kFolder, folder}}}); };

@@ -46,6 +46,5 @@ int main() {
   if (!launched_as_rank()) {
     return launch_local({.nproc = 6});
   }
-  run_rank();
-  return 0;
+  return report_errors(run_rank);
 }

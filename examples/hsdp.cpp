@@ -64,6 +64,5 @@ int main() {
   if (!launched_as_rank()) {
     return launch_local({.nproc = 4});
   }
-  run_rank();
-  return 0;
+  return report_errors(run_rank);
 }

@@ -1,6 +1,7 @@
 #include "comm/launch/local_launcher.h"
 
 #include <arpa/inet.h>
+#include <c10/util/Exception.h>
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <netinet/in.h>
@@ -26,6 +27,7 @@
 
 #include "base/error.h"
 #include "base/open_files.h"
+#include "base/report.h"
 #include "comm/launch/job_secret.h"
 #include "comm/launch/listen_socket.h"
 #include "comm/launch/rank_environment.h"
@@ -356,6 +358,22 @@ int launch_local(const LaunchOptions& options) {
 
 bool launched_as_rank() {
   return is_launched(process_variable);
+}
+
+int report_errors(const std::function<void()>& program) {
+  const auto report = [](const char* text) {
+    const char* rank = std::getenv("RANK");
+    report_failure("{}{}", rank == nullptr ? "" : fmt::format("rank {}: ", rank), text);
+    return 1;
+  };
+  try {
+    program();
+    return 0;
+  } catch (const c10::Error& error) {
+    return report(error.what_without_backtrace());
+  } catch (const std::exception& error) {
+    return report(error.what());
+  }
 }
 
 }  // namespace tessera

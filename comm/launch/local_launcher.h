@@ -2,12 +2,13 @@
 // Starts N ranks of this program on this host, without another launcher.
 //
 //   if (nproc > 1 && !launched_as_rank()) return launch_local({.nproc = nproc});  // runs this program nproc times
-//   init_process_group();                                                         // in each rank
+//   return report_errors(run_rank);                                               // in each rank
 //
 // Ranks get torchrun's variables and some more (docs/semantics.md). If a rank fails, the others get SIGTERM, and
 // SIGKILL 3 s later. SIGINT and SIGTERM are passed on. Ranks end with the launcher, even if it is killed.
 
 #include <chrono>
+#include <functional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -38,5 +39,9 @@ LaunchResult launch_ranks(const LaunchOptions& options);
 int launch_local(const LaunchOptions& options);  // runs launch_ranks(), prints the message and returns the exit code
 
 bool launched_as_rank();  // is_launched() for this process (comm/launch/rank_environment.h)
+
+/// Runs a rank's `program` and returns 0. Prints an exception as "rank 1: its text" on stderr, without libtorch's stack
+/// frames, and returns 1.
+int report_errors(const std::function<void()>& program);
 
 }  // namespace tessera

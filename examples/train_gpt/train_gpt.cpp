@@ -4,7 +4,9 @@
 
 #include <ATen/Parallel.h>
 #include <c10/util/Exception.h>
+#include <fcntl.h>
 #include <fmt/format.h>
+#include <unistd.h>
 
 #include <cerrno>
 #include <chrono>
@@ -226,6 +228,8 @@ int run(int argc, char** argv) {
 
 int main(int argc, char** argv) {
   try {
+    // If stdout is closed, libtorch's next socket has its number.
+    TESSERA_CHECK(Error, fcntl(STDOUT_FILENO, F_GETFD) >= 0, "stdout cannot be written: {}", std::strerror(errno));
     const int code = tessera::examples::run(argc, argv);
     // What CLI11 wrote: the help and the version.
     TESSERA_CHECK(Error, std::cout.flush().good(), "stdout cannot be written: {}", std::strerror(errno));

@@ -120,27 +120,67 @@ run "${saving[@]}" --checkpoint-dir "$work/a" --resume --weight-decay 0.2 && fai
 grep -qF 'was saved with --weight-decay 0.1, not 0.2' "$work/err" || fail "--resume with another decay: the message"
 expect_refused '--async-save: nothing is saved without --save-every' "${small[@]}" --async-save
 
+# Runs the program with these arguments until it shows a step; sets `pid`.
+start() {
+  local i
+  "$program" "$@" >"$work/out" 2>"$work/err" &
+  pid=$!
+  for ((i = 0; i < 100; i++)); do
+    grep -q '^step' "$work/out" && return
+    sleep 0.1
+  done
+}
+
+# Waits for it, which must end with the exit code.
+expect_end() {
+  local code
+  wait "$pid"
+  code=$?
+  ((code == $1)) || fail "$2: exit code $code, expected $1"
+}
+
 # A run that a signal stops is saved where it stands, and ends as one that was not stopped.
 long=("${small[@]}" --svg "$work/curve.svg" --steps 1500 --eval-every 1500 --save-every 1500 --keep-last 0)
 run "${long[@]}" --checkpoint-dir "$work/whole" || fail "1,500 steps: exit code $?"
-"$program" "${long[@]}" --checkpoint-dir "$work/stopped" >"$work/out" 2>"$work/err" &
-stopped=$!
-for ((i = 0; i < 100; i++)); do
-  grep -q '^step' "$work/out" && break
-  sleep 0.1
-done
-kill -TERM "$stopped"
-wait "$stopped"
-code=$?
-((code == 143)) || fail "a run that SIGTERM stops: exit code $code, expected 143"
+start "${long[@]}" --checkpoint-dir "$work/stopped"
+kill -TERM "$pid"
+expect_end 143 'a run that SIGTERM stops'
 expect_output '^stopped by signal 15 after step [0-9]+ of 1500, which is saved; --resume goes on$'
 run "${long[@]}" --checkpoint-dir "$work/stopped" --resume || fail "--resume of a stopped run: exit code $?"
 expect_output '^resumed from '
 diff -r "$work/whole/step-00001500" "$work/stopped/step-00001500" || fail "a stopped run ends in other values"
 
+start "${long[@]}" --checkpoint-dir "$work/interrupted"
+kill -INT "$pid"
+expect_end 130 'a run that Ctrl-C stops'
+expect_output '^stopped by signal 2 after step [0-9]+ of 1500, which is saved; --resume goes on$'
+compgen -G "$work/interrupted/step-*" >/dev/null || fail 'a run that Ctrl-C stops: no checkpoint'
+
+# A second signal, a second after the first, ends a run at once: here one that waits for its rank 1, which stands still.
+start "${long[@]}" --checkpoint-dir "$work/ended"
+rank_1=
+for folder in /proc/[0-9]*; do
+  if grep -qsx "PPid:.$pid" "$folder/status" && grep -qszx 'RANK=1' "$folder/environ"; then
+    rank_1=${folder#/proc/}
+  fi
+done
+[[ $rank_1 ]] || fail "rank 1 of process $pid is not to be found"
+kill -STOP "$rank_1"
+kill -INT "$pid"
+sleep 1.3
+kill -INT "$pid"
+sleep 0.3
+kill -CONT "$rank_1"
+expect_end 130 'a run that a second Ctrl-C ends'
+grep -q '^stopped by signal' "$work/out" && fail 'a run that a second Ctrl-C ends goes on'
+compgen -G "$work/ended/step-*" >/dev/null && fail 'a run that a second Ctrl-C ends is saved'
+
 # Output that cannot be written is a failure, and so is a folder for checkpoints that cannot be written, before training.
 "$program" "${small[@]}" --svg "$work/curve.svg" >/dev/full 2>"$work/err" && fail "a full disk under stdout is a success"
 grep -qF 'stdout cannot be written: No space left on device' "$work/err" || fail "a full disk under stdout: the message"
+"$program" "${small[@]}" --svg "$work/curve.svg" >&- 2>"$work/err" && fail "a closed stdout is a success"
+grep -qF 'stdout cannot be written: Bad file descriptor' "$work/err" || fail "a closed stdout: the message"
+"$program" --version >&- 2>"$work/err" && fail "--version with a closed stdout is a success"
 "$program" --version >/dev/full 2>"$work/err" && fail "--version with a full disk under stdout is a success"
 expect_refused '--checkpoint-dir /proc/none: cannot be written to' "${small[@]}" --save-every 2 --checkpoint-dir /proc/none
 

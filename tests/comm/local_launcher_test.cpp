@@ -1,5 +1,7 @@
 #include "comm/launch/local_launcher.h"
 
+#include <c10/util/Exception.h>
+#include <fcntl.h>
 #include <signal.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -8,6 +10,7 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <functional>
 #include <thread>
 
 #include "base/error.h"
@@ -209,6 +212,28 @@ TEST_CASE("where stdout is closed, it stays so in the ranks, and is not the sock
   int status = 0;
   waitpid(launcher, &status, 0);
   CHECK(WEXITSTATUS(status) == 0);
+}
+
+TEST_CASE("an error of libtorch is one line with the rank, without stack frames, and exit code 1") {
+  const TempFolder folder;
+  const auto run = [&](const std::function<void()>& program) {
+    const pid_t child = fork();
+    if (child == 0) {
+      const int file = open(folder.path("err").c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
+      dup2(file, STDERR_FILENO);
+      setenv("RANK", "3", 1);
+      _exit(report_errors(program));
+    }
+    int status = 0;
+    waitpid(child, &status, 0);
+    return WEXITSTATUS(status);
+  };
+  CHECK(run([] { TORCH_CHECK_VALUE(false, "this line matters"); }) == 1);
+  CHECK(read_file(folder.path("err")) == "rank 3: this line matters\n");
+  CHECK(run([] { throw ValueError("so does this one"); }) == 1);
+  CHECK(read_file(folder.path("err")) == "rank 3: so does this one\n");
+  CHECK(run([] {}) == 0);
+  CHECK(read_file(folder.path("err")).empty());
 }
 
 TEST_CASE("what cannot be started") {

@@ -54,6 +54,21 @@ void count_instructions(const std::string& name, int calls, const std::function<
   CALLGRIND_DUMP_STATS_AT(dump.c_str());
 }
 
+void count_instructions(const std::string& name, const RankOfCount& rank, const std::function<void()>& call) {
+  CALLGRIND_START_INSTRUMENTATION;
+  call();
+  rank.barrier();
+  CALLGRIND_TOGGLE_COLLECT;  // of this thread
+  call();
+  CALLGRIND_TOGGLE_COLLECT;
+  rank.barrier();
+  if (rank.is_first) {
+    const std::string dump = fmt::format("1 {}", name);
+    CALLGRIND_DUMP_STATS_AT(dump.c_str());
+  }
+  rank.barrier();
+}
+
 std::map<std::string, double> run_probe(const std::string& program) {
   if (kIsSanitized) {
     fmt::print(stderr, "skipped: valgrind cannot run what a sanitizer instruments\n");

@@ -1,13 +1,19 @@
 // What state_cost_test runs under callgrind, for few parameters and for four times as many: each step that goes through
-// the state of a model, on one rank, which sends nothing; and, for larger numbers, each text by itself.
+// the state of a model, where ranks send each other what they have on two; and, for larger numbers, each text by
+// itself.
 
 #include <ATen/ops/ones.h>
+#include <fmt/format.h>
+
+#include <memory>
 
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/checkpointer.h"
 #include "checkpoint/format/manifest.h"
 #include "checkpoint/format/safetensors.h"
 #include "checkpoint/plan/save_plan.h"
+#include "comm/collectives.h"
+#include "comm/process_group.h"
 #include "fully_shard/fully_shard.h"
 #include "nn/linear.h"
 #include "nn/sequential.h"
@@ -20,11 +26,12 @@ namespace tessera::testing {
 
 namespace {
 
-/// A user's own values, as many as parameters.
+/// A user's own values, as many as parameters, of which half are this rank's alone.
 dcp::StateDict values(int count) {
   dcp::StateDict user;
-  for (int i = 0; i < count; ++i) {
-    user["value" + std::to_string(i)] = i % 2 == 0 ? dcp::StateValue(int64_t{i}) : dcp::StateValue(0.5 * i);
+  for (int i = 0; i < count; i += 2) {
+    user["value" + std::to_string(i)] = int64_t{i};
+    user[fmt::format("value{} of rank {}", i, get_rank())] = 0.5 * i;
   }
   return user;
 }
@@ -63,27 +70,33 @@ void count_texts(int tensors) {
   count("make_save_plan", [&] { make_save_plan({pieces, pieces}); });
 }
 
+struct Trained {
+  nn::Sequential net;
+  std::unique_ptr<optim::FusedAdamW> optimizer;
+};
+
+/// Sharded, after a step.
+Trained train(int layers) {
+  Trained trained;
+  for (int i = 0; i < layers; ++i) {
+    trained.net->push_back(nn::Linear(4, 4));
+  }
+  fully_shard(trained.net);
+  trained.optimizer = std::make_unique<optim::FusedAdamW>(trained.net->parameters());
+  trained.net->forward(at::ones({2, 4})).sum().backward();
+  trained.optimizer->step();
+  return trained;
+}
+
+/// With a rank alone, what is not about others.
 void count_steps(int layers) {
   const TempFolder folder;
-  nn::Sequential net;
-  for (int i = 0; i < layers; ++i) {
-    net->push_back(nn::Linear(4, 4));
-  }
-  fully_shard(net);
-  optim::FusedAdamW optimizer(net->parameters());
-  net->forward(at::ones({2, 4})).sum().backward();
-  optimizer.step();
+  auto [net, optimizer] = train(layers);
   const auto count = [&](const std::string& step, const auto& call) {
     count_instructions(step + " " + std::to_string(2 * layers), 1, call);
   };
-  const dcp::StateDictOptions whole{.full_state_dict = true, .cpu_offload = true}, sent{.broadcast_from_rank0 = true};
-  dcp::StateDict model, state;
-  count("get_model", [&] { model = dcp::get_model_state_dict(net, whole); });
-  count("get_optimizer", [&] { state = dcp::get_optimizer_state_dict(net, optimizer, whole); });
-  count("set_model", [&] { dcp::set_model_state_dict(net, model, sent); });
-  count("set_optimizer", [&] { dcp::set_optimizer_state_dict(net, optimizer, state, sent); });
   dcp::State all{.model = dcp::get_model_state_dict(net),
-                 .optimizer = dcp::get_optimizer_state_dict(net, optimizer),
+                 .optimizer = dcp::get_optimizer_state_dict(net, *optimizer),
                  .user = values(2 * layers)};
   int saves = 0;
   std::string path;
@@ -95,8 +108,26 @@ void count_steps(int layers) {
       checkpointer.wait();
     });
   }
-  count("optimizer_state_to_load", [&] { all.optimizer = dcp::optimizer_state_to_load(path, net, optimizer); });
+  count("optimizer_state_to_load", [&] { all.optimizer = dcp::optimizer_state_to_load(path, net, *optimizer); });
   count("load", [&] { dcp::load(path, all); });
+}
+
+/// Gathering, broadcasting and merging what two ranks have.
+void count_steps_of_ranks(int layers, const TempFolder& folder) {
+  auto [net, optimizer] = train(layers);
+  const RankOfCount rank{.is_first = get_rank() == 0, .barrier = [] { barrier(default_group()); }};
+  const auto count = [&](const std::string& step, const auto& call) {
+    count_instructions(step + " " + std::to_string(2 * layers), rank, call);
+  };
+  const dcp::StateDictOptions whole{.full_state_dict = true, .cpu_offload = true}, sent{.broadcast_from_rank0 = true};
+  dcp::StateDict model, state;
+  count("get_model", [&] { model = dcp::get_model_state_dict(net, whole); });
+  count("get_optimizer", [&] { state = dcp::get_optimizer_state_dict(net, *optimizer, whole); });
+  count("set_model", [&] { dcp::set_model_state_dict(net, model, sent); });
+  count("set_optimizer", [&] { dcp::set_optimizer_state_dict(net, *optimizer, state, sent); });
+  const dcp::State all{.model = dcp::get_model_state_dict(net), .user = values(2 * layers)};
+  int saves = 0;
+  count("save_of_ranks", [&] { dcp::save(folder.path(fmt::format("of_ranks{}_{}", layers, saves++)), all); });
 }
 
 }  // namespace
@@ -106,6 +137,8 @@ void count_steps(int layers) {
 int main() {
   for (const int layers : {15, 60}) {
     tessera::run_ranks(1, [&](int) { tessera::testing::count_steps(layers); });
+    const tessera::testing::TempFolder folder;
+    tessera::run_ranks(2, [&](int) { tessera::testing::count_steps_of_ranks(layers, folder); });
   }
   for (const int tensors : {200, 800}) {
     tessera::testing::count_texts(tensors);

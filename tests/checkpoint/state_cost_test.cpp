@@ -19,8 +19,8 @@ TEST_CASE("instructions grow with the number of parameters, not with its square"
   }
   const std::vector<std::pair<int, std::vector<std::string>>> steps = {
       {30,
-       {"get_model", "get_optimizer", "set_model", "set_optimizer", "save", "async_save", "load",
-        "optimizer_state_to_load"}},
+       {"save", "async_save", "load", "optimizer_state_to_load", "get_model", "get_optimizer", "set_model",
+        "set_optimizer", "save_of_ranks"}},
       {200,
        {"format_safetensors_header", "format_manifest", "format_values", "format_index", "format_pieces",
         "parse_safetensors_header", "parse_manifest", "parse_values", "parse_index", "parse_pieces",

@@ -41,7 +41,7 @@ struct NetImpl : torch::nn::Module {
 TESSERA_MODULE(Net);
 
 // A step on this rank's rows of the batch, which is the same whatever the number of ranks.
-void train(Net& net, torch::optim::Optimizer& optimizer, int64_t step, int rank, int ranks) {
+void train(Net& net, torch::optim::Optimizer& optimizer, int64_t step, int64_t rank, int64_t ranks) {
   torch::manual_seed(static_cast<uint64_t>(step) + 1);
   const at::Tensor batch = at::randn({12, 8});
   const at::Tensor rows = batch.narrow(0, 12 / ranks * rank, 12 / ranks);
@@ -61,7 +61,7 @@ int64_t load(const std::string& path, Net& net, torch::optim::Optimizer& optimiz
 
 void run_rank(const std::string& folder) {
   init_process_group();
-  const int rank = get_rank(), ranks = get_world_size();
+  const int64_t rank = get_rank(), ranks = get_world_size();
   const DeviceMesh mesh = init_device_mesh(at::kCPU, {ranks}, {"dp"});
   Net net;
   fully_shard(net->up, {.mesh = mesh});

@@ -40,7 +40,7 @@ at::Tensor loss_of(Net& net, const at::Tensor& x) {
 
 void run_rank() {
   init_process_group();
-  const int rank = get_rank(), ranks = get_world_size();
+  const int64_t rank = get_rank(), ranks = get_world_size();
   Net net, reference;
   torch::optim::Adam optimizer(net->parameters(), 1e-2);  // before or after sharding, as you like
   torch::optim::Adam reference_optimizer(reference->parameters(), 1e-2);

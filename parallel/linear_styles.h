@@ -22,7 +22,7 @@ struct ColwiseParallelOptions {
 /// Shards a Linear's weight and bias on dim 0, or an Embedding's weight on dim 1, and replicates the input.
 class ColwiseParallel : public ParallelStyle {
  public:
-  explicit ColwiseParallel(ColwiseParallelOptions options = {}) : options_(std::move(options)) {}
+  explicit ColwiseParallel(ColwiseParallelOptions options = {}) : options_(options) {}
 
   std::string name() const override { return "ColwiseParallel"; }
   void check(const StyleTarget& target) const override;
@@ -42,7 +42,7 @@ struct RowwiseParallelOptions {
 /// Shards a Linear's weight on dim 1 and its input on the last. An Embedding's weight is sharded on dim 0.
 class RowwiseParallel : public ParallelStyle {
  public:
-  explicit RowwiseParallel(RowwiseParallelOptions options = {}) : options_(std::move(options)) {}
+  explicit RowwiseParallel(RowwiseParallelOptions options = {}) : options_(options) {}
 
   std::string name() const override { return "RowwiseParallel"; }
   void check(const StyleTarget& target) const override;

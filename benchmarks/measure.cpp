@@ -18,6 +18,7 @@
 #include <sstream>
 
 #include "comm/launch/local_launcher.h"
+#include "comm/launch/rank_heap.h"
 #include "comm/process_group.h"
 #include "examples/train_gpt/peak_memory.h"
 #include "testing/run_ranks.h"
@@ -30,8 +31,6 @@ namespace {
 using Clock = std::chrono::steady_clock;
 constexpr const char* kResultFile = "TESSERA_BENCHMARK_RESULTS";
 constexpr const char* kBackend = "TESSERA_BENCHMARK_BACKEND";
-// As launch_local sets it for our ranks (comm/launch/local_launcher.h).
-constexpr const char* kHeapOfRanks = "MALLOC_TRIM_THRESHOLD_=67108864 MALLOC_MMAP_THRESHOLD_=8388608";
 constexpr const char* kMoreHelp =
     "Where PEER_PYTHON names a Python that has torch, PyTorch's numbers stand beside ours, if there are any.\n";
 
@@ -173,8 +172,12 @@ Results run_peer(const std::string& script, const std::string& arguments) {
   if (python == nullptr) {
     return {};
   }
-  FILE* const pipe =
-      popen(fmt::format("OMP_NUM_THREADS=1 {} '{}' '{}' {}", kHeapOfRanks, python, script, arguments).c_str(), "r");
+  std::string command = "OMP_NUM_THREADS=1";
+  for (const auto& [name, value] : kRankHeap) {  // as for our ranks
+    command += fmt::format(" {}={}", name, value);
+  }
+  command += fmt::format(" '{}' '{}' {}", python, script, arguments);
+  FILE* const pipe = popen(command.c_str(), "r");
   TORCH_CHECK(pipe != nullptr, "PEER_PYTHON does not start: ", python);
   std::string text;
   std::array<char, 256> part;

@@ -48,6 +48,26 @@ std::string line_at(const std::vector<std::string>& lines, size_t i) {
   return i < lines.size() ? lines[i] : "nothing more";
 }
 
+/// Checks agreement on all meshes, whatever is found on one, and throws `failure`, which `fault` describes, or else the
+/// first that is found.
+void check_each(const std::vector<DeviceMesh>& meshes, const std::string& where,
+                const std::function<std::vector<std::string>(const DeviceMesh&)>& items_on, std::string fault,
+                std::exception_ptr failure) {
+  for (const auto& mesh : meshes) {
+    try {
+      check_agreement(mesh, where, {.items = items_on(mesh), .fault = fault});
+    } catch (const ValueError& error) {
+      if (!failure) {
+        failure = std::current_exception();
+        fault = error.what();
+      }
+    }
+  }
+  if (failure) {
+    std::rethrow_exception(failure);
+  }
+}
+
 }  // namespace
 
 std::vector<std::string> all_gather_strings(const DeviceMesh& mesh, const std::string& text) {
@@ -88,33 +108,28 @@ void check_agreement(const DeviceMesh& mesh, const std::string& where, const Sta
 
 void check_ranks_agree(const std::vector<DeviceMesh>& meshes, const std::string& where,
                        const std::function<std::vector<std::string>()>& step) {
+  std::vector<std::string> items;
   std::exception_ptr failure;
-  Statement statement;
+  std::string fault;
   try {
-    statement.items = step();
+    items = step();
   } catch (const Error& error) {
     failure = std::current_exception();
-    statement.fault = error.what();
+    fault = error.what();
   } catch (const std::exception& error) {  // of a function that the user gave
     failure = std::current_exception();
-    statement.fault = fmt::format("{}: {}", where, error.what());
+    fault = fmt::format("{}: {}", where, error.what());
   } catch (...) {
     failure = std::current_exception();
-    statement.fault = fmt::format("{}: an exception that is no std::exception", where);
+    fault = fmt::format("{}: an exception that is no std::exception", where);
   }
-  for (const auto& mesh : meshes) {
-    try {
-      check_agreement(mesh, where, statement);
-    } catch (const ValueError& error) {
-      if (!failure) {
-        failure = std::current_exception();
-        statement.fault = error.what();
-      }
-    }
-  }
-  if (failure) {
-    std::rethrow_exception(failure);
-  }
+  check_each(
+      meshes, where, [&](const DeviceMesh&) { return items; }, std::move(fault), std::move(failure));
+}
+
+void check_ranks_agree(const std::vector<DeviceMesh>& meshes, const std::string& where,
+                       const std::function<std::vector<std::string>(const DeviceMesh&)>& items_on) {
+  check_each(meshes, where, items_on, /*fault=*/{}, /*failure=*/nullptr);
 }
 
 void throw_on_all_ranks(const std::vector<DeviceMesh>& meshes, const std::string& where, const std::string& fault) {

@@ -26,6 +26,9 @@ void check_agreement(const DeviceMesh& mesh, const std::string& where, const Sta
 /// rank rethrows that and the others throw ValueError. All ranks of a mesh must pass the same meshes in the same order.
 void check_ranks_agree(const std::vector<DeviceMesh>& meshes, const std::string& where,
                        const std::function<std::vector<std::string>()>& step);
+/// Does the same for items that differ by mesh. What is found on one mesh is known on the next: pass small ones first.
+void check_ranks_agree(const std::vector<DeviceMesh>& meshes, const std::string& where,
+                       const std::function<std::vector<std::string>(const DeviceMesh&)>& items_on);
 
 /// Throws StateError on every rank of the meshes if one has a fault. Other ranks' messages begin with `where` and name
 /// it. All ranks of a mesh must pass the same meshes in the same order.

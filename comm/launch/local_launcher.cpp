@@ -31,6 +31,7 @@
 #include "comm/launch/job_secret.h"
 #include "comm/launch/listen_socket.h"
 #include "comm/launch/rank_environment.h"
+#include "comm/launch/rank_heap.h"
 
 extern char** environ;  // NOLINT: POSIX's name
 
@@ -125,16 +126,14 @@ std::vector<std::string> own_arguments() {
   return arguments;
 }
 
-/// A sharded step frees its gradients and whole parameters; malloc then gives the top of the heap back, and the next
-/// step's page faults cost 3 % of it. Blocks from 8 MiB on still go back at once, or the peak grows.
+/// Leaves what the user set.
 void keep_heap(std::map<std::string, std::string>& variables) {
   constexpr const char* kTuning[] = {"GLIBC_TUNABLES", "MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_",
                                      "MALLOC_TOP_PAD_", "MALLOC_MMAP_MAX_"};
   const bool is_tuned =
       std::any_of(std::begin(kTuning), std::end(kTuning), [&](const char* name) { return variables.contains(name); });
   if (!is_tuned) {
-    variables["MALLOC_TRIM_THRESHOLD_"] = std::to_string(64 << 20);
-    variables["MALLOC_MMAP_THRESHOLD_"] = std::to_string(8 << 20);
+    variables.insert(kRankHeap.begin(), kRankHeap.end());
   }
 }
 

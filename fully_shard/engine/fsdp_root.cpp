@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <exception>
 #include <map>
 #include <utility>
 
@@ -156,22 +155,7 @@ void FSDPRoot::agree_on_frozen() {
   std::ranges::stable_sort(meshes, {}, [](const DeviceMesh& mesh) { return mesh.size(); });
   const auto where = fmt::format("{}: all ranks are to freeze (requires_grad is false) the same parameters of {}",
                                  units.at(0).state->api(), units[0].state->label());
-  std::exception_ptr failure;
-  Statement statement;
-  for (const auto& mesh : meshes) {
-    statement.items = frozen_params_on(mesh, units);
-    try {
-      check_agreement(mesh, where, statement);
-    } catch (const ValueError& error) {
-      if (!failure) {
-        failure = std::current_exception();
-        statement.fault = error.what();
-      }
-    }
-  }
-  if (failure) {
-    std::rethrow_exception(failure);
-  }
+  check_ranks_agree(meshes, where, [&](const DeviceMesh& mesh) { return frozen_params_on(mesh, units); });
   agrees_on_frozen_ = true;
 }
 

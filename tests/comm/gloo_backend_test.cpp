@@ -8,6 +8,8 @@
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
+#include <functional>
+#include <string>
 #include <thread>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
@@ -149,79 +151,51 @@ TEST_CASE("gloo: where calls do not belong together the error shows both") {
   run_processes(2, body, {.backend = "gloo"});
 }
 
-/// Of ranks 0, which serves the store, and 1: the first to end would be one that has died, for the other.
-void end_together(int rank) {
-  const auto beside = connect_beside();
-  if (rank == 0) {
-    beside->set("ends/0", std::string());
-    beside->wait({"ends/1"});
-  } else {
-    beside->wait({"ends/0"});
-    beside->set("ends/1", std::string());
+/// One of three ranks dies, after `last_act`, before they make a group: the others learn by `message` which, soon.
+void check_death_before_group(const std::string& backend, int victim, const std::function<void()>& last_act,
+                              const std::function<std::string(int rank)>& message) {
+  const auto body = [&](int rank) {
+    signal(SIGTERM, SIG_IGN);
+    barrier(default_group());
+    if (rank == victim) {
+      last_act();
+      raise(SIGKILL);
+    }
+    const auto start = std::chrono::steady_clock::now();
+    expect_throws<CommError>([] { new_group({0, 1, 2}, "late"); }, message(rank));
+    TESSERA_EXPECT(std::chrono::steady_clock::now() - start < std::chrono::seconds(5));
+    std::fprintf(stderr, "had the error\n");
+    if (victim != 0) {
+      end_together(rank);
+    }
+  };
+  const ProcessesResult result = try_run_processes(3, body, {.backend = backend, .timeout = std::chrono::seconds(15)});
+  for (int rank = 0; rank < 3; ++rank) {
+    if (rank != victim) {
+      CHECK_THAT(result.outputs.at(rank), Catch::Matchers::ContainsSubstring("had the error"));
+    }
   }
 }
 
+std::string names_rank_2(int rank) {
+  return fmt::format("connecting the ranks on group 'late' (rank {} of ranks [0, 1, 2]): rank 2 (pid ", rank);
+}
+
 TEST_CASE("gloo: a rank that dies before a group is made: the other members learn which, soon") {
-  const auto body = [](int rank) {
-    signal(SIGTERM, SIG_IGN);
-    barrier(default_group());
-    if (rank == 2) {
-      raise(SIGKILL);
-    }
-    const auto start = std::chrono::steady_clock::now();
-    expect_throws<CommError>(
-        [] {
-          new_group({0, 1, 2}, "late");
-        },
-        fmt::format("connecting the ranks on group 'late' (rank {} of ranks [0, 1, 2]): rank 2 (pid ", rank));
-    TESSERA_EXPECT(std::chrono::steady_clock::now() - start < std::chrono::seconds(3));
-    std::fprintf(stderr, "had the error\n");
-    end_together(rank);
-  };
-  const ProcessesResult result = try_run_processes(3, body, {.backend = "gloo", .timeout = std::chrono::seconds(15)});
-  CHECK_THAT(result.outputs.at(0), Catch::Matchers::ContainsSubstring("had the error"));
-  CHECK_THAT(result.outputs.at(1), Catch::Matchers::ContainsSubstring("had the error"));
+  check_death_before_group(
+      "gloo", 2, [] {}, names_rank_2);
 }
 
 TEST_CASE("gloo: a rank that dies while the others connect is named, soon") {
-  const auto body = [](int rank) {
-    signal(SIGTERM, SIG_IGN);
-    barrier(default_group());
-    if (rank == 2) {  // for the others it has come to connect
-      connect_beside()->set("1/late[0,1,2]/0/here/2", std::string());
-      raise(SIGKILL);
-    }
-    const auto start = std::chrono::steady_clock::now();
-    expect_throws<CommError>(
-        [] {
-          new_group({0, 1, 2}, "late");
-        },
-        fmt::format("connecting the ranks on group 'late' (rank {} of ranks [0, 1, 2]): rank 2 (pid ", rank));
-    TESSERA_EXPECT(std::chrono::steady_clock::now() - start < std::chrono::seconds(5));
-    std::fprintf(stderr, "had the error\n");
-    end_together(rank);
-  };
-  const ProcessesResult result = try_run_processes(3, body, {.backend = "gloo", .timeout = std::chrono::seconds(15)});
-  CHECK_THAT(result.outputs.at(0), Catch::Matchers::ContainsSubstring("had the error"));
-  CHECK_THAT(result.outputs.at(1), Catch::Matchers::ContainsSubstring("had the error"));
+  const auto come_to_connect = [] { connect_beside()->set("1/late[0,1,2]/0/here/2", std::string()); };
+  check_death_before_group("gloo", 2, come_to_connect, names_rank_2);
 }
 
 TEST_CASE("a rank 0 that dies before a group is made is named by the other members, soon") {
   const std::string backend = GENERATE("gloo", "shm");
-  const auto body = [](int rank) {
-    signal(SIGTERM, SIG_IGN);
-    barrier(default_group());
-    if (rank == 0) {
-      raise(SIGKILL);
-    }
-    const auto start = std::chrono::steady_clock::now();
-    expect_throws<CommError>([] { new_group({0, 1, 2}, "late"); }, "rank 0, which serves the store at 127.0.0.1:");
-    TESSERA_EXPECT(std::chrono::steady_clock::now() - start < std::chrono::seconds(5));
-    std::fprintf(stderr, "had the error\n");
-  };
-  const ProcessesResult result = try_run_processes(3, body, {.backend = backend, .timeout = std::chrono::seconds(15)});
-  CHECK_THAT(result.outputs.at(1), Catch::Matchers::ContainsSubstring("had the error"));
-  CHECK_THAT(result.outputs.at(2), Catch::Matchers::ContainsSubstring("had the error"));
+  const auto message = [](int) { return std::string("rank 0, which serves the store at 127.0.0.1:"); };
+  check_death_before_group(
+      backend, 0, [] {}, message);
 }
 
 TEST_CASE("gloo: a peer that dies in a collective: the others get an error with group and collective, soon") {

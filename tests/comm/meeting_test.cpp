@@ -37,6 +37,7 @@ using Clock = std::chrono::steady_clock;
 using std::chrono::milliseconds;
 using std::chrono::seconds;
 using testing::connect_beside;
+using testing::end_together;
 using testing::free_port;
 using testing::launchers_port;
 using testing::LoopbackSocket;
@@ -190,13 +191,8 @@ TEST_CASE("a rank that dies after all have met, and before they have a group: th
     expect_throws<CommError>(init, victim == 0 ? "rank 0, which serves the store at 127.0.0.1:"
                                                : "could not learn where the other ranks run: rank 2 (pid ");
     TESSERA_EXPECT(Clock::now() - start < seconds(5));
-    // The first of them to end would be one that has died, for the other.
-    if (rank == 0) {  // which serves the store
-      connect_beside()->set("ends/0", std::string());
-      connect_beside()->wait({"ends/1"});
-    } else if (victim == 2) {
-      connect_beside()->wait({"ends/0"});
-      connect_beside()->set("ends/1", std::string());
+    if (victim != 0) {
+      end_together(rank);
     }
   };
   run_processes(3, body, {.backend = "fake"});

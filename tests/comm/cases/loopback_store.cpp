@@ -49,4 +49,15 @@ c10::intrusive_ptr<c10d::Store> connect_beside(c10d::TCPStoreOptions tcp) {
   return c10::make_intrusive<c10d::TCPStore>("127.0.0.1", tcp);
 }
 
+void end_together(int rank) {
+  const auto beside = connect_beside();
+  if (rank == 0) {
+    beside->set("ends/0", std::string());
+    beside->wait({"ends/1"});
+  } else {
+    beside->wait({"ends/0"});
+    beside->set("ends/1", std::string());
+  }
+}
+
 }  // namespace tessera::testing

@@ -42,4 +42,8 @@ StoreOptions store_options(int port, int rank, int world_size,
 /// another.
 c10::intrusive_ptr<c10d::Store> connect_beside(c10d::TCPStoreOptions tcp = {.port = 0});
 
+/// Returns when ranks 0, which serves the store, and 1 are both here: the first to end before would be one that has
+/// died, for the other.
+void end_together(int rank);
+
 }  // namespace tessera::testing

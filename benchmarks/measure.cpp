@@ -20,6 +20,7 @@
 #include "comm/launch/local_launcher.h"
 #include "comm/launch/rank_heap.h"
 #include "comm/process_group.h"
+#include "comm/shared_gradients.h"
 #include "examples/train_gpt/peak_memory.h"
 #include "testing/run_ranks.h"
 #include "testing/temp_folder.h"
@@ -61,6 +62,7 @@ void report_as_rank(const Benchmark& benchmark, const BenchmarkOptions& options)
   TORCH_CHECK(file_name != nullptr && benchmark.on_rank, "it starts its ranks itself: run it without a launcher");
   const std::string backend = std::getenv(kBackend);
   if (!backend.empty()) {
+    enable_shared_gradients();
     init_process_group(ProcessGroupOptions{.backend = backend});
   }
   const bool is_first = std::getenv("RANK") == std::string("0");

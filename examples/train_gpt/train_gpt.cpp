@@ -22,6 +22,7 @@
 #include "comm/local_launcher.h"
 #include "comm/process_group.h"
 #include "comm/rank_environment.h"
+#include "comm/shared_gradients.h"
 #include "examples/gpt_layout.h"
 #include "examples/train_gpt/byte_data.h"
 #include "examples/train_gpt/data_path.h"
@@ -122,6 +123,7 @@ constexpr auto kParityTimeout = std::chrono::hours(24);
 
 int run_rank(const TrainOptions& options, const ByteData& data) {
   at::set_num_threads(options.threads);
+  enable_shared_gradients();
   ProcessGroupOptions group{.backend = backend_for(options.layout.device)};
   if (options.check_parity) {
     group.timeout = kParityTimeout;

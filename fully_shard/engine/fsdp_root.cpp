@@ -265,7 +265,7 @@ void FSDPRoot::backward_ended(int64_t id) noexcept {
 
 void FSDPRoot::abort_backward() {
   const int64_t failed = std::exchange(backward_, -1);
-  gradient_memory_.end();
+  shared_gradients_.end();
   for_each_live(states_, [failed](FSDPState& unit) { unit.backward().abort(failed); });
   reductions_.clear();
 }
@@ -288,7 +288,7 @@ void FSDPRoot::register_end_of_backward() {
     }
   });
   backward_token_ = token;
-  gradient_memory_.begin();
+  shared_gradients_.begin();
   schedule_.begin_backward();
   for_each_live(states_, [this](FSDPState& unit) { unit.backward().begin(backward_); });
   at_end_of_backward([weak = weak_from_this(), id = backward_, token] {
@@ -333,7 +333,7 @@ void FSDPRoot::finish_backward(int64_t id) {
   } else {
     reductions_.flush();
   }
-  gradient_memory_.end();
+  shared_gradients_.end();
   backward_ = -1;
   backward_token_.reset();
 }
@@ -355,7 +355,7 @@ void FSDPRoot::reset_iter_state() {
   open_forwards_ = 0;
   outermost_runs_ = forward_failed_ = false;
   schedule_.abandon();
-  gradient_memory_.end();
+  shared_gradients_.end();
   for_each_live(states_, [](FSDPState& unit) { unit.abort_iteration(); });
   reductions_.clear();
 }

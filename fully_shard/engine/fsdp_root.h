@@ -10,11 +10,11 @@
 #include <thread>
 #include <vector>
 
+#include "comm/shm/shared_gradients.h"
 #include "fully_shard/engine/fsdp_state.h"
 #include "fully_shard/engine/reduction_queue.h"
 #include "fully_shard/engine/schedule.h"
 #include "fully_shard/engine/unit_tree.h"
-#include "fully_shard/memory/shared_gradient_allocator.h"
 
 namespace tessera {
 
@@ -48,7 +48,7 @@ class FSDPRoot : public std::enable_shared_from_this<FSDPRoot> {
 
  private:
   FSDPRoot(std::vector<std::weak_ptr<FSDPState>> states, std::vector<size_t> gradient_bytes)
-      : states_(std::move(states)), gradient_memory_(std::move(gradient_bytes)) {}
+      : states_(std::move(states)), shared_gradients_(std::move(gradient_bytes)) {}
 
   std::shared_ptr<FSDPState> state_at(std::optional<int64_t> unit) const;
   /// Queues the end-of-backward callback, unless an outer backward has it.
@@ -65,7 +65,7 @@ class FSDPRoot : public std::enable_shared_from_this<FSDPRoot> {
 
   std::vector<std::weak_ptr<FSDPState>> states_;  // by number, the outermost first
   std::vector<std::shared_ptr<StreamLane>> gather_streams_;
-  SharedGradientAllocator gradient_memory_;
+  SharedGradientSizes shared_gradients_;
   Schedule schedule_;
   ReductionQueue reductions_;
   JoinSearch join_search_;

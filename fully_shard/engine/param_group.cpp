@@ -1,13 +1,10 @@
 #include "fully_shard/engine/param_group.h"
 
-#include <ATen/core/LegacyTypeDispatch.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 
 #include <algorithm>
 
 #include "base/error.h"
-#include "comm/shm/shared_memory.h"
-#include "fully_shard/memory/shared_gradient_allocator.h"
 
 namespace tessera {
 
@@ -44,15 +41,6 @@ UnitContextPtr make_context(const std::vector<NamedParam>& params, const ParamGr
                                                          .reduce_dtype = options.policy.reduce_dtype});
 }
 
-at::Tensor new_flat_shard(AllGather& gather, const at::TensorOptions& options) {
-  const at::AutoDispatchBelowADInplaceOrView below;
-  auto shard = gather.new_flat_shard(options);
-  if (shared_place(shard)) {
-    SharedGradientAllocator::prepare();
-  }
-  return shard;
-}
-
 }  // namespace
 
 ParamGroup::ParamGroup(const std::vector<NamedParam>& params, const Options& options)
@@ -60,14 +48,14 @@ ParamGroup::ParamGroup(const std::vector<NamedParam>& params, const Options& opt
       gather_(context_, params, options.post_forward_ranks),
       params_(
           params, gather_.shards(),
-          new_flat_shard(gather_, params[0].tensor.is_meta() ? at::TensorOptions(at::kMeta) : context_->shard_options),
+          gather_.new_flat_shard(params[0].tensor.is_meta() ? at::TensorOptions(at::kMeta) : context_->shard_options),
           *context_, is_alias(params, options, context_->device)),
       gradients_(params_, context_, options.bucket_bytes),
       pool_(std::make_shared<BlockPool>(context_->device)) {}
 
 void ParamGroup::materialize() {
   TESSERA_ASSERT(params_.is_on_meta() && state_ == ShardedState::Sharded, "{} has memory", params_.module());
-  params_.move_to(gather_.shards(), new_flat_shard(gather_, context_->shard_options));
+  params_.move_to(gather_.shards(), gather_.new_flat_shard(context_->shard_options));
 }
 
 void ParamGroup::set_place(int64_t unit, UnitNames names, std::shared_ptr<BlockPool> pool) {

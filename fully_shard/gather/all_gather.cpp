@@ -195,6 +195,7 @@ bool AllGather::can_use_segments() {
 }
 
 at::Tensor AllGather::new_flat_shard(const at::TensorOptions& options) {
+  const at::AutoDispatchBelowADInplaceOrView below;
   const bool is_pageable = options.device().is_cpu() && !options.pinned_memory();
   return is_pageable && context_->device.is_cpu() && can_use_segments()
              ? zeros_to_gather(shards_.numel(), shards_.dtype(), *flat_.group)

@@ -10,6 +10,7 @@
 
 #include "base/error.h"
 #include "comm/collectives.h"
+#include "comm/shm/shared_gradients.h"
 #include "comm/shm/shared_memory.h"
 #include "dtensor/dtensor.h"
 #include "nn/conv.h"
@@ -49,8 +50,24 @@ TEST_CASE("fully_shard over shm: shards that the other ranks read where they lie
   }
 }
 
+TEST_CASE("fully_shard over shm: gradients are the program's own memory, unless it enables shared gradients") {
+  const auto body = [](int rank) {
+    const auto* const allocator = c10::GetAllocator(c10::kCPU);
+    Tower tower(401, 399);
+    shard_tower(tower);
+    bool is_shared = false;
+    tower->blocks[1]->up->weight.register_hook(
+        [&](const at::Tensor& grad) { is_shared = is_shared || shared_place(grad).has_value(); });
+    tower(make_batch(static_cast<uint64_t>(rank), 3, 5)).sum().backward();
+    TESSERA_EXPECT(!is_shared);
+    TESSERA_EXPECT(c10::GetAllocator(c10::kCPU) == allocator);
+  };
+  run_processes(2, body, {.backend = "shm"});
+}
+
 TEST_CASE("fully_shard over shm: large gradients lie where the other ranks read them, small ones and others' do not") {
   const auto body = [](int rank) {
+    enable_shared_gradients();
     Tower tower(401, 399);
     shard_tower(tower);
     std::vector<bool> weights_are_shared, others_are_shared;
@@ -90,6 +107,7 @@ TESSERA_MODULE(Images);
 
 TEST_CASE("fully_shard over shm: convolutions equal one process") {
   const auto body = [](int rank) {
+    enable_shared_gradients();
     Images reference, sharded;
     fill_parameters(*reference, 1);
     fill_parameters(*sharded, 1);
@@ -115,6 +133,7 @@ TEST_CASE("fully_shard over shm: convolutions equal one process") {
 
 TEST_CASE("fully_shard over shm: memory that is asked for by its address alone, before, in and after a backward") {
   const auto body = [](int rank) {
+    enable_shared_gradients();
     Tower tower(401, 399);
     shard_tower(tower);
     constexpr size_t kBytes = 401 * 399 * sizeof(float);
@@ -139,6 +158,7 @@ TEST_CASE("fully_shard over shm: memory that is asked for by its address alone, 
 
 TEST_CASE("fully_shard over shm: after a backward that throws, memory is not shared any more") {
   const auto body = [](int rank) {
+    enable_shared_gradients();
     Tower tower(401, 399);
     shard_tower(tower);
     const auto x = make_batch(static_cast<uint64_t>(rank), 3, 5);

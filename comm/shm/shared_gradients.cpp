@@ -1,4 +1,4 @@
-#include "fully_shard/memory/shared_gradient_allocator.h"
+#include "comm/shm/shared_gradients.h"
 
 #include <c10/core/Allocator.h>
 
@@ -19,7 +19,7 @@ constexpr size_t kFromBytes = size_t{64} * 1024;
 
 /// Without a destructor: threads allocate until their very end, and models may end in another thread.
 struct WantedSizes {
-  std::array<size_t, SharedGradientAllocator::kMostSizes> bytes;
+  std::array<size_t, SharedGradientSizes::kMostSizes> bytes;
   size_t count;
   int backward;  // libtorch's number of it: one that throws ends without end()
 };
@@ -65,7 +65,7 @@ class GradientAllocator final : public c10::Allocator {
 
 }  // namespace
 
-void SharedGradientAllocator::prepare() {
+void enable_shared_gradients() {
   // Never destroyed: storages refer to it until the process ends.
   static const auto* const allocator = [] {
     auto* const made = new GradientAllocator(*c10::GetAllocator(c10::kCPU));
@@ -75,7 +75,7 @@ void SharedGradientAllocator::prepare() {
   static_cast<void>(allocator);
 }
 
-SharedGradientAllocator::SharedGradientAllocator(std::vector<size_t> bytes) : bytes_(std::move(bytes)) {
+SharedGradientSizes::SharedGradientSizes(std::vector<size_t> bytes) : bytes_(std::move(bytes)) {
   std::erase_if(bytes_, [](size_t size) { return size < kFromBytes; });
   std::ranges::sort(bytes_);
   bytes_.erase(std::unique(bytes_.begin(), bytes_.end()), bytes_.end());
@@ -84,19 +84,19 @@ SharedGradientAllocator::SharedGradientAllocator(std::vector<size_t> bytes) : by
   }
 }
 
-SharedGradientAllocator::~SharedGradientAllocator() {
+SharedGradientSizes::~SharedGradientSizes() {
   if (!bytes_.empty()) {
     trim_shared_blocks();
   }
 }
 
-void SharedGradientAllocator::begin() const {
+void SharedGradientSizes::begin() const {
   std::ranges::copy(bytes_, wanted.bytes.begin());
   wanted.count = bytes_.size();
   wanted.backward = torch::autograd::get_current_graph_task_id();
 }
 
-void SharedGradientAllocator::end() const {
+void SharedGradientSizes::end() const {
   wanted.count = 0;
 }
 

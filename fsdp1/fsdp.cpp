@@ -13,10 +13,10 @@
 #include "comm/collectives.h"
 #include "dtensor/clip_grad_norm.h"
 #include "dtensor/dtensor.h"
+#include "dtensor/local/tensor_memory.h"
 #include "fsdp1/wrapper_state.h"
 #include "fully_shard/autograd/backward_hooks.h"
 #include "fully_shard/engine/unit_tree.h"
-#include "fully_shard/memory/tensor_memory.h"
 
 namespace tessera {
 

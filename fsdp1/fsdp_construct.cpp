@@ -6,15 +6,15 @@
 #include <utility>
 
 #include "base/error.h"
+#include "device_mesh/accelerator.h"
 #include "device_mesh/rank_agreement.h"
 #include "fsdp1/fsdp.h"
 #include "fsdp1/fsdp_group_mesh.h"
 #include "fsdp1/fsdp_prepare.h"
 #include "fsdp1/wrapper_state.h"
-#include "fully_shard/engine/cast_floating.h"
 #include "fully_shard/fully_shard.h"
-#include "fully_shard/memory/accelerator.h"
 #include "fully_shard/replicate.h"
+#include "nn/hooks/cast_floating.h"
 #include "nn/hooks/hook_point.h"
 
 namespace tessera {

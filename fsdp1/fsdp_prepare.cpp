@@ -8,7 +8,7 @@
 #include "base/error.h"
 #include "comm/collectives.h"
 #include "dtensor/local/dtensor_impl.h"
-#include "fully_shard/memory/tensor_memory.h"
+#include "dtensor/local/tensor_memory.h"
 #include "nn/hooks/hook_point.h"
 
 namespace tessera {

@@ -12,10 +12,10 @@
 
 #include "base/error.h"
 #include "dtensor/local/dtensor_impl.h"
+#include "dtensor/local/tensor_memory.h"
 #include "fully_shard/engine/fsdp_state.h"
 #include "fully_shard/engine/unit_tree.h"
 #include "fully_shard/make_unit.h"
-#include "fully_shard/memory/tensor_memory.h"
 #include "nn/hooks/clone.h"
 #include "nn/hooks/clone_scope.h"
 #include "nn/hooks/hook_point.h"

@@ -9,10 +9,10 @@
 
 #include "base/error.h"
 #include "comm/process_group.h"
+#include "device_mesh/accelerator.h"
 #include "device_mesh/rank_agreement.h"
 #include "fully_shard/check_params.h"
 #include "fully_shard/engine/fsdp_root.h"
-#include "fully_shard/memory/accelerator.h"
 
 namespace tessera {
 

@@ -8,8 +8,8 @@
 
 #include "base/error.h"
 #include "dtensor/local/dtensor_impl.h"
+#include "dtensor/local/tensor_memory.h"
 #include "fully_shard/engine/fsdp_root.h"
-#include "fully_shard/memory/tensor_memory.h"
 
 namespace tessera {
 

@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "base/error.h"
-#include "fully_shard/memory/tensor_memory.h"
+#include "dtensor/local/tensor_memory.h"
 
 namespace tessera {
 

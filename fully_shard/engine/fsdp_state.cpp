@@ -12,11 +12,11 @@
 #include "activation_checkpoint/saved_tensor_hooks.h"
 #include "base/error.h"
 #include "base/report.h"
+#include "dtensor/local/tensor_memory.h"
 #include "fully_shard/autograd/backward_hooks.h"
 #include "fully_shard/autograd/in_place_changes.h"
-#include "fully_shard/engine/cast_floating.h"
 #include "fully_shard/engine/fsdp_root.h"
-#include "fully_shard/memory/tensor_memory.h"
+#include "nn/hooks/cast_floating.h"
 
 namespace tessera {
 

@@ -7,8 +7,8 @@
 
 #include "base/error.h"
 #include "dtensor/local/redistribute.h"
+#include "dtensor/local/tensor_memory.h"
 #include "fully_shard/layout/stacked_spec.h"
-#include "fully_shard/memory/tensor_memory.h"
 
 namespace tessera {
 

@@ -5,7 +5,7 @@
 #include <algorithm>
 
 #include "base/error.h"
-#include "fully_shard/memory/tensor_memory.h"
+#include "dtensor/local/tensor_memory.h"
 
 namespace tessera {
 

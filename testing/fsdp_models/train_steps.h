@@ -6,7 +6,7 @@
 #include <optional>
 
 #include "fully_shard/layout/policy.h"
-#include "fully_shard/sharded_grad_scaler.h"
+#include "optim/sharded_grad_scaler.h"
 #include "testing/fsdp_models/test_model.h"
 
 namespace tessera::testing {

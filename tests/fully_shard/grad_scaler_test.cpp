@@ -6,7 +6,7 @@
 #include <limits>
 
 #include "dtensor/dtensor.h"
-#include "fully_shard/sharded_grad_scaler.h"
+#include "optim/sharded_grad_scaler.h"
 #include "testing/expect.h"
 #include "testing/parity.h"
 #include "testing/run_ranks.h"

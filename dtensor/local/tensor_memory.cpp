@@ -1,4 +1,4 @@
-#include "fully_shard/memory/tensor_memory.h"
+#include "dtensor/local/tensor_memory.h"
 
 #include <ATen/autocast_mode.h>
 #include <torch/csrc/autograd/variable.h>

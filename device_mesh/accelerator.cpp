@@ -1,4 +1,4 @@
-#include "fully_shard/memory/accelerator.h"
+#include "device_mesh/accelerator.h"
 
 #include <ATen/Context.h>
 

@@ -1,4 +1,4 @@
-#include "fully_shard/sharded_grad_scaler.h"
+#include "optim/sharded_grad_scaler.h"
 
 #include <ATen/TensorOperators.h>
 #include <ATen/core/LegacyTypeDispatch.h>

@@ -253,7 +253,8 @@ SaveJob Checkpointer::Impl::copied_job(const PlannedSave& planned) {
   }
   std::vector<at::Tensor> copies;
   for (size_t i = 0; i < job.blocks.size(); ++i) {
-    const at::Tensor source = block_view(planned.parts[job.blocks[i].part], job.plan->blocks[job.blocks[i].block].box);
+    const at::Tensor source =
+        block_view(planned.parts[job.blocks[i].part], job.plan->blocks[job.blocks[i].block].slice);
     copies.push_back(at::from_blob(static_cast<char*>(buffer.mutable_data_ptr()) + offsets[i], source.sizes(),
                                    source.options().device(at::kCPU)));
     copies.back().copy_(source);

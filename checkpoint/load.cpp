@@ -89,7 +89,7 @@ void add_tensor(LoadPlan& plan, const CheckpointIndex& catalog, LocalPart part, 
     check_fit(catalog, target);
   } else {
     target.part.sizes = stored->sizes;
-    target.part.box = Box::whole(stored->sizes);
+    target.part.slice = ShardSlice::whole(stored->sizes);
   }
   plan.targets.push_back(std::move(target));
 }
@@ -199,7 +199,7 @@ void check_strict(const std::string& path, const LoadResult& all) {
 }
 
 int64_t bytes_to_read(const Target& target) {
-  return target.part.box.numel() * item_bytes(target.stored->dtype);
+  return target.part.slice.numel() * item_bytes(target.stored->dtype);
 }
 
 /// Memory for what is read: a view of one block for each tensor of the state's; one of its own for each that the state
@@ -208,13 +208,13 @@ void stage(std::vector<Target>& targets) {
   std::vector<int64_t> bytes;
   bytes.reserve(targets.size());
   for (const auto& [part, stored, value, staged] : targets) {
-    bytes.push_back(part.local.defined() ? part.box.numel() * item_bytes(part.local.scalar_type()) : 0);
+    bytes.push_back(part.local.defined() ? part.slice.numel() * item_bytes(part.local.scalar_type()) : 0);
   }
   const auto offsets = staging_offsets(bytes);
   const auto block = new_staging_block(offsets.back());
   for (size_t i = 0; i < targets.size(); ++i) {
     const auto& local = targets[i].part.local;
-    const auto& sizes = targets[i].part.box.sizes;
+    const auto& sizes = targets[i].part.slice.sizes;
     targets[i].staged = local.defined() ? block.narrow(0, offsets[i], bytes[i]).view(local.scalar_type()).view(sizes)
                                         : at::empty(sizes, targets[i].stored->dtype);
   }
@@ -228,7 +228,7 @@ void read_all(LoadPlan& plan, const ProgressFn& on_progress) {
   stage(plan.targets);
   TensorReader reader;
   for (const auto& target : plan.targets) {
-    reader.add(*target.stored, target.name(), target.part.box, target.staged);
+    reader.add(*target.stored, target.name(), target.part.slice, target.staged);
   }
   reader.run([&](size_t i) {
     progress.bytes_done += bytes_to_read(plan.targets[i]);

@@ -13,14 +13,14 @@ namespace tessera::dcp {
 
 namespace {
 
-Box box_of(const DTensorSpec& spec) {
-  Box box;
+ShardSlice local_slice(const DTensorSpec& spec) {
+  ShardSlice slice;
   for (int64_t dim = 0; dim < spec.ndim(); ++dim) {
     const auto range = local_range(spec.sizes()[static_cast<size_t>(dim)], dim, spec.placements(), spec.position());
-    box.offsets.push_back(range.offset);
-    box.sizes.push_back(range.length);
+    slice.offsets.push_back(range.offset);
+    slice.sizes.push_back(range.length);
   }
-  return box;
+  return slice;
 }
 
 }  // namespace
@@ -34,7 +34,7 @@ StateDict& section_of(State& state, Section section) {
 }
 
 LocalPart local_part(Section section, const std::string& key, const at::Tensor& tensor) {
-  LocalPart part{.section = section, .key = key, .sizes = tensor.sizes().vec(), .box = {}, .local = {}};
+  LocalPart part{.section = section, .key = key, .sizes = tensor.sizes().vec(), .slice = {}, .local = {}};
   if (const auto* meta = dtensor_meta(tensor)) {
     TESSERA_CHECK(
         ValueError, !meta->spec->has_partial(),
@@ -44,11 +44,11 @@ LocalPart local_part(Section section, const std::string& key, const at::Tensor& 
       check_not_stale(*meta, fmt::format("checkpoint: '{}'", file_key(section, key)).c_str());
     }
     const auto& ranks = meta->spec->mesh().ranks();
-    part.box = box_of(*meta->spec);
+    part.slice = local_slice(*meta->spec);
     part.local = meta->local;
     part.mesh = hash_bytes(ranks.data(), ranks.size() * sizeof(ranks[0]));
   } else {
-    part.box = Box::whole(part.sizes);
+    part.slice = ShardSlice::whole(part.sizes);
     part.local = tensor.detach();
     part.is_plain = true;
   }
@@ -103,7 +103,7 @@ std::vector<Piece> pieces_of(const std::vector<LocalPart>& parts) {
                       .key = part.key,
                       .dtype = part.local.scalar_type(),
                       .sizes = part.sizes,
-                      .box = part.box,
+                      .slice = part.slice,
                       .is_plain = part.is_plain,
                       .mesh = part.mesh});
   }
@@ -126,14 +126,14 @@ std::map<Section, Values> values_of(const State& state) {
   return values;
 }
 
-at::Tensor block_view(const LocalPart& part, const Box& box) {
+at::Tensor block_view(const LocalPart& part, const ShardSlice& slice) {
   const at::NoGradGuard no_grad;
-  return narrow_to(part.local, relative_to(box, part.box));
+  return narrow_to(part.local, relative_to(slice, part.slice));
 }
 
-at::Tensor host_copy(const LocalPart& part, const Box& box) {
+at::Tensor host_copy(const LocalPart& part, const ShardSlice& slice) {
   const at::NoGradGuard no_grad;
-  return block_view(part, box).to(at::kCPU).resolve_conj().resolve_neg().contiguous();
+  return block_view(part, slice).to(at::kCPU).resolve_conj().resolve_neg().contiguous();
 }
 
 }  // namespace tessera::dcp

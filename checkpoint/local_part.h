@@ -1,7 +1,7 @@
 #pragma once
 // The shard of a state dict's tensor that this rank holds. Internal to this package.
 
-#include "checkpoint/format/box.h"
+#include "checkpoint/format/shard_slice.h"
 #include "checkpoint/format/state.h"
 #include "checkpoint/format/value.h"
 #include "checkpoint/plan/save_plan.h"
@@ -12,8 +12,8 @@ struct LocalPart {
   Section section = Section::Model;
   std::string key;
   Sizes sizes = {};  // of the whole tensor
-  Box box = {};
-  at::Tensor local = {};  // the elements of `box`; plain, without autograd history
+  ShardSlice slice = {};
+  at::Tensor local = {};  // the elements of `slice`; plain, without autograd history
   bool is_plain = false;  // whether the tensor itself is plain
   uint64_t mesh = 0;      // see Piece
 };
@@ -40,7 +40,9 @@ std::vector<Piece> pieces_of(const std::vector<LocalPart>& parts);
 
 std::map<Section, Values> values_of(const State& state);  // everything that is not a tensor
 
-at::Tensor block_view(const LocalPart& part, const Box& box);  // elements of `box`, inside the shard's box
-at::Tensor host_copy(const LocalPart& part, const Box& box);   // the same, contiguous on the host; copies if needed
+/// Returns the elements of `slice`, which is inside the shard's slice.
+at::Tensor block_view(const LocalPart& part, const ShardSlice& slice);
+/// Returns the same, contiguous on the host; copies if needed.
+at::Tensor host_copy(const LocalPart& part, const ShardSlice& slice);
 
 }  // namespace tessera::dcp

@@ -124,7 +124,7 @@ SaveJob live_job(const RankSync& ranks, const PlannedSave& planned) {
               .values = planned.values,
               .progress = {}};
   job.data = [&planned, blocks = job.blocks](size_t i) {
-    return host_copy(planned.parts[blocks[i].part], planned.plan->blocks[blocks[i].block].box);
+    return host_copy(planned.parts[blocks[i].part], planned.plan->blocks[blocks[i].block].slice);
   };
   return job;
 }

@@ -83,8 +83,8 @@ class FilesToWrite {
                             .sizes = entry.sizes,
                             .item_bytes = item_bytes(entry.dtype)};
     const File& file = at(block.file);
-    write_box(file, bytes, block.box, data);
-    const Run all = extent(block.box, entry.sizes);
+    write_slice(file, bytes, block.slice, data);
+    const Run all = extent(block.slice, entry.sizes);
     const uint64_t begin = bytes.offset + static_cast<uint64_t>(all.in_tensor * bytes.item_bytes);
     const uint64_t end = begin + static_cast<uint64_t>(all.numel * bytes.item_bytes);
     unsynced_begin_ = std::min(unsynced_begin_, begin);
@@ -166,7 +166,7 @@ Manifest make_manifest(const SaveJob& job, const std::vector<std::vector<uint64_
   for (const auto& block : plan.blocks) {
     const auto owner = static_cast<size_t>(block.owner);
     manifest.files[plan.files[block.file].name].tensors[plan.entry_of(block).key].push_back(
-        {.box = block.box, .hash = hashes[owner][next[owner]++]});
+        {.slice = block.slice, .hash = hashes[owner][next[owner]++]});
   }
   return manifest;
 }

@@ -8,7 +8,7 @@
 #include <string>
 #include <string_view>
 
-#include "checkpoint/format/box.h"
+#include "checkpoint/format/shard_slice.h"
 
 namespace tessera::dcp {
 

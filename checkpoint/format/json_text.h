@@ -4,7 +4,7 @@
 #include <string>
 #include <string_view>
 
-#include "checkpoint/format/box.h"
+#include "checkpoint/format/shard_slice.h"
 
 namespace tessera::dcp {
 

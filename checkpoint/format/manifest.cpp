@@ -112,9 +112,9 @@ Sizes parse_sizes(const json& value, const std::string& file) {
 
 /// Whether it lies in its tensor is for the one who knows the tensor.
 CheckedBlock parse_block(const json& content, const std::string& key, const std::string& file) {
-  CheckedBlock block{.box = {.offsets = parse_sizes(content.at(0), file), .sizes = parse_sizes(content.at(1), file)},
+  CheckedBlock block{.slice = {.offsets = parse_sizes(content.at(0), file), .sizes = parse_sizes(content.at(1), file)},
                      .hash = parse_hash(content.at(2), file)};
-  const auto& [offsets, sizes] = block.box;
+  const auto& [offsets, sizes] = block.slice;
   TESSERA_CHECK(CheckpointError, offsets.size() == sizes.size(),
                 "{}: a block of tensor '{}' has {} offsets and {} sizes; each dim has one of both", file, key,
                 offsets.size(), sizes.size());
@@ -214,9 +214,9 @@ void append_value(std::string& out, const Value& value) {
 void append_blocks(std::string& out, const std::vector<CheckedBlock>& blocks) {
   append_json_list(out, '[', blocks, ']', [&](const CheckedBlock& block) {
     out += '[';
-    append_json(out, block.box.offsets);
+    append_json(out, block.slice.offsets);
     out += ',';
-    append_json(out, block.box.sizes);
+    append_json(out, block.slice.sizes);
     fmt::format_to(std::back_inserter(out), R"(,"{}"])", hex(block.hash));
   });
 }

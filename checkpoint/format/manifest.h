@@ -6,7 +6,7 @@
 //        "tensors": {"in.weight": [[[0, 0], [9, 5], "<checksum>"], [[9, 0], [8, 5], "<checksum>"]]}}},
 //      "values": {"user": {"step": {"int": 100}}, ...}}}
 //
-// A block is a box of a tensor that one rank wrote: offsets, sizes, and the XXH3 hash (64 bits, hexadecimal) of its
+// A block is a slice of a tensor that one rank wrote: offsets, sizes, and the XXH3 hash (64 bits, hexadecimal) of its
 // row-major data. Blocks tile their tensor. Doubles are exact: {"double": "-0x1.8p-1"}, "inf", "nan".
 // "tessera_checkpoint" is the format's version; later versions of the library must read all earlier ones.
 
@@ -15,7 +15,7 @@
 #include <string_view>
 #include <vector>
 
-#include "checkpoint/format/box.h"
+#include "checkpoint/format/shard_slice.h"
 #include "checkpoint/format/value.h"
 
 namespace tessera::dcp {
@@ -25,7 +25,7 @@ inline constexpr const char* kIndexName = "model.safetensors.index.json";
 inline constexpr int kManifestVersion = 1;
 
 struct CheckedBlock {
-  Box box;
+  ShardSlice slice;
   uint64_t hash = 0;
   bool operator==(const CheckedBlock&) const = default;
 };

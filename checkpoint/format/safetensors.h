@@ -19,7 +19,7 @@
 #include <string_view>
 #include <vector>
 
-#include "checkpoint/format/box.h"
+#include "checkpoint/format/shard_slice.h"
 
 namespace tessera::dcp {
 

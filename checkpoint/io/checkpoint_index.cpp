@@ -45,19 +45,19 @@ OpenedFile open_safetensors(const std::string& path) {
 }
 
 void check_cover(const std::string& file, const SafetensorsEntry& entry, const std::vector<CheckedBlock>& blocks) {
-  std::vector<Box> boxes;
+  std::vector<ShardSlice> slices;
   for (const auto& block : blocks) {
-    boxes.push_back(block.box);
+    slices.push_back(block.slice);
   }
-  check_cover(entry.key, entry.sizes, boxes, [&](size_t) -> const std::string& { return file; });
+  check_cover(entry.key, entry.sizes, slices, [&](size_t) -> const std::string& { return file; });
 }
 
 void check_cover(const std::string& key, const StoredTensor& tensor) {
-  std::vector<Box> boxes;
+  std::vector<ShardSlice> slices;
   for (const auto& part : tensor.parts) {
-    boxes.push_back(part.box);
+    slices.push_back(part.slice);
   }
-  check_cover(key, tensor.sizes, boxes, [&](size_t i) -> const std::string& { return tensor.parts[i].file; });
+  check_cover(key, tensor.sizes, slices, [&](size_t i) -> const std::string& { return tensor.parts[i].file; });
 }
 
 /// The key within its section.
@@ -91,7 +91,7 @@ void add_own_file(CheckpointIndex& catalog, const std::string& name, const Manif
                           .sizes = entry.sizes,
                           .parts = {{.file = opened.path,
                                      .offset = opened.data_begin + entry.begin,
-                                     .box = Box::whole(entry.sizes),
+                                     .slice = ShardSlice::whole(entry.sizes),
                                      .blocks = blocks->second}},
                           .unknown_dtype = entry.unknown_dtype});
     TESSERA_CHECK(CheckpointError, is_new, "{}: tensor '{}' is in {} too; a checkpoint has it once", opened.path,
@@ -101,24 +101,25 @@ void add_own_file(CheckpointIndex& catalog, const std::string& name, const Manif
 
 /// The tensor's sizes grow to hold the part.
 void add_part(StoredTensor& tensor, StoredPart part) {
-  for (size_t dim = 0; dim < part.box.sizes.size(); ++dim) {
-    tensor.sizes[dim] = std::max(tensor.sizes[dim], part.box.offsets[dim] + part.box.sizes[dim]);
+  for (size_t dim = 0; dim < part.slice.sizes.size(); ++dim) {
+    tensor.sizes[dim] = std::max(tensor.sizes[dim], part.slice.offsets[dim] + part.slice.sizes[dim]);
   }
   tensor.parts.push_back(std::move(part));
 }
 
-Box foreign_box(const SafetensorsEntry& entry, const std::map<std::string, Sizes>& offsets, const std::string& file) {
-  Box box = Box::whole(entry.sizes);
+ShardSlice foreign_slice(const SafetensorsEntry& entry, const std::map<std::string, Sizes>& offsets,
+                         const std::string& file) {
+  ShardSlice slice = ShardSlice::whole(entry.sizes);
   if (const auto found = offsets.find(entry.key); found != offsets.end()) {
-    box.offsets = found->second;
+    slice.offsets = found->second;
   }
-  bool fits = box.offsets.size() == box.sizes.size();
-  for (size_t dim = 0; fits && dim < box.sizes.size(); ++dim) {
-    fits = box.offsets[dim] <= INT64_MAX - box.sizes[dim];
+  bool fits = slice.offsets.size() == slice.sizes.size();
+  for (size_t dim = 0; fits && dim < slice.sizes.size(); ++dim) {
+    fits = slice.offsets[dim] <= INT64_MAX - slice.sizes[dim];
   }
   TESSERA_CHECK(CheckpointError, fits, "{}: the offsets of tensor '{}' do not fit its {} dims", file, entry.key,
-                box.sizes.size());
-  return box;
+                slice.sizes.size());
+  return slice;
 }
 
 /// `is_wanted`: whether the folder's index has the tensor in this file.
@@ -143,7 +144,7 @@ void add_foreign_file(std::map<std::string, StoredTensor>& tensors, const Opened
                   entry.key);
     add_part(place->second, {.file = opened.path,
                              .offset = opened.data_begin + entry.begin,
-                             .box = foreign_box(entry, offsets, opened.path),
+                             .slice = foreign_slice(entry, offsets, opened.path),
                              .blocks = {}});
   }
 }

@@ -15,8 +15,8 @@
 #include <string>
 #include <vector>
 
-#include "checkpoint/format/box.h"
 #include "checkpoint/format/manifest.h"
+#include "checkpoint/format/shard_slice.h"
 #include "checkpoint/format/value.h"
 
 namespace tessera::dcp {
@@ -25,8 +25,8 @@ namespace tessera::dcp {
 struct StoredPart {
   std::string file;                  // path
   uint64_t offset = 0;               // in the file
-  Box box;                           // of the tensor
-  std::vector<CheckedBlock> blocks;  // boxes of the tensor that cover the part; empty without checksums
+  ShardSlice slice;                  // of the tensor
+  std::vector<CheckedBlock> blocks;  // slices of the tensor that cover the part; empty without checksums
 };
 
 struct StoredTensor {

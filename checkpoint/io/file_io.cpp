@@ -34,7 +34,7 @@ void check_size(const std::string& path, uint64_t bytes, const char* what) {
   TESSERA_CHECK(CheckpointError, fault.empty(), "{}: cannot {}: {}", path, what, fault);
 }
 
-/// Runs of a box, joined to spans of the file that are worth one read.
+/// Runs of a slice, joined to spans of the file that are worth one read.
 struct Span {
   int64_t begin = 0;
   int64_t end = 0;
@@ -46,13 +46,13 @@ void read_span(const File& file, const TensorBytes& tensor, const Span& span, ch
   const uint64_t offset = tensor.offset + static_cast<uint64_t>(span.begin * item);
   const auto bytes = static_cast<uint64_t>((span.end - span.begin) * item);
   if (span.runs.size() == 1) {
-    file.read(data + span.runs[0].in_box * item, bytes, offset);
+    file.read(data + span.runs[0].in_slice * item, bytes, offset);
     return;
   }
   std::vector<char> buffer(bytes);
   file.read(buffer.data(), bytes, offset);
   for (const Run& run : span.runs) {
-    std::memcpy(data + run.in_box * item, buffer.data() + (run.in_tensor - span.begin) * item,
+    std::memcpy(data + run.in_slice * item, buffer.data() + (run.in_tensor - span.begin) * item,
                 static_cast<size_t>(run.numel * item));
   }
 }
@@ -160,15 +160,15 @@ void File::begin_sync(uint64_t bytes, uint64_t offset) const noexcept {
   ::sync_file_range(descriptor_, static_cast<off64_t>(offset), static_cast<off64_t>(bytes), SYNC_FILE_RANGE_WRITE);
 }
 
-void write_box(const File& file, const TensorBytes& tensor, const Box& box, const void* data) {
+void write_slice(const File& file, const TensorBytes& tensor, const ShardSlice& slice, const void* data) {
   const int64_t item = tensor.item_bytes;
-  for_each_run(box, tensor.sizes, [&](const Run& run) {
-    file.write(static_cast<const char*>(data) + run.in_box * item, static_cast<uint64_t>(run.numel * item),
+  for_each_run(slice, tensor.sizes, [&](const Run& run) {
+    file.write(static_cast<const char*>(data) + run.in_slice * item, static_cast<uint64_t>(run.numel * item),
                tensor.offset + static_cast<uint64_t>(run.in_tensor * item));
   });
 }
 
-void read_box(const File& file, const TensorBytes& tensor, const Box& box, void* data) {
+void read_slice(const File& file, const TensorBytes& tensor, const ShardSlice& slice, void* data) {
   const int64_t item = tensor.item_bytes;
   Span span;
   const auto flush = [&] {
@@ -177,7 +177,7 @@ void read_box(const File& file, const TensorBytes& tensor, const Box& box, void*
     }
     span = Span();
   };
-  for_each_run(box, tensor.sizes, [&](const Run& run) {
+  for_each_run(slice, tensor.sizes, [&](const Run& run) {
     const int64_t end = run.in_tensor + run.numel;
     if (run.numel * item >= kShortRunBytes || (end - span.begin) * item > kSpanBytes ||
         (run.in_tensor - span.end) * item > kLongGapBytes) {

@@ -6,7 +6,7 @@
 #include <string>
 #include <string_view>
 
-#include "checkpoint/format/box.h"
+#include "checkpoint/format/shard_slice.h"
 
 namespace tessera::dcp {
 
@@ -41,9 +41,9 @@ struct TensorBytes {
   int64_t item_bytes = 1;
 };
 
-/// Copies the elements of `box` between contiguous `data` and the file.
-void write_box(const File& file, const TensorBytes& tensor, const Box& box, const void* data);
-void read_box(const File& file, const TensorBytes& tensor, const Box& box, void* data);
+/// Copies the elements of `slice` between contiguous `data` and the file.
+void write_slice(const File& file, const TensorBytes& tensor, const ShardSlice& slice, const void* data);
+void read_slice(const File& file, const TensorBytes& tensor, const ShardSlice& slice, void* data);
 
 std::string read_text(const std::string& path, uint64_t max_bytes);  // throws for larger files
 void write_text(const std::string& path, std::string_view text);     // returns once it is on disk

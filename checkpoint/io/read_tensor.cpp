@@ -27,38 +27,39 @@ size_t aligned(size_t bytes) {
 
 }  // namespace
 
-at::Tensor narrow_to(at::Tensor tensor, const Box& box) {
-  for (size_t dim = 0; dim < box.sizes.size(); ++dim) {
+at::Tensor narrow_to(at::Tensor tensor, const ShardSlice& slice) {
+  for (size_t dim = 0; dim < slice.sizes.size(); ++dim) {
     const auto own = static_cast<int64_t>(dim);
-    if (box.sizes[dim] != tensor.size(own)) {
-      tensor = tensor.narrow(own, box.offsets[dim], box.sizes[dim]);
+    if (slice.sizes[dim] != tensor.size(own)) {
+      tensor = tensor.narrow(own, slice.offsets[dim], slice.sizes[dim]);
     }
   }
   return tensor;
 }
 
-void TensorReader::add(const StoredTensor& tensor, const std::string& key, const Box& box, const at::Tensor& out) {
+void TensorReader::add(const StoredTensor& tensor, const std::string& key, const ShardSlice& slice,
+                       const at::Tensor& out) {
   const at::NoGradGuard no_grad;
   for (const auto& part : tensor.parts) {
     if (part.blocks.empty()) {
       const int64_t max_numel = std::max<int64_t>(1, kReadBytes / item_bytes(tensor.dtype));
-      for (const auto& piece : split_box(intersection(part.box, box), max_numel)) {
-        add_piece(tensor, part, piece, nullptr, box, out);
+      for (const auto& piece : split_slice(intersection(part.slice, slice), max_numel)) {
+        add_piece(tensor, part, piece, nullptr, slice, out);
       }
     }
     for (const auto& block : part.blocks) {
-      if (intersection(block.box, box).numel() > 0) {
-        add_piece(tensor, part, block.box, &block, box, out);
+      if (intersection(block.slice, slice).numel() > 0) {
+        add_piece(tensor, part, block.slice, &block, slice, out);
       }
     }
   }
   tensors_.push_back({.key = key, .pieces_end = pieces_.size()});
 }
 
-void TensorReader::add_piece(const StoredTensor& tensor, const StoredPart& part, const Box& read,
-                             const CheckedBlock* checked, const Box& box, const at::Tensor& out) {
-  const Box common = intersection(read, box);
-  const at::Tensor target = narrow_to(out, relative_to(common, box));
+void TensorReader::add_piece(const StoredTensor& tensor, const StoredPart& part, const ShardSlice& read,
+                             const CheckedBlock* checked, const ShardSlice& slice, const at::Tensor& out) {
+  const ShardSlice common = intersection(read, slice);
+  const at::Tensor target = narrow_to(out, relative_to(common, slice));
   const bool is_direct = common == read && target.scalar_type() == tensor.dtype && target.is_contiguous();
   Piece piece{.part = part,
               .read = read,
@@ -124,9 +125,9 @@ void TensorReader::read(size_t batch) {
   }
   for (size_t i = batches_[batch].first; i < batches_[batch].end; ++i) {
     const Piece& piece = pieces_[i];
-    read_box(file_at(piece.part.file),
-             {.offset = piece.part.offset, .sizes = piece.part.box.sizes, .item_bytes = item_bytes(piece.dtype)},
-             relative_to(piece.read, piece.part.box), data_of(piece));
+    read_slice(file_at(piece.part.file),
+               {.offset = piece.part.offset, .sizes = piece.part.slice.sizes, .item_bytes = item_bytes(piece.dtype)},
+               relative_to(piece.read, piece.part.slice), data_of(piece));
   }
 }
 
@@ -160,12 +161,12 @@ void verify_blocks(const CheckpointIndex& catalog, int rank, int ranks) {
     if (!file || file->path() != part.file) {
       file = File::open(part.file);
     }
-    buffer.resize(static_cast<size_t>(block.box.numel() * item_bytes(tensor.dtype)));
-    read_box(*file, {.offset = part.offset, .sizes = part.box.sizes, .item_bytes = item_bytes(tensor.dtype)},
-             relative_to(block.box, part.box), buffer.data());
+    buffer.resize(static_cast<size_t>(block.slice.numel() * item_bytes(tensor.dtype)));
+    read_slice(*file, {.offset = part.offset, .sizes = part.slice.sizes, .item_bytes = item_bytes(tensor.dtype)},
+               relative_to(block.slice, part.slice), buffer.data());
     TESSERA_CHECK(CheckpointError, hash_bytes(buffer.data(), buffer.size()) == block.hash,
                   "{}: tensor '{}' is damaged: the checksum of its part {} does not hold", part.file, key,
-                  block.box.to_string());
+                  block.slice.to_string());
   };
   for (const auto& [section, tensors] : catalog.tensors) {
     for (const auto& [key, tensor] : tensors) {

@@ -14,16 +14,16 @@
 
 namespace tessera::dcp {
 
-/// Returns the view of `tensor` with the elements of `box`, or the tensor itself if these are all.
-at::Tensor narrow_to(at::Tensor tensor, const Box& box);
+/// Returns the view of `tensor` with the elements of `slice`, or the tensor itself if these are all.
+at::Tensor narrow_to(at::Tensor tensor, const ShardSlice& slice);
 
 /// Reads tensors in the order in which they were added, a few MB at a time. Thread safety: one thread at a time; run()
 /// reads in another (read_ahead.h).
 class TensorReader {
  public:
-  /// Adds the elements of `box`, to be cast and written to `out`, a contiguous host tensor of box.sizes. Verifies whole
-  /// blocks if there are checksums. `key` is for messages; `tensor` must outlive this reader.
-  void add(const StoredTensor& tensor, const std::string& key, const Box& box, const at::Tensor& out);
+  /// Adds the elements of `slice`, to be cast and written to `out`, a contiguous host tensor of slice.sizes. Verifies
+  /// whole blocks if there are checksums. `key` is for messages; `tensor` must outlive this reader.
+  void add(const StoredTensor& tensor, const std::string& key, const ShardSlice& slice, const at::Tensor& out);
 
   /// Fills all tensors and calls on_filled(i) after the i-th. Call once. Throws CheckpointError.
   void run(const std::function<void(size_t)>& on_filled);
@@ -34,11 +34,11 @@ class TensorReader {
 
   struct Piece {  // part of a tensor with one checksum, or without
     const StoredPart& part;
-    Box read;                     // of the stored tensor
+    ShardSlice read;              // of the stored tensor
     const CheckedBlock* checked;  // null without a checksum
     c10::ScalarType dtype;
     at::Tensor target;  // receives the elements of `used`
-    Box used;           // relative to `read`
+    ShardSlice used;    // relative to `read`
     char* direct;       // target for reading in place; null: uses the batch's buffer
     size_t batch;       // index of its batch
     size_t begin;       // offset in the batch's buffer
@@ -57,8 +57,8 @@ class TensorReader {
     size_t pieces_end;
   };
 
-  void add_piece(const StoredTensor& tensor, const StoredPart& part, const Box& read, const CheckedBlock* checked,
-                 const Box& box, const at::Tensor& out);
+  void add_piece(const StoredTensor& tensor, const StoredPart& part, const ShardSlice& read,
+                 const CheckedBlock* checked, const ShardSlice& slice, const at::Tensor& out);
   void prepare(size_t batch);
   char* data_of(const Piece& piece);
   void read(size_t batch);

@@ -19,7 +19,7 @@ namespace {
 struct Whole {
   const Piece* first = nullptr;
   size_t first_rank = 0;
-  std::map<Box, std::vector<int>> holders;  // of the first rank's mesh
+  std::map<ShardSlice, std::vector<int>> holders;  // of the first rank's mesh
 };
 
 using Wholes = std::map<std::pair<Section, std::string>, Whole>;
@@ -41,10 +41,10 @@ Wholes collect(const std::vector<std::vector<Piece>>& pieces) {
                     "save: the ranks differ in '{}': rank {} has {}, rank {} has {}",
                     file_key(piece.section, piece.key), whole.first_rank, describe_piece(*whole.first), rank,
                     describe_piece(piece));
-      TESSERA_ASSERT(is_inside(piece.box, piece.sizes), "'{}': {}", piece.key, piece.box.to_string());
+      TESSERA_ASSERT(is_inside(piece.slice, piece.sizes), "'{}': {}", piece.key, piece.slice.to_string());
       // Copies on other meshes may have other values.
-      if (piece.box.numel() > 0 && piece.mesh == whole.first->mesh) {
-        whole.holders[piece.box].push_back(static_cast<int>(rank));
+      if (piece.slice.numel() > 0 && piece.mesh == whole.first->mesh) {
+        whole.holders[piece.slice].push_back(static_cast<int>(rank));
       }
     }
   }
@@ -53,18 +53,18 @@ Wholes collect(const std::vector<std::vector<Piece>>& pieces) {
 
 /// The parts must be the tensor: none of its elements twice, and as many as it has.
 void check_saved_parts(const std::string& key, const Whole& whole) {
-  std::vector<Box> boxes;
+  std::vector<ShardSlice> slices;
   std::vector<int> ranks;
   int64_t numel = 0;
-  for (const auto& [box, holders] : whole.holders) {
-    boxes.push_back(box);
+  for (const auto& [slice, holders] : whole.holders) {
+    slices.push_back(slice);
     ranks.push_back(holders[0]);
-    numel += box.numel();
+    numel += slice.numel();
   }
-  if (const auto overlap = find_overlap(boxes)) {
+  if (const auto overlap = find_overlap(slices)) {
     const auto [a, b] = *overlap;
     throw ValueError(fmt::format("save: '{}': rank {} holds {} and rank {} holds {}, which overlap", key, ranks[a],
-                                 boxes[a].to_string(), ranks[b], boxes[b].to_string()));
+                                 slices[a].to_string(), ranks[b], slices[b].to_string()));
   }
   TESSERA_CHECK(ValueError, numel == numel_of(whole.first->sizes),
                 "save: '{}': the ranks that save it together hold {} of its {} elements", key, numel,
@@ -176,8 +176,8 @@ std::string format_pieces(const std::vector<Piece>& pieces) {
     append_field(text, piece.key);
     append_field(text, static_cast<int64_t>(piece.dtype));
     append_field(text, piece.sizes);
-    append_field(text, piece.box.offsets);
-    append_field(text, piece.box.sizes);
+    append_field(text, piece.slice.offsets);
+    append_field(text, piece.slice.sizes);
     append_field(text, static_cast<int64_t>(piece.is_plain));
     append_field(text, static_cast<int64_t>(piece.mesh));
   }
@@ -192,8 +192,8 @@ std::vector<Piece> parse_pieces(const std::string& text) {
     piece.key = reader.text();
     piece.dtype = static_cast<c10::ScalarType>(reader.number());
     piece.sizes = reader.numbers();
-    piece.box.offsets = reader.numbers();
-    piece.box.sizes = reader.numbers();
+    piece.slice.offsets = reader.numbers();
+    piece.slice.sizes = reader.numbers();
     piece.is_plain = reader.number() != 0;
     piece.mesh = static_cast<uint64_t>(reader.number());
   }
@@ -212,10 +212,10 @@ SavePlan make_save_plan(const std::vector<std::vector<Piece>>& pieces, const Lay
     for (size_t e = 0; e < contents[f].tensors.size(); ++e) {
       const Whole& whole = *contents[f].tensors[e];
       const int64_t max_numel = std::max<int64_t>(1, options.max_block_bytes / item_bytes(whole.first->dtype));
-      for (const auto& [box, ranks] : whole.holders) {
-        for (auto& part : split_box(box, max_numel)) {
-          choices.push_back(
-              {.block = {.file = f, .entry = e, .box = std::move(part), .owner = 0}, .ranks = may_write(whole, ranks)});
+      for (const auto& [slice, ranks] : whole.holders) {
+        for (auto& part : split_slice(slice, max_numel)) {
+          choices.push_back({.block = {.file = f, .entry = e, .slice = std::move(part), .owner = 0},
+                             .ranks = may_write(whole, ranks)});
         }
       }
     }

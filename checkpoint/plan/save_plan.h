@@ -11,8 +11,8 @@
 #include <string>
 #include <vector>
 
-#include "checkpoint/format/box.h"
 #include "checkpoint/format/safetensors.h"
+#include "checkpoint/format/shard_slice.h"
 #include "checkpoint/format/value.h"
 
 namespace tessera::dcp {
@@ -22,7 +22,7 @@ struct Piece {  // shard of a tensor that a rank holds
   std::string key;  // within the section
   c10::ScalarType dtype = c10::ScalarType::Float;
   Sizes sizes;  // of the whole tensor
-  Box box;
+  ShardSlice slice;
   bool is_plain = false;  // not a DTensor, so ranks may have different values
   uint64_t mesh = 0;      // hash of the mesh's ranks; other meshes may have different values
   bool operator==(const Piece&) const = default;
@@ -50,7 +50,7 @@ struct PlannedFile {
 struct PlannedBlock {
   size_t file = 0;   // in SavePlan::files
   size_t entry = 0;  // in that file's header
-  Box box;
+  ShardSlice slice;
   int owner = 0;
 };
 
@@ -61,7 +61,7 @@ struct SavePlan {
   const SafetensorsEntry& entry_of(const PlannedBlock& block) const {
     return files[block.file].header.entries[block.entry];
   }
-  int64_t bytes_of(const PlannedBlock& block) const { return block.box.numel() * item_bytes(entry_of(block).dtype); }
+  int64_t bytes_of(const PlannedBlock& block) const { return block.slice.numel() * item_bytes(entry_of(block).dtype); }
 };
 
 /// Plans the save of `pieces[rank]` on every rank. Throws ValueError that names key and ranks if they disagree about

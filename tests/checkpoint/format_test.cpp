@@ -37,8 +37,8 @@ Manifest example_manifest() {
                       .bytes = 4096,
                       .header_hash = 0xfedcba9876543210,
                       .tensors = {{"w",
-                                   {{.box = {.offsets = {0, 0}, .sizes = {1, 3}}, .hash = 1},
-                                    {.box = {.offsets = {1, 0}, .sizes = {1, 3}}, .hash = ~uint64_t{0}}}}}}}},
+                                   {{.slice = {.offsets = {0, 0}, .sizes = {1, 3}}, .hash = 1},
+                                    {.slice = {.offsets = {1, 0}, .sizes = {1, 3}}, .hash = ~uint64_t{0}}}}}}}},
           .values = {{Section::User, {{"step", int64_t{-3}}, {"lr", 0.1}, {"name", std::string("a\n\"b\" ü")}}},
                      {Section::Optimizer, {{"inf", -std::numeric_limits<double>::infinity()}}}}};
 }
@@ -355,11 +355,11 @@ TEST_CASE("mutated content of a manifest, with the right checksum, is refused or
     const auto manifest = parse_manifest(with_content(mutation), "f");
     for (const auto& [name, described] : manifest.files) {
       for (const auto& [key, blocks] : described.tensors) {
-        std::vector<Box> boxes;
+        std::vector<ShardSlice> slices;
         for (const auto& block : blocks) {
-          boxes.push_back(block.box);
+          slices.push_back(block.slice);
         }
-        check_cover(key, w, boxes, [&](size_t) -> const std::string& { return file; });
+        check_cover(key, w, slices, [&](size_t) -> const std::string& { return file; });
       }
     }
   });
@@ -378,10 +378,10 @@ TEST_CASE("mutated manifests and indexes are refused, and nothing else happens")
 
 TEST_CASE("a plan gives every element one writer, and copies to all their holders in turn") {
   const auto w = [](int64_t offset, int64_t rows) {
-    return Piece{.key = "w", .sizes = {4, 5}, .box = {.offsets = {offset, 0}, .sizes = {rows, 5}}};
+    return Piece{.key = "w", .sizes = {4, 5}, .slice = {.offsets = {offset, 0}, .sizes = {rows, 5}}};
   };
-  const Piece b{.key = "b", .dtype = ScalarType::Double, .sizes = {5}, .box = {.offsets = {0}, .sizes = {5}}};
-  const Piece moment{.section = Section::Optimizer, .key = "m", .sizes = {8}, .box = {.offsets = {0}, .sizes = {8}}};
+  const Piece b{.key = "b", .dtype = ScalarType::Double, .sizes = {5}, .slice = {.offsets = {0}, .sizes = {5}}};
+  const Piece moment{.section = Section::Optimizer, .key = "m", .sizes = {8}, .slice = {.offsets = {0}, .sizes = {8}}};
   const auto plan = make_save_plan({{w(0, 3), b, moment}, {w(3, 1), b, moment}}, {.max_block_bytes = 16});
   REQUIRE(plan.files.size() == 2);
   CHECK(plan.files[0].name == "model-00001-of-00001.safetensors");
@@ -395,8 +395,8 @@ TEST_CASE("a plan gives every element one writer, and copies to all their holder
   std::vector<int64_t> bytes(2);
   for (const auto& block : plan.blocks) {
     const auto& entry = plan.entry_of(block);
-    blocks.push_back(fmt::format("{} {} {}", entry.key, block.box.to_string(), block.owner));
-    bytes[static_cast<size_t>(block.owner)] += block.box.numel() * (entry.key == "b" ? 8 : 4);
+    blocks.push_back(fmt::format("{} {} {}", entry.key, block.slice.to_string(), block.owner));
+    bytes[static_cast<size_t>(block.owner)] += block.slice.numel() * (entry.key == "b" ? 8 : 4);
   }
   // w alone gives rank 0 60 bytes and rank 1 20; the copies of b and m (72 bytes) go where there is less.
   CHECK(bytes == std::vector<int64_t>{76, 76});
@@ -408,7 +408,7 @@ TEST_CASE("a plan gives every element one writer, and copies to all their holder
 
 TEST_CASE("plain tensors are written by the first rank that has them, which counts in the even shares") {
   const auto piece = [](const char* key, bool is_plain) {
-    return Piece{.key = key, .sizes = {4}, .box = {.offsets = {0}, .sizes = {4}}, .is_plain = is_plain};
+    return Piece{.key = key, .sizes = {4}, .slice = {.offsets = {0}, .sizes = {4}}, .is_plain = is_plain};
   };
   const auto mean = piece("mean", true), variance = piece("variance", true), w = piece("w", false);
   const auto plan = make_save_plan({{w}, {mean, variance, w}, {mean, variance}}, {.max_block_bytes = 8});
@@ -423,7 +423,7 @@ TEST_CASE("plain tensors are written by the first rank that has them, which coun
 
 TEST_CASE("a DTensor is written by the mesh of the first rank that has it, and by no other replica") {
   const auto piece = [](const char* key, uint64_t mesh, int64_t offset, int64_t numel) {
-    return Piece{.key = key, .sizes = {4}, .box = {.offsets = {offset}, .sizes = {numel}}, .mesh = mesh};
+    return Piece{.key = key, .sizes = {4}, .slice = {.offsets = {offset}, .sizes = {numel}}, .mesh = mesh};
   };
   const auto cut = [&](uint64_t mesh, int64_t offset) { return piece("cut", mesh, offset, 2); };
   const auto copy = [&](uint64_t mesh) { return piece("copy", mesh, 0, 4); };
@@ -443,7 +443,7 @@ TEST_CASE("a DTensor is written by the mesh of the first rank that has it, and b
 TEST_CASE("tensors go to further files where one would be too long") {
   std::vector<Piece> pieces;
   for (const std::string key : {"a", "b", "c", "d"}) {
-    pieces.push_back({.key = key, .sizes = {10}, .box = {.offsets = {0}, .sizes = {10}}});
+    pieces.push_back({.key = key, .sizes = {10}, .slice = {.offsets = {0}, .sizes = {10}}});
   }
   const auto plan = make_save_plan({pieces}, {.max_file_bytes = 80});
   REQUIRE(plan.files.size() == 2);
@@ -453,8 +453,8 @@ TEST_CASE("tensors go to further files where one would be too long") {
 }
 
 TEST_CASE("ranks that disagree, and parts that do not make the tensor, are refused") {
-  const auto piece = [](Sizes sizes, Box box, ScalarType dtype = ScalarType::Float) {
-    return Piece{.key = "w", .dtype = dtype, .sizes = std::move(sizes), .box = std::move(box)};
+  const auto piece = [](Sizes sizes, ShardSlice slice, ScalarType dtype = ScalarType::Float) {
+    return Piece{.key = "w", .dtype = dtype, .sizes = std::move(sizes), .slice = std::move(slice)};
   };
   CHECK_THROWS_WITH(make_save_plan({{piece({4}, {{0}, {2}})}, {piece({5}, {{2}, {2}})}}),
                     "save: the ranks differ in 'w': rank 0 has F32[4], rank 1 has F32[5]");

@@ -11,10 +11,10 @@
 #include <string_view>
 #include <vector>
 
-#include "checkpoint/format/box.h"
 #include "checkpoint/format/checkpoint_error.h"
 #include "checkpoint/format/manifest.h"
 #include "checkpoint/format/safetensors.h"
+#include "checkpoint/format/shard_slice.h"
 
 namespace {
 
@@ -44,18 +44,18 @@ std::string with_checksum(std::string_view text) {
 /// As a load does: each tensor's blocks against its sizes, of which the first block says how many dims there are, and
 /// what is read of blocks that fit. `size`: of each dim.
 void use_blocks(const std::string& key, const std::vector<CheckedBlock>& blocks, int64_t size) {
-  std::vector<Box> boxes;
+  std::vector<ShardSlice> slices;
   for (const auto& block : blocks) {
-    boxes.push_back(block.box);
+    slices.push_back(block.slice);
   }
-  const Sizes tensor(boxes.empty() ? 0 : boxes[0].sizes.size(), size);
+  const Sizes tensor(slices.empty() ? 0 : slices[0].sizes.size(), size);
   const std::string file = "f";
   survive([&] {
-    check_cover(key, tensor, boxes, [&](size_t) -> const std::string& { return file; });
-    for (const Box& box : boxes) {
-      extent(box, tensor);
-      split_box(box, 1 + size / 2);
-      for_each_run(box, tensor, [](const Run&) {});
+    check_cover(key, tensor, slices, [&](size_t) -> const std::string& { return file; });
+    for (const ShardSlice& slice : slices) {
+      extent(slice, tensor);
+      split_slice(slice, 1 + size / 2);
+      for_each_run(slice, tensor, [](const Run&) {});
     }
   });
 }

@@ -98,8 +98,8 @@ TEST_CASE("files that are damaged, missing, cut or foreign") {
     const auto name = path + "/tessera.json";
     auto manifest = dcp::parse_manifest(read_file(name), name);
     auto& blocks = manifest.files.at(kModelFile).tensors.at("w");
-    REQUIRE(blocks[1].box == dcp::Box{.offsets = {3, 0}, .sizes = {2, 3}});
-    blocks[1].box.offsets[0] = 2;
+    REQUIRE(blocks[1].slice == dcp::ShardSlice{.offsets = {3, 0}, .sizes = {2, 3}});
+    blocks[1].slice.offsets[0] = 2;
     write_file(name, dcp::format_manifest(manifest));
     expect_refused<CheckpointError>(
         path, file + ": the part [0:3, 0:3] of tensor 'w' overlaps the part [2:4, 0:3] in " + file);
@@ -107,7 +107,7 @@ TEST_CASE("files that are damaged, missing, cut or foreign") {
   SECTION("a block with fewer offsets than sizes") {
     const auto name = path + "/tessera.json";
     auto manifest = dcp::parse_manifest(read_file(name), name);
-    manifest.files.at(kModelFile).tensors.at("w")[0].box.offsets.clear();
+    manifest.files.at(kModelFile).tensors.at("w")[0].slice.offsets.clear();
     write_file(name, dcp::format_manifest(manifest));
     expect_refused<CheckpointError>(path, name + ": a block of tensor 'w' has 0 offsets and 2 sizes");
   }

@@ -44,9 +44,9 @@ void count_texts(int tensors) {
   std::map<std::string, std::string> weight_map;
   for (int i = 0; i < tensors; ++i) {
     const auto name = "layers." + std::to_string(i) + ".weight";
-    const auto box = Box::whole({2, 3});
-    pieces.push_back({.key = name, .sizes = {2, 3}, .box = box});
-    manifest.files["model.safetensors"].tensors[name] = {{.box = box, .hash = 1}};
+    const auto slice = ShardSlice::whole({2, 3});
+    pieces.push_back({.key = name, .sizes = {2, 3}, .slice = slice});
+    manifest.files["model.safetensors"].tensors[name] = {{.slice = slice, .hash = 1}};
     manifest.values[Section::Optimizer]["param_groups." + name + ".lr"] = 0.1;
     weight_map[name] = "model.safetensors";
   }

@@ -95,19 +95,19 @@ std::vector<LocalPart> local_parts(const State& state) {
   return parts;
 }
 
-std::vector<Piece> pieces_of(const std::vector<LocalPart>& parts) {
-  std::vector<Piece> pieces;
-  pieces.reserve(parts.size());
+std::vector<ShardEntry> make_shard_entries(const std::vector<LocalPart>& parts) {
+  std::vector<ShardEntry> entries;
+  entries.reserve(parts.size());
   for (const auto& part : parts) {
-    pieces.push_back({.section = part.section,
-                      .key = part.key,
-                      .dtype = part.local.scalar_type(),
-                      .sizes = part.sizes,
-                      .slice = part.slice,
-                      .is_plain = part.is_plain,
-                      .mesh = part.mesh});
+    entries.push_back({.section = part.section,
+                       .key = part.key,
+                       .dtype = part.local.scalar_type(),
+                       .sizes = part.sizes,
+                       .slice = part.slice,
+                       .is_plain = part.is_plain,
+                       .mesh = part.mesh});
   }
-  return pieces;
+  return entries;
 }
 
 std::map<Section, Values> values_of(const State& state) {

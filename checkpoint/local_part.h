@@ -15,7 +15,7 @@ struct LocalPart {
   ShardSlice slice = {};
   at::Tensor local = {};  // the elements of `slice`; plain, without autograd history
   bool is_plain = false;  // whether the tensor itself is plain
-  uint64_t mesh = 0;      // see Piece
+  uint64_t mesh = 0;      // see ShardEntry
 };
 
 const StateDict& section_of(const State& state, Section section);
@@ -36,7 +36,7 @@ void check_memory(const char* where, const std::string& key, const at::Tensor& t
 /// Returns this rank's shards of all tensors, in order. Throws ValueError for an undefined tensor.
 std::vector<LocalPart> local_parts(const State& state);
 
-std::vector<Piece> pieces_of(const std::vector<LocalPart>& parts);
+std::vector<ShardEntry> make_shard_entries(const std::vector<LocalPart>& parts);
 
 std::map<Section, Values> values_of(const State& state);  // everything that is not a tensor
 

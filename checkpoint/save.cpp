@@ -10,7 +10,7 @@ namespace tessera::dcp {
 
 namespace {
 
-std::vector<Piece> checked_pieces(const std::vector<LocalPart>& parts) {
+std::vector<ShardEntry> checked_entries(const std::vector<LocalPart>& parts) {
   for (const auto& part : parts) {
     TESSERA_CHECK(ValueError, !part.key.empty() && part.key != "__metadata__",
                   "save: '{}' is no name for a tensor in a safetensors file", part.key);
@@ -20,7 +20,7 @@ std::vector<Piece> checked_pieces(const std::vector<LocalPart>& parts) {
       throw NotImplementedError(fmt::format("save: '{}': {}", file_key(part.section, part.key), error.what()));
     }
   }
-  return pieces_of(parts);
+  return make_shard_entries(parts);
 }
 
 std::string without_trailing_slash(std::string path) {
@@ -32,7 +32,7 @@ std::string without_trailing_slash(std::string path) {
 
 /// What ranks tell each other before they plan.
 struct SaveProposal {
-  bool has_plan = false;  // for these pieces, from the last save
+  bool has_plan = false;  // for these entries, from the last save
   int64_t max_file_bytes = 0;
   std::string path;
   std::string values;  // by summary_of
@@ -73,9 +73,9 @@ PlannedSave plan_save(const RankSync& ranks, const State& state, const SaveReque
   for (const auto& text : ranks.exchange([&] {
          planned.parts = local_parts(state);
          planned.values = values_of(state);
-         own = format_pieces(checked_pieces(planned.parts));
+         own = format_shard_entries(checked_entries(planned.parts));
          return format_wish(
-             {.has_plan = cache && cache->plan && cache->pieces_hash == hash_bytes(own.data(), own.size()),
+             {.has_plan = cache && cache->plan && cache->entries_hash == hash_bytes(own.data(), own.size()),
               .max_file_bytes = request.layout.max_file_bytes,
               .path = planned.path,
               .values = summary_of(planned.values)});
@@ -89,13 +89,13 @@ PlannedSave plan_save(const RankSync& ranks, const State& state, const SaveReque
     planned.plan = cache->plan;
     return planned;
   }
-  std::vector<std::vector<Piece>> pieces;
+  std::vector<std::vector<ShardEntry>> entries;
   for (const auto& text : ranks.exchange([&] { return own; })) {
-    pieces.push_back(parse_pieces(text));
+    entries.push_back(parse_shard_entries(text));
   }
-  planned.plan = std::make_shared<const SavePlan>(make_save_plan(pieces, request.layout));
+  planned.plan = std::make_shared<const SavePlan>(make_save_plan(entries, request.layout));
   if (cache) {
-    *cache = {.pieces_hash = hash_bytes(own.data(), own.size()), .plan = planned.plan};
+    *cache = {.entries_hash = hash_bytes(own.data(), own.size()), .plan = planned.plan};
   }
   return planned;
 }

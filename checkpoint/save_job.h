@@ -20,8 +20,8 @@ namespace tessera::dcp {
 
 inline constexpr const char* kIncomplete = ".incomplete-";  // follows the name of an uncommitted folder
 
-struct PlanCache {  // plan of the last save, reused if all ranks' pieces are the same again
-  uint64_t pieces_hash = 0;
+struct PlanCache {  // plan of the last save, reused if all ranks' entries are the same again
+  uint64_t entries_hash = 0;
   std::shared_ptr<const SavePlan> plan;
 };
 

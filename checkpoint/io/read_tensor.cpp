@@ -43,46 +43,46 @@ void TensorReader::add(const StoredTensor& tensor, const std::string& key, const
   for (const auto& part : tensor.parts) {
     if (part.blocks.empty()) {
       const int64_t max_numel = std::max<int64_t>(1, kReadBytes / item_bytes(tensor.dtype));
-      for (const auto& piece : split_slice(intersection(part.slice, slice), max_numel)) {
-        add_piece(tensor, part, piece, nullptr, slice, out);
+      for (const auto& read : split_slice(intersection(part.slice, slice), max_numel)) {
+        add_item(tensor, part, read, nullptr, slice, out);
       }
     }
     for (const auto& block : part.blocks) {
       if (intersection(block.slice, slice).numel() > 0) {
-        add_piece(tensor, part, block.slice, &block, slice, out);
+        add_item(tensor, part, block.slice, &block, slice, out);
       }
     }
   }
-  tensors_.push_back({.key = key, .pieces_end = pieces_.size()});
+  tensors_.push_back({.key = key, .items_end = items_.size()});
 }
 
-void TensorReader::add_piece(const StoredTensor& tensor, const StoredPart& part, const ShardSlice& read,
-                             const CheckedBlock* checked, const ShardSlice& slice, const at::Tensor& out) {
+void TensorReader::add_item(const StoredTensor& tensor, const StoredPart& part, const ShardSlice& read,
+                            const CheckedBlock* checked, const ShardSlice& slice, const at::Tensor& out) {
   const ShardSlice common = intersection(read, slice);
   const at::Tensor target = narrow_to(out, relative_to(common, slice));
   const bool is_direct = common == read && target.scalar_type() == tensor.dtype && target.is_contiguous();
-  Piece piece{.part = part,
-              .read = read,
-              .checked = checked,
-              .dtype = tensor.dtype,
-              .target = target,
-              .used = relative_to(common, read),
-              .direct = is_direct ? static_cast<char*>(target.mutable_data_ptr()) : nullptr,
-              .batch = 0,
-              .begin = 0};
-  if (batches_.empty() || batches_.back().bytes + piece.bytes() > size_t{kReadBytes}) {
-    batches_.push_back({.first = pieces_.size(), .end = pieces_.size(), .bytes = 0, .buffer_bytes = 0});
+  ReadItem item{.part = part,
+                .read = read,
+                .checked = checked,
+                .dtype = tensor.dtype,
+                .target = target,
+                .used = relative_to(common, read),
+                .direct = is_direct ? static_cast<char*>(target.mutable_data_ptr()) : nullptr,
+                .batch = 0,
+                .begin = 0};
+  if (batches_.empty() || batches_.back().bytes + item.bytes() > size_t{kReadBytes}) {
+    batches_.push_back({.first = items_.size(), .end = items_.size(), .bytes = 0, .buffer_bytes = 0});
   }
   Batch& batch = batches_.back();
-  piece.batch = batches_.size() - 1;
-  piece.begin = batch.buffer_bytes;
-  batch.bytes += piece.bytes();
-  batch.buffer_bytes += is_direct ? 0 : aligned(piece.bytes());
+  item.batch = batches_.size() - 1;
+  item.begin = batch.buffer_bytes;
+  batch.bytes += item.bytes();
+  batch.buffer_bytes += is_direct ? 0 : aligned(item.bytes());
   ++batch.end;
-  pieces_.push_back(std::move(piece));
+  items_.push_back(std::move(item));
 }
 
-size_t TensorReader::Piece::bytes() const {
+size_t TensorReader::ReadItem::bytes() const {
   return static_cast<size_t>(read.numel() * item_bytes(dtype));
 }
 
@@ -91,13 +91,13 @@ void TensorReader::run(const std::function<void(size_t)>& on_filled) {
   ReadAhead ahead(batches_.size(), kBuffers, [this](size_t batch) { read(batch); });
   size_t next = 0;
   for (size_t i = 0; i < tensors_.size(); ++i) {
-    for (; next < tensors_[i].pieces_end; ++next) {
-      const Piece& piece = pieces_[next];
-      if (next == batches_[piece.batch].first) {
-        ahead.wait_for(piece.batch);
-        prepare(piece.batch + kBuffers);
+    for (; next < tensors_[i].items_end; ++next) {
+      const ReadItem& item = items_[next];
+      if (next == batches_[item.batch].first) {
+        ahead.wait_for(item.batch);
+        prepare(item.batch + kBuffers);
       }
-      verify(piece, tensors_[i].key);
+      verify(item, tensors_[i].key);
     }
     on_filled(i);
   }
@@ -107,15 +107,15 @@ void TensorReader::run(const std::function<void(size_t)>& on_filled) {
 void TensorReader::prepare(size_t batch) {
   if (batch < batches_.size()) {
     for (size_t i = batches_[batch].first; i < batches_[batch].end; ++i) {
-      if (pieces_[i].direct && pieces_[i].bytes() >= kPopulateFrom) {
-        populate(pieces_[i].direct, static_cast<int64_t>(pieces_[i].bytes()));
+      if (items_[i].direct && items_[i].bytes() >= kPopulateFrom) {
+        populate(items_[i].direct, static_cast<int64_t>(items_[i].bytes()));
       }
     }
   }
 }
 
-char* TensorReader::data_of(const Piece& piece) {
-  return piece.direct ? piece.direct : buffers_[piece.batch % kBuffers].data() + piece.begin;
+char* TensorReader::data_of(const ReadItem& item) {
+  return item.direct ? item.direct : buffers_[item.batch % kBuffers].data() + item.begin;
 }
 
 void TensorReader::read(size_t batch) {
@@ -124,21 +124,21 @@ void TensorReader::read(size_t batch) {
     buffer.resize(batches_[batch].buffer_bytes);
   }
   for (size_t i = batches_[batch].first; i < batches_[batch].end; ++i) {
-    const Piece& piece = pieces_[i];
-    read_slice(file_at(piece.part.file),
-               {.offset = piece.part.offset, .sizes = piece.part.slice.sizes, .item_bytes = item_bytes(piece.dtype)},
-               relative_to(piece.read, piece.part.slice), data_of(piece));
+    const ReadItem& item = items_[i];
+    read_slice(file_at(item.part.file),
+               {.offset = item.part.offset, .sizes = item.part.slice.sizes, .item_bytes = item_bytes(item.dtype)},
+               relative_to(item.read, item.part.slice), data_of(item));
   }
 }
 
 /// And puts a buffer's elements where they belong.
-void TensorReader::verify(const Piece& piece, const std::string& key) {
-  char* const data = data_of(piece);
-  TESSERA_CHECK(CheckpointError, !piece.checked || hash_bytes(data, piece.bytes()) == piece.checked->hash,
-                "{}: tensor '{}' is damaged: the checksum of its part {} does not hold", piece.part.file, key,
-                piece.read.to_string());
-  if (!piece.direct) {
-    piece.target.copy_(narrow_to(at::from_blob(data, piece.read.sizes, at::TensorOptions(piece.dtype)), piece.used));
+void TensorReader::verify(const ReadItem& item, const std::string& key) {
+  char* const data = data_of(item);
+  TESSERA_CHECK(CheckpointError, !item.checked || hash_bytes(data, item.bytes()) == item.checked->hash,
+                "{}: tensor '{}' is damaged: the checksum of its part {} does not hold", item.part.file, key,
+                item.read.to_string());
+  if (!item.direct) {
+    item.target.copy_(narrow_to(at::from_blob(data, item.read.sizes, at::TensorOptions(item.dtype)), item.used));
   }
 }
 

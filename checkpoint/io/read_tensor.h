@@ -29,10 +29,10 @@ class TensorReader {
   void run(const std::function<void(size_t)>& on_filled);
 
  private:
-  static constexpr size_t kBuffers = 3;     // for pieces that cannot be read in place
+  static constexpr size_t kBuffers = 3;     // for items that cannot be read in place
   static constexpr size_t kOpenFiles = 16;  // a checkpoint may have more files than a process may open
 
-  struct Piece {  // part of a tensor with one checksum, or without
+  struct ReadItem {  // part of a tensor with one checksum, or without
     const StoredPart& part;
     ShardSlice read;              // of the stored tensor
     const CheckedBlock* checked;  // null without a checksum
@@ -45,7 +45,7 @@ class TensorReader {
 
     size_t bytes() const;
   };
-  /// Pieces that are read together: small ones alone would make the threads wait for each other.
+  /// Items that are read together: small ones alone would make the threads wait for each other.
   struct Batch {
     size_t first;
     size_t end;
@@ -54,19 +54,19 @@ class TensorReader {
   };
   struct Tensor {
     std::string key;
-    size_t pieces_end;
+    size_t items_end;
   };
 
-  void add_piece(const StoredTensor& tensor, const StoredPart& part, const ShardSlice& read,
-                 const CheckedBlock* checked, const ShardSlice& slice, const at::Tensor& out);
+  void add_item(const StoredTensor& tensor, const StoredPart& part, const ShardSlice& read, const CheckedBlock* checked,
+                const ShardSlice& slice, const at::Tensor& out);
   void prepare(size_t batch);
-  char* data_of(const Piece& piece);
+  char* data_of(const ReadItem& item);
   void read(size_t batch);
-  void verify(const Piece& piece, const std::string& key);
+  void verify(const ReadItem& item, const std::string& key);
   const File& file_at(const std::string& path);
 
   std::vector<Tensor> tensors_;
-  std::vector<Piece> pieces_;
+  std::vector<ReadItem> items_;
   std::vector<Batch> batches_;
   std::map<std::string, File> files_;
   std::array<std::vector<char>, kBuffers> buffers_;

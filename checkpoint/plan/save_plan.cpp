@@ -17,34 +17,34 @@ namespace {
 
 /// One tensor over all ranks.
 struct Whole {
-  const Piece* first = nullptr;
+  const ShardEntry* first = nullptr;
   size_t first_rank = 0;
   std::map<ShardSlice, std::vector<int>> holders;  // of the first rank's mesh
 };
 
 using Wholes = std::map<std::pair<Section, std::string>, Whole>;
 
-std::string describe_piece(const Piece& piece) {
-  return fmt::format("{}[{}]", safetensors_dtype(piece.dtype), fmt::join(piece.sizes, ", "));
+std::string describe_entry(const ShardEntry& entry) {
+  return fmt::format("{}[{}]", safetensors_dtype(entry.dtype), fmt::join(entry.sizes, ", "));
 }
 
-Wholes collect(const std::vector<std::vector<Piece>>& pieces) {
+Wholes collect(const std::vector<std::vector<ShardEntry>>& entries) {
   Wholes wholes;
-  for (size_t rank = 0; rank < pieces.size(); ++rank) {
-    for (const auto& piece : pieces[rank]) {
-      auto& whole = wholes[{piece.section, piece.key}];
+  for (size_t rank = 0; rank < entries.size(); ++rank) {
+    for (const auto& entry : entries[rank]) {
+      auto& whole = wholes[{entry.section, entry.key}];
       if (!whole.first) {
-        whole.first = &piece;
+        whole.first = &entry;
         whole.first_rank = rank;
       }
-      TESSERA_CHECK(ValueError, piece.sizes == whole.first->sizes && piece.dtype == whole.first->dtype,
+      TESSERA_CHECK(ValueError, entry.sizes == whole.first->sizes && entry.dtype == whole.first->dtype,
                     "save: the ranks differ in '{}': rank {} has {}, rank {} has {}",
-                    file_key(piece.section, piece.key), whole.first_rank, describe_piece(*whole.first), rank,
-                    describe_piece(piece));
-      TESSERA_ASSERT(is_inside(piece.slice, piece.sizes), "'{}': {}", piece.key, piece.slice.to_string());
+                    file_key(entry.section, entry.key), whole.first_rank, describe_entry(*whole.first), rank,
+                    describe_entry(entry));
+      TESSERA_ASSERT(is_inside(entry.slice, entry.sizes), "'{}': {}", entry.key, entry.slice.to_string());
       // Copies on other meshes may have other values.
-      if (piece.slice.numel() > 0 && piece.mesh == whole.first->mesh) {
-        whole.holders[piece.slice].push_back(static_cast<int>(rank));
+      if (entry.slice.numel() > 0 && entry.mesh == whole.first->mesh) {
+        whole.holders[entry.slice].push_back(static_cast<int>(rank));
       }
     }
   }
@@ -104,11 +104,11 @@ SafetensorsHeader make_header(const FileContent& content) {
   SafetensorsHeader header{.entries = {}, .metadata = {{"format", "pt"}}};
   uint64_t begin = 0;
   for (const Whole* whole : content.tensors) {
-    const Piece& piece = *whole->first;
-    const auto bytes = static_cast<uint64_t>(numel_of(piece.sizes) * item_bytes(piece.dtype));
-    header.entries.push_back({.key = file_key(piece.section, piece.key),
-                              .dtype = piece.dtype,
-                              .sizes = piece.sizes,
+    const ShardEntry& entry = *whole->first;
+    const auto bytes = static_cast<uint64_t>(numel_of(entry.sizes) * item_bytes(entry.dtype));
+    header.entries.push_back({.key = file_key(entry.section, entry.key),
+                              .dtype = entry.dtype,
+                              .sizes = entry.sizes,
                               .begin = begin,
                               .end = begin + bytes});
     begin += bytes;
@@ -169,39 +169,39 @@ std::span<const int> may_write(const Whole& whole, const std::vector<int>& holde
 
 }  // namespace
 
-std::string format_pieces(const std::vector<Piece>& pieces) {
+std::string format_shard_entries(const std::vector<ShardEntry>& entries) {
   std::string text;
-  for (const auto& piece : pieces) {
-    append_field(text, static_cast<int64_t>(piece.section));
-    append_field(text, piece.key);
-    append_field(text, static_cast<int64_t>(piece.dtype));
-    append_field(text, piece.sizes);
-    append_field(text, piece.slice.offsets);
-    append_field(text, piece.slice.sizes);
-    append_field(text, static_cast<int64_t>(piece.is_plain));
-    append_field(text, static_cast<int64_t>(piece.mesh));
+  for (const auto& entry : entries) {
+    append_field(text, static_cast<int64_t>(entry.section));
+    append_field(text, entry.key);
+    append_field(text, static_cast<int64_t>(entry.dtype));
+    append_field(text, entry.sizes);
+    append_field(text, entry.slice.offsets);
+    append_field(text, entry.slice.sizes);
+    append_field(text, static_cast<int64_t>(entry.is_plain));
+    append_field(text, static_cast<int64_t>(entry.mesh));
   }
   return text;
 }
 
-std::vector<Piece> parse_pieces(const std::string& text) {
-  std::vector<Piece> pieces;
+std::vector<ShardEntry> parse_shard_entries(const std::string& text) {
+  std::vector<ShardEntry> entries;
   for (FieldReader reader(text); !reader.at_end();) {
-    Piece& piece = pieces.emplace_back();
-    piece.section = static_cast<Section>(reader.number());
-    piece.key = reader.text();
-    piece.dtype = static_cast<c10::ScalarType>(reader.number());
-    piece.sizes = reader.numbers();
-    piece.slice.offsets = reader.numbers();
-    piece.slice.sizes = reader.numbers();
-    piece.is_plain = reader.number() != 0;
-    piece.mesh = static_cast<uint64_t>(reader.number());
+    ShardEntry& entry = entries.emplace_back();
+    entry.section = static_cast<Section>(reader.number());
+    entry.key = reader.text();
+    entry.dtype = static_cast<c10::ScalarType>(reader.number());
+    entry.sizes = reader.numbers();
+    entry.slice.offsets = reader.numbers();
+    entry.slice.sizes = reader.numbers();
+    entry.is_plain = reader.number() != 0;
+    entry.mesh = static_cast<uint64_t>(reader.number());
   }
-  return pieces;
+  return entries;
 }
 
-SavePlan make_save_plan(const std::vector<std::vector<Piece>>& pieces, const LayoutOptions& options) {
-  const Wholes wholes = collect(pieces);
+SavePlan make_save_plan(const std::vector<std::vector<ShardEntry>>& entries, const LayoutOptions& options) {
+  const Wholes wholes = collect(entries);
   for (const auto& [key, whole] : wholes) {
     check_saved_parts(file_key(key.first, key.second), whole);
   }
@@ -220,7 +220,7 @@ SavePlan make_save_plan(const std::vector<std::vector<Piece>>& pieces, const Lay
       }
     }
   }
-  plan.blocks = choose_owners(std::move(choices), plan, pieces.size());
+  plan.blocks = choose_owners(std::move(choices), plan, entries.size());
   return plan;
 }
 

@@ -17,7 +17,7 @@
 
 namespace tessera::dcp {
 
-struct Piece {  // shard of a tensor that a rank holds
+struct ShardEntry {  // shard of a tensor that a rank holds
   Section section = Section::Model;
   std::string key;  // within the section
   c10::ScalarType dtype = c10::ScalarType::Float;
@@ -25,12 +25,12 @@ struct Piece {  // shard of a tensor that a rank holds
   ShardSlice slice;
   bool is_plain = false;  // not a DTensor, so ranks may have different values
   uint64_t mesh = 0;      // hash of the mesh's ranks; other meshes may have different values
-  bool operator==(const Piece&) const = default;
+  bool operator==(const ShardEntry&) const = default;
 };
 
-/// Converts pieces to text and back, for ranks of the same build.
-std::string format_pieces(const std::vector<Piece>& pieces);
-std::vector<Piece> parse_pieces(const std::string& text);
+/// Converts entries to text and back, for ranks of the same build.
+std::string format_shard_entries(const std::vector<ShardEntry>& entries);
+std::vector<ShardEntry> parse_shard_entries(const std::string& text);
 
 struct LayoutOptions {
   int64_t max_file_bytes = int64_t{5} << 30;   // see SaveOptions
@@ -64,8 +64,8 @@ struct SavePlan {
   int64_t bytes_of(const PlannedBlock& block) const { return block.slice.numel() * item_bytes(entry_of(block).dtype); }
 };
 
-/// Plans the save of `pieces[rank]` on every rank. Throws ValueError that names key and ranks if they disagree about
+/// Plans the save of `entries[rank]` on every rank. Throws ValueError that names key and ranks if they disagree about
 /// sizes or dtype, or if shards are missing or overlap.
-SavePlan make_save_plan(const std::vector<std::vector<Piece>>& pieces, const LayoutOptions& options = {});
+SavePlan make_save_plan(const std::vector<std::vector<ShardEntry>>& entries, const LayoutOptions& options = {});
 
 }  // namespace tessera::dcp

@@ -378,10 +378,11 @@ TEST_CASE("mutated manifests and indexes are refused, and nothing else happens")
 
 TEST_CASE("a plan gives every element one writer, and copies to all their holders in turn") {
   const auto w = [](int64_t offset, int64_t rows) {
-    return Piece{.key = "w", .sizes = {4, 5}, .slice = {.offsets = {offset, 0}, .sizes = {rows, 5}}};
+    return ShardEntry{.key = "w", .sizes = {4, 5}, .slice = {.offsets = {offset, 0}, .sizes = {rows, 5}}};
   };
-  const Piece b{.key = "b", .dtype = ScalarType::Double, .sizes = {5}, .slice = {.offsets = {0}, .sizes = {5}}};
-  const Piece moment{.section = Section::Optimizer, .key = "m", .sizes = {8}, .slice = {.offsets = {0}, .sizes = {8}}};
+  const ShardEntry b{.key = "b", .dtype = ScalarType::Double, .sizes = {5}, .slice = {.offsets = {0}, .sizes = {5}}};
+  const ShardEntry moment{
+      .section = Section::Optimizer, .key = "m", .sizes = {8}, .slice = {.offsets = {0}, .sizes = {8}}};
   const auto plan = make_save_plan({{w(0, 3), b, moment}, {w(3, 1), b, moment}}, {.max_block_bytes = 16});
   REQUIRE(plan.files.size() == 2);
   CHECK(plan.files[0].name == "model-00001-of-00001.safetensors");
@@ -407,26 +408,26 @@ TEST_CASE("a plan gives every element one writer, and copies to all their holder
 }
 
 TEST_CASE("plain tensors are written by the first rank that has them, which counts in the even shares") {
-  const auto piece = [](const char* key, bool is_plain) {
-    return Piece{.key = key, .sizes = {4}, .slice = {.offsets = {0}, .sizes = {4}}, .is_plain = is_plain};
+  const auto entry = [](const char* key, bool is_plain) {
+    return ShardEntry{.key = key, .sizes = {4}, .slice = {.offsets = {0}, .sizes = {4}}, .is_plain = is_plain};
   };
-  const auto mean = piece("mean", true), variance = piece("variance", true), w = piece("w", false);
+  const auto mean = entry("mean", true), variance = entry("variance", true), w = entry("w", false);
   const auto plan = make_save_plan({{w}, {mean, variance, w}, {mean, variance}}, {.max_block_bytes = 8});
   std::vector<std::string> owners;
   for (const auto& block : plan.blocks) {
     owners.push_back(fmt::format("{} {}", plan.entry_of(block).key, block.owner));
   }
   CHECK(owners == std::vector<std::string>{"mean 1", "mean 1", "variance 1", "variance 1", "w 0", "w 0"});
-  const auto odd = piece("", true), blank = piece(" 3 a\n\xff", false);
-  CHECK(parse_pieces(format_pieces({mean, odd, blank, w})) == std::vector{mean, odd, blank, w});
+  const auto odd = entry("", true), blank = entry(" 3 a\n\xff", false);
+  CHECK(parse_shard_entries(format_shard_entries({mean, odd, blank, w})) == std::vector{mean, odd, blank, w});
 }
 
 TEST_CASE("a DTensor is written by the mesh of the first rank that has it, and by no other replica") {
-  const auto piece = [](const char* key, uint64_t mesh, int64_t offset, int64_t numel) {
-    return Piece{.key = key, .sizes = {4}, .slice = {.offsets = {offset}, .sizes = {numel}}, .mesh = mesh};
+  const auto entry = [](const char* key, uint64_t mesh, int64_t offset, int64_t numel) {
+    return ShardEntry{.key = key, .sizes = {4}, .slice = {.offsets = {offset}, .sizes = {numel}}, .mesh = mesh};
   };
-  const auto cut = [&](uint64_t mesh, int64_t offset) { return piece("cut", mesh, offset, 2); };
-  const auto copy = [&](uint64_t mesh) { return piece("copy", mesh, 0, 4); };
+  const auto cut = [&](uint64_t mesh, int64_t offset) { return entry("cut", mesh, offset, 2); };
+  const auto copy = [&](uint64_t mesh) { return entry("copy", mesh, 0, 4); };
   const auto plan =
       make_save_plan({{}, {cut(7, 0), copy(7)}, {cut(7, 2), copy(7)}, {cut(8, 0), copy(8)}, {cut(8, 2), copy(8)}},
                      {.max_block_bytes = 4});
@@ -435,34 +436,34 @@ TEST_CASE("a DTensor is written by the mesh of the first rank that has it, and b
     owners.push_back(fmt::format("{} {}", plan.entry_of(block).key, block.owner));
   }
   CHECK(owners == std::vector<std::string>{"copy 1", "copy 2", "copy 1", "copy 2", "cut 1", "cut 1", "cut 2", "cut 2"});
-  CHECK(parse_pieces(format_pieces({cut(~uint64_t{0}, 2)})) == std::vector{cut(~uint64_t{0}, 2)});
+  CHECK(parse_shard_entries(format_shard_entries({cut(~uint64_t{0}, 2)})) == std::vector{cut(~uint64_t{0}, 2)});
   CHECK_THROWS_WITH(make_save_plan({{cut(7, 0)}, {}, {cut(8, 0)}, {cut(8, 2)}}),
                     "save: 'cut': the ranks that save it together hold 2 of its 4 elements");
 }
 
 TEST_CASE("tensors go to further files where one would be too long") {
-  std::vector<Piece> pieces;
+  std::vector<ShardEntry> entries;
   for (const std::string key : {"a", "b", "c", "d"}) {
-    pieces.push_back({.key = key, .sizes = {10}, .slice = {.offsets = {0}, .sizes = {10}}});
+    entries.push_back({.key = key, .sizes = {10}, .slice = {.offsets = {0}, .sizes = {10}}});
   }
-  const auto plan = make_save_plan({pieces}, {.max_file_bytes = 80});
+  const auto plan = make_save_plan({entries}, {.max_file_bytes = 80});
   REQUIRE(plan.files.size() == 2);
   CHECK(plan.files[1].name == "model-00002-of-00002.safetensors");
   CHECK(plan.files[1].header.entries[1].key == "d");
-  CHECK(make_save_plan({pieces}, {.max_file_bytes = 1}).files.size() == 4);
+  CHECK(make_save_plan({entries}, {.max_file_bytes = 1}).files.size() == 4);
 }
 
 TEST_CASE("ranks that disagree, and parts that do not make the tensor, are refused") {
-  const auto piece = [](Sizes sizes, ShardSlice slice, ScalarType dtype = ScalarType::Float) {
-    return Piece{.key = "w", .dtype = dtype, .sizes = std::move(sizes), .slice = std::move(slice)};
+  const auto entry = [](Sizes sizes, ShardSlice slice, ScalarType dtype = ScalarType::Float) {
+    return ShardEntry{.key = "w", .dtype = dtype, .sizes = std::move(sizes), .slice = std::move(slice)};
   };
-  CHECK_THROWS_WITH(make_save_plan({{piece({4}, {{0}, {2}})}, {piece({5}, {{2}, {2}})}}),
+  CHECK_THROWS_WITH(make_save_plan({{entry({4}, {{0}, {2}})}, {entry({5}, {{2}, {2}})}}),
                     "save: the ranks differ in 'w': rank 0 has F32[4], rank 1 has F32[5]");
-  CHECK_THROWS_WITH(make_save_plan({{piece({4}, {{0}, {2}})}, {piece({4}, {{2}, {2}}, ScalarType::Half)}}),
+  CHECK_THROWS_WITH(make_save_plan({{entry({4}, {{0}, {2}})}, {entry({4}, {{2}, {2}}, ScalarType::Half)}}),
                     "save: the ranks differ in 'w': rank 0 has F32[4], rank 1 has F16[4]");
-  CHECK_THROWS_WITH(make_save_plan({{piece({4}, {{0}, {2}})}, {piece({4}, {{3}, {1}})}}),
+  CHECK_THROWS_WITH(make_save_plan({{entry({4}, {{0}, {2}})}, {entry({4}, {{3}, {1}})}}),
                     "save: 'w': the ranks that save it together hold 3 of its 4 elements");
-  CHECK_THROWS_WITH(make_save_plan({{piece({4}, {{0}, {3}})}, {piece({4}, {{2}, {1}})}}),
+  CHECK_THROWS_WITH(make_save_plan({{entry({4}, {{0}, {3}})}, {entry({4}, {{2}, {1}})}}),
                     "save: 'w': rank 0 holds [0:3] and rank 1 holds [2:3], which overlap");
 }
 

@@ -39,21 +39,21 @@ dcp::StateDict values(int count) {
 /// The header, manifest, index and values of a checkpoint, and what ranks tell each other.
 void count_texts(int tensors) {
   using namespace dcp;
-  std::vector<Piece> pieces;
+  std::vector<ShardEntry> entries;
   Manifest manifest;
   std::map<std::string, std::string> weight_map;
   for (int i = 0; i < tensors; ++i) {
     const auto name = "layers." + std::to_string(i) + ".weight";
     const auto slice = ShardSlice::whole({2, 3});
-    pieces.push_back({.key = name, .sizes = {2, 3}, .slice = slice});
+    entries.push_back({.key = name, .sizes = {2, 3}, .slice = slice});
     manifest.files["model.safetensors"].tensors[name] = {{.slice = slice, .hash = 1}};
     manifest.values[Section::Optimizer]["param_groups." + name + ".lr"] = 0.1;
     weight_map[name] = "model.safetensors";
   }
-  const auto header = make_save_plan({pieces}).files[0].header;
+  const auto header = make_save_plan({entries}).files[0].header;
   const auto header_text = format_safetensors_header(header).substr(kLengthBytes);
   const auto manifest_text = format_manifest(manifest), values_text = format_values(manifest.values),
-             index_text = format_index(weight_map, 1), pieces_text = format_pieces(pieces);
+             index_text = format_index(weight_map, 1), entries_text = format_shard_entries(entries);
   const auto count = [&](const std::string& step, const auto& call) {
     count_instructions(step + " " + std::to_string(tensors), 1, call);
   };
@@ -61,13 +61,13 @@ void count_texts(int tensors) {
   count("format_manifest", [&] { format_manifest(manifest); });
   count("format_values", [&] { format_values(manifest.values); });
   count("format_index", [&] { format_index(weight_map, 1); });
-  count("format_pieces", [&] { format_pieces(pieces); });
+  count("format_shard_entries", [&] { format_shard_entries(entries); });
   count("parse_safetensors_header", [&] { parse_safetensors_header(header_text, header.entries.back().end, "f"); });
   count("parse_manifest", [&] { parse_manifest(manifest_text, "f"); });
   count("parse_values", [&] { parse_values(values_text, "f"); });
   count("parse_index", [&] { parse_index(index_text, "f"); });
-  count("parse_pieces", [&] { parse_pieces(pieces_text); });
-  count("make_save_plan", [&] { make_save_plan({pieces, pieces}); });
+  count("parse_shard_entries", [&] { parse_shard_entries(entries_text); });
+  count("make_save_plan", [&] { make_save_plan({entries, entries}); });
 }
 
 struct Trained {

@@ -22,8 +22,8 @@ TEST_CASE("instructions grow with the number of parameters, not with its square"
        {"save", "async_save", "load", "optimizer_state_to_load", "get_model", "get_optimizer", "set_model",
         "set_optimizer", "save_of_ranks"}},
       {200,
-       {"format_safetensors_header", "format_manifest", "format_values", "format_index", "format_pieces",
-        "parse_safetensors_header", "parse_manifest", "parse_values", "parse_index", "parse_pieces",
+       {"format_safetensors_header", "format_manifest", "format_values", "format_index", "format_shard_entries",
+        "parse_safetensors_header", "parse_manifest", "parse_values", "parse_index", "parse_shard_entries",
         "make_save_plan"}}};
   for (const auto& [number, names] : steps) {
     for (const auto& name : names) {

@@ -125,7 +125,7 @@ std::optional<LatestValid> find_latest_valid(const RankSync& ranks, const std::s
   for (std::string name; steps >> step >> name;) {
     const auto path = (fs::path(folder) / name).string();
     try {
-      ranks.on_all_ranks([&] { verify_blocks(open_catalog(path), ranks.rank(), ranks.size()); });
+      ranks.on_all_ranks([&] { verify_blocks(open_checkpoint(path), ranks.rank(), ranks.size()); });
       return LatestValid{.folder = {.step = step, .path = path}, .is_last = fault.empty()};
     } catch (const CheckpointError& error) {  // on all ranks
       if (ranks.rank() == 0) {

@@ -59,13 +59,13 @@ auto find_in(const std::map<Section, Map>& sections, Section section, const std:
   return found == own->second.end() ? nullptr : &found->second;
 }
 
-std::string file_of(const CheckpointIndex& catalog, const StoredTensor& stored) {
-  return stored.parts.empty() ? catalog.path : stored.parts[0].file;
+std::string file_of(const CheckpointIndex& index, const StoredTensor& stored) {
+  return stored.parts.empty() ? index.path : stored.parts[0].file;
 }
 
-void check_fit(const CheckpointIndex& catalog, const Target& target) {
+void check_fit(const CheckpointIndex& index, const Target& target) {
   const StoredTensor& stored = *target.stored;
-  const std::string file = file_of(catalog, stored);
+  const std::string file = file_of(index, stored);
   TESSERA_CHECK(ValueError, target.part.sizes == stored.sizes,
                 "{}: tensor '{}' has sizes [{}], the one to load into has [{}]; is it another model?", file,
                 target.name(), fmt::join(stored.sizes, ", "), fmt::join(target.part.sizes, ", "));
@@ -75,18 +75,18 @@ void check_fit(const CheckpointIndex& catalog, const Target& target) {
                 c10::toString(stored.dtype), c10::toString(dtype));
 }
 
-void add_tensor(LoadPlan& plan, const CheckpointIndex& catalog, LocalPart part, StateValue& value) {
-  const auto* stored = find_in(catalog.tensors, part.section, part.key);
+void add_tensor(LoadPlan& plan, const CheckpointIndex& index, LocalPart part, StateValue& value) {
+  const auto* stored = find_in(index.tensors, part.section, part.key);
   if (!stored) {
     plan.keys.missing.push_back(file_key(part.section, part.key));
     return;
   }
   TESSERA_CHECK(CheckpointError, stored->unknown_dtype.empty(),
-                "{}: tensor '{}' has dtype {}, which this library does not know", file_of(catalog, *stored),
+                "{}: tensor '{}' has dtype {}, which this library does not know", file_of(index, *stored),
                 file_key(part.section, part.key), stored->unknown_dtype);
   Target target{.part = std::move(part), .stored = stored, .value = &value, .staged = {}};
   if (target.part.local.defined()) {
-    check_fit(catalog, target);
+    check_fit(index, target);
   } else {
     target.part.sizes = stored->sizes;
     target.part.slice = ShardSlice::whole(stored->sizes);
@@ -96,10 +96,10 @@ void add_tensor(LoadPlan& plan, const CheckpointIndex& catalog, LocalPart part, 
 
 /// Throws where the checkpoint has something of another type by this key. Else the program's std::get would fail later,
 /// without a word of where the value came from.
-void check_type(const CheckpointIndex& catalog, Section section, const std::string& key, const StateValue& own) {
+void check_type(const CheckpointIndex& index, Section section, const std::string& key, const StateValue& own) {
   static constexpr std::array kTypes = {"a tensor", "an int64_t", "a double", "a string"};  // as in StateValue
-  const auto* tensor = find_in(catalog.tensors, section, key);
-  const auto* value = find_in(catalog.values, section, key);
+  const auto* tensor = find_in(index.tensors, section, key);
+  const auto* value = find_in(index.values, section, key);
   const bool is_tensor = std::holds_alternative<at::Tensor>(own);
   if ((!tensor && !value) || (is_tensor && tensor)) {
     return;
@@ -107,7 +107,7 @@ void check_type(const CheckpointIndex& catalog, Section section, const std::stri
   const size_t stored = value ? value->index() + 1 : 0;
   TESSERA_CHECK(CheckpointError, stored == own.index(),
                 "{}: '{}' is {}, the one to load into {}; give the state what the checkpoint has",
-                value ? catalog.path + "/" + kManifestName : file_of(catalog, *tensor), file_key(section, key),
+                value ? index.path + "/" + kManifestName : file_of(index, *tensor), file_key(section, key),
                 kTypes.at(stored), kTypes.at(own.index()));
 }
 
@@ -116,14 +116,14 @@ LocalPart part_to_write(Section section, const std::string& key, const at::Tenso
   return local_part(section, key, tensor);
 }
 
-void add_section(LoadPlan& plan, const CheckpointIndex& catalog, Section section, StateDict& own) {
+void add_section(LoadPlan& plan, const CheckpointIndex& index, Section section, StateDict& own) {
   for (auto& [key, value] : own) {
-    check_type(catalog, section, key, value);
+    check_type(index, section, key, value);
     if (const auto* tensor = std::get_if<at::Tensor>(&value)) {
-      add_tensor(plan, catalog,
+      add_tensor(plan, index,
                  tensor->defined() ? part_to_write(section, key, *tensor) : LocalPart{.section = section, .key = key},
                  value);
-    } else if (const auto* stored = find_in(catalog.values, section, key)) {
+    } else if (const auto* stored = find_in(index.values, section, key)) {
       plan.values.emplace_back(&value, *stored);
     } else {
       plan.keys.missing.push_back(file_key(section, key));
@@ -142,8 +142,8 @@ void add_section(LoadPlan& plan, const CheckpointIndex& catalog, Section section
       }
     }
   };
-  note_unexpected(catalog.tensors);
-  note_unexpected(catalog.values);
+  note_unexpected(index.tensors);
+  note_unexpected(index.values);
 }
 
 std::string listed(std::vector<std::string> keys) {
@@ -152,10 +152,10 @@ std::string listed(std::vector<std::string> keys) {
   return fmt::format("{} ({}{})", count, fmt::join(keys, ", "), count > keys.size() ? ", ..." : "");
 }
 
-LoadPlan make_plan(const CheckpointIndex& catalog, State& state) {
+LoadPlan make_plan(const CheckpointIndex& index, State& state) {
   LoadPlan plan;
   for (const Section section : kSections) {
-    add_section(plan, catalog, section, section_of(state, section));
+    add_section(plan, index, section, section_of(state, section));
   }
   return plan;
 }
@@ -264,11 +264,11 @@ void commit_values(LoadPlan& plan) {
 
 LoadResult load(const std::string& path, State& state, const LoadOptions& options) {
   const RankSync ranks = RankSync::all();
-  CheckpointIndex catalog;
+  CheckpointIndex index;
   LoadPlan plan;
   LoadResult result = join_keys(ranks.exchange([&] {
-    catalog = open_catalog(path, options.variant);
-    plan = make_plan(catalog, state);
+    index = open_checkpoint(path, options.variant);
+    plan = make_plan(index, state);
     return format_keys(plan.keys);
   }));
   if (options.strict) {

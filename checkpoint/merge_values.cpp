@@ -47,8 +47,8 @@ int64_t count_of(const std::map<Section, Values>& values) {
 }
 
 /// The hashes of rank 0's values, sorted, on every rank.
-std::vector<int64_t> hashes_of_first(const RankSync& ranks, const std::map<Section, Values>& own,
-                                     const std::vector<std::string>& summaries) {
+std::vector<int64_t> rank0_hashes(const RankSync& ranks, const std::map<Section, Values>& own,
+                                  const std::vector<std::string>& summaries) {
   std::vector<int64_t> hashes(std::stoull(summaries[0]));
   if (ranks.rank() == 0) {
     auto next = hashes.begin();
@@ -57,7 +57,7 @@ std::vector<int64_t> hashes_of_first(const RankSync& ranks, const std::map<Secti
     });
     std::ranges::sort(hashes);
   }
-  ranks.copy_from_first(hashes);
+  ranks.broadcast_from_rank0(hashes);
   return hashes;
 }
 
@@ -106,7 +106,7 @@ std::map<Section, Values> merge_values(const RankSync& ranks, std::map<Section, 
   if (std::ranges::all_of(summaries, [&](const auto& summary) { return summary == summaries[0]; })) {
     return own;
   }
-  const auto hashes = hashes_of_first(ranks, own, summaries);
+  const auto hashes = rank0_hashes(ranks, own, summaries);
   const auto texts = ranks.exchange([&] { return format_values(without(hashes, own)); });
   ranks.on_rank0([&] { add_others(own, texts); });
   return own;

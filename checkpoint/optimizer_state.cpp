@@ -259,9 +259,9 @@ class Setter {
 };
 
 /// What the checkpoint has for the optimizer's parameters: the optimizer's own tensors, and new ones where it has none.
-StateDict state_to_load(CheckpointIndex catalog, torch::nn::Module& model, torch::optim::Optimizer& optimizer) {
-  const auto& tensors = catalog.tensors[Section::Optimizer];
-  const auto& values = catalog.values[Section::Optimizer];
+StateDict state_to_load(CheckpointIndex index, torch::nn::Module& model, torch::optim::Optimizer& optimizer) {
+  const auto& tensors = index.tensors[Section::Optimizer];
+  const auto& values = index.values[Section::Optimizer];
   StateDict own;
   with_types(optimizer, kWhere, [&]<class Types>(Types) {
     for (const auto& param : named_params(model, optimizer, false)) {
@@ -332,7 +332,7 @@ void set_optimizer_state_dict(ModuleRef model, torch::optim::Optimizer& optimize
 
 StateDict optimizer_state_to_load(const std::string& path, ModuleRef model, torch::optim::Optimizer& optimizer) {
   StateDict own;
-  RankSync::all().on_all_ranks([&] { own = state_to_load(open_catalog(path), *model, optimizer); });
+  RankSync::all().on_all_ranks([&] { own = state_to_load(open_checkpoint(path), *model, optimizer); });
   return own;
 }
 

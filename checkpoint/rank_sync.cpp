@@ -112,9 +112,9 @@ std::string RankSync::from_rank0(const std::function<std::string()>& step) const
   std::string text;
   on_rank0([&] { text = step(); });
   std::vector<int64_t> size = {std::ssize(text)};
-  copy_from_first(size);
+  broadcast_from_rank0(size);
   text.resize(static_cast<size_t>(size[0]));
-  copy_from_first(at::from_blob(text.data(), {size[0]}, at::kByte));
+  broadcast_from_rank0(at::from_blob(text.data(), {size[0]}, at::kByte));
   return text;
 }
 
@@ -126,11 +126,11 @@ void RankSync::on_rank0(const std::function<void()>& step) const {
   });
 }
 
-void RankSync::copy_from_first(std::vector<int64_t>& numbers) const {
-  copy_from_first(at::from_blob(numbers.data(), {std::ssize(numbers)}, at::kLong));
+void RankSync::broadcast_from_rank0(std::vector<int64_t>& numbers) const {
+  broadcast_from_rank0(at::from_blob(numbers.data(), {std::ssize(numbers)}, at::kLong));
 }
 
-void RankSync::copy_from_first(const at::Tensor& own) const {
+void RankSync::broadcast_from_rank0(const at::Tensor& own) const {
   if (size_ == 1 || own.numel() == 0) {
     return;
   }

@@ -29,10 +29,10 @@ class RankSync {
   void on_all_ranks(const std::function<void()>& step) const;              // exchange() for a step without result
   std::string from_rank0(const std::function<std::string()>& step) const;  // runs on rank 0; all get its result
   void on_rank0(const std::function<void()>& step) const;                  // from_rank0() for a step without result
-  void copy_from_first(std::vector<int64_t>& numbers) const;               // from rank 0, of equal size; collective
+  void broadcast_from_rank0(std::vector<int64_t>& numbers) const;          // of equal sizes on all ranks; collective
 
  private:
-  void copy_from_first(const at::Tensor& own) const;
+  void broadcast_from_rank0(const at::Tensor& own) const;
 
   std::shared_ptr<const ProcessGroupPtr> group_;
   int rank_ = 0;

@@ -98,8 +98,8 @@ StateDict rng_state_to_load(const std::string& path) {
   const RankSync ranks = RankSync::all();
   StateDict state;
   ranks.on_all_ranks([&] {
-    CheckpointIndex catalog = open_catalog(path);
-    const SavedTensors& saved = catalog.tensors[Section::User];
+    CheckpointIndex index = open_checkpoint(path);
+    const SavedTensors& saved = index.tensors[Section::User];
     for (const auto& own : own_generators()) {
       if (const auto key = key_to_load(own, saved, path, ranks.size()); !key.empty()) {
         state[key] = at::empty(saved.at(key).sizes, saved.at(key).dtype);

@@ -39,11 +39,12 @@ struct SaveProposal {
 };
 
 /// Ends of fields are zeros: the last one has none, so a path may have some.
-std::string format_wish(const SaveProposal& wish) {
-  return fmt::format("{}{}", wish.has_plan ? '+' : '-', wish.max_file_bytes) + '\0' + wish.path + '\0' + wish.values;
+std::string format_proposal(const SaveProposal& proposal) {
+  return fmt::format("{}{}", proposal.has_plan ? '+' : '-', proposal.max_file_bytes) + '\0' + proposal.path + '\0' +
+         proposal.values;
 }
 
-SaveProposal parse_wish(const std::string& text) {
+SaveProposal parse_proposal(const std::string& text) {
   const size_t path = text.find('\0') + 1, values = text.rfind('\0') + 1;
   return {.has_plan = text[0] == '+',
           .max_file_bytes = std::stoll(text.substr(1, path - 2)),
@@ -51,14 +52,14 @@ SaveProposal parse_wish(const std::string& text) {
           .values = text.substr(values)};
 }
 
-void check_alike(const std::vector<SaveProposal>& wishes) {
-  for (size_t rank = 1; rank < wishes.size(); ++rank) {
-    TESSERA_CHECK(ValueError, wishes[rank].path == wishes[0].path,
-                  "save: the ranks differ in the path (or step): rank 0 has '{}', rank {} has '{}'", wishes[0].path,
-                  rank, wishes[rank].path);
-    TESSERA_CHECK(ValueError, wishes[rank].max_file_bytes == wishes[0].max_file_bytes,
-                  "save: the ranks differ in max_file_bytes: rank 0 has {}, rank {} has {}", wishes[0].max_file_bytes,
-                  rank, wishes[rank].max_file_bytes);
+void check_proposals_agree(const std::vector<SaveProposal>& proposals) {
+  for (size_t rank = 1; rank < proposals.size(); ++rank) {
+    TESSERA_CHECK(ValueError, proposals[rank].path == proposals[0].path,
+                  "save: the ranks differ in the path (or step): rank 0 has '{}', rank {} has '{}'", proposals[0].path,
+                  rank, proposals[rank].path);
+    TESSERA_CHECK(ValueError, proposals[rank].max_file_bytes == proposals[0].max_file_bytes,
+                  "save: the ranks differ in max_file_bytes: rank 0 has {}, rank {} has {}",
+                  proposals[0].max_file_bytes, rank, proposals[rank].max_file_bytes);
   }
 }
 
@@ -68,24 +69,24 @@ PlannedSave plan_save(const RankSync& ranks, const State& state, const SaveReque
   PlannedSave planned{.path = without_trailing_slash(request.path), .parts = {}, .plan = {}, .values = {}};
   PlanCache* const cache = request.cache;
   std::string own;
-  std::vector<SaveProposal> wishes;
+  std::vector<SaveProposal> proposals;
   std::vector<std::string> summaries;
   for (const auto& text : ranks.exchange([&] {
          planned.parts = local_parts(state);
          planned.values = values_of(state);
          own = format_shard_entries(checked_entries(planned.parts));
-         return format_wish(
+         return format_proposal(
              {.has_plan = cache && cache->plan && cache->entries_hash == hash_bytes(own.data(), own.size()),
               .max_file_bytes = request.layout.max_file_bytes,
               .path = planned.path,
               .values = summary_of(planned.values)});
        })) {
-    wishes.push_back(parse_wish(text));
-    summaries.push_back(wishes.back().values);
+    proposals.push_back(parse_proposal(text));
+    summaries.push_back(proposals.back().values);
   }
-  check_alike(wishes);
+  check_proposals_agree(proposals);
   planned.values = merge_values(ranks, std::move(planned.values), summaries);
-  if (std::ranges::all_of(wishes, &SaveProposal::has_plan)) {
+  if (std::ranges::all_of(proposals, &SaveProposal::has_plan)) {
     planned.plan = cache->plan;
     return planned;
   }

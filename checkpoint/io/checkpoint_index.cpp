@@ -71,8 +71,8 @@ std::string own_key(const ManifestFile& described, const std::string& key, const
   return key.substr(prefix.size());
 }
 
-void add_own_file(CheckpointIndex& catalog, const std::string& name, const ManifestFile& described) {
-  const auto opened = open_safetensors(catalog.path + "/" + name);
+void add_own_file(CheckpointIndex& index, const std::string& name, const ManifestFile& described) {
+  const auto opened = open_safetensors(index.path + "/" + name);
   TESSERA_CHECK(CheckpointError, opened.bytes == described.bytes,
                 "{}: {} bytes, but {} were saved; truncated or replaced", opened.path, opened.bytes, described.bytes);
   TESSERA_CHECK(CheckpointError, opened.header_hash == described.header_hash,
@@ -86,7 +86,7 @@ void add_own_file(CheckpointIndex& catalog, const std::string& name, const Manif
                   entry.key, kManifestName);
     check_cover(opened.path, entry, blocks->second);
     const auto key = own_key(described, entry.key, opened.path);
-    const auto [place, is_new] = catalog.tensors[described.section].try_emplace(
+    const auto [place, is_new] = index.tensors[described.section].try_emplace(
         key, StoredTensor{.dtype = entry.dtype,
                           .sizes = entry.sizes,
                           .parts = {{.file = opened.path,
@@ -253,8 +253,8 @@ ForeignFolder list_foreign(const std::string& folder, const std::string& variant
 
 /// With an index, the tensors that it names, each from the file that it names: files may have others too, such as older
 /// ones of the same names.
-void add_foreign(CheckpointIndex& catalog, const ForeignFolder& folder) {
-  auto& tensors = catalog.tensors[Section::Model];
+void add_foreign(CheckpointIndex& index, const ForeignFolder& folder) {
+  auto& tensors = index.tensors[Section::Model];
   for (const auto& file : folder.files) {
     const auto name = fs::path(file).filename().string();
     add_foreign_file(tensors, open_safetensors(file), [&](const std::string& key) {
@@ -273,8 +273,8 @@ void add_foreign(CheckpointIndex& catalog, const ForeignFolder& folder) {
 
 }  // namespace
 
-CheckpointIndex open_catalog(const std::string& path, const std::string& variant) {
-  CheckpointIndex catalog{.path = path, .tensors = {}, .values = {}};
+CheckpointIndex open_checkpoint(const std::string& path, const std::string& variant) {
+  CheckpointIndex index{.path = path, .tensors = {}, .values = {}};
   TESSERA_CHECK(CheckpointError, fs::exists(path), "{}: there is no such file or folder", path);
   const std::string manifest_path = path + "/" + kManifestName;
   const bool is_folder = fs::is_directory(path), is_own = is_folder && fs::exists(manifest_path);
@@ -282,17 +282,17 @@ CheckpointIndex open_catalog(const std::string& path, const std::string& variant
                 "{}: is {}, which has no variant '{}'; only folders of other tools have variants", path,
                 is_own ? "a checkpoint of this library" : "a file", variant);
   if (!is_folder) {
-    add_foreign(catalog, {.files = {path}});
+    add_foreign(index, {.files = {path}});
   } else if (is_own) {
     const auto manifest = parse_manifest(read_text(manifest_path, kMaxManifestBytes), manifest_path);
     for (const auto& [name, described] : manifest.files) {
-      add_own_file(catalog, name, described);
+      add_own_file(index, name, described);
     }
-    catalog.values = manifest.values;
+    index.values = manifest.values;
   } else {
-    add_foreign(catalog, list_foreign(path, variant));
+    add_foreign(index, list_foreign(path, variant));
   }
-  return catalog;
+  return index;
 }
 
 }  // namespace tessera::dcp

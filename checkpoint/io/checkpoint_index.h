@@ -43,6 +43,6 @@ struct CheckpointIndex {
 };
 
 /// Validates and indexes `path`. `variant` is that of LoadOptions. Throws CheckpointError that names file and key.
-CheckpointIndex open_catalog(const std::string& path, const std::string& variant = {});
+CheckpointIndex open_checkpoint(const std::string& path, const std::string& variant = {});
 
 }  // namespace tessera::dcp

@@ -152,7 +152,7 @@ const File& TensorReader::file_at(const std::string& path) {
   return files_.emplace(path, File::open(path)).first->second;
 }
 
-void verify_blocks(const CheckpointIndex& catalog, int rank, int ranks) {
+void verify_blocks(const CheckpointIndex& index, int rank, int ranks) {
   std::optional<File> file;
   std::vector<char> buffer;
   int next = 0;
@@ -168,7 +168,7 @@ void verify_blocks(const CheckpointIndex& catalog, int rank, int ranks) {
                   "{}: tensor '{}' is damaged: the checksum of its part {} does not hold", part.file, key,
                   block.slice.to_string());
   };
-  for (const auto& [section, tensors] : catalog.tensors) {
+  for (const auto& [section, tensors] : index.tensors) {
     for (const auto& [key, tensor] : tensors) {
       for (const auto& part : tensor.parts) {
         for (const auto& block : part.blocks) {

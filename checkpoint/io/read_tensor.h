@@ -74,6 +74,6 @@ class TensorReader {
 
 /// Verifies every `ranks`-th block from the `rank`-th on, so that all ranks together read each once. Skips parts
 /// without checksums and tensors of unknown dtype. Throws CheckpointError.
-void verify_blocks(const CheckpointIndex& catalog, int rank, int ranks);
+void verify_blocks(const CheckpointIndex& index, int rank, int ranks);
 
 }  // namespace tessera::dcp

@@ -85,8 +85,8 @@ Backend make_hierarchical(const GroupSource& source, GroupInfo info, const std::
 
 /// One rank needs no peer, whichever backend the others use.
 Backend make_one_rank_backend(GroupInfo info) {
-  auto meeting_place = std::make_shared<ThreadGroup>(std::make_shared<ThreadWorld>(1), std::vector<int64_t>{0});
-  return c10::make_intrusive<ThreadBackend>(std::move(info), std::move(meeting_place));
+  auto thread_group = std::make_shared<ThreadGroup>(std::make_shared<ThreadWorld>(1), std::vector<int64_t>{0});
+  return c10::make_intrusive<ThreadBackend>(std::move(info), std::move(thread_group));
 }
 
 Backend make_cpu_backend(const std::string& backend, const GroupSource& source, GroupInfo info,
@@ -99,8 +99,8 @@ Backend make_cpu_backend(const std::string& backend, const GroupSource& source, 
     return make_one_rank_backend(std::move(info));
   }
   if (backend == "threads") {
-    auto meeting_place = options.thread_world->join(key, info.ranks);
-    return c10::make_intrusive<ThreadBackend>(std::move(info), std::move(meeting_place));
+    auto thread_group = options.thread_world->join(key, info.ranks);
+    return c10::make_intrusive<ThreadBackend>(std::move(info), std::move(thread_group));
   }
   if (backend == "hierarchical") {
     return make_hierarchical(source, std::move(info), key);

@@ -13,15 +13,15 @@ class ThreadWork final : public c10d::Work {
       : info_(std::move(info)),
         group_(std::move(group)),
         place_(place),
-        meeting_(group_->post(*info_, place, std::move(call))) {}
+        pending_(group_->post(*info_, place, std::move(call))) {}
 
   bool wait(std::chrono::milliseconds timeout = kNoTimeout) override {
     if (failure_) {
       std::rethrow_exception(failure_);
     }
-    if (const auto meeting = std::exchange(meeting_, nullptr)) {
+    if (const auto pending = std::exchange(pending_, nullptr)) {
       try {
-        group_->wait(*info_, place_, meeting, resolve_timeout(timeout, *info_));
+        group_->wait(*info_, place_, pending, resolve_timeout(timeout, *info_));
       } catch (...) {
         failure_ = std::current_exception();
         throw;
@@ -29,9 +29,9 @@ class ThreadWork final : public c10d::Work {
     }
     return true;
   }
-  bool isCompleted() override { return !meeting_ || group_->state_of(*meeting_) != ThreadGroup::State::Open; }
+  bool isCompleted() override { return !pending_ || group_->state_of(*pending_) != ThreadGroup::State::Open; }
   bool isSuccess() const override {
-    return !failure_ && (!meeting_ || group_->state_of(*meeting_) == ThreadGroup::State::Done);
+    return !failure_ && (!pending_ || group_->state_of(*pending_) == ThreadGroup::State::Done);
   }
   void synchronize() override { wait(); }
 
@@ -39,7 +39,7 @@ class ThreadWork final : public c10d::Work {
   const std::shared_ptr<const GroupInfo> info_;
   const std::shared_ptr<ThreadGroup> group_;
   const int place_;
-  ThreadGroup::PendingCollectivePtr meeting_;  // until wait()
+  ThreadGroup::PendingCollectivePtr pending_;  // until wait()
   std::exception_ptr failure_;                 // of wait()
 };
 

@@ -38,7 +38,7 @@ std::shared_ptr<ThreadGroup> ThreadGroup::messages(RankPair pair) {
 }
 
 ThreadGroup::PendingCollectivePtr ThreadGroup::post(const GroupInfo& info, int place, CollectiveCall call) {
-  PendingCollectivePtr meeting;
+  PendingCollectivePtr pending;
   StreamEvent ready = StreamEvent::here(device_of(call));
   {
     std::lock_guard lock(world_->mutex_);
@@ -52,100 +52,100 @@ ThreadGroup::PendingCollectivePtr ThreadGroup::post(const GroupInfo& info, int p
       open_.back()->ready.resize(ranks_.size());
       open_.back()->missing = static_cast<int>(ranks_.size());
     }
-    meeting = open_[number];
-    meeting->calls[place] = std::move(call);
-    meeting->arrived[place] = true;
-    meeting->ready[place] = std::move(ready);
-    if (--meeting->missing != 0) {
-      return meeting;
+    pending = open_[number];
+    pending->calls[place] = std::move(call);
+    pending->arrived[place] = true;
+    pending->ready[place] = std::move(ready);
+    if (--pending->missing != 0) {
+      return pending;
     }
-    TESSERA_ASSERT(number == 0, "meeting {} is complete before the first", number);
+    TESSERA_ASSERT(number == 0, "collective {} is complete before the first", number);
     open_.pop_front();
     ++first_open_;
   }
-  finish(*meeting);
-  return meeting;
+  finish(*pending);
+  return pending;
 }
 
 // Runs outside the lock: all ranks have arrived, so nobody else touches the calls until `done` is set.
-void ThreadGroup::finish(PendingCollective& meeting) {
+void ThreadGroup::finish(PendingCollective& pending) {
   std::vector<CollectiveSignature> shapes;
-  for (const CollectiveCall& call : meeting.calls) {
+  for (const CollectiveCall& call : pending.calls) {
     shapes.push_back(shape_of(call));
   }
   std::string error = find_mismatch(shapes);
   if (error.empty()) {
     try {
-      carry_out(meeting);
+      carry_out(pending);
     } catch (const std::exception& failure) {
       error = failure.what();
     }
   }
   {
     const std::lock_guard lock(world_->mutex_);
-    meeting.error = std::move(error);
-    meeting.done = true;
+    pending.error = std::move(error);
+    pending.done = true;
   }
   changed_.notify_all();  // outside of the lock, which those that wake up take
 }
 
 /// On a device with streams in the group's own one, as NCCL has one, so that what a rank's stream is given meanwhile
 /// may run beside it.
-void ThreadGroup::carry_out(PendingCollective& meeting) {
-  const c10::Device device = device_of(meeting.calls[0]);
+void ThreadGroup::carry_out(PendingCollective& pending) {
+  const c10::Device device = device_of(pending.calls[0]);
   if (!has_streams(device.type())) {
-    execute(meeting.calls);
+    execute(pending.calls);
     return;
   }
   if (!stream_) {
     stream_ = c10::impl::VirtualGuardImpl(device.type()).getStreamFromGlobalPool(device);
   }
   const c10::StreamGuard guard(*stream_);
-  for (const StreamEvent& ready : meeting.ready) {
+  for (const StreamEvent& ready : pending.ready) {
     ready.wait();
   }
   try {
-    execute(meeting.calls);
+    execute(pending.calls);
   } catch (...) {
-    meeting.carried_out = StreamEvent::here(device);
+    pending.carried_out = StreamEvent::here(device);
     throw;
   }
-  meeting.carried_out = StreamEvent::here(device);
+  pending.carried_out = StreamEvent::here(device);
 }
 
-bool ThreadGroup::is_hopeless(const PendingCollective& meeting) const {
+bool ThreadGroup::is_hopeless(const PendingCollective& pending) const {
   const auto has_left = [&](int64_t rank) { return world_->left_[rank]; };
-  return meeting.missing != 0 && (!world_->failure_.empty() || std::ranges::any_of(missing_ranks(meeting), has_left));
+  return pending.missing != 0 && (!world_->failure_.empty() || std::ranges::any_of(missing_ranks(pending), has_left));
 }
 
-ThreadGroup::State ThreadGroup::state_of(const PendingCollective& meeting) const {
+ThreadGroup::State ThreadGroup::state_of(const PendingCollective& pending) const {
   const std::lock_guard lock(world_->mutex_);
-  if (meeting.done) {
-    return meeting.error.empty() ? State::Done : State::Failed;
+  if (pending.done) {
+    return pending.error.empty() ? State::Done : State::Failed;
   }
-  return is_hopeless(meeting) ? State::Failed : State::Open;
+  return is_hopeless(pending) ? State::Failed : State::Open;
 }
 
-void ThreadGroup::wait(const GroupInfo& info, int place, const PendingCollectivePtr& meeting,
+void ThreadGroup::wait(const GroupInfo& info, int place, const PendingCollectivePtr& pending,
                        std::chrono::milliseconds timeout) {
   const auto deadline = std::chrono::steady_clock::now() + timeout;
   CollectiveCall own;  // dropped by the rank itself, after the lock: peers must not be the last to hold its tensors
   std::unique_lock lock(world_->mutex_);
   const auto has_left = [&](int64_t rank) { return world_->left_[rank]; };
   // Once all have arrived the call is carried out, whatever happens elsewhere: its tensors are in use until then.
-  const auto over = [&] { return meeting->done || is_hopeless(*meeting); };
+  const auto over = [&] { return pending->done || is_hopeless(*pending); };
   const bool in_time = changed_.wait_until(lock, deadline, over);
-  if (!in_time && meeting->missing == 0) {
+  if (!in_time && pending->missing == 0) {
     changed_.wait(lock, over);
   }
-  own = std::exchange(meeting->calls[place], {});
-  meeting->carried_out.wait();
-  if (meeting->done && meeting->error.empty()) {
+  own = std::exchange(pending->calls[place], {});
+  pending->carried_out.wait();
+  if (pending->done && pending->error.empty()) {
     return;
   }
-  std::string reason = meeting->done ? meeting->error : world_->failure_;
+  std::string reason = pending->done ? pending->error : world_->failure_;
   if (reason.empty()) {
-    std::vector<int64_t> absent = missing_ranks(*meeting);
+    std::vector<int64_t> absent = missing_ranks(*pending);
     if (in_time) {
       std::erase_if(absent, std::not_fn(has_left));
     }
@@ -154,16 +154,16 @@ void ThreadGroup::wait(const GroupInfo& info, int place, const PendingCollective
         in_time ? "have ended without calling it" : fmt::format("did not arrive within {} ms", timeout.count()));
   }
   reason = fmt::format("{} on {}: {}", describe(own), describe(info), reason);
-  if (!in_time && !meeting->done) {
+  if (!in_time && !pending->done) {
     world_->fail(info.ranks[info.rank], reason);
   }
   throw CommError(reason);
 }
 
-std::vector<int64_t> ThreadGroup::missing_ranks(const PendingCollective& meeting) const {
+std::vector<int64_t> ThreadGroup::missing_ranks(const PendingCollective& pending) const {
   std::vector<int64_t> missing;
   for (size_t i = 0; i < ranks_.size(); ++i) {
-    if (!meeting.arrived[i]) {
+    if (!pending.arrived[i]) {
       missing.push_back(ranks_[i]);
     }
   }

@@ -27,7 +27,7 @@ namespace tessera {
 
 class ThreadWorld;
 
-/// Meeting place of one group, or of the two ranks of a message. Each rank's k-th call meets the others' k-th call;
+/// Rendezvous of one group, or of the two ranks of a message. Each rank's k-th call meets the others' k-th call;
 /// calls do not wait, so several may be in flight. Thread safety: one thread at a time per rank.
 class ThreadGroup {
  public:
@@ -51,7 +51,7 @@ class ThreadGroup {
 
   ThreadGroup(std::shared_ptr<ThreadWorld> world, std::vector<int64_t> ranks);
 
-  /// Returns the meeting place of `pair.from` and `pair.to`, in this order. The first caller makes it, without waiting.
+  /// Returns the group of `pair.from` and `pair.to`, in this order. The first caller makes it, without waiting.
   /// May be called from any thread.
   std::shared_ptr<ThreadGroup> messages(RankPair pair);
 
@@ -61,19 +61,19 @@ class ThreadGroup {
   /// Returns when the call is executed or, on a device with streams, when the current stream waits for it. Throws
   /// CommError if ranks made different calls, a missing rank has left or failed, or on timeout, which fails this rank
   /// for all others.
-  void wait(const GroupInfo& info, int place, const PendingCollectivePtr& meeting, std::chrono::milliseconds timeout);
+  void wait(const GroupInfo& info, int place, const PendingCollectivePtr& pending, std::chrono::milliseconds timeout);
   /// State of a call: whether wait() would return or throw at once.
   enum class State { Open, Done, Failed };
-  State state_of(const PendingCollective& meeting) const;
+  State state_of(const PendingCollective& pending) const;
 
  private:
   friend class ThreadWorld;
 
-  std::vector<int64_t> missing_ranks(const PendingCollective& meeting) const;
+  std::vector<int64_t> missing_ranks(const PendingCollective& pending) const;
   /// Returns whether a missing rank will not come. Requires the world's mutex.
-  bool is_hopeless(const PendingCollective& meeting) const;
-  void finish(PendingCollective& meeting);
-  void carry_out(PendingCollective& meeting);
+  bool is_hopeless(const PendingCollective& pending) const;
+  void finish(PendingCollective& pending);
+  void carry_out(PendingCollective& pending);
 
   const std::shared_ptr<ThreadWorld> world_;
   const std::vector<int64_t> ranks_;
@@ -97,7 +97,7 @@ class ThreadWorld : public std::enable_shared_from_this<ThreadWorld> {
   /// Marks the rank as failed: every rank that waits, or calls a collective from now on, fails. Keeps the first reason.
   void abort(int64_t rank, const std::string& reason);
 
-  /// Returns the meeting place named `key`; each of `ranks` requests it once.
+  /// Returns the group named `key`; each of `ranks` requests it once.
   std::shared_ptr<ThreadGroup> join(const std::string& key, const std::vector<int64_t>& ranks);
 
  private:

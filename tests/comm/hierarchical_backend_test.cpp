@@ -35,8 +35,8 @@ c10::intrusive_ptr<GroupBackend> thread_part(const std::shared_ptr<ThreadWorld>&
     info.rank = place == rank ? static_cast<int>(info.ranks.size()) : info.rank;
     info.ranks.push_back(place);
   }
-  auto meeting_place = world->join(key, info.ranks);
-  return c10::make_intrusive<ThreadBackend>(std::move(info), std::move(meeting_place));
+  auto thread_group = world->join(key, info.ranks);
+  return c10::make_intrusive<ThreadBackend>(std::move(info), std::move(thread_group));
 }
 
 ProcessGroupPtr make_group(const std::shared_ptr<ThreadWorld>& world, const HostLayout& layout, int rank) {

@@ -30,8 +30,8 @@ using EnvironmentLookup = std::function<std::optional<std::string>(const std::st
 
 std::optional<std::string> process_variable(const std::string& name);  // lookup in this process's environment
 
-/// Reads rank and meeting place. Throws ValueError that names variable and value for text that is not a number, a rank
-/// out of range, one variable of a pair without the other, and several ranks without a place to meet.
+/// Reads rank and rendezvous address. Throws ValueError that names variable and value for text that is not a number, a
+/// rank out of range, one variable of a pair without the other, and several ranks without a place to meet.
 RankEnvironment parse_rank_environment(const EnvironmentLookup& lookup);
 
 RankEnvironment rank_environment();  // of this process

@@ -12,7 +12,7 @@
 #include "base/error.h"
 #include "comm/launch/job_store.h"
 #include "comm/launch/listen_socket.h"
-#include "comm/launch/meeting.h"
+#include "comm/launch/rendezvous.h"
 
 namespace tessera {
 
@@ -82,9 +82,9 @@ c10::intrusive_ptr<c10d::Store> connect(const StoreOptions& options) {
   c10::intrusive_ptr<c10d::Store> store;
   try {
     store = open_store(options);
-    meet(*store, options);
+    rendezvous(*store, options);
     return store;
-  } catch (const MeetingError&) {
+  } catch (const RendezvousError&) {
     throw;
   } catch (const std::exception& failure) {
     const auto absent = store ? absent_ranks(*store, options) : std::vector<int>();

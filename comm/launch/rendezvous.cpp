@@ -1,4 +1,4 @@
-#include "comm/launch/meeting.h"
+#include "comm/launch/rendezvous.h"
 
 #include <fmt/format.h>
 #include <unistd.h>
@@ -56,13 +56,13 @@ std::string taken_key(const StoreOptions& options, int rank) {
   return seat_key(options, rank) + "/taken";
 }
 
-/// Returns what `call` does; a value that is not to be trusted is a MeetingError.
+/// Returns what `call` does; a value that is not to be trusted is a RendezvousError.
 template <class Call>
 auto trusting(const StoreOptions& options, Call call) {
   try {
     return call();
   } catch (const UntrustedValue& value) {
-    throw MeetingError(fmt::format(
+    throw RendezvousError(fmt::format(
         "init_process_group: rank {} of {}: {}; if another job meets there, give this one another MASTER_PORT",
         options.rank, options.world_size, value.what()));
   }
@@ -74,7 +74,7 @@ void check_job(c10d::Store& store, const StoreOptions& options) {
   const std::string own = kJobPrefix + options.job;
   const auto check = [&](const std::string& here) {
     TESSERA_CHECK(
-        MeetingError, here == own,
+        RendezvousError, here == own,
         "init_process_group: {} meets at {}:{}, and this is rank {} of {} of {}; give each job a MASTER_PORT of "
         "its own",
         describe_entry(here), options.address, options.port, options.rank, options.world_size,
@@ -107,7 +107,7 @@ std::string who_has_other_secret(c10d::Store& store) {
 /// where jobs have no identity, does not mix with those that have met.
 void take_seat(c10d::Store& store, const StoreOptions& options) {
   const std::string holder = store.compareSet(seat_key(options, options.rank), std::string(), process_mark());
-  TESSERA_CHECK(MeetingError, holder == process_mark(),
+  TESSERA_CHECK(RendezvousError, holder == process_mark(),
                 "init_process_group: another process is rank {} of {} at {}:{} already; if another job meets there, "
                 "give this one another MASTER_PORT, else start each rank once",
                 options.rank, options.world_size, options.address, options.port);
@@ -119,10 +119,10 @@ class Attendance {
  public:
   Attendance(c10d::Store& store, const StoreOptions& options) : store_(store), options_(options) {}
 
-  /// Throws MeetingError.
+  /// Throws RendezvousError.
   void look() {
     TESSERA_CHECK(
-        MeetingError, !store_.check({kOtherSecret}),
+        RendezvousError, !store_.check({kOtherSecret}),
         "init_process_group: {} has come to {}:{} with another {} than rank 0, which has {}, or with none; set "
         "the same on all ranks",
         who_has_other_secret(store_), options_.address, options_.port, kSecretVariable,
@@ -133,7 +133,7 @@ class Attendance {
       }
     }
     for (const auto& [rank, process] : seats_) {
-      TESSERA_CHECK(MeetingError, !has_died(process, own_) || !store_.check({taken_key(options_, rank)}),
+      TESSERA_CHECK(RendezvousError, !has_died(process, own_) || !store_.check({taken_key(options_, rank)}),
                     "init_process_group: rank {} of {} (pid {}) has died before all ranks had met at {}:{}", rank,
                     options_.world_size, process.pid, options_.address, options_.port);
     }
@@ -160,7 +160,7 @@ void gather_others(c10d::Store& store, const StoreOptions& options) {
       wait_for_keys(store, keys, options.timeout, [&] { attendance.look(); });
       store.multiGet(seats);  // a stranger can make a key, but not what a rank says there
     });
-  } catch (const MeetingError& failure) {
+  } catch (const RendezvousError& failure) {
     store.set(kGaveUp, std::string(failure.what()));
     std::this_thread::sleep_for(milliseconds(500));  // then the server goes, and with it what the others could read
     store.deleteKey(kGaveUp);
@@ -176,7 +176,7 @@ void gather_others(c10d::Store& store, const StoreOptions& options) {
 std::string wait_for_all(c10d::Store& store, const StoreOptions& options) {
   const auto look = [&] {
     if (store.check({kGaveUp})) {
-      throw MeetingError(store.get_to_str(kGaveUp));
+      throw RendezvousError(store.get_to_str(kGaveUp));
     }
   };
   try {
@@ -198,7 +198,7 @@ void meet_trusting(c10d::Store& store, const StoreOptions& options) {
     return;
   }
   const std::string met = wait_for_all(store, options);
-  TESSERA_CHECK(MeetingError, met == std::to_string(options.world_size),
+  TESSERA_CHECK(RendezvousError, met == std::to_string(options.world_size),
                 "init_process_group: {} ranks have met at {}:{}, and this is rank {} of {}; if another job meets "
                 "there, give this one another MASTER_PORT",
                 met, options.address, options.port, options.rank, options.world_size);
@@ -206,7 +206,7 @@ void meet_trusting(c10d::Store& store, const StoreOptions& options) {
 
 }  // namespace
 
-void meet(c10d::Store& store, const StoreOptions& options) {
+void rendezvous(c10d::Store& store, const StoreOptions& options) {
   trusting(options, [&] { meet_trusting(store, options); });
 }
 
@@ -228,7 +228,7 @@ void SeatWatch::look() {
     }
   }
   for (size_t rank = 0; rank < processes_.size(); ++rank) {
-    TESSERA_CHECK(MeetingError, !has_died(processes_[rank], own_), "rank {} (pid {}) has died", rank,
+    TESSERA_CHECK(RendezvousError, !has_died(processes_[rank], own_), "rank {} (pid {}) has died", rank,
                   processes_[rank].pid);
   }
 }

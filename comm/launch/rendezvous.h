@@ -5,7 +5,7 @@
 //   seat/<ranks>/<rank>    the rank  its process, which may retry; another process leaves
 //   .../taken              the rank  "", while it waits for the others
 //   all_connected          rank 0    the number of ranks, once all have come
-//   gave_up                rank 0    why the meeting fails, for half a second before rank 0 ends it
+//   gave_up                rank 0    why the rendezvous fails, for half a second before rank 0 ends it
 //   other_secret           a rank    its number, if its secret differs from rank 0's: both give up. Not authenticated
 
 #include <string>
@@ -18,14 +18,14 @@
 
 namespace tessera {
 
-class MeetingError : public CommError {  // a rank that may not take part, or whose peer has died
+class RendezvousError : public CommError {  // a rank that may not take part, or whose peer has died
  public:
   using CommError::CommError;
 };
 
-/// Returns when all ranks have come. Throws the store's error at the timeout. Throws MeetingError for a rank of another
-/// job, a second process of a rank, a rank that dies on rank 0's host, a different secret, and a forged value.
-void meet(c10d::Store& store, const StoreOptions& options);
+/// Returns when all ranks have come. Throws the store's error at the timeout. Throws RendezvousError for a rank of
+/// another job, a second process of a rank, a rank that dies on rank 0's host, a different secret, and a forged value.
+void rendezvous(c10d::Store& store, const StoreOptions& options);
 
 /// Watches ranks that have met and wait for each other over the store, without connections yet. Reads who they are at
 /// the first look.
@@ -33,7 +33,7 @@ class SeatWatch {
  public:
   /// `store`: where they met, or a PrefixStore of it. Watches nobody if the ranks did not meet there.
   SeatWatch(c10d::Store& store, int world_size) : store_(store), world_size_(world_size) {}
-  /// Throws MeetingError that names a rank of this host that has died.
+  /// Throws RendezvousError that names a rank of this host that has died.
   void look();
 
  private:

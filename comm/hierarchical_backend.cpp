@@ -15,8 +15,8 @@ namespace {
 /// Returns when the output may be used, and the input written.
 void wait_for_readers(const WorkPtr& work) {
   work->wait();
-  if (const auto lending = find_zero_copy(work)) {
-    lending->wait_for_readers();
+  if (const auto zero_copy = find_zero_copy(work)) {
+    zero_copy->wait_for_readers();
   }
 }
 

@@ -161,8 +161,8 @@ c10::intrusive_ptr<c10d::Work> GroupBackend::reduce_scatter_segments(const at::T
 
 c10::intrusive_ptr<ZeroCopyWork> find_zero_copy(const c10::intrusive_ptr<c10d::Work>& work) {
   // c10's dynamic_intrusive_pointer_cast leaks what it cannot cast.
-  auto* const lending = dynamic_cast<ZeroCopyWork*>(work.get());
-  return lending ? c10::intrusive_ptr<ZeroCopyWork>::reclaim_copy(lending) : nullptr;
+  auto* const zero_copy = dynamic_cast<ZeroCopyWork*>(work.get());
+  return zero_copy ? c10::intrusive_ptr<ZeroCopyWork>::reclaim_copy(zero_copy) : nullptr;
 }
 
 }  // namespace tessera

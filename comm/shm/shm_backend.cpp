@@ -57,12 +57,12 @@ class ShmWork final : public ZeroCopyWork {
   const ShmGroup::Stage done_;
 };
 
-/// A lent input is gathered three times as fast from 64 KiB to 1 MiB, where all stays in the cache, and by a fifth at
-/// 16 MiB. Below it there is little to save, and a lender waits for its readers.
-constexpr int64_t kLendFromBytes = int64_t{64} * 1024;
+/// An exposed input is gathered three times as fast from 64 KiB to 1 MiB, where all stays in the cache, and by a fifth
+/// at 16 MiB. Below it there is little to save, and its owner waits for the readers.
+constexpr int64_t kZeroCopyFromBytes = int64_t{64} * 1024;
 
 bool is_worth_zero_copy(int64_t numel, at::ScalarType dtype) {
-  return numel * static_cast<int64_t>(c10::elementSize(dtype)) >= kLendFromBytes;
+  return numel * static_cast<int64_t>(c10::elementSize(dtype)) >= kZeroCopyFromBytes;
 }
 
 class ShmBackend final : public CollectiveCallBackend {
@@ -76,7 +76,7 @@ class ShmBackend final : public CollectiveCallBackend {
     if (is_worth_zero_copy(numel, dtype)) {
       try {
         return shared_zeros(numel, dtype);
-      } catch (const CommError& error) {  // of this rank alone; the others copy what it does not lend
+      } catch (const CommError& error) {  // of this rank alone; the others copy what it does not expose
         TORCH_WARN_ONCE("shards of this rank are not in shared memory, so gathers of them copy once more: ",
                         error.what());
       }

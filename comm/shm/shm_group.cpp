@@ -245,7 +245,7 @@ std::string ShmGroup::find_fault(Clock::time_point now) {
 void ShmGroup::raise(uint64_t number, const std::string& reason) {
   failure_ = reason;
   queue_.stop();
-  if (queue_.lends()) {
+  if (queue_.exposes_inputs()) {
     record(number, reason);  // who reads the input later must know that it may have been written again
   }
   throw CommError(fmt::format("{} on {}: {}", describe(queue_.shape(number)), describe(*info_), reason));

@@ -33,7 +33,7 @@ uint64_t ShmQueue::push(CollectiveCall call) {
   const bool streams =
       shape.output >= 0 && shape.output * static_cast<int64_t>(c10::elementSize(shape.dtype)) >= kStreamBytes;
   const bool may_expose = shape.kind == Collective::AllGather && ranks_ > 1;
-  auto lent = may_expose ? shared_place(call.input) : std::nullopt;
+  auto exposed = may_expose ? shared_place(call.input) : std::nullopt;
   char* const input = data_or_null(call.input);
   char* const output = data_or_null(call.output);
   operations_.push_back({.call = std::move(call),
@@ -42,7 +42,7 @@ uint64_t ShmQueue::push(CollectiveCall call) {
                          .input = input,
                          .output = output,
                          .stream_from = streams ? 0 : kNeverStream,
-                         .lent = lent});
+                         .exposed = exposed});
   return done_ + operations_.size() - 1;
 }
 
@@ -69,7 +69,7 @@ bool ShmQueue::put() {
     return false;
   }
   if (put_cursor_.phase == 0 && put_cursor_.step == 0) {
-    write_header(arena_.slot(rank_, progress_.posted()), operation.shape, phase.steps, operation.lent);
+    write_header(arena_.slot(rank_, progress_.posted()), operation.shape, phase.steps, operation.exposed);
   }
   put_pieces(operation, phase);
   ++put_cursor_.step;
@@ -102,9 +102,9 @@ bool ShmQueue::take() {
   if (!operation.agreed && !agree(operation)) {
     return false;
   }
-  borrowed_.clear();
+  zero_copy_reads_.clear();
   take_pieces(operation, operation.plan.phases[take_cursor_.phase]);
-  if (!check_borrowed()) {
+  if (!check_zero_copy_reads()) {
     return false;
   }
   step_taken();
@@ -122,7 +122,7 @@ bool ShmQueue::agree(Operation& operation) {
     operation.plan.phases[0].steps = agreement.steps;
   }
   operation.agreed = true;
-  return mismatch_.empty() && borrow(operation);
+  return mismatch_.empty() && find_exposed_inputs(operation);
 }
 
 void ShmQueue::step_taken() {
@@ -141,7 +141,7 @@ void ShmQueue::step_taken() {
 
 void ShmQueue::finish_first() {
   Operation& operation = operations_.front();
-  if (operation.lent || operation.exposes_pieces) {
+  if (operation.exposed || operation.exposes_pieces) {
     exposed_.push_back({done_, progress_.taken(), std::move(operation.shape), std::move(operation.call.input),
                         std::move(operation.call.parts)});
   }
@@ -154,15 +154,15 @@ void ShmQueue::finish_first() {
 /// Returns whether any was; lets go of their inputs.
 bool ShmQueue::drop_read() {
   const auto unread =
-      std::ranges::find_if(exposed_, [&](const Lent& lent) { return !progress_.have_all_taken(lent.end); });
+      std::ranges::find_if(exposed_, [&](const ExposedCall& call) { return !progress_.have_all_taken(call.end); });
   const bool any = unread != exposed_.begin();
   exposed_.erase(exposed_.begin(), unread);
   return any;
 }
 
-bool ShmQueue::lends() const {
+bool ShmQueue::exposes_inputs() const {
   return !exposed_.empty() || std::any_of(operations_.begin(), operations_.end(), [](const auto& operation) {
-    return operation.lent || operation.exposes_pieces;
+    return operation.exposed || operation.exposes_pieces;
   });
 }
 

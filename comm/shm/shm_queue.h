@@ -48,7 +48,7 @@ class ShmQueue {
     return is_done(number) && (exposed_.empty() || exposed_.front().number > number);
   }
   /// Returns whether peers may still read an input of this rank in place.
-  bool lends() const;
+  bool exposes_inputs() const;
   /// Returns the ranks that have yet to read an input of a call that is done.
   std::vector<int> readers() const;
   /// Returns the signature of a call that is not done, or not read.
@@ -67,7 +67,7 @@ class ShmQueue {
 
  private:
   /// Input of a peer that is read in place.
-  struct BorrowedInput {
+  struct ExposedInput {
     std::optional<SharedPlace> place = {};
     const char* data = nullptr;
   };
@@ -78,13 +78,13 @@ class ShmQueue {
     char* input;          // null for segments, or without input
     char* output;         // likewise
     int64_t stream_from;  // received pieces of at least so many bytes bypass the cache
-    std::optional<SharedPlace> lent;
-    bool exposes_pieces = false;                       // peers read some pieces of a reduce_scatter in place
-    bool agreed = false;                               // the ranks' headers were compared
-    c10::SmallVector<BorrowedInput, 4> borrowed = {};  // one per rank; empty if there are none
+    std::optional<SharedPlace> exposed;
+    bool exposes_pieces = false;                            // peers read some pieces of a reduce_scatter in place
+    bool agreed = false;                                    // the ranks' headers were compared
+    c10::SmallVector<ExposedInput, 4> exposed_inputs = {};  // one per rank; empty if there are none
   };
   /// Call that is done, with an input that peers may still read.
-  struct Lent {
+  struct ExposedCall {
     uint64_t number;
     uint64_t end;  // one past its last step
     CollectiveSignature shape;
@@ -92,7 +92,7 @@ class ShmQueue {
     TensorSegments parts;
   };
   /// Piece that was read in a peer's memory.
-  struct BorrowedPiece {
+  struct ZeroCopyRead {
     int peer;
     SharedPlace place;
   };
@@ -106,8 +106,8 @@ class ShmQueue {
   bool take();
   bool find_phase_to_put();
   bool agree(Operation& operation);
-  bool borrow(Operation& operation);
-  bool check_borrowed();
+  bool find_exposed_inputs(Operation& operation);
+  bool check_zero_copy_reads();
   bool drop_read();
   void put_pieces(Operation& operation, const ShmPhase& phase);
   void put_piece(Operation& operation, const ShmPhase& phase, int to);
@@ -125,11 +125,11 @@ class ShmQueue {
   StepProgress progress_;
   std::vector<PeerMemory> peer_memory_;
   std::deque<Operation> operations_;
-  std::vector<Lent> exposed_;  // in order
+  std::vector<ExposedCall> exposed_;  // in order
   uint64_t done_ = 0;
   Cursor put_cursor_;
-  Cursor take_cursor_;                           // its operation is always the first
-  c10::SmallVector<BorrowedPiece, 4> borrowed_;  // in the current step
+  Cursor take_cursor_;                                 // its operation is always the first
+  c10::SmallVector<ZeroCopyRead, 4> zero_copy_reads_;  // in the current step
   bool is_stopped_ = false;
   std::string mismatch_;
   std::string fault_;

@@ -40,7 +40,7 @@ std::optional<SharedPlace> place_of(const PlaceInPart& found) {
 }  // namespace
 
 void ShmQueue::put_pieces(Operation& operation, const ShmPhase& phase) {
-  const int parts = operation.lent ? 0 : phase.own_segments ? ranks_ : 1;
+  const int parts = operation.exposed ? 0 : phase.own_segments ? ranks_ : 1;
   for (int to = 0; to < parts; ++to) {
     put_piece(operation, phase, to);
   }
@@ -88,16 +88,16 @@ void ShmQueue::put_own(const Operation& operation, const ShmPhase& phase) {
   }
 }
 
-/// Finds what peers have lent.
-bool ShmQueue::borrow(Operation& operation) {
+/// Finds the inputs that peers have exposed.
+bool ShmQueue::find_exposed_inputs(Operation& operation) {
   for (int peer = 0; peer < ranks_; ++peer) {
     const auto place = peer == rank_ ? std::nullopt : read_exposed(arena_.slot(peer, progress_.taken()));
     if (!place) {
       continue;
     }
-    operation.borrowed.resize(ranks_);
+    operation.exposed_inputs.resize(ranks_);
     try {
-      operation.borrowed[peer] = {place, peer_memory_[peer].find(*place)};
+      operation.exposed_inputs[peer] = {place, peer_memory_[peer].find(*place)};
     } catch (const CommError& failure) {
       fault_ = failure.what();
     }
@@ -105,13 +105,13 @@ bool ShmQueue::borrow(Operation& operation) {
   return fault_.empty();
 }
 
-/// Whether what was read was still what the peers had lent. A lender that has an error, after a time-out say, may write
-/// its input again, and has recorded a failure before.
-bool ShmQueue::check_borrowed() {
-  if (borrowed_.empty()) {
+/// Returns whether what was read was still what the peers had exposed. An owner with an error, such as a time-out, may
+/// write its input again, and has recorded a failure before.
+bool ShmQueue::check_zero_copy_reads() {
+  if (zero_copy_reads_.empty()) {
     return fault_.empty();
   }
-  for (const auto& [peer, place] : borrowed_) {
+  for (const auto& [peer, place] : zero_copy_reads_) {
     if (!peer_memory_[peer].is_alive(place)) {
       fault_ = "a peer has ended the group before its input was read";
     }
@@ -133,12 +133,12 @@ void ShmQueue::take_pieces(const Operation& operation, const ShmPhase& phase) {
   for (int i = 1; i < ranks_; ++i) {
     const int from = (rank_ + i) % ranks_;
     const ByteRange to = phase.received[from].piece(take_cursor_.step, phase.chunk);
-    const bool is_borrowed = !operation.borrowed.empty() && operation.borrowed[from].place;
-    if (is_borrowed) {
-      borrowed_.push_back({from, *operation.borrowed[from].place});
+    const bool is_exposed = !operation.exposed_inputs.empty() && operation.exposed_inputs[from].place;
+    if (is_exposed) {
+      zero_copy_reads_.push_back({from, *operation.exposed_inputs[from].place});
     }
-    const char* const payload = is_borrowed ? operation.borrowed[from].data + to.begin - phase.received[from].begin
-                                            : arena_.payload(from, progress_.taken()) + offset;
+    const char* const payload = is_exposed ? operation.exposed_inputs[from].data + to.begin - phase.received[from].begin
+                                           : arena_.payload(from, progress_.taken()) + offset;
     if (operation.call.parts) {
       write_segments(*operation.call.parts, piece_range(operation.shape, from, phase.received[from], to), payload,
                      operation.stream_from);
@@ -184,12 +184,12 @@ const void* ShmQueue::find_piece(const Operation& operation, const ShmPhase& pha
   if (!place) {
     return arena_.payload(from, progress_.taken()) + (phase.own_segments ? rank_ * phase.chunk : 0);
   }
-  borrowed_.push_back({from, *place});
+  zero_copy_reads_.push_back({from, *place});
   try {
     return peer_memory_[from].find(*place);
   } catch (const CommError& failure) {
     fault_ = failure.what();
-    borrowed_.pop_back();
+    zero_copy_reads_.pop_back();
     return nullptr;
   }
 }

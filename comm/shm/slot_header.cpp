@@ -65,7 +65,8 @@ CollectiveSignature read_call(const char* slot, const Header& header, size_t ran
 
 }  // namespace
 
-void write_header(char* slot, const CollectiveSignature& call, int64_t steps, const std::optional<SharedPlace>& lent) {
+void write_header(char* slot, const CollectiveSignature& call, int64_t steps,
+                  const std::optional<SharedPlace>& exposed) {
   const Header header = {.kind = call.kind,
                          .op = call.op,
                          .dtype = call.dtype,
@@ -83,7 +84,7 @@ void write_header(char* slot, const CollectiveSignature& call, int64_t steps, co
     std::memcpy(slot + ShmLayout::kAlignment + bytes, call.output_splits.data(), bytes);
   }
   if (call.kind == Collective::AllGather) {
-    write_place(place_in(slot, 0), lent);
+    write_place(place_in(slot, 0), exposed);
   }
 }
 

@@ -15,7 +15,8 @@ namespace tessera {
 
 /// Writes at most ShmLayout::header_bytes(). `steps` is what this rank alone needs. The last argument locates the input
 /// of an all_gather if peers are to read it in place.
-void write_header(char* slot, const CollectiveSignature& call, int64_t steps, const std::optional<SharedPlace>& lent);
+void write_header(char* slot, const CollectiveSignature& call, int64_t steps,
+                  const std::optional<SharedPlace>& exposed);
 std::optional<SharedPlace> read_exposed(const char* slot);
 
 /// Locates this rank's piece for rank `to` in a reduce_scatter, if it is to be read in place.

@@ -114,7 +114,7 @@ TEST_CASE("shm: inputs that the others read where they are, written again at onc
   for (const int world_size : {2, 3, 4}) {
     const auto body = [](int rank) {
       const auto& group = default_group();
-      // All ranks lend, or only one.
+      // All ranks expose inputs, or only one.
       for (const bool only_first : {false, true}) {
         for (const int64_t numel : {int64_t{1}, int64_t{1000}, kLarge, 7 * kLarge}) {
           const auto input = input_of(numel, rank == 0 || !only_first);
@@ -151,7 +151,7 @@ TEST_CASE("shm: an output is there before the others have read the input, which 
     input.copy_(numbers(kLarge, rank, 0));
     const auto output = at::zeros({2 * kLarge});
     if (rank == 0) {
-      await_stop(peer);  // it has called, and cannot have read what is lent only now
+      await_stop(peer);  // it has called, and cannot have read what is exposed only now
     }
     auto pending = all_gather_segments_async(one_part(output), input, default_group());
     if (rank == 1) {
@@ -194,7 +194,7 @@ TEST_CASE("shm: one input after the other; those that are gone are not kept mapp
   run_processes(2, body, kShm);
 }
 
-TEST_CASE("shm: a rank that frees what it has lent and ends the group is an error on the others") {
+TEST_CASE("shm: a rank that frees what it has exposed and ends the group is an error on the others") {
   const auto body = [](int rank) {
     auto group = new_group({0, 1}, "pair");
     auto input = shared_zeros(kLarge, c10::kFloat).fill_(1);
@@ -213,7 +213,7 @@ TEST_CASE("shm: a rank that frees what it has lent and ends the group is an erro
   run_processes(2, body, kShm);
 }
 
-TEST_CASE("shm: a rank that ends its group waits for who has yet to read what it has lent, and still runs") {
+TEST_CASE("shm: a rank that ends its group waits for who has yet to read what it has exposed, and still runs") {
   const auto body = [](int rank) {
     signal(SIGTERM, SIG_IGN);
     for (const int last_signal : {SIGCONT, SIGKILL}) {
@@ -246,7 +246,7 @@ TEST_CASE("shm: a rank that ends its group waits for who has yet to read what it
   CHECK_THAT(result.outputs[0], Catch::Matchers::ContainsSubstring("ended it"));
 }
 
-struct Lent {
+struct ExposedCall {
   at::Tensor input;
   Pending pending;
   int peer;
@@ -254,26 +254,26 @@ struct Lent {
 
 /// A gather over a new default group with a time-out of a second. Rank 1 is stopped before it waits, until rank 0,
 /// whose wait is over, lets it go on.
-Lent lend_to_a_stopped_rank(int rank) {
+ExposedCall expose_to_a_stopped_rank(int rank) {
   destroy_process_group();
   init_process_group({.backend = "shm", .timeout = milliseconds(1000)});
-  Lent lent{.input = shared_zeros(kLarge, c10::kFloat), .pending = {}, .peer = pid_of(1 - rank)};
+  ExposedCall exposed{.input = shared_zeros(kLarge, c10::kFloat), .pending = {}, .peer = pid_of(1 - rank)};
   const auto output = at::zeros({2 * kLarge});
   if (rank == 0) {
-    await_stop(lent.peer);
+    await_stop(exposed.peer);
   }
-  lent.pending = all_gather_segments_async(one_part(output), lent.input, default_group());
+  exposed.pending = all_gather_segments_async(one_part(output), exposed.input, default_group());
   if (rank == 1) {
     raise(SIGSTOP);
   } else {
-    lent.pending.wait();
+    exposed.pending.wait();
   }
-  return lent;
+  return exposed;
 }
 
-TEST_CASE("shm: who reads what was lent after its owner had an error has one too") {
+TEST_CASE("shm: who reads what was exposed after its owner had an error has one too") {
   const auto body = [](int rank) {
-    auto [input, pending, peer] = lend_to_a_stopped_rank(rank);
+    auto [input, pending, peer] = expose_to_a_stopped_rank(rank);
     if (rank == 1) {
       expect_throws<CommError>([&pending = pending] { pending.wait(); }, "rank 0 failed: all_gather(Float[100003])");
     } else {
@@ -289,9 +289,9 @@ TEST_CASE("shm: who reads what was lent after its owner had an error has one too
   run_processes(2, body, kShm);
 }
 
-TEST_CASE("shm: who reads what was lent after its owner gave up waiting, and ended the group, has an error") {
+TEST_CASE("shm: who reads what was exposed after its owner gave up waiting, and ended the group, has an error") {
   const auto body = [](int rank) {
-    auto [input, pending, peer] = lend_to_a_stopped_rank(rank);
+    auto [input, pending, peer] = expose_to_a_stopped_rank(rank);
     if (rank == 1) {
       expect_throws<CommError>([&pending = pending] { pending.wait(); },
                                "rank 0 has ended the group before its input was read");

@@ -283,16 +283,16 @@ TEST_CASE("shm: what a group opens is closed in the programs that a rank starts"
   const auto before = tessera::open_files();  // in the ranks, too
   const auto body = [&](int) {
     const ProcessGroupPtr group = new_group({0, 1}, "pair");
-    const auto lent = shared_tensor(kLarge);
+    const auto exposed = shared_tensor(kLarge);
     const auto output = at::zeros({2 * kLarge});
-    all_gather(output, lent, group);
+    all_gather(output, exposed, group);
     int memories = 0;
     for (const auto& [number, what] : opened_since(before)) {
       memories += what.starts_with("/memfd:") ? 1 : 0;
       const bool is_kept = (fcntl(number, F_GETFD) & FD_CLOEXEC) == 0;
       expect_equal(is_kept ? what : std::string(), std::string());
     }
-    TESSERA_EXPECT(memories >= 3);  // of two groups, and of what is lent
+    TESSERA_EXPECT(memories >= 3);  // of two groups, and of what is exposed
     barrier(group);
   };
   run_processes(2, body, kShm);

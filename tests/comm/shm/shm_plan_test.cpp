@@ -104,22 +104,22 @@ TEST_CASE("every call has a step, so that ranks that call different things meet"
   }
 }
 
-TEST_CASE("headers: where an input is lent, which the others need not do") {
+TEST_CASE("headers: where an input is exposed, which the others need not do") {
   const CollectiveSignature call = {.kind = Collective::AllGather, .dtype = c10::kFloat, .output = 8, .input = 4};
-  std::vector<char> lends(4096), sends(4096);
-  write_header(lends.data(), call, 1, SharedPlace{.file = 5, .block = 1 << 20, .block_bytes = 1 << 16, .offset = 64});
+  std::vector<char> exposes(4096), sends(4096);
+  write_header(exposes.data(), call, 1, SharedPlace{.file = 5, .block = 1 << 20, .block_bytes = 1 << 16, .offset = 64});
   write_header(sends.data(), call, 1, std::nullopt);
-  CHECK(compare_headers({lends.data(), sends.data()}).mismatch.empty());
+  CHECK(compare_headers({exposes.data(), sends.data()}).mismatch.empty());
   CHECK_FALSE(read_exposed(sends.data()));
-  const auto place = read_exposed(lends.data());
+  const auto place = read_exposed(exposes.data());
   REQUIRE(place);
   CHECK(place->file == 5);
   CHECK(place->block == 1 << 20);
   CHECK(place->block_bytes == 1 << 16);
   CHECK(place->offset == 64);
   // A slot is used again.
-  write_header(lends.data(), {.kind = Collective::Barrier}, 1, std::nullopt);
-  CHECK_FALSE(read_exposed(lends.data()));
+  write_header(exposes.data(), {.kind = Collective::Barrier}, 1, std::nullopt);
+  CHECK_FALSE(read_exposed(exposes.data()));
 }
 
 TEST_CASE("headers: same calls agree, others are told apart, all_to_all on the most steps") {

@@ -131,7 +131,7 @@ at::Tensor sums(int64_t numel, int round) {
 TEST_CASE("shm: gradients that the others read where they are, gone at once, by ranks of different speed") {
   for (const int world_size : {2, 3, 4}) {
     const auto body = [](int rank) {
-      // All ranks lend, or only one.
+      // All ranks expose inputs, or only one.
       for (const bool only_first : {false, true}) {
         for (const int64_t each : {int64_t{1000}, kLarge, 7 * kLarge}) {
           const int64_t numel = each * get_world_size();

@@ -33,7 +33,7 @@ bool mixes_plain_tensors(const c10::OperatorHandle& op, const torch::jit::Stack&
     return !operand.dtensor && operand.tensor->dim() == 0 && has_gradient_to_record(*operand.tensor);
   };
   return (call.mixed || (records && std::ranges::any_of(call.operands, is_number_to_record))) &&
-         may_replicate_plain_tensors(call);
+         may_replicate_implicitly(call);
 }
 
 void replicate_above_autograd(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {

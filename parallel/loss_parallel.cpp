@@ -19,7 +19,7 @@ constexpr size_t kTarget = 1;
 constexpr size_t kWeight = 2;
 
 /// Above autograd, which so sees DTensors only: backward needs no scope.
-void replicate_plain(c10::IValue& value, const DeviceMesh& mesh) {
+void replicate_implicitly(c10::IValue& value, const DeviceMesh& mesh) {
   const auto tensor = value.isTensor() ? value.toTensor() : at::Tensor();
   if (tensor.defined() && !is_dtensor(tensor) && tensor.dim() > 0) {
     value = from_local(tensor, mesh, Placements(static_cast<size_t>(mesh.ndim()), Replicate()));
@@ -31,8 +31,8 @@ void loss(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   auto* const arguments = &*(stack->end() - std::ssize(op.schema().arguments()));
   const auto logits = arguments[kLogits].toTensor();
   if (scopes > 0 && is_dtensor(logits)) {
-    replicate_plain(arguments[kTarget], device_mesh(logits));
-    replicate_plain(arguments[kWeight], device_mesh(logits));
+    replicate_implicitly(arguments[kTarget], device_mesh(logits));
+    replicate_implicitly(arguments[kWeight], device_mesh(logits));
   }
   op.callBoxedForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd, *stack);
 }

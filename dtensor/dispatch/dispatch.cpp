@@ -145,9 +145,9 @@ void run_plan(const c10::OperatorHandle& op, const CallSignature& call, const Op
 /// A call whose operands are DTensors and plain tensors: runs it if these hold nothing, or if autograd made them of
 /// zeros; else throws.
 void run_mixed(const c10::OperatorHandle& op, c10::DispatchKeySet keys, const CallSignature& call, Stack* stack) {
-  if (has_empty_gradients(call) && may_replicate_plain_tensors(call)) {
+  if (has_empty_gradients(call) && may_replicate_implicitly(call)) {
     std::copy(call.args.begin(), call.args.end(), stack->end() - std::ssize(call.args));
-    replicate_plain_tensors(stack, call.args.size());
+    apply_implicit_replication(stack, call.args.size());
     dispatch(op, keys, stack);
   } else if (!add_zeros_of_autograd(op, call, stack)) {
     throw_mixed(op, call);

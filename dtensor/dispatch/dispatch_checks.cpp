@@ -250,7 +250,7 @@ void check_materialized_views(const c10::OperatorHandle& op, const CallSignature
                 toString(op.operator_name()), describe_arguments(call));
 }
 
-bool may_replicate_plain_tensors(const CallSignature& call) {
+bool may_replicate_implicitly(const CallSignature& call) {
   return std::none_of(call.operands.begin(), call.operands.end(), [&](const CallOperand& operand) {
     return operand.dtensor ? operand.dtensor->origin != nullptr : call.is_written(operand.arg);
   });

@@ -21,7 +21,7 @@ std::string describe_arguments(const CallSignature& call);
 
 /// Returns whether an ImplicitReplication scope may treat the call's plain tensors as replicated. None may be written,
 /// and no operand may be a fully_shard parameter that should be gathered.
-bool may_replicate_plain_tensors(const CallSignature& call);
+bool may_replicate_implicitly(const CallSignature& call);
 
 /// Throws NotImplementedError for an op without a rule, unless in a ReplicateAndRun scope.
 void check_runs_whole(const c10::OperatorHandle& op, const CallSignature& call);

@@ -74,7 +74,7 @@ void replace_plain_tensors(torch::jit::Stack* stack, size_t num_arguments, bool 
   }
 }
 
-void replicate_plain_tensors(torch::jit::Stack* stack, size_t num_arguments) {
+void apply_implicit_replication(torch::jit::Stack* stack, size_t num_arguments) {
   replace_plain_tensors(stack, num_arguments, /*records=*/false, replicated);
 }
 

@@ -37,6 +37,6 @@ void replace_plain_tensors(torch::jit::Stack* stack, size_t num_arguments, bool 
 
 /// Replaces plain tensors of at least one dim on `stack` with replicated DTensors. These are on the mesh of the first
 /// DTensor among the last `num_arguments` values.
-void replicate_plain_tensors(torch::jit::Stack* stack, size_t num_arguments);
+void apply_implicit_replication(torch::jit::Stack* stack, size_t num_arguments);
 
 }  // namespace tessera

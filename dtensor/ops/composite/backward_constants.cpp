@@ -20,7 +20,7 @@ void join_gradients(const c10::OperatorHandle& op, c10::DispatchKeySet keys, tor
   const auto& first = torch::jit::peek(*stack, 0, num_args);
   const bool writes_plain = op.schema().is_mutable() && !dtensor_meta(first.toTensor());
   if (torch::autograd::get_current_graph_task_id() != -1 && !writes_plain) {
-    replicate_plain_tensors(stack, num_args);
+    apply_implicit_replication(stack, num_args);
   }
   dispatch(op, keys, stack);
 }

@@ -39,7 +39,7 @@ void check_step(int64_t step) {
   TESSERA_CHECK(ValueError, step >= 0, "Checkpointer: step {}; steps count from 0", step);
 }
 
-std::string path_of_step(const std::string& folder, int64_t step) {
+std::string step_path(const std::string& folder, int64_t step) {
   return fmt::format("{}/{}{:08}", folder, kPrefix, step);
 }
 
@@ -159,8 +159,8 @@ void remove_leftovers_of_run(const std::string& folder) {
 /// under its own.
 void remove_old(const std::string& folder, const std::string& saved, int64_t keep_last) {
   auto others = whole_checkpoints(folder);
-  const auto name_of = [](const std::string& path) { return fs::path(path).filename(); };
-  std::erase_if(others, [&](const StepFolder& own) { return name_of(own.path) == name_of(saved); });
+  const auto folder_name = [](const std::string& path) { return fs::path(path).filename(); };
+  std::erase_if(others, [&](const StepFolder& own) { return folder_name(own.path) == folder_name(saved); });
   const auto keep = static_cast<size_t>(keep_last);
   std::error_code ignored;
   for (size_t i = 0; keep_last > 0 && i + keep <= others.size(); ++i) {
@@ -235,7 +235,7 @@ void Checkpointer::Impl::warn_of_later(const fs::path& saved) {
 PlannedSave Checkpointer::Impl::plan(int64_t step, const State& state) {
   auto planned = plan_save(
       ranks, state,
-      {.path = path_of_step(folder, step), .layout = {.max_file_bytes = options.max_file_bytes}, .cache = &cache});
+      {.path = step_path(folder, step), .layout = {.max_file_bytes = options.max_file_bytes}, .cache = &cache});
   check_step(step);  // which all ranks have by now, or the paths would differ
   return planned;
 }
@@ -245,7 +245,7 @@ SaveJob Checkpointer::Impl::copied_job(const PlannedSave& planned) {
   SaveJob job = live_job(ranks, planned);
   std::vector<int64_t> bytes;
   for (const auto& own : job.blocks) {
-    bytes.push_back(job.plan->bytes_of(job.plan->blocks[own.block]));
+    bytes.push_back(job.plan->block_bytes(job.plan->blocks[own.block]));
   }
   const auto offsets = staging_offsets(bytes);
   if (!buffer.defined() || buffer.numel() < offsets.back()) {
@@ -327,9 +327,9 @@ void Checkpointer::wait() {
   impl_->wait();
 }
 
-std::string Checkpointer::path_of(int64_t step) const {
+std::string Checkpointer::checkpoint_path(int64_t step) const {
   check_step(step);
-  return path_of_step(impl_->folder, step);
+  return step_path(impl_->folder, step);
 }
 
 std::optional<std::string> Checkpointer::latest() const {

@@ -41,7 +41,8 @@ class Checkpointer {  // owns the background thread
 
   void resume_at(int64_t step);  // training continues from this step; collective; throws ValueError like save()
 
-  std::string path_of(int64_t step) const;  // of the step's checkpoint, which need not exist; ValueError if negative
+  /// Returns the path of the step's checkpoint, which need not exist. Throws ValueError if `step` is negative.
+  std::string checkpoint_path(int64_t step) const;
   /// Returns the path of the complete checkpoint with the highest step, if any. Collective. Throws CheckpointError if
   /// the folder or a checkpoint in it cannot be read.
   std::optional<std::string> latest() const;

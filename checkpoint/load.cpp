@@ -59,13 +59,13 @@ auto find_in(const std::map<Section, Map>& sections, Section section, const std:
   return found == own->second.end() ? nullptr : &found->second;
 }
 
-std::string file_of(const CheckpointIndex& index, const StoredTensor& stored) {
+std::string first_file(const CheckpointIndex& index, const StoredTensor& stored) {
   return stored.parts.empty() ? index.path : stored.parts[0].file;
 }
 
 void check_fit(const CheckpointIndex& index, const Target& target) {
   const StoredTensor& stored = *target.stored;
-  const std::string file = file_of(index, stored);
+  const std::string file = first_file(index, stored);
   TESSERA_CHECK(ValueError, target.part.sizes == stored.sizes,
                 "{}: tensor '{}' has sizes [{}], the one to load into has [{}]; is it another model?", file,
                 target.name(), fmt::join(stored.sizes, ", "), fmt::join(target.part.sizes, ", "));
@@ -82,7 +82,7 @@ void add_tensor(LoadPlan& plan, const CheckpointIndex& index, LocalPart part, St
     return;
   }
   TESSERA_CHECK(CheckpointError, stored->unknown_dtype.empty(),
-                "{}: tensor '{}' has dtype {}, which this library does not know", file_of(index, *stored),
+                "{}: tensor '{}' has dtype {}, which this library does not know", first_file(index, *stored),
                 file_key(part.section, part.key), stored->unknown_dtype);
   Target target{.part = std::move(part), .stored = stored, .value = &value, .staged = {}};
   if (target.part.local.defined()) {
@@ -107,7 +107,7 @@ void check_type(const CheckpointIndex& index, Section section, const std::string
   const size_t stored = value ? value->index() + 1 : 0;
   TESSERA_CHECK(CheckpointError, stored == own.index(),
                 "{}: '{}' is {}, the one to load into {}; give the state what the checkpoint has",
-                value ? index.path + "/" + kManifestName : file_of(index, *tensor), file_key(section, key),
+                value ? index.path + "/" + kManifestName : first_file(index, *tensor), file_key(section, key),
                 kTypes.at(stored), kTypes.at(own.index()));
 }
 
@@ -155,7 +155,7 @@ std::string listed(std::vector<std::string> keys) {
 LoadPlan make_plan(const CheckpointIndex& index, State& state) {
   LoadPlan plan;
   for (const Section section : kSections) {
-    add_section(plan, index, section, section_of(state, section));
+    add_section(plan, index, section, select_section(state, section));
   }
   return plan;
 }

@@ -25,12 +25,12 @@ ShardSlice local_slice(const DTensorSpec& spec) {
 
 }  // namespace
 
-const StateDict& section_of(const State& state, Section section) {
+const StateDict& select_section(const State& state, Section section) {
   return section == Section::Model ? state.model : section == Section::Optimizer ? state.optimizer : state.user;
 }
 
-StateDict& section_of(State& state, Section section) {
-  return const_cast<StateDict&>(section_of(std::as_const(state), section));
+StateDict& select_section(State& state, Section section) {
+  return const_cast<StateDict&>(select_section(std::as_const(state), section));
 }
 
 LocalPart local_part(Section section, const std::string& key, const at::Tensor& tensor) {
@@ -59,7 +59,7 @@ LocalPart local_part(Section section, const std::string& key, const at::Tensor& 
   return part;
 }
 
-at::Tensor local_of(const at::Tensor& tensor) {
+at::Tensor detached_local(const at::Tensor& tensor) {
   const auto* meta = dtensor_meta(tensor);
   return meta ? meta->local : tensor.detach();
 }
@@ -85,7 +85,7 @@ void check_writable(const char* where, const std::string& key, const at::Tensor&
 std::vector<LocalPart> local_parts(const State& state) {
   std::vector<LocalPart> parts;
   for (const Section section : kSections) {
-    for (const auto& [key, value] : section_of(state, section)) {
+    for (const auto& [key, value] : select_section(state, section)) {
       if (const auto* tensor = std::get_if<at::Tensor>(&value)) {
         TESSERA_CHECK(ValueError, tensor->defined(), "save: '{}' is an undefined tensor", file_key(section, key));
         parts.push_back(local_part(section, key, *tensor));
@@ -110,10 +110,10 @@ std::vector<ShardEntry> make_shard_entries(const std::vector<LocalPart>& parts) 
   return entries;
 }
 
-std::map<Section, Values> values_of(const State& state) {
+std::map<Section, Values> collect_values(const State& state) {
   std::map<Section, Values> values;
   for (const Section section : kSections) {
-    for (const auto& [key, value] : section_of(state, section)) {
+    for (const auto& [key, value] : select_section(state, section)) {
       if (const auto* number = std::get_if<int64_t>(&value)) {
         values[section][key] = *number;
       } else if (const auto* real = std::get_if<double>(&value)) {

@@ -18,14 +18,14 @@ struct LocalPart {
   uint64_t mesh = 0;      // see ShardEntry
 };
 
-const StateDict& section_of(const State& state, Section section);
-StateDict& section_of(State& state, Section section);
+const StateDict& select_section(const State& state, Section section);
+StateDict& select_section(State& state, Section section);
 
 /// Returns this rank's shard of a defined tensor. Throws ValueError that names the key for a Partial, meta or sparse
 /// tensor and for freed memory, and StateError for a stale copy of a view.
 LocalPart local_part(Section section, const std::string& key, const at::Tensor& tensor);
 
-at::Tensor local_of(const at::Tensor& tensor);  // local tensor, without autograd history
+at::Tensor detached_local(const at::Tensor& tensor);  // local tensor, without autograd history
 
 /// Throws NotImplementedError for a DTensor's view that is a copy: a write would not reach its base.
 void check_writable(const char* where, const std::string& key, const at::Tensor& tensor);
@@ -38,7 +38,7 @@ std::vector<LocalPart> local_parts(const State& state);
 
 std::vector<ShardEntry> make_shard_entries(const std::vector<LocalPart>& parts);
 
-std::map<Section, Values> values_of(const State& state);  // everything that is not a tensor
+std::map<Section, Values> collect_values(const State& state);  // everything that is not a tensor
 
 /// Returns the elements of `slice`, which is inside the shard's slice.
 at::Tensor block_view(const LocalPart& part, const ShardSlice& slice);

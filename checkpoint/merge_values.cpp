@@ -15,7 +15,7 @@ namespace tessera::dcp {
 namespace {
 
 /// The same text for values that may stand for each other.
-std::string text_of(const Value& value) {
+std::string canonical_text(const Value& value) {
   if (const auto* number = std::get_if<int64_t>(&value)) {
     return fmt::format("int {}", *number);
   }
@@ -25,8 +25,8 @@ std::string text_of(const Value& value) {
   return "string " + std::get<std::string>(value);
 }
 
-int64_t hash_of(Section section, const std::string& key, const Value& value) {
-  const auto text = fmt::format("{} {} {} {}", section_name(section), key.size(), key, text_of(value));
+int64_t hash_value(Section section, const std::string& key, const Value& value) {
+  const auto text = fmt::format("{} {} {} {}", section_name(section), key.size(), key, canonical_text(value));
   return static_cast<int64_t>(hash_bytes(text.data(), text.size()));
 }
 
@@ -40,7 +40,7 @@ void for_each(const std::map<Section, Values>& values, const VisitValue& visit) 
   }
 }
 
-int64_t count_of(const std::map<Section, Values>& values) {
+int64_t count_values(const std::map<Section, Values>& values) {
   int64_t count = 0;
   for_each(values, [&](Section, const std::string&, const Value&) { ++count; });
   return count;
@@ -53,7 +53,7 @@ std::vector<int64_t> rank0_hashes(const RankSync& ranks, const std::map<Section,
   if (ranks.rank() == 0) {
     auto next = hashes.begin();
     for_each(own, [&](Section section, const std::string& key, const Value& value) {
-      *next++ = hash_of(section, key, value);
+      *next++ = hash_value(section, key, value);
     });
     std::ranges::sort(hashes);
   }
@@ -65,7 +65,7 @@ std::vector<int64_t> rank0_hashes(const RankSync& ranks, const std::map<Section,
 std::map<Section, Values> without(const std::vector<int64_t>& hashes, const std::map<Section, Values>& own) {
   std::map<Section, Values> rest;
   for_each(own, [&](Section section, const std::string& key, const Value& value) {
-    if (!std::ranges::binary_search(hashes, hash_of(section, key, value))) {
+    if (!std::ranges::binary_search(hashes, hash_value(section, key, value))) {
       rest[section].emplace(key, value);
     }
   });
@@ -87,7 +87,7 @@ void add_others(std::map<Section, Values>& merged, const std::vector<std::string
         origin[name] = rank;
       }
       const auto json = [&](const Value& v) { return format_values({{section, {{key, v}}}}); };
-      TESSERA_CHECK(ValueError, text_of(place->second) == text_of(value),
+      TESSERA_CHECK(ValueError, canonical_text(place->second) == canonical_text(value),
                     "save: '{}' differs between ranks: rank {} has {}, rank {} has {}. Give each rank a key of its own",
                     name, origin.contains(name) ? origin[name] : 0, json(place->second), rank, json(value));
     });
@@ -96,9 +96,9 @@ void add_others(std::map<Section, Values>& merged, const std::vector<std::string
 
 }  // namespace
 
-std::string summary_of(const std::map<Section, Values>& values) {
+std::string summarize_values(const std::map<Section, Values>& values) {
   const auto text = format_values(values);
-  return fmt::format("{} {:016x}", count_of(values), hash_bytes(text.data(), text.size()));
+  return fmt::format("{} {:016x}", count_values(values), hash_bytes(text.data(), text.size()));
 }
 
 std::map<Section, Values> merge_values(const RankSync& ranks, std::map<Section, Values> own,

@@ -13,7 +13,8 @@
 
 namespace tessera::dcp {
 
-std::string summary_of(const std::map<Section, Values>& values);  // equal for equal values; ValueError if not UTF-8
+/// Returns a text that is equal for equal values. Throws ValueError for text that is not UTF-8.
+std::string summarize_values(const std::map<Section, Values>& values);
 
 /// Returns the values of all ranks on rank 0, and `own` elsewhere. Collective. Throws ValueError on every rank if a key
 /// has two values. 0.0 and -0.0 differ; all NaNs are equal. `summaries` has one entry per rank.

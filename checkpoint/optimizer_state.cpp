@@ -76,7 +76,7 @@ typename Types::State& make_state(torch::optim::Optimizer& optimizer, const Name
 }
 
 template <class Types>
-typename Types::Options& options_of(torch::optim::Optimizer& optimizer, size_t group) {
+typename Types::Options& group_options(torch::optim::Optimizer& optimizer, size_t group) {
   return static_cast<typename Types::Options&>(optimizer.param_groups()[group].options());
 }
 
@@ -86,7 +86,7 @@ at::Tensor new_like(const at::Tensor& param) {
 }
 
 /// Whether the optimizer's tensor may stay. One that torch::load made is plain also where the parameter is sharded.
-bool has_layout_of(const at::Tensor& field, const at::Tensor& param) {
+bool has_matching_layout(const at::Tensor& field, const at::Tensor& param) {
   return field.defined() && (is_dtensor(field) || !is_dtensor(param));
 }
 
@@ -94,7 +94,7 @@ bool has_layout_of(const at::Tensor& field, const at::Tensor& param) {
 template <class Types>
 void reset_state(torch::optim::Optimizer& optimizer, const NamedParam& param) {
   optimizer.state().erase(param.tensor.unsafeGetTensorImpl());
-  if (auto state = initial_state<Types>(param.tensor, options_of<Types>(optimizer, param.group))) {
+  if (auto state = initial_state<Types>(param.tensor, group_options<Types>(optimizer, param.group))) {
     optimizer.state()[param.tensor.unsafeGetTensorImpl()] = std::move(state);
   }
 }
@@ -161,7 +161,7 @@ class Setter {
 
   void set(const RankSync& ranks) {
     for (size_t group = 0; group < optimizer_.param_groups().size(); ++group) {
-      visit_fields(options_of<Types>(optimizer_, group), [&](const char* name, auto& field) {
+      visit_fields(group_options<Types>(optimizer_, group), [&](const char* name, auto& field) {
         if (const auto found = group_options_.find({group, name}); found != group_options_.end()) {
           assign(field, name, *found->second);
         }
@@ -234,7 +234,7 @@ class Setter {
       return;
     }
     if constexpr (std::is_same_v<Field, at::Tensor>) {
-      if (!has_layout_of(field, param)) {
+      if (!has_matching_layout(field, param)) {
         field = new_like(param);
       }
       // A handle to the field itself is there already. Not where rank 0 sends: all ranks are to come to that.
@@ -274,10 +274,10 @@ StateDict state_to_load(CheckpointIndex index, torch::nn::Module& model, torch::
             own[key] = as_value(field);
           }
         } else if (tensors.count(key) == 1) {
-          own[key] = has_layout_of(field, param.tensor) ? field : new_like(param.tensor);
+          own[key] = has_matching_layout(field, param.tensor) ? field : new_like(param.tensor);
         }
       });
-      visit_fields(options_of<Types>(optimizer, param.group), [&](const char* name, auto& field) {
+      visit_fields(group_options<Types>(optimizer, param.group), [&](const char* name, auto& field) {
         if (values.count(option_key(param, name)) == 1) {
           own[option_key(param, name)] = as_value(field);
         }
@@ -307,7 +307,7 @@ StateDict get_optimizer_state_dict(ModuleRef model, torch::optim::Optimizer& opt
           }
         });
       }
-      visit_fields(options_of<Types>(optimizer, param.group),
+      visit_fields(group_options<Types>(optimizer, param.group),
                    [&](const char* name, auto& field) { own[option_key(param, name)] = as_value(field); });
     }
   });

@@ -21,7 +21,7 @@ namespace {
 /// What a rank has to say: a letter for how its step ended, then the result or the error's text.
 constexpr char kResult = 'r';
 
-std::string outcome_of(const std::function<std::string()>& step) {
+std::string run_step(const std::function<std::string()>& step) {
   try {
     return kResult + step();
   } catch (const CommError&) {
@@ -87,7 +87,7 @@ RankSync RankSync::with_own_group() const {
 }
 
 std::vector<std::string> RankSync::exchange(const std::function<std::string()>& step) const {
-  auto own = outcome_of(step);
+  auto own = run_step(step);
   auto outcomes = size_ == 1 ? std::vector<std::string>{std::move(own)} : all_gather_strings(*group_, own);
   for (size_t rank = 0; rank < outcomes.size(); ++rank) {
     if (outcomes[rank][0] != kResult) {

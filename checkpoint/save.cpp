@@ -35,7 +35,7 @@ struct SaveProposal {
   bool has_plan = false;  // for these entries, from the last save
   int64_t max_file_bytes = 0;
   std::string path;
-  std::string values;  // by summary_of
+  std::string values;  // by summarize_values
 };
 
 /// Ends of fields are zeros: the last one has none, so a path may have some.
@@ -73,13 +73,13 @@ PlannedSave plan_save(const RankSync& ranks, const State& state, const SaveReque
   std::vector<std::string> summaries;
   for (const auto& text : ranks.exchange([&] {
          planned.parts = local_parts(state);
-         planned.values = values_of(state);
+         planned.values = collect_values(state);
          own = format_shard_entries(checked_entries(planned.parts));
          return format_proposal(
              {.has_plan = cache && cache->plan && cache->entries_hash == hash_bytes(own.data(), own.size()),
               .max_file_bytes = request.layout.max_file_bytes,
               .path = planned.path,
-              .values = summary_of(planned.values)});
+              .values = summarize_values(planned.values)});
        })) {
     proposals.push_back(parse_proposal(text));
     summaries.push_back(proposals.back().values);
@@ -102,16 +102,16 @@ PlannedSave plan_save(const RankSync& ranks, const State& state, const SaveReque
 }
 
 std::vector<OwnBlock> own_blocks(const PlannedSave& planned, int rank) {
-  std::map<std::pair<Section, std::string>, size_t> part_of;
+  std::map<std::pair<Section, std::string>, size_t> part_indices;
   for (size_t i = 0; i < planned.parts.size(); ++i) {
-    part_of[{planned.parts[i].section, file_key(planned.parts[i].section, planned.parts[i].key)}] = i;
+    part_indices[{planned.parts[i].section, file_key(planned.parts[i].section, planned.parts[i].key)}] = i;
   }
   std::vector<OwnBlock> own;
   const auto& plan = *planned.plan;
   for (size_t i = 0; i < plan.blocks.size(); ++i) {
     if (plan.blocks[i].owner == rank) {
-      const auto& entry = plan.entry_of(plan.blocks[i]);
-      own.push_back({.block = i, .part = part_of.at({plan.files[plan.blocks[i].file].section, entry.key})});
+      const auto& entry = plan.entry(plan.blocks[i]);
+      own.push_back({.block = i, .part = part_indices.at({plan.files[plan.blocks[i].file].section, entry.key})});
     }
   }
   return own;
@@ -142,7 +142,7 @@ void export_safetensors(const std::string& file, const StateDict& model, const S
   const RankSync ranks = RankSync::all();
   const State state{.model = model};
   const auto counts = ranks.exchange([&] {
-    TESSERA_CHECK(ValueError, values_of(state).empty(),
+    TESSERA_CHECK(ValueError, collect_values(state).empty(),
                   "export_safetensors: the model's state has values; a safetensors file "
                   "holds tensors only");
     return std::string(model.empty() ? "none" : "some");

@@ -78,7 +78,7 @@ class FilesToWrite {
 
   /// Every few MB the disk shall begin with what was written since.
   void write(const PlannedBlock& block, const void* data) {
-    const SafetensorsEntry& entry = plan_.entry_of(block);
+    const SafetensorsEntry& entry = plan_.entry(block);
     const TensorBytes bytes{.offset = plan_.files[block.file].header_bytes.size() + entry.begin,
                             .sizes = entry.sizes,
                             .item_bytes = item_bytes(entry.dtype)};
@@ -131,7 +131,7 @@ std::vector<uint64_t> write_blocks(const SaveJob& job, const std::string& folder
   FilesToWrite files(plan, folder);
   Progress progress;
   for (const auto& own : job.blocks) {
-    progress.bytes_total += plan.bytes_of(plan.blocks[own.block]);
+    progress.bytes_total += plan.block_bytes(plan.blocks[own.block]);
   }
   std::vector<uint64_t> hashes;
   for (size_t i = 0; i < job.blocks.size(); ++i) {
@@ -139,7 +139,7 @@ std::vector<uint64_t> write_blocks(const SaveJob& job, const std::string& folder
     const at::Tensor data = job.data(i);
     hashes.push_back(hash_bytes(data.const_data_ptr(), data.nbytes()));
     files.write(block, data.const_data_ptr());
-    progress.bytes_done += plan.bytes_of(block);
+    progress.bytes_done += plan.block_bytes(block);
     if (job.progress) {
       job.progress(progress);
     }
@@ -165,7 +165,7 @@ Manifest make_manifest(const SaveJob& job, const std::vector<std::vector<uint64_
   std::vector<size_t> next(hashes.size(), 0);
   for (const auto& block : plan.blocks) {
     const auto owner = static_cast<size_t>(block.owner);
-    manifest.files[plan.files[block.file].name].tensors[plan.entry_of(block).key].push_back(
+    manifest.files[plan.files[block.file].name].tensors[plan.entry(block).key].push_back(
         {.slice = block.slice, .hash = hashes[owner][next[owner]++]});
   }
   return manifest;

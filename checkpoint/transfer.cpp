@@ -74,7 +74,7 @@ StateDict described(std::string_view text) {
 
 /// What is copied to: nothing would come of a copy to the meta device.
 at::Tensor memory_to_write(const std::string& key, const at::Tensor& target) {
-  auto local = local_of(target);
+  auto local = detached_local(target);
   TESSERA_CHECK(ValueError, !local.is_meta(),
                 "set_state_dict: the model's '{}' is on the meta device; call to_empty() before, so that it has memory",
                 key);
@@ -86,7 +86,7 @@ at::Tensor memory_to_write(const std::string& key, const at::Tensor& target) {
 
 /// Beside dispatch, but counted as it does: a graph that saved `target` must not use the new values.
 void write_local(const at::Tensor& target, const at::Tensor& local) {
-  local_of(target).copy_(local);
+  detached_local(target).copy_(local);
   if (dtensor_meta(target)) {
     count_write(target);
   }
@@ -166,7 +166,7 @@ std::optional<StateDict> receive(const StateDict& state, const RankSync& ranks, 
 
 void check_readable(const std::string& key, const at::Tensor& given) {
   TESSERA_CHECK(ValueError, given.defined(), "set_state_dict: '{}' is an undefined tensor", key);
-  const auto local = local_of(given);
+  const auto local = detached_local(given);
   TESSERA_CHECK(ValueError, local.layout() == at::kStrided && !local.is_meta(),
                 "set_state_dict: the given '{}' lies on {} in layout {}; it needs memory, and the strided layout", key,
                 local.device().str(), c10::str(local.layout()));
@@ -205,7 +205,7 @@ void transfer(const std::vector<Transfer>& transfers, const RankSync& ranks, con
   }
   for (const auto& [given, target] : transfers) {
     if (is_dtensor(given) && is_dtensor(target)) {
-      write_local(target, local_of(redistribute(given.detach(), placements(target))));
+      write_local(target, detached_local(redistribute(given.detach(), placements(target))));
     } else {
       copy_part(is_dtensor(given) ? full_tensor(given.detach()) : given, target);
     }

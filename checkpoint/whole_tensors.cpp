@@ -23,25 +23,26 @@ namespace {
 constexpr int64_t kMessageBytes = 4 << 20;
 
 /// Returns the whole tensor: a copy under every layout, or with `copies` false, only if it is not there already.
-at::Tensor whole_of(const at::Tensor& tensor, bool copies) {
+at::Tensor gather_whole(const at::Tensor& tensor, bool copies) {
   const auto own = tensor.detach();
   const auto whole = is_dtensor(own) ? full_tensor(own) : own;
-  return copies && whole.is_alias_of(local_of(own)) ? whole.clone() : whole;
+  return copies && whole.is_alias_of(detached_local(own)) ? whole.clone() : whole;
 }
 
 /// Returns which tensors go in one message: several of one kind, or a single one without a kind. Messages are in the
 /// order of their first tensors, so that ranks which share some tensors send these in one order.
-template <class KindOf>
-std::vector<std::vector<size_t>> messages_of(const std::vector<at::Tensor>& tensors, const KindOf& kind_of) {
+template <class FindKind>
+std::vector<std::vector<size_t>> split_into_messages(const std::vector<at::Tensor>& tensors,
+                                                     const FindKind& find_kind) {
   struct Open {
     size_t message = 0;
     int64_t bytes = 0;
   };
   std::vector<std::vector<size_t>> messages;
-  std::map<typename decltype(kind_of(tensors[0]))::value_type, Open> open;
+  std::map<typename decltype(find_kind(tensors[0]))::value_type, Open> open;
   for (size_t i = 0; i < tensors.size(); ++i) {
     const int64_t bytes = tensors[i].numel() * item_bytes(tensors[i].scalar_type());
-    const auto kind = kind_of(tensors[i]);
+    const auto kind = find_kind(tensors[i]);
     if (!kind || bytes > kMessageBytes) {
       messages.push_back({i});
       continue;
@@ -58,7 +59,7 @@ std::vector<std::vector<size_t>> messages_of(const std::vector<at::Tensor>& tens
 }
 
 /// Returns the group of the only mesh axis that shards the tensor, which does so by rows. Null for any other tensor.
-const ProcessGroupPtr* group_of_rows(const at::Tensor& tensor) {
+const ProcessGroupPtr* row_sharding_group(const at::Tensor& tensor) {
   const auto* meta = dtensor_meta(tensor);
   if (!meta || !meta->spec->meta().is_contiguous() || tensor.numel() == 0) {
     return nullptr;
@@ -81,7 +82,7 @@ const ProcessGroupPtr* group_of_rows(const at::Tensor& tensor) {
 /// rank sends its rows of each tensor, padded to the number of the first rank's, so that all ranks' rows together are
 /// the tensor and zeros behind it.
 std::vector<at::Tensor> gather_rows(const std::vector<at::Tensor>& tensors) {
-  const auto& group = *group_of_rows(tensors[0]);
+  const auto& group = *row_sharding_group(tensors[0]);
   const int64_t ranks = group->getSize();
   std::vector<int64_t> begins = {0};
   for (const auto& tensor : tensors) {
@@ -89,9 +90,9 @@ std::vector<at::Tensor> gather_rows(const std::vector<at::Tensor>& tensors) {
     const int64_t rows = tensor.size(0);
     begins.push_back(begins.back() + chunk_length(rows, ranks) * (tensor.numel() / rows));
   }
-  const auto sent = at::zeros({begins.back()}, local_of(tensors[0]).options());
+  const auto sent = at::zeros({begins.back()}, detached_local(tensors[0]).options());
   for (size_t i = 0; i < tensors.size(); ++i) {
-    const auto own = local_of(tensors[i]);
+    const auto own = detached_local(tensors[i]);
     sent.narrow(0, begins[i], own.numel()).view(own.sizes()).copy_(own);
   }
   const auto message = at::empty({ranks, begins.back()}, sent.options());
@@ -117,13 +118,13 @@ std::vector<at::Tensor> at_places(const std::vector<at::Tensor>& tensors, const 
 
 void gather_wholes(const std::vector<at::Tensor>& tensors, bool copies, const TakeWhole& take) {
   using Kind = std::tuple<const c10d::ProcessGroup*, at::ScalarType, c10::DeviceType>;
-  const auto kind_of = [](const at::Tensor& tensor) {
-    const auto* group = group_of_rows(tensor);
+  const auto find_kind = [](const at::Tensor& tensor) {
+    const auto* group = row_sharding_group(tensor);
     return group ? std::optional(Kind(group->get(), tensor.scalar_type(), tensor.device().type())) : std::nullopt;
   };
-  for (const auto& message : messages_of(tensors, kind_of)) {
+  for (const auto& message : split_into_messages(tensors, find_kind)) {
     if (message.size() == 1) {
-      take(message[0], whole_of(tensors[message[0]], copies));
+      take(message[0], gather_whole(tensors[message[0]], copies));
       continue;
     }
     const auto wholes = gather_rows(at_places(tensors, message));
@@ -135,15 +136,15 @@ void gather_wholes(const std::vector<at::Tensor>& tensors, bool copies, const Ta
 
 void broadcast_wholes(const std::vector<at::Tensor>& given, const std::vector<at::Tensor>& targets,
                       const TakeWhole& take) {
-  const auto kind_of = [](const at::Tensor& target) {
+  const auto find_kind = [](const at::Tensor& target) {
     return std::optional(std::pair(target.scalar_type(), target.device().type()));
   };
-  for (const auto& message : messages_of(targets, kind_of)) {
+  for (const auto& message : split_into_messages(targets, find_kind)) {
     int64_t numel = 0;
     for (const size_t i : message) {
       numel += targets[i].numel();
     }
-    const auto sent = at::empty({numel}, local_of(targets[message[0]]).options());
+    const auto sent = at::empty({numel}, detached_local(targets[message[0]]).options());
     std::vector<at::Tensor> wholes;
     int64_t begin = 0;
     for (const size_t i : message) {

@@ -41,7 +41,7 @@ size_t most_split_dim(const std::vector<ShardSlice>& slices) {
 
 }  // namespace
 
-int64_t numel_of(const Sizes& sizes) {
+int64_t num_elements(const Sizes& sizes) {
   int64_t numel = 1;
   for (const int64_t size : sizes) {
     if (__builtin_mul_overflow(numel, size, &numel)) {
@@ -52,7 +52,7 @@ int64_t numel_of(const Sizes& sizes) {
 }
 
 int64_t ShardSlice::numel() const {
-  return numel_of(sizes);
+  return num_elements(sizes);
 }
 
 ShardSlice ShardSlice::whole(const Sizes& tensor) {
@@ -93,16 +93,16 @@ ShardSlice intersection(const ShardSlice& a, const ShardSlice& b) {
 
 std::optional<std::pair<size_t, size_t>> find_overlap(const std::vector<ShardSlice>& slices) {
   const size_t dim = most_split_dim(slices);
-  const auto begin_of = [&](size_t i) { return slices[i].sizes.empty() ? 0 : slices[i].offsets[dim]; };
-  const auto end_of = [&](size_t i) {
+  const auto begin = [&](size_t i) { return slices[i].sizes.empty() ? 0 : slices[i].offsets[dim]; };
+  const auto end = [&](size_t i) {
     return slices[i].sizes.empty() ? 1 : slices[i].offsets[dim] + slices[i].sizes[dim];
   };
   std::vector<size_t> order(slices.size());
   std::iota(order.begin(), order.end(), size_t{0});
-  std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) { return begin_of(a) < begin_of(b); });
+  std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) { return begin(a) < begin(b); });
   for (auto slice = order.begin(); slice != order.end(); ++slice) {
     // Those that begin behind its end cannot meet it.
-    for (auto other = std::next(slice); other != order.end() && begin_of(*other) < end_of(*slice); ++other) {
+    for (auto other = std::next(slice); other != order.end() && begin(*other) < end(*slice); ++other) {
       if (overlap(slices[*slice], slices[*other])) {
         return std::minmax(*slice, *other);
       }
@@ -112,23 +112,23 @@ std::optional<std::pair<size_t, size_t>> find_overlap(const std::vector<ShardSli
 }
 
 void check_cover(const std::string& key, const Sizes& tensor, const std::vector<ShardSlice>& slices,
-                 const std::function<const std::string&(size_t)>& file_of) {
+                 const std::function<const std::string&(size_t)>& file_name) {
   for (size_t i = 0; i < slices.size(); ++i) {
     TESSERA_CHECK(CheckpointError, is_inside(slices[i], tensor), "{}: tensor '{}' has a part {} outside of its sizes",
-                  file_of(i), key, slices[i].to_string());
+                  file_name(i), key, slices[i].to_string());
   }
   if (const auto overlap = find_overlap(slices)) {
     const auto [a, b] = *overlap;
-    throw CheckpointError(fmt::format("{}: the part {} of tensor '{}' overlaps the part {} in {}", file_of(a),
-                                      slices[a].to_string(), key, slices[b].to_string(), file_of(b)));
+    throw CheckpointError(fmt::format("{}: the part {} of tensor '{}' overlaps the part {} in {}", file_name(a),
+                                      slices[a].to_string(), key, slices[b].to_string(), file_name(b)));
   }
   int64_t numel = 0;
   for (const ShardSlice& slice : slices) {
     numel += slice.numel();
   }
-  TESSERA_CHECK(CheckpointError, numel == numel_of(tensor),
-                "{}: the parts of tensor '{}' have {} elements, the tensor {}", file_of(0), key, numel,
-                numel_of(tensor));
+  TESSERA_CHECK(CheckpointError, numel == num_elements(tensor),
+                "{}: the parts of tensor '{}' have {} elements, the tensor {}", file_name(0), key, numel,
+                num_elements(tensor));
 }
 
 ShardSlice relative_to(const ShardSlice& slice, const ShardSlice& frame) {

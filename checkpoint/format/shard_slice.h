@@ -33,7 +33,7 @@ struct ShardSlice {  // offsets and sizes have equal lengths and are not negativ
   std::string to_string() const;  // "[1:3, 0:3]"
 };
 
-int64_t numel_of(const Sizes& sizes);  // INT64_MAX on overflow
+int64_t num_elements(const Sizes& sizes);  // INT64_MAX on overflow
 
 bool is_inside(const ShardSlice& slice, const Sizes& tensor);  // false if the number of dims differs
 
@@ -43,9 +43,9 @@ ShardSlice intersection(const ShardSlice& a, const ShardSlice& b);  // numel() i
 std::optional<std::pair<size_t, size_t>> find_overlap(const std::vector<ShardSlice>& slices);
 
 /// Throws CheckpointError that names file and key unless the slices tile the tensor, so that a load writes every
-/// element. `file_of(i)` returns the file of the i-th slice, and must accept 0 without slices.
+/// element. `file_name(i)` returns the file of the i-th slice, and must accept 0 without slices.
 void check_cover(const std::string& key, const Sizes& tensor, const std::vector<ShardSlice>& slices,
-                 const std::function<const std::string&(size_t)>& file_of);
+                 const std::function<const std::string&(size_t)>& file_name);
 
 /// Returns the slice in coordinates of `frame`, which contains it.
 ShardSlice relative_to(const ShardSlice& slice, const ShardSlice& frame);

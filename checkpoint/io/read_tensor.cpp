@@ -114,7 +114,7 @@ void TensorReader::prepare(size_t batch) {
   }
 }
 
-char* TensorReader::data_of(const ReadItem& item) {
+char* TensorReader::destination(const ReadItem& item) {
   return item.direct ? item.direct : buffers_[item.batch % kBuffers].data() + item.begin;
 }
 
@@ -127,13 +127,13 @@ void TensorReader::read(size_t batch) {
     const ReadItem& item = items_[i];
     read_slice(file_at(item.part.file),
                {.offset = item.part.offset, .sizes = item.part.slice.sizes, .item_bytes = item_bytes(item.dtype)},
-               relative_to(item.read, item.part.slice), data_of(item));
+               relative_to(item.read, item.part.slice), destination(item));
   }
 }
 
 /// And puts a buffer's elements where they belong.
 void TensorReader::verify(const ReadItem& item, const std::string& key) {
-  char* const data = data_of(item);
+  char* const data = destination(item);
   TESSERA_CHECK(CheckpointError, !item.checked || hash_bytes(data, item.bytes()) == item.checked->hash,
                 "{}: tensor '{}' is damaged: the checksum of its part {} does not hold", item.part.file, key,
                 item.read.to_string());

@@ -60,7 +60,7 @@ class TensorReader {
   void add_item(const StoredTensor& tensor, const StoredPart& part, const ShardSlice& read, const CheckedBlock* checked,
                 const ShardSlice& slice, const at::Tensor& out);
   void prepare(size_t batch);
-  char* data_of(const ReadItem& item);
+  char* destination(const ReadItem& item);
   void read(size_t batch);
   void verify(const ReadItem& item, const std::string& key);
   const File& file_at(const std::string& path);

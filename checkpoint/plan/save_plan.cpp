@@ -66,9 +66,9 @@ void check_saved_parts(const std::string& key, const Whole& whole) {
     throw ValueError(fmt::format("save: '{}': rank {} holds {} and rank {} holds {}, which overlap", key, ranks[a],
                                  slices[a].to_string(), ranks[b], slices[b].to_string()));
   }
-  TESSERA_CHECK(ValueError, numel == numel_of(whole.first->sizes),
+  TESSERA_CHECK(ValueError, numel == num_elements(whole.first->sizes),
                 "save: '{}': the ranks that save it together hold {} of its {} elements", key, numel,
-                numel_of(whole.first->sizes));
+                num_elements(whole.first->sizes));
 }
 
 /// Which tensors go to one file, in the order of their bytes.
@@ -81,7 +81,7 @@ struct FileContent {
 std::vector<FileContent> distribute_over_files(const Wholes& wholes, const LayoutOptions& options) {
   std::vector<FileContent> files;
   for (const auto& [key, whole] : wholes) {
-    const int64_t bytes = numel_of(whole.first->sizes) * item_bytes(whole.first->dtype);
+    const int64_t bytes = num_elements(whole.first->sizes) * item_bytes(whole.first->dtype);
     const bool is_full =
         files.empty() || (options.single_file.empty() &&
                           (files.back().section != key.first ||
@@ -105,7 +105,7 @@ SafetensorsHeader make_header(const FileContent& content) {
   uint64_t begin = 0;
   for (const Whole* whole : content.tensors) {
     const ShardEntry& entry = *whole->first;
-    const auto bytes = static_cast<uint64_t>(numel_of(entry.sizes) * item_bytes(entry.dtype));
+    const auto bytes = static_cast<uint64_t>(num_elements(entry.sizes) * item_bytes(entry.dtype));
     header.entries.push_back({.key = file_key(entry.section, entry.key),
                               .dtype = entry.dtype,
                               .sizes = entry.sizes,
@@ -150,7 +150,7 @@ std::vector<PlannedBlock> choose_owners(std::vector<Choice> choices, const SaveP
         block.owner = *std::ranges::min_element(own, [&](int a, int b) {
           return std::pair(load[static_cast<size_t>(a)], a) < std::pair(load[static_cast<size_t>(b)], b);
         });
-        load[static_cast<size_t>(block.owner)] += plan.bytes_of(block);
+        load[static_cast<size_t>(block.owner)] += plan.block_bytes(block);
       }
     }
   }

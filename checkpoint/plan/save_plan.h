@@ -58,10 +58,10 @@ struct SavePlan {
   std::vector<PlannedFile> files;
   std::vector<PlannedBlock> blocks;  // ordered by file, entry and row
 
-  const SafetensorsEntry& entry_of(const PlannedBlock& block) const {
+  const SafetensorsEntry& entry(const PlannedBlock& block) const {
     return files[block.file].header.entries[block.entry];
   }
-  int64_t bytes_of(const PlannedBlock& block) const { return block.slice.numel() * item_bytes(entry_of(block).dtype); }
+  int64_t block_bytes(const PlannedBlock& block) const { return block.slice.numel() * item_bytes(entry(block).dtype); }
 };
 
 /// Plans the save of `entries[rank]` on every rank. Throws ValueError that names key and ranks if they disagree about

@@ -165,15 +165,15 @@ TEST_CASE("a run that went back sets later checkpoints aside at its first save, 
                                      "step-00000200: there is something already, the checkpoint of this step; if "
                                      "training went back to an earlier one, call resume_at()");
       checkpointer.resume_at(100);
-      expect_equal(*checkpointer.latest(), checkpointer.path_of(100));
+      expect_equal(*checkpointer.latest(), checkpointer.checkpoint_path(100));
       expect_names({"step-00000100", "step-00000200", "step-00000300"});  // until the first save
       save(checkpointer, 150, 2);
-      expect_equal(*checkpointer.latest(), checkpointer.path_of(150));
+      expect_equal(*checkpointer.latest(), checkpointer.checkpoint_path(150));
       save(checkpointer, 200, 2);
       expect_names(
           {"step-00000100", "step-00000150", "step-00000200", "step-00000200.aside-0", "step-00000300.aside-0"});
       save(checkpointer, 300, 2);
-      expect_equal(*checkpointer.latest(), checkpointer.path_of(300));
+      expect_equal(*checkpointer.latest(), checkpointer.checkpoint_path(300));
       checkpointer.resume_at(150);
       save(checkpointer, 160, 3);
       expect_names({"step-00000150", "step-00000160", "step-00000200.aside-0", "step-00000200.aside-1",
@@ -214,19 +214,20 @@ TEST_CASE("a run that went back is told of resume_at(), once, and of what its fi
       checkpointer.save(250, filled.state());
       expect_one_warning_of_rank0(
           warnings, rank,
-          {"Checkpointer: " + checkpointer.path_of(150) + " is saved while there is a later one, " +
-               checkpointer.path_of(100000000),
+          {"Checkpointer: " + checkpointer.checkpoint_path(150) + " is saved while there is a later one, " +
+               checkpointer.checkpoint_path(100000000),
            "if training went back to an earlier step, call resume_at() with that step before the first save"});
-      expect_equal(checkpointer.latest().value(), checkpointer.path_of(100000000));
+      expect_equal(checkpointer.latest().value(), checkpointer.checkpoint_path(100000000));
     }
     checkpointer.resume_at(150);
     const CapturedWarnings warnings;
     checkpointer.save(200, filled.state());
     checkpointer.save(300, filled.state());
-    expect_one_warning_of_rank0(warnings, rank,
-                                {"Checkpointer: training went on from step 150; later checkpoints are set aside, as ",
-                                 checkpointer.path_of(100000000) + ".aside-0, " + checkpointer.path_of(99999999) +
-                                     ".aside-0, " + checkpointer.path_of(250) + ".aside-0"});
+    expect_one_warning_of_rank0(
+        warnings, rank,
+        {"Checkpointer: training went on from step 150; later checkpoints are set aside, as ",
+         checkpointer.checkpoint_path(100000000) + ".aside-0, " + checkpointer.checkpoint_path(99999999) +
+             ".aside-0, " + checkpointer.checkpoint_path(250) + ".aside-0"});
   });
 }
 
@@ -260,20 +261,20 @@ TEST_CASE("latest_valid() takes the checkpoint before those that are damaged, wh
       filled.fill(static_cast<double>(step));
       checkpointer.save(step, filled.state());
     }
-    expect_equal(*checkpointer.latest_valid(), checkpointer.path_of(4));
+    expect_equal(*checkpointer.latest_valid(), checkpointer.checkpoint_path(4));
     on_rank0([&] {
       damage(4, "a flipped bit");
       damage(3, "a missing file");
       damage(2, "half a manifest");
     });
-    expect_equal(*checkpointer.latest(), checkpointer.path_of(4));
+    expect_equal(*checkpointer.latest(), checkpointer.checkpoint_path(4));
     {
       const CapturedWarnings warnings;
-      expect_equal(*checkpointer.latest_valid(), checkpointer.path_of(1));
+      expect_equal(*checkpointer.latest_valid(), checkpointer.checkpoint_path(1));
       expect_equal(warnings.texts().size(), rank == 0 ? size_t{3} : size_t{0});
       int64_t step = 4;
       for (const auto& text : warnings.texts()) {
-        const auto path = checkpointer.path_of(step--);
+        const auto path = checkpointer.checkpoint_path(step--);
         const auto begin = "Checkpointer: " + path + " is damaged, and the one before is looked at: ";
         expect_equal(text.substr(0, begin.size() + path.size()), begin + path);  // the fault begins with its file
       }
@@ -288,7 +289,7 @@ TEST_CASE("latest_valid() takes the checkpoint before those that are damaged, wh
     });
     expect_throws<CheckpointError>(
         [&] { checkpointer.latest_valid(); },
-        folder.path("run") + ": all of its checkpoints are damaged; the last one: " + checkpointer.path_of(2));
+        folder.path("run") + ": all of its checkpoints are damaged; the last one: " + checkpointer.checkpoint_path(2));
   });
 }
 
@@ -309,7 +310,7 @@ TEST_CASE("async_save writes what the tensors were, while the ranks go on") {
     checkpointer.wait();
     for (int64_t step = 1; step <= 4; ++step) {
       dcp::State loaded = filled.state();
-      dcp::load(checkpointer.path_of(step), loaded);
+      dcp::load(checkpointer.checkpoint_path(step), loaded);
       filled.expect_all(static_cast<double>(step));
     }
   });
@@ -400,7 +401,7 @@ TEST_CASE("a second save of the same tensors is not planned again; one of others
     }
     checkpointer.save(3, changed);
     dcp::State loaded{.model = {{"of rank 1", at::zeros({3})}}};
-    dcp::load(checkpointer.path_of(3), loaded, {.strict = false});
+    dcp::load(checkpointer.checkpoint_path(3), loaded, {.strict = false});
     expect_bit_equal(std::get<at::Tensor>(loaded.model["of rank 1"]), at::ones({3}));
   });
 }
@@ -485,12 +486,12 @@ TEST_CASE("a save in flight stays whole beside others of the same run in its fol
     first.async_save(1, filled.state());
     filled.fill(2);
     second.save(2, filled.state());
-    dcp::save(second.path_of(3), filled.state());
+    dcp::save(second.checkpoint_path(3), filled.state());
     may_end = true;
     first.wait();
     for (const int64_t step : {1, 2, 3}) {
       dcp::State loaded = filled.state();
-      dcp::load(first.path_of(step), loaded);
+      dcp::load(first.checkpoint_path(step), loaded);
       filled.expect_all(step == 1 ? 1 : 2);
     }
   });

@@ -395,7 +395,7 @@ TEST_CASE("a plan gives every element one writer, and copies to all their holder
   std::vector<std::string> blocks;
   std::vector<int64_t> bytes(2);
   for (const auto& block : plan.blocks) {
-    const auto& entry = plan.entry_of(block);
+    const auto& entry = plan.entry(block);
     blocks.push_back(fmt::format("{} {} {}", entry.key, block.slice.to_string(), block.owner));
     bytes[static_cast<size_t>(block.owner)] += block.slice.numel() * (entry.key == "b" ? 8 : 4);
   }
@@ -415,7 +415,7 @@ TEST_CASE("plain tensors are written by the first rank that has them, which coun
   const auto plan = make_save_plan({{w}, {mean, variance, w}, {mean, variance}}, {.max_block_bytes = 8});
   std::vector<std::string> owners;
   for (const auto& block : plan.blocks) {
-    owners.push_back(fmt::format("{} {}", plan.entry_of(block).key, block.owner));
+    owners.push_back(fmt::format("{} {}", plan.entry(block).key, block.owner));
   }
   CHECK(owners == std::vector<std::string>{"mean 1", "mean 1", "variance 1", "variance 1", "w 0", "w 0"});
   const auto odd = entry("", true), blank = entry(" 3 a\n\xff", false);
@@ -433,7 +433,7 @@ TEST_CASE("a DTensor is written by the mesh of the first rank that has it, and b
                      {.max_block_bytes = 4});
   std::vector<std::string> owners;
   for (const auto& block : plan.blocks) {
-    owners.push_back(fmt::format("{} {}", plan.entry_of(block).key, block.owner));
+    owners.push_back(fmt::format("{} {}", plan.entry(block).key, block.owner));
   }
   CHECK(owners == std::vector<std::string>{"copy 1", "copy 2", "copy 1", "copy 2", "cut 1", "cut 1", "cut 2", "cut 2"});
   CHECK(parse_shard_entries(format_shard_entries({cut(~uint64_t{0}, 2)})) == std::vector{cut(~uint64_t{0}, 2)});

@@ -53,7 +53,7 @@ TEST_CASE("a checkpoint has the values of all ranks; those that ranks share are 
                                                          : dcp::StateValue(std::string());
       }
     }
-    dcp::load(checkpointer.path_of(1), loaded);
+    dcp::load(checkpointer.checkpoint_path(1), loaded);
     for (const auto& [key, value] : expected.optimizer) {
       TESSERA_EXPECT(std::get<double>(loaded.optimizer[key]) == std::get<double>(value));
     }

@@ -24,7 +24,7 @@ at::Tensor gather_rows(const at::Tensor& own, const ProcessGroupPtr& group) {
 }
 
 /// Size and hash.
-at::Tensor summary_of(const std::string& text) {
+at::Tensor make_summary(const std::string& text) {
   auto summary = at::empty({2}, at::kLong);
   auto* data = summary.mutable_data_ptr<int64_t>();
   data[0] = static_cast<int64_t>(text.size());
@@ -43,7 +43,7 @@ at::Tensor padded_bytes(const std::string& text, int64_t length) {
 
 std::vector<std::string> all_gather_strings(const ProcessGroupPtr& group, const std::string& text) {
   const auto ranks = static_cast<size_t>(group->getSize());
-  const auto summaries = gather_rows(summary_of(text), group);
+  const auto summaries = gather_rows(make_summary(text), group);
   const auto* data = summaries.const_data_ptr<int64_t>();
   int64_t longest = 1;
   bool equal = true;

@@ -39,7 +39,8 @@ std::vector<HostProcess> find_processes(const ProcessGroupOptions& options, cons
   return processes;
 }
 
-std::optional<HostLayout> host_layout_of(const std::vector<HostProcess>& processes, const std::vector<int64_t>& ranks) {
+std::optional<HostLayout> hierarchical_layout(const std::vector<HostProcess>& processes,
+                                              const std::vector<int64_t>& ranks) {
   std::vector<std::string> hosts;
   hosts.reserve(ranks.size());
   for (const int64_t rank : ranks) {
@@ -56,7 +57,7 @@ std::string backend_for_group(const ProcessGroupOptions& options, const std::vec
   if (share_host(processes, ranks)) {
     return "shm";
   }
-  return host_layout_of(processes, ranks) ? "hierarchical" : "gloo";
+  return hierarchical_layout(processes, ranks) ? "hierarchical" : "gloo";
 }
 
 }  // namespace tessera

@@ -19,7 +19,8 @@ std::string backend_from_environment();
 std::vector<HostProcess> find_processes(const ProcessGroupOptions& options, const std::string& key);
 
 /// Returns the hosts of `ranks`, if the "hierarchical" backend suits them.
-std::optional<HostLayout> host_layout_of(const std::vector<HostProcess>& processes, const std::vector<int64_t>& ranks);
+std::optional<HostLayout> hierarchical_layout(const std::vector<HostProcess>& processes,
+                                              const std::vector<int64_t>& ranks);
 
 /// Returns the requested backend, or the one that suits `ranks`.
 std::string backend_for_group(const ProcessGroupOptions& options, const std::vector<HostProcess>& processes,

@@ -42,7 +42,7 @@ void check_rank(Collective kind, const char* role, int rank, int64_t size) {
                 size - 1);
 }
 
-c10::intrusive_ptr<c10d::Backend> backend_of(Collective kind, c10::DeviceType device, const ProcessGroupPtr& group) {
+c10::intrusive_ptr<c10d::Backend> find_backend(Collective kind, c10::DeviceType device, const ProcessGroupPtr& group) {
   TESSERA_CHECK(ValueError, group, "{}: the process group is undefined", name(kind));
   // libtorch 2.11 has no way to ask first.
   try {

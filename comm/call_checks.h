@@ -17,7 +17,7 @@ void check_tensor(Collective kind, const char* role, const at::Tensor& tensor);
 void check_rank(Collective kind, const char* role, int rank, int64_t size);  // throws ValueError unless rank < size
 
 /// Returns the group's backend for `device`. Throws ValueError if there is none.
-c10::intrusive_ptr<c10d::Backend> backend_of(Collective kind, c10::DeviceType device, const ProcessGroupPtr& group);
+c10::intrusive_ptr<c10d::Backend> find_backend(Collective kind, c10::DeviceType device, const ProcessGroupPtr& group);
 
 inline int64_t bytes(const at::Tensor& tensor) {
   return tensor.numel() * static_cast<int64_t>(tensor.element_size());

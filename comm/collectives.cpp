@@ -16,10 +16,10 @@ namespace tessera {
 
 namespace {
 
-using detail::backend_of;
 using detail::bytes;
 using detail::check_rank;
 using detail::check_tensor;
+using detail::find_backend;
 using BackendPtr = c10::intrusive_ptr<c10d::Backend>;
 
 void check_pair(Collective kind, const at::Tensor& output, const at::Tensor& input) {
@@ -110,7 +110,7 @@ bool Pending::discard() {
 Pending all_gather_async(const at::Tensor& output, const at::Tensor& input, const ProcessGroupPtr& group) {
   constexpr Collective kind = Collective::AllGather;
   check_pair(kind, output, input);
-  const BackendPtr backend = backend_of(kind, input.device().type(), group);
+  const BackendPtr backend = find_backend(kind, input.device().type(), group);
   const int64_t size = backend->getSize();
   TESSERA_CHECK(ValueError, output.numel() == size * input.numel(),
                 "all_gather: input has {} elements and output {}; {} ranks make {}", input.numel(), output.numel(),
@@ -130,7 +130,7 @@ Pending reduce_scatter_async(const at::Tensor& output, const at::Tensor& input, 
   constexpr Collective kind = Collective::ReduceScatter;
   check_pair(kind, output, input);
   check_reduction(kind, input, op);
-  const BackendPtr backend = backend_of(kind, input.device().type(), group);
+  const BackendPtr backend = find_backend(kind, input.device().type(), group);
   const int64_t size = backend->getSize();
   TESSERA_CHECK(ValueError, input.numel() == size * output.numel(),
                 "reduce_scatter: input has {} elements and output {}; {} ranks need {}", input.numel(), output.numel(),
@@ -148,20 +148,20 @@ Pending reduce_scatter_async(const at::Tensor& output, const at::Tensor& input, 
 }
 
 bool supports_segments(const ProcessGroupPtr& group, c10::DeviceType device) {
-  return find_segments_backend(backend_of(Collective::AllGather, device, group), device) != nullptr;
+  return find_segments_backend(find_backend(Collective::AllGather, device, group), device) != nullptr;
 }
 
 Pending all_gather_segments_async(TensorSegments outputs, const at::Tensor& input, const ProcessGroupPtr& group) {
   constexpr Collective kind = Collective::AllGather;
   check_tensor(kind, "input", input);
-  const BackendPtr backend = backend_of(kind, input.device().type(), group);
+  const BackendPtr backend = find_backend(kind, input.device().type(), group);
   GroupBackend& own = parts_backend(kind, backend, input);
   detail::count_collective(kind, (backend->getSize() - 1) * bytes(input));
   return Pending(own.all_gather_segments(std::move(outputs), input));
 }
 
 at::Tensor zeros_to_gather(int64_t numel, at::ScalarType dtype, const ProcessGroupPtr& group) {
-  const BackendPtr backend = backend_of(Collective::AllGather, c10::DeviceType::CPU, group);
+  const BackendPtr backend = find_backend(Collective::AllGather, c10::DeviceType::CPU, group);
   const auto* const own = find_segments_backend(backend, c10::DeviceType::CPU);
   TESSERA_CHECK(NotImplementedError, own != nullptr,
                 "memory to gather from over backend {} and {} ranks; ask supports_segments() first",
@@ -174,7 +174,7 @@ Pending reduce_scatter_segments_async(const at::Tensor& output, TensorSegments i
   constexpr Collective kind = Collective::ReduceScatter;
   check_tensor(kind, "output", output);
   check_reduction(kind, output, op);
-  const BackendPtr backend = backend_of(kind, output.device().type(), group);
+  const BackendPtr backend = find_backend(kind, output.device().type(), group);
   GroupBackend& own = parts_backend(kind, backend, output);
   detail::count_collective(kind, (backend->getSize() - 1) * bytes(output));
   return Pending(own.reduce_scatter_segments(output, std::move(inputs), op));
@@ -184,7 +184,7 @@ Pending all_reduce_async(const at::Tensor& tensor, ReduceOp op, const ProcessGro
   constexpr Collective kind = Collective::AllReduce;
   check_tensor(kind, "tensor", tensor);
   check_reduction(kind, tensor, op);
-  const BackendPtr backend = backend_of(kind, tensor.device().type(), group);
+  const BackendPtr backend = find_backend(kind, tensor.device().type(), group);
   const int64_t size = backend->getSize();
   if (size == 1) {
     return Pending();
@@ -199,7 +199,7 @@ Pending all_reduce_async(const at::Tensor& tensor, ReduceOp op, const ProcessGro
 Pending broadcast_async(const at::Tensor& tensor, int source, const ProcessGroupPtr& group) {
   constexpr Collective kind = Collective::Broadcast;
   check_tensor(kind, "tensor", tensor);
-  const BackendPtr backend = backend_of(kind, tensor.device().type(), group);
+  const BackendPtr backend = find_backend(kind, tensor.device().type(), group);
   const int64_t size = backend->getSize();
   check_rank(kind, "source", source, size);
   if (size == 1) {
@@ -216,7 +216,7 @@ Pending all_to_all_async(const at::Tensor& output, const at::Tensor& input, std:
                          std::vector<int64_t> input_splits, const ProcessGroupPtr& group) {
   constexpr Collective kind = Collective::AllToAll;
   check_pair(kind, output, input);
-  const BackendPtr backend = backend_of(kind, input.device().type(), group);
+  const BackendPtr backend = find_backend(kind, input.device().type(), group);
   const int size = backend->getSize(), rank = backend->getRank();
   const auto splits = check_all_to_all(output, input, output_splits, input_splits, rank, size);
   check_overlap(kind, output, input, rank);

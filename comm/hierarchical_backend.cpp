@@ -77,13 +77,13 @@ class HierarchicalBackend final : public GroupBackend {
     only_cpu_tensor("broadcast", tensors);
     const int root = check_broadcast(options, getSize());
     return launch("broadcast", [this, list = tensors, root]() mutable {
-      if (layout_.place_of(root) == layout_.place_of(getRank())) {
+      if (layout_.local_rank(root) == layout_.local_rank(getRank())) {
         c10d::BroadcastOptions from;
-        from.rootRank = layout_.host_of(root);
+        from.rootRank = layout_.host_index(root);
         across_->broadcast(list, from)->wait();
       }
       c10d::BroadcastOptions from;
-      from.rootRank = layout_.place_of(root);
+      from.rootRank = layout_.local_rank(root);
       host_->broadcast(list, from)->wait();
     });
   }
@@ -125,14 +125,14 @@ class HierarchicalBackend final : public GroupBackend {
 
   ChannelToPeer way_to(const char* call, int peer) const {
     check_peer(call, peer, info());
-    if (layout_.host_of(peer) == layout_.host_of(getRank())) {
-      return {*host_, layout_.place_of(peer)};
+    if (layout_.host_index(peer) == layout_.host_index(getRank())) {
+      return {*host_, layout_.local_rank(peer)};
     }
-    TESSERA_CHECK(NotImplementedError, layout_.place_of(peer) == layout_.place_of(getRank()),
+    TESSERA_CHECK(NotImplementedError, layout_.local_rank(peer) == layout_.local_rank(getRank()),
                   "{}: peer {} on {} has another place on another host, where backend \"hierarchical\" has no "
                   "connection; make a group of the two ranks by new_group(), or choose backend \"gloo\"",
                   call, peer, describe(info()));
-    return {*across_, layout_.host_of(peer)};
+    return {*across_, layout_.host_index(peer)};
   }
 
   /// The ranks' flat elements, `numel` a rank, as one part for each host: what a rank of this host sends and gets has

@@ -23,7 +23,7 @@ namespace {
 using Backend = c10::intrusive_ptr<GroupBackend>;
 
 /// The group's, where they are known.
-std::vector<HostProcess> members_of(const GroupSource& source, const GroupInfo& info) {
+std::vector<HostProcess> member_processes(const GroupSource& source, const GroupInfo& info) {
   std::vector<HostProcess> members;
   for (size_t place = 0; place < info.ranks.size() && !source.processes.empty(); ++place) {
     members.push_back(source.processes.at(static_cast<size_t>(info.ranks[place])));
@@ -32,7 +32,7 @@ std::vector<HostProcess> members_of(const GroupSource& source, const GroupInfo& 
 }
 
 Backend make_gloo(const GroupSource& source, GroupInfo info, c10::intrusive_ptr<c10d::Store> store) {
-  std::vector<HostProcess> members = members_of(source, info);
+  std::vector<HostProcess> members = member_processes(source, info);
   return make_gloo_backend({.info = std::move(info),
                             .store = std::move(store),
                             .processes = std::move(members),
@@ -40,7 +40,7 @@ Backend make_gloo(const GroupSource& source, GroupInfo info, c10::intrusive_ptr<
 }
 
 Backend make_shm(const GroupSource& source, GroupInfo info, c10::intrusive_ptr<c10d::Store> store) {
-  const std::vector<HostProcess> members = members_of(source, info);
+  const std::vector<HostProcess> members = member_processes(source, info);
   const std::string& host = members[0].host;
   const auto host_ranks = std::ranges::count(source.processes, host, &HostProcess::host);
   return make_shm_backend({.info = std::move(info),
@@ -50,7 +50,7 @@ Backend make_shm(const GroupSource& source, GroupInfo info, c10::intrusive_ptr<c
 }
 
 /// Those of the group's ranks that stand at `places`.
-GroupInfo part_of_group(const GroupInfo& info, const std::vector<int>& places, const char* which) {
+GroupInfo make_subgroup_info(const GroupInfo& info, const std::vector<int>& places, const char* which) {
   GroupInfo part{.name = fmt::format("{}, {}", info.name, which), .timeout = info.timeout};
   for (const int place : places) {
     part.rank = place == info.rank ? static_cast<int>(part.ranks.size()) : part.rank;
@@ -60,18 +60,18 @@ GroupInfo part_of_group(const GroupInfo& info, const std::vector<int>& places, c
 }
 
 Backend make_hierarchical(const GroupSource& source, GroupInfo info, const std::string& key) {
-  const HostLayout layout = *host_layout_of(source.processes, info.ranks);
+  const HostLayout layout = *hierarchical_layout(source.processes, info.ranks);
   const auto store = *source.options.store.get();
   const auto prefixed = [=](const std::string& suffix) {
     return c10::make_intrusive<c10d::PrefixStore>(key + suffix, store);
   };
-  auto host = make_shm(source, part_of_group(info, layout.on_host_of(info.rank), "this host"),
-                       prefixed(fmt::format("/host{}", layout.host_of(info.rank))));
-  auto across = make_gloo(source, part_of_group(info, layout.across_hosts_of(info.rank), "across hosts"),
-                          prefixed(fmt::format("/across{}", layout.place_of(info.rank))));
+  auto host = make_shm(source, make_subgroup_info(info, layout.ranks_on_host(info.rank), "this host"),
+                       prefixed(fmt::format("/host{}", layout.host_index(info.rank))));
+  auto across = make_gloo(source, make_subgroup_info(info, layout.ranks_across_hosts(info.rank), "across hosts"),
+                          prefixed(fmt::format("/across{}", layout.local_rank(info.rank))));
   // Made on the group's thread when it is first needed, with a connection of its own: while one group's thread waits
   // for a key, others cannot use that connection to set theirs.
-  const auto make_flat = [=, members = members_of(source, info), address = source.options.master_addr] {
+  const auto make_flat = [=, members = member_processes(source, info), address = source.options.master_addr] {
     const auto own = store->clone();
     own->setTimeout(store->getTimeout());
     return make_gloo_backend({.info = info,

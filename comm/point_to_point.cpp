@@ -14,7 +14,7 @@ namespace {
 c10::intrusive_ptr<c10d::Backend> check_message(Collective kind, const at::Tensor& tensor, int peer,
                                                 const ProcessGroupPtr& group) {
   detail::check_tensor(kind, "tensor", tensor);
-  auto backend = detail::backend_of(kind, tensor.device().type(), group);
+  auto backend = detail::find_backend(kind, tensor.device().type(), group);
   if (const auto* const own = dynamic_cast<const GroupBackend*>(backend.get())) {
     check_peer(name(kind), peer, own->info());
   }

@@ -124,7 +124,7 @@ CudaUse resolve_nccl(const ProcessGroupOptions& options, const NcclOptions& nccl
   return {.backend = "nccl", .device = device, .options = nccl};
 }
 
-const GroupInfo& info_of(const ProcessGroupPtr& group) {
+const GroupInfo& group_info(const ProcessGroupPtr& group) {
   TESSERA_CHECK(ValueError, group, "the process group is undefined; make one by init_process_group or new_group");
   const auto backend = group->getDefaultBackend();
   const auto* ours = dynamic_cast<const GroupBackend*>(backend.get());
@@ -190,23 +190,23 @@ const ProcessGroupPtr& default_group() {
 }
 
 int get_rank() {
-  return info_of(require_default_group("get_rank")).rank;
+  return group_info(require_default_group("get_rank")).rank;
 }
 
 int get_world_size() {
-  return info_of(require_default_group("get_world_size")).size();
+  return group_info(require_default_group("get_world_size")).size();
 }
 
 int get_rank(const ProcessGroupPtr& group) {
-  return info_of(group).rank;
+  return group_info(group).rank;
 }
 
 int get_world_size(const ProcessGroupPtr& group) {
-  return info_of(group).size();
+  return group_info(group).size();
 }
 
 std::string get_backend(const ProcessGroupPtr& group) {
-  info_of(group);  // says so where the group is none of ours
+  group_info(group);  // says so where the group is none of ours
   const std::string name = group->getDefaultBackend()->getBackendName();
   for (const c10::Device device : group->getDeviceTypes()) {
     const std::string other = group->getBackend(device.type())->getBackendName();
@@ -224,11 +224,11 @@ bool has_backend(const ProcessGroupPtr& group, c10::DeviceType device_type) {
 }
 
 const std::string& group_name(const ProcessGroupPtr& group) {
-  return info_of(group).name;
+  return group_info(group).name;
 }
 
 std::vector<int64_t> group_ranks(const ProcessGroupPtr& group) {
-  return info_of(group).ranks;
+  return group_info(group).ranks;
 }
 
 ProcessGroupPtr new_group(const std::vector<int64_t>& ranks, const std::string& name) {
@@ -246,7 +246,7 @@ ProcessGroupPtr new_group(const std::vector<int64_t>& ranks, const std::string& 
 }
 
 GroupInfo info_of_members(const char* caller, const std::vector<int64_t>& ranks, const std::string& name) {
-  const GroupInfo& world = info_of(require_default_group(caller));
+  const GroupInfo& world = group_info(require_default_group(caller));
   std::vector<int64_t> sorted = ranks;
   std::ranges::sort(sorted);
   TESSERA_CHECK(ValueError, !ranks.empty(), "{}(\"{}\"): no ranks; at least the caller must be a member", caller, name);

@@ -48,7 +48,7 @@ void check_on_root(Collective kind, c10::DeviceType device, int root, const Proc
     std::vector<at::Tensor> fits{at::full({1}, failure == nullptr, at::device(device).dtype(at::kByte))};
     c10d::BroadcastOptions from;
     from.rootRank = root;
-    detail::backend_of(kind, device, group)->broadcast(fits, from)->wait();
+    detail::find_backend(kind, device, group)->broadcast(fits, from)->wait();
     TESSERA_CHECK(ValueError, failure || fits[0].item<bool>(),
                   "{}: the tensors that rank {} gave do not fit: see there", name(kind), root);
   }
@@ -59,7 +59,7 @@ void check_on_root(Collective kind, c10::DeviceType device, int root, const Proc
 
 void exchange(Collective kind, at::Tensor output, at::Tensor input, std::vector<int64_t> output_splits,
               std::vector<int64_t> input_splits, const ProcessGroupPtr& group) {
-  const auto backend = detail::backend_of(kind, input.device().type(), group);
+  const auto backend = detail::find_backend(kind, input.device().type(), group);
   backend->alltoall_base(output, input, output_splits, input_splits)->wait();
 }
 

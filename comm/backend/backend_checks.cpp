@@ -142,8 +142,8 @@ AllToAllSplits check_all_to_all(const at::Tensor& output, const at::Tensor& inpu
 namespace {
 
 /// `dtype`: what the tensors are to have.
-void check_segments_of(std::string_view place, const std::vector<TensorSegment>& parts, const at::Tensor& flat,
-                       at::ScalarType dtype, int group_size) {
+void check_segments_with_dtype(std::string_view place, const std::vector<TensorSegment>& parts, const at::Tensor& flat,
+                               at::ScalarType dtype, int group_size) {
   int64_t end = 0;
   for (const auto& [offset, numel, tensor] : parts) {
     TESSERA_CHECK(ValueError, numel >= 0 && offset >= end && offset + numel <= flat.numel(),
@@ -166,13 +166,13 @@ void check_segments_of(std::string_view place, const std::vector<TensorSegment>&
 
 void check_segments(std::string_view place, const std::vector<TensorSegment>& parts, const at::Tensor& flat,
                     int group_size) {
-  check_segments_of(place, parts, flat, flat.scalar_type(), group_size);
+  check_segments_with_dtype(place, parts, flat, flat.scalar_type(), group_size);
 }
 
 void check_written_segments(std::string_view place, const std::vector<TensorSegment>& parts, const at::Tensor& flat,
                             int group_size) {
-  const at::ScalarType sent = flat.scalar_type(), written = dtype_of(parts).value_or(sent);
-  check_segments_of(place, parts, flat, may_cast(sent, written) ? written : sent, group_size);
+  const at::ScalarType sent = flat.scalar_type(), written = segments_dtype(parts).value_or(sent);
+  check_segments_with_dtype(place, parts, flat, may_cast(sent, written) ? written : sent, group_size);
 }
 
 }  // namespace tessera

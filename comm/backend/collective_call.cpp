@@ -64,19 +64,19 @@ CollectiveCall message_call(Collective kind, const std::vector<at::Tensor>& tens
   return call;
 }
 
-c10::Device device_of(const CollectiveCall& call) {
+c10::Device call_device(const CollectiveCall& call) {
   const at::Tensor& any = any_tensor(call);
   return any.defined() ? any.device() : c10::Device(c10::kCPU);
 }
 
-CollectiveSignature shape_of(const CollectiveCall& call) {
+CollectiveSignature make_signature(const CollectiveCall& call) {
   const at::Tensor& any = any_tensor(call);
   return {.kind = call.kind,
           .op = call.op,
           .root = call.root,
           .tag = call.tag,
           .dtype = any.defined() ? any.scalar_type() : c10::ScalarType::Undefined,
-          .device = device_of(call),
+          .device = call_device(call),
           .output = numel(call.output, call),
           .input = numel(call.input, call),
           .input_splits = call.input_splits,
@@ -100,7 +100,7 @@ std::string describe(const CollectiveSignature& call) {
 }
 
 std::string describe(const CollectiveCall& call) {
-  return describe(shape_of(call));
+  return describe(make_signature(call));
 }
 
 std::string find_mismatch(c10::ArrayRef<CollectiveSignature> calls) {

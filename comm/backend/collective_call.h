@@ -68,9 +68,9 @@ CollectiveCall message_call(Collective kind, const std::vector<at::Tensor>& tens
                             const GroupInfo& info);
 
 /// Returns the CPU for a call without tensors.
-c10::Device device_of(const CollectiveCall& call);
+c10::Device call_device(const CollectiveCall& call);
 
-CollectiveSignature shape_of(const CollectiveCall& call);
+CollectiveSignature make_signature(const CollectiveCall& call);
 
 /// Describes a call in errors: "all_reduce(Sum, Float[8])", "broadcast(source 1, Int[4] on cuda:0)" or "send(to rank 1,
 /// tag 3, Float[8])".

@@ -27,7 +27,7 @@ int64_t item_bytes(at::ScalarType dtype) {
   return static_cast<int64_t>(c10::elementSize(dtype));
 }
 
-Overlap overlap_of(const TensorSegment& part, const PartRange& range) {
+Overlap find_overlap(const TensorSegment& part, const PartRange& range) {
   const int64_t item = item_bytes(range.dtype);
   const int64_t part_begin = part.offset * item, part_bytes = part.numel * item;
   const int64_t begin = std::max(range.begin, part_begin);
@@ -55,7 +55,7 @@ std::span<const TensorSegment> parts_at(const std::vector<TensorSegment>& parts,
 void write_same(const std::vector<TensorSegment>& parts, const PartRange& range, const char* from,
                 int64_t stream_from) {
   for (const auto& part : parts_at(parts, range)) {
-    const auto [at, bytes, data, present] = overlap_of(part, range);
+    const auto [at, bytes, data, present] = find_overlap(part, range);
     if (present > 0) {
       copy_bytes(data, from + at, present, stream_from);
     }
@@ -86,7 +86,7 @@ void write_cast(const std::vector<TensorSegment>& parts, at::ScalarType dtype, c
 
 }  // namespace
 
-std::optional<at::ScalarType> dtype_of(const std::vector<TensorSegment>& parts) {
+std::optional<at::ScalarType> segments_dtype(const std::vector<TensorSegment>& parts) {
   for (const auto& part : parts) {
     if (part.tensor.defined()) {
       return part.tensor.scalar_type();
@@ -98,7 +98,7 @@ std::optional<at::ScalarType> dtype_of(const std::vector<TensorSegment>& parts) 
 void read_segments(const std::vector<TensorSegment>& parts, const PartRange& range, char* to, int64_t stream_from) {
   int64_t filled = 0;
   for (const auto& part : parts_at(parts, range)) {
-    const auto [at, bytes, data, present] = overlap_of(part, range);
+    const auto [at, bytes, data, present] = find_overlap(part, range);
     if (present > 0) {
       std::memset(to + filled, 0, static_cast<size_t>(at - filled));
       copy_bytes(to + at, data, present, stream_from);
@@ -110,7 +110,7 @@ void read_segments(const std::vector<TensorSegment>& parts, const PartRange& ran
 
 void write_segments(const std::vector<TensorSegment>& parts, const PartRange& range, const char* from,
                     int64_t stream_from) {
-  const auto dtype = dtype_of(parts);
+  const auto dtype = segments_dtype(parts);
   if (dtype && *dtype != range.dtype) {
     write_cast(parts, *dtype, range, from, stream_from);
   } else {
@@ -120,7 +120,7 @@ void write_segments(const std::vector<TensorSegment>& parts, const PartRange& ra
 
 PlaceInPart find_in_parts(const std::vector<TensorSegment>& parts, const PartRange& range) {
   for (const auto& part : parts_at(parts, range)) {
-    const auto [at, bytes, data, present] = overlap_of(part, range);
+    const auto [at, bytes, data, present] = find_overlap(part, range);
     if (present == range.bytes) {
       return {.tensor = &part.tensor, .data = data};
     }

@@ -28,7 +28,7 @@ struct TensorSegment {
 using TensorSegments = std::shared_ptr<const std::vector<TensorSegment>>;
 
 /// Returns the dtype of the first tensor, or nothing.
-std::optional<at::ScalarType> dtype_of(const std::vector<TensorSegment>& parts);
+std::optional<at::ScalarType> segments_dtype(const std::vector<TensorSegment>& parts);
 
 /// Bytes [begin, begin + bytes) of the elements of rank `rank`, as `dtype`.
 struct PartRange {

@@ -50,7 +50,7 @@ struct LaunchNumber {
 
 /// The tag of what one rank sends another in a collective, known to both if they agree on all that they must. Tags of
 /// ranks that do not agree differ, but for one case in four million.
-int tag_of(const CollectiveSignature& call, LaunchNumber number, size_t bytes) {
+int make_tag(const CollectiveSignature& call, LaunchNumber number, size_t bytes) {
   const uint64_t what =
       static_cast<uint64_t>(call.kind) << 16 | static_cast<uint64_t>(call.op) << 8 | static_cast<uint64_t>(call.dtype);
   const uint64_t hash = hash_combine(hash_combine(0, what), bytes) >> (64 - kHashBits);
@@ -194,14 +194,14 @@ class GlooBackend final : public GroupBackend {
         const int from = (getRank() - step + getSize()) % getSize();
         if (received[from].defined()) {
           std::vector<at::Tensor> one = {received[from]};
-          works.push_back({gloo_->recv(one, from, tag_of(call, number, one[0].nbytes())), from});
+          works.push_back({gloo_->recv(one, from, make_tag(call, number, one[0].nbytes())), from});
         }
       }
       for (int step = 1; step < getSize(); ++step) {
         const int to = (getRank() + step) % getSize();
         if (sent[to].defined()) {
           std::vector<at::Tensor> one = {sent[to]};
-          works.push_back({gloo_->send(one, to, tag_of(call, number, one[0].nbytes())), to});
+          works.push_back({gloo_->send(one, to, make_tag(call, number, one[0].nbytes())), to});
         }
       }
     } catch (const std::exception& failure) {

@@ -85,7 +85,7 @@ class GlooMessages::Channel {
 
 uint64_t GlooMessages::Channel::launch(const CollectiveCall& call) {
   const bool sends = call.kind == Collective::Send;
-  Message message{.shape = shape_of(call), .peer_header = at::empty({3}, at::kLong)};
+  Message message{.shape = make_signature(call), .peer_header = at::empty({3}, at::kLong)};
   if (!mismatch_.empty()) {
     raise(message, mismatch_);
   }

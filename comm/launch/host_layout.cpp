@@ -5,18 +5,18 @@
 
 namespace tessera {
 
-std::vector<int> HostLayout::on_host_of(int rank) const {
+std::vector<int> HostLayout::ranks_on_host(int rank) const {
   std::vector<int> ranks;
   for (int place = 0; place < per_host; ++place) {
-    ranks.push_back(host_of(rank) * per_host + place);
+    ranks.push_back(host_index(rank) * per_host + place);
   }
   return ranks;
 }
 
-std::vector<int> HostLayout::across_hosts_of(int rank) const {
+std::vector<int> HostLayout::ranks_across_hosts(int rank) const {
   std::vector<int> ranks;
   for (int host = 0; host < hosts; ++host) {
-    ranks.push_back(host * per_host + place_of(rank));
+    ranks.push_back(host * per_host + local_rank(rank));
   }
   return ranks;
 }
@@ -34,7 +34,7 @@ std::optional<HostLayout> find_host_layout(const std::vector<std::string>& hosts
     return std::nullopt;
   }
   for (int rank = 0; rank < layout.size(); ++rank) {
-    if (hosts[static_cast<size_t>(rank)] != hosts[static_cast<size_t>(layout.on_host_of(rank)[0])]) {
+    if (hosts[static_cast<size_t>(rank)] != hosts[static_cast<size_t>(layout.ranks_on_host(rank)[0])]) {
       return std::nullopt;
     }
   }

@@ -14,10 +14,10 @@ struct HostLayout {
   int per_host = 1;
 
   int size() const { return hosts * per_host; }
-  int host_of(int rank) const { return rank / per_host; }
-  int place_of(int rank) const { return rank % per_host; }  // place on its host
-  std::vector<int> on_host_of(int rank) const;              // all ranks on the host of `rank`, in order
-  std::vector<int> across_hosts_of(int rank) const;         // the ranks at the same place on all hosts
+  int host_index(int rank) const { return rank / per_host; }
+  int local_rank(int rank) const { return rank % per_host; }  // place on its host
+  std::vector<int> ranks_on_host(int rank) const;             // all ranks on the host of `rank`, in order
+  std::vector<int> ranks_across_hosts(int rank) const;        // the ranks at the same place on all hosts
 };
 
 /// Returns the layout of ranks on these hosts. Needs several hosts with several ranks each, none unknown ("").

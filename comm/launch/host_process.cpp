@@ -50,7 +50,7 @@ ProcessStatus parse_status(const std::string& line) {
   return status;
 }
 
-ProcessStatus status_of(int pid) {
+ProcessStatus read_status(int pid) {
   const int file = ::open(fmt::format("/proc/{}/stat", pid).c_str(), O_RDONLY | O_CLOEXEC);
   if (file < 0) {
     return unread();
@@ -78,11 +78,11 @@ std::string this_host() {
 }  // namespace
 
 HostProcess this_process() {
-  return {.host = this_host(), .pid = getpid(), .start_time = status_of(getpid()).start_time};
+  return {.host = this_host(), .pid = getpid(), .start_time = read_status(getpid()).start_time};
 }
 
 bool is_running(const HostProcess& process) {
-  const ProcessStatus status = status_of(process.pid);
+  const ProcessStatus status = read_status(process.pid);
   if (status.source == ProcessStatus::Source::Unreadable) {
     return kill(process.pid, 0) == 0 || errno != ESRCH;
   }

@@ -24,9 +24,9 @@ using Tag = std::array<uint8_t, 32>;
 /// 16 bytes, the last one a zero: no text of a rank without a secret begins like it.
 constexpr std::array<char, 16> kMark = {"tessera tagged\n"};
 constexpr size_t kLengthBytes = 8;
-constexpr size_t kHeadBytesOfRecord = kMark.size() + sizeof(Tag) + kLengthBytes;
+constexpr size_t kRecordHeadBytes = kMark.size() + sizeof(Tag) + kLengthBytes;
 
-Bytes bytes_of(std::string_view text) {
+Bytes as_bytes(std::string_view text) {
   return {reinterpret_cast<const uint8_t*>(text.data()), text.size()};
 }
 
@@ -49,7 +49,7 @@ uint64_t read_length(Bytes bytes) {
   return length;
 }
 
-Tag hmac_of(Bytes key, Bytes text) {
+Tag compute_hmac(Bytes key, Bytes text) {
   Tag tag{};
   unsigned size = 0;
   const bool is_made = HMAC(EVP_sha256(), key.data(), static_cast<int>(key.size()), text.data(), text.size(),
@@ -59,12 +59,12 @@ Tag hmac_of(Bytes key, Bytes text) {
 }
 
 /// With the key's length first: no two pairs of key and value are the same text.
-Tag tag_of_value(Bytes secret, const std::string& key, Bytes value) {
+Tag make_tag(Bytes secret, const std::string& key, Bytes value) {
   StoreValue text;
   append_length(text, key.size());
-  append_to(text, bytes_of(key));
+  append_to(text, as_bytes(key));
   append_to(text, value);
-  return hmac_of(secret, text);
+  return compute_hmac(secret, text);
 }
 
 struct Record {
@@ -73,16 +73,16 @@ struct Record {
 };
 
 bool has_mark(Bytes stored) {
-  return stored.size() >= kHeadBytesOfRecord && std::memcmp(stored.data(), kMark.data(), kMark.size()) == 0;
+  return stored.size() >= kRecordHeadBytes && std::memcmp(stored.data(), kMark.data(), kMark.size()) == 0;
 }
 
 /// None where something else is among them, or nothing is there.
-std::vector<Record> records_of(Bytes stored) {
+std::vector<Record> parse_records(Bytes stored) {
   std::vector<Record> records;
   while (has_mark(stored)) {
     const Bytes tag = stored.subspan(kMark.size(), sizeof(Tag));
     const uint64_t length = read_length(stored.subspan(kMark.size() + sizeof(Tag)));
-    stored = stored.subspan(kHeadBytesOfRecord);
+    stored = stored.subspan(kRecordHeadBytes);
     if (length > stored.size()) {
       return {};
     }
@@ -126,20 +126,20 @@ std::string new_job_secret() {
 }
 
 JobSecret::JobSecret(const std::string& secret, const std::string& job)
-    : key_(hmac_of(bytes_of(secret), bytes_of(job))) {}
+    : key_(compute_hmac(as_bytes(secret), as_bytes(job))) {}
 
 StoreValue JobSecret::seal(const std::string& key, const StoreValue& value) const {
   StoreValue record(kMark.begin(), kMark.end());
-  append_to(record, tag_of_value(key_, key, value));
+  append_to(record, make_tag(key_, key, value));
   append_length(record, value.size());
   append_to(record, value);
   return record;
 }
 
 std::optional<StoreValue> JobSecret::open(const std::string& key, const StoreValue& stored) const {
-  const std::vector<Record> records = records_of(stored);
+  const std::vector<Record> records = parse_records(stored);
   const auto is_ours = [&](const Record& record) {
-    const Tag tag = tag_of_value(key_, key, record.value);
+    const Tag tag = make_tag(key_, key, record.value);
     return CRYPTO_memcmp(tag.data(), record.tag.data(), tag.size()) == 0;
   };
   if (records.empty() || !std::ranges::all_of(records, is_ours)) {
@@ -153,7 +153,7 @@ bool is_sealed(const StoreValue& stored) {
 }
 
 std::string unverified_text(const StoreValue& stored) {
-  const std::vector<Record> records = records_of(stored);
+  const std::vector<Record> records = parse_records(stored);
   const StoreValue value = records.empty() ? stored : joined_values(records);
   return {value.begin(), value.end()};
 }

@@ -31,7 +31,7 @@ int peer_port(int socket) {
   if (getpeername(socket, reinterpret_cast<sockaddr*>(&address), &length) != 0) {
     return 0;
   }
-  return port_of(address);
+  return address_port(address);
 }
 
 /// TCPStore does not tell its socket: the new ones to its port, among which may be those of other stores of the job.

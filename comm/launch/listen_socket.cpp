@@ -89,12 +89,12 @@ int bound_port(int socket) {
   if (getsockname(socket, reinterpret_cast<sockaddr*>(&address), &length) != 0) {
     return 0;
   }
-  return port_of(address);
+  return address_port(address);
 }
 
 }  // namespace
 
-int port_of(const sockaddr_storage& address) {
+int address_port(const sockaddr_storage& address) {
   switch (address.ss_family) {
     case AF_INET:
       return ntohs(reinterpret_cast<const sockaddr_in&>(address).sin_port);

@@ -10,7 +10,7 @@ namespace tessera {
 
 constexpr const char* kListenSocketVariable = "TESSERA_LISTEN_SOCKET";  // rank 0's descriptor from its launcher
 
-int port_of(const sockaddr_storage& address);  // 0 if it is not an internet address
+int address_port(const sockaddr_storage& address);  // 0 if it is not an internet address
 
 std::optional<int> take_listen_socket(int port);  // the launcher's; once per process, as its store closes it
 

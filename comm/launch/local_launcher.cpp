@@ -231,7 +231,7 @@ std::string describe_end(std::optional<int> status) {
              : fmt::format("ended with exit code {}", WEXITSTATUS(*status));
 }
 
-int exit_code_of(std::optional<int> status) {
+int to_exit_code(std::optional<int> status) {
   return !status ? 1 : WIFSIGNALED(*status) ? 128 + WTERMSIG(*status) : WEXITSTATUS(*status);
 }
 
@@ -280,7 +280,7 @@ class Ranks {
       entry = running_.erase(entry);
       const bool is_signaled = status && WIFSIGNALED(*status);
       if (status != 0 && (result.exit_code == 0 || (prefers_signals && is_signaled && result.exit_code < 128))) {
-        result.exit_code = exit_code_of(status);
+        result.exit_code = to_exit_code(status);
         result.message = fmt::format("rank {} (pid {}) {}", rank, pid, describe_end(status));
         if (!running_.empty()) {
           result.message += fmt::format("; stopping the other {} rank(s)", running_.size());

@@ -205,7 +205,7 @@ void set_environment(const std::string& flight_record_prefix) {
   set_nccl_environment(flight_record_prefix);
 }
 
-std::string identity_of(int device) {
+std::string device_uuid(int device) {
   cudaDeviceProp properties;
   cuda::check_cuda(cudaGetDeviceProperties(&properties, device), "init_process_group");
   std::string text = "GPU-";
@@ -224,7 +224,7 @@ DeviceReport report_devices(int local_rank, int wish) {
   DeviceReport report{.host = this_process().host, .local_rank = local_rank, .wish = wish, .shares = shares_gpus()};
   try {
     for (int device = 0; device < cuda::visible_devices(); ++device) {
-      report.devices.push_back(identity_of(device));
+      report.devices.push_back(device_uuid(device));
     }
     report.reason = report.devices.empty() ? cuda::no_device_message() : "";
   } catch (const StateError& failure) {  // for all ranks to know

@@ -36,7 +36,7 @@ constexpr int64_t kHeadBytes = ShmLayout::kPage;
 /// In the system's lists.
 constexpr const char* kFileLabel = "tessera_shared";
 
-BlockHead& head_of(const FileMapping& block) {
+BlockHead& block_head(const FileMapping& block) {
   return *reinterpret_cast<BlockHead*>(block.base());
 }
 
@@ -64,11 +64,11 @@ char* block_data(const Block& block) {
 }
 
 /// Whose tensors' memory begins at `data`.
-Block* block_of(void* data) {
+Block* find_block(void* data) {
   return reinterpret_cast<BlockHead*>(static_cast<char*>(data) - kHeadBytes)->block;
 }
 
-int64_t size_of_block(int64_t bytes) {
+int64_t block_size(int64_t bytes) {
   return ShmLayout::round_up(kHeadBytes + bytes, ShmLayout::kMapAlignment);
 }
 
@@ -86,7 +86,7 @@ class OwnFile {
   OwnedBlock take(int64_t bytes) {
     const std::lock_guard lock(mutex_);
     forget_parents();
-    const int64_t size = size_of_block(bytes);
+    const int64_t size = block_size(bytes);
     const auto found = std::find_if(free_.rbegin(), free_.rend(),
                                     [&](const OwnedBlock& block) { return block->memory.bytes() == size; });
     OwnedBlock block = found == free_.rend() ? make_locked(bytes) : std::move(*found);
@@ -113,7 +113,7 @@ class OwnFile {
     if (block->owner != getpid() || block->owner != owner_) {
       return;  // inherited from the parent
     }
-    head_of(block->memory).use.fetch_add(1);
+    block_head(block->memory).use.fetch_add(1);
     used_bytes_ -= block->memory.bytes();
     free_bytes_ += block->memory.bytes();
     free_.push_back(std::move(block));
@@ -158,12 +158,12 @@ class OwnFile {
     if (!file_) {
       file_ = FileDescriptor::in_memory(kFileLabel);
     }
-    const int64_t size = size_of_block(bytes);
+    const int64_t size = block_size(bytes);
     file_.resize(end_ + size);
     OwnedBlock block(new Block{owner_, file_.number(), end_, FileMapping(file_, end_, size)});
     end_ += size;
-    head_of(block->memory).block = block.get();
-    head_of(block->memory).lives.store(1);
+    block_head(block->memory).block = block.get();
+    block_head(block->memory).lives.store(1);
     return block;
   }
 
@@ -177,15 +177,15 @@ class OwnFile {
 };
 
 void release(void* data) noexcept {
-  ReleaseBlock()(block_of(data));
+  ReleaseBlock()(find_block(data));
 }
 
 void recycle(void* data) noexcept {
-  OwnFile::get().give_back(OwnedBlock(block_of(data)));
+  OwnFile::get().give_back(OwnedBlock(find_block(data)));
 }
 
 /// As libtorch's allocators make it: what owns the memory is where it begins (c10::Allocator::raw_allocate).
-at::DataPtr data_ptr_of(OwnedBlock block, c10::DeleterFnPtr deleter) {
+at::DataPtr make_data_ptr(OwnedBlock block, c10::DeleterFnPtr deleter) {
   void* const data = block_data(*block.release());
   return {data, data, deleter, c10::kCPU};
 }
@@ -196,7 +196,7 @@ std::atomic<int64_t> mapped_bytes = 0;
 
 at::Tensor shared_zeros(int64_t numel, at::ScalarType dtype) {
   const int64_t bytes = numel * static_cast<int64_t>(c10::elementSize(dtype));
-  c10::Storage storage(c10::Storage::use_byte_size_t(), bytes, data_ptr_of(OwnFile::get().make(bytes), release),
+  c10::Storage storage(c10::Storage::use_byte_size_t(), bytes, make_data_ptr(OwnFile::get().make(bytes), release),
                        /*allocator=*/nullptr, /*resizable=*/false);
   auto tensor = at::detail::make_tensor<c10::TensorImpl>(std::move(storage), c10::DispatchKeySet(c10::DispatchKey::CPU),
                                                          c10::scalarTypeToTypeMeta(dtype));
@@ -205,7 +205,7 @@ at::Tensor shared_zeros(int64_t numel, at::ScalarType dtype) {
 }
 
 at::DataPtr shared_block(int64_t bytes) {
-  return data_ptr_of(OwnFile::get().take(bytes), recycle);
+  return make_data_ptr(OwnFile::get().take(bytes), recycle);
 }
 
 bool free_shared_block(void* data) {
@@ -225,12 +225,12 @@ std::optional<SharedPlace> shared_place(const at::Tensor& tensor) {
   if (data.get_deleter() != release && data.get_deleter() != recycle) {
     return std::nullopt;
   }
-  const Block& block = *block_of(data.get_context());
+  const Block& block = *find_block(data.get_context());
   if (block.owner != getpid()) {
     return std::nullopt;
   }
   return SharedPlace{.file = block.file,
-                     .use = head_of(block.memory).use.load(),
+                     .use = block_head(block.memory).use.load(),
                      .block = block.offset,
                      .block_bytes = block.memory.bytes(),
                      .offset = static_cast<const char*>(tensor.const_data_ptr()) - block.memory.base()};
@@ -259,13 +259,13 @@ const char* PeerMemory::find(const SharedPlace& place) {
 
 bool PeerMemory::is_alive(const SharedPlace& place) const {
   std::atomic_thread_fence(std::memory_order_acquire);
-  const BlockHead& head = head_of(blocks_.at(place.block));
+  const BlockHead& head = block_head(blocks_.at(place.block));
   return head.lives.load() == 1 && head.use.load() == place.use;
 }
 
 void PeerMemory::drop_dead() {
   for (auto block = blocks_.begin(); block != blocks_.end();) {
-    if (head_of(block->second).lives.load() == 1) {
+    if (block_head(block->second).lives.load() == 1) {
       ++block;
     } else {
       mapped_bytes -= block->second.bytes();

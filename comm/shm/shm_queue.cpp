@@ -28,7 +28,7 @@ ShmQueue::ShmQueue(const ShmArena& arena, int rank, const std::vector<HostProces
 }
 
 uint64_t ShmQueue::push(CollectiveCall call) {
-  CollectiveSignature shape = shape_of(call);
+  CollectiveSignature shape = make_signature(call);
   ShmPlan plan = plan_call(shape, rank_, arena_.layout());
   const bool streams =
       shape.output >= 0 && shape.output * static_cast<int64_t>(c10::elementSize(shape.dtype)) >= kStreamBytes;

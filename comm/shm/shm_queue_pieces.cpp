@@ -29,7 +29,7 @@ bool has_piece_place(const CollectiveSignature& shape, const ByteRange& piece) {
   return shape.kind == Collective::ReduceScatter && piece.bytes >= kZeroCopyPieceBytes;
 }
 
-std::optional<SharedPlace> place_of(const PlaceInPart& found) {
+std::optional<SharedPlace> find_shared_place(const PlaceInPart& found) {
   auto place = found.tensor != nullptr ? shared_place(*found.tensor) : std::nullopt;
   if (place) {
     place->offset += found.data - static_cast<const char*>(found.tensor->const_data_ptr());
@@ -60,7 +60,7 @@ void ShmQueue::put_piece(Operation& operation, const ShmPhase& phase, int to) {
     return;
   }
   if (has_piece_place(operation.shape, piece)) {
-    const auto place = place_of(found);
+    const auto place = find_shared_place(found);
     write_piece_place(arena_.slot(rank_, progress_.posted()), to, place);
     operation.exposes_pieces = operation.exposes_pieces || place;
     if (place) {

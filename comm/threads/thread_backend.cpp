@@ -29,9 +29,9 @@ class ThreadWork final : public c10d::Work {
     }
     return true;
   }
-  bool isCompleted() override { return !pending_ || group_->state_of(*pending_) != ThreadGroup::State::Open; }
+  bool isCompleted() override { return !pending_ || group_->state(*pending_) != ThreadGroup::State::Open; }
   bool isSuccess() const override {
-    return !failure_ && (!pending_ || group_->state_of(*pending_) == ThreadGroup::State::Done);
+    return !failure_ && (!pending_ || group_->state(*pending_) == ThreadGroup::State::Done);
   }
   void synchronize() override { wait(); }
 

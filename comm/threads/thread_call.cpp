@@ -65,7 +65,7 @@ const void* sent_elements(const CollectiveCall& call, size_t to, Elements elemen
 }
 
 /// Cuts the elements that each rank gets where parts begin and end, so that most pieces lie in one tensor.
-std::vector<Elements> pieces_of(const CollectiveCall& call) {
+std::vector<Elements> split_at_segments(const CollectiveCall& call) {
   const int64_t count = call.output.numel();
   std::vector<Elements> pieces;
   int64_t done = 0;
@@ -82,7 +82,7 @@ std::vector<Elements> pieces_of(const CollectiveCall& call) {
 }
 
 void reduce_scatter_in_memory(c10::ArrayRef<CollectiveCall> calls) {
-  const auto pieces = pieces_of(calls[0]);
+  const auto pieces = split_at_segments(calls[0]);
   std::vector<std::vector<char>> rooms(calls.size());
   std::vector<const void*> sent(calls.size());
   for (size_t to = 0; to < calls.size(); ++to) {
@@ -110,7 +110,7 @@ void all_reduce_in_memory(c10::ArrayRef<CollectiveCall> calls) {
 }
 
 void copy_in_memory(c10::ArrayRef<CollectiveCall> calls) {
-  for (const ElementCopy& piece : copies_of(calls)) {
+  for (const ElementCopy& piece : plan_copies(calls)) {
     const CollectiveCall& to = calls[piece.to];
     const at::Tensor& from = sent_tensor(calls[piece.from]);
     const Bytes sent = element_bytes(from, piece.from_begin, piece.count);
@@ -146,7 +146,7 @@ void execute_in_memory(c10::ArrayRef<CollectiveCall> calls) {
 }  // namespace
 
 void execute(c10::ArrayRef<CollectiveCall> calls) {
-  device_of(calls[0]).is_cpu() ? execute_in_memory(calls) : execute_by_tensor_ops(calls);
+  call_device(calls[0]).is_cpu() ? execute_in_memory(calls) : execute_by_tensor_ops(calls);
 }
 
 }  // namespace tessera

@@ -45,7 +45,7 @@ std::vector<ElementCopy> all_to_all_copies(c10::ArrayRef<CollectiveCall> calls) 
 
 }  // namespace
 
-std::vector<ElementCopy> copies_of(c10::ArrayRef<CollectiveCall> calls) {
+std::vector<ElementCopy> plan_copies(c10::ArrayRef<CollectiveCall> calls) {
   switch (calls[0].kind) {
     case Collective::AllGather:
       return all_gather_copies(calls);

@@ -22,7 +22,7 @@ struct ElementCopy {
 };
 
 /// Returns the copies of an all-gather, broadcast, all-to-all, or message (the sender's call, then the receiver's).
-std::vector<ElementCopy> copies_of(c10::ArrayRef<CollectiveCall> calls);
+std::vector<ElementCopy> plan_copies(c10::ArrayRef<CollectiveCall> calls);
 
 /// Returns the tensor that a call sends from: a broadcast's only one.
 const at::Tensor& sent_tensor(const CollectiveCall& call);

@@ -110,7 +110,7 @@ void all_reduce_by_tensor_ops(c10::ArrayRef<CollectiveCall> calls) {
 }
 
 void copy_by_tensor_ops(c10::ArrayRef<CollectiveCall> calls) {
-  for (const ElementCopy& copy : copies_of(calls)) {
+  for (const ElementCopy& copy : plan_copies(calls)) {
     copy_flat_bytes(flat_elements(calls[copy.to].output, copy.to_begin, copy.count),
                     flat_elements(sent_tensor(calls[copy.from]), copy.from_begin, copy.count));
   }

@@ -39,7 +39,7 @@ std::shared_ptr<ThreadGroup> ThreadGroup::messages(RankPair pair) {
 
 ThreadGroup::PendingCollectivePtr ThreadGroup::post(const GroupInfo& info, int place, CollectiveCall call) {
   PendingCollectivePtr pending;
-  StreamEvent ready = StreamEvent::here(device_of(call));
+  StreamEvent ready = StreamEvent::here(call_device(call));
   {
     std::lock_guard lock(world_->mutex_);
     TESSERA_CHECK(CommError, world_->failure_.empty(), "{} on {}: {}", describe(call), describe(info),
@@ -71,7 +71,7 @@ ThreadGroup::PendingCollectivePtr ThreadGroup::post(const GroupInfo& info, int p
 void ThreadGroup::finish(PendingCollective& pending) {
   std::vector<CollectiveSignature> shapes;
   for (const CollectiveCall& call : pending.calls) {
-    shapes.push_back(shape_of(call));
+    shapes.push_back(make_signature(call));
   }
   std::string error = find_mismatch(shapes);
   if (error.empty()) {
@@ -92,7 +92,7 @@ void ThreadGroup::finish(PendingCollective& pending) {
 /// On a device with streams in the group's own one, as NCCL has one, so that what a rank's stream is given meanwhile
 /// may run beside it.
 void ThreadGroup::carry_out(PendingCollective& pending) {
-  const c10::Device device = device_of(pending.calls[0]);
+  const c10::Device device = call_device(pending.calls[0]);
   if (!has_streams(device.type())) {
     execute(pending.calls);
     return;
@@ -118,7 +118,7 @@ bool ThreadGroup::is_hopeless(const PendingCollective& pending) const {
   return pending.missing != 0 && (!world_->failure_.empty() || std::ranges::any_of(missing_ranks(pending), has_left));
 }
 
-ThreadGroup::State ThreadGroup::state_of(const PendingCollective& pending) const {
+ThreadGroup::State ThreadGroup::state(const PendingCollective& pending) const {
   const std::lock_guard lock(world_->mutex_);
   if (pending.done) {
     return pending.error.empty() ? State::Done : State::Failed;

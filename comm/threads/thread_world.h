@@ -64,7 +64,7 @@ class ThreadGroup {
   void wait(const GroupInfo& info, int place, const PendingCollectivePtr& pending, std::chrono::milliseconds timeout);
   /// State of a call: whether wait() would return or throw at once.
   enum class State { Open, Done, Failed };
-  State state_of(const PendingCollective& pending) const;
+  State state(const PendingCollective& pending) const;
 
  private:
   friend class ThreadWorld;

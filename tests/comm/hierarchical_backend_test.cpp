@@ -46,8 +46,9 @@ ProcessGroupPtr make_group(const std::shared_ptr<ThreadWorld>& world, const Host
     info.ranks.push_back(place);
     all.push_back(place);
   }
-  auto host = thread_part(world, fmt::format("host {}", layout.host_of(rank)), layout.on_host_of(rank), rank);
-  auto across = thread_part(world, fmt::format("across {}", layout.place_of(rank)), layout.across_hosts_of(rank), rank);
+  auto host = thread_part(world, fmt::format("host {}", layout.host_index(rank)), layout.ranks_on_host(rank), rank);
+  auto across =
+      thread_part(world, fmt::format("across {}", layout.local_rank(rank)), layout.ranks_across_hosts(rank), rank);
   const auto backend = make_hierarchical_backend(
       {.info = info, .layout = layout, .host = std::move(host), .across = std::move(across), .make_flat = [=] {
          return thread_part(world, "flat", all, rank);
@@ -87,7 +88,7 @@ at::Tensor expected_reduction(const at::Tensor& own, const HostLayout& layout, R
   std::vector<at::Tensor> hosts;
   for (int host = 0; host < layout.hosts; ++host) {
     std::vector<at::Tensor> ranks;
-    for (const int rank : layout.on_host_of(host * layout.per_host)) {
+    for (const int rank : layout.ranks_on_host(host * layout.per_host)) {
       ranks.push_back(all[rank]);
     }
     hosts.push_back(reduced(ranks, op));
@@ -148,8 +149,8 @@ TEST_CASE("hosts make a layout where each has as many ranks, one host after the 
   CHECK(layout({"a", "a", "b", "b", "a", "a"}) == none);
   CHECK(layout({"", "", "b", "b"}) == none);  // a host that cannot be told
   const HostLayout six{.hosts = 2, .per_host = 3};
-  CHECK(six.on_host_of(4) == std::vector<int>{3, 4, 5});
-  CHECK(six.across_hosts_of(4) == std::vector<int>{1, 4});
+  CHECK(six.ranks_on_host(4) == std::vector<int>{3, 4, 5});
+  CHECK(six.ranks_across_hosts(4) == std::vector<int>{1, 4});
 }
 
 TEST_CASE("a hierarchical group does what a flat one does, and adds up each host first", "[comm]") {

@@ -24,7 +24,7 @@ DeviceCount count_devices() noexcept {
 }
 
 /// What helps; "" where that is not known.
-const char* remedy_of(cudaError_t status) {
+const char* find_remedy(cudaError_t status) {
   return status == cudaErrorNoKernelImageForDevice
              ? "; this build has kernels for other GPUs only: build with --//third_party/cuda:architectures=<this "
                "GPU's compute capability, 80 for 8.0> (docs/gpu.md)"
@@ -50,7 +50,7 @@ std::string no_device_message() {
 
 void check_cuda(cudaError_t status, const char* place) {
   TESSERA_CHECK(StateError, status == cudaSuccess, "{}: the CUDA runtime says \"{}\" ({}){}", place,
-                cudaGetErrorString(status), cudaGetErrorName(status), remedy_of(status));
+                cudaGetErrorString(status), cudaGetErrorName(status), find_remedy(status));
 }
 
 }  // namespace tessera::cuda

@@ -18,11 +18,11 @@ __device__ curandStatePhilox4_32_10_t state_at(uint64_t seed, const DrawPlace& p
 }
 
 // Not by address: the numbers stay in registers.
-__device__ float lane_of(const float4& numbers, int lane) {
+__device__ float select_lane(const float4& numbers, int lane) {
   const float low = lane == 0 ? numbers.x : numbers.y, high = lane == 2 ? numbers.z : numbers.w;
   return lane < 2 ? low : high;
 }
-__device__ double lane_of(const double2& numbers, int lane) {
+__device__ double select_lane(const double2& numbers, int lane) {
   return lane == 0 ? numbers.x : numbers.y;
 }
 
@@ -31,9 +31,9 @@ struct DrawNormal {
   __device__ Number operator()(uint64_t seed, const DrawPlace& place) const {
     auto state = state_at(seed, place);
     if constexpr (sizeof(Number) == sizeof(double)) {
-      return lane_of(curand_normal2_double(&state), place.lane);
+      return select_lane(curand_normal2_double(&state), place.lane);
     } else {
-      return lane_of(curand_normal4(&state), place.lane);
+      return select_lane(curand_normal4(&state), place.lane);
     }
   }
 };
@@ -43,9 +43,9 @@ struct DrawUniform {
   __device__ Number operator()(uint64_t seed, const DrawPlace& place) const {
     auto state = state_at(seed, place);
     if constexpr (sizeof(Number) == sizeof(double)) {
-      return lane_of(curand_uniform2_double(&state), place.lane);
+      return select_lane(curand_uniform2_double(&state), place.lane);
     } else {
-      return lane_of(curand_uniform4(&state), place.lane);
+      return select_lane(curand_uniform4(&state), place.lane);
     }
   }
 };

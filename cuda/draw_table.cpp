@@ -16,7 +16,7 @@ int64_t num_threads(int64_t numel, const GpuSize& gpu) {
 }
 
 /// By how much filling it moves the generator's offset.
-uint64_t offsets_of(int64_t numel, const GpuSize& gpu, const DrawSource& source) {
+uint64_t counter_offset(int64_t numel, const GpuSize& gpu, const DrawSource& source) {
   return static_cast<uint64_t>(ceil_div(numel, num_threads(numel, gpu) * source.width)) * kOffsetsADraw;
 }
 
@@ -39,9 +39,9 @@ void append_pieces(DrawPiece piece, int64_t item_bytes, std::vector<DrawPiece>& 
 /// once more before them.
 std::vector<uint64_t> piece_offsets(const std::vector<DrawPiece>& pieces, int64_t whole_numel, const GpuSize& gpu,
                                     const DrawSource& source) {
-  std::vector<uint64_t> offsets = {source.offset + (pieces.size() == 1 ? 0 : offsets_of(whole_numel, gpu, source))};
+  std::vector<uint64_t> offsets = {source.offset + (pieces.size() == 1 ? 0 : counter_offset(whole_numel, gpu, source))};
   for (const DrawPiece& piece : pieces) {
-    offsets.push_back(offsets.back() + offsets_of(piece.numel, gpu, source));
+    offsets.push_back(offsets.back() + counter_offset(piece.numel, gpu, source));
   }
   return offsets;
 }

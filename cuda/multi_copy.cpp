@@ -34,12 +34,12 @@ CopyDtype bits(size_t size) {
 }
 
 /// What a kernel counts as one: an element, or half of one of 16 bytes.
-int64_t units_of(at::ScalarType dtype) {
+int64_t units_per_element(at::ScalarType dtype) {
   return c10::elementSize(dtype) > 8 ? static_cast<int64_t>(c10::elementSize(dtype)) / 8 : 1;
 }
 
 int unit_size(at::ScalarType dtype) {
-  return static_cast<int>(static_cast<int64_t>(c10::elementSize(dtype)) / units_of(dtype));
+  return static_cast<int>(static_cast<int64_t>(c10::elementSize(dtype)) / units_per_element(dtype));
 }
 
 /// Whether the last element of a copy is in the tensor, and the first.
@@ -87,7 +87,7 @@ void MultiCopy::add(const at::Tensor& to, const at::Tensor& from, const CopyShap
       ValueError, fits(to, to_offset, to_stride, rows, cols) && fits(from, from_offset, from_stride, rows, cols),
       "MultiCopy: {} rows of {} from {} (stride {}) of {} elements to {} (stride {}) of {}; they leave a tensor", rows,
       cols, from_offset, from_stride, from.numel(), to_offset, to_stride, to.numel());
-  const int64_t units = units_of(to_);
+  const int64_t units = units_per_element(to_);
   push({.to = address(to, to_offset),
         .from = address(from, from_offset),
         .to_stride = to_stride * units,
@@ -100,7 +100,7 @@ void MultiCopy::add_zeros(const at::Tensor& to, int64_t offset, int64_t numel) {
   check(to, to_, "target");
   TESSERA_CHECK(ValueError, fits(to, offset, 0, 1, numel), "MultiCopy: zeros in [{}, {}) of {} elements", offset,
                 offset + numel, to.numel());
-  push({.to = address(to, offset), .rows = 1, .cols = numel * units_of(to_)});
+  push({.to = address(to, offset), .rows = 1, .cols = numel * units_per_element(to_)});
 }
 
 void MultiCopy::push(const StridedCopy& copy) {

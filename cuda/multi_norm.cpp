@@ -49,7 +49,7 @@ void check_tensors(at::TensorList tensors) {
   }
 }
 
-std::vector<NormTable> tables_of(at::TensorList tensors) {
+std::vector<NormTable> make_tables(at::TensorList tensors) {
   std::vector<NormTable> tables(1);
   for (const at::Tensor& tensor : tensors) {
     if (tables.back().full()) {
@@ -72,7 +72,7 @@ at::Tensor multi_tensor_norm(at::TensorList tensors, NormKind kind) {
   const auto options = tensors[0].options().dtype(dtype == NormDtype::Float64 ? at::kDouble : at::kFloat);
   const c10::cuda::CUDAGuard guard(tensors[0].device());
   const cudaStream_t stream = c10::cuda::getCurrentCUDAStream();
-  const std::vector<NormTable> tables = tables_of(tensors);
+  const std::vector<NormTable> tables = make_tables(tensors);
   int64_t count = 0;
   for (const NormTable& table : tables) {
     count += norm_blocks(table.tiles());

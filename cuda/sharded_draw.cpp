@@ -39,7 +39,7 @@ std::optional<DrawDtype> draw_dtype(at::ScalarType dtype, Distribution distribut
   }
 }
 
-GpuSize size_of_current_gpu() {
+GpuSize current_gpu_size() {
   const cudaDeviceProp* const properties = at::cuda::getCurrentDeviceProperties();
   return {.multiprocessors = properties->multiProcessorCount, .threads_each = properties->maxThreadsPerMultiProcessor};
 }
@@ -47,7 +47,7 @@ GpuSize size_of_current_gpu() {
 /// As draw_shard, on the current GPU, whatever ATen does.
 bool draw(const at::Tensor& local, const ShardOfWhole& shard, const DrawParameters& parameters, DrawDtype dtype,
           at::Generator& generator) {
-  const GpuSize gpu = size_of_current_gpu();
+  const GpuSize gpu = current_gpu_size();
   DrawSource source{.item_bytes = static_cast<int64_t>(local.element_size()), .width = draw_width(dtype)};
   std::optional<DrawTable> table;
   {
@@ -77,7 +77,7 @@ at::Tensor drawn_by_aten(const at::Tensor& tensor, const DrawParameters& paramet
   TESSERA_ASSERT(false, "distribution number {}", static_cast<int>(parameters.distribution));
 }
 
-DrawParameters probe_of(Distribution distribution) {
+DrawParameters make_probe(Distribution distribution) {
   switch (distribution) {
     case Distribution::Normal:
       return {distribution, 0.5, 2};
@@ -91,9 +91,9 @@ DrawParameters probe_of(Distribution distribution) {
 
 /// Over two rounds of the largest grid and a part of one, from a generator that has given numbers before.
 bool draws_as_aten(Distribution distribution, DrawDtype dtype, const at::TensorOptions& options) {
-  const GpuSize gpu = size_of_current_gpu();
+  const GpuSize gpu = current_gpu_size();
   const int64_t numel = 2 * draw_width(dtype) * gpu.multiprocessors * gpu.threads_each + 77;
-  const DrawParameters probe = probe_of(distribution);
+  const DrawParameters probe = make_probe(distribution);
   auto generator =
       at::globalContext().getAcceleratorHooksInterface(at::kCUDA).getNewGenerator(options.device().index());
   const auto start = [&] {

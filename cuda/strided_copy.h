@@ -51,7 +51,7 @@ TESSERA_HOST_DEVICE int64_t num_tiles(const StridedCopy& copy) {
 }
 
 /// Returns tile `tile` of a copy; it must be below num_tiles(copy).
-TESSERA_HOST_DEVICE CopyTile tile_of(const StridedCopy& copy, int64_t tile) {
+TESSERA_HOST_DEVICE CopyTile locate_tile(const StridedCopy& copy, int64_t tile) {
   if (copy.cols >= kTileNumel) {
     const int64_t tiles_a_row = ceil_div(copy.cols, kTileNumel);
     const int64_t col = tile % tiles_a_row * kTileNumel, rest = copy.cols - col;
@@ -143,7 +143,7 @@ TESSERA_HOST_DEVICE uint64_t cast_item<uint64_t, uint64_t>(uint64_t from) {
 /// Copies thread `thread`'s elements of a tile.
 template <typename To, typename From, int kWidth>
 TESSERA_HOST_DEVICE void copy_tile(const StridedCopy& copy, int64_t tile, int thread, int threads) {
-  const CopyTile part = tile_of(copy, tile);
+  const CopyTile part = locate_tile(copy, tile);
   const int accesses_a_row = part.cols / kWidth, accesses = part.rows * accesses_a_row;
   for (int access = thread; access < accesses; access += threads) {
     const int row = access / accesses_a_row, col = (access - row * accesses_a_row) * kWidth;

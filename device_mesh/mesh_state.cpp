@@ -21,7 +21,7 @@ uint64_t hash_text(std::string_view text) {
   return hash;
 }
 
-uint64_t hash_of(const MeshState& state) {
+uint64_t compute_hash(const MeshState& state) {
   uint64_t hash = hash_combine(static_cast<uint64_t>(state.device_type), state.context_id);
   for (size_t axis = 0; axis < state.shape.size(); ++axis) {
     hash = hash_combine(hash_combine(hash, state.shape[axis]), hash_text(state.axis_names[axis]));
@@ -74,7 +74,7 @@ std::shared_ptr<const MeshState> finish_state(MeshState state) {
   state.coordinate = state.layout.coordinate(place_of_this_rank(*state.root));
   state.ranks = ranks_through(*state.root, state.layout);
   state.local_rank = std::ranges::find(state.ranks, get_rank()) - state.ranks.begin();
-  state.hash = hash_of(state);
+  state.hash = compute_hash(state);
   return std::make_shared<const MeshState>(std::move(state));
 }
 

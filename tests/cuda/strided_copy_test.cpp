@@ -41,7 +41,7 @@ TEST_CASE("the tiles of the header's example") {
   const auto check = [&](int64_t tile, int owner, CopyTile expected) {
     CAPTURE(tile);
     CHECK(find_owner(table.first_tile, table.count, tile) == owner);
-    const CopyTile part = tile_of(table.copies[owner], tile - table.first_tile[owner]);
+    const CopyTile part = locate_tile(table.copies[owner], tile - table.first_tile[owner]);
     CHECK(part.row == expected.row);
     CHECK(part.col == expected.col);
     CHECK(part.rows == expected.rows);
@@ -67,7 +67,7 @@ TEST_CASE("the tiles of a copy cover each element once, and none is too large") 
       const StridedCopy copy{.rows = rows, .cols = cols};
       std::vector<int> seen(rows * cols, 0);
       for (int64_t tile = 0; tile < num_tiles(copy); ++tile) {
-        const CopyTile part = tile_of(copy, tile);
+        const CopyTile part = locate_tile(copy, tile);
         REQUIRE(part.rows > 0);
         REQUIRE(part.cols > 0);
         REQUIRE(int64_t{part.rows} * part.cols <= kTileNumel);

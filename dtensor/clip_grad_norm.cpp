@@ -45,7 +45,7 @@ std::vector<SameMesh> by_mesh(const std::vector<at::Tensor>& tensors) {
 /// ranks would get different norms, and scale parts of one gradient differently.
 void check_same_ranks(const std::vector<SameMesh>& groups) {
   const SameMesh* first = nullptr;
-  const auto ranks_of = [](const SameMesh& group) {
+  const auto sorted_ranks = [](const SameMesh& group) {
     auto ranks = group.mesh.root().ranks();
     std::ranges::sort(ranks);
     return ranks;
@@ -55,7 +55,7 @@ void check_same_ranks(const std::vector<SameMesh>& groups) {
       continue;
     }
     first = first ? first : &group;
-    const auto own = ranks_of(group), others = ranks_of(*first);
+    const auto own = sorted_ranks(group), others = sorted_ranks(*first);
     TESSERA_CHECK(ValueError, own == others,
                   "get_total_norm: gradients lie on {}, whose mesh is over the ranks [{}], and on {}, over [{}]: each "
                   "rank would get a norm of its own, and scale its shards by that. Clip those of each mesh by a call "
@@ -95,7 +95,7 @@ std::vector<at::Tensor> real_values(std::vector<at::Tensor> tensors) {
 }
 
 /// Of each parameter once: libtorch's parameters() lists one that modules share under each of its names.
-std::vector<at::Tensor> gradients_of(const std::vector<at::Tensor>& parameters) {
+std::vector<at::Tensor> collect_gradients(const std::vector<at::Tensor>& parameters) {
   std::unordered_set<c10::TensorImpl*> seen;
   std::vector<at::Tensor> gradients;
   for (const auto& parameter : parameters) {
@@ -135,14 +135,14 @@ void clip_grads_with_norm_(const std::vector<at::Tensor>& parameters, double max
   TESSERA_CHECK(ValueError, max_norm >= 0, "clip_grads_with_norm_: max_norm is {}; it is at least 0", max_norm);
   const at::NoGradGuard no_grad;
   const auto factor = (max_norm / (total_norm + 1e-6)).clamp_max(1.0);
-  for (const auto& group : by_mesh(gradients_of(parameters))) {
+  for (const auto& group : by_mesh(collect_gradients(parameters))) {
     at::_foreach_mul_(group.tensors, factor);
   }
 }
 
 at::Tensor clip_grad_norm_(const std::vector<at::Tensor>& parameters, double max_norm,
                            const ClipGradNormOptions& options) {
-  auto total = get_total_norm(gradients_of(parameters), options);
+  auto total = get_total_norm(collect_gradients(parameters), options);
   clip_grads_with_norm_(parameters, max_norm, total);
   return total;
 }

@@ -64,8 +64,8 @@ at::Tensor make(at::IntArrayRef sizes, const DeviceMesh& mesh, Placements placem
 }
 
 /// This rank's part of a tensor that every rank has made.
-at::Tensor part_of(const at::Tensor& whole, const DeviceMesh& mesh, Placements placements,
-                   const at::TensorOptions& options, const char* where) {
+at::Tensor shard_whole(const at::Tensor& whole, const DeviceMesh& mesh, Placements placements,
+                       const at::TensorOptions& options, const char* where) {
   const auto spec = DTensorSpec::make(mesh, factory_placements(std::move(placements), whole.dim(), mesh, where),
                                       TensorMeta::contiguous(whole.sizes(), whole.scalar_type()));
   auto result = wrap_local(local_shard_of(whole, *spec), spec);
@@ -114,13 +114,13 @@ at::Tensor randn(at::IntArrayRef sizes, const DeviceMesh& mesh, Placements place
 at::Tensor arange(const at::Scalar& start, const at::Scalar& end, const at::Scalar& step, const DeviceMesh& mesh,
                   Placements placements, at::TensorOptions options) {
   const auto whole = at::arange(start, end, step, local_options(options, mesh, "arange"));
-  return part_of(whole, mesh, std::move(placements), options, "arange");
+  return shard_whole(whole, mesh, std::move(placements), options, "arange");
 }
 
 at::Tensor linspace(const at::Scalar& start, const at::Scalar& end, int64_t steps, const DeviceMesh& mesh,
                     Placements placements, at::TensorOptions options) {
   const auto whole = at::linspace(start, end, steps, local_options(options, mesh, "linspace"));
-  return part_of(whole, mesh, std::move(placements), options, "linspace");
+  return shard_whole(whole, mesh, std::move(placements), options, "linspace");
 }
 
 }  // namespace tessera

@@ -22,7 +22,7 @@ using Ints = std::vector<int64_t>;
 enum SavedKind : int64_t { kReplicate = 0, kShard = 1, kPartial = 2 };
 constexpr size_t kNumbers = 4;
 
-Ints numbers_of(const Placements& placements) {
+Ints encode_placements(const Placements& placements) {
   Ints numbers;
   for (const auto& p : placements) {
     TESSERA_CHECK(ValueError, !p.is_norm_partial(), "torch::save: a pending norm is not saved; redistribute it to {}",
@@ -34,7 +34,7 @@ Ints numbers_of(const Placements& placements) {
   return numbers;
 }
 
-Placement placement_of(const int64_t* numbers) {
+Placement decode_placement(const int64_t* numbers) {
   switch (numbers[0]) {
     case kReplicate:
       return Replicate();
@@ -48,13 +48,13 @@ Placement placement_of(const int64_t* numbers) {
   }
 }
 
-Placements placements_of(const Ints& numbers, size_t axes) {
+Placements decode_placements(const Ints& numbers, size_t axes) {
   TESSERA_CHECK(ValueError, numbers.size() == kNumbers * axes,
                 "torch::load: {} numbers for the placements on {} axes, which are {} each", numbers.size(), axes,
                 kNumbers);
   Placements placements;
   for (size_t axis = 0; axis < axes; ++axis) {
-    placements.push_back(placement_of(numbers.data() + kNumbers * axis));
+    placements.push_back(decode_placement(numbers.data() + kNumbers * axis));
   }
   return placements;
 }
@@ -106,7 +106,7 @@ OutputArchive& operator<<(OutputArchive& archive, const SavedDTensor& saved) {
   archive.write("requires_grad", c10::IValue(saved.tensor.requires_grad()));
   archive.write("sizes", c10::IValue(spec.sizes().vec()));
   archive.write("strides", c10::IValue(spec.strides().vec()));
-  archive.write("placements", c10::IValue(numbers_of(spec.placements())));
+  archive.write("placements", c10::IValue(encode_placements(spec.placements())));
   archive.write("mesh_shape", c10::IValue(mesh.shape()));
   archive.write("mesh_axis_names", c10::IValue(std::move(names)));
   archive.write("coordinate", c10::IValue(mesh.coordinate()));
@@ -122,7 +122,7 @@ InputArchive& operator>>(InputArchive& archive, SavedDTensor& saved) {
   const auto strides = read_ints(archive, "strides");
   TESSERA_CHECK(ValueError, sizes.size() == strides.size(), "torch::load: {} sizes and {} strides", sizes.size(),
                 strides.size());
-  auto placements = placements_of(read_ints(archive, "placements"), saved.mesh.shape().size());
+  auto placements = decode_placements(read_ints(archive, "placements"), saved.mesh.shape().size());
   const auto spec = DTensorSpec::make(
       saved.mesh,
       normalized(std::move(placements), static_cast<int64_t>(sizes.size()), saved.mesh.ndim(), "torch::load"),

@@ -27,7 +27,7 @@ Placements norm_placements(const DTensorSpec& spec, double p) {
 }
 
 /// In any order, each once: a norm does not depend on it.
-at::Tensor elements_of(const at::Tensor& local) {
+at::Tensor dense_elements(const at::Tensor& local) {
   if (local.is_contiguous()) {
     return local;
   }
@@ -46,7 +46,7 @@ std::vector<Alike> sort_locals(const std::vector<at::Tensor>& tensors, double p)
     if (list == lists.end()) {
       list = lists.insert(lists.end(), {.placements = placements, .dtype = meta.spec->dtype(), .locals = {}});
     }
-    list->locals.push_back(elements_of(meta.local));
+    list->locals.push_back(dense_elements(meta.local));
   }
   return lists;
 }

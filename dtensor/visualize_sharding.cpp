@@ -23,7 +23,7 @@ std::string range_text(const DimRange& range) {
 }
 
 /// The place on the mesh of the rank that is `index` of mesh.ranks().
-std::vector<int64_t> coordinate_of(int64_t index, const std::vector<int64_t>& shape) {
+std::vector<int64_t> unravel_index(int64_t index, const std::vector<int64_t>& shape) {
   std::vector<int64_t> coordinate(shape.size());
   for (size_t axis = shape.size(); axis-- > 0;) {
     coordinate[axis] = index % shape[axis];
@@ -32,7 +32,7 @@ std::vector<int64_t> coordinate_of(int64_t index, const std::vector<int64_t>& sh
   return coordinate;
 }
 
-DimRange range_of(const DTensorSpec& spec, int64_t dim, const std::vector<int64_t>& coordinate) {
+DimRange shard_range(const DTensorSpec& spec, int64_t dim, const std::vector<int64_t>& coordinate) {
   if (dim >= spec.ndim()) {
     return {.offset = 0, .length = 1};
   }
@@ -86,9 +86,9 @@ std::vector<ShardCell> shard_cells(const at::Tensor& tensor) {
   std::map<std::tuple<int64_t, int64_t, int64_t, int64_t>, std::vector<int64_t>> ranks_of;
   const auto& ranks = spec.mesh().ranks();
   for (size_t i = 0; i < ranks.size(); ++i) {
-    const auto coordinate = coordinate_of(static_cast<int64_t>(i), spec.mesh().shape());
-    const auto rows = range_of(spec, 0, coordinate);
-    const auto columns = range_of(spec, 1, coordinate);
+    const auto coordinate = unravel_index(static_cast<int64_t>(i), spec.mesh().shape());
+    const auto rows = shard_range(spec, 0, coordinate);
+    const auto columns = shard_range(spec, 1, coordinate);
     if (rows.length > 0 && columns.length > 0) {
       ranks_of[{rows.offset, columns.offset, rows.length, columns.length}].push_back(ranks[i]);
     }

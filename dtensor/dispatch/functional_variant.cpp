@@ -22,7 +22,7 @@ namespace {
 
 using torch::jit::Stack;
 
-const std::vector<std::string>& overloads_of(const std::string& name) {
+const std::vector<std::string>& find_overloads(const std::string& name) {
   static const auto* overloads = [] {
     auto* all = new std::map<std::string, std::vector<std::string>>();
     for (const auto& op : c10::Dispatcher::singleton().getAllOpNames()) {
@@ -36,7 +36,7 @@ const std::vector<std::string>& overloads_of(const std::string& name) {
 }
 
 /// Arguments that a functional form has as well: all but those of an out= op that are only written.
-std::vector<size_t> inputs_of(const c10::FunctionSchema& schema, bool in_place) {
+std::vector<size_t> input_positions(const c10::FunctionSchema& schema, bool in_place) {
   std::vector<size_t> inputs;
   for (size_t arg = 0; arg < schema.arguments().size(); ++arg) {
     if (in_place || !is_written(schema.arguments()[arg])) {
@@ -126,9 +126,9 @@ std::optional<c10::OperatorHandle> functional_variant(const c10::OperatorHandle&
   if (!in_place && !is_out_variant(schema)) {
     return std::nullopt;
   }
-  const auto inputs = inputs_of(schema, in_place);
+  const auto inputs = input_positions(schema, in_place);
   const auto name = in_place ? schema.name().substr(0, schema.name().size() - 1) : schema.name();
-  for (const auto& overload : overloads_of(name)) {
+  for (const auto& overload : find_overloads(name)) {
     const auto candidate = c10::Dispatcher::singleton().findSchema({name, overload});
     if (candidate && takes_the_same(candidate->schema(), schema, inputs)) {
       return candidate;
@@ -145,7 +145,7 @@ void run_functional_variant(const c10::OperatorHandle& op, const c10::OperatorHa
   const size_t num_args = schema.arguments().size();
   const Stack args(stack->end() - static_cast<std::ptrdiff_t>(num_args), stack->end());
   Stack inner;
-  for (const size_t arg : inputs_of(schema, is_in_place(schema))) {
+  for (const size_t arg : input_positions(schema, is_in_place(schema))) {
     inner.push_back(args[arg]);
   }
   if (is_out_variant(schema)) {

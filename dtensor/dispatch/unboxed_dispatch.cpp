@@ -51,10 +51,10 @@ struct BorrowedArguments {
   static c10::IValue borrow(const at::Scalar& number) { return {number}; }
 };
 
-const at::Tensor& local_of(const at::Tensor& /*tensor*/, const Locals& locals, size_t& next) {
+const at::Tensor& next_local(const at::Tensor& /*tensor*/, const Locals& locals, size_t& next) {
   return locals[next++];
 }
-const at::Scalar& local_of(const at::Scalar& number, const Locals& /*locals*/, size_t& /*next*/) {
+const at::Scalar& next_local(const at::Scalar& number, const Locals& /*locals*/, size_t& /*next*/) {
   return number;
 }
 
@@ -79,7 +79,7 @@ struct UnboxedDispatch {
         try {
           const Locals locals(call, *plan);
           size_t next = 0;
-          const std::tuple<Args...> local{local_of(args, locals, next)...};  // in order, as braces are
+          const std::tuple<Args...> local{next_local(args, locals, next)...};  // in order, as braces are
           auto result = std::apply([&](Args... of) { return op.call(of...); }, local);
           return result.defined() ? ResultWrapper{call, *plan}.wrap(std::move(result), info.returns[0].is_view)
                                   : result;
@@ -112,7 +112,7 @@ torch::CppFunction unboxed(const c10::OperatorHandle& op) {
 
 /// "tts" for an op of (Tensor, Tensor, Scalar) that writes nothing and returns one tensor; else "", or what no
 /// UnboxedDispatch is for.
-std::string signature_of(const c10::FunctionSchema& schema) {
+std::string describe_signature(const c10::FunctionSchema& schema) {
   const auto& returns = schema.returns();
   if (returns.size() != 1 || returns[0].real_type()->kind() != c10::TypeKind::TensorType) {
     return "";
@@ -131,7 +131,7 @@ std::string signature_of(const c10::FunctionSchema& schema) {
 torch::CppFunction dispatch_kernel(const c10::OperatorHandle& op) {
   using T = const at::Tensor&;
   using S = const at::Scalar&;
-  const auto signature = signature_of(op.schema());
+  const auto signature = describe_signature(op.schema());
   if (signature == "t") {
     return unboxed<T>(op);
   }

@@ -80,7 +80,7 @@ struct Target {
   int64_t offset;  // of the DTensor, from which views count theirs
 };
 
-std::optional<SlicedDims> place_of(const at::Tensor& view, const Target& target) {
+std::optional<SlicedDims> locate_view(const at::Tensor& view, const Target& target) {
   const auto meta = TensorMeta::of(view);
   return take_apart(target.spec->meta(),
                     {.sizes = meta.sizes, .strides = meta.strides, .offset = view.storage_offset() - target.offset});
@@ -89,7 +89,7 @@ std::optional<SlicedDims> place_of(const at::Tensor& view, const Target& target)
 void copy_to_target(const at::Tensor& view, const Target& target) {
   const auto& meta = *dtensor_meta(view);
   const auto& spec = *target.spec;
-  const auto place = place_of(view, target);
+  const auto place = locate_view(view, target);
   TESSERA_ASSERT(place, "a write to {}, which is no view of {}", meta.spec->to_string(), spec.to_string());
   const Placements replicated(spec.placements().size(), Replicate());
   const auto whole = redistribute_local(meta.local, *meta.spec, replicated);
@@ -144,7 +144,7 @@ std::string MaterializedView::why_not_written(const at::Tensor& view) const {
   if (view.numel() == 0) {
     return "";
   }
-  if (!target || target->spec->dtype() != view.scalar_type() || !place_of(view, *target)) {
+  if (!target || target->spec->dtype() != view.scalar_type() || !locate_view(view, *target)) {
     return "is not made of slices of its dims";
   }
   if (target->spec->has_partial()) {

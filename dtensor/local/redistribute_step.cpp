@@ -95,11 +95,11 @@ StepInFlight all_to_all_dim(const at::Tensor& local, int64_t from, int64_t from_
 }
 
 /// A pending p-norm is the root of a sum of powers. These are larger than 16 bits hold where norms are not.
-at::Tensor powers_of(const at::Tensor& norms, double p) {
+at::Tensor norms_to_powers(const at::Tensor& norms, double p) {
   return norms.to(at::toOpMathType(norms.scalar_type())).pow(p).contiguous();
 }
 
-at::Tensor norms_of_powers(const at::Tensor& powers, double p, at::ScalarType dtype) {
+at::Tensor powers_to_norms(const at::Tensor& powers, double p, at::ScalarType dtype) {
   return powers.pow(1.0 / p).to(dtype);
 }
 
@@ -108,30 +108,31 @@ bool is_norm_of_terms(const Placement& placement, const AxisView& axis) {
   return placement.is_norm_partial() && axis.num_ranks > 1;
 }
 
-ReduceOp op_of(const Placement& pending) {
+ReduceOp collective_op(const Placement& pending) {
   return pending.is_norm_partial() ? ReduceOp::Sum : pending.reduce_op();
 }
 
 StepInFlight reduce_partial(const at::Tensor& local, const Placement& from, const AxisView& axis) {
   if (!is_norm_of_terms(from, axis)) {
     const auto result = local.clone(at::MemoryFormat::Contiguous);
-    return {.collective = all_reduce_async(result, op_of(from), axis.group), .finish = [result] { return result; }};
+    return {.collective = all_reduce_async(result, collective_op(from), axis.group),
+            .finish = [result] { return result; }};
   }
   const double p = from.norm_type();
-  const auto sum = powers_of(local, p);
+  const auto sum = norms_to_powers(local, p);
   return {.collective = all_reduce_async(sum, ReduceOp::Sum, axis.group),
-          .finish = [sum, p, dtype = local.scalar_type()] { return norms_of_powers(sum, p, dtype); }};
+          .finish = [sum, p, dtype = local.scalar_type()] { return powers_to_norms(sum, p, dtype); }};
 }
 
 StepInFlight scatter_partial(const at::Tensor& local, const Placement& from, int64_t dim, const AxisView& axis) {
   if (!is_norm_of_terms(from, axis)) {
-    return reduce_scatter_dim(local, dim, op_of(from), axis);
+    return reduce_scatter_dim(local, dim, collective_op(from), axis);
   }
   const double p = from.norm_type();
-  auto sum = reduce_scatter_dim(powers_of(local, p), dim, ReduceOp::Sum, axis);
+  auto sum = reduce_scatter_dim(norms_to_powers(local, p), dim, ReduceOp::Sum, axis);
   return {.collective = std::move(sum.collective),
           .finish = [finish = std::move(sum.finish), p, dtype = local.scalar_type()] {
-            return norms_of_powers(finish(), p, dtype);
+            return powers_to_norms(finish(), p, dtype);
           }};
 }
 

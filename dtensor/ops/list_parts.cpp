@@ -9,7 +9,7 @@ namespace tessera {
 namespace {
 
 /// The operands of a call by place: parts[i] are the numbers of those at place i of the lists.
-std::vector<std::vector<size_t>> parts_of(const OpCall& call) {
+std::vector<std::vector<size_t>> group_operands(const OpCall& call) {
   std::vector<std::vector<size_t>> parts;
   const auto& schema = call.op.schema().arguments();
   size_t place = 0;
@@ -27,8 +27,8 @@ std::vector<std::vector<size_t>> parts_of(const OpCall& call) {
   return parts;
 }
 
-AxisStrategy strategy_of_part(const OpCall& call, const std::vector<size_t>& operands, const TensorMeta& output,
-                              const std::function<Strategies(const OpCall&)>& strategies) {
+AxisStrategy choose_part_strategy(const OpCall& call, const std::vector<size_t>& operands, const TensorMeta& output,
+                                  const std::function<Strategies(const OpCall&)>& strategies) {
   OpCall part{.op = call.op, .args = call.args, .operands = {}, .outputs = {output}, .offsets = {}};
   part.axis = call.axis;
   part.axis_size = call.axis_size;
@@ -39,7 +39,7 @@ AxisStrategy strategy_of_part(const OpCall& call, const std::vector<size_t>& ope
   if (part.operands[0].written) {
     std::erase_if(choices, [](const AxisStrategy& s) { return s.outputs[0] != s.operands[0]; });
   }
-  return cheapest_of(std::move(choices), part);
+  return choose_cheapest(std::move(choices), part);
 }
 
 }  // namespace
@@ -49,11 +49,11 @@ OpRule rule_by_parts(std::function<Strategies(const OpCall&)> strategies) {
               [strategies = std::move(strategies)](const OpCall& call) {
                 AxisStrategy whole{.operands = PlacementVector(call.operands.size(), Replicate()),
                                    .outputs = PlacementVector(call.outputs.size(), Replicate())};
-                const auto parts = parts_of(call);
+                const auto parts = group_operands(call);
                 for (size_t place = 0; place < parts.size(); ++place) {
                   const auto& operands = parts[place];
                   const auto& output = call.outputs.empty() ? call.operands[operands[0]].meta : call.outputs.at(place);
-                  const auto part = strategy_of_part(call, operands, output, strategies);
+                  const auto part = choose_part_strategy(call, operands, output, strategies);
                   for (size_t i = 0; i < operands.size(); ++i) {
                     whole.operands[operands[i]] = part.operands[i];
                   }

@@ -229,7 +229,7 @@ bool is_empty_shard(const c10::OperatorHandle& op, torch::jit::Stack* stack, con
   return local_argument(op, stack, index).toTensor().numel() == 0 && c10::multiply_integers(spec->sizes()) > 0;
 }
 
-DimRange range_of(const SpecPtr& spec, int64_t dim) {
+DimRange local_range(const SpecPtr& spec, int64_t dim) {
   return local_range(spec->sizes()[static_cast<size_t>(dim)], dim, spec->placements(), spec->position());
 }
 

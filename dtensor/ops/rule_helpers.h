@@ -95,7 +95,7 @@ void set_zero_results(const c10::OperatorHandle& op, torch::jit::Stack* stack, c
 bool is_empty_shard(const c10::OperatorHandle& op, torch::jit::Stack* stack, const SpecPtr& spec, size_t index);
 
 /// Returns this rank's range of a dim of a sharded operand or output.
-DimRange range_of(const SpecPtr& spec, int64_t dim);
+DimRange local_range(const SpecPtr& spec, int64_t dim);
 
 /// Output metas of ops without a meta kernel whose outputs are like operand `operand`.
 OutputMetas like_operand(size_t operand, size_t num_outputs = 1);

@@ -36,7 +36,7 @@ double move_cost(const Placement& from, const Placement& to, double bytes, doubl
   return 2 + bytes * share * (to.is_shard() ? 1 : 2);
 }
 
-double bytes_of(const TensorMeta& meta) {
+double tensor_bytes(const TensorMeta& meta) {
   return static_cast<double>(c10::multiply_integers(meta.sizes.begin(), meta.sizes.end())) *
          static_cast<double>(c10::elementSize(meta.dtype));
 }
@@ -85,7 +85,7 @@ double strategy_cost(const OpCall& call, const AxisStrategy& strategy) {
     if (!operand.spec) {
       return kImpossible;
     }
-    const double bytes = bytes_of(operand.meta);
+    const double bytes = tensor_bytes(operand.meta);
     const auto num_ranks = static_cast<double>(call.axis_size);
     cost += move_cost(current, strategy.operands[i], bytes, num_ranks);
     cost += operand.written ? cost_back(strategy.operands[i], current, bytes, num_ranks) : 0;
@@ -110,7 +110,7 @@ std::string describe_operands(const OpCall& call) {
 
 }  // namespace
 
-AxisStrategy cheapest_of(Strategies strategies, const OpCall& call) {
+AxisStrategy choose_cheapest(Strategies strategies, const OpCall& call) {
   strategies.push_back(all_replicated(call));
   const AxisStrategy* best = nullptr;
   double best_cost = kImpossible;

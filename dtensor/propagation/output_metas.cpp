@@ -23,7 +23,7 @@ bool stays(const at::Tensor& number, c10::DeviceType device, Numbers numbers) {
 }
 
 /// `stand_in` for `number`, of the same weight where dtypes are promoted.
-at::Tensor with_weight_of(const at::Tensor& number, at::Tensor stand_in) {
+at::Tensor with_promotion_weight(const at::Tensor& number, at::Tensor stand_in) {
   if (number.unsafeGetTensorImpl()->is_wrapped_number()) {
     stand_in.unsafeGetTensorImpl()->set_wrapped_number(true);
   }
@@ -45,7 +45,7 @@ torch::jit::Stack stand_in_arguments(const OpCall& call, c10::DeviceType device,
         if (operand.spec) {
           value = make(operand.meta);
         } else if (!stays(value.toTensor(), device, numbers)) {
-          value = with_weight_of(value.toTensor(), make(operand.meta));
+          value = with_promotion_weight(value.toTensor(), make(operand.meta));
         }
       }
     } else if (value.isTensorList()) {
@@ -86,7 +86,7 @@ std::vector<at::Tensor> result_tensors(const torch::jit::Stack& results) {
   return tensors;
 }
 
-std::vector<TensorMeta> metas_of(const std::vector<at::Tensor>& tensors) {
+std::vector<TensorMeta> make_metas(const std::vector<at::Tensor>& tensors) {
   std::vector<TensorMeta> metas;
   metas.reserve(tensors.size());
   for (const auto& tensor : tensors) {
@@ -133,7 +133,7 @@ std::vector<TensorMeta> infer_output_metas(const OpCall& call, std::vector<int64
   for (size_t i = 0; offsets && i < tensors.size(); ++i) {
     offsets->push_back(tensors[i].storage_offset());
   }
-  return metas_of(tensors);
+  return make_metas(tensors);
 }
 
 std::vector<TensorMeta> probe_output_metas(const OpCall& call,
@@ -143,7 +143,7 @@ std::vector<TensorMeta> probe_output_metas(const OpCall& call,
     return at::ones(sizes(meta), at::TensorOptions().dtype(meta.dtype).device(device));
   });
   call.op.callBoxed(stack);
-  return metas_of(result_tensors(stack));
+  return make_metas(result_tensors(stack));
 }
 
 std::vector<at::ScalarType> infer_output_dtypes(const OpCall& call) {

@@ -113,7 +113,7 @@ ChosenPlacements choose_placements(const OpRule& rule, OpCall& call, const Devic
   for (size_t axis = 0; axis < mesh_ndim; ++axis) {
     call.axis = axis;
     call.axis_size = mesh.shape()[axis];
-    const auto strategy = cheapest_of(has_output_metas ? rule.strategies(call) : Strategies(), call);
+    const auto strategy = choose_cheapest(has_output_metas ? rule.strategies(call) : Strategies(), call);
     for (size_t i = 0; i < chosen.operands.size(); ++i) {
       chosen.operands[i][axis] = strategy.operands[i];
     }

@@ -18,7 +18,7 @@ namespace tessera {
 OpPlan propagate(const OpRule& rule, OpCall& call);
 
 /// Returns the cheapest of `strategies` and "everything replicated" along call.axis. Throws like propagate.
-AxisStrategy cheapest_of(Strategies strategies, const OpCall& call);
+AxisStrategy choose_cheapest(Strategies strategies, const OpCall& call);
 
 /// Returns whether all that local kernels could compute is empty. They are not called then, since on empty shards they
 /// throw, crash or change dtypes. An op on an empty tensor is left to its kernel, which may throw on every rank, unless

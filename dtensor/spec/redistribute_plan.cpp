@@ -13,7 +13,7 @@ using Kind = RedistributeStep::Kind;
 using Axes = c10::SmallVector<size_t, 4>;
 
 /// The axes that cut `dim`, outermost first.
-Axes cuts_of(const Placements& placements, int64_t dim) {
+Axes sharding_axes(const Placements& placements, int64_t dim) {
   Axes axes;
   for (const size_t axis : cut_order(placements)) {
     if (placements[axis].is_shard(dim)) {
@@ -24,8 +24,8 @@ Axes cuts_of(const Placements& placements, int64_t dim) {
 }
 
 /// The cuts of `dim` that lie outside that of `axis`, outermost first.
-Axes cuts_outside(const Placements& placements, int64_t dim, size_t axis) {
-  Axes axes = cuts_of(placements, dim);
+Axes outer_sharding_axes(const Placements& placements, int64_t dim, size_t axis) {
+  Axes axes = sharding_axes(placements, dim);
   axes.resize(static_cast<size_t>(std::find(axes.begin(), axes.end(), axis) - axes.begin()));
   return axes;
 }
@@ -36,12 +36,12 @@ bool shard_stays(const Placements& from, const Placements& to, size_t axis) {
     return false;
   }
   const int64_t dim = from[axis].dim();
-  return cuts_outside(from, dim, axis) == cuts_outside(to, dim, axis);
+  return outer_sharding_axes(from, dim, axis) == outer_sharding_axes(to, dim, axis);
 }
 
 /// Whether the cuts of to[axis]'s dim are now those that must lie outside the one by `axis`.
 bool can_cut_now(const Placements& current, const Placements& to, size_t axis) {
-  return cuts_of(current, to[axis].dim()) == cuts_outside(to, to[axis].dim(), axis);
+  return sharding_axes(current, to[axis].dim()) == outer_sharding_axes(to, to[axis].dim(), axis);
 }
 
 class Planner {
@@ -111,7 +111,7 @@ class Planner {
   std::vector<RedistributeStep> steps_;
 };
 
-const char* name_of(Kind kind) {
+const char* kind_name(Kind kind) {
   switch (kind) {
     case Kind::AllGather:
       return "all_gather";
@@ -155,7 +155,7 @@ std::vector<RedistributeStep> plan_redistribute(const Placements& from, const Pl
 std::string to_string(const std::vector<RedistributeStep>& plan) {
   std::string text;
   for (const auto& step : plan) {
-    text += fmt::format("{}{}(axis {}: {} → {})", text.empty() ? "" : ", ", name_of(step.kind), step.axis, step.from,
+    text += fmt::format("{}{}(axis {}: {} → {})", text.empty() ? "" : ", ", kind_name(step.kind), step.axis, step.from,
                         step.to);
   }
   return text.empty() ? "nothing" : text;

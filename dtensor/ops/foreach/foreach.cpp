@@ -157,13 +157,13 @@ const RegisterOpRules foreach_rules([] {
   power_sum.output_metas = power_sum_metas;
   register_op_rule({"aten::_foreach_powsum.Scalar"}, power_sum);
   auto max = reducing(max_strategies);
-  max.local_call = of_nonempty([](at::ScalarType dtype) { return neutral_of(ReduceOp::Max, dtype); });
+  max.local_call = of_nonempty([](at::ScalarType dtype) { return reduction_identity(ReduceOp::Max, dtype); });
   max.output_metas = max_metas;
   register_op_rule({"aten::_foreach_max"}, max);
 });
 
 /// A tensor of numbers, one for each tensor of a list, as numbers: kernels read it, and it must lie on the CPU.
-std::vector<at::Scalar> numbers_of(const char* op, const at::Tensor& scalars, size_t tensors) {
+std::vector<at::Scalar> read_scalars(const char* op, const at::Tensor& scalars, size_t tensors) {
   TESSERA_CHECK(ValueError, scalars.dim() == 1 && scalars.size(0) == static_cast<int64_t>(tensors),
                 "{}: scalars are {}; give a tensor of one dim with a number for each of the {} tensors", op,
                 to_string(TensorMeta::of(scalars)), tensors);
@@ -178,17 +178,17 @@ std::vector<at::Scalar> numbers_of(const char* op, const at::Tensor& scalars, si
 
 std::vector<at::Tensor> foreach_addcdiv(at::TensorList self, at::TensorList a, at::TensorList b,
                                         const at::Tensor& scalars) {
-  return at::_foreach_addcdiv(self, a, b, numbers_of("aten::_foreach_addcdiv.Tensor", scalars, self.size()));
+  return at::_foreach_addcdiv(self, a, b, read_scalars("aten::_foreach_addcdiv.Tensor", scalars, self.size()));
 }
 void foreach_addcdiv_(at::TensorList self, at::TensorList a, at::TensorList b, const at::Tensor& scalars) {
-  at::_foreach_addcdiv_(self, a, b, numbers_of("aten::_foreach_addcdiv_.Tensor", scalars, self.size()));
+  at::_foreach_addcdiv_(self, a, b, read_scalars("aten::_foreach_addcdiv_.Tensor", scalars, self.size()));
 }
 std::vector<at::Tensor> foreach_addcmul(at::TensorList self, at::TensorList a, at::TensorList b,
                                         const at::Tensor& scalars) {
-  return at::_foreach_addcmul(self, a, b, numbers_of("aten::_foreach_addcmul.Tensor", scalars, self.size()));
+  return at::_foreach_addcmul(self, a, b, read_scalars("aten::_foreach_addcmul.Tensor", scalars, self.size()));
 }
 void foreach_addcmul_(at::TensorList self, at::TensorList a, at::TensorList b, const at::Tensor& scalars) {
-  at::_foreach_addcmul_(self, a, b, numbers_of("aten::_foreach_addcmul_.Tensor", scalars, self.size()));
+  at::_foreach_addcmul_(self, a, b, read_scalars("aten::_foreach_addcmul_.Tensor", scalars, self.size()));
 }
 
 }  // namespace

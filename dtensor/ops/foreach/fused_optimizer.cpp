@@ -283,7 +283,7 @@ struct FusedStep<Op, void(at::TensorList, Args...)> {
 };
 
 template <class Op>
-std::string overload_of() {
+std::string qualified_name() {
   const std::string overload = Op::overload_name;
   return Op::name + (overload.empty() ? "" : "." + overload);
 }
@@ -291,10 +291,10 @@ std::string overload_of() {
 template <class... Ops>
 struct Steps {
   static void register_before_autograd(torch::Library& library) {
-    (library.impl(overload_of<Ops>().c_str(), &FusedStep<Ops>::before_autograd), ...);
+    (library.impl(qualified_name<Ops>().c_str(), &FusedStep<Ops>::before_autograd), ...);
   }
   static void register_below_autograd(torch::Library& library) {
-    (library.impl(overload_of<Ops>().c_str(), &FusedStep<Ops>::below_autograd), ...);
+    (library.impl(qualified_name<Ops>().c_str(), &FusedStep<Ops>::below_autograd), ...);
   }
 };
 using AllSteps = Steps<at::_ops::_fused_adam_, at::_ops::_fused_adam__tensor_lr, at::_ops::_fused_adamw_,

@@ -19,7 +19,7 @@ namespace {
 
 constexpr std::string_view kLetters = "bmnk";
 
-int64_t index_of(std::string_view dims, char letter) {
+int64_t find_dim(std::string_view dims, char letter) {
   const auto found = dims.find(letter);
   return found == std::string_view::npos ? kNone : static_cast<int64_t>(found);
 }
@@ -39,9 +39,9 @@ struct Product {
 Strategies matrix_product_strategies(const OpCall& call, const Product& product, size_t first) {
   Strategies strategies;
   for (const char letter : kLetters) {
-    const int64_t a = index_of(product.a, letter);
-    const int64_t b = index_of(product.b, letter);
-    const int64_t out = index_of(product.out, letter);
+    const int64_t a = find_dim(product.a, letter);
+    const int64_t b = find_dim(product.b, letter);
+    const int64_t out = find_dim(product.out, letter);
     if (a == kNone && b == kNone) {
       continue;
     }
@@ -113,7 +113,7 @@ void local_sum(const c10::OperatorHandle& op, torch::jit::Stack* stack, const Op
   }
   const std::array factors{product.a, product.b};
   for (size_t i = 0; i < factors.size(); ++i) {
-    fill_empty_factor(local_argument(op, stack, i + 1), index_of(factors[i], 'k'), *plan.operands[i + 1]);
+    fill_empty_factor(local_argument(op, stack, i + 1), find_dim(factors[i], 'k'), *plan.operands[i + 1]);
   }
   op.callBoxed(stack);
 }

@@ -88,14 +88,14 @@ void check_move_allowed(const char* role, const at::Tensor& tensor, const Placem
                 role, dtensor_spec(tensor)->to_string(), to_string(to), to_string(steps));
 }
 
-at::Tensor local_of(const char* role, const at::Tensor& tensor, const Placements& own, const Placements& common) {
+at::Tensor move_to_local(const char* role, const at::Tensor& tensor, const Placements& own, const Placements& common) {
   check_move_allowed(role, tensor, own);
   return to_local(redistribute(tensor, own), gradient_placements(own, common));
 }
 
 /// Fused kernels divide by the number of items.
-at::Tensor attention_of_shards(const Operands& local, const std::optional<at::Tensor>& mask,
-                               const AttentionOptions& options) {
+at::Tensor compute_local_attention(const Operands& local, const std::optional<at::Tensor>& mask,
+                                   const AttentionOptions& options) {
   const auto result = local.query.numel() == 0 || local.key.numel() == 0
                           ? std::get<0>(at::_scaled_dot_product_attention_math(local.query, local.key, local.value,
                                                                                mask, 0.0, options.is_causal, {},
@@ -140,11 +140,12 @@ at::Tensor sharded_attention(const at::Tensor& query, const at::Tensor& key, con
   const auto common = common_placements({query, key, value});
   std::optional<at::Tensor> local_mask;
   if (has_mask(mask)) {
-    local_mask = local_of("mask", *mask, mask_placements(*mask, query, common), common);
+    local_mask = move_to_local("mask", *mask, mask_placements(*mask, query, common), common);
   }
-  const auto local_query = local_of("query", query, common, common), local_key = local_of("key", key, common, common),
-             local_value = local_of("value", value, common, common);
-  const auto local = attention_of_shards({local_query, local_key, local_value}, local_mask, options);
+  const auto local_query = move_to_local("query", query, common, common),
+             local_key = move_to_local("key", key, common, common),
+             local_value = move_to_local("value", value, common, common);
+  const auto local = compute_local_attention({local_query, local_key, local_value}, local_mask, options);
   const int64_t items = query.size(0), heads = query.size(kHeads), length = query.size(2), width = value.size(3);
   return from_local(local, device_mesh(query), common,
                     {.shape = std::vector{items, heads, length, width},

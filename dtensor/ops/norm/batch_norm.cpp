@@ -26,7 +26,7 @@ size_t input_operand(const c10::OperatorHandle& op) {
   return is_backward(op) ? 1 : 0;
 }
 
-const TensorMeta& input_of(const OpCall& call) {
+const TensorMeta& input_meta(const OpCall& call) {
   return call.operands[input_operand(call.op)].meta;
 }
 
@@ -53,7 +53,7 @@ Placement along_channels(const TensorMeta& meta, int64_t channels) {
 
 AxisStrategy cut_channels(const OpCall& call) {
   AxisStrategy strategy;
-  const int64_t channels = input_of(call).sizes[1];
+  const int64_t channels = input_meta(call).sizes[1];
   for (const auto& operand : call.operands) {
     strategy.operands.push_back(along_channels(operand.meta, channels));
   }
@@ -91,7 +91,7 @@ bool can_cut_items(const OpCall& call) {
   if (!uses_batch_statistics(call.op, call.args)) {
     return true;
   }
-  const auto& input = input_of(call);
+  const auto& input = input_meta(call);
   const bool has_saved = !is_backward(call.op) ||
                          (call.operand_of_arg(kSavedMean) >= 0 && call.operand_of_arg(kSavedInverseDeviation) >= 0);
   return has_saved && numel(input) > 0 && std::ranges::all_of(call.operands, [&](const Operand& operand) {
@@ -102,7 +102,7 @@ bool can_cut_items(const OpCall& call) {
 
 Strategies batch_norm_strategies(const OpCall& call) {
   Strategies strategies;
-  const auto ndim = static_cast<int64_t>(input_of(call).sizes.size());
+  const auto ndim = static_cast<int64_t>(input_meta(call).sizes.size());
   if (ndim < 2) {
     return strategies;
   }
@@ -126,7 +126,7 @@ void drop_unwanted(std::vector<TensorMeta>& metas, const c10::List<bool>& mask) 
 
 /// Which statistics are saved, and in which dtype, depends on device and mode: a batch of one item of one pixel tells.
 std::vector<TensorMeta> batch_norm_metas(const OpCall& call) {
-  const auto& input = input_of(call);
+  const auto& input = input_meta(call);
   auto metas = probe_output_metas(call, [](const TensorMeta& meta) {
     DimVector sizes = meta.sizes;
     for (size_t dim = 0; sizes.size() > 1 && dim < sizes.size(); ++dim) {

@@ -118,7 +118,7 @@ std::vector<TensorMeta> layer_norm_backward_metas(const OpCall& call) {
   const auto mask = call.args[kLayerNormMask].toBoolList();
   const auto& input = call.operands[1].meta;
   const auto shape = call.args[2].toIntVector();
-  const auto dtype_of = [&](size_t arg) {
+  const auto find_dtype = [&](size_t arg) {
     const int64_t operand = call.operand_of_arg(arg);
     return operand >= 0 ? call.operands[static_cast<size_t>(operand)].meta.dtype : input.dtype;
   };
@@ -127,7 +127,7 @@ std::vector<TensorMeta> layer_norm_backward_metas(const OpCall& call) {
   }
   for (size_t i = 1; i < 3; ++i) {
     if (mask.get(i)) {
-      metas.push_back(TensorMeta::contiguous(shape, dtype_of(4 + i)));
+      metas.push_back(TensorMeta::contiguous(shape, find_dtype(4 + i)));
     }
   }
   return metas;

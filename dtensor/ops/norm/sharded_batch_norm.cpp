@@ -25,7 +25,7 @@ std::vector<int64_t> item_axes(const DTensorSpec& input) {
 }
 
 /// Values a channel, on all ranks.
-at::Tensor count_of(const DTensorSpec& input) {
+at::Tensor values_per_channel(const DTensorSpec& input) {
   return at::scalar_tensor(c10::multiply_integers(input.sizes()) / input.sizes()[kChannelDim], at::kDouble);
 }
 
@@ -84,7 +84,7 @@ void sharded_batch_norm_backward(const c10::OperatorHandle& op, torch::jit::Stac
   at::Tensor of_items;
   if (mask.get(0)) {
     gradient.add_up(input.mesh(), item_axes(input));
-    of_items = gradient.of_items(optional_tensor(op, stack, "weight"), count_of(input));
+    of_items = gradient.of_items(optional_tensor(op, stack, "weight"), values_per_channel(input));
   }
   std::vector<c10::IValue> results;
   size_t next = 0;

@@ -32,7 +32,7 @@ DimVector elements(const OpCall& call) {
 }
 
 /// Some losses have the dtype of the input, others the wider one, and gradients that of what they are for.
-at::ScalarType dtype_of(const OpCall& call) {
+at::ScalarType result_dtype(const OpCall& call) {
   return infer_output_dtypes(call).at(0);
 }
 
@@ -91,7 +91,8 @@ std::vector<TensorMeta> loss_metas(const OpCall& call) {
                 "{}: the mean of a loss of {}; pass tensors of a floating dtype", toString(call.op.operator_name()),
                 c10::toString(dtype));
   const auto sizes = elements<0>(call);
-  return {TensorMeta::contiguous(loss_reduction(call) == at::Reduction::None ? sizes : DimVector(), dtype_of(call))};
+  return {
+      TensorMeta::contiguous(loss_reduction(call) == at::Reduction::None ? sizes : DimVector(), result_dtype(call))};
 }
 
 Strategies loss_strategies(const OpCall& call) {
@@ -162,7 +163,7 @@ void local_binary_cross_entropy(const c10::OperatorHandle& op, torch::jit::Stack
 
 std::vector<TensorMeta> loss_backward_metas(const OpCall& call) {
   check_sizes(call);
-  return {TensorMeta::contiguous(elements<1>(call), dtype_of(call))};
+  return {TensorMeta::contiguous(elements<1>(call), result_dtype(call))};
 }
 
 Strategies loss_backward_strategies(const OpCall& call) {

@@ -158,7 +158,7 @@ at::Tensor own_target(at::Tensor target, const SpecPtr& self) {
   for (int64_t dim = 0; dim < self->ndim(); ++dim) {
     const int64_t in_target = target_dim(dim, self->ndim());
     if (in_target != kNone) {
-      const auto range = range_of(self, dim);
+      const auto range = local_range(self, dim);
       target = target.narrow(in_target, range.offset, range.length);
     }
   }
@@ -170,7 +170,7 @@ at::Tensor own_target(at::Tensor target, const SpecPtr& self) {
 /// on every rank.
 void take_own_classes(const c10::OperatorHandle& op, torch::jit::Stack* stack, const SpecPtr& self, size_t first_arg) {
   const int64_t classes_of_all = num_classes(self);
-  const auto range = range_of(self, class_dim(self->ndim()));
+  const auto range = local_range(self, class_dim(self->ndim()));
   if (range.length == classes_of_all) {
     return;
   }

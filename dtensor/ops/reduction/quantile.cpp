@@ -77,8 +77,8 @@ std::vector<int64_t> sizes_of_whole(int64_t count, int64_t ndim) {
 }
 
 /// [quantiles, ...], without dim `dim` or with one of size 1.
-at::Tensor quantiles_of(const at::Tensor& self, const std::vector<double>& quantiles, std::optional<int64_t> dim,
-                        bool keepdim, Interpolation interpolation, bool ignores_nan) {
+at::Tensor compute_quantiles(const at::Tensor& self, const std::vector<double>& quantiles, std::optional<int64_t> dim,
+                             bool keepdim, Interpolation interpolation, bool ignores_nan) {
   check_input(self, interpolation);
   for (const double quantile : quantiles) {
     TESSERA_CHECK(ValueError, quantile >= 0 && quantile <= 1, "aten::quantile: q {}; it is from 0 to 1", quantile);
@@ -112,14 +112,14 @@ std::vector<double> quantile_numbers(const at::Tensor& q, const at::Tensor& self
 template <bool ignores_nan>
 at::Tensor of_tensor(const at::Tensor& self, const at::Tensor& q, std::optional<int64_t> dim, bool keepdim,
                      Interpolation interpolation) {
-  const auto result = quantiles_of(self, quantile_numbers(q, self), dim, keepdim, interpolation, ignores_nan);
+  const auto result = compute_quantiles(self, quantile_numbers(q, self), dim, keepdim, interpolation, ignores_nan);
   return q.dim() == 0 ? result.squeeze(0) : result;
 }
 
 template <bool ignores_nan>
 at::Tensor of_number(const at::Tensor& self, double q, std::optional<int64_t> dim, bool keepdim,
                      Interpolation interpolation) {
-  return quantiles_of(self, {rounded(q, self)}, dim, keepdim, interpolation, ignores_nan).squeeze(0);
+  return compute_quantiles(self, {rounded(q, self)}, dim, keepdim, interpolation, ignores_nan).squeeze(0);
 }
 
 void override_quantiles(torch::Library& library) {

@@ -31,7 +31,7 @@ struct Reduction {
 };
 
 /// Arguments "dim" and "keepdim" by name: overloads place them differently. Without them, all dims.
-Reduction reduction_of(const c10::OperatorHandle& op, at::ArrayRef<c10::IValue> args, int64_t ndim) {
+Reduction parse_reduction(const c10::OperatorHandle& op, at::ArrayRef<c10::IValue> args, int64_t ndim) {
   Reduction result;
   c10::IValue dims;
   const auto& schema = op.schema().arguments();
@@ -46,8 +46,8 @@ Reduction reduction_of(const c10::OperatorHandle& op, at::ArrayRef<c10::IValue> 
   return result;
 }
 
-Reduction reduction_of(const OpCall& call) {
-  return reduction_of(call.op, call.args, call.operands[0].ndim());
+Reduction parse_reduction(const OpCall& call) {
+  return parse_reduction(call.op, call.args, call.operands[0].ndim());
 }
 
 /// Dims that stay are sharded; a reduced dim makes the outputs `reduced`, if given. An operand that is pending
@@ -56,7 +56,7 @@ Reduction reduction_of(const OpCall& call) {
 Strategies reduce_strategies(const OpCall& call, std::optional<Placement> reduced) {
   Strategies strategies;
   reduced = pending(call, 0) ? std::nullopt : reduced;
-  const auto reduction = reduction_of(call);
+  const auto reduction = parse_reduction(call);
   for (int64_t dim = 0; dim < call.operands[0].ndim(); ++dim) {
     const int64_t to = reduction.output_dim(dim);
     if (to != kNone || reduced) {
@@ -101,7 +101,7 @@ void local_extremum(const c10::OperatorHandle& op, torch::jit::Stack* stack, con
   const auto& out = plan.outputs[0];
   if (local.numel() == 0 && out->has_partial()) {
     const auto options = local.options().dtype(out->dtype());
-    set_results(op, stack, {at::full(out->local_sizes(), neutral_of(reduce, out->dtype()), options)});
+    set_results(op, stack, {at::full(out->local_sizes(), reduction_identity(reduce, out->dtype()), options)});
     return;
   }
   op.callBoxed(stack);
@@ -110,7 +110,7 @@ void local_extremum(const c10::OperatorHandle& op, torch::jit::Stack* stack, con
 /// mean = local sum / global count: shards differ in length, so an average of averages would be wrong.
 void local_mean(const c10::OperatorHandle& op, torch::jit::Stack* stack, const OpPlan& plan) {
   const auto first = stack->size() - op.schema().arguments().size();
-  const auto reduction = reduction_of(op, at::ArrayRef<c10::IValue>(*stack).slice(first), plan.operands[0]->ndim());
+  const auto reduction = parse_reduction(op, at::ArrayRef<c10::IValue>(*stack).slice(first), plan.operands[0]->ndim());
   bool cut = false;
   int64_t count = 1;
   for (const int64_t dim : reduction.dims) {
@@ -151,7 +151,7 @@ template <class Dtype>
 OutputMetas reduced_metas(Dtype dtype, size_t num_outputs = 1) {
   return [=](const OpCall& call) {
     DimVector sizes;
-    const auto reduction = reduction_of(call);
+    const auto reduction = parse_reduction(call);
     const auto& in = call.operands[0].meta.sizes;
     for (size_t dim = 0; dim < in.size(); ++dim) {
       if (!contains(reduction.dims, static_cast<int64_t>(dim))) {
@@ -199,7 +199,7 @@ std::vector<TensorMeta> variance_and_mean(const OpCall& call) {
 }
 
 std::vector<TensorMeta> reduced_with_indices(const OpCall& call) {
-  for (const int64_t dim : reduction_of(call).dims) {
+  for (const int64_t dim : parse_reduction(call).dims) {
     TESSERA_CHECK(ValueError, call.operands[0].ndim() == 0 || call.operands[0].meta.sizes[static_cast<size_t>(dim)] > 0,
                   "{}: dim {} of {} has no elements", toString(call.op.operator_name()), dim,
                   to_string(call.operands[0].meta));
@@ -260,7 +260,7 @@ const RegisterOpRules reduction_rules([] {
 
 }  // namespace
 
-c10::Scalar neutral_of(ReduceOp op, at::ScalarType dtype) {
+c10::Scalar reduction_identity(ReduceOp op, at::ScalarType dtype) {
   const bool max = op == ReduceOp::Max;
   if (c10::isFloatingType(dtype)) {
     return max ? -std::numeric_limits<double>::infinity() : std::numeric_limits<double>::infinity();

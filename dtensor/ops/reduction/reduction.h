@@ -8,6 +8,6 @@
 namespace tessera {
 
 /// Returns the value that does not change a maximum (ReduceOp::Max) or minimum of a tensor of `dtype`.
-c10::Scalar neutral_of(ReduceOp op, at::ScalarType dtype);
+c10::Scalar reduction_identity(ReduceOp op, at::ScalarType dtype);
 
 }  // namespace tessera

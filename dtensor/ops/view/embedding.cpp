@@ -46,7 +46,7 @@ void local_embedding(const c10::OperatorHandle& op, torch::jit::Stack* stack, co
     return;
   }
   const auto& table = plan.operands[0];
-  const auto range = range_of(table, 0);
+  const auto range = local_range(table, 0);
   if (range.length == 0) {
     weight = at::zeros({1, weight.size(1)}, weight.options());
   }

@@ -49,7 +49,7 @@ std::vector<at::Device> generator_devices(RecomputableCall& call) {
 
 /// Whose states a second call needs. Not those that other ranks draw from as well: to set them would repeat numbers
 /// there, and draws from them are refused (shared_generator_use.h).
-std::vector<at::Generator> generators_of(RecomputableCall& call) {
+std::vector<at::Generator> collect_generators(RecomputableCall& call) {
   std::vector<at::Generator> generators;
   const auto add = [&](const at::Generator& generator) {
     if (std::ranges::find(generators, generator) == generators.end()) {
@@ -90,7 +90,7 @@ class InputsAsTheyAre {
   std::vector<std::pair<at::Tensor, at::Tensor>> kept_;
 };
 
-int64_t version_of(const at::Tensor& tensor) {
+int64_t current_version(const at::Tensor& tensor) {
   return static_cast<int64_t>(tensor._version());
 }
 
@@ -106,7 +106,7 @@ class CheckpointRegion::SlotHooks final : public torch::autograd::SavedVariableH
     }
   }
   void call_pack_hook(const at::Tensor& tensor) override { slot_ = region_->add_slot(tensor); }
-  at::Tensor call_unpack_hook() override { return region_->tensor_of(slot_.value()); }
+  at::Tensor call_unpack_hook() override { return region_->unpack(slot_.value()); }
 
  private:
   std::shared_ptr<CheckpointRegion> region_;
@@ -128,7 +128,7 @@ class CheckpointRegion::FillHooks final : public torch::autograd::SavedVariableH
   explicit FillHooks(CheckpointRegion& region) : region_(region) {}
   void call_pack_hook(const at::Tensor& tensor) override {
     tensor_ = tensor.detach();
-    version_ = version_of(tensor_);
+    version_ = current_version(tensor_);
     region_.fill_next(tensor_);
   }
   at::Tensor call_unpack_hook() override {
@@ -173,7 +173,7 @@ CheckpointRegion::CheckpointRegion(std::unique_ptr<RecomputableCall> again, cons
     : again_(std::move(again)),
       options_(options),
       place_(std::move(place)),
-      context_(options.preserve_rng_state ? generators_of(*again_) : std::vector<at::Generator>()),
+      context_(options.preserve_rng_state ? collect_generators(*again_) : std::vector<at::Generator>()),
       ops_(options.ops_to_save) {
   InputsAsTheyAre kept;
   again_->visit_inputs([&](at::Tensor& tensor) {
@@ -204,11 +204,11 @@ void CheckpointRegion::run(const std::function<void()>& forward, std::unique_ptr
 
 size_t CheckpointRegion::add_slot(const at::Tensor& tensor) {
   const std::lock_guard lock(mutex_);
-  slots_.push_back({.meta = SavedMeta(tensor), .first_version = version_of(tensor)});
+  slots_.push_back({.meta = SavedMeta(tensor), .first_version = current_version(tensor)});
   return slots_.size() - 1;
 }
 
-at::Tensor CheckpointRegion::tensor_of(size_t slot) {
+at::Tensor CheckpointRegion::unpack(size_t slot) {
   const std::lock_guard lock(mutex_);
   const int64_t backward = torch::autograd::get_current_graph_task_id();
   if (backward == -1 || backward != backward_ || !slots_.at(slot).tensor.defined()) {
@@ -277,7 +277,7 @@ void CheckpointRegion::fill_next(const at::Tensor& tensor) {
   }
   if (slot.is_needed) {
     slot.tensor = tensor;
-    slot.version = version_of(tensor);
+    slot.version = current_version(tensor);
   }
   // A gradient that the forward itself takes needs what there is up to now.
   if ((options_.early_stop || !is_whole_) && filled_ == slots_.size()) {
@@ -293,18 +293,18 @@ void CheckpointRegion::check_alike(const Slot& slot, const at::Tensor& tensor) c
                 "{}, but was {}. A checkpointed forward must depend on its arguments and parameters alone; one "
                 "that counts its calls or caches tensors cannot be checkpointed",
                 place_, index, meta.to_string(), slot.meta.to_string());
-  TESSERA_CHECK(StateError, version_of(tensor) == slot.first_version,
+  TESSERA_CHECK(StateError, current_version(tensor) == slot.first_version,
                 "{}: tensor {} that autograd saves, {}, was changed in place since the first forward: it is at version "
                 "{}, but was at version {}. Change parameters after backward only (optimizer.step()), and buffers that "
                 "gradients depend on outside of the region",
-                place_, index, meta.to_string(), version_of(tensor), slot.first_version);
+                place_, index, meta.to_string(), current_version(tensor), slot.first_version);
 }
 
 void CheckpointRegion::check_unchanged(const at::Tensor& tensor, int64_t version) const {
-  TESSERA_CHECK(StateError, version_of(tensor) == version,
+  TESSERA_CHECK(StateError, current_version(tensor) == version,
                 "{}: a tensor that backward needs, {}, was changed in place after autograd saved it: it is at version "
                 "{}, but was saved at version {}. Change a copy, as without checkpointing",
-                place_, SavedMeta(tensor).to_string(), version_of(tensor), version);
+                place_, SavedMeta(tensor).to_string(), current_version(tensor), version);
 }
 
 void CheckpointRegion::check_filled() const {

@@ -58,7 +58,7 @@ class CheckpointRegion : public std::enable_shared_from_this<CheckpointRegion> {
   CheckpointRegion(std::unique_ptr<RecomputableCall> again, const CheckpointOptions& options, std::string place);
 
   size_t add_slot(const at::Tensor& tensor);
-  at::Tensor tensor_of(size_t slot);
+  at::Tensor unpack(size_t slot);
   void drop(size_t slot) noexcept;
   SavedOps* ops() { return options_.ops_to_save.empty() ? nullptr : &ops_; }
   void recompute();

@@ -10,7 +10,7 @@ namespace tessera {
 
 namespace {
 
-at::Tensor state_of(at::Generator generator) {
+at::Tensor get_state(at::Generator generator) {
   std::lock_guard lock(generator.mutex());
   return generator.get_state();
 }
@@ -41,7 +41,7 @@ ForwardContext::ForwardContext(std::vector<at::Generator> generators)
       runs_replicated_(ReplicateAndRun::active()),
       explicit_level_(ExplicitRedistribution::level()) {
   for (const auto& generator : generators_) {
-    states_.push_back(state_of(generator));
+    states_.push_back(get_state(generator));
   }
   for (const auto device : {at::kCPU, at::kCUDA}) {
     autocast_.push_back({device, at::autocast::is_autocast_enabled(device), at::autocast::get_autocast_dtype(device)});

@@ -60,7 +60,7 @@ bool find_table(torch::nn::Module& module, bool has_padding_row, Reset& reset) {
 }
 
 /// Empty if the type has none.
-Reset reset_of(torch::nn::Module& module) {
+Reset select_reset(torch::nn::Module& module) {
   using namespace torch::nn;  // NOLINT: a list of its types
   Reset table;
   if (find_table<EmbeddingImpl>(module, /*has_padding_row=*/true, table) ||
@@ -96,7 +96,7 @@ void collect(torch::nn::Module& module, const std::string& path, Resets& resets)
   const auto buffers = module.named_buffers(/*recurse=*/false);
   check_memory(path, params);
   check_memory(path, buffers);
-  auto reset = reset_of(module);
+  auto reset = select_reset(module);
   const auto* first = !params.is_empty() ? &params.front() : !buffers.is_empty() ? &buffers.front() : nullptr;
   TESSERA_CHECK(NotImplementedError, reset || first == nullptr,
                 "reset_parameters: {} at '{}' has '{}' and no reset_parameters() that is known here; derive it from "

@@ -33,7 +33,7 @@ std::shared_ptr<torch::nn::Module> SequentialImpl::clone(const std::optional<at:
   CloneMemo memo;
   auto copy = std::make_shared<SequentialImpl>(*this);
   for (auto& entry : copy->entries_) {
-    auto module = memo.copy_of(entry.module_, device);
+    auto module = memo.clone(entry.module_, device);
     TESSERA_CHECK(NotImplementedError, typeid(*module) == typeid(*entry.module_),
                   "clone: the clone of {} is a {}, not a {}; derive the type from torch::nn::Cloneable<its own type>",
                   entry.name_, c10::demangle(typeid(*module).name()), c10::demangle(typeid(*entry.module_).name()));

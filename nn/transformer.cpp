@@ -24,7 +24,7 @@ torch::nn::ModuleList hooked_layers(const torch::nn::ModuleList& stock) {
 }
 
 template <class Layer>
-typename Layer::Impl& layer_of(const std::shared_ptr<torch::nn::Module>& module, const char* type) {
+typename Layer::Impl& cast_layer(const std::shared_ptr<torch::nn::Module>& module, const char* type) {
   auto* const layer = dynamic_cast<typename Layer::Impl*>(module.get());
   TESSERA_CHECK(ValueError, layer != nullptr,
                 "tessera::nn::{0}: its `layers` hold a {1}; put tessera::nn::{0}Layers there", type,
@@ -75,8 +75,8 @@ at::Tensor TransformerEncoderImpl::forward(const at::Tensor& src, const at::Tens
                                            const at::Tensor& src_key_padding_mask) {
   at::Tensor output = src;
   for (const auto& layer : *layers) {
-    output =
-        layer_of<TransformerEncoderLayer>(layer, "TransformerEncoder").forward(output, src_mask, src_key_padding_mask);
+    output = cast_layer<TransformerEncoderLayer>(layer, "TransformerEncoder")
+                 .forward(output, src_mask, src_key_padding_mask);
   }
   return norm.is_empty() ? output : norm.forward(output);
 }
@@ -111,7 +111,7 @@ at::Tensor TransformerDecoderImpl::forward(const at::Tensor& tgt, const at::Tens
                                            const at::Tensor& memory_key_padding_mask) {
   at::Tensor output = tgt;
   for (const auto& layer : *layers) {
-    output = layer_of<TransformerDecoderLayer>(layer, "TransformerDecoder")
+    output = cast_layer<TransformerDecoderLayer>(layer, "TransformerDecoder")
                  .forward(output, memory, tgt_mask, memory_mask, tgt_key_padding_mask, memory_key_padding_mask);
   }
   return norm.is_empty() ? output : norm.forward(output);

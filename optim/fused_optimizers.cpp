@@ -105,7 +105,7 @@ struct Kind {
   bool operator==(const Kind&) const = default;
 };
 
-Kind kind_of(const at::Tensor& param) {
+Kind classify(const at::Tensor& param) {
   return {.device = param.device(),
           .dtype = param.scalar_type(),
           .mesh = is_dtensor(param) ? device_mesh(param) : DeviceMesh()};
@@ -116,8 +116,8 @@ template <class Lists>
 using ByKind = std::deque<std::pair<Kind, Lists>>;
 
 template <class Lists>
-Lists& of_kind(ByKind<Lists>& lists, const at::Tensor& param) {
-  auto kind = kind_of(param);
+Lists& find_or_add(ByKind<Lists>& lists, const at::Tensor& param) {
+  auto kind = classify(param);
   const auto found = std::find_if(lists.begin(), lists.end(), [&](const auto& entry) { return entry.first == kind; });
   return found == lists.end() ? lists.emplace_back(std::move(kind), Lists()).second : found->second;
 }
@@ -202,7 +202,7 @@ void adam_step(Optimizer& optimizer, Op op) {
     ByKind<AdamLists<State>> lists;
     for (const auto& param : params) {
       auto& state = adam_state<State>(optimizer, param, options.amsgrad());
-      of_kind(lists, param).add(param, state, options.amsgrad());
+      find_or_add(lists, param).add(param, state, options.amsgrad());
     }
     for (const auto& [kind, own] : lists) {
       const auto [beta1, beta2] = options.betas();
@@ -275,7 +275,7 @@ at::Tensor FusedSGD::step(LossClosure closure) {
     const auto& options = static_cast<const torch::optim::SGDOptions&>(param_groups()[group].options());
     ByKind<std::array<SGDLists, 2>> lists;  // with a momentum from before, and without
     for (const auto& param : params) {
-      auto& [before, anew] = of_kind(lists, param);
+      auto& [before, anew] = find_or_add(lists, param);
       if (options.momentum() == 0) {
         before.add(param, at::Tensor());
         continue;

@@ -68,8 +68,8 @@ struct Positions {
   Layouts desired;
 };
 
-Positions positions_of(const torch::nn::Module& module, const std::string& where,
-                       const PrepareModuleInputOptions& options) {
+Positions resolve_positions(const torch::nn::Module& module, const std::string& where,
+                            const PrepareModuleInputOptions& options) {
   Positions positions{.layouts = options.input_layouts, .desired = options.desired_input_layouts};
   if (options.input_kwarg_layouts.empty()) {
     return positions;
@@ -100,7 +100,7 @@ Positions positions_of(const torch::nn::Module& module, const std::string& where
 }
 
 void prepare_inputs(const StyleTarget& target, const std::string& where, const PrepareModuleInputOptions& options) {
-  auto [layouts, desired] = positions_of(target.module, where, options);
+  auto [layouts, desired] = resolve_positions(target.module, where, options);
   if (layouts.empty()) {
     return;
   }
@@ -136,7 +136,7 @@ PrepareModuleInput::PrepareModuleInput(PrepareModuleInputOptions options) : opti
 
 void PrepareModuleInput::check(const StyleTarget& target) const {
   hook_point(target.module, describe(target));
-  positions_of(target.module, describe(target), options_);
+  resolve_positions(target.module, describe(target), options_);
 }
 
 void PrepareModuleInput::apply(const StyleTarget& target) const {
@@ -164,7 +164,7 @@ PrepareModuleInputOutput::PrepareModuleInputOutput(PrepareModuleInputOutputOptio
 
 void PrepareModuleInputOutput::check(const StyleTarget& target) const {
   hook_point(target.module, describe(target));
-  positions_of(target.module, describe(target), options_.input);
+  resolve_positions(target.module, describe(target), options_.input);
 }
 
 void PrepareModuleInputOutput::apply(const StyleTarget& target) const {

@@ -70,11 +70,11 @@ at::Tensor moved_local(at::Tensor placed, const at::Tensor& from) {
 std::vector<int64_t> exchange_shape(const at::Tensor& local, const DeviceMesh& mesh, int64_t dim,
                                     const StyleInputOptions& options) {
   const auto records = gather_records(tensor_record(local, options.where), mesh);
-  const auto size_of = [&](const Record& record) { return record[kRecordSizes + static_cast<size_t>(dim)]; };
+  const auto recorded_size = [&](const Record& record) { return record[kRecordSizes + static_cast<size_t>(dim)]; };
   int64_t total = 0;
   std::vector<int64_t> sizes;
   for (const auto& record : records) {
-    sizes.push_back(size_of(record));
+    sizes.push_back(recorded_size(record));
     total += sizes.back();
   }
   std::vector<int64_t> cut;
@@ -82,7 +82,7 @@ std::vector<int64_t> exchange_shape(const at::Tensor& local, const DeviceMesh& m
   for (int64_t rank = 0; rank < mesh.size(); ++rank) {
     cut.push_back(chunk_range(total, mesh.size(), rank).length);
     auto record = records[static_cast<size_t>(rank)];
-    record[kRecordSizes + static_cast<size_t>(dim)] = size_of(records[0]);
+    record[kRecordSizes + static_cast<size_t>(dim)] = recorded_size(records[0]);
     alike = alike && record == records[0];
   }
   TESSERA_CHECK(ValueError, alike, "{}: the ranks' plain {}s differ in dtype or in other dims than the sharded {}",

@@ -48,7 +48,7 @@ struct BatchNormCall {
   double eps;
 };
 
-at::Tensor in_dtype_of(const at::Tensor& gradient, const at::Tensor& tensor) {
+at::Tensor cast_like(const at::Tensor& gradient, const at::Tensor& tensor) {
   return tensor.defined() ? gradient.to(tensor.scalar_type()) : at::Tensor();
 }
 
@@ -86,9 +86,9 @@ class SyncBatchNorm : public torch::autograd::Function<SyncBatchNorm> {
     const auto saved = context->get_saved_variables();
     const auto &input = saved[0], &weight = saved[1], &bias = saved[2];
     BatchNormGradient gradient(grads[0], input, saved[3], saved[4]);
-    const auto of_weight = in_dtype_of(gradient.of_weight(), weight), of_bias = in_dtype_of(gradient.of_bias(), bias);
+    const auto of_weight = cast_like(gradient.of_weight(), weight), of_bias = cast_like(gradient.of_bias(), bias);
     gradient.add_up(ranks.mesh, ranks.axes);
-    return {in_dtype_of(gradient.of_items(weight, saved[5]), input), of_weight, of_bias, at::Tensor(), at::Tensor()};
+    return {cast_like(gradient.of_items(weight, saved[5]), input), of_weight, of_bias, at::Tensor(), at::Tensor()};
   }
 };
 

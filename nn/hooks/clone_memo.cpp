@@ -16,8 +16,8 @@ CloneMemo::~CloneMemo() {
   if (outermost == this) outermost = nullptr;
 }
 
-std::shared_ptr<torch::nn::Module> CloneMemo::copy_of(const std::shared_ptr<torch::nn::Module>& module,
-                                                      const std::optional<at::Device>& device) {
+std::shared_ptr<torch::nn::Module> CloneMemo::clone(const std::shared_ptr<torch::nn::Module>& module,
+                                                    const std::optional<at::Device>& device) {
   auto& copies = outermost->copies_;
   if (const auto found = copies.find(module); found != copies.end()) return found->second;
   auto copy = module->clone(device);

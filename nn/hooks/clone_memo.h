@@ -19,8 +19,8 @@ class CloneMemo {
   CloneMemo& operator=(const CloneMemo&) = delete;
 
   /// Returns the copy of `module`, which the first call clones.
-  std::shared_ptr<torch::nn::Module> copy_of(const std::shared_ptr<torch::nn::Module>& module,
-                                             const std::optional<at::Device>& device);
+  std::shared_ptr<torch::nn::Module> clone(const std::shared_ptr<torch::nn::Module>& module,
+                                           const std::optional<at::Device>& device);
 
  private:
   // Keeps the originals alive, so that their addresses are not reused.

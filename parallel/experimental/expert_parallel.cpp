@@ -76,7 +76,7 @@ at::Tensor without_rows(const at::Tensor& out, const Record& row, const at::Tens
 
 /// A zero that depends on the tokens and on all parameters, so that backward comes by on a rank without tokens too and
 /// gives all parameters gradients: collectives over them (clipping) must find them on every rank.
-at::Tensor zero_of(const at::Tensor& tokens, const torch::nn::Module& experts) {
+at::Tensor make_zero(const at::Tensor& tokens, const torch::nn::Module& experts) {
   auto zero = tokens.sum();
   for (const auto& item : experts.named_parameters(/*recurse=*/false)) {
     if (item.value().requires_grad()) {
@@ -108,16 +108,16 @@ Returned Dispatcher::compare_ranks(const at::Tensor& rows, bool is_right) const 
   const auto row = row_record(rows, where);
   own.insert(own.end(), row.begin(), row.end());
   const auto records = gather_records(own, mesh);
-  const auto row_of = [](const Record& record) { return Record(record.begin() + 2, record.end()); };
+  const auto parse_row = [](const Record& record) { return Record(record.begin() + 2, record.end()); };
   const auto has_rows = [](const Record& record) { return record[1] > 0; };
   const auto first = std::ranges::find_if(records, has_rows);
-  Returned result{.wrong = {}, .row = row_of(first == records.end() ? records[0] : *first)};
+  Returned result{.wrong = {}, .row = parse_row(first == records.end() ? records[0] : *first)};
   std::vector<int64_t> other;
   for (int64_t rank = 0; rank < mesh.size(); ++rank) {
     const auto& record = records[static_cast<size_t>(rank)];
     if (record[0] == 0) {
       result.wrong.push_back(rank);
-    } else if (has_rows(record) && row_of(record) != result.row) {
+    } else if (has_rows(record) && parse_row(record) != result.row) {
       other.push_back(rank);
     }
   }
@@ -141,7 +141,7 @@ void Dispatcher::bring_back(torch::nn::Module& experts, TensorRefs outputs) {
                 outputs.empty() ? std::string() : ", the first " + to_string(TensorMeta::of(*outputs[0])));
   auto out = *outputs[0];
   if (tokens.size(0) == 0) {
-    out = without_rows(out, returned.row, zero_of(tokens, experts));
+    out = without_rows(out, returned.row, make_zero(tokens, experts));
   }
   *outputs[0] = exchange_rows(reordered(out, inverse(plan.order)), plan.received, plan.sent, mesh);
 }

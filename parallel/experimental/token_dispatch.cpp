@@ -120,12 +120,12 @@ std::vector<std::vector<int64_t>> gather_counts(const at::Tensor& counts, const 
   std::vector<size_t> wrong, other;
   for (size_t rank = 0; rank < records.size(); ++rank) {
     const auto& record = records[rank];
-    const auto token_of = [&](const Record& of) { return of.begin() + 1 + num_experts; };
-    result.emplace_back(record.begin() + 1, token_of(record));
+    const auto token_begin = [&](const Record& of) { return of.begin() + 1 + num_experts; };
+    result.emplace_back(record.begin() + 1, token_begin(record));
     if (record[0] == 0) {
       wrong.push_back(rank);
     }
-    if (!std::equal(token_of(record), record.end(), token_of(records[0]))) {
+    if (!std::equal(token_begin(record), record.end(), token_begin(records[0]))) {
       other.push_back(rank);
     }
   }

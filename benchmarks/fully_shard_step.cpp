@@ -79,7 +79,7 @@ double ideal(double step, double forward_backward, int ranks) {
   return forward_backward + (step - forward_backward) / ranks;
 }
 
-double bytes_of(const torch::nn::Module& module) {
+double parameter_bytes(const torch::nn::Module& module) {
   double bytes = 0;
   for (const auto& param : module.parameters()) {
     bytes += static_cast<double>(param.nbytes());
@@ -89,7 +89,7 @@ double bytes_of(const torch::nn::Module& module) {
 
 double communication_floor_ms(const std::string& size, int ranks, int rounds) {
   const TrainModel model = make_train_model(size);
-  const double block = bytes_of(*model.blocks[0]), all = bytes_of(*model.module);
+  const double block = parameter_bytes(*model.blocks[0]), all = parameter_bytes(*model.module);
   const auto blocks = static_cast<double>(model.blocks.size());
   const auto block_bytes = static_cast<size_t>(block);
   const double gather = measure_shm_floor(ranks, block_bytes / ranks, rounds).all_gather();

@@ -91,9 +91,9 @@ Model make_model(const StepOptions& own, bool sharded) {
 }
 
 /// The step's collectives on buffers of the units' sizes: blocks are gathered in forward and in backward.
-std::function<void()> communication_of(const examples::Gpt& gpt) {
+std::function<void()> make_communication(const examples::Gpt& gpt) {
   const int64_t ranks = get_world_size();
-  const auto numel_of = [](const torch::nn::Module& module) {
+  const auto count_parameters = [](const torch::nn::Module& module) {
     int64_t numel = 0;
     for (const auto& param : module.parameters()) {
       numel += param.numel();
@@ -101,10 +101,10 @@ std::function<void()> communication_of(const examples::Gpt& gpt) {
     return numel;
   };
   std::vector<at::Tensor> shards;
-  int64_t rest = numel_of(*gpt);
+  int64_t rest = count_parameters(*gpt);
   for (const auto& block : gpt->blocks) {
-    rest -= numel_of(*block);
-    shards.push_back(at::empty({numel_of(*block) / ranks}, at::dtype(at::kBFloat16).device(gpu())));
+    rest -= count_parameters(*block);
+    shards.push_back(at::empty({count_parameters(*block) / ranks}, at::dtype(at::kBFloat16).device(gpu())));
   }
   shards.push_back(at::empty({rest / ranks}, shards[0].options()));
   const auto largest = std::max_element(shards.begin(), shards.end(),
@@ -189,7 +189,7 @@ Results measure(const StepOptions& own, const BenchmarkOptions& options) {
   {
     Model model = make_model(own, /*sharded=*/true);
     results["step_ms"] = gpu_ms(model.step, own, options.rounds, default_group());
-    results["communication_ms"] = gpu_ms(communication_of(model.gpt), own, options.rounds, default_group());
+    results["communication_ms"] = gpu_ms(make_communication(model.gpt), own, options.rounds, default_group());
     if (get_rank() == 0 && options.json) {
       print_timeline(model);
     } else {

@@ -34,7 +34,7 @@ struct NetImpl : torch::nn::Module {
 };
 TESSERA_MODULE(Net);  // TORCH_MODULE, with a place for hooks
 
-at::Tensor loss_of(Net& net, const at::Tensor& x) {
+at::Tensor compute_loss(Net& net, const at::Tensor& x) {
   return (net(x) - x.sum(1, /*keepdim=*/true).sin()).square().mean();
 }
 
@@ -56,11 +56,11 @@ void run_rank() {
     torch::manual_seed(static_cast<uint64_t>(step) + 1);
     const at::Tensor batch = at::randn({4 * ranks, 8});  // all ranks', of which this one takes its own rows
     optimizer.zero_grad();
-    loss_of(net, batch.narrow(0, 4 * rank, 4)).backward();  // gradients: averages over the ranks, sharded
-    optimizer.step();                                       // of this rank's rows only
+    compute_loss(net, batch.narrow(0, 4 * rank, 4)).backward();  // gradients: averages over the ranks, sharded
+    optimizer.step();                                            // of this rank's rows only
 
     reference_optimizer.zero_grad();
-    const at::Tensor loss = loss_of(reference, batch);
+    const at::Tensor loss = compute_loss(reference, batch);
     loss.backward();
     reference_optimizer.step();
     if (rank == 0 && step % 50 == 0) {

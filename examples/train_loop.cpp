@@ -55,7 +55,7 @@ class Waves : public torch::data::datasets::Dataset<Waves> {
 
 /// This rank's batches of an epoch: as many on every rank, since every rank takes part in each gather of parameters.
 /// 1001 samples do not divide by two ranks, so that the sampler gives one of them twice (allow_duplicates).
-auto batches_of(const Waves& data, const DeviceMesh& dp, size_t epoch) {
+auto make_loader(const Waves& data, const DeviceMesh& dp, size_t epoch) {
   torch::data::samplers::DistributedRandomSampler sampler(*data.size(), static_cast<size_t>(dp.size()),
                                                           static_cast<size_t>(dp.local_rank("dp")),
                                                           /*allow_duplicates=*/true);
@@ -70,7 +70,7 @@ double mean_over_ranks(double value) {
   return mean.item<double>();
 }
 
-at::Tensor loss_of(Net& net, const torch::data::Example<>& batch) {
+at::Tensor compute_loss(Net& net, const torch::data::Example<>& batch) {
   return torch::nn::functional::mse_loss(net(batch.data), batch.target);
 }
 
@@ -78,13 +78,13 @@ double train(Net& net, optim::FusedAdamW& optimizer, const Waves& data, const De
   net->train();
   double sum = 0;
   int64_t count = 0;
-  const auto batches = batches_of(data, dp, epoch);
-  for (const auto& batch : *batches) {
+  const auto loader = make_loader(data, dp, epoch);
+  for (const auto& batch : *loader) {
     optimizer.zero_grad();
-    const at::Tensor loss = loss_of(net, batch);  // of this rank's batch
-    loss.backward();                              // gradients are averages over the ranks
-    clip_grad_norm_(net->parameters(), 1.0);      // by the norm over all ranks
-    optimizer.step();                             // of this rank's rows
+    const at::Tensor loss = compute_loss(net, batch);  // of this rank's batch
+    loss.backward();                                   // gradients are averages over the ranks
+    clip_grad_norm_(net->parameters(), 1.0);           // by the norm over all ranks
+    optimizer.step();                                  // of this rank's rows
     sum += loss.item<double>();
     ++count;
   }
@@ -96,9 +96,9 @@ double evaluate(Net& net, const Waves& data, const DeviceMesh& dp) {
   net->eval();
   double sum = 0;
   int64_t count = 0;
-  const auto batches = batches_of(data, dp, /*epoch=*/0);
-  for (const auto& batch : *batches) {
-    sum += loss_of(net, batch).item<double>();
+  const auto loader = make_loader(data, dp, /*epoch=*/0);
+  for (const auto& batch : *loader) {
+    sum += compute_loss(net, batch).item<double>();
     ++count;
   }
   return mean_over_ranks(sum / static_cast<double>(count));

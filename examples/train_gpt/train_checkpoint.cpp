@@ -33,7 +33,7 @@ std::vector<LossPoint> as_points(const at::Tensor& tensor) {
   return points;
 }
 
-std::string text_of(const dcp::StateValue& value) {
+std::string to_text(const dcp::StateValue& value) {
   if (const auto* number = std::get_if<int64_t>(&value)) {
     return fmt::format("{}", *number);
   }
@@ -80,7 +80,7 @@ void TrainCheckpoint::check_same_run(const std::string& path) const {
   dcp::State saved{.user = own};
   dcp::load(path, saved, {.strict = false});
   for (const auto& [key, value] : own) {
-    const auto then = text_of(saved.user.at(key)), now = text_of(value);
+    const auto then = to_text(saved.user.at(key)), now = to_text(value);
     TESSERA_CHECK(ValueError, then == now,
                   "--resume: {} was saved with --{} {}, not {}; use the same value, or another --checkpoint-dir", path,
                   key, then, now);

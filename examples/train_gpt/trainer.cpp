@@ -120,7 +120,7 @@ double Trainer::mean_over_slices(double own_sum) const {
   return sum.item<double>() / layout_.slices;
 }
 
-at::Tensor Trainer::loss_of(const Batch& batch) {
+at::Tensor Trainer::compute_loss(const Batch& batch) {
   const at::Device device(options_.layout.device);
   return next_byte_loss(model_(batch.tokens.to(device)), batch.targets.to(device));
 }
@@ -130,7 +130,7 @@ double Trainer::train_step(int64_t step) {
   const at::Tensor loss_sum = at::zeros({}, at::dtype(at::kDouble).device(options_.layout.device));
   for (int i = 0; i < layout_.own_slices; ++i) {
     const SampleRange range = slice_range(layout_.first_slice + i, 0, options_.batch);
-    const at::Tensor loss = loss_of(data_.train_batch(step, range, options_.batch));
+    const at::Tensor loss = compute_loss(data_.train_batch(step, range, options_.batch));
     (loss / layout_.own_slices).backward();
     loss_sum.add_(loss.detach());
   }
@@ -150,7 +150,7 @@ double Trainer::validate() {
   for (int64_t b = 0; b < batches; ++b) {
     for (int i = 0; i < layout_.own_slices; ++i) {
       const SampleRange range = slice_range(layout_.first_slice + i, b * options_.batch, options_.batch);
-      loss_sum += loss_of(data_.validation_batch(range, options_.eval_samples)).item<double>();
+      loss_sum += compute_loss(data_.validation_batch(range, options_.eval_samples)).item<double>();
     }
   }
   return mean_over_slices(loss_sum) / static_cast<double>(batches);

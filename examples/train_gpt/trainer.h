@@ -95,7 +95,7 @@ class Trainer {
  private:
   optim::FusedAdamW make_optimizer() const;
   void set_learning_rate(int64_t step);
-  at::Tensor loss_of(const Batch& batch);
+  at::Tensor compute_loss(const Batch& batch);
   /// Returns a slice's part of `samples` consecutive ones.
   SampleRange slice_range(int slice, int64_t first, int64_t samples) const;
   /// Returns the mean over all slices, from the sum over this process's.

@@ -14,7 +14,7 @@ namespace {
 
 constexpr Tolerance kLowPrecision{.rtol = 2e-2, .atol = 2e-2};
 
-MixedPrecisionPolicy policy_of(const FSDPParityOptions& options) {
+MixedPrecisionPolicy make_policy(const FSDPParityOptions& options) {
   if (!options.wrapper_options) {
     return options.fsdp_options.mp_policy;
   }
@@ -42,7 +42,7 @@ bool is_mixed(const FSDPParityOptions& options) {
   const auto is_low = [](std::optional<at::ScalarType> dtype) {
     return dtype && c10::elementSize(*dtype) < c10::elementSize(at::kFloat);
   };
-  const auto policy = policy_of(options);
+  const auto policy = make_policy(options);
   return is_low(policy.param_dtype) || is_low(policy.reduce_dtype);
 }
 
@@ -65,7 +65,7 @@ TrainOptions common_train(const FSDPParityOptions& options) {
                      .grad_scaler = options.grad_scaler};
   train.reshard_after_forward = reshards_after_forward(options).value_or(true);
   if (is_mixed(options)) {
-    train.mixed_precision = policy_of(options);
+    train.mixed_precision = make_policy(options);
   }
   return train;
 }

@@ -25,13 +25,13 @@ void check_index(c10::DeviceIndex device) {
   TESSERA_CHECK(ValueError, device >= 0 && device < kDevices, "cuda:{}: there are {} simulated GPUs", device, kDevices);
 }
 
-c10::DeviceIndex index_of(c10::Device device) {
+c10::DeviceIndex device_index(c10::Device device) {
   const c10::DeviceIndex index = device.has_index() ? device.index() : current_device_index;
   check_index(index);
   return index;
 }
 
-c10::Stream stream_of(c10::DeviceIndex device, c10::StreamId id) {
+c10::Stream make_stream(c10::DeviceIndex device, c10::StreamId id) {
   return c10::Stream(c10::Stream::UNSAFE, c10::Device(c10::kCUDA, device), id);
 }
 
@@ -41,7 +41,7 @@ struct Event {
   std::chrono::steady_clock::time_point recorded;
 };
 
-Event& event_of(void* event) {
+Event& to_event(void* event) {
   return *static_cast<Event*>(event);
 }
 
@@ -49,26 +49,26 @@ struct GuardImpl final : c10::impl::DeviceGuardImplInterface {
   c10::DeviceType type() const override { return c10::kCUDA; }
   c10::DeviceIndex deviceCount() const noexcept override { return kDevices; }
   c10::Device getDevice() const override { return {c10::kCUDA, current_device_index}; }
-  void setDevice(c10::Device device) const override { current_device_index = index_of(device); }
+  void setDevice(c10::Device device) const override { current_device_index = device_index(device); }
   void uncheckedSetDevice(c10::Device device) const noexcept override { current_device_index = device.index(); }
   c10::Device exchangeDevice(c10::Device device) const override {
-    return {c10::kCUDA, std::exchange(current_device_index, index_of(device))};
+    return {c10::kCUDA, std::exchange(current_device_index, device_index(device))};
   }
 
   c10::Stream getStream(c10::Device device) const override {
-    return stream_of(index_of(device), current_streams[static_cast<size_t>(index_of(device))]);
+    return make_stream(device_index(device), current_streams[static_cast<size_t>(device_index(device))]);
   }
-  c10::Stream getDefaultStream(c10::Device device) const override { return stream_of(index_of(device), 0); }
+  c10::Stream getDefaultStream(c10::Device device) const override { return make_stream(device_index(device), 0); }
   c10::Stream getStreamFromGlobalPool(c10::Device device, bool /*isHighPriority*/) const override {
-    return GpuState::instance().new_stream(index_of(device));
+    return GpuState::instance().new_stream(device_index(device));
   }
   c10::Stream getNewStream(c10::Device device, int /*priority*/) const override {
-    return GpuState::instance().new_stream(index_of(device));
+    return GpuState::instance().new_stream(device_index(device));
   }
   c10::Stream exchangeStream(c10::Stream stream) const override {
     check_index(stream.device_index());
     auto& current = current_streams[static_cast<size_t>(stream.device_index())];
-    return stream_of(stream.device_index(), std::exchange(current, stream.id()));
+    return make_stream(stream.device_index(), std::exchange(current, stream.id()));
   }
   bool queryStream(const c10::Stream& /*stream*/) const override { return true; }
   void synchronizeStream(const c10::Stream& stream) const override {
@@ -83,24 +83,24 @@ struct GuardImpl final : c10::impl::DeviceGuardImplInterface {
     if (*event == nullptr) {
       *event = new Event;
     }
-    event_of(*event) = {GpuState::instance().record(stream), std::chrono::steady_clock::now()};
+    to_event(*event) = {GpuState::instance().record(stream), std::chrono::steady_clock::now()};
   }
   void block(void* event, const c10::Stream& stream) const override {
     if (event != nullptr) {
-      GpuState::instance().wait(stream, event_of(event).clock);
+      GpuState::instance().wait(stream, to_event(event).clock);
     }
   }
   bool queryEvent(void* /*event*/) const override { return true; }
   void synchronizeEvent(void* event) const override {
     if (event != nullptr) {
-      GpuState::instance().host_waits(event_of(event).clock, "Event::synchronize");
+      GpuState::instance().host_waits(to_event(event).clock, "Event::synchronize");
     }
   }
   void destroyEvent(void* event, c10::DeviceIndex /*device*/) const noexcept override {
     delete static_cast<Event*>(event);
   }
   double elapsedTime(void* begin, void* end, c10::DeviceIndex /*device*/) const override {
-    return std::chrono::duration<double, std::milli>(event_of(end).recorded - event_of(begin).recorded).count();
+    return std::chrono::duration<double, std::milli>(to_event(end).recorded - to_event(begin).recorded).count();
   }
   void recordDataPtrOnStream(const c10::DataPtr& memory, const c10::Stream& stream) const override {
     if (memory.get() != nullptr) {

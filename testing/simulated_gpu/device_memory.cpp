@@ -45,7 +45,7 @@ void* DeviceMemory::allocate(size_t bytes, size_t stream) {
   return device_address(block);
 }
 
-MemoryBlock& DeviceMemory::block_of(const void* device_address) {
+MemoryBlock& DeviceMemory::find_block(const void* device_address) {
   const auto offset = static_cast<const char*>(device_address) - device_;
   TESSERA_ASSERT(offset >= 0 && static_cast<size_t>(offset) < used_, "{} is no address of a simulated GPU",
                  device_address);

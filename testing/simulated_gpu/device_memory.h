@@ -32,7 +32,7 @@ class DeviceMemory {
   /// caching allocator, reuses a freed block only for its own stream. Throws Error if memory is exhausted.
   void* allocate(size_t bytes, size_t stream);
   /// Returns the block that contains this device address.
-  MemoryBlock& block_of(const void* device_address);
+  MemoryBlock& find_block(const void* device_address);
   void free(MemoryBlock& block);
 
   void* host_address(const void* device_address) const;

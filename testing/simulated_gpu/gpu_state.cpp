@@ -38,7 +38,7 @@ c10::Stream GpuState::new_stream(c10::DeviceIndex device) {
   return c10::Stream(c10::Stream::UNSAFE, c10::Device(c10::kCUDA, device), next_id_++);
 }
 
-size_t GpuState::number_of(const c10::Stream& stream) {
+size_t GpuState::stream_number(const c10::Stream& stream) {
   const auto [place, is_new] = numbers_.try_emplace({stream.device_index(), stream.id()}, 0);
   if (is_new) {
     place->second = clocks_.add_stream();
@@ -48,12 +48,12 @@ size_t GpuState::number_of(const c10::Stream& stream) {
 
 Clock GpuState::record(const c10::Stream& stream) {
   const std::lock_guard lock(mutex_);
-  return clocks_.record(number_of(stream));
+  return clocks_.record(stream_number(stream));
 }
 
 void GpuState::wait(const c10::Stream& stream, const Clock& event) {
   const std::lock_guard lock(mutex_);
-  clocks_.wait(number_of(stream), event);
+  clocks_.wait(stream_number(stream), event);
 }
 
 void GpuState::host_waits(const Clock& event, const std::string& place) {
@@ -91,9 +91,9 @@ void GpuState::forget_waits() {
 void GpuState::launch(const c10::Stream& stream, const char* op, const std::vector<TouchedBytes>& touched) {
   const std::lock_guard lock(mutex_);
   TESSERA_CHECK(Error, fault_.empty(), "simulated GPU: {}", std::exchange(fault_, ""));
-  const Moment moment = clocks_.launch(number_of(stream));
+  const Moment moment = clocks_.launch(stream_number(stream));
   for (const auto& [address, bytes, writes] : touched) {
-    MemoryBlock& block = memory_.block_of(address);
+    MemoryBlock& block = memory_.find_block(address);
     const size_t begin = static_cast<const char*>(address) - static_cast<const char*>(memory_.device_address(block));
     const Access access{.moment = moment, .begin = begin, .end = begin + bytes, .writes = writes, .op = op};
     TESSERA_CHECK(Error, !block.is_free, "simulated GPU: {} of a block that was freed", describe(access));
@@ -124,13 +124,13 @@ void GpuState::deliver_to_host() {
 
 void GpuState::deliver_for(const c10::Stream& stream) {
   const std::lock_guard lock(mutex_);
-  deliver([&](const Delivery& delivery) { return clocks_.is_over(delivery.moment, number_of(stream)); });
+  deliver([&](const Delivery& delivery) { return clocks_.is_over(delivery.moment, stream_number(stream)); });
 }
 
 void GpuState::deliver_later(const c10::Stream& stream, void* host_address, size_t bytes) {
   const std::lock_guard lock(mutex_);
   auto* const to = static_cast<char*>(host_address);
-  deliveries_.push_back({.moment = clocks_.last(number_of(stream)), .to = to, .bytes = std::string(to, bytes)});
+  deliveries_.push_back({.moment = clocks_.last(stream_number(stream)), .to = to, .bytes = std::string(to, bytes)});
   std::memset(to, 0xff, bytes);
 }
 
@@ -143,12 +143,12 @@ void GpuState::drop_deliveries(const void* host_address, size_t bytes) {
 
 void* GpuState::allocate(size_t bytes, const c10::Stream& stream) {
   const std::lock_guard lock(mutex_);
-  return memory_.allocate(bytes, number_of(stream));
+  return memory_.allocate(bytes, stream_number(stream));
 }
 
 void GpuState::free(void* device_address) noexcept {
   const std::lock_guard lock(mutex_);
-  MemoryBlock& block = memory_.block_of(device_address);
+  MemoryBlock& block = memory_.find_block(device_address);
   for (const size_t stream : block.recorded) {
     block.accesses.forgive(stream);
   }
@@ -163,7 +163,7 @@ void GpuState::free(void* device_address) noexcept {
 
 void GpuState::record_stream(const void* device_address, const c10::Stream& stream) {
   const std::lock_guard lock(mutex_);
-  memory_.block_of(device_address).recorded.push_back(number_of(stream));
+  memory_.find_block(device_address).recorded.push_back(stream_number(stream));
 }
 
 std::string GpuState::take_fault() {

@@ -73,7 +73,7 @@ class GpuState {
     std::string bytes;
   };
 
-  size_t number_of(const c10::Stream& stream);
+  size_t stream_number(const c10::Stream& stream);
   template <class IsDue>
   void deliver(const IsDue& is_due);
   void deliver_to_host();

@@ -42,7 +42,7 @@ c10::Storage host_storage(const c10::Storage& device) {
 
 }  // namespace
 
-const HostTwins::Storage& HostTwins::storage_of(const at::Tensor& tensor) {
+const HostTwins::Storage& HostTwins::find_or_add_storage(const at::Tensor& tensor) {
   const c10::Storage& device = tensor.storage();
   const auto [place, is_new] = by_device_storage_.try_emplace(device.unsafeGetStorageImpl());
   if (is_new) {
@@ -62,7 +62,7 @@ at::Tensor HostTwins::twin(const at::Tensor& tensor, bool is_written) {
     written_.push_back(operands_.size());
   }
   operands_.push_back(tensor);
-  twins_.push_back(tensor_over(storage_of(tensor).host, c10::DispatchKey::CPU, tensor));
+  twins_.push_back(tensor_over(find_or_add_storage(tensor).host, c10::DispatchKey::CPU, tensor));
   return twins_.back();
 }
 

@@ -28,7 +28,7 @@ class HostTwins {
     c10::Storage device;
     c10::Storage host;
   };
-  const Storage& storage_of(const at::Tensor& tensor);
+  const Storage& find_or_add_storage(const at::Tensor& tensor);
 
   std::map<const c10::StorageImpl*, Storage> by_device_storage_;
   std::map<const c10::StorageImpl*, Storage> by_host_storage_;

@@ -83,7 +83,7 @@ class OwnFile {
   }
 
   /// A free block of the size, or a new one.
-  OwnedBlock take(int64_t bytes) {
+  OwnedBlock acquire(int64_t bytes) {
     const std::lock_guard lock(mutex_);
     forget_parents();
     const int64_t size = block_size(bytes);
@@ -100,13 +100,13 @@ class OwnFile {
     return block;
   }
 
-  /// Whether it is the memory of a block that was taken, by this process or by a parent before fork().
-  bool is_taken(const void* data) {
+  /// Whether it is the memory of a block that was acquired, by this process or by a parent before fork().
+  bool is_acquired(const void* data) {
     const std::lock_guard lock(mutex_);
     return used_.contains(data);
   }
 
-  void give_back(OwnedBlock block) {
+  void release(OwnedBlock block) {
     std::vector<OwnedBlock> surplus;  // whose memory goes back without the lock
     const std::lock_guard lock(mutex_);
     used_.erase(block_data(*block));
@@ -181,7 +181,7 @@ void release(void* data) noexcept {
 }
 
 void recycle(void* data) noexcept {
-  OwnFile::get().give_back(OwnedBlock(find_block(data)));
+  OwnFile::get().release(OwnedBlock(find_block(data)));
 }
 
 /// As libtorch's allocators make it: what owns the memory is where it begins (c10::Allocator::raw_allocate).
@@ -205,11 +205,11 @@ at::Tensor shared_zeros(int64_t numel, at::ScalarType dtype) {
 }
 
 at::DataPtr shared_block(int64_t bytes) {
-  return make_data_ptr(OwnFile::get().take(bytes), recycle);
+  return make_data_ptr(OwnFile::get().acquire(bytes), recycle);
 }
 
 bool free_shared_block(void* data) {
-  const bool is_block = OwnFile::get().is_taken(data);
+  const bool is_block = OwnFile::get().is_acquired(data);
   if (is_block) {
     recycle(data);
   }

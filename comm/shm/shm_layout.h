@@ -1,8 +1,8 @@
 #pragma once
 // Layout of the memory that ranks of an "shm" group share. Integers only.
 //
-// Each rank has a control block and a ring of slots. It fills slot step % kCells in each of the group's steps, and the
-// others read it. So a rank may be up to kCells steps ahead of the slowest reader.
+// Each rank has a control block and a ring of slots. It fills slot step % kSlots in each of the group's steps, and the
+// others read it. So a rank may be up to kSlots steps ahead of the slowest reader.
 //
 //   | failure record | control, rank 0 | control, rank 1 | ... | slots of rank 0 | slots of rank 1 | ...
 //   a slot: | header: what this rank called | payload |
@@ -23,8 +23,8 @@ struct ShmLayout {
   /// Payload of a slot, and slots per rank. Messages are split into pieces that stay in the cache between writer and
   /// readers, and the ring absorbs jitter. With 2 ranks that gather 16 MiB each, 64 KiB to 512 KiB and 4 to 16 slots
   /// perform equally; fewer or smaller slots are slower, and more exceed the cache.
-  static constexpr int64_t kCellBytes = int64_t{256} * 1024;
-  static constexpr int64_t kCells = 8;
+  static constexpr int64_t kSlotBytes = int64_t{256} * 1024;
+  static constexpr int64_t kSlots = 8;
   static constexpr int64_t kFailureBytes = 1024;
   static constexpr int64_t kControlBytes = 512;
   static constexpr int64_t kPage = 4096;
@@ -40,14 +40,14 @@ struct ShmLayout {
     return (value + multiple - 1) / multiple * multiple;
   }
 
-  /// Size of a CellHeader and, per rank, an all_to_all's splits or the location of a reduce_scatter's piece.
+  /// Size of a slot's header and, per rank, an all_to_all's splits or the location of a reduce_scatter's piece.
   constexpr int64_t header_bytes() const { return round_up(kAlignment + ranks * kPlaceBytes, kAlignment); }
   /// Includes more than the payload's pages, so that equal offsets of slots do not collide in the cache.
-  constexpr int64_t slot_stride() const { return round_up(header_bytes() + kCellBytes, kPage); }
+  constexpr int64_t slot_stride() const { return round_up(header_bytes() + kSlotBytes, kPage); }
   constexpr int64_t control_offset(int64_t rank) const { return kFailureBytes + rank * kControlBytes; }
   constexpr int64_t slot_offset(int64_t rank, uint64_t step) const {
     return round_up(control_offset(ranks), kPage) +
-           (rank * kCells + static_cast<int64_t>(step % kCells)) * slot_stride();
+           (rank * kSlots + static_cast<int64_t>(step % kSlots)) * slot_stride();
   }
   constexpr int64_t total_bytes() const { return slot_offset(ranks, 0); }  // without messages
 
@@ -59,7 +59,7 @@ struct ShmLayout {
   constexpr int64_t file_bytes() const { return messages_offset(ranks, 0); }
 
   /// Payload per rank if a slot has a different part for each rank.
-  constexpr int64_t part_bytes() const { return std::max(kAlignment, kCellBytes / ranks / kAlignment * kAlignment); }
+  constexpr int64_t part_bytes() const { return std::max(kAlignment, kSlotBytes / ranks / kAlignment * kAlignment); }
 };
 
 constexpr ShmLayout ShmLayout::of_messages() {
@@ -67,6 +67,6 @@ constexpr ShmLayout ShmLayout::of_messages() {
 }
 
 /// Largest number of ranks, for which part_bytes() per rank fits into a slot.
-constexpr int64_t kShmMaxRanks = ShmLayout::kCellBytes / ShmLayout::kAlignment;
+constexpr int64_t kShmMaxRanks = ShmLayout::kSlotBytes / ShmLayout::kAlignment;
 
 }  // namespace tessera

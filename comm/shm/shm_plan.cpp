@@ -14,7 +14,7 @@ int64_t steps_for(int64_t bytes, int64_t chunk) {
 }
 
 ShmPhase plan_gather(int64_t bytes, int64_t ranks) {
-  ShmPhase phase{.steps = steps_for(bytes, ShmLayout::kCellBytes), .sent = {{0, bytes}}};
+  ShmPhase phase{.steps = steps_for(bytes, ShmLayout::kSlotBytes), .sent = {{0, bytes}}};
   for (int64_t from = 0; from < ranks; ++from) {
     phase.received.push_back({from * bytes, bytes});
   }
@@ -23,7 +23,7 @@ ShmPhase plan_gather(int64_t bytes, int64_t ranks) {
 
 ShmPhase plan_broadcast(int64_t bytes, int root, int rank, int64_t ranks) {
   ShmPhase phase{
-      .from_output = true, .steps = steps_for(bytes, ShmLayout::kCellBytes), .sent = {{0, rank == root ? bytes : 0}}};
+      .from_output = true, .steps = steps_for(bytes, ShmLayout::kSlotBytes), .sent = {{0, rank == root ? bytes : 0}}};
   for (int64_t from = 0; from < ranks; ++from) {
     phase.received.push_back({0, from == root ? bytes : 0});
   }
@@ -32,14 +32,14 @@ ShmPhase plan_broadcast(int64_t bytes, int root, int rank, int64_t ranks) {
 
 // The sender is rank 0 of a message's memory, the receiver rank 1; each plans by its own tensor.
 ShmPhase plan_message(int64_t sent, int64_t received) {
-  return {.steps = steps_for(std::max(sent, received), ShmLayout::kCellBytes),
+  return {.steps = steps_for(std::max(sent, received), ShmLayout::kSlotBytes),
           .sent = {{0, sent}},
           .received = {{0, received}, {0, 0}}};
 }
 
 ShmPhase plan_reduce_whole(int64_t bytes, int64_t ranks) {
   ShmPhase phase{
-      .reduces = true, .from_output = true, .steps = steps_for(bytes, ShmLayout::kCellBytes), .sent = {{0, bytes}}};
+      .reduces = true, .from_output = true, .steps = steps_for(bytes, ShmLayout::kSlotBytes), .sent = {{0, bytes}}};
   phase.received.resize(ranks, {0, bytes});
   return phase;
 }

@@ -35,7 +35,7 @@ struct ShmPhase {
   bool after_previous = false;
   /// Sends from the output; otherwise from the input.
   bool from_output = false;
-  int64_t chunk = ShmLayout::kCellBytes;
+  int64_t chunk = ShmLayout::kSlotBytes;
   /// At least 1. For an all_to_all, what this rank alone needs.
   int64_t steps = 1;
   /// Range for each rank, or one for all.

@@ -15,7 +15,7 @@ namespace {
 
 // The lines of a slot are in the cache of the core that has read it last. A store that takes them over one by one costs
 // ten times one past the cache, but for a few of them.
-constexpr int64_t kStreamCellBytes = 1024;
+constexpr int64_t kStreamSlotBytes = 1024;
 // A piece of a reduce_scatter that is smaller is always in the slot, so that small calls have nothing to look at.
 constexpr int64_t kZeroCopyPieceBytes = int64_t{16} * 1024;
 
@@ -69,9 +69,9 @@ void ShmQueue::put_piece(Operation& operation, const ShmPhase& phase, int to) {
   }
   char* const payload = arena_.payload(rank_, progress_.posted()) + to * phase.chunk;
   if (are_segments) {
-    read_segments(*operation.call.parts, range, payload, kStreamCellBytes);
+    read_segments(*operation.call.parts, range, payload, kStreamSlotBytes);
   } else {
-    copy_bytes(payload, source + piece.begin, piece.bytes, kStreamCellBytes);
+    copy_bytes(payload, source + piece.begin, piece.bytes, kStreamSlotBytes);
   }
 }
 

@@ -64,7 +64,7 @@ bool StepProgress::have_all_taken(uint64_t step) const {
 }
 
 uint64_t StepProgress::freed_by_next_post() const {
-  return posted_ - std::min<uint64_t>(posted_, ShmLayout::kCells - 1);
+  return posted_ - std::min<uint64_t>(posted_, ShmLayout::kSlots - 1);
 }
 
 bool StepProgress::has_room() const {

@@ -56,7 +56,7 @@ void check_open_files() {
 void check_two_ranks(const RunProcessesOptions& backend, const std::string& error_of_peer_that_left) {
   const auto body = [&](int) {
     check_refusals();
-    check_messages(/*largest=*/700001);  // of the widest dtype six rings of cells
+    check_messages(/*largest=*/700001);  // of the widest dtype six rings of slots
     check_exchange(5 * 1024 * 1024);
     check_many_in_flight();
     check_dropped_messages();

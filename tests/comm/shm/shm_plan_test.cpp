@@ -14,7 +14,7 @@ namespace {
 
 using Catch::Matchers::Equals;
 
-constexpr int64_t kCell = ShmLayout::kCellBytes;
+constexpr int64_t kSlot = ShmLayout::kSlotBytes;
 
 std::vector<std::string> texts(const c10::SmallVector<ByteRange, 4>& ranges, int64_t t, int64_t chunk) {
   std::vector<std::string> result;
@@ -31,10 +31,10 @@ TEST_CASE("slots and control blocks do not overlap, and lie on their alignment")
     CHECK(layout.control_offset(0) == ShmLayout::kFailureBytes);
     CHECK(layout.slot_offset(0, 0) >= layout.control_offset(ranks));
     CHECK(layout.slot_offset(0, 0) % ShmLayout::kPage == 0);
-    CHECK(layout.slot_offset(0, ShmLayout::kCells) == layout.slot_offset(0, 0));
-    CHECK(layout.slot_stride() >= layout.header_bytes() + kCell);
-    CHECK(layout.slot_offset(ranks - 1, ShmLayout::kCells - 1) + layout.slot_stride() == layout.total_bytes());
-    CHECK(layout.part_bytes() * ranks <= kCell);
+    CHECK(layout.slot_offset(0, ShmLayout::kSlots) == layout.slot_offset(0, 0));
+    CHECK(layout.slot_stride() >= layout.header_bytes() + kSlot);
+    CHECK(layout.slot_offset(ranks - 1, ShmLayout::kSlots - 1) + layout.slot_stride() == layout.total_bytes());
+    CHECK(layout.part_bytes() * ranks <= kSlot);
     CHECK(layout.part_bytes() % ShmLayout::kAlignment == 0);
     CHECK(layout.header_bytes() >= ShmLayout::kAlignment + 16 * ranks);
   }
@@ -42,16 +42,16 @@ TEST_CASE("slots and control blocks do not overlap, and lie on their alignment")
 
 TEST_CASE("an all_gather is cut into whole slots and a rest") {
   const CollectiveSignature call = {
-      .kind = Collective::AllGather, .dtype = c10::kByte, .output = 2 * kCell + 20, .input = kCell + 10};
+      .kind = Collective::AllGather, .dtype = c10::kByte, .output = 2 * kSlot + 20, .input = kSlot + 10};
   const ShmPlan plan = plan_call(call, 1, {.ranks = 2});
   REQUIRE(plan.phases.size() == 1);
   const ShmPhase& phase = plan.phases[0];
   CHECK(phase.steps == 2);
-  CHECK_THAT(texts(phase.sent, 1, phase.chunk), Equals(std::vector<std::string>{fmt::format("{}+10", kCell)}));
+  CHECK_THAT(texts(phase.sent, 1, phase.chunk), Equals(std::vector<std::string>{fmt::format("{}+10", kSlot)}));
   CHECK_THAT(texts(phase.received, 1, phase.chunk),
-             Equals(std::vector<std::string>{fmt::format("{}+10", kCell), fmt::format("{}+10", 2 * kCell + 10)}));
+             Equals(std::vector<std::string>{fmt::format("{}+10", kSlot), fmt::format("{}+10", 2 * kSlot + 10)}));
   CHECK_THAT(texts(phase.received, 2, phase.chunk),
-             Equals(std::vector<std::string>{fmt::format("{}+0", kCell + 10), fmt::format("{}+0", 2 * kCell + 20)}));
+             Equals(std::vector<std::string>{fmt::format("{}+0", kSlot + 10), fmt::format("{}+0", 2 * kSlot + 20)}));
 }
 
 TEST_CASE("a large all_reduce reduces parts and gathers them; the last may be short, or empty") {
@@ -89,11 +89,11 @@ TEST_CASE("a message goes from rank 0 of its memory to rank 1, in as many steps 
   CHECK(sender.steps == 2);
   CHECK(receiver.steps == 2);
   CHECK_THAT(texts(sender.sent, 1, sender.chunk),
-             Equals(std::vector<std::string>{fmt::format("{}+{}", kCell, 400000 - kCell)}));
+             Equals(std::vector<std::string>{fmt::format("{}+{}", kSlot, 400000 - kSlot)}));
   CHECK_THAT(texts(sender.received, 0, sender.chunk), Equals(std::vector<std::string>{"0+0", "0+0"}));
   CHECK_THAT(texts(receiver.sent, 0, receiver.chunk), Equals(std::vector<std::string>{"0+0"}));
   CHECK_THAT(texts(receiver.received, 0, receiver.chunk),
-             Equals(std::vector<std::string>{fmt::format("0+{}", kCell), "0+0"}));
+             Equals(std::vector<std::string>{fmt::format("0+{}", kSlot), "0+0"}));
 }
 
 TEST_CASE("every call has a step, so that ranks that call different things meet") {

@@ -118,9 +118,9 @@ bool records_gradient(const at::Tensor& tensor) {
 }
 
 /// The axes of more than one rank that cut `dim`, outer cuts first.
-c10::SmallVector<size_t, 4> axes_that_cut(int64_t dim, const Placements& placements, const DeviceMesh& mesh) {
+c10::SmallVector<size_t, 4> sharding_axes(int64_t dim, const Placements& placements, const DeviceMesh& mesh) {
   c10::SmallVector<size_t, 4> axes;
-  for (const size_t axis : cut_order(placements)) {
+  for (const size_t axis : shard_order(placements)) {
     if (placements[axis].is_shard(dim) && mesh.shape()[axis] > 1) {
       axes.push_back(axis);
     }
@@ -129,9 +129,9 @@ c10::SmallVector<size_t, 4> axes_that_cut(int64_t dim, const Placements& placeme
 }
 
 /// Whether both give every rank the same part of a tensor of `ndim` dims, whatever its sizes are.
-bool cut_alike(const Placements& a, const Placements& b, int64_t ndim, const DeviceMesh& mesh) {
+bool have_equal_sharding(const Placements& a, const Placements& b, int64_t ndim, const DeviceMesh& mesh) {
   for (int64_t dim = 0; dim < ndim; ++dim) {
-    if (axes_that_cut(dim, a, mesh) != axes_that_cut(dim, b, mesh)) {
+    if (sharding_axes(dim, a, mesh) != sharding_axes(dim, b, mesh)) {
       return false;
     }
   }
@@ -141,7 +141,7 @@ bool cut_alike(const Placements& a, const Placements& b, int64_t ndim, const Dev
 /// A local gradient has the sizes of the local tensor. Where the cuts differ, looks at all ranks' sizes, since on some
 /// of them other cuts may give the same.
 void check_grad_placements(const DTensorSpec& spec, const Placements& grads) {
-  if (cut_alike(spec.placements(), grads, spec.ndim(), spec.mesh())) {
+  if (have_equal_sharding(spec.placements(), grads, spec.ndim(), spec.mesh())) {
     return;
   }
   const auto& mesh = spec.mesh();

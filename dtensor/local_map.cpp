@@ -66,7 +66,7 @@ namespace {
 /// gather_shape of what has one number of dims on all ranks.
 std::vector<int64_t> add_up_sizes(const at::Tensor& local, const DeviceMesh& mesh, const Placements& placements) {
   auto sizes = at::tensor(local.sizes(), at::kLong).to(at::Device(mesh.device_type()));
-  const auto cuts = cut_order(placements);
+  const auto cuts = shard_order(placements);
   for (size_t i = cuts.size(); i-- > 0;) {  // inner cuts first: their sum is what the outer one has cut
     const auto axis = static_cast<int64_t>(cuts[i]);
     auto sum = sizes.clone();

@@ -10,7 +10,7 @@ namespace tessera {
 
 namespace {
 
-bool is_pending_norm(const DTensorSpec& spec) {
+bool is_partial_norm(const DTensorSpec& spec) {
   return std::any_of(spec.placements().begin(), spec.placements().end(),
                      [](const Placement& placement) { return placement.is_norm_partial(); });
 }
@@ -20,7 +20,7 @@ bool is_pending_norm(const DTensorSpec& spec) {
 void write_back(const c10::OperatorHandle& op, const CallOperand& operand, const at::Tensor& local,
                 const SpecPtr& spec) {
   const DTensorMeta& home = *operand.dtensor;
-  if (!is_pending_norm(*home.spec)) {
+  if (!is_partial_norm(*home.spec)) {
     home.local.copy_(redistribute_local(local, *spec, home.spec->placements()));
     return;
   }

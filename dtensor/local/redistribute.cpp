@@ -110,10 +110,10 @@ Placements lifted(const Placements& placements, const std::vector<size_t>& axes,
     result[axes[i]] = placements[i];
   }
   c10::SmallVector<size_t, 4> order;
-  for (const size_t axis : cut_order(placements)) {
+  for (const size_t axis : shard_order(placements)) {
     order.push_back(axes[axis]);
   }
-  return with_cut_order(std::move(result), order);
+  return with_shard_order(std::move(result), order);
 }
 
 /// The axes of `root` that `mesh` consists of.

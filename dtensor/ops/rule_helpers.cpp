@@ -132,7 +132,7 @@ Strategies map_dims(const OpCall& call, OutDim out_dim) {
 OpRule dim_map_rule(OutDim out_dim) {
   return {.strategies = [out_dim](const OpCall& call) {
     auto strategies = map_dims(call, out_dim);
-    keep_pending(strategies, call);
+    keep_partial(strategies, call);
     return strategies;
   }};
 }
@@ -145,7 +145,7 @@ std::optional<Placement> pending(const OpCall& call, size_t operand) {
   return spec->placements()[call.axis];
 }
 
-void keep_pending(Strategies& strategies, const OpCall& call) {
+void keep_partial(Strategies& strategies, const OpCall& call) {
   if (const auto placement = pending(call, 0)) {
     strategies.push_back({.operands = PlacementVector(call.operands.size(), *placement),
                           .outputs = PlacementVector(call.outputs.size(), *placement)});

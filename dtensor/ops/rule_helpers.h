@@ -55,7 +55,7 @@ OpRule dim_map_rule(OutDim out_dim);
 std::optional<Placement> pending(const OpCall& call, size_t operand);
 
 /// Keeps Partial for ops of one tensor that only move, drop, repeat or zero elements.
-void keep_pending(Strategies& strategies, const OpCall& call);
+void keep_partial(Strategies& strategies, const OpCall& call);
 
 /// Returns whether a divisor is 0, or a list with 0. A partial sum over 0 does not equal the sum of its terms'
 /// quotients, which may be infinite with either sign.

@@ -13,14 +13,14 @@ namespace {
 constexpr double kImpossible = std::numeric_limits<double>::infinity();
 
 /// Strategies say what each axis cuts; in which order axes cut is decided for the whole call.
-bool same_cut(const Placement& a, const Placement& b) {
+bool equal_without_order(const Placement& a, const Placement& b) {
   return a.without_order() == b.without_order();
 }
 
 /// Bytes that one rank sends to go from one placement to another. The constant makes a free local move
 /// (chunk) cost more than no move.
 double move_cost(const Placement& from, const Placement& to, double bytes, double num_ranks) {
-  if (same_cut(from, to)) {
+  if (equal_without_order(from, to)) {
     return 0;
   }
   if (to.is_partial()) {

@@ -57,7 +57,7 @@ bool is_whole_and_dense(const DTensorSpec& spec, const Placements& placements) {
          meta_tensor(spec.meta()).is_non_overlapping_and_dense();
 }
 
-bool cuts_a_dim_twice(const Placements& placements) {
+bool shards_a_dim_twice(const Placements& placements) {
   for (size_t a = 0; a < placements.size(); ++a) {
     for (size_t b = a + 1; b < placements.size(); ++b) {
       if (placements[a].is_shard() && placements[b].is_shard(placements[a].dim())) {
@@ -74,7 +74,7 @@ bool cuts_a_dim_twice(const Placements& placements) {
 c10::SmallVector<size_t, 4> axis_order(const OpCall& call, size_t mesh_ndim) {
   const Operand* decides = nullptr;
   for (const auto& operand : call.operands) {
-    if (operand.spec && cuts_a_dim_twice(operand.spec->placements()) &&
+    if (operand.spec && shards_a_dim_twice(operand.spec->placements()) &&
         (!decides || (operand.written && !decides->written))) {
       decides = &operand;
     }
@@ -137,13 +137,13 @@ void plan_operand(OpPlan& plan, const Operand& operand, const Placements& placem
 }  // namespace
 
 bool has_nothing_to_compute(const OpPlan& plan) {
-  const auto is_cut = [](const SpecPtr& spec) {
+  const auto is_sharded = [](const SpecPtr& spec) {
     return spec && std::ranges::any_of(spec->placements(), [](const auto& placement) { return placement.is_shard(); });
   };
   const auto empty_here = [](const SpecPtr& spec) { return is_empty(spec->local_sizes()); };
   const auto empty_everywhere = [](const SpecPtr& spec) { return is_empty(spec->sizes()); };
   return !plan.outputs.empty() && std::ranges::all_of(plan.outputs, empty_here) &&
-         (!std::ranges::all_of(plan.outputs, empty_everywhere) || std::ranges::any_of(plan.operands, is_cut));
+         (!std::ranges::all_of(plan.outputs, empty_everywhere) || std::ranges::any_of(plan.operands, is_sharded));
 }
 
 OpPlan propagate(const OpRule& rule, OpCall& call) {
@@ -154,11 +154,11 @@ OpPlan propagate(const OpRule& rule, OpCall& call) {
   auto chosen = choose_placements(rule, call, mesh, !plan.outputs_from_results);
   const auto order = axis_order(call, static_cast<size_t>(mesh.ndim()));
   for (size_t i = 0; i < call.operands.size(); ++i) {
-    plan_operand(plan, call.operands[i], with_cut_order(std::move(chosen.operands[i]), order));
+    plan_operand(plan, call.operands[i], with_shard_order(std::move(chosen.operands[i]), order));
   }
   for (size_t i = 0; i < call.outputs.size(); ++i) {
     plan.outputs.push_back(
-        DTensorSpec::make(mesh, with_cut_order(std::move(chosen.outputs[i]), order), call.outputs[i]));
+        DTensorSpec::make(mesh, with_shard_order(std::move(chosen.outputs[i]), order), call.outputs[i]));
   }
   plan.offsets = std::move(call.offsets);
   plan.nothing_to_compute = !rule.runs_on_empty_shards && has_nothing_to_compute(plan);

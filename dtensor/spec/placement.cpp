@@ -55,7 +55,7 @@ std::string to_string(const Placements& placements) {
   return text + ")";
 }
 
-c10::SmallVector<size_t, 4> cut_order(const Placements& placements) {
+c10::SmallVector<size_t, 4> shard_order(const Placements& placements) {
   c10::SmallVector<size_t, 4> axes;
   for (size_t axis = 0; axis < placements.size(); ++axis) {
     if (placements[axis].is_shard()) {
@@ -67,7 +67,7 @@ c10::SmallVector<size_t, 4> cut_order(const Placements& placements) {
   return axes;
 }
 
-Placements with_cut_order(Placements placements, const c10::SmallVector<size_t, 4>& axes) {
+Placements with_shard_order(Placements placements, const c10::SmallVector<size_t, 4>& axes) {
   for (size_t i = 0; i < axes.size(); ++i) {
     const Placement cut = placements[axes[i]];
     if (!cut.is_shard()) {
@@ -127,8 +127,8 @@ Placements normalized(Placements placements, int64_t ndim, int64_t mesh_ndim, co
     placement = Shard(dim, placement.order());
   }
   check_reductions_commute(placements, where);
-  const auto axes = cut_order(placements);
-  return with_cut_order(std::move(placements), axes);
+  const auto axes = shard_order(placements);
+  return with_shard_order(std::move(placements), axes);
 }
 
 }  // namespace tessera

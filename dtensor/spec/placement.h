@@ -105,11 +105,11 @@ using Placements = c10::SmallVector<Placement, 4>;
 std::string to_string(const Placements& placements);
 
 /// Returns the sharding axes in order: of two that shard the same dim, the one that shards first comes first.
-c10::SmallVector<size_t, 4> cut_order(const Placements& placements);
+c10::SmallVector<size_t, 4> shard_order(const Placements& placements);
 
 /// Returns `placements` with orders such that axes shard each dim in the order of `axes`, which has each axis once.
 /// Orders are minimal: 0 if a dim is sharded in the order of the mesh's axes.
-Placements with_cut_order(Placements placements, const c10::SmallVector<size_t, 4>& axes);
+Placements with_shard_order(Placements placements, const c10::SmallVector<size_t, 4>& axes);
 
 /// Returns `placements` with non-negative dims and minimal orders, so that equal layouts have equal placements. The
 /// tensor has `ndim` dims and the mesh `mesh_ndim` axes.

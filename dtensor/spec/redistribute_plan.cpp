@@ -15,7 +15,7 @@ using Axes = c10::SmallVector<size_t, 4>;
 /// The axes that cut `dim`, outermost first.
 Axes sharding_axes(const Placements& placements, int64_t dim) {
   Axes axes;
-  for (const size_t axis : cut_order(placements)) {
+  for (const size_t axis : shard_order(placements)) {
     if (placements[axis].is_shard(dim)) {
       axes.push_back(axis);
     }
@@ -40,7 +40,7 @@ bool shard_stays(const Placements& from, const Placements& to, size_t axis) {
 }
 
 /// Whether the cuts of to[axis]'s dim are now those that must lie outside the one by `axis`.
-bool can_cut_now(const Placements& current, const Placements& to, size_t axis) {
+bool can_shard_now(const Placements& current, const Placements& to, size_t axis) {
   return sharding_axes(current, to[axis].dim()) == outer_sharding_axes(to, to[axis].dim(), axis);
 }
 
@@ -50,8 +50,8 @@ class Planner {
 
   std::vector<RedistributeStep> run() {
     // What makes the tensor smaller comes before what makes it larger.
-    for (const size_t axis : cut_order(to_)) {
-      if (!from_[axis].is_shard() && can_cut_now(current_, to_, axis)) {
+    for (const size_t axis : shard_order(to_)) {
+      if (!from_[axis].is_shard() && can_shard_now(current_, to_, axis)) {
         finish(axis);
       }
     }
@@ -60,11 +60,11 @@ class Planner {
         move(axis, Kind::AllReduce, Replicate());
       }
     }
-    const auto cuts = cut_order(from_);
+    const auto cuts = shard_order(from_);
     for (size_t i = cuts.size(); i-- > 0;) {
       undo_shard(cuts[i]);
     }
-    for (const size_t axis : cut_order(to_)) {
+    for (const size_t axis : shard_order(to_)) {
       finish(axis);
     }
     for (size_t axis = 0; axis < from_.size(); ++axis) {
@@ -83,7 +83,7 @@ class Planner {
     if (shard_stays(from_, to_, axis)) {
       return;
     }
-    if (to_[axis].is_shard() && !to_[axis].is_shard(from_[axis].dim()) && can_cut_now(current_, to_, axis)) {
+    if (to_[axis].is_shard() && !to_[axis].is_shard(from_[axis].dim()) && can_shard_now(current_, to_, axis)) {
       move(axis, Kind::AllToAll, to_[axis]);
     } else if (to_[axis].is_partial(ReduceOp::Sum)) {
       move(axis, Kind::PadToPartial, to_[axis]);

@@ -12,7 +12,7 @@ DimRange chunk_range(int64_t size, int64_t num_chunks, int64_t index) {
 
 DimRange local_range(int64_t size, int64_t dim, const Placements& placements, const MeshPosition& position) {
   DimRange range{.offset = 0, .length = size};
-  for (const size_t axis : cut_order(placements)) {
+  for (const size_t axis : shard_order(placements)) {
     if (placements[axis].is_shard(dim)) {
       const auto piece = chunk_range(range.length, position.axis_sizes[axis], position.coordinate[axis]);
       range = {.offset = range.offset + piece.offset, .length = piece.length};
@@ -23,7 +23,7 @@ DimRange local_range(int64_t size, int64_t dim, const Placements& placements, co
 
 DimVector local_sizes(at::IntArrayRef sizes, const Placements& placements, const MeshPosition& position) {
   DimVector result(sizes.begin(), sizes.end());
-  for (const size_t axis : cut_order(placements)) {
+  for (const size_t axis : shard_order(placements)) {
     auto& length = result[static_cast<size_t>(placements[axis].dim())];
     length = chunk_range(length, position.axis_sizes[axis], position.coordinate[axis]).length;
   }

@@ -37,7 +37,7 @@ struct MeshPosition {
   at::IntArrayRef coordinate;
 };
 
-/// Returns the range of `dim` (of global size `size`) at `position`: axes shard it one after another, in cut_order.
+/// Returns the range of `dim` (of global size `size`) at `position`: axes shard it one after another, in shard_order.
 DimRange local_range(int64_t size, int64_t dim, const Placements& placements, const MeshPosition& position);
 
 /// Returns the sizes of the local tensor at `position`.

@@ -10,13 +10,13 @@ Placements stacked_placements(const Placements& dp, const Placements& tp) {
   Placements stacked = dp;
   stacked.append(tp.begin(), tp.end());
   c10::SmallVector<size_t, 4> order;
-  for (const size_t axis : cut_order(tp)) {
+  for (const size_t axis : shard_order(tp)) {
     order.push_back(dp.size() + axis);
   }
-  for (const size_t axis : cut_order(dp)) {
+  for (const size_t axis : shard_order(dp)) {
     order.push_back(axis);
   }
-  return with_cut_order(std::move(stacked), order);
+  return with_shard_order(std::move(stacked), order);
 }
 
 std::string why_not_stacked(const DeviceMesh& dp, const DeviceMesh& tp) {

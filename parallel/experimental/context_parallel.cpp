@@ -38,8 +38,9 @@ int64_t ranks_along(const DTensorSpec& spec, int64_t dim) {
 /// A rank without queries calls no kernel that would notice, so all ranks look at the whole sizes.
 void check_sizes(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value, bool enable_gqa) {
   const auto fits = [&](int64_t dim) {
-    const bool is_cut = ranks_along(*dtensor_spec(query), dim) > 1;
-    return key.size(dim) == value.size(dim) && (key.size(dim) == query.size(dim) || (key.size(dim) == 1 && !is_cut));
+    const bool is_sharded = ranks_along(*dtensor_spec(query), dim) > 1;
+    return key.size(dim) == value.size(dim) &&
+           (key.size(dim) == query.size(dim) || (key.size(dim) == 1 && !is_sharded));
   };
   const int64_t heads = query.size(kHeads), groups = key.size(kHeads);
   const bool has_groups = enable_gqa && groups == value.size(kHeads) && groups > 0 && heads % groups == 0;

@@ -63,7 +63,7 @@ struct Layout {
   Placements placements;
 
   explicit Layout(const Placements& from) : cuts(2), placements(from) {
-    for (const size_t axis : cut_order(from)) {
+    for (const size_t axis : shard_order(from)) {
       cuts[static_cast<size_t>(from[axis].dim())].push_back(axis);
       placements[axis] = from[axis].without_order();
     }

@@ -54,7 +54,7 @@ Strategies attention_strategies(const OpCall& call) {
 }
 
 /// The kernel of newer libtorch lays the output out as the query lies, that of older ones with heads inside length.
-bool output_lies_as_query() {
+bool output_has_query_layout() {
   static const bool answer = [] {
     const auto items = at::ones({1, 2, 2, 1});
     return std::get<0>(at::_scaled_dot_product_flash_attention_for_cpu(items, items, items)).is_contiguous();
@@ -67,7 +67,7 @@ std::vector<TensorMeta> attention_metas(const OpCall& call) {
   auto sizes = query.sizes;
   sizes.back() = call.operands[2].meta.sizes.back();
   auto output = heads_inside_length(sizes, query.dtype);
-  if (output_lies_as_query()) {
+  if (output_has_query_layout()) {
     output.strides = local_strides(sizes, query.strides);
   }
   const auto wide = at::toOpMathType(query.dtype);

@@ -138,7 +138,7 @@ std::vector<TensorMeta> backward_metas(const OpCall& call) {
 }
 
 /// `operands`: dims of grad, input and weight; `results`: placements of the three gradients.
-AxisStrategy cut_backward(const OpCall& call, at::IntArrayRef operands, const std::array<Placement, 3>& results) {
+AxisStrategy shard_backward(const OpCall& call, at::IntArrayRef operands, const std::array<Placement, 3>& results) {
   AxisStrategy strategy = sharded(call, operands, DimVector(call.outputs.size(), kNone));
   const auto mask = call.args[kBackwardMask].toBoolList();
   strategy.outputs.clear();
@@ -152,10 +152,10 @@ AxisStrategy cut_backward(const OpCall& call, at::IntArrayRef operands, const st
 
 Strategies backward_strategies(const OpCall& call) {
   const auto weight = weight_dims(call.args[kTransposed + 1].toBool());
-  Strategies strategies{cut_backward(call, {0, 0, kNone}, {Shard(0), Partial(), Partial()})};
+  Strategies strategies{shard_backward(call, {0, 0, kNone}, {Shard(0), Partial(), Partial()})};
   if (call.args[9].toInt() == 1) {
-    strategies.push_back(cut_backward(call, {1, kNone, weight.out}, {Partial(), Shard(weight.out), Shard(0)}));
-    strategies.push_back(cut_backward(call, {kNone, 1, weight.in}, {Shard(1), Shard(weight.in), Replicate()}));
+    strategies.push_back(shard_backward(call, {1, kNone, weight.out}, {Partial(), Shard(weight.out), Shard(0)}));
+    strategies.push_back(shard_backward(call, {kNone, 1, weight.in}, {Shard(1), Shard(weight.in), Replicate()}));
   }
   keep_linear(strategies, call, 0);
   return strategies;

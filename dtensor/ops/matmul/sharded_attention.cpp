@@ -34,12 +34,12 @@ struct Operands {
   }
 };
 
-bool is_cut_on(const Placement& placement, int64_t dim, const Operands& operands) {
+bool is_sharded_on(const Placement& placement, int64_t dim, const Operands& operands) {
   return placement.is_shard(dim) && operands.have_as_many(dim);
 }
 
 bool stays(const Placement& placement, const Operands& operands) {
-  return is_cut_on(placement, 0, operands) || is_cut_on(placement, kHeads, operands);
+  return is_sharded_on(placement, 0, operands) || is_sharded_on(placement, kHeads, operands);
 }
 
 /// Of the first operand that has such a cut, so that the others follow it.

@@ -51,7 +51,7 @@ Placement along_channels(const TensorMeta& meta, int64_t channels) {
   return meta.sizes.size() == 1 && meta.sizes[0] == channels ? Placement(Shard(0)) : Placement(Replicate());
 }
 
-AxisStrategy cut_channels(const OpCall& call) {
+AxisStrategy shard_channels(const OpCall& call) {
   AxisStrategy strategy;
   const int64_t channels = input_meta(call).sizes[1];
   for (const auto& operand : call.operands) {
@@ -70,7 +70,7 @@ Placement gradient_of_parameters(const OpCall& call) {
 }
 
 /// Cuts dim `dim` of input-like tensors.
-AxisStrategy cut_input_dim(const OpCall& call, int64_t dim) {
+AxisStrategy shard_input_dim(const OpCall& call, int64_t dim) {
   AxisStrategy strategy;
   const auto placement = [&](const TensorMeta& meta, const Placement& other) {
     return meta.sizes.size() > 1 ? Placement(Shard(dim)) : other;
@@ -87,7 +87,7 @@ AxisStrategy cut_input_dim(const OpCall& call, int64_t dim) {
 
 /// With the statistics of the batch: there are items, backward has what forward saved, and all vectors fit. (A batch of
 /// nothing is refused by kernels.)
-bool can_cut_items(const OpCall& call) {
+bool can_shard_items(const OpCall& call) {
   if (!uses_batch_statistics(call.op, call.args)) {
     return true;
   }
@@ -106,10 +106,10 @@ Strategies batch_norm_strategies(const OpCall& call) {
   if (ndim < 2) {
     return strategies;
   }
-  strategies.push_back(cut_channels(call));
-  for (int64_t dim = 0; dim < ndim && can_cut_items(call); ++dim) {
+  strategies.push_back(shard_channels(call));
+  for (int64_t dim = 0; dim < ndim && can_shard_items(call); ++dim) {
     if (dim != 1) {
-      strategies.push_back(cut_input_dim(call, dim));
+      strategies.push_back(shard_input_dim(call, dim));
     }
   }
   return strategies;
@@ -147,7 +147,7 @@ std::vector<TensorMeta> batch_norm_metas(const OpCall& call) {
 
 bool is_over_ranks(const c10::OperatorHandle& op, torch::jit::Stack* stack, const OpPlan& plan) {
   const at::ArrayRef<c10::IValue> args(&local_argument(op, stack, 0), op.schema().arguments().size());
-  return uses_batch_statistics(op, args) && cuts_items(*plan.operands[input_operand(op)]);
+  return uses_batch_statistics(op, args) && shards_items(*plan.operands[input_operand(op)]);
 }
 
 /// With running statistics, on a rank that has channels and no items: CUDA's kernel, which returns statistics even so,

@@ -34,7 +34,7 @@ at::ScalarType layer_statistics_dtype(const OpCall& call, size_t weight_arg) {
 }
 
 /// The operands that come per item, and so are cut along dim `dim`; weight and bias are not.
-AxisStrategy cut_items(const OpCall& call, std::initializer_list<size_t> item_args, int64_t dim) {
+AxisStrategy shard_items(const OpCall& call, std::initializer_list<size_t> item_args, int64_t dim) {
   AxisStrategy strategy{.operands = PlacementVector(call.operands.size(), Replicate()),
                         .outputs = PlacementVector(call.outputs.size(), Shard(dim))};
   for (size_t i = 0; i < call.operands.size(); ++i) {
@@ -48,9 +48,9 @@ AxisStrategy cut_items(const OpCall& call, std::initializer_list<size_t> item_ar
 }
 
 /// Backward passes: output 0 is the input's gradient where asked for; the others are sums over the items.
-AxisStrategy cut_items_backward(const OpCall& call, std::initializer_list<size_t> item_args, int64_t dim,
-                                bool has_input_grad) {
-  auto strategy = cut_items(call, item_args, dim);
+AxisStrategy shard_items_backward(const OpCall& call, std::initializer_list<size_t> item_args, int64_t dim,
+                                  bool has_input_grad) {
+  auto strategy = shard_items(call, item_args, dim);
   for (size_t i = has_input_grad ? 1 : 0; i < strategy.outputs.size(); ++i) {
     strategy.outputs[i] = Partial();
   }
@@ -66,7 +66,7 @@ int64_t count_item_dims(const OpCall& call, size_t input, size_t shape_arg) {
 Strategies layer_norm_strategies(const OpCall& call) {
   Strategies strategies;
   for (int64_t dim = 0; dim < count_item_dims(call, 0, 1); ++dim) {
-    strategies.push_back(cut_items(call, {0}, dim));
+    strategies.push_back(shard_items(call, {0}, dim));
   }
   return strategies;
 }
@@ -106,7 +106,7 @@ Strategies layer_norm_backward_strategies(const OpCall& call) {
   Strategies strategies;
   const bool has_input_grad = call.args[kLayerNormMask].toBoolList().get(0);
   for (int64_t dim = 0; dim < count_item_dims(call, 1, 2); ++dim) {
-    strategies.push_back(cut_items_backward(call, {0, 1, 3, 4}, dim, has_input_grad));
+    strategies.push_back(shard_items_backward(call, {0, 1, 3, 4}, dim, has_input_grad));
   }
   keep_linear(strategies, call, 0);
   return strategies;
@@ -184,7 +184,7 @@ void local_group_norm(const c10::OperatorHandle& op, torch::jit::Stack* stack, c
 constexpr size_t kGroupNormMask = 9;
 
 Strategies group_norm_backward_strategies(const OpCall& call) {
-  Strategies strategies{cut_items_backward(call, {0, 1, 2, 3}, 0, call.args[kGroupNormMask].toBoolList().get(0))};
+  Strategies strategies{shard_items_backward(call, {0, 1, 2, 3}, 0, call.args[kGroupNormMask].toBoolList().get(0))};
   keep_linear(strategies, call, 0);
   return strategies;
 }
@@ -218,7 +218,7 @@ const RegisterOpRules norm_rules([] {
   register_op_rule({"aten::native_layer_norm_backward"},
                    {.strategies = layer_norm_backward_strategies, .output_metas = layer_norm_backward_metas});
   register_op_rule({"aten::native_group_norm"},
-                   {.strategies = [](const OpCall& call) { return Strategies{cut_items(call, {0}, 0)}; },
+                   {.strategies = [](const OpCall& call) { return Strategies{shard_items(call, {0}, 0)}; },
                     .local_call = local_group_norm,
                     .output_metas = group_norm_metas});
   register_op_rule({"aten::native_group_norm_backward"}, {.strategies = group_norm_backward_strategies,

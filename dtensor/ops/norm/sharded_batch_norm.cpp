@@ -42,7 +42,7 @@ double number(const c10::OperatorHandle& op, torch::jit::Stack* stack, const cha
 
 }  // namespace
 
-bool cuts_items(const DTensorSpec& input) {
+bool shards_items(const DTensorSpec& input) {
   return !item_axes(input).empty();
 }
 

@@ -13,7 +13,7 @@ constexpr size_t kSavedInverseDeviation = 6;
 constexpr size_t kMask = 9;
 
 /// Returns whether an axis of several ranks shards a dim of a batch norm's input other than its channels.
-bool cuts_items(const DTensorSpec& input);
+bool shards_items(const DTensorSpec& input);
 
 /// Runs an op with arguments (input, weight, bias, ...) and results (output, save_mean, save_invstd, ...) that takes
 /// statistics from the batch. Writes running statistics if there are any.

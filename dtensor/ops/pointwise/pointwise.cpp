@@ -66,7 +66,7 @@ Strategies zeros_like_strategies(const OpCall& call) {
     return constant_like_strategies(call);
   }
   auto strategies = pointwise_strategies(call);
-  keep_pending(strategies, call);
+  keep_partial(strategies, call);
   return strategies;
 }
 

@@ -121,14 +121,14 @@ void local_loss(const c10::OperatorHandle& op, torch::jit::Stack* stack, const O
 }
 
 /// The axes along which any operand is cut.
-std::vector<int64_t> cut_axes(const OpPlan& plan) {
+std::vector<int64_t> sharding_axes(const OpPlan& plan) {
   std::vector<int64_t> axes;
   const auto& mesh = plan.outputs[0]->mesh();
   for (int64_t axis = 0; axis < mesh.ndim(); ++axis) {
-    const bool is_cut = std::ranges::any_of(plan.operands, [&](const SpecPtr& spec) {
+    const bool is_sharded = std::ranges::any_of(plan.operands, [&](const SpecPtr& spec) {
       return spec && spec->placements()[static_cast<size_t>(axis)].is_shard();
     });
-    if (is_cut && mesh.shape()[static_cast<size_t>(axis)] > 1) {
+    if (is_sharded && mesh.shape()[static_cast<size_t>(axis)] > 1) {
       axes.push_back(axis);
     }
   }
@@ -137,7 +137,7 @@ std::vector<int64_t> cut_axes(const OpPlan& plan) {
 
 /// Kernels of the CPU refuse what is no probability, and see this rank's part alone: all ranks find out together.
 void check_probabilities(const c10::OperatorHandle& op, torch::jit::Stack* stack, const OpPlan& plan) {
-  const auto axes = cut_axes(plan);
+  const auto axes = sharding_axes(plan);
   if (axes.empty()) {
     return;
   }

@@ -71,7 +71,7 @@ std::vector<TensorMeta> nll_loss2d_metas(const OpCall& call) {
 }
 
 /// The batch or another dim of items is cut.
-AxisStrategy cut_item_dim(const OpCall& call, int64_t dim, int64_t in_target) {
+AxisStrategy shard_item_dim(const OpCall& call, int64_t dim, int64_t in_target) {
   const int64_t reduction = nll_reduction(call);
   AxisStrategy strategy{.operands = PlacementVector(call.operands.size(), Replicate()),
                         .outputs = {Shard(in_target), Replicate()}};
@@ -89,7 +89,7 @@ AxisStrategy cut_item_dim(const OpCall& call, int64_t dim, int64_t in_target) {
 
 /// The total weight is that of the targets among a rank's classes, but for a mean that of all; of several items without
 /// a reduction there is none.
-AxisStrategy cut_classes(const OpCall& call, int64_t dim) {
+AxisStrategy shard_classes(const OpCall& call, int64_t dim) {
   AxisStrategy strategy{.operands = PlacementVector(call.operands.size(), Replicate()),
                         .outputs = {Partial(), Replicate()}};
   strategy.operands[0] = Shard(dim);
@@ -121,10 +121,10 @@ Strategies nll_loss_strategies(const OpCall& call) {
   for (int64_t dim = 0; dim < ndim; ++dim) {
     const int64_t in_target = target_dim(dim, ndim);
     if (in_target != kNone) {
-      strategies.push_back(cut_item_dim(call, dim, in_target));
+      strategies.push_back(shard_item_dim(call, dim, in_target));
     }
   }
-  strategies.push_back(cut_classes(call, class_dim(ndim)));
+  strategies.push_back(shard_classes(call, class_dim(ndim)));
   return strategies;
 }
 

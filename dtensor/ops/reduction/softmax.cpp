@@ -34,7 +34,7 @@ Strategies softmax_strategies(const OpCall& call) {
   return strategies;
 }
 
-bool cuts_rows(const SpecPtr& spec, int64_t dim) {
+bool shards_rows(const SpecPtr& spec, int64_t dim) {
   const auto& placements = spec->placements();
   return std::any_of(placements.begin(), placements.end(), [&](const Placement& p) { return p.is_shard(dim); });
 }
@@ -65,7 +65,7 @@ template <Result kind>
 void local_softmax(const c10::OperatorHandle& op, torch::jit::Stack* stack, const OpPlan& plan) {
   const auto& spec = plan.operands[0];
   const int64_t dim = wrap_dim(local_argument(op, stack, kForwardDim).toInt(), spec->ndim());
-  if (!cuts_rows(spec, dim)) {
+  if (!shards_rows(spec, dim)) {
     op.callBoxed(stack);
     return;
   }
@@ -82,7 +82,7 @@ template <Result kind>
 void local_softmax_backward(const c10::OperatorHandle& op, torch::jit::Stack* stack, const OpPlan& plan) {
   const auto& spec = plan.operands[0];
   const int64_t dim = wrap_dim(local_argument(op, stack, kBackwardDim).toInt(), spec->ndim());
-  if (!cuts_rows(spec, dim)) {
+  if (!shards_rows(spec, dim)) {
     op.callBoxed(stack);
     return;
   }

@@ -13,7 +13,7 @@ namespace {
 template <size_t arg>
 Strategies along_dim_argument(const OpCall& call) {
   auto strategies = along_dims(call, {wrap_dim(call.args[arg].toInt(), call.operands[0].ndim())});
-  keep_pending(strategies, call);
+  keep_partial(strategies, call);
   return strategies;
 }
 
@@ -22,7 +22,7 @@ Strategies slice_strategies(const OpCall& call) {
   const int64_t dim = wrap_dim(call.args[1].toInt(), call.operands[0].ndim());
   const bool whole = call.outputs[0].sizes == call.operands[0].meta.sizes && call.args[4].toInt() == 1;
   auto strategies = along_dims(call, whole ? DimVector{} : DimVector{dim});
-  keep_pending(strategies, call);
+  keep_partial(strategies, call);
   return strategies;
 }
 
@@ -37,7 +37,7 @@ Strategies flip_strategies(const OpCall& call) {
     touched.push_back(wrap_dim(dim, call.operands[0].ndim()));
   }
   auto strategies = along_dims(call, touched);
-  keep_pending(strategies, call);
+  keep_partial(strategies, call);
   return strategies;
 }
 
@@ -63,7 +63,7 @@ std::vector<TensorMeta> roll_metas(const OpCall& call) {
 /// roll without dims rolls the flattened tensor: then every dim is touched.
 Strategies roll_strategies(const OpCall& call) {
   auto strategies = along_dims(call, dims_argument(call.args[2], call.operands[0].ndim()));
-  keep_pending(strategies, call);
+  keep_partial(strategies, call);
   return strategies;
 }
 
@@ -108,7 +108,7 @@ Strategies pad_strategies(const OpCall& call) {
   }
   auto strategies = along_dims(call, touched);
   if (call.args[2].toScalar().equal(0)) {
-    keep_pending(strategies, call);
+    keep_partial(strategies, call);
   }
   return strategies;
 }
@@ -117,7 +117,7 @@ Strategies pad_strategies(const OpCall& call) {
 Strategies triangle_strategies(const OpCall& call) {
   const int64_t ndim = call.operands[0].ndim();
   auto strategies = along_dims(call, {ndim - 2, ndim - 1});
-  keep_pending(strategies, call);
+  keep_partial(strategies, call);
   return strategies;
 }
 
@@ -164,7 +164,7 @@ Strategies join_strategies(const OpCall& call) {
     return operand.meta.dtype == call.outputs[0].dtype;
   });
   if (one_dtype) {
-    keep_pending(strategies, call);
+    keep_partial(strategies, call);
   }
   return strategies;
 }

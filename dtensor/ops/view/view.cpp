@@ -74,7 +74,7 @@ Strategies view_strategies(const OpCall& call) {
       strategies.push_back(sharded(call, {link.in}, {link.out}));
     }
   }
-  keep_pending(strategies, call);
+  keep_partial(strategies, call);
   return strategies;
 }
 

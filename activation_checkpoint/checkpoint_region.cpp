@@ -273,7 +273,7 @@ void CheckpointRegion::fill_next(const at::Tensor& tensor) {
   }
   auto& slot = slots_[index];
   if (options_.determinism_check) {
-    check_alike(slot, tensor);
+    check_recomputed(slot, tensor);
   }
   if (slot.is_needed) {
     slot.tensor = tensor;
@@ -285,7 +285,7 @@ void CheckpointRegion::fill_next(const at::Tensor& tensor) {
   }
 }
 
-void CheckpointRegion::check_alike(const Slot& slot, const at::Tensor& tensor) const {
+void CheckpointRegion::check_recomputed(const Slot& slot, const at::Tensor& tensor) const {
   const auto index = &slot - slots_.data();
   const SavedMeta meta(tensor);
   TESSERA_CHECK(StateError, meta == slot.meta,

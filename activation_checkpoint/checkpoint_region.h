@@ -63,7 +63,7 @@ class CheckpointRegion : public std::enable_shared_from_this<CheckpointRegion> {
   SavedOps* ops() { return options_.ops_to_save.empty() ? nullptr : &ops_; }
   void recompute();
   void fill_next(const at::Tensor& tensor);
-  void check_alike(const Slot& slot, const at::Tensor& tensor) const;
+  void check_recomputed(const Slot& slot, const at::Tensor& tensor) const;
   void check_unchanged(const at::Tensor& tensor, int64_t version) const;
   void check_filled() const;
   void clear();

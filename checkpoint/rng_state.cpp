@@ -57,7 +57,7 @@ std::vector<const StoredTensor*> saved_by_ranks(const SavedTensors& saved, const
 }
 
 /// By their checksums, so that no rank reads the others' states.
-bool are_alike(const std::vector<const StoredTensor*>& states) {
+bool are_equal(const std::vector<const StoredTensor*>& states) {
   const auto same_blocks = [](const StoredPart& a, const StoredPart& b) { return a.blocks == b.blocks; };
   return std::ranges::all_of(
       states, [&](const auto* state) { return std::ranges::equal(state->parts, states[0]->parts, same_blocks); });
@@ -67,7 +67,7 @@ bool are_alike(const std::vector<const StoredTensor*>& states) {
 std::string key_to_load(const NamedGenerator& own, const SavedTensors& saved, const std::string& path, int ranks) {
   if (!own.common_key.empty()) {
     const auto states = saved_by_ranks(saved, own.common_key);
-    if (saved.contains(own.common_key) && are_alike(states)) {
+    if (saved.contains(own.common_key) && are_equal(states)) {
       return own.common_key;
     }
     TESSERA_CHECK(ValueError,

@@ -10,7 +10,7 @@ namespace tessera {
 namespace {
 
 /// Local tensors that one call takes.
-struct Alike {
+struct NormGroup {
   Placements placements;  // of their norm
   at::ScalarType dtype;
   std::vector<at::Tensor> locals;
@@ -35,14 +35,15 @@ at::Tensor dense_elements(const at::Tensor& local) {
 }
 
 /// In order of the first tensor of each, which is the same on all ranks.
-std::vector<Alike> sort_locals(const std::vector<at::Tensor>& tensors, double p) {
-  std::vector<Alike> lists;
+std::vector<NormGroup> sort_locals(const std::vector<at::Tensor>& tensors, double p) {
+  std::vector<NormGroup> lists;
   for (const auto& tensor : tensors) {
     const auto& meta = *dtensor_meta(tensor);
     check_not_stale(meta, "the norm of gradients");
     const auto placements = norm_placements(*meta.spec, p);
-    auto list = std::ranges::find_if(
-        lists, [&](const Alike& other) { return other.dtype == meta.spec->dtype() && other.placements == placements; });
+    auto list = std::ranges::find_if(lists, [&](const NormGroup& other) {
+      return other.dtype == meta.spec->dtype() && other.placements == placements;
+    });
     if (list == lists.end()) {
       list = lists.insert(lists.end(), {.placements = placements, .dtype = meta.spec->dtype(), .locals = {}});
     }

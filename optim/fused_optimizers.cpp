@@ -124,7 +124,7 @@ Lists& find_or_add(ByKind<Lists>& lists, const at::Tensor& param) {
 
 /// Kernels go through the memory of all lists from front to back, without regard to strides.
 template <class... Others>
-bool lie_alike(const at::Tensor& param, const Others&... others) {
+bool have_same_layout(const at::Tensor& param, const Others&... others) {
   return param.is_non_overlapping_and_dense() && ((others.strides() == param.strides()) && ...);
 }
 
@@ -164,7 +164,7 @@ struct AdamLists {
     }
     const auto& grad = param.grad();
     const auto& largest = amsgrad ? state.max_exp_avg_sq() : state.exp_avg_sq();
-    const bool as_is = lie_alike(param, grad, state.exp_avg(), state.exp_avg_sq(), largest);
+    const bool as_is = have_same_layout(param, grad, state.exp_avg(), state.exp_avg_sq(), largest);
     params.push_back(as_is ? param : copies.of(param));
     grads.push_back(as_is ? grad : grad.contiguous());
     averages.push_back(as_is ? state.exp_avg() : copies.of(state.exp_avg()));
@@ -224,7 +224,7 @@ struct SGDLists {
   /// `momentum`: undefined without one.
   void add(const at::Tensor& param, const at::Tensor& momentum) {
     const auto& grad = param.grad();
-    const bool as_is = lie_alike(param, grad, momentum.defined() ? momentum : param);
+    const bool as_is = have_same_layout(param, grad, momentum.defined() ? momentum : param);
     params.push_back(as_is ? param : copies.of(param));
     grads.push_back(as_is ? grad : grad.contiguous());
     if (momentum.defined()) {

@@ -54,10 +54,9 @@ at::Tensor same_bits(const at::Tensor& actual, const at::Tensor& expected) {
 /// Empty if they are alike.
 std::string describe_kind_difference(const at::Tensor& actual, const at::Tensor& expected) {
   const bool are_defined = actual.defined() && expected.defined();
-  const bool are_alike = are_defined
-                             ? actual.sizes() == expected.sizes() && actual.scalar_type() == expected.scalar_type()
-                             : actual.defined() == expected.defined();
-  return are_alike ? "" : fmt::format("is {}, expected {}", describe(actual), describe(expected));
+  const bool match = are_defined ? actual.sizes() == expected.sizes() && actual.scalar_type() == expected.scalar_type()
+                                 : actual.defined() == expected.defined();
+  return match ? "" : fmt::format("is {}, expected {}", describe(actual), describe(expected));
 }
 
 /// `wrong`: of each element, or of each real number of complex ones. Empty if none is.

@@ -47,7 +47,7 @@ bool writes(at::ArrayRef<c10::IValue> args, size_t arg) {
 
 /// Kernels go through the memory of a parameter, its gradient and its states side by side, whatever their strides: so
 /// none may have gaps.
-bool lies_as(const at::Tensor& tensor, const at::Tensor& param) {
+bool has_layout_like(const at::Tensor& tensor, const at::Tensor& param) {
   return tensor.sizes() != param.sizes() ||  // a step count
          (param.is_non_overlapping_and_dense() && tensor.strides() == param.strides());
 }
@@ -56,7 +56,7 @@ bool lies_as(const at::Tensor& tensor, const at::Tensor& param) {
 class StridedCopies {
  public:
   at::Tensor like(const at::Tensor& param, const at::Tensor& tensor, bool is_written) {
-    if (lies_as(tensor, param)) {
+    if (has_layout_like(tensor, param)) {
       return tensor;
     }
     const bool is_dense = param.is_non_overlapping_and_dense();
@@ -154,8 +154,8 @@ class LocalLists {
     params_.reserve(params.size());
     for (const auto& param : params) {
       const auto* meta = dtensor_meta(param);
-      lie_alike_ = lie_alike_ && meta && !meta->spec->has_partial();
-      if (!lie_alike_) {
+      same_layout_ = same_layout_ && meta && !meta->spec->has_partial();
+      if (!same_layout_) {
         return;
       }
       const bool has_elements = meta->local.numel() > 0, is_row_major = meta->local.is_contiguous();
@@ -164,24 +164,24 @@ class LocalLists {
   }
 
   /// Whether every list that was taken lies as the parameters do, so that the step is right on the local tensors.
-  bool lie_alike() const { return lie_alike_; }
+  bool have_same_layout() const { return same_layout_; }
 
   at::TensorList take(at::TensorList list) {
     const bool is_written = num_lists_ != kGrads || writes_.has_grads;
     auto& locals = lists_.at(num_lists_++);
-    lie_alike_ = lie_alike_ && (list.empty() || list.size() == params_.size());
+    same_layout_ = same_layout_ && (list.empty() || list.size() == params_.size());
     locals.reserve(list.size());
-    for (size_t i = 0; lie_alike_ && i < list.size(); ++i) {
+    for (size_t i = 0; same_layout_ && i < list.size(); ++i) {
       take(list[i], params_[i], is_written, locals);
     }
     return locals.list();
   }
   const at::Tensor& take(const at::Tensor& value) {
-    lie_alike_ = lie_alike_ && !dtensor_meta(value);
+    same_layout_ = same_layout_ && !dtensor_meta(value);
     return value;
   }
   const std::optional<at::Tensor>& take(const std::optional<at::Tensor>& value) {
-    lie_alike_ = lie_alike_ && !(value && dtensor_meta(*value));
+    same_layout_ = same_layout_ && !(value && dtensor_meta(*value));
     return value;
   }
   template <class Number>
@@ -196,17 +196,17 @@ class LocalLists {
     bool has_elements;
     bool is_row_major;
 
-    bool lies_as(const at::Tensor& local) const {
-      return (is_row_major && local.is_contiguous()) || tessera::lies_as(local, meta->local);
+    bool has_layout_like(const at::Tensor& local) const {
+      return (is_row_major && local.is_contiguous()) || tessera::has_layout_like(local, meta->local);
     }
   };
 
   void take(const at::Tensor& tensor, const Param& param, bool is_written, BorrowedTensors& locals) {
     const auto* meta = dtensor_meta(tensor);
     const bool is_step_count = !meta && tensor.dim() == 0 && param.meta->spec->ndim() > 0;
-    lie_alike_ = is_step_count || (meta && !meta->materialized_view && same_spec(meta->spec, param.meta->spec) &&
-                                   param.lies_as(meta->local));
-    if (!lie_alike_) {
+    same_layout_ = is_step_count || (meta && !meta->materialized_view && same_spec(meta->spec, param.meta->spec) &&
+                                     param.has_layout_like(meta->local));
+    if (!same_layout_) {
       return;
     }
     if (meta && is_written) {
@@ -224,7 +224,7 @@ class LocalLists {
   std::vector<Param> params_;  // up to the first that is a plain tensor or pending
   std::array<BorrowedTensors, 6> lists_;
   size_t num_lists_ = 0;
-  bool lie_alike_ = true;
+  bool same_layout_ = true;
 };
 
 /// The kernels of a fused op on DTensors.
@@ -274,11 +274,11 @@ struct FusedStep<Op, void(at::TensorList, Args...)> {
   static bool step_on_locals(bool counts_dtensors, at::TensorList params, const Args&... args) {
     LocalLists lists(params, {.counts_dtensors = counts_dtensors, .has_grads = (is_given(args) || ...)});
     const Locals locals{lists.take(params), lists.take(args)...};  // in this order
-    if (lists.lie_alike() && !std::get<0>(locals).empty()) {
+    if (lists.have_same_layout() && !std::get<0>(locals).empty()) {
       const at::AutoDispatchBelowADInplaceOrView below;
       std::apply(Op::call, locals);
     }
-    return lists.lie_alike();
+    return lists.have_same_layout();
   }
 };
 

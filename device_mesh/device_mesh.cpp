@@ -57,6 +57,15 @@ void check_shape(const std::vector<int64_t>& shape, int64_t count, bool ranks_ar
                 ranks_are_given ? "give" : "start", ranks);
 }
 
+/// `axis`: whose group it is.
+void check_backend(const char* caller, const ProcessGroupPtr& group, c10::DeviceType device_type,
+                   const std::string& axis) {
+  TESSERA_CHECK(ValueError, has_backend(group, device_type),
+                "{}: device type {}; the backend \"{}\" of axis {}'s group is not for it; give "
+                "ProcessGroupOptions one that is",
+                caller, c10::DeviceTypeName(device_type, /*lower_case=*/true), get_backend(group), axis);
+}
+
 /// Returns the group of `ranks` in ascending order.
 ProcessGroupPtr group_of_given(const std::vector<int64_t>& ranks) {
   std::vector<int64_t> sorted = ranks;
@@ -140,9 +149,7 @@ DeviceMesh DeviceMesh::from_group(const std::vector<ProcessGroupPtr>& groups, c1
   std::vector<int64_t> shape;
   for (size_t axis = 0; axis < groups.size(); ++axis) {
     shape.push_back(get_world_size(groups[axis]));
-    TESSERA_CHECK(ValueError, has_backend(groups[axis], device_type),
-                  "{}: device type {}; the backend \"{}\" of axis {}'s group is not for it", kCaller, device,
-                  get_backend(groups[axis]), names[axis]);
+    check_backend(kCaller, groups[axis], device_type, names[axis]);
   }
   std::vector<int64_t> ranks = ranks_of_groups(groups, fmt::format("{} on {}", fmt::join(names, ", "), device));
   auto root = std::make_shared<detail::MeshRoot>(shape, std::move(names), std::move(ranks));
@@ -161,6 +168,15 @@ DeviceMesh DeviceMesh::from_group(const ProcessGroupPtr& group, c10::DeviceType 
 DeviceMesh DeviceMesh::root() const {
   const MeshState& state = checked(state_);
   return DeviceMesh(detail::root_state(state.root, state.device_type, state.context_id));
+}
+
+DeviceMesh DeviceMesh::with_device_type(c10::DeviceType device_type) const {
+  MeshState state = checked(state_);
+  for (size_t axis = 0; axis < state.groups.size(); ++axis) {
+    check_backend("DeviceMesh::with_device_type", state.groups[axis], device_type, state.axis_names[axis]);
+  }
+  state.device_type = device_type;
+  return DeviceMesh(detail::finish_state(std::move(state)));
 }
 
 c10::DeviceType DeviceMesh::device_type() const {

@@ -96,6 +96,10 @@ class DeviceMesh {
 
   DeviceMesh root() const;  // the mesh that this one is part of
 
+  /// Returns this mesh for tensors on another type of device: the same ranks, names and groups, without communication.
+  /// Throws ValueError if a group's backend is not for it.
+  DeviceMesh with_device_type(c10::DeviceType device_type) const;
+
   /// Returns whether ranks, shape, names, device type and rank context (comm/context/rank_context.h) are equal.
   bool operator==(const DeviceMesh& other) const;
   /// Returns whether both use the same groups. Copies do; equal meshes from two init_device_mesh calls do not.

@@ -114,6 +114,23 @@ TEST_CASE("flatten makes an axis that is found by name") {
   });
 }
 
+TEST_CASE("with_device_type is the same mesh, with the same groups, if their backends are for it") {
+  run_ranks(4, [](int) {
+    const DeviceMesh mesh = init_device_mesh(at::kCPU, {2, 2}, {"dp", "tp"});
+    TESSERA_EXPECT(mesh["dp"].with_device_type(at::kCPU) == mesh["dp"]);
+    if (!has_backend(default_group(), at::kCUDA)) {
+      expect_throws<ValueError>([&] { mesh["tp"].with_device_type(at::kCUDA); },
+                                "DeviceMesh::with_device_type: device type cuda; the backend \"threads\" of axis tp's");
+      return;
+    }
+    const DeviceMesh other = mesh.with_device_type(at::kCUDA);
+    TESSERA_EXPECT(other != mesh && other.device_type() == at::kCUDA && other.shares_groups_with(mesh));
+    TESSERA_EXPECT(other["tp"] == mesh["tp"].with_device_type(at::kCUDA) && other.ranks() == mesh.ranks());
+    TESSERA_EXPECT(other["dp"].root() == other && other.with_device_type(at::kCPU) == mesh);
+    TESSERA_EXPECT(other["tp"] == init_device_mesh(at::kCUDA, {2, 2}, {"dp", "tp"})["tp"]);
+  });
+}
+
 TEST_CASE("equality and hash: ranks, shape, names, and the rank context") {
   std::array<DeviceMesh, 2> meshes;
   run_ranks(2, [&](int rank) {

@@ -53,6 +53,15 @@ void check_steppable(const at::Tensor& param, size_t index) {
                 c10::toString(param.scalar_type()), c10::toString(grad.scalar_type()));
 }
 
+/// `state`: the parameter's, from an earlier step.
+void check_alike(const at::Tensor& param, const at::Tensor& state) {
+  TESSERA_CHECK(ValueError, state.scalar_type() == param.scalar_type() && state.device() == param.device(),
+                "fused optimizer: a parameter is {} on {}, but its state {} on {}: it was converted since. Make the "
+                "optimizer anew, or convert the state",
+                c10::toString(param.scalar_type()), param.device().str(), c10::toString(state.scalar_type()),
+                state.device().str());
+}
+
 /// The parameters of a group that have a gradient.
 TensorList params_to_step(const OptimizerParamGroup& group) {
   TensorList params;
@@ -197,8 +206,17 @@ State& adam_state(Optimizer& optimizer, const at::Tensor& param, bool amsgrad) {
 template <class State, class Options, class Op>
 void adam_step(Optimizer& optimizer, Op op) {
   const at::NoGradGuard no_grad;
-  for (const auto& [group, params] : rounds_to_step(optimizer.param_groups())) {
-    const auto& options = static_cast<const Options&>(optimizer.param_groups()[group].options());
+  const auto rounds = rounds_to_step(optimizer.param_groups());
+  const auto options_of = [&](size_t group) -> const Options& {
+    return static_cast<const Options&>(optimizer.param_groups()[group].options());
+  };
+  for (const auto& [group, params] : rounds) {
+    for (const auto& param : params) {
+      check_alike(param, adam_state<State>(optimizer, param, options_of(group).amsgrad()).exp_avg());
+    }
+  }
+  for (const auto& [group, params] : rounds) {
+    const auto& options = options_of(group);
     ByKind<AdamLists<State>> lists;
     for (const auto& param : params) {
       auto& state = adam_state<State>(optimizer, param, options.amsgrad());
@@ -271,7 +289,17 @@ at::Tensor FusedAdamW::step(LossClosure closure) {
 at::Tensor FusedSGD::step(LossClosure closure) {
   auto loss = call(closure);
   const at::NoGradGuard no_grad;
-  for (const auto& [group, params] : rounds_to_step(param_groups())) {
+  const auto rounds = rounds_to_step(param_groups());
+  for (const auto& [group, params] : rounds) {
+    for (const auto& param : params) {
+      const auto found = state().find(param.unsafeGetTensorImpl());
+      if (found != state().end()) {
+        const auto& momentum = static_cast<torch::optim::SGDParamState&>(*found->second).momentum_buffer();
+        check_alike(param, momentum.defined() ? momentum : param);
+      }
+    }
+  }
+  for (const auto& [group, params] : rounds) {
     const auto& options = static_cast<const torch::optim::SGDOptions&>(param_groups()[group].options());
     ByKind<std::array<SGDLists, 2>> lists;  // with a momentum from before, and without
     for (const auto& param : params) {

@@ -1,7 +1,9 @@
 #include "fsdp1/fsdp.h"
 
+#include <ATen/Context.h>
 #include <ATen/core/grad_mode.h>
 #include <c10/core/ScalarType.h>
+#include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <c10/util/Exception.h>
 
 #include <algorithm>
@@ -16,6 +18,7 @@
 #include "dtensor/local/tensor_memory.h"
 #include "fsdp1/wrapper_state.h"
 #include "fully_shard/autograd/backward_hooks.h"
+#include "fully_shard/convert_units.h"
 #include "fully_shard/engine/unit_tree.h"
 
 namespace tessera {
@@ -50,16 +53,10 @@ std::vector<at::Tensor> unique_parameters(const Module& module) {
 // A comm hook stands in place of the engine's collectives for gradients. The engine sends flags beside the gradients
 // (fully_shard/reduce/reduce_scatter_layout.h), which a hook does not see: a small collective after it sends them.
 
-/// How many elements of a rank's part are gradients.
-int64_t gradient_numel(const ParamGroup& group, int64_t part_numel) {
-  return part_numel - gradient_flags_numel(static_cast<int64_t>(group.params().size()));
-}
-
-/// The group owns who calls it, so a pointer does.
-ReduceScatterFn reduce_scatter_by(const CommHook& hook, const ParamGroup* group) {
-  return [run = hook.run, group](const at::Tensor& output, const at::Tensor& input, ReduceOp,
+ReduceScatterFn reduce_scatter_by(const CommHook& hook, int64_t flags) {
+  return [run = hook.run, flags](const at::Tensor& output, const at::Tensor& input, ReduceOp,
                                  const ProcessGroupPtr& ranks) {
-    const int64_t numel = output.numel(), gradients = gradient_numel(*group, numel), flags = numel - gradients;
+    const int64_t numel = output.numel(), gradients = numel - flags;
     const auto parts = input.view({-1, numel});
     run(parts.narrow(1, 0, gradients).contiguous().view(-1), output.narrow(0, 0, gradients));
     reduce_scatter(output.narrow(0, gradients, flags), parts.narrow(1, gradients, flags).contiguous().view(-1),
@@ -68,11 +65,11 @@ ReduceScatterFn reduce_scatter_by(const CommHook& hook, const ParamGroup* group)
   };
 }
 
-AllReduceFn all_reduce_by(const CommHook& hook, const ParamGroup* group) {
-  return [run = hook.run, group](const at::Tensor& tensor, ReduceOp, const ProcessGroupPtr& ranks) {
-    const int64_t gradients = gradient_numel(*group, tensor.numel());
+AllReduceFn all_reduce_by(const CommHook& hook, int64_t flags) {
+  return [run = hook.run, flags](const at::Tensor& tensor, ReduceOp, const ProcessGroupPtr& ranks) {
+    const int64_t gradients = tensor.numel() - flags;
     run(tensor.narrow(0, 0, gradients), at::Tensor());
-    all_reduce(tensor.narrow(0, gradients, tensor.numel() - gradients), ReduceOp::Sum, ranks);
+    all_reduce(tensor.narrow(0, gradients, flags), ReduceOp::Sum, ranks);
     return Pending();
   };
 }
@@ -222,23 +219,12 @@ namespace {
 
 using torch::nn::Module;
 
-/// Units at and below `module`, those of fully_shard and replicate too, that have parameters.
-std::vector<std::shared_ptr<FSDPState>> units_with_params(Module& module) {
-  std::vector<std::shared_ptr<FSDPState>> units;
-  for (const auto& [path, state] : fsdp_states(module)) {
-    if (state->group()) {
-      units.push_back(state);
-    }
-  }
-  return units;
-}
-
 /// Buffers, and parameters of no unit; a unit that is gathered has plain ones too.
-std::vector<at::Tensor> not_sharded(const Module& module, const std::vector<std::shared_ptr<FSDPState>>& units) {
+std::vector<at::Tensor> not_sharded(Module& module) {
   std::unordered_set<c10::TensorImpl*> managed;
-  for (const auto& state : units) {
-    for (const auto& param : state->group()->params()) {
-      managed.insert(param.param().unsafeGetTensorImpl());
+  for (const auto& [path, state] : fsdp_states(module)) {
+    for (size_t i = 0; state->group() && i < state->group()->params().size(); ++i) {
+      managed.insert(state->group()->params()[i].param().unsafeGetTensorImpl());
     }
   }
   std::vector<at::Tensor> tensors;
@@ -254,51 +240,89 @@ std::vector<at::Tensor> not_sharded(const Module& module, const std::vector<std:
   return tensors;
 }
 
-void replace_by(const at::Tensor& tensor, const at::Tensor& converted) {
-  if (!converted.is_same(tensor)) {
-    replace_data(tensor, converted);
+void convert(const at::Tensor& tensor, const at::TensorOptions& to) {
+  const auto converted = tensor.detach().to(to);
+  if (converted.is_same(tensor) || memory_of(converted) == memory_of(tensor)) {
+    return;
   }
+  replace_data(tensor, converted);
+  if (tensor.is_leaf() && tensor.grad().defined()) {
+    tensor.mutable_grad() = tensor.grad().to(to);
+  }
+}
+
+void assert_idle(const std::vector<NamedUnit>& units) {
+  for (const auto& [path, module, unit] : units) {
+    unit->assert_state("to", {TrainingState::IDLE});
+  }
+}
+
+/// `device` with an index, if it is a GPU: by default where a unit of `module` computes, else the current one.
+at::Device checked_target(at::Device device, Module& module) {
+  TESSERA_CHECK(ValueError, device.is_cpu() || device.is_cuda(), "to: {}; shards go to the CPU or to a GPU",
+                device.str());
+  if (device.is_cpu()) {
+    return at::kCPU;
+  }
+  const int64_t gpus = at::hasCUDA() ? c10::impl::getDeviceGuardImpl(at::kCUDA)->deviceCount() : 0;
+  TESSERA_CHECK(ValueError, gpus > (device.has_index() ? device.index() : 0),
+                "to: {}, but this process sees {} GPUs; pass the index of one of them, or at::kCPU", device.str(),
+                gpus);
+  for (const auto& [path, state] : fsdp_states(module)) {
+    if (state->group() && state->group()->context().device.is_cuda()) {
+      return device.has_index() ? device : state->group()->context().device;
+    }
+  }
+  const auto current = c10::impl::getDeviceGuardImpl(at::kCUDA)->getDevice();
+  TESSERA_CHECK(ValueError, !device.has_index() || device == current,
+                "to: {}, but the calling thread's GPU, where its groups communicate, is {}; pass at::kCUDA, or make {} "
+                "the current device first",
+                device.str(), current.str(), device.str());
+  return current;
 }
 
 }  // namespace
 
 void FSDP::to(at::Device device) const {
-  unit_->assert_state("to", {TrainingState::IDLE});
-  const auto units = units_with_params(*module_);
-  for (const auto& state : units) {
-    const auto belongs = state->group()->context().shard_options.device();
-    TESSERA_CHECK(ValueError,
-                  device.type() == belongs.type() && (!device.has_index() || device == belongs || device.is_cpu()),
-                  "to: the shards of {} are on {}, and cannot go to {}: their mesh communicates there. Move the module "
-                  "before it is wrapped, or wrap it with device_id = {} and a mesh on that device",
-                  state->label(), belongs.str(), device.str(), device.str());
+  const auto wrapped = fsdp_units(*module_);
+  convert_units(*module_, "to", [&] {
+    assert_idle(wrapped);
+    device = checked_target(device, *module_);
+    for (const auto& [path, module, unit] : wrapped) {
+      unit->mesh.with_device_type(device.type());  // may be refused; some have no parameters
+    }
+    return UnitConversion{.device = device};
+  });
+  for (const auto& [path, module, unit] : wrapped) {
+    unit->mesh = unit->mesh.with_device_type(device.type());
+    unit->options.device_mesh = unit->mesh;
+    if (unit->options.device_id) {
+      unit->options.device_id = device;
+    }
   }
   const at::NoGradGuard no_grad;
-  for (const auto& tensor : not_sharded(*module_, units)) {
-    replace_by(tensor, tensor.detach().to(device));
+  for (const auto& tensor : not_sharded(*module_)) {
+    convert(tensor, at::TensorOptions(device));
   }
 }
 
 void FSDP::to(at::ScalarType dtype) const {
-  unit_->assert_state("to", {TrainingState::IDLE});
-  TESSERA_CHECK(ValueError, c10::isFloatingType(dtype),
-                "to: {} is no floating dtype; buffers of other dtypes stay as "
-                "they are, so convert those one by one",
-                toString(dtype));
-  const auto units = units_with_params(*module_);
-  for (const auto& state : units) {
-    for (const auto& param : state->group()->params()) {
-      const auto own = param.spec()->dtype();
-      TESSERA_CHECK(NotImplementedError, own == dtype || !c10::isFloatingType(own),
-                    "to: parameter '{}' of {} is sharded in {}, and cannot become {}. Convert the module before it is "
-                    "wrapped, or let it compute in {} with mixed_precision.param_dtype, which keeps the shards",
-                    param.origin().name, param.origin().module, toString(own), toString(dtype), toString(dtype));
-    }
+  const auto wrapped = fsdp_units(*module_);
+  convert_units(*module_, "to", [&] {
+    assert_idle(wrapped);
+    TESSERA_CHECK(ValueError, c10::isFloatingType(dtype),
+                  "to: {} is no floating dtype; parameters and buffers of other dtypes stay as they are, so convert "
+                  "buffers one by one, and parameters before they are wrapped",
+                  toString(dtype));
+    return UnitConversion{.dtype = dtype};
+  });
+  for (const auto& [path, module, unit] : wrapped) {
+    unit->full_precision = dtype;
   }
   const at::NoGradGuard no_grad;
-  for (const auto& tensor : not_sharded(*module_, units)) {
+  for (const auto& tensor : not_sharded(*module_)) {
     if (tensor.is_floating_point()) {
-      replace_by(tensor, tensor.detach().to(dtype));
+      convert(tensor, at::TensorOptions(dtype));
     }
   }
 }
@@ -337,15 +361,15 @@ void FSDP::register_comm_hook(CommHook hook) const {
                 "register_comm_hook: the hook's run is empty; give a function of (full_flat_grad, output)");
   for (const auto& [path, module, unit] : units) {
     unit->comm_hook = hook;
-    const auto* group = unit->state->group().get();
-    if (!group) {
+    if (!unit->state->group()) {
       continue;
     }
+    const auto flags = gradient_flags_numel(static_cast<int64_t>(unit->state->group()->params().size()));
     // Divided by 1 after a sum: not at all.
     auto& gradients = unit->state->settings().gradients;
     gradients.divide_factor = 1;
-    gradients.reduce_scatter = reduce_scatter_by(hook, group);
-    gradients.all_reduce = all_reduce_by(hook, group);
+    gradients.reduce_scatter = reduce_scatter_by(hook, flags);
+    gradients.all_reduce = all_reduce_by(hook, flags);
   }
 }
 

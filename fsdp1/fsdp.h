@@ -63,10 +63,14 @@ class FSDP {
 
   /// Calls `fn` on all modules, children first, with full parameters. Writes persist. Throws ValueError unless IDLE.
   void apply(const std::function<void(torch::nn::Module&)>& fn) const;
-  /// Moves buffers and ignored parameters. Throws ValueError, before any change, unless IDLE and the shards are there.
+  /// Moves this unit and all below it: parameters, gradients and buffers, and the meshes of units, which keep their
+  /// ranks and groups. Parameters stay the same tensors; optimizer state stays where it is. Shards with offload_params
+  /// stay on the CPU. Collective. Throws on every rank, before any change: ValueError unless IDLE, or if groups cannot
+  /// communicate there; StateError if a backward or a reduction is awaited; NotImplementedError for another GPU, or
+  /// under tensor parallelism.
   void to(at::Device device) const;
-  /// Casts floating buffers and ignored parameters. Throws, before any change, NotImplementedError if shards have
-  /// another dtype, and ValueError unless IDLE or if `dtype` is not floating.
+  /// Casts the same where it is floating. A unit computes in `dtype` from then on, unless mixed_precision says another;
+  /// optimizer state keeps its dtype. Throws as above, and ValueError if `dtype` is not floating.
   void to(at::ScalarType dtype) const;
   void cuda() const;  // to this rank's GPU
   void cpu() const;

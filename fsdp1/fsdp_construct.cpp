@@ -164,7 +164,7 @@ void cast_inputs(WrapperState& unit, TensorRefs inputs) {
         unit.cast_back_to = tensor->scalar_type();
       }
     }
-    cast_floating(inputs, at::kFloat);
+    cast_floating(inputs, unit.full_precision);
     return;
   }
   const bool is_root = unit.state->root() && unit.state->root()->is_outermost(*unit.state);

@@ -107,18 +107,6 @@ int64_t shard_dim_of(const ManagedParam& param, const ShardPlacementFn& shard_pl
   return dim;
 }
 
-GatherItem gather_item(const ManagedParam& param, const FullyShardOptions& options) {
-  const auto& policy = options.mp_policy;
-  const auto& extension = options.all_gather_extension_fn;
-  const auto own = param.tensor.scalar_type();
-  const auto usual = c10::isFloatingType(own) ? policy.param_dtype.value_or(own) : own;
-  std::optional<at::ScalarType> dtype;
-  if (policy.param_dtype_override_fn) {
-    dtype = policy.param_dtype_override_fn(param.tensor, param.name);
-  }
-  return {.dtype = dtype.value_or(usual), .extension = extension ? extension(param.tensor, param.name) : nullptr};
-}
-
 }  // namespace
 
 std::vector<ManagedParam> collect_managed_params(const std::vector<torch::nn::Module*>& modules,
@@ -156,6 +144,18 @@ std::vector<NamedParam> checked_params(const std::vector<ManagedParam>& params, 
   }
   check_trained_dtypes(params, required.where);
   return checked;
+}
+
+GatherItem gather_item(const ManagedParam& param, const FullyShardOptions& options) {
+  const auto& policy = options.mp_policy;
+  const auto& extension = options.all_gather_extension_fn;
+  const auto own = param.tensor.scalar_type();
+  const auto usual = c10::isFloatingType(own) ? policy.param_dtype.value_or(own) : own;
+  std::optional<at::ScalarType> dtype;
+  if (policy.param_dtype_override_fn) {
+    dtype = policy.param_dtype_override_fn(param.tensor, param.name);
+  }
+  return {.dtype = dtype.value_or(usual), .extension = extension ? extension(param.tensor, param.name) : nullptr};
 }
 
 std::vector<std::string> describe(const std::vector<NamedParam>& params) {

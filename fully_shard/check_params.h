@@ -30,6 +30,9 @@ struct ParamRequirements {
 /// be.
 std::vector<NamedParam> checked_params(const std::vector<ManagedParam>& params, const ParamRequirements& required);
 
+/// Returns how the options have a parameter sent and computed with.
+GatherItem gather_item(const ManagedParam& param, const FullyShardOptions& options);
+
 /// Returns one line a parameter: name, dtype, sizes, placement.
 std::vector<std::string> describe(const std::vector<NamedParam>& params);
 

@@ -72,7 +72,7 @@ struct Draft {
   std::string where;  // "fully_shard(Block)"
   DeviceMesh mesh;
   std::vector<NamedParam> params;
-  int64_t post_forward_ranks = 0;
+  ParamGroup::Options group = {};
 };
 
 void check_mesh(const Draft& draft) {
@@ -101,11 +101,11 @@ void plan(Draft& draft, const std::vector<ManagedParam>& params) {
   }
   draft.params = checked_params(
       params, {.mesh = draft.mesh, .options = draft.request.options, .label = draft.label, .where = draft.where});
-  draft.post_forward_ranks = post_forward_ranks(draft.request.options, draft.mesh, draft.where);
   const double cap = draft.request.bucket_cap_mb;
   TESSERA_CHECK(ValueError, cap >= 0 && cap <= kLargestBucketMb,
                 "{}: bucket_cap_mb = {}; it is from 0 (each unit has its own all-reduce) to {} MiB", draft.where, cap,
                 kLargestBucketMb);
+  draft.group = group_options(draft.request, draft.mesh, draft.where);
 }
 
 std::string describe_draft(const Draft& draft) {
@@ -154,6 +154,17 @@ bool leaves_inference_mode(const std::vector<ManagedParam>& params) {
 
 }  // namespace
 
+ParamGroup::Options group_options(const UnitRequest& request, const DeviceMesh& mesh, const std::string& where) {
+  const auto& options = request.options;
+  return {.api = request.api,
+          .axes = request.kind == DataParallelKind::Replicate ? DataParallelAxes::replicated(mesh)
+                                                              : DataParallelAxes::sharded(mesh),
+          .policy = options.mp_policy,
+          .offload = options.offload_policy,
+          .post_forward_ranks = post_forward_ranks(options, mesh, where),
+          .bucket_bytes = static_cast<int64_t>(request.bucket_cap_mb * kMebibyte)};
+}
+
 void make_unit(const UnitRequest& request) {
   Draft draft{.request = request, .points = {}, .label = {}, .where = {}, .mesh = {}, .params = {}};
   const auto& options = request.options;
@@ -171,17 +182,9 @@ void make_unit(const UnitRequest& request) {
   draft.mesh = options.mesh ? *options.mesh : default_mesh(params, options.offload_policy.has_value());
   check_mesh(draft);
   plan_together(draft, params);
-  const bool replicates = request.kind == DataParallelKind::Replicate;
   std::shared_ptr<ParamGroup> group;
   if (!draft.params.empty()) {
-    group = std::make_shared<ParamGroup>(
-        draft.params, ParamGroup::Options{.api = request.api,
-                                          .axes = replicates ? DataParallelAxes::replicated(draft.mesh)
-                                                             : DataParallelAxes::sharded(draft.mesh),
-                                          .policy = options.mp_policy,
-                                          .offload = options.offload_policy,
-                                          .post_forward_ranks = draft.post_forward_ranks,
-                                          .bucket_bytes = static_cast<int64_t>(request.bucket_cap_mb * kMebibyte)});
+    group = std::make_shared<ParamGroup>(draft.params, draft.group);
   }
   const auto state = std::make_shared<FSDPState>(
       std::move(group), FSDPState::Options{.reshard_after_forward = reshards_after_forward(options),

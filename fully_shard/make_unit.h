@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "dtensor/spec/dtensor_spec.h"
+#include "fully_shard/engine/param_group.h"
 #include "fully_shard/fully_shard.h"
 #include "fully_shard/layout/data_parallel_axes.h"
 
@@ -29,6 +30,9 @@ struct UnitRecipe {
   /// Grows from unit to unit: each has the parameters that none before it took.
   int64_t number;
 };
+
+/// Returns what the request means to the engine, over `mesh`. Throws ValueError, whose message begins with `where`.
+ParamGroup::Options group_options(const UnitRequest& request, const DeviceMesh& mesh, const std::string& where);
 
 /// Checks that all ranks ask for the same, shards (or wraps) the parameters and installs the hooks. Collective.
 void make_unit(const UnitRequest& request);

@@ -26,6 +26,7 @@ class FSDPRoot : public std::enable_shared_from_this<FSDPRoot> {
   static void make(torch::nn::Module& module);
 
   bool is_outermost(const FSDPState& state) const { return state.unit() == 0; }
+  std::shared_ptr<FSDPState> outermost() const { return states_.front().lock(); }
   ReductionQueue& reductions() { return reductions_; }
 
   void enter_forward(const FSDPState& state, torch::nn::Module& module);

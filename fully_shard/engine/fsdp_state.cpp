@@ -77,6 +77,13 @@ void FSDPState::join(std::shared_ptr<FSDPRoot> root, int64_t unit, UnitNames nam
   }
 }
 
+void FSDPState::replace_group(std::shared_ptr<ParamGroup> group) {
+  group->set_custom_all_gather(group_->custom_all_gather());
+  group_->set_reporter(nullptr);
+  group_ = std::move(group);
+  group_->set_reporter([this](FSDPEventKind step) { report(step); });
+}
+
 void FSDPState::report(FSDPEventKind step) const {
   if (settings_.observer) {
     settings_.observer({step, name_});

@@ -57,6 +57,9 @@ class FSDPState : public std::enable_shared_from_this<FSDPState> {
   void join(std::shared_ptr<FSDPRoot> root, int64_t unit, UnitNames names, std::shared_ptr<BlockPool> pool);
 
   const std::shared_ptr<ParamGroup>& group() const { return group_; }
+  /// Replaces the group by one of the same parameters, in the same order. Only while idle and sharded; the root is then
+  /// to be made again, as it keeps what it shares by dtype and device.
+  void replace_group(std::shared_ptr<ParamGroup> group);
   const std::string& api() const { return options_.api; }
   const std::string& label() const { return options_.label; }
   Settings& settings() { return settings_; }

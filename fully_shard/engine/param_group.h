@@ -55,6 +55,7 @@ class ParamGroup {
   void set_reporter(const std::function<void(FSDPEventKind)>& report);
   /// Replaces the all-gather of comm_overrides(); empty: that one.
   void set_custom_all_gather(AllGatherFn all_gather) { custom_all_gather_ = std::move(all_gather); }
+  const AllGatherFn& custom_all_gather() const { return custom_all_gather_; }
 
   /// Issues the all-gather if the unit is sharded. Collective. gather_stream() has waited for the shards' last writes.
   void start();

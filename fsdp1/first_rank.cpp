@@ -24,11 +24,11 @@ namespace {
 using c10::IValue;
 using Key = OptimStateDict::Key;
 
-IValue tuple_of(std::vector<IValue> elements) {
+IValue make_ivalue_tuple(std::vector<IValue> elements) {
   return c10::ivalue::Tuple::create(std::move(elements));
 }
 
-std::vector<IValue> elements_of(const IValue& tuple) {
+std::vector<IValue> tuple_elements(const IValue& tuple) {
   return tuple.toTupleRef().elements().vec();
 }
 
@@ -44,10 +44,10 @@ Key unpacked_key(const IValue& value) {
 IValue packed(const std::string& field, const at::Tensor& tensor) {
   const auto dtype = static_cast<int64_t>(tensor.scalar_type());
   if (tensor.dim() == 0) {
-    return tuple_of({field, dtype, tensor.item<double>()});
+    return make_ivalue_tuple({field, dtype, tensor.item<double>()});
   }
   std::vector<IValue> sizes(tensor.sizes().begin(), tensor.sizes().end());
-  return tuple_of({field, dtype, tuple_of(std::move(sizes))});
+  return make_ivalue_tuple({field, dtype, make_ivalue_tuple(std::move(sizes))});
 }
 
 at::Tensor unpacked_tensor(const std::vector<IValue>& parts) {
@@ -56,7 +56,7 @@ at::Tensor unpacked_tensor(const std::vector<IValue>& parts) {
     return at::scalar_tensor(parts.at(2).toDouble(), dtype);
   }
   std::vector<int64_t> sizes;
-  for (const auto& size : elements_of(parts.at(2))) {
+  for (const auto& size : tuple_elements(parts.at(2))) {
     sizes.push_back(size.toInt());
   }
   return at::empty(sizes, at::TensorOptions(dtype).device(at::kMeta));
@@ -69,7 +69,7 @@ std::string packed(const OptimStateDict& dict) {
     for (const auto& [field, tensor] : entry) {
       fields.push_back(packed(field, tensor));
     }
-    states.push_back(tuple_of(std::move(fields)));
+    states.push_back(make_ivalue_tuple(std::move(fields)));
   }
   for (const auto& group : dict.param_groups) {
     std::vector<IValue> params, options;
@@ -77,33 +77,34 @@ std::string packed(const OptimStateDict& dict) {
       params.push_back(packed(key));
     }
     for (const auto& [name, value] : group.options) {
-      options.push_back(tuple_of({name, value}));
+      options.push_back(make_ivalue_tuple({name, value}));
     }
-    groups.push_back(tuple_of({tuple_of(std::move(params)), tuple_of(std::move(options))}));
+    groups.push_back(make_ivalue_tuple({make_ivalue_tuple(std::move(params)), make_ivalue_tuple(std::move(options))}));
   }
-  const auto bytes = torch::jit::pickle(tuple_of({tuple_of(std::move(states)), tuple_of(std::move(groups))}));
+  const auto bytes = torch::jit::pickle(
+      make_ivalue_tuple({make_ivalue_tuple(std::move(states)), make_ivalue_tuple(std::move(groups))}));
   return {bytes.begin(), bytes.end()};
 }
 
 OptimStateDict unpacked(const std::string& bytes) {
-  const auto parts = elements_of(torch::jit::unpickle(bytes.data(), bytes.size()));
+  const auto parts = tuple_elements(torch::jit::unpickle(bytes.data(), bytes.size()));
   OptimStateDict dict;
-  for (const auto& state : elements_of(parts.at(0))) {
-    const auto fields = elements_of(state);
+  for (const auto& state : tuple_elements(parts.at(0))) {
+    const auto fields = tuple_elements(state);
     auto& entry = dict.state[unpacked_key(fields.at(0))];
     for (size_t i = 1; i < fields.size(); ++i) {
-      const auto field = elements_of(fields[i]);
+      const auto field = tuple_elements(fields[i]);
       entry[field.at(0).toStringRef()] = unpacked_tensor(field);
     }
   }
-  for (const auto& packed_group : elements_of(parts.at(1))) {
-    const auto group_parts = elements_of(packed_group);
+  for (const auto& packed_group : tuple_elements(parts.at(1))) {
+    const auto group_parts = tuple_elements(packed_group);
     auto& group = dict.param_groups.emplace_back();
-    for (const auto& key : elements_of(group_parts.at(0))) {
+    for (const auto& key : tuple_elements(group_parts.at(0))) {
       group.params.push_back(unpacked_key(key));
     }
-    for (const auto& option : elements_of(group_parts.at(1))) {
-      const auto pair = elements_of(option);
+    for (const auto& option : tuple_elements(group_parts.at(1))) {
+      const auto pair = tuple_elements(option);
       group.options[pair.at(0).toStringRef()] = pair.at(1).toDouble();
     }
   }
@@ -183,7 +184,7 @@ OptimStateDict FirstRank::outline(const std::function<OptimStateDict()>& own) co
   return is_this_one_ ? dict : unpacked(from_first.substr(1));
 }
 
-at::Tensor FirstRank::value_of(const at::Tensor& entry) const {
+at::Tensor FirstRank::value(const at::Tensor& entry) const {
   if (entry.dim() == 0) {
     return entry;
   }

@@ -23,7 +23,7 @@ class FirstRank {
   /// Throws what `own` throws there, and a ValueError with its text elsewhere. All ranks must call it.
   OptimStateDict outline(const std::function<OptimStateDict()>& own) const;
   /// Returns the values of an outline() entry on every rank. All ranks must call it.
-  at::Tensor value_of(const at::Tensor& entry) const;
+  at::Tensor value(const at::Tensor& entry) const;
 
  private:
   std::string text_of_first(const std::string& own) const;

@@ -242,7 +242,7 @@ std::vector<at::Tensor> not_sharded(Module& module) {
 
 void convert(const at::Tensor& tensor, const at::TensorOptions& to) {
   const auto converted = tensor.detach().to(to);
-  if (converted.is_same(tensor) || memory_of(converted) == memory_of(tensor)) {
+  if (converted.is_same(tensor) || storage_id(converted) == storage_id(tensor)) {
     return;
   }
   replace_data(tensor, converted);

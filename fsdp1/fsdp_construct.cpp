@@ -69,7 +69,7 @@ void ignore_below(Module& module, WrapScope& scope) {
   }
 }
 
-WrapScope scope_of(const FSDPOptions& options) {
+WrapScope make_scope(const FSDPOptions& options) {
   WrapScope scope;
   for (auto* module : options.ignored_modules) {
     ignore_below(*module, scope);
@@ -113,7 +113,7 @@ at::DeviceType compute_device_type(const Module& module, const FSDPOptions& opti
   return options.cpu_offload.offload_params ? accelerator_or_cpu() : at::kCPU;
 }
 
-DeviceMesh mesh_of(Module& module, const FSDPOptions& options, const WrapScope& scope, ShardingStrategy strategy) {
+DeviceMesh choose_mesh(Module& module, const FSDPOptions& options, const WrapScope& scope, ShardingStrategy strategy) {
   if (options.device_mesh) {
     const int64_t axes = is_hybrid(strategy) ? 2 : 1;
     TESSERA_CHECK(ValueError, options.device_mesh->ndim() == axes,
@@ -276,10 +276,10 @@ std::vector<Module*> full_precision_modules(Module& root, const FSDPOptions& opt
 
 void wrap_with_fsdp(Module& module, FSDPOptions options) {
   check_arguments(module, options);
-  const auto scope = scope_of(options);
+  const auto scope = make_scope(options);
   const auto strategy = options.sharding_strategy.value_or(ShardingStrategy::FULL_SHARD);
   const bool mesh_was_given = options.device_mesh.has_value();
-  options.device_mesh = mesh_of(module, options, scope, strategy);
+  options.device_mesh = choose_mesh(module, options, scope, strategy);
   options.process_group.reset();
   const auto policy = std::exchange(options.auto_wrap_policy, WrapPolicy());
   if (policy) {

@@ -27,7 +27,7 @@ constexpr const char* kGroupMeshWhere = "FullyShardedDataParallel";
 enum class Grid { Whole, Neighbours, Apart, Pairs };
 
 /// Of this rank's group, or pair of groups. Throws NotImplementedError for one that is no axis of a grid.
-Grid grid_of(const FSDPProcessGroup& group) {
+Grid make_grid(const FSDPProcessGroup& group) {
   const auto& shard = group.shard_ranks();
   const int64_t world = get_world_size(), own = get_rank();
   const auto size = static_cast<int64_t>(shard.size());
@@ -51,7 +51,7 @@ DeviceMesh mesh_of_groups(const FSDPProcessGroup& group, at::DeviceType device) 
   const auto size = static_cast<int64_t>(group.shard_ranks().size());
   Grid grid = Grid::Whole;
   check_ranks_agree({init_device_mesh(device, {world})}, kGroupMeshWhere, [&] {
-    grid = grid_of(group);
+    grid = make_grid(group);
     return std::vector<std::string>{fmt::format("groups of {} ranks, {}{}", size,
                                                 grid == Grid::Apart ? "at equal distances" : "neighbours",
                                                 grid == Grid::Pairs ? ", with replicas" : "")};

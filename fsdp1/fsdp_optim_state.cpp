@@ -43,7 +43,7 @@ constexpr const char* kOptimLoadWhere = "optim_state_dict_to_load";
 
 /// Numbers as tensors without dims; no entry for a tensor that the optimizer has not made.
 template <class State>
-Entry entry_of(State& state) {
+Entry make_entry(State& state) {
   Entry entry;
   visit_fields(state, [&](const char* name, auto& field) {
     if constexpr (!std::is_same_v<std::decay_t<decltype(field)>, at::Tensor>) {
@@ -57,7 +57,7 @@ Entry entry_of(State& state) {
 
 /// Throws std::out_of_range for a number that the entry lacks.
 template <class State>
-std::unique_ptr<State> state_of(const Entry& entry) {
+std::unique_ptr<State> make_state(const Entry& entry) {
   auto state = std::make_unique<State>();
   visit_fields(*state, [&](const char* name, auto& field) {
     if constexpr (!std::is_same_v<std::decay_t<decltype(field)>, at::Tensor>) {
@@ -89,7 +89,7 @@ void set_options(GroupOptions& options, const OptionValues& values) {
   });
 }
 
-std::vector<at::Tensor> params_of(const Optimizer& optim) {
+std::vector<at::Tensor> optimizer_params(const Optimizer& optim) {
   std::vector<at::Tensor> params;
   for (const auto& group : optim.param_groups()) {
     params.insert(params.end(), group.params().begin(), group.params().end());
@@ -98,13 +98,13 @@ std::vector<at::Tensor> params_of(const Optimizer& optim) {
 }
 
 /// Names of the optimizer's parameters, by their places.
-std::vector<std::string> names_of(const Module& model, const Optimizer& optim) {
+std::vector<std::string> param_names(const Module& model, const Optimizer& optim) {
   std::unordered_map<c10::TensorImpl*, std::string> names;
   for (const auto& [param, name] : param_to_fqn(model)) {
     names.emplace(param.unsafeGetTensorImpl(), name);
   }
   std::vector<std::string> result;
-  for (const auto& param : params_of(optim)) {
+  for (const auto& param : optimizer_params(optim)) {
     const auto found = names.find(param.unsafeGetTensorImpl());
     TESSERA_CHECK(KeyError, found != names.end(),
                   "optim_state_dict: parameter {} of the optimizer is none of the model", result.size());
@@ -177,13 +177,13 @@ auto initial_states(Optimizer& optim) {
 template <class Types>
 void load_into(Optimizer& optim, const OptimStateDict& by_id) {
   using GroupOptions = typename Types::Options;
-  const auto params = params_of(optim);
+  const auto params = optimizer_params(optim);
   auto states = initial_states<Types>(optim);
   std::vector<GroupOptions> options;
   try {
     for (const auto& [key, entry] : by_id.state) {
       auto* const impl = params.at(static_cast<size_t>(std::get<int64_t>(key))).unsafeGetTensorImpl();
-      states[impl] = state_of<typename Types::State>(entry);
+      states[impl] = make_state<typename Types::State>(entry);
     }
     for (size_t i = 0; i < by_id.param_groups.size(); ++i) {
       options.push_back(static_cast<const GroupOptions&>(optim.param_groups()[i].options()));
@@ -214,7 +214,7 @@ void check_groups(const char* where, const OptimStateDict& dict, const Optimizer
 
 /// The state of the optimizer under names, not copied.
 OptimStateDict held_by(const Module& model, Optimizer& optim) {
-  const auto names = names_of(model, optim);
+  const auto names = param_names(model, optim);
   OptimStateDict dict;
   with_types(optim, kOptimStateWhere, [&]<class Types>(Types) {
     size_t place = 0;
@@ -226,7 +226,7 @@ OptimStateDict held_by(const Module& model, Optimizer& optim) {
         held.params.push_back(name);
         const auto found = optim.state().find(param.unsafeGetTensorImpl());
         if (found != optim.state().end()) {
-          dict.state[name] = entry_of(static_cast<typename Types::State&>(*found->second));
+          dict.state[name] = make_entry(static_cast<typename Types::State&>(*found->second));
         }
       }
       dict.param_groups.push_back(std::move(held));
@@ -239,7 +239,7 @@ OptimStateDict held_by(const Module& model, Optimizer& optim) {
 OptimStateDict named_source(const OptimStateDict& source, const Module& model, const Optimizer& optim) {
   auto dict = rekey_optim_state_dict(source, OptimStateKeyType::PARAM_NAME, model, optim);
   check_groups(kOptimStateWhere, dict, optim);
-  const auto names = names_of(model, optim);
+  const auto names = param_names(model, optim);
   for (const auto& [key, entry] : dict.state) {
     check_known(kOptimStateWhere, names, std::get<std::string>(key));
   }
@@ -288,7 +288,7 @@ OptimStateDict rekey_optim_state_dict(const OptimStateDict& dict, OptimStateKeyT
   TESSERA_CHECK(ValueError, key_type == OptimStateKeyType::PARAM_NAME || key_type == OptimStateKeyType::PARAM_ID,
                 "rekey_optim_state_dict: key type {}; PARAM_NAME and PARAM_ID are known", static_cast<int>(key_type));
   check_key_types(dict);
-  const auto names = names_of(model, optim);
+  const auto names = param_names(model, optim);
   std::unordered_map<std::string, int64_t> ids;
   for (size_t i = 0; i < names.size(); ++i) {
     ids.emplace(names[i], static_cast<int64_t>(i));
@@ -336,10 +336,10 @@ OptimStateDict optim_state_dict_to_load(Module& model, Optimizer& optim, const O
   auto by_name = first ? first->outline(own) : own();
   check_groups(kOptimLoadWhere, by_name, optim);
   const auto params = fqn_to_param(model);
-  check_entries(by_name, names_of(model, optim), params);
+  check_entries(by_name, param_names(model, optim), params);
   for (auto& [key, entry] : by_name.state) {
     for (auto& [field, tensor] : entry) {
-      tensor = loaded_tensor(first ? first->value_of(tensor) : tensor, params.at(std::get<std::string>(key)));
+      tensor = loaded_tensor(first ? first->value(tensor) : tensor, params.at(std::get<std::string>(key)));
     }
   }
   const auto by_id = rekey_optim_state_dict(by_name, OptimStateKeyType::PARAM_ID, model, optim);

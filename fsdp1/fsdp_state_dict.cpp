@@ -276,7 +276,7 @@ void FSDP::load_state_dict(Module& module, const FSDPStateDict& state) {
     check_entries(own, state);
     return std::vector<std::string>();
   };
-  auto meshes = meshes_of(fsdp_states(module));
+  auto meshes = collect_meshes(fsdp_states(module));
   for (const auto& [path, below, unit] : fsdp_units(module)) {
     if (std::ranges::find(meshes, unit->mesh) == meshes.end()) {
       meshes.push_back(unit->mesh);  // of one without parameters

@@ -33,7 +33,7 @@ void write_back(const at::Tensor& full, const DTensorMeta& meta, bool was_writte
 }
 
 /// Counts the writes to a tensor; 0 for one that counts none.
-int64_t version_of(const at::Tensor& tensor) {
+int64_t read_version(const at::Tensor& tensor) {
   return tensor.defined() && !tensor.is_inference() ? static_cast<int64_t>(tensor._version()) : 0;
 }
 
@@ -54,8 +54,8 @@ class SummonedParam {
     }
     param_.set_data(full);
     param_.mutable_grad() = options.with_grads ? full_grad : at::Tensor();
-    shown_version_ = version_of(param_);
-    shown_grad_version_ = version_of(full_grad);
+    shown_version_ = read_version(param_);
+    shown_grad_version_ = read_version(full_grad);
   }
 
   /// Why edits cannot come to the rows; empty if they can.
@@ -77,10 +77,10 @@ class SummonedParam {
     }
     const auto full_grad = param_.grad();
     if (writes_back) {
-      write_back(param_.detach(), *dtensor_meta(sharded_), version_of(param_) != shown_version_);
+      write_back(param_.detach(), *dtensor_meta(sharded_), read_version(param_) != shown_version_);
     }
     if (writes_back && full_grad.defined() && sharded_grad_.defined()) {
-      write_back(full_grad.detach(), *dtensor_meta(sharded_grad_), version_of(full_grad) != shown_grad_version_);
+      write_back(full_grad.detach(), *dtensor_meta(sharded_grad_), read_version(full_grad) != shown_grad_version_);
     }
     param_.mutable_grad() = at::Tensor();
     param_.set_data(sharded_);
@@ -104,7 +104,7 @@ class SummonedParam {
 /// Attached to the modules of a unit of fully_shard or replicate while its parameters are full.
 struct Summoned {};
 
-std::vector<HookPoint*> points_of(const FSDPState& state) {
+std::vector<HookPoint*> unit_hook_points(const FSDPState& state) {
   std::vector<HookPoint*> points;
   for (const auto& module : state.modules()) {
     if (const auto live = module.lock()) {
@@ -121,8 +121,8 @@ std::shared_ptr<WrapperState> as_fsdp_unit(const std::shared_ptr<FSDPState>& sta
   unit->state = state;
   unit->mesh = axes.mesh;
   unit->strategy = axes.num_shards() == 1 ? ShardingStrategy::NO_SHARD : ShardingStrategy::FULL_SHARD;
-  unit->is_summoned =
-      std::ranges::any_of(points_of(*state), [](const HookPoint* point) { return point->find<Summoned>() != nullptr; });
+  unit->is_summoned = std::ranges::any_of(unit_hook_points(*state),
+                                          [](const HookPoint* point) { return point->find<Summoned>() != nullptr; });
   return unit;
 }
 
@@ -206,7 +206,7 @@ class SummonScope {
  private:
   void lend(WrapperState& unit) {
     unit.is_summoned = true;
-    for (auto* point : points_of(*unit.state)) {
+    for (auto* point : unit_hook_points(*unit.state)) {
       if (!point->find<WrapperState>()) {  // whose hooks ask it
         point->attach(std::make_shared<Summoned>());
         exposed_.push_back(point);

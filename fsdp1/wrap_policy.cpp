@@ -25,7 +25,7 @@ void visit_below(torch::nn::Module& root, const WrapScope& scope,
   visit_below(root, scope, seen, visit);
 }
 
-int64_t numel_of(const torch::nn::Module& module, const WrapScope& scope) {
+int64_t count_elements(const torch::nn::Module& module, const WrapScope& scope) {
   std::unordered_set<const c10::TensorImpl*> seen = scope.ignored_params;
   int64_t numel = 0;
   for (const auto& parameter : module.parameters()) {
@@ -43,7 +43,7 @@ class RecursiveWrap {
 
   /// Returns how many elements at and below `module` are in units.
   int64_t run(torch::nn::Module& module, bool is_root) {
-    const int64_t numel = numel_of(module, scope_);
+    const int64_t numel = count_elements(module, scope_);
     if (!seen_.insert(&module).second || !function_(module, /*recurse=*/true, numel)) {
       return 0;
     }

@@ -94,7 +94,8 @@ void check_trained_dtypes(const std::vector<ManagedParam>& params, const std::st
   }
 }
 
-int64_t shard_dim_of(const ManagedParam& param, const ShardPlacementFn& shard_placement_fn, const std::string& where) {
+int64_t choose_shard_dim(const ManagedParam& param, const ShardPlacementFn& shard_placement_fn,
+                         const std::string& where) {
   const auto placement = shard_placement_fn ? shard_placement_fn(param.tensor) : std::nullopt;
   if (!placement) {
     return 0;
@@ -130,15 +131,15 @@ std::vector<ManagedParam> collect_managed_params(const std::vector<torch::nn::Mo
   return params;
 }
 
-std::vector<NamedParam> checked_params(const std::vector<ManagedParam>& params, const ParamRequirements& required) {
-  std::vector<NamedParam> checked;
+std::vector<ParamInfo> checked_params(const std::vector<ManagedParam>& params, const ParamRequirements& required) {
+  std::vector<ParamInfo> checked;
   for (const auto& param : params) {
     check_unmanaged(param, required.where);
     check_tensor(param, required);
     check_same_device(param, params[0], required.where);
     checked.push_back({.tensor = param.tensor,
                        .origin = std::make_shared<ParameterOrigin>(ParameterOrigin{param.name, required.label}),
-                       .shard_dim = shard_dim_of(param, required.options.shard_placement_fn, required.where),
+                       .shard_dim = choose_shard_dim(param, required.options.shard_placement_fn, required.where),
                        .tp_spec = checked_tp_spec(param, required.mesh, required.where),
                        .gather = gather_item(param, required.options)});
   }
@@ -158,7 +159,7 @@ GatherItem gather_item(const ManagedParam& param, const FullyShardOptions& optio
   return {.dtype = dtype.value_or(usual), .extension = extension ? extension(param.tensor, param.name) : nullptr};
 }
 
-std::vector<std::string> describe(const std::vector<NamedParam>& params) {
+std::vector<std::string> describe(const std::vector<ParamInfo>& params) {
   std::vector<std::string> texts;
   for (const auto& param : params) {
     const auto& spec = param.tp_spec;

@@ -28,13 +28,13 @@ struct ParamRequirements {
 
 /// Returns the parameters with the dim on which each is sharded. Throws an Error that names the first one that cannot
 /// be.
-std::vector<NamedParam> checked_params(const std::vector<ManagedParam>& params, const ParamRequirements& required);
+std::vector<ParamInfo> checked_params(const std::vector<ManagedParam>& params, const ParamRequirements& required);
 
 /// Returns how the options have a parameter sent and computed with.
 GatherItem gather_item(const ManagedParam& param, const FullyShardOptions& options);
 
 /// Returns one line a parameter: name, dtype, sizes, placement.
-std::vector<std::string> describe(const std::vector<NamedParam>& params);
+std::vector<std::string> describe(const std::vector<ParamInfo>& params);
 
 /// Returns the meshes of parameters that are DTensors and in no unit yet, each once.
 std::vector<DeviceMesh> tensor_parallel_meshes(const std::vector<ManagedParam>& params);

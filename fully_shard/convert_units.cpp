@@ -34,7 +34,7 @@ struct ConvertedUnit {
   at::Device device;  // to compute on
   DeviceMesh mesh;
   ParamGroup::Options group;
-  std::vector<NamedParam> params = {};  // full, without memory
+  std::vector<ParamInfo> params = {};  // full, without memory
 };
 
 ModulePtr live_module(const FSDPState& state) {
@@ -166,7 +166,7 @@ void convert_units(torch::nn::Module& module, const std::string& where,
                    const std::function<UnitConversion()>& request) {
   const auto units = fsdp_states(module);
   std::vector<ConvertedUnit> converted;
-  check_ranks_agree(meshes_of(units), where, [&] {
+  check_ranks_agree(collect_meshes(units), where, [&] {
     const auto to = request();
     std::vector<std::string> items{to.dtype ? c10::toString(*to.dtype) : c10::DeviceTypeName(to.device->type())};
     std::vector<NamedState> changed;

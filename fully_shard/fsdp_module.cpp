@@ -33,7 +33,7 @@ void for_settings(torch::nn::Module& module, FSDPState& own, bool recurse, Apply
 std::vector<NamedState> units_of_params(torch::nn::Module& module) {
   auto units = fsdp_states(module);
   for (const auto& param : module.parameters()) {
-    auto owner = owner_of(param);
+    auto owner = find_owner(param);
     const auto is_owner = [&](const NamedState& unit) { return unit.state == owner; };
     if (owner && std::ranges::none_of(units, is_owner)) {
       const std::string name = owner->name();
@@ -68,7 +68,7 @@ bool has_sharded_params(ModuleRef module) {
     if (is_dtensor(param)) {
       return true;
     }
-    const auto owner = owner_of(param);
+    const auto owner = find_owner(param);
     return owner && owner->group() && owner->group()->is_unsharded();
   });
 }

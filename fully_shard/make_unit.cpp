@@ -33,7 +33,7 @@ DeviceMesh default_mesh(const std::vector<ManagedParam>& params, bool offloads) 
   return init_device_mesh(device, {get_world_size()}, {"dp"});
 }
 
-std::string label_of(const std::vector<HookPoint*>& points) {
+std::string join_type_names(const std::vector<HookPoint*>& points) {
   std::vector<std::string> names;
   names.reserve(points.size());
   for (const auto* point : points) {
@@ -65,80 +65,84 @@ std::optional<bool> reshards_after_forward(const FullyShardOptions& options) {
 }
 
 /// One unit in the making: what the user asked for, and what follows from it.
-struct Draft {
-  const UnitRequest& request;
+struct UnitPlan {
+  const UnitConfig& request;
   std::vector<HookPoint*> points;
   std::string label;  // the modules' types
   std::string where;  // "fully_shard(Block)"
   DeviceMesh mesh;
-  std::vector<NamedParam> params;
+  std::vector<ParamInfo> params;
   ParamGroup::Options group = {};
 };
 
-void check_mesh(const Draft& draft) {
-  const int64_t ndim = draft.mesh.defined() ? draft.mesh.ndim() : 0;
-  if (draft.request.kind == DataParallelKind::Replicate) {
+void check_mesh(const UnitPlan& unit_plan) {
+  const int64_t ndim = unit_plan.mesh.defined() ? unit_plan.mesh.ndim() : 0;
+  if (unit_plan.request.kind == DataParallelKind::Replicate) {
     TESSERA_CHECK(ValueError, ndim == 1,
                   "{}: the mesh is {}, but one axis is needed; pass the data-parallel one, as mesh[\"dp\"]",
-                  draft.where, draft.mesh);
+                  unit_plan.where, unit_plan.mesh);
   } else {
     TESSERA_CHECK(ValueError, ndim == 1 || ndim == 2,
                   "{}: the mesh is {}, but one axis is needed, or two, replicas and shards; pass the data-parallel "
                   "ones, as mesh[\"dp\"]",
-                  draft.where, draft.mesh);
+                  unit_plan.where, unit_plan.mesh);
   }
 }
 
-void plan(Draft& draft, const std::vector<ManagedParam>& params) {
-  const auto& points = draft.points;
+void plan(UnitPlan& unit_plan, const std::vector<ManagedParam>& params) {
+  const auto& points = unit_plan.points;
   for (size_t i = 0; i < points.size(); ++i) {
     const auto state = points[i]->find<FSDPState>();
     TESSERA_CHECK(StateError, !state,
-                  "{}: {} is a unit already, of {}; a module has one of fully_shard and replicate, once", draft.where,
-                  points[i]->type_name(), state ? state->api() : "");
+                  "{}: {} is a unit already, of {}; a module has one of fully_shard and replicate, once",
+                  unit_plan.where, points[i]->type_name(), state ? state->api() : "");
     TESSERA_CHECK(ValueError, std::find(points.begin(), points.begin() + i, points[i]) == points.begin() + i,
-                  "{}: module {} of the list is in it twice", draft.where, i);
+                  "{}: module {} of the list is in it twice", unit_plan.where, i);
   }
-  draft.params = checked_params(
-      params, {.mesh = draft.mesh, .options = draft.request.options, .label = draft.label, .where = draft.where});
-  const double cap = draft.request.bucket_cap_mb;
+  unit_plan.params = checked_params(params, {.mesh = unit_plan.mesh,
+                                             .options = unit_plan.request.options,
+                                             .label = unit_plan.label,
+                                             .where = unit_plan.where});
+  const double cap = unit_plan.request.bucket_cap_mb;
   TESSERA_CHECK(ValueError, cap >= 0 && cap <= kLargestBucketMb,
-                "{}: bucket_cap_mb = {}; it is from 0 (each unit has its own all-reduce) to {} MiB", draft.where, cap,
-                kLargestBucketMb);
-  draft.group = group_options(draft.request, draft.mesh, draft.where);
+                "{}: bucket_cap_mb = {}; it is from 0 (each unit has its own all-reduce) to {} MiB", unit_plan.where,
+                cap, kLargestBucketMb);
+  unit_plan.group = group_options(unit_plan.request, unit_plan.mesh, unit_plan.where);
 }
 
-std::string describe_draft(const Draft& draft) {
-  const auto& options = draft.request.options;
+std::string describe_plan(const UnitPlan& unit_plan) {
+  const auto& options = unit_plan.request.options;
   const auto dtype = [](std::optional<at::ScalarType> type) { return type ? c10::toString(*type) : "as it is"; };
   const auto& reshard = options.reshard_after_forward;
-  return fmt::format("a unit {} over {}, reshard_after_forward {}, param_dtype {}, reduce_dtype {}{}{}", draft.where,
-                     draft.mesh, reshard ? reshard->to_string() : "by default", dtype(options.mp_policy.param_dtype),
-                     dtype(options.mp_policy.reduce_dtype), options.offload_policy ? ", offloaded to the CPU" : "",
-                     draft.request.kind == DataParallelKind::Replicate
-                         ? fmt::format(", bucket_cap_mb {}", draft.request.bucket_cap_mb)
+  return fmt::format("a unit {} over {}, reshard_after_forward {}, param_dtype {}, reduce_dtype {}{}{}",
+                     unit_plan.where, unit_plan.mesh, reshard ? reshard->to_string() : "by default",
+                     dtype(options.mp_policy.param_dtype), dtype(options.mp_policy.reduce_dtype),
+                     options.offload_policy ? ", offloaded to the CPU" : "",
+                     unit_plan.request.kind == DataParallelKind::Replicate
+                         ? fmt::format(", bucket_cap_mb {}", unit_plan.request.bucket_cap_mb)
                          : "");
 }
 
 /// Plans the unit, if all ranks plan the same; else every rank throws, one that could not plan its own failure. The
 /// ranks that share parameters by tensor parallelism run the unit together, so they ask one another too.
-void plan_together(Draft& draft, const std::vector<ManagedParam>& params) {
+void plan_together(UnitPlan& unit_plan, const std::vector<ManagedParam>& params) {
   auto meshes = tensor_parallel_meshes(params);
-  meshes.insert(meshes.begin(), draft.mesh);
-  check_ranks_agree(meshes, draft.where, [&] {
-    plan(draft, params);
-    std::vector<std::string> items{describe_draft(draft)};
-    const auto texts = describe(draft.params);
+  meshes.insert(meshes.begin(), unit_plan.mesh);
+  check_ranks_agree(meshes, unit_plan.where, [&] {
+    plan(unit_plan, params);
+    std::vector<std::string> items{describe_plan(unit_plan)};
+    const auto texts = describe(unit_plan.params);
     items.insert(items.end(), texts.begin(), texts.end());
     return items;
   });
 }
 
-std::shared_ptr<UnitRecipe> recipe_of(const Draft& draft) {
+std::shared_ptr<UnitRecipe> make_recipe(const UnitPlan& unit_plan) {
   static std::atomic<int64_t> made = 0;
-  auto recipe = std::make_shared<UnitRecipe>(UnitRecipe{.request = draft.request, .tp_specs = {}, .number = ++made});
-  recipe->request.options.mesh = draft.mesh;
-  for (const auto& param : draft.params) {
+  auto recipe =
+      std::make_shared<UnitRecipe>(UnitRecipe{.request = unit_plan.request, .tp_specs = {}, .number = ++made});
+  recipe->request.options.mesh = unit_plan.mesh;
+  for (const auto& param : unit_plan.params) {
     if (param.tp_spec) {
       recipe->tp_specs[param.origin->name] = param.tp_spec;
     }
@@ -154,7 +158,7 @@ bool leaves_inference_mode(const std::vector<ManagedParam>& params) {
 
 }  // namespace
 
-ParamGroup::Options group_options(const UnitRequest& request, const DeviceMesh& mesh, const std::string& where) {
+ParamGroup::Options group_options(const UnitConfig& request, const DeviceMesh& mesh, const std::string& where) {
   const auto& options = request.options;
   return {.api = request.api,
           .axes = request.kind == DataParallelKind::Replicate ? DataParallelAxes::replicated(mesh)
@@ -165,35 +169,35 @@ ParamGroup::Options group_options(const UnitRequest& request, const DeviceMesh& 
           .bucket_bytes = static_cast<int64_t>(request.bucket_cap_mb * kMebibyte)};
 }
 
-void make_unit(const UnitRequest& request) {
-  Draft draft{.request = request, .points = {}, .label = {}, .where = {}, .mesh = {}, .params = {}};
+void make_unit(const UnitConfig& request) {
+  UnitPlan unit_plan{.request = request, .points = {}, .label = {}, .where = {}, .mesh = {}, .params = {}};
   const auto& options = request.options;
   TESSERA_CHECK(ValueError, !request.modules.empty(), "{}: the list of modules is empty", request.api);
   for (auto* module : request.modules) {
-    draft.points.push_back(&hook_point(*module, request.api));
+    unit_plan.points.push_back(&hook_point(*module, request.api));
   }
-  draft.label = label_of(draft.points);
-  draft.where = fmt::format("{}({})", request.api, draft.label);
+  unit_plan.label = join_type_names(unit_plan.points);
+  unit_plan.where = fmt::format("{}({})", request.api, unit_plan.label);
   const auto params = collect_managed_params(request.modules, options.ignored_params);
   std::optional<c10::InferenceMode> mode;
   if (leaves_inference_mode(params)) {
     mode.emplace(/*enabled=*/false);
   }
-  draft.mesh = options.mesh ? *options.mesh : default_mesh(params, options.offload_policy.has_value());
-  check_mesh(draft);
-  plan_together(draft, params);
+  unit_plan.mesh = options.mesh ? *options.mesh : default_mesh(params, options.offload_policy.has_value());
+  check_mesh(unit_plan);
+  plan_together(unit_plan, params);
   std::shared_ptr<ParamGroup> group;
-  if (!draft.params.empty()) {
-    group = std::make_shared<ParamGroup>(draft.params, draft.group);
+  if (!unit_plan.params.empty()) {
+    group = std::make_shared<ParamGroup>(unit_plan.params, unit_plan.group);
   }
   const auto state = std::make_shared<FSDPState>(
       std::move(group), FSDPState::Options{.reshard_after_forward = reshards_after_forward(options),
                                            .mp_policy = options.mp_policy,
                                            .api = request.api,
-                                           .label = draft.label});
-  state->install(draft.points);
-  const auto recipe = recipe_of(draft);
-  for (auto* point : draft.points) {
+                                           .label = unit_plan.label});
+  state->install(unit_plan.points);
+  const auto recipe = make_recipe(unit_plan);
+  for (auto* point : unit_plan.points) {
     point->attach(state);
     point->attach(recipe);
   }

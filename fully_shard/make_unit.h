@@ -14,7 +14,7 @@ namespace tessera {
 
 enum class DataParallelKind { Shard, Replicate };
 
-struct UnitRequest {
+struct UnitConfig {
   std::string api;  // the function that the user called, for messages
   DataParallelKind kind = DataParallelKind::Shard;
   std::vector<torch::nn::Module*> modules;
@@ -24,7 +24,7 @@ struct UnitRequest {
 
 /// How a unit was made, kept with each of its modules: enough to make it again from a copy of them.
 struct UnitRecipe {
-  UnitRequest request;  // with the mesh; the modules own this, and so are alive
+  UnitConfig request;  // with the mesh; the modules own this, and so are alive
   /// Specs of tensor parallelism, by the names of parameters in the unit.
   std::map<std::string, SpecPtr> tp_specs;
   /// Grows from unit to unit: each has the parameters that none before it took.
@@ -32,9 +32,9 @@ struct UnitRecipe {
 };
 
 /// Returns what the request means to the engine, over `mesh`. Throws ValueError, whose message begins with `where`.
-ParamGroup::Options group_options(const UnitRequest& request, const DeviceMesh& mesh, const std::string& where);
+ParamGroup::Options group_options(const UnitConfig& request, const DeviceMesh& mesh, const std::string& where);
 
 /// Checks that all ranks ask for the same, shards (or wraps) the parameters and installs the hooks. Collective.
-void make_unit(const UnitRequest& request);
+void make_unit(const UnitConfig& request);
 
 }  // namespace tessera

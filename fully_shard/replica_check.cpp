@@ -40,7 +40,7 @@ struct Copied {
   bool beyond_data_parallel;  // one of them is not of its unit's mesh
 };
 
-std::string digest_of(const at::Tensor& local) {
+std::string compute_digest(const at::Tensor& local) {
   const auto bytes = local.detach().cpu().contiguous();
   return fmt::format("{:016x}", XXH3_64bits(bytes.const_data_ptr(), bytes.nbytes()));
 }
@@ -88,7 +88,7 @@ std::vector<Copied> copies_on(const DeviceMesh& mesh, const std::vector<Held>& a
       }
     }
     if (!copied.axes.empty()) {
-      copied.digest = digest_of(held.local);
+      copied.digest = compute_digest(held.local);
       copies.push_back(std::move(copied));
     }
   }
@@ -125,7 +125,7 @@ void check_none_is_left(torch::nn::Module& module, const std::string& api,
   for (const auto& item : module.named_parameters()) {
     const auto& param = item.value();
     TESSERA_CHECK(
-        StateError, !param.requires_grad() || owner_of(param) || ignored.contains(param.unsafeGetTensorImpl()),
+        StateError, !param.requires_grad() || find_owner(param) || ignored.contains(param.unsafeGetTensorImpl()),
         "check_replicas: parameter '{}' requires a gradient, but is in no unit, so that it trains on this "
         "rank's gradients alone. Call {} on the module that holds it, as on the whole model, last; or, if the "
         "program reduces its gradients by itself, name it in ignored_params",

@@ -9,7 +9,7 @@
 
 namespace tessera {
 
-const void* memory_of(const at::Tensor& tensor) {
+const void* storage_id(const at::Tensor& tensor) {
   const auto* meta = dtensor_meta(tensor);
   const auto& local = meta ? meta->local : tensor;
   return local.has_storage() ? local.storage().unsafeGetStorageImpl() : nullptr;

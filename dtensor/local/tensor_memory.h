@@ -6,7 +6,7 @@
 namespace tessera {
 
 /// Returns what all tensors (and DTensors) that share memory have in common; null for a sparse tensor.
-const void* memory_of(const at::Tensor& tensor);
+const void* storage_id(const at::Tensor& tensor);
 
 /// Makes `tensor` refer to `data` and stay the same object, as set_data does, at a seventh of the cost: nothing is
 /// checked, and any types and devices will do. The tensor gets a new node to accumulate its gradient.

@@ -44,7 +44,7 @@ void run_in_one_thread(const BoundaryNodes& boundary) {
 }
 
 /// What detach() makes, without the dispatcher where that has nothing to say.
-at::Tensor alias_of(const at::Tensor& tensor) {
+at::Tensor make_alias(const at::Tensor& tensor) {
   const auto* impl = tensor.unsafeGetTensorImpl();
   if (is_dtensor(tensor) || tensor.is_inference() || tensor.layout() != at::kStrided) {
     return tensor.detach();
@@ -74,7 +74,7 @@ BoundaryNodes insert_boundary_nodes(std::span<at::Tensor* const> tensors, std::v
       *tensor = boundary.tensors[static_cast<size_t>(known - originals.begin())];
       continue;
     }
-    auto alias = alias_of(*tensor);
+    auto alias = make_alias(*tensor);
     const auto& node =
         boundary.nodes.emplace_back(make_node<BoundaryNode>(edge_list{torch::autograd::impl::gradient_edge(*tensor)}));
     torch::autograd::impl::set_gradient_edge(alias, {node, node->add_input_metadata(alias)});
@@ -91,7 +91,7 @@ BoundaryNodes insert_boundary_nodes(std::span<at::Tensor* const> tensors, std::v
 /// The node of the op that made `tensor`, if it can be a boundary. Not that of a view, which an op in place may leave
 /// out of the history, nor one that hooks of tensors run at, or that another thread made and others may use: node
 /// numbers are a thread's, too.
-torch::autograd::Node* op_of(const at::Tensor& tensor) {
+torch::autograd::Node* find_op(const at::Tensor& tensor) {
   if (!at::GradMode::is_enabled() || !tensor.requires_grad() || tensor.is_view()) {
     return nullptr;
   }
@@ -110,16 +110,16 @@ at::Tensor* only_one(std::span<at::Tensor* const> tensors) {
 }
 
 /// That of the output of a call which made it, and no unit inside of it.
-torch::autograd::Node* op_of_output(const at::Tensor& output, uint64_t first_node) {
-  auto* node = op_of(output);
+torch::autograd::Node* find_output_op(const at::Tensor& output, uint64_t first_node) {
+  auto* node = find_op(output);
   return node && node->sequence_nr() >= first_node && node->pre_hooks().empty() ? node : nullptr;
 }
 
 /// That of the input of a call, which nothing else can have used before: what did so would come between the unit and
 /// the node in backward, and the unit would keep its memory for so long. No node is newer, but for a unit's that ends
 /// there.
-torch::autograd::Node* op_of_input(const at::Tensor& input) {
-  auto* node = op_of(input);
+torch::autograd::Node* find_input_op(const at::Tensor& input) {
+  auto* node = find_op(input);
   if (!node) {
     return nullptr;
   }
@@ -257,7 +257,7 @@ AutogradBoundary insert_input_nodes(std::span<at::Tensor* const> inputs, int64_t
                                     std::function<void(bool)> callback, JoinSearch& search,
                                     std::vector<AliasedTensor>& aliased) {
   const auto* only = only_one(inputs);
-  auto* op = only ? op_of_input(*only) : nullptr;
+  auto* op = only ? find_input_op(*only) : nullptr;
   BoundarySide side{.place = {.call = call},
                     .inputs = nullptr,
                     .join_number = at::sequence_number::get_and_increment(),  // before the nodes: it runs after them
@@ -268,7 +268,7 @@ AutogradBoundary insert_input_nodes(std::span<at::Tensor* const> inputs, int64_t
 AutogradBoundary insert_output_nodes(std::span<at::Tensor* const> outputs, bool are_plain, const BoundedCall& call,
                                      std::function<void(bool)> callback, JoinSearch& search) {
   const auto* only = are_plain ? only_one(outputs) : nullptr;
-  auto* op = only ? op_of_output(*only, call.first_node) : nullptr;
+  auto* op = only ? find_output_op(*only, call.first_node) : nullptr;
   BoundarySide side{.place = {.call = call.number, .is_of_outputs = true},
                     .inputs = call.inputs,
                     .is_searched = call.has_calls,

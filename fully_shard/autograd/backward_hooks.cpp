@@ -50,7 +50,7 @@ void add_pre_accumulate_grad_hook(const at::Tensor& param, std::weak_ptr<FSDPSta
   });
 }
 
-std::shared_ptr<FSDPState> owner_of(const at::Tensor& param) {
+std::shared_ptr<FSDPState> find_owner(const at::Tensor& param) {
   const auto* hook = dynamic_cast<const PostAccumulateGrad*>(unit_parameter_hook(param));
   return hook ? hook->owner.lock() : nullptr;
 }

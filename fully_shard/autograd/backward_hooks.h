@@ -22,7 +22,7 @@ void set_post_accumulate_grad_hook(const at::Tensor& param, std::weak_ptr<FSDPSt
 void add_pre_accumulate_grad_hook(const at::Tensor& param, std::weak_ptr<FSDPState> owner,
                                   std::function<void(FSDPState& owner, const at::TensorBase& grad)> callback);
 /// Returns the unit of `param`; null if it has none.
-std::shared_ptr<FSDPState> owner_of(const at::Tensor& param);
+std::shared_ptr<FSDPState> find_owner(const at::Tensor& param);
 
 /// Calls `callback` at the end of the running backward. Only inside a backward.
 void at_end_of_backward(std::function<void()> callback);

@@ -13,31 +13,31 @@ namespace tessera {
 namespace {
 
 /// Null for a leaf.
-const void* node_of(const at::Tensor& tensor) {
+const void* grad_node(const at::Tensor& tensor) {
   return tensor.grad_fn().get();
 }
 
-at::Tensor base_of(const at::Tensor& tensor) {
+at::Tensor view_base(const at::Tensor& tensor) {
   return tensor.is_view() ? at::Tensor(tensor._base()) : tensor;
 }
 
 /// Returns whether a change of one is one of the other. The data of a DTensor's view may lie elsewhere, and is copied
 /// back when the view changes.
 bool share_memory(const at::Tensor& a, const at::Tensor& b) {
-  return (memory_of(a) && memory_of(a) == memory_of(b)) || base_of(a).is_same(base_of(b));
+  return (storage_id(a) && storage_id(a) == storage_id(b)) || view_base(a).is_same(view_base(b));
 }
 
 }  // namespace
 
 AliasedTensor::AliasedTensor(at::Tensor original, at::Tensor alias)
-    : original_(std::move(original)), alias_(std::move(alias)), node_(node_of(alias_)) {}
+    : original_(std::move(original)), alias_(std::move(alias)), node_(grad_node(alias_)) {}
 
 bool AliasedTensor::has_caller() const {
   return alias_.is_same(original_) || original_.use_count() > 1 || original_.is_view();
 }
 
 bool AliasedTensor::has_own_history() const {
-  return !alias_.is_same(original_) && node_of(alias_) != node_;
+  return !alias_.is_same(original_) && grad_node(alias_) != node_;
 }
 
 std::string UnitTitle::to_string() const {

@@ -19,14 +19,14 @@ using torch::autograd::Node;
 constexpr int64_t kNoSearch = -1;
 
 /// One for each join.
-int64_t search_of(JoinPlace place) {
+int64_t search_number(JoinPlace place) {
   return 2 * place.call + (place.is_of_outputs ? 1 : 0);
 }
 
 /// The searches behind a join.
 void add_searches(JoinPlace place, std::unordered_set<int64_t>& searches) {
-  searches.insert(search_of(place));
-  searches.insert(search_of({.call = place.call}));
+  searches.insert(search_number(place));
+  searches.insert(search_number({.call = place.call}));
 }
 
 struct Visit {
@@ -38,7 +38,7 @@ struct Visit {
 }  // namespace
 
 std::vector<const Node*> JoinSearch::find(const std::vector<Edge>& from, JoinPlace place, JoinPlace known) {
-  const int64_t search = search_of(place), run = ++runs_;
+  const int64_t search = search_number(place), run = ++runs_;
   std::unordered_set<int64_t> behind_joins;
   if (known.call != -1) {
     add_searches(known, behind_joins);
@@ -69,7 +69,7 @@ std::vector<const Node*> JoinSearch::find(const std::vector<Edge>& from, JoinPla
     }
     if (const auto* mark = first_mark(*visit.node); !mark) {
       std::ranges::for_each(visit.node->next_edges(), add);
-    } else if (!behind_joins.contains(search_of(mark->side->place))) {
+    } else if (!behind_joins.contains(search_number(mark->side->place))) {
       add_searches(mark->side->place, behind_joins);
       found.push_back(visit.node);
     }

@@ -150,7 +150,7 @@ void FSDPRoot::agree_on_frozen() {
   const UnobservedScope unobserved;
   std::vector<NamedState> units;
   for_each_live(states_, [&](FSDPState& unit) { units.push_back({unit.name(), unit.shared_from_this()}); });
-  auto meshes = meshes_of(units);
+  auto meshes = collect_meshes(units);
   // What is found on a small one is known to all ranks of the larger ones.
   std::ranges::stable_sort(meshes, {}, [](const DeviceMesh& mesh) { return mesh.size(); });
   const auto where = fmt::format("{}: all ranks are to freeze (requires_grad is false) the same parameters of {}",

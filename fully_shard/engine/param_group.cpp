@@ -19,7 +19,7 @@ at::Device compute_device(const at::Tensor& param, const DeviceMesh& mesh) {
 }
 
 /// Whether one rank has all, where and as it is computed with.
-bool is_alias(const std::vector<NamedParam>& params, const ParamGroup::Options& options, at::Device compute_device) {
+bool is_alias(const std::vector<ParamInfo>& params, const ParamGroup::Options& options, at::Device compute_device) {
   return options.axes.num_shards() == 1 && (!options.offload || compute_device.is_cpu()) &&
          std::ranges::all_of(params, [](const auto& param) {
            return param.gather.dtype == param.tensor.scalar_type() && !param.gather.extension;
@@ -32,7 +32,7 @@ at::TensorOptions shard_options(const ParamGroup::Options& options, at::Device c
   return at::TensorOptions(options.offload ? at::Device(at::kCPU) : compute_device).pinned_memory(is_pinned);
 }
 
-UnitContextPtr make_context(const std::vector<NamedParam>& params, const ParamGroup::Options& options) {
+UnitContextPtr make_context(const std::vector<ParamInfo>& params, const ParamGroup::Options& options) {
   const auto device = compute_device(params.at(0).tensor, options.axes.mesh);
   return std::make_shared<const UnitContext>(UnitContext{.api = options.api,
                                                          .axes = options.axes,
@@ -43,7 +43,7 @@ UnitContextPtr make_context(const std::vector<NamedParam>& params, const ParamGr
 
 }  // namespace
 
-ParamGroup::ParamGroup(const std::vector<NamedParam>& params, const Options& options)
+ParamGroup::ParamGroup(const std::vector<ParamInfo>& params, const Options& options)
     : context_(make_context(params, options)),
       gather_(context_, params, options.post_forward_ranks),
       params_(
@@ -77,7 +77,7 @@ void ParamGroup::set_reporter(const std::function<void(FSDPEventKind)>& report) 
 }
 
 void ParamGroup::step(FSDPEventKind step) {
-  state_ = next_state(state_, step, gather_.has_share());
+  state_ = next_state(state_, step, gather_.has_post_forward_shard());
   if (report_) {
     report_(step);
   }
@@ -190,7 +190,7 @@ void ParamGroup::reshard_unchecked() {
 }
 
 void ParamGroup::reshard_after_forward() {
-  if (!gather_.can_keep_share() || state_ != ShardedState::Unsharded) {
+  if (!gather_.keeps_post_forward_shard() || state_ != ShardedState::Unsharded) {
     reshard();
     return;
   }
@@ -199,13 +199,13 @@ void ParamGroup::reshard_after_forward() {
 
 void ParamGroup::free_params(bool keeps_shard) {
   if (keeps_shard) {
-    gather_.keep_share(params(), tag_.unit);
+    gather_.keep_post_forward_shard(params(), tag_.unit);
   }
   if (state_ == ShardedState::Unsharded) {
     params_.to_sharded();
   }
   if (!keeps_shard) {
-    gather_.drop_share();
+    gather_.drop_post_forward_shard();
   }
   step(keeps_shard ? FSDPEventKind::ReshardPostForward : FSDPEventKind::Reshard);
   gather_.wait_for_readers();

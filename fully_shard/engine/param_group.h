@@ -36,7 +36,7 @@ class ParamGroup {
   };
 
   /// Shards `params`: contiguous leaves with dims, trained ones of one dtype. Collective with post_forward_ranks.
-  ParamGroup(const std::vector<NamedParam>& params, const Options& options);
+  ParamGroup(const std::vector<ParamInfo>& params, const Options& options);
 
   const UnitContext& context() const { return *context_; }
   const std::vector<ShardedParam>& params() const { return params_.all(); }

@@ -25,7 +25,7 @@ c10::DataPtr hold(at::Tensor tensor) {
   return {data, holder.release(), [](void* held) { delete static_cast<at::Tensor*>(held); }, device};
 }
 
-int64_t bytes_of(const ReduceScatterLayout& layout) {
+int64_t count_bytes(const ReduceScatterLayout& layout) {
   return layout.numel() * static_cast<int64_t>(layout.options().dtype().itemsize());
 }
 
@@ -75,7 +75,7 @@ void ReductionQueue::push(Item item, const GradientSettings& settings) {
   if (!item.reducer->collect(settings)) {
     return;
   }
-  const int64_t bytes = item.reducer->can_share() && !gradients.has_buckets() ? bytes_of(item.reducer->layout()) : 0;
+  const int64_t bytes = item.reducer->can_share() && !gradients.has_buckets() ? count_bytes(item.reducer->layout()) : 0;
   const auto cap = [&] {
     return is_first_ ? std::min(gradients.bucket_bytes(), kFirstBucketBytes) : gradients.bucket_bytes();
   };
@@ -102,7 +102,7 @@ void ReductionQueue::flush() {
   }
 }
 
-const std::shared_ptr<StreamLane>& ReductionQueue::stream_of(const Bucket& bucket) {
+const std::shared_ptr<StreamLane>& ReductionQueue::lane(const Bucket& bucket) {
   return bucket.items[0].reducer->stream();
 }
 
@@ -114,7 +114,7 @@ void ReductionQueue::issue(Bucket bucket) {
     const auto& [group, reducer] = bucket.items[0];
     reducer->start(*group->pool());
   }
-  if (const auto& stream = stream_of(bucket); stream->exists() && !std::ranges::count(streams_, stream)) {
+  if (const auto& stream = lane(bucket); stream->exists() && !std::ranges::count(streams_, stream)) {
     streams_.push_back(stream);
   }
   scattering_ = std::move(bucket);
@@ -144,7 +144,7 @@ void ReductionQueue::finish(const Item& item) {
 }
 
 void ReductionQueue::finish(Bucket bucket) {
-  const auto& stream = stream_of(bucket);
+  const auto& stream = lane(bucket);
   {
     const StreamLane::Scope scope(*stream);
     bucket.pending.wait();

@@ -56,7 +56,7 @@ class ReductionQueue {
   };
 
   void push(Item item, const GradientSettings& settings);
-  static const std::shared_ptr<StreamLane>& stream_of(const Bucket& bucket);
+  static const std::shared_ptr<StreamLane>& lane(const Bucket& bucket);
   void issue(Bucket bucket);
   void issue_together(Bucket& bucket) const;
   void finish(const Item& item);

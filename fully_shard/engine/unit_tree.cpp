@@ -54,7 +54,7 @@ std::vector<NamedState> fsdp_states_of_unit(torch::nn::Module& module) {
   return states;
 }
 
-std::vector<DeviceMesh> meshes_of(const std::vector<NamedState>& units) {
+std::vector<DeviceMesh> collect_meshes(const std::vector<NamedState>& units) {
   std::vector<DeviceMesh> meshes;
   for (const auto& [path, state] : units) {
     if (!state->group()) {
@@ -101,7 +101,7 @@ std::string reshard_each(const std::vector<NamedState>& units) {
 }
 
 void throw_on_all_ranks(const std::vector<NamedState>& units, const std::string& where, const std::string& fault) {
-  throw_on_all_ranks(meshes_of(units), where, fault);
+  throw_on_all_ranks(collect_meshes(units), where, fault);
 }
 
 }  // namespace tessera

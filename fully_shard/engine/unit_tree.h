@@ -29,7 +29,7 @@ std::vector<NamedState> fsdp_states(torch::nn::Module& module);
 std::vector<NamedState> fsdp_states_of_unit(torch::nn::Module& module);
 
 /// Returns the meshes of the units' parameters, each once, those of tensor parallelism included.
-std::vector<DeviceMesh> meshes_of(const std::vector<NamedState>& units);
+std::vector<DeviceMesh> collect_meshes(const std::vector<NamedState>& units);
 
 /// Returns the units with a parameter that is sharded over several ranks.
 std::vector<NamedState> with_shards(std::vector<NamedState> units);

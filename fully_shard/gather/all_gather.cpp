@@ -27,12 +27,12 @@ constexpr const char* kFaults[] = {"", ", whose parameters were replaced after t
                                    ", whose parameters may have been changed between forward and backward"};
 static_assert(std::size(kFaults) == kShardFaultCount);
 
-std::string name_of(int64_t unit, const UnitNames& names) {
+std::string unit_name(int64_t unit, const UnitNames& names) {
   const bool known = names && unit < static_cast<int64_t>(names->size());
   return known ? fmt::format("'{}'", (*names)[unit]) : fmt::format("number {}", unit);
 }
 
-ParamLayout layout_of(const std::vector<NamedParam>& params, int64_t num_ranks) {
+ParamLayout make_layout(const std::vector<ParamInfo>& params, int64_t num_ranks) {
   std::vector<std::vector<int64_t>> shapes;
   std::vector<int64_t> dims;
   for (const auto& param : params) {
@@ -44,7 +44,7 @@ ParamLayout layout_of(const std::vector<NamedParam>& params, int64_t num_ranks) 
 
 /// One item a parameter.
 template <class Item>
-std::vector<GatherItem> items_of(const std::vector<NamedParam>& params, Item item) {
+std::vector<GatherItem> make_items(const std::vector<ParamInfo>& params, Item item) {
   std::vector<GatherItem> items;
   items.reserve(params.size());
   for (const auto& param : params) {
@@ -115,17 +115,17 @@ void AllGather::leave_memory() {
 }
 
 // Shards of several dtypes are sent item by item even where one dtype is computed with: no one cast fits them all.
-AllGather::AllGather(UnitContextPtr context, const std::vector<NamedParam>& params, int64_t post_forward_ranks)
+AllGather::AllGather(UnitContextPtr context, const std::vector<ParamInfo>& params, int64_t post_forward_ranks)
     : context_(std::move(context)),
-      shards_(layout_of(params, context_->axes.num_shards()),
-              items_of(params, [](const auto& param) { return GatherItem{.dtype = param.tensor.scalar_type()}; })),
-      flat_(FlatLayout(shards_.params(), items_of(params, [](const auto& param) { return param.gather; }),
+      shards_(make_layout(params, context_->axes.num_shards()),
+              make_items(params, [](const auto& param) { return GatherItem{.dtype = param.tensor.scalar_type()}; })),
+      flat_(FlatLayout(shards_.params(), make_items(params, [](const auto& param) { return param.gather; }),
                        shards_.is_in_bytes()),
             shard_group(context_->axes), context_->device),
       stream_(shared_lane(LaneKind::Gather, context_->device)) {
   if (post_forward_ranks > 0) {
-    const auto computed = items_of(params, [](const auto& param) { return GatherItem{.dtype = param.gather.dtype}; });
-    post_forward_.emplace(FlatLayout(layout_of(params, post_forward_ranks), computed),
+    const auto computed = make_items(params, [](const auto& param) { return GatherItem{.dtype = param.gather.dtype}; });
+    post_forward_.emplace(FlatLayout(make_layout(params, post_forward_ranks), computed),
                           post_forward_group(context_->axes.mesh, *context_->axes.shard_axis, post_forward_ranks),
                           context_->device);
   }
@@ -158,20 +158,20 @@ const at::Tensor& AllGather::encoded(const at::Tensor& flat_shard, const GatherT
 
 void AllGather::start(UnitParams& params, const GatherTag& tag, BlockPool& pool, const AllGatherFn& all_gather) {
   const auto& flat_shard = params.flat_shard();
-  if (can_use_segments() && !has_share() && !flat_shard.is_meta() && is_default(all_gather)) {
+  if (can_use_segments() && !has_post_forward_shard() && !flat_shard.is_meta() && is_default(all_gather)) {
     start_in_place(params, pool);
     return;
   }
   const StreamLane::Scope scope(*stream_);
   auto& from = source();
   at::Tensor sent;
-  if (has_share()) {
-    share_cut_.wait();
-    if (tag != share_tag_) {
-      share_tag_ = tag;
-      write_tag(share_, tag);
+  if (has_post_forward_shard()) {
+    post_forward_cut_.wait();
+    if (tag != post_forward_tag_) {
+      post_forward_tag_ = tag;
+      write_tag(post_forward_shard_, tag);
     }
-    sent = share_;
+    sent = post_forward_shard_;
   } else {
     sent = flat_shard.is_meta() || !sends_shards_as_they_are() ? encoded(flat_shard, tag, pool)
                                                                : as_sent(flat_shard, pool);
@@ -259,7 +259,7 @@ void AllGather::finish(UnitParams& params, BlockPool& pool) {
   }
   is_in_place_ = false;  // the parameters keep their memory
   release(params);
-  drop_share();
+  drop_post_forward_shard();
 }
 
 void AllGather::release(UnitParams& params) {
@@ -270,24 +270,24 @@ void AllGather::release(UnitParams& params) {
   stream_->defer_free({source().gathered.release(), source().sent.release()});
 }
 
-void AllGather::keep_share(const std::vector<ShardedParam>& params, int64_t unit) {
+void AllGather::keep_post_forward_shard(const std::vector<ShardedParam>& params, int64_t unit) {
   const at::AutoDispatchBelowADInplaceOrView below;
   const auto& layout = post_forward_->layout;
   const int64_t rank = get_rank(*post_forward_->group), ranks = layout.num_ranks();
   const auto share = at::zeros({layout.numel()}, post_forward_->sent.tensor().options());
   for (size_t i = 0; i < params.size(); ++i) {
     const auto& slot = layout.slot(i);
-    const auto rows = slot.rows_of(rank, ranks);
+    const auto rows = slot.rows_on(rank, ranks);
     const auto full = params[i].unsharded().view({slot.outer, slot.rows, slot.row_numel});
     layout.chunk(share, i)
-        .narrow(0, 0, slot.numel_of(rank, ranks))
+        .narrow(0, 0, slot.numel_on(rank, ranks))
         .view({slot.outer, rows.length, slot.row_numel})
         .copy_(full.narrow(1, rows.offset, rows.length));
   }
-  share_tag_ = {.unit = unit};
-  write_tag(share, share_tag_);
-  share_ = share;
-  share_cut_ = StreamEvent::here(context_->device);
+  post_forward_tag_ = {.unit = unit};
+  write_tag(share, post_forward_tag_);
+  post_forward_shard_ = share;
+  post_forward_cut_ = StreamEvent::here(context_->device);
 }
 
 AllGather::TagPlaces AllGather::tag_places() const {
@@ -336,7 +336,7 @@ void AllGather::check_tags(int64_t unit, const UnitNames& names) const {
   std::string who;
   int64_t rank = 0;
   for (const auto& tag : tags()) {
-    who += fmt::format("{}rank {}: {}{}", rank == 0 ? "" : ", ", rank, name_of(tag.unit, names),
+    who += fmt::format("{}rank {}: {}{}", rank == 0 ? "" : ", ", rank, unit_name(tag.unit, names),
                        kFaults[static_cast<size_t>(tag.fault)]);
     ++rank;
   }
@@ -344,7 +344,7 @@ void AllGather::check_tags(int64_t unit, const UnitNames& names) const {
                 "fully_shard: the ranks do not gather alike ({}), so every rank stops here; this rank gathers {}. All "
                 "ranks run the same modules in the same order, leave the parameters' data and dtype as they are, and "
                 "run backward() before optimizer.step()",
-                who, name_of(unit, names));
+                who, unit_name(unit, names));
 }
 
 }  // namespace tessera

@@ -37,7 +37,7 @@ using UnitNames = std::shared_ptr<const std::vector<std::string>>;
 class AllGather {
  public:
   /// `post_forward_ranks`: how many ranks keep a share between forward and backward; 0: none. Else collective.
-  AllGather(UnitContextPtr context, const std::vector<NamedParam>& params, int64_t post_forward_ranks);
+  AllGather(UnitContextPtr context, const std::vector<ParamInfo>& params, int64_t post_forward_ranks);
 
   const std::shared_ptr<StreamLane>& stream() const { return stream_; }
   /// Layout of the parameters in a flat shard.
@@ -63,11 +63,11 @@ class AllGather {
   /// Frees the buffers, and the parameters' memory of a gather in place.
   void release(UnitParams& params);
 
-  bool can_keep_share() const { return post_forward_.has_value(); }
-  bool has_share() const { return share_.defined(); }
+  bool keeps_post_forward_shard() const { return post_forward_.has_value(); }
+  bool has_post_forward_shard() const { return post_forward_shard_.defined(); }
   /// Cuts this rank's share from the full parameters.
-  void keep_share(const std::vector<ShardedParam>& params, int64_t unit);
-  void drop_share() { share_ = at::Tensor(); }
+  void keep_post_forward_shard(const std::vector<ShardedParam>& params, int64_t unit);
+  void drop_post_forward_shard() { post_forward_shard_ = at::Tensor(); }
 
  private:
   /// A layout that is gathered among the ranks of a group, and the buffers for it.
@@ -84,9 +84,9 @@ class AllGather {
     int64_t offset, stride;
   };
 
-  Source& source() { return has_share() ? *post_forward_ : flat_; }
-  const Source& source() const { return has_share() ? *post_forward_ : flat_; }
-  bool sends_shards_as_they_are() const { return !flat_.layout.is_in_bytes() || flat_.layout.has_dtypes_of(shards_); }
+  Source& source() { return has_post_forward_shard() ? *post_forward_ : flat_; }
+  const Source& source() const { return has_post_forward_shard() ? *post_forward_ : flat_; }
+  bool sends_shards_as_they_are() const { return !flat_.layout.is_in_bytes() || flat_.layout.has_same_dtypes(shards_); }
   bool can_use_segments();
   void leave_memory();
   const at::Tensor& as_sent(const at::Tensor& input, BlockPool& pool);
@@ -102,9 +102,9 @@ class AllGather {
   Source flat_;
   std::optional<Source> post_forward_;
   std::shared_ptr<StreamLane> stream_;
-  at::Tensor share_;
-  GatherTag share_tag_;
-  StreamEvent share_cut_, issued_;
+  at::Tensor post_forward_shard_;
+  GatherTag post_forward_tag_;
+  StreamEvent post_forward_cut_, issued_;
   Pending pending_;
   at::Tensor gathered_;
   TensorSegments segments_;  // of start_in_place()

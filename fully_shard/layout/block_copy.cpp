@@ -25,17 +25,17 @@ void copy_bytes(const at::Tensor& to, const at::Tensor& from, const CopyShape& s
   }
 }
 
-at::Tensor block_of(const at::Tensor& tensor, int64_t offset, int64_t stride, const CopyShape& shape) {
+at::Tensor view_block(const at::Tensor& tensor, int64_t offset, int64_t stride, const CopyShape& shape) {
   return tensor.as_strided({shape.rows, shape.cols}, {stride, 1}, tensor.storage_offset() + offset);
 }
 
 void copy_by_ops(std::span<const TensorCopy> copies) {
   std::vector<at::Tensor> targets, sources;
   for (const auto& [to, from, shape] : copies) {
-    const auto target = block_of(to, shape.to_offset, shape.to_stride, shape);
+    const auto target = view_block(to, shape.to_offset, shape.to_stride, shape);
     if (from.defined()) {
       targets.push_back(target);
-      sources.push_back(block_of(from, shape.from_offset, shape.from_stride, shape));
+      sources.push_back(view_block(from, shape.from_offset, shape.from_stride, shape));
     } else {
       target.zero_();
     }

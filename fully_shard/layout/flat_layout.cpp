@@ -59,7 +59,7 @@ int64_t FlatLayout::item_size(size_t i) const {
   return is_in_bytes() ? static_cast<int64_t>(c10::elementSize(items_[i].dtype)) : 1;
 }
 
-bool FlatLayout::has_dtypes_of(const FlatLayout& other) const {
+bool FlatLayout::has_same_dtypes(const FlatLayout& other) const {
   return std::ranges::equal(items_, other.items_, [](const GatherItem& own, const GatherItem& its) {
     return !own.extension && !its.extension && own.dtype == its.dtype;
   });
@@ -102,7 +102,7 @@ at::Tensor FlatLayout::decoded_chunks(const at::Tensor& gathered, size_t i) cons
   const auto& slot = params_.slots[i];
   auto chunks = at::empty({params_.num_ranks * slot.chunk_numel}, gathered.options().dtype(items_[i].dtype));
   for (int64_t rank = 0; rank < params_.num_ranks; ++rank) {
-    if (slot.numel_of(rank, params_.num_ranks) > 0) {
+    if (slot.numel_on(rank, params_.num_ranks) > 0) {
       items_[i].extension->post_all_gather(gathered.narrow(0, rank * numel_ + ranges_[i].offset, ranges_[i].numel),
                                            chunks.narrow(0, rank * slot.chunk_numel, slot.chunk_numel));
     }

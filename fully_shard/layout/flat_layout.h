@@ -38,7 +38,7 @@ class FlatLayout {
   at::ScalarType dtype() const { return dtype_; }
   int64_t numel() const { return numel_; }
   /// Returns whether the parameters' dtypes in both are equal, and no extension encodes one.
-  bool has_dtypes_of(const FlatLayout& other) const;
+  bool has_same_dtypes(const FlatLayout& other) const;
 
   /// Returns parameter i, without extension, in a rank's buffer: 1-D, in its own dtype, as long as a full chunk.
   at::Tensor chunk(const at::Tensor& flat, size_t i) const;

@@ -11,7 +11,7 @@ constexpr double kLargest = 448;     // of the format
 constexpr double kSmallest = 1e-30;  // of rows that are scaled up: 448 / 1e-30 is a float32
 constexpr int64_t kScaleBytes = 16;  // a float32, and room up to the next multiple of 16
 
-at::Tensor scale_of(const at::Tensor& encoded) {
+at::Tensor view_scale(const at::Tensor& encoded) {
   return encoded.narrow(0, 0, sizeof(float)).view(at::kFloat);
 }
 
@@ -28,12 +28,12 @@ class Float8AllGather final : public AllGatherExtension {
     const at::Tensor values = shard.to(at::kFloat);
     const at::Tensor scale = kLargest / values.abs().max().clamp_min(kSmallest);
     encoded.narrow(0, 0, kScaleBytes).zero_();
-    scale_of(encoded).copy_(scale);
+    view_scale(encoded).copy_(scale);
     encoded_values(encoded).copy_((values * scale).clamp(-kLargest, kLargest));
   }
 
   void post_all_gather(const at::Tensor& encoded, const at::Tensor& decoded) const override {
-    decoded.copy_(encoded_values(encoded).to(at::kFloat) / scale_of(encoded));
+    decoded.copy_(encoded_values(encoded).to(at::kFloat) / view_scale(encoded));
   }
 };
 

@@ -28,7 +28,7 @@ std::vector<BlockCopy> ParamLayout::copies(const ParamSlot& slot, int64_t rank_n
     return copies;
   }
   for (int64_t rank = 0; rank < num_ranks; ++rank) {
-    const auto own = slot.rows_of(rank, num_ranks);
+    const auto own = slot.rows_on(rank, num_ranks);
     const int64_t cols = own.length * slot.row_numel;
     if (cols > 0) {
       copies.push_back({slot.offset + rank * rank_numel, cols, own.offset * slot.row_numel, slot.rows * slot.row_numel,
@@ -42,7 +42,7 @@ std::vector<FlatRange> ParamLayout::unused(int64_t rank_numel) const {
   std::vector<FlatRange> ranges;
   for (int64_t rank = 0; rank < num_ranks; ++rank) {
     for (size_t i = 0; i < slots.size(); ++i) {
-      const int64_t begin = slots[i].offset + slots[i].numel_of(rank, num_ranks);
+      const int64_t begin = slots[i].offset + slots[i].numel_on(rank, num_ranks);
       const int64_t end = i + 1 < slots.size() ? slots[i + 1].offset : shard_numel;
       if (begin < end) {
         ranges.push_back({rank * rank_numel + begin, end - begin});

@@ -30,9 +30,9 @@ struct ParamSlot {
   bool operator==(const ParamSlot&) const = default;
 
   int64_t numel() const { return outer * rows * row_numel; }
-  DimRange rows_of(int64_t rank, int64_t num_ranks) const { return chunk_range(rows, num_ranks, rank); }
-  int64_t numel_of(int64_t rank, int64_t num_ranks) const {
-    return outer * rows_of(rank, num_ranks).length * row_numel;
+  DimRange rows_on(int64_t rank, int64_t num_ranks) const { return chunk_range(rows, num_ranks, rank); }
+  int64_t numel_on(int64_t rank, int64_t num_ranks) const {
+    return outer * rows_on(rank, num_ranks).length * row_numel;
   }
   /// Leading ranks that have a full chunk, and what the rank after those has.
   int64_t full_chunks() const { return chunk_numel == 0 ? 0 : numel() / chunk_numel; }

@@ -14,7 +14,7 @@ namespace {
 /// A free block that is larger than this many times the wish is left for a larger wish.
 constexpr size_t kLargestFit = 2;
 
-c10::StorageImpl* storage_of(const at::Tensor& tensor) {
+c10::StorageImpl* find_storage(const at::Tensor& tensor) {
   return tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl();
 }
 
@@ -32,24 +32,24 @@ void exchange(Storage& a, Storage& b) {
 
 }  // namespace
 
-Block::Block(std::weak_ptr<BlockPool> pool, c10::DataPtr memory, size_t bytes)
+PoolBlock::PoolBlock(std::weak_ptr<BlockPool> pool, c10::DataPtr memory, size_t bytes)
     : pool_(std::move(pool)), memory_(std::move(memory)), bytes_(bytes) {}
 
-Block::~Block() {
+PoolBlock::~PoolBlock() {
   if (const auto pool = pool_.lock()) {
     pool->release(std::move(memory_), bytes_);
   }
 }
 
-c10::DataPtr Block::part(size_t offset) {
+c10::DataPtr PoolBlock::part(size_t offset) {
   c10::raw::intrusive_ptr::incref(this);
-  const auto release = [](void* block) { c10::raw::intrusive_ptr::decref(static_cast<Block*>(block)); };
+  const auto release = [](void* block) { c10::raw::intrusive_ptr::decref(static_cast<PoolBlock*>(block)); };
   return {static_cast<char*>(memory_.get()) + offset, this, release, memory_.device()};
 }
 
-BlockPtr BlockPool::acquire(size_t bytes) {
+PoolBlockPtr BlockPool::acquire(size_t bytes) {
   auto block = take(bytes);
-  return c10::make_intrusive<Block>(weak_from_this(), std::move(block.memory), block.bytes);
+  return c10::make_intrusive<PoolBlock>(weak_from_this(), std::move(block.memory), block.bytes);
 }
 
 BlockPool::FreeBlock BlockPool::take(size_t bytes) {
@@ -112,14 +112,14 @@ at::Tensor tensor_without_memory(at::IntArrayRef sizes, const at::TensorOptions&
   return tensor;
 }
 
-void set_memory(const at::Tensor& tensor, Block& block, size_t offset, size_t bytes) {
-  auto* storage = storage_of(tensor);
+void set_memory(const at::Tensor& tensor, PoolBlock& block, size_t offset, size_t bytes) {
+  auto* storage = find_storage(tensor);
   storage->set_data_ptr_noswap(block.part(offset));
   storage->set_nbytes(bytes);
 }
 
 c10::DataPtr clear_memory(const at::Tensor& tensor) {
-  auto* storage = storage_of(tensor);
+  auto* storage = find_storage(tensor);
   storage->set_nbytes(0);
   return storage->set_data_ptr(c10::DataPtr(nullptr, tensor.device()));
 }

@@ -1,7 +1,7 @@
 #pragma once
 // BlockPool: memory that units acquire for their unsharded parameters and communication buffers, and give back.
 //
-//   BlockPtr block = pool->acquire(bytes);
+//   PoolBlockPtr block = pool->acquire(bytes);
 //   set_memory(tensor, block, 0, tensor_bytes);     // the tensor's storage holds the block
 //   block.reset();
 //   clear_memory(tensor);                           // last holder gone: the block is free for the next unit
@@ -25,10 +25,10 @@ namespace tessera {
 class BlockPool;
 
 /// A piece of acquired memory. It goes back to its pool with its last holder.
-class Block : public c10::intrusive_ptr_target {
+class PoolBlock : public c10::intrusive_ptr_target {
  public:
-  Block(std::weak_ptr<BlockPool> pool, c10::DataPtr memory, size_t bytes);
-  ~Block() override;
+  PoolBlock(std::weak_ptr<BlockPool> pool, c10::DataPtr memory, size_t bytes);
+  ~PoolBlock() override;
 
   /// A pointer into the block that holds it.
   c10::DataPtr part(size_t offset);
@@ -39,14 +39,14 @@ class Block : public c10::intrusive_ptr_target {
   c10::DataPtr memory_;
   size_t bytes_;
 };
-using BlockPtr = c10::intrusive_ptr<Block>;
+using PoolBlockPtr = c10::intrusive_ptr<PoolBlock>;
 
 class BlockPool : public std::enable_shared_from_this<BlockPool> {
  public:
   explicit BlockPool(at::Device device) : device_(device) {}
 
   /// Returns at least `bytes` bytes, aligned for any dtype; contents undefined.
-  BlockPtr acquire(size_t bytes);
+  PoolBlockPtr acquire(size_t bytes);
 
   /// Bytes that the pool has from the system, those in use, and the most that were since reset_peak().
   struct Stats {
@@ -56,7 +56,7 @@ class BlockPool : public std::enable_shared_from_this<BlockPool> {
   void reset_peak();
 
  private:
-  friend class Block;
+  friend class PoolBlock;
   struct FreeBlock {
     c10::DataPtr memory;
     size_t bytes;
@@ -74,7 +74,7 @@ class BlockPool : public std::enable_shared_from_this<BlockPool> {
 /// A contiguous tensor whose storage has no bytes yet.
 at::Tensor tensor_without_memory(at::IntArrayRef sizes, const at::TensorOptions& options);
 /// The storage of `tensor` gets [offset, offset + bytes) of `block`; tensors and views that share it see them.
-void set_memory(const at::Tensor& tensor, Block& block, size_t offset, size_t bytes);
+void set_memory(const at::Tensor& tensor, PoolBlock& block, size_t offset, size_t bytes);
 /// The storage of `tensor` has 0 bytes again; its memory ends with the result.
 c10::DataPtr clear_memory(const at::Tensor& tensor);
 

@@ -23,7 +23,7 @@ std::string describe_read_after_free(const ParameterOrigin& origin) {
       origin.name, origin.module);
 }
 
-SpecPtr sharded_spec(const NamedParam& param, const DataParallelAxes& axes) {
+SpecPtr sharded_spec(const ParamInfo& param, const DataParallelAxes& axes) {
   const auto placements = axes.placements(param.shard_dim);
   if (param.tp_spec) {
     return stacked_spec(axes.mesh, placements, *param.tp_spec);
@@ -34,7 +34,7 @@ SpecPtr sharded_spec(const NamedParam& param, const DataParallelAxes& axes) {
 
 }  // namespace
 
-ShardedParam::ShardedParam(const NamedParam& param, const ParamSlot& slot, const at::Tensor& chunk,
+ShardedParam::ShardedParam(const ParamInfo& param, const ParamSlot& slot, const at::Tensor& chunk,
                            const UnitContext& context, bool is_alias)
     : param_(param.tensor),
       slot_(slot),
@@ -50,7 +50,7 @@ ShardedParam::ShardedParam(const NamedParam& param, const ParamSlot& slot, const
     reads_ = ReadGuard(unsharded_, describe_read_after_free(*param.origin));
     in_use_ = unsharded_spec_ ? wrap_local(unsharded_, unsharded_spec_) : unsharded_;
   }
-  const auto own = slot_.rows_of(context.axes.shard_rank(), context.axes.num_shards());
+  const auto own = slot_.rows_on(context.axes.shard_rank(), context.axes.num_shards());
   const auto rows = full.narrow(param.shard_dim, own.offset, own.length);
   sharded_ = wrap_local(rows, sharded_spec(param, context.axes), param.origin);
   move_to(chunk);
@@ -71,7 +71,7 @@ void ShardedParam::move_to(const at::Tensor& chunk) {
   replace_data(param_, sharded_);
 }
 
-void ShardedParam::set_unsharded_memory(Block& block, size_t offset) {
+void ShardedParam::set_unsharded_memory(PoolBlock& block, size_t offset) {
   reads_.allow_reads();
   set_memory(unsharded_, block, offset, unsharded_.nbytes());
 }

@@ -25,7 +25,7 @@
 
 namespace tessera {
 
-struct NamedParam {
+struct ParamInfo {
   at::Tensor tensor;
   std::shared_ptr<const ParameterOrigin> origin;
   int64_t shard_dim = 0;
@@ -39,7 +39,7 @@ struct NamedParam {
 class ShardedParam {
  public:
   /// Shards a parameter into `chunk`, on the meta device without values. `is_alias`: the full tensor is that memory.
-  ShardedParam(const NamedParam& param, const ParamSlot& slot, const at::Tensor& chunk, const UnitContext& context,
+  ShardedParam(const ParamInfo& param, const ParamSlot& slot, const at::Tensor& chunk, const UnitContext& context,
                bool is_alias);
 
   const at::Tensor& param() const { return param_; }
@@ -60,7 +60,7 @@ class ShardedParam {
   bool was_replaced() const { return dtensor_meta(param_) != dtensor_meta(sharded_); }
 
   /// Gives the unsharded tensor memory in `block`; contents are undefined.
-  void set_unsharded_memory(Block& block, size_t offset);
+  void set_unsharded_memory(PoolBlock& block, size_t offset);
   void drop_unsharded_memory();
   void to_unsharded();
   /// Makes the parameter the DTensor, unless its data were replaced, and drops the unsharded memory.
@@ -68,15 +68,15 @@ class ShardedParam {
 
   /// Expects that the full tensor is not written from now on. While unsharded.
   void expect_no_writes() {
-    expected_version_ = version_of(param_);
-    expected_shard_version_ = version_of(shard());
+    expected_version_ = read_version(param_);
+    expected_shard_version_ = read_version(shard());
   }
   /// Returns whether it was, rather than the shard, whose version a DTensor taken while sharded counts too.
   bool was_written() const {
-    return version_of(param_) != expected_version_ && version_of(shard()) == expected_shard_version_;
+    return read_version(param_) != expected_version_ && read_version(shard()) == expected_shard_version_;
   }
   /// Counts in-place changes of the shard; 0 for inference tensors, which do not count.
-  int64_t version() const { return version_of(shard()); }
+  int64_t version() const { return read_version(shard()); }
 
   /// Returns whether the gradient is a sharded one: not what autograd accumulated while unsharded.
   bool has_sharded_grad() const;
@@ -102,7 +102,7 @@ class ShardedParam {
 
  private:
   // Asks the impl: Tensor::_version() goes through libtorch's hooks for Python.
-  static uint32_t version_of(const at::Tensor& tensor) {
+  static uint32_t read_version(const at::Tensor& tensor) {
     auto* impl = tensor.unsafeGetTensorImpl();
     return impl->is_inference() ? 0 : impl->version_counter().current_version();
   }

@@ -19,7 +19,7 @@ size_t alignment_on(at::Device device) {
 
 }  // namespace
 
-UnitParams::UnitParams(const std::vector<NamedParam>& params, const FlatLayout& layout, at::Tensor flat_shard,
+UnitParams::UnitParams(const std::vector<ParamInfo>& params, const FlatLayout& layout, at::Tensor flat_shard,
                        const UnitContext& context, bool is_alias)
     : api_(context.api),
       flat_shard_(std::move(flat_shard)),
@@ -98,9 +98,9 @@ size_t UnitParams::unsharded_bytes() const {
 }
 
 bool UnitParams::lends_memory_to(const at::Tensor& tensor) const {
-  const auto* memory = memory_of(tensor);
+  const auto* memory = storage_id(tensor);
   return memory && std::ranges::any_of(
-                       params_, [&](const ShardedParam& param) { return memory_of(param.unsharded()) == memory; });
+                       params_, [&](const ShardedParam& param) { return storage_id(param.unsharded()) == memory; });
 }
 
 ShardFault UnitParams::fault() const {

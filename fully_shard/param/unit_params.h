@@ -32,7 +32,7 @@ struct ParamVersions {
 class UnitParams {
  public:
   /// Shards `params` into `flat_shard`, zeros as `layout` says. `is_alias`: the full parameters are its memory.
-  UnitParams(const std::vector<NamedParam>& params, const FlatLayout& layout, at::Tensor flat_shard,
+  UnitParams(const std::vector<ParamInfo>& params, const FlatLayout& layout, at::Tensor flat_shard,
              const UnitContext& context, bool is_alias);
   UnitParams(const UnitParams&) = delete;
   UnitParams& operator=(const UnitParams&) = delete;

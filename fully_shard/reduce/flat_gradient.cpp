@@ -21,7 +21,7 @@ bool FlatGradient::is_free() const {
          std::ranges::all_of(grads_, is_held_here_alone);
 }
 
-at::Tensor FlatGradient::piece_of(const at::Tensor& flat, size_t i, const ShardedParam& param) const {
+at::Tensor FlatGradient::view_piece(const at::Tensor& flat, size_t i, const ShardedParam& param) const {
   return flat.narrow(0, pieces_[i].offset, pieces_[i].numel).view(param.spec()->local_sizes());
 }
 
@@ -39,7 +39,7 @@ const at::Tensor& FlatGradient::ensure(std::span<const ShardedParam> params) {
   flat_ = at::empty({numel_}, options_);
   for (size_t i = 0; i < pieces_.size(); ++i) {
     const auto& param = params[pieces_[i].param];
-    grads_.push_back(wrap_local(piece_of(flat_, i, param), param.spec(), param.grad_origin()));
+    grads_.push_back(wrap_local(view_piece(flat_, i, param), param.spec(), param.grad_origin()));
   }
   return flat_;
 }
@@ -85,7 +85,7 @@ void FlatGradient::hand_out(const at::Tensor& result, std::span<ShardedParam> pa
   for (size_t i = 0; i < pieces_.size(); ++i) {
     const auto& param = params[pieces_[i].param];
     if (used[i] && param.stashed_grad().defined()) {
-      dtensor_meta(param.stashed_grad())->local.add_(piece_of(result, i, param));
+      dtensor_meta(param.stashed_grad())->local.add_(view_piece(result, i, param));
     }
   }
   if (copies) {

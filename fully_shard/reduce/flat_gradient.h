@@ -44,7 +44,7 @@ class FlatGradient {
  private:
   bool is_free() const;
   bool is_all_stashed(std::span<const ShardedParam> params, const std::vector<bool>& used) const;
-  at::Tensor piece_of(const at::Tensor& flat, size_t i, const ShardedParam& param) const;
+  at::Tensor view_piece(const at::Tensor& flat, size_t i, const ShardedParam& param) const;
 
   std::vector<GradientPiece> pieces_;
   int64_t numel_ = 0;

@@ -37,7 +37,7 @@ GradientReducer::GradientReducer(std::span<ShardedParam> params, UnitContextPtr 
 
 /// For the parameters that are trained now.
 void GradientReducer::plan() {
-  if (layout_.is_of(params_)) {
+  if (layout_.matches(params_)) {
     return;
   }
   TESSERA_CHECK(StateError, !has_partial(),

@@ -41,7 +41,7 @@ ReduceScatterLayout::ReduceScatterLayout(std::span<const ShardedParam> params, c
       ranks > 1 && layout_.is_cut_on_dim_0() && supports_segments(context.axes.shard_group(), context.device.type());
 }
 
-bool ReduceScatterLayout::is_of(std::span<const ShardedParam> params) const {
+bool ReduceScatterLayout::matches(std::span<const ShardedParam> params) const {
   const auto is_same = [](const ShardedParam& param, bool trainable) { return param.requires_grad() == trainable; };
   return std::ranges::equal(params, trainable_, is_same);
 }
@@ -50,7 +50,7 @@ std::vector<GradientPiece> ReduceScatterLayout::pieces(int64_t rank) const {
   std::vector<GradientPiece> pieces;
   for (size_t i = 0; i < members_.size(); ++i) {
     const auto& slot = layout_.slots[i];
-    pieces.push_back({.param = members_[i], .offset = slot.offset, .numel = slot.numel_of(rank, layout_.num_ranks)});
+    pieces.push_back({.param = members_[i], .offset = slot.offset, .numel = slot.numel_on(rank, layout_.num_ranks)});
   }
   return pieces;
 }

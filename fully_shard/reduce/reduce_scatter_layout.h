@@ -37,7 +37,7 @@ class ReduceScatterLayout {
   ReduceScatterLayout(std::span<const ShardedParam> params, const UnitContext& context);
 
   /// Returns whether the same ones of `params` require a gradient.
-  bool is_of(std::span<const ShardedParam> params) const;
+  bool matches(std::span<const ShardedParam> params) const;
   /// Returns the places of this rank's gradients in the result.
   std::vector<GradientPiece> pieces(int64_t rank) const;
 

@@ -51,7 +51,7 @@ void UnitGradients::cut(const std::vector<size_t>& counts) {
   TESSERA_ASSERT(first == 0, "buckets lack the first {} parameters", first);
 }
 
-size_t UnitGradients::bucket_of(size_t param) const {
+size_t UnitGradients::find_bucket(size_t param) const {
   const auto bucket = std::ranges::find_if(buckets_, [&](const Bucket& own) { return own.first <= param; });
   return static_cast<size_t>(bucket - buckets_.begin());
 }
@@ -126,7 +126,7 @@ bool UnitGradients::is_reducing() const {
 }
 
 void UnitGradients::arrived(size_t param) {
-  --buckets_[bucket_of(param)].waits_for;
+  --buckets_[find_bucket(param)].waits_for;
 }
 
 GradientReducer* UnitGradients::next() {
@@ -182,7 +182,7 @@ void UnitGradients::check_none_frozen_since() const {
 }
 
 void UnitGradients::check_not_taken(size_t param) const {
-  TESSERA_CHECK(StateError, bucket_of(param) >= next_,
+  TESSERA_CHECK(StateError, find_bucket(param) >= next_,
                 "replicate: parameter '{}' of {} got a second gradient in one backward, from a backward inside of it, "
                 "when the first was on its way to the other ranks. Call replicate with bucket_cap_mb = 0",
                 params_.all()[param].origin().name, params_.all()[param].origin().module);

@@ -76,7 +76,7 @@ class UnitGradients {
   };
 
   void cut(const std::vector<size_t>& counts);
-  size_t bucket_of(size_t param) const;
+  size_t find_bucket(size_t param) const;
   at::ScalarType reduce_dtype(const ShardedParam& param) const;
   void check_trained_dtypes() const;
   void report(FSDPEventKind step) const;

@@ -14,7 +14,7 @@ std::shared_ptr<BlockPool> make_pool() {
   return std::make_shared<BlockPool>(at::kCPU);
 }
 
-void* address(const BlockPtr& block) {
+void* address(const PoolBlockPtr& block) {
   return block->part(0).get();
 }
 

@@ -23,7 +23,7 @@ TEST_CASE("the layout of the header's example") {
   REQUIRE(layout.slots.size() == 2);
   CHECK(layout.slots[0] == ParamSlot{.rows = 5, .row_numel = 3, .chunk_numel = 9, .offset = 0});
   CHECK(layout.slots[1] == ParamSlot{.rows = 2, .row_numel = 1, .chunk_numel = 1, .offset = 16});
-  CHECK(layout.slots[0].rows_of(1, 2) == DimRange{.offset = 3, .length = 2});
+  CHECK(layout.slots[0].rows_on(1, 2) == DimRange{.offset = 3, .length = 2});
 }
 
 TEST_CASE("parameters shorter than the mesh, and empty ones") {
@@ -32,7 +32,7 @@ TEST_CASE("parameters shorter than the mesh, and empty ones") {
   CHECK(layout.slots[1] == ParamSlot{.rows = 0, .row_numel = 4, .chunk_numel = 0, .offset = 8});
   CHECK(layout.slots[2] == ParamSlot{.rows = 1, .row_numel = 1, .chunk_numel = 1, .offset = 8});
   CHECK(layout.shard_numel == 16);
-  CHECK(layout.slots[0].rows_of(3, 4).length == 0);
+  CHECK(layout.slots[0].rows_on(3, 4).length == 0);
 }
 
 TEST_CASE("slots do not overlap and every element has one owner") {
@@ -45,8 +45,8 @@ TEST_CASE("slots do not overlap and every element has one owner") {
       end = slot.offset + slot.chunk_numel;
       int64_t rows = 0;
       for (int64_t rank = 0; rank < ranks; ++rank) {
-        CHECK(slot.rows_of(rank, ranks).length * slot.row_numel <= slot.chunk_numel);
-        rows += slot.rows_of(rank, ranks).length;
+        CHECK(slot.rows_on(rank, ranks).length * slot.row_numel <= slot.chunk_numel);
+        rows += slot.rows_on(rank, ranks).length;
       }
       CHECK(rows == slot.rows);
     }
@@ -77,8 +77,8 @@ TEST_CASE("a parameter that is sharded on dim 1") {
   const auto layout = make_param_layout({{2, 3, 2}}, 2, {1});
   const auto& slot = layout.slots[0];
   CHECK(slot == ParamSlot{.outer = 2, .rows = 3, .row_numel = 2, .chunk_numel = 8, .offset = 0});
-  CHECK(slot.numel_of(0, 2) == 8);
-  CHECK(slot.numel_of(1, 2) == 4);
+  CHECK(slot.numel_on(0, 2) == 8);
+  CHECK(slot.numel_on(1, 2) == 4);
   CHECK(layout.copies(slot, 8) ==
         std::vector<BlockCopy>{
             {.flat_offset = 0, .flat_stride = 4, .param_offset = 0, .param_stride = 6, .rows = 2, .cols = 4},

@@ -30,7 +30,7 @@ std::vector<float> values_of(const at::Tensor& tensor) {
 
 /// Over two ranks a weight [5, 3] with the values 1 to 15, and a bias [2] of 16 and 17.
 struct Two {
-  static NamedParam named(const at::Tensor& tensor, const char* name) {
+  static ParamInfo named(const at::Tensor& tensor, const char* name) {
     return {.tensor = tensor,
             .origin = std::make_shared<ParameterOrigin>(ParameterOrigin{name, "Layer"}),
             .gather = {.dtype = at::kFloat}};
@@ -138,7 +138,7 @@ TEST_CASE("a rank sends the gradients that it has, zeros for others, and two fla
     TESSERA_EXPECT(flat.ensure(params).const_data_ptr() == memory);
 
     two.weight.set_requires_grad(false);
-    TESSERA_EXPECT(!message.is_of(params));
+    TESSERA_EXPECT(!message.matches(params));
     two.context.reduce_dtype = at::kBFloat16;
     ReduceScatterLayout of_bias(params, two.context);
     two.bias.mutable_grad() = at::full({2}, 3.f);

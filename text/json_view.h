@@ -1,0 +1,63 @@
+#pragma once
+// JSON with the path by which errors name a place in it.
+
+#include <fmt/format.h>
+
+#include <cstdint>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/error.h"
+
+namespace tessera::text {
+
+/// A value in a JSON document, which must outlive it. Reading another type than the value has throws ValueError.
+class JsonView {
+ public:
+  using Json = nlohmann::json;
+
+  /// `path` is the name of the document.
+  JsonView(const Json& value, std::string path) : value_(&value), path_(std::move(path)) {}
+
+  const std::string& path() const { return path_; }
+  const Json& value() const { return *value_; }
+  bool is_null() const { return value_->is_null(); }
+
+  /// Whether an object has `key` with a value other than null.
+  bool has(const char* key) const;
+  /// Returns an object's member; throws if there is none.
+  JsonView at(const char* key) const;
+  /// Returns the elements of an array.
+  std::vector<JsonView> elements() const;
+
+  const Json::object_t& as_object() const;
+  const Json::array_t& as_array() const;
+  const std::string& as_string() const;
+  bool as_bool() const;
+  /// Returns an integer from 0 to INT32_MAX.
+  int32_t as_id() const;
+  /// Returns a string of one character.
+  char32_t as_character() const;
+
+  bool bool_or(const char* key, bool otherwise) const { return has(key) ? at(key).as_bool() : otherwise; }
+
+ private:
+  const Json& expect(bool is_right, const char* what) const;
+
+  const Json* value_;
+  std::string path_;
+};
+
+/// Returns what a component consists of: nothing of null, the steps under `key` of a "Sequence" and of those in it,
+/// else itself.
+std::vector<JsonView> steps_of(const JsonView& component, const char* key);
+
+/// Throws NotImplementedError about a component's "type".
+[[noreturn]] void refuse_type(const JsonView& component, const char* allowed);
+
+/// Returns the start of a value's text, for messages.
+std::string shown(const nlohmann::json& value);
+
+}  // namespace tessera::text

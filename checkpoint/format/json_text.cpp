@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/error.h"
+#include "checkpoint/format/checkpoint_error.h"
 
 namespace tessera::dcp {
 
@@ -22,6 +23,24 @@ void append_json(std::string& out, std::string_view text) {
     out += nlohmann::json(text).dump();
   } catch (const nlohmann::json::exception& error) {
     throw ValueError(fmt::format("checkpoint: names and texts must be UTF-8 ({})", error.what()));
+  }
+}
+
+void check_json_depth(std::string_view text, const std::string& file, int most) {
+  int depth = 0;
+  bool is_in_string = false;
+  for (size_t i = 0; i < text.size(); ++i) {
+    const char c = text[i];
+    if (is_in_string) {
+      i += c == '\\' ? 1 : 0;
+      is_in_string = c != '"';
+    } else if (c == '{' || c == '[') {
+      TESSERA_CHECK(CheckpointError, ++depth <= most, "{}: nested more than {} deep", file, most);
+    } else if (c == '}' || c == ']') {
+      --depth;
+    } else {
+      is_in_string = c == '"';
+    }
   }
 }
 

@@ -30,28 +30,8 @@ std::string hex(uint64_t hash) {
   return fmt::format("{:016x}", hash);
 }
 
-/// Before the parser, which would take a callback for this, but then looks through all members of an object each time
-/// one of them ends (nlohmann/json#5457).
-void check_depth(std::string_view text, const std::string& file) {
-  int depth = 0;
-  bool is_in_string = false;
-  for (size_t i = 0; i < text.size(); ++i) {
-    const char c = text[i];
-    if (is_in_string) {
-      i += c == '\\' ? 1 : 0;
-      is_in_string = c != '"';
-    } else if (c == '{' || c == '[') {
-      TESSERA_CHECK(CheckpointError, ++depth <= kMaxDepth, "{}: nested more than {} deep", file, kMaxDepth);
-    } else if (c == '}' || c == ']') {
-      --depth;
-    } else {
-      is_in_string = c == '"';
-    }
-  }
-}
-
 json parse(std::string_view text, const std::string& file) {
-  check_depth(text, file);
+  check_json_depth(text, file, kMaxDepth);
   try {
     return json::parse(text.begin(), text.end());
   } catch (const json::exception& error) {

@@ -1,0 +1,269 @@
+#include "models/decoder.h"
+
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/arange.h>
+#include <ATen/ops/cross_entropy_loss.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/gelu.h>
+#include <ATen/ops/layer_norm.h>
+#include <ATen/ops/linear.h>
+#include <ATen/ops/matmul.h>
+#include <ATen/ops/ones.h>
+#include <ATen/ops/relu.h>
+#include <ATen/ops/rms_norm.h>
+#include <ATen/ops/scalar_tensor.h>
+#include <ATen/ops/scaled_dot_product_attention.h>
+#include <ATen/ops/silu.h>
+#include <ATen/ops/softmax.h>
+#include <ATen/ops/zeros.h>
+#include <torch/nn/modules/container/modulelist.h>
+
+#include <cmath>
+#include <limits>
+#include <utility>
+
+#include "base/error.h"
+#include "dtensor/dtensor.h"
+#include "models/rotary.h"
+
+namespace tessera::models {
+
+namespace {
+
+nn::Linear make_linear(int64_t in, int64_t out, bool bias) {
+  return nn::Linear(nn::LinearOptions(in, out).bias(bias));
+}
+
+/// Splits features into heads: [batch, length, heads * head_dim] -> [batch, length, heads, head_dim].
+at::Tensor split_heads(const at::Tensor& features, int64_t head_dim) {
+  const auto split = features.view({features.size(0), features.size(1), features.size(2) / head_dim, head_dim});
+  // Where ranks have features of half a head, the view has gathered them: each rank goes on with its own heads.
+  return is_dtensor(features) ? redistribute(split, placements(features)) : split;
+}
+
+/// Returns a table that all ranks have as an operand for `x`, which may be a DTensor.
+at::Tensor beside(const at::Tensor& x, const at::Tensor& table) {
+  return is_dtensor(x) ? from_local(table, device_mesh(x), Placements(placements(x).size(), Replicate())) : table;
+}
+
+/// Gives each head of queries its own copy of its group's key or value [batch, heads, length, head_dim].
+at::Tensor repeat_heads(const at::Tensor& x, int64_t times) {
+  if (times == 1) {
+    return x;
+  }
+  const int64_t batch = x.size(0), heads = x.size(1), length = x.size(2), dim = x.size(3);
+  return x.unsqueeze(2).expand({batch, heads, times, length, dim}).reshape({batch, heads * times, length, dim});
+}
+
+/// Returns a mask that shows each position `window` others, the own one included; it is added to scores.
+at::Tensor window_mask(int64_t length, int64_t window, const at::TensorOptions& options) {
+  const auto seen = at::ones({length, length}, options.dtype(at::kBool)).tril().triu(1 - window);
+  return at::zeros({length, length}, options)
+      .masked_fill_(seen.logical_not(), -std::numeric_limits<double>::infinity());
+}
+
+at::Tensor softcapped(const at::Tensor& x, double cap) {
+  return (x / cap).tanh() * cap;
+}
+
+}  // namespace
+
+NormImpl::NormImpl(int64_t size, const DecoderConfig& config) : kind(config.norm), eps(config.norm_eps) {
+  weight = register_parameter("weight", at::ones({size}));
+  if (kind == NormKind::Layer) {
+    bias = register_parameter("bias", at::zeros({size}));
+  }
+  NormImpl::reset_parameters();
+}
+
+void NormImpl::reset_parameters() {
+  const c10::NoGradGuard no_grad;
+  weight.fill_(kind == NormKind::OffsetRms ? 0 : 1);
+  if (bias.defined()) {
+    bias.zero_();
+  }
+}
+
+at::Tensor NormImpl::forward(const at::Tensor& x) {
+  const at::IntArrayRef size = weight.sizes();
+  switch (kind) {
+    case NormKind::Layer:
+      return at::layer_norm(x, size, weight, bias, eps);
+    case NormKind::OffsetRms:
+      return at::rms_norm(x.to(at::kFloat), size, 1 + weight.to(at::kFloat), eps).to(x.scalar_type());
+    case NormKind::Rms:
+      break;
+  }
+  return at::rms_norm(x, size, weight, eps);
+}
+
+AttentionImpl::AttentionImpl(const DecoderConfig& config, int64_t layer)
+    : heads(config.num_attention_heads),
+      key_value_heads(config.num_key_value_heads),
+      head_dim(config.head_dim),
+      scale(config.attention_scale / (config.scale_by_layer ? static_cast<double>(layer + 1) : 1)),
+      softcap(config.attention_softcap) {
+  const int64_t dim = config.hidden_size;
+  q_proj = register_module("q_proj", make_linear(dim, heads * head_dim, config.query_bias));
+  k_proj = register_module("k_proj", make_linear(dim, key_value_heads * head_dim, config.query_bias));
+  v_proj = register_module("v_proj", make_linear(dim, key_value_heads * head_dim, config.query_bias));
+  o_proj = register_module("o_proj", make_linear(heads * head_dim, dim, config.output_bias));
+  if (config.qk_norm) {
+    q_norm = register_module("q_norm", Norm(head_dim, config));
+    k_norm = register_module("k_norm", Norm(head_dim, config));
+  }
+}
+
+at::Tensor AttentionImpl::forward(at::Tensor x, Positions positions) {
+  auto query = split_heads(q_proj(x), head_dim);
+  auto key = split_heads(k_proj(x), head_dim);
+  auto value = split_heads(v_proj(x), head_dim).transpose(1, 2);
+  if (!q_norm.is_empty()) {
+    query = q_norm(query);
+    key = k_norm(key);
+  }
+  query = query.transpose(1, 2);
+  key = key.transpose(1, 2);
+  if (positions.cos.defined()) {
+    query = apply_rotary(query, beside(query, positions.cos), beside(query, positions.sin));
+    key = apply_rotary(key, beside(key, positions.cos), beside(key, positions.sin));
+  }
+  key = repeat_heads(key, heads / key_value_heads);
+  value = repeat_heads(value, heads / key_value_heads);
+  at::Tensor attended;
+  if (softcap) {
+    const auto mask = positions.mask.defined() ? positions.mask : window_mask(x.size(1), x.size(1), query.options());
+    const auto scores = softcapped(query.matmul(key.transpose(-2, -1)) * scale, *softcap) + beside(query, mask);
+    attended = scores.softmax(-1, at::kFloat).to(query.scalar_type()).matmul(value);
+  } else {
+    std::optional<at::Tensor> mask;
+    if (positions.mask.defined()) {
+      mask = beside(query, positions.mask);
+    }
+    attended = at::scaled_dot_product_attention(query, key, value, mask, /*dropout_p=*/0.0,
+                                                /*is_causal=*/!mask.has_value(), scale);
+  }
+  return o_proj(attended.transpose(1, 2).reshape({x.size(0), query.size(2), heads * head_dim}));
+}
+
+MlpImpl::MlpImpl(const DecoderConfig& config) : activation(config.activation) {
+  const int64_t dim = config.hidden_size, inner = config.intermediate_size;
+  if (config.gated_mlp) {
+    gate_proj = register_module("gate_proj", make_linear(dim, inner, config.mlp_bias));
+  }
+  up_proj = register_module("up_proj", make_linear(dim, inner, config.mlp_bias));
+  down_proj = register_module("down_proj", make_linear(inner, dim, config.mlp_bias));
+}
+
+at::Tensor MlpImpl::forward(at::Tensor x) {
+  const auto activate = [&](const at::Tensor& features) {
+    switch (activation) {
+      case Activation::Gelu:
+        return at::gelu(features);
+      case Activation::TanhGelu:
+        return at::gelu(features, "tanh");
+      case Activation::Relu:
+        return at::relu(features);
+      case Activation::Silu:
+        break;
+    }
+    return at::silu(features);
+  };
+  if (gate_proj.is_empty()) {
+    return down_proj(activate(up_proj(x)));
+  }
+  const auto gate = activate(gate_proj(x));
+  return down_proj(gate * up_proj(x));
+}
+
+DecoderLayerImpl::DecoderLayerImpl(const DecoderConfig& config, int64_t layer) {
+  const auto add_norm = [&](const char* name) { return register_module(name, Norm(config.hidden_size, config)); };
+  attention_norm = add_norm("attention_norm");
+  self_attn = register_module("self_attn", Attention(config, layer));
+  mlp_norm = add_norm("mlp_norm");
+  mlp = register_module("mlp", Mlp(config));
+  if (config.sandwich_norms) {
+    attention_out_norm = add_norm("attention_out_norm");
+    mlp_out_norm = add_norm("mlp_out_norm");
+  }
+}
+
+at::Tensor DecoderLayerImpl::forward(at::Tensor x, Positions positions) {
+  auto attended = self_attn(attention_norm(x), std::move(positions));
+  x = x + (attention_out_norm.is_empty() ? attended : attention_out_norm(attended));
+  auto features = mlp(mlp_norm(x));
+  return x + (mlp_out_norm.is_empty() ? features : mlp_out_norm(features));
+}
+
+at::Tensor TiedLinearImpl::forward(const at::Tensor& x) {
+  return at::linear(x, weight);
+}
+
+DecoderImpl::DecoderImpl(const DecoderConfig& given) : config(given) {
+  check_config(config);
+  auto options = nn::EmbeddingOptions(config.vocab_size, config.hidden_size);
+  options.padding_idx(config.padding_idx);
+  embed_tokens = register_module("embed_tokens", nn::Embedding(options));
+  if (!config.rotary) {
+    embed_positions =
+        register_module("embed_positions", nn::Embedding(config.max_position_embeddings, config.hidden_size));
+  }
+  auto list = register_module("layers", torch::nn::ModuleList());
+  for (int64_t layer = 0; layer < config.num_hidden_layers; ++layer) {
+    layers.emplace_back(config, layer);
+    list->push_back(layers.back().ptr());
+  }
+  norm = register_module("norm", Norm(config.hidden_size, config));
+  if (config.tie_word_embeddings) {
+    tied_lm_head = register_module("lm_head", TiedLinear(embed_tokens->weight));
+  } else {
+    lm_head = register_module("lm_head", make_linear(config.hidden_size, config.vocab_size, false));
+  }
+}
+
+Positions DecoderImpl::positions_of(const RotaryConfig* rotary, bool slides, const at::Tensor& x) const {
+  Positions positions;
+  const int64_t length = x.size(1);
+  const auto options = at::TensorOptions(x.device()).dtype(x.scalar_type());
+  if (rotary) {
+    const auto tables = rotary_tables(*rotary, config, length, options);
+    positions.cos = tables.cos;
+    positions.sin = tables.sin;
+  }
+  if (slides && *config.sliding_window < length) {
+    positions.mask = window_mask(length, *config.sliding_window, options);
+  }
+  return positions;
+}
+
+at::Tensor DecoderImpl::forward(const at::Tensor& ids) {
+  TESSERA_CHECK(ValueError, ids.dim() == 2, "Decoder: ids have {} dims; give [batch, length]", ids.dim());
+  TESSERA_CHECK(ValueError, config.rotary || ids.size(1) <= config.max_position_embeddings,
+                "Decoder: {} tokens, but the model has {} learned positions", ids.size(1),
+                config.max_position_embeddings);
+  auto x = embed_tokens(ids);
+  if (config.scale_embedding) {  // rounded to the weights' dtype, as the models were trained
+    x = x * at::scalar_tensor(std::sqrt(static_cast<double>(config.hidden_size)), x.scalar_type()).item<double>();
+  }
+  if (!config.rotary) {
+    x = x + embed_positions(at::arange(ids.size(1), ids.options()));
+  }
+  const auto* const rotary = config.rotary ? &*config.rotary : nullptr;
+  const auto full = positions_of(rotary, false, x);
+  const auto sliding =
+      config.sliding_window ? positions_of(config.local_rotary ? &*config.local_rotary : rotary, true, x) : Positions();
+  for (size_t layer = 0; layer < layers.size(); ++layer) {
+    x = layers[layer](x, config.is_sliding(static_cast<int64_t>(layer)) ? sliding : full);
+  }
+  x = norm(x);
+  const auto logits = config.tie_word_embeddings ? tied_lm_head(x) : lm_head(x);
+  return config.logit_softcap ? softcapped(logits, *config.logit_softcap) : logits;
+}
+
+at::Tensor next_token_loss(const at::Tensor& logits, const at::Tensor& labels) {
+  const int64_t length = labels.size(1);
+  const auto predicted = logits.narrow(1, 0, length - 1).to(at::kFloat).flatten(0, 1);
+  return at::cross_entropy_loss(predicted, labels.narrow(1, 1, length - 1).flatten());
+}
+
+}  // namespace tessera::models

@@ -1,0 +1,25 @@
+#pragma once
+// Rotary position embedding, as transformers computes it (J. Su et al., RoFormer, 2021), with the scalings that extend
+// a model's context: linear, dynamic (NTK), YaRN (B. Peng et al., 2023), and Llama 3's. Pure functions; thread-safe.
+
+#include <ATen/core/Tensor.h>
+
+#include "models/decoder_config.h"
+
+namespace tessera::models {
+
+/// Cosines and sines [length, head_dim] by position; the two halves of the last dim are equal.
+struct RotaryTables {
+  at::Tensor cos;
+  at::Tensor sin;
+};
+
+/// Computes tables for positions 0 to length - 1 in float32, then casts them to `options`. Dynamic scaling depends on
+/// this length alone, not on that of earlier calls.
+RotaryTables rotary_tables(const RotaryConfig& rotary, const DecoderConfig& config, int64_t length,
+                           const at::TensorOptions& options);
+
+/// Rotates `x` [..., length, head_dim].
+at::Tensor apply_rotary(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin);
+
+}  // namespace tessera::models

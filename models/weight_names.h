@@ -1,0 +1,32 @@
+#pragma once
+// Where each family's Hugging Face checkpoints have the parameters of a Decoder: tables of names. Internal to this
+// package. Pure functions; thread-safe.
+//
+//   weight_source("gpt2", "layers.3.self_attn.k_proj.weight")
+//     // {.key = "transformer.h.3.attn.c_attn.weight", .part = 1, .parts = 3, .is_transposed = true}
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace tessera::models {
+
+/// A stored tensor, of which a parameter is all or one of equal parts.
+struct WeightSource {
+  std::string key;
+  int part = 0;  // of `parts` along the parameter's dim 0
+  int parts = 1;
+  bool is_transposed = false;  // the stored matrix is
+  bool operator==(const WeightSource&) const = default;
+};
+
+/// Returns what is stored for a parameter. Throws AssertionError if the family's table has no such parameter.
+WeightSource weight_source(const std::string& model_type, std::string_view parameter);
+
+/// Returns the prefix of keys that checkpoints of the bare model, without its output layer, leave out: "model.".
+std::string_view optional_prefix(const std::string& model_type);
+
+/// Returns whether a stored tensor is a constant that the model computes itself, such as a causal mask.
+bool is_constant(const std::string& model_type, std::string_view key);
+
+}  // namespace tessera::models

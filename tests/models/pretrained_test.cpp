@@ -1,0 +1,185 @@
+#include "models/pretrained.h"
+
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/arange.h>
+#include <ATen/ops/ones.h>
+
+#include <cmath>
+#include <filesystem>
+#include <fstream>
+
+#include "checkpoint/checkpoint.h"
+#include "checkpoint/format/checkpoint_error.h"
+#include "dtensor/dtensor.h"
+#include "testing/expect.h"
+#include "testing/run_ranks.h"
+#include "testing/temp_folder.h"
+#include "testing/tensor_matchers.h"
+#include "third_party/catch2/catch.h"
+
+namespace tessera::testing {
+
+namespace {
+
+models::DecoderConfig llama_config(bool is_tied) {
+  return {.vocab_size = 20,
+          .hidden_size = 12,
+          .intermediate_size = 16,
+          .num_hidden_layers = 2,
+          .num_attention_heads = 2,
+          .num_key_value_heads = 2,
+          .head_dim = 6,
+          .max_position_embeddings = 8,
+          .attention_scale = 1 / std::sqrt(6.0),
+          .tie_word_embeddings = is_tied};
+}
+
+models::DecoderConfig gpt2_config() {
+  auto config = llama_config(true);
+  config.model_type = "gpt2";
+  config.norm = models::NormKind::Layer;
+  config.rotary.reset();
+  config.query_bias = config.output_bias = config.mlp_bias = true;
+  config.activation = models::Activation::TanhGelu;
+  config.gated_mlp = false;
+  return config;
+}
+
+/// Writes config.json and these tensors as a folder.
+void write_folder(const std::string& folder, const std::string& config, const dcp::StateDict& tensors) {
+  std::filesystem::create_directory(folder);
+  std::ofstream(folder + "/config.json") << config;
+  dcp::export_safetensors(folder + "/model.safetensors", tensors);
+}
+
+/// Returns the tensors of a folder that one rank has saved.
+dcp::StateDict tensors_of(models::Decoder& model) {
+  dcp::StateDict tensors;
+  for (const auto& item : model->named_parameters()) {
+    const bool is_output = item.key() == "lm_head.weight";
+    auto key = (is_output ? "" : "model.") + item.key();
+    for (const auto& [ours, theirs] :
+         {std::pair{"attention_norm", "input_layernorm"}, std::pair{"mlp_norm", "post_attention_layernorm"}}) {
+      if (const auto at = key.find(ours); at != std::string::npos) {
+        key.replace(at, std::string(ours).size(), theirs);
+      }
+    }
+    tensors[key] = item.value().detach();
+  }
+  return tensors;
+}
+
+}  // namespace
+
+TEST_CASE("a saved decoder loads bit by bit under any layout") {
+  for (const auto& config : {llama_config(false), llama_config(true), gpt2_config()}) {
+    const TempFolder folder;
+    models::Decoder model(config);
+    models::save_pretrained(model, folder.path("plain"));
+    run_ranks(4, [&](int) {
+      const auto mesh = init_device_mesh(at::kCPU, {2, 2}, {"dp", "tp"});
+      auto sharded = models::from_pretrained(folder.path("plain"), {.mesh = mesh});
+      TESSERA_EXPECT(to_local(sharded->layers[0]->mlp->up_proj->weight).numel() == 12 * 16 / 4);
+      models::save_pretrained(sharded, folder.path("sharded"));
+      const auto by_tp = init_device_mesh(at::kCPU, {4}, {"tp"});
+      auto again = models::from_pretrained(folder.path("sharded"), {.mesh = by_tp});
+      for (const auto& item : again->named_parameters()) {
+        expect_bit_equal(full_tensor(item.value()), *model->named_parameters().find(item.key()));
+      }
+    });
+    auto loaded = models::from_pretrained(folder.path("sharded"), {.dtype = at::kBFloat16});
+    for (const auto& item : loaded->named_parameters()) {
+      expect_bit_equal(item.value().detach(), model->named_parameters().find(item.key())->detach().to(at::kBFloat16));
+    }
+    CHECK(loaded->config.dtype == at::kBFloat16);
+  }
+}
+
+TEST_CASE("layouts train the parameters' shards in the asked-for dtypes") {
+  const TempFolder folder;
+  models::Decoder model(llama_config(true));
+  models::save_pretrained(model, folder.path("plain"));
+  run_ranks(2, [&](int) {
+    const models::DecoderLayout layout{.recompute = models::Recompute::Full,
+                                       .precision = {.param_dtype = at::kBFloat16, .reduce_dtype = at::kFloat}};
+    expect_equal(layout.to_string(),
+                 std::string("sequence_parallel: false, recompute: full, computes in: BFloat16, reduces in: Float, "
+                             "reshard_after_forward: true"));
+    auto sharded = models::from_pretrained(folder.path("plain"),
+                                           {.mesh = init_device_mesh(at::kCPU, {2}, {"dp"}), .layout = layout});
+    const auto ids = at::arange(8).unsqueeze(0);
+    const auto logits = sharded(ids);
+    expect_equal(logits.scalar_type(), at::kBFloat16);
+    models::next_token_loss(logits, ids).backward();
+    for (const auto& item : sharded->named_parameters()) {
+      expect_equal(item.value().scalar_type(), at::kFloat);
+      TESSERA_EXPECT(item.value().grad().defined() && is_dtensor(item.value().grad()));
+    }
+  });
+}
+
+TEST_CASE("all tensors that do not fit are listed at once, on every rank, and nothing is read") {
+  const TempFolder folder;
+  models::Decoder model(llama_config(false));
+  auto tensors = tensors_of(model);
+  tensors.erase("model.norm.weight");
+  tensors.erase("lm_head.weight");
+  tensors["model.layers.0.mlp.up_proj.weight"] = at::ones({12, 16});
+  tensors["model.layers.1.mlp.up_proj.weight"] = at::ones({16, 12}, at::kLong);
+  tensors["model.layers.2.mlp.up_proj.weight"] = at::ones({16, 12});
+  tensors["model.layers.0.self_attn.rotary_emb.inv_freq"] = at::ones({3});  // of old checkpoints
+  write_folder(folder.path("wrong"), models::format_config(model->config), tensors);
+  const std::string message =
+      "missing: (lm_head.weight, model.norm.weight); unexpected: (model.layers.2.mlp.up_proj.weight); of other sizes "
+      "or dtypes: (model.layers.0.mlp.up_proj.weight [12, 16], the model's has [16, 12]; "
+      "model.layers.1.mlp.up_proj.weight of dtype Long, the model's has Float)";
+  run_ranks(2, [&](int) {
+    const auto mesh = init_device_mesh(at::kCPU, {2}, {"dp"});
+    expect_throws<CheckpointError>([&] { models::from_pretrained(folder.path("wrong"), {.mesh = mesh}); }, message);
+  });
+}
+
+TEST_CASE("a tied model's folder may have the output layer too, if it is the same") {
+  const TempFolder folder;
+  models::Decoder model(llama_config(true));
+  auto tensors = tensors_of(model);
+  const auto config = models::format_config(model->config);
+  tensors["lm_head.weight"] = model->embed_tokens->weight.detach();
+  write_folder(folder.path("same"), config, tensors);
+  tensors["lm_head.weight"] = model->embed_tokens->weight.detach() + 1;
+  write_folder(folder.path("other"), config, tensors);
+  run_ranks(2, [&](int) {
+    const auto mesh = init_device_mesh(at::kCPU, {2}, {"dp"});
+    auto loaded = models::from_pretrained(folder.path("same"), {.mesh = mesh});
+    expect_bit_equal(full_tensor(loaded->embed_tokens->weight), model->embed_tokens->weight.detach());
+    expect_throws<CheckpointError>([&] { models::from_pretrained(folder.path("other"), {.mesh = mesh}); },
+                                   "lm_head.weight is not equal to the embedding");
+  });
+}
+
+TEST_CASE("folders, options and meshes that do not fit are refused on every rank") {
+  const TempFolder folder;
+  models::Decoder model(llama_config(true));
+  models::save_pretrained(model, folder.path("plain"));
+  auto config = model->config;
+  config.norm_eps = 1e-3;
+  write_folder(folder.path("other"), models::format_config(config), tensors_of(model));
+  run_ranks(2, [&](int rank) {
+    const auto load = [&](models::FromPretrainedOptions options) {
+      return models::from_pretrained(folder.path("plain"), options);
+    };
+    expect_throws<CheckpointError>([&] { models::from_pretrained(folder.path("none")); }, "none/config.json");
+    expect_throws<ValueError>([&] { models::from_pretrained(folder.path(rank == 0 ? "plain" : "other")); },
+                              "rank 1 reads another config.json");
+    expect_throws<ValueError>([&] { load({.dtype = at::kLong}); }, "dtype Long of the parameters");
+    expect_throws<ValueError>([&] { load({.mesh = init_device_mesh(at::kCPU, {2}, {"data"})}); },
+                              "the mesh has an axis \"data\"; allowed are");
+    expect_throws<ValueError>([&] { load({.mesh = init_device_mesh(at::kCPU, {2}, {"replicate"})}); },
+                              "give \"dp\" beside \"replicate\"");
+    expect_throws<ValueError>(
+        [&] { load({.mesh = init_device_mesh(at::kCPU, {2}, {"dp"}), .layout = {.sequence_parallel = true}}); },
+        "sequence_parallel needs an axis \"tp\"");
+  });
+}
+
+}  // namespace tessera::testing

@@ -123,6 +123,7 @@ expect_refused '--async-save: nothing is saved without --save-every' "${small[@]
 # Runs the program with these arguments until it shows a step; sets `pid`.
 start() {
   local i
+  : >"$work/out"  # now: what an earlier run printed is no step of this one
   "$program" "$@" >"$work/out" 2>"$work/err" &
   pid=$!
   for ((i = 0; i < 100; i++)); do

@@ -21,9 +21,9 @@
 // "truncation" and "padding" must be null: batches are made elsewhere.
 //
 // Texts are bytes of any kind. What is not UTF-8 counts as U+FFFD, as in Python's bytes.decode(errors="replace").
-// Characters are what the Unicode of the installed PCRE2 and utf8proc says (14 and 15 in Debian 12): where Python's
-// `tokenizers` knows newer characters, or for Punctuation not those since Unicode 9, a word with them may be split
-// otherwise.
+// Characters are what the Unicode of the installed PCRE2 and utf8proc says (14 and 15 in Debian 12). Python's
+// `tokenizers` has newer tables for patterns, and older ones, of about Unicode 9, for normalizers and Punctuation:
+// texts with a character between may have other ids there.
 //
 // No function here needs libtorch.
 
@@ -48,7 +48,8 @@ struct DecodeOptions {
 
 class DecodeStream;
 
-/// An immutable tokenizer, a handle that is cheap to copy. Threads may use one at the same time.
+/// An immutable tokenizer, a handle that is cheap to copy. Threads may use one at the same time; for each of them it
+/// keeps the ids of words, 4 MiB.
 class Tokenizer {
  public:
   /// Reads a tokenizer.json. Throws ValueError, with the place in the file, if it is damaged or contradicts itself, and

@@ -223,15 +223,16 @@ struct WrapOne {
 };
 
 void wrap_one(Module& module, const WrapOne& request) {
-  const auto& [options, scope, mesh_was_given, casts_around] = request;
+  const auto& options = request.options;
+  const auto& scope = request.scope;
   const auto where = fmt::format("FullyShardedDataParallel({})", module_type_name(module));
   const auto modules = modules_to_prepare(module, scope);
   auto unit = std::make_shared<WrapperState>();
   unit->options = options;
   unit->mesh = options.device_mesh.value();
   unit->strategy = options.sharding_strategy.value_or(ShardingStrategy::FULL_SHARD);
-  unit->mesh_was_given = mesh_was_given;
-  unit->casts_around = casts_around;
+  unit->mesh_was_given = request.mesh_was_given;
+  unit->casts_around = request.casts_around;
   if (!is_hybrid(unit->strategy) && unit->mesh.size() == 1) {
     unit->strategy = ShardingStrategy::NO_SHARD;
   }

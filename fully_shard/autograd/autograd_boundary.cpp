@@ -224,7 +224,7 @@ AutogradBoundary insert_nodes(std::span<at::Tensor* const> tensors, torch::autog
   if (!op && boundary.nodes.empty()) {
     return {};
   }
-  const auto side = std::make_shared<BoundarySide>(std::move(side_to_be));
+  auto side = std::make_shared<BoundarySide>(std::move(side_to_be));
   const auto shared_callback = std::make_shared<const std::function<void(bool)>>(std::move(callback));
   if (side->place.is_of_outputs) {
     side->join_number = at::sequence_number::get_and_increment();

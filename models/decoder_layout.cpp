@@ -8,10 +8,12 @@
 
 #include "activation_checkpoint/checkpoint.h"
 #include "base/error.h"
+#include "nn/hooks/hook_point.h"
 #include "parallel/linear_styles.h"
 #include "parallel/parallelize_module.h"
 #include "parallel/prepare_module.h"
 #include "parallel/sequence_parallel.h"
+#include "parallel/style_tensors.h"
 
 namespace tessera::models {
 
@@ -44,6 +46,19 @@ void shard(Decoder& model, const DeviceMesh& mesh, const DecoderLayout& layout) 
   fully_shard(model, {.mesh = data_parallel, .mp_policy = layout.precision});
 }
 
+/// Replicates what attention and MLP get, once for the matrices in them: each of these would do it for itself.
+class ReplicatedInput : public ParallelStyle {
+ public:
+  std::string name() const override { return "ReplicatedInput"; }
+  void check(const StyleTarget& target) const override { hook_point(target.module, describe(target)); }
+  void apply(const StyleTarget& target) const override {
+    hook_point(target.module, describe(target))
+        .register_forward_pre_hook([mesh = target.mesh, where = describe(target)](HookPoint&, TensorRefs inputs) {
+          *inputs[0] = style_input(*inputs[0], mesh, Replicate(), Replicate(), {.where = where});
+        });
+  }
+};
+
 std::string name_of(std::optional<at::ScalarType> dtype) {
   return dtype ? c10::toString(*dtype) : "as stored";
 }
@@ -62,6 +77,8 @@ ParallelPlan tensor_parallel_plan(const DecoderConfig& config, bool sequence_par
   const RowwiseParallel rows({.output_layouts = residual, .use_local_output = !sequence_parallel});
   ParallelPlan plan{
       {"embed_tokens", rows},
+      {"layers.*.self_attn", ReplicatedInput()},
+      {"layers.*.mlp", ReplicatedInput()},
       {"layers.*.self_attn.[qkv]_proj", columns},
       {"layers.*.self_attn.o_proj", rows},
       {"layers.*.mlp.up_proj", columns},

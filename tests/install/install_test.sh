@@ -20,7 +20,7 @@ expect_error "usage:" "$install"
 
 # Where it is installed there may be no CUDA, and no folders of the build.
 dynamic=$(LC_ALL=C readelf -d "$prefix/lib/libtessera.so")
-for name in libtorch_cpu.so libc10.so libcrypto.so; do
+for name in libtorch_cpu.so libc10.so libcrypto.so libpcre2-8.so libutf8proc.so; do
   [[ $dynamic == *"(NEEDED)"*"[$name"* ]] || fail "libtessera.so does not need $name: $dynamic"
 done
 for name in libcud libcupti _solib; do

@@ -6,12 +6,28 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <array>
 #include <cerrno>
 #include <cstring>
+#include <string>
 
 #include "base/open_files.h"
 
 namespace tessera {
+
+namespace {
+
+constexpr const char* kNamePrefix = "tessera_";
+
+/// What the system calls an open file: "/memfd:tessera_arena (deleted)" one that in_memory() made.
+std::string file_name(const FileDescriptor& file) {
+  std::array<char, 256> name{};
+  const auto size = readlink(file.path().c_str(), name.data(), name.size());
+  return {name.data(), static_cast<size_t>(std::max<ssize_t>(size, 0))};
+}
+
+}  // namespace
 
 CommError system_error(const std::string& what) {
   return CommError(fmt::format("{}: {}", what, std::strerror(errno)));
@@ -28,8 +44,8 @@ FileDescriptor::~FileDescriptor() {
   }
 }
 
-FileDescriptor FileDescriptor::in_memory(const char* label) {
-  FileDescriptor file(above_standard(memfd_create(label, MFD_CLOEXEC)));
+FileDescriptor FileDescriptor::in_memory(const std::string& label) {
+  FileDescriptor file(above_standard(memfd_create((kNamePrefix + label).c_str(), MFD_CLOEXEC)));
   if (!file) {
     throw system_error("memfd_create");
   }
@@ -43,9 +59,11 @@ FileDescriptor FileDescriptor::open_own(const std::string& what, const std::stri
   if (!place || fstat(place.number(), &status) != 0) {
     throw system_error(fmt::format("{} {}", what, path));
   }
-  TESSERA_CHECK(CommError, S_ISREG(status.st_mode) && status.st_uid == geteuid(),
-                "{} {}: it is {} of user {}; only regular files of this process's user, {}, are opened", what, path,
-                S_ISREG(status.st_mode) ? "a file" : "no regular file", status.st_uid, geteuid());
+  const std::string name = file_name(place);
+  TESSERA_CHECK(CommError, name.starts_with(std::string("/memfd:") + kNamePrefix) && status.st_uid == geteuid(),
+                "{} {}: it is {} of user {}; only the shared memory of this library in processes of this user, {}, is "
+                "opened",
+                what, path, name, status.st_uid, geteuid());
   FileDescriptor file(above_standard(::open(place.path().c_str(), O_RDWR | O_CLOEXEC | O_NOCTTY)));
   if (!file) {
     throw system_error(fmt::format("{} {}", what, path));

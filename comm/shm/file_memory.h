@@ -20,10 +20,10 @@ class FileDescriptor {
   FileDescriptor& operator=(FileDescriptor&& other) noexcept;
   ~FileDescriptor();
 
-  /// Opens a growable file in memory, without a name. Throws CommError.
-  static FileDescriptor in_memory(const char* label);
-  /// Opens a regular or in-memory file of this process's user; `path` may come from a peer. Throws a CommError that
-  /// begins with `what`, `path` and the reason.
+  /// Opens a growable file in memory, without a path. Throws CommError.
+  static FileDescriptor in_memory(const std::string& label);
+  /// Opens what in_memory() made in a process of this user; `path` may come from a stranger. Throws a CommError that
+  /// begins with `what`, `path` and the reason, without opening another file.
   static FileDescriptor open_own(const std::string& what, const std::string& path);
 
   int number() const { return number_; }

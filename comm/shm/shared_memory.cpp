@@ -33,8 +33,6 @@ struct BlockHead {
   Block* block;               // in the process whose it is, and in its children after fork()
 };
 constexpr int64_t kHeadBytes = ShmLayout::kPage;
-/// In the system's lists.
-constexpr const char* kFileLabel = "tessera_shared";
 
 BlockHead& block_head(const FileMapping& block) {
   return *reinterpret_cast<BlockHead*>(block.base());
@@ -156,7 +154,7 @@ class OwnFile {
   OwnedBlock make_locked(int64_t bytes) {
     forget_parents();
     if (!file_) {
-      file_ = FileDescriptor::in_memory(kFileLabel);
+      file_ = FileDescriptor::in_memory("shared");
     }
     const int64_t size = block_size(bytes);
     file_.resize(end_ + size);
@@ -284,7 +282,7 @@ int64_t resident_peer_bytes() {
   int64_t bytes = 0;
   for (std::string line; std::getline(maps, line);) {
     if (line.find(" r--s ") != std::string::npos) {
-      is_peers = line.find(kFileLabel) != std::string::npos;  // this process's own blocks may be written
+      is_peers = line.find("memfd:tessera_shared") != std::string::npos;  // this process's own blocks may be written
     } else if (is_peers && line.starts_with("Rss:")) {
       bytes += 1024 * std::stoll(line.substr(4));
       is_peers = false;

@@ -27,7 +27,7 @@ ShmArena::ShmArena(ShmLayout layout, const FileDescriptor& file, int64_t offset)
 
 ShmArena ShmArena::create(ShmLayout layout) {
   static_assert(sizeof(Failure) == ShmLayout::kFailureBytes);
-  FileDescriptor file = FileDescriptor::in_memory("tessera");
+  FileDescriptor file = FileDescriptor::in_memory("arena");
   file.resize(layout.file_bytes());
   ShmArena arena(layout, file, 0);
   arena.file_ = std::move(file);

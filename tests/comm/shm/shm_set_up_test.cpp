@@ -100,9 +100,21 @@ TEST_CASE("shm: a rank opens no other file than rank 0's memory, whatever the st
   store->set("arena", fmt::format("/proc/{}/fd/{}", getpid(), pipe_ends[0]));
   store->set("joined/0", std::string("joined"));
   CHECK_THROWS_WITH(set_up(1, store, std::chrono::seconds(5)).get(),
-                    ContainsSubstring("it is no regular file of user"));
+                    ContainsSubstring("only the shared memory of this library"));
   close(pipe_ends[0]);
   close(pipe_ends[1]);
+}
+
+TEST_CASE("shm: a file of this user's that the store names is not opened") {
+  const testing::TempFolder folder;
+  const std::string path = folder.path("own");
+  const int file = open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+  REQUIRE(ftruncate(file, 1 << 20) == 0);
+  const StorePtr store = c10::make_intrusive<c10d::HashStore>();
+  store->set("arena", fmt::format("/proc/{}/fd/{}", getpid(), file));
+  store->set("joined/0", std::string("joined"));
+  CHECK_THROWS_WITH(set_up(1, store, std::chrono::seconds(5)).get(), ContainsSubstring(fmt::format("it is {}", path)));
+  close(file);
 }
 
 TEST_CASE("shm: what is refused is not opened before") {
@@ -116,7 +128,7 @@ TEST_CASE("shm: what is refused is not opened before") {
   store->set("arena", fmt::format("/proc/{}/fd/{}", getpid(), file));
   store->set("joined/0", std::string("joined"));
   CHECK_THROWS_WITH(set_up(1, store, std::chrono::seconds(5)).get(),
-                    ContainsSubstring("it is no regular file of user"));
+                    ContainsSubstring("only the shared memory of this library"));
   std::array<char, 1024> events{};
   CHECK(read(watch, events.data(), events.size()) == -1);
   close(open(pipe.c_str(), O_RDWR | O_CLOEXEC));

@@ -221,7 +221,7 @@ DecoderImpl::DecoderImpl(const DecoderConfig& given) : config(given) {
   }
 }
 
-Positions DecoderImpl::positions_of(const RotaryConfig* rotary, bool slides, const at::Tensor& x) const {
+Positions DecoderImpl::make_positions(const RotaryConfig* rotary, bool slides, const at::Tensor& x) const {
   Positions positions;
   const int64_t length = x.size(1);
   const auto options = at::TensorOptions(x.device()).dtype(x.scalar_type());
@@ -249,9 +249,10 @@ at::Tensor DecoderImpl::forward(const at::Tensor& ids) {
     x = x + embed_positions(at::arange(ids.size(1), ids.options()));
   }
   const auto* const rotary = config.rotary ? &*config.rotary : nullptr;
-  const auto full = positions_of(rotary, false, x);
-  const auto sliding =
-      config.sliding_window ? positions_of(config.local_rotary ? &*config.local_rotary : rotary, true, x) : Positions();
+  const auto full = make_positions(rotary, false, x);
+  const auto sliding = config.sliding_window
+                           ? make_positions(config.local_rotary ? &*config.local_rotary : rotary, true, x)
+                           : Positions();
   for (size_t layer = 0; layer < layers.size(); ++layer) {
     x = layers[layer](x, config.is_sliding(static_cast<int64_t>(layer)) ? sliding : full);
   }

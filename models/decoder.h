@@ -101,7 +101,7 @@ TESSERA_MODULE(TiedLinear);
 
 struct DecoderImpl : torch::nn::Module {
   /// Builds the model with random weights. Throws ValueError like check_config.
-  explicit DecoderImpl(const DecoderConfig& config);
+  explicit DecoderImpl(const DecoderConfig& given);
   /// Returns logits of the token after each of `ids` [batch, length]. Throws ValueError for other dims and, with
   /// learned positions, for more than config.max_position_embeddings of them.
   at::Tensor forward(const at::Tensor& ids);
@@ -116,7 +116,7 @@ struct DecoderImpl : torch::nn::Module {
   TiedLinear tied_lm_head{nullptr};  // null unless tied; registered as lm_head too
 
  private:
-  Positions positions_of(const RotaryConfig* rotary, bool slides, const at::Tensor& x) const;
+  Positions make_positions(const RotaryConfig* rotary, bool slides, const at::Tensor& x) const;
 };
 TESSERA_MODULE(Decoder);
 

@@ -131,8 +131,8 @@ std::vector<Request> make_requests(const Decoder& model, const std::string& fold
     }
   }
   std::ranges::sort(requests.missing);
-  const auto missing = std::ranges::unique(requests.missing);  // a fused tensor is missed by each of its parts
-  requests.missing.erase(missing.begin(), missing.end());
+  // A fused tensor is missed by each of its parts.
+  requests.missing.erase(std::unique(requests.missing.begin(), requests.missing.end()), requests.missing.end());
   TESSERA_CHECK(CheckpointError, requests.missing.empty() && unexpected.empty() && requests.misfits.empty(),
                 "{}: the weights are not those of the {} that config.json describes; missing: ({}); unexpected: ({}); "
                 "of other sizes or dtypes: ({})",

@@ -2,7 +2,6 @@
 
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/grad_mode.h>
-#include <ATen/ops/empty.h>
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -99,15 +98,6 @@ struct Counterparts {
   }
 };
 
-/// `param` is what it was before its unit took it, without memory.
-void undo_sharding(const at::Tensor& param, const at::Tensor& source, const SpecPtr& tp_spec) {
-  const at::AutoDispatchBelowADInplaceOrView below;
-  const auto options = at::TensorOptions(at::kMeta).dtype(source.dtype());
-  replace_data(param, tp_spec ? wrap_local(at::empty(tp_spec->local_sizes(), options), tp_spec)
-                              : at::empty(source.sizes(), options));
-  param.set_requires_grad(source.requires_grad());
-}
-
 void make_unit_again(FSDPState& source, const UnitRecipe& recipe, Counterparts& counterparts) {
   auto request = recipe.request;
   for (auto& module : request.modules) {
@@ -118,10 +108,13 @@ void make_unit_again(FSDPState& source, const UnitRecipe& recipe, Counterparts& 
     ignored = found == counterparts.tensors.end() ? ignored : found->second;
   }
   if (source.group()) {
+    const at::AutoDispatchBelowADInplaceOrView below;
     for (const auto& param : source.group()->params()) {
       const auto tp_spec = recipe.tp_specs.find(param.origin().name);
-      undo_sharding(counterparts.tensors.at(param.param().unsafeGetTensorImpl()), param.param(),
-                    tp_spec == recipe.tp_specs.end() ? nullptr : tp_spec->second);
+      const auto& own = counterparts.tensors.at(param.param().unsafeGetTensorImpl());
+      replace_data(own, unsharded_on_meta(param.param(), tp_spec == recipe.tp_specs.end() ? nullptr : tp_spec->second,
+                                          param.param().scalar_type()));
+      own.set_requires_grad(param.requires_grad());
     }
   }
   make_unit(request);

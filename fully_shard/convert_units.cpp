@@ -86,15 +86,6 @@ void check_between_iterations(std::vector<NamedState> units, const std::string& 
   }
 }
 
-/// What sharding made the parameter of.
-at::Tensor full_on_meta(const ShardedParam& param, const SpecPtr& tp_spec, at::ScalarType dtype) {
-  const at::AutoDispatchBelowADInplaceOrView below;
-  const auto options = at::TensorOptions(at::kMeta).dtype(dtype);
-  const auto full = tp_spec ? wrap_local(at::empty(tp_spec->local_sizes(), options), tp_spec)
-                            : at::empty(param.param().sizes(), options);
-  return full.set_requires_grad(param.requires_grad());
-}
-
 ConvertedUnit plan_unit(const std::shared_ptr<FSDPState>& state, const UnitConversion& to, const std::string& where) {
   const auto& context = state->group()->context();
   const auto& axes = context.axes;
@@ -111,7 +102,7 @@ ConvertedUnit plan_unit(const std::shared_ptr<FSDPState>& state, const UnitConve
     const auto dtype = dtype_after(param, to);
     const auto found = recipe->tp_specs.find(param.origin().name);
     const auto tp_spec = found == recipe->tp_specs.end() ? nullptr : found->second->with_dtype(dtype);
-    const auto tensor = full_on_meta(param, tp_spec, dtype);
+    const auto tensor = unsharded_on_meta(param.param(), tp_spec, dtype);
     const auto& placements = param.spec()->placements();
     unit.params.push_back({.tensor = tensor,
                            .origin = dtensor_meta(param.param())->origin,

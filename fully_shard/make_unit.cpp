@@ -1,5 +1,7 @@
 #include "fully_shard/make_unit.h"
 
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/ops/empty.h>
 #include <c10/core/InferenceMode.h>
 #include <fmt/ranges.h>
 
@@ -11,6 +13,7 @@
 #include "comm/process_group.h"
 #include "device_mesh/accelerator.h"
 #include "device_mesh/rank_agreement.h"
+#include "dtensor/local/dtensor_impl.h"
 #include "fully_shard/check_params.h"
 #include "fully_shard/engine/fsdp_root.h"
 
@@ -167,6 +170,14 @@ ParamGroup::Options group_options(const UnitConfig& request, const DeviceMesh& m
           .offload = options.offload_policy,
           .post_forward_ranks = post_forward_ranks(options, mesh, where),
           .bucket_bytes = static_cast<int64_t>(request.bucket_cap_mb * kMebibyte)};
+}
+
+at::Tensor unsharded_on_meta(const at::Tensor& param, const SpecPtr& tp_spec, at::ScalarType dtype) {
+  const at::AutoDispatchBelowADInplaceOrView below;
+  const auto options = at::TensorOptions(at::kMeta).dtype(dtype);
+  const auto full =
+      tp_spec ? wrap_local(at::empty(tp_spec->local_sizes(), options), tp_spec) : at::empty(param.sizes(), options);
+  return full.set_requires_grad(param.requires_grad());
 }
 
 void make_unit(const UnitConfig& request) {

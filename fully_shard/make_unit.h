@@ -34,6 +34,10 @@ struct UnitRecipe {
 /// Returns what the request means to the engine, over `mesh`. Throws ValueError, whose message begins with `where`.
 ParamGroup::Options group_options(const UnitConfig& request, const DeviceMesh& mesh, const std::string& where);
 
+/// Returns what `param` of a unit was before it was sharded, of another dtype perhaps, without memory. `tp_spec`: its
+/// spec of tensor parallelism, if any.
+at::Tensor unsharded_on_meta(const at::Tensor& param, const SpecPtr& tp_spec, at::ScalarType dtype);
+
 /// Checks that all ranks ask for the same, shards (or wraps) the parameters and installs the hooks. Collective.
 void make_unit(const UnitConfig& request);
 

@@ -43,7 +43,8 @@ using Clock = std::chrono::steady_clock;
 constexpr auto kGrace = std::chrono::seconds(3);  // from SIGTERM to SIGKILL
 constexpr int kForwarded[] = {SIGINT, SIGTERM};
 
-/// A listening socket on a free loopback port, which rank 0 inherits: nobody else can take the port in between.
+/// A listening socket on a free loopback port, which rank 0 inherits, so that no other program takes the port in
+/// between.
 class ListenSocket {
  public:
   ListenSocket() : descriptor_(above_standard(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0))) {
@@ -73,7 +74,7 @@ class ListenSocket {
 };
 
 /// Blocks the signals that the launcher takes with sigtimedwait, until its end. Where SIGCHLD is ignored, which a
-/// program inherits from its parent, nobody could learn how a rank ended; so it is not, until then.
+/// program inherits from its parent, the kernel keeps no exit status of ranks; so it is not ignored until then.
 class BlockedSignals {
  public:
   BlockedSignals() {
@@ -221,7 +222,7 @@ struct Program {
   stop("launch_local: the program could not be started\n", 127);
 }
 
-/// `status`: of waitpid(); none: nobody knows.
+/// `status`: of waitpid(), if it is known.
 std::string describe_end(std::optional<int> status) {
   if (!status) {
     return "ended with unknown status";

@@ -31,7 +31,7 @@ void rendezvous(c10d::Store& store, const StoreOptions& options);
 /// the first look.
 class SeatWatch {
  public:
-  /// `store`: where they met, or a PrefixStore of it. Watches nobody if the ranks did not meet there.
+  /// `store`: where they met, or a PrefixStore of it. Does nothing if the ranks did not meet there.
   SeatWatch(c10d::Store& store, int world_size) : store_(store), world_size_(world_size) {}
   /// Throws RendezvousError that names a rank of this host that has died.
   void look();

@@ -44,7 +44,7 @@ struct NormImpl : torch::nn::Module, ResettableParameters {
 };
 TESSERA_MODULE(Norm);
 
-/// What a layer needs to know of positions: the same for all layers of a kind.
+/// Holds what a layer needs to know of positions: the same for all layers of a kind.
 struct Positions {
   at::Tensor cos;  // [length, head_dim]; undefined without rotary positions
   at::Tensor sin;

@@ -19,7 +19,8 @@
 
 namespace tessera::models {
 
-/// Rotary position embedding, the contents of rope_parameters (transformers 5) or rope_scaling and rope_theta (4).
+/// Describes rotary position embedding: the contents of rope_parameters (transformers 5) or rope_scaling and
+/// rope_theta (4).
 struct RotaryConfig {
   enum class Type { Default, Linear, Dynamic, Llama3, Yarn };
   Type type = Type::Default;

@@ -5,6 +5,7 @@
 #include <optional>
 
 #include "base/error.h"
+#include "models/decoder_families.h"
 #include "parallel/path_pattern.h"
 
 namespace tessera::models {
@@ -69,7 +70,9 @@ Table rotary_table(bool has_sandwich_norms) {
 
 const Table& table_of(const std::string& model_type) {
   static const Table plain = rotary_table(false), sandwich = rotary_table(true);
-  return model_type == "gpt2" ? gpt2_table() : model_type == "gemma2" || model_type == "gemma3_text" ? sandwich : plain;
+  const Family* const family = find_family(model_type);
+  TESSERA_ASSERT(family != nullptr, "no family {}", model_type);
+  return family->learned_positions ? gpt2_table() : family->sandwich_norms ? sandwich : plain;
 }
 
 /// Puts the layer's number of `path`, which matches rule.ours, in place of the * of rule.theirs.

@@ -11,7 +11,7 @@
 
 namespace tessera::models {
 
-/// A stored tensor, of which a parameter is all or one of equal parts.
+/// Names a stored tensor, of which a parameter is all or one of equal parts.
 struct WeightSource {
   std::string key;
   int part = 0;  // of `parts` along the parameter's dim 0

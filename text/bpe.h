@@ -13,19 +13,20 @@
 
 namespace tessera::text {
 
-/// From pairs of ids to what they join to. Open addressing: a lookup is one cache line.
+/// Maps pairs of ids to what they join to. Open addressing: a lookup reads one cache line.
 class MergeTable {
  public:
   struct Merge {
-    /// When the pair was learned: lower ones join first.
+    /// Position in the order in which pairs were learned; lower ranks join first.
     uint32_t rank = kNone;
     int32_t id = 0;
   };
   static constexpr uint32_t kNone = ~uint32_t{0};
 
-  explicit MergeTable(size_t pairs);  // how many it will have
+  /// Makes an empty table for this number of pairs.
+  explicit MergeTable(size_t pairs);
 
-  /// A pair that is there gets the new value.
+  /// Inserts a pair, or replaces its value.
   void insert(int32_t left, int32_t right, Merge merge) { slot(key(left, right)) = {key(left, right), merge}; }
 
   /// Returns rank kNone if the pair does not join.
@@ -41,7 +42,7 @@ class MergeTable {
     return static_cast<uint64_t>(static_cast<uint32_t>(left)) << 32 | static_cast<uint32_t>(right);
   }
 
-  /// The pair's slot, or the empty one that it would get.
+  /// Returns the pair's slot, or the empty one that it would get.
   Slot& slot(uint64_t key) {
     size_t i = (key * 0x9E3779B97F4A7C15) >> shift_;
     while (slots_[i].key != key && slots_[i].key != ~uint64_t{0}) {
@@ -54,7 +55,7 @@ class MergeTable {
   int shift_ = 0;
 };
 
-/// What one thread needs to encode with a model, and remembers of it: the ids of words, a bounded number.
+/// Holds what one thread needs to encode with a model, and caches the ids of a bounded number of words.
 class BpeState {
  public:
   BpeState();
@@ -64,10 +65,9 @@ class BpeState {
 
   static constexpr size_t kMaxBytes = 30;
   static constexpr size_t kMaxIds = 8;
-  /// 4 MiB.
-  static constexpr size_t kSlots = size_t{1} << 16;
+  static constexpr size_t kSlots = size_t{1} << 16;  // 4 MiB
 
-  /// A cache line. A word has one place, and takes it from the one that was there.
+  /// Caches a word in one cache line. A word has one place, and takes it from the one that was there.
   struct alignas(64) Slot {
     uint8_t bytes = 0;
     uint8_t ids = 0;
@@ -76,7 +76,7 @@ class BpeState {
   };
 
   std::vector<Slot> slots_;
-  // Of the word that is being joined: its symbols, the merges of each with the next, and links over joined ones.
+  // The word that is being joined has symbols, merges of each with the next, and links over joined ones.
   std::vector<int32_t> symbols_;
   std::vector<MergeTable::Merge> merges_;
   std::vector<int32_t> next_;
@@ -84,7 +84,7 @@ class BpeState {
   std::vector<uint64_t> queue_;
 };
 
-/// An immutable model. Threads may use one at the same time, each with a state of its own.
+/// Encodes words. Immutable: threads may use one at the same time, each with a state of its own.
 class BpeModel {
  public:
   /// Reads the "model" of a file; throws ValueError if it contradicts itself. `takes_bytes`: words are bytes, and the
@@ -95,7 +95,7 @@ class BpeModel {
   void encode(std::string_view word, BpeState& state, std::vector<int32_t>& ids) const;
 
   std::optional<int32_t> token_to_id(std::string_view token) const;
-  /// From ids to tokens.
+  /// Returns tokens by id.
   const std::unordered_map<int32_t, std::string_view>& tokens() const { return tokens_; }
 
  private:
@@ -131,10 +131,10 @@ class BpeModel {
   std::unordered_map<std::string, int32_t> ids_;
   std::unordered_map<int32_t, std::string_view> tokens_;
   MergeTable merges_{0};
-  // Of bytes if the model takes them, else of characters; -1 where the vocabulary has none.
+  // Has the ids of bytes if the model takes them, else of characters; -1 where the vocabulary has none.
   std::vector<int32_t> character_ids_;
-  // By may_join_index() of two characters: whether a merge may have them where its halves meet, or others of the same
-  // index. Words of characters are cut where none has.
+  // Says, by may_join_index() of two characters, whether a merge may have them where its halves meet, or others of the
+  // same index. Words of characters are cut where none has.
   std::vector<bool> may_join_;
 };
 

@@ -172,6 +172,7 @@ TEST_CASE("folders, options and meshes that do not fit are refused on every rank
     expect_throws<ValueError>([&] { models::from_pretrained(folder.path(rank == 0 ? "plain" : "other")); },
                               "rank 1 reads another config.json");
     expect_throws<ValueError>([&] { load({.dtype = at::kLong}); }, "dtype Long of the parameters");
+    expect_throws<ValueError>([&] { load({.dtype = at::kFloat8_e4m3fn}); }, "dtype is Float8_e4m3fn; it must be");
     expect_throws<ValueError>([&] { load({.mesh = init_device_mesh(at::kCPU, {2}, {"data"})}); },
                               "the mesh has an axis \"data\"; allowed are");
     expect_throws<ValueError>([&] { load({.mesh = init_device_mesh(at::kCPU, {2}, {"replicate"})}); },

@@ -1,0 +1,54 @@
+#pragma once
+// What the families of Hugging Face's decoders differ in, a row each. A family that needs nothing new is a new row.
+// Internal to this package. Immutable, so thread-safe.
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "models/decoder_config.h"
+
+namespace tessera::models {
+
+enum class Bias { None, All, ByKey };  // ByKey: attention_bias says it
+enum class Window {
+  None,
+  Always,   // sliding_window is of all layers
+  ByLayer,  // use_sliding_window, and layer_types or max_window_layers
+  Pattern,  // layer_types, or every n-th layer sees all
+};
+
+struct Family {
+  std::string_view model_type;
+  std::string_view architecture;  // class of transformers
+  std::string_view activation_key = "hidden_act";
+  NormKind norm = NormKind::Rms;
+  bool learned_positions = false;  // of GPT-2, whose keys have other names too
+  bool needs_head_dim = false;     // otherwise hidden_size / num_attention_heads, unless there is head_dim
+  bool has_default_heads = false;  // without num_key_value_heads there are as many as heads
+  bool sandwich_norms = false;     // and final_logit_softcapping
+  bool qk_norm = false;
+  Bias query_bias = Bias::None;
+  Bias output_bias = Bias::None;
+  bool has_mlp_bias = false;
+  Window window = Window::None;
+  int64_t full_every = 1;          // of Window::Pattern
+  bool has_query_scalar = false;   // query_pre_attn_scalar
+  bool has_score_softcap = false;  // attn_logit_softcapping
+  double rope_theta = 1e4;         // default
+  bool has_local_rotary = false;   // rope_parameters by layer type
+
+  /// Gemma's embeddings are scaled, and tied by default; its activation is gelu's approximation by default.
+  bool is_gemma() const { return norm == NormKind::OffsetRms; }
+};
+
+const std::vector<Family>& families();
+
+/// Returns null for a model_type without a row.
+const Family* find_family(std::string_view model_type);
+
+/// Returns the quoted model_types, for messages.
+std::string supported_types();
+
+}  // namespace tessera::models

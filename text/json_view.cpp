@@ -1,5 +1,7 @@
 #include "text/json_view.h"
 
+#include <fstream>
+#include <iterator>
 #include <limits>
 
 #include "text/unicode.h"
@@ -38,6 +40,22 @@ void refuse_type(const JsonView& component, const char* allowed) {
   const auto type = component.at("type");
   throw NotImplementedError(
       fmt::format("{}: {} is not supported; supported are {}", type.path(), shown(type.value()), allowed));
+}
+
+std::string read_file(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  TESSERA_CHECK(ValueError, file, "{}: cannot be read", path);
+  std::string content((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
+  TESSERA_CHECK(ValueError, !file.bad(), "{}: reading failed", path);
+  return content;
+}
+
+nlohmann::json parse_json(std::string_view content, const std::string& name) {
+  try {
+    return nlohmann::json::parse(content.begin(), content.end());
+  } catch (const nlohmann::json::exception& error) {
+    throw ValueError(fmt::format("{}: no valid JSON ({})", name, error.what()));
+  }
 }
 
 std::string shown(const nlohmann::json& value) {

@@ -1,5 +1,5 @@
 #pragma once
-// JSON with the path by which errors name a place in it.
+// JSON files, with the path by which errors name a place in them.
 
 #include <fmt/format.h>
 
@@ -56,6 +56,12 @@ std::vector<JsonView> steps_of(const JsonView& component, const char* key);
 
 /// Throws NotImplementedError about a component's "type".
 [[noreturn]] void refuse_type(const JsonView& component, const char* allowed);
+
+/// Returns a file's bytes. Throws ValueError if it cannot be read.
+std::string read_file(const std::string& path);
+
+/// Parses a document. Throws ValueError, with its name and the place, if it is not valid JSON.
+nlohmann::json parse_json(std::string_view content, const std::string& name);
 
 /// Returns the start of a value's text, for messages.
 std::string shown(const nlohmann::json& value);

@@ -5,8 +5,6 @@
 #include <algorithm>
 #include <atomic>
 #include <exception>
-#include <fstream>
-#include <iterator>
 #include <limits>
 #include <mutex>
 #include <nlohmann/json.hpp>
@@ -32,26 +30,10 @@ namespace {
 using nlohmann::json;
 using text::JsonView;
 
-json parse_json(std::string_view content, const std::string& name) {
-  try {
-    return json::parse(content.begin(), content.end());
-  } catch (const json::exception& error) {
-    throw ValueError(fmt::format("{}: no valid JSON ({})", name, error.what()));
-  }
-}
-
 /// null if there is no such member.
 JsonView member(const JsonView& file, const char* key) {
   static const json kNull;
   return file.has(key) ? file.at(key) : JsonView(kNull, file.path() + "." + key);
-}
-
-std::string read_file(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  TESSERA_CHECK(ValueError, file, "{}: cannot be read; a tokenizer.json is needed", path);
-  std::string content((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
-  TESSERA_CHECK(ValueError, !file.bad(), "{}: reading failed", path);
-  return content;
 }
 
 }  // namespace
@@ -257,11 +239,11 @@ class DecodeStream::Impl {
 };
 
 Tokenizer Tokenizer::from_file(const std::string& path) {
-  return from_json(read_file(path), path);
+  return from_json(text::read_file(path), path);
 }
 
 Tokenizer Tokenizer::from_json(std::string_view json, const std::string& name) {
-  const auto parsed = parse_json(json, name);
+  const auto parsed = text::parse_json(json, name);
   return Tokenizer(std::make_shared<const Impl>(JsonView(parsed, name)));
 }
 

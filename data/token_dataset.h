@@ -32,33 +32,14 @@
 #include <vector>
 
 #include "checkpoint/format/state.h"
-#include "data/token_file.h"
+#include "data/documents.h"
+#include "data/text_source.h"
 #include "device_mesh/device_mesh.h"
-#include "text/chat_template.h"
 #include "text/tokenizer.h"
 
 namespace tessera::data {
 
-/// Documents of one file each. What is not UTF-8 counts as U+FFFD.
-struct TextFiles {
-  std::vector<std::string> paths;
-};
-
-/// JSON objects, one a line, that each have a document's text; empty lines are skipped. Must be UTF-8.
-struct JsonLines {
-  std::vector<std::string> paths;
-  std::string key = "text";
-};
-
-/// JSON objects, one a line, that each have a list of {"role", "content"}. Only the assistant's answers count for the
-/// loss.
-struct Chats {
-  std::vector<std::string> paths;
-  ChatTemplate chat_template;
-  std::string key = "messages";
-};
-
-/// Megatron-LM's <prefix>.idx and <prefix>.bin; see write_token_file.
+/// Megatron-LM's <prefix>.idx and <prefix>.bin; see token_file.h.
 struct TokenFile {
   std::string prefix;
 };
@@ -70,9 +51,9 @@ struct RawTokens {
 };
 
 struct DataSource {
-  std::variant<TextFiles, JsonLines, Chats, TokenFile, RawTokens> source;
+  std::variant<TextFiles, JsonLines, Chats, TokenFile, RawTokens> source;  // text_source.h has the first three
   double weight = 1;       // part of the samples, relative to other sources
-  std::string cache = {};  // prefix of a token file: written if there is none, then mapped; for TextFiles and JsonLines
+  std::string cache = {};  // of TextFiles and JsonLines: prefix of a token file, written if there is none, then mapped
 };
 
 enum class Fill {
@@ -83,7 +64,7 @@ enum class Fill {
 enum class LongDocuments { Refuse, Cut };
 
 struct TokenDatasetOptions {
-  std::vector<DataSource> sources;
+  std::vector<DataSource> sources = {};
   std::optional<Tokenizer> tokenizer = std::nullopt;  // of texts and chats
   bool add_special_tokens = true;                     // to texts, as in EncodeOptions; chats have their template's
   std::optional<int32_t> eos_id = std::nullopt;       // ends each document of texts
@@ -143,6 +124,7 @@ class TokenDataset {
  private:
   class Impl;
   std::shared_ptr<const Impl> impl_;
+  std::string fingerprint_;
   int64_t next_sample_ = 0;
 };
 

@@ -7,18 +7,19 @@
 //
 // <prefix>.idx, little-endian, for n sequences: "MMIDIDX\0\0", uint64 version 1, uint8 dtype, uint64 n, uint64 d, n x
 // int32 lengths in tokens, n x int64 places in .bin in bytes, d x int64 first sequences of documents, the last one n.
-// Errors of files are ValueError with the path.
-// Thread safety: one thread at a time for a writer. Source: megatron/core/datasets/indexed_dataset.py.
+// Dtypes are 1 uint8, 4 int32, 5 int64, 8 uint16; others are no token ids. Errors of files are ValueError with the
+// path. Thread safety: one thread at a time for a writer. Source: megatron/core/datasets/indexed_dataset.py.
 
 #include <cstdint>
 #include <fstream>
+#include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
-namespace tessera::data {
+#include "data/documents.h"
 
-/// Dtypes of ids in files.
-enum class TokenDtype { UInt8, UInt16, UInt32, Int32, Int64 };
+namespace tessera::data {
 
 struct TokenFileOptions {
   int64_t vocab_size = 0;  // ids are below; fewer than 65500 are written as uint16, more as int32, as Megatron does
@@ -37,12 +38,32 @@ class TokenFileWriter {
   void finish();
 
  private:
+  void write_index(const std::string& path) const;
+
   std::string prefix_;
-  std::string unfinished_;  // prefix of files being written
+  std::string unfinished_;  // prefix of the files being written
   int64_t vocab_size_;
+  TokenDtype dtype_;
   std::ofstream bin_;
   std::vector<int32_t> lengths_;
-  bool is_finished_ = false;
 };
+
+/// What an .idx says.
+struct TokenIndex {
+  TokenDtype dtype = TokenDtype::Int32;
+  std::vector<int64_t> starts = {};  // see DocumentParts
+
+  int64_t bytes_of_bin() const { return starts.back() * static_cast<int64_t>(bytes_of(dtype)); }
+};
+
+/// Reads the content of an .idx; `name` stands for it in errors. Sequences must follow each other in the .bin.
+TokenIndex parse_token_index(std::string_view bytes, const std::string& name);
+
+/// Maps a token file.
+Documents open_token_file(const std::string& prefix);
+
+/// Maps ids without a header, as numpy's tofile() writes them. Without eos_id, the file is one document, else each id
+/// of it ends one.
+Documents open_raw_tokens(const std::string& path, TokenDtype dtype, std::optional<int32_t> eos_id);
 
 }  // namespace tessera::data

@@ -1,6 +1,32 @@
 #include "models/config_reader.h"
 
+#include "checkpoint/format/json_text.h"
+#include "checkpoint/io/file_io.h"
+
 namespace tessera::models {
+
+namespace {
+
+constexpr uint64_t kMaxBytes = uint64_t{16} << 20;
+constexpr int kMaxDepth = 32;
+
+}  // namespace
+
+std::string read_config_text(const std::string& file) {
+  return dcp::read_text(file, kMaxBytes);
+}
+
+Json parse_config_object(std::string_view text, const std::string& file) {
+  dcp::check_json_depth(text, file, kMaxDepth);
+  Json whole;
+  try {
+    whole = Json::parse(text.begin(), text.end());
+  } catch (const Json::exception& error) {
+    throw ValueError(fmt::format("{}: no JSON ({})", file, error.what()));
+  }
+  TESSERA_CHECK(ValueError, whole.is_object(), "{}: is {}; it must be an object", file, shown(whole));
+  return whole;
+}
 
 std::string shown(const Json& value) {
   std::string text = value.dump();

@@ -35,6 +35,12 @@ std::string_view name_of(const Names<T>& names, T value) {
   return std::ranges::find(names, value, &std::pair<std::string_view, T>::second)->first;
 }
 
+/// Reads a file of at most 16 MiB. Throws CheckpointError.
+std::string read_config_text(const std::string& file);
+
+/// Parses a JSON object of at most 32 levels. Throws ValueError, or CheckpointError for more levels.
+Json parse_config_object(std::string_view text, const std::string& file);
+
 /// Returns what a message has of a value, which may be as long as the file.
 std::string shown(const Json& value);
 

@@ -1,6 +1,7 @@
 #include "models/decoder.h"
 
 #include <ATen/TensorOperators.h>
+#include <ATen/core/Reduction.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/cross_entropy_loss.h>
 #include <ATen/ops/full.h>
@@ -9,6 +10,7 @@
 #include <ATen/ops/linear.h>
 #include <ATen/ops/matmul.h>
 #include <ATen/ops/ones.h>
+#include <ATen/ops/ones_like.h>
 #include <ATen/ops/relu.h>
 #include <ATen/ops/rms_norm.h>
 #include <ATen/ops/scalar_tensor.h>
@@ -16,6 +18,7 @@
 #include <ATen/ops/silu.h>
 #include <ATen/ops/softmax.h>
 #include <ATen/ops/zeros.h>
+#include <c10/core/GradMode.h>
 #include <torch/nn/modules/container/modulelist.h>
 
 #include <cmath>
@@ -55,11 +58,22 @@ at::Tensor repeat_heads(const at::Tensor& x, int64_t times) {
   return x.unsqueeze(2).expand({batch, heads, times, length, dim}).reshape({batch, heads * times, length, dim});
 }
 
-/// Returns a mask that shows each position `window` others, the own one included; it is added to scores.
-at::Tensor window_mask(int64_t length, int64_t window, const at::TensorOptions& options) {
-  const auto seen = at::ones({length, length}, options.dtype(at::kBool)).tril().triu(1 - window);
-  return at::zeros({length, length}, options)
-      .masked_fill_(seen.logical_not(), -std::numeric_limits<double>::infinity());
+/// Returns what is added to scores so that only what is `seen` counts.
+at::Tensor additive_mask(const at::Tensor& seen, const at::TensorOptions& options) {
+  return at::zeros(seen.sizes(), options).masked_fill_(seen.logical_not(), -std::numeric_limits<double>::infinity());
+}
+
+at::Tensor causal_mask(int64_t length, const at::TensorOptions& options) {
+  return additive_mask(at::ones({length, length}, options.dtype(at::kBool)).tril(), options);
+}
+
+/// Returns where in its row the segment of each token starts.
+at::Tensor segment_starts(const at::Tensor& segment_ids) {
+  const int64_t length = segment_ids.size(1);
+  const auto is_first = at::ones_like(segment_ids, at::kBool);
+  is_first.narrow(1, 1, length - 1).copy_(segment_ids.narrow(1, 1, length - 1) != segment_ids.narrow(1, 0, length - 1));
+  const auto indices = at::arange(length, segment_ids.options());
+  return std::get<0>((is_first * indices).cummax(1));
 }
 
 at::Tensor softcapped(const at::Tensor& x, double cap) {
@@ -97,11 +111,12 @@ at::Tensor NormImpl::forward(const at::Tensor& x) {
   return at::rms_norm(x, size, weight, eps);
 }
 
-AttentionImpl::AttentionImpl(const DecoderConfig& config, int64_t layer)
-    : heads(config.num_attention_heads),
+AttentionImpl::AttentionImpl(const DecoderConfig& config, int64_t number)
+    : layer(number),
+      heads(config.num_attention_heads),
       key_value_heads(config.num_key_value_heads),
       head_dim(config.head_dim),
-      scale(config.attention_scale / (config.scale_by_layer ? static_cast<double>(layer + 1) : 1)),
+      scale(config.attention_scale / (config.scale_by_layer ? static_cast<double>(number + 1) : 1)),
       softcap(config.attention_softcap) {
   const int64_t dim = config.hidden_size;
   q_proj = register_module("q_proj", make_linear(dim, heads * head_dim, config.query_bias));
@@ -128,22 +143,33 @@ at::Tensor AttentionImpl::forward(at::Tensor x, Positions positions) {
     query = apply_rotary(query, beside(query, positions.cos), beside(query, positions.sin));
     key = apply_rotary(key, beside(key, positions.cos), beside(key, positions.sin));
   }
-  key = repeat_heads(key, heads / key_value_heads);
-  value = repeat_heads(value, heads / key_value_heads);
+  if (positions.cache) {
+    positions.cache->append(static_cast<size_t>(layer), key, value);
+  }
+  const int64_t batch = query.size(0), length = query.size(2), group = heads / key_value_heads;
+  if (length == 1) {  // a group's queries as if they were positions, so that keys and values need no copies
+    query = query.reshape({batch, key_value_heads, group, head_dim});
+  } else {
+    key = repeat_heads(key, group);
+    value = repeat_heads(value, group);
+  }
+  const bool is_causal = !positions.mask.defined() && length > 1;
   at::Tensor attended;
   if (softcap) {
-    const auto mask = positions.mask.defined() ? positions.mask : window_mask(x.size(1), x.size(1), query.options());
-    const auto scores = softcapped(query.matmul(key.transpose(-2, -1)) * scale, *softcap) + beside(query, mask);
+    auto scores = softcapped(query.matmul(key.transpose(-2, -1)) * scale, *softcap);
+    if (is_causal || positions.mask.defined()) {
+      scores = scores + beside(query, is_causal ? causal_mask(length, query.options()) : positions.mask);
+    }
     attended = scores.softmax(-1, at::kFloat).to(query.scalar_type()).matmul(value);
   } else {
     std::optional<at::Tensor> mask;
     if (positions.mask.defined()) {
       mask = beside(query, positions.mask);
     }
-    attended = at::scaled_dot_product_attention(query, key, value, mask, /*dropout_p=*/0.0,
-                                                /*is_causal=*/!mask.has_value(), scale);
+    attended = at::scaled_dot_product_attention(query, key, value, mask, /*dropout_p=*/0.0, is_causal, scale);
   }
-  return o_proj(attended.transpose(1, 2).reshape({x.size(0), query.size(2), heads * head_dim}));
+  return o_proj(length == 1 ? attended.reshape({batch, 1, heads * head_dim})
+                            : attended.transpose(1, 2).reshape({batch, length, heads * head_dim}));
 }
 
 MlpImpl::MlpImpl(const DecoderConfig& config) : activation(config.activation) {
@@ -221,50 +247,115 @@ DecoderImpl::DecoderImpl(const DecoderConfig& given) : config(given) {
   }
 }
 
-Positions DecoderImpl::make_positions(const RotaryConfig* rotary, bool slides, const at::Tensor& x) const {
-  Positions positions;
-  const int64_t length = x.size(1);
-  const auto options = at::TensorOptions(x.device()).dtype(x.scalar_type());
-  if (rotary) {
-    const auto tables = rotary_tables(*rotary, config, length, options);
-    positions.cos = tables.cos;
-    positions.sin = tables.sin;
+/// Where the tokens of a call stand.
+struct DecoderImpl::TokenPlaces {
+  int64_t past = 0;            // tokens of a row before this call
+  int64_t length = 0;          // of this call
+  at::Tensor starts = {};      // [batch, length]: where segments start; undefined: at 0
+  at::Tensor positions = {};   // [1 or batch, length], in their segments
+  int64_t most_positions = 0;  // no position is as large; exact where more than max_position_embeddings
+};
+
+DecoderImpl::TokenPlaces DecoderImpl::find_places(const at::Tensor& ids, const DecoderInputs& inputs) const {
+  TESSERA_CHECK(ValueError, ids.dim() == 2, "Decoder: ids have {} dims; give [batch, length]", ids.dim());
+  TokenPlaces places{.past = inputs.cache ? inputs.cache->length() : 0, .length = ids.size(1)};
+  const int64_t end = places.past + places.length;
+  if (inputs.cache) {
+    TESSERA_CHECK(StateError, !c10::GradMode::is_enabled(), "Decoder: a forward with a cache needs a NoGradGuard");
+    TESSERA_CHECK(ValueError, end <= inputs.cache->capacity(),
+                  "Decoder: {} tokens after {}, but the cache has a capacity of {}", places.length, places.past,
+                  inputs.cache->capacity());
+    places.starts = inputs.cache->starts_;
   }
-  if (slides && *config.sliding_window < length) {
-    positions.mask = window_mask(length, *config.sliding_window, options);
+  if (inputs.segment_ids.defined()) {
+    TESSERA_CHECK(ValueError, inputs.segment_ids.sizes() == ids.sizes(),
+                  "Decoder: segment_ids are {}; they must be of the ids' sizes, {}", inputs.segment_ids.sizes(),
+                  ids.sizes());
+    TESSERA_CHECK(ValueError, places.past == 0,
+                  "Decoder: segment_ids beside a cache of {} tokens; give them with an empty cache", places.past);
+    places.starts = segment_starts(inputs.segment_ids);
+  }
+  places.positions = at::arange(places.past, end, ids.options()).unsqueeze(0);
+  if (places.starts.defined()) {
+    places.positions = places.positions - places.starts;
+  }
+  places.most_positions = end;
+  if (places.starts.defined() && end > config.max_position_embeddings) {
+    places.most_positions = places.positions.max().item<int64_t>() + 1;
+  }
+  TESSERA_CHECK(ValueError, config.rotary || places.most_positions <= config.max_position_embeddings,
+                "Decoder: {} tokens, but the model has {} learned positions", places.most_positions,
+                config.max_position_embeddings);
+  return places;
+}
+
+Positions DecoderImpl::make_positions(const RotaryConfig* rotary, bool slides, const TokenPlaces& places,
+                                      const at::TensorOptions& options) const {
+  Positions positions;
+  if (rotary) {
+    const auto tables = rotary_tables(*rotary, config, places.positions, places.most_positions, options);
+    const bool by_row = places.starts.defined();
+    positions.cos = by_row ? tables.cos.unsqueeze(1) : tables.cos.squeeze(0);
+    positions.sin = by_row ? tables.sin.unsqueeze(1) : tables.sin.squeeze(0);
+  }
+  const int64_t end = places.past + places.length;
+  const bool needs_window = slides && *config.sliding_window < end;
+  const bool needs_past = places.past > 0 && places.length > 1;
+  if (needs_window || needs_past || places.starts.defined()) {
+    const auto indices = at::arange(end, options.dtype(at::kLong));
+    const auto own = indices.narrow(0, places.past, places.length).unsqueeze(1);
+    auto seen = indices <= own;
+    if (needs_window) {
+      seen = seen.logical_and(indices > own - *config.sliding_window);
+    }
+    if (places.starts.defined()) {
+      seen = seen.logical_and(indices >= places.starts.unsqueeze(-1)).unsqueeze(1);
+    }
+    positions.mask = additive_mask(seen, options);
   }
   return positions;
 }
 
-at::Tensor DecoderImpl::forward(const at::Tensor& ids) {
-  TESSERA_CHECK(ValueError, ids.dim() == 2, "Decoder: ids have {} dims; give [batch, length]", ids.dim());
-  TESSERA_CHECK(ValueError, config.rotary || ids.size(1) <= config.max_position_embeddings,
-                "Decoder: {} tokens, but the model has {} learned positions", ids.size(1),
-                config.max_position_embeddings);
+at::Tensor DecoderImpl::forward(const at::Tensor& ids, DecoderInputs inputs) {
+  const auto places = find_places(ids, inputs);
   auto x = embed_tokens(ids);
   if (config.scale_embedding) {  // rounded to the weights' dtype, as the models were trained
     x = x * at::scalar_tensor(std::sqrt(static_cast<double>(config.hidden_size)), x.scalar_type()).item<double>();
   }
   if (!config.rotary) {
-    x = x + embed_positions(at::arange(ids.size(1), ids.options()));
+    x = x + embed_positions(places.positions);
   }
+  const auto options = at::TensorOptions(x.device()).dtype(x.scalar_type());
   const auto* const rotary = config.rotary ? &*config.rotary : nullptr;
-  const auto full = make_positions(rotary, false, x);
-  const auto sliding = config.sliding_window
-                           ? make_positions(config.local_rotary ? &*config.local_rotary : rotary, true, x)
-                           : Positions();
+  auto full = make_positions(rotary, false, places, options);
+  auto sliding = config.sliding_window
+                     ? make_positions(config.local_rotary ? &*config.local_rotary : rotary, true, places, options)
+                     : Positions();
+  full.cache = sliding.cache = inputs.cache;
   for (size_t layer = 0; layer < layers.size(); ++layer) {
     x = layers[layer](x, config.is_sliding(static_cast<int64_t>(layer)) ? sliding : full);
   }
+  if (inputs.cache) {
+    inputs.cache->length_ += places.length;
+    inputs.cache->starts_ =
+        places.starts.defined() ? places.starts.narrow(1, places.starts.size(1) - 1, 1) : at::Tensor();
+  }
   x = norm(x);
+  if (inputs.logits_to_keep > 0 && inputs.logits_to_keep < places.length) {
+    x = x.narrow(1, places.length - inputs.logits_to_keep, inputs.logits_to_keep);
+  }
   const auto logits = config.tie_word_embeddings ? tied_lm_head(x) : lm_head(x);
   return config.logit_softcap ? softcapped(logits, *config.logit_softcap) : logits;
 }
 
-at::Tensor next_token_loss(const at::Tensor& logits, const at::Tensor& labels) {
+at::Tensor next_token_loss(const at::Tensor& logits, const at::Tensor& labels, std::optional<double> count) {
   const int64_t length = labels.size(1);
   const auto predicted = logits.narrow(1, 0, length - 1).to(at::kFloat).flatten(0, 1);
-  return at::cross_entropy_loss(predicted, labels.narrow(1, 1, length - 1).flatten());
+  const auto next = labels.narrow(1, 1, length - 1).flatten();
+  if (!count) {
+    return at::cross_entropy_loss(predicted, next);
+  }
+  return at::cross_entropy_loss(predicted, next, /*weight=*/{}, at::Reduction::Sum) / *count;
 }
 
 }  // namespace tessera::models

@@ -24,6 +24,7 @@
 #include <vector>
 
 #include "models/decoder_config.h"
+#include "models/key_value_cache.h"
 #include "nn/embedding.h"
 #include "nn/hooked.h"
 #include "nn/linear.h"
@@ -46,9 +47,10 @@ TESSERA_MODULE(Norm);
 
 /// Holds what a layer needs to know of positions: the same for all layers of a kind.
 struct Positions {
-  at::Tensor cos;  // [length, head_dim]; undefined without rotary positions
+  at::Tensor cos;  // [length, head_dim], or by row [batch, 1, length, head_dim]; undefined without rotary positions
   at::Tensor sin;
-  at::Tensor mask;  // [length, length], added to scores; undefined: causal
+  at::Tensor mask;  // [length, tokens], or [batch, 1, length, tokens], added to scores; undefined: causal
+  KeyValueCache* cache = nullptr;
 };
 inline auto tensor_fields(Positions& positions) {
   return std::tie(positions.cos, positions.sin, positions.mask);
@@ -58,6 +60,7 @@ struct AttentionImpl : torch::nn::Module {
   AttentionImpl(const DecoderConfig& config, int64_t layer);
   at::Tensor forward(at::Tensor x, Positions positions);
 
+  int64_t layer;  // its number
   int64_t heads;
   int64_t key_value_heads;
   int64_t head_dim;
@@ -99,12 +102,28 @@ struct TiedLinearImpl : torch::nn::Module {
 };
 TESSERA_MODULE(TiedLinear);
 
+/// What a decoder may be told beside the ids.
+struct DecoderInputs {
+  /// [batch, length] of int64. A run of equal numbers in a row is a segment, such as a document or padding: its tokens
+  /// attend only to each other, and count their positions from its start. Undefined: each row is one segment.
+  at::Tensor segment_ids = {};
+  /// Tokens before these, to which these are added. Needs NoGradGuard; segment_ids go with an empty cache alone, and
+  /// later tokens belong to each row's last segment.
+  KeyValueCache* cache = nullptr;
+  /// Number of each row's last tokens whose logits are returned; 0: all.
+  int64_t logits_to_keep = 0;
+};
+inline auto tensor_fields(DecoderInputs& inputs) {
+  return std::tie(inputs.segment_ids);
+}
+
 struct DecoderImpl : torch::nn::Module {
   /// Builds the model with random weights. Throws ValueError like check_config.
   explicit DecoderImpl(const DecoderConfig& given);
-  /// Returns logits of the token after each of `ids` [batch, length]. Throws ValueError for other dims and, with
-  /// learned positions, for more than config.max_position_embeddings of them.
-  at::Tensor forward(const at::Tensor& ids);
+  /// Returns logits [batch, length, vocab_size] of the token after each of `ids` [batch, length]. Throws ValueError for
+  /// other dims, a cache that is too short and, with learned positions, a segment that is longer than
+  /// config.max_position_embeddings.
+  at::Tensor forward(const at::Tensor& ids, DecoderInputs inputs = {});
 
   DecoderConfig config;
   std::string source = {};  // folder that from_pretrained read
@@ -116,12 +135,18 @@ struct DecoderImpl : torch::nn::Module {
   TiedLinear tied_lm_head{nullptr};  // null unless tied; registered as lm_head too
 
  private:
-  Positions make_positions(const RotaryConfig* rotary, bool slides, const at::Tensor& x) const;
+  struct TokenPlaces;
+
+  TokenPlaces find_places(const at::Tensor& ids, const DecoderInputs& inputs) const;
+  Positions make_positions(const RotaryConfig* rotary, bool slides, const TokenPlaces& places,
+                           const at::TensorOptions& options) const;
 };
 TESSERA_MODULE(Decoder);
 
 /// Returns the mean of -log p of each next token, in float32. `labels` [batch, length] are usually the ids themselves;
-/// -100 marks those that do not count.
-at::Tensor next_token_loss(const at::Tensor& logits, const at::Tensor& labels);
+/// -100 marks those that do not count. `count` divides the sum in place of their number: with that of all ranks by the
+/// number of ranks, gradients that are averaged over the ranks are those of the whole batch.
+at::Tensor next_token_loss(const at::Tensor& logits, const at::Tensor& labels,
+                           std::optional<double> count = std::nullopt);
 
 }  // namespace tessera::models

@@ -6,8 +6,6 @@
 #include <utility>
 
 #include "base/error.h"
-#include "checkpoint/format/json_text.h"
-#include "checkpoint/io/file_io.h"
 #include "models/config_reader.h"
 #include "models/decoder_families.h"
 #include "models/rotary_keys.h"
@@ -16,8 +14,6 @@ namespace tessera::models {
 
 namespace {
 
-constexpr uint64_t kMaxConfigBytes = uint64_t{16} << 20;
-constexpr int kMaxConfigDepth = 32;
 constexpr int64_t kMaxLayers = 100'000;
 
 const Names<c10::ScalarType> kDtypes = {{"float32", c10::ScalarType::Float},
@@ -324,14 +320,7 @@ void check_config(const DecoderConfig& config) {
 
 DecoderConfig parse_config(std::string_view text, const std::string& file,
                            const std::vector<std::string>& ignored_keys) {
-  dcp::check_json_depth(text, file, kMaxConfigDepth);
-  Json whole;
-  try {
-    whole = Json::parse(text.begin(), text.end());
-  } catch (const Json::exception& error) {
-    throw ValueError(fmt::format("{}: no JSON ({})", file, error.what()));
-  }
-  TESSERA_CHECK(ValueError, whole.is_object(), "{}: is {}; it must be an object", file, shown(whole));
+  const auto whole = parse_config_object(text, file);
   KeyReader reader(whole, file + ": ");
   const Json* const type = reader.find("model_type");
   DecoderConfig config;
@@ -353,7 +342,7 @@ DecoderConfig parse_config(std::string_view text, const std::string& file,
 }
 
 DecoderConfig read_config(const std::string& file, const std::vector<std::string>& ignored_keys) {
-  return parse_config(dcp::read_text(file, kMaxConfigBytes), file, ignored_keys);
+  return parse_config(read_config_text(file), file, ignored_keys);
 }
 
 std::string format_config(const DecoderConfig& config) {

@@ -108,7 +108,7 @@ ParallelPlan tensor_parallel_plan(const DecoderConfig& config, bool sequence_par
     if (!config.rotary) {
       plan.add("embed_positions",
                PrepareModuleOutput(
-                   {.output_layouts = {Replicate()}, .desired_output_layouts = {Shard(0)}, .use_local_output = false}));
+                   {.output_layouts = {Replicate()}, .desired_output_layouts = {Shard(1)}, .use_local_output = false}));
     }
   }
   return plan;

@@ -95,12 +95,11 @@ at::Tensor frequencies_of(const RotaryConfig& rotary, const DecoderConfig& confi
 
 }  // namespace
 
-RotaryTables rotary_tables(const RotaryConfig& rotary, const DecoderConfig& config, int64_t length,
-                           const at::TensorOptions& options) {
+RotaryTables rotary_tables(const RotaryConfig& rotary, const DecoderConfig& config, const at::Tensor& positions,
+                           int64_t length, const at::TensorOptions& options) {
   const c10::NoGradGuard no_grad;
   const auto frequencies = frequencies_of(rotary, config, length, options.device());
-  const auto positions = at::arange(length, frequencies.options());
-  const auto half = positions.unsqueeze(1) * frequencies;
+  const auto half = positions.to(frequencies.scalar_type()).unsqueeze(-1) * frequencies;
   const auto angles = at::cat({half, half}, -1);
   const double factor = rotary.type == Type::Yarn ? yarn_attention_factor(rotary) : 1;
   return {.cos = (angles.cos() * factor).to(options), .sin = (angles.sin() * factor).to(options)};

@@ -8,16 +8,16 @@
 
 namespace tessera::models {
 
-/// Cosines and sines [length, head_dim] by position; the two halves of the last dim are equal.
+/// Cosines and sines by position [..., head_dim]; the two halves of the last dim are equal.
 struct RotaryTables {
   at::Tensor cos;
   at::Tensor sin;
 };
 
-/// Computes tables for positions 0 to length - 1 in float32, then casts them to `options`. Dynamic scaling depends on
-/// this length alone, not on that of earlier calls.
-RotaryTables rotary_tables(const RotaryConfig& rotary, const DecoderConfig& config, int64_t length,
-                           const at::TensorOptions& options);
+/// Computes tables of `positions` of any sizes in float32, then casts them to `options`. All positions are below
+/// `length`, which dynamic scaling depends on, alone: not on that of earlier calls.
+RotaryTables rotary_tables(const RotaryConfig& rotary, const DecoderConfig& config, const at::Tensor& positions,
+                           int64_t length, const at::TensorOptions& options);
 
 /// Rotates `x` [..., length, head_dim].
 at::Tensor apply_rotary(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin);

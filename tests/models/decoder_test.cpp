@@ -101,6 +101,19 @@ TEST_CASE("labels of -100 do not count") {
                models::next_token_loss(model(ids.narrow(1, 0, 4)), ids.narrow(1, 0, 4)));
 }
 
+TEST_CASE("losses that are divided by a common count add up to the loss of the whole batch") {
+  models::Decoder model(small_config());
+  const auto ids = at::arange(16).view({2, 8});
+  auto labels = ids.clone();
+  labels[0].narrow(0, 2, 6).fill_(-100);  // one label counts in the first row, seven in the second
+  const auto part = [&](int64_t row) {
+    return models::next_token_loss(model(ids.narrow(0, row, 1)), labels.narrow(0, row, 1), /*count=*/8);
+  };
+  expect_close(part(0) + part(1), models::next_token_loss(model(ids), labels));
+  labels.fill_(-100);
+  CHECK(models::next_token_loss(model(ids), labels, 8).item<double>() == 0);
+}
+
 TEST_CASE("decoders refuse what they cannot compute") {
   auto config = small_config();
   models::Decoder model(config);

@@ -1,0 +1,232 @@
+// Trains a model of Hugging Face further: `./bazelw run //examples:finetune -- --data README.md --out tuned`
+// (-- --help for the options). run_rank() is the whole of it; the rest prepares and reports.
+
+#include <ATen/Parallel.h>
+#include <ATen/TensorOperators.h>
+#include <fmt/format.h>
+
+#include <chrono>
+#include <filesystem>
+#include <fstream>
+#include <memory>
+#include <optional>
+
+#include "base/error.h"
+#include "checkpoint/checkpoint.h"
+#include "checkpoint/checkpointer.h"
+#include "comm/collectives.h"
+#include "comm/local_launcher.h"
+#include "comm/process_group.h"
+#include "comm/shared_gradients.h"
+#include "data/token_dataset.h"
+#include "dtensor/clip_grad_norm.h"
+#include "examples/finetune/finetune_options.h"
+#include "examples/finetune/tiny_llama.h"
+#include "examples/train_gpt/progress_line.h"
+#include "models/generate.h"
+#include "models/pretrained.h"
+#include "optim/fused_optimizers.h"
+#include "optim/lr_schedule.h"
+
+namespace tessera::examples {
+namespace {
+
+template <class... Args>
+void print(fmt::format_string<Args...> format, Args&&... args) {
+  if (get_rank() == 0) {
+    write_out(fmt::format(format, std::forward<Args>(args)...) + "\n");
+  }
+}
+
+models::Decoder load_model(const FinetuneOptions& options, const DeviceMesh& mesh) {
+  models::DecoderLayout layout;
+  layout.sequence_parallel = options.sequence_parallel;
+  layout.recompute = options.recompute ? models::Recompute::Full : models::Recompute::None;
+  if (options.bf16) {
+    layout.precision = {.param_dtype = at::kBFloat16, .reduce_dtype = at::kFloat};
+  }
+  return models::from_pretrained(options.model, {.mesh = mesh, .layout = layout, .dtype = at::kFloat});
+}
+
+/// Whether the lines of a file are chats; the first one says.
+bool has_chats(const std::string& path) {
+  std::ifstream file(path);
+  std::string line;
+  std::getline(file, line);
+  return line.find("\"messages\"") != std::string::npos;
+}
+
+data::DataSource open_source(const FinetuneOptions& options, const std::string& path) {
+  if (std::filesystem::exists(path + ".idx")) {
+    return {.source = data::TokenFile{path}};
+  }
+  if (!path.ends_with(".jsonl")) {
+    return {.source = data::TextFiles{{path}}};
+  }
+  if (!has_chats(path)) {
+    return {.source = data::JsonLines{{path}}};
+  }
+  const auto chat_template = options.chat_template.empty() ? ChatTemplate::from_folder(options.model)
+                                                           : ChatTemplate::named(options.chat_template);
+  return {.source = data::Chats{{path}, chat_template}};
+}
+
+data::TokenDataset open_data(const FinetuneOptions& options, const models::DecoderConfig& config,
+                             const DeviceMesh& mesh) {
+  data::TokenDatasetOptions data{.tokenizer = Tokenizer::from_file(options.model + "/tokenizer.json"),
+                                 .vocab_size = config.vocab_size,
+                                 .sequence_length = options.sequence_length,
+                                 .fill = options.pad ? data::Fill::Pad : data::Fill::Pack,
+                                 .long_documents = data::LongDocuments::Cut,
+                                 .seed = options.seed,
+                                 .threads = options.threads,
+                                 .mesh = mesh};
+  for (const auto& path : options.data) {
+    data.sources.push_back(open_source(options, path));
+  }
+  const auto stop_tokens = models::read_generation_options(options.model).stop_tokens;
+  if (!stop_tokens.empty()) {
+    data.eos_id = stop_tokens.front();
+  }
+  return data::TokenDataset(data);
+}
+
+optim::FusedAdamW make_optimizer(const FinetuneOptions& options, const models::Decoder& model) {
+  std::vector<at::Tensor> matrices, vectors;
+  for (const auto& parameter : model->parameters()) {
+    (parameter.dim() == 2 ? matrices : vectors).push_back(parameter);
+  }
+  std::vector<torch::optim::OptimizerParamGroup> groups;
+  for (const auto& [parameters, decay] : {std::pair(matrices, options.weight_decay), std::pair(vectors, 0.0)}) {
+    groups.emplace_back(parameters, std::make_unique<torch::optim::AdamWOptions>(
+                                        torch::optim::AdamWOptions(options.lr).betas({0.9, 0.95}).weight_decay(decay)));
+  }
+  return optim::FusedAdamW(groups);
+}
+
+/// Trains on one global batch. Returns its mean loss per token that counts.
+double train_step(models::Decoder& model, const data::Batch& batch, const DeviceMesh& dp) {
+  const auto count = (batch.labels.narrow(1, 1, batch.labels.size(1) - 1) != -100).sum().to(at::kDouble);
+  all_reduce(count, ReduceOp::Sum, dp.group("dp"));
+  const double tokens = std::max(count.item<double>(), 1.0);
+  const auto logits = model->forward(batch.ids, {.segment_ids = batch.segment_ids});
+  // Gradients are averaged over the ranks of dp; so this is their sum, over all tokens.
+  const auto loss = models::next_token_loss(logits, batch.labels, tokens / static_cast<double>(dp.size()));
+  loss.backward();
+  const auto mean = loss.detach().to(at::kDouble);
+  all_reduce(mean, ReduceOp::Avg, dp.group("dp"));
+  return mean.item<double>();
+}
+
+/// Returns the number of steps that are done.
+int64_t resume(const FinetuneOptions& options, dcp::Checkpointer& checkpointer, models::Decoder& model,
+               optim::FusedAdamW& optimizer, data::TokenDataset& dataset) {
+  const auto path = checkpointer.latest_valid();
+  if (!path) {
+    print("no checkpoint in {}: training starts", options.checkpoint_dir);
+    return 0;
+  }
+  dcp::State state{.model = dcp::get_model_state_dict(model),
+                   .optimizer = dcp::optimizer_state_to_load(*path, *model, optimizer),
+                   .user = dataset.state_dict()};
+  state.user["step"] = int64_t{0};
+  dcp::load(*path, state);
+  dcp::set_optimizer_state_dict(model, optimizer, state.optimizer);
+  dataset.load_state_dict(state.user);
+  const auto step = std::get<int64_t>(state.user.at("step"));
+  print("resumed from {}: {} steps are done, the next sample is {}", *path, step, dataset.next_sample());
+  return step;
+}
+
+void run_rank(const FinetuneOptions& options) {
+  at::set_num_threads(options.threads);
+  enable_shared_gradients();
+  init_process_group();
+  check_finetune_options(options, get_world_size());
+  const auto mesh = init_device_mesh(at::kCPU, {get_world_size() / options.tp, options.tp}, {"dp", "tp"});
+  const auto dp = mesh["dp"];
+
+  auto model = load_model(options, mesh);
+  auto dataset = open_data(options, model->config, mesh);
+  auto optimizer = make_optimizer(options, model);
+  const auto schedule =
+      optim::cosine_schedule({.warmup_steps = options.warmup, .total_steps = options.steps, .min_ratio = 0.1});
+  const auto base_lrs = optim::get_lrs(optimizer);
+  print("{} on {} ranks ({} for data, {} for matrices); {} tokens, {} samples an epoch", options.model,
+        get_world_size(), dp.size(), options.tp, dataset.num_tokens(), dataset.samples_per_epoch());
+
+  std::optional<dcp::Checkpointer> checkpointer;
+  int64_t done = 0;
+  if (!options.checkpoint_dir.empty()) {
+    checkpointer.emplace(options.checkpoint_dir, dcp::CheckpointerOptions{.keep_last = 2});
+    done = options.resume ? resume(options, *checkpointer, model, optimizer, dataset) : 0;
+  }
+
+  const int64_t print_every = std::max<int64_t>(1, options.steps / 20);
+  auto last_print = std::chrono::steady_clock::now();
+  for (int64_t step = done; step < options.steps; ++step) {
+    optimizer.zero_grad();
+    const auto batch = dataset.next_batch(options.batch, {.rank = dp.local_rank("dp"), .ranks = dp.size()});
+    const double loss = train_step(model, batch, dp);
+    const double norm = options.clip > 0 ? clip_grad_norm_(model->parameters(), options.clip).item<double>() : 0;
+    optim::set_lrs(optimizer, base_lrs, schedule(step + 1));
+    optimizer.step();
+    if ((step + 1) % print_every == 0 || step + 1 == options.steps) {
+      const auto now = std::chrono::steady_clock::now();
+      const int64_t steps = std::min(print_every, step + 1 - done);
+      print("step {}/{}  loss {:.4f}  norm {:.2f}  {:.0f} tokens/s", step + 1, options.steps, loss, norm,
+            static_cast<double>(steps * options.batch * options.sequence_length) /
+                std::chrono::duration<double>(now - last_print).count());
+      last_print = now;
+    }
+    if (checkpointer && options.save_every > 0 && (step + 1) % options.save_every == 0) {
+      dcp::State state{.model = dcp::get_model_state_dict(model),
+                       .optimizer = dcp::get_optimizer_state_dict(model, optimizer),
+                       .user = dataset.state_dict()};
+      state.user["step"] = step + 1;
+      checkpointer->async_save(step + 1, state);
+    }
+  }
+  if (checkpointer) {
+    checkpointer->wait();
+  }
+  models::save_pretrained(model, options.out);
+  print("saved {}", options.out);
+  destroy_process_group();
+}
+
+/// Makes the folder of the tiny model, if that is what the user wants.
+void prepare_model(const std::string& folder) {
+  if (std::filesystem::exists(folder + "/config.json")) {
+    return;
+  }
+  TESSERA_CHECK(ValueError,
+                std::filesystem::path(folder).filename() == "tiny-llama" && !std::filesystem::exists(folder),
+                "--model {}: has no config.json; give a folder of Hugging Face, or a new tiny-llama", folder);
+  at::set_num_threads(1);
+  write_tiny_llama(folder);
+  write_out(fmt::format("made {}, a random model over bytes\n", folder));
+}
+
+}  // namespace
+}  // namespace tessera::examples
+
+int main(int argc, char** argv) {
+  using namespace tessera;
+  std::optional<examples::FinetuneOptions> options;
+  int exit_code = 0;
+  const int failed = report_errors([&] {
+    options = examples::parse_finetune_options(argc, argv, exit_code);
+    if (options && !launched_as_rank()) {
+      check_finetune_options(*options, options->nproc);
+      examples::prepare_model(options->model);
+    }
+  });
+  if (failed != 0 || !options) {
+    return failed != 0 ? failed : exit_code;
+  }
+  if (options->nproc > 1 && !launched_as_rank()) {
+    return launch_local({.nproc = options->nproc});
+  }
+  return report_errors([&] { examples::run_rank(*options); });
+}

@@ -1,0 +1,127 @@
+#include "examples/finetune/finetune_options.h"
+
+#include <CLI/CLI.hpp>
+#include <filesystem>
+
+#include "base/error.h"
+#include "examples/train_gpt/data_path.h"
+
+namespace tessera::examples {
+
+namespace {
+
+constexpr const char* kDescription =
+    "Trains a model of Hugging Face further on texts or chats, sharded over several processes, and writes a folder "
+    "that\n"
+    "transformers opens. Started by torchrun, mpirun or srun it uses their ranks; otherwise it starts --nproc "
+    "processes.";
+
+constexpr const char* kExamples =
+    "Examples:\n"
+    "  ./bazelw run //examples:finetune -- --data README.md --out tuned\n"
+    "  ./bazelw run //examples:finetune -- --model Llama-3.2-1B --data corpus.jsonl --out tuned --nproc 4 --tp 2 \\\n"
+    "      --lr 2e-5 --sequence-length 2048 --save-every 50 --checkpoint-dir run\n"
+    "  ./bazelw run //examples:generate -- --model tuned --prompt 'Once upon a time'";
+
+void add_layout(CLI::App& app, FinetuneOptions& options) {
+  const char* group = "Layout";
+  app.add_option("--nproc", options.nproc, "processes to start")->capture_default_str()->group(group);
+  app.add_option("--tp", options.tp, "ranks that each matrix is sharded over; they see the same data")
+      ->capture_default_str()
+      ->group(group);
+  app.add_flag("--sp", options.sequence_parallel, "with --tp: shard activations along the sequence too")->group(group);
+  app.add_flag("--recompute", options.recompute, "compute each layer's activations again in backward")->group(group);
+  app.add_flag("--bf16", options.bf16, "gather and compute in bfloat16; shards and optimizer stay float32")
+      ->group(group);
+  app.add_option("--threads", options.threads, "threads of each process")->capture_default_str()->group(group);
+}
+
+void add_training(CLI::App& app, FinetuneOptions& options) {
+  const char* group = "Training";
+  app.add_option("--steps", options.steps, "optimizer steps")->capture_default_str()->group(group);
+  app.add_option("--batch", options.batch, "samples per step, over all ranks")->capture_default_str()->group(group);
+  app.add_option("--sequence-length", options.sequence_length, "tokens of a sample")
+      ->capture_default_str()
+      ->group(group);
+  app.add_flag("--pad", options.pad, "a document a sample, cut or padded; default: packed one after the other")
+      ->group(group);
+  app.add_option("--chat-template", options.chat_template, "name of the chats' format; default: the model's own")
+      ->group(group);
+  app.add_option("--lr", options.lr, "peak learning rate; it falls on a cosine to a tenth")
+      ->capture_default_str()
+      ->group(group);
+  app.add_option("--warmup", options.warmup, "steps in which the rate rises")->capture_default_str()->group(group);
+  app.add_option("--weight-decay", options.weight_decay, "of matrices")->capture_default_str()->group(group);
+  app.add_option("--clip", options.clip, "maximum norm of gradients; 0: any")->capture_default_str()->group(group);
+  app.add_option("--seed", options.seed, "of the order of samples")->capture_default_str()->group(group);
+}
+
+void check_positive(const char* name, int64_t value) {
+  TESSERA_CHECK(ValueError, value >= 1, "{} {}: must be at least 1", name, value);
+}
+
+}  // namespace
+
+std::optional<FinetuneOptions> parse_finetune_options(int argc, char** argv, int& exit_code) {
+  FinetuneOptions options;
+  CLI::App app(kDescription);
+  app.footer(kExamples);
+  app.add_option("--model", options.model, "folder with config.json, safetensors files and tokenizer.json")
+      ->capture_default_str();
+  app.add_option("--data", options.data, "files: .jsonl with \"text\" or \"messages\" in each line, others as text")
+      ->required();
+  app.add_option("--out", options.out, "new folder for the tuned model")->required();
+  add_layout(app, options);
+  add_training(app, options);
+  app.add_option("--save-every", options.save_every, "steps between checkpoints; 0: none")
+      ->capture_default_str()
+      ->group("Checkpoints");
+  app.add_option("--checkpoint-dir", options.checkpoint_dir, "folder of checkpoints")->group("Checkpoints");
+  app.add_flag("--resume", options.resume, "continue from the latest checkpoint, on any number of ranks")
+      ->group("Checkpoints");
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    exit_code = app.exit(error);
+    return std::nullopt;
+  }
+  options.model = path_from_caller(options.model);
+  options.out = path_from_caller(options.out);
+  for (auto& path : options.data) {
+    path = path_from_caller(path);
+  }
+  if (!options.checkpoint_dir.empty()) {
+    options.checkpoint_dir = path_from_caller(options.checkpoint_dir);
+  }
+  return options;
+}
+
+void check_finetune_options(const FinetuneOptions& options, int64_t world_size) {
+  check_positive("--nproc", options.nproc);
+  check_positive("--threads", options.threads);
+  check_positive("--steps", options.steps);
+  check_positive("--batch", options.batch);
+  TESSERA_CHECK(ValueError, options.sequence_length >= 2, "--sequence-length {}: must be at least 2",
+                options.sequence_length);
+  TESSERA_CHECK(ValueError, options.tp >= 1 && world_size % options.tp == 0,
+                "--tp {}: must divide the number of ranks, {}", options.tp, world_size);
+  const int64_t dp = world_size / options.tp;
+  TESSERA_CHECK(ValueError, options.batch >= dp,
+                "--batch {}: must be at least 1 for each of {} ranks that see own data", options.batch, dp);
+  TESSERA_CHECK(ValueError, !options.sequence_parallel || options.tp > 1, "--sp: needs --tp 2 or more");
+  TESSERA_CHECK(ValueError, options.lr > 0, "--lr {}: must be above 0", options.lr);
+  TESSERA_CHECK(ValueError, options.warmup >= 0 && options.warmup < options.steps,
+                "--warmup {}: must be from 0 to --steps - 1, {}", options.warmup, options.steps - 1);
+  TESSERA_CHECK(ValueError, options.clip >= 0, "--clip {}: must be at least 0", options.clip);
+  TESSERA_CHECK(ValueError, options.weight_decay >= 0, "--weight-decay {}: must be at least 0", options.weight_decay);
+  TESSERA_CHECK(ValueError, options.save_every >= 0, "--save-every {}: must be at least 0", options.save_every);
+  TESSERA_CHECK(ValueError, options.checkpoint_dir.empty() == (options.save_every == 0 && !options.resume),
+                "--checkpoint-dir: goes with --save-every or --resume, and these with it");
+  for (const auto& path : options.data) {
+    TESSERA_CHECK(ValueError, std::filesystem::exists(path) || std::filesystem::exists(path + ".idx"),
+                  "--data {}: does not exist", path);
+  }
+  TESSERA_CHECK(ValueError, !std::filesystem::exists(options.out), "--out {}: exists; give a new folder", options.out);
+}
+
+}  // namespace tessera::examples

@@ -1,0 +1,54 @@
+#pragma once
+// The command line of finetune.
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace tessera::examples {
+
+struct FinetuneOptions {
+  /// Folder of Hugging Face. "tiny-llama", if there is no such folder, is made: a random model over bytes.
+  std::string model = "tiny-llama";
+  /// Files: .jsonl with "text" or "messages", prefixes of token files, and others as plain text.
+  std::vector<std::string> data;
+  /// Folder that the tuned model is written to.
+  std::string out;
+
+  /// Ranks that the program starts itself; ignored under a launcher.
+  int nproc = 2;
+  int threads = 1;
+  int64_t tp = 1;
+  bool sequence_parallel = false;
+  bool recompute = false;
+  bool bf16 = false;
+
+  int64_t steps = 100;
+  /// Samples per step, over all ranks.
+  int64_t batch = 8;
+  int64_t sequence_length = 128;
+  /// A document a sample, rather than documents packed one after the other.
+  bool pad = false;
+  /// Name of a chat template, in place of the model's own.
+  std::string chat_template;
+  double lr = 1e-3;
+  int64_t warmup = 10;
+  double weight_decay = 0.01;
+  double clip = 1;
+  uint64_t seed = 1;
+
+  /// Steps between checkpoints; 0: none.
+  int64_t save_every = 0;
+  std::string checkpoint_dir;
+  bool resume = false;
+};
+
+/// Parses the command line. Returns nothing if it has printed help, or an error: then the program ends with
+/// `exit_code`.
+std::optional<FinetuneOptions> parse_finetune_options(int argc, char** argv, int& exit_code);
+
+/// Throws ValueError that names the first option that does not fit the others, or the number of ranks.
+void check_finetune_options(const FinetuneOptions& options, int64_t world_size);
+
+}  // namespace tessera::examples

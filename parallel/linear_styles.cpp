@@ -10,6 +10,7 @@
 #include "base/error.h"
 #include "nn/hooks/hook_point.h"
 #include "nn/hooks/recomputable_call.h"
+#include "nn/lora_adapter.h"
 #include "parallel/style_tensors.h"
 
 namespace tessera {
@@ -37,20 +38,37 @@ Layer known_layer(const ParallelStyle& style, const StyleTarget& target) {
 struct ParameterPlacements {
   Placement weight;
   Placement bias = Replicate();
+  Placement lora_A = Replicate(), lora_B = Replicate();  // of nn::LoraAdapter
 };
 
+/// An adapter's B has the rows of the layer's weight, and its A the columns.
 ParameterPlacements colwise_parameters(Layer layer) {
-  return layer == Layer::Linear ? ParameterPlacements{Shard(0), Shard(0)} : ParameterPlacements{Shard(1)};
+  return layer == Layer::Linear ? ParameterPlacements{.weight = Shard(0), .bias = Shard(0), .lora_B = Shard(0)}
+                                : ParameterPlacements{.weight = Shard(1)};
 }
 
 ParameterPlacements rowwise_parameters(Layer layer) {
-  return {layer == Layer::Linear ? Shard(1) : Shard(0)};
+  return layer == Layer::Linear ? ParameterPlacements{.weight = Shard(1), .lora_A = Shard(1)}
+                                : ParameterPlacements{.weight = Shard(0)};
+}
+
+/// Calls `visit(module, name, placement)` for each parameter of the layer.
+template <class Visit>
+void for_each_parameter(const StyleTarget& target, const ParameterPlacements& placements, const Visit& visit) {
+  visit(target.module, "weight", placements.weight);
+  visit(target.module, "bias", placements.bias);
+  if (const auto adapter = nn::find_lora_adapter(target.module)) {
+    visit(*adapter->lora_A.ptr(), "weight", placements.lora_A);
+    visit(*adapter->lora_B.ptr(), "weight", placements.lora_B);
+  }
 }
 
 void check_layer(const ParallelStyle& style, const StyleTarget& target, const ParameterPlacements& placements) {
   hook_point(target.module, style.describe(target));
-  check_style_parameter(style, target, target.module, "weight", placements.weight);
-  check_style_parameter(style, target, target.module, "bias", placements.bias);
+  const auto check = [&](const torch::nn::Module& module, const char* name, const Placement& placement) {
+    check_style_parameter(style, target, module, name, placement);
+  };
+  for_each_parameter(target, placements, check);
 }
 
 /// What a layer's hooks do.
@@ -73,8 +91,10 @@ void check_input_features(const at::Tensor& input, const LayerFlow& flow) {
 
 void apply_layer(const ParallelStyle& style, const StyleTarget& target, const ParameterPlacements& placements,
                  const LayerFlow& flow) {
-  distribute_style_parameter(style, target, target.module, "weight", placements.weight);
-  distribute_style_parameter(style, target, target.module, "bias", placements.bias);
+  const auto distribute = [&](torch::nn::Module& module, const char* name, const Placement& placement) {
+    distribute_style_parameter(style, target, module, name, placement);
+  };
+  for_each_parameter(target, placements, distribute);
   auto& point = hook_point(target.module, flow.input.where);
   point.register_forward_pre_hook([flow, mesh = target.mesh](HookPoint&, TensorRefs inputs) {
     TESSERA_CHECK(ValueError, !inputs.empty(), "{}: forward was called with an undefined tensor", flow.input.where);

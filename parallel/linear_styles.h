@@ -19,7 +19,8 @@ struct ColwiseParallelOptions {
   bool even_shards = false;                             // see style_tensors.h
 };
 
-/// Shards a Linear's weight and bias on dim 0, or an Embedding's weight on dim 1, and replicates the input.
+/// Shards a Linear's weight and bias on dim 0, or an Embedding's weight on dim 1, and replicates the input. An adapter
+/// (nn/lora_adapter.h) is sharded like the weight: here its B on dim 0, under RowwiseParallel its A on dim 1.
 class ColwiseParallel : public ParallelStyle {
  public:
   explicit ColwiseParallel(ColwiseParallelOptions options = {}) : options_(options) {}

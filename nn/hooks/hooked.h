@@ -37,6 +37,7 @@
 #include "nn/hooks/clone.h"
 #include "nn/hooks/forward_signature.h"
 #include "nn/hooks/hook_point.h"
+#include "nn/hooks/linear_adapter.h"
 #include "nn/hooks/python_forward.h"
 #include "nn/hooks/run_with_hooks.h"
 
@@ -130,7 +131,10 @@ class HookedModule : public Impl, public HookPoint {
   /// Runs Impl's forward, or Python's if libtorch's differs (nn/hooks/python_forward.h).
   template <class... Args>
   decltype(auto) call_impl(Args&&... args) {
-    if constexpr (has_python_forward<Impl>) {
+    if constexpr (has_linear_forward<Impl>) {
+      const auto adapter = HookPoint::find<LinearAdapter>();
+      return python_forward(static_cast<Impl&>(*this), std::forward<Args>(args)..., adapter.get());
+    } else if constexpr (has_python_forward<Impl>) {
       return python_forward(static_cast<Impl&>(*this), std::forward<Args>(args)...);
     } else {
       return Impl::forward(std::forward<Args>(args)...);

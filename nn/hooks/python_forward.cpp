@@ -208,8 +208,9 @@ at::Tensor feed_forward(Layer& layer, const at::Tensor& x) {
 
 }  // namespace
 
-at::Tensor python_forward(torch::nn::LinearImpl& layer, const at::Tensor& input) {
-  return at::linear(input, layer.weight, layer.bias);
+at::Tensor python_forward(torch::nn::LinearImpl& layer, const at::Tensor& input, const LinearAdapter* adapter) {
+  auto output = at::linear(input, layer.weight, layer.bias);
+  return adapter ? adapter->add_to(output, input) : output;
 }
 
 std::tuple<at::Tensor, at::Tensor> python_forward(MultiheadAttentionImpl& layer, const at::Tensor& query,

@@ -13,6 +13,7 @@
 #include <type_traits>
 
 #include "nn/hooks/forward_signature.h"
+#include "nn/hooks/linear_adapter.h"
 
 namespace torch::nn {
 class LinearImpl;
@@ -42,7 +43,16 @@ inline constexpr bool has_python_forward<Impl> =
               torch::nn::MultiheadAttentionImpl, torch::nn::TransformerDecoderLayerImpl,
               torch::nn::TransformerEncoderLayerImpl>;
 
-at::Tensor python_forward(torch::nn::LinearImpl& layer, const at::Tensor& input);
+/// True if the forward of Impl is Linear's, which takes a LinearAdapter.
+template <class Impl>
+inline constexpr bool has_linear_forward = false;
+template <HasOneForward Impl>
+inline constexpr bool has_linear_forward<Impl> =
+    std::is_same_v<typename ClassOfMember<decltype(&Impl::forward)>::type, torch::nn::LinearImpl>;
+
+/// `adapter` may be null.
+at::Tensor python_forward(torch::nn::LinearImpl& layer, const at::Tensor& input,
+                          const LinearAdapter* adapter = nullptr);
 
 /// Throws ValueError for inputs and masks of other sizes or dtypes than torch.nn.MultiheadAttention takes.
 std::tuple<at::Tensor, at::Tensor> python_forward(torch::nn::MultiheadAttentionImpl& layer, const at::Tensor& query,

@@ -23,6 +23,7 @@
 #include "checkpoint/rank_sync.h"
 #include "dtensor/dtensor.h"
 #include "fully_shard/to_empty.h"
+#include "models/adapter.h"
 #include "models/weight_names.h"
 #include "nn/meta_device.h"
 
@@ -110,6 +111,9 @@ std::vector<Request> make_requests(const Decoder& model, const std::string& fold
   const auto& type = model->config.model_type;
   Requests requests;
   for (const auto& item : model->named_parameters()) {
+    if (is_lora_parameter(item.key())) {
+      continue;
+    }
     Request request{.part = dcp::local_part(dcp::Section::Model, item.key(), item.value()),
                     .source = weight_source(type, item.key())};
     if (const auto* stored = find_stored(tensors, type, request.source.key)) {
@@ -204,6 +208,16 @@ DecoderConfig read_shared_config(const std::string& folder, const FromPretrained
   return config;
 }
 
+void add_adapters(Decoder& model, const FromPretrainedOptions& options) {
+  TESSERA_CHECK(ValueError, !options.lora || options.adapter.empty(),
+                "from_pretrained: lora and adapter are both given; \"{}\" has a config of its own", options.adapter);
+  if (!options.adapter.empty()) {
+    add_lora(model, read_adapter_config(model, options.adapter));
+  } else if (options.lora) {
+    add_lora(model, *options.lora);
+  }
+}
+
 /// Returns one stored tensor, made of the parameters that are its parts.
 at::Tensor joined(std::vector<at::Tensor> parts, bool is_transposed) {
   if (parts.size() > 1) {
@@ -254,6 +268,7 @@ Decoder from_pretrained(const std::string& folder, const FromPretrainedOptions& 
     model = Decoder(config);
     model->to(config.dtype);
   }
+  add_adapters(model, options);
   at::Device device = options.device;
   if (options.mesh) {
     lay_out(model, *options.mesh, options.layout);
@@ -262,10 +277,17 @@ Decoder from_pretrained(const std::string& folder, const FromPretrainedOptions& 
   to_empty(model, device);
   load_weights(model, folder, options.variant, ranks);
   model->source = folder;
+  if (!options.adapter.empty()) {
+    load_adapter(model, options.adapter);
+  } else {
+    reset_lora(model);
+  }
   return model;
 }
 
 void save_pretrained(Decoder& model, const std::string& folder, const SavePretrainedOptions& options) {
+  TESSERA_CHECK(StateError, lora_layers(model).empty(),
+                "save_pretrained: the model has adapters; call merge_lora first, or save_adapter for these alone");
   const auto ranks = dcp::RankSync::all();
   std::string text;
   ranks.on_all_ranks([&] {

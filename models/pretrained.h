@@ -19,6 +19,7 @@
 #include <vector>
 
 #include "device_mesh/device_mesh.h"
+#include "lora/lora.h"
 #include "models/decoder.h"
 #include "models/decoder_layout.h"
 
@@ -31,6 +32,8 @@ struct FromPretrainedOptions {
   at::Device device = at::kCPU;                        // without a mesh, which has its own
   std::string variant = {};                            // of the files: "fp16" for model.fp16.safetensors
   std::vector<std::string> ignored_config_keys = {};   // see parse_config
+  std::optional<LoraConfig> lora = std::nullopt;       // adds new adapters, and freezes what is read
+  std::string adapter = {};                            // folder of adapters to add and read (adapter.h)
 };
 
 /// Builds the folder's model without memory, lays it out, and reads this rank's shards of the weights. Throws
@@ -43,7 +46,8 @@ struct SavePretrainedOptions {
 };
 
 /// Writes a new folder that transformers opens: weights in the parameters' dtype with their index, config.json, and
-/// tokenizer and generation files of the folder that the model came from. config.json comes last.
+/// tokenizer and generation files of the folder that the model came from. config.json comes last. Throws StateError for
+/// a model with adapters.
 void save_pretrained(Decoder& model, const std::string& folder, const SavePretrainedOptions& options = {});
 
 }  // namespace tessera::models

@@ -1,4 +1,4 @@
-"""A Python with torch, safetensors, tokenizers and transformers, for tests that compare with them or read what they write.
+"""A Python with torch, safetensors, tokenizers, transformers and peft, for tests that compare with them.
 
 @peer_python//:python is a program: CPython 3.11 with libtorch's own wheel, which @libtorch has installed already, and
 the small packages of requirements.txt. Where that cannot be had (LIBTORCH names another libtorch, no CPython 3.11, no
@@ -53,7 +53,7 @@ def _make(ctx):
     if not python:
         return _NO_PYTHON.format(reason = "there is no CPython 3.11, which the pinned torch wheel is for")
     torch = ctx.path(Label("@libtorch//:site/torch/version.py")).realpath.dirname.dirname
-    installed = install_wheels(ctx, "peer_python", "Python packages for tests (a download of 48 MB, once per machine)")
+    installed = install_wheels(ctx, "peer_python", "Python packages for tests (a download of 50 MB, once per machine)")
     if installed.error:
         reason = "pip could not install the packages of third_party/peer_python; once it can, run " + \
                  "./bazelw sync --only=peer_python:\n" + installed.error

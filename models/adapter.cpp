@@ -1,0 +1,296 @@
+#include "models/adapter.h"
+
+#include <fmt/ranges.h>
+#include <torch/nn/modules/linear.h>
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <set>
+#include <utility>
+#include <vector>
+
+#include "base/error.h"
+#include "checkpoint/checkpoint.h"
+#include "checkpoint/format/json_text.h"
+#include "checkpoint/io/checkpoint_index.h"
+#include "checkpoint/io/file_io.h"
+#include "checkpoint/rank_sync.h"
+#include "models/weight_names.h"
+
+namespace tessera::models {
+
+namespace {
+
+using nlohmann::json;
+
+constexpr uint64_t kMaxAdapterConfigBytes = uint64_t{16} << 20;
+constexpr int kMaxAdapterConfigDepth = 32;
+constexpr std::string_view kAdapterPrefix = "base_model.model.";
+
+// Keys of adapter_config.json that do not matter here: which layers have adapters, the file's tensors say.
+constexpr std::array kHarmlessAdapterKeys = {"task_type",
+                                             "auto_mapping",
+                                             "peft_version",
+                                             "base_model_name_or_path",
+                                             "revision",
+                                             "inference_mode",
+                                             "target_modules",
+                                             "exclude_modules",
+                                             "layers_to_transform",
+                                             "layers_pattern",
+                                             "fan_in_fan_out",
+                                             "megatron_core",
+                                             "qalora_group_size",
+                                             "eva_config",
+                                             "arrow_config"};
+
+// Initial values that leave the model's own weights as they are.
+constexpr std::array kPlainInits = {"gaussian", "orthogonal", "eva"};
+
+std::string config_file(const std::string& folder) {
+  return folder + "/adapter_config.json";
+}
+
+std::string tensor_file(const std::string& folder) {
+  return folder + "/adapter_model.safetensors";
+}
+
+/// What PEFT calls a layer: "model.layers.0.self_attn.q_proj". None for one that is a part of a fused matrix.
+std::optional<std::string> stored_path(const Decoder& model, const std::string& path) {
+  const auto source = weight_source(model->config.model_type, path + ".weight");
+  if (source.parts > 1) {
+    return std::nullopt;
+  }
+  return source.key.substr(0, source.key.rfind('.'));
+}
+
+std::string last_name(const std::string& path) {
+  return path.substr(path.rfind('.') + 1);  // all of a path without a dot
+}
+
+/// Throws ValueError that names the file, the key, its value and what is allowed.
+class AdapterConfigReader {
+ public:
+  explicit AdapterConfigReader(std::string file) : file_(std::move(file)) {
+    const auto text = dcp::read_text(file_, kMaxAdapterConfigBytes);
+    dcp::check_json_depth(text, file_, kMaxAdapterConfigDepth);
+    try {
+      whole_ = json::parse(text);
+    } catch (const json::exception& error) {
+      throw ValueError(fmt::format("{}: no JSON ({})", file_, error.what()));
+    }
+    TESSERA_CHECK(ValueError, whole_.is_object(), "{}: not an object", file_);
+  }
+
+  /// Calls `is_allowed` with the value, null if it is missing.
+  json take(const std::string& key, const std::string& allowed, bool (*is_allowed)(const json&)) {
+    read_.insert(key);
+    const json value = whole_.contains(key) ? whole_[key] : json();
+    TESSERA_CHECK(ValueError, is_allowed(value), "{}: {} is {}; it must be {}", file_, key, value.dump(), allowed);
+    return value;
+  }
+
+  /// Each feature of PEFT that this package lacks is off where its key is missing, null, false or empty.
+  void check_rest() const {
+    std::vector<std::string> left;
+    for (const auto& [key, value] : whole_.items()) {
+      const bool is_off = value.is_null() || value == json(false) || (value.is_structured() && value.empty());
+      const bool is_harmless = std::ranges::find(kHarmlessAdapterKeys, key) != kHarmlessAdapterKeys.end();
+      if (!is_off && !is_harmless && !read_.contains(key)) {
+        left.push_back(fmt::format("{} ({})", key, value.dump()));
+      }
+    }
+    TESSERA_CHECK(ValueError, left.empty(), "{}: not supported: {}", file_, fmt::join(left, ", "));
+  }
+
+ private:
+  std::string file_;
+  json whole_;
+  std::set<std::string> read_;
+};
+
+bool is_plain_init(const json& value) {
+  return value.is_null() || value.is_boolean() ||
+         std::ranges::any_of(kPlainInits, [&](const char* name) { return value == json(name); });
+}
+
+/// Without target_modules.
+LoraConfig read_numbers(const std::string& folder) {
+  AdapterConfigReader reader(config_file(folder));
+  reader.take("peft_type", "\"LORA\"", [](const json& value) { return value == json("LORA"); });
+  reader.take("bias", "\"none\"", [](const json& value) { return value.is_null() || value == json("none"); });
+  reader.take("init_lora_weights", "true, false, \"gaussian\", \"orthogonal\" or \"eva\"", is_plain_init);
+  const auto r = reader.take("r", "an integer from 1 to 65536", [](const json& value) {
+    return value.is_number_integer() && value.get<double>() >= 1 && value.get<double>() <= 65536;
+  });
+  const auto alpha = reader.take("lora_alpha", "a number above 0",
+                                 [](const json& value) { return value.is_number() && value.get<double>() > 0; });
+  const auto dropout = reader.take("lora_dropout", "a number in [0, 1)", [](const json& value) {
+    return value.is_null() || (value.is_number() && value.get<double>() >= 0 && value.get<double>() < 1);
+  });
+  const auto rslora = reader.take("use_rslora", "true or false",
+                                  [](const json& value) { return value.is_null() || value.is_boolean(); });
+  reader.check_rest();
+  return {.target_modules = {},
+          .r = r.get<int64_t>(),
+          .lora_alpha = alpha.get<double>(),
+          .use_rslora = rslora.is_boolean() && rslora.get<bool>(),
+          .lora_dropout = dropout.is_null() ? 0 : dropout.get<double>()};
+}
+
+/// Paths of the decoder's layers for which the file has tensors. Throws CheckpointError for other tensors.
+std::vector<std::string> read_targets(const Decoder& model, const std::string& folder) {
+  auto index = dcp::open_checkpoint(tensor_file(folder));
+  auto& stored = index.tensors[dcp::Section::Model];
+  std::vector<std::string> targets;
+  for (const auto& item : model->named_modules("", /*include_self=*/false)) {
+    if (!dynamic_cast<const torch::nn::LinearImpl*>(item.value().get())) {
+      continue;
+    }
+    if (const auto path = stored_path(model, item.key())) {
+      const auto prefix = fmt::format("{}{}.", kAdapterPrefix, *path);
+      const auto found = stored.erase(prefix + "lora_A.weight") + stored.erase(prefix + "lora_B.weight");
+      if (found > 0) {  // one that is missing is an error when tensors are read
+        targets.push_back(item.key());
+      }
+    }
+  }
+  std::vector<std::string> left;
+  for (const auto& [key, tensor] : stored) {
+    left.push_back(key);
+  }
+  TESSERA_CHECK(
+      CheckpointError, left.empty(),
+      "{}: tensors that are no adapter of a linear layer of this {} (GPT-2's c_attn is three layers here, and "
+      "cannot be read): {}",
+      tensor_file(folder), model->config.model_type, fmt::join(left, ", "));
+  TESSERA_CHECK(CheckpointError, !targets.empty(), "{}: no adapters", tensor_file(folder));
+  return targets;
+}
+
+/// The config of the adapters that a model has.
+LoraConfig own_config(const Decoder& model) {
+  const auto layers = lora_layers(model);
+  TESSERA_CHECK(StateError, !layers.empty(), "save_adapter: the model has no adapters");
+  const auto& adapter = *layers[0].adapter;
+  LoraConfig config{.target_modules = {},
+                    .r = adapter.scale.r,
+                    .lora_alpha = adapter.scale.lora_alpha,
+                    .use_rslora = adapter.scale.use_rslora,
+                    .lora_dropout = adapter.dropout};
+  for (const auto& layer : layers) {
+    config.target_modules.push_back(layer.path);
+  }
+  return config;
+}
+
+/// PEFT's target_modules, which match the end of a path: the last name, if all layers of that name have adapters.
+std::vector<std::string> format_targets(const Decoder& model, const LoraConfig& config) {
+  std::map<std::string, std::vector<std::string>> without;  // by last name
+  std::map<std::string, std::vector<std::string>> with;
+  for (const auto& item : model->named_modules("", /*include_self=*/false)) {
+    if (dynamic_cast<const torch::nn::LinearImpl*>(item.value().get())) {
+      const auto path = stored_path(model, item.key());
+      const bool is_target = std::ranges::find(config.target_modules, item.key()) != config.target_modules.end();
+      TESSERA_CHECK(NotImplementedError, path || !is_target,
+                    "save_adapter: \"{}\" has an adapter, but PEFT's {} has query, key and value in one matrix, with "
+                    "one adapter; call merge_lora and save_pretrained, or leave these out of target_modules",
+                    item.key(), model->config.model_type);
+      if (path) {
+        (is_target ? with : without)[last_name(*path)].push_back(*path);
+      }
+    }
+  }
+  std::vector<std::string> targets;
+  for (const auto& [name, paths] : with) {
+    if (without.contains(name)) {
+      targets.insert(targets.end(), paths.begin(), paths.end());
+    } else {
+      targets.push_back(name);
+    }
+  }
+  return targets;
+}
+
+std::string format_adapter_config(const Decoder& model) {
+  const auto config = own_config(model);
+  const bool is_whole = config.lora_alpha == std::floor(config.lora_alpha) && config.lora_alpha < 1e9;
+  const json out = {{"peft_type", "LORA"},
+                    {"task_type", "CAUSAL_LM"},
+                    {"base_model_name_or_path", model->source.empty() ? json() : json(model->source)},
+                    {"inference_mode", true},
+                    {"r", config.r},
+                    {"lora_alpha", is_whole ? json(static_cast<int64_t>(config.lora_alpha)) : json(config.lora_alpha)},
+                    {"use_rslora", config.use_rslora},
+                    {"lora_dropout", config.lora_dropout},
+                    {"target_modules", format_targets(model, config)},
+                    {"bias", "none"},
+                    {"fan_in_fan_out", model->config.model_type == "gpt2"},  // Conv1D
+                    {"init_lora_weights", true}};
+  return out.dump(2) + "\n";
+}
+
+void check_same_adapters(const LoraConfig& own, const LoraConfig& read, const std::string& folder) {
+  const auto shown = [](const LoraConfig& config) {
+    auto paths = config.target_modules;
+    std::ranges::sort(paths);
+    return fmt::format("r {}, lora_alpha {}, use_rslora {}, layers ({})", config.r, config.lora_alpha,
+                       config.use_rslora, fmt::join(paths, ", "));
+  };
+  TESSERA_CHECK(ValueError, shown(own) == shown(read),
+                "load_adapter: {} has adapters with {}; the model's have {}. Load it with from_pretrained's option "
+                "adapter, or into a model without adapters",
+                folder, shown(read), shown(own));
+}
+
+/// The adapters' tensors by PEFT's keys. Throws StateError inside forward or backward.
+dcp::StateDict adapter_tensors(const Decoder& model) {
+  dcp::StateDict state;
+  const auto all = dcp::get_model_state_dict(model);
+  for (const auto& layer : lora_layers(model)) {
+    const auto path = stored_path(model, layer.path);
+    for (const std::string name : {".lora_A.weight", ".lora_B.weight"}) {
+      state[std::string(kAdapterPrefix) + *path + name] = all.at(layer.path + name);
+    }
+  }
+  return state;
+}
+
+}  // namespace
+
+void save_adapter(Decoder& model, const std::string& folder) {
+  const auto ranks = dcp::RankSync::all();
+  std::string text;
+  ranks.on_all_ranks([&] { text = format_adapter_config(model); });
+  ranks.on_rank0([&] { dcp::make_folder(folder); });
+  dcp::export_safetensors(tensor_file(folder), adapter_tensors(model));
+  ranks.on_rank0([&] {
+    dcp::write_text(config_file(folder), text);
+    dcp::sync_folder(folder);
+  });
+}
+
+void load_adapter(Decoder& model, const std::string& folder) {
+  const auto config = read_adapter_config(model, folder);
+  if (lora_layers(model).empty()) {
+    add_lora(model, config);
+  }
+  check_same_adapters(own_config(model), config, folder);
+  dcp::State state{.model = adapter_tensors(model)};
+  dcp::load(tensor_file(folder), state);
+}
+
+LoraConfig read_adapter_config(const Decoder& model, const std::string& folder) {
+  LoraConfig config;
+  dcp::RankSync::all().on_all_ranks([&] {
+    config = read_numbers(folder);
+    config.target_modules = read_targets(model, folder);
+  });
+  return config;
+}
+
+}  // namespace tessera::models

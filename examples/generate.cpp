@@ -27,6 +27,7 @@ namespace {
 
 struct Options {
   std::string model;
+  std::string adapter;
   std::string prompt = "Once upon a time";
   bool chat = false;
   std::string chat_template;
@@ -58,7 +59,7 @@ std::vector<int32_t> encode_prompt(const Options& options, const Tokenizer& toke
 void run_rank(const Options& options) {
   at::set_num_threads(options.threads);
   init_process_group();
-  models::FromPretrainedOptions load;
+  models::FromPretrainedOptions load{.adapter = options.adapter};
   if (get_world_size() > 1) {
     load.mesh = init_device_mesh(at::kCPU, {get_world_size()}, {"tp"});
   }
@@ -83,6 +84,7 @@ void run_rank(const Options& options) {
 std::optional<int> parse(int argc, char** argv, Options& options) {
   CLI::App app("Continues a text with a model in a folder of Hugging Face, on one process or sharded over several.");
   app.add_option("--model", options.model, "folder with config.json, model.safetensors and tokenizer.json")->required();
+  app.add_option("--adapter", options.adapter, "folder of PEFT with adapters of the model");
   app.add_option("--prompt", options.prompt, "the text to continue")->capture_default_str();
   app.add_flag("--chat", options.chat, "answer the prompt, as a chat in the model's own format");
   app.add_option("--chat-template", options.chat_template, "name of another format, such as chatml");
@@ -105,6 +107,9 @@ std::optional<int> parse(int argc, char** argv, Options& options) {
     return app.exit(error);
   }
   options.model = examples::path_from_caller(options.model);
+  if (!options.adapter.empty()) {
+    options.adapter = examples::path_from_caller(options.adapter);
+  }
   const auto seed = options.generate.seed;
   options.generate = models::read_generation_options(options.model);
   options.generate.seed = seed;

@@ -23,6 +23,8 @@
 #include "examples/finetune/finetune_options.h"
 #include "examples/finetune/tiny_llama.h"
 #include "examples/train_gpt/progress_line.h"
+#include "lora/lora.h"
+#include "models/adapter.h"
 #include "models/generate.h"
 #include "models/pretrained.h"
 #include "optim/fused_optimizers.h"
@@ -45,7 +47,11 @@ models::Decoder load_model(const FinetuneOptions& options, const DeviceMesh& mes
   if (options.bf16) {
     layout.precision = {.param_dtype = at::kBFloat16, .reduce_dtype = at::kFloat};
   }
-  return models::from_pretrained(options.model, {.mesh = mesh, .layout = layout, .dtype = at::kFloat});
+  models::FromPretrainedOptions load{.mesh = mesh, .layout = layout, .dtype = at::kFloat};
+  if (options.lora_rank > 0) {
+    load.lora = LoraConfig{.target_modules = {"*_proj"}, .r = options.lora_rank, .lora_alpha = options.lora_alpha};
+  }
+  return models::from_pretrained(options.model, load);
 }
 
 /// Whether the lines of a file are chats; the first one says.
@@ -190,7 +196,14 @@ void run_rank(const FinetuneOptions& options) {
   if (checkpointer) {
     checkpointer->wait();
   }
-  models::save_pretrained(model, options.out);
+  if (options.lora_rank > 0 && !options.merge_lora) {
+    models::save_adapter(model, options.out);
+  } else {
+    if (options.merge_lora) {
+      merge_lora(model);
+    }
+    models::save_pretrained(model, options.out);
+  }
   print("saved {}", options.out);
   destroy_process_group();
 }

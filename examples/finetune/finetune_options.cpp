@@ -56,6 +56,18 @@ void add_training(CLI::App& app, FinetuneOptions& options) {
   app.add_option("--seed", options.seed, "of the order of samples")->capture_default_str()->group(group);
 }
 
+void add_lora(CLI::App& app, FinetuneOptions& options) {
+  const char* group = "LoRA";
+  app.add_option("--lora-rank", options.lora_rank, "train adapters of this rank beside frozen weights; 0: the weights")
+      ->capture_default_str()
+      ->group(group);
+  app.add_option("--lora-alpha", options.lora_alpha, "their products are scaled by it, over the rank")
+      ->capture_default_str()
+      ->group(group);
+  app.add_flag("--merge-lora", options.merge_lora, "write the whole model, rather than the adapters for PEFT")
+      ->group(group);
+}
+
 void check_positive(const char* name, int64_t value) {
   TESSERA_CHECK(ValueError, value >= 1, "{} {}: must be at least 1", name, value);
 }
@@ -70,9 +82,10 @@ std::optional<FinetuneOptions> parse_finetune_options(int argc, char** argv, int
       ->capture_default_str();
   app.add_option("--data", options.data, "files: .jsonl with \"text\" or \"messages\" in each line, others as text")
       ->required();
-  app.add_option("--out", options.out, "new folder for the tuned model")->required();
+  app.add_option("--out", options.out, "new folder for the tuned model, or its adapters")->required();
   add_layout(app, options);
   add_training(app, options);
+  add_lora(app, options);
   app.add_option("--save-every", options.save_every, "steps between checkpoints; 0: none")
       ->capture_default_str()
       ->group("Checkpoints");
@@ -112,6 +125,8 @@ void check_finetune_options(const FinetuneOptions& options, int64_t world_size) 
   TESSERA_CHECK(ValueError, options.lr > 0, "--lr {}: must be above 0", options.lr);
   TESSERA_CHECK(ValueError, options.warmup >= 0 && options.warmup < options.steps,
                 "--warmup {}: must be from 0 to --steps - 1, {}", options.warmup, options.steps - 1);
+  TESSERA_CHECK(ValueError, options.lora_rank >= 0, "--lora-rank {}: must be at least 0", options.lora_rank);
+  TESSERA_CHECK(ValueError, options.lora_rank > 0 || !options.merge_lora, "--merge-lora: needs --lora-rank");
   TESSERA_CHECK(ValueError, options.clip >= 0, "--clip {}: must be at least 0", options.clip);
   TESSERA_CHECK(ValueError, options.weight_decay >= 0, "--weight-decay {}: must be at least 0", options.weight_decay);
   TESSERA_CHECK(ValueError, options.save_every >= 0, "--save-every {}: must be at least 0", options.save_every);

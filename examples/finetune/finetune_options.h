@@ -32,6 +32,11 @@ struct FinetuneOptions {
   bool pad = false;
   /// Name of a chat template, in place of the model's own.
   std::string chat_template;
+  /// Trains adapters of this rank in place of the weights; 0: the weights.
+  int64_t lora_rank = 0;
+  double lora_alpha = 16;
+  /// Writes weights with the adapters added, rather than a folder of PEFT.
+  bool merge_lora = false;
   double lr = 1e-3;
   int64_t warmup = 10;
   double weight_decay = 0.01;

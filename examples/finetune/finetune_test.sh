@@ -82,12 +82,22 @@ run "$finetune" --model "$work/tuned" --data "$work/chats.jsonl" --chat-template
   --sequence-length 128 --steps 3 --warmup 0 --out "$work/chat" || fail "chats: exit code $?"
 expect_output '^step 3/3  loss'
 
+# Adapters, as a folder of PEFT or added to the weights.
+run "$finetune" "${small[@]}" --out "$work/adapter" --lora-rank 4 --tp 2 || fail "--lora-rank: exit code $?"
+[[ -s $work/adapter/adapter_config.json && -s $work/adapter/adapter_model.safetensors ]] || fail "no adapter"
+run "$finetune" "${small[@]}" --out "$work/merged" --lora-rank 4 --merge-lora || fail "--merge-lora: exit code $?"
+[[ -s $work/merged/config.json ]] || fail "--merge-lora: no model"
+awk -v a="$first" -v b="$(loss_of 20)" 'BEGIN { exit !(b < 0.95 * a) }' || fail "adapters do not learn: $(loss_of 20)"
+
 # A tuned model continues texts, on one process and on three.
 run "$generate" --model "$work/tuned" --prompt 'line 7 says' --max-new-tokens 20 || fail "generate: exit code $?"
 expect_output '^line 7 says.'
 cp "$work/out" "$work/one"
 run "$generate" --model "$work/tuned" --prompt 'line 7 says' --max-new-tokens 20 --nproc 3 || fail "generate --nproc 3"
 cmp "$work/out" "$work/one" || fail "generate: three processes write another text"
+
+run "$generate" --model "$work/tiny-llama" --adapter "$work/adapter" --prompt 'line 7' --max-new-tokens 5 ||
+  fail "generate --adapter: exit code $?"
 
 expect_refused "$work/tuned: exists; give a new folder" "$finetune" "${small[@]}" --out "$work/tuned"
 expect_refused '--tp 3: must divide the number of ranks, 2' "$finetune" "${small[@]}" --out "$work/x" --tp 3

@@ -1,8 +1,8 @@
 #pragma once
 // Which sample comes when, and which tokens it has: pure functions on integers.
 //
-//   sources of weights 3 and 1:      samples 0 1 2 3 4 5 6 7 are   0/0 0/1 0/2 1/0 0/3 0/4 0/5 1/1   (source/its
-//   sample) documents of 5, 2 and 6 tokens,  packed into samples of 8:     [0, 5) [5, 7) [7, 8)   and   [8, 13)
+//   sources of weights 3 and 1: samples 0 to 7 are 0/0 0/1 0/2 1/0 0/3 0/4 0/5 1/1 (source / its sample)
+//   documents of 5, 2 and 6 tokens, packed into samples of 8: [0, 5) [5, 7) [7, 8) and [8, 13)
 //
 // Thread safety: pure.
 

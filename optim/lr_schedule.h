@@ -2,9 +2,9 @@
 // Learning-rate schedules: functions of the step alone, for any torch::optim optimizer.
 //
 //   const auto schedule = optim::cosine_schedule({.warmup_steps = 100, .total_steps = 1000, .min_ratio = 0.1});
-//   const auto base_lrs = optim::get_lrs(optimizer);         // before a checkpoint's rates, which are scaled, are
-//   loaded for (int64_t step = done; step < 1000; ++step) {         // resuming needs no more than the step
-//     optim::set_lrs(optimizer, base_lrs, schedule(step));   // each group's own rate times the factor
+//   const auto base_lrs = optim::get_lrs(optimizer);        // before a checkpoint is loaded, whose rates are scaled
+//   for (int64_t step = done; step < 1000; ++step) {        // resuming needs no more than the step
+//     optim::set_lrs(optimizer, base_lrs, schedule(step));  // each group's own rate times the factor
 //     ...
 //
 // Steps count from 0, and the factor of step 0 is 0 if there is a warm-up, as in transformers' schedules. After the

@@ -89,7 +89,7 @@ class AdapterConfigReader {
   /// Calls `is_allowed` with the value, null if it is missing.
   json take(const std::string& key, const std::string& allowed, bool (*is_allowed)(const json&)) {
     read_.insert(key);
-    const json value = whole_.contains(key) ? whole_[key] : json();
+    json value = whole_.contains(key) ? whole_[key] : json();
     TESSERA_CHECK(ValueError, is_allowed(value), "{}: {} is {}; it must be {}", file_, key, value.dump(), allowed);
     return value;
   }

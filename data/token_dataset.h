@@ -8,7 +8,8 @@
 //                               .sequence_length = 2048,
 //                               .seed = 1});
 //   const auto batch = dataset.next_batch(64, {.rank = dp_rank, .ranks = dp_size});   // 64 samples over all ranks
-//   models::next_token_loss(model(batch.ids, batch.segment_ids), batch.labels).backward();
+//   const auto logits = model->forward(batch.ids, {.segment_ids = batch.segment_ids});
+//   models::next_token_loss(logits, batch.labels).backward();
 //   ...
 //   state.user.merge(dataset.state_dict());                                           // into a checkpoint and back
 //   dcp::load(path, state);

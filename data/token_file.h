@@ -7,8 +7,9 @@
 //
 // <prefix>.idx, little-endian, for n sequences: "MMIDIDX\0\0", uint64 version 1, uint8 dtype, uint64 n, uint64 d, n x
 // int32 lengths in tokens, n x int64 places in .bin in bytes, d x int64 first sequences of documents, the last one n.
-// Dtypes are 1 uint8, 4 int32, 5 int64, 8 uint16; others are no token ids. Errors of files are ValueError with the
-// path. Thread safety: one thread at a time for a writer. Source: megatron/core/datasets/indexed_dataset.py.
+// Dtypes are 1 uint8, 4 int32, 5 int64, 8 uint16; others are no token ids. Errors of files are ValueErrors.
+//
+// Thread safety: one thread at a time for a writer. Source: megatron/core/datasets/indexed_dataset.py.
 
 #include <cstdint>
 #include <fstream>

@@ -8,8 +8,9 @@
 //     ...
 //
 // Steps count from 0, and the factor of step 0 is 0 if there is a warm-up, as in transformers' schedules. After the
-// last step the factor stays what it was there. All functions throw ValueError for numbers out of range. Thread safety:
-// values. Source: transformers/optimization.py.
+// last step the factor stays what it was there. All functions throw ValueError for numbers out of range.
+//
+// Thread safety: values. Source: transformers/optimization.py.
 
 #include <torch/optim/optimizer.h>
 

@@ -6,20 +6,22 @@
 //   const auto whole = chat.render({{"user", "Hi"}, {"assistant", "Hello!"}});            // to learn one
 //   const auto ids = encode_chat(tokenizer, whole);       // ids.is_assistant says which tokens the loss is of
 //
-//   named        published with                          form
-//   llama2       Llama 2 chat                            <s>[INST] Hi [/INST] Hello! </s>
-//   llama3       Llama 3 instruct                        <|start_header_id|>user<|end_header_id|> ... <|eot_id|>
-//   llama3.1     Llama 3.1, 3.2, 3.3 instruct            as llama3, after a system message with dates
-//   mistral-v0.1, mistral-v0.2                           Mistral 7B instruct, without system messages
-//   mistral-v1, mistral-v3, mistral-v3-tekken            the same since 2024, Mistral Large 2407, Mistral Nemo
-//   chatml       OpenHermes and many others              <|im_start|>user\nHi<|im_end|>\n
-//   qwen2, qwen2.5, qwen3                                as chatml; defaults of the system message, thinking
-//   gemma2, gemma3                                       <start_of_turn>user\nHi<end_of_turn>\n
+//   named                       published with                form
+//   llama2                      Llama 2 chat                  <s>[INST] Hi [/INST] Hello! </s>
+//   llama3                      Llama 3 instruct              <|start_header_id|>user<|end_header_id|> ... <|eot_id|>
+//   llama3.1                    Llama 3.1, 3.2, 3.3 instruct  as llama3, after a system message with dates
+//   mistral-v0.1, mistral-v0.2  Mistral 7B instruct of 2023   <s>[INST] Hi [/INST]Hello!</s>
+//   mistral-v1                  Mistral 7B instruct of 2024   <s> [INST] Hi [/INST] Hello!</s>
+//   mistral-v3                  Mistral Large 2407            <s>[INST] Hi[/INST] Hello!</s>
+//   mistral-v3-tekken           Mistral Nemo                  <s>[INST]Hi[/INST]Hello!</s>
+//   chatml                      OpenHermes and many others    <|im_start|>user\nHi<|im_end|>\n
+//   qwen2, qwen2.5, qwen3       Qwen2, Qwen2.5, Qwen3         as chatml, with a system message or thoughts
+//   gemma2, gemma3              Gemma 2, Gemma 3              <start_of_turn>user\nHi<end_of_turn>\n
 //
-// A folder's template is recognised by the hash of its text, so that a changed one is refused, with
-// NotImplementedError: then name one that it equals for plain chats. Messages are of "system", "user" and "assistant"
-// with a text: tools and images are refused by whoever reads them. Thread safety: values. Source: transformers'
-// apply_chat_template, which renders the same bytes.
+// A folder's template is recognised by the hash of its text, and a changed one is refused, with NotImplementedError:
+// then name one that it equals for plain chats. Messages are texts; tools and images are refused by whoever reads them.
+//
+// Thread safety: values. Source: transformers' apply_chat_template, which renders the same bytes.
 
 #include <cstddef>
 #include <cstdint>

@@ -213,8 +213,7 @@ void prepare_model(const std::string& folder) {
   if (std::filesystem::exists(folder + "/config.json")) {
     return;
   }
-  TESSERA_CHECK(ValueError,
-                std::filesystem::path(folder).filename() == "tiny-llama" && !std::filesystem::exists(folder),
+  TESSERA_CHECK(ValueError, is_tiny_llama(folder) && !std::filesystem::exists(folder),
                 "--model {}: has no config.json; give a folder of Hugging Face, or a new tiny-llama", folder);
   at::set_num_threads(1);
   write_tiny_llama(folder);

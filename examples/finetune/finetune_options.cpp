@@ -20,7 +20,7 @@ constexpr const char* kExamples =
     "Examples:\n"
     "  ./bazelw run //examples:finetune -- --data README.md --out tuned\n"
     "  ./bazelw run //examples:finetune -- --model Llama-3.2-1B --data corpus.jsonl --out tuned --nproc 4 --tp 2 \\\n"
-    "      --lr 2e-5 --sequence-length 2048 --save-every 50 --checkpoint-dir run\n"
+    "      --sequence-length 2048 --save-every 50 --checkpoint-dir run\n"
     "  ./bazelw run //examples:generate -- --model tuned --prompt 'Once upon a time'";
 
 void add_layout(CLI::App& app, FinetuneOptions& options) {
@@ -47,8 +47,9 @@ void add_training(CLI::App& app, FinetuneOptions& options) {
       ->group(group);
   app.add_option("--chat-template", options.chat_template, "name of the chats' format; default: the model's own")
       ->group(group);
-  app.add_option("--lr", options.lr, "peak learning rate; it falls on a cosine to a tenth")
-      ->capture_default_str()
+  app.add_option("--lr", options.lr,
+                 "peak learning rate, falls on a cosine to a tenth; default: 2e-5, adapters 2e-4, tiny-llama 3e-3")
+      ->check(CLI::PositiveNumber)
       ->group(group);
   app.add_option("--warmup", options.warmup, "steps in which the rate rises")->capture_default_str()->group(group);
   app.add_option("--weight-decay", options.weight_decay, "of matrices")->capture_default_str()->group(group);
@@ -74,6 +75,10 @@ void check_positive(const char* name, int64_t value) {
 
 }  // namespace
 
+bool is_tiny_llama(const std::string& model) {
+  return std::filesystem::path(model).filename() == "tiny-llama";
+}
+
 std::optional<FinetuneOptions> parse_finetune_options(int argc, char** argv, int& exit_code) {
   FinetuneOptions options;
   CLI::App app(kDescription);
@@ -97,6 +102,9 @@ std::optional<FinetuneOptions> parse_finetune_options(int argc, char** argv, int
   } catch (const CLI::ParseError& error) {
     exit_code = app.exit(error);
     return std::nullopt;
+  }
+  if (options.lr == 0) {
+    options.lr = is_tiny_llama(options.model) ? 3e-3 : options.lora_rank > 0 ? 2e-4 : 2e-5;
   }
   options.model = path_from_caller(options.model);
   options.out = path_from_caller(options.out);
@@ -122,7 +130,6 @@ void check_finetune_options(const FinetuneOptions& options, int64_t world_size) 
   TESSERA_CHECK(ValueError, options.batch >= dp,
                 "--batch {}: must be at least 1 for each of {} ranks that see own data", options.batch, dp);
   TESSERA_CHECK(ValueError, !options.sequence_parallel || options.tp > 1, "--sp: needs --tp 2 or more");
-  TESSERA_CHECK(ValueError, options.lr > 0, "--lr {}: must be above 0", options.lr);
   TESSERA_CHECK(ValueError, options.warmup >= 0 && options.warmup < options.steps,
                 "--warmup {}: must be from 0 to --steps - 1, {}", options.warmup, options.steps - 1);
   TESSERA_CHECK(ValueError, options.lora_rank >= 0, "--lora-rank {}: must be at least 0", options.lora_rank);

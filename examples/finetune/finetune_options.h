@@ -37,7 +37,8 @@ struct FinetuneOptions {
   double lora_alpha = 16;
   /// Writes weights with the adapters added, rather than a folder of PEFT.
   bool merge_lora = false;
-  double lr = 1e-3;
+  /// Peak; see the help for its default.
+  double lr = 0;
   int64_t warmup = 10;
   double weight_decay = 0.01;
   double clip = 1;
@@ -48,6 +49,9 @@ struct FinetuneOptions {
   std::string checkpoint_dir;
   bool resume = false;
 };
+
+/// Returns whether a model's path is that of the tiny one.
+bool is_tiny_llama(const std::string& model);
 
 /// Parses the command line. Returns nothing if it has printed help, or an error: then the program ends with
 /// `exit_code`.

@@ -37,6 +37,11 @@ std::string shown(const Json& value) {
   return text;
 }
 
+void check_size(const char* name, int64_t size, int64_t most) {
+  TESSERA_CHECK(ValueError, size >= 1 && size <= most, "DecoderConfig: {} is {}; it must be from 1 to {}", name, size,
+                most);
+}
+
 void KeyReader::fail(std::string_view key, const std::string& allowed) const {
   const auto found = object_.find(key);
   throw ValueError(found == object_.end()

@@ -49,6 +49,9 @@ Json nullable(const auto& value) {
   return value ? Json(*value) : Json();
 }
 
+/// Throws ValueError that names the field of a DecoderConfig.
+void check_size(const char* name, int64_t size, int64_t most = kMaxSize);
+
 /// Reads keys of an object, and knows which have been read. Functions throw ValueError; null counts as missing.
 class KeyReader {
  public:

@@ -5,17 +5,14 @@
 #include <ATen/ops/arange.h>
 #include <ATen/ops/cross_entropy_loss.h>
 #include <ATen/ops/full.h>
-#include <ATen/ops/gelu.h>
 #include <ATen/ops/layer_norm.h>
 #include <ATen/ops/linear.h>
 #include <ATen/ops/matmul.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/ones_like.h>
-#include <ATen/ops/relu.h>
 #include <ATen/ops/rms_norm.h>
 #include <ATen/ops/scalar_tensor.h>
 #include <ATen/ops/scaled_dot_product_attention.h>
-#include <ATen/ops/silu.h>
 #include <ATen/ops/softmax.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/GradMode.h>
@@ -182,23 +179,10 @@ MlpImpl::MlpImpl(const DecoderConfig& config) : activation(config.activation) {
 }
 
 at::Tensor MlpImpl::forward(at::Tensor x) {
-  const auto activate = [&](const at::Tensor& features) {
-    switch (activation) {
-      case Activation::Gelu:
-        return at::gelu(features);
-      case Activation::TanhGelu:
-        return at::gelu(features, "tanh");
-      case Activation::Relu:
-        return at::relu(features);
-      case Activation::Silu:
-        break;
-    }
-    return at::silu(features);
-  };
   if (gate_proj.is_empty()) {
-    return down_proj(activate(up_proj(x)));
+    return down_proj(activate(up_proj(x), activation));
   }
-  const auto gate = activate(gate_proj(x));
+  const auto gate = activate(gate_proj(x), activation);
   return down_proj(gate * up_proj(x));
 }
 
@@ -207,7 +191,11 @@ DecoderLayerImpl::DecoderLayerImpl(const DecoderConfig& config, int64_t layer) {
   attention_norm = add_norm("attention_norm");
   self_attn = register_module("self_attn", Attention(config, layer));
   mlp_norm = add_norm("mlp_norm");
-  mlp = register_module("mlp", Mlp(config));
+  if (config.is_sparse(layer)) {
+    moe = register_module("mlp", Moe(config));
+  } else {
+    mlp = register_module("mlp", Mlp(config));
+  }
   if (config.sandwich_norms) {
     attention_out_norm = add_norm("attention_out_norm");
     mlp_out_norm = add_norm("mlp_out_norm");
@@ -217,7 +205,7 @@ DecoderLayerImpl::DecoderLayerImpl(const DecoderConfig& config, int64_t layer) {
 at::Tensor DecoderLayerImpl::forward(at::Tensor x, Positions positions) {
   auto attended = self_attn(attention_norm(x), std::move(positions));
   x = x + (attention_out_norm.is_empty() ? attended : attention_out_norm(attended));
-  auto features = mlp(mlp_norm(x));
+  auto features = mlp.is_empty() ? moe(mlp_norm(x)) : mlp(mlp_norm(x));
   return x + (mlp_out_norm.is_empty() ? features : mlp_out_norm(features));
 }
 
@@ -346,6 +334,21 @@ at::Tensor DecoderImpl::forward(const at::Tensor& ids, DecoderInputs inputs) {
   }
   const auto logits = config.tie_word_embeddings ? tied_lm_head(x) : lm_head(x);
   return config.logit_softcap ? softcapped(logits, *config.logit_softcap) : logits;
+}
+
+at::Tensor router_aux_loss(Decoder& model) {
+  const auto& moe = model->config.moe;
+  TESSERA_CHECK(StateError, moe && moe->output_router_logits,
+                "router_aux_loss: the model keeps no router logits; set output_router_logits of its config's moe");
+  std::vector<at::Tensor> logits;
+  for (auto& layer : model->layers) {
+    if (!layer->moe.is_empty()) {
+      logits.push_back(std::exchange(layer->moe->router_logits, {}));
+      TESSERA_CHECK(StateError, logits.back().defined(),
+                    "router_aux_loss: there was no forward since the last call, or since the model was made");
+    }
+  }
+  return moe->router_aux_loss_coef * load_balancing_loss(logits, moe->num_experts_per_tok);
 }
 
 at::Tensor next_token_loss(const at::Tensor& logits, const at::Tensor& labels, std::optional<double> count) {

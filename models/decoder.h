@@ -11,6 +11,7 @@
 //   layers.0.attention_norm, .attention_out_norm (sandwich), .mlp_norm, .mlp_out_norm (sandwich)
 //   layers.0.self_attn.q_proj, .k_proj, .v_proj, .o_proj, .q_norm, .k_norm
 //   layers.0.mlp.gate_proj (gated), .up_proj, .down_proj
+//   layers.0.mlp.router, .experts.gate_proj, .experts.up_proj, .experts.down_proj (with experts)
 //
 // Dropout is not applied. Thread safety: like a torch::nn::Module.
 
@@ -25,6 +26,7 @@
 
 #include "models/decoder_config.h"
 #include "models/key_value_cache.h"
+#include "models/moe.h"
 #include "nn/embedding.h"
 #include "nn/hooked.h"
 #include "nn/linear.h"
@@ -89,7 +91,8 @@ struct DecoderLayerImpl : torch::nn::Module {
   Norm attention_norm{nullptr}, attention_out_norm{nullptr};
   Attention self_attn{nullptr};
   Norm mlp_norm{nullptr}, mlp_out_norm{nullptr};
-  Mlp mlp{nullptr};
+  Mlp mlp{nullptr};  // null in a layer with experts
+  Moe moe{nullptr};  // null unless config.is_sparse(layer); registered as mlp
 };
 TESSERA_MODULE(DecoderLayer);
 
@@ -142,6 +145,10 @@ struct DecoderImpl : torch::nn::Module {
                            const at::TensorOptions& options) const;
 };
 TESSERA_MODULE(Decoder);
+
+/// Returns router_aux_loss_coef times the load-balancing loss of the last forward, to be added to its loss, once.
+/// Throws StateError unless config.moe->output_router_logits and there was a forward.
+at::Tensor router_aux_loss(Decoder& model);
 
 /// Returns the mean of -log p of each next token, in float32. `labels` [batch, length] are usually the ids themselves;
 /// -100 marks those that do not count. `count` divides the sum in place of their number: with that of all ranks by the

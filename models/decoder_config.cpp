@@ -8,6 +8,7 @@
 #include "base/error.h"
 #include "models/config_reader.h"
 #include "models/decoder_families.h"
+#include "models/expert_keys.h"
 #include "models/rotary_keys.h"
 
 namespace tessera::models {
@@ -47,7 +48,7 @@ constexpr std::array kHarmlessKeys = std::to_array<std::string_view>(
 const std::vector<std::pair<std::string_view, Json>> kSwitchedOff = {
     {"is_encoder_decoder", false},          {"add_cross_attention", false}, {"tie_encoder_decoder", false},
     {"use_bidirectional_attention", false}, {"use_mrope", false},           {"reorder_and_upcast_attn", false},
-    {"pruned_heads", Json::object()},       {"is_decoder", false}};
+    {"pruned_heads", Json::object()},       {"is_decoder", false},          {"router_jitter_noise", 0}};
 
 /// Returns by layer whether it slides.
 std::vector<bool> read_layer_types(KeyReader& reader, int64_t layers) {
@@ -75,6 +76,16 @@ void read_windows(DecoderConfig& config, KeyReader& reader, const Family& family
   }
   config.sliding_window = reader.find_integer("sliding_window");
   if (family.window == Window::Always) {
+    return;
+  }
+  if (family.window == Window::Switch) {
+    const int64_t first = reader.find_integer("max_window_layers", 0).value_or(0);
+    if (!reader.boolean("use_sliding_window", false)) {
+      config.sliding_window.reset();
+    } else if (first > 0) {
+      reader.fail("max_window_layers",
+                  "0 or left out beside use_sliding_window: versions of transformers differ in it");
+    }
     return;
   }
   config.slides = read_layer_types(reader, layers);
@@ -111,9 +122,9 @@ int64_t read_head_dim(const DecoderConfig& config, KeyReader& reader, const Fami
     return *given;
   }
   if (family.needs_head_dim || config.hidden_size % config.num_attention_heads != 0) {
-    reader.fail("head_dim", fmt::format("given: {}", family.needs_head_dim
-                                                         ? "the family has no default"
-                                                         : "num_attention_heads does not divide hidden_size"));
+    reader.fail("head_dim",
+                fmt::format("given: {}", family.needs_head_dim ? "the family has no default"
+                                                               : "num_attention_heads does not divide hidden_size"));
   }
   return config.hidden_size / config.num_attention_heads;
 }
@@ -155,6 +166,7 @@ void read_rotary_family(DecoderConfig& config, KeyReader& reader, const Family& 
   config.output_bias = bias(family.output_bias);
   config.mlp_bias = family.has_mlp_bias && reader.boolean("mlp_bias", false);
   read_activation(config, reader, family);
+  read_experts(config, reader, family);
   read_windows(config, reader, family);
   read_rotaries(config, reader, family);
   const int64_t scalar = family.has_query_scalar ? reader.integer("query_pre_attn_scalar") : config.head_dim;
@@ -242,7 +254,7 @@ void put_rotary_family(Json& out, const DecoderConfig& config, const Family& fam
   if (family.window != Window::None) {
     out["sliding_window"] = nullable(config.sliding_window);
   }
-  if (family.window == Window::ByLayer) {
+  if (family.window == Window::ByLayer || family.window == Window::Switch) {
     out["use_sliding_window"] = config.sliding_window.has_value();
   }
   if (family.window == Window::ByLayer || family.window == Window::Pattern) {
@@ -251,6 +263,7 @@ void put_rotary_family(Json& out, const DecoderConfig& config, const Family& fam
       types.push_back(name_of(kLayerTypes, config.is_sliding(layer)));
     }
   }
+  put_experts(out, config, family);
   put_rotaries(out, config);
   if (family.has_query_scalar) {
     out["query_pre_attn_scalar"] = std::llround(1 / (config.attention_scale * config.attention_scale));
@@ -279,10 +292,6 @@ void put_gpt2(Json& out, const DecoderConfig& config, const Family& family) {
 }  // namespace
 
 void check_config(const DecoderConfig& config) {
-  const auto check_size = [](const char* name, int64_t size, int64_t most = kMaxSize) {
-    TESSERA_CHECK(ValueError, size >= 1 && size <= most, "DecoderConfig: {} is {}; it must be from 1 to {}", name, size,
-                  most);
-  };
   const Family* const family = find_family(config.model_type);
   TESSERA_CHECK(ValueError, family != nullptr, "DecoderConfig: model_type is '{}'; it must be one of {}",
                 config.model_type, supported_types());
@@ -316,6 +325,12 @@ void check_config(const DecoderConfig& config) {
                 config.slides.empty() || config.slides.size() == static_cast<size_t>(config.num_hidden_layers),
                 "DecoderConfig: slides has {} entries; it must have one for each of {} layers, or none",
                 config.slides.size(), config.num_hidden_layers);
+  TESSERA_CHECK(ValueError, (family->mixture != Mixture::None) == config.moe.has_value(),
+                "DecoderConfig: the family {} has {}experts", config.model_type,
+                family->mixture == Mixture::None ? "no " : "");
+  if (config.moe) {
+    check_experts(*config.moe, config.num_hidden_layers);
+  }
 }
 
 DecoderConfig parse_config(std::string_view text, const std::string& file,

@@ -5,7 +5,8 @@
 //   config.num_hidden_layers = 2;
 //   models::Decoder model(config);                                       // models/decoder.h
 //
-// One set of options covers the families gpt2, llama, mistral, qwen2, qwen3, gemma, gemma2 and gemma3_text.
+// One set of options covers the families gpt2, llama, mistral, mixtral, qwen2, qwen3, qwen3_moe, gemma, gemma2 and
+// gemma3_text.
 // docs/models.md lists the keys: those that are read, those that do not matter here, and what is refused.
 // Pure functions on values; thread-safe.
 
@@ -45,6 +46,18 @@ enum class NormKind {
 };
 enum class Activation { Silu, Gelu, TanhGelu, Relu };
 
+/// Describes the mixture of experts that some layers have in place of an MLP.
+struct MoeConfig {
+  int64_t num_experts = 0;
+  int64_t num_experts_per_tok = 0;
+  int64_t intermediate_size = 0;        // of each expert
+  bool norm_topk_prob = true;           // divides a token's weights by their sum
+  std::vector<bool> sparse = {};        // by layer, whether it has experts; empty: all have
+  bool output_router_logits = false;    // keeps those of a forward, for router_aux_loss (decoder.h)
+  double router_aux_loss_coef = 0.001;  // of router_aux_loss
+  bool operator==(const MoeConfig&) const = default;
+};
+
 /// Describes a model. Names are config.json's where it has one.
 struct DecoderConfig {
   std::string model_type = "llama";  // family: decides names of weights, and what config.json has
@@ -69,6 +82,7 @@ struct DecoderConfig {
   bool output_bias = false;
   bool mlp_bias = false;
   Activation activation = Activation::Silu;
+  std::optional<MoeConfig> moe = {};
   bool gated_mlp = true;  // down(activation(gate(x)) * up(x)) rather than down(activation(up(x)))
 
   std::optional<int64_t> sliding_window = {};  // number of positions that are seen, the own one included
@@ -86,6 +100,9 @@ struct DecoderConfig {
 
   bool is_sliding(int64_t layer) const {
     return sliding_window && (slides.empty() || slides.at(static_cast<size_t>(layer)));
+  }
+  bool is_sparse(int64_t layer) const {
+    return moe && (moe->sparse.empty() || moe->sparse.at(static_cast<size_t>(layer)));
   }
   bool operator==(const DecoderConfig&) const = default;
 };

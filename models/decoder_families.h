@@ -17,6 +17,12 @@ enum class Window {
   Always,   // sliding_window is of all layers
   ByLayer,  // use_sliding_window, and layer_types or max_window_layers
   Pattern,  // layer_types, or every n-th layer sees all
+  Switch,   // use_sliding_window says whether sliding_window is of all layers
+};
+enum class Mixture {
+  None,
+  Always,   // num_local_experts of intermediate_size in all layers
+  ByLayer,  // num_experts of moe_intermediate_size in all layers but mlp_only_layers; norm_topk_prob
 };
 
 struct Family {
@@ -32,6 +38,7 @@ struct Family {
   Bias query_bias = Bias::None;
   Bias output_bias = Bias::None;
   bool has_mlp_bias = false;
+  Mixture mixture = Mixture::None;
   Window window = Window::None;
   int64_t full_every = 1;          // of Window::Pattern
   bool has_query_scalar = false;   // query_pre_attn_scalar

@@ -31,7 +31,7 @@ namespace tessera::models {
 
 namespace {
 
-constexpr int64_t kBytesAtOnce = int64_t{256} << 20;  // host memory for what is read
+constexpr int64_t kStagedBytes = 8 << 20;  // host memory, or one tensor, for what is not read in place
 constexpr std::array kCopiedFiles = {"tokenizer.json",     "tokenizer_config.json",
                                      "tokenizer.model",    "special_tokens_map.json",
                                      "added_tokens.json",  "vocab.json",
@@ -40,36 +40,16 @@ constexpr std::array kCopiedFiles = {"tokenizer.json",     "tokenizer_config.jso
 
 using StoredTensors = std::map<std::string, dcp::StoredTensor>;
 
-/// This rank's shard of a parameter, and where it is stored.
+/// A part of a stored tensor, and where it goes.
 struct Request {
-  dcp::LocalPart part;
+  std::string key;
+  dcp::ShardSlice slice;  // of the stored tensor
+  at::Tensor target;      // has the slice's sizes; views this rank's shard of a parameter
+  bool is_copy = false;   // a second one of a tied weight, to compare with
   const dcp::StoredTensor* stored = nullptr;
-  WeightSource source;
-  bool is_copy = false;  // a second one of a tied weight, to compare with
   at::Tensor staged = {};
 
-  /// Returns the part as a slice of the stored tensor.
-  dcp::ShardSlice stored_slice() const {
-    dcp::ShardSlice slice = part.slice;
-    if (source.parts > 1) {
-      slice.offsets[0] += source.part * part.sizes[0];
-    }
-    if (source.is_transposed) {
-      std::swap(slice.offsets[0], slice.offsets[1]);
-      std::swap(slice.sizes[0], slice.sizes[1]);
-    }
-    return slice;
-  }
-  dcp::Sizes stored_sizes() const {
-    dcp::Sizes sizes = part.sizes;
-    if (source.parts > 1) {
-      sizes[0] *= source.parts;
-    }
-    if (source.is_transposed) {
-      std::swap(sizes[0], sizes[1]);
-    }
-    return sizes;
-  }
+  bool reads_in_place() const { return !is_copy && target.is_contiguous() && target.device().is_cpu(); }
 };
 
 struct Requests {
@@ -90,20 +70,74 @@ const StoredTensors::value_type* find_stored(const StoredTensors& tensors, const
   return found == tensors.end() ? nullptr : &*found;
 }
 
-void add_request(Requests& requests, const StoredTensors::value_type& stored, Request request) {
+/// `sizes` are those that the stored tensor must have.
+void add_request(Requests& requests, const StoredTensors::value_type& stored, const dcp::Sizes& sizes,
+                 Request request) {
+  const auto dtype = request.target.scalar_type();
   requests.used.insert(stored.first);
   request.stored = &stored.second;
-  if (stored.second.sizes != request.stored_sizes()) {
+  if (stored.second.sizes != sizes) {
     requests.misfits.push_back(fmt::format("{} [{}], the model's has [{}]", stored.first,
-                                           fmt::join(stored.second.sizes, ", "),
-                                           fmt::join(request.stored_sizes(), ", ")));
-  } else if (!stored.second.unknown_dtype.empty() || !may_cast(stored.second.dtype, request.part.local.scalar_type())) {
+                                           fmt::join(stored.second.sizes, ", "), fmt::join(sizes, ", ")));
+  } else if (!stored.second.unknown_dtype.empty() || !may_cast(stored.second.dtype, dtype)) {
     requests.misfits.push_back(fmt::format(
         "{} of dtype {}, the model's has {}", stored.first,
         stored.second.unknown_dtype.empty() ? c10::toString(stored.second.dtype) : stored.second.unknown_dtype,
-        c10::toString(request.part.local.scalar_type())));
+        c10::toString(dtype)));
   }
-  requests.all.push_back(std::move(request));
+  if (request.slice.numel() > 0) {
+    requests.all.push_back(std::move(request));
+  }
+}
+
+/// A parameter that is all of a stored tensor, or one of its parts.
+void add_whole(Requests& requests, const StoredTensors::value_type& stored, const WeightSource& source,
+               const dcp::LocalPart& part) {
+  dcp::Sizes sizes = part.sizes;
+  Request request{.key = source.key, .slice = part.slice, .target = part.local};
+  if (source.parts > 1) {
+    request.slice.offsets[0] += source.part * sizes[0];
+    sizes[0] *= source.parts;
+  }
+  if (source.is_transposed) {
+    std::swap(request.slice.offsets[0], request.slice.offsets[1]);
+    std::swap(request.slice.sizes[0], request.slice.sizes[1]);
+    std::swap(sizes[0], sizes[1]);
+    request.target = request.target.t();
+  }
+  add_request(requests, stored, sizes, std::move(request));
+}
+
+/// A parameter's expert; nothing is read of those that this rank does not have.
+void add_expert(Requests& requests, const StoredTensors::value_type& stored, const WeightSource& source,
+                const dcp::LocalPart& part, int64_t expert) {
+  const auto& [offsets, sizes] = part.slice;
+  Request request{.key = source.key_of(expert),
+                  .slice = {.offsets = {offsets.begin() + 1, offsets.end()}, .sizes = {sizes.begin() + 1, sizes.end()}},
+                  .target = part.local};
+  if (expert >= offsets[0] && expert < offsets[0] + sizes[0]) {
+    request.target = part.local.select(0, expert - offsets[0]);
+  } else {
+    request.slice.sizes[0] = 0;
+  }
+  add_request(requests, stored, {part.sizes.begin() + 1, part.sizes.end()}, std::move(request));
+}
+
+void add_parameter(Requests& requests, const StoredTensors& tensors, const std::string& model_type,
+                   const dcp::LocalPart& part) {
+  const auto source = weight_source(model_type, part.key);
+  const int64_t count = source.by_expert ? part.sizes[0] : 1;
+  for (int64_t i = 0; i < count; ++i) {
+    const auto key = source.by_expert ? source.key_of(i) : source.key;
+    const auto* const stored = find_stored(tensors, model_type, key);
+    if (!stored) {
+      requests.missing.push_back(key);
+    } else if (source.by_expert) {
+      add_expert(requests, *stored, source, part, i);
+    } else {
+      add_whole(requests, *stored, source, part);
+    }
+  }
 }
 
 /// Throws CheckpointError that lists all tensors of the folder that do not fit the model.
@@ -111,22 +145,14 @@ std::vector<Request> make_requests(const Decoder& model, const std::string& fold
   const auto& type = model->config.model_type;
   Requests requests;
   for (const auto& item : model->named_parameters()) {
-    if (is_lora_parameter(item.key())) {
-      continue;
-    }
-    Request request{.part = dcp::local_part(dcp::Section::Model, item.key(), item.value()),
-                    .source = weight_source(type, item.key())};
-    if (const auto* stored = find_stored(tensors, type, request.source.key)) {
-      add_request(requests, *stored, std::move(request));
-    } else {
-      requests.missing.push_back(request.source.key);
+    if (!is_lora_parameter(item.key())) {
+      add_parameter(requests, tensors, type, dcp::local_part(dcp::Section::Model, item.key(), item.value()));
     }
   }
   if (const auto* copy = find_stored(tensors, type, "lm_head.weight"); copy && model->config.tie_word_embeddings) {
-    add_request(requests, *copy,
-                {.part = dcp::local_part(dcp::Section::Model, "lm_head.weight", model->embed_tokens->weight),
-                 .source = {.key = copy->first},
-                 .is_copy = true});
+    const auto part = dcp::local_part(dcp::Section::Model, "lm_head.weight", model->embed_tokens->weight);
+    add_request(requests, *copy, part.sizes,
+                {.key = copy->first, .slice = part.slice, .target = part.local, .is_copy = true});
   }
   std::vector<std::string> unexpected;
   for (const auto& [key, stored] : tensors) {
@@ -147,33 +173,35 @@ std::vector<Request> make_requests(const Decoder& model, const std::string& fold
 
 void finish(Request& request, const std::string& folder) {
   const c10::NoGradGuard no_grad;
-  const auto read = request.source.is_transposed ? request.staged.t() : request.staged;
   if (request.is_copy) {
-    TESSERA_CHECK(CheckpointError, at::equal(request.part.local.cpu(), read),
+    TESSERA_CHECK(CheckpointError, at::equal(request.target.cpu(), request.staged),
                   "{}: tie_word_embeddings is true in config.json, but {} is not equal to the embedding; set it to "
                   "false, or remove the tensor",
-                  folder, request.source.key);
-  } else {
-    request.part.local.copy_(read);
+                  folder, request.key);
+  } else if (request.staged.defined()) {
+    request.target.copy_(request.staged);
   }
   request.staged = at::Tensor();
 }
 
-/// Reads some MB at a time. Comparisons are last, as their requests are.
+/// Reads into the parameters where it can. Comparisons are last, as their requests are.
 void read_weights(std::vector<Request>& requests, const std::string& folder) {
   for (size_t first = 0, end = 0; first < requests.size(); first = end) {
     dcp::TensorReader reader;
-    for (int64_t bytes = 0; end < requests.size() && (end == first || bytes < kBytesAtOnce); ++end) {
+    for (int64_t staged = 0; end < requests.size(); ++end) {
       Request& request = requests[end];
-      const auto slice = request.stored_slice();
-      request.staged = at::empty(slice.sizes, at::TensorOptions(request.part.local.scalar_type()));
-      bytes += static_cast<int64_t>(request.staged.nbytes());
-      reader.add(*request.stored, request.source.key, slice, request.staged);
+      at::Tensor target = request.target;
+      if (!request.reads_in_place()) {
+        const int64_t bytes = request.slice.numel() * request.target.element_size();
+        if (staged > 0 && staged + bytes > kStagedBytes) {
+          break;
+        }
+        staged += bytes;
+        target = request.staged = at::empty(request.slice.sizes, at::TensorOptions(request.target.scalar_type()));
+      }
+      reader.add(*request.stored, request.key, request.slice, target);
     }
-    reader.run([](size_t) {});
-    for (size_t i = first; i < end; ++i) {
-      finish(requests[i], folder);
-    }
+    reader.run([&](size_t i) { finish(requests[first + i], folder); });
   }
 }
 
@@ -232,6 +260,20 @@ at::Tensor joined(std::vector<at::Tensor> parts, bool is_transposed) {
   return is_transposed ? parts[0].t() : parts[0];
 }
 
+/// Adds the tensors of a parameter's experts, [experts, ...].
+void add_experts(dcp::StateDict& state, const WeightSource& source, at::Tensor experts) {
+  if (is_dtensor(experts)) {  // so that an expert is a part of what each rank has
+    auto placed = placements(experts);
+    for (auto& placement : placed) {
+      placement = placement.is_shard(0) ? Placement(Shard(1)) : placement;
+    }
+    experts = redistribute(experts, placed);
+  }
+  for (int64_t expert = 0; expert < experts.size(0); ++expert) {
+    state[source.key_of(expert)] = experts.select(0, expert);
+  }
+}
+
 /// Returns tensors as the family's checkpoints have them. Collective.
 dcp::StateDict stored_tensors(const Decoder& model) {
   const c10::NoGradGuard no_grad;
@@ -240,13 +282,17 @@ dcp::StateDict stored_tensors(const Decoder& model) {
     bool is_transposed = false;
   };
   std::map<std::string, Parts> by_key;
+  dcp::StateDict state;
   for (auto& [name, value] : dcp::get_model_state_dict(model)) {
     const auto source = weight_source(model->config.model_type, name);
+    if (source.by_expert) {
+      add_experts(state, source, std::get<at::Tensor>(value));
+      continue;
+    }
     auto& parts = by_key[source.key];
     parts.tensors[source.part] = std::get<at::Tensor>(value);
     parts.is_transposed = source.is_transposed;
   }
-  dcp::StateDict state;
   for (auto& [key, parts] : by_key) {
     std::vector<at::Tensor> tensors;
     for (auto& [part, tensor] : parts.tensors) {

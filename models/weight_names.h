@@ -4,19 +4,25 @@
 //
 //   weight_source("gpt2", "layers.3.self_attn.k_proj.weight")
 //     // {.key = "transformer.h.3.attn.c_attn.weight", .part = 1, .parts = 3, .is_transposed = true}
+//   weight_source("mixtral", "layers.3.mlp.experts.up_proj")
+//     // {.key = "model.layers.3.block_sparse_moe.experts.#.w3.weight", .by_expert = true}
 
+#include <cstdint>
 #include <string>
 #include <string_view>
 #include <vector>
 
 namespace tessera::models {
 
-/// Names a stored tensor, of which a parameter is all or one of equal parts.
+/// Names a stored tensor, of which a parameter is all or one of equal parts, or the tensors of a parameter's experts.
 struct WeightSource {
-  std::string key;
-  int part = 0;  // of `parts` along the parameter's dim 0
+  std::string key;  // by_expert: with # in place of the expert's number
+  int part = 0;     // of `parts` along the parameter's dim 0
   int parts = 1;
   bool is_transposed = false;  // the stored matrix is
+  bool by_expert = false;      // a stored tensor for each index of the parameter's dim 0
+
+  std::string key_of(int64_t expert) const;
   bool operator==(const WeightSource&) const = default;
 };
 

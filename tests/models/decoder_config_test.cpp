@@ -30,6 +30,23 @@ std::string gemma2_json(const std::string& more = "") {
          more + "}";
 }
 
+std::string mixtral_json(const std::string& more = "") {
+  return R"({"model_type": "mixtral", "vocab_size": 300, "hidden_size": 24, "intermediate_size": 40,
+             "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "hidden_act": "silu",
+             "max_position_embeddings": 64, "rms_norm_eps": 1e-05, "sliding_window": null, "num_local_experts": 8,
+             "num_experts_per_tok": 2, "router_aux_loss_coef": 0.02, "output_router_logits": true)" +
+         more + "}";
+}
+
+std::string qwen3_moe_json(const std::string& more = "") {
+  return R"({"model_type": "qwen3_moe", "vocab_size": 300, "hidden_size": 24, "intermediate_size": 40,
+             "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2, "hidden_act": "silu",
+             "max_position_embeddings": 64, "rms_norm_eps": 1e-06, "head_dim": 8, "max_window_layers": 28,
+             "sliding_window": null, "use_sliding_window": false, "num_experts": 6, "num_experts_per_tok": 2,
+             "moe_intermediate_size": 10, "norm_topk_prob": true, "decoder_sparse_step": 2, "mlp_only_layers": [3, 9])" +
+         more + "}";
+}
+
 void expect_refused(const std::string& json, const std::string& message) {
   expect_throws<ValueError>([&] { parse_config(json, "config.json"); }, message);
 }
@@ -82,8 +99,54 @@ TEST_CASE("layers of Gemma 2 slide in turns") {
   CHECK(listed.slides == std::vector{false, true, false});
 }
 
+TEST_CASE("configs of mixtures of experts say which layers have how many experts") {
+  const auto mixtral = parse_config(mixtral_json(), "config.json");
+  CHECK(mixtral.moe == models::MoeConfig{.num_experts = 8,
+                                         .num_experts_per_tok = 2,
+                                         .intermediate_size = 40,
+                                         .output_router_logits = true,
+                                         .router_aux_loss_coef = 0.02});
+  CHECK(mixtral.is_sparse(1));
+  CHECK(mixtral.rotary->theta == 1e6);
+  const auto qwen = parse_config(qwen3_moe_json(), "config.json");
+  CHECK(qwen.moe == models::MoeConfig{.num_experts = 6,
+                                      .num_experts_per_tok = 2,
+                                      .intermediate_size = 10,
+                                      .norm_topk_prob = true,
+                                      .sparse = {false, true, false, false}});
+  CHECK(!qwen.sliding_window);
+  const auto sliding = parse_config(
+      qwen3_moe_json(R"(, "use_sliding_window": true, "sliding_window": 4, "max_window_layers": 0)"), "config.json");
+  CHECK(sliding.is_sliding(0));
+  // The name of transformers 5.
+  auto renamed = qwen3_moe_json();
+  renamed.replace(renamed.find("num_experts\""), 12, "num_local_experts\"");
+  CHECK(parse_config(renamed, "config.json") == qwen);
+}
+
+TEST_CASE("configs of mixtures of experts that are not supported are refused by key and value") {
+  expect_refused(mixtral_json(R"(, "num_local_experts": 0)"), "num_local_experts is 0; it must be an integer from 1");
+  expect_refused(mixtral_json(R"(, "num_local_experts": null)"), "num_local_experts is null; it must be an integer");
+  expect_refused(mixtral_json(R"(, "num_experts": 4)"),
+                 "num_experts is 4; it must be the same as num_local_experts, 8");
+  expect_refused(mixtral_json(R"(, "num_experts_per_tok": 9)"),
+                 "num_experts_per_tok is 9; it must be at most the number of experts, 8");
+  expect_refused(mixtral_json(R"(, "router_aux_loss_coef": -1)"),
+                 "router_aux_loss_coef is -1; it must be a number from");
+  expect_refused(mixtral_json(R"(, "router_jitter_noise": 0.1)"), "router_jitter_noise is 0.1; it must be 0");
+  expect_refused(mixtral_json(R"(, "moe_intermediate_size": 4)"), "unknown keys");
+  expect_refused(qwen3_moe_json(R"(, "moe_intermediate_size": null)"), "moe_intermediate_size is null; it must be");
+  expect_refused(qwen3_moe_json(R"(, "mlp_only_layers": 3)"), "mlp_only_layers is 3; it must be a list of layers");
+  expect_refused(qwen3_moe_json(R"(, "mlp_only_layers": [-1])"),
+                 "mlp_only_layers is [-1]; it must be a list of layers");
+  expect_refused(qwen3_moe_json(R"(, "shared_expert_intermediate_size": 4)"), "shared_expert_intermediate_size (4)");
+  expect_refused(qwen3_moe_json(R"(, "use_sliding_window": true, "sliding_window": 4)"),
+                 "max_window_layers is 28; it must be 0 or left out beside use_sliding_window");
+}
+
 TEST_CASE("a config that is written reads as itself") {
   for (const auto& json : {llama_json(R"(, "eos_token_id": [1, 2], "mlp_bias": true, "head_dim": 64)"), gemma2_json(),
+                           mixtral_json(), qwen3_moe_json(R"(, "mlp_only_layers": [])"), qwen3_moe_json(),
                            llama_json(R"(, "rope_scaling": {"rope_type": "yarn", "factor": 4.0, "mscale": 0.7})")}) {
     const auto config = parse_config(json, "config.json");
     auto again = parse_config(format_config(config), "again");
@@ -94,10 +157,12 @@ TEST_CASE("a config that is written reads as itself") {
   auto config = parse_config(llama_json(), "config.json");
   config.logit_softcap = 30;
   expect_throws<ValueError>([&] { format_config(config); }, "the family \"llama\" cannot express");
+  config.moe.emplace();
+  expect_throws<ValueError>([&] { format_config(config); }, "the family llama has no experts");
 }
 
 TEST_CASE("configs that are not supported are refused by key and value") {
-  expect_refused(R"({"model_type": "mixtral"})", R"(config.json: model_type is "mixtral"; it must be one of "gpt2")");
+  expect_refused(R"({"model_type": "phi3"})", R"(config.json: model_type is "phi3"; it must be one of "gpt2")");
   expect_refused("{}", "config.json: model_type is missing");
   expect_refused("[1]", "config.json: is [1]; it must be an object");
   expect_refused("{", "config.json: no JSON");

@@ -13,10 +13,21 @@ import transformers
 from safetensors.torch import save_file
 from transformers.generation.logits_process import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
-from transformers_peer import cases, make_model
+from transformers_cases import cases
+from transformers_peer import make_model
 
-CASES = ["gpt2.plain", "llama.plain", "llama.one_key", "llama.linear", "mistral.window", "qwen3.window", "gemma2.plain",
-         "gemma3_text.plain"]
+CASES = [
+    "gpt2.plain",
+    "llama.plain",
+    "llama.one_key",
+    "llama.linear",
+    "mistral.window",
+    "mixtral.plain",
+    "qwen3.window",
+    "qwen3_moe.mixed",
+    "gemma2.plain",
+    "gemma3_text.plain",
+]
 LENGTHS = [9, 1, 4]
 STOP = 5
 
@@ -24,8 +35,8 @@ STOP = 5
 def write_generated(folder):
     for i, name in enumerate(CASES):
         torch.manual_seed(100 + i)
-        model_type, options = cases()[name]
-        model = make_model(model_type, {key: value for key, value in options.items() if key != "_"})
+        model_type, options, _ = cases()[name]
+        model = make_model(model_type, options)
         model.save_pretrained(os.path.join(folder, name))
         longest = max(LENGTHS)
         ids = torch.randint(6, 37, [len(LENGTHS), longest])

@@ -54,6 +54,9 @@ std::map<std::string, models::DecoderConfig> configs() {
   all["yarn"] = generate_config();
   all["yarn"].rotary = models::RotaryConfig{.type = models::RotaryConfig::Type::Yarn, .factor = 2};
   all["yarn"].rotary->original_max_position_embeddings = 16;
+  auto& experts = all["experts"] = generate_config();
+  experts.model_type = "mixtral";
+  experts.moe = models::MoeConfig{.num_experts = 5, .num_experts_per_tok = 2, .intermediate_size = 9};
   auto& learned = all["learned positions"] = generate_config();
   learned.model_type = "gpt2";
   learned.norm = models::NormKind::Layer;
@@ -271,7 +274,7 @@ TEST_CASE("generated tokens and probabilities are those of transformers") {
     INFO(entry.path().filename().string());
     CHECK(models::generate(model, prompts, {.max_new_tokens = 12, .stop_tokens = {5}}) == expected);
   }
-  CHECK(models_seen == 8);
+  CHECK(models_seen == 10);
 
   const std::vector<models::GenerateOptions> all_options = {{.temperature = 1.0},
                                                             {.temperature = 0.7},

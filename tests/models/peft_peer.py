@@ -19,6 +19,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 import transformers_peer as peer
+from transformers_cases import GPT2, SIZES
 
 ALL = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 ATTENTION_OF_LAST = {"target_modules": ["q_proj", "o_proj"], "layers_to_transform": [1]}
@@ -26,19 +27,19 @@ STEPS = 5
 
 # (model_type, options of the model, options of LoraConfig)
 CASES = {
-    "llama": ("llama", peer.SIZES, {"target_modules": ["q_proj", "v_proj"], "r": 4, "lora_alpha": 8}),
+    "llama": ("llama", SIZES, {"target_modules": ["q_proj", "v_proj"], "r": 4, "lora_alpha": 8}),
     "llama.all": (
         "llama",
-        {**peer.SIZES, "attention_bias": True, "mlp_bias": True},
+        {**SIZES, "attention_bias": True, "mlp_bias": True},
         {"target_modules": [*ALL, "lm_head"], "r": 3, "lora_alpha": 5.5, "use_rslora": True},
     ),
-    "qwen3": ("qwen3", {**peer.SIZES, "head_dim": 8}, {**ATTENTION_OF_LAST, "r": 5, "lora_alpha": 5}),
+    "qwen3": ("qwen3", {**SIZES, "head_dim": 8}, {**ATTENTION_OF_LAST, "r": 5, "lora_alpha": 5}),
     "gemma": (
         "gemma",
-        {**peer.SIZES, "head_dim": 8, "num_key_value_heads": 1},
+        {**SIZES, "head_dim": 8, "num_key_value_heads": 1},
         {"target_modules": r".*\.(self_attn\.[kv]_proj|mlp\.(up|down)_proj)", "r": 2, "lora_alpha": 3},
     ),
-    "gpt2": ("gpt2", peer.GPT2, {"target_modules": ["mlp.c_fc", "c_proj"], "fan_in_fan_out": True, "r": 4}),
+    "gpt2": ("gpt2", GPT2, {"target_modules": ["mlp.c_fc", "c_proj"], "fan_in_fan_out": True, "r": 4}),
 }
 
 

@@ -11,6 +11,7 @@
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/format/checkpoint_error.h"
 #include "dtensor/dtensor.h"
+#include "models/weight_names.h"
 #include "testing/expect.h"
 #include "testing/run_ranks.h"
 #include "testing/temp_folder.h"
@@ -45,6 +46,13 @@ models::DecoderConfig gpt2_config() {
   return config;
 }
 
+models::DecoderConfig mixtral_config() {
+  auto config = llama_config(false);
+  config.model_type = "mixtral";
+  config.moe = {.num_experts = 5, .num_experts_per_tok = 2, .intermediate_size = 16};
+  return config;
+}
+
 /// Writes config.json and these tensors as a folder.
 void write_folder(const std::string& folder, const std::string& config, const dcp::StateDict& tensors) {
   std::filesystem::create_directory(folder);
@@ -56,15 +64,14 @@ void write_folder(const std::string& folder, const std::string& config, const dc
 dcp::StateDict tensors_of(models::Decoder& model) {
   dcp::StateDict tensors;
   for (const auto& item : model->named_parameters()) {
-    const bool is_output = item.key() == "lm_head.weight";
-    auto key = (is_output ? "" : "model.") + item.key();
-    for (const auto& [ours, theirs] :
-         {std::pair{"attention_norm", "input_layernorm"}, std::pair{"mlp_norm", "post_attention_layernorm"}}) {
-      if (const auto at = key.find(ours); at != std::string::npos) {
-        key.replace(at, std::string(ours).size(), theirs);
-      }
+    const auto source = models::weight_source(model->config.model_type, item.key());
+    const auto value = item.value().detach();
+    for (int64_t expert = 0; source.by_expert && expert < value.size(0); ++expert) {
+      tensors[source.key_of(expert)] = value[expert];
     }
-    tensors[key] = item.value().detach();
+    if (!source.by_expert) {
+      tensors[source.key] = value;
+    }
   }
   return tensors;
 }
@@ -72,14 +79,16 @@ dcp::StateDict tensors_of(models::Decoder& model) {
 }  // namespace
 
 TEST_CASE("a saved decoder loads bit by bit under any layout") {
-  for (const auto& config : {llama_config(false), llama_config(true), gpt2_config()}) {
+  for (const auto& config : {llama_config(false), llama_config(true), gpt2_config(), mixtral_config()}) {
     const TempFolder folder;
     models::Decoder model(config);
     models::save_pretrained(model, folder.path("plain"));
     run_ranks(4, [&](int) {
       const auto mesh = init_device_mesh(at::kCPU, {2, 2}, {"dp", "tp"});
       auto sharded = models::from_pretrained(folder.path("plain"), {.mesh = mesh});
-      TESSERA_EXPECT(to_local(sharded->layers[0]->mlp->up_proj->weight).numel() == 12 * 16 / 4);
+      const auto weight =
+          config.moe ? sharded->layers[0]->moe->experts->up_proj : sharded->layers[0]->mlp->up_proj->weight;
+      TESSERA_EXPECT(to_local(weight).numel() == weight.numel() / 4);
       models::save_pretrained(sharded, folder.path("sharded"));
       const auto by_tp = init_device_mesh(at::kCPU, {4}, {"tp"});
       auto again = models::from_pretrained(folder.path("sharded"), {.mesh = by_tp});
@@ -102,9 +111,10 @@ TEST_CASE("layouts train the parameters' shards in the asked-for dtypes") {
   run_ranks(2, [&](int) {
     const models::DecoderLayout layout{.recompute = models::Recompute::Full,
                                        .precision = {.param_dtype = at::kBFloat16, .reduce_dtype = at::kFloat}};
-    expect_equal(layout.to_string(),
-                 std::string("sequence_parallel: false, recompute: full, computes in: BFloat16, reduces in: Float, "
-                             "reshard_after_forward: true"));
+    expect_equal(
+        layout.to_string(),
+        std::string("sequence_parallel: false, expert_parallel: false, recompute: full, computes in: BFloat16, "
+                    "reduces in: Float, reshard_after_forward: true"));
     auto sharded = models::from_pretrained(folder.path("plain"),
                                            {.mesh = init_device_mesh(at::kCPU, {2}, {"dp"}), .layout = layout});
     const auto ids = at::arange(8).unsqueeze(0);
@@ -136,6 +146,27 @@ TEST_CASE("all tensors that do not fit are listed at once, on every rank, and no
   run_ranks(2, [&](int) {
     const auto mesh = init_device_mesh(at::kCPU, {2}, {"dp"});
     expect_throws<CheckpointError>([&] { models::from_pretrained(folder.path("wrong"), {.mesh = mesh}); }, message);
+  });
+}
+
+TEST_CASE("an expert that a folder lacks is missed on every rank, also where it would not be read") {
+  const TempFolder folder;
+  models::Decoder model(mixtral_config());
+  auto tensors = tensors_of(model);
+  tensors.erase("model.layers.0.block_sparse_moe.experts.3.w1.weight");
+  tensors["model.layers.1.block_sparse_moe.experts.4.w2.weight"] = at::ones({12, 15});
+  tensors["model.layers.1.block_sparse_moe.experts.5.w2.weight"] = at::ones({12, 16});
+  write_folder(folder.path("wrong"), models::format_config(model->config), tensors);
+  run_ranks(4, [&](int) {
+    expect_throws<CheckpointError>(
+        [&] {
+          models::from_pretrained(folder.path("wrong"),
+                                  {.mesh = init_device_mesh(at::kCPU, {4}, {"tp"}),
+                                   .layout = {.sequence_parallel = true, .expert_parallel = true}});
+        },
+        "missing: (model.layers.0.block_sparse_moe.experts.3.w1.weight); unexpected: "
+        "(model.layers.1.block_sparse_moe.experts.5.w2.weight); of other sizes or dtypes: "
+        "(model.layers.1.block_sparse_moe.experts.4.w2.weight [12, 15], the model's has [12, 16])");
   });
 }
 
@@ -180,6 +211,12 @@ TEST_CASE("folders, options and meshes that do not fit are refused on every rank
     expect_throws<ValueError>(
         [&] { load({.mesh = init_device_mesh(at::kCPU, {2}, {"dp"}), .layout = {.sequence_parallel = true}}); },
         "sequence_parallel needs an axis \"tp\"");
+    const auto tp = init_device_mesh(at::kCPU, {2}, {"tp"});
+    expect_throws<ValueError>(
+        [&] { load({.mesh = tp, .layout = {.sequence_parallel = true, .expert_parallel = true}}); },
+        "expert_parallel needs a model with experts, and sequence_parallel");
+    expect_throws<ValueError>([&] { load({.mesh = tp, .layout = {.expert_parallel = true}}); },
+                              "this is a llama without sequence_parallel");
   });
 }
 

@@ -1,7 +1,9 @@
 """The Python side of transformers_test.cpp: tiny models of transformers, and what they compute.
 
-transformers_peer.py write FOLDER   saves each case's model to FOLDER/models/CASE, and ids, logits, loss and gradients
-                                    to FOLDER/expected/CASE.safetensors
+transformers_peer.py write FOLDER   saves each case's model (transformers_cases.py) to FOLDER/models/CASE, and ids,
+                                    logits, loss and gradients to FOLDER/expected/CASE.safetensors, by the names that
+                                    tensors have in files; FOLDER/trained/CASE.safetensors has the parameters of some
+                                    after five steps of AdamW
 transformers_peer.py read FOLDER    opens FOLDER/saved/CASE, which C++ has saved, and compares logits
 """
 
@@ -9,6 +11,7 @@ import copy
 import json
 import os
 import sys
+import traceback
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 
@@ -17,158 +20,15 @@ import transformers
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
-SIZES = {
-    "vocab_size": 37,
-    "hidden_size": 24,
-    "intermediate_size": 40,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 32,
-}
-GPT2 = {"vocab_size": 37, "n_embd": 24, "n_layer": 2, "n_head": 4, "n_positions": 32}
-GEMMA2 = {**SIZES, "head_dim": 8, "query_pre_attn_scalar": 10, "sliding_window": 4}
-GEMMA3 = {**GEMMA2, "num_hidden_layers": 3, "sliding_window_pattern": 3}
-
-LINEAR = {"rope_type": "linear", "factor": 3.0, "rope_theta": 5000.0}
-DYNAMIC = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
-LLAMA3 = {
-    "rope_type": "llama3",
-    "factor": 8.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 16,
-    "rope_theta": 100.0,
-}
-YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16, "rope_theta": 1000.0}
+from transformers_cases import TRAINED, cases
 
 
-def cases():
-    """(name, model_type, options of the config), and in it "_": how to save it."""
-    found = {}
-
-    def add(model_type, sizes, **variants):
-        for variant, options in variants.items():
-            found[f"{model_type}.{variant}"] = (model_type, {**sizes, **options})
-
-    add(
-        "gpt2",
-        GPT2,
-        plain={},
-        exact_gelu={"activation_function": "gelu"},
-        relu={"activation_function": "relu"},
-        inner={"n_inner": 30},
-        untied={"tie_word_embeddings": False},
-        unscaled={"scale_attn_weights": False},
-        by_layer={"scale_attn_by_inverse_layer_idx": True, "n_layer": 3},
-        bare={"_": "bare"},
-        bfloat16={"_": "bfloat16"},
-        epsilon={"layer_norm_epsilon": 1e-3, "n_head": 3},
-    )
-    add(
-        "llama",
-        SIZES,
-        plain={},
-        all_heads={"num_key_value_heads": 4},
-        one_key={"num_key_value_heads": 1},
-        tied={"tie_word_embeddings": True},
-        biases={"attention_bias": True, "mlp_bias": True},
-        mlp_bias={"mlp_bias": True},
-        head_dim={"head_dim": 10},
-        theta={"rope_parameters": {"rope_type": "default", "rope_theta": 500.0}},
-        linear={"rope_parameters": LINEAR},
-        dynamic={"rope_parameters": DYNAMIC},
-        dynamic_long={"rope_parameters": DYNAMIC, "max_position_embeddings": 6},
-        llama3={"rope_parameters": LLAMA3},
-        yarn={"rope_parameters": YARN},
-        yarn_factors={"rope_parameters": {**YARN, "beta_fast": 4.0, "beta_slow": 0.5, "truncate": False}},
-        yarn_scaled={"rope_parameters": {**YARN, "attention_factor": 1.3}, "head_dim": 16},
-        yarn_mscale={"rope_parameters": {**YARN, "mscale": 0.7, "mscale_all_dim": 0.4}, "head_dim": 16},
-        gelu={"hidden_act": "gelu"},
-        tanh_gelu={"hidden_act": "gelu_pytorch_tanh", "rms_norm_eps": 1e-3},
-        relu={"hidden_act": "relu"},
-        padding={"pad_token_id": 3},
-        padding_tied={"pad_token_id": 3, "tie_word_embeddings": True},
-        in_parts={"_": "in_parts", "num_hidden_layers": 4},
-        bfloat16={"_": "bfloat16"},
-        deep={"num_hidden_layers": 5, "hidden_size": 16},
-    )
-    add(
-        "mistral",
-        SIZES,
-        all={"sliding_window": None},
-        window={"sliding_window": 4},
-        window_of_two={"sliding_window": 2},
-        wide_window={"sliding_window": 20},
-        head_dim={"sliding_window": 3, "head_dim": 12},
-        tied={"sliding_window": 5, "tie_word_embeddings": True},
-        llama3={"sliding_window": None, "rope_parameters": LLAMA3},
-    )
-    add(
-        "qwen2",
-        SIZES,
-        plain={},
-        tied={"tie_word_embeddings": True},
-        window={"use_sliding_window": True, "sliding_window": 3, "max_window_layers": 1},
-        all_windows={"use_sliding_window": True, "sliding_window": 5, "max_window_layers": 0},
-        layer_types={
-            "use_sliding_window": True,
-            "sliding_window": 3,
-            "layer_types": ["sliding_attention", "full_attention"],
-        },
-        yarn={"rope_parameters": YARN},
-        one_key={"num_key_value_heads": 1},
-    )
-    add(
-        "qwen3",
-        {**SIZES, "head_dim": 8},
-        plain={},
-        tied={"tie_word_embeddings": True},
-        bias={"attention_bias": True},
-        window={"use_sliding_window": True, "sliding_window": 3, "max_window_layers": 1},
-        yarn={"rope_parameters": YARN},
-        head_dim={"head_dim": 16, "num_key_value_heads": 4},
-    )
-    add(
-        "gemma",
-        {**SIZES, "head_dim": 8},
-        plain={},
-        untied={"tie_word_embeddings": False},
-        bias={"attention_bias": True, "num_key_value_heads": 1},
-        old_gelu={"hidden_act": "gelu"},
-    )
-    add(
-        "gemma2",
-        GEMMA2,
-        plain={},
-        no_caps={"attn_logit_softcapping": None, "final_logit_softcapping": None},
-        hard_caps={"attn_logit_softcapping": 1.0, "final_logit_softcapping": 0.5},
-        wide_window={"sliding_window": 30},
-        bias={"attention_bias": True},
-        untied={"tie_word_embeddings": False},
-        layer_types={"layer_types": ["full_attention", "sliding_attention"]},
-    )
-    local = {"rope_type": "default", "rope_theta": 300.0}
-    add(
-        "gemma3_text",
-        GEMMA3,
-        plain={},
-        cap={"final_logit_softcapping": 2.0},
-        untied={"tie_word_embeddings": False},
-        linear={"rope_parameters": {"full_attention": LINEAR, "sliding_attention": local}},
-        local_linear={"rope_parameters": {"full_attention": LINEAR, "sliding_attention": {**LINEAR, "factor": 2.0}}},
-        bias={"attention_bias": True},
-        all_slide={"layer_types": ["sliding_attention"] * 3},
-    )
-    return found
-
-
-def make_model(model_type, options):
+def make_model(model_type, options, spread=1.0):
     config = AutoConfig.for_model(model_type, **options)
-    model = AutoModelForCausalLM.from_config(config, attn_implementation="eager")
+    model = AutoModelForCausalLM.from_config(config, attn_implementation="eager", experts_implementation="eager")
     with torch.no_grad():
         for parameter in model.parameters():
-            scale = parameter.shape[-1] ** -0.5 if parameter.dim() == 2 else 0.3
+            scale = spread * parameter.shape[-1] ** -0.5 if parameter.dim() >= 2 else 0.3
             parameter.add_(torch.randn_like(parameter) * scale)
     return model.eval()
 
@@ -201,47 +61,112 @@ def use_old_style(folder):
         if "mscale" in rope:
             rope["type"] = rope.pop("rope_type")
         config["rope_scaling"] = rope if rope.get("rope_type") != "default" else None
+    if config["model_type"] == "qwen3_moe":
+        config["num_experts"] = config.pop("num_local_experts")
     with open(path, "w") as file:
         json.dump(config, file)
+
+
+def stored(model_type, key, tensor):
+    """Yields names and tensors as files have them: an expert's matrices each, not stacked or fused."""
+    if ".experts." not in key:
+        yield key.replace(".mlp.gate.", ".block_sparse_moe.gate.") if model_type == "mixtral" else key, tensor
+        return
+    prefix, name = key.rsplit(".", 1)
+    names = {"gate_up_proj": ["gate_proj", "up_proj"], "down_proj": ["down_proj"]}[name]
+    if model_type == "mixtral":
+        prefix = prefix.replace(".mlp.", ".block_sparse_moe.")
+        names = [{"gate_proj": "w1", "up_proj": "w3", "down_proj": "w2"}[name] for name in names]
+    for expert, fused in enumerate(tensor):
+        for name, part in zip(names, fused.chunk(len(names))):
+            yield f"{prefix}.{expert}.{name}.weight", part
+
+
+def put(expected, prefix, model_type, tensors):
+    for key, tensor in tensors:
+        expected.update((prefix + name, part.clone()) for name, part in stored(model_type, key, tensor.detach()))
+
+
+def train(model, ids):
+    """Goes on from the first gradients. An epsilon this large keeps rounding out of parameters with tiny gradients."""
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3, weight_decay=0.1, eps=1e-3)
+    for step in range(5):
+        if step > 0:
+            optimizer.zero_grad()
+            model(ids, labels=ids, use_cache=False).loss.backward()
+        optimizer.step()
+
+
+def write_case(folder, i, name, model_type, options, ids):
+    torch.manual_seed(i)
+    how, style = options.pop("_", ""), options.pop("__", "5")
+    model = make_model(model_type, options, spread=0.7)  # with more, rounding differs by more than the tolerance
+    path = os.path.join(folder, "models", name)
+    save(model, path, how)
+    if style == "4":
+        use_old_style(path)
+    output = model(ids, labels=ids, use_cache=False)
+    output.loss.backward()
+    expected = {"ids": ids, "logits": output.logits.detach(), "loss": output.loss.detach()}
+    put(expected, "grad.", model_type, ((key, value.grad) for key, value in model.named_parameters()))
+    if name in TRAINED:
+        train(model, ids)
+        trained = {}
+        put(trained, "", model_type, model.named_parameters())
+        save_file(trained, os.path.join(folder, "trained", name + ".safetensors"))
+    save_file(expected, os.path.join(folder, "expected", name + ".safetensors"))
+
+
+def on_two_cores(work, items):
+    """Calls work(items), half of them in another process."""
+    child = os.fork()
+    if child == 0:
+        try:
+            work(items[1::2])
+            os._exit(0)
+        finally:
+            traceback.print_exc()
+            os._exit(1)
+    work(items[0::2])
+    if os.waitpid(child, 0)[1] != 0:
+        sys.exit(1)
 
 
 def write(folder):
     ids = torch.randint(0, 37, [2, 11], generator=torch.Generator().manual_seed(1))
     ids[0, 4] = 3  # pad_token_id of some
-    for i, (name, (model_type, options)) in enumerate(cases().items()):
-        torch.manual_seed(i)
-        how = options.pop("_", "")
-        model = make_model(model_type, options)
-        path = os.path.join(folder, "models", name)
-        save(model, path, how)
-        if i % 2 and name != "gemma3_text.local_linear":
-            use_old_style(path)
-        output = model(ids, labels=ids, use_cache=False)
-        output.loss.backward()
-        expected = {"ids": ids, "logits": output.logits.detach(), "loss": output.loss.detach()}
-        for key, parameter in model.named_parameters():
-            expected["grad." + key] = parameter.grad
-        save_file(expected, os.path.join(folder, "expected", name + ".safetensors"))
+
+    def write_cases(some):
+        for i, (name, (model_type, options, _)) in some:
+            write_case(folder, i, name, model_type, options, ids)
+
+    on_two_cores(write_cases, list(enumerate(cases().items())))
     # Any text will do: such files are copied.
     with open(os.path.join(folder, "models", "llama.plain", "tokenizer_config.json"), "w") as file:
         file.write('{"made_by": "the test"}')
 
 
 def read(folder):
-    worst = 0
-    for name in sorted(os.listdir(os.path.join(folder, "saved"))):
-        path = os.path.join(folder, "saved", name)
-        model, info = AutoModelForCausalLM.from_pretrained(
-            path, attn_implementation="eager", output_loading_info=True, dtype=torch.float32
-        )
-        assert not info["missing_keys"] and not info["unexpected_keys"], (name, info)
-        expected = load_file(os.path.join(folder, "expected", name + ".safetensors"))
-        with torch.no_grad():
-            logits = model.eval()(expected["ids"], use_cache=False).logits
-        difference = ((logits - expected["logits"]).abs().max() / expected["logits"].abs().max()).item()
-        worst = max(worst, difference)
-        assert difference <= 1e-6, (name, difference)
-    print(f"saved models: largest relative difference of logits {worst:.1e}")
+    def read_saved(names):
+        worst = 0
+        for name in names:
+            model, info = AutoModelForCausalLM.from_pretrained(
+                os.path.join(folder, "saved", name),
+                attn_implementation="eager",
+                experts_implementation="eager",
+                output_loading_info=True,
+                dtype=torch.float32,
+            )
+            assert not info["missing_keys"] and not info["unexpected_keys"], (name, info)
+            expected = load_file(os.path.join(folder, "expected", name.removesuffix(".whole_experts") + ".safetensors"))
+            with torch.no_grad():
+                logits = model.eval()(expected["ids"], use_cache=False).logits
+            difference = ((logits - expected["logits"]).abs().max() / expected["logits"].abs().max()).item()
+            worst = max(worst, difference)
+            assert difference <= 1e-6, (name, difference)
+        print(f"{len(names)} saved models: largest relative difference of logits {worst:.1e}", flush=True)
+
+    on_two_cores(read_saved, sorted(os.listdir(os.path.join(folder, "saved"))))
 
 
 if __name__ == "__main__":
@@ -249,7 +174,7 @@ if __name__ == "__main__":
     transformers.utils.logging.disable_progress_bar()
     torch.set_num_threads(1)
     if sys.argv[1] == "write":
-        for name in ("models", "expected"):
+        for name in ("models", "expected", "trained"):
             os.makedirs(os.path.join(sys.argv[2], name))
         write(sys.argv[2])
     else:

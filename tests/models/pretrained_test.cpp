@@ -188,6 +188,43 @@ TEST_CASE("a tied model's folder may have the output layer too, if it is the sam
   });
 }
 
+TEST_CASE("damaged folders are refused on every rank") {
+  const TempFolder folder;
+  models::Decoder model(llama_config(true));
+  const auto config = models::format_config(model->config);
+  const auto weights = "/model.safetensors";
+  const auto add_folder = [&](const std::string& name) {
+    write_folder(folder.path(name), config, tensors_of(model));
+    return folder.path(name);
+  };
+  const auto add_index = [&](const std::string& name, const std::string& file) {
+    std::ofstream(add_folder(name) + "/model.safetensors.index.json")
+        << R"({"weight_map": {"model.norm.weight": ")" << file << R"("}})";
+  };
+  add_index("absent", "model-00001-of-00002.safetensors");
+  add_index("outside", "../absent/model.safetensors");
+  std::filesystem::resize_file(add_folder("short") + weights, 1000);
+  const auto cut = add_folder("cut") + weights;
+  std::filesystem::resize_file(cut, std::filesystem::file_size(cut) - 4);
+  std::filesystem::resize_file(add_folder("large") + "/config.json", 100'000'000);
+  std::ofstream(add_folder("deep") + "/config.json") << R"({"model_type": )" << std::string(10'000, '[');
+  auto more = model->config;
+  more.vocab_size = 21;
+  std::ofstream(add_folder("vocabulary") + "/config.json") << models::format_config(more);
+  run_ranks(2, [&](int) {
+    const auto expect_refused = [&](const std::string& name, const std::string& message) {
+      expect_throws<CheckpointError>([&] { models::from_pretrained(folder.path(name)); }, message);
+    };
+    expect_refused("absent", "model-00001-of-00002.safetensors: cannot be opened");
+    expect_refused("outside", "only names of files in the same folder are allowed");
+    expect_refused("short", "the file is truncated");
+    expect_refused("cut", "it is truncated");
+    expect_refused("large", "config.json: 100000000 bytes, of at most");
+    expect_refused("deep", "config.json: nested more than 32 deep");
+    expect_refused("vocabulary", "model.embed_tokens.weight [20, 12], the model's has [21, 12]");
+  });
+}
+
 TEST_CASE("folders, options and meshes that do not fit are refused on every rank") {
   const TempFolder folder;
   models::Decoder model(llama_config(true));

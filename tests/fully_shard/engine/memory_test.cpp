@@ -2,15 +2,14 @@
 // parameters, gradients and Adam's two moments, two units with their gradients, activations), and how often.
 
 #include <ATen/TensorOperators.h>
-#include <c10/core/Allocator.h>
 #include <torch/optim/adam.h>
 
 #include <array>
 #include <atomic>
-#include <cstdlib>
 
 #include "fully_shard/to_empty.h"
 #include "nn/meta_device.h"
+#include "testing/count_allocations.h"
 #include "testing/expect.h"
 #include "testing/run_ranks.h"
 #include "tests/fully_shard/models/small_models.h"
@@ -19,70 +18,6 @@
 namespace tessera::testing {
 
 namespace {
-
-/// Bytes of one rank's tensors, and how many were allocated so far.
-struct Counter {
-  std::atomic<int64_t> bytes = 0, peak = 0, allocations = 0;
-
-  void add(int64_t more) {
-    allocations += more > 0;
-    const int64_t now = bytes += more;
-    int64_t highest = peak;
-    while (now > highest && !peak.compare_exchange_weak(highest, now)) {
-    }
-  }
-};
-
-/// Of the rank that is this thread; null: not counted.
-thread_local Counter* counter = nullptr;
-
-/// Counts what a thread allocates, also where another one frees it: the counter is written before the memory.
-class CountingAllocator : public c10::Allocator {
- public:
-  c10::DataPtr allocate(size_t bytes) override {
-    auto* const block = static_cast<char*>(std::aligned_alloc(kHeader, (bytes + 2 * kHeader - 1) / kHeader * kHeader));
-    *reinterpret_cast<Header*>(block) = {counter, static_cast<int64_t>(bytes)};
-    if (counter) {
-      counter->add(static_cast<int64_t>(bytes));
-    }
-    return {block + kHeader, block + kHeader, &release, at::kCPU};
-  }
-  c10::DeleterFnPtr raw_deleter() const override { return &release; }
-  void copy_data(void* to, const void* from, size_t bytes) const override { default_copy_data(to, from, bytes); }
-
- private:
-  static constexpr size_t kHeader = 64;
-  struct Header {
-    Counter* owner;
-    int64_t bytes;
-  };
-
-  static void release(void* data) {
-    if (data == nullptr) {
-      return;
-    }
-    auto* const block = static_cast<char*>(data) - kHeader;
-    const auto& header = *reinterpret_cast<Header*>(block);
-    if (header.owner) {
-      header.owner->add(-header.bytes);
-    }
-    std::free(block);
-  }
-};
-
-/// In force as long as it lives. Memory that it gave out is freed by it later, too.
-class CountAllocations {
- public:
-  CountAllocations() : former_(c10::GetAllocator(at::kCPU)) {
-    static auto* const counting = new CountingAllocator;
-    c10::SetAllocator(at::kCPU, counting, kPriority);
-  }
-  ~CountAllocations() { c10::SetAllocator(at::kCPU, former_, kPriority); }
-
- private:
-  static constexpr uint8_t kPriority = 100;
-  c10::Allocator* former_;
-};
 
 struct Sizes {
   int64_t dim = 256, hidden = 1024, blocks = 5, batch = 32;
@@ -101,14 +36,14 @@ TEST_CASE("the peak of a step is shards, two units with their gradients, and act
   const int world_size = GENERATE(2, 4);
   const Sizes sizes;
   const CountAllocations counting;
-  std::vector<std::unique_ptr<Counter>> counters;
+  std::vector<std::unique_ptr<AllocationCounter>> counters;
   for (int rank = 0; rank < world_size; ++rank) {
-    counters.push_back(std::make_unique<Counter>());
+    counters.push_back(std::make_unique<AllocationCounter>());
   }
   std::vector<int64_t> init_peaks(static_cast<size_t>(world_size)), peaks(init_peaks);
   run_ranks(world_size, [&](int rank) {
     auto& own = *counters[static_cast<size_t>(rank)];
-    counter = &own;
+    const CountingScope scope(own);
     Tower tower{nullptr};
     {
       const MetaDeviceGuard on_meta;
@@ -130,7 +65,6 @@ TEST_CASE("the peak of a step is shards, two units with their gradients, and act
     own.peak = own.bytes.load();
     run_step();
     peaks[static_cast<size_t>(rank)] = own.peak;
-    counter = nullptr;
   });
   for (int rank = 0; rank < world_size; ++rank) {
     const auto formula = static_cast<double>(sizes.peak(world_size));
@@ -159,8 +93,8 @@ TEST_CASE("after the first steps the engine allocates nothing", "[memory]") {
     CAPTURE(name);
     std::array<std::atomic<int64_t>, 2> more{};
     run_ranks(2, [&, options = options](int rank) {
-      Counter own;
-      counter = &own;
+      AllocationCounter own;
+      const CountingScope scope(own);
       const auto dtype = options.mp_policy.param_dtype.value_or(at::kFloat);
       const auto allocations = [&](Tower& tower) {
         const auto batch = make_batch(static_cast<uint64_t>(rank), 32, 5).to(dtype);
@@ -177,7 +111,6 @@ TEST_CASE("after the first steps the engine allocates nothing", "[memory]") {
       shard_tower(sharded, options);
       const int64_t of_plain = allocations(plain);
       more[static_cast<size_t>(rank)] = allocations(sharded) - of_plain;
-      counter = nullptr;
     });
     CHECK(more[0] == 0);
     CHECK(more[1] == 0);

@@ -18,10 +18,16 @@ constexpr auto kKey = c10::DispatchKey::Fake;
 thread_local SavedOps* current_ops = nullptr;
 thread_local SavedOpsScope::Mode current_mode = SavedOpsScope::Mode::Save;
 
+/// Returns whether a call drops elements; attention has kernels that may, but rarely are to.
+bool drops(const c10::OperatorHandle& op, const torch::jit::Stack& stack) {
+  const auto at = op.schema().argumentIndexWithName("dropout_p");
+  return at && torch::jit::peek(stack, static_cast<size_t>(*at), op.schema().arguments().size()).toDouble() > 0;
+}
+
 void on_op(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
   const c10::impl::ExcludeDispatchKeyGuard inside_is_not_seen(kKey);
   keys = keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kKey);
-  if (!current_ops || !current_ops->covers(op)) {
+  if (!current_ops || !current_ops->covers(op) || drops(op, *stack)) {
     op.redispatchBoxed(keys, stack);
   } else if (current_mode == SavedOpsScope::Mode::Save) {
     current_ops->run(op, keys, stack);
@@ -35,7 +41,8 @@ void check_op(const std::string& name, const c10::OperatorHandle& op) {
                 "OpList: {} consists of other ops, which autograd sees in its place; name those (of aten::linear and "
                 "aten::matmul: aten::addmm, aten::mm, aten::bmm)",
                 name);
-  TESSERA_CHECK(ValueError, !op.hasTag(at::Tag::nondeterministic_seeded),
+  const bool may_drop = op.schema().argumentIndexWithName("dropout_p").has_value();
+  TESSERA_CHECK(ValueError, may_drop || !op.hasTag(at::Tag::nondeterministic_seeded),
                 "OpList: {} draws random numbers, which the second forward has to draw again, so that later draws stay "
                 "the same; leave it out",
                 name);

@@ -23,7 +23,8 @@ class OpList {
  public:
   OpList() = default;
   /// Throws KeyError for an unknown name. Throws ValueError for an op that decomposes into others (instead of
-  /// aten::linear, name aten::addmm and aten::mm), writes or returns its arguments, or draws random numbers.
+  /// aten::linear, name aten::addmm and aten::mm), writes or returns its arguments, or draws random numbers. A call of
+  /// an op with a dropout_p above 0 runs again.
   OpList(const std::vector<std::string>& names);  // NOLINT: a list of names is one
 
   bool empty() const { return !ops_; }

@@ -74,6 +74,19 @@ class ReplicatedInput : public ParallelStyle {
   }
 };
 
+/// Keeps the results that cost the most to compute again. Not those of aten::bmm, which makes attention's scores where
+/// no kernel does both: they would fill the memory that is saved.
+CheckpointOptions kept_results() {
+  static const OpList ops({"aten::mm", "aten::addmm", "aten::_scaled_dot_product_flash_attention_for_cpu",
+                           "aten::_scaled_dot_product_flash_attention", "aten::_scaled_dot_product_efficient_attention",
+                           "aten::_scaled_dot_product_cudnn_attention"});
+  return {.ops_to_save = ops};
+}
+
+std::string name_of(Recompute recompute) {
+  return recompute == Recompute::Full ? "full" : recompute == Recompute::Selective ? "selective" : "none";
+}
+
 /// Places parameters of a module that computes with its local tensors.
 class PlacedParameters : public ParallelStyle {
  public:
@@ -137,8 +150,8 @@ std::string DecoderLayout::to_string() const {
   return fmt::format(
       "sequence_parallel: {}, expert_parallel: {}, recompute: {}, computes in: {}, reduces in: {}, "
       "reshard_after_forward: {}",
-      sequence_parallel, expert_parallel, recompute == Recompute::Full ? "full" : "none",
-      name_of(precision.param_dtype), name_of(precision.reduce_dtype), reshard_after_forward);
+      sequence_parallel, expert_parallel, name_of(recompute), name_of(precision.param_dtype),
+      name_of(precision.reduce_dtype), reshard_after_forward);
 }
 
 ParallelPlan tensor_parallel_plan(const DecoderConfig& config, const DecoderLayout& layout) {
@@ -189,9 +202,9 @@ void lay_out(Decoder& model, const DeviceMesh& mesh, const DecoderLayout& layout
   if (has_axis(mesh, "tp")) {
     parallelize_module(model, mesh["tp"], tensor_parallel_plan(model->config, layout));
   }
-  if (layout.recompute == Recompute::Full) {
+  if (layout.recompute != Recompute::None) {
     for (auto& layer : model->layers) {
-      checkpoint_module(*layer);
+      checkpoint_module(*layer, layout.recompute == Recompute::Selective ? kept_results() : CheckpointOptions());
     }
   }
   if (has_axis(mesh, "dp")) {

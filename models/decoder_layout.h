@@ -15,7 +15,12 @@
 
 namespace tessera::models {
 
-enum class Recompute { None, Full };  // Full: each layer's activations are computed again in backward
+/// Says which of a layer's activations are computed again in backward.
+enum class Recompute {
+  None,
+  Selective,  // all but results of matrix products and attention
+  Full,
+};
 
 struct DecoderLayout {
   bool sequence_parallel = false;  // shards activations between matrices along the sequence over "tp"

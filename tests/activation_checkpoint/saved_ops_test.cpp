@@ -3,6 +3,7 @@
 #include "activation_checkpoint/saved_ops.h"
 
 #include <ATen/TensorOperators.h>
+#include <ATen/ops/scaled_dot_product_attention.h>
 #include <torch/library.h>
 
 #include "activation_checkpoint/checkpoint.h"
@@ -40,6 +41,18 @@ TORCH_LIBRARY(tessera_saved_ops_test, library) {
 }
 TORCH_LIBRARY_IMPL(tessera_saved_ops_test, CPU, library) {
   library.impl("counted", &counted_sin);
+}
+
+TEST_CASE("the result of attention is saved if nothing is dropped") {
+  const CheckpointOptions options{.ops_to_save = {{"aten::_scaled_dot_product_flash_attention_for_cpu"}}};
+  const auto attend = [](const at::Tensor& y) {
+    const auto heads = y.sin().view({1, 2, 8, 4});
+    return at::scaled_dot_product_attention(heads, heads, heads, {}, 0.0, /*is_causal=*/true).cos();
+  };
+  const auto x = leaf(1, {64}), expected = leaf(1, {64});
+  checkpoint(options, attend, x).sum().backward();
+  attend(expected).sum().backward();
+  expect_bit_equal(x.grad(), expected.grad());
 }
 
 TEST_CASE("an op whose result is saved runs once, any other one twice") {

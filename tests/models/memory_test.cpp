@@ -1,6 +1,9 @@
-// What a rank allocates while from_pretrained reads a folder, counted below libtorch.
+// What a rank allocates while from_pretrained reads a folder, and what a step keeps, counted below libtorch.
+
+#include <ATen/ops/arange.h>
 
 #include <algorithm>
+#include <map>
 #include <memory>
 #include <vector>
 
@@ -88,6 +91,28 @@ TEST_CASE("loading takes a rank's shards and at most two tensors") {
     CHECK(static_cast<double>(counter->peak) > 0.99 * shards);
     CHECK(more < 2.01);  // and some bytes
   }
+}
+
+TEST_CASE("what is recomputed is not kept, from nothing over cheap results to all") {
+  const CountAllocations counting;
+  std::map<models::Recompute, int64_t> peaks;
+  for (const auto recompute : {models::Recompute::None, models::Recompute::Selective, models::Recompute::Full}) {
+    AllocationCounter own;
+    run_ranks(1, [&](int) {
+      models::Decoder model(large_config("llama"));
+      models::lay_out(model, init_device_mesh(at::kCPU, {1}, {"dp"}), {.recompute = recompute});
+      const auto ids = at::arange(32).repeat({8, 1});
+      const CountingScope scope(own);
+      const auto loss = models::next_token_loss(model(ids), ids);
+      peaks[recompute] = own.bytes;
+      loss.backward();
+    });
+  }
+  const auto none = peaks[models::Recompute::None], some = peaks[models::Recompute::Selective],
+             all = peaks[models::Recompute::Full];
+  CAPTURE(none, some, all);
+  CHECK(some < 0.8 * static_cast<double>(none));
+  CHECK(all < 0.5 * static_cast<double>(some));
 }
 
 }  // namespace tessera::testing

@@ -223,7 +223,7 @@ const std::vector<std::string> kShardedModels = {
 };
 
 const std::vector<Sharding> kShardings = {
-    {.name = "fully_shard over 2", .sizes = {2}},
+    {.name = "fully_shard over 2", .sizes = {2}, .layout = {.recompute = models::Recompute::Selective}},
     {.name = "fully_shard over 3", .sizes = {3}, .layout = {.recompute = models::Recompute::Full}},
     {.name = "2 x tp 2", .sizes = {2, 2}},
     {.name = "2 x tp 2, sequence parallel",
@@ -231,7 +231,7 @@ const std::vector<Sharding> kShardings = {
      .layout = {.sequence_parallel = true, .recompute = models::Recompute::Full}},
     {.name = "2 x tp 2, whole experts",
      .sizes = {2, 2},
-     .layout = {.sequence_parallel = true, .expert_parallel = true}},
+     .layout = {.sequence_parallel = true, .expert_parallel = true, .recompute = models::Recompute::Selective}},
     {.name = "1 x tp 3, whole experts",
      .sizes = {1, 3},
      .layout = {.sequence_parallel = true, .expert_parallel = true, .recompute = models::Recompute::Full}},

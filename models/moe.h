@@ -19,6 +19,7 @@
 
 namespace tessera::models {
 
+/// Applies the function to each element.
 at::Tensor activate(const at::Tensor& x, Activation activation);
 
 /// Computes each token's logits of the experts.
@@ -48,7 +49,7 @@ TESSERA_MODULE(Experts);
 struct MoeImpl : torch::nn::Module {
   explicit MoeImpl(const DecoderConfig& config);
   /// A DTensor is whole on every rank, with parts of the experts, or sharded by tokens, with whole experts; what is
-  /// returned is a pending sum, or sharded in the same way.
+  /// returned is Partial, or sharded in the same way.
   at::Tensor forward(at::Tensor x);
 
   MoeConfig config;

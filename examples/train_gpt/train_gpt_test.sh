@@ -16,8 +16,8 @@ fail() {
   failures=$((failures + 1))
 }
 
-# Runs the program; at most 20 s, so that a hang is a failure.
-run() { timeout 20 "$program" "$@" >"$work/out" 2>"$work/err"; }
+# Runs the program; at most 60 s, so that a hang is a failure.
+run() { timeout 60 "$program" "$@" >"$work/out" 2>"$work/err"; }
 
 expect_output() { grep -qE -- "$1" "$work/out" || fail "no line of the output matches: $1"; }
 

@@ -1,4 +1,4 @@
-"""The Python side of benchmarks/generate.cpp: transformers' generate on one thread.
+"""The Python side of benchmarks/models/generate.cpp: transformers' generate on one thread.
 
 generate_peer.py make FOLDER                       saves a Llama of some 100 million parameters
 generate_peer.py measure FOLDER BATCH PROMPT NEW   prints "name value": tokens per second, and the sum of the new ids

@@ -7,28 +7,23 @@
 #include <array>
 #include <cmath>
 #include <map>
-#include <nlohmann/json.hpp>
 #include <optional>
-#include <set>
 #include <utility>
 #include <vector>
 
 #include "base/error.h"
 #include "checkpoint/checkpoint.h"
-#include "checkpoint/format/json_text.h"
 #include "checkpoint/io/checkpoint_index.h"
 #include "checkpoint/io/file_io.h"
 #include "checkpoint/rank_sync.h"
+#include "models/config_reader.h"
 #include "models/weight_names.h"
 
 namespace tessera::models {
 
 namespace {
 
-using nlohmann::json;
-
-constexpr uint64_t kMaxAdapterConfigBytes = uint64_t{16} << 20;
-constexpr int kMaxAdapterConfigDepth = 32;
+constexpr int64_t kMaxRank = 65'536;
 constexpr std::string_view kAdapterPrefix = "base_model.model.";
 
 // Keys of adapter_config.json that do not matter here: which layers have adapters, the file's tensors say.
@@ -45,8 +40,7 @@ constexpr std::array kHarmlessAdapterKeys = {"task_type",
                                              "fan_in_fan_out",
                                              "megatron_core",
                                              "qalora_group_size",
-                                             "eva_config",
-                                             "arrow_config"};
+                                             "eva_config"};
 
 // Initial values that leave the model's own weights as they are.
 constexpr std::array kPlainInits = {"gaussian", "orthogonal", "eva"};
@@ -72,74 +66,46 @@ std::string last_name(const std::string& path) {
   return path.substr(path.rfind('.') + 1);  // all of a path without a dot
 }
 
-/// Throws ValueError that names the file, the key, its value and what is allowed.
-class AdapterConfigReader {
- public:
-  explicit AdapterConfigReader(std::string file) : file_(std::move(file)) {
-    const auto text = dcp::read_text(file_, kMaxAdapterConfigBytes);
-    dcp::check_json_depth(text, file_, kMaxAdapterConfigDepth);
-    try {
-      whole_ = json::parse(text);
-    } catch (const json::exception& error) {
-      throw ValueError(fmt::format("{}: no JSON ({})", file_, error.what()));
-    }
-    TESSERA_CHECK(ValueError, whole_.is_object(), "{}: not an object", file_);
-  }
+bool is_plain_init(const Json& value) {
+  return value.is_boolean() || std::ranges::any_of(kPlainInits, [&](const char* name) { return value == Json(name); });
+}
 
-  /// Calls `is_allowed` with the value, null if it is missing.
-  json take(const std::string& key, const std::string& allowed, bool (*is_allowed)(const json&)) {
-    read_.insert(key);
-    json value = whole_.contains(key) ? whole_[key] : json();
-    TESSERA_CHECK(ValueError, is_allowed(value), "{}: {} is {}; it must be {}", file_, key, value.dump(), allowed);
-    return value;
-  }
-
-  /// Each feature of PEFT that this package lacks is off where its key is missing, null, false or empty.
-  void check_rest() const {
-    std::vector<std::string> left;
-    for (const auto& [key, value] : whole_.items()) {
-      const bool is_off = value.is_null() || value == json(false) || (value.is_structured() && value.empty());
-      const bool is_harmless = std::ranges::find(kHarmlessAdapterKeys, key) != kHarmlessAdapterKeys.end();
-      if (!is_off && !is_harmless && !read_.contains(key)) {
-        left.push_back(fmt::format("{} ({})", key, value.dump()));
-      }
-    }
-    TESSERA_CHECK(ValueError, left.empty(), "{}: not supported: {}", file_, fmt::join(left, ", "));
-  }
-
- private:
-  std::string file_;
-  json whole_;
-  std::set<std::string> read_;
-};
-
-bool is_plain_init(const json& value) {
-  return value.is_null() || value.is_boolean() ||
-         std::ranges::any_of(kPlainInits, [&](const char* name) { return value == json(name); });
+/// What PEFT writes of a feature that is not used.
+bool is_off(const Json& value) {
+  return value == Json(false) || (value.is_structured() && value.empty());
 }
 
 /// Without target_modules.
 LoraConfig read_numbers(const std::string& folder) {
-  AdapterConfigReader reader(config_file(folder));
-  reader.take("peft_type", "\"LORA\"", [](const json& value) { return value == json("LORA"); });
-  reader.take("bias", "\"none\"", [](const json& value) { return value.is_null() || value == json("none"); });
-  reader.take("init_lora_weights", "true, false, \"gaussian\", \"orthogonal\" or \"eva\"", is_plain_init);
-  const auto r = reader.take("r", "an integer from 1 to 65536", [](const json& value) {
-    return value.is_number_integer() && value.get<double>() >= 1 && value.get<double>() <= 65536;
-  });
-  const auto alpha = reader.take("lora_alpha", "a number above 0",
-                                 [](const json& value) { return value.is_number() && value.get<double>() > 0; });
-  const auto dropout = reader.take("lora_dropout", "a number in [0, 1)", [](const json& value) {
-    return value.is_null() || (value.is_number() && value.get<double>() >= 0 && value.get<double>() < 1);
-  });
-  const auto rslora = reader.take("use_rslora", "true or false",
-                                  [](const json& value) { return value.is_null() || value.is_boolean(); });
-  reader.check_rest();
-  return {.target_modules = {},
-          .r = r.get<int64_t>(),
-          .lora_alpha = alpha.get<double>(),
-          .use_rslora = rslora.is_boolean() && rslora.get<bool>(),
-          .lora_dropout = dropout.is_null() ? 0 : dropout.get<double>()};
+  const auto file = config_file(folder);
+  const auto whole = parse_config_object(read_config_text(file), file);
+  KeyReader reader(whole, file + ": ");
+  if (const auto* type = reader.find("peft_type"); !type || *type != Json("LORA")) {
+    reader.fail("peft_type", "\"LORA\"");
+  }
+  if (const auto* bias = reader.find("bias"); bias && *bias != Json("none")) {
+    reader.fail("bias", "\"none\"");
+  }
+  if (const auto* init = reader.find("init_lora_weights"); init && !is_plain_init(*init)) {
+    reader.fail("init_lora_weights", "true, false, \"gaussian\", \"orthogonal\" or \"eva\"");
+  }
+  LoraConfig config{.target_modules = {},
+                    .r = reader.integer("r", kMaxRank),
+                    .lora_alpha = reader.number("lora_alpha"),
+                    .use_rslora = reader.boolean("use_rslora", false)};
+  if (const auto* dropout = reader.find("lora_dropout")) {
+    if (!dropout->is_number() || !(dropout->get<double>() >= 0 && dropout->get<double>() < 1)) {
+      reader.fail("lora_dropout", "a number in [0, 1)");
+    }
+    config.lora_dropout = dropout->get<double>();
+  }
+  for (const auto& [key, value] : whole.items()) {
+    if (is_off(value) || std::ranges::find(kHarmlessAdapterKeys, key) != kHarmlessAdapterKeys.end()) {
+      reader.find(key);
+    }
+  }
+  reader.check_all_read("Adapters of plain LoRA can be read");
+  return config;
 }
 
 /// Paths of the decoder's layers for which the file has tensors. Throws CheckpointError for other tensors.
@@ -219,12 +185,12 @@ std::vector<std::string> format_targets(const Decoder& model, const LoraConfig& 
 std::string format_adapter_config(const Decoder& model) {
   const auto config = own_config(model);
   const bool is_whole = config.lora_alpha == std::floor(config.lora_alpha) && config.lora_alpha < 1e9;
-  const json out = {{"peft_type", "LORA"},
+  const Json out = {{"peft_type", "LORA"},
                     {"task_type", "CAUSAL_LM"},
-                    {"base_model_name_or_path", model->source.empty() ? json() : json(model->source)},
+                    {"base_model_name_or_path", model->source.empty() ? Json() : Json(model->source)},
                     {"inference_mode", true},
                     {"r", config.r},
-                    {"lora_alpha", is_whole ? json(static_cast<int64_t>(config.lora_alpha)) : json(config.lora_alpha)},
+                    {"lora_alpha", is_whole ? Json(static_cast<int64_t>(config.lora_alpha)) : Json(config.lora_alpha)},
                     {"use_rslora", config.use_rslora},
                     {"lora_dropout", config.lora_dropout},
                     {"target_modules", format_targets(model, config)},

@@ -314,10 +314,12 @@ TEST_CASE("an adapter's config and tensors that are not supported are named") {
   expect_refused("lora_dropout", 1.0, "lora_dropout is 1.0; it must be a number in [0, 1)");
   expect_refused("use_rslora", 1, "use_rslora is 1; it must be true or false");
   expect_refused("init_lora_weights", "pissa", "init_lora_weights is \"pissa\"; it must be true, false,");
-  expect_refused("use_dora", true, "not supported: use_dora (true)");
-  expect_refused("rank_pattern", {{"q_proj", 4}}, "not supported: rank_pattern ({\"q_proj\":4})");
-  expect_refused("modules_to_save", {"lm_head"}, "not supported: modules_to_save ([\"lm_head\"])");
-  expect_refused("some_day", 1.5, "not supported: some_day (1.5)");
+  expect_refused("use_dora", true, "unknown keys, which may change what the model computes: use_dora (true)");
+  expect_refused("rank_pattern", {{"q_proj", 4}},
+                 "unknown keys, which may change what the model computes: rank_pattern ({\"q_proj\":4})");
+  expect_refused("modules_to_save", {"lm_head"},
+                 "unknown keys, which may change what the model computes: modules_to_save ([\"lm_head\"])");
+  expect_refused("some_day", 1.5, "unknown keys, which may change what the model computes: some_day (1.5)");
 
   std::ofstream(folder.path("adapter") + "/adapter_config.json") << good;
   const auto file = folder.path("adapter") + "/adapter_model.safetensors";

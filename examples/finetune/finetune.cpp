@@ -118,7 +118,8 @@ double train_step(models::Decoder& model, const data::Batch& batch, const Device
   const auto logits = model->forward(batch.ids, {.segment_ids = batch.segment_ids});
   // Gradients are averaged over the ranks of dp; so this is their sum, over all tokens.
   const auto loss = models::next_token_loss(logits, batch.labels, tokens / static_cast<double>(dp.size()));
-  loss.backward();
+  const bool has_router_loss = model->config.moe && model->config.moe->output_router_logits;
+  (has_router_loss ? loss + models::router_aux_loss(model) : loss).backward();
   const auto mean = loss.detach().to(at::kDouble);
   all_reduce(mean, ReduceOp::Avg, dp.group("dp"));
   return mean.item<double>();

@@ -16,6 +16,7 @@
 #include <ATen/ops/softmax.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/GradMode.h>
+#include <fmt/ranges.h>
 #include <torch/nn/modules/container/modulelist.h>
 
 #include <cmath>

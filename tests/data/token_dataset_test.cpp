@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <map>
+#include <numeric>
 #include <set>
 #include <string>
 #include <vector>
@@ -25,7 +26,6 @@ namespace tessera::testing {
 namespace {
 
 using data::Batch;
-using data::DataSource;
 using data::Fill;
 using data::LongDocuments;
 using data::TokenDataset;
@@ -48,10 +48,9 @@ std::string write_tokens(const TempFolder& folder, const std::string& name, cons
                          int32_t first = 1) {
   data::TokenFileWriter writer(folder.path(name), {.vocab_size = 100'000});
   for (const int32_t length : lengths) {
-    std::vector<int32_t> ids;
-    for (int32_t i = 0; i < length; ++i) {
-      ids.push_back(first++);
-    }
+    std::vector<int32_t> ids(static_cast<size_t>(length));
+    std::iota(ids.begin(), ids.end(), first);
+    first += length;
     writer.add(ids);
   }
   writer.finish();
@@ -60,9 +59,9 @@ std::string write_tokens(const TempFolder& folder, const std::string& name, cons
 
 /// 101 documents of 1 to 29 tokens.
 std::vector<int32_t> many_lengths() {
-  std::vector<int32_t> lengths;
+  std::vector<int32_t> lengths(101);
   for (int i = 0; i < 101; ++i) {
-    lengths.push_back(i * i % 29 + 1);
+    lengths[static_cast<size_t>(i)] = i * i % 29 + 1;
   }
   return lengths;
 }

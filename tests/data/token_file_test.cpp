@@ -64,7 +64,7 @@ void expect_damage(const std::string& index, size_t at, char byte, const std::st
 TEST_CASE("token files of Megatron are read and written byte by byte") {
   const TempFolder folder;
   const std::string script = "tests/data/token_file_peer.py";
-  if (!run_peer_python("numpy", script, "write " + folder.path())) {
+  if (!run_peer_python("sys", script, "write " + folder.path())) {
     return;
   }
   const auto expected = nlohmann::json::parse(read_file(folder.path("documents.json")));
@@ -76,7 +76,7 @@ TEST_CASE("token files of Megatron are read and written byte by byte") {
     std::vector<std::vector<int32_t>> lists = {{0, 1, 65'498}, {7}, {65'498, 3}};
     write_documents(folder.path("ours"), vocab_size, lists);
     std::ofstream(folder.path("ours.json")) << nlohmann::json(lists).dump();
-    CHECK(run_peer_python("numpy", script, fmt::format("check {0}/ours {0}/ours.json", folder.path())));
+    CHECK(run_peer_python("sys", script, fmt::format("check {0}/ours {0}/ours.json", folder.path())));
     CHECK(data::parse_token_index(read_file(folder.path("ours.idx")), name).dtype ==
           (vocab_size < 65'500 ? TokenDtype::UInt16 : TokenDtype::Int32));
     CHECK(ids_of(data::open_token_file(folder.path("ours"))) == IdLists{{0, 1, 65'498}, {7}, {65'498, 3}});

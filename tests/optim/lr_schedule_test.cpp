@@ -49,6 +49,7 @@ const std::map<std::string, LrSchedule>& schedules_of_peer() {
 template <class Optimizer, class Options>
 Optimizer make_optimizer(const std::vector<double>& lrs) {
   std::vector<torch::optim::OptimizerParamGroup> groups;
+  groups.reserve(lrs.size());
   for (const double lr : lrs) {
     groups.emplace_back(std::vector{at::ones({2}).requires_grad_()}, std::make_unique<Options>(lr));
   }
@@ -59,7 +60,7 @@ Optimizer make_optimizer(const std::vector<double>& lrs) {
 
 TEST_CASE("learning rates are those of transformers") {
   const TempFolder folder;
-  if (!run_peer_python("transformers, torch", "tests/optim/lr_schedule_peer.py", folder.path("rates"))) {
+  if (!run_peer_python("sys", "tests/optim/lr_schedule_peer.py", folder.path("rates"))) {
     return;
   }
   const std::vector<double> base_lrs = {0.5, 3e-4};

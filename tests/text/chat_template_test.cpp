@@ -1,6 +1,8 @@
 // Chats as transformers' apply_chat_template has them.
 //
-//   CHAT_TEMPLATES=<folder> ./bazelw run //tests/text:text_test -- '[.published]'   # files as the peer describes them
+//   CHAT_TEMPLATES=<folder> ./bazelw run //tests/text:chat_template_test -- '[.published]'
+//
+// The folder has published templates, named as the peer says.
 
 #include "text/chat_template.h"
 
@@ -63,12 +65,7 @@ std::vector<ChatTemplate> read_templates(const std::string& path) {
   return templates;
 }
 
-void check_rendered_chats(const std::string& published) {
-  const TempFolder folder;
-  if (!run_peer_python("transformers, tokenizers, jinja2", "tests/text/chat_template_peer.py",
-                       folder.path() + " " + published)) {
-    return;
-  }
+void check_rendered_chats(const TempFolder& folder) {
   const auto templates = read_templates(folder.path("templates.json"));
   int rendered = 0, refused = 0;
   for (const auto& item : read_json(folder.path("cases.json"))) {
@@ -82,33 +79,7 @@ void check_rendered_chats(const std::string& published) {
   CHECK(refused > 500);
 }
 
-std::vector<std::string> answers(const RenderedChat& chat) {
-  std::vector<std::string> texts;
-  for (const auto& range : chat.assistant) {
-    texts.push_back(chat.text.substr(range.begin, range.end - range.begin));
-  }
-  return texts;
-}
-
-const std::vector<ChatMessage> kTwoTurns = {{"user", "a"}, {"assistant", " b "}, {"user", "c"}, {"assistant", "d"}};
-
-}  // namespace
-
-TEST_CASE("chats are rendered as transformers renders them") {
-  check_rendered_chats("");
-}
-
-TEST_CASE("published templates are recognised, and render as transformers renders them", "[.published]") {
-  const char* folder = std::getenv("CHAT_TEMPLATES");
-  REQUIRE(folder);
-  check_rendered_chats(folder);
-}
-
-TEST_CASE("ids and the assistant's among them are those of transformers") {
-  const TempFolder folder;
-  if (!run_peer_python("transformers, tokenizers, jinja2", "tests/text/chat_template_peer.py", folder.path())) {
-    return;
-  }
+void check_encoded_chats(const TempFolder& folder) {
   const auto tokenizer = Tokenizer::from_file(folder.path("tokenizer.json"));
   const auto chat_template = ChatTemplate::named("chatml");
   int assistant = 0;
@@ -120,6 +91,38 @@ TEST_CASE("ids and the assistant's among them are those of transformers") {
     assistant += static_cast<int>(std::count(encoded.is_assistant.begin(), encoded.is_assistant.end(), 1));
   }
   CHECK(assistant > 1000);
+}
+
+/// Compares with transformers; `published` is a folder for the peer, or "".
+void check_with_peer(const std::string& published) {
+  const TempFolder folder;
+  if (run_peer_python("sys", "tests/text/chat_template_peer.py", folder.path() + " " + published)) {
+    check_rendered_chats(folder);
+    check_encoded_chats(folder);
+  }
+}
+
+std::vector<std::string> answers(const RenderedChat& chat) {
+  std::vector<std::string> texts;
+  texts.reserve(chat.assistant.size());
+  for (const auto& range : chat.assistant) {
+    texts.push_back(chat.text.substr(range.begin, range.end - range.begin));
+  }
+  return texts;
+}
+
+const std::vector<ChatMessage> kTwoTurns = {{"user", "a"}, {"assistant", " b "}, {"user", "c"}, {"assistant", "d"}};
+
+}  // namespace
+
+TEST_CASE("chats, their ids and the assistant's among them are those of transformers") {
+  check_with_peer("");
+}
+
+TEST_CASE("published templates are recognised, and render as transformers renders them", "[.published]") {
+  const char* folder = std::getenv("CHAT_TEMPLATES");
+  REQUIRE(folder);
+  check_with_peer(folder);
 }
 
 TEST_CASE("what the assistant wrote is its answers with the tokens that end them") {

@@ -59,7 +59,7 @@ inline auto tensor_fields(Positions& positions) {
 }
 
 struct AttentionImpl : torch::nn::Module {
-  AttentionImpl(const DecoderConfig& config, int64_t layer);
+  AttentionImpl(const DecoderConfig& config, int64_t number);
   at::Tensor forward(at::Tensor x, Positions positions);
 
   int64_t layer;  // its number

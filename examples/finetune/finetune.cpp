@@ -1,4 +1,4 @@
-// Trains a model of Hugging Face further: `./bazelw run //examples:finetune -- --data README.md --out tuned`
+// Trains a model of Hugging Face further: `./bazelw run //examples:finetune -- --data README.md --out /tmp/tuned`
 // (-- --help for the options). run_rank() is the whole of it; the rest prepares and reports.
 
 #include <ATen/Parallel.h>

@@ -18,7 +18,7 @@ constexpr const char* kDescription =
 
 constexpr const char* kExamples =
     "Examples:\n"
-    "  ./bazelw run //examples:finetune -- --data README.md --out tuned\n"
+    "  ./bazelw run //examples:finetune -- --data README.md --out /tmp/tuned\n"
     "  ./bazelw run //examples:finetune -- --model Llama-3.2-1B --data corpus.jsonl --out tuned --nproc 4 --tp 2 \\\n"
     "      --sequence-length 2048 --save-every 50 --checkpoint-dir run\n"
     "  ./bazelw run //examples:generate -- --model tuned --prompt 'Once upon a time'";
@@ -83,8 +83,9 @@ std::optional<FinetuneOptions> parse_finetune_options(int argc, char** argv, int
   FinetuneOptions options;
   CLI::App app(kDescription);
   app.footer(kExamples);
-  app.add_option("--model", options.model, "folder with config.json, safetensors files and tokenizer.json")
-      ->capture_default_str();
+  app.add_option("--model", options.model,
+                 "folder with config.json, safetensors files and tokenizer.json; default: tiny-llama beside --out, a "
+                 "random model over bytes, which is made");
   app.add_option("--data", options.data, "files: .jsonl with \"text\" or \"messages\" in each line, others as text")
       ->required();
   app.add_option("--out", options.out, "new folder for the tuned model, or its adapters")->required();
@@ -103,11 +104,12 @@ std::optional<FinetuneOptions> parse_finetune_options(int argc, char** argv, int
     exit_code = app.exit(error);
     return std::nullopt;
   }
+  options.out = path_from_caller(options.out);
+  options.model = options.model.empty() ? (std::filesystem::path(options.out).parent_path() / "tiny-llama").string()
+                                        : path_from_caller(options.model);
   if (options.lr == 0) {
     options.lr = is_tiny_llama(options.model) ? 3e-3 : options.lora_rank > 0 ? 2e-4 : 2e-5;
   }
-  options.model = path_from_caller(options.model);
-  options.out = path_from_caller(options.out);
   for (auto& path : options.data) {
     path = path_from_caller(path);
   }

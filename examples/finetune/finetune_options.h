@@ -9,8 +9,8 @@
 namespace tessera::examples {
 
 struct FinetuneOptions {
-  /// Folder of Hugging Face. "tiny-llama", if there is no such folder, is made: a random model over bytes.
-  std::string model = "tiny-llama";
+  /// Folder of Hugging Face. One called tiny-llama is made if there is none: a random model over bytes.
+  std::string model;
   /// Files: .jsonl with "text" or "messages", prefixes of token files, and others as plain text.
   std::vector<std::string> data;
   /// Folder that the tuned model is written to.

@@ -46,7 +46,7 @@ uint64_t permutation_key(uint64_t seed, int64_t source, int64_t epoch) {
   return mixed(mixed(mixed(seed) ^ static_cast<uint64_t>(source)) ^ static_cast<uint64_t>(epoch));
 }
 
-// The first source gets its part of the turns, evenly; what is left is shared by the others alike.
+// The first source gets its part of the turns, evenly; the others share what is left in the same way.
 Turn turn_of(int64_t index, const std::vector<double>& weights) {
   std::vector<double> left(weights.size() + 1, 0);  // weight of a source and those after it
   for (size_t i = weights.size(); i-- > 0;) {

@@ -22,7 +22,7 @@ struct Turn {
 };
 
 /// Returns whose turn sample `index` is. After any number of samples, each source has had its weight's part of them,
-/// but for a few: with two sources for less than one, with n for about log(n).
+/// give or take a few: with two sources less than one, with n about log(n).
 Turn turn_of(int64_t index, const std::vector<double>& weights);
 
 /// Tokens begin, ..., end - 1 of all documents.

@@ -107,7 +107,7 @@ struct Row {
   int64_t* segment_ids;
 };
 
-/// Writes parts of documents, each a segment. The rest of the row is padding already, but for its segment.
+/// Writes parts of documents, each a segment. The rest of the row is padding already; only its segment is set here.
 void fill_row(const Documents& documents, const std::vector<TokenRange>& ranges, int64_t length, const Row& row) {
   int64_t at = 0, segment = 0;
   for (const auto& range : ranges) {

@@ -1,5 +1,5 @@
 #pragma once
-// Batches of token ids from texts, chats and token files, alike on any number of ranks and resumable by few integers.
+// Batches of token ids from texts, chats and token files, the same on any number of ranks, resumable by few integers.
 //
 //   data::TokenDataset dataset({.sources = {{.source = data::JsonLines{{"books.jsonl"}}, .weight = 0.7},
 //                                           {.source = data::TokenFile{"wiki_text_document"}, .weight = 0.3}},
@@ -100,7 +100,7 @@ struct RankPart {
 
 class TokenDataset {
  public:
-  /// Opens the sources. Collective on options.mesh, where options must be alike, as must be what ranks read.
+  /// Opens the sources. Collective on options.mesh, whose ranks must pass the same options and read the same data.
   explicit TokenDataset(TokenDatasetOptions options);
 
   /// Returns this rank's part of the next global batch, and moves on by all of it. Parts follow each other in the order

@@ -49,7 +49,7 @@ class TokenFileWriter {
   std::vector<int32_t> lengths_;
 };
 
-/// What an .idx says.
+/// Contents of an .idx.
 struct TokenIndex {
   TokenDtype dtype = TokenDtype::Int32;
   std::vector<int64_t> starts = {};  // see DocumentParts

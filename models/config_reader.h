@@ -4,7 +4,7 @@
 //
 //   KeyReader reader(json, "config.json: ");
 //   const int64_t size = reader.integer("hidden_size");     // "config.json: hidden_size is -4; it must be ..."
-//   reader.check_all_read("Remove them");                   // what nobody asked for may matter
+//   reader.check_all_read("Remove them");                   // keys that are not read may matter
 
 #include <fmt/ranges.h>
 

@@ -105,7 +105,7 @@ struct TiedLinearImpl : torch::nn::Module {
 };
 TESSERA_MODULE(TiedLinear);
 
-/// What a decoder may be told beside the ids.
+/// Optional inputs of a decoder beside the ids.
 struct DecoderInputs {
   /// [batch, length] of int64. A run of equal numbers in a row is a segment, such as a document or padding: its tokens
   /// attend only to each other, and count their positions from its start. Undefined: each row is one segment.

@@ -5,7 +5,7 @@
 //   config.num_hidden_layers = 2;
 //   models::Decoder model(config);                                       // models/decoder.h
 //
-// One set of options covers the families gpt2, llama, mistral, mixtral, qwen2, qwen3, qwen3_moe, gemma, gemma2 and
+// The same options describe all families: gpt2, llama, mistral, mixtral, qwen2, qwen3, qwen3_moe, gemma, gemma2 and
 // gemma3_text.
 // docs/models.md lists the keys: those that are read, those that do not matter here, and what is refused.
 // Pure functions on values; thread-safe.

@@ -1,6 +1,6 @@
 #pragma once
-// What the families of Hugging Face's decoders differ in, a row each. A family that needs nothing new is a new row.
-// Internal to this package. Immutable, so thread-safe.
+// Differences between the families of Hugging Face's decoders, a row each. A family that needs nothing new is a row
+// more. Internal to this package. Immutable, so thread-safe.
 
 #include <cstdint>
 #include <string>

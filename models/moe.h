@@ -63,7 +63,7 @@ struct MoeImpl : torch::nn::Module {
 TESSERA_MODULE(Moe);
 
 /// Returns the load-balancing loss of layers' router logits [tokens, experts], all tokens together: 1 times
-/// num_experts_per_tok if all experts are used alike, more otherwise.
+/// num_experts_per_tok if all experts are used equally, more otherwise.
 at::Tensor load_balancing_loss(const std::vector<at::Tensor>& router_logits, int64_t num_experts_per_tok);
 
 }  // namespace tessera::models

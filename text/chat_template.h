@@ -19,7 +19,7 @@
 //   gemma2, gemma3              Gemma 2, Gemma 3              <start_of_turn>user\nHi<end_of_turn>\n
 //
 // A folder's template is recognised by the hash of its text, and a changed one is refused, with NotImplementedError:
-// then name one that it equals for plain chats. Messages are texts; tools and images are refused by whoever reads them.
+// then name one that it equals for plain chats. Messages are texts; readers of chats refuse tools and images.
 //
 // Thread safety: values. Source: transformers' apply_chat_template, which renders the same bytes.
 
@@ -42,7 +42,7 @@ struct ChatMessage {
 struct RenderOptions {
   /// Ends with the start of an answer, if the template has one.
   bool add_generation_prompt = false;
-  /// What llama3.1 says is today; transformers takes the day of the call for Llama 3.2.
+  /// Today's date in llama3.1's system message; transformers takes the day of the call for Llama 3.2.
   std::string date = "26 Jul 2024";
 };
 
@@ -54,7 +54,7 @@ struct RenderedChat {
   };
 
   std::string text;
-  /// What the assistant wrote, in bytes of `text`: each answer, with the token that ends it.
+  /// The assistant's answers, in bytes of `text`, each with the token that ends it.
   std::vector<Range> assistant;
 };
 

@@ -13,6 +13,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <charconv>
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
@@ -42,6 +43,8 @@ namespace {
 using Clock = std::chrono::steady_clock;
 constexpr auto kGrace = std::chrono::seconds(3);  // from SIGTERM to SIGKILL
 constexpr int kForwarded[] = {SIGINT, SIGTERM};
+constexpr const char* kRestartVariable = "TORCHELASTIC_RESTART_COUNT";
+constexpr int kCannotRunExitCode = 126, kNotFoundExitCode = 127;  // as of a shell
 
 /// A listening socket on a free loopback port, which rank 0 inherits, so that no other program takes the port in
 /// between.
@@ -150,7 +153,7 @@ struct LaunchedJob {
   std::string secret = new_job_secret();
 };
 
-std::vector<std::string> rank_variables(const LaunchOptions& options, int rank, const ListenSocket& socket,
+std::vector<std::string> rank_variables(const LaunchOptions& options, int restart, int rank, const ListenSocket& socket,
                                         const LaunchedJob& job) {
   std::map<std::string, std::string> variables;
   for (char** entry = environ; *entry != nullptr; ++entry) {
@@ -165,6 +168,7 @@ std::vector<std::string> rank_variables(const LaunchOptions& options, int rank, 
   variables["WORLD_SIZE"] = variables["LOCAL_WORLD_SIZE"] = std::to_string(options.nproc);
   variables["MASTER_ADDR"] = "127.0.0.1";
   variables["MASTER_PORT"] = std::to_string(socket.port());
+  variables[kRestartVariable] = std::to_string(restart);
   variables[kJobVariable] = job.identity;
   variables.try_emplace(kSecretVariable, job.secret);
   variables.erase(kListenSocketVariable);
@@ -187,6 +191,7 @@ struct Program {
   char** argv;
   char** environment;
   const char* output_file;  // or null
+  bool appends;             // to the file
   int listen_descriptor;    // or -1
   const sigset_t* signals;
   pid_t launcher;
@@ -204,9 +209,9 @@ struct Program {
     _exit(1);
   }
   if (program.output_file != nullptr) {
-    const int file = open(program.output_file, O_WRONLY | O_CREAT | O_TRUNC, 0600);
+    const int file = open(program.output_file, O_WRONLY | O_CREAT | (program.appends ? O_APPEND : O_TRUNC), 0600);
     if (file < 0) {
-      stop("launch_local: an output file could not be opened\n", 126);
+      stop("launch_local: an output file could not be opened\n", kCannotRunExitCode);
     }
     dup2(file, STDOUT_FILENO);
     dup2(file, STDERR_FILENO);
@@ -219,7 +224,7 @@ struct Program {
   }
   pthread_sigmask(SIG_SETMASK, program.signals, nullptr);
   execve(program.path, program.argv, program.environment);
-  stop("launch_local: the program could not be started\n", 127);
+  stop("launch_local: the program could not be started\n", kNotFoundExitCode);
 }
 
 /// `status`: of waitpid(), if it is known.
@@ -236,7 +241,22 @@ int to_exit_code(std::optional<int> status) {
   return !status ? 1 : WIFSIGNALED(*status) ? 128 + WTERMSIG(*status) : WEXITSTATUS(*status);
 }
 
-/// The running ranks, and what has become of the others.
+/// What has become of the ranks of one start.
+struct StartEnd {
+  int exit_code = 0;        // as in LaunchResult
+  std::string failure;      // of the first to fail
+  int failed_rank = -1;     // or -1
+  size_t others = 0;        // that ran when it was seen
+  bool is_stopped = false;  // by a signal to the launcher
+
+  /// Whether starting again may help.
+  bool is_final() const {
+    return exit_code == 0 || is_stopped || exit_code == kUserErrorExitCode || exit_code == kCannotRunExitCode ||
+           exit_code == kNotFoundExitCode;
+  }
+};
+
+/// The running ranks.
 class Ranks {
  public:
   Ranks() = default;
@@ -268,7 +288,7 @@ class Ranks {
 
   /// Collects the ranks that have ended; remembers the first failure. One that somebody else has waited for counts as
   /// one: how it ended is not known. `prefers_signals`: a rank that a signal ended counts as the first.
-  void reap(LaunchResult& result, bool prefers_signals) {
+  void reap(StartEnd& end, bool prefers_signals) {
     for (auto entry = running_.begin(); entry != running_.end();) {
       int word = 0;
       const pid_t ended = waitpid(entry->first, &word, WNOHANG);
@@ -280,12 +300,11 @@ class Ranks {
       const auto [pid, rank] = *entry;
       entry = running_.erase(entry);
       const bool is_signaled = status && WIFSIGNALED(*status);
-      if (status != 0 && (result.exit_code == 0 || (prefers_signals && is_signaled && result.exit_code < 128))) {
-        result.exit_code = to_exit_code(status);
-        result.message = fmt::format("rank {} (pid {}) {}", rank, pid, describe_end(status));
-        if (!running_.empty()) {
-          result.message += fmt::format("; stopping the other {} rank(s)", running_.size());
-        }
+      if (status != 0 && (end.exit_code == 0 || (prefers_signals && is_signaled && end.exit_code < 128))) {
+        end.exit_code = to_exit_code(status);
+        end.failed_rank = rank;
+        end.failure = fmt::format("rank {} (pid {}) {}", rank, pid, describe_end(status));
+        end.others = running_.size();
       }
     }
   }
@@ -294,7 +313,7 @@ class Ranks {
   std::map<pid_t, int> running_;
 };
 
-void start_all(const LaunchOptions& options, const BlockedSignals& signals, Ranks& ranks) {
+void start_all(const LaunchOptions& options, int restart, const BlockedSignals& signals, Ranks& ranks) {
   const ListenSocket socket;
   std::vector<std::string> arguments = options.argv.empty() ? own_arguments() : options.argv;
   const std::string path = options.argv.empty() ? "/proc/self/exe" : options.argv[0];
@@ -302,50 +321,114 @@ void start_all(const LaunchOptions& options, const BlockedSignals& signals, Rank
   const pid_t launcher = getpid();
   const LaunchedJob job;
   for (int rank = 0; rank < options.nproc; ++rank) {
-    std::vector<std::string> variables = rank_variables(options, rank, socket, job);
+    std::vector<std::string> variables = rank_variables(options, restart, rank, socket, job);
     const std::vector<char*> environment = pointers(variables);
     ranks.start(rank, {.path = path.c_str(),
                        .argv = const_cast<char**>(argv.data()),
                        .environment = const_cast<char**>(environment.data()),
                        .output_file = options.output_files.empty() ? nullptr : options.output_files[rank].c_str(),
+                       .appends = restart > 0,
                        .listen_descriptor = rank == 0 ? socket.descriptor() : -1,
                        .signals = &signals.previous(),
                        .launcher = launcher});
   }
 }
 
-}  // namespace
-
-LaunchResult launch_ranks(const LaunchOptions& options) {
-  TESSERA_CHECK(ValueError, options.nproc >= 1, "launch_local: nproc {}; it must be at least 1", options.nproc);
-  TESSERA_CHECK(ValueError, options.output_files.empty() || std::ssize(options.output_files) == options.nproc,
-                "launch_local: {} output files for {} ranks", options.output_files.size(), options.nproc);
-  parse_job_secret(process_variable);  // an unfit one is refused here, and not by each rank
-  const BlockedSignals signals;
+/// Starts the ranks and returns when all have ended.
+StartEnd run_start(const LaunchOptions& options, int restart, const BlockedSignals& signals) {
   Ranks ranks;
-  start_all(options, signals, ranks);
-  LaunchResult result;
+  start_all(options, restart, signals, ranks);
+  StartEnd end;
   std::optional<Clock::time_point> kill_at;
   while (!ranks.empty()) {
     const int signal = signals.wait(std::chrono::milliseconds(200));
     if (signal == SIGINT || signal == SIGTERM) {
       ranks.send(signal);
-      result = {.exit_code = 128 + signal,
-                .message = fmt::format("stopped by signal {} ({})", signal, strsignal(signal))};
+      end = {.exit_code = 128 + signal,
+             .failure = fmt::format("stopped by signal {} ({})", signal, strsignal(signal)),
+             .is_stopped = true};
       kill_at = kill_at.value_or(Clock::now() + options.stop_grace);
     }
-    ranks.reap(result, /*prefers_signals=*/!kill_at);
-    if (result.exit_code != 0 && !kill_at) {
+    ranks.reap(end, /*prefers_signals=*/!kill_at);
+    if (end.exit_code != 0 && !kill_at) {
       // A rank that was killed, whose memory the system still takes back, may end after those that fail for it.
       std::this_thread::sleep_for(std::chrono::milliseconds(50));
-      ranks.reap(result, /*prefers_signals=*/true);
-      ranks.send(SIGTERM);
+      ranks.reap(end, /*prefers_signals=*/true);
+      // Ranks that start again have nothing to end in order: what counts is in their checkpoints.
+      const bool starts_again = restart < options.max_restarts && !end.is_final();
+      ranks.send(starts_again ? SIGKILL : SIGTERM);
       kill_at = Clock::now() + kGrace;
     } else if (kill_at && Clock::now() >= *kill_at) {
       ranks.send(SIGKILL);
     }
   }
-  return result;
+  return end;
+}
+
+/// Decides with how many ranks a start that failed is followed by another.
+class RankCount {
+ public:
+  explicit RankCount(const LaunchOptions& options)
+      : least_(options.min_ranks == 0 ? options.nproc : options.min_ranks), start_time_(options.start_time) {}
+
+  int after_failure(int ranks, int failed_rank, Clock::duration lived) {
+    const int failed_at_start = lived < start_time_ ? failed_rank : -1;
+    const bool is_second = failed_at_start >= 0 && failed_at_start == last_failed_at_start_;
+    const bool leaves_one = is_second && ranks > least_;
+    last_failed_at_start_ = leaves_one ? -1 : failed_at_start;
+    return leaves_one ? ranks - 1 : ranks;
+  }
+
+ private:
+  int least_;
+  std::chrono::milliseconds start_time_;
+  int last_failed_at_start_ = -1;
+};
+
+void check_options(const LaunchOptions& options) {
+  TESSERA_CHECK(ValueError, options.nproc >= 1, "launch_local: nproc {}; it must be at least 1", options.nproc);
+  TESSERA_CHECK(ValueError, options.max_restarts >= 0, "launch_local: max_restarts {}; it must not be negative",
+                options.max_restarts);
+  TESSERA_CHECK(ValueError, options.min_ranks >= 0 && options.min_ranks <= options.nproc,
+                "launch_local: min_ranks {}; it must be 1 to nproc, {}, or 0 for nproc", options.min_ranks,
+                options.nproc);
+  TESSERA_CHECK(ValueError, options.output_files.empty() || std::ssize(options.output_files) == options.nproc,
+                "launch_local: {} output files for {} ranks", options.output_files.size(), options.nproc);
+  parse_job_secret(process_variable);  // an unfit one is refused here, and not by each rank
+}
+
+std::string describe_last(const StartEnd& end, int restart, const LaunchOptions& options) {
+  std::string text = end.failure;
+  if (end.others > 0) {
+    text += fmt::format("; stopping the other {} rank(s)", end.others);
+  }
+  if (options.max_restarts > 0 && end.exit_code != 0 && !end.is_stopped) {
+    text += restart == options.max_restarts ? fmt::format("; all {} restarts are used up", restart)
+                                            : "; a restart would not help";
+  }
+  return text;
+}
+
+}  // namespace
+
+LaunchResult launch_ranks(const LaunchOptions& options) {
+  check_options(options);
+  const BlockedSignals signals;
+  LaunchOptions start = options;
+  RankCount count(options);
+  for (int restart = 0;; ++restart) {
+    const auto began = Clock::now();
+    const StartEnd end = run_start(start, restart, signals);
+    if (end.is_final() || restart == options.max_restarts) {
+      return {.exit_code = end.exit_code,
+              .message = describe_last(end, restart, options),
+              .restarts = restart,
+              .nproc = start.nproc};
+    }
+    start.nproc = count.after_failure(start.nproc, end.failed_rank, Clock::now() - began);
+    report_failure("launch_local: {}; restart {} of {} with {} rank(s)", end.failure, restart + 1, options.max_restarts,
+                   start.nproc);
+  }
 }
 
 int launch_local(const LaunchOptions& options) {
@@ -360,19 +443,33 @@ bool launched_as_rank() {
   return is_launched(process_variable);
 }
 
+int restart_count() {
+  const std::string text = process_variable(kRestartVariable).value_or("0");
+  int count = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), count);
+  TESSERA_CHECK(ValueError, error == std::errc() && end == text.data() + text.size() && count >= 0,
+                "environment variable {}=\"{}\" is not a number; a whole number from 0 on is needed", kRestartVariable,
+                text);
+  return count;
+}
+
+int error_exit_code(const std::exception& error) {
+  const bool is_users =
+      dynamic_cast<const ValueError*>(&error) != nullptr || dynamic_cast<const KeyError*>(&error) != nullptr ||
+      dynamic_cast<const NotImplementedError*>(&error) != nullptr || dynamic_cast<const StateError*>(&error) != nullptr;
+  return is_users ? kUserErrorExitCode : 1;
+}
+
 int report_errors(const std::function<void()>& program) {
-  const auto report = [](const char* text) {
-    const char* rank = std::getenv("RANK");
-    report_failure("{}{}", rank == nullptr ? "" : fmt::format("rank {}: ", rank), text);
-    return 1;
-  };
   try {
     program();
     return 0;
-  } catch (const c10::Error& error) {
-    return report(error.what_without_backtrace());
   } catch (const std::exception& error) {
-    return report(error.what());
+    const auto* torch_error = dynamic_cast<const c10::Error*>(&error);
+    const char* rank = std::getenv("RANK");
+    report_failure("{}{}", rank == nullptr ? "" : fmt::format("rank {}: ", rank),
+                   torch_error ? torch_error->what_without_backtrace() : error.what());
+    return error_exit_code(error);
   }
 }
 

@@ -5,9 +5,11 @@
 //   return report_errors(run_rank);                                               // in each rank
 //
 // Ranks get torchrun's variables and some more (docs/semantics.md). If a rank fails, the others get SIGTERM, and
-// SIGKILL 3 s later. SIGINT and SIGTERM are passed on. Ranks end with the launcher, even if it is killed.
+// SIGKILL 3 s later. With `max_restarts` they get SIGKILL at once, and all ranks start again; docs/reliability.md shows
+// a program that then resumes. SIGINT and SIGTERM are passed on. Ranks end with the launcher, even if it is killed.
 
 #include <chrono>
+#include <exception>
 #include <functional>
 #include <string>
 #include <utility>
@@ -17,21 +19,31 @@ namespace tessera {
 
 struct LaunchOptions {
   int nproc = 1;
+  int max_restarts = 0;                // starts after the first one, each because a rank has failed
+  int min_ranks = 0;                   // restarts may use fewer ranks, but not fewer than these; 0: nproc
   std::vector<std::string> argv = {};  // command; default: this program with its arguments
   std::vector<std::pair<std::string, std::string>> environment = {};  // additional variables, which take precedence
   std::vector<std::string> output_files = {};  // one per rank, for stdout and stderr; default: the launcher's
   std::chrono::milliseconds stop_grace = std::chrono::seconds(3);  // from SIGINT or SIGTERM to SIGKILL
+  std::chrono::milliseconds start_time = std::chrono::minutes(1);  // a rank that fails earlier has failed at its start
 };
+
+/// Exit code of a rank that failed by an error of its user, such as a wrong option. It is not started again.
+constexpr int kUserErrorExitCode = 2;
 
 struct LaunchResult {
   /// 0 if all ranks returned 0, else that of the first to fail. 128 + n for signal n to it or to the launcher.
   int exit_code = 0;
   std::string message = {};  // such as "rank 1 (pid 4711) ended with exit code 3; stopping the other 2 rank(s)"
+  int restarts = 0;
+  int nproc = 0;  // ranks of the last start
 };
 
-/// Runs the ranks until all have ended. Throws:
-/// - ValueError for `nproc < 1`, a number of files other than nproc, or a TESSERA_JOB_SECRET of fewer than 16
-///   characters.
+/// Runs the ranks until all have ended; while restarts are left, a failure prints a line and starts them again. One
+/// rank fewer starts if the same rank was the first to fail in two starts in a row, within `start_time` of each. Final
+/// are a signal to the launcher, kUserErrorExitCode, and 126 or 127 of a command that cannot be run. Throws:
+/// - ValueError for `nproc < 1`, a `max_restarts` or `min_ranks` out of range, a number of files other than nproc, or a
+///   TESSERA_JOB_SECRET of fewer than 16 characters.
 /// - Error if the system refuses a process.
 /// Thread safety: one call at a time, before other threads start, since it handles the process's signals.
 LaunchResult launch_ranks(const LaunchOptions& options);
@@ -40,8 +52,16 @@ int launch_local(const LaunchOptions& options);  // runs launch_ranks(), prints 
 
 bool launched_as_rank();  // is_launched() for this process (comm/launch/rank_environment.h)
 
+/// Returns how often the launcher, torchrun or this one, has started the ranks again: 0 in the first start, and without
+/// one. Throws ValueError for a TORCHELASTIC_RESTART_COUNT that is not a number.
+int restart_count();
+
+/// Returns kUserErrorExitCode for ValueError, KeyError, NotImplementedError and StateError, which would come again, and
+/// 1 for other errors.
+int error_exit_code(const std::exception& error);
+
 /// Runs a rank's `program` and returns 0. Prints an exception as "rank 1: its text" on stderr, without libtorch's stack
-/// frames, and returns 1.
+/// frames, and returns its error_exit_code().
 int report_errors(const std::function<void()>& program);
 
 }  // namespace tessera

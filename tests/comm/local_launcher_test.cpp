@@ -106,6 +106,94 @@ TEST_CASE("a rank that exits with 3 ends the others and is named") {
   CHECK(Clock::now() - start < std::chrono::seconds(5));
 }
 
+// Each rank appends to its file: its number, the number of ranks, and how often they were started again.
+constexpr const char* kReport = "echo $RANK of $WORLD_SIZE, restart $TORCHELASTIC_RESTART_COUNT; ";
+
+TEST_CASE("ranks start again after one has failed, and the others end at once, also those that ignore SIGTERM") {
+  const TempFolder folder;
+  const auto start = Clock::now();
+  const LaunchResult result = launch_ranks(
+      {.nproc = 2,
+       .max_restarts = 3,
+       .argv = {"/bin/sh", "-c",
+                std::string(kReport) + "trap '' TERM; if [ $TORCHELASTIC_RESTART_COUNT = 2 ]; then exit 0; fi; "
+                                       "if [ $RANK = 1 ]; then kill -9 $$; fi; while :; do sleep 0.1; done"},
+       .output_files = {folder.path("0"), folder.path("1")}});
+  CHECK(result.exit_code == 0);
+  CHECK(result.message.empty());
+  CHECK(result.restarts == 2);
+  CHECK(result.nproc == 2);
+  CHECK(read_file(folder.path("0")) == "0 of 2, restart 0\n0 of 2, restart 1\n0 of 2, restart 2\n");
+  CHECK(Clock::now() - start < std::chrono::seconds(2));
+}
+
+TEST_CASE("a failure is final once the restarts are used up, and at once where another start cannot help") {
+  const auto launch_failing = [](const std::string& script) {
+    return launch_ranks({.nproc = 2, .max_restarts = 2, .argv = {"/bin/sh", "-c", script}});
+  };
+  const LaunchResult used_up = launch_failing("exit $((3 * RANK))");
+  CHECK(used_up.exit_code == 3);
+  CHECK(used_up.restarts == 2);
+  CHECK_THAT(used_up.message,
+             ContainsSubstring("ended with exit code 3") && ContainsSubstring("all 2 restarts are used up"));
+  for (const int code : {kUserErrorExitCode, 126, 127}) {
+    const LaunchResult final = launch_failing("exit " + std::to_string(code));
+    CHECK(final.exit_code == code);
+    CHECK(final.restarts == 0);
+    CHECK_THAT(final.message, ContainsSubstring("a restart would not help"));
+  }
+}
+
+TEST_CASE("a rank that fails twice in a row at its start is left out, while min_ranks remain") {
+  const auto launch_failing = [](int min_ranks, std::chrono::milliseconds start_time, const std::string& script) {
+    return launch_ranks({.nproc = 3,
+                         .max_restarts = 6,
+                         .min_ranks = min_ranks,
+                         .argv = {"/bin/sh", "-c", script},
+                         .start_time = start_time});
+  };
+  const std::string last_fails = "if [ $RANK = 2 ]; then exit 3; fi; if [ $WORLD_SIZE = 3 ]; then sleep 5; fi";
+  const LaunchResult fewer = launch_failing(2, std::chrono::minutes(1), last_fails);
+  CHECK(fewer.exit_code == 0);
+  CHECK(fewer.restarts == 2);
+  CHECK(fewer.nproc == 2);
+  CHECK(launch_failing(0, std::chrono::minutes(1), last_fails).nproc == 3);
+  CHECK(launch_failing(2, std::chrono::milliseconds(0), last_fails).nproc == 3);
+  const LaunchResult least = launch_failing(2, std::chrono::minutes(1), "if [ $RANK = 0 ]; then exit 3; fi; sleep 5");
+  CHECK(least.exit_code == 3);
+  CHECK(least.nproc == 2);
+  // Others each time: it is no rank's own fault.
+  const std::string takes_turns = "if [ $RANK = $((TORCHELASTIC_RESTART_COUNT % 3)) ]; then exit 3; fi; sleep 5";
+  CHECK(launch_failing(1, std::chrono::minutes(1), takes_turns).nproc == 3);
+}
+
+TEST_CASE("SIGTERM to the launcher ends ranks that would start again") {
+  const TempFolder folder;
+  const pid_t launcher = fork();
+  REQUIRE(launcher >= 0);
+  if (launcher == 0) {
+    const std::string script = "touch " + folder.path("ready") + "; exec sleep 60";
+    _exit(launch_ranks({.nproc = 2, .max_restarts = 3, .argv = {"/bin/sh", "-c", script}}).exit_code);
+  }
+  for (int i = 0; i < 200 && !std::filesystem::exists(folder.path("ready")); ++i) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));
+  }
+  kill(launcher, SIGTERM);
+  int status = 0;
+  waitpid(launcher, &status, 0);
+  CHECK(WEXITSTATUS(status) == 128 + SIGTERM);
+}
+
+TEST_CASE("the number of restarts is read from torchrun's variable") {
+  unsetenv("TORCHELASTIC_RESTART_COUNT");
+  CHECK(restart_count() == 0);
+  setenv("TORCHELASTIC_RESTART_COUNT", "12", 1);
+  CHECK(restart_count() == 12);
+  setenv("TORCHELASTIC_RESTART_COUNT", "-1", 1);
+  CHECK_THROWS_AS(restart_count(), ValueError);
+  unsetenv("TORCHELASTIC_RESTART_COUNT");
+}
+
 TEST_CASE("a rank's end is seen where SIGCHLD is ignored, which it is again afterwards") {
   struct sigaction ignored = {}, before = {}, after = {};
   ignored.sa_handler = SIG_IGN;
@@ -230,8 +318,9 @@ TEST_CASE("an error of libtorch is one line with the rank, without stack frames,
   };
   CHECK(run([] { TORCH_CHECK_VALUE(false, "this line matters"); }) == 1);
   CHECK(read_file(folder.path("err")) == "rank 3: this line matters\n");
-  CHECK(run([] { throw ValueError("so does this one"); }) == 1);
+  CHECK(run([] { throw CommError("so does this one"); }) == 1);
   CHECK(read_file(folder.path("err")) == "rank 3: so does this one\n");
+  CHECK(run([] { throw ValueError("a user's"); }) == kUserErrorExitCode);
   CHECK(run([] {}) == 0);
   CHECK(read_file(folder.path("err")).empty());
 }
@@ -239,6 +328,8 @@ TEST_CASE("an error of libtorch is one line with the rank, without stack frames,
 TEST_CASE("what cannot be started") {
   CHECK_THROWS_AS(launch_ranks({.nproc = 0}), ValueError);
   CHECK_THROWS_AS(launch(2, "true", {"one file"}), ValueError);
+  CHECK_THROWS_AS(launch_ranks({.nproc = 2, .max_restarts = -1}), ValueError);
+  CHECK_THROWS_AS(launch_ranks({.nproc = 2, .min_ranks = 3}), ValueError);
   CHECK(launch_ranks({.nproc = 1, .argv = {"/no/such/program"}}).exit_code == 127);
   CHECK(launch(1, "true", {"/no/such/folder/file"}).exit_code == 126);
   CHECK(launch_local({.nproc = 2, .argv = {"/bin/true"}}) == 0);

@@ -17,12 +17,14 @@
 #include <sstream>
 #include <thread>
 
+#include "checkpoint/checkpoint.h"
 #include "checkpoint/format/checkpoint_error.h"
 #include "checkpoint/format/manifest.h"
 #include "checkpoint/io/checkpoint_index.h"
 #include "checkpoint/io/file_io.h"
 #include "checkpoint/io/read_tensor.h"
 #include "checkpoint/io/staging.h"
+#include "checkpoint/rng_state.h"
 #include "checkpoint/save_job.h"
 #include "comm/context/comm_observer.h"
 #include "comm/context/rank_context.h"
@@ -191,6 +193,7 @@ struct Checkpointer::Impl {
   bool has_warned_of_later = false;
 
   int64_t last_step() const { return resumed_at.value_or(kAnyStep); }
+  std::optional<StepFolder> latest_valid();
   /// Before the first save after resume_at(). Collective.
   void set_aside() {
     if (resumed_at) {
@@ -230,6 +233,15 @@ void Checkpointer::Impl::warn_of_later(const fs::path& saved) {
   TORCH_WARN("Checkpointer: ", saved.string(), " is saved while there is a later one, ", whole.back().path,
              ", which latest() goes on to return; if training went back to an earlier step, call resume_at() with that "
              "step before the first save, which then sets later ones aside");
+}
+
+std::optional<StepFolder> Checkpointer::Impl::latest_valid() {
+  wait();
+  const auto found = find_latest_valid(ranks, folder, last_step());
+  if (found && !found->is_last) {
+    resumed_at = found->folder.step;
+  }
+  return found ? std::optional(found->folder) : std::nullopt;
 }
 
 PlannedSave Checkpointer::Impl::plan(int64_t step, const State& state) {
@@ -338,12 +350,27 @@ std::optional<std::string> Checkpointer::latest() const {
 }
 
 std::optional<std::string> Checkpointer::latest_valid() {
-  impl_->wait();
-  const auto found = find_latest_valid(impl_->ranks, impl_->folder, impl_->last_step());
-  if (found && !found->is_last) {
-    impl_->resumed_at = found->folder.step;
+  const auto found = impl_->latest_valid();
+  return found ? std::optional(found->path) : std::nullopt;
+}
+
+int64_t Checkpointer::resume_or_start(ModuleRef model, torch::optim::Optimizer& optimizer, StateDict& user) {
+  const auto found = impl_->latest_valid();
+  if (!found) {
+    return 0;
   }
-  return found ? std::optional(found->folder.path) : std::nullopt;
+  State state{.model = get_model_state_dict(model),
+              .optimizer = optimizer_state_to_load(found->path, model, optimizer),
+              .user = user};
+  const auto rng = rng_state_to_load(found->path);
+  state.user.insert(rng.begin(), rng.end());
+  load(found->path, state);
+  set_optimizer_state_dict(model, optimizer, state.optimizer);
+  set_rng_state(rng);
+  for (auto& [key, value] : user) {
+    value = state.user.at(key);
+  }
+  return found->step;
 }
 
 void Checkpointer::resume_at(int64_t step) {
@@ -358,6 +385,14 @@ void Checkpointer::resume_at(int64_t step) {
                   rank, steps[rank]);
   }
   impl_->resumed_at = step;
+}
+
+State training_state(ModuleRef model, torch::optim::Optimizer& optimizer, StateDict user) {
+  State state{.model = get_model_state_dict(model),
+              .optimizer = get_optimizer_state_dict(model, optimizer),
+              .user = std::move(user)};
+  state.user.merge(get_rng_state());
+  return state;
 }
 
 std::optional<std::string> latest(const std::string& folder) {

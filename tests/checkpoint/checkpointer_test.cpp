@@ -1,5 +1,7 @@
 // A run's checkpoints: in the background, the last few kept, planned once.
 
+#include <ATen/ops/rand.h>
+
 #include <atomic>
 #include <chrono>
 #include <filesystem>
@@ -12,6 +14,7 @@
 #include "comm/context/comm_observer.h"
 #include "comm/context/comm_stats.h"
 #include "dtensor/dtensor.h"
+#include "dtensor/random/random.h"
 #include "testing/expect.h"
 #include "testing/run_ranks.h"
 #include "testing/temp_folder.h"
@@ -290,6 +293,55 @@ TEST_CASE("latest_valid() takes the checkpoint before those that are damaged, wh
     expect_throws<CheckpointError>(
         [&] { checkpointer.latest_valid(); },
         folder.path("run") + ": all of its checkpoints are damaged; the last one: " + checkpointer.checkpoint_path(2));
+  });
+}
+
+TEST_CASE("resume_or_start() brings back model, optimizer, values and random generators of the last whole checkpoint") {
+  const TempFolder folder;
+  run_ranks(2, [&](int rank) {
+    const auto draw = [] { return at::rand({3}, dtensor_generator(at::kCPU)); };
+    dcp::Checkpointer checkpointer(folder.path("run"));
+    TestTrainer trainer(test_layout("2"), /*seed=*/1);
+    const dcp::StateDict start = clones(dcp::get_model_state_dict(trainer.model, kFull));
+    dcp::StateDict user = {{"position", int64_t{7}}, {"losses", at::Tensor()}};
+    expect_equal(checkpointer.resume_or_start(trainer.model, trainer.optimizer, user), int64_t{0});
+    expect_equal(std::get<int64_t>(user.at("position")), int64_t{7});
+    for (const auto& [name, value] : dcp::get_model_state_dict(trainer.model, kFull)) {
+      expect_bit_equal(std::get<at::Tensor>(value), std::get<at::Tensor>(start.at(name)));
+    }
+    manual_seed(5);
+    for (const int64_t step : {1, 2}) {
+      trainer.train(step);
+      draw();
+      checkpointer.save(step, dcp::training_state(trainer.model, trainer.optimizer,
+                                                  {{"position", 10 * step}, {"losses", at::full({2}, step)}}));
+    }
+    const double next_loss = trainer.train(3), last_loss = trainer.train(4);
+    const at::Tensor next_draw = draw();
+
+    const auto expect_resumed = [&](int64_t step) {
+      TestTrainer other(test_layout("2"), /*seed=*/2);
+      manual_seed(6);
+      dcp::Checkpointer again(folder.path("run"));
+      expect_equal(again.resume_or_start(other.model, other.optimizer, user), step);
+      expect_equal(std::get<int64_t>(user.at("position")), 10 * step);
+      expect_bit_equal(std::get<at::Tensor>(user.at("losses")), at::full({2}, step));
+      for (int64_t made_again = step; made_again < 2; ++made_again) {
+        other.train(made_again + 1);
+        draw();
+      }
+      expect_equal(other.train(3), next_loss);
+      expect_equal(other.train(4), last_loss);
+      expect_bit_equal(draw(), next_draw);
+    };
+    expect_resumed(2);
+    barrier(default_group());
+    if (rank == 0) {
+      write_file(checkpointer.checkpoint_path(2) + "/tessera.json", "{");
+    }
+    barrier(default_group());
+    const CapturedWarnings warnings;
+    expect_resumed(1);
   });
 }
 

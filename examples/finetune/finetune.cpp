@@ -128,21 +128,38 @@ double train_step(models::Decoder& model, const data::Batch& batch, const Device
 /// Returns the number of steps that are done.
 int64_t resume(const FinetuneOptions& options, dcp::Checkpointer& checkpointer, models::Decoder& model,
                optim::FusedAdamW& optimizer, data::TokenDataset& dataset) {
-  const auto path = checkpointer.latest_valid();
-  if (!path) {
+  dcp::StateDict position = dataset.state_dict();
+  const int64_t step = checkpointer.resume_or_start(model, optimizer, position);
+  if (step == 0) {
     print("no checkpoint in {}: training starts", options.checkpoint_dir);
     return 0;
   }
-  dcp::State state{.model = dcp::get_model_state_dict(model),
-                   .optimizer = dcp::optimizer_state_to_load(*path, *model, optimizer),
-                   .user = dataset.state_dict()};
-  state.user["step"] = int64_t{0};
-  dcp::load(*path, state);
-  dcp::set_optimizer_state_dict(model, optimizer, state.optimizer);
-  dataset.load_state_dict(state.user);
-  const auto step = std::get<int64_t>(state.user.at("step"));
-  print("resumed from {}: {} steps are done, the next sample is {}", *path, step, dataset.next_sample());
+  dataset.load_state_dict(position);
+  print("resumed from {}: {} steps are done, the next sample is {}", checkpointer.checkpoint_path(step), step,
+        dataset.next_sample());
   return step;
+}
+
+/// Saves under another name first: a run that is killed meanwhile leaves nothing that looks whole.
+void save_result(const FinetuneOptions& options, models::Decoder& model) {
+  const std::string unfinished = options.out + ".incomplete";
+  if (get_rank() == 0) {
+    std::filesystem::remove_all(unfinished);
+  }
+  barrier(default_group());
+  if (options.lora_rank > 0 && !options.merge_lora) {
+    models::save_adapter(model, unfinished);
+  } else {
+    if (options.merge_lora) {
+      merge_lora(model);
+    }
+    models::save_pretrained(model, unfinished);
+  }
+  // A start that ended after this has left the same result.
+  if (get_rank() == 0 && !std::filesystem::exists(options.out)) {
+    std::filesystem::rename(unfinished, options.out);
+  }
+  barrier(default_group());
 }
 
 void run_rank(const FinetuneOptions& options) {
@@ -187,24 +204,13 @@ void run_rank(const FinetuneOptions& options) {
       last_print = now;
     }
     if (checkpointer && options.save_every > 0 && (step + 1) % options.save_every == 0) {
-      dcp::State state{.model = dcp::get_model_state_dict(model),
-                       .optimizer = dcp::get_optimizer_state_dict(model, optimizer),
-                       .user = dataset.state_dict()};
-      state.user["step"] = step + 1;
-      checkpointer->async_save(step + 1, state);
+      checkpointer->async_save(step + 1, dcp::training_state(model, optimizer, dataset.state_dict()));
     }
   }
   if (checkpointer) {
     checkpointer->wait();
   }
-  if (options.lora_rank > 0 && !options.merge_lora) {
-    models::save_adapter(model, options.out);
-  } else {
-    if (options.merge_lora) {
-      merge_lora(model);
-    }
-    models::save_pretrained(model, options.out);
-  }
+  save_result(options, model);
   print("saved {}", options.out);
   destroy_process_group();
 }
@@ -238,8 +244,9 @@ int main(int argc, char** argv) {
   if (failed != 0 || !options) {
     return failed != 0 ? failed : exit_code;
   }
-  if (options->nproc > 1 && !launched_as_rank()) {
-    return launch_local({.nproc = options->nproc});
+  if ((options->nproc > 1 || options->max_restarts > 0) && !launched_as_rank()) {
+    return launch_local(
+        {.nproc = options->nproc, .max_restarts = options->max_restarts, .min_ranks = options->min_ranks});
   }
   return report_errors([&] { examples::run_rank(*options); });
 }

@@ -4,6 +4,7 @@
 #include <filesystem>
 
 #include "base/error.h"
+#include "comm/local_launcher.h"
 #include "examples/train_gpt/data_path.h"
 
 namespace tessera::examples {
@@ -26,6 +27,15 @@ constexpr const char* kExamples =
 void add_layout(CLI::App& app, FinetuneOptions& options) {
   const char* group = "Layout";
   app.add_option("--nproc", options.nproc, "processes to start")->capture_default_str()->group(group);
+  app.add_option("--max-restarts", options.max_restarts,
+                 "how often to start them again after one has failed; each start resumes. Needs --save-every")
+      ->capture_default_str()
+      ->group(group);
+  app.add_option(
+         "--min-ranks", options.min_ranks,
+         "with --max-restarts: leave out a process that fails twice at its start, while so many remain; 0: none")
+      ->capture_default_str()
+      ->group(group);
   app.add_option("--tp", options.tp, "ranks that each matrix is sharded over; they see the same data")
       ->capture_default_str()
       ->group(group);
@@ -104,6 +114,7 @@ std::optional<FinetuneOptions> parse_finetune_options(int argc, char** argv, int
     exit_code = app.exit(error);
     return std::nullopt;
   }
+  options.resume = options.resume || options.max_restarts > 0;
   options.out = path_from_caller(options.out);
   options.model = options.model.empty() ? (std::filesystem::path(options.out).parent_path() / "tiny-llama").string()
                                         : path_from_caller(options.model);
@@ -121,6 +132,11 @@ std::optional<FinetuneOptions> parse_finetune_options(int argc, char** argv, int
 
 void check_finetune_options(const FinetuneOptions& options, int64_t world_size) {
   check_positive("--nproc", options.nproc);
+  TESSERA_CHECK(ValueError, options.max_restarts >= 0, "--max-restarts {}: must be at least 0", options.max_restarts);
+  TESSERA_CHECK(ValueError, options.max_restarts == 0 || options.save_every > 0,
+                "--max-restarts {}: needs --save-every, to have what to resume from", options.max_restarts);
+  TESSERA_CHECK(ValueError, options.min_ranks >= 0 && options.min_ranks <= options.nproc,
+                "--min-ranks {}: must be 0 to --nproc, {}", options.min_ranks, options.nproc);
   check_positive("--threads", options.threads);
   check_positive("--steps", options.steps);
   check_positive("--batch", options.batch);
@@ -145,7 +161,8 @@ void check_finetune_options(const FinetuneOptions& options, int64_t world_size) 
     TESSERA_CHECK(ValueError, std::filesystem::exists(path) || std::filesystem::exists(path + ".idx"),
                   "--data {}: does not exist", path);
   }
-  TESSERA_CHECK(ValueError, !std::filesystem::exists(options.out), "--out {}: exists; give a new folder", options.out);
+  TESSERA_CHECK(ValueError, restart_count() > 0 || !std::filesystem::exists(options.out),
+                "--out {}: exists; give a new folder", options.out);
 }
 
 }  // namespace tessera::examples

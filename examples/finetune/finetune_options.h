@@ -18,6 +18,9 @@ struct FinetuneOptions {
 
   /// Ranks that the program starts itself; ignored under a launcher.
   int nproc = 2;
+  /// As in LaunchOptions.
+  int max_restarts = 0;
+  int min_ranks = 0;
   int threads = 1;
   int64_t tp = 1;
   bool sequence_parallel = false;
@@ -47,6 +50,7 @@ struct FinetuneOptions {
   /// Steps between checkpoints; 0: none.
   int64_t save_every = 0;
   std::string checkpoint_dir;
+  /// Also set by max_restarts.
   bool resume = false;
 };
 

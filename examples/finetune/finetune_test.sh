@@ -19,13 +19,13 @@ run() { timeout 60 "$@" >"$work/out" 2>"$work/err"; }
 
 expect_output() { grep -qE -- "$1" "$work/out" || fail "no line of the output matches: $1"; }
 
-# expect_refused MESSAGE COMMAND...
+# expect_refused CODE MESSAGE COMMAND...
 expect_refused() {
-  local message=$1 code
-  shift
+  local expected=$1 message=$2 code
+  shift 2
   run "$@"
   code=$?
-  ((code == 1)) || fail "$*: exit code $code, expected 1"
+  ((code == expected)) || fail "$*: exit code $code, expected $expected"
   (($(grep -cF -- "$message" "$work/err") == 1)) || fail "$*: stderr does not say once: $message"
 }
 
@@ -74,6 +74,26 @@ run "$finetune" "${small[@]}" --out "$work/resumed" --save-every 5 --checkpoint-
 expect_output '^resumed from .*/run/step-000000(05|10|15): (5|10|15) steps are done, the next sample is (30|60|90)$'
 expect_close "$(loss_of 20)" "$last"
 
+# A run whose rank 1 is killed starts again, and ends with the same bits.
+"$finetune" "${small[@]}" --out "$work/restarted" --save-every 5 --checkpoint-dir "$work/again" --max-restarts 1 \
+  >"$work/out" 2>"$work/err" &
+pid=$!
+for _ in $(seq 1500); do
+  compgen -G "$work/again/step-*/tessera.json" >/dev/null && break
+  sleep 0.02
+done
+for folder in /proc/[0-9]*; do
+  if grep -qsx "PPid:.$pid" "$folder/status" && grep -qszx 'RANK=1' "$folder/environ"; then
+    kill -9 "${folder#/proc/}"
+  fi
+done
+wait "$pid" || fail "--max-restarts: exit code $?"
+grep -qE '^launch_local: rank 1 \(pid [0-9]+\) was killed by signal 9 \(Killed\); restart 1 of 1 with 2 rank' "$work/err" ||
+  fail "--max-restarts: no restart"
+expect_output '^resumed from .*/again/step-000000[0-9]+: [0-9]+ steps are done'
+cmp "$work/tuned/model.safetensors" "$work/restarted/model.safetensors" 2>/dev/null ||
+  diff -r "$work/tuned" "$work/restarted" || fail "--max-restarts: another model"
+
 # Chats: only what the assistant wrote counts.
 for i in $(seq 40); do
   echo "{\"messages\": [{\"role\": \"user\", \"content\": \"square of $i?\"}, {\"role\": \"assistant\", \"content\": \"$((i * i))\"}]}"
@@ -99,12 +119,12 @@ cmp "$work/out" "$work/one" || fail "generate: three processes write another tex
 run "$generate" --model "$work/tiny-llama" --adapter "$work/adapter" --prompt 'line 7' --max-new-tokens 5 ||
   fail "generate --adapter: exit code $?"
 
-expect_refused "$work/tuned: exists; give a new folder" "$finetune" "${small[@]}" --out "$work/tuned"
-expect_refused '--tp 3: must divide the number of ranks, 2' "$finetune" "${small[@]}" --out "$work/x" --tp 3
-expect_refused 'nowhere.txt: does not exist' "$finetune" --data "$work/nowhere.txt" --out "$work/x"
-expect_refused 'nowhere: has no config.json' "$finetune" --model "$work/nowhere" --data "$work/squares.txt" --out "$work/x"
-expect_refused 'nowhere/config.json' "$generate" --model "$work/nowhere"
-expect_refused 'top_p is 2; it must be above 0 and at most 1' "$generate" --model "$work/tuned" --top-p 2
+expect_refused 2 "$work/tuned: exists; give a new folder" "$finetune" "${small[@]}" --out "$work/tuned"
+expect_refused 2 '--tp 3: must divide the number of ranks, 2' "$finetune" "${small[@]}" --out "$work/x" --tp 3
+expect_refused 2 'nowhere.txt: does not exist' "$finetune" --data "$work/nowhere.txt" --out "$work/x"
+expect_refused 2 'nowhere: has no config.json' "$finetune" --model "$work/nowhere" --data "$work/squares.txt" --out "$work/x"
+expect_refused 1 'nowhere/config.json' "$generate" --model "$work/nowhere"
+expect_refused 2 'top_p is 2; it must be above 0 and at most 1' "$generate" --model "$work/tuned" --top-p 2
 
 rm -rf "$work"
 ((failures == 0)) && echo "all checks passed"

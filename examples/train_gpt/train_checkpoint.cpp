@@ -6,6 +6,7 @@
 
 #include "base/error.h"
 #include "checkpoint/checkpoint.h"
+#include "comm/local_launcher.h"
 #include "comm/process_group.h"
 #include "examples/train_gpt/progress_line.h"
 
@@ -97,6 +98,9 @@ void TrainCheckpoint::resume() {
                 "--checkpoint-dir",
                 options_.checkpoint_dir);
   if (!path) {
+    if (restart_count() > 0 && get_rank() == 0) {
+      write_out(fmt::format("no checkpoint in {}, training starts anew\n", options_.checkpoint_dir));
+    }
     return;
   }
   check_same_run(*path);

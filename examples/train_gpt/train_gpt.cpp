@@ -178,6 +178,22 @@ int run_rank(const TrainOptions& options, const ByteData& data) {
 // From SIGINT or SIGTERM to the end of ranks that go on: a step and a checkpoint must fit into it.
 constexpr auto kStopGraceWithCheckpoint = std::chrono::minutes(5);
 
+int launch(const TrainOptions& options) {
+  LaunchOptions launch{.nproc = options.nproc, .max_restarts = options.max_restarts, .min_ranks = options.min_ranks};
+  if (options.save_every > 0) {
+    launch.stop_grace = kStopGraceWithCheckpoint;
+  }
+  return launch_local(launch);
+}
+
+/// For any number of ranks that restarts may come to.
+void check_for_restarts(const TrainOptions& options) {
+  check_train_options(options, options.nproc);
+  for (int ranks = options.min_ranks; ranks > 0 && ranks < options.nproc; ++ranks) {
+    check_train_options(options, ranks);
+  }
+}
+
 int fail(const std::exception& error, const std::string& place = "") {
   const auto* torch_error = dynamic_cast<const c10::Error*>(&error);
   fmt::print(stderr, "train_gpt: {}{}\n", place, torch_error ? torch_error->what_without_backtrace() : error.what());
@@ -197,7 +213,7 @@ int run(int argc, char** argv) {
       return exit_now->code;
     }
     options = std::get<TrainOptions>(parsed);
-    check_train_options(options, has_launcher ? ranks.world_size : options.nproc);
+    has_launcher ? check_train_options(options, ranks.world_size) : check_for_restarts(options);
     check_is_built_for(options.layout.device);
     if (!has_launcher) {
       check_local_devices(options.layout.device, options.nproc);
@@ -210,18 +226,15 @@ int run(int argc, char** argv) {
   } catch (const std::exception& error) {
     return ranks.local_rank > 0 ? 1 : fail(error);
   }
-  if (!has_launcher && options.nproc > 1) {
+  if (!has_launcher && (options.nproc > 1 || options.max_restarts > 0)) {
     data.reset();
-    LaunchOptions launch{.nproc = options.nproc};
-    if (options.save_every > 0) {
-      launch.stop_grace = kStopGraceWithCheckpoint;
-    }
-    return launch_local(launch);
+    return launch(options);
   }
   try {
     return run_rank(options, *data);
   } catch (const std::exception& error) {
-    return fail(error, ranks.world_size > 1 ? fmt::format("rank {}: ", ranks.rank) : "");
+    fail(error, ranks.world_size > 1 ? fmt::format("rank {}: ", ranks.rank) : "");
+    return error_exit_code(error);
   }
 }
 

@@ -118,6 +118,9 @@ grep -qE 'was saved with --data \([0-9]+ bytes, XXH3 [0-9a-f]+\), not \(8893 byt
   "$work/err" || fail "--resume with other data: the message"
 run "${saving[@]}" --checkpoint-dir "$work/a" --resume --weight-decay 0.2 && fail "--resume with another decay is taken"
 grep -qF 'was saved with --weight-decay 0.1, not 0.2' "$work/err" || fail "--resume with another decay: the message"
+expect_refused '--max-restarts 2: without --save-every' "${small[@]}" --max-restarts 2
+expect_refused '--min-ranks 3: must be 0 to --nproc, 2' "${small[@]}" --min-ranks 3
+expect_refused '--batch 4: must be a multiple of the 3 ranks' "${small[@]}" --nproc 4 --min-ranks 2
 expect_refused '--async-save: nothing is saved without --save-every' "${small[@]}" --async-save
 
 # Runs the program with these arguments until it shows a step; sets `pid`.
@@ -129,6 +132,16 @@ start() {
   for ((i = 0; i < 100; i++)); do
     grep -q '^step' "$work/out" && return
     sleep 0.1
+  done
+}
+
+# Prints the process of the program's rank 1.
+find_rank_1() {
+  local folder
+  for folder in /proc/[0-9]*; do
+    if grep -qsx "PPid:.$pid" "$folder/status" && grep -qszx 'RANK=1' "$folder/environ"; then
+      echo "${folder#/proc/}"
+    fi
   done
 }
 
@@ -151,6 +164,19 @@ run "${long[@]}" --checkpoint-dir "$work/stopped" --resume || fail "--resume of 
 expect_output '^resumed from '
 diff -r "$work/whole/step-00001500" "$work/stopped/step-00001500" || fail "a stopped run ends in other values"
 
+# A run whose rank is killed starts again, and ends as one that was not disturbed; a wrong option does not start again.
+start "${long[@]}" --checkpoint-dir "$work/restarted" --save-every 100 --max-restarts 2
+kill -9 "$(find_rank_1)"
+expect_end 0 '--max-restarts'
+grep -qE '^launch_local: rank 1 \(pid [0-9]+\) was killed by signal 9 \(Killed\); restart 1 of 2 with 2 rank' "$work/err" ||
+  fail "--max-restarts: no restart"
+expect_output '^(resumed from .*, [0-9]+ steps of 1500 are done|no checkpoint in .*, training starts anew)$'
+diff -r "$work/whole/step-00001500" "$work/restarted/step-00001500" || fail "--max-restarts: other values"
+run "${long[@]}" --checkpoint-dir "$work/restarted" --max-restarts 2 --seed 2
+(($? == 2)) || fail "--max-restarts with another seed"
+grep -qE '^launch_local: rank [01] .* ended with exit code 2.*; a restart would not help$' "$work/err" ||
+  fail "--max-restarts with another seed: the message"
+
 start "${long[@]}" --checkpoint-dir "$work/interrupted"
 kill -INT "$pid"
 expect_end 130 'a run that Ctrl-C stops'
@@ -159,12 +185,7 @@ compgen -G "$work/interrupted/step-*" >/dev/null || fail 'a run that Ctrl-C stop
 
 # A second signal, a second after the first, ends a run at once: here one that waits for its rank 1, which stands still.
 start "${long[@]}" --checkpoint-dir "$work/ended"
-rank_1=
-for folder in /proc/[0-9]*; do
-  if grep -qsx "PPid:.$pid" "$folder/status" && grep -qszx 'RANK=1' "$folder/environ"; then
-    rank_1=${folder#/proc/}
-  fi
-done
+rank_1=$(find_rank_1)
 [[ $rank_1 ]] || fail "rank 1 of process $pid is not to be found"
 kill -STOP "$rank_1"
 kill -INT "$pid"

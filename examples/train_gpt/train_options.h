@@ -14,6 +14,9 @@ namespace tessera::examples {
 struct TrainOptions {
   /// Ranks that the program starts itself; ignored under a launcher.
   int nproc = 2;
+  /// As in LaunchOptions.
+  int max_restarts = 0;
+  int min_ranks = 0;
   int threads = 1;
   uint64_t seed = 1;
   bool check_parity = false;
@@ -48,6 +51,7 @@ struct TrainOptions {
   /// Absolute path.
   std::string checkpoint_dir;
   int64_t keep_last = 3;
+  /// Also set by max_restarts.
   bool resume = false;
   bool async_save = false;
 

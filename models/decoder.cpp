@@ -6,7 +6,6 @@
 #include <ATen/ops/cross_entropy_loss.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/layer_norm.h>
-#include <ATen/ops/linear.h>
 #include <ATen/ops/matmul.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/ones_like.h>
@@ -26,6 +25,7 @@
 #include "base/error.h"
 #include "dtensor/dtensor.h"
 #include "models/rotary.h"
+#include "nn/hooks/inference_linear.h"
 
 namespace tessera::models {
 
@@ -211,7 +211,7 @@ at::Tensor DecoderLayerImpl::forward(at::Tensor x, Positions positions) {
 }
 
 at::Tensor TiedLinearImpl::forward(const at::Tensor& x) {
-  return at::linear(x, weight);
+  return detail::inference_linear(x, weight, {});
 }
 
 DecoderImpl::DecoderImpl(const DecoderConfig& given) : config(given) {

@@ -8,7 +8,7 @@
 #include <ATen/ops/topk.h>
 #include <ATen/ops/zeros.h>
 #include <ATen/ops/zeros_like.h>
-#include <c10/core/GradMode.h>
+#include <c10/core/InferenceMode.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
@@ -175,7 +175,7 @@ at::Tensor sampling_probabilities(const at::Tensor& logits, const GenerateOption
 
 std::vector<std::vector<int32_t>> generate(Decoder& model, const std::vector<std::vector<int32_t>>& prompts,
                                            const GenerateOptions& options) {
-  const c10::NoGradGuard no_grad;
+  const c10::InferenceMode inference;
   const auto ranks = is_sharded(model) ? dcp::RankSync::all() : dcp::RankSync();
   check_arguments(model->config, prompts, options, ranks);
   const at::Device device = model->embed_tokens->weight.device();

@@ -17,6 +17,7 @@
 
 #include "base/error.h"
 #include "dtensor/dtensor.h"
+#include "nn/hooks/inference_linear.h"
 
 namespace tessera::models {
 
@@ -102,8 +103,9 @@ at::Tensor ExpertsImpl::forward(at::Tensor tokens, at::Tensor counts) {
   std::vector<at::Tensor> results;
   for (size_t expert = 0; expert < gates.size(); ++expert) {
     if (const auto& group = groups[expert]; group.size(0) > 0) {
-      const auto gate = activate(at::linear(group, gates[expert]), activation);
-      results.push_back(at::linear(gate * at::linear(group, ups[expert]), downs[expert]));
+      const auto gate = activate(detail::inference_linear(group, gates[expert], {}), activation);
+      const auto up = detail::inference_linear(group, ups[expert], {});
+      results.push_back(detail::inference_linear(gate * up, downs[expert], {}));
     }
   }
   return results.empty() ? at::zeros_like(tokens) : at::cat(results);

@@ -1,7 +1,7 @@
 """The Python side of benchmarks/models/generate.cpp: transformers' generate on one thread.
 
-generate_peer.py make FOLDER                       saves a Llama of some 100 million parameters
-generate_peer.py measure FOLDER BATCH PROMPT NEW   prints "name value": tokens per second, and the sum of the new ids
+generate_peer.py make FOLDER                             saves a Llama of some 100 million parameters
+generate_peer.py measure FOLDER DTYPE BATCH PROMPT NEW   prints "name value": tokens per second, and the sum of new ids
 """
 
 import os
@@ -33,8 +33,8 @@ def make(folder):
     print("parameters", sum(parameter.numel() for parameter in model.parameters()))
 
 
-def measure(folder, batch, prompt, new):
-    model = LlamaForCausalLM.from_pretrained(folder)
+def measure(folder, dtype, batch, prompt, new):
+    model = LlamaForCausalLM.from_pretrained(folder, dtype=dtype)
     ids = (torch.arange(batch * prompt).view(batch, prompt) * 7919 + 13) % 32000
 
     def run(tokens):
@@ -64,4 +64,4 @@ if __name__ == "__main__":
     if sys.argv[1] == "make":
         make(sys.argv[2])
     else:
-        measure(sys.argv[2], *(int(argument) for argument in sys.argv[3:]))
+        measure(sys.argv[2], sys.argv[3], *(int(argument) for argument in sys.argv[4:]))

@@ -27,6 +27,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "nn/hooks/inference_linear.h"
 
 namespace tessera::detail {
 
@@ -209,7 +210,7 @@ at::Tensor feed_forward(Layer& layer, const at::Tensor& x) {
 }  // namespace
 
 at::Tensor python_forward(torch::nn::LinearImpl& layer, const at::Tensor& input, const LinearAdapter* adapter) {
-  auto output = at::linear(input, layer.weight, layer.bias);
+  auto output = inference_linear(input, layer.weight, layer.bias);
   return adapter ? adapter->add_to(output, input) : output;
 }
 

@@ -33,10 +33,10 @@ const Names<bool> kLayerTypes = {{"full_attention", false}, {"sliding_attention"
 constexpr std::array kHarmlessKeys = std::to_array<std::string_view>(
     {"_name_or_path", "architectures", "attention_dropout", "attn_implementation", "attn_pdrop", "bos_token_id",
      "cache_implementation", "chunk_size_feed_forward", "embd_pdrop", "eos_token_id", "gradient_checkpointing",
-     "id2label", "initializer_range", "label2id", "n_ctx", "num_labels", "output_attentions", "output_hidden_states",
-     "pretraining_tp", "problem_type", "resid_pdrop", "return_dict", "summary_activation", "summary_first_dropout",
-     "summary_proj_to_labels", "summary_type", "summary_use_proj", "task_specific_params", "torchscript",
-     "transformers_version", "use_bfloat16", "use_cache",
+     "hidden_dropout", "id2label", "initializer_range", "label2id", "n_ctx", "num_labels", "output_attentions",
+     "output_hidden_states", "pretraining_tp", "problem_type", "resid_pdrop", "return_dict", "summary_activation",
+     "summary_first_dropout", "summary_proj_to_labels", "summary_type", "summary_use_proj", "task_specific_params",
+     "torchscript", "transformers_version", "use_bfloat16", "use_cache",
      // Of generation.
      "bad_words_ids", "begin_suppress_tokens", "diversity_penalty", "do_sample", "early_stopping",
      "encoder_no_repeat_ngram_size", "exponential_decay_length_penalty", "forced_bos_token_id", "forced_eos_token_id",
@@ -45,10 +45,17 @@ constexpr std::array kHarmlessKeys = std::to_array<std::string_view>(
      "return_dict_in_generate", "suppress_tokens", "temperature", "tokenizer_class", "top_k", "top_p", "typical_p"});
 
 // Keys that name features of other models, by the value that turns them off.
-const std::vector<std::pair<std::string_view, Json>> kSwitchedOff = {
-    {"is_encoder_decoder", false},          {"add_cross_attention", false}, {"tie_encoder_decoder", false},
-    {"use_bidirectional_attention", false}, {"use_mrope", false},           {"reorder_and_upcast_attn", false},
-    {"pruned_heads", Json::object()},       {"is_decoder", false},          {"router_jitter_noise", 0}};
+const std::vector<std::pair<std::string_view, Json>> kSwitchedOff = {{"is_encoder_decoder", false},
+                                                                     {"add_cross_attention", false},
+                                                                     {"tie_encoder_decoder", false},
+                                                                     {"use_bidirectional_attention", false},
+                                                                     {"use_mrope", false},
+                                                                     {"reorder_and_upcast_attn", false},
+                                                                     {"pruned_heads", Json::object()},
+                                                                     {"is_decoder", false},
+                                                                     {"router_jitter_noise", 0},
+                                                                     {"qk_layernorm", false},
+                                                                     {"use_parallel_residual", false}};
 
 /// Returns by layer whether it slides.
 std::vector<bool> read_layer_types(KeyReader& reader, int64_t layers) {
@@ -118,10 +125,13 @@ void read_windows(DecoderConfig& config, KeyReader& reader, const Family& family
 }
 
 int64_t read_head_dim(const DecoderConfig& config, KeyReader& reader, const Family& family) {
-  if (const auto given = reader.find_integer("head_dim")) {
+  if (const auto given = family.has_head_dim ? reader.find_integer("head_dim") : std::nullopt) {
     return *given;
   }
   if (family.needs_head_dim || config.hidden_size % config.num_attention_heads != 0) {
+    if (!family.has_head_dim) {
+      reader.fail("num_attention_heads", fmt::format("a divisor of hidden_size, {}", config.hidden_size));
+    }
     reader.fail("head_dim",
                 fmt::format("given: {}", family.needs_head_dim ? "the family has no default"
                                                                : "num_attention_heads does not divide hidden_size"));
@@ -156,11 +166,11 @@ void read_rotary_family(DecoderConfig& config, KeyReader& reader, const Family& 
   config.max_position_embeddings = reader.integer("max_position_embeddings");
   config.head_dim = read_head_dim(config, reader, family);
   config.norm = family.norm;
-  config.norm_eps = reader.number("rms_norm_eps");
+  config.norm_eps = reader.number(family.norm_eps_key);
   config.sandwich_norms = family.sandwich_norms;
   config.qk_norm = family.qk_norm;
   const auto bias = [&](Bias bias) {
-    return bias == Bias::All || (bias == Bias::ByKey && reader.boolean("attention_bias", false));
+    return bias == Bias::All || (bias == Bias::ByKey && reader.boolean(family.query_bias_key, false));
   };
   config.query_bias = bias(family.query_bias);
   config.output_bias = bias(family.output_bias);
@@ -241,12 +251,14 @@ void put_rotary_family(Json& out, const DecoderConfig& config, const Family& fam
               {"num_hidden_layers", config.num_hidden_layers},
               {"num_attention_heads", config.num_attention_heads},
               {"num_key_value_heads", config.num_key_value_heads},
-              {"head_dim", config.head_dim},
-              {"max_position_embeddings", config.max_position_embeddings},
-              {"rms_norm_eps", config.norm_eps}});
+              {"max_position_embeddings", config.max_position_embeddings}});
+  out[std::string(family.norm_eps_key)] = config.norm_eps;
+  if (family.has_head_dim) {
+    out["head_dim"] = config.head_dim;
+  }
   out[std::string(family.activation_key)] = name_of(kActivations, config.activation);
   if (family.query_bias == Bias::ByKey) {
-    out["attention_bias"] = config.query_bias;
+    out[std::string(family.query_bias_key)] = config.query_bias;
   }
   if (family.has_mlp_bias) {
     out["mlp_bias"] = config.mlp_bias;
@@ -310,10 +322,11 @@ void check_config(const DecoderConfig& config) {
                 "DecoderConfig: num_key_value_heads is {}; it must divide num_attention_heads, {}",
                 config.num_key_value_heads, config.num_attention_heads);
   const bool is_dynamic = config.rotary && config.rotary->type == RotaryConfig::Type::Dynamic;
-  TESSERA_CHECK(ValueError, !config.rotary || (config.head_dim % 2 == 0 && (!is_dynamic || config.head_dim > 2)),
-                "DecoderConfig: head_dim is {}; with rotary positions it must be even, and above 2 if these are "
-                "dynamic",
-                config.head_dim);
+  const int64_t rotated = config.rotary ? config.rotary->rotated_of(config.head_dim) : 0;
+  TESSERA_CHECK(ValueError, !config.rotary || (rotated % 2 == 0 && rotated > (is_dynamic ? 2 : 0)),
+                "DecoderConfig: head_dim is {}, of which {} features have rotary positions; these must be even, and "
+                "above 2 if positions are dynamic",
+                config.head_dim, rotated);
   TESSERA_CHECK(ValueError, !config.rotary || config.rotary->theta > 1,
                 "DecoderConfig: rope_theta is {}; it must be above 1", config.rotary->theta);
   TESSERA_CHECK(ValueError, family->learned_positions == !config.rotary,

@@ -5,8 +5,8 @@
 //   config.num_hidden_layers = 2;
 //   models::Decoder model(config);                                       // models/decoder.h
 //
-// The same options describe all families: gpt2, llama, mistral, mixtral, qwen2, qwen3, qwen3_moe, gemma, gemma2 and
-// gemma3_text.
+// The same options describe all families: gpt2, llama, mistral, mixtral, qwen2, qwen3, qwen3_moe, gemma, gemma2,
+// gemma3_text and stablelm.
 // docs/models.md lists the keys: those that are read, those that do not matter here, and what is refused.
 // Pure functions on values; thread-safe.
 
@@ -27,6 +27,7 @@ struct RotaryConfig {
   Type type = Type::Default;
   double theta = 10000;
   double factor = 1;
+  double partial_rotary_factor = 1;              // of a head's features
   int64_t original_max_position_embeddings = 0;  // llama3 and yarn
   double low_freq_factor = 1;                    // llama3
   double high_freq_factor = 4;
@@ -36,6 +37,11 @@ struct RotaryConfig {
   double mscale = 0;
   double mscale_all_dim = 0;
   bool truncate = true;
+
+  /// Returns how many of a head's features are rotated: its first ones.
+  int64_t rotated_of(int64_t head_dim) const {
+    return static_cast<int64_t>(static_cast<double>(head_dim) * partial_rotary_factor);
+  }
   bool operator==(const RotaryConfig&) const = default;
 };
 

@@ -72,6 +72,14 @@ const std::vector<Family>& families() {
        .has_query_scalar = true,
        .rope_theta = 1e6,
        .has_local_rotary = true},
+      {.model_type = "stablelm",
+       .architecture = "StableLmForCausalLM",
+       .norm = NormKind::Layer,
+       .norm_eps_key = "layer_norm_eps",
+       .query_bias_key = "use_qkv_bias",
+       .has_head_dim = false,
+       .query_bias = Bias::ByKey,
+       .partial_rotary_factor = 0.25},
   };
   return all;
 }

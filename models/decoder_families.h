@@ -3,6 +3,7 @@
 // more. Internal to this package. Immutable, so thread-safe.
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -11,7 +12,7 @@
 
 namespace tessera::models {
 
-enum class Bias { None, All, ByKey };  // ByKey: attention_bias says it
+enum class Bias { None, All, ByKey };  // ByKey: a key of config.json says it
 enum class Window {
   None,
   Always,   // sliding_window is of all layers
@@ -30,8 +31,11 @@ struct Family {
   std::string_view architecture;  // class of transformers
   std::string_view activation_key = "hidden_act";
   NormKind norm = NormKind::Rms;
-  bool learned_positions = false;  // of GPT-2, whose keys have other names too
+  std::string_view norm_eps_key = "rms_norm_eps";
+  std::string_view query_bias_key = "attention_bias";  // of Bias::ByKey
+  bool learned_positions = false;                      // of GPT-2, whose keys have other names too
   bool needs_head_dim = false;     // otherwise hidden_size / num_attention_heads, unless there is head_dim
+  bool has_head_dim = true;        // otherwise there is no such key
   bool has_default_heads = false;  // without num_key_value_heads there are as many as heads
   bool sandwich_norms = false;     // and final_logit_softcapping
   bool qk_norm = false;
@@ -40,11 +44,12 @@ struct Family {
   bool has_mlp_bias = false;
   Mixture mixture = Mixture::None;
   Window window = Window::None;
-  int64_t full_every = 1;          // of Window::Pattern
-  bool has_query_scalar = false;   // query_pre_attn_scalar
-  bool has_score_softcap = false;  // attn_logit_softcapping
-  double rope_theta = 1e4;         // default
-  bool has_local_rotary = false;   // rope_parameters by layer type
+  int64_t full_every = 1;                            // of Window::Pattern
+  bool has_query_scalar = false;                     // query_pre_attn_scalar
+  bool has_score_softcap = false;                    // attn_logit_softcapping
+  double rope_theta = 1e4;                           // default
+  std::optional<double> partial_rotary_factor = {};  // default; none: heads are rotated whole
+  bool has_local_rotary = false;                     // rope_parameters by layer type
 
   /// Gemma's embeddings are scaled, and tied by default; its activation is gelu's approximation by default.
   bool is_gemma() const { return norm == NormKind::OffsetRms; }

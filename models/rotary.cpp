@@ -19,17 +19,17 @@ using Type = RotaryConfig::Type;
 
 constexpr double kTurn = 2 * std::numbers::pi;
 
-/// theta^(2i / head_dim), in float32.
-at::Tensor powers(double theta, int64_t head_dim, at::Device device) {
-  const auto exponents = at::arange(0, head_dim, 2, at::TensorOptions(device).dtype(at::kLong)).to(at::kFloat);
-  return at::pow(at::Scalar(theta), exponents / static_cast<double>(head_dim));
+/// theta^(2i / dim), in float32.
+at::Tensor powers(double theta, int64_t dim, at::Device device) {
+  const auto exponents = at::arange(0, dim, 2, at::TensorOptions(device).dtype(at::kLong)).to(at::kFloat);
+  return at::pow(at::Scalar(theta), exponents / static_cast<double>(dim));
 }
 
 /// The base grows with the length, beyond the length that the model was made for.
 double dynamic_theta(const RotaryConfig& rotary, const DecoderConfig& config, int64_t length) {
   const auto most = static_cast<double>(config.max_position_embeddings);
   const double scale = rotary.factor * std::max(static_cast<double>(length), most) / most - (rotary.factor - 1);
-  const auto dim = static_cast<double>(config.head_dim);
+  const auto dim = static_cast<double>(rotary.rotated_of(config.head_dim));
   return rotary.theta * std::pow(scale, dim / (dim - 2));
 }
 
@@ -78,7 +78,7 @@ double yarn_attention_factor(const RotaryConfig& rotary) {
 
 at::Tensor frequencies_of(const RotaryConfig& rotary, const DecoderConfig& config, int64_t length, at::Device device) {
   const double theta = rotary.type == Type::Dynamic ? dynamic_theta(rotary, config, length) : rotary.theta;
-  const auto base = powers(theta, config.head_dim, device);
+  const auto base = powers(theta, rotary.rotated_of(config.head_dim), device);
   switch (rotary.type) {
     case Type::Linear:
       return 1 / base / rotary.factor;
@@ -106,6 +106,10 @@ RotaryTables rotary_tables(const RotaryConfig& rotary, const DecoderConfig& conf
 }
 
 at::Tensor apply_rotary(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin) {
+  const int64_t dim = cos.size(-1), rest = x.size(-1) - dim;
+  if (rest > 0) {
+    return at::cat({apply_rotary(x.narrow(-1, 0, dim), cos, sin), x.narrow(-1, dim, rest)}, -1);
+  }
   const auto halves = x.chunk(2, -1);
   return x * cos + at::cat({-halves[1], halves[0]}, -1) * sin;
 }

@@ -8,7 +8,7 @@
 
 namespace tessera::models {
 
-/// Cosines and sines by position [..., head_dim]; the two halves of the last dim are equal.
+/// Cosines and sines by position [..., rotary.rotated_of(head_dim)]; the two halves of the last dim are equal.
 struct RotaryTables {
   at::Tensor cos;
   at::Tensor sin;
@@ -19,7 +19,7 @@ struct RotaryTables {
 RotaryTables rotary_tables(const RotaryConfig& rotary, const DecoderConfig& config, const at::Tensor& positions,
                            int64_t length, const at::TensorOptions& options);
 
-/// Rotates `x` [..., length, head_dim].
+/// Rotates the first features of `x` [..., length, head_dim], as many as the tables have.
 at::Tensor apply_rotary(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin);
 
 }  // namespace tessera::models

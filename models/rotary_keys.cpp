@@ -10,16 +10,27 @@ const Names<RotaryConfig::Type> kRotaryTypes = {{"default", RotaryConfig::Type::
                                                 {"llama3", RotaryConfig::Type::Llama3},
                                                 {"yarn", RotaryConfig::Type::Yarn}};
 
-void check_whole(KeyReader& reader) {
-  if (const Json* part = reader.find("partial_rotary_factor"); part && *part != Json(1)) {
-    reader.fail("partial_rotary_factor", "1: heads of these families are rotated whole");
+/// Reads the factor, which stands in the object or, as older files have it, beside it. `given`: that of the family, or
+/// the one beside.
+double read_partial_factor(KeyReader& reader, std::optional<double> given) {
+  if (!given) {
+    if (const Json* part = reader.find("partial_rotary_factor"); part && *part != Json(1)) {
+      reader.fail("partial_rotary_factor", "1: heads of this family are rotated whole");
+    }
+    return 1;
   }
+  const double factor = reader.find_number("partial_rotary_factor").value_or(*given);
+  if (factor <= 0 || factor > 1) {
+    reader.fail("partial_rotary_factor", "above 0 and at most 1");
+  }
+  return factor;
 }
 
 /// Reads rope_parameters, or rope_scaling, with the defaults that stand beside it.
 RotaryConfig read_rotary(const Json* object, const KeyReader& whole, std::string_view key, double theta,
-                         int64_t max_positions) {
-  RotaryConfig rotary{.theta = theta, .original_max_position_embeddings = 0};
+                         int64_t max_positions, std::optional<double> partial_factor) {
+  RotaryConfig rotary{
+      .theta = theta, .partial_rotary_factor = partial_factor.value_or(1), .original_max_position_embeddings = 0};
   if (!object) {
     return rotary;
   }
@@ -31,7 +42,7 @@ RotaryConfig read_rotary(const Json* object, const KeyReader& whole, std::string
   const bool has_type = reader.find("rope_type") != nullptr;
   reader.find("type");  // its old name
   rotary.type = reader.named(has_type ? "rope_type" : "type", kRotaryTypes, std::optional(RotaryConfig::Type::Default));
-  check_whole(reader);
+  rotary.partial_rotary_factor = read_partial_factor(reader, partial_factor);
   const bool is_yarn = rotary.type == RotaryConfig::Type::Yarn, is_llama3 = rotary.type == RotaryConfig::Type::Llama3;
   if (is_yarn || is_llama3) {
     rotary.original_max_position_embeddings =
@@ -98,10 +109,14 @@ void read_rotaries(DecoderConfig& config, KeyReader& reader, const Family& famil
     reader.fail("rope_scaling", "left out, or null, beside rope_parameters");
   }
   const double theta = reader.find_number("rope_theta").value_or(family.rope_theta);
+  auto partial_factor = family.partial_rotary_factor;
+  const double factor_beside = read_partial_factor(reader, partial_factor);
+  if (partial_factor) {
+    partial_factor = factor_beside;
+  }
   const auto read = [&](const Json* object, std::string_view key, double own_theta) {
-    return read_rotary(object, reader, key, own_theta, config.max_position_embeddings);
+    return read_rotary(object, reader, key, own_theta, config.max_position_embeddings, partial_factor);
   };
-  check_whole(reader);
   if (!family.has_local_rotary) {
     config.rotary = parameters ? read(parameters, "rope_parameters", theta) : read(scaling, "rope_scaling", theta);
     return;
@@ -140,6 +155,9 @@ void put_rotaries(Json& out, const DecoderConfig& config) {
     return;
   }
   out["rope_theta"] = config.rotary->theta;
+  if (find_family(config.model_type)->partial_rotary_factor) {
+    out["partial_rotary_factor"] = config.rotary->partial_rotary_factor;
+  }
   out["rope_scaling"] = is_plain ? Json() : format_rotary(*config.rotary);
   if (config.local_rotary) {
     out["rope_local_base_freq"] = config.local_rotary->theta;

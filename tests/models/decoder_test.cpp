@@ -119,7 +119,10 @@ TEST_CASE("decoders refuse what they cannot compute") {
   models::Decoder model(config);
   expect_throws<ValueError>([&] { model(at::arange(8)); }, "ids have 1 dims; give [batch, length]");
   config.head_dim = 5;
-  expect_throws<ValueError>([&] { models::Decoder{config}; }, "head_dim is 5; with rotary positions it must be even");
+  expect_throws<ValueError>([&] { models::Decoder{config}; }, "head_dim is 5, of which 5 features have rotary");
+  config.head_dim = 6;
+  config.rotary->partial_rotary_factor = 0.5;
+  expect_throws<ValueError>([&] { models::Decoder{config}; }, "head_dim is 6, of which 3 features have rotary");
   config = small_config();
   config.num_attention_heads = 0;
   expect_throws<ValueError>([&] { models::Decoder{config}; }, "num_attention_heads is 0; it must be from 1");

@@ -33,6 +33,7 @@ BASES = {
     "gemma": {**SIZES, "head_dim": 8},
     "gemma2": GEMMA2,
     "gemma3_text": GEMMA3,
+    "stablelm": {**SIZES, "hidden_size": 32},
 }
 
 LINEAR = {"rope_type": "linear", "factor": 3.0, "rope_theta": 5000.0}
@@ -247,6 +248,22 @@ OPTIONS = {
         "output layer": TIED_OR_UNTIED,
         **SHARED,
     },
+    "stablelm": {
+        "rotated part": {
+            "1/4": {},
+            "1/2": {"partial_rotary_factor": 0.5},
+            "3/4": {"partial_rotary_factor": 0.75},
+            "whole": {"partial_rotary_factor": 1.0},
+        },
+        "positions": FEW_POSITIONS,
+        "keys": KEYS,
+        "biases": {"none": {}, "query, key, value": {"use_qkv_bias": True}},
+        "activation": ACTIVATION,
+        "output layer": UNTIED_OR_TIED,
+        "norm's epsilon": {"default": {}, "1e-3": {"layer_norm_eps": 1e-3}},
+        "files": FILES,
+        "keys of version": STYLE,
+    },
 }
 
 # What no config.json or file of a family can say.
@@ -277,6 +294,7 @@ NAMED = {
     "gemma.plain": {},
     "gemma2.plain": {},
     "gemma3_text.plain": {},
+    "stablelm.biases": {"use_qkv_bias": True},
 }
 TRAINED = [name for name in NAMED if name not in ("gpt2.epsilon", "llama.plain", "llama.one_key", "llama.linear", "mixtral.plain")]
 

@@ -219,7 +219,7 @@ const std::vector<std::string> kShardedModels = {
     "gpt2.plain",     "gpt2.epsilon",    "llama.plain",           "llama.tied",          "llama.padding_tied",
     "llama.one_key",  "llama.biases",    "gemma.plain",           "gemma2.plain",        "gemma3_text.plain",
     "mistral.window", "mixtral.plain",   "mixtral.many",          "mixtral.router_loss", "qwen2.tied",
-    "qwen3.window",   "qwen3_moe.mixed", "qwen3_moe.router_loss",
+    "qwen3.window",   "qwen3_moe.mixed", "qwen3_moe.router_loss", "stablelm.biases",
 };
 
 const std::vector<Sharding> kShardings = {

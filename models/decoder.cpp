@@ -3,6 +3,7 @@
 #include <ATen/TensorOperators.h>
 #include <ATen/core/Reduction.h>
 #include <ATen/ops/arange.h>
+#include <ATen/ops/cat.h>
 #include <ATen/ops/cross_entropy_loss.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/layer_norm.h>
@@ -26,6 +27,8 @@
 #include "dtensor/dtensor.h"
 #include "models/rotary.h"
 #include "nn/hooks/inference_linear.h"
+#include "nn/hooks/linear_adapter.h"
+#include "parallel/linear_cross_entropy.h"
 
 namespace tessera::models {
 
@@ -247,6 +250,11 @@ struct DecoderImpl::TokenPlaces {
 
 DecoderImpl::TokenPlaces DecoderImpl::find_places(const at::Tensor& ids, const DecoderInputs& inputs) const {
   TESSERA_CHECK(ValueError, ids.dim() == 2, "Decoder: ids have {} dims; give [batch, length]", ids.dim());
+  TESSERA_CHECK(
+      ValueError,
+      !inputs.labels.defined() || (inputs.labels.sizes() == ids.sizes() && !inputs.cache && inputs.logits_to_keep == 0),
+      "Decoder: labels are {}; they must be of the ids' sizes, {}, without cache and logits_to_keep",
+      inputs.labels.sizes(), ids.sizes());
   TokenPlaces places{.past = inputs.cache ? inputs.cache->length() : 0, .length = ids.size(1)};
   const int64_t end = places.past + places.length;
   if (inputs.cache) {
@@ -333,8 +341,28 @@ at::Tensor DecoderImpl::forward(const at::Tensor& ids, DecoderInputs inputs) {
   if (inputs.logits_to_keep > 0 && inputs.logits_to_keep < places.length) {
     x = x.narrow(1, places.length - inputs.logits_to_keep, inputs.logits_to_keep);
   }
+  return inputs.labels.defined() ? loss_of(x, inputs) : logits_of(x);
+}
+
+at::Tensor DecoderImpl::logits_of(const at::Tensor& x) {
   const auto logits = config.tie_word_embeddings ? tied_lm_head(x) : lm_head(x);
   return config.logit_softcap ? softcapped(logits, *config.logit_softcap) : logits;
+}
+
+at::Tensor DecoderImpl::loss_of(const at::Tensor& x, const DecoderInputs& inputs) {
+  if (!config.tie_word_embeddings && lm_head->find<LinearAdapter>()) {
+    return next_token_loss(logits_of(x), inputs.labels, inputs.label_count);
+  }
+  const auto& weight = config.tie_word_embeddings ? embed_tokens->weight : lm_head->weight;
+  TESSERA_CHECK(
+      StateError, !is_dtensor(weight) || device_mesh(weight).axis_names() == std::vector<std::string>{"tp"},
+      "Decoder: labels, but the output layer's weight is sharded over the axes [{}]; \"tp\" alone is allowed. "
+      "Do not make the layer a unit of fully_shard, or use next_token_loss of the logits",
+      fmt::join(device_mesh(weight).axis_names(), ", "));
+  const int64_t batch = inputs.labels.size(0), length = inputs.labels.size(1);
+  const auto next =
+      at::cat({inputs.labels.narrow(1, 1, length - 1), at::full({batch, 1}, -100, inputs.labels.options())}, 1);
+  return linear_cross_entropy(x, weight, next, {.count = inputs.label_count, .softcap = config.logit_softcap});
 }
 
 at::Tensor router_aux_loss(Decoder& model) {

@@ -115,17 +115,21 @@ struct DecoderInputs {
   KeyValueCache* cache = nullptr;
   /// Number of each row's last tokens whose logits are returned; 0: all.
   int64_t logits_to_keep = 0;
+  /// [batch, length] of int64. If defined, forward returns next_token_loss of the logits and these, and the logits are
+  /// never whole: parallel/linear_cross_entropy.h. lm_head's own hooks do not run then.
+  at::Tensor labels = {};
+  std::optional<double> label_count = std::nullopt;  // `count` of next_token_loss
 };
 inline auto tensor_fields(DecoderInputs& inputs) {
-  return std::tie(inputs.segment_ids);
+  return std::tie(inputs.segment_ids, inputs.labels);
 }
 
 struct DecoderImpl : torch::nn::Module {
   /// Builds the model with random weights. Throws ValueError like check_config.
   explicit DecoderImpl(const DecoderConfig& given);
-  /// Returns logits [batch, length, vocab_size] of the token after each of `ids` [batch, length]. Throws ValueError for
-  /// other dims, a cache that is too short and, with learned positions, a segment that is longer than
-  /// config.max_position_embeddings.
+  /// Returns logits [batch, length, vocab_size] of the token after each of `ids` [batch, length], or the loss of
+  /// inputs.labels. Throws ValueError for other dims, a cache that is too short and, with learned positions, a segment
+  /// that is longer than config.max_position_embeddings.
   at::Tensor forward(const at::Tensor& ids, DecoderInputs inputs = {});
 
   DecoderConfig config;
@@ -141,6 +145,8 @@ struct DecoderImpl : torch::nn::Module {
   struct TokenPlaces;
 
   TokenPlaces find_places(const at::Tensor& ids, const DecoderInputs& inputs) const;
+  at::Tensor logits_of(const at::Tensor& x);
+  at::Tensor loss_of(const at::Tensor& x, const DecoderInputs& inputs);
   Positions make_positions(const RotaryConfig* rotary, bool slides, const TokenPlaces& places,
                            const at::TensorOptions& options) const;
 };

@@ -152,8 +152,7 @@ void compare_gradients(const models::Decoder& model, const Expected& expected, D
   }
 }
 
-at::Tensor loss_of(models::Decoder& model, const at::Tensor& logits, const at::Tensor& ids) {
-  const auto loss = models::next_token_loss(logits, ids);
+at::Tensor with_router_loss(models::Decoder& model, const at::Tensor& loss) {
   const auto& moe = model->config.moe;
   return moe && moe->output_router_logits ? loss + models::router_aux_loss(model) : loss;
 }
@@ -163,7 +162,7 @@ Differences step_difference(models::Decoder& model, const Expected& expected, co
   const auto ids = expected.at("ids").index_select(0, rows);
   const auto logits = expected.at("logits").index_select(0, rows);
   const auto own = model(ids);
-  const auto loss = loss_of(model, own, ids);
+  const auto loss = with_router_loss(model, models::next_token_loss(own, ids));
   loss.backward();
   Differences differences{.logits = largest(own - logits) / largest(logits)};
   if (rows.size(0) == expected.at("ids").size(0)) {
@@ -173,7 +172,8 @@ Differences step_difference(models::Decoder& model, const Expected& expected, co
   return differences;
 }
 
-/// Trains on from the first gradients, if Python did, and returns the largest difference of a parameter.
+/// Trains on from the first gradients, if Python did, and returns the largest difference of a parameter. The logits of
+/// these steps are never whole.
 double train_difference(models::Decoder& model, const std::string& name, const at::Tensor& ids) {
   const auto file = transformers_folder() + "/trained/" + name + ".safetensors";
   if (!std::filesystem::exists(file)) {
@@ -183,7 +183,7 @@ double train_difference(models::Decoder& model, const std::string& name, const a
   for (int step = 0; step < 5; ++step) {
     if (step > 0) {
       optimizer.zero_grad();
-      loss_of(model, model(ids), ids).backward();
+      with_router_loss(model, model->forward(ids, {.labels = ids})).backward();
     }
     optimizer.step();
   }

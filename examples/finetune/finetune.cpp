@@ -3,6 +3,7 @@
 
 #include <ATen/Parallel.h>
 #include <ATen/TensorOperators.h>
+#include <ATen/ops/zeros.h>
 #include <fmt/format.h>
 
 #include <chrono>
@@ -23,6 +24,7 @@
 #include "examples/finetune/finetune_options.h"
 #include "examples/finetune/tiny_llama.h"
 #include "examples/train_gpt/progress_line.h"
+#include "fully_shard/fsdp_module.h"
 #include "lora/lora.h"
 #include "models/adapter.h"
 #include "models/generate.h"
@@ -110,17 +112,31 @@ optim::FusedAdamW make_optimizer(const FinetuneOptions& options, const models::D
   return optim::FusedAdamW(groups);
 }
 
-/// Trains on one global batch. Returns its mean loss per token that counts.
-double train_step(models::Decoder& model, const data::Batch& batch, const DeviceMesh& dp) {
+/// Returns parts of the rows of a tensor, which may be undefined.
+std::vector<at::Tensor> split_rows(const at::Tensor& tensor, int64_t parts) {
+  return tensor.defined() ? tensor.tensor_split(parts) : std::vector<at::Tensor>(static_cast<size_t>(parts));
+}
+
+/// Computes the gradients of one global batch in `passes`. Returns its mean loss per token that counts.
+double train_step(models::Decoder& model, const data::Batch& batch, const DeviceMesh& dp, int64_t passes) {
   const auto count = (batch.labels.narrow(1, 1, batch.labels.size(1) - 1) != -100).sum().to(at::kDouble);
   all_reduce(count, ReduceOp::Sum, dp.group("dp"));
   const double tokens = std::max(count.item<double>(), 1.0);
-  const auto logits = model->forward(batch.ids, {.segment_ids = batch.segment_ids});
-  // Gradients are averaged over the ranks of dp; so this is their sum, over all tokens.
-  const auto loss = models::next_token_loss(logits, batch.labels, tokens / static_cast<double>(dp.size()));
+  const auto ids = split_rows(batch.ids, passes), labels = split_rows(batch.labels, passes),
+             segment_ids = split_rows(batch.segment_ids, passes);
   const bool has_router_loss = model->config.moe && model->config.moe->output_router_logits;
-  (has_router_loss ? loss + models::router_aux_loss(model) : loss).backward();
-  const auto mean = loss.detach().to(at::kDouble);
+  const auto mean = at::zeros({}, at::kDouble);
+  for (size_t pass = 0; pass < ids.size(); ++pass) {
+    const bool is_last = pass + 1 == ids.size();
+    fsdp(model).set_requires_gradient_sync(is_last);  // parameters are gathered once for each, gradients reduced once
+    fsdp(model).set_reshard_after_backward(is_last);
+    // Gradients are averaged over the ranks of dp; so this is their sum, over all tokens.
+    const auto loss = model->forward(ids[pass], {.segment_ids = segment_ids[pass],
+                                                 .labels = labels[pass],
+                                                 .label_count = tokens / static_cast<double>(dp.size())});
+    (has_router_loss ? loss + models::router_aux_loss(model) / passes : loss).backward();
+    mean.add_(loss.detach());
+  }
   all_reduce(mean, ReduceOp::Avg, dp.group("dp"));
   return mean.item<double>();
 }
@@ -191,7 +207,7 @@ void run_rank(const FinetuneOptions& options) {
   for (int64_t step = done; step < options.steps; ++step) {
     optimizer.zero_grad();
     const auto batch = dataset.next_batch(options.batch, {.rank = dp.local_rank("dp"), .ranks = dp.size()});
-    const double loss = train_step(model, batch, dp);
+    const double loss = train_step(model, batch, dp, options.accumulate);
     const double norm = options.clip > 0 ? clip_grad_norm_(model->parameters(), options.clip).item<double>() : 0;
     optim::set_lrs(optimizer, base_lrs, schedule(step + 1));
     optimizer.step();

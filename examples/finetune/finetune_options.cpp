@@ -50,6 +50,10 @@ void add_training(CLI::App& app, FinetuneOptions& options) {
   const char* group = "Training";
   app.add_option("--steps", options.steps, "optimizer steps")->capture_default_str()->group(group);
   app.add_option("--batch", options.batch, "samples per step, over all ranks")->capture_default_str()->group(group);
+  app.add_option("--accumulate", options.accumulate,
+                 "passes per step, each over a part of the batch: less memory, and gradients are reduced once")
+      ->capture_default_str()
+      ->group(group);
   app.add_option("--sequence-length", options.sequence_length, "tokens of a sample")
       ->capture_default_str()
       ->group(group);
@@ -147,6 +151,10 @@ void check_finetune_options(const FinetuneOptions& options, int64_t world_size) 
   const int64_t dp = world_size / options.tp;
   TESSERA_CHECK(ValueError, options.batch >= dp,
                 "--batch {}: must be at least 1 for each of {} ranks that see own data", options.batch, dp);
+  check_positive("--accumulate", options.accumulate);
+  TESSERA_CHECK(ValueError, options.batch / dp >= options.accumulate,
+                "--accumulate {}: must be at most {}, a rank's samples of --batch {} over {} ranks that see own data",
+                options.accumulate, options.batch / dp, options.batch, dp);
   TESSERA_CHECK(ValueError, !options.sequence_parallel || options.tp > 1, "--sp: needs --tp 2 or more");
   TESSERA_CHECK(ValueError, options.warmup >= 0 && options.warmup < options.steps,
                 "--warmup {}: must be from 0 to --steps - 1, {}", options.warmup, options.steps - 1);

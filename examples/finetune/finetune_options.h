@@ -30,6 +30,8 @@ struct FinetuneOptions {
   int64_t steps = 100;
   /// Samples per step, over all ranks.
   int64_t batch = 8;
+  /// Passes per step, each over a part of the batch, whose gradients add up.
+  int64_t accumulate = 1;
   int64_t sequence_length = 128;
   /// A document a sample, rather than documents packed one after the other.
   bool pad = false;

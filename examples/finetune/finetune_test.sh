@@ -51,8 +51,8 @@ for file in config.json model.safetensors.index.json tokenizer.json tokenizer_co
   [[ -s $work/tuned/$file ]] || fail "the folder has no $file: $(ls "$work/tuned")"
 done
 
-# Other ranks and layouts see the same samples.
-for layout in '--nproc 1' '--nproc 3' '--nproc 4 --tp 2 --sp --recompute'; do
+# Other ranks and layouts see the same samples, and so do several passes a step.
+for layout in '--nproc 1' '--nproc 3 --accumulate 2' '--nproc 4 --tp 2 --sp --recompute --accumulate 3'; do
   read -ra options <<<"$layout"
   run "$finetune" "${small[@]}" --out "$work/out.$RANDOM" "${options[@]}" || fail "$layout: exit code $?"
   expect_close "$(loss_of 1)" "$first"

@@ -173,7 +173,9 @@ void AllGather::start(UnitParams& params, const GatherTag& tag, BlockPool& pool,
     }
     sent = post_forward_shard_;
   } else {
+    const bool is_cast_by_finish = !from.group && flat_shard.device() == context_->device;
     sent = flat_shard.is_meta() || !sends_shards_as_they_are() ? encoded(flat_shard, tag, pool)
+           : is_cast_by_finish                                 ? flat_shard
                                                                : as_sent(flat_shard, pool);
   }
   if (from.group) {

@@ -46,8 +46,8 @@ class AllGather {
   at::Tensor new_flat_shard(const at::TensorOptions& options);
 
   /// Issues the all-gather, of shares if this rank has one, on stream(), which has waited for the last write of the
-  /// flat shard. That has the tag, and stays as it is until wait(), in place until wait_for_readers(). On the meta
-  /// device only the tag is sent; with one rank there is nothing but the cast.
+  /// flat shard. That has the tag, and stays as it is until wait(), in place until wait_for_readers(), and with one
+  /// rank, where finish() casts, until then. On the meta device only the tag is sent.
   void start(UnitParams& params, const GatherTag& tag, BlockPool& pool, const AllGatherFn& all_gather);
   void wait();
   /// Waits, where the parameters are no longer wanted, until the all-gather is over, failed or not.

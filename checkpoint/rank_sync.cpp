@@ -13,6 +13,7 @@
 #include "checkpoint/format/checkpoint_error.h"
 #include "comm/all_gather_strings.h"
 #include "comm/collectives.h"
+#include "comm/context/flight_record.h"
 
 namespace tessera::dcp {
 
@@ -88,6 +89,7 @@ RankSync RankSync::with_own_group() const {
 
 std::vector<std::string> RankSync::exchange(const std::function<std::string()>& step) const {
   auto own = run_step(step);
+  const FlightLabel label("checkpoint");
   auto outcomes = size_ == 1 ? std::vector<std::string>{std::move(own)} : all_gather_strings(*group_, own);
   for (size_t rank = 0; rank < outcomes.size(); ++rank) {
     if (outcomes[rank][0] != kResult) {
@@ -135,6 +137,7 @@ void RankSync::broadcast_from_rank0(const at::Tensor& own) const {
     return;
   }
   const at::AutoDispatchBelowADInplaceOrView below;
+  const FlightLabel label("checkpoint");
   const auto sent = own.to(has_backend(*group_, at::kCPU) ? at::kCPU : at::kCUDA);
   broadcast(sent, 0, *group_);
   own.copy_(sent);

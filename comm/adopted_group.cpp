@@ -1,5 +1,7 @@
 #include "comm/adopted_group.h"
 
+#include <fmt/ranges.h>
+
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 #include "base/error.h"
@@ -10,7 +12,8 @@ namespace tessera {
 
 ProcessGroupPtr adopt_group(const c10::intrusive_ptr<c10d::Backend>& backend, const std::vector<int64_t>& ranks,
                             const std::string& name) {
-  const GroupInfo info = info_of_members("adopt_group", ranks, name);
+  GroupInfo info = info_of_members("adopt_group", ranks, name);
+  info.key = fmt::format("adopted/{}[{}]", name, fmt::join(ranks, ","));
   TESSERA_CHECK(ValueError, backend, "adopt_group(\"{}\"): the backend is undefined", name);
   TESSERA_CHECK(ValueError, backend->getRank() == info.rank && backend->getSize() == info.size(),
                 "adopt_group(\"{}\"): the backend is rank {} of {}, but the caller rank {} of {}; give the backend's "

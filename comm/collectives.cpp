@@ -10,16 +10,19 @@
 #include "comm/backend/group_backend.h"
 #include "comm/backend/local_reduce.h"
 #include "comm/call_checks.h"
-#include "comm/context/rank_state.h"
+#include "comm/recorded_call.h"
 
 namespace tessera {
 
 namespace {
 
 using detail::bytes;
+using detail::CallFacts;
 using detail::check_rank;
 using detail::check_tensor;
 using detail::find_backend;
+using detail::launch_recorded;
+using detail::tensor_facts;
 using BackendPtr = c10::intrusive_ptr<c10d::Backend>;
 
 void check_pair(Collective kind, const at::Tensor& output, const at::Tensor& input) {
@@ -75,17 +78,27 @@ GroupBackend& parts_backend(Collective kind, const BackendPtr& backend, const at
 }  // namespace
 
 Pending::Pending() noexcept = default;
-Pending::Pending(c10::intrusive_ptr<c10d::Work> work) noexcept : work_(std::move(work)) {}
+Pending::Pending(c10::intrusive_ptr<c10d::Work> work, FlightCall call) noexcept
+    : work_(std::move(work)), call_(std::move(call)) {}
 Pending::Pending(Pending&&) noexcept = default;
 Pending& Pending::operator=(Pending&&) noexcept = default;
 Pending::~Pending() = default;
 
 void Pending::wait() {
-  if (work_) {
-    work_->wait();
-    being_read_ = find_zero_copy(work_);
-    work_.reset();
+  if (!work_) {
+    return;
   }
+  const detail::FlightRange range("wait", call_);
+  call_.wait_begins();
+  try {
+    work_->wait();
+  } catch (...) {
+    call_.ends(FlightState::Failed);
+    throw;
+  }
+  call_.ends(FlightState::Done);
+  being_read_ = find_zero_copy(work_);
+  work_.reset();
 }
 
 void Pending::wait_for_readers() {
@@ -120,9 +133,9 @@ Pending all_gather_async(const at::Tensor& output, const at::Tensor& input, cons
     copy_own(output, input);
     return Pending();
   }
-  detail::count_collective(kind, (size - 1) * bytes(input));
   at::Tensor to = output, from = input;
-  return Pending(backend->_allgather_base(to, from));
+  return launch_recorded(tensor_facts(kind, (size - 1) * bytes(input), input, output), *backend,
+                         [&] { return backend->_allgather_base(to, from); });
 }
 
 Pending reduce_scatter_async(const at::Tensor& output, const at::Tensor& input, ReduceOp op,
@@ -140,11 +153,12 @@ Pending reduce_scatter_async(const at::Tensor& output, const at::Tensor& input, 
     copy_own(output, input);
     return Pending();
   }
-  detail::count_collective(kind, (size - 1) * bytes(output));
+  CallFacts facts = tensor_facts(kind, (size - 1) * bytes(output), input, output);
+  facts.op = static_cast<int>(op);
   at::Tensor to = output, from = input;
   c10d::ReduceScatterOptions options;
   options.reduceOp = reduce_op_to_c10d(op);
-  return Pending(backend->_reduce_scatter_base(to, from, options));
+  return launch_recorded(facts, *backend, [&] { return backend->_reduce_scatter_base(to, from, options); });
 }
 
 bool supports_segments(const ProcessGroupPtr& group, c10::DeviceType device) {
@@ -156,8 +170,13 @@ Pending all_gather_segments_async(TensorSegments outputs, const at::Tensor& inpu
   check_tensor(kind, "input", input);
   const BackendPtr backend = find_backend(kind, input.device().type(), group);
   GroupBackend& own = parts_backend(kind, backend, input);
-  detail::count_collective(kind, (backend->getSize() - 1) * bytes(input));
-  return Pending(own.all_gather_segments(std::move(outputs), input));
+  const int64_t size = backend->getSize();
+  const CallFacts facts{.kind = kind,
+                        .bytes_sent = (size - 1) * bytes(input),
+                        .dtype = input.scalar_type(),
+                        .input_numel = input.numel(),
+                        .output_numel = size * input.numel()};
+  return launch_recorded(facts, own, [&] { return own.all_gather_segments(std::move(outputs), input); });
 }
 
 at::Tensor zeros_to_gather(int64_t numel, at::ScalarType dtype, const ProcessGroupPtr& group) {
@@ -176,8 +195,14 @@ Pending reduce_scatter_segments_async(const at::Tensor& output, TensorSegments i
   check_reduction(kind, output, op);
   const BackendPtr backend = find_backend(kind, output.device().type(), group);
   GroupBackend& own = parts_backend(kind, backend, output);
-  detail::count_collective(kind, (backend->getSize() - 1) * bytes(output));
-  return Pending(own.reduce_scatter_segments(output, std::move(inputs), op));
+  const int64_t size = backend->getSize();
+  const CallFacts facts{.kind = kind,
+                        .bytes_sent = (size - 1) * bytes(output),
+                        .dtype = output.scalar_type(),
+                        .input_numel = size * output.numel(),
+                        .output_numel = output.numel(),
+                        .op = static_cast<int>(op)};
+  return launch_recorded(facts, own, [&] { return own.reduce_scatter_segments(output, std::move(inputs), op); });
 }
 
 Pending all_reduce_async(const at::Tensor& tensor, ReduceOp op, const ProcessGroupPtr& group) {
@@ -189,11 +214,12 @@ Pending all_reduce_async(const at::Tensor& tensor, ReduceOp op, const ProcessGro
   if (size == 1) {
     return Pending();
   }
-  detail::count_collective(kind, 2 * (size - 1) * bytes(tensor) / size);
+  CallFacts facts = tensor_facts(kind, 2 * (size - 1) * bytes(tensor) / size, tensor, tensor);
+  facts.op = static_cast<int>(op);
   std::vector<at::Tensor> tensors = {tensor};
   c10d::AllreduceOptions options;
   options.reduceOp = reduce_op_to_c10d(op);
-  return Pending(backend->allreduce(tensors, options));
+  return launch_recorded(facts, *backend, [&] { return backend->allreduce(tensors, options); });
 }
 
 Pending broadcast_async(const at::Tensor& tensor, int source, const ProcessGroupPtr& group) {
@@ -205,11 +231,12 @@ Pending broadcast_async(const at::Tensor& tensor, int source, const ProcessGroup
   if (size == 1) {
     return Pending();
   }
-  detail::count_collective(kind, backend->getRank() == source ? (size - 1) * bytes(tensor) : 0);
+  CallFacts facts = tensor_facts(kind, backend->getRank() == source ? (size - 1) * bytes(tensor) : 0, tensor, tensor);
+  facts.peer = source;
   std::vector<at::Tensor> tensors = {tensor};
   c10d::BroadcastOptions options;
   options.rootRank = source;
-  return Pending(backend->broadcast(tensors, options));
+  return launch_recorded(facts, *backend, [&] { return backend->broadcast(tensors, options); });
 }
 
 Pending all_to_all_async(const at::Tensor& output, const at::Tensor& input, std::vector<int64_t> output_splits,
@@ -224,9 +251,10 @@ Pending all_to_all_async(const at::Tensor& output, const at::Tensor& input, std:
     copy_own(output, input);
     return Pending();
   }
-  detail::count_collective(kind, bytes(input) - splits.sends[rank] * static_cast<int64_t>(input.element_size()));
+  const int64_t sent = bytes(input) - splits.sends[rank] * static_cast<int64_t>(input.element_size());
   at::Tensor to = output, from = input;
-  return Pending(backend->alltoall_base(to, from, output_splits, input_splits));
+  return launch_recorded(tensor_facts(kind, sent, input, output), *backend,
+                         [&] { return backend->alltoall_base(to, from, output_splits, input_splits); });
 }
 
 void all_gather(const at::Tensor& output, const at::Tensor& input, const ProcessGroupPtr& group) {
@@ -256,8 +284,7 @@ void barrier(const ProcessGroupPtr& group) {
   if (backend->getSize() == 1) {
     return;
   }
-  detail::count_collective(Collective::Barrier, 0);
-  backend->barrier()->wait();
+  launch_recorded({.kind = Collective::Barrier}, *backend, [&] { return backend->barrier(); }).wait();
 }
 
 }  // namespace tessera

@@ -19,6 +19,7 @@
 #include "comm/backend/reduce_op.h"
 #include "comm/backend/tensor_segment.h"
 #include "comm/context/comm_stats.h"
+#include "comm/context/flight_record.h"
 #include "comm/process_group.h"
 
 namespace c10d {
@@ -33,7 +34,7 @@ class ZeroCopyWork;
 class [[nodiscard]] Pending {
  public:
   Pending() noexcept;  // nothing to wait for
-  explicit Pending(c10::intrusive_ptr<c10d::Work> work) noexcept;
+  explicit Pending(c10::intrusive_ptr<c10d::Work> work, FlightCall call = {}) noexcept;
   Pending(Pending&&) noexcept;
   Pending& operator=(Pending&&) noexcept;
   ~Pending();
@@ -48,6 +49,7 @@ class [[nodiscard]] Pending {
  private:
   c10::intrusive_ptr<c10d::Work> work_;          // until wait() returns
   c10::intrusive_ptr<ZeroCopyWork> being_read_;  // after that
+  FlightCall call_;
 };
 
 /// Concatenates the inputs of all ranks. `input` may be this rank's chunk of `output`; otherwise they must not overlap.

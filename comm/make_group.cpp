@@ -127,6 +127,7 @@ ProcessGroupPtr make_group(const GroupSource& source, GroupInfo info, const std:
   using Type = c10d::ProcessGroup::BackendType;
   const std::string name = backend_for_group(source.options, source.processes, info.ranks);
   const bool has_cpu = name != BackendSpec::kNone;
+  info.key = key;
   const Type cpu_type = name == "gloo" ? Type::GLOO : Type::CUSTOM;
   auto group = c10::make_intrusive<c10d::ProcessGroup>(info.rank, info.size());
   if (source.cuda.backend == "nccl") {

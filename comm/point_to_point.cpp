@@ -5,7 +5,7 @@
 
 #include "comm/backend/group_backend.h"
 #include "comm/call_checks.h"
-#include "comm/context/rank_state.h"
+#include "comm/recorded_call.h"
 
 namespace tessera {
 
@@ -25,16 +25,21 @@ c10::intrusive_ptr<c10d::Backend> check_message(Collective kind, const at::Tenso
 
 Pending send_async(const at::Tensor& tensor, int peer, const ProcessGroupPtr& group, int tag) {
   const auto backend = check_message(Collective::Send, tensor, peer, group);
-  detail::count_collective(Collective::Send, detail::bytes(tensor));
+  const detail::CallFacts facts{.kind = Collective::Send,
+                                .bytes_sent = detail::bytes(tensor),
+                                .dtype = tensor.scalar_type(),
+                                .input_numel = tensor.numel(),
+                                .peer = peer};
   std::vector<at::Tensor> tensors = {tensor};
-  return Pending(backend->send(tensors, peer, tag));
+  return detail::launch_recorded(facts, *backend, [&] { return backend->send(tensors, peer, tag); });
 }
 
 Pending recv_async(const at::Tensor& tensor, int peer, const ProcessGroupPtr& group, int tag) {
   const auto backend = check_message(Collective::Recv, tensor, peer, group);
-  detail::count_collective(Collective::Recv, 0);
+  const detail::CallFacts facts{
+      .kind = Collective::Recv, .dtype = tensor.scalar_type(), .output_numel = tensor.numel(), .peer = peer};
   std::vector<at::Tensor> tensors = {tensor};
-  return Pending(backend->recv(tensors, peer, tag));
+  return detail::launch_recorded(facts, *backend, [&] { return backend->recv(tensors, peer, tag); });
 }
 
 void send(const at::Tensor& tensor, int peer, const ProcessGroupPtr& group, int tag) {

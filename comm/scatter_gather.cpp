@@ -12,7 +12,7 @@
 #include "base/error.h"
 #include "comm/call_checks.h"
 #include "comm/collectives.h"
-#include "comm/context/rank_state.h"
+#include "comm/recorded_call.h"
 
 namespace tessera {
 
@@ -57,10 +57,11 @@ void check_on_root(Collective kind, c10::DeviceType device, int root, const Proc
   }
 }
 
-void exchange(Collective kind, at::Tensor output, at::Tensor input, std::vector<int64_t> output_splits,
+void exchange(const detail::CallFacts& facts, at::Tensor output, at::Tensor input, std::vector<int64_t> output_splits,
               std::vector<int64_t> input_splits, const ProcessGroupPtr& group) {
-  const auto backend = detail::find_backend(kind, input.device().type(), group);
-  backend->alltoall_base(output, input, output_splits, input_splits)->wait();
+  const auto backend = detail::find_backend(facts.kind, input.device().type(), group);
+  const auto launch = [&] { return backend->alltoall_base(output, input, output_splits, input_splits); };
+  detail::launch_recorded(facts, *backend, launch).wait();
 }
 
 int64_t bytes_to_peers(const at::Tensor& sent, int64_t own_elements) {
@@ -93,8 +94,12 @@ void scatter(const at::Tensor& output, const std::vector<at::Tensor>& inputs, in
     output.view(-1).copy_(packed);
     return;
   }
-  detail::count_collective(kind, rank == source ? bytes_to_peers(packed, output.numel()) : 0);
-  exchange(kind, output.view(-1), packed, std::move(receives), std::move(sends), group);
+  const detail::CallFacts facts{.kind = kind,
+                                .bytes_sent = rank == source ? bytes_to_peers(packed, output.numel()) : 0,
+                                .dtype = output.scalar_type(),
+                                .output_numel = output.numel(),
+                                .peer = source};
+  exchange(facts, output.view(-1), packed, std::move(receives), std::move(sends), group);
 }
 
 void gather(const std::vector<at::Tensor>& outputs, const at::Tensor& input, int destination,
@@ -116,9 +121,13 @@ void gather(const std::vector<at::Tensor>& outputs, const at::Tensor& input, int
   }
   at::Tensor packed = input.view(-1);
   if (size != 1) {
-    detail::count_collective(kind, rank == destination ? 0 : bytes_to_peers(input, 0));
+    const detail::CallFacts facts{.kind = kind,
+                                  .bytes_sent = rank == destination ? 0 : bytes_to_peers(input, 0),
+                                  .dtype = input.scalar_type(),
+                                  .input_numel = input.numel(),
+                                  .peer = destination};
     packed = at::empty({total}, input.options());
-    exchange(kind, packed, input.view(-1), receives, std::move(sends), group);
+    exchange(facts, packed, input.view(-1), receives, std::move(sends), group);
   }
   if (rank == destination) {
     at::AutoDispatchBelowADInplaceOrView guard;

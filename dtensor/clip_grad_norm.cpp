@@ -13,6 +13,7 @@
 #include <unordered_set>
 
 #include "base/error.h"
+#include "comm/context/flight_record.h"
 #include "dtensor/dtensor.h"
 #include "dtensor/kernel_norm.h"
 #include "dtensor/shard_norms.h"
@@ -109,6 +110,7 @@ std::vector<at::Tensor> collect_gradients(const std::vector<at::Tensor>& paramet
 }  // namespace
 
 at::Tensor get_total_norm(const std::vector<at::Tensor>& tensors, const ClipGradNormOptions& options) {
+  const FlightLabel label("get_total_norm");
   TESSERA_CHECK(ValueError, options.norm_type > 0, "get_total_norm: norm_type is {}; it is above 0, or infinity",
                 options.norm_type);
   const at::NoGradGuard no_grad;

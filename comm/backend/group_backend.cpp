@@ -100,6 +100,16 @@ void check_peer(std::string_view place, int peer, const GroupInfo& info) {
                 describe(info), info.size() - 1, info.rank);
 }
 
+// If two threads come here first, the group is there twice, which only splits its sums.
+uint32_t GroupBackend::flight_group(FlightRecord& record) const {
+  int64_t index = flight_group_.load(std::memory_order_relaxed);
+  if (index < 0) {
+    index = record.add_group({.name = info_->name, .key = info_->key, .rank = info_->rank, .size = info_->size()});
+    flight_group_.store(index, std::memory_order_relaxed);
+  }
+  return static_cast<uint32_t>(index);
+}
+
 c10::intrusive_ptr<c10d::Work> GroupBackend::allgather(std::vector<std::vector<at::Tensor>>& outputs,
                                                        std::vector<at::Tensor>& inputs,
                                                        const c10d::AllgatherOptions& options) {

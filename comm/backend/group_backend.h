@@ -1,6 +1,7 @@
 #pragma once
 // Base of all backends of this library, which know their group besides c10d's rank and size.
 
+#include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <memory>
@@ -11,6 +12,7 @@
 
 #include "comm/backend/reduce_op.h"
 #include "comm/backend/tensor_segment.h"
+#include "comm/context/flight_record.h"
 
 namespace tessera {
 
@@ -20,6 +22,7 @@ struct GroupInfo {
   std::vector<int64_t> ranks = {};
   int rank = 0;
   std::chrono::milliseconds timeout{0};
+  std::string key = {};  // unique in the job, equal on all members
 
   int size() const { return static_cast<int>(ranks.size()); }
 };
@@ -46,6 +49,8 @@ class GroupBackend : public c10d::Backend {
   ~GroupBackend() override = default;
 
   const GroupInfo& info() const { return *info_; }
+  /// Returns the group's index in `record`, that of the group's rank.
+  uint32_t flight_group(FlightRecord& record) const;
 
   /// Gathers into one buffer, and copies to the listed tensors in wait().
   c10::intrusive_ptr<c10d::Work> allgather(std::vector<std::vector<at::Tensor>>& outputs,
@@ -78,6 +83,7 @@ class GroupBackend : public c10d::Backend {
 
  private:
   const std::shared_ptr<const GroupInfo> info_;
+  mutable std::atomic<int64_t> flight_group_{-1};
 };
 
 /// A work whose wait() returns when outputs are ready, while peers may still read the input.

@@ -10,6 +10,7 @@
 
 #include "comm/context/collective.h"
 #include "comm/context/comm_observer.h"
+#include "comm/context/flight_record.h"
 #include "comm/context/rank_context.h"
 
 namespace tessera::detail {
@@ -26,6 +27,7 @@ struct RankState : std::enable_shared_from_this<RankState> {
   uint32_t init_count = 0;  // attempts of init_process_group (comm/context/rank_context.h)
   std::array<Counter, kCollectiveCount> counters;
   std::atomic<CommObserver*> observer{nullptr};
+  const std::shared_ptr<FlightRecord> flight_record = std::make_shared<FlightRecord>();
   std::mutex locals_mutex;
   std::map<std::type_index, std::shared_ptr<void>> locals;  // rank_local<T>(), by T
 };

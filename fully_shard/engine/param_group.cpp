@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "base/error.h"
+#include "comm/context/flight_record.h"
 
 namespace tessera {
 
@@ -87,6 +88,7 @@ bool ParamGroup::issue(ShardFault fault) {
   if (state_ != ShardedState::Sharded && state_ != ShardedState::ShardedPostForward) {
     return false;
   }
+  const FlightLabel label(name());
   run_step(slots_->unshard, name(), state_, [this, fault] {
     params_.note_gather();
     const auto own = params_.fault();

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "base/report.h"
+#include "comm/context/flight_record.h"
 
 namespace tessera {
 
@@ -108,6 +109,7 @@ const std::shared_ptr<StreamLane>& ReductionQueue::lane(const Bucket& bucket) {
 
 void ReductionQueue::issue(Bucket bucket) {
   advance();
+  const FlightLabel label(bucket.items[0].group->name());
   if (bucket.items.size() > 1) {
     issue_together(bucket);
   } else {
@@ -166,6 +168,7 @@ void ReductionQueue::advance() {
   }
   if (auto bucket = std::exchange(scattering_, std::nullopt)) {
     const Item first = bucket->items[0];
+    const FlightLabel label(first.group->name());
     scattered_.push_back(first);
     if (bucket->items.size() > 1 || first.reducer->start_all_reduce()) {
       reducing_ = std::move(bucket);

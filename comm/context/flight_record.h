@@ -1,0 +1,126 @@
+#pragma once
+// Flight record: what a rank communicated last, for metrics, for traces, and after failures.
+//
+//   for (const FlightGroup& group : FlightRecord::of_rank()->groups()) {
+//     fmt::print("{}: {} calls, {} bytes sent, waited {} ns\n", group.name, group.calls, group.bytes_sent,
+//                group.waited_ns);
+//   }
+//
+// Every collective and message of comm/collectives.h is recorded, on every backend; groups of one rank send nothing and
+// are left out. A ring keeps the last kFlightCapacity calls. keep_in() puts it into a file that outlives the process.
+
+#include <array>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "comm/context/collective.h"
+
+namespace tessera {
+
+enum class FlightState : uint8_t { Issued, Waiting, Done, Failed };
+
+/// A call, as it stands in files too. Times are nanoseconds since 1970, 0 for what has not happened.
+struct FlightEntry {
+  uint64_t number = 0;        // among the rank's calls, from 1
+  uint64_t group_number = 0;  // among its collectives in the group, from 1; 0 for messages
+  int64_t input_numel = -1;   // -1: none
+  int64_t output_numel = -1;
+  int64_t bytes_sent = 0;  // counted like CommStats
+  int64_t issued_ns = 0;
+  int64_t waited_ns = 0;  // when wait() was called
+  int64_t ended_ns = 0;   // when it returned
+  uint32_t group = 0;     // index in groups()
+  int32_t peer = -1;      // source of a broadcast, or the other rank of a message
+  Collective kind = Collective::Barrier;
+  FlightState state = FlightState::Issued;
+  int8_t dtype = -1;                // at::ScalarType
+  int8_t op = -1;                   // ReduceOp
+  std::array<char, 60> label = {};  // FlightLabel, cut, ends with 0
+};
+static_assert(sizeof(FlightEntry) == 136);
+
+constexpr size_t kFlightCapacity = 1024;
+
+/// A process group and what the rank sent in it.
+struct FlightGroup {
+  std::string name;  // such as "dp"
+  std::string key;   // equal on the group's ranks, and only there
+  int rank = 0;      // of the caller in it
+  int size = 0;
+  int64_t calls = 0;
+  int64_t bytes_sent = 0;
+  int64_t waited_ns = 0;  // in wait(), but for threads with an UnobservedScope
+};
+
+/// Calls of one rank. Thread safety: any thread.
+class FlightRecord {
+ public:
+  using Observer = std::function<void(const FlightEntry& ended)>;
+
+  /// Returns that of the calling thread's rank.
+  static std::shared_ptr<FlightRecord> of_rank();
+
+  FlightRecord();
+  ~FlightRecord();
+  FlightRecord(const FlightRecord&) = delete;
+  FlightRecord& operator=(const FlightRecord&) = delete;
+
+  uint32_t add_group(FlightGroup group);
+  /// Records a call; fills number, group_number, issued_ns, state and label. Returns the number.
+  uint64_t issue(const FlightEntry& call);
+  void wait_begins(uint64_t number);
+  void ends(uint64_t number, FlightState state);
+
+  std::vector<FlightEntry> entries() const;  // oldest first
+  std::vector<FlightGroup> groups() const;
+
+  /// Calls `observer` with each call that ends, in the thread that waited. Empty: nobody.
+  void set_observer(Observer observer);
+
+  /// Moves the record into a file, which tools/doctor reads. Throws Error if it cannot be written.
+  void keep_in(const std::string& path, int rank, int world_size);
+
+ private:
+  struct Memory;
+  struct Counted {
+    FlightGroup group;
+    uint64_t collectives = 0;
+  };
+  FlightEntry* find(uint64_t number);
+  void release();
+
+  mutable std::mutex mutex_;
+  Memory* memory_;
+  bool is_mapped_ = false;  // memory_ lies in a file
+  std::vector<Counted> groups_;
+  std::shared_ptr<const Observer> observer_;
+};
+
+/// Call in flight, as its Pending refers to it; empty for one that is not recorded. Thread safety: like Pending.
+struct FlightCall {
+  std::shared_ptr<FlightRecord> record = {};
+  uint64_t number = 0;
+
+  void wait_begins() const;
+  void ends(FlightState state) const;
+};
+
+/// Names what the calling thread communicates for, such as a unit of fully_shard. Scopes nest, and the innermost one
+/// applies. `label` must outlive the scope. Thread safety: affects its own thread only.
+class FlightLabel {
+ public:
+  explicit FlightLabel(std::string_view label);
+  ~FlightLabel();
+  FlightLabel(const FlightLabel&) = delete;
+  FlightLabel& operator=(const FlightLabel&) = delete;
+
+ private:
+  std::string_view previous_;
+};
+
+}  // namespace tessera

@@ -1,0 +1,61 @@
+#pragma once
+// Counts, observes and records a call when its backend gets it; internal to comm.
+
+#include <ATen/record_function.h>
+#include <c10/core/ScalarType.h>
+
+#include <cstdint>
+#include <torch/csrc/distributed/c10d/Backend.hpp>
+
+#include "comm/collectives.h"
+#include "comm/context/collective.h"
+#include "comm/context/flight_record.h"
+
+namespace tessera::detail {
+
+/// What a rank calls. -1 stands for what a call does not have.
+struct CallFacts {
+  Collective kind = Collective::Barrier;
+  int64_t bytes_sent = 0;  // counted like CommStats
+  c10::ScalarType dtype = c10::ScalarType::Undefined;
+  int64_t input_numel = -1;
+  int64_t output_numel = -1;
+  int op = -1;    // ReduceOp
+  int peer = -1;  // source, destination or the other rank, in the group
+};
+
+/// Those of a call with both tensors, or with one tensor that is both.
+inline CallFacts tensor_facts(Collective kind, int64_t bytes_sent, const at::Tensor& input, const at::Tensor& output) {
+  return {.kind = kind,
+          .bytes_sent = bytes_sent,
+          .dtype = input.scalar_type(),
+          .input_numel = input.numel(),
+          .output_numel = output.numel()};
+}
+
+FlightCall record_call(const CallFacts& facts, const c10d::Backend& backend);
+
+/// Range of libtorch's profiler around a part of a call: "comm issue #17", by the call's number in the flight record.
+/// Without a profiler, it costs a branch.
+class FlightRange {
+ public:
+  FlightRange(const char* part, const FlightCall& call);
+
+ private:
+  at::RecordFunction range_;
+};
+
+/// Records the call and launches it.
+template <class Launch>
+Pending launch_recorded(const CallFacts& facts, const c10d::Backend& backend, Launch&& launch) {
+  const FlightCall call = record_call(facts, backend);
+  const FlightRange range("issue", call);
+  try {
+    return Pending(launch(), call);
+  } catch (...) {
+    call.ends(FlightState::Failed);
+    throw;
+  }
+}
+
+}  // namespace tessera::detail

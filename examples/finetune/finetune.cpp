@@ -23,7 +23,10 @@
 #include "dtensor/clip_grad_norm.h"
 #include "examples/finetune/finetune_options.h"
 #include "examples/finetune/tiny_llama.h"
+#include "examples/train_gpt/data_path.h"
+#include "examples/train_gpt/peak_memory.h"
 #include "examples/train_gpt/progress_line.h"
+#include "examples/training_log.h"
 #include "fully_shard/fsdp_module.h"
 #include "lora/lora.h"
 #include "models/adapter.h"
@@ -141,6 +144,19 @@ double train_step(models::Decoder& model, const data::Batch& batch, const Device
   return mean.item<double>();
 }
 
+/// Null without --log-dir.
+std::unique_ptr<TrainingLog> open_log(const FinetuneOptions& options, const DeviceMesh& mesh) {
+  if (options.log_dir.empty()) {
+    return nullptr;
+  }
+  return std::make_unique<TrainingLog>(
+      TrainingLogOptions{.folder = options.log_dir,
+                         .every = options.log_every,
+                         .mesh = mesh,
+                         .tokens_per_step = options.batch * options.sequence_length,
+                         .peak_memory_bytes = [] { return peak_memory_bytes(at::kCPU); }});
+}
+
 /// Returns the number of steps that are done.
 int64_t resume(const FinetuneOptions& options, dcp::Checkpointer& checkpointer, models::Decoder& model,
                optim::FusedAdamW& optimizer, data::TokenDataset& dataset) {
@@ -202,15 +218,24 @@ void run_rank(const FinetuneOptions& options) {
     done = options.resume ? resume(options, *checkpointer, model, optimizer, dataset) : 0;
   }
 
+  const auto log = open_log(options, mesh);
   const int64_t print_every = std::max<int64_t>(1, options.steps / 20);
   auto last_print = std::chrono::steady_clock::now();
   for (int64_t step = done; step < options.steps; ++step) {
     optimizer.zero_grad();
-    const auto batch = dataset.next_batch(options.batch, {.rank = dp.local_rank("dp"), .ranks = dp.size()});
+    const auto batch = [&] {
+      const auto timed = time_part(log, StepPart::Data);
+      return dataset.next_batch(options.batch, {.rank = dp.local_rank("dp"), .ranks = dp.size()});
+    }();
     const double loss = train_step(model, batch, dp, options.accumulate);
     const double norm = options.clip > 0 ? clip_grad_norm_(model->parameters(), options.clip).item<double>() : 0;
     optim::set_lrs(optimizer, base_lrs, schedule(step + 1));
     optimizer.step();
+    if (log) {
+      log->after_step(step + 1, {.loss = loss,
+                                 .learning_rate = options.lr * schedule(step + 1),
+                                 .gradient_norm = options.clip > 0 ? std::optional(norm) : std::nullopt});
+    }
     if ((step + 1) % print_every == 0 || step + 1 == options.steps) {
       const auto now = std::chrono::steady_clock::now();
       const int64_t steps = std::min(print_every, step + 1 - done);
@@ -220,6 +245,7 @@ void run_rank(const FinetuneOptions& options) {
       last_print = now;
     }
     if (checkpointer && options.save_every > 0 && (step + 1) % options.save_every == 0) {
+      const auto timed = time_part(log, StepPart::Checkpoint);
       checkpointer->async_save(step + 1, dcp::training_state(model, optimizer, dataset.state_dict()));
     }
   }
@@ -254,6 +280,9 @@ int main(int argc, char** argv) {
     options = examples::parse_finetune_options(argc, argv, exit_code);
     if (options && !launched_as_rank()) {
       check_finetune_options(*options, options->nproc);
+      if (!options->log_dir.empty()) {
+        examples::check_writable_folder("--log-dir", options->log_dir);
+      }
       examples::prepare_model(options->model);
     }
   });

@@ -106,6 +106,11 @@ std::optional<FinetuneOptions> parse_finetune_options(int argc, char** argv, int
   add_layout(app, options);
   add_training(app, options);
   add_lora(app, options);
+  app.add_option("--log-dir", options.log_dir, "folder for metrics: TensorBoard's events, JSON lines, Prometheus' text")
+      ->group("Metrics");
+  app.add_option("--log-every", options.log_every, "steps between two lines of metrics")
+      ->capture_default_str()
+      ->group("Metrics");
   app.add_option("--save-every", options.save_every, "steps between checkpoints; 0: none")
       ->capture_default_str()
       ->group("Checkpoints");
@@ -128,8 +133,8 @@ std::optional<FinetuneOptions> parse_finetune_options(int argc, char** argv, int
   for (auto& path : options.data) {
     path = path_from_caller(path);
   }
-  if (!options.checkpoint_dir.empty()) {
-    options.checkpoint_dir = path_from_caller(options.checkpoint_dir);
+  for (auto* path : {&options.checkpoint_dir, &options.log_dir}) {
+    *path = path->empty() ? "" : path_from_caller(*path);
   }
   return options;
 }
@@ -144,6 +149,7 @@ void check_finetune_options(const FinetuneOptions& options, int64_t world_size) 
   check_positive("--threads", options.threads);
   check_positive("--steps", options.steps);
   check_positive("--batch", options.batch);
+  check_positive("--log-every", options.log_every);
   TESSERA_CHECK(ValueError, options.sequence_length >= 2, "--sequence-length {}: must be at least 2",
                 options.sequence_length);
   TESSERA_CHECK(ValueError, options.tp >= 1 && world_size % options.tp == 0,

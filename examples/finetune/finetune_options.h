@@ -49,6 +49,11 @@ struct FinetuneOptions {
   double clip = 1;
   uint64_t seed = 1;
 
+  /// Folder of metrics (examples/training_log.h); empty: none.
+  std::string log_dir;
+  /// Steps between lines of metrics.
+  int64_t log_every = 10;
+
   /// Steps between checkpoints; 0: none.
   int64_t save_every = 0;
   std::string checkpoint_dir;

@@ -27,7 +27,9 @@
 #include "examples/train_gpt/byte_data.h"
 #include "examples/train_gpt/data_path.h"
 #include "examples/train_gpt/loss_curve_svg.h"
+#include "examples/train_gpt/model_flops.h"
 #include "examples/train_gpt/parity.h"
+#include "examples/train_gpt/peak_memory.h"
 #include "examples/train_gpt/progress_line.h"
 #include "examples/train_gpt/run_cost.h"
 #include "examples/train_gpt/stop_request.h"
@@ -118,6 +120,23 @@ int check_parity(const TrainOptions& options, const ByteData& data, Trainer& tra
   return holds ? 0 : 1;
 }
 
+/// Null without --log-dir.
+std::unique_ptr<TrainingLog> open_log(const TrainOptions& options, const Trainer& trainer) {
+  if (options.log_dir.empty()) {
+    return nullptr;
+  }
+  TrainingLogOptions log{.folder = options.log_dir,
+                         .every = options.log_every,
+                         .mesh = *trainer.layout().mesh,
+                         .tokens_per_step = options.batch * options.model.context,
+                         .peak_memory_bytes = [device = options.layout.device] { return peak_memory_bytes(device); }};
+  if (options.peak_tflops) {
+    log.peak_tokens_per_second =
+        *options.peak_tflops * 1e12 * get_world_size() / training_flops_per_token(options.model);
+  }
+  return std::make_unique<TrainingLog>(std::move(log));
+}
+
 // Rank 0 then trains alone, for as long as all together have trained and longer, and the others wait for it.
 constexpr auto kParityTimeout = std::chrono::hours(24);
 
@@ -137,6 +156,7 @@ int run_rank(const TrainOptions& options, const ByteData& data) {
   }
   TrainCheckpoint checkpoint(trainer, options, data);
   checkpoint.resume();
+  trainer.set_log(open_log(options, trainer));
   std::optional<StopRequest> stop;
   if (options.save_every > 0) {
     stop.emplace();
@@ -219,6 +239,9 @@ int run(int argc, char** argv) {
       check_local_devices(options.layout.device, options.nproc);
     }
     check_writable("--svg", options.svg);
+    if (!options.log_dir.empty()) {
+      check_writable_folder("--log-dir", options.log_dir);
+    }
     if (options.save_every > 0) {
       check_writable_folder("--checkpoint-dir", options.checkpoint_dir);
     }

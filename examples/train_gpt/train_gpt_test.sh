@@ -88,6 +88,17 @@ run "${small[@]}" --svg "$work/curve.svg" --peak-tflops 0.001 || fail "--peak-tf
 expect_output '^step 4/4  .* MiB  MFU [0-9.]+ %  validation [0-9.]+$'
 expect_output '^training: .* a rank, MFU [0-9.]+ % of 0\.001 TFLOP/s$'
 
+# Metrics: of the validated steps and each second one; all kinds of files agree.
+run "${small[@]}" --svg "$work/curve.svg" --nproc 4 --tp 2 --log-dir "$work/logs" --log-every 2 --eval-every 3 \
+  --peak-tflops 0.001 || fail "--log-dir: exit code $?"
+python3 tests/debug/check_metrics.py "$work/logs" 2 4 train/loss train/validation_loss train/learning_rate \
+  train/gradient_norm train/tokens train/tokens_per_second train/mfu step/seconds step/compute_seconds \
+  step/slowest_compute_seconds step/communication_seconds step/data_seconds step/checkpoint_seconds memory/peak_bytes \
+  comm/bytes_per_step/dp comm/bytes_per_step/tp >"$work/out" 2>"$work/err" || fail "--log-dir: the metrics"
+expect_output '^3 steps, 16 metrics$'
+expect_refused '--log-dir /proc/none: cannot be written to' "${small[@]}" --log-dir /proc/none
+expect_refused '--log-every 0: must be at least 1' "${small[@]}" --log-every 0
+
 # A run that goes on from a checkpoint ends as one that never stopped, bit by bit on as many ranks.
 saving=("${small[@]}" --svg "$work/curve.svg" --save-every 2 --keep-last 0)
 run "${saving[@]}" --checkpoint-dir "$work/a" || fail "--save-every: exit code $?"

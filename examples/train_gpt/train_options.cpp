@@ -85,6 +85,11 @@ void add_text_options(CLI::App& app, TrainOptions& options) {
   app.add_option("--svg", options.svg, "where the loss curve goes (default: loss_curve.svg)")
       ->group(group)
       ->type_name("FILE");
+  app.add_option("--log-dir", options.log_dir,
+                 "where metrics go, for TensorBoard, scripts and Prometheus; default: nowhere")
+      ->group(group)
+      ->type_name("FOLDER");
+  app.add_option("--log-every", options.log_every, "steps between two lines of metrics")->group(group);
   app.add_option("--prompt", options.prompt, "what the model's text goes on from")->group(group)->default_str("");
   app.add_option("--sample-bytes", options.sample_bytes, "length of the model's text; 0: none")->group(group);
   app.add_option("--temperature", options.temperature, "of the model's text: low is dull, high is wild")->group(group);
@@ -167,6 +172,7 @@ std::variant<TrainOptions, ExitNow> parse_train_options(int argc, char** argv) {
   }
   options.data = options.data.empty() ? default_data_path() : path_from_caller(options.data);
   options.svg = path_from_caller(options.svg.empty() ? "loss_curve.svg" : options.svg);
+  options.log_dir = options.log_dir.empty() ? "" : path_from_caller(options.log_dir);
   options.checkpoint_dir = path_from_caller(options.checkpoint_dir.empty() ? "checkpoints" : options.checkpoint_dir);
   return options;
 }
@@ -190,6 +196,7 @@ void check_train_options(const TrainOptions& options, int world_size) {
   check_positive("--batch", options.batch);
   check_positive("--eval-every", options.eval_every);
   check_positive("--eval-samples", options.eval_samples);
+  check_positive("--log-every", options.log_every);
   TESSERA_CHECK(ValueError, options.model.dim % options.model.heads == 0,
                 "--heads {}: must divide --dim {}, since each head gets an equal part of it", options.model.heads,
                 options.model.dim);

@@ -45,6 +45,10 @@ struct TrainOptions {
   /// Absolute paths.
   std::string data;
   std::string svg;
+  /// Absolute path of the metrics' folder (examples/training_log.h); empty: none.
+  std::string log_dir;
+  /// Steps between lines of metrics.
+  int64_t log_every = 10;
 
   /// Steps between checkpoints; 0: none. The end of the run is saved too.
   int64_t save_every = 0;

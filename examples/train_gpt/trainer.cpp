@@ -99,8 +99,12 @@ optim::FusedAdamW Trainer::make_optimizer() const {
   return optim::FusedAdamW(groups);
 }
 
+double Trainer::learning_rate_of(int64_t step) const {
+  return learning_rate(step, options_.lr, options_.warmup, options_.steps);
+}
+
 void Trainer::set_learning_rate(int64_t step) {
-  const double lr = learning_rate(step, options_.lr, options_.warmup, options_.steps);
+  const double lr = learning_rate_of(step);
   for (auto& group : optimizer_.param_groups()) {
     group.options().set_lr(lr);
   }
@@ -130,12 +134,17 @@ double Trainer::train_step(int64_t step) {
   const at::Tensor loss_sum = at::zeros({}, at::dtype(at::kDouble).device(options_.layout.device));
   for (int i = 0; i < layout_.own_slices; ++i) {
     const SampleRange range = slice_range(layout_.first_slice + i, 0, options_.batch);
-    const at::Tensor loss = compute_loss(data_.train_batch(step, range, options_.batch));
+    const Batch batch = [&] {
+      const auto timed = time_part(log_, StepPart::Data);
+      return data_.train_batch(step, range, options_.batch);
+    }();
+    const at::Tensor loss = compute_loss(batch);
     (loss / layout_.own_slices).backward();
     loss_sum.add_(loss.detach());
   }
   if (options_.clip > 0) {
-    clip_grad_norm_(model_->parameters(), options_.clip);
+    const at::Tensor norm = clip_grad_norm_(model_->parameters(), options_.clip);
+    gradient_norm_ = log_ ? std::optional(norm.item<double>()) : std::nullopt;
   }
   set_learning_rate(step);
   optimizer_.step();
@@ -164,6 +173,7 @@ void Trainer::go_on_from(int64_t done, LossHistory history) {
 void Trainer::run(const std::function<void(const Progress&)>& on_progress,
                   const std::function<bool(int64_t done)>& after_step) {
   if (first_step_ == 0) {
+    const auto timed = time_part(log_, StepPart::Unmetered);
     history_.validation.push_back({.step = 0, .loss = validate()});
   }
   const int64_t report_every = std::max<int64_t>(1, options_.steps / 100);
@@ -180,7 +190,11 @@ void Trainer::run(const std::function<void(const Progress&)>& on_progress,
     const int64_t done = step + 1;
     const bool validates = done % options_.eval_every == 0 || done == options_.steps;
     if (validates) {
+      const auto timed = time_part(log_, StepPart::Unmetered);
       history_.validation.push_back({.step = done, .loss = validate()});
+    }
+    if (log_) {
+      log_step(done, validates);
     }
     if (validates || done % report_every == 0) {
       Progress progress = meter.read(options_.batch * options_.model.context);
@@ -191,10 +205,20 @@ void Trainer::run(const std::function<void(const Progress&)>& on_progress,
       }
       on_progress(progress);
     }
+    const auto timed = time_part(log_, StepPart::Checkpoint);
     if (after_step && !after_step(done)) {
       return;
     }
   }
+}
+
+void Trainer::log_step(int64_t done, bool validates) {
+  StepResult result{
+      .loss = history_.train.back().loss, .learning_rate = learning_rate_of(done - 1), .gradient_norm = gradient_norm_};
+  if (validates) {
+    result.validation_loss = history_.validation.back().loss;
+  }
+  log_->after_step(done, result);
 }
 
 std::vector<std::pair<std::string, at::Tensor>> full_parameters(const torch::nn::Module& model) {

@@ -9,6 +9,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -17,6 +18,7 @@
 #include "examples/gpt_model.h"
 #include "examples/train_gpt/byte_data.h"
 #include "examples/train_gpt/train_options.h"
+#include "examples/training_log.h"
 #include "optim/fused_optimizers.h"
 
 namespace tessera::examples {
@@ -75,6 +77,9 @@ class Trainer {
   void run(const std::function<void(const Progress&)>& on_progress,
            const std::function<bool(int64_t done)>& after_step = {});
 
+  /// Makes run() write metrics.
+  void set_log(std::unique_ptr<TrainingLog> log) { log_ = std::move(log); }
+
   /// Makes run() begin after `done` steps, with their `history`.
   void go_on_from(int64_t done, LossHistory history);
 
@@ -94,7 +99,9 @@ class Trainer {
 
  private:
   optim::FusedAdamW make_optimizer() const;
+  double learning_rate_of(int64_t step) const;
   void set_learning_rate(int64_t step);
+  void log_step(int64_t done, bool validates);
   at::Tensor compute_loss(const Batch& batch);
   /// Returns a slice's part of `samples` consecutive ones.
   SampleRange slice_range(int slice, int64_t first, int64_t samples) const;
@@ -108,6 +115,8 @@ class Trainer {
   optim::FusedAdamW optimizer_;
   LossHistory history_;
   TrainingTime training_time_;
+  std::optional<double> gradient_norm_;  // of the last step, if it clipped
+  std::unique_ptr<TrainingLog> log_;
   int64_t first_step_ = 0;
 };
 

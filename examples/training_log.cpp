@@ -1,0 +1,64 @@
+#include "examples/training_log.h"
+
+#include <utility>
+
+#include "comm/process_group.h"
+
+namespace tessera::examples {
+
+TrainingLog::TrainingLog(TrainingLogOptions options) : options_(std::move(options)) {
+  const auto& names = options_.mesh.axis_names();
+  for (int64_t axis = 0; axis < options_.mesh.ndim(); ++axis) {
+    if (options_.mesh.size(axis) > 1) {
+      // An axis of all ranks has the default group, in which the program sends the rest, too.
+      axes_.push_back(
+          {.group = group_name(options_.mesh.group(axis)),
+           .bytes_sent = metrics_.gauge("comm/bytes_per_step/" + names[static_cast<size_t>(axis)], AcrossRanks::Sum)});
+    }
+  }
+  if (get_rank() == 0) {
+    log_ = std::make_unique<MetricsLog>(options_.folder);
+  }
+}
+
+void TrainingLog::set(const StepResult& result, const StepReport& report) {
+  const auto set_optional = [](Gauge& gauge, const std::optional<double>& value) {
+    value ? gauge.set(*value) : gauge.clear();
+  };
+  const double tokens_per_second = static_cast<double>(options_.tokens_per_step) / report.seconds;
+  loss_.set(result.loss);
+  set_optional(validation_loss_, result.validation_loss);
+  learning_rate_.set(result.learning_rate);
+  set_optional(gradient_norm_, result.gradient_norm);
+  tokens_.add(static_cast<double>(report.steps * options_.tokens_per_step));
+  tokens_per_second_.set(tokens_per_second);
+  if (options_.peak_tokens_per_second) {
+    utilization_.set(tokens_per_second / *options_.peak_tokens_per_second);
+  }
+  seconds_.set(report.seconds);
+  compute_.set(report.compute);
+  slowest_compute_.set(report.compute);
+  communication_.set(report.communication);
+  data_.set(report.data);
+  checkpoint_.set(report.checkpoint);
+  peak_memory_.set(options_.peak_memory_bytes());
+  for (const auto& axis : axes_) {
+    const auto found = report.bytes_sent.find(axis.group);
+    axis.bytes_sent.set(found == report.bytes_sent.end() ? 0 : found->second);
+  }
+}
+
+void TrainingLog::after_step(int64_t step, const StepResult& result) {
+  meter_.end_step();
+  if (step % options_.every != 0 && !result.validation_loss) {
+    return;
+  }
+  set(result, meter_.read());
+  const auto unmetered = meter_.time(StepPart::Unmetered);
+  const auto values = metrics_.reduce(default_group());
+  if (log_) {
+    log_->write(step, values);
+  }
+}
+
+}  // namespace tessera::examples

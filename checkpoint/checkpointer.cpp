@@ -3,6 +3,7 @@
 #include <ATen/Context.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/from_blob.h>
+#include <ATen/record_function.h>
 #include <c10/core/DeviceGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <c10/util/Exception.h>
@@ -253,6 +254,7 @@ PlannedSave Checkpointer::Impl::plan(int64_t step, const State& state) {
 }
 
 SaveJob Checkpointer::Impl::copied_job(const PlannedSave& planned) {
+  RECORD_USER_SCOPE("checkpoint: copy");
   const at::NoGradGuard no_grad;
   SaveJob job = live_job(ranks, planned);
   std::vector<int64_t> bytes;

@@ -1,5 +1,6 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
+#include <ATen/record_function.h>
 #include <fmt/ranges.h>
 
 #include <array>
@@ -221,6 +222,7 @@ void stage(std::vector<Target>& targets) {
 }
 
 void read_all(LoadPlan& plan, const ProgressFn& on_progress) {
+  RECORD_USER_SCOPE("checkpoint: read");
   Progress progress;
   for (const auto& target : plan.targets) {
     progress.bytes_total += bytes_to_read(target);

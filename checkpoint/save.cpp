@@ -1,3 +1,5 @@
+#include <ATen/record_function.h>
+
 #include <algorithm>
 #include <utility>
 
@@ -66,6 +68,7 @@ void check_proposals_agree(const std::vector<SaveProposal>& proposals) {
 }  // namespace
 
 PlannedSave plan_save(const RankSync& ranks, const State& state, const SaveRequest& request) {
+  RECORD_USER_SCOPE("checkpoint: plan");
   PlannedSave planned{.path = without_trailing_slash(request.path), .parts = {}, .plan = {}, .values = {}};
   PlanCache* const cache = request.cache;
   std::string own;

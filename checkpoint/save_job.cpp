@@ -1,5 +1,7 @@
 #include "checkpoint/save_job.h"
 
+#include <ATen/record_function.h>
+
 #include <algorithm>
 #include <cstring>
 #include <filesystem>
@@ -52,6 +54,7 @@ bool is_free(const SaveJob& job) {
 
 /// Rank 0: the folder in which the save comes into being, with all files at their full length.
 std::string prepare_files(const SaveJob& job) {
+  RECORD_USER_SCOPE("checkpoint: prepare files");
   TESSERA_CHECK(ValueError, !job.path.empty(), "save: the path is empty; give a folder, or a file to export to");
   TESSERA_CHECK(CheckpointError, is_free(job),
                 "{}: there is something already; save under a new name, or remove it before", job.path);
@@ -127,6 +130,7 @@ class FilesToWrite {
 
 /// Writes this rank's blocks, which are in the order of files; rank 0, which wrote the headers, syncs every file.
 std::vector<uint64_t> write_blocks(const SaveJob& job, const std::string& folder, int rank) {
+  RECORD_USER_SCOPE("checkpoint: write");
   const SavePlan& plan = *job.plan;
   FilesToWrite files(plan, folder);
   Progress progress;
@@ -187,6 +191,7 @@ std::string make_index(const SavePlan& plan) {
 
 /// Rank 0: the last files, and the name.
 void commit(const SaveJob& job, const std::string& folder, const std::vector<std::string>& texts) {
+  RECORD_USER_SCOPE("checkpoint: commit");
   if (job.is_single_file) {
     rename_durably(folder + "/" + job.plan->files.at(0).name, job.path);
     std::error_code ignored;  // the file is there

@@ -1,6 +1,7 @@
 #include "dtensor/local/redistribute.h"
 
 #include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/record_function.h>
 #include <c10/util/strides.h>
 #include <torch/csrc/autograd/custom_function.h>
 
@@ -16,6 +17,20 @@ namespace {
 
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
+
+/// A range of libtorch's profiler; without one, it costs a branch.
+class RedistributeRange {
+ public:
+  RedistributeRange(const char* part, const Placements& from, const Placements& to)
+      : range_(at::RecordScope::USER_SCOPE) {
+    if (range_.isActive()) [[unlikely]] {
+      range_.before(fmt::format("{} {} to {}", part, to_string(from), to_string(to)));
+    }
+  }
+
+ private:
+  at::RecordFunction range_;
+};
 
 /// Contiguous in dims of one element too, whose stride is any to contiguous(): some kernels choose by it what they
 /// return (_embedding_bag).
@@ -177,6 +192,7 @@ Placements gradient_placements(const Placements& placements) {
 LocalMove::LocalMove(const at::Tensor& local, SpecPtr from, const Placements& to)
     : from_(std::move(from)), current_(from_->placements()), local_(local) {
   check_reductions(*from_);
+  const RedistributeRange range("redistribute", current_, to);
   steps_ = plan_redistribute(current_, to);
   start_next();
 }
@@ -197,6 +213,7 @@ void LocalMove::start_next() {
 
 at::Tensor LocalMove::wait() {
   while (finish_) {
+    const RedistributeRange range("wait for redistribute", from_->placements(), current_);
     collective_.wait();
     local_ = std::exchange(finish_, nullptr)();
     start_next();

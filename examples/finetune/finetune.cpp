@@ -219,9 +219,11 @@ void run_rank(const FinetuneOptions& options) {
   }
 
   const auto log = open_log(options, mesh);
+  TraceSteps trace(model, options.trace);
   const int64_t print_every = std::max<int64_t>(1, options.steps / 20);
   auto last_print = std::chrono::steady_clock::now();
   for (int64_t step = done; step < options.steps; ++step) {
+    trace.begin_step(step + 1);
     optimizer.zero_grad();
     const auto batch = [&] {
       const auto timed = time_part(log, StepPart::Data);
@@ -248,6 +250,7 @@ void run_rank(const FinetuneOptions& options) {
       const auto timed = time_part(log, StepPart::Checkpoint);
       checkpointer->async_save(step + 1, dcp::training_state(model, optimizer, dataset.state_dict()));
     }
+    trace.end_step(step + 1);
   }
   if (checkpointer) {
     checkpointer->wait();
@@ -282,6 +285,9 @@ int main(int argc, char** argv) {
       check_finetune_options(*options, options->nproc);
       if (!options->log_dir.empty()) {
         examples::check_writable_folder("--log-dir", options->log_dir);
+      }
+      if (!options->trace.folder.empty()) {
+        examples::check_writable_folder("--trace", options->trace.folder);
       }
       examples::prepare_model(options->model);
     }

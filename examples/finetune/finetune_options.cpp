@@ -111,6 +111,18 @@ std::optional<FinetuneOptions> parse_finetune_options(int argc, char** argv, int
   app.add_option("--log-every", options.log_every, "steps between two lines of metrics")
       ->capture_default_str()
       ->group("Metrics");
+  app.add_option("--trace", options.trace.folder, "folder for a timeline of some steps, for tools/merge_traces")
+      ->group("Metrics");
+  app.add_option_function<std::string>(
+         "--trace-steps",
+         [&](const std::string& text) {
+           const auto steps = parse_trace_steps("--trace-steps", text);
+           options.trace.first_step = steps.first_step;
+           options.trace.last_step = steps.last_step;
+         },
+         "steps of the timeline")
+      ->default_str("10-12")
+      ->group("Metrics");
   app.add_option("--save-every", options.save_every, "steps between checkpoints; 0: none")
       ->capture_default_str()
       ->group("Checkpoints");
@@ -133,7 +145,7 @@ std::optional<FinetuneOptions> parse_finetune_options(int argc, char** argv, int
   for (auto& path : options.data) {
     path = path_from_caller(path);
   }
-  for (auto* path : {&options.checkpoint_dir, &options.log_dir}) {
+  for (auto* path : {&options.checkpoint_dir, &options.log_dir, &options.trace.folder}) {
     *path = path->empty() ? "" : path_from_caller(*path);
   }
   return options;
@@ -150,6 +162,9 @@ void check_finetune_options(const FinetuneOptions& options, int64_t world_size) 
   check_positive("--steps", options.steps);
   check_positive("--batch", options.batch);
   check_positive("--log-every", options.log_every);
+  TESSERA_CHECK(ValueError, options.trace.folder.empty() || options.trace.last_step <= options.steps,
+                "--trace-steps {}-{}: the run has {} steps", options.trace.first_step, options.trace.last_step,
+                options.steps);
   TESSERA_CHECK(ValueError, options.sequence_length >= 2, "--sequence-length {}: must be at least 2",
                 options.sequence_length);
   TESSERA_CHECK(ValueError, options.tp >= 1 && world_size % options.tp == 0,

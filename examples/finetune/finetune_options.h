@@ -6,6 +6,8 @@
 #include <string>
 #include <vector>
 
+#include "debug/trace.h"
+
 namespace tessera::examples {
 
 struct FinetuneOptions {
@@ -53,6 +55,8 @@ struct FinetuneOptions {
   std::string log_dir;
   /// Steps between lines of metrics.
   int64_t log_every = 10;
+  /// Steps whose trace is written, and where; empty: nowhere.
+  TraceSteps::Options trace;
 
   /// Steps between checkpoints; 0: none.
   int64_t save_every = 0;

@@ -157,6 +157,7 @@ int run_rank(const TrainOptions& options, const ByteData& data) {
   TrainCheckpoint checkpoint(trainer, options, data);
   checkpoint.resume();
   trainer.set_log(open_log(options, trainer));
+  trainer.set_trace(options.trace);
   std::optional<StopRequest> stop;
   if (options.save_every > 0) {
     stop.emplace();
@@ -241,6 +242,9 @@ int run(int argc, char** argv) {
     check_writable("--svg", options.svg);
     if (!options.log_dir.empty()) {
       check_writable_folder("--log-dir", options.log_dir);
+    }
+    if (!options.trace.folder.empty()) {
+      check_writable_folder("--trace", options.trace.folder);
     }
     if (options.save_every > 0) {
       check_writable_folder("--checkpoint-dir", options.checkpoint_dir);

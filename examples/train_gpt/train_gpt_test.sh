@@ -96,6 +96,13 @@ python3 tests/debug/check_metrics.py "$work/logs" 2 4 train/loss train/validatio
   step/slowest_compute_seconds step/communication_seconds step/data_seconds step/checkpoint_seconds memory/peak_bytes \
   comm/bytes_per_step/dp comm/bytes_per_step/tp >"$work/out" 2>"$work/err" || fail "--log-dir: the metrics"
 expect_output '^3 steps, 16 metrics$'
+run "${small[@]}" --svg "$work/curve.svg" --nproc 4 --tp 2 --trace "$work/traces" --trace-steps 3-4 \
+  --save-every 4 --checkpoint-dir "$work/traced" || fail "--trace: exit code $?"
+{ tools/merge_traces "$work/traces" &&
+  python3 tests/debug/check_trace.py "$work/traces/trace.json" 4 'forward block0' 'gather ' 'backward ' 'reduce ' \
+    'issue all_gather' 'wait reduce_scatter' 'redistribute (' 'checkpoint: write' aten::mm; } >"$work/out" 2>"$work/err" ||
+  fail "--trace: the trace"
+expect_refused '--trace-steps 3-5: the run has 4 steps' "${small[@]}" --trace "$work/traces" --trace-steps 3-5
 expect_refused '--log-dir /proc/none: cannot be written to' "${small[@]}" --log-dir /proc/none
 expect_refused '--log-every 0: must be at least 1' "${small[@]}" --log-every 0
 

@@ -90,6 +90,21 @@ void add_text_options(CLI::App& app, TrainOptions& options) {
       ->group(group)
       ->type_name("FOLDER");
   app.add_option("--log-every", options.log_every, "steps between two lines of metrics")->group(group);
+  app.add_option("--trace", options.trace.folder,
+                 "where a timeline of some steps goes, for tools/merge_traces; default: nowhere")
+      ->group(group)
+      ->type_name("FOLDER");
+  app.add_option_function<std::string>(
+         "--trace-steps",
+         [&](const std::string& text) {
+           const auto steps = parse_trace_steps("--trace-steps", text);
+           options.trace.first_step = steps.first_step;
+           options.trace.last_step = steps.last_step;
+         },
+         "steps of the timeline")
+      ->group(group)
+      ->type_name("FIRST-LAST")
+      ->default_str("10-12");
   app.add_option("--prompt", options.prompt, "what the model's text goes on from")->group(group)->default_str("");
   app.add_option("--sample-bytes", options.sample_bytes, "length of the model's text; 0: none")->group(group);
   app.add_option("--temperature", options.temperature, "of the model's text: low is dull, high is wild")->group(group);
@@ -172,7 +187,9 @@ std::variant<TrainOptions, ExitNow> parse_train_options(int argc, char** argv) {
   }
   options.data = options.data.empty() ? default_data_path() : path_from_caller(options.data);
   options.svg = path_from_caller(options.svg.empty() ? "loss_curve.svg" : options.svg);
-  options.log_dir = options.log_dir.empty() ? "" : path_from_caller(options.log_dir);
+  for (auto* folder : {&options.log_dir, &options.trace.folder}) {
+    *folder = folder->empty() ? "" : path_from_caller(*folder);
+  }
   options.checkpoint_dir = path_from_caller(options.checkpoint_dir.empty() ? "checkpoints" : options.checkpoint_dir);
   return options;
 }
@@ -197,6 +214,9 @@ void check_train_options(const TrainOptions& options, int world_size) {
   check_positive("--eval-every", options.eval_every);
   check_positive("--eval-samples", options.eval_samples);
   check_positive("--log-every", options.log_every);
+  TESSERA_CHECK(ValueError, options.trace.folder.empty() || options.trace.last_step <= options.steps,
+                "--trace-steps {}-{}: the run has {} steps", options.trace.first_step, options.trace.last_step,
+                options.steps);
   TESSERA_CHECK(ValueError, options.model.dim % options.model.heads == 0,
                 "--heads {}: must divide --dim {}, since each head gets an equal part of it", options.model.heads,
                 options.model.dim);

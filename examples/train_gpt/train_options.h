@@ -6,6 +6,7 @@
 #include <string>
 #include <variant>
 
+#include "debug/trace.h"
 #include "examples/gpt_layout.h"
 #include "examples/gpt_model.h"
 
@@ -49,6 +50,8 @@ struct TrainOptions {
   std::string log_dir;
   /// Steps between lines of metrics.
   int64_t log_every = 10;
+  /// Steps whose trace is written, and where; the folder is absolute, or empty.
+  TraceSteps::Options trace;
 
   /// Steps between checkpoints; 0: none. The end of the run is saved too.
   int64_t save_every = 0;

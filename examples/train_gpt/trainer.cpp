@@ -179,6 +179,7 @@ void Trainer::run(const std::function<void(const Progress&)>& on_progress,
   const int64_t report_every = std::max<int64_t>(1, options_.steps / 100);
   Meter meter;
   for (int64_t step = first_step_; step < options_.steps; ++step) {
+    begin_trace(step + 1);
     const auto start = Clock::now();
     const int64_t sent_before = comm_stats().bytes_sent();
     history_.train.push_back({.step = step, .loss = train_step(step)});
@@ -205,10 +206,27 @@ void Trainer::run(const std::function<void(const Progress&)>& on_progress,
       }
       on_progress(progress);
     }
-    const auto timed = time_part(log_, StepPart::Checkpoint);
-    if (after_step && !after_step(done)) {
-      return;
+    if (after_step) {
+      const auto timed = time_part(log_, StepPart::Checkpoint);
+      if (!after_step(done)) {
+        return;
+      }
     }
+    end_trace(done);
+  }
+}
+
+void Trainer::begin_trace(int64_t step) {
+  if (trace_) {
+    const auto timed = time_part(log_, StepPart::Unmetered);
+    trace_->begin_step(step);
+  }
+}
+
+void Trainer::end_trace(int64_t step) {
+  if (trace_) {
+    const auto timed = time_part(log_, StepPart::Unmetered);
+    trace_->end_step(step);
   }
 }
 

@@ -80,6 +80,9 @@ class Trainer {
   /// Makes run() write metrics.
   void set_log(std::unique_ptr<TrainingLog> log) { log_ = std::move(log); }
 
+  /// Makes run() trace some of its steps.
+  void set_trace(const TraceSteps::Options& options) { trace_.emplace(model_, options); }
+
   /// Makes run() begin after `done` steps, with their `history`.
   void go_on_from(int64_t done, LossHistory history);
 
@@ -102,6 +105,8 @@ class Trainer {
   double learning_rate_of(int64_t step) const;
   void set_learning_rate(int64_t step);
   void log_step(int64_t done, bool validates);
+  void begin_trace(int64_t step);
+  void end_trace(int64_t step);
   at::Tensor compute_loss(const Batch& batch);
   /// Returns a slice's part of `samples` consecutive ones.
   SampleRange slice_range(int slice, int64_t first, int64_t samples) const;
@@ -117,6 +122,7 @@ class Trainer {
   TrainingTime training_time_;
   std::optional<double> gradient_norm_;  // of the last step, if it clipped
   std::unique_ptr<TrainingLog> log_;
+  std::optional<TraceSteps> trace_;
   int64_t first_step_ = 0;
 };
 

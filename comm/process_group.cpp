@@ -4,15 +4,18 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <numeric>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <utility>
 
 #include "base/error.h"
+#include "base/report.h"
 #include "comm/backend/group_backend.h"
 #include "comm/backend_choice.h"
 #include "comm/backend_spec.h"
+#include "comm/context/flight_record.h"
 #include "comm/context/rank_context.h"
 #include "comm/context/rank_state.h"
 #include "comm/launch/job_secret.h"
@@ -124,6 +127,19 @@ CudaUse resolve_nccl(const ProcessGroupOptions& options, const NcclOptions& nccl
   return {.backend = "nccl", .device = device, .options = nccl};
 }
 
+/// A run does not need its record: a failure is only reported.
+void keep_flight_record(int rank, int world_size) {
+  const char* const folder = std::getenv(kFlightVariable);
+  if (folder == nullptr || *folder == '\0') {
+    return;
+  }
+  try {
+    FlightRecord::of_rank()->keep_in(flight_path(folder, rank), rank, world_size);
+  } catch (const Error& failure) {
+    report_failure("{}: {}", kFlightVariable, failure.what());
+  }
+}
+
 const GroupInfo& group_info(const ProcessGroupPtr& group) {
   TESSERA_CHECK(ValueError, group, "the process group is undefined; make one by init_process_group or new_group");
   const auto backend = group->getDefaultBackend();
@@ -161,6 +177,7 @@ void init_process_group(ProcessGroupOptions options, const NcclOptions& nccl) {
   options.timeout = std::min(options.timeout, kLongestTimeout);
   const int local_rank = resolve_ranks(options);
   const std::string cuda = resolve_backend(options);
+  keep_flight_record(options.rank, options.world_size);
   resolve_store(options);
   GroupInfo info = {.name = "default", .ranks = {}, .rank = options.rank, .timeout = options.timeout};
   info.ranks.resize(options.world_size);

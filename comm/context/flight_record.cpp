@@ -9,6 +9,7 @@
 #include <cerrno>
 #include <chrono>
 #include <cstring>
+#include <fstream>
 #include <utility>
 
 #include "base/error.h"
@@ -54,7 +55,7 @@ static_assert(sizeof(GroupText) == 256);
 
 }  // namespace
 
-/// What tools/flight_record.py reads.
+/// What tools/doctor reads, too.
 struct FlightRecord::Memory {
   std::array<char, 8> magic = {'T', 'S', 'F', 'L', 'I', 'G', 'H', 'T'};
   uint32_t version = 1;
@@ -181,7 +182,8 @@ void FlightRecord::keep_in(const std::string& path, int rank, int world_size) {
   const auto fail = [&](int error) {
     throw Error(fmt::format("the flight record of rank {}: {}: {}", rank, path, std::strerror(error)));
   };
-  const int file = above_standard(open(path.c_str(), O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0600));
+  unlink(path.c_str());  // rather than to cut it short under a record that lies there
+  const int file = above_standard(open(path.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600));
   if (file < 0) {
     fail(errno);
   }
@@ -202,6 +204,36 @@ void FlightRecord::keep_in(const std::string& path, int rank, int world_size) {
   memory_->rank = rank;
   memory_->world_size = world_size;
   gethostname(memory_->host.data(), memory_->host.size() - 1);
+}
+
+std::string flight_path(const std::string& folder, int rank) {
+  return fmt::format("{}/rank-{}.flight", folder, rank);
+}
+
+std::optional<FlightFile> FlightRecord::read(const std::string& path) {
+  const auto memory = std::make_unique<Memory>();
+  const auto expected_magic = memory->magic;
+  const auto expected_version = memory->version;
+  std::ifstream file(path, std::ios::binary);
+  file.read(reinterpret_cast<char*>(memory.get()), sizeof(Memory));
+  if (file.gcount() != sizeof(Memory) || memory->magic != expected_magic || memory->version != expected_version) {
+    return std::nullopt;
+  }
+  FlightFile result{.rank = memory->rank, .pid = memory->pid};
+  for (const FlightEntry& entry : memory->entries) {
+    if (entry.number > 0) {
+      result.entries.push_back(entry);
+      result.entries.back().label.back() = '\0';
+    }
+  }
+  std::ranges::sort(result.entries, {}, &FlightEntry::number);
+  for (size_t slot = 0; slot < std::min<size_t>(memory->groups, kGroupCapacity); ++slot) {
+    GroupText& text = memory->group_texts[slot];
+    text.name.back() = text.key.back() = '\0';
+    result.groups[static_cast<uint32_t>(text.index)] = {
+        .name = text.name.data(), .key = text.key.data(), .rank = text.rank, .size = text.size};
+  }
+  return result;
 }
 
 void FlightCall::wait_begins() const {

@@ -12,8 +12,10 @@
 #include <array>
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -57,6 +59,20 @@ struct FlightGroup {
   int64_t waited_ns = 0;  // in wait(), but for threads with an UnobservedScope
 };
 
+/// Variable with the folder in which the ranks of a job keep their records; a local launcher sets it, if it is not set.
+inline constexpr const char* kFlightVariable = "TESSERA_FLIGHT_DIR";
+
+/// Returns "folder/rank-3.flight".
+std::string flight_path(const std::string& folder, int rank);
+
+/// What a file has, which may be that of a process that ended, or that is writing it.
+struct FlightFile {
+  int rank = 0;
+  int64_t pid = 0;
+  std::vector<FlightEntry> entries = {};        // oldest first
+  std::map<uint32_t, FlightGroup> groups = {};  // the latest, by FlightEntry::group; without sums
+};
+
 /// Calls of one rank. Thread safety: any thread.
 class FlightRecord {
  public:
@@ -82,8 +98,10 @@ class FlightRecord {
   /// Calls `observer` with each call that ends, in the thread that waited. Empty: nobody.
   void set_observer(Observer observer);
 
-  /// Moves the record into a file, which tools/doctor reads. Throws Error if it cannot be written.
+  /// Moves the record into a new file, which replaces one of this path. Throws Error if it cannot be written.
   void keep_in(const std::string& path, int rank, int world_size);
+  /// Returns nothing for a file that is no record of this version.
+  static std::optional<FlightFile> read(const std::string& path);
 
  private:
   struct Memory;

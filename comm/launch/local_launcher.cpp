@@ -18,6 +18,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <filesystem>
 #include <fstream>
 #include <iterator>
 #include <map>
@@ -29,6 +30,8 @@
 #include "base/error.h"
 #include "base/open_files.h"
 #include "base/report.h"
+#include "comm/context/flight_record.h"
+#include "comm/launch/flight_report.h"
 #include "comm/launch/job_secret.h"
 #include "comm/launch/listen_socket.h"
 #include "comm/launch/rank_environment.h"
@@ -153,8 +156,58 @@ struct LaunchedJob {
   std::string secret = new_job_secret();
 };
 
+/// The folder of the ranks' flight records in one start: the user's, or one that ends with it.
+class FlightFolder {
+ public:
+  explicit FlightFolder(const LaunchOptions& options) {
+    const char* const given = std::getenv(kFlightVariable);
+    path_ = given ? given : "";
+    for (const auto& [name, value] : options.environment) {
+      path_ = name == kFlightVariable ? value : path_;
+    }
+    if (path_.empty()) {
+      const char* const temporary = std::getenv("TMPDIR");
+      path_ = fmt::format("{}/tessera-flight-XXXXXX", temporary && *temporary ? temporary : "/tmp");
+      is_own_ = mkdtemp(path_.data()) != nullptr;
+      path_ = is_own_ ? path_ : "";
+    }
+    if (!path_.empty()) {
+      remove_records();  // of an earlier start, which may have had more ranks
+    }
+  }
+  ~FlightFolder() {
+    std::error_code ignored;
+    if (is_own_) {
+      std::filesystem::remove_all(path_, ignored);
+    }
+  }
+  FlightFolder(const FlightFolder&) = delete;
+  FlightFolder& operator=(const FlightFolder&) = delete;
+
+  const std::string& path() const { return path_; }
+  /// Returns what the ranks wait in, after a failure, which the folder then tells, too.
+  std::string report(const std::string& failure, int ranks) const {
+    const auto text = path_.empty() ? "" : report_flights(path_, ranks);
+    if (!path_.empty() && !is_own_) {
+      std::ofstream(path_ + "/launcher.txt") << failure << '\n' << text;
+    }
+    return text.empty() || is_own_ ? text : fmt::format("{}  tools/doctor {} says more\n", text, path_);
+  }
+
+ private:
+  void remove_records() const {
+    std::error_code ignored;
+    std::filesystem::remove(path_ + "/launcher.txt", ignored);
+    for (int rank = 0; std::filesystem::remove(flight_path(path_, rank), ignored); ++rank) {
+    }
+  }
+
+  std::string path_;
+  bool is_own_ = false;
+};
+
 std::vector<std::string> rank_variables(const LaunchOptions& options, int restart, int rank, const ListenSocket& socket,
-                                        const LaunchedJob& job) {
+                                        const LaunchedJob& job, const std::string& flight_folder) {
   std::map<std::string, std::string> variables;
   for (char** entry = environ; *entry != nullptr; ++entry) {
     const std::string text = *entry;
@@ -178,6 +231,7 @@ std::vector<std::string> rank_variables(const LaunchOptions& options, int restar
   for (const auto& [name, value] : options.environment) {
     variables[name] = value;
   }
+  variables[kFlightVariable] = flight_folder;
   std::vector<std::string> result;
   result.reserve(variables.size());
   for (const auto& [name, value] : variables) {
@@ -243,11 +297,12 @@ int to_exit_code(std::optional<int> status) {
 
 /// What has become of the ranks of one start.
 struct StartEnd {
-  int exit_code = 0;        // as in LaunchResult
-  std::string failure;      // of the first to fail
-  int failed_rank = -1;     // or -1
-  size_t others = 0;        // that ran when it was seen
-  bool is_stopped = false;  // by a signal to the launcher
+  int exit_code = 0;         // as in LaunchResult
+  std::string failure;       // of the first to fail
+  std::string flights = {};  // as in LaunchResult
+  int failed_rank = -1;      // or -1
+  size_t others = 0;         // that ran when it was seen
+  bool is_stopped = false;   // by a signal to the launcher
 
   /// Whether starting again may help.
   bool is_final() const {
@@ -313,7 +368,8 @@ class Ranks {
   std::map<pid_t, int> running_;
 };
 
-void start_all(const LaunchOptions& options, int restart, const BlockedSignals& signals, Ranks& ranks) {
+void start_all(const LaunchOptions& options, int restart, const BlockedSignals& signals, const FlightFolder& flights,
+               Ranks& ranks) {
   const ListenSocket socket;
   std::vector<std::string> arguments = options.argv.empty() ? own_arguments() : options.argv;
   const std::string path = options.argv.empty() ? "/proc/self/exe" : options.argv[0];
@@ -321,7 +377,7 @@ void start_all(const LaunchOptions& options, int restart, const BlockedSignals& 
   const pid_t launcher = getpid();
   const LaunchedJob job;
   for (int rank = 0; rank < options.nproc; ++rank) {
-    std::vector<std::string> variables = rank_variables(options, restart, rank, socket, job);
+    std::vector<std::string> variables = rank_variables(options, restart, rank, socket, job, flights.path());
     const std::vector<char*> environment = pointers(variables);
     ranks.start(rank, {.path = path.c_str(),
                        .argv = const_cast<char**>(argv.data()),
@@ -336,8 +392,9 @@ void start_all(const LaunchOptions& options, int restart, const BlockedSignals& 
 
 /// Starts the ranks and returns when all have ended.
 StartEnd run_start(const LaunchOptions& options, int restart, const BlockedSignals& signals) {
+  const FlightFolder flights(options);
   Ranks ranks;
-  start_all(options, restart, signals, ranks);
+  start_all(options, restart, signals, flights, ranks);
   StartEnd end;
   std::optional<Clock::time_point> kill_at;
   while (!ranks.empty()) {
@@ -354,6 +411,7 @@ StartEnd run_start(const LaunchOptions& options, int restart, const BlockedSigna
       // A rank that was killed, whose memory the system still takes back, may end after those that fail for it.
       std::this_thread::sleep_for(std::chrono::milliseconds(50));
       ranks.reap(end, /*prefers_signals=*/true);
+      end.flights = flights.report(end.failure, options.nproc);
       // Ranks that start again have nothing to end in order: what counts is in their checkpoints.
       const bool starts_again = restart < options.max_restarts && !end.is_final();
       ranks.send(starts_again ? SIGKILL : SIGTERM);
@@ -421,6 +479,7 @@ LaunchResult launch_ranks(const LaunchOptions& options) {
     const StartEnd end = run_start(start, restart, signals);
     if (end.is_final() || restart == options.max_restarts) {
       return {.exit_code = end.exit_code,
+              .flights = end.flights,
               .message = describe_last(end, restart, options),
               .restarts = restart,
               .nproc = start.nproc};
@@ -428,13 +487,14 @@ LaunchResult launch_ranks(const LaunchOptions& options) {
     start.nproc = count.after_failure(start.nproc, end.failed_rank, Clock::now() - began);
     report_failure("launch_local: {}; restart {} of {} with {} rank(s)", end.failure, restart + 1, options.max_restarts,
                    start.nproc);
+    std::fputs(end.flights.c_str(), stderr);
   }
 }
 
 int launch_local(const LaunchOptions& options) {
   const LaunchResult result = launch_ranks(options);
   if (!result.message.empty()) {
-    std::fprintf(stderr, "launch_local: %s\n", result.message.c_str());
+    std::fprintf(stderr, "launch_local: %s\n%s", result.message.c_str(), result.flights.c_str());
   }
   return result.exit_code;
 }

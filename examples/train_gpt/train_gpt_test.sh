@@ -201,6 +201,19 @@ expect_end 130 'a run that Ctrl-C stops'
 expect_output '^stopped by signal 2 after step [0-9]+ of 1500, which is saved; --resume goes on$'
 compgen -G "$work/interrupted/step-*" >/dev/null || fail 'a run that Ctrl-C stops: no checkpoint'
 
+# The launcher tells which rank died, and in which collective of which unit the others wait.
+mkdir "$work/flights"
+TESSERA_FLIGHT_DIR=$work/flights start "${small[@]}" --svg "$work/curve.svg" --steps 100000 --eval-every 100000
+rank_1=$(find_rank_1)
+kill -KILL "$rank_1"
+expect_end 137 'a run whose rank 1 is killed'
+grep -qE '^launch_local: rank 1 \(pid [0-9]+\) was killed by signal 9 ' "$work/err" || fail "a killed rank: who died"
+grep -qE "^  rank 0 (waits for [0-9.]+ s in|gave up) [a-z_]+ #[0-9]+ of group 'default' \\(" "$work/err" ||
+  fail "a killed rank: what rank 0 waits in"
+grep -qE '^  rank 1 .*, and its process has ended' "$work/err" || fail "a killed rank: what it did last"
+tools/doctor "$work/flights" >"$work/out" || fail "a killed rank: tools/doctor"
+expect_output "^rank 1 was killed by signal 9 .*; rank 0 waits in [a-z_]+ #[0-9]+ of group 'default' "
+
 # A second signal, a second after the first, ends a run at once: here one that waits for its rank 1, which stands still.
 start "${long[@]}" --checkpoint-dir "$work/ended"
 rank_1=$(find_rank_1)

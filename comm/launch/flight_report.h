@@ -1,0 +1,15 @@
+#pragma once
+// What the ranks of a job do, by the flight records that they keep in a folder (comm/context/flight_record.h).
+//
+//   the others wait for rank 1
+//   rank 0 waits for 5.0 s in all_gather #12 of group 'dp' (Float[64] to Float[128]) for 'blocks.1'
+//   rank 1 waits for nothing, and its process is stopped; 5.1 s ago it left reduce_scatter #11 of group 'dp' ...
+
+#include <string>
+
+namespace tessera {
+
+/// Returns such lines, indented, or "" if no rank waits in a collective or has given one up.
+std::string report_flights(const std::string& folder, int ranks);
+
+}  // namespace tessera

@@ -158,6 +158,7 @@ RunLog check_run(const Setting& setting, int kills, int seed) {
     CHECK(output.find("is damaged") == std::string::npos);
     CHECK(result.exit_code == 0);
   }
+  INFO(read_file(chaos.path("log")));
   // Each restart is due to a kill: none to a rank that failed by itself, or waited in vain. The last may come too late.
   CHECK(result.restarts <= static_cast<int>(log.killed_starts.size()));
   CHECK(result.restarts + 1 >= static_cast<int>(log.killed_starts.size()));
@@ -169,7 +170,7 @@ RunLog check_run(const Setting& setting, int kills, int seed) {
 }  // namespace
 
 TEST_CASE("a run whose ranks are killed at any moment ends with the bits of one that was left alone") {
-  const int wanted = read_variable("TESSERA_KILLS", 8);
+  const int wanted = read_variable("TESSERA_KILLS", 6);
   int seed = read_variable("TESSERA_CHAOS_SEED", 1);
   Total total;
   for (size_t i = 0; total.starts_killed < wanted; ++i, ++seed) {

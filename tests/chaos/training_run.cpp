@@ -229,8 +229,9 @@ int main(int argc, char** argv) {
                                     .kills = std::atoi(argv[4]),
                                     .seed = static_cast<uint64_t>(std::atoll(argv[5]))};
   return report_errors([&] {
-    testing::ChaosLog log(options.folder + "/log");
-    testing::Killer killer(options, log);
+    // They outlive main, which a thread that is about to kill may outlive.
+    static auto& log = *new testing::ChaosLog(options.folder + "/log");
+    static auto& killer = *new testing::Killer(options, log);
     testing::train(options, log, killer);
   });
 }

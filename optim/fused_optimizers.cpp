@@ -19,6 +19,7 @@
 
 #include "base/error.h"
 #include "dtensor/dtensor.h"
+#include "optim/vector_tails.h"
 
 namespace tessera::optim {
 
@@ -223,9 +224,14 @@ void adam_step(Optimizer& optimizer, Op op) {
       find_or_add(lists, param).add(param, state, options.amsgrad());
     }
     for (const auto& [kind, own] : lists) {
-      const auto [beta1, beta2] = options.betas();
-      op(own.params, own.grads, own.averages, own.squares, own.largest_squares, own.steps, options.lr(), beta1, beta2,
-         options.weight_decay(), options.eps(), options.amsgrad(), /*maximize=*/false, std::nullopt, std::nullopt);
+      const auto betas = options.betas();
+      const auto step = [&](const std::vector<TensorList>& of, const TensorList& steps) {
+        op(of[0], of[1], of[2], of[3], of[4], steps, options.lr(), std::get<0>(betas), std::get<1>(betas),
+           options.weight_decay(), options.eps(), options.amsgrad(), /*maximize=*/false, std::nullopt, std::nullopt);
+      };
+      const VectorTails tails({&own.params, &own.grads, &own.averages, &own.squares, &own.largest_squares}, own.steps);
+      step({own.params, own.grads, own.averages, own.squares, own.largest_squares}, own.steps);
+      tails.step(step);
       own.copies.write_back();
       for (auto* state : own.states) {  // a step that threw was none
         state->step(state->step() + 1);
@@ -252,8 +258,13 @@ struct SGDLists {
 
   void step(const torch::optim::SGDOptions& options, bool is_first) {
     if (!params.empty()) {
-      at::_fused_sgd_(params, grads, buffers, options.weight_decay(), options.momentum(), options.lr(),
-                      options.dampening(), options.nesterov(), /*maximize=*/false, is_first);
+      const auto step_lists = [&](const std::vector<TensorList>& of, const TensorList&) {
+        at::_fused_sgd_(of[0], of[1], of[2], options.weight_decay(), options.momentum(), options.lr(),
+                        options.dampening(), options.nesterov(), /*maximize=*/false, is_first);
+      };
+      const VectorTails tails({&params, &grads, &buffers}, {});
+      step_lists({params, grads, buffers}, {});
+      tails.step(step_lists);
       copies.write_back();
       for (auto& [state, momentum] : new_momenta) {  // a step that threw was none
         state->momentum_buffer(std::move(momentum));

@@ -5,6 +5,7 @@
 #include <ATen/TensorOperators.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/arange.h>
+#include <ATen/ops/cat.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/randn.h>
 #include <ATen/ops/stack.h>
@@ -284,6 +285,41 @@ TEST_CASE("a fused optimizer, built before or after fully_shard, trains as in on
       check_sharded_parity(reference, sharded);
     }
   });
+}
+
+TEST_CASE("a fused step of an element does not depend on where in its parameter the element lies") {
+  constexpr int64_t kElements = 300;
+  /// Cut into parameters of these sizes, in each of two groups.
+  const auto train_cut = [](const Make& make_fused, const std::vector<int64_t>& sizes) {
+    const auto cut = [&](uint64_t seed) {
+      return at::randn({kElements}, make_generator(seed)).split_with_sizes(sizes);
+    };
+    std::vector<Params> groups;
+    for (const uint64_t seed : {1, 2}) {
+      auto& params = groups.emplace_back();
+      for (const auto& part : cut(seed)) {
+        params.push_back(part.clone().requires_grad_(true));
+      }
+    }
+    const auto optimizer = make_fused(groups[0], groups[1]);
+    for (uint64_t step = 0; step < kSteps; ++step) {
+      for (size_t group = 0; group < groups.size(); ++group) {
+        const auto grads = cut(10 + 2 * step + group);
+        for (size_t i = 0; i < sizes.size(); ++i) {
+          groups[group][i].mutable_grad() = grads[i].clone();
+        }
+      }
+      optimizer->step();
+    }
+    return at::cat({at::cat(groups[0]), at::cat(groups[1])}).detach();
+  };
+  for (const auto& [name, stock, fused] : cases()) {
+    INFO(name);
+    const at::Tensor whole = train_cut(fused, {kElements});
+    for (const auto& sizes : {std::vector<int64_t>{100, 100, 100}, {37, 1, 64, 5, 193}}) {
+      CHECK(whole.equal(train_cut(fused, sizes)));
+    }
+  }
 }
 
 TEST_CASE("fused optimizers keep libtorch's state, and refuse gradients of another kind before they change anything") {

@@ -1,0 +1,44 @@
+#pragma once
+// The last elements of a shard, stepped like all others.
+//
+// libtorch's fused kernels on the CPU compute a tensor in vectors, and what does not fill one at its end by scalar
+// code, which rounds otherwise. Where a tensor ends depends on the number of ranks. So these elements are stepped as
+// parts of full vectors too, and an element's result does not depend on where it lies:
+//
+//   const VectorTails tails({&params, &grads, &averages, &squares}, steps);   // before the step: copies them
+//   op(params, grads, averages, squares, steps);
+//   tails.step([&](const auto& lists, const TensorList& steps) { op(lists[0], lists[1], lists[2], lists[3], steps); });
+//
+// Thread safety: none.
+
+#include <ATen/core/Tensor.h>
+
+#include <functional>
+#include <vector>
+
+namespace tessera::optim {
+
+class VectorTails {
+ public:
+  using TensorList = std::vector<at::Tensor>;
+
+  /// `lists`: of a parameter's tensors, at the same place in each; empty ones are left out. `steps`: as many step
+  /// counts, shared by parameters that are alike, or none. Does nothing for tensors on other devices than the CPU.
+  VectorTails(const std::vector<const TensorList*>& lists, const TensorList& steps);
+
+  /// Steps the copies and writes them to where they come from, except for the second list, the gradients.
+  void step(const std::function<void(const std::vector<TensorList>& lists, const TensorList& steps)>& op) const;
+
+ private:
+  /// Of parameters with one step count.
+  struct Group {
+    at::Tensor step_count;
+    std::vector<size_t> places;  // in the lists
+    TensorList copies;           // one a list, [places, kVector]; undefined for an empty list
+  };
+
+  std::vector<const TensorList*> lists_;
+  std::vector<Group> groups_;
+};
+
+}  // namespace tessera::optim

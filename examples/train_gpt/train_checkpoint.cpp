@@ -55,6 +55,7 @@ dcp::StateDict TrainCheckpoint::run_values() const {
   return {{"seed", static_cast<int64_t>(options_.seed)},
           {"data", data_.fingerprint()},
           {"batch", options_.batch},
+          {"layout-independent", options_.layout_independent},
           {"context", options_.model.context},
           {"heads", options_.model.heads},
           {"bf16", static_cast<int64_t>(options_.layout.bf16)},

@@ -141,6 +141,25 @@ expect_refused '--min-ranks 3: must be 0 to --nproc, 2' "${small[@]}" --min-rank
 expect_refused '--batch 4: must be a multiple of the 3 ranks' "${small[@]}" --nproc 4 --min-ranks 2
 expect_refused '--async-save: nothing is saved without --save-every' "${small[@]}" --async-save
 
+# The same bits on any number of ranks, and after going on with another one.
+parts=("${small[@]}" --svg "$work/curve.svg" --batch 8 --save-every 2 --keep-last 0 --layout-independent 4)
+run "${parts[@]}" --nproc 1 --checkpoint-dir "$work/p1" || fail "--layout-independent on one rank: exit code $?"
+for layout in '--nproc 3' '--nproc 4 --replicate 2'; do
+  read -ra layout_options <<<"$layout"
+  rm -rf "$work/p2"
+  cp -r "$work/p1" "$work/p2" && rm -r "$work/p2/step-00000004"
+  run "${parts[@]}" "${layout_options[@]}" --checkpoint-dir "$work/p2" --resume ||
+    fail "--layout-independent $layout: exit code $?"
+  expect_output '^resumed from .*/p2/step-00000002, 2 steps of 4 are done'
+  for file in "$work"/p1/step-00000004/*.safetensors; do
+    cmp "$file" "$work/p2/step-00000004/${file##*/}" || fail "--layout-independent $layout: other values"
+  done
+done
+expect_refused '--layout-independent 2: must be a power of two, for 3 ranks at least 4' "${parts[@]}" --nproc 3 \
+  --layout-independent 2
+expect_refused '--batch 6: must be a multiple of --layout-independent 4' "${parts[@]}" --batch 6 --eval-samples 6
+expect_refused '--layout-independent: leave --tp 2 out' "${parts[@]}" --tp 2
+
 # Runs the program with these arguments until it shows a step; sets `pid`.
 start() {
   local i

@@ -1,6 +1,7 @@
 #include "examples/train_gpt/train_options.h"
 
 #include <CLI/CLI.hpp>
+#include <bit>
 #include <cmath>
 
 #include "base/error.h"
@@ -65,6 +66,12 @@ void add_training_options(CLI::App& app, TrainOptions& options) {
   app.add_option("--steps", options.steps, "optimizer steps")->group(group);
   app.add_option("--batch", options.batch, "samples a step over all ranks; a multiple of --dp x --replicate")
       ->group(group);
+  app.add_option("--layout-independent", options.layout_independent,
+                 "compute each batch in so many parts, a power of two, and add their gradients in one\n"
+                 "order: the run has the same bits on all numbers of ranks up to this one, with\n"
+                 "any --replicate; 0: it has not")
+      ->group(group)
+      ->type_name("PARTS");
   app.add_option("--lr", options.lr, "peak learning rate of AdamW; ends at a tenth, on a cosine")->group(group);
   app.add_option("--warmup", options.warmup, "steps in which the learning rate rises")->group(group);
   app.add_option("--weight-decay", options.weight_decay, "of matrices; vectors are not decayed")->group(group);
@@ -161,6 +168,22 @@ void check_positive(const char* name, int64_t value) {
   TESSERA_CHECK(ValueError, value > 0, "{} {}: must be at least 1", name, value);
 }
 
+void check_parts(const TrainOptions& options, const MeshShape& mesh) {
+  const int64_t parts = options.layout_independent;
+  const auto ranks = static_cast<uint64_t>(mesh.dp * mesh.replicate);
+  TESSERA_CHECK(ValueError,
+                parts > 0 && std::has_single_bit(static_cast<uint64_t>(parts)) &&
+                    static_cast<uint64_t>(parts) >= std::bit_ceil(ranks),
+                "--layout-independent {}: must be a power of two, for {} ranks at least {}", parts, ranks,
+                std::bit_ceil(ranks));
+  TESSERA_CHECK(ValueError, options.batch % parts == 0,
+                "--batch {}: must be a multiple of --layout-independent {}, so that parts are equal", options.batch,
+                parts);
+  TESSERA_CHECK(ValueError, mesh.tp == 1, "--layout-independent: leave --tp {} out, which rounds differently", mesh.tp);
+  TESSERA_CHECK(ValueError, !options.check_parity,
+                "--layout-independent: leave --check-parity out, which adds in the order of ranks");
+}
+
 }  // namespace
 
 std::variant<TrainOptions, ExitNow> parse_train_options(int argc, char** argv) {
@@ -222,7 +245,10 @@ void check_train_options(const TrainOptions& options, int world_size) {
                 options.model.dim);
   const MeshShape mesh = checked_shape(options.mesh, world_size);
   const int64_t slices = mesh.dp * mesh.replicate;
-  TESSERA_CHECK(ValueError, options.batch % slices == 0,
+  if (options.layout_independent != 0) {
+    check_parts(options, mesh);
+  }
+  TESSERA_CHECK(ValueError, options.layout_independent != 0 || options.batch % slices == 0,
                 "--batch {}: must be a multiple of the {} ranks{}, which get equal parts of it", options.batch, slices,
                 mesh.tp == 1 ? "" : " that see data of their own");
   TESSERA_CHECK(ValueError, options.model.heads % mesh.tp == 0,

@@ -81,6 +81,9 @@ Trainer::Trainer(const TrainOptions& options, const ByteData& data, Layout layou
   if (options_.layout.meta_init) {
     materialize(model_, options_.seed, options_.layout.device);
   }
+  if (options_.layout_independent > 0) {
+    gradients_.emplace(model_, LayoutIndependentOptions{.parts = options_.layout_independent});
+  }
 }
 
 optim::FusedAdamW Trainer::make_optimizer() const {
@@ -129,8 +132,25 @@ at::Tensor Trainer::compute_loss(const Batch& batch) {
   return next_byte_loss(model_(batch.tokens.to(device)), batch.targets.to(device));
 }
 
+double Trainer::train_parts(int64_t step) {
+  const int64_t count = options_.batch / options_.layout_independent;
+  const double loss = gradients_->backward([&](int64_t part) {
+    return compute_loss(data_.train_batch(step, {.first = part * count, .count = count}, options_.batch));
+  });
+  if (options_.clip > 0) {
+    const at::Tensor norm = gradients_->clip_grad_norm(options_.clip);
+    gradient_norm_ = log_ ? std::optional(norm.item<double>()) : std::nullopt;
+  }
+  set_learning_rate(step);
+  optimizer_.step();
+  return loss;
+}
+
 double Trainer::train_step(int64_t step) {
   optimizer_.zero_grad();
+  if (gradients_) {
+    return train_parts(step);
+  }
   const at::Tensor loss_sum = at::zeros({}, at::dtype(at::kDouble).device(options_.layout.device));
   for (int i = 0; i < layout_.own_slices; ++i) {
     const SampleRange range = slice_range(layout_.first_slice + i, 0, options_.batch);
@@ -152,7 +172,23 @@ double Trainer::train_step(int64_t step) {
   return mean_over_slices(loss_sum.item<double>());
 }
 
+double Trainer::validate_parts() {
+  const int64_t count = options_.batch / options_.layout_independent;
+  const int64_t batches = options_.eval_samples / options_.batch;
+  double loss_sum = 0;
+  for (int64_t b = 0; b < batches; ++b) {
+    loss_sum += gradients_->evaluate([&](int64_t part) {
+      const SampleRange range{.first = b * options_.batch + part * count, .count = count};
+      return compute_loss(data_.validation_batch(range, options_.eval_samples));
+    });
+  }
+  return loss_sum / static_cast<double>(batches);
+}
+
 double Trainer::validate() {
+  if (gradients_) {
+    return validate_parts();
+  }
   const torch::NoGradGuard no_grad;
   double loss_sum = 0;
   const int64_t batches = options_.eval_samples / options_.batch;

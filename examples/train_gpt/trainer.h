@@ -19,6 +19,7 @@
 #include "examples/train_gpt/byte_data.h"
 #include "examples/train_gpt/train_options.h"
 #include "examples/training_log.h"
+#include "fully_shard/layout_independent.h"
 #include "optim/fused_optimizers.h"
 
 namespace tessera::examples {
@@ -108,6 +109,8 @@ class Trainer {
   void begin_trace(int64_t step);
   void end_trace(int64_t step);
   at::Tensor compute_loss(const Batch& batch);
+  double train_parts(int64_t step);
+  double validate_parts();
   /// Returns a slice's part of `samples` consecutive ones.
   SampleRange slice_range(int slice, int64_t first, int64_t samples) const;
   /// Returns the mean over all slices, from the sum over this process's.
@@ -118,6 +121,7 @@ class Trainer {
   Layout layout_;
   Gpt model_;
   optim::FusedAdamW optimizer_;
+  std::optional<LayoutIndependentGradients> gradients_;  // with options.layout_independent
   LossHistory history_;
   TrainingTime training_time_;
   std::optional<double> gradient_norm_;  // of the last step, if it clipped

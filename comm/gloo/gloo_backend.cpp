@@ -33,8 +33,10 @@ namespace {
 using c10d::ProcessGroupGloo;
 using GlooWorkPtr = c10::intrusive_ptr<GlooWork>;
 
-// Up to here an all_reduce sends whole tensors to everybody: one round of messages in place of two.
+// Up to here an all_reduce sends whole tensors to everybody: one round of messages in place of two. For two ranks, two
+// rounds send as many bytes, and each rank adds half of them.
 constexpr int64_t kGlooOneRoundBytes = int64_t{64} * 1024;
+constexpr int64_t kGlooOneRoundBytesOfTwo = int64_t{1024} * 1024;
 
 // A collective's tag: of its number, a hash, and whether it is of a second round. That is launched later than
 // collectives of higher numbers, at another time on each rank, so no tag of a first round may be like it.
@@ -119,7 +121,8 @@ class GlooBackend final : public GroupBackend {
     at::AutoDispatchBelowADInplaceOrView guard;
     const CollectiveSignature call{
         .kind = Collective::AllReduce, .op = op, .dtype = tensor.scalar_type(), .output = tensor.numel()};
-    if (getSize() > 2 && tensor.numel() * static_cast<int64_t>(tensor.element_size()) > kGlooOneRoundBytes) {
+    const int64_t one_round_bytes = getSize() > 2 ? kGlooOneRoundBytes : kGlooOneRoundBytesOfTwo;
+    if (tensor.numel() * static_cast<int64_t>(tensor.element_size()) > one_round_bytes) {
       return all_reduce_in_two_rounds(call, tensor);
     }
     const std::vector<at::Tensor> sent(getSize(), tensor);

@@ -38,6 +38,10 @@ TEST_CASE("gloo gives the same bits as threads, for sizes from nothing to two ro
   check_same_bits_as_threads("gloo", 4, {c10::kFloat}, {0, 1, 1000, 20011});
 }
 
+TEST_CASE("gloo gives the same bits as threads, for tensors that two ranks reduce in two rounds") {
+  check_same_bits_as_threads("gloo", 2, {c10::kFloat}, {262'145, 1'000'003});
+}
+
 TEST_CASE("sub-groups over gloo, made again and again") {
   check_sub_groups("gloo");
 }

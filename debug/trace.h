@@ -54,7 +54,7 @@ class TraceSteps {
     std::string folder = {};  // empty: nothing is traced
     int64_t first_step = 10;
     int64_t last_step = 12;
-    bool ops = true;
+    bool ops = true;  // as Trace::Options
   };
 
   /// Steps are counted from 1. `model` must outlive the traced steps. Throws ValueError unless the first step is above

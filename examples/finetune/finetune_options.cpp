@@ -123,6 +123,10 @@ std::optional<FinetuneOptions> parse_finetune_options(int argc, char** argv, int
          "steps of the timeline")
       ->default_str("10-12")
       ->group("Metrics");
+  app.add_flag(
+         "--trace-no-ops", [&](int64_t) { options.trace.ops = false; },
+         "leave ATen's ops and autograd's nodes out of it: smaller, and it slows the steps less")
+      ->group("Metrics");
   app.add_option("--save-every", options.save_every, "steps between checkpoints; 0: none")
       ->capture_default_str()
       ->group("Checkpoints");

@@ -102,6 +102,9 @@ run "${small[@]}" --svg "$work/curve.svg" --nproc 4 --tp 2 --trace "$work/traces
   python3 tests/debug/check_trace.py "$work/traces/trace.json" 4 'forward block0' 'gather ' 'backward ' 'reduce ' \
     'issue all_gather' 'wait reduce_scatter' 'redistribute (' 'checkpoint: write' aten::mm; } >"$work/out" 2>"$work/err" ||
   fail "--trace: the trace"
+run "${small[@]}" --svg "$work/curve.svg" --trace "$work/ranges" --trace-steps 2 --trace-no-ops || fail "--trace-no-ops"
+grep -q '"forward block0"' "$work/ranges/rank-1.json" || fail "--trace-no-ops: no ranges"
+grep -q 'aten::' "$work/ranges/rank-1.json" && fail "--trace-no-ops: ops"
 expect_refused '--trace-steps 3-5: the run has 4 steps' "${small[@]}" --trace "$work/traces" --trace-steps 3-5
 expect_refused '--log-dir /proc/none: cannot be written to' "${small[@]}" --log-dir /proc/none
 expect_refused '--log-every 0: must be at least 1' "${small[@]}" --log-every 0

@@ -112,6 +112,10 @@ void add_text_options(CLI::App& app, TrainOptions& options) {
       ->group(group)
       ->type_name("FIRST-LAST")
       ->default_str("10-12");
+  app.add_flag(
+         "--trace-no-ops", [&](int64_t) { options.trace.ops = false; },
+         "leave ATen's ops and autograd's nodes out of it: smaller, and it slows the steps less")
+      ->group(group);
   app.add_option("--prompt", options.prompt, "what the model's text goes on from")->group(group)->default_str("");
   app.add_option("--sample-bytes", options.sample_bytes, "length of the model's text; 0: none")->group(group);
   app.add_option("--temperature", options.temperature, "of the model's text: low is dull, high is wild")->group(group);

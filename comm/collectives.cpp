@@ -61,6 +61,19 @@ void copy_own(const at::Tensor& output, const at::Tensor& input) {
   output.view(-1).copy_(input.view(-1), /*non_blocking=*/true);
 }
 
+template <class Wait>
+void wait_recorded(const FlightCall& call, Wait&& wait) {
+  const detail::FlightRange range("wait", call);
+  call.wait_begins();
+  try {
+    wait();
+  } catch (...) {
+    call.ends(FlightState::Failed);
+    throw;
+  }
+  call.ends(FlightState::Done);
+}
+
 /// Null where the group does not take parts.
 GroupBackend* find_segments_backend(const BackendPtr& backend, c10::DeviceType device) {
   auto* const own = dynamic_cast<GroupBackend*>(backend.get());
@@ -88,22 +101,14 @@ void Pending::wait() {
   if (!work_) {
     return;
   }
-  const detail::FlightRange range("wait", call_);
-  call_.wait_begins();
-  try {
-    work_->wait();
-  } catch (...) {
-    call_.ends(FlightState::Failed);
-    throw;
-  }
-  call_.ends(FlightState::Done);
+  wait_recorded(call_, [this] { work_->wait(); });
   being_read_ = find_zero_copy(work_);
   work_.reset();
 }
 
 void Pending::wait_for_readers() {
   if (being_read_) {
-    being_read_->wait_for_readers();
+    wait_recorded(call_, [this] { being_read_->wait_for_readers(); });
     being_read_.reset();
   }
 }

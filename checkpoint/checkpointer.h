@@ -2,12 +2,9 @@
 // Manages the checkpoints of a run: saves them, optionally in the background, and keeps the latest ones.
 //
 //   dcp::Checkpointer checkpointer("run", {.keep_last = 3});      // on every rank, with the same arguments
-//   dcp::StateDict user = dataset.state_dict();                   // the data's position, say
-//   int64_t step = checkpointer.resume_or_start(model, optimizer, user);
-//   dataset.load_state_dict(user);
-//   ...
-//   checkpointer.async_save(step, dcp::training_state(model, optimizer, dataset.state_dict()));  // run/step-00000100
-//   checkpointer.wait();                                          // before the program ends
+//   int64_t step = checkpointer.resume_or_start(model, optimizer, user);         // docs/reliability.md
+//   checkpointer.async_save(step, dcp::training_state(model, optimizer, user));  // run/step-00000100
+//   checkpointer.wait();                                                         // before the program ends
 //
 // All ranks make the same calls. At most one save is in flight: the next call waits for it, and throws its error. A
 // folder belongs to one run at a time. docs/semantics.md shows how to go back to an earlier checkpoint.
@@ -46,9 +43,8 @@ class Checkpointer {  // owns the background thread
   void async_save(int64_t step, const State& state);
   void wait();  // waits for the save in flight and throws its error
 
-  /// Loads the checkpoint of latest_valid() into the model, the optimizer, the values of `user`, and the random
-  /// generators if it has them. Returns its step, or 0 and changes nothing if there is none. Collective. Throws like
-  /// latest_valid(), load() and set_optimizer_state_dict().
+  /// Loads what latest_valid() finds into model, optimizer, values of `user`, and saved random generators. Returns its
+  /// step, or 0 if there is none. Collective. Throws like latest_valid(), load() and set_optimizer_state_dict().
   int64_t resume_or_start(ModuleRef model, torch::optim::Optimizer& optimizer, StateDict& user);
 
   void resume_at(int64_t step);  // training continues from this step; collective; throws ValueError like save()
@@ -67,8 +63,7 @@ class Checkpointer {  // owns the background thread
   std::unique_ptr<Impl> impl_;
 };
 
-/// Returns what resume_or_start() loads: handles to a model's and an optimizer's tensors, copies of the states of
-/// random generators, and `user`.
+/// Returns what resume_or_start() loads, with copies of the states of random generators.
 State training_state(ModuleRef model, torch::optim::Optimizer& optimizer, StateDict user = {});
 
 /// Like Checkpointer::latest(), for any folder. With `keep_last = 1`, a save in flight may remove what it returns.

@@ -1,15 +1,12 @@
 #pragma once
 // The last elements of a shard, stepped like all others.
 //
-// libtorch's fused kernels on the CPU compute a tensor in vectors, and what does not fill one at its end by scalar
-// code, which rounds otherwise. Where a tensor ends depends on the number of ranks. So these elements are stepped as
-// parts of full vectors too, and an element's result does not depend on where it lies:
+// libtorch's fused kernels on the CPU compute what does not fill a vector by scalar code, which rounds otherwise, and
+// where a shard ends depends on the number of ranks. So these elements are stepped as parts of full vectors too:
 //
-//   const VectorTails tails({&params, &grads, &averages, &squares}, steps);   // before the step: copies them
+//   const VectorTails tails({&params, &grads, &averages, &squares}, steps);  // before the step
 //   op(params, grads, averages, squares, steps);
 //   tails.step([&](const auto& lists, const TensorList& steps) { op(lists[0], lists[1], lists[2], lists[3], steps); });
-//
-// Thread safety: none.
 
 #include <ATen/core/Tensor.h>
 
@@ -22,8 +19,8 @@ class VectorTails {
  public:
   using TensorList = std::vector<at::Tensor>;
 
-  /// `lists`: of a parameter's tensors, at the same place in each; empty ones are left out. `steps`: as many step
-  /// counts, shared by parameters that are alike, or none. Does nothing for tensors on other devices than the CPU.
+  /// `lists`: a parameter's tensors at the same place in each, or empty. `steps`: as many step counts, or none. Takes
+  /// tensors on the CPU only.
   VectorTails(const std::vector<const TensorList*>& lists, const TensorList& steps);
 
   /// Steps the copies and writes them to where they come from, except for the second list, the gradients.

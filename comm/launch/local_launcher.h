@@ -5,8 +5,8 @@
 //   return report_errors(run_rank);                                               // in each rank
 //
 // Ranks get torchrun's variables and some more (docs/semantics.md). If a rank fails, the others get SIGTERM, and
-// SIGKILL 3 s later. With `max_restarts` they get SIGKILL at once, and all ranks start again; docs/reliability.md shows
-// a program that then resumes. SIGINT and SIGTERM are passed on. Ranks end with the launcher, even if it is killed.
+// SIGKILL 3 s later, or at once if all are to start again. SIGINT and SIGTERM are passed on. Ranks end with the
+// launcher, even if it is killed.
 
 #include <chrono>
 #include <exception>
@@ -28,7 +28,7 @@ struct LaunchOptions {
   std::chrono::milliseconds start_time = std::chrono::minutes(1);  // a rank that fails earlier has failed at its start
 };
 
-/// Exit code of a rank that failed by an error of its user, such as a wrong option. It is not started again.
+/// Exit code of a rank that failed by an error of its user, such as a wrong option; final.
 constexpr int kUserErrorExitCode = 2;
 
 struct LaunchResult {
@@ -40,9 +40,8 @@ struct LaunchResult {
   int nproc = 0;  // ranks of the last start
 };
 
-/// Runs the ranks until all have ended; while restarts are left, a failure prints a line and starts them again. One
-/// rank fewer starts if the same rank was the first to fail in two starts in a row, within `start_time` of each. Final
-/// are a signal to the launcher, kUserErrorExitCode, and 126 or 127 of a command that cannot be run. Throws:
+/// Runs the ranks until all have ended, and again after a failure while restarts are left, of which it prints a line.
+/// docs/reliability.md says when fewer ranks start, and which failures are final. Throws:
 /// - ValueError for `nproc < 1`, a `max_restarts` or `min_ranks` out of range, a number of files other than nproc, or a
 ///   TESSERA_JOB_SECRET of fewer than 16 characters.
 /// - Error if the system refuses a process.
@@ -53,12 +52,11 @@ int launch_local(const LaunchOptions& options);  // runs launch_ranks(), prints 
 
 bool launched_as_rank();  // is_launched() for this process (comm/launch/rank_environment.h)
 
-/// Returns how often the launcher, torchrun or this one, has started the ranks again: 0 in the first start, and without
-/// one. Throws ValueError for a TORCHELASTIC_RESTART_COUNT that is not a number.
+/// Returns how often torchrun or this launcher has started the ranks again. Throws ValueError for a
+/// TORCHELASTIC_RESTART_COUNT that is not a number.
 int restart_count();
 
-/// Returns kUserErrorExitCode for ValueError, KeyError, NotImplementedError and StateError, which would come again, and
-/// 1 for other errors.
+/// Returns kUserErrorExitCode for ValueError, KeyError, NotImplementedError and StateError, and 1 for others.
 int error_exit_code(const std::exception& error);
 
 /// Runs a rank's `program` and returns 0. Prints an exception as "rank 1: its text" on stderr, without libtorch's stack

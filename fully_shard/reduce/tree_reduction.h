@@ -2,7 +2,6 @@
 // Sums over ranks by a binary tree, of which each rank has an aligned part: the sum does not depend on how many ranks
 // share the tree. Example, a tree of 8 parts, ((0 + 1) + (2 + 3)) + ((4 + 5) + (6 + 7)):
 //
-//   2 ranks   {0, 1, 2, 3} {4, 5, 6, 7}        r0 + r1
 //   3 ranks   {0, 1, 2, 3} {4, 5} {6, 7}       r0 + (r1 + r2)
 //   4 ranks   {0, 1} {2, 3} {4, 5} {6, 7}      (r0 + r1) + (r2 + r3)
 //
@@ -28,8 +27,8 @@ TreeParts tree_parts(int64_t rank, int64_t ranks, int64_t parts);
 /// Returns the smallest power of two that is not below `ranks`.
 int64_t least_parts(int64_t ranks);
 
-/// Like reduce_scatter_async() and all_reduce_async(), in the order of the tree; `op` is Sum. wait() adds, and that of
-/// the all-reduce gathers: ranks wait for several in one order.
+/// Like reduce_scatter_async() and all_reduce_async() of Sum, in the order of the tree. All ranks wait in one order, as
+/// wait() of the all-reduce gathers.
 Pending tree_reduce_scatter(const at::Tensor& output, const at::Tensor& input, ReduceOp op,
                             const ProcessGroupPtr& group);
 Pending tree_all_reduce(const at::Tensor& tensor, ReduceOp op, const ProcessGroupPtr& group);

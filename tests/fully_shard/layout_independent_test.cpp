@@ -181,6 +181,19 @@ TEST_CASE("losses, norms and parameters have the same bits under any layout of d
   }
 }
 
+TEST_CASE("parameters in bfloat16 and gradients reduced in float32 have the same bits on any number of ranks") {
+  const auto in_bfloat16 = [](int ranks) {
+    return DataLayout{.name = fmt::format("bfloat16 over {}", ranks), .ranks = ranks, .shard = [](Tower& tower) {
+                        shard_tower(tower, {.mp_policy = {.param_dtype = at::kBFloat16, .reduce_dtype = at::kFloat}});
+                      }};
+  };
+  const Trained expected = train_on(in_bfloat16(1), /*parts=*/8);
+  for (const int ranks : {2, 3, 4}) {
+    INFO(ranks);
+    CHECK((train_on(in_bfloat16(ranks), /*parts=*/8) == expected));
+  }
+}
+
 TEST_CASE("a run goes on under another layout with the same bits") {
   const TempFolder folder;
   const Trained expected = train_on(fsdp_over(1, true), /*parts=*/8);

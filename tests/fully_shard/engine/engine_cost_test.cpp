@@ -17,7 +17,7 @@ TEST_CASE("the instructions of a unit's step beyond the plain model's stay withi
                                    << counts.at("plain"));
   CHECK(beyond > 0);
   // As counted with g++ 12 -O2 and libtorch 2.15.0, and a fortieth: what malloc finds in the heap moves it by 1,500.
-  CHECK(beyond <= 95500);
+  CHECK(beyond <= 100600);
 
   const double few = counts.at("parts 400") / 400, many = counts.at("parts 1600") / 1600;
   INFO("to find a parameter in a unit: " << few << " instructions of 400, " << many << " of 1600");

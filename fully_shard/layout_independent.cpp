@@ -225,6 +225,7 @@ double LayoutIndependentGradients::Impl::mean_of(const at::Tensor& losses) const
 
 LayoutIndependentGradients::Impl::Gradients LayoutIndependentGradients::Impl::take_gradients() {
   Gradients gradients;
+  gradients.reserve(params.size());
   for (auto& param : params) {
     gradients.push_back(std::exchange(param.mutable_grad(), at::Tensor()));
   }

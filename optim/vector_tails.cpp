@@ -85,6 +85,7 @@ void VectorTails::step(
     const std::function<void(const std::vector<TensorList>& lists, const TensorList& steps)>& op) const {
   for (const auto& group : groups_) {
     std::vector<TensorList> lists;
+    lists.reserve(group.copies.size());
     for (const auto& copies : group.copies) {
       lists.push_back(copies.defined() ? TensorList{copies} : TensorList());
     }

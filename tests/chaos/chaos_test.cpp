@@ -95,6 +95,7 @@ struct RunLog {
 
 LaunchResult train(const Setting& setting, const TempFolder& folder, int64_t steps, int kills, int seed) {
   std::vector<std::string> outputs;
+  outputs.reserve(static_cast<size_t>(setting.ranks));
   for (int rank = 0; rank < setting.ranks; ++rank) {
     outputs.push_back(folder.path(fmt::format("output{}", rank)));
   }

@@ -144,6 +144,7 @@ TEST_CASE("a rank's parts are aligned powers of two, in the order of ranks") {
   using Ranges = std::vector<TreeParts>;
   const auto ranges = [](int64_t ranks, int64_t parts) {
     Ranges result;
+    result.reserve(static_cast<size_t>(ranks));
     for (int64_t rank = 0; rank < ranks; ++rank) {
       result.push_back(tree_parts(rank, ranks, parts));
     }

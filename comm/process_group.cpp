@@ -224,7 +224,7 @@ int get_world_size(const ProcessGroupPtr& group) {
 
 std::string get_backend(const ProcessGroupPtr& group) {
   group_info(group);  // says so where the group is none of ours
-  const std::string name = group->getDefaultBackend()->getBackendName();
+  std::string name = group->getDefaultBackend()->getBackendName();
   for (const c10::Device device : group->getDeviceTypes()) {
     const std::string other = group->getBackend(device.type())->getBackendName();
     if (other != name) {

@@ -60,7 +60,7 @@ ClockOffset measure_clock_offset(const ProcessGroupPtr& group) {
     auto sent = at::empty({2}, at::kLong);
     auto* const data = sent.mutable_data_ptr<int64_t>();
     data[1] = round > 0 ? own[static_cast<size_t>(round) - 1].after_ns : 0;
-    const auto all = at::empty({2 * get_world_size(group)}, at::dtype(at::kLong).device(device));
+    const auto all = at::empty({int64_t{2} * get_world_size(group)}, at::dtype(at::kLong).device(device));
     const int64_t before = data[0] = clock_ns();
     all_gather(all, sent.to(device), group);
     const auto gathered = all.cpu();

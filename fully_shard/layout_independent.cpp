@@ -307,8 +307,8 @@ at::Tensor LayoutIndependentGradients::clip_grad_norm(double max_norm) {
   const bool has_double = std::ranges::any_of(impl_->params, [](const at::Tensor& param) {
     return param.grad().defined() && param.grad().scalar_type() == at::kDouble;
   });
-  const at::Tensor norm = at::full({}, std::sqrt(sum_in_order(impl_->gather_row_squares())),
-                                   at::dtype(has_double ? at::kDouble : at::kFloat));
+  at::Tensor norm = at::full({}, std::sqrt(sum_in_order(impl_->gather_row_squares())),
+                             at::dtype(has_double ? at::kDouble : at::kFloat));
   clip_grads_with_norm_(impl_->params, max_norm, norm);
   return norm;
 }

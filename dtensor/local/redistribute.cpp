@@ -264,8 +264,8 @@ at::Tensor redistribute(const at::Tensor& tensor, const DeviceMesh& mesh, Placem
       "redistribute: {} and {} are not sub-meshes of one mesh; gather with full_tensor() and distribute_tensor()", from,
       mesh);
   const auto target = normalized(std::move(placements), tensor.dim(), mesh.ndim(), "redistribute");
-  const auto moved = redistribute(on_root(tensor, root),
-                                  lifted(target, axes_in_root(mesh, root), static_cast<size_t>(root.ndim())), options);
+  auto moved = redistribute(on_root(tensor, root),
+                            lifted(target, axes_in_root(mesh, root), static_cast<size_t>(root.ndim())), options);
   if (mesh == root) {
     return moved;
   }

@@ -13,7 +13,7 @@
 
 namespace tessera::detail {
 
-/// What a rank calls. -1 stands for what a call does not have.
+/// A call of a rank. -1 stands for what it does not have.
 struct CallFacts {
   Collective kind = Collective::Barrier;
   int64_t bytes_sent = 0;  // counted like CommStats

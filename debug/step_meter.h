@@ -16,7 +16,7 @@
 
 namespace tessera {
 
-/// What a program does outside of forward, backward and optimizer. Unmetered is left out of the step, as a validation.
+/// A part of a step outside of forward, backward and optimizer. Unmetered, as a validation, does not count.
 enum class StepPart : uint8_t { Data, Checkpoint, Unmetered };
 
 /// Means a step.

@@ -1,5 +1,6 @@
 #include "examples/training_log.h"
 
+#include <CLI/CLI.hpp>
 #include <utility>
 
 #include "comm/process_group.h"
@@ -59,6 +60,28 @@ void TrainingLog::after_step(int64_t step, const StepResult& result) {
   if (log_) {
     log_->write(step, values);
   }
+}
+
+void add_trace_options(CLI::App& app, TraceSteps::Options& trace, const std::string& group) {
+  app.add_option("--trace", trace.folder,
+                 "where a timeline of some steps goes, for tools/merge_traces; default: nowhere")
+      ->group(group)
+      ->type_name("FOLDER");
+  app.add_option_function<std::string>(
+         "--trace-steps",
+         [&trace](const std::string& text) {
+           const auto steps = parse_trace_steps("--trace-steps", text);
+           trace.first_step = steps.first_step;
+           trace.last_step = steps.last_step;
+         },
+         "steps of the timeline")
+      ->group(group)
+      ->type_name("FIRST-LAST")
+      ->default_str("10-12");
+  app.add_flag(
+         "--trace-no-ops", [&trace](int64_t) { trace.ops = false; },
+         "leave ATen's ops and autograd's nodes out of it: smaller, and it slows the steps less")
+      ->group(group);
 }
 
 }  // namespace tessera::examples

@@ -20,7 +20,12 @@
 #include "debug/metrics.h"
 #include "debug/metrics_log.h"
 #include "debug/step_meter.h"
+#include "debug/trace.h"
 #include "device_mesh/device_mesh.h"
+
+namespace CLI {
+class App;
+}
 
 namespace tessera::examples {
 
@@ -40,7 +45,7 @@ struct StepResult {
   double loss = 0;
   double learning_rate = 0;
   std::optional<double> gradient_norm = std::nullopt;
-  /// Of a validation after the step; then the step gets a line.
+  /// Loss of a validation after the step, if there was one; the step then gets a line.
   std::optional<double> validation_loss = std::nullopt;
 };
 
@@ -87,5 +92,8 @@ class TrainingLog {
 [[nodiscard]] inline StepMeter::Scope time_part(const std::unique_ptr<TrainingLog>& log, StepPart part) {
   return log ? log->time(part) : StepMeter::Scope();
 }
+
+/// Adds --trace, --trace-steps and --trace-no-ops, which set `trace`, to a group of a program's options.
+void add_trace_options(CLI::App& app, TraceSteps::Options& trace, const std::string& group);
 
 }  // namespace tessera::examples

@@ -27,7 +27,7 @@ class VectorTails {
   void step(const std::function<void(const std::vector<TensorList>& lists, const TensorList& steps)>& op) const;
 
  private:
-  /// Of parameters with one step count.
+  /// Parameters with one step count.
   struct Group {
     at::Tensor step_count;
     std::vector<size_t> places;  // in the lists

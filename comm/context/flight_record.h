@@ -65,7 +65,7 @@ inline constexpr const char* kFlightVariable = "TESSERA_FLIGHT_DIR";
 /// Returns "folder/rank-3.flight".
 std::string flight_path(const std::string& folder, int rank);
 
-/// What a file has, which may be that of a process that ended, or that is writing it.
+/// The contents of a file, whose process may have ended, or may be writing it.
 struct FlightFile {
   int rank = 0;
   int64_t pid = 0;

@@ -6,6 +6,7 @@
 #include "base/error.h"
 #include "comm/local_launcher.h"
 #include "examples/train_gpt/data_path.h"
+#include "examples/training_log.h"
 
 namespace tessera::examples {
 
@@ -111,22 +112,7 @@ std::optional<FinetuneOptions> parse_finetune_options(int argc, char** argv, int
   app.add_option("--log-every", options.log_every, "steps between two lines of metrics")
       ->capture_default_str()
       ->group("Metrics");
-  app.add_option("--trace", options.trace.folder, "folder for a timeline of some steps, for tools/merge_traces")
-      ->group("Metrics");
-  app.add_option_function<std::string>(
-         "--trace-steps",
-         [&](const std::string& text) {
-           const auto steps = parse_trace_steps("--trace-steps", text);
-           options.trace.first_step = steps.first_step;
-           options.trace.last_step = steps.last_step;
-         },
-         "steps of the timeline")
-      ->default_str("10-12")
-      ->group("Metrics");
-  app.add_flag(
-         "--trace-no-ops", [&](int64_t) { options.trace.ops = false; },
-         "leave ATen's ops and autograd's nodes out of it: smaller, and it slows the steps less")
-      ->group("Metrics");
+  add_trace_options(app, options.trace, "Metrics");
   app.add_option("--save-every", options.save_every, "steps between checkpoints; 0: none")
       ->capture_default_str()
       ->group("Checkpoints");

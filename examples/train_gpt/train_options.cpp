@@ -8,6 +8,7 @@
 #include "base/version.h"
 #include "examples/train_gpt/data_path.h"
 #include "examples/train_gpt/train_device.h"
+#include "examples/training_log.h"
 
 namespace tessera::examples {
 
@@ -97,25 +98,7 @@ void add_text_options(CLI::App& app, TrainOptions& options) {
       ->group(group)
       ->type_name("FOLDER");
   app.add_option("--log-every", options.log_every, "steps between two lines of metrics")->group(group);
-  app.add_option("--trace", options.trace.folder,
-                 "where a timeline of some steps goes, for tools/merge_traces; default: nowhere")
-      ->group(group)
-      ->type_name("FOLDER");
-  app.add_option_function<std::string>(
-         "--trace-steps",
-         [&](const std::string& text) {
-           const auto steps = parse_trace_steps("--trace-steps", text);
-           options.trace.first_step = steps.first_step;
-           options.trace.last_step = steps.last_step;
-         },
-         "steps of the timeline")
-      ->group(group)
-      ->type_name("FIRST-LAST")
-      ->default_str("10-12");
-  app.add_flag(
-         "--trace-no-ops", [&](int64_t) { options.trace.ops = false; },
-         "leave ATen's ops and autograd's nodes out of it: smaller, and it slows the steps less")
-      ->group(group);
+  add_trace_options(app, options.trace, group);
   app.add_option("--prompt", options.prompt, "what the model's text goes on from")->group(group)->default_str("");
   app.add_option("--sample-bytes", options.sample_bytes, "length of the model's text; 0: none")->group(group);
   app.add_option("--temperature", options.temperature, "of the model's text: low is dull, high is wild")->group(group);

@@ -1,5 +1,5 @@
 #pragma once
-// What ranks that may be killed leave behind: a file of lines, each written by one call of the system.
+// A log of ranks that may be killed: a file of lines, each written by one call of the system.
 //
 //   resumed 4                     rank 0 goes on after 4 steps
 //   step 4 0x1.8p+0 81234567890   rank 0 has made step 4: loss, time

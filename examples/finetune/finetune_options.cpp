@@ -122,7 +122,7 @@ std::optional<FinetuneOptions> parse_finetune_options(int argc, char** argv, int
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
-    exit_code = app.exit(error);
+    exit_code = app.exit(error) == 0 ? 0 : kUserErrorExitCode;
     return std::nullopt;
   }
   options.resume = options.resume || options.max_restarts > 0;

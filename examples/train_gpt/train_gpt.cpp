@@ -218,7 +218,7 @@ void check_for_restarts(const TrainOptions& options) {
 int fail(const std::exception& error, const std::string& place = "") {
   const auto* torch_error = dynamic_cast<const c10::Error*>(&error);
   fmt::print(stderr, "train_gpt: {}{}\n", place, torch_error ? torch_error->what_without_backtrace() : error.what());
-  return 1;
+  return error_exit_code(error);
 }
 
 // Everything that can be seen to be wrong is refused before ranks start. Under another launcher all ranks see the same
@@ -251,7 +251,7 @@ int run(int argc, char** argv) {
     }
     data = std::make_unique<ByteData>(options.data, options.model.context, options.seed);
   } catch (const std::exception& error) {
-    return ranks.local_rank > 0 ? 1 : fail(error);
+    return ranks.local_rank > 0 ? error_exit_code(error) : fail(error);
   }
   if (!has_launcher && (options.nproc > 1 || options.max_restarts > 0)) {
     data.reset();
@@ -260,8 +260,7 @@ int run(int argc, char** argv) {
   try {
     return run_rank(options, *data);
   } catch (const std::exception& error) {
-    fail(error, ranks.world_size > 1 ? fmt::format("rank {}: ", ranks.rank) : "");
-    return error_exit_code(error);
+    return fail(error, ranks.world_size > 1 ? fmt::format("rank {}: ", ranks.rank) : "");
   }
 }
 

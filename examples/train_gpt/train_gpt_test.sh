@@ -44,7 +44,7 @@ expect_refused() {
   shift
   run "$@"
   code=$?
-  ((code == 1)) || fail "train_gpt $*: exit code $code, expected 1"
+  ((code == 2)) || fail "train_gpt $*: exit code $code, expected 2"
   (($(grep -cF -- "$message" "$work/err") == 1)) || fail "train_gpt $*: stderr does not say once: $message"
 }
 
@@ -75,12 +75,12 @@ initial=$(grep -o '[0-9.]* before training' "$work/out")
 [[ $initial == "$(grep -o '[0-9.]* before training' "$work/first")" ]] || fail "--meta-init: other values"
 
 # Tensor and sequence parallelism, replicas and recomputation against one process.
-layouts=('--tp 2' '--nproc 4 --tp 2 --sp --checkpoint-activations' '--nproc 4 --replicate 2 --tp 2 --bf16 --meta-init')
+layouts=('--tp 2' '--nproc 3 --batch 12 --eval-samples 12 --accumulate 2' '--nproc 4 --tp 2 --sp --checkpoint-activations' '--nproc 4 --replicate 2 --tp 2 --bf16 --meta-init')
 for layout in "${layouts[@]}"; do
   read -ra layout_options <<<"$layout"
   run "${small[@]}" --svg "$work/curve.svg" --check-parity "${layout_options[@]}" || fail "$layout: exit code $?"
-  expect_output '^parity: [24] ranks against one process'
-  expect_cost "$(grep -oE '^parity: [24]' "$work/out" | grep -o '[24]')"
+  expect_output '^parity: [234] ranks against one process'
+  expect_cost "$(grep -oE '^parity: [234]' "$work/out" | grep -o '[234]')"
 done
 
 # The share of what the device can do, here a billion operations a second.
@@ -141,6 +141,7 @@ run "${saving[@]}" --checkpoint-dir "$work/a" --resume --weight-decay 0.2 && fai
 grep -qF 'was saved with --weight-decay 0.1, not 0.2' "$work/err" || fail "--resume with another decay: the message"
 expect_refused '--max-restarts 2: without --save-every' "${small[@]}" --max-restarts 2
 expect_refused '--min-ranks 3: must be 0 to --nproc, 2' "${small[@]}" --min-ranks 3
+expect_refused '--accumulate 3: must divide a rank'"'"'s 2 samples of --batch 4' "${small[@]}" --accumulate 3
 expect_refused '--batch 4: must be a multiple of the 3 ranks' "${small[@]}" --nproc 4 --min-ranks 2
 expect_refused '--async-save: nothing is saved without --save-every' "${small[@]}" --async-save
 
@@ -279,7 +280,7 @@ expect_refused '--seed: -1: must not be negative' "${small[@]}" --seed -1
 expect_refused '--lr inf: must be above 0 and finite' "${small[@]}" --lr inf
 expect_refused '--clip nan: must not be negative or infinite' "${small[@]}" --clip nan
 
-# Both ranks of another launcher's group, without a device for them: exit codes 1, and what they say.
+# Both ranks of another launcher's group, without a device for them: exit codes 2, and what they say.
 run_ranks_without_device() {
   local port rank
   port=$(python3 -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])')
@@ -293,7 +294,7 @@ run_ranks_without_device() {
   wait
   cat "$work"/out[01] >"$work/out"
   cat "$work"/err[01] >"$work/err"
-  [[ $(cat "$work"/code[01] | tr '\n' ' ') == '1 1 ' ]] || fail "--device cuda without a device: $(cat "$work"/code[01])"
+  [[ $(cat "$work"/code[01] | tr '\n' ' ') == '2 2 ' ]] || fail "--device cuda without a device: $(cat "$work"/code[01])"
 }
 
 # Runs with one GPU: what the same runs give on the CPU.

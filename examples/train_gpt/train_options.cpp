@@ -6,6 +6,7 @@
 
 #include "base/error.h"
 #include "base/version.h"
+#include "comm/local_launcher.h"
 #include "examples/train_gpt/data_path.h"
 #include "examples/train_gpt/train_device.h"
 #include "examples/training_log.h"
@@ -66,6 +67,9 @@ void add_training_options(CLI::App& app, TrainOptions& options) {
   const char* group = "Training";
   app.add_option("--steps", options.steps, "optimizer steps")->group(group);
   app.add_option("--batch", options.batch, "samples a step over all ranks; a multiple of --dp x --replicate")
+      ->group(group);
+  app.add_option("--accumulate", options.accumulate,
+                 "passes per step, each over a part of the batch: less memory, and gradients are reduced once")
       ->group(group);
   app.add_option("--layout-independent", options.layout_independent,
                  "compute each batch in so many parts, a power of two, and add their gradients in one\n"
@@ -146,7 +150,7 @@ void add_process_options(CLI::App& app, TrainOptions& options) {
   app.add_flag("--check-parity", options.check_parity,
                "then train again in one process and show the largest difference of losses and\n"
                "parameters: fails if they differ by more than rounding. Takes 20 steps unless\n"
-               "--steps is given; with --clip 0 and 2, 4, 8, ... ranks both are equal bit by bit.\n"
+               "--steps is given; with --clip 0, no --accumulate and 2, 4, 8, ... ranks both are equal.\n"
                "The one process runs a plain model, with --bf16 one that casts in the same places")
       ->group(group);
 }
@@ -189,7 +193,7 @@ std::variant<TrainOptions, ExitNow> parse_train_options(int argc, char** argv) {
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
-    return ExitNow{app.exit(error) == 0 ? 0 : 1};
+    return ExitNow{app.exit(error) == 0 ? 0 : kUserErrorExitCode};
   }
   options.resume = options.resume || options.max_restarts > 0;
   if (options.check_parity && app.count("--steps") == 0) {
@@ -238,6 +242,13 @@ void check_train_options(const TrainOptions& options, int world_size) {
   TESSERA_CHECK(ValueError, options.layout_independent != 0 || options.batch % slices == 0,
                 "--batch {}: must be a multiple of the {} ranks{}, which get equal parts of it", options.batch, slices,
                 mesh.tp == 1 ? "" : " that see data of their own");
+  check_positive("--accumulate", options.accumulate);
+  TESSERA_CHECK(ValueError, options.layout_independent == 0 || options.accumulate == 1,
+                "--accumulate {}: --layout-independent {} makes a pass for each of its parts; leave one of them out",
+                options.accumulate, options.layout_independent);
+  TESSERA_CHECK(ValueError, options.batch / slices % options.accumulate == 0,
+                "--accumulate {}: must divide a rank's {} samples of --batch {}", options.accumulate,
+                options.batch / slices, options.batch);
   TESSERA_CHECK(ValueError, options.model.heads % mesh.tp == 0,
                 "--heads {}: must be a multiple of --tp {}, so that each rank has whole heads", options.model.heads,
                 mesh.tp);

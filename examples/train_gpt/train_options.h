@@ -32,6 +32,8 @@ struct TrainOptions {
   int64_t steps = 600;
   /// Samples per step, over all ranks.
   int64_t batch = 8;
+  /// Passes of forward and backward per step, each over an equal part of a rank's samples.
+  int64_t accumulate = 1;
   /// Parts of a batch, as in LayoutIndependentOptions; 0: each rank has one, and results depend on their number.
   int64_t layout_independent = 0;
   /// Peak learning rate: it rises for `warmup` steps to `lr` and falls on a cosine to a tenth of it.

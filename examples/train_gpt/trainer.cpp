@@ -15,6 +15,7 @@
 #include "dtensor/clip_grad_norm.h"
 #include "dtensor/dtensor.h"
 #include "examples/gpt_layout.h"
+#include "fully_shard/fully_shard.h"
 
 namespace tessera::examples {
 
@@ -113,9 +114,9 @@ void Trainer::set_learning_rate(int64_t step) {
   }
 }
 
-SampleRange Trainer::slice_range(int slice, int64_t first, int64_t samples) const {
-  const int64_t count = samples / layout_.slices;
-  return {.first = first + slice * count, .count = count};
+SampleRange Trainer::slice_range(int slice, int64_t first, int64_t samples, int64_t pass) const {
+  const int64_t count = samples / (layout_.slices * options_.accumulate);
+  return {.first = first + (slice * options_.accumulate + pass) * count, .count = count};
 }
 
 double Trainer::mean_over_slices(double own_sum) const {
@@ -152,15 +153,21 @@ double Trainer::train_step(int64_t step) {
     return train_parts(step);
   }
   const at::Tensor loss_sum = at::zeros({}, at::dtype(at::kDouble).device(options_.layout.device));
+  const int64_t passes = options_.accumulate;
   for (int i = 0; i < layout_.own_slices; ++i) {
-    const SampleRange range = slice_range(layout_.first_slice + i, 0, options_.batch);
-    const Batch batch = [&] {
-      const auto timed = time_part(log_, StepPart::Data);
-      return data_.train_batch(step, range, options_.batch);
-    }();
-    const at::Tensor loss = compute_loss(batch);
-    (loss / layout_.own_slices).backward();
-    loss_sum.add_(loss.detach());
+    for (int64_t pass = 0; pass < passes; ++pass) {
+      if (layout_.mesh) {  // gradients are reduced once
+        fsdp(model_).set_requires_gradient_sync(pass + 1 == passes);
+        fsdp(model_).set_reshard_after_backward(pass + 1 == passes);
+      }
+      const Batch batch = [&] {
+        const auto timed = time_part(log_, StepPart::Data);
+        return data_.train_batch(step, slice_range(layout_.first_slice + i, 0, options_.batch, pass), options_.batch);
+      }();
+      const at::Tensor loss = compute_loss(batch) / passes;
+      (loss / layout_.own_slices).backward();
+      loss_sum.add_(loss.detach());
+    }
   }
   if (options_.clip > 0) {
     const at::Tensor norm = clip_grad_norm_(model_->parameters(), options_.clip);
@@ -194,11 +201,13 @@ double Trainer::validate() {
   const int64_t batches = options_.eval_samples / options_.batch;
   for (int64_t b = 0; b < batches; ++b) {
     for (int i = 0; i < layout_.own_slices; ++i) {
-      const SampleRange range = slice_range(layout_.first_slice + i, b * options_.batch, options_.batch);
-      loss_sum += compute_loss(data_.validation_batch(range, options_.eval_samples)).item<double>();
+      for (int64_t pass = 0; pass < options_.accumulate; ++pass) {
+        const SampleRange range = slice_range(layout_.first_slice + i, b * options_.batch, options_.batch, pass);
+        loss_sum += compute_loss(data_.validation_batch(range, options_.eval_samples)).item<double>();
+      }
     }
   }
-  return mean_over_slices(loss_sum) / static_cast<double>(batches);
+  return mean_over_slices(loss_sum) / static_cast<double>(batches * options_.accumulate);
 }
 
 void Trainer::go_on_from(int64_t done, LossHistory history) {

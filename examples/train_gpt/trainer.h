@@ -111,8 +111,8 @@ class Trainer {
   at::Tensor compute_loss(const Batch& batch);
   double train_parts(int64_t step);
   double validate_parts();
-  /// Returns a slice's part of `samples` consecutive ones.
-  SampleRange slice_range(int slice, int64_t first, int64_t samples) const;
+  /// Returns what one of options.accumulate passes computes of a slice's part of `samples` consecutive ones.
+  SampleRange slice_range(int slice, int64_t first, int64_t samples, int64_t pass) const;
   /// Returns the mean over all slices, from the sum over this process's.
   double mean_over_slices(double own_sum) const;
 

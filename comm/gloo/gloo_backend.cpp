@@ -9,6 +9,7 @@
 #include <functional>
 #include <future>
 #include <list>
+#include <map>
 #include <mutex>
 #include <thread>
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
@@ -25,6 +26,7 @@
 #include "comm/gloo/gloo_rounds.h"
 #include "comm/gloo/gloo_work.h"
 #include "comm/launch/job_store.h"
+#include "comm/launch/lost_host.h"
 
 namespace tessera {
 
@@ -74,11 +76,12 @@ void copy_on_host(const at::Tensor& to, const at::Tensor& from) {
 /// or what they are for; so the tags of calls that do not belong together differ, and their ranks wait in vain.
 class GlooBackend final : public GroupBackend {
  public:
-  GlooBackend(GroupInfo info, c10::intrusive_ptr<ProcessGroupGloo> gloo, c10::intrusive_ptr<c10d::Store> notes)
+  GlooBackend(GroupInfo info, c10::intrusive_ptr<ProcessGroupGloo> gloo, c10::intrusive_ptr<c10d::Store> notes,
+              std::vector<HostProcess> members)
       : GroupBackend(std::move(info)),
         gloo_(std::move(gloo)),
-        shared_(std::make_shared<GlooShared>(std::move(notes))),
-        messages_(shared_info(), gloo_) {}
+        shared_(std::make_shared<GlooShared>(std::move(notes), getRank(), probe_peers(), std::move(members))),
+        messages_(shared_info(), shared_, gloo_) {}
 
   const std::string getBackendName() const override { return "gloo"; }
 
@@ -176,6 +179,21 @@ class GlooBackend final : public GroupBackend {
   }
 
  private:
+  /// For GlooWatch; messages have other tags.
+  std::vector<WorkPtr> probe_peers() {
+    std::vector<WorkPtr> probes(static_cast<size_t>(getSize()));
+    for (int peer = 0; peer < getSize(); ++peer) {
+      if (peer != getRank()) {
+        std::vector<at::Tensor> nothing = {at::empty({0}, at::kByte)};
+        try {
+          probes[static_cast<size_t>(peer)] = gloo_->recv(nothing, peer, kGlooProbeTag);
+        } catch (const std::exception&) {  // the peer is gone
+        }
+      }
+    }
+    return probes;
+  }
+
   WorkPtr launch_message(const CollectiveCall& call) {
     check_cpu_tensor(name(call.kind), call.kind == Collective::Send ? call.input : call.output);
     const std::lock_guard lock(launch_mutex_);
@@ -209,6 +227,8 @@ class GlooBackend final : public GroupBackend {
       }
     } catch (const std::exception& failure) {
       shared_->dropped.keep(transfers);
+      const std::string dead = shared_->watch.describe_dead(info(), getRank());
+      TESSERA_CHECK(CommError, dead.empty(), "{} on {}: {}", describe(call), describe(info()), dead);
       throw gloo_error(describe(call), info(), failure);
     }
     transfers.front().with_all = works.size() == with_all;
@@ -343,6 +363,16 @@ c10::intrusive_ptr<ProcessGroupGloo> connect_members(const GlooOptions& options)
   return result.get();
 }
 
+void limit_silence_of(const std::map<int, std::string>& files) {
+  std::vector<int> sockets;
+  for (const auto& [number, what] : files) {
+    if (what.starts_with("socket:")) {
+      sockets.push_back(number);
+    }
+  }
+  limit_silence(sockets);
+}
+
 /// gloo says that a connection has ended, and not whose: throws where rank 0, which serves the store, has.
 void find_ended_store(const GlooOptions& options) {
   try {
@@ -360,8 +390,11 @@ c10::intrusive_ptr<GroupBackend> make_gloo_backend(GlooOptions options) {
   const CloseOnExecScope scope;
   try {
     await_members(options);
+    const auto before = open_files();
     auto gloo = connect_members(options);
-    return c10::make_intrusive<GlooBackend>(std::move(options.info), std::move(gloo), options.store);
+    limit_silence_of(opened_since(before));
+    return c10::make_intrusive<GlooBackend>(std::move(options.info), std::move(gloo), options.store,
+                                            std::move(options.processes));
   } catch (const MemberDied&) {
     throw;
   } catch (const std::exception& failure) {
@@ -384,7 +417,7 @@ c10::intrusive_ptr<GroupBackend> adopt_gloo_backend(GroupInfo info,
       "must have one, on which messages stay in order",
       info.name, devices);
   return c10::make_intrusive<GlooBackend>(std::move(info), c10::intrusive_ptr<ProcessGroupGloo>::reclaim_copy(gloo),
-                                          c10::intrusive_ptr<c10d::Store>());
+                                          c10::intrusive_ptr<c10d::Store>(), std::vector<HostProcess>());
 }
 
 }  // namespace tessera

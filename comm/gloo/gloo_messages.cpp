@@ -55,8 +55,9 @@ WorkPtr start(ProcessGroupGloo& gloo, bool sends, const at::Tensor& tensor, int 
 /// The messages from one rank to another of which this rank is the first or the second.
 class GlooMessages::Channel {
  public:
-  Channel(std::shared_ptr<const GroupInfo> info, c10::intrusive_ptr<ProcessGroupGloo> gloo)
-      : info_(std::move(info)), gloo_(std::move(gloo)) {}
+  Channel(std::shared_ptr<const GroupInfo> info, std::shared_ptr<GlooShared> shared,
+          c10::intrusive_ptr<ProcessGroupGloo> gloo)
+      : info_(std::move(info)), shared_(std::move(shared)), gloo_(std::move(gloo)) {}
 
   /// Returns the message's number, counted from 0.
   uint64_t launch(const CollectiveCall& call);
@@ -74,8 +75,10 @@ class GlooMessages::Channel {
 
   void agree(Message& message, std::chrono::milliseconds timeout);
   [[noreturn]] void raise(const Message& message, const std::string& reason) const;
+  [[noreturn]] void raise_failure(const Message& message, const std::exception& failure) const;
 
   const std::shared_ptr<const GroupInfo> info_;
+  const std::shared_ptr<GlooShared> shared_;
   const c10::intrusive_ptr<ProcessGroupGloo> gloo_;
   // All that are not known to be done. One that failed is among them: gloo may still write to its tensor.
   std::deque<Message> open_;
@@ -102,7 +105,7 @@ uint64_t GlooMessages::Channel::launch(const CollectiveCall& call) {
           start(*gloo_, sends, bytes.narrow(0, begin, count), call.root, kPieces + static_cast<int>(count)));
     }
   } catch (const std::exception& failure) {
-    throw gloo_error(describe(message.shape), *info_, failure);
+    raise_failure(message, failure);
   }
   open_.push_back(std::move(message));
   return first_open_ + open_.size() - 1;
@@ -120,10 +123,10 @@ void GlooMessages::Channel::wait(uint64_t number, std::chrono::milliseconds time
       agree(open_[i - first_open_], timeout);
     }
     for (size_t i = 0; i < message.others.size() && mismatch_.empty(); ++i) {
-      message.others[i]->wait(timeout);
+      shared_->watch.wait_for(*message.others[i], message.shape.root, timeout);
     }
   } catch (const std::exception& failure) {
-    throw gloo_error(describe(message.shape), *info_, failure);
+    raise_failure(message, failure);
   }
   if (!mismatch_.empty()) {
     raise(message, mismatch_);
@@ -138,7 +141,7 @@ void GlooMessages::Channel::agree(Message& message, std::chrono::milliseconds ti
   if (message.is_agreed) {
     return;
   }
-  message.peer_header_here->wait(timeout);
+  shared_->watch.wait_for(*message.peer_header_here, message.shape.root, timeout);
   const CollectiveSignature peer = read_header(message.peer_header, message.shape, info_->rank);
   const bool sends = message.shape.kind == Collective::Send;
   mismatch_ = sends ? find_mismatch({message.shape, peer}) : find_mismatch({peer, message.shape});
@@ -147,6 +150,15 @@ void GlooMessages::Channel::agree(Message& message, std::chrono::milliseconds ti
 
 void GlooMessages::Channel::raise(const Message& message, const std::string& reason) const {
   throw CommError(fmt::format("{} on {}: {}", describe(message.shape), describe(*info_), reason));
+}
+
+void GlooMessages::Channel::raise_failure(const Message& message, const std::exception& failure) const {
+  const int peer = message.shape.root;
+  const std::string dead = shared_->watch.describe_dead(*info_, peer);
+  if (!dead.empty()) {
+    raise(message, dead);
+  }
+  throw gloo_error(describe(message.shape), *info_, failure, peer);
 }
 
 class GlooMessages::MessageWork final : public c10d::Work {
@@ -165,8 +177,9 @@ class GlooMessages::MessageWork final : public c10d::Work {
   const uint64_t number_;
 };
 
-GlooMessages::GlooMessages(std::shared_ptr<const GroupInfo> info, c10::intrusive_ptr<ProcessGroupGloo> gloo)
-    : info_(std::move(info)), gloo_(std::move(gloo)) {}
+GlooMessages::GlooMessages(std::shared_ptr<const GroupInfo> info, std::shared_ptr<GlooShared> shared,
+                           c10::intrusive_ptr<ProcessGroupGloo> gloo)
+    : info_(std::move(info)), shared_(std::move(shared)), gloo_(std::move(gloo)) {}
 
 GlooMessages::~GlooMessages() = default;
 
@@ -175,7 +188,7 @@ WorkPtr GlooMessages::launch(const CollectiveCall& call) {
   const RankPair pair{.from = sends ? info_->rank : call.root, .to = sends ? call.root : info_->rank};
   std::shared_ptr<Channel>& way = ways_[pair];
   if (!way) {
-    way = std::make_shared<Channel>(info_, gloo_);
+    way = std::make_shared<Channel>(info_, shared_, gloo_);
   }
   return c10::make_intrusive<MessageWork>(way, way->launch(call));
 }

@@ -20,17 +20,21 @@
 
 #include "comm/backend/collective_call.h"
 #include "comm/backend/group_backend.h"
+#include "comm/gloo/gloo_work.h"
 
 namespace tessera {
 
 /// First tag of messages; a group's collectives use lower ones.
 constexpr int kGlooMessageTags = 1 << 30;
+/// Tag of what nobody sends (comm/gloo/gloo_watch.h).
+constexpr int kGlooProbeTag = (kGlooMessageTags | (1 << 29)) + 2;
 
 /// Sends and receives one rank's messages. Works may outlive it. After a mismatch, all later messages in that direction
 /// fail. Thread safety: one thread at a time.
 class GlooMessages {
  public:
-  GlooMessages(std::shared_ptr<const GroupInfo> info, c10::intrusive_ptr<c10d::ProcessGroupGloo> gloo);
+  GlooMessages(std::shared_ptr<const GroupInfo> info, std::shared_ptr<GlooShared> shared,
+               c10::intrusive_ptr<c10d::ProcessGroupGloo> gloo);
   ~GlooMessages();
 
   /// Launches a Send or Recv to or from call.root. Throws CommError.
@@ -41,6 +45,7 @@ class GlooMessages {
   class MessageWork;
 
   const std::shared_ptr<const GroupInfo> info_;
+  const std::shared_ptr<GlooShared> shared_;
   const c10::intrusive_ptr<c10d::ProcessGroupGloo> gloo_;
   std::map<RankPair, std::shared_ptr<Channel>> ways_;
 };

@@ -1,5 +1,6 @@
 #include "comm/gloo/gloo_work.h"
 
+#include <algorithm>
 #include <exception>
 #include <iterator>
 #include <utility>
@@ -43,21 +44,14 @@ bool GlooWork::wait(std::chrono::milliseconds timeout) {
     return true;
   }
   GlooTransfers& launch = transfers_.front();
-  for (auto& [work, peer] : launch.works) {
-    if (!work) {
-      continue;
+  const Clock::time_point deadline = Clock::now() + resolve_timeout(timeout, *info_);
+  {
+    const GlooWatch::Scope scope(shared_->watch, [this] { interrupt(); });
+    for (auto& transfer : launch.works) {
+      while (transfer.work && !wait_once(transfer, deadline)) {
+        look_for_lost(deadline);
+      }
     }
-    bool is_done = false;
-    try {
-      is_done = work->wait(resolve_timeout(timeout, *info_));
-    } catch (const std::exception& failure) {
-      // Not only at a time-out: the peer's, which may be a moment earlier, closes the connection.
-      const auto error = gloo_error(describe(call_), *info_, failure, peer);
-      throw CommError(error.what() + shared_->notes.compare(launch.collective, call_, *info_, peer));
-    }
-    TESSERA_CHECK(CommError, is_done, "{} on {}: the group was destroyed", describe(call_), describe(*info_));
-    const std::lock_guard lock(mutex_);
-    work.reset();
   }
   if (finish_) {
     finish_();
@@ -71,7 +65,56 @@ bool GlooWork::wait(std::chrono::milliseconds timeout) {
   return true;
 }
 
+bool GlooWork::wait_once(GlooTransfers::Transfer& transfer, Clock::time_point deadline) {
+  constexpr std::chrono::milliseconds kShortest(1);  // 0 would be gloo's own
+  bool is_done = false;
+  try {
+    const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(deadline - Clock::now());
+    is_done = transfer.work->wait(std::max(left, kShortest));
+  } catch (const std::exception& failure) {
+    raise(failure, transfer.peer);
+  }
+  const std::lock_guard lock(mutex_);
+  if (is_done) {
+    transfer.work.reset();
+    return true;
+  }
+  TESSERA_CHECK(CommError, !is_given_up_, "{} on {}: the group was destroyed", describe(call_), describe(*info_));
+  return false;
+}
+
+void GlooWork::look_for_lost(Clock::time_point deadline) {
+  for (auto& transfer : transfers_.front().works) {
+    if (!transfer.work || !shared_->watch.is_closed(transfer.peer)) {
+      continue;
+    }
+    int waits = 0;
+    while (waits < kWaitsUntilLost && !wait_once(transfer, deadline)) {
+      ++waits;
+    }
+    if (waits == kWaitsUntilLost) {
+      raise(CommError("the connection has ended"), transfer.peer);
+    }
+  }
+}
+
+// Not only at a time-out: the peer's, which may be a moment earlier, closes the connection.
+void GlooWork::raise(const std::exception& failure, int peer) const {
+  const std::string dead = shared_->watch.describe_dead(*info_, peer);
+  TESSERA_CHECK(CommError, dead.empty(), "{} on {}: {}", describe(call_), describe(*info_), dead);
+  const auto error = gloo_error(describe(call_), *info_, failure, peer);
+  throw CommError(error.what() + shared_->notes.compare(transfers_.front().collective, call_, *info_, peer));
+}
+
 void GlooWork::give_up() noexcept {
+  {
+    const std::lock_guard lock(mutex_);
+    is_given_up_ = true;
+  }
+  interrupt();
+}
+
+void GlooWork::interrupt() noexcept {
   const std::lock_guard lock(mutex_);
   for (const auto& launch : transfers_) {
     for (const auto& [work, peer] : launch.works) {

@@ -4,6 +4,7 @@
 // c10d's work of a send or receive is the only owner of gloo's buffer. A connection stops for good at a message for, or
 // a send from, a destroyed buffer. So a work that is destroyed before wait() leaves its transfers to its group.
 
+#include <chrono>
 #include <cstdint>
 #include <functional>
 #include <list>
@@ -16,6 +17,7 @@
 #include "comm/backend/collective_call.h"
 #include "comm/backend/group_backend.h"
 #include "comm/gloo/gloo_notes.h"
+#include "comm/gloo/gloo_watch.h"
 
 namespace tessera {
 
@@ -48,10 +50,13 @@ class DroppedTransfers {
 
 /// State that a group shares with its works, which may outlive it.
 struct GlooShared {
-  explicit GlooShared(c10::intrusive_ptr<c10d::Store> store) : notes(std::move(store)) {}
+  GlooShared(c10::intrusive_ptr<c10d::Store> store, int rank, std::vector<c10::intrusive_ptr<c10d::Work>> probes,
+             std::vector<HostProcess> members)
+      : notes(std::move(store)), watch(rank, std::move(probes), std::move(members)) {}
 
   DroppedTransfers dropped;
   const GlooNotes notes;
+  GlooWatch watch;
 };
 
 /// Thread safety: one thread at a time, except for give_up().
@@ -62,7 +67,8 @@ class GlooWork final : public c10d::Work {
            std::list<GlooTransfers> transfers, std::function<void()> finish);
   ~GlooWork() override;
 
-  /// Throws gloo's errors as CommError, with the peer's call if it was another one and failed too.
+  /// Throws gloo's errors as CommError, with the ranks of this host that have died, or with the peer's call if it was
+  /// another one and failed too.
   bool wait(std::chrono::milliseconds timeout = kNoTimeout) override;
   /// Changed only by wait().
   bool isCompleted() override { return transfers_.empty(); }
@@ -72,11 +78,21 @@ class GlooWork final : public c10d::Work {
   void give_up() noexcept;
 
  private:
+  using Clock = std::chrono::steady_clock;
+
+  /// Returns false if it was interrupted.
+  bool wait_once(GlooTransfers::Transfer& transfer, Clock::time_point deadline);
+  /// Throws if a transfer is with a rank that is gone, and is not done.
+  void look_for_lost(Clock::time_point deadline);
+  [[noreturn]] void raise(const std::exception& failure, int peer) const;
+  void interrupt() noexcept;
+
   const CollectiveSignature call_;
   const std::shared_ptr<const GroupInfo> info_;
   const std::shared_ptr<GlooShared> shared_;
-  std::mutex mutex_;                    // guards which transfers exist
+  std::mutex mutex_;                    // guards which transfers exist, and the next one too
   std::list<GlooTransfers> transfers_;  // until they are done
+  bool is_given_up_ = false;
   std::function<void()> finish_;
 };
 

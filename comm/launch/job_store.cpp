@@ -11,6 +11,7 @@
 
 #include "base/open_files.h"
 #include "comm/launch/listen_socket.h"
+#include "comm/launch/lost_host.h"
 
 namespace tessera {
 
@@ -87,6 +88,7 @@ JobStore::JobStore(const std::string& address, const c10d::TCPStoreOptions& opti
   tcp_ = std::move(connection.store);
   sockets_ = std::move(connection.sockets);
   limit_calls(sockets_, tcp_->getPort(), options.timeout);
+  limit_silence(sockets_);
 }
 
 /// libtorch's errors of a connection that has ended do not say whose it was.

@@ -12,6 +12,10 @@
 #include <ATen/ops/zeros.h>
 #include <fmt/format.h>
 
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <string>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 #include "base/error.h"
@@ -289,6 +293,27 @@ TEST_CASE("ranks of two hosts choose the hierarchical backend, and smaller group
     CHECK(received.item<float>() == static_cast<float>(peer));
   }
   destroy_process_group();
+}
+
+// lost_host_test.sh runs it as four processes, and takes two of them away.
+TEST_CASE("ranks of a host have an error when the other one is lost", "[.lost_host]") {
+  const std::string backend = std::getenv("TESSERA_TEST_BACKEND");
+  init_process_group({.backend = backend == "gloo" ? backend : "", .timeout = std::chrono::seconds(60)});
+  CHECK(get_backend(default_group()) == backend);
+  auto last = std::chrono::steady_clock::now();
+  try {
+    const auto tensor = at::zeros({1000});
+    for (int call = 0;; ++call) {
+      all_reduce(tensor, ReduceOp::Sum, default_group());
+      last = std::chrono::steady_clock::now();
+      if (call == 100) {
+        std::fprintf(stderr, "rank %d goes on\n", get_rank());
+      }
+    }
+  } catch (const CommError& error) {
+    const auto waited = std::chrono::duration_cast<std::chrono::milliseconds>(std::chrono::steady_clock::now() - last);
+    std::fprintf(stderr, "rank %d: lost after %d ms: %s\n", get_rank(), static_cast<int>(waited.count()), error.what());
+  }
 }
 
 }  // namespace tessera

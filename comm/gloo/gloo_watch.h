@@ -1,0 +1,72 @@
+#pragma once
+// Ends waits over gloo for ranks that are gone.
+//
+// gloo fails what a rank waits for when the connection ends, with two exceptions: a tensor of which a part has come,
+// and transfers whose turn is later, while the wait is for a rank that comes late. So a thread interrupts waits that
+// last, and these look at a probe for each peer: a receive of nothing, which fails when the connection ends.
+
+#include <chrono>
+#include <condition_variable>
+#include <functional>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <torch/csrc/distributed/c10d/Work.hpp>
+#include <utility>
+#include <vector>
+
+#include "comm/backend/group_backend.h"
+#include "comm/launch/host_process.h"
+
+namespace tessera {
+
+/// Of how many waits in a row, all interrupted, for a transfer that is done, one returns.
+constexpr int kWaitsUntilLost = 3;
+
+/// Thread safety: any number of threads.
+class GlooWatch {
+ public:
+  /// `probes` are pending receives from each member, null for this rank and for those that are gone already. `members`
+  /// are their processes, or none if they are unknown.
+  GlooWatch(int rank, std::vector<c10::intrusive_ptr<c10d::Work>> probes, std::vector<HostProcess> members);
+  ~GlooWatch();
+  GlooWatch(const GlooWatch&) = delete;
+  GlooWatch& operator=(const GlooWatch&) = delete;
+
+  /// Calls `interrupt`, from another thread, five times a second while it lives.
+  class Scope {
+   public:
+    Scope(GlooWatch& watch, std::function<void()> interrupt);
+    ~Scope();
+    Scope(const Scope&) = delete;
+    Scope& operator=(const Scope&) = delete;
+
+   private:
+    friend class GlooWatch;
+    GlooWatch& watch_;
+    const std::function<void()> interrupt_;
+  };
+
+  /// Returns whether the connection has ended. Transfers that are not done then never will be.
+  bool is_closed(int peer);
+  /// Waits for a transfer with `peer`. Throws gloo's errors, and CommError if the connection has ended.
+  void wait_for(c10d::Work& transfer, int peer, std::chrono::milliseconds timeout);
+  /// Returns "rank(s) [1] have died", if known of members on this host, for a call that has failed with `peer`; or "".
+  std::string describe_dead(const GroupInfo& info, int peer) const;
+
+ private:
+  void run();
+  bool has_died(int member) const;
+
+  const int rank_;
+  const std::vector<HostProcess> members_;
+  const HostProcess own_;
+  std::mutex mutex_;  // guards the next four
+  std::vector<c10::intrusive_ptr<c10d::Work>> probes_;
+  std::condition_variable ends_;
+  bool stops_ = false;
+  std::vector<Scope*> scopes_;
+  std::thread thread_;
+};
+
+}  // namespace tessera

@@ -40,11 +40,13 @@ def _whole_archives_impl(ctx):
             libraries = [library for library in libraries if not _shared_file(library)]
             found += [file.basename for file in named]
 
-        # As files, not as libraries: Bazel would add a RUNPATH to where they lie in the build.
+        # As files, not as libraries: Bazel would add a RUNPATH to where they lie in the build. That of CUDA's libraries
+        # is the program's (TesseraConfig.cmake.in).
+        flags = [flag for flag in given.user_link_flags if not flag.startswith("-Wl,-rpath,")]
         inputs.append(cc_common.create_linker_input(
             owner = given.owner,
             libraries = depset(libraries),
-            user_link_flags = depset(given.user_link_flags + [file.path for file in named]),
+            user_link_flags = depset(flags + [file.path for file in named]),
             additional_inputs = depset(given.additional_inputs + named),
         ))
     missing = [name for name in ctx.attr.shared_libraries if name not in found]

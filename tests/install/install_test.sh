@@ -1,7 +1,9 @@
 #!/usr/bin/env bash
 # A program that CMake builds over an installed Tessera trains; and what its user gets wrong is named.
+#   install_test.sh INSTALL cpu|cuda      what Tessera was built for
 set -euo pipefail
 install=$PWD/$1
+built_for=$2
 prefix=$TEST_TMPDIR/prefix
 build=$TEST_TMPDIR/build
 
@@ -18,12 +20,19 @@ expect_error() {
 expect_error "usage:" "$install"
 "$install" "$prefix"
 
-# Where it is installed there may be no CUDA, and no folders of the build.
+# Where it is installed there may be no folders of the build, and nothing of CUDA unless it was built for that.
 dynamic=$(LC_ALL=C readelf -d "$prefix/lib/libtessera.so")
-for name in libtorch_cpu.so libc10.so libcrypto.so libpcre2-8.so libutf8proc.so; do
+needed=(libtorch_cpu.so libc10.so libcrypto.so libpcre2-8.so libutf8proc.so)
+unwanted=(libcupti _solib RPATH RUNPATH)
+if [[ $built_for == cuda ]]; then
+  needed+=(libtorch_cuda.so libc10_cuda.so libcudart.so)
+else
+  unwanted+=(libcud)
+fi
+for name in "${needed[@]}"; do
   [[ $dynamic == *"(NEEDED)"*"[$name"* ]] || fail "libtessera.so does not need $name: $dynamic"
 done
-for name in libcud libcupti _solib; do
+for name in "${unwanted[@]}"; do
   [[ $dynamic != *"$name"* ]] || fail "libtessera.so names $name: $dynamic"
 done
 
@@ -96,3 +105,41 @@ cmake --build "$program/build"
 # Before C++23 a comma in brackets would mean the last name alone.
 sed -i 's/tessera::get_rank() == 0/tessera::init_device_mesh(at::kCPU, {1}, {"dp"})["dp", "dp"].ndim() == 1/' "$program/program.cpp"
 expect_error "comma-subscript" cmake --build "$program/build"
+
+# The component for GPUs, and no other.
+component=$TEST_TMPDIR/component
+mkdir -p "$component"
+cat >"$component/program.cpp" <<'END'
+#include <cstdio>
+#include <exception>
+#include <tessera/comm/process_group.h>
+
+int main() {
+  try {
+    tessera::init_process_group({.backend = "nccl"});
+    std::puts("a group over NCCL");
+    tessera::destroy_process_group();
+  } catch (const std::exception& error) {
+    std::puts(error.what());
+  }
+}
+END
+configure_component() {
+  cat >"$component/CMakeLists.txt" <<END
+cmake_minimum_required(VERSION 3.18)
+project(component LANGUAGES CXX)
+find_package(Tessera 0.1 REQUIRED COMPONENTS $1)
+add_executable(program program.cpp)
+target_link_libraries(program PRIVATE Tessera::tessera)
+END
+  cmake -S "$component" -B "$component/build" -DCMAKE_PREFIX_PATH="$prefix"
+}
+expect_error "it has no component rocm" configure_component rocm
+if [[ $built_for == cpu ]]; then
+  expect_error "it has no component cuda; there is one after ./bazelw run --config=cuda //install" configure_component cuda
+else
+  configure_component cuda
+  cmake --build "$component/build"
+  output=$("$component/build/program")
+  [[ $output == "a group over NCCL" || $output == *"no CUDA device is visible"* ]] || fail "over NCCL: $output"
+fi

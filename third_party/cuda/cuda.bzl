@@ -183,6 +183,7 @@ def _impl(ctx):
     folders = [str(torch.get_child("lib"))] + located.folders + _make_stand_ins(ctx, torch, located.missing)
     _link_headers(ctx, toolkit, nccl)
     ctx.file("nvcc", "#!/bin/sh\nexec '{}/bin/nvcc' \"$@\"\n".format(toolkit), executable = True)
+    ctx.file("folders.txt", "".join([folder + "\n" for folder in folders if folder != str(torch.get_child("lib"))]))
     ctx.file("WORKSPACE", "")
     values = {
         "%{folders}": "".join(["        \"{}\",\n".format(f) for f in folders]),

@@ -1,8 +1,11 @@
 #include "examples/training_log.h"
 
+#include <fmt/format.h>
+
 #include <CLI/CLI.hpp>
 #include <utility>
 
+#include "base/error.h"
 #include "comm/process_group.h"
 
 namespace tessera::examples {
@@ -59,6 +62,26 @@ void TrainingLog::after_step(int64_t step, const StepResult& result) {
   const auto values = metrics_.reduce(default_group());
   if (log_) {
     log_->write(step, values);
+  }
+}
+
+void add_log_options(CLI::App& app, std::string& folder, int64_t& every, const std::string& group) {
+  app.add_option("--log-dir", folder, "where metrics go, for TensorBoard, scripts and Prometheus; default: nowhere")
+      ->group(group)
+      ->type_name("FOLDER");
+  app.add_option("--log-every", every, "steps between two lines of metrics")->capture_default_str()->group(group);
+}
+
+void add_numerics_option(CLI::App& app, bool& check_numerics, const std::string& group) {
+  app.add_flag("--check-numerics", check_numerics,
+               "end the run before a step whose activations or gradients have NaN or infinity, and name\n"
+               "the first module and its rank")
+      ->group(group);
+}
+
+void check_numerics(NumericsWatch& watch, int64_t step) {
+  if (const auto found = watch.check(step)) {
+    throw Error(fmt::format("--check-numerics: {}; the parameters are those before this step", to_string(*found)));
   }
 }
 

@@ -19,6 +19,7 @@
 
 #include "debug/metrics.h"
 #include "debug/metrics_log.h"
+#include "debug/numerics_watch.h"
 #include "debug/step_meter.h"
 #include "debug/trace.h"
 #include "device_mesh/device_mesh.h"
@@ -92,6 +93,17 @@ class TrainingLog {
 [[nodiscard]] inline StepMeter::Scope time_part(const std::unique_ptr<TrainingLog>& log, StepPart part) {
   return log ? log->time(part) : StepMeter::Scope();
 }
+
+/// Adds --log-dir and --log-every, which set a log's folder and the steps between its lines, to a group of a program's
+/// options.
+void add_log_options(CLI::App& app, std::string& folder, int64_t& every, const std::string& group);
+
+/// Adds --check-numerics.
+void add_numerics_option(CLI::App& app, bool& check_numerics, const std::string& group);
+
+/// Throws Error on every rank if the step's activations or gradients have NaN or infinity. Call it where there is a
+/// watch, before the optimizer steps.
+void check_numerics(NumericsWatch& watch, int64_t step);
 
 /// Adds --trace, --trace-steps and --trace-no-ops, which set `trace`, to a group of a program's options.
 void add_trace_options(CLI::App& app, TraceSteps::Options& trace, const std::string& group);

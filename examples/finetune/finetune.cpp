@@ -220,6 +220,10 @@ void run_rank(const FinetuneOptions& options) {
 
   const auto log = open_log(options, mesh);
   TraceSteps trace(model, options.trace);
+  std::optional<NumericsWatch> numerics;
+  if (options.check_numerics) {
+    numerics.emplace(model);
+  }
   const int64_t print_every = std::max<int64_t>(1, options.steps / 20);
   auto last_print = std::chrono::steady_clock::now();
   for (int64_t step = done; step < options.steps; ++step) {
@@ -230,6 +234,9 @@ void run_rank(const FinetuneOptions& options) {
       return dataset.next_batch(options.batch, {.rank = dp.local_rank("dp"), .ranks = dp.size()});
     }();
     const double loss = train_step(model, batch, dp, options.accumulate);
+    if (numerics) {
+      check_numerics(*numerics, step + 1);
+    }
     const double norm = options.clip > 0 ? clip_grad_norm_(model->parameters(), options.clip).item<double>() : 0;
     optim::set_lrs(optimizer, base_lrs, schedule(step + 1));
     optimizer.step();

@@ -107,11 +107,8 @@ std::optional<FinetuneOptions> parse_finetune_options(int argc, char** argv, int
   add_layout(app, options);
   add_training(app, options);
   add_lora(app, options);
-  app.add_option("--log-dir", options.log_dir, "folder for metrics: TensorBoard's events, JSON lines, Prometheus' text")
-      ->group("Metrics");
-  app.add_option("--log-every", options.log_every, "steps between two lines of metrics")
-      ->capture_default_str()
-      ->group("Metrics");
+  add_log_options(app, options.log_dir, options.log_every, "Metrics");
+  add_numerics_option(app, options.check_numerics, "Metrics");
   add_trace_options(app, options.trace, "Metrics");
   app.add_option("--save-every", options.save_every, "steps between checkpoints; 0: none")
       ->capture_default_str()

@@ -55,6 +55,8 @@ struct FinetuneOptions {
   std::string log_dir;
   /// Steps between lines of metrics.
   int64_t log_every = 10;
+  /// Ends the run where a NaN or an infinity appears.
+  bool check_numerics = false;
   /// Steps whose trace is written, and where; empty: nowhere.
   TraceSteps::Options trace;
 

@@ -158,6 +158,9 @@ int run_rank(const TrainOptions& options, const ByteData& data) {
   checkpoint.resume();
   trainer.set_log(open_log(options, trainer));
   trainer.set_trace(options.trace);
+  if (options.check_numerics) {
+    trainer.check_numerics();
+  }
   std::optional<StopRequest> stop;
   if (options.save_every > 0) {
     stop.emplace();

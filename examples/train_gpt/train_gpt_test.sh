@@ -96,7 +96,7 @@ python3 tests/debug/check_metrics.py "$work/logs" 2 4 train/loss train/validatio
   step/slowest_compute_seconds step/communication_seconds step/data_seconds step/checkpoint_seconds memory/peak_bytes \
   comm/bytes_per_step/dp comm/bytes_per_step/tp >"$work/out" 2>"$work/err" || fail "--log-dir: the metrics"
 expect_output '^3 steps, 16 metrics$'
-run "${small[@]}" --svg "$work/curve.svg" --nproc 4 --tp 2 --trace "$work/traces" --trace-steps 3-4 \
+run "${small[@]}" --svg "$work/curve.svg" --nproc 4 --tp 2 --check-numerics --trace "$work/traces" --trace-steps 3-4 \
   --save-every 4 --checkpoint-dir "$work/traced" || fail "--trace: exit code $?"
 { tools/merge_traces "$work/traces" &&
   python3 tests/debug/check_trace.py "$work/traces/trace.json" 4 'forward block0' 'gather ' 'backward ' 'reduce ' \
@@ -105,6 +105,9 @@ run "${small[@]}" --svg "$work/curve.svg" --nproc 4 --tp 2 --trace "$work/traces
 run "${small[@]}" --svg "$work/curve.svg" --trace "$work/ranges" --trace-steps 2 --trace-no-ops || fail "--trace-no-ops"
 grep -q '"forward block0"' "$work/ranges/rank-1.json" || fail "--trace-no-ops: no ranges"
 grep -q 'aten::' "$work/ranges/rank-1.json" && fail "--trace-no-ops: ops"
+# A step that overflows: the first module that sees it, on each rank, and no optimizer step.
+run "${small[@]}" --svg "$work/curve.svg" --lr 1e30 --warmup 0 --check-numerics && fail "--check-numerics: no error"
+grep -q "rank 0: --check-numerics: step 2, rank 0: the output of '.*' has " "$work/err" || fail "--check-numerics: $(cat "$work/err")"
 expect_refused '--trace-steps 3-5: the run has 4 steps' "${small[@]}" --trace "$work/traces" --trace-steps 3-5
 expect_refused '--log-dir /proc/none: cannot be written to' "${small[@]}" --log-dir /proc/none
 expect_refused '--log-every 0: must be at least 1' "${small[@]}" --log-every 0

@@ -97,11 +97,8 @@ void add_text_options(CLI::App& app, TrainOptions& options) {
   app.add_option("--svg", options.svg, "where the loss curve goes (default: loss_curve.svg)")
       ->group(group)
       ->type_name("FILE");
-  app.add_option("--log-dir", options.log_dir,
-                 "where metrics go, for TensorBoard, scripts and Prometheus; default: nowhere")
-      ->group(group)
-      ->type_name("FOLDER");
-  app.add_option("--log-every", options.log_every, "steps between two lines of metrics")->group(group);
+  add_log_options(app, options.log_dir, options.log_every, group);
+  add_numerics_option(app, options.check_numerics, group);
   add_trace_options(app, options.trace, group);
   app.add_option("--prompt", options.prompt, "what the model's text goes on from")->group(group)->default_str("");
   app.add_option("--sample-bytes", options.sample_bytes, "length of the model's text; 0: none")->group(group);

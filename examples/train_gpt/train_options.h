@@ -54,6 +54,8 @@ struct TrainOptions {
   std::string log_dir;
   /// Steps between lines of metrics.
   int64_t log_every = 10;
+  /// Ends the run where a NaN or an infinity appears.
+  bool check_numerics = false;
   /// Steps whose trace is written, and where; the folder is absolute, or empty.
   TraceSteps::Options trace;
 

@@ -138,6 +138,9 @@ double Trainer::train_parts(int64_t step) {
   const double loss = gradients_->backward([&](int64_t part) {
     return compute_loss(data_.train_batch(step, {.first = part * count, .count = count}, options_.batch));
   });
+  if (numerics_) {
+    examples::check_numerics(*numerics_, step + 1);
+  }
   if (options_.clip > 0) {
     const at::Tensor norm = gradients_->clip_grad_norm(options_.clip);
     gradient_norm_ = log_ ? std::optional(norm.item<double>()) : std::nullopt;
@@ -168,6 +171,9 @@ double Trainer::train_step(int64_t step) {
       (loss / layout_.own_slices).backward();
       loss_sum.add_(loss.detach());
     }
+  }
+  if (numerics_) {
+    examples::check_numerics(*numerics_, step + 1);
   }
   if (options_.clip > 0) {
     const at::Tensor norm = clip_grad_norm_(model_->parameters(), options_.clip);

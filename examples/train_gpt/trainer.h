@@ -84,6 +84,9 @@ class Trainer {
   /// Makes run() trace some of its steps.
   void set_trace(const TraceSteps::Options& options) { trace_.emplace(model_, options); }
 
+  /// Makes run() throw Error where a NaN or an infinity appears.
+  void check_numerics() { numerics_.emplace(model_); }
+
   /// Makes run() begin after `done` steps, with their `history`.
   void go_on_from(int64_t done, LossHistory history);
 
@@ -127,6 +130,7 @@ class Trainer {
   std::optional<double> gradient_norm_;  // of the last step, if it clipped
   std::unique_ptr<TrainingLog> log_;
   std::optional<TraceSteps> trace_;
+  std::optional<NumericsWatch> numerics_;
   int64_t first_step_ = 0;
 };
 

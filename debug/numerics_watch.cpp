@@ -1,0 +1,210 @@
+#include "debug/numerics_watch.h"
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/aminmax.h>
+#include <ATen/ops/dot.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/linalg_vector_norm.h>
+#include <ATen/ops/stack.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <map>
+#include <mutex>
+#include <utility>
+
+#include "base/error.h"
+#include "comm/collectives.h"
+#include "comm/context/flight_record.h"
+#include "comm/process_group.h"
+#include "dtensor/dtensor.h"
+#include "fully_shard/fsdp_module.h"
+#include "nn/hooks/hook_point.h"
+
+namespace tessera {
+
+namespace {
+
+constexpr size_t kScalars = 3;  // of a reading
+
+/// Vector norms and their like are not vectorized on the CPU, and take ten times as long; a dot product of a GPU's
+/// tensor has a limit of size.
+at::Tensor square_sum(const at::Tensor& flat) {
+  return flat.is_cpu() ? at::dot(flat, flat) : at::linalg_vector_norm(flat, 2).square();
+}
+
+bool is_unit(torch::nn::Module& module) {
+  try {
+    fsdp(module);
+    return true;
+  } catch (const StateError&) {
+    return false;
+  }
+}
+
+bool has_unit(torch::nn::Module& model) {
+  for (const auto& module : model.modules()) {
+    if (is_unit(*module)) {
+      return true;
+    }
+  }
+  return false;
+}
+
+std::string_view describe(WatchedTensor kind) {
+  return kind == WatchedTensor::Output           ? "the output of"
+         : kind == WatchedTensor::OutputGradient ? "the gradient of the output of"
+                                                 : "the gradient of";
+}
+
+}  // namespace
+
+std::string to_string(const NonFiniteTensor& found) {
+  return fmt::format("step {}, rank {}: {} '{}' has {}", found.step, found.rank, describe(found.kind), found.name,
+                     found.is_nan ? "NaN" : "infinity");
+}
+
+/// Scalars on the tensor's device: reading them at once would wait for a GPU.
+struct NumericsWatch::Reading {
+  size_t name = 0;
+  WatchedTensor kind = WatchedTensor::Output;
+  at::Tensor square_sum, min, max;
+};
+
+struct NumericsWatch::Readings {
+  std::mutex mutex;  // autograd's threads add
+  std::vector<Reading> all;
+  std::vector<ScopedHook> hooks;
+
+  void add(size_t name, WatchedTensor kind, const at::Tensor& tensor) {
+    const at::NoGradGuard no_grad;
+    const auto local = (is_dtensor(tensor) ? to_local(tensor) : tensor).detach();
+    if (local.numel() == 0 || !local.is_floating_point()) {
+      return;
+    }
+    const auto flat = local.to(at::kFloat).reshape(-1);
+    const auto [min, max] = at::aminmax(flat);
+    Reading reading{.name = name, .kind = kind, .square_sum = square_sum(flat), .min = min, .max = max};
+    const std::lock_guard lock(mutex);
+    all.push_back(std::move(reading));
+  }
+
+  std::vector<Reading> take() {
+    const std::lock_guard lock(mutex);
+    return std::exchange(all, {});
+  }
+};
+
+NumericsWatch::NumericsWatch(ModuleRef model, Options options)
+    : model_(model), readings_(std::make_shared<Readings>()) {
+  const bool every_module = options.every_module || !has_unit(*model);
+  for (const auto& item : model->named_modules("", /*include_self=*/true)) {
+    auto* const point = find_hook_point(*item.value());
+    if (!point || !(every_module || is_unit(*item.value()))) {
+      continue;
+    }
+    const auto watch = [readings = std::weak_ptr(readings_), name = names_.size()](HookPoint&, TensorRefs outputs) {
+      const auto own = readings.lock();
+      if (!own || !at::GradMode::is_enabled()) {  // a validation is not watched
+        return;
+      }
+      for (const at::Tensor* output : outputs) {
+        own->add(name, WatchedTensor::Output, *output);
+        if (output->requires_grad()) {
+          output->register_hook([readings, name](const at::Tensor& gradient) {
+            if (const auto alive = readings.lock(); alive && gradient.defined()) {
+              alive->add(name, WatchedTensor::OutputGradient, gradient);
+            }
+          });
+        }
+      }
+    };
+    readings_->hooks.emplace_back(point->register_forward_hook(watch));
+    names_.push_back(item.key().empty() ? "model" : item.key());
+  }
+  for (const auto& item : model->named_parameters()) {
+    names_.push_back(item.key());
+  }
+}
+
+NumericsWatch::~NumericsWatch() = default;
+
+void NumericsWatch::read_gradients() {
+  const auto parameters = model_->parameters();
+  const size_t first = names_.size() - parameters.size();
+  for (size_t i = 0; i < parameters.size(); ++i) {
+    if (const auto& gradient = parameters[i].grad(); gradient.defined()) {
+      readings_->add(first + i, WatchedTensor::ParameterGradient, gradient);
+    }
+  }
+}
+
+std::optional<NonFiniteTensor> NumericsWatch::agree(int64_t place, bool is_nan, int64_t step) const {
+  int rank = 0;
+  // Place in the rank's step, module or parameter, kind, NaN.
+  const auto own = at::empty({4}, at::kLong);
+  auto* const fields = own.mutable_data_ptr<int64_t>();
+  std::fill_n(fields, 4, std::numeric_limits<int64_t>::max());
+  if (place >= 0) {
+    const auto& found = numbers_[static_cast<size_t>(place)];
+    fields[0] = place;
+    fields[1] = std::find(names_.begin(), names_.end(), found.name) - names_.begin();
+    fields[2] = static_cast<int64_t>(found.kind);
+    fields[3] = is_nan ? 1 : 0;
+  }
+  at::Tensor all = own.unsqueeze(0);
+  if (is_initialized() && get_world_size() > 1) {
+    const FlightLabel label("numerics");
+    all = at::empty({get_world_size(), 4}, at::kLong);
+    all_gather(all.view(-1), own, default_group());
+    rank = static_cast<int>(all.select(1, 0).argmin().item<int64_t>());
+  }
+  const auto* const first = all.const_data_ptr<int64_t>() + 4 * rank;
+  if (first[0] == std::numeric_limits<int64_t>::max()) {
+    return std::nullopt;
+  }
+  return NonFiniteTensor{.step = step,
+                         .rank = rank,
+                         .name = names_[static_cast<size_t>(first[1])],
+                         .kind = static_cast<WatchedTensor>(first[2]),
+                         .is_nan = first[3] == 1};
+}
+
+std::optional<NonFiniteTensor> NumericsWatch::check(int64_t step) {
+  read_gradients();
+  const auto readings = readings_->take();
+  numbers_.clear();
+  if (readings.empty()) {
+    return agree(-1, false, step);
+  }
+  std::vector<at::Tensor> scalars;
+  scalars.reserve(kScalars * readings.size());
+  for (const auto& reading : readings) {
+    scalars.insert(scalars.end(), {reading.square_sum, reading.min, reading.max});
+  }
+  const auto values = at::stack(scalars).cpu();
+  const auto* const value = values.const_data_ptr<float>();
+  int64_t first = -1;
+  std::map<std::pair<size_t, WatchedTensor>, size_t> places;  // in numbers_
+  for (size_t i = 0; i < readings.size(); ++i) {
+    const auto* const scalar = value + kScalars * i;
+    const double norm = std::sqrt(scalar[0]);
+    const double max_abs = std::isnan(scalar[1]) ? scalar[1] : std::max(-scalar[1], scalar[2]);
+    const auto [found, is_new] = places.try_emplace({readings[i].name, readings[i].kind}, numbers_.size());
+    if (is_new) {
+      numbers_.push_back({.name = names_[readings[i].name], .kind = readings[i].kind});
+    }
+    auto& numbers = numbers_[found->second];
+    numbers.norm = std::hypot(numbers.norm, norm);
+    numbers.max_abs = std::isnan(numbers.max_abs) || numbers.max_abs > max_abs ? numbers.max_abs : max_abs;
+    if (first < 0 && !std::isfinite(max_abs)) {
+      first = static_cast<int64_t>(found->second);
+    }
+  }
+  const bool is_nan = first >= 0 && std::isnan(numbers_[static_cast<size_t>(first)].max_abs);
+  return agree(first, is_nan, step);
+}
+
+}  // namespace tessera

@@ -181,8 +181,11 @@ std::optional<NonFiniteTensor> NumericsWatch::check(int64_t step) {
   }
   std::vector<at::Tensor> scalars;
   scalars.reserve(kScalars * readings.size());
+  const auto device = readings.front().min.device();  // with CPUOffloadPolicy, gradients are elsewhere
   for (const auto& reading : readings) {
-    scalars.insert(scalars.end(), {reading.square_sum, reading.min, reading.max});
+    for (const auto& scalar : {reading.square_sum, reading.min, reading.max}) {
+      scalars.push_back(scalar.to(device));
+    }
   }
   const auto values = at::stack(scalars).cpu();
   const auto* const value = values.const_data_ptr<float>();

@@ -38,7 +38,7 @@ if [[ -d $stand_ins ]]; then
 fi
 cp tools/gpu_check/run.py "$out/"
 mkdir "$out/peer"
-cp benchmarks/peers/{gpu_step_peer,fully_shard_step_peer,peer_measure}.py "$out/peer/"
+cp benchmarks/peers/{gpu_step_peer,train_large_peer,fully_shard_step_peer,peer_measure}.py "$out/peer/"
 cat README.md docs/*.md {dtensor,fully_shard}/{,*/}*.h >"$out/text.txt"  # for train_gpt
 cp "$(${BAZEL:-./bazelw} info --config=cuda output_base)/external/libtorch/site/torch/include/torch/headeronly/version.h" \
   "$out/libtorch_version.h"

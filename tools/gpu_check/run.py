@@ -56,6 +56,9 @@ BENCHMARKS = {
     "gpu_step_nccl": ["gpu_step", "--json", "--backend", "nccl"],
     "peer_step": ["gpu_step_peer.py"],
     "peer_step_of_one": ["gpu_step_peer.py", "--ranks", "1"],
+    "peer_large": ["train_large_peer.py"],
+    "peer_large_batch_16": ["train_large_peer.py", "--batch", "16"],
+    "peer_large_64k": ["train_large_peer.py", "--accumulate", "8", "--rounds", "3"],
 }
 # What only a GPU can tell, by the exit status: kernels under compute-sanitizer, where the machine has it, training beside
 # a plain model, and the op corpus, where the folder has one.
@@ -64,15 +67,20 @@ BENCHMARKS = {
 SANITIZER = "compute-sanitizer --error-exitcode 99 --report-api-errors no".split()
 SANITIZER += ["--kernel-name", "kernel_substring=N7tessera"]
 SANITIZED = ["cuda_test", "~a shard of a tensor that 32 bits cannot address"]  # of 3 GiB, which would take hours
+# 1.2 billion parameters in bfloat16: 32 GB of a GPU's memory.
+LARGE = ["train_gpt", "--device", "cuda", "--nproc", "1", "--dim", "2048", "--layers", "24", "--heads", "16"]
+LARGE += ["--context", "1024", "--bf16", "--meta-init", "--peak-tflops", "989", "--sample-bytes", "0"]
+LARGE += ["--data", str(HERE / "text.txt"), "--svg", os.devnull]
 COMMANDS = {
     "train_gpt": ["train_gpt", "--device", "cuda", "--nproc", "1", "--check-parity", "--steps", "20"]
     + ["--data", str(HERE / "text.txt"), "--svg", os.devnull],
     "train_over_nccl": ["train_gpt", "--device", "cuda", "--nproc", "2", "--check-parity", "--steps", "10"]
     + ["--data", str(HERE / "text.txt"), "--svg", os.devnull],
-    # 1.2 billion parameters in bfloat16: 32 GB of a GPU's memory.
-    "train_large": ["train_gpt", "--device", "cuda", "--nproc", "1", "--dim", "2048", "--layers", "24", "--heads", "16"]
-    + ["--context", "1024", "--batch", "8", "--bf16", "--meta-init", "--steps", "10", "--eval-samples", "8"]
-    + ["--data", str(HERE / "text.txt"), "--svg", os.devnull],
+    # By tokens a step: 8k, 16k, 64k, 524k.
+    "train_large": [*LARGE, "--batch", "8", "--steps", "10", "--eval-samples", "8"],
+    "train_large_batch_16": [*LARGE, "--batch", "16", "--steps", "10", "--eval-samples", "16"],
+    "train_large_64k": [*LARGE, "--batch", "64", "--accumulate", "8", "--steps", "6", "--eval-samples", "64"],
+    "train_large_524k": [*LARGE, "--batch", "512", "--accumulate", "64", "--steps", "3", "--eval-samples", "512"],
     "opdb_replay": ["opdb_replay", str(HERE / "corpus.pt"), "--cuda", "--mesh", "2"],
     "memcheck": SANITIZED,
     "racecheck": SANITIZED,
@@ -81,7 +89,7 @@ PREFIXES = {"memcheck": SANITIZER, "racecheck": [*SANITIZER, "--tool", "racechec
 # Each tensor's memory from CUDA itself: in the caching allocator's large blocks an access past its end would be legal.
 VARIABLES = {"memcheck": {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}}
 SHARES = {"TESSERA_SHARE_GPUS": "1"}  # with train_over_nccl, where there is one GPU alone
-LARGE_MIB = 36000  # what train_large needs
+LARGE_MIB = 36000  # what train_large and its peer need; batches of 16 need more
 
 
 def default_libtorch():
@@ -270,7 +278,7 @@ def why_not(name, found):
     torch = default_libtorch()
     if name.startswith("peer_") and not (torch and (torch / "lib" / "libtorch_cuda.so").exists()):
         return "this Python has no torch for CUDA"
-    if name == "train_large" and int(found[0].get("memory.total", "0").split()[0]) < LARGE_MIB:
+    if "_large" in name and int(found[0].get("memory.total", "0").split()[0]) < LARGE_MIB:
         return f"needs a GPU with {LARGE_MIB} MiB"
     if name in PREFIXES and not shutil.which(PREFIXES[name][0]):
         return f"no {PREFIXES[name][0]} on PATH"

@@ -26,7 +26,7 @@ namespace tessera {
 
 /// First tag of messages; a group's collectives use lower ones.
 constexpr int kGlooMessageTags = 1 << 30;
-/// Tag of what nobody sends (comm/gloo/gloo_watch.h).
+/// Tag of GlooWatch's probes, which no rank sends to.
 constexpr int kGlooProbeTag = (kGlooMessageTags | (1 << 29)) + 2;
 
 /// Sends and receives one rank's messages. Works may outlive it. After a mismatch, all later messages in that direction

@@ -20,7 +20,7 @@
 
 namespace tessera {
 
-/// Of how many waits in a row, all interrupted, for a transfer that is done, one returns.
+/// Number of interrupted waits after which a transfer over an ended connection counts as lost.
 constexpr int kWaitsUntilLost = 3;
 
 /// Thread safety: any number of threads.

@@ -133,20 +133,25 @@ at::Tensor Trainer::compute_loss(const Batch& batch) {
   return next_byte_loss(model_(batch.tokens.to(device)), batch.targets.to(device));
 }
 
+void Trainer::finish_step(int64_t step) {
+  if (numerics_) {
+    examples::check_numerics(*numerics_, step + 1);
+  }
+  if (options_.clip > 0) {
+    const at::Tensor norm =
+        gradients_ ? gradients_->clip_grad_norm(options_.clip) : clip_grad_norm_(model_->parameters(), options_.clip);
+    gradient_norm_ = log_ ? std::optional(norm.item<double>()) : std::nullopt;
+  }
+  set_learning_rate(step);
+  optimizer_.step();
+}
+
 double Trainer::train_parts(int64_t step) {
   const int64_t count = options_.batch / options_.layout_independent;
   const double loss = gradients_->backward([&](int64_t part) {
     return compute_loss(data_.train_batch(step, {.first = part * count, .count = count}, options_.batch));
   });
-  if (numerics_) {
-    examples::check_numerics(*numerics_, step + 1);
-  }
-  if (options_.clip > 0) {
-    const at::Tensor norm = gradients_->clip_grad_norm(options_.clip);
-    gradient_norm_ = log_ ? std::optional(norm.item<double>()) : std::nullopt;
-  }
-  set_learning_rate(step);
-  optimizer_.step();
+  finish_step(step);
   return loss;
 }
 
@@ -172,15 +177,7 @@ double Trainer::train_step(int64_t step) {
       loss_sum.add_(loss.detach());
     }
   }
-  if (numerics_) {
-    examples::check_numerics(*numerics_, step + 1);
-  }
-  if (options_.clip > 0) {
-    const at::Tensor norm = clip_grad_norm_(model_->parameters(), options_.clip);
-    gradient_norm_ = log_ ? std::optional(norm.item<double>()) : std::nullopt;
-  }
-  set_learning_rate(step);
-  optimizer_.step();
+  finish_step(step);
   // Reading the loss waits for a GPU: only here, so that all of the step's work is in the time of the step.
   return mean_over_slices(loss_sum.item<double>());
 }

@@ -113,6 +113,8 @@ class Trainer {
   void end_trace(int64_t step);
   at::Tensor compute_loss(const Batch& batch);
   double train_parts(int64_t step);
+  /// Clips the gradients and steps the optimizer.
+  void finish_step(int64_t step);
   double validate_parts();
   /// Returns what one of options.accumulate passes computes of a slice's part of `samples` consecutive ones.
   SampleRange slice_range(int slice, int64_t first, int64_t samples, int64_t pass) const;

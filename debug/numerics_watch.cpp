@@ -161,7 +161,7 @@ std::optional<NonFiniteTensor> NumericsWatch::agree(int64_t place, bool is_nan, 
     all_gather(all.view(-1), own, default_group());
     rank = static_cast<int>(all.select(1, 0).argmin().item<int64_t>());
   }
-  const auto* const first = all.const_data_ptr<int64_t>() + 4 * rank;
+  const auto* const first = all.const_data_ptr<int64_t>() + 4 * static_cast<ptrdiff_t>(rank);
   if (first[0] == std::numeric_limits<int64_t>::max()) {
     return std::nullopt;
   }

@@ -6,6 +6,7 @@
 
 #include <cstdlib>
 #include <cstring>
+#include <deque>
 #include <functional>
 #include <future>
 #include <list>
@@ -40,8 +41,13 @@ using GlooWorkPtr = c10::intrusive_ptr<GlooWork>;
 constexpr int64_t kGlooOneRoundBytes = int64_t{64} * 1024;
 constexpr int64_t kGlooOneRoundBytesOfTwo = int64_t{1024} * 1024;
 
-// A collective's tag: of its number, a hash, and whether it is of a second round. That is launched later than
-// collectives of higher numbers, at another time on each rank, so no tag of a first round may be like it.
+// Of a larger one, pieces are reduced while others are gathered. Each message wakes threads on both sides, so smaller
+// pieces, and more at a time, take longer.
+constexpr int64_t kGlooPieceBytes = int64_t{2} * 1024 * 1024;  // of a rank's part
+constexpr size_t kGlooPiecesInFlight = 2;
+
+// A collective's tag: of its number, a hash, and whether a thread launches it. That happens later than collectives of
+// higher numbers, at another time on each rank, so no other tag may be like it.
 constexpr int kNumberBits = 7;
 constexpr int kHashBits = 22;
 static_assert(1 << (1 + kNumberBits + kHashBits) == kGlooMessageTags);
@@ -49,7 +55,7 @@ static_assert(1 << (1 + kNumberBits + kHashBits) == kGlooMessageTags);
 /// Which launch of a group's, as all its ranks count.
 struct LaunchNumber {
   uint64_t collective = 0;
-  bool is_second_round = false;
+  bool is_of_thread = false;
 };
 
 /// The tag of what one rank sends another in a collective, known to both if they agree on all that they must. Tags of
@@ -57,8 +63,9 @@ struct LaunchNumber {
 int make_tag(const CollectiveSignature& call, LaunchNumber number, size_t bytes) {
   const uint64_t what =
       static_cast<uint64_t>(call.kind) << 16 | static_cast<uint64_t>(call.op) << 8 | static_cast<uint64_t>(call.dtype);
-  const uint64_t hash = hash_combine(hash_combine(0, what), bytes) >> (64 - kHashBits);
-  const uint64_t launch = number.collective % (1 << kNumberBits) << 1 | static_cast<uint64_t>(number.is_second_round);
+  const uint64_t whole = hash_combine(what, static_cast<uint64_t>(call.output));  // not only the bytes of a piece
+  const uint64_t hash = hash_combine(hash_combine(0, whole), bytes) >> (64 - kHashBits);
+  const uint64_t launch = number.collective % (1 << kNumberBits) << 1 | static_cast<uint64_t>(number.is_of_thread);
   return static_cast<int>(launch << kHashBits | hash);
 }
 
@@ -126,7 +133,7 @@ class GlooBackend final : public GroupBackend {
         .kind = Collective::AllReduce, .op = op, .dtype = tensor.scalar_type(), .output = tensor.numel()};
     const int64_t one_round_bytes = getSize() > 2 ? kGlooOneRoundBytes : kGlooOneRoundBytesOfTwo;
     if (tensor.numel() * static_cast<int64_t>(tensor.element_size()) > one_round_bytes) {
-      return all_reduce_in_two_rounds(call, tensor);
+      return all_reduce_in_pieces(call, tensor);
     }
     const std::vector<at::Tensor> sent(getSize(), tensor);
     return reduce_received(call, next_number(), sent, tensor, tensor);
@@ -227,8 +234,7 @@ class GlooBackend final : public GroupBackend {
       }
     } catch (const std::exception& failure) {
       shared_->dropped.keep(transfers);
-      const std::string dead = shared_->watch.describe_dead(info(), getRank());
-      TESSERA_CHECK(CommError, dead.empty(), "{} on {}: {}", describe(call), describe(info()), dead);
+      shared_->watch.check_members(describe(call), info(), getRank());
       throw gloo_error(describe(call), info(), failure);
     }
     transfers.front().with_all = works.size() == with_all;
@@ -254,29 +260,60 @@ class GlooBackend final : public GroupBackend {
     return exchange(call, number, sent, received, std::move(finish));
   }
 
-  // A reduce_scatter of parts and an all_gather of them. The second round is not wait()'s, which would hang where ranks
-  // wait in different orders.
-  WorkPtr all_reduce_in_two_rounds(const CollectiveSignature& call, const at::Tensor& tensor) {
-    const int64_t size = getSize(), numel = tensor.numel(), part = (numel + size - 1) / size;
+  // Each piece is a reduce_scatter and an all_gather, which needs its result; the pieces overlap. wait() does not
+  // launch them: it would hang where ranks wait in different orders.
+  WorkPtr all_reduce_in_pieces(const CollectiveSignature& call, const at::Tensor& tensor) {
+    const LaunchNumber number{.collective = next_number().collective, .is_of_thread = true};
+    return rounds_.push(fmt::format("{} on {}", describe(call), describe(info())), [this, call, number, tensor] {
+      at::AutoDispatchBelowADInplaceOrView guard;
+      const int64_t numel = tensor.numel();
+      const int64_t piece =
+          getSize() * std::max(kGlooPieceBytes / static_cast<int64_t>(tensor.element_size()), int64_t{1});
+      struct Piece {
+        std::vector<at::Tensor> parts;
+        GlooWorkPtr reduced;
+      };
+      std::deque<Piece> reducing;
+      std::vector<GlooWorkPtr> gathers;
+      const auto gather_first = [&] {
+        rounds_.wait(reducing.front().reduced);
+        const auto& parts = reducing.front().parts;
+        gathers.push_back(exchange(call, number, std::vector<at::Tensor>(parts.size(), parts[getRank()]), parts));
+        reducing.pop_front();
+      };
+      for (int64_t begin = 0; begin < numel; begin += piece) {
+        auto parts = divide(flat_elements(tensor, begin, std::min(piece, numel - begin)));
+        const at::Tensor own = parts[getRank()];
+        auto reduced = reduce_received(call, number, parts, own, own);
+        reducing.push_back({.parts = std::move(parts), .reduced = std::move(reduced)});
+        if (reducing.size() == kGlooPiecesInFlight) {
+          gather_first();
+        }
+      }
+      while (!reducing.empty()) {
+        gather_first();
+      }
+      for (const auto& gather : gathers) {
+        rounds_.wait(gather);
+      }
+    });
+  }
+
+  /// Returns a part for each rank, equal but for the last ones.
+  std::vector<at::Tensor> divide(const at::Tensor& tensor) const {
+    const int64_t numel = tensor.numel(), part = (numel + getSize() - 1) / getSize();
     std::vector<at::Tensor> parts;
-    for (int64_t rank = 0; rank < size; ++rank) {
+    for (int64_t rank = 0; rank < getSize(); ++rank) {
       const int64_t begin = std::min(rank * part, numel);
       parts.push_back(flat_elements(tensor, begin, std::min(part, numel - begin)));
     }
-    const at::Tensor own = parts[getRank()];
-    LaunchNumber number = next_number();
-    auto first = reduce_received(call, number, parts, own, own);
-    number.is_second_round = true;
-    auto second = [this, call, number, parts = std::move(parts), own] {
-      return exchange(call, number, std::vector<at::Tensor>(parts.size(), own), parts);
-    };
-    return rounds_.push(fmt::format("{} on {}", describe(call), describe(info())), std::move(first), std::move(second));
+    return parts;
   }
 
   const c10::intrusive_ptr<ProcessGroupGloo> gloo_;
   const std::shared_ptr<GlooShared> shared_;
   uint64_t collectives_ = 0;
-  // Messages may have a thread of their own, second rounds do. Guards what follows and gloo_'s counters; nothing waits
+  // Messages may have a thread of their own, pieces do. Guards what follows and gloo_'s counters; nothing waits
   // under it.
   std::mutex launch_mutex_;
   GlooMessages messages_;

@@ -23,8 +23,8 @@ struct GlooOptions {
 ///
 /// Reductions follow the order of the ranks with the arithmetic of comm/backend/local_reduce.h, so results are the same
 /// bits on all ranks and as with "threads". reduce_scatter is an all-to-all and a local reduction in wait(). all_reduce
-/// gathers small tensors, and all tensors of two ranks; otherwise it is a reduce_scatter and an all_gather, which a
-/// thread of the group launches (comm/gloo/gloo_rounds.h). The source of a broadcast sends to every rank. All dtypes
+/// gathers small tensors; others are a reduce_scatter and an all_gather for each piece of 2 MiB a rank, which a thread
+/// of the group launches (comm/gloo/gloo_rounds.h). The source of a broadcast sends to every rank. All dtypes
 /// move as bytes.
 ///
 /// If ranks make different calls, or use different operations, dtypes or sizes, each pair of ranks that differ gets a
@@ -39,7 +39,7 @@ struct GlooOptions {
 /// collective of all ranks was waited for, or the group is destroyed (comm/gloo/gloo_work.h). Messages:
 /// comm/gloo/gloo_messages.h.
 ///
-/// Works do not keep the backend alive. Its destruction fails an all_reduce of two rounds at once, so that a rank that
+/// Works do not keep the backend alive. Its destruction fails an all_reduce in pieces at once, so that a rank that
 /// leaves by an exception does not wait for peers. Other works keep the connections and end when peers come, leave or
 /// time out.
 c10::intrusive_ptr<GroupBackend> make_gloo_backend(GlooOptions options);

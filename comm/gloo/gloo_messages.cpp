@@ -154,10 +154,7 @@ void GlooMessages::Channel::raise(const Message& message, const std::string& rea
 
 void GlooMessages::Channel::raise_failure(const Message& message, const std::exception& failure) const {
   const int peer = message.shape.root;
-  const std::string dead = shared_->watch.describe_dead(*info_, peer);
-  if (!dead.empty()) {
-    raise(message, dead);
-  }
+  shared_->watch.check_members(describe(message.shape), *info_, peer);
   throw gloo_error(describe(message.shape), *info_, failure, peer);
 }
 

@@ -12,25 +12,22 @@ GlooRounds::~GlooRounds() {
   }
 }
 
-c10::intrusive_ptr<c10d::Work> GlooRounds::push(std::string what, c10::intrusive_ptr<GlooWork> first, Round second) {
+c10::intrusive_ptr<c10d::Work> GlooRounds::push(std::string what, std::function<void()> rounds) {
   if (!thread_) {
     thread_.emplace();
   }
-  return thread_->push(std::move(what), [this, first = std::move(first), second = std::move(second)] {
-    wait(first);
-    wait(second());
-  });
+  return thread_->push(std::move(what), std::move(rounds));
 }
 
-void GlooRounds::wait(const c10::intrusive_ptr<GlooWork>& work) {
+void GlooRounds::wait(const c10::intrusive_ptr<GlooWork>& round) {
   {
     const std::lock_guard lock(mutex_);
-    in_flight_ = work;
+    in_flight_ = round;
     if (ends_) {
-      work->give_up();
+      round->give_up();
     }
   }
-  work->wait();
+  round->wait();
   const std::lock_guard lock(mutex_);
   in_flight_.reset();
 }

@@ -13,21 +13,19 @@
 
 namespace tessera {
 
-/// Launches a group's later rounds on a thread, which starts with the first call. Thread safety: one thread at a time.
+/// Launches a group's rounds on a thread, which starts with the first call. Thread safety: one thread at a time.
 class GlooRounds {
  public:
-  using Round = std::function<c10::intrusive_ptr<GlooWork>()>;
-
   /// Abandons works in flight, whose waits fail: peers may not come if a rank leaves by an exception.
   ~GlooRounds();
 
-  /// Waits for `first`, then launches `second` and waits for it. After a failure, later ones fail. `what` is used in
-  /// errors. The result may outlive this object.
-  c10::intrusive_ptr<c10d::Work> push(std::string what, c10::intrusive_ptr<GlooWork> first, Round second);
+  /// Runs `rounds` on the thread, after those before. After a failure, later ones fail. `what` is used in errors. The
+  /// result may outlive this object.
+  c10::intrusive_ptr<c10d::Work> push(std::string what, std::function<void()> rounds);
+  /// Waits for a round, until this object is destroyed. For `rounds`.
+  void wait(const c10::intrusive_ptr<GlooWork>& round);
 
  private:
-  void wait(const c10::intrusive_ptr<GlooWork>& work);
-
   std::mutex mutex_;                        // guards the next two members
   c10::intrusive_ptr<GlooWork> in_flight_;  // what the thread waits for
   bool ends_ = false;

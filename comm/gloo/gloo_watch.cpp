@@ -84,11 +84,11 @@ bool GlooWatch::has_died(int member) const {
   return !members_.empty() && tessera::has_died(members_.at(static_cast<size_t>(member)), own_);
 }
 
-std::string GlooWatch::describe_dead(const GroupInfo& info, int peer) const {
+void GlooWatch::check_members(const std::string& call, const GroupInfo& info, int peer) const {
   constexpr int kLooks = 10;
   constexpr milliseconds kPause(10);
   if (members_.empty()) {
-    return {};
+    return;
   }
   // Of a process that ends, the connections end first.
   for (int look = 0; look < kLooks && members_.at(static_cast<size_t>(peer)).host == own_.host && !has_died(peer);
@@ -101,7 +101,8 @@ std::string GlooWatch::describe_dead(const GroupInfo& info, int peer) const {
       dead.push_back(info.ranks[static_cast<size_t>(member)]);
     }
   }
-  return dead.empty() ? "" : fmt::format("rank(s) [{}] have died", fmt::join(dead, ", "));
+  TESSERA_CHECK(CommError, dead.empty(), "{} on {}: rank(s) [{}] have died", call, describe(info),
+                fmt::join(dead, ", "));
 }
 
 }  // namespace tessera

@@ -51,8 +51,8 @@ class GlooWatch {
   bool is_closed(int peer);
   /// Waits for a transfer with `peer`. Throws gloo's errors, and CommError if the connection has ended.
   void wait_for(c10d::Work& transfer, int peer, std::chrono::milliseconds timeout);
-  /// Returns "rank(s) [1] have died", if known of members on this host, for a call that has failed with `peer`; or "".
-  std::string describe_dead(const GroupInfo& info, int peer) const;
+  /// Throws a CommError with the members on this host that have died, if any, for a call that has failed with `peer`.
+  void check_members(const std::string& call, const GroupInfo& info, int peer) const;
 
  private:
   void run();

@@ -100,8 +100,7 @@ void GlooWork::look_for_lost(Clock::time_point deadline) {
 
 // Not only at a time-out: the peer's, which may be a moment earlier, closes the connection.
 void GlooWork::raise(const std::exception& failure, int peer) const {
-  const std::string dead = shared_->watch.describe_dead(*info_, peer);
-  TESSERA_CHECK(CommError, dead.empty(), "{} on {}: {}", describe(call_), describe(*info_), dead);
+  shared_->watch.check_members(describe(call_), *info_, peer);
   const auto error = gloo_error(describe(call_), *info_, failure, peer);
   throw CommError(error.what() + shared_->notes.compare(transfers_.front().collective, call_, *info_, peer));
 }

@@ -24,7 +24,7 @@ namespace tessera {
 /// Transfers of one launch. The works keep the tensors that they read and write.
 struct GlooTransfers {
   uint64_t launch = 0;      // this rank's count of the group's launches
-  uint64_t collective = 0;  // its count of collectives, some of which are launched in two rounds
+  uint64_t collective = 0;  // its count of collectives, some of which have several launches
   bool with_all = false;    // a send to, and a receive from, every other rank
   /// Send or receive with a rank of the group; null once done.
   struct Transfer {

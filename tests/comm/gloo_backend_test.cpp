@@ -34,12 +34,13 @@ TEST_CASE("gloo gives the same bits as threads, for every dtype") {
   }
 }
 
-TEST_CASE("gloo gives the same bits as threads, for sizes from nothing to two rounds") {
+TEST_CASE("gloo gives the same bits as threads, for sizes from nothing to a piece") {
   check_same_bits_as_threads("gloo", 4, {c10::kFloat}, {0, 1, 1000, 20011});
 }
 
-TEST_CASE("gloo gives the same bits as threads, for tensors that two ranks reduce in two rounds") {
+TEST_CASE("gloo gives the same bits as threads, for tensors that are reduced in pieces") {
   check_same_bits_as_threads("gloo", 2, {c10::kFloat}, {262'145, 1'000'003});
+  check_same_bits_as_threads("gloo", 3, {c10::kFloat}, {600'001});
 }
 
 TEST_CASE("sub-groups over gloo, made again and again") {
@@ -50,7 +51,7 @@ TEST_CASE("gloo: collectives in flight may be waited for in any order") {
   check_waits_in_any_order("gloo", 100000);
 }
 
-TEST_CASE("gloo: an all_reduce in two rounds is launched without the others, and goes on without a wait") {
+TEST_CASE("gloo: an all_reduce in pieces is launched without the others, and goes on without a wait") {
   const auto body = [](int rank) {
     at::Tensor tensor = at::full({100000}, float(rank)), word = at::zeros({1});
     Pending pending;
@@ -72,7 +73,7 @@ TEST_CASE("gloo: an all_reduce in two rounds is launched without the others, and
   run_processes(3, body, {.backend = "gloo", .timeout = std::chrono::seconds(20)});
 }
 
-TEST_CASE("gloo: hundreds of collectives of one and two rounds in flight") {
+TEST_CASE("gloo: hundreds of collectives of one and more rounds in flight") {
   const auto body = [](int rank) {
     std::vector<at::Tensor> sums, gathered;
     std::vector<Pending> pending;
@@ -96,7 +97,7 @@ TEST_CASE("gloo: hundreds of collectives of one and two rounds in flight") {
   run_processes(3, body, {.backend = "gloo", .timeout = std::chrono::seconds(60)});
 }
 
-TEST_CASE("gloo: when a group goes, its all_reduces in two rounds fail at once, and works of one round go on") {
+TEST_CASE("gloo: when a group goes, its all_reduces in pieces fail at once, and works of one round go on") {
   const auto body = [](int rank) {
     ProcessGroupPtr group = new_group({0, 1, 2}, "brief");
     at::Tensor small = at::full({10}, float(rank));

@@ -41,7 +41,7 @@ std::vector<Call> calls() {
   const auto tensor = [](int64_t numel) { return at::zeros({numel}); };
   constexpr int64_t kFew = 6, kMany = 300'000;
   std::vector<Call> calls;
-  for (const int64_t numel : {kFew, kMany}) {  // of gloo in one and in two rounds, of shm in one and in many slots
+  for (const int64_t numel : {kFew, kMany}) {  // of gloo in one round and in pieces, of shm in one and in many slots
     calls.push_back({"all_reduce", [=](auto& group) { return all_reduce_async(tensor(numel), ReduceOp::Sum, group); }});
     calls.push_back(
         {"all_gather", [=](auto& group) { return all_gather_async(tensor(kRanks * numel), tensor(numel), group); }});

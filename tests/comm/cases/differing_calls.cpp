@@ -27,9 +27,9 @@ struct Call {
   std::function<void(const ProcessGroupPtr& group)> run;
 };
 
-Call reduction(ReduceOp op, at::ScalarType dtype = at::kFloat) {
-  return {fmt::format("all_reduce({}, {}[4])", op, c10::toString(dtype)),
-          [=](const auto& group) { all_reduce(at::zeros({4}, dtype), op, group); }};
+Call reduction(ReduceOp op, at::ScalarType dtype = at::kFloat, int64_t numel = 4) {
+  return {fmt::format("all_reduce({}, {}[{}])", op, c10::toString(dtype), numel),
+          [=](const auto& group) { all_reduce(at::zeros({numel}, dtype), op, group); }};
 }
 
 Call gather_of(int64_t numel) {
@@ -61,6 +61,7 @@ void check_calls_that_differ(const std::string& backend) {
     const std::vector<std::array<Call, 2>> pairs = {
         {reduction(ReduceOp::Sum), reduction(ReduceOp::Max)},
         {reduction(ReduceOp::Sum), reduction(ReduceOp::Sum, at::kInt)},
+        {reduction(ReduceOp::Sum, at::kFloat, 1 << 20), reduction(ReduceOp::Sum, at::kFloat, 1 << 21)},
         {reduction(ReduceOp::Sum), gather_of(4)},
         {reduction(ReduceOp::Sum), Call{"barrier()", [](const auto& group) { barrier(group); }}},
         {gather_of(4), gather_of(8)},

@@ -1,5 +1,6 @@
 #include "comm/shm/shared_memory.h"
 
+#include <c10/core/Allocator.h>
 #include <c10/core/Storage.h>
 #include <c10/core/TensorImpl.h>
 #include <fcntl.h>
@@ -178,8 +179,17 @@ void release(void* data) noexcept {
   ReleaseBlock()(find_block(data));
 }
 
+/// As libtorch's CPU allocator tells profilers of memory.
+void report_block(void* data, int64_t bytes) {
+  if (c10::memoryProfilingEnabled()) {
+    c10::reportMemoryUsageToProfiler(data, bytes, /*total_allocated=*/0, /*total_reserved=*/0, c10::kCPU);
+  }
+}
+
 void recycle(void* data) noexcept {
-  OwnFile::get().release(OwnedBlock(find_block(data)));
+  OwnedBlock block(find_block(data));
+  report_block(data, -block->memory.bytes());
+  OwnFile::get().release(std::move(block));
 }
 
 /// As libtorch's allocators make it: what owns the memory is where it begins (c10::Allocator::raw_allocate).
@@ -203,7 +213,9 @@ at::Tensor shared_zeros(int64_t numel, at::ScalarType dtype) {
 }
 
 at::DataPtr shared_block(int64_t bytes) {
-  return make_data_ptr(OwnFile::get().acquire(bytes), recycle);
+  auto block = OwnFile::get().acquire(bytes);
+  report_block(block_data(*block), block->memory.bytes());
+  return make_data_ptr(std::move(block), recycle);
 }
 
 bool free_shared_block(void* data) {

@@ -6,6 +6,7 @@
 
 #include "base/error.h"
 #include "comm/context/flight_record.h"
+#include "fully_shard/memory/memory_label.h"
 
 namespace tessera {
 
@@ -89,6 +90,7 @@ bool ParamGroup::issue(ShardFault fault) {
     return false;
   }
   const FlightLabel label(name());
+  const MemoryLabel memory(MemoryUse::GatheredParameters, name());
   run_step(slots_->unshard, name(), state_, [this, fault] {
     params_.note_gather();
     const auto own = params_.fault();
@@ -126,6 +128,7 @@ void ParamGroup::unshard(const ParamVersions* used) {
 /// Returns false, and the unit is sharded again, if a rank could not tell when it issued the gather whether its
 /// parameters may be used: by now it can. All ranks read that in the tags, so all gather again.
 bool ParamGroup::finish_unshard(const ParamVersions* changed) {
+  const MemoryLabel memory(MemoryUse::GatheredParameters, name());
   bool is_decided = true;
   const auto drop = [this] {
     drop_gather();

@@ -8,6 +8,7 @@
 
 #include "base/report.h"
 #include "comm/context/flight_record.h"
+#include "fully_shard/memory/memory_label.h"
 
 namespace tessera {
 
@@ -110,6 +111,7 @@ const std::shared_ptr<StreamLane>& ReductionQueue::lane(const Bucket& bucket) {
 void ReductionQueue::issue(Bucket bucket) {
   advance();
   const FlightLabel label(bucket.items[0].group->name());
+  const MemoryLabel memory(MemoryUse::Gradients, bucket.items[0].group->name());
   if (bucket.items.size() > 1) {
     issue_together(bucket);
   } else {
@@ -139,6 +141,7 @@ void ReductionQueue::issue_together(Bucket& bucket) const {
 }
 
 void ReductionQueue::finish(const Item& item) {
+  const MemoryLabel memory(MemoryUse::Gradients, item.group->name());
   item.reducer->finish();
   if (item.reducer->is_copying()) {
     copying_.push_back(item);
@@ -169,6 +172,7 @@ void ReductionQueue::advance() {
   if (auto bucket = std::exchange(scattering_, std::nullopt)) {
     const Item first = bucket->items[0];
     const FlightLabel label(first.group->name());
+    const MemoryLabel memory(MemoryUse::Gradients, first.group->name());
     scattered_.push_back(first);
     if (bucket->items.size() > 1 || first.reducer->start_all_reduce()) {
       reducing_ = std::move(bucket);

@@ -7,6 +7,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "fully_shard/memory/memory_label.h"
+
 namespace tessera {
 
 namespace {
@@ -75,6 +77,9 @@ BlockPool::FreeBlock BlockPool::take(size_t bytes) {
     const c10::DeviceGuard guard(device_);  // allocators serve the current device
     found.memory = c10::GetAllocator(device_.type())->allocate(bytes);
   }
+  if (device_.is_cpu()) {
+    report_pool_block(found.memory.get(), found.bytes, PoolStep::Acquired);
+  }
   return found;
 }
 
@@ -82,6 +87,7 @@ void BlockPool::release(c10::DataPtr memory, size_t bytes) {
   const std::lock_guard lock(mutex_);
   acquired_ -= bytes;
   if (device_.is_cpu() && bytes > 0) {
+    report_pool_block(memory.get(), bytes, PoolStep::Released);
     free_.push_back({std::move(memory), bytes});
     free_bytes_ += bytes;
     drop_surplus();
@@ -91,6 +97,7 @@ void BlockPool::release(c10::DataPtr memory, size_t bytes) {
 void BlockPool::drop_surplus() {
   while (!free_.empty() && free_bytes_ + acquired_ > highest_ + highest_ / 4) {
     free_bytes_ -= free_.front().bytes;
+    report_pool_block(free_.front().memory.get(), free_.front().bytes, PoolStep::Dropped);
     free_.erase(free_.begin());
   }
 }

@@ -20,6 +20,7 @@
 #include "comm/context/flight_record.h"
 #include "comm/process_group.h"
 #include "dtensor/dtensor.h"
+#include "dtensor/local/dtensor_impl.h"
 #include "fully_shard/fsdp_module.h"
 #include "nn/hooks/hook_point.h"
 
@@ -27,21 +28,10 @@ namespace tessera {
 
 namespace {
 
-constexpr size_t kScalars = 3;  // of a reading
-
-/// Vector norms and their like are not vectorized on the CPU, and take ten times as long; a dot product of a GPU's
-/// tensor has a limit of size.
-at::Tensor square_sum(const at::Tensor& flat) {
-  return flat.is_cpu() ? at::dot(flat, flat) : at::linalg_vector_norm(flat, 2).square();
-}
+constexpr int64_t kScalars = 3;  // of a tensor that is not on the CPU
 
 bool is_unit(torch::nn::Module& module) {
-  try {
-    fsdp(module);
-    return true;
-  } catch (const StateError&) {
-    return false;
-  }
+  return find_fsdp(module).has_value();
 }
 
 bool has_unit(torch::nn::Module& model) {
@@ -66,39 +56,82 @@ std::string to_string(const NonFiniteTensor& found) {
                      found.is_nan ? "NaN" : "infinity");
 }
 
-/// Scalars on the tensor's device: reading them at once would wait for a GPU.
+struct NumericsWatch::Numbers {
+  double square_sum = 0;
+  std::optional<double> max_abs = std::nullopt;
+
+  static double to_max_abs(double min, double max) { return std::isnan(min) ? min : std::max(-min, max); }
+};
+
 struct NumericsWatch::Reading {
   size_t name = 0;
   WatchedTensor kind = WatchedTensor::Output;
-  at::Tensor square_sum, min, max;
+  Numbers numbers = {};
+  at::Tensor scalars = {};  // in place of numbers, on a GPU: reading them at once would wait for it
 };
 
 struct NumericsWatch::Readings {
+  bool reads_max_abs = false;
   std::mutex mutex;  // autograd's threads add
   std::vector<Reading> all;
   std::vector<ScopedHook> hooks;
 
   void add(size_t name, WatchedTensor kind, const at::Tensor& tensor) {
     const at::NoGradGuard no_grad;
-    const auto local = (is_dtensor(tensor) ? to_local(tensor) : tensor).detach();
+    const auto local = is_dtensor(tensor) ? dtensor_meta(tensor)->local : tensor;
     if (local.numel() == 0 || !local.is_floating_point()) {
       return;
     }
-    const auto flat = local.to(at::kFloat).reshape(-1);
-    const auto [min, max] = at::aminmax(flat);
-    Reading reading{.name = name, .kind = kind, .square_sum = square_sum(flat), .min = min, .max = max};
+    const auto flat = local.detach().to(at::kFloat).reshape(-1);
+    Reading reading{.name = name, .kind = kind};
+    if (flat.is_cpu()) {
+      reading.numbers = read_now(flat);
+    } else {  // a dot product of a GPU's tensor has a limit of size
+      const auto [min, max] = at::aminmax(flat);
+      reading.scalars = at::stack({at::linalg_vector_norm(flat, 2).square(), min, max});
+    }
     const std::lock_guard lock(mutex);
     all.push_back(std::move(reading));
   }
 
+  /// Only a sum of squares that is not finite needs a second look: it may be an overflow. (Vector norms and their like
+  /// are not vectorized on the CPU, and take ten times as long as a dot product.)
+  Numbers read_now(const at::Tensor& flat) const {
+    Numbers numbers{.square_sum = at::dot(flat, flat).item<float>()};
+    if (reads_max_abs || !std::isfinite(numbers.square_sum)) {
+      const auto [min, max] = at::aminmax(flat);
+      numbers.max_abs = Numbers::to_max_abs(min.item<float>(), max.item<float>());
+    }
+    return numbers;
+  }
+
   std::vector<Reading> take() {
     const std::lock_guard lock(mutex);
-    return std::exchange(all, {});
+    auto taken = std::exchange(all, {});
+    std::vector<at::Tensor> scalars;
+    for (const auto& reading : taken) {
+      if (reading.scalars.defined()) {
+        scalars.push_back(reading.scalars);
+      }
+    }
+    if (scalars.empty()) {
+      return taken;
+    }
+    const auto values = at::stack(scalars).cpu();
+    const auto* value = values.const_data_ptr<float>();
+    for (auto& reading : taken) {
+      if (reading.scalars.defined()) {
+        reading.numbers = {.square_sum = value[0], .max_abs = Numbers::to_max_abs(value[1], value[2])};
+        value += kScalars;
+      }
+    }
+    return taken;
   }
 };
 
 NumericsWatch::NumericsWatch(ModuleRef model, Options options)
     : model_(model), readings_(std::make_shared<Readings>()) {
+  readings_->reads_max_abs = options.max_abs;
   const bool every_module = options.every_module || !has_unit(*model);
   for (const auto& item : model->named_modules("", /*include_self=*/true)) {
     auto* const point = find_hook_point(*item.value());
@@ -176,37 +209,24 @@ std::optional<NonFiniteTensor> NumericsWatch::check(int64_t step) {
   read_gradients();
   const auto readings = readings_->take();
   numbers_.clear();
-  if (readings.empty()) {
-    return agree(-1, false, step);
-  }
-  std::vector<at::Tensor> scalars;
-  scalars.reserve(kScalars * readings.size());
-  const auto device = readings.front().min.device();  // with CPUOffloadPolicy, gradients are elsewhere
-  for (const auto& reading : readings) {
-    for (const auto& scalar : {reading.square_sum, reading.min, reading.max}) {
-      scalars.push_back(scalar.to(device));
-    }
-  }
-  const auto values = at::stack(scalars).cpu();
-  const auto* const value = values.const_data_ptr<float>();
   int64_t first = -1;
   std::map<std::pair<size_t, WatchedTensor>, size_t> places;  // in numbers_
-  for (size_t i = 0; i < readings.size(); ++i) {
-    const auto* const scalar = value + kScalars * i;
-    const double norm = std::sqrt(scalar[0]);
-    const double max_abs = std::isnan(scalar[1]) ? scalar[1] : std::max(-scalar[1], scalar[2]);
-    const auto [found, is_new] = places.try_emplace({readings[i].name, readings[i].kind}, numbers_.size());
+  for (const auto& reading : readings) {
+    const auto [found, is_new] = places.try_emplace({reading.name, reading.kind}, numbers_.size());
     if (is_new) {
-      numbers_.push_back({.name = names_[readings[i].name], .kind = readings[i].kind});
+      numbers_.push_back({.name = names_[reading.name], .kind = reading.kind});
     }
     auto& numbers = numbers_[found->second];
-    numbers.norm = std::hypot(numbers.norm, norm);
-    numbers.max_abs = std::isnan(numbers.max_abs) || numbers.max_abs > max_abs ? numbers.max_abs : max_abs;
-    if (first < 0 && !std::isfinite(max_abs)) {
+    numbers.norm = std::hypot(numbers.norm, std::sqrt(reading.numbers.square_sum));
+    const auto& max_abs = reading.numbers.max_abs;
+    if (max_abs && !(numbers.max_abs && (std::isnan(*numbers.max_abs) || *numbers.max_abs > *max_abs))) {
+      numbers.max_abs = max_abs;
+    }
+    if (first < 0 && max_abs && !std::isfinite(*max_abs)) {
       first = static_cast<int64_t>(found->second);
     }
   }
-  const bool is_nan = first >= 0 && std::isnan(numbers_[static_cast<size_t>(first)].max_abs);
+  const bool is_nan = first >= 0 && std::isnan(*numbers_[static_cast<size_t>(first)].max_abs);
   return agree(first, is_nan, step);
 }
 

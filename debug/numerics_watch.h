@@ -11,7 +11,8 @@
 //   }
 //
 // It reads the outputs of fully_shard's units and the gradients of these outputs, which a rank has before they are
-// averaged over all, and then the shards of the parameters' gradients: some passes over each, and one copy to the host.
+// averaged over all, and then the shards of the parameters' gradients: a pass over each. Numbers of a GPU come to the
+// host together.
 
 #include <cstdint>
 #include <memory>
@@ -33,8 +34,8 @@ enum class WatchedTensor : uint8_t {
 struct TensorNumbers {
   std::string name;  // of the module or parameter, "model" for the outermost module
   WatchedTensor kind = WatchedTensor::Output;
-  double norm = 0;     // infinite above 1e19
-  double max_abs = 0;  // NaN if an element is
+  double norm = 0;                               // infinite above 1e19
+  std::optional<double> max_abs = std::nullopt;  // NaN if an element is; see Options
 };
 
 struct NonFiniteTensor {
@@ -52,6 +53,7 @@ class NumericsWatch {
  public:
   struct Options {
     bool every_module = false;  // those in units too, which costs a pass over each output
+    bool max_abs = false;       // of all tensors, which costs another pass; else of those whose norm is not finite
   };
 
   /// `model` must outlive the watch. Of a model without units, it watches every module with a hook point.
@@ -71,6 +73,7 @@ class NumericsWatch {
  private:
   struct Readings;
   struct Reading;
+  struct Numbers;
   void read_gradients();
   std::optional<NonFiniteTensor> agree(int64_t place, bool is_nan, int64_t step) const;
 

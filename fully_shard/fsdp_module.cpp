@@ -88,10 +88,15 @@ void reshard_on_all_ranks(ModuleRef module, const std::string& where) {
 }
 
 FSDPModule fsdp(ModuleRef module) {
-  auto state = find_fsdp_state(*module);
-  TESSERA_CHECK(StateError, state != nullptr, "fsdp({}): neither fully_shard nor replicate was called on this module",
+  auto found = find_fsdp(module);
+  TESSERA_CHECK(StateError, found, "fsdp({}): neither fully_shard nor replicate was called on this module",
                 module_type_name(*module));
-  return FSDPModule(*module, std::move(state));
+  return *std::move(found);
+}
+
+std::optional<FSDPModule> find_fsdp(ModuleRef module) {
+  auto state = find_fsdp_state(*module);
+  return state ? std::optional(FSDPModule(*module, std::move(state))) : std::nullopt;
 }
 
 void UnshardHandle::wait() {

@@ -133,5 +133,7 @@ void reshard_on_all_ranks(ModuleRef module, const std::string& where);
 
 /// Throws StateError if neither fully_shard nor replicate was called on `module`.
 FSDPModule fsdp(ModuleRef module);
+/// Returns nullopt in that case.
+std::optional<FSDPModule> find_fsdp(ModuleRef module);
 
 }  // namespace tessera

@@ -54,7 +54,7 @@ std::string found_text(NumericsWatch& watch, int64_t step) {
 
 TEST_CASE("numbers of outputs and gradients are those of the tensors") {
   nn::Sequential model(nn::Linear(3, 2), nn::ReLU());
-  NumericsWatch watch(*model);
+  NumericsWatch watch(*model, {.max_abs = true});
   const auto input = at::ones({4, 3});
   const auto output = model->forward(input);
   output.sum().backward();
@@ -76,11 +76,11 @@ TEST_CASE("numbers of outputs and gradients are those of the tensors") {
   };
   const auto of_output = number_of("1", WatchedTensor::Output);
   near(of_output.norm, output.norm().item<double>());
-  near(of_output.max_abs, output.abs().max().item<double>());
+  near(of_output.max_abs.value(), output.abs().max().item<double>());
   near(number_of("model", WatchedTensor::OutputGradient).norm, std::sqrt(8.0));
   const auto gradient = model->named_parameters()["0.weight"].grad();
   near(number_of("0.weight", WatchedTensor::ParameterGradient).norm, gradient.norm().item<double>());
-  near(number_of("0.weight", WatchedTensor::ParameterGradient).max_abs, gradient.abs().max().item<double>());
+  near(number_of("0.weight", WatchedTensor::ParameterGradient).max_abs.value(), gradient.abs().max().item<double>());
   expect_equal(found_text(watch, 2), std::string());
 }
 
@@ -120,6 +120,18 @@ TEST_CASE("a NaN that backward makes is named with its rank, before it is averag
     expect_equal(found_text(watch, 5),
                  std::string("step 5, rank 1: the gradient of the output of '0' has NaN"));  // unit 1 made it
   });
+}
+
+TEST_CASE("a sum of squares that overflows is no infinity, and largest elements are read where they are needed") {
+  nn::Sequential model(nn::Linear(3, 2));
+  NumericsWatch watch(*model);
+  backward(model);
+  expect_equal(found_text(watch, 1), std::string());
+  expect_equal(watch.numbers().front().max_abs.has_value(), false);
+  const auto large = model->forward(at::full({4, 3}, 1e30));
+  expect_equal(found_text(watch, 2), std::string());
+  expect_equal(std::isinf(watch.numbers().front().norm), true);
+  expect_equal(watch.numbers().front().max_abs.value(), large.abs().max().item<double>());
 }
 
 TEST_CASE("a graph outlives the watch, and parts of a step count together") {

@@ -246,6 +246,23 @@ TEST_CASE("tools/doctor names a rank with another dtype over gloo") {
   expect_verdict_of_processes("gloo", use_double_on_rank_2, kOtherDtype);
 }
 
+TEST_CASE("tools/doctor names a rank that keeps the others waiting in a run without a failure, over gloo") {
+  const TempFolder flights, output;
+  const auto result = try_run_processes(
+      3,
+      [&](int rank) {
+        for (int step = 0; step < 24; ++step) {
+          std::this_thread::sleep_for(std::chrono::milliseconds(rank == 1 ? 30 : 2));
+          gather(4);
+        }
+      },
+      {.backend = "gloo", .timeout = std::chrono::seconds(5), .environment = {{kFlightVariable, flights.path()}}});
+  CHECK(result.exit_code == 0);
+  if (const auto text = verdict(flights.path(), output); !text.empty()) {
+    expect_parts(text, {"rank 1 is slow: it came last to ", " collectives, and the others waited for it in "});
+  }
+}
+
 TEST_CASE("tools/doctor names a rank that hangs over shm") {
   const auto hang_on_rank_0 = [](int rank) {
     if (rank == 0) {

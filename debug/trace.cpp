@@ -2,6 +2,7 @@
 
 #include <ATen/Context.h>
 #include <ATen/record_function.h>
+#include <c10/core/Allocator.h>
 #include <fmt/format.h>
 #include <sys/syscall.h>
 #include <torch/csrc/autograd/profiler_kineto.h>
@@ -11,7 +12,6 @@
 #include <array>
 #include <atomic>
 #include <cerrno>
-#include <charconv>
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
@@ -206,6 +206,8 @@ Trace::Recording::Recording(ModuleRef model, Options options) : options_(std::mo
   std::error_code failure;
   std::filesystem::create_directories(options_.folder, failure);
   TESSERA_CHECK(Error, !failure, "Trace: {}: the folder cannot be made: {}", options_.folder, failure.message());
+  TESSERA_CHECK(StateError, !c10::memoryProfilingEnabled(),
+                "Trace: this thread has a MemoryTimeline, and libtorch has one profiler a thread; end that first");
   TESSERA_CHECK(StateError, !is_tracing.exchange(true), "Trace: this process has another one, which stop() ends");
   start_profiler();
   is_recording_ = true;
@@ -260,12 +262,11 @@ void Trace::Recording::observe(torch::nn::Module& module, const std::string& nam
       HookOrder::Prepend));
   hooks_.emplace_back(point->register_forward_hook([leave](HookPoint&, TensorRefs) { leave(); }));
   hooks_.emplace_back(point->register_exception_hook([leave](HookPoint&) { leave(); }));
-  try {
-    units_.push_back(fsdp(module));
-    units_.back().set_event_observer([this](const FSDPEvent& event) {
+  if (auto unit = find_fsdp(module)) {
+    unit->set_event_observer([this](const FSDPEvent& event) {
       unit_events_.push_back({.ns = clock_ns(), .step = event.step, .unit = event.unit});
     });
-  } catch (const StateError&) {  // no unit
+    units_.push_back(*std::move(unit));
   }
 }
 
@@ -370,38 +371,27 @@ void Trace::stop() {
 }
 
 TraceSteps::TraceSteps(ModuleRef model, Options options) : model_(model), options_(std::move(options)) {
-  TESSERA_CHECK(ValueError, options_.first_step > 0 && options_.last_step >= options_.first_step,
-                "TraceSteps: steps {} to {}; steps are counted from 1, and the last is not before the first",
-                options_.first_step, options_.last_step);
+  check_step_range("TraceSteps", options_.steps);
 }
 
+TraceSteps::~TraceSteps() = default;
+
 void TraceSteps::begin_step(int64_t step) {
-  if (step == options_.first_step && !options_.folder.empty()) {
+  if (step == options_.steps.first && !options_.folder.empty()) {
     trace_.emplace(model_, Trace::Options{.folder = options_.folder, .ops = options_.ops});
+  }
+  if (trace_) {
+    step_ = std::make_unique<at::RecordFunction>(at::RecordScope::USER_SCOPE);
+    step_->before(fmt::format("step {}", step));
   }
 }
 
 void TraceSteps::end_step(int64_t step) {
-  if (trace_ && step == options_.last_step) {
+  step_.reset();
+  if (trace_ && step == options_.steps.last) {
     trace_->stop();
     trace_.reset();
   }
-}
-
-TraceSteps::Options parse_trace_steps(const std::string& option, const std::string& text) {
-  TraceSteps::Options options{.first_step = 0, .last_step = 0};
-  const char* const end = text.data() + text.size();
-  auto parsed = std::from_chars(text.data(), end, options.first_step);
-  options.last_step = options.first_step;
-  if (parsed.ec == std::errc() && parsed.ptr != end && *parsed.ptr == '-') {
-    parsed = std::from_chars(parsed.ptr + 1, end, options.last_step);
-  }
-  TESSERA_CHECK(ValueError,
-                parsed.ec == std::errc() && parsed.ptr == end && options.first_step > 0 &&
-                    options.last_step >= options.first_step,
-                "{} {}: must be a step, as 10, or steps from one to another, as 10-12; they are counted from 1", option,
-                text);
-  return options;
 }
 
 }  // namespace tessera

@@ -3,12 +3,26 @@
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
+#include <cstdlib>
 #include <utility>
 
 #include "base/error.h"
 #include "comm/process_group.h"
+#include "examples/data_path.h"
 
 namespace tessera::examples {
+
+namespace {
+
+/// For who asks from another host.
+constexpr const char* kTokenVariable = "TESSERA_METRICS_TOKEN";
+
+MetricsServer::Options server_options(const MetricsTarget& target) {
+  const char* const token = std::getenv(kTokenVariable);
+  return {.host = target.host, .port = *target.port, .token = token ? token : ""};
+}
+
+}  // namespace
 
 TrainingLog::TrainingLog(TrainingLogOptions options) : options_(std::move(options)) {
   const auto& names = options_.mesh.axis_names();
@@ -21,7 +35,8 @@ TrainingLog::TrainingLog(TrainingLogOptions options) : options_(std::move(option
     }
   }
   if (get_rank() == 0) {
-    log_ = std::make_unique<MetricsLog>(options_.folder);
+    log_ = options_.target.folder.empty() ? nullptr : std::make_unique<MetricsLog>(options_.target.folder);
+    server_ = options_.target.port ? std::make_unique<MetricsServer>(server_options(options_.target)) : nullptr;
   }
 }
 
@@ -54,7 +69,7 @@ void TrainingLog::set(const StepResult& result, const StepReport& report) {
 
 void TrainingLog::after_step(int64_t step, const StepResult& result) {
   meter_.end_step();
-  if (step % options_.every != 0 && !result.validation_loss) {
+  if (step % options_.target.every != 0 && !result.validation_loss) {
     return;
   }
   set(result, meter_.read());
@@ -63,48 +78,39 @@ void TrainingLog::after_step(int64_t step, const StepResult& result) {
   if (log_) {
     log_->write(step, values);
   }
-}
-
-void add_log_options(CLI::App& app, std::string& folder, int64_t& every, const std::string& group) {
-  app.add_option("--log-dir", folder, "where metrics go, for TensorBoard, scripts and Prometheus; default: nowhere")
-      ->group(group)
-      ->type_name("FOLDER");
-  app.add_option("--log-every", every, "steps between two lines of metrics")->capture_default_str()->group(group);
-}
-
-void add_numerics_option(CLI::App& app, bool& check_numerics, const std::string& group) {
-  app.add_flag("--check-numerics", check_numerics,
-               "end the run before a step whose activations or gradients have NaN or infinity, and name\n"
-               "the first module and its rank")
-      ->group(group);
-}
-
-void check_numerics(NumericsWatch& watch, int64_t step) {
-  if (const auto found = watch.check(step)) {
-    throw Error(fmt::format("--check-numerics: {}; the parameters are those before this step", to_string(*found)));
+  if (server_) {
+    server_->set(prometheus_text(values));
   }
 }
 
-void add_trace_options(CLI::App& app, TraceSteps::Options& trace, const std::string& group) {
-  app.add_option("--trace", trace.folder,
-                 "where a timeline of some steps goes, for tools/merge_traces; default: nowhere")
+void add_log_options(CLI::App& app, MetricsTarget& target, const std::string& group) {
+  app.add_option("--log-dir", target.folder,
+                 "where metrics go, for TensorBoard, scripts and Prometheus; default: nowhere")
       ->group(group)
       ->type_name("FOLDER");
-  app.add_option_function<std::string>(
-         "--trace-steps",
-         [&trace](const std::string& text) {
-           const auto steps = parse_trace_steps("--trace-steps", text);
-           trace.first_step = steps.first_step;
-           trace.last_step = steps.last_step;
-         },
-         "steps of the timeline")
-      ->group(group)
-      ->type_name("FIRST-LAST")
-      ->default_str("10-12");
-  app.add_flag(
-         "--trace-no-ops", [&trace](int64_t) { trace.ops = false; },
-         "leave ATen's ops and autograd's nodes out of it: smaller, and it slows the steps less")
+  app.add_option("--log-every", target.every, "steps between two lines of metrics")
+      ->capture_default_str()
       ->group(group);
+  app.add_option("--metrics-port", target.port,
+                 "where rank 0 serves them at /metrics, for Prometheus; 0: at a free port; default: nowhere")
+      ->group(group);
+  app.add_option("--metrics-host", target.host,
+                 "address of it; requests to others than this host's own need the token of TESSERA_METRICS_TOKEN")
+      ->capture_default_str()
+      ->group(group);
+}
+
+void resolve_folder(MetricsTarget& target) {
+  target.folder = target.folder.empty() ? "" : path_from_caller(target.folder);
+}
+
+void check_target(const MetricsTarget& target) {
+  if (!target.folder.empty()) {
+    check_writable_folder("--log-dir", target.folder);
+  }
+  if (target.port) {
+    MetricsServer::check(server_options(target));
+  }
 }
 
 }  // namespace tessera::examples

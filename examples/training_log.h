@@ -1,8 +1,8 @@
 #pragma once
 // Metrics of a training run in a folder (--log-dir): what it learns, how fast, where its time goes and what it sends.
 //
-//   TrainingLog log({.folder = "logs", .mesh = mesh, .tokens_per_step = 4096, .peak_memory_bytes = read_peak});
-//   for (int64_t step = 1; step <= steps; ++step) {
+//   TrainingLog log({.target = {.folder = "logs"}, .mesh = mesh, .tokens_per_step = 4096, .peak_memory_bytes =
+//   read_peak}); for (int64_t step = 1; step <= steps; ++step) {
 //     const auto batch = [&] { const auto timed = log.time(StepPart::Data); return next_batch(); }();
 //     const double loss = train_step(batch);
 //     log.after_step(step, {.loss = loss, .learning_rate = 1e-3});
@@ -19,9 +19,8 @@
 
 #include "debug/metrics.h"
 #include "debug/metrics_log.h"
-#include "debug/numerics_watch.h"
+#include "debug/metrics_server.h"
 #include "debug/step_meter.h"
-#include "debug/trace.h"
 #include "device_mesh/device_mesh.h"
 
 namespace CLI {
@@ -30,10 +29,19 @@ class App;
 
 namespace tessera::examples {
 
-struct TrainingLogOptions {
+/// Where metrics go: to a folder, and to who asks rank 0 by HTTP. Both may be left out.
+struct MetricsTarget {
   std::string folder;
   /// Steps between lines.
   int64_t every = 10;
+  std::optional<int> port = std::nullopt;
+  std::string host = "127.0.0.1";
+
+  bool is_none() const { return folder.empty() && !port; }
+};
+
+struct TrainingLogOptions {
+  MetricsTarget target;
   DeviceMesh mesh;
   int64_t tokens_per_step = 0;
   /// Rate at which model FLOPs utilization would be 1; without it, that is left out.
@@ -71,7 +79,8 @@ class TrainingLog {
   TrainingLogOptions options_;
   Metrics metrics_;
   std::vector<Axis> axes_;
-  std::unique_ptr<MetricsLog> log_;  // of rank 0
+  std::unique_ptr<MetricsLog> log_;        // of rank 0
+  std::unique_ptr<MetricsServer> server_;  // of rank 0
   StepMeter meter_;
   Gauge& loss_ = metrics_.gauge("train/loss", AcrossRanks::Mean);
   Gauge& validation_loss_ = metrics_.gauge("train/validation_loss", AcrossRanks::Mean);
@@ -94,18 +103,11 @@ class TrainingLog {
   return log ? log->time(part) : StepMeter::Scope();
 }
 
-/// Adds --log-dir and --log-every, which set a log's folder and the steps between its lines, to a group of a program's
-/// options.
-void add_log_options(CLI::App& app, std::string& folder, int64_t& every, const std::string& group);
-
-/// Adds --check-numerics.
-void add_numerics_option(CLI::App& app, bool& check_numerics, const std::string& group);
-
-/// Throws Error on every rank if the step's activations or gradients have NaN or infinity. Call it where there is a
-/// watch, before the optimizer steps.
-void check_numerics(NumericsWatch& watch, int64_t step);
-
-/// Adds --trace, --trace-steps and --trace-no-ops, which set `trace`, to a group of a program's options.
-void add_trace_options(CLI::App& app, TraceSteps::Options& trace, const std::string& group);
+/// Adds --log-dir, --log-every, --metrics-port and --metrics-host to a group of a program's options.
+void add_log_options(CLI::App& app, MetricsTarget& target, const std::string& group);
+/// Makes the folder absolute.
+void resolve_folder(MetricsTarget& target);
+/// Throws ValueError for what cannot be written or served.
+void check_target(const MetricsTarget& target);
 
 }  // namespace tessera::examples

@@ -21,9 +21,9 @@
 #include "comm/shared_gradients.h"
 #include "data/token_dataset.h"
 #include "dtensor/clip_grad_norm.h"
+#include "examples/data_path.h"
 #include "examples/finetune/finetune_options.h"
 #include "examples/finetune/tiny_llama.h"
-#include "examples/train_gpt/data_path.h"
 #include "examples/train_gpt/peak_memory.h"
 #include "examples/train_gpt/progress_line.h"
 #include "examples/training_log.h"
@@ -144,14 +144,13 @@ double train_step(models::Decoder& model, const data::Batch& batch, const Device
   return mean.item<double>();
 }
 
-/// Null without --log-dir.
+/// Null without --log-dir and --metrics-port.
 std::unique_ptr<TrainingLog> open_log(const FinetuneOptions& options, const DeviceMesh& mesh) {
-  if (options.log_dir.empty()) {
+  if (options.metrics.is_none()) {
     return nullptr;
   }
   return std::make_unique<TrainingLog>(
-      TrainingLogOptions{.folder = options.log_dir,
-                         .every = options.log_every,
+      TrainingLogOptions{.target = options.metrics,
                          .mesh = mesh,
                          .tokens_per_step = options.batch * options.sequence_length,
                          .peak_memory_bytes = [] { return peak_memory_bytes(at::kCPU); }});
@@ -211,6 +210,10 @@ void run_rank(const FinetuneOptions& options) {
   print("{} on {} ranks ({} for data, {} for matrices); {} tokens, {} samples an epoch", options.model,
         get_world_size(), dp.size(), options.tp, dataset.num_tokens(), dataset.samples_per_epoch());
 
+  if (const auto links = links_line(options.watch, at::kCPU); !links.empty()) {
+    print("{}", links);
+  }
+
   std::optional<dcp::Checkpointer> checkpointer;
   int64_t done = 0;
   if (!options.checkpoint_dir.empty()) {
@@ -219,24 +222,18 @@ void run_rank(const FinetuneOptions& options) {
   }
 
   const auto log = open_log(options, mesh);
-  TraceSteps trace(model, options.trace);
-  std::optional<NumericsWatch> numerics;
-  if (options.check_numerics) {
-    numerics.emplace(model);
-  }
+  StepWatch watch(model, optimizer, options.watch);
   const int64_t print_every = std::max<int64_t>(1, options.steps / 20);
   auto last_print = std::chrono::steady_clock::now();
   for (int64_t step = done; step < options.steps; ++step) {
-    trace.begin_step(step + 1);
+    watch.begin_step(step + 1);
     optimizer.zero_grad();
     const auto batch = [&] {
       const auto timed = time_part(log, StepPart::Data);
       return dataset.next_batch(options.batch, {.rank = dp.local_rank("dp"), .ranks = dp.size()});
     }();
     const double loss = train_step(model, batch, dp, options.accumulate);
-    if (numerics) {
-      check_numerics(*numerics, step + 1);
-    }
+    watch.before_optimizer(step + 1);
     const double norm = options.clip > 0 ? clip_grad_norm_(model->parameters(), options.clip).item<double>() : 0;
     optim::set_lrs(optimizer, base_lrs, schedule(step + 1));
     optimizer.step();
@@ -257,7 +254,7 @@ void run_rank(const FinetuneOptions& options) {
       const auto timed = time_part(log, StepPart::Checkpoint);
       checkpointer->async_save(step + 1, dcp::training_state(model, optimizer, dataset.state_dict()));
     }
-    trace.end_step(step + 1);
+    watch.end_step(step + 1);
   }
   if (checkpointer) {
     checkpointer->wait();
@@ -290,12 +287,8 @@ int main(int argc, char** argv) {
     options = examples::parse_finetune_options(argc, argv, exit_code);
     if (options && !launched_as_rank()) {
       check_finetune_options(*options, options->nproc);
-      if (!options->log_dir.empty()) {
-        examples::check_writable_folder("--log-dir", options->log_dir);
-      }
-      if (!options->trace.folder.empty()) {
-        examples::check_writable_folder("--trace", options->trace.folder);
-      }
+      examples::check_target(options->metrics);
+      examples::check_folders(options->watch);
       examples::prepare_model(options->model);
     }
   });

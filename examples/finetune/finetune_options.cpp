@@ -5,7 +5,7 @@
 
 #include "base/error.h"
 #include "comm/local_launcher.h"
-#include "examples/train_gpt/data_path.h"
+#include "examples/data_path.h"
 #include "examples/training_log.h"
 
 namespace tessera::examples {
@@ -107,9 +107,8 @@ std::optional<FinetuneOptions> parse_finetune_options(int argc, char** argv, int
   add_layout(app, options);
   add_training(app, options);
   add_lora(app, options);
-  add_log_options(app, options.log_dir, options.log_every, "Metrics");
-  add_numerics_option(app, options.check_numerics, "Metrics");
-  add_trace_options(app, options.trace, "Metrics");
+  add_log_options(app, options.metrics, "Metrics");
+  add_watch_options(app, options.watch, "Metrics");
   app.add_option("--save-every", options.save_every, "steps between checkpoints; 0: none")
       ->capture_default_str()
       ->group("Checkpoints");
@@ -132,9 +131,9 @@ std::optional<FinetuneOptions> parse_finetune_options(int argc, char** argv, int
   for (auto& path : options.data) {
     path = path_from_caller(path);
   }
-  for (auto* path : {&options.checkpoint_dir, &options.log_dir, &options.trace.folder}) {
-    *path = path->empty() ? "" : path_from_caller(*path);
-  }
+  options.checkpoint_dir = options.checkpoint_dir.empty() ? "" : path_from_caller(options.checkpoint_dir);
+  resolve_folder(options.metrics);
+  resolve_folders(options.watch);
   return options;
 }
 
@@ -148,10 +147,8 @@ void check_finetune_options(const FinetuneOptions& options, int64_t world_size) 
   check_positive("--threads", options.threads);
   check_positive("--steps", options.steps);
   check_positive("--batch", options.batch);
-  check_positive("--log-every", options.log_every);
-  TESSERA_CHECK(ValueError, options.trace.folder.empty() || options.trace.last_step <= options.steps,
-                "--trace-steps {}-{}: the run has {} steps", options.trace.first_step, options.trace.last_step,
-                options.steps);
+  check_positive("--log-every", options.metrics.every);
+  check_watch_options(options.watch, options.steps);
   TESSERA_CHECK(ValueError, options.sequence_length >= 2, "--sequence-length {}: must be at least 2",
                 options.sequence_length);
   TESSERA_CHECK(ValueError, options.tp >= 1 && world_size % options.tp == 0,

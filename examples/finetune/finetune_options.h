@@ -6,7 +6,8 @@
 #include <string>
 #include <vector>
 
-#include "debug/trace.h"
+#include "examples/step_watch.h"
+#include "examples/training_log.h"
 
 namespace tessera::examples {
 
@@ -51,14 +52,8 @@ struct FinetuneOptions {
   double clip = 1;
   uint64_t seed = 1;
 
-  /// Folder of metrics (examples/training_log.h); empty: none.
-  std::string log_dir;
-  /// Steps between lines of metrics.
-  int64_t log_every = 10;
-  /// Ends the run where a NaN or an infinity appears.
-  bool check_numerics = false;
-  /// Steps whose trace is written, and where; empty: nowhere.
-  TraceSteps::Options trace;
+  MetricsTarget metrics;
+  StepWatchOptions watch;
 
   /// Steps between checkpoints; 0: none.
   int64_t save_every = 0;

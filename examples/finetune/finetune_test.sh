@@ -42,7 +42,7 @@ for i in $(seq 400); do echo "line $i says that $((i * i)) is the square of $i";
 small=(--model "$work/tiny-llama" --data "$work/squares.txt" --batch 6 --sequence-length 64 --steps 20 --lr 3e-3)
 
 # The model is made, learns, and comes out as a folder.
-run "$finetune" "${small[@]:2}" --out "$work/tuned" --log-dir "$work/logs" || fail "a small run: exit code $?"
+run "$finetune" "${small[@]:2}" --out "$work/tuned" --log-dir "$work/logs" --check-numerics || fail "a small run: exit code $?"
 python3 tests/debug/check_metrics.py "$work/logs" 10 20 train/loss train/gradient_norm step/data_seconds \
   comm/bytes_per_step/dp >"$work/metrics" 2>&1 || fail "--log-dir: $(cat "$work/metrics")"
 expect_output "^made $work/tiny-llama, a random model"

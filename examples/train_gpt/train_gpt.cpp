@@ -23,9 +23,9 @@
 #include "comm/process_group.h"
 #include "comm/rank_environment.h"
 #include "comm/shared_gradients.h"
+#include "examples/data_path.h"
 #include "examples/gpt_layout.h"
 #include "examples/train_gpt/byte_data.h"
-#include "examples/train_gpt/data_path.h"
 #include "examples/train_gpt/loss_curve_svg.h"
 #include "examples/train_gpt/model_flops.h"
 #include "examples/train_gpt/parity.h"
@@ -120,13 +120,12 @@ int check_parity(const TrainOptions& options, const ByteData& data, Trainer& tra
   return holds ? 0 : 1;
 }
 
-/// Null without --log-dir.
+/// Null without --log-dir and --metrics-port.
 std::unique_ptr<TrainingLog> open_log(const TrainOptions& options, const Trainer& trainer) {
-  if (options.log_dir.empty()) {
+  if (options.metrics.is_none()) {
     return nullptr;
   }
-  TrainingLogOptions log{.folder = options.log_dir,
-                         .every = options.log_every,
+  TrainingLogOptions log{.target = options.metrics,
                          .mesh = *trainer.layout().mesh,
                          .tokens_per_step = options.batch * options.model.context,
                          .peak_memory_bytes = [device = options.layout.device] { return peak_memory_bytes(device); }};
@@ -154,13 +153,13 @@ int run_rank(const TrainOptions& options, const ByteData& data) {
     print_start(options, data, trainer);
     line = std::make_unique<ProgressLine>(options);
   }
+  if (const auto links = links_line(options.watch, options.layout.device); !links.empty() && get_rank() == 0) {
+    print(links);
+  }
   TrainCheckpoint checkpoint(trainer, options, data);
   checkpoint.resume();
   trainer.set_log(open_log(options, trainer));
-  trainer.set_trace(options.trace);
-  if (options.check_numerics) {
-    trainer.check_numerics();
-  }
+  trainer.watch();
   std::optional<StopRequest> stop;
   if (options.save_every > 0) {
     stop.emplace();
@@ -243,12 +242,8 @@ int run(int argc, char** argv) {
       check_local_devices(options.layout.device, options.nproc);
     }
     check_writable("--svg", options.svg);
-    if (!options.log_dir.empty()) {
-      check_writable_folder("--log-dir", options.log_dir);
-    }
-    if (!options.trace.folder.empty()) {
-      check_writable_folder("--trace", options.trace.folder);
-    }
+    check_target(options.metrics);
+    check_folders(options.watch);
     if (options.save_every > 0) {
       check_writable_folder("--checkpoint-dir", options.checkpoint_dir);
     }

@@ -96,19 +96,43 @@ python3 tests/debug/check_metrics.py "$work/logs" 2 4 train/loss train/validatio
   step/slowest_compute_seconds step/communication_seconds step/data_seconds step/checkpoint_seconds memory/peak_bytes \
   comm/bytes_per_step/dp comm/bytes_per_step/tp >"$work/out" 2>"$work/err" || fail "--log-dir: the metrics"
 expect_output '^3 steps, 16 metrics$'
-run "${small[@]}" --svg "$work/curve.svg" --nproc 4 --tp 2 --check-numerics --trace "$work/traces" --trace-steps 3-4 \
+expect_refused 'other hosts reach 0.0.0.0; give a token' "${small[@]}" --metrics-port 0 --metrics-host 0.0.0.0
+port=$(python3 -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])')
+"$program" "${small[@]}" --svg "$work/curve.svg" --metrics-port "$port" --log-every 1 --steps 2000 >"$work/out" 2>"$work/err" &
+pid=$!
+for _ in $(seq 300); do
+  python3 -c "import sys, urllib.request as r; sys.stdout.write(r.urlopen('http://127.0.0.1:$port/metrics').read().decode())" \
+    >"$work/served" 2>/dev/null && grep -q '^tessera_train_loss [0-9.]' "$work/served" && break
+  sleep 0.1
+done
+kill "$pid"
+wait "$pid" 2>/dev/null
+grep -q '^tessera_train_loss [0-9.]' "$work/served" || fail "--metrics-port: $(cat "$work/served")"
+run "${small[@]}" --svg "$work/curve.svg" --nproc 4 --tp 2 --check-numerics --trace "$work/traces" --trace-steps 3-4 --trace-ops \
   --save-every 4 --checkpoint-dir "$work/traced" || fail "--trace: exit code $?"
 { tools/merge_traces "$work/traces" &&
   python3 tests/debug/check_trace.py "$work/traces/trace.json" 4 'forward block0' 'gather ' 'backward ' 'reduce ' \
     'issue all_gather' 'wait reduce_scatter' 'redistribute (' 'checkpoint: write' aten::mm; } >"$work/out" 2>"$work/err" ||
   fail "--trace: the trace"
-run "${small[@]}" --svg "$work/curve.svg" --trace "$work/ranges" --trace-steps 2 --trace-no-ops || fail "--trace-no-ops"
-grep -q '"forward block0"' "$work/ranges/rank-1.json" || fail "--trace-no-ops: no ranges"
-grep -q 'aten::' "$work/ranges/rank-1.json" && fail "--trace-no-ops: ops"
+# What memory is for, and a trace without ops.
+run "${small[@]}" --svg "$work/curve.svg" --memory-timeline "$work/memory" --memory-steps 1-3 --check-links \
+  --trace "$work/ranges" --trace-steps 1-2 || fail "--memory-timeline"
+expect_output '^links: (no link is slow: [0-9.]+ MB/s to|rank [01] sends to) '
+python3 tests/debug/check_memory.py "$work/memory" 2 parameters 'optimizer state' gradients 'gathered parameters' \
+  activations 'gradients of activations' 'free blocks of units' other >"$work/out" 2>"$work/err" ||
+  fail "--memory-timeline: the snapshot"
+grep -qE '^ +[0-9]+ +[0-9]+  optimizer state +block0' "$work/memory/memory-rank-1.txt" || fail "--memory-timeline: no table"
+tools/merge_traces "$work/ranges" >"$work/out" 2>"$work/err" && tools/draw_trace "$work/ranges/trace.json" 2 "$work/step.svg" &&
+  grep -q '<title>forward block0: ' "$work/step.svg" && grep -q '<title>gather block0: ' "$work/step.svg" ||
+  fail "tools/draw_trace"
+grep -q '"forward block0"' "$work/ranges/rank-1.json" || fail "--trace: no ranges"
+grep -q 'aten::' "$work/ranges/rank-1.json" && fail "--trace: ops"
 # A step that overflows: the first module that sees it, on each rank, and no optimizer step.
 run "${small[@]}" --svg "$work/curve.svg" --lr 1e30 --warmup 0 --check-numerics && fail "--check-numerics: no error"
 grep -q "rank 0: --check-numerics: step 2, rank 0: the output of '.*' has " "$work/err" || fail "--check-numerics: $(cat "$work/err")"
 expect_refused '--trace-steps 3-5: the run has 4 steps' "${small[@]}" --trace "$work/traces" --trace-steps 3-5
+expect_refused '--trace-steps 3-4: cannot begin within --memory-steps 2-3' "${small[@]}" --trace "$work/traces" \
+  --trace-steps 3-4 --memory-timeline "$work/memory" --memory-steps 2-3
 expect_refused '--log-dir /proc/none: cannot be written to' "${small[@]}" --log-dir /proc/none
 expect_refused '--log-every 0: must be at least 1' "${small[@]}" --log-every 0
 

@@ -7,7 +7,7 @@
 #include "base/error.h"
 #include "base/version.h"
 #include "comm/local_launcher.h"
-#include "examples/train_gpt/data_path.h"
+#include "examples/data_path.h"
 #include "examples/train_gpt/train_device.h"
 #include "examples/training_log.h"
 
@@ -97,9 +97,8 @@ void add_text_options(CLI::App& app, TrainOptions& options) {
   app.add_option("--svg", options.svg, "where the loss curve goes (default: loss_curve.svg)")
       ->group(group)
       ->type_name("FILE");
-  add_log_options(app, options.log_dir, options.log_every, group);
-  add_numerics_option(app, options.check_numerics, group);
-  add_trace_options(app, options.trace, group);
+  add_log_options(app, options.metrics, group);
+  add_watch_options(app, options.watch, group);
   app.add_option("--prompt", options.prompt, "what the model's text goes on from")->group(group)->default_str("");
   app.add_option("--sample-bytes", options.sample_bytes, "length of the model's text; 0: none")->group(group);
   app.add_option("--temperature", options.temperature, "of the model's text: low is dull, high is wild")->group(group);
@@ -198,9 +197,8 @@ std::variant<TrainOptions, ExitNow> parse_train_options(int argc, char** argv) {
   }
   options.data = options.data.empty() ? default_data_path() : path_from_caller(options.data);
   options.svg = path_from_caller(options.svg.empty() ? "loss_curve.svg" : options.svg);
-  for (auto* folder : {&options.log_dir, &options.trace.folder}) {
-    *folder = folder->empty() ? "" : path_from_caller(*folder);
-  }
+  resolve_folder(options.metrics);
+  resolve_folders(options.watch);
   options.checkpoint_dir = path_from_caller(options.checkpoint_dir.empty() ? "checkpoints" : options.checkpoint_dir);
   return options;
 }
@@ -224,10 +222,8 @@ void check_train_options(const TrainOptions& options, int world_size) {
   check_positive("--batch", options.batch);
   check_positive("--eval-every", options.eval_every);
   check_positive("--eval-samples", options.eval_samples);
-  check_positive("--log-every", options.log_every);
-  TESSERA_CHECK(ValueError, options.trace.folder.empty() || options.trace.last_step <= options.steps,
-                "--trace-steps {}-{}: the run has {} steps", options.trace.first_step, options.trace.last_step,
-                options.steps);
+  check_positive("--log-every", options.metrics.every);
+  check_watch_options(options.watch, options.steps);
   TESSERA_CHECK(ValueError, options.model.dim % options.model.heads == 0,
                 "--heads {}: must divide --dim {}, since each head gets an equal part of it", options.model.heads,
                 options.model.dim);

@@ -6,9 +6,10 @@
 #include <string>
 #include <variant>
 
-#include "debug/trace.h"
 #include "examples/gpt_layout.h"
 #include "examples/gpt_model.h"
+#include "examples/step_watch.h"
+#include "examples/training_log.h"
 
 namespace tessera::examples {
 
@@ -50,14 +51,8 @@ struct TrainOptions {
   /// Absolute paths.
   std::string data;
   std::string svg;
-  /// Absolute path of the metrics' folder (examples/training_log.h); empty: none.
-  std::string log_dir;
-  /// Steps between lines of metrics.
-  int64_t log_every = 10;
-  /// Ends the run where a NaN or an infinity appears.
-  bool check_numerics = false;
-  /// Steps whose trace is written, and where; the folder is absolute, or empty.
-  TraceSteps::Options trace;
+  MetricsTarget metrics;
+  StepWatchOptions watch;
 
   /// Steps between checkpoints; 0: none. The end of the run is saved too.
   int64_t save_every = 0;
@@ -78,7 +73,7 @@ struct ExitNow {
   int code = 0;
 };
 
-/// Parses the command line. Relative paths are the user's (examples/train_gpt/data_path.h). Throws ValueError for an
+/// Parses the command line. Relative paths are the user's (examples/data_path.h). Throws ValueError for an
 /// unknown device, and without --data if there is no default data.
 std::variant<TrainOptions, ExitNow> parse_train_options(int argc, char** argv);
 

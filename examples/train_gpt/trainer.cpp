@@ -134,8 +134,8 @@ at::Tensor Trainer::compute_loss(const Batch& batch) {
 }
 
 void Trainer::finish_step(int64_t step) {
-  if (numerics_) {
-    examples::check_numerics(*numerics_, step + 1);
+  if (watch_) {
+    watch_->before_optimizer(step + 1);
   }
   if (options_.clip > 0) {
     const at::Tensor norm =
@@ -227,7 +227,7 @@ void Trainer::run(const std::function<void(const Progress&)>& on_progress,
   const int64_t report_every = std::max<int64_t>(1, options_.steps / 100);
   Meter meter;
   for (int64_t step = first_step_; step < options_.steps; ++step) {
-    begin_trace(step + 1);
+    begin_step(step + 1);
     const auto start = Clock::now();
     const int64_t sent_before = comm_stats().bytes_sent();
     history_.train.push_back({.step = step, .loss = train_step(step)});
@@ -260,21 +260,21 @@ void Trainer::run(const std::function<void(const Progress&)>& on_progress,
         return;
       }
     }
-    end_trace(done);
+    end_step(done);
   }
 }
 
-void Trainer::begin_trace(int64_t step) {
-  if (trace_) {
+void Trainer::begin_step(int64_t step) {
+  if (watch_) {
     const auto timed = time_part(log_, StepPart::Unmetered);
-    trace_->begin_step(step);
+    watch_->begin_step(step);
   }
 }
 
-void Trainer::end_trace(int64_t step) {
-  if (trace_) {
+void Trainer::end_step(int64_t step) {
+  if (watch_) {
     const auto timed = time_part(log_, StepPart::Unmetered);
-    trace_->end_step(step);
+    watch_->end_step(step);
   }
 }
 

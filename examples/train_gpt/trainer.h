@@ -16,6 +16,7 @@
 
 #include "device_mesh/device_mesh.h"
 #include "examples/gpt_model.h"
+#include "examples/step_watch.h"
 #include "examples/train_gpt/byte_data.h"
 #include "examples/train_gpt/train_options.h"
 #include "examples/training_log.h"
@@ -81,11 +82,8 @@ class Trainer {
   /// Makes run() write metrics.
   void set_log(std::unique_ptr<TrainingLog> log) { log_ = std::move(log); }
 
-  /// Makes run() trace some of its steps.
-  void set_trace(const TraceSteps::Options& options) { trace_.emplace(model_, options); }
-
-  /// Makes run() throw Error where a NaN or an infinity appears.
-  void check_numerics() { numerics_.emplace(model_); }
+  /// Makes run() look at steps as options.watch says.
+  void watch() { watch_.emplace(model_, optimizer_, options_.watch); }
 
   /// Makes run() begin after `done` steps, with their `history`.
   void go_on_from(int64_t done, LossHistory history);
@@ -109,8 +107,8 @@ class Trainer {
   double learning_rate_of(int64_t step) const;
   void set_learning_rate(int64_t step);
   void log_step(int64_t done, bool validates);
-  void begin_trace(int64_t step);
-  void end_trace(int64_t step);
+  void begin_step(int64_t step);
+  void end_step(int64_t step);
   at::Tensor compute_loss(const Batch& batch);
   double train_parts(int64_t step);
   /// Clips the gradients and steps the optimizer.
@@ -131,8 +129,7 @@ class Trainer {
   TrainingTime training_time_;
   std::optional<double> gradient_norm_;  // of the last step, if it clipped
   std::unique_ptr<TrainingLog> log_;
-  std::optional<TraceSteps> trace_;
-  std::optional<NumericsWatch> numerics_;
+  std::optional<StepWatch> watch_;
   int64_t first_step_ = 0;
 };
 

@@ -34,7 +34,7 @@ TEST_CASE("a trace of steps has a file, and none without a folder") {
   const TempFolder folder;
   nn::Sequential model(nn::Linear(3, 2), nn::ReLU());
   const auto run = [&](const std::string& path) {
-    TraceSteps trace(model, {.folder = path, .first_step = 2, .last_step = 3});
+    TraceSteps trace(model, {.folder = path, .steps = {2, 3}, .ops = true});
     for (int64_t step = 1; step <= 4; ++step) {
       trace.begin_step(step);
       model->forward(at::ones({4, 3})).sum().backward();
@@ -51,16 +51,17 @@ TEST_CASE("a trace of steps has a file, and none without a folder") {
     }
     return found;
   };
+  expect_equal(count("\"step 2\"") + count("\"step 3\""), int64_t{2});
   expect_equal(count("\"forward model\""), int64_t{2});
   expect_equal(count("\"forward 0\""), int64_t{2});
   expect_equal(count("\"aten::addmm\""), int64_t{2});
   {
-    Trace trace(model, {.folder = folder.path(), .ops = false});
+    Trace trace(model, {.folder = folder.path()});
     expect_throws<StateError>([&] { Trace(model, {.folder = folder.path()}); }, "has another one");
     model->forward(at::ones({4, 3}));
   }  // which writes nothing
   expect_equal(read_file(folder.path("rank-0.json")), std::string());
-  Trace trace(model, {.folder = folder.path(), .ops = false});
+  Trace trace(model, {.folder = folder.path()});
   model->forward(at::ones({4, 3}));
   trace.stop();
   const auto ranges = read_file(folder.path("rank-0.json"));
@@ -74,11 +75,11 @@ TEST_CASE("ranks that are threads, and steps that are none, are refused") {
     expect_throws<StateError>([&] { Trace(model, {.folder = "unused"}); }, "ranks are threads");
   });
   for (const auto* text : {"", "x", "0", "3-", "3-2", "1-2x", "-1"}) {
-    expect_throws<ValueError>([&] { parse_trace_steps("--trace-steps", text); }, "--trace-steps");
+    expect_throws<ValueError>([&] { parse_step_range("--trace-steps", text); }, "--trace-steps");
   }
-  expect_equal(parse_trace_steps("", "7").last_step, int64_t{7});
-  expect_equal(parse_trace_steps("", "10-12").first_step, int64_t{10});
-  expect_equal(parse_trace_steps("", "10-12").last_step, int64_t{12});
+  expect_equal(parse_step_range("", "7").last, int64_t{7});
+  expect_equal(parse_step_range("", "10-12").first, int64_t{10});
+  expect_equal(parse_step_range("", "10-12").last, int64_t{12});
 }
 
 }  // namespace tessera::testing

@@ -1,4 +1,4 @@
-#include "examples/train_gpt/data_path.h"
+#include "examples/data_path.h"
 
 #include <unistd.h>
 

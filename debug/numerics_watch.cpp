@@ -1,5 +1,6 @@
 #include "debug/numerics_watch.h"
 
+#include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/aminmax.h>
 #include <ATen/ops/dot.h>
@@ -82,7 +83,9 @@ struct NumericsWatch::Readings {
     if (local.numel() == 0 || !local.is_floating_point()) {
       return;
     }
-    const auto flat = local.detach().to(at::kFloat).reshape(-1);
+    const at::AutoDispatchBelowADInplaceOrView below;
+    const bool is_flat = local.scalar_type() == at::kFloat && local.is_contiguous();
+    const auto flat = is_flat ? local.view(-1) : local.to(at::kFloat).reshape(-1);
     Reading reading{.name = name, .kind = kind};
     if (flat.is_cpu()) {
       reading.numbers = read_now(flat);
@@ -97,7 +100,7 @@ struct NumericsWatch::Readings {
   /// Only a sum of squares that is not finite needs a second look: it may be an overflow. (Vector norms and their like
   /// are not vectorized on the CPU, and take ten times as long as a dot product.)
   Numbers read_now(const at::Tensor& flat) const {
-    Numbers numbers{.square_sum = at::dot(flat, flat).item<float>()};
+    Numbers numbers{.square_sum = *at::dot(flat, flat).const_data_ptr<float>()};
     if (reads_max_abs || !std::isfinite(numbers.square_sum)) {
       const auto [min, max] = at::aminmax(flat);
       numbers.max_abs = Numbers::to_max_abs(min.item<float>(), max.item<float>());

@@ -8,12 +8,10 @@
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <c10/util/Exception.h>
 
-#include <fmt/ranges.h>
-
-#include <algorithm>
 #include <exception>
 #include <filesystem>
-#include <limits>
+#include <functional>
+#include <map>
 #include <optional>
 #include <sstream>
 #include <thread>
@@ -22,10 +20,10 @@
 #include "checkpoint/format/checkpoint_error.h"
 #include "checkpoint/format/manifest.h"
 #include "checkpoint/io/checkpoint_index.h"
-#include "checkpoint/io/file_io.h"
 #include "checkpoint/io/read_tensor.h"
 #include "checkpoint/io/staging.h"
 #include "checkpoint/rng_state.h"
+#include "checkpoint/run_folder.h"
 #include "checkpoint/save_job.h"
 #include "comm/context/comm_observer.h"
 #include "comm/context/rank_context.h"
@@ -36,77 +34,14 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr const char* kPrefix = "step-";
-
 void check_step(int64_t step) {
   TESSERA_CHECK(ValueError, step >= 0, "Checkpointer: step {}; steps count from 0", step);
 }
 
-std::string step_path(const std::string& folder, int64_t step) {
-  return fmt::format("{}/{}{:08}", folder, kPrefix, step);
-}
-
-/// The digits of "step-<digits>"; empty for any other name.
-std::string step_digits(const std::string& name) {
-  const auto digits = name.starts_with(kPrefix) ? name.substr(std::string(kPrefix).size()) : "";
-  return digits.find_first_not_of("0123456789") == std::string::npos ? digits : "";
-}
-
-/// "step-<digits>" in the folder.
-struct StepFolder {
-  int64_t step = 0;
-  std::string path;
-  // clang-tidy takes what the default compares with, a 0, for a null pointer.
-  auto operator<=>(const StepFolder&) const = default;  // NOLINT(modernize-use-nullptr)
-};
-
-constexpr int64_t kAnyStep = std::numeric_limits<int64_t>::max();
-
-/// In the order of steps; none where there is no such folder yet.
-std::vector<StepFolder> step_folders(const std::string& folder) {
-  std::vector<StepFolder> found;
-  std::error_code error;
-  const fs::directory_iterator entries(folder, error);
-  // Else a run that cannot see its checkpoints would begin anew.
-  TESSERA_CHECK(CheckpointError, !error || error == std::errc::no_such_file_or_directory,
-                "{}: its checkpoints cannot be listed: {}", folder, error.message());
-  for (const auto& entry : entries) {
-    const auto digits = step_digits(entry.path().filename().string());
-    if (!digits.empty() && digits.size() < 19) {
-      found.push_back({.step = std::stoll(digits), .path = entry.path().string()});
-    }
-  }
-  std::sort(found.begin(), found.end());
-  return found;
-}
-
-/// Whole checkpoints in the folder, up to a step, oldest first.
-std::vector<StepFolder> whole_checkpoints(const std::string& folder, int64_t last_step = kAnyStep) {
-  auto found = step_folders(folder);
-  std::erase_if(found, [&](const StepFolder& own) {
-    return own.step > last_step || !fs::exists(fs::path(own.path) / kManifestName);
-  });
-  return found;
-}
-
-/// Rank 0: what is of a later step gets a name that no step has. The last one first: what is killed in between leaves a
-/// row without a gap.
-void set_aside_later(const std::string& folder, int64_t step) {
-  auto later = step_folders(folder);
-  std::erase_if(later, [&](const StepFolder& own) { return own.step <= step; });
-  std::vector<std::string> names;
-  for (auto own = later.rbegin(); own != later.rend(); ++own) {
-    std::string name;
-    for (int i = 0; name.empty() || fs::exists(fs::symlink_status(name)); ++i) {
-      name = fmt::format("{}.aside-{}", own->path, i);
-    }
-    rename_durably(own->path, name);
-    names.push_back(std::move(name));
-  }
-  if (!names.empty()) {
-    TORCH_WARN(fmt::format("Checkpointer: training went on from step {}; later checkpoints are set aside, as {}", step,
-                           fmt::join(names, ", ")));
-  }
+/// Where in-memory checkpoints of the run in `folder` are: a job may have several runs.
+std::string memory_of_run(const std::string& memory_folder, const std::string& folder) {
+  const auto run = fs::absolute(folder).lexically_normal().string();
+  return fmt::format("{}/run-{:016x}", memory_folder, hash_bytes(run.data(), run.size()));
 }
 
 struct LatestValid {
@@ -114,19 +49,27 @@ struct LatestValid {
   bool is_last = false;  // of all that there are
 };
 
-/// Collective.
-std::optional<LatestValid> find_latest_valid(const RankSync& ranks, const std::string& folder, int64_t last_step) {
-  std::istringstream steps(ranks.from_rank0([&] {
+/// Where several folders have the step, in the first of them. Collective.
+std::optional<LatestValid> find_latest_valid(const RankSync& ranks, const std::vector<std::string>& folders,
+                                             int64_t last_step) {
+  std::istringstream candidates(ranks.from_rank0([&] {
+    std::map<int64_t, std::string, std::greater<>> texts;
+    for (size_t i = 0; i < folders.size(); ++i) {
+      for (const auto& own : whole_checkpoints(folders[i], last_step)) {
+        texts[own.step] += fmt::format("{} {} {} ", own.step, i, fs::path(own.path).filename().string());
+      }
+    }
     std::string text;
-    for (const auto& own : whole_checkpoints(folder, last_step)) {
-      text = fmt::format("{} {} {}", own.step, fs::path(own.path).filename().string(), text);
+    for (const auto& [step, own] : texts) {
+      text += own;
     }
     return text;
   }));
   std::string fault;
   int64_t step = 0;
-  for (std::string name; steps >> step >> name;) {
-    const auto path = (fs::path(folder) / name).string();
+  size_t folder = 0;
+  for (std::string name; candidates >> step >> folder >> name;) {
+    const auto path = (fs::path(folders.at(folder)) / name).string();
     try {
       ranks.on_all_ranks([&] { verify_blocks(open_checkpoint(path), ranks.rank(), ranks.size()); });
       return LatestValid{.folder = {.step = step, .path = path}, .is_last = fault.empty()};
@@ -137,8 +80,8 @@ std::optional<LatestValid> find_latest_valid(const RankSync& ranks, const std::s
       fault = fault.empty() ? error.what() : fault;
     }
   }
-  TESSERA_CHECK(CheckpointError, fault.empty(), "{}: all of its checkpoints are damaged; the last one: {}", folder,
-                fault);
+  TESSERA_CHECK(CheckpointError, fault.empty(), "{}: all of its checkpoints are damaged; the last one: {}",
+                folders.back(), fault);
   return std::nullopt;
 }
 
@@ -151,26 +94,13 @@ std::optional<std::string> latest_up_to(const std::string& folder, int64_t last_
   return path.empty() ? std::nullopt : std::optional(path);
 }
 
-/// Rank 0, before a save, which may need the room. Others' files come into being in this folder too, such as those of
-/// export_safetensors.
-void remove_leftovers_of_run(const std::string& folder) {
-  remove_leftovers(folder, [](const std::string& name) { return !step_digits(name).empty(); });
-}
-
-/// Rank 0: removes all checkpoints but `saved` and the last `keep_last` - 1 others: what was just saved stays also
-/// where its step is lower than theirs. One that goes gets another name first, so that there is never half a checkpoint
-/// under its own.
-void remove_old(const std::string& folder, const std::string& saved, int64_t keep_last) {
-  auto others = whole_checkpoints(folder);
-  const auto folder_name = [](const std::string& path) { return fs::path(path).filename(); };
-  std::erase_if(others, [&](const StepFolder& own) { return folder_name(own.path) == folder_name(saved); });
-  const auto keep = static_cast<size_t>(keep_last);
-  std::error_code ignored;
-  for (size_t i = 0; keep_last > 0 && i + keep <= others.size(); ++i) {
-    const auto removed = others[i].path + kIncomplete + "removed";
-    rename_durably(others[i].path, removed);
-    fs::remove_all(removed, ignored);
-  }
+/// Rank 0, before a save in `folder` to `path`.
+void make_room(const std::string& folder, const std::string& path) {
+  remove_leftovers_of_run(folder);
+  TESSERA_CHECK(CheckpointError, !fs::exists(fs::path(path) / kManifestName),
+                "{}: there is something already, the checkpoint of this step; if training went back to an earlier "
+                "one, call resume_at() with that one's step, which sets later ones aside",
+                path);
 }
 
 /// The calling thread's. A new thread begins with GPU 0, which may be another rank's; a group over NCCL takes tensors
@@ -183,6 +113,7 @@ std::optional<c10::Device> current_gpu() {
 
 struct Checkpointer::Impl {
   std::string folder;
+  std::string memory;  // or ""
   CheckpointerOptions options;
   RankSync ranks = RankSync::all();
   std::optional<RankSync> own_ranks;  // over the background thread's group
@@ -198,21 +129,23 @@ struct Checkpointer::Impl {
   /// Before the first save after resume_at(). Collective.
   void set_aside() {
     if (resumed_at) {
-      ranks.on_rank0([&] { set_aside_later(folder, *resumed_at); });
+      ranks.on_rank0([&] {
+        set_aside_later(folder, *resumed_at);
+        if (!memory.empty()) {
+          remove_later(memory, *resumed_at);
+        }
+      });
       resumed_at.reset();
     }
   }
+  PlannedSave plan(const std::string& target, int64_t step, const State& state);
   /// The job over copies of this rank's bytes.
-  PlannedSave plan(int64_t step, const State& state);
   SaveJob copied_job(const PlannedSave& planned);
-  void warn_of_later(const fs::path& saved);
+  void warn_of_later(const std::string& saved);
+  /// Saves to the run's folder.
   void run(const RankSync& over, const SaveJob& job) {
     over.on_rank0([&] {
-      remove_leftovers_of_run(folder);
-      TESSERA_CHECK(CheckpointError, !fs::exists(fs::path(job.path) / kManifestName),
-                    "{}: there is something already, the checkpoint of this step; if training went back to an earlier "
-                    "one, call resume_at() with that one's step, which sets later ones aside",
-                    job.path);
+      make_room(folder, job.path);
       warn_of_later(job.path);
     });
     run_save(over, job);
@@ -222,33 +155,37 @@ struct Checkpointer::Impl {
 };
 
 /// Rank 0, of a run that may have gone back.
-void Checkpointer::Impl::warn_of_later(const fs::path& saved) {
+void Checkpointer::Impl::warn_of_later(const std::string& saved) {
   if (has_warned_of_later) {
     return;
   }
   const auto whole = whole_checkpoints(folder);
-  if (whole.empty() || whole.back().step <= std::stoll(step_digits(saved.filename().string()))) {
+  if (whole.empty() || whole.back().step <= step_of(saved)) {
     return;
   }
   has_warned_of_later = true;
-  TORCH_WARN("Checkpointer: ", saved.string(), " is saved while there is a later one, ", whole.back().path,
+  TORCH_WARN("Checkpointer: ", saved, " is saved while there is a later one, ", whole.back().path,
              ", which latest() goes on to return; if training went back to an earlier step, call resume_at() with that "
              "step before the first save, which then sets later ones aside");
 }
 
 std::optional<StepFolder> Checkpointer::Impl::latest_valid() {
   wait();
-  const auto found = find_latest_valid(ranks, folder, last_step());
+  auto folders = std::vector{folder};
+  if (!memory.empty()) {
+    folders.insert(folders.begin(), memory);
+  }
+  const auto found = find_latest_valid(ranks, folders, last_step());
   if (found && !found->is_last) {
     resumed_at = found->folder.step;
   }
   return found ? std::optional(found->folder) : std::nullopt;
 }
 
-PlannedSave Checkpointer::Impl::plan(int64_t step, const State& state) {
+PlannedSave Checkpointer::Impl::plan(const std::string& target, int64_t step, const State& state) {
   auto planned = plan_save(
       ranks, state,
-      {.path = step_path(folder, step), .layout = {.max_file_bytes = options.max_file_bytes}, .cache = &cache});
+      {.path = step_path(target, step), .layout = {.max_file_bytes = options.max_file_bytes}, .cache = &cache});
   check_step(step);  // which all ranks have by now, or the paths would differ
   return planned;
 }
@@ -282,6 +219,7 @@ Checkpointer::Checkpointer(std::string folder, CheckpointerOptions options) : im
   TESSERA_CHECK(ValueError, options.keep_last >= 0,
                 "Checkpointer: keep_last {}; it is a number of checkpoints, or 0 for all", options.keep_last);
   impl_->folder = std::move(folder);
+  impl_->memory = options.memory_folder.empty() ? "" : memory_of_run(options.memory_folder, impl_->folder);
   impl_->options = std::move(options);
 }
 
@@ -297,7 +235,7 @@ Checkpointer::~Checkpointer() {
 
 void Checkpointer::save(int64_t step, const State& state) {
   wait();
-  const auto planned = impl_->plan(step, state);
+  const auto planned = impl_->plan(impl_->folder, step, state);
   impl_->set_aside();
   SaveJob job = live_job(impl_->ranks, planned);
   job.progress = impl_->options.progress;
@@ -309,7 +247,7 @@ void Checkpointer::async_save(int64_t step, const State& state) {
   if (!impl_->own_ranks) {
     impl_->own_ranks = impl_->ranks.with_own_group();
   }
-  const auto planned = impl_->plan(step, state);
+  const auto planned = impl_->plan(impl_->folder, step, state);
   SaveJob job;
   // A rank that lacks the memory says so here: the others' threads would wait for its.
   impl_->ranks.on_all_ranks([&] { job = impl_->copied_job(planned); });
@@ -326,6 +264,19 @@ void Checkpointer::async_save(int64_t step, const State& state) {
           impl->error = std::current_exception();
         }
       });
+}
+
+// Beside a save in flight, which uses another folder and a group of its own.
+void Checkpointer::save_in_memory(int64_t step, const State& state) {
+  const auto planned = impl_->plan(impl_->memory, step, state);
+  const auto& memory = impl_->memory;  // as on all ranks by now
+  TESSERA_CHECK(StateError, !memory.empty(),
+                "Checkpointer: save_in_memory: there is no memory_folder; launch_local makes job_memory_folder(), and "
+                "under another launcher TESSERA_MEMORY_DIR names a new folder of the job");
+  impl_->set_aside();
+  impl_->ranks.on_rank0([&] { make_room(memory, planned.path); });
+  run_save(impl_->ranks, live_job(impl_->ranks, planned));
+  impl_->ranks.on_rank0([&] { remove_old(memory, planned.path, /*keep_last=*/1); });
 }
 
 void Checkpointer::Impl::wait() {

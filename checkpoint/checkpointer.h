@@ -1,5 +1,5 @@
 #pragma once
-// Manages the checkpoints of a run: saves them, optionally in the background, and keeps the latest ones.
+// Manages the checkpoints of a run: saves them, optionally in the background or in memory, and keeps the latest ones.
 //
 //   dcp::Checkpointer checkpointer("run", {.keep_last = 3});      // on every rank, with the same arguments
 //   int64_t step = checkpointer.resume_or_start(model, optimizer, user);         // docs/reliability.md
@@ -27,6 +27,7 @@ struct CheckpointerOptions {
   int64_t keep_last = 0;                      // keep the new checkpoint and those of the highest steps; 0 keeps all
   int64_t max_file_bytes = int64_t{5} << 30;  // like SaveOptions
   ProgressFn progress = {};                   // like SaveOptions; async_save() calls it in the background thread
+  std::string memory_folder = {};             // for save_in_memory(), such as job_memory_folder(); empty: none
 };
 
 class Checkpointer {  // owns the background thread
@@ -43,6 +44,11 @@ class Checkpointer {  // owns the background thread
   void async_save(int64_t step, const State& state);
   void wait();  // waits for the save in flight and throws its error
 
+  /// Saves an in-memory checkpoint in place of the one before, which stays whole until then: a failed rank costs at
+  /// most the steps since. Lost with the host or the job (docs/reliability.md). Collective. Does not wait for a save in
+  /// flight. Throws like save(), StateError without a memory_folder, and CheckpointError if that is full.
+  void save_in_memory(int64_t step, const State& state);
+
   /// Loads what latest_valid() finds into model, optimizer, values of `user`, and saved random generators. Returns its
   /// step, or 0 if there is none. Collective. Throws like latest_valid(), load() and set_optimizer_state_dict().
   int64_t resume_or_start(ModuleRef model, torch::optim::Optimizer& optimizer, StateDict& user);
@@ -54,8 +60,8 @@ class Checkpointer {  // owns the background thread
   /// Returns the path of the complete checkpoint with the highest step, if any. Collective. Throws CheckpointError if
   /// the folder or a checkpoint in it cannot be read.
   std::optional<std::string> latest() const;
-  /// Like latest(), but verifies every byte, and skips damaged checkpoints with a warning. Throws CheckpointError if
-  /// all are damaged.
+  /// Like latest(), but also looks in memory_folder, verifies every byte, and skips damaged checkpoints with a warning.
+  /// Throws CheckpointError if all are damaged.
   std::optional<std::string> latest_valid();
 
  private:

@@ -5,8 +5,11 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstdlib>
+#include <filesystem>
 #include <fstream>
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include "comm/context/flight_record.h"
@@ -109,6 +112,40 @@ std::string report_flights(const std::string& folder, int ranks) {
     return "";
   }
   return others.size() == 1 ? fmt::format("  the others wait for rank {}\n{}", others[0], lines) : lines;
+}
+
+FlightFolder::FlightFolder(std::string given) : path_(std::move(given)) {
+  if (path_.empty()) {
+    const char* const temporary = std::getenv("TMPDIR");
+    path_ = fmt::format("{}/tessera-flight-XXXXXX", temporary && *temporary ? temporary : "/tmp");
+    is_own_ = mkdtemp(path_.data()) != nullptr;
+    path_ = is_own_ ? path_ : "";
+  }
+  if (!path_.empty()) {
+    remove_records();  // of an earlier start, which may have had more ranks
+  }
+}
+
+FlightFolder::~FlightFolder() {
+  std::error_code ignored;
+  if (is_own_) {
+    std::filesystem::remove_all(path_, ignored);
+  }
+}
+
+std::string FlightFolder::report(const std::string& failure, int ranks) const {
+  const auto text = path_.empty() ? "" : report_flights(path_, ranks);
+  if (!path_.empty() && !is_own_) {
+    std::ofstream(path_ + "/launcher.txt") << failure << '\n' << text;
+  }
+  return text.empty() || is_own_ ? text : fmt::format("{}  tools/doctor {} says more\n", text, path_);
+}
+
+void FlightFolder::remove_records() const {
+  std::error_code ignored;
+  std::filesystem::remove(path_ + "/launcher.txt", ignored);
+  for (int rank = 0; std::filesystem::remove(flight_path(path_, rank), ignored); ++rank) {
+  }
 }
 
 }  // namespace tessera

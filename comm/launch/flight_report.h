@@ -1,5 +1,5 @@
 #pragma once
-// A report of what a job's ranks do, from the flight records in a folder (comm/context/flight_record.h).
+// What a job's ranks do, from the flight records in a folder (comm/context/flight_record.h).
 //
 //   the others wait for rank 1
 //   rank 0 waits for 5.0 s in all_gather #12 of group 'dp' (Float[64] to Float[128]) for 'blocks.1'
@@ -11,5 +11,24 @@ namespace tessera {
 
 /// Returns such lines, indented, or "" if no rank waits in a collective or has given one up.
 std::string report_flights(const std::string& folder, int ranks);
+
+/// The folder of the ranks' flight records in one start.
+class FlightFolder {
+ public:
+  explicit FlightFolder(std::string given);  // the user's; empty: makes one, if it can, that ends with it
+  ~FlightFolder();
+  FlightFolder(const FlightFolder&) = delete;
+  FlightFolder& operator=(const FlightFolder&) = delete;
+
+  const std::string& path() const { return path_; }
+  /// Returns what the ranks wait in, after a failure, which the user's folder then tells, too.
+  std::string report(const std::string& failure, int ranks) const;
+
+ private:
+  void remove_records() const;
+
+  std::string path_;
+  bool is_own_ = false;
+};
 
 }  // namespace tessera

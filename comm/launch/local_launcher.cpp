@@ -18,7 +18,6 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <filesystem>
 #include <fstream>
 #include <iterator>
 #include <map>
@@ -34,6 +33,7 @@
 #include "comm/launch/flight_report.h"
 #include "comm/launch/job_secret.h"
 #include "comm/launch/listen_socket.h"
+#include "comm/launch/memory_folder.h"
 #include "comm/launch/rank_environment.h"
 #include "comm/launch/rank_heap.h"
 
@@ -156,58 +156,23 @@ struct LaunchedJob {
   std::string secret = new_job_secret();
 };
 
-/// The folder of the ranks' flight records in one start: the user's, or one that ends with it.
-class FlightFolder {
- public:
-  explicit FlightFolder(const LaunchOptions& options) {
-    const char* const given = std::getenv(kFlightVariable);
-    path_ = given ? given : "";
-    for (const auto& [name, value] : options.environment) {
-      path_ = name == kFlightVariable ? value : path_;
-    }
-    if (path_.empty()) {
-      const char* const temporary = std::getenv("TMPDIR");
-      path_ = fmt::format("{}/tessera-flight-XXXXXX", temporary && *temporary ? temporary : "/tmp");
-      is_own_ = mkdtemp(path_.data()) != nullptr;
-      path_ = is_own_ ? path_ : "";
-    }
-    if (!path_.empty()) {
-      remove_records();  // of an earlier start, which may have had more ranks
-    }
+/// What the ranks of a launch find in the variable, unless the launcher sets it; or "".
+std::string given_variable(const LaunchOptions& options, const std::string& name) {
+  std::string value = process_variable(name).value_or("");
+  for (const auto& [own_name, own] : options.environment) {
+    value = own_name == name ? own : value;
   }
-  ~FlightFolder() {
-    std::error_code ignored;
-    if (is_own_) {
-      std::filesystem::remove_all(path_, ignored);
-    }
-  }
-  FlightFolder(const FlightFolder&) = delete;
-  FlightFolder& operator=(const FlightFolder&) = delete;
+  return value;
+}
 
-  const std::string& path() const { return path_; }
-  /// Returns what the ranks wait in, after a failure, which the folder then tells, too.
-  std::string report(const std::string& failure, int ranks) const {
-    const auto text = path_.empty() ? "" : report_flights(path_, ranks);
-    if (!path_.empty() && !is_own_) {
-      std::ofstream(path_ + "/launcher.txt") << failure << '\n' << text;
-    }
-    return text.empty() || is_own_ ? text : fmt::format("{}  tools/doctor {} says more\n", text, path_);
-  }
-
- private:
-  void remove_records() const {
-    std::error_code ignored;
-    std::filesystem::remove(path_ + "/launcher.txt", ignored);
-    for (int rank = 0; std::filesystem::remove(flight_path(path_, rank), ignored); ++rank) {
-    }
-  }
-
-  std::string path_;
-  bool is_own_ = false;
+/// The folders that the launcher makes for the ranks, or "".
+struct RankFolders {
+  std::string flights;
+  std::string memory;
 };
 
 std::vector<std::string> rank_variables(const LaunchOptions& options, int restart, int rank, const ListenSocket& socket,
-                                        const LaunchedJob& job, const std::string& flight_folder) {
+                                        const LaunchedJob& job, const RankFolders& folders) {
   std::map<std::string, std::string> variables;
   for (char** entry = environ; *entry != nullptr; ++entry) {
     const std::string text = *entry;
@@ -231,7 +196,8 @@ std::vector<std::string> rank_variables(const LaunchOptions& options, int restar
   for (const auto& [name, value] : options.environment) {
     variables[name] = value;
   }
-  variables[kFlightVariable] = flight_folder;
+  variables[kFlightVariable] = folders.flights;
+  variables[kMemoryVariable] = folders.memory;
   std::vector<std::string> result;
   result.reserve(variables.size());
   for (const auto& [name, value] : variables) {
@@ -368,7 +334,7 @@ class Ranks {
   std::map<pid_t, int> running_;
 };
 
-void start_all(const LaunchOptions& options, int restart, const BlockedSignals& signals, const FlightFolder& flights,
+void start_all(const LaunchOptions& options, int restart, const BlockedSignals& signals, const RankFolders& folders,
                Ranks& ranks) {
   const ListenSocket socket;
   std::vector<std::string> arguments = options.argv.empty() ? own_arguments() : options.argv;
@@ -377,7 +343,7 @@ void start_all(const LaunchOptions& options, int restart, const BlockedSignals& 
   const pid_t launcher = getpid();
   const LaunchedJob job;
   for (int rank = 0; rank < options.nproc; ++rank) {
-    std::vector<std::string> variables = rank_variables(options, restart, rank, socket, job, flights.path());
+    std::vector<std::string> variables = rank_variables(options, restart, rank, socket, job, folders);
     const std::vector<char*> environment = pointers(variables);
     ranks.start(rank, {.path = path.c_str(),
                        .argv = const_cast<char**>(argv.data()),
@@ -391,10 +357,11 @@ void start_all(const LaunchOptions& options, int restart, const BlockedSignals& 
 }
 
 /// Starts the ranks and returns when all have ended.
-StartEnd run_start(const LaunchOptions& options, int restart, const BlockedSignals& signals) {
-  const FlightFolder flights(options);
+StartEnd run_start(const LaunchOptions& options, int restart, const BlockedSignals& signals,
+                   const MemoryFolder& memory) {
+  const FlightFolder flights(given_variable(options, kFlightVariable));
   Ranks ranks;
-  start_all(options, restart, signals, flights, ranks);
+  start_all(options, restart, signals, {.flights = flights.path(), .memory = memory.path()}, ranks);
   StartEnd end;
   std::optional<Clock::time_point> kill_at;
   while (!ranks.empty()) {
@@ -472,11 +439,12 @@ std::string describe_last(const StartEnd& end, int restart, const LaunchOptions&
 LaunchResult launch_ranks(const LaunchOptions& options) {
   check_options(options);
   const BlockedSignals signals;
+  const MemoryFolder memory(given_variable(options, kMemoryVariable));  // of all starts
   LaunchOptions start = options;
   RankCount count(options);
   for (int restart = 0;; ++restart) {
     const auto began = Clock::now();
-    const StartEnd end = run_start(start, restart, signals);
+    const StartEnd end = run_start(start, restart, signals, memory);
     if (end.is_final() || restart == options.max_restarts) {
       return {.exit_code = end.exit_code,
               .flights = end.flights,
@@ -511,6 +479,10 @@ int restart_count() {
                 "environment variable {}=\"{}\" is not a number; a whole number from 0 on is needed", kRestartVariable,
                 text);
   return count;
+}
+
+std::string job_memory_folder() {
+  return process_variable(kMemoryVariable).value_or("");
 }
 
 int error_exit_code(const std::exception& error) {

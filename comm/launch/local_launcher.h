@@ -56,6 +56,10 @@ bool launched_as_rank();  // is_launched() for this process (comm/launch/rank_en
 /// TORCHELASTIC_RESTART_COUNT that is not a number.
 int restart_count();
 
+/// Returns the folder in memory that the ranks of a job share over restarts, which launch_ranks() makes in
+/// TESSERA_MEMORY_DIR, or in /dev/shm, and removes. Under another launcher, TESSERA_MEMORY_DIR itself. "" without one.
+std::string job_memory_folder();
+
 /// Returns kUserErrorExitCode for ValueError, KeyError, NotImplementedError and StateError, and 1 for others.
 int error_exit_code(const std::exception& error);
 

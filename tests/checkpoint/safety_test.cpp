@@ -456,6 +456,14 @@ TEST_CASE("a full disk: an error on every rank, what was saved stays, and there 
     dcp::load(path("small"), state);
     expect_bit_equal(std::get<at::Tensor>(state.model["w"]), small);
     dcp::save(path("small2"), {.model = {{"w", small}}});
+    dcp::Checkpointer in_memory(path("run"), {.memory_folder = disk});
+    in_memory.save_in_memory(1, {.user = {{"step", int64_t{1}}}});
+    expect_throws<CheckpointError>(
+        [&] {
+          in_memory.save_in_memory(2, {.model = {{"w", large}}});
+        },
+        "cannot be written: No space left on device");
+    TESSERA_EXPECT(in_memory.latest_valid()->ends_with("step-00000001"));
   });
 }
 

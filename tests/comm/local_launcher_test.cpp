@@ -232,6 +232,56 @@ TEST_CASE("a rank that is killed ends the others, also those that ignore SIGTERM
   CHECK(Clock::now() - start < std::chrono::seconds(5));
 }
 
+TEST_CASE("ranks share a folder in memory over restarts, which ends with the launch") {
+  const TempFolder memory, folder;
+  const auto launch_with_memory = [&](const std::string& script) {
+    return launch_ranks({.nproc = 2,
+                         .max_restarts = 1,
+                         .argv = {"/bin/sh", "-c", script},
+                         .environment = {{"TESSERA_MEMORY_DIR", memory.path()}}});
+  };
+  const LaunchResult result = launch_with_memory(
+      "if [ $TORCHELASTIC_RESTART_COUNT = 1 ]; then cat $TESSERA_MEMORY_DIR/* >" + folder.path("$RANK") +
+      "; exit; fi; " +
+      "echo $RANK >$TESSERA_MEMORY_DIR/$RANK; until [ -s $TESSERA_MEMORY_DIR/0 -a -s $TESSERA_MEMORY_DIR/1 ]; do "
+      "sleep 0.01; done; exit 3");
+  CHECK(result.exit_code == 0);
+  CHECK(result.restarts == 1);
+  CHECK(read_file(folder.path("0")) == "0\n1\n");
+  CHECK(read_file(folder.path("1")) == "0\n1\n");
+  CHECK(launch_with_memory("exit 3").exit_code == 3);
+  CHECK(std::filesystem::is_empty(memory.path()));
+}
+
+TEST_CASE("what a launcher that was killed left in memory ends with the next launch, and no other one's") {
+  const TempFolder memory, folder;
+  const LaunchOptions options{.nproc = 1,
+                              .argv = {"/bin/sh", "-c",
+                                       "echo $TESSERA_MEMORY_DIR >" + folder.path("new") + "; mv " +
+                                           folder.path("new") + " " + folder.path("ready") + "; exec sleep 60"},
+                              .environment = {{"TESSERA_MEMORY_DIR", memory.path()}}};
+  LaunchOptions next = options;
+  next.argv = {"/bin/sh", "-c", "exit"};
+  const pid_t launcher = fork();
+  REQUIRE(launcher >= 0);
+  if (launcher == 0) {
+    _exit(launch_ranks(options).exit_code);
+  }
+  for (int i = 0; i < 200 && !std::filesystem::exists(folder.path("ready")); ++i) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));
+  }
+  std::string left = read_file(folder.path("ready"));
+  REQUIRE(left.starts_with(memory.path() + "/"));
+  left.pop_back();
+  std::ofstream(left + "/state") << "x";
+  CHECK(launch_ranks(next).exit_code == 0);
+  CHECK(std::filesystem::exists(left + "/state"));
+  kill(launcher, SIGKILL);
+  waitpid(launcher, nullptr, 0);
+  CHECK(launch_ranks(next).exit_code == 0);
+  CHECK(std::filesystem::is_empty(memory.path()));
+}
+
 TEST_CASE("SIGTERM to the launcher goes to the ranks") {
   const TempFolder folder;
   const pid_t launcher = fork();

@@ -9,6 +9,7 @@
 #include <chrono>
 #include <filesystem>
 #include <fstream>
+#include <functional>
 #include <memory>
 #include <optional>
 
@@ -166,9 +167,20 @@ int64_t resume(const FinetuneOptions& options, dcp::Checkpointer& checkpointer, 
     return 0;
   }
   dataset.load_state_dict(position);
-  print("resumed from {}: {} steps are done, the next sample is {}", checkpointer.checkpoint_path(step), step,
-        dataset.next_sample());
+  print("resumed: {} steps are done, the next sample is {}", step, dataset.next_sample());
   return step;
+}
+
+/// In memory and on disk, where they are due after so many steps.
+void save_checkpoints(const FinetuneOptions& options, int64_t done, dcp::Checkpointer& checkpointer,
+                      const std::function<dcp::State()>& state) {
+  const auto is_due = [&](int64_t every) { return every > 0 && done % every == 0; };
+  if (is_due(options.restarts.in_memory_every)) {
+    checkpointer.save_in_memory(done, state());
+  }
+  if (is_due(options.save_every)) {
+    checkpointer.async_save(done, state());
+  }
 }
 
 /// Saves under another name first: a run that is killed meanwhile leaves nothing that looks whole.
@@ -217,7 +229,8 @@ void run_rank(const FinetuneOptions& options) {
   std::optional<dcp::Checkpointer> checkpointer;
   int64_t done = 0;
   if (!options.checkpoint_dir.empty()) {
-    checkpointer.emplace(options.checkpoint_dir, dcp::CheckpointerOptions{.keep_last = 2});
+    checkpointer.emplace(options.checkpoint_dir,
+                         dcp::CheckpointerOptions{.keep_last = 2, .memory_folder = memory_folder(options.restarts)});
     done = options.resume ? resume(options, *checkpointer, model, optimizer, dataset) : 0;
   }
 
@@ -250,9 +263,10 @@ void run_rank(const FinetuneOptions& options) {
                 std::chrono::duration<double>(now - last_print).count());
       last_print = now;
     }
-    if (checkpointer && options.save_every > 0 && (step + 1) % options.save_every == 0) {
+    if (checkpointer) {
       const auto timed = time_part(log, StepPart::Checkpoint);
-      checkpointer->async_save(step + 1, dcp::training_state(model, optimizer, dataset.state_dict()));
+      save_checkpoints(options, step + 1, *checkpointer,
+                       [&] { return dcp::training_state(model, optimizer, dataset.state_dict()); });
     }
     watch.end_step(step + 1);
   }
@@ -295,9 +309,8 @@ int main(int argc, char** argv) {
   if (failed != 0 || !options) {
     return failed != 0 ? failed : exit_code;
   }
-  if ((options->nproc > 1 || options->max_restarts > 0) && !launched_as_rank()) {
-    return launch_local(
-        {.nproc = options->nproc, .max_restarts = options->max_restarts, .min_ranks = options->min_ranks});
+  if ((options->nproc > 1 || options->restarts.max_restarts > 0) && !launched_as_rank()) {
+    return launch_local(launch_options(options->restarts, options->nproc));
   }
   return report_errors([&] { examples::run_rank(*options); });
 }

@@ -28,15 +28,7 @@ constexpr const char* kExamples =
 void add_layout(CLI::App& app, FinetuneOptions& options) {
   const char* group = "Layout";
   app.add_option("--nproc", options.nproc, "processes to start")->capture_default_str()->group(group);
-  app.add_option("--max-restarts", options.max_restarts,
-                 "how often to start them again after one has failed; each start resumes. Needs --save-every")
-      ->capture_default_str()
-      ->group(group);
-  app.add_option(
-         "--min-ranks", options.min_ranks,
-         "with --max-restarts: leave out a process that fails twice at its start, while so many remain; 0: none")
-      ->capture_default_str()
-      ->group(group);
+  add_restart_options(app, options.restarts, group);
   app.add_option("--tp", options.tp, "ranks that each matrix is sharded over; they see the same data")
       ->capture_default_str()
       ->group(group);
@@ -121,7 +113,7 @@ std::optional<FinetuneOptions> parse_finetune_options(int argc, char** argv, int
     exit_code = app.exit(error) == 0 ? 0 : kUserErrorExitCode;
     return std::nullopt;
   }
-  options.resume = options.resume || options.max_restarts > 0;
+  options.resume = options.resume || options.restarts.max_restarts > 0;
   options.out = path_from_caller(options.out);
   options.model = options.model.empty() ? (std::filesystem::path(options.out).parent_path() / "tiny-llama").string()
                                         : path_from_caller(options.model);
@@ -139,11 +131,7 @@ std::optional<FinetuneOptions> parse_finetune_options(int argc, char** argv, int
 
 void check_finetune_options(const FinetuneOptions& options, int64_t world_size) {
   check_positive("--nproc", options.nproc);
-  TESSERA_CHECK(ValueError, options.max_restarts >= 0, "--max-restarts {}: must be at least 0", options.max_restarts);
-  TESSERA_CHECK(ValueError, options.max_restarts == 0 || options.save_every > 0,
-                "--max-restarts {}: needs --save-every, to have what to resume from", options.max_restarts);
-  TESSERA_CHECK(ValueError, options.min_ranks >= 0 && options.min_ranks <= options.nproc,
-                "--min-ranks {}: must be 0 to --nproc, {}", options.min_ranks, options.nproc);
+  check_restart_options(options.restarts, options.nproc, {.save_every = options.save_every, .resume = options.resume});
   check_positive("--threads", options.threads);
   check_positive("--steps", options.steps);
   check_positive("--batch", options.batch);

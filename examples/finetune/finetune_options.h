@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "examples/restart_options.h"
 #include "examples/step_watch.h"
 #include "examples/training_log.h"
 
@@ -21,9 +22,7 @@ struct FinetuneOptions {
 
   /// Ranks that the program starts itself; ignored under a launcher.
   int nproc = 2;
-  /// As in LaunchOptions.
-  int max_restarts = 0;
-  int min_ranks = 0;
+  RestartOptions restarts;
   int threads = 1;
   int64_t tp = 1;
   bool sequence_parallel = false;
@@ -58,7 +57,7 @@ struct FinetuneOptions {
   /// Steps between checkpoints; 0: none.
   int64_t save_every = 0;
   std::string checkpoint_dir;
-  /// Also set by max_restarts.
+  /// Also set by restarts.max_restarts.
   bool resume = false;
 };
 

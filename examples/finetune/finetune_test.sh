@@ -73,12 +73,12 @@ wait "$pid" 2>/dev/null
 [[ ! -e $work/killed ]] || fail "the killed run has saved a folder"
 run "$finetune" "${small[@]}" --out "$work/resumed" --save-every 5 --checkpoint-dir "$work/run" --resume --nproc 3 ||
   fail "--resume: exit code $?"
-expect_output '^resumed from .*/run/step-000000(05|10|15): (5|10|15) steps are done, the next sample is (30|60|90)$'
+expect_output '^resumed: (5|10|15) steps are done, the next sample is (30|60|90)$'
 expect_close "$(loss_of 20)" "$last"
 
 # A run whose rank 1 is killed starts again, and ends with the same bits.
 "$finetune" "${small[@]}" --out "$work/restarted" --save-every 5 --checkpoint-dir "$work/again" --max-restarts 1 \
-  >"$work/out" 2>"$work/err" &
+  --in-memory-every 1 >"$work/out" 2>"$work/err" &
 pid=$!
 for _ in $(seq 1500); do
   compgen -G "$work/again/step-*/tessera.json" >/dev/null && break
@@ -92,7 +92,7 @@ done
 wait "$pid" || fail "--max-restarts: exit code $?"
 grep -qE '^launch_local: rank 1 \(pid [0-9]+\) was killed by signal 9 \(Killed\); restart 1 of 1 with 2 rank' "$work/err" ||
   fail "--max-restarts: no restart"
-expect_output '^resumed from .*/again/step-000000[0-9]+: [0-9]+ steps are done'
+expect_output '^resumed: [0-9]+ steps are done'
 cmp "$work/tuned/model.safetensors" "$work/restarted/model.safetensors" 2>/dev/null ||
   diff -r "$work/tuned" "$work/restarted" || fail "--max-restarts: another model"
 

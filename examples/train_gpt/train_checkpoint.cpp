@@ -48,7 +48,8 @@ TrainCheckpoint::TrainCheckpoint(Trainer& trainer, const TrainOptions& options, 
     : trainer_(trainer),
       options_(options),
       data_(data),
-      checkpointer_(options.checkpoint_dir, {.keep_last = options.keep_last}) {}
+      checkpointer_(options.checkpoint_dir,
+                    {.keep_last = options.keep_last, .memory_folder = memory_folder(options.restarts)}) {}
 
 /// What decides which samples a step sees and how it learns from them, by option.
 dcp::StateDict TrainCheckpoint::run_values() const {
@@ -119,13 +120,18 @@ void TrainCheckpoint::resume() {
 }
 
 void TrainCheckpoint::after_step(int64_t done, bool stops) {
-  if (options_.save_every == 0 || (done % options_.save_every != 0 && done != options_.steps && !stops)) {
+  const auto is_due = [&](int64_t every) { return every > 0 && done % every == 0; };
+  const bool saves = options_.save_every > 0 && (is_due(options_.save_every) || done == options_.steps || stops);
+  const bool saves_in_memory = is_due(options_.restarts.in_memory_every);
+  if (!saves && !saves_in_memory) {
     return;
   }
-  if (options_.async_save) {
-    checkpointer_.async_save(done, state(done));
-  } else {
-    checkpointer_.save(done, state(done));
+  const dcp::State now = state(done);
+  if (saves_in_memory) {
+    checkpointer_.save_in_memory(done, now);
+  }
+  if (saves) {
+    options_.async_save ? checkpointer_.async_save(done, now) : checkpointer_.save(done, now);
   }
 }
 

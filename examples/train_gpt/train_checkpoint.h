@@ -26,7 +26,7 @@ class TrainCheckpoint {
   /// run had other data or learned differently; the bytes of --data count, not its path. Options that an older
   /// checkpoint lacks (--data, --weight-decay) are not compared.
   void resume();
-  /// Saves as --save-every says, and if the run stops here.
+  /// Saves as --save-every and --in-memory-every say, and if the run stops here.
   void after_step(int64_t done, bool stops);
   /// Returns when the last save is complete.
   void finish() { checkpointer_.wait(); }

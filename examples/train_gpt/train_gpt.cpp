@@ -202,7 +202,7 @@ int run_rank(const TrainOptions& options, const ByteData& data) {
 constexpr auto kStopGraceWithCheckpoint = std::chrono::minutes(5);
 
 int launch(const TrainOptions& options) {
-  LaunchOptions launch{.nproc = options.nproc, .max_restarts = options.max_restarts, .min_ranks = options.min_ranks};
+  LaunchOptions launch = launch_options(options.restarts, options.nproc);
   if (options.save_every > 0) {
     launch.stop_grace = kStopGraceWithCheckpoint;
   }
@@ -212,7 +212,7 @@ int launch(const TrainOptions& options) {
 /// For any number of ranks that restarts may come to.
 void check_for_restarts(const TrainOptions& options) {
   check_train_options(options, options.nproc);
-  for (int ranks = options.min_ranks; ranks > 0 && ranks < options.nproc; ++ranks) {
+  for (int ranks = options.restarts.min_ranks; ranks > 0 && ranks < options.nproc; ++ranks) {
     check_train_options(options, ranks);
   }
 }
@@ -251,7 +251,7 @@ int run(int argc, char** argv) {
   } catch (const std::exception& error) {
     return ranks.local_rank > 0 ? error_exit_code(error) : fail(error);
   }
-  if (!has_launcher && (options.nproc > 1 || options.max_restarts > 0)) {
+  if (!has_launcher && (options.nproc > 1 || options.restarts.max_restarts > 0)) {
     data.reset();
     return launch(options);
   }

@@ -167,6 +167,7 @@ grep -qE 'was saved with --data \([0-9]+ bytes, XXH3 [0-9a-f]+\), not \(8893 byt
 run "${saving[@]}" --checkpoint-dir "$work/a" --resume --weight-decay 0.2 && fail "--resume with another decay is taken"
 grep -qF 'was saved with --weight-decay 0.1, not 0.2' "$work/err" || fail "--resume with another decay: the message"
 expect_refused '--max-restarts 2: without --save-every' "${small[@]}" --max-restarts 2
+expect_refused '--in-memory-every 1: goes with --max-restarts' "${small[@]}" --in-memory-every 1
 expect_refused '--min-ranks 3: must be 0 to --nproc, 2' "${small[@]}" --min-ranks 3
 expect_refused '--accumulate 3: must divide a rank'"'"'s 2 samples of --batch 4' "${small[@]}" --accumulate 3
 expect_refused '--batch 4: must be a multiple of the 3 ranks' "${small[@]}" --nproc 4 --min-ranks 2
@@ -233,7 +234,7 @@ expect_output '^resumed from '
 diff -r "$work/whole/step-00001500" "$work/stopped/step-00001500" || fail "a stopped run ends in other values"
 
 # A run whose rank is killed starts again, and ends as one that was not disturbed; a wrong option does not start again.
-start "${long[@]}" --checkpoint-dir "$work/restarted" --save-every 100 --max-restarts 2
+start "${long[@]}" --checkpoint-dir "$work/restarted" --save-every 100 --max-restarts 2 --in-memory-every 10
 kill -9 "$(find_rank_1)"
 expect_end 0 '--max-restarts'
 grep -qE '^launch_local: rank 1 \(pid [0-9]+\) was killed by signal 9 \(Killed\); restart 1 of 2 with 2 rank' "$work/err" ||

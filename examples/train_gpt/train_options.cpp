@@ -123,14 +123,7 @@ void add_checkpoint_options(CLI::App& app, TrainOptions& options) {
 void add_process_options(CLI::App& app, TrainOptions& options) {
   const char* group = "Processes";
   app.add_option("--nproc", options.nproc, "processes to start; not used under torchrun, mpirun or srun")->group(group);
-  app.add_option("--max-restarts", options.max_restarts,
-                 "how often processes are started again after one has failed; then, and at the\n"
-                 "start, they go on as with --resume. Needs --save-every")
-      ->group(group);
-  app.add_option("--min-ranks", options.min_ranks,
-                 "with --max-restarts: a process that fails twice at its start is left out, as\n"
-                 "long as this many remain; 0: none is")
-      ->group(group);
+  add_restart_options(app, options.restarts, group);
   app.add_option("--threads", options.threads, "threads a process computes with")->group(group);
   app.add_option_function<std::string>(
          "--device", [&](const std::string& name) { options.layout.device = parse_device(name); },
@@ -191,7 +184,7 @@ std::variant<TrainOptions, ExitNow> parse_train_options(int argc, char** argv) {
   } catch (const CLI::ParseError& error) {
     return ExitNow{app.exit(error) == 0 ? 0 : kUserErrorExitCode};
   }
-  options.resume = options.resume || options.max_restarts > 0;
+  options.resume = options.resume || options.restarts.max_restarts > 0;
   if (options.check_parity && app.count("--steps") == 0) {
     options.steps = 20;
   }
@@ -205,11 +198,7 @@ std::variant<TrainOptions, ExitNow> parse_train_options(int argc, char** argv) {
 
 void check_train_options(const TrainOptions& options, int world_size) {
   check_positive("--nproc", options.nproc);
-  TESSERA_CHECK(ValueError, options.max_restarts >= 0, "--max-restarts {}: must not be negative", options.max_restarts);
-  TESSERA_CHECK(ValueError, options.max_restarts == 0 || options.save_every > 0,
-                "--max-restarts {}: without --save-every there is nothing to go on from", options.max_restarts);
-  TESSERA_CHECK(ValueError, options.min_ranks >= 0 && options.min_ranks <= options.nproc,
-                "--min-ranks {}: must be 0 to --nproc, {}", options.min_ranks, options.nproc);
+  check_restart_options(options.restarts, options.nproc, {.save_every = options.save_every, .resume = options.resume});
   check_positive("--threads", options.threads);
   TESSERA_CHECK(ValueError, !options.peak_tflops || (*options.peak_tflops > 0 && std::isfinite(*options.peak_tflops)),
                 "--peak-tflops {}: must be above 0, the TFLOP/s that the vendor publishes for a process's device",

@@ -8,6 +8,7 @@
 
 #include "examples/gpt_layout.h"
 #include "examples/gpt_model.h"
+#include "examples/restart_options.h"
 #include "examples/step_watch.h"
 #include "examples/training_log.h"
 
@@ -16,9 +17,7 @@ namespace tessera::examples {
 struct TrainOptions {
   /// Ranks that the program starts itself; ignored under a launcher.
   int nproc = 2;
-  /// As in LaunchOptions.
-  int max_restarts = 0;
-  int min_ranks = 0;
+  RestartOptions restarts;
   int threads = 1;
   uint64_t seed = 1;
   bool check_parity = false;
@@ -59,7 +58,7 @@ struct TrainOptions {
   /// Absolute path.
   std::string checkpoint_dir;
   int64_t keep_last = 3;
-  /// Also set by max_restarts.
+  /// Also set by restarts.max_restarts.
   bool resume = false;
   bool async_save = false;
 

@@ -1,0 +1,40 @@
+#pragma once
+// How a program's ranks start again after one has failed, and what they then go on from (docs/reliability.md).
+
+#include <cstdint>
+#include <string>
+
+#include "comm/local_launcher.h"
+
+namespace CLI {
+class App;
+}
+
+namespace tessera::examples {
+
+struct RestartOptions {
+  /// As in LaunchOptions.
+  int max_restarts = 0;
+  int min_ranks = 0;
+  /// Steps between in-memory checkpoints; 0: none.
+  int64_t in_memory_every = 0;
+};
+
+/// Adds --max-restarts, --min-ranks and --in-memory-every to a group of a program's options.
+void add_restart_options(CLI::App& app, RestartOptions& options, const std::string& group);
+
+/// What a program's options of these names say.
+struct CheckpointUse {
+  int64_t save_every = 0;
+  bool resume = false;
+};
+
+/// Throws ValueError, naming the first option that does not fit the others.
+void check_restart_options(const RestartOptions& options, int nproc, const CheckpointUse& use);
+
+LaunchOptions launch_options(const RestartOptions& options, int nproc);
+
+/// Returns CheckpointerOptions::memory_folder.
+std::string memory_folder(const RestartOptions& options);
+
+}  // namespace tessera::examples

@@ -3,6 +3,7 @@
 //
 //   resumed 4                     rank 0 goes on after 4 steps
 //   step 4 0x1.8p+0 81234567890   rank 0 has made step 4: loss, time
+//   in_memory 5                   the in-memory checkpoint of 5 steps is complete
 //   saved 6                       the checkpoint of 6 steps is complete
 //   kill 2 1 3 81234567890        in start 2, rank 1 ends in phase 3: time
 
@@ -18,8 +19,8 @@
 
 namespace tessera::testing {
 
-enum class Phase { Start, Resume, Forward, Backward, Optimizer, Checkpoint };
-constexpr int kPhases = 6;
+enum class Phase { Start, Resume, Forward, Backward, Optimizer, Checkpoint, InMemory };
+constexpr int kPhases = 7, kPhasesOnDisk = 6;  // the last one only where there are in-memory checkpoints
 
 /// Of one clock for all processes of the host.
 inline int64_t now_ns() {

@@ -1,5 +1,6 @@
 // Ranks of a training run that are killed at any moment: the run ends with the bits of one that was left alone.
-// TESSERA_KILLS sets the number of kills (docs/reliability.md); TESSERA_CHAOS_SEED, when they come.
+// TESSERA_KILLS sets the number of kills (docs/reliability.md); TESSERA_CHAOS_RANKS, the most ranks, at least 3;
+// TESSERA_CHAOS_SEED, when kills come.
 
 #include <fmt/format.h>
 
@@ -28,8 +29,16 @@ constexpr int kKillsOfARun = 20;  // at most
 struct Setting {
   int ranks;
   const char* backend;
+  bool in_memory;  // has in-memory checkpoints
 };
-constexpr Setting kSettings[] = {{2, "shm"}, {3, "gloo"}, {3, "shm"}, {2, "gloo"}};
+constexpr Setting kSettings[] = {{2, "shm", true}, {3, "gloo", false}, {3, "shm", false}, {2, "gloo", true}};
+
+/// Of the i-th run: after each round of kSettings one rank more, up to `most_ranks`.
+Setting setting_of(size_t i, int most_ranks) {
+  Setting setting = kSettings[i % std::size(kSettings)];
+  setting.ranks += static_cast<int>(i / std::size(kSettings)) % (most_ranks - 2);
+  return setting;
+}
 
 int read_variable(const char* name, int otherwise) {
   const char* text = std::getenv(name);
@@ -37,14 +46,15 @@ int read_variable(const char* name, int otherwise) {
 }
 
 /// What a run's log says; checks what holds of each line.
-struct RunLog {
+class RunLog {
+ public:
   std::map<int64_t, std::string> losses;  // by step
   std::set<int> killed_starts;
   std::map<Phase, int> kills;       // starts by the phase they ended in
   std::vector<double> recovery_ms;  // from a death to the next step
   int resumed = 0;                  // starts that found a checkpoint
 
-  explicit RunLog(const std::string& path) {
+  RunLog(const std::string& path, bool in_memory) : in_memory_(in_memory) {
     std::ifstream file(path);
     for (std::string line; std::getline(file, line);) {
       read_line(line);
@@ -60,10 +70,11 @@ struct RunLog {
     fields >> event >> number;
     if (event == "step") {
       read_step(fields, number);
-    } else if (event == "saved") {
-      saved_ = number;
+    } else if (event == "saved" || event == "in_memory") {
+      saved_ = std::max(saved_, number);
     } else if (event == "resumed") {
-      CHECK(number >= saved_);  // no checkpoint is lost
+      CHECK(number >= saved_);                                   // no checkpoint is lost
+      CHECK((!in_memory_ || number + 1 >= std::ssize(losses)));  // and at most one step
       resumed += number > 0 ? 1 : 0;
     } else {
       read_kill(fields, static_cast<int>(number));
@@ -89,6 +100,7 @@ struct RunLog {
     }
   }
 
+  bool in_memory_;
   int64_t saved_ = 0;
   int64_t killed_at_ = 0;
 };
@@ -102,7 +114,7 @@ LaunchResult train(const Setting& setting, const TempFolder& folder, int64_t ste
   return launch_ranks({.nproc = setting.ranks,
                        .max_restarts = kills,
                        .argv = {kProgram, folder.path(), setting.backend, std::to_string(steps), std::to_string(kills),
-                                std::to_string(seed)},
+                                std::to_string(seed), setting.in_memory ? "memory" : "disk"},
                        .output_files = outputs});
 }
 
@@ -129,13 +141,17 @@ struct Total {
     resumed += log.resumed;
     recovery_ms.insert(recovery_ms.end(), log.recovery_ms.begin(), log.recovery_ms.end());
   }
-  void print() {
+  void print(const char* name) {
+    if (recovery_ms.empty()) {
+      return;
+    }
     std::ranges::sort(recovery_ms);
     const auto at = [&](double share) {
       return recovery_ms[static_cast<size_t>(share * static_cast<double>(recovery_ms.size() - 1))];
     };
-    std::printf("%d starts killed:", starts_killed);
-    constexpr const char* kNames[] = {"start", "resume", "forward", "backward", "optimizer", "checkpoint"};
+    std::printf("%s: %d starts killed:", name, starts_killed);
+    constexpr const char* kNames[] = {
+        "start", "resume", "forward", "backward", "optimizer", "checkpoint", "in-memory checkpoint"};
     for (const auto& [phase, count] : kills) {
       std::printf(" %d in %s,", count, kNames[static_cast<int>(phase)]);
     }
@@ -146,13 +162,14 @@ struct Total {
 
 /// Trains with kills, and compares with a run that is left alone.
 RunLog check_run(const Setting& setting, int kills, int seed) {
-  INFO(fmt::format("{} ranks, {}, {} kills, seed {}", setting.ranks, setting.backend, kills, seed));
+  INFO(fmt::format("{} ranks, {}, {}, {} kills, seed {}", setting.ranks, setting.backend,
+                   setting.in_memory ? "in memory" : "on disk", kills, seed));
   const int64_t steps = 3 * kills + 4;
   const TempFolder calm, chaos;
   REQUIRE(train(setting, calm, steps, 0, 0).exit_code == 0);
   const LaunchResult result = train(setting, chaos, steps, kills, seed);
-  const RunLog expected(calm.path("log"));
-  RunLog log(chaos.path("log"));
+  const RunLog expected(calm.path("log"), setting.in_memory);
+  RunLog log(chaos.path("log"), setting.in_memory);
   for (int rank = 0; rank < setting.ranks; ++rank) {
     const std::string output = read_file(chaos.path(fmt::format("output{}", rank)));
     INFO(output);
@@ -172,15 +189,20 @@ RunLog check_run(const Setting& setting, int kills, int seed) {
 
 TEST_CASE("a run whose ranks are killed at any moment ends with the bits of one that was left alone") {
   const int wanted = read_variable("TESSERA_KILLS", 6);
+  const int most_ranks = read_variable("TESSERA_CHAOS_RANKS", 3);
+  REQUIRE(most_ranks >= 3);
   int seed = read_variable("TESSERA_CHAOS_SEED", 1);
-  Total total;
-  for (size_t i = 0; total.starts_killed < wanted; ++i, ++seed) {
-    const int left = wanted - total.starts_killed;
-    total.add(check_run(kSettings[i % std::size(kSettings)], std::min({kKillsOfARun, left, (wanted + 1) / 2}), seed));
+  Total on_disk, in_memory;
+  for (size_t i = 0; on_disk.starts_killed + in_memory.starts_killed < wanted; ++i, ++seed) {
+    const int left = wanted - on_disk.starts_killed - in_memory.starts_killed;
+    const Setting setting = setting_of(i, most_ranks);
+    Total& total = setting.in_memory ? in_memory : on_disk;
+    total.add(check_run(setting, std::min({kKillsOfARun, left, (wanted + 1) / 2}), seed));
     REQUIRE(i < 100 + static_cast<size_t>(wanted));  // kills that do not come
   }
-  CHECK(total.resumed > 0);
-  total.print();
+  CHECK(on_disk.resumed + in_memory.resumed > 0);
+  on_disk.print("checkpoints on disk");
+  in_memory.print("and in memory");
 }
 
 }  // namespace tessera::testing

@@ -1,9 +1,10 @@
 // A training run whose ranks kill themselves, for chaos_test.cpp.
 //
-//   training_run FOLDER BACKEND STEPS KILLS SEED
+//   training_run FOLDER BACKEND STEPS KILLS SEED memory|disk
 //
 // Start k < KILLS of the ranks ends by SIGKILL at a moment that SEED and k choose, unless training is over before. The
-// last checkpoint is FOLDER/step-<STEPS>; FOLDER/log has a line for each event (chaos_log.h).
+// last checkpoint is FOLDER/step-<STEPS>; FOLDER/log has a line for each event (chaos_log.h). With "memory", there is
+// an in-memory checkpoint after each step.
 
 #include <ATen/Parallel.h>
 #include <ATen/TensorOperators.h>
@@ -43,6 +44,7 @@ struct RunOptions {
   int64_t steps = 0;
   int kills = 0;
   uint64_t seed = 0;
+  bool in_memory = false;
 };
 
 /// When ranks of one start are killed.
@@ -62,18 +64,20 @@ constexpr std::chrono::microseconds longest_delay(Phase phase) {
       return std::chrono::milliseconds(20);
     case Phase::Checkpoint:
       return std::chrono::milliseconds(15);
+    case Phase::InMemory:
+      return std::chrono::milliseconds(8);
     default:
       return std::chrono::milliseconds(1);
   }
 }
 
-KillPlan make_plan(uint64_t seed, int restart, int ranks) {
-  std::mt19937_64 random(seed * 1'000'003 + static_cast<uint64_t>(restart));
+KillPlan make_plan(const RunOptions& options, int restart, int ranks) {
+  std::mt19937_64 random(options.seed * 1'000'003 + static_cast<uint64_t>(restart));
   const auto below = [&](uint64_t limit) { return random() % limit; };
   KillPlan plan;
   plan.rank = static_cast<int>(below(static_cast<uint64_t>(ranks)));
   plan.all_ranks = below(8) == 0;
-  plan.phase = static_cast<Phase>(below(kPhases));
+  plan.phase = static_cast<Phase>(below(options.in_memory ? kPhases : kPhasesOnDisk));
   plan.steps = static_cast<int64_t>(below(6));
   plan.delay = std::chrono::microseconds(below(static_cast<uint64_t>(longest_delay(plan.phase).count()) + 1));
   return plan;
@@ -85,7 +89,7 @@ class Killer {
     const auto ranks = rank_environment();
     rank_ = ranks.rank;
     if (restart_count() < options.kills) {
-      plan_ = make_plan(options.seed, restart_count(), ranks.world_size);
+      plan_ = make_plan(options, restart_count(), ranks.world_size);
     }
   }
   /// From here on the process may end.
@@ -183,7 +187,8 @@ void train(const RunOptions& options, ChaosLog& log, Killer& killer) {
   fully_shard(net, {.mesh = mesh});
   optim::FusedAdamW optimizer(net->parameters(), torch::optim::AdamWOptions(1e-2));
 
-  dcp::Checkpointer checkpointer(options.folder, {.keep_last = 3});
+  dcp::Checkpointer checkpointer(options.folder,
+                                 {.keep_last = 3, .memory_folder = options.in_memory ? job_memory_folder() : ""});
   dcp::StateDict user = {{"position", int64_t{0}}};
   killer.enter(Phase::Resume);
   const int64_t first = checkpointer.resume_or_start(net, optimizer, user);
@@ -207,6 +212,13 @@ void train(const RunOptions& options, ChaosLog& log, Killer& killer) {
     if (get_rank() == 0) {
       log.write(fmt::format("step {} {:a} {}", step, mean, now_ns()));
     }
+    if (options.in_memory) {
+      killer.enter(Phase::InMemory, step - first);
+      checkpointer.save_in_memory(step + 1, dcp::training_state(net, optimizer, user));
+      if (get_rank() == 0) {
+        log.write(fmt::format("in_memory {}", step + 1));
+      }
+    }
     killer.enter(Phase::Checkpoint, step - first);
     saver.after_step(step + 1, net, optimizer, user);
   }
@@ -219,7 +231,7 @@ void train(const RunOptions& options, ChaosLog& log, Killer& killer) {
 
 int main(int argc, char** argv) {
   using namespace tessera;
-  if (argc != 6) {
+  if (argc != 7) {
     return kUserErrorExitCode;
   }
   at::set_num_threads(1);
@@ -227,7 +239,8 @@ int main(int argc, char** argv) {
                                     .backend = argv[2],
                                     .steps = std::atoll(argv[3]),
                                     .kills = std::atoi(argv[4]),
-                                    .seed = static_cast<uint64_t>(std::atoll(argv[5]))};
+                                    .seed = static_cast<uint64_t>(std::atoll(argv[5])),
+                                    .in_memory = argv[6] == std::string("memory")};
   return report_errors([&] {
     // They outlive main, which a thread that is about to kill may outlive.
     static auto& log = *new testing::ChaosLog(options.folder + "/log");

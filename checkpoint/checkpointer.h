@@ -44,9 +44,9 @@ class Checkpointer {  // owns the background thread
   void async_save(int64_t step, const State& state);
   void wait();  // waits for the save in flight and throws its error
 
-  /// Saves an in-memory checkpoint in place of the one before, which stays whole until then: a failed rank costs at
-  /// most the steps since. Lost with the host or the job (docs/reliability.md). Collective. Does not wait for a save in
-  /// flight. Throws like save(), StateError without a memory_folder, and CheckpointError if that is full.
+  /// Saves an in-memory checkpoint in place of the one before, which stays whole until then. For steps that are not
+  /// saved otherwise (docs/reliability.md). Collective. Does not wait for a save in flight. Throws like save(),
+  /// StateError without a memory_folder, and CheckpointError if that is full.
   void save_in_memory(int64_t step, const State& state);
 
   /// Loads what latest_valid() finds into model, optimizer, values of `user`, and saved random generators. Returns its

@@ -171,15 +171,14 @@ int64_t resume(const FinetuneOptions& options, dcp::Checkpointer& checkpointer, 
   return step;
 }
 
-/// In memory and on disk, where they are due after so many steps.
+/// On disk or in memory, if one is due after so many steps.
 void save_checkpoints(const FinetuneOptions& options, int64_t done, dcp::Checkpointer& checkpointer,
                       const std::function<dcp::State()>& state) {
   const auto is_due = [&](int64_t every) { return every > 0 && done % every == 0; };
-  if (is_due(options.restarts.in_memory_every)) {
-    checkpointer.save_in_memory(done, state());
-  }
   if (is_due(options.save_every)) {
     checkpointer.async_save(done, state());
+  } else if (is_due(options.restarts.in_memory_every)) {
+    checkpointer.save_in_memory(done, state());
   }
 }
 

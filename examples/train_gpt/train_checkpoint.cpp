@@ -122,16 +122,12 @@ void TrainCheckpoint::resume() {
 void TrainCheckpoint::after_step(int64_t done, bool stops) {
   const auto is_due = [&](int64_t every) { return every > 0 && done % every == 0; };
   const bool saves = options_.save_every > 0 && (is_due(options_.save_every) || done == options_.steps || stops);
-  const bool saves_in_memory = is_due(options_.restarts.in_memory_every);
-  if (!saves && !saves_in_memory) {
-    return;
-  }
-  const dcp::State now = state(done);
-  if (saves_in_memory) {
-    checkpointer_.save_in_memory(done, now);
-  }
-  if (saves) {
-    options_.async_save ? checkpointer_.async_save(done, now) : checkpointer_.save(done, now);
+  if (saves && options_.async_save) {
+    checkpointer_.async_save(done, state(done));
+  } else if (saves) {
+    checkpointer_.save(done, state(done));
+  } else if (is_due(options_.restarts.in_memory_every)) {
+    checkpointer_.save_in_memory(done, state(done));
   }
 }
 

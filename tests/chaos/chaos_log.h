@@ -4,7 +4,8 @@
 //   resumed 4                     rank 0 goes on after 4 steps
 //   step 4 0x1.8p+0 81234567890   rank 0 has made step 4: loss, time
 //   in_memory 5                   the in-memory checkpoint of 5 steps is complete
-//   saved 6                       the checkpoint of 6 steps is complete
+//   saving 6                      the checkpoint of 6 steps begins
+//   saved 6                       it is complete
 //   kill 2 1 3 81234567890        in start 2, rank 1 ends in phase 3: time
 
 #include <fcntl.h>

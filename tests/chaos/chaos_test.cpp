@@ -72,9 +72,13 @@ class RunLog {
       read_step(fields, number);
     } else if (event == "saved" || event == "in_memory") {
       saved_ = std::max(saved_, number);
+    } else if (event == "saving") {
+      saving_ = number;
     } else if (event == "resumed") {
-      CHECK(number >= saved_);                                   // no checkpoint is lost
-      CHECK((!in_memory_ || number + 1 >= std::ssize(losses)));  // and at most one step
+      CHECK(number >= saved_);  // no checkpoint is lost
+      if (in_memory_) {         // and at most one step, or two during a save in the background
+        CHECK(number + (saving_ > saved_ ? 2 : 1) >= std::ssize(losses));
+      }
       resumed += number > 0 ? 1 : 0;
     } else {
       read_kill(fields, static_cast<int>(number));
@@ -101,7 +105,7 @@ class RunLog {
   }
 
   bool in_memory_;
-  int64_t saved_ = 0;
+  int64_t saving_ = 0, saved_ = 0;
   int64_t killed_at_ = 0;
 };
 

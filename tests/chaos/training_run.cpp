@@ -3,8 +3,8 @@
 //   training_run FOLDER BACKEND STEPS KILLS SEED memory|disk
 //
 // Start k < KILLS of the ranks ends by SIGKILL at a moment that SEED and k choose, unless training is over before. The
-// last checkpoint is FOLDER/step-<STEPS>; FOLDER/log has a line for each event (chaos_log.h). With "memory", there is
-// an in-memory checkpoint after each step.
+// last checkpoint is FOLDER/step-<STEPS>; FOLDER/log has a line for each event (chaos_log.h). With "memory", steps
+// without one there have an in-memory checkpoint.
 
 #include <ATen/Parallel.h>
 #include <ATen/TensorOperators.h>
@@ -143,11 +143,11 @@ class Saver {
  public:
   Saver(dcp::Checkpointer& checkpointer, ChaosLog& log, int64_t steps)
       : checkpointer_(checkpointer), log_(log), steps_(steps) {}
-  void after_step(int64_t done, Net& net, optim::FusedAdamW& optimizer, const dcp::StateDict& user) {
-    if (done % 2 != 0 && done != steps_) {
-      return;
+  bool is_due(int64_t done) const { return done % 2 == 0 || done == steps_; }
+  void save(int64_t done, const dcp::State& state) {
+    if (get_rank() == 0) {
+      log_.write(fmt::format("saving {}", done));
     }
-    const auto state = dcp::training_state(net, optimizer, user);
     if (restart_count() % 2 == 0) {
       checkpointer_.save(done, state);
       in_flight_ = done;
@@ -212,15 +212,18 @@ void train(const RunOptions& options, ChaosLog& log, Killer& killer) {
     if (get_rank() == 0) {
       log.write(fmt::format("step {} {:a} {}", step, mean, now_ns()));
     }
-    if (options.in_memory) {
+    const int64_t done = step + 1;
+    const auto state = dcp::training_state(net, optimizer, user);
+    if (saver.is_due(done)) {
+      killer.enter(Phase::Checkpoint, step - first);
+      saver.save(done, state);
+    } else if (options.in_memory) {
       killer.enter(Phase::InMemory, step - first);
-      checkpointer.save_in_memory(step + 1, dcp::training_state(net, optimizer, user));
+      checkpointer.save_in_memory(done, state);
       if (get_rank() == 0) {
-        log.write(fmt::format("in_memory {}", step + 1));
+        log.write(fmt::format("in_memory {}", done));
       }
     }
-    killer.enter(Phase::Checkpoint, step - first);
-    saver.after_step(step + 1, net, optimizer, user);
   }
   saver.finish();
   destroy_process_group();

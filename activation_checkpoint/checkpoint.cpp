@@ -48,6 +48,20 @@ void wrap(HookPoint& point, const CheckpointOptions& options) {
 
 }  // namespace
 
+const char* to_string(Recompute recompute) {
+  return recompute == Recompute::Full ? "full" : recompute == Recompute::Selective ? "selective" : "none";
+}
+
+CheckpointOptions checkpoint_options(Recompute recompute) {
+  // What costs the most to compute again. Not aten::bmm, which makes attention's scores where no kernel does all of it:
+  // they would fill the memory that is saved.
+  static const OpList costly({"aten::mm", "aten::addmm", "aten::_scaled_dot_product_flash_attention_for_cpu",
+                              "aten::_scaled_dot_product_flash_attention",
+                              "aten::_scaled_dot_product_efficient_attention",
+                              "aten::_scaled_dot_product_cudnn_attention"});
+  return {.ops_to_save = recompute == Recompute::Selective ? costly : OpList()};
+}
+
 void detail::run_checkpointed(const std::function<void()>& forward, std::unique_ptr<RecomputableCall> again,
                               const CheckpointOptions& options) {
   CheckpointRegion::run(forward, std::move(again), options, "checkpoint");

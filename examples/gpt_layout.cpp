@@ -106,9 +106,9 @@ void lay_out(Gpt& model, const DeviceMesh& mesh, const LayoutOptions& options) {
   if (has_axis(mesh, "tp") && mesh.size("tp") > 1) {
     parallelize_module(model, mesh["tp"], tensor_parallel_plan(options.sequence_parallel));
   }
-  if (options.checkpoint_activations) {
+  if (options.recompute != Recompute::None) {
     for (auto& block : model->blocks) {
-      checkpoint_module(*block);
+      checkpoint_module(*block, checkpoint_options(options.recompute));
     }
   }
   shard(model, mesh, options.bf16);

@@ -9,6 +9,7 @@
 
 #include <cstdint>
 
+#include "activation_checkpoint/checkpoint_options.h"
 #include "device_mesh/device_mesh.h"
 #include "examples/gpt_model.h"
 
@@ -37,8 +38,8 @@ struct LayoutOptions {
   bool bf16 = false;
   /// Shards activations between matrices along the sequence over tp, rather than replicating them.
   bool sequence_parallel = false;
-  /// Recomputes blocks in backward.
-  bool checkpoint_activations = false;
+  /// What backward computes again of each block.
+  Recompute recompute = Recompute::None;
   /// Builds the model without memory, so that no rank ever holds more than its shards.
   bool meta_init = false;
 };

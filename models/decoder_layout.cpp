@@ -74,19 +74,6 @@ class ReplicatedInput : public ParallelStyle {
   }
 };
 
-/// Keeps the results that cost the most to compute again. Not those of aten::bmm, which makes attention's scores where
-/// no kernel does both: they would fill the memory that is saved.
-CheckpointOptions kept_results() {
-  static const OpList ops({"aten::mm", "aten::addmm", "aten::_scaled_dot_product_flash_attention_for_cpu",
-                           "aten::_scaled_dot_product_flash_attention", "aten::_scaled_dot_product_efficient_attention",
-                           "aten::_scaled_dot_product_cudnn_attention"});
-  return {.ops_to_save = ops};
-}
-
-std::string name_of(Recompute recompute) {
-  return recompute == Recompute::Full ? "full" : recompute == Recompute::Selective ? "selective" : "none";
-}
-
 /// Places parameters of a module that computes with its local tensors.
 class PlacedParameters : public ParallelStyle {
  public:
@@ -150,7 +137,7 @@ std::string DecoderLayout::to_string() const {
   return fmt::format(
       "sequence_parallel: {}, expert_parallel: {}, recompute: {}, computes in: {}, reduces in: {}, "
       "reshard_after_forward: {}",
-      sequence_parallel, expert_parallel, name_of(recompute), name_of(precision.param_dtype),
+      sequence_parallel, expert_parallel, tessera::to_string(recompute), name_of(precision.param_dtype),
       name_of(precision.reduce_dtype), reshard_after_forward);
 }
 
@@ -204,7 +191,7 @@ void lay_out(Decoder& model, const DeviceMesh& mesh, const DecoderLayout& layout
   }
   if (layout.recompute != Recompute::None) {
     for (auto& layer : model->layers) {
-      checkpoint_module(*layer, layout.recompute == Recompute::Selective ? kept_results() : CheckpointOptions());
+      checkpoint_module(*layer, checkpoint_options(layout.recompute));
     }
   }
   if (has_axis(mesh, "dp")) {

@@ -8,6 +8,7 @@
 
 #include <string>
 
+#include "activation_checkpoint/checkpoint_options.h"
 #include "device_mesh/device_mesh.h"
 #include "fully_shard/fully_shard.h"
 #include "models/decoder.h"
@@ -15,12 +16,8 @@
 
 namespace tessera::models {
 
-/// Says which of a layer's activations are computed again in backward.
-enum class Recompute {
-  None,
-  Selective,  // all but results of matrix products and attention
-  Full,
-};
+/// What backward computes again of each layer.
+using tessera::Recompute;
 
 struct DecoderLayout {
   bool sequence_parallel = false;  // shards activations between matrices along the sequence over "tp"

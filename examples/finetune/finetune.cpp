@@ -23,6 +23,7 @@
 #include "data/token_dataset.h"
 #include "dtensor/clip_grad_norm.h"
 #include "examples/data_path.h"
+#include "examples/decayed_adamw.h"
 #include "examples/finetune/finetune_options.h"
 #include "examples/finetune/tiny_llama.h"
 #include "examples/train_gpt/peak_memory.h"
@@ -49,7 +50,7 @@ void print(fmt::format_string<Args...> format, Args&&... args) {
 models::Decoder load_model(const FinetuneOptions& options, const DeviceMesh& mesh) {
   models::DecoderLayout layout;
   layout.sequence_parallel = options.sequence_parallel;
-  layout.recompute = options.recompute ? models::Recompute::Full : models::Recompute::None;
+  layout.recompute = options.recompute;
   if (options.bf16) {
     layout.precision = {.param_dtype = at::kBFloat16, .reduce_dtype = at::kFloat};
   }
@@ -101,19 +102,6 @@ data::TokenDataset open_data(const FinetuneOptions& options, const models::Decod
     data.eos_id = stop_tokens.front();
   }
   return data::TokenDataset(data);
-}
-
-optim::FusedAdamW make_optimizer(const FinetuneOptions& options, const models::Decoder& model) {
-  std::vector<at::Tensor> matrices, vectors;
-  for (const auto& parameter : model->parameters()) {
-    (parameter.dim() == 2 ? matrices : vectors).push_back(parameter);
-  }
-  std::vector<torch::optim::OptimizerParamGroup> groups;
-  for (const auto& [parameters, decay] : {std::pair(matrices, options.weight_decay), std::pair(vectors, 0.0)}) {
-    groups.emplace_back(parameters, std::make_unique<torch::optim::AdamWOptions>(
-                                        torch::optim::AdamWOptions(options.lr).betas({0.9, 0.95}).weight_decay(decay)));
-  }
-  return optim::FusedAdamW(groups);
 }
 
 /// Returns parts of the rows of a tensor, which may be undefined.
@@ -214,7 +202,7 @@ void run_rank(const FinetuneOptions& options) {
 
   auto model = load_model(options, mesh);
   auto dataset = open_data(options, model->config, mesh);
-  auto optimizer = make_optimizer(options, model);
+  auto optimizer = make_decayed_adamw(model->parameters(), options.lr, options.weight_decay);
   const auto schedule =
       optim::cosine_schedule({.warmup_steps = options.warmup, .total_steps = options.steps, .min_ratio = 0.1});
   const auto base_lrs = optim::get_lrs(optimizer);

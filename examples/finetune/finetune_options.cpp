@@ -6,6 +6,7 @@
 #include "base/error.h"
 #include "comm/local_launcher.h"
 #include "examples/data_path.h"
+#include "examples/recompute_option.h"
 #include "examples/training_log.h"
 
 namespace tessera::examples {
@@ -33,7 +34,7 @@ void add_layout(CLI::App& app, FinetuneOptions& options) {
       ->capture_default_str()
       ->group(group);
   app.add_flag("--sp", options.sequence_parallel, "with --tp: shard activations along the sequence too")->group(group);
-  app.add_flag("--recompute", options.recompute, "compute each layer's activations again in backward")->group(group);
+  add_recompute_option(app, "--recompute", options.recompute, group);
   app.add_flag("--bf16", options.bf16, "gather and compute in bfloat16; shards and optimizer stay float32")
       ->group(group);
   app.add_option("--threads", options.threads, "threads of each process")->capture_default_str()->group(group);

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "activation_checkpoint/checkpoint_options.h"
 #include "examples/restart_options.h"
 #include "examples/step_watch.h"
 #include "examples/training_log.h"
@@ -26,7 +27,7 @@ struct FinetuneOptions {
   int threads = 1;
   int64_t tp = 1;
   bool sequence_parallel = false;
-  bool recompute = false;
+  Recompute recompute = Recompute::None;
   bool bf16 = false;
 
   int64_t steps = 100;

@@ -54,7 +54,7 @@ for file in config.json model.safetensors.index.json tokenizer.json tokenizer_co
 done
 
 # Other ranks and layouts see the same samples, and so do several passes a step.
-for layout in '--nproc 1' '--nproc 3 --accumulate 2' '--nproc 4 --tp 2 --sp --recompute --accumulate 3'; do
+for layout in '--nproc 1' '--nproc 3 --accumulate 2 --recompute selective' '--nproc 4 --tp 2 --sp --recompute --accumulate 3'; do
   read -ra options <<<"$layout"
   run "$finetune" "${small[@]}" --out "$work/out.$RANDOM" "${options[@]}" || fail "$layout: exit code $?"
   expect_close "$(loss_of 1)" "$first"

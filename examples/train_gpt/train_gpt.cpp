@@ -61,7 +61,15 @@ std::string layout_name(const TrainOptions& options) {
     name += fmt::format(", on top of {} parallelism over {}",
                         options.layout.sequence_parallel ? "tensor and sequence" : "tensor", mesh.tp);
   }
-  return name + (options.layout.checkpoint_activations ? ", activations computed again" : "");
+  switch (options.layout.recompute) {
+    case Recompute::None:
+      return name;
+    case Recompute::Selective:
+      return name + ", activations but products computed again";
+    case Recompute::Full:
+      return name + ", activations computed again";
+  }
+  return name;
 }
 
 void print_start(const TrainOptions& options, const ByteData& data, const Trainer& trainer) {

@@ -75,7 +75,7 @@ initial=$(grep -o '[0-9.]* before training' "$work/out")
 [[ $initial == "$(grep -o '[0-9.]* before training' "$work/first")" ]] || fail "--meta-init: other values"
 
 # Tensor and sequence parallelism, replicas and recomputation against one process.
-layouts=('--tp 2' '--nproc 3 --batch 12 --eval-samples 12 --accumulate 2' '--nproc 4 --tp 2 --sp --checkpoint-activations' '--nproc 4 --replicate 2 --tp 2 --bf16 --meta-init')
+layouts=('--tp 2' '--nproc 3 --batch 12 --eval-samples 12 --accumulate 2 --checkpoint-activations selective' '--nproc 4 --tp 2 --sp --checkpoint-activations' '--nproc 4 --replicate 2 --tp 2 --bf16 --meta-init')
 for layout in "${layouts[@]}"; do
   read -ra layout_options <<<"$layout"
   run "${small[@]}" --svg "$work/curve.svg" --check-parity "${layout_options[@]}" || fail "$layout: exit code $?"

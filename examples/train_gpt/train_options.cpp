@@ -8,6 +8,7 @@
 #include "base/version.h"
 #include "comm/local_launcher.h"
 #include "examples/data_path.h"
+#include "examples/recompute_option.h"
 #include "examples/train_gpt/train_device.h"
 #include "examples/training_log.h"
 
@@ -52,9 +53,7 @@ void add_layout_options(CLI::App& app, TrainOptions& options) {
   app.add_flag("--sp", options.layout.sequence_parallel,
                "with --tp: cut the activations between the matrices along the sequence")
       ->group(group);
-  app.add_flag("--checkpoint-activations", options.layout.checkpoint_activations,
-               "compute the blocks again in backward in place of keeping their activations")
-      ->group(group);
+  add_recompute_option(app, "--checkpoint-activations", options.layout.recompute, group);
   app.add_flag("--meta-init", options.layout.meta_init,
                "build the model without memory and give each rank only its parts, with the same values")
       ->group(group);

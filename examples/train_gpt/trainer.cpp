@@ -14,6 +14,7 @@
 #include "comm/comm_stats.h"
 #include "dtensor/clip_grad_norm.h"
 #include "dtensor/dtensor.h"
+#include "examples/decayed_adamw.h"
 #include "examples/gpt_layout.h"
 #include "fully_shard/fully_shard.h"
 
@@ -75,7 +76,7 @@ Trainer::Trainer(const TrainOptions& options, const ByteData& data, Layout layou
       data_(data),
       layout_(std::move(layout)),
       model_(make_model(options.model, options.seed, options.layout)),
-      optimizer_(make_optimizer()) {
+      optimizer_(make_decayed_adamw(model_->parameters(), options_.lr, options_.weight_decay)) {
   if (layout_.mesh) {
     lay_out(model_, *layout_.mesh, options_.layout);
   }
@@ -85,22 +86,6 @@ Trainer::Trainer(const TrainOptions& options, const ByteData& data, Layout layou
   if (options_.layout_independent > 0) {
     gradients_.emplace(model_, LayoutIndependentOptions{.parts = options_.layout_independent});
   }
-}
-
-optim::FusedAdamW Trainer::make_optimizer() const {
-  std::vector<at::Tensor> matrices;
-  std::vector<at::Tensor> vectors;
-  for (const auto& parameter : model_->parameters()) {
-    (parameter.dim() >= 2 ? matrices : vectors).push_back(parameter);
-  }
-  const auto with_decay = [&](double decay) {
-    return std::make_unique<torch::optim::AdamWOptions>(
-        torch::optim::AdamWOptions(options_.lr).betas({0.9, 0.95}).weight_decay(decay));
-  };
-  std::vector<torch::optim::OptimizerParamGroup> groups;
-  groups.emplace_back(matrices, with_decay(options_.weight_decay));
-  groups.emplace_back(vectors, with_decay(0));
-  return optim::FusedAdamW(groups);
 }
 
 double Trainer::learning_rate_of(int64_t step) const {

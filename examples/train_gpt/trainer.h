@@ -103,7 +103,6 @@ class Trainer {
   int64_t parameters() const { return parameter_count(*model_); }
 
  private:
-  optim::FusedAdamW make_optimizer() const;
   double learning_rate_of(int64_t step) const;
   void set_learning_rate(int64_t step);
   void log_step(int64_t done, bool validates);

@@ -36,7 +36,7 @@ if [[ -d $stand_ins ]]; then
   mkdir "$out/stand_ins"
   cp "$stand_ins"/lib*.so.*[0-9] "$out/stand_ins/"
 fi
-cp tools/gpu_check/run.py "$out/"
+cp tools/gpu_check/run.py tools/summarize_trace "$out/"
 mkdir "$out/peer"
 cp benchmarks/peers/{gpu_step_peer,train_large_peer,fully_shard_step_peer,peer_measure}.py "$out/peer/"
 cat README.md docs/*.md {dtensor,fully_shard}/{,*/}*.h >"$out/text.txt"  # for train_gpt

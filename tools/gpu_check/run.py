@@ -71,6 +71,7 @@ SANITIZED = ["cuda_test", "~a shard of a tensor that 32 bits cannot address"]  #
 LARGE = ["train_gpt", "--device", "cuda", "--nproc", "1", "--dim", "2048", "--layers", "24", "--heads", "16"]
 LARGE += ["--context", "1024", "--bf16", "--meta-init", "--peak-tflops", "989", "--sample-bytes", "0"]
 LARGE += ["--data", str(HERE / "text.txt"), "--svg", os.devnull]
+TRACE = pathlib.Path(tempfile.gettempdir()) / "gpu_check_trace"
 COMMANDS = {
     "train_gpt": ["train_gpt", "--device", "cuda", "--nproc", "1", "--check-parity", "--steps", "20"]
     + ["--data", str(HERE / "text.txt"), "--svg", os.devnull],
@@ -81,6 +82,9 @@ COMMANDS = {
     "train_large_batch_16": [*LARGE, "--batch", "16", "--steps", "10", "--eval-samples", "16"],
     "train_large_64k": [*LARGE, "--batch", "64", "--accumulate", "8", "--steps", "6", "--eval-samples", "64"],
     "train_large_524k": [*LARGE, "--batch", "512", "--accumulate", "64", "--steps", "3", "--eval-samples", "512"],
+    # Where the time of a step goes, by kind of kernel.
+    "train_large_breakdown": [*LARGE, "--batch", "8", "--steps", "8", "--eval-samples", "8"]
+    + ["--trace", str(TRACE), "--trace-steps", "6-7"],
     "opdb_replay": ["opdb_replay", str(HERE / "corpus.pt"), "--cuda", "--mesh", "2"],
     "memcheck": SANITIZED,
     "racecheck": SANITIZED,
@@ -262,6 +266,10 @@ def run_benchmark(command, env, timeout):
 
 def run_command(command, env, timeout):
     status, text = run(command, env, timeout)
+    if status == 0 and "--trace" in command:
+        summarize = [sys.executable, str(HERE / "summarize_trace"), str(TRACE / "rank-0.json"), "--steps", "2"]
+        status, summary = run(summarize, env, timeout)
+        text += summary
     return {"exit_status": status, "output": text}
 
 

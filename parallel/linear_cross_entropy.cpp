@@ -12,6 +12,7 @@
 #include <ATen/ops/zeros_like.h>
 #include <fmt/ranges.h>
 #include <torch/csrc/autograd/custom_function.h>
+#include <torch/csrc/autograd/graph_task.h>
 
 #include <algorithm>
 #include <limits>
@@ -134,10 +135,14 @@ class LinearCrossEntropy : public torch::autograd::Function<LinearCrossEntropy> 
     TESSERA_CHECK(NotImplementedError, !at::GradMode::is_enabled(),
                   "linear_cross_entropy: backward with create_graph; use at::linear and cross_entropy for it");
     const auto saved = context->get_saved_variables();
-    const auto scale = grads[0] / context->saved_data["count"].toDouble();
-    const auto of_input = saved[0].defined() ? saved[0] * scale.to(saved[0].scalar_type()) : at::Tensor();
+    const auto factor = grads[0] / context->saved_data["count"].toDouble();
+    const auto scale = [&, keeps = torch::autograd::get_current_graph_task_keep_graph()](const at::Tensor& gradient) {
+      const auto own = factor.to(gradient.scalar_type());
+      return keeps ? gradient * own : gradient.mul_(own);  // in place where no later backward needs it
+    };
+    const auto of_input = saved[0].defined() ? scale(saved[0]) : at::Tensor();
     const auto of_weight =
-        saved[1].defined() ? (saved[1] * scale).to(context->saved_data["dtype"].toScalarType()) : at::Tensor();
+        saved[1].defined() ? scale(saved[1]).to(context->saved_data["dtype"].toScalarType()) : at::Tensor();
     return {of_input, of_weight, at::Tensor()};
   }
 };

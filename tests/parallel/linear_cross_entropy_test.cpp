@@ -109,6 +109,19 @@ TEST_CASE("linear_cross_entropy is a linear layer's cross-entropy, with its grad
   }
 }
 
+TEST_CASE("linear_cross_entropy with a graph that is kept for another backward", "[parallel]") {
+  const LinearLossCase test{.rows = {7}};
+  const auto input = test.input(), weight = test.weight();
+  const auto loss = 3 * linear_cross_entropy(input, weight, test.target(), test.options);
+  const auto first = torch::autograd::grad({loss}, {input, weight}, {}, /*retain_graph=*/true);
+  const auto last = torch::autograd::grad({loss}, {input, weight});
+  const auto expected = test.expected();
+  for (const auto& grads : {first, last}) {
+    expect_close(grads[0], expected.input.grad(), kDoubleTolerance);
+    expect_close(grads[1], expected.weight.grad(), kDoubleTolerance);
+  }
+}
+
 TEST_CASE("linear_cross_entropy over ranks that have some classes each", "[parallel]") {
   for (const int ranks : {1, 2, 3, 4}) {
     run_ranks(ranks, [&](int) {

@@ -1,9 +1,11 @@
-// A rank that dies by SIGKILL, and what the others wait in then: each wait ends soon, and names the rank.
+// A rank that dies by SIGKILL, or fails as a thread, and what the others wait in then: each wait ends soon, and names
+// the rank.
 
 #include <ATen/ops/zeros.h>
 #include <fmt/format.h>
 #include <signal.h>
 
+#include <array>
 #include <chrono>
 #include <cstdio>
 #include <functional>
@@ -19,6 +21,7 @@
 #include "comm/process_group.h"
 #include "testing/expect.h"
 #include "testing/run_processes.h"
+#include "testing/run_ranks.h"
 #include "tests/comm/cases/loopback_store.h"
 #include "third_party/catch2/catch.h"
 
@@ -125,6 +128,38 @@ TEST_CASE("every wait of the other ranks ends after a rank has died, and names i
 
 TEST_CASE("every wait of the other ranks ends after a rank has died, and names it: gloo") {
   check_waits("gloo");
+}
+
+TEST_CASE("every wait of the other ranks ends after a rank has failed, and names it: threads") {
+  std::array<std::vector<std::string>, kRanks> unexpected;
+  const auto body = [&](int rank) {
+    std::vector<ProcessGroupPtr> groups;
+    for (const Call& call : calls()) {
+      groups.push_back(new_group({0, 1, 2}, call.name));
+    }
+    std::vector<Pending> pending;
+    for (size_t i = 0; i < groups.size() && rank != kVictim; ++i) {
+      pending.push_back(calls()[i].launch(groups[i]));
+    }
+    barrier(default_group());
+    if (rank == kVictim) {
+      std::this_thread::sleep_for(kLife);
+      throw ValueError("no good");
+    }
+    for (size_t i = 0; i < pending.size(); ++i) {
+      std::string text = "no error";
+      try {
+        pending[i].wait();
+      } catch (const CommError& error) {
+        text = error.what();
+      }
+      if (text.find("rank 1 failed: no good") == std::string::npos) {
+        unexpected[static_cast<size_t>(rank)].push_back(fmt::format("{}: {}", calls()[i].name, text));
+      }
+    }
+  };
+  CHECK_THROWS_WITH(run_ranks(kRanks, body), "rank 1: no good");
+  CHECK(unexpected == decltype(unexpected)());
 }
 
 }  // namespace

@@ -5,9 +5,9 @@
 
 #include "base/error.h"
 #include "comm/local_launcher.h"
-#include "examples/data_path.h"
-#include "examples/recompute_option.h"
-#include "examples/training_log.h"
+#include "examples/training/data_path.h"
+#include "examples/training/recompute_option.h"
+#include "examples/training/training_log.h"
 
 namespace tessera::examples {
 

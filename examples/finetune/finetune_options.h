@@ -7,9 +7,9 @@
 #include <vector>
 
 #include "activation_checkpoint/checkpoint_options.h"
-#include "examples/restart_options.h"
-#include "examples/step_watch.h"
-#include "examples/training_log.h"
+#include "examples/training/restart_options.h"
+#include "examples/training/step_watch.h"
+#include "examples/training/training_log.h"
 
 namespace tessera::examples {
 

@@ -15,7 +15,7 @@
 #include "comm/local_launcher.h"
 #include "comm/process_group.h"
 #include "device_mesh/device_mesh.h"
-#include "examples/data_path.h"
+#include "examples/training/data_path.h"
 #include "models/generate.h"
 #include "models/pretrained.h"
 #include "text/chat_template.h"

@@ -23,7 +23,6 @@
 #include "comm/process_group.h"
 #include "comm/rank_environment.h"
 #include "comm/shared_gradients.h"
-#include "examples/data_path.h"
 #include "examples/gpt_layout.h"
 #include "examples/train_gpt/byte_data.h"
 #include "examples/train_gpt/loss_curve_svg.h"
@@ -38,6 +37,7 @@
 #include "examples/train_gpt/train_device.h"
 #include "examples/train_gpt/train_options.h"
 #include "examples/train_gpt/trainer.h"
+#include "examples/training/data_path.h"
 
 namespace tessera::examples {
 namespace {

@@ -8,9 +8,9 @@
 
 #include "examples/gpt_layout.h"
 #include "examples/gpt_model.h"
-#include "examples/restart_options.h"
-#include "examples/step_watch.h"
-#include "examples/training_log.h"
+#include "examples/training/restart_options.h"
+#include "examples/training/step_watch.h"
+#include "examples/training/training_log.h"
 
 namespace tessera::examples {
 
@@ -72,7 +72,7 @@ struct ExitNow {
   int code = 0;
 };
 
-/// Parses the command line. Relative paths are the user's (examples/data_path.h). Throws ValueError for an
+/// Parses the command line. Relative paths are the user's (examples/training/data_path.h). Throws ValueError for an
 /// unknown device, and without --data if there is no default data.
 std::variant<TrainOptions, ExitNow> parse_train_options(int argc, char** argv);
 

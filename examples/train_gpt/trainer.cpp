@@ -14,8 +14,8 @@
 #include "comm/comm_stats.h"
 #include "dtensor/clip_grad_norm.h"
 #include "dtensor/dtensor.h"
-#include "examples/decayed_adamw.h"
 #include "examples/gpt_layout.h"
+#include "examples/training/decayed_adamw.h"
 #include "fully_shard/fully_shard.h"
 
 namespace tessera::examples {

@@ -16,10 +16,10 @@
 
 #include "device_mesh/device_mesh.h"
 #include "examples/gpt_model.h"
-#include "examples/step_watch.h"
 #include "examples/train_gpt/byte_data.h"
 #include "examples/train_gpt/train_options.h"
-#include "examples/training_log.h"
+#include "examples/training/step_watch.h"
+#include "examples/training/training_log.h"
 #include "fully_shard/layout_independent.h"
 #include "optim/fused_optimizers.h"
 

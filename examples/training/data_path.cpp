@@ -1,4 +1,4 @@
-#include "examples/data_path.h"
+#include "examples/training/data_path.h"
 
 #include <unistd.h>
 

@@ -1,4 +1,4 @@
-#include "examples/decayed_adamw.h"
+#include "examples/training/decayed_adamw.h"
 
 #include <memory>
 #include <utility>

@@ -1,4 +1,4 @@
-#include "examples/recompute_option.h"
+#include "examples/training/recompute_option.h"
 
 #include <CLI/CLI.hpp>
 #include <map>

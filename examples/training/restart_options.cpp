@@ -1,4 +1,4 @@
-#include "examples/restart_options.h"
+#include "examples/training/restart_options.h"
 
 #include <CLI/CLI.hpp>
 

@@ -1,4 +1,4 @@
-#include "examples/step_watch.h"
+#include "examples/training/step_watch.h"
 
 #include <fmt/format.h>
 #include <torch/optim/optimizer.h>
@@ -8,7 +8,7 @@
 #include "base/error.h"
 #include "comm/process_group.h"
 #include "debug/link_rates.h"
-#include "examples/data_path.h"
+#include "examples/training/data_path.h"
 
 namespace tessera::examples {
 

@@ -1,4 +1,4 @@
-#include "examples/training_log.h"
+#include "examples/training/training_log.h"
 
 #include <fmt/format.h>
 
@@ -8,7 +8,7 @@
 
 #include "base/error.h"
 #include "comm/process_group.h"
-#include "examples/data_path.h"
+#include "examples/training/data_path.h"
 
 namespace tessera::examples {
 

@@ -19,10 +19,12 @@ namespace tessera {
 /// Rates of all pairs of ranks, equal on all ranks.
 struct LinkRates {
   int ranks = 0;
-  std::vector<double> bytes_per_second =
-      {};  // from rank `from` to rank `to` at [from * ranks + to]; 0 where they are one
+  /// From rank `from` to rank `to` at [from * ranks + to]; 0 where they are one.
+  std::vector<double> bytes_per_second = {};
 
-  double rate(int from, int to) const { return bytes_per_second[static_cast<size_t>(from * ranks + to)]; }
+  double rate(int from, int to) const {
+    return bytes_per_second.at(static_cast<size_t>(from) * static_cast<size_t>(ranks) + static_cast<size_t>(to));
+  }
 };
 
 struct LinkOptions {

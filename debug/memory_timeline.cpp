@@ -20,7 +20,6 @@
 #include "base/error.h"
 #include "comm/process_group.h"
 #include "debug/memory_files.h"
-#include "dtensor/dtensor.h"
 #include "dtensor/local/dtensor_impl.h"
 #include "fully_shard/memory/memory_label.h"
 #include "nn/hooks/hook_point.h"
@@ -33,7 +32,8 @@ namespace {
 constexpr size_t kOutside = 0;  // in MemoryRecord::modules
 
 at::Tensor local_part(const at::Tensor& tensor) {
-  return tensor.defined() && is_dtensor(tensor) ? dtensor_meta(tensor)->local : tensor;
+  const auto* const meta = dtensor_meta(tensor);
+  return meta ? meta->local : tensor;
 }
 
 /// "block0.up" of "block0.up.weight"

@@ -20,7 +20,6 @@
 #include "comm/collectives.h"
 #include "comm/context/flight_record.h"
 #include "comm/process_group.h"
-#include "dtensor/dtensor.h"
 #include "dtensor/local/dtensor_impl.h"
 #include "fully_shard/fsdp_module.h"
 #include "nn/hooks/hook_point.h"
@@ -79,7 +78,8 @@ struct NumericsWatch::Readings {
 
   void add(size_t name, WatchedTensor kind, const at::Tensor& tensor) {
     const at::NoGradGuard no_grad;
-    const auto local = is_dtensor(tensor) ? dtensor_meta(tensor)->local : tensor;
+    const auto* const meta = dtensor_meta(tensor);
+    const auto local = meta ? meta->local : tensor;
     if (local.numel() == 0 || !local.is_floating_point()) {
       return;
     }

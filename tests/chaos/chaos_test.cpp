@@ -31,12 +31,13 @@ struct Setting {
   const char* backend;
   bool in_memory;  // has in-memory checkpoints
 };
-constexpr Setting kSettings[] = {{2, "shm", true}, {3, "gloo", false}, {3, "shm", false}, {2, "gloo", true}};
+constexpr Setting kSettings[] = {{2, "shm", true},  {3, "gloo", false}, {2, "gloo", true}, {3, "shm", false},
+                                 {3, "gloo", true}, {2, "shm", false},  {3, "shm", true},  {2, "gloo", false}};
 
-/// Of the i-th run: after each round of kSettings one rank more, up to `most_ranks`.
+/// Of the i-th run: over 2 or 3 ranks, and up to `most_ranks` by turns.
 Setting setting_of(size_t i, int most_ranks) {
   Setting setting = kSettings[i % std::size(kSettings)];
-  setting.ranks += static_cast<int>(i / std::size(kSettings)) % (most_ranks - 2);
+  setting.ranks += static_cast<int>(i) % (most_ranks - 2);
   return setting;
 }
 

@@ -9,7 +9,6 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
-#include <cmath>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
@@ -21,6 +20,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "base/tick_distance.h"
 
 namespace tessera {
 
@@ -79,17 +79,6 @@ std::vector<CategoryBytes> columns_of(const MemoryRecord& record) {
     }
   }
   return columns;
-}
-
-/// The smallest of 1, 2, 5 x 10^k that divides `range` into at most `most` parts.
-double tick_distance(double range, int most) {
-  const double power = std::pow(10.0, std::floor(std::log10(range / most)));
-  for (const double factor : {1.0, 2.0, 5.0}) {
-    if (range / (factor * power) <= most) {
-      return factor * power;
-    }
-  }
-  return 10 * power;
 }
 
 class MemoryPicture {

@@ -38,7 +38,7 @@ struct LayoutOptions {
   bool bf16 = false;
   /// Shards activations between matrices along the sequence over tp, rather than replicating them.
   bool sequence_parallel = false;
-  /// What backward computes again of each block.
+  /// Activations of each block that backward computes again.
   Recompute recompute = Recompute::None;
   /// Builds the model without memory, so that no rank ever holds more than its shards.
   bool meta_init = false;

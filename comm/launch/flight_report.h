@@ -1,5 +1,5 @@
 #pragma once
-// What a job's ranks do, from the flight records in a folder (comm/context/flight_record.h).
+// Reports of what a job's ranks do, from the flight records in a folder (comm/context/flight_record.h).
 //
 //   the others wait for rank 1
 //   rank 0 waits for 5.0 s in all_gather #12 of group 'dp' (Float[64] to Float[128]) for 'blocks.1'

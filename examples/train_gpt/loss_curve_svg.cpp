@@ -10,6 +10,7 @@
 #include <iterator>
 
 #include "base/error.h"
+#include "base/tick_distance.h"
 
 namespace tessera::examples {
 
@@ -23,17 +24,6 @@ constexpr double kTop = 50;
 constexpr double kBottom = 420;
 constexpr const char* kTrainColor = "#2563eb";
 constexpr const char* kValidationColor = "#d97706";
-
-/// The smallest of 1, 2, 5 x 10^k that divides `range` into at most `most` parts.
-double tick_distance(double range, int most) {
-  const double power = std::pow(10.0, std::floor(std::log10(range / most)));
-  for (const double factor : {1.0, 2.0, 5.0}) {
-    if (range / (factor * power) <= most) {
-      return factor * power;
-    }
-  }
-  return 10 * power;
-}
 
 /// An axis from a round number to a round number, mapped to pixels.
 struct Axis {

@@ -23,7 +23,7 @@ struct RestartOptions {
 /// Adds --max-restarts, --min-ranks and --in-memory-every to a group of a program's options.
 void add_restart_options(CLI::App& app, RestartOptions& options, const std::string& group);
 
-/// What a program's options of these names say.
+/// Values of a program's options --save-every and --resume.
 struct CheckpointUse {
   int64_t save_every = 0;
   bool resume = false;

@@ -1,5 +1,5 @@
 #pragma once
-// What of a run is looked at closely: timelines of some steps (--trace), their memory (--memory-timeline), NaN
+// A closer look at a run: timelines of some steps (--trace), their memory (--memory-timeline), NaN
 // (--check-numerics), and the links between ranks (--check-links).
 //
 //   StepWatch watch(*model, optimizer, options);

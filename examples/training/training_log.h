@@ -29,7 +29,7 @@ class App;
 
 namespace tessera::examples {
 
-/// Where metrics go: to a folder, and to who asks rank 0 by HTTP. Both may be left out.
+/// Destinations of metrics: a folder, and a server on rank 0. Both may be left out.
 struct MetricsTarget {
   std::string folder;
   /// Steps between lines.

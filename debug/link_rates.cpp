@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <limits>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 #include "comm/collectives.h"
@@ -19,20 +20,21 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr int kMessages = 2;  // of which the faster one counts
+constexpr int kMessages = 3;  // of which the fastest counts
 constexpr double kSlow = 0.25;
 
-/// The time until a message is there, from when both ranks are ready.
-double seconds_from(int from, int to, const at::Tensor& sent, const at::Tensor& received,
-                    const ProcessGroupPtr& group) {
+/// Sends one message to `peer`, or receives it, or neither (peer -1), when all ranks are ready; returns the time that
+/// it took.
+double seconds_of_message(int peer, bool sends, const at::Tensor& message, const ProcessGroupPtr& group) {
   barrier(group);
   const auto begin = Clock::now();
-  auto sending = send_async(sent, to, group);
-  recv(received, from, group);
-  received[0].item<uint8_t>();  // a GPU has it, too
-  const double seconds = std::chrono::duration<double>(Clock::now() - begin).count();
-  sending.wait();
-  return seconds;
+  if (peer >= 0 && sends) {
+    send(message, peer, group);
+  } else if (peer >= 0) {
+    recv(message, peer, group);
+    message[0].item<uint8_t>();  // a GPU has it, too
+  }
+  return std::chrono::duration<double>(Clock::now() - begin).count();
 }
 
 std::vector<double> sorted_rates(const LinkRates& rates) {
@@ -51,16 +53,21 @@ std::string in_megabytes(double rate) {
 LinkRates measure_links(const ProcessGroupPtr& group, const LinkOptions& options) {
   const FlightLabel label("links");
   const int ranks = group->getSize(), own = group->getRank();
-  const auto sent = at::zeros({options.bytes}, at::TensorOptions(options.device).dtype(at::kByte));
-  const auto received = at::empty_like(sent);
+  const auto message = at::zeros({options.bytes}, at::TensorOptions(options.device).dtype(at::kByte));
   const auto rates = at::zeros({ranks, ranks}, at::TensorOptions(at::kCPU).dtype(at::kDouble));
-  for (int distance = 1; distance < ranks; ++distance) {
-    const int from = (own - distance + ranks) % ranks, to = (own + distance) % ranks;
-    double seconds = seconds_from(from, to, sent, received, group);
-    for (int message = 1; message < kMessages; ++message) {
-      seconds = std::min(seconds, seconds_from(from, to, sent, received, group));
+  for (int round = 0; ranks > 1 && round < ranks; ++round) {
+    const int other = (round - own + ranks) % ranks;
+    const int peer = other == own ? -1 : other;
+    for (const bool lower_sends : {true, false}) {
+      const bool sends = (own < peer) == lower_sends;
+      double seconds = std::numeric_limits<double>::infinity();
+      for (int i = 0; i < kMessages; ++i) {
+        seconds = std::min(seconds, seconds_of_message(peer, sends, message, group));
+      }
+      if (peer >= 0 && !sends) {
+        rates[peer][own] = static_cast<double>(options.bytes) / seconds;
+      }
     }
-    rates[from][own] = static_cast<double>(options.bytes) / seconds;
   }
   const auto summed = rates.to(options.device);
   if (ranks > 1) {

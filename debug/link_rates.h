@@ -32,7 +32,7 @@ struct LinkOptions {
   c10::Device device = c10::kCPU;
 };
 
-/// Sends two messages from each rank to each other one, at one time one to and from each rank. Collective. Thread
+/// Sends messages from each rank to each other one; at one time a rank sends or receives one. Collective. Thread
 /// safety: for the rank's thread.
 LinkRates measure_links(const ProcessGroupPtr& group, const LinkOptions& options = {});
 

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Three hosts of one rank each, with networks of their own, connected by a switch. Rank 1's host sends at 20 Mbit/s, the
-# others at 400: measure_links names it.
+# others as fast as they can: measure_links names it.
 set -euo pipefail
 program=$1
 export PATH=$PATH:/usr/sbin
@@ -27,12 +27,11 @@ for host in 0 1 2; do
   ip -n "host$host" link set lo up
   ip -n "host$host" link set eth0 up
   ip -n "host$host" address add "10.0.0.$((host + 1))/24" dev eth0
-  rate=$((host == 1 ? 20 : 400))
-  if ! tc -n "host$host" qdisc add dev eth0 root tbf rate "${rate}mbit" burst 32kbit latency 400ms; then
-    echo "skipped: this kernel limits no rates"
-    exit 0
-  fi
 done
+if ! tc -n host1 qdisc add dev eth0 root tbf rate 20mbit burst 32kbit latency 400ms; then
+  echo "skipped: this kernel limits no rates"
+  exit 0
+fi
 
 export WORLD_SIZE=3 LOCAL_WORLD_SIZE=1 LOCAL_RANK=0 MASTER_ADDR=10.0.0.1 MASTER_PORT=29500 GLOO_SOCKET_IFNAME=eth0
 export OMP_NUM_THREADS=1

@@ -70,6 +70,7 @@ void measure(const std::string& backend, double bytes_per_second) {
       call();
     }
     const std::chrono::duration<double> elapsed = std::chrono::steady_clock::now() - start;
+    barrier(group);  // what is still queued at the interface comes before it
     const double sent = (sent_bytes() - sent_before) / kCalls, seconds = elapsed.count() / kCalls;
     if (get_rank() == 0) {
       fmt::print("{:14} {:12}  {:8.1f} ms   sent / formula {:.3f}   time / (formula / rate) {:.3f}\n", name,

@@ -33,7 +33,7 @@ make_hosts() {
     ip -n "host$host" link set lo up
     ip -n "host$host" link set eth0 up
     ip -n "host$host" address add "10.0.0.$((host + 1))/24" dev eth0
-    tc -n "host$host" qdisc add dev eth0 root tbf rate 100mbit burst 32kbit latency 50ms || echo "no rate: there is no tc"
+    tc -n "host$host" qdisc add dev eth0 root tbf rate 100mbit burst 128kb latency 50ms || echo "no rate: there is no tc"
   done
   export MASTER_ADDR=10.0.0.1 GLOO_SOCKET_IFNAME=eth0 OMP_NUM_THREADS=1
 }

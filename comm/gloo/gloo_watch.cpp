@@ -15,7 +15,7 @@ namespace {
 
 using std::chrono::milliseconds;
 
-constexpr milliseconds kInterval(200);
+constexpr milliseconds kInterval(100);
 
 }  // namespace
 

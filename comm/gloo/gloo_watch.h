@@ -33,7 +33,7 @@ class GlooWatch {
   GlooWatch(const GlooWatch&) = delete;
   GlooWatch& operator=(const GlooWatch&) = delete;
 
-  /// Calls `interrupt`, from another thread, five times a second while it lives.
+  /// Calls `interrupt`, from another thread, ten times a second while it lives.
   class Scope {
    public:
     Scope(GlooWatch& watch, std::function<void()> interrupt);

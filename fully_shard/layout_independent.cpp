@@ -11,6 +11,8 @@
 #include <bit>
 #include <cmath>
 #include <numeric>
+#include <optional>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <unordered_set>
 #include <utility>
 #include <vector>
@@ -18,12 +20,14 @@
 #include "base/error.h"
 #include "comm/collectives.h"
 #include "dtensor/clip_grad_norm.h"
+#include "dtensor/dtensor.h"
 #include "dtensor/local/dtensor_impl.h"
 #include "dtensor/spec/shard_math.h"
 #include "fully_shard/autograd/backward_hooks.h"
 #include "fully_shard/engine/fsdp_state.h"
 #include "fully_shard/engine/unit_tree.h"
 #include "fully_shard/fsdp_module.h"
+#include "fully_shard/layout/stacked_spec.h"
 #include "fully_shard/reduce/tree_reduction.h"
 #include "nn/hooks/hook_point.h"
 
@@ -33,6 +37,12 @@ namespace {
 
 bool is_power_of_two(int64_t number) {
   return number > 0 && std::has_single_bit(static_cast<uint64_t>(number));
+}
+
+/// Those on the axes of tensor parallelism; none for a parameter that only data parallelism has.
+Placements tp_placements(const ShardedParam& param, const DataParallelAxes& axes) {
+  const auto& placements = param.spec()->placements();
+  return {placements.begin() + axes.mesh.ndim(), placements.end()};
 }
 
 void check_unit(const FSDPState& state, const DataParallelAxes& axes) {
@@ -49,30 +59,64 @@ void check_unit(const FSDPState& state, const DataParallelAxes& axes) {
                 "set reduce_dtype to float32",
                 axes.mesh.size(), state.label(), c10::toString(reduce_dtype));
   for (const auto& param : group.params()) {
+    const Placements tp = tp_placements(param, axes);
     TESSERA_CHECK(NotImplementedError,
-                  param.spec()->mesh() == axes.mesh && param.spec()->placements() == axes.placements(0),
-                  "LayoutIndependentGradients: parameter '{}' of {} is a {}; it needs the mesh of data parallelism "
-                  "alone, and shards on dim 0: leave out tensor parallelism and shard_placement_fn",
+                  tp.size() <= 1 && param.spec()->placements() == stacked_placements(axes.placements(0), tp),
+                  "LayoutIndependentGradients: parameter '{}' of {} is a {}; data parallelism must shard dim 0, and "
+                  "tensor parallelism have one axis: leave out shard_placement_fn",
                   param.origin().name, param.origin().module, param.spec()->to_string());
   }
 }
 
+struct TrainedParam {
+  at::Tensor tensor;
+  int64_t rows;             // along dim 0, of all ranks of data parallelism
+  Placements tp_placement;  // one, or none
+};
+
+const ShardedParam& sharded_param(const at::Tensor& tensor, const std::string& name) {
+  const auto owner = find_owner(tensor);
+  TESSERA_CHECK(ValueError, owner != nullptr,
+                "LayoutIndependentGradients: parameter '{}' requires a gradient, but is in no unit, so that nothing "
+                "adds the ranks' gradients; freeze it, or leave it out of ignored_params",
+                name);
+  const auto& params = owner->group()->params();
+  return *std::ranges::find_if(params, [&](const ShardedParam& param) { return param.param().is_same(tensor); });
+}
+
 /// Each once.
-std::vector<at::Tensor> trained_params(const torch::nn::Module& model) {
+std::vector<TrainedParam> trained_params(const torch::nn::Module& model, const DataParallelAxes& axes) {
   std::unordered_set<c10::TensorImpl*> seen;
-  std::vector<at::Tensor> params;
+  std::vector<TrainedParam> params;
   for (const auto& item : model.named_parameters()) {
-    const auto& param = item.value();
-    if (!param.requires_grad() || !seen.insert(param.unsafeGetTensorImpl()).second) {
-      continue;
+    const auto& tensor = item.value();
+    if (tensor.requires_grad() && seen.insert(tensor.unsafeGetTensorImpl()).second) {
+      const auto& param = sharded_param(tensor, item.key());
+      params.push_back({tensor, param.unsharded().size(0), tp_placements(param, axes)});
     }
-    TESSERA_CHECK(ValueError, find_owner(param) != nullptr,
-                  "LayoutIndependentGradients: parameter '{}' requires a gradient, but is in no unit, so that nothing "
-                  "adds the ranks' gradients; freeze it, or leave it out of ignored_params",
-                  item.key());
-    params.push_back(param);
   }
   return params;
+}
+
+/// The group of tensor parallelism; null without it, or over one rank.
+ProcessGroupPtr tp_group(const std::vector<NamedState>& units, const DataParallelAxes& axes) {
+  std::optional<DeviceMesh> mesh;
+  for (const auto& [path, state] : units) {
+    if (!state->group()) {
+      continue;
+    }
+    for (const auto& param : state->group()->params()) {
+      if (tp_placements(param, axes).empty()) {
+        continue;
+      }
+      TESSERA_CHECK(NotImplementedError, !mesh || *mesh == param.spec()->mesh(),
+                    "LayoutIndependentGradients: parameter '{}' of {} is on {}, others are on {}; use one mesh for "
+                    "tensor parallelism",
+                    param.origin().name, param.origin().module, param.spec()->mesh(), *mesh);
+      mesh = param.spec()->mesh();
+    }
+  }
+  return mesh && mesh->size(axes.mesh.ndim()) > 1 ? mesh->group(axes.mesh.ndim()) : nullptr;
 }
 
 /// Of gradients that are there in both.
@@ -131,6 +175,11 @@ void write_row_squares(const at::Tensor& local, double* squares) {
   }
 }
 
+/// With tensor parallelism it may be a DTensor.
+at::Tensor local_loss(const at::Tensor& loss) {
+  return is_dtensor(loss) ? full_tensor(loss.detach()) : loss.detach();
+}
+
 double sum_in_order(const at::Tensor& values) {
   const auto* data = values.const_data_ptr<double>();
   return std::accumulate(data, data + values.numel(), 0.0);
@@ -149,7 +198,8 @@ struct LayoutIndependentGradients::Impl {
   torch::nn::Module& model;
   int64_t parts;
   DataParallelAxes axes = {};
-  std::vector<at::Tensor> params = {};
+  std::vector<TrainedParam> params = {};
+  ProcessGroupPtr tp = nullptr;
   int64_t block_parts = 1;  // that all ranks compute together
   TreeParts own = {};       // of a block
   int64_t passes = 1;       // of each rank in a block
@@ -159,7 +209,7 @@ struct LayoutIndependentGradients::Impl {
                   const std::function<void()>& after_block) const;
   double mean_of(const at::Tensor& losses) const;
   Gradients take_gradients();
-  at::Tensor gather_row_squares() const;
+  double sum_gradient_squares() const;
 };
 
 void LayoutIndependentGradients::Impl::set_up() {
@@ -185,12 +235,17 @@ void LayoutIndependentGradients::Impl::set_up() {
                 axes.num_replicas(), axes.num_shards());
   own = tree_parts(axes.mesh.local_rank(), ranks, block_parts);
   passes = is_power_of_two(ranks) ? 1 : 2;
-  params = trained_params(model);
   for (const auto& [path, state] : states) {
     if (state->group()) {
       check_unit(*state, axes);
     }
   }
+  params = trained_params(model, axes);
+  tp = tp_group(states, axes);
+  TESSERA_CHECK(NotImplementedError, !tp || is_power_of_two(ranks),
+                "LayoutIndependentGradients: {} ranks of data parallelism beside tensor parallelism, which would add "
+                "some parts before tensor parallelism's ranks are added, and others after; use a power of two",
+                ranks);
   for (const auto& [path, state] : states) {
     auto& gradients = state->settings().gradients;
     gradients.divide_factor = 1;  // losses are divided
@@ -227,30 +282,42 @@ LayoutIndependentGradients::Impl::Gradients LayoutIndependentGradients::Impl::ta
   Gradients gradients;
   gradients.reserve(params.size());
   for (auto& param : params) {
-    gradients.push_back(std::exchange(param.mutable_grad(), at::Tensor()));
+    gradients.push_back(std::exchange(param.tensor.mutable_grad(), at::Tensor()));
   }
   return gradients;
 }
 
-/// The sums of squares of each row of each gradient, along dim 0.
-at::Tensor LayoutIndependentGradients::Impl::gather_row_squares() const {
+/// Adds those of each row along dim 0, then the rows, and then the ranks of tensor parallelism, of which the first one
+/// counts what all have.
+double LayoutIndependentGradients::Impl::sum_gradient_squares() const {
+  const bool is_first = !tp || tp->getRank() == 0;
+  const auto is_counted = [&](const TrainedParam& param) {
+    return param.tensor.grad().defined() &&
+           (is_first || (!param.tp_placement.empty() && !param.tp_placement[0].is_replicate()));
+  };
   int64_t rows = 0;
   for (const auto& param : params) {
-    rows += param.grad().defined() ? param.size(0) : 0;
+    rows += is_counted(param) ? param.rows : 0;
   }
   at::Tensor squares = at::zeros({rows}, at::kDouble);
   auto* of_param = squares.mutable_data_ptr<double>();
   for (const auto& param : params) {
-    if (param.grad().defined()) {
-      const auto shard = chunk_range(param.size(0), axes.num_shards(), axes.shard_rank());
-      write_row_squares(dtensor_meta(param.grad())->local, of_param + shard.offset);
-      of_param += param.size(0);
+    if (is_counted(param)) {
+      const auto shard = chunk_range(param.rows, axes.num_shards(), axes.shard_rank());
+      write_row_squares(dtensor_meta(param.tensor.grad())->local, of_param + shard.offset);
+      of_param += param.rows;
     }
   }
   if (axes.num_shards() > 1) {
     all_reduce(squares, ReduceOp::Sum, axes.shard_group());  // others have zeros there
   }
-  return squares;
+  const double own_sum = sum_in_order(squares);
+  if (!tp) {
+    return own_sum;
+  }
+  const at::Tensor sums = at::zeros({static_cast<int64_t>(tp->getSize())}, at::kDouble);
+  all_gather(sums, at::full({1}, own_sum, at::kDouble), tp);
+  return sum_in_order(sums);
 }
 
 LayoutIndependentGradients::LayoutIndependentGradients(ModuleRef model, LayoutIndependentOptions options)
@@ -270,7 +337,7 @@ double LayoutIndependentGradients::backward(const PartLoss& loss_of_part) {
     const at::Tensor loss = loss_of_part(part);
     (loss * (is_repeated ? 0 : 1 / static_cast<double>(own.parts))).backward();
     if (!is_repeated) {
-      losses[part].copy_(loss.detach());
+      losses[part].copy_(local_loss(loss));
     }
   };
   own.run_passes(run, [&] {
@@ -285,7 +352,7 @@ double LayoutIndependentGradients::backward(const PartLoss& loss_of_part) {
   auto& sums = tree.at(0).gradients;
   add_gradients(sums, previous);
   for (size_t i = 0; i < own.params.size(); ++i) {
-    own.params[i].mutable_grad() = sums[i];
+    own.params[i].tensor.mutable_grad() = sums[i];
   }
   return own.mean_of(losses);
 }
@@ -296,7 +363,7 @@ double LayoutIndependentGradients::evaluate(const PartLoss& loss_of_part) {
   const auto run = [&](int64_t part, bool is_repeated, bool) {
     const at::Tensor loss = loss_of_part(part);
     if (!is_repeated) {
-      losses[part].copy_(loss);
+      losses[part].copy_(local_loss(loss));
     }
   };
   impl_->run_passes(run, [] {});
@@ -304,12 +371,15 @@ double LayoutIndependentGradients::evaluate(const PartLoss& loss_of_part) {
 }
 
 at::Tensor LayoutIndependentGradients::clip_grad_norm(double max_norm) {
-  const bool has_double = std::ranges::any_of(impl_->params, [](const at::Tensor& param) {
-    return param.grad().defined() && param.grad().scalar_type() == at::kDouble;
-  });
-  at::Tensor norm = at::full({}, std::sqrt(sum_in_order(impl_->gather_row_squares())),
-                             at::dtype(has_double ? at::kDouble : at::kFloat));
-  clip_grads_with_norm_(impl_->params, max_norm, norm);
+  std::vector<at::Tensor> tensors;
+  bool has_double = false;
+  for (const auto& param : impl_->params) {
+    tensors.push_back(param.tensor);
+    has_double = has_double || (param.tensor.grad().defined() && param.tensor.grad().scalar_type() == at::kDouble);
+  }
+  at::Tensor norm =
+      at::full({}, std::sqrt(impl_->sum_gradient_squares()), at::dtype(has_double ? at::kDouble : at::kFloat));
+  clip_grads_with_norm_(tensors, max_norm, norm);
   return norm;
 }
 

@@ -30,6 +30,7 @@
 #include "examples/training/decayed_adamw.h"
 #include "examples/training/training_log.h"
 #include "fully_shard/fsdp_module.h"
+#include "fully_shard/layout_independent.h"
 #include "lora/lora.h"
 #include "models/adapter.h"
 #include "models/generate.h"
@@ -109,28 +110,62 @@ std::vector<at::Tensor> split_rows(const at::Tensor& tensor, int64_t parts) {
   return tensor.defined() ? tensor.tensor_split(parts) : std::vector<at::Tensor>(static_cast<size_t>(parts));
 }
 
-/// Computes the gradients of one global batch in `passes`. Returns its mean loss per token that counts.
+/// Returns batches of a part's rows each.
+std::vector<data::Batch> split_batch(const data::Batch& batch, int64_t parts) {
+  const auto ids = split_rows(batch.ids, parts), labels = split_rows(batch.labels, parts),
+             segment_ids = split_rows(batch.segment_ids, parts);
+  std::vector<data::Batch> result(ids.size());
+  for (size_t part = 0; part < ids.size(); ++part) {
+    result[part].ids = ids[part];
+    result[part].labels = labels[part];
+    result[part].segment_ids = segment_ids[part];
+  }
+  return result;
+}
+
+/// Returns how many tokens of a batch count.
+at::Tensor count_labels(const data::Batch& batch) {
+  return (batch.labels.narrow(1, 1, batch.labels.size(1) - 1) != -100).sum().to(at::kDouble);
+}
+
+/// Returns the sum of a batch's losses over `label_count`, and with a router that model's loss for it.
+at::Tensor loss_of(models::Decoder& model, const data::Batch& batch, double label_count, double router_weight) {
+  const auto loss =
+      model->forward(batch.ids, {.segment_ids = batch.segment_ids, .labels = batch.labels, .label_count = label_count});
+  const bool has_router_loss = model->config.moe && model->config.moe->output_router_logits;
+  return has_router_loss ? loss + models::router_aux_loss(model) * router_weight : loss;
+}
+
+/// Computes the gradients of one global batch, of which `batch` is this rank's part, in `passes`. Returns its mean loss
+/// per token that counts.
 double train_step(models::Decoder& model, const data::Batch& batch, const DeviceMesh& dp, int64_t passes) {
-  const auto count = (batch.labels.narrow(1, 1, batch.labels.size(1) - 1) != -100).sum().to(at::kDouble);
+  const auto count = count_labels(batch);
   all_reduce(count, ReduceOp::Sum, dp.group("dp"));
   const double tokens = std::max(count.item<double>(), 1.0);
-  const auto ids = split_rows(batch.ids, passes), labels = split_rows(batch.labels, passes),
-             segment_ids = split_rows(batch.segment_ids, passes);
-  const bool has_router_loss = model->config.moe && model->config.moe->output_router_logits;
+  const auto parts = split_batch(batch, passes);
   const auto mean = at::zeros({}, at::kDouble);
-  for (size_t pass = 0; pass < ids.size(); ++pass) {
-    const bool is_last = pass + 1 == ids.size();
+  for (size_t pass = 0; pass < parts.size(); ++pass) {
+    const bool is_last = pass + 1 == parts.size();
     fsdp(model).set_requires_gradient_sync(is_last);  // parameters are gathered once for each, gradients reduced once
     fsdp(model).set_reshard_after_backward(is_last);
     // Gradients are averaged over the ranks of dp; so this is their sum, over all tokens.
-    const auto loss = model->forward(ids[pass], {.segment_ids = segment_ids[pass],
-                                                 .labels = labels[pass],
-                                                 .label_count = tokens / static_cast<double>(dp.size())});
-    (has_router_loss ? loss + models::router_aux_loss(model) / passes : loss).backward();
+    const auto loss =
+        loss_of(model, parts[pass], tokens / static_cast<double>(dp.size()), 1 / static_cast<double>(passes));
+    loss.backward();
     mean.add_(loss.detach());
   }
   all_reduce(mean, ReduceOp::Avg, dp.group("dp"));
   return mean.item<double>();
+}
+
+/// Does the same for a whole global batch, which all ranks have.
+double train_parts(models::Decoder& model, const data::Batch& batch, LayoutIndependentGradients& gradients,
+                   int64_t count) {
+  const auto parts = split_batch(batch, count);
+  const double tokens = std::max(count_labels(batch).item<double>(), 1.0);
+  return gradients.backward([&](int64_t part) {
+    return loss_of(model, parts[static_cast<size_t>(part)], tokens / static_cast<double>(count), 1);
+  });
 }
 
 /// Null without --log-dir and --metrics-port.
@@ -221,6 +256,11 @@ void run_rank(const FinetuneOptions& options) {
     done = options.resume ? resume(options, *checkpointer, model, optimizer, dataset) : 0;
   }
 
+  std::optional<LayoutIndependentGradients> gradients;
+  if (options.layout_independent > 0) {
+    gradients.emplace(model, LayoutIndependentOptions{.parts = options.layout_independent});
+  }
+  const data::RankPart own_part{.rank = dp.local_rank("dp"), .ranks = dp.size()};
   const auto log = open_log(options, mesh);
   StepWatch watch(model, optimizer, options.watch);
   const int64_t print_every = std::max<int64_t>(1, options.steps / 20);
@@ -230,11 +270,14 @@ void run_rank(const FinetuneOptions& options) {
     optimizer.zero_grad();
     const auto batch = [&] {
       const auto timed = time_part(log, StepPart::Data);
-      return dataset.next_batch(options.batch, {.rank = dp.local_rank("dp"), .ranks = dp.size()});
+      return dataset.next_batch(options.batch, gradients ? data::RankPart() : own_part);
     }();
-    const double loss = train_step(model, batch, dp, options.accumulate);
+    const double loss = gradients ? train_parts(model, batch, *gradients, options.layout_independent)
+                                  : train_step(model, batch, dp, options.accumulate);
     watch.before_optimizer(step + 1);
-    const double norm = options.clip > 0 ? clip_grad_norm_(model->parameters(), options.clip).item<double>() : 0;
+    const double norm = options.clip == 0 ? 0
+                        : gradients       ? gradients->clip_grad_norm(options.clip).item<double>()
+                                          : clip_grad_norm_(model->parameters(), options.clip).item<double>();
     optim::set_lrs(optimizer, base_lrs, schedule(step + 1));
     optimizer.step();
     if (log) {

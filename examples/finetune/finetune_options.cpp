@@ -6,6 +6,7 @@
 #include "base/error.h"
 #include "comm/local_launcher.h"
 #include "examples/training/data_path.h"
+#include "examples/training/layout_independent_option.h"
 #include "examples/training/recompute_option.h"
 #include "examples/training/training_log.h"
 
@@ -48,6 +49,7 @@ void add_training(CLI::App& app, FinetuneOptions& options) {
                  "passes per step, each over a part of the batch: less memory, and gradients are reduced once")
       ->capture_default_str()
       ->group(group);
+  add_layout_independent_option(app, options.layout_independent, group);
   app.add_option("--sequence-length", options.sequence_length, "tokens of a sample")
       ->capture_default_str()
       ->group(group);
@@ -149,6 +151,9 @@ void check_finetune_options(const FinetuneOptions& options, int64_t world_size) 
   TESSERA_CHECK(ValueError, options.batch / dp >= options.accumulate,
                 "--accumulate {}: must be at most {}, a rank's samples of --batch {} over {} ranks that see own data",
                 options.accumulate, options.batch / dp, options.batch, dp);
+  check_layout_independent_option(
+      options.layout_independent,
+      {.batch = options.batch, .accumulate = options.accumulate, .data_ranks = dp, .tp = options.tp});
   TESSERA_CHECK(ValueError, !options.sequence_parallel || options.tp > 1, "--sp: needs --tp 2 or more");
   TESSERA_CHECK(ValueError, options.warmup >= 0 && options.warmup < options.steps,
                 "--warmup {}: must be from 0 to --steps - 1, {}", options.warmup, options.steps - 1);

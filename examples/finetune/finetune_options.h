@@ -35,6 +35,8 @@ struct FinetuneOptions {
   int64_t batch = 8;
   /// Passes per step, each over a part of the batch, whose gradients add up.
   int64_t accumulate = 1;
+  /// Parts of a batch, as in LayoutIndependentOptions; 0: results depend on the number of ranks.
+  int64_t layout_independent = 0;
   int64_t sequence_length = 128;
   /// A document a sample, rather than documents packed one after the other.
   bool pad = false;

@@ -61,6 +61,13 @@ for layout in '--nproc 1' '--nproc 3 --accumulate 2 --recompute selective' '--np
   expect_close "$(loss_of 20)" "$last"
 done
 
+# In parts, one process and three write the same bits.
+for ranks in 1 3; do
+  run "$finetune" "${small[@]:0:4}" --batch 4 --sequence-length 64 --steps 6 --warmup 2 --layout-independent 4 \
+    --nproc "$ranks" --out "$work/parts$ranks" || fail "--layout-independent, $ranks processes: exit code $?"
+done
+cmp "$work"/parts[13]/model-00001-of-00001.safetensors || fail "--layout-independent: another model"
+
 # A run that is killed goes on elsewhere, on another number of ranks, with the same samples.
 "$finetune" "${small[@]}" --out "$work/killed" --save-every 5 --checkpoint-dir "$work/run" >"$work/out" 2>"$work/err" &
 pid=$!
@@ -123,6 +130,7 @@ run "$generate" --model "$work/tiny-llama" --adapter "$work/adapter" --prompt 'l
 
 expect_refused 2 "$work/tuned: exists; give a new folder" "$finetune" "${small[@]}" --out "$work/tuned"
 expect_refused 2 '--tp 3: must divide the number of ranks, 2' "$finetune" "${small[@]}" --out "$work/x" --tp 3
+expect_refused 2 '--layout-independent 3: must be a power of two' "$finetune" "${small[@]}" --out "$work/x" --layout-independent 3
 expect_refused 2 'nowhere.txt: does not exist' "$finetune" --data "$work/nowhere.txt" --out "$work/x"
 expect_refused 2 'nowhere: has no config.json' "$finetune" --model "$work/nowhere" --data "$work/squares.txt" --out "$work/x"
 expect_refused 1 'nowhere/config.json' "$generate" --model "$work/nowhere"

@@ -190,7 +190,9 @@ done
 expect_refused '--layout-independent 2: must be a power of two, for 3 ranks at least 4' "${parts[@]}" --nproc 3 \
   --layout-independent 2
 expect_refused '--batch 6: must be a multiple of --layout-independent 4' "${parts[@]}" --batch 6 --eval-samples 6
-expect_refused '--layout-independent: leave --tp 2 out' "${parts[@]}" --tp 2
+run "${parts[@]}" --nproc 4 --tp 2 --checkpoint-dir "$work/tp" || fail "--layout-independent --tp 2: exit code $?"
+expect_refused '--layout-independent 4: beside --tp 2, the ranks that see own data must be a power of two, not 3' \
+  "${parts[@]}" --nproc 6 --tp 2
 
 # Runs the program with these arguments until it shows a step; sets `pid`.
 start() {

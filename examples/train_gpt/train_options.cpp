@@ -1,7 +1,6 @@
 #include "examples/train_gpt/train_options.h"
 
 #include <CLI/CLI.hpp>
-#include <bit>
 #include <cmath>
 
 #include "base/error.h"
@@ -9,6 +8,7 @@
 #include "comm/local_launcher.h"
 #include "examples/train_gpt/train_device.h"
 #include "examples/training/data_path.h"
+#include "examples/training/layout_independent_option.h"
 #include "examples/training/recompute_option.h"
 #include "examples/training/training_log.h"
 
@@ -70,12 +70,7 @@ void add_training_options(CLI::App& app, TrainOptions& options) {
   app.add_option("--accumulate", options.accumulate,
                  "passes per step, each over a part of the batch: less memory, and gradients are reduced once")
       ->group(group);
-  app.add_option("--layout-independent", options.layout_independent,
-                 "compute each batch in so many parts, a power of two, and add their gradients in one\n"
-                 "order: the run has the same bits on all numbers of ranks up to this one, with\n"
-                 "any --replicate; 0: it has not")
-      ->group(group)
-      ->type_name("PARTS");
+  add_layout_independent_option(app, options.layout_independent, group);
   app.add_option("--lr", options.lr, "peak learning rate of AdamW; ends at a tenth, on a cosine")->group(group);
   app.add_option("--warmup", options.warmup, "steps in which the learning rate rises")->group(group);
   app.add_option("--weight-decay", options.weight_decay, "of matrices; vectors are not decayed")->group(group);
@@ -147,22 +142,6 @@ void check_positive(const char* name, int64_t value) {
   TESSERA_CHECK(ValueError, value > 0, "{} {}: must be at least 1", name, value);
 }
 
-void check_parts(const TrainOptions& options, const MeshShape& mesh) {
-  const int64_t parts = options.layout_independent;
-  const auto ranks = static_cast<uint64_t>(mesh.dp * mesh.replicate);
-  TESSERA_CHECK(ValueError,
-                parts > 0 && std::has_single_bit(static_cast<uint64_t>(parts)) &&
-                    static_cast<uint64_t>(parts) >= std::bit_ceil(ranks),
-                "--layout-independent {}: must be a power of two, for {} ranks at least {}", parts, ranks,
-                std::bit_ceil(ranks));
-  TESSERA_CHECK(ValueError, options.batch % parts == 0,
-                "--batch {}: must be a multiple of --layout-independent {}, so that parts are equal", options.batch,
-                parts);
-  TESSERA_CHECK(ValueError, mesh.tp == 1, "--layout-independent: leave --tp {} out, which rounds differently", mesh.tp);
-  TESSERA_CHECK(ValueError, !options.check_parity,
-                "--layout-independent: leave --check-parity out, which adds in the order of ranks");
-}
-
 }  // namespace
 
 std::variant<TrainOptions, ExitNow> parse_train_options(int argc, char** argv) {
@@ -217,16 +196,15 @@ void check_train_options(const TrainOptions& options, int world_size) {
                 options.model.dim);
   const MeshShape mesh = checked_shape(options.mesh, world_size);
   const int64_t slices = mesh.dp * mesh.replicate;
-  if (options.layout_independent != 0) {
-    check_parts(options, mesh);
-  }
+  check_layout_independent_option(
+      options.layout_independent,
+      {.batch = options.batch, .accumulate = options.accumulate, .data_ranks = slices, .tp = mesh.tp});
+  TESSERA_CHECK(ValueError, options.layout_independent == 0 || !options.check_parity,
+                "--layout-independent: leave --check-parity out, which adds in the order of ranks");
   TESSERA_CHECK(ValueError, options.layout_independent != 0 || options.batch % slices == 0,
                 "--batch {}: must be a multiple of the {} ranks{}, which get equal parts of it", options.batch, slices,
                 mesh.tp == 1 ? "" : " that see data of their own");
   check_positive("--accumulate", options.accumulate);
-  TESSERA_CHECK(ValueError, options.layout_independent == 0 || options.accumulate == 1,
-                "--accumulate {}: --layout-independent {} makes a pass for each of its parts; leave one of them out",
-                options.accumulate, options.layout_independent);
   TESSERA_CHECK(ValueError, options.batch / slices % options.accumulate == 0,
                 "--accumulate {}: must divide a rank's {} samples of --batch {}", options.accumulate,
                 options.batch / slices, options.batch);

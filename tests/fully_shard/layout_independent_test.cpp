@@ -18,7 +18,6 @@
 #include "fully_shard/reduce/tree_reduction.h"
 #include "fully_shard/replicate.h"
 #include "optim/fused_optimizers.h"
-#include "parallel/parallelize_module.h"
 #include "testing/expect.h"
 #include "testing/run_ranks.h"
 #include "testing/temp_folder.h"
@@ -65,6 +64,16 @@ DataLayout replicate_over(int ranks, double cap_mb) {
               }
             }
             replicate(tower, {.bucket_cap_mb = cap_mb});
+          }};
+}
+
+DataLayout stacked(int64_t replicas, int64_t shards, int64_t tp) {
+  return {.name = fmt::format("{} replicas of shards over {}, tensor parallelism over {}", replicas, shards, tp),
+          .ranks = static_cast<int>(replicas * shards * tp),
+          .shard = [=](Tower& tower) {
+            const auto mesh = init_device_mesh(at::kCPU, {replicas, shards, tp}, {"replicate", "dp", "tp"});
+            parallelize_tower(tower, mesh["tp"]);
+            shard_tower(tower, {.mesh = replicas == 1 ? mesh["dp"] : mesh[{"replicate", "dp"}]});
           }};
 }
 
@@ -170,15 +179,34 @@ TEST_CASE("losses, norms and parameters have the same bits under any layout of d
   const int64_t parts = GENERATE(8, 16);
   const Trained expected = train_on(fsdp_over(1, true), parts);
   const std::vector<DataLayout> layouts = {
-      fsdp_over(2, true),   fsdp_over(3, true),    fsdp_over(4, false),   fsdp_over(4, 2),
-      fsdp_over(8, true),   fsdp_over(3, false),   hsdp_over(2, 1),       hsdp_over(2, 2),
-      hsdp_over(2, 3),      hsdp_over(4, 2),       replicate_over(1, 0),  replicate_over(2, 0),
-      replicate_over(3, 0), replicate_over(4, 25), replicate_over(8, 25), replicate_over(3, 25)};
+      fsdp_over(2, true),    fsdp_over(3, true),   fsdp_over(4, false),  fsdp_over(4, 2),      fsdp_over(8, true),
+      fsdp_over(3, false),   hsdp_over(2, 1),      hsdp_over(2, 2),      hsdp_over(2, 3),      hsdp_over(4, 2),
+      stacked(1, 3, 1),      replicate_over(1, 0), replicate_over(2, 0), replicate_over(3, 0), replicate_over(4, 25),
+      replicate_over(8, 25), replicate_over(3, 25)};
   for (const auto& layout : layouts) {
     INFO(fmt::format("{}, {} parts", layout.name, parts));
     const Trained trained = train_on(layout, parts);
     CHECK(trained.losses == expected.losses);
     CHECK((trained == expected));
+  }
+}
+
+TEST_CASE("beside tensor parallelism, the bits do not depend on data parallelism, and are close to those without it") {
+  const Trained plain = train_on(fsdp_over(1, true), /*parts=*/8);
+  for (const int64_t tp : {2, 3}) {
+    const Trained expected = train_on(stacked(1, 1, tp), /*parts=*/8);
+    for (size_t i = 0; i < plain.losses.size(); ++i) {
+      CHECK(std::abs(expected.losses[i] - plain.losses[i]) < 1e-6 * std::abs(plain.losses[i]));
+    }
+    for (size_t i = 0; i < plain.params.size(); ++i) {
+      expect_close(expected.params[i], plain.params[i]);
+    }
+    for (const auto& layout : {stacked(1, 2, tp), stacked(1, 4, tp), stacked(2, 2, tp)}) {
+      INFO(layout.name);
+      const Trained trained = train_on(layout, /*parts=*/8);
+      CHECK(trained.losses == expected.losses);
+      CHECK((trained == expected));
+    }
   }
 }
 
@@ -283,15 +311,8 @@ TEST_CASE("LayoutIndependentGradients refuses what it cannot do") {
                       return param.dim() == 2 ? std::optional(Shard(1)) : std::nullopt;
                     }});
       },
-      8, "leave out tensor parallelism and shard_placement_fn");
-  expect_refused(
-      4,
-      [](Tower& tower) {
-        const auto mesh = init_device_mesh(at::kCPU, {2, 2}, {"dp", "tp"});
-        parallelize_tower(tower, mesh["tp"]);
-        shard_tower(tower, {.mesh = mesh["dp"]});
-      },
-      8, "leave out tensor parallelism and shard_placement_fn");
+      8, "leave out shard_placement_fn");
+  expect_refused(6, stacked(1, 3, 2).shard, 8, "3 ranks of data parallelism beside tensor parallelism");
 }
 
 }  // namespace tessera::testing

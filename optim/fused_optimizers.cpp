@@ -19,9 +19,16 @@
 
 #include "base/error.h"
 #include "dtensor/dtensor.h"
+#include "optim/adam_scalars.h"
 #include "optim/vector_tails.h"
 
 namespace tessera::optim {
+
+/// State of an optimizer whose step may be captured.
+struct CapturableAdam {
+  AdamScalars scalars;
+  std::vector<torch::optim::OptimizerParamState*> stepped;  // by the last step
+};
 
 namespace {
 
@@ -165,12 +172,14 @@ struct AdamLists {
   std::map<int64_t, at::Tensor> step_counts;  // parameters of the same count share it
   RowMajorCopies copies;
 
-  void add(const at::Tensor& param, State& state, bool amsgrad) {
+  /// `scalars`: null without them.
+  void add(const at::Tensor& param, State& state, bool amsgrad, const AdamScalars* scalars) {
     states.push_back(&state);
     const int64_t step = state.step() + 1;
     auto& count = step_counts[step];
     if (!count.defined()) {
-      count = at::full({}, step, at::TensorOptions(param.device()).dtype(at::kFloat));
+      count = scalars ? scalars->count(state.step())
+                      : at::full({}, step, at::TensorOptions(param.device()).dtype(at::kFloat));
     }
     const auto& grad = param.grad();
     const auto& largest = amsgrad ? state.max_exp_avg_sq() : state.exp_avg_sq();
@@ -204,8 +213,28 @@ State& adam_state(Optimizer& optimizer, const at::Tensor& param, bool amsgrad) {
   return state;
 }
 
+/// Adds 1 to the step counts on the device, and keeps the states that step.
+template <class State>
+void begin_step(CapturableAdam& captured, Optimizer& optimizer, const std::vector<Round>& rounds) {
+  TESSERA_CHECK(NotImplementedError, rounds.size() <= optimizer.param_groups().size(),
+                "fused optimizer: a parameter is listed twice in a group, whose step is not captured");
+  captured.stepped.clear();
+  std::vector<int64_t> counts;
+  for (const auto& round : rounds) {
+    for (const auto& param : round.params) {
+      auto* state = optimizer.state().at(param.unsafeGetTensorImpl()).get();
+      captured.stepped.push_back(state);
+      counts.push_back(static_cast<State&>(*state).step());
+    }
+  }
+  if (!counts.empty()) {
+    captured.scalars.begin_step(counts, rounds[0].params[0].device());
+  }
+}
+
+/// `captured`: null without a CapturedStep.
 template <class State, class Options, class Op>
-void adam_step(Optimizer& optimizer, Op op) {
+void adam_step(Optimizer& optimizer, CapturableAdam* captured, Op op) {
   const at::NoGradGuard no_grad;
   const auto rounds = rounds_to_step(optimizer.param_groups());
   const auto options_of = [&](size_t group) -> const Options& {
@@ -216,18 +245,28 @@ void adam_step(Optimizer& optimizer, Op op) {
       check_alike(param, adam_state<State>(optimizer, param, options_of(group).amsgrad()).exp_avg());
     }
   }
+  if (captured) {
+    begin_step<State>(*captured, optimizer, rounds);
+  }
   for (const auto& [group, params] : rounds) {
     const auto& options = options_of(group);
     ByKind<AdamLists<State>> lists;
     for (const auto& param : params) {
       auto& state = adam_state<State>(optimizer, param, options.amsgrad());
-      find_or_add(lists, param).add(param, state, options.amsgrad());
+      find_or_add(lists, param).add(param, state, options.amsgrad(), captured ? &captured->scalars : nullptr);
     }
     for (const auto& [kind, own] : lists) {
       const auto betas = options.betas();
+      const auto step_at = [&](const std::vector<TensorList>& of, const TensorList& steps, const auto& lr) {
+        op(of[0], of[1], of[2], of[3], of[4], steps, lr, std::get<0>(betas), std::get<1>(betas), options.weight_decay(),
+           options.eps(), options.amsgrad(), /*maximize=*/false, std::nullopt, std::nullopt);
+      };
       const auto step = [&](const std::vector<TensorList>& of, const TensorList& steps) {
-        op(of[0], of[1], of[2], of[3], of[4], steps, options.lr(), std::get<0>(betas), std::get<1>(betas),
-           options.weight_decay(), options.eps(), options.amsgrad(), /*maximize=*/false, std::nullopt, std::nullopt);
+        if (captured) {
+          step_at(of, steps, captured->scalars.learning_rate(group, options.lr(), own.params[0].device()));
+        } else {
+          step_at(of, steps, options.lr());
+        }
       };
       const VectorTails tails({&own.params, &own.grads, &own.averages, &own.squares, &own.largest_squares}, own.steps);
       step({own.params, own.grads, own.averages, own.squares, own.largest_squares}, own.steps);
@@ -238,6 +277,29 @@ void adam_step(Optimizer& optimizer, Op op) {
       }
     }
   }
+  if (captured) {
+    captured->scalars.end_step();
+  }
+}
+
+template <class Options>
+void write_learning_rates(Optimizer& optimizer, CapturableAdam& captured) {
+  const auto& groups = optimizer.param_groups();
+  for (size_t group = 0; group < groups.size(); ++group) {
+    if (!groups[group].params().empty()) {
+      captured.scalars.learning_rate(group, static_cast<const Options&>(groups[group].options()).lr(),
+                                     groups[group].params()[0].device());
+    }
+  }
+}
+
+template <class State>
+void count_step(CapturableAdam& captured) {
+  for (auto* state : captured.stepped) {
+    auto& own = static_cast<State&>(*state);
+    own.step(own.step() + 1);
+  }
+  captured.scalars.end_step();
 }
 
 struct SGDLists {
@@ -286,15 +348,47 @@ torch::optim::SGDParamState& sgd_state(Optimizer& optimizer, const at::Tensor& p
 at::Tensor FusedAdam::step(LossClosure closure) {
   auto loss = call(closure);
   adam_step<torch::optim::AdamParamState, torch::optim::AdamOptions>(
-      *this, [](const auto&... args) { at::_fused_adam_(args...); });
+      *this, captured_.get(), [](const auto&... args) { at::_fused_adam_(args...); });
   return loss;
+}
+
+void FusedAdam::make_capturable() {
+  captured_ = std::make_shared<CapturableAdam>();
+}
+
+void FusedAdam::set_capturing(bool capturing) {
+  captured_->scalars.set_capturing(capturing);
+}
+
+void FusedAdam::before_replay() {
+  write_learning_rates<torch::optim::AdamOptions>(*this, *captured_);
+}
+
+void FusedAdam::after_replay() {
+  count_step<torch::optim::AdamParamState>(*captured_);
 }
 
 at::Tensor FusedAdamW::step(LossClosure closure) {
   auto loss = call(closure);
   adam_step<torch::optim::AdamWParamState, torch::optim::AdamWOptions>(
-      *this, [](const auto&... args) { at::_fused_adamw_(args...); });
+      *this, captured_.get(), [](const auto&... args) { at::_fused_adamw_(args...); });
   return loss;
+}
+
+void FusedAdamW::make_capturable() {
+  captured_ = std::make_shared<CapturableAdam>();
+}
+
+void FusedAdamW::set_capturing(bool capturing) {
+  captured_->scalars.set_capturing(capturing);
+}
+
+void FusedAdamW::before_replay() {
+  write_learning_rates<torch::optim::AdamWOptions>(*this, *captured_);
+}
+
+void FusedAdamW::after_replay() {
+  count_step<torch::optim::AdamWParamState>(*captured_);
 }
 
 at::Tensor FusedSGD::step(LossClosure closure) {

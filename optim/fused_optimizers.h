@@ -18,18 +18,40 @@
 #include <torch/optim/adamw.h>
 #include <torch/optim/sgd.h>
 
+#include <memory>
+
+#include "optim/capturable.h"
+
 namespace tessera::optim {
 
-class FusedAdam : public torch::optim::Adam {
+struct CapturableAdam;
+
+class FusedAdam : public torch::optim::Adam, public Capturable {
  public:
   using Adam::Adam;
   at::Tensor step(LossClosure closure = nullptr) override;
+
+  void make_capturable() override;
+  void set_capturing(bool capturing) override;
+  void before_replay() override;
+  void after_replay() override;
+
+ private:
+  std::shared_ptr<CapturableAdam> captured_;  // null until make_capturable()
 };
 
-class FusedAdamW : public torch::optim::AdamW {
+class FusedAdamW : public torch::optim::AdamW, public Capturable {
  public:
   using AdamW::AdamW;
   at::Tensor step(LossClosure closure = nullptr) override;
+
+  void make_capturable() override;
+  void set_capturing(bool capturing) override;
+  void before_replay() override;
+  void after_replay() override;
+
+ private:
+  std::shared_ptr<CapturableAdam> captured_;  // null until make_capturable()
 };
 
 class FusedSGD : public torch::optim::SGD {

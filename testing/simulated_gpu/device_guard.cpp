@@ -37,7 +37,7 @@ c10::Stream make_stream(c10::DeviceIndex device, c10::StreamId id) {
 
 /// Where a stream was, and when the host put it there: kernels take no time of their own.
 struct Event {
-  Clock clock;
+  EventPlace place;
   std::chrono::steady_clock::time_point recorded;
 };
 
@@ -87,13 +87,13 @@ struct GuardImpl final : c10::impl::DeviceGuardImplInterface {
   }
   void block(void* event, const c10::Stream& stream) const override {
     if (event != nullptr) {
-      GpuState::instance().wait(stream, to_event(event).clock);
+      GpuState::instance().wait(stream, to_event(event).place);
     }
   }
   bool queryEvent(void* /*event*/) const override { return true; }
   void synchronizeEvent(void* event) const override {
     if (event != nullptr) {
-      GpuState::instance().host_waits(to_event(event).clock, "Event::synchronize");
+      GpuState::instance().host_waits(to_event(event).place, "Event::synchronize");
     }
   }
   void destroyEvent(void* event, c10::DeviceIndex /*device*/) const noexcept override {

@@ -28,13 +28,13 @@ char* reserve(int protection) {
 
 DeviceMemory::DeviceMemory() : device_(reserve(PROT_NONE)), host_(reserve(PROT_READ | PROT_WRITE)) {}
 
-void* DeviceMemory::allocate(size_t bytes, size_t stream) {
+void* DeviceMemory::allocate(size_t bytes, size_t stream, size_t graph) {
   bytes = (bytes + kAlignment - 1) / kAlignment * kAlignment;
-  auto& free = free_[{stream, bytes}];
+  auto& free = free_[{stream, graph, bytes}];
   if (free.empty()) {
     TESSERA_CHECK(Error, used_ + bytes <= kBytes, "a simulated GPU has {} bytes in use; {} more do not fit", used_,
                   bytes);
-    blocks_[used_] = {.begin = used_, .bytes = bytes, .stream = stream};
+    blocks_[used_] = {.begin = used_, .bytes = bytes, .stream = stream, .graph = graph};
     free.push_back(used_);
     used_ += bytes;
   }
@@ -55,7 +55,7 @@ MemoryBlock& DeviceMemory::find_block(const void* device_address) {
 void DeviceMemory::free(MemoryBlock& block) {
   block.is_free = true;
   block.recorded.clear();
-  free_[{block.stream, block.bytes}].push_back(block.begin);
+  free_[{block.stream, block.graph, block.bytes}].push_back(block.begin);
 }
 
 void* DeviceMemory::host_address(const void* device_address) const {

@@ -5,9 +5,10 @@
 // with a real GPU, and the host's, which simulated kernels use.
 // Thread safety: one thread at a time.
 
+#include <array>
 #include <cstddef>
 #include <map>
-#include <utility>
+#include <string>
 #include <vector>
 
 #include "testing/simulated_gpu/access_log.h"
@@ -18,6 +19,7 @@ struct MemoryBlock {
   size_t begin = 0;  // from the first byte of the memory
   size_t bytes = 0;
   size_t stream = 0;  // current when it was allocated
+  size_t graph = 0;   // that was being captured then; 0: none
   bool is_free = false;
   std::vector<size_t> recorded = {};  // streams passed to record_stream
   AccessLog accesses = {};
@@ -29,8 +31,8 @@ class DeviceMemory {
   DeviceMemory();
 
   /// Returns a block filled with 0xff (NaN in every floating dtype), so that uninitialized reads show. Like CUDA's
-  /// caching allocator, reuses a freed block only for its own stream. Throws Error if memory is exhausted.
-  void* allocate(size_t bytes, size_t stream);
+  /// caching allocator, reuses a freed block only for its own stream and graph. Throws Error if memory is exhausted.
+  void* allocate(size_t bytes, size_t stream, size_t graph);
   /// Returns the block that contains this device address.
   MemoryBlock& find_block(const void* device_address);
   void free(MemoryBlock& block);
@@ -38,12 +40,16 @@ class DeviceMemory {
   void* host_address(const void* device_address) const;
   void* device_address(const MemoryBlock& block) const;
 
+  /// Returns the bytes of all memory, which restore() writes back.
+  std::string save() const { return {host_, used_}; }
+  void restore(const std::string& bytes) { bytes.copy(host_, bytes.size()); }
+
  private:
   char* device_ = nullptr;
   char* host_ = nullptr;
   size_t used_ = 0;
-  std::map<size_t, MemoryBlock> blocks_;                           // by offset
-  std::map<std::pair<size_t, size_t>, std::vector<size_t>> free_;  // by stream and bytes
+  std::map<size_t, MemoryBlock> blocks_;                       // by offset
+  std::map<std::array<size_t, 3>, std::vector<size_t>> free_;  // by stream, graph and bytes
 };
 
 }  // namespace tessera::simulated_gpu

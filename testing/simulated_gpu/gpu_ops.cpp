@@ -8,6 +8,7 @@
 #include <torch/library.h>
 
 #include <algorithm>
+#include <cstring>
 #include <optional>
 #include <vector>
 
@@ -109,15 +110,63 @@ class Call {
 
   void put_results() {
     twins_.update_written();
-    const size_t count = schema_.returns().size();
-    for (size_t i = 0; i < count; ++i) {
-      replace_tensors((*stack_)[stack_->size() - count + i], [&](const at::Tensor& tensor) {
-        return tensor.defined() ? twins_.result(tensor, device()) : tensor;
-      });
+    for_each_result(*stack_, [&](const at::Tensor& tensor) {
+      const at::Tensor result = twins_.result(tensor, device());
+      new_results_.push_back(find_new_memory(result, tensor));
+      return result;
+    });
+  }
+
+  /// Arguments, and results' memory, as the kernel on the host needs them.
+  void begin_record() {
+    if (GpuState::instance().is_capturing() && !makes_view_) {
+      arguments_.emplace(stack_->end() - static_cast<std::ptrdiff_t>(schema_.arguments().size()), stack_->end());
     }
+  }
+  void end_record(const c10::OperatorHandle& op) {
+    if (!arguments_) {
+      return;
+    }
+    GpuState::instance().add_graph_work(
+        {.op = schema_.name(), .touched = touched_, .run = [op, arguments = *arguments_, results = new_results_] {
+           run_again(op, arguments, results);
+         }});
   }
 
  private:
+  /// Replaces each that is defined.
+  template <class Visit>
+  void for_each_result(torch::jit::Stack& stack, const Visit& visit) const {
+    visit_results(schema_, stack, visit);
+  }
+
+  template <class Visit>
+  static void visit_results(const c10::FunctionSchema& schema, torch::jit::Stack& stack, const Visit& visit) {
+    const size_t count = schema.returns().size();
+    for (size_t i = 0; i < count; ++i) {
+      replace_tensors(stack[stack.size() - count + i],
+                      [&](const at::Tensor& tensor) { return tensor.defined() ? visit(tensor) : tensor; });
+    }
+  }
+
+  /// The memory of a result that the kernel has not written itself; null if it has.
+  static void* find_new_memory(const at::Tensor& result, const at::Tensor& on_host) {
+    void* const address = GpuState::instance().host_address(result.storage().data());
+    return address == on_host.storage().data() ? nullptr : address;
+  }
+
+  static void run_again(const c10::OperatorHandle& op, torch::jit::Stack stack, const std::vector<void*>& results) {
+    const at::AutoDispatchBelowADInplaceOrView below;
+    op.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), &stack);
+    size_t next = 0;
+    visit_results(op.schema(), stack, [&](const at::Tensor& tensor) {
+      if (void* const to = results.at(next++)) {
+        std::memcpy(to, tensor.storage().data(), tensor.storage().nbytes());
+      }
+      return tensor;
+    });
+  }
+
   at::Tensor operand(const at::Tensor& tensor, bool written) {
     if (!tensor.defined() || !tensor.is_cuda()) {
       return tensor;
@@ -134,6 +183,8 @@ class Call {
   HostTwins twins_;
   std::vector<TouchedBytes> touched_;
   std::optional<c10::Device> device_;
+  std::optional<torch::jit::Stack> arguments_;  // while a graph is captured
+  std::vector<void*> new_results_;
 };
 
 void run(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
@@ -141,11 +192,13 @@ void run(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   Call call(op, stack);
   const c10::DeviceGuard guard(call.device());
   call.launch();
+  call.begin_record();
   op.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), stack);
   if (waits_for_device(op)) {
     GpuState::instance().host_waits_for(current_stream(call.device()), op.schema().name());
   }
   call.put_results();
+  call.end_record(op);
 }
 
 /// Whether a copy stops the host, as it does unless its memory is pinned and the caller said that it may go on.
@@ -161,6 +214,8 @@ bool is_delivered_later(const at::Tensor& to, const at::Tensor& from, bool non_b
 /// A copy between GPUs goes to the source's stream, and those of both wait for each other.
 at::Tensor& copy_between_gpus(at::Tensor& to, const at::Tensor& from) {
   auto& state = GpuState::instance();
+  TESSERA_CHECK(NotImplementedError, !state.is_capturing(),
+                "simulated GPU: a copy between GPUs, which is not simulated in a capture");
   const c10::Stream source = current_stream(from.device()), target = current_stream(to.device());
   state.wait(source, state.record(target));
   if (to.numel() != 0) {
@@ -188,6 +243,8 @@ void copy_(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   const c10::Stream stream = current_stream(to.is_cuda() ? to.device() : from.device());
   state.deliver_for(stream);
   run(op, stack);
+  TESSERA_CHECK(NotImplementedError, to.is_cuda() || !state.is_capturing(),
+                "simulated GPU: a copy to the host, which is not simulated in a capture");
   if (is_delivered_later(to, from, non_blocking)) {
     state.deliver_later(stream, to.mutable_data_ptr(), to.nbytes());
   } else if (copy_waits(to, from, non_blocking)) {

@@ -1,7 +1,9 @@
 #include "testing/simulated_gpu/gpu_state.h"
 
+#include <ATen/CPUGeneratorImpl.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <cstring>
 #include <mutex>
@@ -46,19 +48,34 @@ size_t GpuState::stream_number(const c10::Stream& stream) {
   return place->second;
 }
 
-Clock GpuState::record(const c10::Stream& stream) {
+EventPlace GpuState::record(const c10::Stream& stream) {
   const std::lock_guard lock(mutex_);
-  return clocks_.record(stream_number(stream));
+  const size_t number = stream_number(stream);
+  const bool is_captured = capture_ && capture_->streams.contains(number);
+  return {.clock = clocks_.record(number), .graph = is_captured ? capture_->graph.number : 0};
 }
 
-void GpuState::wait(const c10::Stream& stream, const Clock& event) {
+void GpuState::wait(const c10::Stream& stream, const EventPlace& event) {
   const std::lock_guard lock(mutex_);
-  clocks_.wait(stream_number(stream), event);
+  const size_t number = stream_number(stream), graph = capture_ ? capture_->graph.number : 0;
+  TESSERA_CHECK(Error, event.graph == 0 || event.graph == graph,
+                "simulated GPU: a stream waits for an event that was recorded in a capture which is over");
+  TESSERA_CHECK(Error, event.graph != 0 || !capture_ || !capture_->streams.contains(number),
+                "simulated GPU: a captured stream waits for an event that was recorded outside of the capture");
+  if (event.graph != 0) {
+    capture_->streams.insert(number);
+  }
+  clocks_.wait(number, event.clock);
 }
 
-void GpuState::host_waits(const Clock& event, const std::string& place) {
+void GpuState::check_host_may_wait(const std::string& place) const {
+  TESSERA_CHECK(Error, !capture_, "simulated GPU: {} waits for the device while a stream is captured", place);
+}
+
+void GpuState::host_waits(const EventPlace& event, const std::string& place) {
   const std::lock_guard lock(mutex_);
-  clocks_.host_waits(event);
+  check_host_may_wait(place);
+  clocks_.host_waits(event.clock);
   deliver_to_host();
   waits_.push_back(place);
 }
@@ -69,6 +86,7 @@ void GpuState::host_waits_for(const c10::Stream& stream, const std::string& plac
 
 void GpuState::host_waits_for_device(c10::DeviceIndex device, const std::string& place) {
   const std::lock_guard lock(mutex_);
+  check_host_may_wait(place);
   for (const auto& [stream, number] : numbers_) {
     if (stream.first == device) {
       clocks_.host_waits(clocks_.record(number));
@@ -90,12 +108,24 @@ void GpuState::forget_waits() {
 
 void GpuState::launch(const c10::Stream& stream, const char* op, const std::vector<TouchedBytes>& touched) {
   const std::lock_guard lock(mutex_);
+  const size_t number = stream_number(stream);
+  TESSERA_CHECK(Error, !capture_ || capture_->streams.contains(number),
+                "simulated GPU: {} on a stream that has not joined the capture: it would run now, and in no replay",
+                op);
+  launch(number, op, touched, /*graph=*/0);
+}
+
+/// `graph`: that is replayed; memory that was freed in it is still its own.
+void GpuState::launch(size_t stream, const char* op, const std::vector<TouchedBytes>& touched, size_t graph) {
   TESSERA_CHECK(Error, fault_.empty(), "simulated GPU: {}", std::exchange(fault_, ""));
-  const Moment moment = clocks_.launch(stream_number(stream));
+  const Moment moment = clocks_.launch(stream);
   for (const auto& [address, bytes, writes] : touched) {
     MemoryBlock& block = memory_.find_block(address);
     const size_t begin = static_cast<const char*>(address) - static_cast<const char*>(memory_.device_address(block));
     const Access access{.moment = moment, .begin = begin, .end = begin + bytes, .writes = writes, .op = op};
+    if (block.is_free && graph != 0 && block.graph == graph) {
+      continue;
+    }
     TESSERA_CHECK(Error, !block.is_free, "simulated GPU: {} of a block that was freed", describe(access));
     if (const auto earlier = block.accesses.find_race(access, clocks_)) {
       TESSERA_CHECK(Error, false,
@@ -104,6 +134,60 @@ void GpuState::launch(const c10::Stream& stream, const char* op, const std::vect
                     describe(access), block.bytes, describe(*earlier));
     }
     block.accesses.add(access, clocks_);
+  }
+}
+
+void GpuState::begin_capture(const c10::Stream& stream) {
+  const std::lock_guard lock(mutex_);
+  TESSERA_CHECK(Error, !capture_, "simulated GPU: a graph is captured already");
+  const size_t origin = stream_number(stream);
+  capture_ = Capture{.origin = origin,
+                     .streams = {origin},
+                     .memory = memory_.save(),
+                     .generator = at::detail::getDefaultCPUGenerator().get_state(),
+                     .graph = {.number = ++graphs_}};
+}
+
+bool GpuState::is_capturing() {
+  const std::lock_guard lock(mutex_);
+  return capture_.has_value();
+}
+
+void GpuState::add_graph_work(GraphWork work) {
+  const std::lock_guard lock(mutex_);
+  capture_.value().graph.work.push_back(std::move(work));
+}
+
+Graph GpuState::finish_capture() {
+  auto capture = *std::exchange(capture_, std::nullopt);
+  memory_.restore(capture.memory);
+  auto generator = at::detail::getDefaultCPUGenerator();  // of the simulated GPU, too
+  generator.set_state(capture.generator);
+  return std::move(capture.graph);
+}
+
+Graph GpuState::end_capture() {
+  const std::lock_guard lock(mutex_);
+  const size_t origin = capture_.value().origin;
+  const bool is_joined = std::ranges::all_of(
+      capture_->streams, [&](size_t stream) { return clocks_.is_over(clocks_.last(stream), origin); });
+  auto graph = finish_capture();
+  TESSERA_CHECK(Error, is_joined, "simulated GPU: the captured stream does not wait for a stream that has joined it");
+  return graph;
+}
+
+void GpuState::abandon_capture() {
+  const std::lock_guard lock(mutex_);
+  if (capture_) {
+    finish_capture();
+  }
+}
+
+void GpuState::replay(const Graph& graph, const c10::Stream& stream) {
+  const std::lock_guard lock(mutex_);
+  for (const auto& work : graph.work) {
+    launch(stream_number(stream), work.op.c_str(), work.touched, graph.number);
+    work.run();
   }
 }
 
@@ -143,7 +227,7 @@ void GpuState::drop_deliveries(const void* host_address, size_t bytes) {
 
 void* GpuState::allocate(size_t bytes, const c10::Stream& stream) {
   const std::lock_guard lock(mutex_);
-  return memory_.allocate(bytes, stream_number(stream));
+  return memory_.allocate(bytes, stream_number(stream), capture_ ? capture_->graph.number : 0);
 }
 
 void GpuState::free(void* device_address) noexcept {

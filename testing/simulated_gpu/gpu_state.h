@@ -1,12 +1,16 @@
 #pragma once
 // State of the simulated GPUs: streams, events and memory, for the device guard and the ops.
 
+#include <ATen/core/Tensor.h>
 #include <c10/core/Device.h>
 #include <c10/core/Stream.h>
 #include <pthread.h>
 
+#include <functional>
 #include <map>
 #include <memory>
+#include <optional>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -21,6 +25,24 @@ struct TouchedBytes {
   const void* device_address = nullptr;
   size_t bytes = 0;
   bool writes = false;
+};
+
+/// An event's place in the streams' work, and the graph that was being captured on its stream; 0: none.
+struct EventPlace {
+  Clock clock;
+  size_t graph = 0;
+};
+
+/// Work of a graph: what it touches, and the kernel.
+struct GraphWork {
+  std::string op;
+  std::vector<TouchedBytes> touched;
+  std::function<void()> run;
+};
+
+struct Graph {
+  size_t number = 0;
+  std::vector<GraphWork> work = {};
 };
 
 /// A mutex that spins briefly before it sleeps. Ranks that are threads take it in every op, for a very short time.
@@ -40,9 +62,9 @@ class GpuState {
 
   c10::Stream new_stream(c10::DeviceIndex device);
 
-  Clock record(const c10::Stream& stream);
-  void wait(const c10::Stream& stream, const Clock& event);
-  void host_waits(const Clock& event, const std::string& place);
+  EventPlace record(const c10::Stream& stream);
+  void wait(const c10::Stream& stream, const EventPlace& event);
+  void host_waits(const EventPlace& event, const std::string& place);
   void host_waits_for(const c10::Stream& stream, const std::string& place);
   void host_waits_for_device(c10::DeviceIndex device, const std::string& place);
   std::vector<std::string> waits();
@@ -50,6 +72,16 @@ class GpuState {
 
   /// Launches work on `stream`. Throws Error if this or earlier work violates a rule of simulated_gpu.h.
   void launch(const c10::Stream& stream, const char* op, const std::vector<TouchedBytes>& touched);
+
+  /// Captures a graph on `stream`, with the rules of CUDA: streams join by waiting for its events, and the host waits
+  /// for nothing. Work runs meanwhile, but what it writes is undone at the end.
+  void begin_capture(const c10::Stream& stream);
+  bool is_capturing();
+  void add_graph_work(GraphWork work);
+  /// Throws Error for a stream that has joined and whose work the first stream does not wait for.
+  Graph end_capture();
+  void abandon_capture();
+  void replay(const Graph& graph, const c10::Stream& stream);
 
   /// Delays what the last work on `stream` wrote at `host_address` until the host has waited. Before, bytes are 0xff.
   void deliver_later(const c10::Stream& stream, void* host_address, size_t bytes);
@@ -73,7 +105,18 @@ class GpuState {
     std::string bytes;
   };
 
+  struct Capture {
+    size_t origin;
+    std::set<size_t> streams;
+    std::string memory;  // before it
+    at::Tensor generator;
+    Graph graph;
+  };
+
   size_t stream_number(const c10::Stream& stream);
+  void launch(size_t stream, const char* op, const std::vector<TouchedBytes>& touched, size_t graph);
+  void check_host_may_wait(const std::string& place) const;
+  Graph finish_capture();
   template <class IsDue>
   void deliver(const IsDue& is_due);
   void deliver_to_host();
@@ -85,6 +128,8 @@ class GpuState {
   c10::StreamId next_id_ = 1;
   std::vector<Delivery> deliveries_;
   std::vector<std::string> waits_;
+  std::optional<Capture> capture_;
+  size_t graphs_ = 0;
   std::string fault_;
 };
 

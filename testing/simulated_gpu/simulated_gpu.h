@@ -11,6 +11,9 @@
 // - memory that is freed while a stream unknown to its owner (record_stream) may still use it;
 // - ops on tensors of two GPUs, or on freed memory.
 //
+// Graphs are captured and replayed with CUDA's rules (captured_step/device_graph.h): an exception where the host waits,
+// an event is recorded outside, a stream has not joined or is not joined in the end, or memory that was freed is used.
+//
 // If the host accesses a tensor's memory by data_ptr(), the program ends. Uninitialized memory is NaN, as is pinned
 // memory that the GPU copies to until the host has waited.
 //

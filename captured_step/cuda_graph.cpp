@@ -1,0 +1,34 @@
+#include "captured_step/cuda_graph.h"
+
+#include <ATen/cuda/CUDAGraph.h>
+
+#include <exception>
+
+namespace tessera {
+
+namespace {
+
+class CudaGraph final : public DeviceGraph {
+ public:
+  /// Other threads, such as NCCL's watchdog, may go on calling what a captured stream's thread may not.
+  void begin() override { graph_.capture_begin({0, 0}, cudaStreamCaptureModeThreadLocal); }
+  void end() override { graph_.capture_end(); }
+  void abandon() noexcept override {
+    try {
+      graph_.capture_end();
+    } catch (const std::exception&) {  // the capture has failed, and is over
+    }
+  }
+  void replay() override { graph_.replay(); }
+
+ private:
+  at::cuda::CUDAGraph graph_;
+};
+
+}  // namespace
+
+std::unique_ptr<DeviceGraph> make_cuda_graph() {
+  return std::make_unique<CudaGraph>();
+}
+
+}  // namespace tessera

@@ -1,0 +1,13 @@
+#pragma once
+// Graphs of CUDA, in builds with --config=cuda.
+
+#include <memory>
+
+#include "captured_step/device_graph.h"
+
+namespace tessera {
+
+/// Throws NotImplementedError in a build without CUDA.
+std::unique_ptr<DeviceGraph> make_cuda_graph();
+
+}  // namespace tessera

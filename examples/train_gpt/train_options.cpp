@@ -71,6 +71,8 @@ void add_training_options(CLI::App& app, TrainOptions& options) {
                  "passes per step, each over a part of the batch: less memory, and gradients are reduced once")
       ->group(group);
   add_layout_independent_option(app, options.layout_independent, group);
+  app.add_flag("--captured", options.captured, "run each step as one CUDA graph; needs --device cuda and one process")
+      ->group(group);
   app.add_option("--lr", options.lr, "peak learning rate of AdamW; ends at a tenth, on a cosine")->group(group);
   app.add_option("--warmup", options.warmup, "steps in which the learning rate rises")->group(group);
   app.add_option("--weight-decay", options.weight_decay, "of matrices; vectors are not decayed")->group(group);
@@ -196,6 +198,11 @@ void check_train_options(const TrainOptions& options, int world_size) {
                 options.model.dim);
   const MeshShape mesh = checked_shape(options.mesh, world_size);
   const int64_t slices = mesh.dp * mesh.replicate;
+  TESSERA_CHECK(ValueError, !options.captured || (options.layout.device == at::kCUDA && world_size == 1),
+                "--captured: needs --device cuda and one process, not {} on {}", world_size,
+                c10::DeviceTypeName(options.layout.device, /*lower_case=*/true));
+  TESSERA_CHECK(ValueError, !options.captured || (options.layout_independent == 0 && !options.watch.check_numerics),
+                "--captured: leave --layout-independent and --check-numerics out, which read values in a step");
   check_layout_independent_option(
       options.layout_independent,
       {.batch = options.batch, .accumulate = options.accumulate, .data_ranks = slices, .tp = mesh.tp});

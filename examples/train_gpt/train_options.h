@@ -36,6 +36,8 @@ struct TrainOptions {
   int64_t accumulate = 1;
   /// Parts of a batch, as in LayoutIndependentOptions; 0: each rank has one, and results depend on their number.
   int64_t layout_independent = 0;
+  /// Runs a step as one CUDA graph.
+  bool captured = false;
   /// Peak learning rate: it rises for `warmup` steps to `lr` and falls on a cosine to a tenth of it.
   double lr = 3e-3;
   int64_t warmup = 30;

@@ -122,12 +122,15 @@ void Trainer::finish_step(int64_t step) {
   if (watch_) {
     watch_->before_optimizer(step + 1);
   }
-  if (options_.clip > 0) {
-    const at::Tensor norm =
-        gradients_ ? gradients_->clip_grad_norm(options_.clip) : clip_grad_norm_(model_->parameters(), options_.clip);
-    gradient_norm_ = log_ ? std::optional(norm.item<double>()) : std::nullopt;
-  }
   set_learning_rate(step);
+  clip_and_step();
+}
+
+void Trainer::clip_and_step() {
+  if (options_.clip > 0) {
+    gradient_norm_ =
+        gradients_ ? gradients_->clip_grad_norm(options_.clip) : clip_grad_norm_(model_->parameters(), options_.clip);
+  }
   optimizer_.step();
 }
 
@@ -140,11 +143,7 @@ double Trainer::train_parts(int64_t step) {
   return loss;
 }
 
-double Trainer::train_step(int64_t step) {
-  optimizer_.zero_grad();
-  if (gradients_) {
-    return train_parts(step);
-  }
+at::Tensor Trainer::compute_gradients(const std::function<Batch(int slice, int64_t pass)>& batch_of) {
   const at::Tensor loss_sum = at::zeros({}, at::dtype(at::kDouble).device(options_.layout.device));
   const int64_t passes = options_.accumulate;
   for (int i = 0; i < layout_.own_slices; ++i) {
@@ -153,15 +152,58 @@ double Trainer::train_step(int64_t step) {
         fsdp(model_).set_requires_gradient_sync(pass + 1 == passes);
         fsdp(model_).set_reshard_after_backward(pass + 1 == passes);
       }
-      const Batch batch = [&] {
-        const auto timed = time_part(log_, StepPart::Data);
-        return data_.train_batch(step, slice_range(layout_.first_slice + i, 0, options_.batch, pass), options_.batch);
-      }();
-      const at::Tensor loss = compute_loss(batch) / passes;
+      const at::Tensor loss = compute_loss(batch_of(i, pass)) / passes;
       (loss / layout_.own_slices).backward();
       loss_sum.add_(loss.detach());
     }
   }
+  return loss_sum;
+}
+
+Batch Trainer::read_batch(int64_t step, int slice, int64_t pass) {
+  const auto timed = time_part(log_, StepPart::Data);
+  return data_.train_batch(step, slice_range(layout_.first_slice + slice, 0, options_.batch, pass), options_.batch);
+}
+
+/// The batches' tensors stay, since they are the captured step's input.
+at::Tensor Trainer::captured_train_step(int64_t step) {
+  const at::Device device(options_.layout.device);
+  const auto passes = static_cast<size_t>(options_.accumulate);
+  const size_t count = static_cast<size_t>(layout_.own_slices) * passes;
+  for (size_t i = 0; i < count; ++i) {
+    const Batch batch = read_batch(step, static_cast<int>(i / passes), static_cast<int64_t>(i % passes));
+    if (batches_.size() < count) {
+      batches_.push_back({batch.tokens.to(device), batch.targets.to(device)});
+    }
+    batches_[i].tokens.copy_(batch.tokens);
+    batches_[i].targets.copy_(batch.targets);
+  }
+  if (!captured_) {
+    captured_ = std::make_unique<CapturedStep>(
+        optimizer_,
+        [this, passes] {
+          optimizer_.zero_grad();
+          const at::Tensor loss_sum = compute_gradients([&](int slice, int64_t pass) {
+            return batches_[static_cast<size_t>(slice) * passes + static_cast<size_t>(pass)];
+          });
+          clip_and_step();
+          return loss_sum;
+        },
+        CapturedStepOptions{.device = device});
+  }
+  set_learning_rate(step);
+  return (*captured_)();
+}
+
+double Trainer::train_step(int64_t step) {
+  if (options_.captured) {
+    return mean_over_slices(captured_train_step(step).item<double>());
+  }
+  optimizer_.zero_grad();
+  if (gradients_) {
+    return train_parts(step);
+  }
+  const at::Tensor loss_sum = compute_gradients([&](int slice, int64_t pass) { return read_batch(step, slice, pass); });
   finish_step(step);
   // Reading the loss waits for a GPU: only here, so that all of the step's work is in the time of the step.
   return mean_over_slices(loss_sum.item<double>());
@@ -265,7 +307,9 @@ void Trainer::end_step(int64_t step) {
 
 void Trainer::log_step(int64_t done, bool validates) {
   StepResult result{
-      .loss = history_.train.back().loss, .learning_rate = learning_rate_of(done - 1), .gradient_norm = gradient_norm_};
+      .loss = history_.train.back().loss,
+      .learning_rate = learning_rate_of(done - 1),
+      .gradient_norm = gradient_norm_.defined() ? std::optional(gradient_norm_.item<double>()) : std::nullopt};
   if (validates) {
     result.validation_loss = history_.validation.back().loss;
   }

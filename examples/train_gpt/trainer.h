@@ -14,6 +14,7 @@
 #include <utility>
 #include <vector>
 
+#include "captured_step/captured_step.h"
 #include "device_mesh/device_mesh.h"
 #include "examples/gpt_model.h"
 #include "examples/train_gpt/byte_data.h"
@@ -110,8 +111,13 @@ class Trainer {
   void end_step(int64_t step);
   at::Tensor compute_loss(const Batch& batch);
   double train_parts(int64_t step);
-  /// Clips the gradients and steps the optimizer.
+  /// Sets the learning rate, clips the gradients and steps the optimizer.
   void finish_step(int64_t step);
+  void clip_and_step();
+  Batch read_batch(int64_t step, int slice, int64_t pass);
+  /// Returns the sum of the mean losses of this process's slices.
+  at::Tensor compute_gradients(const std::function<Batch(int slice, int64_t pass)>& batch_of);
+  at::Tensor captured_train_step(int64_t step);
   double validate_parts();
   /// Returns what one of options.accumulate passes computes of a slice's part of `samples` consecutive ones.
   SampleRange slice_range(int slice, int64_t first, int64_t samples, int64_t pass) const;
@@ -126,7 +132,9 @@ class Trainer {
   std::optional<LayoutIndependentGradients> gradients_;  // with options.layout_independent
   LossHistory history_;
   TrainingTime training_time_;
-  std::optional<double> gradient_norm_;  // of the last step, if it clipped
+  at::Tensor gradient_norm_;    // of the last step, if it clipped
+  std::vector<Batch> batches_;  // one a pass, with options.captured
+  std::unique_ptr<CapturedStep> captured_;
   std::unique_ptr<TrainingLog> log_;
   std::optional<StepWatch> watch_;
   int64_t first_step_ = 0;

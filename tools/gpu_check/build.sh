@@ -17,7 +17,7 @@ programs=(
   tests/cuda/cuda_test tests/comm/{gloo_backend_test,comm_device_test}
   tests/dtensor/{dtensor_test,ops_test,opdb_replay} tests/fully_shard/fully_shard_device_test
   tests/checkpoint/checkpoint_device_test tests/parallel/{parallel_device,parallel}_test
-  tests/reference/fsdp_offload_test
+  tests/reference/fsdp_offload_test tests/captured_step/captured_step_test
   benchmarks/{gpu_kernels,gpu_step} examples/train_gpt
 )
 labels=("${programs[@]/#/\/\/}")

@@ -82,6 +82,11 @@ COMMANDS = {
     "train_large_batch_16": [*LARGE, "--batch", "16", "--steps", "10", "--eval-samples", "16"],
     "train_large_64k": [*LARGE, "--batch", "64", "--accumulate", "8", "--steps", "6", "--eval-samples", "64"],
     "train_large_524k": [*LARGE, "--batch", "512", "--accumulate", "64", "--steps", "3", "--eval-samples", "512"],
+    "train_large_captured": [*LARGE, "--batch", "8", "--steps", "10", "--eval-samples", "8", "--captured"],
+    "train_captured": ["train_gpt", "--device", "cuda", "--nproc", "1", "--dim", "512", "--layers", "8", "--bf16"]
+    + ["--steps", "60", "--captured", "--data", str(HERE / "text.txt"), "--svg", os.devnull],
+    "train_uncaptured": ["train_gpt", "--device", "cuda", "--nproc", "1", "--dim", "512", "--layers", "8", "--bf16"]
+    + ["--steps", "60", "--data", str(HERE / "text.txt"), "--svg", os.devnull],
     # Where the time of a step goes, by kind of kernel.
     "train_large_breakdown": [*LARGE, "--batch", "8", "--steps", "8", "--eval-samples", "8"]
     + ["--trace", str(TRACE), "--trace-steps", "6-7"],

@@ -8,10 +8,20 @@ namespace {
 
 thread_local detail::RankState* entered_state = nullptr;
 
+struct ProcessState {
+  std::shared_ptr<detail::RankState> owner = std::make_shared<detail::RankState>(0);
+  std::atomic<detail::RankState*> current = owner.get();
+};
+
 // Never destroyed: a group's threads may still run while the process's statics end.
-const std::shared_ptr<detail::RankState>& process_state() {
-  static const auto* state = new std::shared_ptr<detail::RankState>(std::make_shared<detail::RankState>(0));
+ProcessState& process_state() {
+  static auto* const state = new ProcessState;
   return *state;
+}
+
+std::shared_ptr<detail::RankState> new_state() {
+  static std::atomic<uint64_t> count{0};
+  return std::make_shared<detail::RankState>(++count);
 }
 
 }  // namespace
@@ -19,7 +29,13 @@ const std::shared_ptr<detail::RankState>& process_state() {
 namespace detail {
 
 RankState& rank_state() {
-  return entered_state ? *entered_state : *process_state();
+  return entered_state ? *entered_state : *process_state().current.load(std::memory_order_acquire);
+}
+
+void renew_process_state() {
+  auto state = new_state();
+  process_state().current.store(state.get(), std::memory_order_release);
+  std::swap(process_state().owner, state);
 }
 
 std::shared_ptr<void> rank_local(std::type_index type, std::shared_ptr<void> (*make)()) {
@@ -35,8 +51,7 @@ std::shared_ptr<void> rank_local(std::type_index type, std::shared_ptr<void> (*m
 }  // namespace detail
 
 RankContext RankContext::create() {
-  static std::atomic<uint64_t> count{0};
-  return RankContext(std::make_shared<detail::RankState>(++count));
+  return RankContext(new_state());
 }
 
 RankContext RankContext::current() {

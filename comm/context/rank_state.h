@@ -23,7 +23,7 @@ struct RankState : std::enable_shared_from_this<RankState> {
 
   explicit RankState(uint64_t number) : number(number) {}
 
-  const uint64_t number;    // 0 for the process's own
+  const uint64_t number;    // 0 for the process's first
   uint32_t init_count = 0;  // attempts of init_process_group (comm/context/rank_context.h)
   std::array<Counter, kCollectiveCount> counters;
   std::atomic<CommObserver*> observer{nullptr};
@@ -34,6 +34,10 @@ struct RankState : std::enable_shared_from_this<RankState> {
 
 /// Returns the state that the calling thread acts in.
 RankState& rank_state();
+
+/// Gives a process that is one rank a new state, as if it had just started, and destroys its groups with the old one.
+/// No other thread acts as the rank meanwhile.
+void renew_process_state();
 
 /// True while no observer sees the calling thread's collectives.
 inline constinit thread_local bool is_unobserved = false;

@@ -396,6 +396,7 @@ c10::intrusive_ptr<ProcessGroupGloo> connect_members(const GlooOptions& options)
   std::thread(std::move(task)).detach();
   while (result.wait_for(kLookInterval) != std::future_status::ready) {
     look_at_members(options, own);
+    GlooWatch::check_waits();
   }
   return result.get();
 }

@@ -6,6 +6,8 @@
 #include <exception>
 #include <thread>
 
+#include "comm/launch/job_store.h"
+
 namespace tessera {
 
 std::string GlooNotes::compare(uint64_t number, const CollectiveSignature& own, const GroupInfo& info,
@@ -18,7 +20,7 @@ std::string GlooNotes::compare(uint64_t number, const CollectiveSignature& own, 
   try {
     const auto key = [&](int rank) { return fmt::format("called/{}/{}", number, rank); };
     store_->set(key(info.rank), describe(own));
-    for (int look = 0; look < kLooks && !store_->check({key(peer)}); ++look) {
+    for (int look = 0; look < kLooks && !store_->check({key(peer)}) && find_wait_fault().empty(); ++look) {
       std::this_thread::sleep_for(kPause);
     }
     if (!store_->check({key(peer)})) {

@@ -8,6 +8,7 @@
 #include <exception>
 
 #include "base/error.h"
+#include "comm/launch/job_store.h"
 
 namespace tessera {
 
@@ -76,8 +77,14 @@ void GlooWatch::wait_for(c10d::Work& transfer, int peer, milliseconds timeout) {
   int waits = 0;
   while (!transfer.wait(std::max(std::chrono::duration_cast<milliseconds>(deadline - Clock::now()), milliseconds(1)))) {
     TESSERA_CHECK(CommError, waits < kWaitsUntilLost, "the connection has ended");
+    check_waits();
     waits = is_closed(peer) ? waits + 1 : 0;
   }
+}
+
+void GlooWatch::check_waits() {
+  const std::string fault = find_wait_fault();
+  TESSERA_CHECK(CommError, fault.empty(), "{}", fault);
 }
 
 bool GlooWatch::has_died(int member) const {

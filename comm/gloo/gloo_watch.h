@@ -51,6 +51,8 @@ class GlooWatch {
   bool is_closed(int peer);
   /// Waits for a transfer with `peer`. Throws gloo's errors, and CommError if the connection has ended.
   void wait_for(c10d::Work& transfer, int peer, std::chrono::milliseconds timeout);
+  /// Throws CommError for a wait fault (comm/launch/job_store.h).
+  static void check_waits();
   /// Throws a CommError with the members on this host that have died, if any, for a call that has failed with `peer`.
   void check_members(const std::string& call, const GroupInfo& info, int peer) const;
 

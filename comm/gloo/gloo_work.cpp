@@ -49,6 +49,7 @@ bool GlooWork::wait(std::chrono::milliseconds timeout) {
     const GlooWatch::Scope scope(shared_->watch, [this] { interrupt(); });
     for (auto& transfer : launch.works) {
       while (transfer.work && !wait_once(transfer, deadline)) {
+        GlooWatch::check_waits();
         look_for_lost(deadline);
       }
     }

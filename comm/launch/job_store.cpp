@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <future>
+#include <mutex>
 #include <thread>
 #include <utility>
 
@@ -228,6 +229,32 @@ int64_t JobStore::queueLen(const std::string& key) {
   return guarded([&] { return tcp_->queueLen(key); });
 }
 
+namespace {
+
+struct FaultFinder {
+  std::mutex mutex;
+  std::function<std::string()> find;
+};
+
+FaultFinder& fault_finder() {
+  static auto* const finder = new FaultFinder;  // threads may outlive the statics
+  return *finder;
+}
+
+}  // namespace
+
+void set_wait_fault(std::function<std::string()> find) {
+  const std::lock_guard lock(fault_finder().mutex);
+  fault_finder().find = std::move(find);
+}
+
+std::string find_wait_fault() {
+  std::unique_lock lock(fault_finder().mutex);
+  const auto find = fault_finder().find;
+  lock.unlock();
+  return find ? find() : "";
+}
+
 void wait_for_keys(c10d::Store& store, const std::vector<std::string>& keys, milliseconds timeout,
                    const std::function<void()>& look) {
   constexpr std::chrono::microseconds kShortestPause(100), kLongestPause(20000);
@@ -245,6 +272,9 @@ void wait_for_keys(c10d::Store& store, const std::vector<std::string>& keys, mil
     if (now >= next_look) {
       next_look = now + kLookInterval;
       look();
+      const std::string fault = find_wait_fault();
+      TESSERA_CHECK(WaitFault, fault.empty(), "waiting for the store's key \"{}\": {}", keys.empty() ? "" : keys[0],
+                    fault);
     }
     std::this_thread::sleep_for(std::clamp(waited / 8, kShortestPause, kLongestPause));
   }

@@ -81,7 +81,18 @@ class JobStore final : public c10d::Store {
   std::atomic<bool> is_silent_ = false;
 };
 
-/// Waits for all `keys` and calls `look`, which may throw, every 200 ms. Throws c10::DistStoreError at the timeout.
+class WaitFault : public CommError {  // see set_wait_fault()
+ public:
+  using CommError::CommError;
+};
+
+/// Sets what tells, of all waits of this process for other ranks, why they are to end; "" while they are not. Empty:
+/// nothing does. Waits that last ask it five times a second, in any thread.
+void set_wait_fault(std::function<std::string()> find);
+std::string find_wait_fault();
+
+/// Waits for all `keys` and calls `look`, which may throw, every 200 ms. Throws c10::DistStoreError at the timeout, and
+/// WaitFault.
 void wait_for_keys(c10d::Store& store, const std::vector<std::string>& keys, std::chrono::milliseconds timeout,
                    const std::function<void()>& look);
 

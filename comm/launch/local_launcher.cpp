@@ -36,6 +36,7 @@
 #include "comm/launch/memory_folder.h"
 #include "comm/launch/rank_environment.h"
 #include "comm/launch/rank_heap.h"
+#include "comm/launch/regroup.h"
 
 extern char** environ;  // NOLINT: POSIX's name
 
@@ -45,8 +46,8 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 constexpr auto kGrace = std::chrono::seconds(3);  // from SIGTERM to SIGKILL
+constexpr const char* kAddress = "127.0.0.1";     // where ranks meet
 constexpr int kForwarded[] = {SIGINT, SIGTERM};
-constexpr const char* kRestartVariable = "TORCHELASTIC_RESTART_COUNT";
 constexpr int kCannotRunExitCode = 126, kNotFoundExitCode = 127;  // as of a shell
 
 /// A listening socket on a free loopback port, which rank 0 inherits, so that no other program takes the port in
@@ -67,12 +68,18 @@ class ListenSocket {
                   std::strerror(errno));
     port_ = ntohs(address.sin_port);
   }
-  ~ListenSocket() { close(descriptor_); }
+  ~ListenSocket() { release(); }
   ListenSocket(const ListenSocket&) = delete;
   ListenSocket& operator=(const ListenSocket&) = delete;
 
   int descriptor() const { return descriptor_; }
   int port() const { return port_; }
+  void release() {
+    if (descriptor_ >= 0) {
+      close(descriptor_);
+      descriptor_ = -1;
+    }
+  }
 
  private:
   int descriptor_;
@@ -156,23 +163,47 @@ struct LaunchedJob {
   std::string secret = new_job_secret();
 };
 
-/// What the ranks of a launch find in the variable, unless the launcher sets it; or "".
-std::string given_variable(const LaunchOptions& options, const std::string& name) {
-  std::string value = process_variable(name).value_or("");
+std::string added_variable(const LaunchOptions& options, const std::string& name, std::string otherwise) {
   for (const auto& [own_name, own] : options.environment) {
-    value = own_name == name ? own : value;
+    otherwise = own_name == name ? own : otherwise;
   }
-  return value;
+  return otherwise;
 }
 
-/// The folders that the launcher makes for the ranks, or "".
-struct RankFolders {
-  std::string flights;
-  std::string memory;
+/// What the ranks of a launch find in the variable, unless the launcher sets it; or "".
+std::string given_variable(const LaunchOptions& options, const std::string& name) {
+  return added_variable(options, name, process_variable(name).value_or(""));
+}
+
+/// The launcher's, where it keeps survivors.
+std::optional<RegroupStore> open_regroup_store(const LaunchOptions& options, const ListenSocket& socket,
+                                               const LaunchedJob& job) {
+  if (!options.keep_survivors) {
+    return std::nullopt;
+  }
+  const std::string secret = process_variable(kSecretVariable).value_or(job.secret);
+  return RegroupStore({.address = kAddress,
+                       .port = socket.port(),
+                       .listen_socket = fcntl(socket.descriptor(), F_DUPFD_CLOEXEC, STDERR_FILENO + 1),
+                       .job = added_variable(options, kJobVariable, job.identity),
+                       .secret = added_variable(options, kSecretVariable, secret)});
+}
+
+/// What ranks share that meet each other.
+struct Meeting {
+  explicit Meeting(const LaunchOptions& options)
+      : flights(given_variable(options, kFlightVariable)), regroup(open_regroup_store(options, socket, job)) {}
+
+  ListenSocket socket = {};
+  LaunchedJob job = {};
+  FlightFolder flights;
+  std::optional<RegroupStore> regroup;
+
+  bool serves(int rank) const { return rank == 0 && !regroup; }  // the store, on the socket
 };
 
-std::vector<std::string> rank_variables(const LaunchOptions& options, int restart, int rank, const ListenSocket& socket,
-                                        const LaunchedJob& job, const RankFolders& folders) {
+std::vector<std::string> rank_variables(const LaunchOptions& options, const Seat& seat, const Meeting& meeting,
+                                        const std::string& memory_folder) {
   std::map<std::string, std::string> variables;
   for (char** entry = environ; *entry != nullptr; ++entry) {
     const std::string text = *entry;
@@ -180,24 +211,28 @@ std::vector<std::string> rank_variables(const LaunchOptions& options, int restar
     variables[text.substr(0, equals)] = equals == std::string::npos ? "" : text.substr(equals + 1);
   }
   const unsigned cores = std::max(1u, std::thread::hardware_concurrency());
-  variables.try_emplace("OMP_NUM_THREADS", std::to_string(std::max(1u, cores / options.nproc)));
+  variables.try_emplace("OMP_NUM_THREADS", std::to_string(std::max(1u, cores / seat.ranks)));
   keep_heap(variables);
-  variables["RANK"] = variables["LOCAL_RANK"] = std::to_string(rank);
-  variables["WORLD_SIZE"] = variables["LOCAL_WORLD_SIZE"] = std::to_string(options.nproc);
-  variables["MASTER_ADDR"] = "127.0.0.1";
-  variables["MASTER_PORT"] = std::to_string(socket.port());
-  variables[kRestartVariable] = std::to_string(restart);
-  variables[kJobVariable] = job.identity;
-  variables.try_emplace(kSecretVariable, job.secret);
+  variables["RANK"] = variables["LOCAL_RANK"] = std::to_string(seat.rank);
+  variables["WORLD_SIZE"] = variables["LOCAL_WORLD_SIZE"] = std::to_string(seat.ranks);
+  variables["MASTER_ADDR"] = kAddress;
+  variables["MASTER_PORT"] = std::to_string(meeting.socket.port());
+  variables[kRestartVariable] = std::to_string(seat.start);
+  variables[kJobVariable] = meeting.job.identity;
+  variables.try_emplace(kSecretVariable, meeting.job.secret);
+  variables.erase(kRegroupVariable);
+  if (meeting.regroup) {
+    variables[kRegroupVariable] = "1";
+  }
   variables.erase(kListenSocketVariable);
-  if (rank == 0) {
-    variables[kListenSocketVariable] = std::to_string(socket.descriptor());
+  if (meeting.serves(seat.rank)) {
+    variables[kListenSocketVariable] = std::to_string(meeting.socket.descriptor());
   }
   for (const auto& [name, value] : options.environment) {
     variables[name] = value;
   }
-  variables[kFlightVariable] = folders.flights;
-  variables[kMemoryVariable] = folders.memory;
+  variables[kFlightVariable] = meeting.flights.path();
+  variables[kMemoryVariable] = memory_folder;
   std::vector<std::string> result;
   result.reserve(variables.size());
   for (const auto& [name, value] : variables) {
@@ -267,6 +302,7 @@ struct StartEnd {
   std::string failure;       // of the first to fail
   std::string flights = {};  // as in LaunchResult
   int failed_rank = -1;      // or -1
+  Clock::duration lived{};   // its time from its start
   size_t others = 0;         // that ran when it was seen
   bool is_stopped = false;   // by a signal to the launcher
 
@@ -285,110 +321,128 @@ class Ranks {
   Ranks& operator=(const Ranks&) = delete;
   ~Ranks() {
     send(SIGKILL);
-    for (const auto& [pid, rank] : running_) {
+    for (const auto& [pid, process] : running_) {
       waitpid(pid, nullptr, 0);
     }
   }
 
-  void start(int rank, const Program& program) {
+  void start(const Seat& seat, const Program& program) {
     const pid_t pid = fork();
-    TESSERA_CHECK(Error, pid >= 0, "launch_local: rank {} could not be started: {}", rank, std::strerror(errno));
+    TESSERA_CHECK(Error, pid >= 0, "launch_local: rank {} could not be started: {}", seat.rank, std::strerror(errno));
     if (pid == 0) {
       become(program);
     }
-    running_[pid] = rank;
+    running_[pid] = {.rank = seat.rank, .start = seat.start, .began = Clock::now()};
   }
 
   bool empty() const { return running_.empty(); }
 
+  bool has(int rank) const {
+    return std::ranges::any_of(running_, [&](const auto& entry) { return entry.second.rank == rank; });
+  }
+
   void send(int signal) const {
-    for (const auto& [pid, rank] : running_) {
+    for (const auto& [pid, process] : running_) {
       kill(pid, signal);
     }
   }
 
-  /// Collects the ranks that have ended; remembers the first failure. One that somebody else has waited for counts as
-  /// one: how it ended is not known. `prefers_signals`: a rank that a signal ended counts as the first.
-  void reap(StartEnd& end, bool prefers_signals) {
+  /// Collects the ranks that have ended, up to those of a start; remembers the first failure. One that somebody else
+  /// has waited for counts as one: how it ended is not known. `prefers_signals`: one that a signal ended counts as the
+  /// first, and any before those that have only left their groups.
+  void reap(StartEnd& end, int last_start, bool prefers_signals) {
     for (auto entry = running_.begin(); entry != running_.end();) {
       int word = 0;
-      const pid_t ended = waitpid(entry->first, &word, WNOHANG);
+      const auto [pid, process] = *entry;
+      const pid_t ended = process.start > last_start ? 0 : waitpid(pid, &word, WNOHANG);
       if (ended == 0) {
         ++entry;
         continue;
       }
       const std::optional<int> status = ended > 0 ? std::optional(word) : std::nullopt;
-      const auto [pid, rank] = *entry;
       entry = running_.erase(entry);
       const bool is_signaled = status && WIFSIGNALED(*status);
-      if (status != 0 && (end.exit_code == 0 || (prefers_signals && is_signaled && end.exit_code < 128))) {
+      const bool is_preferred = end.failed_rank < 0 || (is_signaled && end.exit_code < 128);
+      if (status != 0 && (end.exit_code == 0 || (prefers_signals && is_preferred))) {
         end.exit_code = to_exit_code(status);
-        end.failed_rank = rank;
-        end.failure = fmt::format("rank {} (pid {}) {}", rank, pid, describe_end(status));
-        end.others = running_.size();
+        end.failure = fmt::format("rank {} (pid {}) {}", process.rank, pid, describe_end(status));
+        note_failed(process, end);
       }
     }
   }
 
+  /// Notes which ranks of this start have left their groups. The first is a failure, until one is found that has ended.
+  void find_left(RegroupStore& store, int start, StartEnd& end) {
+    for (auto& [pid, process] : running_) {
+      if (process.start != start || process.has_left) {
+        continue;
+      }
+      if (const auto why = store.find_left(start, process.rank)) {
+        process.has_left = true;
+        if (end.exit_code == 0) {
+          end.exit_code = 1;
+          end.failure = fmt::format("rank {} (pid {}) has left its groups: {}", process.rank, pid, *why);
+          end.others = running_.size() - 1;
+        }
+      }
+    }
+  }
+
+  bool all_left(int start) const {
+    return std::ranges::all_of(running_, [&](const auto& entry) { return !is_in_groups(entry.second, start); });
+  }
+
+  /// Kills the ranks of this start that have not left their groups.
+  void kill_late(StartEnd& end, int start) const {
+    for (const auto& [pid, process] : running_) {
+      if (is_in_groups(process, start)) {
+        kill(pid, SIGKILL);
+        if (end.failed_rank < 0) {
+          end.exit_code = 128 + SIGKILL;
+          end.failure =
+              fmt::format("rank {} (pid {}) was killed, as it did not leave its groups in time", process.rank, pid);
+          note_failed(process, end);
+        }
+      }
+    }
+  }
+
+  /// Gives those that have left a start a rank in the next one, their own where it is below `ranks`.
+  void reseat(RegroupStore& store, const Seat& next) {
+    int free = 0;
+    for (auto& [pid, process] : running_) {
+      if (process.start == next.start) {
+        continue;
+      }
+      const int before = process.rank;
+      while (process.rank >= next.ranks) {
+        process.rank = has(free) ? process.rank : free;
+        ++free;
+      }
+      store.give_seat(process.start, before, {.start = next.start, .rank = process.rank, .ranks = next.ranks});
+      process.start = next.start;
+      process.has_left = false;
+    }
+  }
+
  private:
-  std::map<pid_t, int> running_;
+  struct Process {
+    int rank = 0;
+    int start = 0;  // which it takes part in
+    Clock::time_point began = {};
+    bool has_left = false;  // its groups, and waits for the next start
+  };
+
+  static bool is_in_groups(const Process& process, int start) { return process.start == start && !process.has_left; }
+
+  void note_failed(const Process& process, StartEnd& end) const {
+    end.failed_rank = process.rank;
+    end.lived = Clock::now() - process.began;
+    end.others = running_.size();
+  }
+
+  std::map<pid_t, Process> running_;
 };
-
-void start_all(const LaunchOptions& options, int restart, const BlockedSignals& signals, const RankFolders& folders,
-               Ranks& ranks) {
-  const ListenSocket socket;
-  std::vector<std::string> arguments = options.argv.empty() ? own_arguments() : options.argv;
-  const std::string path = options.argv.empty() ? "/proc/self/exe" : options.argv[0];
-  const std::vector<char*> argv = pointers(arguments);
-  const pid_t launcher = getpid();
-  const LaunchedJob job;
-  for (int rank = 0; rank < options.nproc; ++rank) {
-    std::vector<std::string> variables = rank_variables(options, restart, rank, socket, job, folders);
-    const std::vector<char*> environment = pointers(variables);
-    ranks.start(rank, {.path = path.c_str(),
-                       .argv = const_cast<char**>(argv.data()),
-                       .environment = const_cast<char**>(environment.data()),
-                       .output_file = options.output_files.empty() ? nullptr : options.output_files[rank].c_str(),
-                       .appends = restart > 0,
-                       .listen_descriptor = rank == 0 ? socket.descriptor() : -1,
-                       .signals = &signals.previous(),
-                       .launcher = launcher});
-  }
-}
-
-/// Starts the ranks and returns when all have ended.
-StartEnd run_start(const LaunchOptions& options, int restart, const BlockedSignals& signals,
-                   const MemoryFolder& memory) {
-  const FlightFolder flights(given_variable(options, kFlightVariable));
-  Ranks ranks;
-  start_all(options, restart, signals, {.flights = flights.path(), .memory = memory.path()}, ranks);
-  StartEnd end;
-  std::optional<Clock::time_point> kill_at;
-  while (!ranks.empty()) {
-    const int signal = signals.wait(std::chrono::milliseconds(200));
-    if (signal == SIGINT || signal == SIGTERM) {
-      ranks.send(signal);
-      end = {.exit_code = 128 + signal,
-             .failure = fmt::format("stopped by signal {} ({})", signal, strsignal(signal)),
-             .is_stopped = true};
-      kill_at = kill_at.value_or(Clock::now() + options.stop_grace);
-    }
-    ranks.reap(end, /*prefers_signals=*/!kill_at);
-    if (end.exit_code != 0 && !kill_at) {
-      // A rank that was killed, whose memory the system still takes back, may end after those that fail for it.
-      std::this_thread::sleep_for(std::chrono::milliseconds(50));
-      ranks.reap(end, /*prefers_signals=*/true);
-      end.flights = flights.report(end.failure, options.nproc);
-      // Ranks that start again have nothing to end in order: what counts is in their checkpoints.
-      const bool starts_again = restart < options.max_restarts && !end.is_final();
-      ranks.send(starts_again ? SIGKILL : SIGTERM);
-      kill_at = Clock::now() + kGrace;
-    } else if (kill_at && Clock::now() >= *kill_at) {
-      ranks.send(SIGKILL);
-    }
-  }
-  return end;
-}
 
 /// Decides with how many ranks a start that failed is followed by another.
 class RankCount {
@@ -417,6 +471,8 @@ void check_options(const LaunchOptions& options) {
   TESSERA_CHECK(ValueError, options.min_ranks >= 0 && options.min_ranks <= options.nproc,
                 "launch_local: min_ranks {}; it must be 1 to nproc, {}, or 0 for nproc", options.min_ranks,
                 options.nproc);
+  TESSERA_CHECK(ValueError, !options.keep_survivors || options.max_restarts > 0,
+                "launch_local: keep_survivors: goes with max_restarts, at least 1");
   TESSERA_CHECK(ValueError, options.output_files.empty() || std::ssize(options.output_files) == options.nproc,
                 "launch_local: {} output files for {} ranks", options.output_files.size(), options.nproc);
   parse_job_secret(process_variable);  // an unfit one is refused here, and not by each rank
@@ -434,29 +490,137 @@ std::string describe_last(const StartEnd& end, int restart, const LaunchOptions&
   return text;
 }
 
+/// One launch, over all of its starts.
+class Launch {
+ public:
+  explicit Launch(const LaunchOptions& options)
+      : options_(options), memory_(given_variable(options, kMemoryVariable)), nproc_(options.nproc), count_(options) {}
+
+  LaunchResult run() {
+    for (int start = 0;; ++start) {
+      if (!meeting_ || !options_.keep_survivors) {
+        meeting_.emplace(options_);
+      }
+      start_missing(start);
+      const StartEnd end = watch(start);
+      if (end.is_final() || start == options_.max_restarts) {
+        return {.exit_code = end.exit_code,
+                .flights = end.flights,
+                .message = describe_last(end, start, options_),
+                .restarts = start,
+                .nproc = nproc_};
+      }
+      nproc_ = ranks_after(end);
+      report_failure("launch_local: {}; restart {} of {} with {} rank(s){}", end.failure, start + 1,
+                     options_.max_restarts, nproc_, options_.keep_survivors ? ", the others stay" : "");
+      std::fputs(end.flights.c_str(), stderr);
+      ranks_after_.reset();
+      if (meeting_->regroup) {
+        ranks_.reseat(*meeting_->regroup, {.start = start + 1, .ranks = nproc_});
+      }
+    }
+  }
+
+ private:
+  /// Starts a process for each rank that has none.
+  void start_missing(int start) {
+    std::vector<std::string> arguments = options_.argv.empty() ? own_arguments() : options_.argv;
+    const std::string path = options_.argv.empty() ? "/proc/self/exe" : options_.argv[0];
+    const std::vector<char*> argv = pointers(arguments);
+    const pid_t launcher = getpid();
+    for (int rank = 0; rank < nproc_; ++rank) {
+      if (ranks_.has(rank)) {
+        continue;
+      }
+      const Seat seat{.start = start, .rank = rank, .ranks = nproc_};
+      std::vector<std::string> variables = rank_variables(options_, seat, *meeting_, memory_.path());
+      const std::vector<char*> environment = pointers(variables);
+      ranks_.start(seat, {.path = path.c_str(),
+                          .argv = const_cast<char**>(argv.data()),
+                          .environment = const_cast<char**>(environment.data()),
+                          .output_file = options_.output_files.empty() ? nullptr : options_.output_files[rank].c_str(),
+                          .appends = start > 0,
+                          .listen_descriptor = meeting_->serves(rank) ? meeting_->socket.descriptor() : -1,
+                          .signals = &signals_.previous(),
+                          .launcher = launcher});
+    }
+    meeting_->socket.release();
+  }
+
+  /// Returns when all ranks have ended or, after a failure, those that are kept have left their groups.
+  StartEnd watch(int start) {
+    StartEnd end;
+    std::optional<Clock::time_point> kill_at;
+    bool regroups = false;
+    std::chrono::milliseconds pause(0);
+    while (!ranks_.empty() && !(regroups && ranks_.all_left(start))) {
+      const int signal = signals_.wait(pause);
+      if (signal == SIGINT || signal == SIGTERM) {
+        ranks_.send(signal);
+        end = {.exit_code = 128 + signal,
+               .failure = fmt::format("stopped by signal {} ({})", signal, strsignal(signal)),
+               .is_stopped = true};
+        kill_at = kill_at.value_or(Clock::now() + options_.stop_grace);
+        regroups = false;
+      }
+      // Those that already wait for the others in the next start are its own failures.
+      ranks_.reap(end, regroups ? start : start + 1, /*prefers_signals=*/!kill_at || regroups);
+      if (meeting_->regroup) {
+        ranks_.find_left(*meeting_->regroup, start, end);
+      }
+      const bool starts_again = start < options_.max_restarts && !end.is_final();
+      if (end.exit_code != 0 && !kill_at) {
+        regroups = starts_again && options_.keep_survivors;
+        kill_at = Clock::now() + begin_end(start, end, starts_again);
+      } else if (kill_at && Clock::now() >= *kill_at) {
+        regroups ? ranks_.kill_late(end, start) : ranks_.send(SIGKILL);
+      }
+      if (regroups && end.failed_rank >= 0 && ranks_after(end) == nproc_) {
+        start_missing(start + 1);  // while the others leave their groups
+      }
+      pause = std::chrono::milliseconds(regroups ? 5 : meeting_->regroup ? 50 : 200);
+    }
+    return end;
+  }
+
+  /// Tells the ranks that a start has failed. Returns how long they have.
+  std::chrono::milliseconds begin_end(int start, StartEnd& end, bool starts_again) {
+    if (starts_again && options_.keep_survivors) {
+      meeting_->regroup->end_start(start, end.failure);
+      end.flights = meeting_->flights.report(end.failure, nproc_);
+      return options_.regroup_timeout;
+    }
+    // A rank that was killed, whose memory the system still takes back, may end after those that fail for it.
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    ranks_.reap(end, start, /*prefers_signals=*/true);
+    end.flights = meeting_->flights.report(end.failure, nproc_);
+    // Ranks that start again have nothing to end in order: what counts is in their checkpoints.
+    ranks_.send(starts_again && !end.is_final() ? SIGKILL : SIGTERM);
+    return kGrace;
+  }
+
+  int ranks_after(const StartEnd& end) {
+    if (!ranks_after_) {
+      ranks_after_ = count_.after_failure(nproc_, end.failed_rank, end.lived);
+    }
+    return *ranks_after_;
+  }
+
+  const LaunchOptions& options_;
+  const BlockedSignals signals_ = {};
+  const MemoryFolder memory_;  // of all starts
+  std::optional<Meeting> meeting_;
+  int nproc_;
+  RankCount count_;
+  std::optional<int> ranks_after_;  // a failure, once it is decided
+  Ranks ranks_;
+};
+
 }  // namespace
 
 LaunchResult launch_ranks(const LaunchOptions& options) {
   check_options(options);
-  const BlockedSignals signals;
-  const MemoryFolder memory(given_variable(options, kMemoryVariable));  // of all starts
-  LaunchOptions start = options;
-  RankCount count(options);
-  for (int restart = 0;; ++restart) {
-    const auto began = Clock::now();
-    const StartEnd end = run_start(start, restart, signals, memory);
-    if (end.is_final() || restart == options.max_restarts) {
-      return {.exit_code = end.exit_code,
-              .flights = end.flights,
-              .message = describe_last(end, restart, options),
-              .restarts = restart,
-              .nproc = start.nproc};
-    }
-    start.nproc = count.after_failure(start.nproc, end.failed_rank, Clock::now() - began);
-    report_failure("launch_local: {}; restart {} of {} with {} rank(s)", end.failure, restart + 1, options.max_restarts,
-                   start.nproc);
-    std::fputs(end.flights.c_str(), stderr);
-  }
+  return Launch(options).run();
 }
 
 int launch_local(const LaunchOptions& options) {

@@ -21,11 +21,13 @@ struct LaunchOptions {
   int nproc = 1;
   int max_restarts = 0;                // starts after the first one, each because a rank has failed
   int min_ranks = 0;                   // restarts may use fewer ranks, but not fewer than these; 0: nproc
+  bool keep_survivors = false;         // restarts start a process for lost ranks alone (comm/run_elastic.h)
   std::vector<std::string> argv = {};  // command; default: this program with its arguments
   std::vector<std::pair<std::string, std::string>> environment = {};  // additional variables, which take precedence
   std::vector<std::string> output_files = {};  // one per rank, for stdout and stderr; default: the launcher's
   std::chrono::milliseconds stop_grace = std::chrono::seconds(3);  // from SIGINT or SIGTERM to SIGKILL
   std::chrono::milliseconds start_time = std::chrono::minutes(1);  // a rank that fails earlier has failed at its start
+  std::chrono::milliseconds regroup_timeout = std::chrono::seconds(10);  // after that, survivors have hung: replaced
 };
 
 /// Exit code of a rank that failed by an error of its user, such as a wrong option; final.

@@ -12,6 +12,7 @@
 #include "base/error.h"
 #include "comm/launch/job_store.h"
 #include "comm/launch/listen_socket.h"
+#include "comm/launch/regroup.h"
 #include "comm/launch/rendezvous.h"
 
 namespace tessera {
@@ -27,10 +28,14 @@ std::string variable(const char* name) {
   return value == nullptr ? "" : value;
 }
 
-/// Whether torchrun's agent serves the store.
-bool does_agent_serve(const StoreOptions& options) {
-  return variable("TORCHELASTIC_USE_AGENT_STORE") == "True" && variable("MASTER_ADDR") == options.address &&
-         variable("MASTER_PORT") == std::to_string(options.port);
+/// Which launcher serves the store; "": none does.
+std::string serving_launcher(const StoreOptions& options) {
+  if (variable("MASTER_ADDR") != options.address || variable("MASTER_PORT") != std::to_string(options.port)) {
+    return "";
+  }
+  return variable(kRegroupVariable) == "1"                    ? "the launcher"
+         : variable("TORCHELASTIC_USE_AGENT_STORE") == "True" ? "torchrun's agent"
+                                                              : "";
 }
 
 std::string describe_absent(const std::vector<int>& absent) {
@@ -55,10 +60,10 @@ std::optional<int> find_listen_socket(const StoreOptions& options) {
 }
 
 c10::intrusive_ptr<c10d::Store> open_store(const StoreOptions& options) {
-  const bool agent_serves = does_agent_serve(options);
+  const std::string launcher = serving_launcher(options);
   c10d::TCPStoreOptions tcp;
   tcp.port = static_cast<uint16_t>(options.port);
-  tcp.isServer = options.rank == 0 && !agent_serves;
+  tcp.isServer = options.rank == 0 && launcher.empty();
   tcp.timeout = options.timeout;
   if (tcp.isServer) {
     tcp.masterListenFd = find_listen_socket(options);
@@ -68,8 +73,8 @@ c10::intrusive_ptr<c10d::Store> open_store(const StoreOptions& options) {
     secret.emplace(*options.secret, options.job);
   }
   c10::intrusive_ptr<c10d::Store> store =
-      c10::make_intrusive<JobStore>(options.address, tcp, agent_serves ? "torchrun's agent" : "rank 0", secret);
-  if (!agent_serves) {
+      c10::make_intrusive<JobStore>(options.address, tcp, launcher.empty() ? "rank 0" : launcher, secret);
+  if (launcher.empty()) {
     return store;
   }
   // Its store is that of all attempts of a job, and a dead one's keys stay there.
@@ -86,6 +91,8 @@ c10::intrusive_ptr<c10d::Store> connect(const StoreOptions& options) {
     return store;
   } catch (const RendezvousError&) {
     throw;
+  } catch (const WaitFault&) {
+    throw;
   } catch (const std::exception& failure) {
     const auto absent = store ? absent_ranks(*store, options) : std::vector<int>();
     const bool rank_0_has_ended = dynamic_cast<const StoreEnded*>(&failure) != nullptr;
@@ -101,6 +108,21 @@ c10::intrusive_ptr<c10d::Store> connect(const StoreOptions& options) {
   }
 }
 
+struct Connection {
+  std::mutex mutex;  // its own: ranks that are threads of one process wait for each other here
+  c10::intrusive_ptr<c10d::Store> store;
+};
+
+struct Connections {
+  std::mutex mutex;
+  std::map<std::string, Connection> by_ranks;
+};
+
+Connections& connections() {
+  static auto* const all = new Connections;  // outlives every group
+  return *all;
+}
+
 /// Rank 0, in whose process the store may be, returns after the others: it may be about to fail and end.
 void leave_in_order(c10d::Store& store, const std::string& name, int rank, int world_size, SeatWatch& watch) {
   const std::string count = name + "/left", all = name + "/all_left";
@@ -114,16 +136,10 @@ void leave_in_order(c10d::Store& store, const std::string& name, int rank, int w
 }  // namespace
 
 c10::intrusive_ptr<c10d::Store> connect_store(const StoreOptions& options) {
-  struct Connection {
-    std::mutex mutex;  // its own: ranks that are threads of one process wait for each other here
-    c10::intrusive_ptr<c10d::Store> store;
-  };
-  static std::mutex mutex;
-  static auto* connections = new std::map<std::string, Connection>();  // outlives every group
   const std::string key =
       fmt::format("{}:{} {} of {}", options.address, options.port, options.rank, options.world_size);
-  std::unique_lock lock(mutex);
-  Connection& connection = (*connections)[key];
+  std::unique_lock lock(connections().mutex);
+  Connection& connection = connections().by_ranks[key];
   lock.unlock();
   const std::lock_guard own_lock(connection.mutex);
   if (!connection.store) {
@@ -131,6 +147,11 @@ c10::intrusive_ptr<c10d::Store> connect_store(const StoreOptions& options) {
   }
   connection.store->setTimeout(options.timeout);
   return connection.store;
+}
+
+void forget_stores() {
+  const std::lock_guard lock(connections().mutex);
+  connections().by_ranks.clear();
 }
 
 std::vector<std::string> exchange_texts(c10d::Store& store, const std::string& name, int rank, int world_size,

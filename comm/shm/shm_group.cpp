@@ -13,6 +13,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "comm/launch/job_store.h"
 
 namespace tessera {
 
@@ -238,6 +239,9 @@ std::string ShmGroup::find_fault(Clock::time_point now) {
   if (now >= next_look_) {
     next_look_ = now + kLookInterval;
     gone = missing_who([&](int peer) { return !is_running(processes_[peer]); });
+    if (gone.empty()) {
+      return find_wait_fault();
+    }
   }
   return gone.empty() ? "" : fmt::format("rank(s) [{}] have died", global_ranks(gone));
 }

@@ -19,6 +19,7 @@
 #include "comm/collectives.h"
 #include "comm/local_launcher.h"
 #include "comm/process_group.h"
+#include "comm/run_elastic.h"
 #include "comm/shared_gradients.h"
 #include "data/token_dataset.h"
 #include "dtensor/clip_grad_norm.h"
@@ -342,5 +343,5 @@ int main(int argc, char** argv) {
   if ((options->nproc > 1 || options->restarts.max_restarts > 0) && !launched_as_rank()) {
     return launch_local(launch_options(options->restarts, options->nproc));
   }
-  return report_errors([&] { examples::run_rank(*options); });
+  return report_errors([&] { run_elastic([&] { examples::run_rank(*options); }); });
 }

@@ -22,6 +22,7 @@
 #include "comm/local_launcher.h"
 #include "comm/process_group.h"
 #include "comm/rank_environment.h"
+#include "comm/run_elastic.h"
 #include "comm/shared_gradients.h"
 #include "examples/gpt_layout.h"
 #include "examples/train_gpt/byte_data.h"
@@ -264,7 +265,9 @@ int run(int argc, char** argv) {
     return launch(options);
   }
   try {
-    return run_rank(options, *data);
+    int code = 0;
+    run_elastic([&] { code = run_rank(options, *data); });
+    return code;
   } catch (const std::exception& error) {
     return fail(error, ranks.world_size > 1 ? fmt::format("rank {}: ", ranks.rank) : "");
   }

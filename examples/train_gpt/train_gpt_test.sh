@@ -167,6 +167,9 @@ grep -qE 'was saved with --data \([0-9]+ bytes, XXH3 [0-9a-f]+\), not \(8893 byt
 run "${saving[@]}" --checkpoint-dir "$work/a" --resume --weight-decay 0.2 && fail "--resume with another decay is taken"
 grep -qF 'was saved with --weight-decay 0.1, not 0.2' "$work/err" || fail "--resume with another decay: the message"
 expect_refused '--max-restarts 2: without --save-every' "${small[@]}" --max-restarts 2
+expect_refused '--keep-survivors: goes with --max-restarts' "${small[@]}" --keep-survivors
+RANK=0 WORLD_SIZE=1 expect_refused '--keep-survivors: torchrun and other launchers end all ranks' "${small[@]}" \
+  --save-every 2 --max-restarts 1 --keep-survivors
 expect_refused '--in-memory-every 1: goes with --max-restarts' "${small[@]}" --in-memory-every 1
 expect_refused '--min-ranks 3: must be 0 to --nproc, 2' "${small[@]}" --min-ranks 3
 expect_refused '--accumulate 3: must divide a rank'"'"'s 2 samples of --batch 4' "${small[@]}" --accumulate 3
@@ -243,6 +246,14 @@ grep -qE '^launch_local: rank 1 \(pid [0-9]+\) was killed by signal 9 \(Killed\)
   fail "--max-restarts: no restart"
 expect_output '^(resumed from .*, [0-9]+ steps of 1500 are done|no checkpoint in .*, training starts anew)$'
 diff -r "$work/whole/step-00001500" "$work/restarted/step-00001500" || fail "--max-restarts: other values"
+start "${long[@]}" --checkpoint-dir "$work/regrouped" --save-every 100 --max-restarts 2 --in-memory-every 10 \
+  --keep-survivors
+kill -9 "$(find_rank_1)"
+expect_end 0 '--keep-survivors'
+grep -qE '^launch_local: rank 1 .* killed by signal 9 .*; restart 1 of 2 with 2 rank\(s\), the others stay' "$work/err" ||
+  fail "--keep-survivors: no restart"
+grep -qE '^rank 0: .*; the process stays, and waits for the launcher$' "$work/err" || fail "--keep-survivors: none stays"
+diff -r "$work/whole/step-00001500" "$work/regrouped/step-00001500" || fail "--keep-survivors: other values"
 run "${long[@]}" --checkpoint-dir "$work/restarted" --max-restarts 2 --seed 2
 (($? == 2)) || fail "--max-restarts with another seed"
 grep -qE '^launch_local: rank [01] .* ended with exit code 2.*; a restart would not help$' "$work/err" ||

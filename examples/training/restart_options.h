@@ -16,11 +16,12 @@ struct RestartOptions {
   /// As in LaunchOptions.
   int max_restarts = 0;
   int min_ranks = 0;
+  bool keep_survivors = false;
   /// Steps between in-memory checkpoints; 0: none.
   int64_t in_memory_every = 0;
 };
 
-/// Adds --max-restarts, --min-ranks and --in-memory-every to a group of a program's options.
+/// Adds --max-restarts, --min-ranks, --keep-survivors and --in-memory-every to a group of a program's options.
 void add_restart_options(CLI::App& app, RestartOptions& options, const std::string& group);
 
 /// Values of a program's options --save-every and --resume.

@@ -29,10 +29,12 @@ constexpr int kKillsOfARun = 20;  // at most
 struct Setting {
   int ranks;
   const char* backend;
-  bool in_memory;  // has in-memory checkpoints
+  bool in_memory;        // has in-memory checkpoints
+  bool keeps_survivors;  // ranks that are not killed stay
 };
-constexpr Setting kSettings[] = {{2, "shm", true},  {3, "gloo", false}, {2, "gloo", true}, {3, "shm", false},
-                                 {3, "gloo", true}, {2, "shm", false},  {3, "shm", true},  {2, "gloo", false}};
+constexpr Setting kSettings[] = {{2, "shm", true, false},  {3, "gloo", false, true}, {2, "gloo", true, true},
+                                 {3, "shm", false, false}, {3, "gloo", true, false}, {2, "shm", false, true},
+                                 {3, "shm", true, true},   {2, "gloo", false, false}};
 
 /// Of the i-th run: over 2 or 3 ranks, and up to `most_ranks` by turns.
 Setting setting_of(size_t i, int most_ranks) {
@@ -81,6 +83,7 @@ class RunLog {
         CHECK(number + (saving_ > saved_ ? 2 : 1) >= std::ssize(losses));
       }
       resumed += number > 0 ? 1 : 0;
+      has_resumed_ = true;
     } else {
       read_kill(fields, static_cast<int>(number));
     }
@@ -90,7 +93,7 @@ class RunLog {
     int64_t time = 0;
     fields >> loss >> time;
     CHECK(losses.emplace(step, loss).first->second == loss);  // a step that is made again gives the same
-    if (killed_at_ > 0) {
+    if (killed_at_ > 0 && has_resumed_) {                     // before, it is one that was under way
       recovery_ms.push_back(static_cast<double>(time - killed_at_) / 1e6);
       killed_at_ = 0;
     }
@@ -102,12 +105,14 @@ class RunLog {
     if (killed_starts.insert(start).second) {
       ++kills[static_cast<Phase>(phase)];
       killed_at_ = time;
+      has_resumed_ = false;
     }
   }
 
   bool in_memory_;
   int64_t saving_ = 0, saved_ = 0;
   int64_t killed_at_ = 0;
+  bool has_resumed_ = false;  // since then
 };
 
 LaunchResult train(const Setting& setting, const TempFolder& folder, int64_t steps, int kills, int seed) {
@@ -118,6 +123,7 @@ LaunchResult train(const Setting& setting, const TempFolder& folder, int64_t ste
   }
   return launch_ranks({.nproc = setting.ranks,
                        .max_restarts = kills,
+                       .keep_survivors = setting.keeps_survivors && kills > 0,
                        .argv = {kProgram, folder.path(), setting.backend, std::to_string(steps), std::to_string(kills),
                                 std::to_string(seed), setting.in_memory ? "memory" : "disk"},
                        .output_files = outputs});
@@ -136,7 +142,7 @@ struct Total {
   std::map<Phase, int> kills;
   int starts_killed = 0;
   int resumed = 0;
-  std::vector<double> recovery_ms;
+  std::vector<double> recovery_ms = {};
 
   void add(const RunLog& log) {
     for (const auto& [phase, count] : log.kills) {
@@ -146,7 +152,7 @@ struct Total {
     resumed += log.resumed;
     recovery_ms.insert(recovery_ms.end(), log.recovery_ms.begin(), log.recovery_ms.end());
   }
-  void print(const char* name) {
+  void print(const std::string& name) {
     if (recovery_ms.empty()) {
       return;
     }
@@ -154,7 +160,7 @@ struct Total {
     const auto at = [&](double share) {
       return recovery_ms[static_cast<size_t>(share * static_cast<double>(recovery_ms.size() - 1))];
     };
-    std::printf("%s: %d starts killed:", name, starts_killed);
+    std::printf("%s: %d starts killed:", name.c_str(), starts_killed);
     constexpr const char* kNames[] = {
         "start", "resume", "forward", "backward", "optimizer", "checkpoint", "in-memory checkpoint"};
     for (const auto& [phase, count] : kills) {
@@ -167,8 +173,9 @@ struct Total {
 
 /// Trains with kills, and compares with a run that is left alone.
 RunLog check_run(const Setting& setting, int kills, int seed) {
-  INFO(fmt::format("{} ranks, {}, {}, {} kills, seed {}", setting.ranks, setting.backend,
-                   setting.in_memory ? "in memory" : "on disk", kills, seed));
+  INFO(fmt::format("{} ranks, {}, {}, {}, {} kills, seed {}", setting.ranks, setting.backend,
+                   setting.in_memory ? "in memory" : "on disk",
+                   setting.keeps_survivors ? "survivors stay" : "all start", kills, seed));
   const int64_t steps = 3 * kills + 4;
   const TempFolder calm, chaos;
   REQUIRE(train(setting, calm, steps, 0, 0).exit_code == 0);
@@ -197,17 +204,27 @@ TEST_CASE("a run whose ranks are killed at any moment ends with the bits of one 
   const int most_ranks = read_variable("TESSERA_CHAOS_RANKS", 3);
   REQUIRE(most_ranks >= 3);
   int seed = read_variable("TESSERA_CHAOS_SEED", 1);
-  Total on_disk, in_memory;
-  for (size_t i = 0; on_disk.starts_killed + in_memory.starts_killed < wanted; ++i, ++seed) {
-    const int left = wanted - on_disk.starts_killed - in_memory.starts_killed;
+  std::map<std::string, Total> totals;
+  int killed = 0, resumed = 0;
+  for (size_t i = 0; killed < wanted; ++i, ++seed) {
     const Setting setting = setting_of(i, most_ranks);
-    Total& total = setting.in_memory ? in_memory : on_disk;
-    total.add(check_run(setting, std::min({kKillsOfARun, left, (wanted + 1) / 2}), seed));
+    const RunLog log = check_run(setting, std::min({kKillsOfARun, wanted - killed, (wanted + 1) / 2}), seed);
+    totals[fmt::format("{}, {}", setting.in_memory ? "also in memory" : "checkpoints on disk",
+                       setting.keeps_survivors ? "survivors stay" : "all ranks start again")]
+        .add(log);
+    killed += static_cast<int>(log.killed_starts.size());
+    resumed += log.resumed;
     REQUIRE(i < 100 + static_cast<size_t>(wanted));  // kills that do not come
   }
-  CHECK(on_disk.resumed + in_memory.resumed > 0);
-  on_disk.print("checkpoints on disk");
-  in_memory.print("and in memory");
+  CHECK(resumed > 0);
+  for (auto& [name, total] : totals) {
+    total.print(name);
+  }
+}
+
+TEST_CASE("survivors of a death in each phase go on, and end with the bits of a run that was left alone") {
+  const RunLog log = check_run({.ranks = 3, .backend = "shm", .in_memory = true, .keeps_survivors = true}, kPhases, 0);
+  CHECK(log.kills.size() == kPhases);
 }
 
 }  // namespace tessera::testing

@@ -4,7 +4,8 @@
 //
 // Start k < KILLS of the ranks ends by SIGKILL at a moment that SEED and k choose, unless training is over before. The
 // last checkpoint is FOLDER/step-<STEPS>; FOLDER/log has a line for each event (chaos_log.h). With "memory", steps
-// without one there have an in-memory checkpoint.
+// without one there have an in-memory checkpoint. With SEED 0, a rank is killed in each phase by turns. Ranks stay, if
+// the launcher keeps survivors.
 
 #include <ATen/Parallel.h>
 #include <ATen/TensorOperators.h>
@@ -26,6 +27,7 @@
 #include "comm/local_launcher.h"
 #include "comm/process_group.h"
 #include "comm/rank_environment.h"
+#include "comm/run_elastic.h"
 #include "device_mesh/device_mesh.h"
 #include "dtensor/clip_grad_norm.h"
 #include "dtensor/random/random.h"
@@ -77,9 +79,13 @@ KillPlan make_plan(const RunOptions& options, int restart, int ranks) {
   KillPlan plan;
   plan.rank = static_cast<int>(below(static_cast<uint64_t>(ranks)));
   plan.all_ranks = below(8) == 0;
-  plan.phase = static_cast<Phase>(below(options.in_memory ? kPhases : kPhasesOnDisk));
+  const int phases = options.in_memory ? kPhases : kPhasesOnDisk;
+  plan.phase = static_cast<Phase>(below(static_cast<uint64_t>(phases)));
   plan.steps = static_cast<int64_t>(below(6));
   plan.delay = std::chrono::microseconds(below(static_cast<uint64_t>(longest_delay(plan.phase).count()) + 1));
+  if (options.seed == 0) {
+    plan = {.rank = restart % ranks, .phase = static_cast<Phase>(restart % phases)};
+  }
   return plan;
 }
 
@@ -99,8 +105,11 @@ class Killer {
     if (!is_mine) {
       return;
     }
-    std::thread([this, plan = *plan_] {
+    std::thread([this, plan = *plan_, start = restart_count()] {
       std::this_thread::sleep_for(plan.delay);
+      if (restart_count() != start) {
+        return;  // another rank has ended that one
+      }
       log_.write(fmt::format("kill {} {} {} {}", restart_count(), rank_, static_cast<int>(plan.phase), now_ns()));
       kill(getpid(), SIGKILL);
     }).detach();
@@ -247,7 +256,6 @@ int main(int argc, char** argv) {
   return report_errors([&] {
     // They outlive main, which a thread that is about to kill may outlive.
     static auto& log = *new testing::ChaosLog(options.folder + "/log");
-    static auto& killer = *new testing::Killer(options, log);
-    testing::train(options, log, killer);
+    run_elastic([&] { testing::train(options, log, *new testing::Killer(options, log)); });
   });
 }

@@ -163,6 +163,7 @@ struct LaunchedJob {
   std::string secret = new_job_secret();
 };
 
+/// The value that the user adds for ranks, or `otherwise`.
 std::string added_variable(const LaunchOptions& options, const std::string& name, std::string otherwise) {
   for (const auto& [own_name, own] : options.environment) {
     otherwise = own_name == name ? own : otherwise;

@@ -186,8 +186,8 @@ at::Tensor MlpImpl::forward(at::Tensor x) {
   if (gate_proj.is_empty()) {
     return down_proj(activate(up_proj(x), activation));
   }
-  const auto gate = activate(gate_proj(x), activation);
-  return down_proj(gate * up_proj(x));
+  const auto gate = gate_proj(x);
+  return down_proj(activate_gate(gate, up_proj(x), activation));
 }
 
 DecoderLayerImpl::DecoderLayerImpl(const DecoderConfig& config, int64_t layer) {

@@ -17,6 +17,7 @@
 
 #include "base/error.h"
 #include "dtensor/dtensor.h"
+#include "fused/swiglu.h"
 #include "nn/hooks/inference_linear.h"
 
 namespace tessera::models {
@@ -68,6 +69,10 @@ at::Tensor activate(const at::Tensor& x, Activation activation) {
   return at::silu(x);
 }
 
+at::Tensor activate_gate(const at::Tensor& gate, const at::Tensor& up, Activation activation) {
+  return activation == Activation::Silu ? swiglu(gate, up) : activate(gate, activation) * up;
+}
+
 RouterImpl::RouterImpl(const DecoderConfig& config) {
   weight = register_parameter("weight", at::empty({config.moe->num_experts, config.hidden_size}));
   RouterImpl::reset_parameters();
@@ -103,9 +108,9 @@ at::Tensor ExpertsImpl::forward(at::Tensor tokens, at::Tensor counts) {
   std::vector<at::Tensor> results;
   for (size_t expert = 0; expert < gates.size(); ++expert) {
     if (const auto& group = groups[expert]; group.size(0) > 0) {
-      const auto gate = activate(detail::inference_linear(group, gates[expert], {}), activation);
+      const auto gate = detail::inference_linear(group, gates[expert], {});
       const auto up = detail::inference_linear(group, ups[expert], {});
-      results.push_back(detail::inference_linear(gate * up, downs[expert], {}));
+      results.push_back(detail::inference_linear(activate_gate(gate, up, activation), downs[expert], {}));
     }
   }
   return results.empty() ? at::zeros_like(tokens) : at::cat(results);

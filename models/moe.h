@@ -22,6 +22,9 @@ namespace tessera::models {
 /// Applies the function to each element.
 at::Tensor activate(const at::Tensor& x, Activation activation);
 
+/// Returns activate(gate) * up.
+at::Tensor activate_gate(const at::Tensor& gate, const at::Tensor& up, Activation activation);
+
 /// Computes each token's logits of the experts.
 struct RouterImpl : torch::nn::Module, ResettableParameters {
   explicit RouterImpl(const DecoderConfig& config);

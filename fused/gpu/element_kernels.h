@@ -1,0 +1,18 @@
+#pragma once
+// Launches ops on elements (element_tile.h).
+
+#include <cuda_runtime_api.h>
+
+#include "fused/gpu/element_tile.h"
+#include "fused/gpu/kernel_dtype.h"
+
+namespace tessera::fused {
+
+/// Launches Op, which is SwigluForward or SwigluBackward.
+template <class Op>
+cudaError_t launch_elements(const ElementOperands<Op::kIn, Op::kOut>& of, KernelDtype dtype, cudaStream_t stream);
+
+extern template cudaError_t launch_elements<SwigluForward>(const ElementOperands<2, 1>&, KernelDtype, cudaStream_t);
+extern template cudaError_t launch_elements<SwigluBackward>(const ElementOperands<3, 2>&, KernelDtype, cudaStream_t);
+
+}  // namespace tessera::fused

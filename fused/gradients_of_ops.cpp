@@ -1,25 +1,30 @@
 #include "fused/gradients_of_ops.h"
 
+#include <ATen/ops/alias.h>
 #include <torch/csrc/autograd/autograd.h>
 
 namespace tessera::fused {
 
 using torch::autograd::variable_list;
 
-variable_list gradients_of_ops(const variable_list& outputs, const variable_list& grads, const variable_list& inputs) {
-  variable_list used_outputs, used_grads, used_inputs;
+variable_list gradients_of_ops(const variable_list& inputs, const variable_list& grads,
+                               const std::function<variable_list(const variable_list&)>& ops) {
+  variable_list aliases, wanted;  // an input may depend on another, an alias does not
+  for (const auto& input : inputs) {
+    aliases.push_back(at::alias(input));
+    if (input.requires_grad()) {
+      wanted.push_back(aliases.back());
+    }
+  }
+  const auto outputs = ops(aliases);
+  variable_list used_outputs, used_grads;
   for (size_t i = 0; i < outputs.size(); ++i) {
     if (grads[i].defined()) {
       used_outputs.push_back(outputs[i]);
       used_grads.push_back(grads[i]);
     }
   }
-  for (const auto& input : inputs) {
-    if (input.requires_grad()) {
-      used_inputs.push_back(input);
-    }
-  }
-  const auto found = torch::autograd::grad(used_outputs, used_inputs, used_grads, /*retain_graph=*/true,
+  const auto found = torch::autograd::grad(used_outputs, wanted, used_grads, /*retain_graph=*/true,
                                            /*create_graph=*/true, /*allow_unused=*/true);
   variable_list results;
   size_t next = 0;

@@ -97,7 +97,8 @@ class Swiglu : public torch::autograd::Function<Swiglu> {
   static variable_list backward(AutogradContext* context, const variable_list& grads) {
     const auto saved = context->get_saved_variables();
     if (at::GradMode::is_enabled()) {
-      return fused::gradients_of_ops({swiglu_of_ops(saved[0], saved[1])}, grads, saved);
+      return fused::gradients_of_ops(
+          saved, grads, [](const variable_list& x) -> variable_list { return {swiglu_of_ops(x[0], x[1])}; });
     }
     const auto [grad_gate, grad_up] = call_swiglu_backward(grads[0], saved[0], saved[1]);
     return {grad_gate, grad_up};

@@ -10,7 +10,6 @@
 #include <ATen/ops/matmul.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/ones_like.h>
-#include <ATen/ops/rms_norm.h>
 #include <ATen/ops/scalar_tensor.h>
 #include <ATen/ops/scaled_dot_product_attention.h>
 #include <ATen/ops/softmax.h>
@@ -100,16 +99,22 @@ void NormImpl::reset_parameters() {
 }
 
 at::Tensor NormImpl::forward(const at::Tensor& x) {
-  const at::IntArrayRef size = weight.sizes();
-  switch (kind) {
-    case NormKind::Layer:
-      return at::layer_norm(x, size, weight, bias, eps);
-    case NormKind::OffsetRms:
-      return at::rms_norm(x.to(at::kFloat), size, 1 + weight.to(at::kFloat), eps).to(x.scalar_type());
-    case NormKind::Rms:
-      break;
+  if (kind == NormKind::Layer) {
+    return at::layer_norm(x, weight.sizes(), weight, bias, eps);
   }
-  return at::rms_norm(x, size, weight, eps);
+  return rms_norm(x, weight, rms());
+}
+
+SumAndNorm NormImpl::add(const at::Tensor& x, const at::Tensor& y) {
+  if (kind == NormKind::Layer) {
+    const auto sum = x + y;
+    return {.sum = sum, .normed = forward(sum)};
+  }
+  return add_rms_norm(x, y, weight, rms());
+}
+
+RmsNorm NormImpl::rms() const {
+  return {.eps = eps, .weight_offset = kind == NormKind::OffsetRms ? 1.0 : 0.0};
 }
 
 AttentionImpl::AttentionImpl(const DecoderConfig& config, int64_t number)
@@ -208,8 +213,19 @@ DecoderLayerImpl::DecoderLayerImpl(const DecoderConfig& config, int64_t layer) {
 
 at::Tensor DecoderLayerImpl::forward(at::Tensor x, Positions positions) {
   auto attended = self_attn(attention_norm(x), std::move(positions));
-  x = x + (attention_out_norm.is_empty() ? attended : attention_out_norm(attended));
-  auto features = mlp.is_empty() ? moe(mlp_norm(x)) : mlp(mlp_norm(x));
+  if (!attention_out_norm.is_empty()) {
+    attended = attention_out_norm(attended);
+  }
+  at::Tensor normed;
+  if (mlp_norm->has_hooks()) {  // which see the norm alone
+    x = x + attended;
+    normed = mlp_norm(x);
+  } else {
+    const auto added = mlp_norm->add(x, attended);
+    x = added.sum;
+    normed = added.normed;
+  }
+  auto features = mlp.is_empty() ? moe(normed) : mlp(normed);
   return x + (mlp_out_norm.is_empty() ? features : mlp_out_norm(features));
 }
 

@@ -24,6 +24,7 @@
 #include <utility>
 #include <vector>
 
+#include "fused/rms_norm.h"
 #include "models/decoder_config.h"
 #include "models/key_value_cache.h"
 #include "models/moe.h"
@@ -38,12 +39,17 @@ namespace tessera::models {
 struct NormImpl : torch::nn::Module, ResettableParameters {
   NormImpl(int64_t size, const DecoderConfig& config);
   at::Tensor forward(const at::Tensor& x);
+  /// Returns x + y and forward of it, in one pass where that is faster.
+  SumAndNorm add(const at::Tensor& x, const at::Tensor& y);
   void reset_parameters() override;
 
   NormKind kind;
   double eps;
   at::Tensor weight;
   at::Tensor bias;  // undefined unless NormKind::Layer
+
+ private:
+  RmsNorm rms() const;
 };
 TESSERA_MODULE(Norm);
 

@@ -6,10 +6,21 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <limits>
 
 #include "base/error.h"
+#include "fused/rms_norm.h"
 
 namespace tessera::nn {
+
+namespace {
+
+/// Of what the norm is computed in, as ATen has it.
+double machine_epsilon(at::ScalarType dtype) {
+  return dtype == at::kDouble ? std::numeric_limits<double>::epsilon() : std::numeric_limits<float>::epsilon();
+}
+
+}  // namespace
 
 RMSNormImpl::RMSNormImpl(RMSNormOptions options_) : options(std::move(options_)) {
   const auto& shape = options.normalized_shape();
@@ -39,6 +50,9 @@ void RMSNormImpl::pretty_print(std::ostream& stream) const {
 }
 
 at::Tensor RMSNormImpl::forward(const at::Tensor& input) {
+  if (options.fused() && weight.defined() && weight.dim() == 1) {
+    return tessera::rms_norm(input, weight, {.eps = options.eps().value_or(machine_epsilon(input.scalar_type()))});
+  }
   return at::rms_norm(input, options.normalized_shape(),
                       weight.defined() ? std::optional<at::Tensor>(weight) : std::nullopt, options.eps());
 }

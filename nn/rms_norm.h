@@ -1,6 +1,6 @@
 #pragma once
 // Root mean square normalization, which libtorch's C++ modules lack: x / sqrt(mean(x^2) + eps) * weight over the last
-// dims. It equals Python's torch.nn.RMSNorm.
+// dims. It equals Python's torch.nn.RMSNorm, but for rounding unless options.fused is false.
 //
 //   tessera::nn::RMSNorm norm(RMSNormOptions({64}).eps(1e-6));
 //
@@ -30,6 +30,8 @@ struct RMSNormOptions {
   TORCH_ARG(std::optional<double>, eps) = std::nullopt;
   /// Adds a weight, initially ones.
   TORCH_ARG(bool, elementwise_affine) = true;
+  /// Computes by fused/rms_norm.h, if the mean is over one dim and there is a weight.
+  TORCH_ARG(bool, fused) = true;
 };
 
 /// Throws ValueError for an empty normalized_shape and for a size below 1.

@@ -14,6 +14,7 @@
 
 #include "benchmarks/measure.h"
 #include "fused/fused_ops.h"
+#include "fused/rms_norm.h"
 #include "fused/swiglu.h"
 #include "testing/count_allocations.h"
 
@@ -33,6 +34,15 @@ struct FusedCase {
 const std::vector<FusedCase>& fused_cases() {
   static const std::vector<FusedCase> cases{
       {"swiglu", {{4, 512, 2048}, {4, 512, 2048}}, [](const Tensors& x) -> Tensors { return {swiglu(x[0], x[1])}; }},
+      {"rms_norm",
+       {{4, 512, 768}, {768}},
+       [](const Tensors& x) -> Tensors { return {rms_norm(x[0], x[1], {.eps = 1e-6})}; }},
+      {"add_rms_norm",
+       {{4, 512, 768}, {768}, {4, 512, 768}},
+       [](const Tensors& x) -> Tensors {
+         const auto result = add_rms_norm(x[0], x[2], x[1], {.eps = 1e-6});
+         return {result.sum, result.normed};
+       }},
   };
   return cases;
 }

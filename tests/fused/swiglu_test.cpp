@@ -26,6 +26,15 @@ Tensors composite_of(const Tensors& x) {
   return {at::silu(x[0]) * x[1]};
 }
 
+/// With one operand that depends on the other.
+Tensors dependent_swiglu_of(const Tensors& x) {
+  return {swiglu(x[0], x[0] * x[1])};
+}
+
+Tensors dependent_composite_of(const Tensors& x) {
+  return {at::silu(x[0]) * (x[0] * x[1])};
+}
+
 }  // namespace
 
 TEST_CASE("swiglu is silu times a tensor, with its gradients", "[fused]") {
@@ -33,6 +42,7 @@ TEST_CASE("swiglu is silu times a tensor, with its gradients", "[fused]") {
     const auto inputs = fused_inputs({sizes, sizes});
     expect_same_function(swiglu_of, composite_of, inputs);
   }
+  expect_same_function(dependent_swiglu_of, dependent_composite_of, fused_inputs({{3, 5}, {3, 5}}));
   // Not contiguous: halves of one projection, and a transposed tensor.
   const auto both = fused_inputs({{5, 62}})[0];
   expect_same_function(swiglu_of, composite_of, {both.narrow(1, 0, 31), both.narrow(1, 31, 31)});

@@ -172,7 +172,7 @@ void add_parameter_layers(Cases& cases, const LayerMode& mode) {
   ADD_LAYER_AS("nn.EmbeddingBag(9, 4, mode='sum')", nn::EmbeddingBag(nn::EmbeddingBagOptions(9, 4).mode(torch::kSum)),
                words);
   ADD_LAYER_AS("nn.LayerNorm([8])", nn::LayerNorm(nn::LayerNormOptions({8})), x3);
-  ADD_LAYER_AS("nn.RMSNorm([8])", nn::RMSNorm(nn::RMSNormOptions({8})), x3);
+  ADD_LAYER_AS("nn.RMSNorm([8])", nn::RMSNorm(nn::RMSNormOptions({8}).fused(false)), x3);
   ADD_LAYER(GroupNorm, (2, 4), image);
   ADD_LAYER(LocalResponseNorm, (2), image);
   ADD_LAYER(BatchNorm1d, (4), line);

@@ -212,7 +212,38 @@ void local_group_norm_backward(const c10::OperatorHandle& op, torch::jit::Stack*
   run_group_norm(op, stack, plan, 5, {mask.get(0), mask.get(1), mask.get(2)});
 }
 
+// tessera::rms_norm(x, weight, eps, weight_offset) → normed, rstd; add_rms_norm(x, residual, ...) → sum, normed, rstd
+
+Strategies rms_norm_strategies(const OpCall& call, size_t num_items) {
+  Strategies strategies;
+  for (int64_t dim = 0; dim + 1 < call.operands[0].ndim(); ++dim) {
+    strategies.push_back(num_items == 1 ? shard_items(call, {0}, dim) : shard_items(call, {0, 1}, dim));
+  }
+  return strategies;
+}
+
+// tessera::rms_norm_backward(grad, grad_sum, x, weight, rstd, weight_offset, needs_weight)
+
+Strategies rms_norm_backward_strategies(const OpCall& call) {
+  Strategies strategies;
+  for (int64_t dim = 0; dim + 1 < call.operands[0].ndim(); ++dim) {
+    strategies.push_back(shard_items_backward(call, {0, 1, 2, 4}, dim, /*has_input_grad=*/true));
+  }
+  const int64_t grad_sum = call.operand_of_arg(1);
+  if (grad_sum >= 0) {
+    keep_linear(strategies, call, 0, {static_cast<size_t>(grad_sum)});
+  } else {
+    keep_linear(strategies, call, 0);
+  }
+  return strategies;
+}
+
 const RegisterOpRules norm_rules([] {
+  register_op_rule({"tessera::rms_norm"},
+                   {.strategies = [](const OpCall& call) { return rms_norm_strategies(call, 1); }});
+  register_op_rule({"tessera::add_rms_norm"},
+                   {.strategies = [](const OpCall& call) { return rms_norm_strategies(call, 2); }});
+  register_op_rule({"tessera::rms_norm_backward"}, {.strategies = rms_norm_backward_strategies});
   register_op_rule({"aten::native_layer_norm"},
                    {.strategies = layer_norm_strategies, .output_metas = layer_norm_metas});
   register_op_rule({"aten::native_layer_norm_backward"},

@@ -1,5 +1,5 @@
 #pragma once
-// JSON Lines, and chats in them. Without libtorch. Thread safety: free functions.
+// Reads JSON Lines, and chats stored in them. Independent of libtorch. Thread safety: free functions.
 
 #include <cstdint>
 #include <functional>
@@ -12,11 +12,11 @@
 
 namespace tessera::data {
 
-/// Calls use(value, line) for each line that is not empty. `name` stands for the file in errors.
+/// Calls use(value, line) for each nonempty line. `name` is the file's name in errors.
 void for_each_json_line(std::istream& lines, const std::string& name,
                         const std::function<void(const text::JsonView& value, uint32_t line)>& use);
 
-/// Returns the messages that a line has under `key`. Throws NotImplementedError for more than texts, such as tools.
+/// Returns the messages under `key`. Throws NotImplementedError for content other than text, such as tools.
 std::vector<ChatMessage> read_chat(const text::JsonView& line, const std::string& key);
 
 }  // namespace tessera::data

@@ -1,5 +1,5 @@
 #pragma once
-// Files as memory, and names for files being written. Thread safety: any number of threads may read.
+// Memory-mapped files, and names for files being written. Thread safety: any number of threads may read.
 
 #include <cstddef>
 #include <string>
@@ -7,10 +7,10 @@
 
 namespace tessera::data {
 
-/// A file that is mapped, to be read only, while this lives. Reading it after it was cut short ends the process.
+/// File mapped read-only for the lifetime of this object. Reading it after the file was truncated kills the process.
 class MappedFile {
  public:
-  /// Throws ValueError, with the path, if it is not a file that can be read.
+  /// Throws ValueError, with the path, unless it is a readable file.
   explicit MappedFile(const std::string& path);
   ~MappedFile();
   MappedFile(const MappedFile&) = delete;
@@ -23,7 +23,7 @@ class MappedFile {
   size_t size_ = 0;
 };
 
-/// Returns a name that no other rank takes: rename it to `path` when it is complete.
+/// Returns a temporary name that no other rank uses. Rename it to `path` once the file is complete.
 std::string unfinished_name(const std::string& path);
 
 }  // namespace tessera::data

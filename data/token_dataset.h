@@ -1,5 +1,6 @@
 #pragma once
-// Batches of token ids from texts, chats and token files, the same on any number of ranks, resumable by few integers.
+// Batches of token ids from texts, chats and token files: equal on any number of ranks, and resumable from a few
+// integers.
 //
 //   data::TokenDataset dataset({.sources = {{.source = data::JsonLines{{"books.jsonl"}}, .weight = 0.7},
 //                                           {.source = data::TokenFile{"wiki_text_document"}, .weight = 0.3}},
@@ -11,17 +12,17 @@
 //   const auto logits = model->forward(batch.ids, {.segment_ids = batch.segment_ids});
 //   models::next_token_loss(logits, batch.labels).backward();
 //   ...
-//   state.user.merge(dataset.state_dict());                                           // into a checkpoint and back
+//   state.user.merge(dataset.state_dict());                                           // save in a checkpoint
 //   dcp::load(path, state);
 //   dataset.load_state_dict(state.user);
 //
-// Global sample i, and so the batch of samples i to i + 63, depends on the data, the options and i alone. Within a
-// source, samples come in a new order each epoch. Sources take turns by their weights; a small one has more epochs.
+// Global sample i, and therefore the batch of samples i to i + 63, depends only on the data, the options and i. Within
+// a source, each epoch has a new sample order. Sources alternate by weight; a small source goes through more epochs.
 //
-// Texts are tokenized when a dataset is opened, and held in memory at 4 bytes a token unless they have a cache file;
-// token files are mapped, and must not change while they are open. Errors, ValueError unless another one is named, have
-// the file and the line, document or byte. docs/data.md has formats and details.
-// Thread safety: one thread at a time for next_batch and load_state_dict, any number for const functions.
+// Texts are tokenized when the dataset is opened, and take 4 bytes per token in memory unless they have a cache file.
+// Token files are mapped and must not change while open. Errors are ValueErrors unless noted, and name the file and the
+// line, document or byte. docs/data.md describes formats and details.
+// Thread safety: one thread at a time for next_batch and load_state_dict; any number for const functions.
 
 #include <ATen/core/Tensor.h>
 
@@ -45,7 +46,7 @@ struct TokenFile {
   std::string prefix;
 };
 
-/// Token ids without a header, as numpy's tofile() writes them. A document ends with each eos_id.
+/// Token ids without a header, as written by numpy's tofile(). Each eos_id ends a document.
 struct RawTokens {
   std::string path;
   TokenDtype dtype = TokenDtype::UInt16;
@@ -53,46 +54,46 @@ struct RawTokens {
 
 struct DataSource {
   std::variant<TextFiles, JsonLines, Chats, TokenFile, RawTokens> source;  // text_source.h has the first three
-  double weight = 1;       // part of the samples, relative to other sources
-  std::string cache = {};  // of TextFiles and JsonLines: prefix of a token file, written if there is none, then mapped
+  double weight = 1;       // share of the samples, relative to other sources
+  std::string cache = {};  // for TextFiles and JsonLines: prefix of a token file to map, created on first use
 };
 
 enum class Fill {
-  Pack,  // documents one after the other, cut to samples; the end of the last sample is padding
-  Pad,   // a document a sample
+  Pack,  // concatenate documents and split them into samples; the end of the last sample is padding
+  Pad,   // one document per sample
 };
 
 enum class LongDocuments { Refuse, Cut };
 
 struct TokenDatasetOptions {
   std::vector<DataSource> sources = {};
-  std::optional<Tokenizer> tokenizer = std::nullopt;  // of texts and chats
-  bool add_special_tokens = true;                     // to texts, as in EncodeOptions; chats have their template's
-  std::optional<int32_t> eos_id = std::nullopt;       // ends each document of texts
-  int64_t vocab_size = 0;  // the model's; larger ids are refused, which reads token files whole. 0: not checked
+  std::optional<Tokenizer> tokenizer = std::nullopt;  // for texts and chats
+  bool add_special_tokens = true;                     // for texts, as in EncodeOptions; chats use their template's
+  std::optional<int32_t> eos_id = std::nullopt;       // ends each text document
+  int64_t vocab_size = 0;  // of the model; larger ids are an error, checked by reading whole token files. 0: no check
 
   int64_t sequence_length = 0;
   Fill fill = Fill::Pack;
-  LongDocuments long_documents = LongDocuments::Refuse;  // of Pad: those longer than sequence_length
+  LongDocuments long_documents = LongDocuments::Refuse;  // with Pad: documents longer than sequence_length
   int32_t pad_id = 0;
   bool shuffle = true;
   uint64_t seed = 0;
 
-  int threads = 0;                                // that tokenize; 0: one for each core
-  std::optional<DeviceMesh> mesh = std::nullopt;  // ranks that open it together: an error is thrown on all or on none
+  int threads = 0;                                // for tokenization; 0: one per core
+  std::optional<DeviceMesh> mesh = std::nullopt;  // ranks that open it together: all throw an error, or none
 };
 
 /// Rows of a batch, int64 [samples, sequence_length] on the CPU.
 struct Batch {
   at::Tensor ids;
-  /// The ids where they count for the loss, else -100: for padding, for what an assistant did not write, and for the
-  /// first token of each segment, which nothing predicts. Not shifted: the loss compares labels[i + 1] with logits[i].
+  /// Ids that count for the loss, and -100 elsewhere: for padding, text not written by the assistant, and the first
+  /// token of each segment, which nothing predicts. Not shifted: the loss compares labels[i + 1] with logits[i].
   at::Tensor labels;
-  /// 0, 1, ... along a row. Tokens attend to their own segment, a document's part in the row; padding is one too.
+  /// Numbers segments 0, 1, ... along a row: a document's part in the row, or padding. Tokens attend within a segment.
   at::Tensor segment_ids;
 };
 
-/// A rank among those that share a global batch: of data parallelism, not of tensor parallelism.
+/// Place of a rank among the ranks that share a global batch (data-parallel, not tensor-parallel ranks).
 struct RankPart {
   int64_t rank = 0;
   int64_t ranks = 1;
@@ -100,26 +101,26 @@ struct RankPart {
 
 class TokenDataset {
  public:
-  /// Opens the sources. Collective on options.mesh, whose ranks must pass the same options and read the same data.
+  /// Opens the sources. Collective over options.mesh; all of its ranks pass the same options and read the same data.
   explicit TokenDataset(TokenDatasetOptions options);
 
-  /// Returns this rank's part of the next global batch, and moves on by all of it. Parts follow each other in the order
-  /// of ranks, and differ by at most one sample. There must be a sample for each rank.
+  /// Returns this rank's part of the next global batch and advances past the whole batch. Parts are in rank order and
+  /// differ by at most one sample. Every rank needs at least one sample.
   Batch next_batch(int64_t global_batch, const RankPart& part = {});
-  /// Returns samples first, first + 1, ..., first + count - 1.
+  /// Returns samples [first, first + count).
   Batch samples(int64_t first, int64_t count) const;
 
-  /// Returns the number of samples that next_batch has passed, over all ranks and epochs.
+  /// Returns the number of samples that next_batch has passed over all ranks and epochs.
   int64_t next_sample() const { return next_sample_; }
-  /// Returns the number of samples that contain each token of all sources once.
+  /// Returns the number of samples that cover each token of all sources once.
   int64_t samples_per_epoch() const;
-  /// Returns the number of tokens of all sources.
+  /// Returns the number of tokens in all sources.
   int64_t num_tokens() const;
 
-  /// Returns "<prefix>.next_sample", ".seed" and ".fingerprint", for State::user of a checkpoint.
+  /// Returns "<prefix>.next_sample", ".seed" and ".fingerprint" for State::user of a checkpoint.
   dcp::StateDict state_dict(const std::string& prefix = "data") const;
-  /// Continues from there, on any number of ranks, with batches of any size. Throws ValueError if the seed, the data or
-  /// the options that decide what a sample is were others, KeyError if a name is missing.
+  /// Resumes from a state_dict(), with any number of ranks and any batch size. Throws ValueError if the seed, the data,
+  /// or options that determine the samples differ, and KeyError if a name is missing.
   void load_state_dict(const dcp::StateDict& state, const std::string& prefix = "data");
 
  private:

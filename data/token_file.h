@@ -1,13 +1,14 @@
 #pragma once
-// Token files of Megatron-LM: <prefix>.bin has the ids of all documents, <prefix>.idx where each begins.
+// Token files of Megatron-LM: <prefix>.bin contains the ids of all documents, <prefix>.idx their start positions.
 //
 //   TokenFileWriter writer("wiki_text_document", {.vocab_size = 128256});
 //   for (const auto& ids : documents) writer.add(ids);
-//   writer.finish();                                   // data::TokenFile{"wiki_text_document"} is a source now
+//   writer.finish();                                   // now data::TokenFile{"wiki_text_document"} is a valid source
 //
-// <prefix>.idx, little-endian, for n sequences: "MMIDIDX\0\0", uint64 version 1, uint8 dtype, uint64 n, uint64 d, n x
-// int32 lengths in tokens, n x int64 places in .bin in bytes, d x int64 first sequences of documents, the last one n.
-// Dtypes are 1 uint8, 4 int32, 5 int64, 8 uint16; others are no token ids. Errors of files are ValueErrors.
+// Format of <prefix>.idx, little-endian, for n sequences: "MMIDIDX\0\0", uint64 version 1, uint8 dtype, uint64 n,
+// uint64 d, n x int32 lengths in tokens, n x int64 offsets in .bin in bytes, d x int64 first sequence of each document,
+// with n as the last entry. Dtypes are 1 uint8, 4 int32, 5 int64, 8 uint16; others are not token ids. File errors are
+// ValueErrors.
 //
 // Thread safety: one thread at a time for a writer. Source: megatron/core/datasets/indexed_dataset.py.
 
@@ -23,18 +24,18 @@
 namespace tessera::data {
 
 struct TokenFileOptions {
-  int64_t vocab_size = 0;  // ids are below; fewer than 65500 are written as uint16, more as int32, as Megatron does
+  int64_t vocab_size = 0;  // exclusive limit of ids; below 65500, ids are uint16, otherwise int32, as in Megatron
 };
 
-/// Writes documents one by one. The files get their names in finish(), the .idx last: until then there are none.
+/// Writes documents one by one. finish() renames the files to their final names, the .idx last.
 class TokenFileWriter {
  public:
   TokenFileWriter(std::string prefix, const TokenFileOptions& options);
-  ~TokenFileWriter();  // removes what is not finished
+  ~TokenFileWriter();  // removes unfinished files
   TokenFileWriter(const TokenFileWriter&) = delete;
   TokenFileWriter& operator=(const TokenFileWriter&) = delete;
 
-  /// Adds a document. Throws ValueError if it has no ids, more than 2^31 - 1, or one that is not in the vocabulary.
+  /// Adds a document. Throws ValueError if it is empty, has more than 2^31 - 1 ids, or an id outside the vocabulary.
   void add(const std::vector<int32_t>& ids);
   void finish();
 
@@ -49,7 +50,7 @@ class TokenFileWriter {
   std::vector<int32_t> lengths_;
 };
 
-/// Contents of an .idx.
+/// Contents of an .idx file.
 struct TokenIndex {
   TokenDtype dtype = TokenDtype::Int32;
   std::vector<int64_t> starts = {};  // see DocumentParts
@@ -57,14 +58,14 @@ struct TokenIndex {
   int64_t bytes_of_bin() const { return starts.back() * static_cast<int64_t>(bytes_of(dtype)); }
 };
 
-/// Reads the content of an .idx; `name` stands for it in errors. Sequences must follow each other in the .bin.
+/// Parses an .idx file; `name` is its name in errors. Sequences must be consecutive in the .bin file.
 TokenIndex parse_token_index(std::string_view bytes, const std::string& name);
 
 /// Maps a token file.
 Documents open_token_file(const std::string& prefix);
 
-/// Maps ids without a header, as numpy's tofile() writes them. Without eos_id, the file is one document, else each id
-/// of it ends one.
+/// Maps ids without a header, as written by numpy's tofile(). Each eos_id ends a document; without eos_id, the file is
+/// one document.
 Documents open_raw_tokens(const std::string& path, TokenDtype dtype, std::optional<int32_t> eos_id);
 
 }  // namespace tessera::data

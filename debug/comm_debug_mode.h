@@ -8,7 +8,7 @@
 //     up       forward   -                all_gather          1           48
 //     -        backward  aten::mm         all_reduce          1           24
 //
-// The op "-" means fully_shard or redistribute() itself.
+// The op "-" means that fully_shard or redistribute() itself communicated.
 
 #include <torch/nn/module.h>
 
@@ -24,8 +24,8 @@
 
 namespace tessera {
 
-/// Scope that counts, except checkpoint saves in the background. Scopes nest; the innermost counts. Modules without a
-/// hook point count as their caller. Thread safety: for the rank's thread.
+/// Scope that counts collectives, except those of background checkpoint saves. Scopes nest; only the innermost counts.
+/// Calls from a module without a hook point are attributed to its caller. Thread safety: for the rank's thread.
 class CommDebugMode : public CommObserver {
  public:
   struct Key {

@@ -1,5 +1,5 @@
 #pragma once
-// Event files of TensorBoard: records with checksums (TFRecord) of protocol buffers (tensorboard.Event).
+// TensorBoard event files: records with checksums (TFRecord) that contain protocol buffers (tensorboard.Event).
 //
 //   EventFile file("logs");                                        // logs/events.out.tfevents.1764374400.host.4711
 //   file.write(10, {{.name = "train/loss", .value = 2.5}});
@@ -14,13 +14,13 @@
 
 namespace tessera {
 
-/// Thread safety: one thread at a time.
+/// Writes one event file. Thread safety: one thread at a time.
 class EventFile {
  public:
-  /// Makes a new file in `folder`, which exists. Throws Error if that fails.
+  /// Creates a new file in the existing folder `folder`. Throws Error on failure.
   explicit EventFile(const std::string& folder);
 
-  /// Adds the values as scalars and histograms of a step, and flushes them. Throws Error if the disk is full.
+  /// Writes the values of a step as scalars and histograms, and flushes them. Throws Error if the disk is full.
   void write(int64_t step, const std::vector<MetricValue>& values);
 
   const std::string& path() const { return path_; }
@@ -34,7 +34,7 @@ class EventFile {
 
 namespace detail {
 
-/// Returns the CRC-32C (Castagnoli) of `bytes`: 0xe3069283 of "123456789".
+/// Returns the CRC-32C (Castagnoli) of `bytes`; for "123456789" it is 0xe3069283.
 uint32_t crc32c(std::string_view bytes);
 
 }  // namespace detail

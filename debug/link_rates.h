@@ -1,10 +1,10 @@
 #pragma once
-// How fast messages go from each rank to each other one, and which way is slow.
+// Measures the message rate from each rank to every other, to find slow links.
 //
 //   const LinkRates rates = measure_links(default_group());       // on all ranks
 //   fmt::print("{}\n", describe(rates));   // "rank 1 sends at 1.2 MB/s; the median of all links is 1180 MB/s"
 //
-// A collective ends late on all ranks where one link is slow, so that its time does not say which. Messages do.
+// With one slow link, a collective finishes late on all ranks, so its time does not show which one. Messages do.
 
 #include <c10/core/Device.h>
 
@@ -19,7 +19,7 @@ namespace tessera {
 /// Rates of all pairs of ranks, equal on all ranks.
 struct LinkRates {
   int ranks = 0;
-  /// From rank `from` to rank `to` at [from * ranks + to]; 0 where they are one.
+  /// Rate from rank `from` to rank `to` at [from * ranks + to]; 0 if they are equal.
   std::vector<double> bytes_per_second = {};
 
   double rate(int from, int to) const {
@@ -28,15 +28,15 @@ struct LinkRates {
 };
 
 struct LinkOptions {
-  int64_t bytes = 1 << 20;  // of a message
+  int64_t bytes = 1 << 20;  // per message
   c10::Device device = c10::kCPU;
 };
 
-/// Sends messages from each rank to each other one; at one time a rank sends or receives one. Collective. Thread
+/// Sends messages from each rank to every other. Each rank sends or receives one message at a time. Collective. Thread
 /// safety: for the rank's thread.
 LinkRates measure_links(const ProcessGroupPtr& group, const LinkOptions& options = {});
 
-/// A link below a quarter of the median; `from` or `to` is -1 where all links to or from the other are slow.
+/// Link below a quarter of the median rate. `from` or `to` is -1 if all links to or from the other rank are slow.
 struct SlowLink {
   int from = -1;
   int to = -1;
@@ -46,7 +46,7 @@ struct SlowLink {
 
 std::vector<SlowLink> find_slow_links(const LinkRates& rates);
 
-/// Says in one line which links are slow, or between what their rates are.
+/// Returns one line that lists the slow links, or else the range of the rates.
 std::string describe(const LinkRates& rates);
 
 }  // namespace tessera

@@ -1,5 +1,5 @@
 #pragma once
-// Files of a MemoryRecord. Thread safety: one thread a folder and rank.
+// Writes the files of a MemoryRecord. Thread safety: one thread per folder and rank.
 
 #include <string>
 
@@ -7,8 +7,8 @@
 
 namespace tessera {
 
-/// Writes FOLDER/memory-rank-N.svg, .txt and .pickle: a picture, what is alive at the peak and what grew, and what
-/// https://pytorch.org/memory_viz opens. Throws Error if they cannot be written.
+/// Writes FOLDER/memory-rank-N.svg (a plot), .txt (live memory at the peak, and growth) and .pickle (for
+/// https://pytorch.org/memory_viz). Throws Error if they cannot be written.
 void write_memory_files(const MemoryRecord& record, const std::string& folder);
 
 }  // namespace tessera

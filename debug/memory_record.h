@@ -1,5 +1,5 @@
 #pragma once
-// MemoryRecord: which memory was alive when, and what it was for.
+// MemoryRecord: a history of allocations with the purpose of each.
 //
 //   const MemoryRecord record = timeline.stop();                    // debug/memory_timeline.h
 //   const size_t peak = find_peak(record);
@@ -18,37 +18,37 @@
 namespace tessera {
 
 enum class MemoryCategory : uint8_t {
-  Parameters,  // and buffers; of sharded ones, this rank's part
+  Parameters,  // and buffers; this rank's shards of sharded ones
   OptimizerState,
-  Gradients,            // of parameters, and what their reductions need
-  GatheredParameters,   // while a unit of fully_shard is whole, and what is sent for it
-  Activations,          // allocated in a forward, also in one that backward repeats
-  ActivationGradients,  // allocated in backward, and not for parameters
-  FreeBlocks,           // that units keep for each other
-  Other,                // the optimizer's temporary tensors, batches, ...
+  Gradients,            // of parameters, including the buffers of their reductions
+  GatheredParameters,   // unsharded parameters of fully_shard units, including communication buffers
+  Activations,          // allocated in forward, including a recomputed one
+  ActivationGradients,  // allocated in backward, but not for parameters
+  FreeBlocks,           // cached by units for reuse
+  Other,                // temporary tensors of the optimizer, batches, ...
 };
 constexpr size_t kMemoryCategories = 8;
 
 std::string_view to_string(MemoryCategory category);
 
-/// Piece of memory, from where it is allocated to where it is freed.
+/// Memory between its allocation and its release.
 struct MemoryBlock {
   uintptr_t address = 0;
   int64_t bytes = 0;
   MemoryCategory category = MemoryCategory::Other;
-  size_t module = 0;  // in MemoryRecord::modules
+  size_t module = 0;  // index in MemoryRecord::modules
 };
 
 struct MemoryEvent {
-  int64_t ns = 0;    // since the recording began
-  size_t block = 0;  // in MemoryRecord::blocks
+  int64_t ns = 0;    // since the start of the recording
+  size_t block = 0;  // index in MemoryRecord::blocks
   bool begins = true;
 };
 
 struct MemoryStepEnd {
   int64_t step = 0;
   int64_t ns = 0;
-  size_t events = 0;  // that came before it
+  size_t events = 0;  // number of earlier events
 };
 
 struct MemoryRecord {
@@ -59,7 +59,7 @@ struct MemoryRecord {
   std::vector<MemoryStepEnd> step_ends;
 };
 
-/// Memory of a category and a module.
+/// Memory by category and module.
 struct MemoryRow {
   MemoryCategory category = MemoryCategory::Other;
   std::string module;
@@ -68,16 +68,16 @@ struct MemoryRow {
   bool operator==(const MemoryRow&) const = default;
 };
 
-/// Returns what is alive after so many events, the largest first.
+/// Returns the live memory after this number of events, largest first.
 std::vector<MemoryRow> alive_after(const MemoryRecord& record, size_t events);
 
 int64_t total_bytes(const std::vector<MemoryRow>& rows);
 
-/// Returns the number of events after which most bytes are alive.
+/// Returns the number of events after which the most bytes are alive.
 size_t find_peak(const MemoryRecord& record);
 
-/// Returns what has become more from the first step's end to the last one's, and by how much: a leak, if it does so in
-/// each step. Empty for a single step.
+/// Returns the growth of memory from the end of the first step to the end of the last; growth in every step is a leak.
+/// Empty for a single step.
 std::vector<MemoryRow> find_growth(const MemoryRecord& record);
 
 }  // namespace tessera

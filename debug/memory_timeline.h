@@ -1,5 +1,5 @@
 #pragma once
-// MemoryTimeline: what memory is alive over some steps of a rank, and what it is for.
+// MemoryTimeline: records a rank's live memory and its purpose over some steps.
 //
 //   MemoryTimelineSteps memory(*model, {.folder = "memory", .steps = {10, 12}, .optimizer = &optimizer});
 //   for (int64_t step = 1; step <= steps; ++step) {
@@ -8,9 +8,9 @@
 //     memory.end_step(step);      // after step 12: memory/memory-rank-0.svg, .txt and .pickle (debug/memory_files.h)
 //   }
 //
-// It counts what libtorch's allocator on the model's device (CPU or CUDA) gives to the rank's thread and to backward,
-// and, of what there was before, the tensors of model and optimizer. What another thread frees on the CPU counts until
-// its address is used again.
+// It counts allocations by libtorch's allocator on the model's device (CPU or CUDA) in the rank's thread and in
+// backward. Of earlier memory, it counts the tensors of the model and the optimizer. Memory that another thread frees
+// on the CPU counts as alive until its address is reused.
 
 #include <cstdint>
 #include <memory>
@@ -27,16 +27,16 @@ class Optimizer;
 
 namespace tessera {
 
-/// Records from construction to stop(). Thread safety: for the rank's thread, which makes and destroys it.
+/// Records from construction to stop(). Thread safety: for the rank's thread, which must create and destroy it.
 class MemoryTimeline {
  public:
   struct Options {
-    torch::optim::Optimizer* optimizer = nullptr;  // whose state is to be told from other memory
+    torch::optim::Optimizer* optimizer = nullptr;  // recorded under its own category
   };
 
-  /// `model` and the optimizer must outlive it. Throws StateError where the thread has another timeline, or a
-  /// profiler of libtorch's (a Trace does no harm that began before), and NotImplementedError for an optimizer that
-  /// optim/optimizer_fields.h does not know.
+  /// Starts recording. `model` and the optimizer must outlive it. Throws StateError if the thread already has a
+  /// timeline or a libtorch profiler (a Trace that began earlier is allowed), and NotImplementedError for an optimizer
+  /// that optim/optimizer_fields.h does not support.
   MemoryTimeline(ModuleRef model, Options options);
   ~MemoryTimeline();
   MemoryTimeline(const MemoryTimeline&) = delete;
@@ -44,7 +44,7 @@ class MemoryTimeline {
 
   void end_step(int64_t step);
 
-  /// Ends it. Once.
+  /// Stops recording and returns the record. Call it once.
   MemoryRecord stop();
 
  private:
@@ -53,16 +53,16 @@ class MemoryTimeline {
   std::unique_ptr<Recording> recording_;
 };
 
-/// A timeline of the steps from one to another, written when these are done. Costs a comparison outside of them.
+/// Timeline over a range of steps, written after the last of them. Costs one comparison in other steps.
 class MemoryTimelineSteps {
  public:
   struct Options {
-    std::string folder = {};  // empty: nothing is recorded
+    std::string folder = {};  // empty: record nothing
     StepRange steps = {};
-    torch::optim::Optimizer* optimizer = nullptr;  // as MemoryTimeline::Options
+    torch::optim::Optimizer* optimizer = nullptr;  // see MemoryTimeline::Options
   };
 
-  /// Throws ValueError as check_step_range(). `model` and the optimizer must outlive the recorded steps.
+  /// Throws ValueError like check_step_range(). `model` and the optimizer must outlive the recorded steps.
   MemoryTimelineSteps(ModuleRef model, Options options);
 
   void begin_step(int64_t step);

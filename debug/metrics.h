@@ -1,5 +1,5 @@
 #pragma once
-// Metrics: named numbers of a program, reduced over its ranks together.
+// Metrics: named values of a program, reduced over its ranks together.
 //
 //   Metrics metrics;
 //   Gauge& loss = metrics.gauge("train/loss", AcrossRanks::Mean);
@@ -8,7 +8,7 @@
 //   ...
 //   loss.set(2.5); tokens.add(4096); seconds.observe(0.3);
 //   MetricsLog log("logs");                              // debug/metrics_log.h
-//   log.write(step, metrics.reduce(default_group()));    // all ranks reduce, and rank 0 writes
+//   log.write(step, metrics.reduce(default_group()));    // all ranks reduce; rank 0 writes
 
 #include <cstdint>
 #include <deque>
@@ -19,10 +19,10 @@
 
 namespace tessera {
 
-/// How values of the ranks become one.
+/// Reduction of the ranks' values.
 enum class AcrossRanks : uint8_t { Mean, Sum, Max, Min };
 
-/// A value that rises and falls. Without set(), it is left out of what is read.
+/// Value that can rise and fall. Before set(), or after clear(), it is omitted from results.
 class Gauge {
  public:
   void set(double value);
@@ -34,20 +34,20 @@ class Gauge {
   bool is_set_ = false;
 };
 
-/// A sum.
+/// Running sum.
 class Counter {
  public:
-  void add(double value);  // throws ValueError if it is negative
+  void add(double value);  // throws ValueError if negative
 
  private:
   friend class Metrics;
   double sum_ = 0;
 };
 
-/// Counts of observations by size.
+/// Counts of observations in buckets.
 class Histogram {
  public:
-  void observe(double value);  // NaN counts as above all bounds
+  void observe(double value);  // counts NaN above all bounds
 
  private:
   friend class Metrics;
@@ -59,19 +59,19 @@ class Histogram {
 
 enum class MetricKind : uint8_t { Gauge, Counter, Histogram };
 
-/// A metric's value at one time.
+/// Value of a metric at one time.
 struct MetricValue {
   std::string name;
   MetricKind kind = MetricKind::Gauge;
-  double value = 0;                 // of a histogram: the sum of observations
-  std::vector<double> bounds = {};  // of a histogram: counts[i] observations are at most bounds[i] and above the one
-  std::vector<double> counts = {};  // before; the last count is of those above all bounds
+  double value = 0;                 // sum of observations for a histogram
+  std::vector<double> bounds = {};  // for a histogram: upper bounds of buckets, inclusive
+  std::vector<double> counts = {};  // for a histogram: observations per bucket, then those above all bounds
 
   bool operator==(const MetricValue&) const = default;
 };
 
-/// Registry. References that it returns live as long as it. Names consist of letters, digits and "_", in parts that "/"
-/// separates; a name that exists throws ValueError. Thread safety: one thread at a time.
+/// Registry of metrics, which owns them. A name consists of parts of letters, digits and "_" separated by "/". Throws
+/// ValueError for a name that exists. Thread safety: one thread at a time.
 class Metrics {
  public:
   Metrics() = default;
@@ -80,13 +80,13 @@ class Metrics {
 
   Gauge& gauge(const std::string& name, AcrossRanks across);
   Counter& counter(const std::string& name, AcrossRanks across);
-  /// Adds up counts over the ranks. `bounds` rise.
+  /// Registers a histogram; its counts are summed over the ranks. `bounds` must be increasing.
   Histogram& histogram(const std::string& name, std::vector<double> bounds);
 
-  /// Returns this rank's values, in the order of registration.
+  /// Returns this rank's values in order of registration.
   std::vector<MetricValue> read() const;
-  /// Returns the values of all ranks by one all-gather; a gauge that some ranks did not set is theirs that did. The
-  /// first call after a registration throws ValueError on every rank unless all registered the same.
+  /// Returns the values of all ranks with one all-gather. A gauge that only some ranks set is reduced over those. The
+  /// first call after a registration throws ValueError on every rank unless all ranks registered the same metrics.
   std::vector<MetricValue> reduce(const ProcessGroupPtr& group) const;
 
  private:
@@ -94,15 +94,15 @@ class Metrics {
     std::string name;
     MetricKind kind;
     AcrossRanks across;
-    size_t index;  // among those of its kind
+    size_t index;  // among metrics of its kind
   };
   void add(const std::string& name, MetricKind kind, AcrossRanks across, size_t index);
   std::vector<double> numbers() const;
   std::vector<MetricValue> from_numbers(const double* numbers) const;
 
   std::vector<Entry> entries_;
-  mutable bool is_agreed_ = false;  // that the ranks registered the same
-  std::deque<Gauge> gauges_;        // whose elements do not move
+  mutable bool is_agreed_ = false;  // whether the ranks registered the same metrics
+  std::deque<Gauge> gauges_;        // a deque keeps references valid
   std::deque<Counter> counters_;
   std::deque<Histogram> histograms_;
 };

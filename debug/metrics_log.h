@@ -1,11 +1,11 @@
 #pragma once
-// MetricsLog: a folder with the metrics of a run, for TensorBoard, for scripts and for Prometheus.
+// MetricsLog: writes a run's metrics to a folder for TensorBoard, scripts and Prometheus.
 //
-//   metrics.jsonl           {"step": 10, "time": 1764374400.5, "train/loss": 2.5, ...}, a line a write
-//   events.out.tfevents.*   the same; `tensorboard --logdir logs`
-//   metrics.prom            the last write, in Prometheus' text form: node_exporter's textfile collector serves it
+//   metrics.jsonl           {"step": 10, "time": 1764374400.5, "train/loss": 2.5, ...}, one line per write
+//   events.out.tfevents.*   the same data; `tensorboard --logdir logs`
+//   metrics.prom            the last write in Prometheus' text format, for node_exporter's textfile collector
 //
-// In the first, a histogram is {"bounds": [...], "counts": [...], "sum": ...}, and NaN and infinity are null.
+// In metrics.jsonl, a histogram is {"bounds": [...], "counts": [...], "sum": ...}, and NaN and infinity are null.
 
 #include <cstdint>
 #include <fstream>
@@ -17,14 +17,14 @@
 
 namespace tessera {
 
-/// Writes the files; a folder that has some gets more lines and another event file. Thread safety: one thread at a
+/// Writes the files. In an existing folder, it appends lines and adds an event file. Thread safety: one thread at a
 /// time.
 class MetricsLog {
  public:
-  /// Makes the folder if there is none. Throws Error if it cannot be written.
+  /// Creates the folder if needed. Throws Error if it cannot be written.
   explicit MetricsLog(const std::string& folder);
 
-  /// Writes the values of a step, complete on return. Throws Error if the disk is full.
+  /// Writes the values of a step; they are complete on return. Throws Error if the disk is full.
   void write(int64_t step, const std::vector<MetricValue>& values);
 
  private:
@@ -35,10 +35,10 @@ class MetricsLog {
   EventFile events_;
 };
 
-/// Returns values in Prometheus' text form: "train/loss" is tessera_train_loss.
+/// Returns values in Prometheus' text format: "train/loss" becomes tessera_train_loss.
 std::string prometheus_text(const std::vector<MetricValue>& values);
 
-/// Returns a line of metrics.jsonl, without its end.
+/// Returns a line of metrics.jsonl, without the newline.
 std::string json_line(int64_t step, double time, const std::vector<MetricValue>& values);
 
 }  // namespace tessera

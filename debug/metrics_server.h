@@ -1,11 +1,11 @@
 #pragma once
-// MetricsServer: the last metrics at http://HOST:PORT/metrics, for Prometheus.
+// MetricsServer: serves the latest metrics at http://HOST:PORT/metrics for Prometheus.
 //
-//   MetricsServer server({.port = 9090});                  // 127.0.0.1, which this host alone reaches
+//   MetricsServer server({.port = 9090});                  // at 127.0.0.1, reachable only from this host
 //   server.set(prometheus_text(values));                   // debug/metrics_log.h
 //
-// It answers GET only, by HTTP/1.1 without TLS. Where other hosts reach it, requests need the token, as Prometheus
-// sends it by `authorization: {credentials: TOKEN}`.
+// It answers only GET requests, over HTTP/1.1 without TLS. If other hosts can reach it, requests need the token, which
+// Prometheus sends with `authorization: {credentials: TOKEN}`.
 
 #include <memory>
 #include <string>
@@ -16,14 +16,14 @@ class MetricsServer {
  public:
   struct Options {
     std::string host = "127.0.0.1";
-    int port = 0;            // 0: a free one
-    std::string token = {};  // of at least 16 characters; may be empty where the host is a loopback address
+    int port = 0;            // 0: any free port
+    std::string token = {};  // at least 16 characters; may be empty only if the host is a loopback address
   };
 
-  /// Serves from now on, in threads of its own. Throws ValueError for a host that others reach without a token, and
-  /// Error if the port cannot be had.
+  /// Starts serving in background threads. Throws ValueError for a host that others can reach without a token, and
+  /// Error if the port is not available.
   explicit MetricsServer(const Options& options);
-  /// Throws the ValueErrors alone.
+  /// Checks the options. Throws the same ValueErrors.
   static void check(const Options& options);
   ~MetricsServer();
   MetricsServer(const MetricsServer&) = delete;
@@ -31,7 +31,7 @@ class MetricsServer {
 
   int port() const;
 
-  /// Replaces what is served, at first nothing. Thread safety: any thread.
+  /// Replaces the served text, which is initially empty. Thread safety: any thread.
   void set(std::string text);
 
  private:

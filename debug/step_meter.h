@@ -1,5 +1,5 @@
 #pragma once
-// StepMeter: where a rank's training steps spend their time, and what they send.
+// StepMeter: measures how a rank's training steps spend their time, and the bytes that they send.
 //
 //   StepMeter meter;
 //   for (int64_t step = 0; step < steps; ++step) {
@@ -16,26 +16,26 @@
 
 namespace tessera {
 
-/// A part of a step outside of forward, backward and optimizer. Unmetered, as a validation, does not count.
+/// Part of a step besides forward, backward and optimizer. Unmetered parts, such as validation, do not count.
 enum class StepPart : uint8_t { Data, Checkpoint, Unmetered };
 
-/// Means a step.
+/// Means per step.
 struct StepReport {
   int64_t steps = 0;
   double seconds = 0;
-  double compute = 0;        // the rest
-  double communication = 0;  // waited for in the rank's own thread: what computation does not hide. On CUDA 0
+  double compute = 0;        // remaining time
+  double communication = 0;  // time the rank's thread waits, not hidden by computation; 0 on CUDA
   double data = 0;
   double checkpoint = 0;
-  std::map<std::string, double> bytes_sent = {};  // by group, such as "dp"
+  std::map<std::string, double> bytes_sent = {};  // by group name, such as "dp"
 };
 
-/// Reads the flight record (comm/context/flight_record.h) of the rank that makes it. Thread safety: for its thread.
+/// Reads the flight record (comm/context/flight_record.h) of the rank that creates it. Thread safety: for its thread.
 class StepMeter {
  public:
   class Scope {
    public:
-    Scope() = default;  // times nothing
+    Scope() = default;  // measures nothing
     Scope(StepMeter& meter, StepPart part);
     Scope(const Scope&) = delete;
     Scope& operator=(const Scope&) = delete;
@@ -46,15 +46,15 @@ class StepMeter {
     StepPart part_ = StepPart::Data;
     std::chrono::steady_clock::time_point begin_;
     double waited_ = 0;
-    std::map<std::string, double> bytes_sent_;  // before what is not metered
+    std::map<std::string, double> bytes_sent_;  // before an unmetered part
   };
 
   StepMeter();
 
-  /// Counts time until the scope's end as `part`, its communication included. Scopes do not nest.
+  /// Counts time until the end of the scope as `part`, including its communication. Scopes do not nest.
   [[nodiscard]] Scope time(StepPart part) { return {*this, part}; }
   void end_step() { ++steps_; }
-  /// Returns the means since the last read(), and begins anew.
+  /// Returns the means since the last read() and restarts.
   StepReport read();
 
  private:
@@ -63,8 +63,8 @@ class StepMeter {
   std::chrono::steady_clock::time_point begin_;
   double waited_ = 0;                         // seconds since the rank's start
   std::map<std::string, double> bytes_sent_;  // likewise
-  double seconds_[3] = {};                    // of parts since begin_
-  double part_waited_ = 0;                    // in them
+  double seconds_[3] = {};                    // of each part since begin_
+  double part_waited_ = 0;                    // wait time within parts
   int64_t steps_ = 0;
 };
 

@@ -1,5 +1,5 @@
 #pragma once
-// Trace: a timeline of some steps of a rank, for Perfetto (https://ui.perfetto.dev) or chrome://tracing.
+// Trace: records a timeline of a rank's steps for Perfetto (https://ui.perfetto.dev) or chrome://tracing.
 //
 //   TraceSteps trace(*model, {.folder = "traces", .steps = {10, 12}});
 //   for (int64_t step = 1; step <= steps; ++step) {
@@ -7,13 +7,14 @@
 //     train_step();
 //     trace.end_step(step);               // after step 12: traces/rank-0.json
 //   }
-//   // tools/merge_traces traces            makes traces/trace.json of all ranks, on one clock
+//   // tools/merge_traces traces            merges all ranks, on one clock, into traces/trace.json
 //
-// A file has steps; forwards of modules; redistributions with their placements; phases of checkpoints; each collective
-// where it is issued and where it is waited for, with its bytes, group and unit; and, as spans beside the threads, what
-// is in flight: collectives, gathers of units, their backwards, and their reductions. If asked for, it has ATen's ops
-// and autograd's nodes, too, as libtorch's profiler (Kineto) records them on all threads. A GPU's kernels are always
-// there.
+// A file contains:
+// - steps, forwards of modules, redistributions with their placements, and phases of checkpoints.
+// - each collective where it is issued and where it is waited for, with its bytes, group and unit.
+// - as spans beside the threads: collectives, gathers, backwards and reductions of units in flight.
+// - on request, ATen's ops and autograd's nodes on all threads, recorded by libtorch's profiler (Kineto).
+// - a GPU's kernels, always.
 
 #include <cstdint>
 #include <memory>
@@ -29,24 +30,24 @@ struct RecordFunction;
 
 namespace tessera {
 
-/// Records from construction to stop(). It replaces event observers of fully_shard's units (FSDPModule). One in a
-/// process at a time: ranks that are threads cannot be traced. Thread safety: for the rank's thread.
+/// Records from construction to stop(). Replaces event observers of fully_shard units (FSDPModule). Only one may exist
+/// in a process, so ranks that are threads cannot be traced. Thread safety: for the rank's thread.
 class Trace {
  public:
   struct Options {
-    std::string folder = {};  // made if there is none; a file in it is replaced
-    bool ops = false;         // with ATen's ops and autograd's nodes, which make it large and slow the steps more
+    std::string folder = {};  // created if needed; an existing trace in it is replaced
+    bool ops = false;         // includes ATen's ops and autograd's nodes: larger files, slower steps
   };
 
-  /// Collective over the default group, if there is one: measures the offsets of the ranks' clocks. `model` must
-  /// outlive stop(). Throws StateError on every rank if ranks are threads, and where this process has a trace,
-  /// or the thread a MemoryTimeline.
+  /// Measures clock offsets between ranks. Collective over the default group, if there is one. `model` must outlive
+  /// stop(). Throws StateError on every rank if ranks are threads, and if this process has a trace or the thread has a
+  /// MemoryTimeline.
   Trace(ModuleRef model, Options options);
-  ~Trace();  // without stop(), writes nothing
+  ~Trace();  // without a preceding stop(), writes nothing
   Trace(const Trace&) = delete;
   Trace& operator=(const Trace&) = delete;
 
-  /// Writes the file. Throws Error if that fails.
+  /// Writes the file. Throws Error on failure.
   void stop();
 
  private:
@@ -54,29 +55,29 @@ class Trace {
   std::unique_ptr<Recording> recording_;
 };
 
-/// Traces the steps from one to another. Costs a comparison outside of them.
+/// Traces a range of steps. Costs one comparison in other steps.
 class TraceSteps {
  public:
   struct Options {
-    std::string folder = {};  // empty: nothing is traced
+    std::string folder = {};  // empty: trace nothing
     StepRange steps = {};
-    bool ops = false;  // as Trace::Options
+    bool ops = false;  // see Trace::Options
   };
 
-  /// Throws ValueError as check_step_range(). `model` must outlive the traced steps.
+  /// Throws ValueError like check_step_range(). `model` must outlive the traced steps.
   TraceSteps(ModuleRef model, Options options);
   ~TraceSteps();
   TraceSteps(const TraceSteps&) = delete;
   TraceSteps& operator=(const TraceSteps&) = delete;
 
-  void begin_step(int64_t step);  // collective at the first step
+  void begin_step(int64_t step);  // collective at the first traced step
   void end_step(int64_t step);
 
  private:
   ModuleRef model_;
   Options options_;
   std::optional<Trace> trace_;
-  std::unique_ptr<at::RecordFunction> step_;  // the range of the step that runs
+  std::unique_ptr<at::RecordFunction> step_;  // range of the running step
 };
 
 }  // namespace tessera

@@ -1,10 +1,10 @@
 #pragma once
-// The data-parallel API of a module, and the modules that a call of one takes.
+// Finds the data-parallel API applied to a module, and the modules that one unit manages.
 //
 //   composable_apis(*model->blocks[0]);    // {"replicate"}
-//   managed_modules(*model);               // all but the units inside and what is below them
+//   managed_modules(*model);               // all modules except inner units and their descendants
 //
-// After torch/distributed/_composable/contract.py and _get_managed_modules in
+// Source: torch/distributed/_composable/contract.py and _get_managed_modules in
 // torch/distributed/fsdp/_fully_shard/_fsdp_init.py.
 
 #include <torch/nn/module.h>
@@ -16,16 +16,16 @@
 
 namespace tessera {
 
-/// Returns the API that was called on `module` itself: "fully_shard", "replicate", or none.
+/// Returns the API that was applied to `module` itself: "fully_shard" or "replicate", or an empty list.
 std::vector<std::string> composable_apis(ModuleRef module);
 
 struct ManagedModule {
-  std::string name;  // path below the unit's module; "" for itself
+  std::string name;  // path relative to the unit's module; "" for the module itself
   torch::nn::Module* module;
 };
 
-/// Returns the modules whose parameters the unit of `module` has, or would have: all but inner units and what is below
-/// those. Each once, in order of registration, parents first.
+/// Returns the modules whose parameters a unit of `module` manages (or would manage): all except inner units and their
+/// descendants. Each appears once, in registration order, parents first.
 std::vector<torch::nn::Module*> managed_modules(ModuleRef module);
 std::vector<ManagedModule> named_managed_modules(torch::nn::Module& module);
 

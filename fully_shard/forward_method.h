@@ -1,11 +1,11 @@
 #pragma once
-// An entry point of a module beside forward: register_fsdp_forward_method in PyTorch.
+// Runs a method other than forward with the module's hooks, like register_fsdp_forward_method in PyTorch.
 //
 //   at::Tensor encode(at::Tensor image) {
 //     return forward_method(*this, [this](at::Tensor x) { return trunk(x); }, image);
 //   }
 //
-// Calls may nest. In a module without hooks it is a plain call. Thread safety: as calls of forward.
+// Calls may nest. For a module without hooks, this is a plain call. Thread safety: the same as for forward.
 
 #include <torch/nn/module.h>
 
@@ -16,7 +16,7 @@
 
 namespace tessera {
 
-/// Calls `method(args...)` under all hooks of the module's forward, which see the tensors among arguments and result.
+/// Calls `method(args...)` with all forward hooks of the module. The hooks see the tensors in arguments and result.
 template <class Method, class... Args>
 std::invoke_result_t<Method&, Args&&...> forward_method(torch::nn::Module& module, Method method, Args... args) {
   using Result = std::invoke_result_t<Method&, Args&&...>;

@@ -1,5 +1,5 @@
 #pragma once
-// FSDPModule: the handle to a unit, a module after fully_shard or replicate, with its settings and state.
+// FSDPModule: a handle to a module that fully_shard or replicate made a unit, with its settings and state.
 //
 //   for (int i = 0; i < n; ++i) {                              // gradients of several micro-batches, reduced once
 //     fsdp(model).set_requires_gradient_sync(i == n - 1);
@@ -7,9 +7,9 @@
 //   }
 //   optimizer.step();
 //
-// All ranks use the same settings, which hold from the unit's next forward or backward on.
+// Settings must be equal on all ranks. They take effect at the unit's next forward or backward.
 //
-// Thread safety: for the thread that runs the rank's forward and backward.
+// Thread safety: use from the thread that runs the rank's forward and backward.
 // Source: torch/distributed/fsdp/_fully_shard/_fully_shard.py.
 
 #include <torch/nn/module.h>
@@ -28,12 +28,12 @@ namespace tessera {
 
 class FSDPState;
 
-/// An unshard in flight. Copies mean the same one.
+/// An unshard in flight. Copies refer to the same one.
 class UnshardHandle {
  public:
   UnshardHandle() = default;
   explicit UnshardHandle(std::weak_ptr<FSDPState> state) : state_(std::move(state)) {}
-  /// Returns when the parameters are full tensors. The unit's next forward waits by itself.
+  /// Waits until the parameters are unsharded. The unit's next forward waits automatically.
   void wait();
 
  private:
@@ -46,70 +46,75 @@ class FSDPModule {
   FSDPModule(torch::nn::Module& module, std::shared_ptr<FSDPState> state)
       : module_(&module), state_(std::move(state)) {}
 
-  /// Gathers this unit's own parameters, for reading only, until reshard() or the unit's next forward or backward frees
-  /// them. Collective; async_op only issues the all-gather.
+  /// Gathers the unit's own parameters, read-only. They are freed by reshard() or the unit's next forward or backward.
+  /// Collective. With async_op, only issues the all-gather.
   UnshardHandle unshard(bool async_op = false);
-  /// Frees the full parameters, if there are any. Throws StateError on a rank that changed one in place.
+  /// Frees the unsharded parameters, if any. Throws StateError on a rank that changed one of them in place.
   void reshard();
 
-  /// Sets FullyShardOptions::reshard_after_forward of this unit and, with `recurse`, of all units below it. false keeps
-  /// the parameters without grad mode, too: set true and call reshard_all() before they are written.
+  /// Sets FullyShardOptions::reshard_after_forward of this unit and, with `recurse`, of all units below it. With false,
+  /// parameters stay unsharded even after a forward without grad mode; before writing them, set true and call
+  /// reshard_all().
   void set_reshard_after_forward(bool value, bool recurse = true);
-  /// false keeps the parameters unsharded after backward, which saves an all-gather per accumulated micro-batch.
-  /// Call reshard() on each unit before the optimizer steps.
+  /// With false, keeps parameters unsharded after backward, which saves an all-gather per accumulated micro-batch. Call
+  /// reshard() on each unit before the optimizer steps.
   void set_reshard_after_backward(bool value, bool recurse = true);
-  /// false skips the gather in backward, for a unit whose backward does not need its parameters (an embedding).
+  /// With false, skips the gather in backward, for a unit whose backward does not read its parameters (an embedding).
   void set_unshard_in_backward(bool value);
 
-  /// false lets gradients accumulate unsharded, without communication, until a backward with true reduces their sum.
-  /// Until then grad() does not show them and zero_grad() does not clear them. Also sets set_requires_all_reduce().
+  /// With false, gradients accumulate unsharded, without communication. A later backward with true reduces their sum;
+  /// until then grad() does not show them and zero_grad() does not clear them. Also sets set_requires_all_reduce().
   void set_requires_gradient_sync(bool value, bool recurse = true);
-  /// false postpones the all-reduce over replicas (HSDP, replicate) to a backward with true; reduce-scatters still run.
+  /// With false, defers the all-reduce over replicas (HSDP, replicate) to a backward with true. Reduce-scatters still
+  /// run.
   void set_requires_all_reduce(bool value, bool recurse = true);
-  /// false, on the outermost unit, lets a backward end before its reductions do. The last backward must have true.
+  /// With false on the outermost unit, backward may return before its reductions finish. The last backward needs true.
   void set_is_last_backward(bool value);
-  /// Divides this unit's summed gradients by a positive factor instead of the number of ranks; else throws ValueError.
+  /// Divides this unit's summed gradients by `factor` instead of the number of ranks. Throws ValueError unless
+  /// positive.
   void set_gradient_divide_factor(double factor);
-  /// Makes this unit's collectives only add; the division becomes a separate step.
+  /// Restricts this unit's collectives to sums; the division becomes a separate step.
   void set_force_sum_reduction_for_comms(bool value);
 
-  /// Calls `hook` after the unit's own collectives, to reduce over an axis that the mesh does not have. Empty: none. It
-  /// changes the flat gradient in place, once a backward or bucket, on the engine's stream on a GPU.
+  /// Calls `hook` after the unit's own collectives, for example to reduce over an axis outside the mesh. An empty
+  /// function removes it. The hook changes the flat gradient in place, once per backward or bucket; on a GPU it runs on
+  /// the engine's stream.
   void set_all_reduce_hook(std::function<void(const at::Tensor& flat_gradient)> hook);
 
-  /// Replaces this unit's collectives. Empty: the usual ones. The contract is in fully_shard/events/comm_overrides.h.
+  /// Replaces this unit's collectives; an empty function restores the default. See fully_shard/events/comm_overrides.h.
   void set_custom_all_gather(AllGatherFn all_gather);
   void set_custom_reduce_scatter(ReduceScatterFn reduce_scatter);
   void set_custom_all_reduce(AllReduceFn all_reduce);
 
-  /// Sets which units are gathered before this one computes, the same on all ranks. Empty list: none. nullopt, the
-  /// default: by the last iteration, or in backward the reverse of forward. Throws ValueError for this unit itself.
+  /// Sets the units to gather before this one computes. The list must be equal on all ranks; an empty list disables
+  /// prefetching. nullopt (the default) follows the last iteration in forward, and reverses the forward order in
+  /// backward. Throws ValueError if the list contains this unit.
   void set_modules_to_forward_prefetch(std::optional<std::vector<FSDPModule>> modules);
   void set_modules_to_backward_prefetch(std::optional<std::vector<FSDPModule>> modules);
 
-  /// Discards an iteration that threw, as the next forward does by itself. Only on the outermost unit (else
-  /// StateError).
+  /// Discards an iteration that threw; the next forward does this automatically. Throws StateError unless this is the
+  /// outermost unit.
   void reset_iter_state();
 
-  /// Calls `observer` with every step of this unit and all below it, in order. It must not call into the model.
+  /// Calls `observer` with every event of this unit and all units below it, in order. It must not call the model.
   void set_event_observer(const UnitObserver& observer);
   ShardedState unit_state() const;
 
-  /// Bytes of unsharded parameters that this unit holds now: 0 while sharded.
+  /// Returns the bytes of unsharded parameters that this unit holds now: 0 while sharded.
   size_t unsharded_bytes() const;
-  /// Number of this unit's own parameters.
+  /// Returns the number of this unit's own parameters.
   size_t num_parameters() const;
 
-  /// Bytes of the memory that all units of a tree share, for unsharded parameters and collectives.
+  /// Bytes of the memory pool that all units of a tree share for unsharded parameters and collectives.
   struct MemoryStats {
-    size_t held = 0;           // from the system, in bytes
+    size_t held = 0;           // allocated from the system
     size_t acquired = 0;       // in use now
     size_t peak_acquired = 0;  // since reset_peak_memory()
   };
   MemoryStats memory_stats() const;
   void reset_peak_memory();
 
-  /// Throws StateError unless an optimizer may step: all units below are sharded and idle, and a gradient is there.
+  /// Throws StateError unless an optimizer may step: all units below are sharded and idle, and some gradient exists.
   void check_ready_for_step() const;
 
  private:
@@ -120,20 +125,20 @@ class FSDPModule {
   std::shared_ptr<FSDPState> state_;
 };
 
-/// Reshards every unit that owns a parameter of `module`, at, below or above it, before saving or loading. Throws
-/// StateError like reshard(), and inside the forward or backward of one of these units.
+/// Reshards every unit that owns a parameter of `module`, whether the unit is at, below or above it. Call it before
+/// saving or loading. Throws StateError like reshard(), and inside the forward or backward of one of these units.
 void reshard_all(ModuleRef module);
 
-/// Returns whether a parameter of `module` is a DTensor, or is one after reshard_all(). The same on all ranks.
+/// Returns whether a parameter of `module` is a DTensor now, or will be after reshard_all(). Equal on all ranks.
 bool has_sharded_params(ModuleRef module);
 
-/// Calls reshard_all(), whose StateError on one rank becomes one on all that share these units' parameters. `where`
-/// begins that of the others. Collective over those ranks.
+/// Calls reshard_all(). If it throws StateError on one rank, all ranks that share these units' parameters throw
+/// StateError; `where` prefixes the message on the other ranks. Collective over those ranks.
 void reshard_on_all_ranks(ModuleRef module, const std::string& where);
 
-/// Throws StateError if neither fully_shard nor replicate was called on `module`.
+/// Returns the handle of `module`. Throws StateError if neither fully_shard nor replicate was called on it.
 FSDPModule fsdp(ModuleRef module);
-/// Returns nullopt in that case.
+/// Returns the handle of `module`, or nullopt if neither was called on it.
 std::optional<FSDPModule> find_fsdp(ModuleRef module);
 
 }  // namespace tessera

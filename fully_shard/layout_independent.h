@@ -1,13 +1,13 @@
 #pragma once
-// Gradients that do not depend on the number of ranks: a step has the same bits on 1, 2, 3, 4 or 8 of them.
+// Gradients that do not depend on the number of ranks: a step is bit-equal on 1, 2, 3, 4 or 8 ranks.
 //
 //   fully_shard(model, {.mesh = mesh});                         // or replicate(), or HSDP
 //   LayoutIndependentGradients gradients(model, {.parts = 8});  // of a global batch, on any number of ranks
 //   const double loss = gradients.backward([&](int64_t part) { return loss_of(model, batch_of(step, part)); });
 //   gradients.clip_grad_norm(1.0);
 //
-// Each part runs forward and backward by itself; a binary tree over the parts adds their gradients. docs/reliability.md
-// has what a part's loss may depend on, limits and costs. Thread safety: like the model's backward.
+// Each part of the batch runs its own forward and backward. A binary tree over the parts sums their gradients.
+// docs/reliability.md covers requirements on the loss, limits and costs. Thread safety: like the model's backward.
 
 #include <ATen/core/Tensor.h>
 
@@ -20,24 +20,24 @@
 namespace tessera {
 
 struct LayoutIndependentOptions {
-  int64_t parts = 8;  // of equal size; a power of two, not below the number of ranks
+  int64_t parts = 8;  // equally sized parts of a global batch: a power of two, at least the number of ranks
 };
 
-class LayoutIndependentGradients {  // refers to the model, which outlives it
+class LayoutIndependentGradients {  // refers to the model, which must outlive it
  public:
-  /// Returns the mean loss of a part, numbered from 0. Ranks that would only wait call it twice for a part.
+  /// Returns the mean loss of a part, numbered from 0. Ranks that would otherwise idle call it twice for one part.
   using PartLoss = std::function<at::Tensor(int64_t part)>;
 
-  /// Replaces the reductions of the model's units for good. Throws StateError for a module that is no unit, ValueError
-  /// for `parts` and trained parameters in no unit, and NotImplementedError for the layouts that docs/reliability.md
-  /// names.
+  /// Permanently replaces the reductions of the model's units. Throws StateError if the module is not a unit,
+  /// ValueError for invalid `parts` or if trained parameters belong to no unit, and NotImplementedError for the layouts
+  /// listed in docs/reliability.md.
   explicit LayoutIndependentGradients(ModuleRef model, LayoutIndependentOptions options = {});
   ~LayoutIndependentGradients();
 
-  /// Adds the gradients of the parts' mean loss to those of the parameters, and returns that loss. Collective.
+  /// Adds the gradients of the parts' mean loss to the parameters' gradients, and returns that loss. Collective.
   double backward(const PartLoss& loss_of_part);
-  double evaluate(const PartLoss& loss_of_part);  // returns the parts' mean loss, without gradients; collective
-  at::Tensor clip_grad_norm(double max_norm);     // like clip_grad_norm_() for the 2-norm; collective
+  double evaluate(const PartLoss& loss_of_part);  // returns the parts' mean loss without gradients; collective
+  at::Tensor clip_grad_norm(double max_norm);     // like clip_grad_norm_() with the 2-norm; collective
 
  private:
   struct Impl;

@@ -1,5 +1,5 @@
 #pragma once
-// The common part of fully_shard and replicate: modules become one unit of the engine.
+// Shared implementation of fully_shard and replicate: makes modules a unit of the engine.
 
 #include <map>
 #include <string>
@@ -15,30 +15,30 @@ namespace tessera {
 enum class DataParallelKind { Shard, Replicate };
 
 struct UnitConfig {
-  std::string api;  // the function that the user called, for messages
+  std::string api;  // name of the function that the user called, for messages
   DataParallelKind kind = DataParallelKind::Shard;
   std::vector<torch::nn::Module*> modules;
   FullyShardOptions options;
-  double bucket_cap_mb = 0;  // of replicate
+  double bucket_cap_mb = 0;  // for replicate
 };
 
-/// How a unit was made, kept with each of its modules: enough to make it again from a copy of them.
+/// Record of how a unit was made, stored with each of its modules, so that a copy of them can get the same unit.
 struct UnitRecipe {
-  UnitConfig request;  // with the mesh; the modules own this, and so are alive
-  /// Specs of tensor parallelism, by the names of parameters in the unit.
+  UnitConfig request;  // includes the mesh; the modules own this record, so they are alive
+  /// Tensor-parallel specs by parameter name within the unit.
   std::map<std::string, SpecPtr> tp_specs;
-  /// Grows from unit to unit: each has the parameters that none before it took.
+  /// Increases from unit to unit. Each unit owns the parameters that no earlier unit took.
   int64_t number;
 };
 
-/// Returns what the request means to the engine, over `mesh`. Throws ValueError, whose message begins with `where`.
+/// Returns the engine options for the request over `mesh`. Throws ValueError with a message that begins with `where`.
 ParamGroup::Options group_options(const UnitConfig& request, const DeviceMesh& mesh, const std::string& where);
 
-/// Returns what `param` of a unit was before it was sharded, of another dtype perhaps, without memory. `tp_spec`: its
-/// spec of tensor parallelism, if any.
+/// Returns a meta tensor like `param` of a unit before it was sharded, with `dtype`. `tp_spec` is its tensor-parallel
+/// spec, or null.
 at::Tensor unsharded_on_meta(const at::Tensor& param, const SpecPtr& tp_spec, at::ScalarType dtype);
 
-/// Checks that all ranks ask for the same, shards (or wraps) the parameters and installs the hooks. Collective.
+/// Checks that all ranks request the same unit, shards (or wraps) the parameters, and installs the hooks. Collective.
 void make_unit(const UnitConfig& request);
 
 }  // namespace tessera

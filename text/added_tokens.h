@@ -1,5 +1,5 @@
 #pragma once
-// Tokens that are found in a text before a model sees it.
+// Finds added tokens in a text before the model tokenizes it.
 
 #include <array>
 #include <cstdint>
@@ -17,23 +17,23 @@ namespace tessera::text {
 struct AddedToken {
   int32_t id = 0;
   std::string content;
-  /// Not where a letter or digit is beside it.
+  /// Matches only if no letter or digit is adjacent.
   bool single_word = false;
-  /// Takes the whitespace before and after it.
+  /// Includes adjacent whitespace: lstrip on the left, rstrip on the right.
   bool lstrip = false;
   bool rstrip = false;
-  /// Is looked for, normalized, in the normalized text.
+  /// Matches the normalized token in the normalized text.
   bool normalized = false;
-  /// Is left out of decoded text on request.
+  /// Can be omitted from decoded text.
   bool special = false;
 };
 
 AddedToken parse_added_token(const JsonView& json);
 
-/// An immutable set of tokens to find. Threads may use one at the same time.
+/// Immutable set of tokens to find. Thread safety: any number of threads may share it.
 class AddedTokenFinder {
  public:
-  /// A part of a text: of `id` if it is a token.
+  /// Part of a text. `id` is set if the part is a token.
   struct Part {
     Range range;
     std::optional<int32_t> id;
@@ -41,12 +41,12 @@ class AddedTokenFinder {
 
   AddedTokenFinder();
 
-  /// `text` is what is looked for. Call finish() after the last one.
+  /// Adds a token that is found as `text`. Call finish() after the last one.
   void add(const AddedToken& token, std::string text);
   void finish();
 
-  /// Returns the parts of a text from left to right. Of the tokens at a place the longest counts. Python's order of
-  /// things is kept: a token next to one that takes whitespace may have some of the same.
+  /// Splits a text into parts from left to right. The longest token at a position wins. As in Python, a token next to
+  /// one that strips whitespace may contain some of the same whitespace.
   std::vector<Part> split(std::string_view text) const;
 
  private:

@@ -1,6 +1,5 @@
 #pragma once
-// Byte-pair encoding: a word's characters, or bytes, are joined pair by pair, in the order in which the vocabulary
-// learned the pairs.
+// Byte-pair encoding: joins pairs of a word's characters or bytes, in the order in which the vocabulary learned them.
 
 #include <cstdint>
 #include <optional>
@@ -13,23 +12,23 @@
 
 namespace tessera::text {
 
-/// Maps pairs of ids to what they join to. Open addressing: a lookup reads one cache line.
+/// Maps pairs of ids to their merges. Uses open addressing, so a lookup usually reads one cache line.
 class MergeTable {
  public:
   struct Merge {
-    /// Position in the order in which pairs were learned; lower ranks join first.
+    /// Position in the order of learned pairs; lower ranks join first.
     uint32_t rank = kNone;
     int32_t id = 0;
   };
   static constexpr uint32_t kNone = ~uint32_t{0};
 
-  /// Makes an empty table for this number of pairs.
+  /// Makes an empty table with room for this number of pairs.
   explicit MergeTable(size_t pairs);
 
   /// Inserts a pair, or replaces its value.
   void insert(int32_t left, int32_t right, Merge merge) { slot(key(left, right)) = {key(left, right), merge}; }
 
-  /// Returns rank kNone if the pair does not join.
+  /// Returns the merge of a pair, with rank kNone if it does not join.
   Merge find(int32_t left, int32_t right) const { return const_cast<MergeTable*>(this)->slot(key(left, right)).merge; }
 
  private:
@@ -42,7 +41,7 @@ class MergeTable {
     return static_cast<uint64_t>(static_cast<uint32_t>(left)) << 32 | static_cast<uint32_t>(right);
   }
 
-  /// Returns the pair's slot, or the empty one that it would get.
+  /// Returns the pair's slot, or the empty slot where it would be inserted.
   Slot& slot(uint64_t key) {
     size_t i = (key * 0x9E3779B97F4A7C15) >> shift_;
     while (slots_[i].key != key && slots_[i].key != ~uint64_t{0}) {
@@ -55,7 +54,7 @@ class MergeTable {
   int shift_ = 0;
 };
 
-/// Holds what one thread needs to encode with a model, and caches the ids of a bounded number of words.
+/// Working memory of one thread for encoding, with a bounded cache of words' ids.
 class BpeState {
  public:
   BpeState();
@@ -67,7 +66,7 @@ class BpeState {
   static constexpr size_t kMaxIds = 8;
   static constexpr size_t kSlots = size_t{1} << 16;  // 4 MiB
 
-  /// Caches a word in one cache line. A word has one place, and takes it from the one that was there.
+  /// Cached word, in one cache line. Each word has one possible slot and replaces the previous word there.
   struct alignas(64) Slot {
     uint8_t bytes = 0;
     uint8_t ids = 0;
@@ -76,7 +75,7 @@ class BpeState {
   };
 
   std::vector<Slot> slots_;
-  // The word that is being joined has symbols, merges of each with the next, and links over joined ones.
+  // State of the current word: its symbols, the merge of each with the next, and a linked list that skips joined ones.
   std::vector<int32_t> symbols_;
   std::vector<MergeTable::Merge> merges_;
   std::vector<int32_t> next_;
@@ -84,18 +83,18 @@ class BpeState {
   std::vector<uint64_t> queue_;
 };
 
-/// Encodes words. Immutable: threads may use one at the same time, each with a state of its own.
+/// Encodes words. Immutable; threads may share it, each with its own BpeState.
 class BpeModel {
  public:
-  /// Reads the "model" of a file; throws ValueError if it contradicts itself. `takes_bytes`: words are bytes, and the
-  /// vocabulary has their visible characters (byte_character()).
+  /// Reads the "model" of a file. Throws ValueError if it is inconsistent. With `takes_bytes`, words are bytes, and the
+  /// vocabulary contains their visible characters (byte_character()).
   BpeModel(const JsonView& json, bool takes_bytes);
 
-  /// Appends the ids of a word, which is not empty.
+  /// Appends the ids of a nonempty word.
   void encode(std::string_view word, BpeState& state, std::vector<int32_t>& ids) const;
 
   std::optional<int32_t> token_to_id(std::string_view token) const;
-  /// Returns tokens by id.
+  /// Returns the tokens by id.
   const std::unordered_map<int32_t, std::string_view>& tokens() const { return tokens_; }
 
  private:
@@ -131,10 +130,10 @@ class BpeModel {
   std::unordered_map<std::string, int32_t> ids_;
   std::unordered_map<int32_t, std::string_view> tokens_;
   MergeTable merges_{0};
-  // Has the ids of bytes if the model takes them, else of characters; -1 where the vocabulary has none.
+  // Ids of bytes if takes_bytes_, otherwise of characters; -1 if the vocabulary has none.
   std::vector<int32_t> character_ids_;
-  // Says, by may_join_index() of two characters, whether a merge may have them where its halves meet, or others of the
-  // same index. Words of characters are cut where none has.
+  // Indexed by may_join_index(): whether a merge may join these two characters (or others with the same index) at its
+  // boundary. Character words are split where no merge can.
   std::vector<bool> may_join_;
 };
 

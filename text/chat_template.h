@@ -1,10 +1,10 @@
 #pragma once
-// Chats as text, as the chat templates of well-known models write them, without Jinja.
+// Renders chats as text, like the chat templates of well-known models, without Jinja.
 //
 //   const auto chat = ChatTemplate::from_folder("Qwen3-8B");
 //   const auto prompt = chat.render({{"user", "Hi"}}, {.add_generation_prompt = true});   // to generate an answer
 //   const auto whole = chat.render({{"user", "Hi"}, {"assistant", "Hello!"}});            // to learn one
-//   const auto ids = encode_chat(tokenizer, whole);       // ids.is_assistant says which tokens the loss is of
+//   const auto ids = encode_chat(tokenizer, whole);       // ids.is_assistant marks the tokens that the loss counts
 //
 //   named                       published with                form
 //   llama2                      Llama 2 chat                  <s>[INST] Hi [/INST] Hello! </s>
@@ -18,8 +18,8 @@
 //   qwen2, qwen2.5, qwen3       Qwen2, Qwen2.5, Qwen3         as chatml, with a system message or thoughts
 //   gemma2, gemma3              Gemma 2, Gemma 3              <start_of_turn>user\nHi<end_of_turn>\n
 //
-// A folder's template is recognised by the hash of its text, and a changed one is refused, with NotImplementedError:
-// then name one that it equals for plain chats. Messages are texts; readers of chats refuse tools and images.
+// A folder's template is recognized by the hash of its text. A modified template is refused with NotImplementedError;
+// name one that renders plain chats equally instead. Messages are texts; readers of chats refuse tools and images.
 //
 // Thread safety: values. Source: transformers' apply_chat_template, which renders the same bytes.
 
@@ -40,9 +40,9 @@ struct ChatMessage {
 };
 
 struct RenderOptions {
-  /// Ends with the start of an answer, if the template has one.
+  /// Appends the start of an answer, if the template has one.
   bool add_generation_prompt = false;
-  /// Today's date in llama3.1's system message; transformers takes the day of the call for Llama 3.2.
+  /// Current date in llama3.1's system message. For Llama 3.2, transformers uses the day of the call.
   std::string date = "26 Jul 2024";
 };
 
@@ -54,11 +54,11 @@ struct RenderedChat {
   };
 
   std::string text;
-  /// The assistant's answers, in bytes of `text`, each with the token that ends it.
+  /// Byte ranges of the assistant's answers in `text`, each including its end token.
   std::vector<Range> assistant;
 };
 
-/// Tokens that templates put around chats. Defaults: those of the models named above.
+/// Special tokens of chat templates. The defaults are those of the models named above.
 struct ChatTokens {
   std::optional<std::string> bos = std::nullopt;
   std::optional<std::string> eos = std::nullopt;
@@ -66,36 +66,36 @@ struct ChatTokens {
 
 class ChatTemplate {
  public:
-  /// Reads chat_template.jinja, or else the "chat_template" of tokenizer_config.json, and the tokens there.
+  /// Reads chat_template.jinja, or otherwise "chat_template" of tokenizer_config.json, and the tokens in the latter.
   static ChatTemplate from_folder(const std::string& folder);
-  /// Reads the content of a tokenizer_config.json; `name` stands for it in errors.
+  /// Reads the contents of a tokenizer_config.json; `name` is its name in errors.
   static ChatTemplate from_json(std::string_view json, const std::string& name = "tokenizer_config");
-  /// Recognises a template.
+  /// Recognizes a Jinja template.
   static ChatTemplate from_jinja(std::string_view jinja, const std::string& name = "chat_template",
                                  const ChatTokens& tokens = {});
-  /// Throws KeyError for a name that is not in the table above.
+  /// Returns a template by name. Throws KeyError if the table above does not list it.
   static ChatTemplate named(const std::string& name, const ChatTokens& tokens = {});
 
   std::string name() const;
 
-  /// Throws ValueError for a chat without messages, other roles, an order of roles that the template refuses or does
-  /// not write, and what is not UTF-8.
+  /// Renders a chat. Throws ValueError for an empty chat, unknown roles, invalid UTF-8, and an order of roles that the
+  /// template rejects or does not render.
   RenderedChat render(const std::vector<ChatMessage>& messages, const RenderOptions& options = {}) const;
 
  private:
   ChatTemplate(size_t kind, ChatTokens tokens) : kind_(kind), tokens_(std::move(tokens)) {}
 
-  size_t kind_;  // in the table of kinds
+  size_t kind_;  // index in the table of kinds
   ChatTokens tokens_;
 };
 
 struct EncodedChat {
   std::vector<int32_t> ids;
-  std::vector<uint8_t> is_assistant = {};  // by token
+  std::vector<uint8_t> is_assistant = {};  // per token
 };
 
-/// Returns the ids of the whole text, without those that a post-processor adds. A token that an answer begins within,
-/// as a newline may be one with the header's, is the assistant's.
+/// Returns the ids of the whole text, without post-processor tokens. A token in which an answer begins, such as a
+/// newline joined with the header's, belongs to the assistant.
 EncodedChat encode_chat(const Tokenizer& tokenizer, const RenderedChat& chat);
 
 }  // namespace tessera

@@ -1,5 +1,5 @@
 #pragma once
-// From tokens back to text.
+// Converts tokens back to text.
 
 #include <functional>
 #include <memory>
@@ -11,45 +11,45 @@
 
 namespace tessera::text {
 
-/// Takes tokens, each in parts, and gives the next one its own. What it gives does not depend on how the tokens come in
-/// parts, so that a stream of tokens gives the text of all of them.
+/// Transforms tokens, which arrive in parts, and passes the result to the next step. The result does not depend on how
+/// tokens are divided, so streaming yields the same text as decoding all tokens at once.
 class DecodeStep {
  public:
   virtual ~DecodeStep() = default;
-  /// Takes whole characters of a token.
+  /// Takes a part of a token, which consists of whole characters.
   virtual void take(std::string_view part) = 0;
   virtual void end_token() = 0;
-  /// Gives what is held, as there are no more tokens, and starts anew.
+  /// Passes on any pending text at the end of the tokens, and resets the step.
   virtual void finish() = 0;
 };
 
-/// Makes a step that gives to `next`, which outlives it.
+/// Makes a step that passes its results to `next`, which must outlive it.
 using MakeDecodeStep = std::function<std::unique_ptr<DecodeStep>(DecodeStep& next)>;
 
-/// Reads the "decoder" of a file, the first step first. Throws NotImplementedError for types other than ByteLevel,
+/// Reads the "decoder" of a file as steps in order. Throws NotImplementedError for types other than ByteLevel,
 /// ByteFallback, Fuse, Strip, Replace, Metaspace and Sequence.
 std::vector<MakeDecodeStep> parse_decoders(const JsonView& json);
 
-/// A stream of tokens that become text. One thread at a time.
+/// Stream that decodes tokens to text. Thread safety: one thread at a time.
 class Decoding {
  public:
-  /// Without steps, the text is the tokens with spaces between them.
+  /// Makes a stream. Without steps, it joins the tokens with spaces.
   explicit Decoding(const std::vector<MakeDecodeStep>& make_steps);
   ~Decoding();
   Decoding(Decoding&&) noexcept;
   Decoding& operator=(Decoding&&) noexcept;
 
   void take(std::string_view token);
-  /// There are no more tokens; then starts anew.
+  /// Ends the tokens and resets the stream.
   void finish();
-  /// Returns the text that has come since the last call: whole characters.
+  /// Returns the text, in whole characters, that became available since the last call.
   std::string text();
 
  private:
   class End;
 
   std::unique_ptr<End> end_;
-  std::vector<std::unique_ptr<DecodeStep>> steps_;  // from the last to the first
+  std::vector<std::unique_ptr<DecodeStep>> steps_;  // in reverse order
   DecodeStep* first_ = nullptr;
 };
 

@@ -1,5 +1,5 @@
 #pragma once
-// JSON files, with the path by which errors name a place in them.
+// Views JSON values along with their path, which errors report.
 
 #include <fmt/format.h>
 
@@ -13,21 +13,21 @@
 
 namespace tessera::text {
 
-/// A value in a JSON document, which must outlive it. Reading another type than the value has throws ValueError.
+/// Value in a JSON document, which must outlive the view. Accessors throw ValueError for a value of another type.
 class JsonView {
  public:
   using Json = nlohmann::json;
 
-  /// `path` is the name of the document.
+  /// Makes a view of the root; `path` is the document's name.
   JsonView(const Json& value, std::string path) : value_(&value), path_(std::move(path)) {}
 
   const std::string& path() const { return path_; }
   const Json& value() const { return *value_; }
   bool is_null() const { return value_->is_null(); }
 
-  /// Whether an object has `key` with a value other than null.
+  /// Returns whether an object has `key` with a value other than null.
   bool has(const char* key) const;
-  /// Returns an object's member; throws if there is none.
+  /// Returns an object's member. Throws ValueError if it is missing.
   JsonView at(const char* key) const;
   /// Returns the elements of an array.
   std::vector<JsonView> elements() const;
@@ -50,20 +50,19 @@ class JsonView {
   std::string path_;
 };
 
-/// Returns what a component consists of: nothing of null, the steps under `key` of a "Sequence" and of those in it,
-/// else itself.
+/// Returns the steps of a component: none for null, the nested steps under `key` for a "Sequence", otherwise itself.
 std::vector<JsonView> steps_of(const JsonView& component, const char* key);
 
-/// Throws NotImplementedError about a component's "type".
+/// Throws NotImplementedError for a component's "type".
 [[noreturn]] void refuse_type(const JsonView& component, const char* allowed);
 
-/// Returns a file's bytes. Throws ValueError if it cannot be read.
+/// Returns a file's contents. Throws ValueError if it cannot be read.
 std::string read_file(const std::string& path);
 
-/// Parses a document. Throws ValueError, with its name and the place, if it is not valid JSON.
+/// Parses a document. Throws ValueError, with its name and position, if it is not valid JSON.
 nlohmann::json parse_json(std::string_view content, const std::string& name);
 
-/// Returns the start of a value's text, for messages.
+/// Returns the beginning of a value's text, for messages.
 std::string shown(const nlohmann::json& value);
 
 }  // namespace tessera::text

@@ -1,5 +1,5 @@
 #pragma once
-// What is done to a text before it is split.
+// Normalizes a text before it is split.
 
 #include <functional>
 #include <string>
@@ -9,14 +9,14 @@
 
 namespace tessera::text {
 
-/// A part of a text on its way to a model.
+/// Part of a text, to be normalized.
 struct Normalized {
   std::string text;
-  /// The first character comes from the first one of all the text, by which Metaspace knows where to prepend.
+  /// Whether the part starts with the text's first character, where Metaspace prepends.
   bool at_start = false;
 };
 
-/// Changes a part, valid UTF-8. Threads may call one at the same time.
+/// Normalizes a part, which must be valid UTF-8. Thread safety: threads may share it.
 using Normalizer = std::function<void(Normalized& part)>;
 
 /// Reads the "normalizer" of a file. Throws NotImplementedError for types other than NFC, NFD, NFKC, NFKD, Lowercase,

@@ -1,6 +1,6 @@
 #pragma once
-// What pre-tokenizers and normalizers look for: a text, or a regular expression of the kind that Hugging Face's files
-// have (Oniguruma's, in its Ruby syntax), which PCRE2 matches.
+// Patterns of pre-tokenizers and normalizers: a literal, or a regular expression in the syntax of Hugging Face's files
+// (Oniguruma's, Ruby dialect), matched by PCRE2.
 
 #include <cstddef>
 #include <memory>
@@ -20,20 +20,20 @@ struct Range {
   size_t end = 0;
 };
 
-/// An immutable pattern. Threads may use one at the same time.
+/// Immutable pattern. Thread safety: any number of threads may share it.
 class Pattern {
  public:
-  /// Reads {"String": ...} or {"Regex": ...}. Throws NotImplementedError for what PCRE2 takes in another sense than
-  /// Oniguruma.
+  /// Reads {"String": ...} or {"Regex": ...}. Throws NotImplementedError for syntax that PCRE2 interprets differently
+  /// than Oniguruma.
   static Pattern parse(const JsonView& json);
-  /// Takes an expression in PCRE2's syntax; `place` is for errors.
+  /// Compiles an expression in PCRE2's syntax; `place` is for errors.
   static Pattern regex(const std::string& expression, const std::string& place);
 
-  /// Returns the first match in `text`, valid UTF-8, that starts at `from` or later. Throws ValueError if the
-  /// expression needs too much memory or time.
+  /// Returns the first match in `text`, which is valid UTF-8, that starts at or after `from`. Throws ValueError if
+  /// matching needs too much memory or time.
   std::optional<Range> find(std::string_view text, size_t from) const;
 
-  /// Calls use(range) for all matches from left to right. An empty one right after another match is none.
+  /// Calls use(range) for all matches from left to right, except empty ones directly after another match.
   template <class Use>
   void for_each_match(std::string_view text, Use use) const {
     size_t last_end = text.size() + 1;
@@ -51,19 +51,19 @@ class Pattern {
     }
   }
 
-  /// Returns `text` with `content` in place of all matches.
+  /// Returns `text` with all matches replaced by `content`.
   std::string replaced(std::string_view text, std::string_view content) const;
 
  private:
   Pattern() = default;
 
-  std::string text_;   // looked for, or the expression
+  std::string text_;   // the literal or the expression
   std::string place_;  // for errors
   std::shared_ptr<const pcre2_real_code_8> code_;
   bool is_compiled_to_machine_code_ = false;
 };
 
-/// Returns an expression of Oniguruma in PCRE2's syntax. Throws NotImplementedError as parse() does.
+/// Translates an expression from Oniguruma's to PCRE2's syntax. Throws NotImplementedError like parse().
 std::string pcre2_syntax(const std::string& expression, const std::string& place);
 
 }  // namespace tessera::text

@@ -1,5 +1,5 @@
 #pragma once
-// What is put around the ids of a text.
+// Adds special tokens around the ids of a text.
 
 #include <cstdint>
 #include <vector>
@@ -8,18 +8,18 @@
 
 namespace tessera::text {
 
-/// An immutable template of ids.
+/// Immutable template of ids.
 class PostProcessor {
  public:
   /// Reads the "post_processor" of a file. Throws NotImplementedError for types other than TemplateProcessing,
   /// ByteLevel and Sequence.
   explicit PostProcessor(const JsonView& json);
 
-  /// Puts the template's ids, if these are wanted, around those of a text.
+  /// Returns a text's ids, surrounded by the template's if `add_special_tokens`.
   std::vector<int32_t> apply(std::vector<int32_t> ids, bool add_special_tokens) const;
 
  private:
-  /// Ids, or a place of the text's.
+  /// Id, or the place of the text's ids.
   struct Item {
     std::vector<int32_t> ids;
     bool is_text = false;
@@ -27,7 +27,7 @@ class PostProcessor {
 
   void read_template(const JsonView& json);
 
-  std::vector<Item> items_;  // none: the text's ids as they are
+  std::vector<Item> items_;  // empty: the text's ids are unchanged
 };
 
 }  // namespace tessera::text

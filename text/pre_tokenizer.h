@@ -1,5 +1,5 @@
 #pragma once
-// How a text is split into the words that a model tokenizes one by one.
+// Splits a text into words, which the model tokenizes one by one.
 
 #include <functional>
 #include <string_view>
@@ -11,24 +11,24 @@ namespace tessera::text {
 
 struct Piece {
   std::string_view text;
-  /// As Normalized::at_start.
+  /// See Normalized::at_start.
   bool at_start = false;
 };
 
-/// Takes pieces, which live during the call, from left to right. None is empty.
+/// Receives nonempty pieces from left to right. A piece is valid only during the call.
 class PieceSink {
  public:
   virtual ~PieceSink() = default;
   virtual void take(const Piece& piece) = 0;
 };
 
-/// Gives `sink` the parts of a piece. Threads may call one at the same time.
+/// Splits a piece and passes the parts to `sink`. Thread safety: threads may share it.
 using PreTokenizer = std::function<void(const Piece& piece, PieceSink& sink)>;
 
 struct PreTokenizers {
   std::vector<PreTokenizer> steps;
-  /// The last one is ByteLevel. Words then come as the bytes whose visible characters the model knows, which saves
-  /// writing these.
+  /// Whether the last step is ByteLevel. Words are then raw bytes instead of their visible characters, which saves the
+  /// conversion.
   bool gives_bytes = false;
 };
 
@@ -36,7 +36,7 @@ struct PreTokenizers {
 /// WhitespaceSplit, Digits, Punctuation, Metaspace and Sequence.
 PreTokenizers parse_pre_tokenizers(const JsonView& json);
 
-/// Gives `sink` what `steps`, one after the other, make of a piece.
+/// Applies all steps in order to a piece and passes the results to `sink`.
 void pre_tokenize(const PreTokenizers& pre_tokenizers, const Piece& piece, PieceSink& sink);
 
 }  // namespace tessera::text

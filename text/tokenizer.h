@@ -1,5 +1,5 @@
 #pragma once
-// Text to token ids and back, by the tokenizer.json files of Hugging Face, as Python's `tokenizers` does.
+// Converts text to token ids and back with Hugging Face's tokenizer.json files, like Python's `tokenizers`.
 //
 //   const auto tokenizer = Tokenizer::from_file("llama/tokenizer.json");
 //   const auto ids = tokenizer.encode("Hello, world");                   // {128000, 9906, 11, 1917}
@@ -9,21 +9,21 @@
 //   for (const int32_t id : generated) std::cout << stream.put(id);
 //   std::cout << stream.finish();
 //
-// A text goes through the parts of the file in this order; a part of another type than these is an error that names it:
+// A text passes through these parts of the file in order. Any type that is not listed is an error that names it:
 //
-//   added_tokens     are found first, those with "normalized" after the normalizer
+//   added_tokens     matched first; those with "normalized" are matched after the normalizer
 //   normalizer       NFC, NFD, NFKC, NFKD, Lowercase, Strip, StripAccents, Prepend, Replace, ByteLevel, Sequence
 //   pre_tokenizer    ByteLevel, Split, Whitespace, WhitespaceSplit, Digits, Punctuation, Metaspace, Sequence
 //   model            BPE, without dropout
 //   post_processor   TemplateProcessing, ByteLevel, Sequence
 //   decoder          ByteLevel, ByteFallback, Fuse, Strip, Replace, Metaspace, Sequence
 //
-// "truncation" and "padding" must be null: batches are made elsewhere.
+// "truncation" and "padding" must be null; batching is done elsewhere.
 //
-// Texts are bytes of any kind. What is not UTF-8 counts as U+FFFD, as in Python's bytes.decode(errors="replace").
-// Characters are what the Unicode of the installed PCRE2 and utf8proc says (14 and 15 in Debian 12). Python's
-// `tokenizers` has newer tables for patterns, and older ones, of about Unicode 9, for normalizers and Punctuation:
-// texts with a character between may have other ids there.
+// Texts may be any bytes. Invalid UTF-8 is read as U+FFFD, as in Python's bytes.decode(errors="replace"). Character
+// properties come from the installed PCRE2 and utf8proc (Unicode 14 and 15 in Debian 12). Python's `tokenizers` uses
+// newer tables for patterns, and older ones (about Unicode 9) for normalizers and Punctuation. Ids may differ for
+// characters that were added in between.
 //
 // No function here needs libtorch.
 
@@ -37,41 +37,40 @@
 namespace tessera {
 
 struct EncodeOptions {
-  /// Adds what the file's post_processor adds, such as a token for the start of the text.
+  /// Adds the post_processor's tokens, such as one for the start of the text.
   bool add_special_tokens = true;
 };
 
 struct DecodeOptions {
-  /// Leaves out added tokens that are "special".
+  /// Omits added tokens that are "special".
   bool skip_special_tokens = true;
 };
 
 class DecodeStream;
 
-/// An immutable tokenizer, a handle that is cheap to copy. Threads may use one at the same time; for each of them it
-/// keeps the ids of words, 4 MiB.
+/// Immutable tokenizer handle, cheap to copy. Threads may share it. It caches words' ids, 4 MiB per thread.
 class Tokenizer {
  public:
-  /// Reads a tokenizer.json. Throws ValueError, with the place in the file, if it is damaged or contradicts itself, and
-  /// NotImplementedError if it has what is not supported.
+  /// Reads a tokenizer.json. Throws ValueError, with the place in the file, if it is damaged or inconsistent, and
+  /// NotImplementedError for unsupported features.
   static Tokenizer from_file(const std::string& path);
-  /// Reads the content of a tokenizer.json; `name` stands for it in errors.
+  /// Reads the contents of a tokenizer.json; `name` is its name in errors.
   static Tokenizer from_json(std::string_view json, const std::string& name = "tokenizer");
 
-  /// Returns the ids of a text of less than 2 GiB.
+  /// Returns the ids of a text, which must be smaller than 2 GiB.
   std::vector<int32_t> encode(std::string_view text, const EncodeOptions& options = {}) const;
-  /// Returns the ids of each text, made by so many threads; 0 means one for each core.
+  /// Returns the ids of each text, using this number of threads; 0 means one per core.
   std::vector<std::vector<int32_t>> encode_batch(const std::vector<std::string_view>& texts, int threads = 0,
                                                  const EncodeOptions& options = {}) const;
 
-  /// Returns the text of ids. Ids that no token has are left out, as in Python.
+  /// Returns the text of `ids`. Skips ids without a token, like Python.
   std::string decode(const std::vector<int32_t>& ids, const DecodeOptions& options = {}) const;
-  /// Starts to decode ids that come one by one.
+  /// Starts decoding ids one by one.
   DecodeStream decode_stream(const DecodeOptions& options = {}) const;
 
   std::optional<int32_t> token_to_id(std::string_view token) const;
   std::optional<std::string> id_to_token(int32_t id) const;
-  /// Returns how many tokens there are, with added ones. The largest id may be larger, as files may leave out ids.
+  /// Returns the number of tokens, including added ones. The largest id may be larger, because files may skip ids.
   size_t vocab_size() const;
 
  private:
@@ -83,17 +82,17 @@ class Tokenizer {
   std::shared_ptr<const Impl> impl_;
 };
 
-/// Decodes ids that come one by one. All that put() and finish() return is, together, what decode() returns of all ids.
-/// What they return is UTF-8, and comes as soon as no further id can change it. One thread at a time.
+/// Decodes ids one by one. The results of put() and finish() together equal decode() of all ids. They are UTF-8, and
+/// are returned as soon as no further id can change them. Thread safety: one thread at a time.
 class DecodeStream {
  public:
   ~DecodeStream();
   DecodeStream(DecodeStream&&) noexcept;
   DecodeStream& operator=(DecodeStream&&) noexcept;
 
-  /// Returns the text that has become complete with `id`, "" if there is none.
+  /// Returns the text that `id` completes, or "".
   std::string put(int32_t id);
-  /// Returns what is left after the last id. The stream then starts anew.
+  /// Returns the remaining text after the last id, and resets the stream.
   std::string finish();
 
  private:

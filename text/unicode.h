@@ -1,5 +1,5 @@
 #pragma once
-// UTF-8, and what characters are, by utf8proc's tables.
+// UTF-8 decoding, and character properties from utf8proc's tables.
 
 #include <cstddef>
 #include <string>
@@ -7,33 +7,33 @@
 
 namespace tessera::text {
 
-/// What bytes start with: a character, bytes that cannot start one, or the start of a character whose rest is missing.
+/// Start of a byte string: a character, bytes that cannot start one, or a truncated character.
 struct Utf8Head {
   enum class Kind { kCharacter, kInvalid, kIncomplete };
   Kind kind = Kind::kCharacter;
-  /// Of kInvalid: as many as one U+FFFD stands for, in Python as in Unicode's recommendation.
+  /// For kInvalid, the number of bytes that one U+FFFD replaces, in Python and in Unicode's recommendation.
   size_t bytes = 1;
 };
 
-/// Classifies the start of `bytes`, which are not empty.
+/// Classifies the start of `bytes`, which must not be empty.
 Utf8Head utf8_head(std::string_view bytes);
 
-/// Returns how many bytes of `bytes` are valid UTF-8 before the first fault.
+/// Returns the length in bytes of the longest valid UTF-8 prefix.
 size_t valid_utf8_prefix(std::string_view bytes);
 
-/// Appends `bytes` as UTF-8, with U+FFFD for what is invalid, as Python's decode(errors="replace"). Returns how many
-/// bytes at the end may be the start of a character; they are left out.
+/// Appends `bytes` as UTF-8, with U+FFFD for invalid bytes, like Python's decode(errors="replace"). Omits bytes at the
+/// end that may start a character, and returns their number.
 size_t append_repaired(std::string& text, std::string_view bytes);
 
 inline constexpr std::string_view kReplacement = "\xEF\xBF\xBD";
 
-/// Returns the number of bytes of the character that starts with `first`, in valid UTF-8.
+/// Returns the number of bytes of the character with first byte `first`, in valid UTF-8.
 inline size_t utf8_length(char first) {
   const auto byte = static_cast<unsigned char>(first);
   return byte < 0x80 ? 1 : byte < 0xE0 ? 2 : byte < 0xF0 ? 3 : 4;
 }
 
-/// Returns the character at `text`, which is valid UTF-8.
+/// Returns the first character of `text`, which must be valid UTF-8.
 inline char32_t decode_utf8(const char* text) {
   const auto byte = [&](int i) { return static_cast<char32_t>(static_cast<unsigned char>(text[i])); };
   switch (utf8_length(*text)) {
@@ -48,7 +48,7 @@ inline char32_t decode_utf8(const char* text) {
   }
 }
 
-/// Returns where the last character of `text`, not empty, starts.
+/// Returns the offset of the last character of `text`, which must not be empty.
 inline size_t last_character(std::string_view text) {
   size_t at = text.size() - 1;
   while (at > 0 && (static_cast<unsigned char>(text[at]) & 0xC0) == 0x80) {
@@ -69,32 +69,32 @@ void for_each_character(std::string_view text, Use use) {
 
 void append_utf8(std::string& text, char32_t character);
 
-/// Whether a character is of Unicode's White_Space, of a numeric category (N), of punctuation (P, or ASCII's), of a
-/// mark's (M).
+/// Return whether a character has Unicode's White_Space property, a numeric category (N), is punctuation (P, or
+/// ASCII's), or is a mark (M).
 bool is_whitespace(char32_t character);
 bool is_numeric(char32_t character);
 bool is_punctuation(char32_t character);
 bool is_mark(char32_t character);
 
-/// Returns the lengths of the whitespace that `text` starts and ends with.
+/// Return the length in bytes of the leading or trailing whitespace of `text`.
 size_t leading_whitespace(std::string_view text);
 size_t trailing_whitespace(std::string_view text);
 
-/// Appends the lower case of a character, of which U+0130 alone has two characters.
+/// Appends the lower case of a character, which is one character except for U+0130 (two).
 void append_lower_case(std::string& text, char32_t character);
 
 enum class NormalForm { kNfc, kNfd, kNfkc, kNfkd };
 
-/// Returns `text`, which is valid UTF-8, in a normal form.
+/// Returns `text`, which must be valid UTF-8, in a normal form.
 std::string normal_form(std::string_view text, NormalForm form);
 
-/// Returns the visible character by which GPT-2 writes a byte: itself if it is printable Latin-1, else one from U+0100.
+/// Returns GPT-2's visible character for a byte: itself if it is printable Latin-1, otherwise one from U+0100 on.
 char32_t byte_character(unsigned char byte);
 
-/// Appends what byte_character() says of each byte.
+/// Appends byte_character() of each byte.
 void append_byte_characters(std::string& text, std::string_view bytes);
 
-/// Appends the bytes that characters stand for. Returns false, and appends nothing, if one of them stands for none.
+/// Appends the bytes that the characters represent. Returns false, without appending, if a character represents none.
 bool append_bytes_of_characters(std::string& bytes, std::string_view text);
 
 }  // namespace tessera::text
